@@ -1,0 +1,95 @@
+/* base.h - what every module may use: status codes with messages, assertions, logging, checked
+ * allocation and a few arithmetic helpers. A leaf: it includes nothing of the project but the
+ * status enum of the public header.
+ *
+ * Three kinds of failure, three forms:
+ *   expected shortage   bool cn_x_try_y(): false, and nothing has changed;
+ *   operating error     cn_status, CN_OK is 0 everywhere, text in a thread-local buffer that
+ *                       cn_last_error() reads; forward with CN_TRY;
+ *   programmer error    CN_ASSERT: kept in release builds, prints and aborts.
+ * Nothing below main() calls exit(). */
+#ifndef CN_BASE_H
+#define CN_BASE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "engine/cinch.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Records `fmt` as this thread's last error and returns `status`, so that a caller can write
+ * `return cn_fail(CN_ERR_MODEL, "%s: want 2 dims, got %d", name, n);`. */
+cn_status cn_fail(cn_status status, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* Puts "<fmt>: " before the last error: context that only the caller knows (a path, a line). */
+cn_status cn_fail_within(cn_status status, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+
+#define CN_TRY(expr)                                                                               \
+    do {                                                                                           \
+        cn_status cn_try_status_ = (expr);                                                         \
+        if (cn_try_status_ != CN_OK) return cn_try_status_;                                        \
+    } while (0)
+
+/* Programmer errors. Evaluated in every build. */
+#define CN_ASSERT(cond)                                                                            \
+    do {                                                                                           \
+        if (!(cond)) cn_assert_failed(__FILE__, __LINE__, #cond);                                  \
+    } while (0)
+void cn_assert_failed(const char *file, int line, const char *cond) __attribute__((noreturn));
+
+/* Logging goes to stderr, one line each, "level: text"; cn_log_level (CN_LOG_INFO at start) mutes
+ * what is more detailed than itself. */
+typedef enum cn_log_lvl { CN_LOG_ERROR, CN_LOG_WARN, CN_LOG_INFO, CN_LOG_DEBUG } cn_log_lvl;
+void cn_log_set_level(cn_log_lvl lvl);
+void cn_log(cn_log_lvl lvl, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* Zeroed, overflow-checked allocation: NULL only when memory is out (or n*size overflows). Every
+ * heap allocation of the project goes through these, so that a test can count them
+ * (cn_alloc_count: allocations since start, all threads). */
+void *cn_calloc(size_t n, size_t size) __attribute__((malloc));
+void *cn_realloc(void *p, size_t n, size_t size); /* not zeroed */
+char *cn_strdup(const char *s);
+char *cn_strndup(const char *s, size_t n);
+void cn_free(void *p); /* NULL is fine */
+uint64_t cn_alloc_count(void);
+
+/* 64-byte-aligned zeroed memory; free with cn_free. */
+void *cn_calloc_aligned(size_t n, size_t size);
+
+/* Growable byte string. Zero-initialise; free with cn_buf_free. Always NUL-terminated once used. */
+typedef struct cn_buf {
+    char *data;
+    size_t len, cap;
+} cn_buf;
+cn_status cn_buf_add(cn_buf *b, const void *data, size_t n);
+cn_status cn_buf_addf(cn_buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void cn_buf_clear(cn_buf *b); /* keeps capacity */
+void cn_buf_free(cn_buf *b);
+
+/* Monotonic seconds since an arbitrary start. */
+double cn_now_s(void);
+
+static inline uint64_t cn_ceil_div(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
+static inline uint64_t cn_round_up(uint64_t a, uint64_t b) { return cn_ceil_div(a, b) * b; }
+static inline uint32_t cn_min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
+static inline uint32_t cn_max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+/* a*b into *out; false on overflow. */
+static inline bool cn_mul_size(size_t a, size_t b, size_t *out)
+{
+    return !__builtin_mul_overflow(a, b, out);
+}
+
+/* FNV-1a with a 64-bit finaliser: for tables and seeds, not for security. Start with h = 0. */
+uint64_t cn_hash64(uint64_t h, const void *data, size_t n);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
