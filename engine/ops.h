@@ -1,0 +1,264 @@
+/* ops.h - the operations of a forward pass, of sampling and of compression, as one plain argument
+ * struct each and a table of functions, the backend. A leaf: kernels include nothing else.
+ *
+ * The model (engine/model.c) is written once over this table. The CPU backend is the readable
+ * specification of every op; another backend is compared with it on awkward shapes.
+ *
+ * Conventions. Row-major; shapes in brackets, the last dimension contiguous. T tokens of the
+ * step, S sequences, h hidden size, d head_dim, hq / hk query / kv heads, V vocabulary, I
+ * intermediate size. "act" is the backend's activation dtype (f32 on the CPU, bf16 on a GPU).
+ * Sums are f32 at least. All pointers are device pointers unless a comment says host. Index
+ * arrays are valid until the stream has run the op. Ops enqueue on `stream` and return; they
+ * neither allocate nor synchronise. A NULL entry means the backend lacks the op: refused at
+ * start, by name. */
+#ifndef CN_OPS_H
+#define CN_OPS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/cinch.h"
+#include "paged/kv_layout.h"
+
+typedef enum cn_dtype { CN_F32, CN_BF16, CN_F16, CN_U32 } cn_dtype;
+static inline size_t cn_dtype_bytes(cn_dtype t) { return t == CN_BF16 || t == CN_F16 ? 2 : 4; }
+
+typedef struct cn_backend cn_backend;
+typedef struct cn_stream cn_stream; /* in-order queue of device work */
+typedef struct cn_fence cn_fence;   /* a point in a stream; reusable */
+
+/* The step's batch as flat arrays. Sequences come decode first: the first n_decode have exactly
+ * one query token; token order follows sequence order. */
+typedef struct cn_batch_view {
+    uint32_t n_tokens, n_seqs, n_decode;
+    const uint32_t *tokens;    /* [T] ids */
+    const uint32_t *positions; /* [T] logical position: RoPE and the query ring use it */
+    const uint32_t *kv_slots;  /* [T] block * block_tokens + slot where K and V are stored */
+    const int32_t *q_rows;     /* [T] query slot * window + ring row, or -1: not observed */
+    const uint32_t *q_start;   /* [S+1] first token of each sequence */
+    const uint32_t *kv_len;    /* [S] resident slots including this step's tokens */
+    const uint32_t *tables;    /* [S, table_stride] physical block of each logical block */
+    uint32_t table_stride;
+    uint32_t max_q, max_kv; /* host knowledge of the largest n_q and kv_len */
+} cn_batch_view;
+
+/* out[T,h] = table[tokens[T], h] */
+typedef struct cn_embed_args {
+    void *out;
+    const void *table; /* [V,h] weight dtype */
+    const uint32_t *tokens;
+    uint32_t n_tokens, hidden, vocab;
+} cn_embed_args;
+
+/* residual[T,h] += x (when x is not NULL); out = residual / rms(residual) * weight. */
+typedef struct cn_rmsnorm_args {
+    void *out;          /* [T,h] act */
+    void *residual;     /* [T,h] act, updated in place */
+    const void *x;      /* [T,h] act or NULL */
+    const void *weight; /* [h] */
+    uint32_t n_tokens, hidden;
+    float eps;
+} cn_rmsnorm_args;
+
+/* out[T,N] = x[T,K] * weight[N,K]^T (+ bias[N]). A row's value depends on that row alone: not on
+ * T nor on its place, bit for bit (on a GPU under --batch-invariant). */
+typedef struct cn_gemm_args {
+    void *out;
+    const void *x, *weight, *bias; /* bias may be NULL */
+    uint32_t n_tokens, n, k;
+    bool out_f32; /* logits: f32 out whatever the activation dtype */
+} cn_gemm_args;
+
+/* Splits qkv[T, (hq+2hk)*d] into heads, applies the per-head RMS norm of Qwen3 (when the norms are
+ * not NULL) and RoPE (rotate-half) to q and k, stores k and v at kv_slots, q at q, and q once more
+ * in the observation window at q_rows when that is >= 0. */
+typedef struct cn_rope_store_args {
+    void *q; /* [T, hq, d] out */
+    const void *qkv;
+    const void *q_norm, *k_norm; /* [d] or NULL */
+    float eps;
+    const float *cos, *sin; /* [max_position, d/2] f32, scaling and attention factor included */
+    const cn_batch_view *batch;
+    uint32_t n_heads, layer;
+    cn_kv_layout layout;
+    void *kv;       /* the pool */
+    void *q_window; /* [L, n_query_slots, window, hq, d] or NULL */
+    uint32_t n_query_slots, window;
+} cn_rope_store_args;
+
+/* Paged causal attention. Query i of a sequence with n_q queries and kv_len resident slots sees
+ * the first kv_len - n_q + i + 1 slots. attn_decode handles sequences [0, n_decode), attn_prefill
+ * the rest; the same query gives the same bits in both on the CPU. */
+typedef struct cn_attn_args {
+    void *out;     /* [T, hq, d] */
+    const void *q; /* [T, hq, d] */
+    const void *kv;
+    const cn_batch_view *batch;
+    cn_kv_layout layout;
+    uint32_t n_heads, layer;
+    float scale; /* 1/sqrt(d) */
+} cn_attn_args;
+
+/* One query per sequence over a list of its resident slots per kv head (decode-time selection). */
+typedef struct cn_attn_sparse_args {
+    cn_attn_args attn;
+    const uint32_t *index;   /* [n_decode, hk, index_stride] slot numbers in the sequence */
+    const uint32_t *n_index; /* [n_decode, hk] */
+    uint32_t index_stride;
+} cn_attn_sparse_args;
+
+/* out[T,I] = silu(gate_up[T, 0:I]) * gate_up[T, I:2I] */
+typedef struct cn_silu_mul_args {
+    void *out;
+    const void *gate_up;
+    uint32_t n_tokens, intermediate;
+} cn_silu_mul_args;
+
+/* out[n,h] = x[rows[n], h]: the rows whose logits are wanted. */
+typedef struct cn_gather_args {
+    void *out;
+    const void *x;
+    const uint32_t *rows;
+    uint32_t n_rows, hidden;
+} cn_gather_args;
+
+enum { CN_MAX_LOGPROBS = 20 };
+
+/* One row to sample. Order of effects, as vLLM's: logprobs are of the raw logits; then bans and
+ * biases, repetition, frequency and presence penalties; temperature 0 takes the largest (ties:
+ * lower id); else divide by temperature, min_p, top_k, top_p over what is left (ties at the
+ * threshold are all kept), and draw u = philox(seed; sample, position): the first id, in id order,
+ * whose cumulative probability exceeds u. */
+typedef struct cn_sample_row {
+    uint64_t seed;
+    uint32_t sample, position;
+    float temperature, top_p, min_p;
+    int32_t top_k; /* <= 0: off */
+    float presence_penalty, frequency_penalty, repetition_penalty;
+    int32_t count_slot; /* row of counts, or -1: no penalties */
+    int32_t force_token; /* >= 0: take this token whatever the logits */
+    int32_t n_logprobs;  /* -1: none; 0: of the chosen one only */
+    uint32_t ban_start, n_ban;   /* into bans[] */
+    uint32_t bias_start, n_bias; /* into biases[] */
+} cn_sample_row;
+
+typedef struct cn_sample_args {
+    float *logits; /* [n_rows, V], overwritten */
+    uint32_t n_rows, vocab;
+    const cn_sample_row *rows;
+    const uint32_t *bans;
+    const cn_logit_bias *biases;
+    /* Token counts of penalised requests: low 15 bits = times in the output (saturating), high bit
+     * = in the prompt. [n_count_slots, V]; the op adds the sampled token. */
+    uint16_t *counts;
+    uint32_t *tokens;      /* [n_rows] out */
+    float *token_logprobs; /* [n_rows] out, rows with n_logprobs >= 0 */
+    cn_logprob *top;       /* [n_rows, CN_MAX_LOGPROBS] out, best first, ties: lower id */
+} cn_sample_args;
+
+/* Rebuilds one row of counts (a request starts, or returns after a preemption). */
+typedef struct cn_count_reset_args {
+    uint16_t *counts;
+    uint32_t vocab, slot;
+    const uint32_t *prompt; /* [n_prompt] */
+    const uint32_t *output; /* [n_output] */
+    uint32_t n_prompt, n_output;
+} cn_count_reset_args;
+
+/* Whole-block copies, all layers, K, V and side arrays (fork of a partial last block), and copies
+ * of whole query slots. */
+typedef struct cn_block_copy {
+    uint32_t src, dst;
+} cn_block_copy;
+
+typedef struct cn_pools {
+    cn_kv_layout layout;
+    void *kv;
+    float *score;     /* F, f32, or NULL */
+    uint32_t *origin; /* P, or NULL */
+    void *q_window;   /* act dtype, or NULL */
+    uint32_t n_query_slots, window; /* window: rows of the ring, the engine's largest w */
+    uint32_t n_heads;
+} cn_pools;
+
+typedef struct cn_copy_args {
+    cn_pools pools;
+    const cn_block_copy *blocks; /* host, [n_blocks] */
+    uint32_t n_blocks;
+    const cn_block_copy *query_slots; /* host, [n_query_slots] */
+    uint32_t n_query_slots;
+} cn_copy_args;
+
+/* One request of a compression event (design §5). n = n_blocks * block_tokens resident slots, all
+ * full. The window's query u (0 = oldest) was written at ring row (position_end - w + u) mod w,
+ * where position_end is the number of tokens so far. */
+typedef struct cn_compress_req {
+    cn_kv_params params;
+    uint32_t n_blocks, n_target; /* kept = n_target * block_tokens */
+    const uint32_t *table;       /* host, [n_blocks] sources */
+    const uint32_t *target;      /* host, [n_target]; may overlap the sources */
+    uint32_t query_slot;         /* unused by the window policy */
+    uint32_t position_end;
+    bool first_event;
+    uint32_t n_history; /* slots [0, n_history) hold a global score from the last event */
+} cn_compress_req;
+
+typedef struct cn_compress_args {
+    cn_pools pools;
+    const cn_compress_req *reqs; /* host */
+    uint32_t n_reqs;
+    void *scratch; /* scratch_bytes, from backend->compress_scratch_bytes */
+    size_t scratch_bytes;
+} cn_compress_args;
+
+struct cn_backend {
+    const char *name;      /* "cpu", "cuda" */
+    cn_dtype weight_dtype; /* what mem holds for weights */
+    cn_dtype act_dtype;
+    cn_dtype kv_dtype;
+    void *ctx; /* the backend's own */
+
+    void (*close)(cn_backend *be);
+    /* Device memory, zeroed. Taken at start only. */
+    cn_status (*mem_alloc)(cn_backend *be, size_t bytes, void **out);
+    void (*mem_free)(cn_backend *be, void *p);
+    cn_status (*mem_write)(cn_stream *s, void *dst, const void *host, size_t bytes);
+    cn_status (*mem_read)(cn_stream *s, void *host, const void *src, size_t bytes);
+
+    /* Stream 0 runs the model, stream 1 compression. */
+    cn_stream *(*stream)(cn_backend *be, uint32_t i);
+    cn_status (*stream_sync)(cn_stream *s);
+    cn_status (*fence_create)(cn_backend *be, cn_fence **out);
+    void (*fence_free)(cn_fence *f);
+    cn_status (*fence_record)(cn_fence *f, cn_stream *s);
+    cn_status (*fence_wait)(cn_stream *s, cn_fence *f); /* the stream waits, not the host */
+    cn_status (*fence_done)(cn_fence *f, bool *done);   /* poll; an error of the work shows here */
+
+    cn_status (*embed)(cn_stream *s, const cn_embed_args *a);
+    cn_status (*rmsnorm)(cn_stream *s, const cn_rmsnorm_args *a);
+    cn_status (*gemm)(cn_stream *s, const cn_gemm_args *a);
+    cn_status (*rope_store)(cn_stream *s, const cn_rope_store_args *a);
+    cn_status (*attn_decode)(cn_stream *s, const cn_attn_args *a);
+    cn_status (*attn_prefill)(cn_stream *s, const cn_attn_args *a);
+    cn_status (*attn_sparse)(cn_stream *s, const cn_attn_sparse_args *a);
+    cn_status (*silu_mul)(cn_stream *s, const cn_silu_mul_args *a);
+    cn_status (*gather)(cn_stream *s, const cn_gather_args *a);
+    cn_status (*sample)(cn_stream *s, const cn_sample_args *a);
+    cn_status (*count_reset)(cn_stream *s, const cn_count_reset_args *a);
+    cn_status (*copy_blocks)(cn_stream *s, const cn_copy_args *a);
+    /* Score, select and move all requests of an event. Scratch for one request of n_max slots. */
+    size_t (*compress_scratch_bytes)(cn_backend *be, const cn_pools *p, uint32_t n_max);
+    cn_status (*compress)(cn_stream *s, const cn_compress_args *a);
+};
+
+typedef struct cn_cpu_backend_opts {
+    uint32_t n_threads;      /* 0 = cores; includes the calling thread */
+    uint32_t max_tokens;     /* largest T: workspace */
+    uint32_t max_kv_tokens;  /* longest sequence: workspace */
+} cn_cpu_backend_opts;
+
+/* The CPU backend. Stream 0 runs on the caller and its pool; stream 1 on a worker thread. */
+cn_status cn_backend_cpu_open(cn_backend **out, const cn_cpu_backend_opts *o);
+
+#endif
