@@ -1,0 +1,23 @@
+/* policy.h - a request's KV policy as numbers the scheduler can use: the block cap, when an event
+ * is due, which parameters are valid. Pure functions; no device call. Design §1, §5. */
+#ifndef CN_POLICY_H
+#define CN_POLICY_H
+
+#include "engine/base.h"
+
+/* Checks kv against the engine's limits and rounds the budget up to the block size. CN_ERR_ARG
+ * names field, value and bound. max_window_tokens: rows of the engine's query ring. */
+cn_status cn_policy_check(cn_kv_params *kv, uint32_t block_tokens, uint32_t max_window_tokens);
+
+/* Block cap N_max = budget / b + 1 (budget rounded up); 0 for `full`: no cap. */
+uint32_t cn_policy_n_max(const cn_kv_params *kv, uint32_t block_tokens);
+
+/* True when an event is due: at least n_max blocks held and the last one full (§5, trigger). */
+bool cn_policy_due(uint32_t n_max, uint32_t n_resident, uint32_t n_blocks, uint32_t block_tokens);
+
+/* True when the policy observes queries (needs a query slot). */
+bool cn_policy_needs_slot(const cn_kv_params *kv);
+
+const char *cn_kv_policy_name(cn_kv_policy p);
+
+#endif

@@ -1,0 +1,55 @@
+/* request.h - one sequence as the scheduler sees it: tokens, block table, state, accounts.
+ * Owner: cn_scheduler. Thread: engine only. A request with n samples is n sequences of a group.
+ *
+ *              add                admit                    chunk by chunk
+ *   (caller) -------> WAITING -----------> RUNNING ------------------------> RUNNING
+ *                        ^                    |  \  trigger (design §5)
+ *                        |  preempt           |   `-------> COMPRESSING --commit--> RUNNING
+ *                        `--------------------'                  |
+ *   finish, from any state: -> FINISHED at once; from COMPRESSING only at the commit (its event
+ *   pins both tables). FORKING: a sample that waits for its leader's prefill to end. */
+#ifndef CN_REQUEST_H
+#define CN_REQUEST_H
+
+#include "compress/policy.h"
+#include "engine/base.h"
+
+typedef enum cn_seq_state {
+    CN_SEQ_WAITING,     /* in a queue; holds nothing */
+    CN_SEQ_FORKING,     /* waits for the leader's prefill */
+    CN_SEQ_RUNNING,     /* in the running list; may be blocked for want of a slot or block */
+    CN_SEQ_COMPRESSING, /* out of the batch until its event is committed */
+    CN_SEQ_FINISHED
+} cn_seq_state;
+
+typedef struct cn_seq {
+    uint64_t id;        /* arrival order, unique */
+    void *user;         /* the engine's own */
+    cn_seq_state state;
+    cn_class klass;
+    int32_t priority;
+    uint32_t sample;    /* index in its group */
+
+    uint32_t *tokens;   /* [max_tokens] prompt, then output; tokens[0..n_tokens) are known */
+    uint32_t n_prompt, n_tokens;
+    uint32_t n_pending; /* sampled on the device, not yet read: at positions n_tokens.. */
+    uint32_t max_tokens; /* prompt and output together: never more */
+    uint32_t n_computed; /* positions whose KV the device has or will have after the plan */
+    uint32_t n_resident; /* slots in use; == n_computed until the first compression */
+
+    uint32_t *table;    /* [max_blocks] physical blocks */
+    uint32_t n_blocks;
+
+    cn_kv_params kv;    /* as accepted: budget rounded up, window checked */
+    uint32_t n_max;     /* block cap N_max; 0 for full */
+    int32_t query_slot; /* -1: none */
+
+    cn_kv_usage usage_kv;
+    uint32_t n_cached_tokens;  /* prompt tokens found in the prefix cache at first admission */
+    uint32_t preemptions;
+    uint64_t recomputed_tokens;
+
+    struct cn_seq_sched *sched; /* scheduler.c's own: links, reservations, pending event */
+} cn_seq;
+
+#endif
