@@ -1,0 +1,264 @@
+/* json.c - limits, duplicate refusal and typed getters over jansson. See json.h. */
+#include "engine/json.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { DESCRIBE_BYTES = 96 };
+
+const char *cn_json_printable(const char *text, char *buf, size_t size)
+{
+    size_t n = 0;
+    for (const unsigned char *p = (const unsigned char *)text; *p; p++) {
+        bool plain = *p >= 0x20 && *p < 0x7f;
+        if (n + (plain ? 1 : 4) + 4 > size) {
+            n += (size_t)snprintf(buf + n, size - n, "...");
+            return buf;
+        }
+        n += (size_t)snprintf(buf + n, size - n, plain ? "%c" : "\\x%02x", *p);
+    }
+    buf[n] = '\0';
+    return buf;
+}
+
+const char *cn_json_describe(const json_t *value, char *buf, size_t size)
+{
+    if (json_is_object(value)) {
+        snprintf(buf, size, "an object of %zu keys", json_object_size(value));
+    } else if (json_is_array(value)) {
+        snprintf(buf, size, "an array of %zu", json_array_size(value));
+    } else if (json_is_string(value)) {
+        char text[DESCRIBE_BYTES];
+        snprintf(buf, size, "\"%s\"", cn_json_printable(json_string_value(value), text, sizeof text));
+    } else {
+        size_t n = json_dumpb(value, buf, size - 1, JSON_ENCODE_ANY);
+        buf[n < size ? n : 0] = '\0';
+    }
+    return buf;
+}
+
+/* Nesting of a tree. jansson itself stops at 2048 levels, which bounds this recursion. */
+static uint32_t depth_of(json_t *value)
+{
+    uint32_t deepest = 0;
+    size_t i;
+    const char *key;
+    json_t *child;
+    if (json_is_array(value)) {
+        json_array_foreach(value, i, child) deepest = cn_max_u32(deepest, depth_of(child));
+        return deepest + 1;
+    }
+    if (json_is_object(value)) {
+        json_object_foreach(value, key, child) deepest = cn_max_u32(deepest, depth_of(child));
+        return deepest + 1;
+    }
+    return 0;
+}
+
+cn_status cn_json_parse(json_t **out, const char *text, size_t n, const char *what,
+                        size_t max_bytes, uint32_t max_depth, cn_status error)
+{
+    *out = NULL;
+    if (n > max_bytes)
+        return cn_fail(error, "%s: %zu bytes of JSON, at most %zu are read", what, n, max_bytes);
+    const size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY;
+    json_error_t e;
+    json_t *tree = json_loadb(text, n, flags, &e);
+    if (!tree && json_error_code(&e) == json_error_numeric_overflow)
+        tree = json_loadb(text, n, flags | JSON_DECODE_INT_AS_REAL, &e);
+    if (!tree) {
+        char shown[sizeof e.text * 2];
+        return cn_fail(error, "%s: line %d, column %d: not JSON: %s", what, e.line, e.column,
+                       cn_json_printable(e.text, shown, sizeof shown));
+    }
+    uint32_t depth = depth_of(tree);
+    if (depth > max_depth) {
+        json_decref(tree);
+        return cn_fail(error, "%s: JSON nested %u deep, at most %u is read", what, depth,
+                       max_depth);
+    }
+    *out = tree;
+    return CN_OK;
+}
+
+/* Reads fd whole into *text (freed by the caller). */
+static cn_status read_whole(int fd, const char *path, size_t max_bytes, char **text, size_t *n)
+{
+    struct stat st;
+    if (fstat(fd, &st) != 0) return cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
+    if (!S_ISREG(st.st_mode)) return cn_fail(CN_ERR_IO, "%s: not a regular file", path);
+    if (st.st_size < 0 || (uint64_t)st.st_size > max_bytes)
+        return cn_fail(CN_ERR_MODEL, "%s: %lld bytes of JSON, at most %zu are read", path,
+                       (long long)st.st_size, max_bytes);
+    size_t size = (size_t)st.st_size;
+    *text = cn_calloc(size + 1, 1);
+    if (!*text) return cn_fail(CN_ERR_MEMORY, "%s: no memory for %zu bytes", path, size);
+    for (*n = 0; *n < size;) {
+        ssize_t got = read(fd, *text + *n, size - *n);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
+        if (got == 0) break;
+        *n += (size_t)got;
+    }
+    return CN_OK;
+}
+
+cn_status cn_json_load_file(json_t **out, const char *path, size_t max_bytes, uint32_t max_depth)
+{
+    *out = NULL;
+    /* Non-blocking, so that a named pipe in a checkpoint is an error and not a hang. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
+    char *text = NULL;
+    size_t n = 0;
+    cn_status status = read_whole(fd, path, max_bytes, &text, &n);
+    close(fd);
+    if (status == CN_OK)
+        status = cn_json_parse(out, text, n, path, max_bytes, max_depth, CN_ERR_MODEL);
+    cn_free(text);
+    return status;
+}
+
+json_t *cn_json_find(const cn_json_at *a, const char *key)
+{
+    json_t *v = json_object_get(a->object, key);
+    return json_is_null(v) ? NULL : v;
+}
+
+static cn_status refuse(const cn_json_at *a, const char *key, const char *want, const json_t *found)
+{
+    char shown[DESCRIBE_BYTES];
+    return cn_fail(a->error, "%s: %s: want %s, found %s", a->where, key, want,
+                   cn_json_describe(found, shown, sizeof shown));
+}
+
+/* Finds a key; *v stays NULL when it is absent and optional. */
+static cn_status find(const cn_json_at *a, const char *key, cn_json_presence p, json_t **v)
+{
+    CN_ASSERT(json_is_object(a->object));
+    *v = cn_json_find(a, key);
+    if (!*v && p == CN_JSON_REQUIRED)
+        return cn_fail(a->error, "%s: %s: missing", a->where, key);
+    return CN_OK;
+}
+
+bool cn_json_as_i64(const json_t *value, int64_t min, int64_t max, int64_t *out)
+{
+    int64_t n;
+    if (json_is_integer(value)) {
+        n = json_integer_value(value);
+    } else if (json_is_real(value)) {
+        double x = json_real_value(value);
+        /* Doubles are exact only this far. */
+        if (x != floor(x) || fabs(x) > 9007199254740992.0) return false;
+        n = (int64_t)x;
+    } else {
+        return false;
+    }
+    if (n < min || n > max) return false;
+    *out = n;
+    return true;
+}
+
+cn_status cn_json_i64(const cn_json_at *a, const char *key, cn_json_presence p, int64_t min,
+                      int64_t max, int64_t *out)
+{
+    json_t *v;
+    CN_TRY(find(a, key, p, &v));
+    if (!v || cn_json_as_i64(v, min, max, out)) return CN_OK;
+    char want[DESCRIBE_BYTES];
+    snprintf(want, sizeof want, "a whole number from %lld to %lld", (long long)min,
+             (long long)max);
+    return refuse(a, key, want, v);
+}
+
+cn_status cn_json_u32(const cn_json_at *a, const char *key, cn_json_presence p, uint32_t min,
+                      uint32_t max, uint32_t *out)
+{
+    int64_t n = *out;
+    CN_TRY(cn_json_i64(a, key, p, min, max, &n));
+    *out = (uint32_t)n;
+    return CN_OK;
+}
+
+cn_status cn_json_f64(const cn_json_at *a, const char *key, cn_json_presence p, double min,
+                      double max, double *out)
+{
+    json_t *v;
+    CN_TRY(find(a, key, p, &v));
+    if (!v) return CN_OK;
+    double x = json_number_value(v);
+    if (json_is_number(v) && x >= min && x <= max) {
+        *out = x;
+        return CN_OK;
+    }
+    char want[DESCRIBE_BYTES];
+    snprintf(want, sizeof want, "a number from %g to %g", min, max);
+    return refuse(a, key, want, v);
+}
+
+cn_status cn_json_bool(const cn_json_at *a, const char *key, cn_json_presence p, bool *out)
+{
+    json_t *v;
+    CN_TRY(find(a, key, p, &v));
+    if (!v) return CN_OK;
+    if (!json_is_boolean(v)) return refuse(a, key, "true or false", v);
+    *out = json_is_true(v);
+    return CN_OK;
+}
+
+cn_status cn_json_str(const cn_json_at *a, const char *key, cn_json_presence p, const char **out)
+{
+    json_t *v;
+    CN_TRY(find(a, key, p, &v));
+    if (!v) return CN_OK;
+    if (!json_is_string(v)) return refuse(a, key, "a string", v);
+    *out = json_string_value(v);
+    return CN_OK;
+}
+
+cn_status cn_json_obj(const cn_json_at *a, const char *key, cn_json_presence p, json_t **out)
+{
+    json_t *v;
+    CN_TRY(find(a, key, p, &v));
+    if (!v) return CN_OK;
+    if (!json_is_object(v)) return refuse(a, key, "an object", v);
+    *out = v;
+    return CN_OK;
+}
+
+cn_status cn_json_arr(const cn_json_at *a, const char *key, cn_json_presence p, json_t **out)
+{
+    json_t *v;
+    CN_TRY(find(a, key, p, &v));
+    if (!v) return CN_OK;
+    if (!json_is_array(v)) return refuse(a, key, "an array", v);
+    *out = v;
+    return CN_OK;
+}
+
+cn_status cn_json_token_ids(const cn_json_at *a, const char *key, uint32_t vocab, uint32_t max,
+                            uint32_t *out, uint32_t *n_out)
+{
+    json_t *v = cn_json_find(a, key);
+    bool list = json_is_array(v);
+    size_t n = list ? json_array_size(v) : v ? 1 : 0;
+    char shown[DESCRIBE_BYTES];
+    *n_out = 0;
+    if (n > max)
+        return cn_fail(a->error, "%s: %s: %zu token ids, at most %u are supported", a->where, key,
+                       n, max);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *item = list ? json_array_get(v, i) : v;
+        int64_t id;
+        if (!cn_json_as_i64(item, 0, (int64_t)vocab - 1, &id))
+            return cn_fail(a->error, "%s: %s: want token ids below %u, found %s", a->where, key,
+                           vocab, cn_json_describe(item, shown, sizeof shown));
+        out[(*n_out)++] = (uint32_t)id;
+    }
+    return CN_OK;
+}

@@ -1,0 +1,185 @@
+/* Strict JSON reading: limits, duplicates, typed getters and the words of their errors. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "engine/json.h"
+
+static json_t *parse(const char *text)
+{
+    json_t *tree = NULL;
+    assert_int_equal(cn_json_parse(&tree, text, strlen(text), "t", 1 << 20, 8, CN_ERR_ARG), CN_OK);
+    return tree;
+}
+
+static void expect_refusal(const char *text, size_t n, const char *words)
+{
+    json_t *tree = (json_t *)1;
+    assert_int_equal(cn_json_parse(&tree, text, n, "in", 64, 3, CN_ERR_ARG), CN_ERR_ARG);
+    assert_null(tree);
+    if (!strstr(cn_last_error(), words)) fail_msg("%s lacks %s", cn_last_error(), words);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *words;
+    } cases[] = {
+        {"", "not JSON"},
+        {"{", "line 1"},
+        {"{\"a\": 1} x", "end of file expected"},
+        {"{\"a\": 1, \"a\": 2}", "duplicate"},
+        {"\"\xff\xfe\"", "in: line 1"},
+        {"\"\xed\xa0\x80\"", "in: line 1"},
+        {"[\"\\u0000\"]", "not JSON"},
+        {"[[[[1]]]]", "nested 4 deep"},
+        {"[1e999]", "overflow"},
+        {"[NaN]", "not JSON"},
+        {"[01]", "not JSON"},
+        {"['a']", "not JSON"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        expect_refusal(cases[i].text, strlen(cases[i].text), cases[i].words);
+    char big[65];
+    memset(big, ' ', sizeof big);
+    expect_refusal(big, sizeof big, "65 bytes of JSON, at most 64");
+    expect_refusal("[1]\0", 4, "not JSON");
+}
+
+/* Text of an error must not carry what a terminal would act on. */
+static void test_error_text_is_printable(void **state)
+{
+    (void)state;
+    expect_refusal("[\x1b[31mred]", 10, "not JSON");
+    for (const char *p = cn_last_error(); *p; p++) assert_in_range(*p, 0x20, 0x7e);
+
+    char buf[12];
+    assert_string_equal(cn_json_printable("a\x01", buf, sizeof buf), "a\\x01");
+    assert_string_equal(cn_json_printable("abcdefghijklmnop", buf, sizeof buf), "abcdefgh...");
+}
+
+static void test_getters(void **state)
+{
+    (void)state;
+    json_t *tree = parse("{\"u\": 7, \"whole\": 7.0, \"half\": 7.5, \"neg\": -1, \"s\": \"x\","
+                         " \"b\": true, \"n\": null, \"o\": {}, \"l\": [1], \"r\": 0.25}");
+    cn_json_at a = {tree, "cfg", CN_ERR_MODEL};
+    uint32_t u = 3;
+    double r = 0;
+    bool b = false;
+    const char *s = NULL;
+    json_t *child = NULL;
+
+    assert_int_equal(cn_json_u32(&a, "u", CN_JSON_REQUIRED, 1, 7, &u), CN_OK);
+    assert_int_equal(u, 7);
+    assert_int_equal(cn_json_u32(&a, "whole", CN_JSON_REQUIRED, 1, 7, &u), CN_OK);
+    assert_int_equal(cn_json_f64(&a, "r", CN_JSON_REQUIRED, 0, 1, &r), CN_OK);
+    assert_true(r == 0.25);
+    assert_int_equal(cn_json_f64(&a, "u", CN_JSON_REQUIRED, 0, 9, &r), CN_OK);
+    assert_int_equal(cn_json_bool(&a, "b", CN_JSON_REQUIRED, &b), CN_OK);
+    assert_true(b);
+    assert_int_equal(cn_json_str(&a, "s", CN_JSON_REQUIRED, &s), CN_OK);
+    assert_string_equal(s, "x");
+    assert_int_equal(cn_json_obj(&a, "o", CN_JSON_REQUIRED, &child), CN_OK);
+    assert_int_equal(cn_json_arr(&a, "l", CN_JSON_REQUIRED, &child), CN_OK);
+
+    /* Absent and null optional keys leave the value alone. */
+    u = 3;
+    assert_int_equal(cn_json_u32(&a, "none", CN_JSON_OPTIONAL, 0, 9, &u), CN_OK);
+    assert_int_equal(cn_json_u32(&a, "n", CN_JSON_OPTIONAL, 0, 9, &u), CN_OK);
+    assert_int_equal(u, 3);
+
+    assert_int_equal(cn_json_u32(&a, "n", CN_JSON_REQUIRED, 0, 9, &u), CN_ERR_MODEL);
+    assert_string_equal(cn_last_error(), "cfg: n: missing");
+    assert_int_equal(cn_json_u32(&a, "u", CN_JSON_REQUIRED, 8, 9, &u), CN_ERR_MODEL);
+    assert_string_equal(cn_last_error(), "cfg: u: want a whole number from 8 to 9, found 7");
+    assert_int_equal(cn_json_u32(&a, "neg", CN_JSON_REQUIRED, 0, 9, &u), CN_ERR_MODEL);
+    assert_int_equal(cn_json_u32(&a, "half", CN_JSON_REQUIRED, 0, 9, &u), CN_ERR_MODEL);
+    assert_int_equal(cn_json_u32(&a, "s", CN_JSON_OPTIONAL, 0, 9, &u), CN_ERR_MODEL);
+    assert_non_null(strstr(cn_last_error(), "found \"x\""));
+    assert_int_equal(cn_json_f64(&a, "l", CN_JSON_OPTIONAL, 0, 9, &r), CN_ERR_MODEL);
+    assert_non_null(strstr(cn_last_error(), "found an array of 1"));
+    assert_int_equal(cn_json_bool(&a, "u", CN_JSON_OPTIONAL, &b), CN_ERR_MODEL);
+    assert_int_equal(cn_json_str(&a, "o", CN_JSON_OPTIONAL, &s), CN_ERR_MODEL);
+    assert_int_equal(cn_json_obj(&a, "l", CN_JSON_OPTIONAL, &child), CN_ERR_MODEL);
+    assert_int_equal(cn_json_arr(&a, "o", CN_JSON_OPTIONAL, &child), CN_ERR_MODEL);
+    assert_int_equal(u, 3);
+    json_decref(tree);
+}
+
+/* tokenizer_config.json of models without a length limit holds 10^30 as an integer. */
+static void test_huge_integer_is_read(void **state)
+{
+    (void)state;
+    json_t *tree = parse("{\"model_max_length\": 1000000000000000019884624838656, \"k\": 5}");
+    cn_json_at a = {tree, "t", CN_ERR_MODEL};
+    uint32_t k = 0;
+    double length = 0;
+    assert_int_equal(cn_json_u32(&a, "k", CN_JSON_REQUIRED, 0, 9, &k), CN_OK);
+    assert_int_equal(k, 5);
+    assert_int_equal(cn_json_f64(&a, "model_max_length", CN_JSON_REQUIRED, 0, 1e31, &length),
+                     CN_OK);
+    assert_true(length == 1e30);
+    assert_int_equal(cn_json_u32(&a, "model_max_length", CN_JSON_REQUIRED, 0, 9, &k),
+                     CN_ERR_MODEL);
+    json_decref(tree);
+}
+
+static void test_token_ids(void **state)
+{
+    (void)state;
+    json_t *tree = parse("{\"one\": 4, \"two\": [4, 9], \"bad\": [4, 10], \"text\": \"4\"}");
+    cn_json_at a = {tree, "g", CN_ERR_MODEL};
+    uint32_t ids[2], n = 7;
+    assert_int_equal(cn_json_token_ids(&a, "none", 10, 2, ids, &n), CN_OK);
+    assert_int_equal(n, 0);
+    assert_int_equal(cn_json_token_ids(&a, "one", 10, 2, ids, &n), CN_OK);
+    assert_int_equal(n, 1);
+    assert_int_equal(cn_json_token_ids(&a, "two", 10, 2, ids, &n), CN_OK);
+    assert_int_equal(n, 2);
+    assert_int_equal(ids[1], 9);
+    assert_int_equal(cn_json_token_ids(&a, "two", 10, 1, ids, &n), CN_ERR_MODEL);
+    assert_int_equal(cn_json_token_ids(&a, "bad", 10, 2, ids, &n), CN_ERR_MODEL);
+    assert_string_equal(cn_last_error(), "g: bad: want token ids below 10, found 10");
+    assert_int_equal(cn_json_token_ids(&a, "text", 10, 2, ids, &n), CN_ERR_MODEL);
+    json_decref(tree);
+}
+
+static void test_files(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/cn_json_XXXXXX", path[64];
+    json_t *tree;
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/a.json", dir);
+    assert_int_equal(cn_json_load_file(&tree, path, 100, 4), CN_ERR_IO);
+    assert_non_null(strstr(cn_last_error(), "a.json: No such file"));
+    assert_int_equal(cn_json_load_file(&tree, dir, 100, 4), CN_ERR_IO);
+    assert_non_null(strstr(cn_last_error(), "not a regular file"));
+
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fputs("{\"a\": 1}", f);
+    fclose(f);
+    assert_int_equal(cn_json_load_file(&tree, path, 7, 4), CN_ERR_MODEL);
+    assert_int_equal(cn_json_load_file(&tree, path, 8, 4), CN_OK);
+    assert_int_equal(json_object_size(tree), 1);
+    json_decref(tree);
+    unlink(path);
+    rmdir(dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_error_text_is_printable),
+        cmocka_unit_test(test_getters),   cmocka_unit_test(test_huge_integer_is_read),
+        cmocka_unit_test(test_token_ids), cmocka_unit_test(test_files),
+    };
+    return cmocka_run_group_tests_name("json", tests, NULL, NULL);
+}

@@ -1,0 +1,312 @@
+/* config.json and generation_config.json: real files of the supported families, and every refusal
+ * with its words. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/generation_config.h"
+#include "engine/model_config.h"
+
+/* A minimal config; %s takes more keys, each with a leading comma. */
+#define SIZES                                                                                      \
+    "\"hidden_size\": 64, \"intermediate_size\": 96, \"num_hidden_layers\": 2, "                   \
+    "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"vocab_size\": 300"
+#define CONFIG(arch, more) "{\"architectures\": [\"" arch "\"], " SIZES more "}"
+
+static cn_model_config parse(const char *text)
+{
+    cn_model_config c;
+    if (cn_model_config_parse(&c, text, strlen(text), "c") != CN_OK)
+        fail_msg("%s", cn_last_error());
+    return c;
+}
+
+static void expect_refusal(const char *text, const char *words)
+{
+    cn_model_config c;
+    assert_int_equal(cn_model_config_parse(&c, text, strlen(text), "c"), CN_ERR_MODEL);
+    if (!strstr(cn_last_error(), words)) fail_msg("\"%s\" lacks \"%s\"", cn_last_error(), words);
+}
+
+static void test_bundled_checkpoint(void **state)
+{
+    (void)state;
+    cn_model_config c;
+    assert_int_equal(cn_model_config_load(&c, "examples/tiny-reasoner"), CN_OK);
+    assert_string_equal(c.architecture, "Qwen3ForCausalLM");
+    assert_int_equal(c.hidden, 384);
+    assert_int_equal(c.n_layers, 6);
+    assert_int_equal(c.head_dim, 64);
+    assert_int_equal(c.max_position, 8192);
+    assert_true(c.tied && c.qk_norm && !c.qkv_bias && !c.o_bias);
+    assert_true(c.rope_theta == 1e6 && c.rope.type == CN_ROPE_DEFAULT);
+    assert_int_equal(c.n_eos, 1);
+    assert_int_equal(c.eos[0], 2045);
+    assert_int_equal(c.bos, -1);
+    assert_int_equal(cn_model_config_n_params(&c), 21638400 / 2); /* total_size of the index */
+}
+
+static void test_architecture_defaults(void **state)
+{
+    (void)state;
+    cn_model_config c = parse(CONFIG("LlamaForCausalLM", ""));
+    assert_int_equal(c.head_dim, 16);
+    assert_int_equal(c.max_position, 2048);
+    assert_int_equal(c.bos, 1);
+    assert_int_equal(c.n_eos, 1);
+    assert_int_equal(c.eos[0], 2);
+    assert_true(!c.qk_norm && !c.qkv_bias && !c.o_bias && !c.tied);
+    assert_true(c.rope_theta == 10000 && c.rms_eps == 1e-6f && c.initializer_range == 0.02f);
+    assert_int_equal(c.dtype, CN_BF16);
+
+    c = parse(CONFIG("LlamaForCausalLM", ", \"attention_bias\": true, \"dtype\": \"float32\", "
+                                         "\"eos_token_id\": null, \"bos_token_id\": null"));
+    assert_true(c.qkv_bias && c.o_bias);
+    assert_int_equal(c.dtype, CN_F32);
+    assert_int_equal(c.n_eos, 0);
+    assert_int_equal(c.bos, -1);
+
+    c = parse(CONFIG("Qwen2ForCausalLM", ", \"eos_token_id\": [7, 8]"));
+    assert_true(c.qkv_bias && !c.o_bias && !c.qk_norm);
+    assert_int_equal(c.n_eos, 2);
+
+    c = parse(CONFIG("Qwen3ForCausalLM", ", \"torch_dtype\": \"float16\""));
+    assert_int_equal(c.head_dim, 128);
+    assert_int_equal(c.dtype, CN_F16);
+}
+
+static void test_parameter_count(void **state)
+{
+    (void)state;
+    /* Qwen3-8B: 8,190,735,360 parameters. */
+    cn_model_config c = parse(
+        "{\"architectures\": [\"Qwen3ForCausalLM\"], \"hidden_size\": 4096, "
+        "\"intermediate_size\": 12288, \"num_hidden_layers\": 36, \"num_attention_heads\": 32, "
+        "\"num_key_value_heads\": 8, \"head_dim\": 128, \"vocab_size\": 151936, "
+        "\"max_position_embeddings\": 40960, \"rope_scaling\": null, \"sliding_window\": null, "
+        "\"use_sliding_window\": false, \"max_window_layers\": 36, \"rope_theta\": 1000000}");
+    assert_int_equal(cn_model_config_n_params(&c), UINT64_C(8190735360));
+    /* Qwen2.5-0.5B: 494,032,768 parameters, tied, biases. */
+    c = parse("{\"architectures\": [\"Qwen2ForCausalLM\"], \"hidden_size\": 896, "
+              "\"intermediate_size\": 4864, \"num_hidden_layers\": 24, \"num_attention_heads\": 14, "
+              "\"num_key_value_heads\": 2, \"vocab_size\": 151936, \"tie_word_embeddings\": true, "
+              "\"sliding_window\": 32768, \"max_window_layers\": 21}");
+    assert_int_equal(cn_model_config_n_params(&c), UINT64_C(494032768));
+}
+
+static void test_rope_places(void **state)
+{
+    (void)state;
+    cn_model_config c = parse(CONFIG("Qwen3ForCausalLM", ", \"rope_theta\": 5e5"));
+    assert_true(c.rope_theta == 5e5);
+    c = parse(CONFIG("Qwen3ForCausalLM",
+                     ", \"rope_parameters\": {\"rope_theta\": 1e6, \"rope_type\": \"default\"}"));
+    assert_true(c.rope_theta == 1e6 && c.rope.type == CN_ROPE_DEFAULT);
+    c = parse(CONFIG("LlamaForCausalLM",
+                     ", \"rope_theta\": 5e5, \"max_position_embeddings\": 131072, "
+                     "\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0, "
+                     "\"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, "
+                     "\"original_max_position_embeddings\": 8192}"));
+    assert_int_equal(c.rope.type, CN_ROPE_LLAMA3);
+    assert_int_equal(c.rope.original_max_position, 8192);
+    assert_int_equal(c.max_position, 131072);
+    assert_true(c.rope_theta == 5e5 && c.rope.factor == 8 && c.rope.high_freq_factor == 4);
+}
+
+static void test_yarn(void **state)
+{
+    (void)state;
+    /* As the model card of Qwen3 says to do it: the old key "type", the context left alone. */
+    cn_model_config c =
+        parse(CONFIG("Qwen3ForCausalLM",
+                     ", \"max_position_embeddings\": 40960, \"rope_scaling\": {\"type\": \"yarn\", "
+                     "\"factor\": 4.0, \"original_max_position_embeddings\": 32768}"));
+    assert_int_equal(c.rope.type, CN_ROPE_YARN);
+    assert_int_equal(c.max_position, 131072);
+    assert_true(fabs(c.rope.attention_factor - (0.1 * log(4.0) + 1)) < 1e-15);
+    assert_true(c.rope.beta_fast == 32 && c.rope.beta_slow == 1 && c.rope.truncate);
+
+    c = parse(CONFIG("LlamaForCausalLM",
+                     ", \"max_position_embeddings\": 4096, \"rope_parameters\": {\"rope_type\": "
+                     "\"yarn\", \"original_max_position_embeddings\": 2048, \"mscale\": 0.707, "
+                     "\"mscale_all_dim\": 0.5, \"truncate\": false, \"beta_fast\": 16}"));
+    assert_true(c.rope.factor == 2 && c.rope.beta_fast == 16 && !c.rope.truncate);
+    double want = (0.0707 * log(2.0) + 1) / (0.05 * log(2.0) + 1);
+    assert_true(fabs(c.rope.attention_factor - want) < 1e-15);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *words;
+    } cases[] = {
+        {"[]", "want an object"},
+        {"{}", "architectures: missing"},
+        {CONFIG("MixtralForCausalLM", ""), "\"MixtralForCausalLM\" is not supported"},
+        {"{\"architectures\": [\"LlamaForCausalLM\"]}", "hidden_size: missing"},
+        {CONFIG("LlamaForCausalLM", ", \"hidden_act\": \"gelu\""), "hidden_act \"gelu\""},
+        {CONFIG("LlamaForCausalLM", ", \"mlp_bias\": true"), "mlp_bias true"},
+        {CONFIG("LlamaForCausalLM", ", \"head_dim\": 24"), "head_dim 24"},
+        {CONFIG("LlamaForCausalLM", ", \"head_dim\": 272"), "head_dim 272"},
+        {CONFIG("LlamaForCausalLM", ", \"head_dim\": -16"), "head_dim: want"},
+        {CONFIG("LlamaForCausalLM", ", \"rms_norm_eps\": \"1e-6\""), "found \"1e-6\""},
+        {CONFIG("LlamaForCausalLM", ", \"eos_token_id\": 300"), "token ids below 300"},
+        {CONFIG("LlamaForCausalLM", ", \"tie_word_embeddings\": 1"), "true or false"},
+        {CONFIG("LlamaForCausalLM", ", \"partial_rotary_factor\": 0.5"),
+         "partial_rotary_factor 0.5"},
+        {CONFIG("LlamaForCausalLM", ", \"quantization_config\": {\"quant_method\": \"awq\"}"),
+         "quant_method \"awq\""},
+        {CONFIG("LlamaForCausalLM",
+                ", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}"),
+         "rope_type \"linear\" is not supported"},
+        {CONFIG("LlamaForCausalLM", ", \"rope_parameters\": {\"full_attention\": {}}"),
+         "full_attention: parameters per layer type"},
+        {CONFIG("LlamaForCausalLM", ", \"rope_scaling\": {\"type\": \"llama3\", \"factor\": 8}"),
+         "low_freq_factor: missing"},
+        {CONFIG("LlamaForCausalLM",
+                ", \"rope_scaling\": {\"type\": \"llama3\", \"factor\": 8, "
+                "\"low_freq_factor\": 4, \"high_freq_factor\": 4}"),
+         "high_freq_factor 4 is not above"},
+        {CONFIG("Qwen2ForCausalLM",
+                ", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 1000000}"),
+         "factor 1e+06 is more than"},
+        {CONFIG("Qwen2ForCausalLM", ", \"use_sliding_window\": true, \"sliding_window\": 1024, "
+                                    "\"max_window_layers\": 1"),
+         "a window of 1024 tokens from layer 1"},
+        {CONFIG("Qwen3ForCausalLM",
+                ", \"layer_types\": [\"full_attention\", \"sliding_attention\"]"),
+         "layer_types[1]: \"sliding_attention\""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        expect_refusal(cases[i].text, cases[i].words);
+    expect_refusal("{\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 64, "
+                   "\"intermediate_size\": 96, \"num_hidden_layers\": 2, "
+                   "\"num_attention_heads\": 4, \"num_key_value_heads\": 3, \"vocab_size\": 9}",
+                   "4 is not a multiple of num_key_value_heads 3");
+    cn_model_config c;
+    assert_int_equal(cn_model_config_load(&c, "/nonexistent"), CN_ERR_IO);
+    assert_non_null(strstr(cn_last_error(), "/nonexistent/config.json"));
+}
+
+static void test_inactive_sliding_window_is_accepted(void **state)
+{
+    (void)state;
+    parse(CONFIG("Qwen2ForCausalLM", ", \"use_sliding_window\": true, \"sliding_window\": 1024, "
+                                     "\"max_window_layers\": 2"));
+    parse(CONFIG("Qwen2ForCausalLM", ", \"use_sliding_window\": true, \"sliding_window\": 99999, "
+                                     "\"max_window_layers\": 0"));
+    parse(CONFIG("Qwen3ForCausalLM", ", \"use_sliding_window\": false, \"sliding_window\": 16, "
+                                     "\"max_window_layers\": 0"));
+}
+
+static void test_hash_sees_what_changes_results(void **state)
+{
+    (void)state;
+    cn_model_config a = parse(CONFIG("Qwen3ForCausalLM", ""));
+    cn_model_config b = parse(CONFIG("Qwen3ForCausalLM", ", \"use_cache\": true"));
+    assert_int_equal(cn_model_config_hash(&a), cn_model_config_hash(&b));
+    const char *const changes[] = {
+        CONFIG("Qwen3ForCausalLM", ", \"rope_theta\": 20000"),
+        CONFIG("Qwen3ForCausalLM", ", \"rms_norm_eps\": 1e-5"),
+        CONFIG("Qwen3ForCausalLM", ", \"tie_word_embeddings\": true"),
+        CONFIG("Qwen3ForCausalLM", ", \"eos_token_id\": 5"),
+        CONFIG("Qwen2ForCausalLM", ", \"head_dim\": 128"),
+    };
+    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
+        cn_model_config c = parse(changes[i]);
+        assert_int_not_equal(cn_model_config_hash(&a), cn_model_config_hash(&c));
+    }
+}
+
+static cn_generation_config parse_generation(const char *text)
+{
+    cn_generation_config g;
+    if (cn_generation_config_parse(&g, text, strlen(text), "g") != CN_OK)
+        fail_msg("%s", cn_last_error());
+    return g;
+}
+
+static void test_generation_config(void **state)
+{
+    (void)state;
+    cn_sampling s = {.temperature = 1, .top_p = 1, .repetition_penalty = 1, .max_tokens = 16};
+    cn_generation_config g = parse_generation("{\"transformers_version\": \"4.51.0\"}");
+    cn_generation_config_apply(&g, &s);
+    assert_true(s.temperature == 1 && s.top_p == 1 && s.max_tokens == 16 && s.top_k == 0);
+
+    g = parse_generation("{\"bos_token_id\": 1, \"do_sample\": true, \"eos_token_id\": [5, 6], "
+                         "\"temperature\": 0.6, \"top_k\": 20, \"top_p\": 0.95, \"min_p\": 0.1, "
+                         "\"repetition_penalty\": 1.05, \"max_new_tokens\": 2048}");
+    cn_generation_config_apply(&g, &s);
+    assert_true(s.temperature == 0.6f && s.top_p == 0.95f && s.min_p == 0.1f);
+    assert_true(s.repetition_penalty == 1.05f && s.top_k == 20 && s.max_tokens == 2048);
+
+    g = parse_generation("{\"do_sample\": false, \"temperature\": 0.6}");
+    cn_generation_config_apply(&g, &s);
+    assert_true(s.temperature == 0);
+
+    assert_int_equal(cn_generation_config_load(&g, "/nonexistent"), CN_OK);
+    assert_false(g.has_temperature || g.greedy || g.n_eos);
+    assert_int_equal(cn_generation_config_load(&g, "examples/tiny-reasoner"), CN_OK);
+    assert_true(g.greedy && g.n_eos == 2);
+}
+
+static void test_generation_config_refusals(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *words;
+    } cases[] = {
+        {"[]", "want an object"},
+        {"{\"temperature\": -1}", "g: temperature: want a number from 0 to 100, found -1"},
+        {"{\"top_p\": 1.5}", "top_p"},
+        {"{\"top_k\": 2.5}", "top_k"},
+        {"{\"do_sample\": \"no\"}", "do_sample: want true or false, found \"no\""},
+        {"{\"max_new_tokens\": 0}", "max_new_tokens"},
+        {"{\"eos_token_id\": [1, -1]}", "found -1"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cn_generation_config g;
+        assert_int_equal(
+            cn_generation_config_parse(&g, cases[i].text, strlen(cases[i].text), "g"),
+            CN_ERR_MODEL);
+        if (!strstr(cn_last_error(), cases[i].words)) fail_msg("%s", cn_last_error());
+    }
+}
+
+static void test_eos_union(void **state)
+{
+    (void)state;
+    cn_model_config c = parse(CONFIG("Qwen3ForCausalLM", ", \"eos_token_id\": 7"));
+    cn_generation_config g = parse_generation("{\"eos_token_id\": [9, 7, 9]}");
+    uint32_t eos[2 * CN_MAX_EOS], n;
+    assert_int_equal(cn_generation_config_eos(&g, &c, eos, &n), CN_OK);
+    assert_int_equal(n, 2);
+    assert_int_equal(eos[0], 7);
+    assert_int_equal(eos[1], 9);
+    g = parse_generation("{\"eos_token_id\": 300}");
+    assert_int_equal(cn_generation_config_eos(&g, &c, eos, &n), CN_ERR_MODEL);
+    assert_non_null(strstr(cn_last_error(), "eos_token_id 300"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bundled_checkpoint),
+        cmocka_unit_test(test_architecture_defaults),
+        cmocka_unit_test(test_parameter_count),
+        cmocka_unit_test(test_rope_places),
+        cmocka_unit_test(test_yarn),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_inactive_sliding_window_is_accepted),
+        cmocka_unit_test(test_hash_sees_what_changes_results),
+        cmocka_unit_test(test_generation_config),
+        cmocka_unit_test(test_generation_config_refusals),
+        cmocka_unit_test(test_eos_union),
+    };
+    return cmocka_run_group_tests_name("model_config", tests, NULL, NULL);
+}
