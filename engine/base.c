@@ -141,7 +141,8 @@ cn_status cn_buf_addf(cn_buf *b, const char *fmt, ...)
     va_copy(again, ap);
     int n = vsnprintf(NULL, 0, fmt, ap);
     va_end(ap);
-    cn_status status = n < 0 ? cn_fail(CN_ERR_ARG, "bad format %s", fmt) : buf_reserve(b, (size_t)n);
+    cn_status status =
+        n < 0 ? cn_fail(CN_ERR_ARG, "bad format %s", fmt) : buf_reserve(b, (size_t)n);
     if (status == CN_OK) {
         vsnprintf(b->data + b->len, (size_t)n + 1, fmt, again);
         b->len += (size_t)n;

@@ -1,8 +1,8 @@
 /* cinch.h - the one public header of libcinch: an engine, requests, and a callback for their
  * output. Everything else in the tree is internal and may change.
  *
- * Use: fill a cn_config with cn_config_default(), change it field by field or by option name with
- * cn_config_set(), create an engine, submit requests, call cn_engine_step() until it says idle.
+ * Use: create a cn_config, change it by option name with cn_config_set(), create an engine, submit
+ * requests, call cn_engine_step() until it says idle.
  * Callbacks run inside cn_engine_step(), on the thread that calls it.
  *
  * Threads: one engine belongs to one thread at a time; cn_last_error() is per thread.
@@ -205,7 +205,7 @@ typedef struct cn_stats {
     uint64_t steps, prompt_tokens, cached_tokens, generation_tokens;
     uint64_t requests_done, preemptions, recomputed_tokens;
     uint32_t running, waiting;
-    uint32_t blocks_total, blocks_used, blocks_cached; /* used: in some table; cached: only cached */
+    uint32_t blocks_total, blocks_used, blocks_cached; /* used: in a table; cached: only cached */
     uint64_t compressions, evicted_tokens, freed_bytes;
     uint32_t slots_total, slots_used, compressing;
 } cn_stats;

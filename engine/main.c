@@ -1,0 +1,33 @@
+/* main.c - the cinch program: finds the subcommand and runs it. */
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/command.h"
+
+static bool any_of(const char *word, const char *a, const char *b, const char *c)
+{
+    return strcmp(word, a) == 0 || strcmp(word, b) == 0 || strcmp(word, c) == 0;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) {
+        cn_commands_help(stderr);
+        return CN_EXIT_FAILED;
+    }
+    const char *word = argv[1];
+    if (any_of(word, "help", "--help", "-h")) {
+        cn_commands_help(stdout);
+        return CN_EXIT_OK;
+    }
+    if (any_of(word, "version", "--version", "-V")) {
+        printf("cinch %s\n", CINCH_VERSION);
+        return CN_EXIT_OK;
+    }
+    const cn_command *cmd = cn_command_find(word);
+    if (!cmd) {
+        cn_log(CN_LOG_ERROR, "unknown command '%s': cinch help lists them", word);
+        return CN_EXIT_FAILED;
+    }
+    return cmd->run(argc - 1, argv + 1);
+}

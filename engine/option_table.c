@@ -1,0 +1,237 @@
+/* option_table.c - the rows: every option of every subcommand and every scalar field of a
+ * request's JSON that has one. To add an option: a field in struct cn_config, a row here, and
+ * `make docs`. See options.h. */
+#include "engine/options.h"
+
+#define ROW(section_, name_, type_, field_, fallback_, ...)                              \
+    {                                                                                    \
+        .section = CN_SECTION_##section_, .name = name_, .type = CN_OPTION_##type_,      \
+        .offset = offsetof(struct cn_config, field_), .fallback = fallback_, __VA_ARGS__ \
+    }
+
+#define RESULT CN_OPTION_RESULT
+#define ZERO_OK CN_OPTION_ZERO_OK
+#define ABOVE_MIN CN_OPTION_ABOVE_MIN
+#define POW2 CN_OPTION_POW2
+#define FROM_MODEL CN_OPTION_FROM_MODEL
+#define REQUIRED CN_OPTION_REQUIRED
+
+#define U64_MAX_AS_DOUBLE 18446744073709551615.0
+#define TOKENS_MAX 1073741824.0 /* 2^30: lengths and budgets stay far from overflow */
+
+static const cn_option options[] = {
+    ROW(GENERAL, "log-level", ENUM, log_level, "info", .values = "error|warning|info|debug",
+        .help = "most detailed messages to print on standard error"),
+
+    ROW(DEBUG, "dump", STRING, dump, NULL,
+        .help = "write tensors while running: name:layer:step, * for any"),
+
+    ROW(MODEL, "model", STRING, model, NULL, .flags = REQUIRED,
+        .help = "checkpoint directory in the Hugging Face layout"),
+    ROW(MODEL, "tokenizer", STRING, tokenizer, NULL,
+        .help = "directory of tokenizer.json, when it is not the model's"),
+    ROW(MODEL, "load-format", ENUM, load_format, "auto", .values = "auto|safetensors|dummy",
+        .flags = RESULT, .help = "auto is safetensors; dummy makes seeded random weights"),
+    ROW(MODEL, "dtype", ENUM, dtype, "auto", .values = "auto|float32", .flags = RESULT,
+        .help = "what activations are computed in; the CPU computes in float32"),
+    ROW(MODEL, "max-model-len", U32, max_model_len, "0", .min = 1, .max = TOKENS_MAX,
+        .flags = RESULT | ZERO_OK,
+        .help = "longest prompt plus output in tokens; 0 takes it from config.json"),
+    ROW(MODEL, "seed", U64, seed, "0", .min = 0, .max = U64_MAX_AS_DOUBLE, .flags = RESULT,
+        .help = "seed of requests that bring none, and of dummy weights"),
+    ROW(MODEL, "served-model-name", STRING, served_model_name, NULL, .flags = RESULT,
+        .help = "model name in responses; the model's directory when unset"),
+    ROW(MODEL, "generation-config", ENUM, generation_config, "auto", .values = "auto|vllm",
+        .flags = RESULT, .help = "sampling defaults from generation_config.json, or vLLM's alone"),
+    ROW(MODEL, "chat-template", ENUM, chat_template, "auto",
+        .values = "auto|chatml|qwen3|llama3|deepseek_r1", .flags = RESULT,
+        .help = "family of the chat template; auto recognises the checkpoint's own"),
+    ROW(MODEL, "reasoning-parser", ENUM, reasoning_parser, "none",
+        .values = "none|auto|qwen3|deepseek_r1", .flags = RESULT,
+        .help = "split the text inside <think> off into reasoning_content"),
+
+    ROW(ENGINE, "device", ENUM, device, "auto", .values = "auto|cpu",
+        .help = "where the model runs; auto takes the best there is"),
+    ROW(ENGINE, "threads", U32, n_threads, "0", .min = 1, .max = 1024, .flags = ZERO_OK,
+        .help = "CPU threads; 0 is one per core"),
+    ROW(ENGINE, "block-size", U32, block_tokens, "0", .min = 16, .max = 256,
+        .flags = RESULT | ZERO_OK | POW2,
+        .help = "tokens per KV block; 0 is the device's default, 64 on a CPU"),
+    ROW(ENGINE, "kv-cache-memory-bytes", BYTES, kv_cache_memory_bytes, "0", .min = 1,
+        .max = U64_MAX_AS_DOUBLE, .flags = ZERO_OK,
+        .help = "memory of the KV cache, as in 512M or 4G; 0 is 4G, at most a quarter of the RAM"),
+    ROW(ENGINE, "num-gpu-blocks-override", U32, n_blocks_override, "0", .min = 2, .max = TOKENS_MAX,
+        .flags = ZERO_OK, .help = "number of KV blocks, whatever the memory; 0 computes it"),
+    ROW(ENGINE, "max-num-seqs", U32, max_num_seqs, "256", .min = 1, .max = 65536,
+        .help = "most requests that run at once"),
+    ROW(ENGINE, "max-num-batched-tokens", U32, max_num_batched_tokens, "2048", .min = 1,
+        .max = 1048576, .help = "most tokens of one step, prompts and outputs together"),
+    ROW(ENGINE, "enable-prefix-caching", BOOL, enable_prefix_caching, "true",
+        .help = "share the KV blocks of equal prompt beginnings"),
+    ROW(ENGINE, "enable-chunked-prefill", BOOL, enable_chunked_prefill, "true",
+        .help = "split long prompts over several steps, beside running outputs"),
+    ROW(ENGINE, "scheduling-policy", ENUM, scheduling_policy, "fcfs", .values = "fcfs|priority",
+        .help = "order inside a class: arrival, or the request's priority, lower first"),
+    ROW(ENGINE, "max-queue", U32, max_queue, "4096", .min = 1, .max = 16777216,
+        .help = "most requests that wait; one more is refused as busy"),
+
+    ROW(KV, "kv-policy", ENUM, kv.policy, "full", .values = "full|window|zip", .flags = RESULT,
+        .json = "kv.policy", .help = "what happens to a request's KV cache as it grows"),
+    ROW(KV, "kv-budget", U32, kv.budget_tokens, "2048", .min = 1, .max = TOKENS_MAX,
+        .flags = RESULT, .json = "kv.budget",
+        .help = "tokens kept per layer and head, rounded up to the block size"),
+    ROW(KV, "kv-window", U32, kv.window_tokens, "16", .min = 1, .max = 4096, .flags = RESULT,
+        .json = "kv.window", .help = "queries that score the cache; a request may ask for fewer"),
+    ROW(KV, "kv-sinks", U32, kv.sink_tokens, "4", .min = 0, .max = TOKENS_MAX, .flags = RESULT,
+        .json = "kv.sinks", .help = "first tokens that the window policy always keeps"),
+    ROW(KV, "kv-global", BOOL, kv.global_score, "true", .flags = RESULT, .json = "kv.global",
+        .help = "carry a decayed score from one compression to the next"),
+    ROW(KV, "kv-alpha", F32, kv.alpha, "0.8", .min = 0, .max = 1, .flags = RESULT,
+        .json = "kv.alpha", .help = "decay of the global score"),
+    ROW(KV, "kv-pooling", ENUM, kv.pooling, "first", .values = "first|never|always",
+        .flags = RESULT, .json = "kv.pooling",
+        .help = "at which compressions of a request scores are max-pooled"),
+    ROW(KV, "kv-redundancy", ENUM, kv.redundancy, "lightning", .values = "lightning|flash|none",
+        .flags = RESULT, .json = "kv.redundancy",
+        .help = "compare keys inside a block, all keys, or none"),
+    ROW(KV, "kv-p", F32, kv.redundancy_p, "0.5", .min = -1, .max = 1, .flags = RESULT,
+        .json = "kv.p", .help = "cosine above which two keys count as twins"),
+    ROW(KV, "kv-tau", F32, kv.redundancy_tau, "0.4", .min = 0, .max = 100,
+        .flags = RESULT | ABOVE_MIN, .json = "kv.tau",
+        .help = "temperature of the redundancy softmax"),
+    ROW(KV, "kv-lambda", F32, kv.lambda, "0.2", .min = 0, .max = 1, .flags = RESULT,
+        .json = "kv.lambda", .help = "weight of attention against redundancy"),
+    ROW(KV, "kv-combine", ENUM, kv.combine, "convex", .values = "convex|subtract", .flags = RESULT,
+        .json = "kv.combine", .help = "lambda*S - (1-lambda)*R, or S - lambda*R"),
+    ROW(KV, "kv-policies", SET, kv_policies, "full", .values = "full|window|zip",
+        .help =
+            "policies that requests may bring beside --kv-policy; memory is set aside for them"),
+    ROW(KV, "hybrid-scheduling", BOOL, hybrid_scheduling, "true",
+        .help = "admit requests that wait for a query slot as far as they can run without"),
+    ROW(KV, "sync-compression", BOOL, sync_compression, "false",
+        .help = "compress inside the step, not beside it"),
+
+    ROW(SAMPLING, "n", U32, sampling.n, "1", .min = 1, .max = 1024, .flags = RESULT, .json = "n",
+        .help = "samples per request"),
+    ROW(SAMPLING, "temperature", F32, sampling.temperature, "1", .min = 0, .max = 100,
+        .flags = RESULT | FROM_MODEL, .json = "temperature", .help = "0 is greedy"),
+    ROW(SAMPLING, "top-p", F32, sampling.top_p, "1", .min = 0, .max = 1,
+        .flags = RESULT | FROM_MODEL | ABOVE_MIN, .json = "top_p",
+        .help = "sample from the likeliest tokens that reach this probability; 1 is off"),
+    ROW(SAMPLING, "top-k", I32, sampling.top_k, "0", .min = -1, .max = INT32_MAX,
+        .flags = RESULT | FROM_MODEL, .json = "top_k",
+        .help = "sample from the likeliest tokens, this many; 0 or -1 is off"),
+    ROW(SAMPLING, "min-p", F32, sampling.min_p, "0", .min = 0, .max = 1,
+        .flags = RESULT | FROM_MODEL, .json = "min_p",
+        .help = "least probability relative to the likeliest token's; 0 is off"),
+    ROW(SAMPLING, "presence-penalty", F32, sampling.presence_penalty, "0", .min = -2, .max = 2,
+        .flags = RESULT, .json = "presence_penalty",
+        .help = "taken off the logit of a token the output already has"),
+    ROW(SAMPLING, "frequency-penalty", F32, sampling.frequency_penalty, "0", .min = -2, .max = 2,
+        .flags = RESULT, .json = "frequency_penalty",
+        .help = "taken off a logit for each time the output has the token"),
+    ROW(SAMPLING, "repetition-penalty", F32, sampling.repetition_penalty, "1", .min = 0, .max = 10,
+        .flags = RESULT | FROM_MODEL | ABOVE_MIN, .json = "repetition_penalty",
+        .help = "divides logits of tokens in prompt or output; 1 is off"),
+    ROW(SAMPLING, "max-tokens", U32, sampling.max_tokens, NULL, .min = 1, .max = TOKENS_MAX,
+        .flags = RESULT | FROM_MODEL, .json = "max_tokens",
+        .help = "most tokens to generate; up to the context length when unset"),
+    ROW(SAMPLING, "min-tokens", U32, sampling.min_tokens, "0", .min = 0, .max = TOKENS_MAX,
+        .flags = RESULT, .json = "min_tokens",
+        .help = "fewest tokens to generate before an end is allowed"),
+    ROW(SAMPLING, "ignore-eos", BOOL, sampling.ignore_eos, "false", .flags = RESULT,
+        .json = "ignore_eos", .help = "generate on past the end-of-sequence token"),
+    ROW(SAMPLING, "include-stop-str-in-output", BOOL, sampling.include_stop_str_in_output, "false",
+        .flags = RESULT, .json = "include_stop_str_in_output",
+        .help = "keep the stop string at the end of the text"),
+    ROW(SAMPLING, "skip-special-tokens", BOOL, sampling.skip_special_tokens, "true",
+        .flags = RESULT, .json = "skip_special_tokens",
+        .help = "leave special tokens out of the text"),
+    ROW(SAMPLING, "thinking-token-budget", I32, sampling.thinking_token_budget, "-1", .min = -1,
+        .max = TOKENS_MAX, .flags = RESULT, .json = "thinking_token_budget",
+        .help = "most tokens inside <think> before it is closed; -1 is no limit"),
+    ROW(SAMPLING, "repetition-max-pattern-size", U32, sampling.repetition_max_pattern_size, "0",
+        .min = 0, .max = 4096, .flags = RESULT, .json = "repetition_detection.max_pattern_size",
+        .help = "longest pattern of tokens that counts as a loop; 0 looks for none"),
+    ROW(SAMPLING, "repetition-min-pattern-size", U32, sampling.repetition_min_pattern_size, "0",
+        .min = 0, .max = 4096, .flags = RESULT, .json = "repetition_detection.min_pattern_size",
+        .help = "shortest pattern that counts as a loop"),
+    ROW(SAMPLING, "repetition-min-count", U32, sampling.repetition_min_count, "0", .min = 0,
+        .max = 65536, .flags = RESULT, .json = "repetition_detection.min_count",
+        .help = "repeats of the pattern that end a request"),
+
+    ROW(RUN_BATCH, "input-file", STRING, input_file, NULL, .short_name = 'i', .flags = REQUIRED,
+        .help = "requests, one JSON object a line; - is standard input"),
+    ROW(RUN_BATCH, "output-file", STRING, output_file, NULL, .short_name = 'o', .flags = REQUIRED,
+        .help = "answers, appended as they finish; - is standard output"),
+    ROW(RUN_BATCH, "prompt-field", STRING, prompt_field, NULL, .flags = RESULT,
+        .help = "take any JSONL: the field that holds the prompt, sent as a user message"),
+    ROW(RUN_BATCH, "id-field", STRING, id_field, NULL, .flags = RESULT,
+        .help = "with --prompt-field: the field of the id; the line number when unset"),
+    ROW(RUN_BATCH, "answer-field", STRING, answer_field, NULL, .flags = RESULT,
+        .help = "field of the reference answer for --grade"),
+    ROW(RUN_BATCH, "grade", ENUM, grade, "none", .values = "none|exact|boxed|last-number",
+        .flags = RESULT,
+        .help = "compare answers with the reference: whole text, last \\boxed{}, last number"),
+    ROW(RUN_BATCH, "resume", BOOL, resume, "false",
+        .help = "go on with an output file: repair its last line, repeat nothing it holds"),
+    ROW(RUN_BATCH, "retry-errors", BOOL, retry_errors, "false",
+        .help = "with --resume: ask again what ended in an error"),
+    ROW(RUN_BATCH, "strict", BOOL, strict, "false", .help = "stop at the first error line"),
+    ROW(RUN_BATCH, "until", TIME, until_minutes, NULL,
+        .help = "admit nothing after this local time, finish what runs, leave the rest to resume"),
+    ROW(RUN_BATCH, "max-inflight", U32, max_inflight, "1024", .min = 1, .max = 16777216,
+        .help = "most requests read ahead and not yet answered"),
+    ROW(RUN_BATCH, "summary-json", STRING, summary_json, NULL,
+        .help = "also write the summary to this file"),
+    ROW(RUN_BATCH, "progress", ENUM, progress, "auto", .values = "auto|bar|plain|none",
+        .help = "auto is a bar on a terminal and plain lines elsewhere"),
+
+    ROW(BENCH, "dataset-name", ENUM, dataset_name, "random", .values = "random|sharegpt|custom",
+        .help = "random token ids, ShareGPT JSON, or JSONL with a prompt field"),
+    ROW(BENCH, "dataset-path", STRING, dataset_path, NULL, .help = "file of the dataset"),
+    ROW(BENCH, "input-len", U32, input_len, "1024", .min = 1, .max = TOKENS_MAX,
+        .help = "prompt tokens of a random request"),
+    ROW(BENCH, "output-len", U32, output_len, "128", .min = 1, .max = TOKENS_MAX,
+        .help = "tokens generated per request; with a dataset: its own lengths unless given"),
+    ROW(BENCH, "num-prompts", U32, num_prompts, "1000", .min = 1, .max = 16777216,
+        .help = "requests to run"),
+    ROW(BENCH, "random-range-ratio", F32, random_range_ratio, "0", .min = 0, .max = 0.99,
+        .help = "random lengths are uniform in length * (1 - ratio) to length * (1 + ratio)"),
+    ROW(BENCH, "output-json", STRING, output_json, NULL, .help = "also write the figures here"),
+    ROW(BENCH, "disable-detokenize", BOOL, disable_detokenize, "false",
+        .help = "measure without turning tokens into text"),
+};
+
+_Static_assert(sizeof options / sizeof *options <= CN_OPTION_MAX, "raise CN_OPTION_MAX");
+_Static_assert(sizeof(cn_opt_grade) == sizeof(int) && sizeof(cn_kv_policy) == sizeof(int),
+               "enumerated options are stored as int");
+
+const cn_option *cn_options(size_t *n)
+{
+    *n = sizeof options / sizeof *options;
+    return options;
+}
+
+const char *cn_section_name(cn_option_section s)
+{
+    switch (s) {
+    case CN_SECTION_GENERAL:
+        return "general";
+    case CN_SECTION_MODEL:
+        return "model";
+    case CN_SECTION_ENGINE:
+        return "engine";
+    case CN_SECTION_KV:
+        return "kv";
+    case CN_SECTION_SAMPLING:
+        return "sampling";
+    case CN_SECTION_RUN_BATCH:
+        return "run-batch";
+    case CN_SECTION_BENCH:
+        return "bench";
+    case CN_SECTION_DEBUG:
+        return "debug";
+    }
+    return "?";
+}

@@ -1,0 +1,228 @@
+/* options.h - every option of cinch, once. A row of the table (option_table.c) gives the command
+ * line flag, the key a request's JSON may carry, bounds, default, --help, docs/CONFIG.md and the
+ * manual page. Nothing else in the tree parses a flag or reads the environment.
+ *
+ * Owner: whoever created the cn_config. Thread: any, one at a time; the table is constant.
+ * Stage: before a request exists (configuration) and 1 (a request's own fields). */
+#ifndef CN_OPTIONS_H
+#define CN_OPTIONS_H
+
+#include <jansson.h>
+
+#include "engine/base.h"
+
+/* ---- values of the enumerated options, in the order of their names in the table ---- */
+typedef enum cn_opt_load_format {
+    CN_OPT_LOAD_AUTO, /* safetensors */
+    CN_OPT_LOAD_SAFETENSORS,
+    CN_OPT_LOAD_DUMMY /* seeded random weights from config.json alone */
+} cn_opt_load_format;
+typedef enum cn_opt_dtype { CN_OPT_DTYPE_AUTO, CN_OPT_DTYPE_FLOAT32 } cn_opt_dtype;
+typedef enum cn_opt_generation_config {
+    CN_OPT_GENERATION_AUTO, /* the checkpoint's generation_config.json */
+    CN_OPT_GENERATION_VLLM  /* vLLM's defaults, the file ignored */
+} cn_opt_generation_config;
+typedef enum cn_opt_chat_template {
+    CN_OPT_CHAT_AUTO,
+    CN_OPT_CHAT_CHATML,
+    CN_OPT_CHAT_QWEN3,
+    CN_OPT_CHAT_LLAMA3,
+    CN_OPT_CHAT_DEEPSEEK_R1
+} cn_opt_chat_template;
+typedef enum cn_opt_reasoning_parser {
+    CN_OPT_REASONING_NONE,
+    CN_OPT_REASONING_AUTO, /* on when the chat template is of a thinking family */
+    CN_OPT_REASONING_QWEN3,
+    CN_OPT_REASONING_DEEPSEEK_R1
+} cn_opt_reasoning_parser;
+typedef enum cn_opt_device { CN_OPT_DEVICE_AUTO, CN_OPT_DEVICE_CPU } cn_opt_device;
+typedef enum cn_opt_scheduling {
+    CN_OPT_SCHEDULING_FCFS,
+    CN_OPT_SCHEDULING_PRIORITY
+} cn_opt_scheduling;
+typedef enum cn_opt_grade {
+    CN_OPT_GRADE_NONE,
+    CN_OPT_GRADE_EXACT,      /* the answer, trimmed, equals the reference */
+    CN_OPT_GRADE_BOXED,      /* the last \boxed{...} equals the reference */
+    CN_OPT_GRADE_LAST_NUMBER /* the last number equals the reference */
+} cn_opt_grade;
+typedef enum cn_opt_progress {
+    CN_OPT_PROGRESS_AUTO, /* a bar on a terminal, plain lines elsewhere */
+    CN_OPT_PROGRESS_BAR,
+    CN_OPT_PROGRESS_PLAIN,
+    CN_OPT_PROGRESS_NONE
+} cn_opt_progress;
+typedef enum cn_opt_dataset {
+    CN_OPT_DATASET_RANDOM,   /* seeded random token ids */
+    CN_OPT_DATASET_SHAREGPT, /* ShareGPT JSON: first human and assistant turn */
+    CN_OPT_DATASET_CUSTOM    /* JSONL with a "prompt" field */
+} cn_opt_dataset;
+
+enum { CN_OPTION_MAX = 128 };
+
+/* ---- the configuration: one field per row, defaults from cn_config_create() ---- */
+struct cn_config {
+    bool help; /* --help was among the arguments */
+
+    /* general */
+    cn_log_lvl log_level;
+
+    /* debug */
+    char *dump; /* "name:layer:step" or NULL */
+
+    /* model */
+    char *model;     /* directory */
+    char *tokenizer; /* directory; NULL = model */
+    cn_opt_load_format load_format;
+    cn_opt_dtype dtype;
+    uint32_t max_model_len; /* 0 = from config.json */
+    uint64_t seed;
+    char *served_model_name; /* NULL = model as given */
+    cn_opt_generation_config generation_config;
+    cn_opt_chat_template chat_template;
+    cn_opt_reasoning_parser reasoning_parser;
+
+    /* engine */
+    cn_opt_device device;
+    uint32_t n_threads;             /* 0 = cores */
+    uint32_t block_tokens;          /* 0 = the backend's default */
+    uint64_t kv_cache_memory_bytes; /* 0 = auto */
+    uint32_t n_blocks_override;     /* 0 = from the memory */
+    uint32_t max_num_seqs;
+    uint32_t max_num_batched_tokens;
+    bool enable_prefix_caching;
+    bool enable_chunked_prefill;
+    cn_opt_scheduling scheduling_policy;
+    uint32_t max_queue; /* requests waiting; beyond it a submit is CN_ERR_BUSY */
+
+    /* kv: what a request gets when its own kv object says nothing */
+    cn_kv_params kv;
+    uint32_t kv_policies; /* bit 1 << cn_kv_policy: what may arrive beside kv.policy */
+    bool hybrid_scheduling;
+    bool sync_compression;
+
+    /* sampling: vLLM's defaults, and whatever was given (cn_config_is_given) */
+    cn_sampling sampling;
+
+    /* run-batch */
+    char *input_file, *output_file; /* "-" = standard input, output */
+    char *prompt_field, *id_field, *answer_field;
+    cn_opt_grade grade;
+    bool resume, retry_errors, strict;
+    int32_t until_minutes; /* local time of day, minutes after midnight; -1 = never */
+    uint32_t max_inflight;
+    char *summary_json; /* path or NULL */
+    cn_opt_progress progress;
+
+    /* bench */
+    cn_opt_dataset dataset_name;
+    char *dataset_path;
+    uint32_t input_len, output_len, num_prompts;
+    float random_range_ratio;
+    char *output_json;
+    bool disable_detokenize;
+
+    bool given[CN_OPTION_MAX]; /* by row: set by the user, not by default */
+};
+
+/* ---- the table ---- */
+typedef enum cn_option_type {
+    CN_OPTION_BOOL,  /* bool; --name, --no-name, or --name=true|false */
+    CN_OPTION_U32,   /* uint32_t */
+    CN_OPTION_I32,   /* int32_t */
+    CN_OPTION_U64,   /* uint64_t */
+    CN_OPTION_F32,   /* float */
+    CN_OPTION_BYTES, /* uint64_t; "2G" = 2 * 1024^3, "2g" = 2 * 1000^3 */
+    CN_OPTION_ENUM,  /* a C enum: the index of the name in `values` */
+    CN_OPTION_SET,   /* uint32_t: bit 1 << index for each name of a comma list */
+    CN_OPTION_TIME,  /* int32_t: HH:MM as minutes after midnight */
+    CN_OPTION_STRING /* char *, owned, not empty; NULL = unset */
+} cn_option_type;
+
+/* A section is what a subcommand accepts as a whole: bits, so that a command can name several. */
+typedef enum cn_option_section {
+    CN_SECTION_GENERAL = 1 << 0,
+    CN_SECTION_MODEL = 1 << 1,
+    CN_SECTION_ENGINE = 1 << 2,
+    CN_SECTION_KV = 1 << 3,
+    CN_SECTION_SAMPLING = 1 << 4,
+    CN_SECTION_RUN_BATCH = 1 << 5,
+    CN_SECTION_BENCH = 1 << 6,
+    CN_SECTION_DEBUG = 1 << 7
+} cn_option_section;
+enum { CN_N_SECTIONS = 8 };
+const char *cn_section_name(cn_option_section s); /* "run-batch" */
+
+/* What a cn_config made for the library may set: the options of the engine itself. */
+enum {
+    CN_SECTIONS_LIBRARY =
+        CN_SECTION_GENERAL | CN_SECTION_MODEL | CN_SECTION_ENGINE | CN_SECTION_SAMPLING
+};
+
+enum {
+    CN_OPTION_RESULT = 1 << 0,     /* changes what a request is answered */
+    CN_OPTION_ZERO_OK = 1 << 1,    /* 0 is allowed below min; the help says what it means */
+    CN_OPTION_ABOVE_MIN = 1 << 2,  /* min itself is excluded */
+    CN_OPTION_POW2 = 1 << 3,       /* a power of two (or an allowed 0) */
+    CN_OPTION_FROM_MODEL = 1 << 4, /* generation_config.json speaks before the default */
+    CN_OPTION_REQUIRED = 1 << 5
+};
+
+typedef struct cn_option {
+    const char *name; /* the flag without its dashes */
+    char short_name;  /* 'i' for -i, or 0 */
+    cn_option_type type;
+    cn_option_section section;
+    uint32_t flags;
+    size_t offset;        /* in cn_config */
+    const char *fallback; /* the default as text, or NULL: unset (all bits zero) */
+    double min, max;      /* numbers only */
+    const char *values;   /* ENUM and SET: "full|window|zip", in the order of the C enum */
+    const char *json;     /* key in a request's body, "kv.budget" = budget in its kv object */
+    const char *help;
+} cn_option;
+
+const cn_option *cn_options(size_t *n);
+const cn_option *cn_option_find(const char *name); /* '_' equals '-'; NULL when unknown */
+
+/* The option's value in c as text the parser would take back; appends nothing when unset. */
+cn_status cn_option_format(const cn_option *o, const cn_config *c, cn_buf *out);
+
+/* ---- command line ----
+ * Parses argv[1..argc) into c. Flags: --name value, --name=value, --bool, --no-bool, and -x value
+ * for rows with a short name. Options and positional arguments may mix; "--" ends the options. On
+ * return argv is reordered so that argv[*first_positional .. argc) are the positional ones. With
+ * first_positional NULL a positional argument is an error.
+ * CN_ERR_ARG names an unknown option and the nearest known one, an option of a section outside
+ * `sections`, or a bad value with its bounds. --help sets c->help and ends parsing. */
+cn_status cn_config_parse_args(cn_config *c, uint32_t sections, int argc, char **argv,
+                               int *first_positional);
+
+/* The checks that need more than one option, and the required ones of `sections`. CN_ERR_ARG with
+ * the numbers and the option to change. */
+cn_status cn_config_validate(const cn_config *c, uint32_t sections);
+
+/* Whether the user chose this option, as against its default. The name must be a row. */
+bool cn_config_is_given(const cn_config *c, const char *name);
+
+/* Writes the sampling options the user chose over *io. The defaults of an engine are c->sampling,
+ * then the checkpoint's generation_config.json, then this. */
+void cn_config_overlay_sampling(const cn_config *c, cn_sampling *io);
+
+/* "name=value" lines of the options that change results, in table order: what a resumed run must
+ * share with the one it continues. Paths of the checkpoint are not in it, the caller adds the
+ * checkpoint's own fingerprint. The hash is of that text. */
+cn_status cn_config_result_text(const cn_config *c, cn_buf *out);
+cn_status cn_config_result_hash(const cn_config *c, uint64_t *out);
+
+/* ---- a request's JSON ----
+ * Sets the field of *s or *kv that the body's `key` names, out of `sections` (sampling, kv), with
+ * the row's bounds. null keeps what is there. An object sets its members ("kv": {...}); an unknown
+ * member is an error. *known tells whether the key is a row's; when it is not, nothing changed. */
+cn_status cn_request_set_json(cn_sampling *s, cn_kv_params *kv, uint32_t sections, const char *key,
+                              json_t *value, bool *known);
+
+/* ---- printing ---- */
+void cn_config_help(FILE *f, uint32_t sections);
+
+#endif

@@ -1,0 +1,387 @@
+/* test_options.c - the option table: its own consistency, flags, bounds, JSON keys, fingerprint. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "engine/option_value.h"
+
+enum { ALL_SECTIONS = (1 << CN_N_SECTIONS) - 1, MAX_ARGS = 32 };
+
+static int make_config(void **state)
+{
+    *state = cn_config_create();
+    return *state ? 0 : -1;
+}
+
+static int free_config(void **state)
+{
+    cn_config_free(*state);
+    return 0;
+}
+
+/* Parses the words of `line` as arguments; words separated by single blanks. */
+static cn_status parse_line(cn_config *c, uint32_t sections, const char *line, int *first,
+                            char *rest)
+{
+    char *copy = strdup(line), *save = NULL;
+    char *argv[MAX_ARGS] = {"cinch"};
+    int argc = 1;
+    for (char *w = strtok_r(copy, " ", &save); w; w = strtok_r(NULL, " ", &save)) argv[argc++] = w;
+    cn_status status = cn_config_parse_args(c, sections, argc, argv, first);
+    if (first && rest && status == CN_OK) {
+        rest[0] = '\0';
+        for (int i = *first; i < argc; i++) strcat(strcat(rest, argv[i]), ";");
+    }
+    free(copy);
+    return status;
+}
+
+static void expect_refused(uint32_t sections, const char *line, const char *needle)
+{
+    cn_config *c = cn_config_create();
+    assert_int_equal(parse_line(c, sections, line, NULL, NULL), CN_ERR_ARG);
+    if (!strstr(cn_last_error(), needle)) fail_msg("%s: got '%s'", line, cn_last_error());
+    cn_config_free(c);
+}
+
+static void rows_are_consistent(void **state)
+{
+    (void)state;
+    size_t n;
+    const cn_option *o = cn_options(&n);
+    for (size_t i = 0; i < n; i++) {
+        assert_ptr_equal(cn_option_find(o[i].name), &o[i]); /* no name twice */
+        assert_true(o[i].offset < offsetof(struct cn_config, given));
+        assert_non_null(o[i].help);
+        assert_int_equal(__builtin_popcount(o[i].section), 1);
+        assert_string_not_equal(cn_section_name(o[i].section), "?");
+        bool named = o[i].type == CN_OPTION_ENUM || o[i].type == CN_OPTION_SET;
+        assert_int_equal(named, o[i].values != NULL);
+        if (o[i].type <= CN_OPTION_BYTES && o[i].type != CN_OPTION_BOOL)
+            assert_true(o[i].max > o[i].min);
+        if (o[i].type == CN_OPTION_BOOL) assert_non_null(o[i].fallback);
+        bool per_request = o[i].section == CN_SECTION_SAMPLING || o[i].section == CN_SECTION_KV;
+        if (o[i].json) assert_true(per_request);
+        for (size_t j = 0; j < i; j++) {
+            assert_true(o[i].offset != o[j].offset);
+            assert_true(!o[i].short_name || o[i].short_name != o[j].short_name);
+            assert_true(!o[i].json || !o[j].json || strcmp(o[i].json, o[j].json) != 0);
+        }
+    }
+}
+
+/* Every enumerated row ends where its C enum ends. */
+static void enum_names_match_their_enums(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *option, *last;
+        int index;
+    } rows[] = {
+        {"log-level", "debug", CN_LOG_DEBUG},
+        {"load-format", "dummy", CN_OPT_LOAD_DUMMY},
+        {"dtype", "float32", CN_OPT_DTYPE_FLOAT32},
+        {"generation-config", "vllm", CN_OPT_GENERATION_VLLM},
+        {"chat-template", "deepseek_r1", CN_OPT_CHAT_DEEPSEEK_R1},
+        {"reasoning-parser", "deepseek_r1", CN_OPT_REASONING_DEEPSEEK_R1},
+        {"device", "cpu", CN_OPT_DEVICE_CPU},
+        {"scheduling-policy", "priority", CN_OPT_SCHEDULING_PRIORITY},
+        {"kv-policy", "zip", CN_KV_ZIP},
+        {"kv-policies", "zip", CN_KV_ZIP},
+        {"kv-pooling", "always", CN_POOLING_ALWAYS},
+        {"kv-redundancy", "none", CN_REDUNDANCY_NONE},
+        {"kv-combine", "subtract", CN_COMBINE_SUBTRACT},
+        {"grade", "last-number", CN_OPT_GRADE_LAST_NUMBER},
+        {"progress", "none", CN_OPT_PROGRESS_NONE},
+        {"dataset-name", "custom", CN_OPT_DATASET_CUSTOM},
+    };
+    size_t n, n_enums = 0;
+    const cn_option *o = cn_options(&n);
+    for (size_t i = 0; i < n; i++) n_enums += o[i].values != NULL;
+    assert_int_equal(n_enums, sizeof rows / sizeof *rows);
+    for (size_t i = 0; i < n_enums; i++) {
+        const cn_option *row = cn_option_find(rows[i].option);
+        assert_non_null(row);
+        assert_int_equal(cn_option_name_index(row, rows[i].last, strlen(rows[i].last)),
+                         rows[i].index);
+        assert_string_equal(row->values + strlen(row->values) - strlen(rows[i].last), rows[i].last);
+    }
+}
+
+static void defaults_are_the_tables(void **state)
+{
+    const cn_config *c = *state;
+    assert_int_equal(c->max_num_seqs, 256);
+    assert_int_equal(c->max_num_batched_tokens, 2048);
+    assert_true(c->enable_prefix_caching);
+    assert_true(c->sampling.temperature == 1.0f && c->sampling.repetition_penalty == 1.0f);
+    assert_int_equal(c->sampling.logprobs, -1);
+    assert_int_equal(c->sampling.thinking_token_budget, -1);
+    assert_int_equal(c->sampling.max_tokens, 0);
+    assert_int_equal(c->until_minutes, -1);
+    assert_int_equal(c->kv_policies, 1 << CN_KV_FULL);
+    assert_null(c->model);
+    assert_false(cn_config_is_given(c, "max-num-seqs"));
+}
+
+static void every_value_prints_and_reads_back(void **state)
+{
+    cn_config *c = *state;
+    static const char *const values[][2] = {
+        {"kv-alpha", "0.3"},
+        {"until", "07:05"},
+        {"kv-policies", "full,zip"},
+        {"top-k", "-1"},
+        {"enable-prefix-caching", "false"},
+        {"progress", "plain"},
+        {"seed", "18446744073709551615"},
+        {"model", "a dir"},
+        {"kv-cache-memory-bytes", "1536"},
+        {"max-num-seqs", "65536"},
+        {"temperature", "0.699999988"},
+    };
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+        const cn_option *o = cn_option_find(values[i][0]);
+        cn_buf text = {0};
+        assert_int_equal(cn_option_set_text(c, o, values[i][1]), CN_OK);
+        assert_int_equal(cn_option_format(o, c, &text), CN_OK);
+        if (o->type == CN_OPTION_F32)
+            assert_true(strtof(text.data, NULL) == strtof(values[i][1], NULL));
+        else
+            assert_string_equal(text.data, values[i][1]);
+        cn_buf_free(&text);
+    }
+}
+
+static void flags_take_every_form(void **state)
+{
+    cn_config *c = *state;
+    int first = 0;
+    char rest[256];
+    const char *line = "one --max-num-seqs 7 --kv_cache_memory_bytes=2M --no-enable-prefix-caching "
+                       "-i in.jsonl two --strict --top-k -1 --resume=false -o - -- --three";
+    assert_int_equal(parse_line(c, ALL_SECTIONS, line, &first, rest), CN_OK);
+    assert_string_equal(rest, "one;two;--three;");
+    assert_int_equal(c->max_num_seqs, 7);
+    assert_int_equal(c->kv_cache_memory_bytes, 2 << 20);
+    assert_false(c->enable_prefix_caching);
+    assert_string_equal(c->input_file, "in.jsonl");
+    assert_string_equal(c->output_file, "-");
+    assert_int_equal(c->sampling.top_k, -1);
+    assert_true(c->strict);
+    assert_false(c->resume);
+    assert_true(cn_config_is_given(c, "resume"));
+    assert_int_equal(parse_line(c, ALL_SECTIONS, "--model a --model b", NULL, NULL), CN_OK);
+    assert_string_equal(c->model, "b"); /* the last one counts */
+    assert_int_equal(parse_line(c, 0, "--help --nonsense", NULL, NULL), CN_OK);
+    assert_true(c->help);
+}
+
+static void bad_flags_are_named(void **state)
+{
+    (void)state;
+    expect_refused(ALL_SECTIONS, "--max-num-seq 3", "did you mean --max-num-seqs?");
+    expect_refused(ALL_SECTIONS, "--xyzzyxyzzyxyzzy 3", "--help");
+    expect_refused(ALL_SECTIONS, "--no-max-num-seqs", "only a switch");
+    expect_refused(ALL_SECTIONS, "--no-strict=true", "only a switch");
+    expect_refused(ALL_SECTIONS, "--model", "needs a value");
+    expect_refused(ALL_SECTIONS, "--model --seed", "needs a value");
+    expect_refused(ALL_SECTIONS, "--model=", "not empty");
+    expect_refused(ALL_SECTIONS, "-x 1", "unknown option -x");
+    expect_refused(ALL_SECTIONS, "-input 1", "unknown option -input");
+    expect_refused(ALL_SECTIONS, "stray", "stray argument 'stray'");
+    expect_refused(ALL_SECTIONS, "--=1", "unknown option");
+    expect_refused(CN_SECTION_MODEL, "--strict", "run-batch section");
+    expect_refused(CN_SECTION_MODEL, "-i x", "run-batch section");
+    /* A prefix of a name is not the name: a later option must not change what a script means. */
+    expect_refused(ALL_SECTIONS, "--max-num-batched 3", "unknown option");
+}
+
+static void bad_values_are_named_with_bounds(void **state)
+{
+    (void)state;
+    expect_refused(ALL_SECTIONS, "--max-num-seqs 0", "max-num-seqs 0: want a whole number from 1");
+    expect_refused(ALL_SECTIONS, "--max-num-seqs 1.5", "whole number");
+    expect_refused(ALL_SECTIONS, "--max-num-seqs 0x10", "whole number");
+    expect_refused(ALL_SECTIONS, "--max-num-seqs 99999999999999999999", "65536");
+    expect_refused(ALL_SECTIONS, "--block-size 48", "power of two from 16 to 256, or 0");
+    expect_refused(ALL_SECTIONS, "--block-size 8", "power of two");
+    expect_refused(ALL_SECTIONS, "--top-p 0", "above 0 up to 1");
+    expect_refused(ALL_SECTIONS, "--temperature nan", "a number");
+    expect_refused(ALL_SECTIONS, "--temperature inf", "a number");
+    expect_refused(ALL_SECTIONS, "--temperature=-0.1", "a number");
+    expect_refused(ALL_SECTIONS, "--seed -1", "whole number");
+    expect_refused(ALL_SECTIONS, "--seed 18446744073709551616", "whole number");
+    expect_refused(ALL_SECTIONS, "--kv-cache-memory-bytes 4Q", "K, M, G or T");
+    expect_refused(ALL_SECTIONS, "--kv-cache-memory-bytes 99999999T", "K, M, G or T");
+    expect_refused(ALL_SECTIONS, "--progress fancy", "auto|bar|plain|none");
+    expect_refused(ALL_SECTIONS, "--kv-policies full,,zip", "comma list");
+    expect_refused(ALL_SECTIONS, "--until 24:00", "HH:MM");
+    expect_refused(ALL_SECTIONS, "--until 7:00", "HH:MM");
+    expect_refused(ALL_SECTIONS, "--until 07:000", "HH:MM");
+    expect_refused(ALL_SECTIONS, "--strict=1", "true or false");
+}
+
+static void library_sets_engine_options_only(void **state)
+{
+    cn_config *c = *state;
+    assert_int_equal(cn_config_set(c, "max-num-seqs", "9"), CN_OK);
+    assert_int_equal(c->max_num_seqs, 9);
+    assert_int_equal(cn_config_set(c, "input-file", "x"), CN_ERR_ARG);
+    assert_int_equal(cn_config_set(c, "nonsense", "x"), CN_ERR_ARG);
+    assert_int_equal(cn_config_set(c, "max-num-seqs", ""), CN_ERR_ARG);
+    assert_int_equal(c->max_num_seqs, 9);
+}
+
+static void expect_invalid(uint32_t sections, const char *line, const char *needle)
+{
+    cn_config *c = cn_config_create();
+    assert_int_equal(parse_line(c, sections, line, NULL, NULL), CN_OK);
+    cn_status status = cn_config_validate(c, sections);
+    if (needle) {
+        assert_int_equal(status, CN_ERR_ARG);
+        if (!strstr(cn_last_error(), needle)) fail_msg("%s: got '%s'", line, cn_last_error());
+    } else if (status != CN_OK) {
+        fail_msg("%s: got '%s'", line, cn_last_error());
+    }
+    cn_config_free(c);
+}
+
+static void options_must_fit_each_other(void **state)
+{
+    (void)state;
+    const uint32_t batch = CN_SECTION_RUN_BATCH;
+    expect_invalid(CN_SECTION_MODEL, "", "--model is missing");
+    expect_invalid(CN_SECTION_ENGINE, "--max-num-batched-tokens 128", "max-num-seqs 256");
+    expect_invalid(CN_SECTION_ENGINE, "--max-num-batched-tokens 256", NULL);
+    expect_invalid(CN_SECTION_MODEL | CN_SECTION_ENGINE,
+                   "--model m --max-model-len 4096 --no-enable-chunked-prefill", "4096");
+    expect_invalid(CN_SECTION_SAMPLING, "--min-tokens 5 --max-tokens 4", "min-tokens 5");
+    expect_invalid(CN_SECTION_SAMPLING, "--min-tokens 5", NULL);
+    expect_invalid(CN_SECTION_SAMPLING, "--repetition-max-pattern-size 5",
+                   "repetition-min-count 0");
+    expect_invalid(CN_SECTION_KV, "--kv-budget 64 --kv-window 128", "kv-window 128");
+    expect_invalid(batch, "-i a -o a", "both a");
+    expect_invalid(batch, "-i - -o -", NULL);
+    expect_invalid(batch, "-i a", "--output-file is missing");
+    expect_invalid(batch, "-i a -o - --resume", "--resume");
+    expect_invalid(batch, "-i a -o b --retry-errors", "--resume");
+    expect_invalid(batch, "-i a -o b --id-field id", "--prompt-field");
+    expect_invalid(batch, "-i a -o b --grade exact", "--answer-field");
+    expect_invalid(batch, "-i a -o b --answer-field answer", "--grade");
+    expect_invalid(CN_SECTION_BENCH, "--dataset-name custom", "--dataset-path");
+    expect_invalid(CN_SECTION_BENCH, "--dataset-path x", "--dataset-name");
+    expect_invalid(CN_SECTION_BENCH, "--dataset-path x --dataset-name custom --input-len 5",
+                   "--input-len");
+}
+
+static void sampling_overlay_writes_what_was_given(void **state)
+{
+    cn_config *c = *state;
+    cn_sampling s = c->sampling;
+    s.temperature = 0.6f;
+    s.top_k = 20;
+    s.ignore_eos = true;
+    assert_int_equal(parse_line(c, ALL_SECTIONS, "--top-k 3 --no-ignore-eos", NULL, NULL), CN_OK);
+    cn_config_overlay_sampling(c, &s);
+    assert_true(s.temperature == 0.6f);
+    assert_int_equal(s.top_k, 3);
+    assert_false(s.ignore_eos);
+}
+
+static void result_hash_sees_results_only(void **state)
+{
+    cn_config *c = *state;
+    uint64_t before, after;
+    assert_int_equal(cn_config_result_hash(c, &before), CN_OK);
+    assert_int_equal(
+        parse_line(c, ALL_SECTIONS, "--max-num-seqs 3 --progress none --model x", NULL, NULL),
+        CN_OK);
+    assert_int_equal(cn_config_result_hash(c, &after), CN_OK);
+    assert_true(before == after);
+    assert_int_equal(parse_line(c, ALL_SECTIONS, "--temperature 0.5", NULL, NULL), CN_OK);
+    assert_int_equal(cn_config_result_hash(c, &after), CN_OK);
+    assert_true(before != after);
+}
+
+static cn_status set_json(cn_config *c, const char *key, const char *text, bool *known)
+{
+    json_t *value = json_loads(text, JSON_DECODE_ANY, NULL);
+    assert_non_null(value);
+    cn_status status = cn_request_set_json(&c->sampling, &c->kv,
+                                           CN_SECTION_SAMPLING | CN_SECTION_KV, key, value, known);
+    json_decref(value);
+    return status;
+}
+
+static void json_fields_have_the_rows_bounds(void **state)
+{
+    cn_config *c = *state;
+    bool known;
+    assert_int_equal(set_json(c, "top_p", "0.5", &known), CN_OK);
+    assert_true(known && c->sampling.top_p == 0.5f);
+    assert_int_equal(set_json(c, "top_p", "null", &known), CN_OK);
+    assert_true(known && c->sampling.top_p == 0.5f);
+    assert_int_equal(set_json(c, "max_tokens", "64.0", &known), CN_OK);
+    assert_int_equal(c->sampling.max_tokens, 64);
+    assert_int_equal(set_json(c, "max_tokens", "0", &known), CN_ERR_ARG);
+    assert_int_equal(set_json(c, "max_tokens", "1e300", &known), CN_ERR_ARG);
+    assert_int_equal(set_json(c, "max_tokens", "1.5", &known), CN_ERR_ARG);
+    assert_int_equal(set_json(c, "max_tokens", "true", &known), CN_ERR_ARG);
+    assert_int_equal(set_json(c, "max_tokens", "\"64\"", &known), CN_ERR_ARG);
+    assert_int_equal(set_json(c, "ignore_eos", "1", &known), CN_ERR_ARG);
+    assert_int_equal(set_json(c, "ignore_eos", "true", &known), CN_OK);
+    assert_true(c->sampling.ignore_eos);
+    assert_int_equal(set_json(c, "colour", "1", &known), CN_OK);
+    assert_false(known);
+    assert_int_equal(set_json(c, "kv.budget", "1", &known), CN_OK);
+    assert_false(known); /* a dotted key is not a way round the object */
+}
+
+static void json_objects_set_their_members(void **state)
+{
+    cn_config *c = *state;
+    bool known;
+    assert_int_equal(
+        set_json(c, "kv", "{\"policy\":\"zip\",\"budget\":512,\"global\":false}", &known), CN_OK);
+    assert_true(known);
+    assert_int_equal(c->kv.policy, CN_KV_ZIP);
+    assert_int_equal(c->kv.budget_tokens, 512);
+    assert_false(c->kv.global_score);
+    assert_int_equal(set_json(c, "kv", "{\"budgets\":512}", &known), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "budgets"));
+    assert_int_equal(set_json(c, "kv", "{\"policy\":\"zap\"}", &known), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "full|window|zip"));
+    assert_int_equal(set_json(c, "kv", "3", &known), CN_ERR_ARG);
+    json_t *kv = json_pack("{s:i}", "budget", 9);
+    assert_int_equal(
+        cn_request_set_json(&c->sampling, &c->kv, CN_SECTION_SAMPLING, "kv", kv, &known), CN_OK);
+    json_decref(kv);
+    assert_false(known); /* the kv section was not offered */
+}
+
+#define WITH_CONFIG(f) cmocka_unit_test_setup_teardown(f, make_config, free_config)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_are_consistent),
+        cmocka_unit_test(enum_names_match_their_enums),
+        WITH_CONFIG(defaults_are_the_tables),
+        WITH_CONFIG(every_value_prints_and_reads_back),
+        WITH_CONFIG(flags_take_every_form),
+        cmocka_unit_test(bad_flags_are_named),
+        cmocka_unit_test(bad_values_are_named_with_bounds),
+        WITH_CONFIG(library_sets_engine_options_only),
+        cmocka_unit_test(options_must_fit_each_other),
+        WITH_CONFIG(sampling_overlay_writes_what_was_given),
+        WITH_CONFIG(result_hash_sees_results_only),
+        WITH_CONFIG(json_fields_have_the_rows_bounds),
+        WITH_CONFIG(json_objects_set_their_members),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
