@@ -1,0 +1,93 @@
+/* planner.c - eq. 1 and 2 of the paper in 64-bit integers. See planner.h. */
+#include "engine/planner.h"
+
+#include <unistd.h>
+
+static uint64_t block_bytes(const cn_planner_input *in)
+{
+    const uint64_t slots = (uint64_t)in->n_layers * in->n_kv_heads * in->block_tokens;
+    uint64_t slot_bytes = 2 * (uint64_t)in->head_dim * cn_dtype_bytes(in->kv_dtype);
+    if (in->has_scores) slot_bytes += sizeof(float);
+    if (in->has_origins) slot_bytes += sizeof(uint32_t);
+    return slots * slot_bytes;
+}
+
+static uint64_t query_slot_bytes(const cn_planner_input *in)
+{
+    return (uint64_t)in->n_layers * in->window_tokens * in->n_heads * in->head_dim *
+           cn_dtype_bytes(in->act_dtype);
+}
+
+static uint32_t clamp_u32(uint64_t n) { return n > UINT32_MAX ? UINT32_MAX : (uint32_t)n; }
+
+/* N_total and M out of avail_bytes. */
+static void divide(cn_memory_plan *p, const cn_planner_input *in)
+{
+    const uint64_t n_max = in->n_max_blocks;
+    if (in->n_blocks_override) {
+        p->n_blocks = in->n_blocks_override;
+        p->n_query_slots = n_max ? (uint32_t)(p->n_blocks / n_max) : 0;
+    } else if (n_max == 0) {
+        p->n_blocks = clamp_u32(in->avail_bytes / p->block_bytes);
+    } else {
+        const uint64_t request_bytes = p->block_bytes * n_max + p->query_slot_bytes;
+        p->n_query_slots = clamp_u32(in->avail_bytes / request_bytes);
+        /* avail / (m_kv' + m_q / N_max), multiplied out by N_max to stay in integers. */
+        const unsigned __int128 blocks = (unsigned __int128)in->avail_bytes * n_max / request_bytes;
+        p->n_blocks = blocks > UINT32_MAX ? UINT32_MAX : (uint32_t)blocks;
+    }
+    if (in->window_tokens == 0) p->n_query_slots = 0;
+    if (p->n_query_slots <= in->max_seqs) return;
+    p->n_query_slots = in->max_seqs;
+    if (in->n_blocks_override) return;
+    const uint64_t left = in->avail_bytes - p->n_query_slots * p->query_slot_bytes;
+    p->n_blocks = clamp_u32(left / p->block_bytes);
+}
+
+cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_planner_input *in)
+{
+    CN_ASSERT(in->block_tokens > 0 && in->n_layers > 0 && in->max_seqs > 0);
+    CN_ASSERT(in->window_tokens == 0 || in->n_max_blocks > 0);
+    cn_memory_plan p = {.block_bytes = block_bytes(in), .query_slot_bytes = query_slot_bytes(in)};
+    divide(&p, in);
+
+    /* A block to fill and one to go on in, or one capped request whole. */
+    const uint32_t least = cn_max_u32(2, in->n_max_blocks);
+    const bool short_of_slots = in->window_tokens > 0 && p.n_query_slots == 0;
+    if (p.n_blocks < least || short_of_slots) {
+        const uint64_t need = least * p.block_bytes + p.query_slot_bytes;
+        if (in->n_blocks_override)
+            return cn_fail(CN_ERR_MEMORY,
+                           "%u KV blocks hold no request: one takes %u blocks of %u tokens; raise "
+                           "--num-gpu-blocks-override%s",
+                           p.n_blocks, least, in->block_tokens,
+                           in->n_max_blocks ? " or lower --kv-budget" : "");
+        return cn_fail(CN_ERR_MEMORY,
+                       "%llu bytes of KV cache hold no request: one takes %u blocks of %u tokens, "
+                       "%llu bytes; raise --kv-cache-memory-bytes%s",
+                       (unsigned long long)in->avail_bytes, least, in->block_tokens,
+                       (unsigned long long)need,
+                       in->n_max_blocks ? " or lower --kv-budget" : "");
+    }
+
+    p.kv_bytes = p.n_blocks * p.block_bytes + p.n_query_slots * p.query_slot_bytes;
+    const uint64_t pool_tokens = (uint64_t)p.n_blocks * in->block_tokens;
+    p.max_request_tokens = cn_min_u32(in->max_model_len, clamp_u32(pool_tokens));
+    const uint64_t longest_blocks = cn_ceil_div(in->max_model_len, in->block_tokens);
+    p.concurrency_full = cn_min_u32(in->max_seqs, (uint32_t)(p.n_blocks / longest_blocks));
+    if (in->n_max_blocks)
+        p.concurrency_capped = cn_min_u32(in->max_seqs, p.n_blocks / in->n_max_blocks);
+    if (in->window_tokens)
+        p.concurrency_capped = cn_min_u32(p.concurrency_capped, p.n_query_slots);
+    *out = p;
+    return CN_OK;
+}
+
+uint64_t cn_planner_host_kv_bytes(void)
+{
+    const uint64_t default_bytes = UINT64_C(4) << 30;
+    const long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
+    if (pages <= 0 || page_bytes <= 0) return default_bytes;
+    const uint64_t quarter = (uint64_t)pages * (uint64_t)page_bytes / 4;
+    return quarter < default_bytes ? quarter : default_bytes;
+}

@@ -1,0 +1,53 @@
+/* planner.h - how the memory of the KV cache is divided into blocks and query slots. Pure
+ * arithmetic; the engine obeys it and `cinch plan` prints it.
+ *
+ * Owner: the caller; plain values. Thread: any. Stage: start, before anything is allocated.
+ * Paper: Zipage, eq. 1 and 2 (design §4). All sizes in bytes:
+ *
+ *   m_kv' = L * h_kv * b * (2 * d * sizeof(kv) + sizeof(F) + sizeof(P))   one block, all layers
+ *   m_q   = L * w * h_q * d * sizeof(act)                                 one query slot
+ *   M       = floor(avail / (m_kv' * N_max + m_q))
+ *   N_total = floor(avail / (m_kv' + m_q / N_max))
+ *
+ * M is never more than the requests that may run at once; what those slots leave goes to blocks.
+ * Without a capped policy (N_max = 0) there are no slots: N_total = floor(avail / m_kv'). */
+#ifndef CN_PLANNER_H
+#define CN_PLANNER_H
+
+#include "engine/base.h"
+#include "engine/ops.h"
+
+typedef struct cn_planner_input {
+    uint64_t avail_bytes; /* for blocks, side arrays and query slots */
+    uint32_t n_layers, n_heads, n_kv_heads, head_dim;
+    uint32_t block_tokens; /* b */
+    cn_dtype kv_dtype, act_dtype;
+    bool has_scores;            /* F, f32 */
+    bool has_origins;           /* P, u32 */
+    uint32_t window_tokens;     /* w, rows of a query slot; 0: no declared policy observes queries */
+    uint32_t n_max_blocks;      /* N_max of the default budget; 0: no declared policy has a cap */
+    uint32_t max_model_len;     /* tokens */
+    uint32_t max_seqs;          /* requests running at once */
+    uint32_t n_blocks_override; /* N_total whatever the memory; 0: from avail_bytes */
+} cn_planner_input;
+
+typedef struct cn_memory_plan {
+    uint64_t block_bytes;      /* m_kv' */
+    uint64_t query_slot_bytes; /* m_q */
+    uint64_t kv_bytes;         /* all blocks and all query slots */
+    uint32_t n_blocks;         /* N_total */
+    uint32_t n_query_slots;    /* M; 0 without an observing policy */
+    /* Requests that can run at once whatever they grow to, before any is preempted: of full KV, each
+     * of max_model_len tokens, and of the capped policy at the default budget (0: none declared). */
+    uint32_t concurrency_full, concurrency_capped;
+    uint32_t max_request_tokens; /* longest request of full KV that the pool can hold alone */
+} cn_memory_plan;
+
+/* CN_ERR_MEMORY when not even one request fits; the text has the numbers and the option to
+ * change. */
+cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_planner_input *in);
+
+/* The default of --kv-cache-memory-bytes on a host: 4 GiB, at most a quarter of its memory. */
+uint64_t cn_planner_host_kv_bytes(void);
+
+#endif

@@ -1,0 +1,144 @@
+/* test_planner.c - blocks and query slots against the paper's equations. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "engine/planner.h"
+
+/* Qwen3-8B in bf16 at b = 256, budget 2048: N_max = 9, w = 16. */
+static cn_planner_input qwen3_8b(void)
+{
+    return (cn_planner_input){.avail_bytes = UINT64_C(50) << 30,
+                              .n_layers = 36,
+                              .n_heads = 32,
+                              .n_kv_heads = 8,
+                              .head_dim = 128,
+                              .block_tokens = 256,
+                              .kv_dtype = CN_BF16,
+                              .act_dtype = CN_BF16,
+                              .has_scores = true,
+                              .has_origins = true,
+                              .window_tokens = 16,
+                              .n_max_blocks = 9,
+                              .max_model_len = 40960,
+                              .max_seqs = 1024};
+}
+
+static void sizes_are_those_of_the_layout(void **state)
+{
+    (void)state;
+    cn_planner_input in = qwen3_8b();
+    cn_memory_plan p;
+    assert_int_equal(cn_memory_plan_make(&p, &in), CN_OK);
+    assert_int_equal(p.block_bytes, 36u * 8 * 256 * (2 * 128 * 2 + 4 + 4));
+    assert_int_equal(p.query_slot_bytes, 36u * 16 * 32 * 128 * 2);
+
+    cn_kv_layout l = cn_kv_layout_make(36, 10, 8, 256, 128);
+    in.has_scores = in.has_origins = false;
+    assert_int_equal(cn_memory_plan_make(&p, &in), CN_OK);
+    assert_int_equal(p.block_bytes * 10, cn_kv_pool_elems(&l) * 2);
+}
+
+static void equations_of_the_paper_hold(void **state)
+{
+    (void)state;
+    cn_planner_input in = qwen3_8b();
+    cn_memory_plan p;
+    assert_int_equal(cn_memory_plan_make(&p, &in), CN_OK);
+    const double m_kv = (double)p.block_bytes, m_q = (double)p.query_slot_bytes;
+    const double avail = (double)in.avail_bytes;
+    assert_int_equal(p.n_query_slots, (uint32_t)(avail / (m_kv * 9 + m_q)));
+    assert_int_equal(p.n_blocks, (uint32_t)(avail / (m_kv + m_q / 9)));
+    assert_int_equal(p.concurrency_capped, p.n_query_slots);
+    assert_int_equal(p.concurrency_full, p.n_blocks / 160);
+    assert_int_equal(p.max_request_tokens, 40960);
+}
+
+static void memory_is_used_and_never_exceeded(void **state)
+{
+    (void)state;
+    srand(7);
+    for (int i = 0; i < 2000; i++) {
+        cn_planner_input in = qwen3_8b();
+        in.avail_bytes = (UINT64_C(1) << 28) + (uint64_t)rand() * 40;
+        in.n_max_blocks = (uint32_t)(rand() % 40);
+        in.window_tokens = in.n_max_blocks ? (uint32_t)(rand() % 100) : 0;
+        in.max_seqs = 1 + (uint32_t)(rand() % 300);
+        in.block_tokens = 16u << (rand() % 5);
+        cn_memory_plan p;
+        if (cn_memory_plan_make(&p, &in) != CN_OK) continue;
+        assert_true(p.kv_bytes <= in.avail_bytes);
+        /* Less is left over than one more request would take. */
+        assert_true(in.avail_bytes - p.kv_bytes <
+                    p.block_bytes * (in.n_max_blocks + 1) + p.query_slot_bytes);
+        assert_true(p.n_query_slots <= in.max_seqs);
+        if (in.window_tokens)
+            assert_true((uint64_t)p.n_query_slots * in.n_max_blocks <= p.n_blocks);
+        else
+            assert_int_equal(p.n_query_slots, 0);
+    }
+}
+
+static void full_kv_has_no_slots(void **state)
+{
+    (void)state;
+    cn_planner_input in = qwen3_8b();
+    in.n_max_blocks = in.window_tokens = 0;
+    cn_memory_plan p;
+    assert_int_equal(cn_memory_plan_make(&p, &in), CN_OK);
+    assert_int_equal(p.n_blocks, in.avail_bytes / p.block_bytes);
+    assert_int_equal(p.n_query_slots, 0);
+    assert_int_equal(p.concurrency_capped, 0);
+}
+
+static void few_sequences_leave_memory_to_blocks(void **state)
+{
+    (void)state;
+    cn_planner_input in = qwen3_8b();
+    cn_memory_plan many, few;
+    assert_int_equal(cn_memory_plan_make(&many, &in), CN_OK);
+    in.max_seqs = 2;
+    assert_int_equal(cn_memory_plan_make(&few, &in), CN_OK);
+    assert_int_equal(few.n_query_slots, 2);
+    assert_true(few.n_blocks > many.n_blocks);
+    assert_true(few.kv_bytes <= in.avail_bytes);
+}
+
+static void impossible_plans_name_numbers_and_options(void **state)
+{
+    (void)state;
+    cn_planner_input in = qwen3_8b();
+    cn_memory_plan p;
+    in.avail_bytes = 100 << 20;
+    assert_int_equal(cn_memory_plan_make(&p, &in), CN_ERR_MEMORY);
+    assert_non_null(strstr(cn_last_error(), "104857600 bytes"));
+    assert_non_null(strstr(cn_last_error(), "--kv-cache-memory-bytes"));
+    assert_non_null(strstr(cn_last_error(), "--kv-budget"));
+
+    in.n_blocks_override = 8;
+    assert_int_equal(cn_memory_plan_make(&p, &in), CN_ERR_MEMORY);
+    assert_non_null(strstr(cn_last_error(), "--num-gpu-blocks-override"));
+    in.n_blocks_override = 9;
+    assert_int_equal(cn_memory_plan_make(&p, &in), CN_OK);
+    assert_int_equal(p.n_blocks, 9);
+    assert_int_equal(p.n_query_slots, 1);
+    assert_int_equal(p.concurrency_full, 0);
+    assert_int_equal(p.max_request_tokens, 9 * 256);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sizes_are_those_of_the_layout),
+        cmocka_unit_test(equations_of_the_paper_hold),
+        cmocka_unit_test(memory_is_used_and_never_exceeded),
+        cmocka_unit_test(full_kv_has_no_slots),
+        cmocka_unit_test(few_sequences_leave_memory_to_blocks),
+        cmocka_unit_test(impossible_plans_name_numbers_and_options),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
