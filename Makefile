@@ -1,17 +1,40 @@
-# cinch: `make help` lists the targets.
+## cinch: an inference engine for large language models.
+##
+##   make demo      install what is missing, build, answer examples/prompts.jsonl
+##   make check     install what is missing, build, run every test and the style check
+##   make           build build/cinch and build/libcinch.a
+##   make install   PREFIX=/usr/local DESTDIR=
+##
+## Tests:  test [T=name]  sim  fuzz [FUZZ_RUNS=n SEED=n]  asan  ubsan  tsan  golden  tidy
+## Other:  docs (docs/CONFIG.md, docs/cinch.1)  bench  clean
+##
+## ARCH=x86-64-v3 builds for other machines than this one (the default is native).
+## SANITIZER=address,undefined or thread builds into a directory of its own.
+## docs/HACKING.md has the rest.
+
+comma := ,
+# A sanitizer gets its own directory: build-address, build-thread.
+ifdef SANITIZER
+BUILD ?= build-$(firstword $(subst $(comma), ,$(SANITIZER)))
+endif
 BUILD ?= build
 CC ?= cc
 ARCH ?= native
 OPT ?= -O3
+PREFIX ?= /usr/local
+PYTHON ?= python3
+FUZZ_RUNS ?= 20000
+SEED ?= 1
 WARN := -Wall -Wextra -Wshadow -Wconversion -Werror
 CFLAGS ?=
 PKGS := jansson libpcre2-8 libutf8proc
-override CPPFLAGS += -I. -D_GNU_SOURCE
-override CFLAGS += -std=c11 -g $(OPT) -march=$(ARCH) -fno-math-errno -fopenmp-simd -pthread $(WARN) \
-  $(shell pkg-config --cflags $(PKGS))
-LIBS := $(shell pkg-config --libs $(PKGS)) -lopenblas -lm -ldl -pthread
-
-# SANITIZER=address,undefined or thread: give BUILD another directory.
+# Quiet when a library is missing: `make deps` says what to do about it.
+PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+PKG_LIBS := $(shell pkg-config --libs $(PKGS) 2>/dev/null)
+override CPPFLAGS += -D_GNU_SOURCE
+override CFLAGS += -std=c11 -g $(OPT) -march=$(ARCH) -fno-math-errno -fopenmp-simd -pthread \
+  $(WARN) $(PKG_CFLAGS)
+LIBS := $(PKG_LIBS) -lopenblas -lm -ldl -pthread
 ifdef SANITIZER
 override CFLAGS += -fsanitize=$(SANITIZER) -fno-omit-frame-pointer -fno-sanitize-recover=all
 override LDFLAGS += -fsanitize=$(SANITIZER)
@@ -21,34 +44,155 @@ LIB_SRC := $(filter-out engine/main.c,$(wildcard engine/*.c)) \
   $(wildcard engine/cpu/*.c scheduler/*.c paged/*.c compress/*.c)
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o)
 LIB := $(BUILD)/libcinch.a
-TEST_SRC := $(wildcard tests/test_*.c)
-TEST_BIN := $(TEST_SRC:tests/%.c=$(BUILD)/tests/%)
-# Helpers shared by tests: every other C file of tests/ that has no main of its own.
+# tests/lib/ is what tests share; every other C file of tests/ is a program.
 TEST_LIB_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/lib/*.c))
+TEST_BIN := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/test_*.c))
+SIM_BIN := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/sim_*.c))
+FUZZ_BIN := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/fuzz_*.c))
+EXAMPLE_BIN := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
+BENCH_BIN := $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c))
+PROGRAM_OBJ := $(addsuffix .o,$(TEST_BIN) $(SIM_BIN) $(FUZZ_BIN) $(EXAMPLE_BIN) $(BENCH_BIN)) \
+  $(BUILD)/engine/main.o
+# Tests that start threads: what the thread sanitizer is for. Another: TSAN_TESTS="a b".
+TSAN_TESTS ?= options
 
-.PHONY: all test clean
+.PHONY: all cpu help deps demo check test sim fuzz asan ubsan tsan golden tidy docs docs-check \
+  install install-check examples bench clean
 all: $(BUILD)/cinch $(LIB)
+cpu: all
 
-$(BUILD)/%.o: %.c
+help:
+	@sed -n 's/^## \{0,1\}//p' Makefile
+
+# ---- building ----
+
+# Objects depend on the flags they are made with, the archive on the list of its members.
+define stamp
+$(shell mkdir -p $(BUILD); printf '%s\n' '$(2)' | cmp -s - $(BUILD)/$(1) || \
+  printf '%s\n' '$(2)' >$(BUILD)/$(1))
+endef
+ifeq ($(filter clean help deps,$(MAKECMDGOALS)),)
+$(call stamp,flags,$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS))
+$(call stamp,members,$(LIB_OBJ))
+endif
+
+$(BUILD)/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
+	$(CC) -I. $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
 
-$(LIB): $(LIB_OBJ)
+# Examples see the public header alone, by the name it is installed under.
+$(BUILD)/examples/%.o: examples/%.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(CC) -Iengine $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
+
+$(LIB): $(LIB_OBJ) $(BUILD)/members
 	@rm -f $@
-	$(AR) rcs $@ $^
+	$(AR) rcs $@ $(LIB_OBJ)
 
 $(BUILD)/cinch: $(BUILD)/engine/main.o $(LIB)
+	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+
+$(EXAMPLE_BIN) $(BENCH_BIN): %: %.o $(LIB)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(TEST_LIB_OBJ) $(LIB)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
 
-# make test [T=name]: tests/test_name.c alone, or all.
-test: $(if $(T),$(BUILD)/tests/test_$(T),$(TEST_BIN))
-	@set -e; for t in $^; do echo "== $$t"; $$t; done
+$(BUILD)/flags $(BUILD)/members:
+
+examples: $(EXAMPLE_BIN)
+
+# ---- from a clean clone ----
+
+deps:
+	@.ci/deps
+
+# The rest of a target that began with deps: a make of its own, which sees what was installed.
+# Uses all cores unless this one was told how many.
+REST = +@$(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell nproc))
+
+demo: deps
+	$(REST) all
+	@rm -f $(BUILD)/demo.jsonl
+	$(BUILD)/cinch run-batch --model examples/tiny-reasoner -i examples/prompts.jsonl \
+	  -o $(BUILD)/demo.jsonl --prompt-field prompt --id-field id --answer-field answer \
+	  --grade exact --reasoning-parser qwen3 --temperature 0
+
+check: deps
+	$(REST) all $(TEST_BIN) $(SIM_BIN) $(FUZZ_BIN) $(EXAMPLE_BIN) $(BENCH_BIN)
+	@$(MAKE) --no-print-directory test sim fuzz install-check docs-check tidy
+
+# ---- tests ----
+
+# tests/run.sh runs each program, prints the log of one that fails, and counts.
+test: $(if $(T),$(T:%=$(BUILD)/tests/test_%),$(TEST_BIN)) $(BUILD)/cinch $(EXAMPLE_BIN)
+	@BUILD=$(BUILD) tests/run.sh $(filter $(BUILD)/tests/%,$^)
+
+sim: $(SIM_BIN)
+	@SEED=$(SEED) tests/run.sh $^
+
+fuzz: $(if $(T),$(T:%=$(BUILD)/tests/fuzz_%),$(FUZZ_BIN))
+	@tests/run.sh --args "$(FUZZ_RUNS) $(SEED)" $^
+
+asan:
+	$(REST) SANITIZER=address,undefined OPT=-O1 test sim fuzz
+
+ubsan:
+	$(REST) SANITIZER=undefined OPT=-O1 test sim fuzz
+
+tsan:
+	$(REST) SANITIZER=thread OPT=-O1 test T="$(TSAN_TESTS)"
+
+# Golden files from their independent references; needs the Python packages tests/golden/README.md
+# names. Nothing to do after it when the files do not change.
+golden:
+	@set -e; for s in tests/golden/make_*.py; do echo "== $$s"; $(PYTHON) $$s; done
+
+tidy: $(BUILD)/tests/tidy
+	@$(BUILD)/tests/tidy .
+
+$(BUILD)/tests/tidy: tests/tidy.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $<
+
+# ---- documents printed by the program ----
+
+docs: $(BUILD)/cinch
+	$(BUILD)/cinch docs config >docs/CONFIG.md
+	$(BUILD)/cinch docs man >docs/cinch.1
+
+docs-check: $(BUILD)/cinch
+	@$(BUILD)/cinch docs config | diff -u docs/CONFIG.md - && \
+	  $(BUILD)/cinch docs man | diff -u docs/cinch.1 - || \
+	  { echo "docs/ is behind the option table: run make docs"; exit 1; }
+
+# ---- installing ----
+
+VERSION = $(shell sed -n 's/.*define CINCH_VERSION "\(.*\)"/\1/p' engine/cinch.h)
+
+install: all
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include \
+	  $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/share/man/man1
+	install -m 755 $(BUILD)/cinch $(DESTDIR)$(PREFIX)/bin/cinch
+	install -m 644 $(LIB) $(DESTDIR)$(PREFIX)/lib/libcinch.a
+	install -m 644 engine/cinch.h $(DESTDIR)$(PREFIX)/include/cinch.h
+	install -m 644 docs/cinch.1 $(DESTDIR)$(PREFIX)/share/man/man1/cinch.1
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' -e 's|@REQUIRES@|$(PKGS)|' \
+	  engine/cinch.pc.in >$(DESTDIR)$(PREFIX)/lib/pkgconfig/cinch.pc
+
+# Installs into a temporary directory and builds the examples as a user would.
+install-check: all
+	@MAKE="$(MAKE)" CC="$(CC)" tests/install_check.sh
+
+# ---- speed ----
+
+bench: all $(BENCH_BIN)
+	@ls bench/*.sh bench/*.py 2>/dev/null || true
+	@for b in $(BENCH_BIN); do echo "== $$b"; $$b || exit 1; done
 
 clean:
-	rm -rf $(BUILD)
+	rm -rf $(BUILD) build-address build-undefined build-thread
 
--include $(LIB_OBJ:.o=.d) $(TEST_BIN:=.d)
+-include $(LIB_OBJ:.o=.d) $(TEST_LIB_OBJ:.o=.d) $(PROGRAM_OBJ:.o=.d)
 .SECONDARY:
+.DELETE_ON_ERROR:
