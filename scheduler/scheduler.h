@@ -81,9 +81,11 @@ typedef struct cn_plan_row {
 typedef struct cn_plan {
     const cn_plan_row *rows; /* decode rows (n_new == 1) first */
     uint32_t n_rows, n_decode, n_tokens;
-    const cn_block_copy *block_copies; /* before the rows run */
+    /* Forks: the partial last block and the query window of the leader, whole only AFTER the rows
+     * of this plan have run. Enqueue both behind them, in the same stream, before anything else. */
+    const cn_block_copy *block_copies;
     uint32_t n_block_copies;
-    const cn_block_copy *slot_copies;  /* query windows of forked samples, before the rows run */
+    const cn_block_copy *slot_copies; /* query slots */
     uint32_t n_slot_copies;
     /* Forked samples: their first token comes from the leader row's logits of this step. */
     struct cn_plan_fork {
