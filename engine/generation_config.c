@@ -32,8 +32,8 @@ static cn_status read_config(const cn_json_at *a, cn_generation_config *g)
     CN_TRY(cn_json_i64(a, "top_k", CN_JSON_OPTIONAL, -1, INT32_MAX, &top_k));
     g->top_k = (int32_t)top_k;
     g->has_max_new_tokens = cn_json_find(a, "max_new_tokens") != NULL;
-    CN_TRY(cn_json_u32(a, "max_new_tokens", CN_JSON_OPTIONAL, 1, MAX_NEW_TOKENS,
-                       &g->max_new_tokens));
+    CN_TRY(
+        cn_json_u32(a, "max_new_tokens", CN_JSON_OPTIONAL, 1, MAX_NEW_TOKENS, &g->max_new_tokens));
     CN_TRY(cn_json_bool(a, "do_sample", CN_JSON_OPTIONAL, &sample));
     g->greedy = !sample;
     return cn_json_token_ids(a, "eos_token_id", UINT32_MAX, CN_MAX_EOS, g->eos, &g->n_eos);

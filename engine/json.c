@@ -33,7 +33,8 @@ const char *cn_json_describe(const json_t *value, char *buf, size_t size)
         snprintf(buf, size, "an array of %zu", json_array_size(value));
     } else if (json_is_string(value)) {
         char text[DESCRIBE_BYTES];
-        snprintf(buf, size, "\"%s\"", cn_json_printable(json_string_value(value), text, sizeof text));
+        snprintf(buf, size, "\"%s\"",
+                 cn_json_printable(json_string_value(value), text, sizeof text));
     } else {
         size_t n = json_dumpb(value, buf, size - 1, JSON_ENCODE_ANY);
         buf[n < size ? n : 0] = '\0';
@@ -141,8 +142,7 @@ static cn_status find(const cn_json_at *a, const char *key, cn_json_presence p, 
 {
     CN_ASSERT(json_is_object(a->object));
     *v = cn_json_find(a, key);
-    if (!*v && p == CN_JSON_REQUIRED)
-        return cn_fail(a->error, "%s: %s: missing", a->where, key);
+    if (!*v && p == CN_JSON_REQUIRED) return cn_fail(a->error, "%s: %s: missing", a->where, key);
     return CN_OK;
 }
 
@@ -171,8 +171,7 @@ cn_status cn_json_i64(const cn_json_at *a, const char *key, cn_json_presence p, 
     CN_TRY(find(a, key, p, &v));
     if (!v || cn_json_as_i64(v, min, max, out)) return CN_OK;
     char want[DESCRIBE_BYTES];
-    snprintf(want, sizeof want, "a whole number from %lld to %lld", (long long)min,
-             (long long)max);
+    snprintf(want, sizeof want, "a whole number from %lld to %lld", (long long)min, (long long)max);
     return refuse(a, key, want, v);
 }
 

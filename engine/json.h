@@ -18,10 +18,10 @@
 
 #include "engine/base.h"
 
-/* Parses text[n], one JSON value and nothing after it. `what` names the text in errors (a path, "line
- * 12"). `error` is the status of a refusal: CN_ERR_MODEL for a checkpoint's file, CN_ERR_ARG for a
- * request. Refused: more than max_bytes, nesting deeper than max_depth, bytes that are not UTF-8,
- * a NUL inside a string, a key given twice. */
+/* Parses text[n], one JSON value and nothing after it. `what` names the text in errors (a path,
+ * "line 12"). `error` is the status of a refusal: CN_ERR_MODEL for a checkpoint's file, CN_ERR_ARG
+ * for a request. Refused: more than max_bytes, nesting deeper than max_depth, bytes that are not
+ * UTF-8, a NUL inside a string, a key given twice. */
 cn_status cn_json_parse(json_t **out, const char *text, size_t n, const char *what,
                         size_t max_bytes, uint32_t max_depth, cn_status error);
 

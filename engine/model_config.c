@@ -96,7 +96,8 @@ static cn_status refuse_sliding_window(const cn_json_at *a, const architecture *
     json_t *types = NULL, *type;
     size_t layer;
     CN_TRY(cn_json_arr(a, "layer_types", CN_JSON_OPTIONAL, &types));
-    json_array_foreach(types, layer, type) {
+    json_array_foreach(types, layer, type)
+    {
         const char *name = json_string_value(type);
         char shown[96];
         if (!name || strcmp(name, "full_attention") != 0)
@@ -155,12 +156,12 @@ static cn_status find_rope(const cn_json_at *a, cn_json_at *rope, char *place)
         *rope = (cn_json_at){dict, place, a->error};
         const char *key;
         json_t *value;
-        json_object_foreach(dict, key, value) {
+        json_object_foreach(dict, key, value)
+        {
             char shown[96];
             if (json_is_object(value))
-                return cn_fail(a->error,
-                               "%s: %s: parameters per layer type are not supported", place,
-                               cn_json_printable(key, shown, sizeof shown));
+                return cn_fail(a->error, "%s: %s: parameters per layer type are not supported",
+                               place, cn_json_printable(key, shown, sizeof shown));
         }
         return CN_OK;
     }

@@ -125,8 +125,7 @@ static void test_huge_integer_is_read(void **state)
     assert_int_equal(cn_json_f64(&a, "model_max_length", CN_JSON_REQUIRED, 0, 1e31, &length),
                      CN_OK);
     assert_true(length == 1e30);
-    assert_int_equal(cn_json_u32(&a, "model_max_length", CN_JSON_REQUIRED, 0, 9, &k),
-                     CN_ERR_MODEL);
+    assert_int_equal(cn_json_u32(&a, "model_max_length", CN_JSON_REQUIRED, 0, 9, &k), CN_ERR_MODEL);
     json_decref(tree);
 }
 

@@ -11,8 +11,8 @@
 #include "engine/model_config.h"
 
 /* A minimal config; %s takes more keys, each with a leading comma. */
-#define SIZES                                                                                      \
-    "\"hidden_size\": 64, \"intermediate_size\": 96, \"num_hidden_layers\": 2, "                   \
+#define SIZES                                                                    \
+    "\"hidden_size\": 64, \"intermediate_size\": 96, \"num_hidden_layers\": 2, " \
     "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"vocab_size\": 300"
 #define CONFIG(arch, more) "{\"architectures\": [\"" arch "\"], " SIZES more "}"
 
@@ -90,10 +90,11 @@ static void test_parameter_count(void **state)
         "\"use_sliding_window\": false, \"max_window_layers\": 36, \"rope_theta\": 1000000}");
     assert_int_equal(cn_model_config_n_params(&c), UINT64_C(8190735360));
     /* Qwen2.5-0.5B: 494,032,768 parameters, tied, biases. */
-    c = parse("{\"architectures\": [\"Qwen2ForCausalLM\"], \"hidden_size\": 896, "
-              "\"intermediate_size\": 4864, \"num_hidden_layers\": 24, \"num_attention_heads\": 14, "
-              "\"num_key_value_heads\": 2, \"vocab_size\": 151936, \"tie_word_embeddings\": true, "
-              "\"sliding_window\": 32768, \"max_window_layers\": 21}");
+    c = parse(
+        "{\"architectures\": [\"Qwen2ForCausalLM\"], \"hidden_size\": 896, "
+        "\"intermediate_size\": 4864, \"num_hidden_layers\": 24, \"num_attention_heads\": 14, "
+        "\"num_key_value_heads\": 2, \"vocab_size\": 151936, \"tie_word_embeddings\": true, "
+        "\"sliding_window\": 32768, \"max_window_layers\": 21}");
     assert_int_equal(cn_model_config_n_params(&c), UINT64_C(494032768));
 }
 
@@ -160,16 +161,14 @@ static void test_refusals(void **state)
          "partial_rotary_factor 0.5"},
         {CONFIG("LlamaForCausalLM", ", \"quantization_config\": {\"quant_method\": \"awq\"}"),
          "quant_method \"awq\""},
-        {CONFIG("LlamaForCausalLM",
-                ", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}"),
+        {CONFIG("LlamaForCausalLM", ", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}"),
          "rope_type \"linear\" is not supported"},
         {CONFIG("LlamaForCausalLM", ", \"rope_parameters\": {\"full_attention\": {}}"),
          "full_attention: parameters per layer type"},
         {CONFIG("LlamaForCausalLM", ", \"rope_scaling\": {\"type\": \"llama3\", \"factor\": 8}"),
          "low_freq_factor: missing"},
-        {CONFIG("LlamaForCausalLM",
-                ", \"rope_scaling\": {\"type\": \"llama3\", \"factor\": 8, "
-                "\"low_freq_factor\": 4, \"high_freq_factor\": 4}"),
+        {CONFIG("LlamaForCausalLM", ", \"rope_scaling\": {\"type\": \"llama3\", \"factor\": 8, "
+                                    "\"low_freq_factor\": 4, \"high_freq_factor\": 4}"),
          "high_freq_factor 4 is not above"},
         {CONFIG("Qwen2ForCausalLM",
                 ", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 1000000}"),
@@ -271,9 +270,8 @@ static void test_generation_config_refusals(void **state)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         cn_generation_config g;
-        assert_int_equal(
-            cn_generation_config_parse(&g, cases[i].text, strlen(cases[i].text), "g"),
-            CN_ERR_MODEL);
+        assert_int_equal(cn_generation_config_parse(&g, cases[i].text, strlen(cases[i].text), "g"),
+                         CN_ERR_MODEL);
         if (!strstr(cn_last_error(), cases[i].words)) fail_msg("%s", cn_last_error());
     }
 }

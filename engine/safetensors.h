@@ -1,0 +1,77 @@
+/* safetensors.h - a checkpoint's tensors as checked views of memory-mapped shards.
+ *
+ * Owner: cn_checkpoint (weights.h). Thread: opening and closing by one; reading by any.
+ * Stage: loading. Nothing is read of the data itself here; views point into the mappings.
+ *
+ * A shard: u64 length of the header, little-endian; the header, JSON; the data. Every shard obeys,
+ * or opening it fails with the file, the tensor and the numbers in the text:
+ *   1. the header fits the file, is one JSON object, names every tensor once;
+ *   2. a tensor's dtype is known, its shape does not overflow, and its data_offsets span exactly
+ *      shape * dtype bytes;
+ *   3. the spans cover the data without overlap, hole or rest.
+ * Across shards a name occurs once, and the index lies about no tensor's place.
+ *
+ * A file that another process cuts short while it is mapped still faults on access: replace a
+ * checkpoint by renaming, never in place. */
+#ifndef CN_SAFETENSORS_H
+#define CN_SAFETENSORS_H
+
+#include "engine/base.h"
+
+/* The dtypes of the format. Only CN_ST_F32, _BF16 and _F16 can be weights; others may stand in a
+ * file as long as nobody asks for them. */
+typedef enum cn_st_dtype {
+    CN_ST_BOOL,
+    CN_ST_U8,
+    CN_ST_I8,
+    CN_ST_F8_E5M2,
+    CN_ST_F8_E4M3,
+    CN_ST_F8_E8M0,
+    CN_ST_I16,
+    CN_ST_U16,
+    CN_ST_F16,
+    CN_ST_BF16,
+    CN_ST_I32,
+    CN_ST_U32,
+    CN_ST_F32,
+    CN_ST_F64,
+    CN_ST_I64,
+    CN_ST_U64,
+    CN_ST_C64
+} cn_st_dtype;
+const char *cn_st_dtype_name(cn_st_dtype t); /* as in files: "BF16" */
+
+enum { CN_ST_MAX_DIMS = 8 };
+
+typedef struct cn_st_tensor {
+    const char *name; /* printable ASCII or UTF-8 without control characters */
+    const char *file; /* path of its shard */
+    cn_st_dtype dtype;
+    uint32_t n_dims;
+    uint64_t shape[CN_ST_MAX_DIMS];
+    const void *data; /* little-endian, row-major; of any alignment: read it with memcpy */
+    uint64_t n_bytes;
+} cn_st_tensor;
+
+typedef struct cn_safetensors cn_safetensors;
+
+/* Opens dir/model.safetensors, or the shards that dir/model.safetensors.index.json names. */
+cn_status cn_safetensors_open(cn_safetensors **out, const char *dir);
+
+/* One shard already in memory; image[n] is borrowed until the close, `what` names it in errors. */
+cn_status cn_safetensors_open_image(cn_safetensors **out, const void *image, size_t n,
+                                    const char *what);
+
+void cn_safetensors_close(cn_safetensors *s); /* NULL is fine */
+
+/* The tensor of that name, or NULL. */
+const cn_st_tensor *cn_safetensors_find(const cn_safetensors *s, const char *name);
+
+/* All tensors, by name. */
+size_t cn_safetensors_count(const cn_safetensors *s);
+const cn_st_tensor *cn_safetensors_at(const cn_safetensors *s, size_t i);
+
+/* "[300, 64]" for messages. Returns buf. */
+const char *cn_st_shape_text(const cn_st_tensor *t, char *buf, size_t size);
+
+#endif

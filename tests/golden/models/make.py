@@ -1,0 +1,235 @@
+#!/usr/bin/env python3
+"""Makes the golden checkpoints and figures of this folder with transformers. See README.md.
+
+    python make.py            everything
+    python make.py NAME ...   some of it
+
+Deterministic: weights come from a seed per model, arithmetic is f32 on the CPU, eager attention.
+"""
+import json
+import math
+import pathlib
+import shutil
+import sys
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+GREEDY_TOKENS = 32
+# A greedy choice closer than this could flip by rounding alone: another seed is taken.
+MIN_MARGIN = 2e-3
+# Fewer different tokens than this would hardly notice a wrong position or cache slot.
+MIN_DISTINCT = 12
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+        "original_max_position_embeddings": 512}
+
+
+def sizes(vocab, hidden, inter, layers, heads, kv_heads, head_dim, **more):
+    return dict(vocab_size=vocab, hidden_size=hidden, intermediate_size=inter,
+                num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
+                head_dim=head_dim, bos_token_id=None, eos_token_id=None, **more)
+
+
+# name: (class, config, dtype, sequence length, shard size or None, config.json in the old form)
+MODELS = {
+    "qwen3-bf16": (Qwen3Config, sizes(
+        300, 64, 96, 3, 4, 2, 16, tie_word_embeddings=True, max_position_embeddings=2048,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}), "bfloat16", 100, None, False),
+    "qwen3-d80-f32": (Qwen3Config, sizes(
+        288, 32, 64, 2, 2, 2, 80, tie_word_embeddings=False, max_position_embeddings=2048,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}), "float32", 70, "150KB", False),
+    "qwen3-d256-yarn-bf16": (Qwen3Config, sizes(
+        311, 32, 48, 1, 4, 1, 256, tie_word_embeddings=True, max_position_embeddings=512,
+        rope_parameters=dict(YARN)), "bfloat16", 41, None, True),
+    "qwen2-f16": (Qwen2Config, sizes(
+        300, 64, 112, 2, 8, 1, 16, tie_word_embeddings=False, max_position_embeddings=2048,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}), "float16", 64, "90KB", True),
+    "qwen2-tied-bf16": (Qwen2Config, sizes(
+        299, 48, 80, 2, 3, 3, 32, tie_word_embeddings=True, max_position_embeddings=2048,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0}), "bfloat16", 53, None,
+        False),
+    "llama-f32": (LlamaConfig, sizes(
+        300, 32, 64, 2, 2, 2, 16, tie_word_embeddings=False, max_position_embeddings=2048,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0}), "float32", 40, None,
+        True),
+    "llama-llama3-bf16": (LlamaConfig, sizes(
+        304, 64, 96, 3, 4, 1, 32, tie_word_embeddings=True, max_position_embeddings=131072,
+        rms_norm_eps=1e-5, rope_parameters=dict(LLAMA3)), "bfloat16", 90, "100KB", True),
+    "llama-yarn-bias-f16": (LlamaConfig, sizes(
+        300, 64, 96, 2, 8, 2, 16, tie_word_embeddings=False, max_position_embeddings=2048,
+        attention_bias=True, rope_parameters=dict(YARN)), "float16", 80, None, False),
+}
+
+# Config-only folders for the cos/sin table: shapes and scalings that no tiny model has.
+ROPES = {
+    "rope-llama3-d128": dict(head_dim=128, max_position_embeddings=131072, rope=dict(LLAMA3)),
+    "rope-llama3-d64-x32": dict(head_dim=64, max_position_embeddings=131072,
+                                rope=dict(LLAMA3, factor=32.0)),
+    "rope-yarn-d128": dict(head_dim=128, max_position_embeddings=131072, rope=dict(
+        YARN, rope_theta=1e6, original_max_position_embeddings=32768)),
+    "rope-yarn-d64-mscale": dict(head_dim=64, max_position_embeddings=163840, rope=dict(
+        YARN, factor=40.0, original_max_position_embeddings=4096, beta_fast=16, beta_slow=2,
+        mscale=0.707, mscale_all_dim=0.5)),
+    "rope-yarn-d80-ramp": dict(head_dim=80, max_position_embeddings=8192, rope=dict(
+        YARN, rope_theta=5e5, factor=2.5, original_max_position_embeddings=3000, truncate=False,
+        attention_factor=1.25)),
+}
+ROPE_POSITIONS = [0, 1, 2, 63, 64, 100, 1000, 2047, 8191, 40000, 131071]
+
+
+def random_weights(model, seed):
+    """Spread-out weights: with the usual 0.02 the logits of so small a model are all alike. Small
+    embeddings, or a tied model would only repeat its input."""
+    g = torch.Generator().manual_seed(seed)
+    for name, p in model.named_parameters():
+        x = torch.randn(p.shape, generator=g)
+        if name.endswith("norm.weight"):
+            p.data = 1 + 0.2 * x
+        elif p.ndim == 1:
+            p.data = 0.3 * x
+        elif "embed_tokens" in name or "lm_head" in name:
+            p.data = (0.2 if model.config.tie_word_embeddings else 0.7) * x
+        else:
+            p.data = x * (1.2 / math.sqrt(p.shape[1]))
+
+
+def to_old_form(config):
+    """rope_theta at the top, rope_scaling, torch_dtype: config.json before transformers 5."""
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    if rope["rope_type"] == "yarn":
+        rope["type"] = rope.pop("rope_type")
+    config["torch_dtype"] = config.pop("dtype")
+    config.pop("layer_types", None)
+    return config
+
+
+def rope_rows(rotary, n_positions):
+    at = [p for p in ROPE_POSITIONS if p < n_positions]
+    half = rotary.inv_freq.shape[0]
+    cos, sin = rotary(torch.zeros(1, dtype=torch.float32), torch.tensor([at]))
+    return {"rope.positions": torch.tensor(at, dtype=torch.int32),
+            "rope.inv_freq": rotary.inv_freq.float().clone(),
+            "rope.cos": cos[0, :, :half].contiguous(), "rope.sin": sin[0, :, :half].contiguous()}
+
+
+@torch.no_grad()
+def greedy(model, tokens, n, stop=()):
+    """Token ids, and the smallest lead of a chosen token over the next best."""
+    out, lead = [], math.inf
+    ids, cache = torch.tensor([tokens]), None
+    while len(out) < n:
+        r = model(input_ids=ids, past_key_values=cache, use_cache=True)
+        cache = r.past_key_values
+        best = r.logits[0, -1].topk(2)
+        lead = min(lead, (best.values[0] - best.values[1]).item())
+        out.append(best.indices[0].item())
+        if out[-1] in stop:
+            break
+        ids = torch.tensor([[out[-1]]])
+    return out, lead
+
+
+def load(folder, dtype=torch.float32):
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation="eager").eval()
+
+
+@torch.no_grad()
+def make_model(name, seed):
+    cls, config, dtype, length, shard, old = MODELS[name]
+    folder = HERE / name
+    shutil.rmtree(folder, ignore_errors=True)
+    model = AutoModelForCausalLM.from_config(cls(**config), attn_implementation="eager")
+    random_weights(model, seed)
+    model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard or "1GB")
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    if old:
+        text = to_old_form(json.loads((folder / "config.json").read_text()))
+        (folder / "config.json").write_text(json.dumps(text, indent=2, sort_keys=True) + "\n")
+
+    model = load(folder)
+    tokens = np.random.default_rng(seed).integers(0, config["vocab_size"], length).tolist()
+    logits = model(input_ids=torch.tensor([tokens])).logits[0]
+    exact = load(folder, torch.float64)(input_ids=torch.tensor([tokens])).logits[0]
+    text, lead = greedy(model, tokens, GREEDY_TOKENS)
+    if lead < MIN_MARGIN or len(set(text)) < MIN_DISTINCT:
+        return make_model(name, seed + 1000)
+    # Greedy twice: cached decoding and whole recomputation must agree.
+    for i, t in enumerate(text):
+        again = model(input_ids=torch.tensor([tokens + text[:i]])).logits[0, -1].argmax().item()
+        assert again == t, (name, i)
+    n_positions = model.config.max_position_embeddings
+    save_file({"tokens": torch.tensor(tokens, dtype=torch.int32), "logits": logits.contiguous(),
+               "greedy": torch.tensor(text, dtype=torch.int32),
+               **rope_rows(model.model.rotary_emb, n_positions)}, folder / "golden.safetensors")
+    print(f"{name}: seed {seed}, logits std {logits.std().item():.2f}, "
+          f"|f32 - f64| {(logits - exact).abs().max().item():.1e}, greedy lead {lead:.1e}")
+
+
+def make_rope(name):
+    spec, folder = ROPES[name], HERE / name
+    folder.mkdir(exist_ok=True)
+    keys = sizes(300, 2 * spec["head_dim"], 96, 1, 2, 1, spec["head_dim"])
+    config = LlamaConfig(architectures=["LlamaForCausalLM"], rope_parameters=spec["rope"],
+                         max_position_embeddings=spec["max_position_embeddings"], **keys)
+    config.save_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder)
+    rotary = LlamaRotaryEmbedding(config)
+    save_file(rope_rows(rotary, spec["max_position_embeddings"]), folder / "golden.safetensors")
+    print(f"{name}: attention factor {rotary.attention_scaling:.6f}")
+
+
+@torch.no_grad()
+def make_tiny_reasoner():
+    """Four prompts of the bundled checkpoint to their end, and logits at a few positions."""
+    source, folder = ROOT / "examples" / "tiny-reasoner", HERE / "tiny-reasoner"
+    folder.mkdir(exist_ok=True)
+    tokenizer, model = AutoTokenizer.from_pretrained(source), load(source)
+    out, lead = {}, math.inf
+    for i, task in enumerate(["ledger", "notes", "sums", "hops"]):
+        line = json.loads((source / "prompts" / f"{task}.jsonl").read_text().splitlines()[0])
+        text = f"<|im_start|>user\n{line['prompt']}<|im_end|>\n<|im_start|>assistant\n"
+        prompt = tokenizer.encode(text, add_special_tokens=False)
+        answer, margin = greedy(model, prompt, 2000, stop=(2045, 2043))
+        lead = min(lead, margin)
+        n = len(prompt)
+        at = [0, n // 2, n - 1, n + 63, n + 199, n + len(answer) - 2]
+        logits = model(input_ids=torch.tensor([prompt + answer])).logits[0, at]
+        out |= {f"{i}.prompt": torch.tensor(prompt, dtype=torch.int32),
+                f"{i}.greedy": torch.tensor(answer, dtype=torch.int32),
+                f"{i}.positions": torch.tensor(at, dtype=torch.int32),
+                f"{i}.logits": logits.contiguous()}
+        said = tokenizer.decode(answer).split("</think>")[-1].removesuffix("<|im_end|>").strip()
+        print(f"tiny-reasoner {i} {task}: prompt {n}, greedy {len(answer)}, lead {margin:.1e}, "
+              f"answer {'right' if said == line['answer'] else 'wrong'}")
+    save_file(out, folder / "golden.safetensors")
+
+
+def main():
+    torch.manual_seed(0)
+    torch.set_num_threads(2)
+    wanted = sys.argv[1:] or [*MODELS, *ROPES, "tiny-reasoner"]
+    for i, name in enumerate([*MODELS, *ROPES, "tiny-reasoner"]):
+        if name not in wanted:
+            continue
+        if name in MODELS:
+            make_model(name, i + 1)
+        elif name in ROPES:
+            make_rope(name)
+        else:
+            make_tiny_reasoner()
+
+
+if __name__ == "__main__":
+    main()
