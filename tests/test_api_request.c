@@ -1,0 +1,278 @@
+/* test_api_request.c - bodies of the OpenAI endpoints: what is read, what is harmless, and that
+ * everything else is refused by name. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "engine/api_request.h"
+#include "engine/json.h"
+
+static const cn_api_defaults defaults = {
+    .sampling = {.n = 1, .temperature = 0.6f, .top_p = 1, .repetition_penalty = 1, .logprobs = -1,
+                 .thinking_token_budget = -1, .skip_special_tokens = true},
+    .kv = {.policy = CN_KV_FULL, .budget_tokens = 2048, .window_tokens = 16, .sink_tokens = 4},
+};
+
+static cn_status parse(cn_api_request *r, cn_api_endpoint endpoint, const char *text, cn_buf *fault)
+{
+    json_t *body;
+    assert_int_equal(cn_json_parse(&body, text, strlen(text), "body", 1 << 20, CN_API_MAX_DEPTH,
+                                   CN_ERR_ARG),
+                     CN_OK);
+    cn_status status = cn_api_request_parse(r, endpoint, body, &defaults, fault);
+    json_decref(body); /* the request must live on its own reference */
+    return status;
+}
+
+#define CHAT_START "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}], "
+
+static void accept_chat(cn_api_request *r, const char *rest)
+{
+    char text[2048];
+    snprintf(text, sizeof text, CHAT_START "%s}", rest);
+    if (parse(r, CN_API_CHAT, text, NULL) != CN_OK) fail_msg("%s: %s", rest, cn_last_error());
+}
+
+static void chat_fields_are_read(void **state)
+{
+    (void)state;
+    cn_api_request r;
+    accept_chat(&r, "\"temperature\": 0, \"top_p\": 0.5, \"top_k\": 20, \"n\": 3, \"seed\": -7, "
+                    "\"max_tokens\": 12, \"stop\": \"END\", \"stop_token_ids\": [5, 6], "
+                    "\"logprobs\": true, \"top_logprobs\": 4, \"logit_bias\": {\"17\": -100}, "
+                    "\"priority\": -3, \"min_tokens\": 2, \"ignore_eos\": true, "
+                    "\"chat_template_kwargs\": {\"enable_thinking\": false}, "
+                    "\"kv\": {\"policy\": \"zip\", \"budget\": 512, \"window\": 48}");
+    const cn_request_params *p = &r.params;
+    const cn_sampling *s = &p->sampling;
+    assert_int_equal(p->n_messages, 1);
+    assert_string_equal(p->messages[0].role, "user");
+    assert_string_equal(p->messages[0].content, "hi");
+    assert_null(p->text);
+    assert_true(s->temperature == 0 && s->top_p == 0.5f);
+    assert_int_equal(s->top_k, 20);
+    assert_int_equal(s->n, 3);
+    assert_true(s->has_seed && s->seed == (uint64_t)-7);
+    assert_int_equal(s->max_tokens, 12);
+    assert_int_equal(s->n_stop, 1);
+    assert_string_equal(s->stop[0], "END");
+    assert_int_equal(s->n_stop_token_ids, 2);
+    assert_int_equal(s->stop_token_ids[1], 6);
+    assert_int_equal(s->logprobs, 4);
+    assert_int_equal(s->n_logit_bias, 1);
+    assert_int_equal(s->logit_bias[0].token, 17);
+    assert_true(s->logit_bias[0].bias == -100);
+    assert_int_equal(p->priority, -3);
+    assert_int_equal(s->min_tokens, 2);
+    assert_true(s->ignore_eos);
+    assert_int_equal(p->enable_thinking, 0);
+    assert_int_equal(p->kv.policy, CN_KV_ZIP);
+    assert_int_equal(p->kv.budget_tokens, 512);
+    assert_int_equal(p->kv.window_tokens, 48);
+    assert_int_equal(p->kv.sink_tokens, 4);
+    cn_api_request_free(&r);
+    cn_api_request_free(&r);
+}
+
+static void an_unsaid_field_has_the_engines_default(void **state)
+{
+    (void)state;
+    cn_api_request r;
+    accept_chat(&r, "\"temperature\": null, \"stop\": null, \"some_new_field\": null");
+    assert_true(r.params.sampling.temperature == 0.6f);
+    assert_int_equal(r.params.sampling.max_tokens, 0);
+    assert_int_equal(r.params.sampling.logprobs, -1);
+    assert_int_equal(r.params.sampling.n_stop, 0);
+    assert_int_equal(r.params.enable_thinking, -1);
+    assert_int_equal(r.params.kv.policy, CN_KV_FULL);
+    assert_false(r.stream);
+    cn_api_request_free(&r);
+}
+
+static void max_completion_tokens_comes_before_max_tokens(void **state)
+{
+    (void)state;
+    cn_api_request r;
+    accept_chat(&r, "\"max_completion_tokens\": 9, \"max_tokens\": 5");
+    assert_int_equal(r.params.sampling.max_tokens, 9);
+    cn_api_request_free(&r);
+    accept_chat(&r, "\"max_completion_tokens\": null, \"max_tokens\": 5");
+    assert_int_equal(r.params.sampling.max_tokens, 5);
+    cn_api_request_free(&r);
+}
+
+static void harmless_and_neutral_fields_pass(void **state)
+{
+    (void)state;
+    static const char *const rests[] = {
+        "\"model\": \"m\", \"user\": \"u\", \"metadata\": {\"a\": \"b\"}, \"store\": true",
+        "\"response_format\": {\"type\": \"text\"}, \"tools\": [], \"tool_choice\": \"none\"",
+        "\"add_generation_prompt\": true, \"best_of\": 1, \"length_penalty\": 1.0",
+        "\"stream\": true, \"stream_options\": {\"include_usage\": true}",
+        "\"logprobs\": false, \"top_logprobs\": 0",
+    };
+    cn_api_request r;
+    for (size_t i = 0; i < sizeof rests / sizeof *rests; i++) {
+        accept_chat(&r, rests[i]);
+        cn_api_request_free(&r);
+    }
+}
+
+static void message_text_may_come_in_parts(void **state)
+{
+    (void)state;
+    cn_api_request r;
+    assert_int_equal(
+        parse(&r, CN_API_CHAT,
+              "{\"messages\": [{\"role\": \"system\", \"content\": \"s\", \"name\": \"x\"},"
+              "{\"role\": \"assistant\", \"content\": \"a\", \"reasoning_content\": \"why\","
+              " \"tool_calls\": null},"
+              "{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": \"one\"},"
+              "{\"type\": \"text\", \"text\": \"tw\\u00f6\"}]}]}",
+              NULL),
+        CN_OK);
+    assert_int_equal(r.params.n_messages, 3);
+    assert_string_equal(r.params.messages[2].content, "one\ntw\xc3\xb6");
+    cn_api_request_free(&r);
+}
+
+static void completion_prompt_is_text_or_tokens(void **state)
+{
+    (void)state;
+    cn_api_request r;
+    assert_int_equal(parse(&r, CN_API_COMPLETION, "{\"prompt\": \"once\", \"logprobs\": 2}", NULL),
+                     CN_OK);
+    assert_string_equal(r.params.text, "once");
+    assert_int_equal(r.params.sampling.logprobs, 2);
+    assert_int_equal(r.params.sampling.max_tokens, CN_API_DEFAULT_COMPLETION_TOKENS);
+    cn_api_request_free(&r);
+
+    static const char *const tokens[] = {"{\"prompt\": [3, 4, 5]}", "{\"prompt\": [[3, 4, 5]]}"};
+    for (size_t i = 0; i < 2; i++) {
+        assert_int_equal(parse(&r, CN_API_COMPLETION, tokens[i], NULL), CN_OK);
+        assert_null(r.params.text);
+        assert_int_equal(r.params.n_tokens, 3);
+        assert_int_equal(r.params.tokens[2], 5);
+        cn_api_request_free(&r);
+    }
+}
+
+/* Body after CHAT_START (or whole, for completions), the field at fault, and a piece of the text. */
+static const struct refusal {
+    cn_api_endpoint endpoint;
+    const char *text, *field, *says;
+} refusals[] = {
+    {CN_API_CHAT, "\"temperature\": \"hot\"", "temperature", "\"hot\""},
+    {CN_API_CHAT, "\"temperature\": -1", "temperature", "-1"},
+    {CN_API_CHAT, "\"max_tokens\": 1.5", "max_tokens", "1.5"},
+    {CN_API_CHAT, "\"max_completion_tokens\": 0", "max_completion_tokens", "0"},
+    {CN_API_CHAT, "\"n\": true", "n", "true"},
+    {CN_API_CHAT, "\"seed\": 1.25", "seed", "1.25"},
+    {CN_API_CHAT, "\"stop\": 5", "stop", "5"},
+    {CN_API_CHAT, "\"stop\": [\"a\", \"\"]", "stop", "not empty"},
+    {CN_API_CHAT, "\"stop\": [\"a\", null]", "stop", "null"},
+    {CN_API_CHAT, "\"stop_token_ids\": [-1]", "stop_token_ids", "-1"},
+    {CN_API_CHAT, "\"stop_token_ids\": 3", "stop_token_ids", "array"},
+    {CN_API_CHAT, "\"logit_bias\": {\"x\": 1}", "logit_bias", "\"x\""},
+    {CN_API_CHAT, "\"logit_bias\": {\"4294967297\": 1}", "logit_bias", "4294967297"},
+    {CN_API_CHAT, "\"logit_bias\": {\"1\": 101}", "logit_bias", "101"},
+    {CN_API_CHAT, "\"logprobs\": 3", "logprobs", "3"},
+    {CN_API_CHAT, "\"top_logprobs\": 3", "top_logprobs", "logprobs"},
+    {CN_API_CHAT, "\"logprobs\": true, \"top_logprobs\": 21", "top_logprobs", "21"},
+    {CN_API_CHAT, "\"priority\": 3000000000", "priority", "3000000000"},
+    {CN_API_CHAT, "\"stream\": \"yes\"", "stream", "yes"},
+    {CN_API_CHAT, "\"stream_options\": {\"include_usage\": true}", "stream_options", "stream"},
+    {CN_API_CHAT, "\"chat_template_kwargs\": {\"tools\": 1}", "chat_template_kwargs", "tools"},
+    {CN_API_CHAT, "\"kv\": {\"policy\": \"zap\"}", "kv", "zap"},
+    {CN_API_CHAT, "\"kv\": {\"budgit\": 1}", "kv", "budgit"},
+    {CN_API_CHAT, "\"kv\": 7", "kv", "object"},
+    {CN_API_CHAT, "\"best_of\": 4", "best_of", "4"},
+    {CN_API_CHAT, "\"tools\": [{\"type\": \"function\"}]", "tools", "array"},
+    {CN_API_CHAT, "\"response_format\": {\"type\": \"json_object\"}", "response_format", "object"},
+    {CN_API_CHAT, "\"tempreature\": 0.5", "tempreature", "unknown"},
+    {CN_API_CHAT, "\"prompt\": \"x\"", "prompt", "unknown"},
+    {CN_API_COMPLETION, "{\"max_tokens\": 3}", "prompt", "missing"},
+    {CN_API_COMPLETION, "{\"prompt\": \"\"}", "prompt", "empty"},
+    {CN_API_COMPLETION, "{\"prompt\": []}", "prompt", "array"},
+    {CN_API_COMPLETION, "{\"prompt\": {}}", "prompt", "object"},
+    {CN_API_COMPLETION, "{\"prompt\": [1, \"a\"]}", "prompt", "\"a\""},
+    {CN_API_COMPLETION, "{\"prompt\": [\"a\", \"b\"]}", "prompt", "2 prompts"},
+    {CN_API_COMPLETION, "{\"prompt\": \"a\", \"messages\": []}", "messages", "unknown"},
+    {CN_API_COMPLETION, "{\"prompt\": \"a\", \"echo\": true}", "echo", "true"},
+    {CN_API_COMPLETION, "[1]", "", "object"},
+};
+
+static void every_refusal_names_field_and_value(void **state)
+{
+    (void)state;
+    cn_buf fault = {0};
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        const struct refusal *f = &refusals[i];
+        char text[512];
+        const bool chat = f->endpoint == CN_API_CHAT;
+        snprintf(text, sizeof text, chat ? CHAT_START "%s}" : "%s", f->text);
+        cn_api_request r;
+        if (parse(&r, f->endpoint, text, &fault) != CN_ERR_ARG) fail_msg("accepted: %s", f->text);
+        assert_string_equal(fault.data, f->field);
+        if (!strstr(cn_last_error(), f->says) || !strstr(cn_last_error(), f->field))
+            fail_msg("%s: '%s' lacks '%s'", f->text, cn_last_error(), f->says);
+        assert_null(r.keep);
+    }
+    cn_buf_free(&fault);
+}
+
+static void bad_messages_are_refused(void **state)
+{
+    (void)state;
+    static const char *const messages[] = {
+        "[]", "{}", "\"hi\"", "[1]", "[{}]", "[{\"role\": \"user\"}]", "[{\"content\": \"x\"}]",
+        "[{\"role\": \"tool\", \"content\": \"x\"}]", "[{\"role\": 1, \"content\": \"x\"}]",
+        "[{\"role\": \"user\", \"content\": null}]", "[{\"role\": \"user\", \"content\": 1}]",
+        "[{\"role\": \"user\", \"content\": [{\"type\": \"image_url\", \"image_url\": {}}]}]",
+        "[{\"role\": \"user\", \"content\": [\"x\"]}]",
+        "[{\"role\": \"user\", \"content\": [{\"type\": \"text\"}]}]",
+        "[{\"role\": \"assistant\", \"content\": \"x\", \"tool_calls\": [{}]}]",
+        "[{\"role\": \"assistant\", \"content\": \"x\", \"reasoning_content\": \"y\"}]",
+    };
+    cn_buf fault = {0};
+    for (size_t i = 0; i < sizeof messages / sizeof *messages; i++) {
+        char text[512];
+        snprintf(text, sizeof text, "{\"messages\": %s}", messages[i]);
+        cn_api_request r;
+        if (parse(&r, CN_API_CHAT, text, &fault) != CN_ERR_ARG) fail_msg("took %s", messages[i]);
+        assert_string_equal(fault.data, "messages");
+        assert_non_null(strstr(cn_last_error(), "messages"));
+    }
+    cn_buf_free(&fault);
+}
+
+static void endpoints_have_paths(void **state)
+{
+    (void)state;
+    cn_api_endpoint e;
+    for (int i = 0; i < CN_API_N_ENDPOINTS; i++) {
+        assert_true(cn_api_endpoint_find(cn_api_endpoint_path((cn_api_endpoint)i), &e));
+        assert_int_equal(e, i);
+    }
+    assert_false(cn_api_endpoint_find("/v1/embeddings", &e));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(chat_fields_are_read),
+        cmocka_unit_test(an_unsaid_field_has_the_engines_default),
+        cmocka_unit_test(max_completion_tokens_comes_before_max_tokens),
+        cmocka_unit_test(harmless_and_neutral_fields_pass),
+        cmocka_unit_test(message_text_may_come_in_parts),
+        cmocka_unit_test(completion_prompt_is_text_or_tokens),
+        cmocka_unit_test(every_refusal_names_field_and_value),
+        cmocka_unit_test(bad_messages_are_refused),
+        cmocka_unit_test(endpoints_have_paths),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
