@@ -259,7 +259,7 @@ static cn_status set_template_kwargs(cn_api_request *r, const char *key, json_t 
     json_t *value;
     json_object_foreach(v, member, value)
     {
-        bool on;
+        bool on = false;
         if (strcmp(member, "enable_thinking") != 0) {
             char shown[SHOWN_BYTES];
             return cn_fail(CN_ERR_ARG, "%s: unknown member '%s', known is enable_thinking", key,
@@ -275,7 +275,7 @@ static cn_status set_template_kwargs(cn_api_request *r, const char *key, json_t 
 /* Chat: a switch, with the number of alternatives in top_logprobs (read after all fields). */
 static cn_status set_chat_logprobs(cn_api_request *r, const char *key, json_t *v)
 {
-    bool on;
+    bool on = false;
     CN_TRY(as_bool(key, v, &on));
     r->params.sampling.logprobs = on ? 0 : -1;
     return CN_OK;

@@ -1,6 +1,7 @@
 /* planner.c - eq. 1 and 2 of the paper in 64-bit integers. See planner.h. */
 #include "engine/planner.h"
 
+#include <string.h>
 #include <unistd.h>
 
 static uint64_t block_bytes(const cn_planner_input *in)
@@ -44,11 +45,18 @@ static void divide(cn_memory_plan *p, const cn_planner_input *in)
     p->n_blocks = clamp_u32(left / p->block_bytes);
 }
 
-cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_planner_input *in)
+cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *in)
 {
     CN_ASSERT(in->block_tokens > 0 && in->n_layers > 0 && in->max_seqs > 0);
     CN_ASSERT(in->window_tokens == 0 || in->n_max_blocks > 0);
-    cn_memory_plan p = {.block_bytes = block_bytes(in), .query_slot_bytes = query_slot_bytes(in)};
+    cn_memory_plan p = {
+        .block_tokens = in->block_tokens,
+        .window_tokens = in->window_tokens,
+        .n_max_blocks = in->n_max_blocks,
+        .has_scores = in->has_scores,
+        .block_bytes = block_bytes(in),
+        .query_slot_bytes = query_slot_bytes(in),
+    };
     divide(&p, in);
 
     /* A block to fill and one to go on in, or one capped request whole. */
@@ -81,6 +89,38 @@ cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_planner_input *in)
         p.concurrency_capped = cn_min_u32(p.concurrency_capped, p.n_query_slots);
     *out = p;
     return CN_OK;
+}
+
+/* Tokens per block where --block-size does not say. */
+enum { CPU_BLOCK_TOKENS = 64, GPU_BLOCK_TOKENS = 256 };
+
+cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_model_config *m,
+                              const cn_backend *be)
+{
+    const uint32_t declared = c->kv_policies | 1U << c->kv.policy;
+    const bool zip = declared >> CN_KV_ZIP & 1, capped = zip || declared >> CN_KV_WINDOW & 1;
+    const bool cpu = strcmp(be->name, "cpu") == 0;
+    uint32_t block_tokens = c->block_tokens;
+    if (block_tokens == 0) block_tokens = cpu ? CPU_BLOCK_TOKENS : GPU_BLOCK_TOKENS;
+    uint64_t avail_bytes = c->kv_cache_memory_bytes;
+    if (avail_bytes == 0) avail_bytes = cn_planner_host_kv_bytes();
+    const cn_planner_input in = {
+        .avail_bytes = avail_bytes,
+        .n_layers = m->n_layers,
+        .n_heads = m->n_heads,
+        .n_kv_heads = m->n_kv_heads,
+        .head_dim = m->head_dim,
+        .block_tokens = block_tokens,
+        .kv_dtype = be->kv_dtype,
+        .act_dtype = be->act_dtype,
+        .has_scores = zip,
+        .window_tokens = zip ? c->kv.window_tokens : 0,
+        .n_max_blocks = capped ? (uint32_t)cn_ceil_div(c->kv.budget_tokens, block_tokens) + 1 : 0,
+        .max_model_len = c->max_model_len ? c->max_model_len : m->max_position,
+        .max_seqs = c->max_num_seqs,
+        .n_blocks_override = c->n_blocks_override,
+    };
+    return cn_memory_plan_divide(out, &in);
 }
 
 uint64_t cn_planner_host_kv_bytes(void)

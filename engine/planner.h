@@ -15,7 +15,9 @@
 #define CN_PLANNER_H
 
 #include "engine/base.h"
+#include "engine/model_config.h"
 #include "engine/ops.h"
+#include "engine/options.h"
 
 typedef struct cn_planner_input {
     uint64_t avail_bytes; /* for blocks, side arrays and query slots */
@@ -32,6 +34,10 @@ typedef struct cn_planner_input {
 } cn_planner_input;
 
 typedef struct cn_memory_plan {
+    uint32_t block_tokens;     /* b */
+    uint32_t window_tokens;    /* w, rows of a query slot; 0 without an observing policy */
+    uint32_t n_max_blocks;     /* N_max of the default budget; 0 without a capped policy */
+    bool has_scores;           /* a declared policy keeps a global score */
     uint64_t block_bytes;      /* m_kv' */
     uint64_t query_slot_bytes; /* m_q */
     uint64_t kv_bytes;         /* all blocks and all query slots */
@@ -43,9 +49,13 @@ typedef struct cn_memory_plan {
     uint32_t max_request_tokens; /* longest request of full KV that the pool can hold alone */
 } cn_memory_plan;
 
-/* CN_ERR_MEMORY when not even one request fits; the text has the numbers and the option to
- * change. */
-cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_planner_input *in);
+/* The plan that these options, this checkpoint and this backend (its dtypes) lead to. CN_ERR_MEMORY
+ * when not even one request fits; the text has the numbers and the option to change. */
+cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_model_config *m,
+                              const cn_backend *be);
+
+/* The arithmetic alone. */
+cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *in);
 
 /* The default of --kv-cache-memory-bytes on a host: 4 GiB, at most a quarter of its memory. */
 uint64_t cn_planner_host_kv_bytes(void);

@@ -33,13 +33,13 @@ static void sizes_are_those_of_the_layout(void **state)
     (void)state;
     cn_planner_input in = qwen3_8b();
     cn_memory_plan p;
-    assert_int_equal(cn_memory_plan_make(&p, &in), CN_OK);
+    assert_int_equal(cn_memory_plan_divide(&p, &in), CN_OK);
     assert_int_equal(p.block_bytes, 36u * 8 * 256 * (2 * 128 * 2 + 4 + 4));
     assert_int_equal(p.query_slot_bytes, 36u * 16 * 32 * 128 * 2);
 
     cn_kv_layout l = cn_kv_layout_make(36, 10, 8, 256, 128);
     in.has_scores = in.has_origins = false;
-    assert_int_equal(cn_memory_plan_make(&p, &in), CN_OK);
+    assert_int_equal(cn_memory_plan_divide(&p, &in), CN_OK);
     assert_int_equal(p.block_bytes * 10, cn_kv_pool_elems(&l) * 2);
 }
 
@@ -48,7 +48,7 @@ static void equations_of_the_paper_hold(void **state)
     (void)state;
     cn_planner_input in = qwen3_8b();
     cn_memory_plan p;
-    assert_int_equal(cn_memory_plan_make(&p, &in), CN_OK);
+    assert_int_equal(cn_memory_plan_divide(&p, &in), CN_OK);
     const double m_kv = (double)p.block_bytes, m_q = (double)p.query_slot_bytes;
     const double avail = (double)in.avail_bytes;
     assert_int_equal(p.n_query_slots, (uint32_t)(avail / (m_kv * 9 + m_q)));
@@ -70,7 +70,7 @@ static void memory_is_used_and_never_exceeded(void **state)
         in.max_seqs = 1 + (uint32_t)(rand() % 300);
         in.block_tokens = 16u << (rand() % 5);
         cn_memory_plan p;
-        if (cn_memory_plan_make(&p, &in) != CN_OK) continue;
+        if (cn_memory_plan_divide(&p, &in) != CN_OK) continue;
         assert_true(p.kv_bytes <= in.avail_bytes);
         /* Less is left over than one more request would take. */
         assert_true(in.avail_bytes - p.kv_bytes <
@@ -89,7 +89,7 @@ static void full_kv_has_no_slots(void **state)
     cn_planner_input in = qwen3_8b();
     in.n_max_blocks = in.window_tokens = 0;
     cn_memory_plan p;
-    assert_int_equal(cn_memory_plan_make(&p, &in), CN_OK);
+    assert_int_equal(cn_memory_plan_divide(&p, &in), CN_OK);
     assert_int_equal(p.n_blocks, in.avail_bytes / p.block_bytes);
     assert_int_equal(p.n_query_slots, 0);
     assert_int_equal(p.concurrency_capped, 0);
@@ -100,9 +100,9 @@ static void few_sequences_leave_memory_to_blocks(void **state)
     (void)state;
     cn_planner_input in = qwen3_8b();
     cn_memory_plan many, few;
-    assert_int_equal(cn_memory_plan_make(&many, &in), CN_OK);
+    assert_int_equal(cn_memory_plan_divide(&many, &in), CN_OK);
     in.max_seqs = 2;
-    assert_int_equal(cn_memory_plan_make(&few, &in), CN_OK);
+    assert_int_equal(cn_memory_plan_divide(&few, &in), CN_OK);
     assert_int_equal(few.n_query_slots, 2);
     assert_true(few.n_blocks > many.n_blocks);
     assert_true(few.kv_bytes <= in.avail_bytes);
@@ -114,20 +114,64 @@ static void impossible_plans_name_numbers_and_options(void **state)
     cn_planner_input in = qwen3_8b();
     cn_memory_plan p;
     in.avail_bytes = 100 << 20;
-    assert_int_equal(cn_memory_plan_make(&p, &in), CN_ERR_MEMORY);
+    assert_int_equal(cn_memory_plan_divide(&p, &in), CN_ERR_MEMORY);
     assert_non_null(strstr(cn_last_error(), "104857600 bytes"));
     assert_non_null(strstr(cn_last_error(), "--kv-cache-memory-bytes"));
     assert_non_null(strstr(cn_last_error(), "--kv-budget"));
 
     in.n_blocks_override = 8;
-    assert_int_equal(cn_memory_plan_make(&p, &in), CN_ERR_MEMORY);
+    assert_int_equal(cn_memory_plan_divide(&p, &in), CN_ERR_MEMORY);
     assert_non_null(strstr(cn_last_error(), "--num-gpu-blocks-override"));
     in.n_blocks_override = 9;
-    assert_int_equal(cn_memory_plan_make(&p, &in), CN_OK);
+    assert_int_equal(cn_memory_plan_divide(&p, &in), CN_OK);
     assert_int_equal(p.n_blocks, 9);
     assert_int_equal(p.n_query_slots, 1);
     assert_int_equal(p.concurrency_full, 0);
     assert_int_equal(p.max_request_tokens, 9 * 256);
+}
+
+static void options_decide_the_plan(void **state)
+{
+    (void)state;
+    const cn_backend cpu = {.name = "cpu", .kv_dtype = CN_F32, .act_dtype = CN_F32};
+    const cn_model_config m = {.n_layers = 6, .n_heads = 8, .n_kv_heads = 2, .head_dim = 64,
+                               .max_position = 8192};
+    const uint64_t block_bytes = 6 * 2 * 64 * 2 * 64 * 4;
+    cn_memory_plan p;
+
+    cn_config *c = cn_config_create();
+    assert_non_null(c);
+    c->kv_cache_memory_bytes = 64 << 20;
+    assert_int_equal(cn_memory_plan_make(&p, c, &m, &cpu), CN_OK);
+    assert_int_equal(p.block_tokens, 64);
+    assert_int_equal(p.block_bytes, block_bytes);
+    assert_int_equal(p.n_blocks, (64u << 20) / block_bytes);
+    assert_int_equal(p.n_query_slots + p.window_tokens + p.n_max_blocks + p.has_scores, 0);
+    assert_int_equal(p.concurrency_full, p.n_blocks / 128);
+
+    /* A declared policy takes its memory even when the default is full. */
+    c->kv_policies |= 1U << CN_KV_ZIP;
+    c->kv.budget_tokens = 384;
+    c->kv.window_tokens = 48;
+    assert_int_equal(cn_memory_plan_make(&p, c, &m, &cpu), CN_OK);
+    assert_int_equal(p.block_bytes, block_bytes + 6 * 2 * 64 * 4);
+    assert_int_equal(p.n_max_blocks, 7);
+    assert_int_equal(p.window_tokens, 48);
+    assert_true(p.has_scores);
+    assert_int_equal(p.query_slot_bytes, 6 * 48 * 8 * 64 * 4);
+    assert_true(p.n_query_slots > 0);
+
+    /* The window policy has a cap, and nothing to observe. */
+    c->kv_policies = 1U << CN_KV_FULL;
+    c->kv.policy = CN_KV_WINDOW;
+    c->kv.budget_tokens = 100;
+    c->block_tokens = 16;
+    assert_int_equal(cn_memory_plan_make(&p, c, &m, &cpu), CN_OK);
+    assert_int_equal(p.n_max_blocks, 8);
+    assert_int_equal(p.n_query_slots, 0);
+    assert_false(p.has_scores);
+    assert_true(p.concurrency_capped > 0);
+    cn_config_free(c);
 }
 
 int main(void)
@@ -138,6 +182,7 @@ int main(void)
         cmocka_unit_test(memory_is_used_and_never_exceeded),
         cmocka_unit_test(full_kv_has_no_slots),
         cmocka_unit_test(few_sequences_leave_memory_to_blocks),
+        cmocka_unit_test(options_decide_the_plan),
         cmocka_unit_test(impossible_plans_name_numbers_and_options),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
