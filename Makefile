@@ -5,7 +5,7 @@
 ##   make           build build/cinch and build/libcinch.a
 ##   make install   PREFIX=/usr/local DESTDIR=
 ##
-## Tests:  test [T=name]  sim  fuzz [FUZZ_RUNS=n SEED=n]  asan  ubsan  tsan  golden  tidy
+## Tests:  test [T=name]  sim  fuzz [FUZZ_RUNS=n SEED=n]  scripts  asan  ubsan  tsan  golden  tidy
 ## Other:  docs (docs/CONFIG.md, docs/cinch.1)  bench  clean
 ##
 ## ARCH=x86-64-v3 builds for other machines than this one (the default is native).
@@ -56,8 +56,8 @@ PROGRAM_OBJ := $(addsuffix .o,$(TEST_BIN) $(SIM_BIN) $(FUZZ_BIN) $(EXAMPLE_BIN) 
 # Tests that start threads: what the thread sanitizer is for. Another: TSAN_TESTS="a b".
 TSAN_TESTS ?= options
 
-.PHONY: all cpu help deps demo check test sim fuzz asan ubsan tsan golden tidy docs docs-check \
-  install install-check examples bench clean
+.PHONY: all cpu help deps demo check test sim fuzz scripts asan ubsan tsan golden tidy docs docs-check \
+  install examples bench clean
 all: $(BUILD)/cinch $(LIB)
 cpu: all
 
@@ -120,19 +120,25 @@ demo: deps
 
 check: deps
 	$(REST) all $(TEST_BIN) $(SIM_BIN) $(FUZZ_BIN) $(EXAMPLE_BIN) $(BENCH_BIN)
-	@$(MAKE) --no-print-directory test sim fuzz install-check docs-check tidy
+	@$(MAKE) --no-print-directory test sim fuzz scripts docs-check tidy
 
 # ---- tests ----
 
-# tests/run.sh runs each program, prints the log of one that fails, and counts.
+# Runs each program, prints the log of one that fails, and counts.
+RUN = BUILD=$(BUILD) MAKE="$(MAKE)" CC="$(CC)" tests/run.sh
+
 test: $(if $(T),$(T:%=$(BUILD)/tests/test_%),$(TEST_BIN)) $(BUILD)/cinch $(EXAMPLE_BIN)
-	@BUILD=$(BUILD) tests/run.sh $(filter $(BUILD)/tests/%,$^)
+	@$(RUN) $(filter $(BUILD)/tests/%,$^)
 
 sim: $(SIM_BIN)
-	@SEED=$(SEED) tests/run.sh $^
+	@SEED=$(SEED) $(RUN) $^
 
 fuzz: $(if $(T),$(T:%=$(BUILD)/tests/fuzz_%),$(FUZZ_BIN))
-	@tests/run.sh --args "$(FUZZ_RUNS) $(SEED)" $^
+	@$(RUN) --args "$(FUZZ_RUNS) $(SEED)" $^
+
+# Tests that are scripts: of the installed files, of the style check itself.
+scripts: all $(BUILD)/tests/tidy
+	@$(RUN) $(wildcard tests/*_check.sh)
 
 asan:
 	$(REST) SANITIZER=address,undefined OPT=-O1 test sim fuzz
@@ -158,6 +164,7 @@ $(BUILD)/tests/tidy: tests/tidy.c $(BUILD)/flags
 # ---- documents printed by the program ----
 
 docs: $(BUILD)/cinch
+	@mkdir -p docs
 	$(BUILD)/cinch docs config >docs/CONFIG.md
 	$(BUILD)/cinch docs man >docs/cinch.1
 
@@ -179,10 +186,6 @@ install: all
 	install -m 644 docs/cinch.1 $(DESTDIR)$(PREFIX)/share/man/man1/cinch.1
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' -e 's|@REQUIRES@|$(PKGS)|' \
 	  engine/cinch.pc.in >$(DESTDIR)$(PREFIX)/lib/pkgconfig/cinch.pc
-
-# Installs into a temporary directory and builds the examples as a user would.
-install-check: all
-	@MAKE="$(MAKE)" CC="$(CC)" tests/install_check.sh
 
 # ---- speed ----
 

@@ -88,8 +88,18 @@ static const fuzz_input corpus[] = {
 };
 
 static const char *const words[] = {
-    "\n", "--", "-", "=", "--no-", "--help", ",", ":", "zip", "true", "null", "--strict", "{", "}",
-    "\"kv\":", "\"seed\":", "_", "%s%n", "\xff", "K", "T", "--dataset-name", "--resume",
+    "\n",       "--",
+    "-",        "=",
+    "--no-",    "--help",
+    ",",        ":",
+    "zip",      "true",
+    "null",     "--strict",
+    "{",        "}",
+    "\"kv\":",  "\"seed\":",
+    "_",        "%s%n",
+    "\xff",     "K",
+    "T",        "--dataset-name",
+    "--resume",
 };
 
 static const fuzz_target target = {

@@ -12,7 +12,7 @@ fi
 passed=0
 failed=0
 for program in "$@"; do
-    log=$program.log
+    log=${BUILD:-build}/tests/$(basename "$program").log
     began=$(date +%s)
     # shellcheck disable=SC2086
     if "$program" $args >"$log" 2>&1; then status=0; else status=$?; fi

@@ -104,17 +104,29 @@ static void insert_bytes(uint8_t *buf, size_t *size, size_t max, const void *dat
 
 static void insert_number(uint8_t *buf, size_t *size, size_t max)
 {
-    static const char *const numbers[] = {
-        "0", "-1", "1", "18446744073709551615", "18446744073709551616", "9223372036854775807",
-        "4294967295", "4294967296", "2147483648", "1e999", "-0.0", "0.1", "nan", "1e-400"};
+    static const char *const numbers[] = {"0",
+                                          "-1",
+                                          "1",
+                                          "18446744073709551615",
+                                          "18446744073709551616",
+                                          "9223372036854775807",
+                                          "4294967295",
+                                          "4294967296",
+                                          "2147483648",
+                                          "1e999",
+                                          "-0.0",
+                                          "0.1",
+                                          "nan",
+                                          "1e-400"};
     const char *text = numbers[below(sizeof numbers / sizeof *numbers)];
     insert_bytes(buf, size, max, text, strlen(text));
 }
 
 static void overwrite_binary(uint8_t *buf, size_t size)
 {
-    static const uint64_t values[] = {0, 1, 0x7f, 0x80, 0xffff, 0x7fffffff, 0xffffffff,
-                                      UINT64_MAX, UINT64_MAX / 2, UINT64_MAX - 7};
+    static const uint64_t values[] = {
+        0,          1,          0x7f,       0x80,           0xffff,
+        0x7fffffff, 0xffffffff, UINT64_MAX, UINT64_MAX / 2, UINT64_MAX - 7};
     uint64_t v = values[below(sizeof values / sizeof *values)];
     size_t n = (size_t)1 << below(4);
     if (n <= size) memcpy(buf + below(size - n + 1), &v, n);
@@ -153,17 +165,27 @@ static void edit(const fuzz_target *t, uint8_t *buf, size_t *size, size_t max)
     case 1:
         if (*size) buf[below(*size)] = (uint8_t)next_random();
         break;
-    case 2: overwrite_binary(buf, *size); break;
-    case 3: insert_number(buf, size, max); break;
+    case 2:
+        overwrite_binary(buf, *size);
+        break;
+    case 3:
+        insert_number(buf, size, max);
+        break;
     case 4:
         if (*size) drop_piece(buf, size);
         break;
     case 5:
         if (*size) double_piece(buf, size, max);
         break;
-    case 6: insert_other(t, buf, size, max); break;
-    case 7: *size = below(*size + 1); break;
-    case 8: insert_bytes(buf, size, max, zeros, 1 + below(sizeof zeros)); break;
+    case 6:
+        insert_other(t, buf, size, max);
+        break;
+    case 7:
+        *size = below(*size + 1);
+        break;
+    case 8:
+        insert_bytes(buf, size, max, zeros, 1 + below(sizeof zeros));
+        break;
     default: {
         const char *word = t->words[below(t->n_words)];
         insert_bytes(buf, size, max, word, strlen(word));

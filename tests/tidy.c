@@ -1,0 +1,399 @@
+/* tidy.c - the style check of `make tidy`. Prints "file:line: what" for each fault in the C and
+ * CUDA files of the tree and fails when there is one.
+ *
+ *   size      function 70 lines, file 800 lines, line 100 columns (characters, not bytes). A CUDA
+ *             kernel may be longer when the comment above it says why: "Long: <reason>".
+ *   layers    engine -> scheduler -> paged, engine -> compress -> paged; the scheduler sees only
+ *             compress/policy.h of compress; the leaves (base.h, ops.h, kv_layout.h, cinch.h) are
+ *             open to all; kernels and CPU ops include nothing else. Examples see cinch.h alone.
+ *   files     names are unique; the first line is a comment "name - purpose"; every C file belongs
+ *             to a rule of the Makefile; every header is included by someone.
+ *   text      no tabs, no trailing blanks, no marks of unfinished work; getenv only in options.c;
+ *             exit() only in main.c and in programs that are tests, benches or examples.
+ *
+ * The formatting this relies on is the house style: a function body opens with a brace alone in
+ * column one and closes with another. */
+#include <dirent.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum {
+    MAX_FUNCTION_LINES = 70,
+    MAX_FILE_LINES = 800,
+    MAX_COLUMNS = 100,
+    MAX_FILES = 1024,
+    MAX_PATH = 512
+};
+
+typedef struct source {
+    char path[MAX_PATH]; /* from the root: "engine/base.c" */
+    const char *name;    /* its last part */
+    char *text;          /* the file, line ends replaced by NUL */
+    char *code;          /* the same with comments and literals blanked out */
+    char **line;         /* [n_lines] into text */
+    char **code_line;    /* [n_lines] into code */
+    size_t n_lines;
+    bool included; /* some other file includes it */
+} source;
+
+static source files[MAX_FILES];
+static size_t n_files, n_faults;
+
+static void fault(const source *f, size_t line, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    printf("%s:%zu: ", f->path, line);
+    vprintf(fmt, ap);
+    printf("\n");
+    va_end(ap);
+    n_faults++;
+}
+
+static void *must(void *p)
+{
+    if (p) return p;
+    perror("tidy");
+    exit(2);
+}
+
+static bool starts(const char *s, const char *prefix)
+{
+    return strncmp(s, prefix, strlen(prefix)) == 0;
+}
+
+static bool ends(const char *s, const char *suffix)
+{
+    size_t n = strlen(s), m = strlen(suffix);
+    return n >= m && strcmp(s + n - m, suffix) == 0;
+}
+
+static bool is_header(const source *f) { return ends(f->name, ".h") || ends(f->name, ".cuh"); }
+static bool is_cuda(const source *f) { return ends(f->name, ".cu") || ends(f->name, ".cuh"); }
+
+/* ---- reading ---- */
+
+/* Blanks out comments and the inside of literals, keeping line ends, so that checks of code do not
+ * trip over text. */
+static void blank_text(char *p)
+{
+    while (*p) {
+        if (p[0] == '/' && p[1] == '*') {
+            for (; *p && !(p[0] == '*' && p[1] == '/'); p++)
+                if (*p != '\n') *p = ' ';
+            if (*p) p[0] = p[1] = ' ';
+        } else if (p[0] == '/' && p[1] == '/') {
+            while (*p && *p != '\n') *p++ = ' ';
+        } else if (*p == '"' || *p == '\'') {
+            char quote = *p++;
+            for (; *p && *p != quote && *p != '\n'; p++) {
+                if (*p == '\\' && p[1]) *p++ = ' ';
+                *p = ' ';
+            }
+            if (*p) p++;
+        } else {
+            p++;
+        }
+    }
+}
+
+static size_t split_lines(char *text, char ***lines)
+{
+    size_t n = 0;
+    for (const char *p = text; *p; p++) n += *p == '\n';
+    *lines = must(calloc(n + 1, sizeof **lines));
+    n = 0;
+    for (char *p = text; *p; n++) {
+        (*lines)[n] = p;
+        p += strcspn(p, "\n");
+        if (*p) *p++ = '\0';
+    }
+    return n;
+}
+
+static void read_file(const char *path)
+{
+    if (n_files == MAX_FILES) {
+        fprintf(stderr, "tidy: more than %d files\n", MAX_FILES);
+        exit(2);
+    }
+    source *f = &files[n_files++];
+    snprintf(f->path, sizeof f->path, "%s", path);
+    char *slash = strrchr(f->path, '/');
+    f->name = slash ? slash + 1 : f->path;
+    FILE *in = must(fopen(path, "rb"));
+    struct stat st;
+    if (fstat(fileno(in), &st) != 0) must(NULL);
+    f->text = must(calloc((size_t)st.st_size + 1, 1));
+    if (fread(f->text, 1, (size_t)st.st_size, in) != (size_t)st.st_size) must(NULL);
+    fclose(in);
+    f->code = must(strdup(f->text));
+    if (st.st_size && f->text[st.st_size - 1] != '\n') fault(f, 1, "no line end at the end");
+    blank_text(f->code);
+    f->n_lines = split_lines(f->text, &f->line);
+    split_lines(f->code, &f->code_line);
+}
+
+static bool is_source(const char *name)
+{
+    return ends(name, ".c") || ends(name, ".h") || ends(name, ".cu") || ends(name, ".cuh");
+}
+
+static void read_tree(const char *dir)
+{
+    struct dirent **entries;
+    int n = scandir(dir, &entries, NULL, alphasort);
+    for (int i = 0; i < n; i++) {
+        char path[MAX_PATH];
+        const char *name = entries[i]->d_name;
+        snprintf(path, sizeof path, "%s/%s", dir, name);
+        struct stat st;
+        if (name[0] != '.' && stat(path, &st) == 0) {
+            if (S_ISDIR(st.st_mode))
+                read_tree(path);
+            else if (is_source(name))
+                read_file(path);
+        }
+        free(entries[i]);
+    }
+    if (n >= 0) free(entries);
+}
+
+/* ---- size ---- */
+
+static size_t columns(const char *s)
+{
+    size_t n = 0;
+    for (; *s; s++) n += ((unsigned char)*s & 0xc0) != 0x80; /* not a UTF-8 continuation */
+    return n;
+}
+
+/* First line of the declaration whose body opens at `open`. */
+static size_t signature_start(const source *f, size_t open)
+{
+    size_t i = open;
+    while (i > 0) {
+        const char *above = f->code_line[i - 1];
+        if (!*above || above[strspn(above, " ")] == '\0' || *above == '}' || *above == '#') break;
+        if (ends(above, ";")) break;
+        i--;
+    }
+    return i;
+}
+
+/* Whether the comment right above line i has "Long:" in it. */
+static bool says_why_long(const source *f, size_t i)
+{
+    while (i > 0 && *f->line[i - 1] && !*(f->code_line[i - 1] + strspn(f->code_line[i - 1], " "))) {
+        i--;
+        if (strstr(f->line[i], "Long:")) return true;
+    }
+    return false;
+}
+
+static void check_function(const source *f, size_t open, size_t close)
+{
+    size_t start = signature_start(f, open), n = close - start + 1;
+    if (n <= MAX_FUNCTION_LINES) return;
+    if (is_cuda(f) && says_why_long(f, start)) return;
+    fault(f, start + 1, "function of %zu lines, the most is %d", n, MAX_FUNCTION_LINES);
+}
+
+static void check_size(const source *f)
+{
+    if (f->n_lines > MAX_FILE_LINES)
+        fault(f, f->n_lines, "file of %zu lines, the most is %d", f->n_lines, MAX_FILE_LINES);
+    size_t open = 0;
+    bool inside = false;
+    for (size_t i = 0; i < f->n_lines; i++) {
+        size_t n = columns(f->line[i]);
+        if (n > MAX_COLUMNS) fault(f, i + 1, "line of %zu columns, the most is %d", n, MAX_COLUMNS);
+        if (strcmp(f->code_line[i], "{") == 0) {
+            open = i;
+            inside = true;
+        } else if (*f->code_line[i] == '}' && inside) {
+            check_function(f, open, i);
+            inside = false;
+        }
+    }
+}
+
+/* ---- layers ---- */
+
+static bool is_leaf(const char *path)
+{
+    return !strcmp(path, "engine/base.h") || !strcmp(path, "engine/ops.h") ||
+           !strcmp(path, "engine/cinch.h") || !strcmp(path, "paged/kv_layout.h");
+}
+
+/* The folders whose headers a file under `folder` may include, beside the leaves. The longest
+ * matching folder counts. */
+static const struct {
+    const char *folder;
+    const char *may[6];
+} layers[] = {
+    {"engine/cpu/", {"engine/cpu/"}},
+    {"engine/", {"engine/", "scheduler/", "paged/", "compress/"}},
+    {"scheduler/", {"scheduler/", "paged/", "compress/policy.h"}},
+    {"compress/", {"compress/", "paged/"}},
+    {"paged/", {"paged/"}},
+    {"cuda/", {"cuda/"}},
+    {"tests/", {"tests/", "engine/", "scheduler/", "paged/", "compress/"}},
+    {"bench/", {"bench/", "engine/", "scheduler/", "paged/", "compress/"}},
+    {"examples/", {"cinch.h"}},
+};
+
+static bool may_include(const source *f, const char *header)
+{
+    if (is_leaf(f->path)) return is_leaf(header);
+    for (size_t i = 0; i < sizeof layers / sizeof *layers; i++) {
+        if (!starts(f->path, layers[i].folder)) continue;
+        for (size_t j = 0; j < sizeof layers[i].may / sizeof *layers[i].may; j++)
+            if (layers[i].may[j] && starts(header, layers[i].may[j])) return true;
+        return is_leaf(header) && !starts(f->path, "examples/");
+    }
+    return false;
+}
+
+static void mark_included(const char *header)
+{
+    for (size_t i = 0; i < n_files; i++)
+        if (strcmp(files[i].path, header) == 0) files[i].included = true;
+}
+
+static void check_includes(const source *f)
+{
+    for (size_t i = 0; i < f->n_lines; i++) {
+        char header[MAX_PATH];
+        if (sscanf(f->line[i], " # include \"%511[^\"]\"", header) != 1) continue;
+        mark_included(header);
+        if (ends(header, ".c"))
+            fault(f, i + 1, "includes a C file, %s", header);
+        else if (!may_include(f, header))
+            fault(f, i + 1, "may not include %s", header);
+    }
+}
+
+/* ---- files ---- */
+
+/* Where the Makefile picks up C files: folder and the beginning of the name. */
+static bool is_built(const source *f)
+{
+    static const char *const places[] = {
+        "engine/",     "engine/cpu/", "scheduler/",   "paged/",     "compress/",
+        "cuda/",       "bench/",      "examples/",    "tests/lib/", "tests/test_",
+        "tests/fuzz_", "tests/sim_",  "tests/tidy.c",
+    };
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++)
+        if (starts(f->path, places[i]) && !strchr(f->path + strlen(places[i]), '/')) return true;
+    return false;
+}
+
+static void check_first_line(const source *f)
+{
+    const char *line = f->n_lines ? f->line[0] : "";
+    char with_name[MAX_PATH], with_path[MAX_PATH + 8];
+    snprintf(with_name, sizeof with_name, "/* %.*s - ", MAX_PATH - 16, f->name);
+    snprintf(with_path, sizeof with_path, "/* %s - ", f->path);
+    if (!starts(line, with_name) && !starts(line, with_path))
+        fault(f, 1, "the first line is not \"%spurpose\"", with_name);
+}
+
+static void check_files(void)
+{
+    for (size_t i = 0; i < n_files; i++) {
+        const source *f = &files[i];
+        check_first_line(f);
+        if (!is_header(f) && !is_built(f)) fault(f, 1, "no rule of the Makefile builds this file");
+        if (is_header(f) && !f->included && strcmp(f->path, "engine/cinch.h") != 0)
+            fault(f, 1, "no file includes this header");
+        for (size_t j = 0; j < i; j++)
+            if (strcmp(files[j].name, f->name) == 0)
+                fault(f, 1, "%s has the same file name", files[j].path);
+    }
+}
+
+/* ---- text ---- */
+
+static bool is_word(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+}
+
+static bool has_word(const char *line, const char *word)
+{
+    size_t n = strlen(word);
+    for (const char *p = line; (p = strstr(p, word)); p += n)
+        if ((p == line || !is_word(p[-1])) && !is_word(p[n])) return true;
+    return false;
+}
+
+static bool calls(const char *line, const char *function)
+{
+    size_t n = strlen(function);
+    for (const char *p = line; (p = strstr(p, function)); p += n)
+        if ((p == line || !is_word(p[-1])) && p[n + strspn(p + n, " ")] == '(') return true;
+    return false;
+}
+
+static bool may_exit(const source *f)
+{
+    return strcmp(f->path, "engine/main.c") == 0 || starts(f->path, "tests/") ||
+           starts(f->path, "bench/") || starts(f->path, "examples/");
+}
+
+static void check_text(const source *f)
+{
+    /* In two pieces, or this file would be at fault. */
+    static const char *const marks[] = {"TO"
+                                        "DO",
+                                        "FIX"
+                                        "ME",
+                                        "X"
+                                        "XX",
+                                        "HA"
+                                        "CK"};
+    bool is_options = strcmp(f->path, "engine/options.c") == 0;
+    for (size_t i = 0; i < f->n_lines; i++) {
+        const char *line = f->line[i], *code = f->code_line[i];
+        size_t n = strlen(line);
+        if (strchr(line, '\t')) fault(f, i + 1, "tab");
+        if (n && (line[n - 1] == ' ' || line[n - 1] == '\r')) fault(f, i + 1, "trailing blank");
+        for (size_t m = 0; m < sizeof marks / sizeof *marks; m++)
+            if (has_word(line, marks[m])) fault(f, i + 1, "mark of unfinished work");
+        if (!is_options && (calls(code, "getenv") || calls(code, "secure_getenv")))
+            fault(f, i + 1, "getenv is for engine/options.c alone");
+        if (!may_exit(f) && (calls(code, "exit") || calls(code, "_exit")))
+            fault(f, i + 1, "exit below main: return a status");
+    }
+}
+
+int main(int argc, char **argv)
+{
+    static const char *const folders[] = {"engine", "scheduler", "paged", "compress",
+                                          "cuda",   "tests",     "bench", "examples"};
+    if (argc != 2 || chdir(argv[1]) != 0) {
+        fprintf(stderr, "usage: tidy ROOT\n");
+        return 2;
+    }
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) read_tree(folders[i]);
+    for (size_t i = 0; i < n_files; i++) {
+        check_size(&files[i]);
+        check_text(&files[i]);
+        check_includes(&files[i]);
+    }
+    check_files();
+    for (size_t i = 0; i < n_files; i++) {
+        free(files[i].text);
+        free(files[i].code);
+        free(files[i].line);
+        free(files[i].code_line);
+    }
+    printf("tidy: %zu files, %zu faults\n", n_files, n_faults);
+    return n_faults || !n_files ? 1 : 0;
+}

@@ -1,0 +1,93 @@
+#!/bin/sh
+# The style check finds each kind of fault, at the right line, and finds none in a clean tree.
+# BUILD is the build directory.
+set -eu
+tidy=$(realpath "${BUILD:-build}/tests/tidy")
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+
+# A clean tree of two files.
+clean() {
+    rm -rf "$dir/t"
+    mkdir -p "$dir/t/engine/cpu" "$dir/t/scheduler" "$dir/t/paged" "$dir/t/compress" "$dir/t/cuda"
+    printf '/* x.h - a header. */\n' >"$dir/t/engine/x.h"
+    printf '/* x.c - a file. */\n#include "engine/x.h"\n' >"$dir/t/engine/x.c"
+}
+
+# expect WHERE WHAT: tidy must fail with a line "WHERE: ...WHAT...".
+expect() {
+    if "$tidy" "$dir/t" >"$dir/out"; then
+        echo "missed: $1 $2"
+        exit 1
+    fi
+    grep -F "$1: " "$dir/out" | grep -qF "$2" || { echo "wanted: $1 $2"; cat "$dir/out"; exit 1; }
+    clean
+}
+
+clean
+"$tidy" "$dir/t" >/dev/null || { echo "a clean tree is at fault"; exit 1; }
+mkdir "$dir/empty"
+if "$tidy" "$dir/empty" >/dev/null; then echo "an empty tree passes"; exit 1; fi
+
+long() { # a function of $1 lines after the comment $2
+    printf '%s\nvoid f(void)\n{\n' "$2"
+    i=3
+    while [ $i -lt "$1" ]; do echo "    g();"; i=$((i + 1)); done
+    printf '}\n'
+}
+long 70 '/* Fine. */' >>"$dir/t/engine/x.c"
+"$tidy" "$dir/t" >/dev/null || { echo "70 lines are at fault"; exit 1; }
+clean
+long 71 '/* Long: no excuse in C. */' >>"$dir/t/engine/x.c"
+expect engine/x.c:4 "function of 71 lines"
+{ echo '/* k.cu - a kernel. */'; long 71 '/* Long: one loop. */'; } >"$dir/t/cuda/k.cu"
+"$tidy" "$dir/t" | grep -q 'function of' && { echo "an excused kernel is at fault"; exit 1; }
+clean
+{ echo '/* k.cu - a kernel. */'; long 71 '/* A loop. */'; } >"$dir/t/cuda/k.cu"
+expect cuda/k.cu:3 "function of 71 lines"
+
+yes '/* line */' | head -n 799 >>"$dir/t/engine/x.c"
+expect engine/x.c:801 "file of 801 lines"
+printf '/* %097d */\n' 0 >>"$dir/t/engine/x.c"
+expect engine/x.c:3 "line of 103 columns"
+printf '\tint x;\n' >>"$dir/t/engine/x.c"
+expect engine/x.c:3 tab
+printf 'int x; \n' >>"$dir/t/engine/x.c"
+expect engine/x.c:3 "trailing blank"
+printf '/* TO%s: later */\n' DO >>"$dir/t/engine/x.c"
+expect engine/x.c:3 unfinished
+printf 'char *x = getenv("HOME");\n' >>"$dir/t/engine/x.c"
+expect engine/x.c:3 getenv
+printf 'void f(void) { exit(1); }\n' >>"$dir/t/engine/x.c"
+expect engine/x.c:3 "exit below main"
+printf 'int x;' >>"$dir/t/engine/x.c"
+expect engine/x.c:1 "no line end"
+
+printf '/* y.h - no one reads it. */\n' >"$dir/t/engine/y.h"
+expect engine/y.h:1 "no file includes"
+printf '#pragma once\n' >"$dir/t/engine/x.h"
+expect engine/x.h:1 "first line"
+printf '/* x.c - twice. */\n' >"$dir/t/paged/x.c"
+expect paged/x.c:1 "same file name"
+mkdir "$dir/t/engine/old"
+printf '/* z.c - dead. */\n' >"$dir/t/engine/old/z.c"
+expect engine/old/z.c:1 "no rule"
+
+layer() { # layer FILE HEADER: FILE must not include HEADER
+    printf '/* %s - a file. */\n#include "%s"\n' "$(basename "$1")" "$2" >"$dir/t/$1"
+    expect "$1:2" "may not include $2"
+}
+layer paged/p.c scheduler/s.h
+layer paged/p.c engine/x.h
+layer scheduler/s.c compress/compress.h
+layer scheduler/s.c engine/x.h
+layer compress/c.c scheduler/s.h
+layer cuda/k.cu engine/x.h
+layer engine/cpu/c.c engine/x.h
+layer engine/base.h engine/x.h
+layer engine/x.c tests/t.h
+for ok in paged/kv_layout.h engine/base.h compress/policy.h; do
+    printf '/* s.c - a file. */\n#include "%s"\n' $ok >"$dir/t/scheduler/s.c"
+    "$tidy" "$dir/t" >/dev/null || { echo "scheduler/s.c may include $ok"; exit 1; }
+done
+echo "tidy: ok"
