@@ -46,6 +46,7 @@ LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o)
 LIB := $(BUILD)/libcinch.a
 # tests/lib/ is what tests share; every other C file of tests/ is a program.
 TEST_LIB_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/lib/*.c))
+TEST_LIB := $(BUILD)/tests/libtest.a
 TEST_BIN := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/test_*.c))
 SIM_BIN := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/sim_*.c))
 FUZZ_BIN := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/fuzz_*.c))
@@ -74,6 +75,7 @@ endef
 ifeq ($(filter clean help deps,$(MAKECMDGOALS)),)
 $(call stamp,flags,$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS))
 $(call stamp,members,$(LIB_OBJ))
+$(call stamp,test-members,$(TEST_LIB_OBJ))
 endif
 
 $(BUILD)/%.o: %.c $(BUILD)/flags
@@ -89,16 +91,20 @@ $(LIB): $(LIB_OBJ) $(BUILD)/members
 	@rm -f $@
 	$(AR) rcs $@ $(LIB_OBJ)
 
+$(TEST_LIB): $(TEST_LIB_OBJ) $(BUILD)/test-members
+	@rm -f $@
+	$(AR) rcs $@ $(TEST_LIB_OBJ)
+
 $(BUILD)/cinch: $(BUILD)/engine/main.o $(LIB)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 
 $(EXAMPLE_BIN) $(BENCH_BIN): %: %.o $(LIB)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 
-$(BUILD)/tests/%: $(BUILD)/tests/%.o $(TEST_LIB_OBJ) $(LIB)
+$(BUILD)/tests/%: $(BUILD)/tests/%.o $(TEST_LIB) $(LIB)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
 
-$(BUILD)/flags $(BUILD)/members:
+$(BUILD)/flags $(BUILD)/members $(BUILD)/test-members:
 
 examples: $(EXAMPLE_BIN)
 
