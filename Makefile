@@ -58,7 +58,7 @@ PROGRAM_OBJ := $(addsuffix .o,$(TEST_BIN) $(SIM_BIN) $(FUZZ_BIN) $(EXAMPLE_BIN) 
 TSAN_TESTS ?= options
 
 .PHONY: all cpu help deps demo check test sim fuzz scripts asan ubsan tsan golden tidy docs docs-check \
-  install examples bench clean
+  install examples programs test-programs bench clean
 all: $(BUILD)/cinch $(LIB)
 cpu: all
 
@@ -107,6 +107,7 @@ $(BUILD)/tests/%: $(BUILD)/tests/%.o $(TEST_LIB) $(LIB)
 $(BUILD)/flags $(BUILD)/members $(BUILD)/test-members:
 
 examples: $(EXAMPLE_BIN)
+programs: all $(TEST_BIN) $(SIM_BIN) $(FUZZ_BIN) $(EXAMPLE_BIN) $(BENCH_BIN)
 
 # ---- from a clean clone ----
 
@@ -117,6 +118,11 @@ deps:
 # Uses all cores unless this one was told how many.
 REST = +@$(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell nproc))
 
+# One target after the other, all of them even when one fails: tests would disturb each other.
+define in-turn
++@bad=0; for t in $(1); do $(MAKE) --no-print-directory $(2) $$t || bad=1; done; exit $$bad
+endef
+
 demo: deps
 	$(REST) all
 	@rm -f $(BUILD)/demo.jsonl
@@ -125,19 +131,21 @@ demo: deps
 	  --grade exact --reasoning-parser qwen3 --temperature 0
 
 check: deps
-	$(REST) all $(TEST_BIN) $(SIM_BIN) $(FUZZ_BIN) $(EXAMPLE_BIN) $(BENCH_BIN)
-	@$(MAKE) --no-print-directory test sim fuzz scripts docs-check tidy
+	$(REST) programs
+	$(call in-turn,test sim fuzz scripts docs-check tidy)
 
 # ---- tests ----
 
 # Runs each program, prints the log of one that fails, and counts.
 RUN = BUILD=$(BUILD) MAKE="$(MAKE)" CC="$(CC)" tests/run.sh
 
-test: $(if $(T),$(T:%=$(BUILD)/tests/test_%),$(TEST_BIN)) $(BUILD)/cinch $(EXAMPLE_BIN)
-	@$(RUN) $(filter $(BUILD)/tests/%,$^)
+TESTS := $(if $(T),$(T:%=$(BUILD)/tests/test_%),$(TEST_BIN))
+test-programs: all $(EXAMPLE_BIN) $(TESTS)
+test: test-programs
+	@$(RUN) $(TESTS)
 
 sim: $(SIM_BIN)
-	@SEED=$(SEED) $(RUN) $^
+	@[ -z "$^" ] || SEED=$(SEED) $(RUN) $^
 
 fuzz: $(if $(T),$(T:%=$(BUILD)/tests/fuzz_%),$(FUZZ_BIN))
 	@$(RUN) --args "$(FUZZ_RUNS) $(SEED)" $^
@@ -146,14 +154,21 @@ fuzz: $(if $(T),$(T:%=$(BUILD)/tests/fuzz_%),$(FUZZ_BIN))
 scripts: all $(BUILD)/tests/tidy
 	@$(RUN) $(wildcard tests/*_check.sh)
 
+ASAN := SANITIZER=address,undefined OPT=-O1
+UBSAN := SANITIZER=undefined OPT=-O1
+TSAN := SANITIZER=thread OPT=-O1
+
 asan:
-	$(REST) SANITIZER=address,undefined OPT=-O1 test sim fuzz
+	$(REST) $(ASAN) programs
+	$(call in-turn,test sim fuzz,$(ASAN))
 
 ubsan:
-	$(REST) SANITIZER=undefined OPT=-O1 test sim fuzz
+	$(REST) $(UBSAN) programs
+	$(call in-turn,test sim fuzz,$(UBSAN))
 
 tsan:
-	$(REST) SANITIZER=thread OPT=-O1 test T="$(TSAN_TESTS)"
+	$(REST) $(TSAN) T="$(TSAN_TESTS)" test-programs
+	$(call in-turn,test,$(TSAN) T="$(TSAN_TESTS)")
 
 # Golden files from their independent references; needs the Python packages tests/golden/README.md
 # names. Nothing to do after it when the files do not change.
