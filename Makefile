@@ -57,8 +57,8 @@ PROGRAM_OBJ := $(addsuffix .o,$(TEST_BIN) $(SIM_BIN) $(FUZZ_BIN) $(EXAMPLE_BIN) 
 # Tests that start threads: what the thread sanitizer is for. Another: TSAN_TESTS="a b".
 TSAN_TESTS ?= options
 
-.PHONY: all cpu help deps demo check test sim fuzz scripts asan ubsan tsan golden tidy docs docs-check \
-  install examples programs test-programs bench clean
+.PHONY: all cpu help deps demo check test sim fuzz scripts asan ubsan tsan golden tidy docs \
+  docs-check install examples programs test-programs bench clean
 all: $(BUILD)/cinch $(LIB)
 cpu: all
 
@@ -150,8 +150,8 @@ sim: $(SIM_BIN)
 fuzz: $(if $(T),$(T:%=$(BUILD)/tests/fuzz_%),$(FUZZ_BIN))
 	@$(RUN) --args "$(FUZZ_RUNS) $(SEED)" $^
 
-# Tests that are scripts: of the installed files, of the style check itself.
-scripts: all $(BUILD)/tests/tidy
+# Tests that are scripts: of the program, of the installed files, of the style check itself.
+scripts: programs $(BUILD)/tests/tidy
 	@$(RUN) $(wildcard tests/*_check.sh)
 
 ASAN := SANITIZER=address,undefined OPT=-O1

@@ -1,0 +1,50 @@
+#!/bin/sh
+# The program's outside: help, version, unknown words, the exit codes of bad options, and that every
+# command's --help names every option the command takes and no other. BUILD is the build directory.
+set -eu
+cinch=$(realpath "${BUILD:-build}/cinch")
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+
+# expect CODE TEXT ARGUMENTS...: exit code and a text of the output, standard error included.
+expect() {
+    code=$1
+    text=$2
+    shift 2
+    got=0
+    "$cinch" "$@" >"$dir/out" 2>&1 </dev/null || got=$?
+    [ "$got" = "$code" ] && grep -qF -e "$text" "$dir/out" && return
+    echo "cinch $*: exit $got, wanted $code and '$text'"
+    cat "$dir/out"
+    exit 1
+}
+
+version=$(sed -n 's/.*define CINCH_VERSION "\(.*\)"/\1/p' engine/cinch.h)
+expect 0 "cinch $version" version
+expect 0 "cinch $version" --version
+expect 0 "usage: cinch" help
+expect 0 "usage: cinch" --help
+expect 1 "usage: cinch"
+expect 1 "unknown command 'dance'" dance
+expect 0 "# Options" docs config
+expect 0 ".TH CINCH 1" docs man
+expect 1 "config or man" docs
+expect 1 "config or man" docs config man
+expect 1 "unknown option --nonsense" docs --nonsense
+
+"$cinch" docs config >"$dir/config.md"
+commands=$("$cinch" help | sed -n 's/^  \([a-z-]*\)  .*/\1/p' | grep -vx -e help -e version)
+[ -n "$commands" ]
+for command in $commands; do
+    expect 0 "usage: cinch $command" "$command" --help
+    sed -n 's/^ .*--\(\[no-\]\)\{0,1\}\([a-z0-9-]*\) .*/\2/p' "$dir/out" | sort >"$dir/help"
+    sections=$(sed -n "s/^| \`cinch $command\` | \(.*\) |\$/\1/p" "$dir/config.md")
+    for section in $sections; do
+        sed -n "/^## $section\$/,/^## /s/^| \`--\([a-z0-9-]*\)\`.*/\1/p" "$dir/config.md"
+    done | sort >"$dir/taken"
+    [ -s "$dir/taken" ] && cmp "$dir/help" "$dir/taken"
+    # An option of a section the command lacks is refused, never ignored.
+    sed -n 's/^| `--\([a-z0-9-]*\)`.*/\1/p' "$dir/config.md" | sort | comm -13 "$dir/taken" - |
+        while read -r option; do expect 1 "--$option" "$command" "--$option" 1; done
+done
+echo "cli: ok"
