@@ -58,11 +58,11 @@ static cn_status find_architecture(const cn_json_at *a, const architecture **out
 /* Sizes, and what must divide what. */
 static cn_status read_sizes(const cn_json_at *a, const architecture *arch, cn_model_config *c)
 {
-    CN_TRY(cn_json_u32(a, "hidden_size", CN_JSON_REQUIRED, 1, MAX_WIDTH, &c->hidden));
-    CN_TRY(cn_json_u32(a, "intermediate_size", CN_JSON_REQUIRED, 1, MAX_WIDTH, &c->intermediate));
+    CN_TRY(cn_json_u32(a, "hidden_size", CN_JSON_REQUIRED, 2, MAX_WIDTH, &c->hidden));
+    CN_TRY(cn_json_u32(a, "intermediate_size", CN_JSON_REQUIRED, 2, MAX_WIDTH, &c->intermediate));
     CN_TRY(cn_json_u32(a, "num_hidden_layers", CN_JSON_REQUIRED, 1, MAX_LAYERS, &c->n_layers));
     CN_TRY(cn_json_u32(a, "num_attention_heads", CN_JSON_REQUIRED, 1, MAX_HEADS, &c->n_heads));
-    CN_TRY(cn_json_u32(a, "vocab_size", CN_JSON_REQUIRED, 1, MAX_VOCAB, &c->vocab));
+    CN_TRY(cn_json_u32(a, "vocab_size", CN_JSON_REQUIRED, 2, MAX_VOCAB, &c->vocab));
 
     c->n_kv_heads = c->n_heads;
     CN_TRY(cn_json_u32(a, "num_key_value_heads", CN_JSON_OPTIONAL, 1, MAX_HEADS, &c->n_kv_heads));

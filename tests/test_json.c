@@ -1,4 +1,4 @@
-/* Strict JSON reading: limits, duplicates, typed getters and the words of their errors. */
+/* test_json.c - strict JSON reading: limits, duplicates, typed getters, the words of errors.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* config.json and generation_config.json: real files of the supported families, and every refusal
- * with its words. */
+/* test_model_config.c - config.json and generation_config.json: real files of the supported
+ * families, and every refusal with its words. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-/* RoPE frequencies and tables against transformers (tests/golden/models). */
+/* test_rope.c - RoPE frequencies and tables against transformers (tests/golden/models). */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,0 +1,147 @@
+/* weights.c - the fused matrices in a backend's memory. See weights.h. */
+#include "engine/weights.h"
+
+#include <string.h>
+
+enum { ALIGN_BYTES = 256, STAGING_BYTES = 1 << 20 };
+
+struct cn_weights {
+    cn_backend *backend;
+    unsigned char *memory;
+    uint32_t n_layers;
+    bool tied;
+    /* Where each matrix begins, bytes; layers follow one another at layer_bytes. UINT64_MAX: the
+     * model has none. */
+    uint64_t offsets[CN_W_COUNT];
+    uint64_t layer_bytes, total_bytes;
+};
+
+void cn_weight_shape(const cn_model_config *c, cn_weight_id id, uint64_t *rows, uint64_t *cols)
+{
+    uint64_t h = c->hidden, d = c->head_dim, inter = c->intermediate;
+    uint64_t q = c->n_heads * d, qkv = q + 2 * c->n_kv_heads * d;
+    const struct {
+        bool present;
+        uint64_t rows, cols;
+    } shapes[CN_W_COUNT] = {
+        [CN_W_EMBED] = {true, c->vocab, h},
+        [CN_W_FINAL_NORM] = {true, 1, h},
+        [CN_W_LM_HEAD] = {!c->tied, c->vocab, h},
+        [CN_W_ATTN_NORM] = {true, 1, h},
+        [CN_W_QKV] = {true, qkv, h},
+        [CN_W_QKV_BIAS] = {c->qkv_bias, 1, qkv},
+        [CN_W_Q_NORM] = {c->qk_norm, 1, d},
+        [CN_W_K_NORM] = {c->qk_norm, 1, d},
+        [CN_W_O] = {true, h, q},
+        [CN_W_O_BIAS] = {c->o_bias, 1, h},
+        [CN_W_MLP_NORM] = {true, 1, h},
+        [CN_W_GATE_UP] = {true, 2 * inter, h},
+        [CN_W_DOWN] = {true, h, inter},
+    };
+    *rows = shapes[id].present ? shapes[id].rows : 0;
+    *cols = shapes[id].present ? shapes[id].cols : 0;
+}
+
+static void lay_out(cn_weights *w, const cn_model_config *c, cn_dtype dtype)
+{
+    uint64_t at = 0;
+    for (cn_weight_id id = 0; id < CN_W_COUNT; id++) {
+        uint64_t rows, cols;
+        if (id == CN_W_ATTN_NORM) w->layer_bytes = at; /* the first layer begins here */
+        cn_weight_shape(c, id, &rows, &cols);
+        w->offsets[id] = rows ? at : UINT64_MAX;
+        at += cn_round_up(rows * cols * cn_dtype_bytes(dtype), ALIGN_BYTES);
+    }
+    uint64_t outside = w->layer_bytes;
+    w->layer_bytes = at - outside;
+    w->total_bytes = outside + c->n_layers * w->layer_bytes;
+    w->n_layers = c->n_layers;
+    w->tied = c->tied;
+}
+
+uint64_t cn_weights_bytes(const cn_model_config *c, cn_dtype weight_dtype)
+{
+    cn_weights w = {0};
+    lay_out(&w, c, weight_dtype);
+    return w.total_bytes;
+}
+
+static unsigned char *place(const cn_weights *w, cn_weight_id id, uint32_t layer)
+{
+    CN_ASSERT(layer < w->n_layers);
+    if (id == CN_W_LM_HEAD && w->tied) id = CN_W_EMBED;
+    if (w->offsets[id] == UINT64_MAX) return NULL;
+    return w->memory + w->offsets[id] + (id >= CN_W_ATTN_NORM ? layer * w->layer_bytes : 0);
+}
+
+const void *cn_weights_at(const cn_weights *w, cn_weight_id id, uint32_t layer)
+{
+    return place(w, id, id >= CN_W_ATTN_NORM ? layer : 0);
+}
+
+static cn_status load_part(cn_weights *w, const cn_checkpoint *ck, const cn_weight_part *p,
+                           void *staging)
+{
+    cn_stream *stream = w->backend->stream(w->backend, 0);
+    cn_dtype dtype = w->backend->weight_dtype;
+    size_t elem = cn_dtype_bytes(dtype);
+    unsigned char *to = place(w, p->id, p->layer) + p->first_elem * elem;
+    uint64_t n = p->tensor.rows * p->tensor.cols, step = STAGING_BYTES / elem;
+    if (p->tensor.data && p->tensor.dtype == dtype) {
+        CN_TRY(w->backend->mem_write(stream, to, p->tensor.data, (size_t)n * elem));
+        return w->backend->stream_sync(stream);
+    }
+    for (uint64_t first = 0; first < n; first += step) {
+        uint64_t count = n - first < step ? n - first : step;
+        cn_checkpoint_read(ck, p, first, count, dtype, staging);
+        CN_TRY(w->backend->mem_write(stream, to + first * elem, staging, (size_t)count * elem));
+        /* The next piece overwrites what this write may still be reading. */
+        CN_TRY(w->backend->stream_sync(stream));
+    }
+    return CN_OK;
+}
+
+static cn_status load_all(cn_weights *w, const cn_checkpoint *ck)
+{
+    size_t n;
+    const cn_weight_part *parts = cn_checkpoint_parts(ck, &n);
+    void *staging = cn_calloc_aligned(STAGING_BYTES, 1);
+    if (!staging) return cn_fail(CN_ERR_MEMORY, "no memory for %d bytes", STAGING_BYTES);
+    cn_status status = CN_OK;
+    for (size_t i = 0; i < n && status == CN_OK; i++) {
+        status = load_part(w, ck, &parts[i], staging);
+        if (status != CN_OK) status = cn_fail_within(status, "%s", parts[i].name);
+    }
+    cn_free(staging);
+    return status;
+}
+
+cn_status cn_weights_load(cn_weights **out, cn_backend *be, const cn_checkpoint *ck)
+{
+    CN_ASSERT(be->weight_dtype == CN_F32 || be->weight_dtype == CN_BF16);
+    *out = NULL;
+    cn_weights *w = cn_calloc(1, sizeof *w);
+    if (!w) return cn_fail(CN_ERR_MEMORY, "no memory for the weights' table");
+    w->backend = be;
+    lay_out(w, cn_checkpoint_config(ck), be->weight_dtype);
+    void *memory = NULL;
+    cn_status status = be->mem_alloc(be, w->total_bytes, &memory);
+    w->memory = memory;
+    if (status != CN_OK)
+        status = cn_fail_within(status, "%.2f GiB of weights",
+                                (double)w->total_bytes / (double)(1u << 30));
+    if (status == CN_OK) status = load_all(w, ck);
+    if (status != CN_OK) {
+        cn_weights_free(w);
+        return status;
+    }
+    *out = w;
+    return CN_OK;
+}
+
+void cn_weights_free(cn_weights *w)
+{
+    if (!w) return;
+    if (w->memory) w->backend->mem_free(w->backend, w->memory);
+    cn_free(w);
+}

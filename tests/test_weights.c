@@ -1,0 +1,512 @@
+/* test_weights.c - tensors land in the right place of the fused matrices, converted right, from
+ * every dtype; dummies obey their formula; incomplete or surplus checkpoints are refused. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/safetensors.h"
+#include "engine/weights.h"
+#include "tests/lib/golden.h"
+#include "tests/lib/tensor_file.h"
+
+/* ---- a backend of memory alone, which runs a write only when its stream is synchronised ---- */
+
+static struct {
+    bool pending;
+    void *dst;
+    const void *host;
+    size_t bytes, allocated, largest_write, n_allocs;
+    bool refuse_memory;
+} fake;
+
+static cn_status fake_alloc(cn_backend *be, size_t bytes, void **out)
+{
+    (void)be;
+    if (fake.refuse_memory) return cn_fail(CN_ERR_MEMORY, "%zu bytes refused", bytes);
+    fake.allocated += bytes;
+    fake.n_allocs++;
+    *out = cn_calloc_aligned(bytes, 1);
+    return CN_OK;
+}
+
+static void fake_free(cn_backend *be, void *p)
+{
+    (void)be;
+    fake.n_allocs--;
+    cn_free(p);
+}
+
+static cn_status fake_sync(cn_stream *s)
+{
+    (void)s;
+    if (fake.pending) memcpy(fake.dst, fake.host, fake.bytes);
+    fake.pending = false;
+    return CN_OK;
+}
+
+static cn_status fake_write(cn_stream *s, void *dst, const void *host, size_t bytes)
+{
+    assert_int_equal(fake_sync(s), CN_OK);
+    fake.pending = true;
+    fake.dst = dst;
+    fake.host = host;
+    fake.bytes = bytes;
+    if (bytes > fake.largest_write) fake.largest_write = bytes;
+    return CN_OK;
+}
+
+static cn_stream *fake_stream(cn_backend *be, uint32_t i)
+{
+    (void)be;
+    assert_int_equal(i, 0);
+    return NULL;
+}
+
+static cn_backend backend_of(cn_dtype weight_dtype)
+{
+    memset(&fake, 0, sizeof fake);
+    return (cn_backend){.name = "fake",
+                        .weight_dtype = weight_dtype,
+                        .mem_alloc = fake_alloc,
+                        .mem_free = fake_free,
+                        .mem_write = fake_write,
+                        .stream = fake_stream,
+                        .stream_sync = fake_sync};
+}
+
+/* ---- helpers ---- */
+
+static cn_model_config config_of(const char *name)
+{
+    char dir[256];
+    cn_model_config c;
+    snprintf(dir, sizeof dir, "tests/golden/models/%s", name);
+    if (cn_model_config_load(&c, dir) != CN_OK) fail_msg("%s", cn_last_error());
+    return c;
+}
+
+static cn_checkpoint *open_checkpoint(const cn_model_config *c, const char *dir)
+{
+    cn_checkpoint *ck;
+    cn_opt_load_format format = dir ? CN_OPT_LOAD_AUTO : CN_OPT_LOAD_DUMMY;
+    if (cn_checkpoint_open(&ck, dir, c, format, 7) != CN_OK) fail_msg("%s", cn_last_error());
+    return ck;
+}
+
+static uint16_t bf16_nearest(float x)
+{
+    /* The nearer of the two neighbours; the even one when both are as near. */
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    uint32_t low = bits & 0xffff0000u, high = low + 0x10000;
+    uint32_t rest = bits & 0xffff;
+    bool up = rest > 0x8000 || (rest == 0x8000 && (low >> 16 & 1));
+    return (uint16_t)((up ? high : low) >> 16);
+}
+
+static float f16_value(uint16_t h)
+{
+    int exponent = h >> 10 & 31;
+    double mantissa = h & 1023, x;
+    if (exponent == 31)
+        x = mantissa > 0 ? (double)NAN : (double)INFINITY;
+    else
+        x = exponent ? ldexp(1024 + mantissa, exponent - 25) : ldexp(mantissa, -24);
+    return (float)(h & 0x8000 ? -x : x);
+}
+
+/* ---- places ---- */
+
+/* Every tensor of the file, row by row, where the comment of weights.h says it is. */
+static void check_row_block(const cn_weights *w, const cn_safetensors *s, const char *name,
+                            cn_weight_id id, uint32_t layer, uint64_t first_elem)
+{
+    const cn_st_tensor *t = cn_safetensors_find(s, name);
+    assert_non_null(t);
+    const float *got = (const float *)cn_weights_at(w, id, layer) + first_elem;
+    uint64_t n = t->n_bytes / (t->dtype == CN_ST_F32 ? 4 : 2);
+    for (uint64_t i = 0; i < n; i++) {
+        float want;
+        uint16_t half;
+        if (t->dtype == CN_ST_F32) {
+            memcpy(&want, (const char *)t->data + 4 * i, 4);
+        } else {
+            memcpy(&half, (const char *)t->data + 2 * i, 2);
+            uint32_t bits = (uint32_t)half << 16;
+            memcpy(&want, &bits, 4);
+            if (t->dtype == CN_ST_F16) want = f16_value(half);
+        }
+        if (got[i] != want) fail_msg("%s[%llu]", name, (unsigned long long)i);
+    }
+}
+
+static void check_layer(const cn_weights *w, const cn_safetensors *s, const cn_model_config *c,
+                        uint32_t layer)
+{
+    uint64_t q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim, h = c->hidden;
+    const struct {
+        bool present;
+        const char *name;
+        cn_weight_id id;
+        uint64_t first;
+    } places[] = {
+        {true, "input_layernorm.weight", CN_W_ATTN_NORM, 0},
+        {true, "self_attn.q_proj.weight", CN_W_QKV, 0},
+        {true, "self_attn.k_proj.weight", CN_W_QKV, q * h},
+        {true, "self_attn.v_proj.weight", CN_W_QKV, (q + kv) * h},
+        {c->qkv_bias, "self_attn.q_proj.bias", CN_W_QKV_BIAS, 0},
+        {c->qkv_bias, "self_attn.k_proj.bias", CN_W_QKV_BIAS, q},
+        {c->qkv_bias, "self_attn.v_proj.bias", CN_W_QKV_BIAS, q + kv},
+        {c->qk_norm, "self_attn.q_norm.weight", CN_W_Q_NORM, 0},
+        {c->qk_norm, "self_attn.k_norm.weight", CN_W_K_NORM, 0},
+        {true, "self_attn.o_proj.weight", CN_W_O, 0},
+        {c->o_bias, "self_attn.o_proj.bias", CN_W_O_BIAS, 0},
+        {true, "post_attention_layernorm.weight", CN_W_MLP_NORM, 0},
+        {true, "mlp.gate_proj.weight", CN_W_GATE_UP, 0},
+        {true, "mlp.up_proj.weight", CN_W_GATE_UP, (uint64_t)c->intermediate * h},
+        {true, "mlp.down_proj.weight", CN_W_DOWN, 0},
+    };
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        char name[96];
+        snprintf(name, sizeof name, "model.layers.%u.%s", layer, places[i].name);
+        if (places[i].present)
+            check_row_block(w, s, name, places[i].id, layer, places[i].first);
+        else
+            assert_null(cn_safetensors_find(s, name));
+    }
+    assert_true((cn_weights_at(w, CN_W_QKV_BIAS, layer) != NULL) == c->qkv_bias);
+    assert_true((cn_weights_at(w, CN_W_Q_NORM, layer) != NULL) == c->qk_norm);
+    assert_true((cn_weights_at(w, CN_W_O_BIAS, layer) != NULL) == c->o_bias);
+}
+
+static void check_places(const char *dir)
+{
+    cn_model_config c;
+    assert_int_equal(cn_model_config_load(&c, dir), CN_OK);
+    cn_backend be = backend_of(CN_F32);
+    cn_checkpoint *ck = open_checkpoint(&c, dir);
+    cn_weights *w;
+    if (cn_weights_load(&w, &be, ck) != CN_OK) fail_msg("%s", cn_last_error());
+    cn_checkpoint_close(ck);
+    assert_int_equal(fake.n_allocs, 1);
+    assert_int_equal(fake.allocated, cn_weights_bytes(&c, CN_F32));
+    assert_in_range(fake.allocated, 4 * cn_model_config_n_params(&c),
+                    4 * cn_model_config_n_params(&c) + 256 * CN_W_COUNT * (c.n_layers + 1));
+
+    cn_safetensors *s;
+    assert_int_equal(cn_safetensors_open(&s, dir), CN_OK);
+    check_row_block(w, s, "model.embed_tokens.weight", CN_W_EMBED, 0, 0);
+    check_row_block(w, s, "model.norm.weight", CN_W_FINAL_NORM, 0, 0);
+    if (c.tied)
+        assert_ptr_equal(cn_weights_at(w, CN_W_LM_HEAD, 0), cn_weights_at(w, CN_W_EMBED, 0));
+    else
+        check_row_block(w, s, "lm_head.weight", CN_W_LM_HEAD, 0, 0);
+    for (uint32_t layer = 0; layer < c.n_layers; layer++) check_layer(w, s, &c, layer);
+    cn_safetensors_close(s);
+    cn_weights_free(w);
+    assert_int_equal(fake.n_allocs, 0);
+}
+
+static void test_places(void **state)
+{
+    (void)state;
+    for (size_t i = 0; golden_models[i]; i++) {
+        char dir[256];
+        snprintf(dir, sizeof dir, "tests/golden/models/%s", golden_models[i]);
+        check_places(dir);
+    }
+    check_places("examples/tiny-reasoner");
+}
+
+/* bf16 weights take half the memory, are rounded to nearest even, and pass a bounded buffer. */
+static void test_bf16_backend(void **state)
+{
+    (void)state;
+    const char *names[] = {"llama-f32", "qwen2-f16", "qwen3-bf16"};
+    for (size_t k = 0; k < 3; k++) {
+        cn_model_config c = config_of(names[k]);
+        char dir[256];
+        snprintf(dir, sizeof dir, "tests/golden/models/%s", names[k]);
+        cn_checkpoint *ck = open_checkpoint(&c, dir);
+        cn_backend f32 = backend_of(CN_F32), bf16 = backend_of(CN_BF16);
+        cn_weights *full, *half;
+        assert_int_equal(cn_weights_load(&full, &f32, ck), CN_OK);
+        assert_int_equal(cn_weights_load(&half, &bf16, ck), CN_OK);
+        assert_in_range(fake.largest_write, 1, 1 << 20);
+        uint64_t rows, cols;
+        cn_weight_shape(&c, CN_W_GATE_UP, &rows, &cols);
+        const float *a = cn_weights_at(full, CN_W_GATE_UP, 1);
+        const uint16_t *b = cn_weights_at(half, CN_W_GATE_UP, 1);
+        for (uint64_t i = 0; i < rows * cols; i++) assert_int_equal(b[i], bf16_nearest(a[i]));
+        cn_weights_free(full);
+        cn_weights_free(half);
+        cn_checkpoint_close(ck);
+    }
+}
+
+static void test_no_device_memory(void **state)
+{
+    (void)state;
+    cn_model_config c = config_of("llama-f32");
+    cn_checkpoint *ck = open_checkpoint(&c, NULL);
+    cn_backend be = backend_of(CN_F32);
+    fake.refuse_memory = true;
+    cn_weights *w = (cn_weights *)1;
+    assert_int_equal(cn_weights_load(&w, &be, ck), CN_ERR_MEMORY);
+    assert_null(w);
+    assert_non_null(strstr(cn_last_error(), "GiB of weights"));
+    cn_checkpoint_close(ck);
+}
+
+/* ---- a checkpoint written for the purpose, to be damaged ---- */
+
+static char folder[64], weight_file[128];
+
+static int enter_folder(void **state)
+{
+    (void)state;
+    make_folder(folder);
+    snprintf(weight_file, sizeof weight_file, "%s/model.safetensors", folder);
+    return 0;
+}
+
+static int leave_folder(void **state)
+{
+    (void)state;
+    remove_folder(folder);
+    return 0;
+}
+
+typedef struct damage {
+    const char *drop;               /* leave this tensor out */
+    const char *reshape, *as_dtype; /* swap the sides of one; store one as another dtype */
+    const char *extra;              /* add this vector of one */
+    bool add_head;                  /* add a copy of the embedding as lm_head, ... */
+    bool other_head;                /* ... with one value changed */
+} damage;
+
+/* Writes dummy weights as F32; returns what opening them says. */
+static cn_status write_and_open(const cn_model_config *c, const damage *d)
+{
+    tensor_file f = {0};
+    cn_checkpoint *ck = open_checkpoint(c, NULL);
+    size_t n_parts;
+    const cn_weight_part *parts = cn_checkpoint_parts(ck, &n_parts);
+    for (size_t i = 0; i < n_parts; i++) {
+        const cn_weight_part *p = &parts[i];
+        uint64_t rows = p->tensor.rows, cols = p->tensor.cols, n = rows * cols;
+        float *x = malloc(n * sizeof *x);
+        assert_non_null(x);
+        cn_checkpoint_read(ck, p, 0, n, CN_F32, x);
+        bool swap = d->reshape && strcmp(d->reshape, p->name) == 0;
+        bool recast = d->as_dtype && strcmp(d->as_dtype, p->name) == 0;
+        if (!d->drop || strcmp(d->drop, p->name) != 0)
+            tensor_file_add(&f, p->name, recast ? "I32" : "F32",
+                            swap        ? cols
+                            : rows == 1 ? 0
+                                        : rows,
+                            swap ? rows : cols, x, n * 4);
+        if (i == 0 && d->add_head) {
+            if (d->other_head) x[n - 1] += 1;
+            tensor_file_add(&f, "lm_head.weight", "F32", rows, cols, x, n * 4);
+        }
+        free(x);
+    }
+    const float one = 1;
+    if (d->extra) tensor_file_add(&f, d->extra, "F32", 0, 1, &one, sizeof one);
+    tensor_file_write(&f, weight_file);
+    tensor_file_free(&f);
+    cn_checkpoint_close(ck);
+    cn_status status = cn_checkpoint_open(&ck, folder, c, CN_OPT_LOAD_SAFETENSORS, 0);
+    cn_checkpoint_close(ck);
+    return status;
+}
+
+static void test_damaged_checkpoints(void **state)
+{
+    (void)state;
+    cn_model_config tied = config_of("qwen3-bf16"), untied = config_of("llama-f32");
+    const struct {
+        const cn_model_config *config;
+        damage damage;
+        const char *words; /* NULL: must open */
+    } cases[] = {
+        {&tied, {0}, NULL},
+        {&untied, {0}, NULL},
+        {&untied, {.drop = "lm_head.weight"}, "tensor lm_head.weight [300, 32] is missing"},
+        {&tied,
+         {.drop = "model.layers.2.self_attn.k_norm.weight"},
+         "tensor model.layers.2.self_attn.k_norm.weight [16] is missing"},
+        {&tied,
+         {.reshape = "model.layers.0.mlp.up_proj.weight"},
+         "model.layers.0.mlp.up_proj.weight has shape [64, 96], config.json makes it [96, 64]"},
+        {&tied,
+         {.as_dtype = "model.norm.weight"},
+         "model.norm.weight is I32; supported weights are F32, BF16 and F16"},
+        {&tied,
+         {.extra = "model.layers.1.self_attn.q_proj.bias"},
+         "tensor model.layers.1.self_attn.q_proj.bias is not supported"},
+        {&untied,
+         {.extra = "model.layers.0.self_attn.q_norm.weight"},
+         "q_norm.weight is not supported: LlamaForCausalLM"},
+        {&untied, {.extra = "lm_head.bias"}, "lm_head.bias is not supported"},
+        {&untied, {.extra = "model.layers.0.self_attn.rotary_emb.inv_freq"}, NULL},
+        {&untied, {.extra = "model.layers.2.mlp.up_proj.bias"}, NULL}, /* it has layers 0 and 1 */
+        {&untied, {.extra = "visual.patch_embed.weight"}, NULL},
+        {&tied, {.add_head = true}, NULL},
+        {&tied,
+         {.add_head = true, .other_head = true},
+         "lm_head.weight differs from model.embed_tokens.weight"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cn_status status = write_and_open(cases[i].config, &cases[i].damage);
+        assert_int_equal(status, cases[i].words ? CN_ERR_MODEL : CN_OK);
+        if (cases[i].words && !strstr(cn_last_error(), cases[i].words))
+            fail_msg("\"%s\" lacks \"%s\"", cn_last_error(), cases[i].words);
+    }
+}
+
+/* All 65,536 values of F16 and BF16, by way of an embedding of that many elements. */
+static void test_every_half(void **state)
+{
+    (void)state;
+    cn_model_config c = config_of("qwen3-bf16");
+    c.vocab = 1024;
+    const char *dtypes[] = {"F16", "BF16"};
+    for (int k = 0; k < 2; k++) {
+        tensor_file f = {0};
+        cn_checkpoint *ck = open_checkpoint(&c, NULL);
+        size_t n_parts;
+        const cn_weight_part *parts = cn_checkpoint_parts(ck, &n_parts);
+        uint16_t *x = calloc(65536, sizeof *x);
+        assert_non_null(x);
+        for (size_t i = 0; i < n_parts; i++) {
+            uint64_t rows = parts[i].tensor.rows, cols = parts[i].tensor.cols;
+            assert_in_range(rows * cols, 1, 65536);
+            if (i == 0)
+                for (size_t v = 0; v < 65536; v++) x[v] = (uint16_t)v;
+            tensor_file_add(&f, parts[i].name, dtypes[k], rows == 1 ? 0 : rows, cols, x,
+                            rows * cols * 2);
+        }
+        free(x);
+        cn_checkpoint_close(ck);
+        tensor_file_write(&f, weight_file);
+        tensor_file_free(&f);
+
+        ck = open_checkpoint(&c, folder);
+        parts = cn_checkpoint_parts(ck, &n_parts);
+        float got[64];
+        for (size_t v = 0; v < 65536; v++) {
+            if (v % 64 == 0) cn_checkpoint_read(ck, &parts[0], v, 64, CN_F32, got);
+            uint32_t bits = (uint32_t)v << 16;
+            float want = f16_value((uint16_t)v);
+            if (k == 1) memcpy(&want, &bits, 4);
+            if (isnan(want))
+                assert_true(isnan(got[v % 64]));
+            else
+                assert_memory_equal(&got[v % 64], &want, 4);
+        }
+        cn_checkpoint_close(ck);
+    }
+}
+
+/* ---- dummies ---- */
+
+static void test_dummy_formula(void **state)
+{
+    (void)state;
+    /* Worked out with Python integers and numpy.float32 from the comment of checkpoint.h. */
+    static const uint16_t first[8] = {0xbcc2, 0xbd11, 0xbc2e, 0x3b48,
+                                      0xbc7b, 0x3c9d, 0xbd3c, 0x3bd1};
+    cn_model_config c = config_of("qwen3-bf16");
+    cn_checkpoint *ck = open_checkpoint(&c, NULL);
+    size_t n_parts;
+    const cn_weight_part *parts = cn_checkpoint_parts(ck, &n_parts);
+    for (size_t i = 0; i < n_parts; i++) {
+        if (strcmp(parts[i].name, "model.layers.1.self_attn.k_proj.weight") != 0) continue;
+        uint16_t got[8];
+        cn_checkpoint_read(ck, &parts[i], 1000, 8, CN_BF16, got);
+        assert_memory_equal(got, first, sizeof got);
+        cn_checkpoint_close(ck);
+        return;
+    }
+    fail_msg("no such part");
+}
+
+/* Mean, deviation and tails of a normal sample; norms are 1; pieces equal the whole. */
+static void test_dummy_statistics(void **state)
+{
+    (void)state;
+    cn_model_config c = config_of("qwen3-bf16");
+    c.vocab = 20000;
+    cn_checkpoint *ck = open_checkpoint(&c, NULL);
+    size_t n_parts, n = 20000 * 64;
+    const cn_weight_part *parts = cn_checkpoint_parts(ck, &n_parts);
+    float *x = malloc(n * sizeof *x), piece[100];
+    assert_non_null(x);
+    cn_checkpoint_read(ck, &parts[0], 0, n, CN_F32, x);
+    double sum = 0, squares = 0;
+    size_t beyond2 = 0;
+    for (size_t i = 0; i < n; i++) {
+        double z = (double)x[i] / 0.02;
+        sum += z;
+        squares += z * z;
+        beyond2 += fabs(z) > 2;
+    }
+    assert_true(fabs(sum / (double)n) < 0.004);
+    assert_true(fabs(squares / (double)n - 1) < 0.006);
+    assert_true(fabs((double)beyond2 / (double)n - 0.0455) < 0.005);
+
+    cn_checkpoint_read(ck, &parts[0], 12345, 100, CN_F32, piece);
+    assert_memory_equal(piece, x + 12345, sizeof piece);
+    assert_int_equal(parts[1].id, CN_W_FINAL_NORM);
+    cn_checkpoint_read(ck, &parts[1], 0, 64, CN_F32, piece);
+    for (size_t i = 0; i < 64; i++) assert_true(piece[i] == 1);
+    free(x);
+    cn_checkpoint_close(ck);
+}
+
+/* Another seed or another tensor is another sequence. */
+static void test_dummy_streams_differ(void **state)
+{
+    (void)state;
+    cn_model_config c = config_of("qwen3-bf16");
+    cn_checkpoint *a, *b;
+    float x[32], y[32], z[32];
+    size_t n;
+    assert_int_equal(cn_checkpoint_open(&a, NULL, &c, CN_OPT_LOAD_DUMMY, 1), CN_OK);
+    assert_int_equal(cn_checkpoint_open(&b, NULL, &c, CN_OPT_LOAD_DUMMY, 2), CN_OK);
+    const cn_weight_part *p = cn_checkpoint_parts(a, &n), *gate = NULL, *up = NULL;
+    for (size_t i = 1; i < n; i++) {
+        if (p[i].id != CN_W_GATE_UP || p[i - 1].id != CN_W_GATE_UP) continue;
+        gate = &p[i - 1];
+        up = &p[i];
+    }
+    assert_non_null(gate);
+    cn_checkpoint_read(a, gate, 0, 32, CN_F32, x);
+    cn_checkpoint_read(a, up, 0, 32, CN_F32, y);
+    cn_checkpoint_read(b, gate, 0, 32, CN_F32, z);
+    assert_memory_not_equal(x, y, sizeof x);
+    assert_memory_not_equal(x, z, sizeof x);
+    cn_checkpoint_close(a);
+    cn_checkpoint_close(b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_places),
+        cmocka_unit_test(test_bf16_backend),
+        cmocka_unit_test(test_no_device_memory),
+        cmocka_unit_test_setup_teardown(test_damaged_checkpoints, enter_folder, leave_folder),
+        cmocka_unit_test_setup_teardown(test_every_half, enter_folder, leave_folder),
+        cmocka_unit_test(test_dummy_formula),
+        cmocka_unit_test(test_dummy_statistics),
+        cmocka_unit_test(test_dummy_streams_differ),
+    };
+    return cmocka_run_group_tests_name("weights", tests, NULL, NULL);
+}
