@@ -1,4 +1,4 @@
-/* test_json.c - strict JSON reading: limits, duplicates, typed getters, the words of errors.
+/* test_json.c - strict JSON reading: limits, duplicates, typed getters, the words of errors. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
