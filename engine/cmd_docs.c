@@ -5,31 +5,6 @@
 #include "engine/command.h"
 #include "engine/option_value.h"
 
-static const char *section_intro(cn_option_section s)
-{
-    switch (s) {
-    case CN_SECTION_GENERAL:
-        return "Every command takes these.";
-    case CN_SECTION_MODEL:
-        return "What to load.";
-    case CN_SECTION_ENGINE:
-        return "Where it runs, how much memory it takes, how it batches.";
-    case CN_SECTION_KV:
-        return "What happens to a request's KV cache. A request's `kv` object overrides them.";
-    case CN_SECTION_SAMPLING:
-        return "What a request gets when its body does not say. An option that is not given comes "
-               "from the checkpoint's generation_config.json where that has it, else from the "
-               "default here, which is vLLM's.";
-    case CN_SECTION_RUN_BATCH:
-        return "Prompt files in, answers out.";
-    case CN_SECTION_BENCH:
-        return "What to measure.";
-    case CN_SECTION_DEBUG:
-        return "For finding out where two runs part.";
-    }
-    return "";
-}
-
 /* The sections some command takes: the others have no effect yet, and no page. */
 static uint32_t offered_sections(void)
 {
@@ -76,7 +51,7 @@ static void config_section(cn_option_section s)
 {
     size_t n;
     const cn_option *o = cn_options(&n);
-    printf("\n## %s\n\n%s\n\n", cn_section_name(s), section_intro(s));
+    printf("\n## %s\n\n%s\n\n", cn_section_name(s), cn_section_intro(s));
     printf("| option | default | accepts | JSON key | meaning |\n|---|---|---|---|---|\n");
     for (size_t i = 0; i < n; i++)
         if (o[i].section == s) config_row(&o[i]);

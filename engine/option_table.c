@@ -26,10 +26,14 @@ static const cn_option options[] = {
     ROW(DEBUG, "dump", STRING, dump, NULL,
         .help = "write tensors while running: name:layer:step, * for any"),
 
-    ROW(MODEL, "model", STRING, model, NULL, .flags = REQUIRED,
+    ROW(CHECKPOINT, "model", STRING, model, NULL, .flags = REQUIRED,
         .help = "checkpoint directory in the Hugging Face layout"),
-    ROW(MODEL, "tokenizer", STRING, tokenizer, NULL,
+    ROW(CHECKPOINT, "tokenizer", STRING, tokenizer, NULL,
         .help = "directory of tokenizer.json, when it is not the model's"),
+    ROW(CHECKPOINT, "chat-template", ENUM, chat_template, "auto",
+        .values = "auto|chatml|qwen2|qwen3|llama3|deepseek-r1|none", .flags = RESULT,
+        .help = "family of the chat template; auto recognises the checkpoint's own"),
+
     ROW(MODEL, "load-format", ENUM, load_format, "auto", .values = "auto|safetensors|dummy",
         .flags = RESULT, .help = "auto is safetensors; dummy makes seeded random weights"),
     ROW(MODEL, "dtype", ENUM, dtype, "auto", .values = "auto|float32", .flags = RESULT,
@@ -43,9 +47,6 @@ static const cn_option options[] = {
         .help = "model name in responses; the model's directory when unset"),
     ROW(MODEL, "generation-config", ENUM, generation_config, "auto", .values = "auto|vllm",
         .flags = RESULT, .help = "sampling defaults from generation_config.json, or vLLM's alone"),
-    ROW(MODEL, "chat-template", ENUM, chat_template, "auto",
-        .values = "auto|chatml|qwen3|llama3|deepseek_r1", .flags = RESULT,
-        .help = "family of the chat template; auto recognises the checkpoint's own"),
     ROW(MODEL, "reasoning-parser", ENUM, reasoning_parser, "none",
         .values = "none|auto|qwen3|deepseek_r1", .flags = RESULT,
         .help = "split the text inside <think> off into reasoning_content"),
@@ -201,6 +202,22 @@ static const cn_option options[] = {
     ROW(BENCH, "output-json", STRING, output_json, NULL, .help = "also write the figures here"),
     ROW(BENCH, "disable-detokenize", BOOL, disable_detokenize, "false",
         .help = "measure without turning tokens into text"),
+
+    ROW(TOKENIZE, "text", STRING, text, NULL, .help = "the input itself, in place of a file"),
+    ROW(TOKENIZE, "file", STRING, file, "-", .help = "file of the input; - is standard input"),
+    ROW(TOKENIZE, "jsonl", BOOL, jsonl, "false",
+        .help = "a JSON value a line, in and out: a text, a list of ids, a list of messages"),
+    ROW(TOKENIZE, "decode", BOOL, decode, "false", .help = "from ids to text"),
+    ROW(TOKENIZE, "chat", BOOL, chat, "false",
+        .help = "the input is a JSON list of messages, for the chat template"),
+    ROW(TOKENIZE, "enable-thinking", ENUM, thinking, "auto", .values = "auto|off|on",
+        .help = "with --chat: the template's switch, if it has one"),
+    ROW(TOKENIZE, "render", BOOL, render, "false",
+        .help = "with --chat: print the prompt, not its ids"),
+    ROW(TOKENIZE, "special", BOOL, special, "true",
+        .help = "encode with BOS and EOS where the tokenizer has them, decode special tokens"),
+    ROW(TOKENIZE, "pieces", BOOL, pieces, "false",
+        .help = "one token a line: id, tab, text as a JSON string"),
 };
 
 _Static_assert(sizeof options / sizeof *options <= CN_OPTION_MAX, "raise CN_OPTION_MAX");
@@ -213,25 +230,33 @@ const cn_option *cn_options(size_t *n)
     return options;
 }
 
-const char *cn_section_name(cn_option_section s)
+static const struct {
+    cn_option_section section;
+    const char *name, *intro;
+} sections[] = {
+    {CN_SECTION_GENERAL, "general", "Every command takes these."},
+    {CN_SECTION_CHECKPOINT, "checkpoint", "Which model."},
+    {CN_SECTION_MODEL, "model", "How it is loaded and how it answers."},
+    {CN_SECTION_ENGINE, "engine", "Where it runs, how much memory it takes, how it batches."},
+    {CN_SECTION_KV, "kv",
+     "What happens to a request's KV cache. A request's `kv` object overrides them."},
+    {CN_SECTION_SAMPLING, "sampling",
+     "What a request gets when its body does not say. An option that is not given comes from the "
+     "checkpoint's generation_config.json where that has it, else from the default here, which is "
+     "vLLM's."},
+    {CN_SECTION_RUN_BATCH, "run-batch", "Prompt files in, answers out."},
+    {CN_SECTION_BENCH, "bench", "What to measure."},
+    {CN_SECTION_TOKENIZE, "tokenize", "What to turn into tokens, or back."},
+    {CN_SECTION_DEBUG, "debug", "For finding out where two runs part."},
+};
+_Static_assert(sizeof sections / sizeof *sections == CN_N_SECTIONS, "a row per section");
+
+static size_t section_index(cn_option_section s)
 {
-    switch (s) {
-    case CN_SECTION_GENERAL:
-        return "general";
-    case CN_SECTION_MODEL:
-        return "model";
-    case CN_SECTION_ENGINE:
-        return "engine";
-    case CN_SECTION_KV:
-        return "kv";
-    case CN_SECTION_SAMPLING:
-        return "sampling";
-    case CN_SECTION_RUN_BATCH:
-        return "run-batch";
-    case CN_SECTION_BENCH:
-        return "bench";
-    case CN_SECTION_DEBUG:
-        return "debug";
-    }
-    return "?";
+    size_t i = (size_t)__builtin_ctz(s);
+    CN_ASSERT(i < CN_N_SECTIONS && sections[i].section == s);
+    return i;
 }
+
+const char *cn_section_name(cn_option_section s) { return sections[section_index(s)].name; }
+const char *cn_section_intro(cn_option_section s) { return sections[section_index(s)].intro; }

@@ -321,22 +321,17 @@ cn_status cn_option_format(const cn_option *o, const cn_config *c, cn_buf *out)
 {
     const void *field = field_of(o, c);
     switch (o->type) {
-    case CN_OPTION_BOOL:
-        return cn_buf_addf(out, "%s", *(const bool *)field ? "true" : "false");
+    case CN_OPTION_BOOL: return cn_buf_addf(out, "%s", *(const bool *)field ? "true" : "false");
     case CN_OPTION_U32:
         if (!o->fallback && !*(const uint32_t *)field) return CN_OK;
         return cn_buf_addf(out, "%u", *(const uint32_t *)field);
-    case CN_OPTION_I32:
-        return cn_buf_addf(out, "%d", *(const int32_t *)field);
+    case CN_OPTION_I32: return cn_buf_addf(out, "%d", *(const int32_t *)field);
     case CN_OPTION_U64:
     case CN_OPTION_BYTES:
         return cn_buf_addf(out, "%llu", (unsigned long long)*(const uint64_t *)field);
-    case CN_OPTION_F32:
-        return format_float(*(const float *)field, out);
-    case CN_OPTION_ENUM:
-        return format_names(o, 1U << *(const int *)field, out);
-    case CN_OPTION_SET:
-        return format_names(o, *(const uint32_t *)field, out);
+    case CN_OPTION_F32: return format_float(*(const float *)field, out);
+    case CN_OPTION_ENUM: return format_names(o, 1U << *(const int *)field, out);
+    case CN_OPTION_SET: return format_names(o, *(const uint32_t *)field, out);
     case CN_OPTION_TIME: {
         int32_t minutes = *(const int32_t *)field;
         return minutes < 0 ? CN_OK : cn_buf_addf(out, "%02d:%02d", minutes / 60, minutes % 60);

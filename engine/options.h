@@ -25,9 +25,11 @@ typedef enum cn_opt_generation_config {
 typedef enum cn_opt_chat_template {
     CN_OPT_CHAT_AUTO,
     CN_OPT_CHAT_CHATML,
+    CN_OPT_CHAT_QWEN2,
     CN_OPT_CHAT_QWEN3,
     CN_OPT_CHAT_LLAMA3,
-    CN_OPT_CHAT_DEEPSEEK_R1
+    CN_OPT_CHAT_DEEPSEEK_R1,
+    CN_OPT_CHAT_NONE
 } cn_opt_chat_template;
 typedef enum cn_opt_reasoning_parser {
     CN_OPT_REASONING_NONE,
@@ -58,6 +60,12 @@ typedef enum cn_opt_dataset {
     CN_OPT_DATASET_CUSTOM    /* JSONL with a "prompt" field */
 } cn_opt_dataset;
 
+typedef enum cn_opt_thinking {
+    CN_OPT_THINKING_AUTO, /* what the chat template does by itself */
+    CN_OPT_THINKING_OFF,
+    CN_OPT_THINKING_ON
+} cn_opt_thinking;
+
 enum { CN_OPTION_MAX = 128 };
 
 /* ---- the configuration: one field per row, defaults from cn_config_create() ---- */
@@ -70,16 +78,18 @@ struct cn_config {
     /* debug */
     char *dump; /* "name:layer:step" or NULL */
 
-    /* model */
+    /* checkpoint */
     char *model;     /* directory */
     char *tokenizer; /* directory; NULL = model */
+    cn_opt_chat_template chat_template;
+
+    /* model */
     cn_opt_load_format load_format;
     cn_opt_dtype dtype;
     uint32_t max_model_len; /* 0 = from config.json */
     uint64_t seed;
     char *served_model_name; /* NULL = model as given */
     cn_opt_generation_config generation_config;
-    cn_opt_chat_template chat_template;
     cn_opt_reasoning_parser reasoning_parser;
 
     /* engine */
@@ -122,6 +132,12 @@ struct cn_config {
     char *output_json;
     bool disable_detokenize;
 
+    /* tokenize */
+    char *text; /* NULL = from the file */
+    char *file; /* "-" = standard input */
+    bool jsonl, decode, chat, render, special, pieces;
+    cn_opt_thinking thinking;
+
     bool given[CN_OPTION_MAX]; /* by row: set by the user, not by default */
 };
 
@@ -142,21 +158,24 @@ typedef enum cn_option_type {
 /* A section is what a subcommand accepts as a whole: bits, so that a command can name several. */
 typedef enum cn_option_section {
     CN_SECTION_GENERAL = 1 << 0,
-    CN_SECTION_MODEL = 1 << 1,
-    CN_SECTION_ENGINE = 1 << 2,
-    CN_SECTION_KV = 1 << 3,
-    CN_SECTION_SAMPLING = 1 << 4,
-    CN_SECTION_RUN_BATCH = 1 << 5,
-    CN_SECTION_BENCH = 1 << 6,
-    CN_SECTION_DEBUG = 1 << 7
+    CN_SECTION_CHECKPOINT = 1 << 1,
+    CN_SECTION_MODEL = 1 << 2,
+    CN_SECTION_ENGINE = 1 << 3,
+    CN_SECTION_KV = 1 << 4,
+    CN_SECTION_SAMPLING = 1 << 5,
+    CN_SECTION_RUN_BATCH = 1 << 6,
+    CN_SECTION_BENCH = 1 << 7,
+    CN_SECTION_TOKENIZE = 1 << 8,
+    CN_SECTION_DEBUG = 1 << 9
 } cn_option_section;
-enum { CN_N_SECTIONS = 8 };
-const char *cn_section_name(cn_option_section s); /* "run-batch" */
+enum { CN_N_SECTIONS = 10 };
+const char *cn_section_name(cn_option_section s);  /* "run-batch" */
+const char *cn_section_intro(cn_option_section s); /* a sentence for its page */
 
 /* What a cn_config made for the library may set: the options of the engine itself. */
 enum {
-    CN_SECTIONS_LIBRARY =
-        CN_SECTION_GENERAL | CN_SECTION_MODEL | CN_SECTION_ENGINE | CN_SECTION_SAMPLING
+    CN_SECTIONS_LIBRARY = CN_SECTION_GENERAL | CN_SECTION_CHECKPOINT | CN_SECTION_MODEL |
+                          CN_SECTION_ENGINE | CN_SECTION_SAMPLING
 };
 
 enum {
