@@ -1,0 +1,60 @@
+/* score.h - the table of scores that decide which tokens a `zip` event keeps.
+ *
+ * A score is one row: its name, where the paper describes it, which requests use it and its CPU
+ * function, the specification of any other implementation. An event runs the rows that apply, in
+ * table order, for each (layer, kv head) on its own; every row reads and writes one cn_score_job.
+ * To add a score: one row, one function, one reference in tests/golden/make_compress.py.
+ *
+ * Thread: the rows run on the backend's compression stream. The table is constant. Design §5,
+ * paper (Zipage) appendix C. */
+#ifndef CN_SCORE_H
+#define CN_SCORE_H
+
+#include "engine/ops.h"
+
+/* One (layer, kv head) of one request's event. n resident slots in token order, d = head_dim. */
+typedef struct cn_score_job {
+    const cn_pools *pools;
+    const cn_compress_req *req;
+    uint32_t layer, kv_head, n;
+    const float *keys_t; /* [d, n] the head's keys, transposed */
+    float *score;        /* [n] S in the making; the final score after the last row */
+    float *redundancy;   /* [n] R */
+    float *work;         /* [cn_score_work_floats(pools, n)] */
+} cn_score_job;
+
+typedef struct cn_score {
+    const char *name;
+    const char *paper;   /* section */
+    const char *options; /* the options that switch and shape it */
+    const char *summary; /* one line, for the help and the documentation */
+    bool (*applies)(const cn_compress_req *req);
+    void (*cpu)(const cn_score_job *job);
+} cn_score;
+
+/* The rows, in the order in which they apply. */
+const cn_score *cn_score_table(size_t *n_rows);
+const cn_score *cn_score_find(const char *name); /* NULL: no such score */
+
+/* Floats of job->work that serve every row, for n slots. */
+size_t cn_score_work_floats(const cn_pools *pools, uint32_t n);
+
+/* The CPU functions (engine/cpu/cpu_score.c). */
+
+/* C.2. S[v] = mean over the window's queries of the largest softmax(q.k / sqrt(d))[v] among the
+ * group's query heads; causal inside the last w slots. */
+void cn_cpu_score_attention(const cn_score_job *job);
+/* C.3. S = max(alpha * F, S) on the slots [0, n_history), not at the first event; F = S. */
+void cn_cpu_score_global(const cn_score_job *job);
+/* C.4. S[v] = max of S[v-2 .. v+2]. */
+void cn_cpu_score_pooling(const cn_score_job *job);
+/* C.7. R = softmax(row sums / (b * tau)) of the keys' cosines inside each block; diagonal 0, and
+ * each column's last row above p set to 0: of a group of twins the newest is kept. */
+void cn_cpu_score_lightning(const cn_score_job *job);
+/* C.5. The same over all pairs of the sequence, row sums divided by n. O(n^2) time, O(n) memory. */
+void cn_cpu_score_flash(const cn_score_job *job);
+/* C.5, eq. 4. lambda * S - (1 - lambda) * R (convex) or S - lambda * R (subtract). Without a
+ * redundancy score S stands as it is. */
+void cn_cpu_score_combine(const cn_score_job *job);
+
+#endif

@@ -1,0 +1,107 @@
+/* cpu_compact.c - moves the kept slots of one (layer, kv head), in token order, into the target
+ * blocks (paper C.6, algorithm 4).
+ *
+ * Target slot i takes slot kept[i] >= i. A write to target block j at slot s therefore happens
+ * after every slot below j*b + s has been read or dropped. Where the target is also source block
+ * i <= j, what it overwrites is such a slot: safe in place. Where i > j it may not be, and source
+ * block i is copied aside before the first move. */
+#include <string.h>
+
+#include "engine/base.h"
+#include "engine/cpu/cpu_compress.h"
+
+void cn_cpu_stage_plan(const cn_compress_req *req, uint32_t *index, cn_cpu_stage *stage)
+{
+    *stage = (cn_cpu_stage){.index = index};
+    for (uint32_t i = 0; i < req->n_blocks; i++) {
+        index[i] = CN_CPU_NOT_STAGED;
+        for (uint32_t j = 0; j < cn_min_u32(i, req->n_target); j++)
+            if (req->target[j] == req->table[i]) index[i] = stage->n_staged++;
+    }
+}
+
+/* A staged block: its K and V as they stand in the pool, then F, then P. */
+static size_t staged_floats(const cn_kv_layout *l)
+{
+    return (size_t)l->block_tokens * (2 * (size_t)l->head_dim + 2);
+}
+
+size_t cn_cpu_stage_floats(const cn_pools *pools, uint32_t n)
+{
+    return n / pools->layout.block_tokens * staged_floats(&pools->layout);
+}
+
+/* One head's part of a block: contiguous rows and side entries. */
+typedef struct head_block {
+    float *kv;        /* [b/tile, 2, tile, d] */
+    float *score;     /* [b] or NULL */
+    uint32_t *origin; /* [b] or NULL */
+} head_block;
+
+static head_block in_pool(const cn_pools *p, uint32_t layer, uint32_t block, uint32_t head)
+{
+    size_t side = cn_kv_side(&p->layout, layer, block, head, 0);
+    return (head_block){
+        .kv = (float *)p->kv + cn_kv_row(&p->layout, layer, block, head, 0, CN_KV_K),
+        .score = p->score ? p->score + side : NULL,
+        .origin = p->origin ? p->origin + side : NULL,
+    };
+}
+
+static head_block in_stage(const cn_pools *p, float *stage_mem, uint32_t index)
+{
+    float *kv = stage_mem + index * staged_floats(&p->layout);
+    float *score = kv + (size_t)p->layout.block_tokens * 2 * p->layout.head_dim;
+    return (head_block){
+        .kv = kv,
+        .score = p->score ? score : NULL,
+        .origin = p->origin ? (uint32_t *)(score + p->layout.block_tokens) : NULL,
+    };
+}
+
+static void copy_aside(const cn_kv_layout *l, head_block dst, head_block src)
+{
+    const size_t b = l->block_tokens;
+    memcpy(dst.kv, src.kv, b * 2 * l->head_dim * sizeof *dst.kv);
+    if (src.score) memcpy(dst.score, src.score, b * sizeof *dst.score);
+    if (src.origin) memcpy(dst.origin, src.origin, b * sizeof *dst.origin);
+}
+
+/* Moves n_rows slots that are consecutive in one tile of either block. The blocks may be one. */
+static void move_run(const cn_kv_layout *l, head_block dst, uint32_t dst_slot, head_block src,
+                     uint32_t src_slot, uint32_t n_rows)
+{
+    const size_t row_bytes = l->head_dim * sizeof(float);
+    for (int part = CN_KV_K; part <= CN_KV_V; part++)
+        memmove(dst.kv + cn_kv_row(l, 0, 0, 0, dst_slot, (cn_kv_part)part),
+                src.kv + cn_kv_row(l, 0, 0, 0, src_slot, (cn_kv_part)part), n_rows * row_bytes);
+    if (dst.score)
+        memmove(dst.score + dst_slot, src.score + src_slot, n_rows * sizeof *dst.score);
+    if (dst.origin)
+        memmove(dst.origin + dst_slot, src.origin + src_slot, n_rows * sizeof *dst.origin);
+}
+
+void cn_cpu_compact(const cn_pools *pools, const cn_compress_req *req, uint32_t layer,
+                    uint32_t kv_head, const uint32_t *kept, const cn_cpu_stage *stage,
+                    float *stage_mem)
+{
+    const cn_kv_layout *l = &pools->layout;
+    const uint32_t b = l->block_tokens, tile = l->tile_tokens, n_kept = req->n_target * b;
+    for (uint32_t i = 0; stage->n_staged > 0 && i < req->n_blocks; i++)
+        if (stage->index[i] != CN_CPU_NOT_STAGED)
+            copy_aside(l, in_stage(pools, stage_mem, stage->index[i]),
+                       in_pool(pools, layer, req->table[i], kv_head));
+
+    for (uint32_t i = 0, n_run; i < n_kept; i += n_run) {
+        uint32_t room = tile - cn_max_u32(i % tile, kept[i] % tile);
+        for (n_run = 1; n_run < room && kept[i + n_run] == kept[i] + n_run;) n_run++;
+        uint32_t src_block = kept[i] / b, src_slot = kept[i] % b;
+        uint32_t dst_block = i / b, dst_slot = i % b;
+        bool staged = stage->index[src_block] != CN_CPU_NOT_STAGED;
+        if (req->table[src_block] == req->target[dst_block] && src_slot == dst_slot) continue;
+        head_block src = staged ? in_stage(pools, stage_mem, stage->index[src_block])
+                                : in_pool(pools, layer, req->table[src_block], kv_head);
+        move_run(l, in_pool(pools, layer, req->target[dst_block], kv_head), dst_slot, src, src_slot,
+                 n_run);
+    }
+}

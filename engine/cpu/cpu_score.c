@@ -1,0 +1,296 @@
+/* cpu_score.c - the rows of the table of scores (compress/score.h) on the CPU.
+ *
+ * Products: the window's queries by all keys, and the keys by themselves in square panels, through
+ * sgemm; keys come transposed and products stay below PRODUCT_MAX, where OpenBLAS multiplies
+ * without packing its operands first, about twice as fast at these depths. Everything else is one
+ * or two vectorised passes over what a product left in the cache. The cosine matrix is symmetric,
+ * so only panels on and above its diagonal are computed; a panel above it also gives the sums of
+ * its columns to the rows it mirrors. */
+#include <cblas.h>
+#include <math.h>
+#include <string.h>
+
+#include "compress/score.h"
+#include "engine/base.h"
+
+enum {
+    CHUNK_ROWS = 32,       /* query rows of one product, at least one group */
+    PANEL_TOKENS = 64,     /* side of a panel of cosines */
+    PRODUCT_MAX = 1000000, /* rows * columns * depth */
+    COLUMN_STEP = 16,      /* slots come in multiples of the smallest block */
+    POOL_RADIUS = 2,
+};
+static const float LOG2_E = 1.44269504f;
+static const uint32_t NO_TWIN = UINT32_MAX;
+
+/* Window queries of one product: as many as fill CHUNK_ROWS with the heads of a group. */
+static uint32_t chunk_queries(const cn_pools *p)
+{
+    return cn_max_u32(1, CHUNK_ROWS * p->layout.n_kv_heads / p->n_heads);
+}
+
+size_t cn_score_work_floats(const cn_pools *p, uint32_t n)
+{
+    size_t rows = (size_t)chunk_queries(p) * (p->n_heads / p->layout.n_kv_heads);
+    size_t attention = rows * (p->layout.head_dim + (size_t)n);
+    size_t redundancy = (size_t)PANEL_TOKENS * PANEL_TOKENS + 3 * (size_t)n;
+    return attention > redundancy ? attention : redundancy;
+}
+
+/* max(2^x, 2^-100) for x <= 0, relative error below 2e-7 (Cephes polynomial). The floor keeps
+ * scores, and their decay, out of the denormals. No branch, no call: loops over it vectorise. */
+static inline float exp2_neg(float x)
+{
+    const float round_magic = 12582912.0f; /* 1.5 * 2^23: the sum's low bits are the integer */
+    x = x > -100.0f ? x : -100.0f;
+    float shifted = x + round_magic;
+    float f = x - (shifted - round_magic);
+    float y = 1.535336188e-4f;
+    y = y * f + 1.339887440e-3f;
+    y = y * f + 9.618437357e-3f;
+    y = y * f + 5.550332471e-2f;
+    y = y * f + 2.402264791e-1f;
+    y = y * f + 6.931472028e-1f;
+    y = y * f + 1.0f;
+    union {
+        float f;
+        uint32_t u;
+    } scale = {shifted}, out = {y};
+    out.u += scale.u << 23;
+    return out.f;
+}
+
+/* x[i] = 2^(x[i] - max); returns 1 / sum: base-2 softmax, yet to be scaled. */
+static float softmax2(float *x, uint32_t n)
+{
+    float top = -INFINITY, sum = 0;
+#pragma omp simd reduction(max : top)
+    for (uint32_t i = 0; i < n; i++) top = x[i] > top ? x[i] : top;
+#pragma omp simd reduction(+ : sum)
+    for (uint32_t i = 0; i < n; i++) {
+        x[i] = exp2_neg(x[i] - top);
+        sum += x[i];
+    }
+    return 1.0f / sum;
+}
+
+/* score[v] += max over the group of softmax(logits[g])[v] for one window query, which sees the
+ * first n_visible of n slots. logits[group, n] is overwritten. */
+static void add_query(float *score, float *logits, uint32_t n, uint32_t group, uint32_t n_visible)
+{
+    float *best = logits;
+    for (uint32_t g = 0; g < group; g++) {
+        float *row = logits + (size_t)g * n;
+        for (uint32_t v = n_visible; v < n; v++) row[v] = -INFINITY;
+        const float inv = softmax2(row, n);
+        if (g == 0) {
+#pragma omp simd
+            for (uint32_t v = 0; v < n; v++) best[v] *= inv;
+            continue;
+        }
+#pragma omp simd
+        for (uint32_t v = 0; v < n; v++) {
+            float x = row[v] * inv;
+            best[v] = x > best[v] ? x : best[v];
+        }
+    }
+#pragma omp simd
+    for (uint32_t v = 0; v < n; v++) score[v] += best[v];
+}
+
+/* logits[rows, n] = scale * queries[rows, d] * keys_t[d, n] */
+static void query_product(const cn_score_job *job, const float *queries, uint32_t rows, float scale,
+                          float *logits)
+{
+    const uint32_t n = job->n, d = job->pools->layout.head_dim;
+    const uint32_t fit = PRODUCT_MAX / (rows * d) / COLUMN_STEP * COLUMN_STEP;
+    const uint32_t step = cn_max_u32(COLUMN_STEP, fit);
+    for (uint32_t v = 0; v < n; v += step)
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)rows,
+                    (int)cn_min_u32(step, n - v), (int)d, scale, queries, (int)d, job->keys_t + v,
+                    (int)n, 0, logits + v, (int)n);
+}
+
+void cn_cpu_score_attention(const cn_score_job *job)
+{
+    const cn_pools *p = job->pools;
+    const uint32_t n = job->n, d = p->layout.head_dim, w = job->req->params.window_tokens;
+    const uint32_t group = p->n_heads / p->layout.n_kv_heads, chunk = chunk_queries(p);
+    /* Base-2 logits: the factor log2(e) costs nothing inside the product's own. */
+    const float scale = LOG2_E / sqrtf((float)d);
+    float *queries = job->work, *logits = queries + (size_t)chunk * group * d;
+
+    memset(job->score, 0, n * sizeof *job->score);
+    for (uint32_t u0 = 0; u0 < w; u0 += chunk) {
+        uint32_t n_u = cn_min_u32(chunk, w - u0);
+        for (uint32_t u = 0; u < n_u; u++) {
+            uint32_t ring_row = (job->req->position_end - w + u0 + u) % w;
+            size_t at = cn_query_row(p->n_query_slots, p->window, p->n_heads, d, job->layer,
+                                     job->req->query_slot, ring_row, job->kv_head * group);
+            memcpy(queries + (size_t)u * group * d, (const float *)p->q_window + at,
+                   (size_t)group * d * sizeof *queries);
+        }
+        query_product(job, queries, n_u * group, scale, logits);
+        for (uint32_t u = 0; u < n_u; u++)
+            add_query(job->score, logits + (size_t)u * group * n, n, group, n - w + u0 + u + 1);
+    }
+    for (uint32_t v = 0; v < n; v++) job->score[v] /= (float)w;
+}
+
+void cn_cpu_score_global(const cn_score_job *job)
+{
+    const cn_kv_layout *l = &job->pools->layout;
+    const uint32_t b = l->block_tokens;
+    const uint32_t n_history = job->req->first_event ? 0 : job->req->n_history;
+    const float alpha = job->req->params.alpha;
+    for (uint32_t i = 0; i < job->req->n_blocks; i++) {
+        float *f = job->pools->score +
+                   cn_kv_side(l, job->layer, job->req->table[i], job->kv_head, 0);
+        float *s = job->score + (size_t)i * b;
+        uint32_t n_old = n_history > i * b ? cn_min_u32(b, n_history - i * b) : 0;
+        for (uint32_t v = 0; v < n_old; v++) s[v] = alpha * f[v] > s[v] ? alpha * f[v] : s[v];
+        memcpy(f, s, b * sizeof *f);
+    }
+}
+
+void cn_cpu_score_pooling(const cn_score_job *job)
+{
+    const uint32_t n = job->n;
+    float *in = job->work;
+    memcpy(in, job->score, n * sizeof *in);
+    for (uint32_t v = 0; v < n; v++) {
+        uint32_t lo = v > POOL_RADIUS ? v - POOL_RADIUS : 0;
+        uint32_t hi = cn_min_u32(v + POOL_RADIUS + 1, n);
+        float top = in[lo];
+        for (uint32_t i = lo + 1; i < hi; i++) top = in[i] > top ? in[i] : top;
+        job->score[v] = top;
+    }
+}
+
+/* Row sums of the cosine matrix and, per column, its twin: the last row above p. A column's
+ * candidates are met in ascending order of row, so the last one met stands. */
+typedef struct cosines {
+    const float *keys_t; /* [d, n] */
+    uint32_t d, n;
+    float p;
+    float *inv_norm;    /* [n] 1/|k|, 0 for a zero key, whose cosines are 0 */
+    float *sum;         /* [n] out */
+    uint32_t *twin;     /* [n] row, or NO_TWIN */
+    float *twin_cosine; /* [n] */
+    float *panel;       /* [PANEL_TOKENS, PANEL_TOKENS] */
+} cosines;
+
+static void inverse_norms(const cosines *c)
+{
+    const uint32_t n = c->n;
+    float *inv = c->inv_norm;
+    memset(inv, 0, n * sizeof *inv);
+    for (uint32_t j = 0; j < c->d; j++) {
+        const float *k = c->keys_t + (size_t)j * n;
+#pragma omp simd
+        for (uint32_t i = 0; i < n; i++) inv[i] += k[i] * k[i];
+    }
+    for (uint32_t i = 0; i < n; i++) inv[i] = inv[i] > 0 ? 1.0f / sqrtf(inv[i]) : 0.0f;
+}
+
+static void panel_product(const cosines *c, uint32_t r0, uint32_t n_r, uint32_t c0, uint32_t n_c)
+{
+    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)n_r, (int)n_c, (int)c->d, 1,
+                c->keys_t + r0, (int)c->n, c->keys_t + c0, (int)c->n, 0, c->panel, (int)n_c);
+}
+
+/* One row of a panel, as cosines, added to the columns c0...: their sums, and their twins. */
+static void add_to_columns(const cosines *c, uint32_t row, const float *x, uint32_t c0,
+                           uint32_t n_c)
+{
+    const float inv_r = c->inv_norm[row], *inv = c->inv_norm + c0, p = c->p;
+    float *sum = c->sum + c0, *twin_cosine = c->twin_cosine + c0;
+    uint32_t *twin = c->twin + c0;
+#pragma omp simd
+    for (uint32_t j = 0; j < n_c; j++) {
+        float cosine = x[j] * inv_r * inv[j];
+        sum[j] += cosine;
+        twin[j] = cosine > p ? row : twin[j];
+        twin_cosine[j] = cosine > p ? cosine : twin_cosine[j];
+    }
+}
+
+/* The same row of a panel above the diagonal in the place of the column it mirrors. */
+static void add_as_column(const cosines *c, uint32_t row, const float *x, uint32_t c0, uint32_t n_c)
+{
+    const float inv_r = c->inv_norm[row], *inv = c->inv_norm + c0, p = c->p;
+    float sum = 0;
+    int32_t last = -1;
+#pragma omp simd reduction(+ : sum) reduction(max : last)
+    for (uint32_t j = 0; j < n_c; j++) {
+        float cosine = x[j] * inv_r * inv[j];
+        int32_t found = cosine > p ? (int32_t)j : -1;
+        sum += cosine;
+        last = found > last ? found : last;
+    }
+    c->sum[row] += sum;
+    if (last < 0) return;
+    c->twin[row] = c0 + (uint32_t)last;
+    c->twin_cosine[row] = x[last] * inv_r * inv[last];
+}
+
+/* All pairs of the slots [lo, hi), panel by panel. */
+static void add_span(const cosines *c, uint32_t lo, uint32_t hi)
+{
+    for (uint32_t r0 = lo; r0 < hi; r0 += PANEL_TOKENS) {
+        const uint32_t n_r = cn_min_u32(PANEL_TOKENS, hi - r0);
+        for (uint32_t c0 = r0; c0 < hi; c0 += PANEL_TOKENS) {
+            const uint32_t n_c = cn_min_u32(PANEL_TOKENS, hi - c0);
+            panel_product(c, r0, n_r, c0, n_c);
+            for (uint32_t r = 0; r < n_r; r++) {
+                float *x = c->panel + (size_t)r * n_c;
+                if (c0 == r0) x[r] = 0;
+                else add_as_column(c, r0 + r, x, c0, n_c);
+                add_to_columns(c, r0 + r, x, c0, n_c);
+            }
+        }
+    }
+}
+
+/* R = softmax(row sums / (span * tau)) over all slots, cosines taken inside spans of `span` slots:
+ * a block, or the whole sequence. */
+static void redundancy(const cn_score_job *job, uint32_t span)
+{
+    const uint32_t n = job->n;
+    cosines c = {.keys_t = job->keys_t,
+                 .d = job->pools->layout.head_dim,
+                 .n = n,
+                 .p = job->req->params.redundancy_p,
+                 .inv_norm = job->work,
+                 .sum = job->redundancy,
+                 .twin = (uint32_t *)(job->work + n),
+                 .twin_cosine = job->work + 2 * (size_t)n,
+                 .panel = job->work + 3 * (size_t)n};
+    inverse_norms(&c);
+    memset(c.sum, 0, n * sizeof *c.sum);
+    for (uint32_t i = 0; i < n; i++) c.twin[i] = NO_TWIN;
+    for (uint32_t lo = 0; lo < n; lo += span) add_span(&c, lo, lo + span);
+    for (uint32_t i = 0; i < n; i++)
+        if (c.twin[i] != NO_TWIN) c.sum[c.twin[i]] -= c.twin_cosine[i];
+
+    const float scale = LOG2_E / ((float)span * job->req->params.redundancy_tau);
+    for (uint32_t i = 0; i < n; i++) c.sum[i] *= scale;
+    const float inv = softmax2(c.sum, n);
+    for (uint32_t i = 0; i < n; i++) c.sum[i] *= inv;
+}
+
+void cn_cpu_score_lightning(const cn_score_job *job)
+{
+    redundancy(job, job->pools->layout.block_tokens);
+}
+
+void cn_cpu_score_flash(const cn_score_job *job) { redundancy(job, job->n); }
+
+void cn_cpu_score_combine(const cn_score_job *job)
+{
+    const float lambda = job->req->params.lambda;
+    const bool convex = job->req->params.combine == CN_COMBINE_CONVEX;
+    const float s_weight = convex ? lambda : 1, r_weight = convex ? 1 - lambda : lambda;
+    for (uint32_t v = 0; v < job->n; v++)
+        job->score[v] = s_weight * job->score[v] - r_weight * job->redundancy[v];
+}

@@ -1,0 +1,57 @@
+/* cpu_select.c - which slots an event keeps: top-k by score, or sinks and the newest.
+ *
+ * Top-k is a radix selection with digits of one bit: the k-th largest value is built from its
+ * highest bit down, each by one vectorised count over all scores, then one pass collects what is
+ * above it and the newest of what equals it. No sort, no data-dependent branch. */
+#include "engine/base.h"
+#include "engine/cpu/cpu_compress.h"
+
+/* An unsigned integer in the order of the floats; both zeros equal, NaN below all. */
+static inline uint32_t ordered_bits(float x)
+{
+    union {
+        float f;
+        uint32_t u;
+    } v = {x + 0.0f};
+    if (x != x) return 0;
+    return v.u & 0x80000000u ? ~v.u : v.u | 0x80000000u;
+}
+
+static uint32_t count_from(const uint32_t *bits, uint32_t n, uint32_t least)
+{
+    uint32_t count = 0;
+#pragma omp simd reduction(+ : count)
+    for (uint32_t i = 0; i < n; i++) count += bits[i] >= least;
+    return count;
+}
+
+void cn_cpu_select_top(const float *score, uint32_t n, uint32_t k, uint32_t *bits, uint32_t *kept)
+{
+    CN_ASSERT(k <= n);
+    if (k == 0) return;
+    for (uint32_t i = 0; i < n; i++) bits[i] = ordered_bits(score[i]);
+    /* The largest value that at least k scores reach: the k-th largest. */
+    uint32_t threshold = 0, n_reach = n;
+    for (uint32_t bit = 1u << 31; bit != 0 && n_reach != k; bit >>= 1) {
+        uint32_t count = count_from(bits, n, threshold | bit);
+        if (count < k) continue;
+        threshold |= bit;
+        n_reach = count;
+    }
+    /* n_reach > k only when scores equal the threshold: the oldest of these are left out. */
+    uint32_t n_skip = n_reach - k, at = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t skip = bits[i] == threshold && n_skip > 0;
+        n_skip -= skip;
+        kept[at] = i;
+        at += bits[i] >= threshold && !skip;
+        if (at == k) break;
+    }
+    CN_ASSERT(at == k);
+}
+
+void cn_cpu_select_window(uint32_t n, uint32_t k, uint32_t sinks, uint32_t *kept)
+{
+    CN_ASSERT(k <= n);
+    for (uint32_t i = 0; i < k; i++) kept[i] = i < sinks ? i : n - k + i;
+}
