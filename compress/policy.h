@@ -15,6 +15,11 @@ uint32_t cn_policy_n_max(const cn_kv_params *kv, uint32_t block_tokens);
 /* True when an event is due: at least n_max blocks held and the last one full (§5, trigger). */
 bool cn_policy_due(uint32_t n_max, uint32_t n_resident, uint32_t n_blocks, uint32_t block_tokens);
 
+/* Resident slots at which the first event of a request is due: the cap, or the prompt's own blocks
+ * where those are more, all full. Known from the lengths alone, so it does not depend on how a
+ * prompt was chunked, shared or recomputed. UINT32_MAX when n_max is 0. */
+uint32_t cn_policy_first_trigger(uint32_t n_max, uint32_t n_prompt, uint32_t block_tokens);
+
 /* True when the policy observes queries (needs a query slot). */
 bool cn_policy_needs_slot(const cn_kv_params *kv);
 

@@ -1,0 +1,179 @@
+/* sched_admit.c - from the queues into the running list, and the forks of samples.
+ * See sched_state.h; design §6.3 and §6.6. */
+#include "scheduler/sched_state.h"
+
+/* Blocks that running sequences below their caps may ask for next, one each. */
+static uint32_t count_margin(const cn_scheduler *s)
+{
+    uint32_t n = 0;
+    for (const cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q)) {
+        if (q->state == CN_SEQ_COMPRESSING)
+            n += q->sched->spare == CN_NO_BLOCK;
+        else
+            n += q->n_blocks < (cn_seq_needs_hold(q) ? q->n_max : q->sched->max_blocks);
+    }
+    return n;
+}
+
+/* True when an aged request stands before q: q is not admitted until that one ends. */
+static bool must_yield(const cn_scheduler *s, const cn_seq *q)
+{
+    for (const cn_seq *a = s->aged.head; a; a = cn_seq_list_next(&s->aged, a)) {
+        if (a != q && cn_seq_before(a, q, s->o.priority_order)) return true;
+    }
+    return false;
+}
+
+typedef struct prefix_hit {
+    uint32_t n_blocks, n_revived; /* found; of these, cached-only until now */
+    cn_prefix_key key;
+} prefix_hit;
+
+/* Finds the leading blocks of q that the cache has, into q->table; takes no reference. At least
+ * one token is always computed, and all of the coming observation window. */
+static prefix_hit find_prefix(const cn_scheduler *s, cn_seq *q)
+{
+    prefix_hit hit = {.key = CN_PREFIX_ROOT};
+    if (!s->prefix) return hit;
+    uint32_t b = s->o.block_tokens;
+    uint32_t n_most = cn_min_u32(q->n_tokens - 1, cn_seq_window_start(q)) / b;
+    for (; hit.n_blocks < n_most; hit.n_blocks++) {
+        const uint32_t *tokens = q->tokens + (size_t)hit.n_blocks * b;
+        cn_prefix_key key;
+        uint32_t block = cn_prefix_cache_find(s->prefix, hit.key, tokens, &key);
+        if (block == CN_NO_BLOCK || cn_pool_is_pinned(s->pool, block)) break;
+        q->table[hit.n_blocks] = block;
+        hit.key = key;
+        hit.n_revived += cn_pool_refs(s->pool, block) == 0;
+    }
+    return hit;
+}
+
+static void count_hit(cn_scheduler *s, cn_seq *q, uint32_t hit_tokens)
+{
+    cn_seq_sched *st = q->sched;
+    if (!st->was_admitted) {
+        q->n_cached_tokens = hit_tokens;
+        s->prefix_queries += q->n_prompt;
+        s->prefix_hits += hit_tokens;
+    }
+    uint32_t lost = st->lost_tokens - cn_min_u32(st->lost_tokens, hit_tokens);
+    q->recomputed_tokens += lost;
+    s->recomputed_tokens += lost;
+    st->lost_tokens = 0;
+}
+
+/* Takes the blocks for all known tokens up to the first event, if they are free at once and one
+ * more is left per running request; a preempted request also wants the block it will ask for.
+ * Unchunked, what is left to compute must fit in this step. */
+static bool try_blocks(cn_scheduler *s, cn_seq *q, uint32_t budget_tokens, prefix_hit *hit)
+{
+    cn_seq_sched *st = q->sched;
+    uint32_t n_first = cn_min_u32(q->n_tokens, st->trigger);
+    uint32_t n_blocks = (uint32_t)cn_ceil_div(n_first, s->o.block_tokens);
+    uint32_t reserve = count_margin(s);
+    if (q->preemptions > 0) reserve += cn_min_u32(1, st->max_blocks - n_blocks);
+    if (cn_pool_available(s->pool) < reserve) return false;
+    *hit = find_prefix(s, q);
+    uint32_t n_new = n_blocks - hit->n_blocks;
+    if (!s->o.chunked_prefill && n_first - hit->n_blocks * s->o.block_tokens > budget_tokens)
+        return false;
+    if (cn_pool_available(s->pool) < (uint64_t)n_new + hit->n_revived + reserve) return false;
+    for (uint32_t i = 0; i < hit->n_blocks; i++) cn_pool_share(s->pool, q->table[i]);
+    bool taken = cn_pool_try_take(s->pool, n_new, q->table + hit->n_blocks);
+    CN_ASSERT(taken);
+    q->n_blocks = n_blocks;
+    return true;
+}
+
+static bool try_admit(cn_scheduler *s, cn_seq *q, uint32_t budget_tokens)
+{
+    cn_seq_sched *st = q->sched;
+    /* A token still on its way from the device cannot be recomputed from here. */
+    if (q->n_pending > 0 || must_yield(s, q)) return false;
+    bool constrained = cn_seq_needs_hold(q) && !s->o.hybrid;
+    if (constrained && !cn_sched_try_grant(s, q)) return false;
+    prefix_hit hit;
+    if (!try_blocks(s, q, budget_tokens, &hit)) {
+        if (constrained) {
+            cn_query_slots_release(&s->slots, q->n_max, q->query_slot);
+            st->hold = CN_HOLD_NONE;
+            q->query_slot = -1;
+        }
+        return false;
+    }
+    q->n_computed = q->n_resident = hit.n_blocks * s->o.block_tokens;
+    st->n_registered = hit.n_blocks;
+    st->chain = hit.key;
+    count_hit(s, q, q->n_computed);
+    if (cn_seq_is_lacking(q)) cn_sched_try_grant(s, q);
+    return true;
+}
+
+cn_seq *cn_sched_admit_next(cn_scheduler *s, uint32_t budget_tokens)
+{
+    cn_queue *waiting =
+        &s->waiting[s->waiting[CN_CLASS_INTERACTIVE].n ? CN_CLASS_INTERACTIVE : CN_CLASS_BATCH];
+    cn_seq *q = cn_queue_peek(waiting);
+    if (!q || budget_tokens == 0 || s->running.n >= s->o.max_seqs) return NULL;
+    if (!try_admit(s, q, budget_tokens)) return NULL;
+    cn_queue_remove(waiting, q);
+    cn_sched_enter(s, q);
+    return q;
+}
+
+/* Shares the leader's full blocks and copies its partial one, if there is room now. */
+static bool try_fork(cn_scheduler *s, const cn_seq *leader, cn_seq *q)
+{
+    cn_seq_sched *st = q->sched;
+    uint32_t b = s->o.block_tokens, n_full = q->n_prompt / b;
+    uint32_t n_partial = q->n_prompt % b != 0;
+    if (s->running.n >= s->o.max_seqs || must_yield(s, q)) return false;
+    if (cn_pool_available(s->pool) < n_partial + count_margin(s)) return false;
+    /* A window that reaches into the prompt must be copied, so its slot is needed at once. */
+    bool in_window = q->n_prompt > cn_seq_window_start(q);
+    if (cn_seq_needs_hold(q) && !cn_sched_try_grant(s, q) && (in_window || !s->o.hybrid))
+        return false;
+    for (uint32_t i = 0; i < n_full; i++) {
+        q->table[i] = leader->table[i];
+        cn_pool_share(s->pool, q->table[i]);
+    }
+    if (n_partial) {
+        bool taken = cn_pool_try_take(s->pool, 1, &q->table[n_full]);
+        CN_ASSERT(taken);
+        s->block_copies[s->n_block_copies++] =
+            (cn_block_copy){leader->table[n_full], q->table[n_full]};
+    }
+    if (in_window && q->query_slot >= 0)
+        s->slot_copies[s->n_slot_copies++] =
+            (cn_block_copy){(uint32_t)leader->query_slot, (uint32_t)q->query_slot};
+    q->n_blocks = n_full + n_partial;
+    q->n_computed = q->n_resident = q->n_prompt;
+    q->n_pending = 1;
+    q->n_cached_tokens = leader->n_cached_tokens;
+    st->n_registered = leader->sched->n_registered;
+    st->chain = leader->sched->chain;
+    return true;
+}
+
+bool cn_sched_fork(cn_scheduler *s, cn_seq *leader)
+{
+    bool all = true;
+    cn_seq *q = leader->sched->samples;
+    leader->sched->samples = NULL;
+    for (cn_seq *next; q; q = next) {
+        next = q->sched->next_sample;
+        q->sched->next_sample = NULL;
+        q->sched->leader = NULL;
+        s->n_forking--;
+        if (try_fork(s, leader, q)) {
+            cn_sched_enter(s, q);
+            s->fork_leaders[s->n_forks] = leader;
+            s->forks[s->n_forks++] = (struct cn_plan_fork){.seq = q};
+        } else {
+            cn_sched_enqueue(s, q);
+            all = false;
+        }
+    }
+    return all;
+}

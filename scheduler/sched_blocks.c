@@ -1,0 +1,118 @@
+/* sched_blocks.c - what a running sequence holds: its blocks, its place in the prefix cache, its
+ * slot or reservation, and how it loses them. See sched_state.h. */
+#include "scheduler/sched_state.h"
+
+uint32_t cn_seq_limit(const cn_scheduler *s, const cn_seq *q)
+{
+    uint32_t end = cn_seq_end(q);
+    if (!cn_seq_needs_hold(q)) return end;
+    if (q->sched->hold == CN_HOLD_NONE) return cn_min_u32(end, cn_seq_window_start(q));
+    if (q->usage_kv.compressions == 0) return cn_min_u32(end, q->sched->trigger);
+    return cn_seq_is_due(q, s->o.block_tokens) ? q->n_computed : end;
+}
+
+void cn_sched_register(cn_scheduler *s, cn_seq *q)
+{
+    if (!s->prefix || q->state != CN_SEQ_RUNNING || q->usage_kv.compressions > 0) return;
+    uint32_t b = s->o.block_tokens;
+    /* A pending token's id is not known yet; a discarded one's never will be. */
+    uint32_t n_full = cn_min_u32(q->n_computed, q->n_tokens) / b;
+    cn_seq_sched *st = q->sched;
+    for (; st->n_registered < n_full; st->n_registered++) {
+        uint32_t i = st->n_registered;
+        st->chain =
+            cn_prefix_cache_insert(s->prefix, st->chain, q->tokens + (size_t)i * b, q->table[i]);
+    }
+}
+
+void cn_sched_drop_table(cn_scheduler *s, cn_seq *q)
+{
+    /* Tail first: the cache reclaims in this order, and a child without its parent is lost. */
+    while (q->n_blocks > 0) cn_pool_drop(s->pool, q->table[--q->n_blocks]);
+}
+
+static bool try_hold(cn_scheduler *s, cn_seq *q)
+{
+    return cn_query_slots_try_hold(&s->slots, q->n_max, cn_policy_needs_slot(&q->kv),
+                                   &q->query_slot);
+}
+
+bool cn_sched_try_grant(cn_scheduler *s, cn_seq *q)
+{
+    CN_ASSERT(q->sched->hold == CN_HOLD_NONE && q->n_computed <= cn_seq_window_start(q));
+    if (s->n_lacking > 0 || !try_hold(s, q)) return false;
+    q->sched->hold = CN_HOLD_GRANTED;
+    return true;
+}
+
+void cn_sched_grant(cn_scheduler *s)
+{
+    cn_seq_list *none = &s->by_hold[CN_HOLD_NONE];
+    for (cn_seq *q = none->head, *next; q && s->n_lacking > 0; q = next) {
+        next = cn_seq_list_next(none, q);
+        if (!cn_seq_is_lacking(q)) continue;
+        /* Strictly foremost first: a smaller cap behind must not starve a larger one. */
+        if (!try_hold(s, q)) return;
+        cn_seq_list_remove(none, q);
+        q->sched->hold = CN_HOLD_GRANTED;
+        cn_seq_list_append(&s->by_hold[CN_HOLD_GRANTED], q);
+        s->n_lacking--;
+    }
+}
+
+void cn_sched_enter(cn_scheduler *s, cn_seq *q)
+{
+    q->state = CN_SEQ_RUNNING;
+    q->sched->was_admitted = true;
+    q->usage_kv.peak_tokens = cn_max_u32(q->usage_kv.peak_tokens, q->n_resident);
+    cn_seq_list_append(&s->running, q);
+    cn_seq_list_append(&s->by_hold[q->sched->hold], q);
+    s->n_lacking += cn_seq_is_lacking(q);
+}
+
+void cn_sched_leave(cn_scheduler *s, cn_seq *q)
+{
+    cn_seq_sched *st = q->sched;
+    cn_sched_drop_table(s, q);
+    s->n_lacking -= cn_seq_is_lacking(q);
+    if (st->hold != CN_HOLD_NONE) cn_query_slots_release(&s->slots, q->n_max, q->query_slot);
+    cn_seq_list_remove(&s->by_hold[st->hold], q);
+    cn_seq_list_remove(&s->running, q);
+    st->hold = CN_HOLD_NONE;
+    q->query_slot = -1;
+}
+
+/* The request that design §6.4 preempts for q; NULL when that is q itself or nobody. */
+static cn_seq *find_victim(const cn_scheduler *s, const cn_seq *q)
+{
+    cn_seq *last = s->by_hold[CN_HOLD_NONE].tail;
+    /* Without sharing, holders find their blocks in one another's compressions (paper §4.3). */
+    bool sharing = s->prefix || s->n_in_group > 0;
+    if (!last && sharing) last = s->by_hold[CN_HOLD_GRANTED].tail;
+    return last == q ? NULL : last;
+}
+
+static void preempt(cn_scheduler *s, cn_seq *q)
+{
+    CN_ASSERT(q->state == CN_SEQ_RUNNING && q->usage_kv.compressions == 0);
+    cn_sched_register(s, q);
+    cn_sched_leave(s, q);
+    cn_seq_sched *st = q->sched;
+    st->lost_tokens = q->n_computed;
+    q->n_computed = q->n_resident = 0;
+    st->n_registered = 0;
+    st->chain = CN_PREFIX_ROOT;
+    s->preemptions++;
+    if (++q->preemptions == CN_AGED_PREEMPTIONS) cn_seq_list_append(&s->aged, q);
+    cn_sched_enqueue(s, q);
+}
+
+bool cn_sched_try_room(cn_scheduler *s, const cn_seq *q, uint32_t n)
+{
+    while (cn_pool_available(s->pool) < n) {
+        cn_seq *victim = find_victim(s, q);
+        if (!victim) return false;
+        preempt(s, victim);
+    }
+    return true;
+}

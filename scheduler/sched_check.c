@@ -1,0 +1,203 @@
+/* sched_check.c - every invariant of design §6.7 and of sched_state.h, over the whole state.
+ * Returns the first that is broken, so the order goes from the plain to the derived. */
+#include "scheduler/sched_state.h"
+
+#include <string.h>
+
+/* Returns from the function that uses it. */
+#define REQUIRE(cond, text)         \
+    do {                            \
+        if (!(cond)) return (text); \
+    } while (0)
+
+static const char *check_list(const cn_seq_list *l)
+{
+    uint32_t n = 0;
+    const cn_seq *prev = NULL;
+    for (const cn_seq *q = l->head; q; q = cn_seq_list_next(l, q)) {
+        REQUIRE(n++ < l->n && q->sched->links[l->link].prev == prev, "a list is broken");
+        prev = q;
+    }
+    REQUIRE(n == l->n && l->tail == prev, "a list has lost its tail or its count");
+    return NULL;
+}
+
+/* Counts the entries of current and pending tables; a block in both counts once. */
+static const char *count_refs(const cn_scheduler *s, const cn_seq *q)
+{
+    uint32_t n_blocks = cn_pool_total(s->pool);
+    for (uint32_t i = 0; i < q->n_blocks; i++) {
+        REQUIRE(q->table[i] < n_blocks, "a table names a block that does not exist");
+        s->check_refs[q->table[i]]++;
+    }
+    if (q->state != CN_SEQ_COMPRESSING) return NULL;
+    for (uint32_t i = 0; i < q->sched->event.req.n_target; i++) {
+        uint32_t block = q->sched->target[i];
+        REQUIRE(block < n_blocks, "a target block does not exist");
+        s->check_refs[block] += block != q->table[i];
+    }
+    return NULL;
+}
+
+static const char *check_pool(const cn_scheduler *s)
+{
+    const char *broken = cn_pool_check(s->pool);
+    if (!broken && s->prefix) broken = cn_prefix_cache_check(s->prefix);
+    if (broken) return broken;
+    uint32_t n_blocks = cn_pool_total(s->pool);
+    memset(s->check_refs, 0, n_blocks * sizeof *s->check_refs);
+    for (const cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q)) {
+        broken = count_refs(s, q);
+        if (broken) return broken;
+    }
+    for (uint32_t b = 0; b < n_blocks; b++)
+        REQUIRE(s->check_refs[b] == cn_pool_refs(s->pool, b),
+                "references are not the entries of current and pending tables");
+    return NULL;
+}
+
+/* Blocks that only their owner may hold, because it writes them. */
+static const char *check_private(const cn_scheduler *s, uint32_t block)
+{
+    REQUIRE(cn_pool_refs(s->pool, block) == 1, "a block that is written is shared");
+    REQUIRE(!cn_pool_is_cached(s->pool, block), "a block that is written is in the prefix cache");
+    return NULL;
+}
+
+static const char *check_compressing(const cn_scheduler *s, const cn_seq *q)
+{
+    const cn_seq_sched *st = q->sched;
+    REQUIRE(st->hold == CN_HOLD_COMPRESSED, "an event without a slot or reservation");
+    REQUIRE(st->event.seq == q && st->event.req.n_blocks == q->n_blocks &&
+                st->event.req.n_target == q->n_max - 1,
+            "an event does not match its sequence");
+    for (uint32_t i = 0; i < st->event.req.n_target; i++) {
+        const char *broken = check_private(s, st->target[i]);
+        if (broken) return broken;
+    }
+    if (st->spare != CN_NO_BLOCK) return check_private(s, q->table[st->spare]);
+    return NULL;
+}
+
+static const char *check_lengths(const cn_scheduler *s, const cn_seq *q)
+{
+    uint32_t b = s->o.block_tokens;
+    bool compressed = q->usage_kv.compressions > 0;
+    REQUIRE(q->n_tokens >= q->n_prompt && cn_seq_known(q) <= q->max_tokens, "too many tokens");
+    REQUIRE(q->n_computed <= cn_seq_end(q), "computed past the last known token");
+    REQUIRE(q->n_resident <= q->n_blocks * b, "more resident slots than its blocks have");
+    REQUIRE(q->n_blocks <= q->sched->max_blocks, "more blocks than it may ever have");
+    REQUIRE(compressed ? q->n_resident < q->n_computed : q->n_resident == q->n_computed,
+            "residency and position disagree");
+    REQUIRE(q->usage_kv.peak_tokens >= q->n_resident, "peak below residency");
+    if (!compressed) return NULL;
+    REQUIRE(q->n_blocks <= q->n_max, "a compressed sequence exceeds its cap");
+    for (uint32_t i = 0; i < q->n_blocks; i++) {
+        const char *broken = check_private(s, q->table[i]);
+        if (broken) return broken;
+    }
+    return NULL;
+}
+
+static const char *check_running(const cn_scheduler *s, const cn_seq *q)
+{
+    const cn_seq_sched *st = q->sched;
+    REQUIRE(q->state == CN_SEQ_RUNNING || q->state == CN_SEQ_COMPRESSING,
+            "a running sequence is in another state");
+    const char *broken = check_lengths(s, q);
+    if (broken) return broken;
+    bool holds = st->hold != CN_HOLD_NONE;
+    REQUIRE((q->query_slot >= 0) == (holds && cn_policy_needs_slot(&q->kv)),
+            "a query slot without its reservation, or the reverse");
+    REQUIRE(!holds || cn_seq_needs_hold(q), "a slot or reservation that is not needed");
+    if (!holds)
+        REQUIRE(q->n_computed <= cn_seq_window_start(q),
+                "advanced into its window without a slot or reservation");
+    bool compressed = q->usage_kv.compressions > 0 || q->state == CN_SEQ_COMPRESSING;
+    REQUIRE(compressed == (st->hold == CN_HOLD_COMPRESSED), "in the wrong list of holders");
+    REQUIRE(!st->ending || q->state == CN_SEQ_COMPRESSING, "an ended sequence still runs");
+    if (q->state == CN_SEQ_COMPRESSING) return check_compressing(s, q);
+    /* The next token's block is written: nobody else may read it. */
+    uint32_t at = q->n_resident / s->o.block_tokens;
+    return at < q->n_blocks ? check_private(s, q->table[at]) : NULL;
+}
+
+static const char *check_slots(const cn_scheduler *s)
+{
+    uint32_t n_holders = 0, n_slots = 0, reserved = 0, n_lacking = 0, n_compressing = 0;
+    for (const cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q)) {
+        const char *broken = check_running(s, q);
+        if (broken) return broken;
+        bool holds = q->sched->hold != CN_HOLD_NONE;
+        REQUIRE(!holds || n_lacking == 0, "a slot was granted past the foremost that lacks one");
+        n_lacking += cn_seq_is_lacking(q);
+        n_compressing += q->state == CN_SEQ_COMPRESSING;
+        n_holders += holds;
+        n_slots += q->query_slot >= 0;
+        reserved += holds ? q->n_max : 0;
+        for (uint32_t i = 0; q->query_slot >= 0 && i < s->slots.n_free; i++)
+            REQUIRE(s->slots.free[i] != q->query_slot, "a query slot is both free and held");
+    }
+    REQUIRE(n_slots + s->slots.n_free == s->slots.n_slots, "query slots leaked");
+    REQUIRE(n_holders == s->slots.n_holders && reserved == s->slots.reserved_blocks,
+            "reservations are not those of the holders");
+    REQUIRE(reserved <= cn_pool_total(s->pool), "reservations exceed the pool");
+    REQUIRE(n_lacking == s->n_lacking, "the count of those that lack a slot is wrong");
+    REQUIRE(n_compressing == s->n_compressing, "the count of events is wrong");
+    REQUIRE(s->o.hybrid || n_lacking == 0, "constrained scheduling admitted without a slot");
+    return NULL;
+}
+
+static const char *check_idle(const cn_seq *q)
+{
+    REQUIRE(q->n_blocks == 0 && q->query_slot < 0 && q->sched->hold == CN_HOLD_NONE,
+            "a sequence that does not run holds blocks or a slot");
+    REQUIRE(q->state == CN_SEQ_FINISHED || q->usage_kv.compressions == 0,
+            "a compressed sequence waits");
+    return NULL;
+}
+
+static const char *check_queue(const cn_queue *q, cn_class klass)
+{
+    for (uint32_t i = 0; i < q->n; i++) {
+        const cn_seq *seq = q->heap[i];
+        REQUIRE(seq->state == CN_SEQ_WAITING && seq->klass == klass && seq->sched->heap_at == i,
+                "a queue holds a sequence that does not wait there");
+        REQUIRE(i == 0 || !cn_seq_before(seq, q->heap[(i - 1) / 2], q->by_priority),
+                "a queue is out of order");
+    }
+    return NULL;
+}
+
+static const char *check_lists(const cn_scheduler *s)
+{
+    const char *broken = check_list(&s->all);
+    if (!broken) broken = check_list(&s->running);
+    if (!broken) broken = check_list(&s->aged);
+    uint32_t n_held = 0, n_state[CN_SEQ_FINISHED + 1] = {0};
+    for (int h = 0; h < CN_N_HOLDS && !broken; h++) {
+        broken = check_list(&s->by_hold[h]);
+        n_held += s->by_hold[h].n;
+    }
+    for (int c = 0; c < 2 && !broken; c++) broken = check_queue(&s->waiting[c], (cn_class)c);
+    for (const cn_seq *q = s->all.head; q && !broken; q = cn_seq_list_next(&s->all, q)) {
+        n_state[q->state]++;
+        if (q->state != CN_SEQ_RUNNING && q->state != CN_SEQ_COMPRESSING) broken = check_idle(q);
+    }
+    if (broken) return broken;
+    REQUIRE(n_held == s->running.n, "a running sequence is in no list of holders");
+    REQUIRE(n_state[CN_SEQ_RUNNING] + n_state[CN_SEQ_COMPRESSING] == s->running.n &&
+                n_state[CN_SEQ_WAITING] == s->waiting[0].n + s->waiting[1].n &&
+                n_state[CN_SEQ_FORKING] == s->n_forking,
+            "states and lists disagree");
+    REQUIRE(s->running.n <= s->o.max_seqs, "too many running");
+    return NULL;
+}
+
+const char *cn_scheduler_check(const cn_scheduler *s)
+{
+    const char *broken = check_lists(s);
+    if (!broken) broken = check_pool(s);
+    if (!broken) broken = check_slots(s);
+    return broken;
+}

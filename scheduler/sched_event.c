@@ -1,0 +1,143 @@
+/* sched_event.c - compression events: choosing targets, pinning both tables, committing.
+ * See sched_state.h; design §6.5 and §7, paper §4.4 and §4.5.
+ *
+ * target[i] is table[i] where that block is the sequence's alone, else a new block. Where shared
+ * blocks lead the table, as they do, this is the paper's rule: N_prefix new blocks, at most
+ * N_max - 1, and the request's own for the rest. Index for index it also lets kept rows move in
+ * order: a target slot never lies behind the source slot that is read next. */
+#include "scheduler/sched_state.h"
+
+#include <string.h>
+
+static bool is_shared(const cn_scheduler *s, uint32_t block)
+{
+    return cn_pool_refs(s->pool, block) > 1;
+}
+
+static uint32_t count_shared(const cn_scheduler *s, const cn_seq *q, uint32_t n)
+{
+    uint32_t n_shared = 0;
+    for (uint32_t i = 0; i < n; i++) n_shared += is_shared(s, q->table[i]);
+    return n_shared;
+}
+
+/* An own block that will be written again: its old content leaves the prefix cache first. */
+static uint32_t reuse(cn_scheduler *s, uint32_t block)
+{
+    if (s->prefix) cn_prefix_cache_forget(s->prefix, block);
+    return block;
+}
+
+static void choose_targets(cn_scheduler *s, cn_seq *q, uint32_t n_target)
+{
+    cn_seq_sched *st = q->sched;
+    for (uint32_t i = 0; i < n_target; i++) {
+        if (is_shared(s, q->table[i])) {
+            bool taken = cn_pool_try_take(s->pool, 1, &st->target[i]);
+            CN_ASSERT(taken);
+        } else {
+            st->target[i] = reuse(s, q->table[i]);
+        }
+    }
+    /* One own block more stays for decoding; with every block shared there is none. */
+    st->spare = CN_NO_BLOCK;
+    for (uint32_t i = n_target; i < q->n_blocks && st->spare == CN_NO_BLOCK; i++) {
+        if (is_shared(s, q->table[i])) continue;
+        st->spare = i;
+        st->target[n_target] = reuse(s, q->table[i]);
+    }
+    for (uint32_t i = 0; i < q->n_blocks; i++) {
+        if (!is_shared(s, q->table[i])) cn_pool_set_pinned(s->pool, q->table[i], true);
+    }
+}
+
+bool cn_sched_try_event(cn_scheduler *s, cn_seq *q)
+{
+    CN_ASSERT(q->sched->hold != CN_HOLD_NONE && cn_seq_is_due(q, s->o.block_tokens));
+    cn_seq_sched *st = q->sched;
+    uint32_t n_target = q->n_max - 1, n_new = count_shared(s, q, n_target);
+    /* A preempted sharer leaves fewer blocks to replace, so the need is counted anew. */
+    while (n_new > cn_pool_available(s->pool)) {
+        if (!cn_sched_try_room(s, q, cn_pool_available(s->pool) + 1)) return false;
+        n_new = count_shared(s, q, n_target);
+    }
+    choose_targets(s, q, n_target);
+    bool first = q->usage_kv.compressions == 0;
+    if (first) {
+        cn_seq_list_remove(&s->by_hold[CN_HOLD_GRANTED], q);
+        cn_seq_list_append(&s->by_hold[CN_HOLD_COMPRESSED], q);
+        st->hold = CN_HOLD_COMPRESSED;
+    }
+    q->state = CN_SEQ_COMPRESSING;
+    s->n_compressing++;
+    st->event_done = false;
+    st->event = (cn_sched_event){
+        .id = ++s->last_event_id,
+        .seq = q,
+        .req = {.params = q->kv,
+                .n_blocks = q->n_blocks,
+                .n_target = n_target,
+                .table = q->table,
+                .target = st->target,
+                .query_slot = q->query_slot < 0 ? 0 : (uint32_t)q->query_slot,
+                .position_end = q->n_computed,
+                .first_event = first,
+                .n_history = first ? 0 : n_target * s->o.block_tokens},
+    };
+    return true;
+}
+
+void cn_scheduler_event_done(cn_scheduler *s, cn_sched_event *e)
+{
+    CN_ASSERT(e->seq->state == CN_SEQ_COMPRESSING && !e->seq->sched->event_done);
+    e->seq->sched->event_done = true;
+    s->done[s->n_done++] = e;
+}
+
+/* Drops what the old table has and the new one has not. Returns how many blocks that gave back. */
+static uint32_t drop_old_table(cn_scheduler *s, cn_seq *q)
+{
+    const cn_seq_sched *st = q->sched;
+    uint32_t n_target = st->event.req.n_target, n_released = 0;
+    for (uint32_t i = q->n_blocks; i-- > 0;) {
+        uint32_t block = q->table[i];
+        /* Only its one owner pins a block, and a pinned one finds no sharer: the pin is ours. */
+        if (cn_pool_is_pinned(s->pool, block)) cn_pool_set_pinned(s->pool, block, false);
+        bool kept = i == st->spare || (i < n_target && st->target[i] == block);
+        if (!kept) n_released += cn_pool_drop(s->pool, block);
+    }
+    return n_released;
+}
+
+static void commit(cn_scheduler *s, cn_seq *q)
+{
+    cn_seq_sched *st = q->sched;
+    CN_ASSERT(q->state == CN_SEQ_COMPRESSING && st->event_done);
+    uint32_t n_target = st->event.req.n_target, kept = n_target * s->o.block_tokens;
+    uint32_t n_released = drop_old_table(s, q), evicted = q->n_resident - kept;
+    q->n_blocks = n_target + (st->spare != CN_NO_BLOCK);
+    memcpy(q->table, st->target, q->n_blocks * sizeof *q->table);
+    q->n_resident = kept;
+    q->state = CN_SEQ_RUNNING;
+    s->n_compressing--;
+    if (st->ending) {
+        st->ending = false;
+        cn_sched_leave(s, q);
+        cn_sched_end(s, q);
+        if (st->released) cn_sched_destroy_seq(s, q);
+        return;
+    }
+    uint64_t freed_bytes = n_released * s->o.block_bytes;
+    q->usage_kv.compressions++;
+    q->usage_kv.evicted += evicted;
+    q->usage_kv.freed_bytes += freed_bytes;
+    s->compressions++;
+    s->evicted_tokens += evicted;
+    s->freed_bytes += freed_bytes;
+}
+
+void cn_sched_commit_done(cn_scheduler *s)
+{
+    for (uint32_t i = 0; i < s->n_done; i++) commit(s, s->done[i]->seq);
+    s->n_done = 0;
+}

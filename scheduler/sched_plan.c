@@ -1,0 +1,138 @@
+/* sched_plan.c - the order of a step: commits, events, grants, blocks, rows, admissions, forks.
+ * See sched_state.h; design §6, §7.
+ *
+ * Preemption happens only while blocks are secured, before any row is written, so no row of a plan
+ * is ever taken back. Rows need no search: running order is first come, first served. */
+#include "scheduler/sched_state.h"
+
+void cn_scheduler_begin(cn_scheduler *s, cn_begin_plan *out)
+{
+    cn_sched_commit_done(s);
+    for (cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q))
+        cn_sched_register(s, q);
+    cn_sched_grant(s);
+    s->n_begun = 0;
+    /* An event may preempt others, never q: the successor is read after. */
+    for (cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q)) {
+        if (q->state != CN_SEQ_RUNNING || q->sched->hold == CN_HOLD_NONE) continue;
+        if (cn_seq_is_due(q, s->o.block_tokens) && cn_sched_try_event(s, q))
+            s->begun[s->n_begun++] = &q->sched->event;
+    }
+    *out = (cn_begin_plan){s->begun, s->n_begun};
+}
+
+/* True when q could compute its next token but for the block that would hold it. */
+static bool wants_block(const cn_scheduler *s, const cn_seq *q)
+{
+    return q->state == CN_SEQ_RUNNING && q->n_computed < cn_seq_limit(s, q) &&
+           q->n_resident == q->n_blocks * s->o.block_tokens;
+}
+
+/* Gives every sequence that decodes room for its token, foremost first. */
+static void secure_blocks(cn_scheduler *s)
+{
+    for (cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q)) {
+        if (!wants_block(s, q) || !cn_sched_try_room(s, q, 1)) continue;
+        CN_ASSERT(q->n_blocks < q->sched->max_blocks);
+        bool taken = cn_pool_try_take(s->pool, 1, &q->table[q->n_blocks]);
+        CN_ASSERT(taken);
+        q->n_blocks++;
+    }
+}
+
+/* Adds a row of n_new tokens for q. */
+static void emit(cn_scheduler *s, cn_seq *q, uint32_t n_new)
+{
+    CN_ASSERT(s->n_rows < s->o.max_seqs && n_new > 0);
+    CN_ASSERT(q->n_resident + n_new <= q->n_blocks * s->o.block_tokens);
+    bool wants_sample = q->n_computed + n_new == cn_seq_known(q);
+    uint32_t at = s->n_rows++;
+    if (n_new == 1) {
+        /* A chunk cut to one token stands with the decode rows. */
+        uint32_t first_chunk = s->n_decode++;
+        if (at != first_chunk) {
+            s->rows[at] = s->rows[first_chunk];
+            s->rows[at].seq->sched->row = at;
+            at = first_chunk;
+        }
+    }
+    s->rows[at] = (cn_plan_row){q, n_new, q->n_computed, q->n_resident, wants_sample};
+    q->sched->row = at;
+    s->n_tokens += n_new;
+    q->n_computed += n_new;
+    q->n_resident += n_new;
+    q->n_pending += wants_sample;
+    q->usage_kv.peak_tokens = cn_max_u32(q->usage_kv.peak_tokens, q->n_resident);
+}
+
+/* Tokens q can compute now. */
+static uint32_t count_ready(const cn_scheduler *s, const cn_seq *q)
+{
+    if (q->state != CN_SEQ_RUNNING) return 0;
+    uint32_t room = q->n_blocks * s->o.block_tokens - q->n_resident;
+    return cn_min_u32(cn_seq_limit(s, q) - q->n_computed, room);
+}
+
+static void add_decode_rows(cn_scheduler *s)
+{
+    s->n_blocked = 0;
+    for (cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q)) {
+        uint32_t n_ready = count_ready(s, q);
+        if (q->state == CN_SEQ_RUNNING && n_ready == 0)
+            s->n_blocked += q->n_computed < cn_seq_end(q);
+        if (n_ready == 1) emit(s, q, 1);
+    }
+}
+
+/* The next chunk of q within the step's budget; false when an unchunked prompt has to wait. */
+static bool try_chunk(cn_scheduler *s, cn_seq *q)
+{
+    uint32_t ready = count_ready(s, q), budget = s->o.max_batched_tokens - s->n_tokens;
+    if (ready == 0) return true;
+    if (budget == 0 || (ready > budget && !s->o.chunked_prefill)) return false;
+    emit(s, q, cn_min_u32(ready, budget));
+    return true;
+}
+
+/* Chunks of running prompts, then of newly admitted ones: nobody overtakes. */
+static void add_prefill_rows(cn_scheduler *s)
+{
+    bool open = true;
+    for (cn_seq *q = s->running.head; q && open; q = cn_seq_list_next(&s->running, q)) {
+        if (count_ready(s, q) > 1) open = try_chunk(s, q);
+    }
+    for (uint32_t i = 0; i < s->n_rows; i++) {
+        if (s->rows[i].wants_sample && !cn_sched_fork(s, s->rows[i].seq)) open = false;
+    }
+    while (open) {
+        cn_seq *q = cn_sched_admit_next(s, s->o.max_batched_tokens - s->n_tokens);
+        if (!q) break;
+        open = try_chunk(s, q);
+        if (q->n_pending > 0 && !cn_sched_fork(s, q)) open = false;
+    }
+}
+
+void cn_scheduler_schedule(cn_scheduler *s, cn_plan *out)
+{
+    cn_sched_commit_done(s);
+    cn_sched_grant(s);
+    s->n_rows = s->n_decode = s->n_tokens = 0;
+    s->n_block_copies = s->n_slot_copies = s->n_forks = 0;
+    secure_blocks(s);
+    add_decode_rows(s);
+    add_prefill_rows(s);
+    for (uint32_t i = 0; i < s->n_forks; i++)
+        s->forks[i].leader_row = s->fork_leaders[i]->sched->row;
+    *out = (cn_plan){
+        .rows = s->rows,
+        .n_rows = s->n_rows,
+        .n_decode = s->n_decode,
+        .n_tokens = s->n_tokens,
+        .block_copies = s->block_copies,
+        .n_block_copies = s->n_block_copies,
+        .slot_copies = s->slot_copies,
+        .n_slot_copies = s->n_slot_copies,
+        .forks = s->forks,
+        .n_forks = s->n_forks,
+    };
+}

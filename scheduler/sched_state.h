@@ -1,0 +1,167 @@
+/* sched_state.h - the scheduler's own state, shared by its files and by nobody else.
+ * Owner: cn_scheduler. Thread: engine only.
+ *
+ *   scheduler.c     add, append, finish, release, stats
+ *   sched_plan.c    begin and schedule: the order of a step
+ *   sched_admit.c   from the queues into the running list; forks of samples
+ *   sched_blocks.c  blocks of a sequence: growth, preemption, prefix registration, grants
+ *   sched_event.c   compression events: targets, pins, commit
+ *   sched_check.c   the invariants
+ *
+ * Where a sequence stands (cn_seq.state) and which lists it is in:
+ *   WAITING               all, its class's heap (and aged, once preempted often)
+ *   FORKING               all, its leader's list of samples
+ *   RUNNING, COMPRESSING  all, running, one of by_hold (and aged)
+ *   FINISHED              all, until released */
+#ifndef CN_SCHED_STATE_H
+#define CN_SCHED_STATE_H
+
+#include "paged/pool.h"
+#include "paged/prefix_cache.h"
+#include "scheduler/query_slots.h"
+#include "scheduler/queue.h"
+#include "scheduler/scheduler.h"
+
+/* A request preempted this often is aged: until it ends, nothing that stands behind it in the
+ * waiting order is admitted. From then on finitely many requests can be served before it. */
+enum { CN_AGED_PREEMPTIONS = 8 };
+
+enum { CN_NEVER = UINT32_MAX };
+
+/* What an admitted sequence holds. The last of NONE is preempted first, then the last of GRANTED;
+ * a compressed sequence could not be recomputed and is never preempted. Each list is in order of
+ * admission, because slots are granted in that order. */
+typedef enum cn_hold { CN_HOLD_NONE, CN_HOLD_GRANTED, CN_HOLD_COMPRESSED, CN_N_HOLDS } cn_hold;
+
+typedef struct cn_seq_sched {
+    cn_seq_link links[CN_N_LINKS];
+    uint32_t heap_at; /* place in its queue, while waiting */
+
+    uint32_t trigger;    /* resident slots at the first event; CN_NEVER: ends before one */
+    uint32_t max_blocks; /* most entries its table can have */
+    cn_hold hold;
+
+    uint32_t n_registered; /* leading blocks known to the prefix cache */
+    cn_prefix_key chain;   /* key of the last of them */
+    uint32_t lost_tokens;  /* computed when it was preempted */
+    bool was_admitted;
+
+    cn_seq *leader;      /* FORKING: whose prefill it waits for */
+    cn_seq *next_sample; /* list of the samples that wait for the leader */
+    cn_seq *samples;     /* of a leader: their head */
+    bool in_group;       /* one of several samples: its blocks may be shared without a cache */
+    uint32_t row;        /* of a leader that forks in this plan */
+
+    cn_sched_event event; /* at most one at a time */
+    uint32_t *target;     /* [n_max] the event's targets, then the spare block */
+    uint32_t spare;       /* table index of the block left for decoding, or CN_NO_BLOCK */
+    bool event_done;      /* reported, not yet committed */
+    bool ending;          /* finished during its event: freed at the commit */
+    bool released;        /* by the caller, during its event */
+} cn_seq_sched;
+
+struct cn_scheduler {
+    cn_sched_opts o;
+    cn_pool *pool;
+    cn_prefix_cache *prefix; /* NULL when off */
+    cn_query_slots slots;
+    cn_queue waiting[2]; /* by class */
+    cn_seq_list all, running, aged, by_hold[CN_N_HOLDS];
+    uint32_t n_lacking; /* running, in need of a slot or reservation, without it */
+    uint32_t n_forking, n_compressing, n_blocked;
+    uint32_t n_in_group; /* live sequences of groups of several samples */
+    uint64_t last_seq_id, last_event_id;
+
+    cn_sched_event **begun, **done; /* [max_seqs] of this step; reported, to commit */
+    uint32_t n_begun, n_done;
+
+    /* The plan's arrays, [max_seqs] each. */
+    cn_plan_row *rows;
+    cn_block_copy *block_copies, *slot_copies;
+    struct cn_plan_fork *forks;
+    cn_seq **fork_leaders;
+    uint32_t n_rows, n_decode, n_tokens, n_block_copies, n_slot_copies, n_forks;
+
+    uint64_t preemptions, recomputed_tokens, prefix_queries, prefix_hits;
+    uint64_t compressions, evicted_tokens, freed_bytes;
+    uint32_t *check_refs; /* [n_blocks] scratch of cn_scheduler_check */
+};
+
+/* ---- what the lengths say ---- */
+
+static inline uint32_t cn_seq_known(const cn_seq *q) { return q->n_tokens + q->n_pending; }
+
+/* One past the last position that will ever be computed: the last token's KV is never needed. */
+static inline uint32_t cn_seq_end(const cn_seq *q)
+{
+    return cn_min_u32(cn_seq_known(q), q->max_tokens - 1);
+}
+
+static inline bool cn_seq_needs_hold(const cn_seq *q) { return q->sched->trigger != CN_NEVER; }
+
+static inline bool cn_seq_is_lacking(const cn_seq *q)
+{
+    return cn_seq_needs_hold(q) && q->sched->hold == CN_HOLD_NONE;
+}
+
+/* Position before which the first observation window lies: what a sequence may reach without a
+ * query slot, and a prefix hit at all (design §6.3). */
+static inline uint32_t cn_seq_window_start(const cn_seq *q)
+{
+    if (!cn_seq_needs_hold(q)) return UINT32_MAX;
+    return q->sched->trigger - (cn_policy_needs_slot(&q->kv) ? q->kv.window_tokens : 0);
+}
+
+/* True when the next event is due and there is more to compute behind it. */
+static inline bool cn_seq_is_due(const cn_seq *q, uint32_t block_tokens)
+{
+    return cn_seq_needs_hold(q) && q->n_computed < q->max_tokens - 1 &&
+           cn_policy_due(q->n_max, q->n_resident, q->n_blocks, block_tokens);
+}
+
+/* One past the last position it may compute before a slot, an event or a token is waited for. */
+uint32_t cn_seq_limit(const cn_scheduler *s, const cn_seq *q);
+
+/* ---- sched_blocks.c ---- */
+
+/* Enters the blocks that became full since into the prefix cache. */
+void cn_sched_register(cn_scheduler *s, cn_seq *q);
+
+/* Preempts until n blocks are available. False when nobody is left to preempt for q: q waits in
+ * place. Never preempts q itself. */
+bool cn_sched_try_room(cn_scheduler *s, const cn_seq *q, uint32_t n);
+
+/* Gives slots and reservations to the foremost that lack them. */
+void cn_sched_grant(cn_scheduler *s);
+
+/* Grants to one sequence, when nobody else is lacking before it. */
+bool cn_sched_try_grant(cn_scheduler *s, cn_seq *q);
+
+/* Takes a sequence out of the running list with all that it holds. */
+void cn_sched_leave(cn_scheduler *s, cn_seq *q);
+
+/* Puts a sequence that has its table at the end of the running list. */
+void cn_sched_enter(cn_scheduler *s, cn_seq *q);
+
+/* Gives every block of the table back, tail first. */
+void cn_sched_drop_table(cn_scheduler *s, cn_seq *q);
+
+/* ---- sched_event.c ---- */
+bool cn_sched_try_event(cn_scheduler *s, cn_seq *q);
+void cn_sched_commit_done(cn_scheduler *s);
+
+/* ---- sched_admit.c ---- */
+
+/* The foremost waiting sequence if it can be admitted now, already entered; or NULL. */
+cn_seq *cn_sched_admit_next(cn_scheduler *s, uint32_t budget_tokens);
+
+/* Starts the samples that waited for a leader whose row ends its prefill. False when one had to go
+ * to the queue: it finds the leader's blocks in the prefix cache from the next step on. */
+bool cn_sched_fork(cn_scheduler *s, cn_seq *leader);
+
+/* ---- scheduler.c ---- */
+void cn_sched_enqueue(cn_scheduler *s, cn_seq *q);
+void cn_sched_end(cn_scheduler *s, cn_seq *q); /* FINISHED, holding nothing */
+void cn_sched_destroy_seq(cn_scheduler *s, cn_seq *q);
+
+#endif

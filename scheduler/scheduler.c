@@ -1,0 +1,300 @@
+/* scheduler.c - the life of a sequence outside a step: added, given tokens, finished, released.
+ * See scheduler.h and sched_state.h. */
+#include "scheduler/sched_state.h"
+
+#include <string.h>
+
+/* One allocation per sequence; its arrays follow. */
+typedef struct seq_mem {
+    cn_seq seq;
+    cn_seq_sched sched;
+    uint32_t arrays[];
+} seq_mem;
+
+static cn_status check_opts(const cn_sched_opts *o)
+{
+    if (o->block_tokens == 0 || (o->block_tokens & (o->block_tokens - 1)) != 0)
+        return cn_fail(CN_ERR_ARG, "block size %u: want a power of two", o->block_tokens);
+    if (o->max_seqs == 0 || o->max_batched_tokens == 0 || o->max_model_len < 2)
+        return cn_fail(CN_ERR_ARG,
+                       "at most %u requests, %u tokens per step, %u tokens per request: want at "
+                       "least 1, 1 and 2",
+                       o->max_seqs, o->max_batched_tokens, o->max_model_len);
+    if (!o->chunked_prefill && o->max_batched_tokens < o->max_model_len)
+        return cn_fail(CN_ERR_ARG,
+                       "without chunked prefill a step must hold a whole prompt: raise "
+                       "--max-num-batched-tokens from %u to --max-model-len, %u, or enable it",
+                       o->max_batched_tokens, o->max_model_len);
+    return CN_OK;
+}
+
+static cn_status create_parts(cn_scheduler *s)
+{
+    const cn_sched_opts *o = &s->o;
+    CN_TRY(cn_pool_create(&s->pool, o->n_blocks));
+    if (o->prefix_caching)
+        CN_TRY(cn_prefix_cache_create(&s->prefix, s->pool, o->block_tokens, o->model_hash));
+    CN_TRY(cn_query_slots_init(&s->slots, o->n_query_slots, o->n_blocks));
+    s->begun = cn_calloc(o->max_seqs, sizeof *s->begun);
+    s->done = cn_calloc(o->max_seqs, sizeof *s->done);
+    s->rows = cn_calloc(o->max_seqs, sizeof *s->rows);
+    s->block_copies = cn_calloc(o->max_seqs, sizeof *s->block_copies);
+    s->slot_copies = cn_calloc(o->max_seqs, sizeof *s->slot_copies);
+    s->forks = cn_calloc(o->max_seqs, sizeof *s->forks);
+    s->fork_leaders = cn_calloc(o->max_seqs, sizeof *s->fork_leaders);
+    s->check_refs = cn_calloc(o->n_blocks, sizeof *s->check_refs);
+    if (!s->begun || !s->done || !s->rows || !s->block_copies || !s->slot_copies || !s->forks ||
+        !s->fork_leaders || !s->check_refs)
+        return cn_fail(CN_ERR_MEMORY, "out of memory for a scheduler of %u requests", o->max_seqs);
+    return CN_OK;
+}
+
+cn_status cn_scheduler_create(cn_scheduler **out, const cn_sched_opts *o)
+{
+    *out = NULL;
+    CN_TRY(check_opts(o));
+    cn_scheduler *s = cn_calloc(1, sizeof *s);
+    if (!s) return cn_fail(CN_ERR_MEMORY, "out of memory for the scheduler");
+    s->o = *o;
+    /* Every running sequence can then decode in every step, and one token is left to prefill. */
+    s->o.max_seqs = cn_min_u32(o->max_seqs, o->max_batched_tokens);
+    s->all.link = CN_LINK_ALL;
+    s->running.link = CN_LINK_RUNNING;
+    s->aged.link = CN_LINK_AGED;
+    for (int h = 0; h < CN_N_HOLDS; h++) s->by_hold[h].link = CN_LINK_HOLD;
+    for (int c = 0; c < 2; c++) s->waiting[c].by_priority = o->priority_order;
+    cn_status status = create_parts(s);
+    if (status != CN_OK) {
+        cn_scheduler_free(s);
+        return status;
+    }
+    *out = s;
+    return CN_OK;
+}
+
+void cn_scheduler_free(cn_scheduler *s)
+{
+    if (!s) return;
+    while (s->all.head) cn_sched_destroy_seq(s, s->all.head);
+    for (int c = 0; c < 2; c++) cn_queue_free(&s->waiting[c]);
+    cn_query_slots_free(&s->slots);
+    cn_prefix_cache_free(s->prefix);
+    cn_pool_free(s->pool);
+    cn_free(s->begun);
+    cn_free(s->done);
+    cn_free(s->rows);
+    cn_free(s->block_copies);
+    cn_free(s->slot_copies);
+    cn_free(s->forks);
+    cn_free(s->fork_leaders);
+    cn_free(s->check_refs);
+    cn_free(s);
+}
+
+/* What a request may come to hold, from its lengths and its policy. */
+typedef struct seq_shape {
+    cn_kv_params kv;
+    uint32_t max_tokens, n_max, trigger, max_blocks;
+} seq_shape;
+
+static cn_status check_group(const cn_scheduler *s, const cn_group_params *p, seq_shape *shape)
+{
+    const cn_sched_opts *o = &s->o;
+    if (p->n_prompt == 0 || p->max_output == 0 || p->n == 0)
+        return cn_fail(CN_ERR_ARG,
+                       "%u prompt tokens, %u output tokens, %u samples: want at least one of each",
+                       p->n_prompt, p->max_output, p->n);
+    if (p->n_prompt > o->max_model_len || p->max_output > o->max_model_len - p->n_prompt)
+        return cn_fail(CN_ERR_ARG,
+                       "prompt of %u tokens and output of %u exceed the context length of %u",
+                       p->n_prompt, p->max_output, o->max_model_len);
+    shape->kv = p->kv;
+    CN_TRY(cn_policy_check(&shape->kv, o->block_tokens, o->window_tokens));
+    shape->max_tokens = p->n_prompt + p->max_output;
+    shape->n_max = cn_policy_n_max(&shape->kv, o->block_tokens);
+    if (shape->n_max > o->n_blocks)
+        return cn_fail(CN_ERR_ARG,
+                       "kv budget of %u tokens: a block cap of %u exceeds the pool of %u blocks of "
+                       "%u tokens; lower the budget or raise --kv-cache-memory-bytes",
+                       shape->kv.budget_tokens, shape->n_max, o->n_blocks, o->block_tokens);
+    if (cn_policy_needs_slot(&shape->kv) && o->n_query_slots == 0)
+        return cn_fail(CN_ERR_ARG,
+                       "kv policy %s needs query slots, of which there are 0; declare "
+                       "it with --kv-policies",
+                       cn_kv_policy_name(shape->kv.policy));
+    shape->trigger = cn_policy_first_trigger(shape->n_max, p->n_prompt, o->block_tokens);
+    if (shape->trigger >= shape->max_tokens - 1) shape->trigger = CN_NEVER;
+    uint32_t n_slots = shape->trigger == CN_NEVER ? shape->max_tokens - 1 : shape->trigger;
+    shape->max_blocks = (uint32_t)cn_ceil_div(n_slots, o->block_tokens);
+    if (shape->max_blocks > o->n_blocks)
+        return cn_fail(CN_ERR_ARG,
+                       "prompt of %u tokens and output of %u under policy %s may need %u KV blocks "
+                       "of %u tokens, the pool has %u; shorten it or raise --kv-cache-memory-bytes",
+                       p->n_prompt, p->max_output, cn_kv_policy_name(shape->kv.policy),
+                       shape->max_blocks, o->block_tokens, o->n_blocks);
+    return CN_OK;
+}
+
+static cn_seq *create_seq(const cn_group_params *p, const seq_shape *shape)
+{
+    size_t n_arrays = (size_t)shape->max_tokens + shape->max_blocks + shape->n_max;
+    seq_mem *m = cn_calloc(1, sizeof *m + n_arrays * sizeof *m->arrays);
+    if (!m) return NULL;
+    cn_seq *q = &m->seq;
+    q->sched = &m->sched;
+    q->tokens = m->arrays;
+    q->table = q->tokens + shape->max_tokens;
+    q->sched->target = q->table + shape->max_blocks;
+    memcpy(q->tokens, p->prompt, p->n_prompt * sizeof *p->prompt);
+    q->n_prompt = q->n_tokens = p->n_prompt;
+    q->max_tokens = shape->max_tokens;
+    q->klass = p->klass;
+    q->priority = p->priority;
+    q->kv = q->usage_kv.params = shape->kv;
+    q->n_max = shape->n_max;
+    q->query_slot = -1;
+    q->sched->trigger = shape->trigger;
+    q->sched->max_blocks = shape->max_blocks;
+    q->sched->in_group = p->n > 1;
+    return q;
+}
+
+void cn_sched_destroy_seq(cn_scheduler *s, cn_seq *q)
+{
+    cn_seq_list_remove(&s->all, q);
+    cn_free(q); /* the first member of its allocation */
+}
+
+void cn_sched_enqueue(cn_scheduler *s, cn_seq *q)
+{
+    q->state = CN_SEQ_WAITING;
+    cn_queue_push(&s->waiting[q->klass], q);
+}
+
+cn_status cn_scheduler_add(cn_scheduler *s, const cn_group_params *p, void *const *users,
+                           cn_seq **seqs)
+{
+    seq_shape shape;
+    CN_TRY(check_group(s, p, &shape));
+    CN_ASSERT(p->klass == CN_CLASS_INTERACTIVE || p->klass == CN_CLASS_BATCH);
+    if (p->n > UINT32_MAX - s->all.n) return cn_fail(CN_ERR_ARG, "%u samples: too many", p->n);
+    CN_TRY(cn_queue_reserve(&s->waiting[p->klass], s->all.n + p->n));
+    for (uint32_t i = 0; i < p->n; i++) {
+        seqs[i] = create_seq(p, &shape);
+        if (seqs[i]) continue;
+        while (i-- > 0) cn_free(seqs[i]);
+        return cn_fail(CN_ERR_MEMORY, "out of memory for %u samples of %u tokens", p->n,
+                       shape.max_tokens);
+    }
+    for (uint32_t i = 0; i < p->n; i++) {
+        cn_seq *q = seqs[i];
+        q->id = ++s->last_seq_id;
+        q->sample = i;
+        q->user = users ? users[i] : NULL;
+        cn_seq_list_append(&s->all, q);
+        s->n_in_group += q->sched->in_group;
+        if (i == 0) continue;
+        q->state = CN_SEQ_FORKING;
+        q->sched->leader = seqs[0];
+        q->sched->next_sample = i + 1 < p->n ? seqs[i + 1] : NULL;
+    }
+    seqs[0]->sched->samples = p->n > 1 ? seqs[1] : NULL;
+    s->n_forking += p->n - 1;
+    cn_sched_enqueue(s, seqs[0]);
+    return CN_OK;
+}
+
+void cn_scheduler_append(cn_scheduler *s, cn_seq *q, uint32_t token)
+{
+    (void)s;
+    if (q->state == CN_SEQ_FINISHED || q->sched->ending) return;
+    CN_ASSERT(q->n_pending > 0 && q->n_tokens < q->max_tokens);
+    q->tokens[q->n_tokens++] = token;
+    q->n_pending--;
+}
+
+/* The samples of a leader that ends before its prefill wait for the first of them instead. */
+static void promote_sample(cn_scheduler *s, cn_seq *leader)
+{
+    cn_seq *first = leader->sched->samples;
+    if (!first) return;
+    leader->sched->samples = NULL;
+    first->sched->samples = first->sched->next_sample;
+    first->sched->next_sample = NULL;
+    first->sched->leader = NULL;
+    for (cn_seq *q = first->sched->samples; q; q = q->sched->next_sample) q->sched->leader = first;
+    s->n_forking--;
+    cn_sched_enqueue(s, first);
+}
+
+static void leave_leader(cn_scheduler *s, cn_seq *q)
+{
+    cn_seq **link = &q->sched->leader->sched->samples;
+    while (*link != q) link = &(*link)->sched->next_sample;
+    *link = q->sched->next_sample;
+    q->sched->next_sample = NULL;
+    q->sched->leader = NULL;
+    s->n_forking--;
+}
+
+void cn_sched_end(cn_scheduler *s, cn_seq *q)
+{
+    if (q->preemptions >= CN_AGED_PREEMPTIONS) cn_seq_list_remove(&s->aged, q);
+    s->n_in_group -= q->sched->in_group;
+    q->state = CN_SEQ_FINISHED;
+}
+
+void cn_scheduler_finish(cn_scheduler *s, cn_seq *q)
+{
+    switch (q->state) {
+    case CN_SEQ_FINISHED:
+        return;
+    case CN_SEQ_COMPRESSING:
+        q->sched->ending = true;
+        return;
+    case CN_SEQ_FORKING:
+        leave_leader(s, q);
+        break;
+    case CN_SEQ_WAITING:
+        cn_queue_remove(&s->waiting[q->klass], q);
+        break;
+    case CN_SEQ_RUNNING:
+        cn_sched_register(s, q);
+        cn_sched_leave(s, q);
+        break;
+    }
+    promote_sample(s, q);
+    cn_sched_end(s, q);
+}
+
+void cn_scheduler_release(cn_scheduler *s, cn_seq *q)
+{
+    CN_ASSERT(q->state == CN_SEQ_FINISHED || q->sched->ending);
+    if (q->state == CN_SEQ_FINISHED)
+        cn_sched_destroy_seq(s, q);
+    else
+        q->sched->released = true;
+}
+
+void cn_scheduler_stats(const cn_scheduler *s, cn_sched_stats *out)
+{
+    uint32_t n_blocks = cn_pool_total(s->pool);
+    *out = (cn_sched_stats){
+        .running = s->running.n,
+        .waiting = s->waiting[0].n + s->waiting[1].n + s->n_forking,
+        .blocked = s->n_blocked,
+        .compressing = s->n_compressing,
+        .blocks_total = n_blocks,
+        .blocks_used = n_blocks - cn_pool_available(s->pool),
+        .blocks_cached = cn_pool_cached_only(s->pool),
+        .slots_total = s->slots.n_slots,
+        .slots_used = s->slots.n_slots - s->slots.n_free,
+        .preemptions = s->preemptions,
+        .recomputed_tokens = s->recomputed_tokens,
+        .prefix_queries = s->prefix_queries,
+        .prefix_hits = s->prefix_hits,
+        .compressions = s->compressions,
+        .evicted_tokens = s->evicted_tokens,
+        .freed_bytes = s->freed_bytes,
+    };
+}

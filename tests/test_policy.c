@@ -1,0 +1,115 @@
+/* test_policy.c - caps, triggers and the bounds of kv parameters. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "compress/policy.h"
+
+static cn_kv_params zip(uint32_t budget)
+{
+    return (cn_kv_params){.policy = CN_KV_ZIP,
+                          .budget_tokens = budget,
+                          .window_tokens = 16,
+                          .sink_tokens = 4,
+                          .global_score = true,
+                          .alpha = 0.8f,
+                          .redundancy_p = 0.5f,
+                          .redundancy_tau = 0.4f,
+                          .lambda = 0.2f};
+}
+
+static void budget_is_rounded_up(void **state)
+{
+    (void)state;
+    const uint32_t wishes[] = {1, 63, 64, 65, 2048}, rounded[] = {64, 64, 64, 128, 2048};
+    for (int i = 0; i < 5; i++) {
+        cn_kv_params kv = zip(wishes[i]);
+        assert_int_equal(cn_policy_check(&kv, 64, 16), CN_OK);
+        assert_int_equal(kv.budget_tokens, rounded[i]);
+        assert_int_equal(cn_policy_n_max(&kv, 64), rounded[i] / 64 + 1);
+    }
+}
+
+static void refused(cn_kv_params kv, const char *a, const char *b)
+{
+    assert_int_equal(cn_policy_check(&kv, 16, 32), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), a));
+    assert_non_null(strstr(cn_last_error(), b));
+}
+
+static void errors_carry_the_numbers(void **state)
+{
+    (void)state;
+    cn_kv_params kv = zip(16);
+    kv.window_tokens = 17;
+    refused(kv, "16", "17"); /* budget below the window */
+    kv.window_tokens = 33;
+    refused(kv, "33", "32"); /* window above the engine's */
+    kv.window_tokens = 0;
+    refused(kv, "0", "window");
+    refused(zip(0), "0", "budget");
+    refused(zip(UINT32_MAX), "4294967295", "budget");
+    kv = zip(64);
+    kv.alpha = 1.5f;
+    refused(kv, "1.5", "alpha");
+    kv = zip(64);
+    kv.lambda = NAN;
+    refused(kv, "nan", "lambda");
+    kv = zip(64);
+    kv.redundancy_tau = 0.0f;
+    refused(kv, "0", "tau");
+    kv = zip(64);
+    kv.redundancy_p = -2.0f;
+    refused(kv, "-2", "p");
+    kv = zip(64);
+    kv.policy = CN_KV_WINDOW;
+    kv.sink_tokens = 64;
+    refused(kv, "64", "sinks");
+    kv.policy = (cn_kv_policy)9;
+    refused(kv, "9", "policy");
+}
+
+static void full_ignores_what_it_does_not_use(void **state)
+{
+    (void)state;
+    cn_kv_params kv = {.policy = CN_KV_FULL};
+    assert_int_equal(cn_policy_check(&kv, 64, 0), CN_OK);
+    assert_int_equal(cn_policy_n_max(&kv, 64), 0);
+    assert_int_equal(cn_policy_first_trigger(0, 1000, 64), UINT32_MAX);
+    assert_false(cn_policy_due(0, 640, 10, 64));
+    assert_false(cn_policy_needs_slot(&kv));
+    kv = zip(64);
+    assert_true(cn_policy_needs_slot(&kv));
+    kv.policy = CN_KV_WINDOW;
+    assert_int_equal(cn_policy_check(&kv, 64, 0), CN_OK); /* observes no queries */
+    assert_false(cn_policy_needs_slot(&kv));
+}
+
+static void an_event_is_due_at_the_cap_with_a_full_block(void **state)
+{
+    (void)state;
+    assert_false(cn_policy_due(3, 32, 2, 16)); /* full, below the cap */
+    assert_false(cn_policy_due(3, 47, 3, 16)); /* at the cap, not full */
+    assert_true(cn_policy_due(3, 48, 3, 16));
+    assert_false(cn_policy_due(3, 48, 4, 16)); /* a prompt still being computed */
+    assert_true(cn_policy_due(3, 80, 5, 16));  /* a long prompt exceeds the cap */
+    assert_int_equal(cn_policy_first_trigger(3, 1, 16), 48);
+    assert_int_equal(cn_policy_first_trigger(3, 48, 16), 48);
+    assert_int_equal(cn_policy_first_trigger(3, 49, 16), 64);
+    assert_int_equal(cn_policy_first_trigger(3, 64, 16), 64);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(budget_is_rounded_up),
+        cmocka_unit_test(errors_carry_the_numbers),
+        cmocka_unit_test(full_ignores_what_it_does_not_use),
+        cmocka_unit_test(an_event_is_due_at_the_cap_with_a_full_block),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
