@@ -70,7 +70,7 @@ typedef struct cn_logit_bias {
 
 typedef struct cn_sampling {
     uint32_t n;
-    float temperature; /* 0 = greedy */
+    float temperature; /* 0 = greedy; above 0 at least 0.01 is used */
     float top_p;
     int32_t top_k; /* 0 or -1 = off */
     float min_p;
@@ -120,6 +120,10 @@ typedef enum cn_finish {
     CN_FINISH_STOP,       /* EOS, a stop token or a stop string */
     CN_FINISH_LENGTH,     /* max_tokens or the context length */
     CN_FINISH_REPETITION, /* repetition detection */
+    /* The thinking budget is spent and the vocabulary has no </think> to go on to the answer with.
+     * Where it has one the model is made to take it, the request runs on to an ordinary finish,
+     * and cn_usage.thinking_truncated is set. */
+    CN_FINISH_THINKING_BUDGET,
     CN_FINISH_CANCELLED,
     CN_FINISH_ERROR
 } cn_finish;
@@ -147,6 +151,7 @@ typedef struct cn_kv_usage {
 typedef struct cn_usage {
     uint32_t prompt_tokens, cached_tokens;
     uint32_t completion_tokens, reasoning_tokens;
+    bool thinking_truncated; /* the thinking budget ended the reasoning, not the model */
     uint32_t preemptions;
     uint64_t recomputed_tokens;
     cn_kv_usage kv;
@@ -163,6 +168,7 @@ typedef struct cn_event {
     const cn_token_logprobs *logprobs; /* [n_tokens] or NULL */
     cn_finish finish;
     const char *stop_reason; /* the stop string or NULL */
+    int64_t stop_token;      /* the entry of stop_token_ids or -1; an EOS is none */
     const char *error;       /* with CN_FINISH_ERROR */
     const cn_usage *usage;   /* of this sample, at its end, else NULL */
     bool last;               /* no further event for this request */

@@ -129,7 +129,10 @@ enum { CN_MAX_LOGPROBS = 20 };
  * biases, repetition, frequency and presence penalties; temperature 0 takes the largest (ties:
  * lower id); else divide by temperature, min_p, top_k, top_p over what is left (ties at the
  * threshold are all kept), and draw u = philox(seed; sample, position): the first id, in id order,
- * whose cumulative probability exceeds u. */
+ * whose cumulative weight exceeds u. A NaN logit counts as -inf; with no logit above -inf the token
+ * is 0. engine/sample_math.h defines the arithmetic: integer weights, so that every backend keeps
+ * and draws the same tokens whatever the order of its sums. top_k and top_p compare logits after
+ * the temperature, min_p and the mass of top_p are in weights. */
 typedef struct cn_sample_row {
     uint64_t seed;
     uint32_t sample, position;
@@ -138,13 +141,13 @@ typedef struct cn_sample_row {
     float presence_penalty, frequency_penalty, repetition_penalty;
     int32_t count_slot; /* row of counts, or -1: no penalties */
     int32_t force_token; /* >= 0: take this token whatever the logits */
-    int32_t n_logprobs;  /* -1: none; 0: of the chosen one only */
+    int32_t n_logprobs;  /* -1: none; 0: of the chosen one only; else the min(n_logprobs, V) best */
     uint32_t ban_start, n_ban;   /* into bans[] */
     uint32_t bias_start, n_bias; /* into biases[] */
 } cn_sample_row;
 
 typedef struct cn_sample_args {
-    float *logits; /* [n_rows, V], overwritten */
+    float *logits; /* [n_rows, V]; undefined afterwards */
     uint32_t n_rows, vocab;
     const cn_sample_row *rows;
     const uint32_t *bans;
@@ -155,6 +158,8 @@ typedef struct cn_sample_args {
     uint32_t *tokens;      /* [n_rows] out */
     float *token_logprobs; /* [n_rows] out, rows with n_logprobs >= 0 */
     cn_logprob *top;       /* [n_rows, CN_MAX_LOGPROBS] out, best first, ties: lower id */
+    void *scratch;         /* scratch_bytes, from backend->sample_scratch_bytes; 64-byte aligned */
+    size_t scratch_bytes;
 } cn_sample_args;
 
 /* Rebuilds one row of counts (a request starts, or returns after a preemption). */
@@ -244,6 +249,8 @@ struct cn_backend {
     cn_status (*attn_sparse)(cn_stream *s, const cn_attn_sparse_args *a);
     cn_status (*silu_mul)(cn_stream *s, const cn_silu_mul_args *a);
     cn_status (*gather)(cn_stream *s, const cn_gather_args *a);
+    /* Scratch for a step of at most max_rows rows. */
+    size_t (*sample_scratch_bytes)(cn_backend *be, uint32_t max_rows, uint32_t vocab);
     cn_status (*sample)(cn_stream *s, const cn_sample_args *a);
     cn_status (*count_reset)(cn_stream *s, const cn_count_reset_args *a);
     cn_status (*copy_blocks)(cn_stream *s, const cn_copy_args *a);

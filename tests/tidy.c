@@ -238,12 +238,12 @@ static const struct {
     const char *folder;
     const char *may[6];
 } layers[] = {
-    {"engine/cpu/", {"engine/cpu/", "compress/score.h"}},
+    {"engine/cpu/", {"engine/cpu/", "engine/sample_math.h", "compress/score.h"}},
     {"engine/", {"engine/", "scheduler/", "paged/", "compress/"}},
     {"scheduler/", {"scheduler/", "paged/", "compress/policy.h"}},
     {"compress/", {"compress/", "paged/"}},
     {"paged/", {"paged/"}},
-    {"cuda/", {"cuda/"}},
+    {"cuda/", {"cuda/", "engine/sample_math.h"}},
     {"tests/", {"tests/", "engine/", "scheduler/", "paged/", "compress/"}},
     {"bench/", {"bench/", "engine/", "scheduler/", "paged/", "compress/"}},
     {"examples/", {"cinch.h"}},

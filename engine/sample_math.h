@@ -1,0 +1,94 @@
+/* sample_math.h - the arithmetic of sampling, defined down to the bit, so that every backend keeps
+ * the same tokens and draws the same one from the same logits. A leaf shared by C and CUDA C++.
+ *
+ * Probabilities are unnormalised integers: weight = exp(logit - largest logit) in units of 2^-40.
+ * Integer sums do not depend on their order, so a parallel sum equals the sequential one. A token
+ * less likely than the best one by more than 2^40 weighs nothing and is never drawn.
+ * Every product that feeds a sum is an explicit fmaf: nothing is left to a compiler to contract. */
+#ifndef CN_SAMPLE_MATH_H
+#define CN_SAMPLE_MATH_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "engine/philox.h"
+
+enum { CN_WEIGHT_BITS = 40 }; /* the weight of the likeliest token is 1 << CN_WEIGHT_BITS */
+
+/* exp(x) in units of 2^-40 for x <= 0, truncated; 1 << 40 for x = 0. Relative error below 3e-7
+ * while the result has 24 bits or more. */
+CN_HOST_DEVICE static inline uint64_t cn_sample_weight(float x)
+{
+    float clamped = x > -28.0f ? x : -28.0f; /* exp(-28) < 2^-40 weighs 0; so do -inf and NaN */
+    float n = rintf(clamped * 1.44269504f);  /* exp(x) = 2^n exp(r), |r| <= log(2) / 2 */
+    float r = fmaf(n, -0.693145752f, clamped);
+    r = fmaf(n, -1.42860677e-6f, r);
+    float p = 1.3888889e-3f; /* Taylor to r^6: the rest is below 1.3e-7 */
+    p = fmaf(p, r, 8.3333333e-3f);
+    p = fmaf(p, r, 4.1666667e-2f);
+    p = fmaf(p, r, 1.6666667e-1f);
+    p = fmaf(p, r, 0.5f);
+    p = fmaf(p, r, 1.0f);
+    p = fmaf(p, r, 1.0f);
+    /* p is in [0.7, 1.42]: 24 bits after the point hold it exactly. */
+    uint64_t mantissa = (uint64_t)(uint32_t)(int32_t)(p * 16777216.0f);
+    uint32_t shift = (uint32_t)-(int32_t)n;
+    return mantissa << (CN_WEIGHT_BITS - 24) >> shift;
+}
+
+/* A logit relative to the largest, divided by the temperature: 0 for the largest, even an infinite
+ * one, and nothing overflows upwards. */
+CN_HOST_DEVICE static inline float cn_sample_scale(float x, float max, float temperature)
+{
+    float scaled = (x - max) / temperature;
+    return x == max ? 0.0f : scaled;
+}
+
+/* Maps a float to an integer of the same order; both zeros map to one. */
+CN_HOST_DEVICE static inline uint32_t cn_sample_key(float x)
+{
+    uint32_t bits;
+    float positive_zero = x + 0.0f;
+    memcpy(&bits, &positive_zero, sizeof bits);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+/* One logit after the penalties. `count` is an entry of cn_sample_args.counts. */
+CN_HOST_DEVICE static inline float cn_sample_penalise(float x, uint16_t count, float repetition,
+                                                      float frequency, float presence)
+{
+    if (count == 0) return x;
+    x = x > 0.0f ? x / repetition : x * repetition;
+    uint32_t in_output = count & 0x7fffu;
+    if (in_output == 0) return x;
+    x = fmaf(-frequency, (float)in_output, x);
+    return x - presence;
+}
+
+/* The smallest weight min_p keeps. */
+CN_HOST_DEVICE static inline uint64_t cn_sample_min_weight(float min_p)
+{
+    double w = ceil((double)min_p * (double)((uint64_t)1 << CN_WEIGHT_BITS));
+    return w < 1.0 ? 1 : (uint64_t)w;
+}
+
+/* The mass that top_p asks of a total: at least 1, at most the total. */
+CN_HOST_DEVICE static inline uint64_t cn_sample_nucleus(float top_p, uint64_t total)
+{
+    double mass = ceil((double)top_p * (double)total);
+    if (mass < 1.0) return 1;
+    return mass < (double)total ? (uint64_t)mass : total;
+}
+
+/* floor(u * total / 2^64): the point that the first cumulative weight above it covers. */
+CN_HOST_DEVICE static inline uint64_t cn_sample_point(uint64_t u, uint64_t total)
+{
+#ifdef __CUDA_ARCH__
+    return __umul64hi(u, total);
+#else
+    return (uint64_t)((unsigned __int128)u * total >> 64);
+#endif
+}
+
+#endif

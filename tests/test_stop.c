@@ -1,0 +1,223 @@
+/* test_stop.c - ends of a sample, against brute force where there is a choice. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "engine/sampler.h"
+#include "engine/stop.h"
+
+static cn_stop *create(const cn_sampling *p, uint32_t max_output)
+{
+    static const uint32_t eos[] = {100, 101};
+    cn_stop_opts o = {p, eos, 2, max_output};
+    cn_stop *s = NULL;
+    assert_int_equal(cn_stop_create(&s, &o), CN_OK);
+    return s;
+}
+
+static cn_sampling defaults(void)
+{
+    cn_sampling p;
+    cn_sampling_default(&p);
+    return p;
+}
+
+/* ---- tokens ---- */
+
+static void eos_stop_tokens_and_length_end(void **state)
+{
+    (void)state;
+    cn_sampling p = defaults();
+    static const uint32_t ids[] = {7, 8};
+    p.stop_token_ids = ids;
+    p.n_stop_token_ids = 2;
+    cn_stop *s = create(&p, 3);
+    assert_int_equal(cn_stop_push_token(s, 1), CN_FINISH_NONE);
+    assert_int_equal(cn_stop_push_token(s, 101), CN_FINISH_STOP);
+    assert_int_equal(cn_stop_token(s), -1);
+    assert_int_equal(cn_stop_push_token(s, 8), CN_FINISH_STOP); /* before the length */
+    assert_int_equal(cn_stop_token(s), 8);
+    assert_int_equal(cn_stop_n_output(s), 3);
+    cn_stop_free(s);
+
+    p.ignore_eos = true;
+    s = create(&p, 2);
+    assert_int_equal(cn_stop_push_token(s, 100), CN_FINISH_NONE);
+    assert_int_equal(cn_stop_push_token(s, 100), CN_FINISH_LENGTH);
+    cn_stop_free(s);
+}
+
+static void min_tokens_bars_every_end_but_the_length(void **state)
+{
+    (void)state;
+    cn_sampling p = defaults();
+    p.min_tokens = 3;
+    p.repetition_max_pattern_size = 1;
+    p.repetition_min_count = 2;
+    cn_stop *s = create(&p, 10);
+    assert_true(cn_stop_bans_apply(s));
+    assert_int_equal(cn_stop_push_token(s, 100), CN_FINISH_NONE);
+    assert_int_equal(cn_stop_push_token(s, 100), CN_FINISH_NONE);
+    assert_true(cn_stop_bans_apply(s)); /* the third token may not be an EOS */
+    assert_int_equal(cn_stop_push_token(s, 5), CN_FINISH_NONE);
+    assert_false(cn_stop_bans_apply(s));
+    assert_int_equal(cn_stop_push_token(s, 100), CN_FINISH_STOP);
+    cn_stop_free(s);
+    s = create(&p, 2); /* the context may be shorter than min_tokens */
+    assert_int_equal(cn_stop_push_token(s, 1), CN_FINISH_NONE);
+    assert_int_equal(cn_stop_push_token(s, 1), CN_FINISH_LENGTH);
+    cn_stop_free(s);
+}
+
+/* vLLM's check over the whole list. */
+static bool ends_in_repetition(const uint32_t *t, uint32_t n, uint32_t least, uint32_t most,
+                               uint32_t count)
+{
+    for (uint32_t size = least; size <= most && size * count <= n; size++) {
+        bool same = true;
+        for (uint32_t i = n - size * (count - 1); i < n && same; i++) same = t[i] == t[i - size];
+        if (same) return true;
+    }
+    return false;
+}
+
+static void repetition_equals_brute_force(void **state)
+{
+    (void)state;
+    unsigned seed = 1;
+    for (int round = 0; round < 400; round++) {
+        cn_sampling p = defaults();
+        uint32_t most = 1 + (uint32_t)rand_r(&seed) % 6;
+        uint32_t least = (uint32_t)rand_r(&seed) % (most + 1);
+        p.repetition_max_pattern_size = most;
+        p.repetition_min_pattern_size = least;
+        p.repetition_min_count = 2 + (uint32_t)rand_r(&seed) % 3;
+        cn_stop *s = create(&p, 1000);
+        uint32_t tokens[60], letters = 1 + (uint32_t)rand_r(&seed) % 3;
+        for (uint32_t n = 0; n < 60; n++) {
+            tokens[n] = (uint32_t)rand_r(&seed) % letters;
+            bool want = ends_in_repetition(tokens, n + 1, least ? least : 1, most,
+                                           p.repetition_min_count);
+            assert_int_equal(cn_stop_push_token(s, tokens[n]),
+                             want ? CN_FINISH_REPETITION : CN_FINISH_NONE);
+        }
+        cn_stop_free(s);
+    }
+}
+
+/* ---- text ---- */
+
+/* Feeds text in pieces; returns what is left of it, or -1 when no stop matched. `held` never hides
+ * less than the longest end of the text that begins a stop string. */
+static long feed(cn_stop *s, const char *text, size_t piece, const char **reason)
+{
+    size_t n = strlen(text);
+    for (size_t at = 0; at < n; at += piece) {
+        size_t len = n - at < piece ? n - at : piece;
+        cn_stop_match m;
+        cn_stop_push_token(s, 1);
+        if (!cn_stop_push_text(s, text + at, len, &m)) continue;
+        *reason = m.text;
+        return (long)(at + m.end - m.length);
+    }
+    return -1;
+}
+
+static void stops_match_across_tokens_earliest_first(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *stops[3];
+        const char *text, *reason;
+        long left;
+    } cases[] = {
+        {{"stop"}, "never st op", NULL, -1},
+        {{"stop"}, "ststop", "stop", 2},
+        {{"aab"}, "aaab", "aab", 1},
+        {{"abcdef", "cd"}, "xabcdef", "cd", 3}, /* ends first */
+        {{"b", "ab"}, "xab", "ab", 1},          /* end together: the longer */
+        {{"ab", "b"}, "xab", "ab", 1},
+        {{"\n\n", "END"}, "a\nb\n\nEND", "\n\n", 3},
+        {{"é"}, "èé!", "é", 2},
+        {{"abab"}, "abacabab", "abab", 4},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        for (size_t piece = 1; piece < 9; piece++) {
+            cn_sampling p = defaults();
+            p.stop = cases[i].stops;
+            while (p.n_stop < 3 && p.stop[p.n_stop]) p.n_stop++;
+            cn_stop *s = create(&p, 1000);
+            const char *reason = NULL;
+            assert_int_equal(feed(s, cases[i].text, piece, &reason), cases[i].left);
+            if (cases[i].reason) assert_string_equal(reason, cases[i].reason);
+            cn_stop_free(s);
+        }
+    }
+}
+
+static void held_is_the_longest_beginning_of_a_stop(void **state)
+{
+    (void)state;
+    static const char *const stops[] = {"abac", "cab", "aa"};
+    cn_sampling p = defaults();
+    p.stop = stops;
+    p.n_stop = 3;
+    p.min_tokens = 1000; /* matches complete, but end nothing */
+    unsigned seed = 3;
+    char text[200];
+    cn_stop *s = create(&p, 2000);
+    for (size_t n = 0; n < sizeof text;) {
+        text[n++] = (char)('a' + rand_r(&seed) % 3);
+        cn_stop_match m;
+        cn_stop_push_token(s, 1);
+        assert_false(cn_stop_push_text(s, text + n - 1, 1, &m));
+        size_t want = 0;
+        for (int j = 0; j < 3; j++) {
+            for (size_t k = 1; k < strlen(stops[j]) && k <= n; k++)
+                if (memcmp(text + n - k, stops[j], k) == 0 && k > want) want = k;
+        }
+        assert_int_equal(cn_stop_held(s), want);
+    }
+    cn_stop_cut_text(s);
+    assert_int_equal(cn_stop_held(s), 0);
+    cn_stop_free(s);
+}
+
+static void stop_strings_wait_for_min_tokens(void **state)
+{
+    (void)state;
+    static const char *const stops[] = {"ab"};
+    cn_sampling p = defaults();
+    p.stop = stops;
+    p.n_stop = 1;
+    p.min_tokens = 3;
+    cn_stop *s = create(&p, 100);
+    cn_stop_match m;
+    const char *pieces[] = {"ab", "ab", "a"};
+    for (int i = 0; i < 3; i++) {
+        cn_stop_push_token(s, 1);
+        assert_false(cn_stop_push_text(s, pieces[i], strlen(pieces[i]), &m));
+    }
+    cn_stop_push_token(s, 1);
+    assert_true(cn_stop_push_text(s, "b", 1, &m)); /* begins before, ends after */
+    assert_int_equal(m.length, 2);
+    assert_int_equal(m.end, 1);
+    cn_stop_free(s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(eos_stop_tokens_and_length_end),
+        cmocka_unit_test(min_tokens_bars_every_end_but_the_length),
+        cmocka_unit_test(repetition_equals_brute_force),
+        cmocka_unit_test(stops_match_across_tokens_earliest_first),
+        cmocka_unit_test(held_is_the_longest_beginning_of_a_stop),
+        cmocka_unit_test(stop_strings_wait_for_min_tokens),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
