@@ -1,0 +1,496 @@
+/* cpu_attn.c - paged causal attention: attn_decode, attn_prefill, attn_sparse.
+ *
+ * A pass takes up to CN_CPU_ATTN_ROWS query rows of one (sequence, kv head): the query heads of
+ * the group, for one token (decode) or for neighbouring tokens (prefill). It walks the keys in
+ * tiles of the KV layout, each loaded once for all rows: the tile's keys are transposed, so that
+ * scores are sums over d with tokens in the lanes; softmax is online, per tile; values are added
+ * token by token with dimensions in the lanes. Every SPLIT tokens the running result is merged
+ * into the row's total and starts anew, whether or not another thread took that split.
+ *
+ * Same bits for a row wherever it runs. A row's arithmetic is: its splits in order, in each its
+ * tiles in order, in each the tokens it sees, in order. Neither the other rows of the pass, nor
+ * the chunk of the prompt, nor the number of threads enters. In the last tile of a row, tokens
+ * beyond its limit get weight 0 and are never multiplied.
+ *
+ * Bytes read: 2 * 4 * d per token and kv head, once per pass. */
+#include <math.h>
+#include <string.h>
+
+#include "engine/cpu/cpu_ops.h"
+#include "engine/cpu/cpu_simd.h"
+
+enum {
+    SPLIT = 1024, /* tokens; a multiple of every tile */
+    BLOCK_ROWS = 4,
+    BLOCK_VECS = CN_VEC == 16 ? 4 : 2
+};
+
+/* ---- c[rows, cols] = c * alpha + a[rows, k] * b[k, cols] ---- */
+
+/* rows <= BLOCK_ROWS and vecs <= BLOCK_VECS are constants wherever this is inlined, so that the
+ * sums stay in registers. One multiply-add per k and element, in order of k: the same for every
+ * block size. alpha NULL: c starts at 0. */
+CN_INLINE void update_block(uint32_t rows, uint32_t vecs, uint32_t k, const float *a,
+                            size_t a_stride, const float *b, size_t b_stride, float *c,
+                            size_t c_stride, const float *alpha)
+{
+    cn_vec sum[BLOCK_ROWS][BLOCK_VECS];
+#pragma GCC unroll 4
+    for (uint32_t r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+        for (uint32_t v = 0; v < vecs; v++)
+            sum[r][v] = alpha ? cn_vec_load(c + r * c_stride + v * CN_VEC) * alpha[r] : (cn_vec){0};
+    }
+    for (uint32_t i = 0; i < k; i++) {
+        cn_vec b_row[BLOCK_VECS];
+#pragma GCC unroll 4
+        for (uint32_t v = 0; v < vecs; v++) b_row[v] = cn_vec_load(b + i * b_stride + v * CN_VEC);
+#pragma GCC unroll 4
+        for (uint32_t r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+            for (uint32_t v = 0; v < vecs; v++) sum[r][v] += a[r * a_stride + i] * b_row[v];
+        }
+    }
+#pragma GCC unroll 4
+    for (uint32_t r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+        for (uint32_t v = 0; v < vecs; v++) cn_vec_store(c + r * c_stride + v * CN_VEC, sum[r][v]);
+    }
+}
+
+CN_INLINE void update_columns(uint32_t vecs, uint32_t rows, uint32_t k, const float *a,
+                              size_t a_stride, const float *b, size_t b_stride, float *c,
+                              size_t c_stride, const float *alpha)
+{
+    uint32_t r = 0;
+    for (; r + BLOCK_ROWS <= rows; r += BLOCK_ROWS)
+        update_block(BLOCK_ROWS, vecs, k, a + r * a_stride, a_stride, b, b_stride,
+                     c + r * c_stride, c_stride, alpha ? alpha + r : NULL);
+    for (; r < rows; r++)
+        update_block(1, vecs, k, a + r * a_stride, a_stride, b, b_stride, c + r * c_stride,
+                     c_stride, alpha ? alpha + r : NULL);
+}
+
+/* cols is a multiple of CN_VEC. */
+static void rank_update(uint32_t rows, uint32_t cols, uint32_t k, const float *a, size_t a_stride,
+                        const float *b, size_t b_stride, float *c, size_t c_stride,
+                        const float *alpha)
+{
+    uint32_t col = 0;
+    for (; col + BLOCK_VECS * CN_VEC <= cols; col += BLOCK_VECS * CN_VEC)
+        update_columns(BLOCK_VECS, rows, k, a, a_stride, b + col, b_stride, c + col, c_stride,
+                       alpha);
+    for (; col < cols; col += CN_VEC)
+        update_columns(1, rows, k, a, a_stride, b + col, b_stride, c + col, c_stride, alpha);
+}
+
+/* ---- one tile ---- */
+
+/* One square of CN_VEC x CN_VEC, by log2(CN_VEC) perfect shuffles. */
+static void transpose_square(float *dst, size_t dst_stride, const float *src, size_t src_stride)
+{
+    cn_vec rows[CN_VEC], next[CN_VEC];
+    for (int i = 0; i < CN_VEC; i++) rows[i] = cn_vec_load(src + (size_t)i * src_stride);
+    for (int stage = 1; stage < CN_VEC; stage *= 2) {
+        for (int i = 0; i < CN_VEC / 2; i++) {
+            cn_vec a = rows[i], b = rows[i + CN_VEC / 2];
+#if defined(__AVX512F__)
+            next[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21,
+                                                  6, 22, 7, 23);
+            next[2 * i + 1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28,
+                                                      13, 29, 14, 30, 15, 31);
+#else
+            next[2 * i] = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+            next[2 * i + 1] = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+#endif
+        }
+        memcpy(rows, next, sizeof rows);
+    }
+    for (int i = 0; i < CN_VEC; i++) cn_vec_store(dst + (size_t)i * dst_stride, rows[i]);
+}
+
+/* keys[d, tile] from rows[tile, d]. */
+static void transpose_keys(float *keys, const float *rows, uint32_t tile, uint32_t d)
+{
+    for (uint32_t t = 0; t < tile; t += CN_VEC)
+        for (uint32_t i = 0; i < d; i += CN_VEC)
+            transpose_square(keys + (size_t)i * tile + t, tile, rows + (size_t)t * d + i, d);
+}
+
+/* Online softmax of one row: scores[tile], of which the first n count, become weights; max and sum
+ * move on; returns what the row's earlier sums are to be multiplied by. */
+static float softmax_tile(float *scores, uint32_t n, uint32_t tile, float *max, float *sum)
+{
+    for (uint32_t t = n; t < tile; t++) scores[t] = -INFINITY;
+    cn_vec top = cn_vec_load(scores);
+    for (uint32_t t = CN_VEC; t < tile; t += CN_VEC) top = cn_vec_max(top, cn_vec_load(scores + t));
+    float new_max = fmaxf(*max, cn_vec_largest(top));
+    cn_vec total = {0};
+    for (uint32_t t = 0; t < tile; t += CN_VEC) {
+        cn_vec w = cn_vec_exp(cn_vec_load(scores + t) - new_max);
+        cn_vec_store(scores + t, w);
+        total += w;
+    }
+    float rescale = expf(*max - new_max);
+    *sum = *sum * rescale + cn_vec_sum(total);
+    *max = new_max;
+    return rescale;
+}
+
+/* The query rows of a pass. Token j of the pass has rows [j * heads, (j + 1) * heads) and sees the
+ * first limit + j slots of its sequence. */
+typedef struct attn_pass {
+    uint32_t heads, tokens, limit;
+    uint32_t d, tile;
+} attn_pass;
+
+/* Adds one tile, slots [start, start + tile), to the running split. */
+static void add_tile(const attn_pass *p, cn_cpu_attn_scratch *w, const float *keys,
+                     const float *values, uint32_t start)
+{
+    uint32_t d = p->d, tile = p->tile, heads = p->heads;
+    /* Tokens below `first` see nothing of the tile, from `full` on all of it. */
+    uint32_t first = p->limit > start ? 0 : start + 1 - p->limit;
+    uint32_t full = p->limit >= start + tile ? 0 : start + tile - p->limit;
+    full = cn_min_u32(full, p->tokens);
+    if (first >= p->tokens) return;
+    transpose_keys(w->keys, keys, tile, d);
+    uint32_t rows = (p->tokens - first) * heads, row = first * heads;
+    rank_update(rows, tile, d, w->q + (size_t)row * d, d, w->keys, tile,
+                w->weights + (size_t)row * tile, tile, NULL);
+    for (uint32_t r = row; r < row + rows; r++) {
+        uint32_t n = cn_min_u32(tile, p->limit + r / heads - start);
+        w->rescale[r] =
+            softmax_tile(w->weights + (size_t)r * tile, n, tile, &w->split_max[r], &w->split_sum[r]);
+    }
+    for (uint32_t j = first; j < full; j++) {
+        size_t r = (size_t)j * heads;
+        rank_update(heads, d, p->limit + j - start, w->weights + r * tile, tile, values, d,
+                    w->split_out + r * d, d, w->rescale + r);
+    }
+    size_t r = (size_t)full * heads;
+    rank_update((p->tokens - full) * heads, d, tile, w->weights + r * tile, tile, values, d,
+                w->split_out + r * d, d, w->rescale + r);
+}
+
+/* ---- splits ---- */
+
+static void start_rows(float *out, float *max, float *sum, uint32_t rows, uint32_t d)
+{
+    memset(out, 0, (size_t)rows * d * sizeof *out);
+    for (uint32_t r = 0; r < rows; r++) {
+        max[r] = -INFINITY;
+        sum[r] = 0;
+    }
+}
+
+/* total (max, sum, out) takes in one split of one row. A split the row saw nothing of is empty.
+ * Compiled once: which product of a * b + c * d is fused must not differ between its callers. */
+static __attribute__((noinline)) void merge_row(float *out, float *max, float *sum,
+                                                const float *split_out, float split_max,
+                                                float split_sum, uint32_t d)
+{
+    if (split_sum == 0) return;
+    float new_max = fmaxf(*max, split_max);
+    float keep = expf(*max - new_max), take = expf(split_max - new_max);
+    for (uint32_t i = 0; i < d; i += CN_VEC) {
+        cn_vec scaled = cn_vec_load(split_out + i) * take;
+        cn_vec_store(out + i, cn_vec_load(out + i) * keep + scaled);
+    }
+    *sum = *sum * keep + split_sum * take;
+    *max = new_max;
+}
+
+static void merge_split(cn_cpu_attn_scratch *w, uint32_t rows, uint32_t d)
+{
+    for (uint32_t r = 0; r < rows; r++)
+        merge_row(w->out + (size_t)r * d, &w->max[r], &w->sum[r], w->split_out + (size_t)r * d,
+                  w->split_max[r], w->split_sum[r], d);
+}
+
+static void finish_row(float *dst, const float *out, float sum, uint32_t d)
+{
+    float inverse = 1.0f / sum;
+    for (uint32_t i = 0; i < d; i++) dst[i] = out[i] * inverse;
+}
+
+/* ---- passes over a sequence ---- */
+
+/* Queries [query, query + tokens) of sequence `seq`, `heads` query heads of kv head `kv_head` from
+ * group member `member` on. */
+typedef struct query_block {
+    uint32_t seq, kv_head, query, tokens, member, heads;
+} query_block;
+
+static uint32_t group_size(const cn_attn_args *a) { return a->n_heads / a->layout.n_kv_heads; }
+
+/* First element, in q and out, of row (token j, head h) of the block. */
+static size_t query_elem(const cn_attn_args *a, const query_block *b, uint32_t j, uint32_t h)
+{
+    size_t token = a->batch->q_start[b->seq] + b->query + j;
+    size_t head = b->kv_head * group_size(a) + b->member + h;
+    return (token * a->n_heads + head) * a->layout.head_dim;
+}
+
+static attn_pass load_queries(const cn_attn_args *a, const query_block *b, cn_cpu_attn_scratch *w)
+{
+    const cn_batch_view *v = a->batch;
+    uint32_t d = a->layout.head_dim, n_q = v->q_start[b->seq + 1] - v->q_start[b->seq];
+    for (uint32_t j = 0; j < b->tokens; j++)
+        for (uint32_t h = 0; h < b->heads; h++) {
+            const float *q = (const float *)a->q + query_elem(a, b, j, h);
+            float *row = w->q + (size_t)(j * b->heads + h) * d;
+            for (uint32_t i = 0; i < d; i++) row[i] = q[i] * a->scale;
+        }
+    return (attn_pass){.heads = b->heads,
+                       .tokens = b->tokens,
+                       .limit = v->kv_len[b->seq] - n_q + b->query + 1,
+                       .d = d,
+                       .tile = a->layout.tile_tokens};
+}
+
+/* Tiles of slots [start, end) into a fresh split. start is a multiple of SPLIT. */
+static void run_split(const cn_attn_args *a, const query_block *b, const attn_pass *p,
+                      cn_cpu_attn_scratch *w, uint32_t start, uint32_t end)
+{
+    const cn_kv_layout *l = &a->layout;
+    const uint32_t *table = a->batch->tables + (size_t)b->seq * a->batch->table_stride;
+    const float *kv = a->kv;
+    start_rows(w->split_out, w->split_max, w->split_sum, p->tokens * p->heads, p->d);
+    for (uint32_t t = start; t < end; t += p->tile) {
+        const float *keys = kv + cn_kv_row(l, a->layer, table[t / l->block_tokens], b->kv_head,
+                                           t % l->block_tokens, CN_KV_K);
+        add_tile(p, w, keys, keys + (size_t)p->tile * p->d, t);
+    }
+}
+
+static void finish_block(const cn_attn_args *a, const query_block *b, cn_cpu_attn_scratch *w)
+{
+    uint32_t d = a->layout.head_dim;
+    for (uint32_t j = 0; j < b->tokens; j++)
+        for (uint32_t h = 0; h < b->heads; h++) {
+            size_t r = (size_t)j * b->heads + h;
+            finish_row((float *)a->out + query_elem(a, b, j, h), w->out + r * d, w->sum[r], d);
+        }
+}
+
+/* All splits of one query block, in order. */
+static void run_block(const cn_attn_args *a, const query_block *b, cn_cpu_attn_scratch *w)
+{
+    attn_pass p = load_queries(a, b, w);
+    uint32_t rows = p.tokens * p.heads, end = p.limit + p.tokens - 1;
+    start_rows(w->out, w->max, w->sum, rows, p.d);
+    for (uint32_t start = 0; start < end; start += SPLIT) {
+        run_split(a, b, &p, w, start, cn_min_u32(end, start + SPLIT));
+        merge_split(w, rows, p.d);
+    }
+    finish_block(a, b, w);
+}
+
+/* ---- prefill: tasks are (sequence, block of query tokens, kv head, part of the group) ---- */
+
+typedef struct attn_job {
+    const cn_attn_args *args;
+    cn_cpu *cpu;
+    uint32_t heads;        /* query heads per pass */
+    uint32_t head_parts;   /* passes per kv head: 1 unless the group is larger than a pass */
+    uint32_t block_tokens; /* query tokens per pass */
+    uint32_t n_blocks;     /* of the longest sequence */
+    uint32_t n_splits;     /* of the longest sequence, when splits run side by side */
+} attn_job;
+
+static attn_job make_job(cn_stream *s, const cn_attn_args *a)
+{
+    attn_job job = {.args = a, .cpu = cn_cpu_stream_owner(s)};
+    job.heads = cn_min_u32(group_size(a), CN_CPU_ATTN_ROWS);
+    job.head_parts = (uint32_t)cn_ceil_div(group_size(a), job.heads);
+    job.block_tokens = CN_CPU_ATTN_ROWS / job.heads;
+    job.n_blocks = (uint32_t)cn_ceil_div(a->batch->max_q, job.block_tokens);
+    job.n_splits = (uint32_t)cn_ceil_div(a->batch->max_kv, SPLIT);
+    return job;
+}
+
+/* The kv head and group part of work item `item` of a sequence. */
+static query_block make_block(const attn_job *job, uint32_t seq, uint32_t item)
+{
+    query_block b = {.seq = seq, .kv_head = item / job->head_parts, .tokens = 1};
+    b.member = item % job->head_parts * job->heads;
+    b.heads = cn_min_u32(job->heads, group_size(job->args) - b.member);
+    return b;
+}
+
+static void prefill_task(void *ctx, uint32_t task, uint32_t worker)
+{
+    const attn_job *job = ctx;
+    const cn_batch_view *v = job->args->batch;
+    uint32_t items = job->args->layout.n_kv_heads * job->head_parts;
+    uint32_t seq = v->n_decode + task / (items * job->n_blocks);
+    query_block b = make_block(job, seq, task % items);
+    /* Last blocks first: they see most. */
+    uint32_t block = job->n_blocks - 1 - task / items % job->n_blocks;
+    uint32_t n_q = v->q_start[seq + 1] - v->q_start[seq];
+    b.query = block * job->block_tokens;
+    if (b.query >= n_q) return;
+    b.tokens = cn_min_u32(job->block_tokens, n_q - b.query);
+    run_block(job->args, &b, &job->cpu->attn[worker]);
+}
+
+static cn_status check_shape(const cn_attn_args *a)
+{
+    uint32_t d = a->layout.head_dim, hk = a->layout.n_kv_heads;
+    if (d % 16 != 0 || d > CN_CPU_MAX_HEAD_DIM)
+        return cn_fail(CN_ERR_SHAPE, "attention: head_dim %u is not a multiple of 16 up to %d", d,
+                       CN_CPU_MAX_HEAD_DIM);
+    if (a->n_heads == 0 || a->n_heads % hk != 0)
+        return cn_fail(CN_ERR_SHAPE, "attention: %u query heads do not divide over %u kv heads",
+                       a->n_heads, hk);
+    return CN_OK;
+}
+
+cn_status cn_cpu_attn_prefill(cn_stream *s, const cn_attn_args *a)
+{
+    CN_TRY(check_shape(a));
+    attn_job job = make_job(s, a);
+    uint32_t n_seqs = a->batch->n_seqs - a->batch->n_decode;
+    cn_cpu_parallel(s, n_seqs * job.n_blocks * a->layout.n_kv_heads * job.head_parts, prefill_task,
+                    &job);
+    return CN_OK;
+}
+
+/* ---- decode: tasks are (sequence, kv head, part of the group), or each split of them ---- */
+
+static void decode_task(void *ctx, uint32_t task, uint32_t worker)
+{
+    const attn_job *job = ctx;
+    uint32_t items = job->args->layout.n_kv_heads * job->head_parts;
+    query_block b = make_block(job, task / items, task % items);
+    run_block(job->args, &b, &job->cpu->attn[worker]);
+}
+
+/* Floats of one split's result: out[heads, d], max[heads], sum[heads]. */
+static size_t part_elems(const attn_job *job)
+{
+    return (size_t)job->heads * (job->args->layout.head_dim + 2);
+}
+
+static void decode_split_task(void *ctx, uint32_t task, uint32_t worker)
+{
+    const attn_job *job = ctx;
+    cn_cpu_attn_scratch *w = &job->cpu->attn[worker];
+    uint32_t items = job->args->layout.n_kv_heads * job->head_parts;
+    uint32_t item = task / job->n_splits, start = task % job->n_splits * SPLIT;
+    query_block b = make_block(job, item / items, item % items);
+    uint32_t kv_len = job->args->batch->kv_len[b.seq], d = job->args->layout.head_dim;
+    if (start >= kv_len) return;
+    attn_pass p = load_queries(job->args, &b, w);
+    run_split(job->args, &b, &p, w, start, cn_min_u32(kv_len, start + SPLIT));
+    float *part = job->cpu->attn_parts + task * part_elems(job);
+    memcpy(part, w->split_out, (size_t)b.heads * d * sizeof *part);
+    memcpy(part + (size_t)job->heads * d, w->split_max, b.heads * sizeof *part);
+    memcpy(part + (size_t)job->heads * (d + 1), w->split_sum, b.heads * sizeof *part);
+}
+
+static void decode_merge_task(void *ctx, uint32_t item, uint32_t worker)
+{
+    const attn_job *job = ctx;
+    cn_cpu_attn_scratch *w = &job->cpu->attn[worker];
+    uint32_t items = job->args->layout.n_kv_heads * job->head_parts;
+    query_block b = make_block(job, item / items, item % items);
+    uint32_t kv_len = job->args->batch->kv_len[b.seq], d = job->args->layout.head_dim;
+    start_rows(w->out, w->max, w->sum, b.heads, d);
+    for (uint32_t split = 0; split * SPLIT < kv_len; split++) {
+        const float *part = job->cpu->attn_parts +
+                            ((size_t)item * job->n_splits + split) * part_elems(job);
+        const float *max = part + (size_t)job->heads * d, *sum = max + job->heads;
+        for (uint32_t h = 0; h < b.heads; h++)
+            merge_row(w->out + (size_t)h * d, &w->max[h], &w->sum[h], part + (size_t)h * d, max[h],
+                      sum[h], d);
+    }
+    finish_block(job->args, &b, w);
+}
+
+cn_status cn_cpu_attn_decode(cn_stream *s, const cn_attn_args *a)
+{
+    CN_TRY(check_shape(a));
+    attn_job job = make_job(s, a);
+    uint32_t n_items = a->batch->n_decode * a->layout.n_kv_heads * job.head_parts;
+    size_t n_parts = (size_t)n_items * job.n_splits;
+    bool few = !cn_cpu_stream_is_threaded(s) && n_items < 2 * cn_cpu_pool_n_threads(job.cpu->pool);
+    if (few && job.n_splits > 1 && n_parts * part_elems(&job) <= job.cpu->n_attn_parts) {
+        cn_cpu_parallel(s, (uint32_t)n_parts, decode_split_task, &job);
+        cn_cpu_parallel(s, n_items, decode_merge_task, &job);
+    } else {
+        cn_cpu_parallel(s, n_items, decode_task, &job);
+    }
+    return CN_OK;
+}
+
+/* ---- sparse decode: the slots of an index list, in list order, as if they were a sequence ---- */
+
+/* Tiles [start, end) of the list into a fresh split. */
+static void run_sparse_split(const cn_attn_args *a, const query_block *b, const attn_pass *p,
+                             cn_cpu_attn_scratch *w, const uint32_t *index, uint32_t start,
+                             uint32_t end)
+{
+    const cn_kv_layout *l = &a->layout;
+    const uint32_t *table = a->batch->tables + (size_t)b->seq * a->batch->table_stride;
+    float *keys = w->gathered, *values = keys + (size_t)p->tile * p->d;
+    start_rows(w->split_out, w->split_max, w->split_sum, p->heads, p->d);
+    for (uint32_t t = start; t < end; t += p->tile) {
+        uint32_t n = cn_min_u32(p->tile, end - t);
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t slot = index[t + i];
+            const float *key =
+                (const float *)a->kv + cn_kv_row(l, a->layer, table[slot / l->block_tokens],
+                                                 b->kv_head, slot % l->block_tokens, CN_KV_K);
+            memcpy(keys + (size_t)i * p->d, key, p->d * sizeof *key);
+            memcpy(values + (size_t)i * p->d, key + (size_t)p->tile * p->d, p->d * sizeof *key);
+        }
+        add_tile(p, w, keys, values, t);
+    }
+}
+
+typedef struct sparse_job {
+    attn_job attn;
+    const cn_attn_sparse_args *args;
+} sparse_job;
+
+static void sparse_task(void *ctx, uint32_t task, uint32_t worker)
+{
+    const sparse_job *job = ctx;
+    const cn_attn_args *a = &job->args->attn;
+    cn_cpu_attn_scratch *w = &job->attn.cpu->attn[worker];
+    uint32_t items = a->layout.n_kv_heads * job->attn.head_parts;
+    query_block b = make_block(&job->attn, task / items, task % items);
+    size_t list = (size_t)b.seq * a->layout.n_kv_heads + b.kv_head;
+    const uint32_t *index = job->args->index + list * job->args->index_stride;
+    uint32_t n_index = job->args->n_index[list];
+    attn_pass p = load_queries(a, &b, w);
+    p.limit = n_index;
+    start_rows(w->out, w->max, w->sum, p.heads, p.d);
+    for (uint32_t start = 0; start < n_index; start += SPLIT) {
+        run_sparse_split(a, &b, &p, w, index, start, cn_min_u32(n_index, start + SPLIT));
+        merge_split(w, p.heads, p.d);
+    }
+    finish_block(a, &b, w);
+}
+
+static cn_status check_index(const cn_attn_sparse_args *a)
+{
+    uint32_t n_lists = a->attn.batch->n_decode * a->attn.layout.n_kv_heads;
+    for (uint32_t i = 0; i < n_lists; i++)
+        if (a->n_index[i] == 0 || a->n_index[i] > a->index_stride)
+            return cn_fail(CN_ERR_SHAPE, "attn_sparse: list %u has %u slots, not 1..%u", i,
+                           a->n_index[i], a->index_stride);
+    return CN_OK;
+}
+
+cn_status cn_cpu_attn_sparse(cn_stream *s, const cn_attn_sparse_args *a)
+{
+    CN_TRY(check_shape(&a->attn));
+    CN_TRY(check_index(a));
+    sparse_job job = {make_job(s, &a->attn), a};
+    uint32_t n_tasks = a->attn.batch->n_decode * a->attn.layout.n_kv_heads * job.attn.head_parts;
+    cn_cpu_parallel(s, n_tasks, sparse_task, &job);
+    return CN_OK;
+}

@@ -1,0 +1,154 @@
+/* cpu_backend.c - the CPU's op table, memory and life cycle. */
+#include <string.h>
+
+#include "engine/cpu/cpu_ops.h"
+
+enum { ATTN_PART_BYTES_PER_THREAD = 1 << 20 };
+
+void cn_cpu_parallel(cn_stream *s, uint32_t n_tasks, cn_cpu_task_fn fn, void *ctx)
+{
+    cn_cpu *cpu = cn_cpu_stream_owner(s);
+    if (!cn_cpu_stream_is_threaded(s)) {
+        cn_cpu_pool_run(cpu->pool, n_tasks, fn, ctx);
+        return;
+    }
+    for (uint32_t i = 0; i < n_tasks; i++) fn(ctx, i, cpu->n_workers - 1);
+}
+
+/* ---- memory ---- */
+
+static cn_status mem_alloc(cn_backend *be, size_t bytes, void **out)
+{
+    (void)be;
+    *out = cn_calloc_aligned(1, bytes);
+    return *out ? CN_OK : cn_fail(CN_ERR_MEMORY, "cpu: cannot allocate %zu bytes", bytes);
+}
+
+static void mem_free(cn_backend *be, void *p)
+{
+    (void)be;
+    cn_free(p);
+}
+
+typedef struct mem_copy {
+    void *dst;
+    const void *src;
+    size_t bytes;
+} mem_copy;
+
+static cn_status run_mem_copy(cn_stream *s, const void *args)
+{
+    (void)s;
+    const mem_copy *c = args;
+    if (c->bytes) memcpy(c->dst, c->src, c->bytes);
+    return CN_OK;
+}
+
+/* Host and device memory are one: writing and reading are the same copy. */
+static cn_status mem_transfer(cn_stream *s, void *dst, const void *src, size_t bytes)
+{
+    mem_copy c = {dst, src, bytes};
+    return cn_cpu_stream_submit(s, run_mem_copy, &c, sizeof c);
+}
+
+/* ---- ops ---- */
+
+/* The table's entry of an op: run now on stream 0, queue with a copy of the arguments on 1. */
+#define CPU_OP(op, function)                                                                       \
+    static cn_status run_##op(cn_stream *s, const void *args) { return function(s, args); }        \
+    static cn_status enqueue_##op(cn_stream *s, const cn_##op##_args *a)                           \
+    {                                                                                              \
+        return cn_cpu_stream_submit(s, run_##op, a, sizeof *a);                                    \
+    }
+
+typedef cn_copy_args cn_copy_blocks_args;
+typedef cn_attn_args cn_attn_decode_args, cn_attn_prefill_args;
+
+CPU_OP(embed, cn_cpu_embed)
+CPU_OP(rmsnorm, cn_cpu_rmsnorm)
+CPU_OP(gemm, cn_cpu_gemm_run)
+CPU_OP(rope_store, cn_cpu_rope_store)
+CPU_OP(attn_decode, cn_cpu_attn_decode)
+CPU_OP(attn_prefill, cn_cpu_attn_prefill)
+CPU_OP(attn_sparse, cn_cpu_attn_sparse)
+CPU_OP(silu_mul, cn_cpu_silu_mul)
+CPU_OP(gather, cn_cpu_gather)
+CPU_OP(copy_blocks, cn_cpu_copy_blocks)
+
+static cn_stream *stream(cn_backend *be, uint32_t i)
+{
+    cn_cpu *cpu = be->ctx;
+    return i < 2 ? cpu->streams[i] : NULL;
+}
+
+static void close_backend(cn_backend *be)
+{
+    if (!be) return;
+    cn_cpu *cpu = be->ctx;
+    cn_cpu_stream_free(cpu->streams[1]);
+    cn_cpu_stream_free(cpu->streams[0]);
+    cn_cpu_pool_free(cpu->pool);
+    cn_cpu_gemm_free(cpu->gemm);
+    cn_free(cpu->attn_parts);
+    cn_free(cpu->attn);
+    cn_free(cpu);
+}
+
+static const cn_backend CPU_TABLE = {
+    .name = "cpu",
+    .weight_dtype = CN_F32,
+    .act_dtype = CN_F32,
+    .kv_dtype = CN_F32,
+    .close = close_backend,
+    .mem_alloc = mem_alloc,
+    .mem_free = mem_free,
+    .mem_write = mem_transfer,
+    .mem_read = mem_transfer,
+    .stream = stream,
+    .stream_sync = cn_cpu_stream_sync,
+    .fence_create = cn_cpu_fence_create,
+    .fence_free = cn_cpu_fence_free,
+    .fence_record = cn_cpu_fence_record,
+    .fence_wait = cn_cpu_fence_wait,
+    .fence_done = cn_cpu_fence_done,
+    .embed = enqueue_embed,
+    .rmsnorm = enqueue_rmsnorm,
+    .gemm = enqueue_gemm,
+    .rope_store = enqueue_rope_store,
+    .attn_decode = enqueue_attn_decode,
+    .attn_prefill = enqueue_attn_prefill,
+    .attn_sparse = enqueue_attn_sparse,
+    .silu_mul = enqueue_silu_mul,
+    .gather = enqueue_gather,
+    .copy_blocks = enqueue_copy_blocks,
+};
+
+static cn_status open_parts(cn_cpu *cpu, uint32_t n_threads)
+{
+    cpu->n_workers = n_threads + 1;
+    cpu->n_attn_parts = n_threads * ATTN_PART_BYTES_PER_THREAD / sizeof *cpu->attn_parts;
+    cpu->attn = cn_calloc_aligned(cpu->n_workers, sizeof *cpu->attn);
+    cpu->attn_parts = cn_calloc_aligned(cpu->n_attn_parts, sizeof *cpu->attn_parts);
+    if (!cpu->attn || !cpu->attn_parts)
+        return cn_fail(CN_ERR_MEMORY, "cpu backend: no workspace for %u threads", n_threads);
+    CN_TRY(cn_cpu_gemm_create(&cpu->gemm, cpu->n_workers));
+    CN_TRY(cn_cpu_pool_create(&cpu->pool, n_threads));
+    CN_TRY(cn_cpu_stream_create(&cpu->streams[0], cpu, false));
+    return cn_cpu_stream_create(&cpu->streams[1], cpu, true);
+}
+
+cn_status cn_backend_cpu_open(cn_backend **out, const cn_cpu_backend_opts *o)
+{
+    *out = NULL;
+    cn_cpu *cpu = cn_calloc(1, sizeof *cpu);
+    if (!cpu) return cn_fail(CN_ERR_MEMORY, "cpu backend: out of memory");
+    cpu->table = CPU_TABLE;
+    cpu->table.ctx = cpu;
+    cn_status status = open_parts(cpu, o->n_threads ? o->n_threads : cn_cpu_count());
+    if (status != CN_OK) {
+        close_backend(&cpu->table);
+        return status;
+    }
+    *out = &cpu->table;
+    return CN_OK;
+}

@@ -1,0 +1,128 @@
+/* cpu_norm.c - the row-wise ops: embed, gather, rmsnorm, silu_mul. A row is one thread's, and its
+ * sums have one order, so its bits depend on nothing else. */
+#include <math.h>
+#include <string.h>
+
+#include "engine/cpu/cpu_ops.h"
+#include "engine/cpu/cpu_simd.h"
+
+/* A loop over rows cut into tasks of `grain` rows. */
+typedef struct row_job {
+    const void *args;
+    uint32_t n_rows, grain;
+    void (*row)(const void *args, uint32_t row);
+} row_job;
+
+static void run_rows(void *ctx, uint32_t task, uint32_t worker)
+{
+    (void)worker;
+    const row_job *job = ctx;
+    uint32_t end = cn_min_u32(job->n_rows, (task + 1) * job->grain);
+    for (uint32_t r = task * job->grain; r < end; r++) job->row(job->args, r);
+}
+
+static void for_rows(cn_stream *s, const void *args, uint32_t n_rows, uint32_t row_elems,
+                     void (*row)(const void *, uint32_t))
+{
+    row_job job = {args, n_rows, cn_cpu_grain(row_elems), row};
+    cn_cpu_parallel(s, (uint32_t)cn_ceil_div(n_rows, job.grain), run_rows, &job);
+}
+
+/* ---- embed, gather ---- */
+
+static void copy_row(float *dst, const float *src, size_t row, size_t from, uint32_t n)
+{
+    memcpy(dst + row * n, src + from * n, n * sizeof *dst);
+}
+
+static void embed_row(const void *args, uint32_t t)
+{
+    const cn_embed_args *a = args;
+    copy_row(a->out, a->table, t, a->tokens[t], a->hidden);
+}
+
+cn_status cn_cpu_embed(cn_stream *s, const cn_embed_args *a)
+{
+    for (uint32_t t = 0; t < a->n_tokens; t++)
+        if (a->tokens[t] >= a->vocab)
+            return cn_fail(CN_ERR_SHAPE, "embed: token %u, id %u is not below the vocabulary %u", t,
+                           a->tokens[t], a->vocab);
+    for_rows(s, a, a->n_tokens, a->hidden, embed_row);
+    return CN_OK;
+}
+
+static void gather_row(const void *args, uint32_t r)
+{
+    const cn_gather_args *a = args;
+    copy_row(a->out, a->x, r, a->rows[r], a->hidden);
+}
+
+cn_status cn_cpu_gather(cn_stream *s, const cn_gather_args *a)
+{
+    for_rows(s, a, a->n_rows, a->hidden, gather_row);
+    return CN_OK;
+}
+
+/* ---- rmsnorm ---- */
+
+void cn_cpu_rms_scale(float *out, const float *x, const float *weight, uint32_t n, float eps)
+{
+    cn_vec squares = {0};
+    uint32_t i = 0;
+    for (; i + CN_VEC <= n; i += CN_VEC) {
+        cn_vec v = cn_vec_load(x + i);
+        squares += v * v;
+    }
+    if (i < n) {
+        cn_vec v = cn_vec_load_n(x + i, n - i);
+        squares += v * v;
+    }
+    float inverse = 1.0f / sqrtf(cn_vec_sum(squares) / (float)n + eps);
+    for (i = 0; i < n; i++) out[i] = x[i] * inverse * weight[i];
+}
+
+static void rmsnorm_row(const void *args, uint32_t t)
+{
+    const cn_rmsnorm_args *a = args;
+    float *residual = (float *)a->residual + (size_t)t * a->hidden;
+    if (a->x) {
+        const float *x = (const float *)a->x + (size_t)t * a->hidden;
+        for (uint32_t i = 0; i < a->hidden; i++) residual[i] += x[i];
+    }
+    cn_cpu_rms_scale((float *)a->out + (size_t)t * a->hidden, residual, a->weight, a->hidden,
+                     a->eps);
+}
+
+cn_status cn_cpu_rmsnorm(cn_stream *s, const cn_rmsnorm_args *a)
+{
+    for_rows(s, a, a->n_tokens, a->hidden, rmsnorm_row);
+    return CN_OK;
+}
+
+/* ---- silu_mul ---- */
+
+CN_INLINE cn_vec silu_mul(cn_vec gate, cn_vec up)
+{
+    return gate / (cn_vec_exp(-gate) + 1.0f) * up;
+}
+
+static void silu_mul_row(const void *args, uint32_t t)
+{
+    const cn_silu_mul_args *a = args;
+    uint32_t n = a->intermediate, i = 0;
+    const float *gate = (const float *)a->gate_up + (size_t)t * 2 * n;
+    const float *up = gate + n;
+    float *out = (float *)a->out + (size_t)t * n;
+    for (; i + CN_VEC <= n; i += CN_VEC)
+        cn_vec_store(out + i, silu_mul(cn_vec_load(gate + i), cn_vec_load(up + i)));
+    if (i < n) {
+        cn_vec rest = silu_mul(cn_vec_load_n(gate + i, n - i), cn_vec_load_n(up + i, n - i));
+        memcpy(out + i, &rest, (n - i) * sizeof *out);
+    }
+}
+
+cn_status cn_cpu_silu_mul(cn_stream *s, const cn_silu_mul_args *a)
+{
+    for_rows(s, a, a->n_tokens, a->intermediate * 3, silu_mul_row);
+    return CN_OK;
+}

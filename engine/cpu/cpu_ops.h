@@ -1,0 +1,76 @@
+/* cpu_ops.h - the CPU backend from inside: its state, how an op spreads over threads, and the ops.
+ *
+ * Owner: cn_backend_cpu_open. Thread: ops of stream 0 run on the engine thread with the pool, ops
+ * of stream 1 on that stream's thread alone. Each cn_cpu_<op> runs to its end; queueing is the
+ * table's business (cpu_backend.c). Argument structs, shapes and meanings: engine/ops.h. */
+#ifndef CN_CPU_OPS_H
+#define CN_CPU_OPS_H
+
+#include "engine/base.h"
+#include "engine/cpu/cpu_pool.h"
+#include "engine/cpu/cpu_stream.h"
+#include "engine/ops.h"
+
+enum {
+    CN_CPU_MAX_HEAD_DIM = 256,
+    CN_CPU_MAX_TILE = 64, /* tokens; the KV layout's tile */
+    CN_CPU_ATTN_ROWS = 64 /* query rows that share one pass over keys and values */
+};
+
+/* Working memory of one thread inside attention; rows are query heads of neighbouring tokens. */
+typedef struct cn_cpu_attn_scratch {
+    float q[CN_CPU_ATTN_ROWS * CN_CPU_MAX_HEAD_DIM]; /* [rows, d], times scale */
+    float keys[CN_CPU_MAX_HEAD_DIM * CN_CPU_MAX_TILE]; /* [d, tile]: one tile, transposed */
+    float weights[CN_CPU_ATTN_ROWS * CN_CPU_MAX_TILE]; /* [rows, tile]: scores, then weights */
+    float split_out[CN_CPU_ATTN_ROWS * CN_CPU_MAX_HEAD_DIM];
+    float out[CN_CPU_ATTN_ROWS * CN_CPU_MAX_HEAD_DIM];
+    float split_max[CN_CPU_ATTN_ROWS], split_sum[CN_CPU_ATTN_ROWS];
+    float max[CN_CPU_ATTN_ROWS], sum[CN_CPU_ATTN_ROWS], rescale[CN_CPU_ATTN_ROWS];
+    /* A tile gathered by index: its keys, then its values. */
+    float gathered[2 * CN_CPU_MAX_TILE * CN_CPU_MAX_HEAD_DIM];
+} cn_cpu_attn_scratch;
+
+typedef struct cn_cpu_gemm cn_cpu_gemm;
+
+/* The backend's ctx. */
+typedef struct cn_cpu {
+    cn_backend table;
+    cn_cpu_pool *pool;
+    cn_stream *streams[2];
+    uint32_t n_workers; /* threads of the pool, and one more for stream 1 */
+    cn_cpu_attn_scratch *attn; /* [n_workers] */
+    cn_cpu_gemm *gemm;
+    /* Partial results of attention over parts of a long sequence; stream 0 only. */
+    float *attn_parts;
+    size_t n_attn_parts; /* floats */
+} cn_cpu;
+
+/* Runs fn over tasks [0, n_tasks): on the pool for stream 0, in turn for stream 1. fn's `worker`
+ * is below cn_cpu.n_workers either way. A task's result must not depend on who runs it. */
+void cn_cpu_parallel(cn_stream *s, uint32_t n_tasks, cn_cpu_task_fn fn, void *ctx);
+
+/* Items per task so that a task touches some 16 Ki elements: small loops stay on one thread. */
+static inline uint32_t cn_cpu_grain(uint32_t elems_per_item)
+{
+    return cn_max_u32(1, 16384 / cn_max_u32(1, elems_per_item));
+}
+
+/* For n_workers threads. */
+cn_status cn_cpu_gemm_create(cn_cpu_gemm **out, uint32_t n_workers);
+void cn_cpu_gemm_free(cn_cpu_gemm *g);
+
+cn_status cn_cpu_embed(cn_stream *s, const cn_embed_args *a);
+cn_status cn_cpu_rmsnorm(cn_stream *s, const cn_rmsnorm_args *a);
+cn_status cn_cpu_gemm_run(cn_stream *s, const cn_gemm_args *a);
+cn_status cn_cpu_rope_store(cn_stream *s, const cn_rope_store_args *a);
+cn_status cn_cpu_attn_decode(cn_stream *s, const cn_attn_args *a);
+cn_status cn_cpu_attn_prefill(cn_stream *s, const cn_attn_args *a);
+cn_status cn_cpu_attn_sparse(cn_stream *s, const cn_attn_sparse_args *a);
+cn_status cn_cpu_silu_mul(cn_stream *s, const cn_silu_mul_args *a);
+cn_status cn_cpu_gather(cn_stream *s, const cn_gather_args *a);
+cn_status cn_cpu_copy_blocks(cn_stream *s, const cn_copy_args *a);
+
+/* out[d] = x[d] / rms(x) * weight[d], the sum of squares in one fixed order. */
+void cn_cpu_rms_scale(float *out, const float *x, const float *weight, uint32_t n, float eps);
+
+#endif

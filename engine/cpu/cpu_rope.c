@@ -1,0 +1,88 @@
+/* cpu_rope.c - rope_store: per token, split qkv into heads, normalise q and k heads where the model
+ * does, rotate them, and store: k and v in the pool, q for attention and, for holders of a query
+ * slot, in the observation window. Heads' halves are multiples of 8, so vectors of 8 fit all. */
+#include <string.h>
+
+#include "engine/cpu/cpu_ops.h"
+#include "engine/cpu/cpu_simd.h"
+
+typedef float vec8 __attribute__((vector_size(32), aligned(4), may_alias));
+
+static vec8 *at(float *p) { return (vec8 *)p; }
+static const vec8 *from(const float *p) { return (const vec8 *)p; }
+
+/* rotate-half: pairs are (i, i + d/2). `out` may be x. */
+static void rotate(float *out, const float *x, const float *cos_row, const float *sin_row,
+                   uint32_t head_dim)
+{
+    uint32_t half = head_dim / 2;
+    for (uint32_t i = 0; i < half; i += 8) {
+        vec8 a = *from(x + i), b = *from(x + half + i);
+        vec8 c = *from(cos_row + i), s = *from(sin_row + i);
+        *at(out + i) = a * c - b * s;
+        *at(out + half + i) = b * c + a * s;
+    }
+}
+
+/* One q or k head of position `pos`: norm (when given), then rotation. */
+static void make_head(const cn_rope_store_args *a, float *out, const float *x, const float *norm,
+                      uint32_t pos)
+{
+    uint32_t d = a->layout.head_dim;
+    const float *cos_row = a->cos + (size_t)pos * (d / 2);
+    const float *sin_row = a->sin + (size_t)pos * (d / 2);
+    if (norm) {
+        cn_cpu_rms_scale(out, x, norm, d, a->eps);
+        x = out;
+    }
+    rotate(out, x, cos_row, sin_row, d);
+}
+
+static void store_token(const cn_rope_store_args *a, uint32_t t)
+{
+    const cn_batch_view *b = a->batch;
+    const cn_kv_layout *l = &a->layout;
+    uint32_t d = l->head_dim, hq = a->n_heads, hk = l->n_kv_heads, pos = b->positions[t];
+    const float *x = (const float *)a->qkv + (size_t)t * (hq + 2 * hk) * d;
+    float *q = (float *)a->q + (size_t)t * hq * d, *kv = a->kv;
+    for (uint32_t h = 0; h < hq; h++)
+        make_head(a, q + (size_t)h * d, x + (size_t)h * d, a->q_norm, pos);
+    if (a->q_window && b->q_rows[t] >= 0) {
+        uint32_t row = (uint32_t)b->q_rows[t];
+        size_t at_row = cn_query_row(a->n_query_slots, a->window, hq, d, a->layer, row / a->window,
+                                     row % a->window, 0);
+        memcpy((float *)a->q_window + at_row, q, (size_t)hq * d * sizeof *q);
+    }
+    uint32_t block = b->kv_slots[t] / l->block_tokens, slot = b->kv_slots[t] % l->block_tokens;
+    const float *k = x + (size_t)hq * d, *v = k + (size_t)hk * d;
+    for (uint32_t h = 0; h < hk; h++) {
+        make_head(a, kv + cn_kv_row(l, a->layer, block, h, slot, CN_KV_K), k + (size_t)h * d,
+                  a->k_norm, pos);
+        memcpy(kv + cn_kv_row(l, a->layer, block, h, slot, CN_KV_V), v + (size_t)h * d,
+               d * sizeof *v);
+    }
+}
+
+typedef struct store_job {
+    const cn_rope_store_args *args;
+    uint32_t grain;
+} store_job;
+
+static void store_tokens(void *ctx, uint32_t task, uint32_t worker)
+{
+    (void)worker;
+    const store_job *job = ctx;
+    uint32_t end = cn_min_u32(job->args->batch->n_tokens, (task + 1) * job->grain);
+    for (uint32_t t = task * job->grain; t < end; t++) store_token(job->args, t);
+}
+
+cn_status cn_cpu_rope_store(cn_stream *s, const cn_rope_store_args *a)
+{
+    uint32_t d = a->layout.head_dim;
+    if (d % 16 != 0 || d > CN_CPU_MAX_HEAD_DIM)
+        return cn_fail(CN_ERR_SHAPE, "rope_store: head_dim %u is not a multiple of 16 up to %d", d,
+                       CN_CPU_MAX_HEAD_DIM);
+    store_job job = {a, cn_cpu_grain((a->n_heads + 2 * a->layout.n_kv_heads) * d)};
+    cn_cpu_parallel(s, (uint32_t)cn_ceil_div(a->batch->n_tokens, job.grain), store_tokens, &job);
+    return CN_OK;
+}

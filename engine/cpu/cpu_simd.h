@@ -1,0 +1,94 @@
+/* cpu_simd.h - short f32 vectors in the compiler's vector extension, and exp over them.
+ *
+ * A leaf of the CPU backend. Arithmetic that fixes a row's bits (sums, exp) is written with these
+ * vectors, never left to auto-vectorised loops: where a compiler cuts a loop may depend on
+ * alignment or on the trip count, where these lanes fall depends on the index alone. */
+#ifndef CN_CPU_SIMD_H
+#define CN_CPU_SIMD_H
+
+#include <stdint.h>
+#include <string.h>
+
+/* Vectors pass between inlined functions only, so their calling convention does not matter. */
+#pragma GCC diagnostic ignored "-Wpsabi"
+
+#if defined(__AVX512F__)
+enum { CN_VEC = 16 };
+#else
+enum { CN_VEC = 8 };
+#endif
+
+typedef float cn_vec __attribute__((vector_size(sizeof(float) * CN_VEC)));
+typedef int32_t cn_ivec __attribute__((vector_size(sizeof(int32_t) * CN_VEC)));
+typedef float cn_vec_unaligned
+    __attribute__((vector_size(sizeof(float) * CN_VEC), aligned(4), may_alias));
+
+#define CN_INLINE static inline __attribute__((always_inline))
+
+CN_INLINE cn_vec cn_vec_load(const float *p) { return *(const cn_vec_unaligned *)p; }
+
+CN_INLINE void cn_vec_store(float *p, cn_vec v) { *(cn_vec_unaligned *)p = v; }
+
+CN_INLINE cn_vec cn_vec_set(float x) { return (cn_vec){0} + x; }
+
+/* n < CN_VEC elements; the other lanes are 0. */
+CN_INLINE cn_vec cn_vec_load_n(const float *p, uint32_t n)
+{
+    cn_vec v = {0};
+    memcpy(&v, p, n * sizeof *p);
+    return v;
+}
+
+CN_INLINE cn_vec cn_vec_select(cn_ivec mask, cn_vec yes, cn_vec no)
+{
+    return (cn_vec)((mask & (cn_ivec)yes) | (~mask & (cn_ivec)no));
+}
+
+CN_INLINE cn_vec cn_vec_max(cn_vec a, cn_vec b) { return cn_vec_select(a > b, a, b); }
+
+/* Lanes are added in halves: always the same tree. */
+CN_INLINE float cn_vec_sum(cn_vec v)
+{
+    float lane[CN_VEC];
+    memcpy(lane, &v, sizeof v);
+    for (int half = CN_VEC / 2; half >= 1; half /= 2)
+        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+    return lane[0];
+}
+
+CN_INLINE float cn_vec_largest(cn_vec v)
+{
+    float lane[CN_VEC];
+    memcpy(lane, &v, sizeof v);
+    for (int half = CN_VEC / 2; half >= 1; half /= 2)
+        for (int i = 0; i < half; i++)
+            lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
+    return lane[0];
+}
+
+/* exp(x) within 2 units in the last place; 0 below -87, saturated above 88.
+ * x = n ln2 + r with |r| <= ln2 / 2; exp(r) by the degree-6 polynomial of Cephes; 2^n by the
+ * exponent bits. ln2 is split in two so that r keeps its bits. */
+CN_INLINE cn_vec cn_vec_exp(cn_vec x)
+{
+    const float round_to_int = 12582912.0f; /* 1.5 * 2^23: adding it leaves an integer */
+    cn_vec lo = cn_vec_set(-87.0f), hi = cn_vec_set(88.0f);
+    cn_ivec in_range = x >= lo;
+    x = cn_vec_select(x < lo, lo, cn_vec_select(x > hi, hi, x));
+    cn_vec shifted = x * 1.44269504088896341f + round_to_int;
+    cn_vec n = shifted - round_to_int;
+    cn_vec r = x - n * 0.693359375f;
+    r = r - n * -2.12194440e-4f;
+    cn_vec y = cn_vec_set(1.9875691500e-4f);
+    y = y * r + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * (r * r) + r + 1.0f;
+    cn_ivec exponent = ((cn_ivec)shifted - (cn_ivec)cn_vec_set(round_to_int)) << 23;
+    cn_vec scaled = (cn_vec)((cn_ivec)y + exponent);
+    return (cn_vec)(in_range & (cn_ivec)scaled);
+}
+
+#endif

@@ -1,0 +1,45 @@
+/* paged_batch.h - seeded random numbers and random paged batches for tests of ops.
+ * Thread: the test's. */
+#ifndef CN_TEST_PAGED_BATCH_H
+#define CN_TEST_PAGED_BATCH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/ops.h"
+
+typedef struct test_rng {
+    uint64_t state;
+} test_rng;
+uint32_t test_rng_below(test_rng *r, uint32_t n); /* 0 .. n-1 */
+float test_rng_uniform(test_rng *r);              /* -1 .. 1 */
+void test_rng_fill(test_rng *r, float *p, size_t n);
+
+enum { PAGED_MAX_SEQS = 16 };
+
+/* A batch and its pool. Sequence i has n_q[i] query tokens, the last of kv_len[i] resident slots;
+ * block tables are a random permutation of the pool's blocks, so neighbours are never adjacent. */
+typedef struct paged_batch {
+    cn_batch_view view;
+    cn_kv_layout layout;
+    uint32_t n_heads;
+    float *kv;
+    uint32_t *tokens, *positions, *kv_slots, *q_start, *kv_len, *tables;
+    int32_t *q_rows;
+} paged_batch;
+
+typedef struct paged_shape {
+    uint32_t n_layers, n_heads, n_kv_heads, head_dim, block_tokens;
+    uint32_t n_seqs, n_decode;
+    uint32_t n_q[PAGED_MAX_SEQS], kv_len[PAGED_MAX_SEQS];
+} paged_shape;
+
+/* The pool is filled with random K and V; slots beyond kv_len with NaN, which no op may use. */
+paged_batch *paged_batch_create(const paged_shape *s, test_rng *r);
+void paged_batch_free(paged_batch *b);
+
+/* The stored row of resident slot `slot` of a sequence. */
+float *paged_batch_row(const paged_batch *b, uint32_t layer, uint32_t seq, uint32_t kv_head,
+                       uint32_t slot, cn_kv_part part);
+
+#endif
