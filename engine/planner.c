@@ -4,6 +4,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "compress/policy.h"
+
 static uint64_t block_bytes(const cn_planner_input *in)
 {
     const uint64_t slots = (uint64_t)in->n_layers * in->n_kv_heads * in->block_tokens;
@@ -98,7 +100,10 @@ cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_
                               const cn_backend *be)
 {
     const uint32_t declared = c->kv_policies | 1U << c->kv.policy;
-    const bool zip = declared >> CN_KV_ZIP & 1, capped = zip || declared >> CN_KV_WINDOW & 1;
+    const bool zip = declared >> CN_KV_ZIP & 1, window = declared >> CN_KV_WINDOW & 1;
+    /* The default policy may be full KV: the cap is that of the ones which requests may bring. */
+    cn_kv_params capped = c->kv;
+    capped.policy = zip ? CN_KV_ZIP : window ? CN_KV_WINDOW : CN_KV_FULL;
     const bool cpu = strcmp(be->name, "cpu") == 0;
     uint32_t block_tokens = c->block_tokens;
     if (block_tokens == 0) block_tokens = cpu ? CPU_BLOCK_TOKENS : GPU_BLOCK_TOKENS;
@@ -115,7 +120,7 @@ cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_
         .act_dtype = be->act_dtype,
         .has_scores = zip,
         .window_tokens = zip ? c->kv.window_tokens : 0,
-        .n_max_blocks = capped ? (uint32_t)cn_ceil_div(c->kv.budget_tokens, block_tokens) + 1 : 0,
+        .n_max_blocks = cn_policy_n_max(&capped, block_tokens),
         .max_model_len = c->max_model_len ? c->max_model_len : m->max_position,
         .max_seqs = c->max_num_seqs,
         .n_blocks_override = c->n_blocks_override,

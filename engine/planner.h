@@ -26,7 +26,7 @@ typedef struct cn_planner_input {
     cn_dtype kv_dtype, act_dtype;
     bool has_scores;            /* F, f32 */
     bool has_origins;           /* P, u32 */
-    uint32_t window_tokens;     /* w, rows of a query slot; 0: no declared policy observes queries */
+    uint32_t window_tokens;     /* w, rows of a query slot; 0: no policy observes queries */
     uint32_t n_max_blocks;      /* N_max of the default budget; 0: no declared policy has a cap */
     uint32_t max_model_len;     /* tokens */
     uint32_t max_seqs;          /* requests running at once */
@@ -43,8 +43,9 @@ typedef struct cn_memory_plan {
     uint64_t kv_bytes;         /* all blocks and all query slots */
     uint32_t n_blocks;         /* N_total */
     uint32_t n_query_slots;    /* M; 0 without an observing policy */
-    /* Requests that can run at once whatever they grow to, before any is preempted: of full KV, each
-     * of max_model_len tokens, and of the capped policy at the default budget (0: none declared). */
+    /* Requests that can run at once whatever they grow to, before any is preempted: of full KV,
+     * each of max_model_len tokens, and of the capped policy at the default budget (0: none
+     * declared). */
     uint32_t concurrency_full, concurrency_capped;
     uint32_t max_request_tokens; /* longest request of full KV that the pool can hold alone */
 } cn_memory_plan;

@@ -161,7 +161,7 @@ static void completion_prompt_is_text_or_tokens(void **state)
     }
 }
 
-/* Body after CHAT_START (or whole, for completions), the field at fault, and a piece of the text. */
+/* Body after CHAT_START (or whole, for completions), the field at fault, a piece of the text. */
 static const struct refusal {
     cn_api_endpoint endpoint;
     const char *text, *field, *says;

@@ -1,0 +1,36 @@
+/* batch_line.h - one line of a batch's output, written and read back:
+ *   {"id": "cinch-<id>", "custom_id": "a", "response": {"status_code": 200, "request_id":
+ *    "cinch-batch-<id>", "body": {...}}, "error": null}
+ * A rejected request has its status and OpenAI's error object in `response`, as OpenAI writes it;
+ * error.line is the line of the input. With grading, "grade": {"reference", "matched", "of"}.
+ *
+ * Owner: the caller. Thread: one. Stage: 7. */
+#ifndef CN_BATCH_LINE_H
+#define CN_BATCH_LINE_H
+
+#include <jansson.h>
+
+#include "engine/base.h"
+#include "engine/id_set.h"
+
+typedef struct cn_batch_grade {
+    const char *reference; /* NULL: not graded */
+    uint32_t matched, of;
+} cn_batch_grade;
+
+/* Appends the line with its newline. custom_id may be NULL. Takes over the reference to body, also
+ * when it fails; body NULL is out of memory. */
+cn_status cn_batch_line_format(cn_buf *out, cn_id id, const char *custom_id, int status_code,
+                               json_t *body, const cn_batch_grade *grade);
+
+typedef struct cn_batch_line_figures {
+    cn_id id;
+    bool is_error;
+    uint64_t prompt_tokens, completion_tokens;
+    uint32_t graded, matched;
+} cn_batch_line_figures;
+
+/* CN_ERR_ARG when the text is not such a line. */
+cn_status cn_batch_line_parse(cn_batch_line_figures *out, const char *text, size_t n);
+
+#endif

@@ -1,0 +1,357 @@
+/* test_batch_output.c - an output file survives torn lines, a full disk and being read back, and a
+ * run is resumed only with what it began with. */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "engine/batch_line.h"
+#include "engine/batch_output.h"
+#include "engine/fingerprint.h"
+#include "engine/resume.h"
+
+static char dir[] = "/tmp/cinch_output_XXXXXX";
+static char path[64];
+
+static int set_up(void **state)
+{
+    (void)state;
+    strcpy(dir, "/tmp/cinch_output_XXXXXX");
+    if (!mkdtemp(dir)) return -1;
+    snprintf(path, sizeof path, "%s/out.jsonl", dir);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    char command[64];
+    snprintf(command, sizeof command, "rm -rf %s", dir);
+    return system(command);
+}
+
+static void put(const char *file, const char *text, size_t n)
+{
+    FILE *f = fopen(file, "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text, 1, n, f), n);
+    assert_int_equal(fclose(f), 0);
+}
+
+static char *get(const char *file)
+{
+    static char text[1 << 16];
+    FILE *f = fopen(file, "r");
+    assert_non_null(f);
+    text[fread(text, 1, sizeof text - 1, f)] = '\0';
+    fclose(f);
+    return text;
+}
+
+static cn_batch_output *open_output(void)
+{
+    cn_batch_output *o;
+    assert_int_equal(cn_batch_output_open(&o, path), CN_OK);
+    return o;
+}
+
+static cn_id id_of(int i)
+{
+    char text[16];
+    snprintf(text, sizeof text, "r%d", i);
+    return cn_id_of("custom_id", text, strlen(text));
+}
+
+static json_t *error_body(void)
+{
+    return json_pack("{s:{s:s, s:i}}", "error", "message", "bad", "line", 3);
+}
+
+/* Appends the line of request i. */
+static cn_status append(cn_batch_output *o, int i, int status_code)
+{
+    char name[16];
+    snprintf(name, sizeof name, "r%d", i);
+    json_t *body = status_code == 200
+                       ? json_pack("{s:{s:i, s:i}}", "usage", "prompt_tokens", 10,
+                                   "completion_tokens", 100 + i)
+                       : error_body();
+    cn_buf line = {0};
+    const cn_batch_grade grade = {.reference = "7", .matched = status_code == 200, .of = 1};
+    cn_status status = cn_batch_line_format(&line, id_of(i), name, status_code, body, &grade);
+    if (status == CN_OK) status = cn_batch_output_append(o, line.data, line.len);
+    cn_buf_free(&line);
+    return status;
+}
+
+static void a_line_is_what_openai_writes(void **state)
+{
+    (void)state;
+    cn_buf line = {0};
+    const cn_batch_grade none = {0};
+    assert_int_equal(cn_batch_line_format(&line, (cn_id){1, 4}, NULL, 400,
+                                          error_body(), &none),
+                     CN_OK);
+    assert_string_equal(
+        line.data,
+        "{\"id\":\"cinch-00000000000000010000000000000004\",\"custom_id\":null,\"response\":"
+        "{\"status_code\":400,\"request_id\":\"cinch-batch-00000000000000010000000000000004\","
+        "\"body\":{\"error\":{\"message\":\"bad\",\"line\":3}}},\"error\":null}\n");
+    cn_buf_clear(&line);
+    assert_int_equal(cn_batch_line_format(&line, (cn_id){1, 4}, "a", 200, NULL, &none),
+                     CN_ERR_MEMORY);
+    cn_buf_free(&line);
+}
+
+static void a_torn_tail_is_cut_wherever_it_is_torn(void **state)
+{
+    (void)state;
+    cn_batch_output *o = open_output();
+    for (int i = 0; i < 3; i++) assert_int_equal(append(o, i, 200), CN_OK);
+    const size_t whole = (size_t)cn_batch_output_bytes(o);
+    cn_batch_output_close(o);
+    char *text = strdup(get(path));
+    const size_t second = (size_t)(strchr(strchr(text, '\n') + 1, '\n') - text) + 1;
+    for (size_t n = second; n <= whole; n++) {
+        put(path, text, n);
+        o = open_output();
+        uint64_t removed;
+        assert_int_equal(cn_batch_output_repair(o, &removed), CN_OK);
+        const size_t want = n == whole ? whole : second;
+        assert_int_equal(cn_batch_output_bytes(o), want);
+        assert_int_equal(removed, n - want);
+        cn_batch_output_close(o);
+        assert_int_equal(strlen(get(path)), want);
+    }
+    free(text);
+
+    /* A tail longer than what is read at a time, and a file that is nothing else. */
+    char *junk = calloc(1, 200000);
+    put(path, junk, 200000);
+    o = open_output();
+    uint64_t removed;
+    assert_int_equal(cn_batch_output_repair(o, &removed), CN_OK);
+    assert_int_equal(removed, 200000);
+    assert_int_equal(cn_batch_output_bytes(o), 0);
+    cn_batch_output_close(o);
+    free(junk);
+}
+
+static void a_full_disk_leaves_whole_lines(void **state)
+{
+    (void)state;
+    pid_t child = fork();
+    if (child == 0) {
+        signal(SIGXFSZ, SIG_IGN);
+        cn_batch_output *o = open_output();
+        struct rlimit limit = {1000, 1000};
+        if (setrlimit(RLIMIT_FSIZE, &limit) != 0) _exit(2);
+        int i = 0;
+        while (append(o, i, 200) == CN_OK) i++;
+        if (!strstr(cn_last_error(), path)) _exit(3);
+        _exit(i > 0 && cn_batch_output_bytes(o) <= 1000 ? 0 : 4);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+    const char *text = get(path);
+    assert_true(strlen(text) > 0 && text[strlen(text) - 1] == '\n');
+}
+
+static void two_runs_do_not_share_a_file(void **state)
+{
+    (void)state;
+    cn_batch_output *a = open_output(), *b;
+    assert_int_equal(cn_batch_output_open(&b, path), CN_ERR_BUSY);
+    cn_batch_output_close(a);
+    b = open_output();
+    cn_batch_output_close(b);
+}
+
+static void reading_back_finds_ids_and_figures(void **state)
+{
+    (void)state;
+    cn_batch_output *o = open_output();
+    for (int i = 0; i < 100; i++) assert_int_equal(append(o, i, i % 10 ? 200 : 400), CN_OK);
+    cn_id_set ids = {0};
+    cn_batch_totals t = {0};
+    assert_int_equal(cn_resume_scan(o, false, &ids, &t), CN_OK);
+    assert_int_equal(t.answered, 90);
+    assert_int_equal(t.errors, 10);
+    assert_int_equal(t.graded, 100);
+    assert_int_equal(t.matched, 90);
+    assert_int_equal(t.prompt_tokens, 900);
+    for (int i = 0; i < 100; i++)
+        assert_int_equal(cn_id_set_marks(&ids, id_of(i)), CN_ID_DONE);
+    assert_int_equal(cn_id_set_marks(&ids, id_of(100)), 0);
+    cn_id_set_free(&ids);
+    cn_batch_output_close(o);
+}
+
+static void retried_errors_leave_the_file(void **state)
+{
+    (void)state;
+    cn_batch_output *o = open_output();
+    assert_int_equal(chmod(path, 0640), 0);
+    for (int i = 0; i < 20; i++) assert_int_equal(append(o, i, i % 3 ? 200 : 500), CN_OK);
+    cn_id_set ids = {0};
+    cn_batch_totals t = {0};
+    assert_int_equal(cn_resume_scan(o, true, &ids, &t), CN_OK);
+    assert_int_equal(t.errors, 0);
+    assert_int_equal(t.answered, 13);
+    for (int i = 0; i < 20; i++)
+        assert_int_equal(cn_id_set_marks(&ids, id_of(i)), i % 3 ? CN_ID_DONE : 0);
+    cn_id_set_free(&ids);
+
+    /* The new file is the one that is locked, measured and appended to. */
+    cn_batch_output *second;
+    assert_int_equal(cn_batch_output_open(&second, path), CN_ERR_BUSY);
+    assert_int_equal(append(o, 99, 200), CN_OK);
+    assert_int_equal(cn_batch_output_bytes(o), strlen(get(path)));
+    assert_null(strstr(get(path), "\"status_code\":500"));
+    assert_non_null(strstr(get(path), "\"r99\""));
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0640);
+    cn_batch_output_close(o);
+}
+
+static void a_strange_line_is_refused_with_its_number(void **state)
+{
+    (void)state;
+    static const char *const lines[] = {
+        "{\"id\":\"vllm-1\",\"response\":{\"status_code\":200}}\n", "not json\n", "{}\n",
+        "{\"id\":\"cinch-0123456789abcdef0123456789abcde0\"}\n",
+    };
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        put(path, "", 0);
+        cn_batch_output *o = open_output();
+        assert_int_equal(append(o, 1, 200), CN_OK);
+        assert_int_equal(cn_batch_output_append(o, lines[i], strlen(lines[i])), CN_OK);
+        cn_id_set ids = {0};
+        cn_batch_totals t = {0};
+        assert_int_equal(cn_resume_scan(o, false, &ids, &t), CN_ERR_ARG);
+        assert_non_null(strstr(cn_last_error(), "output line 2"));
+        cn_id_set_free(&ids);
+        cn_batch_output_close(o);
+    }
+}
+
+/* ---- the record ---- */
+
+/* A directory with the files of a checkpoint, as far as the fingerprint cares. */
+static void make_checkpoint(const char *model, int byte)
+{
+    char file[128], *weights = malloc(1 << 20);
+    assert_int_equal(mkdir(model, 0777) == 0 || access(model, F_OK) == 0, 1);
+    snprintf(file, sizeof file, "%s/config.json", model);
+    put(file, "{}", 2);
+    memset(weights, 1, 1 << 20);
+    memset(weights + (200 << 10), byte, (1 << 20) - (200 << 10));
+    snprintf(file, sizeof file, "%s/model.safetensors", model);
+    put(file, weights, 1 << 20);
+    free(weights);
+}
+
+static void fingerprints_follow_content_not_names(void **state)
+{
+    (void)state;
+    char a[64], b[64], file[80];
+    snprintf(a, sizeof a, "%s/a", dir);
+    snprintf(b, sizeof b, "%s/b", dir);
+    make_checkpoint(a, 5);
+    make_checkpoint(b, 5);
+    uint64_t fa, fb;
+    assert_int_equal(cn_fingerprint(&fa, a, NULL), CN_OK);
+    assert_int_equal(cn_fingerprint(&fb, b, NULL), CN_OK);
+    assert_true(fa == fb);
+    snprintf(file, sizeof file, "%s/README.md", b);
+    put(file, "x", 1);
+    assert_int_equal(cn_fingerprint(&fb, b, NULL), CN_OK);
+    assert_true(fa == fb);
+    make_checkpoint(b, 6);
+    assert_int_equal(cn_fingerprint(&fb, b, NULL), CN_OK);
+    assert_true(fa != fb);
+    make_checkpoint(b, 5);
+    snprintf(file, sizeof file, "%s/config.json", b);
+    put(file, "[]", 2);
+    assert_int_equal(cn_fingerprint(&fb, b, NULL), CN_OK);
+    assert_true(fa != fb);
+    assert_int_equal(cn_fingerprint(&fb, "/no/such", NULL), CN_ERR_IO);
+}
+
+static void a_run_resumes_with_what_it_began_with(void **state)
+{
+    (void)state;
+    char model[64], record_path[80];
+    snprintf(model, sizeof model, "%s/model", dir);
+    snprintf(record_path, sizeof record_path, "%s.cinch-run", path);
+    make_checkpoint(model, 5);
+    cn_config *c = cn_config_create();
+    c->model = cn_strdup(model);
+    cn_buf record = {0}, other = {0};
+    assert_int_equal(cn_run_record_make(&record, c), CN_OK);
+    assert_int_equal(cn_run_record_check(path, &record), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "is not there"));
+    assert_int_equal(cn_run_record_write(path, &record), CN_OK);
+    assert_int_equal(cn_run_record_check(path, &record), CN_OK);
+
+    /* Not of consequence to an answer. */
+    c->max_inflight = 3;
+    c->n_threads = 7;
+    assert_int_equal(cn_run_record_make(&other, c), CN_OK);
+    assert_int_equal(cn_run_record_check(path, &other), CN_OK);
+
+    c->sampling.temperature = 0.5f;
+    cn_buf_clear(&other);
+    assert_int_equal(cn_run_record_make(&other, c), CN_OK);
+    assert_int_equal(cn_run_record_check(path, &other), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "--temperature was 1 and is now 0.5"));
+
+    c->sampling.temperature = 1;
+    make_checkpoint(model, 6);
+    cn_buf_clear(&other);
+    assert_int_equal(cn_run_record_make(&other, c), CN_OK);
+    assert_int_equal(cn_run_record_check(path, &other), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "checkpoint"));
+
+    static const char *const damaged[] = {"", "{", "[]", "{}", "{\"cinch_run\": 1}",
+                                          "{\"cinch_run\": 1, \"model\": 1, \"version\": \"x\", "
+                                          "\"options\": {}}",
+                                          "{\"cinch_run\": 1, \"model\": \"m\", \"options\": "
+                                          "{\"n\": 1}, \"version\": \"x\"}"};
+    for (size_t i = 0; i < sizeof damaged / sizeof *damaged; i++) {
+        put(record_path, damaged[i], strlen(damaged[i]));
+        assert_int_not_equal(cn_run_record_check(path, &record), CN_OK);
+    }
+    cn_buf_free(&record);
+    cn_buf_free(&other);
+    cn_config_free(c);
+}
+
+#define IN_DIR(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_line_is_what_openai_writes),
+        IN_DIR(a_torn_tail_is_cut_wherever_it_is_torn),
+        IN_DIR(a_full_disk_leaves_whole_lines),
+        IN_DIR(two_runs_do_not_share_a_file),
+        IN_DIR(reading_back_finds_ids_and_figures),
+        IN_DIR(retried_errors_leave_the_file),
+        IN_DIR(a_strange_line_is_refused_with_its_number),
+        IN_DIR(fingerprints_follow_content_not_names),
+        IN_DIR(a_run_resumes_with_what_it_began_with),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

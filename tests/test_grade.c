@@ -1,0 +1,78 @@
+/* test_grade.c - answers and references that are equal, and those that only look it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "engine/grade.h"
+
+static const struct grade_case {
+    cn_opt_grade rule;
+    bool match;
+    const char *output, *reference;
+} cases[] = {
+    {CN_OPT_GRADE_EXACT, true, "89", "89"},
+    {CN_OPT_GRADE_EXACT, true, "\n\n 89\n", "89 "},
+    {CN_OPT_GRADE_EXACT, true, "<think>\n12 89\n</think>\n\na=68 e=01", "a=68 e=01"},
+    {CN_OPT_GRADE_EXACT, true, "reasoning </think> half </think> 7", "7"},
+    {CN_OPT_GRADE_EXACT, false, "<think>\nstill 89", "89"},
+    {CN_OPT_GRADE_EXACT, false, "<think>", "<think>"},
+    {CN_OPT_GRADE_EXACT, false, "089", "89"},
+    {CN_OPT_GRADE_EXACT, false, "", "89"},
+    {CN_OPT_GRADE_EXACT, true, "</think>", ""},
+
+    {CN_OPT_GRADE_BOXED, true, "so \\boxed{204}.", "204"},
+    {CN_OPT_GRADE_BOXED, true, "\\boxed{1} then \\boxed{ 2 }", "2"},
+    {CN_OPT_GRADE_BOXED, false, "\\boxed{1} then \\boxed{2}", "1"},
+    {CN_OPT_GRADE_BOXED, true, "\\boxed{\\frac{1}{2}}", "\\frac{1}{2}"},
+    {CN_OPT_GRADE_BOXED, true, "\\boxed{\\{1,2\\}}", "\\{1,2\\}"},
+    {CN_OPT_GRADE_BOXED, true, "\\boxed{1,000}", "1000.0"},
+    {CN_OPT_GRADE_BOXED, true, "\\boxed{$7$}", "\\boxed{7}"},
+    {CN_OPT_GRADE_BOXED, true, "\\boxed {7}", "7"},
+    {CN_OPT_GRADE_BOXED, true, "#### 18", "He makes 9 * 2.\n#### 18"},
+    {CN_OPT_GRADE_BOXED, true, "#### 3\nsomething else", "3"},
+    {CN_OPT_GRADE_BOXED, false, "the answer is 18", "18"},
+    {CN_OPT_GRADE_BOXED, false, "\\boxed{18", "18"},
+    {CN_OPT_GRADE_BOXED, true, "\\boxed{5} and \\boxed{broken", "5"},
+    {CN_OPT_GRADE_BOXED, false, "<think>\\boxed{18}", "18"},
+    {CN_OPT_GRADE_BOXED, false, "\\boxed", "x"},
+
+    {CN_OPT_GRADE_LAST_NUMBER, true, "3 + 4 = 7.", "7"},
+    {CN_OPT_GRADE_LAST_NUMBER, true, "it costs $1,234.50 in all", "1234.5"},
+    {CN_OPT_GRADE_LAST_NUMBER, true, "-0.50", "-.5"},
+    {CN_OPT_GRADE_LAST_NUMBER, true, "5120799376764123456789012345678901", "x #### "
+     "5,120,799,376,764,123,456,789,012,345,678,901"},
+    {CN_OPT_GRADE_LAST_NUMBER, false, "5120799376764123456789012345678901",
+     "5120799376764123456789012345678902"},
+    {CN_OPT_GRADE_LAST_NUMBER, true, "it is 3-2", "2"},
+    {CN_OPT_GRADE_LAST_NUMBER, true, "it is -2", "-2.00"},
+    {CN_OPT_GRADE_LAST_NUMBER, false, "it is -2", "2"},
+    {CN_OPT_GRADE_LAST_NUMBER, true, "-0", "0"},
+    {CN_OPT_GRADE_LAST_NUMBER, true, "between 1,2 and so on", "2"},
+    {CN_OPT_GRADE_LAST_NUMBER, true, "007", "7"},
+    {CN_OPT_GRADE_LAST_NUMBER, false, "70", "7"},
+    {CN_OPT_GRADE_LAST_NUMBER, false, "7.01", "7.1"},
+    {CN_OPT_GRADE_LAST_NUMBER, false, "none", "7"},
+    {CN_OPT_GRADE_LAST_NUMBER, false, "7", "none"},
+    {CN_OPT_GRADE_LAST_NUMBER, false, "<think> 7", "7"},
+    {CN_OPT_GRADE_LAST_NUMBER, false, "- $ . , +", "0"},
+};
+
+static void rules_match_what_they_say(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct grade_case *c = &cases[i];
+        if (cn_grade(c->rule, c->output, c->reference) != c->match)
+            fail_msg("rule %d: '%s' against '%s' should %smatch", (int)c->rule, c->output,
+                     c->reference, c->match ? "" : "not ");
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(rules_match_what_they_say)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
