@@ -70,6 +70,8 @@ void tensor_file_free(tensor_file *f)
 
 void write_file(const char *path, const void *data, size_t n)
 {
+    /* A new file each time: a file system may flush one that is truncated and written again. */
+    unlink(path);
     FILE *f = fopen(path, "wb");
     must(f != NULL, path);
     must(fwrite(data, 1, n, f) == n, path);

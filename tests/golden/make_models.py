@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Makes the golden checkpoints and figures of this folder with transformers. See README.md.
+"""Makes the golden checkpoints and figures of models/ with transformers. See models/README.md.
 
-    python make.py            everything
-    python make.py NAME ...   some of it
+    python make_models.py            everything
+    python make_models.py NAME ...   some of it
 
 Deterministic: weights come from a seed per model, arithmetic is f32 on the CPU, eager attention.
 """
@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-HERE = pathlib.Path(__file__).resolve().parent
+HERE = pathlib.Path(__file__).resolve().parent / "models"
 ROOT = HERE.parents[2]
 GREEDY_TOKENS = 32
 # A greedy choice closer than this could flip by rounding alone: another seed is taken.
@@ -46,7 +46,8 @@ MODELS = {
         rope_parameters={"rope_type": "default", "rope_theta": 1e6}), "bfloat16", 100, None, False),
     "qwen3-d80-f32": (Qwen3Config, sizes(
         288, 32, 64, 2, 2, 2, 80, tie_word_embeddings=False, max_position_embeddings=2048,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6}), "float32", 70, "150KB", False),
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}), "float32", 70, "150KB",
+        False),
     "qwen3-d256-yarn-bf16": (Qwen3Config, sizes(
         311, 32, 48, 1, 4, 1, 256, tie_word_embeddings=True, max_position_embeddings=512,
         rope_parameters=dict(YARN)), "bfloat16", 41, None, True),
