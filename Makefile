@@ -55,7 +55,7 @@ BENCH_BIN := $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c))
 PROGRAM_OBJ := $(addsuffix .o,$(TEST_BIN) $(SIM_BIN) $(FUZZ_BIN) $(EXAMPLE_BIN) $(BENCH_BIN)) \
   $(BUILD)/engine/main.o
 # Tests that start threads: what the thread sanitizer is for. Another: TSAN_TESTS="a b".
-TSAN_TESTS ?= options ops_cpu attn_cpu
+TSAN_TESTS ?= ops_cpu attn_cpu ops_cpu attn_cpu
 
 .PHONY: all cpu help deps demo check test sim fuzz scripts asan ubsan tsan golden tidy docs \
   docs-check install examples programs test-programs bench clean
