@@ -1,7 +1,9 @@
 /* cpu_backend.c - the CPU's op table, memory and life cycle. */
 #include <string.h>
 
+#include "engine/cpu/cpu_compress.h"
 #include "engine/cpu/cpu_ops.h"
+#include "engine/cpu/cpu_sample.h"
 
 enum { ATTN_PART_BYTES_PER_THREAD = 1 << 20 };
 
@@ -75,6 +77,34 @@ CPU_OP(silu_mul, cn_cpu_silu_mul)
 CPU_OP(gather, cn_cpu_gather)
 CPU_OP(copy_blocks, cn_cpu_copy_blocks)
 
+/* Rows of a step are sampled side by side, each worker in its own part of the scratch. */
+static void sample_task(void *ctx, uint32_t row, uint32_t worker)
+{
+    const cn_sample_args *a = ctx;
+    cn_cpu_sample_row(a, row, (char *)a->scratch + worker * cn_cpu_sample_scratch_bytes(a->vocab));
+}
+
+static size_t sample_scratch_bytes(cn_backend *be, uint32_t max_rows, uint32_t vocab)
+{
+    (void)max_rows;
+    const cn_cpu *cpu = be->ctx;
+    return cpu->n_workers * cn_cpu_sample_scratch_bytes(vocab);
+}
+
+static cn_status sample_rows(cn_stream *s, const cn_sample_args *a)
+{
+    size_t need = sample_scratch_bytes(&cn_cpu_stream_owner(s)->table, a->n_rows, a->vocab);
+    if (a->scratch_bytes < need)
+        return cn_fail(CN_ERR_SHAPE, "sample: scratch of %zu bytes, vocabulary %u needs %zu",
+                       a->scratch_bytes, a->vocab, need);
+    cn_cpu_parallel(s, a->n_rows, sample_task, (void *)a);
+    return CN_OK;
+}
+
+CPU_OP(sample, sample_rows)
+CPU_OP(count_reset, cn_cpu_count_reset)
+CPU_OP(compress, cn_cpu_compress)
+
 static cn_stream *stream(cn_backend *be, uint32_t i)
 {
     cn_cpu *cpu = be->ctx;
@@ -120,7 +150,12 @@ static const cn_backend CPU_TABLE = {
     .attn_sparse = enqueue_attn_sparse,
     .silu_mul = enqueue_silu_mul,
     .gather = enqueue_gather,
+    .sample_scratch_bytes = sample_scratch_bytes,
+    .sample = enqueue_sample,
+    .count_reset = enqueue_count_reset,
     .copy_blocks = enqueue_copy_blocks,
+    .compress_scratch_bytes = cn_cpu_compress_scratch_bytes,
+    .compress = enqueue_compress,
 };
 
 static cn_status open_parts(cn_cpu *cpu, uint32_t n_threads)

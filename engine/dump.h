@@ -1,0 +1,52 @@
+/* dump.h - writes tensors of the forward pass to files: --dump name:layer:step.
+ *
+ * Owner: engine. Thread: engine. Stage: inside the forward pass, after each op. The names are the
+ * same on every backend, so tests/diff_dumps.c can say where two runs first part. Each tensor is
+ * a .npy file (f32 [rows, cols]; bf16 is widened), read back through the stream: slow, and the one
+ * part of a step that may allocate. Off unless asked for. */
+#ifndef CN_DUMP_H
+#define CN_DUMP_H
+
+#include "engine/base.h"
+#include "engine/ops.h"
+
+/* In the order of the forward pass. */
+typedef enum cn_dump_name {
+    CN_DUMP_EMBED,
+    CN_DUMP_ATTN_NORM,
+    CN_DUMP_QKV,
+    CN_DUMP_Q,
+    CN_DUMP_ATTN,
+    CN_DUMP_O,
+    CN_DUMP_MLP_NORM,
+    CN_DUMP_GATE_UP,
+    CN_DUMP_SILU_MUL,
+    CN_DUMP_DOWN,
+    CN_DUMP_FINAL_NORM,
+    CN_DUMP_LOGITS,
+    CN_DUMP_COUNT
+} cn_dump_name;
+const char *cn_dump_name_text(cn_dump_name name); /* "attn_norm" */
+
+enum { CN_DUMP_NO_LAYER = -1 }; /* of tensors outside the layers; matched by layer "*" alone */
+
+typedef struct cn_dump cn_dump;
+
+/* spec: "name:layer:step", each a value or "*" for any; a step is one forward pass, from 0. Files
+ * go to `dir`, made when it is not there. CN_ERR_ARG names the part that is wrong and what is
+ * possible. */
+cn_status cn_dump_open(cn_dump **out, cn_backend *be, const char *spec, const char *dir);
+void cn_dump_close(cn_dump *d); /* NULL is fine */
+
+void cn_dump_begin_step(cn_dump *d, uint64_t step);
+
+/* Writes the tensor [rows, cols] at device address `data` when the spec asks for it. */
+cn_status cn_dump_tensor(cn_dump *d, cn_stream *s, cn_dump_name name, int32_t layer,
+                         const void *data, cn_dtype dtype, uint32_t rows, uint32_t cols);
+
+/* "step-000003.layer-02.attn.npy", or ".outside." instead of ".layer-02." without a layer. */
+enum { CN_DUMP_FILE_BYTES = 96 };
+void cn_dump_file_name(char out[CN_DUMP_FILE_BYTES], cn_dump_name name, int32_t layer,
+                       uint64_t step);
+
+#endif

@@ -1,0 +1,338 @@
+/* model.c - see model.h.
+ *
+ * Workspace, T = max_tokens, R = max_rows: three [T, h] rows, then one region that attention (qkv,
+ * q, attn) and the MLP (gate_up, act) use in turn, then picked [R, h], logits and rope tables. */
+#include "engine/model.h"
+
+#include <math.h>
+
+#include "engine/rope.h"
+
+enum { ALIGN_BYTES = 256 };
+
+/* Byte offsets into the model's memory. */
+typedef struct workspace {
+    size_t residual; /* [T, h] the running sum of all branches */
+    size_t normed;   /* [T, h] */
+    size_t branch;   /* [T, h] what attention or the MLP adds next */
+    size_t qkv;      /* [T, (hq+2hk)*d] */
+    size_t q, attn;  /* [T, hq*d] */
+    size_t gate_up;  /* [T, 2I], begins where qkv does */
+    size_t act;      /* [T, I] */
+    size_t picked;   /* [R, h] */
+    size_t logits;   /* [R, V] f32 */
+    size_t cos, sin; /* [max_position, d/2] f32 */
+    size_t bytes;
+} workspace;
+
+struct cn_model {
+    cn_backend *be;
+    cn_model_config cfg;
+    const cn_weights *weights;
+    void *memory;
+    workspace ws;
+    uint32_t max_tokens, max_rows, max_position;
+    cn_dump *dump;
+    uint64_t n_passes;
+};
+
+/* ---- workspace ---- */
+
+/* Takes elems * elem_bytes at *offset. */
+static size_t take(size_t *offset, size_t elems, size_t elem_bytes)
+{
+    size_t at = *offset;
+    *offset = cn_round_up(at + elems * elem_bytes, ALIGN_BYTES);
+    return at;
+}
+
+static workspace lay_out(const cn_model_config *c, cn_dtype act_dtype, size_t max_tokens,
+                         size_t max_rows, size_t max_position)
+{
+    workspace ws;
+    size_t e = cn_dtype_bytes(act_dtype), d = c->head_dim, at = 0;
+    size_t heads = c->n_heads * d, kv_heads = c->n_kv_heads * d;
+    ws.residual = take(&at, max_tokens * c->hidden, e);
+    ws.normed = take(&at, max_tokens * c->hidden, e);
+    ws.branch = take(&at, max_tokens * c->hidden, e);
+    size_t attention = at, mlp = at;
+    ws.qkv = take(&attention, max_tokens * (heads + 2 * kv_heads), e);
+    ws.q = take(&attention, max_tokens * heads, e);
+    ws.attn = take(&attention, max_tokens * heads, e);
+    ws.gate_up = take(&mlp, max_tokens * 2 * c->intermediate, e);
+    ws.act = take(&mlp, max_tokens * c->intermediate, e);
+    at = attention > mlp ? attention : mlp;
+    ws.picked = take(&at, max_rows * c->hidden, e);
+    ws.logits = take(&at, max_rows * c->vocab, sizeof(float));
+    ws.cos = take(&at, max_position * (d / 2), sizeof(float));
+    ws.sin = take(&at, max_position * (d / 2), sizeof(float));
+    ws.bytes = at;
+    return ws;
+}
+
+size_t cn_model_workspace_bytes(const cn_model_config *cfg, const cn_backend *be,
+                                uint32_t max_tokens, uint32_t max_rows, uint32_t max_position)
+{
+    return lay_out(cfg, be->act_dtype, max_tokens, max_rows, max_position).bytes;
+}
+
+static void *at(const cn_model *m, size_t offset) { return (char *)m->memory + offset; }
+
+static const void *weight(const cn_model *m, cn_weight_id id, uint32_t layer)
+{
+    return cn_weights_at(m->weights, id, layer);
+}
+
+/* ---- life ---- */
+
+static cn_status check_ops(const cn_backend *be)
+{
+    const struct {
+        const char *name;
+        bool present;
+    } ops[] = {
+        {"embed", be->embed},
+        {"rmsnorm", be->rmsnorm},
+        {"gemm", be->gemm},
+        {"rope_store", be->rope_store},
+        {"attn_decode", be->attn_decode},
+        {"attn_prefill", be->attn_prefill},
+        {"silu_mul", be->silu_mul},
+        {"gather", be->gather},
+    };
+    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
+        if (!ops[i].present)
+            return cn_fail(CN_ERR_DEVICE, "backend %s has no op %s", be->name, ops[i].name);
+    return CN_OK;
+}
+
+static cn_status write_rope_tables(cn_model *m)
+{
+    size_t n = (size_t)m->max_position * (m->cfg.head_dim / 2);
+    float *tables = cn_calloc(2 * n, sizeof *tables);
+    if (!tables) return cn_fail(CN_ERR_MEMORY, "rope: no memory for %u positions", m->max_position);
+    cn_rope_table(&m->cfg, m->max_position, tables, tables + n);
+    cn_stream *s = m->be->stream(m->be, 0);
+    cn_status status = m->be->mem_write(s, at(m, m->ws.cos), tables, n * sizeof *tables);
+    if (status == CN_OK)
+        status = m->be->mem_write(s, at(m, m->ws.sin), tables + n, n * sizeof *tables);
+    if (status == CN_OK) status = m->be->stream_sync(s);
+    cn_free(tables);
+    return status;
+}
+
+cn_status cn_model_create(cn_model **out, cn_backend *be, const cn_model_config *cfg,
+                          const cn_weights *w, uint32_t max_tokens, uint32_t max_rows,
+                          uint32_t max_position)
+{
+    *out = NULL;
+    CN_TRY(check_ops(be));
+    cn_model *m = cn_calloc(1, sizeof *m);
+    if (!m) return cn_fail(CN_ERR_MEMORY, "model: out of memory");
+    *m = (cn_model){.be = be,
+                    .cfg = *cfg,
+                    .weights = w,
+                    .ws = lay_out(cfg, be->act_dtype, max_tokens, max_rows, max_position),
+                    .max_tokens = max_tokens,
+                    .max_rows = max_rows,
+                    .max_position = max_position};
+    cn_status status = be->mem_alloc(be, m->ws.bytes, &m->memory);
+    if (status != CN_OK)
+        status = cn_fail_within(status, "workspace for %u tokens and %u rows of logits; lower "
+                                        "--max-num-batched-tokens or --max-num-seqs",
+                                max_tokens, max_rows);
+    if (status == CN_OK) status = write_rope_tables(m);
+    if (status != CN_OK) {
+        cn_model_free(m);
+        return status;
+    }
+    *out = m;
+    return CN_OK;
+}
+
+void cn_model_free(cn_model *m)
+{
+    if (!m) return;
+    if (m->memory) m->be->mem_free(m->be, m->memory);
+    cn_free(m);
+}
+
+void cn_model_set_dump(cn_model *m, cn_dump *d) { m->dump = d; }
+
+/* ---- the forward pass ---- */
+
+/* What one pass needs everywhere. */
+typedef struct pass {
+    cn_model *m;
+    cn_stream *s;
+    const cn_batch_view *batch;
+    const cn_pools *pools;
+} pass;
+
+static cn_status dump(const pass *p, cn_dump_name name, int32_t layer, size_t offset, uint32_t rows,
+                      uint32_t cols)
+{
+    const cn_model *m = p->m;
+    if (!m->dump) return CN_OK;
+    cn_dtype dtype = name == CN_DUMP_LOGITS ? CN_F32 : m->be->act_dtype;
+    return cn_dump_tensor(m->dump, p->s, name, layer, at(m, offset), dtype, rows, cols);
+}
+
+static cn_status embed(const pass *p)
+{
+    const cn_model *m = p->m;
+    cn_embed_args a = {.out = at(m, m->ws.residual),
+                       .table = weight(m, CN_W_EMBED, 0),
+                       .tokens = p->batch->tokens,
+                       .n_tokens = p->batch->n_tokens,
+                       .hidden = m->cfg.hidden,
+                       .vocab = m->cfg.vocab};
+    CN_TRY(m->be->embed(p->s, &a));
+    return dump(p, CN_DUMP_EMBED, CN_DUMP_NO_LAYER, m->ws.residual, a.n_tokens, a.hidden);
+}
+
+/* residual += branch (when `add`); normed = norm of residual. */
+static cn_status norm(const pass *p, bool add, cn_weight_id id, uint32_t layer, cn_dump_name name)
+{
+    const cn_model *m = p->m;
+    cn_rmsnorm_args a = {.out = at(m, m->ws.normed),
+                         .residual = at(m, m->ws.residual),
+                         .x = add ? at(m, m->ws.branch) : NULL,
+                         .weight = weight(m, id, layer),
+                         .n_tokens = p->batch->n_tokens,
+                         .hidden = m->cfg.hidden,
+                         .eps = m->cfg.rms_eps};
+    CN_TRY(m->be->rmsnorm(p->s, &a));
+    int32_t where = id == CN_W_FINAL_NORM ? CN_DUMP_NO_LAYER : (int32_t)layer;
+    return dump(p, name, where, m->ws.normed, a.n_tokens, a.hidden);
+}
+
+/* out[T, n] = x[T, k] * W^T + bias. */
+static cn_status linear(const pass *p, size_t out, size_t x, cn_weight_id id, const void *bias,
+                        uint32_t layer, uint32_t n, uint32_t k, cn_dump_name name)
+{
+    const cn_model *m = p->m;
+    cn_gemm_args a = {.out = at(m, out),
+                      .x = at(m, x),
+                      .weight = weight(m, id, layer),
+                      .bias = bias,
+                      .n_tokens = p->batch->n_tokens,
+                      .n = n,
+                      .k = k};
+    CN_TRY(m->be->gemm(p->s, &a));
+    return dump(p, name, (int32_t)layer, out, a.n_tokens, n);
+}
+
+static cn_status rope_store(const pass *p, uint32_t layer)
+{
+    const cn_model *m = p->m;
+    cn_rope_store_args a = {.q = at(m, m->ws.q),
+                            .qkv = at(m, m->ws.qkv),
+                            .q_norm = weight(m, CN_W_Q_NORM, layer),
+                            .k_norm = weight(m, CN_W_K_NORM, layer),
+                            .eps = m->cfg.rms_eps,
+                            .cos = at(m, m->ws.cos),
+                            .sin = at(m, m->ws.sin),
+                            .batch = p->batch,
+                            .n_heads = m->cfg.n_heads,
+                            .layer = layer,
+                            .layout = p->pools->layout,
+                            .kv = p->pools->kv,
+                            .q_window = p->pools->q_window,
+                            .n_query_slots = p->pools->n_query_slots,
+                            .window = p->pools->window};
+    CN_TRY(m->be->rope_store(p->s, &a));
+    return dump(p, CN_DUMP_Q, (int32_t)layer, m->ws.q, p->batch->n_tokens,
+                m->cfg.n_heads * m->cfg.head_dim);
+}
+
+static cn_status attend(const pass *p, uint32_t layer)
+{
+    const cn_model *m = p->m;
+    cn_attn_args a = {.out = at(m, m->ws.attn),
+                      .q = at(m, m->ws.q),
+                      .kv = p->pools->kv,
+                      .batch = p->batch,
+                      .layout = p->pools->layout,
+                      .n_heads = m->cfg.n_heads,
+                      .layer = layer,
+                      .scale = 1.0f / sqrtf((float)m->cfg.head_dim)};
+    if (p->batch->n_decode > 0) CN_TRY(m->be->attn_decode(p->s, &a));
+    if (p->batch->n_seqs > p->batch->n_decode) CN_TRY(m->be->attn_prefill(p->s, &a));
+    return dump(p, CN_DUMP_ATTN, (int32_t)layer, m->ws.attn, p->batch->n_tokens,
+                m->cfg.n_heads * m->cfg.head_dim);
+}
+
+/* branch = attention of the normed residual. */
+static cn_status attention_branch(const pass *p, uint32_t layer)
+{
+    const cn_model *m = p->m;
+    const cn_model_config *c = &m->cfg;
+    uint32_t heads = c->n_heads * c->head_dim, kv_heads = c->n_kv_heads * c->head_dim;
+    CN_TRY(norm(p, layer > 0, CN_W_ATTN_NORM, layer, CN_DUMP_ATTN_NORM));
+    CN_TRY(linear(p, m->ws.qkv, m->ws.normed, CN_W_QKV, weight(m, CN_W_QKV_BIAS, layer), layer,
+                  heads + 2 * kv_heads, c->hidden, CN_DUMP_QKV));
+    CN_TRY(rope_store(p, layer));
+    CN_TRY(attend(p, layer));
+    return linear(p, m->ws.branch, m->ws.attn, CN_W_O, weight(m, CN_W_O_BIAS, layer), layer,
+                  c->hidden, heads, CN_DUMP_O);
+}
+
+/* branch = SwiGLU MLP of the normed residual. */
+static cn_status mlp_branch(const pass *p, uint32_t layer)
+{
+    const cn_model *m = p->m;
+    const cn_model_config *c = &m->cfg;
+    CN_TRY(norm(p, true, CN_W_MLP_NORM, layer, CN_DUMP_MLP_NORM));
+    CN_TRY(linear(p, m->ws.gate_up, m->ws.normed, CN_W_GATE_UP, NULL, layer, 2 * c->intermediate,
+                  c->hidden, CN_DUMP_GATE_UP));
+    cn_silu_mul_args a = {.out = at(m, m->ws.act),
+                          .gate_up = at(m, m->ws.gate_up),
+                          .n_tokens = p->batch->n_tokens,
+                          .intermediate = c->intermediate};
+    CN_TRY(m->be->silu_mul(p->s, &a));
+    CN_TRY(dump(p, CN_DUMP_SILU_MUL, (int32_t)layer, m->ws.act, a.n_tokens, a.intermediate));
+    return linear(p, m->ws.branch, m->ws.act, CN_W_DOWN, NULL, layer, c->hidden, c->intermediate,
+                  CN_DUMP_DOWN);
+}
+
+static cn_status logits_of(const pass *p, const uint32_t *rows, uint32_t n_rows)
+{
+    const cn_model *m = p->m;
+    cn_gather_args g = {.out = at(m, m->ws.picked),
+                        .x = at(m, m->ws.normed),
+                        .rows = rows,
+                        .n_rows = n_rows,
+                        .hidden = m->cfg.hidden};
+    CN_TRY(m->be->gather(p->s, &g));
+    cn_gemm_args a = {.out = at(m, m->ws.logits),
+                      .x = g.out,
+                      .weight = weight(m, CN_W_LM_HEAD, 0),
+                      .n_tokens = n_rows,
+                      .n = m->cfg.vocab,
+                      .k = m->cfg.hidden,
+                      .out_f32 = true};
+    CN_TRY(m->be->gemm(p->s, &a));
+    return dump(p, CN_DUMP_LOGITS, CN_DUMP_NO_LAYER, m->ws.logits, n_rows, a.n);
+}
+
+cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_batch_view *b,
+                           const cn_pools *pools, const uint32_t *logit_rows, uint32_t n_rows,
+                           float **logits)
+{
+    CN_ASSERT(b->n_tokens > 0 && b->n_tokens <= m->max_tokens && n_rows <= m->max_rows);
+    *logits = NULL;
+    pass p = {m, s, b, pools};
+    if (m->dump) cn_dump_begin_step(m->dump, m->n_passes);
+    m->n_passes++;
+    CN_TRY(embed(&p));
+    for (uint32_t layer = 0; layer < m->cfg.n_layers; layer++) {
+        CN_TRY(attention_branch(&p, layer));
+        CN_TRY(mlp_branch(&p, layer));
+    }
+    if (n_rows == 0) return CN_OK;
+    CN_TRY(norm(&p, true, CN_W_FINAL_NORM, 0, CN_DUMP_FINAL_NORM));
+    CN_TRY(logits_of(&p, logit_rows, n_rows));
+    *logits = at(m, m->ws.logits);
+    return CN_OK;
+}

@@ -1,0 +1,351 @@
+/* test_model.c - the forward pass on the CPU: logits and greedy text equal to transformers, and
+ * the same bits whatever shares the batch, however a prompt is cut, and whoever computed a shared
+ * prefix. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/lib/golden.h"
+#include "tests/lib/model_rig.h"
+#include "tests/lib/paged_batch.h"
+
+static const double LOGITS_TOLERANCE = 1e-4;
+static const char REASONER[] = "examples/tiny-reasoner";
+
+static model_rig *open_golden(const char *name, uint32_t max_tokens, uint32_t max_seqs,
+                              uint32_t block_tokens)
+{
+    char dir[256];
+    snprintf(dir, sizeof dir, "tests/golden/models/%s", name);
+    return model_rig_open(&(model_rig_opts){.dir = dir,
+                                            .n_threads = 2,
+                                            .max_tokens = max_tokens,
+                                            .max_seqs = max_seqs,
+                                            .max_kv_tokens = 512,
+                                            .block_tokens = block_tokens});
+}
+
+static uint32_t argmax(const float *x, uint32_t n)
+{
+    uint32_t best = 0;
+    for (uint32_t i = 1; i < n; i++)
+        if (x[i] > x[best]) best = i;
+    return best;
+}
+
+/* ---- golden figures ---- */
+
+static void check_golden_model(const char *name)
+{
+    golden *g = golden_open(name);
+    size_t n = 0, n_greedy = 0, rows = 0, cols = 0;
+    const uint32_t *tokens = golden_u32(g, "tokens", &n);
+    const uint32_t *greedy = golden_u32(g, "greedy", &n_greedy);
+    const float *want = golden_f32(g, "logits", &rows, &cols);
+    model_rig *r = open_golden(name, (uint32_t)n, 1, 16);
+    assert_int_equal(rows, n);
+    assert_int_equal(cols, r->cfg.vocab);
+
+    model_rig_chunk chunk = {0, (uint32_t)n, tokens};
+    const float *logits = model_rig_pass(r, &chunk, 1, 0, true);
+    double diff = golden_max_diff(logits, want, rows * cols);
+    if (diff > LOGITS_TOLERANCE) fail_msg("%s: logits differ by %g", name, diff);
+
+    uint32_t next = argmax(logits + (n - 1) * cols, r->cfg.vocab);
+    for (size_t i = 0; i < n_greedy; i++) {
+        if (next != greedy[i]) fail_msg("%s: greedy token %zu is %u, not %u", name, i, next,
+                                        greedy[i]);
+        chunk = (model_rig_chunk){0, 1, &greedy[i]};
+        next = argmax(model_rig_pass(r, &chunk, 1, 1, true), r->cfg.vocab);
+    }
+    model_rig_close(r);
+    golden_close(g);
+}
+
+static void every_architecture_computes_what_transformers_does(void **state)
+{
+    (void)state;
+    for (size_t i = 0; golden_models[i]; i++) check_golden_model(golden_models[i]);
+}
+
+enum { N_PROMPTS = 4 };
+
+typedef struct trace {
+    const uint32_t *prompt, *greedy, *positions;
+    const float *logits;
+    size_t n_prompt, n_greedy, n_positions;
+} trace;
+
+static trace read_trace(golden *g, uint32_t i)
+{
+    trace t;
+    char name[32];
+    size_t rows = 0, cols = 0;
+    snprintf(name, sizeof name, "%u.prompt", i);
+    t.prompt = golden_u32(g, name, &t.n_prompt);
+    snprintf(name, sizeof name, "%u.greedy", i);
+    t.greedy = golden_u32(g, name, &t.n_greedy);
+    snprintf(name, sizeof name, "%u.positions", i);
+    t.positions = golden_u32(g, name, &t.n_positions);
+    snprintf(name, sizeof name, "%u.logits", i);
+    t.logits = golden_f32(g, name, &rows, &cols);
+    assert_int_equal(rows, t.n_positions);
+    return t;
+}
+
+/* `logits` is what the sequence's token at `position` led to. */
+static void check_trace_logits(const trace *t, uint32_t position, const float *logits,
+                               uint32_t vocab)
+{
+    for (size_t i = 0; i < t->n_positions; i++) {
+        if (t->positions[i] != position) continue;
+        double diff = golden_max_diff(logits, t->logits + i * vocab, vocab);
+        if (diff > LOGITS_TOLERANCE) fail_msg("position %u: logits differ by %g", position, diff);
+    }
+}
+
+/* Prefills the prompts together, then decodes those that still run in one batch. */
+static void the_bundled_model_reasons_word_for_word_like_transformers(void **state)
+{
+    (void)state;
+    golden *g = golden_open("tiny-reasoner");
+    trace t[N_PROMPTS];
+    model_rig_chunk chunks[N_PROMPTS];
+    uint32_t next[N_PROMPTS], n_done[N_PROMPTS] = {0}, vocab, total = 0;
+    for (uint32_t i = 0; i < N_PROMPTS; i++) {
+        t[i] = read_trace(g, i);
+        chunks[i] = (model_rig_chunk){i, (uint32_t)t[i].n_prompt, t[i].prompt};
+        assert_true(t[i].n_greedy >= 200);
+        total += chunks[i].n;
+    }
+    model_rig *r = model_rig_open(&(model_rig_opts){.dir = REASONER, .n_threads = 2,
+                                                    .max_tokens = total, .max_seqs = N_PROMPTS,
+                                                    .max_kv_tokens = 2048, .block_tokens = 64});
+    vocab = r->cfg.vocab;
+    const float *logits = model_rig_pass(r, chunks, N_PROMPTS, 0, true);
+    for (uint32_t i = 0; i < N_PROMPTS; i++) {
+        for (uint32_t p = 0; p < t[i].n_prompt; p++)
+            check_trace_logits(&t[i], p, logits + (size_t)p * vocab, vocab);
+        next[i] = argmax(logits + (t[i].n_prompt - 1) * vocab, vocab);
+        logits += t[i].n_prompt * vocab;
+    }
+    for (uint32_t n_running = N_PROMPTS; n_running > 0;) {
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < N_PROMPTS; i++) {
+            if (n_done[i] == t[i].n_greedy) continue;
+            assert_int_equal(next[i], t[i].greedy[n_done[i]]);
+            if (++n_done[i] < t[i].n_greedy) chunks[n++] = (model_rig_chunk){i, 1, &next[i]};
+        }
+        n_running = n;
+        if (n == 0) break;
+        logits = model_rig_pass(r, chunks, n, n, false);
+        for (uint32_t j = 0; j < n; j++) {
+            uint32_t i = chunks[j].seq;
+            const float *row = logits + (size_t)j * vocab;
+            check_trace_logits(&t[i], (uint32_t)t[i].n_prompt + n_done[i] - 1, row, vocab);
+            next[i] = argmax(row, vocab);
+        }
+    }
+    model_rig_close(r);
+    golden_close(g);
+}
+
+/* ---- same bits ---- */
+
+enum { N_SEQS = 64, MAX_LEN = 90 };
+
+typedef struct crowd {
+    uint32_t tokens[N_SEQS][MAX_LEN], len[N_SEQS];
+    float *alone; /* [N_SEQS, V] logits of each last token, computed alone and whole */
+} crowd;
+
+static crowd *draw_crowd(model_rig *r, test_rng *rng)
+{
+    crowd *c = cn_calloc(1, sizeof *c);
+    uint32_t vocab = r->cfg.vocab;
+    c->alone = cn_calloc((size_t)N_SEQS * vocab, sizeof *c->alone);
+    for (uint32_t s = 0; s < N_SEQS; s++) {
+        c->len[s] = 2 + test_rng_below(rng, s % 8 ? 20 : MAX_LEN - 1);
+        for (uint32_t i = 0; i < c->len[s]; i++) c->tokens[s][i] = test_rng_below(rng, vocab);
+        model_rig_chunk chunk = {s, c->len[s], c->tokens[s]};
+        const float *logits = model_rig_pass(r, &chunk, 1, 0, false);
+        memcpy(c->alone + (size_t)s * vocab, logits, vocab * sizeof *logits);
+        model_rig_reset(r, s);
+    }
+    return c;
+}
+
+static void free_crowd(crowd *c)
+{
+    cn_free(c->alone);
+    cn_free(c);
+}
+
+/* All sequences at once: the first n_decode as decodes whose earlier tokens came in a pass
+ * before, the rest as prefills that continue where that pass cut them. */
+static void check_crowd(model_rig *r, const crowd *c, uint32_t n_decode, test_rng *rng)
+{
+    model_rig_chunk first[N_SEQS], rest[N_SEQS];
+    uint32_t vocab = r->cfg.vocab;
+    for (uint32_t s = 0; s < N_SEQS; s++) {
+        uint32_t cut = s < n_decode ? c->len[s] - 1 : 1 + test_rng_below(rng, c->len[s] - 1);
+        first[s] = (model_rig_chunk){s, cut, c->tokens[s]};
+        rest[s] = (model_rig_chunk){s, c->len[s] - cut, c->tokens[s] + cut};
+        model_rig_reset(r, s);
+    }
+    model_rig_pass(r, first, N_SEQS, 0, false);
+    const float *logits = model_rig_pass(r, rest, N_SEQS, n_decode, false);
+    assert_memory_equal(logits, c->alone, (size_t)N_SEQS * vocab * sizeof *logits);
+}
+
+static void a_batch_of_64_has_the_bits_of_64_batches_of_one(void **state)
+{
+    (void)state;
+    static const char *const models[] = {"qwen3-d80-f32", "qwen2-tied-bf16", "llama-yarn-bias-f16"};
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        test_rng rng = {i};
+        model_rig *r = open_golden(models[i], N_SEQS * MAX_LEN, N_SEQS, 16u << i);
+        crowd *c = draw_crowd(r, &rng);
+        for (uint32_t n_decode = 0; n_decode <= N_SEQS; n_decode += 21)
+            check_crowd(r, c, n_decode, &rng);
+        check_crowd(r, c, N_SEQS, &rng);
+        free_crowd(c);
+        model_rig_close(r);
+    }
+}
+
+static void the_bundled_model_is_batch_invariant(void **state)
+{
+    (void)state;
+    test_rng rng = {77};
+    model_rig *r = model_rig_open(&(model_rig_opts){.dir = REASONER, .n_threads = 3,
+                                                    .max_tokens = N_SEQS * MAX_LEN,
+                                                    .max_seqs = N_SEQS, .max_kv_tokens = 128,
+                                                    .block_tokens = 64});
+    crowd *c = draw_crowd(r, &rng);
+    check_crowd(r, c, N_SEQS, &rng);
+    check_crowd(r, c, 40, &rng);
+    free_crowd(c);
+    model_rig_close(r);
+}
+
+/* One prompt in chunks of drawn sizes: every row's logits are those of the whole prompt. */
+static void a_prompt_in_chunks_has_the_bits_of_a_whole_one(void **state)
+{
+    (void)state;
+    enum { LEN = 300 };
+    test_rng rng = {5};
+    model_rig *r = open_golden("qwen3-bf16", LEN, 2, 32);
+    uint32_t tokens[LEN], vocab = r->cfg.vocab;
+    for (uint32_t i = 0; i < LEN; i++) tokens[i] = test_rng_below(&rng, vocab);
+    model_rig_chunk chunk = {0, LEN, tokens};
+    float *want = cn_calloc((size_t)LEN * vocab, sizeof *want);
+    memcpy(want, model_rig_pass(r, &chunk, 1, 0, true), (size_t)LEN * vocab * sizeof *want);
+    for (int round = 0; round < 4; round++) {
+        model_rig_reset(r, 1);
+        for (uint32_t at = 0; at < LEN; at += chunk.n) {
+            uint32_t n = 1 + test_rng_below(&rng, round % 2 ? 9 : 130);
+            chunk = (model_rig_chunk){1, cn_min_u32(n, LEN - at), tokens + at};
+            bool decode = chunk.n == 1;
+            const float *logits = model_rig_pass(r, &chunk, 1, decode, true);
+            assert_memory_equal(logits, want + (size_t)at * vocab,
+                                (size_t)chunk.n * vocab * sizeof *want);
+        }
+    }
+    cn_free(want);
+    model_rig_close(r);
+}
+
+static void a_shared_prefix_gives_the_bits_of_an_own_one(void **state)
+{
+    (void)state;
+    enum { LEN = 120, BLOCK = 16 };
+    test_rng rng = {8};
+    model_rig *r = open_golden("llama-llama3-bf16", LEN, 3, BLOCK);
+    uint32_t tokens[LEN], vocab = r->cfg.vocab;
+    for (uint32_t i = 0; i < LEN; i++) tokens[i] = test_rng_below(&rng, vocab);
+    model_rig_chunk chunk = {0, LEN, tokens};
+    float *want = cn_calloc(vocab, sizeof *want);
+    memcpy(want, model_rig_pass(r, &chunk, 1, 0, false), vocab * sizeof *want);
+    for (uint32_t n_shared = BLOCK; n_shared < LEN; n_shared += BLOCK) {
+        model_rig_share(r, 1, 0, n_shared);
+        chunk = (model_rig_chunk){1, LEN - n_shared, tokens + n_shared};
+        assert_memory_equal(model_rig_pass(r, &chunk, 1, 0, false), want, vocab * sizeof *want);
+    }
+    cn_free(want);
+    model_rig_close(r);
+}
+
+/* ---- start and step ---- */
+
+static void a_pass_allocates_nothing(void **state)
+{
+    (void)state;
+    model_rig *r = open_golden("qwen3-bf16", 64, 2, 16);
+    uint32_t tokens[20] = {1, 2, 3};
+    model_rig_chunk chunks[] = {{0, 20, tokens}, {1, 7, tokens}};
+    uint64_t before = cn_alloc_count();
+    model_rig_pass(r, chunks, 2, 0, false);
+    chunks[0].n = chunks[1].n = 1;
+    model_rig_pass(r, chunks, 2, 2, false);
+    assert_int_equal(cn_alloc_count(), before);
+    model_rig_close(r);
+}
+
+static void a_missing_op_is_refused_by_name(void **state)
+{
+    (void)state;
+    model_rig *r = open_golden("qwen3-bf16", 8, 1, 16);
+    cn_backend lacking = *r->be;
+    lacking.attn_prefill = NULL;
+    cn_model *m = NULL;
+    assert_int_equal(cn_model_create(&m, &lacking, &r->cfg, r->weights, 8, 8, 64), CN_ERR_DEVICE);
+    assert_non_null(strstr(cn_last_error(), "attn_prefill"));
+    assert_null(m);
+    model_rig_close(r);
+}
+
+static size_t bytes_taken;
+
+static cn_status counting_alloc(cn_backend *be, size_t bytes, void **out)
+{
+    (void)be;
+    bytes_taken += bytes;
+    *out = cn_calloc_aligned(1, bytes);
+    return CN_OK;
+}
+
+static void the_workspace_is_what_was_announced(void **state)
+{
+    (void)state;
+    model_rig *r = open_golden("llama-f32", 8, 1, 16);
+    cn_backend counting = *r->be;
+    counting.mem_alloc = counting_alloc;
+    cn_model *m = NULL;
+    bytes_taken = 0;
+    assert_int_equal(cn_model_create(&m, &counting, &r->cfg, r->weights, 100, 7, 64), CN_OK);
+    assert_int_equal(bytes_taken, cn_model_workspace_bytes(&r->cfg, r->be, 100, 7, 64));
+    cn_model_free(m);
+    model_rig_close(r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_architecture_computes_what_transformers_does),
+        cmocka_unit_test(the_bundled_model_reasons_word_for_word_like_transformers),
+        cmocka_unit_test(a_batch_of_64_has_the_bits_of_64_batches_of_one),
+        cmocka_unit_test(the_bundled_model_is_batch_invariant),
+        cmocka_unit_test(a_prompt_in_chunks_has_the_bits_of_a_whole_one),
+        cmocka_unit_test(a_shared_prefix_gives_the_bits_of_an_own_one),
+        cmocka_unit_test(a_pass_allocates_nothing),
+        cmocka_unit_test(a_missing_op_is_refused_by_name),
+        cmocka_unit_test(the_workspace_is_what_was_announced),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
