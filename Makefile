@@ -5,7 +5,8 @@
 ##   make           build build/cinch and build/libcinch.a
 ##   make install   PREFIX=/usr/local DESTDIR=
 ##
-## Tests:  test [T=name]  sim  fuzz [FUZZ_RUNS=n SEED=n]  scripts  asan  ubsan  tsan  golden  tidy
+## Tests:  test [T=name]  sim [SEED=n STEPS=n]  fuzz [FUZZ_RUNS=n SEED=n]  scripts
+##         asan  ubsan  tsan  golden  tidy
 ## Other:  docs (docs/CONFIG.md, docs/cinch.1)  bench  clean
 ##
 ## ARCH=x86-64-v3 builds for other machines than this one (the default is native).
@@ -24,6 +25,7 @@ OPT ?= -O3
 PREFIX ?= /usr/local
 PYTHON ?= python3
 FUZZ_RUNS ?= 20000
+STEPS ?= 100000
 SEED ?= 1
 WARN := -Wall -Wextra -Wshadow -Wconversion -Werror
 CFLAGS ?=
@@ -44,8 +46,8 @@ LIB_SRC := $(filter-out engine/main.c,$(wildcard engine/*.c)) \
   $(wildcard engine/cpu/*.c scheduler/*.c paged/*.c compress/*.c)
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o)
 LIB := $(BUILD)/libcinch.a
-# tests/lib/ is what tests share; every other C file of tests/ is a program.
-TEST_LIB_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/lib/*.c))
+# tests/lib/ and tests/sim/ are what tests share; every other C file of tests/ is a program.
+TEST_LIB_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/lib/*.c tests/sim/*.c))
 TEST_LIB := $(BUILD)/tests/libtest.a
 TEST_BIN := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/test_*.c))
 SIM_BIN := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/sim_*.c))
@@ -145,7 +147,7 @@ test: test-programs
 	@$(RUN) $(TESTS)
 
 sim: $(SIM_BIN)
-	@[ -z "$^" ] || SEED=$(SEED) $(RUN) $^
+	@$(RUN) --args "$(SEED) $(STEPS)" $^
 
 fuzz: $(if $(T),$(T:%=$(BUILD)/tests/fuzz_%),$(FUZZ_BIN))
 	@$(RUN) --args "$(FUZZ_RUNS) $(SEED)" $^

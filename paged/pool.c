@@ -169,7 +169,7 @@ const char *cn_pool_check(const cn_pool *p)
             return "a block is both free and referenced, or neither";
         if (b->state == STATE_FREE && b->cached) return "a free block is in the prefix cache";
         if (b->state == STATE_CACHED_ONLY && !b->cached) return "a cached-only block is not cached";
-        if (b->state != STATE_USED && b->pinned) return "an unused block is pinned";
+        if (b->pinned && b->refs != 1) return "a pinned block is unused or shared";
     }
     if (!list_sound(p, &p->free, STATE_FREE)) return "the free list is broken";
     if (!list_sound(p, &p->cached_only, STATE_CACHED_ONLY)) return "the cached list is broken";

@@ -107,12 +107,9 @@ static void preempt(cn_scheduler *s, cn_seq *q)
     cn_sched_enqueue(s, q);
 }
 
-bool cn_sched_try_room(cn_scheduler *s, const cn_seq *q, uint32_t n)
+bool cn_sched_try_preempt(cn_scheduler *s, const cn_seq *q)
 {
-    while (cn_pool_available(s->pool) < n) {
-        cn_seq *victim = find_victim(s, q);
-        if (!victim) return false;
-        preempt(s, victim);
-    }
-    return true;
+    cn_seq *victim = find_victim(s, q);
+    if (victim) preempt(s, victim);
+    return victim != NULL;
 }

@@ -56,9 +56,9 @@ bool cn_sched_try_event(cn_scheduler *s, cn_seq *q)
     CN_ASSERT(q->sched->hold != CN_HOLD_NONE && cn_seq_is_due(q, s->o.block_tokens));
     cn_seq_sched *st = q->sched;
     uint32_t n_target = q->n_max - 1, n_new = count_shared(s, q, n_target);
-    /* A preempted sharer leaves fewer blocks to replace, so the need is counted anew. */
     while (n_new > cn_pool_available(s->pool)) {
-        if (!cn_sched_try_room(s, q, cn_pool_available(s->pool) + 1)) return false;
+        if (!cn_sched_try_preempt(s, q)) return false;
+        /* A preempted sharer may free nothing, but leaves fewer blocks to replace. */
         n_new = count_shared(s, q, n_target);
     }
     choose_targets(s, q, n_target);

@@ -32,11 +32,13 @@ static bool wants_block(const cn_scheduler *s, const cn_seq *q)
 static void secure_blocks(cn_scheduler *s)
 {
     for (cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q)) {
-        if (!wants_block(s, q) || !cn_sched_try_room(s, q, 1)) continue;
+        if (!wants_block(s, q)) continue;
         CN_ASSERT(q->n_blocks < q->sched->max_blocks);
-        bool taken = cn_pool_try_take(s->pool, 1, &q->table[q->n_blocks]);
-        CN_ASSERT(taken);
-        q->n_blocks++;
+        bool taken;
+        do {
+            taken = cn_pool_try_take(s->pool, 1, &q->table[q->n_blocks]);
+        } while (!taken && cn_sched_try_preempt(s, q));
+        q->n_blocks += taken;
     }
 }
 

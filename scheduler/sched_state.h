@@ -127,9 +127,8 @@ uint32_t cn_seq_limit(const cn_scheduler *s, const cn_seq *q);
 /* Enters the blocks that became full since into the prefix cache. */
 void cn_sched_register(cn_scheduler *s, cn_seq *q);
 
-/* Preempts until n blocks are available. False when nobody is left to preempt for q: q waits in
- * place. Never preempts q itself. */
-bool cn_sched_try_room(cn_scheduler *s, const cn_seq *q, uint32_t n);
+/* Preempts one request in favour of q; false when nobody but q itself is left: q waits in place. */
+bool cn_sched_try_preempt(cn_scheduler *s, const cn_seq *q);
 
 /* Gives slots and reservations to the foremost that lack them. */
 void cn_sched_grant(cn_scheduler *s);

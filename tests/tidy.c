@@ -286,9 +286,9 @@ static void check_includes(const source *f)
 static bool is_built(const source *f)
 {
     static const char *const places[] = {
-        "engine/",     "engine/cpu/", "scheduler/",   "paged/",     "compress/",
-        "cuda/",       "bench/",      "examples/",    "tests/lib/", "tests/test_",
-        "tests/fuzz_", "tests/sim_",  "tests/tidy.c",
+        "engine/",     "engine/cpu/", "scheduler/", "paged/",       "compress/",
+        "cuda/",       "bench/",      "examples/",  "tests/lib/",   "tests/test_",
+        "tests/fuzz_", "tests/sim_",  "tests/sim/", "tests/tidy.c",
     };
     for (size_t i = 0; i < sizeof places / sizeof *places; i++)
         if (starts(f->path, places[i]) && !strchr(f->path + strlen(places[i]), '/')) return true;

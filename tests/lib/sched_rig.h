@@ -1,0 +1,42 @@
+/* sched_rig.h - a scheduler driven step by step, for tests of single decisions. Every invariant is
+ * checked around every step; a broken one fails the test. */
+#ifndef CN_SCHED_RIG_H
+#define CN_SCHED_RIG_H
+
+#include "scheduler/scheduler.h"
+
+enum { B = 4, WINDOW = 2, BLOCK_BYTES = 1000 }; /* of rig_options */
+
+typedef struct rig {
+    cn_scheduler *s;
+    cn_begin_plan begin;
+    cn_plan plan;
+    bool hold_events; /* events are left undone: asynchronous, and slow */
+    bool lag;         /* the caller appends */
+} rig;
+
+/* 32 blocks of 4 tokens, 4 query slots, everything switched on. */
+cn_sched_opts rig_options(void);
+
+rig rig_make(cn_sched_opts o);
+void rig_check(const rig *r);
+cn_sched_stats rig_stats(const rig *r);
+void rig_done(rig *r); /* checks and frees */
+
+cn_kv_params rig_full(void);
+cn_kv_params rig_zip(uint32_t budget);
+cn_kv_params rig_window(uint32_t budget);
+
+/* A request of n samples whose prompt is the tokens base, base+1, ... */
+cn_status rig_try_add(rig *r, uint32_t base, uint32_t n_prompt, uint32_t n_out, uint32_t n,
+                      cn_kv_params kv, cn_seq **seqs);
+cn_seq *rig_add(rig *r, uint32_t base, uint32_t n_prompt, uint32_t n_out, cn_kv_params kv);
+
+/* One step; unless the rig lags, sampled tokens are appended at once and ends are finished. */
+void rig_step(rig *r);
+void rig_steps(rig *r, int n);
+
+/* The row of a sequence in the last plan, or NULL. */
+const cn_plan_row *rig_row(const rig *r, const cn_seq *q);
+
+#endif

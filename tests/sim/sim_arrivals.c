@@ -1,0 +1,123 @@
+/* sim_arrivals.c - engines and requests drawn from the seed. Small numbers on purpose: shortage,
+ * full blocks and events are then a matter of every step. */
+#include "tests/sim/sim_world.h"
+
+#include <string.h>
+
+#include "engine/base.h"
+
+void sim_draw_engine(sim_world *w)
+{
+    static const uint32_t sizes[] = {2, 4, 4, 8, 16};
+    cn_sched_opts *o = &w->engine;
+    *o = (cn_sched_opts){
+        .block_tokens = sizes[sim_below(w, 5)],
+        .n_blocks = sim_between(w, 6, 48),
+        .n_query_slots = sim_chance(w, 10) ? 0 : sim_between(w, 1, 8),
+        .max_seqs = sim_between(w, 1, 16),
+        .max_batched_tokens = sim_between(w, 1, 64),
+        .max_model_len = sim_between(w, 16, SIM_MAX_LEN - 1),
+        .block_bytes = 1000,
+        .model_hash = sim_random(w),
+        .prefix_caching = sim_chance(w, 75),
+        .chunked_prefill = sim_chance(w, 85),
+        .hybrid = sim_chance(w, 80),
+        .priority_order = sim_chance(w, 30),
+    };
+    o->window_tokens = sim_between(w, 1, 2 * o->block_tokens);
+    if (!o->chunked_prefill) o->max_batched_tokens += o->max_model_len;
+    w->lag = sim_chance(w, 50);
+    w->synchronous = sim_chance(w, 25);
+    w->in_order = sim_chance(w, 50);
+    w->event_delay = sim_chance(w, 50) ? sim_between(w, 0, 3) : sim_between(w, 0, 30);
+    w->arrival_percent = sim_chance(w, 50) ? sim_between(w, 1, 10) : sim_between(w, 10, 100);
+    w->cancel_percent = sim_chance(w, 40) ? 0 : sim_between(w, 1, 5);
+    w->max_live = sim_between(w, 2, SIM_MAX_LIVE - SIM_MAX_SAMPLES);
+    w->share_percent = sim_chance(w, 30) ? 0 : sim_between(w, 30, 100);
+    w->n_families = sim_between(w, 1, 4);
+    /* With few token ids, unrelated sequences meet in the prefix cache. */
+    w->n_vocab = sim_chance(w, 50) ? 1u << 30 : sim_between(w, 1, 3);
+    /* full, window, zip: one alone now and then, else a mixture */
+    uint32_t alone = sim_below(w, 6);
+    for (uint32_t p = 0; p < 3; p++) w->policy_percent[p] = alone < 3 ? 100 * (p == alone) : 33;
+    if (w->o.full_only) memcpy(w->policy_percent, (uint32_t[]){100, 0, 0}, 3 * sizeof(uint32_t));
+}
+
+static cn_kv_params draw_kv(sim_world *w)
+{
+    cn_kv_params kv = {.policy = CN_KV_FULL, .alpha = 0.8f, .redundancy_tau = 0.4f};
+    uint32_t at = sim_below(w, 100);
+    if (at >= w->policy_percent[0]) kv.policy = CN_KV_WINDOW;
+    if (at >= w->policy_percent[0] + w->policy_percent[1]) kv.policy = CN_KV_ZIP;
+    kv.budget_tokens = sim_between(w, 1, w->engine.block_tokens * 6);
+    kv.window_tokens = sim_between(w, 1, w->engine.window_tokens);
+    if (kv.policy == CN_KV_ZIP) kv.budget_tokens = cn_max_u32(kv.budget_tokens, kv.window_tokens);
+    return kv;
+}
+
+/* A prompt begins like its family's others, or goes on from a finished sequence. */
+static uint32_t draw_prompt(sim_world *w, uint32_t *prompt)
+{
+    uint32_t longest = cn_max_u32(1, w->engine.max_model_len / (sim_chance(w, 70) ? 4 : 1) - 1);
+    uint32_t n = sim_between(w, 1, longest), n_common = 0;
+    const sim_talk *talk = &w->talks[sim_below(w, SIM_N_TALKS)];
+    if (talk->n > 0 && sim_chance(w, w->share_percent / 4)) {
+        n_common = cn_min_u32(talk->n, n);
+        memcpy(prompt, talk->tokens, n_common * sizeof *prompt);
+    } else if (sim_chance(w, w->share_percent)) {
+        uint64_t family = sim_below(w, w->n_families);
+        n_common = sim_between(w, 0, n);
+        for (uint32_t i = 0; i < n_common; i++)
+            prompt[i] = (uint32_t)sim_mix(family, i) % w->n_vocab;
+    }
+    for (uint32_t i = n_common; i < n; i++) prompt[i] = sim_below(w, w->n_vocab);
+    return n;
+}
+
+static sim_seq *find_free(sim_world *w)
+{
+    for (uint32_t i = 0; i < SIM_MAX_LIVE; i++)
+        if (!w->seqs[i].used) return &w->seqs[i];
+    return NULL;
+}
+
+static void start(sim_world *w, sim_seq *mine, cn_seq *q, const cn_group_params *p)
+{
+    *mine = (sim_seq){.live = true,
+                      .used = true,
+                      .seq = q,
+                      .id = q->id,
+                      .klass = p->klass,
+                      .priority = w->engine.priority_order ? p->priority : 0,
+                      .content = sim_mix(w->last_content, q->sample),
+                      .n_prompt = p->n_prompt,
+                      .max_tokens = q->max_tokens,
+                      .n_vocab = w->n_vocab};
+    mine->was_waiting = q->state == CN_SEQ_WAITING;
+    q->user = mine;
+    memcpy(mine->tokens, p->prompt, p->n_prompt * sizeof *p->prompt);
+    mine->n_stop =
+        sim_chance(w, 50) ? q->max_tokens : sim_between(w, p->n_prompt + 1, q->max_tokens);
+    w->n_live++;
+    w->r->requests++;
+}
+
+void sim_arrive(sim_world *w)
+{
+    if (w->n_live >= w->max_live || !sim_chance(w, w->arrival_percent)) return;
+    uint32_t prompt[SIM_MAX_LEN];
+    cn_group_params p = {.prompt = prompt,
+                         .n_prompt = draw_prompt(w, prompt),
+                         .n = sim_chance(w, 15) ? sim_between(w, 2, SIM_MAX_SAMPLES) : 1,
+                         .klass = sim_chance(w, 30) ? CN_CLASS_INTERACTIVE : CN_CLASS_BATCH,
+                         .priority = (int32_t)sim_below(w, 5) - 2,
+                         .kv = draw_kv(w)};
+    p.max_output = sim_between(w, 1, w->engine.max_model_len - p.n_prompt);
+    cn_seq *seqs[SIM_MAX_SAMPLES];
+    uint32_t n_unused = 0;
+    for (uint32_t i = 0; i < SIM_MAX_LIVE; i++) n_unused += !w->seqs[i].used;
+    if (n_unused < p.n) return;
+    w->last_content = sim_random(w);
+    if (cn_scheduler_add(w->s, &p, NULL, seqs) != CN_OK) return; /* can never run: refused */
+    for (uint32_t i = 0; i < p.n; i++) start(w, find_free(w), seqs[i], &p);
+}

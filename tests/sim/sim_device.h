@@ -1,0 +1,51 @@
+/* sim_device.h - a backend without a model: every KV slot and every row of a query window holds a
+ * tag that names its content, the hash of the whole prefix that it depends on. Sharing is legal
+ * exactly where tags are equal.
+ *
+ * Stream 0 runs at once. Stream 1 runs each event at some moment between enqueueing and report,
+ * which is all that a host can see of two streams. */
+#ifndef CN_SIM_DEVICE_H
+#define CN_SIM_DEVICE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/ops.h"
+
+typedef struct sim_device {
+    uint32_t block_tokens, n_blocks, n_slots, window;
+    uint64_t *kv;      /* [n_blocks, block_tokens] */
+    uint64_t *queries; /* [n_slots, window] */
+    char *error;       /* where the first wrong read is described */
+    uint32_t error_bytes;
+} sim_device;
+
+/* False when memory is out. */
+bool sim_device_create(sim_device *d, uint32_t n_blocks, uint32_t block_tokens, uint32_t n_slots,
+                       uint32_t window, char *error, uint32_t error_bytes);
+void sim_device_free(sim_device *d);
+
+/* Reads the first n slots of a table; false when one does not hold want[i]. */
+bool sim_device_read(sim_device *d, const char *who, const uint32_t *table, const uint64_t *want,
+                     uint32_t n);
+
+/* Writes slots first .. first + n - 1 of a table. */
+void sim_device_write(sim_device *d, const uint32_t *table, uint32_t first, const uint64_t *tags,
+                      uint32_t n);
+
+/* Writes the query of a position into the ring of a slot. */
+void sim_device_write_query(sim_device *d, uint32_t slot, uint32_t w, uint32_t position,
+                            uint64_t tag);
+
+void sim_device_copy_block(sim_device *d, cn_block_copy c);
+void sim_device_copy_slot(sim_device *d, cn_block_copy c);
+
+/* Runs a compression: reads the sources and the window, whose tags by position are `positions`,
+ * and moves the chosen slots, kept[n_target * block_tokens] in order, to the targets. */
+bool sim_device_compress(sim_device *d, const cn_compress_req *req, const uint64_t *resident,
+                         const uint64_t *positions, const uint64_t *kept);
+
+/* The tag that a window holds for a position whose KV has this one. */
+static inline uint64_t sim_query_tag(uint64_t kv_tag) { return ~kv_tag; }
+
+#endif

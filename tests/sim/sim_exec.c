@@ -1,0 +1,252 @@
+/* sim_exec.c - plans and events carried out on the fake device, tokens read, sequences ended. */
+#include "tests/sim/sim_world.h"
+
+#include <string.h>
+
+#include "engine/base.h"
+#include "scheduler/sched_state.h"
+
+uint32_t sim_token(const sim_seq *q, uint32_t position)
+{
+    if (position < q->n_prompt) return q->tokens[position];
+    return (uint32_t)sim_mix(q->content, position) % q->n_vocab;
+}
+
+static sim_seq *find_seq(const cn_seq *seq)
+{
+    sim_seq *q = seq->user;
+    return q->used && q->seq == seq ? q : NULL;
+}
+
+/* Tags positions up to n: each depends on all before it, and on what compressions left of them. */
+static void tag_positions(sim_seq *q, uint32_t n)
+{
+    for (; q->n_tags < n; q->n_tags++) {
+        uint64_t before = q->n_tags ? q->positions[q->n_tags - 1] : 0;
+        q->positions[q->n_tags] = sim_mix(before ^ q->salt, sim_token(q, q->n_tags) + 1);
+    }
+}
+
+/* ---- events ---- */
+
+/* Any set of the right size that holds the window will do: keep each slot with the chance that
+ * makes the numbers come out. */
+static void choose_kept(sim_world *w, sim_seq *q, const cn_compress_req *req)
+{
+    uint32_t n = req->n_blocks * w->engine.block_tokens;
+    uint32_t k = req->n_target * w->engine.block_tokens;
+    uint32_t always = req->params.policy == CN_KV_ZIP ? n - req->params.window_tokens : n;
+    const uint64_t *from = q->compressed ? q->resident : q->positions;
+    q->n_kept = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t left = n - i, wanted = k - q->n_kept;
+        if (i < always) {
+            uint32_t free_left = always - i, free_wanted = wanted - (n - always);
+            if (sim_below(w, free_left) >= free_wanted) continue;
+        }
+        CN_ASSERT(wanted > 0 && wanted <= left);
+        q->kept[q->n_kept++] = from[i];
+    }
+    CN_ASSERT(q->n_kept == k);
+}
+
+static bool check_request(sim_world *w, const sim_seq *q, const cn_sched_event *e)
+{
+    const cn_seq *seq = e->seq;
+    uint32_t kept = e->req.n_target * w->engine.block_tokens;
+    if (seq->state != CN_SEQ_COMPRESSING || e->req.n_blocks != seq->n_blocks ||
+        e->req.position_end != seq->n_computed || e->req.first_event == q->compressed ||
+        e->req.n_history != (q->compressed ? kept : 0) || kept != seq->kv.budget_tokens)
+        return sim_fail(w, "event %llu: its request does not describe sequence %llu",
+                        (unsigned long long)e->id, (unsigned long long)seq->id);
+    return true;
+}
+
+bool sim_enqueue_events(sim_world *w, const cn_begin_plan *begin)
+{
+    for (uint32_t i = 0; i < begin->n_events; i++) {
+        cn_sched_event *e = begin->events[i];
+        sim_seq *q = find_seq(e->seq);
+        if (!q || q->event != SIM_NO_EVENT) return sim_fail(w, "an event of an unknown sequence");
+        tag_positions(q, e->req.position_end);
+        if (!check_request(w, q, e)) return false;
+        choose_kept(w, q, &e->req);
+        q->event = SIM_ENQUEUED;
+        q->sched_event = e;
+        q->run_at = w->step + (w->synchronous ? 0 : sim_below(w, w->event_delay + 1));
+        q->report_at = q->run_at + (w->synchronous ? 0 : sim_below(w, w->event_delay + 1));
+        w->n_events++;
+        w->r->events++;
+        w->moved = true;
+    }
+    return true;
+}
+
+/* In order, as one stream does it: nothing is reported before what was enqueued earlier. */
+static bool is_turn(const sim_world *w, const sim_seq *q)
+{
+    for (uint32_t i = 0; i < SIM_MAX_LIVE && w->in_order; i++) {
+        const sim_seq *other = &w->seqs[i];
+        if ((other->event == SIM_ENQUEUED || other->event == SIM_EXECUTED) &&
+            other->sched_event->id < q->sched_event->id)
+            return false;
+    }
+    return true;
+}
+
+static bool run_event(sim_world *w, sim_seq *q)
+{
+    q->event = SIM_EXECUTED;
+    return sim_device_compress(&w->device, &q->sched_event->req,
+                               q->compressed ? q->resident : q->positions, q->positions, q->kept);
+}
+
+bool sim_advance_events(sim_world *w)
+{
+    for (uint32_t i = 0; i < SIM_MAX_LIVE && w->n_events > 0; i++) {
+        sim_seq *q = &w->seqs[i];
+        if (q->event == SIM_ENQUEUED && w->step >= q->run_at && is_turn(w, q)) {
+            if (!run_event(w, q)) return false;
+        }
+        if (q->event != SIM_EXECUTED || w->step < q->report_at || !is_turn(w, q)) continue;
+        if (!sim_device_read(&w->device, "a finished compression", q->sched_event->req.target,
+                             q->kept, q->n_kept))
+            return false;
+        cn_scheduler_event_done(w->s, q->sched_event);
+        q->event = SIM_REPORTED;
+    }
+    return true;
+}
+
+/* The scheduler has passed a boundary: whatever was reported is committed. */
+void sim_apply_commits(sim_world *w)
+{
+    for (uint32_t i = 0; i < SIM_MAX_LIVE && w->n_events > 0; i++) {
+        sim_seq *q = &w->seqs[i];
+        if (q->event != SIM_REPORTED) continue;
+        memcpy(q->resident, q->kept, q->n_kept * sizeof *q->kept);
+        q->compressed = true;
+        q->salt = sim_mix(q->id, sim_random(w));
+        q->event = SIM_NO_EVENT;
+        q->used = q->live;
+        w->n_events--;
+        w->moved = true;
+    }
+}
+
+/* ---- plans ---- */
+
+static bool check_row(sim_world *w, const sim_seq *q, const cn_plan_row *row, uint32_t at,
+                      const cn_plan *plan)
+{
+    const cn_seq *seq = row->seq;
+    bool sound = row->n_new > 0 && seq->state == CN_SEQ_RUNNING &&
+                 row->first_pos + row->n_new == seq->n_computed &&
+                 row->first_slot + row->n_new == seq->n_resident &&
+                 seq->n_resident <= seq->n_blocks * w->engine.block_tokens &&
+                 (at >= plan->n_decode || row->n_new == 1) && seq->n_computed < q->max_tokens &&
+                 (row->n_new == 1 || seq->n_computed <= seq->n_tokens);
+    return sound ||
+           sim_fail(w, "row %u of sequence %llu is not sound", at, (unsigned long long)seq->id);
+}
+
+static bool run_row(sim_world *w, sim_seq *q, const cn_plan_row *row)
+{
+    const cn_seq *seq = row->seq;
+    uint32_t n = row->first_pos + row->n_new;
+    for (uint32_t p = seq->n_prompt; p < seq->n_tokens; p++) {
+        if (seq->tokens[p] != sim_token(q, p)) return sim_fail(w, "a token changed its place");
+    }
+    tag_positions(q, n);
+    const uint64_t *fresh = q->positions + row->first_pos;
+    const uint64_t *resident = q->compressed ? q->resident : q->positions;
+    if (!sim_device_read(&w->device, "a row", seq->table, resident, row->first_slot)) return false;
+    sim_device_write(&w->device, seq->table, row->first_slot, fresh, row->n_new);
+    if (q->compressed) memcpy(q->resident + row->first_slot, fresh, row->n_new * sizeof *fresh);
+    for (uint32_t i = 0; seq->query_slot >= 0 && i < row->n_new; i++)
+        sim_device_write_query(&w->device, (uint32_t)seq->query_slot, seq->kv.window_tokens,
+                               row->first_pos + i, sim_query_tag(fresh[i]));
+    return true;
+}
+
+static bool note_token(sim_world *w, const cn_seq *seq)
+{
+    const sim_seq *q = find_seq(seq);
+    if (!q || w->n_pending == SIM_MAX_LIVE) return sim_fail(w, "a sample of an unknown sequence");
+    w->pending[w->n_pending++] = (struct sim_pending){(uint32_t)(q - w->seqs), q->id};
+    return true;
+}
+
+bool sim_execute(sim_world *w, const cn_plan *plan)
+{
+    uint32_t n_tokens = 0;
+    for (uint32_t i = 0; i < plan->n_rows; i++) {
+        const cn_plan_row *row = &plan->rows[i];
+        sim_seq *q = find_seq(row->seq);
+        if (!q || !q->live) return sim_fail(w, "a row of an unknown sequence");
+        if (!check_row(w, q, row, i, plan) || !run_row(w, q, row)) return false;
+        n_tokens += row->n_new;
+        if (row->wants_sample && !note_token(w, row->seq)) return false;
+    }
+    if (n_tokens != plan->n_tokens || n_tokens > w->engine.max_batched_tokens)
+        return sim_fail(w, "a plan of %u tokens says %u", n_tokens, plan->n_tokens);
+    for (uint32_t i = 0; i < plan->n_block_copies; i++)
+        sim_device_copy_block(&w->device, plan->block_copies[i]);
+    for (uint32_t i = 0; i < plan->n_slot_copies; i++)
+        sim_device_copy_slot(&w->device, plan->slot_copies[i]);
+    for (uint32_t i = 0; i < plan->n_forks; i++) {
+        uint32_t row = plan->forks[i].leader_row;
+        if (row >= plan->n_rows || !plan->rows[row].wants_sample)
+            return sim_fail(w, "a fork of row %u, which samples nothing", row);
+        if (!note_token(w, plan->forks[i].seq)) return false;
+    }
+    w->r->tokens += n_tokens;
+    w->r->forks += plan->n_forks;
+    w->moved = w->moved || n_tokens > 0;
+    return true;
+}
+
+/* ---- tokens and ends ---- */
+
+void sim_end(sim_world *w, sim_seq *q)
+{
+    const cn_kv_usage *u = &q->seq->usage_kv;
+    w->ended.compressions += u->compressions;
+    w->ended.evicted += u->evicted;
+    w->ended.freed_bytes += u->freed_bytes;
+    w->ended_recomputed += q->seq->recomputed_tokens;
+    w->ended_preemptions += q->seq->preemptions;
+    w->r->aged += q->seq->preemptions >= CN_AGED_PREEMPTIONS;
+    sim_talk *talk = &w->talks[sim_below(w, SIM_N_TALKS)];
+    talk->n = q->seq->n_tokens;
+    memcpy(talk->tokens, q->seq->tokens, talk->n * sizeof *talk->tokens);
+    cn_scheduler_finish(w->s, q->seq);
+    cn_scheduler_release(w->s, q->seq);
+    q->seq = NULL;
+    q->live = false;
+    q->used = q->event != SIM_NO_EVENT;
+    w->n_live--;
+    w->moved = true;
+}
+
+bool sim_read_tokens(sim_world *w)
+{
+    for (uint32_t i = 0; i < w->n_unread; i++) {
+        sim_seq *q = &w->seqs[w->unread[i].who];
+        if (!q->live || q->id != w->unread[i].id) continue; /* ended meanwhile: discarded */
+        uint32_t position = q->seq->n_tokens;
+        cn_scheduler_append(w->s, q->seq, sim_token(q, position));
+        if (q->seq->n_tokens != position + 1) return sim_fail(w, "a token was not taken");
+        if (position + 1 == q->n_stop) sim_end(w, q);
+        w->moved = true;
+    }
+    w->n_unread = 0;
+    return true;
+}
+
+void sim_sampled(sim_world *w)
+{
+    memcpy(w->unread, w->pending, w->n_pending * sizeof *w->pending);
+    w->n_unread = w->n_pending;
+    w->n_pending = 0;
+}

@@ -1,0 +1,54 @@
+/* sim_fault.c - bugs planted from outside into the scheduler's state, to show that the simulation
+ * catches their kind. Nothing of this is in the production code. */
+#include "scheduler/sched_state.h"
+#include "tests/sim/sim_world.h"
+
+/* Of one that still reads the block for a while: dropped at once, it would only be counted wrong.
+ */
+static bool drop_reference(sim_world *w, const cn_seq *seq)
+{
+    if (seq->state != CN_SEQ_RUNNING || seq->n_blocks == 0) return false;
+    if (seq->max_tokens - seq->n_computed < w->engine.max_model_len / 2) return false;
+    cn_pool_drop(w->s->pool, seq->table[0]);
+    return true;
+}
+
+static bool leave_in_cache(sim_world *w, const cn_seq *seq)
+{
+    if (!w->s->prefix || seq->state != CN_SEQ_RUNNING || seq->usage_kv.compressions == 0)
+        return false;
+    if (seq->n_prompt < w->engine.block_tokens) return false;
+    cn_prefix_cache_insert(w->s->prefix, CN_PREFIX_ROOT, seq->tokens, seq->table[0]);
+    return cn_pool_is_cached(w->s->pool, seq->table[0]);
+}
+
+static bool leak_slot(sim_world *w)
+{
+    if (w->s->slots.n_free == 0) return false;
+    w->s->slots.n_free--;
+    return true;
+}
+
+void sim_strike(sim_world *w)
+{
+    for (uint32_t i = 0; i < SIM_MAX_LIVE && !w->r->fault_struck; i++) {
+        if (!w->seqs[i].live) continue;
+        const cn_seq *seq = w->seqs[i].seq;
+        if (w->o.fault == SIM_FAULT_DROPPED_REF) w->r->fault_struck = drop_reference(w, seq);
+        if (w->o.fault == SIM_FAULT_STALE_PREFIX) w->r->fault_struck = leave_in_cache(w, seq);
+        if (w->o.fault == SIM_FAULT_LEAKED_SLOT) w->r->fault_struck = leak_slot(w);
+    }
+}
+
+void sim_strike_event(sim_world *w)
+{
+    if (w->o.fault != SIM_FAULT_EARLY_COMMIT) return;
+    for (uint32_t i = 0; i < SIM_MAX_LIVE; i++) {
+        sim_seq *q = &w->seqs[i];
+        if (!q->live || q->event != SIM_ENQUEUED || q->run_at <= w->step) continue;
+        cn_scheduler_event_done(w->s, q->sched_event);
+        q->event = SIM_REPORTED;
+        w->r->fault_struck = true;
+        return;
+    }
+}

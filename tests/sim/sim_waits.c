@@ -1,0 +1,106 @@
+/* sim_waits.c - somebody advances at every step, nobody is overtaken, and nobody waits beyond the
+ * bounds that sim.h states. */
+#include "scheduler/sched_state.h"
+#include "tests/sim/sim_world.h"
+
+static bool ranks_before(const sim_seq *a, const sim_seq *b)
+{
+    if (a->klass != b->klass) return a->klass < b->klass;
+    if (a->priority != b->priority) return a->priority < b->priority;
+    return a->id < b->id;
+}
+
+static bool is_waiting(const sim_seq *q) { return q->live && q->seq->state == CN_SEQ_WAITING; }
+
+static const sim_seq *find_foremost(const sim_world *w, bool waiting)
+{
+    const sim_seq *best = NULL;
+    for (uint32_t i = 0; i < SIM_MAX_LIVE; i++) {
+        const sim_seq *q = &w->seqs[i];
+        if (!q->live || (waiting && !is_waiting(q))) continue;
+        if (!best || ranks_before(q, best)) best = q;
+    }
+    return best;
+}
+
+/* Steps that a sequence can take up: a token each, and two to read the last one and end. */
+static uint64_t work_left(const sim_seq *q) { return q->max_tokens - q->seq->n_computed + 2; }
+
+static bool is_running(const sim_seq *q)
+{
+    return q->live && (q->seq->state == CN_SEQ_RUNNING || q->seq->state == CN_SEQ_COMPRESSING);
+}
+
+/* Work of the running ones, or of those alone that entered since the last look: forks of a running
+ * leader, and whoever ranks before the one that waits. */
+static uint64_t running_work(const sim_world *w, bool entered)
+{
+    uint64_t work = 0;
+    for (uint32_t i = 0; i < SIM_MAX_LIVE; i++) {
+        const sim_seq *q = &w->seqs[i];
+        if (is_running(q) && !(entered && q->was_running)) work += work_left(q);
+    }
+    return work;
+}
+
+static bool check_overtaking(sim_world *w)
+{
+    for (uint32_t i = 0; i < SIM_MAX_LIVE; i++) {
+        const sim_seq *q = &w->seqs[i];
+        if (!q->live || !q->was_waiting || is_waiting(q)) continue;
+        for (uint32_t j = 0; j < SIM_MAX_LIVE; j++) {
+            const sim_seq *other = &w->seqs[j];
+            if (is_waiting(other) && other->was_waiting && ranks_before(other, q))
+                return sim_fail(w, "sequence %llu was admitted past %llu",
+                                (unsigned long long)q->id, (unsigned long long)other->id);
+        }
+    }
+    return true;
+}
+
+static bool check_head(sim_world *w)
+{
+    const sim_seq *head = find_foremost(w, true);
+    if (!head || head->id != w->head_id) {
+        w->head_id = head ? head->id : 0;
+        w->head_waited = 0;
+        w->head_bound = 2 + running_work(w, false);
+        return true;
+    }
+    w->head_bound += running_work(w, true);
+    w->head_waited += w->n_events == 0;
+    if (w->head_waited > w->r->longest_head_wait) w->r->longest_head_wait = w->head_waited;
+    if (w->head_waited <= w->head_bound) return true;
+    return sim_fail(w, "sequence %llu, the foremost that waits, has waited %llu steps",
+                    (unsigned long long)head->id, (unsigned long long)w->head_waited);
+}
+
+static bool check_foremost(sim_world *w)
+{
+    const sim_seq *q = find_foremost(w, false);
+    if (!q || q->id != w->foremost_id) {
+        w->foremost_id = q ? q->id : 0;
+        w->foremost_waited = 0;
+        return true;
+    }
+    w->foremost_waited += w->n_events == 0;
+    if (w->foremost_waited > w->r->longest_foremost) w->r->longest_foremost = w->foremost_waited;
+    uint64_t bound =
+        (uint64_t)(CN_AGED_PREEMPTIONS + 2) * (w->engine.max_seqs + 1) * w->engine.max_model_len;
+    if (w->foremost_waited <= bound) return true;
+    return sim_fail(w, "sequence %llu, the foremost, has not ended in %llu steps",
+                    (unsigned long long)q->id, (unsigned long long)w->foremost_waited);
+}
+
+bool sim_check_waits(sim_world *w)
+{
+    bool waits_for_device = w->n_events > 0 || w->n_unread > 0;
+    w->n_idle = w->moved || waits_for_device || w->n_live == 0 ? 0 : w->n_idle + 1;
+    if (w->n_idle > 2) return sim_fail(w, "deadlock: %u sequences, nobody advances", w->n_live);
+    bool good = check_overtaking(w) && check_head(w) && check_foremost(w);
+    for (uint32_t i = 0; i < SIM_MAX_LIVE; i++) {
+        w->seqs[i].was_waiting = is_waiting(&w->seqs[i]);
+        w->seqs[i].was_running = is_running(&w->seqs[i]);
+    }
+    return good;
+}

@@ -1,0 +1,158 @@
+/* test_sim.c - short runs of the simulation, and planted bugs that it must catch: once by the
+ * invariants, once by the fake device and the waiting bounds alone. */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "tests/sim/sim.h"
+
+static void run_well(sim_opts o, sim_result *r)
+{
+    if (!sim_run(&o, r)) fail_msg("%s", r->error);
+    assert_true(r->steps >= o.steps);
+}
+
+static void short_runs_hold_every_invariant(void **state)
+{
+    (void)state;
+    sim_result r;
+    uint64_t events = 0, preemptions = 0, forks = 0, hits = 0, cancels = 0;
+    for (uint64_t seed = 1; seed <= 10; seed++) {
+        run_well((sim_opts){.seed = seed, .steps = 10000, .epoch_steps = 500}, &r);
+        events += r.events;
+        preemptions += r.preemptions;
+        forks += r.forks;
+        hits += r.prefix_hits;
+        cancels += r.cancels;
+    }
+    /* A run in which nothing of the kind happened would have shown nothing. */
+    assert_true(events > 1000 && preemptions > 100 && forks > 100);
+    assert_true(hits > 1000 && cancels > 100);
+}
+
+static void full_kv_alone_never_compresses(void **state)
+{
+    (void)state;
+    sim_result r;
+    run_well((sim_opts){.seed = 5, .steps = 20000, .epoch_steps = 500, .full_only = true}, &r);
+    assert_int_equal(r.events, 0);
+    assert_true(r.preemptions > 100);
+}
+
+static void a_seed_says_everything(void **state)
+{
+    (void)state;
+    sim_result a, b;
+    run_well((sim_opts){.seed = 7, .steps = 5000, .epoch_steps = 500}, &a);
+    run_well((sim_opts){.seed = 7, .steps = 5000, .epoch_steps = 500}, &b);
+    assert_int_equal(a.tokens, b.tokens);
+    assert_int_equal(a.events, b.events);
+    assert_int_equal(a.preemptions, b.preemptions);
+    run_well((sim_opts){.seed = 8, .steps = 5000, .epoch_steps = 500}, &b);
+    assert_int_not_equal(a.tokens, b.tokens);
+}
+
+/* Runs in a child, because a broken reference count may trip an assertion before any check. The
+ * child's verdict: what sim_run said, or that it died of an assertion. */
+static void run_apart(const sim_opts *o, sim_result *r)
+{
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        if (!freopen("/dev/null", "w", stderr)) _exit(2);
+        signal(SIGABRT, SIG_DFL);
+        sim_run(o, r);
+        _exit(write(ends[1], r, sizeof *r) == (ssize_t)sizeof *r ? 0 : 2);
+    }
+    close(ends[1]);
+    int status = 0;
+    ssize_t n = read(ends[0], r, sizeof *r);
+    close(ends[0]);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (n == (ssize_t)sizeof *r) return;
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+    *r = (sim_result){.fault_struck = true, .error = "died of an assertion"};
+}
+
+enum { N_SEEDS = 24 };
+
+/* Plants the fault under several seeds. Returns under how many it was caught; at least once the
+ * verdict must be `how`. */
+static int count_caught(sim_fault fault, bool without_invariants, const char *how)
+{
+    int n_caught = 0;
+    bool seen = false;
+    for (uint64_t seed = 1; seed <= N_SEEDS; seed++) {
+        sim_result r;
+        sim_opts o = {.seed = seed,
+                      .steps = 50000,
+                      .epoch_steps = 500,
+                      .fault = fault,
+                      .without_invariants = without_invariants};
+        run_apart(&o, &r);
+        assert_true(r.fault_struck);
+        n_caught += r.error[0] != '\0';
+        seen = seen || strstr(r.error, how);
+    }
+    if (!seen) fail_msg("never caught as: %s", how);
+    return n_caught;
+}
+
+static void is_caught(sim_fault fault, bool without_invariants, const char *how)
+{
+    assert_int_equal(count_caught(fault, without_invariants, how), N_SEEDS);
+}
+
+static void a_dropped_reference_is_caught(void **state)
+{
+    (void)state;
+    is_caught(SIM_FAULT_DROPPED_REF, false, "references are not the entries");
+    is_caught(SIM_FAULT_DROPPED_REF, true, "wrong tag");
+}
+
+static void a_leaked_slot_is_caught(void **state)
+{
+    (void)state;
+    is_caught(SIM_FAULT_LEAKED_SLOT, false, "query slots leaked");
+    is_caught(SIM_FAULT_LEAKED_SLOT, true, "slots are held");
+}
+
+static void a_commit_without_its_event_is_caught(void **state)
+{
+    (void)state;
+    is_caught(SIM_FAULT_EARLY_COMMIT, false, "wrong tag");
+    is_caught(SIM_FAULT_EARLY_COMMIT, true, "wrong tag");
+}
+
+static void a_stale_prefix_is_caught(void **state)
+{
+    (void)state;
+    /* The next event may overwrite the block, and its entry with it, before anybody looks; the tags
+     * are right until somebody hits the entry. */
+    assert_true(count_caught(SIM_FAULT_STALE_PREFIX, false, "in the prefix cache") > N_SEEDS / 2);
+    assert_true(count_caught(SIM_FAULT_STALE_PREFIX, true, "wrong tag") >= 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(short_runs_hold_every_invariant),
+        cmocka_unit_test(full_kv_alone_never_compresses),
+        cmocka_unit_test(a_seed_says_everything),
+        cmocka_unit_test(a_dropped_reference_is_caught),
+        cmocka_unit_test(a_leaked_slot_is_caught),
+        cmocka_unit_test(a_commit_without_its_event_is_caught),
+        cmocka_unit_test(a_stale_prefix_is_caught),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
