@@ -1,0 +1,47 @@
+/* added_tokens.h - finding added and special tokens in a text, before it is split into words.
+ * Owner: cn_tokenizer. Immutable once sealed; any thread.
+ *
+ * The rule is that of the tokenizers package: at the leftmost place where any token stands, the
+ * longest one wins; `single_word` drops a match that touches a word character, `lstrip` and
+ * `rstrip` widen it over white space. */
+#ifndef CN_ADDED_TOKENS_H
+#define CN_ADDED_TOKENS_H
+
+#include "engine/base.h"
+
+typedef struct cn_added_token {
+    const char *text; /* borrowed for the life of the set */
+    size_t n;
+    uint32_t id;
+    bool single_word, lstrip, rstrip;
+} cn_added_token;
+
+/* Zero-initialise; add, then seal, then scan. */
+typedef struct cn_added_set {
+    cn_added_token *tokens; /* [len], sorted by bytes once sealed */
+    size_t len, cap;
+    bool starts[256]; /* first bytes */
+    int only_start;   /* the one first byte, or -1 */
+} cn_added_set;
+
+cn_status cn_added_set_add(cn_added_set *s, const cn_added_token *t);
+/* CN_ERR_MODEL when two tokens have the same text. */
+cn_status cn_added_set_seal(cn_added_set *s);
+void cn_added_set_free(cn_added_set *s);
+
+/* One pass over a text: zero-initialise but for the first three fields. */
+typedef struct cn_added_scan {
+    const cn_added_set *set;
+    const char *text; /* [n] well-formed UTF-8 */
+    size_t n;
+    size_t done;                 /* text before this is handed out */
+    size_t search;               /* the next match starts here or later */
+    const cn_added_token *found; /* a match found but not handed out, behind the text before it */
+    size_t found_end;
+} cn_added_scan;
+
+/* Hands out the next piece: either text, *token NULL, text[*start .. *end) not empty; or a token.
+ * False at the end. */
+bool cn_added_scan_next(cn_added_scan *s, size_t *start, size_t *end, const cn_added_token **token);
+
+#endif

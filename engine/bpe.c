@@ -1,0 +1,262 @@
+/* bpe.c - byte-pair merges of one word. See bpe.h. */
+#include "engine/bpe.h"
+
+#include <string.h>
+
+/* One line of the merge table, open addressing, empty where result is CN_BPE_NO_TOKEN. */
+typedef struct merge {
+    uint32_t left, right, rank, result;
+} merge;
+
+/* The words of the `ignore_merges` table, open addressing, empty where n is 0. */
+typedef struct whole_word {
+    size_t at; /* in word_text */
+    uint32_t n, id;
+} whole_word;
+
+/* The cache is direct-mapped: a word that falls on another's line replaces it. A line is one cache
+ * line of the processor; words and results that do not fit are not cached. */
+enum { CACHE_LINES = 1 << 16, CACHE_WORD_BYTES = 30, CACHE_IDS = 8 };
+typedef struct cache_line {
+    uint8_t n_bytes, n_ids; /* n_bytes 0: empty */
+    char word[CACHE_WORD_BYTES];
+    uint32_t ids[CACHE_IDS];
+} cache_line;
+_Static_assert(sizeof(cache_line) == 64, "one cache line");
+
+/* A symbol of the word being merged. `rank` is that of the pair it forms with its right
+ * neighbour, NO_RANK if that pair does not merge, or once the symbol is swallowed by its left
+ * neighbour. */
+enum { NO_RANK = 0xFFFFFFFF, NOWHERE = 0xFFFFFFFF };
+typedef struct symbol {
+    uint32_t id, prev, next, rank;
+} symbol;
+
+struct cn_bpe {
+    uint32_t byte_ids[256];
+    merge *merges; /* [merge_mask + 1] */
+    size_t merge_mask;
+    uint32_t n_merges, max_merges;
+    uint32_t *results; /* [max_merges] by rank */
+    whole_word *words; /* [word_cap], NULL without ignore_merges */
+    size_t n_words, word_cap;
+    cn_buf word_text;
+    cache_line *cache; /* [CACHE_LINES] */
+    symbol *symbols;   /* [symbol_cap] */
+    size_t symbol_cap;
+    uint64_t *heap; /* [heap_cap] rank << 32 | index of the pair's left symbol */
+    size_t heap_len, heap_cap;
+};
+
+/* Smallest power of two with room for n entries at half load. */
+static size_t table_size(size_t n)
+{
+    size_t size = 16;
+    while (size < 2 * n) size *= 2;
+    return size;
+}
+
+cn_status cn_bpe_create(cn_bpe **out, const uint32_t byte_ids[256], size_t n_merges)
+{
+    CN_ASSERT(n_merges < UINT32_MAX / 4);
+    *out = NULL;
+    cn_bpe *b = cn_calloc(1, sizeof *b);
+    if (!b) return cn_fail(CN_ERR_MEMORY, "out of memory for the merges");
+    memcpy(b->byte_ids, byte_ids, sizeof b->byte_ids);
+    size_t size = table_size(n_merges);
+    b->merge_mask = size - 1;
+    b->max_merges = (uint32_t)n_merges;
+    b->merges = cn_calloc_aligned(size, sizeof *b->merges);
+    b->results = cn_calloc(n_merges, sizeof *b->results);
+    b->cache = cn_calloc_aligned(CACHE_LINES, sizeof *b->cache);
+    if (!b->merges || !b->results || !b->cache) {
+        cn_bpe_free(b);
+        return cn_fail(CN_ERR_MEMORY, "out of memory for %zu merges", n_merges);
+    }
+    for (size_t i = 0; i < size; i++) b->merges[i].result = CN_BPE_NO_TOKEN;
+    *out = b;
+    return CN_OK;
+}
+
+void cn_bpe_free(cn_bpe *b)
+{
+    if (!b) return;
+    cn_free(b->merges);
+    cn_free(b->results);
+    cn_free(b->words);
+    cn_buf_free(&b->word_text);
+    cn_free(b->cache);
+    cn_free(b->symbols);
+    cn_free(b->heap);
+    cn_free(b);
+}
+
+/* The line of the pair, or the empty line where it would go. */
+static merge *find_merge(const cn_bpe *b, uint32_t left, uint32_t right)
+{
+    uint64_t h = ((uint64_t)left << 32 | right) * UINT64_C(0x9E3779B97F4A7C15);
+    for (size_t i = h >> 32;; i++) {
+        merge *m = &b->merges[i & b->merge_mask];
+        if (m->result == CN_BPE_NO_TOKEN || (m->left == left && m->right == right)) return m;
+    }
+}
+
+void cn_bpe_add_merge(cn_bpe *b, uint32_t left, uint32_t right, uint32_t result)
+{
+    CN_ASSERT(b->n_merges < b->max_merges && result != CN_BPE_NO_TOKEN);
+    uint32_t rank = b->n_merges++;
+    *find_merge(b, left, right) = (merge){left, right, rank, result};
+    b->results[rank] = result;
+}
+
+/* Fast hash of a word. The last bytes overlap the ones before, so every length from 8 on takes
+ * the same path; the table index comes from the high half. */
+static uint64_t hash_word(const char *word, size_t n)
+{
+    const uint64_t k = UINT64_C(0x9E3779B97F4A7C15);
+    uint64_t h = n * k, part = 0;
+    for (; n > 8; n -= 8, word += 8) {
+        memcpy(&part, word, 8);
+        h = (h ^ part) * k;
+        h ^= h >> 29;
+    }
+    part = 0;
+    memcpy(&part, word, n);
+    h = (h ^ part) * k;
+    return h ^ h >> 32;
+}
+
+/* The line of the word, or the empty line where it would go. */
+static whole_word *find_word(const cn_bpe *b, const char *word, size_t n)
+{
+    for (size_t i = hash_word(word, n);; i++) {
+        whole_word *w = &b->words[i & (b->word_cap - 1)];
+        if (w->n == 0 || (w->n == n && memcmp(b->word_text.data + w->at, word, n) == 0)) return w;
+    }
+}
+
+cn_status cn_bpe_add_word(cn_bpe *b, const char *word, size_t n, uint32_t id)
+{
+    CN_ASSERT(n > 0 && n <= UINT32_MAX);
+    if (2 * (b->n_words + 1) > b->word_cap) {
+        whole_word *old = b->words;
+        size_t old_cap = b->word_cap, cap = table_size(b->n_words + 1) * 2;
+        whole_word *grown = cn_calloc(cap, sizeof *grown);
+        if (!grown) return cn_fail(CN_ERR_MEMORY, "out of memory for %zu words", cap);
+        b->words = grown;
+        b->word_cap = cap;
+        for (size_t i = 0; i < old_cap; i++)
+            if (old[i].n) *find_word(b, b->word_text.data + old[i].at, old[i].n) = old[i];
+        cn_free(old);
+    }
+    whole_word *w = find_word(b, word, n);
+    CN_ASSERT(w->n == 0);
+    *w = (whole_word){b->word_text.len, (uint32_t)n, id};
+    b->n_words++;
+    return cn_buf_add(&b->word_text, word, n);
+}
+
+/* ---- merging ---- */
+
+static void heap_push(cn_bpe *b, uint64_t key)
+{
+    CN_ASSERT(b->heap_len < b->heap_cap);
+    size_t i = b->heap_len++;
+    for (; i > 0 && b->heap[(i - 1) / 2] > key; i = (i - 1) / 2) b->heap[i] = b->heap[(i - 1) / 2];
+    b->heap[i] = key;
+}
+
+static uint64_t heap_pop(cn_bpe *b)
+{
+    uint64_t top = b->heap[0], last = b->heap[--b->heap_len];
+    size_t i = 0;
+    for (size_t child; (child = 2 * i + 1) < b->heap_len; i = child) {
+        if (child + 1 < b->heap_len && b->heap[child + 1] < b->heap[child]) child++;
+        if (b->heap[child] >= last) break;
+        b->heap[i] = b->heap[child];
+    }
+    b->heap[i] = last;
+    return top;
+}
+
+/* Each byte brings at most one pair and each merge at most two, and a merge removes a symbol: 3n
+ * heap entries are enough. */
+static cn_status reserve_scratch(cn_bpe *b, size_t n)
+{
+    if (n <= b->symbol_cap) return CN_OK;
+    size_t cap = b->symbol_cap ? b->symbol_cap : 256;
+    while (cap < n) cap *= 2;
+    symbol *symbols = cn_realloc(b->symbols, cap, sizeof *symbols);
+    if (symbols) b->symbols = symbols;
+    uint64_t *heap = symbols ? cn_realloc(b->heap, 3 * cap, sizeof *heap) : NULL;
+    if (!heap) return cn_fail(CN_ERR_MEMORY, "out of memory to merge a word of %zu bytes", n);
+    b->heap = heap;
+    b->heap_cap = 3 * cap;
+    b->symbol_cap = cap;
+    return CN_OK;
+}
+
+/* Ranks the pair that starts at symbol i anew and queues it. */
+static void rank_pair(cn_bpe *b, uint32_t i)
+{
+    symbol *s = &b->symbols[i];
+    s->rank = NO_RANK;
+    if (s->next == NOWHERE) return;
+    const merge *m = find_merge(b, s->id, b->symbols[s->next].id);
+    if (m->result == CN_BPE_NO_TOKEN) return;
+    s->rank = m->rank;
+    heap_push(b, (uint64_t)m->rank << 32 | i);
+}
+
+static cn_status merge_word(cn_bpe *b, const char *word, size_t n, cn_tokens *out)
+{
+    CN_TRY(reserve_scratch(b, n));
+    b->heap_len = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t id = b->byte_ids[(unsigned char)word[i]];
+        CN_ASSERT(id != CN_BPE_NO_TOKEN);
+        b->symbols[i] = (symbol){id, i ? i - 1 : NOWHERE, i + 1 < n ? i + 1 : NOWHERE, NO_RANK};
+    }
+    for (uint32_t i = 0; i < n; i++) rank_pair(b, i);
+    while (b->heap_len) {
+        uint64_t key = heap_pop(b);
+        uint32_t i = (uint32_t)key, rank = (uint32_t)(key >> 32);
+        symbol *left = &b->symbols[i];
+        if (left->rank != rank) continue; /* the pair has changed since it was queued */
+        symbol *right = &b->symbols[left->next];
+        left->id = b->results[rank];
+        left->next = right->next;
+        right->rank = NO_RANK;
+        if (left->next != NOWHERE) b->symbols[left->next].prev = i;
+        rank_pair(b, i);
+        if (left->prev != NOWHERE) rank_pair(b, left->prev);
+    }
+    for (uint32_t i = 0; i != NOWHERE; i = b->symbols[i].next)
+        CN_TRY(cn_tokens_add(out, &b->symbols[i].id, 1));
+    return CN_OK;
+}
+
+cn_status cn_bpe_encode(cn_bpe *b, const char *word, size_t n, cn_tokens *out)
+{
+    CN_ASSERT(n > 0 && n < (size_t)1 << 31);
+    cache_line *line = NULL;
+    if (n <= CACHE_WORD_BYTES) {
+        line = &b->cache[hash_word(word, n) % CACHE_LINES];
+        if (line->n_bytes == n && memcmp(line->word, word, n) == 0)
+            return cn_tokens_add(out, line->ids, line->n_ids);
+    }
+    size_t before = out->len;
+    const whole_word *whole = b->words ? find_word(b, word, n) : NULL;
+    if (whole && whole->n)
+        CN_TRY(cn_tokens_add(out, &whole->id, 1));
+    else
+        CN_TRY(merge_word(b, word, n, out));
+    size_t n_ids = out->len - before;
+    if (line && n_ids <= CACHE_IDS) {
+        line->n_bytes = (uint8_t)n;
+        line->n_ids = (uint8_t)n_ids;
+        memcpy(line->word, word, n);
+        memcpy(line->ids, out->ids + before, n_ids * sizeof *line->ids);
+    }
+    return CN_OK;
+}

@@ -1,0 +1,16 @@
+/* tokens.h - a growable list of token ids. A leaf beside base.h; no shared state. */
+#ifndef CN_TOKENS_H
+#define CN_TOKENS_H
+
+#include "engine/base.h"
+
+/* Zero-initialise; free with cn_tokens_free. Clear by len = 0. */
+typedef struct cn_tokens {
+    uint32_t *ids;
+    size_t len, cap;
+} cn_tokens;
+
+cn_status cn_tokens_add(cn_tokens *t, const uint32_t *ids, size_t n);
+void cn_tokens_free(cn_tokens *t);
+
+#endif
