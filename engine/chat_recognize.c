@@ -138,6 +138,7 @@ static const char *const llama3_strings[] = {
     "Do not use variables.\n\n",
     "<|python_tag|>",
     ".call(",
+    "\", ",
     "=\"",
     "\"",
     ")",
@@ -373,17 +374,13 @@ void cn_chat_traits_free(cn_chat_traits *traits)
 const char *cn_chat_traits_name(const cn_chat_traits *traits)
 {
     switch (traits->layout) {
-    case CN_CHAT_BARE:
-        return "none";
-    case CN_CHAT_LLAMA3:
-        return "llama3";
-    case CN_CHAT_DEEPSEEK:
-        return "deepseek-r1";
+    case CN_CHAT_BARE: return "none";
+    case CN_CHAT_LLAMA3: return "llama3";
+    case CN_CHAT_DEEPSEEK: return "deepseek-r1";
     case CN_CHAT_CHATML:
         if (traits->history != CN_HISTORY_KEEP) return "qwen3";
         return traits->tool_turns || traits->default_system.len ? "qwen2" : "chatml";
-    case CN_CHAT_UNKNOWN:
-        break;
+    case CN_CHAT_UNKNOWN: break;
     }
     return "unknown";
 }

@@ -2,11 +2,12 @@
 #include "engine/chat_template.h"
 
 #include <errno.h>
-#include <jansson.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "engine/chat_recognize.h"
+#include "engine/json.h"
 #include "engine/utf8.h"
 
 struct cn_chat_template {
@@ -261,16 +262,11 @@ static cn_status render(const cn_chat_template *t, const cn_message *messages, s
 {
     if (t->traits.writes_bos) CN_TRY(cn_buf_add(out, t->bos.data, t->bos.len));
     switch (t->traits.layout) {
-    case CN_CHAT_BARE:
-        return render_bare(messages, n, out);
-    case CN_CHAT_CHATML:
-        return render_chatml(t, messages, n, enable_thinking, out);
-    case CN_CHAT_LLAMA3:
-        return render_llama3(t, messages, n, out);
-    case CN_CHAT_DEEPSEEK:
-        return render_deepseek(t, messages, n, out);
-    case CN_CHAT_UNKNOWN:
-        break;
+    case CN_CHAT_BARE: return render_bare(messages, n, out);
+    case CN_CHAT_CHATML: return render_chatml(t, messages, n, enable_thinking, out);
+    case CN_CHAT_LLAMA3: return render_llama3(t, messages, n, out);
+    case CN_CHAT_DEEPSEEK: return render_deepseek(t, messages, n, out);
+    case CN_CHAT_UNKNOWN: break;
     }
     return cn_chat_template_check(t);
 }
@@ -345,22 +341,6 @@ static bool set_family(cn_chat_traits *t, const char *name, cn_status *status)
     return true;
 }
 
-/* Reads a whole file; *found is false, and that is no error, if it is not there. */
-static cn_status read_file(const char *path, cn_buf *text, bool *found)
-{
-    FILE *in = fopen(path, "rb");
-    *found = in != NULL;
-    if (!in && errno != ENOENT) return cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
-    if (!in) return CN_OK;
-    char chunk[4096];
-    cn_status status = cn_buf_add(text, "", 0);
-    for (size_t n; status == CN_OK && (n = fread(chunk, 1, sizeof chunk, in)) > 0;)
-        status = cn_buf_add(text, chunk, n);
-    if (status == CN_OK && ferror(in)) status = cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
-    fclose(in);
-    return status;
-}
-
 /* The program in tokenizer_config.json: a string, or the one named "default" of several. */
 static const json_t *config_program(const json_t *config)
 {
@@ -373,11 +353,12 @@ static const json_t *config_program(const json_t *config)
     return program;
 }
 
-static cn_status read_config(cn_chat_template *t, const char *text, size_t n, cn_buf *program)
+static cn_status read_config(cn_chat_template *t, const char *path, cn_buf *program)
 {
-    json_error_t error;
-    json_t *config = json_loadb(text, n, JSON_ALLOW_NUL, &error);
-    if (!config) return cn_fail(CN_ERR_MODEL, "line %d: %s", error.line, error.text);
+    enum { MAX_FILE_BYTES = 1 << 24, MAX_FILE_DEPTH = 32 };
+    if (access(path, F_OK) != 0) return CN_OK;
+    json_t *config;
+    CN_TRY(cn_json_load_file(&config, path, MAX_FILE_BYTES, MAX_FILE_DEPTH));
     const json_t *bos = json_object_get(config, "bos_token");
     if (json_is_object(bos)) bos = json_object_get(bos, "content");
     cn_status status = CN_OK;
@@ -390,27 +371,31 @@ static cn_status read_config(cn_chat_template *t, const char *text, size_t n, cn
     return status;
 }
 
+/* Reads a program of its own; no such file is no error. */
+static cn_status read_program(const char *path, cn_buf *program)
+{
+    FILE *in = fopen(path, "rb");
+    if (!in) return errno == ENOENT ? CN_OK : cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
+    cn_buf_clear(program);
+    char chunk[4096];
+    cn_status status = CN_OK;
+    for (size_t n; status == CN_OK && (n = fread(chunk, 1, sizeof chunk, in)) > 0;)
+        status = cn_buf_add(program, chunk, n);
+    if (status == CN_OK && ferror(in)) status = cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
+    fclose(in);
+    return status;
+}
+
 /* The checkpoint's own program, empty if it has none, and its BOS. */
 static cn_status read_checkpoint(cn_chat_template *t, const char *model_dir, cn_buf *program)
 {
-    cn_buf path = {0}, text = {0};
-    bool found;
+    cn_buf path = {0};
     cn_status status = cn_buf_addf(&path, "%s/tokenizer_config.json", model_dir);
-    if (status == CN_OK) status = read_file(path.data, &text, &found);
-    if (status == CN_OK && found) {
-        status = read_config(t, text.data, text.len, program);
-        if (status != CN_OK) status = cn_fail_within(status, "%s", path.data);
-    }
+    if (status == CN_OK) status = read_config(t, path.data, program);
     cn_buf_clear(&path);
-    cn_buf_clear(&text);
     if (status == CN_OK) status = cn_buf_addf(&path, "%s/chat_template.jinja", model_dir);
-    if (status == CN_OK) status = read_file(path.data, &text, &found);
-    if (status == CN_OK && found) {
-        cn_buf_clear(program);
-        status = cn_buf_add(program, text.data, text.len);
-    }
+    if (status == CN_OK) status = read_program(path.data, program);
     cn_buf_free(&path);
-    cn_buf_free(&text);
     return status;
 }
 

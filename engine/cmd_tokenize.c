@@ -1,114 +1,22 @@
-/* cmd_tokenize.c - `cinch tokenize`. See cmd_tokenize.h. */
-#include "engine/cmd_tokenize.h"
-
+/* cmd_tokenize.c - `cinch tokenize`: text to token ids and back, for people and for comparisons
+ * with other tokenizers. */
 #include <errno.h>
-#include <getopt.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/chat_template.h"
+#include "engine/command.h"
 #include "engine/detok.h"
 #include "engine/tokenizer.h"
 
-static const char usage[] =
-    "usage: cinch tokenize --model DIR [options]\n"
-    "Prints the token ids of a text, or with --decode the text of token ids.\n"
-    "\n"
-    "  --model DIR            checkpoint with tokenizer.json\n"
-    "  --text TEXT            the input; else:\n"
-    "  -i, --input-file FILE  the input, - for standard input (the default)\n"
-    "  --jsonl                a JSON value per line in and out: \"text\" to [ids]; with --chat\n"
-    "                         [{\"role\": ..., \"content\": ...}, ...] to [ids]; with --decode\n"
-    "                         [ids] to \"text\"\n"
-    "  --decode               from ids to text\n"
-    "  --chat                 the input is a JSON array of messages, for the chat template\n"
-    "  --chat-template NAME   auto, none, or a family (see cinch run-batch --help)\n"
-    "  --enable-thinking 0|1  the template's switch, if it has one\n"
-    "  --render               with --chat: print the rendered prompt, not its ids\n"
-    "  --no-special           encode without BOS and EOS; decode without special tokens\n"
-    "  --pieces               one token per line: id, tab, text as a JSON string\n";
-
-typedef struct options {
-    const char *model, *text, *input, *chat_template;
-    bool jsonl, decode, chat, render, no_special, pieces;
-    int enable_thinking;
-} options;
-
 typedef struct job {
-    options o;
+    const cn_config *c;
     cn_tokenizer *tokenizer;
     cn_chat_template *chat;
     cn_tokens ids;
     cn_buf out, rendered;
 } job;
-
-static cn_status parse_options(int argc, char **argv, options *o, bool *help)
-{
-    enum { MODEL = 256, TEXT, TEMPLATE, THINKING, JSONL, DECODE, CHAT, RENDER, PLAIN, PIECES };
-    static const struct option longs[] = {
-        {"model", required_argument, NULL, MODEL},
-        {"text", required_argument, NULL, TEXT},
-        {"input-file", required_argument, NULL, 'i'},
-        {"chat-template", required_argument, NULL, TEMPLATE},
-        {"enable-thinking", required_argument, NULL, THINKING},
-        {"jsonl", no_argument, NULL, JSONL},
-        {"decode", no_argument, NULL, DECODE},
-        {"chat", no_argument, NULL, CHAT},
-        {"render", no_argument, NULL, RENDER},
-        {"no-special", no_argument, NULL, PLAIN},
-        {"pieces", no_argument, NULL, PIECES},
-        {"help", no_argument, NULL, 'h'},
-        {0},
-    };
-    *o = (options){.input = "-", .chat_template = "auto", .enable_thinking = -1};
-    optind = 1;
-    for (int c; (c = getopt_long(argc, argv, "hi:", longs, NULL)) != -1;) {
-        switch (c) {
-        case MODEL:
-            o->model = optarg;
-            break;
-        case TEXT:
-            o->text = optarg;
-            break;
-        case 'i':
-            o->input = optarg;
-            break;
-        case TEMPLATE:
-            o->chat_template = optarg;
-            break;
-        case THINKING:
-            o->enable_thinking = strcmp(optarg, "0") != 0;
-            break;
-        case JSONL:
-            o->jsonl = true;
-            break;
-        case DECODE:
-            o->decode = true;
-            break;
-        case CHAT:
-            o->chat = true;
-            break;
-        case RENDER:
-            o->render = true;
-            break;
-        case PLAIN:
-            o->no_special = true;
-            break;
-        case PIECES:
-            o->pieces = true;
-            break;
-        case 'h':
-            *help = true;
-            return CN_OK;
-        default:
-            return cn_fail(CN_ERR_ARG, "bad option; cinch tokenize --help lists them");
-        }
-    }
-    if (optind < argc) return cn_fail(CN_ERR_ARG, "unexpected argument '%s'", argv[optind]);
-    if (!o->model) return cn_fail(CN_ERR_ARG, "--model is missing");
-    return CN_OK;
-}
 
 /* ---- output ---- */
 
@@ -126,7 +34,7 @@ static cn_status add_text(job *j, bool as_json, const cn_tokens *ids)
 {
     cn_buf text = {0};
     cn_detok d;
-    cn_detok_init(&d, j->tokenizer, j->o.no_special);
+    cn_detok_init(&d, j->tokenizer, !j->c->special);
     cn_status status = CN_OK;
     for (size_t i = 0; i < ids->len && status == CN_OK; i++)
         status = cn_detok_push(&d, ids->ids[i], &text);
@@ -144,10 +52,10 @@ static cn_status add_text(job *j, bool as_json, const cn_tokens *ids)
 
 static cn_status add_ids(job *j)
 {
-    const char *separator = j->o.jsonl ? "," : " ";
+    const char *separator = j->c->jsonl ? "," : " ";
     for (size_t i = 0; i < j->ids.len; i++) {
         uint32_t id = j->ids.ids[i];
-        if (!j->o.pieces) {
+        if (!j->c->pieces) {
             CN_TRY(cn_buf_addf(&j->out, "%s%u", i ? separator : "", id));
             continue;
         }
@@ -173,9 +81,11 @@ static cn_status render_chat(job *j, const json_t *list)
         if (!messages[i].role || !messages[i].content)
             status = cn_fail(CN_ERR_ARG, "message %zu lacks \"role\" or \"content\"", i);
     }
+    int thinking =
+        j->c->thinking == CN_OPT_THINKING_AUTO ? -1 : j->c->thinking == CN_OPT_THINKING_ON;
     cn_buf_clear(&j->rendered);
     if (status == CN_OK)
-        status = cn_chat_template_render(j->chat, messages, n, j->o.enable_thinking, &j->rendered);
+        status = cn_chat_template_render(j->chat, messages, n, thinking, &j->rendered);
     cn_free(messages);
     return status;
 }
@@ -194,12 +104,12 @@ static cn_status parse_ids(job *j, const json_t *list)
 static cn_status run_one(job *j, const json_t *value, const char *text, size_t n)
 {
     j->ids.len = 0;
-    if (j->o.decode) {
+    if (j->c->decode) {
         CN_TRY(parse_ids(j, value));
-        CN_TRY(add_text(j, j->o.jsonl, &j->ids));
+        CN_TRY(add_text(j, j->c->jsonl, &j->ids));
         return cn_buf_add(&j->out, "\n", 1);
     }
-    if (j->o.chat) {
+    if (j->c->chat) {
         CN_TRY(render_chat(j, value));
         text = j->rendered.data;
         n = j->rendered.len;
@@ -208,16 +118,17 @@ static cn_status run_one(job *j, const json_t *value, const char *text, size_t n
         text = json_string_value(value);
         n = json_string_length(value);
     }
-    if (j->o.render && !j->o.jsonl) return cn_buf_add(&j->out, text, n);
-    if (j->o.render) {
+    if (j->c->render && !j->c->jsonl) return cn_buf_add(&j->out, text, n);
+    if (j->c->render) {
         json_t *string = json_stringn(text, n);
         cn_status status = add_json(&j->out, string);
         json_decref(string);
         CN_TRY(status);
         return cn_buf_add(&j->out, "\n", 1);
     }
-    CN_TRY(cn_tokenizer_encode(j->tokenizer, text, n, !j->o.no_special && !j->o.chat, &j->ids));
-    bool brackets = j->o.jsonl && !j->o.pieces;
+    bool special = j->c->special && (!j->c->chat || cn_chat_template_add_special(j->chat));
+    CN_TRY(cn_tokenizer_encode(j->tokenizer, text, n, special, &j->ids));
+    bool brackets = j->c->jsonl && !j->c->pieces;
     CN_TRY(cn_buf_add(&j->out, "[", brackets));
     CN_TRY(add_ids(j));
     return cn_buf_add(&j->out, brackets ? "]\n" : "\n", brackets ? 2 : 1);
@@ -276,20 +187,20 @@ static cn_status run_lines(job *j, FILE *in)
 
 static cn_status run_whole(job *j, const char *text, size_t n)
 {
-    if (j->o.chat) return run_json(j, text, n);
-    return j->o.decode ? run_plain_ids(j, text, n) : run_one(j, NULL, text, n);
+    if (j->c->chat) return run_json(j, text, n);
+    return j->c->decode ? run_plain_ids(j, text, n) : run_one(j, NULL, text, n);
 }
 
 static cn_status run_file(job *j, FILE *in)
 {
-    if (j->o.jsonl) return run_lines(j, in);
+    if (j->c->jsonl) return run_lines(j, in);
     cn_buf text = {0};
     cn_status status = cn_buf_add(&text, "", 0);
     char chunk[1 << 14];
     for (size_t n; status == CN_OK && (n = fread(chunk, 1, sizeof chunk, in)) > 0;)
         status = cn_buf_add(&text, chunk, n);
     if (status == CN_OK && ferror(in))
-        status = cn_fail(CN_ERR_IO, "%s: %s", j->o.input, strerror(errno));
+        status = cn_fail(CN_ERR_IO, "%s: %s", j->c->file, strerror(errno));
     if (status == CN_OK) status = run_whole(j, text.data, text.len);
     cn_buf_free(&text);
     return status;
@@ -297,31 +208,44 @@ static cn_status run_file(job *j, FILE *in)
 
 static cn_status run_input(job *j)
 {
-    if (j->o.text && !j->o.jsonl) return run_whole(j, j->o.text, strlen(j->o.text));
-    if (j->o.text) return run_json(j, j->o.text, strlen(j->o.text));
-    bool standard = strcmp(j->o.input, "-") == 0;
-    FILE *in = standard ? stdin : fopen(j->o.input, "rb");
-    if (!in) return cn_fail(CN_ERR_IO, "%s: %s", j->o.input, strerror(errno));
+    if (j->c->text && !j->c->jsonl) return run_whole(j, j->c->text, strlen(j->c->text));
+    if (j->c->text) return run_json(j, j->c->text, strlen(j->c->text));
+    bool standard = strcmp(j->c->file, "-") == 0;
+    FILE *in = standard ? stdin : fopen(j->c->file, "rb");
+    if (!in) return cn_fail(CN_ERR_IO, "%s: %s", j->c->file, strerror(errno));
     cn_status status = run_file(j, in);
     if (!standard) fclose(in);
     return status;
 }
 
-cn_status cn_cmd_tokenize(int argc, char **argv)
+static cn_status run(job *j)
 {
-    job j = {0};
-    bool help = false;
-    CN_TRY(parse_options(argc, argv, &j.o, &help));
-    if (help) return fputs(usage, stdout) < 0 ? cn_fail(CN_ERR_IO, "standard output") : CN_OK;
-    cn_status status = cn_tokenizer_load(&j.tokenizer, j.o.model);
-    if (status == CN_OK && j.o.chat)
-        status = cn_chat_template_load(&j.chat, j.o.model, j.o.chat_template);
-    if (status == CN_OK) status = run_input(&j);
-    if (status == CN_OK) status = flush(&j);
+    const char *dir = j->c->tokenizer ? j->c->tokenizer : j->c->model;
+    CN_TRY(cn_tokenizer_load(&j->tokenizer, dir));
+    if (j->c->chat) {
+        cn_buf family = {0};
+        cn_status status = cn_option_format(cn_option_find("chat-template"), j->c, &family);
+        if (status == CN_OK) status = cn_chat_template_load(&j->chat, dir, family.data);
+        cn_buf_free(&family);
+        CN_TRY(status);
+    }
+    CN_TRY(run_input(j));
+    return flush(j);
+}
+
+int cn_cmd_tokenize(int argc, char **argv)
+{
+    int exit_code;
+    cn_config *c = cn_command_begin(argc, argv, NULL, &exit_code);
+    if (!c) return exit_code;
+    job j = {.c = c};
+    cn_status status = run(&j);
+    if (status != CN_OK) cn_log(CN_LOG_ERROR, "cinch tokenize: %s", cn_last_error());
     cn_chat_template_free(j.chat);
     cn_tokenizer_free(j.tokenizer);
     cn_tokens_free(&j.ids);
     cn_buf_free(&j.out);
     cn_buf_free(&j.rendered);
-    return status;
+    cn_config_free(c);
+    return status == CN_OK ? CN_EXIT_OK : CN_EXIT_FAILED;
 }

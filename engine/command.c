@@ -7,6 +7,8 @@
 static const cn_command commands[] = {
     {"docs", "config|man", "print docs/CONFIG.md or the manual page from the option table",
      CN_SECTION_GENERAL, cn_cmd_docs},
+    {"tokenize", "--model DIR [options]", "text to token ids, or back",
+     CN_SECTION_GENERAL | CN_SECTION_CHECKPOINT | CN_SECTION_TOKENIZE, cn_cmd_tokenize},
 };
 
 const cn_command *cn_commands(size_t *n)

@@ -1,61 +1,78 @@
 /* tokenizer.c - text to token ids. See tokenizer.h. */
 #include "engine/tokenizer.h"
 
+#include <errno.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
+#include "engine/json.h"
 #include "engine/tokenizer_json.h"
 #include "engine/utf8.h"
 
-/* Reads model_dir/name. *root is NULL, and that is no error, if the file is not there. */
-static cn_status read_json(const char *model_dir, const char *name, json_t **root)
+enum { MAX_FILE_BYTES = 1 << 28, MAX_FILE_DEPTH = 32 };
+
+static cn_status new_tokenizer(cn_tokenizer **out, const json_t *root)
 {
-    *root = NULL;
-    cn_buf path = {0};
-    CN_TRY(cn_buf_addf(&path, "%s/%s", model_dir, name));
-    struct stat st;
-    cn_status status = CN_OK;
-    json_error_t error;
-    if (stat(path.data, &st) == 0) {
-        *root = json_load_file(path.data, JSON_ALLOW_NUL, &error);
-        if (!*root)
-            status = cn_fail(CN_ERR_MODEL, "%s: line %d: %s", path.data, error.line, error.text);
-    }
-    cn_buf_free(&path);
+    *out = NULL;
+    cn_tokenizer *t = cn_calloc(1, sizeof *t);
+    if (!t) return cn_fail(CN_ERR_MEMORY, "out of memory for the tokenizer");
+    cn_status status = cn_tokenizer_from_json(t, root);
+    if (status == CN_OK)
+        *out = t;
+    else
+        cn_tokenizer_free(t);
     return status;
 }
 
-static cn_status load_into(cn_tokenizer *t, const char *model_dir)
+cn_status cn_tokenizer_parse(cn_tokenizer **out, const char *text, size_t n, const char *what)
 {
     json_t *root;
-    CN_TRY(read_json(model_dir, "tokenizer.json", &root));
-    if (!root)
+    *out = NULL;
+    CN_TRY(cn_json_parse(&root, text, n, what, MAX_FILE_BYTES, MAX_FILE_DEPTH, CN_ERR_MODEL));
+    cn_status status = new_tokenizer(out, root);
+    json_decref(root);
+    return status == CN_OK ? status : cn_fail_within(status, "%s", what);
+}
+
+static cn_status load_tokenizer(cn_tokenizer **out, const char *path)
+{
+    json_t *root;
+    if (access(path, F_OK) != 0)
         return cn_fail(CN_ERR_MODEL,
-                       "%s/tokenizer.json is missing: save it with transformers' "
-                       "AutoTokenizer.from_pretrained(...).save_pretrained(...)",
-                       model_dir);
-    cn_status status = cn_tokenizer_from_json(t, root);
+                       "%s: %s; transformers writes it: "
+                       "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
+                       path, strerror(errno));
+    CN_TRY(cn_json_load_file(&root, path, MAX_FILE_BYTES, MAX_FILE_DEPTH));
+    cn_status status = new_tokenizer(out, root);
     json_decref(root);
-    if (status != CN_OK) return cn_fail_within(status, "%s/tokenizer.json", model_dir);
-    CN_TRY(read_json(model_dir, "tokenizer_config.json", &root));
-    if (!root) return CN_OK;
-    status = cn_tokenizer_apply_config(t, root);
+    return status == CN_OK ? status : cn_fail_within(status, "%s", path);
+}
+
+/* No such file is no error: then the post-processor stands. */
+static cn_status load_config(cn_tokenizer *t, const char *path)
+{
+    json_t *root;
+    if (access(path, F_OK) != 0) return CN_OK;
+    CN_TRY(cn_json_load_file(&root, path, MAX_FILE_BYTES, MAX_FILE_DEPTH));
+    cn_status status = cn_tokenizer_apply_config(t, root);
     json_decref(root);
-    return status == CN_OK ? status : cn_fail_within(status, "%s/tokenizer_config.json", model_dir);
+    return status == CN_OK ? status : cn_fail_within(status, "%s", path);
 }
 
 cn_status cn_tokenizer_load(cn_tokenizer **out, const char *model_dir)
 {
     *out = NULL;
-    cn_tokenizer *t = cn_calloc(1, sizeof *t);
-    if (!t) return cn_fail(CN_ERR_MEMORY, "out of memory for the tokenizer");
-    cn_status status = load_into(t, model_dir);
-    if (status != CN_OK) {
-        cn_tokenizer_free(t);
-        return status;
-    }
-    *out = t;
-    return CN_OK;
+    cn_buf path = {0};
+    cn_status status = cn_buf_addf(&path, "%s/tokenizer.json", model_dir);
+    if (status == CN_OK) status = load_tokenizer(out, path.data);
+    cn_buf_clear(&path);
+    if (status == CN_OK) status = cn_buf_addf(&path, "%s/tokenizer_config.json", model_dir);
+    if (status == CN_OK) status = load_config(*out, path.data);
+    cn_buf_free(&path);
+    if (status == CN_OK) return CN_OK;
+    cn_tokenizer_free(*out);
+    *out = NULL;
+    return status;
 }
 
 void cn_tokenizer_free(cn_tokenizer *t)

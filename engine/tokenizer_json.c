@@ -6,9 +6,15 @@
 
 #include <string.h>
 
+#include "engine/json.h"
 #include "engine/utf8.h"
 
 /* ---- reading JSON with names in the errors ---- */
+
+/* Text and values of a hostile file, made fit for a message. */
+enum { SHOWN_BYTES = 80 };
+#define PRINTABLE(text) cn_json_printable(text, (char[SHOWN_BYTES]){0}, SHOWN_BYTES)
+#define SHOWN(value) cn_json_describe(value, (char[SHOWN_BYTES]){0}, SHOWN_BYTES)
 
 /* Refuses any key of `object` that is not in the NULL-terminated list. */
 static cn_status check_keys(const json_t *object, const char *what, const char *const *known)
@@ -20,7 +26,7 @@ static cn_status check_keys(const json_t *object, const char *what, const char *
     {
         const char *const *k = known;
         while (*k && strcmp(*k, key) != 0) k++;
-        if (!*k) return cn_fail(CN_ERR_MODEL, "%s: unknown field \"%.60s\"", what, key);
+        if (!*k) return cn_fail(CN_ERR_MODEL, "%s: unknown field \"%s\"", what, PRINTABLE(key));
     }
     return CN_OK;
 }
@@ -66,7 +72,8 @@ static cn_status check_model(const json_t *model)
     /* Files older than the field are BPE if they have merges. */
     const char *type = json_object_get(model, "type") ? type_of(model) : "BPE";
     if (strcmp(type, "BPE") != 0)
-        return cn_fail(CN_ERR_MODEL, "model type \"%.60s\" is not supported (only BPE)", type);
+        return cn_fail(CN_ERR_MODEL, "model type \"%s\" is not supported (only BPE)",
+                       PRINTABLE(type));
     const json_t *dropout = member(model, "dropout");
     if (!json_is_null(dropout) && !(json_is_number(dropout) && json_number_value(dropout) == 0.0))
         return cn_fail(CN_ERR_MODEL, "model: \"dropout\" is not supported");
@@ -87,10 +94,10 @@ static cn_status read_vocab(cn_tokenizer *t, const json_t *vocab)
     json_t *id;
     json_object_foreach((json_t *)vocab, content, id)
     {
-        json_int_t value = json_integer_value(id);
-        if (!json_is_integer(id) || value < 0 || value > CN_VOCAB_MAX_ID)
-            return cn_fail(CN_ERR_MODEL, "vocab: the id of '%.40s' is not between 0 and %d",
-                           content, CN_VOCAB_MAX_ID);
+        int64_t value;
+        if (!cn_json_as_i64(id, 0, CN_VOCAB_MAX_ID, &value))
+            return cn_fail(CN_ERR_MODEL, "vocab: the id of '%s' is %s, not between 0 and %d",
+                           PRINTABLE(content), SHOWN(id), CN_VOCAB_MAX_ID);
         CN_TRY(cn_vocab_add(&t->vocab, content, strlen(content), (uint32_t)value));
     }
     return CN_OK;
@@ -106,8 +113,7 @@ static cn_status read_byte_ids(const cn_tokenizer *t, uint32_t byte_ids[256])
         if (cn_vocab_find(&t->vocab, utf8, n, &byte_ids[byte])) continue;
         byte_ids[byte] = CN_BPE_NO_TOKEN;
         if (byte < 0xC0 || (byte > 0xC1 && byte < 0xF5))
-            return cn_fail(CN_ERR_MODEL, "vocab: no token for byte 0x%02X ('%.*s'): not byte-level",
-                           byte, (int)n, utf8);
+            return cn_fail(CN_ERR_MODEL, "vocab: no token for byte 0x%02X: not byte-level", byte);
     }
     return CN_OK;
 }
@@ -148,8 +154,7 @@ static cn_status read_merge(cn_tokenizer *t, const json_t *merge, size_t index, 
     CN_TRY(cn_buf_add(joined, b, n_b));
     if (!cn_vocab_find(&t->vocab, a, n_a, &left) || !cn_vocab_find(&t->vocab, b, n_b, &right) ||
         !cn_vocab_find(&t->vocab, joined->data, joined->len, &result))
-        return cn_fail(CN_ERR_MODEL, "merges[%zu], '%.40s' from '%.*s', is not in the vocab", index,
-                       joined->data, (int)(n_a < 40 ? n_a : 40), a);
+        return cn_fail(CN_ERR_MODEL, "merges[%zu], %s, is not in the vocab", index, SHOWN(merge));
     cn_bpe_add_merge(t->bpe, left, right, result);
     return CN_OK;
 }
@@ -199,13 +204,14 @@ static cn_status read_normalizer(cn_tokenizer *t, const json_t *normalizer)
     }
     const json_t *list = json_object_get(normalizer, "normalizers");
     if (strcmp(type, "Sequence") != 0 || !json_is_array(list))
-        return cn_fail(CN_ERR_MODEL, "normalizer \"%.60s\" is not supported (only NFC)", type);
+        return cn_fail(CN_ERR_MODEL, "normalizer \"%s\" is not supported (only NFC)",
+                       PRINTABLE(type));
     CN_TRY(check_keys(normalizer, "normalizer", KEYS("type", "normalizers")));
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *one = json_array_get(list, i);
         if (strcmp(type_of(one), "NFC") != 0)
-            return cn_fail(CN_ERR_MODEL, "normalizer \"%.60s\" is not supported (only NFC)",
-                           type_of(one));
+            return cn_fail(CN_ERR_MODEL, "normalizer \"%s\" is not supported (only NFC)",
+                           PRINTABLE(type_of(one)));
         CN_TRY(read_normalizer(t, one));
     }
     return CN_OK;
@@ -233,17 +239,18 @@ static cn_status read_split(const json_t *step, cn_split_rule *rule)
     const char *regex = json_string_value(json_object_get(pattern, "Regex"));
     const char *behavior = json_string_value(json_object_get(step, "behavior"));
     bool invert;
+    char shown[512];
     CN_TRY(read_bool(step, "pre_tokenizer Split", "invert", &invert));
     if (!behavior || strcmp(behavior, "Isolated") != 0 || invert)
         return cn_fail(CN_ERR_MODEL,
-                       "pre_tokenizer Split: \"behavior\": \"%.40s\", \"invert\": %s is not "
+                       "pre_tokenizer Split: \"behavior\": \"%s\", \"invert\": %s is not "
                        "supported (only \"Isolated\", false)",
-                       behavior ? behavior : "?", invert ? "true" : "false");
+                       PRINTABLE(behavior ? behavior : "?"), invert ? "true" : "false");
     if (!regex || !cn_split_rule_of_regex(regex, rule))
-        return cn_fail(CN_ERR_MODEL,
-                       "pre_tokenizer Split: pattern %.300s is not known (Qwen2, Llama 3 and GPT-2 "
-                       "are)",
-                       regex ? regex : "without \"Regex\"");
+        return cn_fail(
+            CN_ERR_MODEL,
+            "pre_tokenizer Split: the pattern is not that of Qwen2, Llama 3 or GPT-2: %s",
+            cn_json_printable(regex ? regex : "no \"Regex\"", shown, sizeof shown));
     return CN_OK;
 }
 
@@ -275,9 +282,9 @@ static cn_status read_pre_tokenizer(cn_tokenizer *t, const json_t *step)
                            "supported");
     } else {
         return cn_fail(CN_ERR_MODEL,
-                       "pre_tokenizer \"%.60s\"%s is not supported (only ByteLevel, or Split then "
+                       "pre_tokenizer \"%s\"%s is not supported (only ByteLevel, or Split then "
                        "ByteLevel)",
-                       type, list ? " of these steps" : "");
+                       PRINTABLE(type), list ? " of these steps" : "");
     }
     return cn_pretoken_create(&t->pretoken, rule);
 }
@@ -285,8 +292,8 @@ static cn_status read_pre_tokenizer(cn_tokenizer *t, const json_t *step)
 static cn_status check_decoder(const json_t *decoder)
 {
     if (strcmp(type_of(decoder), "ByteLevel") == 0) return CN_OK;
-    return cn_fail(CN_ERR_MODEL, "decoder \"%.60s\" is not supported (only ByteLevel)",
-                   type_of(decoder));
+    return cn_fail(CN_ERR_MODEL, "decoder \"%s\" is not supported (only ByteLevel)",
+                   PRINTABLE(type_of(decoder)));
 }
 
 /* ---- added tokens ---- */
@@ -324,7 +331,8 @@ static cn_status read_added_token(cn_tokenizer *t, const json_t *entry, uint32_t
         entry, "added token",
         KEYS("id", "content", "single_word", "lstrip", "rstrip", "normalized", "special")));
     const json_t *content = json_object_get(entry, "content");
-    json_int_t id = json_integer_value(json_object_get(entry, "id"));
+    const json_t *id = json_object_get(entry, "id");
+    int64_t given;
     if (!json_is_string(content)) return cn_fail(CN_ERR_MODEL, "an added token has no content");
     size_t n = json_string_length(content);
     const char *text = json_string_value(content);
@@ -334,9 +342,9 @@ static cn_status read_added_token(cn_tokenizer *t, const json_t *entry, uint32_t
     uint32_t expected;
     bool known = cn_vocab_find(&t->vocab, text, n, &expected);
     if (!known) expected = *next_id;
-    if (!json_is_integer(json_object_get(entry, "id")) || id != (json_int_t)expected)
-        return cn_fail(CN_ERR_MODEL, "added token '%.60s' has id %lld, but its place is %u", text,
-                       (long long)id, expected);
+    if (!cn_json_as_i64(id, expected, expected, &given))
+        return cn_fail(CN_ERR_MODEL, "added token '%s' has id %s, but its place is %u",
+                       PRINTABLE(text), SHOWN(id), expected);
     if (!known) {
         CN_TRY(cn_vocab_add(&t->vocab, text, n, expected));
         ++*next_id;
@@ -372,14 +380,15 @@ static cn_status add_template_token(cn_tokenizer *t, const json_t *processor, co
     const json_t *known = json_object_get(processor, "special_tokens");
     const json_t *ids = json_object_get(json_object_get(known, name ? name : ""), "ids");
     if (!name || !json_is_array(ids))
-        return cn_fail(CN_ERR_MODEL, "post_processor: no ids for special token \"%.60s\"",
-                       name ? name : "?");
+        return cn_fail(CN_ERR_MODEL, "post_processor: no ids for special token \"%s\"",
+                       PRINTABLE(name ? name : "?"));
     for (size_t i = 0; i < json_array_size(ids); i++) {
-        json_int_t id = json_integer_value(json_array_get(ids, i));
+        int64_t id;
+        if (!cn_json_as_i64(json_array_get(ids, i), 0, CN_VOCAB_MAX_ID, &id) ||
+            !cn_vocab_at(&t->vocab, (uint32_t)id))
+            return cn_fail(CN_ERR_MODEL, "post_processor: \"%s\" has an id without a token",
+                           PRINTABLE(name));
         uint32_t token = (uint32_t)id;
-        if (id < 0 || id > CN_VOCAB_MAX_ID || !cn_vocab_at(&t->vocab, token))
-            return cn_fail(CN_ERR_MODEL, "post_processor: \"%.60s\" has an id without a token",
-                           name);
         CN_TRY(cn_tokens_add(out, &token, 1));
     }
     return CN_OK;
@@ -420,9 +429,9 @@ static cn_status read_post_processor(cn_tokenizer *t, const json_t *processor, b
     const json_t *list = json_object_get(processor, "processors");
     if (nested || strcmp(type, "Sequence") != 0 || !json_is_array(list))
         return cn_fail(CN_ERR_MODEL,
-                       "post_processor \"%.60s\" is not supported (only ByteLevel and "
+                       "post_processor \"%s\" is not supported (only ByteLevel and "
                        "TemplateProcessing)",
-                       type);
+                       PRINTABLE(type));
     CN_TRY(check_keys(processor, "post_processor", KEYS("type", "processors")));
     for (size_t i = 0; i < json_array_size(list); i++)
         CN_TRY(read_post_processor(t, json_array_get(list, i), true));
@@ -436,9 +445,9 @@ cn_status cn_tokenizer_from_json(cn_tokenizer *t, const json_t *root)
     CN_TRY(check_keys(root, "file",
                       KEYS("version", "truncation", "padding", "added_tokens", "normalizer",
                            "pre_tokenizer", "post_processor", "decoder", "model")));
-    const char *version = json_string_value(json_object_get(root, "version"));
-    if (!version || strcmp(version, "1.0") != 0)
-        return cn_fail(CN_ERR_MODEL, "version \"%.20s\" is not \"1.0\"", version ? version : "?");
+    const json_t *version = member(root, "version");
+    if (!json_is_string(version) || strcmp(json_string_value(version), "1.0") != 0)
+        return cn_fail(CN_ERR_MODEL, "version %s is not \"1.0\"", SHOWN(version));
     CN_TRY(read_model(t, json_object_get(root, "model")));
     CN_TRY(read_normalizer(t, member(root, "normalizer")));
     CN_TRY(read_pre_tokenizer(t, member(root, "pre_tokenizer")));
@@ -458,8 +467,7 @@ static cn_status apply_flag(cn_tokenizer *t, const json_t *config, const char *f
     if (!json_is_string(token)) return CN_OK; /* transformers drops the flag, too */
     uint32_t id;
     if (!cn_vocab_find(&t->vocab, json_string_value(token), json_string_length(token), &id))
-        return cn_fail(CN_ERR_MODEL, "\"%s\" '%.60s' is not in the vocabulary", token_key,
-                       json_string_value(token));
+        return cn_fail(CN_ERR_MODEL, "%s %s is not in the vocabulary", token_key, SHOWN(token));
     return cn_tokens_add(list, &id, 1);
 }
 

@@ -96,14 +96,12 @@ cn_status cn_vocab_set_bytes(cn_vocab *v, uint32_t id, const char *content, size
 cn_status cn_vocab_add(cn_vocab *v, const char *content, size_t n, uint32_t id)
 {
     if (id > CN_VOCAB_MAX_ID || n > UINT32_MAX)
-        return cn_fail(CN_ERR_MODEL, "token id %u of '%.40s' is above %d", id, content,
-                       CN_VOCAB_MAX_ID);
+        return cn_fail(CN_ERR_MODEL, "token id %u is above %d", id, CN_VOCAB_MAX_ID);
     if (2 * ((size_t)v->count + 1) > v->table_size) CN_TRY(grow_table(v));
     uint32_t *slot = find_slot(v, content, n);
     if (*slot != FREE_SLOT)
-        return cn_fail(CN_ERR_MODEL, "token '%.40s' has two ids, %u and %u", content, *slot, id);
-    if (cn_vocab_at(v, id))
-        return cn_fail(CN_ERR_MODEL, "id %u has two tokens, '%.40s' and another", id, content);
+        return cn_fail(CN_ERR_MODEL, "the same token has two ids, %u and %u", *slot, id);
+    if (cn_vocab_at(v, id)) return cn_fail(CN_ERR_MODEL, "id %u has two tokens", id);
     CN_TRY(grow_entries(v, id));
     size_t start = v->text.len;
     CN_TRY(cn_buf_add(&v->text, content, n));

@@ -15,7 +15,7 @@ WORDS = ("the of and to in is you that it he was for on are as with his they I a
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>",
             "<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>",
             "<|reserved_special_token_12|>", "<|reserved_special_token_1|>", "<mask>", "<sep>",
-            "<both>", "<mask><sep>", "solo", "Word", "e\u0301te\u0301", "été", "\x00\x01", "<s>"]
+            "<both>", "<mask><sep>", "solo", "Word", "e\u0301te\u0301", "été", "\x01\x02", "<s>"]
 CONTRACTIONS = ["'s", "'S", "'t", "'T", "'re", "'Re", "'rE", "'RE", "'ve", "'vE", "'m", "'M", "'ll",
                 "'LL", "'lL", "'d", "'D", "'ſ", "'ſs", "'l", "'r", "'v", "''s", "' s", "’s", "'x", "'"]
 SPACES = [" ", "  ", "\t", "\n", "\r", "\r\n", "\n\n", "\v", "\f", "\x85", "\u00a0", "\u1680",

@@ -92,7 +92,7 @@ def gpt2():
                   AddedToken("e\u0301te\u0301", normalized=True),
                   AddedToken("<mask><sep>", normalized=False), AddedToken("<mas", normalized=False),
                   AddedToken("  ", normalized=False), AddedToken("é", normalized=False),
-                  AddedToken("\u0301", normalized=False), AddedToken("\x00\x01", normalized=False)])
+                  AddedToken("\u0301", normalized=False), AddedToken("\x01\x02", normalized=False)])
 
     def old_merges(tree):  # the older spelling of merges: "a b"
         tree["model"]["merges"] = [" ".join(m) for m in tree["model"]["merges"]]
