@@ -33,7 +33,7 @@ typedef enum cn_opt_chat_template {
 } cn_opt_chat_template;
 typedef enum cn_opt_reasoning_parser {
     CN_OPT_REASONING_NONE,
-    CN_OPT_REASONING_AUTO, /* on when the chat template is of a thinking family */
+    CN_OPT_REASONING_AUTO, /* on when the vocabulary has <think> and </think> */
     CN_OPT_REASONING_QWEN3,
     CN_OPT_REASONING_DEEPSEEK_R1
 } cn_opt_reasoning_parser;

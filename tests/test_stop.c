@@ -162,7 +162,7 @@ static void stops_match_across_tokens_earliest_first(void **state)
 static void held_is_the_longest_beginning_of_a_stop(void **state)
 {
     (void)state;
-    static const char *const stops[] = {"abac", "cab", "aa"};
+    static const char *const stops[] = {"aba", "cc", "bcab"};
     cn_sampling p = defaults();
     p.stop = stops;
     p.n_stop = 3;
@@ -197,7 +197,7 @@ static void stop_strings_wait_for_min_tokens(void **state)
     p.min_tokens = 3;
     cn_stop *s = create(&p, 100);
     cn_stop_match m;
-    const char *pieces[] = {"ab", "ab", "a"};
+    const char *pieces[] = {"ab", "ab", "aba"};
     for (int i = 0; i < 3; i++) {
         cn_stop_push_token(s, 1);
         assert_false(cn_stop_push_text(s, pieces[i], strlen(pieces[i]), &m));
