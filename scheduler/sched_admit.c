@@ -54,7 +54,7 @@ static void count_hit(cn_scheduler *s, cn_seq *q, uint32_t hit_tokens)
     cn_seq_sched *st = q->sched;
     if (!st->was_admitted) {
         q->n_cached_tokens = hit_tokens;
-        s->prefix_queries += q->n_prompt;
+        if (s->prefix) s->prefix_queries += q->n_prompt;
         s->prefix_hits += hit_tokens;
     }
     uint32_t lost = st->lost_tokens - cn_min_u32(st->lost_tokens, hit_tokens);

@@ -15,8 +15,7 @@ void cn_sched_register(cn_scheduler *s, cn_seq *q)
 {
     if (!s->prefix || q->state != CN_SEQ_RUNNING || q->usage_kv.compressions > 0) return;
     uint32_t b = s->o.block_tokens;
-    /* A pending token's id is not known yet; a discarded one's never will be. */
-    uint32_t n_full = cn_min_u32(q->n_computed, q->n_tokens) / b;
+    uint32_t n_full = cn_seq_settled(q) / b;
     cn_seq_sched *st = q->sched;
     for (; st->n_registered < n_full; st->n_registered++) {
         uint32_t i = st->n_registered;
@@ -64,7 +63,6 @@ void cn_sched_enter(cn_scheduler *s, cn_seq *q)
 {
     q->state = CN_SEQ_RUNNING;
     q->sched->was_admitted = true;
-    q->usage_kv.peak_tokens = cn_max_u32(q->usage_kv.peak_tokens, q->n_resident);
     cn_seq_list_append(&s->running, q);
     cn_seq_list_append(&s->by_hold[q->sched->hold], q);
     s->n_lacking += cn_seq_is_lacking(q);

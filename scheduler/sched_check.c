@@ -89,8 +89,7 @@ static const char *check_lengths(const cn_scheduler *s, const cn_seq *q)
     REQUIRE(q->n_blocks <= q->sched->max_blocks, "more blocks than it may ever have");
     REQUIRE(compressed ? q->n_resident < q->n_computed : q->n_resident == q->n_computed,
             "residency and position disagree");
-    REQUIRE(q->usage_kv.peak_tokens >= q->n_resident, "peak below residency");
-    REQUIRE(compressed || q->sched->n_registered * b <= cn_min_u32(q->n_computed, q->n_tokens),
+    REQUIRE(compressed || q->sched->n_registered * b <= cn_seq_settled(q),
             "a block entered the prefix cache before its tokens were known and computed");
     if (!compressed) return NULL;
     REQUIRE(q->n_blocks <= q->n_max, "a compressed sequence exceeds its cap");

@@ -8,8 +8,10 @@
 void cn_scheduler_begin(cn_scheduler *s, cn_begin_plan *out)
 {
     cn_sched_commit_done(s);
-    for (cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q))
+    for (cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q)) {
         cn_sched_register(s, q);
+        q->usage_kv.peak_tokens = cn_max_u32(q->usage_kv.peak_tokens, q->n_resident);
+    }
     cn_sched_grant(s);
     s->n_begun = 0;
     /* An event may preempt others, never q: the successor is read after. */
@@ -64,7 +66,6 @@ static void emit(cn_scheduler *s, cn_seq *q, uint32_t n_new)
     q->n_computed += n_new;
     q->n_resident += n_new;
     q->n_pending += wants_sample;
-    q->usage_kv.peak_tokens = cn_max_u32(q->usage_kv.peak_tokens, q->n_resident);
 }
 
 /* Tokens q can compute now. */

@@ -97,6 +97,14 @@ static inline uint32_t cn_seq_end(const cn_seq *q)
     return cn_min_u32(cn_seq_known(q), q->max_tokens - 1);
 }
 
+/* Computed positions that a stop can no longer undo. With a token lag the step behind the last
+ * known token may run already; if that token was the stop, its slot is counted and cached nowhere,
+ * just as when nothing lags. */
+static inline uint32_t cn_seq_settled(const cn_seq *q)
+{
+    return cn_min_u32(q->n_computed, q->n_tokens - 1);
+}
+
 static inline bool cn_seq_needs_hold(const cn_seq *q) { return q->sched->trigger != CN_NEVER; }
 
 static inline bool cn_seq_is_lacking(const cn_seq *q)
@@ -124,7 +132,7 @@ uint32_t cn_seq_limit(const cn_scheduler *s, const cn_seq *q);
 
 /* ---- sched_blocks.c ---- */
 
-/* Enters the blocks that became full since into the prefix cache. */
+/* Enters the blocks that became full since into the prefix cache. Only settled tokens. */
 void cn_sched_register(cn_scheduler *s, cn_seq *q);
 
 /* Preempts one request in favour of q; false when nobody but q itself is left: q waits in place. */

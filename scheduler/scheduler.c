@@ -247,19 +247,14 @@ void cn_sched_end(cn_scheduler *s, cn_seq *q)
 void cn_scheduler_finish(cn_scheduler *s, cn_seq *q)
 {
     switch (q->state) {
-    case CN_SEQ_FINISHED:
-        return;
-    case CN_SEQ_COMPRESSING:
-        q->sched->ending = true;
-        return;
-    case CN_SEQ_FORKING:
-        leave_leader(s, q);
-        break;
-    case CN_SEQ_WAITING:
-        cn_queue_remove(&s->waiting[q->klass], q);
-        break;
+    case CN_SEQ_FINISHED: return;
+    case CN_SEQ_COMPRESSING: q->sched->ending = true; return;
+    case CN_SEQ_FORKING: leave_leader(s, q); break;
+    case CN_SEQ_WAITING: cn_queue_remove(&s->waiting[q->klass], q); break;
     case CN_SEQ_RUNNING:
         cn_sched_register(s, q);
+        q->usage_kv.peak_tokens = cn_max_u32(q->usage_kv.peak_tokens,
+                                             q->n_resident - (q->n_computed - cn_seq_settled(q)));
         cn_sched_leave(s, q);
         break;
     }
