@@ -5,7 +5,7 @@
 ##   make           build build/cinch and build/libcinch.a
 ##   make install   PREFIX=/usr/local DESTDIR=
 ##
-## Tests:  test [T=name]  sim [SEED=n STEPS=n]  fuzz [FUZZ_RUNS=n SEED=n]  scripts
+## Tests:  test [T=name]  sim [SEED=n STEPS=n]  fuzz [T=name FUZZ_RUNS=n SEED=n]  scripts
 ##         asan  ubsan  tsan  golden  tidy
 ## Other:  docs (docs/CONFIG.md, docs/cinch.1)  bench  clean
 ##
@@ -172,8 +172,7 @@ tsan:
 	$(REST) $(TSAN) T="$(TSAN_TESTS)" test-programs
 	$(call in-turn,test,$(TSAN) T="$(TSAN_TESTS)")
 
-# Golden files from their independent references; needs the Python packages tests/golden/README.md
-# names. Nothing to do after it when the files do not change.
+# Golden files from their independent references; each folder's README names the Python packages.
 golden:
 	@set -e; for s in tests/golden/make_*.py; do echo "== $$s"; $(PYTHON) $$s; done
 

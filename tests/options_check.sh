@@ -1,0 +1,24 @@
+#!/bin/sh
+# No option is silently ignored: each row of the option table that some command takes has its field
+# read by code other than the table's own. BUILD is the build directory.
+set -eu
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+table=engine/option_table.c
+
+# name and last part of the field, a row each
+sed -n 's/^    ROW([A-Z_]*, "\([a-z0-9-]*\)", [A-Z0-9]*, \([a-z0-9_]*\.\)*\([a-z0-9_]*\), .*/\1 \3/p' \
+    $table >"$dir/rows"
+[ "$(grep -c '^    ROW(' $table)" = "$(wc -l <"$dir/rows")" ] || {
+    echo "$table: a row does not begin with ROW(SECTION, name, type, field, default"
+    exit 1
+}
+"${BUILD:-build}/cinch" docs config >"$dir/config.md"
+
+bad=0
+while read -r name field; do
+    grep -q "^| \`--$name\`" "$dir/config.md" || continue
+    grep -qE "(->|\.)$field\b|cn_option_find\(\"$name\"\)" $(ls engine/*.c compress/*.c engine/cpu/*.c | grep -v /option) ||
+        { echo "--$name: nobody reads $field"; bad=1; }
+done <"$dir/rows"
+exit $bad
