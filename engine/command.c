@@ -4,7 +4,15 @@
 
 #include <string.h>
 
+/* What an engine is made with. */
+enum {
+    ENGINE_SECTIONS = CN_SECTION_GENERAL | CN_SECTION_CHECKPOINT | CN_SECTION_MODEL |
+                      CN_SECTION_ENGINE | CN_SECTION_KV
+};
+
 static const cn_command commands[] = {
+    {"plan", "--model DIR", "print memory, KV blocks and concurrency before anything is loaded",
+     ENGINE_SECTIONS | CN_SECTION_PLAN, cn_cmd_plan},
     {"docs", "config|man", "print docs/CONFIG.md or the manual page from the option table",
      CN_SECTION_GENERAL, cn_cmd_docs},
     {"tokenize", "--model DIR [options]", "text to token ids, or back",

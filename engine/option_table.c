@@ -189,7 +189,7 @@ static const cn_option options[] = {
         .help = "auto is a bar on a terminal and plain lines elsewhere"),
 
     ROW(BENCH, "dataset-name", ENUM, dataset_name, "random", .values = "random|sharegpt|custom",
-        .help = "random token ids, ShareGPT JSON, or JSONL with a prompt field"),
+        .help = "random token ids, ShareGPT JSON, or JSONL with prompt and, if any, output_tokens"),
     ROW(BENCH, "dataset-path", STRING, dataset_path, NULL, .help = "file of the dataset"),
     ROW(BENCH, "input-len", U32, input_len, "1024", .min = 1, .max = TOKENS_MAX,
         .help = "prompt tokens of a random request"),
@@ -200,8 +200,8 @@ static const cn_option options[] = {
     ROW(BENCH, "random-range-ratio", F32, random_range_ratio, "0", .min = 0, .max = 0.99,
         .help = "random lengths are uniform in length * (1 - ratio) to length * (1 + ratio)"),
     ROW(BENCH, "output-json", STRING, output_json, NULL, .help = "also write the figures here"),
-    ROW(BENCH, "disable-detokenize", BOOL, disable_detokenize, "false",
-        .help = "measure without turning tokens into text"),
+
+    ROW(PLAN, "json", BOOL, json, "false", .help = "print the plan as JSON"),
 
     ROW(TOKENIZE, "text", STRING, text, NULL, .help = "the input itself, in place of a file"),
     ROW(TOKENIZE, "file", STRING, file, "-", .help = "file of the input; - is standard input"),
@@ -247,6 +247,7 @@ static const struct {
     {CN_SECTION_RUN_BATCH, "run-batch", "Prompt files in, answers out."},
     {CN_SECTION_BENCH, "bench", "What to measure."},
     {CN_SECTION_TOKENIZE, "tokenize", "What to turn into tokens, or back."},
+    {CN_SECTION_PLAN, "plan", "How the plan is printed."},
     {CN_SECTION_DEBUG, "debug", "For finding out where two runs part."},
 };
 _Static_assert(sizeof sections / sizeof *sections == CN_N_SECTIONS, "a row per section");

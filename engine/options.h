@@ -130,13 +130,15 @@ struct cn_config {
     uint32_t input_len, output_len, num_prompts;
     float random_range_ratio;
     char *output_json;
-    bool disable_detokenize;
 
     /* tokenize */
     char *text; /* NULL = from the file */
     char *file; /* "-" = standard input */
     bool jsonl, decode, chat, render, special, pieces;
     cn_opt_thinking thinking;
+
+    /* plan */
+    bool json;
 
     bool given[CN_OPTION_MAX]; /* by row: set by the user, not by default */
 };
@@ -166,9 +168,10 @@ typedef enum cn_option_section {
     CN_SECTION_RUN_BATCH = 1 << 6,
     CN_SECTION_BENCH = 1 << 7,
     CN_SECTION_TOKENIZE = 1 << 8,
-    CN_SECTION_DEBUG = 1 << 9
+    CN_SECTION_PLAN = 1 << 9,
+    CN_SECTION_DEBUG = 1 << 10
 } cn_option_section;
-enum { CN_N_SECTIONS = 10 };
+enum { CN_N_SECTIONS = 11 };
 const char *cn_section_name(cn_option_section s);  /* "run-batch" */
 const char *cn_section_intro(cn_option_section s); /* a sentence for its page */
 
