@@ -11,7 +11,8 @@
  *
  *   1 The foremost that waits is admitted after at most the work that the running ones had left
  *     when it became foremost, in steps, not counting those with an unfinished event. Every such
- *     step computes a token or ends a request, and nobody new enters.
+ *     step computes a token or ends a request. Who enters before it all the same, samples of a
+ *     running leader and requests that rank before it, adds the work it brings.
  *   2 The foremost of all that live ends within (A + 2) * (max_seqs + 1) * max_model_len such
  *     steps, A = CN_AGED_PREEMPTIONS: after A preemptions nothing behind it is admitted any more.
  *
