@@ -25,6 +25,8 @@ static const cn_option options[] = {
 
     ROW(DEBUG, "dump", STRING, dump, NULL,
         .help = "write tensors while running: name:layer:step, * for any"),
+    ROW(DEBUG, "check-invariants", BOOL, check_invariants, "false",
+        .help = "verify the whole state of the scheduler at every step"),
 
     ROW(CHECKPOINT, "model", STRING, model, NULL, .flags = REQUIRED,
         .help = "checkpoint directory in the Hugging Face layout"),

@@ -257,6 +257,29 @@ void cn_config_free(cn_config *c)
     cn_free(c);
 }
 
+cn_status cn_config_copy(cn_config **out, const cn_config *c)
+{
+    cn_config *copy = cn_calloc(1, sizeof *copy);
+    if (!copy) return cn_fail(CN_ERR_MEMORY, "out of memory for a configuration");
+    *copy = *c;
+    size_t n;
+    bool ok = true;
+    const cn_option *o = cn_options(&n);
+    for (size_t i = 0; i < n; i++) {
+        if (o[i].type != CN_OPTION_STRING) continue;
+        char **field = (char **)((char *)copy + o[i].offset);
+        if (*field) *field = cn_strdup(*field);
+        const char *source = *(char *const *)((const char *)c + o[i].offset);
+        ok = ok && !*field == !source;
+    }
+    if (!ok) {
+        cn_config_free(copy);
+        return cn_fail(CN_ERR_MEMORY, "out of memory for a configuration");
+    }
+    *out = copy;
+    return CN_OK;
+}
+
 cn_status cn_config_set(cn_config *c, const char *name, const char *value)
 {
     const cn_option *o = cn_option_find(name);

@@ -77,6 +77,7 @@ struct cn_config {
 
     /* debug */
     char *dump; /* "name:layer:step" or NULL */
+    bool check_invariants;
 
     /* checkpoint */
     char *model;     /* directory */
@@ -178,7 +179,7 @@ const char *cn_section_intro(cn_option_section s); /* a sentence for its page */
 /* What a cn_config made for the library may set: the options of the engine itself. */
 enum {
     CN_SECTIONS_LIBRARY = CN_SECTION_GENERAL | CN_SECTION_CHECKPOINT | CN_SECTION_MODEL |
-                          CN_SECTION_ENGINE | CN_SECTION_SAMPLING
+                          CN_SECTION_ENGINE | CN_SECTION_SAMPLING | CN_SECTION_DEBUG
 };
 
 enum {
@@ -209,6 +210,9 @@ const cn_option *cn_option_find(const char *name); /* '_' equals '-'; NULL when 
 
 /* The option's value in c as text the parser would take back; appends nothing when unset. */
 cn_status cn_option_format(const cn_option *o, const cn_config *c, cn_buf *out);
+
+/* A copy of its own, strings included; free with cn_config_free. */
+cn_status cn_config_copy(cn_config **out, const cn_config *c);
 
 /* ---- command line ----
  * Parses argv[1..argc) into c. Flags: --name value, --name=value, --bool, --no-bool, and -x value

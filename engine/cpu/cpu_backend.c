@@ -1,5 +1,7 @@
 /* cpu_backend.c - the CPU's op table, memory and life cycle. */
+#include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "engine/cpu/cpu_compress.h"
 #include "engine/cpu/cpu_ops.h"
@@ -19,17 +21,32 @@ void cn_cpu_parallel(cn_stream *s, uint32_t n_tasks, cn_cpu_task_fn fn, void *ct
 
 /* ---- memory ---- */
 
+/* Straight from the system: pages come zeroed and are taken when first touched, so a pool costs
+ * what requests use of it. A header page holds the size for mem_free. */
+enum { MEM_HEADER_BYTES = 4096 };
+
 static cn_status mem_alloc(cn_backend *be, size_t bytes, void **out)
 {
     (void)be;
-    *out = cn_calloc_aligned(1, bytes);
-    return *out ? CN_OK : cn_fail(CN_ERR_MEMORY, "cpu: cannot allocate %zu bytes", bytes);
+    char *base = MAP_FAILED;
+    if (bytes <= SIZE_MAX - MEM_HEADER_BYTES)
+        base = mmap(NULL, bytes + MEM_HEADER_BYTES, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED)
+        return cn_fail(CN_ERR_MEMORY, "cpu: cannot allocate %zu bytes: %s", bytes,
+                       strerror(errno));
+    memcpy(base, &bytes, sizeof bytes);
+    *out = base + MEM_HEADER_BYTES;
+    return CN_OK;
 }
 
 static void mem_free(cn_backend *be, void *p)
 {
     (void)be;
-    cn_free(p);
+    char *base = (char *)p - MEM_HEADER_BYTES;
+    size_t bytes;
+    memcpy(&bytes, base, sizeof bytes);
+    munmap(base, bytes + MEM_HEADER_BYTES);
 }
 
 typedef struct mem_copy {

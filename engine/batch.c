@@ -1,0 +1,243 @@
+/* batch.c - flattens a plan. One host buffer and one device buffer of the same layout:
+ *
+ *   tokens | positions | kv_slots | q_rows | q_start | kv_len | logit_rows | sample rows
+ *   | tables | bans | biases
+ *
+ * Each array starts at a fixed, 64-byte-aligned offset sized for the largest step. One copy takes
+ * everything up to the last table in use; bans and biases, rarely any, follow in their own. */
+#include "engine/batch.h"
+
+#include <string.h>
+
+#include "engine/base.h"
+
+typedef enum section {
+    SEC_TOKENS,
+    SEC_POSITIONS,
+    SEC_KV_SLOTS,
+    SEC_Q_ROWS,
+    SEC_Q_START,
+    SEC_KV_LEN,
+    SEC_LOGIT_ROWS,
+    SEC_SAMPLE,
+    SEC_TABLES, /* large: only the part in use is copied */
+    SEC_BANS,
+    SEC_BIASES,
+    N_SECTIONS
+} section;
+
+struct cn_batch {
+    cn_backend *be;
+    cn_batch_opts opts;
+    size_t offset[N_SECTIONS + 1];
+    char *host;
+    char *device;
+    cn_batch_view view; /* device pointers */
+    cn_seq **logit_seq; /* [max_seqs] */
+    uint32_t n_logit_rows, n_bans, n_biases;
+};
+
+static void section_offsets(const cn_batch_opts *o, size_t offset[N_SECTIONS + 1])
+{
+    const size_t bytes[N_SECTIONS] = {
+        [SEC_TOKENS] = sizeof(uint32_t) * o->max_tokens,
+        [SEC_POSITIONS] = sizeof(uint32_t) * o->max_tokens,
+        [SEC_KV_SLOTS] = sizeof(uint32_t) * o->max_tokens,
+        [SEC_Q_ROWS] = sizeof(int32_t) * o->max_tokens,
+        [SEC_Q_START] = sizeof(uint32_t) * (o->max_seqs + 1),
+        [SEC_KV_LEN] = sizeof(uint32_t) * o->max_seqs,
+        [SEC_LOGIT_ROWS] = sizeof(uint32_t) * o->max_seqs,
+        [SEC_SAMPLE] = sizeof(cn_sample_row) * o->max_seqs,
+        [SEC_BANS] = sizeof(uint32_t) * o->max_bans,
+        [SEC_BIASES] = sizeof(cn_logit_bias) * o->max_biases,
+        [SEC_TABLES] = sizeof(uint32_t) * o->max_seqs * o->max_blocks_per_seq,
+    };
+    offset[0] = 0;
+    for (int i = 0; i < N_SECTIONS; i++) offset[i + 1] = cn_round_up(offset[i] + bytes[i], 64);
+}
+
+uint64_t cn_batch_bytes(const cn_batch_opts *o)
+{
+    size_t offset[N_SECTIONS + 1];
+    section_offsets(o, offset);
+    return offset[N_SECTIONS];
+}
+
+static cn_batch_view view_of(const cn_batch *b, char *base)
+{
+    const size_t *at = b->offset;
+    return (cn_batch_view){
+        .tokens = (const uint32_t *)(void *)(base + at[SEC_TOKENS]),
+        .positions = (const uint32_t *)(void *)(base + at[SEC_POSITIONS]),
+        .kv_slots = (const uint32_t *)(void *)(base + at[SEC_KV_SLOTS]),
+        .q_rows = (const int32_t *)(void *)(base + at[SEC_Q_ROWS]),
+        .q_start = (const uint32_t *)(void *)(base + at[SEC_Q_START]),
+        .kv_len = (const uint32_t *)(void *)(base + at[SEC_KV_LEN]),
+        .tables = (const uint32_t *)(void *)(base + at[SEC_TABLES]),
+    };
+}
+
+cn_status cn_batch_create(cn_batch **out, cn_backend *be, const cn_batch_opts *o)
+{
+    CN_ASSERT(o->max_tokens > 0 && o->max_seqs > 0 && o->max_blocks_per_seq > 0);
+    cn_batch *b = cn_calloc(1, sizeof *b);
+    if (!b) return cn_fail(CN_ERR_MEMORY, "batch: out of host memory");
+    b->be = be;
+    b->opts = *o;
+    section_offsets(o, b->offset);
+    size_t bytes = b->offset[N_SECTIONS];
+    b->host = cn_calloc_aligned(bytes, 1);
+    b->logit_seq = cn_calloc(o->max_seqs, sizeof *b->logit_seq);
+    cn_status status = CN_OK;
+    if (!b->host || !b->logit_seq)
+        status = cn_fail(CN_ERR_MEMORY, "batch: out of host memory for %zu bytes", bytes);
+    void *device = NULL;
+    if (status == CN_OK) status = be->mem_alloc(be, bytes, &device);
+    if (status != CN_OK) {
+        cn_batch_free(b);
+        return status;
+    }
+    b->device = device;
+    b->view = view_of(b, b->device);
+    *out = b;
+    return CN_OK;
+}
+
+void cn_batch_free(cn_batch *b)
+{
+    if (!b) return;
+    if (b->device) b->be->mem_free(b->be, b->device);
+    cn_free(b->host);
+    cn_free(b->logit_seq);
+    cn_free(b);
+}
+
+static void *host_at(cn_batch *b, section s) { return b->host + b->offset[s]; }
+
+/* The tokens of one row: ids, positions, where K and V go, and where the observation window
+ * keeps the query. A query is observed when its sequence holds a slot; ring rows follow the
+ * position modulo the request's own window, rows are laid out by the engine's largest one. */
+static void build_row_tokens(cn_batch *b, const cn_plan_row *row, uint32_t at)
+{
+    const cn_seq *seq = row->seq;
+    uint32_t *tokens = host_at(b, SEC_TOKENS), *positions = host_at(b, SEC_POSITIONS);
+    uint32_t *kv_slots = host_at(b, SEC_KV_SLOTS);
+    int32_t *q_rows = host_at(b, SEC_Q_ROWS);
+    uint32_t block_tokens = b->opts.block_tokens, window = seq->kv.window_tokens;
+    for (uint32_t i = 0; i < row->n_new; i++) {
+        uint32_t position = row->first_pos + i, slot = row->first_slot + i;
+        CN_ASSERT(position < seq->n_tokens && slot / block_tokens < seq->n_blocks);
+        tokens[at + i] = seq->tokens[position];
+        positions[at + i] = position;
+        kv_slots[at + i] =
+            seq->table[slot / block_tokens] * block_tokens + slot % block_tokens;
+        /* Of a long chunk only the last w queries survive in the ring: the others are not
+         * written, so that rows of one launch never collide. */
+        bool observed = seq->query_slot >= 0 && i + window >= row->n_new;
+        q_rows[at + i] = observed ? seq->query_slot * (int32_t)b->opts.window_tokens +
+                                        (int32_t)(position % window)
+                                  : -1;
+    }
+}
+
+static void add_logit_row(cn_batch *b, cn_seq *seq, uint32_t token_row)
+{
+    CN_ASSERT(b->n_logit_rows < b->opts.max_seqs);
+    uint32_t *logit_rows = host_at(b, SEC_LOGIT_ROWS);
+    cn_sample_row *rows = host_at(b, SEC_SAMPLE);
+    memset(&rows[b->n_logit_rows], 0, sizeof *rows);
+    logit_rows[b->n_logit_rows] = token_row;
+    b->logit_seq[b->n_logit_rows++] = seq;
+}
+
+void cn_batch_build(cn_batch *b, const cn_plan *plan)
+{
+    CN_ASSERT(plan->n_tokens <= b->opts.max_tokens && plan->n_rows <= b->opts.max_seqs);
+    uint32_t *q_start = host_at(b, SEC_Q_START), *kv_len = host_at(b, SEC_KV_LEN);
+    uint32_t *tables = host_at(b, SEC_TABLES);
+    uint32_t stride = 1, at = 0, max_q = 1, max_kv = 1;
+    for (uint32_t r = 0; r < plan->n_rows; r++) {
+        const cn_plan_row *row = &plan->rows[r];
+        uint32_t len = row->first_slot + row->n_new;
+        stride = cn_max_u32(stride, (uint32_t)cn_ceil_div(len, b->opts.block_tokens));
+        max_q = cn_max_u32(max_q, row->n_new);
+        max_kv = cn_max_u32(max_kv, len);
+    }
+    CN_ASSERT(stride <= b->opts.max_blocks_per_seq);
+    b->n_logit_rows = b->n_bans = b->n_biases = 0;
+    for (uint32_t r = 0; r < plan->n_rows; r++) {
+        const cn_plan_row *row = &plan->rows[r];
+        q_start[r] = at;
+        kv_len[r] = row->first_slot + row->n_new;
+        uint32_t n_blocks = (uint32_t)cn_ceil_div(kv_len[r], b->opts.block_tokens);
+        memcpy(&tables[(size_t)r * stride], row->seq->table, n_blocks * sizeof *tables);
+        build_row_tokens(b, row, at);
+        at += row->n_new;
+        if (row->wants_sample) add_logit_row(b, row->seq, at - 1);
+    }
+    q_start[plan->n_rows] = at;
+    CN_ASSERT(at == plan->n_tokens);
+    for (uint32_t f = 0; f < plan->n_forks; f++)
+        add_logit_row(b, plan->forks[f].seq, q_start[plan->forks[f].leader_row + 1] - 1);
+
+    cn_batch_view *v = &b->view;
+    v->n_tokens = plan->n_tokens;
+    v->n_seqs = plan->n_rows;
+    v->n_decode = plan->n_decode;
+    v->table_stride = stride;
+    v->max_q = max_q;
+    v->max_kv = max_kv;
+}
+
+uint32_t cn_batch_n_logit_rows(const cn_batch *b) { return b->n_logit_rows; }
+
+cn_sample_row *cn_batch_sample_row(cn_batch *b, uint32_t i)
+{
+    CN_ASSERT(i < b->n_logit_rows);
+    return (cn_sample_row *)host_at(b, SEC_SAMPLE) + i;
+}
+
+cn_seq *cn_batch_logit_seq(const cn_batch *b, uint32_t i)
+{
+    CN_ASSERT(i < b->n_logit_rows);
+    return b->logit_seq[i];
+}
+
+bool cn_batch_try_add_ban(cn_batch *b, uint32_t token, uint32_t *index)
+{
+    if (b->n_bans == b->opts.max_bans) return false;
+    ((uint32_t *)host_at(b, SEC_BANS))[b->n_bans] = token;
+    *index = b->n_bans++;
+    return true;
+}
+
+bool cn_batch_try_add_bias(cn_batch *b, cn_logit_bias bias, uint32_t *index)
+{
+    if (b->n_biases == b->opts.max_biases) return false;
+    ((cn_logit_bias *)host_at(b, SEC_BIASES))[b->n_biases] = bias;
+    *index = b->n_biases++;
+    return true;
+}
+
+cn_status cn_batch_upload(cn_batch *b, cn_stream *s)
+{
+    const size_t *at = b->offset;
+    size_t table_bytes = sizeof(uint32_t) * b->view.n_seqs * b->view.table_stride;
+    CN_TRY(b->be->mem_write(s, b->device, b->host, at[SEC_TABLES] + table_bytes));
+    if (b->n_bans)
+        CN_TRY(b->be->mem_write(s, b->device + at[SEC_BANS], b->host + at[SEC_BANS],
+                                b->n_bans * sizeof(uint32_t)));
+    if (b->n_biases)
+        CN_TRY(b->be->mem_write(s, b->device + at[SEC_BIASES], b->host + at[SEC_BIASES],
+                                b->n_biases * sizeof(cn_logit_bias)));
+    return CN_OK;
+}
+
+const cn_batch_view *cn_batch_device_view(const cn_batch *b) { return &b->view; }
+
+static const void *device_at(const cn_batch *b, section s) { return b->device + b->offset[s]; }
+
+const uint32_t *cn_batch_logit_rows(const cn_batch *b) { return device_at(b, SEC_LOGIT_ROWS); }
+const cn_sample_row *cn_batch_sample_rows(const cn_batch *b) { return device_at(b, SEC_SAMPLE); }
+const uint32_t *cn_batch_bans(const cn_batch *b) { return device_at(b, SEC_BANS); }
+const cn_logit_bias *cn_batch_biases(const cn_batch *b) { return device_at(b, SEC_BIASES); }

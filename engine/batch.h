@@ -1,0 +1,44 @@
+/* batch.h - a step's plan as the flat arrays that kernels read, packed in one buffer so that a
+ * step costs one host-to-device copy. Owner: cn_engine. Thread: engine only. Stage 5 of a
+ * request's way (docs/ARCHITECTURE.md). All memory is taken at creation. */
+#ifndef CN_BATCH_H
+#define CN_BATCH_H
+
+#include "engine/ops.h"
+#include "scheduler/scheduler.h"
+
+typedef struct cn_batch cn_batch;
+
+typedef struct cn_batch_opts {
+    uint32_t max_tokens; /* query tokens of a step */
+    uint32_t max_seqs;   /* rows of a step; forked samples included */
+    uint32_t max_blocks_per_seq;
+    uint32_t max_bans, max_biases; /* over all rows of a step */
+    uint32_t block_tokens, window_tokens;
+} cn_batch_opts;
+
+cn_status cn_batch_create(cn_batch **out, cn_backend *be, const cn_batch_opts *o);
+void cn_batch_free(cn_batch *b);
+uint64_t cn_batch_bytes(const cn_batch_opts *o); /* device bytes, for the planner */
+
+/* Starts a step: flattens the plan's rows; one logit row for each row that wants a sample, in plan
+ * order, then one for each fork. */
+void cn_batch_build(cn_batch *b, const cn_plan *plan);
+
+/* The sampling parameters of logit row i, to be filled by the engine before cn_batch_upload. */
+uint32_t cn_batch_n_logit_rows(const cn_batch *b);
+cn_sample_row *cn_batch_sample_row(cn_batch *b, uint32_t i);
+cn_seq *cn_batch_logit_seq(const cn_batch *b, uint32_t i);
+/* Append to the ban and bias lists; false when the step's room for them is used up. */
+bool cn_batch_try_add_ban(cn_batch *b, uint32_t token, uint32_t *index);
+bool cn_batch_try_add_bias(cn_batch *b, cn_logit_bias bias, uint32_t *index);
+
+/* Copies everything to the device; the views below are then valid until the next build. */
+cn_status cn_batch_upload(cn_batch *b, cn_stream *s);
+const cn_batch_view *cn_batch_device_view(const cn_batch *b);
+const uint32_t *cn_batch_logit_rows(const cn_batch *b);      /* device */
+const cn_sample_row *cn_batch_sample_rows(const cn_batch *b); /* device */
+const uint32_t *cn_batch_bans(const cn_batch *b);            /* device */
+const cn_logit_bias *cn_batch_biases(const cn_batch *b);     /* device */
+
+#endif

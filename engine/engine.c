@@ -1,0 +1,265 @@
+/* engine.c - one step: commit and start compressions, schedule, run the model, sample, deliver.
+ * Stage 3 of a request's way. launch() enqueues a step, collect() reads its tokens: a device
+ * backend may run the two a step apart. */
+#include "engine/engine_state.h"
+
+#include <string.h>
+
+/* ---- compression events ---- */
+
+static cn_event_batch *oldest_events(cn_engine *e)
+{
+    cn_event_batch *b = &e->event_batches[e->event_head % CN_EVENT_BATCHES];
+    return e->event_head == e->event_tail ? NULL : b;
+}
+
+/* Tells the scheduler of every event whose fence is done; never waits. */
+static cn_status poll_events(cn_engine *e)
+{
+    for (cn_event_batch *b; (b = oldest_events(e));) {
+        bool done = false;
+        CN_TRY(e->backend->fence_done(b->fence, &done));
+        if (!done) break;
+        for (uint32_t i = 0; i < b->n_events; i++)
+            cn_scheduler_event_done(e->scheduler, b->events[i]);
+        b->n_events = 0;
+        e->event_head++;
+    }
+    return CN_OK;
+}
+
+static cn_status wait_events(cn_engine *e)
+{
+    CN_TRY(e->backend->stream_sync(e->backend->stream(e->backend, 1)));
+    return poll_events(e);
+}
+
+/* Puts the events on stream 1, behind all that stream 0 has been given so far. */
+static cn_status start_events(cn_engine *e, const cn_begin_plan *begin)
+{
+    if (begin->n_events == 0) return CN_OK;
+    if (e->event_tail - e->event_head == CN_EVENT_BATCHES) CN_TRY(wait_events(e));
+    cn_backend *be = e->backend;
+    cn_stream *model = be->stream(be, 0), *side = be->stream(be, 1);
+    cn_event_batch *b = &e->event_batches[e->event_tail % CN_EVENT_BATCHES];
+    for (uint32_t i = 0; i < begin->n_events; i++) {
+        b->events[i] = begin->events[i];
+        b->reqs[i] = begin->events[i]->req;
+    }
+    cn_compress_args args = {
+        .pools = e->pools,
+        .reqs = b->reqs,
+        .n_reqs = begin->n_events,
+        .scratch = e->compress_scratch,
+        .scratch_bytes = e->compress_scratch_bytes,
+    };
+    CN_TRY(be->fence_record(e->step_fence, model));
+    CN_TRY(be->fence_wait(side, e->step_fence));
+    CN_TRY(be->compress(side, &args));
+    CN_TRY(be->fence_record(b->fence, side));
+    b->n_events = begin->n_events;
+    e->event_tail++;
+    if (e->config->sync_compression) CN_TRY(wait_events(e));
+    return CN_OK;
+}
+
+/* ---- launch ---- */
+
+/* A sample with penalties needs a row of counts while it runs. A new row, or one that another
+ * sample used meanwhile, is recounted from the sequence's tokens. */
+static cn_status ensure_counts(cn_engine *e, cn_sample *s)
+{
+    if (!s->request->needs_counts || s->count_slot >= 0) return CN_OK;
+    uint32_t slot = 0, n_slots = e->config->max_num_seqs;
+    while (slot < n_slots && e->count_owner[slot] &&
+           (e->count_owner[slot]->seq->state == CN_SEQ_RUNNING ||
+            e->count_owner[slot]->seq->state == CN_SEQ_COMPRESSING))
+        slot++;
+    CN_ASSERT(slot < n_slots);
+    if (e->count_owner[slot]) e->count_owner[slot]->count_slot = -1;
+    e->count_owner[slot] = s;
+    s->count_slot = (int32_t)slot;
+    cn_stream *stream = e->backend->stream(e->backend, 0);
+    const cn_seq *seq = s->seq;
+    CN_TRY(e->backend->mem_write(stream, e->count_tokens, seq->tokens,
+                                 seq->n_tokens * sizeof *seq->tokens));
+    cn_count_reset_args reset = {
+        .counts = e->counts,
+        .vocab = e->model_config.vocab,
+        .slot = slot,
+        .prompt = e->count_tokens,
+        .n_prompt = seq->n_prompt,
+        .output = e->count_tokens + seq->n_prompt,
+        .n_output = seq->n_tokens - seq->n_prompt,
+    };
+    return e->backend->count_reset(stream, &reset);
+}
+
+static cn_status fill_sample_row(cn_engine *e, uint32_t i)
+{
+    cn_sample *s = cn_batch_logit_seq(e->batch, i)->user;
+    const cn_sampling *p = &s->request->sampling;
+    CN_TRY(ensure_counts(e, s));
+    cn_sample_row *row = cn_batch_sample_row(e->batch, i);
+    cn_sampling_row(p, row);
+    row->seed = s->seed;
+    row->sample = s->seq->sample;
+    row->position = s->seq->n_tokens + s->seq->n_pending - 1;
+    row->count_slot = s->count_slot;
+    bool bans_apply = false;
+    cn_output_row(s->output, row, &bans_apply);
+    uint32_t index = 0;
+    for (uint32_t b = 0; bans_apply && b < s->request->n_bans; b++) {
+        CN_ASSERT(cn_batch_try_add_ban(e->batch, s->request->bans[b], &index));
+        if (row->n_ban++ == 0) row->ban_start = index;
+    }
+    for (uint32_t b = 0; b < p->n_logit_bias; b++) {
+        CN_ASSERT(cn_batch_try_add_bias(e->batch, p->logit_bias[b], &index));
+        if (row->n_bias++ == 0) row->bias_start = index;
+    }
+    return CN_OK;
+}
+
+static cn_status copy_forked(cn_engine *e, const cn_plan *plan)
+{
+    if (plan->n_block_copies == 0 && plan->n_slot_copies == 0) return CN_OK;
+    cn_copy_args args = {
+        .pools = e->pools,
+        .blocks = plan->block_copies,
+        .n_blocks = plan->n_block_copies,
+        .query_slots = plan->slot_copies,
+        .n_query_slots = plan->n_slot_copies,
+    };
+    return e->backend->copy_blocks(e->backend->stream(e->backend, 0), &args);
+}
+
+static cn_status launch(cn_engine *e, const cn_plan *plan)
+{
+    cn_stream *stream = e->backend->stream(e->backend, 0);
+    cn_batch_build(e->batch, plan);
+    uint32_t n_rows = cn_batch_n_logit_rows(e->batch);
+    for (uint32_t i = 0; i < n_rows; i++) CN_TRY(fill_sample_row(e, i));
+    CN_TRY(cn_batch_upload(e->batch, stream));
+    float *logits = NULL;
+    CN_TRY(cn_model_forward(e->model, stream, cn_batch_device_view(e->batch), &e->pools,
+                            cn_batch_logit_rows(e->batch), n_rows, &logits));
+    CN_TRY(copy_forked(e, plan));
+    if (n_rows == 0) return CN_OK;
+    cn_sample_args args = {
+        .logits = logits,
+        .n_rows = n_rows,
+        .vocab = e->model_config.vocab,
+        .rows = cn_batch_sample_rows(e->batch),
+        .bans = cn_batch_bans(e->batch),
+        .biases = cn_batch_biases(e->batch),
+        .counts = e->counts,
+        .tokens = e->sampled,
+        .token_logprobs = e->sampled_logprobs,
+        .top = e->sampled_top,
+        .scratch = e->sample_scratch,
+        .scratch_bytes = e->sample_scratch_bytes,
+    };
+    return e->backend->sample(stream, &args);
+}
+
+/* ---- collect ---- */
+
+static void token_logprobs(const cn_engine *e, uint32_t i, const cn_sampling *p,
+                           cn_token_logprobs *out)
+{
+    out->chosen = (cn_logprob){e->host_sampled[i], e->host_logprobs[i]};
+    out->top = e->host_top + (size_t)i * CN_MAX_LOGPROBS;
+    out->n_top = cn_min_u32((uint32_t)p->logprobs, e->model_config.vocab);
+}
+
+static cn_status read_samples(cn_engine *e, uint32_t n_rows)
+{
+    cn_backend *be = e->backend;
+    cn_stream *stream = be->stream(be, 0);
+    bool logprobs = false;
+    for (uint32_t i = 0; i < n_rows && !logprobs; i++) {
+        const cn_sample *s = cn_batch_logit_seq(e->batch, i)->user;
+        logprobs = s->request->sampling.logprobs >= 0;
+    }
+    CN_TRY(be->mem_read(stream, e->host_sampled, e->sampled, n_rows * sizeof *e->sampled));
+    if (logprobs) {
+        CN_TRY(be->mem_read(stream, e->host_logprobs, e->sampled_logprobs,
+                            n_rows * sizeof *e->sampled_logprobs));
+        CN_TRY(be->mem_read(stream, e->host_top, e->sampled_top,
+                            n_rows * CN_MAX_LOGPROBS * sizeof *e->sampled_top));
+    }
+    return be->stream_sync(stream);
+}
+
+static cn_status collect(cn_engine *e)
+{
+    uint32_t n_rows = cn_batch_n_logit_rows(e->batch);
+    if (n_rows == 0) return CN_OK;
+    CN_TRY(read_samples(e, n_rows));
+    for (uint32_t i = 0; i < n_rows; i++) {
+        cn_seq *seq = cn_batch_logit_seq(e->batch, i);
+        cn_sample *s = seq->user;
+        const cn_sampling *p = &s->request->sampling;
+        cn_token_logprobs lp;
+        if (p->logprobs >= 0) token_logprobs(e, i, p, &lp);
+        cn_scheduler_append(e->scheduler, seq, e->host_sampled[i]);
+        e->stats.generation_tokens++;
+        cn_finish finish = CN_FINISH_NONE;
+        cn_status status = cn_output_push(s->output, e->host_sampled[i],
+                                          p->logprobs >= 0 ? &lp : NULL, &finish);
+        bool failed = status != CN_OK;
+        cn_engine_deliver(e, s, failed ? CN_FINISH_ERROR : finish,
+                          failed ? cn_last_error() : NULL);
+    }
+    return CN_OK;
+}
+
+/* ---- step ---- */
+
+cn_status cn_engine_step(cn_engine *e, bool *idle)
+{
+    *idle = false;
+    cn_engine_sweep_cancelled(e);
+    CN_TRY(poll_events(e));
+    cn_begin_plan begin;
+    cn_scheduler_begin(e->scheduler, &begin);
+    CN_TRY(start_events(e, &begin));
+    cn_plan plan;
+    cn_scheduler_schedule(e->scheduler, &plan);
+    if (e->config->check_invariants) {
+        const char *broken = cn_scheduler_check(e->scheduler);
+        if (broken) return cn_fail(CN_ERR_DEVICE, "scheduler invariant broken: %s", broken);
+    }
+    if (plan.n_rows > 0) {
+        CN_TRY(launch(e, &plan));
+        CN_TRY(collect(e));
+        e->stats.steps++;
+    } else if (oldest_events(e)) {
+        CN_TRY(wait_events(e)); /* nothing can run before one of them commits */
+    } else {
+        CN_ASSERT(e->n_requests == 0);
+        *idle = true;
+    }
+    return CN_OK;
+}
+
+void cn_engine_stats(const cn_engine *e, cn_stats *out)
+{
+    cn_sched_stats s;
+    cn_scheduler_stats(e->scheduler, &s);
+    *out = e->stats;
+    out->running = s.running;
+    out->waiting = s.waiting;
+    out->blocks_total = s.blocks_total;
+    out->blocks_used = s.blocks_used;
+    out->blocks_cached = s.blocks_cached;
+    out->preemptions = s.preemptions;
+    out->recomputed_tokens = s.recomputed_tokens;
+    out->cached_tokens = s.prefix_hits;
+    out->compressions = s.compressions;
+    out->evicted_tokens = s.evicted_tokens;
+    out->freed_bytes = s.freed_bytes;
+    out->slots_total = s.slots_total;
+    out->slots_used = s.slots_used;
+    out->compressing = s.compressing;
+}

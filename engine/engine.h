@@ -1,0 +1,20 @@
+/* engine.h - what the rest of the program may ask of an engine beyond the public header. */
+#ifndef CN_ENGINE_H
+#define CN_ENGINE_H
+
+#include "engine/base.h"
+#include "engine/model_config.h"
+#include "engine/options.h"
+#include "engine/tokenizer.h"
+
+const cn_model_config *cn_engine_model_config(const cn_engine *e);
+const cn_config *cn_engine_config(const cn_engine *e);
+cn_tokenizer *cn_engine_tokenizer(cn_engine *e);
+uint32_t cn_engine_max_model_len(const cn_engine *e);
+
+/* Appends the token ids a request's prompt becomes: messages through the chat template, text
+ * through the tokenizer, tokens as they are. CN_ERR_ARG when the request is at fault. */
+cn_status cn_engine_prompt_tokens(cn_engine *e, const cn_request_params *p, cn_tokens *out);
+
+
+#endif

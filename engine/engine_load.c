@@ -1,0 +1,266 @@
+/* engine_load.c - an engine's start and end: the checkpoint is read, memory is planned and taken
+ * once, and every part is made. Nothing is allocated on the device after this. */
+#include "engine/engine_state.h"
+
+#include <string.h>
+
+#include "engine/planner.h"
+
+/* ---- the checkpoint, without its weights ---- */
+
+static cn_status choose_model_len(cn_engine *e)
+{
+    uint32_t wanted = e->config->max_model_len, limit = e->model_config.max_position;
+    if (wanted > limit)
+        return cn_fail(CN_ERR_ARG, "--max-model-len %u: config.json allows at most %u positions",
+                       wanted, limit);
+    e->max_model_len = wanted ? wanted : limit;
+    return CN_OK;
+}
+
+static cn_status load_chat_template(cn_engine *e, const char *dir)
+{
+    cn_buf name = {0};
+    CN_TRY(cn_option_format(cn_option_find("chat-template"), e->config, &name));
+    cn_status status = cn_chat_template_load(&e->chat, dir, name.data);
+    cn_buf_free(&name);
+    return status;
+}
+
+static cn_status load_checkpoint_texts(cn_engine *e)
+{
+    const cn_config *c = e->config;
+    const char *tokenizer_dir = c->tokenizer ? c->tokenizer : c->model;
+    if (!c->model) return cn_fail(CN_ERR_ARG, "--model is missing: name a checkpoint directory");
+    CN_TRY(cn_model_config_load(&e->model_config, c->model));
+    CN_TRY(choose_model_len(e));
+    CN_TRY(cn_generation_config_load(&e->generation, c->model));
+    CN_TRY(cn_generation_config_eos(&e->generation, &e->model_config, e->eos, &e->n_eos));
+    CN_TRY(cn_tokenizer_load(&e->tokenizer, tokenizer_dir));
+    CN_TRY(load_chat_template(e, tokenizer_dir));
+
+    e->default_sampling = c->sampling;
+    if (c->generation_config == CN_OPT_GENERATION_AUTO)
+        cn_generation_config_apply(&e->generation, &e->default_sampling);
+    cn_config_overlay_sampling(c, &e->default_sampling);
+    return cn_output_reasoning_choose(e->tokenizer, c->reasoning_parser, &e->reasoning);
+}
+
+/* ---- backend, weights, model ---- */
+
+static cn_status open_backend(cn_engine *e)
+{
+    const cn_config *c = e->config;
+    cn_cpu_backend_opts o = {
+        .n_threads = c->n_threads,
+        .max_tokens = c->max_num_batched_tokens,
+        .max_kv_tokens = e->max_model_len,
+    };
+    return cn_backend_cpu_open(&e->backend, &o);
+}
+
+static cn_status load_model(cn_engine *e)
+{
+    const cn_config *c = e->config;
+    cn_checkpoint *checkpoint = NULL;
+    CN_TRY(cn_checkpoint_open(&checkpoint, c->model, &e->model_config, c->load_format, c->seed));
+    cn_status status = cn_weights_load(&e->weights, e->backend, checkpoint);
+    cn_checkpoint_close(checkpoint);
+    CN_TRY(status);
+    return cn_model_create(&e->model, e->backend, &e->model_config, e->weights,
+                           c->max_num_batched_tokens, c->max_num_seqs, e->max_model_len);
+}
+
+/* ---- KV memory and the scheduler ---- */
+
+static cn_status take_pools(cn_engine *e, const cn_memory_plan *plan)
+{
+    cn_backend *be = e->backend;
+    const cn_model_config *m = &e->model_config;
+    cn_pools *p = &e->pools;
+    p->layout = cn_kv_layout_make(m->n_layers, plan->n_blocks, m->n_kv_heads, plan->block_tokens,
+                                  m->head_dim);
+    p->n_heads = m->n_heads;
+    p->n_query_slots = plan->n_query_slots;
+    p->window = plan->window_tokens;
+    size_t kv_bytes = cn_kv_pool_elems(&p->layout) * cn_dtype_bytes(be->kv_dtype);
+    CN_TRY(be->mem_alloc(be, kv_bytes, &p->kv));
+    if (plan->has_scores) {
+        void *score = NULL;
+        CN_TRY(be->mem_alloc(be, cn_kv_side_elems(&p->layout) * sizeof(float), &score));
+        p->score = score;
+    }
+    if (plan->n_query_slots == 0) return CN_OK;
+    size_t query_rows = (size_t)m->n_layers * p->n_query_slots * p->window * m->n_heads;
+    return be->mem_alloc(be, query_rows * m->head_dim * cn_dtype_bytes(be->act_dtype),
+                         &p->q_window);
+}
+
+static cn_status make_scheduler(cn_engine *e, const cn_memory_plan *plan)
+{
+    const cn_config *c = e->config;
+    cn_sched_opts o = {
+        .block_tokens = plan->block_tokens,
+        .n_blocks = plan->n_blocks,
+        .n_query_slots = plan->n_query_slots,
+        .window_tokens = plan->window_tokens,
+        .max_seqs = c->max_num_seqs,
+        .max_batched_tokens = c->max_num_batched_tokens,
+        .max_model_len = e->max_model_len,
+        .block_bytes = plan->block_bytes,
+        .model_hash = cn_model_config_hash(&e->model_config),
+        .prefix_caching = c->enable_prefix_caching,
+        .chunked_prefill = c->enable_chunked_prefill,
+        .hybrid = c->hybrid_scheduling,
+        .priority_order = c->scheduling_policy == CN_OPT_SCHEDULING_PRIORITY,
+    };
+    return cn_scheduler_create(&e->scheduler, &o);
+}
+
+static cn_status make_batch(cn_engine *e, const cn_memory_plan *plan)
+{
+    const cn_config *c = e->config;
+    cn_batch_opts o = {
+        .max_tokens = c->max_num_batched_tokens,
+        .max_seqs = c->max_num_seqs,
+        .max_blocks_per_seq = (uint32_t)cn_ceil_div(e->max_model_len, plan->block_tokens),
+        .max_bans = c->max_num_seqs * (2 * CN_MAX_EOS + CN_MAX_STOP_TOKEN_IDS),
+        .max_biases = c->max_num_seqs * CN_MAX_LOGIT_BIASES,
+        .block_tokens = plan->block_tokens,
+        .window_tokens = plan->window_tokens,
+    };
+    return cn_batch_create(&e->batch, e->backend, &o);
+}
+
+static cn_status device_array(cn_engine *e, size_t n, size_t size, void **out)
+{
+    return e->backend->mem_alloc(e->backend, n * size, out);
+}
+
+/* Where sampling leaves its results, on the device and on the host. */
+static cn_status take_sampling_memory(cn_engine *e)
+{
+    size_t n = e->config->max_num_seqs;
+    void *counts = NULL, *sampled = NULL, *logprobs = NULL, *top = NULL, *tokens = NULL;
+    CN_TRY(device_array(e, n * e->model_config.vocab, sizeof *e->counts, &counts));
+    e->counts = counts;
+    CN_TRY(device_array(e, n, sizeof *e->sampled, &sampled));
+    e->sampled = sampled;
+    CN_TRY(device_array(e, n, sizeof *e->sampled_logprobs, &logprobs));
+    e->sampled_logprobs = logprobs;
+    CN_TRY(device_array(e, n * CN_MAX_LOGPROBS, sizeof *e->sampled_top, &top));
+    e->sampled_top = top;
+    CN_TRY(device_array(e, e->max_model_len, sizeof *e->count_tokens, &tokens));
+    e->count_tokens = tokens;
+    e->sample_scratch_bytes =
+        e->backend->sample_scratch_bytes(e->backend, (uint32_t)n, e->model_config.vocab);
+    CN_TRY(device_array(e, e->sample_scratch_bytes, 1, &e->sample_scratch));
+    e->host_sampled = cn_calloc(n, sizeof *e->host_sampled);
+    e->host_logprobs = cn_calloc(n, sizeof *e->host_logprobs);
+    e->host_top = cn_calloc(n * CN_MAX_LOGPROBS, sizeof *e->host_top);
+    e->count_owner = cn_calloc(n, sizeof *e->count_owner);
+    if (!e->host_sampled || !e->host_logprobs || !e->host_top || !e->count_owner)
+        return cn_fail(CN_ERR_MEMORY, "out of host memory for %zu samples", n);
+    return CN_OK;
+}
+
+/* Only where a declared policy compresses. */
+static cn_status take_event_memory(cn_engine *e, const cn_memory_plan *plan)
+{
+    if (plan->n_max_blocks == 0) return CN_OK;
+    cn_backend *be = e->backend;
+    size_t n = e->config->max_num_seqs;
+    CN_TRY(be->fence_create(be, &e->step_fence));
+    for (uint32_t i = 0; i < CN_EVENT_BATCHES; i++) {
+        cn_event_batch *b = &e->event_batches[i];
+        CN_TRY(be->fence_create(be, &b->fence));
+        b->events = cn_calloc(n, sizeof(cn_sched_event *));
+        b->reqs = cn_calloc(n, sizeof *b->reqs);
+        if (!b->events || !b->reqs)
+            return cn_fail(CN_ERR_MEMORY, "out of host memory for %zu events", n);
+    }
+    uint32_t longest = (uint32_t)cn_round_up(e->max_model_len, e->pools.layout.block_tokens);
+    e->compress_scratch_bytes = be->compress_scratch_bytes(be, &e->pools, longest);
+    return be->mem_alloc(be, e->compress_scratch_bytes, &e->compress_scratch);
+}
+
+static cn_status build(cn_engine *e)
+{
+    CN_TRY(load_checkpoint_texts(e));
+    CN_TRY(open_backend(e));
+    cn_memory_plan plan;
+    CN_TRY(cn_memory_plan_make(&plan, e->config, &e->model_config, e->backend));
+    CN_TRY(load_model(e));
+    CN_TRY(take_pools(e, &plan));
+    CN_TRY(make_scheduler(e, &plan));
+    CN_TRY(make_batch(e, &plan));
+    CN_TRY(take_sampling_memory(e));
+    return take_event_memory(e, &plan);
+}
+
+cn_status cn_engine_create(cn_engine **out, const cn_config *c)
+{
+    cn_engine *e = cn_calloc(1, sizeof *e);
+    if (!e) return cn_fail(CN_ERR_MEMORY, "out of memory for an engine");
+    cn_status status = cn_config_copy(&e->config, c);
+    if (status == CN_OK) status = build(e);
+    if (status != CN_OK) {
+        cn_engine_free(e);
+        return status;
+    }
+    *out = e;
+    return CN_OK;
+}
+
+static void free_device_memory(cn_engine *e)
+{
+    cn_backend *be = e->backend;
+    void *const arrays[] = {e->pools.kv,  e->pools.q_window,   e->pools.score,
+                            e->counts,    e->sampled,          e->sampled_logprobs,
+                            e->sampled_top, e->count_tokens,   e->sample_scratch,
+                            e->compress_scratch};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        if (arrays[i]) be->mem_free(be, arrays[i]);
+    if (e->step_fence) be->fence_free(e->step_fence);
+    for (uint32_t i = 0; i < CN_EVENT_BATCHES; i++)
+        if (e->event_batches[i].fence) be->fence_free(e->event_batches[i].fence);
+}
+
+void cn_engine_free(cn_engine *e)
+{
+    if (!e) return;
+    if (e->backend) e->backend->stream_sync(e->backend->stream(e->backend, 1));
+    while (e->first) cn_engine_drop_request(e, e->first);
+    cn_batch_free(e->batch);
+    cn_scheduler_free(e->scheduler);
+    cn_model_free(e->model);
+    if (e->backend) free_device_memory(e);
+    cn_weights_free(e->weights);
+    if (e->backend) e->backend->close(e->backend);
+    for (uint32_t i = 0; i < CN_EVENT_BATCHES; i++) {
+        cn_free(e->event_batches[i].events);
+        cn_free(e->event_batches[i].reqs);
+    }
+    cn_free(e->host_sampled);
+    cn_free(e->host_logprobs);
+    cn_free(e->host_top);
+    cn_free(e->count_owner);
+    cn_chat_template_free(e->chat);
+    cn_tokenizer_free(e->tokenizer);
+    cn_tokens_free(&e->prompt);
+    cn_buf_free(&e->prompt_text);
+    cn_config_free(e->config);
+    cn_free(e);
+}
+
+/* ---- what others may ask ---- */
+
+void cn_engine_default_sampling(const cn_engine *e, cn_sampling *out)
+{
+    *out = e->default_sampling;
+}
+void cn_engine_default_kv(const cn_engine *e, cn_kv_params *out) { *out = e->config->kv; }
+const cn_model_config *cn_engine_model_config(const cn_engine *e) { return &e->model_config; }
+const cn_config *cn_engine_config(const cn_engine *e) { return e->config; }
+cn_tokenizer *cn_engine_tokenizer(cn_engine *e) { return e->tokenizer; }
+uint32_t cn_engine_max_model_len(const cn_engine *e) { return e->max_model_len; }

@@ -1,0 +1,319 @@
+/* engine_request.c - a request enters (checked, tokenised, handed to the scheduler), its samples'
+ * output is delivered, and it leaves: finished, cancelled or failed. */
+#include "engine/engine_state.h"
+
+#include <string.h>
+
+/* ---- prompt ---- */
+
+static cn_status render_messages(cn_engine *e, const cn_request_params *p)
+{
+    if (cn_chat_template_check(e->chat) != CN_OK)
+        return cn_fail_within(CN_ERR_ARG, "messages");
+    cn_buf_clear(&e->prompt_text);
+    return cn_chat_template_render(e->chat, p->messages, p->n_messages, p->enable_thinking,
+                                   &e->prompt_text);
+}
+
+static cn_status copy_tokens(const cn_engine *e, const cn_request_params *p, cn_tokens *out)
+{
+    for (size_t i = 0; i < p->n_tokens; i++)
+        if (p->tokens[i] >= e->model_config.vocab)
+            return cn_fail(CN_ERR_ARG, "prompt token %zu is %u: the vocabulary has %u", i,
+                           p->tokens[i], e->model_config.vocab);
+    return cn_tokens_add(out, p->tokens, p->n_tokens);
+}
+
+cn_status cn_engine_prompt_tokens(cn_engine *e, const cn_request_params *p, cn_tokens *out)
+{
+    if ((p->messages != NULL) + (p->text != NULL) + (p->tokens != NULL) != 1)
+        return cn_fail(CN_ERR_ARG, "a request needs exactly one of messages, text and tokens");
+    if (p->tokens) {
+        CN_TRY(copy_tokens(e, p, out));
+    } else if (p->messages) {
+        CN_TRY(render_messages(e, p));
+        CN_TRY(cn_tokenizer_encode(e->tokenizer, e->prompt_text.data, e->prompt_text.len,
+                                   cn_chat_template_add_special(e->chat), out));
+    } else {
+        CN_TRY(cn_tokenizer_encode(e->tokenizer, p->text, strlen(p->text), true, out));
+    }
+    if (out->len == 0) return cn_fail(CN_ERR_ARG, "the prompt is empty");
+    for (size_t i = 0; i < out->len; i++)
+        if (out->ids[i] >= e->model_config.vocab)
+            return cn_fail(CN_ERR_ARG,
+                           "the tokenizer gave id %u, the model's vocabulary has %u: "
+                           "tokenizer.json and config.json do not belong together",
+                           out->ids[i], e->model_config.vocab);
+    return CN_OK;
+}
+
+/* ---- a request's own memory ---- */
+
+/* Deep copy of `n` elements; NULL for none. */
+static void *copy_array(const void *src, size_t n, size_t size, bool *ok)
+{
+    if (n == 0) return NULL;
+    void *copy = cn_calloc(n, size);
+    if (copy)
+        memcpy(copy, src, n * size);
+    else
+        *ok = false;
+    return copy;
+}
+
+static void free_sampling_lists(cn_sampling *s)
+{
+    for (size_t i = 0; s->stop && i < s->n_stop; i++) cn_free((char *)(uintptr_t)s->stop[i]);
+    cn_free((void *)(uintptr_t)s->stop);
+    cn_free((void *)(uintptr_t)s->stop_token_ids);
+    cn_free((void *)(uintptr_t)s->logit_bias);
+}
+
+static cn_status copy_sampling(cn_sampling *out, const cn_sampling *s)
+{
+    bool ok = true;
+    *out = *s;
+    char **stop = s->n_stop ? cn_calloc(s->n_stop, sizeof *stop) : NULL;
+    for (size_t i = 0; stop && i < s->n_stop; i++) {
+        stop[i] = cn_strdup(s->stop[i]);
+        ok = ok && stop[i];
+    }
+    ok = ok && (stop || s->n_stop == 0);
+    out->stop = (const char *const *)stop;
+    out->stop_token_ids =
+        copy_array(s->stop_token_ids, s->n_stop_token_ids, sizeof *s->stop_token_ids, &ok);
+    out->logit_bias = copy_array(s->logit_bias, s->n_logit_bias, sizeof *s->logit_bias, &ok);
+    if (ok) return CN_OK;
+    free_sampling_lists(out);
+    return cn_fail(CN_ERR_MEMORY, "out of memory for a request");
+}
+
+static void free_request(cn_engine_request *r)
+{
+    for (uint32_t i = 0; i < r->n_samples; i++) cn_output_free(r->samples[i].output);
+    free_sampling_lists(&r->sampling);
+    cn_free(r->bans);
+    cn_free(r);
+}
+
+/* EOS and stop ids together: what must not come before min_tokens. */
+static cn_status make_bans(const cn_engine *e, cn_engine_request *r)
+{
+    const cn_sampling *s = &r->sampling;
+    if (s->min_tokens == 0) return CN_OK;
+    r->bans = cn_calloc(e->n_eos + s->n_stop_token_ids, sizeof *r->bans);
+    if (!r->bans) return cn_fail(CN_ERR_MEMORY, "out of memory for a request");
+    for (uint32_t i = 0; i < e->n_eos; i++) r->bans[r->n_bans++] = e->eos[i];
+    for (size_t i = 0; i < s->n_stop_token_ids; i++) r->bans[r->n_bans++] = s->stop_token_ids[i];
+    return CN_OK;
+}
+
+static cn_status make_outputs(cn_engine *e, cn_engine_request *r, uint32_t max_output)
+{
+    cn_output_opts o = {
+        .tokenizer = e->tokenizer,
+        .sampling = &r->sampling,
+        .eos = e->eos,
+        .n_eos = e->n_eos,
+        .max_output = max_output,
+        .reasoning = e->reasoning,
+        .prompt = e->prompt.ids,
+        .n_prompt = (uint32_t)e->prompt.len,
+    };
+    for (uint32_t i = 0; i < r->n_samples; i++)
+        CN_TRY(cn_output_create(&r->samples[i].output, &o));
+    return CN_OK;
+}
+
+static cn_status make_request(cn_engine *e, const cn_request_params *p, uint32_t max_output,
+                              cn_engine_request **out)
+{
+    uint32_t n = p->sampling.n;
+    cn_engine_request *r = cn_calloc(1, sizeof *r + n * sizeof *r->samples);
+    if (!r) return cn_fail(CN_ERR_MEMORY, "out of memory for a request");
+    cn_status status = copy_sampling(&r->sampling, &p->sampling);
+    if (status != CN_OK) {
+        cn_free(r);
+        return status;
+    }
+    r->id = e->next_id;
+    r->needs_counts = cn_sampling_needs_counts(&r->sampling);
+    r->n_samples = r->n_live = n;
+    for (uint32_t i = 0; i < n; i++)
+        r->samples[i] = (cn_sample){
+            .request = r,
+            .seed = cn_sampling_seed(&p->sampling, e->config->seed, p->custom_id, r->id),
+            .count_slot = -1,
+        };
+    status = make_bans(e, r);
+    if (status == CN_OK) status = make_outputs(e, r, max_output);
+    if (status != CN_OK) {
+        free_request(r);
+        return status;
+    }
+    *out = r;
+    return CN_OK;
+}
+
+/* ---- submit ---- */
+
+static cn_status check_lengths(const cn_engine *e, const cn_sampling *s, uint32_t *max_output)
+{
+    size_t n_prompt = e->prompt.len;
+    if (n_prompt >= e->max_model_len)
+        return cn_fail(CN_ERR_ARG,
+                       "the prompt has %zu tokens, the context length is %u: shorten the prompt "
+                       "or raise --max-model-len",
+                       n_prompt, e->max_model_len);
+    uint32_t room = e->max_model_len - (uint32_t)n_prompt;
+    if (s->max_tokens > room)
+        return cn_fail(CN_ERR_ARG,
+                       "prompt (%zu tokens) and max_tokens (%u) exceed the context length %u: "
+                       "lower max_tokens to %u",
+                       n_prompt, s->max_tokens, e->max_model_len, room);
+    *max_output = s->max_tokens ? s->max_tokens : room;
+    return CN_OK;
+}
+
+static void link_request(cn_engine *e, cn_engine_request *r)
+{
+    r->prev = e->last;
+    if (e->last)
+        e->last->next = r;
+    else
+        e->first = r;
+    e->last = r;
+    e->n_requests++;
+}
+
+static cn_status schedule_request(cn_engine *e, const cn_request_params *p, cn_engine_request *r,
+                                  uint32_t max_output)
+{
+    cn_group_params group = {
+        .prompt = e->prompt.ids,
+        .n_prompt = (uint32_t)e->prompt.len,
+        .max_output = max_output,
+        .n = r->n_samples,
+        .klass = p->klass,
+        .priority = p->priority,
+        .kv = p->kv,
+    };
+    void *users[CN_MAX_SAMPLES];
+    cn_seq *seqs[CN_MAX_SAMPLES];
+    for (uint32_t i = 0; i < r->n_samples; i++) users[i] = &r->samples[i];
+    CN_TRY(cn_scheduler_add(e->scheduler, &group, users, seqs));
+    for (uint32_t i = 0; i < r->n_samples; i++) r->samples[i].seq = seqs[i];
+    return CN_OK;
+}
+
+cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn fn, void *user,
+                           uint64_t *request)
+{
+    cn_sched_stats queue;
+    cn_scheduler_stats(e->scheduler, &queue);
+    if (queue.waiting >= e->config->max_queue)
+        return cn_fail(CN_ERR_BUSY, "the queue is full (--max-queue %u)", e->config->max_queue);
+    CN_TRY(cn_sampling_check(&p->sampling, e->model_config.vocab, e->max_model_len));
+    if (!(e->config->kv_policies & 1u << p->kv.policy))
+        return cn_fail(CN_ERR_ARG,
+                       "kv.policy %s was not declared at start: add it to --kv-policies",
+                       cn_kv_policy_name(p->kv.policy));
+    e->prompt.len = 0;
+    CN_TRY(cn_engine_prompt_tokens(e, p, &e->prompt));
+    uint32_t max_output = 0;
+    CN_TRY(check_lengths(e, &p->sampling, &max_output));
+    cn_engine_request *r = NULL;
+    CN_TRY(make_request(e, p, max_output, &r));
+    cn_status status = schedule_request(e, p, r, max_output);
+    if (status != CN_OK) {
+        free_request(r);
+        return status;
+    }
+    r->fn = fn;
+    r->user = user;
+    link_request(e, r);
+    e->next_id++;
+    e->stats.prompt_tokens += e->prompt.len;
+    if (request) *request = r->id;
+    return CN_OK;
+}
+
+/* ---- deliver and leave ---- */
+
+static void usage_of(const cn_sample *s, cn_usage *u)
+{
+    const cn_seq *seq = s->seq;
+    *u = (cn_usage){
+        .prompt_tokens = seq->n_prompt,
+        .cached_tokens = seq->n_cached_tokens,
+        .completion_tokens = seq->n_tokens - seq->n_prompt,
+        .preemptions = seq->preemptions,
+        .recomputed_tokens = seq->recomputed_tokens,
+        .kv = seq->usage_kv,
+    };
+    cn_output_usage(s->output, u);
+}
+
+static void end_sample(cn_engine *e, cn_sample *s)
+{
+    if (s->count_slot >= 0) e->count_owner[s->count_slot] = NULL;
+    s->count_slot = -1;
+    s->done = true;
+    cn_scheduler_finish(e->scheduler, s->seq);
+    cn_scheduler_release(e->scheduler, s->seq);
+    s->seq = NULL;
+    s->request->n_live--;
+}
+
+void cn_engine_drop_request(cn_engine *e, cn_engine_request *r)
+{
+    for (uint32_t i = 0; i < r->n_samples; i++)
+        if (!r->samples[i].done) end_sample(e, &r->samples[i]);
+    *(r->prev ? &r->prev->next : &e->first) = r->next;
+    *(r->next ? &r->next->prev : &e->last) = r->prev;
+    e->n_requests--;
+    free_request(r);
+}
+
+/* Hands over what the sample has to say; ends it unless finish is CN_FINISH_NONE. The callback may
+ * submit and cancel requests, this one included. */
+void cn_engine_deliver(cn_engine *e, cn_sample *sample, cn_finish finish, const char *error)
+{
+    cn_engine_request *r = sample->request;
+    cn_usage usage;
+    cn_event ev = {.request = r->id, .sample = sample->seq->sample, .error = error};
+    if (finish != CN_FINISH_NONE) {
+        usage_of(sample, &usage);
+        ev.usage = &usage;
+        end_sample(e, sample);
+        ev.last = r->n_live == 0;
+    }
+    cn_output_take(sample->output, finish, &ev);
+    ev.finish = finish;
+    if (ev.n_tokens == 0 && finish == CN_FINISH_NONE) return;
+    r->fn(r->user, &ev);
+    if (!ev.last) return;
+    e->stats.requests_done++;
+    cn_engine_drop_request(e, r);
+}
+
+void cn_engine_cancel(cn_engine *e, uint64_t request)
+{
+    for (cn_engine_request *r = e->first; r; r = r->next)
+        if (r->id == request) r->cancelled = true;
+}
+
+void cn_engine_sweep_cancelled(cn_engine *e)
+{
+    for (cn_engine_request *r = e->first, *next; r; r = next) {
+        next = r->next; /* a callback may append requests, never remove one */
+        if (!r->cancelled) continue;
+        uint32_t n = r->n_samples;
+        for (uint32_t i = 0; i < n; i++) {
+            bool last_live = r->n_live == 1;
+            if (r->samples[i].done) continue;
+            cn_engine_deliver(e, &r->samples[i], CN_FINISH_CANCELLED, NULL);
+            if (last_live) break; /* r is gone */
+        }
+    }
+}

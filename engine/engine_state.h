@@ -1,0 +1,103 @@
+/* engine_state.h - the engine's own structs, shared by engine.c (the step), engine_load.c (start
+ * and end) and engine_request.c (submit, deliver, cancel). Internal to these three. */
+#ifndef CN_ENGINE_STATE_H
+#define CN_ENGINE_STATE_H
+
+#include "engine/batch.h"
+#include "engine/chat_template.h"
+#include "engine/engine.h"
+#include "engine/generation_config.h"
+#include "engine/model.h"
+#include "engine/output.h"
+#include "engine/sampler.h"
+#include "engine/weights.h"
+
+typedef struct cn_engine_request cn_engine_request;
+
+/* One of a request's n samples: a sequence of the scheduler and its output so far. */
+typedef struct cn_sample {
+    cn_engine_request *request;
+    cn_seq *seq;
+    cn_output *output;
+    uint64_t seed;
+    int32_t count_slot; /* row of the penalty counts, or -1 */
+    bool done;
+} cn_sample;
+
+struct cn_engine_request {
+    cn_engine_request *prev, *next; /* all live requests, by arrival */
+    uint64_t id;
+    cn_event_fn fn;
+    void *user;
+    cn_sampling sampling; /* the four lists are owned */
+    uint32_t *bans;       /* [n_bans] EOS and stop ids: banned below min_tokens */
+    uint32_t n_bans;
+    bool needs_counts;
+    bool cancelled;
+    uint32_t n_samples, n_live;
+    cn_sample samples[];
+};
+
+/* Compression events enqueued together: one fence says when all are done. */
+typedef struct cn_event_batch {
+    cn_fence *fence;
+    cn_sched_event **events; /* [max_seqs] */
+    cn_compress_req *reqs;   /* [max_seqs] what the backend was told */
+    uint32_t n_events;       /* 0: free */
+} cn_event_batch;
+
+enum { CN_EVENT_BATCHES = 16 };
+
+struct cn_engine {
+    cn_config *config; /* a copy */
+    cn_model_config model_config;
+    cn_generation_config generation;
+    uint32_t eos[2 * CN_MAX_EOS];
+    uint32_t n_eos;
+    uint32_t max_model_len;
+    cn_sampling default_sampling;
+    cn_output_reasoning reasoning;
+
+    cn_tokenizer *tokenizer;
+    cn_chat_template *chat;
+
+    cn_backend *backend;
+    cn_weights *weights;
+    cn_model *model;
+    cn_pools pools;
+    cn_scheduler *scheduler;
+    cn_batch *batch;
+
+    /* device results of sampling, and their host copies; [max_num_seqs] rows */
+    uint16_t *counts; /* [max_num_seqs, V] */
+    void *sample_scratch;
+    size_t sample_scratch_bytes;
+    uint32_t *sampled;
+    float *sampled_logprobs;
+    cn_logprob *sampled_top;
+    uint32_t *host_sampled;
+    float *host_logprobs;
+    cn_logprob *host_top;
+    uint32_t *count_tokens; /* device, [max_model_len]: a history to recount */
+    cn_sample **count_owner; /* [max_num_seqs] */
+
+    cn_fence *step_fence;
+    cn_event_batch event_batches[CN_EVENT_BATCHES];
+    uint32_t event_head, event_tail; /* oldest in flight, next free */
+    void *compress_scratch;
+    size_t compress_scratch_bytes;
+
+    cn_engine_request *first, *last;
+    uint32_t n_requests;
+    uint64_t next_id;
+    cn_tokens prompt; /* scratch of submit */
+    cn_buf prompt_text;
+    cn_stats stats;
+};
+
+/* engine_request.c */
+void cn_engine_deliver(cn_engine *e, cn_sample *sample, cn_finish finish, const char *error);
+void cn_engine_sweep_cancelled(cn_engine *e);
+void cn_engine_drop_request(cn_engine *e, cn_engine_request *r);
+
+#endif

@@ -1,0 +1,257 @@
+/* test_engine.c - the engine end to end on the bundled checkpoint: the same tokens whatever the
+ * batch, the chunks, the cache or the memory; sampling by seed; samples, cancels, usage. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "tests/lib/run_engine.h"
+
+enum { N_PROMPTS = 8, MAX_TOKENS = 96 };
+static const char *prompts[N_PROMPTS], *answers[N_PROMPTS];
+
+static void load_prompts(void **state)
+{
+    (void)state;
+    static const char *const tasks[] = {"ledger", "notes", "sums", "multiply"};
+    for (uint32_t i = 0; i < N_PROMPTS; i += 2)
+        assert_int_equal(run_load_prompts(tasks[i / 2], prompts + i, answers + i, 2), 2);
+}
+
+/* All prompts at once under `options`, greedy unless `seed` is given. */
+static run *run_all(const char *const *options, const uint64_t *seed)
+{
+    run *r = malloc(sizeof *r);
+    assert_non_null(r);
+    run_open(r, options);
+    for (uint32_t i = 0; i < N_PROMPTS; i++) {
+        cn_message m;
+        cn_request_params p = run_params(r, prompts[i], &m, MAX_TOKENS);
+        if (seed) {
+            p.sampling.temperature = 2.0f;
+            p.sampling.has_seed = true;
+            p.sampling.seed = *seed + i;
+        }
+        run_submit(r, &p);
+    }
+    run_finish(r);
+    return r;
+}
+
+static void close_run(run *r)
+{
+    run_close(r);
+    free(r);
+}
+
+/* The greedy run under default options, which the others are compared with. */
+static run *reference;
+
+static int run_reference(void **state)
+{
+    load_prompts(state);
+    reference = run_all(NULL, NULL);
+    return 0;
+}
+
+static int close_reference(void **state)
+{
+    (void)state;
+    close_run(reference);
+    return 0;
+}
+
+static void assert_same_as_default(const char *const *options)
+{
+    run *got = run_all(options, NULL);
+    for (uint32_t i = 0; i < N_PROMPTS; i++) run_assert_same(reference, i, got, i, 0);
+    close_run(got);
+}
+
+static void a_trace_ends_with_the_right_answer(void **state)
+{
+    (void)state;
+    run r;
+    run_open(&r, NULL);
+    cn_message m;
+    cn_request_params p = run_params(&r, prompts[0], &m, 0);
+    run_submit(&r, &p);
+    run_finish(&r);
+    const run_sample *s = &r.samples[0][0];
+    assert_int_equal(s->finish, CN_FINISH_STOP);
+    assert_non_null(strstr(s->text.data, answers[0]));
+    assert_int_equal(s->usage.completion_tokens, s->n_tokens);
+    assert_true(s->usage.prompt_tokens > 0);
+    run_close(&r);
+}
+
+static void one_at_a_time_equals_together(void **state)
+{
+    (void)state;
+    assert_same_as_default((const char *[]){"max-num-seqs", "1", NULL});
+}
+
+static void chunked_prefill_equals_whole(void **state)
+{
+    (void)state;
+    assert_same_as_default((const char *[]){"max-num-batched-tokens", "17", NULL});
+    assert_same_as_default((const char *[]){"enable-chunked-prefill", "false",
+                                            "max-num-batched-tokens", "8192", NULL});
+}
+
+static void block_size_changes_nothing(void **state)
+{
+    (void)state;
+    assert_same_as_default((const char *[]){"block-size", "16", NULL});
+    assert_same_as_default((const char *[]){"block-size", "256", NULL});
+}
+
+static void threads_change_nothing(void **state)
+{
+    (void)state;
+    assert_same_as_default((const char *[]){"threads", "1", NULL});
+}
+
+static void preemption_changes_nothing(void **state)
+{
+    (void)state;
+    const char *const small[] = {"num-gpu-blocks-override", "64", "block-size", "16",
+                                 "max-model-len", "768", NULL};
+    run *got = run_all(small, NULL);
+    for (uint32_t i = 0; i < N_PROMPTS; i++) run_assert_same(reference, i, got, i, 0);
+    assert_true(got->stats.preemptions > 0);
+    assert_true(got->stats.recomputed_tokens > 0);
+    close_run(got);
+}
+
+static void prefix_cache_changes_nothing_and_hits(void **state)
+{
+    (void)state;
+    run *cold = run_all((const char *[]){"enable-prefix-caching", "false", NULL}, NULL);
+    for (uint32_t i = 0; i < N_PROMPTS; i++) run_assert_same(reference, i, cold, i, 0);
+    assert_int_equal(cold->stats.cached_tokens, 0);
+    run warm;
+    run_open(&warm, (const char *[]){"block-size", "16", NULL});
+    for (uint32_t round = 0; round < 2; round++) {
+        for (uint32_t i = 0; i < N_PROMPTS; i++) {
+            cn_message m;
+            cn_request_params p = run_params(&warm, prompts[i], &m, MAX_TOKENS);
+            run_submit(&warm, &p);
+        }
+        run_finish(&warm);
+    }
+    for (uint32_t i = 0; i < N_PROMPTS; i++) {
+        run_assert_same(cold, i, &warm, i, 0);
+        run_assert_same(cold, i, &warm, N_PROMPTS + i, 0);
+        assert_true(warm.samples[N_PROMPTS + i][0].usage.cached_tokens >= 16);
+    }
+    run_close(&warm);
+    close_run(cold);
+}
+
+static void a_seed_decides_whatever_the_company(void **state)
+{
+    (void)state;
+    const uint64_t seed = 11;
+    run *a = run_all(NULL, &seed), *b = run_all((const char *[]){"max-num-seqs", "3", NULL}, &seed);
+    for (uint32_t i = 0; i < N_PROMPTS; i++) run_assert_same(a, i, b, i, 0);
+    close_run(a);
+    close_run(b);
+}
+
+/* n samples from one prompt: the first equals the request alone, the others differ, and their
+ * prompt was computed once. */
+static void samples_share_their_prompt(void **state)
+{
+    (void)state;
+    run r;
+    run_open(&r, (const char *[]){"block-size", "16", NULL});
+    cn_message m;
+    cn_request_params p = run_params(&r, prompts[0], &m, MAX_TOKENS);
+    p.sampling.temperature = 4.0f;
+    p.sampling.has_seed = true;
+    p.sampling.seed = 5;
+    p.sampling.n = 4;
+    uint32_t many = run_submit(&r, &p);
+    run_finish(&r);
+    p.sampling.n = 1;
+    uint32_t one = run_submit(&r, &p);
+    run_finish(&r);
+    run_assert_same(&r, many, &r, one, 0);
+    const run_sample *s = r.samples[many];
+    assert_true(s[1].n_tokens > 0 && s[3].n_tokens > 0);
+    assert_true(s[0].n_tokens != s[1].n_tokens ||
+                memcmp(s[0].tokens, s[1].tokens, s[0].n_tokens * sizeof *s[0].tokens) != 0);
+    run_close(&r);
+}
+
+static void a_cancel_frees_everything(void **state)
+{
+    (void)state;
+    run r;
+    run_open(&r, NULL);
+    cn_message m;
+    cn_request_params p = run_params(&r, prompts[0], &m, 0);
+    for (uint32_t i = 0; i < 3; i++) run_submit(&r, &p);
+    bool idle;
+    for (uint32_t i = 0; i < 10; i++) assert_int_equal(cn_engine_step(r.engine, &idle), CN_OK);
+    cn_engine_cancel(r.engine, r.ids[1]);
+    assert_int_equal(cn_engine_step(r.engine, &idle), CN_OK);
+    assert_int_equal(r.samples[1][0].finish, CN_FINISH_CANCELLED);
+    cn_engine_cancel(r.engine, r.ids[0]);
+    cn_engine_cancel(r.engine, r.ids[2]);
+    cn_engine_cancel(r.engine, 999);
+    run_finish(&r);
+    run_close(&r);
+}
+
+static void steps_do_not_allocate(void **state)
+{
+    (void)state;
+    assert_true(reference->stats.steps >= MAX_TOKENS);
+    assert_int_equal(reference->step_allocs, 0);
+}
+
+static void requests_at_fault_are_refused_with_numbers(void **state)
+{
+    (void)state;
+    run r;
+    run_open(&r, (const char *[]){"max-model-len", "128", NULL});
+    cn_message m;
+    cn_request_params p = run_params(&r, prompts[0], &m, 4000);
+    uint64_t id;
+    assert_int_equal(cn_engine_submit(r.engine, &p, NULL, NULL, &id), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "4000"));
+    assert_non_null(strstr(cn_last_error(), "128"));
+    p.sampling.max_tokens = 8;
+    p.text = "both";
+    assert_int_equal(cn_engine_submit(r.engine, &p, NULL, NULL, &id), CN_ERR_ARG);
+    const uint32_t bad_token = 2048;
+    p = (cn_request_params){.tokens = &bad_token, .n_tokens = 1, .sampling = p.sampling};
+    assert_int_equal(cn_engine_submit(r.engine, &p, NULL, NULL, &id), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "2048"));
+    run_finish(&r);
+    run_close(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_trace_ends_with_the_right_answer),
+        cmocka_unit_test(one_at_a_time_equals_together),
+        cmocka_unit_test(chunked_prefill_equals_whole),
+        cmocka_unit_test(block_size_changes_nothing),
+        cmocka_unit_test(threads_change_nothing),
+        cmocka_unit_test(preemption_changes_nothing),
+        cmocka_unit_test(prefix_cache_changes_nothing_and_hits),
+        cmocka_unit_test(a_seed_decides_whatever_the_company),
+        cmocka_unit_test(samples_share_their_prompt),
+        cmocka_unit_test(a_cancel_frees_everything),
+        cmocka_unit_test(steps_do_not_allocate),
+        cmocka_unit_test(requests_at_fault_are_refused_with_numbers),
+    };
+    return cmocka_run_group_tests(tests, run_reference, close_reference);
+}
