@@ -179,7 +179,8 @@ const char *cn_section_intro(cn_option_section s); /* a sentence for its page */
 /* What a cn_config made for the library may set: the options of the engine itself. */
 enum {
     CN_SECTIONS_LIBRARY = CN_SECTION_GENERAL | CN_SECTION_CHECKPOINT | CN_SECTION_MODEL |
-                          CN_SECTION_ENGINE | CN_SECTION_SAMPLING | CN_SECTION_DEBUG
+                          CN_SECTION_ENGINE | CN_SECTION_KV | CN_SECTION_SAMPLING |
+                          CN_SECTION_DEBUG
 };
 
 enum {

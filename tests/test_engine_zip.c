@@ -1,0 +1,227 @@
+/* test_engine_zip.c - compression inside the engine: the cap holds, results do not depend on when
+ * an event commits nor on the company, policies mix in one batch, and every account agrees. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "tests/lib/run_engine.h"
+
+enum { N_PROMPTS = 6, MAX_TOKENS = 320, BLOCK = 32, BUDGET = 128, N_LAYERS = 6, N_KV_HEADS = 2 };
+static const char *prompts[N_PROMPTS];
+
+static const char *const zip_options[] = {"block-size", "32", "kv-policies", "full,window,zip",
+                                          "kv-budget", "128", "kv-window", "16", NULL};
+
+/* Every prompt under each of the policies in turn; `extra` follows zip_options. */
+static run *run_policies(const char *const *extra, const cn_kv_policy *policies, uint32_t n)
+{
+    const char *options[32];
+    uint32_t k = 0;
+    for (const char *const *o = zip_options; *o; o++) options[k++] = *o;
+    for (const char *const *o = extra; o && *o; o++) options[k++] = *o;
+    options[k] = NULL;
+    run *r = malloc(sizeof *r);
+    assert_non_null(r);
+    run_open(r, options);
+    for (uint32_t i = 0; i < N_PROMPTS; i++) {
+        cn_message m;
+        cn_request_params p = run_params(r, prompts[i], &m, MAX_TOKENS);
+        p.kv.policy = policies[i % n];
+        p.sampling.ignore_eos = true;
+        run_submit(r, &p);
+    }
+    run_finish(r);
+    return r;
+}
+
+static void close_run(run *r)
+{
+    run_close(r);
+    free(r);
+}
+
+static const cn_kv_policy zip_only[] = {CN_KV_ZIP};
+static const cn_kv_policy mixed[] = {CN_KV_ZIP, CN_KV_FULL, CN_KV_WINDOW};
+static run *reference; /* zip, asynchronous */
+
+static int setup(void **state)
+{
+    (void)state;
+    assert_int_equal(run_load_prompts("ledger", prompts, NULL, N_PROMPTS), N_PROMPTS);
+    reference = run_policies(NULL, zip_only, 1);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    close_run(reference);
+    return 0;
+}
+
+static void assert_same(const run *got)
+{
+    for (uint32_t i = 0; i < N_PROMPTS; i++) run_assert_same(reference, i, got, i, 0);
+}
+
+static void the_cap_holds_and_usage_says_so(void **state)
+{
+    (void)state;
+    uint64_t compressions = 0, evicted = 0, freed = 0;
+    for (uint32_t i = 0; i < N_PROMPTS; i++) {
+        const cn_usage *u = &reference->samples[i][0].usage;
+        assert_int_equal(u->kv.params.policy, CN_KV_ZIP);
+        assert_int_equal(u->kv.params.budget_tokens, BUDGET);
+        assert_true(u->kv.compressions > 0);
+        assert_true(u->kv.peak_tokens <= BUDGET + BLOCK || u->prompt_tokens > BUDGET);
+        /* Each event evicts all but the budget; what was never evicted is still resident. */
+        assert_true(u->kv.evicted + BUDGET + BLOCK >= u->prompt_tokens + u->completion_tokens);
+        compressions += u->kv.compressions;
+        evicted += u->kv.evicted;
+        freed += u->kv.freed_bytes;
+    }
+    assert_int_equal(compressions, reference->stats.compressions);
+    assert_int_equal(evicted, reference->stats.evicted_tokens);
+    assert_int_equal(freed, reference->stats.freed_bytes);
+}
+
+static void synchronous_gives_the_same_tokens(void **state)
+{
+    (void)state;
+    run *r = run_policies((const char *[]){"sync-compression", "true", NULL}, zip_only, 1);
+    assert_same(r);
+    close_run(r);
+}
+
+static void alone_gives_the_same_tokens(void **state)
+{
+    (void)state;
+    run *r = run_policies((const char *[]){"max-num-seqs", "1", NULL}, zip_only, 1);
+    assert_same(r);
+    close_run(r);
+}
+
+static void constrained_scheduling_gives_the_same_tokens(void **state)
+{
+    (void)state;
+    run *r = run_policies((const char *[]){"hybrid-scheduling", "false", NULL}, zip_only, 1);
+    assert_same(r);
+    close_run(r);
+}
+
+static void little_memory_gives_the_same_tokens(void **state)
+{
+    (void)state;
+    run *r = run_policies((const char *[]){"num-gpu-blocks-override", "17", "max-model-len", "512",
+                                           "enable-prefix-caching", "false", NULL},
+                          zip_only, 1);
+    assert_same(r);
+    close_run(r);
+}
+
+static void policies_mix_in_one_batch(void **state)
+{
+    (void)state;
+    const cn_kv_policy full_only[] = {CN_KV_FULL};
+    run *full = run_policies(NULL, full_only, 1), *mix = run_policies(NULL, mixed, 3);
+    for (uint32_t i = 0; i < N_PROMPTS; i++) {
+        const run *want = i % 3 == 0 ? reference : full;
+        if (i % 3 != 2) run_assert_same(want, i, mix, i, 0);
+        const cn_usage *u = &mix->samples[i][0].usage;
+        assert_int_equal(u->kv.params.policy, mixed[i % 3]);
+        assert_int_equal(u->kv.compressions > 0, mixed[i % 3] != CN_KV_FULL);
+    }
+    assert_int_equal(full->stats.compressions, 0);
+    close_run(full);
+    close_run(mix);
+}
+
+static void samples_and_shared_prefixes_give_the_same_tokens(void **state)
+{
+    (void)state;
+    run r;
+    run_open(&r, zip_options);
+    cn_message m;
+    cn_request_params p = run_params(&r, prompts[0], &m, MAX_TOKENS);
+    p.kv.policy = CN_KV_ZIP;
+    p.sampling.ignore_eos = true;
+    p.sampling.n = 3;
+    uint32_t many = run_submit(&r, &p);
+    run_finish(&r);
+    p.sampling.n = 1;
+    uint32_t again = run_submit(&r, &p); /* over what the first left in the prefix cache */
+    run_finish(&r);
+    run_assert_same(reference, 0, &r, many, 0);
+    run_assert_same(reference, 0, &r, again, 0);
+    for (uint32_t s = 1; s < 3; s++) {
+        assert_int_equal(r.samples[many][s].n_tokens, r.samples[many][0].n_tokens);
+        assert_memory_equal(r.samples[many][s].tokens, r.samples[many][0].tokens,
+                            r.samples[many][0].n_tokens * sizeof(uint32_t));
+    }
+    run_close(&r);
+}
+
+static void a_cancel_at_any_step_frees_everything(void **state)
+{
+    (void)state;
+    run r;
+    run_open(&r, zip_options);
+    for (uint32_t round = 0; round < 20; round++) {
+        cn_message m;
+        cn_request_params p = run_params(&r, prompts[round % N_PROMPTS], &m, MAX_TOKENS);
+        p.kv.policy = CN_KV_ZIP;
+        p.sampling.ignore_eos = true;
+        uint32_t i = run_submit(&r, &p);
+        bool idle;
+        for (uint32_t step = 0; step < 60 + round * 7; step++)
+            assert_int_equal(cn_engine_step(r.engine, &idle), CN_OK);
+        cn_engine_cancel(r.engine, r.ids[i]);
+    }
+    run_finish(&r);
+    run_close(&r);
+}
+
+static void impossible_kv_is_refused_with_its_numbers(void **state)
+{
+    (void)state;
+    run r;
+    run_open(&r, (const char *[]){"block-size", "32", "kv-policies", "full,zip", "kv-budget", "128",
+                                  "kv-window", "16", "num-gpu-blocks-override", "20",
+                                  "max-model-len", "512", NULL});
+    cn_message m;
+    cn_request_params p = run_params(&r, prompts[0], &m, 64);
+    p.kv.policy = CN_KV_WINDOW;
+    uint64_t id;
+    assert_int_equal(cn_engine_submit(r.engine, &p, NULL, NULL, &id), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "--kv-policies"));
+    p.kv.policy = CN_KV_ZIP;
+    p.kv.window_tokens = 200;
+    assert_int_equal(cn_engine_submit(r.engine, &p, NULL, NULL, &id), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "200"));
+    p.kv.window_tokens = 16;
+    p.kv.budget_tokens = 100000;
+    assert_int_equal(cn_engine_submit(r.engine, &p, NULL, NULL, &id), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "20"));
+    run_finish(&r);
+    run_close(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_cap_holds_and_usage_says_so),
+        cmocka_unit_test(synchronous_gives_the_same_tokens),
+        cmocka_unit_test(alone_gives_the_same_tokens),
+        cmocka_unit_test(constrained_scheduling_gives_the_same_tokens),
+        cmocka_unit_test(little_memory_gives_the_same_tokens),
+        cmocka_unit_test(policies_mix_in_one_batch),
+        cmocka_unit_test(samples_and_shared_prefixes_give_the_same_tokens),
+        cmocka_unit_test(a_cancel_at_any_step_frees_everything),
+        cmocka_unit_test(impossible_kv_is_refused_with_its_numbers),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
