@@ -54,10 +54,11 @@ SIM_BIN := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/sim_*.c))
 FUZZ_BIN := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/fuzz_*.c))
 EXAMPLE_BIN := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 BENCH_BIN := $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c))
-PROGRAM_OBJ := $(addsuffix .o,$(TEST_BIN) $(SIM_BIN) $(FUZZ_BIN) $(EXAMPLE_BIN) $(BENCH_BIN)) \
-  $(BUILD)/engine/main.o
+TOOL_BIN := $(BUILD)/tests/diff_dumps
+PROGRAM_OBJ := $(BUILD)/engine/main.o $(addsuffix .o,$(TEST_BIN) $(SIM_BIN) $(FUZZ_BIN) \
+  $(TOOL_BIN) $(EXAMPLE_BIN) $(BENCH_BIN))
 # Tests that start threads: what the thread sanitizer is for. Another: TSAN_TESTS="a b".
-TSAN_TESTS ?= ops_cpu attn_cpu ops_cpu attn_cpu
+TSAN_TESTS ?= ops_cpu attn_cpu
 
 .PHONY: all cpu help deps demo check test sim fuzz scripts asan ubsan tsan golden tidy docs \
   docs-check install examples programs test-programs bench clean
@@ -109,7 +110,7 @@ $(BUILD)/tests/%: $(BUILD)/tests/%.o $(TEST_LIB) $(LIB)
 $(BUILD)/flags $(BUILD)/members $(BUILD)/test-members:
 
 examples: $(EXAMPLE_BIN)
-programs: all $(TEST_BIN) $(SIM_BIN) $(FUZZ_BIN) $(EXAMPLE_BIN) $(BENCH_BIN)
+programs: all $(TEST_BIN) $(SIM_BIN) $(FUZZ_BIN) $(TOOL_BIN) $(EXAMPLE_BIN) $(BENCH_BIN)
 
 # ---- from a clean clone ----
 

@@ -13,8 +13,8 @@ struct cn_dump {
     int64_t name, layer, step; /* wanted, or ANY */
     uint64_t now;
     char *dir;
-    void *raw;   /* as the device has it */
-    float *f32;  /* widened */
+    void *raw;    /* as the device has it */
+    float *f32;   /* widened */
     size_t elems; /* that raw and f32 hold */
 };
 

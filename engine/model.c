@@ -138,8 +138,9 @@ cn_status cn_model_create(cn_model **out, cn_backend *be, const cn_model_config 
                     .max_position = max_position};
     cn_status status = be->mem_alloc(be, m->ws.bytes, &m->memory);
     if (status != CN_OK)
-        status = cn_fail_within(status, "workspace for %u tokens and %u rows of logits; lower "
-                                        "--max-num-batched-tokens or --max-num-seqs",
+        status = cn_fail_within(status,
+                                "workspace for %u tokens and %u rows of logits; lower "
+                                "--max-num-batched-tokens or --max-num-seqs",
                                 max_tokens, max_rows);
     if (status == CN_OK) status = write_rope_tables(m);
     if (status != CN_OK) {
@@ -316,9 +317,8 @@ static cn_status logits_of(const pass *p, const uint32_t *rows, uint32_t n_rows)
     return dump(p, CN_DUMP_LOGITS, CN_DUMP_NO_LAYER, m->ws.logits, n_rows, a.n);
 }
 
-cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_batch_view *b,
-                           const cn_pools *pools, const uint32_t *logit_rows, uint32_t n_rows,
-                           float **logits)
+cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_batch_view *b, const cn_pools *pools,
+                           const uint32_t *logit_rows, uint32_t n_rows, float **logits)
 {
     CN_ASSERT(b->n_tokens > 0 && b->n_tokens <= m->max_tokens && n_rows <= m->max_rows);
     *logits = NULL;

@@ -32,8 +32,7 @@ void cn_model_set_dump(cn_model *m, cn_dump *d);
 /* Runs all layers over the batch, stores its K and V (and observed queries) in the pools, and
  * leaves in *logits the f32 logits [n_rows, V] of the batch's tokens logit_rows[n_rows] (a device
  * array), valid until the next pass; NULL when n_rows is 0. Enqueues on s and returns. */
-cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_batch_view *b,
-                           const cn_pools *pools, const uint32_t *logit_rows, uint32_t n_rows,
-                           float **logits);
+cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_batch_view *b, const cn_pools *pools,
+                           const uint32_t *logit_rows, uint32_t n_rows, float **logits);
 
 #endif

@@ -101,8 +101,8 @@ static paged_shape draw_shape(test_rng *r)
     for (uint32_t i = 0; i < s.n_seqs; i++) {
         /* Around block edges half of the time. */
         uint32_t len = 1 + test_rng_below(r, 2) * s.block_tokens + test_rng_below(r, 40);
-        if (test_rng_below(r, 2)) len = s.block_tokens * (1 + test_rng_below(r, 2)) - 1 +
-                                        test_rng_below(r, 3);
+        if (test_rng_below(r, 2))
+            len = s.block_tokens * (1 + test_rng_below(r, 2)) - 1 + test_rng_below(r, 3);
         s.kv_len[i] = len;
         s.n_q[i] = i < s.n_decode ? 1 : 1 + test_rng_below(r, cn_min_u32(len, 90));
     }
@@ -151,9 +151,15 @@ static void a_group_larger_than_a_pass_is_cut(void **state)
     (void)state;
     cn_backend *be = open_cpu(2);
     test_rng r = {7};
-    paged_shape s = {.n_layers = 1, .n_heads = 71, .n_kv_heads = 1, .head_dim = 32,
-                     .block_tokens = 16, .n_seqs = 2, .n_decode = 1,
-                     .n_q = {1, 5}, .kv_len = {33, 20}};
+    paged_shape s = {.n_layers = 1,
+                     .n_heads = 71,
+                     .n_kv_heads = 1,
+                     .head_dim = 32,
+                     .block_tokens = 16,
+                     .n_seqs = 2,
+                     .n_decode = 1,
+                     .n_q = {1, 5},
+                     .kv_len = {33, 20}};
     paged_batch *b = paged_batch_create(&s, &r);
     float *q = draw_queries(&r, b, 4);
     float *out = run_attention(be, b, q, 0);
@@ -170,8 +176,15 @@ static void extreme_scores_stay_finite(void **state)
     (void)state;
     cn_backend *be = open_cpu(1);
     test_rng r = {11};
-    paged_shape s = {.n_layers = 1, .n_heads = 2, .n_kv_heads = 1, .head_dim = 64,
-                     .block_tokens = 16, .n_seqs = 1, .n_decode = 1, .n_q = {1}, .kv_len = {200}};
+    paged_shape s = {.n_layers = 1,
+                     .n_heads = 2,
+                     .n_kv_heads = 1,
+                     .head_dim = 64,
+                     .block_tokens = 16,
+                     .n_seqs = 1,
+                     .n_decode = 1,
+                     .n_q = {1},
+                     .kv_len = {200}};
     paged_batch *b = paged_batch_create(&s, &r);
     float *q = draw_queries(&r, b, 3000);
     float *out = run_attention(be, b, q, 0);
@@ -186,8 +199,8 @@ static void extreme_scores_stay_finite(void **state)
 
 /* One sequence of `len` tokens; the last n_q are computed, as decode or as a prefill chunk. The
  * batch borrows the pool of `whole`. */
-static void check_chunk(cn_backend *be, const paged_batch *whole, const float *q,
-                        const float *want, uint32_t from, uint32_t n_q, bool decode)
+static void check_chunk(cn_backend *be, const paged_batch *whole, const float *q, const float *want,
+                        uint32_t from, uint32_t n_q, bool decode)
 {
     uint32_t q_start[2] = {0, n_q}, kv_len = from + n_q;
     size_t row = (size_t)whole->n_heads * whole->layout.head_dim;
@@ -248,8 +261,14 @@ static void chunks_and_decode_steps_give_the_bits_of_a_whole_prefill(void **stat
 static void long_sequences_give_the_same_bits_split_or_not(void **state)
 {
     (void)state;
-    paged_shape s = {.n_layers = 1, .n_heads = 2, .n_kv_heads = 1, .head_dim = 16,
-                     .block_tokens = 64, .n_seqs = 1, .n_q = {2500}, .kv_len = {2500}};
+    paged_shape s = {.n_layers = 1,
+                     .n_heads = 2,
+                     .n_kv_heads = 1,
+                     .head_dim = 16,
+                     .block_tokens = 64,
+                     .n_seqs = 1,
+                     .n_q = {2500},
+                     .kv_len = {2500}};
     check_same_bits(s, 5);
 }
 
@@ -305,8 +324,14 @@ static void a_list_of_all_slots_gives_the_bits_of_full_attention(void **state)
     (void)state;
     cn_backend *be = open_cpu(2);
     test_rng r = {3};
-    paged_shape s = {.n_layers = 1, .n_heads = 6, .n_kv_heads = 2, .head_dim = 80,
-                     .block_tokens = 32, .n_seqs = 1, .n_decode = 1, .n_q = {1},
+    paged_shape s = {.n_layers = 1,
+                     .n_heads = 6,
+                     .n_kv_heads = 2,
+                     .head_dim = 80,
+                     .block_tokens = 32,
+                     .n_seqs = 1,
+                     .n_decode = 1,
+                     .n_q = {1},
                      .kv_len = {1100}};
     paged_batch *b = paged_batch_create(&s, &r);
     float *q = draw_queries(&r, b, 4), *want = run_attention(be, b, q, 0);
@@ -330,8 +355,15 @@ static void unsupported_shapes_are_refused_by_name(void **state)
     (void)state;
     cn_backend *be = open_cpu(1);
     test_rng r = {1};
-    paged_shape s = {.n_layers = 1, .n_heads = 3, .n_kv_heads = 2, .head_dim = 64,
-                     .block_tokens = 16, .n_seqs = 1, .n_decode = 1, .n_q = {1}, .kv_len = {4}};
+    paged_shape s = {.n_layers = 1,
+                     .n_heads = 3,
+                     .n_kv_heads = 2,
+                     .head_dim = 64,
+                     .block_tokens = 16,
+                     .n_seqs = 1,
+                     .n_decode = 1,
+                     .n_q = {1},
+                     .kv_len = {4}};
     paged_batch *b = paged_batch_create(&s, &r);
     float q[3 * 64] = {0}, out[3 * 64];
     cn_attn_args a = make_args(b, q, out, 0);

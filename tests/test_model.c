@@ -58,8 +58,8 @@ static void check_golden_model(const char *name)
 
     uint32_t next = argmax(logits + (n - 1) * cols, r->cfg.vocab);
     for (size_t i = 0; i < n_greedy; i++) {
-        if (next != greedy[i]) fail_msg("%s: greedy token %zu is %u, not %u", name, i, next,
-                                        greedy[i]);
+        if (next != greedy[i])
+            fail_msg("%s: greedy token %zu is %u, not %u", name, i, next, greedy[i]);
         chunk = (model_rig_chunk){0, 1, &greedy[i]};
         next = argmax(model_rig_pass(r, &chunk, 1, 1, true), r->cfg.vocab);
     }
@@ -123,9 +123,12 @@ static void the_bundled_model_reasons_word_for_word_like_transformers(void **sta
         assert_true(t[i].n_greedy >= 200);
         total += chunks[i].n;
     }
-    model_rig *r = model_rig_open(&(model_rig_opts){.dir = REASONER, .n_threads = 2,
-                                                    .max_tokens = total, .max_seqs = N_PROMPTS,
-                                                    .max_kv_tokens = 2048, .block_tokens = 64});
+    model_rig *r = model_rig_open(&(model_rig_opts){.dir = REASONER,
+                                                    .n_threads = 2,
+                                                    .max_tokens = total,
+                                                    .max_seqs = N_PROMPTS,
+                                                    .max_kv_tokens = 2048,
+                                                    .block_tokens = 64});
     vocab = r->cfg.vocab;
     const float *logits = model_rig_pass(r, chunks, N_PROMPTS, 0, true);
     for (uint32_t i = 0; i < N_PROMPTS; i++) {
@@ -223,9 +226,11 @@ static void the_bundled_model_is_batch_invariant(void **state)
 {
     (void)state;
     test_rng rng = {77};
-    model_rig *r = model_rig_open(&(model_rig_opts){.dir = REASONER, .n_threads = 3,
+    model_rig *r = model_rig_open(&(model_rig_opts){.dir = REASONER,
+                                                    .n_threads = 3,
                                                     .max_tokens = N_SEQS * MAX_LEN,
-                                                    .max_seqs = N_SEQS, .max_kv_tokens = 128,
+                                                    .max_seqs = N_SEQS,
+                                                    .max_kv_tokens = 128,
                                                     .block_tokens = 64});
     crowd *c = draw_crowd(r, &rng);
     check_crowd(r, c, N_SEQS, &rng);

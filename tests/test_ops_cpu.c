@@ -43,8 +43,8 @@ static void check_gemm(cn_backend *be, test_rng *r, uint32_t t, uint32_t n, uint
 {
     float *x = new_random(r, (size_t)t * k), *w = new_random(r, (size_t)n * k);
     float *b = new_random(r, n), *out = new_random(r, (size_t)t * n);
-    cn_gemm_args a = {.out = out, .x = x, .weight = w, .bias = bias ? b : NULL, .n_tokens = t,
-                      .n = n, .k = k};
+    cn_gemm_args a = {
+        .out = out, .x = x, .weight = w, .bias = bias ? b : NULL, .n_tokens = t, .n = n, .k = k};
     assert_int_equal(be->gemm(be->stream(be, 0), &a), CN_OK);
     for (uint32_t i = 0; i < t; i++)
         for (uint32_t j = 0; j < n; j++) {
@@ -245,8 +245,7 @@ static rope_case make_rope_case(test_rng *r, paged_shape s, bool norms)
     rope_case c = {.batch = paged_batch_create(&s, r)};
     uint32_t d = s.head_dim, t = c.batch->view.n_tokens;
     for (uint32_t i = 0; i < t; i++)
-        c.batch->q_rows[i] =
-            i < ROPE_SLOTS * ROPE_WINDOW && i % 3 ? (int32_t)((i * 4) % 15) : -1;
+        c.batch->q_rows[i] = i < ROPE_SLOTS * ROPE_WINDOW && i % 3 ? (int32_t)((i * 4) % 15) : -1;
     c.qkv = new_random(r, (size_t)t * (s.n_heads + 2 * s.n_kv_heads) * d);
     c.q = cn_calloc((size_t)t * s.n_heads * d, sizeof *c.q);
     c.window = cn_calloc((size_t)s.n_layers * ROPE_SLOTS * ROPE_WINDOW * s.n_heads * d, 4);
@@ -332,9 +331,14 @@ static void rope_store_rotates_and_stores(void **state)
     cn_backend *be = open_cpu(2);
     for (uint32_t i = 0; i < 12; i++) {
         test_rng r = {i};
-        paged_shape s = {.n_layers = 2, .n_kv_heads = 1 + i % 3, .head_dim = dims[i % 6],
-                         .block_tokens = 16u << i % 5, .n_seqs = 2, .n_decode = 1,
-                         .n_q = {1, 12}, .kv_len = {200, 130}};
+        paged_shape s = {.n_layers = 2,
+                         .n_kv_heads = 1 + i % 3,
+                         .head_dim = dims[i % 6],
+                         .block_tokens = 16u << i % 5,
+                         .n_seqs = 2,
+                         .n_decode = 1,
+                         .n_q = {1, 12},
+                         .kv_len = {200, 130}};
         s.n_heads = s.n_kv_heads * (1 + i % 8);
         rope_case c = make_rope_case(&r, s, i % 2);
         assert_int_equal(be->rope_store(be->stream(be, 0), &c.args), CN_OK);
@@ -363,8 +367,11 @@ static void blocks_and_query_slots_are_copied_whole(void **state)
     memcpy(kv_before, kv, n_kv * 4);
     memcpy(score_before, score, n_side * 4);
     const cn_block_copy blocks[] = {{1, 4}, {4, 0}, {2, 2}}, slots[] = {{3, 1}};
-    cn_copy_args a = {.pools = {l, kv, score, origin, q, SLOTS, W, HQ}, .blocks = blocks,
-                      .n_blocks = 3, .query_slots = slots, .n_query_slots = 1};
+    cn_copy_args a = {.pools = {l, kv, score, origin, q, SLOTS, W, HQ},
+                      .blocks = blocks,
+                      .n_blocks = 3,
+                      .query_slots = slots,
+                      .n_query_slots = 1};
     assert_int_equal(be->copy_blocks(be->stream(be, 0), &a), CN_OK);
     static const uint32_t from[B] = {1, 1, 2, 3, 1}; /* what each block holds now: in order */
     for (uint32_t layer = 0; layer < L; layer++)

@@ -289,6 +289,7 @@ static bool is_built(const source *f)
         "engine/",     "engine/cpu/", "scheduler/", "paged/",       "compress/",
         "cuda/",       "bench/",      "examples/",  "tests/lib/",   "tests/test_",
         "tests/fuzz_", "tests/sim_",  "tests/sim/", "tests/tidy.c",
+        "tests/diff_dumps.c",
     };
     for (size_t i = 0; i < sizeof places / sizeof *places; i++)
         if (starts(f->path, places[i]) && !strchr(f->path + strlen(places[i]), '/')) return true;

@@ -27,61 +27,75 @@ enum {
 
 /* ---- c[rows, cols] = c * alpha + a[rows, k] * b[k, cols] ---- */
 
+typedef struct matrix {
+    const float *data;
+    size_t stride;
+} matrix;
+
+typedef struct update {
+    uint32_t rows, cols, k; /* cols is a multiple of CN_VEC */
+    matrix a, b;
+    float *c;
+    size_t c_stride;
+    const float *alpha; /* [rows]; NULL: c starts at 0 */
+    /* Memory of b's shape that is needed next, or NULL: fetched while b is worked on, since the
+     * keys of the next block are too far away for the hardware to guess. */
+    const float *ahead;
+} update;
+
 /* rows <= BLOCK_ROWS and vecs <= BLOCK_VECS are constants wherever this is inlined, so that the
  * sums stay in registers. One multiply-add per k and element, in order of k: the same for every
- * block size. alpha NULL: c starts at 0. */
-CN_INLINE void update_block(uint32_t rows, uint32_t vecs, uint32_t k, const float *a,
-                            size_t a_stride, const float *b, size_t b_stride, float *c,
-                            size_t c_stride, const float *alpha)
+ * block size. */
+CN_INLINE void update_block(const update *u, uint32_t row, uint32_t rows, uint32_t col,
+                            uint32_t vecs)
 {
+    const float *a = u->a.data + row * u->a.stride, *b = u->b.data + col;
+    float *c = u->c + row * u->c_stride + col;
     cn_vec sum[BLOCK_ROWS][BLOCK_VECS];
 #pragma GCC unroll 4
     for (uint32_t r = 0; r < rows; r++) {
 #pragma GCC unroll 4
         for (uint32_t v = 0; v < vecs; v++)
-            sum[r][v] = alpha ? cn_vec_load(c + r * c_stride + v * CN_VEC) * alpha[r] : (cn_vec){0};
+            sum[r][v] = u->alpha ? cn_vec_load(c + r * u->c_stride + v * CN_VEC) * u->alpha[row + r]
+                                 : (cn_vec){0};
     }
-    for (uint32_t i = 0; i < k; i++) {
+    const float *ahead = u->ahead && row == 0 ? u->ahead + col : NULL;
+    for (uint32_t i = 0; i < u->k; i++) {
         cn_vec b_row[BLOCK_VECS];
 #pragma GCC unroll 4
-        for (uint32_t v = 0; v < vecs; v++) b_row[v] = cn_vec_load(b + i * b_stride + v * CN_VEC);
+        for (uint32_t v = 0; v < vecs; v++) {
+            if (ahead) __builtin_prefetch(ahead + i * u->b.stride + v * CN_VEC);
+            b_row[v] = cn_vec_load(b + i * u->b.stride + v * CN_VEC);
+        }
 #pragma GCC unroll 4
         for (uint32_t r = 0; r < rows; r++) {
+            cn_vec a_elem = cn_vec_set(a[r * u->a.stride + i]);
 #pragma GCC unroll 4
-            for (uint32_t v = 0; v < vecs; v++) sum[r][v] += a[r * a_stride + i] * b_row[v];
+            for (uint32_t v = 0; v < vecs; v++) sum[r][v] = cn_vec_fma(a_elem, b_row[v], sum[r][v]);
         }
     }
 #pragma GCC unroll 4
     for (uint32_t r = 0; r < rows; r++) {
 #pragma GCC unroll 4
-        for (uint32_t v = 0; v < vecs; v++) cn_vec_store(c + r * c_stride + v * CN_VEC, sum[r][v]);
+        for (uint32_t v = 0; v < vecs; v++)
+            cn_vec_store(c + r * u->c_stride + v * CN_VEC, sum[r][v]);
     }
 }
 
-CN_INLINE void update_columns(uint32_t vecs, uint32_t rows, uint32_t k, const float *a,
-                              size_t a_stride, const float *b, size_t b_stride, float *c,
-                              size_t c_stride, const float *alpha)
+CN_INLINE void update_columns(const update *u, uint32_t col, uint32_t vecs)
 {
-    uint32_t r = 0;
-    for (; r + BLOCK_ROWS <= rows; r += BLOCK_ROWS)
-        update_block(BLOCK_ROWS, vecs, k, a + r * a_stride, a_stride, b, b_stride,
-                     c + r * c_stride, c_stride, alpha ? alpha + r : NULL);
-    for (; r < rows; r++)
-        update_block(1, vecs, k, a + r * a_stride, a_stride, b, b_stride, c + r * c_stride,
-                     c_stride, alpha ? alpha + r : NULL);
+    uint32_t row = 0;
+    for (; row + BLOCK_ROWS <= u->rows; row += BLOCK_ROWS)
+        update_block(u, row, BLOCK_ROWS, col, vecs);
+    for (; row < u->rows; row++) update_block(u, row, 1, col, vecs);
 }
 
-/* cols is a multiple of CN_VEC. */
-static void rank_update(uint32_t rows, uint32_t cols, uint32_t k, const float *a, size_t a_stride,
-                        const float *b, size_t b_stride, float *c, size_t c_stride,
-                        const float *alpha)
+static void rank_update(const update *u)
 {
     uint32_t col = 0;
-    for (; col + BLOCK_VECS * CN_VEC <= cols; col += BLOCK_VECS * CN_VEC)
-        update_columns(BLOCK_VECS, rows, k, a, a_stride, b + col, b_stride, c + col, c_stride,
-                       alpha);
-    for (; col < cols; col += CN_VEC)
-        update_columns(1, rows, k, a, a_stride, b + col, b_stride, c + col, c_stride, alpha);
+    for (; col + BLOCK_VECS * CN_VEC <= u->cols; col += BLOCK_VECS * CN_VEC)
+        update_columns(u, col, BLOCK_VECS);
+    for (; col < u->cols; col += CN_VEC) update_columns(u, col, 1);
 }
 
 /* ---- one tile ---- */
@@ -95,8 +109,8 @@ static void transpose_square(float *dst, size_t dst_stride, const float *src, si
         for (int i = 0; i < CN_VEC / 2; i++) {
             cn_vec a = rows[i], b = rows[i + CN_VEC / 2];
 #if defined(__AVX512F__)
-            next[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21,
-                                                  6, 22, 7, 23);
+            next[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6,
+                                                  22, 7, 23);
             next[2 * i + 1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28,
                                                       13, 29, 14, 30, 15, 31);
 #else
@@ -109,12 +123,13 @@ static void transpose_square(float *dst, size_t dst_stride, const float *src, si
     for (int i = 0; i < CN_VEC; i++) cn_vec_store(dst + (size_t)i * dst_stride, rows[i]);
 }
 
-/* keys[d, tile] from rows[tile, d]. */
+/* keys[d, tile] from rows[tile, d], which the tile's values follow: they are fetched meanwhile. */
 static void transpose_keys(float *keys, const float *rows, uint32_t tile, uint32_t d)
 {
     for (uint32_t t = 0; t < tile; t += CN_VEC)
-        for (uint32_t i = 0; i < d; i += CN_VEC)
+        for (uint32_t i = 0; i < d; i += CN_VEC) {
             transpose_square(keys + (size_t)i * tile + t, tile, rows + (size_t)t * d + i, d);
+        }
 }
 
 /* Online softmax of one row: scores[tile], of which the first n count, become weights; max and sum
@@ -144,33 +159,55 @@ typedef struct attn_pass {
     uint32_t d, tile;
 } attn_pass;
 
-/* Adds one tile, slots [start, start + tile), to the running split. */
+/* Rows [row, row + rows) take in the first k values of a tile at their weights. */
+static void add_values(const attn_pass *p, cn_cpu_attn_scratch *w, size_t row, uint32_t rows,
+                       uint32_t k, const float *values, const float *ahead)
+{
+    update u = {.rows = rows,
+                .cols = p->d,
+                .k = k,
+                .a = {w->weights + row * p->tile, p->tile},
+                .b = {values, p->d},
+                .c = w->split_out + row * p->d,
+                .c_stride = p->d,
+                .alpha = w->rescale + row,
+                .ahead = ahead};
+    rank_update(&u);
+}
+
+/* Adds one tile, slots [start, start + tile), to the running split. keys[tile, d] are followed by
+ * the values; `next` is the tile after this one or NULL. */
 static void add_tile(const attn_pass *p, cn_cpu_attn_scratch *w, const float *keys,
-                     const float *values, uint32_t start)
+                     const float *next, uint32_t start)
 {
     uint32_t d = p->d, tile = p->tile, heads = p->heads;
+    const float *values = keys + (size_t)tile * d;
     /* Tokens below `first` see nothing of the tile, from `full` on all of it. */
     uint32_t first = p->limit > start ? 0 : start + 1 - p->limit;
     uint32_t full = p->limit >= start + tile ? 0 : start + tile - p->limit;
     full = cn_min_u32(full, p->tokens);
     if (first >= p->tokens) return;
     transpose_keys(w->keys, keys, tile, d);
-    uint32_t rows = (p->tokens - first) * heads, row = first * heads;
-    rank_update(rows, tile, d, w->q + (size_t)row * d, d, w->keys, tile,
-                w->weights + (size_t)row * tile, tile, NULL);
-    for (uint32_t r = row; r < row + rows; r++) {
-        uint32_t n = cn_min_u32(tile, p->limit + r / heads - start);
+    size_t row = (size_t)first * heads;
+    uint32_t end = p->tokens * heads;
+    update scores = {.rows = end - (uint32_t)row,
+                     .cols = tile,
+                     .k = d,
+                     .a = {w->q + row * d, d},
+                     .b = {w->keys, tile},
+                     .c = w->weights + row * tile,
+                     .c_stride = tile,
+                     .ahead = next};
+    rank_update(&scores);
+    for (size_t r = row; r < end; r++) {
+        uint32_t n = cn_min_u32(tile, p->limit + (uint32_t)r / heads - start);
         w->rescale[r] =
-            softmax_tile(w->weights + (size_t)r * tile, n, tile, &w->split_max[r], &w->split_sum[r]);
+            softmax_tile(w->weights + r * tile, n, tile, &w->split_max[r], &w->split_sum[r]);
     }
-    for (uint32_t j = first; j < full; j++) {
-        size_t r = (size_t)j * heads;
-        rank_update(heads, d, p->limit + j - start, w->weights + r * tile, tile, values, d,
-                    w->split_out + r * d, d, w->rescale + r);
-    }
-    size_t r = (size_t)full * heads;
-    rank_update((p->tokens - full) * heads, d, tile, w->weights + r * tile, tile, values, d,
-                w->split_out + r * d, d, w->rescale + r);
+    for (uint32_t j = first; j < full; j++)
+        add_values(p, w, (size_t)j * heads, heads, p->limit + j - start, values, NULL);
+    add_values(p, w, (size_t)full * heads, (p->tokens - full) * heads, tile, values,
+               next ? next + (size_t)tile * d : NULL);
 }
 
 /* ---- splits ---- */
@@ -184,18 +221,16 @@ static void start_rows(float *out, float *max, float *sum, uint32_t rows, uint32
     }
 }
 
-/* total (max, sum, out) takes in one split of one row. A split the row saw nothing of is empty.
- * Compiled once: which product of a * b + c * d is fused must not differ between its callers. */
-static __attribute__((noinline)) void merge_row(float *out, float *max, float *sum,
-                                                const float *split_out, float split_max,
-                                                float split_sum, uint32_t d)
+/* total (max, sum, out) takes in one split of one row. A split the row saw nothing of is empty. */
+static void merge_row(float *out, float *max, float *sum, const float *split_out, float split_max,
+                      float split_sum, uint32_t d)
 {
     if (split_sum == 0) return;
     float new_max = fmaxf(*max, split_max);
     float keep = expf(*max - new_max), take = expf(split_max - new_max);
     for (uint32_t i = 0; i < d; i += CN_VEC) {
-        cn_vec scaled = cn_vec_load(split_out + i) * take;
-        cn_vec_store(out + i, cn_vec_load(out + i) * keep + scaled);
+        cn_vec scaled = cn_vec_load(out + i) * keep;
+        cn_vec_store(out + i, cn_vec_fma(cn_vec_load(split_out + i), cn_vec_set(take), scaled));
     }
     *sum = *sum * keep + split_sum * take;
     *max = new_max;
@@ -249,18 +284,25 @@ static attn_pass load_queries(const cn_attn_args *a, const query_block *b, cn_cp
                        .tile = a->layout.tile_tokens};
 }
 
+/* The tile that holds slot t: its keys, then its values. */
+static const float *tile_at(const cn_attn_args *a, const query_block *b, uint32_t t)
+{
+    const cn_kv_layout *l = &a->layout;
+    const uint32_t *table = a->batch->tables + (size_t)b->seq * a->batch->table_stride;
+    return (const float *)a->kv + cn_kv_row(l, a->layer, table[t / l->block_tokens], b->kv_head,
+                                            t % l->block_tokens, CN_KV_K);
+}
+
 /* Tiles of slots [start, end) into a fresh split. start is a multiple of SPLIT. */
 static void run_split(const cn_attn_args *a, const query_block *b, const attn_pass *p,
                       cn_cpu_attn_scratch *w, uint32_t start, uint32_t end)
 {
-    const cn_kv_layout *l = &a->layout;
-    const uint32_t *table = a->batch->tables + (size_t)b->seq * a->batch->table_stride;
-    const float *kv = a->kv;
     start_rows(w->split_out, w->split_max, w->split_sum, p->tokens * p->heads, p->d);
+    const float *tile = tile_at(a, b, start);
     for (uint32_t t = start; t < end; t += p->tile) {
-        const float *keys = kv + cn_kv_row(l, a->layer, table[t / l->block_tokens], b->kv_head,
-                                           t % l->block_tokens, CN_KV_K);
-        add_tile(p, w, keys, keys + (size_t)p->tile * p->d, t);
+        const float *next = t + p->tile < end ? tile_at(a, b, t + p->tile) : NULL;
+        add_tile(p, w, tile, next, t);
+        tile = next;
     }
 }
 
@@ -399,8 +441,8 @@ static void decode_merge_task(void *ctx, uint32_t item, uint32_t worker)
     uint32_t kv_len = job->args->batch->kv_len[b.seq], d = job->args->layout.head_dim;
     start_rows(w->out, w->max, w->sum, b.heads, d);
     for (uint32_t split = 0; split * SPLIT < kv_len; split++) {
-        const float *part = job->cpu->attn_parts +
-                            ((size_t)item * job->n_splits + split) * part_elems(job);
+        const float *part =
+            job->cpu->attn_parts + ((size_t)item * job->n_splits + split) * part_elems(job);
         const float *max = part + (size_t)job->heads * d, *sum = max + job->heads;
         for (uint32_t h = 0; h < b.heads; h++)
             merge_row(w->out + (size_t)h * d, &w->max[h], &w->sum[h], part + (size_t)h * d, max[h],
@@ -446,7 +488,7 @@ static void run_sparse_split(const cn_attn_args *a, const query_block *b, const 
             memcpy(keys + (size_t)i * p->d, key, p->d * sizeof *key);
             memcpy(values + (size_t)i * p->d, key + (size_t)p->tile * p->d, p->d * sizeof *key);
         }
-        add_tile(p, w, keys, values, t);
+        add_tile(p, w, keys, NULL, t);
     }
 }
 

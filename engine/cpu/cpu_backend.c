@@ -73,11 +73,11 @@ static cn_status mem_transfer(cn_stream *s, void *dst, const void *src, size_t b
 /* ---- ops ---- */
 
 /* The table's entry of an op: run now on stream 0, queue with a copy of the arguments on 1. */
-#define CPU_OP(op, function)                                                                       \
-    static cn_status run_##op(cn_stream *s, const void *args) { return function(s, args); }        \
-    static cn_status enqueue_##op(cn_stream *s, const cn_##op##_args *a)                           \
-    {                                                                                              \
-        return cn_cpu_stream_submit(s, run_##op, a, sizeof *a);                                    \
+#define CPU_OP(op, function)                                                                \
+    static cn_status run_##op(cn_stream *s, const void *args) { return function(s, args); } \
+    static cn_status enqueue_##op(cn_stream *s, const cn_##op##_args *a)                    \
+    {                                                                                       \
+        return cn_cpu_stream_submit(s, run_##op, a, sizeof *a);                             \
     }
 
 typedef cn_copy_args cn_copy_blocks_args;

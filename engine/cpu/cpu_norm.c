@@ -71,11 +71,11 @@ void cn_cpu_rms_scale(float *out, const float *x, const float *weight, uint32_t 
     uint32_t i = 0;
     for (; i + CN_VEC <= n; i += CN_VEC) {
         cn_vec v = cn_vec_load(x + i);
-        squares += v * v;
+        squares = cn_vec_fma(v, v, squares);
     }
     if (i < n) {
         cn_vec v = cn_vec_load_n(x + i, n - i);
-        squares += v * v;
+        squares = cn_vec_fma(v, v, squares);
     }
     float inverse = 1.0f / sqrtf(cn_vec_sum(squares) / (float)n + eps);
     for (i = 0; i < n; i++) out[i] = x[i] * inverse * weight[i];
@@ -101,10 +101,7 @@ cn_status cn_cpu_rmsnorm(cn_stream *s, const cn_rmsnorm_args *a)
 
 /* ---- silu_mul ---- */
 
-CN_INLINE cn_vec silu_mul(cn_vec gate, cn_vec up)
-{
-    return gate / (cn_vec_exp(-gate) + 1.0f) * up;
-}
+CN_INLINE cn_vec silu_mul(cn_vec gate, cn_vec up) { return gate / (cn_vec_exp(-gate) + 1.0f) * up; }
 
 static void silu_mul_row(const void *args, uint32_t t)
 {

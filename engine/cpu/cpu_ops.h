@@ -19,7 +19,7 @@ enum {
 
 /* Working memory of one thread inside attention; rows are query heads of neighbouring tokens. */
 typedef struct cn_cpu_attn_scratch {
-    float q[CN_CPU_ATTN_ROWS * CN_CPU_MAX_HEAD_DIM]; /* [rows, d], times scale */
+    float q[CN_CPU_ATTN_ROWS * CN_CPU_MAX_HEAD_DIM];   /* [rows, d], times scale */
     float keys[CN_CPU_MAX_HEAD_DIM * CN_CPU_MAX_TILE]; /* [d, tile]: one tile, transposed */
     float weights[CN_CPU_ATTN_ROWS * CN_CPU_MAX_TILE]; /* [rows, tile]: scores, then weights */
     float split_out[CN_CPU_ATTN_ROWS * CN_CPU_MAX_HEAD_DIM];
@@ -37,7 +37,7 @@ typedef struct cn_cpu {
     cn_backend table;
     cn_cpu_pool *pool;
     cn_stream *streams[2];
-    uint32_t n_workers; /* threads of the pool, and one more for stream 1 */
+    uint32_t n_workers;        /* threads of the pool, and one more for stream 1 */
     cn_cpu_attn_scratch *attn; /* [n_workers] */
     cn_cpu_gemm *gemm;
     /* Partial results of attention over parts of a long sequence; stream 0 only. */

@@ -2,12 +2,18 @@
  *
  * A leaf of the CPU backend. Arithmetic that fixes a row's bits (sums, exp) is written with these
  * vectors, never left to auto-vectorised loops: where a compiler cuts a loop may depend on
- * alignment or on the trip count, where these lanes fall depends on the index alone. */
+ * alignment or on the trip count, where these lanes fall depends on the index alone. Strict C
+ * (-std=c11) fuses no multiplication with an addition, so cn_vec_fma does exactly where it stands:
+ * two compilations of one expression cannot differ either. */
 #ifndef CN_CPU_SIMD_H
 #define CN_CPU_SIMD_H
 
 #include <stdint.h>
 #include <string.h>
+
+#if defined(__FMA__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 /* Vectors pass between inlined functions only, so their calling convention does not matter. */
 #pragma GCC diagnostic ignored "-Wpsabi"
@@ -29,7 +35,20 @@ CN_INLINE cn_vec cn_vec_load(const float *p) { return *(const cn_vec_unaligned *
 
 CN_INLINE void cn_vec_store(float *p, cn_vec v) { *(cn_vec_unaligned *)p = v; }
 
-CN_INLINE cn_vec cn_vec_set(float x) { return (cn_vec){0} + x; }
+/* Subtracting 0 keeps -0, so that it compiles to a broadcast alone. */
+CN_INLINE cn_vec cn_vec_set(float x) { return x - (cn_vec){0}; }
+
+/* a * b + c, rounded once where the machine can. */
+CN_INLINE cn_vec cn_vec_fma(cn_vec a, cn_vec b, cn_vec c)
+{
+#if defined(__AVX512F__)
+    return (cn_vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (cn_vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
 
 /* n < CN_VEC elements; the other lanes are 0. */
 CN_INLINE cn_vec cn_vec_load_n(const float *p, uint32_t n)
@@ -75,17 +94,17 @@ CN_INLINE cn_vec cn_vec_exp(cn_vec x)
     cn_vec lo = cn_vec_set(-87.0f), hi = cn_vec_set(88.0f);
     cn_ivec in_range = x >= lo;
     x = cn_vec_select(x < lo, lo, cn_vec_select(x > hi, hi, x));
-    cn_vec shifted = x * 1.44269504088896341f + round_to_int;
+    cn_vec shifted = cn_vec_fma(x, cn_vec_set(1.44269504088896341f), cn_vec_set(round_to_int));
     cn_vec n = shifted - round_to_int;
-    cn_vec r = x - n * 0.693359375f;
-    r = r - n * -2.12194440e-4f;
+    cn_vec r = cn_vec_fma(n, cn_vec_set(-0.693359375f), x);
+    r = cn_vec_fma(n, cn_vec_set(2.12194440e-4f), r);
     cn_vec y = cn_vec_set(1.9875691500e-4f);
-    y = y * r + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * (r * r) + r + 1.0f;
+    y = cn_vec_fma(y, r, cn_vec_set(1.3981999507e-3f));
+    y = cn_vec_fma(y, r, cn_vec_set(8.3334519073e-3f));
+    y = cn_vec_fma(y, r, cn_vec_set(4.1665795894e-2f));
+    y = cn_vec_fma(y, r, cn_vec_set(1.6666665459e-1f));
+    y = cn_vec_fma(y, r, cn_vec_set(5.0000001201e-1f));
+    y = cn_vec_fma(y, r * r, r + 1.0f);
     cn_ivec exponent = ((cn_ivec)shifted - (cn_ivec)cn_vec_set(round_to_int)) << 23;
     cn_vec scaled = (cn_vec)((cn_ivec)y + exponent);
     return (cn_vec)(in_range & (cn_ivec)scaled);

@@ -34,7 +34,7 @@ struct cn_fence {
     uint64_t recorded; /* the submitter's own */
     uint64_t completed;
     uint32_t n_pending; /* records and waits that streams have yet to run */
-    cn_stream *stream; /* of the last record; the submitter's own */
+    cn_stream *stream;  /* of the last record; the submitter's own */
 };
 
 typedef struct fence_point {
@@ -59,8 +59,7 @@ static cn_status await_point(cn_stream *s, const void *args)
     (void)s;
     const fence_point *p = args;
     pthread_mutex_lock(&p->fence->mutex);
-    while (p->fence->completed < p->count)
-        pthread_cond_wait(&p->fence->reached, &p->fence->mutex);
+    while (p->fence->completed < p->count) pthread_cond_wait(&p->fence->reached, &p->fence->mutex);
     p->fence->n_pending--;
     pthread_cond_broadcast(&p->fence->reached);
     pthread_mutex_unlock(&p->fence->mutex);
@@ -79,8 +78,7 @@ static void *stream_main(void *arg)
     cn_stream *s = arg;
     pthread_mutex_lock(&s->mutex);
     for (;;) {
-        while (s->n_taken == s->n_submitted && !s->stop)
-            pthread_cond_wait(&s->changed, &s->mutex);
+        while (s->n_taken == s->n_submitted && !s->stop) pthread_cond_wait(&s->changed, &s->mutex);
         if (s->n_taken == s->n_submitted) break;
         closure c = s->ring[s->n_taken++ % QUEUE_ENTRIES];
         cn_status error = s->error;
@@ -151,8 +149,7 @@ cn_status cn_cpu_stream_submit(cn_stream *s, cn_cpu_op_fn fn, const void *args, 
     CN_ASSERT(bytes <= CN_CPU_MAX_ARGS_BYTES);
     if (!s->threaded) return fn(s, args);
     pthread_mutex_lock(&s->mutex);
-    while (s->n_submitted - s->n_taken == QUEUE_ENTRIES)
-        pthread_cond_wait(&s->changed, &s->mutex);
+    while (s->n_submitted - s->n_taken == QUEUE_ENTRIES) pthread_cond_wait(&s->changed, &s->mutex);
     closure *c = &s->ring[s->n_submitted++ % QUEUE_ENTRIES];
     c->fn = fn;
     memcpy(c->args, args, bytes);

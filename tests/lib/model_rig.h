@@ -7,9 +7,9 @@
 #include "engine/model.h"
 
 typedef struct model_rig_opts {
-    const char *dir;        /* checkpoint directory */
-    uint32_t n_threads;     /* 0 = cores */
-    uint32_t max_tokens;    /* of a pass */
+    const char *dir;     /* checkpoint directory */
+    uint32_t n_threads;  /* 0 = cores */
+    uint32_t max_tokens; /* of a pass */
     uint32_t max_seqs;
     uint32_t max_kv_tokens; /* of a sequence */
     uint32_t block_tokens;

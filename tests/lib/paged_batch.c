@@ -72,9 +72,9 @@ static void lay_tokens(paged_batch *b, const paged_shape *s)
             uint32_t slot = s->kv_len[i] - s->n_q[i] + j;
             b->positions[t] = slot;
             b->q_rows[t] = -1;
-            b->kv_slots[t] = b->tables[i * b->view.table_stride + slot / block_tokens] *
-                                 block_tokens +
-                             slot % block_tokens;
+            b->kv_slots[t] =
+                b->tables[i * b->view.table_stride + slot / block_tokens] * block_tokens +
+                slot % block_tokens;
         }
     }
     b->q_start[s->n_seqs] = t;
@@ -93,8 +93,8 @@ paged_batch *paged_batch_create(const paged_shape *s, test_rng *r)
         max_kv = cn_max_u32(max_kv, s->kv_len[i]);
     }
     b->n_heads = s->n_heads;
-    b->layout = cn_kv_layout_make(s->n_layers, n_blocks, s->n_kv_heads, s->block_tokens,
-                                  s->head_dim);
+    b->layout =
+        cn_kv_layout_make(s->n_layers, n_blocks, s->n_kv_heads, s->block_tokens, s->head_dim);
     uint32_t stride = (uint32_t)cn_ceil_div(max_kv, s->block_tokens);
     b->kv = cn_calloc_aligned(cn_kv_pool_elems(&b->layout), sizeof *b->kv);
     b->tokens = new_u32(n_tokens);
