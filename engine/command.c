@@ -11,6 +11,10 @@ enum {
 };
 
 static const cn_command commands[] = {
+    {"run-batch", "--model DIR -i IN.jsonl -o OUT.jsonl", "answer a file of requests",
+     ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_RUN_BATCH, cn_cmd_run_batch},
+    {"bench", "throughput --model DIR", "measure requests and tokens per second",
+     ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_BENCH, cn_cmd_bench},
     {"plan", "--model DIR", "print memory, KV blocks and concurrency before anything is loaded",
      ENGINE_SECTIONS | CN_SECTION_PLAN, cn_cmd_plan},
     {"docs", "config|man", "print docs/CONFIG.md or the manual page from the option table",

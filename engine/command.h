@@ -35,6 +35,8 @@ cn_config *cn_command_begin(int argc, char **argv, int *first_positional, int *e
 /* The subcommands, each in its own file. */
 int cn_cmd_docs(int argc, char **argv);
 int cn_cmd_tokenize(int argc, char **argv);
+int cn_cmd_run_batch(int argc, char **argv);
+int cn_cmd_bench(int argc, char **argv);
 int cn_cmd_plan(int argc, char **argv);
 
 /* The list of subcommands, as `cinch help` prints it. */

@@ -1,0 +1,192 @@
+/* bench_dataset.c - see bench_dataset.h. */
+#include "engine/bench_dataset.h"
+
+#include <string.h>
+
+#include "engine/json.h"
+#include "engine/line_reader.h"
+
+enum {
+    SHAREGPT_MIN_TOKENS = 4,
+    SHAREGPT_MAX_PROMPT = 1024,
+    SHAREGPT_MAX_TOTAL = 2048,
+    MAX_DEPTH = 16,
+    MAX_LINE_BYTES = 32 << 20
+};
+static const size_t max_sharegpt_bytes = (size_t)2 << 30;
+
+typedef struct loader {
+    cn_bench_dataset *out;
+    const cn_config *c;
+    cn_engine *e;
+    bool output_len_given;
+    uint64_t n_dropped; /* too long for the engine */
+} loader;
+
+static bool is_full(const loader *l) { return l->out->n >= l->c->num_prompts; }
+
+/* Adds a prompt, taking over its tokens; drops one that does not fit. */
+static cn_status add(loader *l, cn_tokens *tokens, uint32_t output_len)
+{
+    cn_bench_dataset *d = l->out;
+    if (tokens->len == 0 || tokens->len + output_len > cn_engine_max_model_len(l->e)) {
+        l->n_dropped++;
+        cn_tokens_free(tokens);
+        return CN_OK;
+    }
+    if (d->n == d->cap) {
+        const uint32_t cap = d->cap ? d->cap * 2 : 256;
+        cn_bench_prompt *prompts = cn_realloc(d->prompts, cap, sizeof *prompts);
+        if (!prompts) return cn_fail(CN_ERR_MEMORY, "out of memory for %u prompts", cap);
+        d->prompts = prompts;
+        d->cap = cap;
+    }
+    d->prompts[d->n++] = (cn_bench_prompt){.tokens = *tokens, .output_len = output_len};
+    *tokens = (cn_tokens){0};
+    return CN_OK;
+}
+
+static cn_status encode(const loader *l, const char *text, cn_tokens *out)
+{
+    const cn_request_params p = {.text = text, .enable_thinking = -1};
+    return cn_engine_prompt_tokens(l->e, &p, out);
+}
+
+/* ---- random ---- */
+
+/* The n-th number of a seed's sequence: the same on every machine. */
+static uint64_t draw(uint64_t seed, uint64_t n)
+{
+    const uint64_t key[] = {seed, n};
+    return cn_hash64(0, key, sizeof key);
+}
+
+static uint32_t vary(uint32_t len, float ratio, uint64_t random)
+{
+    const double low = len * (1.0 - ratio), high = len * (1.0 + ratio);
+    const double x = low + (high - low) * ((double)(random >> 11) / 9007199254740992.0);
+    return x < 1 ? 1 : (uint32_t)(x + 0.5);
+}
+
+static cn_status load_random(loader *l)
+{
+    const cn_config *c = l->c;
+    const uint32_t vocab = cn_engine_model_config(l->e)->vocab;
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < c->num_prompts; i++) {
+        cn_tokens tokens = {0};
+        const uint32_t n = vary(c->input_len, c->random_range_ratio, draw(c->seed, at++));
+        const uint32_t out = vary(c->output_len, c->random_range_ratio, draw(c->seed, at++));
+        cn_status status = CN_OK;
+        for (uint32_t k = 0; k < n && status == CN_OK; k++) {
+            const uint32_t token = (uint32_t)(draw(c->seed, at++) % vocab);
+            status = cn_tokens_add(&tokens, &token, 1);
+        }
+        if (status == CN_OK) status = add(l, &tokens, out);
+        cn_tokens_free(&tokens);
+        CN_TRY(status);
+    }
+    return CN_OK;
+}
+
+/* ---- sharegpt ---- */
+
+static const char *turn(const json_t *entry, size_t i)
+{
+    const json_t *turns = json_object_get(entry, "conversations");
+    return json_string_value(json_object_get(json_array_get(turns, i), "value"));
+}
+
+static cn_status add_conversation(loader *l, const json_t *entry)
+{
+    const char *prompt = turn(entry, 0), *answer = turn(entry, 1);
+    if (!prompt || !answer || !*prompt || !*answer) return CN_OK;
+    cn_tokens asked = {0}, said = {0};
+    cn_status status = encode(l, prompt, &asked);
+    if (status == CN_OK) status = encode(l, answer, &said);
+    const size_t output_len = l->output_len_given ? l->c->output_len : said.len;
+    const bool fits = asked.len >= SHAREGPT_MIN_TOKENS && output_len >= SHAREGPT_MIN_TOKENS &&
+                      asked.len <= SHAREGPT_MAX_PROMPT &&
+                      asked.len + output_len <= SHAREGPT_MAX_TOTAL;
+    if (status == CN_OK && fits) status = add(l, &asked, (uint32_t)output_len);
+    cn_tokens_free(&asked);
+    cn_tokens_free(&said);
+    return status;
+}
+
+static cn_status load_sharegpt(loader *l)
+{
+    json_t *file;
+    CN_TRY(cn_json_load_file(&file, l->c->dataset_path, max_sharegpt_bytes, MAX_DEPTH));
+    cn_status status = CN_OK;
+    if (!json_is_array(file))
+        status = cn_fail(CN_ERR_ARG, "%s: want an array of conversations", l->c->dataset_path);
+    for (size_t i = 0; status == CN_OK && !is_full(l) && i < json_array_size(file); i++)
+        status = add_conversation(l, json_array_get(file, i));
+    json_decref(file);
+    return status;
+}
+
+/* ---- custom ---- */
+
+static cn_status add_custom(loader *l, const cn_line *line)
+{
+    char where[32];
+    snprintf(where, sizeof where, "line %llu", (unsigned long long)line->number);
+    json_t *object;
+    CN_TRY(cn_json_parse(&object, line->text, line->n, where, MAX_LINE_BYTES, MAX_DEPTH,
+                         CN_ERR_ARG));
+    const cn_json_at at = {.object = object, .where = where, .error = CN_ERR_ARG};
+    const char *prompt = NULL;
+    uint32_t output_len = l->c->output_len;
+    cn_status status = json_is_object(object) ? CN_OK
+                                              : cn_fail(CN_ERR_ARG, "%s: want an object", where);
+    if (status == CN_OK) status = cn_json_str(&at, "prompt", CN_JSON_REQUIRED, &prompt);
+    if (status == CN_OK && !l->output_len_given)
+        status = cn_json_u32(&at, "output_tokens", CN_JSON_OPTIONAL, 1, INT32_MAX, &output_len);
+    cn_tokens tokens = {0};
+    if (status == CN_OK) status = encode(l, prompt, &tokens);
+    if (status == CN_OK) status = add(l, &tokens, output_len);
+    cn_tokens_free(&tokens);
+    json_decref(object);
+    return status;
+}
+
+static cn_status load_custom(loader *l)
+{
+    cn_line_reader *reader;
+    CN_TRY(cn_line_reader_open(&reader, l->c->dataset_path, MAX_LINE_BYTES));
+    cn_status status = CN_OK;
+    while (status == CN_OK && !is_full(l)) {
+        cn_line line;
+        cn_line_state state;
+        status = cn_line_reader_next(reader, -1, &line, &state);
+        if (status != CN_OK || state == CN_LINE_END) break;
+        if (state == CN_LINE_READY) status = add_custom(l, &line);
+    }
+    cn_line_reader_close(reader);
+    return status == CN_OK ? CN_OK : cn_fail_within(status, "%s", l->c->dataset_path);
+}
+
+cn_status cn_bench_dataset_load(cn_bench_dataset *out, const cn_config *c, cn_engine *e)
+{
+    *out = (cn_bench_dataset){0};
+    loader l = {.out = out, .c = c, .e = e,
+                .output_len_given = cn_config_is_given(c, "output-len")};
+    cn_status status = c->dataset_name == CN_OPT_DATASET_RANDOM     ? load_random(&l)
+                       : c->dataset_name == CN_OPT_DATASET_SHAREGPT ? load_sharegpt(&l)
+                                                                    : load_custom(&l);
+    if (status == CN_OK && l.n_dropped)
+        cn_log(CN_LOG_WARN, "%llu prompts left out: longer with their output than %u tokens",
+               (unsigned long long)l.n_dropped, cn_engine_max_model_len(e));
+    if (status == CN_OK && out->n == 0) status = cn_fail(CN_ERR_ARG, "no prompt to run");
+    if (status != CN_OK) cn_bench_dataset_free(out);
+    return status;
+}
+
+void cn_bench_dataset_free(cn_bench_dataset *d)
+{
+    for (uint32_t i = 0; i < d->n; i++) cn_tokens_free(&d->prompts[i].tokens);
+    cn_free(d->prompts);
+    *d = (cn_bench_dataset){0};
+}

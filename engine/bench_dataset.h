@@ -1,0 +1,30 @@
+/* bench_dataset.h - the prompts of a benchmark: random tokens, ShareGPT conversations, or lines of
+ * JSON, each with the number of tokens to generate.
+ *
+ * Owner: the caller. Thread: the engine's. Stage: before the clock starts. */
+#ifndef CN_BENCH_DATASET_H
+#define CN_BENCH_DATASET_H
+
+#include "engine/base.h"
+#include "engine/engine.h"
+
+typedef struct cn_bench_prompt {
+    cn_tokens tokens;
+    uint32_t output_len;
+} cn_bench_prompt;
+
+typedef struct cn_bench_dataset {
+    cn_bench_prompt *prompts; /* [n] */
+    uint32_t n, cap;
+} cn_bench_dataset;
+
+/* At most --num-prompts prompts, in the order of the file; none that the engine's context cannot
+ * hold with its output. random: lengths of --input-len and --output-len, both varied by
+ * --random-range-ratio, token ids of the whole vocabulary, from --seed. sharegpt: the first two
+ * turns; without --output-len as many tokens as the second has; as in vLLM, turns of under 4
+ * tokens, prompts of over 1024 and sums of over 2048 are left out. custom: "prompt", and
+ * "output_tokens" where --output-len does not say. CN_ERR_ARG when no prompt is left. */
+cn_status cn_bench_dataset_load(cn_bench_dataset *out, const cn_config *c, cn_engine *e);
+void cn_bench_dataset_free(cn_bench_dataset *d);
+
+#endif

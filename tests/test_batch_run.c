@@ -1,0 +1,527 @@
+/* test_batch_run.c - the loop of run-batch over an engine that is scripted here: what it writes,
+ * skips, puts back and refuses, whatever the engine does. */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "engine/batch_line.h"
+#include "engine/batch_run.h"
+
+/* ---- the engine: takes max_queue requests, answers each with "echo <custom_id>", one token a
+ * step, as many steps as max_tokens says (2 when it says nothing) ---- */
+
+enum { MAX_REQUESTS = 4096 };
+
+typedef struct fake_request {
+    bool live, cancelled;
+    uint32_t left, begun;
+    char text[64];
+    cn_event_fn fn;
+    void *user;
+} fake_request;
+
+struct cn_engine {
+    fake_request requests[MAX_REQUESTS];
+    uint64_t n_requests;
+    uint32_t max_queue, most_live;
+    uint64_t fail_step; /* the step that fails, 0: none */
+    uint32_t max_running; /* requests beyond it do not begin */
+    void (*at_step)(uint64_t step);
+    cn_stats stats;
+};
+
+static cn_engine fake;
+
+static uint32_t live_requests(void)
+{
+    uint32_t n = 0;
+    for (uint64_t i = 0; i < fake.n_requests; i++) n += fake.requests[i].live;
+    return n;
+}
+
+void cn_engine_default_sampling(const cn_engine *e, cn_sampling *out)
+{
+    (void)e;
+    *out = (cn_sampling){.n = 1, .logprobs = -1, .thinking_token_budget = -1};
+}
+
+void cn_engine_default_kv(const cn_engine *e, cn_kv_params *out)
+{
+    (void)e;
+    *out = (cn_kv_params){.budget_tokens = 2048};
+}
+
+cn_tokenizer *cn_engine_tokenizer(cn_engine *e)
+{
+    (void)e;
+    return NULL;
+}
+
+void cn_engine_stats(const cn_engine *e, cn_stats *out) { *out = e->stats; }
+
+cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn fn, void *user,
+                           uint64_t *request)
+{
+    const char *prompt = p->n_messages ? p->messages[0].content : p->text;
+    if (strcmp(prompt, "long") == 0) return cn_fail(CN_ERR_ARG, "the prompt has 9 tokens");
+    if (strcmp(prompt, "sick") == 0) return cn_fail(CN_ERR_DEVICE, "the device is gone");
+    if (live_requests() >= e->max_queue) return cn_fail(CN_ERR_BUSY, "the queue is full");
+    CN_ASSERT(e->n_requests < MAX_REQUESTS);
+    fake_request *r = &e->requests[e->n_requests];
+    *r = (fake_request){.live = true, .fn = fn, .user = user};
+    r->left = p->sampling.max_tokens ? p->sampling.max_tokens : 2;
+    snprintf(r->text, sizeof r->text, "%s %s", strcmp(prompt, "fail") == 0 ? "fail" : "echo",
+             p->custom_id);
+    *request = e->n_requests++;
+    e->most_live = cn_max_u32(e->most_live, live_requests());
+    return CN_OK;
+}
+
+void cn_engine_cancel(cn_engine *e, uint64_t request) { e->requests[request].cancelled = true; }
+
+static void step_request(cn_engine *e, fake_request *r)
+{
+    const cn_usage usage = {.prompt_tokens = 3, .completion_tokens = r->begun + 1};
+    cn_event ev = {.request = (uint64_t)(r - e->requests), .text = "", .n_tokens = 1};
+    r->begun++;
+    e->stats.generation_tokens++;
+    const bool fails = strncmp(r->text, "fail", 4) == 0;
+    if (r->cancelled) {
+        ev.finish = CN_FINISH_CANCELLED;
+    } else if (fails) {
+        ev.finish = CN_FINISH_ERROR;
+        ev.error = "it failed";
+    } else if (--r->left == 0) {
+        ev.text = r->text;
+        ev.finish = CN_FINISH_STOP;
+    }
+    if (ev.finish != CN_FINISH_NONE) {
+        ev.usage = &usage;
+        ev.last = true;
+        r->live = false;
+    }
+    r->fn(r->user, &ev);
+}
+
+cn_status cn_engine_step(cn_engine *e, bool *idle)
+{
+    e->stats.steps++;
+    if (e->stats.steps == e->fail_step) return cn_fail(CN_ERR_DEVICE, "a device fault");
+    if (e->at_step) e->at_step(e->stats.steps);
+    uint32_t running = 0;
+    for (uint64_t i = 0; i < e->n_requests; i++) {
+        fake_request *r = &e->requests[i];
+        if (!r->live || (!r->cancelled && running >= e->max_running)) continue;
+        running++;
+        step_request(e, r);
+    }
+    *idle = live_requests() == 0;
+    return CN_OK;
+}
+
+/* ---- a run over files in a directory of its own ---- */
+
+static char dir[] = "/tmp/cinch_run_XXXXXX";
+static char in_path[64], out_path[64];
+static volatile int signals;
+
+static int set_up(void **state)
+{
+    (void)state;
+    strcpy(dir, "/tmp/cinch_run_XXXXXX");
+    if (!mkdtemp(dir)) return -1;
+    snprintf(in_path, sizeof in_path, "%s/in.jsonl", dir);
+    snprintf(out_path, sizeof out_path, "%s/out.jsonl", dir);
+    memset(&fake, 0, sizeof fake);
+    fake.max_queue = fake.max_running = 1000;
+    signals = 0;
+    cn_log_set_level(CN_LOG_ERROR);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    char command[64];
+    snprintf(command, sizeof command, "rm -rf %s", dir);
+    return system(command);
+}
+
+static void add_text(const char *text)
+{
+    FILE *f = fopen(in_path, "a");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+}
+
+static void add_line(const char *id, const char *prompt)
+{
+    char line[512];
+    snprintf(line, sizeof line,
+             "{\"custom_id\": \"%s\", \"url\": \"/v1/chat/completions\", \"answer\": \"echo a\", "
+             "\"body\": {\"messages\": [{\"role\": \"user\", \"content\": \"%s\"}]}}\n",
+             id, prompt);
+    add_text(line);
+}
+
+static void add_lines(int n)
+{
+    char id[16];
+    for (int i = 0; i < n; i++) {
+        snprintf(id, sizeof id, "r%d", i);
+        add_line(id, "hi");
+    }
+}
+
+typedef struct outcome {
+    cn_batch_state state;
+    bool failed;
+    char why[256];
+    uint64_t n_answered, n_errors, n_skipped, n_put_back;
+    cn_batch_totals totals;
+} outcome;
+
+static cn_config *make_config(void)
+{
+    cn_config *c = cn_config_create();
+    assert_non_null(c);
+    c->model = cn_strdup("m");
+    c->progress = CN_OPT_PROGRESS_NONE;
+    return c;
+}
+
+/* Runs as --resume would: what the output has is done. */
+static outcome run_with(const cn_config *c)
+{
+    cn_batch_run run = {.config = c, .engine = &fake, .n_signals = &signals};
+    assert_int_equal(cn_line_reader_open(&run.input, in_path, CN_BATCH_MAX_LINE_BYTES), CN_OK);
+    assert_int_equal(cn_batch_output_open(&run.output, out_path), CN_OK);
+    assert_int_equal(cn_resume_scan(run.output, c->retry_errors, &run.ids, &run.totals), CN_OK);
+    cn_progress_begin(&run.progress, c->progress, stderr);
+    cn_batch_run_all(&run);
+    outcome o = {run.state, run.failed, "", run.n_answered, run.n_errors, run.n_skipped,
+                 run.n_put_back + run.n_inflight, run.totals};
+    snprintf(o.why, sizeof o.why, "%s", run.why);
+    cn_batch_run_end(&run);
+    cn_batch_output_close(run.output);
+    cn_line_reader_close(run.input);
+    return o;
+}
+
+static outcome run_default(void)
+{
+    cn_config *c = make_config();
+    outcome o = run_with(c);
+    cn_config_free(c);
+    return o;
+}
+
+/* The output's lines as an array of JSON objects. */
+static json_t *output(void)
+{
+    json_t *all = json_array(), *line;
+    FILE *f = fopen(out_path, "r");
+    assert_non_null(f);
+    while ((line = json_loadf(f, JSON_DISABLE_EOF_CHECK, NULL))) json_array_append_new(all, line);
+    assert_int_equal(fgetc(f), EOF);
+    fclose(f);
+    return all;
+}
+
+static json_t *line_of(json_t *all, const char *custom_id, json_int_t error_line)
+{
+    json_t *found = NULL, *line;
+    size_t i;
+    json_array_foreach(all, i, line)
+    {
+        const char *id = json_string_value(json_object_get(line, "custom_id"));
+        json_t *body = json_object_get(json_object_get(line, "response"), "body");
+        json_t *error = json_object_get(body, "error");
+        json_int_t at = json_integer_value(json_object_get(error, "line"));
+        const bool same_id = custom_id ? id && strcmp(id, custom_id) == 0 : !id;
+        if (!same_id || at != error_line) continue;
+        if (found) fail_msg("two lines of %s", custom_id ? custom_id : "a nameless one");
+        found = line;
+    }
+    return found;
+}
+
+static void expect_answers(json_t *all, int n)
+{
+    char id[16], want[32];
+    for (int i = 0; i < n; i++) {
+        snprintf(id, sizeof id, "r%d", i);
+        snprintf(want, sizeof want, "echo r%d", i);
+        json_t *line = line_of(all, id, 0), *choice, *body;
+        if (!line) fail_msg("%s was lost", id);
+        body = json_object_get(json_object_get(line, "response"), "body");
+        choice = json_array_get(json_object_get(body, "choices"), 0);
+        assert_string_equal(json_string_value(json_object_get(json_object_get(choice, "message"),
+                                                              "content")),
+                            want);
+    }
+    assert_int_equal(json_array_size(all), n);
+}
+
+/* ---- tests ---- */
+
+static void every_line_is_answered_once(void **state)
+{
+    (void)state;
+    add_lines(500);
+    cn_config *c = make_config();
+    c->max_inflight = 7;
+    outcome o = run_with(c);
+    cn_config_free(c);
+    assert_int_equal(o.n_answered, 500);
+    assert_string_equal(o.why, "");
+    assert_int_equal(fake.most_live, 7);
+    json_t *all = output();
+    expect_answers(all, 500);
+    json_decref(all);
+
+    o = run_default();
+    assert_int_equal(o.n_answered, 0);
+    assert_int_equal(o.n_skipped, 500);
+    assert_int_equal(o.totals.answered, 500);
+}
+
+static void a_full_queue_is_waited_for(void **state)
+{
+    (void)state;
+    add_lines(50);
+    fake.max_queue = 3;
+    outcome o = run_default();
+    assert_int_equal(o.n_answered, 50);
+    assert_int_equal(fake.most_live, 3);
+}
+
+static void faulty_lines_get_error_lines_and_the_run_goes_on(void **state)
+{
+    (void)state;
+    add_line("r0", "hi");
+    add_text("{\"custom_id\": \"torn\n");                 /* 2: not JSON */
+    add_line("r0", "again");                                /* 3: a duplicate */
+    add_line("over", "long");                               /* 4: refused by the engine */
+    add_line("bad", "fail");                                /* 5: fails in the engine */
+    add_text("{\"custom_id\": \"odd\", \"url\": \"/v1/chat/completions\", \"body\": "
+             "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}], \"tempo\": 1}}\n"); /* 6 */
+    add_line("r0", "and again");                            /* 7 */
+    outcome o = run_default();
+    assert_int_equal(o.n_answered, 1);
+    assert_int_equal(o.n_errors, 6);
+    json_t *all = output();
+    assert_int_equal(json_array_size(all), 7);
+    static const struct {
+        const char *id;
+        int line, status;
+        const char *param, *code;
+    } wanted[] = {{NULL, 2, 400, NULL, NULL},       {"r0", 3, 400, NULL, "duplicate_custom_id"},
+                  {"over", 4, 400, NULL, NULL},     {"bad", 5, 500, NULL, NULL},
+                  {"odd", 6, 400, "tempo", NULL},   {"r0", 7, 400, NULL, "duplicate_custom_id"}};
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+        json_t *line = line_of(all, wanted[i].id, wanted[i].line);
+        if (!line) fail_msg("no error line for line %d", wanted[i].line);
+        json_t *response = json_object_get(line, "response");
+        json_t *error = json_object_get(json_object_get(response, "body"), "error");
+        assert_int_equal(json_integer_value(json_object_get(response, "status_code")),
+                         wanted[i].status);
+        assert_true(json_is_null(json_object_get(line, "error")));
+        const char *param = json_string_value(json_object_get(error, "param"));
+        const char *code = json_string_value(json_object_get(error, "code"));
+        assert_string_equal(param ? param : "", wanted[i].param ? wanted[i].param : "");
+        assert_string_equal(code ? code : "", wanted[i].code ? wanted[i].code : "");
+    }
+    json_decref(all);
+
+    /* Resumed: nothing twice, error lines of nameless and duplicate lines included. */
+    o = run_default();
+    assert_int_equal(o.n_skipped, 7);
+    assert_int_equal(o.n_answered + o.n_errors, 0);
+    assert_int_equal(o.totals.errors, 6);
+
+    /* Retried: only what failed is asked again. */
+    cn_config *c = make_config();
+    c->resume = c->retry_errors = true;
+    o = run_with(c);
+    cn_config_free(c);
+    assert_int_equal(o.n_skipped, 1);
+    assert_int_equal(o.n_errors, 6);
+    all = output();
+    assert_int_equal(json_array_size(all), 7);
+    json_decref(all);
+}
+
+static void strict_stops_at_the_first_fault_and_leaves_it_to_resume(void **state)
+{
+    (void)state;
+    add_line("r0", "hi");
+    add_line("r1", "long");
+    add_line("r2", "hi");
+    cn_config *c = make_config();
+    c->strict = true;
+    outcome o = run_with(c);
+    cn_config_free(c);
+    assert_true(o.failed);
+    assert_non_null(strstr(o.why, "line 2"));
+    assert_int_equal(o.n_errors, 0);
+    json_t *all = output();
+    assert_null(line_of(all, "r1", 2));
+    assert_null(line_of(all, "r2", 0));
+    json_decref(all);
+}
+
+static void interrupt_at_5(uint64_t step) { if (step == 5) signals = 1; }
+static void interrupt_twice(uint64_t step) { signals = step < 5 ? 0 : step < 6 ? 1 : 2; }
+
+static void an_interrupt_finishes_what_runs_and_puts_back_the_rest(void **state)
+{
+    (void)state;
+    add_lines(100);
+    fake.max_running = 10;
+    fake.at_step = interrupt_at_5;
+    outcome o = run_default();
+    assert_int_equal(o.state, CN_BATCH_DRAINING);
+    assert_false(o.failed);
+    assert_true(o.n_answered >= 20 && o.n_answered <= 40);
+    assert_int_equal(o.n_answered + o.n_put_back, 100);
+    signals = 0;
+    fake.at_step = NULL;
+    o = run_default();
+    assert_int_equal(o.totals.answered, 100);
+    json_t *all = output();
+    expect_answers(all, 100);
+    json_decref(all);
+}
+
+static void a_second_interrupt_stops_at_once(void **state)
+{
+    (void)state;
+    add_lines(100);
+    fake.max_running = 10;
+    fake.at_step = interrupt_twice;
+    outcome o = run_default();
+    assert_int_equal(o.state, CN_BATCH_STOPPED);
+    assert_false(o.failed);
+    assert_int_equal(fake.stats.steps, 6);
+    signals = 0;
+    fake.at_step = NULL;
+    o = run_default();
+    json_t *all = output();
+    expect_answers(all, 100);
+    json_decref(all);
+}
+
+static void until_admits_nothing_more(void **state)
+{
+    (void)state;
+    add_lines(20);
+    cn_config *c = make_config();
+    cn_batch_run run = {.config = c, .engine = &fake, .n_signals = &signals,
+                        .until = (int64_t)time(NULL) - 1};
+    assert_int_equal(cn_line_reader_open(&run.input, in_path, CN_BATCH_MAX_LINE_BYTES), CN_OK);
+    assert_int_equal(cn_batch_output_open(&run.output, out_path), CN_OK);
+    cn_batch_run_all(&run);
+    assert_int_equal(run.n_read, 0);
+    assert_non_null(strstr(run.why, "--until"));
+    assert_false(run.failed);
+    cn_batch_run_end(&run);
+    cn_batch_output_close(run.output);
+    cn_line_reader_close(run.input);
+    cn_config_free(c);
+    outcome o = run_default();
+    assert_int_equal(o.n_answered, 20);
+}
+
+static void an_engine_failure_stops_with_what_is_written(void **state)
+{
+    (void)state;
+    add_lines(100);
+    fake.max_running = 10;
+    fake.fail_step = 9;
+    outcome o = run_default();
+    assert_int_equal(o.state, CN_BATCH_STOPPED);
+    assert_true(o.failed);
+    assert_string_equal(o.why, "a device fault");
+    assert_int_equal(o.n_answered, 40);
+    assert_int_equal(o.n_answered + o.n_put_back, 100);
+    memset(&fake, 0, sizeof fake);
+    fake.max_queue = fake.max_running = 1000;
+    o = run_default();
+    json_t *all = output();
+    expect_answers(all, 100);
+    json_decref(all);
+
+    add_line("x", "sick");
+    o = run_default();
+    assert_true(o.failed);
+    assert_non_null(strstr(o.why, "line 101: the device is gone"));
+}
+
+static void grades_add_up_over_runs(void **state)
+{
+    (void)state;
+    add_line("a", "hi");
+    add_line("b", "hi");
+    add_line("c", "fail");
+    cn_config *c = make_config();
+    c->answer_field = cn_strdup("answer");
+    c->grade = CN_OPT_GRADE_EXACT;
+    outcome o = run_with(c);
+    assert_int_equal(o.totals.graded, 3);
+    assert_int_equal(o.totals.matched, 1);
+    add_line("d", "hi");
+    o = run_with(c);
+    assert_int_equal(o.n_skipped, 3);
+    assert_int_equal(o.totals.graded, 4);
+    assert_int_equal(o.totals.matched, 1);
+    cn_config_free(c);
+}
+
+static void the_next_time_of_day_is_later_and_within_a_day(void **state)
+{
+    (void)state;
+    setenv("TZ", "Europe/Berlin", 1);
+    tzset();
+    for (int64_t now = 1700000000; now < 1700000000 + 400 * 86400; now += 40000) {
+        const int32_t minutes = (int32_t)(now / 40000 * 37 % 1440);
+        const int64_t then = cn_next_time_of_day(minutes, now);
+        const time_t t = (time_t)then;
+        struct tm local;
+        localtime_r(&t, &local);
+        assert_true(then > now && then <= now + 25 * 3600);
+        /* An hour that the clocks skip or repeat is the one exception. */
+        const bool shift = minutes >= 120 && minutes < 180;
+        if (!shift) assert_int_equal(local.tm_hour * 60 + local.tm_min, minutes);
+        assert_int_equal(local.tm_sec, 0);
+    }
+    const int64_t noon = cn_next_time_of_day(720, 1700000000);
+    assert_true(cn_next_time_of_day(720, noon) - noon >= 23 * 3600);
+}
+
+#define IN_DIR(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        IN_DIR(every_line_is_answered_once),
+        IN_DIR(a_full_queue_is_waited_for),
+        IN_DIR(faulty_lines_get_error_lines_and_the_run_goes_on),
+        IN_DIR(strict_stops_at_the_first_fault_and_leaves_it_to_resume),
+        IN_DIR(an_interrupt_finishes_what_runs_and_puts_back_the_rest),
+        IN_DIR(a_second_interrupt_stops_at_once),
+        IN_DIR(until_admits_nothing_more),
+        IN_DIR(an_engine_failure_stops_with_what_is_written),
+        IN_DIR(grades_add_up_over_runs),
+        IN_DIR(the_next_time_of_day_is_later_and_within_a_day),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
