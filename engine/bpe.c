@@ -16,11 +16,14 @@ typedef struct whole_word {
 
 /* The cache is direct-mapped: a word that falls on another's line replaces it. A line is one cache
  * line of the processor; words and results that do not fit are not cached. */
-enum { CACHE_LINES = 1 << 16, CACHE_WORD_BYTES = 30, CACHE_IDS = 8 };
+enum { CACHE_LINES = 1 << 16, CACHE_WORD_BYTES = 32, CACHE_IDS = 7 };
+typedef struct word_key {
+    uint64_t part[CACHE_WORD_BYTES / 8];
+} word_key;
 typedef struct cache_line {
-    uint8_t n_bytes, n_ids; /* n_bytes 0: empty */
-    char word[CACHE_WORD_BYTES];
+    word_key key;
     uint32_t ids[CACHE_IDS];
+    uint16_t n_bytes, n_ids; /* n_bytes 0: empty */
 } cache_line;
 _Static_assert(sizeof(cache_line) == 64, "one cache line");
 
@@ -109,27 +112,57 @@ void cn_bpe_add_merge(cn_bpe *b, uint32_t left, uint32_t right, uint32_t result)
     b->results[rank] = result;
 }
 
-/* Fast hash of a word. The last bytes overlap the ones before, so every length from 8 on takes
- * the same path; the table index comes from the high half. */
-static uint64_t hash_word(const char *word, size_t n)
+static uint64_t load64(const char *p)
 {
-    const uint64_t k = UINT64_C(0x9E3779B97F4A7C15);
-    uint64_t h = n * k, part = 0;
-    for (; n > 8; n -= 8, word += 8) {
-        memcpy(&part, word, 8);
-        h = (h ^ part) * k;
-        h ^= h >> 29;
+    uint64_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+/* A word of 1 to CACHE_WORD_BYTES bytes as whole parts, the last of which overlaps the one before:
+ * words of the same length are equal when their keys are, and no load depends on the length but
+ * for words under 8 bytes. */
+static inline word_key make_key(const char *word, size_t n)
+{
+    word_key k = {{0}};
+    if (n >= 8) {
+        k.part[0] = load64(word);
+        if (n > 16) k.part[2] = load64(word + 8);
+        if (n > 24) k.part[3] = load64(word + 16);
+        k.part[1] = load64(word + n - 8);
+    } else if (n >= 4) {
+        uint32_t head, tail;
+        memcpy(&head, word, 4);
+        memcpy(&tail, word + n - 4, 4);
+        k.part[0] = (uint64_t)tail << 32 | head;
+    } else {
+        const unsigned char *w = (const unsigned char *)word;
+        k.part[0] = (uint64_t)w[0] << 16 | (uint64_t)w[n / 2] << 8 | w[n - 1];
     }
-    part = 0;
-    memcpy(&part, word, n);
-    h = (h ^ part) * k;
-    return h ^ h >> 32;
+    return k;
+}
+
+static inline bool same_key(const word_key *a, const word_key *b)
+{
+    uint64_t differ = 0;
+    for (size_t i = 0; i < sizeof a->part / sizeof *a->part; i++)
+        differ |= a->part[i] ^ b->part[i];
+    return differ == 0;
+}
+
+static inline size_t key_line(const word_key *k, size_t n)
+{
+    const uint64_t m = UINT64_C(0x9E3779B97F4A7C15);
+    uint64_t h = (k->part[0] ^ n) * m;
+    h = (h ^ h >> 32 ^ k->part[1]) * m;
+    h = (h ^ h >> 32 ^ k->part[2] ^ (k->part[3] << 1 | k->part[3] >> 63)) * m;
+    return h >> 32 & (CACHE_LINES - 1);
 }
 
 /* The line of the word, or the empty line where it would go. */
 static whole_word *find_word(const cn_bpe *b, const char *word, size_t n)
 {
-    for (size_t i = hash_word(word, n);; i++) {
+    for (size_t i = cn_hash64(0, word, n);; i++) {
         whole_word *w = &b->words[i & (b->word_cap - 1)];
         if (w->n == 0 || (w->n == n && memcmp(b->word_text.data + w->at, word, n) == 0)) return w;
     }
@@ -236,26 +269,31 @@ static cn_status merge_word(cn_bpe *b, const char *word, size_t n, cn_tokens *ou
     return CN_OK;
 }
 
+/* A word that the cache does not have. */
+static cn_status encode_anew(cn_bpe *b, const char *word, size_t n, cn_tokens *out)
+{
+    const whole_word *whole = b->words ? find_word(b, word, n) : NULL;
+    if (whole && whole->n) return cn_tokens_add(out, &whole->id, 1);
+    return merge_word(b, word, n, out);
+}
+
 cn_status cn_bpe_encode(cn_bpe *b, const char *word, size_t n, cn_tokens *out)
 {
     CN_ASSERT(n > 0 && n < (size_t)1 << 31);
-    cache_line *line = NULL;
-    if (n <= CACHE_WORD_BYTES) {
-        line = &b->cache[hash_word(word, n) % CACHE_LINES];
-        if (line->n_bytes == n && memcmp(line->word, word, n) == 0)
-            return cn_tokens_add(out, line->ids, line->n_ids);
+    if (n > CACHE_WORD_BYTES) return encode_anew(b, word, n, out);
+    word_key key = make_key(word, n);
+    cache_line *line = &b->cache[key_line(&key, n)];
+    if (line->n_bytes == n && same_key(&line->key, &key)) {
+        if (out->cap - out->len < CACHE_IDS) return cn_tokens_add(out, line->ids, line->n_ids);
+        memcpy(out->ids + out->len, line->ids, sizeof line->ids); /* one size: no call */
+        out->len += line->n_ids;
+        return CN_OK;
     }
     size_t before = out->len;
-    const whole_word *whole = b->words ? find_word(b, word, n) : NULL;
-    if (whole && whole->n)
-        CN_TRY(cn_tokens_add(out, &whole->id, 1));
-    else
-        CN_TRY(merge_word(b, word, n, out));
+    CN_TRY(encode_anew(b, word, n, out));
     size_t n_ids = out->len - before;
-    if (line && n_ids <= CACHE_IDS) {
-        line->n_bytes = (uint8_t)n;
-        line->n_ids = (uint8_t)n_ids;
-        memcpy(line->word, word, n);
+    if (n_ids <= CACHE_IDS) {
+        *line = (cache_line){.key = key, .n_bytes = (uint16_t)n, .n_ids = (uint16_t)n_ids};
         memcpy(line->ids, out->ids + before, n_ids * sizeof *line->ids);
     }
     return CN_OK;

@@ -30,7 +30,7 @@ static bool in_ranges(const range *list, size_t n, uint32_t cp)
 /* Scripts and marks younger than Unicode 9, the version that models of this kind were trained with:
  * the tokenizers package takes them for characters that nothing combines with, and so do we. Whole
  * blocks where they are new, so that a later utf8proc makes no difference. */
-static bool is_younger_mark(uint32_t cp)
+bool cn_nfc_is_younger(uint32_t cp)
 {
     static const range younger[] = {
         {0x7FD, 0x7FD},     {0x860, 0x89F},     {0x8CA, 0x8D3},     {0x9FE, 0x9FE},
@@ -53,7 +53,7 @@ bool cn_nfc_is_boundary(uint32_t cp)
         {0x3030, 0x3098}, {0x309B, 0x30FF},   {0x3400, 0x4DBF}, {0x4E00, 0x9FFF}, {0xAC00, 0xD7A3},
         {0xFF01, 0xFFEF}, {0x1F300, 0x1FAFF},
     };
-    return IN_RANGES(safe, cp) || is_younger_mark(cp);
+    return IN_RANGES(safe, cp) || cn_nfc_is_younger(cp);
 }
 
 static cn_status reserve(cn_nfc *w, size_t n)
@@ -136,7 +136,7 @@ static size_t stretch_start(const char *s, size_t n, size_t at)
         uint32_t cp;
         cn_utf8_read(s + at, n - at, &cp, &len);
         if (!cn_nfc_is_boundary(cp)) return start;
-        start = is_younger_mark(cp) ? at + len : at;
+        start = cn_nfc_is_younger(cp) ? at + len : at;
         at += len;
     }
     return n;

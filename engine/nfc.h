@@ -26,4 +26,7 @@ void cn_nfc_free(cn_nfc *w);
  * cut before cp. Sound, not complete. Exposed for the test that proves it for every code point. */
 bool cn_nfc_is_boundary(uint32_t cp);
 
+/* True for scripts and marks younger than Unicode 9, with which nothing combines here. */
+bool cn_nfc_is_younger(uint32_t cp);
+
 #endif

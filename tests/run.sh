@@ -30,6 +30,7 @@ for program in "$@"; do
     failed=$((failed + bad))
     if [ $bad = 0 ] && [ $status = 0 ]; then
         printf 'ok    %-40s %4d passed  %3d s\n' "$program" "$ok" "$seconds"
+        grep '^SKIPPED' "$log" # never in silence
     else
         printf 'FAIL  %-40s %4d failed  exit %d\n' "$program" "$bad" "$status"
         sed 's/^/    /' "$log"

@@ -1,0 +1,142 @@
+/* test_nfc.c - normalization form C in stretches against utf8proc over the whole text, and the
+ * proof, code point by code point, that a text may be cut where cn_nfc_is_boundary says. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <utf8proc.h>
+
+#include "engine/nfc.h"
+#include "engine/utf8.h"
+
+enum { CODE_POINTS = 0x110000 };
+
+static bool is_surrogate(uint32_t cp) { return cp >= 0xD800 && cp <= 0xDFFF; }
+
+/* Marks every code point that stands behind the first in some canonical decomposition: only such
+ * ones, and Hangul vowels and finals, join what stands before them. */
+static bool *joining(void)
+{
+    bool *joins = calloc(CODE_POINTS, 1);
+    assert_non_null(joins);
+    for (int32_t cp = 0; cp < CODE_POINTS; cp++) {
+        int32_t parts[8];
+        if (is_surrogate((uint32_t)cp)) continue;
+        utf8proc_ssize_t n =
+            utf8proc_decompose_char(cp, parts, 8, UTF8PROC_STABLE | UTF8PROC_DECOMPOSE, NULL);
+        for (utf8proc_ssize_t i = 1; i < n; i++) joins[parts[i]] = true;
+    }
+    return joins;
+}
+
+static void boundaries_neither_change_nor_join(void **state)
+{
+    (void)state;
+    bool *joins = joining();
+    size_t boundaries = 0;
+    for (uint32_t cp = 0; cp < CODE_POINTS; cp++) {
+        if (is_surrogate(cp) || !cn_nfc_is_boundary(cp) || cn_nfc_is_younger(cp)) continue;
+        boundaries++;
+        utf8proc_uint8_t text[8] = {0};
+        cn_utf8_write((char *)text, cp);
+        if (joins[cp]) fail_msg("U+%04X joins what stands before it", cp);
+        if (utf8proc_get_property((int32_t)cp)->combining_class) fail_msg("U+%04X is a mark", cp);
+        if (cp == 0) continue; /* ends a C string */
+        utf8proc_uint8_t *normal = utf8proc_NFC(text);
+        if (strcmp((char *)normal, (char *)text) != 0) fail_msg("U+%04X changes", cp);
+        free(normal);
+    }
+    assert_true(boundaries > 40000);
+    free(joins);
+}
+
+/* Also everything younger than Unicode 9 that utf8proc would reorder or compose must be known as
+ * such; this holds by the comparison with the tokenizers package (golden/tokenizer/compare.py). */
+static void stretches_are_normalized_as_the_whole(void **state)
+{
+    (void)state;
+    static const uint32_t pool[] = {
+        'a',    'e',    'n',    ' ',    '\n',   0xE9,   0x300,  0x301,   0x323,   0x307,  0x327,
+        0x345,  0x334,  0x308,  0x1100, 0x1161, 0x11A8, 0xAC00, 0xAC01,  0x958,   0x915,  0x93C,
+        0x212B, 0x2126, 0xFB1D, 0x1F71, 0x2ADC, 0x4E2D, 0xF900, 0x1D15E, 0x1F469, 0x200D, 0x0F73,
+        0x0344, 0x0B4B, 0x3046, 0x3099, 0x1E69, 0x0F71, 0x0F72, 0x40000};
+    cn_nfc w = {0};
+    uint64_t seed = 5;
+    for (int round = 0; round < 60000; round++) {
+        char text[256];
+        size_t n = 0, got_n;
+        seed = seed * UINT64_C(6364136223846793005) + 1;
+        for (uint64_t i = seed >> 60; i-- > 0;) {
+            seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407u;
+            n += cn_utf8_write(text + n, pool[(seed >> 33) % (sizeof pool / sizeof *pool)]);
+        }
+        text[n] = '\0';
+        utf8proc_uint8_t *want = utf8proc_NFC((utf8proc_uint8_t *)text);
+        const char *got;
+        assert_int_equal(cn_nfc_apply(&w, text, n, &got, &got_n), CN_OK);
+        if (got_n != strlen((char *)want) || memcmp(got, want, got_n) != 0)
+            fail_msg("round %d: %s", round, text);
+        free(want);
+    }
+    cn_nfc_free(&w);
+}
+
+static void text_in_form_c_is_handed_back_untouched(void **state)
+{
+    (void)state;
+    static const char text[] = "plain, déjà vu, 中文, Привет, 한국어, Việt";
+    cn_nfc w = {0};
+    const char *out;
+    size_t n;
+    assert_int_equal(cn_nfc_apply(&w, text, sizeof text - 1, &out, &n), CN_OK);
+    assert_ptr_equal(out, text);
+    assert_int_equal(n, sizeof text - 1);
+    cn_nfc_free(&w);
+}
+
+/* A mark of Unicode 10 stays where it is, as in the data the tokenizers package has. */
+static void younger_marks_are_left_alone(void **state)
+{
+    (void)state;
+    static const char text[] = "c\u0312\u0329\u1DF7"; /* 230, 220, and 228 since Unicode 10 */
+    cn_nfc w = {0};
+    const char *out;
+    size_t n;
+    assert_int_equal(cn_nfc_apply(&w, text, sizeof text - 1, &out, &n), CN_OK);
+    static const char want[] = "c\u0329\u0312\u1DF7";
+    assert_int_equal(n, sizeof want - 1);
+    assert_memory_equal(out, want, n);
+    cn_nfc_free(&w);
+}
+
+static void code_points_survive_writing_and_reading(void **state)
+{
+    (void)state;
+    for (uint32_t cp = 0; cp < CODE_POINTS; cp++) {
+        char text[4];
+        uint32_t back;
+        size_t len, n = cn_utf8_write(text, cp);
+        cn_utf8_kind kind = cn_utf8_read(text, n, &back, &len);
+        if (is_surrogate(cp)) {
+            assert_int_equal(kind, CN_UTF8_BAD);
+            continue;
+        }
+        assert_true(kind == CN_UTF8_CHAR && back == cp && len == n);
+        assert_int_equal(cn_utf8_valid_prefix(text, n), n);
+        if (n > 1) assert_int_equal(cn_utf8_read(text, n - 1, &back, &len), CN_UTF8_CUT);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(boundaries_neither_change_nor_join),
+        cmocka_unit_test(stretches_are_normalized_as_the_whole),
+        cmocka_unit_test(text_in_form_c_is_handed_back_untouched),
+        cmocka_unit_test(younger_marks_are_left_alone),
+        cmocka_unit_test(code_points_survive_writing_and_reading),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,37 @@
+#!/bin/sh
+# Token ids and decoded texts equal those of the package tokenizers, compared live on thousands of
+# drawn texts, for the bundled checkpoint, the two small tokenizers of tests/golden/tokenizer and
+# the 150k vocabulary of Qwen, which the package dashscope carries. Both packages come from PyPI on
+# the first run and stay in BUILD/reference. Without them the check is skipped, and says so; with
+# REQUIRE_REFERENCES=1 that is a failure.
+set -eu
+build=${BUILD:-build}
+here=tests/golden/tokenizer
+reference=$build/reference
+python=${PYTHON:-python3}
+
+skip() {
+    echo "SKIPPED tokenizer_check: $1"
+    [ "${REQUIRE_REFERENCES:-0}" = 0 ]
+    exit
+}
+
+mkdir -p "$reference"
+if ! "$python" -c 'import tokenizers' 2>/dev/null; then
+    if [ ! -x "$reference/venv/bin/python" ]; then
+        "$python" -m venv "$reference/venv" || skip "no python3 with venv"
+    fi
+    python=$reference/venv/bin/python
+    "$python" -c 'import tokenizers' 2>/dev/null ||
+        "$python" -m pip install -q tokenizers==0.23.3 ||
+        skip "the package tokenizers is not to be had"
+fi
+if [ ! -s "$reference/qwen/tokenizer.json" ]; then
+    "$python" -m pip download -q --no-deps -d "$reference" dashscope ||
+        skip "the package dashscope, which has the Qwen vocabulary, is not to be had"
+    "$python" -m zipfile -e "$reference"/dashscope-*.whl "$reference/dashscope"
+    "$python" $here/qwen_tokenizer.py "$reference/dashscope/dashscope/resources/qwen.tiktoken" \
+        "$reference/qwen"
+fi
+"$python" $here/compare.py "$build/cinch" examples/tiny-reasoner $here/llama3 $here/gpt2 \
+    "$reference/qwen" --count 12000 --long
