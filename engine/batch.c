@@ -1,7 +1,7 @@
 /* batch.c - flattens a plan. One host buffer and one device buffer of the same layout:
  *
- *   tokens | positions | kv_slots | q_rows | q_start | kv_len | logit_rows | sample rows
- *   | tables | bans | biases
+ *   tokens | sampled rows | positions | kv_slots | q_rows | q_start | kv_len | logit rows
+ *   | sample rows | tables | bans | biases
  *
  * Each array starts at a fixed, 64-byte-aligned offset sized for the largest step. One copy takes
  * everything up to the last table in use; bans and biases, rarely any, follow in their own. */
@@ -13,6 +13,7 @@
 
 typedef enum section {
     SEC_TOKENS,
+    SEC_SAMPLED_ROWS,
     SEC_POSITIONS,
     SEC_KV_SLOTS,
     SEC_Q_ROWS,
@@ -41,6 +42,7 @@ static void section_offsets(const cn_batch_opts *o, size_t offset[N_SECTIONS + 1
 {
     const size_t bytes[N_SECTIONS] = {
         [SEC_TOKENS] = sizeof(uint32_t) * o->max_tokens,
+        [SEC_SAMPLED_ROWS] = sizeof(int32_t) * o->max_tokens,
         [SEC_POSITIONS] = sizeof(uint32_t) * o->max_tokens,
         [SEC_KV_SLOTS] = sizeof(uint32_t) * o->max_tokens,
         [SEC_Q_ROWS] = sizeof(int32_t) * o->max_tokens,
@@ -68,6 +70,7 @@ static cn_batch_view view_of(const cn_batch *b, char *base)
     const size_t *at = b->offset;
     return (cn_batch_view){
         .tokens = (const uint32_t *)(void *)(base + at[SEC_TOKENS]),
+        .sampled_row = (const int32_t *)(void *)(base + at[SEC_SAMPLED_ROWS]),
         .positions = (const uint32_t *)(void *)(base + at[SEC_POSITIONS]),
         .kv_slots = (const uint32_t *)(void *)(base + at[SEC_KV_SLOTS]),
         .q_rows = (const int32_t *)(void *)(base + at[SEC_Q_ROWS]),
@@ -122,12 +125,14 @@ static void build_row_tokens(cn_batch *b, const cn_plan_row *row, uint32_t at)
     const cn_seq *seq = row->seq;
     uint32_t *tokens = host_at(b, SEC_TOKENS), *positions = host_at(b, SEC_POSITIONS);
     uint32_t *kv_slots = host_at(b, SEC_KV_SLOTS);
-    int32_t *q_rows = host_at(b, SEC_Q_ROWS);
+    int32_t *q_rows = host_at(b, SEC_Q_ROWS), *sampled_rows = host_at(b, SEC_SAMPLED_ROWS);
     uint32_t block_tokens = b->opts.block_tokens, window = seq->kv.window_tokens;
     for (uint32_t i = 0; i < row->n_new; i++) {
         uint32_t position = row->first_pos + i, slot = row->first_slot + i;
-        CN_ASSERT(position < seq->n_tokens && slot / block_tokens < seq->n_blocks);
-        tokens[at + i] = seq->tokens[position];
+        CN_ASSERT(position <= seq->n_tokens && slot / block_tokens < seq->n_blocks);
+        bool known = position < seq->n_tokens;
+        tokens[at + i] = known ? seq->tokens[position] : 0;
+        sampled_rows[at + i] = known ? -1 : (int32_t)seq->sampled_row;
         positions[at + i] = position;
         kv_slots[at + i] =
             seq->table[slot / block_tokens] * block_tokens + slot % block_tokens;
@@ -147,6 +152,8 @@ static void add_logit_row(cn_batch *b, cn_seq *seq, uint32_t token_row)
     cn_sample_row *rows = host_at(b, SEC_SAMPLE);
     memset(&rows[b->n_logit_rows], 0, sizeof *rows);
     logit_rows[b->n_logit_rows] = token_row;
+    rows[b->n_logit_rows].prev_row = (int32_t)seq->sampled_row;
+    seq->sampled_row = b->n_logit_rows;
     b->logit_seq[b->n_logit_rows++] = seq;
 }
 
@@ -219,8 +226,9 @@ bool cn_batch_try_add_bias(cn_batch *b, cn_logit_bias bias, uint32_t *index)
     return true;
 }
 
-cn_status cn_batch_upload(cn_batch *b, cn_stream *s)
+cn_status cn_batch_upload(cn_batch *b, cn_stream *s, const uint32_t *sampled)
 {
+    b->view.sampled = sampled;
     const size_t *at = b->offset;
     size_t table_bytes = sizeof(uint32_t) * b->view.n_seqs * b->view.table_stride;
     CN_TRY(b->be->mem_write(s, b->device, b->host, at[SEC_TABLES] + table_bytes));

@@ -25,7 +25,8 @@ uint64_t cn_batch_bytes(const cn_batch_opts *o); /* device bytes, for the planne
  * order, then one for each fork. */
 void cn_batch_build(cn_batch *b, const cn_plan *plan);
 
-/* The sampling parameters of logit row i, to be filled by the engine before cn_batch_upload. */
+/* The sampling parameters of logit row i, to be filled by the engine before cn_batch_upload; its
+ * prev_row is where the last step's sample op has the sequence's pending token, if one is. */
 uint32_t cn_batch_n_logit_rows(const cn_batch *b);
 cn_sample_row *cn_batch_sample_row(cn_batch *b, uint32_t i);
 cn_seq *cn_batch_logit_seq(const cn_batch *b, uint32_t i);
@@ -33,8 +34,10 @@ cn_seq *cn_batch_logit_seq(const cn_batch *b, uint32_t i);
 bool cn_batch_try_add_ban(cn_batch *b, uint32_t token, uint32_t *index);
 bool cn_batch_try_add_bias(cn_batch *b, cn_logit_bias bias, uint32_t *index);
 
-/* Copies everything to the device; the views below are then valid until the next build. */
-cn_status cn_batch_upload(cn_batch *b, cn_stream *s);
+/* Copies everything to the device; the views below are then valid until the next build. `sampled`:
+ * the tokens of the last step's sample op, on the device, for ids that the host does not know yet;
+ * logit rows are its rows. */
+cn_status cn_batch_upload(cn_batch *b, cn_stream *s, const uint32_t *sampled);
 const cn_batch_view *cn_batch_device_view(const cn_batch *b);
 const uint32_t *cn_batch_logit_rows(const cn_batch *b);      /* device */
 const cn_sample_row *cn_batch_sample_rows(const cn_batch *b); /* device */

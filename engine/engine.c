@@ -1,6 +1,6 @@
 /* engine.c - one step: commit and start compressions, schedule, run the model, sample, deliver.
- * Stage 3 of a request's way. launch() enqueues a step, collect() reads its tokens: a device
- * backend may run the two a step apart. */
+ * Stage 3 of a request's way. launch() enqueues a step, collect() reads its tokens: with
+ * asynchronous scheduling the two are a step apart, so that the device never waits for the host. */
 #include "engine/engine_state.h"
 
 #include <string.h>
@@ -65,6 +65,15 @@ static cn_status start_events(cn_engine *e, const cn_begin_plan *begin)
 
 /* ---- launch ---- */
 
+static uint32_t n_flights(const cn_engine *e) { return e->flight_tail - e->flight_head; }
+
+/* The last step's tokens on the device, when the host has not read them. */
+static const uint32_t *last_tokens(const cn_engine *e)
+{
+    if (n_flights(e) == 0) return NULL;
+    return e->flights[(e->flight_tail - 1) % CN_FLIGHTS].tokens;
+}
+
 /* A sample with penalties needs a row of counts while it runs. A new row, or one that another
  * sample used meanwhile, is recounted from the sequence's tokens. */
 static cn_status ensure_counts(cn_engine *e, cn_sample *s)
@@ -101,13 +110,17 @@ static cn_status fill_sample_row(cn_engine *e, uint32_t i)
     const cn_sampling *p = &s->request->sampling;
     CN_TRY(ensure_counts(e, s));
     cn_sample_row *row = cn_batch_sample_row(e->batch, i);
+    int32_t prev_row = row->prev_row;
     cn_sampling_row(p, row);
     row->seed = s->seed;
     row->sample = s->seq->sample;
-    row->position = s->seq->n_tokens + s->seq->n_pending - 1;
     row->count_slot = s->count_slot;
+    /* The plan counts the token to be sampled as pending already. */
+    uint32_t n_pending = s->seq->n_pending - 1;
+    row->position = s->seq->n_tokens + n_pending;
+    if (n_pending > 0) row->prev_row = prev_row;
     bool bans_apply = false;
-    cn_output_row(s->output, row, &bans_apply);
+    cn_output_row(s->output, n_pending, row, &bans_apply);
     uint32_t index = 0;
     for (uint32_t b = 0; bans_apply && b < s->request->n_bans; b++) {
         CN_ASSERT(cn_batch_try_add_ban(e->batch, s->request->bans[b], &index));
@@ -133,83 +146,97 @@ static cn_status copy_forked(cn_engine *e, const cn_plan *plan)
     return e->backend->copy_blocks(e->backend->stream(e->backend, 0), &args);
 }
 
-static cn_status launch(cn_engine *e, const cn_plan *plan)
+/* Reads the step's tokens back behind it in the stream; collect() waits for the fence. */
+static cn_status read_back(cn_engine *e, cn_flight *f)
 {
-    cn_stream *stream = e->backend->stream(e->backend, 0);
-    cn_batch_build(e->batch, plan);
-    uint32_t n_rows = cn_batch_n_logit_rows(e->batch);
-    for (uint32_t i = 0; i < n_rows; i++) CN_TRY(fill_sample_row(e, i));
-    CN_TRY(cn_batch_upload(e->batch, stream));
-    float *logits = NULL;
-    CN_TRY(cn_model_forward(e->model, stream, cn_batch_device_view(e->batch), &e->pools,
-                            cn_batch_logit_rows(e->batch), n_rows, &logits));
-    CN_TRY(copy_forked(e, plan));
-    if (n_rows == 0) return CN_OK;
+    cn_backend *be = e->backend;
+    cn_stream *stream = be->stream(be, 0);
+    CN_TRY(be->mem_read(stream, f->host_tokens, f->tokens, f->n_rows * sizeof *f->tokens));
+    if (f->logprobs) {
+        CN_TRY(be->mem_read(stream, f->host_logprobs, f->token_logprobs,
+                            f->n_rows * sizeof *f->token_logprobs));
+        CN_TRY(be->mem_read(stream, f->host_top, f->top,
+                            f->n_rows * CN_MAX_LOGPROBS * sizeof *f->top));
+    }
+    return be->fence_record(f->fence, stream);
+}
+
+static cn_status sample(cn_engine *e, cn_flight *f, float *logits)
+{
     cn_sample_args args = {
         .logits = logits,
-        .n_rows = n_rows,
+        .n_rows = f->n_rows,
         .vocab = e->model_config.vocab,
         .rows = cn_batch_sample_rows(e->batch),
         .bans = cn_batch_bans(e->batch),
         .biases = cn_batch_biases(e->batch),
         .counts = e->counts,
-        .tokens = e->sampled,
-        .token_logprobs = e->sampled_logprobs,
-        .top = e->sampled_top,
+        .prev_tokens = last_tokens(e),
+        .tokens = f->tokens,
+        .token_logprobs = f->token_logprobs,
+        .top = f->top,
         .scratch = e->sample_scratch,
         .scratch_bytes = e->sample_scratch_bytes,
     };
-    return e->backend->sample(stream, &args);
+    return e->backend->sample(e->backend->stream(e->backend, 0), &args);
+}
+
+static cn_status launch(cn_engine *e, const cn_plan *plan)
+{
+    cn_stream *stream = e->backend->stream(e->backend, 0);
+    cn_flight *f = &e->flights[e->flight_tail % CN_FLIGHTS];
+    cn_batch_build(e->batch, plan);
+    f->n_rows = cn_batch_n_logit_rows(e->batch);
+    f->logprobs = false;
+    for (uint32_t i = 0; i < f->n_rows; i++) {
+        CN_TRY(fill_sample_row(e, i));
+        f->seqs[i] = cn_batch_logit_seq(e->batch, i);
+        cn_sample *s = f->seqs[i]->user;
+        s->n_in_flight++;
+        f->logprobs |= s->request->sampling.logprobs >= 0;
+    }
+    CN_TRY(cn_batch_upload(e->batch, stream, last_tokens(e)));
+    float *logits = NULL;
+    CN_TRY(cn_model_forward(e->model, stream, cn_batch_device_view(e->batch), &e->pools,
+                            cn_batch_logit_rows(e->batch), f->n_rows, &logits));
+    CN_TRY(copy_forked(e, plan));
+    if (f->n_rows > 0) CN_TRY(sample(e, f, logits));
+    CN_TRY(read_back(e, f));
+    e->flight_tail++;
+    return CN_OK;
 }
 
 /* ---- collect ---- */
 
-static void token_logprobs(const cn_engine *e, uint32_t i, const cn_sampling *p,
-                           cn_token_logprobs *out)
+static void take_token(cn_engine *e, const cn_flight *f, uint32_t i)
 {
-    out->chosen = (cn_logprob){e->host_sampled[i], e->host_logprobs[i]};
-    out->top = e->host_top + (size_t)i * CN_MAX_LOGPROBS;
-    out->n_top = cn_min_u32((uint32_t)p->logprobs, e->model_config.vocab);
-}
-
-static cn_status read_samples(cn_engine *e, uint32_t n_rows)
-{
-    cn_backend *be = e->backend;
-    cn_stream *stream = be->stream(be, 0);
-    bool logprobs = false;
-    for (uint32_t i = 0; i < n_rows && !logprobs; i++) {
-        const cn_sample *s = cn_batch_logit_seq(e->batch, i)->user;
-        logprobs = s->request->sampling.logprobs >= 0;
-    }
-    CN_TRY(be->mem_read(stream, e->host_sampled, e->sampled, n_rows * sizeof *e->sampled));
-    if (logprobs) {
-        CN_TRY(be->mem_read(stream, e->host_logprobs, e->sampled_logprobs,
-                            n_rows * sizeof *e->sampled_logprobs));
-        CN_TRY(be->mem_read(stream, e->host_top, e->sampled_top,
-                            n_rows * CN_MAX_LOGPROBS * sizeof *e->sampled_top));
-    }
-    return be->stream_sync(stream);
+    cn_seq *seq = f->seqs[i];
+    cn_sample *s = seq->user;
+    uint32_t token = f->host_tokens[i];
+    cn_scheduler_append(e->scheduler, seq, token);
+    if (s->done) return; /* it ended while the step was under way */
+    e->stats.generation_tokens++;
+    int32_t n_logprobs = s->request->sampling.logprobs;
+    cn_token_logprobs lp = {
+        .chosen = {token, f->host_logprobs[i]},
+        .top = f->host_top + (size_t)i * CN_MAX_LOGPROBS,
+        .n_top = n_logprobs < 0 ? 0 : cn_min_u32((uint32_t)n_logprobs, e->model_config.vocab),
+    };
+    cn_finish finish = CN_FINISH_NONE;
+    cn_status status = cn_output_push(s->output, token, n_logprobs < 0 ? NULL : &lp, &finish);
+    bool failed = status != CN_OK;
+    cn_engine_deliver(e, s, failed ? CN_FINISH_ERROR : finish, failed ? cn_last_error() : NULL);
 }
 
 static cn_status collect(cn_engine *e)
 {
-    uint32_t n_rows = cn_batch_n_logit_rows(e->batch);
-    if (n_rows == 0) return CN_OK;
-    CN_TRY(read_samples(e, n_rows));
-    for (uint32_t i = 0; i < n_rows; i++) {
-        cn_seq *seq = cn_batch_logit_seq(e->batch, i);
-        cn_sample *s = seq->user;
-        const cn_sampling *p = &s->request->sampling;
-        cn_token_logprobs lp;
-        if (p->logprobs >= 0) token_logprobs(e, i, p, &lp);
-        cn_scheduler_append(e->scheduler, seq, e->host_sampled[i]);
-        e->stats.generation_tokens++;
-        cn_finish finish = CN_FINISH_NONE;
-        cn_status status = cn_output_push(s->output, e->host_sampled[i],
-                                          p->logprobs >= 0 ? &lp : NULL, &finish);
-        bool failed = status != CN_OK;
-        cn_engine_deliver(e, s, failed ? CN_FINISH_ERROR : finish,
-                          failed ? cn_last_error() : NULL);
+    cn_flight *f = &e->flights[e->flight_head % CN_FLIGHTS];
+    CN_TRY(e->backend->fence_sync(f->fence));
+    e->flight_head++;
+    for (uint32_t i = 0; i < f->n_rows; i++) {
+        cn_sample *s = f->seqs[i]->user;
+        take_token(e, f, i);
+        cn_engine_land_sample(e, s);
     }
     return CN_OK;
 }
@@ -232,8 +259,12 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
     }
     if (plan.n_rows > 0) {
         CN_TRY(launch(e, &plan));
-        CN_TRY(collect(e));
         e->stats.steps++;
+    }
+    if (n_flights(e) > (plan.n_rows > 0 ? e->max_in_flight : 0)) {
+        CN_TRY(collect(e));
+    } else if (plan.n_rows > 0) {
+        return CN_OK;
     } else if (oldest_events(e)) {
         CN_TRY(wait_events(e)); /* nothing can run before one of them commits */
     } else {

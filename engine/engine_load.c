@@ -132,35 +132,44 @@ static cn_status make_batch(cn_engine *e, const cn_memory_plan *plan)
     return cn_batch_create(&e->batch, e->backend, &o);
 }
 
-static cn_status device_array(cn_engine *e, size_t n, size_t size, void **out)
+/* Where a step leaves its tokens, on the device and on the host. */
+static cn_status take_flight_memory(cn_engine *e, cn_flight *f)
 {
-    return e->backend->mem_alloc(e->backend, n * size, out);
+    cn_backend *be = e->backend;
+    size_t n = e->config->max_num_seqs;
+    struct {
+        size_t bytes;
+        void **device, **host;
+    } const arrays[] = {
+        {n * sizeof *f->tokens, (void **)&f->tokens, (void **)&f->host_tokens},
+        {n * sizeof *f->token_logprobs, (void **)&f->token_logprobs, (void **)&f->host_logprobs},
+        {n * CN_MAX_LOGPROBS * sizeof *f->top, (void **)&f->top, (void **)&f->host_top},
+    };
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+        CN_TRY(be->mem_alloc(be, arrays[i].bytes, arrays[i].device));
+        CN_TRY(be->host_alloc(be, arrays[i].bytes, arrays[i].host));
+    }
+    f->seqs = cn_calloc(n, sizeof(cn_seq *));
+    if (!f->seqs) return cn_fail(CN_ERR_MEMORY, "out of host memory for %zu samples", n);
+    return be->fence_create(be, &f->fence);
 }
 
-/* Where sampling leaves its results, on the device and on the host. */
 static cn_status take_sampling_memory(cn_engine *e)
 {
-    size_t n = e->config->max_num_seqs;
-    void *counts = NULL, *sampled = NULL, *logprobs = NULL, *top = NULL, *tokens = NULL;
-    CN_TRY(device_array(e, n * e->model_config.vocab, sizeof *e->counts, &counts));
+    cn_backend *be = e->backend;
+    size_t n = e->config->max_num_seqs, vocab = e->model_config.vocab;
+    void *counts = NULL, *tokens = NULL;
+    CN_TRY(be->mem_alloc(be, n * vocab * sizeof *e->counts, &counts));
     e->counts = counts;
-    CN_TRY(device_array(e, n, sizeof *e->sampled, &sampled));
-    e->sampled = sampled;
-    CN_TRY(device_array(e, n, sizeof *e->sampled_logprobs, &logprobs));
-    e->sampled_logprobs = logprobs;
-    CN_TRY(device_array(e, n * CN_MAX_LOGPROBS, sizeof *e->sampled_top, &top));
-    e->sampled_top = top;
-    CN_TRY(device_array(e, e->max_model_len, sizeof *e->count_tokens, &tokens));
+    CN_TRY(be->mem_alloc(be, e->max_model_len * sizeof *e->count_tokens, &tokens));
     e->count_tokens = tokens;
-    e->sample_scratch_bytes =
-        e->backend->sample_scratch_bytes(e->backend, (uint32_t)n, e->model_config.vocab);
-    CN_TRY(device_array(e, e->sample_scratch_bytes, 1, &e->sample_scratch));
-    e->host_sampled = cn_calloc(n, sizeof *e->host_sampled);
-    e->host_logprobs = cn_calloc(n, sizeof *e->host_logprobs);
-    e->host_top = cn_calloc(n * CN_MAX_LOGPROBS, sizeof *e->host_top);
+    e->sample_scratch_bytes = be->sample_scratch_bytes(be, (uint32_t)n, (uint32_t)vocab);
+    CN_TRY(be->mem_alloc(be, e->sample_scratch_bytes, &e->sample_scratch));
     e->count_owner = cn_calloc(n, sizeof *e->count_owner);
-    if (!e->host_sampled || !e->host_logprobs || !e->host_top || !e->count_owner)
-        return cn_fail(CN_ERR_MEMORY, "out of host memory for %zu samples", n);
+    if (!e->count_owner) return cn_fail(CN_ERR_MEMORY, "out of host memory for %zu samples", n);
+    cn_opt_async choice = e->config->async_scheduling;
+    e->max_in_flight = choice == CN_OPT_ASYNC_ON || (choice == CN_OPT_ASYNC_AUTO && be->async);
+    for (uint32_t i = 0; i < CN_FLIGHTS; i++) CN_TRY(take_flight_memory(e, &e->flights[i]));
     return CN_OK;
 }
 
@@ -212,15 +221,26 @@ cn_status cn_engine_create(cn_engine **out, const cn_config *c)
     return CN_OK;
 }
 
+static void free_flight(cn_backend *be, cn_flight *f)
+{
+    void *const device[] = {f->tokens, f->token_logprobs, f->top};
+    void *const host[] = {f->host_tokens, f->host_logprobs, f->host_top};
+    for (size_t i = 0; i < sizeof device / sizeof *device; i++) {
+        if (device[i]) be->mem_free(be, device[i]);
+        if (host[i]) be->host_free(be, host[i]);
+    }
+    if (f->fence) be->fence_free(f->fence);
+    cn_free(f->seqs);
+}
+
 static void free_device_memory(cn_engine *e)
 {
     cn_backend *be = e->backend;
-    void *const arrays[] = {e->pools.kv,  e->pools.q_window,   e->pools.score,
-                            e->counts,    e->sampled,          e->sampled_logprobs,
-                            e->sampled_top, e->count_tokens,   e->sample_scratch,
-                            e->compress_scratch};
+    void *const arrays[] = {e->pools.kv,     e->pools.q_window, e->pools.score,   e->counts,
+                            e->count_tokens, e->sample_scratch, e->compress_scratch};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         if (arrays[i]) be->mem_free(be, arrays[i]);
+    for (uint32_t i = 0; i < CN_FLIGHTS; i++) free_flight(be, &e->flights[i]);
     if (e->step_fence) be->fence_free(e->step_fence);
     for (uint32_t i = 0; i < CN_EVENT_BATCHES; i++)
         if (e->event_batches[i].fence) be->fence_free(e->event_batches[i].fence);
@@ -229,7 +249,8 @@ static void free_device_memory(cn_engine *e)
 void cn_engine_free(cn_engine *e)
 {
     if (!e) return;
-    if (e->backend) e->backend->stream_sync(e->backend->stream(e->backend, 1));
+    for (uint32_t i = 0; e->backend && i < 2; i++)
+        e->backend->stream_sync(e->backend->stream(e->backend, i));
     while (e->first) cn_engine_drop_request(e, e->first);
     cn_batch_free(e->batch);
     cn_scheduler_free(e->scheduler);
@@ -241,9 +262,6 @@ void cn_engine_free(cn_engine *e)
         cn_free(e->event_batches[i].events);
         cn_free(e->event_batches[i].reqs);
     }
-    cn_free(e->host_sampled);
-    cn_free(e->host_logprobs);
-    cn_free(e->host_top);
     cn_free(e->count_owner);
     cn_chat_template_free(e->chat);
     cn_tokenizer_free(e->tokenizer);

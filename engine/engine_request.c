@@ -254,25 +254,41 @@ static void usage_of(const cn_sample *s, cn_usage *u)
     cn_output_usage(s->output, u);
 }
 
+/* The scheduler takes back what the sample holds at once: work enqueued later is behind the step
+ * that may still write there. The sequence itself stays while that step's tokens are unread. */
 static void end_sample(cn_engine *e, cn_sample *s)
 {
     if (s->count_slot >= 0) e->count_owner[s->count_slot] = NULL;
     s->count_slot = -1;
     s->done = true;
     cn_scheduler_finish(e->scheduler, s->seq);
-    cn_scheduler_release(e->scheduler, s->seq);
-    s->seq = NULL;
     s->request->n_live--;
 }
 
 void cn_engine_drop_request(cn_engine *e, cn_engine_request *r)
 {
-    for (uint32_t i = 0; i < r->n_samples; i++)
+    for (uint32_t i = 0; i < r->n_samples; i++) {
         if (!r->samples[i].done) end_sample(e, &r->samples[i]);
+        cn_scheduler_release(e->scheduler, r->samples[i].seq);
+    }
     *(r->prev ? &r->prev->next : &e->first) = r->next;
     *(r->next ? &r->next->prev : &e->last) = r->prev;
     e->n_requests--;
     free_request(r);
+}
+
+/* A request goes when all its samples have ended and no launched step refers to one. */
+static void drop_if_over(cn_engine *e, cn_engine_request *r)
+{
+    uint32_t n_in_flight = 0;
+    for (uint32_t i = 0; i < r->n_samples; i++) n_in_flight += r->samples[i].n_in_flight;
+    if (r->n_live == 0 && n_in_flight == 0) cn_engine_drop_request(e, r);
+}
+
+void cn_engine_land_sample(cn_engine *e, cn_sample *sample)
+{
+    sample->n_in_flight--;
+    drop_if_over(e, sample->request);
 }
 
 /* Hands over what the sample has to say; ends it unless finish is CN_FINISH_NONE. The callback may
@@ -291,10 +307,8 @@ void cn_engine_deliver(cn_engine *e, cn_sample *sample, cn_finish finish, const 
     cn_output_take(sample->output, finish, &ev);
     ev.finish = finish;
     if (ev.n_tokens == 0 && finish == CN_FINISH_NONE) return;
+    if (ev.last) e->stats.requests_done++;
     r->fn(r->user, &ev);
-    if (!ev.last) return;
-    e->stats.requests_done++;
-    cn_engine_drop_request(e, r);
 }
 
 void cn_engine_cancel(cn_engine *e, uint64_t request)
@@ -308,12 +322,9 @@ void cn_engine_sweep_cancelled(cn_engine *e)
     for (cn_engine_request *r = e->first, *next; r; r = next) {
         next = r->next; /* a callback may append requests, never remove one */
         if (!r->cancelled) continue;
-        uint32_t n = r->n_samples;
-        for (uint32_t i = 0; i < n; i++) {
-            bool last_live = r->n_live == 1;
-            if (r->samples[i].done) continue;
-            cn_engine_deliver(e, &r->samples[i], CN_FINISH_CANCELLED, NULL);
-            if (last_live) break; /* r is gone */
-        }
+        for (uint32_t i = 0; i < r->n_samples; i++)
+            if (!r->samples[i].done)
+                cn_engine_deliver(e, &r->samples[i], CN_FINISH_CANCELLED, NULL);
+        drop_if_over(e, r);
     }
 }

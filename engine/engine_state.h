@@ -21,6 +21,7 @@ typedef struct cn_sample {
     cn_output *output;
     uint64_t seed;
     int32_t count_slot; /* row of the penalty counts, or -1 */
+    uint32_t n_in_flight; /* launched steps that will bring it a token */
     bool done;
 } cn_sample;
 
@@ -48,6 +49,25 @@ typedef struct cn_event_batch {
 
 enum { CN_EVENT_BATCHES = 16 };
 
+/* A launched step until its tokens are read. With asynchronous scheduling the next one is launched
+ * before that; so there are two, used in turn, and a device array of one is never written while
+ * the host or the next step reads it. */
+typedef struct cn_flight {
+    cn_fence *fence;
+    cn_seq **seqs; /* [max_num_seqs] of each row */
+    uint32_t n_rows;
+    bool logprobs; /* some row wants them */
+    /* device, and their host copies; [max_num_seqs] rows */
+    uint32_t *tokens;
+    float *token_logprobs;
+    cn_logprob *top; /* [max_num_seqs, CN_MAX_LOGPROBS] */
+    uint32_t *host_tokens;
+    float *host_logprobs;
+    cn_logprob *host_top;
+} cn_flight;
+
+enum { CN_FLIGHTS = 2 };
+
 struct cn_engine {
     cn_config *config; /* a copy */
     cn_model_config model_config;
@@ -68,16 +88,12 @@ struct cn_engine {
     cn_scheduler *scheduler;
     cn_batch *batch;
 
-    /* device results of sampling, and their host copies; [max_num_seqs] rows */
-    uint16_t *counts; /* [max_num_seqs, V] */
+    uint16_t *counts; /* device, [max_num_seqs, V] */
     void *sample_scratch;
     size_t sample_scratch_bytes;
-    uint32_t *sampled;
-    float *sampled_logprobs;
-    cn_logprob *sampled_top;
-    uint32_t *host_sampled;
-    float *host_logprobs;
-    cn_logprob *host_top;
+    cn_flight flights[CN_FLIGHTS];
+    uint32_t flight_head, flight_tail; /* oldest in flight, next to launch */
+    uint32_t max_in_flight;            /* left unread when a step returns: 0 or 1 */
     uint32_t *count_tokens; /* device, [max_model_len]: a history to recount */
     cn_sample **count_owner; /* [max_num_seqs] */
 
@@ -98,6 +114,8 @@ struct cn_engine {
 /* engine_request.c */
 void cn_engine_deliver(cn_engine *e, cn_sample *sample, cn_finish finish, const char *error);
 void cn_engine_sweep_cancelled(cn_engine *e);
+/* A flight has landed: one fewer refers to the sample, which may now go. */
+void cn_engine_land_sample(cn_engine *e, cn_sample *sample);
 void cn_engine_drop_request(cn_engine *e, cn_engine_request *r);
 
 #endif

@@ -185,6 +185,8 @@ static cn_status embed(const pass *p)
     cn_embed_args a = {.out = at(m, m->ws.residual),
                        .table = weight(m, CN_W_EMBED, 0),
                        .tokens = p->batch->tokens,
+                       .sampled_row = p->batch->sampled_row,
+                       .sampled = p->batch->sampled,
                        .n_tokens = p->batch->n_tokens,
                        .hidden = m->cfg.hidden,
                        .vocab = m->cfg.vocab};

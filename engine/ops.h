@@ -33,6 +33,11 @@ typedef struct cn_fence cn_fence;   /* a point in a stream; reusable */
 typedef struct cn_batch_view {
     uint32_t n_tokens, n_seqs, n_decode;
     const uint32_t *tokens;    /* [T] ids */
+    /* A device runs a step before the host has read the last one's tokens: where sampled_row[t] >=
+     * 0 the id is sampled[sampled_row[t]], not tokens[t]. [T], and the last step's sample output;
+     * both NULL when all ids are known. */
+    const int32_t *sampled_row;
+    const uint32_t *sampled;
     const uint32_t *positions; /* [T] logical position: RoPE and the query ring use it */
     const uint32_t *kv_slots;  /* [T] block * block_tokens + slot where K and V are stored */
     const int32_t *q_rows;     /* [T] query slot * window + ring row, or -1: not observed */
@@ -43,11 +48,13 @@ typedef struct cn_batch_view {
     uint32_t max_q, max_kv; /* host knowledge of the largest n_q and kv_len */
 } cn_batch_view;
 
-/* out[T,h] = table[tokens[T], h] */
+/* out[T,h] = table[id[T], h], the ids as the batch view has them. */
 typedef struct cn_embed_args {
     void *out;
     const void *table; /* [V,h] weight dtype */
     const uint32_t *tokens;
+    const int32_t *sampled_row; /* as in cn_batch_view; may be NULL */
+    const uint32_t *sampled;
     uint32_t n_tokens, hidden, vocab;
 } cn_embed_args;
 
@@ -140,7 +147,9 @@ typedef struct cn_sample_row {
     int32_t top_k; /* <= 0: off */
     float presence_penalty, frequency_penalty, repetition_penalty;
     int32_t count_slot; /* row of counts, or -1: no penalties */
-    int32_t force_token; /* >= 0: take this token whatever the logits */
+    /* >= 0: take this token whatever the logits, unless the sequence's last token was it already;
+     * that one is prev_tokens[prev_row] where prev_row >= 0, else known not to be. */
+    int32_t force_token, prev_row;
     int32_t n_logprobs;  /* -1: none; 0: of the chosen one only; else the min(n_logprobs, V) best */
     uint32_t ban_start, n_ban;   /* into bans[] */
     uint32_t bias_start, n_bias; /* into biases[] */
@@ -155,6 +164,7 @@ typedef struct cn_sample_args {
     /* Token counts of penalised requests: low 15 bits = times in the output (saturating), high bit
      * = in the prompt. [n_count_slots, V]; the op adds the sampled token. */
     uint16_t *counts;
+    const uint32_t *prev_tokens; /* the last step's `tokens`; NULL when no row has a prev_row */
     uint32_t *tokens;      /* [n_rows] out */
     float *token_logprobs; /* [n_rows] out, rows with n_logprobs >= 0 */
     cn_logprob *top;       /* [n_rows, CN_MAX_LOGPROBS] out, best first, ties: lower id */
@@ -222,12 +232,19 @@ struct cn_backend {
     cn_dtype weight_dtype; /* what mem holds for weights */
     cn_dtype act_dtype;
     cn_dtype kv_dtype;
-    void *ctx; /* the backend's own */
+    bool async; /* ops return before they have run */
+    void *ctx;  /* the backend's own */
 
     void (*close)(cn_backend *be);
     /* Device memory, zeroed. Taken at start only. */
     cn_status (*mem_alloc)(cn_backend *be, size_t bytes, void **out);
     void (*mem_free)(cn_backend *be, void *p);
+    /* Host memory, zeroed, that the device reads and writes directly. Taken at start only. */
+    cn_status (*host_alloc)(cn_backend *be, size_t bytes, void **out);
+    void (*host_free)(cn_backend *be, void *p);
+    /* On stream 0 `host` may change as soon as mem_write returns; on stream 1 once the stream has
+     * run it. mem_read has filled `host` once the stream has run it; when `host` is not memory of
+     * host_alloc the call may wait for that. */
     cn_status (*mem_write)(cn_stream *s, void *dst, const void *host, size_t bytes);
     cn_status (*mem_read)(cn_stream *s, void *host, const void *src, size_t bytes);
 
@@ -239,6 +256,7 @@ struct cn_backend {
     cn_status (*fence_record)(cn_fence *f, cn_stream *s);
     cn_status (*fence_wait)(cn_stream *s, cn_fence *f); /* the stream waits, not the host */
     cn_status (*fence_done)(cn_fence *f, bool *done);   /* poll; an error of the work shows here */
+    cn_status (*fence_sync)(cn_fence *f);               /* the host waits */
 
     cn_status (*embed)(cn_stream *s, const cn_embed_args *a);
     cn_status (*rmsnorm)(cn_stream *s, const cn_rmsnorm_args *a);

@@ -75,6 +75,8 @@ static const cn_option options[] = {
         .help = "split long prompts over several steps, beside running outputs"),
     ROW(ENGINE, "scheduling-policy", ENUM, scheduling_policy, "fcfs", .values = "fcfs|priority",
         .help = "order inside a class: arrival, or the request's priority, lower first"),
+    ROW(ENGINE, "async-scheduling", ENUM, async_scheduling, "auto", .values = "auto|on|off",
+        .help = "launch a step before the last one's tokens are read; auto: on a GPU"),
     ROW(ENGINE, "max-queue", U32, max_queue, "4096", .min = 1, .max = 16777216,
         .help = "most requests that wait; one more is refused as busy"),
 

@@ -38,6 +38,7 @@ typedef enum cn_opt_reasoning_parser {
     CN_OPT_REASONING_DEEPSEEK_R1
 } cn_opt_reasoning_parser;
 typedef enum cn_opt_device { CN_OPT_DEVICE_AUTO, CN_OPT_DEVICE_CPU } cn_opt_device;
+typedef enum cn_opt_async { CN_OPT_ASYNC_AUTO, CN_OPT_ASYNC_ON, CN_OPT_ASYNC_OFF } cn_opt_async;
 typedef enum cn_opt_scheduling {
     CN_OPT_SCHEDULING_FCFS,
     CN_OPT_SCHEDULING_PRIORITY
@@ -104,6 +105,7 @@ struct cn_config {
     bool enable_prefix_caching;
     bool enable_chunked_prefill;
     cn_opt_scheduling scheduling_policy;
+    cn_opt_async async_scheduling;
     uint32_t max_queue; /* requests waiting; beyond it a submit is CN_ERR_BUSY */
 
     /* kv: what a request gets when its own kv object says nothing */

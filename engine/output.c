@@ -249,10 +249,10 @@ cn_status cn_output_push(cn_output *o, uint32_t token, const cn_token_logprobs *
     return CN_OK;
 }
 
-void cn_output_row(const cn_output *o, cn_sample_row *row, bool *bans_apply)
+void cn_output_row(const cn_output *o, uint32_t n_pending, cn_sample_row *row, bool *bans_apply)
 {
-    row->force_token = cn_reasoning_force(&o->reasoning);
-    *bans_apply = cn_stop_bans_apply(o->stop);
+    row->force_token = cn_reasoning_force(&o->reasoning, n_pending);
+    *bans_apply = cn_stop_bans_apply(o->stop, n_pending);
 }
 
 /* ---- delivery ---- */

@@ -31,9 +31,11 @@ typedef struct cn_output_opts {
 cn_status cn_output_create(cn_output **out, const cn_output_opts *o);
 void cn_output_free(cn_output *o); /* NULL is fine */
 
-/* What the output so far asks of the next token: row->force_token, and whether EOS and stop tokens
- * are banned. Exact only when every token sampled has been pushed. */
-void cn_output_row(const cn_output *o, cn_sample_row *row, bool *bans_apply);
+/* What the output so far asks of the token after the next n_pending ones, which are sampled but
+ * not yet pushed: row->force_token, and whether EOS and stop tokens are banned. With tokens pending
+ * a thinking budget counts them as reasoning: the sample op itself sees whether the last of them
+ * ended it (cn_sample_row.prev_row). */
+void cn_output_row(const cn_output *o, uint32_t n_pending, cn_sample_row *row, bool *bans_apply);
 
 /* Takes one sampled token. *finish is CN_FINISH_NONE while the sample goes on; no token may be
  * pushed after another value. `lp` is needed when logprobs were asked for, else ignored. */

@@ -49,11 +49,13 @@ void cn_reasoning_init(cn_reasoning *r, const cn_output_reasoning *rules, int32_
     r->phase = endless ? CN_REASONING_INSIDE : first_phase(rules, prompt, n_prompt);
 }
 
-static bool spent(const cn_reasoning *r)
+static bool spent_after(const cn_reasoning *r, uint32_t n_pending)
 {
     return r->phase == CN_REASONING_INSIDE && r->budget >= 0 &&
-           r->n_tokens >= (uint32_t)r->budget;
+           r->n_tokens + n_pending >= (uint32_t)r->budget;
 }
+
+static bool spent(const cn_reasoning *r) { return spent_after(r, 0); }
 
 cn_reasoning_part cn_reasoning_push(cn_reasoning *r, uint32_t token)
 {
@@ -74,9 +76,9 @@ cn_reasoning_part cn_reasoning_push(cn_reasoning *r, uint32_t token)
     return CN_REASONING_TEXT;
 }
 
-int32_t cn_reasoning_force(const cn_reasoning *r)
+int32_t cn_reasoning_force(const cn_reasoning *r, uint32_t n_pending)
 {
-    return spent(r) ? (int32_t)r->rules.close_id : -1;
+    return spent_after(r, n_pending) ? (int32_t)r->rules.close_id : -1;
 }
 
 bool cn_reasoning_exhausted(const cn_reasoning *r) { return spent(r) && r->rules.close_id < 0; }

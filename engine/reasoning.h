@@ -57,8 +57,8 @@ typedef enum cn_reasoning_part {
 /* Takes in one output token. */
 cn_reasoning_part cn_reasoning_push(cn_reasoning *r, uint32_t token);
 
-/* The token that must come next, or -1. */
-int32_t cn_reasoning_force(const cn_reasoning *r);
+/* The token that must come after n_pending more, all of them reasoning, or -1. */
+int32_t cn_reasoning_force(const cn_reasoning *r, uint32_t n_pending);
 
 /* Whether the budget is spent and there is no tag to end the reasoning with. */
 bool cn_reasoning_exhausted(const cn_reasoning *r);

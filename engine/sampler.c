@@ -175,5 +175,6 @@ void cn_sampling_row(const cn_sampling *p, cn_sample_row *row)
     row->frequency_penalty = p->frequency_penalty;
     row->repetition_penalty = p->repetition_penalty;
     row->force_token = -1;
+    row->prev_row = -1;
     row->n_logprobs = p->logprobs;
 }

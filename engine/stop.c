@@ -152,7 +152,10 @@ cn_finish cn_stop_push_token(cn_stop *s, uint32_t token)
 
 uint32_t cn_stop_n_output(const cn_stop *s) { return s->n_output; }
 int64_t cn_stop_token(const cn_stop *s) { return s->stop_token; }
-bool cn_stop_bans_apply(const cn_stop *s) { return s->n_output < s->min_tokens; }
+bool cn_stop_bans_apply(const cn_stop *s, uint32_t n_pending)
+{
+    return s->n_output + n_pending < s->min_tokens;
+}
 
 /* ---- text ---- */
 

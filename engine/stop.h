@@ -29,8 +29,9 @@ cn_finish cn_stop_push_token(cn_stop *s, uint32_t token);
 uint32_t cn_stop_n_output(const cn_stop *s);
 /* The stop_token_ids entry that ended the sample, or -1. */
 int64_t cn_stop_token(const cn_stop *s);
-/* Whether EOS and stop tokens are barred from being the next token: below min_tokens. */
-bool cn_stop_bans_apply(const cn_stop *s);
+/* Whether EOS and stop tokens are barred from being the token after n_pending more: below
+ * min_tokens. */
+bool cn_stop_bans_apply(const cn_stop *s, uint32_t n_pending);
 
 typedef struct cn_stop_match {
     size_t end;       /* bytes of the pushed text up to the end of the stop string */

@@ -33,6 +33,7 @@ typedef struct cn_seq {
     uint32_t *tokens;   /* [max_tokens] prompt, then output; tokens[0..n_tokens) are known */
     uint32_t n_prompt, n_tokens;
     uint32_t n_pending; /* sampled on the device, not yet read: at positions n_tokens.. */
+    uint32_t sampled_row; /* the row of the last step's sample op that holds the latest of them */
     uint32_t max_tokens; /* prompt and output together: never more */
     uint32_t n_computed; /* positions whose KV the device has or will have after the plan */
     uint32_t n_resident; /* slots in use; == n_computed until the first compression */

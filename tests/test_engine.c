@@ -115,6 +115,48 @@ static void threads_change_nothing(void **state)
     assert_same_as_default((const char *[]){"threads", "1", NULL});
 }
 
+static void asynchronous_scheduling_changes_nothing(void **state)
+{
+    (void)state;
+    assert_same_as_default((const char *[]){"async-scheduling", "on", NULL});
+    assert_same_as_default((const char *[]){"async-scheduling", "on", "num-gpu-blocks-override",
+                                            "64", "block-size", "16", "max-model-len", "768",
+                                            NULL});
+}
+
+/* Penalties, min_tokens and the thinking budget act on tokens that the host has not read. */
+static void asynchronous_sampling_rules_are_the_same(void **state)
+{
+    (void)state;
+    run r[2];
+    for (uint32_t async = 0; async < 2; async++) {
+        run_open(&r[async], (const char *[]){"async-scheduling", async ? "on" : "off", NULL});
+        for (uint32_t i = 0; i < N_PROMPTS; i++) {
+            cn_message m;
+            cn_request_params p = run_params(&r[async], prompts[i], &m, 64);
+            p.sampling.temperature = 3.0f;
+            p.sampling.has_seed = true;
+            p.sampling.seed = i;
+            p.sampling.frequency_penalty = 0.5f;
+            p.sampling.repetition_penalty = 1.2f;
+            p.sampling.min_tokens = 40;
+            p.sampling.thinking_token_budget = i % 2 ? 10 : -1;
+            p.sampling.logprobs = 3;
+            run_submit(&r[async], &p);
+        }
+        run_finish(&r[async]);
+    }
+    for (uint32_t i = 0; i < N_PROMPTS; i++) {
+        run_assert_same(&r[0], i, &r[1], i, 0);
+        assert_true(r[1].samples[i][0].n_tokens >= 40);
+        assert_int_equal(r[0].samples[i][0].usage.reasoning_tokens,
+                         r[1].samples[i][0].usage.reasoning_tokens);
+    }
+    assert_true(r[1].samples[1][0].usage.thinking_truncated);
+    run_close(&r[0]);
+    run_close(&r[1]);
+}
+
 static void preemption_changes_nothing(void **state)
 {
     (void)state;
@@ -245,6 +287,8 @@ int main(void)
         cmocka_unit_test(chunked_prefill_equals_whole),
         cmocka_unit_test(block_size_changes_nothing),
         cmocka_unit_test(threads_change_nothing),
+        cmocka_unit_test(asynchronous_scheduling_changes_nothing),
+        cmocka_unit_test(asynchronous_sampling_rules_are_the_same),
         cmocka_unit_test(preemption_changes_nothing),
         cmocka_unit_test(prefix_cache_changes_nothing_and_hits),
         cmocka_unit_test(a_seed_decides_whatever_the_company),

@@ -97,6 +97,14 @@ static void synchronous_gives_the_same_tokens(void **state)
     close_run(r);
 }
 
+static void asynchronous_scheduling_gives_the_same_tokens(void **state)
+{
+    (void)state;
+    run *r = run_policies((const char *[]){"async-scheduling", "on", NULL}, zip_only, 1);
+    assert_same(r);
+    close_run(r);
+}
+
 static void alone_gives_the_same_tokens(void **state)
 {
     (void)state;
@@ -215,6 +223,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_cap_holds_and_usage_says_so),
         cmocka_unit_test(synchronous_gives_the_same_tokens),
+        cmocka_unit_test(asynchronous_scheduling_gives_the_same_tokens),
         cmocka_unit_test(alone_gives_the_same_tokens),
         cmocka_unit_test(constrained_scheduling_gives_the_same_tokens),
         cmocka_unit_test(little_memory_gives_the_same_tokens),

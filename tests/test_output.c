@@ -375,12 +375,12 @@ static void the_budget_shows_in_row_and_usage(void **state)
     cn_sample_row row = {0};
     cn_finish finish;
     bool bans_apply;
-    cn_output_row(out, &row, &bans_apply);
+    cn_output_row(out, 0, &row, &bans_apply);
     assert_true(bans_apply);
     assert_int_equal(row.force_token, -1);
     assert_int_equal(cn_output_push(out, OPEN, NULL, &finish), CN_OK);
     assert_int_equal(cn_output_push(out, A, NULL, &finish), CN_OK);
-    cn_output_row(out, &row, &bans_apply);
+    cn_output_row(out, 0, &row, &bans_apply);
     assert_false(bans_apply);
     assert_int_equal(row.force_token, CLOSE);
     assert_int_equal(cn_output_push(out, CLOSE, NULL, &finish), CN_OK);
@@ -388,7 +388,7 @@ static void the_budget_shows_in_row_and_usage(void **state)
     cn_output_usage(out, &r.usage);
     assert_true(r.usage.thinking_truncated);
     assert_int_equal(r.usage.reasoning_tokens, 1);
-    cn_output_row(out, &row, &bans_apply);
+    cn_output_row(out, 0, &row, &bans_apply);
     assert_int_equal(row.force_token, -1);
     cn_output_free(out);
 }

@@ -105,19 +105,19 @@ static void a_spent_budget_forces_the_closing_tag(void **state)
 {
     (void)state;
     cn_reasoning r = start(CN_OPT_REASONING_NONE, 2, NULL, 0); /* without a parser too */
-    assert_int_equal(cn_reasoning_force(&r), -1);
+    assert_int_equal(cn_reasoning_force(&r, 0), -1);
     cn_reasoning_push(&r, OPEN);
     cn_reasoning_push(&r, WORD);
-    assert_int_equal(cn_reasoning_force(&r), -1);
+    assert_int_equal(cn_reasoning_force(&r, 0), -1);
     cn_reasoning_push(&r, WORD);
-    assert_int_equal(cn_reasoning_force(&r), CLOSE);
+    assert_int_equal(cn_reasoning_force(&r, 0), CLOSE);
     assert_false(cn_reasoning_exhausted(&r));
     assert_int_equal(cn_reasoning_push(&r, CLOSE), CN_REASONING_CLOSE);
     assert_true(r.truncated);
-    assert_int_equal(cn_reasoning_force(&r), -1); /* on to the answer */
+    assert_int_equal(cn_reasoning_force(&r, 0), -1); /* on to the answer */
 
     r = start(CN_OPT_REASONING_DEEPSEEK_R1, 0, NULL, 0);
-    assert_int_equal(cn_reasoning_force(&r), CLOSE); /* no reasoning at all */
+    assert_int_equal(cn_reasoning_force(&r, 0), CLOSE); /* no reasoning at all */
     r = start(CN_OPT_REASONING_QWEN3, 5, NULL, 0);
     cn_reasoning_push(&r, OPEN);
     cn_reasoning_push(&r, CLOSE); /* by itself, in time */
@@ -134,7 +134,7 @@ static void without_a_closing_tag_the_budget_exhausts(void **state)
     assert_false(cn_reasoning_exhausted(&r));
     cn_reasoning_push(&r, WORD);
     assert_true(cn_reasoning_exhausted(&r));
-    assert_int_equal(cn_reasoning_force(&r), -1);
+    assert_int_equal(cn_reasoning_force(&r, 0), -1);
     cn_reasoning_init(&r, &rules, -1, NULL, 0);
     cn_reasoning_push(&r, WORD);
     assert_int_equal(r.n_tokens, 0);

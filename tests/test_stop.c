@@ -59,12 +59,12 @@ static void min_tokens_bars_every_end_but_the_length(void **state)
     p.repetition_max_pattern_size = 1;
     p.repetition_min_count = 2;
     cn_stop *s = create(&p, 10);
-    assert_true(cn_stop_bans_apply(s));
+    assert_true(cn_stop_bans_apply(s, 0));
     assert_int_equal(cn_stop_push_token(s, 100), CN_FINISH_NONE);
     assert_int_equal(cn_stop_push_token(s, 100), CN_FINISH_NONE);
-    assert_true(cn_stop_bans_apply(s)); /* the third token may not be an EOS */
+    assert_true(cn_stop_bans_apply(s, 0)); /* the third token may not be an EOS */
     assert_int_equal(cn_stop_push_token(s, 5), CN_FINISH_NONE);
-    assert_false(cn_stop_bans_apply(s));
+    assert_false(cn_stop_bans_apply(s, 0));
     assert_int_equal(cn_stop_push_token(s, 100), CN_FINISH_STOP);
     cn_stop_free(s);
     s = create(&p, 2); /* the context may be shorter than min_tokens */

@@ -35,18 +35,24 @@ static void copy_row(float *dst, const float *src, size_t row, size_t from, uint
     memcpy(dst + row * n, src + from * n, n * sizeof *dst);
 }
 
+static uint32_t embed_id(const cn_embed_args *a, uint32_t t)
+{
+    bool sampled = a->sampled_row && a->sampled_row[t] >= 0;
+    return sampled ? a->sampled[a->sampled_row[t]] : a->tokens[t];
+}
+
 static void embed_row(const void *args, uint32_t t)
 {
     const cn_embed_args *a = args;
-    copy_row(a->out, a->table, t, a->tokens[t], a->hidden);
+    copy_row(a->out, a->table, t, embed_id(a, t), a->hidden);
 }
 
 cn_status cn_cpu_embed(cn_stream *s, const cn_embed_args *a)
 {
     for (uint32_t t = 0; t < a->n_tokens; t++)
-        if (a->tokens[t] >= a->vocab)
+        if (embed_id(a, t) >= a->vocab)
             return cn_fail(CN_ERR_SHAPE, "embed: token %u, id %u is not below the vocabulary %u", t,
-                           a->tokens[t], a->vocab);
+                           embed_id(a, t), a->vocab);
     for_rows(s, a, a->n_tokens, a->hidden, embed_row);
     return CN_OK;
 }

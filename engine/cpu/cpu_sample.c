@@ -157,12 +157,19 @@ static cn_cpu_distribution only(candidates *c, uint32_t id)
     return (cn_cpu_distribution){c->id, c->weight, 1};
 }
 
+static bool is_forced(const cn_sample_args *a, const cn_sample_row *r)
+{
+    if (r->force_token < 0) return false;
+    bool has_prev = a->prev_tokens && r->prev_row >= 0;
+    return !has_prev || a->prev_tokens[r->prev_row] != (uint32_t)r->force_token;
+}
+
 cn_cpu_distribution cn_cpu_sample_distribution(const cn_sample_args *a, uint32_t row,
                                                void *scratch)
 {
     const cn_sample_row *r = &a->rows[row];
     candidates c = carve(scratch, a->vocab);
-    if (r->force_token >= 0) return only(&c, (uint32_t)r->force_token);
+    if (is_forced(a, r)) return only(&c, (uint32_t)r->force_token);
     process_logits(a, row, c.logit);
     uint32_t best = argmax(c.logit, a->vocab);
     float max = c.logit[best];

@@ -216,3 +216,11 @@ cn_status cn_cpu_fence_done(cn_fence *f, bool *done)
     pthread_mutex_unlock(&f->mutex);
     return *done && f->stream ? stream_error(f->stream) : CN_OK;
 }
+
+cn_status cn_cpu_fence_sync(cn_fence *f)
+{
+    pthread_mutex_lock(&f->mutex);
+    while (f->completed < f->recorded) pthread_cond_wait(&f->reached, &f->mutex);
+    pthread_mutex_unlock(&f->mutex);
+    return f->stream ? stream_error(f->stream) : CN_OK;
+}

@@ -38,5 +38,6 @@ void cn_cpu_fence_free(cn_fence *f); /* waits for what refers to it; NULL is fin
 cn_status cn_cpu_fence_record(cn_fence *f, cn_stream *s);
 cn_status cn_cpu_fence_wait(cn_stream *s, cn_fence *f);
 cn_status cn_cpu_fence_done(cn_fence *f, bool *done);
+cn_status cn_cpu_fence_sync(cn_fence *f);
 
 #endif
