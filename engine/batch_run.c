@@ -143,7 +143,6 @@ static void answer(cn_batch_run *run, const cn_batch_job *job)
     cn_usage u;
     cn_api_result_usage(job->result, &u);
     run->n_answered++;
-    run->tokens_answered += u.completion_tokens;
     run->totals.answered++;
     run->totals.prompt_tokens += u.prompt_tokens;
     run->totals.completion_tokens += u.completion_tokens;
@@ -331,7 +330,6 @@ static void show_progress(cn_batch_run *run)
         .done = run->n_skipped + run->n_answered + run->n_errors,
         .errors = run->totals.errors,
         .answered_now = run->n_answered,
-        .tokens_now = run->tokens_answered,
         .input_bytes = cn_line_reader_bytes_done(run->input),
         .input_bytes_total = cn_line_reader_bytes_total(run->input),
         .input_ended = run->input_ended,

@@ -53,7 +53,6 @@ typedef struct cn_batch_run {
     bool input_ended;
     uint64_t n_read, n_skipped;                       /* lines */
     uint64_t n_answered, n_errors, n_put_back;        /* of this run */
-    uint64_t tokens_answered;                         /* output tokens of this run's answers */
     uint32_t n_inflight;
     cn_batch_job *inflight; /* all, newest first */
     cn_batch_job *finished; /* of the last step, not yet written */

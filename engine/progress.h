@@ -10,11 +10,11 @@
 
 /* What there is to tell. Requests of earlier runs of the file count as read and as done. */
 typedef struct cn_progress_figures {
-    uint64_t read, done, errors;          /* lines; errors are done too */
-    uint64_t answered_now, tokens_now;    /* by this run: requests, and their output tokens */
+    uint64_t read, done, errors;             /* lines; errors are done too */
+    uint64_t answered_now;                   /* by this run */
     uint64_t input_bytes, input_bytes_total; /* total 0: unknown */
-    bool input_ended;                     /* read is all there is */
-    cn_stats stats;
+    bool input_ended;                        /* read is all there is */
+    cn_stats stats;                          /* of this run's engine */
 } cn_progress_figures;
 
 typedef struct cn_progress {

@@ -1,0 +1,106 @@
+/* test_progress.c - what the progress line says, and when it admits that it does not know. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "engine/progress.h"
+
+static const cn_progress_figures half = {
+    .read = 100, .done = 50, .errors = 2, .answered_now = 48, .input_bytes = 5000,
+    .input_bytes_total = 10000,
+    .stats = {.generation_tokens = 4800, .running = 30, .waiting = 20, .blocks_total = 200,
+              .blocks_used = 50},
+};
+
+static void expect_line(const cn_progress *p, const cn_progress_figures *g, const char *want)
+{
+    char text[256];
+    cn_progress_format(p, g, text, sizeof text, 200);
+    assert_string_equal(text, want);
+}
+
+static void a_line_says_what_is_known(void **state)
+{
+    (void)state;
+    cn_progress p = {.tokens_per_s = 1500};
+    expect_line(&p, &half, "50/~200 requests (2 errors), 1.5k tokens/s, 30 running, 20 waiting, "
+                           "kv 25%, 15.0k tokens, 0:10 left");
+    cn_progress_figures g = half;
+    g.input_ended = true;
+    g.errors = 0;
+    p.tokens_per_s = 1;
+    expect_line(&p, &g, "50/100 requests, 1 tokens/s, 30 running, 20 waiting, kv 25%, 5.0k tokens, "
+                        "1:23:20 left");
+    g.answered_now = 0;
+    expect_line(&p, &g, "50/100 requests, 1 tokens/s, 30 running, 20 waiting, kv 25%, "
+                        "time left unknown");
+    g = (cn_progress_figures){.read = 3};
+    expect_line(&p, &g, "0 requests, 1 tokens/s, 0 running, 0 waiting, kv 0%, time left unknown");
+}
+
+static void a_bar_fits_the_terminal(void **state)
+{
+    (void)state;
+    const cn_progress p = {.bar = true, .tokens_per_s = 1500};
+    char text[256];
+    cn_progress_format(&p, &half, text, sizeof text, 200);
+    assert_memory_equal(text, "[#####...............] 50/~200", 30);
+    cn_progress_format(&p, &half, text, sizeof text, 40);
+    assert_int_equal(strlen(text), 40);
+}
+
+static void what_is_left_never_ends_before_the_work(void **state)
+{
+    (void)state;
+    cn_progress_figures g = half;
+    uint64_t tokens;
+    g.input_ended = true;
+    g.stats.generation_tokens = 1000000; /* long ones are running still */
+    assert_true(cn_progress_tokens_left(&g, &tokens));
+    assert_true(tokens > 1000000);
+    g.done = g.read;
+    assert_true(cn_progress_tokens_left(&g, &tokens));
+    assert_int_equal(tokens, 0);
+    g.input_ended = false;
+    g.input_bytes_total = 0; /* a pipe */
+    assert_false(cn_progress_tokens_left(&g, &tokens));
+}
+
+static void modes_decide_what_is_drawn(void **state)
+{
+    (void)state;
+    static const struct {
+        cn_opt_progress mode;
+        const char *begins;
+    } modes[] = {{CN_OPT_PROGRESS_AUTO, "50/~200"}, {CN_OPT_PROGRESS_PLAIN, "50/~200"},
+                 {CN_OPT_PROGRESS_BAR, "\r\033[K["}, {CN_OPT_PROGRESS_NONE, ""}};
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
+        char text[512] = "";
+        FILE *f = tmpfile();
+        assert_non_null(f);
+        cn_progress p;
+        cn_progress_begin(&p, modes[i].mode, f);
+        assert_false(cn_progress_is_due(&p));
+        cn_progress_show(&p, &half);
+        rewind(f);
+        const size_t n = fread(text, 1, sizeof text - 1, f);
+        fclose(f);
+        assert_memory_equal(text, modes[i].begins, strlen(modes[i].begins));
+        assert_int_equal(n == 0, modes[i].mode == CN_OPT_PROGRESS_NONE);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_line_says_what_is_known),
+        cmocka_unit_test(a_bar_fits_the_terminal),
+        cmocka_unit_test(what_is_left_never_ends_before_the_work),
+        cmocka_unit_test(modes_decide_what_is_drawn),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
