@@ -348,7 +348,8 @@ void cn_batch_run_all(cn_batch_run *run)
             bool idle;
             if (cn_engine_step(run->engine, &idle) != CN_OK) stop(run, true, cn_last_error());
             write_finished(run);
-        } else if ((run->input_ended && !run->waiting) || run->state != CN_BATCH_RUNNING) {
+        } else if (run->input_ended || run->state != CN_BATCH_RUNNING) {
+            CN_ASSERT(!run->waiting);
             break;
         }
         show_progress(run);

@@ -96,6 +96,27 @@ static void a_line_of_any_length_comes_whole_or_is_cut(void **state)
     free(text);
 }
 
+static void memory_does_not_grow_with_the_file(void **state)
+{
+    (void)state;
+    enum { N = 50000, LINE_BYTES = 40 };
+    char *text = malloc(N * LINE_BYTES);
+    memset(text, 'x', N * LINE_BYTES);
+    for (size_t i = 1; i <= N; i++) text[i * LINE_BYTES - 1] = '\n';
+    cn_line_reader *r = reader_of(text, N * LINE_BYTES, 100);
+    cn_line line;
+    cn_line_state s;
+    assert_int_equal(cn_line_reader_next(r, 0, &line, &s), CN_OK);
+    const uint64_t allocations = cn_alloc_count();
+    for (size_t i = 2; i <= N; i++) {
+        assert_int_equal(cn_line_reader_next(r, 0, &line, &s), CN_OK);
+        assert_int_equal(line.n, LINE_BYTES - 1);
+    }
+    assert_int_equal(cn_alloc_count(), allocations);
+    expect_end(r);
+    free(text);
+}
+
 static void a_pipe_is_not_waited_for(void **state)
 {
     (void)state;
@@ -309,6 +330,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lines_are_numbered_and_blank_ones_skipped),
         cmocka_unit_test(a_line_of_any_length_comes_whole_or_is_cut),
+        cmocka_unit_test(memory_does_not_grow_with_the_file),
         cmocka_unit_test(a_pipe_is_not_waited_for),
         cmocka_unit_test(what_is_no_file_is_refused),
         cmocka_unit_test(ids_keep_their_marks),
