@@ -10,15 +10,15 @@
 
 #include "tests/lib/run_engine.h"
 
-enum { N_PROMPTS = 8, MAX_TOKENS = 96 };
+enum { N_PROMPTS = 4, MAX_TOKENS = 64 };
 static const char *prompts[N_PROMPTS], *answers[N_PROMPTS];
 
 static void load_prompts(void **state)
 {
     (void)state;
     static const char *const tasks[] = {"ledger", "notes", "sums", "multiply"};
-    for (uint32_t i = 0; i < N_PROMPTS; i += 2)
-        assert_int_equal(run_load_prompts(tasks[i / 2], prompts + i, answers + i, 2), 2);
+    for (uint32_t i = 0; i < N_PROMPTS; i++)
+        assert_int_equal(run_load_prompts(tasks[i], prompts + i, answers + i, 1), 1);
 }
 
 /* All prompts at once under `options`, greedy unless `seed` is given. */
@@ -120,7 +120,7 @@ static void asynchronous_scheduling_changes_nothing(void **state)
     (void)state;
     assert_same_as_default((const char *[]){"async-scheduling", "on", NULL});
     assert_same_as_default((const char *[]){"async-scheduling", "on", "num-gpu-blocks-override",
-                                            "64", "block-size", "16", "max-model-len", "768",
+                                            "40", "block-size", "16", "max-model-len", "640",
                                             NULL});
 }
 
@@ -160,8 +160,8 @@ static void asynchronous_sampling_rules_are_the_same(void **state)
 static void preemption_changes_nothing(void **state)
 {
     (void)state;
-    const char *const small[] = {"num-gpu-blocks-override", "64", "block-size", "16",
-                                 "max-model-len", "768", NULL};
+    const char *const small[] = {"num-gpu-blocks-override", "40", "block-size", "16",
+                                 "max-model-len", "640", NULL};
     run *got = run_all(small, NULL);
     for (uint32_t i = 0; i < N_PROMPTS; i++) run_assert_same(reference, i, got, i, 0);
     assert_true(got->stats.preemptions > 0);

@@ -10,11 +10,11 @@
 
 #include "tests/lib/run_engine.h"
 
-enum { N_PROMPTS = 6, MAX_TOKENS = 320, BLOCK = 32, BUDGET = 128, N_LAYERS = 6, N_KV_HEADS = 2 };
+enum { N_PROMPTS = 3, MAX_TOKENS = 160, BLOCK = 16, BUDGET = 64 };
 static const char *prompts[N_PROMPTS];
 
-static const char *const zip_options[] = {"block-size", "32", "kv-policies", "full,window,zip",
-                                          "kv-budget", "128", "kv-window", "16", NULL};
+static const char *const zip_options[] = {"block-size", "16", "kv-policies", "full,window,zip",
+                                          "kv-budget", "64", "kv-window", "16", NULL};
 
 /* Every prompt under each of the policies in turn; `extra` follows zip_options. */
 static run *run_policies(const char *const *extra, const cn_kv_policy *policies, uint32_t n)
@@ -124,7 +124,7 @@ static void constrained_scheduling_gives_the_same_tokens(void **state)
 static void little_memory_gives_the_same_tokens(void **state)
 {
     (void)state;
-    run *r = run_policies((const char *[]){"num-gpu-blocks-override", "17", "max-model-len", "512",
+    run *r = run_policies((const char *[]){"num-gpu-blocks-override", "17", "max-model-len", "272",
                                            "enable-prefix-caching", "false", NULL},
                           zip_only, 1);
     assert_same(r);
@@ -178,14 +178,14 @@ static void a_cancel_at_any_step_frees_everything(void **state)
     (void)state;
     run r;
     run_open(&r, zip_options);
-    for (uint32_t round = 0; round < 20; round++) {
+    for (uint32_t round = 0; round < 12; round++) {
         cn_message m;
         cn_request_params p = run_params(&r, prompts[round % N_PROMPTS], &m, MAX_TOKENS);
         p.kv.policy = CN_KV_ZIP;
         p.sampling.ignore_eos = true;
         uint32_t i = run_submit(&r, &p);
         bool idle;
-        for (uint32_t step = 0; step < 60 + round * 7; step++)
+        for (uint32_t step = 0; step < 20 + round * 7; step++)
             assert_int_equal(cn_engine_step(r.engine, &idle), CN_OK);
         cn_engine_cancel(r.engine, r.ids[i]);
     }
