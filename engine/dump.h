@@ -30,6 +30,8 @@ const char *cn_dump_name_text(cn_dump_name name); /* "attn_norm" */
 
 enum { CN_DUMP_NO_LAYER = -1 }; /* of tensors outside the layers; matched by layer "*" alone */
 
+#define CN_DUMP_DIR "cinch-dump" /* where --dump writes, in the working directory */
+
 typedef struct cn_dump cn_dump;
 
 /* spec: "name:layer:step", each a value or "*" for any; a step is one forward pass, from 0. Files

@@ -50,12 +50,7 @@ static cn_status load_checkpoint_texts(cn_engine *e)
 
 static cn_status open_backend(cn_engine *e)
 {
-    const cn_config *c = e->config;
-    cn_cpu_backend_opts o = {
-        .n_threads = c->n_threads,
-        .max_tokens = c->max_num_batched_tokens,
-        .max_kv_tokens = e->max_model_len,
-    };
+    cn_cpu_backend_opts o = {.n_threads = e->config->n_threads};
     return cn_backend_cpu_open(&e->backend, &o);
 }
 
@@ -67,8 +62,12 @@ static cn_status load_model(cn_engine *e)
     cn_status status = cn_weights_load(&e->weights, e->backend, checkpoint);
     cn_checkpoint_close(checkpoint);
     CN_TRY(status);
-    return cn_model_create(&e->model, e->backend, &e->model_config, e->weights,
-                           c->max_num_batched_tokens, c->max_num_seqs, e->max_model_len);
+    CN_TRY(cn_model_create(&e->model, e->backend, &e->model_config, e->weights,
+                           c->max_num_batched_tokens, c->max_num_seqs, e->max_model_len));
+    if (!c->dump) return CN_OK;
+    CN_TRY(cn_dump_open(&e->dump, e->backend, c->dump, CN_DUMP_DIR));
+    cn_model_set_dump(e->model, e->dump);
+    return CN_OK;
 }
 
 /* ---- KV memory and the scheduler ---- */
@@ -255,6 +254,7 @@ void cn_engine_free(cn_engine *e)
     cn_batch_free(e->batch);
     cn_scheduler_free(e->scheduler);
     cn_model_free(e->model);
+    cn_dump_close(e->dump);
     if (e->backend) free_device_memory(e);
     cn_weights_free(e->weights);
     if (e->backend) e->backend->close(e->backend);

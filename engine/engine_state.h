@@ -84,6 +84,7 @@ struct cn_engine {
     cn_backend *backend;
     cn_weights *weights;
     cn_model *model;
+    cn_dump *dump; /* NULL: nothing is dumped */
     cn_pools pools;
     cn_scheduler *scheduler;
     cn_batch *batch;

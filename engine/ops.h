@@ -278,9 +278,7 @@ struct cn_backend {
 };
 
 typedef struct cn_cpu_backend_opts {
-    uint32_t n_threads;      /* 0 = cores; includes the calling thread */
-    uint32_t max_tokens;     /* largest T: workspace */
-    uint32_t max_kv_tokens;  /* longest sequence: workspace */
+    uint32_t n_threads; /* 0 = cores; includes the calling thread */
 } cn_cpu_backend_opts;
 
 /* The CPU backend. Stream 0 runs on the caller and its pool; stream 1 on a worker thread. */

@@ -24,7 +24,7 @@ static const cn_option options[] = {
         .help = "most detailed messages to print on standard error"),
 
     ROW(DEBUG, "dump", STRING, dump, NULL,
-        .help = "write tensors while running: name:layer:step, * for any"),
+        .help = "write tensors to ./cinch-dump while running: name:layer:step, * for any"),
     ROW(DEBUG, "check-invariants", BOOL, check_invariants, "false",
         .help = "verify the whole state of the scheduler at every step"),
 

@@ -143,12 +143,49 @@ static void the_first_difference_is_named(void **state)
     assert_false(diff_says(under("empty"), under("b"), "no dumped tensors"));
 }
 
+static void ignore_event(void *user, const cn_event *ev)
+{
+    (void)user;
+    (void)ev;
+}
+
+/* The option, from a folder of its own, since files go to the working directory. */
+static void the_engine_dumps_on_demand(void **state)
+{
+    (void)state;
+    char here[4096], model[4200];
+    assert_non_null(getcwd(here, sizeof here));
+    snprintf(model, sizeof model, "%s/examples/tiny-reasoner", here);
+    cn_config *c = cn_config_create();
+    cn_engine *e = NULL;
+    uint64_t request = 0;
+    bool idle = false;
+    assert_int_equal(cn_config_set(c, "model", model), CN_OK);
+    assert_int_equal(cn_config_set(c, "dump", "nose:*:0"), CN_OK);
+    assert_int_equal(chdir(root), 0);
+    assert_int_equal(cn_engine_create(&e, c), CN_ERR_ARG);
+    assert_int_equal(cn_config_set(c, "dump", "down:5:*"), CN_OK);
+    assert_int_equal(cn_engine_create(&e, c), CN_OK);
+    cn_request_params p = {.text = "one two", .enable_thinking = -1};
+    cn_engine_default_sampling(e, &p.sampling);
+    cn_engine_default_kv(e, &p.kv);
+    p.sampling.max_tokens = 2;
+    assert_int_equal(cn_engine_submit(e, &p, ignore_event, NULL, &request), CN_OK);
+    while (!idle) assert_int_equal(cn_engine_step(e, &idle), CN_OK);
+    cn_engine_free(e);
+    cn_config_free(c);
+    assert_int_equal(chdir(here), 0);
+    assert_true(exists(CN_DUMP_DIR "/step-000000.layer-05.down.npy"));
+    assert_true(exists(CN_DUMP_DIR "/step-000001.layer-05.down.npy"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_spec_selects_by_name_layer_and_step),
         cmocka_unit_test(a_wrong_spec_is_refused_with_what_is_possible),
         cmocka_unit_test(the_first_difference_is_named),
+        cmocka_unit_test(the_engine_dumps_on_demand),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

@@ -221,11 +221,11 @@ static void start_rows(float *out, float *max, float *sum, uint32_t rows, uint32
     }
 }
 
-/* total (max, sum, out) takes in one split of one row. A split the row saw nothing of is empty. */
+/* total (max, sum, out) takes in one split of one row. A split of which the row saw nothing changes
+ * nothing: its weight is exp(-inf). */
 static void merge_row(float *out, float *max, float *sum, const float *split_out, float split_max,
                       float split_sum, uint32_t d)
 {
-    if (split_sum == 0) return;
     float new_max = fmaxf(*max, split_max);
     float keep = expf(*max - new_max), take = expf(split_max - new_max);
     for (uint32_t i = 0; i < d; i += CN_VEC) {
