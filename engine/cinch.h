@@ -190,6 +190,10 @@ typedef struct cn_request_params {
     const char *text;
     const uint32_t *tokens;
     size_t n_tokens;
+    /* Teacher forcing: the first n_forced output tokens are these, whatever the logits; logprobs
+     * are still the model's. At most as many as the request may generate. */
+    const uint32_t *forced;
+    size_t n_forced;
     cn_sampling sampling;
     cn_kv_params kv;
     cn_class klass;

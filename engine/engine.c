@@ -121,6 +121,8 @@ static cn_status fill_sample_row(cn_engine *e, uint32_t i)
     if (n_pending > 0) row->prev_row = prev_row;
     bool bans_apply = false;
     cn_output_row(s->output, n_pending, row, &bans_apply);
+    uint32_t at = row->position - s->seq->n_prompt; /* the output token that this row gives */
+    if (at < s->request->n_forced) row->force_token = (int32_t)s->request->forced[at];
     uint32_t index = 0;
     for (uint32_t b = 0; bans_apply && b < s->request->n_bans; b++) {
         CN_ASSERT(cn_batch_try_add_ban(e->batch, s->request->bans[b], &index));

@@ -93,6 +93,7 @@ static void free_request(cn_engine_request *r)
     for (uint32_t i = 0; i < r->n_samples; i++) cn_output_free(r->samples[i].output);
     free_sampling_lists(&r->sampling);
     cn_free(r->bans);
+    cn_free(r->forced);
     cn_free(r);
 }
 
@@ -106,6 +107,14 @@ static cn_status make_bans(const cn_engine *e, cn_engine_request *r)
     for (uint32_t i = 0; i < e->n_eos; i++) r->bans[r->n_bans++] = e->eos[i];
     for (size_t i = 0; i < s->n_stop_token_ids; i++) r->bans[r->n_bans++] = s->stop_token_ids[i];
     return CN_OK;
+}
+
+static cn_status copy_forced(cn_engine_request *r, const cn_request_params *p)
+{
+    bool ok = true;
+    r->forced = copy_array(p->forced, p->n_forced, sizeof *p->forced, &ok);
+    r->n_forced = (uint32_t)p->n_forced;
+    return ok ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for %zu forced tokens", p->n_forced);
 }
 
 static cn_status make_outputs(cn_engine *e, cn_engine_request *r, uint32_t max_output)
@@ -146,6 +155,7 @@ static cn_status make_request(cn_engine *e, const cn_request_params *p, uint32_t
             .count_slot = -1,
         };
     status = make_bans(e, r);
+    if (status == CN_OK) status = copy_forced(r, p);
     if (status == CN_OK) status = make_outputs(e, r, max_output);
     if (status != CN_OK) {
         free_request(r);
@@ -172,6 +182,18 @@ static cn_status check_lengths(const cn_engine *e, const cn_sampling *s, uint32_
                        "lower max_tokens to %u",
                        n_prompt, s->max_tokens, e->max_model_len, room);
     *max_output = s->max_tokens ? s->max_tokens : room;
+    return CN_OK;
+}
+
+static cn_status check_forced(const cn_engine *e, const cn_request_params *p, uint32_t max_output)
+{
+    if (p->n_forced > max_output)
+        return cn_fail(CN_ERR_ARG, "%zu forced tokens: the request may generate %u", p->n_forced,
+                       max_output);
+    for (size_t i = 0; i < p->n_forced; i++)
+        if (p->forced[i] >= e->model_config.vocab)
+            return cn_fail(CN_ERR_ARG, "forced token %zu is %u: the vocabulary has %u", i,
+                           p->forced[i], e->model_config.vocab);
     return CN_OK;
 }
 
@@ -222,6 +244,7 @@ cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn
     CN_TRY(cn_engine_prompt_tokens(e, p, &e->prompt));
     uint32_t max_output = 0;
     CN_TRY(check_lengths(e, &p->sampling, &max_output));
+    CN_TRY(check_forced(e, p, max_output));
     cn_engine_request *r = NULL;
     CN_TRY(make_request(e, p, max_output, &r));
     cn_status status = schedule_request(e, p, r, max_output);
@@ -299,6 +322,7 @@ void cn_engine_deliver(cn_engine *e, cn_sample *sample, cn_finish finish, const 
     cn_usage usage;
     cn_event ev = {.request = r->id, .sample = sample->seq->sample, .error = error};
     if (finish != CN_FINISH_NONE) {
+        cn_scheduler_finish(e->scheduler, sample->seq); /* closes the accounts */
         usage_of(sample, &usage);
         ev.usage = &usage;
         end_sample(e, sample);

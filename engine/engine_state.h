@@ -33,6 +33,8 @@ struct cn_engine_request {
     cn_sampling sampling; /* the four lists are owned */
     uint32_t *bans;       /* [n_bans] EOS and stop ids: banned below min_tokens */
     uint32_t n_bans;
+    uint32_t *forced; /* [n_forced] the first output tokens, not sampled */
+    uint32_t n_forced;
     bool needs_counts;
     bool cancelled;
     uint32_t n_samples, n_live;
