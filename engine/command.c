@@ -12,7 +12,12 @@ enum {
 
 static const cn_command commands[] = {
     {"run-batch", "--model DIR -i IN.jsonl -o OUT.jsonl", "answer a file of requests",
-     ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_RUN_BATCH, cn_cmd_run_batch},
+     ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_PROMPTS | CN_SECTION_RUN_BATCH,
+     cn_cmd_run_batch},
+    {"compare", "--model DIR -i IN.jsonl [MORE.jsonl...] --arms full,zip:384,window:384",
+     "measure compressed KV against full KV: quality, agreement, speed, memory",
+     ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_PROMPTS | CN_SECTION_COMPARE,
+     cn_cmd_compare},
     {"bench", "throughput --model DIR", "measure requests and tokens per second",
      ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_BENCH, cn_cmd_bench},
     {"plan", "--model DIR", "print memory, KV blocks and concurrency before anything is loaded",

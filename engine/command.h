@@ -37,6 +37,7 @@ int cn_cmd_docs(int argc, char **argv);
 int cn_cmd_tokenize(int argc, char **argv);
 int cn_cmd_run_batch(int argc, char **argv);
 int cn_cmd_bench(int argc, char **argv);
+int cn_cmd_compare(int argc, char **argv);
 int cn_cmd_plan(int argc, char **argv);
 
 /* The list of subcommands, as `cinch help` prints it. */

@@ -11,6 +11,7 @@ const cn_model_config *cn_engine_model_config(const cn_engine *e);
 const cn_config *cn_engine_config(const cn_engine *e);
 cn_tokenizer *cn_engine_tokenizer(cn_engine *e);
 uint32_t cn_engine_max_model_len(const cn_engine *e);
+uint32_t cn_engine_block_tokens(const cn_engine *e);
 
 /* Appends the token ids a request's prompt becomes: messages through the chat template, text
  * through the tokenizer, tokens as they are. CN_ERR_ARG when the request is at fault. */

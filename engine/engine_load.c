@@ -282,3 +282,4 @@ const cn_model_config *cn_engine_model_config(const cn_engine *e) { return &e->m
 const cn_config *cn_engine_config(const cn_engine *e) { return e->config; }
 cn_tokenizer *cn_engine_tokenizer(cn_engine *e) { return e->tokenizer; }
 uint32_t cn_engine_max_model_len(const cn_engine *e) { return e->max_model_len; }
+uint32_t cn_engine_block_tokens(const cn_engine *e) { return e->pools.layout.block_tokens; }

@@ -2,6 +2,7 @@
 #include "engine/grade.h"
 
 #include <ctype.h>
+#include <math.h>
 #include <string.h>
 
 /* s[0 .. n); s NULL: nothing was found. */
@@ -213,4 +214,18 @@ bool cn_grade(cn_opt_grade rule, const char *output, const char *reference)
     if (rule == CN_OPT_GRADE_BOXED) return grade_boxed(answer, reference);
     if (rule == CN_OPT_GRADE_LAST_NUMBER) return grade_last_number(answer, reference);
     return same(trim(answer), trim((piece){reference, strlen(reference)}));
+}
+
+void cn_grade_interval(uint64_t matched, uint64_t n, double *low, double *high)
+{
+    const double z = 1.959963984540054; /* of 95 % */
+    *low = 0;
+    *high = 1;
+    if (n == 0) return;
+    const double count = (double)n, p = (double)matched / count, z2 = z * z;
+    const double middle = (p + z2 / (2 * count)) / (1 + z2 / count);
+    const double half =
+        z / (1 + z2 / count) * sqrt(p * (1 - p) / count + z2 / (4 * count * count));
+    if (matched > 0) *low = middle - half;
+    if (matched < n) *high = middle + half;
 }

@@ -15,6 +15,7 @@
 #define POW2 CN_OPTION_POW2
 #define FROM_MODEL CN_OPTION_FROM_MODEL
 #define REQUIRED CN_OPTION_REQUIRED
+#define PERCENT CN_OPTION_PERCENT
 
 #define U64_MAX_AS_DOUBLE 18446744073709551615.0
 #define TOKENS_MAX 1073741824.0 /* 2^30: lengths and budgets stay far from overflow */
@@ -165,19 +166,22 @@ static const cn_option options[] = {
         .max = 65536, .flags = RESULT, .json = "repetition_detection.min_count",
         .help = "repeats of the pattern that end a request"),
 
-    ROW(RUN_BATCH, "input-file", STRING, input_file, NULL, .short_name = 'i', .flags = REQUIRED,
+    ROW(PROMPTS, "input-file", STRING, input_file, NULL, .short_name = 'i', .flags = REQUIRED,
         .help = "requests, one JSON object a line; - is standard input"),
-    ROW(RUN_BATCH, "output-file", STRING, output_file, NULL, .short_name = 'o', .flags = REQUIRED,
-        .help = "answers, appended as they finish; - is standard output"),
-    ROW(RUN_BATCH, "prompt-field", STRING, prompt_field, NULL, .flags = RESULT,
+    ROW(PROMPTS, "prompt-field", STRING, prompt_field, NULL, .flags = RESULT,
         .help = "take any JSONL: the field that holds the prompt, sent as a user message"),
-    ROW(RUN_BATCH, "id-field", STRING, id_field, NULL, .flags = RESULT,
+    ROW(PROMPTS, "id-field", STRING, id_field, NULL, .flags = RESULT,
         .help = "with --prompt-field: the field of the id; the line number when unset"),
-    ROW(RUN_BATCH, "answer-field", STRING, answer_field, NULL, .flags = RESULT,
+    ROW(PROMPTS, "answer-field", STRING, answer_field, NULL, .flags = RESULT,
         .help = "field of the reference answer for --grade"),
-    ROW(RUN_BATCH, "grade", ENUM, grade, "none", .values = "none|exact|boxed|last-number",
+    ROW(PROMPTS, "grade", ENUM, grade, "none", .values = "none|exact|boxed|last-number",
         .flags = RESULT,
         .help = "compare answers with the reference: whole text, last \\boxed{}, last number"),
+    ROW(PROMPTS, "progress", ENUM, progress, "auto", .values = "auto|bar|plain|none",
+        .help = "auto is a bar on a terminal and plain lines elsewhere"),
+
+    ROW(RUN_BATCH, "output-file", STRING, output_file, NULL, .short_name = 'o', .flags = REQUIRED,
+        .help = "answers, appended as they finish; - is standard output"),
     ROW(RUN_BATCH, "resume", BOOL, resume, "false",
         .help = "go on with an output file: repair its last line, repeat nothing it holds"),
     ROW(RUN_BATCH, "retry-errors", BOOL, retry_errors, "false",
@@ -189,8 +193,18 @@ static const cn_option options[] = {
         .help = "most requests read ahead and not yet answered"),
     ROW(RUN_BATCH, "summary-json", STRING, summary_json, NULL,
         .help = "also write the summary to this file"),
-    ROW(RUN_BATCH, "progress", ENUM, progress, "auto", .values = "auto|bar|plain|none",
-        .help = "auto is a bar on a terminal and plain lines elsewhere"),
+
+    ROW(COMPARE, "arms", STRING, arms, NULL, .flags = REQUIRED,
+        .help = "what to compare with full KV: policy[:budget[:key=value...]], a comma list; keys "
+                "as in a request's kv object, a switch alone or as no-key"),
+    ROW(COMPARE, "limit", U32, limit, "0", .min = 1, .max = TOKENS_MAX, .flags = ZERO_OK,
+        .help = "most lines to take of each file; 0 takes all"),
+    ROW(COMPARE, "audit", F32, compare_audit_percent, "100", .min = 0, .max = 100,
+        .flags = PERCENT,
+        .help = "share of the outputs that are replayed under full KV, teacher-forced"),
+    ROW(COMPARE, "json", STRING, compare_json, NULL, .help = "also write the figures here"),
+    ROW(COMPARE, "plot", STRING, plot, NULL,
+        .help = "draw quality against KV kept into this SVG file"),
 
     ROW(BENCH, "dataset-name", ENUM, dataset_name, "random", .values = "random|sharegpt|custom",
         .help = "random token ids, ShareGPT JSON, or JSONL with prompt and, if any, output_tokens"),
@@ -248,7 +262,9 @@ static const struct {
      "What a request gets when its body does not say. An option that is not given comes from the "
      "checkpoint's generation_config.json where that has it, else from the default here, which is "
      "vLLM's."},
+    {CN_SECTION_PROMPTS, "prompts", "Where requests come from, and what the right answers are."},
     {CN_SECTION_RUN_BATCH, "run-batch", "Prompt files in, answers out."},
+    {CN_SECTION_COMPARE, "compare", "Compressed KV against full KV."},
     {CN_SECTION_BENCH, "bench", "What to measure."},
     {CN_SECTION_TOKENIZE, "tokenize", "What to turn into tokens, or back."},
     {CN_SECTION_PLAN, "plan", "How the plan is printed."},

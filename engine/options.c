@@ -16,14 +16,19 @@ static bool same_name(const char *row, const char *given)
     return *row == *given;
 }
 
-const cn_option *cn_option_find(const char *name)
+const cn_option *cn_option_find_in(const char *name, uint32_t sections)
 {
     size_t n;
-    const cn_option *o = cn_options(&n);
-    for (size_t i = 0; i < n; i++)
-        if (same_name(o[i].name, name)) return &o[i];
-    return NULL;
+    const cn_option *o = cn_options(&n), *found = NULL;
+    for (size_t i = 0; i < n; i++) {
+        if (!same_name(o[i].name, name)) continue;
+        if (o[i].section & sections) return &o[i];
+        if (!found) found = &o[i];
+    }
+    return found;
 }
+
+const cn_option *cn_option_find(const char *name) { return cn_option_find_in(name, 0); }
 
 static size_t row_of(const cn_option *o)
 {
@@ -60,7 +65,8 @@ void cn_option_bounds(const cn_option *o, char *text, size_t size)
     } else if (o->type == CN_OPTION_BYTES) {
         snprintf(text, size, "bytes, with K, M, G or T for powers of 1024%s", zero);
     } else {
-        const char *kind = o->type == CN_OPTION_F32    ? "a number"
+        const char *kind = o->flags & CN_OPTION_PERCENT ? "a percentage"
+                           : o->type == CN_OPTION_F32   ? "a number"
                            : o->flags & CN_OPTION_POW2 ? "a power of two"
                                                        : "a whole number";
         const char *from = o->flags & CN_OPTION_ABOVE_MIN ? "above" : "from";
@@ -183,6 +189,8 @@ static cn_status set_string(char **field, const char *text)
     return CN_OK;
 }
 
+enum { NUMBER_MAX_BYTES = 64 };
+
 static bool set_number(const cn_option *o, void *field, const char *text)
 {
     if (o->type == CN_OPTION_U64 || o->type == CN_OPTION_BYTES) {
@@ -193,7 +201,14 @@ static bool set_number(const cn_option *o, void *field, const char *text)
         return true;
     }
     double v;
-    return parse_number(text, o->type == CN_OPTION_F32, &v) && cn_option_store_number(o, field, v);
+    char number[NUMBER_MAX_BYTES];
+    size_t len = strlen(text);
+    if (o->flags & CN_OPTION_PERCENT && len && text[len - 1] == '%') len--;
+    if (len >= sizeof number) return false;
+    memcpy(number, text, len);
+    number[len] = '\0';
+    return parse_number(number, o->type == CN_OPTION_F32, &v) &&
+           cn_option_store_number(o, field, v);
 }
 
 cn_status cn_option_set_text(cn_config *c, const cn_option *o, const char *text)

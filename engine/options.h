@@ -117,15 +117,24 @@ struct cn_config {
     /* sampling: vLLM's defaults, and whatever was given (cn_config_is_given) */
     cn_sampling sampling;
 
-    /* run-batch */
-    char *input_file, *output_file; /* "-" = standard input, output */
+    /* prompts */
+    char *input_file; /* "-" = standard input */
     char *prompt_field, *id_field, *answer_field;
     cn_opt_grade grade;
+    cn_opt_progress progress;
+
+    /* run-batch */
+    char *output_file; /* "-" = standard output */
     bool resume, retry_errors, strict;
     int32_t until_minutes; /* local time of day, minutes after midnight; -1 = never */
     uint32_t max_inflight;
     char *summary_json; /* path or NULL */
-    cn_opt_progress progress;
+
+    /* compare */
+    char *arms;
+    uint32_t limit; /* lines of each file; 0 = all */
+    float compare_audit_percent;
+    char *compare_json, *plot; /* paths or NULL */
 
     /* bench */
     cn_opt_dataset dataset_name;
@@ -168,13 +177,15 @@ typedef enum cn_option_section {
     CN_SECTION_ENGINE = 1 << 3,
     CN_SECTION_KV = 1 << 4,
     CN_SECTION_SAMPLING = 1 << 5,
-    CN_SECTION_RUN_BATCH = 1 << 6,
-    CN_SECTION_BENCH = 1 << 7,
-    CN_SECTION_TOKENIZE = 1 << 8,
-    CN_SECTION_PLAN = 1 << 9,
-    CN_SECTION_DEBUG = 1 << 10
+    CN_SECTION_PROMPTS = 1 << 6,
+    CN_SECTION_RUN_BATCH = 1 << 7,
+    CN_SECTION_COMPARE = 1 << 8,
+    CN_SECTION_BENCH = 1 << 9,
+    CN_SECTION_TOKENIZE = 1 << 10,
+    CN_SECTION_PLAN = 1 << 11,
+    CN_SECTION_DEBUG = 1 << 12
 } cn_option_section;
-enum { CN_N_SECTIONS = 11 };
+enum { CN_N_SECTIONS = 13 };
 const char *cn_section_name(cn_option_section s);  /* "run-batch" */
 const char *cn_section_intro(cn_option_section s); /* a sentence for its page */
 
@@ -191,7 +202,8 @@ enum {
     CN_OPTION_ABOVE_MIN = 1 << 2,  /* min itself is excluded */
     CN_OPTION_POW2 = 1 << 3,       /* a power of two (or an allowed 0) */
     CN_OPTION_FROM_MODEL = 1 << 4, /* generation_config.json speaks before the default */
-    CN_OPTION_REQUIRED = 1 << 5
+    CN_OPTION_REQUIRED = 1 << 5,
+    CN_OPTION_PERCENT = 1 << 6     /* F32: may be written with a % behind */
 };
 
 typedef struct cn_option {
@@ -209,7 +221,11 @@ typedef struct cn_option {
 } cn_option;
 
 const cn_option *cn_options(size_t *n);
-const cn_option *cn_option_find(const char *name); /* '_' equals '-'; NULL when unknown */
+/* '_' equals '-'; NULL when unknown. The same name may stand in several sections that no command
+ * takes together: cn_option_find gives the first, cn_option_find_in the one in `sections`, or else
+ * the first. */
+const cn_option *cn_option_find(const char *name);
+const cn_option *cn_option_find_in(const char *name, uint32_t sections);
 
 /* The option's value in c as text the parser would take back; appends nothing when unset. */
 cn_status cn_option_format(const cn_option *o, const cn_config *c, cn_buf *out);

@@ -75,10 +75,10 @@ static cn_status read_flag(const char *arg, uint32_t sections, flag *out)
     memcpy(copy, name, len);
     copy[len] = '\0';
     if (arg[1] == '-') {
-        out->option = cn_option_find(copy);
+        out->option = cn_option_find_in(copy, sections);
         if (name[len] == '=') out->value = name + len + 1;
         if (!out->option && (strncmp(copy, "no-", 3) == 0 || strncmp(copy, "no_", 3) == 0)) {
-            out->option = cn_option_find(copy + 3);
+            out->option = cn_option_find_in(copy + 3, sections);
             out->negated = true;
         }
     } else if (len == 1 && !name[1]) {
@@ -207,12 +207,17 @@ static cn_status check_kv(const cn_kv_params *kv)
     return CN_OK;
 }
 
-static cn_status check_run_batch(const cn_config *c)
+static cn_status check_prompts(const cn_config *c)
 {
     if (c->id_field && !c->prompt_field)
         return cn_fail(CN_ERR_ARG, "--id-field %s needs --prompt-field", c->id_field);
     if (c->grade != CN_OPT_GRADE_NONE && !c->answer_field)
         return cn_fail(CN_ERR_ARG, "--grade needs --answer-field, the reference answers");
+    return CN_OK;
+}
+
+static cn_status check_run_batch(const cn_config *c)
+{
     if (c->answer_field && c->grade == CN_OPT_GRADE_NONE)
         return cn_fail(CN_ERR_ARG, "--answer-field %s needs --grade", c->answer_field);
     if (c->retry_errors && !c->resume) return cn_fail(CN_ERR_ARG, "--retry-errors needs --resume");
@@ -245,6 +250,7 @@ cn_status cn_config_validate(const cn_config *c, uint32_t sections)
     if (sections & CN_SECTION_ENGINE) CN_TRY(check_engine(c));
     if (sections & CN_SECTION_SAMPLING) CN_TRY(check_sampling(&c->sampling));
     if (sections & CN_SECTION_KV) CN_TRY(check_kv(&c->kv));
+    if (sections & CN_SECTION_PROMPTS) CN_TRY(check_prompts(c));
     if (sections & CN_SECTION_RUN_BATCH) CN_TRY(check_run_batch(c));
     if (sections & CN_SECTION_BENCH) CN_TRY(check_bench(c));
     return CN_OK;

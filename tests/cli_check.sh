@@ -44,7 +44,7 @@ for command in $commands; do
     done | sort >"$dir/taken"
     [ -s "$dir/taken" ] && cmp "$dir/help" "$dir/taken"
     # An option of a section the command lacks is refused, never ignored.
-    sed -n 's/^| `--\([a-z0-9-]*\)`.*/\1/p' "$dir/config.md" | sort | comm -13 "$dir/taken" - |
+    sed -n 's/^| `--\([a-z0-9-]*\)`.*/\1/p' "$dir/config.md" | sort -u | comm -13 "$dir/taken" - |
         while read -r option; do expect 1 "--$option" "$command" "--$option" 1; done
 done
 echo "cli: ok"

@@ -1,4 +1,5 @@
 /* test_grade.c - answers and references that are equal, and those that only look it. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -71,8 +72,34 @@ static void rules_match_what_they_say(void **state)
     }
 }
 
+/* Values of the Wilson score interval, computed apart in Python. */
+static void intervals_are_wilsons(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t matched, n;
+        double low, high;
+    } known[] = {
+        {0, 32, 0, 0.1071791982550706},
+        {7, 32, 0.11023836252604186, 0.3875499364924353},
+        {29, 32, 0.7578184527161212, 0.9675984487016337},
+        {32, 32, 0.8928208017449293, 1},
+        {125, 250, 0.43849126180890113, 0.5615087381910988},
+        {1, 1, 0.20654931437723745, 1},
+        {0, 0, 0, 1},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        double low, high;
+        cn_grade_interval(known[i].matched, known[i].n, &low, &high);
+        assert_true(fabs(low - known[i].low) < 1e-12 && fabs(high - known[i].high) < 1e-12);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(rules_match_what_they_say)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rules_match_what_they_say),
+        cmocka_unit_test(intervals_are_wilsons),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "engine/command.h"
 #include "engine/option_value.h"
 
 enum { ALL_SECTIONS = (1 << CN_N_SECTIONS) - 1, MAX_ARGS = 32 };
@@ -54,7 +55,7 @@ static void rows_are_consistent(void **state)
     size_t n;
     const cn_option *o = cn_options(&n);
     for (size_t i = 0; i < n; i++) {
-        assert_ptr_equal(cn_option_find(o[i].name), &o[i]); /* no name twice */
+        assert_ptr_equal(cn_option_find_in(o[i].name, o[i].section), &o[i]);
         assert_true(o[i].offset < offsetof(struct cn_config, given));
         assert_non_null(o[i].help);
         assert_int_equal(__builtin_popcount(o[i].section), 1);
@@ -74,6 +75,40 @@ static void rows_are_consistent(void **state)
     }
 }
 
+/* Two options of one name are never options of one command, nor of the library. */
+static void names_are_clear_in_every_command(void **state)
+{
+    (void)state;
+    size_t n, n_commands;
+    const cn_option *o = cn_options(&n);
+    const cn_command *commands = cn_commands(&n_commands);
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < i; j++) {
+            if (strcmp(o[i].name, o[j].name) != 0) continue;
+            const uint32_t both = (uint32_t)o[i].section | (uint32_t)o[j].section;
+            assert_true(o[i].section != o[j].section);
+            assert_true((both & (uint32_t)CN_SECTIONS_LIBRARY) == 0);
+            for (size_t k = 0; k < n_commands; k++)
+                assert_true((commands[k].sections & both) != both);
+        }
+}
+
+static void a_percentage_may_bear_its_sign(void **state)
+{
+    cn_config *c = *state;
+    const uint32_t sections = CN_SECTION_COMPARE;
+    assert_int_equal(parse_line(c, sections, "--audit 2.5%", NULL, NULL), CN_OK);
+    assert_true(c->compare_audit_percent == 2.5f);
+    assert_int_equal(parse_line(c, sections, "--audit=7 --json out.json", NULL, NULL), CN_OK);
+    assert_true(c->compare_audit_percent == 7);
+    assert_string_equal(c->compare_json, "out.json");
+    assert_false(c->json);
+    expect_refused(sections, "--audit 101%", "want a percentage from 0 to 100");
+    expect_refused(sections, "--audit 5%%", "audit 5%%");
+    expect_refused(sections, "--audit %", "audit %");
+    expect_refused(CN_SECTION_KV, "--kv-alpha 50%", "want a number");
+}
+
 /* Every enumerated row ends where its C enum ends. */
 static void enum_names_match_their_enums(void **state)
 {
@@ -91,6 +126,7 @@ static void enum_names_match_their_enums(void **state)
         {"reasoning-parser", "deepseek_r1", CN_OPT_REASONING_DEEPSEEK_R1},
         {"device", "cpu", CN_OPT_DEVICE_CPU},
         {"scheduling-policy", "priority", CN_OPT_SCHEDULING_PRIORITY},
+        {"async-scheduling", "off", CN_OPT_ASYNC_OFF},
         {"kv-policy", "zip", CN_KV_ZIP},
         {"kv-policies", "zip", CN_KV_ZIP},
         {"kv-pooling", "always", CN_POOLING_ALWAYS},
@@ -197,7 +233,7 @@ static void bad_flags_are_named(void **state)
     expect_refused(ALL_SECTIONS, "stray", "stray argument 'stray'");
     expect_refused(ALL_SECTIONS, "--=1", "unknown option");
     expect_refused(CN_SECTION_MODEL, "--strict", "run-batch section");
-    expect_refused(CN_SECTION_MODEL, "-i x", "run-batch section");
+    expect_refused(CN_SECTION_MODEL, "-i x", "prompts section");
     /* A prefix of a name is not the name: a later option must not change what a script means. */
     expect_refused(ALL_SECTIONS, "--max-num-batched 3", "unknown option");
 }
@@ -255,7 +291,7 @@ static void expect_invalid(uint32_t sections, const char *line, const char *need
 static void options_must_fit_each_other(void **state)
 {
     (void)state;
-    const uint32_t batch = CN_SECTION_RUN_BATCH;
+    const uint32_t batch = CN_SECTION_PROMPTS | CN_SECTION_RUN_BATCH;
     expect_invalid(CN_SECTION_CHECKPOINT, "", "--model is missing");
     expect_invalid(CN_SECTION_ENGINE, "--max-num-batched-tokens 128", "max-num-seqs 256");
     expect_invalid(CN_SECTION_ENGINE, "--max-num-batched-tokens 256", NULL);
@@ -371,6 +407,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_are_consistent),
+        cmocka_unit_test(names_are_clear_in_every_command),
+        WITH_CONFIG(a_percentage_may_bear_its_sign),
         cmocka_unit_test(enum_names_match_their_enums),
         WITH_CONFIG(defaults_are_the_tables),
         WITH_CONFIG(every_value_prints_and_reads_back),

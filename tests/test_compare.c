@@ -1,0 +1,290 @@
+/* test_compare.c - arms on an engine: full KV agrees with itself, the figures are those of the
+ * requests, an arm's audit equals a replay of everything, and reports hold what was measured. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "engine/compare_report.h"
+#include "engine/option_value.h"
+#include "tests/lib/scratch_dir.h"
+
+enum { N_ARMS = 4, LIMIT = 4 };
+
+/* A comparison of three compressed arms, kept over all tests. */
+typedef struct fixture {
+    cn_config *config;
+    cn_engine *engine;
+    cn_compare_arms arms;
+    cn_compare_task task;
+    cn_compare_figures figures[N_ARMS];
+} fixture;
+
+static void set(cn_config *c, uint32_t section, const char *name, const char *value)
+{
+    if (cn_option_set_text(c, cn_option_find_in(name, section), value) != CN_OK)
+        fail_msg("%s", cn_last_error());
+}
+
+static void open_fixture(fixture *x, const char *audit)
+{
+    cn_config *c = x->config = cn_config_create();
+    assert_non_null(c);
+    const uint32_t section = CN_SECTION_COMPARE;
+    set(c, section, "model", "examples/tiny-reasoner");
+    set(c, section, "reasoning-parser", "auto");
+    set(c, section, "prompt-field", "prompt");
+    set(c, section, "answer-field", "answer");
+    set(c, section, "grade", "exact");
+    set(c, section, "limit", "4");
+    set(c, section, "audit", audit);
+    set(c, section, "max-tokens", "200");
+    set(c, section, "block-size", "32");
+    set(c, section, "enable-prefix-caching", "false");
+    set(c, section, "progress", "none");
+    set(c, section, "arms", "zip:128:window=16,window:96,zip:1024:no-global");
+    assert_int_equal(cn_compare_arms_parse(&x->arms, c), CN_OK);
+    assert_int_equal(x->arms.n, N_ARMS);
+    cn_compare_arms_declare(&x->arms, c);
+    if (cn_engine_create(&x->engine, c) != CN_OK) fail_msg("%s", cn_last_error());
+    assert_int_equal(
+        cn_compare_task_load(&x->task, x->engine, "examples/tiny-reasoner/prompts/ledger.jsonl"),
+        CN_OK);
+    assert_int_equal(x->task.n, LIMIT);
+    assert_string_equal(x->task.name, "ledger");
+}
+
+static void run_arms(fixture *x)
+{
+    cn_compare_run *run;
+    assert_int_equal(cn_compare_run_create(&run, x->engine, &x->task), CN_OK);
+    for (uint32_t a = 0; a < N_ARMS; a++)
+        if (cn_compare_run_arm(run, &x->arms.arms[a], &x->figures[a]) != CN_OK)
+            fail_msg("%s", cn_last_error());
+    cn_compare_run_free(run);
+}
+
+static void close_fixture(fixture *x)
+{
+    cn_engine_free(x->engine);
+    cn_compare_task_free(&x->task);
+    cn_compare_arms_free(&x->arms);
+    cn_config_free(x->config);
+}
+
+static fixture shared;
+
+static int setup(void **state)
+{
+    open_fixture(&shared, "100%");
+    run_arms(&shared);
+    *state = &shared;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    close_fixture(*state);
+    return 0;
+}
+
+static void full_kv_agrees_with_itself(void **state)
+{
+    const fixture *x = *state;
+    const cn_compare_figures *f = &x->figures[0];
+    assert_int_equal(f->kv.policy, CN_KV_FULL);
+    assert_int_equal(f->prompts, LIMIT);
+    assert_int_equal(f->identical, LIMIT);
+    assert_int_equal(f->agreement.outputs, LIMIT);
+    assert_int_equal(f->agreement.tokens, f->output_tokens);
+    assert_true(cn_agreement_share(&f->agreement) == 1);
+    assert_true(f->agreement.gap_nats == 0);
+    assert_true(f->speedup == 1);
+    assert_int_equal(f->compressions + f->evicted_tokens + f->freed_bytes, 0);
+    assert_int_equal(f->output_tokens, LIMIT * 200);
+    /* Nothing is ever dropped: all but the last token stand in the cache at the end. */
+    assert_true(f->peak_tokens == (double)(f->prompt_tokens + f->output_tokens) / LIMIT - 1);
+    assert_true(f->running > 3 && f->running <= LIMIT);
+    assert_true(f->held_tokens > 32 && f->held_tokens <= f->max_peak_tokens + 32);
+}
+
+static void a_cap_that_is_never_reached_changes_nothing(void **state)
+{
+    const fixture *x = *state;
+    const cn_compare_figures *f = &x->figures[3];
+    assert_int_equal(f->kv.budget_tokens, 1024);
+    assert_false(f->kv.global_score);
+    assert_int_equal(f->identical, LIMIT);
+    assert_int_equal(f->compressions, 0);
+    assert_int_equal(f->agreement.tokens, f->output_tokens);
+    assert_true(f->agreement.gap_nats == 0);
+    assert_true(f->peak_tokens == x->figures[0].peak_tokens);
+}
+
+static void compression_shows_in_every_figure(void **state)
+{
+    const fixture *x = *state;
+    const cn_compare_figures *full = &x->figures[0], *zip = &x->figures[1], *win = &x->figures[2];
+    assert_int_equal(zip->kv.window_tokens, 16);
+    for (const cn_compare_figures *f = zip; f <= win; f++) {
+        assert_true(f->compressions >= LIMIT);
+        assert_true(f->evicted_tokens >= f->compressions * 32);
+        assert_in_range(f->max_peak_tokens, f->kv.budget_tokens + 1, f->kv.budget_tokens + 32);
+        assert_true(f->held_tokens < full->held_tokens);
+        assert_int_equal(f->agreement.outputs, LIMIT);
+        assert_int_equal(f->agreement.tokens, f->output_tokens);
+        assert_true(isfinite(f->agreement.gap_nats));
+        if (f->identical < LIMIT) assert_in_range(f->median_divergence, 1, 200);
+    }
+    /* 96 newest tokens lose the question, and full KV is surprised by what follows. */
+    assert_true(win->identical < LIMIT);
+    assert_true(cn_agreement_share(&win->agreement) < 1);
+    assert_true(cn_agreement_gap(&win->agreement) > 0);
+}
+
+static void an_audit_of_a_share_takes_whole_lines(void **state)
+{
+    (void)state;
+    fixture x = {0};
+    open_fixture(&x, "40%");
+    run_arms(&x);
+    uint32_t picked = 0;
+    for (uint32_t i = 0; i < LIMIT; i++)
+        picked += cn_audit_picks(40, 0, &x.task.items[i].id, sizeof x.task.items[i].id);
+    assert_in_range(picked, 1, LIMIT - 1);
+    for (uint32_t a = 0; a < N_ARMS; a++) {
+        assert_int_equal(x.figures[a].agreement.outputs, picked);
+        assert_true(x.figures[a].agreement.tokens < shared.figures[a].agreement.tokens);
+        assert_int_equal(x.figures[a].output_tokens, shared.figures[a].output_tokens);
+    }
+    close_fixture(&x);
+}
+
+static void what_cannot_run_is_refused_and_wrong(void **state)
+{
+    const fixture *x = *state;
+    cn_compare_run *run;
+    assert_int_equal(cn_compare_run_create(&run, x->engine, &x->task), CN_OK);
+    cn_compare_figures f;
+    assert_int_equal(cn_compare_run_arm(run, &x->arms.arms[0], &f), CN_OK);
+    cn_compare_arm wide = x->arms.arms[1];
+    wide.kv.window_tokens = 64; /* the engine's ring has 16 rows */
+    cn_log_set_level(CN_LOG_ERROR);
+    assert_int_equal(cn_compare_run_arm(run, &wide, &f), CN_OK);
+    cn_log_set_level(CN_LOG_INFO);
+    assert_int_equal(f.refused, LIMIT);
+    assert_int_equal(f.graded, LIMIT);
+    assert_int_equal(f.matched + f.identical, 0);
+    assert_int_equal(f.agreement.outputs, 0);
+    cn_compare_run_free(run);
+}
+
+/* ---- reports ---- */
+
+static cn_compare_report report_of(fixture *x, uint32_t n_done)
+{
+    return (cn_compare_report){.config = x->config, .arms = &x->arms, .tasks = &x->task,
+                               .n_tasks = 1, .figures = x->figures, .n_done = n_done};
+}
+
+static const json_t *at(const json_t *o, const char *a, const char *b)
+{
+    const json_t *v = json_object_get(json_object_get(o, a), b);
+    if (!v) fail_msg("%s.%s is missing", a, b);
+    return v;
+}
+
+static void json_holds_the_figures(void **state)
+{
+    fixture *x = *state;
+    scratch_dir dir;
+    char path[sizeof dir.path + 16];
+    scratch_dir_open(&dir);
+    snprintf(path, sizeof path, "%s/out.json", dir.path);
+    for (uint32_t n = 1; n <= N_ARMS; n += N_ARMS - 1) {
+        const cn_compare_report r = report_of(x, n);
+        assert_int_equal(cn_compare_write_json(&r, path), CN_OK);
+        json_t *json = json_load_file(path, 0, NULL);
+        assert_non_null(json);
+        assert_int_equal(json_is_true(json_object_get(json, "complete")), n == N_ARMS);
+        const json_t *task = json_array_get(json_object_get(json, "tasks"), 0);
+        const json_t *arms = json_object_get(task, "arms");
+        assert_int_equal(json_array_size(arms), n);
+        for (uint32_t a = 0; a < n; a++) {
+            const cn_compare_figures *f = &x->figures[a];
+            const json_t *arm = json_array_get(arms, a);
+            assert_int_equal(json_integer_value(at(arm, "exact_match", "matched")), f->matched);
+            assert_int_equal(json_integer_value(at(arm, "agreement", "audited_tokens")),
+                             f->agreement.tokens);
+            assert_int_equal(json_integer_value(at(arm, "kv_memory", "evicted")),
+                             f->evicted_tokens);
+            assert_true(fabs(json_real_value(at(arm, "agreement", "logprob_gap_per_token")) -
+                             cn_agreement_gap(&f->agreement)) < 1e-6);
+        }
+        json_decref(json);
+    }
+    const cn_compare_report r = report_of(x, 1);
+    assert_int_equal(cn_compare_write_json(&r, "/nowhere/out.json"), CN_ERR_IO);
+    assert_non_null(strstr(cn_last_error(), "/nowhere/out.json"));
+    scratch_dir_put(&dir, "out.json", NULL, 0);
+    scratch_dir_close(&dir);
+}
+
+static void the_table_has_a_row_per_arm_in_columns(void **state)
+{
+    fixture *x = *state;
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = open_memstream(&text, &size);
+    const cn_compare_report r = report_of(x, N_ARMS);
+    cn_compare_print(f, &r, 0);
+    fclose(f);
+    uint32_t rows = 0;
+    size_t width = 0;
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+        if (line[0] != '|') continue;
+        if (rows++ == 0) width = strlen(line);
+        assert_int_equal(strlen(line), width);
+    }
+    assert_int_equal(rows, N_ARMS + 2);
+    free(text);
+}
+
+static void the_plot_names_every_arm(void **state)
+{
+    fixture *x = *state;
+    scratch_dir dir;
+    char path[sizeof dir.path + 16];
+    scratch_dir_open(&dir);
+    snprintf(path, sizeof path, "%s/out.svg", dir.path);
+    const cn_compare_report r = report_of(x, N_ARMS);
+    assert_int_equal(cn_compare_write_plot(&r, path), CN_OK);
+    static char svg[65536];
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    svg[fread(svg, 1, sizeof svg - 1, f)] = '\0';
+    fclose(f);
+    for (uint32_t a = 0; a < N_ARMS; a++) assert_non_null(strstr(svg, x->arms.arms[a].label));
+    assert_non_null(strstr(svg, "</svg>"));
+    scratch_dir_put(&dir, "out.svg", NULL, 0);
+    scratch_dir_close(&dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(full_kv_agrees_with_itself),
+        cmocka_unit_test(a_cap_that_is_never_reached_changes_nothing),
+        cmocka_unit_test(compression_shows_in_every_figure),
+        cmocka_unit_test(an_audit_of_a_share_takes_whole_lines),
+        cmocka_unit_test(what_cannot_run_is_refused_and_wrong),
+        cmocka_unit_test(json_holds_the_figures),
+        cmocka_unit_test(the_table_has_a_row_per_arm_in_columns),
+        cmocka_unit_test(the_plot_names_every_arm),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

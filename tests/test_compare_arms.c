@@ -1,0 +1,128 @@
+/* test_compare_arms.c - the --arms list: what it sets, and what it says about mistakes. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "engine/compare_arms.h"
+#include "engine/option_value.h"
+
+static cn_config *make_config(const char *arms)
+{
+    cn_config *c = cn_config_create();
+    assert_non_null(c);
+    assert_int_equal(cn_option_set_text(c, cn_option_find("arms"), arms), CN_OK);
+    return c;
+}
+
+static void keys_set_what_the_options_set(void **state)
+{
+    (void)state;
+    cn_config *c = make_config("full,zip:384:window=48:no-global,window:512:sinks=8,"
+                               "zip:global=false:redundancy=none:pooling=never:alpha=0.5:p=-0.5:"
+                               "tau=2:lambda=1:combine=subtract:budget=256,zip:global");
+    c->kv.global_score = false; /* the command line's --no-kv-global */
+    c->kv.alpha = 0.25f;
+    cn_compare_arms a;
+    assert_int_equal(cn_compare_arms_parse(&a, c), CN_OK);
+    assert_int_equal(a.n, 5);
+    const cn_kv_params *kv = &a.arms[1].kv;
+    assert_string_equal(a.arms[1].label, "zip:384:window=48:no-global");
+    assert_int_equal(kv->policy, CN_KV_ZIP);
+    assert_int_equal(kv->budget_tokens, 384);
+    assert_int_equal(kv->window_tokens, 48);
+    assert_true(kv->alpha == 0.25f);
+    assert_false(kv->global_score);
+    kv = &a.arms[2].kv;
+    assert_int_equal(kv->policy, CN_KV_WINDOW);
+    assert_int_equal(kv->budget_tokens, 512);
+    assert_int_equal(kv->sink_tokens, 8);
+    kv = &a.arms[3].kv;
+    assert_int_equal(kv->budget_tokens, 256);
+    assert_int_equal(kv->redundancy, CN_REDUNDANCY_NONE);
+    assert_int_equal(kv->pooling, CN_POOLING_NEVER);
+    assert_int_equal(kv->combine, CN_COMBINE_SUBTRACT);
+    assert_true(kv->alpha == 0.5f && kv->redundancy_p == -0.5f);
+    assert_true(kv->redundancy_tau == 2 && kv->lambda == 1);
+    assert_true(a.arms[4].kv.global_score);
+    assert_int_equal(a.arms[4].kv.budget_tokens, 2048);
+    cn_compare_arms_free(&a);
+    cn_config_free(c);
+}
+
+static void full_kv_stands_in_front(void **state)
+{
+    (void)state;
+    static const char *const lists[] = {"zip:384,full", "zip:384", "full,zip:384"};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        cn_config *c = make_config(lists[i]);
+        c->kv.policy = CN_KV_ZIP;
+        cn_compare_arms a;
+        assert_int_equal(cn_compare_arms_parse(&a, c), CN_OK);
+        assert_int_equal(a.n, 2);
+        assert_string_equal(a.arms[0].label, "full");
+        assert_int_equal(a.arms[0].kv.policy, CN_KV_FULL);
+        assert_string_equal(a.arms[1].label, "zip:384");
+        cn_compare_arms_free(&a);
+        cn_config_free(c);
+    }
+}
+
+static void one_engine_holds_all_arms(void **state)
+{
+    (void)state;
+    cn_config *c = make_config("full,zip:384:window=48,zip:512:window=32,window:128:window=99");
+    cn_compare_arms a;
+    assert_int_equal(cn_compare_arms_parse(&a, c), CN_OK);
+    cn_compare_arms_declare(&a, c);
+    assert_int_equal(c->kv_policies, 1u << CN_KV_FULL | 1u << CN_KV_ZIP | 1u << CN_KV_WINDOW);
+    assert_int_equal(c->kv.window_tokens, 48);
+    assert_int_equal(c->kv.budget_tokens, 128);
+    cn_compare_arms_free(&a);
+    cn_config_free(c);
+}
+
+static void mistakes_are_named_with_what_is_known(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *arms, *names, *lists;
+    } cases[] = {
+        {"full,quest:384", "quest", "full|window|zip"},
+        {"zip:384:windov=48", "windov", "window, sinks, global, alpha, pooling"},
+        {"zip:384:windov=48", "--arms zip:384:windov=48", "lambda, combine"},
+        {"zip:384:no-windov", "no-windov", "pooling"},
+        {"zip:384:window", "'window'", "window=value"},
+        {"zip:384:no-window", "no-window", "no switch"},
+        {"zip:384:window=x", "kv-window x", "from 1 to"},
+        {"zip:384:pooling=sometimes", "sometimes", "first|never|always"},
+        {"zip:0", "kv-budget 0", "from 1"},
+        {"zip:384:", "zip:384:", "unknown key ''"},
+        {"full,,zip", "kv-policy ''", "full|window|zip"},
+        {"zip:16:window=48", "kv-window 48", "kv-budget 16"},
+        {"zip:384,window:64,zip:384", "zip:384", "twice"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cn_config *c = make_config(cases[i].arms);
+        cn_compare_arms a;
+        assert_int_equal(cn_compare_arms_parse(&a, c), CN_ERR_ARG);
+        const char *e = cn_last_error();
+        if (!strstr(e, cases[i].names) || !strstr(e, cases[i].lists))
+            fail_msg("%s: got '%s'", cases[i].arms, e);
+        cn_compare_arms_free(&a);
+        cn_config_free(c);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(keys_set_what_the_options_set),
+        cmocka_unit_test(full_kv_stands_in_front),
+        cmocka_unit_test(one_engine_holds_all_arms),
+        cmocka_unit_test(mistakes_are_named_with_what_is_known),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
