@@ -1,0 +1,85 @@
+#!/bin/sh
+# `cinch bench throughput` and `cinch plan` from the outside: the lines and fields that scripts
+# read, the counts of each dataset, and plans that are refused. BUILD is the build directory.
+set -eu
+cinch=${BUILD:-build}/cinch
+model=examples/tiny-reasoner
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+
+fail() {
+    echo "$1:"
+    cat "$dir/out"
+    exit 1
+}
+
+# bench WANT... -- OPTIONS...: each WANT is a field of the JSON, with its value if that is known.
+bench() {
+    wants=""
+    while [ "$1" != -- ]; do
+        wants="$wants $1"
+        shift
+    done
+    shift
+    "$cinch" bench throughput --model $model --kv-cache-memory-bytes 64M --output-json "$dir/out" \
+        "$@" >"$dir/line"
+    grep -qE '^Throughput: [0-9.]+ requests/s, [0-9.]+ total tokens/s, [0-9.]+ output tokens/s$' \
+        "$dir/line" || fail "no throughput line"
+    for want in $wants; do
+        grep -qE "^ \"${want%=*}\": ${want#*=}" "$dir/out" || fail "no $want"
+    done
+}
+
+bench elapsed_time=[0-9] requests_per_second=[0-9] tokens_per_second=[0-9] num_requests=5, \
+    total_num_tokens=60, total_output_tokens=20, -- --num-prompts 5 --input-len 8 --output-len 4
+
+bench num_requests=9, -- --num-prompts 9 --input-len 20 --output-len 8 --random-range-ratio 0.5
+! grep -q '"total_output_tokens": 72,' "$dir/out" || fail "lengths do not vary"
+
+cat >"$dir/custom.jsonl" <<'J'
+{"prompt": "Sort: 3 1 2", "output_tokens": 7}
+{"prompt": "Sort: 2 1"}
+J
+bench num_requests=2, total_output_tokens=135, -- --dataset-name custom \
+    --dataset-path "$dir/custom.jsonl"
+bench num_requests=1, total_output_tokens=3, -- --dataset-name custom \
+    --dataset-path "$dir/custom.jsonl" --num-prompts 1 --output-len 3
+
+cat >"$dir/sharegpt.json" <<'J'
+[{"conversations": [{"from": "human", "value": "Sort: 3 1 2 9"}, {"from": "gpt", "value": "x"}]},
+ {"conversations": [{"from": "human", "value": "no answer"}]}, {},
+ {"conversations": [{"from": "human", "value": "Sort: 3 1 2 9"},
+                    {"from": "gpt", "value": "1 2 3 9 1 2 3 9"}]}]
+J
+bench num_requests=1, -- --dataset-name sharegpt --dataset-path "$dir/sharegpt.json"
+
+# refused TEXT ARGUMENTS...
+refused() {
+    text=$1
+    shift
+    "$cinch" "$@" >"$dir/out" 2>&1 && fail "not refused: $*"
+    grep -qF -e "$text" "$dir/out" || fail "no '$text'"
+}
+refused "want one word, throughput" bench --model $model
+refused "want one word, throughput" bench latency --model $model
+refused "/no/such" bench throughput --model $model --dataset-name custom --dataset-path /no/such
+echo '{"prompt": 5}' >"$dir/bad.jsonl"
+refused "line 1: prompt" bench throughput --model $model --dataset-name custom \
+    --dataset-path "$dir/bad.jsonl"
+refused "no prompt to run" bench throughput --model $model --input-len 9000
+
+"$cinch" plan --model $model --kv-cache-memory-bytes 64M --json >"$dir/out"
+for want in '"num_blocks": 170' '"block_bytes": 393216' '"concurrency_full": 1' \
+    '"concurrency_capped": 0' '"parameters": 10819200' '"expected_tokens_per_s"'; do
+    grep -qF -e "$want" "$dir/out" || fail "no $want"
+done
+"$cinch" plan --model $model --kv-cache-memory-bytes 64M --kv-policy zip --kv-budget 384 \
+    --kv-window 48 >"$dir/out"
+for want in 'N_total = 139 blocks of 64 tokens' 'M = 19 slots of 48 queries' \
+    '19 requests of any output length at budget 384'; do
+    grep -qF -e "$want" "$dir/out" || fail "no $want"
+done
+refused "--kv-cache-memory-bytes" plan --model $model --kv-cache-memory-bytes 64K
+refused "--max-model-len 9000" plan --model $model --max-model-len 9000
+refused "/no/such" plan --model /no/such
+echo "bench: ok"
