@@ -3,6 +3,7 @@
 ##   make demo      install what is missing, build, answer examples/prompts.jsonl
 ##   make check     install what is missing, build, run every test and the style check
 ##   make           build build/cinch and build/libcinch.a
+##   make cuda      build build/cinch-cuda.so, the GPU backend; needs CUDA 13's nvcc, not a GPU
 ##   make install   PREFIX=/usr/local DESTDIR=
 ##
 ## Tests:  test [T=name]  sim [SEED=n STEPS=n]  fuzz [T=name FUZZ_RUNS=n SEED=n]  scripts
@@ -57,10 +58,22 @@ BENCH_BIN := $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c))
 TOOL_BIN := $(BUILD)/tests/diff_dumps
 PROGRAM_OBJ := $(BUILD)/engine/main.o $(addsuffix .o,$(TEST_BIN) $(SIM_BIN) $(FUZZ_BIN) \
   $(TOOL_BIN) $(EXAMPLE_BIN) $(BENCH_BIN))
+# Code for Hopper (9.0a) and for 8.0, and portable code that drivers finish for what is newer.
+CUDA_HOME ?= /usr/local/cuda
+NVCC ?= $(CUDA_HOME)/bin/nvcc
+CUDA_ARCHS ?= -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_80,code=sm_80 \
+  -gencode arch=compute_80,code=compute_80
+NVCC_FLAGS := -std=c++17 -O3 -lineinfo $(CUDA_ARCHS) --threads 2 -Werror all-warnings \
+  -Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics \
+  -Xcompiler -Wall,-Wextra,-Werror
+CUDA_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard cuda/*.c)) \
+  $(patsubst %.cu,$(BUILD)/%.cu.o,$(wildcard cuda/*.cu))
+CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart_static \
+  -lrt -ldl -lpthread
 # Tests that start threads: what the thread sanitizer is for. Another: TSAN_TESTS="a b".
 TSAN_TESTS ?= ops_cpu attn_cpu
 
-.PHONY: all cpu help deps demo check test sim fuzz scripts asan ubsan tsan golden tidy docs \
+.PHONY: all cpu cuda help deps demo check test sim fuzz scripts asan ubsan tsan golden tidy docs \
   docs-check install examples programs test-programs bench clean
 all: $(BUILD)/cinch $(LIB)
 cpu: all
@@ -78,6 +91,8 @@ endef
 ifeq ($(filter clean help deps,$(MAKECMDGOALS)),)
 $(call stamp,flags,$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS))
 $(call stamp,members,$(LIB_OBJ))
+$(call stamp,cuda-flags,$(NVCC) $(NVCC_FLAGS))
+$(call stamp,cuda-members,$(CUDA_OBJ))
 $(call stamp,test-members,$(TEST_LIB_OBJ))
 endif
 
@@ -108,6 +123,24 @@ $(BUILD)/tests/%: $(BUILD)/tests/%.o $(TEST_LIB) $(LIB)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
 
 $(BUILD)/flags $(BUILD)/members $(BUILD)/test-members:
+
+# ---- the GPU backend ----
+
+cuda: $(BUILD)/cinch-cuda.so
+
+$(BUILD)/cuda/%.o: cuda/%.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(CC) -I. -isystem $(CUDA_HOME)/include $(CPPFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden \
+	  -MMD -MP -c -o $@ $<
+
+$(BUILD)/cuda/%.cu.o: cuda/%.cu $(BUILD)/cuda-flags
+	@mkdir -p $(@D)
+	$(NVCC) -I. $(NVCC_FLAGS) -MMD -MP -c -o $@ $<
+
+$(BUILD)/cinch-cuda.so: $(CUDA_OBJ) $(BUILD)/cuda-members
+	$(CC) -shared -Wl,-z,defs $(LDFLAGS) -o $@ $(CUDA_OBJ) $(CUDA_LIBS) -lm
+
+$(BUILD)/cuda-flags $(BUILD)/cuda-members:
 
 examples: $(EXAMPLE_BIN)
 programs: all $(TEST_BIN) $(SIM_BIN) $(FUZZ_BIN) $(TOOL_BIN) $(EXAMPLE_BIN) $(BENCH_BIN)
@@ -219,6 +252,7 @@ bench: all $(BENCH_BIN)
 clean:
 	rm -rf $(BUILD) build-address build-undefined build-thread
 
+-include $(CUDA_OBJ:.o=.d)
 -include $(LIB_OBJ:.o=.d) $(TEST_LIB_OBJ:.o=.d) $(PROGRAM_OBJ:.o=.d)
 .SECONDARY:
 .DELETE_ON_ERROR:

@@ -163,6 +163,20 @@ void cn_buf_free(cn_buf *b)
     *b = (cn_buf){0};
 }
 
+const cn_base_calls *cn_base_calls_get(void)
+{
+    static const cn_base_calls calls = {
+        .fail = cn_fail,
+        .fail_within = cn_fail_within,
+        .assert_failed = cn_assert_failed,
+        .log = cn_log,
+        .calloc = cn_calloc,
+        .realloc = cn_realloc,
+        .free = cn_free,
+    };
+    return &calls;
+}
+
 double cn_now_s(void)
 {
     struct timespec t;

@@ -72,6 +72,19 @@ cn_status cn_buf_addf(cn_buf *b, const char *fmt, ...) __attribute__((format(pri
 void cn_buf_clear(cn_buf *b); /* keeps capacity */
 void cn_buf_free(cn_buf *b);
 
+/* What a shared object of ours needs of the program that opens it: errors, logging and memory stay
+ * the program's. cn_base_calls_get() answers with this program's own. */
+typedef struct cn_base_calls {
+    cn_status (*fail)(cn_status status, const char *fmt, ...);
+    cn_status (*fail_within)(cn_status status, const char *fmt, ...);
+    void (*assert_failed)(const char *file, int line, const char *cond);
+    void (*log)(cn_log_lvl lvl, const char *fmt, ...);
+    void *(*calloc)(size_t n, size_t size);
+    void *(*realloc)(void *p, size_t n, size_t size);
+    void (*free)(void *p);
+} cn_base_calls;
+const cn_base_calls *cn_base_calls_get(void);
+
 /* Monotonic seconds since an arbitrary start. */
 double cn_now_s(void);
 

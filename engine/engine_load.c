@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "engine/backend.h"
 #include "engine/planner.h"
 
 /* ---- the checkpoint, without its weights ---- */
@@ -46,13 +47,7 @@ static cn_status load_checkpoint_texts(cn_engine *e)
     return cn_output_reasoning_choose(e->tokenizer, c->reasoning_parser, &e->reasoning);
 }
 
-/* ---- backend, weights, model ---- */
-
-static cn_status open_backend(cn_engine *e)
-{
-    cn_cpu_backend_opts o = {.n_threads = e->config->n_threads};
-    return cn_backend_cpu_open(&e->backend, &o);
-}
+/* ---- weights, model ---- */
 
 static cn_status load_model(cn_engine *e)
 {
@@ -195,7 +190,7 @@ static cn_status take_event_memory(cn_engine *e, const cn_memory_plan *plan)
 static cn_status build(cn_engine *e)
 {
     CN_TRY(load_checkpoint_texts(e));
-    CN_TRY(open_backend(e));
+    CN_TRY(cn_backend_open(&e->backend, e->config, &e->model_config));
     cn_memory_plan plan;
     CN_TRY(cn_memory_plan_make(&plan, e->config, &e->model_config, e->backend));
     CN_TRY(load_model(e));

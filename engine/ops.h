@@ -10,7 +10,11 @@
  * Sums are f32 at least. All pointers are device pointers unless a comment says host. Index
  * arrays are valid until the stream has run the op. Ops enqueue on `stream` and return; they
  * neither allocate nor synchronise. A NULL entry means the backend lacks the op: refused at
- * start, by name. */
+ * start, by name.
+ *
+ * Padding. A graph (cn_graph) replays a batch of fixed size: rows beyond the real ones are stored
+ * nowhere (kv_slots = CN_NO_SLOT, q_rows = -1) and sequences beyond the real ones have kv_len 0;
+ * what an op writes to their outputs is not defined. Only a backend with graphs meets them. */
 #ifndef CN_OPS_H
 #define CN_OPS_H
 
@@ -18,8 +22,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "engine/cinch.h"
+#include "engine/base.h"
 #include "paged/kv_layout.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 typedef enum cn_dtype { CN_F32, CN_BF16, CN_F16, CN_U32 } cn_dtype;
 static inline size_t cn_dtype_bytes(cn_dtype t) { return t == CN_BF16 || t == CN_F16 ? 2 : 4; }
@@ -27,6 +35,9 @@ static inline size_t cn_dtype_bytes(cn_dtype t) { return t == CN_BF16 || t == CN
 typedef struct cn_backend cn_backend;
 typedef struct cn_stream cn_stream; /* in-order queue of device work */
 typedef struct cn_fence cn_fence;   /* a point in a stream; reusable */
+typedef struct cn_graph cn_graph;   /* recorded ops that one call starts again */
+
+#define CN_NO_SLOT UINT32_MAX /* in kv_slots: a row of padding */
 
 /* The step's batch as flat arrays. Sequences come decode first: the first n_decode have exactly
  * one query token; token order follows sequence order. */
@@ -239,6 +250,9 @@ struct cn_backend {
     /* Device memory, zeroed. Taken at start only. */
     cn_status (*mem_alloc)(cn_backend *be, size_t bytes, void **out);
     void (*mem_free)(cn_backend *be, void *p);
+    /* Bytes that one mem_alloc can still get. NULL: the host's memory, without a limit of its
+     * own. */
+    size_t (*mem_avail)(cn_backend *be);
     /* Host memory, zeroed, that the device reads and writes directly. Taken at start only. */
     cn_status (*host_alloc)(cn_backend *be, size_t bytes, void **out);
     void (*host_free)(cn_backend *be, void *p);
@@ -247,6 +261,9 @@ struct cn_backend {
      * host_alloc the call may wait for that. */
     cn_status (*mem_write)(cn_stream *s, void *dst, const void *host, size_t bytes);
     cn_status (*mem_read)(cn_stream *s, void *host, const void *src, size_t bytes);
+    /* *out (device) = sum of the 32-bit words of src[bytes], 16-byte aligned: one pass of reading,
+     * the yardstick of benchmarks. May be NULL. */
+    cn_status (*mem_sum)(cn_stream *s, const void *src, size_t bytes, uint64_t *out);
 
     /* Stream 0 runs the model, stream 1 compression. */
     cn_stream *(*stream)(cn_backend *be, uint32_t i);
@@ -257,6 +274,14 @@ struct cn_backend {
     cn_status (*fence_wait)(cn_stream *s, cn_fence *f); /* the stream waits, not the host */
     cn_status (*fence_done)(cn_fence *f, bool *done);   /* poll; an error of the work shows here */
     cn_status (*fence_sync)(cn_fence *f);               /* the host waits */
+
+    /* Between begin and end ops of s are recorded, not run: with the addresses and numbers of their
+     * arguments, but with what arrays hold at each launch. mem_write and mem_read cannot be
+     * recorded. NULL: the backend runs ops one by one only. */
+    cn_status (*graph_begin)(cn_stream *s);
+    cn_status (*graph_end)(cn_stream *s, cn_graph **out);
+    cn_status (*graph_launch)(cn_stream *s, cn_graph *g);
+    void (*graph_free)(cn_graph *g);
 
     cn_status (*embed)(cn_stream *s, const cn_embed_args *a);
     cn_status (*rmsnorm)(cn_stream *s, const cn_rmsnorm_args *a);
@@ -284,4 +309,41 @@ typedef struct cn_cpu_backend_opts {
 /* The CPU backend. Stream 0 runs on the caller and its pool; stream 1 on a worker thread. */
 cn_status cn_backend_cpu_open(cn_backend **out, const cn_cpu_backend_opts *o);
 
+/* Which matrix products a CUDA backend uses: what was fastest, or one kind alone (benchmarks). */
+typedef enum cn_cuda_gemm_kind {
+    CN_CUDA_GEMM_FASTEST,
+    CN_CUDA_GEMM_LIBRARY,
+    CN_CUDA_GEMM_OWN /* where there is one */
+} cn_cuda_gemm_kind;
+
+/* Pointers are borrowed for the call. */
+typedef struct cn_cuda_backend_opts {
+    /* Set by cn_backend_cuda_load (engine/backend.h): who calls. */
+    const cn_base_calls *base;
+    const char *version; /* CINCH_VERSION */
+    size_t table_bytes;  /* sizeof(cn_backend): another one was built from other headers */
+
+    uint32_t device; /* ordinal */
+    /* The one allocation of device memory: memory_bytes of it, or (0) memory_share of the device's
+     * memory less what is in use. */
+    uint64_t memory_bytes;
+    float memory_share;
+
+    /* The model and the largest step: workspace, and the matrix products to time at start. With
+     * hidden 0 nothing is timed. */
+    uint32_t n_layers, n_heads, n_kv_heads, head_dim, hidden, intermediate, vocab;
+    uint32_t max_seqs, max_tokens, max_kv_tokens;
+
+    bool batch_invariant; /* a row's bits do not depend on its batch */
+    cn_cuda_gemm_kind gemm;
+    const char *cache_dir; /* where timings are kept, made when missing; NULL: nowhere */
+} cn_cuda_backend_opts;
+
+/* The CUDA backend, the one symbol of cinch-cuda.so. Stream 0 has priority over stream 1. */
+cn_status cn_backend_cuda_open(cn_backend **out, const cn_cuda_backend_opts *o);
+typedef cn_status (*cn_backend_cuda_open_fn)(cn_backend **out, const cn_cuda_backend_opts *o);
+
+#ifdef __cplusplus
+}
+#endif
 #endif

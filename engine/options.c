@@ -403,3 +403,11 @@ cn_status cn_config_result_hash(const cn_config *c, uint64_t *out)
     cn_buf_free(&text);
     return status;
 }
+
+cn_status cn_cache_dir(cn_buf *out)
+{
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    if (cache && *cache) return cn_buf_addf(out, "%s/cinch", cache);
+    if (home && *home) return cn_buf_addf(out, "%s/.cache/cinch", home);
+    return CN_OK;
+}

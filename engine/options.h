@@ -37,7 +37,6 @@ typedef enum cn_opt_reasoning_parser {
     CN_OPT_REASONING_QWEN3,
     CN_OPT_REASONING_DEEPSEEK_R1
 } cn_opt_reasoning_parser;
-typedef enum cn_opt_device { CN_OPT_DEVICE_AUTO, CN_OPT_DEVICE_CPU } cn_opt_device;
 typedef enum cn_opt_async { CN_OPT_ASYNC_AUTO, CN_OPT_ASYNC_ON, CN_OPT_ASYNC_OFF } cn_opt_async;
 typedef enum cn_opt_scheduling {
     CN_OPT_SCHEDULING_FCFS,
@@ -95,7 +94,9 @@ struct cn_config {
     cn_opt_reasoning_parser reasoning_parser;
 
     /* engine */
-    cn_opt_device device;
+    char *device;                   /* "auto", "cpu", "cuda" or "cuda:1" */
+    float gpu_memory_utilization;   /* share of the GPU's memory */
+    bool batch_invariant;
     uint32_t n_threads;             /* 0 = cores */
     uint32_t block_tokens;          /* 0 = the backend's default */
     uint64_t kv_cache_memory_bytes; /* 0 = auto */
@@ -266,6 +267,11 @@ cn_status cn_config_result_hash(const cn_config *c, uint64_t *out);
  * member is an error. *known tells whether the key is a row's; when it is not, nothing changed. */
 cn_status cn_request_set_json(cn_sampling *s, cn_kv_params *kv, uint32_t sections, const char *key,
                               json_t *value, bool *known);
+
+/* ---- places ---- */
+/* Where things may be kept that can be made again, in "cinch" under XDG_CACHE_HOME or ~/.cache;
+ * appends nothing when the environment names neither. */
+cn_status cn_cache_dir(cn_buf *out);
 
 /* ---- printing ---- */
 void cn_config_help(FILE *f, uint32_t sections);

@@ -15,6 +15,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __CUDACC__
+#define CN_KV_FN __host__ __device__ static inline
+#else
+#define CN_KV_FN static inline
+#endif
+
 typedef enum cn_kv_part { CN_KV_K = 0, CN_KV_V = 1 } cn_kv_part;
 
 typedef struct cn_kv_layout {
@@ -24,9 +30,8 @@ typedef struct cn_kv_layout {
     uint32_t head_dim;
 } cn_kv_layout;
 
-static inline cn_kv_layout cn_kv_layout_make(uint32_t n_layers, uint32_t n_blocks,
-                                             uint32_t n_kv_heads, uint32_t block_tokens,
-                                             uint32_t head_dim)
+CN_KV_FN cn_kv_layout cn_kv_layout_make(uint32_t n_layers, uint32_t n_blocks, uint32_t n_kv_heads,
+                                        uint32_t block_tokens, uint32_t head_dim)
 {
     cn_kv_layout l;
     l.n_layers = n_layers;
@@ -39,20 +44,20 @@ static inline cn_kv_layout cn_kv_layout_make(uint32_t n_layers, uint32_t n_block
 }
 
 /* Elements of one (layer, block): both parts of all heads. */
-static inline size_t cn_kv_block_elems(const cn_kv_layout *l)
+CN_KV_FN size_t cn_kv_block_elems(const cn_kv_layout *l)
 {
     return (size_t)l->n_kv_heads * l->block_tokens * 2 * l->head_dim;
 }
 
 /* Elements of the whole pool. */
-static inline size_t cn_kv_pool_elems(const cn_kv_layout *l)
+CN_KV_FN size_t cn_kv_pool_elems(const cn_kv_layout *l)
 {
     return (size_t)l->n_layers * l->n_blocks * cn_kv_block_elems(l);
 }
 
 /* First element of the head_dim-long row of (layer, block, kv head, slot in block, K or V). */
-static inline size_t cn_kv_row(const cn_kv_layout *l, uint32_t layer, uint32_t block, uint32_t head,
-                               uint32_t slot, cn_kv_part part)
+CN_KV_FN size_t cn_kv_row(const cn_kv_layout *l, uint32_t layer, uint32_t block, uint32_t head,
+                          uint32_t slot, cn_kv_part part)
 {
     size_t tiles = l->block_tokens / l->tile_tokens;
     size_t tile = (((size_t)layer * l->n_blocks + block) * l->n_kv_heads + head) * tiles +
@@ -61,22 +66,22 @@ static inline size_t cn_kv_row(const cn_kv_layout *l, uint32_t layer, uint32_t b
 }
 
 /* Element of a per-slot side array (global score, origin). */
-static inline size_t cn_kv_side(const cn_kv_layout *l, uint32_t layer, uint32_t block,
-                                uint32_t head, uint32_t slot)
+CN_KV_FN size_t cn_kv_side(const cn_kv_layout *l, uint32_t layer, uint32_t block, uint32_t head,
+                           uint32_t slot)
 {
     return (((size_t)layer * l->n_blocks + block) * l->n_kv_heads + head) * l->block_tokens + slot;
 }
 
-static inline size_t cn_kv_side_elems(const cn_kv_layout *l)
+CN_KV_FN size_t cn_kv_side_elems(const cn_kv_layout *l)
 {
     return (size_t)l->n_layers * l->n_blocks * l->n_kv_heads * l->block_tokens;
 }
 
 /* First element of the head_dim-long row of (layer, query slot, ring row, query head).
  * n_slots query slots of `window` rows each. */
-static inline size_t cn_query_row(uint32_t n_slots, uint32_t window, uint32_t n_q_heads,
-                                  uint32_t head_dim, uint32_t layer, uint32_t slot, uint32_t row,
-                                  uint32_t head)
+CN_KV_FN size_t cn_query_row(uint32_t n_slots, uint32_t window, uint32_t n_q_heads,
+                             uint32_t head_dim, uint32_t layer, uint32_t slot, uint32_t row,
+                             uint32_t head)
 {
     return ((((size_t)layer * n_slots + slot) * window + row) * n_q_heads + head) * head_dim;
 }

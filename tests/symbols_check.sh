@@ -7,9 +7,9 @@ build=${BUILD:-build}
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 
-# Objects of sources that are still in the tree.
+# Objects of sources that are still in the tree. The CUDA backend is a program of its own.
 objects() {
-    find "$build" -name '*.o' | while read -r object; do
+    find "$build" -name '*.o' -not -path "$build/cuda/*" | while read -r object; do
         source=${object#"$build"/}
         [ ! -e "${source%.o}.c" ] || echo "$object"
     done

@@ -124,7 +124,6 @@ static void enum_names_match_their_enums(void **state)
         {"chat-template", "none", CN_OPT_CHAT_NONE},
         {"enable-thinking", "on", CN_OPT_THINKING_ON},
         {"reasoning-parser", "deepseek_r1", CN_OPT_REASONING_DEEPSEEK_R1},
-        {"device", "cpu", CN_OPT_DEVICE_CPU},
         {"scheduling-policy", "priority", CN_OPT_SCHEDULING_PRIORITY},
         {"async-scheduling", "off", CN_OPT_ASYNC_OFF},
         {"kv-policy", "zip", CN_KV_ZIP},

@@ -1,0 +1,448 @@
+/* bench_kernel.c - how near the GPU's ops come to what its memory allows: each op's bytes a second
+ * as a share of the read bandwidth measured in the same run, matrix products also beside cuBLASLt,
+ * and the matrix products and row-wise ops of a whole decode step in one graph.
+ *
+ * Usage: bench_kernel [-v] [gemm|ops|step]...   (all three when none is named; -v prints every
+ * candidate that was timed for a product)
+ * The model is Qwen3-8B's shape with random weights. Ops are timed in graphs whose every node reads
+ * other weights, several times more than the second-level cache holds. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/backend.h"
+
+enum {
+    LAYERS = 36,
+    HIDDEN = 4096,
+    HEADS = 32,
+    KV_HEADS = 8,
+    HEAD_DIM = 128,
+    INTERMEDIATE = 12288,
+    VOCAB = 151936,
+    QKV = (HEADS + 2 * KV_HEADS) * HEAD_DIM,
+    MAX_TOKENS = 4096,
+    MAX_SEQS = 256,
+    BLOCK_TOKENS = 256,
+    LAUNCHES = 6,
+    PART_GIB = 5,
+    STEP_GIB = 17
+};
+
+typedef struct bench {
+    cn_backend *be;
+    cn_stream *s;
+    double read_bytes_s; /* measured */
+    char *memory;        /* all that is left on the device */
+    size_t bytes;
+} bench;
+
+static void must(cn_status status)
+{
+    if (status == CN_OK) return;
+    fprintf(stderr, "bench_kernel: %s\n", cn_last_error());
+    exit(1);
+}
+
+/* ---- timing ---- */
+
+/* Seconds of one run of `record`, as a graph launched LAUNCHES times; the best of three. */
+static double time_graph(bench *b, void (*record)(bench *b, const void *ctx), const void *ctx)
+{
+    cn_graph *g = NULL;
+    record(b, ctx); /* plans, modules */
+    must(b->be->stream_sync(b->s));
+    must(b->be->graph_begin(b->s));
+    record(b, ctx);
+    must(b->be->graph_end(b->s, &g));
+    must(b->be->graph_launch(b->s, g));
+    must(b->be->stream_sync(b->s));
+    double best = 1e30;
+    for (int round = 0; round < 3; round++) {
+        const double start = cn_now_s();
+        for (int i = 0; i < LAUNCHES; i++) must(b->be->graph_launch(b->s, g));
+        must(b->be->stream_sync(b->s));
+        const double once = (cn_now_s() - start) / LAUNCHES;
+        if (once < best) best = once;
+    }
+    b->be->graph_free(g);
+    return best;
+}
+
+/* ---- set-up ---- */
+
+/* Random bf16 in (-0.5, 0.5): the power that a product draws depends on its bits. */
+static void fill_random(bench *b)
+{
+    enum { CHUNK = 32 << 20 };
+    uint16_t *chunk = cn_calloc(CHUNK, sizeof *chunk);
+    uint64_t state = 1;
+    for (size_t i = 0; chunk && i < CHUNK; i++) {
+        state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        chunk[i] = (uint16_t)(0x3c00 | (state >> 33 & 0x82ff));
+    }
+    for (size_t at = 0; at < b->bytes; at += (size_t)CHUNK * 2) {
+        const size_t left = b->bytes - at, n = left < CHUNK * 2 ? left : (size_t)CHUNK * 2;
+        must(b->be->mem_write(b->s, b->memory + at, chunk, n));
+    }
+    must(b->be->stream_sync(b->s));
+    cn_free(chunk);
+}
+
+static bool open_bench(bench *b, cn_cuda_gemm_kind kind, uint64_t gib)
+{
+    const cn_cuda_backend_opts o = {.memory_bytes = gib << 30,
+                                    .n_layers = LAYERS,
+                                    .n_heads = HEADS,
+                                    .n_kv_heads = KV_HEADS,
+                                    .head_dim = HEAD_DIM,
+                                    .hidden = HIDDEN,
+                                    .intermediate = INTERMEDIATE,
+                                    .vocab = VOCAB,
+                                    .max_seqs = MAX_SEQS,
+                                    .max_tokens = MAX_TOKENS,
+                                    .max_kv_tokens = 40960,
+                                    .gemm = kind};
+    *b = (bench){0};
+    const double start = cn_now_s();
+    if (cn_backend_cuda_load(&b->be, o) != CN_OK) return false;
+    printf("opened in %.2f s, matrix products timed\n", cn_now_s() - start);
+    b->s = b->be->stream(b->be, 0);
+    b->bytes = b->be->mem_avail(b->be) / 4096 * 4096;
+    void *memory = NULL;
+    must(b->be->mem_alloc(b->be, b->bytes, &memory));
+    b->memory = memory;
+    fill_random(b);
+    return true;
+}
+
+static void close_bench(bench *b)
+{
+    b->be->mem_free(b->be, b->memory);
+    b->be->close(b->be);
+}
+
+typedef struct span {
+    size_t from, bytes;
+} span;
+
+static void record_read(bench *b, const void *ctx)
+{
+    const span *s = ctx;
+    must(b->be->mem_sum(b->s, b->memory + s->from, s->bytes, (uint64_t *)(void *)b->memory));
+}
+
+static void measure_read(bench *b)
+{
+    const span s = {4096, b->bytes - 4096};
+    b->read_bytes_s = (double)s.bytes / time_graph(b, record_read, &s);
+    printf("read bandwidth: %.0f GB/s\n", b->read_bytes_s / 1e9);
+}
+
+/* ---- matrix products ---- */
+
+typedef struct product {
+    const char *name;
+    uint32_t n, k;
+    bool f32;
+} product;
+
+static const product products[] = {
+    {"qkv", QKV, HIDDEN, false},
+    {"o", HIDDEN, HEADS * HEAD_DIM, false},
+    {"gate_up", 2 * INTERMEDIATE, HIDDEN, false},
+    {"down", HIDDEN, INTERMEDIATE, false},
+    {"lm_head", VOCAB, HIDDEN, true},
+};
+enum { N_PRODUCTS = sizeof products / sizeof *products };
+static const uint32_t batches[] = {1, 8, 32, 64, 128, 168, 256};
+enum { N_BATCHES = sizeof batches / sizeof *batches };
+
+typedef struct product_run {
+    product p;
+    uint32_t n_tokens, copies;
+} product_run;
+
+static size_t weight_bytes(const product *p) { return (size_t)p->n * p->k * 2; }
+
+/* Weights from the front of the memory, x and out at its end. */
+static void record_product(bench *b, const void *ctx)
+{
+    const product_run *r = ctx;
+    char *out = b->memory + b->bytes - (size_t)MAX_SEQS * VOCAB * 4;
+    const cn_gemm_args base = {.out = out,
+                               .x = out - (size_t)MAX_TOKENS * INTERMEDIATE * 2,
+                               .n_tokens = r->n_tokens,
+                               .n = r->p.n,
+                               .k = r->p.k,
+                               .out_f32 = r->p.f32};
+    for (uint32_t i = 0; i < r->copies; i++) {
+        cn_gemm_args a = base;
+        a.weight = b->memory + i * weight_bytes(&r->p);
+        must(b->be->gemm(b->s, &a));
+    }
+}
+
+static void time_products(bench *b, double us[N_PRODUCTS][N_BATCHES])
+{
+    for (uint32_t i = 0; i < N_PRODUCTS; i++)
+        for (uint32_t j = 0; j < N_BATCHES; j++) {
+            const size_t bytes = weight_bytes(&products[i]), all = (size_t)2 << 30;
+            const uint32_t copies = bytes < all ? (uint32_t)(all / bytes) : 1;
+            const product_run r = {products[i], batches[j], copies};
+            us[i][j] = time_graph(b, record_product, &r) * 1e6 / copies;
+        }
+}
+
+static void bench_gemm(void)
+{
+    static double us[3][N_PRODUCTS][N_BATCHES];
+    bench b;
+    double read_bytes_s = 0;
+    for (int kind = CN_CUDA_GEMM_FASTEST; kind <= CN_CUDA_GEMM_OWN; kind++) {
+        if (!open_bench(&b, (cn_cuda_gemm_kind)kind, PART_GIB)) return;
+        measure_read(&b);
+        if (b.read_bytes_s > read_bytes_s) read_bytes_s = b.read_bytes_s;
+        time_products(&b, us[kind]);
+        close_bench(&b);
+    }
+    printf("\nmatrix products: us, and the weights' bytes a second as a share of %.0f GB/s\n",
+           read_bytes_s / 1e9);
+    printf("%-8s %5s  %18s  %18s  %18s\n", "", "rows", "cuBLASLt", "own", "fastest");
+    for (uint32_t i = 0; i < N_PRODUCTS; i++)
+        for (uint32_t j = 0; j < N_BATCHES; j++) {
+            const double floor_us = (double)weight_bytes(&products[i]) / read_bytes_s * 1e6;
+            printf("%-8s %5u", products[i].name, batches[j]);
+            const int columns[] = {CN_CUDA_GEMM_LIBRARY, CN_CUDA_GEMM_OWN, CN_CUDA_GEMM_FASTEST};
+            for (int c = 0; c < 3; c++)
+                printf("  %9.1f %6.1f %%", us[columns[c]][i][j],
+                       100 * floor_us / us[columns[c]][i][j]);
+            printf("\n");
+        }
+}
+
+/* ---- a decode step without attention ---- */
+
+typedef struct step_memory {
+    char *norms, *qkv, *o, *gate_up, *down, *lm_head; /* weights, layer after layer */
+    char *kv, *cos, *sin;
+    char *hidden, *x, *wide, *q, *logits;
+    char *indices; /* tokens, positions, kv_slots, q_rows */
+} step_memory;
+
+typedef struct step_run {
+    step_memory m;
+    cn_kv_layout layout;
+    cn_batch_view batch;
+} step_run;
+
+static char *carve(char **at, size_t bytes)
+{
+    char *p = *at;
+    *at += (bytes + 1023) / 1024 * 1024;
+    return p;
+}
+
+static void lay_out_step(bench *b, step_run *r, uint32_t n_tokens)
+{
+    char *at = b->memory;
+    step_memory *m = &r->m;
+    r->layout = cn_kv_layout_make(LAYERS, MAX_SEQS, KV_HEADS, 16, HEAD_DIM);
+    m->norms = carve(&at, HIDDEN * 2);
+    m->qkv = carve(&at, LAYERS * weight_bytes(&products[0]));
+    m->o = carve(&at, LAYERS * weight_bytes(&products[1]));
+    m->gate_up = carve(&at, LAYERS * weight_bytes(&products[2]));
+    m->down = carve(&at, LAYERS * weight_bytes(&products[3]));
+    m->lm_head = carve(&at, weight_bytes(&products[4]));
+    m->kv = carve(&at, cn_kv_pool_elems(&r->layout) * 2);
+    m->cos = carve(&at, HEAD_DIM / 2 * 4);
+    m->sin = carve(&at, HEAD_DIM / 2 * 4);
+    m->hidden = carve(&at, (size_t)MAX_SEQS * HIDDEN * 2);
+    m->x = carve(&at, (size_t)MAX_SEQS * INTERMEDIATE * 2);
+    m->wide = carve(&at, (size_t)MAX_SEQS * 2 * INTERMEDIATE * 2);
+    m->q = carve(&at, (size_t)MAX_SEQS * HEADS * HEAD_DIM * 2);
+    m->logits = carve(&at, (size_t)MAX_SEQS * VOCAB * 4);
+    m->indices = carve(&at, 4 * MAX_SEQS * 4);
+    if (at > b->memory + b->bytes) {
+        fprintf(stderr, "bench_kernel: the step needs %zu bytes\n", (size_t)(at - b->memory));
+        exit(1);
+    }
+    uint32_t host[4 * MAX_SEQS] = {0};
+    for (uint32_t i = 0; i < MAX_SEQS; i++) {
+        host[i] = i * 97;
+        host[2 * MAX_SEQS + i] = i * 16;
+        host[3 * MAX_SEQS + i] = UINT32_MAX; /* no query slot */
+    }
+    must(b->be->mem_write(b->s, m->indices, host, sizeof host));
+    const uint32_t *index = (const uint32_t *)(void *)m->indices;
+    r->batch = (cn_batch_view){.n_tokens = n_tokens,
+                               .tokens = index,
+                               .positions = index + MAX_SEQS,
+                               .kv_slots = index + 2 * MAX_SEQS,
+                               .q_rows = (const int32_t *)index + 3 * MAX_SEQS};
+}
+
+static void record_product_of(bench *b, const product *p, uint32_t n_tokens, void *out,
+                              const void *x, const void *weight)
+{
+    const cn_gemm_args a = {out, x, weight, NULL, n_tokens, p->n, p->k, p->f32};
+    must(b->be->gemm(b->s, &a));
+}
+
+static void record_layer(bench *b, const step_run *r, uint32_t layer)
+{
+    const step_memory *m = &r->m;
+    const uint32_t t = r->batch.n_tokens;
+    const cn_rmsnorm_args norm = {m->x, m->hidden, m->q, m->norms, t, HIDDEN, 1e-6f};
+    const cn_rope_store_args rope = {.q = m->q, .qkv = m->wide, .q_norm = m->norms,
+                                     .k_norm = m->norms, .eps = 1e-6f,
+                                     .cos = (const float *)(void *)m->cos,
+                                     .sin = (const float *)(void *)m->sin, .batch = &r->batch,
+                                     .n_heads = HEADS, .layer = layer, .layout = r->layout,
+                                     .kv = m->kv};
+    const cn_silu_mul_args silu = {m->x, m->wide, t, INTERMEDIATE};
+    must(b->be->rmsnorm(b->s, &norm));
+    record_product_of(b, &products[0], t, m->wide, m->x,
+                      m->qkv + layer * weight_bytes(&products[0]));
+    must(b->be->rope_store(b->s, &rope));
+    record_product_of(b, &products[1], t, m->x, m->q, m->o + layer * weight_bytes(&products[1]));
+    must(b->be->rmsnorm(b->s, &norm));
+    record_product_of(b, &products[2], t, m->wide, m->x,
+                      m->gate_up + layer * weight_bytes(&products[2]));
+    must(b->be->silu_mul(b->s, &silu));
+    record_product_of(b, &products[3], t, m->q, m->x,
+                      m->down + layer * weight_bytes(&products[3]));
+}
+
+static void record_step(bench *b, const void *ctx)
+{
+    const step_run *r = ctx;
+    const step_memory *m = &r->m;
+    const cn_embed_args embed = {.out = m->hidden,
+                                 .table = m->lm_head,
+                                 .tokens = r->batch.tokens,
+                                 .n_tokens = r->batch.n_tokens,
+                                 .hidden = HIDDEN,
+                                 .vocab = VOCAB};
+    must(b->be->embed(b->s, &embed));
+    for (uint32_t layer = 0; layer < LAYERS; layer++) record_layer(b, r, layer);
+    record_product_of(b, &products[4], r->batch.n_tokens, m->logits, m->x, m->lm_head);
+}
+
+static void bench_step(void)
+{
+    bench b;
+    double bytes = (double)weight_bytes(&products[4]);
+    for (uint32_t i = 0; i < 4; i++) bytes += LAYERS * (double)weight_bytes(&products[i]);
+    for (int kind = CN_CUDA_GEMM_FASTEST; kind <= CN_CUDA_GEMM_LIBRARY; kind++) {
+        if (!open_bench(&b, (cn_cuda_gemm_kind)kind, STEP_GIB)) return;
+        measure_read(&b);
+        const double floor_ms = bytes / b.read_bytes_s * 1e3;
+        printf("\na decode step without attention, %s: floor %.3f ms (%.2f GB of weights)\n",
+               kind == CN_CUDA_GEMM_LIBRARY ? "cuBLASLt alone" : "fastest kernels", floor_ms,
+               bytes / 1e9);
+        for (uint32_t j = 0; j < N_BATCHES; j++) {
+            step_run r;
+            lay_out_step(&b, &r, batches[j]);
+            const double ms = time_graph(&b, record_step, &r) * 1e3;
+            printf("batch %4u  %7.3f ms  %5.1f %%\n", batches[j], ms, 100 * floor_ms / ms);
+        }
+        close_bench(&b);
+    }
+}
+
+/* ---- row-wise ops ---- */
+
+typedef struct ops_run {
+    const char *name;
+    uint32_t n_tokens, copies;
+    size_t stride; /* from one copy's memory to the next */
+} ops_run;
+
+static void record_rmsnorm(bench *b, const void *ctx)
+{
+    const ops_run *r = ctx;
+    const size_t row_bytes = (size_t)r->n_tokens * HIDDEN * 2;
+    for (uint32_t i = 0; i < r->copies; i++) {
+        char *at = b->memory + 65536 + i * r->stride;
+        const cn_rmsnorm_args a = {at, at + row_bytes, at + 2 * row_bytes, b->memory, r->n_tokens,
+                                   HIDDEN, 1e-6f};
+        must(b->be->rmsnorm(b->s, &a));
+    }
+}
+
+static void record_silu_mul(bench *b, const void *ctx)
+{
+    const ops_run *r = ctx;
+    for (uint32_t i = 0; i < r->copies; i++) {
+        char *at = b->memory + i * r->stride;
+        const cn_silu_mul_args a = {at, at + (size_t)r->n_tokens * INTERMEDIATE * 2, r->n_tokens,
+                                    INTERMEDIATE};
+        must(b->be->silu_mul(b->s, &a));
+    }
+}
+
+static void record_copy_blocks(bench *b, const void *ctx)
+{
+    const ops_run *r = ctx; /* n_tokens: pairs */
+    cn_block_copy pairs[64];
+    const cn_kv_layout l =
+        cn_kv_layout_make(LAYERS, 2 * r->n_tokens, KV_HEADS, BLOCK_TOKENS, HEAD_DIM);
+    for (uint32_t i = 0; i < r->n_tokens; i++) pairs[i] = (cn_block_copy){i, r->n_tokens + i};
+    for (uint32_t i = 0; i < r->copies; i++) {
+        const cn_copy_args a = {.pools = {.layout = l, .kv = b->memory + i * r->stride},
+                                .blocks = pairs,
+                                .n_blocks = r->n_tokens};
+        must(b->be->copy_blocks(b->s, &a));
+    }
+}
+
+static void print_op(bench *b, const char *name, uint32_t n_tokens, size_t bytes, size_t stride,
+                     void (*record)(bench *b, const void *ctx))
+{
+    const uint32_t most = (uint32_t)((b->bytes - 65536) / stride);
+    const ops_run r = {name, n_tokens, most < 40 ? most : 40, stride};
+    const double s = time_graph(b, record, &r) / r.copies;
+    printf("%-12s %6u  %9.2f us  %7.0f GB/s  %5.1f %%\n", name, n_tokens, s * 1e6,
+           (double)bytes / s / 1e9, 100 * (double)bytes / s / b->read_bytes_s);
+}
+
+static void bench_ops(void)
+{
+    bench b;
+    static const uint32_t rows[] = {1, 168, 4096};
+    if (!open_bench(&b, CN_CUDA_GEMM_FASTEST, PART_GIB)) return;
+    measure_read(&b);
+    printf("\nrow-wise ops: bytes moved a second, and as a share of the read bandwidth\n");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const size_t t = rows[i];
+        print_op(&b, "rmsnorm", rows[i], 8 * t * HIDDEN, 6 * t * HIDDEN, record_rmsnorm);
+        print_op(&b, "silu_mul", rows[i], 6 * t * INTERMEDIATE, 6 * t * INTERMEDIATE,
+                 record_silu_mul);
+    }
+    const size_t block_bytes = (size_t)LAYERS * KV_HEADS * BLOCK_TOKENS * HEAD_DIM * 4;
+    print_op(&b, "copy_blocks", 1, 2 * block_bytes, 2 * block_bytes, record_copy_blocks);
+    print_op(&b, "copy_blocks", 16, 32 * block_bytes, 32 * block_bytes, record_copy_blocks);
+    close_bench(&b);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct {
+        const char *name;
+        void (*run)(void);
+    } parts[] = {{"gemm", bench_gemm}, {"ops", bench_ops}, {"step", bench_step}};
+    cn_backend *probe = NULL;
+    if (cn_backend_cuda_load(&probe, (cn_cuda_backend_opts){.memory_bytes = 256 << 20}) != CN_OK) {
+        printf("skipped: %s\n", cn_last_error());
+        return 0;
+    }
+    probe->close(probe);
+    const int first = argc > 1 && strcmp(argv[1], "-v") == 0 ? 2 : 1;
+    if (first == 2) cn_log_set_level(CN_LOG_DEBUG);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        bool wanted = argc == first;
+        for (int j = first; j < argc; j++) wanted = wanted || strcmp(argv[j], parts[i].name) == 0;
+        if (wanted) parts[i].run();
+    }
+    return 0;
+}

@@ -1,0 +1,133 @@
+/* cuda_backend.c - the GPU's op table and life cycle: what cinch-cuda.so hands out. */
+#include <string.h>
+
+#include "cuda/cuda_ops.h"
+#include "cuda/gemm.h"
+
+/* ---- memory ---- */
+
+static cn_status mem_alloc(cn_backend *be, size_t bytes, void **out)
+{
+    cn_cuda *c = be->ctx;
+    CN_TRY(cn_cuda_arena_take(&c->arena, bytes, out));
+    CN_CUDA(cudaMemsetAsync(*out, 0, bytes, c->streams[0].handle));
+    CN_CUDA(cudaStreamSynchronize(c->streams[0].handle));
+    return CN_OK;
+}
+
+static void mem_free(cn_backend *be, void *p)
+{
+    cn_cuda *c = be->ctx;
+    if (p) cn_cuda_arena_give(&c->arena, p);
+}
+
+static size_t mem_avail(cn_backend *be)
+{
+    cn_cuda *c = be->ctx;
+    return cn_cuda_arena_largest(&c->arena);
+}
+
+static cn_status host_alloc(cn_backend *be, size_t bytes, void **out)
+{
+    (void)be;
+    *out = NULL;
+    CN_CUDA(cudaMallocHost(out, bytes ? bytes : 1));
+    memset(*out, 0, bytes);
+    return CN_OK;
+}
+
+static void host_free(cn_backend *be, void *p)
+{
+    (void)be;
+    cudaFreeHost(p);
+}
+
+/* ---- life ---- */
+
+static cn_stream *stream(cn_backend *be, uint32_t i)
+{
+    cn_cuda *c = be->ctx;
+    return i < CN_CUDA_STREAMS ? &c->streams[i] : NULL;
+}
+
+static void close_backend(cn_backend *be)
+{
+    if (!be) return;
+    cn_cuda *c = be->ctx;
+    cudaDeviceSynchronize();
+    cn_cuda_gemm_close(c);
+    cn_cuda_streams_close(c);
+    cn_cuda_arena_close(&c->arena);
+    cn_free(c);
+}
+
+static const cn_backend CUDA_TABLE = {
+    .name = "cuda",
+    .weight_dtype = CN_BF16,
+    .act_dtype = CN_BF16,
+    .kv_dtype = CN_BF16,
+    .async = true,
+    .close = close_backend,
+    .mem_alloc = mem_alloc,
+    .mem_free = mem_free,
+    .mem_avail = mem_avail,
+    .host_alloc = host_alloc,
+    .host_free = host_free,
+    .mem_write = cn_cuda_mem_write,
+    .mem_read = cn_cuda_mem_read,
+    .mem_sum = cn_cuda_mem_sum,
+    .stream = stream,
+    .stream_sync = cn_cuda_stream_sync,
+    .fence_create = cn_cuda_fence_create,
+    .fence_free = cn_cuda_fence_free,
+    .fence_record = cn_cuda_fence_record,
+    .fence_wait = cn_cuda_fence_wait,
+    .fence_done = cn_cuda_fence_done,
+    .fence_sync = cn_cuda_fence_sync,
+    .graph_begin = cn_cuda_graph_begin,
+    .graph_end = cn_cuda_graph_end,
+    .graph_launch = cn_cuda_graph_launch,
+    .graph_free = cn_cuda_graph_free,
+    .embed = cn_cuda_embed,
+    .rmsnorm = cn_cuda_rmsnorm,
+    .gemm = cn_cuda_gemm,
+    .rope_store = cn_cuda_rope_store,
+    .silu_mul = cn_cuda_silu_mul,
+    .gather = cn_cuda_gather,
+    .count_reset = cn_cuda_count_reset,
+    .copy_blocks = cn_cuda_copy_blocks,
+};
+
+static cn_status open_parts(cn_cuda *c)
+{
+    CN_TRY(cn_cuda_device_open(&c->device, c->opts.device));
+    CN_TRY(cn_cuda_streams_open(c));
+    CN_TRY(cn_cuda_arena_open(&c->arena, &c->opts));
+    CN_TRY(cn_cuda_arena_take(&c->arena, CN_CUDA_ATTN_SCRATCH_BYTES, &c->attn_scratch));
+    return cn_cuda_gemm_open(c);
+}
+
+__attribute__((visibility("default"))) cn_status
+cn_backend_cuda_open(cn_backend **out, const cn_cuda_backend_opts *o)
+{
+    *out = NULL;
+    cn_cuda_host_set(o->base);
+    if (strcmp(o->version, CINCH_VERSION) != 0 || o->table_bytes != sizeof(cn_backend))
+        return cn_fail(CN_ERR_DEVICE,
+                       "cinch-cuda.so (%s) and the program (%s) were built from different "
+                       "sources: build both together (make cuda)",
+                       CINCH_VERSION, o->version);
+    cn_cuda *c = cn_calloc(1, sizeof *c);
+    if (!c) return cn_fail(CN_ERR_MEMORY, "cuda backend: out of memory");
+    c->table = CUDA_TABLE;
+    c->table.ctx = c;
+    c->opts = *o;
+    cn_status status = open_parts(c);
+    c->opts.cache_dir = NULL; /* the caller's */
+    if (status != CN_OK) {
+        close_backend(&c->table);
+        return status;
+    }
+    *out = &c->table;
+    return CN_OK;
+}

@@ -1,0 +1,160 @@
+/* cuda_device.c - the device: whether it is there and fit, errors as status codes, and the one
+ * allocation of device memory, divided first-fit. */
+#include <string.h>
+
+#include "cuda/cuda_ops.h"
+
+enum { LEAST_COMPUTE = 80, ALIGN_BYTES = 256 };
+
+cn_status cn_cuda_failed(cudaError_t error, const char *what)
+{
+    (void)cudaGetLastError(); /* so that the next call does not see this one's error */
+    cn_status status = error == cudaErrorMemoryAllocation ? CN_ERR_MEMORY : CN_ERR_DEVICE;
+    return cn_fail(status, "CUDA: %s: %s", what, cudaGetErrorString(error));
+}
+
+/* ---- device ---- */
+
+static cn_status count_devices(int *n)
+{
+    int driver = 0;
+    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
+        return cn_fail(CN_ERR_DEVICE, "no NVIDIA driver (libcuda.so.1): install it, or use "
+                                      "--device cpu");
+    cudaError_t error = cudaGetDeviceCount(n);
+    if (error == cudaErrorInsufficientDriver)
+        return cn_fail(CN_ERR_DEVICE,
+                       "the NVIDIA driver knows CUDA %d.%d, this build needs %d.%d: update the "
+                       "driver, or use --device cpu",
+                       driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
+                       CUDART_VERSION % 1000 / 10);
+    if (error == cudaErrorNoDevice || (error == cudaSuccess && *n == 0))
+        return cn_fail(CN_ERR_DEVICE, "the NVIDIA driver sees no GPU: use --device cpu");
+    if (error != cudaSuccess) return cn_cuda_failed(error, "looking for GPUs");
+    return CN_OK;
+}
+
+cn_status cn_cuda_device_open(cn_cuda_device *out, uint32_t ordinal)
+{
+    int n = 0;
+    CN_TRY(count_devices(&n));
+    if (ordinal >= (uint32_t)n)
+        return cn_fail(CN_ERR_DEVICE, "--device cuda:%u: the GPUs are cuda:0 to cuda:%d", ordinal,
+                       n - 1);
+    struct cudaDeviceProp p;
+    CN_CUDA(cudaGetDeviceProperties(&p, (int)ordinal));
+    *out = (cn_cuda_device){.ordinal = (int)ordinal,
+                            .compute = p.major * 10 + p.minor,
+                            .n_sms = (uint32_t)p.multiProcessorCount,
+                            .shared_bytes = p.sharedMemPerBlockOptin,
+                            .l2_bytes = (size_t)p.l2CacheSize};
+    snprintf(out->name, sizeof out->name, "%s", p.name);
+    if (out->compute < LEAST_COMPUTE)
+        return cn_fail(CN_ERR_DEVICE,
+                       "GPU %u (%s) has compute capability %d.%d, the least is %d.%d: use "
+                       "--device cpu",
+                       ordinal, p.name, p.major, p.minor, LEAST_COMPUTE / 10, LEAST_COMPUTE % 10);
+    cudaError_t error = cudaSetDevice((int)ordinal);
+    if (error != cudaSuccess) return cn_cuda_failed(error, p.name);
+    return CN_OK;
+}
+
+/* ---- the one allocation ---- */
+
+static double gib(size_t bytes) { return (double)bytes / (1 << 30); }
+
+static cn_status choose_bytes(const cn_cuda_backend_opts *o, size_t *bytes)
+{
+    size_t available = 0, total = 0;
+    CN_CUDA(cudaMemGetInfo(&available, &total));
+    size_t in_use = total - available, share = (size_t)((double)total * o->memory_share);
+    *bytes = o->memory_bytes ? o->memory_bytes : share > in_use ? share - in_use : 0;
+    *bytes = *bytes / ALIGN_BYTES * ALIGN_BYTES;
+    if (*bytes == 0)
+        return cn_fail(CN_ERR_MEMORY,
+                       "GPU memory: %.2f of %.2f GiB are in use, --gpu-memory-utilization %.2f "
+                       "leaves nothing",
+                       gib(in_use), gib(total), (double)o->memory_share);
+    if (*bytes > available)
+        return cn_fail(CN_ERR_MEMORY,
+                       "GPU memory: %.2f GiB are wanted, %.2f of %.2f GiB are free: lower "
+                       "--gpu-memory-utilization or --kv-cache-memory-bytes",
+                       gib(*bytes), gib(available), gib(total));
+    return CN_OK;
+}
+
+cn_status cn_cuda_arena_open(cn_cuda_arena *a, const cn_cuda_backend_opts *o)
+{
+    CN_TRY(choose_bytes(o, &a->bytes));
+    void *base = NULL;
+    cudaError_t error = cudaMalloc(&base, a->bytes);
+    if (error != cudaSuccess) return cn_cuda_failed(error, "taking the GPU's memory");
+    a->base = base;
+    return CN_OK;
+}
+
+void cn_cuda_arena_close(cn_cuda_arena *a)
+{
+    if (a->base) cudaFree(a->base);
+    cn_free(a->used);
+    *a = (cn_cuda_arena){0};
+}
+
+/* The gap before span i (i = n_used: after the last). */
+static cn_cuda_span gap_before(const cn_cuda_arena *a, size_t i)
+{
+    size_t from = i > 0 ? a->used[i - 1].at + a->used[i - 1].bytes : 0;
+    size_t to = i < a->n_used ? a->used[i].at : a->bytes;
+    return (cn_cuda_span){from, to - from};
+}
+
+static cn_status insert_span(cn_cuda_arena *a, size_t i, cn_cuda_span span)
+{
+    if (a->n_used == a->capacity) {
+        size_t capacity = a->capacity ? 2 * a->capacity : 64;
+        cn_cuda_span *used = cn_realloc(a->used, capacity, sizeof *used);
+        if (!used) return cn_fail(CN_ERR_MEMORY, "out of host memory for %zu spans", capacity);
+        a->used = used;
+        a->capacity = capacity;
+    }
+    memmove(a->used + i + 1, a->used + i, (a->n_used - i) * sizeof *a->used);
+    a->used[i] = span;
+    a->n_used++;
+    return CN_OK;
+}
+
+cn_status cn_cuda_arena_take(cn_cuda_arena *a, size_t bytes, void **out)
+{
+    *out = NULL;
+    size_t need = cn_round_up(bytes ? bytes : 1, ALIGN_BYTES);
+    for (size_t i = 0; need >= bytes && i <= a->n_used; i++) {
+        cn_cuda_span gap = gap_before(a, i);
+        if (gap.bytes < need) continue;
+        CN_TRY(insert_span(a, i, (cn_cuda_span){gap.at, need}));
+        *out = a->base + gap.at;
+        return CN_OK;
+    }
+    return cn_fail(CN_ERR_MEMORY,
+                   "GPU memory: %zu bytes are wanted, %zu of the %zu taken at start are left: "
+                   "raise --gpu-memory-utilization",
+                   bytes, cn_cuda_arena_largest(a), a->bytes);
+}
+
+void cn_cuda_arena_give(cn_cuda_arena *a, void *p)
+{
+    size_t at = (size_t)((char *)p - a->base), i = 0;
+    while (i < a->n_used && a->used[i].at != at) i++;
+    CN_ASSERT(i < a->n_used);
+    a->n_used--;
+    memmove(a->used + i, a->used + i + 1, (a->n_used - i) * sizeof *a->used);
+}
+
+size_t cn_cuda_arena_largest(const cn_cuda_arena *a)
+{
+    size_t largest = 0;
+    for (size_t i = 0; i <= a->n_used; i++) {
+        cn_cuda_span gap = gap_before(a, i);
+        if (gap.bytes > largest) largest = gap.bytes;
+    }
+    return largest;
+}

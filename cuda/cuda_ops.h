@@ -1,0 +1,151 @@
+/* cuda_ops.h - the CUDA backend from inside: its state, how errors become status codes, and the
+ * launcher of each op.
+ *
+ * Owner: cn_backend_cuda_open. Thread: the engine's. A launcher checks its arguments, launches and
+ * returns: it neither allocates nor synchronises, so that a graph can record it. Argument structs,
+ * shapes and meanings: engine/ops.h. Device memory outside the one allocation: none but what the
+ * driver and cuBLAS take for code. */
+#ifndef CN_CUDA_OPS_H
+#define CN_CUDA_OPS_H
+
+#include <cuda_runtime_api.h>
+
+#include "engine/base.h"
+#include "engine/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    CN_CUDA_STREAMS = 2,
+    CN_CUDA_STAGES = 8,                /* chunks of pinned memory that a copy can be in */
+    CN_CUDA_STAGE_BYTES = 4 << 20,     /* of one chunk */
+    CN_CUDA_GEMM_SCRATCH_BYTES = 32 << 20, /* of each stream */
+    CN_CUDA_ATTN_SCRATCH_BYTES = 32 << 20  /* partial results of split sequences */
+};
+
+typedef struct cn_cuda cn_cuda;
+typedef struct cn_cuda_gemm_state cn_cuda_gemm_state;
+
+struct cn_stream {
+    cn_cuda *cuda;
+    cudaStream_t handle;
+    void *gemm_scratch; /* CN_CUDA_GEMM_SCRATCH_BYTES */
+    bool recording;     /* between graph_begin and graph_end */
+};
+
+struct cn_fence {
+    cudaEvent_t event;
+};
+
+struct cn_graph {
+    cudaGraphExec_t exec;
+};
+
+/* What the device is. */
+typedef struct cn_cuda_device {
+    int ordinal;
+    char name[256];
+    int compute; /* 90 = 9.0 */
+    uint32_t n_sms;
+    size_t shared_bytes; /* most shared memory of a block */
+    size_t l2_bytes;
+} cn_cuda_device;
+
+/* The one allocation, divided: spans in use, by address. */
+typedef struct cn_cuda_span {
+    size_t at, bytes;
+} cn_cuda_span;
+
+typedef struct cn_cuda_arena {
+    char *base;
+    size_t bytes;
+    cn_cuda_span *used;
+    size_t n_used, capacity;
+} cn_cuda_arena;
+
+/* Pinned chunks that mem_write copies through, used in turn. */
+typedef struct cn_cuda_staging {
+    char *host; /* [CN_CUDA_STAGES, CN_CUDA_STAGE_BYTES] */
+    cudaEvent_t done[CN_CUDA_STAGES];
+    uint32_t next;
+} cn_cuda_staging;
+
+/* The backend's ctx. */
+struct cn_cuda {
+    cn_backend table;
+    cn_cuda_backend_opts opts;
+    cn_cuda_device device;
+    cn_cuda_arena arena;
+    struct cn_stream streams[CN_CUDA_STREAMS];
+    cn_cuda_staging staging;
+    cn_cuda_gemm_state *gemm;
+    void *attn_scratch; /* of stream 0 */
+};
+
+/* ---- errors ---- */
+
+/* The status of a failed CUDA call, its text "what: reason". */
+cn_status cn_cuda_failed(cudaError_t error, const char *what);
+
+#define CN_CUDA(call)                                                                              \
+    do {                                                                                           \
+        cudaError_t cn_cuda_error_ = (call);                                                       \
+        if (cn_cuda_error_ != cudaSuccess) return cn_cuda_failed(cn_cuda_error_, #call);           \
+    } while (0)
+
+/* Takes the program's functions for errors, logging and memory (cuda_host.c). */
+void cn_cuda_host_set(const cn_base_calls *calls);
+
+/* ---- device, memory, streams: cuda_device.c and cuda_stream.c ---- */
+
+/* Finds the device and makes it current; CN_ERR_DEVICE says in one line what is missing. */
+cn_status cn_cuda_device_open(cn_cuda_device *out, uint32_t ordinal);
+
+/* Takes the one allocation as the options say. */
+cn_status cn_cuda_arena_open(cn_cuda_arena *a, const cn_cuda_backend_opts *o);
+void cn_cuda_arena_close(cn_cuda_arena *a);
+/* bytes at a multiple of 256; CN_ERR_MEMORY with the numbers. Not zeroed. */
+cn_status cn_cuda_arena_take(cn_cuda_arena *a, size_t bytes, void **out);
+void cn_cuda_arena_give(cn_cuda_arena *a, void *p);
+size_t cn_cuda_arena_largest(const cn_cuda_arena *a); /* what one take can get */
+
+cn_status cn_cuda_streams_open(cn_cuda *c);
+void cn_cuda_streams_close(cn_cuda *c);
+cn_status cn_cuda_stream_sync(cn_stream *s);
+cn_status cn_cuda_fence_create(cn_backend *be, cn_fence **out);
+void cn_cuda_fence_free(cn_fence *f);
+cn_status cn_cuda_fence_record(cn_fence *f, cn_stream *s);
+cn_status cn_cuda_fence_wait(cn_stream *s, cn_fence *f);
+cn_status cn_cuda_fence_done(cn_fence *f, bool *done);
+cn_status cn_cuda_fence_sync(cn_fence *f);
+cn_status cn_cuda_mem_write(cn_stream *s, void *dst, const void *host, size_t bytes);
+cn_status cn_cuda_mem_read(cn_stream *s, void *host, const void *src, size_t bytes);
+
+/* ---- graphs: cuda_graph.c ---- */
+cn_status cn_cuda_graph_begin(cn_stream *s);
+cn_status cn_cuda_graph_end(cn_stream *s, cn_graph **out);
+cn_status cn_cuda_graph_launch(cn_stream *s, cn_graph *g);
+void cn_cuda_graph_free(cn_graph *g);
+
+/* ---- ops ---- */
+cn_status cn_cuda_mem_sum(cn_stream *s, const void *src, size_t bytes, uint64_t *out);
+cn_status cn_cuda_embed(cn_stream *s, const cn_embed_args *a);
+cn_status cn_cuda_rmsnorm(cn_stream *s, const cn_rmsnorm_args *a);
+cn_status cn_cuda_gemm(cn_stream *s, const cn_gemm_args *a);
+cn_status cn_cuda_rope_store(cn_stream *s, const cn_rope_store_args *a);
+cn_status cn_cuda_attn_decode(cn_stream *s, const cn_attn_args *a);
+cn_status cn_cuda_attn_prefill(cn_stream *s, const cn_attn_args *a);
+cn_status cn_cuda_attn_sparse(cn_stream *s, const cn_attn_sparse_args *a);
+cn_status cn_cuda_silu_mul(cn_stream *s, const cn_silu_mul_args *a);
+cn_status cn_cuda_gather(cn_stream *s, const cn_gather_args *a);
+size_t cn_cuda_sample_scratch_bytes(cn_backend *be, uint32_t max_rows, uint32_t vocab);
+cn_status cn_cuda_sample(cn_stream *s, const cn_sample_args *a);
+cn_status cn_cuda_count_reset(cn_stream *s, const cn_count_reset_args *a);
+cn_status cn_cuda_copy_blocks(cn_stream *s, const cn_copy_args *a);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

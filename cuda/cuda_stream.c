@@ -1,0 +1,135 @@
+/* cuda_stream.c - streams, fences, and copies between host and device.
+ *
+ * mem_write copies through pinned chunks used in turn: the caller's memory is free at once and the
+ * transfer overlaps the next chunk's copy. A chunk's event says when the device has read it; with
+ * all chunks in flight the caller waits for the oldest, which happens while loading weights, not
+ * in a step. */
+#include <string.h>
+
+#include "cuda/cuda_ops.h"
+
+/* ---- life ---- */
+
+cn_status cn_cuda_streams_open(cn_cuda *c)
+{
+    int low = 0, high = 0;
+    CN_CUDA(cudaDeviceGetStreamPriorityRange(&low, &high));
+    const int priorities[CN_CUDA_STREAMS] = {high, low};
+    for (uint32_t i = 0; i < CN_CUDA_STREAMS; i++) {
+        c->streams[i].cuda = c;
+        CN_CUDA(cudaStreamCreateWithPriority(&c->streams[i].handle, cudaStreamNonBlocking,
+                                             priorities[i]));
+    }
+    void *pinned = NULL;
+    CN_CUDA(cudaMallocHost(&pinned, (size_t)CN_CUDA_STAGES * CN_CUDA_STAGE_BYTES));
+    c->staging.host = pinned;
+    for (uint32_t i = 0; i < CN_CUDA_STAGES; i++)
+        CN_CUDA(cudaEventCreateWithFlags(&c->staging.done[i], cudaEventDisableTiming));
+    return CN_OK;
+}
+
+void cn_cuda_streams_close(cn_cuda *c)
+{
+    for (uint32_t i = 0; i < CN_CUDA_STREAMS; i++)
+        if (c->streams[i].handle) cudaStreamDestroy(c->streams[i].handle);
+    for (uint32_t i = 0; i < CN_CUDA_STAGES; i++)
+        if (c->staging.done[i]) cudaEventDestroy(c->staging.done[i]);
+    if (c->staging.host) cudaFreeHost(c->staging.host);
+}
+
+cn_status cn_cuda_stream_sync(cn_stream *s)
+{
+    CN_CUDA(cudaStreamSynchronize(s->handle));
+    return CN_OK;
+}
+
+/* ---- fences ---- */
+
+cn_status cn_cuda_fence_create(cn_backend *be, cn_fence **out)
+{
+    (void)be;
+    *out = NULL;
+    cn_fence *f = cn_calloc(1, sizeof *f);
+    if (!f) return cn_fail(CN_ERR_MEMORY, "out of memory for a fence");
+    cudaError_t error = cudaEventCreateWithFlags(&f->event, cudaEventDisableTiming);
+    if (error != cudaSuccess) {
+        cn_free(f);
+        return cn_cuda_failed(error, "a fence");
+    }
+    *out = f;
+    return CN_OK;
+}
+
+void cn_cuda_fence_free(cn_fence *f)
+{
+    if (!f) return;
+    cudaEventDestroy(f->event);
+    cn_free(f);
+}
+
+cn_status cn_cuda_fence_record(cn_fence *f, cn_stream *s)
+{
+    CN_CUDA(cudaEventRecord(f->event, s->handle));
+    return CN_OK;
+}
+
+cn_status cn_cuda_fence_wait(cn_stream *s, cn_fence *f)
+{
+    CN_CUDA(cudaStreamWaitEvent(s->handle, f->event, 0));
+    return CN_OK;
+}
+
+cn_status cn_cuda_fence_done(cn_fence *f, bool *done)
+{
+    cudaError_t error = cudaEventQuery(f->event);
+    *done = error != cudaErrorNotReady;
+    if (error == cudaErrorNotReady) {
+        (void)cudaGetLastError();
+        return CN_OK;
+    }
+    return error == cudaSuccess ? CN_OK : cn_cuda_failed(error, "work before a fence");
+}
+
+cn_status cn_cuda_fence_sync(cn_fence *f)
+{
+    CN_CUDA(cudaEventSynchronize(f->event));
+    return CN_OK;
+}
+
+/* ---- copies ---- */
+
+static cn_status refuse_recording(const cn_stream *s, const char *what)
+{
+    if (!s->recording) return CN_OK;
+    return cn_fail(CN_ERR_DEVICE, "%s cannot be part of a graph", what);
+}
+
+static cn_status write_chunk(cn_stream *s, char *dst, const char *host, size_t bytes)
+{
+    cn_cuda_staging *st = &s->cuda->staging;
+    uint32_t i = st->next++ % CN_CUDA_STAGES;
+    char *chunk = st->host + (size_t)i * CN_CUDA_STAGE_BYTES;
+    CN_CUDA(cudaEventSynchronize(st->done[i]));
+    memcpy(chunk, host, bytes);
+    CN_CUDA(cudaMemcpyAsync(dst, chunk, bytes, cudaMemcpyHostToDevice, s->handle));
+    CN_CUDA(cudaEventRecord(st->done[i], s->handle));
+    return CN_OK;
+}
+
+cn_status cn_cuda_mem_write(cn_stream *s, void *dst, const void *host, size_t bytes)
+{
+    CN_TRY(refuse_recording(s, "mem_write"));
+    for (size_t at = 0; at < bytes; at += CN_CUDA_STAGE_BYTES) {
+        size_t n = bytes - at < CN_CUDA_STAGE_BYTES ? bytes - at : CN_CUDA_STAGE_BYTES;
+        CN_TRY(write_chunk(s, (char *)dst + at, (const char *)host + at, n));
+    }
+    return CN_OK;
+}
+
+cn_status cn_cuda_mem_read(cn_stream *s, void *host, const void *src, size_t bytes)
+{
+    CN_TRY(refuse_recording(s, "mem_read"));
+    if (bytes == 0) return CN_OK;
+    CN_CUDA(cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, s->handle));
+    return CN_OK;
+}

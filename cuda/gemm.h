@@ -1,0 +1,100 @@
+/* gemm.h - matrix products of the CUDA backend: which kernel multiplies which shape, and what was
+ * timed to decide that.
+ *
+ * Owner: cn_cuda. Thread: the engine's. Stage: timed at start, looked up in every step.
+ *
+ * Batch sizes fall into buckets; a plan is chosen for (n, k, kind of output) and bucket. Two kinds
+ * of plan: cuBLASLt with one of its algorithms, and own kernels for small batches on Hopper
+ * (gemm_skinny.cu). Without timings the library's first proposal is taken. */
+#ifndef CN_CUDA_GEMM_H
+#define CN_CUDA_GEMM_H
+
+#include <cublasLt.h>
+
+#include "cuda/cuda_ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { CN_GEMM_BUCKETS = 38, CN_GEMM_MAX_SHAPES = 16, CN_GEMM_MAX_SKINNY = 192 };
+
+/* Most rows of each bucket; the last takes all that are more. */
+extern const uint32_t cn_gemm_buckets[CN_GEMM_BUCKETS];
+uint32_t cn_gemm_bucket(uint32_t n_tokens);
+
+typedef struct cn_gemm_shape {
+    uint32_t n, k;
+    bool out_f32, has_bias;
+} cn_gemm_shape;
+
+/* An own kernel: a block multiplies `rows` weight rows by all tokens over 1/splits of k; the blocks
+ * of a cluster add up. */
+typedef struct cn_gemm_skinny {
+    uint32_t rows;   /* 64, 128 or 192 */
+    uint32_t splits; /* 1, 2, 4 or 8 */
+} cn_gemm_skinny;
+
+typedef enum cn_gemm_kind { CN_GEMM_UNPLANNED, CN_GEMM_LIBRARY, CN_GEMM_SKINNY } cn_gemm_kind;
+
+typedef struct cn_gemm_plan {
+    cn_gemm_kind kind;
+    cublasLtMatmulAlgo_t algorithm; /* CN_GEMM_LIBRARY */
+    cn_gemm_skinny skinny;          /* CN_GEMM_SKINNY */
+} cn_gemm_plan;
+
+typedef struct cn_gemm_entry {
+    cn_gemm_shape shape;
+    cn_gemm_plan plans[CN_GEMM_BUCKETS];
+} cn_gemm_entry;
+
+struct cn_cuda_gemm_state {
+    cublasLtHandle_t library;
+    cn_gemm_entry entries[CN_GEMM_MAX_SHAPES];
+    uint32_t n_entries;
+};
+
+cn_status cn_cuda_gemm_open(cn_cuda *c);
+void cn_cuda_gemm_close(cn_cuda *c);
+
+/* The entry of a shape, made when missing; NULL when there is no room for more. */
+cn_gemm_entry *cn_gemm_find(cn_cuda_gemm_state *g, cn_gemm_shape shape);
+
+/* Multiplies as planned. */
+cn_status cn_gemm_run(cn_stream *s, const cn_gemm_args *a, const cn_gemm_plan *plan);
+
+/* Up to `most` plans of the library for this many rows, its favourite first; *n may be 0. */
+cn_status cn_gemm_propose(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens, cn_gemm_plan *plans,
+                          uint32_t most, uint32_t *n);
+
+/* Whether the library can run the plan for this many rows. */
+bool cn_gemm_library_accepts(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
+                             const cn_gemm_plan *plan);
+
+/* ---- own kernels: gemm_skinny.cu ---- */
+cn_status cn_gemm_skinny_open(cn_cuda *c);
+bool cn_gemm_skinny_fits(const cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
+                         cn_gemm_skinny config);
+/* What to take when nothing was timed; rows = 0 when no own kernel fits. */
+cn_gemm_skinny cn_gemm_skinny_default(const cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens);
+cn_status cn_gemm_skinny_run(cn_stream *s, const cn_gemm_args *a, cn_gemm_skinny config);
+
+/* ---- timing: gemm_tune.c and gemm_cache.c ---- */
+
+/* Plans the model's shapes for all buckets: from the cache, else by timing them in the memory that
+ * is not yet in use. */
+cn_status cn_gemm_tune(cn_cuda *c);
+
+/* Fills in the plans that the cache file has; false when there is none of this GPU and these
+ * versions, or it is damaged. */
+bool cn_gemm_cache_load(cn_cuda *c);
+/* A cache that cannot be written is a warning. */
+void cn_gemm_cache_save(const cn_cuda *c);
+
+/* n random bf16 values in (-1, 1), the same for a seed. */
+cn_status cn_gemm_fill_random(cn_stream *s, void *out, size_t n, uint64_t seed);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,163 @@
+/* rope_store.cu - splits qkv into heads, normalises q and k heads where the model does, rotates
+ * them, and stores: q for attention and, for holders of a query slot, in the observation window;
+ * k and v in the paged pool.
+ * qkv [T, (hq+2hk)*d], q [T,hq,d], pool and windows as in kv_layout.h; bf16, f32 inside; cos, sin
+ * [position, d/2] f32. Grid (T, heads / WARPS), a warp per head; a lane holds PAIRS pairs of
+ * neighbours of the first half and the same of the second, so that rotate-half stays in the lane.
+ * Bytes 4*T*(hq+2hk)*d, and 2*T*hq*d for windows. Twin: cpu_rope.c. */
+#include "cuda/util.cuh"
+
+enum { WARPS = 8, MAX_HEAD_DIM = 256 };
+
+typedef struct rope_params {
+    uint32_t *q; /* two bf16 a word, here and below */
+    const uint32_t *qkv, *q_norm, *k_norm;
+    const float2 *cos, *sin;
+    uint32_t *kv, *q_window;
+    const uint32_t *positions, *kv_slots;
+    const int32_t *q_rows;
+    cn_kv_layout layout;
+    uint32_t n_heads, layer, n_query_slots, window;
+    float eps;
+} rope_params;
+
+__device__ static inline float2 unpack2(uint32_t bits)
+{
+    return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));
+}
+
+/* Where a head's row goes; NULL: nowhere. `also` is a second place. */
+typedef struct head_rows {
+    uint32_t *row, *also;
+} head_rows;
+
+__device__ static inline head_rows rows_of(const rope_params &p, uint32_t t, uint32_t head)
+{
+    const cn_kv_layout *l = &p.layout;
+    const uint32_t d = l->head_dim;
+    head_rows out = {NULL, NULL};
+    if (head < p.n_heads) {
+        out.row = p.q + ((size_t)t * p.n_heads + head) * (d / 2);
+        if (p.q_window && p.q_rows[t] >= 0) {
+            const uint32_t row = (uint32_t)p.q_rows[t];
+            out.also = p.q_window + cn_query_row(p.n_query_slots, p.window, p.n_heads, d, p.layer,
+                                                 row / p.window, row % p.window, head) / 2;
+        }
+        return out;
+    }
+    const uint32_t kv_head = (head - p.n_heads) % l->n_kv_heads, at = p.kv_slots[t];
+    const cn_kv_part part = head < p.n_heads + l->n_kv_heads ? CN_KV_K : CN_KV_V;
+    if (at != CN_NO_SLOT)
+        out.row = p.kv + cn_kv_row(l, p.layer, at / l->block_tokens, kv_head, at % l->block_tokens,
+                                   part) / 2;
+    return out;
+}
+
+template <int PAIRS>
+__device__ static inline void norm_head(float2 low[PAIRS], float2 high[PAIRS],
+                                        const uint32_t *weight, uint32_t n_pairs, float eps)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP;
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++)
+        sum += low[j].x * low[j].x + low[j].y * low[j].y + high[j].x * high[j].x +
+               high[j].y * high[j].y;
+    const float scale = rsqrtf(cn_warp_sum(sum) / (float)(4 * n_pairs) + eps);
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) {
+        const uint32_t i = lane + j * CN_WARP;
+        if (i >= n_pairs) continue;
+        const float2 a = unpack2(weight[i]), b = unpack2(weight[n_pairs + i]);
+        low[j] = make_float2(low[j].x * scale * a.x, low[j].y * scale * a.y);
+        high[j] = make_float2(high[j].x * scale * b.x, high[j].y * scale * b.y);
+    }
+}
+
+template <int PAIRS>
+__device__ static inline void rotate_head(float2 low[PAIRS], float2 high[PAIRS], const float2 *cos,
+                                          const float2 *sin, uint32_t n_pairs)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP;
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) {
+        const uint32_t i = lane + j * CN_WARP;
+        if (i >= n_pairs) continue;
+        const float2 c = cos[i], s = sin[i], a = low[j], b = high[j];
+        low[j] = make_float2(a.x * c.x - b.x * s.x, a.y * c.y - b.y * s.y);
+        high[j] = make_float2(b.x * c.x + a.x * s.x, b.y * c.y + a.y * s.y);
+    }
+}
+
+template <int PAIRS>
+__global__ static void __launch_bounds__(WARPS * CN_WARP) rope_store_kernel(const rope_params p)
+{
+    const uint32_t t = blockIdx.x, head = blockIdx.y * WARPS + threadIdx.x / CN_WARP;
+    const uint32_t lane = threadIdx.x % CN_WARP, d = p.layout.head_dim, n_pairs = d / 4;
+    const uint32_t n_rotated = p.n_heads + p.layout.n_kv_heads;
+    const uint32_t n_all = n_rotated + p.layout.n_kv_heads;
+    cn_overlap_next();
+    cn_wait_previous();
+    if (head >= n_all) return;
+    const uint32_t *x = p.qkv + ((size_t)t * n_all + head) * (d / 2);
+    float2 low[PAIRS], high[PAIRS];
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) {
+        const uint32_t i = lane + j * CN_WARP;
+        low[j] = i < n_pairs ? unpack2(x[i]) : make_float2(0, 0);
+        high[j] = i < n_pairs ? unpack2(x[n_pairs + i]) : make_float2(0, 0);
+    }
+    if (head < n_rotated) {
+        const uint32_t *norm = head < p.n_heads ? p.q_norm : p.k_norm;
+        const size_t angles = (size_t)p.positions[t] * n_pairs;
+        if (norm) norm_head<PAIRS>(low, high, norm, n_pairs, p.eps);
+        rotate_head<PAIRS>(low, high, p.cos + angles, p.sin + angles, n_pairs);
+    }
+    const head_rows out = rows_of(p, t, head);
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) {
+        const uint32_t i = lane + j * CN_WARP;
+        if (i >= n_pairs) continue;
+        const uint32_t a = cn_pack2(low[j].x, low[j].y), b = cn_pack2(high[j].x, high[j].y);
+        if (out.row) {
+            out.row[i] = a;
+            out.row[n_pairs + i] = b;
+        }
+        if (out.also) {
+            out.also[i] = a;
+            out.also[n_pairs + i] = b;
+        }
+    }
+}
+
+extern "C" cn_status cn_cuda_rope_store(cn_stream *s, const cn_rope_store_args *a)
+{
+    const cn_batch_view *b = a->batch;
+    const uint32_t d = a->layout.head_dim, n_all = a->n_heads + 2 * a->layout.n_kv_heads;
+    if (d % 16 != 0 || d == 0 || d > MAX_HEAD_DIM)
+        return cn_fail(CN_ERR_SHAPE, "rope_store: head_dim %u is not a multiple of 16 up to %d", d,
+                       MAX_HEAD_DIM);
+    if (b->n_tokens == 0) return CN_OK;
+    rope_params p = {};
+    p.q = (uint32_t *)a->q;
+    p.qkv = (const uint32_t *)a->qkv;
+    p.q_norm = (const uint32_t *)a->q_norm;
+    p.k_norm = (const uint32_t *)a->k_norm;
+    p.cos = (const float2 *)a->cos;
+    p.sin = (const float2 *)a->sin;
+    p.kv = (uint32_t *)a->kv;
+    p.q_window = (uint32_t *)a->q_window;
+    p.positions = b->positions;
+    p.kv_slots = b->kv_slots;
+    p.q_rows = b->q_rows;
+    p.layout = a->layout;
+    p.n_heads = a->n_heads;
+    p.layer = a->layer;
+    p.n_query_slots = a->n_query_slots;
+    p.window = a->window;
+    p.eps = a->eps;
+    const dim3 grid(b->n_tokens, (unsigned)cn_ceil_div(n_all, WARPS));
+    if (d <= 128)
+        return cn_cuda_launch(s, "rope_store", rope_store_kernel<1>, grid, WARPS * CN_WARP, p);
+    return cn_cuda_launch(s, "rope_store", rope_store_kernel<2>, grid, WARPS * CN_WARP, p);
+}

@@ -1,0 +1,99 @@
+/* util.cuh - what kernels share: 16-byte accesses to bf16, reductions of a warp and of a block,
+ * programmatic dependent launch, and the one way to launch.
+ *
+ * Programmatic dependent launch: every kernel calls cn_overlap_next() first, so that the next one
+ * may take the places that fall free, and cn_wait_previous() before it touches what another kernel
+ * writes. Each must wait, even with nothing to read: its end vouches for all before it. Weights are
+ * never written, so they may be read before the wait. */
+#ifndef CN_CUDA_UTIL_CUH
+#define CN_CUDA_UTIL_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include "cuda/cuda_ops.h"
+
+enum { CN_WARP = 32, CN_VEC8 = 8 /* bf16 values in 16 bytes */ };
+
+typedef __nv_bfloat16 cn_bf16;
+
+__device__ static inline void cn_overlap_next(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+__device__ static inline void cn_wait_previous(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* ---- bf16, eight at a time ---- */
+
+__device__ static inline void cn_unpack8(float out[CN_VEC8], uint4 bits)
+{
+    const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        out[2 * i] = __uint_as_float(words[i] << 16);
+        out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+}
+
+__device__ static inline uint32_t cn_pack2(float low, float high)
+{
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<uint32_t *>(&pair);
+}
+
+__device__ static inline uint4 cn_pack8(const float in[CN_VEC8])
+{
+    return make_uint4(cn_pack2(in[0], in[1]), cn_pack2(in[2], in[3]), cn_pack2(in[4], in[5]),
+                      cn_pack2(in[6], in[7]));
+}
+
+/* ---- reductions ---- */
+
+__device__ static inline float cn_warp_sum(float v)
+{
+#pragma unroll
+    for (int offset = CN_WARP / 2; offset > 0; offset /= 2)
+        v += __shfl_xor_sync(0xffffffffu, v, offset);
+    return v;
+}
+
+/* Of a block of whole warps, the same in every thread. `shared` is CN_WARP floats, free again
+ * after the caller's next __syncthreads(). */
+__device__ static inline float cn_block_sum(float v, float *shared)
+{
+    const unsigned warp = threadIdx.x / CN_WARP, lane = threadIdx.x % CN_WARP;
+    v = cn_warp_sum(v);
+    if (lane == 0) shared[warp] = v;
+    __syncthreads();
+    return cn_warp_sum(lane < blockDim.x / CN_WARP ? shared[lane] : 0.0f);
+}
+
+/* ---- launching ---- */
+
+/* Launches with programmatic overlap where the device has it. */
+template <typename... Params, typename... Args>
+static cn_status cn_cuda_launch(cn_stream *s, const char *op, void (*kernel)(Params...), dim3 grid,
+                                unsigned block, Args... args)
+{
+    cudaLaunchAttribute overlap = {};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3(block);
+    config.stream = s->handle;
+    config.attrs = &overlap;
+    config.numAttrs = s->cuda->device.compute >= 90;
+    cudaError_t error = cudaLaunchKernelEx(&config, kernel, args...);
+    return error == cudaSuccess ? CN_OK : cn_cuda_failed(error, op);
+}
+
+#endif

@@ -1,0 +1,175 @@
+/* backend.c - see backend.h. The shared object stays loaded once it was opened: its code may still
+ * be needed by what a driver calls at exit. */
+#include "engine/backend.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define CUDA_LIBRARY "cinch-cuda.so"
+
+/* ---- the name of a device ---- */
+
+typedef enum device_kind { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } device_kind;
+
+static cn_status parse_device(const char *text, device_kind *kind, uint32_t *ordinal)
+{
+    *ordinal = 0;
+    if (strcmp(text, "auto") == 0) {
+        *kind = DEVICE_AUTO;
+        return CN_OK;
+    }
+    if (strcmp(text, "cpu") == 0) {
+        *kind = DEVICE_CPU;
+        return CN_OK;
+    }
+    *kind = DEVICE_CUDA;
+    if (strcmp(text, "cuda") == 0) return CN_OK;
+    const char *digits = text + strlen("cuda:");
+    const bool numbered = strncmp(text, "cuda:", strlen("cuda:")) == 0 && *digits &&
+                          strlen(digits) <= 3 && !digits[strspn(digits, "0123456789")];
+    if (!numbered)
+        return cn_fail(CN_ERR_ARG, "--device %s: want auto, cpu, cuda, or cuda:0 and so on", text);
+    *ordinal = (uint32_t)strtoul(digits, NULL, 10);
+    return CN_OK;
+}
+
+/* ---- the shared object ---- */
+
+/* Opens dir/name when there is such a file. *found tells whether there was. */
+static void *open_in(const char *dir, const char *name, bool *found)
+{
+    char path[PATH_MAX];
+    const int n = snprintf(path, sizeof path, "%s/%s", dir, name);
+    *found = n > 0 && (size_t)n < sizeof path && access(path, F_OK) == 0;
+    return *found ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+}
+
+static cn_status load_library(void **library)
+{
+    static const char *const places[] = {"", "/..", "/../lib/cinch"};
+    char program[PATH_MAX], dir[PATH_MAX + 16];
+    ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+    program[n > 0 ? n : 0] = '\0';
+    char *slash = strrchr(program, '/');
+    if (slash) *slash = '\0';
+    bool found = false;
+    *library = NULL;
+    for (size_t i = 0; slash && i < sizeof places / sizeof *places && !found; i++) {
+        snprintf(dir, sizeof dir, "%s%s", program, places[i]);
+        *library = open_in(dir, CUDA_LIBRARY, &found);
+    }
+    if (!found) *library = dlopen(CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    if (*library) return CN_OK;
+    const char *reason = dlerror();
+    if (found)
+        return cn_fail(CN_ERR_DEVICE, "%s: %s: install CUDA 13's libraries, or use --device cpu",
+                       CUDA_LIBRARY, reason ? reason : "cannot be loaded");
+    return cn_fail(CN_ERR_DEVICE,
+                   "%s is neither in %s nor where the loader looks: build it (make cuda), or use "
+                   "--device cpu",
+                   CUDA_LIBRARY, program);
+}
+
+cn_status cn_backend_cuda_load(cn_backend **out, cn_cuda_backend_opts o)
+{
+    *out = NULL;
+    void *library;
+    CN_TRY(load_library(&library));
+    /* A function's address as POSIX hands it out, an object pointer. */
+    union {
+        void *object;
+        cn_backend_cuda_open_fn open;
+    } entry = {dlsym(library, "cn_backend_cuda_open")};
+    if (!entry.object)
+        return cn_fail(CN_ERR_DEVICE, "%s has no cn_backend_cuda_open: build it anew (make cuda)",
+                       CUDA_LIBRARY);
+    o.base = cn_base_calls_get();
+    o.version = CINCH_VERSION;
+    o.table_bytes = sizeof(cn_backend);
+    return entry.open(out, &o);
+}
+
+/* ---- choosing ---- */
+
+/* The op that every model needs, or this configuration's policies, and the table lacks. */
+static const char *missing_op(const cn_backend *be, const cn_config *c)
+{
+    const bool compresses = (c->kv_policies | 1U << c->kv.policy) != 1U << CN_KV_FULL;
+    const struct {
+        const char *name;
+        bool there;
+    } ops[] = {
+        {"embed", be->embed},
+        {"rmsnorm", be->rmsnorm},
+        {"gemm", be->gemm},
+        {"rope_store", be->rope_store},
+        {"attn_decode", be->attn_decode},
+        {"attn_prefill", be->attn_prefill},
+        {"silu_mul", be->silu_mul},
+        {"gather", be->gather},
+        {"sample", be->sample},
+        {"count_reset", be->count_reset},
+        {"copy_blocks", be->copy_blocks},
+        {"compress", be->compress || !compresses},
+    };
+    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
+        if (!ops[i].there) return ops[i].name;
+    return NULL;
+}
+
+static cn_status open_cpu(cn_backend **out, const cn_config *c)
+{
+    const cn_cpu_backend_opts o = {.n_threads = c->n_threads};
+    return cn_backend_cpu_open(out, &o);
+}
+
+static cn_status open_cuda(cn_backend **out, const cn_config *c, const cn_model_config *m,
+                           uint32_t ordinal)
+{
+    *out = NULL;
+    if (c->dtype == CN_OPT_DTYPE_FLOAT32)
+        return cn_fail(CN_ERR_ARG, "--dtype float32: a GPU computes in bfloat16; use --device cpu");
+    cn_buf cache = {0};
+    CN_TRY(cn_cache_dir(&cache));
+    const cn_cuda_backend_opts o = {
+        .device = ordinal,
+        .memory_share = c->gpu_memory_utilization,
+        .n_layers = m->n_layers,
+        .n_heads = m->n_heads,
+        .n_kv_heads = m->n_kv_heads,
+        .head_dim = m->head_dim,
+        .hidden = m->hidden,
+        .intermediate = m->intermediate,
+        .vocab = m->vocab,
+        .max_seqs = c->max_num_seqs,
+        .max_tokens = c->max_num_batched_tokens,
+        .max_kv_tokens = c->max_model_len ? c->max_model_len : m->max_position,
+        .batch_invariant = c->batch_invariant,
+        .cache_dir = cache.len ? cache.data : NULL,
+    };
+    cn_status status = cn_backend_cuda_load(out, o);
+    cn_buf_free(&cache);
+    CN_TRY(status);
+    const char *lacks = missing_op(*out, c);
+    if (!lacks) return CN_OK;
+    (*out)->close(*out);
+    *out = NULL;
+    return cn_fail(CN_ERR_DEVICE, "the cuda backend lacks %s: use --device cpu", lacks);
+}
+
+cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_config *m)
+{
+    device_kind kind;
+    uint32_t ordinal;
+    *out = NULL;
+    CN_TRY(parse_device(c->device, &kind, &ordinal));
+    if (kind == DEVICE_CUDA) return open_cuda(out, c, m, ordinal);
+    if (kind == DEVICE_AUTO) {
+        if (open_cuda(out, c, m, 0) == CN_OK) return CN_OK;
+        cn_log(CN_LOG_DEBUG, "no GPU: %s", cn_last_error());
+    }
+    return open_cpu(out, c);
+}

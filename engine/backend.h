@@ -1,0 +1,24 @@
+/* backend.h - which device runs the model: --device auto|cpu|cuda[:i], and the shared object of the
+ * CUDA backend, which is opened only when it is wanted, so that one build runs everywhere.
+ *
+ * Owner: the engine. Thread: its own. Stage: start, before weights are read. */
+#ifndef CN_BACKEND_H
+#define CN_BACKEND_H
+
+#include "engine/base.h"
+#include "engine/model_config.h"
+#include "engine/ops.h"
+#include "engine/options.h"
+
+/* Opens the backend that --device asks for, ready for this model and the largest step of these
+ * options. auto takes the first GPU when everything it needs is there, else the CPU; why not is
+ * logged at debug level. CN_ERR_ARG when --device is no name of one; CN_ERR_DEVICE or CN_ERR_MEMORY
+ * say in one line what is missing. Close with (*out)->close. */
+cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_config *m);
+
+/* Loads cinch-cuda.so and opens its backend; fills in base, version and table_bytes of the options.
+ * The file is looked for beside the program, in the folder above, in ../lib/cinch, then where the
+ * dynamic loader looks. */
+cn_status cn_backend_cuda_load(cn_backend **out, cn_cuda_backend_opts o);
+
+#endif

@@ -1,0 +1,264 @@
+/* op_cases.c - see op_cases.h. */
+#include "tests/lib/op_cases.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/backend.h"
+
+static op_env env;
+static op_case opened_for; /* how env.cuda is open */
+static char why_not[2048]; /* no GPU: the reason */
+
+void op_ok(cn_status status, const char *call)
+{
+    if (status != CN_OK) fail_msg("%s: %s", call, cn_last_error());
+}
+
+/* ---- bf16 ---- */
+
+static uint16_t to_bf16(float f)
+{
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    if (isnan(f)) return 0x7fff;
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16); /* to nearest, ties to even */
+}
+
+static float from_bf16(uint16_t h)
+{
+    uint32_t bits = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+/* ---- tensors ---- */
+
+static void *device_copy(op_env *e, const void *host, size_t bytes)
+{
+    void *p = NULL;
+    OP_OK(e->cuda->mem_alloc(e->cuda, bytes, &p));
+    OP_OK(e->cuda->mem_write(e->cuda_stream, p, host, bytes));
+    return p;
+}
+
+op_tensor op_floats(op_env *e, const float *values, size_t n, cn_dtype d)
+{
+    op_tensor t = {.n = n, .dtype = d};
+    float *cpu = cn_calloc_aligned(n, sizeof *cpu);
+    uint16_t *halves = cn_calloc(n, sizeof *halves);
+    assert_true(cpu && halves && (d == CN_F32 || d == CN_BF16));
+    memcpy(cpu, values, n * sizeof *cpu);
+    for (size_t i = 0; d == CN_BF16 && i < n; i++) {
+        halves[i] = to_bf16(values[i]);
+        cpu[i] = from_bf16(halves[i]);
+    }
+    t.cpu = cpu;
+    t.cuda = device_copy(e, d == CN_BF16 ? (void *)halves : cpu, n * cn_dtype_bytes(d));
+    cn_free(halves);
+    return t;
+}
+
+static op_tensor random_floats(op_env *e, size_t n, cn_dtype d)
+{
+    float *values = cn_calloc(n, sizeof *values);
+    test_rng_fill(&e->rng, values, n);
+    op_tensor t = op_floats(e, values, n, d);
+    cn_free(values);
+    return t;
+}
+
+op_tensor op_random(op_env *e, size_t n) { return random_floats(e, n, CN_BF16); }
+op_tensor op_random_f32(op_env *e, size_t n) { return random_floats(e, n, CN_F32); }
+
+op_tensor op_poison(op_env *e, size_t n, cn_dtype d)
+{
+    float *values = cn_calloc(n, sizeof *values);
+    for (size_t i = 0; i < n; i++) values[i] = NAN;
+    op_tensor t = op_floats(e, values, n, d);
+    cn_free(values);
+    return t;
+}
+
+op_tensor op_words(op_env *e, const void *words, size_t n)
+{
+    op_tensor t = {.n = n, .dtype = CN_U32};
+    t.cpu = cn_calloc_aligned(n, sizeof(uint32_t));
+    memcpy(t.cpu, words, n * sizeof(uint32_t));
+    t.cuda = device_copy(e, words, n * sizeof(uint32_t));
+    return t;
+}
+
+void op_tensor_free(op_env *e, op_tensor *t)
+{
+    cn_free(t->cpu);
+    e->cuda->mem_free(e->cuda, t->cuda);
+    *t = (op_tensor){0};
+}
+
+static void read_raw(op_env *e, const op_tensor *t, void *out)
+{
+    OP_OK(e->cuda->mem_read(e->cuda_stream, out, t->cuda, t->n * cn_dtype_bytes(t->dtype)));
+    OP_OK(e->cuda->stream_sync(e->cuda_stream));
+}
+
+void op_read(op_env *e, const op_tensor *t, float *out)
+{
+    if (t->dtype == CN_F32) {
+        read_raw(e, t, out);
+        return;
+    }
+    uint16_t *halves = cn_calloc(t->n, sizeof *halves);
+    read_raw(e, t, halves);
+    for (size_t i = 0; i < t->n; i++) out[i] = from_bf16(halves[i]);
+    cn_free(halves);
+}
+
+double op_error_of(const float *got, const float *want, size_t n)
+{
+    double squares = 0, wrong = 0, largest = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (isnan(got[i]) && isnan(want[i])) continue;
+        const double difference = fabs((double)got[i] - want[i]);
+        if (isnan(difference)) return INFINITY;
+        squares += (double)want[i] * want[i];
+        wrong += difference * difference;
+        largest = fmax(largest, difference);
+    }
+    if (wrong == 0) return 0;
+    return fmax(sqrt(wrong / squares), largest / sqrt(squares / (double)n) / 10);
+}
+
+double op_error(op_env *e, const op_tensor *t)
+{
+    float *got = cn_calloc(t->n, sizeof *got);
+    op_read(e, t, got);
+    const double error = op_error_of(got, t->cpu, t->n);
+    cn_free(got);
+    return error;
+}
+
+double op_words_error(op_env *e, const op_tensor *t)
+{
+    uint32_t *got = cn_calloc(t->n, sizeof *got);
+    read_raw(e, t, got);
+    const bool equal = memcmp(got, t->cpu, t->n * sizeof *got) == 0;
+    cn_free(got);
+    return equal ? 0 : INFINITY;
+}
+
+/* ---- batches ---- */
+
+op_batch op_batch_upload(op_env *e, const paged_batch *b)
+{
+    const cn_batch_view *v = &b->view;
+    const size_t tables = (size_t)v->n_seqs * v->table_stride;
+    const struct {
+        const void *from;
+        size_t n;
+    } parts[] = {
+        {v->tokens, v->n_tokens},     {v->positions, v->n_tokens}, {v->kv_slots, v->n_tokens},
+        {v->q_rows, v->n_tokens},     {v->q_start, v->n_seqs + 1}, {v->kv_len, v->n_seqs},
+        {v->tables, tables},
+    };
+    enum { N_PARTS = sizeof parts / sizeof *parts };
+    size_t at[N_PARTS], n = 0;
+    for (size_t i = 0; i < N_PARTS; i++) {
+        at[i] = n;
+        n += cn_round_up(parts[i].n, 4); /* 16 bytes */
+    }
+    uint32_t *host = cn_calloc(n, sizeof *host);
+    for (size_t i = 0; i < N_PARTS; i++)
+        memcpy(host + at[i], parts[i].from, parts[i].n * sizeof *host);
+    op_batch out = {.view = *v, .memory = device_copy(e, host, n * sizeof *host)};
+    cn_free(host);
+    const uint32_t *device = out.memory;
+    out.view.tokens = device + at[0];
+    out.view.positions = device + at[1];
+    out.view.kv_slots = device + at[2];
+    out.view.q_rows = (const int32_t *)(device + at[3]);
+    out.view.q_start = device + at[4];
+    out.view.kv_len = device + at[5];
+    out.view.tables = device + at[6];
+    return out;
+}
+
+void op_batch_free(op_env *e, op_batch *b)
+{
+    e->cuda->mem_free(e->cuda, b->memory);
+    b->memory = NULL;
+}
+
+/* ---- running ---- */
+
+static void close_cuda(void)
+{
+    if (env.cuda) env.cuda->close(env.cuda);
+    env.cuda = NULL;
+}
+
+static void open_cuda(const op_case *c)
+{
+    if (env.cuda && opened_for.gemm == c->gemm &&
+        opened_for.batch_invariant == c->batch_invariant)
+        return;
+    close_cuda();
+    const cn_cuda_backend_opts o = {.memory_bytes = UINT64_C(3) << 30,
+                                    .max_seqs = 64,
+                                    .max_tokens = 1024,
+                                    .max_kv_tokens = 65536,
+                                    .gemm = c->gemm,
+                                    .batch_invariant = c->batch_invariant};
+    opened_for = *c;
+    if (cn_backend_cuda_load(&env.cuda, o) != CN_OK) {
+        snprintf(why_not, sizeof why_not, "%s", cn_last_error());
+        return;
+    }
+    env.cuda_stream = env.cuda->stream(env.cuda, 0);
+}
+
+static void run_case(void **state)
+{
+    const op_case *c = *state;
+    if (!why_not[0]) open_cuda(c);
+    if (!env.cuda) skip();
+    double worst = 0;
+    for (uint32_t seed = 0; seed < c->n_seeds; seed++) {
+        env.rng = (test_rng){seed};
+        snprintf(env.shape, sizeof env.shape, "seed %u", seed);
+        const size_t free_before = env.cuda->mem_avail(env.cuda);
+        const double error = c->run(&env, seed);
+        worst = fmax(worst, error);
+        print_message("    %-20s %-60s error %.1e\n", c->name, env.shape, error);
+        if (!(error <= c->tolerance))
+            fail_msg("%s, seed %u, %s: error %g, at most %g", c->name, seed, env.shape, error,
+                     c->tolerance);
+        assert_int_equal(env.cuda->mem_avail(env.cuda), free_before);
+    }
+    print_message("    %-20s worst error %.1e of %.1e\n", c->name, worst, c->tolerance);
+}
+
+int op_cases_main(const op_case *cases, size_t n, int argc, char **argv)
+{
+    struct CMUnitTest *tests = cn_calloc(n, sizeof *tests);
+    if (!tests) return 2;
+    for (size_t i = 0; i < n; i++)
+        tests[i] = (struct CMUnitTest){.name = cases[i].name,
+                                       .test_func = run_case,
+                                       .initial_state = (void *)(uintptr_t)&cases[i]};
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
+    op_ok(cn_backend_cpu_open(&env.cpu, &(cn_cpu_backend_opts){0}), "the CPU");
+    env.cpu_stream = env.cpu->stream(env.cpu, 0);
+    const int failed = _cmocka_run_group_tests("ops", tests, n, NULL, NULL);
+    close_cuda();
+    env.cpu->close(env.cpu);
+    cn_free(tests);
+    if (why_not[0]) print_message("skipped: %s\n", why_not);
+    return failed;
+}

@@ -1,0 +1,478 @@
+/* test_op_cuda.c - the GPU's row-wise ops, matrix products, copies, memory, streams and graphs
+ * against the CPU's on shapes drawn by seed. Attention and sampling have files of their own. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/lib/op_cases.h"
+
+static uint32_t between(op_env *e, uint32_t low, uint32_t high)
+{
+    return low + test_rng_below(&e->rng, high - low + 1);
+}
+
+static bool coin(op_env *e) { return test_rng_below(&e->rng, 2) == 1; }
+
+/* Mostly small, sometimes many. */
+static uint32_t some_rows(op_env *e)
+{
+    static const uint32_t most[] = {1, 9, 70, 600};
+    return between(e, 1, most[test_rng_below(&e->rng, 4)]);
+}
+
+static void sync_both(op_env *e)
+{
+    OP_OK(e->cpu->stream_sync(e->cpu_stream));
+    OP_OK(e->cuda->stream_sync(e->cuda_stream));
+}
+
+#define RUN_BOTH(e, op, cpu_args, cuda_args)                                                       \
+    do {                                                                                           \
+        OP_OK((e)->cpu->op((e)->cpu_stream, cpu_args));                                            \
+        OP_OK((e)->cuda->op((e)->cuda_stream, cuda_args));                                         \
+        sync_both(e);                                                                              \
+    } while (0)
+
+#define SHAPE(e, ...) snprintf((e)->shape, sizeof(e)->shape, __VA_ARGS__)
+
+/* ---- embed, gather ---- */
+
+static op_tensor random_ids(op_env *e, uint32_t n, uint32_t below)
+{
+    uint32_t *ids = cn_calloc(n, sizeof *ids);
+    for (uint32_t i = 0; i < n; i++) ids[i] = test_rng_below(&e->rng, below);
+    op_tensor t = op_words(e, ids, n);
+    cn_free(ids);
+    return t;
+}
+
+/* Ids from the host, from the last step's sample, and both. */
+static double run_embed(op_env *e, uint32_t seed)
+{
+    const uint32_t t = some_rows(e), h = 8 * between(e, 1, 300), v = between(e, 1, 500);
+    SHAPE(e, "T=%u h=%u V=%u%s", t, h, v, seed % 2 ? " sampled" : "");
+    int32_t *rows = cn_calloc(t, sizeof *rows);
+    for (uint32_t i = 0; i < t; i++) rows[i] = coin(e) ? (int32_t)test_rng_below(&e->rng, 7) : -1;
+    op_tensor table = op_random(e, (size_t)v * h), ids = random_ids(e, t, v);
+    op_tensor sampled = random_ids(e, 7, v), sampled_row = op_words(e, rows, t);
+    op_tensor out = op_poison(e, (size_t)t * h, CN_BF16);
+    cn_embed_args cpu = {.out = out.cpu, .table = table.cpu, .tokens = ids.cpu, .n_tokens = t,
+                         .hidden = h, .vocab = v};
+    cn_embed_args cuda = {.out = out.cuda, .table = table.cuda, .tokens = ids.cuda, .n_tokens = t,
+                          .hidden = h, .vocab = v};
+    if (seed % 2) {
+        cpu.sampled_row = sampled_row.cpu;
+        cpu.sampled = sampled.cpu;
+        cuda.sampled_row = sampled_row.cuda;
+        cuda.sampled = sampled.cuda;
+    }
+    RUN_BOTH(e, embed, &cpu, &cuda);
+    const double error = op_error(e, &out);
+    cn_free(rows);
+    op_tensor *const all[] = {&out, &sampled_row, &sampled, &ids, &table};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) op_tensor_free(e, all[i]);
+    return error;
+}
+
+static double run_gather(op_env *e, uint32_t seed)
+{
+    (void)seed;
+    const uint32_t t = some_rows(e), n = some_rows(e), h = 8 * between(e, 1, 300);
+    SHAPE(e, "n=%u of T=%u h=%u", n, t, h);
+    op_tensor x = op_random(e, (size_t)t * h), rows = random_ids(e, n, t);
+    op_tensor out = op_poison(e, (size_t)n * h, CN_BF16);
+    cn_gather_args cpu = {out.cpu, x.cpu, rows.cpu, n, h};
+    cn_gather_args cuda = {out.cuda, x.cuda, rows.cuda, n, h};
+    RUN_BOTH(e, gather, &cpu, &cuda);
+    const double error = op_error(e, &out);
+    op_tensor_free(e, &out);
+    op_tensor_free(e, &rows);
+    op_tensor_free(e, &x);
+    return error;
+}
+
+/* ---- rmsnorm, silu_mul ---- */
+
+static double run_rmsnorm(op_env *e, uint32_t seed)
+{
+    static const uint32_t widths[] = {8, 64, 1024, 4096, 5120, 8192, 8200, 16384, 32768};
+    const bool add = coin(e);
+    const uint32_t h = seed < 9 ? widths[seed] : 8 * between(e, 1, 700);
+    const uint32_t t = h > 8192 ? between(e, 1, 9) : some_rows(e);
+    SHAPE(e, "T=%u h=%u %s", t, h, add ? "with x" : "without x");
+    op_tensor residual = op_random(e, (size_t)t * h), x = op_random(e, (size_t)t * h);
+    op_tensor weight = op_random(e, h), out = op_poison(e, (size_t)t * h, CN_BF16);
+    cn_rmsnorm_args cpu = {out.cpu, residual.cpu, add ? x.cpu : NULL, weight.cpu, t, h, 1e-6f};
+    cn_rmsnorm_args cuda = {out.cuda, residual.cuda, add ? x.cuda : NULL, weight.cuda, t, h, 1e-6f};
+    RUN_BOTH(e, rmsnorm, &cpu, &cuda);
+    const double error = fmax(op_error(e, &out), op_error(e, &residual));
+    op_tensor_free(e, &out);
+    op_tensor_free(e, &weight);
+    op_tensor_free(e, &x);
+    op_tensor_free(e, &residual);
+    return error;
+}
+
+static double run_silu_mul(op_env *e, uint32_t seed)
+{
+    const uint32_t t = some_rows(e), n = 8 * between(e, 1, 400);
+    const float scale = seed % 2 ? 8.0f : 120.0f;
+    SHAPE(e, "T=%u I=%u up to %g", t, n, (double)scale);
+    float *values = cn_calloc((size_t)t * 2 * n, sizeof *values);
+    for (size_t i = 0; i < (size_t)t * 2 * n; i++)
+        values[i] = scale * test_rng_uniform(&e->rng);
+    op_tensor x = op_floats(e, values, (size_t)t * 2 * n, CN_BF16);
+    op_tensor out = op_poison(e, (size_t)t * n, CN_BF16);
+    cn_silu_mul_args cpu = {out.cpu, x.cpu, t, n}, cuda = {out.cuda, x.cuda, t, n};
+    RUN_BOTH(e, silu_mul, &cpu, &cuda);
+    const double error = op_error(e, &out);
+    cn_free(values);
+    op_tensor_free(e, &out);
+    op_tensor_free(e, &x);
+    return error;
+}
+
+/* ---- gemm ---- */
+
+typedef struct gemm_shape {
+    uint32_t t, n, k;
+    bool bias, f32;
+} gemm_shape;
+
+static double gemm_error(op_env *e, gemm_shape g)
+{
+    SHAPE(e, "T=%u N=%u K=%u%s%s", g.t, g.n, g.k, g.bias ? " bias" : "", g.f32 ? " f32" : "");
+    op_tensor x = op_random(e, (size_t)g.t * g.k), weight = op_random(e, (size_t)g.n * g.k);
+    op_tensor bias = op_random(e, g.n);
+    op_tensor out = op_poison(e, (size_t)g.t * g.n, g.f32 ? CN_F32 : CN_BF16);
+    cn_gemm_args cpu = {out.cpu, x.cpu, weight.cpu, g.bias ? bias.cpu : NULL, g.t, g.n, g.k, g.f32};
+    cn_gemm_args cuda = cpu;
+    cuda.out = out.cuda;
+    cuda.x = x.cuda;
+    cuda.weight = weight.cuda;
+    cuda.bias = g.bias ? bias.cuda : NULL;
+    RUN_BOTH(e, gemm, &cpu, &cuda);
+    double error = op_error(e, &out);
+    if (g.f32) error *= 100; /* no rounding to bf16: a tighter bound */
+    op_tensor_free(e, &out);
+    op_tensor_free(e, &bias);
+    op_tensor_free(e, &weight);
+    op_tensor_free(e, &x);
+    return error;
+}
+
+/* Every batch size of the small ones' kernels, edges of tiles, all divisions of K. */
+static double run_gemm(op_env *e, uint32_t seed)
+{
+    static const gemm_shape fixed[] = {
+        {1, 4096, 4096, false, false},  {8, 6144, 1024, true, false},
+        {9, 64, 64, false, true},       {16, 65, 72, false, true},
+        {32, 12288, 512, false, false}, {33, 1000, 2048, true, false},
+        {64, 191, 200, false, false},   {65, 4096, 1536, false, false},
+        {96, 129, 1032, false, true},   {128, 384, 4096, false, false},
+        {129, 20011, 64, false, true},  {144, 256, 8, true, false},
+        {168, 4096, 768, false, false}, {169, 333, 520, false, true},
+        {192, 8192, 256, true, false},  {193, 130, 136, false, false},
+        {255, 4096, 512, false, false}, {256, 640, 1024, true, false},
+        {257, 264, 64, false, true},    {700, 264, 320, true, false},
+        {1, 151936, 128, false, true},
+    };
+    if (seed < sizeof fixed / sizeof *fixed) return gemm_error(e, fixed[seed]);
+    gemm_shape g = {.t = between(e, 1, 200), .n = between(e, 1, 3000), .k = 8 * between(e, 1, 200)};
+    g.f32 = coin(e);
+    g.bias = !g.f32 && coin(e);
+    return gemm_error(e, g);
+}
+
+/* A row alone and the same row in batches of all sizes: the same bits. */
+static double run_gemm_invariant(op_env *e, uint32_t seed)
+{
+    static const uint32_t shapes[][2] = {{4096, 4096}, {6144, 512}, {1000, 1536}, {136, 200}};
+    static const uint32_t sizes[] = {1, 2, 7, 8, 16, 33, 64, 100, 128, 168, 257, 600};
+    const uint32_t n = shapes[seed][0], k = shapes[seed][1], most = 600;
+    SHAPE(e, "N=%u K=%u, batches of 1 to %u", n, k, most);
+    op_tensor x = op_random(e, (size_t)most * k), weight = op_random(e, (size_t)n * k);
+    op_tensor out = op_poison(e, (size_t)most * n, CN_F32);
+    float *want = cn_calloc((size_t)most * n, sizeof *want), *got = cn_calloc((size_t)most * n, 4);
+    double error = 0;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        cn_gemm_args a = {out.cuda, x.cuda, weight.cuda, NULL, sizes[i], n, k, true};
+        OP_OK(e->cuda->gemm(e->cuda_stream, &a));
+        op_read(e, &out, got);
+        if (i == 0) memcpy(want, got, n * sizeof *want); /* row 0 alone */
+        if (memcmp(got, want, n * sizeof *want) != 0) error = INFINITY;
+    }
+    /* Each row of the largest batch was computed at its place there: now at place 0, alone. */
+    memcpy(want, got, (size_t)most * n * sizeof *want);
+    for (uint32_t row = 1; row < most; row += 61) {
+        cn_gemm_args a = {out.cuda, (uint16_t *)x.cuda + (size_t)row * k, weight.cuda, NULL, 1, n,
+                          k, true};
+        OP_OK(e->cuda->gemm(e->cuda_stream, &a));
+        op_read(e, &out, got);
+        if (memcmp(got, want + (size_t)row * n, n * sizeof *want) != 0) error = INFINITY;
+    }
+    cn_free(got);
+    cn_free(want);
+    op_tensor_free(e, &out);
+    op_tensor_free(e, &weight);
+    op_tensor_free(e, &x);
+    return error;
+}
+
+/* ---- rope_store ---- */
+
+enum { ROPE_POSITIONS = 300, ROPE_SLOTS = 3, ROPE_WINDOW = 5 };
+
+/* Rows of padding keep what the CPU's pool held before. */
+static void keep_padding(const paged_batch *b, op_tensor *kv, const float *before,
+                         const uint32_t *slots)
+{
+    const cn_kv_layout *l = &b->layout;
+    for (uint32_t t = 0; t < b->view.n_tokens; t++) {
+        if (slots[t] != CN_NO_SLOT) continue;
+        for (uint32_t h = 0; h < l->n_kv_heads; h++)
+            for (int part = CN_KV_K; part <= CN_KV_V; part++) {
+                const size_t at = cn_kv_row(l, 1, b->kv_slots[t] / l->block_tokens, h,
+                                            b->kv_slots[t] % l->block_tokens, (cn_kv_part)part);
+                memcpy((float *)kv->cpu + at, before + at, l->head_dim * sizeof *before);
+            }
+    }
+}
+
+static double rope_error(op_env *e, const paged_shape *s, bool norms)
+{
+    paged_batch *b = paged_batch_create(s, &e->rng);
+    const uint32_t d = s->head_dim, t = b->view.n_tokens, hq = s->n_heads;
+    const size_t n_kv = cn_kv_pool_elems(&b->layout);
+    for (uint32_t i = 0; i < t; i++)
+        b->q_rows[i] = i < ROPE_SLOTS * ROPE_WINDOW && i % 3 ? (int32_t)((i * 4) % 15) : -1;
+    op_tensor qkv = op_random(e, (size_t)t * (hq + 2 * s->n_kv_heads) * d);
+    op_tensor cosine = op_random_f32(e, (size_t)ROPE_POSITIONS * d / 2);
+    op_tensor sine = op_random_f32(e, (size_t)ROPE_POSITIONS * d / 2);
+    op_tensor q_norm = op_random(e, d), k_norm = op_random(e, d);
+    op_tensor q = op_poison(e, (size_t)t * hq * d, CN_BF16);
+    op_tensor window =
+        op_poison(e, (size_t)s->n_layers * ROPE_SLOTS * ROPE_WINDOW * hq * d, CN_BF16);
+    op_tensor kv = op_floats(e, b->kv, n_kv, CN_BF16);
+    float *before = cn_calloc(n_kv, sizeof *before);
+    memcpy(before, kv.cpu, n_kv * sizeof *before);
+    cn_rope_store_args cpu = {q.cpu, qkv.cpu, norms ? q_norm.cpu : NULL, norms ? k_norm.cpu : NULL,
+                              1e-6f, cosine.cpu, sine.cpu, &b->view, hq, 1, b->layout, kv.cpu,
+                              window.cpu, ROPE_SLOTS, ROPE_WINDOW};
+    OP_OK(e->cpu->rope_store(e->cpu_stream, &cpu));
+    uint32_t *slots = cn_calloc(t, sizeof *slots);
+    paged_batch padded = *b;
+    for (uint32_t i = 0; i < t; i++) slots[i] = i % 5 == 4 ? CN_NO_SLOT : b->kv_slots[i];
+    padded.view.kv_slots = slots;
+    keep_padding(b, &kv, before, slots);
+    op_batch batch = op_batch_upload(e, &padded);
+    cn_rope_store_args cuda = {q.cuda, qkv.cuda, norms ? q_norm.cuda : NULL,
+                               norms ? k_norm.cuda : NULL, 1e-6f, cosine.cuda, sine.cuda,
+                               &batch.view, hq, 1, b->layout, kv.cuda, window.cuda, ROPE_SLOTS,
+                               ROPE_WINDOW};
+    OP_OK(e->cuda->rope_store(e->cuda_stream, &cuda));
+    const double error =
+        fmax(fmax(op_error(e, &q), op_error(e, &kv)), op_error(e, &window));
+    op_batch_free(e, &batch);
+    cn_free(slots);
+    cn_free(before);
+    op_tensor *const all[] = {&kv, &window, &q, &k_norm, &q_norm, &sine, &cosine, &qkv};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) op_tensor_free(e, all[i]);
+    paged_batch_free(b);
+    return error;
+}
+
+static double run_rope_store(op_env *e, uint32_t seed)
+{
+    static const uint32_t dims[] = {16, 64, 80, 96, 128, 256};
+    paged_shape s = {.n_layers = 2, .n_kv_heads = 1 + seed % 3, .head_dim = dims[seed % 6],
+                     .block_tokens = 16u << seed % 5, .n_seqs = 2, .n_decode = 1,
+                     .n_q = {1, between(e, 1, 120)}, .kv_len = {200, between(e, 120, 290)}};
+    s.n_heads = s.n_kv_heads * (1 + seed % 8);
+    SHAPE(e, "T=%u hq=%u hk=%u d=%u block=%u%s", 1 + s.n_q[1], s.n_heads, s.n_kv_heads, s.head_dim,
+          s.block_tokens, seed / 6 % 2 ? " norms" : "");
+    return rope_error(e, &s, seed / 6 % 2);
+}
+
+/* ---- copy_blocks, count_reset ---- */
+
+static double run_copy_blocks(op_env *e, uint32_t seed)
+{
+    enum { L = 3, BLOCKS = 700, HK = 2, BT = 16, D = 16, SLOTS = 9, W = 3, HQ = 4, MANY = 600 };
+    const uint32_t n = seed == 0 ? 0 : seed == 1 ? MANY : between(e, 1, 12);
+    SHAPE(e, "%u pairs of blocks, 4 of query slots", n);
+    const cn_kv_layout l = cn_kv_layout_make(L, BLOCKS, HK, BT, D);
+    op_tensor kv = op_random(e, cn_kv_pool_elems(&l));
+    op_tensor score = op_random_f32(e, cn_kv_side_elems(&l));
+    op_tensor origin = random_ids(e, (uint32_t)cn_kv_side_elems(&l), 1000);
+    op_tensor window = op_random(e, (size_t)L * SLOTS * W * HQ * D);
+    cn_block_copy pairs[MANY], slots[4];
+    for (uint32_t i = 0; i < n; i++) /* chains, swaps, a block onto itself */
+        pairs[i] = (cn_block_copy){test_rng_below(&e->rng, seed == 1 ? BLOCKS : 6),
+                                   test_rng_below(&e->rng, seed == 1 ? BLOCKS : 6)};
+    for (uint32_t i = 0; i < 4; i++)
+        slots[i] = (cn_block_copy){test_rng_below(&e->rng, SLOTS), test_rng_below(&e->rng, SLOTS)};
+    cn_copy_args cpu = {.pools = {l, kv.cpu, score.cpu, origin.cpu, window.cpu, SLOTS, W, HQ},
+                        .blocks = pairs, .n_blocks = n, .query_slots = slots, .n_query_slots = 4};
+    cn_copy_args cuda = cpu;
+    cuda.pools.kv = kv.cuda;
+    cuda.pools.score = score.cuda;
+    cuda.pools.origin = origin.cuda;
+    cuda.pools.q_window = window.cuda;
+    RUN_BOTH(e, copy_blocks, &cpu, &cuda);
+    double error = fmax(op_error(e, &kv), op_error(e, &score));
+    error = fmax(error, fmax(op_words_error(e, &origin), op_error(e, &window)));
+    cuda.pools.q_window = NULL;
+    assert_int_equal(e->cuda->copy_blocks(e->cuda_stream, &cuda), CN_ERR_SHAPE);
+    op_tensor_free(e, &window);
+    op_tensor_free(e, &origin);
+    op_tensor_free(e, &score);
+    op_tensor_free(e, &kv);
+    return error;
+}
+
+static double run_count_reset(op_env *e, uint32_t seed)
+{
+    const uint32_t vocab = 2 * between(e, 1, 3000), n_slots = 3, slot = seed % 3;
+    const uint32_t n_prompt = between(e, 0, 500), n_output = seed == 1 ? 40000 : between(e, 0, 900);
+    SHAPE(e, "V=%u prompt %u output %u", vocab, n_prompt, n_output);
+    /* Seed 1 counts one token past the largest count. */
+    op_tensor prompt = random_ids(e, n_prompt + 1, vocab);
+    op_tensor output = random_ids(e, n_output + 1, seed == 1 ? 1 : vocab);
+    op_tensor counts = random_ids(e, vocab / 2 * n_slots, UINT32_MAX); /* two counts a word */
+    cn_count_reset_args cpu = {counts.cpu, vocab, slot, prompt.cpu, output.cpu, n_prompt, n_output};
+    cn_count_reset_args cuda = {counts.cuda, vocab,    slot,    prompt.cuda,
+                                output.cuda, n_prompt, n_output};
+    RUN_BOTH(e, count_reset, &cpu, &cuda);
+    const double error = op_words_error(e, &counts);
+    op_tensor_free(e, &counts);
+    op_tensor_free(e, &output);
+    op_tensor_free(e, &prompt);
+    return error;
+}
+
+/* ---- memory, streams, graphs ---- */
+
+static double run_memory(op_env *e, uint32_t seed)
+{
+    static const uint32_t sizes[] = {1, 2, 3, 4, 1000, 4 << 20, (40 << 20) / 4 + 1};
+    const uint32_t n = sizes[seed];
+    SHAPE(e, "%u words", n);
+    op_tensor words = random_ids(e, n, UINT32_MAX);
+    uint64_t zero = 1, sum = 0, want = 0;
+    for (uint32_t i = 0; i < n; i++) want += ((uint32_t *)words.cpu)[i];
+    op_tensor out = op_words(e, &zero, 2);
+    OP_OK(e->cuda->mem_sum(e->cuda_stream, words.cuda, (size_t)n * 4, out.cuda));
+    OP_OK(e->cuda->mem_read(e->cuda_stream, &sum, out.cuda, sizeof sum));
+    OP_OK(e->cuda->stream_sync(e->cuda_stream));
+    assert_int_equal(sum, want);
+    void *all = NULL, *more = NULL;
+    OP_OK(e->cuda->mem_alloc(e->cuda, e->cuda->mem_avail(e->cuda), &all));
+    assert_int_equal(e->cuda->mem_alloc(e->cuda, 1, &more), CN_ERR_MEMORY);
+    e->cuda->mem_free(e->cuda, all);
+    const double error = op_words_error(e, &words);
+    op_tensor_free(e, &out);
+    op_tensor_free(e, &words);
+    return error;
+}
+
+/* Stream 1 waits for a fence of stream 0; a poll ends with it done; pinned memory is read back. */
+static double run_fences(op_env *e, uint32_t seed)
+{
+    enum { N = 1 << 20 };
+    SHAPE(e, "%u words from stream %u to the other", N, seed % 2);
+    cn_stream *from = e->cuda->stream(e->cuda, seed % 2);
+    cn_stream *to = e->cuda->stream(e->cuda, 1 - seed % 2);
+    op_tensor words = random_ids(e, N, 1000), out = op_words(e, words.cpu, 2);
+    OP_OK(e->cuda->stream_sync(e->cuda_stream));
+    uint64_t want = 0, *sum = NULL;
+    for (uint32_t i = 0; i < N; i++) want += ((uint32_t *)words.cpu)[i];
+    cn_fence *ready = NULL, *read = NULL;
+    OP_OK(e->cuda->fence_create(e->cuda, &ready));
+    OP_OK(e->cuda->fence_create(e->cuda, &read));
+    void *pinned = NULL;
+    OP_OK(e->cuda->host_alloc(e->cuda, sizeof *sum, &pinned));
+    sum = pinned;
+    OP_OK(e->cuda->mem_sum(from, words.cuda, N * 4, out.cuda));
+    OP_OK(e->cuda->fence_record(ready, from));
+    OP_OK(e->cuda->fence_wait(to, ready));
+    OP_OK(e->cuda->mem_read(to, sum, out.cuda, sizeof *sum));
+    OP_OK(e->cuda->fence_record(read, to));
+    for (bool done = false; !done;) OP_OK(e->cuda->fence_done(read, &done));
+    const double error = *sum == want ? 0 : INFINITY;
+    e->cuda->host_free(e->cuda, pinned);
+    e->cuda->fence_free(read);
+    e->cuda->fence_free(ready);
+    op_tensor_free(e, &out);
+    op_tensor_free(e, &words);
+    return error;
+}
+
+/* A recorded chain of ops follows what its inputs hold at each launch. */
+static double run_graph(op_env *e, uint32_t seed)
+{
+    enum { T = 8, H = 512, N = 768, LAUNCHES = 3 };
+    (void)seed;
+    SHAPE(e, "rmsnorm, gemm, silu_mul; %d launches", LAUNCHES);
+    op_tensor weight = op_random(e, H), matrix = op_random(e, (size_t)N * H);
+    op_tensor x = op_random(e, T * H), normed = op_poison(e, T * H, CN_BF16);
+    op_tensor product = op_poison(e, T * N, CN_BF16), out = op_poison(e, T * N / 2, CN_BF16);
+    const cn_rmsnorm_args norm = {normed.cuda, x.cuda, NULL, weight.cuda, T, H, 1e-6f};
+    const cn_gemm_args gemm = {product.cuda, normed.cuda, matrix.cuda, NULL, T, N, H, false};
+    const cn_silu_mul_args silu = {out.cuda, product.cuda, T, N / 2};
+    cn_graph *g = NULL;
+    OP_OK(e->cuda->graph_begin(e->cuda_stream));
+    OP_OK(e->cuda->rmsnorm(e->cuda_stream, &norm));
+    OP_OK(e->cuda->gemm(e->cuda_stream, &gemm));
+    OP_OK(e->cuda->silu_mul(e->cuda_stream, &silu));
+    assert_int_equal(e->cuda->mem_write(e->cuda_stream, x.cuda, x.cpu, 4), CN_ERR_DEVICE);
+    OP_OK(e->cuda->graph_end(e->cuda_stream, &g));
+    double error = 0;
+    for (int launch = 0; launch < LAUNCHES; launch++) {
+        op_tensor fresh = op_random(e, T * H);
+        uint16_t *halves = cn_calloc(T * H, sizeof *halves);
+        OP_OK(e->cuda->mem_read(e->cuda_stream, halves, fresh.cuda, T * H * 2));
+        OP_OK(e->cuda->stream_sync(e->cuda_stream));
+        OP_OK(e->cuda->mem_write(e->cuda_stream, x.cuda, halves, T * H * 2));
+        OP_OK(e->cuda->graph_launch(e->cuda_stream, g));
+        const cn_rmsnorm_args cpu_norm = {normed.cpu, fresh.cpu, NULL, weight.cpu, T, H, 1e-6f};
+        const cn_gemm_args cpu_gemm = {product.cpu, normed.cpu, matrix.cpu, NULL, T, N, H, false};
+        const cn_silu_mul_args cpu_silu = {out.cpu, product.cpu, T, N / 2};
+        OP_OK(e->cpu->rmsnorm(e->cpu_stream, &cpu_norm));
+        OP_OK(e->cpu->gemm(e->cpu_stream, &cpu_gemm));
+        OP_OK(e->cpu->silu_mul(e->cpu_stream, &cpu_silu));
+        error = fmax(error, op_error(e, &out));
+        cn_free(halves);
+        op_tensor_free(e, &fresh);
+    }
+    e->cuda->graph_free(g);
+    op_tensor *const all[] = {&out, &product, &normed, &x, &matrix, &weight};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) op_tensor_free(e, all[i]);
+    return error;
+}
+
+static const op_case cases[] = {
+    {"memory", 7, 0, run_memory, CN_CUDA_GEMM_FASTEST, false},
+    {"fences", 4, 0, run_fences, CN_CUDA_GEMM_FASTEST, false},
+    {"embed", 12, 0, run_embed, CN_CUDA_GEMM_FASTEST, false},
+    {"gather", 12, 0, run_gather, CN_CUDA_GEMM_FASTEST, false},
+    {"rmsnorm", 24, 4e-3, run_rmsnorm, CN_CUDA_GEMM_FASTEST, false},
+    {"silu_mul", 12, 4e-3, run_silu_mul, CN_CUDA_GEMM_FASTEST, false},
+    {"rope_store", 24, 4e-3, run_rope_store, CN_CUDA_GEMM_FASTEST, false},
+    {"copy_blocks", 12, 0, run_copy_blocks, CN_CUDA_GEMM_FASTEST, false},
+    {"count_reset", 8, 0, run_count_reset, CN_CUDA_GEMM_FASTEST, false},
+    {"gemm", 32, 4e-3, run_gemm, CN_CUDA_GEMM_LIBRARY, false},
+    {"graph", 2, 1e-2, run_graph, CN_CUDA_GEMM_LIBRARY, false},
+    {"gemm_own", 48, 4e-3, run_gemm, CN_CUDA_GEMM_OWN, false},
+    {"graph_own", 2, 1e-2, run_graph, CN_CUDA_GEMM_OWN, false},
+    {"gemm_invariant", 4, 0, run_gemm_invariant, CN_CUDA_GEMM_FASTEST, true},
+};
+
+int main(int argc, char **argv)
+{
+    return op_cases_main(cases, sizeof cases / sizeof *cases, argc, argv);
+}
