@@ -19,7 +19,6 @@ typedef struct cn_batch_opts {
 
 cn_status cn_batch_create(cn_batch **out, cn_backend *be, const cn_batch_opts *o);
 void cn_batch_free(cn_batch *b);
-uint64_t cn_batch_bytes(const cn_batch_opts *o); /* device bytes, for the planner */
 
 /* Starts a step: flattens the plan's rows; one logit row for each row that wants a sample, in plan
  * order, then one for each fork. */

@@ -79,12 +79,6 @@ static cn_status truncate_to(cn_batch_output *o, uint64_t bytes)
     return CN_OK;
 }
 
-cn_status cn_batch_output_clear(cn_batch_output *o)
-{
-    CN_ASSERT(o->is_file);
-    return truncate_to(o, 0);
-}
-
 cn_status cn_batch_output_repair(cn_batch_output *o, uint64_t *removed_bytes)
 {
     CN_ASSERT(o->is_file);
@@ -190,7 +184,7 @@ static cn_status copy_line(void *user, const char *text, size_t n, uint64_t numb
 static cn_status replace_by(cn_batch_output *o, cn_batch_output *to, filter *f)
 {
     struct stat st;
-    CN_TRY(cn_batch_output_clear(to));
+    CN_TRY(truncate_to(to, 0));
     CN_TRY(cn_batch_output_each(o, copy_line, f));
     if (fstat(o->fd, &st) != 0 || fchmod(to->fd, st.st_mode & 07777) != 0)
         return fail_io(o, "copy its mode");

@@ -21,9 +21,6 @@ int cn_batch_output_fd(const cn_batch_output *o);
 /* Cuts off what stands behind the last newline. */
 cn_status cn_batch_output_repair(cn_batch_output *o, uint64_t *removed_bytes);
 
-/* Empties the file. */
-cn_status cn_batch_output_clear(cn_batch_output *o);
-
 /* Calls fn for every line, text[n] without its newline; stops at the first that fails. */
 typedef cn_status (*cn_output_line_fn)(void *user, const char *text, size_t n, uint64_t number);
 cn_status cn_batch_output_each(cn_batch_output *o, cn_output_line_fn fn, void *user);

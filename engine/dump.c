@@ -33,7 +33,7 @@ static const char *const names[CN_DUMP_COUNT] = {
     [CN_DUMP_LOGITS] = "logits",
 };
 
-const char *cn_dump_name_text(cn_dump_name name)
+static const char *name_text(cn_dump_name name)
 {
     return (size_t)name < CN_DUMP_COUNT ? names[name] : "?";
 }
@@ -123,7 +123,7 @@ void cn_dump_file_name(char out[CN_DUMP_FILE_BYTES], cn_dump_name name, int32_t 
     char where[16] = "outside";
     if (layer != CN_DUMP_NO_LAYER) snprintf(where, sizeof where, "layer-%02d", layer);
     snprintf(out, CN_DUMP_FILE_BYTES, "step-%06llu.%s.%s.npy", (unsigned long long)step, where,
-             cn_dump_name_text(name));
+             name_text(name));
 }
 
 /* NumPy's format 1.0: magic, version, header length, a Python dict padded with spaces. */

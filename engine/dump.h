@@ -26,7 +26,6 @@ typedef enum cn_dump_name {
     CN_DUMP_LOGITS,
     CN_DUMP_COUNT
 } cn_dump_name;
-const char *cn_dump_name_text(cn_dump_name name); /* "attn_norm" */
 
 enum { CN_DUMP_NO_LAYER = -1 }; /* of tensors outside the layers; matched by layer "*" alone */
 

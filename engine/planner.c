@@ -96,6 +96,16 @@ cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *in)
 /* Tokens per block where --block-size does not say. */
 enum { CPU_BLOCK_TOKENS = 64, GPU_BLOCK_TOKENS = 256 };
 
+/* The default of --kv-cache-memory-bytes on a host: 4 GiB, at most a quarter of its memory. */
+static uint64_t host_kv_bytes(void)
+{
+    const uint64_t default_bytes = UINT64_C(4) << 30;
+    const long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
+    if (pages <= 0 || page_bytes <= 0) return default_bytes;
+    const uint64_t quarter = (uint64_t)pages * (uint64_t)page_bytes / 4;
+    return quarter < default_bytes ? quarter : default_bytes;
+}
+
 cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_model_config *m,
                               const cn_backend *be)
 {
@@ -108,7 +118,7 @@ cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_
     uint32_t block_tokens = c->block_tokens;
     if (block_tokens == 0) block_tokens = cpu ? CPU_BLOCK_TOKENS : GPU_BLOCK_TOKENS;
     uint64_t avail_bytes = c->kv_cache_memory_bytes;
-    if (avail_bytes == 0) avail_bytes = cn_planner_host_kv_bytes();
+    if (avail_bytes == 0) avail_bytes = host_kv_bytes();
     const cn_planner_input in = {
         .avail_bytes = avail_bytes,
         .n_layers = m->n_layers,
@@ -126,13 +136,4 @@ cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_
         .n_blocks_override = c->n_blocks_override,
     };
     return cn_memory_plan_divide(out, &in);
-}
-
-uint64_t cn_planner_host_kv_bytes(void)
-{
-    const uint64_t default_bytes = UINT64_C(4) << 30;
-    const long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
-    if (pages <= 0 || page_bytes <= 0) return default_bytes;
-    const uint64_t quarter = (uint64_t)pages * (uint64_t)page_bytes / 4;
-    return quarter < default_bytes ? quarter : default_bytes;
 }

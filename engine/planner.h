@@ -58,7 +58,4 @@ cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_
 /* The arithmetic alone. */
 cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *in);
 
-/* The default of --kv-cache-memory-bytes on a host: 4 GiB, at most a quarter of its memory. */
-uint64_t cn_planner_host_kv_bytes(void);
-
 #endif

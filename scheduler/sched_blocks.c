@@ -24,7 +24,8 @@ void cn_sched_register(cn_scheduler *s, cn_seq *q)
     }
 }
 
-void cn_sched_drop_table(cn_scheduler *s, cn_seq *q)
+/* Gives every block of the table back. */
+static void drop_table(cn_scheduler *s, cn_seq *q)
 {
     /* Tail first: the cache reclaims in this order, and a child without its parent is lost. */
     while (q->n_blocks > 0) cn_pool_drop(s->pool, q->table[--q->n_blocks]);
@@ -71,7 +72,7 @@ void cn_sched_enter(cn_scheduler *s, cn_seq *q)
 void cn_sched_leave(cn_scheduler *s, cn_seq *q)
 {
     cn_seq_sched *st = q->sched;
-    cn_sched_drop_table(s, q);
+    drop_table(s, q);
     s->n_lacking -= cn_seq_is_lacking(q);
     if (st->hold != CN_HOLD_NONE) cn_query_slots_release(&s->slots, q->n_max, q->query_slot);
     cn_seq_list_remove(&s->by_hold[st->hold], q);

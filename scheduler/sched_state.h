@@ -150,9 +150,6 @@ void cn_sched_leave(cn_scheduler *s, cn_seq *q);
 /* Puts a sequence that has its table at the end of the running list. */
 void cn_sched_enter(cn_scheduler *s, cn_seq *q);
 
-/* Gives every block of the table back, tail first. */
-void cn_sched_drop_table(cn_scheduler *s, cn_seq *q);
-
 /* ---- sched_event.c ---- */
 bool cn_sched_try_event(cn_scheduler *s, cn_seq *q);
 void cn_sched_commit_done(cn_scheduler *s);
