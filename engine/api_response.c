@@ -18,6 +18,7 @@ typedef struct logprobs {
 
 typedef struct choice {
     cn_buf text, reasoning;
+    size_t answer_at; /* byte of text */
     logprobs logprobs;
     cn_finish finish;
     char *stop_reason;
@@ -204,6 +205,7 @@ void cn_api_result_add(cn_api_result *r, const cn_event *ev)
     if (ev->finish == CN_FINISH_NONE) return;
     c->finish = ev->finish;
     c->stop_token = ev->stop_token;
+    c->answer_at = ev->answer_at;
     if (ev->usage) c->usage = *ev->usage;
     if (ev->stop_reason) c->stop_reason = cn_strdup(ev->stop_reason);
     if (ev->finish == CN_FINISH_ERROR) keep_error(r, ev->error);
@@ -220,6 +222,13 @@ const char *cn_api_result_text(const cn_api_result *r, uint32_t i)
 {
     CN_ASSERT(i < r->n_choices);
     return r->choices[i].text.data ? r->choices[i].text.data : "";
+}
+
+const char *cn_api_result_answer(const cn_api_result *r, uint32_t i)
+{
+    const char *text = cn_api_result_text(r, i);
+    CN_ASSERT(r->choices[i].answer_at <= r->choices[i].text.len);
+    return text + r->choices[i].answer_at;
 }
 
 void cn_api_result_usage(const cn_api_result *r, cn_usage *out)

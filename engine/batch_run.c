@@ -125,7 +125,7 @@ static uint32_t count_matches(const cn_batch_run *run, const cn_batch_job *job)
 {
     uint32_t matched = 0;
     for (uint32_t i = 0; job->item.reference && i < cn_api_result_n_choices(job->result); i++)
-        matched += cn_grade(run->config->grade, cn_api_result_text(job->result, i),
+        matched += cn_grade(run->config->grade, cn_api_result_answer(job->result, i),
                             job->item.reference);
     return matched;
 }

@@ -169,6 +169,9 @@ typedef struct cn_event {
     cn_finish finish;
     const char *stop_reason; /* the stop string or NULL */
     int64_t stop_token;      /* the entry of stop_token_ids or -1; an EOS is none */
+    /* At the end of a sample: byte of all its text at which the answer begins. What stands before
+     * it is reasoning that no reasoning parser set apart; all of it, when that never ended. */
+    size_t answer_at;
     const char *error;       /* with CN_FINISH_ERROR */
     const cn_usage *usage;   /* of this sample, at its end, else NULL */
     bool last;               /* no further event for this request */

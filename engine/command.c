@@ -80,5 +80,5 @@ void cn_commands_help(FILE *f)
         fprintf(f, "  %-10s  %s\n", commands[i].name, commands[i].summary);
     fprintf(f, "  %-10s  %s\n", "version", "print the version");
     fprintf(f, "  %-10s  %s\n", "help", "print this");
-    fprintf(f, "\ncinch COMMAND --help lists the options of a command.\n");
+    fprintf(f, "\ncinch help COMMAND lists the options of a command.\n");
 }

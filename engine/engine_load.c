@@ -3,6 +3,7 @@
 #include "engine/engine_state.h"
 
 #include <string.h>
+#include <unistd.h>
 
 #include "engine/backend.h"
 #include "engine/planner.h"
@@ -28,6 +29,19 @@ static cn_status load_chat_template(cn_engine *e, const char *dir)
     return status;
 }
 
+/* Dummy weights need a config alone. Where no tokenizer lies beside it, prompts are token ids, and
+ * so is the output. */
+static cn_status load_tokenizer(cn_engine *e, const char *dir)
+{
+    cn_buf path = {0};
+    CN_TRY(cn_buf_addf(&path, "%s/tokenizer.json", dir));
+    bool there = access(path.data, F_OK) == 0;
+    cn_buf_free(&path);
+    if (!there && e->config->load_format == CN_OPT_LOAD_DUMMY && !e->config->tokenizer)
+        return CN_OK;
+    return cn_tokenizer_load(&e->tokenizer, dir);
+}
+
 static cn_status load_checkpoint_texts(cn_engine *e)
 {
     const cn_config *c = e->config;
@@ -37,7 +51,7 @@ static cn_status load_checkpoint_texts(cn_engine *e)
     CN_TRY(choose_model_len(e));
     CN_TRY(cn_generation_config_load(&e->generation, c->model));
     CN_TRY(cn_generation_config_eos(&e->generation, &e->model_config, e->eos, &e->n_eos));
-    CN_TRY(cn_tokenizer_load(&e->tokenizer, tokenizer_dir));
+    CN_TRY(load_tokenizer(e, tokenizer_dir));
     CN_TRY(load_chat_template(e, tokenizer_dir));
 
     e->default_sampling = c->sampling;

@@ -80,7 +80,7 @@ struct cn_engine {
     cn_sampling default_sampling;
     cn_output_reasoning reasoning;
 
-    cn_tokenizer *tokenizer;
+    cn_tokenizer *tokenizer; /* NULL beside dummy weights: ids in, ids out */
     cn_chat_template *chat;
 
     cn_backend *backend;

@@ -2,8 +2,9 @@
  *
  * Owner: none, pure functions. Thread: any. Stage: after the output is complete.
  *
- * What is graded is what follows the reasoning: the text behind the last </think>, all of it when
- * there is none, nothing when a <think> is never closed.
+ * What is graded is what follows the reasoning. Where the tags are tokens, cn_event.answer_at says
+ * where that begins, and the output given here is that part. Tags in the text count besides: the
+ * answer stands behind the last </think>, and is nothing when a <think> is never closed.
  *   exact        both, with white space trimmed at both ends, are the same bytes;
  *   boxed        the last \boxed{...}, braces balanced, or else what follows the last "####";
  *   last-number  the last number, whatever its notation: 1,234 = 1234.0.

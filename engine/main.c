@@ -16,10 +16,12 @@ int main(int argc, char **argv)
         return CN_EXIT_FAILED;
     }
     const char *word = argv[1];
-    if (any_of(word, "help", "--help", "-h")) {
+    const bool help = any_of(word, "help", "--help", "-h");
+    if (help && argc == 2) {
         cn_commands_help(stdout);
         return CN_EXIT_OK;
     }
+    if (help) word = argv[2];
     if (any_of(word, "version", "--version", "-V")) {
         printf("cinch %s\n", CINCH_VERSION);
         return CN_EXIT_OK;
@@ -29,5 +31,7 @@ int main(int argc, char **argv)
         cn_log(CN_LOG_ERROR, "unknown command '%s': cinch help lists them", word);
         return CN_EXIT_FAILED;
     }
-    return cmd->run(argc - 1, argv + 1);
+    char long_help[] = "--help";
+    return help ? cmd->run(2, (char *[]){argv[2], long_help, NULL})
+                : cmd->run(argc - 1, argv + 1);
 }

@@ -25,6 +25,8 @@ struct cn_output {
     cn_reasoning reasoning;
     channel content, thinking;
     bool taken; /* what is ready has been delivered */
+    size_t dropped_bytes; /* of content, delivered and gone from its buffer */
+    size_t answer_at;     /* byte of all the content behind the last </think> */
     bool include_stop;
     const char *stop_reason;
 
@@ -151,6 +153,7 @@ static void channel_shorten(channel *c, size_t len)
 static void drop_taken(cn_output *o)
 {
     if (!o->taken) return;
+    o->dropped_bytes += o->content.ready;
     channel_drop_taken(&o->content);
     channel_drop_taken(&o->thinking);
     o->n_tokens = 0;
@@ -214,8 +217,21 @@ static cn_status push_text(cn_output *o, uint32_t token, bool *stopped)
     channel *c = current(o);
     cn_reasoning_part part = cn_reasoning_push(&o->reasoning, token);
     if (part == CN_REASONING_TEXT || !o->reasoning.rules.split)
-        return add_text(o, c, token, stopped);
-    return cross_tag(o, c, part == CN_REASONING_OPEN ? "<think>" : "</think>", stopped);
+        CN_TRY(add_text(o, c, token, stopped));
+    else
+        CN_TRY(cross_tag(o, c, part == CN_REASONING_OPEN ? "<think>" : "</think>", stopped));
+    if (token == o->reasoning.rules.close_id)
+        o->answer_at = o->dropped_bytes + o->content.buf.len;
+    return CN_OK;
+}
+
+/* At the end. A stop string may have cut the text before the place. */
+static size_t answer_at(const cn_output *o)
+{
+    const cn_reasoning *r = &o->reasoning;
+    size_t end = o->dropped_bytes + o->content.ready;
+    bool unended = r->phase == CN_REASONING_INSIDE && r->rules.close_id >= 0;
+    return unended || o->answer_at > end ? end : o->answer_at;
 }
 
 /* ---- tokens ---- */
@@ -272,6 +288,7 @@ void cn_output_take(cn_output *o, cn_finish finish, cn_event *ev)
     bool stopped = finish == CN_FINISH_STOP;
     ev->stop_reason = stopped ? o->stop_reason : NULL;
     ev->stop_token = stopped && !o->stop_reason ? cn_stop_token(o->stop) : -1;
+    ev->answer_at = finish == CN_FINISH_NONE ? 0 : answer_at(o);
     o->taken = true;
 }
 

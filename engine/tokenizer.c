@@ -96,7 +96,7 @@ uint32_t cn_tokenizer_vocab_size(const cn_tokenizer *t) { return t->vocab.len; }
 bool cn_tokenizer_token(const cn_tokenizer *t, uint32_t id, const char **bytes, size_t *n_bytes,
                         bool *special)
 {
-    const cn_vocab_entry *e = cn_vocab_at(&t->vocab, id);
+    const cn_vocab_entry *e = t ? cn_vocab_at(&t->vocab, id) : NULL;
     if (!e) return false;
     *bytes = cn_vocab_bytes(&t->vocab, e);
     *n_bytes = e->n_bytes;
@@ -106,7 +106,7 @@ bool cn_tokenizer_token(const cn_tokenizer *t, uint32_t id, const char **bytes, 
 
 bool cn_tokenizer_id(const cn_tokenizer *t, const char *content, uint32_t *id)
 {
-    return cn_vocab_find(&t->vocab, content, strlen(content), id);
+    return t && cn_vocab_find(&t->vocab, content, strlen(content), id);
 }
 
 /* Text without added tokens. */
@@ -156,6 +156,9 @@ static cn_status encode_text(cn_tokenizer *t, const char *text, size_t n, cn_tok
 cn_status cn_tokenizer_encode(cn_tokenizer *t, const char *text, size_t n_bytes, bool add_special,
                               cn_tokens *out)
 {
+    if (!t)
+        return cn_fail(CN_ERR_ARG, "there is no tokenizer.json: give token ids instead of text, or "
+                                   "name a directory that has one by --tokenizer");
     const size_t max_bytes = (size_t)1 << 28; /* mending and NFC triple it at most */
     if (n_bytes > max_bytes)
         return cn_fail(CN_ERR_ARG, "a text of %zu bytes is too long to encode (at most %zu)",

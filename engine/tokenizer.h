@@ -18,6 +18,7 @@
 #include "engine/base.h"
 #include "engine/tokens.h"
 
+/* NULL is a tokenizer that knows no token: looking up finds nothing, encoding is refused. */
 typedef struct cn_tokenizer cn_tokenizer;
 
 /* Reads tokenizer.json and, if it is there, tokenizer_config.json of a checkpoint. The latter's

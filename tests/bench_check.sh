@@ -53,6 +53,12 @@ cat >"$dir/sharegpt.json" <<'J'
 J
 bench num_requests=1, -- --dataset-name sharegpt --dataset-path "$dir/sharegpt.json"
 
+# Dummy weights need a config and nothing else.
+mkdir "$dir/config-alone"
+cp $model/config.json "$dir/config-alone"
+bench total_output_tokens=20, -- --model "$dir/config-alone" --load-format dummy \
+    --num-prompts 5 --input-len 8 --output-len 4
+
 # refused TEXT ARGUMENTS...
 refused() {
     text=$1
@@ -66,6 +72,9 @@ refused "/no/such" bench throughput --model $model --dataset-name custom --datas
 echo '{"prompt": 5}' >"$dir/bad.jsonl"
 refused "line 1: prompt" bench throughput --model $model --dataset-name custom \
     --dataset-path "$dir/bad.jsonl"
+refused "there is no tokenizer.json" bench throughput --model "$dir/config-alone" \
+    --load-format dummy --dataset-name custom --dataset-path "$dir/custom.jsonl"
+refused "config-alone/tokenizer.json" bench throughput --model "$dir/config-alone"
 refused "no prompt to run" bench throughput --model $model --input-len 9000
 
 "$cinch" plan --model $model --kv-cache-memory-bytes 64M --json >"$dir/out"

@@ -26,6 +26,7 @@ expect 0 "usage: cinch" help
 expect 0 "usage: cinch" --help
 expect 1 "usage: cinch"
 expect 1 "unknown command 'dance'" dance
+expect 1 "unknown command 'dance'" help dance
 expect 0 "# Options" docs config
 expect 0 ".TH CINCH 1" docs man
 expect 1 "config or man" docs
@@ -36,7 +37,10 @@ expect 1 "unknown option --nonsense" docs --nonsense
 commands=$("$cinch" help | sed -n 's/^  \([a-z-]*\)  .*/\1/p' | grep -vx -e help -e version)
 [ -n "$commands" ]
 for command in $commands; do
+    expect 0 "usage: cinch $command" help "$command"
+    cp "$dir/out" "$dir/help.text"
     expect 0 "usage: cinch $command" "$command" --help
+    cmp "$dir/out" "$dir/help.text"
     sed -n 's/^ .*--\(\[no-\]\)\{0,1\}\([a-z0-9-]*\) .*/\2/p' "$dir/out" | sort >"$dir/help"
     sections=$(sed -n "s/^| \`cinch $command\` | \(.*\) |\$/\1/p" "$dir/config.md")
     for section in $sections; do

@@ -57,9 +57,10 @@ static void chat_body_has_openai_fields(void **state)
     cn_api_result_add(r, &(cn_event){.reasoning = "not", .text = "4", .n_tokens = 1});
     cn_api_result_add(r, &(cn_event){.text = "2", .reasoning = "", .n_tokens = 1,
                                      .finish = CN_FINISH_STOP, .stop_reason = "END",
-                                     .usage = &usage, .last = true});
+                                     .answer_at = 1, .usage = &usage, .last = true});
     assert_true(cn_api_result_is_done(r));
     assert_string_equal(cn_api_result_text(r, 0), "42");
+    assert_string_equal(cn_api_result_answer(r, 0), "2");
     json_t *b = cn_api_result_body(r, "77", "m\xff", 1700000000);
     assert_text(b, "id", "chatcmpl-77");
     assert_text(b, "object", "chat.completion");

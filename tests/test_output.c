@@ -50,6 +50,7 @@ typedef struct run {
     const char *stop_reason;
     char stop_copy[64];
     int64_t stop_token;
+    size_t answer_at;
     cn_usage usage;
 } run;
 
@@ -91,6 +92,7 @@ static void take(run *r, cn_output *out, cn_finish finish)
     r->finish = ev.finish;
     r->stop_reason = ev.stop_reason ? strcpy(r->stop_copy, ev.stop_reason) : NULL;
     r->stop_token = ev.stop_token;
+    r->answer_at = ev.answer_at;
 }
 
 /* Pushes tokens until the end of the list (then cancels) or of the sample. */
@@ -342,6 +344,42 @@ static void an_opened_prompt_starts_in_reasoning(void **state)
     expect(&r, "", "ab", CN_FINISH_CANCELLED);
 }
 
+/* The answer begins behind the reasoning whether that was set apart, stands in the text with its
+ * tags or without them. */
+static void the_answer_begins_behind_the_reasoning(void **state)
+{
+    (void)state;
+    static const uint32_t opened[] = {A, OPEN};
+    static const struct {
+        uint32_t tokens[8], n;
+        const char *answer;
+        bool opened;
+    } cases[] = {
+        {{OPEN, A, E_1, E_2, CLOSE, B, C, EOS}, 8, "bc", false},
+        {{C, OPEN, A, CLOSE, EOS}, 5, "", false},
+        {{B, C, EOS}, 3, "bc", false},
+        {{OPEN, A, B, EOS}, 4, "", false}, /* never ended */
+        {{A, B, CLOSE, C, EOS}, 5, "c", true},
+        {{A, CLOSE, C, EOS}, 4, "c", false}, /* never begun */
+        {{OPEN, A, CLOSE, B, STOP_HEAD, STOP_TAIL}, 6, "bx", false},
+        {{OPEN, A, STOP_HEAD, CLOSE, B}, 5, "b", false}, /* "ST" is held back at the tag */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        for (uint32_t variant = 0; variant < 9; variant++) {
+            run r = plain();
+            r.take_every = 1 + variant % 3;
+            if (variant / 3 == 1) r.sampling.skip_special_tokens = false;
+            if (variant / 3 == 2 && !cases[i].opened && cases[i].tokens[0] == OPEN)
+                r.parser = CN_OPT_REASONING_QWEN3;
+            r.stops[0] = "STOP";
+            if (cases[i].opened) r.prompt = opened, r.n_prompt = 2;
+            play(&r, cases[i].tokens, cases[i].n);
+            assert_true(r.answer_at <= strlen(r.text));
+            assert_string_equal(r.text + r.answer_at, cases[i].answer);
+        }
+    }
+}
+
 static void stop_strings_see_reasoning_and_tags(void **state)
 {
     (void)state;
@@ -490,6 +528,7 @@ int main(void)
         cmocka_unit_test(repetition_has_its_own_end),
         cmocka_unit_test(reasoning_is_split_off),
         cmocka_unit_test(an_opened_prompt_starts_in_reasoning),
+        cmocka_unit_test(the_answer_begins_behind_the_reasoning),
         cmocka_unit_test(stop_strings_see_reasoning_and_tags),
         cmocka_unit_test(the_budget_shows_in_row_and_usage),
         cmocka_unit_test(a_budget_without_tags_ends_the_sample),

@@ -437,6 +437,27 @@ static void pipes_are_answered_line_by_line(void **state)
     fclose(answers);
 }
 
+/* Whatever the reasoning parser, the answer alone is graded. */
+static void reasoning_is_not_graded(void **state)
+{
+    (void)state;
+    FILE *f = fopen("examples/tiny-reasoner/prompts/needle.jsonl", "r");
+    char first[8192];
+    assert_non_null(f);
+    assert_non_null(fgets(first, sizeof first, f));
+    fclose(f);
+    put_text(in_path, "w", first);
+    static const char *const parsers[] = {"none", "auto", "qwen3"};
+    for (size_t i = 0; i < sizeof parsers / sizeof *parsers; i++) {
+        unlink(out_path);
+        launch graded = {.extra = {"--prompt-field", "prompt", "--answer-field", "answer",
+                                   "--grade", "exact", "--temperature", "0", "--max-tokens", "64",
+                                   "--reasoning-parser", parsers[i]}};
+        expect_exit(0, &graded);
+        assert_non_null(strstr(get_text(log_path), "exact match 1/1\n"));
+    }
+}
+
 static void answers_are_graded_over_all_runs(void **state)
 {
     (void)state;
@@ -478,6 +499,7 @@ int main(void)
         TEST(resume_refuses_another_model_or_other_options),
         TEST(pipes_are_answered_line_by_line),
         TEST(answers_are_graded_over_all_runs),
+        TEST(reasoning_is_not_graded),
     };
     return cmocka_run_group_tests(tests, set_up_all, tear_down_all);
 }
