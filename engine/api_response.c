@@ -29,6 +29,7 @@ typedef struct choice {
 struct cn_api_result {
     cn_api_endpoint endpoint;
     bool wants_logprobs;
+    uint32_t n_top; /* alternatives asked for; events may bring more */
     cn_token_bytes_fn token_bytes;
     void *user;
     uint64_t n_tokens;
@@ -46,6 +47,7 @@ cn_status cn_api_result_create(cn_api_result **out, const cn_api_request *reques
     if (!r) return cn_fail(CN_ERR_MEMORY, "out of memory for %u choices", s->n);
     r->endpoint = request->endpoint;
     r->wants_logprobs = s->logprobs >= 0;
+    r->n_top = s->logprobs > 0 ? (uint32_t)s->logprobs : 0;
     r->token_bytes = token_bytes;
     r->user = user;
     r->n_choices = s->n;
@@ -116,7 +118,7 @@ static bool add_chat_logprobs(const cn_api_result *r, logprobs *l, const cn_toke
     if (!l->content) l->content = json_array();
     json_t *entry = chat_logprob(r, &p->chosen), *top = json_array();
     bool ok = entry && top && l->content;
-    for (uint32_t i = 0; ok && i < p->n_top; i++)
+    for (uint32_t i = 0; ok && i < cn_min_u32(p->n_top, r->n_top); i++)
         ok = json_array_append_new(top, chat_logprob(r, &p->top[i])) == 0;
     if (ok) ok = json_object_set(entry, "top_logprobs", top) == 0;
     json_decref(top);
@@ -138,7 +140,7 @@ static bool add_completion_top(const cn_api_result *r, const cn_token_logprobs *
     const char *raw;
     size_t n_raw;
     bool ok = true;
-    for (uint32_t i = 0; ok && i < p->n_top; i++) {
+    for (uint32_t i = 0; ok && i < cn_min_u32(p->n_top, r->n_top); i++) {
         ok = token_text(r, p->top[i].token, &text, &raw, &n_raw) == CN_OK;
         /* Two tokens may share a text; the likelier one comes first and stays. */
         if (ok && !json_object_get(top, text.data))
@@ -315,7 +317,7 @@ static json_t *choice_json(const cn_api_result *r, uint32_t i)
     return o;
 }
 
-static json_t *kv_json(const cn_kv_usage *u)
+json_t *cn_api_kv_json(const cn_kv_usage *u)
 {
     static const char *const policies[] = {
         [CN_KV_FULL] = "full", [CN_KV_WINDOW] = "window", [CN_KV_ZIP] = "zip"};
@@ -336,7 +338,8 @@ static json_t *usage_json(const cn_api_result *r)
                      (json_int_t)u.completion_tokens, "total_tokens",
                      (json_int_t)u.prompt_tokens + u.completion_tokens, "prompt_tokens_details",
                      "cached_tokens", (json_int_t)u.cached_tokens, "completion_tokens_details",
-                     "reasoning_tokens", (json_int_t)u.reasoning_tokens, "kv", kv_json(&u.kv));
+                     "reasoning_tokens", (json_int_t)u.reasoning_tokens, "kv",
+                     cn_api_kv_json(&u.kv));
 }
 
 json_t *cn_api_result_body(const cn_api_result *r, const char *id, const char *model,

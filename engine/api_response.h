@@ -46,6 +46,9 @@ void cn_api_result_usage(const cn_api_result *r, cn_usage *out);         /* over
 json_t *cn_api_result_body(const cn_api_result *r, const char *id, const char *model,
                            int64_t created);
 
+/* {policy, budget, compressions, evicted, peak_tokens, freed_bytes}: usage.kv of a body. */
+json_t *cn_api_kv_json(const cn_kv_usage *u);
+
 /* {"error": {message, type, param, code, line}}: type is "invalid_request_error" for a 4xx status,
  * else "internal_error"; param, code NULL or "" give null; line 0 leaves the member out. */
 json_t *cn_api_error_body(int http_status, const char *message, const char *param,

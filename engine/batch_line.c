@@ -4,23 +4,30 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/api_response.h"
 #include "engine/json.h"
 
 static const char id_prefix[] = "cinch-";
 enum { MAX_DEPTH = 16, HTTP_OK = 200, F32_DIGITS = 9 };
 
 cn_status cn_batch_line_format(cn_buf *out, cn_id id, const char *custom_id, int status_code,
-                               json_t *body, const cn_batch_grade *grade)
+                               json_t *body, const cn_batch_notes *notes)
 {
     char id_text[CN_ID_TEXT_BYTES];
     cn_id_format(id, id_text);
     json_t *line = json_pack("{s:s+, s:s?, s:{s:i, s:s+, s:o}, s:n}", "id", id_prefix, id_text,
                              "custom_id", custom_id, "response", "status_code", status_code,
                              "request_id", "cinch-batch-", id_text, "body", body, "error");
-    if (line && grade->reference)
+    if (line && notes->reference)
         json_object_set_new(line, "grade",
-                            json_pack("{s:s, s:i, s:i}", "reference", grade->reference, "matched",
-                                      (int)grade->matched, "of", (int)grade->of));
+                            json_pack("{s:s, s:i, s:i}", "reference", notes->reference, "matched",
+                                      (int)notes->matched, "of", (int)notes->of));
+    if (line && notes->rescued_by)
+        json_object_set_new(line, "loop_rescue",
+                            json_pack("{s:s, s:{s:I, s:o}}", "by", notes->rescued_by, "first",
+                                      "completion_tokens",
+                                      (json_int_t)notes->first->completion_tokens, "kv",
+                                      cn_api_kv_json(&notes->first->kv)));
     char *text = line ? json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(F32_DIGITS)) : NULL;
     json_decref(line);
     cn_status status = text ? cn_buf_add(out, text, strlen(text))

@@ -2,7 +2,8 @@
  *   {"id": "cinch-<id>", "custom_id": "a", "response": {"status_code": 200, "request_id":
  *    "cinch-batch-<id>", "body": {...}}, "error": null}
  * A rejected request has its status and OpenAI's error object in `response`, as OpenAI writes it;
- * error.line is the line of the input. With grading, "grade": {"reference", "matched", "of"}.
+ * error.line is the line of the input. With grading, "grade": {"reference", "matched", "of"}. Of a
+ * request that was asked twice, "loop_rescue": {"by", "first": {"completion_tokens", "kv"}}.
  *
  * Owner: the caller. Thread: one. Stage: 7. */
 #ifndef CN_BATCH_LINE_H
@@ -13,15 +14,18 @@
 #include "engine/base.h"
 #include "engine/id_set.h"
 
-typedef struct cn_batch_grade {
+/* What the line says beside the response. */
+typedef struct cn_batch_notes {
     const char *reference; /* NULL: not graded */
     uint32_t matched, of;
-} cn_batch_grade;
+    const char *rescued_by; /* "budget" or "full": it looped, and was asked once more; else NULL */
+    const cn_usage *first;  /* of what looped, all samples */
+} cn_batch_notes;
 
 /* Appends the line with its newline. custom_id may be NULL. Takes over the reference to body, also
  * when it fails; body NULL is out of memory. */
 cn_status cn_batch_line_format(cn_buf *out, cn_id id, const char *custom_id, int status_code,
-                               json_t *body, const cn_batch_grade *grade);
+                               json_t *body, const cn_batch_notes *notes);
 
 typedef struct cn_batch_line_figures {
     cn_id id;

@@ -5,8 +5,11 @@
  *
  *                     line                   last event
  *   input --read--> item --submit--> job in flight --------> finished --write--> output
- *                    | already done: skipped                    | cancelled: put back, unwritten
- *                    `- at fault: an error line                 `- failed: an error line
+ *                    | already done: skipped   ^                | cancelled: put back, unwritten
+ *                    `- at fault: an error line|                | failed: an error line
+ *                                              |                |
+ *                                              `---- again <----+ looped: --loop-rescue
+ *                                                               `- written, picked by --audit
  *
  * Invariants:
  *   1. A line of the input is in the output at most once, and is written after its request ended.
@@ -16,10 +19,15 @@
  *   RUNNING --end of input, signal, --until, --strict--> DRAINING --no job left--> done
  *      `------------ second signal, disk full, engine failure ------------------> STOPPED
  *
- * Draining puts back what has not produced a token and finishes the rest. */
+ * A job may be submitted again: once to be rescued from a loop, before its line is written, and
+ * once to be replayed under full KV, after that.
+ *
+ * Draining puts back what has not produced a token, and what would have to be rescued, ends replays
+ * and finishes the rest. */
 #ifndef CN_BATCH_RUN_H
 #define CN_BATCH_RUN_H
 
+#include "engine/audit.h"
 #include "engine/batch_input.h"
 #include "engine/batch_output.h"
 #include "engine/engine.h"
@@ -57,6 +65,10 @@ typedef struct cn_batch_run {
     cn_batch_job *inflight; /* all, newest first */
     cn_batch_job *finished; /* of the last step, not yet written */
     cn_batch_job *waiting;  /* read, but the engine's queue was full */
+    cn_batch_job *again;    /* to be submitted again, newest first */
+    uint64_t n_rescued;     /* written lines that were asked twice */
+    cn_agreement agreement; /* of the replays so far */
+    cn_usage replayed;      /* prompt, cached and output tokens of replays */
     cn_buf line;            /* scratch */
 } cn_batch_run;
 

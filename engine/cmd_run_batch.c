@@ -111,6 +111,19 @@ static double per_second(const summary *s, uint64_t n)
     return s->elapsed_s > 0 ? (double)n / s->elapsed_s : 0;
 }
 
+static void print_second_runs(FILE *f, const cn_batch_run *r)
+{
+    const cn_agreement *a = &r->agreement;
+    if (r->config->loop_rescue != CN_OPT_RESCUE_OFF)
+        fprintf(f, "loops: %llu requests asked once more\n", (unsigned long long)r->n_rescued);
+    if (r->config->audit_percent > 0)
+        fprintf(f,
+                "audit: %llu answers replayed under full KV, which finds the same of %llu tokens "
+                "the likeliest in %.2f %%; log-probability gap %.4f per token\n",
+                (unsigned long long)a->outputs, (unsigned long long)a->tokens,
+                100 * cn_agreement_share(a), cn_agreement_gap(a));
+}
+
 static void print_summary(FILE *f, const summary *s)
 {
     const cn_batch_run *r = s->run;
@@ -135,10 +148,20 @@ static void print_summary(FILE *f, const summary *s)
                 s->exit_code == CN_EXIT_RESUMABLE && cn_batch_output_is_file(r->output)
                     ? "; --resume goes on"
                     : "");
+    print_second_runs(f, r);
     if (r->config->grade != CN_OPT_GRADE_NONE)
         fprintf(f, "exact match %llu/%llu\n", (unsigned long long)r->totals.matched,
                 (unsigned long long)r->totals.graded);
     fflush(f);
+}
+
+static json_t *audit_json(const cn_batch_run *r)
+{
+    const cn_agreement *a = &r->agreement;
+    if (r->config->audit_percent <= 0) return json_null();
+    return json_pack("{s:I, s:I, s:f, s:f}", "outputs", (json_int_t)a->outputs, "tokens",
+                     (json_int_t)a->tokens, "same_best_share", cn_agreement_share(a),
+                     "logprob_gap_per_token", cn_agreement_gap(a));
 }
 
 static json_t *summary_json(const summary *s)
@@ -159,14 +182,15 @@ static json_t *summary_json(const summary *s)
                            (json_int_t)e->evicted_tokens, "freed_bytes",
                            (json_int_t)e->freed_bytes);
     return json_pack(
-        "{s:s, s:i, s:s?, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:o, s:o, s:o}", "version",
+        "{s:s, s:i, s:s?, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:o, s:o, s:o, s:I, s:o}",
+        "version",
         CINCH_VERSION, "exit_code", s->exit_code, "stopped", *r->why ? r->why : NULL, "elapsed_s",
         s->elapsed_s, "answered", (json_int_t)r->n_answered, "errors", (json_int_t)r->n_errors,
         "skipped", (json_int_t)r->n_skipped, "prompt_tokens", (json_int_t)e->prompt_tokens,
         "cached_tokens", (json_int_t)e->cached_tokens, "completion_tokens",
         (json_int_t)e->generation_tokens, "requests_per_s", per_second(s, r->n_answered),
         "output_tokens_per_s", per_second(s, e->generation_tokens), "kv", kv, "file", file,
-        "exact_match", match);
+        "exact_match", match, "loop_rescues", (json_int_t)r->n_rescued, "audit", audit_json(r));
 }
 
 static void write_summary(const summary *s)
@@ -204,6 +228,9 @@ static int run_batch(cn_batch_run *run)
                  .elapsed_s = cn_now_s() - started_s,
                  .exit_code = exit_code_of(run)};
     cn_engine_stats(run->engine, &s.stats);
+    s.stats.prompt_tokens -= run->replayed.prompt_tokens;
+    s.stats.cached_tokens -= run->replayed.cached_tokens;
+    s.stats.generation_tokens -= run->replayed.completion_tokens;
     if (run->failed) cn_log(CN_LOG_ERROR, "%s", run->why);
     print_summary(strcmp(c->output_file, "-") == 0 ? stderr : stdout, &s);
     write_summary(&s);
@@ -216,6 +243,9 @@ int cn_cmd_run_batch(int argc, char **argv)
     cn_config *c = cn_command_begin(argc, argv, NULL, &exit_code);
     if (!c) return exit_code;
     ignore_write_signals();
+    /* Full KV takes no memory of its own, and replays and rescues ask for it. */
+    if (c->audit_percent > 0 || c->loop_rescue == CN_OPT_RESCUE_FULL)
+        c->kv_policies |= 1U << CN_KV_FULL;
     cn_batch_run run = {.config = c};
     if (open_run(&run) == CN_OK) {
         exit_code = run_batch(&run);

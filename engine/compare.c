@@ -1,9 +1,8 @@
 /* compare.c - `cinch compare`: the arms of --arms, each over every input file, on one engine.
  *
- * Unless asked for otherwise, the prefix cache is off, because later arms would find the prompts of
- * earlier ones, and reasoning is set apart, because answers are graded without it. The figures are
- * printed when a task is through, and the JSON file is renewed after every arm, so that a long
- * comparison that is stopped has what it measured. */
+ * The prefix cache is off unless asked for: later arms would find the prompts of earlier ones. The
+ * figures are printed when a task is through, and the JSON file is renewed after every arm, so that
+ * a long comparison that is stopped has what it measured. */
 #include <string.h>
 
 #include "engine/command.h"
@@ -37,8 +36,6 @@ static cn_status begin(comparison *c, char **more, uint32_t n_more)
         config->grade = CN_OPT_GRADE_EXACT;
     if (!cn_config_is_given(config, "enable-prefix-caching"))
         config->enable_prefix_caching = false;
-    if (!cn_config_is_given(config, "reasoning-parser"))
-        config->reasoning_parser = CN_OPT_REASONING_AUTO;
     CN_TRY(cn_compare_arms_parse(&c->arms, config));
     cn_compare_arms_declare(&c->arms, config);
     CN_TRY(cn_engine_create(&c->engine, config));

@@ -11,7 +11,8 @@
 typedef struct output {
     cn_compare_run *run;
     cn_transcript said;
-    cn_buf text; /* the answer, and the reasoning where no parser sets it apart */
+    cn_buf text;
+    size_t answer_at; /* byte of the text where the answer begins */
     cn_usage usage;
     uint32_t n_replayed;
     bool refused;
@@ -47,6 +48,7 @@ static void on_event(void *user, const cn_event *ev)
         status = cn_transcript_add(&o->said, ev);
         if (status == CN_OK) status = cn_buf_add(&o->text, ev->text, strlen(ev->text));
         if (ev->usage) o->usage = *ev->usage;
+        o->answer_at = ev->answer_at;
     }
     if (ev->finish == CN_FINISH_ERROR) status = cn_fail(CN_ERR_DEVICE, "%s", ev->error);
     if (status != CN_OK) r->status = status;
@@ -180,7 +182,7 @@ static void grade(const cn_compare_run *r, cn_compare_figures *f)
         const output *o = &r->outputs[i];
         f->graded++;
         f->matched += !o->refused && o->text.data &&
-                      cn_grade(c->grade, o->text.data, r->task->items[i].reference);
+                      cn_grade(c->grade, o->text.data + o->answer_at, r->task->items[i].reference);
     }
     cn_grade_interval(f->matched, f->graded, &f->low, &f->high);
 }

@@ -197,6 +197,12 @@ static const cn_option options[] = {
         .help = "most requests read ahead and not yet answered"),
     ROW(RUN_BATCH, "summary-json", STRING, summary_json, NULL,
         .help = "also write the summary to this file"),
+    ROW(RUN_BATCH, "audit", F32, audit_percent, "0", .min = 0, .max = 100, .flags = PERCENT,
+        .help = "share of the answers that are replayed under full KV, teacher-forced"),
+    ROW(RUN_BATCH, "loop-rescue", ENUM, loop_rescue, "off", .values = "off|budget|full",
+        .flags = RESULT,
+        .help = "ask once more when a compressed request ends in a loop: with four times the "
+                "budget, or full KV; needs repetition detection"),
 
     ROW(COMPARE, "arms", STRING, arms, NULL, .flags = REQUIRED,
         .help = "what to compare with full KV: policy[:budget[:key=value...]], a comma list; keys "

@@ -48,6 +48,11 @@ typedef enum cn_opt_grade {
     CN_OPT_GRADE_BOXED,      /* the last \boxed{...} equals the reference */
     CN_OPT_GRADE_LAST_NUMBER /* the last number equals the reference */
 } cn_opt_grade;
+typedef enum cn_opt_rescue {
+    CN_OPT_RESCUE_OFF,
+    CN_OPT_RESCUE_BUDGET, /* once more with four times the budget */
+    CN_OPT_RESCUE_FULL    /* once more with full KV */
+} cn_opt_rescue;
 typedef enum cn_opt_progress {
     CN_OPT_PROGRESS_AUTO, /* a bar on a terminal, plain lines elsewhere */
     CN_OPT_PROGRESS_BAR,
@@ -130,6 +135,8 @@ struct cn_config {
     int32_t until_minutes; /* local time of day, minutes after midnight; -1 = never */
     uint32_t max_inflight;
     char *summary_json; /* path or NULL */
+    float audit_percent;
+    cn_opt_rescue loop_rescue;
 
     /* compare */
     char *arms;

@@ -25,7 +25,7 @@ static void feed(cn_transcript *t, cn_agreement *a, const cn_transcript *against
         lp[i] = (cn_token_logprobs){{token, -(float)token * step}, &top[i], 1};
     }
     const cn_event ev = {.tokens = tokens, .n_tokens = n, .logprobs = lp,
-                         .last = first + n == N};
+                         .last = first + n == N, .finish = CN_FINISH_LENGTH};
     if (t) assert_int_equal(cn_transcript_add(t, &ev), CN_OK);
     if (a) cn_audit_add(a, against, at, &ev);
 }

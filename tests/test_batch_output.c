@@ -85,7 +85,7 @@ static cn_status append(cn_batch_output *o, int i, int status_code)
                                    "completion_tokens", 100 + i)
                        : error_body();
     cn_buf line = {0};
-    const cn_batch_grade grade = {.reference = "7", .matched = status_code == 200, .of = 1};
+    const cn_batch_notes grade = {.reference = "7", .matched = status_code == 200, .of = 1};
     cn_status status = cn_batch_line_format(&line, id_of(i), name, status_code, body, &grade);
     if (status == CN_OK) status = cn_batch_output_append(o, line.data, line.len);
     cn_buf_free(&line);
@@ -96,7 +96,7 @@ static void a_line_is_what_openai_writes(void **state)
 {
     (void)state;
     cn_buf line = {0};
-    const cn_batch_grade none = {0};
+    const cn_batch_notes none = {0};
     assert_int_equal(cn_batch_line_format(&line, (cn_id){1, 4}, NULL, 400,
                                           error_body(), &none),
                      CN_OK);

@@ -15,13 +15,16 @@
 #include "engine/batch_run.h"
 
 /* ---- the engine: takes max_queue requests, answers each with "echo <custom_id>", one token a
- * step, as many steps as max_tokens says (2 when it says nothing) ---- */
+ * step, as many steps as max_tokens says (2 when it says nothing). The prompt "loop" ends in a loop
+ * unless it has full KV or a budget of 1000 tokens; budgets beyond 3000 are refused. A token's
+ * logprob is -1 under full KV, else -0.5. ---- */
 
 enum { MAX_REQUESTS = 4096 };
 
 typedef struct fake_request {
-    bool live, cancelled;
+    bool live, cancelled, loops, forced, wants_logprobs;
     uint32_t left, begun;
+    float logprob;
     char text[64];
     cn_event_fn fn;
     void *user;
@@ -33,6 +36,8 @@ struct cn_engine {
     uint32_t max_queue, most_live;
     uint64_t fail_step; /* the step that fails, 0: none */
     uint32_t max_running; /* requests beyond it do not begin */
+    uint64_t n_forced; /* requests that brought their tokens */
+    cn_kv_params kv;      /* what a request gets */
     void (*at_step)(uint64_t step);
     cn_stats stats;
 };
@@ -54,8 +59,7 @@ void cn_engine_default_sampling(const cn_engine *e, cn_sampling *out)
 
 void cn_engine_default_kv(const cn_engine *e, cn_kv_params *out)
 {
-    (void)e;
-    *out = (cn_kv_params){.budget_tokens = 2048};
+    *out = e->kv;
 }
 
 cn_tokenizer *cn_engine_tokenizer(cn_engine *e)
@@ -72,10 +76,17 @@ cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn
     const char *prompt = p->n_messages ? p->messages[0].content : p->text;
     if (strcmp(prompt, "long") == 0) return cn_fail(CN_ERR_ARG, "the prompt has 9 tokens");
     if (strcmp(prompt, "sick") == 0) return cn_fail(CN_ERR_DEVICE, "the device is gone");
+    if (p->kv.policy != CN_KV_FULL && p->kv.budget_tokens > 3000)
+        return cn_fail(CN_ERR_ARG, "the pool is smaller");
     if (live_requests() >= e->max_queue) return cn_fail(CN_ERR_BUSY, "the queue is full");
     CN_ASSERT(e->n_requests < MAX_REQUESTS);
     fake_request *r = &e->requests[e->n_requests];
-    *r = (fake_request){.live = true, .fn = fn, .user = user};
+    *r = (fake_request){.live = true, .fn = fn, .user = user, .forced = p->n_forced > 0};
+    r->loops = strcmp(prompt, "loop") == 0 && p->kv.policy != CN_KV_FULL &&
+               p->kv.budget_tokens < 1000 && !r->forced;
+    r->wants_logprobs = p->sampling.logprobs >= 0;
+    r->logprob = p->kv.policy == CN_KV_FULL ? -1.0f : -0.5f;
+    e->n_forced += r->forced;
     r->left = p->sampling.max_tokens ? p->sampling.max_tokens : 2;
     snprintf(r->text, sizeof r->text, "%s %s", strcmp(prompt, "fail") == 0 ? "fail" : "echo",
              p->custom_id);
@@ -89,7 +100,11 @@ void cn_engine_cancel(cn_engine *e, uint64_t request) { e->requests[request].can
 static void step_request(cn_engine *e, fake_request *r)
 {
     const cn_usage usage = {.prompt_tokens = 3, .completion_tokens = r->begun + 1};
-    cn_event ev = {.request = (uint64_t)(r - e->requests), .text = "", .n_tokens = 1};
+    const uint32_t token = r->begun;
+    const cn_logprob best = {token, r->logprob};
+    const cn_token_logprobs logprobs = {best, &best, 1};
+    cn_event ev = {.request = (uint64_t)(r - e->requests), .text = "", .tokens = &token,
+                   .n_tokens = 1, .logprobs = r->wants_logprobs ? &logprobs : NULL};
     r->begun++;
     e->stats.generation_tokens++;
     const bool fails = strncmp(r->text, "fail", 4) == 0;
@@ -100,7 +115,9 @@ static void step_request(cn_engine *e, fake_request *r)
         ev.error = "it failed";
     } else if (--r->left == 0) {
         ev.text = r->text;
-        ev.finish = CN_FINISH_STOP;
+        ev.finish = r->loops    ? CN_FINISH_REPETITION
+                    : r->forced ? CN_FINISH_LENGTH
+                                : CN_FINISH_STOP;
     }
     if (ev.finish != CN_FINISH_NONE) {
         ev.usage = &usage;
@@ -141,6 +158,7 @@ static int set_up(void **state)
     snprintf(out_path, sizeof out_path, "%s/out.jsonl", dir);
     memset(&fake, 0, sizeof fake);
     fake.max_queue = fake.max_running = 1000;
+    fake.kv.budget_tokens = 2048;
     signals = 0;
     cn_log_set_level(CN_LOG_ERROR);
     return 0;
@@ -185,8 +203,10 @@ typedef struct outcome {
     cn_batch_state state;
     bool failed;
     char why[256];
-    uint64_t n_answered, n_errors, n_skipped, n_put_back;
+    uint64_t n_answered, n_errors, n_skipped, n_put_back, n_rescued;
     cn_batch_totals totals;
+    cn_agreement agreement;
+    cn_usage replayed;
 } outcome;
 
 static cn_config *make_config(void)
@@ -208,7 +228,8 @@ static outcome run_with(const cn_config *c)
     cn_progress_begin(&run.progress, c->progress, stderr);
     cn_batch_run_all(&run);
     outcome o = {run.state, run.failed, "", run.n_answered, run.n_errors, run.n_skipped,
-                 run.n_put_back + run.n_inflight, run.totals};
+                 run.n_put_back + run.n_inflight, run.n_rescued, run.totals, run.agreement,
+                 run.replayed};
     snprintf(o.why, sizeof o.why, "%s", run.why);
     cn_batch_run_end(&run);
     cn_batch_output_close(run.output);
@@ -486,6 +507,171 @@ static void grades_add_up_over_runs(void **state)
     cn_config_free(c);
 }
 
+/* ---- requests that are asked again ---- */
+
+/* Runs one "loop" line among others under zip with this budget; its output line, in *all. */
+static json_t *run_loop(cn_opt_rescue rescue, uint32_t budget, outcome *o, json_t **all)
+{
+    add_line("a", "hi");
+    add_line("b", "loop");
+    add_line("c", "hi");
+    fake.kv = (cn_kv_params){.policy = CN_KV_ZIP, .budget_tokens = budget};
+    cn_config *c = make_config();
+    c->loop_rescue = rescue;
+    *o = run_with(c);
+    cn_config_free(c);
+    assert_int_equal(o->n_answered, 3);
+    *all = output();
+    assert_int_equal(json_array_size(*all), 3);
+    assert_null(json_object_get(line_of(*all, "a", 0), "loop_rescue"));
+    return line_of(*all, "b", 0);
+}
+
+static const char *finish_of(const json_t *line)
+{
+    json_t *body = json_object_get(json_object_get(line, "response"), "body");
+    json_t *choice = json_array_get(json_object_get(body, "choices"), 0);
+    return json_string_value(json_object_get(choice, "finish_reason"));
+}
+
+static void expect_rescue(json_t *line, const char *by, json_int_t first_tokens)
+{
+    json_t *mark = json_object_get(line, "loop_rescue"), *first = json_object_get(mark, "first");
+    assert_string_equal(json_string_value(json_object_get(mark, "by")), by);
+    assert_int_equal(json_integer_value(json_object_get(first, "completion_tokens")), first_tokens);
+    assert_true(json_is_object(json_object_get(first, "kv")));
+}
+
+static void a_loop_is_asked_once_more_with_more_kv(void **state)
+{
+    (void)state;
+    static const cn_opt_rescue rescues[] = {CN_OPT_RESCUE_BUDGET, CN_OPT_RESCUE_FULL};
+    static const char *const names[] = {"budget", "full"};
+    outcome o;
+    json_t *all;
+    for (int i = 0; i < 2; i++) {
+        json_t *line = run_loop(rescues[i], 256, &o, &all);
+        assert_int_equal(fake.n_requests, 4);
+        assert_int_equal(o.n_rescued, 1);
+        assert_string_equal(finish_of(line), "stop");
+        expect_rescue(line, names[i], 2);
+        json_decref(all);
+        assert_int_equal(tear_down(NULL), 0);
+        assert_int_equal(set_up(NULL), 0);
+    }
+}
+
+static void a_loop_that_stays_is_answered_as_one(void **state)
+{
+    (void)state;
+    outcome o;
+    json_t *all, *line = run_loop(CN_OPT_RESCUE_BUDGET, 100, &o, &all);
+    assert_int_equal(fake.n_requests, 4); /* asked twice, not for ever */
+    assert_string_equal(finish_of(line), "repetition");
+    expect_rescue(line, "budget", 2);
+    json_decref(all);
+}
+
+static void a_rescue_beyond_the_pool_leaves_the_first_answer(void **state)
+{
+    (void)state;
+    outcome o;
+    json_t *all, *line = run_loop(CN_OPT_RESCUE_BUDGET, 900, &o, &all);
+    assert_int_equal(fake.n_requests, 3);
+    assert_int_equal(o.n_rescued, 0);
+    assert_string_equal(finish_of(line), "repetition");
+    assert_null(json_object_get(line, "loop_rescue"));
+    json_decref(all);
+}
+
+static void off_and_full_kv_ask_once(void **state)
+{
+    (void)state;
+    outcome o;
+    json_t *all, *line = run_loop(CN_OPT_RESCUE_OFF, 100, &o, &all);
+    assert_int_equal(fake.n_requests, 3);
+    assert_string_equal(finish_of(line), "repetition");
+    assert_null(json_object_get(line, "loop_rescue"));
+    json_decref(all);
+}
+
+static void an_audit_replays_what_it_picks(void **state)
+{
+    (void)state;
+    add_lines(200);
+    add_line("bad", "fail");
+    add_line("loopy", "loop");
+    fake.kv = (cn_kv_params){.policy = CN_KV_ZIP, .budget_tokens = 256};
+    fake.max_queue = 3;
+    cn_config *c = make_config();
+    c->audit_percent = 100;
+    c->loop_rescue = CN_OPT_RESCUE_BUDGET;
+    outcome o = run_with(c);
+    assert_int_equal(o.n_answered, 201);
+    assert_int_equal(fake.most_live, 3);
+    assert_int_equal(fake.n_forced, 201);
+    assert_int_equal(o.agreement.outputs, 201);
+    assert_int_equal(o.agreement.tokens, 402);
+    assert_int_equal(o.agreement.same_best, 402);
+    assert_true(cn_agreement_gap(&o.agreement) == 0.5);
+    assert_int_equal(o.replayed.completion_tokens, 402);
+    assert_int_equal(o.replayed.prompt_tokens, 603);
+    json_t *all = output();
+    assert_int_equal(json_array_size(all), 202);
+    json_t *body = json_object_get(json_object_get(line_of(all, "r7", 0), "response"), "body");
+    json_t *choice = json_array_get(json_object_get(body, "choices"), 0);
+    assert_true(json_is_null(json_object_get(choice, "logprobs"))); /* the line shows none */
+    json_decref(all);
+
+    /* Of a share the same lines whatever the order and the company. */
+    uint64_t picked = 0;
+    for (int i = 0; i < 200; i++) {
+        char id[16];
+        snprintf(id, sizeof id, "s%d", i);
+        const cn_id key = cn_id_of("custom_id", id, strlen(id));
+        picked += cn_audit_picks(20, 0, &key, sizeof key);
+        add_line(id, "hi");
+    }
+    c->audit_percent = 20;
+    o = run_with(c);
+    assert_int_equal(o.n_answered, 200);
+    assert_in_range(picked, 10, 80);
+    assert_int_equal(o.agreement.outputs, picked);
+    cn_config_free(c);
+}
+
+/* Draining ends replays, puts back what would have to be rescued, and loses no line. */
+static void an_interrupt_ends_what_goes_again(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 60; i++) {
+        char id[16];
+        snprintf(id, sizeof id, "r%d", i);
+        add_line(id, i % 2 ? "loop" : "hi");
+    }
+    fake.kv = (cn_kv_params){.policy = CN_KV_ZIP, .budget_tokens = 256};
+    fake.max_running = 10;
+    fake.at_step = interrupt_at_5;
+    cn_config *c = make_config();
+    c->audit_percent = 100;
+    c->loop_rescue = CN_OPT_RESCUE_FULL;
+    outcome o = run_with(c);
+    assert_int_equal(o.state, CN_BATCH_DRAINING);
+    assert_true(o.n_put_back > 0);
+    assert_int_equal(o.n_answered + o.n_put_back, 60);
+    signals = 0;
+    fake.at_step = NULL;
+    o = run_with(c);
+    assert_int_equal(o.totals.answered, 60);
+    json_t *all = output();
+    expect_answers(all, 60);
+    size_t i;
+    json_t *line;
+    json_array_foreach(all, i, line) assert_string_equal(finish_of(line), "stop");
+    json_decref(all);
+    cn_config_free(c);
+}
+
 static void the_next_time_of_day_is_later_and_within_a_day(void **state)
 {
     (void)state;
@@ -521,6 +707,12 @@ int main(void)
         IN_DIR(until_admits_nothing_more),
         IN_DIR(an_engine_failure_stops_with_what_is_written),
         IN_DIR(grades_add_up_over_runs),
+        IN_DIR(a_loop_is_asked_once_more_with_more_kv),
+        IN_DIR(a_loop_that_stays_is_answered_as_one),
+        IN_DIR(a_rescue_beyond_the_pool_leaves_the_first_answer),
+        IN_DIR(off_and_full_kv_ask_once),
+        IN_DIR(an_audit_replays_what_it_picks),
+        IN_DIR(an_interrupt_ends_what_goes_again),
         IN_DIR(the_next_time_of_day_is_later_and_within_a_day),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -36,7 +36,6 @@ static void open_fixture(fixture *x, const char *audit)
     assert_non_null(c);
     const uint32_t section = CN_SECTION_COMPARE;
     set(c, section, "model", "examples/tiny-reasoner");
-    set(c, section, "reasoning-parser", "auto");
     set(c, section, "prompt-field", "prompt");
     set(c, section, "answer-field", "answer");
     set(c, section, "grade", "exact");

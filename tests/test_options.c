@@ -133,6 +133,7 @@ static void enum_names_match_their_enums(void **state)
         {"kv-combine", "subtract", CN_COMBINE_SUBTRACT},
         {"grade", "last-number", CN_OPT_GRADE_LAST_NUMBER},
         {"progress", "none", CN_OPT_PROGRESS_NONE},
+        {"loop-rescue", "full", CN_OPT_RESCUE_FULL},
         {"dataset-name", "custom", CN_OPT_DATASET_CUSTOM},
     };
     size_t n, n_enums = 0;

@@ -484,6 +484,67 @@ static void answers_are_graded_over_all_runs(void **state)
     json_decref(s);
 }
 
+static json_int_t number(const json_t *o, const char *key)
+{
+    const json_t *v = json_object_get(o, key);
+    assert_true(json_is_integer(v));
+    return json_integer_value(v);
+}
+
+/* What every line says of its KV cache, loops that were asked again included, adds up to what the
+ * engine counted; and what was replayed is in no account but the audit's. */
+static void usage_adds_up_to_the_totals(void **state)
+{
+    (void)state;
+    char summary[80], summary_option[100], row[4096];
+    snprintf(summary, sizeof summary, "%s/summary.json", dir);
+    snprintf(summary_option, sizeof summary_option, "--summary-json=%s", summary);
+    FILE *prompts = fopen("examples/tiny-reasoner/prompts/ledger.jsonl", "r");
+    assert_non_null(prompts);
+    put_text(in_path, "w", "");
+    for (int i = 0; i < 6 && fgets(row, sizeof row, prompts); i++) put_text(in_path, "a", row);
+    fclose(prompts);
+    const launch l = {.extra = {"--prompt-field=prompt", "--id-field=id", "--kv-policy=window",
+                                "--kv-budget=64", "--block-size=16", "--loop-rescue=budget",
+                                "--audit=50%", "--repetition-max-pattern-size=64",
+                                "--repetition-min-pattern-size=1", "--repetition-min-count=3",
+                                "--max-tokens=400", summary_option}};
+    expect_exit(0, &l);
+
+    json_int_t compressions = 0, evicted = 0, freed = 0, tokens = 0;
+    FILE *f = fopen(out_path, "r");
+    json_t *line;
+    while ((line = json_loadf(f, JSON_DISABLE_EOF_CHECK, NULL))) {
+        const json_t *body = json_object_get(json_object_get(line, "response"), "body");
+        const json_t *first = json_object_get(json_object_get(line, "loop_rescue"), "first");
+        const json_t *of[] = {json_object_get(body, "usage"), first};
+        for (int i = 0; i < 2 && of[i]; i++) {
+            const json_t *kv = json_object_get(of[i], "kv");
+            assert_string_equal(json_string_value(json_object_get(kv, "policy")), "window");
+            assert_int_equal(number(kv, "budget"), of[i] != first && first ? 256 : 64);
+            assert_true(number(kv, "peak_tokens") > 0);
+            compressions += number(kv, "compressions");
+            evicted += number(kv, "evicted");
+            freed += number(kv, "freed_bytes");
+            tokens += number(of[i], "completion_tokens");
+        }
+        json_decref(line);
+    }
+    fclose(f);
+    json_t *s = json_load_file(summary, 0, NULL);
+    const json_t *kv = json_object_get(s, "kv"), *audit = json_object_get(s, "audit");
+    assert_int_equal(number(s, "answered"), 6);
+    assert_true(compressions > 0 && number(s, "loop_rescues") > 0);
+    assert_int_equal(number(kv, "compressions"), compressions);
+    assert_int_equal(number(kv, "evicted_tokens"), evicted);
+    assert_int_equal(number(kv, "freed_bytes"), freed);
+    assert_int_equal(number(s, "completion_tokens"), tokens);
+    assert_in_range(number(audit, "outputs"), 1, 5);
+    assert_true(json_real_value(json_object_get(audit, "same_best_share")) < 1);
+    assert_true(json_real_value(json_object_get(audit, "logprob_gap_per_token")) > 0);
+    json_decref(s);
+}
+
 #define TEST(name) cmocka_unit_test_setup(name, set_up)
 
 int main(void)
@@ -500,6 +561,7 @@ int main(void)
         TEST(pipes_are_answered_line_by_line),
         TEST(answers_are_graded_over_all_runs),
         TEST(reasoning_is_not_graded),
+        TEST(usage_adds_up_to_the_totals),
     };
     return cmocka_run_group_tests(tests, set_up_all, tear_down_all);
 }
