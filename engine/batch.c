@@ -150,7 +150,31 @@ static void add_logit_row(cn_batch *b, cn_seq *seq, uint32_t token_row)
     b->logit_seq[b->n_logit_rows++] = seq;
 }
 
-void cn_batch_build(cn_batch *b, const cn_plan *plan)
+/* A row of padding: stored nowhere, attends to nothing, samples token 0. */
+static void build_padding(cn_batch *b, uint32_t row)
+{
+    ((uint32_t *)host_at(b, SEC_TOKENS))[row] = 0;
+    ((int32_t *)host_at(b, SEC_SAMPLED_ROWS))[row] = -1;
+    ((uint32_t *)host_at(b, SEC_POSITIONS))[row] = 0;
+    ((uint32_t *)host_at(b, SEC_KV_SLOTS))[row] = CN_NO_SLOT;
+    ((int32_t *)host_at(b, SEC_Q_ROWS))[row] = -1;
+    ((uint32_t *)host_at(b, SEC_Q_START))[row + 1] = row + 1;
+    ((uint32_t *)host_at(b, SEC_KV_LEN))[row] = 0;
+    ((uint32_t *)host_at(b, SEC_LOGIT_ROWS))[row] = row;
+    ((cn_sample_row *)host_at(b, SEC_SAMPLE))[row] =
+        (cn_sample_row){.force_token = 0, .prev_row = -1, .count_slot = -1, .n_logprobs = -1};
+}
+
+static void pad(cn_batch *b, const cn_plan *plan, uint32_t n_rows)
+{
+    CN_ASSERT(plan->n_rows <= n_rows && n_rows <= b->opts.max_seqs);
+    CN_ASSERT(plan->n_decode == plan->n_rows && b->n_logit_rows == plan->n_rows);
+    for (uint32_t r = plan->n_rows; r < n_rows; r++) build_padding(b, r);
+    b->view.n_tokens = b->view.n_seqs = b->view.n_decode = n_rows;
+    b->view.max_kv = b->opts.max_blocks_per_seq * b->opts.block_tokens;
+}
+
+void cn_batch_build(cn_batch *b, const cn_plan *plan, uint32_t pad_rows)
 {
     CN_ASSERT(plan->n_tokens <= b->opts.max_tokens && plan->n_rows <= b->opts.max_seqs);
     uint32_t *q_start = host_at(b, SEC_Q_START), *kv_len = host_at(b, SEC_KV_LEN);
@@ -164,6 +188,7 @@ void cn_batch_build(cn_batch *b, const cn_plan *plan)
         max_kv = cn_max_u32(max_kv, len);
     }
     CN_ASSERT(stride <= b->opts.max_blocks_per_seq);
+    if (pad_rows > 0) stride = b->opts.max_blocks_per_seq;
     b->n_logit_rows = b->n_bans = b->n_biases = 0;
     for (uint32_t r = 0; r < plan->n_rows; r++) {
         const cn_plan_row *row = &plan->rows[r];
@@ -187,6 +212,7 @@ void cn_batch_build(cn_batch *b, const cn_plan *plan)
     v->table_stride = stride;
     v->max_q = max_q;
     v->max_kv = max_kv;
+    if (pad_rows > 0) pad(b, plan, pad_rows);
 }
 
 uint32_t cn_batch_n_logit_rows(const cn_batch *b) { return b->n_logit_rows; }

@@ -21,8 +21,9 @@ cn_status cn_batch_create(cn_batch **out, cn_backend *be, const cn_batch_opts *o
 void cn_batch_free(cn_batch *b);
 
 /* Starts a step: flattens the plan's rows; one logit row for each row that wants a sample, in plan
- * order, then one for each fork. */
-void cn_batch_build(cn_batch *b, const cn_plan *plan);
+ * order, then one for each fork. pad_rows > 0: the plan only decodes, and is padded (engine/ops.h)
+ * to that many rows, tables to their longest, as a recorded step needs it. */
+void cn_batch_build(cn_batch *b, const cn_plan *plan, uint32_t pad_rows);
 
 /* The sampling parameters of logit row i, to be filled by the engine before cn_batch_upload; its
  * prev_row is where the last step's sample op has the sequence's pending token, if one is. */

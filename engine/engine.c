@@ -1,7 +1,7 @@
 /* engine.c - one step: commit and start compressions, schedule, run the model, sample, deliver.
  * Stage 3 of a request's way. launch() enqueues a step, collect() reads its tokens: with
  * asynchronous scheduling the two are a step apart, so that the device never waits for the host. */
-#include "engine/engine_state.h"
+#include "engine/step_graph.h"
 
 #include <string.h>
 
@@ -66,13 +66,6 @@ static cn_status start_events(cn_engine *e, const cn_begin_plan *begin)
 /* ---- launch ---- */
 
 static uint32_t n_flights(const cn_engine *e) { return e->flight_tail - e->flight_head; }
-
-/* The last step's tokens on the device, when the host has not read them. */
-static const uint32_t *last_tokens(const cn_engine *e)
-{
-    if (n_flights(e) == 0) return NULL;
-    return e->flights[(e->flight_tail - 1) % CN_FLIGHTS].tokens;
-}
 
 /* A sample with penalties needs a row of counts while it runs. A new row, or one that another
  * sample used meanwhile, is recounted from the sequence's tokens. */
@@ -163,17 +156,17 @@ static cn_status read_back(cn_engine *e, cn_flight *f)
     return be->fence_record(f->fence, stream);
 }
 
-static cn_status sample(cn_engine *e, cn_flight *f, float *logits)
+static cn_status sample(cn_engine *e, cn_flight *f, float *logits, uint32_t n_rows)
 {
     cn_sample_args args = {
         .logits = logits,
-        .n_rows = f->n_rows,
+        .n_rows = n_rows,
         .vocab = e->model_config.vocab,
         .rows = cn_batch_sample_rows(e->batch),
         .bans = cn_batch_bans(e->batch),
         .biases = cn_batch_biases(e->batch),
         .counts = e->counts,
-        .prev_tokens = last_tokens(e),
+        .prev_tokens = cn_flight_other(e, f)->tokens,
         .tokens = f->tokens,
         .token_logprobs = f->token_logprobs,
         .top = f->top,
@@ -183,11 +176,17 @@ static cn_status sample(cn_engine *e, cn_flight *f, float *logits)
     return e->backend->sample(e->backend->stream(e->backend, 0), &args);
 }
 
-static cn_status launch(cn_engine *e, const cn_plan *plan)
+cn_status cn_engine_run_ops(cn_engine *e, cn_flight *f, uint32_t n_rows)
 {
-    cn_stream *stream = e->backend->stream(e->backend, 0);
-    cn_flight *f = &e->flights[e->flight_tail % CN_FLIGHTS];
-    cn_batch_build(e->batch, plan);
+    float *logits = NULL;
+    CN_TRY(cn_model_forward(e->model, e->backend->stream(e->backend, 0),
+                            cn_batch_device_view(e->batch), &e->pools,
+                            cn_batch_logit_rows(e->batch), n_rows, &logits));
+    return n_rows > 0 ? sample(e, f, logits, n_rows) : CN_OK;
+}
+
+static cn_status fill_flight(cn_engine *e, cn_flight *f)
+{
     f->n_rows = cn_batch_n_logit_rows(e->batch);
     f->logprobs = false;
     for (uint32_t i = 0; i < f->n_rows; i++) {
@@ -197,12 +196,20 @@ static cn_status launch(cn_engine *e, const cn_plan *plan)
         s->n_in_flight++;
         f->logprobs |= s->request->sampling.logprobs >= 0;
     }
-    CN_TRY(cn_batch_upload(e->batch, stream, last_tokens(e)));
-    float *logits = NULL;
-    CN_TRY(cn_model_forward(e->model, stream, cn_batch_device_view(e->batch), &e->pools,
-                            cn_batch_logit_rows(e->batch), f->n_rows, &logits));
+    return CN_OK;
+}
+
+static cn_status launch(cn_engine *e, const cn_plan *plan)
+{
+    cn_flight *f = &e->flights[e->flight_tail % CN_FLIGHTS];
+    uint32_t graph_rows = cn_step_graph_rows(e, plan);
+    cn_batch_build(e->batch, plan, graph_rows);
+    CN_TRY(fill_flight(e, f));
+    CN_TRY(cn_batch_upload(e->batch, e->backend->stream(e->backend, 0),
+                           cn_flight_other(e, f)->tokens));
+    CN_TRY(graph_rows > 0 ? cn_step_graph_launch(e, graph_rows, f)
+                          : cn_engine_run_ops(e, f, f->n_rows));
     CN_TRY(copy_forked(e, plan));
-    if (f->n_rows > 0) CN_TRY(sample(e, f, logits));
     CN_TRY(read_back(e, f));
     e->flight_tail++;
     return CN_OK;

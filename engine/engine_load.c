@@ -7,6 +7,7 @@
 
 #include "engine/backend.h"
 #include "engine/planner.h"
+#include "engine/step_graph.h"
 
 /* ---- the checkpoint, without its weights ---- */
 
@@ -49,6 +50,7 @@ static cn_status load_checkpoint_texts(cn_engine *e)
     if (!c->model) return cn_fail(CN_ERR_ARG, "--model is missing: name a checkpoint directory");
     CN_TRY(cn_model_config_load(&e->model_config, c->model));
     CN_TRY(choose_model_len(e));
+    e->max_rows = (uint32_t)cn_round_up(c->max_num_seqs, CN_GRAPH_ROWS_STEP);
     CN_TRY(cn_generation_config_load(&e->generation, c->model));
     CN_TRY(cn_generation_config_eos(&e->generation, &e->model_config, e->eos, &e->n_eos));
     CN_TRY(load_tokenizer(e, tokenizer_dir));
@@ -72,7 +74,7 @@ static cn_status load_model(cn_engine *e)
     cn_checkpoint_close(checkpoint);
     CN_TRY(status);
     CN_TRY(cn_model_create(&e->model, e->backend, &e->model_config, e->weights,
-                           c->max_num_batched_tokens, c->max_num_seqs, e->max_model_len));
+                           c->max_num_batched_tokens, e->max_rows, e->max_model_len));
     if (!c->dump) return CN_OK;
     CN_TRY(cn_dump_open(&e->dump, e->backend, c->dump, CN_DUMP_DIR));
     cn_model_set_dump(e->model, e->dump);
@@ -130,7 +132,7 @@ static cn_status make_batch(cn_engine *e, const cn_memory_plan *plan)
     const cn_config *c = e->config;
     cn_batch_opts o = {
         .max_tokens = c->max_num_batched_tokens,
-        .max_seqs = c->max_num_seqs,
+        .max_seqs = e->max_rows,
         .max_blocks_per_seq = (uint32_t)cn_ceil_div(e->max_model_len, plan->block_tokens),
         .max_bans = c->max_num_seqs * (2 * CN_MAX_EOS + CN_MAX_STOP_TOKEN_IDS),
         .max_biases = c->max_num_seqs * CN_MAX_LOGIT_BIASES,
@@ -144,7 +146,7 @@ static cn_status make_batch(cn_engine *e, const cn_memory_plan *plan)
 static cn_status take_flight_memory(cn_engine *e, cn_flight *f)
 {
     cn_backend *be = e->backend;
-    size_t n = e->config->max_num_seqs;
+    size_t n = e->max_rows;
     struct {
         size_t bytes;
         void **device, **host;
@@ -171,7 +173,7 @@ static cn_status take_sampling_memory(cn_engine *e)
     e->counts = counts;
     CN_TRY(be->mem_alloc(be, e->max_model_len * sizeof *e->count_tokens, &tokens));
     e->count_tokens = tokens;
-    e->sample_scratch_bytes = be->sample_scratch_bytes(be, (uint32_t)n, (uint32_t)vocab);
+    e->sample_scratch_bytes = be->sample_scratch_bytes(be, e->max_rows, (uint32_t)vocab);
     CN_TRY(be->mem_alloc(be, e->sample_scratch_bytes, &e->sample_scratch));
     e->count_owner = cn_calloc(n, sizeof *e->count_owner);
     if (!e->count_owner) return cn_fail(CN_ERR_MEMORY, "out of host memory for %zu samples", n);
@@ -212,7 +214,8 @@ static cn_status build(cn_engine *e)
     CN_TRY(make_scheduler(e, &plan));
     CN_TRY(make_batch(e, &plan));
     CN_TRY(take_sampling_memory(e));
-    return take_event_memory(e, &plan);
+    CN_TRY(take_event_memory(e, &plan));
+    return cn_step_graphs_record(e);
 }
 
 cn_status cn_engine_create(cn_engine **out, const cn_config *c)
@@ -244,6 +247,7 @@ static void free_flight(cn_backend *be, cn_flight *f)
 static void free_device_memory(cn_engine *e)
 {
     cn_backend *be = e->backend;
+    cn_step_graphs_free(e);
     void *const arrays[] = {e->pools.kv,     e->pools.q_window, e->pools.score,   e->counts,
                             e->count_tokens, e->sample_scratch, e->compress_scratch};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)

@@ -77,6 +77,7 @@ struct cn_engine {
     uint32_t eos[2 * CN_MAX_EOS];
     uint32_t n_eos;
     uint32_t max_model_len;
+    uint32_t max_rows; /* of a step: max_num_seqs and padding */
     cn_sampling default_sampling;
     cn_output_reasoning reasoning;
 
@@ -96,6 +97,8 @@ struct cn_engine {
     size_t sample_scratch_bytes;
     cn_flight flights[CN_FLIGHTS];
     uint32_t flight_head, flight_tail; /* oldest in flight, next to launch */
+    cn_graph **graphs;                 /* [n_graph_buckets, CN_FLIGHTS], see step_graph.h */
+    uint32_t n_graph_buckets;
     uint32_t max_in_flight;            /* left unread when a step returns: 0 or 1 */
     uint32_t *count_tokens; /* device, [max_model_len]: a history to recount */
     cn_sample **count_owner; /* [max_num_seqs] */
@@ -113,6 +116,12 @@ struct cn_engine {
     cn_buf prompt_text;
     cn_stats stats;
 };
+
+/* The flight that is not f: that of the step before. */
+static inline const cn_flight *cn_flight_other(const cn_engine *e, const cn_flight *f)
+{
+    return &e->flights[f == e->flights];
+}
 
 /* engine_request.c */
 void cn_engine_deliver(cn_engine *e, cn_sample *sample, cn_finish finish, const char *error);

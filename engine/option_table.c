@@ -82,6 +82,8 @@ static const cn_option options[] = {
         .help = "order inside a class: arrival, or the request's priority, lower first"),
     ROW(ENGINE, "async-scheduling", ENUM, async_scheduling, "auto", .values = "auto|on|off",
         .help = "launch a step before the last one's tokens are read; auto: on a GPU"),
+    ROW(ENGINE, "enforce-eager", BOOL, enforce_eager, "false",
+        .help = "run every step op by op, without recorded graphs (for debugging)"),
     ROW(ENGINE, "max-queue", U32, max_queue, "4096", .min = 1, .max = 16777216,
         .help = "most requests that wait; one more is refused as busy"),
 

@@ -112,6 +112,7 @@ struct cn_config {
     bool enable_chunked_prefill;
     cn_opt_scheduling scheduling_policy;
     cn_opt_async async_scheduling;
+    bool enforce_eager;
     uint32_t max_queue; /* requests waiting; beyond it a submit is CN_ERR_BUSY */
 
     /* kv: what a request gets when its own kv object says nothing */
