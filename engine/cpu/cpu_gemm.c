@@ -5,17 +5,19 @@
  * shapes of the calls are made a function of N and K alone:
  *   columns  in panels of PANEL,
  *   k        in chunks of CHUNK, added up in order,
- *   rows     in tiles of a fixed height H; a batch's last rows take a lower tile only where that
- *            was shown to change nothing, else the tile is filled up with zero rows.
+ *   rows     in tiles of one height; a batch's last rows take a lower tile only where that was
+ *            shown to change nothing, else the tile is filled up with zero rows.
  * What remains is the library's own doing: that a row of a tile is summed like every other row of
  * it, and like a row of a lower tile. That is not assumed: before a brick (columns x k) is first
  * used, one row is put at every place of every tile height and the results are compared bit by bit
- * (probe_brick). A height that fails is not used; should even the full tile fail, every row goes
- * alone, which needs no proof.
+ * (probe_brick). The brick's full tile is the highest whose rows are all alike; height 1 is so
+ * without proof. Lower tiles are used where they equal it.
  *
- * Low tiles are also the fast choice where OpenBLAS has kernels for small matrices (AVX-512), which
- * skip the packing of the weights that would dominate at decode batches. Elsewhere tiles are high,
- * to pay for that packing. OpenBLAS runs one thread per call: panels are spread over our pool. */
+ * Where OpenBLAS has kernels for small matrices (AVX-512), tiles of 8 rows are fastest: they skip
+ * the packing of the weights that would dominate at decode batches. Elsewhere the product is taken
+ * the other way round, weight * x^T, which puts rows side by side in the lanes of a vector: on
+ * AVX2 that makes rows of a tile of 16 alike. OpenBLAS runs one thread per call: panels are spread
+ * over our pool. */
 #include <cblas.h>
 #include <pthread.h>
 #include <string.h>
@@ -32,22 +34,22 @@ enum {
 };
 
 typedef struct gemm_scratch {
-    float x[MAX_TILE * CHUNK]; /* rows filled up to a tile */
-    float out[MAX_TILE * PANEL];
+    float x[MAX_TILE * CHUNK];   /* rows filled up to a tile */
+    float out[MAX_TILE * PANEL]; /* a tile that cannot be written in place */
 } gemm_scratch;
 
 struct cn_cpu_gemm {
-    /* Tile heights from high to low; heights[0] is the full tile. */
-    uint32_t heights[MAX_HEIGHTS], n_heights;
-    /* [columns][k]: bit i says that heights[i] passed the probe; PROBED is set once it ran. */
-    uint16_t safe[PANEL + 1][CHUNK + 1];
+    bool rows_in_lanes;            /* weight * x^T: a tile comes out as [cols, height] */
+    uint32_t heights[MAX_HEIGHTS]; /* that are tried, from high to low, down to 1 */
+    uint32_t n_heights;
+    /* [columns][k]: bit i says that heights[i] may be used; the lowest bit is the full tile. 0: not
+     * probed yet. */
+    uint16_t usable[PANEL + 1][CHUNK + 1];
     pthread_mutex_t probe_mutex;
     float probe_weight[PANEL * CHUNK], probe_x[MAX_TILE * CHUNK];
     float probe_out[MAX_TILE * PANEL], probe_want[PANEL];
     gemm_scratch *scratch; /* [n_workers] */
 };
-
-static const uint16_t PROBED = 1 << 15;
 
 static bool has_small_matrix_kernels(void)
 {
@@ -82,6 +84,7 @@ cn_status cn_cpu_gemm_create(cn_cpu_gemm **out, uint32_t n_workers)
         return cn_fail(CN_ERR_MEMORY, "gemm: out of memory for %u threads", n_workers);
     }
     bool small = has_small_matrix_kernels();
+    g->rows_in_lanes = !small;
     g->n_heights = small ? sizeof low / sizeof *low : sizeof high / sizeof *high;
     memcpy(g->heights, small ? low : high, g->n_heights * sizeof *g->heights);
     openblas_set_num_threads(1);
@@ -99,93 +102,159 @@ void cn_cpu_gemm_free(cn_cpu_gemm *g)
 
 /* ---- one brick: rows x columns x k ---- */
 
-/* out[rows, cols] = (accumulate ? out : 0) + x[rows, k] * weight[cols, k]^T */
-static void call_blas(const float *x, size_t x_stride, const float *weight, size_t weight_stride,
-                      float *out, size_t out_stride, uint32_t rows, uint32_t cols, uint32_t k,
-                      bool accumulate)
+/* A tile of `rows` in the gemm's own orientation: out[rows, cols], or out[cols, rows]. */
+static void call_blas(const cn_cpu_gemm *g, const float *x, size_t x_stride, const float *weight,
+                      size_t weight_stride, float *out, size_t out_stride, uint32_t rows,
+                      uint32_t cols, uint32_t k, bool accumulate)
 {
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (blasint)rows, (blasint)cols, (blasint)k,
-                1.0f, x, (blasint)x_stride, weight, (blasint)weight_stride,
-                accumulate ? 1.0f : 0.0f, out, (blasint)out_stride);
+    float beta = accumulate ? 1.0f : 0.0f;
+    if (g->rows_in_lanes)
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (blasint)cols, (blasint)rows,
+                    (blasint)k, 1.0f, weight, (blasint)weight_stride, x, (blasint)x_stride, beta,
+                    out, (blasint)out_stride);
+    else
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (blasint)rows, (blasint)cols,
+                    (blasint)k, 1.0f, x, (blasint)x_stride, weight, (blasint)weight_stride, beta,
+                    out, (blasint)out_stride);
 }
 
-/* One row at every place of a tile of `height`, overwriting and then accumulating: do all places
- * hold probe_want? Sets probe_want first when `first`. */
-static bool probe_height(cn_cpu_gemm *g, uint32_t height, uint32_t cols, uint32_t k, bool first)
+/* A tile that stands aside is without gaps. */
+static size_t aside_stride(const cn_cpu_gemm *g, uint32_t rows, uint32_t cols)
 {
+    return g->rows_in_lanes ? rows : cols;
+}
+
+static size_t aside_elem(const cn_cpu_gemm *g, uint32_t row, uint32_t col, uint32_t rows,
+                         uint32_t cols)
+{
+    return g->rows_in_lanes ? (size_t)col * rows + row : (size_t)row * cols + col;
+}
+
+/* One row, at every place of a tile of `height`, overwriting and then accumulating. */
+static void probe_tile(cn_cpu_gemm *g, uint32_t height, uint32_t cols, uint32_t k)
+{
+    size_t stride = aside_stride(g, height, cols);
     for (int accumulate = 0; accumulate <= 1; accumulate++)
-        call_blas(g->probe_x, k, g->probe_weight, k, g->probe_out, cols, height, cols, k,
+        call_blas(g, g->probe_x, k, g->probe_weight, k, g->probe_out, stride, height, cols, k,
                   accumulate);
-    if (first) memcpy(g->probe_want, g->probe_out, cols * sizeof(float));
+}
+
+/* Do all rows of probe_out hold probe_want? */
+static bool rows_are_alike(const cn_cpu_gemm *g, uint32_t height, uint32_t cols)
+{
     for (uint32_t r = 0; r < height; r++)
-        if (memcmp(g->probe_out + (size_t)r * cols, g->probe_want, cols * sizeof(float)) != 0)
-            return false;
+        for (uint32_t c = 0; c < cols; c++) {
+            float got = g->probe_out[aside_elem(g, r, c, height, cols)];
+            if (memcmp(&got, &g->probe_want[c], sizeof got) != 0) return false;
+        }
     return true;
 }
 
-/* Two orders of one sum often round alike, so at least PROBE_SUMS sums are compared per place. */
-static void probe_brick(cn_cpu_gemm *g, uint32_t cols, uint32_t k)
+static void draw_probe_row(cn_cpu_gemm *g, uint32_t k, uint32_t trial)
 {
-    if (g->safe[cols][k]) return;
-    uint16_t failed = 0;
-    for (uint32_t trial = 0; trial * cols < PROBE_SUMS; trial++) {
-        fill_random(g->probe_x, k, 0x2545f491 + trial);
-        for (uint32_t r = 1; r < g->heights[0]; r++)
-            memcpy(g->probe_x + (size_t)r * k, g->probe_x, k * sizeof(float));
-        for (uint32_t i = 0; i < g->n_heights; i++)
-            if (!probe_height(g, g->heights[i], cols, k, i == 0)) failed |= (uint16_t)(1u << i);
-    }
-    g->safe[cols][k] = (uint16_t)(PROBED | (~failed & ((1u << g->n_heights) - 1)));
+    fill_random(g->probe_x, k, 0x2545f491 + trial);
+    for (uint32_t r = 1; r < g->heights[0]; r++)
+        memcpy(g->probe_x + (size_t)r * k, g->probe_x, k * sizeof(float));
 }
 
-/* The lowest proven height that holds `rows`; 0 when not even the full tile is proven. */
-static uint32_t proven_height(const cn_cpu_gemm *g, uint32_t rows, uint32_t cols, uint32_t k)
+/* Which of the heights `among` have rows like the first row of the tile heights[full]? Two orders
+ * of one sum often round alike, so at least PROBE_SUMS sums are compared per place. */
+static uint16_t probe_heights(cn_cpu_gemm *g, uint32_t full, uint16_t among, uint32_t cols,
+                              uint32_t k)
 {
-    uint16_t safe = g->safe[cols][k];
-    if (!(safe & 1)) return 0;
-    uint32_t best = g->heights[0];
-    for (uint32_t i = 1; i < g->n_heights; i++)
-        if (g->heights[i] >= rows && (safe >> i & 1)) best = g->heights[i];
+    for (uint32_t trial = 0; trial * cols < PROBE_SUMS; trial++) {
+        draw_probe_row(g, k, trial);
+        probe_tile(g, g->heights[full], cols, k);
+        for (uint32_t c = 0; c < cols; c++)
+            g->probe_want[c] = g->probe_out[aside_elem(g, 0, c, g->heights[full], cols)];
+        for (uint32_t i = full; i < g->n_heights; i++) {
+            if (!(among >> i & 1)) continue;
+            probe_tile(g, g->heights[i], cols, k);
+            if (!rows_are_alike(g, g->heights[i], cols)) among &= (uint16_t) ~(1u << i);
+        }
+    }
+    return among;
+}
+
+static void probe_brick(cn_cpu_gemm *g, uint32_t cols, uint32_t k)
+{
+    if (g->usable[cols][k]) return;
+    uint32_t full = 0;
+    while (full + 1 < g->n_heights && !probe_heights(g, full, (uint16_t)(1u << full), cols, k))
+        full++;
+    uint16_t lower = (uint16_t)((1u << g->n_heights) - (1u << full));
+    g->usable[cols][k] = (uint16_t)(1u << full | probe_heights(g, full, lower, cols, k));
+}
+
+static uint32_t full_height(const cn_cpu_gemm *g, uint32_t cols, uint32_t k)
+{
+    return g->heights[__builtin_ctz(g->usable[cols][k])];
+}
+
+/* The lowest usable tile that holds `rows`. */
+static uint32_t usable_height(const cn_cpu_gemm *g, uint32_t rows, uint32_t cols, uint32_t k)
+{
+    uint32_t best = full_height(g, cols, k);
+    for (uint32_t i = 0; i < g->n_heights; i++)
+        if (g->heights[i] >= rows && (g->usable[cols][k] >> i & 1)) best = g->heights[i];
     return best;
 }
+
+/* Rows [row, row + rows) and columns [col, col + cols), one chunk of k. */
+typedef struct brick {
+    uint32_t row, rows, col, cols, k0, k;
+} brick;
+
+/* A brick of at most a full tile's rows. */
+static void run_tile(const cn_cpu_gemm *g, const cn_gemm_args *a, const brick *b,
+                     gemm_scratch *scratch)
+{
+    const float *x = (const float *)a->x + (size_t)b->row * a->k + b->k0;
+    const float *weight = (const float *)a->weight + (size_t)b->col * a->k + b->k0;
+    float *out = (float *)a->out + (size_t)b->row * a->n + b->col;
+    size_t x_stride = a->k;
+    uint32_t height = usable_height(g, b->rows, b->cols, b->k);
+    bool accumulate = b->k0 > 0;
+    if (height == b->rows && !g->rows_in_lanes) {
+        call_blas(g, x, x_stride, weight, a->k, out, a->n, height, b->cols, b->k, accumulate);
+        return;
+    }
+    if (height > b->rows) {
+        memset(scratch->x, 0, (size_t)height * b->k * sizeof(float));
+        for (uint32_t r = 0; r < b->rows; r++)
+            memcpy(scratch->x + (size_t)r * b->k, x + r * x_stride, b->k * sizeof(float));
+        x = scratch->x;
+        x_stride = b->k;
+    }
+    for (uint32_t r = 0; accumulate && r < b->rows; r++)
+        for (uint32_t c = 0; c < b->cols; c++)
+            scratch->out[aside_elem(g, r, c, height, b->cols)] = out[(size_t)r * a->n + c];
+    call_blas(g, x, x_stride, weight, a->k, scratch->out, aside_stride(g, height, b->cols), height,
+              b->cols, b->k, accumulate);
+    for (uint32_t r = 0; r < b->rows; r++)
+        for (uint32_t c = 0; c < b->cols; c++)
+            out[(size_t)r * a->n + c] = scratch->out[aside_elem(g, r, c, height, b->cols)];
+}
+
+static void run_brick(const cn_cpu_gemm *g, const cn_gemm_args *a, const brick *b,
+                      gemm_scratch *scratch)
+{
+    uint32_t full = full_height(g, b->cols, b->k);
+    for (uint32_t r = 0; r < b->rows; r += full) {
+        brick tile = *b;
+        tile.row += r;
+        tile.rows = cn_min_u32(full, b->rows - r);
+        run_tile(g, a, &tile, scratch);
+    }
+}
+
+/* ---- the whole ---- */
 
 typedef struct gemm_job {
     cn_cpu_gemm *gemm;
     const cn_gemm_args *args;
     uint32_t panels_per_task, row_groups, tiles_per_group;
 } gemm_job;
-
-/* Up to a full tile of rows from `row`, one panel of columns, one chunk of k. */
-static void run_brick(const gemm_job *job, gemm_scratch *scratch, uint32_t row, uint32_t rows,
-                      uint32_t col, uint32_t cols, uint32_t k0, uint32_t k)
-{
-    const cn_gemm_args *a = job->args;
-    const float *x = (const float *)a->x + (size_t)row * a->k + k0;
-    const float *weight = (const float *)a->weight + (size_t)col * a->k + k0;
-    float *out = (float *)a->out + (size_t)row * a->n + col;
-    bool accumulate = k0 > 0;
-    uint32_t height = proven_height(job->gemm, rows, cols, k);
-    if (height == rows) {
-        call_blas(x, a->k, weight, a->k, out, a->n, rows, cols, k, accumulate);
-        return;
-    }
-    if (height == 0) {
-        for (uint32_t r = 0; r < rows; r++)
-            call_blas(x + (size_t)r * a->k, a->k, weight, a->k, out + (size_t)r * a->n, a->n, 1,
-                      cols, k, accumulate);
-        return;
-    }
-    memset(scratch->x, 0, (size_t)height * k * sizeof(float));
-    for (uint32_t r = 0; r < rows; r++) {
-        memcpy(scratch->x + (size_t)r * k, x + (size_t)r * a->k, k * sizeof(float));
-        memcpy(scratch->out + (size_t)r * cols, out + (size_t)r * a->n, cols * sizeof(float));
-    }
-    call_blas(scratch->x, k, weight, a->k, scratch->out, cols, height, cols, k, accumulate);
-    for (uint32_t r = 0; r < rows; r++)
-        memcpy(out + (size_t)r * a->n, scratch->out + (size_t)r * cols, cols * sizeof(float));
-}
-
-/* ---- the whole ---- */
 
 static void add_bias(const cn_gemm_args *a, uint32_t row, uint32_t rows, uint32_t col,
                      uint32_t cols)
@@ -197,17 +266,18 @@ static void add_bias(const cn_gemm_args *a, uint32_t row, uint32_t rows, uint32_
     }
 }
 
-/* A panel times a group of row tiles: the panel stays in the cache meanwhile. */
+/* A panel times a group of row tiles: a brick of weights stays in the cache meanwhile. */
 static void run_panel(const gemm_job *job, gemm_scratch *scratch, uint32_t col, uint32_t group)
 {
     const cn_gemm_args *a = job->args;
     uint32_t cols = cn_min_u32(PANEL, a->n - col), tile = job->gemm->heights[0];
     uint32_t first = group * job->tiles_per_group * tile;
     uint32_t end = cn_min_u32(a->n_tokens, first + job->tiles_per_group * tile);
-    for (uint32_t k0 = 0; k0 < a->k; k0 += CHUNK)
-        for (uint32_t row = first; row < end; row += tile)
-            run_brick(job, scratch, row, cn_min_u32(tile, end - row), col, cols, k0,
-                      cn_min_u32(CHUNK, a->k - k0));
+    brick b = {.row = first, .rows = end - first, .col = col, .cols = cols};
+    for (b.k0 = 0; b.k0 < a->k; b.k0 += CHUNK) {
+        b.k = cn_min_u32(CHUNK, a->k - b.k0);
+        run_brick(job->gemm, a, &b, scratch);
+    }
     if (a->bias && first < end) add_bias(a, first, end - first, col, cols);
 }
 
