@@ -18,7 +18,7 @@ typedef struct block_list {
 struct cn_pool {
     block *blocks; /* [n_blocks] */
     uint32_t n_blocks;
-    block_list free;
+    block_list free; /* last freed first: its memory is warm, and what was never used stays so */
     block_list cached_only; /* least recently released first */
     void (*on_reclaim)(void *ctx, uint32_t block);
     void *reclaim_ctx;
@@ -34,6 +34,19 @@ static void list_append(cn_pool *p, block_list *l, uint32_t id)
     else
         p->blocks[l->tail].next = id;
     l->tail = id;
+    l->n++;
+}
+
+static void list_prepend(cn_pool *p, block_list *l, uint32_t id)
+{
+    block *b = &p->blocks[id];
+    b->prev = CN_NO_BLOCK;
+    b->next = l->head;
+    if (l->head == CN_NO_BLOCK)
+        l->tail = id;
+    else
+        p->blocks[l->head].prev = id;
+    l->head = id;
     l->n++;
 }
 
@@ -57,7 +70,7 @@ static void set_state(cn_pool *p, uint32_t id, block_state state)
     if (b->state == STATE_FREE) list_remove(p, &p->free, id);
     if (b->state == STATE_CACHED_ONLY) list_remove(p, &p->cached_only, id);
     b->state = (uint8_t)state;
-    if (state == STATE_FREE) list_append(p, &p->free, id);
+    if (state == STATE_FREE) list_prepend(p, &p->free, id);
     if (state == STATE_CACHED_ONLY) list_append(p, &p->cached_only, id);
 }
 

@@ -3,7 +3,8 @@
  * Owner: cn_scheduler. Thread: engine only. Stage: admission, growth, compression, release.
  *
  * A block is in exactly one of three states:
- *   free         no reference, content worthless;
+ *   free         no reference, content worthless; handed out last freed first, so that the memory
+ *                touched is that of the most blocks ever held at once;
  *   used         one reference per table that holds it;
  *   cached-only  no reference, but the prefix cache still knows its content: reclaimed, least
  *                recently released first, when the free ones run out.

@@ -250,6 +250,68 @@ static void a_cancel_frees_everything(void **state)
     run_close(&r);
 }
 
+/* A callback that acts on the engine: each first token of a request submits another, up to `left`
+ * more, and cancels the request that came before, which may have ended by then, or its own. */
+typedef struct chain {
+    cn_engine *engine;
+    cn_request_params params;
+    uint64_t previous;
+    uint32_t left, n_submitted, n_last, n_ends, n_cancelled;
+} chain;
+
+static void act(void *user, const cn_event *ev)
+{
+    chain *c = user;
+    c->n_last += ev->last;
+    c->n_ends += ev->finish != CN_FINISH_NONE;
+    c->n_cancelled += ev->finish == CN_FINISH_CANCELLED;
+    if (ev->sample != 0 || c->left == 0) return;
+    c->left--;
+    cn_engine_cancel(c->engine, c->left % 3 ? c->previous : ev->request);
+    c->previous = ev->request;
+    c->n_submitted++;
+    assert_int_equal(cn_engine_submit(c->engine, &c->params, act, c, NULL), CN_OK);
+}
+
+static void callbacks_may_submit_and_cancel(void **state)
+{
+    (void)state;
+    for (uint32_t async = 0; async < 2; async++) {
+        run r;
+        run_open(&r, (const char *[]){"async-scheduling", async ? "on" : "off", "max-num-seqs", "7",
+                                      "block-size", "16", NULL});
+        cn_message m;
+        chain c = {.engine = r.engine, .params = run_params(&r, prompts[0], &m, 5), .left = 40};
+        c.params.sampling.n = 3;
+        assert_int_equal(cn_engine_submit(r.engine, &c.params, act, &c, NULL), CN_OK);
+        run_finish(&r);
+        assert_int_equal(c.n_submitted, 40);
+        assert_int_equal(c.n_last, 41);
+        assert_int_equal(c.n_ends, 3 * 41);
+        assert_true(c.n_cancelled > 0 && c.n_cancelled < c.n_ends);
+        run_close(&r);
+    }
+}
+
+static void a_full_queue_is_busy_and_keeps_nothing(void **state)
+{
+    (void)state;
+    run r;
+    run_open(&r, (const char *[]){"max-queue", "2", "max-num-seqs", "1", NULL});
+    cn_message m;
+    cn_request_params p = run_params(&r, prompts[0], &m, 2);
+    run_submit(&r, &p);
+    run_submit(&r, &p);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(cn_engine_submit(r.engine, &p, NULL, NULL, NULL), CN_ERR_BUSY);
+        assert_non_null(strstr(cn_last_error(), "--max-queue 2"));
+    }
+    run_finish(&r);
+    run_submit(&r, &p);
+    run_finish(&r);
+    run_close(&r);
+}
+
 static void steps_do_not_allocate(void **state)
 {
     (void)state;
@@ -294,6 +356,8 @@ int main(void)
         cmocka_unit_test(a_seed_decides_whatever_the_company),
         cmocka_unit_test(samples_share_their_prompt),
         cmocka_unit_test(a_cancel_frees_everything),
+        cmocka_unit_test(callbacks_may_submit_and_cancel),
+        cmocka_unit_test(a_full_queue_is_busy_and_keeps_nothing),
         cmocka_unit_test(steps_do_not_allocate),
         cmocka_unit_test(requests_at_fault_are_refused_with_numbers),
     };

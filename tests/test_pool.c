@@ -62,6 +62,22 @@ static void note(void *ctx, uint32_t block)
     r->ids[r->n++] = block;
 }
 
+/* Blocks never used stay untouched while used ones are free. */
+static void freed_blocks_are_used_again_first(void **state)
+{
+    (void)state;
+    cn_pool *p = make(100);
+    uint32_t ids[3], most = 0;
+    for (uint32_t round = 0; round < 50; round++) {
+        const uint32_t n = 1 + round % 3;
+        assert_true(cn_pool_try_take(p, n, ids));
+        for (uint32_t i = 0; i < n; i++) most = cn_max_u32(most, ids[i]);
+        for (uint32_t i = 0; i < n; i++) cn_pool_drop(p, ids[i]);
+    }
+    assert_int_equal(most, 2);
+    cn_pool_free(p);
+}
+
 static void cached_blocks_return_in_order_of_release(void **state)
 {
     (void)state;
@@ -120,6 +136,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(take_is_all_or_nothing),
         cmocka_unit_test(last_drop_frees),
+        cmocka_unit_test(freed_blocks_are_used_again_first),
         cmocka_unit_test(cached_blocks_return_in_order_of_release),
         cmocka_unit_test(forgetting_a_cached_only_block_frees_it),
         cmocka_unit_test(refuses_an_empty_pool),
