@@ -11,6 +11,7 @@
 
 #include "engine/batch_run.h"
 #include "engine/command.h"
+#include "engine/model_config.h"
 
 /* ---- signals ---- */
 
@@ -88,6 +89,8 @@ static cn_status prepare_output(cn_batch_run *run)
 static cn_status open_run(cn_batch_run *run)
 {
     const cn_config *c = run->config;
+    cn_model_config model; /* a wrong directory is found before any file is made */
+    CN_TRY(cn_model_config_load(&model, c->model));
     CN_TRY(cn_line_reader_open(&run->input, c->input_file, CN_BATCH_MAX_LINE_BYTES));
     CN_TRY(cn_batch_output_open(&run->output, c->output_file));
     CN_TRY(check_two_files(run));

@@ -92,9 +92,15 @@ static cn_status render_chat(job *j, const json_t *list)
 
 static cn_status parse_ids(job *j, const json_t *list)
 {
+    const uint32_t vocab = cn_tokenizer_vocab_size(j->tokenizer);
+    if (!json_is_array(list)) return cn_fail(CN_ERR_ARG, "--decode wants an array of token ids");
     for (size_t i = 0; i < json_array_size(list); i++) {
-        json_int_t id = json_integer_value(json_array_get(list, i));
-        if (id < 0 || id > UINT32_MAX) return cn_fail(CN_ERR_ARG, "token id out of range");
+        const json_t *item = json_array_get(list, i);
+        const json_int_t id = json_integer_value(item);
+        if (!json_is_integer(item)) return cn_fail(CN_ERR_ARG, "token %zu is no number", i);
+        if (id < 0 || id >= vocab)
+            return cn_fail(CN_ERR_ARG, "token %zu is %lld: the vocabulary has %u", i,
+                           (long long)id, vocab);
         CN_TRY(cn_tokens_add(&j->ids, &(uint32_t){(uint32_t)id}, 1));
     }
     return CN_OK;

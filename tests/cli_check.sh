@@ -33,6 +33,12 @@ expect 1 "config or man" docs
 expect 1 "config or man" docs config man
 expect 1 "unknown option --nonsense" docs --nonsense
 
+decode="tokenize --model examples/tiny-reasoner --decode"
+# shellcheck disable=SC2086
+expect 0 "&" $decode --text "[5]"
+# shellcheck disable=SC2086
+expect 1 "token 1 is 99999: the vocabulary has 2048" $decode --text "5 99999"
+
 "$cinch" docs config >"$dir/config.md"
 commands=$("$cinch" help | sed -n 's/^  \([a-z-]*\)  .*/\1/p' | grep -vx -e help -e version)
 [ -n "$commands" ]

@@ -437,6 +437,16 @@ static void pipes_are_answered_line_by_line(void **state)
     fclose(answers);
 }
 
+static void a_wrong_model_makes_no_file(void **state)
+{
+    (void)state;
+    unlink(out_path);
+    launch l = {.extra = {"--model", "/no/such/model"}};
+    expect_exit(1, &l);
+    expect_log("/no/such/model");
+    assert_int_equal(access(out_path, F_OK), -1);
+}
+
 /* Whatever the reasoning parser, the answer alone is graded. */
 static void reasoning_is_not_graded(void **state)
 {
@@ -560,6 +570,7 @@ int main(void)
         TEST(resume_refuses_another_model_or_other_options),
         TEST(pipes_are_answered_line_by_line),
         TEST(answers_are_graded_over_all_runs),
+        TEST(a_wrong_model_makes_no_file),
         TEST(reasoning_is_not_graded),
         TEST(usage_adds_up_to_the_totals),
     };
