@@ -122,6 +122,7 @@ static cn_status make_scheduler(cn_engine *e, const cn_memory_plan *plan)
         .prefix_caching = c->enable_prefix_caching,
         .chunked_prefill = c->enable_chunked_prefill,
         .hybrid = c->hybrid_scheduling,
+        .tail_relaxation = c->tail_relaxation,
         .priority_order = c->scheduling_policy == CN_OPT_SCHEDULING_PRIORITY,
     };
     return cn_scheduler_create(&e->scheduler, &o);

@@ -120,6 +120,9 @@ static const cn_option options[] = {
             "policies that requests may bring beside --kv-policy; memory is set aside for them"),
     ROW(KV, "hybrid-scheduling", BOOL, hybrid_scheduling, "true",
         .help = "admit requests that wait for a query slot as far as they can run without"),
+    ROW(KV, "tail-relaxation", BOOL, tail_relaxation, "false", .flags = RESULT,
+        .help = "let budgets grow while nobody waits and memory is left; answers then depend on "
+                "the company"),
     ROW(KV, "sync-compression", BOOL, sync_compression, "false",
         .help = "compress inside the step, not beside it"),
 

@@ -119,6 +119,7 @@ struct cn_config {
     cn_kv_params kv;
     uint32_t kv_policies; /* bit 1 << cn_kv_policy: what may arrive beside kv.policy */
     bool hybrid_scheduling;
+    bool tail_relaxation;
     bool sync_compression;
 
     /* sampling: vLLM's defaults, and whatever was given (cn_config_is_given) */

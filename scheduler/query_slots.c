@@ -35,3 +35,16 @@ void cn_query_slots_release(cn_query_slots *q, uint32_t n_max, int32_t slot)
     CN_ASSERT(q->n_free < q->n_slots);
     q->free[q->n_free++] = slot;
 }
+
+bool cn_query_slots_try_grow(cn_query_slots *q, uint64_t n_others)
+{
+    if (q->reserved_blocks + n_others >= q->n_blocks) return false;
+    q->reserved_blocks++;
+    return true;
+}
+
+void cn_query_slots_shrink(cn_query_slots *q, uint32_t n_blocks)
+{
+    CN_ASSERT(q->reserved_blocks >= n_blocks);
+    q->reserved_blocks -= n_blocks;
+}

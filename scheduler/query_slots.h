@@ -10,7 +10,7 @@ typedef struct cn_query_slots {
     int32_t *free; /* stack [n_slots] */
     uint32_t n_slots, n_free;
     uint32_t n_holders;                 /* with a slot or with a reservation alone */
-    uint32_t reserved_blocks, n_blocks; /* sum of the holders' caps, and its bound */
+    uint32_t reserved_blocks, n_blocks; /* sum of the holders' caps as they stand, and its bound */
 } cn_query_slots;
 
 cn_status cn_query_slots_init(cn_query_slots *q, uint32_t n_slots, uint32_t n_blocks);
@@ -20,5 +20,10 @@ void cn_query_slots_free(cn_query_slots *q);
  * changed, when either is short. */
 bool cn_query_slots_try_hold(cn_query_slots *q, uint32_t n_max, bool needs_slot, int32_t *slot);
 void cn_query_slots_release(cn_query_slots *q, uint32_t n_max, int32_t slot);
+
+/* Tail relaxation: a holder's cap grows by a block, while n_others more stay unreserved; and it
+ * shrinks by n_blocks again. */
+bool cn_query_slots_try_grow(cn_query_slots *q, uint64_t n_others);
+void cn_query_slots_shrink(cn_query_slots *q, uint32_t n_blocks);
 
 #endif

@@ -73,6 +73,7 @@ void cn_sched_leave(cn_scheduler *s, cn_seq *q)
 {
     cn_seq_sched *st = q->sched;
     drop_table(s, q);
+    if (st->n_relaxed > 0) cn_sched_unrelax(s, q);
     s->n_lacking -= cn_seq_is_lacking(q);
     if (st->hold != CN_HOLD_NONE) cn_query_slots_release(&s->slots, q->n_max, q->query_slot);
     cn_seq_list_remove(&s->by_hold[st->hold], q);

@@ -86,13 +86,15 @@ static const char *check_lengths(const cn_scheduler *s, const cn_seq *q)
     REQUIRE(q->n_tokens >= q->n_prompt && cn_seq_known(q) <= q->max_tokens, "too many tokens");
     REQUIRE(q->n_computed <= cn_seq_end(q), "computed past the last known token");
     REQUIRE(q->n_resident <= q->n_blocks * b, "more resident slots than its blocks have");
-    REQUIRE(q->n_blocks <= q->sched->max_blocks, "more blocks than it may ever have");
+    uint32_t n_relaxed = q->sched->n_relaxed;
+    REQUIRE(q->n_blocks <= q->sched->max_blocks + n_relaxed, "more blocks than it may ever have");
+    REQUIRE(n_relaxed == 0 || q->n_blocks >= q->n_max + n_relaxed, "a cap grew without its block");
     REQUIRE(compressed ? q->n_resident < q->n_computed : q->n_resident == q->n_computed,
             "residency and position disagree");
     REQUIRE(compressed || q->sched->n_registered * b <= cn_seq_settled(q),
             "a block entered the prefix cache before its tokens were known and computed");
     if (!compressed) return NULL;
-    REQUIRE(q->n_blocks <= q->n_max, "a compressed sequence exceeds its cap");
+    REQUIRE(q->n_blocks <= q->n_max + n_relaxed, "a compressed sequence exceeds its cap");
     for (uint32_t i = 0; i < q->n_blocks; i++) {
         const char *broken = check_private(s, q->table[i]);
         if (broken) return broken;
@@ -111,6 +113,7 @@ static const char *check_running(const cn_scheduler *s, const cn_seq *q)
     REQUIRE((q->query_slot >= 0) == (holds && cn_policy_needs_slot(&q->kv)),
             "a query slot without its reservation, or the reverse");
     REQUIRE(!holds || cn_seq_needs_hold(q), "a slot or reservation that is not needed");
+    REQUIRE(st->n_relaxed == 0 || (holds && s->o.tail_relaxation), "a cap grew that may not");
     if (!holds)
         REQUIRE(q->n_computed <= cn_seq_window_start(q),
                 "advanced into its window without a slot or reservation");
@@ -135,7 +138,7 @@ static const char *check_slots(const cn_scheduler *s)
         n_compressing += q->state == CN_SEQ_COMPRESSING;
         n_holders += holds;
         n_slots += q->query_slot >= 0;
-        reserved += holds ? q->n_max : 0;
+        reserved += holds ? q->n_max + q->sched->n_relaxed : 0;
         for (uint32_t i = 0; q->query_slot >= 0 && i < s->slots.n_free; i++)
             REQUIRE(s->slots.free[i] != q->query_slot, "a query slot is both free and held");
     }

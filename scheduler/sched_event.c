@@ -4,7 +4,11 @@
  * target[i] is table[i] where that block is the sequence's alone, else a new block. Where shared
  * blocks lead the table, as they do, this is the paper's rule: N_prefix new blocks, at most
  * N_max - 1, and the request's own for the rest. Index for index it also lets kept rows move in
- * order: a target slot never lies behind the source slot that is read next. */
+ * order: a target slot never lies behind the source slot that is read next.
+ *
+ * With tail relaxation a sequence may take another block where its event is due. Its reservation
+ * grows with it, so that all that holds for caps goes on to hold: nobody is ever preempted for a
+ * block beyond a cap. An event brings everything back. */
 #include "scheduler/sched_state.h"
 
 #include <string.h>
@@ -87,6 +91,41 @@ bool cn_sched_try_event(cn_scheduler *s, cn_seq *q)
     return true;
 }
 
+static bool anybody_waits(const cn_scheduler *s)
+{
+    return s->waiting[0].n + s->waiting[1].n + s->n_forking + s->n_lacking > 0;
+}
+
+/* Blocks that running sequences without a cap may come to hold: all of these stay theirs. */
+static uint64_t count_uncapped(const cn_scheduler *s)
+{
+    uint64_t n = 0;
+    for (const cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q))
+        n += cn_seq_needs_hold(q) ? 0 : q->sched->max_blocks;
+    return n;
+}
+
+bool cn_sched_try_relax(cn_scheduler *s, cn_seq *q)
+{
+    CN_ASSERT(q->sched->hold != CN_HOLD_NONE && cn_seq_is_due(q, s->o.block_tokens));
+    if (!s->o.tail_relaxation || anybody_waits(s) || cn_pool_available(s->pool) == 0) return false;
+    if (!cn_query_slots_try_grow(&s->slots, count_uncapped(s))) return false;
+    bool taken = cn_pool_try_take(s->pool, 1, &q->table[q->n_blocks]);
+    CN_ASSERT(taken);
+    q->n_blocks++;
+    q->sched->n_relaxed++;
+    q->sched->trigger += s->o.block_tokens;
+    s->relaxed_blocks++;
+    return true;
+}
+
+void cn_sched_unrelax(cn_scheduler *s, cn_seq *q)
+{
+    cn_query_slots_shrink(&s->slots, q->sched->n_relaxed);
+    q->sched->trigger -= q->sched->n_relaxed * s->o.block_tokens;
+    q->sched->n_relaxed = 0;
+}
+
 void cn_scheduler_event_done(cn_scheduler *s, cn_sched_event *e)
 {
     CN_ASSERT(e->seq->state == CN_SEQ_COMPRESSING && !e->seq->sched->event_done);
@@ -115,6 +154,7 @@ static void commit(cn_scheduler *s, cn_seq *q)
     CN_ASSERT(q->state == CN_SEQ_COMPRESSING && st->event_done);
     uint32_t n_target = st->event.req.n_target, kept = n_target * s->o.block_tokens;
     uint32_t n_released = drop_old_table(s, q), evicted = q->n_resident - kept;
+    if (st->n_relaxed > 0) cn_sched_unrelax(s, q);
     q->n_blocks = n_target + (st->spare != CN_NO_BLOCK);
     memcpy(q->table, st->target, q->n_blocks * sizeof *q->table);
     q->n_resident = kept;

@@ -17,8 +17,8 @@ void cn_scheduler_begin(cn_scheduler *s, cn_begin_plan *out)
     /* An event may preempt others, never q: the successor is read after. */
     for (cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q)) {
         if (q->state != CN_SEQ_RUNNING || q->sched->hold == CN_HOLD_NONE) continue;
-        if (cn_seq_is_due(q, s->o.block_tokens) && cn_sched_try_event(s, q))
-            s->begun[s->n_begun++] = &q->sched->event;
+        if (!cn_seq_is_due(q, s->o.block_tokens) || cn_sched_try_relax(s, q)) continue;
+        if (cn_sched_try_event(s, q)) s->begun[s->n_begun++] = &q->sched->event;
     }
     *out = (cn_begin_plan){s->begun, s->n_begun};
 }

@@ -5,7 +5,7 @@
  *   sched_plan.c    begin and schedule: the order of a step
  *   sched_admit.c   from the queues into the running list; forks of samples
  *   sched_blocks.c  blocks of a sequence: growth, preemption, prefix registration, grants
- *   sched_event.c   compression events: targets, pins, commit
+ *   sched_event.c   compression events: targets, pins, commit; caps that grow instead
  *   sched_check.c   the invariants
  *
  * Where a sequence stands (cn_seq.state) and which lists it is in:
@@ -38,7 +38,8 @@ typedef struct cn_seq_sched {
     uint32_t heap_at; /* place in its queue, while waiting */
 
     uint32_t trigger;    /* resident slots at the first event; CN_NEVER: ends before one */
-    uint32_t max_blocks; /* most entries its table can have */
+    uint32_t max_blocks; /* most entries its table can have under its own cap */
+    uint32_t n_relaxed;  /* blocks by which its cap, reservation and trigger have grown */
     cn_hold hold;
 
     uint32_t n_registered; /* leading blocks known to the prefix cache */
@@ -83,7 +84,7 @@ struct cn_scheduler {
     uint32_t n_rows, n_decode, n_tokens, n_block_copies, n_slot_copies, n_forks;
 
     uint64_t preemptions, recomputed_tokens, prefix_queries, prefix_hits;
-    uint64_t compressions, evicted_tokens, freed_bytes;
+    uint64_t compressions, evicted_tokens, freed_bytes, relaxed_blocks;
     uint32_t *check_refs; /* [n_blocks] scratch of cn_scheduler_check */
 };
 
@@ -152,6 +153,13 @@ void cn_sched_enter(cn_scheduler *s, cn_seq *q);
 
 /* ---- sched_event.c ---- */
 bool cn_sched_try_event(cn_scheduler *s, cn_seq *q);
+
+/* Tail relaxation: lets a sequence whose event is due go on by a block instead. False, nothing
+ * changed, when somebody waits, or when what runs might yet need the block. */
+bool cn_sched_try_relax(cn_scheduler *s, cn_seq *q);
+
+/* Takes back what q's cap has grown by; its table must be within its own cap, or going. */
+void cn_sched_unrelax(cn_scheduler *s, cn_seq *q);
 void cn_sched_commit_done(cn_scheduler *s);
 
 /* ---- sched_admit.c ---- */

@@ -95,6 +95,7 @@ void cn_scheduler_free(cn_scheduler *s)
 typedef struct seq_shape {
     cn_kv_params kv;
     uint32_t max_tokens, n_max, trigger, max_blocks;
+    uint32_t table_blocks; /* room in its table: more than max_blocks where caps may grow */
 } seq_shape;
 
 static cn_status check_group(const cn_scheduler *s, const cn_group_params *p, seq_shape *shape)
@@ -126,6 +127,8 @@ static cn_status check_group(const cn_scheduler *s, const cn_group_params *p, se
     if (shape->trigger >= shape->max_tokens - 1) shape->trigger = CN_NEVER;
     uint32_t n_slots = shape->trigger == CN_NEVER ? shape->max_tokens - 1 : shape->trigger;
     shape->max_blocks = (uint32_t)cn_ceil_div(n_slots, o->block_tokens);
+    uint32_t n_all = (uint32_t)cn_ceil_div(shape->max_tokens - 1, o->block_tokens);
+    shape->table_blocks = o->tail_relaxation ? n_all : shape->max_blocks;
     if (shape->max_blocks > o->n_blocks)
         return cn_fail(CN_ERR_ARG,
                        "prompt of %u tokens and output of %u under policy %s may need %u KV blocks "
@@ -137,14 +140,14 @@ static cn_status check_group(const cn_scheduler *s, const cn_group_params *p, se
 
 static cn_seq *create_seq(const cn_group_params *p, const seq_shape *shape)
 {
-    size_t n_arrays = (size_t)shape->max_tokens + shape->max_blocks + shape->n_max;
+    size_t n_arrays = (size_t)shape->max_tokens + shape->table_blocks + shape->n_max;
     seq_mem *m = cn_calloc(1, sizeof *m + n_arrays * sizeof *m->arrays);
     if (!m) return NULL;
     cn_seq *q = &m->seq;
     q->sched = &m->sched;
     q->tokens = m->arrays;
     q->table = q->tokens + shape->max_tokens;
-    q->sched->target = q->table + shape->max_blocks;
+    q->sched->target = q->table + shape->table_blocks;
     memcpy(q->tokens, p->prompt, p->n_prompt * sizeof *p->prompt);
     q->n_prompt = q->n_tokens = p->n_prompt;
     q->max_tokens = shape->max_tokens;
@@ -291,5 +294,6 @@ void cn_scheduler_stats(const cn_scheduler *s, cn_sched_stats *out)
         .compressions = s->compressions,
         .evicted_tokens = s->evicted_tokens,
         .freed_bytes = s->freed_bytes,
+        .relaxed_blocks = s->relaxed_blocks,
     };
 }

@@ -35,6 +35,7 @@ typedef struct cn_sched_opts {
     bool chunked_prefill;        /* off: a prompt goes whole, or waits for a step it fits in */
     bool hybrid;                 /* off: constrained scheduling (paper §4.3), concurrency <= M */
     bool priority_order;         /* inside a class: priority first (lower first), then arrival */
+    bool tail_relaxation;        /* caps grow while nobody waits and memory is left */
 } cn_sched_opts;
 
 cn_status cn_scheduler_create(cn_scheduler **out, const cn_sched_opts *o);
@@ -110,6 +111,7 @@ typedef struct cn_sched_stats {
     uint32_t blocks_total, blocks_used, blocks_cached, slots_total, slots_used;
     uint64_t preemptions, recomputed_tokens, prefix_queries, prefix_hits; /* tokens */
     uint64_t compressions, evicted_tokens, freed_bytes;
+    uint64_t relaxed_blocks; /* taken beyond caps, since the start */
 } cn_sched_stats;
 void cn_scheduler_stats(const cn_scheduler *s, cn_sched_stats *out);
 

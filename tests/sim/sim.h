@@ -7,7 +7,8 @@
  * tags where the real one holds keys, and fails a read of a wrong tag.
  *
  * Checked at every step: cn_scheduler_check; tags; no allocation inside a step; somebody advances
- * (no deadlock); nobody is admitted past the foremost that waits; the two bounds on waiting:
+ * (no deadlock); no cap grows while anybody waits; nobody is admitted past the foremost that waits;
+ * the two bounds on waiting:
  *
  *   1 The foremost that waits is admitted after at most the work that the running ones had left
  *     when it became foremost, in steps, not counting those with an unfinished event. Every such
@@ -45,6 +46,7 @@ typedef struct sim_opts {
 typedef struct sim_result {
     uint64_t steps, epochs, requests, cancels, tokens, forks;
     uint64_t events, preemptions, prefix_hits, aged;
+    uint64_t relaxed_blocks; /* by which caps grew */
     uint64_t longest_head_wait, longest_foremost; /* steps, as the bounds count them */
     bool fault_struck;
     char error[512]; /* empty when all was well */

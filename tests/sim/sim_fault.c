@@ -42,7 +42,8 @@ void sim_strike(sim_world *w)
 
 void sim_strike_event(sim_world *w)
 {
-    if (w->o.fault != SIM_FAULT_EARLY_COMMIT) return;
+    /* Of a sequence that is cancelled next nobody would read anything. */
+    if (w->o.fault != SIM_FAULT_EARLY_COMMIT || w->cancel_percent > 0) return;
     for (uint32_t i = 0; i < SIM_MAX_LIVE; i++) {
         sim_seq *q = &w->seqs[i];
         if (!q->live || q->event != SIM_ENQUEUED || q->run_at <= w->step) continue;

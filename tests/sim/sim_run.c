@@ -58,12 +58,24 @@ static void cancel_some(sim_world *w)
 }
 
 /* The scheduler's half of a step: commits, events, the plan. */
+/* Begins a step; while somebody waits no cap may grow. */
+static bool begin_step(sim_world *w, cn_begin_plan *begin)
+{
+    cn_sched_stats before, after;
+    cn_scheduler_stats(w->s, &before);
+    cn_scheduler_begin(w->s, begin);
+    sim_apply_commits(w);
+    cn_scheduler_stats(w->s, &after);
+    w->moved |= after.relaxed_blocks > before.relaxed_blocks;
+    return before.waiting == 0 || after.relaxed_blocks == before.relaxed_blocks ||
+           sim_fail(w, "a cap grew while %u waited", before.waiting);
+}
+
 static bool schedule(sim_world *w, cn_plan *plan)
 {
     uint64_t n_allocated = cn_alloc_count();
     cn_begin_plan begin;
-    cn_scheduler_begin(w->s, &begin);
-    sim_apply_commits(w);
+    if (!begin_step(w, &begin)) return false;
     if (!check(w) || !sim_enqueue_events(w, &begin)) return false;
     if (w->o.fault && !w->r->fault_struck && w->step > FAULT_AFTER_STEPS) sim_strike_event(w);
     if (!sim_advance_events(w)) return false;
@@ -111,6 +123,7 @@ static bool check_empty(sim_world *w)
         return sim_fail(w, "the engine's totals are not the sums of its requests");
     w->r->preemptions += st.preemptions;
     w->r->prefix_hits += st.prefix_hits;
+    w->r->relaxed_blocks += st.relaxed_blocks;
     return true;
 }
 
@@ -157,11 +170,12 @@ bool sim_run(const sim_opts *o, sim_result *r)
         const cn_sched_opts *e = &w->engine;
         snprintf(r->error, sizeof r->error,
                  "seed %llu, step %llu: %s (%u blocks of %u, %u slots, window %u, %u requests, "
-                 "%u tokens per step, prefix %d, chunked %d, hybrid %d, lag %d, synchronous %d)",
+                 "%u tokens per step, prefix %d, chunked %d, hybrid %d, relaxed %d, lag %d, "
+                 "synchronous %d)",
                  (unsigned long long)o->seed, (unsigned long long)r->steps, text, e->n_blocks,
                  e->block_tokens, e->n_query_slots, e->window_tokens, e->max_seqs,
-                 e->max_batched_tokens, e->prefix_caching, e->chunked_prefill, e->hybrid, w->lag,
-                 w->synchronous);
+                 e->max_batched_tokens, e->prefix_caching, e->chunked_prefill, e->hybrid,
+                 e->tail_relaxation, w->lag, w->synchronous);
     }
     cn_free(w);
     return good;
