@@ -204,13 +204,39 @@ static cn_status take_event_memory(cn_engine *e, const cn_memory_plan *plan)
     return be->mem_alloc(be, e->compress_scratch_bytes, &e->compress_scratch);
 }
 
+/* What the arrays taken after the pools need of a device's memory, rounded up generously. */
+static uint64_t later_bytes(const cn_engine *e)
+{
+    enum { BATCH_AND_EVENTS_BYTES = 128 << 20 };
+    cn_backend *be = e->backend;
+    const uint64_t rows = e->max_rows, vocab = e->model_config.vocab;
+    const uint64_t flights = CN_FLIGHTS * rows * (2 + 2 * CN_MAX_LOGPROBS) * sizeof(uint32_t);
+    return rows * vocab * sizeof *e->counts + flights + BATCH_AND_EVENTS_BYTES +
+           be->sample_scratch_bytes(be, e->max_rows, (uint32_t)vocab);
+}
+
+/* A host's KV memory is a figure of the options, so an impossible plan is refused before weights
+ * are read. A device has one memory: KV gets what weights and workspace leave of it. */
+static cn_status load_and_plan(cn_engine *e, cn_memory_plan *plan)
+{
+    cn_backend *be = e->backend;
+    uint64_t *kv_bytes = &e->config->kv_cache_memory_bytes;
+    const bool rest_of_device = be->mem_avail && *kv_bytes == 0;
+    if (rest_of_device) {
+        CN_TRY(load_model(e));
+        const uint64_t avail = be->mem_avail(be), later = later_bytes(e);
+        *kv_bytes = avail > later ? avail - later : 1;
+    }
+    CN_TRY(cn_memory_plan_make(plan, e->config, &e->model_config, be));
+    return rest_of_device ? CN_OK : load_model(e);
+}
+
 static cn_status build(cn_engine *e)
 {
     CN_TRY(load_checkpoint_texts(e));
     CN_TRY(cn_backend_open(&e->backend, e->config, &e->model_config));
     cn_memory_plan plan;
-    CN_TRY(cn_memory_plan_make(&plan, e->config, &e->model_config, e->backend));
-    CN_TRY(load_model(e));
+    CN_TRY(load_and_plan(e, &plan));
     CN_TRY(take_pools(e, &plan));
     CN_TRY(make_scheduler(e, &plan));
     CN_TRY(make_batch(e, &plan));
