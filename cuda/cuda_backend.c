@@ -94,6 +94,8 @@ static const cn_backend CUDA_TABLE = {
     .rope_store = cn_cuda_rope_store,
     .silu_mul = cn_cuda_silu_mul,
     .gather = cn_cuda_gather,
+    .sample_scratch_bytes = cn_cuda_sample_scratch_bytes,
+    .sample = cn_cuda_sample,
     .count_reset = cn_cuda_count_reset,
     .copy_blocks = cn_cuda_copy_blocks,
 };
@@ -101,6 +103,7 @@ static const cn_backend CUDA_TABLE = {
 static cn_status open_parts(cn_cuda *c)
 {
     CN_TRY(cn_cuda_device_open(&c->device, c->opts.device));
+    if (c->opts.portable) c->device.compute = 80;
     CN_TRY(cn_cuda_streams_open(c));
     CN_TRY(cn_cuda_arena_open(&c->arena, &c->opts));
     CN_TRY(cn_cuda_arena_take(&c->arena, CN_CUDA_ATTN_SCRATCH_BYTES, &c->attn_scratch));

@@ -148,9 +148,9 @@ enum { CN_MAX_LOGPROBS = 20 };
  * lower id); else divide by temperature, min_p, top_k, top_p over what is left (ties at the
  * threshold are all kept), and draw u = philox(seed; sample, position): the first id, in id order,
  * whose cumulative weight exceeds u. A NaN logit counts as -inf; with no logit above -inf the token
- * is 0. engine/sample_math.h defines the arithmetic: integer weights, so that every backend keeps
- * and draws the same tokens whatever the order of its sums. top_k and top_p compare logits after
- * the temperature, min_p and the mass of top_p are in weights. */
+ * is 0 and every logprob -inf. engine/sample_math.h defines the arithmetic: integer weights, so
+ * that every backend keeps and draws the same tokens whatever the order of its sums. top_k and
+ * top_p compare logits after the temperature, min_p and the mass of top_p are in weights. */
 typedef struct cn_sample_row {
     uint64_t seed;
     uint32_t sample, position;
@@ -335,6 +335,7 @@ typedef struct cn_cuda_backend_opts {
     uint32_t max_seqs, max_tokens, max_kv_tokens;
 
     bool batch_invariant; /* a row's bits do not depend on its batch */
+    bool portable; /* only what compute capability 8.0 has, whatever the device (tests) */
     cn_cuda_gemm_kind gemm;
     const char *cache_dir; /* where timings are kept, made when missing; NULL: nowhere */
 } cn_cuda_backend_opts;

@@ -17,11 +17,15 @@
 enum { CN_WEIGHT_BITS = 40 }; /* the weight of the likeliest token is 1 << CN_WEIGHT_BITS */
 
 /* exp(x) in units of 2^-40 for x <= 0, truncated; 1 << 40 for x = 0. Relative error below 3e-7
- * while the result has 24 bits or more. */
+ * while the result has 24 bits or more. No branch and no conversion between kinds of number, which
+ * are slow on GPUs. */
 CN_HOST_DEVICE static inline uint64_t cn_sample_weight(float x)
 {
+    /* Added to a number it rounds it: the sum's low bits are the integer. 1.5 * 2^23. */
+    const float magic = 12582912.0f;
     float clamped = x > -28.0f ? x : -28.0f; /* exp(-28) < 2^-40 weighs 0; so do -inf and NaN */
-    float n = rintf(clamped * 1.44269504f);  /* exp(x) = 2^n exp(r), |r| <= log(2) / 2 */
+    float shifted = fmaf(clamped, 1.44269504f, magic);
+    float n = shifted - magic; /* exp(x) = 2^n exp(r), |r| <= log(2) / 2 */
     float r = fmaf(n, -0.693145752f, clamped);
     r = fmaf(n, -1.42860677e-6f, r);
     float p = 1.3888889e-3f; /* Taylor to r^6: the rest is below 1.3e-7 */
@@ -31,10 +35,14 @@ CN_HOST_DEVICE static inline uint64_t cn_sample_weight(float x)
     p = fmaf(p, r, 0.5f);
     p = fmaf(p, r, 1.0f);
     p = fmaf(p, r, 1.0f);
-    /* p is in [0.7, 1.42]: 24 bits after the point hold it exactly. */
-    uint64_t mantissa = (uint64_t)(uint32_t)(int32_t)(p * 16777216.0f);
-    uint32_t shift = (uint32_t)-(int32_t)n;
-    return mantissa << (CN_WEIGHT_BITS - 24) >> shift;
+    /* 2^n p, p in [0.7, 1.42], from the bits of both. An exponent of 127 stands for 2^0. */
+    uint32_t p_bits, shifted_bits, magic_bits;
+    memcpy(&p_bits, &p, sizeof p_bits);
+    memcpy(&shifted_bits, &shifted, sizeof shifted_bits);
+    memcpy(&magic_bits, &magic, sizeof magic_bits);
+    uint64_t mantissa = (p_bits & 0x7fffffu) | 0x800000u;
+    uint32_t shift = (magic_bits - shifted_bits) + 127 - (p_bits >> 23);
+    return mantissa << (CN_WEIGHT_BITS - 23) >> shift;
 }
 
 /* A logit relative to the largest, divided by the temperature: 0 for the largest, even an infinite

@@ -217,7 +217,9 @@ static void write_logprobs(const cn_sample_args *a, uint32_t row, uint32_t token
     candidates c = carve(scratch, a->vocab);
     scale(logits, c.logit, a->vocab, max, 1.0f);
     weigh(c.logit, c.weight, a->vocab);
-    double mass = log((double)sum(c.weight, a->vocab)) - CN_WEIGHT_BITS * log(2.0);
+    double mass = INFINITY; /* no logit above -inf: every logprob is -inf */
+    if (max > -INFINITY)
+        mass = log((double)sum(c.weight, a->vocab)) - CN_WEIGHT_BITS * log(2.0);
     a->token_logprobs[row] = logprob_of(logits[token], max, mass);
 
     uint32_t want = cn_min_u32((uint32_t)a->rows[row].n_logprobs, CN_MAX_LOGPROBS);

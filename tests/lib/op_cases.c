@@ -206,7 +206,7 @@ static void close_cuda(void)
 static void open_cuda(const op_case *c)
 {
     if (env.cuda && opened_for.gemm == c->gemm &&
-        opened_for.batch_invariant == c->batch_invariant)
+        opened_for.batch_invariant == c->batch_invariant && opened_for.portable == c->portable)
         return;
     close_cuda();
     const cn_cuda_backend_opts o = {.memory_bytes = UINT64_C(3) << 30,
@@ -214,7 +214,8 @@ static void open_cuda(const op_case *c)
                                     .max_tokens = 1024,
                                     .max_kv_tokens = 65536,
                                     .gemm = c->gemm,
-                                    .batch_invariant = c->batch_invariant};
+                                    .batch_invariant = c->batch_invariant,
+                                    .portable = c->portable};
     opened_for = *c;
     if (cn_backend_cuda_load(&env.cuda, o) != CN_OK) {
         snprintf(why_not, sizeof why_not, "%s", cn_last_error());

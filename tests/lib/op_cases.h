@@ -25,7 +25,7 @@ typedef struct op_case {
      * it took. */
     double (*run)(op_env *e, uint32_t seed);
     cn_cuda_gemm_kind gemm; /* how the backend is to be opened */
-    bool batch_invariant;
+    bool batch_invariant, portable;
 } op_case;
 
 int op_cases_main(const op_case *cases, size_t n, int argc, char **argv);

@@ -1,0 +1,99 @@
+/* group.cuh - the blocks that share one row of work, and how each shows the others what it found.
+ *
+ * A group is CN_GROUP_PARTS blocks. Every part fills its board, all call cn_group_exchange, then
+ * each may read all boards of that exchange, until the next but one: a part has two boards and
+ * uses them in turn. On Hopper a group is a cluster and reads its peers' shared memory; elsewhere
+ * boards are copied to device memory, and a counter of arrivals is the barrier. That one spins, so
+ * groups must be numbered in the order in which their blocks start (cn_group_ticket). */
+#ifndef CN_CUDA_GROUP_CUH
+#define CN_CUDA_GROUP_CUH
+
+#include "cuda/util.cuh"
+
+enum { CN_GROUP_PARTS = 8 };
+
+typedef struct cn_group {
+    char *own;       /* shared memory: [2, bytes] */
+    uint32_t bytes;  /* of a board: a multiple of 16 */
+    uint32_t part;   /* this block's number */
+    uint32_t n_done; /* exchanges so far */
+    /* Without clusters, device memory; NULL with them. */
+    char *boards;       /* [2, CN_GROUP_PARTS, bytes] */
+    uint32_t *arrivals; /* 0 at the start of the kernel */
+} cn_group;
+
+__device__ static inline void cn_group_cluster_barrier(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release;\n"
+                 "barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+
+/* The address in another part's shared memory of what lies at p in this one's. */
+__device__ static inline const void *cn_group_peer_address(const void *p, uint32_t part)
+{
+    const void *there = p;
+#if __CUDA_ARCH__ >= 900
+    asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(p), "r"(part));
+#endif
+    return there;
+}
+
+/* What blocks of a launch draw in turn, the same in all threads. `next` is 0 at the start of the
+ * kernel, `shared` a word of shared memory. */
+__device__ static inline uint32_t cn_group_ticket(uint32_t *next, uint32_t *shared)
+{
+    if (threadIdx.x == 0) *shared = atomicAdd(next, 1u);
+    __syncthreads();
+    return *shared;
+}
+
+/* Which of the two boards to fill before the next exchange. */
+__device__ static inline uint32_t cn_group_turn(const cn_group *g) { return g->n_done & 1; }
+
+__device__ static inline void cn_group_exchange_in_memory(const cn_group *g)
+{
+    const uint32_t turn = cn_group_turn(g);
+    const uint4 *from = (const uint4 *)(g->own + turn * g->bytes);
+    uint4 *to = (uint4 *)(g->boards + ((size_t)turn * CN_GROUP_PARTS + g->part) * g->bytes);
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < g->bytes / sizeof *to; i += blockDim.x) to[i] = from[i];
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        atomicAdd(g->arrivals, 1u);
+        while (*(volatile uint32_t *)g->arrivals < CN_GROUP_PARTS * (g->n_done + 1)) continue;
+        __threadfence();
+    }
+    __syncthreads();
+}
+
+/* A barrier of the group, after which the boards filled before it can be read. */
+__device__ static inline void cn_group_exchange(cn_group *g)
+{
+    if (g->boards) cn_group_exchange_in_memory(g);
+    else cn_group_cluster_barrier();
+    g->n_done++;
+}
+
+/* The board that a part showed in the last exchange; read it with cn_group_load. */
+__device__ static inline const void *cn_group_shown(const cn_group *g, uint32_t part)
+{
+    const uint32_t last = (g->n_done - 1) & 1;
+    if (g->boards) return g->boards + ((size_t)last * CN_GROUP_PARTS + part) * g->bytes;
+    return cn_group_peer_address(g->own + last * g->bytes, part);
+}
+
+template <typename T> __device__ static inline T cn_group_load(const T *shown)
+{
+    return *(const volatile T *)shown;
+}
+
+/* The last call of a kernel: no block may end while others read its boards. */
+__device__ static inline void cn_group_leave(const cn_group *g)
+{
+    if (!g->boards) cn_group_cluster_barrier();
+}
+
+#endif
