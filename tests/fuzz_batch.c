@@ -29,10 +29,10 @@ static void check_request(const cn_batch_item *item)
 /* The error line of a refused item can be written, and read back with the item's id. */
 static void check_error_line(const cn_batch_item *item)
 {
-    const cn_batch_grade grade = {.reference = item->reference, .of = 1};
+    const cn_batch_notes notes = {.reference = item->reference, .of = 1};
     cn_buf line = {0};
     json_t *body = cn_api_error_body(400, cn_last_error(), item->at_fault.data, NULL, item->line);
-    FUZZ_CHECK(cn_batch_line_format(&line, item->id, item->custom_id, 400, body, &grade) == CN_OK);
+    FUZZ_CHECK(cn_batch_line_format(&line, item->id, item->custom_id, 400, body, &notes) == CN_OK);
     FUZZ_CHECK(strchr(line.data, '\n') == line.data + line.len - 1);
     cn_batch_line_figures f;
     FUZZ_CHECK(cn_batch_line_parse(&f, line.data, line.len) == CN_OK);
