@@ -145,7 +145,9 @@ typedef struct cn_kv_usage {
     uint32_t compressions;  /* events */
     uint64_t evicted;       /* tokens, per (layer, kv head) */
     uint32_t peak_tokens;   /* most resident slots at once */
-    uint64_t freed_bytes;   /* blocks given back by compressions, all layers */
+    /* Blocks that compressions emptied, all layers: given back, or left to the request to go on in,
+     * which would otherwise have taken another. */
+    uint64_t freed_bytes;
 } cn_kv_usage;
 
 typedef struct cn_usage {

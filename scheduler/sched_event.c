@@ -167,7 +167,8 @@ static void commit(cn_scheduler *s, cn_seq *q)
         if (st->released) cn_sched_destroy_seq(s, q);
         return;
     }
-    uint64_t freed_bytes = n_released * s->o.block_bytes;
+    uint32_t n_emptied = n_released + (st->spare != CN_NO_BLOCK);
+    uint64_t freed_bytes = n_emptied * s->o.block_bytes;
     q->usage_kv.compressions++;
     q->usage_kv.evicted += evicted;
     q->usage_kv.freed_bytes += freed_bytes;

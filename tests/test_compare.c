@@ -13,7 +13,8 @@
 #include "engine/option_value.h"
 #include "tests/lib/scratch_dir.h"
 
-enum { N_ARMS = 4, LIMIT = 4 };
+/* K, V and the global score of a token: 6 layers of 2 heads of 64, f32. */
+enum { N_ARMS = 4, LIMIT = 4, KV_TOKEN_BYTES = 6 * 2 * (2 * 64 + 1) * 4 };
 
 /* A comparison of three compressed arms, kept over all tests. */
 typedef struct fixture {
@@ -132,6 +133,7 @@ static void compression_shows_in_every_figure(void **state)
     for (const cn_compare_figures *f = zip; f <= win; f++) {
         assert_true(f->compressions >= LIMIT);
         assert_true(f->evicted_tokens >= f->compressions * 32);
+        assert_int_equal(f->freed_bytes, f->evicted_tokens * KV_TOKEN_BYTES);
         assert_in_range(f->max_peak_tokens, f->kv.budget_tokens + 1, f->kv.budget_tokens + 32);
         assert_true(f->held_tokens < full->held_tokens);
         assert_int_equal(f->agreement.outputs, LIMIT);
