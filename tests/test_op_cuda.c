@@ -456,20 +456,20 @@ static double run_graph(op_env *e, uint32_t seed)
 }
 
 static const op_case cases[] = {
-    {"memory", 7, 0, run_memory, CN_CUDA_GEMM_FASTEST, false},
-    {"fences", 4, 0, run_fences, CN_CUDA_GEMM_FASTEST, false},
-    {"embed", 12, 0, run_embed, CN_CUDA_GEMM_FASTEST, false},
-    {"gather", 12, 0, run_gather, CN_CUDA_GEMM_FASTEST, false},
-    {"rmsnorm", 24, 4e-3, run_rmsnorm, CN_CUDA_GEMM_FASTEST, false},
-    {"silu_mul", 12, 4e-3, run_silu_mul, CN_CUDA_GEMM_FASTEST, false},
-    {"rope_store", 24, 4e-3, run_rope_store, CN_CUDA_GEMM_FASTEST, false},
-    {"copy_blocks", 12, 0, run_copy_blocks, CN_CUDA_GEMM_FASTEST, false},
-    {"count_reset", 8, 0, run_count_reset, CN_CUDA_GEMM_FASTEST, false},
-    {"gemm", 32, 4e-3, run_gemm, CN_CUDA_GEMM_LIBRARY, false},
-    {"graph", 2, 1e-2, run_graph, CN_CUDA_GEMM_LIBRARY, false},
-    {"gemm_own", 48, 4e-3, run_gemm, CN_CUDA_GEMM_OWN, false},
-    {"graph_own", 2, 1e-2, run_graph, CN_CUDA_GEMM_OWN, false},
-    {"gemm_invariant", 4, 0, run_gemm_invariant, CN_CUDA_GEMM_FASTEST, true},
+    {"memory", 7, 0, run_memory, CN_CUDA_GEMM_FASTEST, false, false},
+    {"fences", 4, 0, run_fences, CN_CUDA_GEMM_FASTEST, false, false},
+    {"embed", 12, 0, run_embed, CN_CUDA_GEMM_FASTEST, false, false},
+    {"gather", 12, 0, run_gather, CN_CUDA_GEMM_FASTEST, false, false},
+    {"rmsnorm", 24, 4e-3, run_rmsnorm, CN_CUDA_GEMM_FASTEST, false, false},
+    {"silu_mul", 12, 4e-3, run_silu_mul, CN_CUDA_GEMM_FASTEST, false, false},
+    {"rope_store", 24, 4e-3, run_rope_store, CN_CUDA_GEMM_FASTEST, false, false},
+    {"copy_blocks", 12, 0, run_copy_blocks, CN_CUDA_GEMM_FASTEST, false, false},
+    {"count_reset", 8, 0, run_count_reset, CN_CUDA_GEMM_FASTEST, false, false},
+    {"gemm", 32, 4e-3, run_gemm, CN_CUDA_GEMM_LIBRARY, false, false},
+    {"graph", 2, 1e-2, run_graph, CN_CUDA_GEMM_LIBRARY, false, false},
+    {"gemm_own", 48, 4e-3, run_gemm, CN_CUDA_GEMM_OWN, false, false},
+    {"graph_own", 2, 1e-2, run_graph, CN_CUDA_GEMM_OWN, false, false},
+    {"gemm_invariant", 4, 0, run_gemm_invariant, CN_CUDA_GEMM_FASTEST, true, false},
 };
 
 int main(int argc, char **argv)
