@@ -92,6 +92,9 @@ static const cn_backend CUDA_TABLE = {
     .rmsnorm = cn_cuda_rmsnorm,
     .gemm = cn_cuda_gemm,
     .rope_store = cn_cuda_rope_store,
+    .attn_decode = cn_cuda_attn_decode,
+    .attn_prefill = cn_cuda_attn_prefill,
+    .attn_sparse = cn_cuda_attn_sparse,
     .silu_mul = cn_cuda_silu_mul,
     .gather = cn_cuda_gather,
     .sample_scratch_bytes = cn_cuda_sample_scratch_bytes,
@@ -106,7 +109,9 @@ static cn_status open_parts(cn_cuda *c)
     if (c->opts.portable) c->device.compute = 80;
     CN_TRY(cn_cuda_streams_open(c));
     CN_TRY(cn_cuda_arena_open(&c->arena, &c->opts));
-    CN_TRY(cn_cuda_arena_take(&c->arena, CN_CUDA_ATTN_SCRATCH_BYTES, &c->attn_scratch));
+    c->attn_scratch_bytes = cn_cuda_attn_scratch_bytes(&c->opts);
+    CN_TRY(cn_cuda_arena_take(&c->arena, c->attn_scratch_bytes, &c->attn_scratch));
+    CN_CUDA(cudaMemsetAsync(c->attn_scratch, 0, c->attn_scratch_bytes, c->streams[0].handle));
     return cn_cuda_gemm_open(c);
 }
 

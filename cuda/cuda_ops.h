@@ -19,10 +19,9 @@ extern "C" {
 
 enum {
     CN_CUDA_STREAMS = 2,
-    CN_CUDA_STAGES = 8,                /* chunks of pinned memory that a copy can be in */
-    CN_CUDA_STAGE_BYTES = 4 << 20,     /* of one chunk */
-    CN_CUDA_GEMM_SCRATCH_BYTES = 32 << 20, /* of each stream */
-    CN_CUDA_ATTN_SCRATCH_BYTES = 32 << 20  /* partial results of split sequences */
+    CN_CUDA_STAGES = 8,                   /* chunks of pinned memory that a copy can be in */
+    CN_CUDA_STAGE_BYTES = 4 << 20,        /* of one chunk */
+    CN_CUDA_GEMM_SCRATCH_BYTES = 32 << 20 /* of each stream */
 };
 
 typedef struct cn_cuda cn_cuda;
@@ -81,7 +80,8 @@ struct cn_cuda {
     struct cn_stream streams[CN_CUDA_STREAMS];
     cn_cuda_staging staging;
     cn_cuda_gemm_state *gemm;
-    void *attn_scratch; /* of stream 0 */
+    void *attn_scratch; /* of stream 0: partial results of cut sequences; zeroed at start */
+    size_t attn_scratch_bytes;
 };
 
 /* ---- errors ---- */
@@ -135,6 +135,8 @@ cn_status cn_cuda_embed(cn_stream *s, const cn_embed_args *a);
 cn_status cn_cuda_rmsnorm(cn_stream *s, const cn_rmsnorm_args *a);
 cn_status cn_cuda_gemm(cn_stream *s, const cn_gemm_args *a);
 cn_status cn_cuda_rope_store(cn_stream *s, const cn_rope_store_args *a);
+/* What attn_decode and attn_sparse need for the largest step of these options. */
+size_t cn_cuda_attn_scratch_bytes(const cn_cuda_backend_opts *o);
 cn_status cn_cuda_attn_decode(cn_stream *s, const cn_attn_args *a);
 cn_status cn_cuda_attn_prefill(cn_stream *s, const cn_attn_args *a);
 cn_status cn_cuda_attn_sparse(cn_stream *s, const cn_attn_sparse_args *a);

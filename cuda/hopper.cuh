@@ -1,6 +1,6 @@
-/* hopper.cuh - compute capability 9.0's own instructions behind small functions: barriers in shared
- * memory that count bytes (mbarrier), tensor copies into shared memory (TMA), matrix products of a
- * warpgroup (wgmma), and clusters. Kernels that include this run nowhere else.
+/* hopper.cuh - compute capability 9.0's own instructions behind small functions: tensor copies into
+ * shared memory (TMA), matrix products of a warpgroup (wgmma), and clusters. Kernels that use them
+ * run nowhere else.
  *
  * Tiles are rows of 64 bf16 (128 bytes) in the 128-byte swizzle: what a tensor map with
  * CU_TENSOR_MAP_SWIZZLE_128B writes and wgmma reads. A tile begins at a multiple of 1024 bytes. */
@@ -10,59 +10,11 @@
 #include <cuda.h>
 #include <stdint.h>
 
+#include "cuda/barrier.cuh"
+
 #define CN_HOPPER __device__ __forceinline__ static
 
 enum { CN_TILE_K = 64, CN_TILE_ROW_BYTES = 128, CN_WARPGROUP = 128 };
-
-CN_HOPPER uint32_t cn_shared_address(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-/* ---- mbarrier ---- */
-
-CN_HOPPER void cn_barrier_init(uint64_t *barrier, uint32_t arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(cn_shared_address(barrier)),
-                 "r"(arrivals));
-}
-
-/* After the inits, before the block's barrier: other units see them. */
-CN_HOPPER void cn_barrier_init_done(void)
-{
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-CN_HOPPER void cn_barrier_arrive(uint64_t *barrier)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(cn_shared_address(barrier))
-                 : "memory");
-}
-
-/* Arrives, and makes the phase wait for `bytes` more of copies. */
-CN_HOPPER void cn_barrier_expect(uint64_t *barrier, uint32_t bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                     cn_shared_address(barrier)),
-                 "r"(bytes)
-                 : "memory");
-}
-
-/* Waits until the phase of this parity (0 for the first) has ended. */
-CN_HOPPER void cn_barrier_wait(uint64_t *barrier, uint32_t parity)
-{
-    uint32_t done;
-    do {
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p;\n"
-                     "}\n"
-                     : "=r"(done)
-                     : "r"(cn_shared_address(barrier)), "r"(parity)
-                     : "memory");
-    } while (!done);
-}
 
 /* ---- TMA ---- */
 

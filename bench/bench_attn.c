@@ -1,0 +1,329 @@
+/* bench_attn.c - attention alone on a GPU, in the shape of Qwen3-8B: 32 query heads, 8 kv heads,
+ * head_dim 128, blocks of 256, 36 layers each with a pool of its own, bf16.
+ *
+ *   bench_attn [all|decode|prefill] [portable]
+ *
+ * Decode: all layers in one graph, started again and again; the bytes of K and V that it must read
+ * (4,096 a slot and layer) over the time, as a share of the bandwidth of one pass over the whole
+ * pool (mem_sum) in the same run. Prefill: operations over the time, and the time as a share of the
+ * layer's matrix products at the same number of tokens. Values are random: zeros run faster. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/backend.h"
+#include "engine/base.h"
+
+enum {
+    LAYERS = 36,
+    HEADS = 32,
+    KV_HEADS = 8,
+    DIM = 128,
+    BLOCK = 256,
+    HIDDEN = 4096,
+    INTERMEDIATE = 12288,
+    MAX_SEQS = 168,
+    SLOT_BYTES = 2 * 2 * KV_HEADS * DIM, /* of one layer */
+    FILL_BYTES = 64 << 20,
+    ROUNDS = 7
+};
+
+static void check(cn_status status)
+{
+    if (status == CN_OK) return;
+    fprintf(stderr, "bench_attn: %s\n", cn_last_error());
+    exit(1);
+}
+
+static uint64_t next_random(uint64_t *state)
+{
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+typedef struct bench {
+    cn_backend *be;
+    cn_stream *stream;
+    char *pool;
+    size_t pool_bytes;
+    uint64_t random;
+} bench;
+
+static void *device_alloc(bench *b, size_t bytes)
+{
+    void *p = NULL;
+    check(b->be->mem_alloc(b->be, bytes, &p));
+    return p;
+}
+
+/* bf16 values between 2^-7 and 2 of either sign. */
+static void fill_random(bench *b, void *dst, size_t bytes)
+{
+    static uint16_t values[FILL_BYTES / 2];
+    static bool drawn;
+    for (size_t i = 0; i < FILL_BYTES / 2 && !drawn; i++) {
+        uint64_t r = next_random(&b->random);
+        values[i] = (uint16_t)((r & 0x807f) | (120 + (r >> 20) % 8) << 7);
+    }
+    drawn = true;
+    for (size_t at = 0; at < bytes; at += FILL_BYTES) {
+        size_t n = bytes - at < FILL_BYTES ? bytes - at : FILL_BYTES;
+        check(b->be->mem_write(b->stream, (char *)dst + at, values, n));
+    }
+    check(b->be->stream_sync(b->stream));
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Median seconds of one run, of ROUNDS rounds of n_runs each after one to warm up. */
+static double time_runs(bench *b, void (*run)(bench *b, void *ctx), void *ctx, uint32_t n_runs)
+{
+    double seconds[ROUNDS];
+    for (uint32_t round = 0; round <= ROUNDS; round++) {
+        check(b->be->stream_sync(b->stream));
+        double start = cn_now_s();
+        for (uint32_t i = 0; i < n_runs; i++) run(b, ctx);
+        check(b->be->stream_sync(b->stream));
+        if (round > 0) seconds[round - 1] = (cn_now_s() - start) / n_runs;
+    }
+    qsort(seconds, ROUNDS, sizeof *seconds, compare_doubles);
+    return seconds[ROUNDS / 2];
+}
+
+/* ---- the yardstick ---- */
+
+static void run_sum(bench *b, void *ctx)
+{
+    check(b->be->mem_sum(b->stream, b->pool, b->pool_bytes, ctx));
+}
+
+static double read_bandwidth(bench *b)
+{
+    uint64_t *out = device_alloc(b, 64);
+    double seconds = time_runs(b, run_sum, out, 2);
+    b->be->mem_free(b->be, out);
+    return (double)b->pool_bytes / seconds;
+}
+
+/* ---- batches ---- */
+
+typedef struct batch {
+    cn_batch_view view;
+    cn_attn_args args;
+    void *owned[5];
+    uint64_t n_slots; /* in all sequences */
+} batch;
+
+static void *to_device(bench *b, const void *host, size_t bytes)
+{
+    void *p = device_alloc(b, bytes);
+    check(b->be->mem_write(b->stream, p, host, bytes));
+    return p;
+}
+
+/* Sequences of kv_len[] slots, the last n_q of them computed; blocks dealt in random order. */
+static void batch_open(bench *b, batch *x, uint32_t n_seqs, const uint32_t *kv_len, uint32_t n_q,
+                       uint32_t n_layers)
+{
+    static uint32_t tables[MAX_SEQS * 256], order[1 << 16];
+    uint32_t stride = 0, n_blocks = 0, next = 0, max_kv = 0, q_start[MAX_SEQS + 1];
+    *x = (batch){0};
+    for (uint32_t i = 0; i < n_seqs; i++) {
+        max_kv = cn_max_u32(max_kv, kv_len[i]);
+        n_blocks += (uint32_t)cn_ceil_div(kv_len[i], BLOCK);
+        x->n_slots += kv_len[i];
+        q_start[i] = i * n_q;
+    }
+    q_start[n_seqs] = n_seqs * n_q;
+    stride = (uint32_t)cn_ceil_div(max_kv, BLOCK);
+    for (uint32_t i = 0; i < n_blocks; i++) {
+        uint32_t j = (uint32_t)(next_random(&b->random) % (i + 1));
+        order[i] = order[j];
+        order[j] = i;
+    }
+    for (uint32_t i = 0; i < n_seqs; i++)
+        for (uint32_t j = 0; j < cn_ceil_div(kv_len[i], BLOCK); j++)
+            tables[i * stride + j] = order[next++];
+    size_t q_bytes = (size_t)n_seqs * n_q * HEADS * DIM * 2;
+    x->owned[0] = to_device(b, q_start, (n_seqs + 1) * sizeof *q_start);
+    x->owned[1] = to_device(b, kv_len, n_seqs * sizeof *kv_len);
+    x->owned[2] = to_device(b, tables, (size_t)n_seqs * stride * sizeof *tables);
+    x->owned[3] = device_alloc(b, q_bytes);
+    x->owned[4] = device_alloc(b, q_bytes);
+    fill_random(b, x->owned[3], q_bytes);
+    x->view = (cn_batch_view){.n_tokens = n_seqs * n_q,
+                              .n_seqs = n_seqs,
+                              .n_decode = n_q == 1 ? n_seqs : 0,
+                              .q_start = x->owned[0],
+                              .kv_len = x->owned[1],
+                              .tables = x->owned[2],
+                              .table_stride = stride,
+                              .max_q = n_q,
+                              .max_kv = max_kv};
+    x->args = (cn_attn_args){.q = x->owned[3],
+                             .out = x->owned[4],
+                             .kv = b->pool,
+                             .batch = &x->view,
+                             .layout = cn_kv_layout_make(n_layers, n_blocks, KV_HEADS, BLOCK, DIM),
+                             .n_heads = HEADS,
+                             .scale = 1.0f / sqrtf(DIM)};
+    if (cn_kv_pool_elems(&x->args.layout) * 2 > b->pool_bytes) {
+        fprintf(stderr, "bench_attn: the pool of %zu bytes is too small\n", b->pool_bytes);
+        exit(1);
+    }
+}
+
+static void batch_close(bench *b, batch *x)
+{
+    check(b->be->stream_sync(b->stream));
+    for (uint32_t i = 0; i < 5; i++) b->be->mem_free(b->be, x->owned[i]);
+}
+
+/* ---- decode ---- */
+
+static void run_graph(bench *b, void *ctx) { check(b->be->graph_launch(b->stream, ctx)); }
+
+static void bench_decode(bench *b, const char *name, uint32_t n_seqs, const uint32_t *kv_len,
+                         double bandwidth)
+{
+    batch x;
+    cn_graph *graph = NULL;
+    batch_open(b, &x, n_seqs, kv_len, 1, LAYERS);
+    check(b->be->graph_begin(b->stream));
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        x.args.layer = l;
+        check(b->be->attn_decode(b->stream, &x.args));
+    }
+    check(b->be->graph_end(b->stream, &graph));
+    double seconds = time_runs(b, run_graph, graph, 5);
+    double bytes = (double)x.n_slots * SLOT_BYTES * LAYERS;
+    printf("decode   %-24s %8.1f us a layer  %6.3f TB/s  %5.1f %%\n", name, seconds / LAYERS * 1e6,
+           bytes / seconds * 1e-12, 100 * bytes / seconds / bandwidth);
+    fflush(stdout);
+    b->be->graph_free(graph);
+    batch_close(b, &x);
+}
+
+static void decode_cases(bench *b, double bandwidth)
+{
+    uint32_t len[MAX_SEQS];
+    static const struct {
+        uint32_t n_seqs, kv_len;
+    } even[] = {{168, 2176}, {128, 2176}, {64, 2176}, {32, 2176}, {8, 2176},
+                {1, 2176},   {1, 64},     {8, 32768}, {1, 32768}};
+    for (uint32_t c = 0; c < sizeof even / sizeof *even; c++) {
+        char name[32];
+        for (uint32_t i = 0; i < even[c].n_seqs; i++) len[i] = even[c].kv_len;
+        snprintf(name, sizeof name, "%u x %u", even[c].n_seqs, even[c].kv_len);
+        bench_decode(b, name, even[c].n_seqs, len, bandwidth);
+    }
+    for (uint32_t i = 0; i < MAX_SEQS; i++) {
+        double u = (double)(next_random(&b->random) >> 11) * 0x1p-53;
+        len[i] = (uint32_t)exp(u * log(8192));
+    }
+    bench_decode(b, "168 x log-uniform 1-8192", MAX_SEQS, len, bandwidth);
+}
+
+/* ---- prefill ---- */
+
+static void run_prefill(bench *b, void *ctx) { check(b->be->attn_prefill(b->stream, ctx)); }
+
+typedef struct products {
+    void *x, *weight, *out;
+    uint32_t n_tokens;
+} products;
+
+/* The four matrix products of a layer. */
+static void run_products(bench *b, void *ctx)
+{
+    static const uint32_t n_k[][2] = {{(HEADS + 2 * KV_HEADS) * DIM, HIDDEN},
+                                      {HIDDEN, HEADS * DIM},
+                                      {2 * INTERMEDIATE, HIDDEN},
+                                      {HIDDEN, INTERMEDIATE}};
+    const products *p = ctx;
+    for (uint32_t i = 0; i < 4; i++) {
+        cn_gemm_args a = {.out = p->out,
+                          .x = p->x,
+                          .weight = p->weight,
+                          .n_tokens = p->n_tokens,
+                          .n = n_k[i][0],
+                          .k = n_k[i][1]};
+        check(b->be->gemm(b->stream, &a));
+    }
+}
+
+static double time_products(bench *b, uint32_t n_tokens)
+{
+    size_t widest = (size_t)n_tokens * 2 * INTERMEDIATE * 2;
+    products p = {.n_tokens = n_tokens};
+    p.x = b->pool; /* random values of the right size; results go elsewhere */
+    p.weight = b->pool + widest;
+    p.out = device_alloc(b, widest);
+    double seconds = time_runs(b, run_products, &p, 3);
+    b->be->mem_free(b->be, p.out);
+    return seconds;
+}
+
+static void bench_prefill(bench *b, uint32_t n_seqs, uint32_t n_q, uint32_t kv_len)
+{
+    batch x;
+    uint32_t len[MAX_SEQS];
+    for (uint32_t i = 0; i < n_seqs; i++) len[i] = kv_len;
+    batch_open(b, &x, n_seqs, len, n_q, 1);
+    double seconds = time_runs(b, run_prefill, &x.args, 5);
+    double seen = (double)n_seqs * n_q * ((double)kv_len - 0.5 * (n_q - 1));
+    double rate = 4.0 * HEADS * DIM * seen / seconds;
+    batch_close(b, &x);
+    double gemm = time_products(b, n_seqs * n_q);
+    printf("prefill  %2u x %5u of %5u      %8.1f us a layer  %6.1f TFLOP/s  %5.3f of its matrix "
+           "products\n",
+           n_seqs, n_q, kv_len, seconds * 1e6, rate * 1e-12, seconds / gemm);
+    fflush(stdout);
+}
+
+static void prefill_cases(bench *b)
+{
+    bench_prefill(b, 1, 1024, 1024);
+    bench_prefill(b, 1, 4096, 4096);
+    bench_prefill(b, 1, 8192, 8192);
+    bench_prefill(b, 1, 16384, 16384);
+    bench_prefill(b, 1, 2048, 16384);
+    bench_prefill(b, 8, 512, 512);
+    bench_prefill(b, 16, 128, 2176);
+}
+
+int main(int argc, char **argv)
+{
+    const char *which = argc > 1 ? argv[1] : "";
+    bench b = {.random = 1};
+    cn_cuda_backend_opts o = {.memory_share = 0.9f,
+                              .n_heads = HEADS,
+                              .n_kv_heads = KV_HEADS,
+                              .head_dim = DIM,
+                              .max_seqs = MAX_SEQS};
+    o.portable = argc > 2 && strcmp(argv[2], "portable") == 0;
+    if (cn_backend_cuda_load(&b.be, o) != CN_OK) {
+        fprintf(stderr, "bench_attn: %s; nothing measured\n", cn_last_error());
+        return 0;
+    }
+    b.stream = b.be->stream(b.be, 0);
+    b.pool_bytes = (size_t)2 << 30;
+    if (strcmp(which, "prefill") != 0) b.pool_bytes = (size_t)168 * 9 * BLOCK * SLOT_BYTES * LAYERS;
+    b.pool = device_alloc(&b, b.pool_bytes);
+    fill_random(&b, b.pool, b.pool_bytes);
+    double bandwidth = read_bandwidth(&b);
+    printf("read     one pass of %.1f GB: %.3f TB/s\n", (double)b.pool_bytes * 1e-9,
+           bandwidth * 1e-12);
+    if (strcmp(which, "prefill") != 0) decode_cases(&b, bandwidth);
+    if (strcmp(which, "decode") != 0) prefill_cases(&b);
+    b.be->mem_free(b.be, b.pool);
+    b.be->close(b.be);
+    return 0;
+}

@@ -1,0 +1,281 @@
+/* attn_common.cuh - what the attention kernels share: where a slot's key stands in the pool, tiles
+ * of keys and values in shared memory, the ways they get there, tensor-core fragments, and the
+ * launch.
+ *
+ * A tile in shared memory is [D / 64 boxes][rows][64] bf16. In a box a row is 128 bytes, its eight
+ * 16-byte chunks permuted: chunk c of row r stands at c ^ (r % 8). That is the 128-byte swizzle of
+ * tensor maps and of wgmma, so bulk copies, cp.async and both kinds of matrix instruction meet in
+ * it, and the eight rows an ldmatrix reads fall into different banks. Columns from head_dim to D
+ * hold zeros. A box starts at a multiple of 1,024 bytes. */
+#ifndef CN_CUDA_ATTN_COMMON_CUH
+#define CN_CUDA_ATTN_COMMON_CUH
+
+#include <cuda.h>
+#include <math_constants.h>
+
+#include "cuda/barrier.cuh"
+#include "cuda/util.cuh"
+
+enum {
+    CN_ATTN_MAX_HEAD_DIM = 256,
+    CN_BOX_COLS = 64, /* bf16 values of a 128-byte row */
+    CN_ROW_BYTES = 128,
+    CN_CHUNK_BYTES = 16
+};
+
+#define CN_LOG2E 1.44269504088896340736f
+
+/* ---- the pool ---- */
+
+/* How kernels find keys. Rows of the pool are counted in head_dim-long rows from its start. */
+typedef struct cn_attn_pool {
+    const cn_bf16 *kv;
+    const uint32_t *tables;
+    uint32_t table_stride, layer_block; /* layer * n_blocks */
+    uint32_t n_kv_heads, head_dim;
+    uint32_t block_shift, tile_shift; /* log2 of block_tokens, tile_tokens */
+} cn_attn_pool;
+
+/* The row of slot `slot`'s key; its value stands tile_tokens rows on. */
+__device__ static inline uint32_t cn_key_row(const cn_attn_pool &p, uint32_t seq, uint32_t head,
+                                             uint32_t slot)
+{
+    const uint32_t block = __ldg(p.tables + (size_t)seq * p.table_stride + (slot >> p.block_shift));
+    const uint32_t in_block = slot & ((1u << p.block_shift) - 1);
+    const uint32_t head_block = (p.layer_block + block) * p.n_kv_heads + head;
+    const uint32_t tile =
+        (head_block << (p.block_shift - p.tile_shift)) + (in_block >> p.tile_shift);
+    return (tile << (p.tile_shift + 1)) + (in_block & ((1u << p.tile_shift) - 1));
+}
+
+/* ---- shared memory ---- */
+
+/* Byte of 16-byte chunk `chunk` of row `row` in a tile of `rows` rows. */
+__device__ static inline uint32_t cn_chunk_at(uint32_t rows, uint32_t row, uint32_t chunk)
+{
+    return (chunk / 8 * rows + row) * CN_ROW_BYTES + ((chunk % 8) ^ (row % 8)) * CN_CHUNK_BYTES;
+}
+
+/* ---- fragments ---- */
+
+__device__ static inline void cn_ldmatrix(uint32_t r[4], uint32_t at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+__device__ static inline void cn_ldmatrix_transposed(uint32_t r[4], uint32_t at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+/* Transposes an 8x8 matrix of bf16 spread over a warp. */
+__device__ static inline uint32_t cn_movmatrix(uint32_t x)
+{
+    uint32_t y;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+/* c[16,8] += a[16,16] * b[16,8] */
+__device__ static inline void cn_mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ static inline float cn_exp2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* ---- cp.async ---- */
+
+/* 16 bytes to shared memory; zeros when not valid. */
+__device__ static inline void cn_copy16(uint32_t to, const void *from, bool valid)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
+__device__ static inline void cn_copy_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int N> __device__ static inline void cn_copy_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* Orders this thread's accesses to shared memory before bulk copies that a barrier lets start. */
+__device__ static inline void cn_async_fence(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+/* ---- bulk copies: compute capability 9.0 ---- */
+
+__device__ static inline void cn_bulk_copy(uint32_t to, const void *from, uint32_t bytes,
+                                           uint64_t *barrier)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(cn_shared_address(barrier))
+                 : "memory");
+#endif
+}
+
+/* The box of a tensor map at (column, row). */
+__device__ static inline void cn_box_copy(uint32_t to, const CUtensorMap *map, uint32_t column,
+                                          uint32_t row, uint64_t *barrier)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+                 "l"(map), "r"(column), "r"(row), "r"(cn_shared_address(barrier))
+                 : "memory");
+#endif
+}
+
+__device__ static inline void cn_box_copy3(uint32_t to, const CUtensorMap *map, uint32_t column,
+                                           uint32_t row, uint32_t plane, uint64_t *barrier)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+                 "l"(map), "r"(column), "r"(row), "r"(plane), "r"(cn_shared_address(barrier))
+                 : "memory");
+#endif
+}
+
+__device__ static inline void cn_map_prefetch(const CUtensorMap *map)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+#endif
+}
+
+/* ---- host ---- */
+
+static inline uint32_t cn_log2_u32(uint32_t power_of_two)
+{
+    return (uint32_t)__builtin_ctz(power_of_two);
+}
+
+/* Whether this device and build run the bulk-copy kernels. */
+static inline bool cn_attn_has_bulk(const cn_stream *s) { return s->cuda->device.compute == 90; }
+
+static inline cn_status cn_attn_check(const char *op, const cn_attn_args *a)
+{
+    const cn_kv_layout *l = &a->layout;
+    if (l->head_dim == 0 || l->head_dim % 16 != 0 || l->head_dim > CN_ATTN_MAX_HEAD_DIM)
+        return cn_fail(CN_ERR_SHAPE, "%s: head_dim %u is not a multiple of 16 up to %d", op,
+                       l->head_dim, CN_ATTN_MAX_HEAD_DIM);
+    if (a->n_heads == 0 || a->n_heads % l->n_kv_heads != 0)
+        return cn_fail(CN_ERR_SHAPE, "%s: %u query heads do not divide over %u kv heads", op,
+                       a->n_heads, l->n_kv_heads);
+    if (cn_kv_pool_elems(l) / l->head_dim > INT32_MAX)
+        return cn_fail(CN_ERR_SHAPE, "%s: a pool of %zu rows; the most is %d", op,
+                       cn_kv_pool_elems(l) / l->head_dim, INT32_MAX);
+    return CN_OK;
+}
+
+static inline cn_attn_pool cn_attn_pool_of(const cn_attn_args *a)
+{
+    cn_attn_pool p = {};
+    p.kv = (const cn_bf16 *)a->kv;
+    p.tables = a->batch->tables;
+    p.table_stride = a->batch->table_stride;
+    p.layer_block = a->layer * a->layout.n_blocks;
+    p.n_kv_heads = a->layout.n_kv_heads;
+    p.head_dim = a->layout.head_dim;
+    p.block_shift = cn_log2_u32(a->layout.block_tokens);
+    p.tile_shift = cn_log2_u32(a->layout.tile_tokens);
+    return p;
+}
+
+/* A tensor map over bf16 [planes, rows, cols], the last dimension contiguous, strides in elements;
+ * a copy takes box_planes x box_rows x 64 columns. planes 0: two dimensions. */
+typedef struct cn_map_shape {
+    uint64_t cols, rows, planes, row_stride, plane_stride;
+    uint32_t box_rows, box_planes;
+} cn_map_shape;
+
+static inline cn_status cn_map_encode(CUtensorMap *map, const void *base, const cn_map_shape *s)
+{
+    typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                                  const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                                  const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                  CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+    static encode_fn encode; /* the engine thread's */
+    if (!encode) {
+        void *fn = NULL;
+        cudaDriverEntryPointQueryResult found;
+        CN_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000,
+                                                 cudaEnableDefault, &found));
+        if (!fn) return cn_fail(CN_ERR_DEVICE, "the driver has no cuTensorMapEncodeTiled");
+        encode = (encode_fn)fn;
+    }
+    const cuuint64_t dims[3] = {s->cols, s->rows, s->planes};
+    const cuuint64_t strides[2] = {s->row_stride * sizeof(cn_bf16),
+                                   s->plane_stride * sizeof(cn_bf16)};
+    const cuuint32_t box[3] = {CN_BOX_COLS, s->box_rows, s->box_planes}, step[3] = {1, 1, 1};
+    CUresult r =
+        encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, s->planes ? 3 : 2, const_cast<void *>(base),
+               dims, strides, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (r != CUDA_SUCCESS)
+        return cn_fail(CN_ERR_DEVICE, "a tensor map of %llu x %llu: CUDA driver error %d",
+                       (unsigned long long)s->rows, (unsigned long long)s->cols, (int)r);
+    return CN_OK;
+}
+
+/* Boxes of box_rows rows of the pool. */
+static inline cn_status cn_map_pool(CUtensorMap *map, const cn_attn_args *a, uint32_t box_rows)
+{
+    cn_map_shape s = {};
+    s.cols = s.row_stride = a->layout.head_dim;
+    s.rows = cn_kv_pool_elems(&a->layout) / a->layout.head_dim;
+    s.box_rows = box_rows;
+    return cn_map_encode(map, a->kv, &s);
+}
+
+/* Launches with programmatic overlap and `shared_bytes` of dynamic shared memory. */
+template <typename... Params, typename... Args>
+static cn_status cn_attn_launch(cn_stream *s, const char *op, void (*kernel)(Params...), dim3 grid,
+                                unsigned block, size_t shared_bytes, const Args &...args)
+{
+    if (shared_bytes > s->cuda->device.shared_bytes)
+        return cn_fail(CN_ERR_SHAPE, "%s: %zu bytes of shared memory a block, the GPU has %zu", op,
+                       shared_bytes, s->cuda->device.shared_bytes);
+    CN_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 (int)shared_bytes));
+    cudaLaunchAttribute overlap = {};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3(block);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = s->handle;
+    config.attrs = &overlap;
+    config.numAttrs = s->cuda->device.compute >= 90;
+    cudaError_t error = cudaLaunchKernelEx(&config, kernel, args...);
+    return error == cudaSuccess ? CN_OK : cn_cuda_failed(error, op);
+}
+
+#endif
