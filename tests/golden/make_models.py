@@ -21,9 +21,9 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 HERE = pathlib.Path(__file__).resolve().parent / "models"
 ROOT = HERE.parents[2]
-GREEDY_TOKENS = 32
+GREEDY_TOKENS = 200
 # A greedy choice closer than this could flip by rounding alone: another seed is taken.
-MIN_MARGIN = 2e-3
+MIN_MARGIN = 5e-4
 # Fewer different tokens than this would hardly notice a wrong position or cache slot.
 MIN_DISTINCT = 12
 
