@@ -239,6 +239,8 @@ install: all
 	install -m 755 $(BUILD)/cinch $(DESTDIR)$(PREFIX)/bin/cinch
 	install -m 644 $(LIB) $(DESTDIR)$(PREFIX)/lib/libcinch.a
 	install -m 644 engine/cinch.h $(DESTDIR)$(PREFIX)/include/cinch.h
+	if [ -e $(BUILD)/cinch-cuda.so ]; then \
+	  install -D -m 755 $(BUILD)/cinch-cuda.so $(DESTDIR)$(PREFIX)/lib/cinch/cinch-cuda.so; fi
 	install -m 644 docs/cinch.1 $(DESTDIR)$(PREFIX)/share/man/man1/cinch.1
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' -e 's|@REQUIRES@|$(PKGS)|' \
 	  engine/cinch.pc.in >$(DESTDIR)$(PREFIX)/lib/pkgconfig/cinch.pc

@@ -143,15 +143,15 @@ static void measure_read(bench *b)
 typedef struct product {
     const char *name;
     uint32_t n, k;
-    bool f32;
+    bool f32, gated; /* gated: gemm_silu_mul */
 } product;
 
 static const product products[] = {
-    {"qkv", QKV, HIDDEN, false},
-    {"o", HIDDEN, HEADS * HEAD_DIM, false},
-    {"gate_up", 2 * INTERMEDIATE, HIDDEN, false},
-    {"down", HIDDEN, INTERMEDIATE, false},
-    {"lm_head", VOCAB, HIDDEN, true},
+    {"qkv", QKV, HIDDEN, false, false},
+    {"o", HIDDEN, HEADS * HEAD_DIM, false, false},
+    {"gate_up", 2 * INTERMEDIATE, HIDDEN, false, true},
+    {"down", HIDDEN, INTERMEDIATE, false, false},
+    {"lm_head", VOCAB, HIDDEN, true, false},
 };
 enum { N_PRODUCTS = sizeof products / sizeof *products };
 static const uint32_t batches[] = {1, 8, 32, 64, 128, 168, 256};
@@ -164,22 +164,27 @@ typedef struct product_run {
 
 static size_t weight_bytes(const product *p) { return (size_t)p->n * p->k * 2; }
 
+static void record_product(bench *b, const product *p, uint32_t n_tokens, void *out, const void *x,
+                           const void *weight, void *gate_up)
+{
+    const cn_gemm_args plain = {out, x, weight, NULL, n_tokens, p->n, p->k, p->f32};
+    const cn_gemm_silu_mul_args gated = {out, x, weight, gate_up, n_tokens, p->n / 2, p->k};
+    if (p->gated)
+        must(b->be->gemm_silu_mul(b->s, &gated));
+    else
+        must(b->be->gemm(b->s, &plain));
+}
+
 /* Weights from the front of the memory, x and out at its end. */
-static void record_product(bench *b, const void *ctx)
+static void record_products(bench *b, const void *ctx)
 {
     const product_run *r = ctx;
     char *out = b->memory + b->bytes - (size_t)MAX_SEQS * VOCAB * 4;
-    const cn_gemm_args base = {.out = out,
-                               .x = out - (size_t)MAX_TOKENS * INTERMEDIATE * 2,
-                               .n_tokens = r->n_tokens,
-                               .n = r->p.n,
-                               .k = r->p.k,
-                               .out_f32 = r->p.f32};
-    for (uint32_t i = 0; i < r->copies; i++) {
-        cn_gemm_args a = base;
-        a.weight = b->memory + i * weight_bytes(&r->p);
-        must(b->be->gemm(b->s, &a));
-    }
+    char *gate_up = out + (size_t)MAX_SEQS * INTERMEDIATE * 2;
+    const char *x = out - (size_t)MAX_TOKENS * INTERMEDIATE * 2;
+    for (uint32_t i = 0; i < r->copies; i++)
+        record_product(b, &r->p, r->n_tokens, out, x, b->memory + i * weight_bytes(&r->p),
+                       gate_up);
 }
 
 static void time_products(bench *b, double us[N_PRODUCTS][N_BATCHES])
@@ -189,7 +194,7 @@ static void time_products(bench *b, double us[N_PRODUCTS][N_BATCHES])
             const size_t bytes = weight_bytes(&products[i]), all = (size_t)2 << 30;
             const uint32_t copies = bytes < all ? (uint32_t)(all / bytes) : 1;
             const product_run r = {products[i], batches[j], copies};
-            us[i][j] = time_graph(b, record_product, &r) * 1e6 / copies;
+            us[i][j] = time_graph(b, record_products, &r) * 1e6 / copies;
         }
 }
 
@@ -225,7 +230,7 @@ static void bench_gemm(void)
 typedef struct step_memory {
     char *norms, *qkv, *o, *gate_up, *down, *lm_head; /* weights, layer after layer */
     char *kv, *cos, *sin;
-    char *hidden, *x, *wide, *q, *logits;
+    char *hidden, *x, *wide, *act, *q, *logits;
     char *indices; /* tokens, positions, kv_slots, q_rows */
 } step_memory;
 
@@ -257,7 +262,8 @@ static void lay_out_step(bench *b, step_run *r, uint32_t n_tokens)
     m->cos = carve(&at, HEAD_DIM / 2 * 4);
     m->sin = carve(&at, HEAD_DIM / 2 * 4);
     m->hidden = carve(&at, (size_t)MAX_SEQS * HIDDEN * 2);
-    m->x = carve(&at, (size_t)MAX_SEQS * INTERMEDIATE * 2);
+    m->x = carve(&at, (size_t)MAX_SEQS * HIDDEN * 2);
+    m->act = carve(&at, (size_t)MAX_SEQS * INTERMEDIATE * 2);
     m->wide = carve(&at, (size_t)MAX_SEQS * 2 * INTERMEDIATE * 2);
     m->q = carve(&at, (size_t)MAX_SEQS * HEADS * HEAD_DIM * 2);
     m->logits = carve(&at, (size_t)MAX_SEQS * VOCAB * 4);
@@ -281,13 +287,6 @@ static void lay_out_step(bench *b, step_run *r, uint32_t n_tokens)
                                .q_rows = (const int32_t *)index + 3 * MAX_SEQS};
 }
 
-static void record_product_of(bench *b, const product *p, uint32_t n_tokens, void *out,
-                              const void *x, const void *weight)
-{
-    const cn_gemm_args a = {out, x, weight, NULL, n_tokens, p->n, p->k, p->f32};
-    must(b->be->gemm(b->s, &a));
-}
-
 static void record_layer(bench *b, const step_run *r, uint32_t layer)
 {
     const step_memory *m = &r->m;
@@ -299,18 +298,15 @@ static void record_layer(bench *b, const step_run *r, uint32_t layer)
                                      .sin = (const float *)(void *)m->sin, .batch = &r->batch,
                                      .n_heads = HEADS, .layer = layer, .layout = r->layout,
                                      .kv = m->kv};
-    const cn_silu_mul_args silu = {m->x, m->wide, t, INTERMEDIATE};
+    const char *weights[] = {m->qkv, m->o, m->gate_up, m->down};
+    for (uint32_t i = 0; i < 4; i++) weights[i] += layer * weight_bytes(&products[i]);
     must(b->be->rmsnorm(b->s, &norm));
-    record_product_of(b, &products[0], t, m->wide, m->x,
-                      m->qkv + layer * weight_bytes(&products[0]));
+    record_product(b, &products[0], t, m->wide, m->x, weights[0], NULL);
     must(b->be->rope_store(b->s, &rope));
-    record_product_of(b, &products[1], t, m->x, m->q, m->o + layer * weight_bytes(&products[1]));
+    record_product(b, &products[1], t, m->x, m->q, weights[1], NULL);
     must(b->be->rmsnorm(b->s, &norm));
-    record_product_of(b, &products[2], t, m->wide, m->x,
-                      m->gate_up + layer * weight_bytes(&products[2]));
-    must(b->be->silu_mul(b->s, &silu));
-    record_product_of(b, &products[3], t, m->q, m->x,
-                      m->down + layer * weight_bytes(&products[3]));
+    record_product(b, &products[2], t, m->act, m->x, weights[2], m->wide);
+    record_product(b, &products[3], t, m->q, m->act, weights[3], NULL);
 }
 
 static void record_step(bench *b, const void *ctx)
@@ -325,7 +321,7 @@ static void record_step(bench *b, const void *ctx)
                                  .vocab = VOCAB};
     must(b->be->embed(b->s, &embed));
     for (uint32_t layer = 0; layer < LAYERS; layer++) record_layer(b, r, layer);
-    record_product_of(b, &products[4], r->batch.n_tokens, m->logits, m->x, m->lm_head);
+    record_product(b, &products[4], r->batch.n_tokens, m->logits, m->x, m->lm_head, NULL);
 }
 
 static void bench_step(void)

@@ -1,4 +1,5 @@
 /* cuda_backend.c - the GPU's op table and life cycle: what cinch-cuda.so hands out. */
+#include <nvtx3/nvToolsExt.h>
 #include <string.h>
 
 #include "cuda/cuda_ops.h"
@@ -41,6 +42,31 @@ static void host_free(cn_backend *be, void *p)
     (void)be;
     cudaFreeHost(p);
 }
+
+/* ---- ops: each a range in a profiler's timeline ---- */
+
+#define CUDA_OP(op, type)                                                                          \
+    static cn_status op(cn_stream *s, const type *a)                                               \
+    {                                                                                              \
+        nvtxRangePushA(#op);                                                                       \
+        cn_status status = cn_cuda_##op(s, a);                                                     \
+        nvtxRangePop();                                                                            \
+        return status;                                                                             \
+    }
+
+CUDA_OP(embed, cn_embed_args)
+CUDA_OP(rmsnorm, cn_rmsnorm_args)
+CUDA_OP(gemm, cn_gemm_args)
+CUDA_OP(gemm_silu_mul, cn_gemm_silu_mul_args)
+CUDA_OP(rope_store, cn_rope_store_args)
+CUDA_OP(attn_decode, cn_attn_args)
+CUDA_OP(attn_prefill, cn_attn_args)
+CUDA_OP(attn_sparse, cn_attn_sparse_args)
+CUDA_OP(silu_mul, cn_silu_mul_args)
+CUDA_OP(gather, cn_gather_args)
+CUDA_OP(sample, cn_sample_args)
+CUDA_OP(count_reset, cn_count_reset_args)
+CUDA_OP(copy_blocks, cn_copy_args)
 
 /* ---- life ---- */
 
@@ -88,19 +114,20 @@ static const cn_backend CUDA_TABLE = {
     .graph_end = cn_cuda_graph_end,
     .graph_launch = cn_cuda_graph_launch,
     .graph_free = cn_cuda_graph_free,
-    .embed = cn_cuda_embed,
-    .rmsnorm = cn_cuda_rmsnorm,
-    .gemm = cn_cuda_gemm,
-    .rope_store = cn_cuda_rope_store,
-    .attn_decode = cn_cuda_attn_decode,
-    .attn_prefill = cn_cuda_attn_prefill,
-    .attn_sparse = cn_cuda_attn_sparse,
-    .silu_mul = cn_cuda_silu_mul,
-    .gather = cn_cuda_gather,
+    .embed = embed,
+    .rmsnorm = rmsnorm,
+    .gemm = gemm,
+    .gemm_silu_mul = gemm_silu_mul,
+    .rope_store = rope_store,
+    .attn_decode = attn_decode,
+    .attn_prefill = attn_prefill,
+    .attn_sparse = attn_sparse,
+    .silu_mul = silu_mul,
+    .gather = gather,
     .sample_scratch_bytes = cn_cuda_sample_scratch_bytes,
-    .sample = cn_cuda_sample,
-    .count_reset = cn_cuda_count_reset,
-    .copy_blocks = cn_cuda_copy_blocks,
+    .sample = sample,
+    .count_reset = count_reset,
+    .copy_blocks = copy_blocks,
 };
 
 static cn_status open_parts(cn_cuda *c)

@@ -134,6 +134,7 @@ cn_status cn_cuda_mem_sum(cn_stream *s, const void *src, size_t bytes, uint64_t 
 cn_status cn_cuda_embed(cn_stream *s, const cn_embed_args *a);
 cn_status cn_cuda_rmsnorm(cn_stream *s, const cn_rmsnorm_args *a);
 cn_status cn_cuda_gemm(cn_stream *s, const cn_gemm_args *a);
+cn_status cn_cuda_gemm_silu_mul(cn_stream *s, const cn_gemm_silu_mul_args *a);
 cn_status cn_cuda_rope_store(cn_stream *s, const cn_rope_store_args *a);
 /* What attn_decode and attn_sparse need for the largest step of these options. */
 size_t cn_cuda_attn_scratch_bytes(const cn_cuda_backend_opts *o);

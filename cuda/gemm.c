@@ -1,7 +1,8 @@
 /* gemm.c - matrix products: the table of plans and cuBLASLt.
  *
  * out [T,N] = x [T,K] * weight [N,K]^T, row-major. The library counts by columns, so it is asked
- * for out^T [N,T] = weight^T(K,N)^T * x^T(K,T): "TN", its fastest form, no copy. */
+ * for out^T [N,T] = weight^T(K,N)^T * x^T(K,T): "TN", its fastest form, no copy. Where the library
+ * multiplies, gemm_silu_mul is its product followed by silu_mul. */
 #include "cuda/gemm.h"
 
 #include <string.h>
@@ -21,7 +22,8 @@ uint32_t cn_gemm_bucket(uint32_t n_tokens)
 
 static bool same_shape(cn_gemm_shape a, cn_gemm_shape b)
 {
-    return a.n == b.n && a.k == b.k && a.out_f32 == b.out_f32 && a.has_bias == b.has_bias;
+    return a.n == b.n && a.k == b.k && a.out_f32 == b.out_f32 && a.has_bias == b.has_bias &&
+           a.gated == b.gated;
 }
 
 cn_gemm_entry *cn_gemm_find(cn_cuda_gemm_state *g, cn_gemm_shape shape)
@@ -133,22 +135,27 @@ bool cn_gemm_library_accepts(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
 
 /* ---- the op ---- */
 
-static cn_gemm_shape shape_of(const cn_gemm_args *a)
+static cn_status run_library(cn_stream *s, const cn_gemm_call *call,
+                             const cublasLtMatmulAlgo_t *algorithm)
 {
-    return (cn_gemm_shape){a->n, a->k, a->out_f32, a->bias != NULL};
-}
-
-cn_status cn_gemm_run(cn_stream *s, const cn_gemm_args *a, const cn_gemm_plan *plan)
-{
-    if (plan->kind == CN_GEMM_SKINNY) return cn_gemm_skinny_run(s, a, plan->skinny);
     library_problem p;
     const float one = 1.0f, zero = 0.0f;
-    CN_TRY(describe(&p, shape_of(a), a->n_tokens, a->bias));
+    void *out = call->shape.gated ? call->gate_up : call->out;
+    CN_TRY(describe(&p, call->shape, call->n_tokens, call->bias));
     cublasStatus_t status =
-        cublasLtMatmul(s->cuda->gemm->library, &p.product, &one, a->weight, &p.weight, a->x, &p.x,
-                       &zero, a->out, &p.out, a->out, &p.out, &plan->algorithm, s->gemm_scratch,
+        cublasLtMatmul(s->cuda->gemm->library, &p.product, &one, call->weight, &p.weight, call->x,
+                       &p.x, &zero, out, &p.out, out, &p.out, algorithm, s->gemm_scratch,
                        CN_CUDA_GEMM_SCRATCH_BYTES, s->handle);
     return status == CUBLAS_STATUS_SUCCESS ? CN_OK : library_failed(status, "a matrix product");
+}
+
+cn_status cn_gemm_run(cn_stream *s, const cn_gemm_call *call, const cn_gemm_plan *plan)
+{
+    if (plan->kind == CN_GEMM_SKINNY) return cn_gemm_skinny_run(s, call, plan->skinny);
+    CN_TRY(run_library(s, call, &plan->algorithm));
+    if (!call->shape.gated) return CN_OK;
+    const cn_silu_mul_args gate = {call->out, call->gate_up, call->n_tokens, call->shape.n / 2};
+    return cn_cuda_silu_mul(s, &gate);
 }
 
 /* The library's first algorithm, where batch_invariant asks for it one that takes all batches. */
@@ -182,29 +189,56 @@ static cn_status plan_untimed(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens
     return plan_library(c, shape, n_tokens, plan);
 }
 
-static cn_status check_args(const cn_gemm_args *a)
+static cn_status check_call(const cn_gemm_call *c)
 {
-    if (a->n == 0 || a->k == 0)
-        return cn_fail(CN_ERR_SHAPE, "gemm: empty weight [%u, %u]", a->n, a->k);
-    if (a->k % 8 != 0)
-        return cn_fail(CN_ERR_SHAPE, "gemm: k = %u is not a multiple of 8", a->k);
-    if (a->bias && a->out_f32)
-        return cn_fail(CN_ERR_SHAPE, "gemm: a bias with an f32 output");
+    const cn_gemm_shape *s = &c->shape;
+    if (s->n == 0 || s->k == 0)
+        return cn_fail(CN_ERR_SHAPE, "gemm: empty weight [%u, %u]", s->n, s->k);
+    if (s->k % 8 != 0)
+        return cn_fail(CN_ERR_SHAPE, "gemm: k = %u is not a multiple of 8", s->k);
+    if (s->has_bias && s->out_f32) return cn_fail(CN_ERR_SHAPE, "gemm: a bias with an f32 output");
     return CN_OK;
+}
+
+/* Planned for the most rows of the bucket, so that the order of calls changes nothing. */
+static cn_status run_planned(cn_stream *s, const cn_gemm_call *call)
+{
+    CN_TRY(check_call(call));
+    if (call->n_tokens == 0) return CN_OK;
+    cn_cuda *c = s->cuda;
+    const uint32_t bucket = cn_gemm_bucket(call->n_tokens);
+    const uint32_t most = cn_max_u32(call->n_tokens, cn_gemm_buckets[bucket]);
+    cn_gemm_plan once = {.kind = CN_GEMM_UNPLANNED};
+    cn_gemm_entry *e = cn_gemm_find(c->gemm, call->shape);
+    cn_gemm_plan *plan = e ? &e->plans[bucket] : &once;
+    if (plan->kind == CN_GEMM_UNPLANNED) CN_TRY(plan_untimed(c, call->shape, most, plan));
+    return cn_gemm_run(s, call, plan);
 }
 
 cn_status cn_cuda_gemm(cn_stream *s, const cn_gemm_args *a)
 {
-    CN_TRY(check_args(a));
-    if (a->n_tokens == 0) return CN_OK;
-    cn_cuda *c = s->cuda;
-    cn_gemm_plan once = {.kind = CN_GEMM_UNPLANNED}, *plan = &once;
-    cn_gemm_entry *e = cn_gemm_find(c->gemm, shape_of(a));
-    if (e) plan = &e->plans[cn_gemm_bucket(a->n_tokens)];
-    /* Planned for the most rows of the bucket, so that the order of calls changes nothing. */
-    const uint32_t most = cn_max_u32(a->n_tokens, cn_gemm_buckets[cn_gemm_bucket(a->n_tokens)]);
-    if (plan->kind == CN_GEMM_UNPLANNED) CN_TRY(plan_untimed(c, shape_of(a), most, plan));
-    return cn_gemm_run(s, a, plan);
+    const cn_gemm_call call = {
+        .shape = {.n = a->n, .k = a->k, .out_f32 = a->out_f32, .has_bias = a->bias != NULL},
+        .out = a->out,
+        .x = a->x,
+        .weight = a->weight,
+        .bias = a->bias,
+        .n_tokens = a->n_tokens,
+    };
+    return run_planned(s, &call);
+}
+
+cn_status cn_cuda_gemm_silu_mul(cn_stream *s, const cn_gemm_silu_mul_args *a)
+{
+    const cn_gemm_call call = {
+        .shape = {.n = 2 * a->intermediate, .k = a->k, .gated = true},
+        .out = a->out,
+        .x = a->x,
+        .weight = a->weight,
+        .gate_up = a->gate_up,
+        .n_tokens = a->n_tokens,
+    };
+    return run_planned(s, &call);
 }
 
 /* ---- life ---- */

@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-enum { CN_GEMM_BUCKETS = 38, CN_GEMM_MAX_SHAPES = 16, CN_GEMM_MAX_SKINNY = 192 };
+enum { CN_GEMM_BUCKETS = 38, CN_GEMM_MAX_SHAPES = 16, CN_GEMM_MAX_SKINNY = 256 };
 
 /* Most rows of each bucket; the last takes all that are more. */
 extern const uint32_t cn_gemm_buckets[CN_GEMM_BUCKETS];
@@ -26,13 +26,25 @@ uint32_t cn_gemm_bucket(uint32_t n_tokens);
 typedef struct cn_gemm_shape {
     uint32_t n, k;
     bool out_f32, has_bias;
+    bool gated; /* gemm_silu_mul: n = 2I, out has n / 2 columns */
 } cn_gemm_shape;
 
-/* An own kernel: a block multiplies `rows` weight rows by all tokens over 1/splits of k; the blocks
- * of a cluster add up. */
+/* A product to run. */
+typedef struct cn_gemm_call {
+    cn_gemm_shape shape;
+    void *out;
+    const void *x, *weight, *bias;
+    void *gate_up; /* gated: where the library leaves what is to be gated, [T, 2I] */
+    uint32_t n_tokens;
+} cn_gemm_call;
+
+/* An own kernel: a block multiplies `rows` weight rows by all tokens over 1/splits of k. In a
+ * cluster of splits * sharers blocks the splits add up and the sharers share the reading of x. */
 typedef struct cn_gemm_skinny {
-    uint32_t rows;   /* 64, 128 or 192 */
-    uint32_t splits; /* 1, 2, 4 or 8 */
+    uint32_t rows;    /* 64, 128 or 192 */
+    uint32_t splits;  /* 1, 2, 4 or 8 */
+    uint32_t sharers; /* 1, 2, 4 or 8 */
+    uint32_t stages;  /* tiles of shared memory that are filled ahead */
 } cn_gemm_skinny;
 
 typedef enum cn_gemm_kind { CN_GEMM_UNPLANNED, CN_GEMM_LIBRARY, CN_GEMM_SKINNY } cn_gemm_kind;
@@ -61,7 +73,7 @@ void cn_cuda_gemm_close(cn_cuda *c);
 cn_gemm_entry *cn_gemm_find(cn_cuda_gemm_state *g, cn_gemm_shape shape);
 
 /* Multiplies as planned. */
-cn_status cn_gemm_run(cn_stream *s, const cn_gemm_args *a, const cn_gemm_plan *plan);
+cn_status cn_gemm_run(cn_stream *s, const cn_gemm_call *call, const cn_gemm_plan *plan);
 
 /* Up to `most` plans of the library for this many rows, its favourite first; *n may be 0. */
 cn_status cn_gemm_propose(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens, cn_gemm_plan *plans,
@@ -75,9 +87,12 @@ bool cn_gemm_library_accepts(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
 cn_status cn_gemm_skinny_open(cn_cuda *c);
 bool cn_gemm_skinny_fits(const cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
                          cn_gemm_skinny config);
+/* The most stages with which so many blocks of a kernel fit in an SM, at least the fewest. */
+uint32_t cn_gemm_skinny_stages(const cn_cuda *c, uint32_t n_tokens, uint32_t rows,
+                               uint32_t blocks_per_sm);
 /* What to take when nothing was timed; rows = 0 when no own kernel fits. */
 cn_gemm_skinny cn_gemm_skinny_default(const cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens);
-cn_status cn_gemm_skinny_run(cn_stream *s, const cn_gemm_args *a, cn_gemm_skinny config);
+cn_status cn_gemm_skinny_run(cn_stream *s, const cn_gemm_call *call, cn_gemm_skinny config);
 
 /* ---- timing: gemm_tune.c and gemm_cache.c ---- */
 

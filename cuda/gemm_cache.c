@@ -1,7 +1,7 @@
 /* gemm_cache.c - the timings of gemm_tune.c on disk, one file for each GPU, set of shapes and set
  * of versions; its name is a hash of all that the timings depend on, and its first line says it in
- * words. Text: a line per plan, "n k f32 bias bucket own rows splits" or "... library HEX". A file
- * that is not exactly what was written is ignored and written anew. */
+ * words. Text: a line per plan, "n k f32 bias gated bucket own rows splits sharers stages" or
+ * "... library HEX". A file that is not exactly what was written is ignored and written anew. */
 #include <errno.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -9,7 +9,7 @@
 
 #include "cuda/gemm.h"
 
-enum { KEY_BYTES = 768, PATH_BYTES = 4096, FORMAT = 1 };
+enum { KEY_BYTES = 768, PATH_BYTES = 4096, FORMAT = 3 };
 
 /* Everything the choice of plans depends on. */
 static void make_key(const cn_cuda *c, char key[KEY_BYTES])
@@ -51,19 +51,22 @@ static bool parse_hex(const char *text, void *out, size_t n)
 static bool parse_line(cn_cuda *c, const char *line)
 {
     cn_gemm_shape shape;
-    unsigned f32, bias, bucket;
+    unsigned f32, bias, gated, bucket;
     char kind[16], rest[256];
     cn_gemm_plan plan = {.kind = CN_GEMM_UNPLANNED};
-    if (sscanf(line, "%u %u %u %u %u %15s %255[^\n]", &shape.n, &shape.k, &f32, &bias, &bucket,
-               kind, rest) != 7)
+    if (sscanf(line, "%u %u %u %u %u %u %15s %255[^\n]", &shape.n, &shape.k, &f32, &bias, &gated,
+               &bucket, kind, rest) != 8)
         return false;
-    if (bucket >= CN_GEMM_BUCKETS || f32 > 1 || bias > 1) return false;
+    if (bucket >= CN_GEMM_BUCKETS || f32 > 1 || bias > 1 || gated > 1) return false;
     shape.out_f32 = f32 == 1;
     shape.has_bias = bias == 1;
+    shape.gated = gated == 1;
     const uint32_t rows = cn_gemm_buckets[bucket];
     if (strcmp(kind, "own") == 0) {
         plan.kind = CN_GEMM_SKINNY;
-        if (sscanf(rest, "%u %u", &plan.skinny.rows, &plan.skinny.splits) != 2) return false;
+        if (sscanf(rest, "%u %u %u %u", &plan.skinny.rows, &plan.skinny.splits,
+                   &plan.skinny.sharers, &plan.skinny.stages) != 4)
+            return false;
         if (!cn_gemm_skinny_fits(c, shape, rows, plan.skinny)) return false;
     } else {
         plan.kind = CN_GEMM_LIBRARY;
@@ -111,9 +114,11 @@ static void write_plan(FILE *f, const cn_gemm_shape *shape, uint32_t bucket,
                        const cn_gemm_plan *plan)
 {
     if (plan->kind == CN_GEMM_UNPLANNED) return;
-    fprintf(f, "%u %u %d %d %u ", shape->n, shape->k, shape->out_f32, shape->has_bias, bucket);
+    fprintf(f, "%u %u %d %d %d %u ", shape->n, shape->k, shape->out_f32, shape->has_bias,
+            shape->gated, bucket);
     if (plan->kind == CN_GEMM_SKINNY) {
-        fprintf(f, "own %u %u\n", plan->skinny.rows, plan->skinny.splits);
+        fprintf(f, "own %u %u %u %u\n", plan->skinny.rows, plan->skinny.splits,
+                plan->skinny.sharers, plan->skinny.stages);
         return;
     }
     const unsigned char *bytes = (const unsigned char *)&plan->algorithm;

@@ -7,7 +7,7 @@
  * is dropped. */
 #include "cuda/gemm.h"
 
-enum { LIBRARY_CANDIDATES = 8, MAX_CANDIDATES = 32, MAX_MODEL_SHAPES = 5 };
+enum { LIBRARY_CANDIDATES = 8, MAX_CANDIDATES = 96, MAX_MODEL_SHAPES = 5 };
 
 typedef struct tuner {
     cn_cuda *c;
@@ -29,11 +29,13 @@ static uint32_t model_shapes(const cn_cuda_backend_opts *o, model_shape out[MAX_
     const uint32_t q = o->n_heads * o->head_dim, kv = o->n_kv_heads * o->head_dim;
     const uint32_t h = o->hidden, i = o->intermediate;
     uint32_t n = 0;
-    out[n++] = (model_shape){{q + 2 * kv, h, false, false}, o->max_tokens};
-    out[n++] = (model_shape){{h, q, false, false}, o->max_tokens};
-    out[n++] = (model_shape){{2 * i, h, false, false}, o->max_tokens};
-    out[n++] = (model_shape){{h, i, false, false}, o->max_tokens};
-    out[n++] = (model_shape){{o->vocab, h, true, false}, o->max_seqs};
+    const cn_gemm_shape shapes[] = {
+        {.n = q + 2 * kv, .k = h},          {.n = h, .k = q}, {.n = 2 * i, .k = h, .gated = true},
+        {.n = h, .k = i},
+    };
+    for (; n < sizeof shapes / sizeof *shapes; n++)
+        out[n] = (model_shape){shapes[n], o->max_tokens};
+    out[n++] = (model_shape){{.n = o->vocab, .k = h, .out_f32 = true}, o->max_seqs};
     return n;
 }
 
@@ -46,16 +48,16 @@ static cn_status run_once(tuner *t, cn_gemm_shape shape, uint32_t n_tokens,
 {
     const size_t bytes = cn_round_up(weight_bytes(shape), 256);
     const size_t copies = t->weight_bytes / bytes;
-    cn_gemm_args a = {
-        .out = t->memory + t->weight_bytes + t->x_bytes,
+    char *out = t->memory + t->weight_bytes + t->x_bytes;
+    const cn_gemm_call call = {
+        .shape = shape,
+        .out = out,
         .x = t->memory + t->weight_bytes,
         .weight = t->memory + t->turn++ % copies * bytes,
+        .gate_up = out + (shape.gated ? (size_t)n_tokens * shape.n : 0), /* behind n / 2 columns */
         .n_tokens = n_tokens,
-        .n = shape.n,
-        .k = shape.k,
-        .out_f32 = shape.out_f32,
     };
-    return cn_gemm_run(t->s, &a, plan);
+    return cn_gemm_run(t->s, &call, plan);
 }
 
 /* How often to run it for a figure that a timer's resolution does not matter to. */
@@ -85,18 +87,37 @@ static cn_status time_plan(tuner *t, cn_gemm_shape shape, uint32_t n_tokens,
 
 /* ---- the candidates of a bucket ---- */
 
+/* Sharing x pays where x is much, splitting where the rows alone make too few blocks. */
+static bool worth_timing(const cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
+                         cn_gemm_skinny config)
+{
+    const uint64_t blocks = cn_ceil_div(shape.n, config.rows) * config.splits;
+    if (config.sharers > 1 && n_tokens <= 32) return false;
+    if (config.splits > 1 && blocks > 2 * c->device.n_sms) return false;
+    return cn_gemm_skinny_fits(c, shape, n_tokens, config);
+}
+
+/* With the stages that let one or two blocks fit in an SM. */
+static void add_own(const cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
+                    cn_gemm_skinny config, cn_gemm_plan *plans, uint32_t *n)
+{
+    uint32_t last = 0;
+    for (uint32_t per_sm = 1; per_sm <= 2; per_sm++) {
+        config.stages = cn_gemm_skinny_stages(c, n_tokens, config.rows, per_sm);
+        if (config.stages == last || !worth_timing(c, shape, n_tokens, config)) continue;
+        plans[(*n)++] = (cn_gemm_plan){.kind = CN_GEMM_SKINNY, .skinny = config};
+        last = config.stages;
+    }
+}
+
 static uint32_t own_candidates(const cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
                                cn_gemm_plan *plans)
 {
     uint32_t n = 0;
     for (uint32_t rows = 64; rows <= 192; rows += 64)
-        for (uint32_t splits = 1; splits <= 8; splits *= 2) {
-            const cn_gemm_skinny config = {rows, splits};
-            const uint64_t blocks = cn_ceil_div(shape.n, rows) * splits;
-            if (splits > 1 && blocks > 2 * c->device.n_sms) continue;
-            if (!cn_gemm_skinny_fits(c, shape, n_tokens, config)) continue;
-            plans[n++] = (cn_gemm_plan){.kind = CN_GEMM_SKINNY, .skinny = config};
-        }
+        for (uint32_t splits = 1; splits <= 8; splits *= 2)
+            for (uint32_t sharers = 1; sharers <= 4; sharers *= 2)
+                add_own(c, shape, n_tokens, (cn_gemm_skinny){rows, splits, sharers, 0}, plans, &n);
     return n;
 }
 
@@ -116,14 +137,13 @@ static cn_status candidates(const tuner *t, cn_gemm_shape shape, uint32_t n_toke
 static void log_plan(cn_gemm_shape shape, uint32_t n_tokens, const cn_gemm_plan *plan, float us,
                      bool best)
 {
-    const double gbps = (double)weight_bytes(shape) / us / 1e3;
-    const char *note = best ? " <- taken" : "";
+    char what[48] = "library";
     if (plan->kind == CN_GEMM_SKINNY)
-        cn_log(CN_LOG_DEBUG, "gemm %u x %u, %u rows: own %u/%u %.1f us, %.0f GB/s%s", shape.n,
-               shape.k, n_tokens, plan->skinny.rows, plan->skinny.splits, (double)us, gbps, note);
-    else
-        cn_log(CN_LOG_DEBUG, "gemm %u x %u, %u rows: library %.1f us, %.0f GB/s%s", shape.n,
-               shape.k, n_tokens, (double)us, gbps, note);
+        snprintf(what, sizeof what, "own %u/%u/%u/%u", plan->skinny.rows, plan->skinny.splits,
+                 plan->skinny.sharers, plan->skinny.stages);
+    cn_log(CN_LOG_DEBUG, "gemm %u x %u%s, %u rows: %s %.1f us, %.0f GB/s%s", shape.n, shape.k,
+           shape.gated ? " gated" : "", n_tokens, what, (double)us,
+           (double)weight_bytes(shape) / us / 1e3, best ? " <- taken" : "");
 }
 
 static cn_status plan_bucket(tuner *t, cn_gemm_shape shape, uint32_t n_tokens, cn_gemm_plan *out)
@@ -159,7 +179,8 @@ static cn_status take_memory(tuner *t, const model_shape *shapes, uint32_t n)
     for (uint32_t i = 0; i < n; i++) {
         const size_t rows = shapes[i].most_tokens, out_size = shapes[i].shape.out_f32 ? 4 : 2;
         const size_t bytes = cn_round_up(weight_bytes(shapes[i].shape), 256);
-        const size_t x = rows * shapes[i].shape.k * 2, out = rows * shapes[i].shape.n * out_size;
+        const size_t x = rows * shapes[i].shape.k * 2;
+        const size_t out = rows * shapes[i].shape.n * (out_size + shapes[i].shape.gated);
         if (bytes > largest) largest = bytes;
         if (x > t->x_bytes) t->x_bytes = cn_round_up(x, 256);
         if (out > t->out_bytes) t->out_bytes = cn_round_up(out, 256);

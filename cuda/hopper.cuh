@@ -22,14 +22,29 @@ enum { CN_TILE_K = 64, CN_TILE_ROW_BYTES = 128, CN_WARPGROUP = 128 };
 #define CN_CACHE_EVICT_FIRST UINT64_C(0x12f0000000000000)
 #define CN_CACHE_EVICT_LAST UINT64_C(0x14f0000000000000)
 
-/* The map's box at (column, row) into shared memory; the barrier counts its bytes. */
-CN_HOPPER void cn_tma_load(void *dst, const CUtensorMap *map, uint64_t *barrier, uint32_t column,
+/* The map's box from a row and a tile of 64 columns on into shared memory; the barrier counts its
+ * bytes. Maps have four dimensions: 64 columns, rows, halves of the rows, tiles. */
+CN_HOPPER void cn_tma_load(void *dst, const CUtensorMap *map, uint64_t *barrier, uint32_t tile,
                            uint32_t row, uint64_t cache)
 {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-        ".L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(cn_shared_address(dst)),
-        "l"(map), "r"(cn_shared_address(barrier)), "r"(column), "r"(row), "l"(cache)
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".L2::cache_hint [%0], [%1, {%3, %4, %3, %5}], [%2], %6;" ::"r"(cn_shared_address(dst)),
+        "l"(map), "r"(cn_shared_address(barrier)), "r"(0), "r"(row), "r"(tile), "l"(cache)
+        : "memory");
+}
+
+/* The same into every block of the cluster whose bit is in `ranks`, at the place that dst and
+ * barrier have there. */
+CN_HOPPER void cn_tma_load_shared(void *dst, const CUtensorMap *map, uint64_t *barrier,
+                                  uint32_t tile, uint32_t row, uint64_t cache, uint16_t ranks)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".multicast::cluster.L2::cache_hint [%0], [%1, {%3, %4, %3, %5}], [%2], %7, %6;" ::"r"(
+            cn_shared_address(dst)),
+        "l"(map), "r"(cn_shared_address(barrier)), "r"(0), "r"(row), "r"(tile), "l"(cache),
+        "h"(ranks)
         : "memory");
 }
 
@@ -56,48 +71,107 @@ template <int pending> CN_HOPPER void cn_wgmma_wait(void)
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-#define CN_D4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
-#define CN_D16(i) CN_D4(i), CN_D4((i) + 4), CN_D4((i) + 8), CN_D4((i) + 12)
-#define CN_R4 "%0,%1,%2,%3"
-#define CN_R8 CN_R4 ",%4,%5,%6,%7"
+/* The operands of a product that has 8 registers of sums a thread, 16, 24 and so on. */
+#define CN_D8(i)                                                                        \
+    "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]), \
+        "+f"(d[(i) + 5]), "+f"(d[(i) + 6]), "+f"(d[(i) + 7])
+#define CN_D8S CN_D8(0)
+#define CN_D16S CN_D8S, CN_D8(8)
+#define CN_D24S CN_D16S, CN_D8(16)
+#define CN_D32S CN_D24S, CN_D8(24)
+#define CN_D48S CN_D32S, CN_D8(32), CN_D8(40)
+#define CN_D64S CN_D48S, CN_D8(48), CN_D8(56)
+#define CN_D80S CN_D64S, CN_D8(64), CN_D8(72)
+#define CN_D88S CN_D80S, CN_D8(80)
+#define CN_D96S CN_D88S, CN_D8(88)
+#define CN_D112S CN_D96S, CN_D8(96), CN_D8(104)
+#define CN_D128S CN_D112S, CN_D8(112), CN_D8(120)
+#define CN_R8 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define CN_R16 CN_R8 ",%8,%9,%10,%11,%12,%13,%14,%15"
-#define CN_R32 CN_R16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define CN_R64                                                                                     \
-    CN_R32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"                      \
-           ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define CN_WGMMA(n, registers, a_index, b_index, ...)                                              \
-    asm volatile("{\n.reg .pred add;\nsetp.eq.u32 add, 1, 1;\n"                                    \
-                 "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" registers             \
-                 "}, %" a_index ", %" b_index ", add, 1, 1, 0, 0;\n}\n"                            \
-                 : __VA_ARGS__                                                                     \
+#define CN_R24 CN_R16 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define CN_R32 CN_R24 ",%24,%25,%26,%27,%28,%29,%30,%31"
+#define CN_R48 CN_R32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define CN_R64 CN_R48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define CN_R80 CN_R64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define CN_R88 CN_R80 ",%80,%81,%82,%83,%84,%85,%86,%87"
+#define CN_R96 CN_R88 ",%88,%89,%90,%91,%92,%93,%94,%95"
+#define CN_R112 \
+    CN_R96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
+#define CN_R128 \
+    CN_R112 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define CN_WGMMA(n, registers, a_index, b_index, ...)                                  \
+    asm volatile("{\n.reg .pred add;\nsetp.eq.u32 add, 1, 1;\n"                        \
+                 "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" registers \
+                 "}, %" a_index ", %" b_index ", add, 1, 1, 0, 0;\n}\n"                \
+                 : __VA_ARGS__                                                         \
                  : "l"(a), "l"(b))
 
 /* Thread t of the warpgroup holds, for every eight columns c of d: row 16*(t/32) + t%32/4, columns
- * c + 2*(t%4) and the next, then the same eight rows below. N is any sum of the sizes here. */
+ * c + 2*(t%4) and the next, then the same eight rows below. */
 template <int N> CN_HOPPER void cn_wgmma(float *d, uint64_t a, uint64_t b)
 {
-    constexpr int STEP = N >= 128 ? 128 : N >= 64 ? 64 : N >= 32 ? 32 : N >= 16 ? 16 : 8;
-    static_assert(N % 8 == 0, "columns come in eights");
-    if constexpr (STEP == 128)
-        CN_WGMMA("128", CN_R64, "64", "65", CN_D16(0), CN_D16(16), CN_D16(32), CN_D16(48));
-    else if constexpr (STEP == 64)
-        CN_WGMMA("64", CN_R32, "32", "33", CN_D16(0), CN_D16(16));
-    else if constexpr (STEP == 32)
-        CN_WGMMA("32", CN_R16, "16", "17", CN_D16(0));
-    else if constexpr (STEP == 16)
-        CN_WGMMA("16", CN_R8, "8", "9", CN_D4(0), CN_D4(4));
-    else
-        CN_WGMMA("8", CN_R4, "4", "5", CN_D4(0));
-    if constexpr (N > STEP)
+    if constexpr (N == 8)
+        CN_WGMMA("8", "%0,%1,%2,%3", "4", "5", "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]));
+    else if constexpr (N == 16)
+        CN_WGMMA("16", CN_R8, "8", "9", CN_D8S);
+    else if constexpr (N == 32)
+        CN_WGMMA("32", CN_R16, "16", "17", CN_D16S);
+    else if constexpr (N == 48)
+        CN_WGMMA("48", CN_R24, "24", "25", CN_D24S);
+    else if constexpr (N == 64)
+        CN_WGMMA("64", CN_R32, "32", "33", CN_D32S);
+    else if constexpr (N == 96)
+        CN_WGMMA("96", CN_R48, "48", "49", CN_D48S);
+    else if constexpr (N == 128)
+        CN_WGMMA("128", CN_R64, "64", "65", CN_D64S);
+    else if constexpr (N == 160)
+        CN_WGMMA("160", CN_R80, "80", "81", CN_D80S);
+    else if constexpr (N == 176)
+        CN_WGMMA("176", CN_R88, "88", "89", CN_D88S);
+    else if constexpr (N == 192)
+        CN_WGMMA("192", CN_R96, "96", "97", CN_D96S);
+    else if constexpr (N == 224)
+        CN_WGMMA("224", CN_R112, "112", "113", CN_D112S);
+    else if constexpr (N == 256)
+        CN_WGMMA("256", CN_R128, "128", "129", CN_D128S);
+    else {
+        constexpr int STEP = N > 64 ? 64 : N > 32 ? 32 : N > 16 ? 16 : 8; /* in pieces */
+        static_assert(N % 8 == 0 && N > STEP, "columns come in eights");
+        cn_wgmma<STEP>(d, a, b);
         cn_wgmma<N - STEP>(d + STEP / 2, a, b + (STEP * CN_TILE_ROW_BYTES >> 4));
+    }
 }
 
 /* ---- clusters ---- */
 
+/* All threads of the cluster meet; what they wrote to shared memory before is seen after. */
 CN_HOPPER void cn_cluster_sync(void)
 {
     asm volatile("barrier.cluster.arrive.release.aligned;\n"
-                 "barrier.cluster.wait.acquire.aligned;" ::: "memory");
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+
+/* They meet, and that is all. */
+CN_HOPPER void cn_cluster_meet(void)
+{
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\n"
+                 "barrier.cluster.wait.aligned;" ::
+                     : "memory");
+}
+
+/* Arrives at the barrier that another block of the cluster has at the same place. Orders no
+ * ordinary memory accesses between the blocks (that would be a fence of the whole device), only
+ * what the tensor cores have read before. */
+CN_HOPPER void cn_barrier_arrive_at(uint64_t *barrier, uint32_t rank)
+{
+    asm volatile("{\n"
+                 ".reg .u32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+                 "}\n" ::"r"(cn_shared_address(barrier)),
+                 "r"(rank)
+                 : "memory");
 }
 
 /* Four floats of another block's shared memory, at the address that is p here. */

@@ -281,12 +281,21 @@ static cn_status attention_branch(const pass *p, uint32_t layer)
                   c->hidden, heads, CN_DUMP_O);
 }
 
-/* branch = SwiGLU MLP of the normed residual. */
-static cn_status mlp_branch(const pass *p, uint32_t layer)
+/* The gated half of the MLP in one op, or two: a dump wants to see what comes between. */
+static cn_status gate(const pass *p, uint32_t layer)
 {
     const cn_model *m = p->m;
     const cn_model_config *c = &m->cfg;
-    CN_TRY(norm(p, true, CN_W_MLP_NORM, layer, CN_DUMP_MLP_NORM));
+    if (m->be->gemm_silu_mul && !m->dump) {
+        const cn_gemm_silu_mul_args a = {.out = at(m, m->ws.act),
+                                         .x = at(m, m->ws.normed),
+                                         .weight = weight(m, CN_W_GATE_UP, layer),
+                                         .gate_up = at(m, m->ws.gate_up),
+                                         .n_tokens = p->batch->n_tokens,
+                                         .intermediate = c->intermediate,
+                                         .k = c->hidden};
+        return m->be->gemm_silu_mul(p->s, &a);
+    }
     CN_TRY(linear(p, m->ws.gate_up, m->ws.normed, CN_W_GATE_UP, NULL, layer, 2 * c->intermediate,
                   c->hidden, CN_DUMP_GATE_UP));
     cn_silu_mul_args a = {.out = at(m, m->ws.act),
@@ -294,7 +303,16 @@ static cn_status mlp_branch(const pass *p, uint32_t layer)
                           .n_tokens = p->batch->n_tokens,
                           .intermediate = c->intermediate};
     CN_TRY(m->be->silu_mul(p->s, &a));
-    CN_TRY(dump(p, CN_DUMP_SILU_MUL, (int32_t)layer, m->ws.act, a.n_tokens, a.intermediate));
+    return dump(p, CN_DUMP_SILU_MUL, (int32_t)layer, m->ws.act, a.n_tokens, a.intermediate);
+}
+
+/* branch = SwiGLU MLP of the normed residual. */
+static cn_status mlp_branch(const pass *p, uint32_t layer)
+{
+    const cn_model *m = p->m;
+    const cn_model_config *c = &m->cfg;
+    CN_TRY(norm(p, true, CN_W_MLP_NORM, layer, CN_DUMP_MLP_NORM));
+    CN_TRY(gate(p, layer));
     return linear(p, m->ws.branch, m->ws.act, CN_W_DOWN, NULL, layer, c->hidden, c->intermediate,
                   CN_DUMP_DOWN);
 }

@@ -88,6 +88,15 @@ typedef struct cn_gemm_args {
     bool out_f32; /* logits: f32 out whatever the activation dtype */
 } cn_gemm_args;
 
+/* out[T,I] = silu(y[T, 0:I]) * y[T, I:2I] of y = x[T,K] * weight[2I,K]^T: gemm and silu_mul in
+ * one, for backends where y need not go through memory. */
+typedef struct cn_gemm_silu_mul_args {
+    void *out;
+    const void *x, *weight;
+    void *gate_up; /* [T,2I] workspace: y, or undefined afterwards */
+    uint32_t n_tokens, intermediate, k;
+} cn_gemm_silu_mul_args;
+
 /* Splits qkv[T, (hq+2hk)*d] into heads, applies the per-head RMS norm of Qwen3 (when the norms are
  * not NULL) and RoPE (rotate-half) to q and k, stores k and v at kv_slots, q at q, and q once more
  * in the observation window at q_rows when that is >= 0. */
@@ -286,6 +295,7 @@ struct cn_backend {
     cn_status (*embed)(cn_stream *s, const cn_embed_args *a);
     cn_status (*rmsnorm)(cn_stream *s, const cn_rmsnorm_args *a);
     cn_status (*gemm)(cn_stream *s, const cn_gemm_args *a);
+    cn_status (*gemm_silu_mul)(cn_stream *s, const cn_gemm_silu_mul_args *a); /* may be NULL */
     cn_status (*rope_store)(cn_stream *s, const cn_rope_store_args *a);
     cn_status (*attn_decode)(cn_stream *s, const cn_attn_args *a);
     cn_status (*attn_prefill)(cn_stream *s, const cn_attn_args *a);

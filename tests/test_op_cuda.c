@@ -1,14 +1,19 @@
 /* test_op_cuda.c - the GPU's row-wise ops, matrix products, copies, memory, streams and graphs
- * against the CPU's on shapes drawn by seed. Attention and sampling have files of their own. */
+ * against the CPU's on shapes drawn by seed; the timings of products on disk. Attention and
+ * sampling have files of their own. */
+#include <dirent.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
+#include "engine/backend.h"
 #include "tests/lib/op_cases.h"
+#include "tests/lib/tensor_file.h"
 
 static uint32_t between(op_env *e, uint32_t low, uint32_t high)
 {
@@ -170,22 +175,48 @@ static double run_gemm(op_env *e, uint32_t seed)
 {
     static const gemm_shape fixed[] = {
         {1, 4096, 4096, false, false},  {8, 6144, 1024, true, false},
-        {9, 64, 64, false, true},       {16, 65, 72, false, true},
+        {9, 64, 64, false, true},       {16, 65, 64, false, true},
         {32, 12288, 512, false, false}, {33, 1000, 2048, true, false},
-        {64, 191, 200, false, false},   {65, 4096, 1536, false, false},
-        {96, 129, 1032, false, true},   {128, 384, 4096, false, false},
+        {64, 191, 192, false, false},   {65, 4096, 1536, false, false},
+        {96, 129, 1088, false, true},   {128, 384, 4096, false, false},
         {129, 20011, 64, false, true},  {144, 256, 8, true, false},
-        {168, 4096, 768, false, false}, {169, 333, 520, false, true},
-        {192, 8192, 256, true, false},  {193, 130, 136, false, false},
+        {168, 4096, 768, false, false}, {169, 333, 512, false, true},
+        {192, 8192, 256, true, false},  {193, 130, 192, false, false},
         {255, 4096, 512, false, false}, {256, 640, 1024, true, false},
         {257, 264, 64, false, true},    {700, 264, 320, true, false},
         {1, 151936, 128, false, true},
     };
     if (seed < sizeof fixed / sizeof *fixed) return gemm_error(e, fixed[seed]);
-    gemm_shape g = {.t = between(e, 1, 200), .n = between(e, 1, 3000), .k = 8 * between(e, 1, 200)};
+    gemm_shape g = {.t = between(e, 1, 200), .n = between(e, 1, 3000), .k = 64 * between(e, 1, 24)};
+    if (seed % 4 == 3) g.k += 8 * between(e, 1, 7); /* the library's */
     g.f32 = coin(e);
     g.bias = !g.f32 && coin(e);
     return gemm_error(e, g);
+}
+
+static double run_gemm_silu_mul(op_env *e, uint32_t seed)
+{
+    static const uint32_t fixed[][3] = {{1, 12288, 4096}, {8, 96, 64},    {17, 104, 192},
+                                        {64, 3072, 1024}, {128, 1000, 320}, {168, 640, 512},
+                                        {192, 333 * 8, 128}, {256, 2048, 256}, {300, 256, 512}};
+    const bool is_fixed = seed < sizeof fixed / sizeof *fixed;
+    const uint32_t t = is_fixed ? fixed[seed][0] : between(e, 1, 260);
+    const uint32_t n = is_fixed ? fixed[seed][1] : 8 * between(e, 1, 300);
+    const uint32_t k = is_fixed ? fixed[seed][2] : 64 * between(e, 1, 24);
+    SHAPE(e, "T=%u I=%u K=%u", t, n, k);
+    op_tensor x = op_random(e, (size_t)t * k), weight = op_random(e, (size_t)2 * n * k);
+    op_tensor y = op_poison(e, (size_t)t * 2 * n, CN_BF16);
+    op_tensor out = op_poison(e, (size_t)t * n, CN_BF16);
+    const cn_gemm_args product = {y.cpu, x.cpu, weight.cpu, NULL, t, 2 * n, k, false};
+    const cn_silu_mul_args gate = {out.cpu, y.cpu, t, n};
+    const cn_gemm_silu_mul_args fused = {out.cuda, x.cuda, weight.cuda, y.cuda, t, n, k};
+    OP_OK(e->cpu->gemm(e->cpu_stream, &product));
+    OP_OK(e->cpu->silu_mul(e->cpu_stream, &gate));
+    OP_OK(e->cuda->gemm_silu_mul(e->cuda_stream, &fused));
+    const double error = op_error(e, &out);
+    op_tensor *const all[] = {&out, &y, &weight, &x};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) op_tensor_free(e, all[i]);
+    return error;
 }
 
 /* A row alone and the same row in batches of all sizes: the same bits. */
@@ -221,6 +252,69 @@ static double run_gemm_invariant(op_env *e, uint32_t seed)
     op_tensor_free(e, &weight);
     op_tensor_free(e, &x);
     return error;
+}
+
+/* ---- timings on disk ---- */
+
+static void open_timed(op_env *e, const char *dir)
+{
+    const cn_cuda_backend_opts o = {.memory_bytes = UINT64_C(2) << 30,
+                                    .n_layers = 2,
+                                    .n_heads = 4,
+                                    .n_kv_heads = 2,
+                                    .head_dim = 64,
+                                    .hidden = 256,
+                                    .intermediate = 512,
+                                    .vocab = 1000,
+                                    .max_seqs = 16,
+                                    .max_tokens = 48,
+                                    .max_kv_tokens = 1024,
+                                    .cache_dir = dir};
+    cn_backend *be = NULL;
+    OP_OK(cn_backend_cuda_load(&be, o));
+    be->close(be);
+    (void)e;
+}
+
+/* The one file of a folder: its path, and its text (freed with cn_free). */
+static char *only_file(const char *dir, char path[300])
+{
+    struct dirent **entries;
+    const int n = scandir(dir, &entries, NULL, alphasort);
+    assert_int_equal(n, 3); /* ., .., the file */
+    snprintf(path, 300, "%s/%s", dir, entries[2]->d_name);
+    for (int i = 0; i < n; i++) free(entries[i]);
+    free(entries);
+    FILE *f = fopen(path, "r");
+    char *text = cn_calloc(1 << 20, 1);
+    assert_true(f && text && fread(text, 1, (1 << 20) - 1, f) > 0);
+    fclose(f);
+    return text;
+}
+
+/* Timed once, then read; timed again when the file is cut off. */
+static double run_gemm_cache(op_env *e, uint32_t seed)
+{
+    (void)seed;
+    char parent[64], dir[80], path[300];
+    make_folder(parent);
+    snprintf(dir, sizeof dir, "%s/made", parent);
+    SHAPE(e, "timings in %s", dir);
+    open_timed(e, dir);
+    char *first = only_file(dir, path);
+    open_timed(e, dir);
+    char *second = only_file(dir, path);
+    assert_string_equal(first, second);
+    write_file(path, first, strlen(first) / 2);
+    open_timed(e, dir);
+    char *third = only_file(dir, path);
+    assert_non_null(strstr(third, "\nend\n"));
+    cn_free(third);
+    cn_free(second);
+    cn_free(first);
+    remove_folder(dir);
+    remove_folder(parent);
+    return 0;
 }
 
 /* ---- rope_store ---- */
@@ -466,9 +560,12 @@ static const op_case cases[] = {
     {"copy_blocks", 12, 0, run_copy_blocks, CN_CUDA_GEMM_FASTEST, false, false},
     {"count_reset", 8, 0, run_count_reset, CN_CUDA_GEMM_FASTEST, false, false},
     {"gemm", 32, 4e-3, run_gemm, CN_CUDA_GEMM_LIBRARY, false, false},
+    {"gemm_silu_mul", 16, 2e-2, run_gemm_silu_mul, CN_CUDA_GEMM_LIBRARY, false, false},
     {"graph", 2, 1e-2, run_graph, CN_CUDA_GEMM_LIBRARY, false, false},
     {"gemm_own", 48, 4e-3, run_gemm, CN_CUDA_GEMM_OWN, false, false},
+    {"gemm_silu_mul_own", 24, 1e-2, run_gemm_silu_mul, CN_CUDA_GEMM_OWN, false, false},
     {"graph_own", 2, 1e-2, run_graph, CN_CUDA_GEMM_OWN, false, false},
+    {"gemm_cache", 1, 0, run_gemm_cache, CN_CUDA_GEMM_FASTEST, false, false},
     {"gemm_invariant", 4, 0, run_gemm_invariant, CN_CUDA_GEMM_FASTEST, true, false},
 };
 
