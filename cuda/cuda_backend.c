@@ -114,6 +114,7 @@ static const cn_backend CUDA_TABLE = {
     .graph_end = cn_cuda_graph_end,
     .graph_launch = cn_cuda_graph_launch,
     .graph_free = cn_cuda_graph_free,
+    .dummy_fill = cn_cuda_dummy_fill,
     .embed = embed,
     .rmsnorm = rmsnorm,
     .gemm = gemm,

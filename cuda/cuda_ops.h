@@ -131,6 +131,7 @@ void cn_cuda_graph_free(cn_graph *g);
 
 /* ---- ops ---- */
 cn_status cn_cuda_mem_sum(cn_stream *s, const void *src, size_t bytes, uint64_t *out);
+cn_status cn_cuda_dummy_fill(cn_stream *s, const cn_dummy_fill_args *a);
 cn_status cn_cuda_embed(cn_stream *s, const cn_embed_args *a);
 cn_status cn_cuda_rmsnorm(cn_stream *s, const cn_rmsnorm_args *a);
 cn_status cn_cuda_gemm(cn_stream *s, const cn_gemm_args *a);

@@ -18,6 +18,13 @@
 
 #include "engine/cinch.h"
 
+/* What C and CUDA C++ share runs on the host and on the device. */
+#ifdef __CUDACC__
+#define CN_HOST_DEVICE __host__ __device__
+#else
+#define CN_HOST_DEVICE
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif

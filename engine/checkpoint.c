@@ -1,5 +1,5 @@
-/* checkpoint.c - which tensor of a file goes where, the checks, conversion to a weight dtype, and
- * the dummy generator. See checkpoint.h.
+/* checkpoint.c - which tensor of a file goes where, the checks, and conversion to a weight dtype.
+ * See checkpoint.h.
  *
  * Extra tensors. What lies outside the model's parts (another layer number, a vision tower) is
  * ignored as every loader does. What hangs on a part that is computed here would change the result
@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/dummy_weight.h"
 #include "engine/safetensors.h"
 
 struct cn_checkpoint {
@@ -316,33 +317,19 @@ static uint16_t bf16_of_f32(float x)
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-static uint32_t mix(uint32_t x)
-{
-    x ^= x >> 16;
-    x *= UINT32_C(0x7feb352d);
-    x ^= x >> 15;
-    x *= UINT32_C(0x846ca68b);
-    return x ^ x >> 16;
-}
-
-/* The formula of checkpoint.h. */
-static void make_dummy(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t first, uint64_t n,
-                       float *out)
-{
-    uint64_t key = cn_hash64(cn_hash64(0, &ck->seed, sizeof ck->seed), p->name, strlen(p->name));
-    for (uint64_t k = 0; k < n; k++) {
-        uint64_t i = first + k;
-        uint32_t a = mix((uint32_t)i ^ mix((uint32_t)(i >> 32) ^ (uint32_t)key));
-        uint32_t b = mix(a ^ (uint32_t)(key >> 32));
-        int32_t sum = (int32_t)((a & 0xffff) + (a >> 16) + (b & 0xffff) + (b >> 16)) - 131070;
-        out[k] = from_bits((uint32_t)bf16_of_f32((float)sum * ck->dummy_scale) << 16);
-    }
-}
-
 static bool is_norm(cn_weight_id id)
 {
     return id == CN_W_FINAL_NORM || id == CN_W_ATTN_NORM || id == CN_W_Q_NORM ||
            id == CN_W_K_NORM || id == CN_W_MLP_NORM;
+}
+
+bool cn_checkpoint_is_random(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t *key,
+                             float *scale)
+{
+    if (p->tensor.data || is_norm(p->id)) return false;
+    *key = cn_hash64(cn_hash64(0, &ck->seed, sizeof ck->seed), p->name, strlen(p->name));
+    *scale = ck->dummy_scale;
+    return true;
 }
 
 /* n elements as f32. data is of any alignment, hence memcpy. */
@@ -350,11 +337,14 @@ static void read_f32(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t 
                      float *out)
 {
     const unsigned char *data = p->tensor.data;
+    uint64_t key;
+    float scale;
     uint16_t half;
-    if (!data && is_norm(p->id)) {
-        for (uint64_t k = 0; k < n; k++) out[k] = 1;
+    if (cn_checkpoint_is_random(ck, p, &key, &scale)) {
+        for (uint64_t k = 0; k < n; k++)
+            out[k] = from_bits((uint32_t)cn_dummy_weight(key, scale, first + k) << 16);
     } else if (!data) {
-        make_dummy(ck, p, first, n, out);
+        for (uint64_t k = 0; k < n; k++) out[k] = 1;
     } else if (p->tensor.dtype == CN_F32) {
         memcpy(out, data + first * 4, (size_t)n * 4);
     } else {

@@ -3,19 +3,10 @@
  *
  * Owner: engine. Thread: one at a time. Stage: start; closed again once the weights are loaded.
  *
- * Dummy weights (--load-format dummy) exist for any config without a file. Norm weights are 1. An
- * element of another tensor depends on the seed, the tensor's name in a checkpoint and the
- * element's index i in that tensor alone, in 32-bit integers and one f32 product, so that any
- * device makes the same bits in any order:
- *   mix(x):  x ^= x >> 16; x *= 0x7feb352d; x ^= x >> 15; x *= 0x846ca68b; x ^= x >> 16
+ * Dummy weights (--load-format dummy) exist for any config without a file. Norm weights are 1; the
+ * elements of another tensor are those of dummy_weight.h with
  *   key      = cn_hash64(cn_hash64(0, seed as 8 bytes, little-endian), name), 64 bits
- *   a        = mix(lo32(i) ^ mix(hi32(i) ^ lo32(key)))
- *   b        = mix(a ^ hi32(key))
- *   n        = (a & 0xffff) + (a >> 16) + (b & 0xffff) + (b >> 16) - 131070
- *   scale    = (float)(std / sqrt((2^32 - 1) / 3)), std the f32 initializer_range, in double
- *   element  = (float)n * scale, rounded to nearest even bf16
- * The sum of four uniform 16-bit numbers has the right mean and deviation and ends at 3.46
- * deviations; bf16, so that backends of either weight dtype hold the same model. */
+ *   scale    = (float)(std / sqrt((2^32 - 1) / 3)), std the f32 initializer_range, in double */
 #ifndef CN_CHECKPOINT_H
 #define CN_CHECKPOINT_H
 
@@ -78,5 +69,10 @@ const cn_model_config *cn_checkpoint_config(const cn_checkpoint *ck);
  * even), into host memory. */
 void cn_checkpoint_read(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t first,
                         uint64_t n, cn_dtype dtype, void *out);
+
+/* Whether a part's elements are dummy_weight.h's, and with which key and scale: a device may then
+ * make them itself. False for what a file has, and for the ones of a norm. */
+bool cn_checkpoint_is_random(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t *key,
+                             float *scale);
 
 #endif

@@ -59,6 +59,13 @@ typedef struct cn_batch_view {
     uint32_t max_q, max_kv; /* host knowledge of the largest n_q and kv_len */
 } cn_batch_view;
 
+/* out[n] = elements 0 to n - 1 of a tensor of dummy weights (engine/dummy_weight.h). */
+typedef struct cn_dummy_fill_args {
+    void *out; /* weight dtype */
+    uint64_t n, key;
+    float scale;
+} cn_dummy_fill_args;
+
 /* out[T,h] = table[id[T], h], the ids as the batch view has them. */
 typedef struct cn_embed_args {
     void *out;
@@ -291,6 +298,9 @@ struct cn_backend {
     cn_status (*graph_end)(cn_stream *s, cn_graph **out);
     cn_status (*graph_launch)(cn_stream *s, cn_graph *g);
     void (*graph_free)(cn_graph *g);
+
+    /* At start. NULL: dummy weights are made on the host and written. */
+    cn_status (*dummy_fill)(cn_stream *s, const cn_dummy_fill_args *a);
 
     cn_status (*embed)(cn_stream *s, const cn_embed_args *a);
     cn_status (*rmsnorm)(cn_stream *s, const cn_rmsnorm_args *a);

@@ -6,13 +6,7 @@
 #ifndef CN_PHILOX_H
 #define CN_PHILOX_H
 
-#include <stdint.h>
-
-#ifdef __CUDACC__
-#define CN_HOST_DEVICE __host__ __device__
-#else
-#define CN_HOST_DEVICE
-#endif
+#include "engine/base.h"
 
 typedef struct cn_philox4 {
     uint32_t v[4];

@@ -87,6 +87,9 @@ static cn_status load_part(cn_weights *w, const cn_checkpoint *ck, const cn_weig
     size_t elem = cn_dtype_bytes(dtype);
     unsigned char *to = place(w, p->id, p->layer) + p->first_elem * elem;
     uint64_t n = p->tensor.rows * p->tensor.cols, step = STAGING_BYTES / elem;
+    cn_dummy_fill_args fill = {.out = to, .n = n};
+    if (w->backend->dummy_fill && cn_checkpoint_is_random(ck, p, &fill.key, &fill.scale))
+        return w->backend->dummy_fill(stream, &fill);
     if (p->tensor.data && p->tensor.dtype == dtype) {
         CN_TRY(w->backend->mem_write(stream, to, p->tensor.data, (size_t)n * elem));
         return w->backend->stream_sync(stream);
@@ -113,7 +116,7 @@ static cn_status load_all(cn_weights *w, const cn_checkpoint *ck)
         if (status != CN_OK) status = cn_fail_within(status, "%s", parts[i].name);
     }
     cn_free(staging);
-    return status;
+    return status == CN_OK ? w->backend->stream_sync(w->backend->stream(w->backend, 0)) : status;
 }
 
 cn_status cn_weights_load(cn_weights **out, cn_backend *be, const cn_checkpoint *ck)

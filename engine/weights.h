@@ -23,7 +23,8 @@ uint64_t cn_weights_bytes(const cn_model_config *c, cn_dtype weight_dtype);
 typedef struct cn_weights cn_weights;
 
 /* Allocates once from the backend and fills it, converted to its weight dtype, through a staging
- * buffer of 1 MiB. The checkpoint may be closed afterwards. */
+ * buffer of 1 MiB; dummy weights are made by the backend where it can. The checkpoint may be closed
+ * afterwards. */
 cn_status cn_weights_load(cn_weights **out, cn_backend *be, const cn_checkpoint *ck);
 void cn_weights_free(cn_weights *w); /* NULL is fine */
 

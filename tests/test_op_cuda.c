@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "engine/backend.h"
+#include "engine/dummy_weight.h"
 #include "tests/lib/op_cases.h"
 #include "tests/lib/tensor_file.h"
 
@@ -451,6 +452,24 @@ static double run_count_reset(op_env *e, uint32_t seed)
 
 /* ---- memory, streams, graphs ---- */
 
+/* Made at any element of an array, its neighbours untouched. */
+static double run_dummy_fill(op_env *e, uint32_t seed)
+{
+    static const uint32_t sizes[] = {1, 2, 255, 256, 257, 1000003};
+    const uint32_t n = sizes[seed], first = seed % 3, n_words = (first + n) / 2 + 1;
+    const uint64_t key = (uint64_t)test_rng_below(&e->rng, UINT32_MAX) << 32 | seed;
+    const float scale = 0.02f / (float)(1 << (seed + 10));
+    SHAPE(e, "%u elements at element %u", n, first);
+    op_tensor words = random_ids(e, n_words, UINT32_MAX);
+    const cn_dummy_fill_args args = {(uint16_t *)words.cuda + first, n, key, scale};
+    OP_OK(e->cuda->dummy_fill(e->cuda_stream, &args));
+    uint16_t *want = words.cpu;
+    for (uint32_t i = 0; i < n; i++) want[first + i] = cn_dummy_weight(key, scale, i);
+    const double error = op_words_error(e, &words);
+    op_tensor_free(e, &words);
+    return error;
+}
+
 static double run_memory(op_env *e, uint32_t seed)
 {
     static const uint32_t sizes[] = {1, 2, 3, 4, 1000, 4 << 20, (40 << 20) / 4 + 1};
@@ -550,6 +569,7 @@ static double run_graph(op_env *e, uint32_t seed)
 }
 
 static const op_case cases[] = {
+    {"dummy_fill", 6, 0, run_dummy_fill, CN_CUDA_GEMM_FASTEST, false, false},
     {"memory", 7, 0, run_memory, CN_CUDA_GEMM_FASTEST, false, false},
     {"fences", 4, 0, run_fences, CN_CUDA_GEMM_FASTEST, false, false},
     {"embed", 12, 0, run_embed, CN_CUDA_GEMM_FASTEST, false, false},

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "engine/dummy_weight.h"
 #include "engine/safetensors.h"
 #include "engine/weights.h"
 #include "tests/lib/golden.h"
@@ -19,7 +20,7 @@ static struct {
     bool pending;
     void *dst;
     const void *host;
-    size_t bytes, allocated, largest_write, n_allocs;
+    size_t bytes, allocated, largest_write, n_allocs, n_fills;
     bool refuse_memory;
 } fake;
 
@@ -56,6 +57,16 @@ static cn_status fake_write(cn_stream *s, void *dst, const void *host, size_t by
     fake.host = host;
     fake.bytes = bytes;
     if (bytes > fake.largest_write) fake.largest_write = bytes;
+    return CN_OK;
+}
+
+/* A device that makes dummy weights in bf16. */
+static cn_status fake_fill(cn_stream *s, const cn_dummy_fill_args *a)
+{
+    (void)s;
+    uint16_t *out = a->out;
+    for (uint64_t i = 0; i < a->n; i++) out[i] = cn_dummy_weight(a->key, a->scale, i);
+    fake.n_fills++;
     return CN_OK;
 }
 
@@ -419,7 +430,7 @@ static void test_every_half(void **state)
 static void test_dummy_formula(void **state)
 {
     (void)state;
-    /* Worked out with Python integers and numpy.float32 from the comment of checkpoint.h. */
+    /* Worked out with Python integers and numpy.float32 from the comment of dummy_weight.h. */
     static const uint16_t first[8] = {0xbcc2, 0xbd11, 0xbc2e, 0x3b48,
                                       0xbc7b, 0x3c9d, 0xbd3c, 0x3bd1};
     cn_model_config c = config_of("qwen3-bf16");
@@ -470,6 +481,37 @@ static void test_dummy_statistics(void **state)
     cn_checkpoint_close(ck);
 }
 
+/* A device that makes them itself has the bits that the host would have written. */
+static void test_dummies_on_device(void **state)
+{
+    (void)state;
+    const char *names[] = {"llama-f32", "qwen2-f16", "qwen3-bf16"};
+    for (size_t k = 0; k < 3; k++) {
+        cn_model_config c = config_of(names[k]);
+        cn_checkpoint *ck = open_checkpoint(&c, NULL);
+        cn_backend host = backend_of(CN_BF16), device = host;
+        device.dummy_fill = fake_fill;
+        cn_weights *written, *made;
+        assert_int_equal(cn_weights_load(&written, &host, ck), CN_OK);
+        assert_int_equal(fake.n_fills, 0);
+        assert_int_equal(cn_weights_load(&made, &device, ck), CN_OK);
+        assert_true(fake.n_fills > 7 * c.n_layers);
+        assert_memory_equal(cn_weights_at(made, CN_W_EMBED, 0),
+                            cn_weights_at(written, CN_W_EMBED, 0), cn_weights_bytes(&c, CN_BF16));
+        cn_weights_free(written);
+        cn_weights_free(made);
+        cn_checkpoint_close(ck);
+        char dir[256];
+        snprintf(dir, sizeof dir, "tests/golden/models/%s", names[k]);
+        ck = open_checkpoint(&c, dir);
+        fake.n_fills = 0;
+        assert_int_equal(cn_weights_load(&made, &device, ck), CN_OK);
+        assert_int_equal(fake.n_fills, 0);
+        cn_weights_free(made);
+        cn_checkpoint_close(ck);
+    }
+}
+
 /* Another seed or another tensor is another sequence. */
 static void test_dummy_streams_differ(void **state)
 {
@@ -506,6 +548,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_every_half, enter_folder, leave_folder),
         cmocka_unit_test(test_dummy_formula),
         cmocka_unit_test(test_dummy_statistics),
+        cmocka_unit_test(test_dummies_on_device),
         cmocka_unit_test(test_dummy_streams_differ),
     };
     return cmocka_run_group_tests_name("weights", tests, NULL, NULL);

@@ -243,7 +243,7 @@ static const struct {
     {"scheduler/", {"scheduler/", "paged/", "compress/policy.h"}},
     {"compress/", {"compress/", "paged/"}},
     {"paged/", {"paged/"}},
-    {"cuda/", {"cuda/", "engine/sample_math.h"}},
+    {"cuda/", {"cuda/", "engine/sample_math.h", "engine/dummy_weight.h"}},
     {"tests/", {"tests/", "engine/", "scheduler/", "paged/", "compress/"}},
     {"bench/", {"bench/", "engine/", "scheduler/", "paged/", "compress/"}},
     {"examples/", {"cinch.h"}},
