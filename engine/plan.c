@@ -87,6 +87,11 @@ static cn_status measure(cn_backend *be, plan_report *r)
 
 /* ---- the report ---- */
 
+static uint32_t budget_tokens(const plan_report *r)
+{
+    return (uint32_t)cn_round_up(r->config->kv.budget_tokens, r->memory.block_tokens);
+}
+
 static cn_status fill(plan_report *r, cn_backend *be)
 {
     const cn_config *c = r->config;
@@ -102,10 +107,10 @@ static cn_status fill(plan_report *r, cn_backend *be)
     r->workspace_bytes = cn_model_workspace_bytes(m, be, c->max_num_batched_tokens,
                                                   c->max_num_seqs, r->max_model_len);
     const bool capped = c->kv.policy != CN_KV_FULL;
-    const uint32_t budget = (r->memory.n_max_blocks - 1) * r->memory.block_tokens;
     r->running = capped ? r->memory.concurrency_capped : r->memory.concurrency_full;
     /* A request of full KV holds half its final length on the average. */
-    r->resident_tokens = capped ? budget : cn_max_u32(r->memory.max_request_tokens / 2, 1);
+    const uint32_t half_tokens = cn_max_u32(r->memory.max_request_tokens / 2, 1);
+    r->resident_tokens = capped ? cn_min_u32(budget_tokens(r), r->max_model_len) : half_tokens;
     r->running = cn_max_u32(r->running, 1);
     return measure(be, r);
 }
@@ -128,8 +133,8 @@ static void print_concurrency(const plan_report *r)
         printf("; the longest that fits alone has %u", p->max_request_tokens);
     printf("\n");
     if (p->n_max_blocks)
-        printf("%-12s %u requests of any output length at budget %u (N_max %u blocks)\n", "",
-               p->concurrency_capped, (p->n_max_blocks - 1) * p->block_tokens, p->n_max_blocks);
+        printf("%-12s %u requests of any output length at budget %u (%u blocks each)\n", "",
+               p->concurrency_capped, budget_tokens(r), p->n_max_blocks);
     printf("%-12s about %.0f tokens/s at most, %u requests of %u resident tokens\n", "expected",
            r->tokens_per_s, r->running, r->resident_tokens);
     printf("%-12s measured now: reading %.1f GB/s, multiplying %.1f GFLOP/s\n", "",

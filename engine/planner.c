@@ -114,11 +114,13 @@ cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_
     /* The default policy may be full KV: the cap is that of the ones which requests may bring. */
     cn_kv_params capped = c->kv;
     capped.policy = zip ? CN_KV_ZIP : window ? CN_KV_WINDOW : CN_KV_FULL;
+    const uint32_t max_model_len = c->max_model_len ? c->max_model_len : m->max_position;
     const bool cpu = strcmp(be->name, "cpu") == 0;
     uint32_t block_tokens = c->block_tokens;
     if (block_tokens == 0) block_tokens = cpu ? CPU_BLOCK_TOKENS : GPU_BLOCK_TOKENS;
     uint64_t avail_bytes = c->kv_cache_memory_bytes;
     if (avail_bytes == 0) avail_bytes = host_kv_bytes();
+    const uint32_t longest_blocks = (uint32_t)cn_ceil_div(max_model_len, block_tokens);
     const cn_planner_input in = {
         .avail_bytes = avail_bytes,
         .n_layers = m->n_layers,
@@ -130,8 +132,8 @@ cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_
         .act_dtype = be->act_dtype,
         .has_scores = zip,
         .window_tokens = zip ? c->kv.window_tokens : 0,
-        .n_max_blocks = cn_policy_n_max(&capped, block_tokens),
-        .max_model_len = c->max_model_len ? c->max_model_len : m->max_position,
+        .n_max_blocks = cn_min_u32(cn_policy_n_max(&capped, block_tokens), longest_blocks),
+        .max_model_len = max_model_len,
         .max_seqs = c->max_num_seqs,
         .n_blocks_override = c->n_blocks_override,
     };

@@ -27,7 +27,9 @@ typedef struct cn_planner_input {
     bool has_scores;            /* F, f32 */
     bool has_origins;           /* P, u32 */
     uint32_t window_tokens;     /* w, rows of a query slot; 0: no policy observes queries */
-    uint32_t n_max_blocks;      /* N_max of the default budget; 0: no declared policy has a cap */
+    /* N_max of the default budget, or the blocks of max_model_len where those are fewer; 0: no
+     * declared policy has a cap. */
+    uint32_t n_max_blocks;
     uint32_t max_model_len;     /* tokens */
     uint32_t max_seqs;          /* requests running at once */
     uint32_t n_blocks_override; /* N_total whatever the memory; 0: from avail_bytes */
@@ -36,7 +38,7 @@ typedef struct cn_planner_input {
 typedef struct cn_memory_plan {
     uint32_t block_tokens;     /* b */
     uint32_t window_tokens;    /* w, rows of a query slot; 0 without an observing policy */
-    uint32_t n_max_blocks;     /* N_max of the default budget; 0 without a capped policy */
+    uint32_t n_max_blocks;     /* as given: what a capped request may hold; 0 without a cap */
     bool has_scores;           /* a declared policy keeps a global score */
     uint64_t block_bytes;      /* m_kv' */
     uint64_t query_slot_bytes; /* m_q */

@@ -112,7 +112,9 @@ static cn_status check_group(const cn_scheduler *s, const cn_group_params *p, se
     shape->kv = p->kv;
     CN_TRY(cn_policy_check(&shape->kv, o->block_tokens, o->window_tokens));
     shape->max_tokens = p->n_prompt + p->max_output;
-    shape->n_max = cn_policy_n_max(&shape->kv, o->block_tokens);
+    /* A cap beyond the context length is never reached: it reserves no more than that length. */
+    const uint32_t longest_blocks = (uint32_t)cn_ceil_div(o->max_model_len, o->block_tokens);
+    shape->n_max = cn_min_u32(cn_policy_n_max(&shape->kv, o->block_tokens), longest_blocks);
     if (shape->n_max > o->n_blocks)
         return cn_fail(CN_ERR_ARG,
                        "kv budget of %u tokens: a block cap of %u exceeds the pool of %u blocks of "

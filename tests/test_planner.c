@@ -161,6 +161,18 @@ static void options_decide_the_plan(void **state)
     assert_int_equal(p.query_slot_bytes, 6 * 48 * 8 * 64 * 4);
     assert_true(p.n_query_slots > 0);
 
+    /* A context shorter than the budget reserves its own blocks, not the budget's. */
+    c->max_model_len = 200;
+    c->kv.budget_tokens = 2048;
+    c->n_blocks_override = 9;
+    assert_int_equal(cn_memory_plan_make(&p, c, &m, &cpu), CN_OK);
+    assert_int_equal(p.n_max_blocks, 4);
+    assert_int_equal(p.n_query_slots, 2);
+    c->n_blocks_override = 3;
+    assert_int_equal(cn_memory_plan_make(&p, c, &m, &cpu), CN_ERR_MEMORY);
+    assert_non_null(strstr(cn_last_error(), "takes 4 blocks"));
+    c->n_blocks_override = c->max_model_len = 0;
+
     /* The window policy has a cap, and nothing to observe. */
     c->kv_policies = 1U << CN_KV_FULL;
     c->kv.policy = CN_KV_WINDOW;

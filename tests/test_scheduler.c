@@ -373,6 +373,27 @@ static void impossible_requests_are_refused_with_numbers(void **state)
     rig_done(&r);
 }
 
+/* The default budget must not keep a small context from running. */
+static void a_cap_beyond_the_context_is_never_reached(void **state)
+{
+    (void)state;
+    cn_sched_opts o = rig_options();
+    o.n_blocks = 16;
+    o.max_model_len = 32; /* 8 blocks: two such requests reserve the pool */
+    rig r = rig_make(o);
+    cn_seq *q[2];
+    for (int i = 0; i < 2; i++) q[i] = rig_add(&r, (uint32_t)i, 10, 22, rig_zip(2048));
+    while (q[0]->state != CN_SEQ_FINISHED || q[1]->state != CN_SEQ_FINISHED) rig_step(&r);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(q[i]->n_max, 8);
+        assert_int_equal(q[i]->kv.budget_tokens, 2048);
+        assert_int_equal(q[i]->preemptions, 0);
+        assert_int_equal(q[i]->n_tokens, 32);
+    }
+    assert_int_equal(rig_stats(&r).compressions, 0);
+    rig_done(&r);
+}
+
 static void a_step_allocates_nothing(void **state)
 {
     (void)state;
@@ -409,6 +430,7 @@ int main(void)
         cmocka_unit_test(nothing_runs_past_the_last_token),
         cmocka_unit_test(classes_and_priorities_order_the_queue),
         cmocka_unit_test(impossible_requests_are_refused_with_numbers),
+        cmocka_unit_test(a_cap_beyond_the_context_is_never_reached),
         cmocka_unit_test(a_step_allocates_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
