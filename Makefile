@@ -30,7 +30,7 @@ STEPS ?= 100000
 SEED ?= 1
 WARN := -Wall -Wextra -Wshadow -Wconversion -Werror
 CFLAGS ?=
-PKGS := jansson libpcre2-8 libutf8proc
+PKGS := jansson libpcre2-8 libutf8proc libevent_core
 # Quiet when a library is missing: `make deps` says what to do about it.
 PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 PKG_LIBS := $(shell pkg-config --libs $(PKGS) 2>/dev/null)
@@ -44,7 +44,7 @@ override LDFLAGS += -fsanitize=$(SANITIZER)
 endif
 
 LIB_SRC := $(filter-out engine/main.c,$(wildcard engine/*.c)) \
-  $(wildcard engine/cpu/*.c scheduler/*.c paged/*.c compress/*.c)
+  $(wildcard engine/cpu/*.c engine/serve/*.c scheduler/*.c paged/*.c compress/*.c)
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o)
 LIB := $(BUILD)/libcinch.a
 # tests/lib/ and tests/sim/ are what tests share; every other C file of tests/ is a program.

@@ -4,47 +4,13 @@
 
 #include <string.h>
 
+#include "engine/prompt.h"
+
 /* ---- prompt ---- */
-
-static cn_status render_messages(cn_engine *e, const cn_request_params *p)
-{
-    if (cn_chat_template_check(e->chat) != CN_OK)
-        return cn_fail_within(CN_ERR_ARG, "messages");
-    cn_buf_clear(&e->prompt_text);
-    return cn_chat_template_render(e->chat, p->messages, p->n_messages, p->enable_thinking,
-                                   &e->prompt_text);
-}
-
-static cn_status copy_tokens(const cn_engine *e, const cn_request_params *p, cn_tokens *out)
-{
-    for (size_t i = 0; i < p->n_tokens; i++)
-        if (p->tokens[i] >= e->model_config.vocab)
-            return cn_fail(CN_ERR_ARG, "prompt token %zu is %u: the vocabulary has %u", i,
-                           p->tokens[i], e->model_config.vocab);
-    return cn_tokens_add(out, p->tokens, p->n_tokens);
-}
 
 cn_status cn_engine_prompt_tokens(cn_engine *e, const cn_request_params *p, cn_tokens *out)
 {
-    if ((p->messages != NULL) + (p->text != NULL) + (p->tokens != NULL) != 1)
-        return cn_fail(CN_ERR_ARG, "a request needs exactly one of messages, text and tokens");
-    if (p->tokens) {
-        CN_TRY(copy_tokens(e, p, out));
-    } else if (p->messages) {
-        CN_TRY(render_messages(e, p));
-        CN_TRY(cn_tokenizer_encode(e->tokenizer, e->prompt_text.data, e->prompt_text.len,
-                                   cn_chat_template_add_special(e->chat), out));
-    } else {
-        CN_TRY(cn_tokenizer_encode(e->tokenizer, p->text, strlen(p->text), true, out));
-    }
-    if (out->len == 0) return cn_fail(CN_ERR_ARG, "the prompt is empty");
-    for (size_t i = 0; i < out->len; i++)
-        if (out->ids[i] >= e->model_config.vocab)
-            return cn_fail(CN_ERR_ARG,
-                           "the tokenizer gave id %u, the model's vocabulary has %u: "
-                           "tokenizer.json and config.json do not belong together",
-                           out->ids[i], e->model_config.vocab);
-    return CN_OK;
+    return cn_prompt_tokens(e->tokenizer, e->chat, e->model_config.vocab, &e->prompt_text, p, out);
 }
 
 /* ---- a request's own memory ---- */

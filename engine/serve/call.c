@@ -1,0 +1,149 @@
+/* call.c - the owner's side of a call. See call.h and service_state.h. */
+#include <string.h>
+
+#include "engine/serve/service_state.h"
+
+void cn_call_ref(cn_call *call) { atomic_fetch_add(&call->refs, 1); }
+
+void cn_call_unref(cn_call *call)
+{
+    if (atomic_fetch_sub(&call->refs, 1) != 1) return;
+    cn_api_result_free(call->result);
+    cn_api_request_free(&call->parsed);
+    cn_tokens_free(&call->tokens);
+    cn_buf_free(&call->body);
+    cn_buf_free(&call->error);
+    cn_buf_free(&call->at_fault);
+    cn_free(call->custom_id);
+    cn_free(call->last_s);
+    pthread_mutex_destroy(&call->lock);
+    cn_free(call);
+}
+
+static void open_news(cn_mail *mail)
+{
+    cn_call *call = CN_FROM_MAIL(cn_call, news_mail, mail);
+    pthread_mutex_lock(&call->lock);
+    call->news_under_way = false;
+    pthread_mutex_unlock(&call->lock);
+    if (!call->released) call->news(call->user, call);
+    cn_call_unref(call);
+}
+
+void cn_call_tell(cn_call *call)
+{
+    pthread_mutex_lock(&call->lock);
+    const bool known = call->news_under_way;
+    call->news_under_way = true;
+    pthread_mutex_unlock(&call->lock);
+    if (known) return;
+    cn_call_ref(call);
+    cn_mailbox_post(call->reply_to,
+                    call->klass == CN_CLASS_BATCH ? CN_LANE_NORMAL : CN_LANE_EXPRESS,
+                    &call->news_mail);
+}
+
+void cn_call_finish(cn_call *call, cn_status status)
+{
+    pthread_mutex_lock(&call->lock);
+    call->over = true;
+    call->status = status;
+    if (status != CN_OK) {
+        const char *text = cn_last_error();
+        if (cn_buf_add(&call->error, text, strlen(text)) != CN_OK) cn_buf_clear(&call->error);
+    }
+    pthread_mutex_unlock(&call->lock);
+    cn_call_tell(call);
+    cn_call_unref(call);
+}
+
+cn_status cn_call_start(cn_call **out, cn_service *s, cn_call_opts *o)
+{
+    CN_ASSERT((o->request != NULL) + (o->body.data != NULL) == 1 && o->reply_to && o->news);
+    cn_call *call = cn_calloc(1, sizeof *call);
+    char *custom_id = o->custom_id ? cn_strdup(o->custom_id) : NULL;
+    if (!call || (o->custom_id && !custom_id)) {
+        cn_free(call);
+        cn_free(custom_id);
+        cn_buf_free(&o->body);
+        return cn_fail(CN_ERR_MEMORY, "out of memory for a request");
+    }
+    *call = (cn_call){
+        .mail.open = cn_intake_take,
+        .cancel_mail.open = cn_engine_thread_cancel,
+        .news_mail.open = open_news,
+        .refs = 2, /* the owner's and that of its way */
+        .service = s,
+        .klass = o->klass,
+        .reply_to = o->reply_to,
+        .news = o->news,
+        .user = o->user,
+        .body = o->body,
+        .endpoint = o->endpoint,
+        .custom_id = custom_id,
+        .request = o->request,
+        .times.started_s = cn_now_s(),
+    };
+    o->body = (cn_buf){0};
+    pthread_mutex_init(&call->lock, NULL);
+    const cn_lane lane = o->klass == CN_CLASS_BATCH ? CN_LANE_NORMAL : CN_LANE_EXPRESS;
+    if (cn_mailbox_try_post(s->intake_box, lane, &call->mail)) {
+        *out = call;
+        return CN_OK;
+    }
+    call->refs = 1;
+    cn_call_unref(call);
+    return cn_fail(CN_ERR_BUSY, "too many requests wait to be read: try again later");
+}
+
+void cn_call_cancel(cn_call *call)
+{
+    if (atomic_exchange(&call->cancelled, true) || cn_call_is_over(call)) return;
+    cn_call_ref(call);
+    cn_mailbox_post(call->service->engine_box, CN_LANE_EXPRESS, &call->cancel_mail);
+}
+
+void cn_call_release(cn_call *call)
+{
+    if (!call) return;
+    call->released = true;
+    cn_call_cancel(call);
+    cn_call_unref(call);
+}
+
+bool cn_call_is_over(const cn_call *call)
+{
+    cn_call *c = (cn_call *)(uintptr_t)call; /* the lock is no part of what is asked */
+    pthread_mutex_lock(&c->lock);
+    bool over = c->over;
+    pthread_mutex_unlock(&c->lock);
+    return over;
+}
+
+cn_status cn_call_status(const cn_call *call) { return call->status; }
+const char *cn_call_error(const cn_call *call)
+{
+    return call->error.len ? call->error.data : cn_status_name(call->status);
+}
+const char *cn_call_at_fault(const cn_call *call)
+{
+    return call->at_fault.len ? call->at_fault.data : "";
+}
+const cn_api_request *cn_call_request(const cn_call *call) { return call->request; }
+
+cn_api_result *cn_call_lock(cn_call *call)
+{
+    pthread_mutex_lock(&call->lock);
+    if (call->result) return call->result;
+    pthread_mutex_unlock(&call->lock);
+    return NULL;
+}
+
+void cn_call_unlock(cn_call *call) { pthread_mutex_unlock(&call->lock); }
+
+void cn_call_get_times(cn_call *call, cn_call_times *out)
+{
+    pthread_mutex_lock(&call->lock);
+    *out = call->times;
+    pthread_mutex_unlock(&call->lock);
+}

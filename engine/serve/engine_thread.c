@@ -1,0 +1,221 @@
+/* engine_thread.c - the thread that owns cn_engine: take requests and cancels, step, deliver.
+ * See service.h. */
+#include <string.h>
+
+#include "engine/serve/service_state.h"
+
+enum { MAILS_PER_STEP = 64 }; /* a burst of arrivals delays what decodes by no more */
+
+/* ---- calls that the engine has ---- */
+
+static void link_call(cn_service *s, cn_call *call)
+{
+    call->next = s->active;
+    if (call->next) call->next->prev = call;
+    s->active = call;
+}
+
+static void unlink_call(cn_service *s, cn_call *call)
+{
+    if (call->next) call->next->prev = call->prev;
+    *(call->prev ? &call->prev->next : &s->active) = call->next;
+    call->prev = call->next = NULL;
+}
+
+static const char *token_bytes(void *user, uint32_t token, size_t *n_bytes)
+{
+    const char *bytes;
+    bool special;
+    const cn_tokenizer *t = cn_engine_tokenizer(user);
+    return cn_tokenizer_token(t, token, &bytes, n_bytes, &special) ? bytes : NULL;
+}
+
+/* ---- delivery ---- */
+
+static void observe_tokens(cn_call *call, const cn_event *ev, double now)
+{
+    cn_serve_stats *stats = call->service->serve_stats;
+    if (ev->n_tokens == 0) return;
+    double *last = &call->last_s[ev->sample];
+    if (call->times.first_token_s == 0)
+        cn_serve_stats_observe(stats, CN_HIST_TTFT_S, now - call->times.started_s, 1);
+    if (*last > 0)
+        cn_serve_stats_observe(stats, CN_HIST_ITL_S, (now - *last) / ev->n_tokens, ev->n_tokens);
+    *last = now;
+}
+
+static void observe_end(cn_call *call, const cn_event *ev)
+{
+    cn_serve_stats *stats = call->service->serve_stats;
+    cn_serve_figures *f = cn_serve_stats_lock(stats);
+    f->finished[ev->finish]++;
+    f->finished_class[call->klass] += ev->last;
+    cn_serve_stats_unlock(stats);
+    const cn_call_times *t = &call->times;
+    if (!ev->last || ev->finish == CN_FINISH_CANCELLED || t->first_token_s == 0) return;
+    cn_usage u;
+    cn_api_result_usage(call->result, &u);
+    const double decode_s = t->last_token_s - t->first_token_s;
+    cn_serve_stats_observe(stats, CN_HIST_E2E_S, t->last_token_s - t->started_s, 1);
+    cn_serve_stats_observe(stats, CN_HIST_QUEUE_S, t->submitted_s - t->started_s, 1);
+    cn_serve_stats_observe(stats, CN_HIST_PREFILL_S, t->first_token_s - t->submitted_s, 1);
+    cn_serve_stats_observe(stats, CN_HIST_DECODE_S, decode_s, 1);
+    cn_serve_stats_observe(stats, CN_HIST_PROMPT_TOKENS, u.prompt_tokens, 1);
+    cn_serve_stats_observe(stats, CN_HIST_OUTPUT_TOKENS, u.completion_tokens, 1);
+    const uint32_t per_sample = u.completion_tokens / cn_api_result_n_choices(call->result);
+    if (per_sample > 1)
+        cn_serve_stats_observe(stats, CN_HIST_TPOT_S, decode_s / (per_sample - 1), 1);
+}
+
+/* The end of all samples as the status of the call. */
+static cn_status end_status(const cn_api_result *r)
+{
+    const char *error = cn_api_result_error(r);
+    if (error) return cn_fail(CN_ERR_DEVICE, "%s", error);
+    return cn_api_result_was_cancelled(r) ? cn_fail(CN_ERR_CANCELLED, "cancelled") : CN_OK;
+}
+
+static void on_event(void *user, const cn_event *ev)
+{
+    cn_call *call = user;
+    const double now = cn_now_s();
+    observe_tokens(call, ev, now);
+    pthread_mutex_lock(&call->lock);
+    if (call->times.first_token_s == 0 && ev->n_tokens > 0) call->times.first_token_s = now;
+    call->times.last_token_s = now;
+    cn_api_result_add(call->result, ev);
+    pthread_mutex_unlock(&call->lock);
+    if (ev->finish != CN_FINISH_NONE) observe_end(call, ev);
+    if (ev->last) {
+        unlink_call(call->service, call);
+        cn_call_finish(call, end_status(call->result));
+    } else if (call->request->stream) {
+        cn_call_tell(call);
+    }
+}
+
+/* ---- submit, cancel ---- */
+
+static cn_status submit(cn_service *s, cn_call *call)
+{
+    cn_request_params p = call->request->params;
+    cn_api_result *result;
+    if (atomic_load(&call->cancelled)) return cn_fail(CN_ERR_CANCELLED, "cancelled");
+    if (s->engine_stop) return cn_fail(CN_ERR_CANCELLED, "the server stops");
+    if (s->failed) return cn_fail(CN_ERR_DEVICE, "the engine has failed: %s", s->failure.data);
+    p.messages = NULL;
+    p.text = NULL;
+    p.tokens = call->tokens.ids;
+    p.n_tokens = call->tokens.len;
+    call->last_s = cn_calloc(p.sampling.n, sizeof *call->last_s);
+    if (!call->last_s) return cn_fail(CN_ERR_MEMORY, "out of memory for a request");
+    CN_TRY(cn_api_result_create(&result, call->request, token_bytes, s->engine));
+    pthread_mutex_lock(&call->lock);
+    call->result = result;
+    call->times.submitted_s = cn_now_s();
+    pthread_mutex_unlock(&call->lock);
+    return cn_engine_submit(s->engine, &p, on_event, call, &call->engine_request);
+}
+
+void cn_engine_thread_take(cn_mail *mail)
+{
+    cn_call *call = CN_FROM_MAIL(cn_call, mail, mail);
+    cn_service *s = call->service;
+    cn_status status = submit(s, call);
+    cn_tokens_free(&call->tokens);
+    if (status != CN_OK) {
+        cn_serve_figures *f = cn_serve_stats_lock(s->serve_stats);
+        f->rejected_invalid += status == CN_ERR_ARG;
+        f->rejected_busy += status == CN_ERR_BUSY;
+        cn_serve_stats_unlock(s->serve_stats);
+        cn_call_finish(call, status);
+        return;
+    }
+    call->submitted = true;
+    s->engine_idle = false;
+    link_call(s, call);
+}
+
+void cn_engine_thread_cancel(cn_mail *mail)
+{
+    cn_call *call = CN_FROM_MAIL(cn_call, cancel_mail, mail);
+    if (call->submitted && !cn_call_is_over(call))
+        cn_engine_cancel(call->service->engine, call->engine_request);
+    cn_call_unref(call);
+}
+
+/* ---- the loop ---- */
+
+static void publish(cn_service *s)
+{
+    cn_stats now;
+    cn_engine_stats(s->engine, &now);
+    const uint64_t tokens = now.generation_tokens + now.prompt_tokens;
+    const uint64_t before = s->stats.generation_tokens + s->stats.prompt_tokens;
+    if (now.steps > s->stats.steps)
+        cn_serve_stats_observe(s->serve_stats, CN_HIST_ITERATION_TOKENS,
+                               (double)(tokens - before), 1);
+    pthread_mutex_lock(&s->lock);
+    s->stats = now;
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* Ends every call that the engine has: it will deliver no more. */
+static void end_all(cn_service *s, cn_status status)
+{
+    while (s->active) {
+        cn_call *call = s->active;
+        unlink_call(s, call);
+        cn_call_finish(call, status);
+    }
+    s->engine_idle = true;
+}
+
+static void step(cn_service *s)
+{
+    const double began = cn_now_s();
+    cn_status status = cn_engine_step(s->engine, &s->engine_idle);
+    cn_serve_stats_observe(s->serve_stats, CN_HIST_STEP_S, cn_now_s() - began, 1);
+    if (status == CN_OK) return;
+    cn_log(CN_LOG_ERROR, "the engine failed: %s", cn_last_error());
+    pthread_mutex_lock(&s->lock);
+    s->failed = true;
+    if (cn_buf_addf(&s->failure, "%s", cn_last_error()) != CN_OK) cn_buf_clear(&s->failure);
+    pthread_mutex_unlock(&s->lock);
+    end_all(s, status);
+}
+
+static void open_stop(cn_mail *mail)
+{
+    cn_service *s = CN_FROM_MAIL(cn_service, engine_stop_mail, mail);
+    s->engine_stop = true;
+}
+
+void cn_engine_thread_stop(cn_service *s)
+{
+    s->engine_stop_mail.open = open_stop;
+    cn_mailbox_post(s->engine_box, CN_LANE_NORMAL, &s->engine_stop_mail);
+}
+
+void *cn_engine_thread_main(void *service)
+{
+    cn_service *s = service;
+    s->engine_idle = true;
+    for (;;) {
+        cn_mail *mail;
+        for (int i = 0; i < MAILS_PER_STEP && (mail = cn_mailbox_take(s->engine_box)); i++)
+            mail->open(mail);
+        if (s->engine_stop) break;
+        if (s->engine_idle) {
+            publish(s);
+            cn_mailbox_wait(s->engine_box, -1);
+        } else {
+            step(s);
+            publish(s);
+        }
+    }
+    cn_fail(CN_ERR_CANCELLED, "the server stops");
+    end_all(s, CN_ERR_CANCELLED);
+    for (cn_mail *mail; (mail = cn_mailbox_take(s->engine_box));) mail->open(mail);
+    return NULL;
+}

@@ -1,0 +1,167 @@
+/* intake.c - the thread that reads bodies and makes tokens, one request at a time, interactive ones
+ * first. See service.h. */
+#include <string.h>
+
+#include "engine/json.h"
+#include "engine/prompt.h"
+#include "engine/serve/service_state.h"
+
+enum { BYTES_PER_TOKEN_SLACK = 4 }; /* NFC may make a text shorter than it came */
+
+/* Longest text that could still fit the context: a refusal costs nothing then. */
+static size_t longest_prompt(const cn_service *s)
+{
+    size_t longest = 1;
+    for (uint32_t id = 0; id < cn_tokenizer_vocab_size(s->tokenizer); id++) {
+        const char *bytes;
+        size_t n;
+        bool special;
+        if (cn_tokenizer_token(s->tokenizer, id, &bytes, &n, &special) && n > longest) longest = n;
+    }
+    return longest * s->max_model_len * BYTES_PER_TOKEN_SLACK;
+}
+
+cn_status cn_intake_open(cn_service *s)
+{
+    const cn_config *c = s->config;
+    const char *dir = c->tokenizer ? c->tokenizer : c->model;
+    cn_buf family = {0};
+    if (cn_engine_tokenizer(s->engine)) CN_TRY(cn_tokenizer_load(&s->tokenizer, dir));
+    cn_status status = cn_option_format(cn_option_find("chat-template"), c, &family);
+    if (status == CN_OK) status = cn_chat_template_load(&s->chat, dir, family.data);
+    cn_buf_free(&family);
+    CN_TRY(status);
+    s->vocab = cn_engine_model_config(s->engine)->vocab;
+    s->max_prompt_bytes = longest_prompt(s);
+    return CN_OK;
+}
+
+static size_t prompt_bytes(const cn_request_params *p)
+{
+    size_t n = p->text ? strlen(p->text) : 0;
+    for (size_t i = 0; i < p->n_messages; i++) n += strlen(p->messages[i].content);
+    return n;
+}
+
+static cn_status make_tokens(cn_service *s, const cn_request_params *p, cn_tokens *out)
+{
+    if (prompt_bytes(p) > s->max_prompt_bytes)
+        return cn_fail(CN_ERR_ARG,
+                       "a prompt of %zu bytes is longer than the context of %u tokens can be",
+                       prompt_bytes(p), s->max_model_len);
+    return cn_prompt_tokens(s->tokenizer, s->chat, s->vocab, &s->prompt_text, p, out);
+}
+
+static cn_status parse_body(cn_call *call)
+{
+    json_t *body;
+    CN_TRY(cn_json_parse(&body, call->body.data, call->body.len, "body", SIZE_MAX,
+                         CN_API_MAX_DEPTH, CN_ERR_ARG));
+    cn_buf_free(&call->body);
+    cn_status status = cn_api_request_parse(&call->parsed, call->endpoint, body,
+                                            &call->service->defaults, &call->at_fault);
+    json_decref(body);
+    call->request = &call->parsed;
+    call->parsed.params.klass = call->klass;
+    call->parsed.params.custom_id = call->custom_id;
+    return status;
+}
+
+void cn_intake_take(cn_mail *mail)
+{
+    cn_call *call = CN_FROM_MAIL(cn_call, mail, mail);
+    cn_service *s = call->service;
+    cn_status status = CN_OK;
+    if (s->intake_stop || atomic_load(&call->cancelled))
+        status = cn_fail(CN_ERR_CANCELLED, "cancelled");
+    if (status == CN_OK && !call->request) status = parse_body(call);
+    if (status == CN_OK) status = make_tokens(s, &call->request->params, &call->tokens);
+    if (status != CN_OK) {
+        cn_serve_figures *f = cn_serve_stats_lock(s->serve_stats);
+        f->rejected_invalid += status == CN_ERR_ARG;
+        cn_serve_stats_unlock(s->serve_stats);
+        cn_call_finish(call, status);
+        return;
+    }
+    call->mail.open = cn_engine_thread_take;
+    cn_mailbox_post(s->engine_box, call->klass == CN_CLASS_BATCH ? CN_LANE_NORMAL : CN_LANE_EXPRESS,
+                    &call->mail);
+}
+
+/* ---- tokens for their own sake ---- */
+
+static cn_status run_token_job(cn_service *s, cn_token_job *job)
+{
+    if (!job->decode && job->prompt.text && !job->add_special) {
+        if (prompt_bytes(&job->prompt) > s->max_prompt_bytes)
+            return make_tokens(s, &job->prompt, &job->tokens); /* which refuses it */
+        return cn_tokenizer_encode(s->tokenizer, job->prompt.text, strlen(job->prompt.text), false,
+                                   &job->tokens);
+    }
+    if (!job->decode) return make_tokens(s, &job->prompt, &job->tokens);
+    cn_detok d;
+    cn_detok_init(&d, s->tokenizer, false);
+    CN_TRY(cn_buf_add(&job->text, "", 0));
+    for (size_t i = 0; i < job->tokens.len; i++) {
+        if (job->tokens.ids[i] >= s->vocab)
+            return cn_fail(CN_ERR_ARG, "token %zu is %u: the vocabulary has %u", i,
+                           job->tokens.ids[i], s->vocab);
+        CN_TRY(cn_detok_push(&d, job->tokens.ids[i], &job->text));
+    }
+    return cn_detok_flush(&d, &job->text);
+}
+
+static void open_done(cn_mail *mail)
+{
+    cn_token_job *job = CN_FROM_MAIL(cn_token_job, mail, mail);
+    job->done(job);
+}
+
+static void take_token_job(cn_mail *mail)
+{
+    cn_token_job *job = CN_FROM_MAIL(cn_token_job, mail, mail);
+    cn_service *s = job->service;
+    job->status = s->intake_stop ? cn_fail(CN_ERR_CANCELLED, "the server stops")
+                                 : run_token_job(s, job);
+    if (job->status != CN_OK) {
+        const char *text = cn_last_error();
+        if (cn_buf_add(&job->error, text, strlen(text)) != CN_OK) cn_buf_clear(&job->error);
+    }
+    job->mail.open = open_done;
+    cn_mailbox_post(job->reply_to, CN_LANE_EXPRESS, &job->mail);
+}
+
+bool cn_service_try_tokens(cn_service *s, cn_token_job *job)
+{
+    job->service = s;
+    job->mail.open = take_token_job;
+    return cn_mailbox_try_post(s->intake_box, CN_LANE_EXPRESS, &job->mail);
+}
+
+/* ---- the thread ---- */
+
+static void open_stop(cn_mail *mail)
+{
+    cn_service *s = CN_FROM_MAIL(cn_service, intake_stop_mail, mail);
+    s->intake_stop = true;
+}
+
+void cn_intake_stop(cn_service *s)
+{
+    s->intake_stop_mail.open = open_stop;
+    cn_mailbox_post(s->intake_box, CN_LANE_EXPRESS, &s->intake_stop_mail);
+}
+
+void *cn_intake_main(void *service)
+{
+    cn_service *s = service;
+    for (;;) {
+        cn_mail *mail = cn_mailbox_take(s->intake_box);
+        if (mail)
+            mail->open(mail);
+        else if (s->intake_stop)
+            return NULL;
+        else
+            cn_mailbox_wait(s->intake_box, -1);
+    }
+}

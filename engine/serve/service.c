@@ -1,0 +1,101 @@
+/* service.c - start and end of the two threads, and what others may ask them. See service.h. */
+#include <string.h>
+
+#include "engine/serve/service_state.h"
+
+enum { INTAKE_CAPACITY = 4096 };
+
+static cn_status start_threads(cn_service *s)
+{
+    if (pthread_create(&s->intake_thread, NULL, cn_intake_main, s) != 0)
+        return cn_fail(CN_ERR_MEMORY, "the intake thread could not be started");
+    s->n_threads = 1;
+    if (pthread_create(&s->engine_thread, NULL, cn_engine_thread_main, s) != 0)
+        return cn_fail(CN_ERR_MEMORY, "the engine thread could not be started");
+    s->n_threads = 2;
+    return CN_OK;
+}
+
+static cn_status open_service(cn_service *s, const cn_config *config)
+{
+    CN_TRY(cn_config_copy(&s->config, config));
+    CN_TRY(cn_serve_stats_create(&s->serve_stats));
+    CN_TRY(cn_mailbox_create(&s->intake_box, INTAKE_CAPACITY));
+    CN_TRY(cn_mailbox_create(&s->engine_box, UINT32_MAX));
+    CN_TRY(cn_engine_create(&s->engine, s->config));
+    s->max_model_len = cn_engine_max_model_len(s->engine);
+    cn_engine_default_sampling(s->engine, &s->defaults.sampling);
+    cn_engine_default_kv(s->engine, &s->defaults.kv);
+    cn_engine_stats(s->engine, &s->stats);
+    CN_TRY(cn_intake_open(s));
+    return start_threads(s);
+}
+
+cn_status cn_service_create(cn_service **out, const cn_config *config)
+{
+    cn_service *s = cn_calloc(1, sizeof *s);
+    if (!s) return cn_fail(CN_ERR_MEMORY, "out of memory for the service");
+    pthread_mutex_init(&s->lock, NULL);
+    cn_status status = open_service(s, config);
+    if (status == CN_OK)
+        *out = s;
+    else
+        cn_service_free(s);
+    return status;
+}
+
+void cn_service_free(cn_service *s)
+{
+    if (!s) return;
+    if (s->n_threads > 0) {
+        cn_intake_stop(s);
+        pthread_join(s->intake_thread, NULL);
+    }
+    if (s->n_threads > 1) {
+        cn_engine_thread_stop(s);
+        pthread_join(s->engine_thread, NULL);
+    }
+    cn_engine_free(s->engine);
+    cn_tokenizer_free(s->tokenizer);
+    cn_chat_template_free(s->chat);
+    cn_mailbox_free(s->intake_box);
+    cn_mailbox_free(s->engine_box);
+    cn_serve_stats_free(s->serve_stats);
+    cn_buf_free(&s->prompt_text);
+    cn_buf_free(&s->failure);
+    cn_config_free(s->config);
+    pthread_mutex_destroy(&s->lock);
+    cn_free(s);
+}
+
+const cn_config *cn_service_config(const cn_service *s) { return s->config; }
+uint32_t cn_service_max_model_len(const cn_service *s) { return s->max_model_len; }
+const cn_api_defaults *cn_service_defaults(const cn_service *s) { return &s->defaults; }
+cn_serve_stats *cn_service_serve_stats(cn_service *s) { return s->serve_stats; }
+
+const char *cn_service_model_name(const cn_service *s)
+{
+    return s->config->served_model_name ? s->config->served_model_name : s->config->model;
+}
+
+void cn_service_failure(cn_service *s, cn_buf *text)
+{
+    pthread_mutex_lock(&s->lock);
+    if (cn_buf_add(text, s->failure.data, s->failure.len) != CN_OK) cn_buf_clear(text);
+    pthread_mutex_unlock(&s->lock);
+}
+
+bool cn_service_is_healthy(cn_service *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool failed = s->failed;
+    pthread_mutex_unlock(&s->lock);
+    return !failed;
+}
+
+void cn_service_engine_stats(cn_service *s, cn_stats *out)
+{
+    pthread_mutex_lock(&s->lock);
+    *out = s->stats;
+    pthread_mutex_unlock(&s->lock);
+}
