@@ -13,6 +13,8 @@ enum {
     MAX_DEPTH = 16,
     MAX_LINE_BYTES = 32 << 20
 };
+/* Numbers of token streams, apart from each other. */
+static const uint64_t PREFIX_STREAMS = UINT64_C(1) << 40, OWN_STREAMS = UINT64_C(1) << 41;
 static const size_t max_sharegpt_bytes = (size_t)2 << 30;
 
 typedef struct loader {
@@ -23,7 +25,12 @@ typedef struct loader {
     uint64_t n_dropped; /* too long for the engine */
 } loader;
 
-static bool is_full(const loader *l) { return l->out->n >= l->c->num_prompts; }
+/* A workload is run whole unless --num-prompts says otherwise. */
+static bool is_full(const loader *l)
+{
+    const bool whole = l->c->workload && !cn_config_is_given(l->c, "num-prompts");
+    return !whole && l->out->n >= l->c->num_prompts;
+}
 
 /* Adds a prompt, taking over its tokens; drops one that does not fit. */
 static cn_status add(loader *l, cn_tokens *tokens, uint32_t output_len)
@@ -66,6 +73,18 @@ static uint32_t vary(uint32_t len, float ratio, uint64_t random)
     const double low = len * (1.0 - ratio), high = len * (1.0 + ratio);
     const double x = low + (high - low) * ((double)(random >> 11) / 9007199254740992.0);
     return x < 1 ? 1 : (uint32_t)(x + 0.5);
+}
+
+/* Appends the first n tokens of a stream: the same for the same seed and stream. */
+static cn_status add_random(const loader *l, uint64_t stream, uint32_t n, cn_tokens *out)
+{
+    const uint32_t vocab = cn_engine_model_config(l->e)->vocab;
+    const uint64_t seed = draw(l->c->seed, stream);
+    for (uint32_t i = 0; i < n; i++) {
+        const uint32_t token = (uint32_t)(draw(seed, i) % vocab);
+        CN_TRY(cn_tokens_add(out, &token, 1));
+    }
+    return CN_OK;
 }
 
 static cn_status load_random(loader *l)
@@ -127,45 +146,67 @@ static cn_status load_sharegpt(loader *l)
     return status;
 }
 
-/* ---- custom ---- */
+/* ---- lines of JSON ---- */
 
-static cn_status add_custom(loader *l, const cn_line *line)
-{
-    char where[32];
-    snprintf(where, sizeof where, "line %llu", (unsigned long long)line->number);
-    json_t *object;
-    CN_TRY(cn_json_parse(&object, line->text, line->n, where, MAX_LINE_BYTES, MAX_DEPTH,
-                         CN_ERR_ARG));
-    const cn_json_at at = {.object = object, .where = where, .error = CN_ERR_ARG};
-    const char *prompt = NULL;
-    uint32_t output_len = l->c->output_len;
-    cn_status status = json_is_object(object) ? CN_OK
-                                              : cn_fail(CN_ERR_ARG, "%s: want an object", where);
-    if (status == CN_OK) status = cn_json_str(&at, "prompt", CN_JSON_REQUIRED, &prompt);
-    if (status == CN_OK && !l->output_len_given)
-        status = cn_json_u32(&at, "output_tokens", CN_JSON_OPTIONAL, 1, INT32_MAX, &output_len);
-    cn_tokens tokens = {0};
-    if (status == CN_OK) status = encode(l, prompt, &tokens);
-    if (status == CN_OK) status = add(l, &tokens, output_len);
-    cn_tokens_free(&tokens);
-    json_decref(object);
-    return status;
-}
-
-static cn_status load_custom(loader *l)
+static cn_status load_lines(loader *l, const char *path,
+                            cn_status (*add_line)(loader *l, const cn_json_at *at))
 {
     cn_line_reader *reader;
-    CN_TRY(cn_line_reader_open(&reader, l->c->dataset_path, MAX_LINE_BYTES));
+    CN_TRY(cn_line_reader_open(&reader, path, MAX_LINE_BYTES));
     cn_status status = CN_OK;
     while (status == CN_OK && !is_full(l)) {
         cn_line line;
         cn_line_state state;
         status = cn_line_reader_next(reader, -1, &line, &state);
         if (status != CN_OK || state == CN_LINE_END) break;
-        if (state == CN_LINE_READY) status = add_custom(l, &line);
+        if (state != CN_LINE_READY) continue;
+        char where[32];
+        snprintf(where, sizeof where, "line %llu", (unsigned long long)line.number);
+        json_t *object = NULL;
+        status = cn_json_parse(&object, line.text, line.n, where, MAX_LINE_BYTES, MAX_DEPTH,
+                               CN_ERR_ARG);
+        if (status == CN_OK && !json_is_object(object))
+            status = cn_fail(CN_ERR_ARG, "%s: want an object", where);
+        const cn_json_at at = {.object = object, .where = where, .error = CN_ERR_ARG};
+        if (status == CN_OK) status = add_line(l, &at);
+        json_decref(object);
     }
     cn_line_reader_close(reader);
-    return status == CN_OK ? CN_OK : cn_fail_within(status, "%s", l->c->dataset_path);
+    return status == CN_OK ? CN_OK : cn_fail_within(status, "%s", path);
+}
+
+static cn_status add_custom(loader *l, const cn_json_at *at)
+{
+    const char *prompt = NULL;
+    uint32_t output_len = l->c->output_len;
+    CN_TRY(cn_json_str(at, "prompt", CN_JSON_REQUIRED, &prompt));
+    if (!l->output_len_given)
+        CN_TRY(cn_json_u32(at, "output_tokens", CN_JSON_OPTIONAL, 1, INT32_MAX, &output_len));
+    cn_tokens tokens = {0};
+    cn_status status = encode(l, prompt, &tokens);
+    if (status == CN_OK) status = add(l, &tokens, output_len);
+    cn_tokens_free(&tokens);
+    return status;
+}
+
+/* Random tokens of the lengths that the line says; the first prefix_tokens are those of every line
+ * that names the same prefix. */
+static cn_status add_lengths(loader *l, const cn_json_at *at)
+{
+    const uint32_t longest = cn_engine_max_model_len(l->e);
+    uint32_t n = 0, output_len = 0, prefix = 0, n_prefix = 0;
+    CN_TRY(cn_json_u32(at, "prompt_tokens", CN_JSON_REQUIRED, 1, INT32_MAX, &n));
+    CN_TRY(cn_json_u32(at, "output_tokens", CN_JSON_REQUIRED, 1, INT32_MAX, &output_len));
+    CN_TRY(cn_json_u32(at, "prefix", CN_JSON_OPTIONAL, 0, INT32_MAX, &prefix));
+    CN_TRY(cn_json_u32(at, "prefix_tokens", CN_JSON_OPTIONAL, 0, n, &n_prefix));
+    if (n > longest) n = n_prefix = 0; /* no work for a prompt that add() will drop */
+    cn_tokens tokens = {0};
+    const uint64_t own = OWN_STREAMS + l->out->n;
+    cn_status status = add_random(l, PREFIX_STREAMS + prefix, n_prefix, &tokens);
+    if (status == CN_OK) status = add_random(l, own, n - n_prefix, &tokens);
+    if (status == CN_OK) status = add(l, &tokens, output_len);
+    cn_tokens_free(&tokens);
+    return status;
 }
 
 cn_status cn_bench_dataset_load(cn_bench_dataset *out, const cn_config *c, cn_engine *e)
@@ -173,9 +214,15 @@ cn_status cn_bench_dataset_load(cn_bench_dataset *out, const cn_config *c, cn_en
     *out = (cn_bench_dataset){0};
     loader l = {.out = out, .c = c, .e = e,
                 .output_len_given = cn_config_is_given(c, "output-len")};
-    cn_status status = c->dataset_name == CN_OPT_DATASET_RANDOM     ? load_random(&l)
-                       : c->dataset_name == CN_OPT_DATASET_SHAREGPT ? load_sharegpt(&l)
-                                                                    : load_custom(&l);
+    cn_status status = CN_OK;
+    if (c->workload)
+        status = load_lines(&l, c->workload, add_lengths);
+    else if (c->dataset_name == CN_OPT_DATASET_RANDOM)
+        status = load_random(&l);
+    else if (c->dataset_name == CN_OPT_DATASET_SHAREGPT)
+        status = load_sharegpt(&l);
+    else
+        status = load_lines(&l, c->dataset_path, add_custom);
     if (status == CN_OK && l.n_dropped)
         cn_log(CN_LOG_WARN, "%llu prompts left out: longer with their output than %u tokens",
                (unsigned long long)l.n_dropped, cn_engine_max_model_len(e));

@@ -1,5 +1,5 @@
 /* bench_dataset.h - the prompts of a benchmark: random tokens, ShareGPT conversations, or lines of
- * JSON, each with the number of tokens to generate.
+ * JSON (texts, or the lengths of a workload), each with the number of tokens to generate.
  *
  * Owner: the caller. Thread: the engine's. Stage: before the clock starts. */
 #ifndef CN_BENCH_DATASET_H
@@ -23,7 +23,9 @@ typedef struct cn_bench_dataset {
  * --random-range-ratio, token ids of the whole vocabulary, from --seed. sharegpt: the first two
  * turns; without --output-len as many tokens as the second has; as in vLLM, turns of under 4
  * tokens, prompts of over 1024 and sums of over 2048 are left out. custom: "prompt", and
- * "output_tokens" where --output-len does not say. CN_ERR_ARG when no prompt is left. */
+ * "output_tokens" where --output-len does not say. --workload: lines of prompt_tokens and
+ * output_tokens, all of them unless --num-prompts is given; prompts that name the same prefix have
+ * their first prefix_tokens in common. CN_ERR_ARG when no prompt is left. */
 cn_status cn_bench_dataset_load(cn_bench_dataset *out, const cn_config *c, cn_engine *e);
 void cn_bench_dataset_free(cn_bench_dataset *d);
 

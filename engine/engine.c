@@ -13,6 +13,13 @@ static cn_event_batch *oldest_events(cn_engine *e)
     return e->event_head == e->event_tail ? NULL : b;
 }
 
+/* Counts the steps that the requests of finished events were not part of. */
+static void count_missed_steps(cn_engine *e, const cn_event_batch *b)
+{
+    const uint64_t n = e->stats.steps - b->begun_at;
+    e->event_stats.missed[n < CN_MISSED_STEPS_MAX ? n : CN_MISSED_STEPS_MAX] += b->n_events;
+}
+
 /* Tells the scheduler of every event whose fence is done; never waits. */
 static cn_status poll_events(cn_engine *e)
 {
@@ -22,6 +29,7 @@ static cn_status poll_events(cn_engine *e)
         if (!done) break;
         for (uint32_t i = 0; i < b->n_events; i++)
             cn_scheduler_event_done(e->scheduler, b->events[i]);
+        count_missed_steps(e, b);
         b->n_events = 0;
         e->event_head++;
     }
@@ -58,6 +66,7 @@ static cn_status start_events(cn_engine *e, const cn_begin_plan *begin)
     CN_TRY(be->compress(side, &args));
     CN_TRY(be->fence_record(b->fence, side));
     b->n_events = begin->n_events;
+    b->begun_at = e->stats.steps;
     e->event_tail++;
     if (e->config->sync_compression) CN_TRY(wait_events(e));
     return CN_OK;
@@ -275,7 +284,9 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
     } else if (plan.n_rows > 0) {
         return CN_OK;
     } else if (oldest_events(e)) {
+        const double began_s = cn_now_s();
         CN_TRY(wait_events(e)); /* nothing can run before one of them commits */
+        e->event_stats.stalled_s += cn_now_s() - began_s;
     } else {
         CN_ASSERT(e->n_requests == 0);
         *idle = true;

@@ -6,6 +6,7 @@
 #include "engine/batch.h"
 #include "engine/chat_template.h"
 #include "engine/engine.h"
+#include "engine/engine_probe.h"
 #include "engine/generation_config.h"
 #include "engine/model.h"
 #include "engine/output.h"
@@ -47,6 +48,7 @@ typedef struct cn_event_batch {
     cn_sched_event **events; /* [max_seqs] */
     cn_compress_req *reqs;   /* [max_seqs] what the backend was told */
     uint32_t n_events;       /* 0: free */
+    uint64_t begun_at;       /* steps launched before it */
 } cn_event_batch;
 
 enum { CN_EVENT_BATCHES = 16 };
@@ -115,6 +117,7 @@ struct cn_engine {
     cn_tokens prompt; /* scratch of submit */
     cn_buf prompt_text;
     cn_stats stats;
+    cn_event_stats event_stats;
 };
 
 /* The flight that is not f: that of the step before. */

@@ -317,6 +317,20 @@ static cn_status mlp_branch(const pass *p, uint32_t layer)
                   CN_DUMP_DOWN);
 }
 
+static cn_status lm_head(const pass *p, uint32_t n_rows)
+{
+    const cn_model *m = p->m;
+    cn_gemm_args a = {.out = at(m, m->ws.logits),
+                      .x = at(m, m->ws.picked),
+                      .weight = weight(m, CN_W_LM_HEAD, 0),
+                      .n_tokens = n_rows,
+                      .n = m->cfg.vocab,
+                      .k = m->cfg.hidden,
+                      .out_f32 = true};
+    CN_TRY(m->be->gemm(p->s, &a));
+    return dump(p, CN_DUMP_LOGITS, CN_DUMP_NO_LAYER, m->ws.logits, n_rows, a.n);
+}
+
 static cn_status logits_of(const pass *p, const uint32_t *rows, uint32_t n_rows)
 {
     const cn_model *m = p->m;
@@ -326,15 +340,7 @@ static cn_status logits_of(const pass *p, const uint32_t *rows, uint32_t n_rows)
                         .n_rows = n_rows,
                         .hidden = m->cfg.hidden};
     CN_TRY(m->be->gather(p->s, &g));
-    cn_gemm_args a = {.out = at(m, m->ws.logits),
-                      .x = g.out,
-                      .weight = weight(m, CN_W_LM_HEAD, 0),
-                      .n_tokens = n_rows,
-                      .n = m->cfg.vocab,
-                      .k = m->cfg.hidden,
-                      .out_f32 = true};
-    CN_TRY(m->be->gemm(p->s, &a));
-    return dump(p, CN_DUMP_LOGITS, CN_DUMP_NO_LAYER, m->ws.logits, n_rows, a.n);
+    return lm_head(p, n_rows);
 }
 
 cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_batch_view *b, const cn_pools *pools,
@@ -355,4 +361,24 @@ cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_batch_view *b, co
     CN_TRY(logits_of(&p, logit_rows, n_rows));
     *logits = at(m, m->ws.logits);
     return CN_OK;
+}
+
+cn_status cn_model_products(cn_model *m, cn_stream *s, uint32_t n_tokens, uint32_t n_rows)
+{
+    CN_ASSERT(n_tokens > 0 && n_tokens <= m->max_tokens && n_rows <= m->max_rows && !m->dump);
+    const cn_model_config *c = &m->cfg;
+    const cn_batch_view batch = {.n_tokens = n_tokens};
+    const pass p = {.m = m, .s = s, .batch = &batch};
+    const uint32_t heads = c->n_heads * c->head_dim, kv_heads = c->n_kv_heads * c->head_dim;
+    for (uint32_t layer = 0; layer < c->n_layers; layer++) {
+        CN_TRY(linear(&p, m->ws.qkv, m->ws.normed, CN_W_QKV, weight(m, CN_W_QKV_BIAS, layer),
+                      layer, heads + 2 * kv_heads, c->hidden, CN_DUMP_QKV));
+        CN_TRY(linear(&p, m->ws.branch, m->ws.attn, CN_W_O, weight(m, CN_W_O_BIAS, layer), layer,
+                      c->hidden, heads, CN_DUMP_O));
+        CN_TRY(linear(&p, m->ws.gate_up, m->ws.normed, CN_W_GATE_UP, NULL, layer,
+                      2 * c->intermediate, c->hidden, CN_DUMP_GATE_UP));
+        CN_TRY(linear(&p, m->ws.branch, m->ws.act, CN_W_DOWN, NULL, layer, c->hidden,
+                      c->intermediate, CN_DUMP_DOWN));
+    }
+    return n_rows > 0 ? lm_head(&p, n_rows) : CN_OK;
 }

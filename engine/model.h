@@ -35,4 +35,8 @@ void cn_model_set_dump(cn_model *m, cn_dump *d);
 cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_batch_view *b, const cn_pools *pools,
                            const uint32_t *logit_rows, uint32_t n_rows, float **logits);
 
+/* Enqueues the matrix products of a pass of n_tokens tokens and n_rows rows of logits, and nothing
+ * else of it, over what the last pass left in the workspace: what a prefill is held against. */
+cn_status cn_model_products(cn_model *m, cn_stream *s, uint32_t n_tokens, uint32_t n_rows);
+
 #endif

@@ -151,6 +151,12 @@ struct cn_config {
     char *dataset_path;
     uint32_t input_len, output_len, num_prompts;
     float random_range_ratio;
+    char *workload;                      /* path or NULL */
+    uint32_t steady_steps, warmup_steps; /* steady_steps 0: off */
+    uint32_t resident, decode_steps;     /* resident 0: off */
+    char *batches, *prefill;             /* lists of numbers; prefill NULL: off */
+    char *timeline;                      /* path or NULL */
+    float timeline_interval;
     char *output_json;
 
     /* tokenize */

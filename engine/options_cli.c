@@ -232,6 +232,12 @@ static cn_status check_run_batch(const cn_config *c)
 static cn_status check_bench(const cn_config *c)
 {
     bool random = c->dataset_name == CN_OPT_DATASET_RANDOM;
+    bool steps = c->resident || c->prefill;
+    if ((c->workload != NULL) + (c->steady_steps > 0) + steps + !random > 1)
+        return cn_fail(CN_ERR_ARG, "--workload, --steady-steps, --resident or --prefill, and "
+                                   "--dataset-name are different measurements: want one");
+    if (c->workload && (cn_config_is_given(c, "input-len") || cn_config_is_given(c, "output-len")))
+        return cn_fail(CN_ERR_ARG, "--workload %s brings its own lengths", c->workload);
     if (!random && !c->dataset_path)
         return cn_fail(CN_ERR_ARG, "--dataset-name needs --dataset-path, unless it is random");
     if (random && c->dataset_path)

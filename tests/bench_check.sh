@@ -59,6 +59,39 @@ cp $model/config.json "$dir/config-alone"
 bench total_output_tokens=20, -- --model "$dir/config-alone" --load-format dummy \
     --num-prompts 5 --input-len 8 --output-len 4
 
+# A workload brings its lengths, and prompts that share a prefix.
+cat >"$dir/workload.jsonl" <<'J'
+{"prompt_tokens": 200, "output_tokens": 3, "prefix": 1, "prefix_tokens": 128}
+{"prompt_tokens": 150, "output_tokens": 4, "prefix": 1, "prefix_tokens": 128}
+{"prompt_tokens": 150, "output_tokens": 5}
+{"prompt_tokens": 9000, "output_tokens": 5}
+J
+bench num_requests=3, total_input_tokens=500, total_output_tokens=12, cached_tokens=128, \
+    -- --workload "$dir/workload.jsonl" --max-num-seqs 1
+
+# The rows of a timeline add up to the run.
+bench total_output_tokens=160, -- --num-prompts 8 --input-len 8 --output-len 20 --timeline \
+    "$dir/timeline" --timeline-interval 0.001
+[ "$(awk -F, 'NR > 1 { n += $3 } END { print n }' "$dir/timeline")" = 160 ] || fail "timeline"
+
+# A steady state: as many requests of every age as --max-num-seqs allows, all of them running.
+timeline="--timeline $dir/timeline"
+steady="--steady-steps 20 --warmup-steps 4 --input-len 10 --output-len 130 --max-num-seqs 8"
+"$cinch" bench throughput --model $model --kv-cache-memory-bytes 64M --output-json "$dir/out" \
+    $steady $timeline >"$dir/line"
+for want in '"steps": 20' '"aged_requests": 8' '"mean_batch": 8.0' '"blocks_total": 170' \
+    '"preemptions": 0' '"stalled_share": 0.0'; do
+    grep -qF -e "$want" "$dir/out" || fail "no $want"
+done
+grep -q '^Steady state: [0-9.]* output tokens/s, 20 steps' "$dir/line" || fail "no steady line"
+
+# Single steps: a step of each batch, and a prompt beside its products.
+"$cinch" bench throughput --model $model --kv-cache-memory-bytes 64M --output-json "$dir/out" \
+    --resident 100 --batches 3,1 --decode-steps 8 --prefill 40 >"$dir/line"
+for want in '"batch": 3' '"batch": 1' '"resident": 100' '"tokens": 40'; do
+    grep -qF -e "$want" "$dir/out" || fail "no $want"
+done
+
 # refused TEXT ARGUMENTS...
 refused() {
     text=$1
@@ -76,6 +109,16 @@ refused "there is no tokenizer.json" bench throughput --model "$dir/config-alone
     --load-format dummy --dataset-name custom --dataset-path "$dir/custom.jsonl"
 refused "config-alone/tokenizer.json" bench throughput --model "$dir/config-alone"
 refused "no prompt to run" bench throughput --model $model --input-len 9000
+
+refused "does not hold --resident 2000" bench throughput --model $model --resident 2000 \
+    --batches 8 --kv-cache-memory-bytes 64M
+refused "less than the steps" bench throughput --model $model --resident 10
+refused "--batches 1,,2" bench throughput --model $model --resident 100 --batches 1,,2
+refused "--prefill 0" bench throughput --model $model --prefill 0
+refused "want one" bench throughput --model $model --prefill 8 --steady-steps 4
+echo '{"prompt_tokens": 5}' >"$dir/bad.jsonl"
+refused "line 1: output_tokens" bench throughput --model $model --workload "$dir/bad.jsonl"
+refused "/no/such" bench throughput --model $model --timeline /no/such/file
 
 "$cinch" plan --model $model --kv-cache-memory-bytes 64M --json >"$dir/out"
 for want in '"num_blocks": 170' '"block_bytes": 393216' '"concurrency_full": 1' \

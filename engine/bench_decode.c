@@ -1,0 +1,209 @@
+/* bench_decode.c - the time of single steps: a decode step at a given batch and residency, and the
+ * prefill of one prompt. Each figure stands beside what the device could do at best, measured in
+ * the same run: a decode step beside one reading of its weights, keys and values, a prefill beside
+ * its matrix products alone. Where the backend records steps, a step is also timed replayed without
+ * a pause; what an ordinary step takes longer, the device is idle. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "engine/bench.h"
+
+enum { LEAD_STEPS = 8, MAX_LIST = 64, PREFILL_ROUNDS = 3, PREFILL_STREAM = 1 << 16 };
+
+typedef struct number_list {
+    uint32_t at[MAX_LIST];
+    uint32_t n;
+} number_list;
+
+static cn_status parse_list(const char *option, const char *text, uint32_t max, number_list *out)
+{
+    out->n = 0;
+    for (const char *p = text;; p++) {
+        char *end;
+        errno = 0;
+        const unsigned long x = strtoul(p, &end, 10);
+        if (end == p || *p < '0' || *p > '9' || errno || x == 0 || x > max || out->n == MAX_LIST)
+            return cn_fail(CN_ERR_ARG, "--%s %s: want numbers from 1 to %u, as in 1,8", option,
+                           text, max);
+        out->at[out->n++] = (uint32_t)x;
+        p = end;
+        if (*p == '\0') return CN_OK;
+        if (*p != ',')
+            return cn_fail(CN_ERR_ARG, "--%s %s: want a comma at '%s'", option, text, p);
+    }
+}
+
+/* ---- decode ---- */
+
+typedef struct decode {
+    cn_bench *b;
+    cn_tokens tokens; /* scratch */
+    uint64_t *requests; /* [max_num_seqs] */
+    double read_bytes_s; /* 0: unknown */
+} decode;
+
+/* One step; *n_tokens is what it brought. */
+static cn_status count_step(decode *d, uint64_t *n_tokens)
+{
+    cn_stats before, after;
+    bool idle;
+    cn_engine_stats(d->b->engine, &before);
+    CN_TRY(cn_bench_step(d->b, &idle));
+    cn_engine_stats(d->b->engine, &after);
+    *n_tokens = after.generation_tokens - before.generation_tokens;
+    if (idle || after.preemptions > 0)
+        return cn_fail(CN_ERR_ARG, "the pool of %u blocks does not hold --resident %u for every "
+                                   "batch of --batches %s",
+                       after.blocks_total, d->b->config->resident, d->b->config->batches);
+    return CN_OK;
+}
+
+/* Submits the batch and steps until every request decodes. Request i has the same prompt in every
+ * batch, so that the prefix cache brings most of it back. */
+static cn_status start_batch(decode *d, uint32_t batch, uint32_t prompt_len)
+{
+    const cn_config *c = d->b->config;
+    const uint32_t output_len = cn_engine_max_model_len(d->b->engine) - prompt_len;
+    for (uint32_t i = 0; i < batch; i++) {
+        CN_TRY(cn_bench_random_tokens(d->b, i, prompt_len, &d->tokens));
+        CN_TRY(cn_bench_submit(d->b, &d->tokens, output_len, &d->requests[i]));
+    }
+    for (uint64_t n = 0; n < batch;) CN_TRY(count_step(d, &n));
+    for (uint32_t i = 0; i < LEAD_STEPS; i++) {
+        uint64_t n;
+        CN_TRY(count_step(d, &n));
+        if (n != batch)
+            return cn_fail(CN_ERR_ARG, "only %llu of %u requests decode: lower --resident %u or "
+                                       "--batches %s",
+                           (unsigned long long)n, batch, c->resident, c->batches);
+    }
+    return CN_OK;
+}
+
+static cn_status cancel_batch(decode *d, uint32_t batch)
+{
+    for (uint32_t i = 0; i < batch; i++) cn_engine_cancel(d->b->engine, d->requests[i]);
+    for (bool idle = false; !idle;) CN_TRY(cn_bench_step(d->b, &idle));
+    return CN_OK;
+}
+
+static cn_status report_batch(const decode *d, uint32_t batch, double step_s, double replay_s,
+                              json_t *rows)
+{
+    const cn_engine *e = d->b->engine;
+    const double bytes = (double)cn_engine_step_weight_bytes(e) +
+                         (double)cn_engine_kv_token_bytes(e) * d->b->config->resident * batch;
+    const double floor_s = d->read_bytes_s > 0 ? bytes / d->read_bytes_s : 0;
+    printf("decode, batch %u, %u resident: %.3f ms a step", batch, d->b->config->resident,
+           step_s * 1e3);
+    if (floor_s > 0) printf(", floor %.3f ms, %.1f %% of it", floor_s * 1e3,
+                            100 * floor_s / step_s);
+    if (replay_s > 0) printf(", idle %.2f %%", 100 * (1 - replay_s / step_s));
+    printf("\n");
+    json_t *row = json_pack("{s:I, s:I, s:f, s:f}", "batch", (json_int_t)batch, "resident",
+                            (json_int_t)d->b->config->resident, "ms_per_step", step_s * 1e3,
+                            "bytes_per_step", bytes);
+    if (!row) return cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
+    if (floor_s > 0) json_object_set_new(row, "floor_ms", json_real(floor_s * 1e3));
+    if (floor_s > 0) json_object_set_new(row, "floor_share", json_real(floor_s / step_s));
+    if (replay_s > 0) json_object_set_new(row, "replay_ms", json_real(replay_s * 1e3));
+    if (replay_s > 0) json_object_set_new(row, "idle_share", json_real(1 - replay_s / step_s));
+    return json_array_append_new(rows, row) ? cn_fail(CN_ERR_MEMORY, "out of memory for figures")
+                                            : CN_OK;
+}
+
+static cn_status time_batch(decode *d, uint32_t batch, json_t *rows)
+{
+    const cn_config *c = d->b->config;
+    const uint32_t steps = c->decode_steps, lead = LEAD_STEPS + 1 + steps / 2;
+    if (c->resident <= lead)
+        return cn_fail(CN_ERR_ARG, "--resident %u is less than the steps around it: want over %u",
+                       c->resident, lead);
+    CN_TRY(start_batch(d, batch, c->resident - lead));
+    const double began_s = cn_now_s();
+    for (uint32_t i = 0; i < steps; i++) {
+        uint64_t n;
+        CN_TRY(count_step(d, &n));
+        if (n != batch) return cn_fail(CN_ERR_DEVICE, "a step of %u gave %llu tokens", batch,
+                                       (unsigned long long)n);
+    }
+    const double step_s = (cn_now_s() - began_s) / steps;
+    double replay_s = 0;
+    CN_TRY(cn_engine_replay_time(d->b->engine, batch, steps, &replay_s));
+    CN_TRY(cancel_batch(d, batch));
+    return report_batch(d, batch, step_s, replay_s, rows);
+}
+
+static cn_status time_decode(cn_bench *b, json_t *json)
+{
+    decode d = {.b = b};
+    number_list batches;
+    CN_TRY(parse_list("batches", b->config->batches, b->config->max_num_seqs, &batches));
+    CN_TRY(cn_engine_read_bandwidth(b->engine, &d.read_bytes_s));
+    if (d.read_bytes_s > 0) printf("read bandwidth: %.1f GB/s\n", d.read_bytes_s / 1e9);
+    d.requests = cn_calloc(b->config->max_num_seqs, sizeof *d.requests);
+    json_t *rows = json_array();
+    cn_status status =
+        d.requests && rows ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for the requests");
+    for (uint32_t i = 0; status == CN_OK && i < batches.n; i++)
+        status = time_batch(&d, batches.at[i], rows);
+    cn_tokens_free(&d.tokens);
+    cn_free(d.requests);
+    json_object_set_new(json, "decode", rows);
+    json_object_set_new(json, "read_bytes_per_second", json_real(d.read_bytes_s));
+    return status;
+}
+
+/* ---- prefill ---- */
+
+static cn_status time_prompt(cn_bench *b, uint64_t stream, uint32_t n, cn_tokens *tokens,
+                             double *seconds)
+{
+    CN_TRY(cn_bench_random_tokens(b, stream, n, tokens));
+    CN_TRY(cn_bench_submit(b, tokens, 1, NULL));
+    const double began_s = cn_now_s();
+    for (bool idle = false; !idle;) CN_TRY(cn_bench_step(b, &idle));
+    *seconds = cn_now_s() - began_s;
+    return CN_OK;
+}
+
+static cn_status time_length(cn_bench *b, uint32_t n, cn_tokens *tokens, json_t *rows)
+{
+    double best_s = 0, products_s = 0;
+    for (uint32_t i = 0; i <= PREFILL_ROUNDS; i++) { /* the first one warms up */
+        double s;
+        CN_TRY(time_prompt(b, PREFILL_STREAM + (uint64_t)n * 8 + i, n, tokens, &s));
+        if (i == 1 || (i > 1 && s < best_s)) best_s = s;
+    }
+    CN_TRY(cn_engine_products_time(b->engine, n, &products_s));
+    printf("prefill of %u tokens: %.2f ms, its matrix products alone %.2f ms, ratio %.3f\n", n,
+           best_s * 1e3, products_s * 1e3, best_s / products_s);
+    json_t *row = json_pack("{s:I, s:f, s:f, s:f}", "tokens", (json_int_t)n, "ms", best_s * 1e3,
+                            "products_ms", products_s * 1e3, "ratio", best_s / products_s);
+    return row && json_array_append_new(rows, row) == 0
+               ? CN_OK
+               : cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
+}
+
+static cn_status time_prefill(cn_bench *b, json_t *json)
+{
+    number_list lengths;
+    CN_TRY(parse_list("prefill", b->config->prefill, cn_engine_max_model_len(b->engine) - 1,
+                      &lengths));
+    cn_tokens tokens = {0};
+    json_t *rows = json_array();
+    cn_status status = rows ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
+    for (uint32_t i = 0; status == CN_OK && i < lengths.n; i++)
+        status = time_length(b, lengths.at[i], &tokens, rows);
+    cn_tokens_free(&tokens);
+    json_object_set_new(json, "prefill", rows);
+    return status;
+}
+
+cn_status cn_bench_steps(cn_bench *b, json_t **json)
+{
+    *json = json_object();
+    if (!*json) return cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
+    if (b->config->resident) CN_TRY(time_decode(b, *json));
+    return b->config->prefill ? time_prefill(b, *json) : CN_OK;
+}

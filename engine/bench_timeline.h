@@ -1,0 +1,22 @@
+/* bench_timeline.h - a CSV file of what an engine does over time: a row each interval.
+ *
+ * Owner: the caller. Thread: the engine's. Stage: between steps.
+ * Columns: time_s since the first tick; steps, output_tokens, preemptions, recomputed_tokens,
+ * compressions: within the interval; running, waiting, compressing, blocks_used: at its end. */
+#ifndef CN_BENCH_TIMELINE_H
+#define CN_BENCH_TIMELINE_H
+
+#include "engine/engine.h"
+
+typedef struct cn_timeline cn_timeline;
+
+cn_status cn_timeline_open(cn_timeline **out, const char *path, double interval_s);
+
+/* Call before each step; writes a row once the interval is over. */
+cn_status cn_timeline_tick(cn_timeline *t, const cn_engine *e);
+
+/* Writes the last row, closes the file and frees t (NULL is fine). CN_ERR_IO when anything could
+ * not be written. */
+cn_status cn_timeline_close(cn_timeline *t, const cn_engine *e);
+
+#endif

@@ -1,0 +1,99 @@
+/* engine_probe.c - see engine_probe.h. */
+#include "engine/engine_probe.h"
+
+#include "engine/step_graph.h"
+
+enum { ROUNDS = 3 };
+
+uint64_t cn_engine_step_weight_bytes(const cn_engine *e)
+{
+    uint64_t rows = 0, cols = 0, head_rows = 0, head_cols = 0;
+    cn_weight_shape(&e->model_config, CN_W_EMBED, &rows, &cols);
+    cn_weight_shape(&e->model_config, CN_W_LM_HEAD, &head_rows, &head_cols);
+    const uint64_t not_read = head_rows > 0 ? rows * cols : 0;
+    return (cn_model_config_n_params(&e->model_config) - not_read) *
+           cn_dtype_bytes(e->backend->weight_dtype);
+}
+
+uint64_t cn_engine_kv_token_bytes(const cn_engine *e)
+{
+    const cn_kv_layout *l = &e->pools.layout;
+    return cn_kv_block_elems(l) / l->block_tokens * l->n_layers *
+           cn_dtype_bytes(e->backend->kv_dtype);
+}
+
+static cn_status wait_all(cn_engine *e)
+{
+    for (uint32_t i = 0; i < 2; i++)
+        CN_TRY(e->backend->stream_sync(e->backend->stream(e->backend, i)));
+    return CN_OK;
+}
+
+cn_status cn_engine_read_bandwidth(cn_engine *e, double *bytes_per_s)
+{
+    enum { MAX_BYTES = 1 << 30, PASSES = 16 };
+    cn_backend *be = e->backend;
+    cn_stream *s = be->stream(be, 0);
+    *bytes_per_s = 0;
+    if (!be->mem_sum) return CN_OK;
+    CN_TRY(wait_all(e));
+    /* The sum goes where sampling keeps its scratch, which holds nothing between steps. */
+    uint64_t *out = e->sample_scratch;
+    CN_ASSERT(e->sample_scratch_bytes >= sizeof *out);
+    size_t bytes = cn_kv_pool_elems(&e->pools.layout) * cn_dtype_bytes(be->kv_dtype);
+    if (bytes > (size_t)PASSES * MAX_BYTES) bytes = (size_t)PASSES * MAX_BYTES;
+    CN_TRY(be->mem_sum(s, e->pools.kv, bytes, out)); /* whatever a first call sets up */
+    for (int i = 0; i < ROUNDS; i++) {
+        CN_TRY(be->stream_sync(s));
+        const double began_s = cn_now_s();
+        CN_TRY(be->mem_sum(s, e->pools.kv, bytes, out));
+        CN_TRY(be->stream_sync(s));
+        const double rate = (double)bytes / (cn_now_s() - began_s);
+        if (rate > *bytes_per_s) *bytes_per_s = rate;
+    }
+    return CN_OK;
+}
+
+static cn_status enqueue_products(cn_engine *e, uint32_t n_tokens)
+{
+    cn_stream *s = e->backend->stream(e->backend, 0);
+    for (uint32_t left = n_tokens; left > 0;) {
+        const uint32_t n = cn_min_u32(left, e->config->max_num_batched_tokens);
+        left -= n;
+        CN_TRY(cn_model_products(e->model, s, n, left == 0));
+    }
+    return CN_OK;
+}
+
+cn_status cn_engine_products_time(cn_engine *e, uint32_t n_tokens, double *seconds)
+{
+    *seconds = 0;
+    CN_TRY(enqueue_products(e, n_tokens));
+    for (int i = 0; i < ROUNDS; i++) {
+        CN_TRY(wait_all(e));
+        const double began_s = cn_now_s();
+        CN_TRY(enqueue_products(e, n_tokens));
+        CN_TRY(wait_all(e));
+        const double took_s = cn_now_s() - began_s;
+        if (i == 0 || took_s < *seconds) *seconds = took_s;
+    }
+    return CN_OK;
+}
+
+cn_status cn_engine_replay_time(cn_engine *e, uint32_t rows, uint32_t n, double *seconds)
+{
+    *seconds = 0;
+    if (e->n_graph_buckets == 0) return CN_OK;
+    /* Into the flight that the next step will fill: what the last one sampled stays. */
+    const cn_flight *f = &e->flights[e->flight_tail % CN_FLIGHTS];
+    CN_TRY(wait_all(e));
+    CN_TRY(cn_step_graph_launch(e, rows, f));
+    CN_TRY(wait_all(e));
+    const double began_s = cn_now_s();
+    for (uint32_t i = 0; i < n; i++) CN_TRY(cn_step_graph_launch(e, rows, f));
+    CN_TRY(wait_all(e));
+    *seconds = (cn_now_s() - began_s) / n;
+    return CN_OK;
+}
+
+const cn_event_stats *cn_engine_event_stats(const cn_engine *e) { return &e->event_stats; }
