@@ -46,6 +46,10 @@ static void keep_tokens(run_sample *s, const cn_event *ev)
     }
     memcpy(s->tokens + s->n_tokens, ev->tokens, ev->n_tokens * sizeof *s->tokens);
     s->n_tokens += ev->n_tokens;
+    for (uint32_t i = 0; ev->logprobs && i < ev->n_tokens; i++) {
+        const float logprob = ev->logprobs[i].chosen.logprob;
+        s->logprob_hash = cn_hash64(s->logprob_hash, &logprob, sizeof logprob);
+    }
 }
 
 static void on_event(void *user, const cn_event *ev)

@@ -11,6 +11,7 @@ typedef struct run_sample {
     uint32_t *tokens;
     uint32_t n_tokens, cap;
     cn_buf text, reasoning;
+    uint64_t logprob_hash; /* of every token's log-probability, in order; 0 when not asked for */
     cn_finish finish;
     cn_usage usage;
     char stop_reason[64];

@@ -1,0 +1,173 @@
+#!/bin/sh
+# Every KV option from outside: the flag and the field of a request's kv object mean the same, both
+# change the answer, a wrong value is refused by name and number, and policies, budgets and scores
+# of all kinds share one batch. BUILD is the build directory.
+set -eu
+cinch=$(realpath "${BUILD:-build}/cinch")
+model=examples/tiny-reasoner
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+prompt=$(sed -n '1s/.*"prompt": \("[^"]*"\), "answer".*/\1/p' $model/prompts/ledger.jsonl)
+[ -n "$prompt" ]
+
+fail() {
+    echo "kv: $*"
+    cat "$dir/log"
+    exit 1
+}
+
+# ask ID MAX_TOKENS [KV]: a line of the input. Log-probabilities show what the text may hide.
+ask() {
+    printf '{"custom_id": "%s", "method": "POST", "url": "/v1/chat/completions", "body": {%s' \
+        "$1" "\"messages\": [{\"role\": \"user\", \"content\": $prompt}], \"max_tokens\": $2, "
+    printf '"logprobs": true, "ignore_eos": true%s}}\n' "${3:+, \"kv\": $3}"
+}
+
+# run ARGUMENTS...: answers $dir/in into $dir/out.
+run() {
+    rm -f "$dir"/out*
+    got=0
+    "$cinch" run-batch --model $model -i "$dir/in" -o "$dir/out" --temperature 0 --progress none \
+        --kv-policies full,window,zip "$@" >"$dir/log" 2>&1 || got=$?
+    [ $got = ${code:-0} ] || fail "run-batch $*: exit $got"
+}
+
+# answer FILE ID: choices and usage, without ids and times; nothing when there is no answer.
+answer() {
+    sed -n "/\"custom_id\":\"$2\"/s/.*\"choices\":\(.*\)}},\"error\":null.*/\1/p" "$1"
+}
+
+# ---- the flag, the field, and what they change ----
+
+small="--block-size 16 --kv-window 16"
+options='alpha=0.2 pooling=always pooling=never redundancy=flash redundancy=none p=0.95 tau=9
+    lambda=0.8 combine=subtract window=3 global=false budget=96 sinks=20'
+base='"policy": "zip", "budget": 64'
+{
+    ask default 120 "{$base}"
+    ask window 120 '{"policy": "window", "budget": 64}'
+    ask full 120
+    for option in $options; do
+        value=${option#*=}
+        case $value in [a-z]*) [ "$value" = false ] || value="\"$value\"" ;; esac
+        case $option in
+        sinks*) kv='"policy": "window", "budget": 64, "sinks": '$value ;;
+        budget*) kv='"policy": "zip", "budget": '$value ;;
+        *) kv="$base, \"${option%%=*}\": $value" ;;
+        esac
+        ask "$option" 120 "{$kv}"
+    done
+} >"$dir/in"
+# shellcheck disable=SC2086
+run $small
+cp "$dir/out" "$dir/fields"
+[ "$(wc -l <"$dir/fields")" = 16 ]
+
+# same ID ARGUMENTS...: what the flags answer is what the fields answered.
+same() {
+    id=$1
+    shift
+    ask flag 120 >"$dir/in"
+    # shellcheck disable=SC2086
+    run $small "$@"
+    answer "$dir/fields" "$id" >"$dir/want"
+    answer "$dir/out" flag >"$dir/got"
+    [ -s "$dir/want" ] || fail "$id: no answer"
+    cmp -s "$dir/want" "$dir/got" || fail "$id: the flag and the field differ"
+}
+
+same default --kv-policy zip --kv-budget 64
+same window --kv-policy window --kv-budget 64
+same full --kv-policy full
+for option in $options; do
+    key=${option%%=*}
+    policy=zip
+    budget=64
+    plain=default
+    set -- "--kv-$key" "${option#*=}"
+    case $option in
+    sinks*) policy=window plain=window ;;
+    budget*) budget=${option#*=} && set -- ;;
+    global*) set -- --no-kv-global ;;
+    esac
+    same "$option" --kv-policy $policy --kv-budget $budget "$@"
+    answer "$dir/fields" $plain | cmp -s - "$dir/want" && fail "$option changes nothing"
+done
+
+# ---- every block size, over and under the budget ----
+
+for block in 16 32 64 128 256; do
+    { ask long 460 '{"policy": "zip", "budget": 256}' && ask short 40 '{"policy": "zip"}'; } >"$dir/in"
+    run --block-size $block --kv-window 16
+    answer "$dir/out" long | grep -q '"compressions":[1-9]' || fail "block size $block: no event"
+    answer "$dir/out" short | grep -q '"compressions":0' || fail "block size $block: an event"
+done
+
+# Alone, a request keeps all that memory has room for; its budget is 64 all the same.
+ask alone 200 '{"policy": "zip", "budget": 64}' >"$dir/in"
+run --block-size 16 --tail-relaxation
+answer "$dir/out" alone | grep -q '"budget":64,"compressions":0,"evicted":0,"peak_tokens":2[0-9][0-9],' ||
+    fail "tail relaxation"
+
+# ---- wrong values ----
+
+# field KV TEXT: the object is refused with this text, in the line's own error.
+field() {
+    printf '%s\n' "$2" >>"$dir/texts"
+    ask "bad$(wc -l <"$dir/texts")" 8 "$1" >>"$dir/in"
+}
+ask good 8 '{"policy": "zip", "budget": 64}' >"$dir/in"
+: >"$dir/texts"
+field '{"policy": "quest"}' 'kv.policy "quest": want one of full|window|zip'
+field '{"policy": 1}' 'kv.policy 1'
+field '{"policy": "zip", "budget": 0}' 'kv.budget 0'
+field '{"policy": "zip", "budget": "much"}' 'kv.budget "much"'
+field '{"policy": "zip", "budget": 16, "window": 32}' 'budget of 16 tokens is below the window of 32'
+field '{"policy": "zip", "budget": 4000}' 'cap of 251 exceeds the pool of 200 blocks of 16 tokens'
+field '{"policy": "zip", "window": 33}' 'window of 33 tokens: want 1 to 32'
+field '{"policy": "zip", "window": 0}' 'kv.window 0'
+field '{"policy": "window", "budget": 64, "sinks": 64}' 'sinks of 64 tokens'
+field '{"policy": "zip", "alpha": 1.5}' 'kv.alpha 1.5'
+field '{"policy": "zip", "alpha": "x"}' 'kv.alpha "x"'
+field '{"policy": "zip", "global": "yes"}' 'kv.global "yes"'
+field '{"policy": "zip", "pooling": "last"}' 'kv.pooling "last": want one of first|never|always'
+field '{"policy": "zip", "redundancy": "thunder"}' 'want one of lightning|flash|none'
+field '{"policy": "zip", "p": 2}' 'kv.p 2'
+field '{"policy": "zip", "tau": 0}' 'kv.tau 0'
+field '{"policy": "zip", "lambda": -1}' 'kv.lambda -1'
+field '{"policy": "zip", "combine": "xor"}' 'kv.combine "xor": want one of convex|subtract'
+field '{"policy": "zip", "scores": 1}' "unknown member 'scores'"
+field '7' 'kv: want an object'
+code=2
+run --block-size 16 --kv-budget 64 --kv-window 32 --num-gpu-blocks-override 200
+answer "$dir/out" good | grep -q . || fail "a good line beside bad ones has no answer"
+n=0
+while read -r text; do
+    n=$((n + 1))
+    grep "\"custom_id\":\"bad$n\"" "$dir/out" | sed 's/\\"/"/g' | grep -qF -e "$text" ||
+        { grep "\"bad$n\"" "$dir/out" >"$dir/log" || :; fail "not refused with '$text'"; }
+done <"$dir/texts"
+
+# flag TEXT ARGUMENTS...
+flag() {
+    text=$1
+    shift
+    "$cinch" run-batch --model $model -i "$dir/in" -o "$dir/refused" "$@" >"$dir/log" 2>&1 &&
+        fail "not refused: $*"
+    grep -qF -e "$text" "$dir/log" || fail "$*: not refused with '$text'"
+}
+flag 'kv-policy quest: want one of full|window|zip' --kv-policy quest
+flag 'kv-budget 0' --kv-budget 0
+flag 'kv-window 128 is above kv-budget 64' --kv-budget 64 --kv-window 128
+flag 'kv-sinks 65 is above kv-budget 64' --kv-budget 64 --kv-sinks 65
+flag 'kv-alpha 1.5' --kv-alpha 1.5
+flag 'kv-pooling last: want one of first|never|always' --kv-pooling last
+flag 'kv-redundancy thunder: want one of lightning|flash|none' --kv-redundancy thunder
+flag 'kv-p 2' --kv-p 2
+flag 'kv-tau 0' --kv-tau 0
+flag 'kv-lambda -1' --kv-lambda -1
+flag 'kv-combine xor: want one of convex|subtract' --kv-combine xor
+flag 'kv-policies full,quest' --kv-policies full,quest
+flag '3 KV blocks hold no request: one takes 7 blocks of 64 tokens' --kv-policy zip \
+    --kv-budget 384 --num-gpu-blocks-override 3
+echo "kv: ok"

@@ -1,0 +1,275 @@
+/* test_engine_async.c - compression beside the model gives the same tokens, with the same bits of
+ * their log-probabilities, as compression inside the step: test_engine_async [SEEDS [FIRST]].
+ *
+ * A seed draws a model of random weights, an engine, and requests that arrive over time: policies,
+ * budgets and scores, shared prefixes, samples, greedy and not, some cancelled. It runs twice. When
+ * an event commits is a matter of the worker thread's luck, so a repeated seed is another test; the
+ * thread sanitizer watches both (TSAN_TESTS). */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "tests/lib/paged_batch.h"
+#include "tests/lib/run_engine.h"
+#include "tests/lib/scratch_dir.h"
+
+enum { MAX_REQUESTS = 16, MAX_PROMPT = 120, MAX_OUTPUT = 120, MAX_OPTIONS = 40, CONTEXT = 256 };
+static uint32_t n_seeds = 20, first_seed = 1;
+
+typedef struct ask {
+    uint32_t prompt[MAX_PROMPT], n_prompt;
+    uint32_t at_step;    /* when it arrives */
+    uint32_t cancel_at;  /* step; 0: never */
+    cn_kv_params kv;
+    uint32_t n, max_tokens;
+    bool greedy, ignore_eos;
+} ask;
+
+typedef struct scenario {
+    test_rng rng;
+    scratch_dir dir; /* holds the model's config.json */
+    char values[MAX_OPTIONS][32];
+    const char *options[MAX_OPTIONS + 1]; /* name, value, ..., NULL */
+    uint32_t n_options, block, window, vocab;
+    ask asks[MAX_REQUESTS];
+    uint32_t n_asks;
+} scenario;
+
+/* What all seeds went through together: a test of nothing must not pass. */
+static struct {
+    uint64_t compressions, preemptions, cancelled, cached, beside;
+} seen;
+
+static uint32_t below(scenario *x, uint32_t n) { return test_rng_below(&x->rng, n); }
+static uint32_t between(scenario *x, uint32_t a, uint32_t b) { return a + below(x, b - a + 1); }
+static bool chance(scenario *x, uint32_t percent) { return below(x, 100) < percent; }
+
+static void set(scenario *x, const char *name, uint32_t value)
+{
+    assert_true(x->n_options + 2 <= MAX_OPTIONS);
+    char *text = x->values[x->n_options];
+    snprintf(text, sizeof x->values[0], "%u", value);
+    x->options[x->n_options++] = name;
+    x->options[x->n_options++] = text;
+}
+
+static void set_switch(scenario *x, const char *name, bool on)
+{
+    x->options[x->n_options++] = name;
+    x->options[x->n_options++] = on ? "true" : "false";
+}
+
+static void draw_model(scenario *x)
+{
+    static const uint32_t heads[][2] = {{1, 1}, {2, 1}, {4, 2}, {4, 1}, {6, 2}, {3, 3}, {8, 1}};
+    const uint32_t *h = heads[below(x, sizeof heads / sizeof *heads)];
+    x->vocab = between(x, 60, 200);
+    char text[1024];
+    int n = snprintf(text, sizeof text,
+                     "{\"architectures\": [\"Qwen3ForCausalLM\"], \"model_type\": \"qwen3\","
+                     "\"hidden_size\": %u, \"intermediate_size\": %u, \"num_hidden_layers\": %u,"
+                     "\"num_attention_heads\": %u, \"num_key_value_heads\": %u, \"head_dim\": %u,"
+                     "\"vocab_size\": %u, \"max_position_embeddings\": %u, \"eos_token_id\": 3,"
+                     "\"rope_theta\": 10000.0, \"rms_norm_eps\": 1e-6,"
+                     "\"tie_word_embeddings\": true, \"hidden_act\": \"silu\","
+                     "\"attention_bias\": false, \"initializer_range\": 0.4}",
+                     16 * between(x, 1, 4), 16 * between(x, 1, 4), between(x, 1, 3), h[0], h[1],
+                     16 * between(x, 1, 4), x->vocab, CONTEXT);
+    scratch_dir_open(&x->dir);
+    scratch_dir_put(&x->dir, "config.json", text, (size_t)n);
+    x->options[x->n_options++] = "model";
+    x->options[x->n_options++] = x->dir.path;
+    x->options[x->n_options++] = "load-format";
+    x->options[x->n_options++] = "dummy";
+    set(x, "seed", below(x, 1000));
+}
+
+static void draw_engine(scenario *x)
+{
+    x->block = 16u << below(x, 2);
+    x->window = between(x, 1, 32);
+    x->options[x->n_options++] = "kv-policies";
+    x->options[x->n_options++] = "full,window,zip";
+    set(x, "block-size", x->block);
+    set(x, "kv-window", x->window);
+    set(x, "kv-budget", 32);
+    set(x, "threads", between(x, 1, 2));
+    set(x, "max-num-seqs", between(x, 1, 12));
+    set(x, "max-num-batched-tokens", between(x, 16, 200));
+    /* From a pool that just holds the longest request to one that holds them all. */
+    set(x, "num-gpu-blocks-override", CONTEXT / x->block + below(x, chance(x, 50) ? 4 : 30));
+    set_switch(x, "hybrid-scheduling", chance(x, 80));
+    set_switch(x, "enable-prefix-caching", chance(x, 70));
+    x->options[x->n_options++] = "async-scheduling";
+    x->options[x->n_options++] = chance(x, 50) ? "on" : "off";
+}
+
+static cn_kv_params draw_kv(scenario *x)
+{
+    const uint32_t policy = below(x, 6);
+    return (cn_kv_params){
+        .policy = policy == 0 ? CN_KV_FULL : policy == 1 ? CN_KV_WINDOW : CN_KV_ZIP,
+        .budget_tokens = between(x, 32, 80),
+        .window_tokens = between(x, 1, x->window),
+        .sink_tokens = below(x, 5),
+        .global_score = chance(x, 70),
+        .alpha = (float)below(x, 11) / 10,
+        .pooling = (cn_kv_pooling)below(x, 3),
+        .redundancy = (cn_kv_redundancy)below(x, 3),
+        .redundancy_p = (float)below(x, 10) / 10,
+        .redundancy_tau = 0.4f,
+        .lambda = (float)below(x, 11) / 10,
+        .combine = (cn_kv_combine)below(x, 2),
+    };
+}
+
+/* Prompts of a scenario begin alike, for a while. */
+static void draw_asks(scenario *x)
+{
+    uint32_t common[MAX_PROMPT];
+    for (uint32_t i = 0; i < MAX_PROMPT; i++) common[i] = below(x, x->vocab);
+    x->n_asks = between(x, 4, MAX_REQUESTS);
+    for (uint32_t r = 0; r < x->n_asks; r++) {
+        ask *a = &x->asks[r];
+        a->n_prompt = between(x, 1, MAX_PROMPT);
+        const uint32_t alike = chance(x, 50) ? below(x, a->n_prompt) : 0;
+        for (uint32_t i = 0; i < a->n_prompt; i++)
+            a->prompt[i] = i < alike ? common[i] : below(x, x->vocab);
+        a->kv = draw_kv(x);
+        a->n = chance(x, 80) ? 1 : between(x, 2, 3);
+        a->max_tokens = between(x, chance(x, 10) ? 1 : 40, MAX_OUTPUT);
+        a->greedy = chance(x, 75);
+        a->ignore_eos = chance(x, 80);
+        a->at_step = chance(x, 50) ? 0 : below(x, 100);
+        a->cancel_at = chance(x, 20) ? a->at_step + between(x, 1, 120) : 0;
+    }
+}
+
+static void submit(run *r, const ask *a)
+{
+    cn_request_params p = {.tokens = a->prompt, .n_tokens = a->n_prompt, .kv = a->kv,
+                           .klass = CN_CLASS_BATCH};
+    cn_engine_default_sampling(r->engine, &p.sampling);
+    p.sampling.max_tokens = a->max_tokens;
+    p.sampling.ignore_eos = a->ignore_eos;
+    p.sampling.temperature = a->greedy ? 0 : 1;
+    p.sampling.logprobs = 0;
+    p.sampling.n = a->n;
+    run_submit(r, &p);
+}
+
+static run *run_scenario(scenario *x, bool synchronous)
+{
+    run *r = malloc(sizeof *r);
+    assert_non_null(r);
+    const uint32_t n_options = x->n_options;
+    set_switch(x, "sync-compression", synchronous);
+    x->options[x->n_options] = NULL;
+    run_open(r, x->options);
+    x->n_options = n_options;
+    for (uint32_t step = 0, next = 0; next < x->n_asks || step < 250; step++) {
+        /* In order, so that a request has the same number, and with it the same seed. */
+        while (next < x->n_asks && x->asks[next].at_step <= step) submit(r, &x->asks[next++]);
+        for (uint32_t i = 0; i < next; i++)
+            if (x->asks[i].cancel_at == step && step > 0) cn_engine_cancel(r->engine, r->ids[i]);
+        bool idle;
+        if (cn_engine_step(r->engine, &idle) != CN_OK) fail_msg("%s", cn_last_error());
+        cn_engine_stats(r->engine, &r->stats);
+        seen.beside += !synchronous && r->stats.compressing > 0;
+    }
+    run_finish(r);
+    return r;
+}
+
+static uint32_t compare_sample(const run_sample *a, const run_sample *b, uint64_t seed, uint32_t i)
+{
+    const bool cut = a->finish == CN_FINISH_CANCELLED || b->finish == CN_FINISH_CANCELLED;
+    const uint32_t n = cn_min_u32(a->n_tokens, b->n_tokens);
+    for (uint32_t t = 0; t < n; t++)
+        if (a->tokens[t] != b->tokens[t])
+            fail_msg("seed %llu, request %u: token %u is %u, in line %u", (unsigned long long)seed,
+                     i, t, a->tokens[t], b->tokens[t]);
+    if (!cut && (a->n_tokens != b->n_tokens || a->logprob_hash != b->logprob_hash ||
+                 a->finish != b->finish))
+        fail_msg("seed %llu, request %u: %u tokens, %s, hash %llx; in line %u, %s, %llx",
+                 (unsigned long long)seed, i, a->n_tokens, cn_finish_name(a->finish),
+                 (unsigned long long)a->logprob_hash, b->n_tokens, cn_finish_name(b->finish),
+                 (unsigned long long)b->logprob_hash);
+    return cut;
+}
+
+/* Every account adds up: what requests say they went through is what the engine counted. */
+static void check_accounts(const scenario *x, const run *r)
+{
+    cn_stats sum = {0};
+    for (uint32_t i = 0; i < x->n_asks; i++)
+        for (uint32_t s = 0; s < x->asks[i].n; s++) {
+            const cn_usage *u = &r->samples[i][s].usage;
+            sum.compressions += u->kv.compressions;
+            sum.evicted_tokens += u->kv.evicted;
+            sum.freed_bytes += u->kv.freed_bytes;
+            sum.preemptions += u->preemptions;
+            sum.recomputed_tokens += u->recomputed_tokens;
+            sum.generation_tokens += u->completion_tokens;
+        }
+    assert_int_equal(sum.compressions, r->stats.compressions);
+    assert_int_equal(sum.evicted_tokens, r->stats.evicted_tokens);
+    assert_int_equal(sum.freed_bytes, r->stats.freed_bytes);
+    assert_int_equal(sum.preemptions, r->stats.preemptions);
+    assert_int_equal(sum.recomputed_tokens, r->stats.recomputed_tokens);
+    assert_int_equal(sum.generation_tokens, r->stats.generation_tokens);
+}
+
+static void run_seed(uint64_t seed)
+{
+    scenario *x = calloc(1, sizeof *x);
+    assert_non_null(x);
+    x->rng.state = seed;
+    draw_model(x);
+    draw_engine(x);
+    draw_asks(x);
+    run *beside = run_scenario(x, false), *in_line = run_scenario(x, true);
+    for (uint32_t i = 0; i < x->n_asks; i++)
+        for (uint32_t s = 0; s < x->asks[i].n; s++)
+            seen.cancelled +=
+                compare_sample(&beside->samples[i][s], &in_line->samples[i][s], seed, i);
+    check_accounts(x, beside);
+    check_accounts(x, in_line);
+    seen.compressions += beside->stats.compressions;
+    seen.preemptions += beside->stats.preemptions;
+    seen.cached += beside->stats.cached_tokens;
+    run_close(beside);
+    run_close(in_line);
+    free(beside);
+    free(in_line);
+    scratch_dir_close(&x->dir);
+    free(x);
+}
+
+static void beside_the_model_and_in_line_give_the_same_bits(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < n_seeds; i++) run_seed(first_seed + i);
+    print_message("%u seeds: %llu compressions, %llu steps beside one, %llu preemptions, "
+                  "%llu cached tokens, %llu cancelled\n",
+                  n_seeds, (unsigned long long)seen.compressions, (unsigned long long)seen.beside,
+                  (unsigned long long)seen.preemptions, (unsigned long long)seen.cached,
+                  (unsigned long long)seen.cancelled);
+    if (n_seeds < 20) return;
+    assert_true(seen.compressions > 5 * n_seeds && seen.preemptions > 0);
+    assert_true(seen.beside > n_seeds && seen.cached > n_seeds && seen.cancelled > 0);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1) n_seeds = (uint32_t)strtoul(argv[1], NULL, 10);
+    if (argc > 2) first_seed = (uint32_t)strtoul(argv[2], NULL, 10);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(beside_the_model_and_in_line_give_the_same_bits),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
