@@ -97,6 +97,7 @@ static const cn_backend CUDA_TABLE = {
     .mem_alloc = mem_alloc,
     .mem_free = mem_free,
     .mem_avail = mem_avail,
+    .mem_usage = cn_cuda_mem_usage,
     .host_alloc = host_alloc,
     .host_free = host_free,
     .mem_write = cn_cuda_mem_write,
@@ -151,7 +152,7 @@ cn_backend_cuda_open(cn_backend **out, const cn_cuda_backend_opts *o)
     if (strcmp(o->version, CINCH_VERSION) != 0 || o->table_bytes != sizeof(cn_backend))
         return cn_fail(CN_ERR_DEVICE,
                        "cinch-cuda.so (%s) and the program (%s) were built from different "
-                       "sources: build both together (make cuda)",
+                       "sources: build both together (make cuda), or use --device cpu",
                        CINCH_VERSION, o->version);
     cn_cuda *c = cn_calloc(1, sizeof *c);
     if (!c) return cn_fail(CN_ERR_MEMORY, "cuda backend: out of memory");

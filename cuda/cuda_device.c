@@ -63,7 +63,7 @@ cn_status cn_cuda_device_open(cn_cuda_device *out, uint32_t ordinal)
 
 static double gib(size_t bytes) { return (double)bytes / (1 << 30); }
 
-static cn_status choose_bytes(const cn_cuda_backend_opts *o, size_t *bytes)
+static cn_status choose_bytes(const cn_cuda_backend_opts *o, size_t *bytes, size_t *planned)
 {
     size_t available = 0, total = 0;
     CN_CUDA(cudaMemGetInfo(&available, &total));
@@ -80,12 +80,13 @@ static cn_status choose_bytes(const cn_cuda_backend_opts *o, size_t *bytes)
                        "GPU memory: %.2f GiB are wanted, %.2f of %.2f GiB are free: lower "
                        "--gpu-memory-utilization or --kv-cache-memory-bytes",
                        gib(*bytes), gib(available), gib(total));
+    *planned = in_use + *bytes;
     return CN_OK;
 }
 
 cn_status cn_cuda_arena_open(cn_cuda_arena *a, const cn_cuda_backend_opts *o)
 {
-    CN_TRY(choose_bytes(o, &a->bytes));
+    CN_TRY(choose_bytes(o, &a->bytes, &a->planned_bytes));
     void *base = NULL;
     cudaError_t error = cudaMalloc(&base, a->bytes);
     if (error != cudaSuccess) return cn_cuda_failed(error, "taking the GPU's memory");
@@ -98,6 +99,15 @@ void cn_cuda_arena_close(cn_cuda_arena *a)
     if (a->base) cudaFree(a->base);
     cn_free(a->used);
     *a = (cn_cuda_arena){0};
+}
+
+void cn_cuda_mem_usage(cn_backend *be, uint64_t *planned, uint64_t *used)
+{
+    const cn_cuda *c = be->ctx;
+    size_t available = 0, total = 0;
+    if (cudaMemGetInfo(&available, &total) != cudaSuccess) (void)cudaGetLastError();
+    *planned = c->arena.planned_bytes;
+    *used = total - available;
 }
 
 /* The gap before span i (i = n_used: after the last). */

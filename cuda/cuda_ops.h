@@ -60,6 +60,7 @@ typedef struct cn_cuda_span {
 typedef struct cn_cuda_arena {
     char *base;
     size_t bytes;
+    size_t planned_bytes; /* of the device's memory in use: these, and what was before */
     cn_cuda_span *used;
     size_t n_used, capacity;
 } cn_cuda_arena;
@@ -110,6 +111,7 @@ void cn_cuda_arena_close(cn_cuda_arena *a);
 cn_status cn_cuda_arena_take(cn_cuda_arena *a, size_t bytes, void **out);
 void cn_cuda_arena_give(cn_cuda_arena *a, void *p);
 size_t cn_cuda_arena_largest(const cn_cuda_arena *a); /* what one take can get */
+void cn_cuda_mem_usage(cn_backend *be, uint64_t *planned, uint64_t *used);
 
 cn_status cn_cuda_streams_open(cn_cuda *c);
 void cn_cuda_streams_close(cn_cuda *c);

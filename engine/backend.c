@@ -84,7 +84,9 @@ cn_status cn_backend_cuda_load(cn_backend **out, cn_cuda_backend_opts o)
         cn_backend_cuda_open_fn open;
     } entry = {dlsym(library, "cn_backend_cuda_open")};
     if (!entry.object)
-        return cn_fail(CN_ERR_DEVICE, "%s has no cn_backend_cuda_open: build it anew (make cuda)",
+        return cn_fail(CN_ERR_DEVICE,
+                       "%s has no cn_backend_cuda_open: build it anew (make cuda), or use --device "
+                       "cpu",
                        CUDA_LIBRARY);
     o.base = cn_base_calls_get();
     o.version = CINCH_VERSION;

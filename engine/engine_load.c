@@ -231,6 +231,18 @@ static cn_status load_and_plan(cn_engine *e, cn_memory_plan *plan)
     return rest_of_device ? CN_OK : load_model(e);
 }
 
+/* The one figure that a planner may get wrong unnoticed. */
+static void log_memory(const cn_engine *e)
+{
+    uint64_t planned, used;
+    if (!e->backend->mem_usage) return;
+    e->backend->mem_usage(e->backend, &planned, &used);
+    const double gib = 1u << 30;
+    cn_log(CN_LOG_INFO, "device memory: %.2f GiB planned, %.2f GiB in use (%+.1f %%)",
+           (double)planned / gib, (double)used / gib,
+           ((double)used / (double)planned - 1) * 100);
+}
+
 static cn_status build(cn_engine *e)
 {
     CN_TRY(load_checkpoint_texts(e));
@@ -242,7 +254,9 @@ static cn_status build(cn_engine *e)
     CN_TRY(make_batch(e, &plan));
     CN_TRY(take_sampling_memory(e));
     CN_TRY(take_event_memory(e, &plan));
-    return cn_step_graphs_record(e);
+    CN_TRY(cn_step_graphs_record(e));
+    log_memory(e);
+    return CN_OK;
 }
 
 cn_status cn_engine_create(cn_engine **out, const cn_config *c)

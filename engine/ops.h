@@ -269,6 +269,9 @@ struct cn_backend {
     /* Bytes that one mem_alloc can still get. NULL: the host's memory, without a limit of its
      * own. */
     size_t (*mem_avail)(cn_backend *be);
+    /* Bytes of the device's memory: what the options let it be filled to at open, and what is in
+     * use now, by whomever. NULL where mem_avail is. */
+    void (*mem_usage)(cn_backend *be, uint64_t *planned, uint64_t *used);
     /* Host memory, zeroed, that the device reads and writes directly. Taken at start only. */
     cn_status (*host_alloc)(cn_backend *be, size_t bytes, void **out);
     void (*host_free)(cn_backend *be, void *p);

@@ -1,0 +1,256 @@
+/* test_engine_cuda.c - the whole engine on a GPU, on the bundled checkpoint: its tokens against the
+ * CPU's, the same tokens again, the same tokens in any company under --batch-invariant, and its
+ * memory against the plan. Without a GPU all but the refusals are skipped. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "engine/audit.h"
+#include "engine/engine_state.h"
+#include "tests/lib/run_engine.h"
+
+static const char *const tasks[] = {"ledger", "notes",    "sums",  "multiply", "hops",
+                                    "needle", "sortlist", "story", "vartrack"};
+enum { N_TASKS = sizeof tasks / sizeof *tasks, PER_TASK = 8, N_PROMPTS = 64, MAX_TOKENS = 320 };
+
+static const char *prompts[N_TASKS * PER_TASK]; /* one of each task, then the next of each */
+static bool no_gpu;
+
+#define CUDA "device", "cuda", "gpu-memory-utilization", "0.5"
+
+static cn_status create(cn_engine **out, const char *const *options)
+{
+    cn_config *c = cn_config_create();
+    assert_non_null(c);
+    assert_int_equal(cn_config_set(c, "model", "examples/tiny-reasoner"), CN_OK);
+    assert_int_equal(cn_config_set(c, "check-invariants", "true"), CN_OK);
+    for (; options[0]; options += 2) assert_int_equal(cn_config_set(c, options[0], options[1]), 0);
+    const cn_status status = cn_engine_create(out, c);
+    cn_config_free(c);
+    return status;
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    for (uint32_t t = 0; t < N_TASKS; t++) {
+        const char *of_task[PER_TASK];
+        assert_int_equal(run_load_prompts(tasks[t], of_task, NULL, PER_TASK), PER_TASK);
+        for (uint32_t i = 0; i < PER_TASK; i++) prompts[i * N_TASKS + t] = of_task[i];
+    }
+    cn_engine *e = NULL;
+    no_gpu = create(&e, (const char *[]){CUDA, "enforce-eager", "true", NULL}) != CN_OK;
+    if (no_gpu) print_message("SKIPPED: no GPU: %s\n", cn_last_error());
+    cn_engine_free(e);
+    return 0;
+}
+
+/* ---- runs that keep logprobs ---- */
+
+typedef struct talk {
+    cn_engine *engine;
+    cn_transcript said[N_PROMPTS];
+} talk;
+
+static void open_talk(talk *t, const char *const *options)
+{
+    *t = (talk){0};
+    if (create(&t->engine, options) != CN_OK) fail_msg("%s", cn_last_error());
+}
+
+static void close_talk(talk *t)
+{
+    for (uint32_t i = 0; i < N_PROMPTS; i++) cn_transcript_free(&t->said[i]);
+    cn_engine_free(t->engine);
+}
+
+static void keep(void *user, const cn_event *ev)
+{
+    assert_int_equal(cn_transcript_add(user, ev), CN_OK);
+    if (ev->finish == CN_FINISH_ERROR) fail_msg("%s", ev->error);
+}
+
+static cn_request_params params_of(const talk *t, uint32_t i, cn_message *m)
+{
+    *m = (cn_message){"user", prompts[i]};
+    cn_request_params p = {.messages = m, .n_messages = 1, .enable_thinking = -1};
+    cn_engine_default_sampling(t->engine, &p.sampling);
+    cn_engine_default_kv(t->engine, &p.kv);
+    p.sampling.logprobs = CN_AUDIT_LOGPROBS;
+    p.sampling.max_tokens = MAX_TOKENS;
+    p.klass = CN_CLASS_BATCH;
+    return p;
+}
+
+/* Every third request draws at temperature 1, from a seed of its own. */
+static void ask(talk *t, uint32_t i)
+{
+    cn_message m;
+    cn_request_params p = params_of(t, i, &m);
+    p.sampling.temperature = i % 3 == 2 ? 1 : 0;
+    p.sampling.has_seed = true;
+    p.sampling.seed = i;
+    cn_transcript_free(&t->said[i]);
+    assert_int_equal(cn_engine_submit(t->engine, &p, keep, &t->said[i], NULL), CN_OK);
+}
+
+static void finish(talk *t)
+{
+    for (bool idle = false; !idle;)
+        if (cn_engine_step(t->engine, &idle) != CN_OK) fail_msg("%s", cn_last_error());
+}
+
+static void ask_all(talk *t)
+{
+    for (uint32_t i = 0; i < N_PROMPTS; i++) ask(t, i);
+    finish(t);
+}
+
+/* Token for token, and bit for bit what they were thought to be worth. */
+static void assert_same(const talk *x, const talk *y, uint32_t i)
+{
+    const cn_transcript *a = &x->said[i], *b = &y->said[i];
+    for (uint32_t k = 0; k < a->n && k < b->n; k++)
+        if (a->tokens[k] != b->tokens[k] || a->logprobs[k] != b->logprobs[k])
+            fail_msg("request %u, token %u: %u (%.7g) and %u (%.7g)", i, k, a->tokens[k],
+                     (double)a->logprobs[k], b->tokens[k], (double)b->logprobs[k]);
+    assert_int_equal(a->n, b->n);
+    assert_true(a->n > 0);
+}
+
+/* ---- the tests ---- */
+
+/* The CPU says something greedily; the GPU is made to say the same, and asked at every token which
+ * one it would have taken. */
+static void argmax_agrees_with_the_cpu(void **state)
+{
+    (void)state;
+    if (no_gpu) skip();
+    talk cpu, gpu;
+    open_talk(&cpu, (const char *[]){"device", "cpu", NULL});
+    open_talk(&gpu, (const char *[]){CUDA, NULL});
+    cn_message m;
+    for (uint32_t i = 0; i < N_PROMPTS; i++) {
+        cn_request_params p = params_of(&cpu, i, &m);
+        p.sampling.temperature = 0;
+        assert_int_equal(cn_engine_submit(cpu.engine, &p, keep, &cpu.said[i], NULL), CN_OK);
+    }
+    finish(&cpu);
+    cn_agreement sum = {0};
+    for (uint32_t i = 0; i < N_PROMPTS; i++) {
+        cn_request_params p = params_of(&gpu, i, &m);
+        cn_audit_params(&p, &cpu.said[i]);
+        assert_int_equal(cn_engine_submit(gpu.engine, &p, keep, &gpu.said[i], NULL), CN_OK);
+    }
+    finish(&gpu);
+    for (uint32_t i = 0; i < N_PROMPTS; i++)
+        cn_agreement_between(&sum, &cpu.said[i], &gpu.said[i]);
+    print_message("    argmax agreement %.4f %% of %llu tokens, mean logprob gap %.2e nats\n",
+                  cn_agreement_share(&sum) * 100, (unsigned long long)sum.tokens,
+                  cn_agreement_gap(&sum));
+    assert_true(sum.tokens > N_PROMPTS * 64);
+    assert_true(cn_agreement_share(&sum) >= 0.995);
+    close_talk(&cpu);
+    close_talk(&gpu);
+}
+
+static void a_run_repeats_itself(void **state)
+{
+    (void)state;
+    if (no_gpu) skip();
+    talk first, again;
+    open_talk(&first, (const char *[]){CUDA, NULL});
+    ask_all(&first);
+    open_talk(&again, (const char *[]){CUDA, NULL});
+    ask_all(&again);
+    for (uint32_t i = 0; i < N_PROMPTS; i++) assert_same(&first, &again, i);
+    close_talk(&first);
+    close_talk(&again);
+}
+
+/* Alone, in company, in small chunks, op by op: the same bits. */
+static void company_does_not_matter(void **state)
+{
+    (void)state;
+    if (no_gpu) skip();
+    talk all, alone, other;
+    open_talk(&all, (const char *[]){CUDA, "batch-invariant", "true", NULL});
+    ask_all(&all);
+    open_talk(&alone, (const char *[]){CUDA, "batch-invariant", "true", "enable-prefix-caching",
+                                       "false", NULL});
+    for (uint32_t i = 0; i < 12; i++) {
+        ask(&alone, i);
+        finish(&alone);
+        assert_same(&all, &alone, i);
+    }
+    open_talk(&other, (const char *[]){CUDA, "batch-invariant", "true", "enforce-eager", "true",
+                                       "max-num-seqs", "23", "max-num-batched-tokens", "48",
+                                       "async-scheduling", "off", NULL});
+    ask_all(&other);
+    for (uint32_t i = 0; i < N_PROMPTS; i++) assert_same(&all, &other, i);
+    close_talk(&all);
+    close_talk(&alone);
+    close_talk(&other);
+}
+
+static void memory_is_as_planned(void **state)
+{
+    (void)state;
+    if (no_gpu) skip();
+    talk t;
+    uint64_t planned, used;
+    open_talk(&t, (const char *[]){"device", "cuda", "gpu-memory-utilization", "0.9", NULL});
+    ask_all(&t);
+    const cn_backend *be = t.engine->backend;
+    be->mem_usage(t.engine->backend, &planned, &used);
+    const double off = (double)used / (double)planned - 1;
+    print_message("    planned %llu bytes, in use %llu: %+.2f %%\n", (unsigned long long)planned,
+                  (unsigned long long)used, off * 100);
+    assert_true(off < 0.02 && off > -0.02);
+    close_talk(&t);
+}
+
+/* What cannot be had is said in one line, with the option to change. */
+static void assert_refused(const char *const *options, cn_status want, const char *says)
+{
+    cn_engine *e = (cn_engine *)1;
+    const cn_status status = create(&e, options);
+    if (status == CN_OK) fail_msg("an engine was made: %s %s", options[0], options[1]);
+    print_message("    %s\n", cn_last_error());
+    assert_int_equal(status, want);
+    assert_null(strchr(cn_last_error(), '\n'));
+    assert_non_null(strstr(cn_last_error(), says));
+}
+
+static void faults_end_in_one_line(void **state)
+{
+    (void)state;
+    assert_refused((const char *[]){"device", "cuda", "dtype", "float32", NULL}, CN_ERR_ARG,
+                   "--device cpu");
+    if (no_gpu) {
+        assert_refused((const char *[]){CUDA, NULL}, CN_ERR_DEVICE, "--device cpu");
+        return;
+    }
+    assert_refused((const char *[]){"device", "cuda:99", NULL}, CN_ERR_DEVICE, "cuda:0");
+    assert_refused((const char *[]){"device", "cuda", "gpu-memory-utilization", "0.001", NULL},
+                   CN_ERR_MEMORY, "--gpu-memory-utilization");
+    assert_refused((const char *[]){CUDA, "kv-cache-memory-bytes", "900G", NULL}, CN_ERR_MEMORY,
+                   "GPU memory");
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(argmax_agrees_with_the_cpu),
+        cmocka_unit_test(a_run_repeats_itself),
+        cmocka_unit_test(company_does_not_matter),
+        cmocka_unit_test(memory_is_as_planned),
+        cmocka_unit_test(faults_end_in_one_line),
+    };
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
+    return cmocka_run_group_tests_name("engine_cuda", tests, setup, NULL);
+}

@@ -1,0 +1,262 @@
+/* test_soak.c - an engine under random traffic with its accounting checked at every step: arrivals,
+ * cancels, shared beginnings, several samples, all policies, too few blocks. Every request ends
+ * once, nothing is left behind, and a request that is asked again and again answers the same.
+ *
+ *   build/tests/test_soak [SECONDS [DEVICE [SEED [OPTION VALUE]...]]]     4 cpu 1
+ *
+ * The repeated requests are compared where answers do not depend on the company: on a CPU, and on
+ * a GPU with "batch-invariant true". */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "engine/engine.h"
+#include "tests/lib/paged_batch.h"
+
+enum { VOCAB = 2048, MAX_LIVE = 64, MAX_PROMPT = 400, CANARY_TOKENS = 60, N_CANARIES = 2 };
+
+/* A request under way. */
+typedef struct guest {
+    struct soak *soak;
+    uint64_t id;
+    bool live;
+    int32_t canary; /* which one, or -1 */
+    uint32_t n_samples, n_ended, n_tokens, max_tokens;
+    uint32_t tokens[CANARY_TOKENS]; /* of a canary */
+} guest;
+
+typedef struct soak {
+    cn_engine *engine;
+    test_rng rng;
+    bool compresses, repeats;
+    guest guests[MAX_LIVE];
+    uint32_t n_live;
+    uint64_t submitted, ended, cancelled, canaries;
+    uint32_t canary_tokens[N_CANARIES][CANARY_TOKENS];
+    bool canary_known[N_CANARIES];
+    bool canary_runs;
+} soak;
+
+static double seconds = 4;
+static const char *device = "cpu";
+static uint32_t seed = 1;
+static char **options; /* name, value, ..., NULL */
+
+static uint32_t below(soak *s, uint32_t n) { return test_rng_below(&s->rng, n); }
+static bool one_in(soak *s, uint32_t n) { return below(s, n) == 0; }
+
+/* ---- the engine ---- */
+
+static cn_status create(soak *s, const char *policies)
+{
+    static const char *const fixed[] = {
+        "model",          "examples/tiny-reasoner", "check-invariants", "true",
+        "block-size",     "16",                     "kv-budget",        "64",
+        "max-num-seqs",   "24",                     "max-model-len",    "1024",
+        "max-num-batched-tokens", "96",             "num-gpu-blocks-override", "96",
+        "gpu-memory-utilization", "0.5",            NULL,
+    };
+    cn_config *c = cn_config_create();
+    assert_non_null(c);
+    for (size_t i = 0; fixed[i]; i += 2)
+        assert_int_equal(cn_config_set(c, fixed[i], fixed[i + 1]), CN_OK);
+    assert_int_equal(cn_config_set(c, "device", device), CN_OK);
+    assert_int_equal(cn_config_set(c, "kv-policies", policies), CN_OK);
+    s->repeats = strcmp(device, "cpu") == 0;
+    for (char **o = options; o && o[0]; o += 2) {
+        if (!o[1] || cn_config_set(c, o[0], o[1]) != CN_OK) fail_msg("%s", cn_last_error());
+        if (strcmp(o[0], "batch-invariant") == 0) s->repeats |= strcmp(o[1], "true") == 0;
+    }
+    const cn_status status = cn_engine_create(&s->engine, c);
+    cn_config_free(c);
+    return status;
+}
+
+/* A backend without compression soaks with full KV. */
+static void open_engine(soak *s)
+{
+    s->compresses = true;
+    if (create(s, "full,window,zip") == CN_OK) return;
+    s->compresses = false;
+    if (!strstr(cn_last_error(), "lacks compress") || create(s, "full") != CN_OK)
+        fail_msg("%s", cn_last_error());
+    print_message("    full KV alone: this backend does not compress\n");
+}
+
+/* ---- requests ---- */
+
+static void check_canary(guest *g)
+{
+    soak *s = g->soak;
+    uint32_t *known = s->canary_tokens[g->canary];
+    s->canary_runs = false;
+    s->canaries++;
+    assert_int_equal(g->n_tokens, CANARY_TOKENS);
+    if (!s->canary_known[g->canary]) memcpy(known, g->tokens, sizeof g->tokens);
+    s->canary_known[g->canary] = true;
+    for (uint32_t i = 0; s->repeats && i < CANARY_TOKENS; i++)
+        if (g->tokens[i] != known[i])
+            fail_msg("canary %d, token %u: %u, the first time %u", g->canary, i, g->tokens[i],
+                     known[i]);
+}
+
+static void on_event(void *user, const cn_event *ev)
+{
+    guest *g = user;
+    assert_true(g->live);
+    assert_true(ev->request == g->id || g->id == 0);
+    assert_true(ev->sample < g->n_samples);
+    for (uint32_t i = 0; i < ev->n_tokens; i++) {
+        assert_true(ev->tokens[i] < VOCAB);
+        if (g->canary >= 0 && g->n_tokens + i < CANARY_TOKENS)
+            g->tokens[g->n_tokens + i] = ev->tokens[i];
+    }
+    g->n_tokens += ev->n_tokens;
+    assert_true(g->n_tokens <= g->n_samples * g->max_tokens);
+    if (ev->finish == CN_FINISH_ERROR) fail_msg("a request failed: %s", ev->error);
+    if (ev->finish != CN_FINISH_NONE) g->n_ended++;
+    if (!ev->last) return;
+    assert_int_equal(g->n_ended, g->n_samples);
+    if (g->canary >= 0) check_canary(g);
+    g->live = false;
+    g->soak->n_live--;
+    g->soak->ended++;
+}
+
+static void random_sampling(soak *s, cn_sampling *p)
+{
+    p->n = one_in(s, 5) ? 1 + below(s, 4) : 1;
+    p->temperature = one_in(s, 3) ? 0 : 0.5f + (float)below(s, 100) / 50;
+    p->top_k = one_in(s, 2) ? (int32_t)below(s, 50) : 0;
+    p->top_p = one_in(s, 2) ? 0.5f + (float)below(s, 50) / 100 : 1;
+    p->min_p = one_in(s, 4) ? 0.05f : 0;
+    p->repetition_penalty = one_in(s, 4) ? 1.2f : 1;
+    p->presence_penalty = one_in(s, 6) ? 0.5f : 0;
+    p->max_tokens = 1 + below(s, one_in(s, 4) ? 500 : 80);
+    p->min_tokens = one_in(s, 6) ? below(s, p->max_tokens) : 0;
+    p->ignore_eos = one_in(s, 2);
+    p->logprobs = one_in(s, 5) ? (int32_t)below(s, 6) : -1;
+    p->thinking_token_budget = one_in(s, 8) ? (int32_t)below(s, 40) : -1;
+}
+
+/* A third of the prompts begin like others of the last hundred. */
+static uint32_t random_prompt(soak *s, uint32_t *tokens)
+{
+    const uint32_t n = 1 + below(s, one_in(s, 4) ? MAX_PROMPT : 60);
+    const uint32_t shared = one_in(s, 3) ? below(s, n) : 0, family = (uint32_t)(s->submitted / 100);
+    for (uint32_t i = 0; i < n; i++)
+        tokens[i] = i < shared ? (family * 7919 + i * 31) % VOCAB : below(s, VOCAB);
+    return n;
+}
+
+static guest *free_guest(soak *s)
+{
+    for (uint32_t i = 0; i < MAX_LIVE; i++)
+        if (!s->guests[i].live) return &s->guests[i];
+    return NULL;
+}
+
+static void submit(soak *s, int32_t canary)
+{
+    uint32_t tokens[MAX_PROMPT];
+    guest *g = free_guest(s);
+    if (!g) return;
+    cn_request_params p = {.tokens = tokens, .enable_thinking = -1};
+    cn_engine_default_sampling(s->engine, &p.sampling);
+    cn_engine_default_kv(s->engine, &p.kv);
+    if (canary >= 0) {
+        for (p.n_tokens = 0; p.n_tokens < 90; p.n_tokens++)
+            tokens[p.n_tokens] = ((uint32_t)p.n_tokens * 37 + 5) % VOCAB;
+        p.sampling.temperature = 0;
+        p.sampling.max_tokens = CANARY_TOKENS;
+        p.sampling.ignore_eos = true;
+        if (canary == 1 && s->compresses) p.kv.policy = CN_KV_ZIP;
+    } else {
+        p.n_tokens = random_prompt(s, tokens);
+        random_sampling(s, &p.sampling);
+        const cn_kv_policy policies[] = {CN_KV_FULL, CN_KV_WINDOW, CN_KV_ZIP};
+        if (s->compresses) p.kv.policy = policies[below(s, 3)];
+        p.klass = one_in(s, 3) ? CN_CLASS_INTERACTIVE : CN_CLASS_BATCH;
+    }
+    *g = (guest){.soak = s,
+                 .live = true,
+                 .canary = canary,
+                 .n_samples = p.sampling.n,
+                 .max_tokens = p.sampling.max_tokens};
+    const cn_status status = cn_engine_submit(s->engine, &p, on_event, g, &g->id);
+    if (status != CN_OK) fail_msg("%s", cn_last_error());
+    s->submitted++;
+    s->n_live++;
+    s->canary_runs |= canary >= 0;
+}
+
+static void cancel_one(soak *s)
+{
+    guest *g = &s->guests[below(s, MAX_LIVE)];
+    if (g->canary >= 0) return;
+    cn_engine_cancel(s->engine, g->id); /* ended ones are ignored */
+    s->cancelled += g->live;
+}
+
+static void step(soak *s, bool *idle)
+{
+    if (cn_engine_step(s->engine, idle) != CN_OK) fail_msg("%s", cn_last_error());
+}
+
+/* Traffic swells and ebbs, down to none, so that the engine also falls idle. */
+static void run_traffic(soak *s)
+{
+    static const uint32_t tide[] = {40, 60, 12, 0, 4};
+    enum { N_TIDES = sizeof tide / sizeof *tide, TIDE_TURNS = 80 };
+    const double end_s = cn_now_s() + seconds;
+    for (uint64_t turn = 0; turn < 2 * TIDE_TURNS || cn_now_s() < end_s; turn++) {
+        bool idle;
+        const uint32_t most = tide[turn / TIDE_TURNS % N_TIDES];
+        while (s->n_live < most && one_in(s, 2)) submit(s, -1);
+        if (!s->canary_runs && most > 0) submit(s, (int32_t)below(s, N_CANARIES));
+        if (one_in(s, 10)) cancel_one(s);
+        step(s, &idle);
+    }
+}
+
+static void traffic_leaves_nothing_behind(void **state)
+{
+    (void)state;
+    soak *s = calloc(1, sizeof *s);
+    assert_non_null(s);
+    s->rng = (test_rng){seed};
+    open_engine(s);
+    run_traffic(s);
+    for (bool idle = false; !idle;) step(s, &idle);
+    cn_stats stats;
+    cn_engine_stats(s->engine, &stats);
+    print_message("    %s, %.0f s: %llu requests, %llu cancelled, %llu steps, %llu tokens, %llu "
+                  "preemptions, %llu compressions, %llu repeated requests\n",
+                  device, seconds, (unsigned long long)s->submitted,
+                  (unsigned long long)s->cancelled, (unsigned long long)stats.steps,
+                  (unsigned long long)stats.generation_tokens,
+                  (unsigned long long)stats.preemptions, (unsigned long long)stats.compressions,
+                  (unsigned long long)s->canaries);
+    assert_int_equal(s->n_live, 0);
+    assert_int_equal(s->ended, s->submitted);
+    assert_int_equal(stats.running + stats.waiting + stats.slots_used + stats.compressing, 0);
+    assert_int_equal(stats.blocks_used, 0);
+    assert_true(s->canaries > 0 && s->cancelled > 0);
+    assert_true(!s->compresses || stats.compressions > 0);
+    cn_engine_free(s->engine);
+    free(s);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(traffic_leaves_nothing_behind)};
+    if (argc > 1) seconds = strtod(argv[1], NULL);
+    if (argc > 2) device = argv[2];
+    if (argc > 3) seed = (uint32_t)strtoul(argv[3], NULL, 10);
+    if (argc > 4) options = argv + 4;
+    return cmocka_run_group_tests_name("soak", tests, NULL, NULL);
+}
