@@ -17,7 +17,8 @@ typedef struct logprobs {
 } logprobs;
 
 typedef struct choice {
-    cn_buf text, reasoning;
+    cn_buf text, reasoning; /* streamed: since the last chunk */
+    bool began, told_end;   /* chunks: has had its first, its last */
     size_t answer_at; /* byte of text */
     logprobs logprobs;
     cn_finish finish;
@@ -354,6 +355,92 @@ json_t *cn_api_result_body(const cn_api_result *r, const char *id, const char *m
                      "object", chat ? "chat.completion" : "text_completion", "created",
                      (json_int_t)created, "model", any_text(model), "choices", choices, "usage",
                      usage_json(r));
+}
+
+/* ---- chunks ---- */
+
+static json_t *delta_json(choice *c)
+{
+    json_t *delta = json_object();
+    if (!c->began) json_object_set_new(delta, "role", json_string("assistant"));
+    if (c->reasoning.len)
+        json_object_set_new(delta, "reasoning_content",
+                            json_stringn(c->reasoning.data, c->reasoning.len));
+    if (c->text.len || !c->began)
+        json_object_set_new(delta, "content", json_stringn(c->text.data ? c->text.data : "",
+                                                           c->text.len));
+    return delta;
+}
+
+/* What logprobs have come since the last chunk; the offsets go on counting. */
+static json_t *take_logprobs(const cn_api_result *r, logprobs *l)
+{
+    json_t *taken = logprobs_json(r, l);
+    json_t **parts[] = {&l->content, &l->tokens, &l->values, &l->tops, &l->offsets};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        json_decref(*parts[i]);
+        *parts[i] = NULL;
+    }
+    return taken;
+}
+
+static json_t *chunk_choice(const cn_api_result *r, uint32_t i, choice *c)
+{
+    const bool end = c->finish != CN_FINISH_NONE;
+    json_t *o = json_pack("{s:i}", "index", (int)i);
+    if (r->endpoint == CN_API_CHAT) {
+        json_object_set_new(o, "delta", delta_json(c));
+    } else {
+        cn_buf *whole = &c->reasoning; /* a completion has one text */
+        if (cn_buf_add(whole, c->text.data ? c->text.data : "", c->text.len) == CN_OK)
+            json_object_set_new(o, "text", json_stringn(whole->data, whole->len));
+    }
+    json_object_set_new(o, "logprobs", take_logprobs(r, &c->logprobs));
+    json_object_set_new(o, "finish_reason",
+                        end ? json_string(cn_finish_name(c->finish)) : json_null());
+    json_object_set_new(o, "stop_reason", end ? stop_reason_json(c) : json_null());
+    if (end && c->usage.thinking_truncated)
+        json_object_set_new(o, "thinking_truncated", json_true());
+    cn_buf_clear(&c->text);
+    cn_buf_clear(&c->reasoning);
+    c->began = true;
+    c->told_end = end;
+    return o;
+}
+
+static json_t *chunk_json(const cn_api_result *r, const char *id, const char *model,
+                          int64_t created, json_t *choices)
+{
+    const bool chat = r->endpoint == CN_API_CHAT;
+    return json_pack("{s:s+, s:s, s:I, s:o, s:o}", "id", chat ? "chatcmpl-" : "cmpl-", id,
+                     "object", chat ? "chat.completion.chunk" : "text_completion", "created",
+                     (json_int_t)created, "model", any_text(model), "choices", choices);
+}
+
+json_t *cn_api_result_take_chunk(cn_api_result *r, const char *id, const char *model,
+                                 int64_t created, bool usage)
+{
+    for (uint32_t i = 0; i < r->n_choices; i++) {
+        choice *c = &r->choices[i];
+        const bool ends = c->finish != CN_FINISH_NONE && !c->told_end;
+        const bool said = c->text.len || c->reasoning.len || c->logprobs.content ||
+                          c->logprobs.tokens;
+        if (!ends && !said) continue;
+        json_t *choices = json_array();
+        json_array_append_new(choices, chunk_choice(r, i, c));
+        json_t *chunk = chunk_json(r, id, model, created, choices);
+        if (usage) json_object_set_new(chunk, "usage", json_null());
+        return chunk;
+    }
+    return NULL;
+}
+
+json_t *cn_api_result_usage_chunk(const cn_api_result *r, const char *id, const char *model,
+                                  int64_t created)
+{
+    json_t *chunk = chunk_json(r, id, model, created, json_array());
+    json_object_set_new(chunk, "usage", usage_json(r));
+    return chunk;
 }
 
 json_t *cn_api_error_body(int http_status, const char *message, const char *param,

@@ -46,6 +46,15 @@ void cn_api_result_usage(const cn_api_result *r, cn_usage *out);         /* over
 json_t *cn_api_result_body(const cn_api_result *r, const char *id, const char *model,
                            int64_t created);
 
+/* The next chunk of a streamed reply: what one choice has said since its last chunk, taken out of
+ * the result. NULL when there is nothing new, or memory is out. With `usage`, chunks have the null
+ * that stream_options.include_usage asks for. */
+json_t *cn_api_result_take_chunk(cn_api_result *r, const char *id, const char *model,
+                                 int64_t created, bool usage);
+/* The chunk behind the last: no choices, the usage. */
+json_t *cn_api_result_usage_chunk(const cn_api_result *r, const char *id, const char *model,
+                                  int64_t created);
+
 /* {policy, budget, compressions, evicted, peak_tokens, freed_bytes}: usage.kv of a body. */
 json_t *cn_api_kv_json(const cn_kv_usage *u);
 

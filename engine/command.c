@@ -14,6 +14,8 @@ static const cn_command commands[] = {
     {"run-batch", "--model DIR -i IN.jsonl -o OUT.jsonl", "answer a file of requests",
      ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_PROMPTS | CN_SECTION_RUN_BATCH,
      cn_cmd_run_batch},
+    {"serve", "--model DIR", "answer over HTTP, as OpenAI's API has it",
+     ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_SERVE, cn_cmd_serve},
     {"compare", "--model DIR -i IN.jsonl [MORE.jsonl...] --arms full,zip:384,window:384",
      "measure compressed KV against full KV: quality, agreement, speed, memory",
      ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_PROMPTS | CN_SECTION_COMPARE,

@@ -39,6 +39,7 @@ int cn_cmd_run_batch(int argc, char **argv);
 int cn_cmd_bench(int argc, char **argv);
 int cn_cmd_compare(int argc, char **argv);
 int cn_cmd_plan(int argc, char **argv);
+int cn_cmd_serve(int argc, char **argv);
 
 /* The list of subcommands, as `cinch help` prints it. */
 void cn_commands_help(FILE *f);

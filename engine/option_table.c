@@ -209,6 +209,37 @@ static const cn_option options[] = {
         .help = "ask once more when a compressed request ends in a loop: with four times the "
                 "budget, or full KV; needs repetition detection"),
 
+    ROW(SERVE, "host", STRING, host, "127.0.0.1",
+        .help = "address to listen on; another than 127.0.0.1 is open to others: set keys"),
+    ROW(SERVE, "port", U32, port, "8000", .min = 0, .max = 65535,
+        .help = "port to listen on; 0 takes a free one"),
+    ROW(SERVE, "uds", STRING, uds, NULL,
+        .help = "listen on a unix socket of this path, and on no port"),
+    ROW(SERVE, "api-key", STRING, api_keys, NULL,
+        .help = "keys that may ask, KEY or NAME:KEY, a comma list; all users of the machine can "
+                "see it: better --api-key-file"),
+    ROW(SERVE, "api-key-file", STRING, api_key_file, NULL,
+        .help = "file of keys that may ask, KEY or NAME:KEY a line"),
+    ROW(SERVE, "max-connections", U32, max_connections, "4096", .min = 1, .max = 1048576,
+        .help = "most connections at once; one more takes the place of the oldest that has not "
+                "sent a whole request"),
+    ROW(SERVE, "max-requests-per-key", U32, max_requests_per_key, "4096", .min = 1,
+        .max = 1048576, .help = "most requests of one API key that run at once"),
+    ROW(SERVE, "max-header-bytes", BYTES, max_header_bytes, "16384", .min = 1024, .max = 1048576,
+        .help = "longest request line and header fields"),
+    ROW(SERVE, "max-body-bytes", BYTES, max_body_bytes, "32M", .min = 1024, .max = 1073741824,
+        .help = "longest JSON body"),
+    ROW(SERVE, "max-buffered-bytes", BYTES, max_buffered_bytes, "512M", .min = 1024,
+        .max = U64_MAX_AS_DOUBLE, .help = "most bytes of bodies in memory, all requests together"),
+    ROW(SERVE, "request-timeout", U32, request_timeout_s, "30", .min = 1, .max = 86400,
+        .help = "seconds a client has to send a request, and one more per 64 KiB of it"),
+    ROW(SERVE, "idle-timeout", U32, idle_timeout_s, "75", .min = 1, .max = 86400,
+        .help = "seconds a connection may rest between requests, or take nothing of its answer"),
+    ROW(SERVE, "shutdown-timeout", U32, shutdown_timeout_s, "30", .min = 0, .max = 86400,
+        .help = "seconds that running requests have to finish after SIGTERM"),
+    ROW(SERVE, "access-log", STRING, access_log, "-",
+        .help = "file that gets a line of JSON per request; - is standard output, off is none"),
+
     ROW(COMPARE, "arms", STRING, arms, NULL, .flags = REQUIRED,
         .help = "what to compare with full KV: policy[:budget[:key=value...]], a comma list; keys "
                 "as in a request's kv object, a switch alone or as no-key"),
@@ -304,6 +335,7 @@ static const struct {
     {CN_SECTION_TOKENIZE, "tokenize", "What to turn into tokens, or back."},
     {CN_SECTION_PLAN, "plan", "How the plan is printed."},
     {CN_SECTION_DEBUG, "debug", "For finding out where two runs part."},
+    {CN_SECTION_SERVE, "serve", "The HTTP endpoint: where it listens, who may ask, its limits."},
 };
 _Static_assert(sizeof sections / sizeof *sections == CN_N_SECTIONS, "a row per section");
 

@@ -140,6 +140,16 @@ struct cn_config {
     float audit_percent;
     cn_opt_rescue loop_rescue;
 
+    /* serve */
+    char *host;
+    uint32_t port; /* 0 = any that is free */
+    char *uds;     /* path of a unix socket, in place of host and port, or NULL */
+    char *api_keys, *api_key_file;
+    uint32_t max_connections, max_requests_per_key;
+    uint64_t max_header_bytes, max_body_bytes, max_buffered_bytes;
+    uint32_t request_timeout_s, idle_timeout_s, shutdown_timeout_s;
+    char *access_log; /* "-" = standard output, "off" */
+
     /* compare */
     char *arms;
     uint32_t limit; /* lines of each file; 0 = all */
@@ -199,9 +209,10 @@ typedef enum cn_option_section {
     CN_SECTION_BENCH = 1 << 9,
     CN_SECTION_TOKENIZE = 1 << 10,
     CN_SECTION_PLAN = 1 << 11,
-    CN_SECTION_DEBUG = 1 << 12
+    CN_SECTION_DEBUG = 1 << 12,
+    CN_SECTION_SERVE = 1 << 13
 } cn_option_section;
-enum { CN_N_SECTIONS = 13 };
+enum { CN_N_SECTIONS = 14 };
 const char *cn_section_name(cn_option_section s);  /* "run-batch" */
 const char *cn_section_intro(cn_option_section s); /* a sentence for its page */
 

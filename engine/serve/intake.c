@@ -43,7 +43,7 @@ static size_t prompt_bytes(const cn_request_params *p)
     return n;
 }
 
-static cn_status make_tokens(cn_service *s, const cn_request_params *p, cn_tokens *out)
+cn_status cn_intake_tokens(cn_service *s, const cn_request_params *p, cn_tokens *out)
 {
     if (prompt_bytes(p) > s->max_prompt_bytes)
         return cn_fail(CN_ERR_ARG,
@@ -52,14 +52,28 @@ static cn_status make_tokens(cn_service *s, const cn_request_params *p, cn_token
     return cn_prompt_tokens(s->tokenizer, s->chat, s->vocab, &s->prompt_text, p, out);
 }
 
+/* A client that asks for another model has reached the wrong server. */
+static cn_status check_model(cn_call *call, const json_t *body)
+{
+    const char *model = json_string_value(json_object_get(body, "model"));
+    const char *served = cn_service_model_name(call->service);
+    char shown[96];
+    if (!model || strcmp(model, served) == 0) return CN_OK;
+    if (cn_buf_add(&call->at_fault, "model", 5) != CN_OK) cn_buf_clear(&call->at_fault);
+    return cn_fail(CN_ERR_ARG, "model: \"%s\" is not served here, \"%s\" is",
+                   cn_json_printable(model, shown, sizeof shown), served);
+}
+
 static cn_status parse_body(cn_call *call)
 {
     json_t *body;
     CN_TRY(cn_json_parse(&body, call->body.data, call->body.len, "body", SIZE_MAX,
                          CN_API_MAX_DEPTH, CN_ERR_ARG));
     cn_buf_free(&call->body);
-    cn_status status = cn_api_request_parse(&call->parsed, call->endpoint, body,
-                                            &call->service->defaults, &call->at_fault);
+    cn_status status = check_model(call, body);
+    if (status == CN_OK)
+        status = cn_api_request_parse(&call->parsed, call->endpoint, body,
+                                      &call->service->defaults, &call->at_fault);
     json_decref(body);
     call->request = &call->parsed;
     call->parsed.params.klass = call->klass;
@@ -75,7 +89,7 @@ void cn_intake_take(cn_mail *mail)
     if (s->intake_stop || atomic_load(&call->cancelled))
         status = cn_fail(CN_ERR_CANCELLED, "cancelled");
     if (status == CN_OK && !call->request) status = parse_body(call);
-    if (status == CN_OK) status = make_tokens(s, &call->request->params, &call->tokens);
+    if (status == CN_OK) status = cn_intake_tokens(s, &call->request->params, &call->tokens);
     if (status != CN_OK) {
         cn_serve_figures *f = cn_serve_stats_lock(s->serve_stats);
         f->rejected_invalid += status == CN_ERR_ARG;
@@ -90,27 +104,6 @@ void cn_intake_take(cn_mail *mail)
 
 /* ---- tokens for their own sake ---- */
 
-static cn_status run_token_job(cn_service *s, cn_token_job *job)
-{
-    if (!job->decode && job->prompt.text && !job->add_special) {
-        if (prompt_bytes(&job->prompt) > s->max_prompt_bytes)
-            return make_tokens(s, &job->prompt, &job->tokens); /* which refuses it */
-        return cn_tokenizer_encode(s->tokenizer, job->prompt.text, strlen(job->prompt.text), false,
-                                   &job->tokens);
-    }
-    if (!job->decode) return make_tokens(s, &job->prompt, &job->tokens);
-    cn_detok d;
-    cn_detok_init(&d, s->tokenizer, false);
-    CN_TRY(cn_buf_add(&job->text, "", 0));
-    for (size_t i = 0; i < job->tokens.len; i++) {
-        if (job->tokens.ids[i] >= s->vocab)
-            return cn_fail(CN_ERR_ARG, "token %zu is %u: the vocabulary has %u", i,
-                           job->tokens.ids[i], s->vocab);
-        CN_TRY(cn_detok_push(&d, job->tokens.ids[i], &job->text));
-    }
-    return cn_detok_flush(&d, &job->text);
-}
-
 static void open_done(cn_mail *mail)
 {
     cn_token_job *job = CN_FROM_MAIL(cn_token_job, mail, mail);
@@ -122,7 +115,7 @@ static void take_token_job(cn_mail *mail)
     cn_token_job *job = CN_FROM_MAIL(cn_token_job, mail, mail);
     cn_service *s = job->service;
     job->status = s->intake_stop ? cn_fail(CN_ERR_CANCELLED, "the server stops")
-                                 : run_token_job(s, job);
+                                 : cn_intake_token_job(job);
     if (job->status != CN_OK) {
         const char *text = cn_last_error();
         if (cn_buf_add(&job->error, text, strlen(text)) != CN_OK) cn_buf_clear(&job->error);

@@ -36,16 +36,14 @@ void cn_service_failure(cn_service *s, cn_buf *text);
 void cn_service_engine_stats(cn_service *s, cn_stats *out);
 cn_serve_stats *cn_service_serve_stats(cn_service *s);
 
-/* Text or messages to tokens, and back, on the intake thread: for /tokenize and /detokenize. */
+/* The body of /tokenize or /detokenize, answered on the intake thread, which has the tokenizer. */
 typedef struct cn_token_job cn_token_job;
 struct cn_token_job {
-    cn_mail mail;        /* these two are the service's */
+    cn_mail mail; /* these two are the service's */
     cn_service *service;
-    bool decode;         /* tokens to text */
-    bool add_special;    /* text: with BOS and EOS */
-    cn_request_params prompt; /* encode: messages or text, borrowed */
-    cn_tokens tokens;    /* in or out; the caller's to free */
-    cn_buf text;         /* out of decode */
+    bool decode;
+    cn_buf body;   /* JSON text; the job's to free, once done */
+    json_t *reply; /* out, with CN_OK; the taker's */
     cn_status status;
     cn_buf error;
     cn_mailbox *reply_to;

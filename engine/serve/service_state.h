@@ -11,7 +11,6 @@
 #include <stdatomic.h>
 
 #include "engine/chat_template.h"
-#include "engine/detok.h"
 #include "engine/serve/service.h"
 
 struct cn_call {
@@ -97,6 +96,11 @@ cn_status cn_intake_open(cn_service *s);
 void *cn_intake_main(void *service);
 void cn_intake_stop(cn_service *s);
 void cn_intake_take(cn_mail *mail); /* opens a call's message */
+/* Tokens of a prompt, unless it is too long to fit whatever its tokens are. */
+cn_status cn_intake_tokens(cn_service *s, const cn_request_params *p, cn_tokens *out);
+
+/* intake_tokens.c */
+cn_status cn_intake_token_job(cn_token_job *job);
 
 /* engine_thread.c */
 void *cn_engine_thread_main(void *service);

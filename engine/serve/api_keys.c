@@ -1,0 +1,185 @@
+/* api_keys.c - see api_keys.h. */
+#include "engine/serve/api_keys.h"
+
+#include <errno.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+
+#include "engine/line_reader.h"
+
+enum { MAX_KEY_BYTES = 256, MAX_LINE_BYTES = 1024 };
+
+typedef struct api_key {
+    char *name;
+    char secret[MAX_KEY_BYTES]; /* padded with zeros: compared whole */
+} api_key;
+
+struct cn_api_keys {
+    api_key *keys;
+    uint32_t n;
+};
+
+static cn_status add_key(cn_api_keys *k, const char *text, size_t n, const char *where)
+{
+    const char *colon = memchr(text, ':', n);
+    size_t n_name = colon ? (size_t)(colon - text) : 0;
+    const char *secret = colon ? colon + 1 : text;
+    size_t n_secret = n - (colon ? n_name + 1 : 0);
+    if (n_secret < CN_API_KEY_MIN_BYTES || n_secret >= MAX_KEY_BYTES || (colon && n_name == 0))
+        return cn_fail(CN_ERR_ARG, "%s: key %u has %zu bytes, or no name before its colon: want %d "
+                       "to %d bytes", where, k->n + 1, n_secret, CN_API_KEY_MIN_BYTES,
+                       MAX_KEY_BYTES - 1);
+    for (size_t i = 0; i < n; i++)
+        if (text[i] <= ' ' || text[i] > '~')
+            return cn_fail(CN_ERR_ARG, "%s: key %u has blanks or bytes beyond ASCII", where,
+                           k->n + 1);
+    char numbered[32];
+    snprintf(numbered, sizeof numbered, "key-%u", k->n + 1);
+    char *name = colon ? cn_strndup(text, n_name) : cn_strdup(numbered);
+    api_key *keys = cn_realloc(k->keys, k->n + 1, sizeof *keys);
+    if (keys) k->keys = keys;
+    if (!keys || !name) {
+        cn_free(name);
+        return cn_fail(CN_ERR_MEMORY, "out of memory for the API keys");
+    }
+    for (uint32_t i = 0; i < k->n; i++)
+        if (strcmp(keys[i].name, name) == 0) {
+            cn_status status = cn_fail(CN_ERR_ARG, "%s: the name \"%s\" stands twice", where, name);
+            cn_free(name);
+            return status;
+        }
+    api_key *key = &keys[k->n++];
+    memset(key, 0, sizeof *key);
+    key->name = name;
+    memcpy(key->secret, secret, n_secret);
+    return CN_OK;
+}
+
+static cn_status add_list(cn_api_keys *k, const char *list)
+{
+    for (const char *p = list;; p++) {
+        size_t n = strcspn(p, ",");
+        CN_TRY(add_key(k, p, n, "--api-key"));
+        p += n;
+        if (!*p) return CN_OK;
+    }
+}
+
+static cn_status add_lines(cn_api_keys *k, cn_line_reader *r, const char *path)
+{
+    for (;;) {
+        cn_line line;
+        cn_line_state state;
+        CN_TRY(cn_line_reader_next(r, -1, &line, &state));
+        if (state == CN_LINE_END) return CN_OK;
+        if (state == CN_LINE_READY && line.text[0] != '#')
+            CN_TRY(add_key(k, line.text, line.n, path));
+    }
+}
+
+static cn_status add_file(cn_api_keys *k, const char *path)
+{
+    cn_line_reader *r;
+    struct stat st;
+    CN_TRY(cn_line_reader_open(&r, path, MAX_LINE_BYTES));
+    cn_status status = CN_OK;
+    if (fstat(cn_line_reader_fd(r), &st) != 0)
+        status = cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
+    else if (st.st_mode & (S_IROTH | S_IWOTH))
+        status = cn_fail(CN_ERR_ARG, "%s: everybody may read or write it: chmod o-rw", path);
+    else
+        status = add_lines(k, r, path);
+    cn_line_reader_close(r);
+    return status;
+}
+
+cn_status cn_api_keys_load(cn_api_keys **out, const char *list, const char *path)
+{
+    cn_api_keys *k = cn_calloc(1, sizeof *k);
+    if (!k) return cn_fail(CN_ERR_MEMORY, "out of memory for the API keys");
+    cn_status status = list ? add_list(k, list) : CN_OK;
+    if (status == CN_OK && path) status = add_file(k, path);
+    if (status == CN_OK && path && k->n == 0)
+        status = cn_fail(CN_ERR_ARG, "%s: no key in it", path);
+    if (status == CN_OK)
+        *out = k;
+    else
+        cn_api_keys_free(k);
+    return status;
+}
+
+void cn_api_keys_free(cn_api_keys *k)
+{
+    if (!k) return;
+    for (uint32_t i = 0; i < k->n; i++) cn_free(k->keys[i].name);
+    cn_free(k->keys);
+    cn_free(k);
+}
+
+uint32_t cn_api_keys_count(const cn_api_keys *k) { return k->n; }
+
+const char *cn_api_keys_name(const cn_api_keys *k, uint32_t key)
+{
+    CN_ASSERT(key < k->n);
+    return k->keys[key].name;
+}
+
+/* ---- finding ---- */
+
+/* Every byte of every key is looked at, whatever is found: the loop has one way through. */
+static uint32_t find_secret(const cn_api_keys *k, const char *secret, size_t n)
+{
+    char padded[MAX_KEY_BYTES] = {0};
+    uint32_t found = CN_API_KEY_NONE;
+    memcpy(padded, secret, n < MAX_KEY_BYTES ? n : MAX_KEY_BYTES - 1);
+    for (uint32_t i = 0; i < k->n; i++) {
+        volatile unsigned char differs = n >= MAX_KEY_BYTES;
+        for (size_t b = 0; b < MAX_KEY_BYTES; b++)
+            differs = (unsigned char)(differs | (padded[b] ^ k->keys[i].secret[b]));
+        uint32_t mask = (uint32_t)-(int32_t)(differs == 0);
+        found = (found & ~mask) | (i & mask);
+    }
+    return found;
+}
+
+static int base64_value(char c)
+{
+    if (c >= 'A' && c <= 'Z') return c - 'A';
+    if (c >= 'a' && c <= 'z') return c - 'a' + 26;
+    if (c >= '0' && c <= '9') return c - '0' + 52;
+    return c == '+' ? 62 : c == '/' ? 63 : -1;
+}
+
+/* The bytes decoded into out[size], or -1. */
+static ptrdiff_t decode_base64(const char *text, char *out, size_t size)
+{
+    uint32_t bits = 0, n_bits = 0;
+    size_t n = 0;
+    for (; *text && *text != '='; text++) {
+        int value = base64_value(*text);
+        if (value < 0 || n == size) return -1;
+        bits = (bits << 6 | (uint32_t)value) & 0xffff;
+        n_bits += 6;
+        if (n_bits < 8) continue;
+        n_bits -= 8;
+        out[n++] = (char)(bits >> n_bits & 0xff);
+    }
+    return (ptrdiff_t)n;
+}
+
+uint32_t cn_api_keys_find(const cn_api_keys *k, const char *authorization, bool allow_basic)
+{
+    if (!authorization) return CN_API_KEY_NONE;
+    size_t n_scheme = strcspn(authorization, " ");
+    const char *value = authorization + n_scheme + strspn(authorization + n_scheme, " ");
+    if (n_scheme == 6 && strncasecmp(authorization, "Bearer", 6) == 0)
+        return find_secret(k, value, strlen(value));
+    if (!allow_basic || n_scheme != 5 || strncasecmp(authorization, "Basic", 5) != 0)
+        return CN_API_KEY_NONE;
+    char plain[2 * MAX_KEY_BYTES];
+    ptrdiff_t n = decode_base64(value, plain, sizeof plain);
+    const char *colon = n > 0 ? memchr(plain, ':', (size_t)n) : NULL;
+    if (!colon) return CN_API_KEY_NONE;
+    return find_secret(k, colon + 1, (size_t)(plain + n - (colon + 1)));
+}

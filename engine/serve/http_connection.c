@@ -1,0 +1,311 @@
+/* http_connection.c - a connection's bytes in: heads, bodies, what comes too early or too late.
+ * See http_state.h. */
+#include <string.h>
+
+#include "engine/serve/http_state.h"
+
+enum { READ_HIGH = 256 << 10, BAD_REQUEST = 400 };
+
+static void list_remove(connection *c)
+{
+    connection_list *l = c->list;
+    if (!l) return;
+    *(c->prev ? &c->prev->next : &l->head) = c->next;
+    *(c->next ? &c->next->prev : &l->tail) = c->prev;
+    c->prev = c->next = NULL;
+    c->list = NULL;
+}
+
+static void list_append(connection_list *l, connection *c)
+{
+    c->prev = l->tail;
+    c->next = NULL;
+    *(l->tail ? &l->tail->next : &l->head) = c;
+    l->tail = c;
+    c->list = l;
+}
+
+void http_connection_set_state(connection *c, conn_state state)
+{
+    cn_http_server *s = c->server;
+    connection_list *l = state == CONN_BUSY || state == CONN_LINGER ? &s->asked : &s->unasked;
+    c->state = state;
+    c->since_s = cn_now_s();
+    list_remove(c);
+    list_append(l, c);
+}
+
+/* ---- head ---- */
+
+/* Empty lines before a request are skipped, as RFC 9112 §2.2 asks. */
+static void skip_empty_lines(struct evbuffer *in)
+{
+    char two[2];
+    while (evbuffer_copyout(in, two, 2) == 2 && two[0] == '\r' && two[1] == '\n')
+        evbuffer_drain(in, 2);
+}
+
+/* The body follows, or there is none; the route may have refused the request already. */
+static void begin_body(connection *c)
+{
+    cn_exchange *x = c->exchange;
+    const bool has_body = x->head.chunked || x->head.content_length > 0;
+    if (x->status) {
+        x->close_after |= has_body;
+        http_connection_set_state(c, CONN_BUSY);
+    } else if (!has_body) {
+        http_connection_set_state(c, CONN_BUSY);
+        x->route->handle(x->route_user, x);
+    } else {
+        c->state = CONN_BODY; /* the deadline goes on from the head */
+        static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
+        if (x->head.expects_continue)
+            evbuffer_add(bufferevent_get_output(c->bev), go_on, sizeof go_on - 1);
+    }
+}
+
+/* What reading came to. */
+typedef enum reading {
+    READ_WAITS, /* for more bytes */
+    READ_WENT_ON,
+    READ_CLOSED /* the connection is no more */
+} reading;
+
+static reading give_up(connection *c)
+{
+    http_connection_close(c, "out of memory");
+    return READ_CLOSED;
+}
+
+/* Answers what is no request: an exchange of its own, so that it is formatted and logged as all. */
+static reading refuse_head(connection *c, int status, const char *why)
+{
+    if (!c->exchange) c->exchange = http_exchange_open(c);
+    if (!c->exchange) return give_up(c);
+    http_connection_set_state(c, CONN_BUSY);
+    c->exchange->close_after = true;
+    cn_exchange_error(c->exchange, status, why, NULL, NULL);
+    return READ_WENT_ON;
+}
+
+/* Makes an exchange of the head in front of the input. */
+static reading begin_exchange(connection *c, size_t n)
+{
+    cn_exchange *x = c->exchange = http_exchange_open(c);
+    if (x) x->head_text = cn_calloc(n + 1, 1);
+    if (!x || !x->head_text) return give_up(c);
+    evbuffer_remove(bufferevent_get_input(c->bev), x->head_text, n);
+    const char *why = NULL;
+    int status = cn_http_parse_head(&x->head, x->head_text, n, &why);
+    if (status) return refuse_head(c, status, why);
+    x->close_after = !x->head.keep_alive || !c->server->accepting;
+    if (http_route(x) && x->route->flags & CN_ROUTE_UPLOAD) x->route->head(x->route_user, x);
+    begin_body(c);
+    return READ_WENT_ON;
+}
+
+static reading read_head(connection *c)
+{
+    struct evbuffer *in = bufferevent_get_input(c->bev);
+    const size_t most = c->server->o.max_head_bytes;
+    if (c->head_seen == 0) skip_empty_lines(in);
+    size_t n = evbuffer_get_length(in);
+    if (n == 0) return READ_WAITS;
+    if (c->state == CONN_IDLE) http_connection_set_state(c, CONN_HEAD);
+    if (n > most) n = most;
+    const char *text = (const char *)evbuffer_pullup(in, (ev_ssize_t)n);
+    if (!text) return give_up(c);
+    size_t length = cn_http_head_length(text, n, &c->head_seen);
+    if (length > 0) return begin_exchange(c, length);
+    if (n < most) return READ_WAITS;
+    return refuse_head(c, 431, "the request's head is too large (--max-header-bytes)");
+}
+
+/* ---- body ---- */
+
+/* Takes n bytes of body. False when that is the end of the exchange's reading. */
+static bool take_body(cn_exchange *x, const char *data, size_t n)
+{
+    cn_http_server *s = x->conn->server;
+    x->body_bytes += n;
+    if (x->body_bytes > x->route->max_body_bytes) {
+        cn_exchange_error(x, 413, "the body is too large", NULL, NULL);
+        return false;
+    }
+    if (x->route->flags & CN_ROUTE_UPLOAD) {
+        x->route->body(x->route_user, x, data, n);
+        return x->status == 0;
+    }
+    if (s->body_total + n > s->o.max_body_total) {
+        cn_exchange_error(x, 503, "too many bytes of requests are in memory: try again", NULL,
+                          NULL);
+        return false;
+    }
+    s->body_total += n;
+    x->charged += n;
+    if (cn_buf_add(&x->body, data, n) == CN_OK) return true;
+    cn_exchange_error(x, 503, "out of memory for the body", NULL, NULL);
+    return false;
+}
+
+/* Hands over what the first segment of the input has; *whole when that was the last of the body. */
+static bool read_body_segment(connection *c, bool *whole)
+{
+    cn_exchange *x = c->exchange;
+    struct evbuffer *in = bufferevent_get_input(c->bev);
+    struct evbuffer_iovec v;
+    if (evbuffer_peek(in, -1, NULL, &v, 1) < 1 || v.iov_len == 0) return false;
+    const char *data = v.iov_base;
+    size_t n_data = v.iov_len, used = v.iov_len;
+    bool bad = false;
+    if (x->head.chunked) {
+        used = cn_http_chunks_next(&x->chunks, v.iov_base, v.iov_len, &data, &n_data, &bad);
+        *whole = x->chunks.state == CN_CHUNK_DONE;
+    } else {
+        uint64_t left = x->head.content_length - x->body_bytes;
+        if (n_data > left) n_data = used = (size_t)left;
+        *whole = n_data == left;
+    }
+    if (bad)
+        cn_exchange_error(x, BAD_REQUEST, "the chunks of the body are malformed", NULL, NULL);
+    else if (n_data > 0)
+        bad = !take_body(x, data, n_data);
+    evbuffer_drain(in, used);
+    return !bad;
+}
+
+static reading read_body(connection *c)
+{
+    cn_exchange *x = c->exchange;
+    bool whole = false;
+    while (!c->paused && !whole && x->status == 0)
+        if (!read_body_segment(c, &whole)) break;
+    if (x->status == 0 && (!whole || c->paused)) return READ_WAITS;
+    http_connection_set_state(c, CONN_BUSY);
+    if (x->status)
+        x->close_after = true;
+    else
+        x->route->handle(x->route_user, x);
+    return READ_WENT_ON;
+}
+
+/* ---- events ---- */
+
+void http_connection_process(connection *c)
+{
+    struct evbuffer *in = bufferevent_get_input(c->bev);
+    reading r = READ_WENT_ON;
+    while (r == READ_WENT_ON) {
+        switch (c->state) {
+        case CONN_IDLE:
+        case CONN_HEAD: r = read_head(c); break;
+        case CONN_BODY: r = read_body(c); break;
+        case CONN_BUSY: return; /* what is pipelined waits */
+        case CONN_LINGER: evbuffer_drain(in, evbuffer_get_length(in)); return;
+        }
+    }
+}
+
+void http_connection_next(connection *c)
+{
+    const bool close = c->exchange->close_after;
+    http_exchange_close(c->exchange, "sent");
+    c->exchange = NULL;
+    c->reused = true;
+    c->head_seen = 0;
+    c->came = 0;
+    if (close) {
+        http_connection_set_state(c, CONN_LINGER);
+        shutdown(bufferevent_getfd(c->bev), SHUT_WR);
+    } else {
+        http_connection_set_state(c, CONN_IDLE);
+    }
+    bufferevent_enable(c->bev, EV_READ);
+    http_connection_process(c);
+}
+
+static void on_read(struct bufferevent *bev, void *arg)
+{
+    (void)bev;
+    http_connection_process(arg);
+}
+
+/* The output is empty. */
+static void on_write(struct bufferevent *bev, void *arg)
+{
+    connection *c = arg;
+    cn_exchange *x = c->exchange;
+    (void)bev;
+    if (!x || c->state != CONN_BUSY || x->status == 0) return;
+    if (x->ended) {
+        http_connection_next(c);
+    } else if (x->waits) {
+        x->waits = false;
+        x->ready(x->user, x);
+    }
+}
+
+static void on_event(struct bufferevent *bev, short what, void *arg)
+{
+    connection *c = arg;
+    (void)bev;
+    if (!(what & (BEV_EVENT_EOF | BEV_EVENT_ERROR))) return;
+    if (what & BEV_EVENT_EOF && c->exchange && c->exchange->ended)
+        c->exchange->close_after = true; /* it has said all it wanted, and may still listen */
+    else
+        http_connection_close(c, "client gone");
+}
+
+static void count_input(struct evbuffer *b, const struct evbuffer_cb_info *info, void *arg)
+{
+    (void)b;
+    ((connection *)arg)->came += info->n_added;
+}
+
+static void note_output(struct evbuffer *b, const struct evbuffer_cb_info *info, void *arg)
+{
+    (void)b;
+    if (info->n_deleted > 0 || info->orig_size == 0) ((connection *)arg)->output_s = cn_now_s();
+}
+
+/* ---- open and close ---- */
+
+connection *http_connection_open(cn_http_server *s, int fd, const char *remote)
+{
+    connection *c = cn_calloc(1, sizeof *c);
+    struct bufferevent *bev =
+        c ? bufferevent_socket_new(s->o.base, fd, BEV_OPT_CLOSE_ON_FREE) : NULL;
+    if (!bev) {
+        cn_free(c);
+        evutil_closesocket(fd);
+        return NULL;
+    }
+    c->server = s;
+    c->bev = bev;
+    snprintf(c->remote, sizeof c->remote, "%s", remote);
+    evbuffer_add_cb(bufferevent_get_input(bev), count_input, c);
+    evbuffer_add_cb(bufferevent_get_output(bev), note_output, c);
+    bufferevent_setcb(bev, on_read, on_write, on_event, c);
+    bufferevent_setwatermark(bev, EV_READ, 0, READ_HIGH + s->o.max_head_bytes);
+    bufferevent_enable(bev, EV_READ | EV_WRITE);
+    http_connection_set_state(c, CONN_IDLE);
+    s->n_connections++;
+    cn_serve_figures *f = cn_serve_stats_lock(s->o.stats);
+    f->connections_accepted++;
+    f->connections_open = s->n_connections;
+    cn_serve_stats_unlock(s->o.stats);
+    return c;
+}
+
+void http_connection_close(connection *c, const char *why)
+{
+    cn_http_server *s = c->server;
+    if (c->exchange) http_exchange_close(c->exchange, why);
+    list_remove(c);
+    bufferevent_free(c->bev);
+    cn_free(c);
+    s->n_connections--;
+    cn_serve_figures *f = cn_serve_stats_lock(s->o.stats);
+    f->connections_open = s->n_connections;
+    cn_serve_stats_unlock(s->o.stats);
+}

@@ -1,0 +1,69 @@
+/* http_log.c - the access log: one line of JSON per request. A log that cannot be written (a full
+ * disk, a pipe that nobody reads) costs its lines, which are counted, and nothing else. */
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "engine/serve/http_state.h"
+#include "engine/utf8.h"
+
+static json_t *lossy_text(const char *s)
+{
+    cn_buf text = {0};
+    json_t *v = NULL;
+    if (cn_buf_add(&text, "", 0) == CN_OK && cn_utf8_add_lossy(&text, s, strlen(s)) == CN_OK)
+        v = json_stringn(text.data, text.len);
+    cn_buf_free(&text);
+    return v;
+}
+
+static json_t *line_of(const cn_exchange *x, const char *why)
+{
+    struct timespec now;
+    struct tm tm;
+    char seconds[32], stamp[64];
+    clock_gettime(CLOCK_REALTIME, &now);
+    strftime(seconds, sizeof seconds, "%Y-%m-%dT%H:%M:%S", gmtime_r(&now.tv_sec, &tm));
+    snprintf(stamp, sizeof stamp, "%s.%03ldZ", seconds, now.tv_nsec / 1000000);
+    const char *method = x->head.path ? cn_http_method_name(x->head.method) : "";
+    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:o, s:i, s:I, s:I, s:f, s:I, s:I, s:s}", "time",
+                     stamp, "id", x->id, "remote", x->conn->remote, "key", cn_exchange_key_name(x),
+                     "method", method, "path", lossy_text(x->head.path ? x->head.path : ""),
+                     "status", x->status, "bytes_in", (json_int_t)x->body_bytes, "bytes_out",
+                     (json_int_t)x->sent_bytes, "seconds", cn_now_s() - x->began_s,
+                     "prompt_tokens", (json_int_t)x->prompt_tokens, "output_tokens",
+                     (json_int_t)x->output_tokens, "end", why);
+}
+
+/* A pipe or terminal that would make the loop wait is passed over. */
+static bool write_line(int fd, const char *line, size_t n)
+{
+    struct pollfd p = {.fd = fd, .events = POLLOUT};
+    if (poll(&p, 1, 0) != 1 || !(p.revents & POLLOUT)) return false;
+    ssize_t wrote;
+    do
+        wrote = write(fd, line, n);
+    while (wrote < 0 && errno == EINTR);
+    return wrote == (ssize_t)n;
+}
+
+void http_log(const cn_exchange *x, const char *why)
+{
+    const cn_http_opts *o = &x->conn->server->o;
+    if (o->access_log_fd < 0) return;
+    json_t *object = line_of(x, why);
+    char *text = object ? json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(6)) : NULL;
+    cn_buf line = {0};
+    bool ok = text && cn_buf_addf(&line, "%s\n", text) == CN_OK &&
+              write_line(o->access_log_fd, line.data, line.len);
+    if (!ok) {
+        cn_serve_stats_lock(o->stats)->log_lines_lost++;
+        cn_serve_stats_unlock(o->stats);
+    }
+    cn_buf_free(&line);
+    free(text);
+    json_decref(object);
+}

@@ -1,0 +1,126 @@
+/* routes_basics.c - /tokenize, /detokenize, /health, /version. Thread: HTTP; tokens are made on the
+ * intake thread. */
+#include <string.h>
+
+#include "engine/serve/server_parts.h"
+
+typedef struct basics_part {
+    cn_server *server;
+    cn_route routes[4];
+} basics_part;
+
+/* ---- tokens ---- */
+
+/* Lives until both the intake thread and the exchange are done with it. */
+typedef struct token_reply {
+    cn_token_job job;
+    cn_exchange *x; /* NULL: the client has gone */
+    bool done;
+} token_reply;
+
+static void free_if_over(token_reply *r)
+{
+    if (r->x || !r->done) return;
+    json_decref(r->job.reply);
+    cn_buf_free(&r->job.body);
+    cn_buf_free(&r->job.error);
+    cn_free(r);
+}
+
+static void on_tokens(cn_token_job *job)
+{
+    token_reply *r = (token_reply *)(void *)((char *)job - offsetof(token_reply, job));
+    r->done = true;
+    if (r->x && job->status == CN_OK) {
+        cn_exchange_reply_json(r->x, 200, json_incref(job->reply));
+    } else if (r->x) {
+        const int status = job->status == CN_ERR_ARG ? 400 : 503;
+        cn_exchange_error(r->x, status, job->error.len ? job->error.data : "", NULL, NULL);
+    }
+    free_if_over(r);
+}
+
+static void on_closed(void *user, cn_exchange *x)
+{
+    token_reply *r = user;
+    (void)x;
+    r->x = NULL;
+    free_if_over(r);
+}
+
+static void handle_tokens(cn_server *server, cn_exchange *x, bool decode)
+{
+    token_reply *r = cn_calloc(1, sizeof *r);
+    if (!r) {
+        cn_exchange_error(x, 503, "out of memory", NULL, NULL);
+        return;
+    }
+    r->job = (cn_token_job){
+        .decode = decode,
+        .body = cn_exchange_take_body(x),
+        .reply_to = cn_server_mailbox(server),
+        .done = on_tokens,
+    };
+    if (cn_service_try_tokens(cn_server_service(server), &r->job)) {
+        r->x = x;
+        cn_exchange_set_user(x, r, on_closed);
+    } else {
+        r->done = true;
+        free_if_over(r);
+        cn_exchange_error(x, 429, "too many requests wait to be read", NULL, "queue_full");
+    }
+}
+
+static void handle_tokenize(void *user, cn_exchange *x)
+{
+    handle_tokens(((basics_part *)user)->server, x, false);
+}
+
+static void handle_detokenize(void *user, cn_exchange *x)
+{
+    handle_tokens(((basics_part *)user)->server, x, true);
+}
+
+/* ---- health, version ---- */
+
+static void handle_health(void *user, cn_exchange *x)
+{
+    cn_server *server = ((basics_part *)user)->server;
+    if (!cn_service_is_healthy(cn_server_service(server)))
+        cn_exchange_error(x, 503, "the engine has failed", NULL, "engine_failed");
+    else if (cn_server_is_draining(server))
+        cn_exchange_error(x, 503, "the server is stopping", NULL, "draining");
+    else
+        cn_exchange_reply_json(x, 200, json_pack("{s:s}", "status", "ok"));
+}
+
+static void handle_version(void *user, cn_exchange *x)
+{
+    (void)user;
+    cn_exchange_reply_json(x, 200, json_pack("{s:s}", "version", CINCH_VERSION));
+}
+
+/* ---- the part ---- */
+
+static cn_status open_part(cn_server *server, void **out)
+{
+    basics_part *p = cn_calloc(1, sizeof *p);
+    if (!p) return cn_fail(CN_ERR_MEMORY, "out of memory for the routes");
+    const size_t most = cn_service_config(cn_server_service(server))->max_body_bytes;
+    *p = (basics_part){
+        .server = server,
+        .routes = {
+            {CN_HTTP_POST, "/tokenize", CN_ROUTE_LIMITED, handle_tokenize, most, NULL, NULL},
+            {CN_HTTP_POST, "/detokenize", CN_ROUTE_LIMITED, handle_detokenize, most, NULL, NULL},
+            {CN_HTTP_GET, "/health", CN_ROUTE_OPEN, handle_health, 0, NULL, NULL},
+            {CN_HTTP_GET, "/version", 0, handle_version, 0, NULL, NULL},
+        },
+    };
+    *out = p;
+    return cn_http_server_add_routes(cn_server_http(server), p->routes,
+                                     sizeof p->routes / sizeof *p->routes, p);
+}
+
+static void close_part(void *part) { cn_free(part); }
+
+const cn_server_part cn_basics_part = {.name = "basics", .open = open_part, .close = close_part};

@@ -1,0 +1,287 @@
+/* routes_openai.c - /v1/chat/completions and /v1/completions, whole or as server-sent events, and
+ * /v1/models. Stage 1 and 8 of a request's way. Thread: HTTP.
+ *
+ * A reply begins when there is something to say: until then a failure still has its own status. */
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+
+#include "engine/json.h"
+#include "engine/serve/server_parts.h"
+
+typedef struct openai_part {
+    cn_server *server;
+    cn_route routes[4];
+} openai_part;
+
+typedef struct reply {
+    cn_server *server;
+    cn_exchange *x;
+    cn_call *call;
+    int64_t created;
+    bool begun, ended;
+} reply;
+
+/* ---- failures ---- */
+
+static int http_status_of(const cn_call *call)
+{
+    switch (cn_call_status(call)) {
+    case CN_ERR_ARG: return strcmp(cn_call_at_fault(call), "model") == 0 ? 404 : 400;
+    case CN_ERR_BUSY: return 429;
+    case CN_ERR_CANCELLED:
+    case CN_ERR_MEMORY: return 503;
+    default: return 500;
+    }
+}
+
+static const char *code_of(const cn_call *call)
+{
+    const int status = http_status_of(call);
+    return status == 404 ? "model_not_found" : status == 429 ? "queue_full" : NULL;
+}
+
+static void fail_busy(cn_exchange *x, cn_status status)
+{
+    cn_exchange_error(x, status == CN_ERR_BUSY ? 429 : 503, cn_last_error(), NULL,
+                      status == CN_ERR_BUSY ? "queue_full" : NULL);
+}
+
+/* ---- server-sent events ---- */
+
+/* Takes over the reference. */
+static void send_event(reply *r, json_t *event)
+{
+    char *text = event ? json_dumps(event, JSON_COMPACT) : NULL;
+    cn_buf line = {0};
+    if (text && cn_buf_addf(&line, "data: %s\n\n", text) == CN_OK)
+        cn_exchange_send(r->x, line.data, line.len);
+    cn_buf_free(&line);
+    free(text);
+    json_decref(event);
+}
+
+static const char *reply_id(const reply *r)
+{
+    return cn_exchange_request_id(r->x) + strlen("req-");
+}
+
+static json_t *take_chunk(reply *r)
+{
+    const char *model = cn_service_model_name(cn_server_service(r->server));
+    const bool usage = cn_call_request(r->call)->stream_usage;
+    cn_api_result *result = cn_call_lock(r->call);
+    if (!result) return NULL;
+    json_t *chunk = cn_api_result_take_chunk(result, reply_id(r), model, r->created, usage);
+    cn_call_unlock(r->call);
+    return chunk;
+}
+
+static json_t *usage_chunk(reply *r)
+{
+    const char *model = cn_service_model_name(cn_server_service(r->server));
+    cn_api_result *result = cn_call_lock(r->call);
+    json_t *chunk = cn_api_result_usage_chunk(result, reply_id(r), model, r->created);
+    cn_call_unlock(r->call);
+    return chunk;
+}
+
+static void note_usage(reply *r)
+{
+    cn_usage u;
+    cn_api_result *result = cn_call_lock(r->call);
+    if (!result) return;
+    cn_api_result_usage(result, &u);
+    cn_call_unlock(r->call);
+    cn_exchange_note_tokens(r->x, u.prompt_tokens, u.completion_tokens);
+}
+
+static void end_stream(reply *r)
+{
+    static const char done[] = "data: [DONE]\n\n";
+    if (cn_call_status(r->call) != CN_OK)
+        send_event(r, cn_api_error_body(http_status_of(r->call), cn_call_error(r->call), NULL,
+                                        code_of(r->call), 0));
+    else if (cn_call_request(r->call)->stream_usage)
+        send_event(r, usage_chunk(r));
+    note_usage(r);
+    cn_exchange_send(r->x, done, sizeof done - 1);
+    cn_exchange_end(r->x);
+    r->ended = true;
+}
+
+static void on_ready(void *user, cn_exchange *x);
+
+/* Sends what there is, as far as the client takes it. */
+static void pump(reply *r)
+{
+    if (r->ended) return;
+    const bool over = cn_call_is_over(r->call); /* before the last look at the output */
+    for (json_t *chunk; cn_exchange_may_send(r->x); send_event(r, chunk)) {
+        chunk = take_chunk(r);
+        if (!chunk && over) end_stream(r);
+        if (!chunk) return;
+        if (!r->begun) {
+            cn_exchange_set_header(r->x, "Cache-Control", "no-cache");
+            cn_exchange_begin(r->x, 200, "text/event-stream", on_ready);
+        }
+        r->begun = true;
+    }
+}
+
+static void on_ready(void *user, cn_exchange *x)
+{
+    (void)x;
+    pump(user);
+}
+
+/* ---- generation ---- */
+
+static void reply_whole(reply *r)
+{
+    const char *model = cn_service_model_name(cn_server_service(r->server));
+    note_usage(r);
+    cn_api_result *result = cn_call_lock(r->call);
+    json_t *body = cn_api_result_body(result, reply_id(r), model, r->created);
+    cn_call_unlock(r->call);
+    r->ended = true;
+    cn_exchange_reply_json(r->x, 200, body);
+}
+
+static void on_news(void *user, cn_call *call)
+{
+    reply *r = user;
+    const bool over = cn_call_is_over(call);
+    if (r->ended) return;
+    if (over && cn_call_status(call) != CN_OK && !r->begun) {
+        r->ended = true;
+        cn_exchange_error(r->x, http_status_of(call), cn_call_error(call), cn_call_at_fault(call),
+                          code_of(call));
+    } else if (cn_call_request(call)->stream) {
+        pump(r);
+    } else if (over) {
+        reply_whole(r);
+    }
+}
+
+/* The exchange has ended, or the client has: what still runs for it is cancelled. */
+static void on_closed(void *user, cn_exchange *x)
+{
+    reply *r = user;
+    (void)x;
+    cn_call_release(r->call);
+    cn_free(r);
+}
+
+static bool is_json(const cn_exchange *x)
+{
+    const char *type = cn_exchange_header(x, "Content-Type");
+    return type && strncasecmp(type, "application/json", 16) == 0 && strchr("; \t", type[16]);
+}
+
+static void generate(cn_server *server, cn_exchange *x, cn_api_endpoint endpoint)
+{
+    reply *r = cn_calloc(1, sizeof *r);
+    cn_call_opts o = {
+        .body = cn_exchange_take_body(x),
+        .endpoint = endpoint,
+        .klass = CN_CLASS_INTERACTIVE,
+        .reply_to = cn_server_mailbox(server),
+        .news = on_news,
+        .user = r,
+    };
+    cn_status status = CN_OK;
+    if (!r) {
+        cn_buf_free(&o.body);
+        status = cn_fail(CN_ERR_MEMORY, "out of memory for a reply");
+    }
+    if (status == CN_OK) status = cn_call_start(&r->call, cn_server_service(server), &o);
+    if (status != CN_OK) {
+        cn_free(r);
+        fail_busy(x, status);
+        return;
+    }
+    r->server = server;
+    r->x = x;
+    r->created = (int64_t)time(NULL);
+    cn_exchange_set_user(x, r, on_closed);
+}
+
+static void handle(cn_server *server, cn_exchange *x, cn_api_endpoint endpoint)
+{
+    size_t n;
+    cn_exchange_body(x, &n);
+    if (cn_server_is_draining(server))
+        cn_exchange_error(x, 503, "the server is stopping", NULL, NULL);
+    else if (!is_json(x))
+        cn_exchange_error(x, 415, "Content-Type: want application/json", NULL, NULL);
+    else if (n == 0)
+        cn_exchange_error(x, 400, "the body is empty", NULL, NULL);
+    else
+        generate(server, x, endpoint);
+}
+
+static void handle_chat(void *user, cn_exchange *x)
+{
+    handle(((openai_part *)user)->server, x, CN_API_CHAT);
+}
+
+static void handle_completion(void *user, cn_exchange *x)
+{
+    handle(((openai_part *)user)->server, x, CN_API_COMPLETION);
+}
+
+/* ---- models ---- */
+
+static json_t *model_json(cn_server *server)
+{
+    cn_service *s = cn_server_service(server);
+    return json_pack("{s:s, s:s, s:I, s:s, s:s, s:I}", "id", cn_service_model_name(s), "object",
+                     "model", "created", (json_int_t)cn_server_started_s(server), "owned_by",
+                     "cinch", "root", cn_service_model_name(s), "max_model_len",
+                     (json_int_t)cn_service_max_model_len(s));
+}
+
+static void handle_models(void *user, cn_exchange *x)
+{
+    cn_server *server = ((openai_part *)user)->server;
+    cn_exchange_reply_json(x, 200, json_pack("{s:s, s:[o]}", "object", "list", "data",
+                                             model_json(server)));
+}
+
+static void handle_model(void *user, cn_exchange *x)
+{
+    cn_server *server = ((openai_part *)user)->server;
+    const char *served = cn_service_model_name(cn_server_service(server));
+    if (strcmp(cn_exchange_param(x, 0), served) == 0)
+        cn_exchange_reply_json(x, 200, model_json(server));
+    else
+        cn_exchange_error(x, 404, "there is no such model", "model", "model_not_found");
+}
+
+/* ---- the part ---- */
+
+static cn_status open_part(cn_server *server, void **out)
+{
+    openai_part *p = cn_calloc(1, sizeof *p);
+    if (!p) return cn_fail(CN_ERR_MEMORY, "out of memory for the routes");
+    const size_t most = cn_service_config(cn_server_service(server))->max_body_bytes;
+    const uint32_t limited = CN_ROUTE_LIMITED;
+    *p = (openai_part){
+        .server = server,
+        .routes = {
+            {CN_HTTP_POST, "/v1/chat/completions", limited, handle_chat, most, NULL, NULL},
+            {CN_HTTP_POST, "/v1/completions", limited, handle_completion, most, NULL, NULL},
+            {CN_HTTP_GET, "/v1/models", 0, handle_models, 0, NULL, NULL},
+            {CN_HTTP_GET, "/v1/models/{id}", 0, handle_model, 0, NULL, NULL},
+        },
+    };
+    *out = p;
+    return cn_http_server_add_routes(cn_server_http(server), p->routes,
+                                     sizeof p->routes / sizeof *p->routes, p);
+}
+
+static void close_part(void *part) { cn_free(part); }
+
+const cn_server_part cn_openai_part = {.name = "openai", .open = open_part, .close = close_part};

@@ -1,0 +1,261 @@
+/* server.c - see server.h. */
+#include "engine/serve/server_parts.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { TICK_MS = 100, N_PARTS_MAX = 8 };
+
+/* The parts, in the order in which they are opened; they are closed in the opposite one. */
+static const cn_server_part *const parts[] = {&cn_openai_part, &cn_basics_part};
+enum { N_PARTS = sizeof parts / sizeof *parts };
+
+struct cn_server {
+    const cn_config *config;
+    struct event_base *base;
+    cn_mailbox *mailbox;
+    struct event *mail_event, *stop_event, *tick;
+    int stop_fd; /* counts cn_server_stop: written by a signal handler too */
+    int log_fd;
+    cn_api_keys *keys;
+    cn_service *service;
+    cn_http_server *http;
+    void *part_states[N_PARTS];
+    uint32_t n_open_parts;
+    uint16_t port;
+    double started_s; /* since the epoch */
+    bool draining, engine_failed;
+    double deadline_s; /* of the drain, cn_now_s */
+};
+
+/* ---- the loop's events ---- */
+
+static void on_mail(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd, (void)what;
+    cn_server *s = arg;
+    cn_mailbox_open_all(s->mailbox);
+}
+
+static bool is_idle(const cn_server *s)
+{
+    if (cn_http_server_n_exchanges(s->http) > 0) return false;
+    for (uint32_t i = 0; i < s->n_open_parts; i++)
+        if (parts[i]->is_idle && !parts[i]->is_idle(s->part_states[i])) return false;
+    return true;
+}
+
+static void begin_drain(cn_server *s)
+{
+    s->draining = true;
+    s->deadline_s = cn_now_s() + s->config->shutdown_timeout_s;
+    cn_http_server_stop_accepting(s->http);
+    for (uint32_t i = 0; i < s->n_open_parts; i++)
+        if (parts[i]->drain) parts[i]->drain(s->part_states[i]);
+    cn_log(CN_LOG_INFO, "stopping: %u requests have %u s to finish",
+           cn_http_server_n_exchanges(s->http), s->config->shutdown_timeout_s);
+}
+
+static void on_stop(evutil_socket_t fd, short what, void *arg)
+{
+    cn_server *s = arg;
+    uint64_t times = 0;
+    (void)what;
+    if (read(fd, &times, sizeof times) != sizeof times) return;
+    if (s->draining || times > 1)
+        event_base_loopbreak(s->base);
+    else
+        begin_drain(s);
+}
+
+/* Ends the drain; begins one when the engine has failed, so that whoever started the server may
+ * start it anew. */
+static void on_tick(evutil_socket_t fd, short what, void *arg)
+{
+    cn_server *s = arg;
+    (void)fd, (void)what;
+    if (!s->engine_failed && !cn_service_is_healthy(s->service)) {
+        s->engine_failed = true;
+        if (!s->draining) begin_drain(s);
+    }
+    if (s->draining && (is_idle(s) || cn_now_s() > s->deadline_s)) event_base_loopbreak(s->base);
+}
+
+static cn_status add_event(cn_server *s, struct event **event, int fd, short what,
+                           event_callback_fn fn, const struct timeval *every)
+{
+    *event = event_new(s->base, fd, what | EV_PERSIST, fn, s);
+    if (*event && event_add(*event, every) == 0) return CN_OK;
+    return cn_fail(CN_ERR_MEMORY, "out of memory for the event loop");
+}
+
+static cn_status open_loop(cn_server *s)
+{
+    const struct timeval tick = {.tv_usec = TICK_MS * 1000};
+    s->base = event_base_new();
+    if (!s->base) return cn_fail(CN_ERR_MEMORY, "out of memory for the event loop");
+    s->stop_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (s->stop_fd < 0) return cn_fail(CN_ERR_IO, "eventfd: %s", strerror(errno));
+    CN_TRY(cn_mailbox_create(&s->mailbox, UINT32_MAX));
+    CN_TRY(add_event(s, &s->mail_event, cn_mailbox_fd(s->mailbox), EV_READ, on_mail, NULL));
+    CN_TRY(add_event(s, &s->stop_event, s->stop_fd, EV_READ, on_stop, NULL));
+    return add_event(s, &s->tick, -1, 0, on_tick, &tick);
+}
+
+/* ---- opening ---- */
+
+static cn_status open_log(cn_server *s)
+{
+    const char *path = s->config->access_log;
+    if (strcmp(path, "off") == 0) return CN_OK;
+    s->log_fd = strcmp(path, "-") == 0
+                    ? fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 0)
+                    : open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640);
+    return s->log_fd >= 0 ? CN_OK : cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
+}
+
+static cn_status open_http(cn_server *s)
+{
+    const cn_config *c = s->config;
+    const cn_http_opts o = {
+        .base = s->base,
+        .keys = s->keys,
+        .stats = cn_service_serve_stats(s->service),
+        .max_head_bytes = c->max_header_bytes,
+        .max_connections = c->max_connections,
+        .max_body_total = c->max_buffered_bytes,
+        .request_timeout_s = c->request_timeout_s,
+        .idle_timeout_s = c->idle_timeout_s,
+        .max_requests_per_key = c->max_requests_per_key,
+        .access_log_fd = s->log_fd,
+    };
+    return cn_http_server_create(&s->http, &o);
+}
+
+static cn_status open_parts(cn_server *s)
+{
+    for (uint32_t i = 0; i < N_PARTS; i++) {
+        CN_TRY(parts[i]->open(s, &s->part_states[i]));
+        s->n_open_parts = i + 1;
+    }
+    return CN_OK;
+}
+
+/* An address that other machines may reach, and nobody has to show a key. */
+static void warn_if_open(const cn_server *s)
+{
+    const char *host = s->config->host;
+    if (cn_api_keys_count(s->keys) > 0 || s->config->uds) return;
+    if (strncmp(host, "127.", 4) == 0 || !strcmp(host, "::1") || !strcmp(host, "localhost")) return;
+    cn_log(CN_LOG_WARN, "################################################################");
+    cn_log(CN_LOG_WARN, "ANYONE who can reach %s port %u may use this server: no API key is set.",
+           host, s->port);
+    cn_log(CN_LOG_WARN, "Set --api-key-file, or --host 127.0.0.1 and a proxy in front.");
+    cn_log(CN_LOG_WARN, "################################################################");
+}
+
+static cn_status start_listening(cn_server *s)
+{
+    const cn_config *c = s->config;
+    const char *model = cn_service_model_name(s->service);
+    if (c->uds) {
+        CN_TRY(cn_http_server_listen_unix(s->http, c->uds));
+        cn_log(CN_LOG_INFO, "serving %s on the unix socket %s", model, c->uds);
+        return CN_OK;
+    }
+    s->port = (uint16_t)c->port;
+    CN_TRY(cn_http_server_listen(s->http, c->host, &s->port));
+    cn_log(CN_LOG_INFO, "serving %s on http://%s:%u", model, c->host, s->port);
+    return CN_OK;
+}
+
+static cn_status open_server(cn_server *s)
+{
+    const cn_config *c = s->config;
+    CN_TRY(cn_api_keys_load(&s->keys, c->api_keys, c->api_key_file));
+    CN_TRY(open_log(s));
+    CN_TRY(open_loop(s));
+    CN_TRY(cn_service_create(&s->service, c));
+    CN_TRY(open_http(s));
+    CN_TRY(open_parts(s));
+    CN_TRY(start_listening(s));
+    warn_if_open(s);
+    return CN_OK;
+}
+
+cn_status cn_server_create(cn_server **out, const cn_config *config)
+{
+    cn_server *s = cn_calloc(1, sizeof *s);
+    if (!s) return cn_fail(CN_ERR_MEMORY, "out of memory for the server");
+    s->config = config;
+    s->stop_fd = s->log_fd = -1;
+    s->started_s = (double)time(NULL);
+    cn_status status = open_server(s);
+    if (status == CN_OK)
+        *out = s;
+    else
+        cn_server_free(s);
+    return status;
+}
+
+void cn_server_free(cn_server *s)
+{
+    if (!s) return;
+    while (s->n_open_parts > 0) {
+        s->n_open_parts--;
+        if (parts[s->n_open_parts]->close)
+            parts[s->n_open_parts]->close(s->part_states[s->n_open_parts]);
+    }
+    cn_http_server_free(s->http);
+    cn_service_free(s->service);
+    while (s->mailbox && cn_mailbox_open_all(s->mailbox) > 0) continue;
+    if (s->mail_event) event_free(s->mail_event);
+    if (s->stop_event) event_free(s->stop_event);
+    if (s->tick) event_free(s->tick);
+    cn_mailbox_free(s->mailbox);
+    if (s->base) event_base_free(s->base);
+    if (s->stop_fd >= 0) close(s->stop_fd);
+    if (s->log_fd >= 0) close(s->log_fd);
+    cn_api_keys_free(s->keys);
+    cn_free(s);
+}
+
+/* ---- running ---- */
+
+cn_status cn_server_run(cn_server *s)
+{
+    if (event_base_dispatch(s->base) < 0)
+        return cn_fail(CN_ERR_IO, "the event loop failed: %s", strerror(errno));
+    if (!s->engine_failed) return CN_OK;
+    cn_buf why = {0};
+    cn_service_failure(s->service, &why);
+    cn_status status = cn_fail(CN_ERR_DEVICE, "the engine failed: %s", why.len ? why.data : "");
+    cn_buf_free(&why);
+    return status;
+}
+
+void cn_server_stop(cn_server *s)
+{
+    const uint64_t one = 1;
+    (void)!write(s->stop_fd, &one, sizeof one);
+}
+
+uint16_t cn_server_port(const cn_server *s) { return s->port; }
+bool cn_server_is_draining(const cn_server *s) { return s->draining; }
+double cn_server_started_s(const cn_server *s) { return s->started_s; }
+cn_service *cn_server_service(cn_server *s) { return s->service; }
+cn_http_server *cn_server_http(cn_server *s) { return s->http; }
+struct event_base *cn_server_base(cn_server *s) { return s->base; }
+cn_mailbox *cn_server_mailbox(cn_server *s) { return s->mailbox; }
+
+void *cn_server_part_state(cn_server *s, const char *name)
+{
+    for (uint32_t i = 0; i < s->n_open_parts; i++)
+        if (strcmp(parts[i]->name, name) == 0) return s->part_states[i];
+    return NULL;
+}

@@ -1,0 +1,11 @@
+/* server_parts.h - the parts that make up the server, by name: their tables of hooks.
+ * Owner: none, they are constant. Thread: HTTP. */
+#ifndef CN_SERVER_PARTS_H
+#define CN_SERVER_PARTS_H
+
+#include "engine/serve/server.h"
+
+extern const cn_server_part cn_openai_part; /* /v1/chat/completions, /v1/completions, /v1/models */
+extern const cn_server_part cn_basics_part; /* /tokenize, /detokenize, /health, /version */
+
+#endif
