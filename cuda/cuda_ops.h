@@ -19,19 +19,29 @@ extern "C" {
 
 enum {
     CN_CUDA_STREAMS = 2,
-    CN_CUDA_STAGES = 8,                   /* chunks of pinned memory that a copy can be in */
-    CN_CUDA_STAGE_BYTES = 4 << 20,        /* of one chunk */
+    CN_CUDA_STAGES = 16, /* chunks of pinned memory that a stream's copies can be in */
+    CN_CUDA_STAGE_BYTES = 2 << 20,        /* of one chunk of stream 0 */
+    CN_CUDA_SIDE_STAGE_BYTES = 512 << 10, /* and of stream 1, which brings tables only */
     CN_CUDA_GEMM_SCRATCH_BYTES = 32 << 20 /* of each stream */
 };
 
 typedef struct cn_cuda cn_cuda;
 typedef struct cn_cuda_gemm_state cn_cuda_gemm_state;
 
+/* A stream's pinned chunks, which host memory is copied through, used in turn. */
+typedef struct cn_cuda_staging {
+    char *host; /* [CN_CUDA_STAGES, chunk_bytes] */
+    size_t chunk_bytes;
+    cudaEvent_t done[CN_CUDA_STAGES]; /* the device has read it */
+    uint32_t next;
+} cn_cuda_staging;
+
 struct cn_stream {
     cn_cuda *cuda;
     cudaStream_t handle;
     void *gemm_scratch; /* CN_CUDA_GEMM_SCRATCH_BYTES */
     bool recording;     /* between graph_begin and graph_end */
+    cn_cuda_staging staging;
 };
 
 struct cn_fence {
@@ -65,13 +75,6 @@ typedef struct cn_cuda_arena {
     size_t n_used, capacity;
 } cn_cuda_arena;
 
-/* Pinned chunks that mem_write copies through, used in turn. */
-typedef struct cn_cuda_staging {
-    char *host; /* [CN_CUDA_STAGES, CN_CUDA_STAGE_BYTES] */
-    cudaEvent_t done[CN_CUDA_STAGES];
-    uint32_t next;
-} cn_cuda_staging;
-
 /* The backend's ctx. */
 struct cn_cuda {
     cn_backend table;
@@ -79,7 +82,6 @@ struct cn_cuda {
     cn_cuda_device device;
     cn_cuda_arena arena;
     struct cn_stream streams[CN_CUDA_STREAMS];
-    cn_cuda_staging staging;
     cn_cuda_gemm_state *gemm;
     void *attn_scratch; /* of stream 0: partial results of cut sequences; zeroed at start */
     size_t attn_scratch_bytes;
@@ -123,6 +125,9 @@ cn_status cn_cuda_fence_wait(cn_stream *s, cn_fence *f);
 cn_status cn_cuda_fence_done(cn_fence *f, bool *done);
 cn_status cn_cuda_fence_sync(cn_fence *f);
 cn_status cn_cuda_mem_write(cn_stream *s, void *dst, const void *host, size_t bytes);
+/* The next chunk, once the device has read it; then `bytes` of it go to dst. */
+cn_status cn_cuda_stage_take(cn_stream *s, char **chunk);
+cn_status cn_cuda_stage_send(cn_stream *s, void *dst, size_t bytes);
 cn_status cn_cuda_mem_read(cn_stream *s, void *host, const void *src, size_t bytes);
 
 /* ---- graphs: cuda_graph.c ---- */
@@ -150,6 +155,9 @@ size_t cn_cuda_sample_scratch_bytes(cn_backend *be, uint32_t max_rows, uint32_t 
 cn_status cn_cuda_sample(cn_stream *s, const cn_sample_args *a);
 cn_status cn_cuda_count_reset(cn_stream *s, const cn_count_reset_args *a);
 cn_status cn_cuda_copy_blocks(cn_stream *s, const cn_copy_args *a);
+/* Room for the scores of one layer of a request of n_max slots, and of an ordinary event whole. */
+size_t cn_cuda_compress_scratch_bytes(cn_backend *be, const cn_pools *pools, uint32_t n_max);
+cn_status cn_cuda_compress(cn_stream *s, const cn_compress_args *a);
 
 #ifdef __cplusplus
 }

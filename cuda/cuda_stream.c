@@ -1,14 +1,33 @@
 /* cuda_stream.c - streams, fences, and copies between host and device.
  *
- * mem_write copies through pinned chunks used in turn: the caller's memory is free at once and the
- * transfer overlaps the next chunk's copy. A chunk's event says when the device has read it; with
- * all chunks in flight the caller waits for the oldest, which happens while loading weights, not
- * in a step. */
+ * mem_write copies through the stream's pinned chunks, used in turn: the caller's memory is free at
+ * once and the transfer overlaps the next chunk's copy. A chunk's event says when the device has
+ * read it; with all chunks in flight the caller waits for the oldest, which happens while loading
+ * weights, not in a step. Streams have chunks of their own: a copy that stands behind a compression
+ * keeps none of the model's waiting. */
 #include <string.h>
 
 #include "cuda/cuda_ops.h"
 
 /* ---- life ---- */
+
+static cn_status staging_open(cn_cuda_staging *st, size_t chunk_bytes)
+{
+    void *pinned = NULL;
+    CN_CUDA(cudaMallocHost(&pinned, CN_CUDA_STAGES * chunk_bytes));
+    st->host = pinned;
+    st->chunk_bytes = chunk_bytes;
+    for (uint32_t i = 0; i < CN_CUDA_STAGES; i++)
+        CN_CUDA(cudaEventCreateWithFlags(&st->done[i], cudaEventDisableTiming));
+    return CN_OK;
+}
+
+static void staging_close(cn_cuda_staging *st)
+{
+    for (uint32_t i = 0; i < CN_CUDA_STAGES; i++)
+        if (st->done[i]) cudaEventDestroy(st->done[i]);
+    if (st->host) cudaFreeHost(st->host);
+}
 
 cn_status cn_cuda_streams_open(cn_cuda *c)
 {
@@ -19,22 +38,18 @@ cn_status cn_cuda_streams_open(cn_cuda *c)
         c->streams[i].cuda = c;
         CN_CUDA(cudaStreamCreateWithPriority(&c->streams[i].handle, cudaStreamNonBlocking,
                                              priorities[i]));
+        CN_TRY(staging_open(&c->streams[i].staging,
+                            i == 0 ? CN_CUDA_STAGE_BYTES : CN_CUDA_SIDE_STAGE_BYTES));
     }
-    void *pinned = NULL;
-    CN_CUDA(cudaMallocHost(&pinned, (size_t)CN_CUDA_STAGES * CN_CUDA_STAGE_BYTES));
-    c->staging.host = pinned;
-    for (uint32_t i = 0; i < CN_CUDA_STAGES; i++)
-        CN_CUDA(cudaEventCreateWithFlags(&c->staging.done[i], cudaEventDisableTiming));
     return CN_OK;
 }
 
 void cn_cuda_streams_close(cn_cuda *c)
 {
-    for (uint32_t i = 0; i < CN_CUDA_STREAMS; i++)
+    for (uint32_t i = 0; i < CN_CUDA_STREAMS; i++) {
         if (c->streams[i].handle) cudaStreamDestroy(c->streams[i].handle);
-    for (uint32_t i = 0; i < CN_CUDA_STAGES; i++)
-        if (c->staging.done[i]) cudaEventDestroy(c->staging.done[i]);
-    if (c->staging.host) cudaFreeHost(c->staging.host);
+        staging_close(&c->streams[i].staging);
+    }
 }
 
 cn_status cn_cuda_stream_sync(cn_stream *s)
@@ -104,24 +119,34 @@ static cn_status refuse_recording(const cn_stream *s, const char *what)
     return cn_fail(CN_ERR_DEVICE, "%s cannot be part of a graph", what);
 }
 
-static cn_status write_chunk(cn_stream *s, char *dst, const char *host, size_t bytes)
+cn_status cn_cuda_stage_take(cn_stream *s, char **chunk)
 {
-    cn_cuda_staging *st = &s->cuda->staging;
-    uint32_t i = st->next++ % CN_CUDA_STAGES;
-    char *chunk = st->host + (size_t)i * CN_CUDA_STAGE_BYTES;
+    cn_cuda_staging *st = &s->staging;
+    CN_TRY(refuse_recording(s, "a copy from the host"));
+    const uint32_t i = st->next % CN_CUDA_STAGES;
     CN_CUDA(cudaEventSynchronize(st->done[i]));
-    memcpy(chunk, host, bytes);
-    CN_CUDA(cudaMemcpyAsync(dst, chunk, bytes, cudaMemcpyHostToDevice, s->handle));
+    *chunk = st->host + i * st->chunk_bytes;
+    return CN_OK;
+}
+
+cn_status cn_cuda_stage_send(cn_stream *s, void *dst, size_t bytes)
+{
+    cn_cuda_staging *st = &s->staging;
+    const uint32_t i = st->next++ % CN_CUDA_STAGES;
+    CN_CUDA(cudaMemcpyAsync(dst, st->host + i * st->chunk_bytes, bytes, cudaMemcpyHostToDevice,
+                            s->handle));
     CN_CUDA(cudaEventRecord(st->done[i], s->handle));
     return CN_OK;
 }
 
 cn_status cn_cuda_mem_write(cn_stream *s, void *dst, const void *host, size_t bytes)
 {
-    CN_TRY(refuse_recording(s, "mem_write"));
-    for (size_t at = 0; at < bytes; at += CN_CUDA_STAGE_BYTES) {
-        size_t n = bytes - at < CN_CUDA_STAGE_BYTES ? bytes - at : CN_CUDA_STAGE_BYTES;
-        CN_TRY(write_chunk(s, (char *)dst + at, (const char *)host + at, n));
+    for (size_t at = 0, n; at < bytes; at += n) {
+        char *chunk = NULL;
+        n = bytes - at < s->staging.chunk_bytes ? bytes - at : s->staging.chunk_bytes;
+        CN_TRY(cn_cuda_stage_take(s, &chunk));
+        memcpy(chunk, (const char *)host + at, n);
+        CN_TRY(cn_cuda_stage_send(s, (char *)dst + at, n));
     }
     return CN_OK;
 }

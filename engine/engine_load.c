@@ -204,14 +204,29 @@ static cn_status take_event_memory(cn_engine *e, const cn_memory_plan *plan)
     return be->mem_alloc(be, e->compress_scratch_bytes, &e->compress_scratch);
 }
 
+/* What take_event_memory will take, of pools that are yet to be planned. */
+static uint64_t event_bytes(const cn_engine *e)
+{
+    enum { LARGEST_BLOCK = 256 };
+    const cn_config *c = e->config;
+    const cn_model_config *m = &e->model_config;
+    if ((c->kv_policies | 1U << c->kv.policy) == 1U << CN_KV_FULL) return 0;
+    const cn_pools p = {.layout = cn_kv_layout_make(m->n_layers, 1, m->n_kv_heads, LARGEST_BLOCK,
+                                                    m->head_dim),
+                        .n_heads = m->n_heads,
+                        .window = c->kv.window_tokens};
+    const uint32_t longest = (uint32_t)cn_round_up(e->max_model_len, LARGEST_BLOCK);
+    return e->backend->compress_scratch_bytes(e->backend, &p, longest);
+}
+
 /* What the arrays taken after the pools need of a device's memory, rounded up generously. */
 static uint64_t later_bytes(const cn_engine *e)
 {
-    enum { BATCH_AND_EVENTS_BYTES = 128 << 20 };
+    enum { BATCH_BYTES = 96 << 20 };
     cn_backend *be = e->backend;
     const uint64_t rows = e->max_rows, vocab = e->model_config.vocab;
     const uint64_t flights = CN_FLIGHTS * rows * (2 + 2 * CN_MAX_LOGPROBS) * sizeof(uint32_t);
-    return rows * vocab * sizeof *e->counts + flights + BATCH_AND_EVENTS_BYTES +
+    return rows * vocab * sizeof *e->counts + flights + BATCH_BYTES + event_bytes(e) +
            be->sample_scratch_bytes(be, e->max_rows, (uint32_t)vocab);
 }
 

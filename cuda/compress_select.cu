@@ -1,0 +1,211 @@
+/* compress_select.cu - which slots an event keeps: redundancy softmax, pooling, the weighted final
+ * score, window slots forced in, and the n_target * b best by radix selection, ties to the newer.
+ * score, redundancy [units, n] f32 in; work [units, work_words] out: the kept slots, ascending; F
+ * of the target blocks out. Grid units, 512 threads.
+ *
+ * A score becomes an unsigned key in the order of floats. Keys stay in shared memory, or, from
+ * SHARED_SLOTS on, where the redundancy stood. Three histograms of 11, 11 and 10 bits find the
+ * least key that is kept; one pass in order writes the list.
+ * Bytes 8 n a unit from the second-level cache. Twin: cpu_select.c, cpu_score.c (combine). */
+#include "cuda/attn_common.cuh"
+#include "cuda/compress.cuh"
+
+enum {
+    THREADS = 512,
+    WARPS = THREADS / CN_WARP,
+    SHARED_SLOTS = 8192,
+    DIGIT_BITS = 11,
+    BINS = 1 << DIGIT_BITS,
+    BINS_EACH = BINS / THREADS,
+    POOL_RADIUS = 2
+};
+
+typedef struct select_shared {
+    uint32_t histogram[BINS];
+    uint32_t warp_counts[2][WARPS];
+    float warp_values[2][CN_WARP];
+    uint32_t bin, wanted, in_bin;
+} select_shared;
+
+/* In the order of the floats; both zeros equal, NaN below all. */
+__device__ static inline uint32_t ordered_bits(float x)
+{
+    const uint32_t bits = __float_as_uint(x + 0.0f);
+    if (x != x) return 0;
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+/* ---- final scores ---- */
+
+__device__ static inline float block_max(float v, float *shared)
+{
+#pragma unroll
+    for (int offset = CN_WARP / 2; offset > 0; offset /= 2)
+        v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, offset));
+    if (threadIdx.x % CN_WARP == 0) shared[threadIdx.x / CN_WARP] = v;
+    __syncthreads();
+    v = threadIdx.x % CN_WARP < WARPS ? shared[threadIdx.x % CN_WARP] : -CUDART_INF_F;
+#pragma unroll
+    for (int offset = CN_WARP / 2; offset > 0; offset /= 2)
+        v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, offset));
+    return v;
+}
+
+/* The softmax of row sums x is exp2(x * scale - top) * inverse. */
+typedef struct softmax {
+    float scale, top, inverse;
+} softmax;
+
+__device__ static inline softmax softmax_of(const float *rows, uint32_t n, float scale,
+                                            select_shared *shared)
+{
+    softmax s = {scale, -CUDART_INF_F, 0.0f};
+    for (uint32_t v = threadIdx.x; v < n; v += THREADS) s.top = fmaxf(s.top, rows[v] * scale);
+    s.top = block_max(s.top, shared->warp_values[0]);
+    float sum = 0.0f;
+    for (uint32_t v = threadIdx.x; v < n; v += THREADS) sum += exp2f(rows[v] * scale - s.top);
+    s.inverse = 1.0f / cn_block_sum(sum, shared->warp_values[1]);
+    return s;
+}
+
+__device__ static inline float pooled(const float *score, uint32_t v, uint32_t n)
+{
+    const uint32_t first = v > POOL_RADIUS ? v - POOL_RADIUS : 0;
+    const uint32_t end = min(v + POOL_RADIUS + 1, n);
+    float top = score[first];
+    for (uint32_t i = first + 1; i < end; i++) top = fmaxf(top, score[i]);
+    return top;
+}
+
+/* keys[v] for all slots; keys may be where the redundancy is. */
+__device__ static inline void make_keys(uint32_t *keys, const cn_compress_chunk &c,
+                                        const cn_compress_unit &u, select_shared *shared)
+{
+    const cn_compress_job job = *u.job;
+    const float *score = c.score + (size_t)u.index * c.n;
+    const float *rows = c.redundancy + (size_t)u.index * c.n;
+    const bool redundancy = c.redundancy_kind != CN_REDUNDANCY_NONE;
+    softmax s = {0.0f, 0.0f, 0.0f};
+    if (redundancy) s = softmax_of(rows, c.n, job.redundancy_scale, shared);
+    for (uint32_t v = threadIdx.x; v < c.n; v += THREADS) {
+        float x = job.pool ? pooled(score, v, c.n) : score[v];
+        if (redundancy)
+            x = job.score_weight * x -
+                job.redundancy_weight * (exp2f(rows[v] * s.scale - s.top) * s.inverse);
+        keys[v] = ordered_bits(v + c.window >= c.n ? CUDART_INF_F : x);
+    }
+    __syncthreads();
+}
+
+/* ---- selection ---- */
+
+/* Exclusive sum over the block's threads; free of the caller's other uses of counts[turn]. */
+__device__ static inline uint32_t scan(uint32_t v, uint32_t *counts, uint32_t *total)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP, warp = threadIdx.x / CN_WARP;
+    uint32_t sum = v;
+#pragma unroll
+    for (uint32_t offset = 1; offset < CN_WARP; offset *= 2) {
+        const uint32_t below = __shfl_up_sync(0xffffffffu, sum, offset);
+        if (lane >= offset) sum += below;
+    }
+    if (lane == CN_WARP - 1) counts[warp] = sum;
+    __syncthreads();
+    uint32_t before = 0, all = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < WARPS; i++) {
+        before += i < warp ? counts[i] : 0;
+        all += counts[i];
+    }
+    *total = all;
+    return before + sum - v;
+}
+
+/* Among keys whose bits above shift + bits are those of `prefix`, the digit of the wanted-th
+ * largest: shared->bin; how many of that digit there are and are wanted: in_bin, wanted. */
+__device__ static inline void find_digit(const uint32_t *keys, uint32_t n, uint32_t prefix,
+                                         uint32_t shift, uint32_t bits, select_shared *shared)
+{
+    const uint32_t wanted = shared->wanted, above = shift + bits, n_bins = 1u << bits;
+    for (uint32_t i = threadIdx.x; i < BINS; i += THREADS) shared->histogram[i] = 0;
+    __syncthreads();
+    for (uint32_t v = threadIdx.x; v < n; v += THREADS) {
+        const uint32_t key = keys[v];
+        if (above == 32 || key >> above == prefix >> above)
+            atomicAdd(&shared->histogram[key >> shift & (n_bins - 1)], 1u);
+    }
+    __syncthreads();
+    /* Thread t has bins t * BINS_EACH on, counted from the top. */
+    uint32_t own = 0, total;
+    const uint32_t first = BINS - 1 - threadIdx.x * BINS_EACH;
+#pragma unroll
+    for (uint32_t i = 0; i < BINS_EACH; i++) own += shared->histogram[first - i];
+    uint32_t before = scan(own, shared->warp_counts[0], &total);
+    if (before < wanted && before + own >= wanted) {
+        uint32_t bin = first;
+        while (before + shared->histogram[bin] < wanted) before += shared->histogram[bin--];
+        shared->bin = bin;
+        shared->wanted = wanted - before;
+        shared->in_bin = shared->histogram[bin];
+    }
+    __syncthreads();
+}
+
+/* Writes the kept slots: keys above `least`, and of those equal all but the n_skip oldest. */
+__device__ static inline void write_kept(const uint32_t *keys, const cn_compress_chunk &c,
+                                         const cn_compress_unit &u, uint32_t least,
+                                         uint32_t n_skip, select_shared *shared)
+{
+    const uint32_t b = c.pools.layout.block_tokens;
+    const float *score = c.score + (size_t)u.index * c.n;
+    uint32_t *kept = c.work + (size_t)u.index * c.work_words;
+    uint32_t n_above = 0, n_equal = 0, turn = 0; /* before this round */
+    for (uint32_t first = 0; first < c.n; first += THREADS, turn ^= 1) {
+        const uint32_t v = first + threadIdx.x, key = v < c.n ? keys[v] : 0;
+        const bool above = v < c.n && key > least, equal = v < c.n && key == least;
+        uint32_t total;
+        const uint32_t before = scan((uint32_t)above | (uint32_t)equal << 16,
+                                     shared->warp_counts[turn], &total);
+        const uint32_t equal_before = n_equal + (before >> 16);
+        if (above || (equal && equal_before >= n_skip)) {
+            const uint32_t n_kept_equal = equal_before > n_skip ? equal_before - n_skip : 0;
+            const uint32_t i = n_above + (before & 0xffff) + n_kept_equal;
+            kept[i] = v;
+            if (u.job->global)
+                c.pools.score[cn_compress_side(c, u, u.job->target[i / b], i % b)] = score[v];
+        }
+        n_above += total & 0xffff;
+        n_equal += total >> 16;
+    }
+}
+
+template <bool in_shared>
+__global__ static void __launch_bounds__(THREADS)
+    select_kernel(const __grid_constant__ cn_compress_chunk c)
+{
+    extern __shared__ uint32_t shared_keys[];
+    __shared__ select_shared shared;
+    const cn_compress_unit u = cn_compress_unit_of(c, blockIdx.x);
+    cn_overlap_next();
+    cn_wait_previous();
+    uint32_t *keys =
+        in_shared ? shared_keys : (uint32_t *)(c.redundancy + (size_t)u.index * c.n);
+    if (threadIdx.x == 0) shared.wanted = u.job->n_target * c.pools.layout.block_tokens;
+    make_keys(keys, c, u, &shared);
+    uint32_t least = 0;
+    const uint32_t shifts[3] = {21, 10, 0};
+    for (int i = 0; i < 3; i++) {
+        find_digit(keys, c.n, least, shifts[i], i < 2 ? DIGIT_BITS : 10, &shared);
+        least |= shared.bin << shifts[i];
+    }
+    write_kept(keys, c, u, least, shared.in_bin - shared.wanted, &shared);
+}
+
+extern "C" cn_status cn_compress_select(cn_stream *s, const cn_compress_chunk *c)
+{
+    const dim3 grid(cn_compress_units(c));
+    if (c->n > SHARED_SLOTS)
+        return cn_cuda_launch(s, "compress: select", select_kernel<false>, grid, THREADS, *c);
+    return cn_attn_launch(s, "compress: select", select_kernel<true>, grid, THREADS,
+                          c->n * sizeof(uint32_t), *c);
+}
