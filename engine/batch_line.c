@@ -10,6 +10,18 @@
 static const char id_prefix[] = "cinch-";
 enum { MAX_DEPTH = 16, HTTP_OK = 200, F32_DIGITS = 9 };
 
+/* Appends the text of a line, whose reference it takes over; NULL is out of memory. */
+static cn_status append_line(cn_buf *out, json_t *line)
+{
+    char *text = line ? json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(F32_DIGITS)) : NULL;
+    json_decref(line);
+    cn_status status = text ? cn_buf_add(out, text, strlen(text))
+                            : cn_fail(CN_ERR_MEMORY, "out of memory for an output line");
+    if (status == CN_OK) status = cn_buf_add(out, "\n", 1);
+    free(text);
+    return status;
+}
+
 cn_status cn_batch_line_format(cn_buf *out, cn_id id, const char *custom_id, int status_code,
                                json_t *body, const cn_batch_notes *notes)
 {
@@ -28,13 +40,17 @@ cn_status cn_batch_line_format(cn_buf *out, cn_id id, const char *custom_id, int
                                       "completion_tokens",
                                       (json_int_t)notes->first->completion_tokens, "kv",
                                       cn_api_kv_json(&notes->first->kv)));
-    char *text = line ? json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(F32_DIGITS)) : NULL;
-    json_decref(line);
-    cn_status status = text ? cn_buf_add(out, text, strlen(text))
-                            : cn_fail(CN_ERR_MEMORY, "out of memory for an output line");
-    if (status == CN_OK) status = cn_buf_add(out, "\n", 1);
-    free(text);
-    return status;
+    return append_line(out, line);
+}
+
+cn_status cn_batch_line_format_unasked(cn_buf *out, cn_id id, const char *custom_id,
+                                       const char *code, const char *message)
+{
+    char id_text[CN_ID_TEXT_BYTES];
+    cn_id_format(id, id_text);
+    return append_line(out, json_pack("{s:s+, s:s?, s:n, s:{s:s, s:s}}", "id", id_prefix, id_text,
+                                      "custom_id", custom_id, "response", "error", "code", code,
+                                      "message", message));
 }
 
 static json_t *member(const json_t *o, const char *a, const char *b, const char *c)
@@ -57,10 +73,16 @@ static cn_status read_figures(cn_batch_line_figures *out, const json_t *line)
     if (!id || strncmp(id, id_prefix, sizeof id_prefix - 1) != 0 ||
         !cn_id_parse(id + sizeof id_prefix - 1, &out->id))
         return cn_fail(CN_ERR_ARG, "its id is none of cinch's");
-    if (!json_is_integer(status_code)) return cn_fail(CN_ERR_ARG, "it has no status_code");
-    out->is_error = json_integer_value(status_code) != HTTP_OK;
+    const bool unasked = json_is_null(json_object_get(line, "response")) &&
+                         json_is_object(json_object_get(line, "error"));
+    if (!unasked && !json_is_integer(status_code))
+        return cn_fail(CN_ERR_ARG, "it has no status_code");
+    out->is_error = unasked || json_integer_value(status_code) != HTTP_OK;
     out->prompt_tokens = count_of(json_object_get(usage, "prompt_tokens"));
+    out->cached_tokens = count_of(member(usage, "prompt_tokens_details", "cached_tokens", NULL));
     out->completion_tokens = count_of(json_object_get(usage, "completion_tokens"));
+    out->reasoning_tokens =
+        count_of(member(usage, "completion_tokens_details", "reasoning_tokens", NULL));
     out->graded = (uint32_t)count_of(member(line, "grade", "of", NULL));
     out->matched = (uint32_t)count_of(member(line, "grade", "matched", NULL));
     return CN_OK;

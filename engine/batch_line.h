@@ -2,7 +2,8 @@
  *   {"id": "cinch-<id>", "custom_id": "a", "response": {"status_code": 200, "request_id":
  *    "cinch-batch-<id>", "body": {...}}, "error": null}
  * A rejected request has its status and OpenAI's error object in `response`, as OpenAI writes it;
- * error.line is the line of the input. With grading, "grade": {"reference", "matched", "of"}. Of a
+ * error.line is the line of the input. A request that was never asked has `response` null and
+ * {"code", "message"} in `error`. With grading, "grade": {"reference", "matched", "of"}. Of a
  * request that was asked twice, "loop_rescue": {"by", "first": {"completion_tokens", "kv"}}.
  *
  * Owner: the caller. Thread: one. Stage: 7. */
@@ -27,10 +28,15 @@ typedef struct cn_batch_notes {
 cn_status cn_batch_line_format(cn_buf *out, cn_id id, const char *custom_id, int status_code,
                                json_t *body, const cn_batch_notes *notes);
 
+/* Appends the line of a request that was never asked: response null, and the error as OpenAI has it
+ * ("batch_expired"). */
+cn_status cn_batch_line_format_unasked(cn_buf *out, cn_id id, const char *custom_id,
+                                       const char *code, const char *message);
+
 typedef struct cn_batch_line_figures {
     cn_id id;
     bool is_error;
-    uint64_t prompt_tokens, completion_tokens;
+    uint64_t prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens;
     uint32_t graded, matched;
 } cn_batch_line_figures;
 

@@ -5,30 +5,10 @@
 #include <string.h>
 #include <time.h>
 
-#include "engine/api_response.h"
 #include "engine/batch_line.h"
 #include "engine/grade.h"
 
-enum { HTTP_OK = 200, HTTP_BAD_REQUEST = 400, HTTP_INTERNAL = 500, IDLE_WAIT_MS = 200 };
-enum { MAX_ERRORS_SHOWN = 10 }; /* all are in the output */
-
-struct cn_batch_job {
-    cn_batch_run *run;
-    cn_batch_job *prev, *next; /* in flight */
-    cn_batch_job *next_finished; /* or next of those to be submitted again */
-    cn_batch_item item;
-    cn_api_result *result;
-    cn_api_result *second; /* of a rescue, until the engine has taken it */
-    uint64_t request;      /* the engine's */
-
-    bool looped;            /* some sample was stopped by repetition detection */
-    const char *rescued_by; /* NULL: asked once */
-    cn_usage first;         /* of the attempt that looped */
-
-    bool audited, replays;
-    cn_transcript said; /* by the first sample, when audited */
-    uint32_t n_replayed;
-};
+enum { HTTP_OK = 200, HTTP_BAD_REQUEST = 400, HTTP_INTERNAL = 500 };
 
 /* ---- jobs ---- */
 
@@ -36,8 +16,9 @@ static void free_job(cn_batch_job *job)
 {
     cn_batch_item_free(&job->item);
     cn_api_result_free(job->result);
-    cn_api_result_free(job->second);
+    cn_api_result_free(job->unrescued);
     cn_transcript_free(&job->said);
+    cn_buf_free(&job->error);
     cn_free(job);
 }
 
@@ -57,6 +38,35 @@ static void unlink_job(cn_batch_run *run, cn_batch_job *job)
     run->n_inflight--;
 }
 
+static void push_again(cn_batch_run *run, cn_batch_job *job)
+{
+    job->next_finished = run->again;
+    run->again = job;
+}
+
+static void append_finished(cn_batch_run *run, cn_batch_job *job)
+{
+    job->next_finished = NULL;
+    cn_batch_job **end = &run->finished;
+    while (*end) end = &(*end)->next_finished; /* a step ends few */
+    *end = job;
+}
+
+/* Gives the job an end other than a result, with the thread's last error. */
+static void fail_job(cn_batch_job *job, cn_status status, const char *code)
+{
+    const char *text = cn_last_error();
+    job->status = status;
+    job->code = code;
+    cn_buf_clear(&job->error);
+    if (cn_buf_add(&job->error, text, strlen(text)) != CN_OK) cn_buf_clear(&job->error);
+}
+
+static const char *error_of(const cn_batch_job *job)
+{
+    return job->error.len ? job->error.data : cn_status_name(job->status);
+}
+
 /* ---- stopping ---- */
 
 /* Gives up second submissions: a rescue is put back, a replay has its line already. */
@@ -70,10 +80,7 @@ static void drop_again(cn_batch_run *run)
     }
 }
 
-/* Drains, keeping the first reason. */
-static void begin_drain(cn_batch_run *run, bool failed, const char *fmt, ...)
-    __attribute__((format(printf, 3, 4)));
-static void begin_drain(cn_batch_run *run, bool failed, const char *fmt, ...)
+void cn_batch_run_drain(cn_batch_run *run, bool failed, const char *fmt, ...)
 {
     if (run->state != CN_BATCH_RUNNING) return;
     run->state = CN_BATCH_DRAINING;
@@ -88,16 +95,17 @@ static void begin_drain(cn_batch_run *run, bool failed, const char *fmt, ...)
         run->n_put_back++;
     }
     drop_again(run);
+    const cn_batch_port *port = run->port;
     for (cn_batch_job *job = run->inflight; job; job = job->next)
-        if (job->replays || cn_api_result_n_tokens(job->result) == 0)
-            cn_engine_cancel(run->engine, job->request);
+        if (job->replays || port->n_tokens(port->user, job) == 0) port->cancel(port->user, job);
 }
 
-/* Ends the run where it stands. */
-static void stop(cn_batch_run *run, bool failed, const char *why)
+/* A job that waits stays for cn_batch_run_end: its request may be on its way to submit still. */
+void cn_batch_run_stop(cn_batch_run *run, bool failed, const char *why)
 {
     if (run->state == CN_BATCH_STOPPED) return;
     run->state = CN_BATCH_STOPPED;
+    run->paused = false;
     run->failed = failed;
     drop_again(run);
     snprintf(run->why, sizeof run->why, "%s", why);
@@ -105,17 +113,27 @@ static void stop(cn_batch_run *run, bool failed, const char *why)
 
 /* ---- writing ---- */
 
-/* Writes the line of a job; takes over body. Disk full stops the run. */
-static bool write_line(cn_batch_run *run, const cn_batch_item *item, int http_status, json_t *body,
-                       const cn_batch_notes *notes)
+/* A line that cannot be written stops the run, or pauses it. */
+static void bear_write_failure(cn_batch_run *run)
+{
+    if (!run->pauses) {
+        cn_batch_run_stop(run, true, cn_last_error());
+        return;
+    }
+    run->paused = true;
+    snprintf(run->why, sizeof run->why, "%s", cn_last_error());
+}
+
+/* Writes the line of a job; takes over body. */
+static bool write_line(cn_batch_run *run, cn_batch_output *to, const cn_batch_item *item,
+                       int http_status, json_t *body, const cn_batch_notes *notes)
 {
     cn_buf_clear(&run->line);
     cn_status status = cn_batch_line_format(&run->line, item->id, item->custom_id, http_status,
                                             body, notes);
-    if (status == CN_OK)
-        status = cn_batch_output_append(run->output, run->line.data, run->line.len);
+    if (status == CN_OK) status = cn_batch_output_append(to, run->line.data, run->line.len);
     if (status != CN_OK) {
-        stop(run, true, cn_last_error());
+        bear_write_failure(run);
         return false;
     }
     if (!notes->reference) return true;
@@ -124,25 +142,24 @@ static bool write_line(cn_batch_run *run, const cn_batch_item *item, int http_st
     return true;
 }
 
-/* An error line; under --strict the end of the run instead. */
-static void reject(cn_batch_run *run, const cn_batch_item *item, int http_status,
+/* An error line; under --strict the end of the run instead. False: paused, to be tried again. */
+static bool reject(cn_batch_run *run, const cn_batch_item *item, int http_status,
                    const char *message, const char *code)
 {
     const unsigned long long line = item->line;
-    if (run->state == CN_BATCH_STOPPED) return;
+    if (run->state == CN_BATCH_STOPPED) return true;
     if (run->config->strict) {
-        begin_drain(run, true, "line %llu: %s", line, message);
-        return;
-    }
-    if (run->n_errors < MAX_ERRORS_SHOWN) {
-        cn_progress_end(&run->progress);
-        cn_log(CN_LOG_WARN, "line %llu: %s", line, message);
+        cn_batch_run_drain(run, true, "line %llu: %s", line, message);
+        return true;
     }
     json_t *body = cn_api_error_body(http_status, message, item->at_fault.data, code, line);
     const cn_batch_notes notes = {.reference = item->reference, .of = 1};
-    if (!write_line(run, item, http_status, body, &notes)) return;
+    run->port->fault(run->port->user, run, line, message);
+    cn_batch_output *to = run->errors ? run->errors : run->output;
+    if (!write_line(run, to, item, http_status, body, &notes)) return !run->paused;
     run->n_errors++;
     run->totals.errors++;
+    return true;
 }
 
 static uint32_t count_matches(const cn_batch_run *run, const cn_batch_job *job)
@@ -154,29 +171,34 @@ static uint32_t count_matches(const cn_batch_run *run, const cn_batch_job *job)
     return matched;
 }
 
-static void answer(cn_batch_run *run, const cn_batch_job *job)
+/* False: paused, to be tried again. */
+static bool answer(cn_batch_run *run, const cn_batch_job *job)
 {
     const cn_config *c = run->config;
     const char *model = c->served_model_name ? c->served_model_name : c->model;
     char id[CN_ID_TEXT_BYTES];
+    cn_usage u, first = {0};
     cn_id_format(job->item.id, id);
+    cn_api_result_usage(job->result, &u);
+    if (job->unrescued) cn_api_result_usage(job->unrescued, &first);
     json_t *body = cn_api_result_body(job->result, id, model, (int64_t)time(NULL));
     const cn_batch_notes notes = {.reference = job->item.reference,
                                   .matched = count_matches(run, job),
                                   .of = cn_api_result_n_choices(job->result),
                                   .rescued_by = job->rescued_by,
-                                  .first = &job->first};
-    if (!write_line(run, &job->item, HTTP_OK, body, &notes)) return;
+                                  .first = &first};
+    if (!write_line(run, run->output, &job->item, HTTP_OK, body, &notes)) return !run->paused;
     run->n_rescued += job->rescued_by != NULL;
-    cn_usage u;
-    cn_api_result_usage(job->result, &u);
     run->n_answered++;
     run->totals.answered++;
     run->totals.prompt_tokens += u.prompt_tokens;
+    run->totals.cached_tokens += u.cached_tokens;
     run->totals.completion_tokens += u.completion_tokens;
+    run->totals.reasoning_tokens += u.reasoning_tokens;
+    return true;
 }
 
-/* ---- submitting ---- */
+/* ---- coming back ---- */
 
 static void take_replay(cn_batch_run *run, cn_batch_job *job, const cn_event *ev)
 {
@@ -195,7 +217,7 @@ static void take_output(cn_batch_job *job, const cn_event *ev)
         job->audited = false; /* no memory: the answer counts */
 }
 
-static void on_event(void *user, const cn_event *ev)
+void cn_batch_job_event(void *user, const cn_event *ev)
 {
     cn_batch_job *job = user;
     if (job->replays)
@@ -204,11 +226,20 @@ static void on_event(void *user, const cn_event *ev)
         take_output(job, ev);
     if (!ev->last) return;
     unlink_job(job->run, job);
-    job->next_finished = NULL;
-    cn_batch_job **end = &job->run->finished;
-    while (*end) end = &(*end)->next_finished; /* a step ends few */
-    *end = job;
+    append_finished(job->run, job);
 }
+
+void cn_batch_job_end(cn_batch_job *job, cn_status status, cn_api_result *result)
+{
+    if (status == CN_OK)
+        job->result = result;
+    else
+        fail_job(job, status, NULL);
+    unlink_job(job->run, job);
+    append_finished(job->run, job);
+}
+
+/* ---- submitting ---- */
 
 enum { RESCUE_BUDGET_FACTOR = 4 };
 
@@ -220,22 +251,6 @@ static void enlarge(const cn_config *c, cn_kv_params *kv)
         kv->budget_tokens = UINT32_MAX;
 }
 
-/* Gives the engine what the job has to ask next. */
-static cn_status hand_over(cn_batch_run *run, cn_batch_job *job)
-{
-    cn_request_params p = job->item.request.params;
-    if (job->replays) {
-        cn_audit_params(&p, &job->said);
-    } else {
-        if (job->looped) enlarge(run->config, &p.kv);
-        if (job->audited && p.sampling.logprobs < CN_AUDIT_LOGPROBS)
-            p.sampling.logprobs = CN_AUDIT_LOGPROBS;
-    }
-    CN_TRY(cn_engine_submit(run->engine, &p, on_event, job, &job->request));
-    link_job(run, job);
-    return CN_OK;
-}
-
 /* Whether a loop would be answered by a second attempt. */
 static bool may_be_rescued(const cn_batch_run *run, const cn_batch_job *job)
 {
@@ -243,116 +258,182 @@ static bool may_be_rescued(const cn_batch_run *run, const cn_batch_job *job)
            job->item.request.params.kv.policy != CN_KV_FULL;
 }
 
+/* Gives the engine what the job has to ask next. */
+static cn_status hand_over(cn_batch_run *run, cn_batch_job *job)
+{
+    job->asked = job->item.request;
+    job->status = CN_OK;
+    cn_request_params *p = &job->asked.params;
+    if (job->replays) {
+        cn_audit_params(p, &job->said);
+    } else {
+        if (job->unrescued) enlarge(run->config, &p->kv);
+        if (job->audited && p->sampling.logprobs < CN_AUDIT_LOGPROBS)
+            p->sampling.logprobs = CN_AUDIT_LOGPROBS;
+    }
+    CN_TRY(run->port->submit(run->port->user, job));
+    link_job(run, job);
+    if (!run->port->borrows && !job->audited && !may_be_rescued(run, job))
+        cn_batch_item_drop_request(&job->item);
+    return CN_OK;
+}
+
+/* Whether the engine will have room without our doing, or by what is in flight. */
+static bool is_worth_waiting(const cn_batch_run *run)
+{
+    return run->n_inflight > 0 || run->port->shared;
+}
+
+static void conclude(cn_batch_run *run, cn_batch_job *job);
+
 /* Hands the job to the engine, keeps it as waiting, or ends it with an error line. */
 static void submit(cn_batch_run *run, cn_batch_job *job)
 {
     cn_status status = hand_over(run, job);
-    if (status == CN_OK) {
-        if (!job->audited && !may_be_rescued(run, job)) cn_batch_item_drop_request(&job->item);
-        return;
-    }
-    if (status == CN_ERR_BUSY && run->n_inflight > 0) {
+    if (status == CN_OK) return;
+    if (status == CN_ERR_BUSY && is_worth_waiting(run)) {
         run->waiting = job;
+        run->refused = true;
         return;
     }
-    if (status == CN_ERR_ARG)
-        reject(run, &job->item, HTTP_BAD_REQUEST, cn_last_error(), NULL);
-    else
-        begin_drain(run, true, "line %llu: %s", (unsigned long long)job->item.line,
-                    cn_last_error());
+    if (status == CN_ERR_ARG) {
+        fail_job(job, status, NULL);
+        conclude(run, job);
+        return;
+    }
+    cn_batch_run_drain(run, true, "line %llu: %s", (unsigned long long)job->item.line,
+                       cn_last_error());
     free_job(job);
 }
 
-/* ---- again: rescues and replays ---- */
+/* ---- the end of a line ---- */
 
-static void push_again(cn_batch_run *run, cn_batch_job *job)
+/* Makes a job that looped one that is to be rescued: what it said is forgotten but for its cost. */
+static void begin_rescue(cn_batch_run *run, cn_batch_job *job)
 {
-    job->next_finished = run->again;
-    run->again = job;
-}
-
-static const char *token_bytes(void *user, uint32_t token, size_t *n_bytes)
-{
-    const char *bytes;
-    bool special;
-    const cn_tokenizer *t = cn_engine_tokenizer(user);
-    return cn_tokenizer_token(t, token, &bytes, n_bytes, &special) ? bytes : NULL;
-}
-
-/* Without memory for a second attempt the first one counts. */
-static bool make_second(cn_batch_run *run, cn_batch_job *job)
-{
-    return cn_api_result_create(&job->second, &job->item.request, token_bytes, run->engine) ==
-           CN_OK;
-}
-
-/* The engine has taken the job that looped: what it said is forgotten. */
-static void begin_second(cn_batch_run *run, cn_batch_job *job)
-{
-    cn_api_result_usage(job->result, &job->first);
-    cn_api_result_free(job->result);
-    job->result = job->second;
-    job->second = NULL;
-    cn_transcript_free(&job->said);
+    job->unrescued = job->result;
+    job->result = NULL;
     job->looped = false;
     job->rescued_by = run->config->loop_rescue == CN_OPT_RESCUE_FULL ? "full" : "budget";
-    if (!job->audited) cn_batch_item_drop_request(&job->item);
+    cn_transcript_free(&job->said);
+    push_again(run, job);
 }
 
-/* Says what is left to say about a job whose request has ended, and frees it unless it goes on. */
-static void settle(cn_batch_run *run, cn_batch_job *job)
+/* The engine cannot hold the rescue: the answer is the one that looped. */
+static void give_up_rescue(cn_batch_job *job)
+{
+    cn_api_result_free(job->result);
+    job->result = job->unrescued;
+    job->unrescued = NULL;
+    job->rescued_by = NULL;
+    job->status = CN_OK;
+}
+
+static bool settle(cn_batch_run *run, cn_batch_job *job);
+
+/* Of a job without a result. */
+static bool settle_failure(cn_batch_run *run, cn_batch_job *job)
+{
+    if (job->status == CN_ERR_BUSY && run->state == CN_BATCH_RUNNING) {
+        run->refused = true;
+        push_again(run, job);
+        return true;
+    }
+    if (job->status == CN_ERR_ARG && job->unrescued) {
+        give_up_rescue(job);
+        return settle(run, job);
+    }
+    if (job->status == CN_ERR_ARG && !job->replays) {
+        if (!reject(run, &job->item, HTTP_BAD_REQUEST, error_of(job), job->code)) return false;
+    } else {
+        run->n_put_back += !job->replays;
+        if (job->status != CN_ERR_CANCELLED && job->status != CN_ERR_BUSY)
+            cn_batch_run_drain(run, true, "line %llu: %s", (unsigned long long)job->item.line,
+                               error_of(job));
+    }
+    free_job(job);
+    return true;
+}
+
+/* Says what is left to say about a job that came back, and frees it unless it goes on. False:
+ * paused, the job is as before. */
+static bool settle(cn_batch_run *run, cn_batch_job *job)
 {
     const bool running = run->state == CN_BATCH_RUNNING;
+    const bool stopped = run->state == CN_BATCH_STOPPED;
+    if (job->status != CN_OK && !stopped) return settle_failure(run, job);
+    const bool lost = stopped || (!job->replays && cn_api_result_was_cancelled(job->result));
+    const bool to_rescue = !lost && job->looped && may_be_rescued(run, job);
     if (job->replays) {
-        free_job(job);
-        return;
-    }
-    if (run->state == CN_BATCH_STOPPED || cn_api_result_was_cancelled(job->result)) {
+        /* Its line is written. */
+    } else if (lost) {
         run->n_put_back++;
     } else if (cn_api_result_error(job->result)) {
-        reject(run, &job->item, HTTP_INTERNAL, cn_api_result_error(job->result), NULL);
-    } else if (job->looped && may_be_rescued(run, job) && !running) {
+        if (!reject(run, &job->item, HTTP_INTERNAL, cn_api_result_error(job->result), NULL))
+            return false;
+    } else if (to_rescue && !running) {
         run->n_put_back++;
-    } else if (job->looped && may_be_rescued(run, job) && make_second(run, job)) {
-        push_again(run, job);
-        return;
+    } else if (to_rescue) {
+        begin_rescue(run, job);
+        return true;
     } else {
-        answer(run, job);
+        if (!answer(run, job)) return false;
         if (job->audited && running && run->state == CN_BATCH_RUNNING) {
             job->replays = true;
             push_again(run, job);
-            return;
+            return true;
         }
     }
     free_job(job);
+    return true;
 }
 
-static void settle_finished(cn_batch_run *run)
+void cn_batch_run_settle(cn_batch_run *run)
 {
-    while (run->finished) {
+    while (run->finished && !run->paused) {
         cn_batch_job *job = run->finished;
         run->finished = job->next_finished;
-        settle(run, job);
+        if (settle(run, job)) continue;
+        job->next_finished = run->finished;
+        run->finished = job;
     }
 }
 
-/* Submits the first of those that go again; false when it has to wait. When the engine cannot hold
- * a rescue at all, the answer is the one that looped. */
+/* Settles a job that never was in flight. */
+static void conclude(cn_batch_run *run, cn_batch_job *job)
+{
+    if (!settle(run, job)) append_finished(run, job);
+}
+
+void cn_batch_run_retry(cn_batch_run *run)
+{
+    if (!run->paused) return;
+    run->paused = false;
+    run->why[0] = '\0';
+    cn_batch_run_settle(run);
+}
+
+/* Submits the first of those that go again; false when it has to wait. */
 static bool submit_again(cn_batch_run *run)
 {
     cn_batch_job *job = run->again;
     cn_status status = hand_over(run, job);
-    if (status == CN_ERR_BUSY && run->n_inflight > 0) return false;
+    if (status == CN_ERR_BUSY && is_worth_waiting(run)) {
+        run->refused = true;
+        return false;
+    }
     run->again = job->next_finished;
-    if (status == CN_OK) {
-        if (!job->replays) begin_second(run, job);
+    if (status == CN_OK) return true;
+    if (job->unrescued && (status == CN_ERR_ARG || status == CN_ERR_MEMORY)) {
+        give_up_rescue(job);
+        conclude(run, job);
     } else if (status == CN_ERR_ARG && !job->replays) {
-        job->looped = false;
-        settle(run, job);
+        fail_job(job, status, NULL);
+        conclude(run, job);
     } else {
         run->n_put_back += !job->replays;
-        begin_drain(run, true, "line %llu: %s", (unsigned long long)job->item.line,
-                    cn_last_error());
+        cn_batch_run_drain(run, true, "line %llu: %s", (unsigned long long)job->item.line,
+                           cn_last_error());
         free_job(job);
     }
     return true;
@@ -378,16 +459,13 @@ static cn_status identify(cn_batch_run *run, cn_batch_item *item, const cn_line 
     return status;
 }
 
-/* Makes the item's request and the place for its result. */
+/* Makes the item's request. */
 static cn_status prepare(cn_batch_run *run, cn_batch_job *job, const cn_batch_format *format)
 {
-    cn_api_defaults defaults;
-    cn_engine_default_sampling(run->engine, &defaults.sampling);
-    cn_engine_default_kv(run->engine, &defaults.kv);
-    CN_TRY(cn_batch_item_read(&job->item, format, &defaults));
+    CN_TRY(cn_batch_item_read(&job->item, format, &run->port->defaults));
     job->audited = cn_audit_picks(run->config->audit_percent, run->config->seed, &job->item.id,
                                   sizeof job->item.id);
-    return cn_api_result_create(&job->result, &job->item.request, token_bytes, run->engine);
+    return CN_OK;
 }
 
 static void take_line(cn_batch_run *run, const cn_line *line)
@@ -396,7 +474,7 @@ static void take_line(cn_batch_run *run, const cn_line *line)
     const cn_batch_format format = {c->prompt_field, c->id_field, c->answer_field};
     cn_batch_job *job = cn_calloc(1, sizeof *job);
     if (!job) {
-        begin_drain(run, true, "out of memory for a request");
+        cn_batch_run_drain(run, true, "out of memory for a request");
         return;
     }
     job->run = run;
@@ -413,33 +491,35 @@ static void take_line(cn_batch_run *run, const cn_line *line)
         submit(run, job);
         return;
     }
-    if (status == CN_ERR_ARG)
-        reject(run, &job->item, HTTP_BAD_REQUEST, cn_last_error(), code);
-    else
-        begin_drain(run, true, "line %llu: %s", (unsigned long long)line->number, cn_last_error());
+    if (status == CN_ERR_ARG) {
+        fail_job(job, status, code);
+        conclude(run, job);
+        return;
+    }
+    cn_batch_run_drain(run, true, "line %llu: %s", (unsigned long long)line->number,
+                       cn_last_error());
     free_job(job);
 }
 
-/* Reads and submits while there is room and something to read. Waits for a pipe only when the
- * engine has nothing to do. */
-static void admit(cn_batch_run *run)
+void cn_batch_run_admit(cn_batch_run *run, int wait_ms)
 {
-    while (run->again)
+    const cn_batch_port *port = run->port;
+    if (run->state != CN_BATCH_RUNNING || run->paused) return;
+    run->refused = false;
+    while (run->again && !run->paused)
         if (!submit_again(run)) return;
-    if (run->waiting) {
+    if (run->waiting && !run->paused) {
         cn_batch_job *job = run->waiting;
         run->waiting = NULL;
         submit(run, job);
-        if (run->waiting) return;
     }
-    const int signals = *run->n_signals;
-    while (run->state == CN_BATCH_RUNNING && !run->input_ended && !run->waiting &&
-           *run->n_signals == signals && run->n_inflight < run->config->max_inflight) {
+    while (run->state == CN_BATCH_RUNNING && !run->paused && !run->input_ended && !run->waiting &&
+           !port->interrupted(port->user) && run->n_inflight < run->max_inflight) {
         cn_line line;
         cn_line_state state;
-        const int wait_ms = run->n_inflight ? 0 : IDLE_WAIT_MS;
-        if (cn_line_reader_next(run->input, wait_ms, &line, &state) != CN_OK) {
-            begin_drain(run, true, "%s", cn_last_error());
+        if (cn_line_reader_next(run->input, run->n_inflight ? 0 : wait_ms, &line, &state) !=
+            CN_OK) {
+            cn_batch_run_drain(run, true, "%s", cn_last_error());
             return;
         }
         if (state == CN_LINE_END) run->input_ended = true;
@@ -449,68 +529,21 @@ static void admit(cn_batch_run *run)
     }
 }
 
-/* ---- the loop ---- */
+/* ---- the end ---- */
 
-int64_t cn_next_time_of_day(int32_t minutes, int64_t now)
+bool cn_batch_run_is_over(const cn_batch_run *run)
 {
-    time_t t = (time_t)now;
-    struct tm local;
-    localtime_r(&t, &local);
-    local.tm_hour = minutes / 60;
-    local.tm_min = minutes % 60;
-    local.tm_sec = 0;
-    local.tm_isdst = -1;
-    struct tm today = local;
-    if ((int64_t)mktime(&today) > now) return (int64_t)mktime(&local);
-    local.tm_mday++;
-    return (int64_t)mktime(&local);
+    if (run->n_inflight > 0 || run->finished) return false;
+    return (run->input_ended && !run->again && !run->waiting) || run->state != CN_BATCH_RUNNING;
 }
 
-static void heed_wishes(cn_batch_run *run)
+static void free_finished(cn_batch_job **list)
 {
-    const int signals = *run->n_signals;
-    if (signals > 0 && run->state == CN_BATCH_RUNNING) {
-        begin_drain(run, false, "interrupted");
-        cn_log(CN_LOG_INFO, "finishing the requests that run; interrupt again to stop at once");
+    while (*list) {
+        cn_batch_job *job = *list;
+        *list = job->next_finished;
+        free_job(job);
     }
-    if (signals > 1) stop(run, false, "interrupted twice");
-    if (run->until && (int64_t)time(NULL) >= run->until)
-        begin_drain(run, false, "the time of --until has come");
-}
-
-static void show_progress(cn_batch_run *run)
-{
-    if (!cn_progress_is_due(&run->progress)) return;
-    cn_progress_figures g = {
-        .read = run->n_read,
-        .done = run->n_skipped + run->n_answered + run->n_errors,
-        .errors = run->totals.errors,
-        .answered_now = run->n_answered,
-        .input_bytes = cn_line_reader_bytes_done(run->input),
-        .input_bytes_total = cn_line_reader_bytes_total(run->input),
-        .input_ended = run->input_ended,
-    };
-    cn_engine_stats(run->engine, &g.stats);
-    cn_progress_show(&run->progress, &g);
-}
-
-void cn_batch_run_all(cn_batch_run *run)
-{
-    for (;;) {
-        heed_wishes(run);
-        if (run->state == CN_BATCH_RUNNING) admit(run);
-        if (run->state == CN_BATCH_STOPPED) break;
-        if (run->n_inflight > 0) {
-            bool idle;
-            if (cn_engine_step(run->engine, &idle) != CN_OK) stop(run, true, cn_last_error());
-            settle_finished(run);
-        } else if ((run->input_ended && !run->again) || run->state != CN_BATCH_RUNNING) {
-            CN_ASSERT(!run->waiting && !run->again);
-            break;
-        }
-        show_progress(run);
-    }
-    cn_progress_end(&run->progress);
 }
 
 void cn_batch_run_end(cn_batch_run *run)
@@ -520,6 +553,8 @@ void cn_batch_run_end(cn_batch_run *run)
         unlink_job(run, job);
         free_job(job);
     }
+    free_finished(&run->finished);
+    free_finished(&run->again);
     if (run->waiting) free_job(run->waiting);
     run->waiting = NULL;
     cn_buf_free(&run->line);

@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
-#include "engine/batch_run.h"
+#include "engine/batch_drive.h"
 #include "engine/command.h"
 #include "engine/model_config.h"
 
@@ -86,7 +86,7 @@ static cn_status prepare_output(cn_batch_run *run)
     return status;
 }
 
-static cn_status open_run(cn_batch_run *run)
+static cn_status open_run(cn_batch_run *run, cn_batch_drive *drive)
 {
     const cn_config *c = run->config;
     cn_model_config model; /* a wrong directory is found before any file is made */
@@ -96,8 +96,8 @@ static cn_status open_run(cn_batch_run *run)
     CN_TRY(check_two_files(run));
     CN_TRY(prepare_output(run));
     if (c->until_minutes >= 0)
-        run->until = cn_next_time_of_day(c->until_minutes, (int64_t)time(NULL));
-    return cn_engine_create(&run->engine, c);
+        drive->until = cn_next_time_of_day(c->until_minutes, (int64_t)time(NULL));
+    return cn_engine_create(&drive->engine, c);
 }
 
 /* ---- the summary ---- */
@@ -215,22 +215,22 @@ static int exit_code_of(const cn_batch_run *r)
 
 /* ---- the command ---- */
 
-static int run_batch(cn_batch_run *run)
+static int run_batch(cn_batch_run *run, cn_batch_drive *drive)
 {
     const cn_config *c = run->config;
     const bool to_file = cn_batch_output_is_file(run->output);
     if (!to_file) cn_log(CN_LOG_INFO, "%s: a stopped run cannot be resumed", c->output_file);
     heed_signals();
-    run->n_signals = &n_signals;
-    cn_progress_begin(&run->progress, c->progress, stderr);
+    drive->n_signals = &n_signals;
+    cn_progress_begin(&drive->progress, c->progress, stderr);
     const double started_s = cn_now_s();
-    cn_batch_run_all(run);
+    cn_batch_drive_all(drive, run);
     if (cn_batch_output_sync(run->output) != CN_OK)
         cn_log(CN_LOG_WARN, "%s", cn_last_error());
     summary s = {.run = run,
                  .elapsed_s = cn_now_s() - started_s,
                  .exit_code = exit_code_of(run)};
-    cn_engine_stats(run->engine, &s.stats);
+    cn_engine_stats(drive->engine, &s.stats);
     s.stats.prompt_tokens -= run->replayed.prompt_tokens;
     s.stats.cached_tokens -= run->replayed.cached_tokens;
     s.stats.generation_tokens -= run->replayed.completion_tokens;
@@ -250,13 +250,14 @@ int cn_cmd_run_batch(int argc, char **argv)
     if (c->audit_percent > 0 || c->loop_rescue == CN_OPT_RESCUE_FULL)
         c->kv_policies |= 1U << CN_KV_FULL;
     cn_batch_run run = {.config = c};
-    if (open_run(&run) == CN_OK) {
-        exit_code = run_batch(&run);
+    cn_batch_drive drive = {0};
+    if (open_run(&run, &drive) == CN_OK) {
+        exit_code = run_batch(&run, &drive);
     } else {
         cn_log(CN_LOG_ERROR, "cinch run-batch: %s", cn_last_error());
         exit_code = CN_EXIT_FAILED;
     }
-    cn_engine_free(run.engine);
+    cn_engine_free(drive.engine);
     cn_batch_run_end(&run);
     cn_batch_output_close(run.output);
     cn_line_reader_close(run.input);

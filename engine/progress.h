@@ -1,7 +1,7 @@
 /* progress.h - how far a batch is: one line redrawn on a terminal, a plain line now and then
  * elsewhere, on standard error.
  *
- * Owner: cn_batch_run. Thread: one. Stage: beside all of them. */
+ * Owner: cn_batch_drive. Thread: one. Stage: beside all of them. */
 #ifndef CN_PROGRESS_H
 #define CN_PROGRESS_H
 

@@ -171,7 +171,9 @@ static void add_to_totals(cn_batch_totals *t, const cn_batch_line_figures *f)
 {
     *(f->is_error ? &t->errors : &t->answered) += 1;
     t->prompt_tokens += f->prompt_tokens;
+    t->cached_tokens += f->cached_tokens;
     t->completion_tokens += f->completion_tokens;
+    t->reasoning_tokens += f->reasoning_tokens;
     t->graded += f->graded;
     t->matched += f->matched;
 }

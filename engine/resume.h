@@ -26,7 +26,7 @@ cn_status cn_run_record_check(const char *output_path, const cn_buf *record);
 /* What the lines of an output say together. */
 typedef struct cn_batch_totals {
     uint64_t answered, errors;
-    uint64_t prompt_tokens, completion_tokens;
+    uint64_t prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens;
     uint64_t graded, matched; /* choices with a reference answer, and those that equal it */
 } cn_batch_totals;
 

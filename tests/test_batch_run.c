@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "engine/batch_line.h"
-#include "engine/batch_run.h"
+#include "engine/batch_drive.h"
 
 /* ---- the engine: takes max_queue requests, answers each with "echo <custom_id>", one token a
  * step, as many steps as max_tokens says (2 when it says nothing). The prompt "loop" ends in a loop
@@ -221,12 +221,13 @@ static cn_config *make_config(void)
 /* Runs as --resume would: what the output has is done. */
 static outcome run_with(const cn_config *c)
 {
-    cn_batch_run run = {.config = c, .engine = &fake, .n_signals = &signals};
+    cn_batch_run run = {.config = c};
+    cn_batch_drive drive = {.engine = &fake, .n_signals = &signals};
     assert_int_equal(cn_line_reader_open(&run.input, in_path, CN_BATCH_MAX_LINE_BYTES), CN_OK);
     assert_int_equal(cn_batch_output_open(&run.output, out_path), CN_OK);
     assert_int_equal(cn_resume_scan(run.output, c->retry_errors, &run.ids, &run.totals), CN_OK);
-    cn_progress_begin(&run.progress, c->progress, stderr);
-    cn_batch_run_all(&run);
+    cn_progress_begin(&drive.progress, c->progress, stderr);
+    cn_batch_drive_all(&drive, &run);
     outcome o = {run.state, run.failed, "", run.n_answered, run.n_errors, run.n_skipped,
                  run.n_put_back + run.n_inflight, run.n_rescued, run.totals, run.agreement,
                  run.replayed};
@@ -446,11 +447,12 @@ static void until_admits_nothing_more(void **state)
     (void)state;
     add_lines(20);
     cn_config *c = make_config();
-    cn_batch_run run = {.config = c, .engine = &fake, .n_signals = &signals,
-                        .until = (int64_t)time(NULL) - 1};
+    cn_batch_run run = {.config = c};
+    cn_batch_drive drive = {.engine = &fake, .n_signals = &signals,
+                            .until = (int64_t)time(NULL) - 1};
     assert_int_equal(cn_line_reader_open(&run.input, in_path, CN_BATCH_MAX_LINE_BYTES), CN_OK);
     assert_int_equal(cn_batch_output_open(&run.output, out_path), CN_OK);
-    cn_batch_run_all(&run);
+    cn_batch_drive_all(&drive, &run);
     assert_int_equal(run.n_read, 0);
     assert_non_null(strstr(run.why, "--until"));
     assert_false(run.failed);
