@@ -219,9 +219,16 @@ cn_status cn_engine_step(cn_engine *e, bool *idle);
 typedef struct cn_stats {
     uint64_t steps, prompt_tokens, cached_tokens, generation_tokens;
     uint64_t requests_done, preemptions, recomputed_tokens;
+    uint64_t prefix_queries; /* prompt tokens looked up in the prefix cache; cached_tokens hit */
     uint32_t running, waiting;
+    uint32_t blocked; /* running, but without the slot or the block that the next token needs */
     uint32_t blocks_total, blocks_used, blocks_cached; /* used: in a table; cached: only cached */
+    /* Blocks that running requests would hold beyond those they do, had nothing been evicted. */
+    uint64_t blocks_spared;
+    uint32_t block_tokens;
+    uint64_t block_bytes; /* all layers, K, V and what moves with them */
     uint64_t compressions, evicted_tokens, freed_bytes;
+    double compression_s; /* from the enqueueing of an event to its end, summed over events */
     uint32_t slots_total, slots_used, compressing;
 } cn_stats;
 void cn_engine_stats(const cn_engine *e, cn_stats *out);

@@ -30,6 +30,7 @@ static cn_status poll_events(cn_engine *e)
         for (uint32_t i = 0; i < b->n_events; i++)
             cn_scheduler_event_done(e->scheduler, b->events[i]);
         count_missed_steps(e, b);
+        e->stats.compression_s += b->n_events * (cn_now_s() - b->begun_s);
         b->n_events = 0;
         e->event_head++;
     }
@@ -67,6 +68,7 @@ static cn_status start_events(cn_engine *e, const cn_begin_plan *begin)
     CN_TRY(be->fence_record(b->fence, side));
     b->n_events = begin->n_events;
     b->begun_at = e->stats.steps;
+    b->begun_s = cn_now_s();
     e->event_tail++;
     if (e->config->sync_compression) CN_TRY(wait_events(e));
     return CN_OK;
@@ -301,11 +303,16 @@ void cn_engine_stats(const cn_engine *e, cn_stats *out)
     *out = e->stats;
     out->running = s.running;
     out->waiting = s.waiting;
+    out->blocked = s.blocked;
     out->blocks_total = s.blocks_total;
     out->blocks_used = s.blocks_used;
     out->blocks_cached = s.blocks_cached;
+    out->blocks_spared = s.blocks_spared;
+    out->block_tokens = s.block_tokens;
+    out->block_bytes = s.block_bytes;
     out->preemptions = s.preemptions;
     out->recomputed_tokens = s.recomputed_tokens;
+    out->prefix_queries = s.prefix_queries;
     out->cached_tokens = s.prefix_hits;
     out->compressions = s.compressions;
     out->evicted_tokens = s.evicted_tokens;

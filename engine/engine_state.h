@@ -49,6 +49,7 @@ typedef struct cn_event_batch {
     cn_compress_req *reqs;   /* [max_seqs] what the backend was told */
     uint32_t n_events;       /* 0: free */
     uint64_t begun_at;       /* steps launched before it */
+    double begun_s;          /* cn_now_s */
 } cn_event_batch;
 
 enum { CN_EVENT_BATCHES = 16 };

@@ -276,6 +276,18 @@ void cn_scheduler_release(cn_scheduler *s, cn_seq *q)
         q->sched->released = true;
 }
 
+/* What compressed sequences would hold at their length, less what they do. */
+static uint64_t count_spared(const cn_scheduler *s)
+{
+    uint64_t spared = 0;
+    for (const cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q))
+        if (q->usage_kv.compressions > 0) {
+            const uint64_t whole = cn_ceil_div(q->n_computed, s->o.block_tokens);
+            spared += whole > q->n_blocks ? whole - q->n_blocks : 0;
+        }
+    return spared;
+}
+
 void cn_scheduler_stats(const cn_scheduler *s, cn_sched_stats *out)
 {
     uint32_t n_blocks = cn_pool_total(s->pool);
@@ -287,6 +299,9 @@ void cn_scheduler_stats(const cn_scheduler *s, cn_sched_stats *out)
         .blocks_total = n_blocks,
         .blocks_used = n_blocks - cn_pool_available(s->pool),
         .blocks_cached = cn_pool_cached_only(s->pool),
+        .blocks_spared = count_spared(s),
+        .block_tokens = s->o.block_tokens,
+        .block_bytes = s->o.block_bytes,
         .slots_total = s->slots.n_slots,
         .slots_used = s->slots.n_slots - s->slots.n_free,
         .preemptions = s->preemptions,

@@ -109,6 +109,9 @@ void cn_scheduler_release(cn_scheduler *s, cn_seq *seq);
 typedef struct cn_sched_stats {
     uint32_t running, waiting, blocked, compressing;
     uint32_t blocks_total, blocks_used, blocks_cached, slots_total, slots_used;
+    uint64_t blocks_spared; /* that running sequences would hold more, had nothing been evicted */
+    uint32_t block_tokens;
+    uint64_t block_bytes;
     uint64_t preemptions, recomputed_tokens, prefix_queries, prefix_hits; /* tokens */
     uint64_t compressions, evicted_tokens, freed_bytes;
     uint64_t relaxed_blocks; /* taken beyond caps, since the start */

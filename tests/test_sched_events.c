@@ -60,6 +60,7 @@ static void an_event_keeps_the_budget_and_goes_on(void **state)
     assert_int_equal(q->usage_kv.evicted, 12);
     assert_int_equal(q->usage_kv.freed_bytes, 3 * BLOCK_BYTES); /* one of them to decode in */
     assert_int_equal(q->n_blocks, 3);
+    assert_int_equal(rig_stats(&r).blocks_spared, 3); /* 21 positions would take 6 */
     assert_int_equal(rig_row(&r, q)->first_pos, 20);
     assert_int_equal(rig_row(&r, q)->first_slot, 8);
     rig_steps(&r, 4);
@@ -77,6 +78,7 @@ static void an_event_keeps_the_budget_and_goes_on(void **state)
     assert_int_equal(st.freed_bytes, q->usage_kv.freed_bytes);
     assert_int_equal(st.slots_used, 0);
     assert_int_equal(st.blocks_used, 0);
+    assert_int_equal(st.blocks_spared, 0);
     rig_done(&r);
 }
 

@@ -1,0 +1,38 @@
+/* history.h - what the server's page draws: the engine's figures over the last minutes and over
+ * the last day, sampled by a timer and kept in two rings.
+ *
+ * Owner: the status part. Thread: one. Memory: fixed at creation; nothing grows overnight. */
+#ifndef CN_HISTORY_H
+#define CN_HISTORY_H
+
+#include <jansson.h>
+
+#include "engine/base.h"
+
+enum {
+    CN_HISTORY_STEP_S = 2,      /* between two samples */
+    CN_HISTORY_LONG_STEPS = 150 /* samples that make one of the long ring: 5 minutes */
+};
+
+typedef enum cn_history_span {
+    CN_HISTORY_RECENT, /* 6 minutes in steps of 2 s */
+    CN_HISTORY_DAY,    /* 24 hours in steps of 5 minutes */
+    CN_HISTORY_N_SPANS
+} cn_history_span;
+
+typedef struct cn_history cn_history;
+cn_status cn_history_create(cn_history **out);
+void cn_history_free(cn_history *h); /* NULL is fine */
+
+/* A sample at now_s (cn_now_s). Rates are taken since the last one; the first only begins. */
+void cn_history_add(cn_history *h, const cn_stats *s, double now_s);
+
+/* {"step_s", "output_tokens_per_s": [...], "prompt_tokens_per_s", "running", "waiting", "kv_used",
+ * "kv_spared"}: oldest first, the last is now. kv_* are shares of all blocks; spared is what the
+ * running requests would hold more, had nothing been evicted. NULL when memory is out. */
+json_t *cn_history_json(const cn_history *h, cn_history_span span);
+
+/* Output tokens per second over the last n_samples samples. */
+double cn_history_rate(const cn_history *h, uint32_t n_samples);
+
+#endif
