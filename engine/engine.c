@@ -39,7 +39,9 @@ static cn_status poll_events(cn_engine *e)
 
 static cn_status wait_events(cn_engine *e)
 {
+    const double began_s = cn_now_s();
     CN_TRY(e->backend->stream_sync(e->backend->stream(e->backend, 1)));
+    e->event_stats.stalled_s += cn_now_s() - began_s;
     return poll_events(e);
 }
 
@@ -286,9 +288,7 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
     } else if (plan.n_rows > 0) {
         return CN_OK;
     } else if (oldest_events(e)) {
-        const double began_s = cn_now_s();
         CN_TRY(wait_events(e)); /* nothing can run before one of them commits */
-        e->event_stats.stalled_s += cn_now_s() - began_s;
     } else {
         CN_ASSERT(e->n_requests == 0);
         *idle = true;

@@ -33,7 +33,8 @@ enum { CN_MISSED_STEPS_MAX = 63 }; /* the last bin also counts what is above it 
 typedef struct cn_event_stats {
     /* Compression events by the number of steps that were launched without their request. */
     uint64_t missed[CN_MISSED_STEPS_MAX + 1];
-    double stalled_s; /* the device had no step to run because of events */
+    /* The engine waited for events: nothing else could run, or --sync-compression says so. */
+    double stalled_s;
 } cn_event_stats;
 
 /* Totals since the engine's start, of events that are done. */
