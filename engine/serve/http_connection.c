@@ -45,17 +45,28 @@ static void skip_empty_lines(struct evbuffer *in)
         evbuffer_drain(in, 2);
 }
 
+static bool has_body(const cn_exchange *x)
+{
+    return x->head.chunked || x->head.content_length > 0;
+}
+
+/* The request is whole: from here on a reply says whether the connection stays. */
+static void handle_request(connection *c)
+{
+    cn_exchange *x = c->exchange;
+    x->close_after = !x->head.keep_alive || !c->server->accepting;
+    http_connection_set_state(c, CONN_BUSY);
+    x->route->handle(x->route_user, x);
+}
+
 /* The body follows, or there is none; the route may have refused the request already. */
 static void begin_body(connection *c)
 {
     cn_exchange *x = c->exchange;
-    const bool has_body = x->head.chunked || x->head.content_length > 0;
     if (x->status) {
-        x->close_after |= has_body;
         http_connection_set_state(c, CONN_BUSY);
-    } else if (!has_body) {
-        http_connection_set_state(c, CONN_BUSY);
-        x->route->handle(x->route_user, x);
+    } else if (!has_body(x)) {
+        handle_request(c);
     } else {
         c->state = CONN_BODY; /* the deadline goes on from the head */
         static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
@@ -98,7 +109,8 @@ static reading begin_exchange(connection *c, size_t n)
     const char *why = NULL;
     int status = cn_http_parse_head(&x->head, x->head_text, n, &why);
     if (status) return refuse_head(c, status, why);
-    x->close_after = !x->head.keep_alive || !c->server->accepting;
+    /* A reply before the end of the body leaves bytes that are no request. */
+    x->close_after = !x->head.keep_alive || !c->server->accepting || has_body(x);
     if (http_route(x) && x->route->flags & CN_ROUTE_UPLOAD) x->route->head(x->route_user, x);
     begin_body(c);
     return READ_WENT_ON;
@@ -181,11 +193,10 @@ static reading read_body(connection *c)
     while (!c->paused && !whole && x->status == 0)
         if (!read_body_segment(c, &whole)) break;
     if (x->status == 0 && (!whole || c->paused)) return READ_WAITS;
-    http_connection_set_state(c, CONN_BUSY);
     if (x->status)
-        x->close_after = true;
+        http_connection_set_state(c, CONN_BUSY);
     else
-        x->route->handle(x->route_user, x);
+        handle_request(c);
     return READ_WENT_ON;
 }
 

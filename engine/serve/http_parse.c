@@ -57,6 +57,7 @@ static bool is_token(const char *text)
     return *text != '\0';
 }
 
+static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 static bool is_blank(char c) { return c == ' ' || c == '\t'; }
 
 static int hex_value(char c)
@@ -113,7 +114,9 @@ static int parse_target(cn_http_head *h, char *target, const char **why)
 static int parse_version(cn_http_head *h, const char *version, const char **why)
 {
     *why = "the request line does not end in an HTTP version";
-    if (strncmp(version, "HTTP/", 5) != 0) return BAD_REQUEST;
+    if (strncmp(version, "HTTP/", 5) != 0 || strlen(version) != 8 || !is_digit(version[5]) ||
+        version[6] != '.' || !is_digit(version[7]))
+        return BAD_REQUEST;
     *why = "only HTTP/1.0 and HTTP/1.1 are spoken here";
     if (strcmp(version, "HTTP/1.1") != 0 && strcmp(version, "HTTP/1.0") != 0)
         return VERSION_UNSUPPORTED;

@@ -161,7 +161,6 @@ static void time_out(connection *c)
         http_connection_close(c, "too slow");
         return;
     }
-    c->exchange->close_after = true;
     http_connection_set_state(c, CONN_BUSY);
     cn_exchange_error(c->exchange, 408, "the request took too long to arrive", NULL, NULL);
 }

@@ -1,0 +1,73 @@
+/* serve_rig.c - see serve_rig.h. */
+#include "tests/lib/serve_rig.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { MAX_ARGS = 40, WAIT_MS = 20000, LOOK_MS = 5 };
+
+static void *run_server(void *arg)
+{
+    serve_rig *r = arg;
+    r->end = cn_server_run(r->server);
+    return NULL;
+}
+
+static void must(cn_status status)
+{
+    if (status == CN_OK) return;
+    fprintf(stderr, "serve_rig: %s\n", cn_last_error());
+    abort();
+}
+
+void serve_rig_open(serve_rig *r, const char *const *options)
+{
+    const char *args[MAX_ARGS] = {"serve", "--model", "examples/tiny-reasoner", "--port", "0",
+                                  "--served-model-name", "tiny", "--access-log", "off",
+                                  "--log-level", "error", "--threads", "2"};
+    int n = 13;
+    *r = (serve_rig){.config = cn_config_create()};
+    while (options && *options && n < MAX_ARGS - 1) args[n++] = *options++;
+    const uint32_t sections = CN_SECTIONS_LIBRARY | CN_SECTION_SERVE;
+    char **argv = (char **)(uintptr_t)args;
+    must(cn_config_parse_args(r->config, sections, n, argv, NULL));
+    cn_log_set_level(r->config->log_level);
+    must(cn_server_create(&r->server, r->config));
+    r->port = cn_server_port(r->server);
+    CN_ASSERT(pthread_create(&r->thread, NULL, run_server, r) == 0);
+    r->running = true;
+}
+
+void serve_rig_stop(serve_rig *r)
+{
+    if (!r->running) return;
+    cn_server_stop(r->server);
+    pthread_join(r->thread, NULL);
+    r->running = false;
+}
+
+void serve_rig_close(serve_rig *r)
+{
+    serve_rig_stop(r);
+    cn_server_free(r->server);
+    cn_config_free(r->config);
+    memset(r, 0, sizeof *r);
+}
+
+void serve_rig_figures(serve_rig *r, cn_serve_figures *out)
+{
+    cn_serve_stats_copy(cn_service_serve_stats(cn_server_service(r->server)), out);
+}
+
+bool serve_rig_wait_running(serve_rig *r, uint32_t n)
+{
+    const struct timespec look = {.tv_nsec = LOOK_MS * 1000000L};
+    for (int waited = 0; waited < WAIT_MS; waited += LOOK_MS) {
+        cn_stats s;
+        cn_service_engine_stats(cn_server_service(r->server), &s);
+        if (s.running == n && s.waiting == 0 && (n > 0 || s.blocks_used == 0)) return true;
+        nanosleep(&look, NULL);
+    }
+    return false;
+}

@@ -1,0 +1,441 @@
+/* test_serve.c - the server over real sockets on the bundled checkpoint: answers are those of the
+ * engine alone, streams say the same as whole replies, and refusals are OpenAI's. What breaks
+ * servers (slow, rude, many clients) is in test_serve_limits.c. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "tests/lib/http_client.h"
+#include "tests/lib/run_engine.h"
+#include "tests/lib/serve_rig.h"
+
+#define QUESTION "Compute 12 * 34 by hand."
+
+static serve_rig rig; /* shared by the tests that leave it as it was */
+
+static int open_rig(void **state)
+{
+    static const char *const options[] = {"--kv-policies", "full,zip", "--max-body-bytes", "65536",
+                                          "--max-header-bytes", "4096", NULL};
+    (void)state;
+    serve_rig_open(&rig, options);
+    return 0;
+}
+
+static int close_rig(void **state)
+{
+    (void)state;
+    serve_rig_close(&rig);
+    return rig.end == CN_OK ? 0 : -1;
+}
+
+/* A chat about QUESTION, with more members behind. */
+static char *chat_body(const char *more)
+{
+    static char body[2048];
+    snprintf(body, sizeof body,
+             "{\"model\": \"tiny\", \"messages\": [{\"role\": \"user\", \"content\": \"" QUESTION
+             "\"}]%s%s}", *more ? ", " : "", more);
+    return body;
+}
+
+static json_t *ask_chat(const char *more)
+{
+    return http_ask_json(rig.port, "POST", "/v1/chat/completions", chat_body(more), 200);
+}
+
+static const char *content_of(const json_t *reply, size_t choice)
+{
+    json_t *c = json_array_get(json_object_get(reply, "choices"), choice);
+    return json_string_value(json_object_get(json_object_get(c, "message"), "content"));
+}
+
+/* ---- what is answered ---- */
+
+static void the_answer_is_the_engines(void **state)
+{
+    (void)state;
+    static run r; /* large */
+    static const char *const options[] = {NULL};
+    cn_message message;
+    run_open(&r, options);
+    cn_request_params p = run_params(&r, QUESTION, &message, 60);
+    p.sampling.temperature = 3;
+    p.sampling.has_seed = true;
+    p.sampling.seed = 11;
+    p.sampling.n = 2;
+    run_submit(&r, &p);
+    run_finish(&r);
+    json_t *reply = ask_chat("\"seed\": 11, \"temperature\": 3, \"n\": 2, \"max_tokens\": 60");
+    for (uint32_t i = 0; i < 2; i++)
+        assert_string_equal(content_of(reply, i), r.samples[0][i].text.data);
+    json_t *usage = json_object_get(reply, "usage");
+    assert_int_equal(json_integer_value(json_object_get(usage, "prompt_tokens")),
+                     r.samples[0][0].usage.prompt_tokens);
+    assert_int_equal(json_integer_value(json_object_get(usage, "completion_tokens")),
+                     r.samples[0][0].n_tokens + r.samples[0][1].n_tokens);
+    assert_string_not_equal(content_of(reply, 0), content_of(reply, 1));
+    json_decref(reply);
+    run_close(&r);
+}
+
+static void a_stream_says_what_a_whole_reply_says(void **state)
+{
+    (void)state;
+    static const char same[] = "\"seed\": 5, \"temperature\": 3, \"n\": 3, \"max_tokens\": 50";
+    char more[256];
+    json_t *whole = ask_chat(same);
+    snprintf(more, sizeof more, "%s, \"stream\": true, \"stream_options\": "
+             "{\"include_usage\": true}", same);
+    http_reply r;
+    http_ask(rig.port, "POST", "/v1/chat/completions", NULL, chat_body(more), &r);
+    assert_int_equal(r.status, 200);
+    assert_false(r.truncated);
+    assert_string_equal(http_field(&r, "Content-Type"), "text/event-stream");
+    for (int i = 0; i < 3; i++) {
+        http_stream s;
+        http_stream_read(r.body.data, i, &s);
+        assert_true(s.done);
+        assert_string_equal(s.text.data, content_of(whole, (size_t)i));
+        json_t *choice = json_array_get(json_object_get(whole, "choices"), (size_t)i);
+        assert_string_equal(s.finish, json_string_value(json_object_get(choice, "finish_reason")));
+        assert_non_null(s.usage);
+        json_t *first = json_array_get(s.events, 0), *last;
+        assert_true(json_is_null(json_object_get(first, "usage")));
+        last = json_array_get(s.events, json_array_size(s.events) - 1);
+        assert_int_equal(json_array_size(json_object_get(last, "choices")), 0);
+        assert_true(json_equal(json_object_get(s.usage, "completion_tokens"),
+                               json_object_get(json_object_get(whole, "usage"),
+                                               "completion_tokens")));
+        http_stream_free(&s);
+    }
+    http_reply_free(&r);
+    json_decref(whole);
+}
+
+/* Of each choice's logprobs in a stream, the tokens spell the text. */
+static void streamed_logprobs_are_whole(void **state)
+{
+    (void)state;
+    http_reply r;
+    http_ask(rig.port, "POST", "/v1/completions", NULL,
+             "{\"prompt\": \"1 2 3\", \"max_tokens\": 12, \"logprobs\": 2, \"stream\": true, "
+             "\"temperature\": 0}", &r);
+    http_stream s;
+    http_stream_read(r.body.data, 0, &s);
+    json_t *whole = http_ask_json(rig.port, "POST", "/v1/completions",
+                                  "{\"prompt\": \"1 2 3\", \"max_tokens\": 12, \"logprobs\": 2, "
+                                  "\"temperature\": 0}", 200);
+    json_t *choice = json_array_get(json_object_get(whole, "choices"), 0), *event;
+    assert_string_equal(s.text.data, json_string_value(json_object_get(choice, "text")));
+    json_t *joined = json_object();
+    static const char *const parts[] = {"tokens", "token_logprobs", "top_logprobs", "text_offset"};
+    size_t i;
+    for (size_t k = 0; k < 4; k++) json_object_set_new(joined, parts[k], json_array());
+    json_array_foreach(s.events, i, event)
+    {
+        json_t *c = json_array_get(json_object_get(event, "choices"), 0);
+        for (size_t k = 0; c && k < 4; k++)
+            json_array_extend(json_object_get(joined, parts[k]),
+                              json_object_get(json_object_get(c, "logprobs"), parts[k]));
+    }
+    assert_int_equal(json_array_size(json_object_get(joined, "tokens")), 12);
+    assert_true(json_equal(joined, json_object_get(choice, "logprobs")));
+    json_decref(joined);
+    json_decref(whole);
+    http_stream_free(&s);
+    http_reply_free(&r);
+}
+
+static void stops_and_kv_are_heeded(void **state)
+{
+    (void)state;
+    json_t *reply = ask_chat("\"temperature\": 0, \"max_tokens\": 80, \"stop\": [\"digit 3\"]");
+    json_t *choice = json_array_get(json_object_get(reply, "choices"), 0);
+    assert_string_equal(json_string_value(json_object_get(choice, "finish_reason")), "stop");
+    assert_string_equal(json_string_value(json_object_get(choice, "stop_reason")), "digit 3");
+    assert_null(strstr(content_of(reply, 0), "digit 3"));
+    json_decref(reply);
+    reply = ask_chat("\"temperature\": 0, \"max_tokens\": 300, \"ignore_eos\": true, "
+                     "\"kv\": {\"policy\": \"zip\", \"budget\": 128}");
+    json_t *kv = json_object_get(json_object_get(reply, "usage"), "kv");
+    assert_string_equal(json_string_value(json_object_get(kv, "policy")), "zip");
+    assert_int_equal(json_integer_value(json_object_get(kv, "budget")), 128);
+    assert_true(json_integer_value(json_object_get(kv, "compressions")) > 0);
+    json_decref(reply);
+}
+
+static void tokens_go_there_and_back(void **state)
+{
+    (void)state;
+    json_t *r = http_ask_json(rig.port, "POST", "/tokenize",
+                              "{\"prompt\": \"12 * 34 = \\u00e4\", \"return_token_strs\": true}",
+                              200);
+    char *ids = json_dumps(json_object_get(r, "tokens"), 0);
+    char body[512];
+    assert_int_equal(json_integer_value(json_object_get(r, "count")),
+                     json_array_size(json_object_get(r, "tokens")));
+    assert_int_equal(json_array_size(json_object_get(r, "token_strs")),
+                     json_array_size(json_object_get(r, "tokens")));
+    snprintf(body, sizeof body, "{\"tokens\": %s}", ids);
+    json_t *back = http_ask_json(rig.port, "POST", "/detokenize", body, 200);
+    assert_string_equal(json_string_value(json_object_get(back, "prompt")), "12 * 34 = \xc3\xa4");
+    json_t *chat = http_ask_json(rig.port, "POST", "/tokenize", chat_body(""), 200);
+    json_t *answer = ask_chat("\"max_tokens\": 1");
+    assert_true(json_equal(json_object_get(chat, "count"),
+                           json_object_get(json_object_get(answer, "usage"), "prompt_tokens")));
+    json_decref(http_ask_json(rig.port, "POST", "/detokenize", "{\"tokens\": [99999999]}", 400));
+    json_decref(http_ask_json(rig.port, "POST", "/detokenize", "{\"tokens\": [-1]}", 400));
+    json_decref(http_ask_json(rig.port, "POST", "/tokenize", "{\"prompt\": 3}", 400));
+    json_decref(http_ask_json(rig.port, "POST", "/tokenize", "[]", 400));
+    json_decref(http_ask_json(rig.port, "POST", "/tokenize", "{}", 400));
+    free(ids);
+    json_decref(r);
+    json_decref(back);
+    json_decref(chat);
+    json_decref(answer);
+}
+
+static void small_routes_answer(void **state)
+{
+    (void)state;
+    json_t *r = http_ask_json(rig.port, "GET", "/v1/models", NULL, 200);
+    json_t *model = json_array_get(json_object_get(r, "data"), 0);
+    assert_string_equal(json_string_value(json_object_get(model, "id")), "tiny");
+    assert_true(json_integer_value(json_object_get(model, "max_model_len")) > 0);
+    json_decref(r);
+    json_decref(http_ask_json(rig.port, "GET", "/v1/models/tiny", NULL, 200));
+    json_decref(http_ask_json(rig.port, "GET", "/v1/models/other", NULL, 404));
+    r = http_ask_json(rig.port, "GET", "/version", NULL, 200);
+    assert_string_equal(json_string_value(json_object_get(r, "version")), CINCH_VERSION);
+    json_decref(r);
+    json_decref(http_ask_json(rig.port, "GET", "/health", NULL, 200));
+    http_reply head;
+    http_ask(rig.port, "HEAD", "/health", NULL, NULL, &head);
+    assert_int_equal(head.status, 200);
+    assert_int_equal(head.body.len, 0);
+    http_reply_free(&head);
+}
+
+/* ---- what is refused ---- */
+
+/* The error object of a refused request. */
+static void assert_error(const char *method, const char *path, const char *body, int status,
+                         const char *param)
+{
+    json_t *r = http_ask_json(rig.port, method, path, body, status);
+    json_t *error = json_object_get(r, "error");
+    assert_true(json_is_string(json_object_get(error, "message")));
+    assert_string_equal(json_string_value(json_object_get(error, "type")), "invalid_request_error");
+    assert_non_null(json_object_get(error, "code"));
+    const char *found = json_string_value(json_object_get(error, "param"));
+    if (param && (!found || strcmp(found, param) != 0))
+        fail_msg("param %s, wanted %s", found ? found : "null", param);
+    json_decref(r);
+}
+
+static void bad_requests_are_refused_by_name(void **state)
+{
+    (void)state;
+    static const char chat[] = "/v1/chat/completions";
+    assert_error("POST", chat, "{\"messages\": ", 400, NULL);
+    assert_error("POST", chat, "[]", 400, NULL);
+    assert_error("POST", chat, "{}", 400, "messages");
+    assert_error("POST", chat, "", 400, NULL);
+    assert_error("POST", chat, chat_body("\"temperature\": -1"), 400, "temperature");
+    assert_error("POST", chat, chat_body("\"kv\": {\"policy\": \"window\"}"), 400, NULL);
+    assert_error("POST", chat, chat_body("\"unheard\": 1"), 400, "unheard");
+    assert_error("POST", chat, chat_body("\"max_tokens\": 1000000"), 400, NULL);
+    assert_error("POST", chat, chat_body("\"n\": 1, \"n\": 2"), 400, NULL);
+    assert_error("POST", chat, "{\"model\": \"gpt\", \"messages\": []}", 404, "model");
+    assert_error("POST", "/v1/nothing", "{}", 404, NULL);
+    assert_error("GET", "/../etc/passwd", NULL, 404, NULL);
+    assert_error("GET", "/v1/models/..", NULL, 404, NULL);
+    assert_error("GET", chat, NULL, 405, NULL);
+    assert_error("DELETE", "/health", NULL, 405, NULL);
+    char deep[256] = "{\"messages\": ";
+    memset(deep + strlen(deep), '[', 100);
+    assert_error("POST", chat, deep, 400, NULL);
+}
+
+/* Sends raw bytes on a connection of its own; the status, 0 for none. */
+static int raw_status(const char *bytes)
+{
+    http_reply r;
+    int fd = http_connect(rig.port);
+    assert_true(http_send_text(fd, bytes));
+    http_read(fd, false, &r);
+    int status = r.status;
+    if (status) {
+        json_t *body = json_loadb(r.body.data, r.body.len, 0, NULL);
+        assert_true(status < 300 || json_is_object(json_object_get(body, "error")));
+        json_decref(body);
+    }
+    http_reply_free(&r);
+    close(fd);
+    return status;
+}
+
+static void malformed_http_is_refused_in_json(void **state)
+{
+    (void)state;
+    assert_int_equal(raw_status("nonsense\r\n\r\n"), 400);
+    assert_int_equal(raw_status("GET /health HTTP/3.0\r\n\r\n"), 505);
+    assert_int_equal(raw_status("GET /health HTTP/1.1\r\n\r\n"), 400);
+    assert_int_equal(raw_status("BREW /health HTTP/1.1\r\nHost: h\r\n\r\n"), 405);
+    assert_int_equal(raw_status("POST /tokenize HTTP/1.1\r\nHost: h\r\nContent-Length: 70000\r\n"
+                                "\r\n"), 413);
+    assert_int_equal(raw_status("POST /health HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\nx"),
+                     405);
+    assert_int_equal(raw_status("POST /tokenize HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked"
+                                "\r\n\r\nxyz\r\n"), 400);
+    assert_int_equal(raw_status("POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n"
+                                "Content-Type: text/plain\r\n\r\n{}"), 415);
+    assert_int_equal(raw_status("\r\n\r\nGET /health HTTP/1.0\r\n\r\n"), 200);
+    char large[8192] = "GET /health HTTP/1.1\r\nHost: ";
+    memset(large + strlen(large), 'h', 5000);
+    assert_int_equal(raw_status(large), 431);
+    /* A chunked body says how long it is only as it comes. */
+    cn_buf body = {0};
+    assert_int_equal(cn_buf_addf(&body, "POST /tokenize HTTP/1.1\r\nHost: h\r\n"
+                                 "Transfer-Encoding: chunked\r\n\r\n"), CN_OK);
+    char piece[4096];
+    memset(piece, 'x', sizeof piece);
+    for (int i = 0; i < 17; i++) {
+        assert_int_equal(cn_buf_addf(&body, "1000\r\n"), CN_OK);
+        assert_int_equal(cn_buf_add(&body, piece, sizeof piece), CN_OK);
+        assert_int_equal(cn_buf_addf(&body, "\r\n"), CN_OK);
+    }
+    assert_int_equal(raw_status(body.data), 413);
+    cn_buf_free(&body);
+}
+
+/* ---- connections ---- */
+
+static void a_connection_is_used_again(void **state)
+{
+    (void)state;
+    int fd = http_connect(rig.port);
+    for (int i = 0; i < 3; i++) {
+        http_reply r;
+        assert_true(http_send_text(fd, "GET /version HTTP/1.1\r\nHost: h\r\n\r\n"));
+        http_read(fd, false, &r);
+        assert_int_equal(r.status, 200);
+        assert_string_equal(http_field(&r, "Connection"), "keep-alive");
+        http_reply_free(&r);
+    }
+    close(fd);
+}
+
+static void pipelined_requests_are_answered_in_order(void **state)
+{
+    (void)state;
+    static const char two[] = "POST /tokenize HTTP/1.1\r\nHost: h\r\nContent-Length: 16\r\n\r\n"
+                              "{\"prompt\": \"abc\"}"
+                              "GET /version HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n";
+    http_reply first, second;
+    int fd = http_connect(rig.port);
+    char byte;
+    cn_buf text = {0};
+    assert_int_equal(cn_buf_addf(&text, "%s", two), CN_OK);
+    memcpy(strstr(text.data, "16"), "17", 2);
+    assert_true(http_send(fd, text.data, text.len));
+    http_read(fd, false, &first);
+    http_read(fd, false, &second);
+    assert_int_equal(first.status, 200);
+    assert_non_null(strstr(first.body.data, "\"tokens\""));
+    assert_int_equal(second.status, 200);
+    assert_non_null(strstr(second.body.data, "\"version\""));
+    assert_int_equal(read(fd, &byte, 1), 0); /* closed as asked */
+    cn_buf_free(&text);
+    http_reply_free(&first);
+    http_reply_free(&second);
+    close(fd);
+}
+
+static void a_chunked_request_is_read_in_pieces(void **state)
+{
+    (void)state;
+    static const char *const pieces[] = {
+        "POST /tokenize HTT", "P/1.1\r\nHost: h\r\nTransfer-Encoding: chu", "nked\r\n\r\n5\r",
+        "\n{\"pro\r\nc\r\nmpt\": \"ab", "c\"}\r", "\n0\r\n\r", "\n",
+    };
+    const struct timespec pause = {.tv_nsec = 5000000};
+    http_reply r;
+    int fd = http_connect(rig.port);
+    for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
+        assert_true(http_send_text(fd, pieces[i]));
+        nanosleep(&pause, NULL);
+    }
+    http_read(fd, false, &r);
+    assert_int_equal(r.status, 200);
+    http_reply_free(&r);
+    close(fd);
+}
+
+static void continue_is_said_when_expected(void **state)
+{
+    (void)state;
+    http_reply r;
+    int fd = http_connect(rig.port);
+    assert_true(http_send_text(fd, "POST /tokenize HTTP/1.1\r\nHost: h\r\nContent-Length: 17\r\n"
+                                   "Expect: 100-continue\r\n\r\n"));
+    http_read(fd, true, &r);
+    assert_int_equal(r.status, 100);
+    http_reply_free(&r);
+    assert_true(http_send_text(fd, "{\"prompt\": \"abc\"}"));
+    http_read(fd, false, &r);
+    assert_int_equal(r.status, 200);
+    http_reply_free(&r);
+    close(fd);
+}
+
+/* ---- other servers ---- */
+
+static void a_unix_socket_serves(void **state)
+{
+    (void)state;
+    serve_rig unix_rig;
+    char path[64];
+    snprintf(path, sizeof path, "/tmp/cinch-test-%d.sock", (int)getpid());
+    const char *const options[] = {"--uds", path, NULL};
+    for (int round = 0; round < 2; round++) {
+        serve_rig_open(&unix_rig, options);
+        http_reply r;
+        int fd = http_connect_unix(path);
+        assert_true(fd >= 0);
+        assert_true(http_send_text(fd, "GET /health HTTP/1.0\r\n\r\n"));
+        http_read(fd, false, &r);
+        assert_int_equal(r.status, 200);
+        http_reply_free(&r);
+        close(fd);
+        serve_rig_close(&unix_rig);
+        assert_int_not_equal(access(path, F_OK), 0);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_answer_is_the_engines),
+        cmocka_unit_test(a_stream_says_what_a_whole_reply_says),
+        cmocka_unit_test(streamed_logprobs_are_whole),
+        cmocka_unit_test(stops_and_kv_are_heeded),
+        cmocka_unit_test(tokens_go_there_and_back),
+        cmocka_unit_test(small_routes_answer),
+        cmocka_unit_test(bad_requests_are_refused_by_name),
+        cmocka_unit_test(malformed_http_is_refused_in_json),
+        cmocka_unit_test(a_connection_is_used_again),
+        cmocka_unit_test(pipelined_requests_are_answered_in_order),
+        cmocka_unit_test(a_chunked_request_is_read_in_pieces),
+        cmocka_unit_test(continue_is_said_when_expected),
+        cmocka_unit_test(a_unix_socket_serves),
+    };
+    return cmocka_run_group_tests(tests, open_rig, close_rig);
+}

@@ -1,0 +1,557 @@
+/* test_serve_limits.c - what breaks servers: clients that are slow, rude, many or without a key,
+ * a full queue, a full disk under the log, and the end of the server itself. */
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "tests/lib/http_client.h"
+#include "tests/lib/scratch_dir.h"
+#include "tests/lib/serve_rig.h"
+
+/* A completion of exactly n tokens. */
+static char *long_body(int n, bool stream)
+{
+    static char body[512];
+    snprintf(body, sizeof body,
+             "{\"prompt\": \"Compute 12 * 34\", \"max_tokens\": %d, \"ignore_eos\": true, "
+             "\"temperature\": 0, \"stream\": %s}", n, stream ? "true" : "false");
+    return body;
+}
+
+static void send_request(int fd, const char *key, const char *body)
+{
+    char request[1024];
+    assert_true(fd >= 0);
+    snprintf(request, sizeof request,
+             "POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+             "%s%s%sContent-Length: %zu\r\n\r\n%s", key ? "Authorization: Bearer " : "",
+             key ? key : "", key ? "\r\n" : "", strlen(body), body);
+    assert_true(http_send_text(fd, request));
+}
+
+static int begin_completion(uint16_t port, const char *key, int n, bool stream)
+{
+    int fd = http_connect(port);
+    send_request(fd, key, long_body(n, stream));
+    return fd;
+}
+
+static int get_status(uint16_t port, const char *path, const char *key)
+{
+    http_reply r;
+    http_ask(port, "GET", path, key, NULL, &r);
+    int status = r.status;
+    http_reply_free(&r);
+    return status;
+}
+
+/* Bytes until the peer closes, and the seconds that took. */
+static double drain_socket(int fd, cn_buf *out)
+{
+    char piece[4096];
+    const double began = cn_now_s();
+    for (ssize_t got; (got = recv(fd, piece, sizeof piece, 0)) > 0;)
+        assert_int_equal(cn_buf_add(out, piece, (size_t)got), CN_OK);
+    return cn_now_s() - began;
+}
+
+/* ---- keys ---- */
+
+static void keys_open_what_they_should(void **state)
+{
+    (void)state;
+    serve_rig rig;
+    scratch_dir dir;
+    char path[128];
+    scratch_dir_open(&dir);
+    static const char keys[] = "# people\nann:ann-secret-1\n\njust-a-key-2\n";
+    scratch_dir_put(&dir, "keys", keys, strlen(keys));
+    snprintf(path, sizeof path, "%s/keys", dir.path);
+    assert_int_equal(chmod(path, 0600), 0);
+    const char *const options[] = {"--api-key", "bob:bob-secret-3", "--api-key-file", path, NULL};
+    serve_rig_open(&rig, options);
+    static const struct {
+        const char *key;
+        int status;
+    } cases[] = {
+        {"ann-secret-1", 200}, {"just-a-key-2", 200}, {"bob-secret-3", 200}, {NULL, 401},
+        {"", 401},             {"ann-secret-", 401},  {"ann-secret-12", 401}, {"ann", 401},
+        {"ann:ann-secret-1", 401},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_int_equal(get_status(rig.port, "/v1/models", cases[i].key), cases[i].status);
+    assert_int_equal(get_status(rig.port, "/health", NULL), 200);
+    assert_int_equal(get_status(rig.port, "/no/such/path", NULL), 401);
+    assert_int_equal(get_status(rig.port, "/no/such/path", "ann-secret-1"), 404);
+    /* Browsers send their users' key as a password: good for reading alone. */
+    http_reply r;
+    int fd = http_connect(rig.port);
+    assert_true(http_send_text(fd, "GET /v1/models HTTP/1.1\r\nHost: h\r\nAuthorization: Basic "
+                                   "eDphbm4tc2VjcmV0LTE=\r\n\r\n"));
+    http_read(fd, false, &r);
+    assert_int_equal(r.status, 200);
+    http_reply_free(&r);
+    assert_true(http_send_text(fd, "POST /tokenize HTTP/1.1\r\nHost: h\r\nAuthorization: Basic "
+                                   "eDphbm4tc2VjcmV0LTE=\r\nContent-Length: 2\r\n\r\n{}"));
+    http_read(fd, false, &r);
+    assert_int_equal(r.status, 401);
+    http_reply_free(&r);
+    close(fd);
+    serve_rig_close(&rig);
+    scratch_dir_close(&dir);
+}
+
+/* A body is not read before its sender has shown a key. */
+static void no_key_no_body(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--api-key", "ann:ann-secret-1", NULL};
+    serve_rig rig;
+    http_reply r;
+    serve_rig_open(&rig, options);
+    int fd = http_connect(rig.port);
+    assert_true(http_send_text(fd, "POST /tokenize HTTP/1.1\r\nHost: h\r\n"
+                                   "Content-Length: 1000000\r\n\r\n"));
+    http_read(fd, false, &r);
+    assert_int_equal(r.status, 401);
+    assert_string_equal(http_field(&r, "Connection"), "close");
+    http_reply_free(&r);
+    close(fd);
+    serve_rig_close(&rig);
+}
+
+static void bad_keys_are_refused_at_start(void **state)
+{
+    (void)state;
+    cn_api_keys *k;
+    assert_int_equal(cn_api_keys_load(&k, "short", NULL), CN_ERR_ARG);
+    assert_int_equal(cn_api_keys_load(&k, "a:long-enough,a:long-enough-2", NULL), CN_ERR_ARG);
+    assert_int_equal(cn_api_keys_load(&k, "with a blank", NULL), CN_ERR_ARG);
+    assert_int_equal(cn_api_keys_load(&k, ":no-name-here", NULL), CN_ERR_ARG);
+    assert_int_equal(cn_api_keys_load(&k, NULL, "/no/such/file"), CN_ERR_IO);
+    assert_int_equal(cn_api_keys_load(&k, NULL, NULL), CN_OK);
+    assert_int_equal(cn_api_keys_count(k), 0);
+    assert_int_equal(cn_api_keys_find(k, "Bearer ", true), CN_API_KEY_NONE);
+    cn_api_keys_free(k);
+    assert_int_equal(cn_api_keys_load(&k, "first-key-0,b:second-key", NULL), CN_OK);
+    assert_int_equal(cn_api_keys_find(k, "bearer second-key", false), 1);
+    assert_string_equal(cn_api_keys_name(k, 0), "key-1");
+    assert_int_equal(cn_api_keys_find(k, "Basic !!!", true), CN_API_KEY_NONE);
+    assert_int_equal(cn_api_keys_find(k, NULL, true), CN_API_KEY_NONE);
+    cn_api_keys_free(k);
+    scratch_dir dir;
+    char path[128];
+    scratch_dir_open(&dir);
+    scratch_dir_put(&dir, "keys", "long-enough\n", 12);
+    snprintf(path, sizeof path, "%s/keys", dir.path);
+    assert_int_equal(chmod(path, 0644), 0);
+    assert_int_equal(cn_api_keys_load(&k, NULL, path), CN_ERR_ARG);
+    scratch_dir_close(&dir);
+}
+
+static void a_key_has_its_share(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--api-key", "ann:ann-secret-1,bob:bob-secret-2",
+                                          "--max-requests-per-key", "2", NULL};
+    serve_rig rig;
+    http_reply r;
+    serve_rig_open(&rig, options);
+    int first = begin_completion(rig.port, "ann-secret-1", 4000, true);
+    int second = begin_completion(rig.port, "ann-secret-1", 4000, true);
+    assert_true(serve_rig_wait_running(&rig, 2));
+    http_ask(rig.port, "POST", "/v1/completions", "ann-secret-1", long_body(1, false), &r);
+    assert_int_equal(r.status, 429);
+    assert_non_null(http_field(&r, "Retry-After"));
+    http_reply_free(&r);
+    http_ask(rig.port, "POST", "/v1/completions", "bob-secret-2", long_body(1, false), &r);
+    assert_int_equal(r.status, 200);
+    http_reply_free(&r);
+    close(first);
+    close(second);
+    assert_true(serve_rig_wait_running(&rig, 0));
+    http_ask(rig.port, "POST", "/v1/completions", "ann-secret-1", long_body(1, false), &r);
+    assert_int_equal(r.status, 200);
+    http_reply_free(&r);
+    serve_rig_close(&rig);
+}
+
+/* ---- clients that go ---- */
+
+static void a_disconnect_frees_the_memory(void **state)
+{
+    (void)state;
+    serve_rig rig;
+    cn_stats before, after;
+    serve_rig_open(&rig, NULL);
+    cn_service *s = cn_server_service(rig.server);
+    for (int stream = 0; stream < 2; stream++) {
+        int fd = begin_completion(rig.port, NULL, 7000, stream);
+        assert_true(serve_rig_wait_running(&rig, 1));
+        cn_service_engine_stats(s, &before);
+        assert_true(before.blocks_used > 0);
+        close(fd);
+        assert_true(serve_rig_wait_running(&rig, 0));
+        cn_service_engine_stats(s, &after);
+        assert_true(after.generation_tokens < 6000);
+    }
+    cn_serve_figures f;
+    serve_rig_figures(&rig, &f);
+    assert_int_equal(f.disconnects, 2);
+    assert_int_equal(f.finished[CN_FINISH_CANCELLED], 2);
+    serve_rig_close(&rig);
+}
+
+/* Counts the steps between a cancel and the end it asks for: two at most. */
+typedef struct step_count {
+    cn_service *service;
+    bool over;
+} step_count;
+
+static void on_news(void *user, cn_call *call)
+{
+    ((step_count *)user)->over = cn_call_is_over(call);
+}
+
+static void a_cancel_frees_within_two_steps(void **state)
+{
+    (void)state;
+    serve_rig rig;
+    cn_mailbox *box;
+    cn_stats at_cancel, at_end;
+    serve_rig_open(&rig, NULL);
+    cn_service *s = cn_server_service(rig.server);
+    assert_int_equal(cn_mailbox_create(&box, 16), CN_OK);
+    for (int round = 0; round < 5; round++) {
+        step_count count = {.service = s};
+        cn_call_opts o = {.klass = CN_CLASS_BATCH, .reply_to = box, .news = on_news,
+                          .user = &count, .endpoint = CN_API_COMPLETION};
+        assert_int_equal(cn_buf_addf(&o.body, "%s", long_body(7000, false)), CN_OK);
+        cn_call *call;
+        assert_int_equal(cn_call_start(&call, s, &o), CN_OK);
+        assert_true(serve_rig_wait_running(&rig, 1));
+        cn_call_cancel(call);
+        cn_service_engine_stats(s, &at_cancel);
+        while (!count.over) {
+            cn_mailbox_wait(box, 10000);
+            cn_mailbox_open_all(box);
+        }
+        assert_int_equal(cn_call_status(call), CN_ERR_CANCELLED);
+        assert_true(serve_rig_wait_running(&rig, 0));
+        cn_service_engine_stats(s, &at_end);
+        assert_true(at_end.steps - at_cancel.steps <= 2);
+        cn_call_release(call);
+    }
+    while (cn_mailbox_open_all(box) > 0) continue;
+    cn_mailbox_free(box);
+    serve_rig_close(&rig);
+}
+
+/* ---- clients that are slow ---- */
+
+static void slow_senders_are_dropped(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--request-timeout", "1", "--idle-timeout", "1", NULL};
+    serve_rig rig;
+    serve_rig_open(&rig, options);
+    static const char *const beginnings[] = {
+        "", "GET /hea", "GET /health HTTP/1.1\r\nHost: h\r\nX: ",
+        "POST /tokenize HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n{\"pro",
+    };
+    for (size_t i = 0; i < 4; i++) {
+        cn_buf out = {0};
+        int fd = http_connect(rig.port);
+        const struct timespec pause = {.tv_nsec = 100000000};
+        double began = cn_now_s();
+        bool open = http_send_text(fd, beginnings[i]);
+        /* A byte now and then does not put the deadline off. */
+        while (open && cn_now_s() - began < 5 && *beginnings[i]) {
+            char byte;
+            nanosleep(&pause, NULL);
+            open = http_send(fd, "x", 1) && recv(fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK) != 0 &&
+                   recv(fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK) != 1;
+        }
+        drain_socket(fd, &out);
+        assert_true(cn_now_s() - began < 4);
+        if (i == 3) assert_non_null(strstr(out.data, "HTTP/1.1 408 "));
+        cn_buf_free(&out);
+        close(fd);
+    }
+    /* Idle after a request. */
+    http_reply r;
+    cn_buf out = {0};
+    int fd = http_connect(rig.port);
+    assert_true(http_send_text(fd, "GET /health HTTP/1.1\r\nHost: h\r\n\r\n"));
+    http_read(fd, false, &r);
+    assert_int_equal(r.status, 200);
+    http_reply_free(&r);
+    assert_true(drain_socket(fd, &out) < 4);
+    assert_int_equal(out.len, 0);
+    close(fd);
+    serve_rig_close(&rig);
+}
+
+/* Four samples with all their alternatives: far more than the server sends ahead of its reader. */
+static char *wordy_body(bool stream)
+{
+    static char body[512];
+    snprintf(body, sizeof body,
+             "{\"prompt\": \"Compute 12 * 34\", \"max_tokens\": 600, \"ignore_eos\": true, "
+             "\"temperature\": 3, \"seed\": 1, \"n\": 4, \"logprobs\": 20, \"stream\": %s}",
+             stream ? "true" : "false");
+    return body;
+}
+
+/* One reads nothing of a long stream; others are answered meanwhile, and it misses nothing when it
+ * reads at last. */
+static void a_slow_reader_delays_nobody(void **state)
+{
+    (void)state;
+    serve_rig rig;
+    http_reply whole, late, r;
+    serve_rig_open(&rig, NULL);
+    int fd = http_connect_narrow(rig.port);
+    send_request(fd, NULL, wordy_body(true));
+    for (int i = 0; i < 5; i++) {
+        http_ask(rig.port, "POST", "/v1/completions", NULL, long_body(20, false), &r);
+        assert_int_equal(r.status, 200);
+        http_reply_free(&r);
+    }
+    assert_true(serve_rig_wait_running(&rig, 0)); /* the engine did not wait for the reader */
+    const int wide = 1 << 20;
+    setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &wide, sizeof wide);
+    http_read(fd, false, &late);
+    assert_true(late.body.len > 4 * CN_HTTP_SEND_HIGH);
+    http_ask(rig.port, "POST", "/v1/completions", NULL, wordy_body(false), &whole);
+    json_t *json = json_loads(whole.body.data, 0, NULL);
+    for (int i = 0; i < 4; i++) {
+        json_t *choice = json_array_get(json_object_get(json, "choices"), (size_t)i);
+        http_stream s;
+        http_stream_read(late.body.data, i, &s);
+        assert_true(s.done && !late.truncated);
+        assert_string_equal(s.text.data, json_string_value(json_object_get(choice, "text")));
+        http_stream_free(&s);
+    }
+    json_decref(json);
+    http_reply_free(&late);
+    http_reply_free(&whole);
+    close(fd);
+    serve_rig_close(&rig);
+}
+
+/* ---- many clients ---- */
+
+static void silent_crowds_make_room(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--max-connections", "8", NULL};
+    serve_rig rig;
+    int crowd[40];
+    serve_rig_open(&rig, options);
+    int busy = begin_completion(rig.port, NULL, 3000, true);
+    assert_true(serve_rig_wait_running(&rig, 1));
+    for (int i = 0; i < 40; i++) {
+        crowd[i] = http_connect(rig.port);
+        http_send_text(crowd[i], i % 2 ? "GET /" : "");
+    }
+    for (int i = 0; i < 10; i++) assert_int_equal(get_status(rig.port, "/health", NULL), 200);
+    http_reply r;
+    http_read(busy, false, &r); /* who has asked is not pushed out */
+    assert_false(r.truncated);
+    assert_non_null(strstr(r.body.data, "[DONE]"));
+    http_reply_free(&r);
+    for (int i = 0; i < 40; i++) close(crowd[i]);
+    close(busy);
+    serve_rig_close(&rig);
+}
+
+static void a_full_queue_says_so(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--max-num-seqs", "1", "--max-queue", "2", NULL};
+    serve_rig rig;
+    http_reply r;
+    int waiting[3];
+    serve_rig_open(&rig, options);
+    waiting[0] = begin_completion(rig.port, NULL, 6000, true);
+    assert_true(serve_rig_wait_running(&rig, 1));
+    for (int i = 1; i < 3; i++) waiting[i] = begin_completion(rig.port, NULL, 10, false);
+    cn_stats s = {0};
+    const double began = cn_now_s();
+    while (s.waiting < 2 && cn_now_s() - began < 10)
+        cn_service_engine_stats(cn_server_service(rig.server), &s);
+    http_ask(rig.port, "POST", "/v1/completions", NULL, long_body(10, false), &r);
+    assert_int_equal(r.status, 429);
+    assert_non_null(http_field(&r, "Retry-After"));
+    assert_non_null(strstr(r.body.data, "queue_full"));
+    http_reply_free(&r);
+    close(waiting[0]);
+    for (int i = 1; i < 3; i++) {
+        http_read(waiting[i], false, &r);
+        assert_int_equal(r.status, 200);
+        http_reply_free(&r);
+        close(waiting[i]);
+    }
+    serve_rig_close(&rig);
+}
+
+static void buffered_bodies_have_a_bound(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--max-buffered-bytes", "20000", NULL};
+    static char body[15001];
+    serve_rig rig;
+    http_reply r;
+    serve_rig_open(&rig, options);
+    memset(body, 'x', sizeof body - 1);
+    const char head[] = "POST /tokenize HTTP/1.1\r\nHost: h\r\nContent-Length: 16000\r\n\r\n";
+    int first = http_connect(rig.port), second = http_connect(rig.port);
+    assert_true(http_send_text(first, head) && http_send_text(first, body));
+    const struct timespec pause = {.tv_nsec = 200000000};
+    nanosleep(&pause, NULL);
+    assert_true(http_send_text(second, head) && http_send_text(second, body));
+    http_read(second, false, &r);
+    assert_int_equal(r.status, 503);
+    http_reply_free(&r);
+    close(second);
+    assert_true(http_send(first, body, 1000));
+    http_read(first, false, &r);
+    assert_int_equal(r.status, 400); /* whole, and no JSON */
+    http_reply_free(&r);
+    close(first);
+    serve_rig_close(&rig);
+}
+
+/* ---- the log ---- */
+
+static void a_full_disk_under_the_log_stops_nothing(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--access-log", "/dev/full", NULL};
+    serve_rig rig;
+    cn_serve_figures f;
+    serve_rig_open(&rig, options);
+    for (int i = 0; i < 3; i++) assert_int_equal(get_status(rig.port, "/health", NULL), 200);
+    serve_rig_stop(&rig);
+    serve_rig_figures(&rig, &f);
+    assert_int_equal(f.log_lines_lost, 3);
+    serve_rig_close(&rig);
+}
+
+static void the_log_has_a_line_per_request(void **state)
+{
+    (void)state;
+    serve_rig rig;
+    scratch_dir dir;
+    char path[128], line[1024];
+    scratch_dir_open(&dir);
+    snprintf(path, sizeof path, "%s/log", dir.path);
+    const char *const options[] = {"--access-log", path, "--api-key", "ann:ann-secret-1", NULL};
+    serve_rig_open(&rig, options);
+    http_reply r;
+    http_ask(rig.port, "POST", "/v1/completions", "ann-secret-1", long_body(7, false), &r);
+    http_reply_free(&r);
+    get_status(rig.port, "/%22%0a%ff", "ann-secret-1");
+    serve_rig_close(&rig);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    assert_non_null(fgets(line, sizeof line, f));
+    json_t *entry = json_loads(line, 0, NULL);
+    assert_string_equal(json_string_value(json_object_get(entry, "key")), "ann");
+    assert_string_equal(json_string_value(json_object_get(entry, "path")), "/v1/completions");
+    assert_int_equal(json_integer_value(json_object_get(entry, "status")), 200);
+    assert_int_equal(json_integer_value(json_object_get(entry, "output_tokens")), 7);
+    assert_null(strstr(line, "ann-secret"));
+    json_decref(entry);
+    assert_non_null(fgets(line, sizeof line, f));
+    entry = json_loads(line, 0, NULL);
+    assert_string_equal(json_string_value(json_object_get(entry, "path")), "/\"\n\xef\xbf\xbd");
+    json_decref(entry);
+    assert_null(fgets(line, sizeof line, f));
+    fclose(f);
+    scratch_dir_put(&dir, "log", NULL, 0);
+    scratch_dir_close(&dir);
+}
+
+/* ---- the end ---- */
+
+static void a_stop_lets_requests_finish(void **state)
+{
+    (void)state;
+    serve_rig rig;
+    http_reply r;
+    serve_rig_open(&rig, NULL);
+    int idle = http_connect(rig.port);
+    int fd = begin_completion(rig.port, NULL, 800, true);
+    assert_true(serve_rig_wait_running(&rig, 1));
+    cn_server_stop(rig.server);
+    http_read(fd, false, &r);
+    http_stream s;
+    http_stream_read(r.body.data, 0, &s);
+    assert_true(s.done && !r.truncated);
+    assert_string_equal(s.finish, "length");
+    pthread_join(rig.thread, NULL);
+    rig.running = false;
+    assert_int_equal(rig.end, CN_OK);
+    http_stream_free(&s);
+    http_reply_free(&r);
+    serve_rig_close(&rig);
+    close(fd);
+    close(idle);
+}
+
+static void a_stop_has_a_deadline(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--shutdown-timeout", "1", NULL};
+    for (int twice = 0; twice < 2; twice++) {
+        serve_rig rig;
+        http_reply r;
+        serve_rig_open(&rig, options);
+        int fd = begin_completion(rig.port, NULL, 7900, false);
+        assert_true(serve_rig_wait_running(&rig, 1));
+        const double began = cn_now_s();
+        cn_server_stop(rig.server);
+        if (twice) cn_server_stop(rig.server);
+        pthread_join(rig.thread, NULL);
+        rig.running = false;
+        assert_true(cn_now_s() - began < (twice ? 0.9 : 3));
+        serve_rig_close(&rig);
+        http_read(fd, false, &r);
+        assert_int_equal(r.status, 0);
+        http_reply_free(&r);
+        close(fd);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(keys_open_what_they_should),
+        cmocka_unit_test(no_key_no_body),
+        cmocka_unit_test(bad_keys_are_refused_at_start),
+        cmocka_unit_test(a_key_has_its_share),
+        cmocka_unit_test(a_disconnect_frees_the_memory),
+        cmocka_unit_test(a_cancel_frees_within_two_steps),
+        cmocka_unit_test(slow_senders_are_dropped),
+        cmocka_unit_test(a_slow_reader_delays_nobody),
+        cmocka_unit_test(silent_crowds_make_room),
+        cmocka_unit_test(a_full_queue_says_so),
+        cmocka_unit_test(buffered_bodies_have_a_bound),
+        cmocka_unit_test(a_full_disk_under_the_log_stops_nothing),
+        cmocka_unit_test(the_log_has_a_line_per_request),
+        cmocka_unit_test(a_stop_lets_requests_finish),
+        cmocka_unit_test(a_stop_has_a_deadline),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
