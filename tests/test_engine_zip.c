@@ -173,6 +173,36 @@ static void samples_and_shared_prefixes_give_the_same_tokens(void **state)
     run_close(&r);
 }
 
+/* A stop string from late in the text, behind several compressions; with log-probabilities on. */
+static void stop_checks_and_logprobs_work_behind_compressions(void **state)
+{
+    (void)state;
+    const run_sample *want = &reference->samples[0][0];
+    char stop[13] = {0};
+    memcpy(stop, want->text.data + want->text.len * 3 / 4, sizeof stop - 1);
+    const size_t text_bytes = (size_t)(strstr(want->text.data, stop) - want->text.data);
+    const char *const stops[] = {"never said", stop};
+    run r;
+    run_open(&r, zip_options);
+    cn_message m;
+    cn_request_params p = run_params(&r, prompts[0], &m, MAX_TOKENS);
+    p.kv.policy = CN_KV_ZIP;
+    p.sampling.ignore_eos = true;
+    p.sampling.stop = stops;
+    p.sampling.n_stop = 2;
+    p.sampling.logprobs = 2;
+    run_submit(&r, &p);
+    run_finish(&r);
+    const run_sample *got = &r.samples[0][0];
+    assert_int_equal(got->finish, CN_FINISH_STOP);
+    assert_string_equal(got->stop_reason, stop);
+    assert_int_equal(got->text.len, text_bytes);
+    assert_memory_equal(got->text.data, want->text.data, text_bytes);
+    assert_memory_equal(got->tokens, want->tokens, got->n_tokens * sizeof *got->tokens);
+    assert_true(got->usage.kv.compressions > 1 && got->logprob_hash != 0);
+    run_close(&r);
+}
+
 static void a_cancel_at_any_step_frees_everything(void **state)
 {
     (void)state;
@@ -229,6 +259,7 @@ int main(void)
         cmocka_unit_test(little_memory_gives_the_same_tokens),
         cmocka_unit_test(policies_mix_in_one_batch),
         cmocka_unit_test(samples_and_shared_prefixes_give_the_same_tokens),
+        cmocka_unit_test(stop_checks_and_logprobs_work_behind_compressions),
         cmocka_unit_test(a_cancel_at_any_step_frees_everything),
         cmocka_unit_test(impossible_kv_is_refused_with_its_numbers),
     };
