@@ -100,6 +100,9 @@ $(BUILD)/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(CC) -I. $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
 
+# Taken in by the assembler, which the compiler's list of dependencies does not know.
+$(BUILD)/engine/serve/assets.o: engine/serve/page.html engine/serve/openapi.json
+
 # Examples see the public header alone, by the name it is installed under.
 $(BUILD)/examples/%.o: examples/%.c $(BUILD)/flags
 	@mkdir -p $(@D)

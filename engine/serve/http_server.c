@@ -25,6 +25,15 @@ cn_status cn_http_server_add_routes(cn_http_server *s, const cn_route *routes, s
     return CN_OK;
 }
 
+const cn_route *cn_http_server_route(const cn_http_server *s, size_t i)
+{
+    for (uint32_t t = 0; t < s->n_tables; t++) {
+        if (i < s->tables[t].n) return &s->tables[t].rows[i];
+        i -= s->tables[t].n;
+    }
+    return NULL;
+}
+
 static bool is_param_text(const char *text, size_t n)
 {
     for (size_t i = 0; i < n; i++) {

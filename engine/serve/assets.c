@@ -1,0 +1,16 @@
+/* assets.c - takes the files in as they are, by the assembler. The Makefile names them as what this
+ * file depends on. See assets.h. */
+#include "engine/serve/assets.h"
+
+#define INCLUDE_FILE(symbol, path)                                       \
+    __asm__(".pushsection .rodata\n"                                     \
+            ".global " #symbol "\n" #symbol ":\n"                        \
+            ".incbin \"" path "\"\n"                                     \
+            ".L" #symbol "_end: .byte 0\n"                               \
+            ".balign 8\n"                                                \
+            ".global " #symbol "_bytes\n" #symbol "_bytes:\n"            \
+            ".quad .L" #symbol "_end - " #symbol "\n"                    \
+            ".popsection\n")
+
+INCLUDE_FILE(cn_asset_page, "engine/serve/page.html");
+INCLUDE_FILE(cn_asset_openapi, "engine/serve/openapi.json");

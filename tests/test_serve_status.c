@@ -1,0 +1,254 @@
+/* test_serve_status.c - what a running server says of itself: the page and its policy, figures that
+ * count what was asked, and an openapi.json that has every route and every option's bounds. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <cmocka.h>
+
+#include "engine/serve/metrics.h"
+#include "tests/lib/http_client.h"
+#include "tests/lib/serve_rig.h"
+
+static serve_rig rig;
+
+static int open_rig(void **state)
+{
+    (void)state;
+    serve_rig_open(&rig, NULL);
+    return 0;
+}
+
+static int close_rig(void **state)
+{
+    (void)state;
+    serve_rig_close(&rig);
+    return 0;
+}
+
+/* ---- the page ---- */
+
+/* The value of the attribute nonce behind `tag`. */
+static void expect_nonce(const char *html, const char *tag, const char *nonce)
+{
+    char want[128];
+    snprintf(want, sizeof want, "<%s nonce=\"%s\">", tag, nonce);
+    if (!strstr(html, want)) fail_msg("no %s", want);
+}
+
+static void read_nonce(const http_reply *r, char nonce[33])
+{
+    const char *policy = http_field(r, "Content-Security-Policy");
+    assert_non_null(policy);
+    assert_non_null(strstr(policy, "default-src 'none'"));
+    assert_non_null(strstr(policy, "frame-ancestors 'none'"));
+    assert_null(strstr(policy, "unsafe"));
+    const char *at = strstr(policy, "script-src 'nonce-");
+    assert_non_null(at);
+    snprintf(nonce, 33, "%s", at + strlen("script-src 'nonce-"));
+}
+
+static void the_page_runs_its_own_script_and_no_other(void **state)
+{
+    (void)state;
+    char first[33], second[33];
+    http_reply r;
+    http_ask(rig.port, "GET", "/", NULL, NULL, &r);
+    assert_int_equal(r.status, 200);
+    assert_string_equal(http_field(&r, "Content-Type"), "text/html; charset=utf-8");
+    read_nonce(&r, first);
+    expect_nonce(r.body.data, "script", first);
+    expect_nonce(r.body.data, "style", first);
+    assert_null(strstr(r.body.data, "@NONCE@"));
+    /* Self-contained, and nothing from outside becomes markup. */
+    assert_null(strstr(r.body.data, "src="));
+    assert_null(strstr(r.body.data, "innerHTML"));
+    assert_non_null(strstr(r.body.data, "</html>"));
+    http_reply_free(&r);
+    http_ask(rig.port, "GET", "/", NULL, NULL, &r);
+    read_nonce(&r, second);
+    http_reply_free(&r);
+    assert_string_not_equal(first, second);
+}
+
+/* ---- figures ---- */
+
+static json_int_t figure(const char *object, const char *key)
+{
+    json_t *stats = http_ask_json(rig.port, "GET", "/stats", NULL, 200);
+    json_int_t n = json_integer_value(json_object_get(json_object_get(stats, object), key));
+    json_decref(stats);
+    return n;
+}
+
+/* A reply is on its way before the step that ended it is counted. */
+static void expect_output_tokens(json_int_t want)
+{
+    const double until = cn_now_s() + 10;
+    const struct timespec pause = {.tv_nsec = 5000000};
+    while (figure("engine", "output_tokens") != want && cn_now_s() < until) nanosleep(&pause, NULL);
+    assert_int_equal(figure("engine", "output_tokens"), want);
+}
+
+static void figures_count_what_was_asked(void **state)
+{
+    (void)state;
+    const json_int_t tokens = figure("engine", "output_tokens");
+    json_decref(http_ask_json(rig.port, "POST", "/v1/completions",
+                              "{\"prompt\": \"Sort: 3 1 2\", \"max_tokens\": 5, "
+                              "\"ignore_eos\": true}", 200));
+    json_decref(http_ask_json(rig.port, "POST", "/v1/completions", "{}", 400));
+    expect_output_tokens(tokens + 5);
+    json_t *stats = http_ask_json(rig.port, "GET", "/stats?span=day", NULL, 200);
+    const json_t *requests = json_object_get(stats, "requests");
+    const json_t *ends = json_object_get(requests, "ends");
+    assert_int_equal(json_integer_value(json_object_get(ends, "length")), 1);
+    assert_int_equal(json_integer_value(json_object_get(json_object_get(requests, "refused"),
+                                                        "invalid")), 1);
+    assert_int_equal(json_integer_value(json_object_get(json_object_get(stats, "history"),
+                                                        "step_s")), 300);
+    json_decref(stats);
+    json_decref(http_ask_json(rig.port, "GET", "/stats?span=year", NULL, 400));
+    http_reply r;
+    http_ask(rig.port, "GET", "/metrics", NULL, NULL, &r);
+    assert_int_equal(r.status, 200);
+    assert_string_equal(http_field(&r, "Content-Type"), CN_METRICS_CONTENT_TYPE);
+    static const char want[] = "\nvllm:time_to_first_token_seconds_count{model_name=\"tiny\","
+                               "engine=\"0\"} 1\n";
+    assert_non_null(strstr(r.body.data, want));
+    http_reply_free(&r);
+}
+
+static void none_of_it_is_for_strangers(void **state)
+{
+    (void)state;
+    static const char *const paths[] = {"/", "/stats", "/metrics", "/openapi.json"};
+    static const char *const options[] = {"--api-key", "night:abcdefgh12345678", NULL};
+    serve_rig locked;
+    http_reply r;
+    serve_rig_open(&locked, options);
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+        http_ask(locked.port, "GET", paths[i], NULL, NULL, &r);
+        assert_int_equal(r.status, 401);
+        http_reply_free(&r);
+        http_ask(locked.port, "GET", paths[i], "abcdefgh12345678", NULL, &r);
+        assert_int_equal(r.status, 200);
+        http_reply_free(&r);
+    }
+    serve_rig_close(&locked);
+}
+
+/* ---- openapi.json ---- */
+
+static json_t *described(void)
+{
+    return http_ask_json(rig.port, "GET", "/openapi.json", NULL, 200);
+}
+
+static json_t *operation(json_t *doc, const cn_route *r)
+{
+    char method[16];
+    snprintf(method, sizeof method, "%s", cn_http_method_name(r->method));
+    for (char *c = method; *c; c++) *c |= 0x20;
+    return json_object_get(json_object_get(json_object_get(doc, "paths"), r->path), method);
+}
+
+static void every_route_is_described_and_every_description_served(void **state)
+{
+    (void)state;
+    json_t *doc = described();
+    const cn_http_server *http = cn_server_http(rig.server);
+    size_t n_routes = 0, n_described = 0;
+    bool serves_batches = false; /* it does with a spool */
+    for (const cn_route *r; (r = cn_http_server_route(http, n_routes)); n_routes++) {
+        json_t *op = operation(doc, r);
+        serves_batches |= !strcmp(r->path, "/v1/batches");
+        if (!op) fail_msg("%s %s is not in openapi.json", cn_http_method_name(r->method), r->path);
+        const bool open = json_array_size(json_object_get(op, "security")) == 0 &&
+                          json_object_get(op, "security");
+        assert_int_equal(open, (r->flags & CN_ROUTE_OPEN) != 0);
+    }
+    const char *path;
+    json_t *methods;
+    json_object_foreach(json_object_get(doc, "paths"), path, methods)
+    {
+        const bool spooled = !strncmp(path, "/v1/files", 9) || !strncmp(path, "/v1/batches", 11);
+        if (!spooled || serves_batches) n_described += json_object_size(methods);
+    }
+    assert_int_equal(n_described, n_routes);
+    assert_string_equal(json_string_value(json_object_get(json_object_get(doc, "info"), "version")),
+                        CINCH_VERSION);
+    json_decref(doc);
+}
+
+/* The schema of a body's member, "kv.budget" in the kv object. */
+static json_t *property(json_t *schemas, const char *request, const char *key)
+{
+    const char *dot = strchr(key, '.');
+    json_t *props = json_object_get(json_object_get(schemas, request), "properties");
+    if (!dot) return json_object_get(props, key);
+    if (strncmp(key, "kv.", 3) == 0) return property(schemas, "KvOptions", dot + 1);
+    json_t *object = json_object_getn(props, key, (size_t)(dot - key));
+    return json_object_get(json_object_get(object, "properties"), dot + 1);
+}
+
+static void expect_bounds(const cn_option *o, const json_t *schema)
+{
+    const bool above = o->flags & CN_OPTION_ABOVE_MIN;
+    const json_t *low = json_object_get(schema, above ? "exclusiveMinimum" : "minimum");
+    const json_t *high = json_object_get(schema, "maximum");
+    if (!json_is_number(low) || !json_is_number(high)) fail_msg("%s: no bounds", o->json);
+    if (json_number_value(low) != o->min || json_number_value(high) != o->max)
+        fail_msg("%s: %g to %g, the option has %g to %g", o->json, json_number_value(low),
+                 json_number_value(high), o->min, o->max);
+}
+
+static void expect_names(const cn_option *o, const json_t *schema)
+{
+    char joined[256] = "";
+    size_t i;
+    json_t *name;
+    json_array_foreach(json_object_get(schema, "enum"), i, name)
+    {
+        const size_t n = strlen(joined);
+        snprintf(joined + n, sizeof joined - n, "%s%s", i ? "|" : "", json_string_value(name));
+    }
+    assert_string_equal(joined, o->values);
+}
+
+static void every_option_of_a_body_is_described_with_its_bounds(void **state)
+{
+    (void)state;
+    static const char *const requests[] = {"ChatCompletionRequest", "CompletionRequest"};
+    json_t *doc = described();
+    json_t *schemas = json_object_get(json_object_get(doc, "components"), "schemas");
+    size_t n, seen = 0;
+    const cn_option *o = cn_options(&n);
+    for (size_t i = 0; i < n; i++, o++) {
+        for (int r = 0; r < 2 && o->json; r++, seen++) {
+            const json_t *schema = property(schemas, requests[r], o->json);
+            if (!schema) fail_msg("%s has no %s", requests[r], o->json);
+            if (o->type == CN_OPTION_ENUM)
+                expect_names(o, schema);
+            else if (o->type != CN_OPTION_BOOL)
+                expect_bounds(o, schema);
+        }
+    }
+    assert_true(seen > 40);
+    json_decref(doc);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_page_runs_its_own_script_and_no_other),
+        cmocka_unit_test(figures_count_what_was_asked),
+        cmocka_unit_test(none_of_it_is_for_strangers),
+        cmocka_unit_test(every_route_is_described_and_every_description_served),
+        cmocka_unit_test(every_option_of_a_body_is_described_with_its_bounds),
+    };
+    return cmocka_run_group_tests(tests, open_rig, close_rig);
+}
