@@ -123,6 +123,7 @@ static cn_status make_scheduler(cn_engine *e, const cn_memory_plan *plan)
         .chunked_prefill = c->enable_chunked_prefill,
         .hybrid = c->hybrid_scheduling,
         .tail_relaxation = c->tail_relaxation,
+        .batch_floor = c->batch_floor,
         .priority_order = c->scheduling_policy == CN_OPT_SCHEDULING_PRIORITY,
     };
     return cn_scheduler_create(&e->scheduler, &o);

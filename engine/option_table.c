@@ -85,7 +85,10 @@ static const cn_option options[] = {
     ROW(ENGINE, "enforce-eager", BOOL, enforce_eager, "false",
         .help = "run every step op by op, without recorded graphs (for debugging)"),
     ROW(ENGINE, "max-queue", U32, max_queue, "4096", .min = 1, .max = 16777216,
-        .help = "most requests that wait; one more is refused as busy"),
+        .help = "most requests of a class that wait; one more is refused as busy"),
+    ROW(ENGINE, "batch-floor", U32, batch_floor, "8", .min = 1, .max = 65536, .flags = ZERO_OK,
+        .help = "interactive requests that may pass a waiting batch request before it is its turn; "
+                "0 is any number"),
 
     ROW(KV, "kv-policy", ENUM, kv.policy, "full", .values = "full|window|zip", .flags = RESULT,
         .json = "kv.policy", .help = "what happens to a request's KV cache as it grows"),

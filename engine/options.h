@@ -113,7 +113,8 @@ struct cn_config {
     cn_opt_scheduling scheduling_policy;
     cn_opt_async async_scheduling;
     bool enforce_eager;
-    uint32_t max_queue; /* requests waiting; beyond it a submit is CN_ERR_BUSY */
+    uint32_t max_queue; /* requests of a class waiting; beyond it a submit is CN_ERR_BUSY */
+    uint32_t batch_floor; /* interactive requests that may pass a batch one; 0 = any number */
 
     /* kv: what a request gets when its own kv object says nothing */
     cn_kv_params kv;

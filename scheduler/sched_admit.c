@@ -110,15 +110,31 @@ static bool try_admit(cn_scheduler *s, cn_seq *q, uint32_t budget_tokens)
     return true;
 }
 
+/* Whose turn it is: interactive before batch, but for the floor. A batch request that has to yield
+ * to an aged one does not hold up those that need not: the aged one may be among them. */
+static cn_class next_class(const cn_scheduler *s)
+{
+    const cn_seq *batch = cn_queue_peek(&s->waiting[CN_CLASS_BATCH]);
+    if (s->waiting[CN_CLASS_INTERACTIVE].n == 0) return CN_CLASS_BATCH;
+    bool owed = s->o.batch_floor > 0 && s->n_passed >= s->o.batch_floor;
+    return batch && owed && !must_yield(s, batch) ? CN_CLASS_BATCH : CN_CLASS_INTERACTIVE;
+}
+
+static void count_passing(cn_scheduler *s, cn_class admitted)
+{
+    bool passes = admitted == CN_CLASS_INTERACTIVE && s->waiting[CN_CLASS_BATCH].n > 0;
+    s->n_passed = passes ? s->n_passed + 1 : 0;
+}
+
 cn_seq *cn_sched_admit_next(cn_scheduler *s, uint32_t budget_tokens)
 {
-    cn_queue *waiting =
-        &s->waiting[s->waiting[CN_CLASS_INTERACTIVE].n ? CN_CLASS_INTERACTIVE : CN_CLASS_BATCH];
+    cn_queue *waiting = &s->waiting[next_class(s)];
     cn_seq *q = cn_queue_peek(waiting);
     if (!q || budget_tokens == 0 || s->running.n >= s->o.max_seqs) return NULL;
     if (!try_admit(s, q, budget_tokens)) return NULL;
     cn_queue_remove(waiting, q);
     cn_sched_enter(s, q);
+    count_passing(s, q->klass);
     return q;
 }
 

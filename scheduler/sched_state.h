@@ -68,6 +68,7 @@ struct cn_scheduler {
     cn_query_slots slots;
     cn_queue waiting[2]; /* by class */
     cn_seq_list all, running, aged, by_hold[CN_N_HOLDS];
+    uint32_t n_passed; /* interactive ones admitted while the same batch ones waited */
     uint32_t n_lacking; /* running, in need of a slot or reservation, without it */
     uint32_t n_forking, n_compressing, n_blocked;
     uint32_t n_in_group; /* live sequences of groups of several samples */

@@ -294,6 +294,7 @@ void cn_scheduler_stats(const cn_scheduler *s, cn_sched_stats *out)
     *out = (cn_sched_stats){
         .running = s->running.n,
         .waiting = s->waiting[0].n + s->waiting[1].n + s->n_forking,
+        .waiting_of = {s->waiting[0].n, s->waiting[1].n},
         .blocked = s->n_blocked,
         .compressing = s->n_compressing,
         .blocks_total = n_blocks,

@@ -36,6 +36,8 @@ typedef struct cn_sched_opts {
     bool hybrid;                 /* off: constrained scheduling (paper §4.3), concurrency <= M */
     bool priority_order;         /* inside a class: priority first (lower first), then arrival */
     bool tail_relaxation;        /* caps grow while nobody waits and memory is left */
+    uint32_t batch_floor;        /* interactive requests that may pass a waiting batch one before
+                                  * it is its turn; 0: any number */
 } cn_sched_opts;
 
 cn_status cn_scheduler_create(cn_scheduler **out, const cn_sched_opts *o);
@@ -108,6 +110,7 @@ void cn_scheduler_release(cn_scheduler *s, cn_seq *seq);
 
 typedef struct cn_sched_stats {
     uint32_t running, waiting, blocked, compressing;
+    uint32_t waiting_of[2]; /* by class; without samples that wait for their leader */
     uint32_t blocks_total, blocks_used, blocks_cached, slots_total, slots_used;
     uint64_t blocks_spared; /* that running sequences would hold more, had nothing been evicted */
     uint32_t block_tokens;

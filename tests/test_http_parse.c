@@ -151,7 +151,7 @@ static char *unchunk(const char *text, size_t step, size_t *used)
     while (c.state != CN_CHUNK_DONE && at < total) {
         size_t n = total - at < step ? total - at : step;
         for (size_t inside = 0; inside < n && c.state != CN_CHUNK_DONE;) {
-            const char *data = NULL;
+            const char *data = text;
             size_t n_data;
             bool bad;
             inside += cn_http_chunks_next(&c, text + at + inside, n - inside, &data, &n_data, &bad);
@@ -194,7 +194,7 @@ static void bad_chunks_are_refused(void **state)
         for (size_t step = 1; step < 8; step++) {
             size_t used;
             cn_http_chunks c = {0};
-            const char *data;
+            const char *data = NULL;
             size_t n_data, at = 0, total = strlen(texts[i]);
             bool bad = false;
             while (!bad && at < total && c.state != CN_CHUNK_DONE) {

@@ -337,6 +337,39 @@ static void classes_and_priorities_order_the_queue(void **state)
     rig_done(&r);
 }
 
+/* Six interactive and three batch requests through one seat: the order in which they get it. */
+static void assert_turns(uint32_t floor, const char *want)
+{
+    cn_sched_opts o = rig_options();
+    o.max_seqs = 1;
+    o.batch_floor = floor;
+    rig r = rig_make(o);
+    cn_seq *all[9];
+    char order[10] = "";
+    uint32_t prompt[2] = {1, 2};
+    for (int i = 0; i < 9; i++) {
+        cn_group_params p = {.prompt = prompt, .n_prompt = 2, .max_output = 2, .n = 1};
+        p.klass = i < 3 ? CN_CLASS_BATCH : CN_CLASS_INTERACTIVE;
+        assert_int_equal(cn_scheduler_add(r.s, &p, NULL, &all[i]), CN_OK);
+    }
+    for (int i = 0; i < 9; i++) {
+        rig_step(&r);
+        order[i] = r.plan.rows[0].seq->klass == CN_CLASS_BATCH ? 'b' : 'i';
+        rig_step(&r);
+    }
+    assert_string_equal(order, want);
+    rig_done(&r);
+}
+
+static void batch_has_a_floor(void **state)
+{
+    (void)state;
+    assert_turns(0, "iiiiiibbb");
+    assert_turns(1, "ibibibiii");
+    assert_turns(2, "iibiibiib");
+    assert_turns(4, "iiiibiibb");
+}
+
 static void impossible_requests_are_refused_with_numbers(void **state)
 {
     (void)state;
@@ -429,6 +462,7 @@ int main(void)
         cmocka_unit_test(a_step_can_be_launched_before_its_tokens_are_read),
         cmocka_unit_test(nothing_runs_past_the_last_token),
         cmocka_unit_test(classes_and_priorities_order_the_queue),
+        cmocka_unit_test(batch_has_a_floor),
         cmocka_unit_test(impossible_requests_are_refused_with_numbers),
         cmocka_unit_test(a_cap_beyond_the_context_is_never_reached),
         cmocka_unit_test(a_step_allocates_nothing),

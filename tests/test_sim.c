@@ -23,7 +23,7 @@ static void short_runs_hold_every_invariant(void **state)
 {
     (void)state;
     sim_result r;
-    uint64_t events = 0, preemptions = 0, forks = 0, hits = 0, cancels = 0, relaxed = 0;
+    uint64_t events = 0, preemptions = 0, forks = 0, hits = 0, cancels = 0, relaxed = 0, turns = 0;
     for (uint64_t seed = 1; seed <= 10; seed++) {
         run_well((sim_opts){.seed = seed, .steps = 10000, .epoch_steps = 500}, &r);
         events += r.events;
@@ -32,10 +32,11 @@ static void short_runs_hold_every_invariant(void **state)
         hits += r.prefix_hits;
         cancels += r.cancels;
         relaxed += r.relaxed_blocks;
+        turns += r.batch_turns;
     }
     /* A run in which nothing of the kind happened would have shown nothing. */
     assert_true(events > 1000 && preemptions > 100 && forks > 100);
-    assert_true(hits > 1000 && cancels > 100 && relaxed > 100);
+    assert_true(hits > 1000 && cancels > 100 && relaxed > 100 && turns > 100);
 }
 
 static void full_kv_alone_never_compresses(void **state)

@@ -48,6 +48,7 @@ typedef struct sim_result {
     uint64_t events, preemptions, prefix_hits, aged;
     uint64_t relaxed_blocks; /* by which caps grew */
     uint64_t longest_head_wait, longest_foremost; /* steps, as the bounds count them */
+    uint64_t batch_turns; /* batch sequences admitted by the floor, past interactive ones */
     bool fault_struck;
     char error[512]; /* empty when all was well */
 } sim_result;

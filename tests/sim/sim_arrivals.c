@@ -25,6 +25,7 @@ void sim_draw_engine(sim_world *w)
         .priority_order = sim_chance(w, 30),
     };
     o->tail_relaxation = o->model_hash % 3 == 0;
+    o->batch_floor = (uint32_t)(o->model_hash >> 8) % 4;
     o->window_tokens = sim_between(w, 1, 2 * o->block_tokens);
     if (!o->chunked_prefill) o->max_batched_tokens += o->max_model_len;
     w->lag = sim_chance(w, 50);

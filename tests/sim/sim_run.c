@@ -82,7 +82,7 @@ static bool schedule(sim_world *w, cn_plan *plan)
     cancel_some(w);
     cn_scheduler_schedule(w->s, plan);
     sim_apply_commits(w);
-    if (!check(w)) return false;
+    if (!check(w) || !sim_check_admissions(w)) return false;
     return cn_alloc_count() == n_allocated || sim_fail(w, "a step allocated memory");
 }
 
@@ -135,6 +135,9 @@ static bool run_epoch(sim_world *w, uint64_t n_steps)
     w->ended_recomputed = w->ended_preemptions = 0;
     w->head_id = w->foremost_id = 0;
     w->n_idle = w->n_unread = w->n_pending = 0;
+    w->passed_least = w->passed_most = 0;
+    w->last_preemptions = 0;
+    w->was_aged = false;
     memset(w->talks, 0, sizeof w->talks);
     if (cn_scheduler_create(&w->s, e) != CN_OK) return sim_fail(w, "%s", cn_last_error());
     bool good = sim_device_create(&w->device, e->n_blocks, e->block_tokens, e->n_query_slots,

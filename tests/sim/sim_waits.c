@@ -43,6 +43,36 @@ static uint64_t running_work(const sim_world *w, bool entered)
     return work;
 }
 
+/* Interactive before batch; but when as many as the floor says have passed, a batch one is next.
+ * What a step admits of both classes, and what it preempts and admits again, is seen without its
+ * order: the number that has passed is known as a range. */
+bool sim_check_admissions(sim_world *w)
+{
+    uint32_t admitted[2] = {0}, left[2] = {0};
+    const uint32_t floor = w->engine.batch_floor;
+    for (uint32_t i = 0; i < SIM_MAX_LIVE; i++) {
+        const sim_seq *q = &w->seqs[i];
+        if (q->live && q->was_waiting) (is_waiting(q) ? left : admitted)[q->klass]++;
+    }
+    const uint32_t passing = admitted[CN_CLASS_INTERACTIVE], batch = admitted[CN_CLASS_BATCH];
+    const uint32_t unseen = (uint32_t)(w->s->preemptions - w->last_preemptions);
+    const bool aged = w->was_aged || w->s->aged.n > 0;
+    w->last_preemptions = w->s->preemptions;
+    w->was_aged = w->s->aged.n > 0;
+    w->passed_most += passing + unseen;
+    if (batch > 0 && left[CN_CLASS_INTERACTIVE] > 0) {
+        if (floor == 0 || w->passed_most < floor * batch)
+            return sim_fail(w, "%u batch sequences were admitted past an interactive one", batch);
+        w->r->batch_turns += batch;
+    }
+    if (batch > 0) w->passed_most = passing + unseen;
+    const bool certain = left[CN_CLASS_BATCH] > 0 && batch == 0 && unseen == 0 && !aged;
+    w->passed_least = certain ? w->passed_least + passing : 0;
+    return floor == 0 || w->passed_least <= floor ||
+           sim_fail(w, "%u interactive sequences passed batch ones, the floor is %u",
+                    w->passed_least, floor);
+}
+
 static bool check_overtaking(sim_world *w)
 {
     for (uint32_t i = 0; i < SIM_MAX_LIVE; i++) {
@@ -50,6 +80,7 @@ static bool check_overtaking(sim_world *w)
         if (!q->live || !q->was_waiting || is_waiting(q)) continue;
         for (uint32_t j = 0; j < SIM_MAX_LIVE; j++) {
             const sim_seq *other = &w->seqs[j];
+            if (other->klass != q->klass) continue; /* sim_check_admissions */
             if (is_waiting(other) && other->was_waiting && ranks_before(other, q))
                 return sim_fail(w, "sequence %llu was admitted past %llu",
                                 (unsigned long long)q->id, (unsigned long long)other->id);

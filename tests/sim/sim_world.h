@@ -85,6 +85,9 @@ typedef struct sim_world {
     /* sim_waits.c */
     uint64_t head_id, head_waited, head_bound;
     uint64_t foremost_id, foremost_waited;
+    uint32_t passed_least, passed_most; /* interactive ones in a row, while batch ones waited */
+    uint64_t last_preemptions;
+    bool was_aged;
     uint32_t n_idle;
     bool moved; /* something changed in this step */
 
@@ -111,6 +114,7 @@ bool sim_read_tokens(sim_world *w); /* of the plan that sim_sampled was told of 
 void sim_sampled(sim_world *w);
 void sim_end(sim_world *w, sim_seq *q);
 
+bool sim_check_admissions(sim_world *w); /* of the plan just made */
 bool sim_check_waits(sim_world *w);
 
 void sim_strike(sim_world *w);
