@@ -474,5 +474,6 @@ extern "C" cn_status cn_compress_score_portable(cn_stream *s, const cn_compress_
 
 extern "C" cn_status cn_compress_score(cn_stream *s, const cn_compress_chunk *c)
 {
-    return cn_compress_score_portable(s, c);
+    return cn_compress_score_sm90_fits(s, c) ? cn_compress_score_sm90(s, c)
+                                             : cn_compress_score_portable(s, c);
 }

@@ -48,7 +48,7 @@ CN_HOPPER void cn_tma_load_shared(void *dst, const CUtensorMap *map, uint64_t *b
         : "memory");
 }
 
-/* ---- wgmma: d [64, N] f32 += a [64, 16] * b [N, 16]^T, both bf16 tiles in shared memory ---- */
+/* ---- wgmma: d [64, N] f32 (+)= a [64, 16] * b [N, 16]^T, both bf16 tiles in shared memory ---- */
 
 /* The descriptor of a tile; 16 columns further is + CN_WGMMA_NEXT_K. */
 enum { CN_WGMMA_NEXT_K = 2 };
@@ -99,46 +99,46 @@ template <int pending> CN_HOPPER void cn_wgmma_wait(void)
     CN_R96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
 #define CN_R128 \
     CN_R112 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-#define CN_WGMMA(n, registers, a_index, b_index, ...)                                  \
-    asm volatile("{\n.reg .pred add;\nsetp.eq.u32 add, 1, 1;\n"                        \
+#define CN_WGMMA(n, registers, a_index, b_index, add_index, ...)                      \
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" add_index ", 0;\n"          \
                  "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" registers \
                  "}, %" a_index ", %" b_index ", add, 1, 1, 0, 0;\n}\n"                \
                  : __VA_ARGS__                                                         \
-                 : "l"(a), "l"(b))
+                 : "l"(a), "l"(b), "r"(add))
 
 /* Thread t of the warpgroup holds, for every eight columns c of d: row 16*(t/32) + t%32/4, columns
- * c + 2*(t%4) and the next, then the same eight rows below. */
-template <int N> CN_HOPPER void cn_wgmma(float *d, uint64_t a, uint64_t b)
+ * c + 2*(t%4) and the next, then the same eight rows below. With add 0 d is overwritten. */
+template <int N> CN_HOPPER void cn_wgmma(float *d, uint64_t a, uint64_t b, int add = 1)
 {
     if constexpr (N == 8)
-        CN_WGMMA("8", "%0,%1,%2,%3", "4", "5", "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]));
+        CN_WGMMA("8", "%0,%1,%2,%3", "4", "5", "6", "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]));
     else if constexpr (N == 16)
-        CN_WGMMA("16", CN_R8, "8", "9", CN_D8S);
+        CN_WGMMA("16", CN_R8, "8", "9", "10", CN_D8S);
     else if constexpr (N == 32)
-        CN_WGMMA("32", CN_R16, "16", "17", CN_D16S);
+        CN_WGMMA("32", CN_R16, "16", "17", "18", CN_D16S);
     else if constexpr (N == 48)
-        CN_WGMMA("48", CN_R24, "24", "25", CN_D24S);
+        CN_WGMMA("48", CN_R24, "24", "25", "26", CN_D24S);
     else if constexpr (N == 64)
-        CN_WGMMA("64", CN_R32, "32", "33", CN_D32S);
+        CN_WGMMA("64", CN_R32, "32", "33", "34", CN_D32S);
     else if constexpr (N == 96)
-        CN_WGMMA("96", CN_R48, "48", "49", CN_D48S);
+        CN_WGMMA("96", CN_R48, "48", "49", "50", CN_D48S);
     else if constexpr (N == 128)
-        CN_WGMMA("128", CN_R64, "64", "65", CN_D64S);
+        CN_WGMMA("128", CN_R64, "64", "65", "66", CN_D64S);
     else if constexpr (N == 160)
-        CN_WGMMA("160", CN_R80, "80", "81", CN_D80S);
+        CN_WGMMA("160", CN_R80, "80", "81", "82", CN_D80S);
     else if constexpr (N == 176)
-        CN_WGMMA("176", CN_R88, "88", "89", CN_D88S);
+        CN_WGMMA("176", CN_R88, "88", "89", "90", CN_D88S);
     else if constexpr (N == 192)
-        CN_WGMMA("192", CN_R96, "96", "97", CN_D96S);
+        CN_WGMMA("192", CN_R96, "96", "97", "98", CN_D96S);
     else if constexpr (N == 224)
-        CN_WGMMA("224", CN_R112, "112", "113", CN_D112S);
+        CN_WGMMA("224", CN_R112, "112", "113", "114", CN_D112S);
     else if constexpr (N == 256)
-        CN_WGMMA("256", CN_R128, "128", "129", CN_D128S);
+        CN_WGMMA("256", CN_R128, "128", "129", "130", CN_D128S);
     else {
         constexpr int STEP = N > 64 ? 64 : N > 32 ? 32 : N > 16 ? 16 : 8; /* in pieces */
         static_assert(N % 8 == 0 && N > STEP, "columns come in eights");
-        cn_wgmma<STEP>(d, a, b);
-        cn_wgmma<N - STEP>(d + STEP / 2, a, b + (STEP * CN_TILE_ROW_BYTES >> 4));
+        cn_wgmma<STEP>(d, a, b, add);
+        cn_wgmma<N - STEP>(d + STEP / 2, a, b + (STEP * CN_TILE_ROW_BYTES >> 4), add);
     }
 }
 
