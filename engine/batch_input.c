@@ -147,6 +147,21 @@ static cn_status find_body(cn_batch_item *item, json_t **out)
     return fail_field(item, "body");
 }
 
+cn_status cn_batch_item_check(cn_batch_item *item, cn_api_endpoint endpoint)
+{
+    cn_api_endpoint own;
+    json_t *body;
+    CN_TRY(find_endpoint(item, &own));
+    if (own != endpoint) {
+        cn_fail(CN_ERR_ARG, "url: want %s, the batch's endpoint, found %s",
+                cn_api_endpoint_path(endpoint), cn_api_endpoint_path(own));
+        return fail_field(item, "url");
+    }
+    CN_TRY(find_body(item, &body));
+    json_decref(body);
+    return CN_OK;
+}
+
 cn_status cn_batch_item_read(cn_batch_item *item, const cn_batch_format *format,
                              const cn_api_defaults *defaults)
 {

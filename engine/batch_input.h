@@ -44,6 +44,10 @@ cn_status cn_batch_item_identify(cn_batch_item *item, const cn_line *line,
 /* Gives an item whose custom_id another line has the id of its own line. */
 void cn_batch_item_use_line_id(cn_batch_item *item, const cn_line *line);
 
+/* Whether an identified OpenAI line asks this endpoint and has a body, without reading that.
+ * CN_ERR_ARG: the line is at fault. */
+cn_status cn_batch_item_check(cn_batch_item *item, cn_api_endpoint endpoint);
+
 /* Step 2: the request, with custom_id and class set. CN_ERR_ARG: the line is at fault. */
 cn_status cn_batch_item_read(cn_batch_item *item, const cn_batch_format *format,
                              const cn_api_defaults *defaults);

@@ -132,6 +132,23 @@ static cn_status compare(json_t *then, json_t *now)
     return compare_options(options, json_object_get(now, "options"));
 }
 
+static cn_status parse_record(json_t **out, const char *text, size_t n)
+{
+    return cn_json_parse(out, text, n, "the run's record", MAX_RECORD_BYTES, MAX_RECORD_DEPTH,
+                         CN_ERR_ARG);
+}
+
+cn_status cn_run_record_compare(const char *then, const char *now)
+{
+    json_t *a = NULL, *b = NULL;
+    cn_status status = parse_record(&a, then, strlen(then));
+    if (status == CN_OK) status = parse_record(&b, now, strlen(now));
+    if (status == CN_OK) status = compare(a, b);
+    json_decref(a);
+    json_decref(b);
+    return status;
+}
+
 cn_status cn_run_record_check(const char *output_path, const cn_buf *record)
 {
     cn_buf path = {0};
@@ -146,8 +163,7 @@ cn_status cn_run_record_check(const char *output_path, const cn_buf *record)
     if (status == CN_OK)
         status = cn_json_load_file(&then, path.data, MAX_RECORD_BYTES, MAX_RECORD_DEPTH);
     if (status == CN_OK)
-        status = cn_json_parse(&now, record->data, record->len, "the run's record",
-                               MAX_RECORD_BYTES, MAX_RECORD_DEPTH, CN_ERR_ARG);
+        status = parse_record(&now, record->data, record->len);
     if (status == CN_OK) {
         status = compare(then, now);
         if (status != CN_OK) cn_fail_within(status, "%s", path.data);

@@ -23,6 +23,9 @@ cn_status cn_run_record_write(const char *output_path, const cn_buf *record);
  * values; or says that there is no record. */
 cn_status cn_run_record_check(const char *output_path, const cn_buf *record);
 
+/* The same between two records at hand. */
+cn_status cn_run_record_compare(const char *then, const char *now);
+
 /* What the lines of an output say together. */
 typedef struct cn_batch_totals {
     uint64_t answered, errors;

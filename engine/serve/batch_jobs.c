@@ -1,0 +1,432 @@
+/* batch_jobs.c - the list of batches: opening a spool, turns, and what clients ask. See
+ * batch_jobs.h. */
+#include "engine/serve/batch_jobs.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/json.h"
+#include "engine/serve/batch_jobs_state.h"
+
+enum {
+    MAX_KEPT = 10000, /* records; the oldest that is over makes room */
+    MAX_FAULTS_LOGGED = 10,
+    MAX_METADATA = 16,
+    MAX_METADATA_KEY = 64,
+    MAX_METADATA_VALUE = 512
+};
+
+/* ---- the way to the engine ---- */
+
+static cn_status port_submit(void *batches, cn_batch_job *job)
+{
+    const cn_batches *b = batches;
+    return b->opts.submit(b->opts.user, job);
+}
+
+static void port_cancel(void *batches, cn_batch_job *job)
+{
+    const cn_batches *b = batches;
+    b->opts.cancel(b->opts.user, job);
+}
+
+static uint64_t port_n_tokens(void *batches, cn_batch_job *job)
+{
+    const cn_batches *b = batches;
+    return b->opts.n_tokens(b->opts.user, job);
+}
+
+static bool port_interrupted(void *batches)
+{
+    cn_batches *b = batches;
+    if (b->slice_left == 0) return true;
+    b->slice_left--;
+    return false;
+}
+
+static void port_fault(void *batches, const cn_batch_run *run, uint64_t line, const char *message)
+{
+    const cn_batches *b = batches;
+    if (run->n_errors >= MAX_FAULTS_LOGGED) return;
+    for (size_t i = 0; i < b->n; i++)
+        if (&b->all[i]->run == run)
+            cn_log(CN_LOG_WARN, "%s: line %llu: %s", b->all[i]->record.id.text,
+                   (unsigned long long)line, message);
+}
+
+/* ---- the list ---- */
+
+static size_t index_of(const cn_batches *b, const cn_spool_id *id)
+{
+    size_t i = 0;
+    while (i < b->n && strcmp(b->all[i]->record.id.text, id->text) != 0) i++;
+    return i;
+}
+
+static bool is_over(const cn_batch *b) { return cn_batch_status_is_final(b->record.status); }
+
+static uint32_t count_unfinished(const cn_batches *b)
+{
+    uint32_t n = 0;
+    for (size_t i = 0; i < b->n; i++) n += !is_over(b->all[i]);
+    return n;
+}
+
+/* Takes over the record, also when it fails. */
+static cn_status add(cn_batches *b, cn_batch_record *record)
+{
+    cn_batch *batch = cn_calloc(1, sizeof *batch);
+    if (batch && b->n == b->cap) {
+        const size_t cap = b->cap ? 2 * b->cap : 64;
+        cn_batch **all = cn_realloc(b->all, cap, sizeof *all);
+        if (all) {
+            b->all = all;
+            b->cap = cap;
+        }
+    }
+    if (!batch || b->n == b->cap) {
+        cn_free(batch);
+        cn_batch_record_free(record);
+        return cn_fail(CN_ERR_MEMORY, "out of memory for the list of batches");
+    }
+    *batch = (cn_batch){.all = b, .record = *record};
+    *record = (cn_batch_record){0};
+    b->all[b->n++] = batch;
+    if (batch->record.order >= b->next_order) b->next_order = batch->record.order + 1;
+    return CN_OK;
+}
+
+static void drop(cn_batches *b, size_t i)
+{
+    cn_batch_close(b->all[i]);
+    cn_free(b->all[i]);
+    memmove(&b->all[i], &b->all[i + 1], (b->n - i - 1) * sizeof *b->all);
+    b->n--;
+}
+
+const cn_batch_record *cn_batches_reader_of(const cn_batches *b, const cn_spool_id *file)
+{
+    for (size_t i = 0; i < b->n; i++)
+        if (!is_over(b->all[i]) && strcmp(b->all[i]->record.input.text, file->text) == 0)
+            return &b->all[i]->record;
+    return NULL;
+}
+
+/* ---- opening ---- */
+
+static cn_status take_name(void *user, const char *name)
+{
+    cn_batches *b = user;
+    cn_spool_id id;
+    cn_batch_record record;
+    json_t *o = NULL;
+    if (!cn_spool_is_record(name, cn_batch_prefix, &id)) return CN_OK;
+    cn_status status = cn_spool_get_record(b->spool, CN_SPOOL_BATCHES, &id, &o);
+    if (status == CN_OK) {
+        status = cn_batch_record_read(&record, &id, o);
+        json_decref(o);
+    }
+    if (status == CN_OK) return add(b, &record);
+    cn_log(CN_LOG_ERROR, "spool: %s is not taken up: %s", id.text, cn_last_error());
+    return status == CN_ERR_MEMORY ? status : CN_OK;
+}
+
+static bool is_being_written(void *user, const cn_spool_id *file)
+{
+    const cn_batches *b = user;
+    for (size_t i = 0; i < b->n; i++) {
+        const cn_batch_record *r = &b->all[i]->record;
+        if (!is_over(b->all[i]) && (strcmp(r->output.text, file->text) == 0 ||
+                                    strcmp(r->errors.text, file->text) == 0))
+            return true;
+    }
+    return false;
+}
+
+static int by_order(const void *a, const void *b)
+{
+    const cn_batch *const *x = a, *const *y = b;
+    return ((*x)->record.order > (*y)->record.order) - ((*x)->record.order < (*y)->record.order);
+}
+
+static cn_status open_spool(cn_batches *b, const cn_batches_opts *o)
+{
+    CN_TRY(cn_run_record_make(&b->run_record, o->config));
+    CN_TRY(cn_spool_open(&b->spool, o->dir));
+    CN_TRY(cn_spool_each(b->spool, CN_SPOOL_BATCHES, take_name, b));
+    if (b->n) qsort(b->all, b->n, sizeof *b->all, by_order);
+    CN_TRY(cn_files_open(&b->files, b->spool, &o->files, is_being_written, b));
+    for (size_t i = 0; i < b->n; i++)
+        if (!is_over(b->all[i]))
+            cn_log(CN_LOG_INFO, "spool: %s is taken up, %s", b->all[i]->record.id.text,
+                   cn_batch_status_name(b->all[i]->record.status));
+    return CN_OK;
+}
+
+cn_status cn_batches_open(cn_batches **out, const cn_batches_opts *o)
+{
+    cn_batches *b = cn_calloc(1, sizeof *b);
+    if (!b) return cn_fail(CN_ERR_MEMORY, "out of memory for the list of batches");
+    b->opts = *o;
+    b->port = (cn_batch_port){.user = b,
+                              .defaults = o->defaults,
+                              .shared = true,
+                              .borrows = true,
+                              .submit = port_submit,
+                              .cancel = port_cancel,
+                              .n_tokens = port_n_tokens,
+                              .interrupted = port_interrupted,
+                              .fault = port_fault};
+    cn_status status = open_spool(b, o);
+    if (status == CN_OK)
+        *out = b;
+    else
+        cn_batches_close(b);
+    return status;
+}
+
+void cn_batches_close(cn_batches *b)
+{
+    if (!b) return;
+    while (b->n) drop(b, b->n - 1);
+    cn_free(b->all);
+    cn_files_close(b->files);
+    cn_spool_close(b->spool);
+    cn_buf_free(&b->run_record);
+    cn_free(b);
+}
+
+cn_files *cn_batches_files(cn_batches *b) { return b->files; }
+
+/* ---- turns ---- */
+
+static bool asks_lines(const cn_batch *b)
+{
+    return b->record.status == CN_BATCH_STATUS_IN_PROGRESS && !*b->paused;
+}
+
+/* Each may have the same share of what may be in flight, as far as there is room; who takes less
+ * leaves the rest unused, which keeps room for the next batch that comes. */
+static void give_room(cn_batches *b, cn_batch *batch)
+{
+    uint32_t n_asking = 0, n_inflight = 0;
+    for (size_t i = 0; i < b->n; i++) {
+        n_asking += asks_lines(b->all[i]);
+        n_inflight += b->all[i]->run.n_inflight;
+    }
+    if (n_asking == 0) return;
+    const uint32_t share = cn_max_u32(1, b->opts.max_inflight / n_asking);
+    const uint32_t room = b->opts.max_inflight - cn_min_u32(n_inflight, b->opts.max_inflight);
+    batch->run.max_inflight = cn_min_u32(share, batch->run.n_inflight + room);
+}
+
+void cn_batches_pump(cn_batches *b, int *wait_ms)
+{
+    *wait_ms = 60000;
+    if (b->n == 0) return;
+    b->turn = (b->turn + 1) % b->n;
+    for (size_t i = 0; i < b->n; i++) {
+        cn_batch *batch = b->all[(b->turn + i) % b->n];
+        if (is_over(batch)) continue;
+        give_room(b, batch);
+        cn_batch_go_on(batch, wait_ms);
+    }
+}
+
+void cn_batches_drain(cn_batches *b)
+{
+    b->draining = true;
+    for (size_t i = 0; i < b->n; i++)
+        if (b->all[i]->running) cn_batch_run_drain(&b->all[i]->run, false, "the server stops");
+}
+
+void cn_batches_abandon(cn_batches *b)
+{
+    b->draining = true;
+    for (size_t i = 0; i < b->n; i++) cn_batch_abandon(b->all[i]);
+}
+
+bool cn_batches_is_idle(const cn_batches *b)
+{
+    for (size_t i = 0; i < b->n; i++)
+        if (b->all[i]->running && b->all[i]->run.n_inflight > 0) return false;
+    return true;
+}
+
+/* ---- create ---- */
+
+static cn_status check_metadata(json_t *metadata)
+{
+    const char *key;
+    json_t *v;
+    if (json_object_size(metadata) > MAX_METADATA)
+        return cn_fail(CN_ERR_ARG, "metadata: want at most %d pairs, found %zu",
+                       (int)MAX_METADATA, json_object_size(metadata));
+    json_object_foreach(metadata, key, v)
+    {
+        char shown[96];
+        if (strlen(key) > MAX_METADATA_KEY)
+            return cn_fail(CN_ERR_ARG, "metadata: a key has %zu bytes, at most %d fit",
+                           strlen(key), (int)MAX_METADATA_KEY);
+        if (!json_is_string(v) || json_string_length(v) > MAX_METADATA_VALUE)
+            return cn_fail(CN_ERR_ARG, "metadata: want text of at most %d bytes, found %s",
+                           (int)MAX_METADATA_VALUE, cn_json_describe(v, shown, sizeof shown));
+    }
+    return CN_OK;
+}
+
+static cn_status read_input(const cn_batches *b, const cn_json_at *at, cn_batch_record *r)
+{
+    char shown[96];
+    const char *text = NULL;
+    CN_TRY(cn_json_str(at, "input_file_id", CN_JSON_REQUIRED, &text));
+    const cn_file *file = cn_spool_id_read(&r->input, cn_file_prefix, text)
+                              ? cn_files_find(b->files, &r->input)
+                              : NULL;
+    if (!file)
+        return cn_fail(CN_ERR_ARG, "input_file_id: there is no file \"%s\"",
+                       cn_json_printable(text, shown, sizeof shown));
+    if (strcmp(file->purpose, "batch") != 0)
+        return cn_fail(CN_ERR_ARG, "input_file_id: want a file of purpose batch, %s is of %s",
+                       file->id.text, file->purpose);
+    return CN_OK;
+}
+
+static cn_status read_endpoint(const cn_json_at *at, cn_batch_record *r)
+{
+    char shown[96];
+    const char *text = NULL;
+    CN_TRY(cn_json_str(at, "endpoint", CN_JSON_REQUIRED, &text));
+    if (cn_api_endpoint_find(text, &r->endpoint)) return CN_OK;
+    return cn_fail(CN_ERR_ARG, "endpoint: want %s or %s, found \"%s\"",
+                   cn_api_endpoint_path(CN_API_CHAT), cn_api_endpoint_path(CN_API_COMPLETION),
+                   cn_json_printable(text, shown, sizeof shown));
+}
+
+static cn_status read_window(const cn_json_at *at, cn_batch_record *r)
+{
+    char shown[96];
+    const char *text = "24h";
+    int64_t window_s = 0;
+    CN_TRY(cn_json_str(at, "completion_window", CN_JSON_OPTIONAL, &text));
+    if (!cn_batch_window_read(text, &window_s))
+        return cn_fail(CN_ERR_ARG,
+                       "completion_window: want a time such as 24h, 90m or 7d, at most 30 days, "
+                       "found \"%s\"",
+                       cn_json_printable(text, shown, sizeof shown));
+    snprintf(r->window, sizeof r->window, "%s", text);
+    r->expires_at = r->created_at + window_s;
+    return CN_OK;
+}
+
+static cn_status read_request(const cn_batches *b, const json_t *body, cn_batch_record *r,
+                              const char **param)
+{
+    const cn_json_at at = {body, "batch", CN_ERR_ARG};
+    json_t *metadata = NULL;
+    *param = "input_file_id";
+    CN_TRY(read_input(b, &at, r));
+    *param = "endpoint";
+    CN_TRY(read_endpoint(&at, r));
+    *param = "completion_window";
+    CN_TRY(read_window(&at, r));
+    *param = "metadata";
+    CN_TRY(cn_json_obj(&at, "metadata", CN_JSON_OPTIONAL, &metadata));
+    if (metadata) CN_TRY(check_metadata(metadata));
+    r->metadata = json_incref(metadata);
+    *param = NULL;
+    CN_TRY(cn_spool_id_make(&r->id, cn_batch_prefix));
+    CN_TRY(cn_spool_id_make(&r->output, cn_file_prefix));
+    return cn_spool_id_make(&r->errors, cn_file_prefix);
+}
+
+/* The oldest that is over makes room for the record of another. */
+static void forget_old(cn_batches *b)
+{
+    if (b->n < MAX_KEPT) return;
+    for (size_t i = 0; i < b->n; i++) {
+        if (!is_over(b->all[i])) continue;
+        if (cn_spool_remove_record(b->spool, CN_SPOOL_BATCHES, &b->all[i]->record.id) == CN_OK)
+            drop(b, i);
+        return;
+    }
+}
+
+static json_t *public(const cn_batch *b)
+{
+    const cn_batch_counts counts = cn_batch_counts_now(b);
+    return cn_batch_record_public(&b->record, &counts, b->all->opts.model,
+                                  *b->paused ? b->paused : NULL);
+}
+
+static cn_status show(const cn_batch *b, json_t **batch)
+{
+    *batch = public(b);
+    return *batch ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a batch");
+}
+
+cn_status cn_batches_create(cn_batches *b, const json_t *body, const char **param, json_t **batch)
+{
+    *param = NULL;
+    if (count_unfinished(b) >= b->opts.max_batches)
+        return cn_fail(CN_ERR_BUSY,
+                       "%u batches are not over yet, and no more may be (--max-batches): wait for "
+                       "one, or cancel it",
+                       b->opts.max_batches);
+    cn_batch_record r = {.created_at = cn_batches_now(b), .order = b->next_order};
+    cn_status status = read_request(b, body, &r, param);
+    if (status != CN_OK) {
+        cn_batch_record_free(&r);
+        return status;
+    }
+    forget_old(b);
+    CN_TRY(add(b, &r));
+    cn_batch *made = b->all[b->n - 1];
+    if (cn_batch_enter(made, CN_BATCH_STATUS_VALIDATING)) return show(made, batch);
+    cn_buf why = {0};
+    status = cn_buf_addf(&why, "%s", cn_last_error()) == CN_OK ? CN_ERR_IO : CN_ERR_MEMORY;
+    (void)cn_spool_remove_record(b->spool, CN_SPOOL_BATCHES, &made->record.id);
+    drop(b, b->n - 1);
+    cn_fail(status, "%s", why.data ? why.data : "out of memory for a batch");
+    cn_buf_free(&why);
+    return status;
+}
+
+/* ---- get, list, cancel ---- */
+
+json_t *cn_batches_get(const cn_batches *b, const cn_spool_id *id)
+{
+    const size_t i = index_of(b, id);
+    return i < b->n ? public(b->all[i]) : NULL;
+}
+
+cn_status cn_batches_list(const cn_batches *b, const cn_spool_id *after, uint32_t limit,
+                          json_t **list)
+{
+    size_t i = after ? index_of(b, after) : b->n;
+    if (after && i == b->n)
+        return cn_fail(CN_ERR_ARG, "after: there is no batch \"%s\"", after->text);
+    json_t *data = json_array();
+    bool ok = data != NULL;
+    for (; ok && i > 0 && json_array_size(data) < limit; i--)
+        ok = json_array_append_new(data, public(b->all[i - 1])) == 0;
+    *list = ok ? cn_spool_list_json(data, i > 0) : NULL;
+    json_decref(data);
+    return *list ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a list of batches");
+}
+
+cn_status cn_batches_cancel(cn_batches *b, const cn_spool_id *id, json_t **batch)
+{
+    const size_t i = index_of(b, id);
+    if (i == b->n) return cn_fail(CN_ERR_ARG, "there is no batch \"%s\"", id->text);
+    cn_batch *batch_i = b->all[i];
+    const cn_batch_status now = batch_i->record.status;
+    if (now == CN_BATCH_STATUS_CANCELLING) return show(batch_i, batch);
+    if (now != CN_BATCH_STATUS_VALIDATING && now != CN_BATCH_STATUS_IN_PROGRESS)
+        return cn_fail(CN_ERR_ARG, "%s is %s: only one that is validating or in progress can be "
+                       "cancelled", id->text, cn_batch_status_name(now));
+    if (!cn_batch_enter(batch_i, CN_BATCH_STATUS_CANCELLING))
+        return cn_fail(CN_ERR_IO, "%s", batch_i->paused);
+    cn_batch_abandon(batch_i);
+    return show(batch_i, batch);
+}

@@ -1,0 +1,298 @@
+/* spool_files.c - see spool_files.h. */
+#include "engine/serve/spool_files.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "engine/json.h"
+
+struct cn_files {
+    cn_spool *spool;
+    cn_file_limits limits;
+    cn_file *all; /* [n], by order */
+    size_t n, cap;
+    uint64_t bytes, reserved_bytes, next_order;
+    uint32_t n_uploads;
+};
+
+/* ---- the list ---- */
+
+size_t cn_files_count(const cn_files *f) { return f->n; }
+uint64_t cn_files_bytes(const cn_files *f) { return f->bytes; }
+const cn_file *cn_files_at(const cn_files *f, size_t i) { return &f->all[i]; }
+
+static cn_file *find(const cn_files *f, const cn_spool_id *id)
+{
+    for (size_t i = 0; i < f->n; i++)
+        if (strcmp(f->all[i].id.text, id->text) == 0) return &f->all[i];
+    return NULL;
+}
+
+const cn_file *cn_files_find(const cn_files *f, const cn_spool_id *id) { return find(f, id); }
+
+bool cn_files_have_room(const cn_files *f, uint64_t bytes)
+{
+    const uint64_t taken = f->bytes + f->reserved_bytes;
+    return taken <= f->limits.max_bytes && bytes <= f->limits.max_bytes - taken;
+}
+
+/* Takes over the file's name. */
+static cn_status add(cn_files *f, const cn_file *file)
+{
+    if (f->n == f->cap) {
+        const size_t cap = f->cap ? 2 * f->cap : 64;
+        cn_file *all = cn_realloc(f->all, cap, sizeof *all);
+        if (!all) return cn_fail(CN_ERR_MEMORY, "out of memory for the list of files");
+        f->all = all;
+        f->cap = cap;
+    }
+    f->all[f->n++] = *file;
+    f->bytes += file->bytes;
+    if (file->order >= f->next_order) f->next_order = file->order + 1;
+    return CN_OK;
+}
+
+static void forget(cn_files *f, cn_file *file)
+{
+    f->bytes -= file->bytes;
+    cn_free(file->filename);
+    memmove(file, file + 1, (size_t)(f->all + f->n - file - 1) * sizeof *file);
+    f->n--;
+}
+
+/* ---- records ---- */
+
+json_t *cn_file_json(const cn_file *file)
+{
+    return json_pack("{s:s, s:s, s:I, s:I, s:s, s:s, s:s}", "id", file->id.text, "object", "file",
+                     "bytes", (json_int_t)file->bytes, "created_at", (json_int_t)file->created_at,
+                     "filename", file->filename, "purpose", file->purpose, "status", "processed");
+}
+
+static cn_status put_record(cn_files *f, const cn_file *file)
+{
+    json_t *record = cn_file_json(file);
+    if (!record || json_object_set_new(record, "order", json_integer((json_int_t)file->order))) {
+        json_decref(record);
+        return cn_fail(CN_ERR_MEMORY, "%s: no record: out of memory, or a name that is not UTF-8",
+                       file->id.text);
+    }
+    cn_status status = cn_spool_put_record(f->spool, CN_SPOOL_FILES, &file->id, record);
+    json_decref(record);
+    return status;
+}
+
+static cn_status read_record(cn_file *file, const json_t *record)
+{
+    const cn_json_at at = {record, file->id.text, CN_ERR_MODEL};
+    const char *filename = NULL, *purpose = NULL;
+    int64_t order = 0;
+    CN_TRY(cn_json_i64(&at, "created_at", CN_JSON_REQUIRED, 0, INT64_MAX, &file->created_at));
+    CN_TRY(cn_json_i64(&at, "order", CN_JSON_REQUIRED, 0, INT64_MAX - 1, &order));
+    CN_TRY(cn_json_str(&at, "filename", CN_JSON_REQUIRED, &filename));
+    CN_TRY(cn_json_str(&at, "purpose", CN_JSON_REQUIRED, &purpose));
+    file->order = (uint64_t)order;
+    snprintf(file->purpose, sizeof file->purpose, "%s", purpose);
+    file->filename = cn_strdup(filename);
+    return file->filename ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a file's name");
+}
+
+/* ---- opening ---- */
+
+typedef struct opening {
+    cn_files *files;
+    cn_file_in_use_fn in_use;
+    void *user;
+} opening;
+
+/* The record says that there is a file; its content says how long it is. */
+static cn_status load(cn_files *f, const cn_spool_id *id)
+{
+    cn_file file = {.id = *id};
+    json_t *record = NULL;
+    int fd = -1;
+    cn_status status = cn_spool_open_name(f->spool, CN_SPOOL_FILES, id->text, &fd, &file.bytes);
+    if (status == CN_OK) status = cn_spool_get_record(f->spool, CN_SPOOL_FILES, id, &record);
+    if (status == CN_OK) status = read_record(&file, record);
+    if (fd >= 0) close(fd);
+    json_decref(record);
+    if (status == CN_OK) status = add(f, &file);
+    if (status != CN_OK) cn_free(file.filename);
+    return status;
+}
+
+static cn_status take_name(void *user, const char *name)
+{
+    const opening *o = user;
+    cn_spool_id id;
+    if (!cn_spool_is_record(name, cn_file_prefix, &id)) return CN_OK;
+    cn_status status = load(o->files, &id);
+    if (status == CN_OK || status == CN_ERR_MEMORY) return status;
+    cn_log(CN_LOG_WARN, "spool: %s is not taken up: %s", id.text, cn_last_error());
+    return CN_OK;
+}
+
+static cn_status drop_orphan(void *user, const char *name)
+{
+    const opening *o = user;
+    cn_spool_id id;
+    if (!cn_spool_id_read(&id, cn_file_prefix, name)) return CN_OK;
+    if (find(o->files, &id) || o->in_use(o->user, &id)) return CN_OK;
+    cn_log(CN_LOG_INFO, "spool: dropped content without a record, %s", name);
+    return cn_spool_remove(o->files->spool, CN_SPOOL_FILES, name);
+}
+
+static int by_order(const void *a, const void *b)
+{
+    const cn_file *x = a, *y = b;
+    return (x->order > y->order) - (x->order < y->order);
+}
+
+cn_status cn_files_open(cn_files **out, cn_spool *s, const cn_file_limits *limits,
+                        cn_file_in_use_fn in_use, void *user)
+{
+    cn_files *f = cn_calloc(1, sizeof *f);
+    if (!f) return cn_fail(CN_ERR_MEMORY, "out of memory for the list of files");
+    f->spool = s;
+    f->limits = *limits;
+    opening o = {f, in_use, user};
+    cn_status status = cn_spool_each(s, CN_SPOOL_FILES, take_name, &o);
+    if (status == CN_OK) status = cn_spool_each(s, CN_SPOOL_FILES, drop_orphan, &o);
+    if (status != CN_OK) {
+        cn_files_close(f);
+        return status;
+    }
+    if (f->n) qsort(f->all, f->n, sizeof *f->all, by_order);
+    *out = f;
+    return CN_OK;
+}
+
+void cn_files_close(cn_files *f)
+{
+    if (!f) return;
+    for (size_t i = 0; i < f->n; i++) cn_free(f->all[i].filename);
+    cn_free(f->all);
+    cn_free(f);
+}
+
+/* ---- uploads ---- */
+
+cn_status cn_upload_begin(cn_files *f, uint64_t announced, cn_upload *u)
+{
+    const cn_file_limits *l = &f->limits;
+    *u = (cn_upload){.fd = -1, .limit_bytes = l->max_file_bytes};
+    u->reserved_bytes = announced && announced < l->max_file_bytes ? announced : l->max_file_bytes;
+    if (f->n + f->n_uploads >= l->max_files)
+        return cn_fail(CN_ERR_BUSY,
+                       "the spool has its %u files (--max-files): delete some first",
+                       l->max_files);
+    if (!cn_files_have_room(f, u->reserved_bytes))
+        return cn_fail(CN_ERR_BUSY,
+                       "the spool holds %llu of its %llu bytes (--max-spool-bytes), and this needs "
+                       "up to %llu: delete files first",
+                       (unsigned long long)(f->bytes + f->reserved_bytes),
+                       (unsigned long long)l->max_bytes, (unsigned long long)u->reserved_bytes);
+    CN_TRY(cn_spool_temp_open(f->spool, &u->temp, &u->fd));
+    if (u->limit_bytes > u->reserved_bytes) u->limit_bytes = u->reserved_bytes;
+    f->reserved_bytes += u->reserved_bytes;
+    f->n_uploads++;
+    return CN_OK;
+}
+
+cn_status cn_upload_write(cn_upload *u, const void *data, size_t n)
+{
+    if (n > u->limit_bytes - u->bytes)
+        return cn_fail(CN_ERR_ARG, "the file is longer than %llu bytes (--max-file-bytes)",
+                       (unsigned long long)u->limit_bytes);
+    for (const char *at = data; n > 0;) {
+        ssize_t done = write(u->fd, at, n);
+        if (done < 0 && errno == EINTR) continue;
+        if (done < 0) return cn_fail(CN_ERR_IO, "the spool: write: %s", strerror(errno));
+        at += done;
+        n -= (size_t)done;
+        u->bytes += (uint64_t)done;
+    }
+    return CN_OK;
+}
+
+static void end_upload(cn_files *f, cn_upload *u)
+{
+    close(u->fd);
+    u->fd = -1;
+    f->reserved_bytes -= u->reserved_bytes;
+    f->n_uploads--;
+}
+
+void cn_upload_drop(cn_files *f, cn_upload *u)
+{
+    if (u->fd < 0) return;
+    end_upload(f, u);
+    if (cn_spool_remove(f->spool, CN_SPOOL_TMP, u->temp.text) != CN_OK)
+        cn_log(CN_LOG_WARN, "%s", cn_last_error());
+}
+
+static cn_status make_file(cn_files *f, cn_file *file)
+{
+    cn_status status = put_record(f, file);
+    if (status == CN_OK) status = add(f, file);
+    return status;
+}
+
+cn_status cn_upload_keep(cn_files *f, cn_upload *u, const char *filename, const char *purpose,
+                         const cn_file **out)
+{
+    cn_file file = {.id = u->temp,
+                    .filename = cn_strndup(filename, CN_FILE_NAME_BYTES),
+                    .created_at = (int64_t)time(NULL),
+                    .bytes = u->bytes,
+                    .order = f->next_order};
+    snprintf(file.purpose, sizeof file.purpose, "%s", purpose);
+    cn_status status = CN_OK;
+    if (!file.filename) status = cn_fail(CN_ERR_MEMORY, "out of memory for a file's name");
+    if (status == CN_OK) status = cn_spool_temp_keep(f->spool, &u->temp, u->fd, CN_SPOOL_FILES);
+    if (status == CN_OK) status = make_file(f, &file);
+    if (status == CN_OK) {
+        end_upload(f, u);
+        *out = &f->all[f->n - 1];
+        return CN_OK;
+    }
+    /* The record first: without it there is no file. What stays behind goes at the next start. */
+    cn_buf why = {0};
+    if (cn_buf_addf(&why, "%s", cn_last_error()) != CN_OK) cn_buf_clear(&why);
+    (void)cn_spool_remove_record(f->spool, CN_SPOOL_FILES, &file.id);
+    (void)cn_spool_remove(f->spool, CN_SPOOL_FILES, file.id.text);
+    cn_upload_drop(f, u);
+    cn_free(file.filename);
+    cn_fail(status, "%s", why.data ? why.data : cn_status_name(status));
+    cn_buf_free(&why);
+    return status;
+}
+
+/* ---- of batches ---- */
+
+cn_status cn_files_publish(cn_files *f, const cn_spool_id *id, const char *filename,
+                           uint64_t bytes)
+{
+    if (find(f, id)) return CN_OK;
+    cn_file file = {.id = *id,
+                    .filename = cn_strdup(filename),
+                    .purpose = "batch_output",
+                    .created_at = (int64_t)time(NULL),
+                    .bytes = bytes,
+                    .order = f->next_order};
+    cn_status status = file.filename ? make_file(f, &file)
+                                     : cn_fail(CN_ERR_MEMORY, "out of memory for a file's name");
+    if (status != CN_OK) cn_free(file.filename);
+    return status;
+}
+
+cn_status cn_files_remove(cn_files *f, const cn_spool_id *id)
+{
+    cn_file *file = find(f, id);
+    CN_TRY(cn_spool_remove_record(f->spool, CN_SPOOL_FILES, id));
+    if (file) forget(f, file);
+    return cn_spool_remove(f->spool, CN_SPOOL_FILES, id->text);
+}

@@ -1,0 +1,331 @@
+/* test_batch_jobs.c - batches in a spool, over an engine that is scripted: every way through their
+ * states, how they share, and what is refused. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "tests/lib/jobs_rig.h"
+
+/* ---- tests: states ---- */
+
+static void a_batch_runs_to_its_end(void **state)
+{
+    (void)state;
+    cn_spool_id file = jobs_upload_lines(40), id = jobs_create(&file);
+    jobs_expect_status(&id, "validating");
+    jobs_pump(2);
+    jobs_expect_status(&id, "in_progress");
+    jobs_run_all();
+    jobs_expect_status(&id, "completed");
+    jobs_expect_files(&id, 40, 0);
+    assert_int_equal(jobs.most, 16);
+    json_t *batch = cn_batches_get(jobs.batches, &id);
+    assert_true(json_is_null(json_object_get(batch, "error_file_id")));
+    assert_true(json_is_null(json_object_get(batch, "errors")));
+    assert_int_equal(json_integer_value(json_object_get(batch, "expires_at")), jobs.now_s + 86400);
+    assert_int_equal(json_integer_value(json_object_get(batch, "completed_at")), jobs.now_s);
+    const json_t *usage = json_object_get(batch, "usage");
+    assert_int_equal(json_integer_value(json_object_get(usage, "total_tokens")), 160);
+    const json_t *in = json_object_get(usage, "input_tokens_details");
+    assert_int_equal(json_integer_value(json_object_get(in, "cached_tokens")), 80);
+    cn_spool_id output;
+    assert_true(cn_spool_id_read(&output, cn_file_prefix, jobs_text_of(batch, "output_file_id")));
+    assert_string_equal(cn_files_find(cn_batches_files(jobs.batches), &output)->purpose,
+                        "batch_output");
+    json_decref(batch);
+
+    jobs_close();
+    jobs_open();
+    jobs_expect_status(&id, "completed");
+    jobs_expect_files(&id, 40, 0);
+    assert_int_equal(cn_files_count(cn_batches_files(jobs.batches)), 2);
+}
+
+static void a_request_at_fault_is_a_line_of_the_error_file(void **state)
+{
+    (void)state;
+    cn_buf text = {0};
+    jobs_add_line(&text, "a", "hi");
+    jobs_add_line(&text, "b", "long");
+    assert_int_equal(cn_buf_addf(&text, "{\"custom_id\": \"c\", \"url\": "
+                                        "\"/v1/chat/completions\", \"body\": {\"tempo\": 1}}\n"),
+                     CN_OK);
+    cn_spool_id file = jobs_upload(&text), id = jobs_create(&file);
+    cn_buf_free(&text);
+    jobs_run_all();
+    jobs_expect_status(&id, "completed");
+    jobs_expect_files(&id, 1, 2);
+}
+
+static void expect_fault(const json_t *faults, size_t i, int line, const char *code)
+{
+    const json_t *fault_i = json_array_get(json_object_get(faults, "data"), i);
+    assert_int_equal(json_integer_value(json_object_get(fault_i, "line")), line);
+    assert_string_equal(jobs_text_of(fault_i, "code"), code);
+    assert_true(*jobs_text_of(fault_i, "message"));
+}
+
+static void an_input_that_is_none_fails_with_its_lines(void **state)
+{
+    (void)state;
+    cn_buf text = {0};
+    jobs_add_line(&text, "a", "hi");
+    assert_int_equal(cn_buf_addf(&text, "{\"custom_id\": \n"), CN_OK);
+    jobs_add_line(&text, "a", "hi");
+    assert_int_equal(cn_buf_addf(&text, "\n{\"custom_id\": \"d\", \"url\": \"/v1/completions\", "
+                                        "\"body\": {}}\n"
+                                        "{\"custom_id\": 5}\n"
+                                        "{\"custom_id\": \"e\", \"url\": "
+                                        "\"/v1/chat/completions\"}\n"),
+                     CN_OK);
+    cn_spool_id file = jobs_upload(&text), id = jobs_create(&file);
+    cn_buf_free(&text);
+    jobs_run_all();
+    for (int i = 0; i < 2; i++) { /* and after a restart */
+        jobs_expect_status(&id, "failed");
+        json_t *batch = cn_batches_get(jobs.batches, &id);
+        const json_t *faults = json_object_get(batch, "errors");
+        assert_int_equal(json_array_size(json_object_get(faults, "data")), 5);
+        expect_fault(faults, 0, 2, "invalid_json_line");
+        expect_fault(faults, 1, 3, "duplicate_custom_id");
+        expect_fault(faults, 2, 5, "invalid_request");
+        expect_fault(faults, 3, 6, "invalid_custom_id");
+        expect_fault(faults, 4, 7, "invalid_request");
+        assert_true(json_is_null(json_object_get(batch, "output_file_id")));
+        json_decref(batch);
+        jobs_close();
+        jobs_open();
+    }
+    assert_int_equal(jobs.n_submitted, 0);
+
+    file = jobs_upload(&(cn_buf){.data = "\n", .len = 1});
+    id = jobs_create(&file);
+    jobs_run_all();
+    jobs_expect_status(&id, "failed");
+}
+
+static void a_batch_expires_with_what_it_has(void **state)
+{
+    (void)state;
+    cn_spool_id file = jobs_upload_lines(30), id;
+    assert_int_equal(jobs_try_create(&file, "60s", &id), CN_OK);
+    jobs_pump(3);
+    jobs_work(7);
+    jobs_pump(1);
+    jobs.now_s += 61;
+    jobs_run_all();
+    jobs_expect_status(&id, "expired");
+    jobs_expect_files(&id, 7, 23);
+    json_t *batch = cn_batches_get(jobs.batches, &id);
+    json_t *errors = jobs_read_lines(batch, "error_file_id");
+    const json_t *line = json_array_get(errors, 0);
+    assert_true(json_is_null(json_object_get(line, "response")));
+    assert_string_equal(jobs_text_of(json_object_get(line, "error"), "code"), "batch_expired");
+    json_decref(errors);
+    json_decref(batch);
+}
+
+static void a_batch_expires_while_no_server_runs(void **state)
+{
+    (void)state;
+    cn_spool_id file = jobs_upload_lines(30), id;
+    assert_int_equal(jobs_try_create(&file, "1h", &id), CN_OK);
+    jobs_pump(3);
+    jobs_work(7);
+    jobs_pump(1);
+    jobs_close();
+    jobs.now_s += 4000;
+    cn_free(jobs.config->tokenizer);
+    jobs.config->kv.budget_tokens += 64; /* it may be another server by then */
+    jobs_open();
+    jobs_run_all();
+    jobs_expect_status(&id, "expired");
+    jobs_expect_files(&id, 7, 23);
+}
+
+static void a_cancel_keeps_what_is_done(void **state)
+{
+    (void)state;
+    json_t *batch;
+    cn_spool_id file = jobs_upload_lines(30), id = jobs_create(&file), early = jobs_create(&file);
+    assert_int_equal(cn_batches_cancel(jobs.batches, &early, &batch), CN_OK);
+    assert_string_equal(jobs_text_of(batch, "status"), "cancelling");
+    json_decref(batch);
+    jobs_pump(3);
+    jobs_expect_status(&early, "cancelled");
+    jobs_work(7);
+    jobs_pump(1);
+    assert_int_equal(cn_batches_cancel(jobs.batches, &id, &batch), CN_OK);
+    json_decref(batch);
+    jobs_expect_status(&id, "cancelling");
+    jobs_run_all();
+    jobs_expect_status(&id, "cancelled");
+    jobs_expect_files(&id, 7, 0);
+    jobs_expect_files(&early, 0, 0);
+    assert_int_equal(cn_batches_cancel(jobs.batches, &id, &batch), CN_ERR_ARG);
+    assert_int_equal(cn_files_count(cn_batches_files(jobs.batches)), 2);
+}
+
+static void lists_go_from_the_newest_by_pages(void **state)
+{
+    (void)state;
+    cn_spool_id file = jobs_upload_lines(1), ids[4];
+    json_t *list;
+    for (int i = 0; i < 4; i++) ids[i] = jobs_create(&file);
+    jobs_close();
+    jobs_open();
+    assert_int_equal(cn_batches_list(jobs.batches, NULL, 3, &list), CN_OK);
+    assert_string_equal(jobs_text_of(list, "first_id"), ids[3].text);
+    assert_string_equal(jobs_text_of(list, "last_id"), ids[1].text);
+    assert_true(json_is_true(json_object_get(list, "has_more")));
+    json_decref(list);
+    assert_int_equal(cn_batches_list(jobs.batches, &ids[1], 3, &list), CN_OK);
+    assert_int_equal(json_array_size(json_object_get(list, "data")), 1);
+    assert_true(json_is_false(json_object_get(list, "has_more")));
+    json_decref(list);
+    assert_int_equal(cn_batches_list(jobs.batches, &file, 3, &list), CN_ERR_ARG);
+}
+
+/* ---- tests: sharing, quotas ---- */
+
+static uint32_t count_asked(char first)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < jobs.n; i++) n += jobs.asked[i]->item.custom_id[0] == first;
+    return n;
+}
+
+static void batches_share_the_engine(void **state)
+{
+    (void)state;
+    cn_buf text = {0};
+    char name[16];
+    cn_spool_id file = jobs_upload_lines(200), id = jobs_create(&file);
+    jobs_pump(4);
+    assert_int_equal(count_asked('r'), 16);
+    for (int i = 0; i < 30; i++) {
+        snprintf(name, sizeof name, "s%d", i);
+        jobs_add_line(&text, name, "hi");
+    }
+    cn_spool_id other_file = jobs_upload(&text), other = jobs_create(&other_file);
+    cn_buf_free(&text);
+    for (int i = 0; i < 4; i++) {
+        jobs_pump(2);
+        jobs_work(4);
+    }
+    jobs_pump(1);
+    assert_int_equal(count_asked('r'), 8);
+    assert_int_equal(count_asked('s'), 8);
+    jobs_run_all();
+    jobs_expect_files(&id, 200, 0);
+    jobs_expect_files(&other, 30, 0);
+    assert_int_equal(jobs.most, 16);
+}
+
+static void a_busy_engine_is_asked_again(void **state)
+{
+    (void)state;
+    cn_spool_id file = jobs_upload_lines(40), id = jobs_create(&file);
+    jobs.max = 0;
+    jobs_pump(10);
+    jobs.max = 3;
+    jobs_run_all();
+    jobs_expect_files(&id, 40, 0);
+    assert_int_equal(jobs.most, 3);
+}
+
+static void quotas_are_kept(void **state)
+{
+    (void)state;
+    static char big[(1 << 20) + 1];
+    cn_spool_id id, file;
+    memset(big, 'x', sizeof big);
+    assert_int_equal(jobs_try_upload(big, sizeof big, &file), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "--max-file-bytes"));
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(jobs_try_upload(big, sizeof big - 1, &file), CN_OK);
+    assert_int_equal(jobs_try_upload(big, 1, &id), CN_ERR_BUSY);
+    assert_non_null(strstr(cn_last_error(), "--max-spool-bytes"));
+    assert_int_equal(cn_files_remove(cn_batches_files(jobs.batches), &file), CN_OK);
+    for (int i = 0; i < 97; i++) assert_int_equal(jobs_try_upload(big, 1, &id), CN_OK);
+    assert_int_equal(jobs_try_upload(big, 1, &id), CN_ERR_BUSY);
+    assert_non_null(strstr(cn_last_error(), "--max-files"));
+
+    assert_int_equal(cn_files_remove(cn_batches_files(jobs.batches), &id), CN_OK);
+    file = jobs_upload_lines(2);
+    for (int i = 0; i < 4; i++) jobs_create(&file);
+    assert_int_equal(jobs_try_create(&file, "24h", &id), CN_ERR_BUSY);
+    jobs_run_all();
+    jobs.opts.max_lines = 1;
+    jobs_close();
+    jobs_open();
+    assert_int_equal(jobs_try_create(&file, "24h", &id), CN_OK);
+    jobs_run_all();
+    jobs_expect_status(&id, "failed");
+}
+
+static void a_request_for_a_batch_is_checked(void **state)
+{
+    (void)state;
+    cn_spool_id file = jobs_upload_lines(1);
+    static const struct {
+        const char *text, *param;
+    } bad[] = {
+        {"{}", "input_file_id"},
+        {"{\"input_file_id\": \"../../etc/passwd\"}", "input_file_id"},
+        {"{\"input_file_id\": \"file-000000000000000000000000\"}", "input_file_id"},
+        {"{\"input_file_id\": \"%s\"}", "endpoint"},
+        {"{\"input_file_id\": \"%s\", \"endpoint\": \"/v1/embeddings\"}", "endpoint"},
+        {"{\"input_file_id\": \"%s\", \"endpoint\": \"/v1/completions\", "
+         "\"completion_window\": \"soon\"}",
+         "completion_window"},
+        {"{\"input_file_id\": \"%s\", \"endpoint\": \"/v1/completions\", \"metadata\": "
+         "{\"a\": 1}}",
+         "metadata"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char text[256];
+        const char *param;
+        json_t *batch;
+        const char *hole = strstr(bad[i].text, "%s");
+        if (hole)
+            snprintf(text, sizeof text, "%.*s%s%s", (int)(hole - bad[i].text), bad[i].text,
+                     file.text, hole + 2);
+        else
+            snprintf(text, sizeof text, "%s", bad[i].text);
+        json_t *body = json_loads(text, 0, NULL);
+        assert_int_equal(cn_batches_create(jobs.batches, body, &param, &batch), CN_ERR_ARG);
+        assert_string_equal(param, bad[i].param);
+        json_decref(body);
+    }
+    int64_t s;
+    assert_true(cn_batch_window_read("90m", &s) && s == 5400);
+    assert_false(cn_batch_window_read("31d", &s) || cn_batch_window_read("0h", &s) ||
+                 cn_batch_window_read("24", &s) || cn_batch_window_read("h", &s) ||
+                 cn_batch_window_read("1hh", &s));
+}
+
+#define IN_DIR(test) cmocka_unit_test_setup_teardown(test, jobs_set_up, jobs_tear_down)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        IN_DIR(a_batch_runs_to_its_end),
+        IN_DIR(a_request_at_fault_is_a_line_of_the_error_file),
+        IN_DIR(an_input_that_is_none_fails_with_its_lines),
+        IN_DIR(a_batch_expires_with_what_it_has),
+        IN_DIR(a_batch_expires_while_no_server_runs),
+        IN_DIR(a_cancel_keeps_what_is_done),
+        IN_DIR(lists_go_from_the_newest_by_pages),
+        IN_DIR(batches_share_the_engine),
+        IN_DIR(a_busy_engine_is_asked_again),
+        IN_DIR(quotas_are_kept),
+        IN_DIR(a_request_for_a_batch_is_checked),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
