@@ -1,0 +1,202 @@
+"""Chats and completions through the openai package, as its users write them.
+
+    openai_requests.py URL KEY
+
+The server must serve the bundled checkpoint under the name "tiny" with --kv-policies full,zip and
+want KEY. Each function below is one use; the names of those that ran are printed.
+"""
+import sys
+import time
+
+import openai
+from prometheus_client.parser import text_string_to_metric_families
+
+QUESTION = [{"role": "user", "content": "Compute 12 * 34 by hand."}]
+
+
+def expect(error, call, **members):
+    """The call must raise this class of the package, with these attributes."""
+    try:
+        call()
+    except error as e:
+        assert type(e) is error, (type(e), e)
+        for name, value in members.items():
+            assert getattr(e, name) == value, (name, getattr(e, name), str(e))
+        return e
+    raise AssertionError(f"no {error.__name__}")
+
+
+def chat(client, **more):
+    return client.chat.completions.create(model="tiny", messages=QUESTION, temperature=0, **more)
+
+
+def a_chat_answers(client):
+    r = chat(client)
+    assert r.object == "chat.completion" and r.model == "tiny" and r.id.startswith("chatcmpl-")
+    assert abs(r.created - time.time()) < 60
+    message = r.choices[0].message
+    assert message.role == "assistant" and "408" in message.content, message
+    assert r.choices[0].finish_reason == "stop"
+    u = r.usage
+    assert u.total_tokens == u.prompt_tokens + u.completion_tokens and u.completion_tokens > 5
+    assert u.kv["policy"] == "full" and u.kv["compressions"] == 0, u.kv
+
+
+def a_stream_says_the_same(client):
+    whole, text, reasoning, usage, finish = chat(client), "", "", None, None
+    with chat(client, stream=True, stream_options={"include_usage": True}) as stream:
+        for chunk in stream:
+            assert chunk.object == "chat.completion.chunk"
+            if chunk.usage:
+                assert not chunk.choices
+                usage = chunk.usage
+            for choice in chunk.choices:
+                text += choice.delta.content or ""
+                reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+                finish = choice.finish_reason or finish
+    assert text == whole.choices[0].message.content
+    assert reasoning == (getattr(whole.choices[0].message, "reasoning_content", None) or "")
+    assert finish == "stop" and usage.completion_tokens == whole.usage.completion_tokens
+
+
+def samples_differ_and_seeds_repeat(client):
+    def draw(seed):
+        r = client.chat.completions.create(model="tiny", messages=QUESTION, n=3, temperature=5,
+                                           seed=seed, max_tokens=40, extra_body={"top_k": 0})
+        assert [c.index for c in r.choices] == [0, 1, 2]
+        return [c.message.content for c in r.choices]
+
+    assert draw(7) == draw(7) and draw(7) != draw(8) and len(set(draw(7))) > 1
+
+
+def logprobs_are_typed(client):
+    r = chat(client, logprobs=True, top_logprobs=3, max_tokens=4)
+    tokens = r.choices[0].logprobs.content
+    assert len(tokens) == 4
+    for t in tokens:
+        assert t.logprob <= 0 and len(t.top_logprobs) == 3
+        assert t.top_logprobs[0].logprob == max(x.logprob for x in t.top_logprobs)
+        assert bytes(t.bytes).decode(errors="replace") == t.token
+
+
+def stop_strings_and_limits_end_it(client):
+    r = chat(client, max_tokens=3)
+    assert r.choices[0].finish_reason == "length" and r.usage.completion_tokens == 3
+    whole = chat(client).choices[0].message.content
+    word = whole[len(whole) // 2:][:2]
+    r = chat(client, stop=[word])
+    assert r.choices[0].finish_reason == "stop"
+    assert r.choices[0].message.content == whole[:whole.index(word)]
+
+
+def compression_is_a_field_of_the_request(client):
+    r = chat(client, max_tokens=600, extra_body={
+        "ignore_eos": True, "kv": {"policy": "zip", "budget": 128, "window": 16}})
+    kv = r.usage.kv
+    assert kv["policy"] == "zip" and kv["budget"] == 128, kv
+    assert kv["compressions"] > 0 and kv["freed_bytes"] > 0 and kv["peak_tokens"] < 600, kv
+
+
+def completions(client):
+    whole = client.completions.create(model="tiny", prompt="Sort: 3 1 2", max_tokens=12,
+                                      temperature=0, logprobs=2)
+    assert whole.object == "text_completion" and whole.usage.completion_tokens <= 12
+    assert len(whole.choices[0].logprobs.tokens) == whole.usage.completion_tokens
+    parts = client.completions.create(model="tiny", prompt="Sort: 3 1 2", max_tokens=12,
+                                      temperature=0, stream=True)
+    assert "".join(c.text for p in parts for c in p.choices) == whole.choices[0].text
+
+
+def models(client):
+    listed = client.models.list().data
+    assert [m.id for m in listed] == ["tiny"], listed
+    assert client.models.retrieve("tiny").id == "tiny"
+    expect(openai.NotFoundError, lambda: client.models.retrieve("other"))
+
+
+def errors_are_the_packages_own(client):
+    e = expect(openai.NotFoundError, lambda: client.chat.completions.create(
+        model="other", messages=QUESTION), status_code=404, code="model_not_found")
+    assert "other" in e.message
+    expect(openai.BadRequestError, lambda: chat(client, top_p=3), status_code=400, param="top_p",
+           type="invalid_request_error")
+    expect(openai.BadRequestError, lambda: chat(client, extra_body={"no_such_field": 1}),
+           param="no_such_field")
+    expect(openai.BadRequestError, lambda: client.completions.create(
+        model="tiny", prompt="word " * 20000), status_code=400)
+    stranger = client.with_options(api_key="not-the-key-at-all")
+    expect(openai.AuthenticationError, lambda: chat(stranger), status_code=401)
+
+
+def metrics(client):
+    text = client.get("/metrics", cast_to=str, options={"headers": {"Accept": "text/plain"}})
+    families = {f.name: f for f in text_string_to_metric_families(text)}
+    return families
+
+
+def value(families, name, **labels):
+    found = [s.value for f in families.values() for s in f.samples
+             if s.name == name and labels.items() <= s.labels.items()]
+    assert len(found) == 1, (name, labels, found)
+    return found[0]
+
+
+def leaving_a_stream_cancels_it(client):
+    def aborted():
+        return value(metrics(client.with_options(base_url=str(client.base_url).replace("/v1/", "/"))),
+                     "vllm:request_success_total", finished_reason="abort")
+
+    before = aborted()
+    with chat(client, stream=True, max_tokens=4000, extra_body={"ignore_eos": True}) as stream:
+        for i, _ in enumerate(stream):
+            if i == 3:
+                break
+    deadline = time.time() + 10
+    while aborted() == before and time.time() < deadline:
+        time.sleep(0.05)
+    assert aborted() == before + 1
+
+
+def prometheus_reads_the_metrics(client):
+    f = metrics(client.with_options(base_url=str(client.base_url).replace("/v1/", "/")))
+    for name in ("vllm:num_requests_running", "vllm:num_requests_waiting",
+                 "vllm:kv_cache_usage_perc", "cinch:requests_blocked", "cinch:query_slots_used"):
+        assert f[name].type == "gauge", name
+    for name in ("vllm:prompt_tokens", "vllm:generation_tokens", "vllm:num_preemptions",
+                 "vllm:prefix_cache_queries", "vllm:prefix_cache_hits", "cinch:compressions",
+                 "cinch:evicted_tokens", "cinch:freed_bytes", "cinch:compression_seconds"):
+        assert f[name].type == "counter", name
+    for name in ("vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds",
+                 "vllm:request_time_per_output_token_seconds", "vllm:e2e_request_latency_seconds",
+                 "vllm:request_queue_time_seconds", "vllm:request_prompt_tokens"):
+        family = f[name]
+        assert family.type == "histogram", name
+        buckets = [s.value for s in family.samples if s.name == name + "_bucket"]
+        assert buckets == sorted(buckets) and buckets[-1] == value(f, name + "_count") > 0, name
+    assert value(f, "vllm:generation_tokens_total") > 0
+    assert value(f, "cinch:compressions_total") > 0 and value(f, "cinch:freed_bytes_total") > 0
+    assert value(f, "cinch:compression_seconds_total") > 0
+
+
+def tokens_there_and_back(client):
+    root = client.with_options(base_url=str(client.base_url).replace("/v1/", "/"))
+    there = root.post("/tokenize", cast_to=object, body={"prompt": "Sort: 3 1 2"})
+    assert there["count"] == len(there["tokens"]) > 0
+    back = root.post("/detokenize", cast_to=object, body={"tokens": there["tokens"]})
+    assert back == {"prompt": "Sort: 3 1 2"}, back
+
+
+def main():
+    url, key = sys.argv[1:]
+    client = openai.OpenAI(base_url=url + "/v1", api_key=key, max_retries=0, timeout=60)
+    for use in (a_chat_answers, a_stream_says_the_same, samples_differ_and_seeds_repeat,
+                logprobs_are_typed, stop_strings_and_limits_end_it,
+                compression_is_a_field_of_the_request, completions, models,
+                errors_are_the_packages_own, leaving_a_stream_cancels_it,
+                prometheus_reads_the_metrics, tokens_there_and_back):
+        use(client)
+        print(use.__name__)
+
+
+if __name__ == "__main__":
+    main()

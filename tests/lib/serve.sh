@@ -1,0 +1,54 @@
+# serve.sh - for checks that talk to a running server: to be read with ".". Wants $dir, a scratch
+# directory, and BUILD.
+cinch=$(realpath "${BUILD:-build}/cinch")
+served=""
+
+# serve OPTIONS...: starts a server of the bundled checkpoint on a free port; sets $url.
+serve() {
+    : >"$dir/serve.log"
+    "$cinch" serve --model examples/tiny-reasoner --served-model-name tiny --port 0 \
+        --access-log "$dir/access.log" "$@" 2>"$dir/serve.log" &
+    served=$!
+    tries=0
+    until url=$(sed -n 's/^info: serving tiny on \(http.*\)/\1/p' "$dir/serve.log") && [ -n "$url" ]; do
+        tries=$((tries + 1))
+        if [ $tries = 200 ] || ! kill -0 "$served" 2>/dev/null; then
+            echo "the server did not start:"
+            cat "$dir/serve.log"
+            exit 1
+        fi
+        sleep 0.1
+    done
+}
+
+# stop: the orderly end, which must be one.
+stop() {
+    kill -TERM "$served"
+    wait "$served" || { echo "the server ended with an error:"; cat "$dir/serve.log"; exit 1; }
+    served=""
+}
+
+# For the trap on EXIT.
+clean_up() {
+    [ -z "$served" ] || kill -KILL "$served" 2>/dev/null || true
+    rm -rf "$dir"
+}
+
+# need_python NAME PACKAGE...: sets $python to one that has the packages, from PyPI on the first
+# run, kept in BUILD/reference/NAME. Without them the check is skipped, and says so; with
+# REQUIRE_REFERENCES=1 that is a failure.
+need_python() {
+    venv=${BUILD:-build}/reference/$1
+    shift
+    python=$venv/bin/python
+    if [ ! -e "$venv/complete" ]; then
+        "${PYTHON:-python3}" -m venv "$venv" && "$python" -m pip install -q "$@" &&
+            touch "$venv/complete" || skip "not to be had from PyPI: $*"
+    fi
+}
+
+skip() {
+    echo "SKIPPED $(basename "$0" .sh): $1"
+    [ "${REQUIRE_REFERENCES:-0}" = 0 ]
+    exit
+}

@@ -1,0 +1,24 @@
+#!/bin/sh
+# The openai package from PyPI, unchanged, against a running server; Prometheus' own parser over its
+# metrics. BUILD is the build directory.
+set -eu
+dir=$(mktemp -d)
+. tests/lib/serve.sh
+trap clean_up EXIT
+
+need_python clients openai==3.52.0 prometheus_client==0.26.0
+key=a-key-for-the-test
+(umask 077 && echo "# who may ask
+test:$key" >"$dir/keys")
+serve --kv-policies full,zip --kv-cache-memory-bytes 128M --api-key-file "$dir/keys"
+"$python" tests/clients/openai_requests.py "$url" $key
+stop
+# A line of JSON for each request, with the key's name and never the key.
+"$python" - "$dir/access.log" $key <<'P'
+import json, sys
+text = open(sys.argv[1]).read()
+lines = [json.loads(line) for line in text.splitlines()]
+assert len(lines) > 25 and sys.argv[2] not in text, len(lines)
+assert any("test" in line.values() for line in lines), lines[0]
+P
+echo "serve clients: ok"

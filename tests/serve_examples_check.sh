@@ -1,0 +1,28 @@
+#!/bin/sh
+# The curl examples of examples/, against a server with a key and one without. BUILD is the build
+# directory.
+set -eu
+dir=$(mktemp -d)
+. tests/lib/serve.sh
+trap clean_up EXIT
+
+# expect TEXT: in the last output.
+expect() {
+    grep -qF -e "$1" "$dir/out" && return
+    echo "no '$1' in:"
+    cat "$dir/out"
+    exit 1
+}
+
+key=a-key-for-the-test
+serve --kv-policies full,zip --kv-cache-memory-bytes 64M --api-key $key
+examples/serve_chat.sh "$url" $key >"$dir/out"
+expect '511135'
+expect 'data: [DONE]'
+expect '"finish_reason":"length"'
+expect '"policy":"zip"'
+! grep -q '"compressions":0,.*zip' "$dir/out"
+! examples/serve_chat.sh "$url" >"$dir/out" 2>&1
+expect 'invalid_api_key'
+stop
+echo "serve examples: ok"

@@ -1,0 +1,58 @@
+#!/bin/sh
+# The server's page in a headless Chromium, while requests run: what it shows is what goes on, in
+# one column too, and its policy stops nothing of its own. BUILD is the build directory. Without
+# a Chromium the check is skipped, and says so; with REQUIRE_REFERENCES=1 that is a failure.
+set -eu
+dir=$(mktemp -d)
+. tests/lib/serve.sh
+trap clean_up EXIT
+
+browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome) ||
+    skip "no chromium"
+key=a-key-for-the-test
+
+# open_page WIDTH: the page as it stands after a few polls, in $dir/page; what its console said, in
+# $dir/console. The key goes as a browser sends what its user typed.
+open_page() {
+    timeout 60 "$browser" --headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage \
+        --user-data-dir="$dir/profile" --window-size="$1,900" --enable-logging=stderr \
+        --virtual-time-budget=5000 --dump-dom "$(echo "$url" | sed "s|//|//operator:$key@|")/" \
+        >"$dir/page" 2>"$dir/console"
+    if grep -qi 'CONSOLE.*\(refused\|violat\|error\)' "$dir/console"; then
+        grep CONSOLE "$dir/console"
+        exit 1
+    fi
+}
+
+# expect PATTERN: in the page.
+expect() {
+    tr '\n' ' ' <"$dir/page" | grep -qE "$1" && return
+    echo "the page has no $1:"
+    sed '/<style/,/<\/style>/d; /<script/,/<\/script>/d' "$dir/page"
+    exit 1
+}
+
+serve --kv-policy zip --kv-budget 128 --kv-cache-memory-bytes 64M --api-key "$key"
+for i in 1 2 3; do
+    curl -sS "$url/v1/completions" -H "Authorization: Bearer $key" \
+        -H 'Content-Type: application/json' -d "{\"model\": \"tiny\", \"prompt\": \"Sort: 3 1 $i\",
+        \"max_tokens\": 4000, \"ignore_eos\": true}" >/dev/null 2>&1 &
+done
+sleep 4
+open_page 1280
+expect '<span id="model">tiny</span>'
+expect '<span id="state" class="good" role="status">working</span>'
+expect '<span id="running">3</span>'
+expect '<span id="rate">[1-9][0-9,]*</span>'
+expect '<span id="kv">[1-9][0-9]? %</span>'
+expect '<div class="note" id="freed">[0-9.]+ .iB so far, in [0-9,]+ compressions?</div>'
+expect '<path class="line first" d="M[0-9]'
+expect 'id="message" role="alert" hidden'
+expect '<th scope="row">finished</th><td>0</td>'
+open_page 500 # one column, as on a phone
+expect '<span id="running">3</span>'
+expect 'id="chart-kv"[^>]*viewBox="0 0 4[0-9][0-9] '
+curl -sS "$url/" -o "$dir/refused" -w '%{http_code}' | grep -qx 401
+kill -KILL "$served"
+served=""
+echo "serve page: ok"
