@@ -242,6 +242,23 @@ static const cn_option options[] = {
         .help = "seconds that running requests have to finish after SIGTERM"),
     ROW(SERVE, "access-log", STRING, access_log, "-",
         .help = "file that gets a line of JSON per request; - is standard output, off is none"),
+    ROW(SERVE, "spool", STRING, spool, NULL,
+        .help = "directory of /v1/files and /v1/batches, made if it is not there; batches go on "
+                "from it after a restart"),
+    ROW(SERVE, "max-files", U32, max_files, "10000", .min = 1, .max = 1048576,
+        .help = "most files in the spool"),
+    ROW(SERVE, "max-file-bytes", BYTES, max_file_bytes, "200M", .min = 1, .max = 1099511627776,
+        .help = "longest file that may be uploaded"),
+    ROW(SERVE, "max-spool-bytes", BYTES, max_spool_bytes, "16G", .min = 1,
+        .max = U64_MAX_AS_DOUBLE,
+        .help = "bytes of files in the spool beyond which uploads are refused"),
+    ROW(SERVE, "max-batch-lines", U64, max_batch_lines, "50000", .min = 1, .max = 1099511627776,
+        .help = "most requests of one batch"),
+    ROW(SERVE, "max-batches", U32, max_batches, "100", .min = 1, .max = 10000,
+        .help = "most batches that are not over"),
+    ROW(SERVE, "max-batch-inflight", U32, max_batch_inflight, "1024", .min = 1, .max = 65536,
+        .help = "most requests of all batches with the engine at once; each batch gets the same "
+                "share"),
 
     ROW(COMPARE, "arms", STRING, arms, NULL, .flags = REQUIRED,
         .help = "what to compare with full KV: policy[:budget[:key=value...]], a comma list; keys "

@@ -71,7 +71,7 @@ typedef enum cn_opt_thinking {
     CN_OPT_THINKING_ON
 } cn_opt_thinking;
 
-enum { CN_OPTION_MAX = 128 };
+enum { CN_OPTION_MAX = 192 };
 
 /* ---- the configuration: one field per row, defaults from cn_config_create() ---- */
 struct cn_config {
@@ -150,6 +150,9 @@ struct cn_config {
     uint64_t max_header_bytes, max_body_bytes, max_buffered_bytes;
     uint32_t request_timeout_s, idle_timeout_s, shutdown_timeout_s;
     char *access_log; /* "-" = standard output, "off" */
+    char *spool; /* directory of files and batches, or NULL: none are kept */
+    uint32_t max_files, max_batches, max_batch_inflight;
+    uint64_t max_file_bytes, max_spool_bytes, max_batch_lines;
 
     /* compare */
     char *arms;

@@ -141,6 +141,16 @@ cn_api_result *cn_call_lock(cn_call *call)
 
 void cn_call_unlock(cn_call *call) { pthread_mutex_unlock(&call->lock); }
 
+cn_api_result *cn_call_take_result(cn_call *call)
+{
+    pthread_mutex_lock(&call->lock);
+    CN_ASSERT(call->over);
+    cn_api_result *result = call->result;
+    call->result = NULL;
+    pthread_mutex_unlock(&call->lock);
+    return result;
+}
+
 void cn_call_get_times(cn_call *call, cn_call_times *out)
 {
     pthread_mutex_lock(&call->lock);

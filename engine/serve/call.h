@@ -64,6 +64,8 @@ const cn_api_request *cn_call_request(const cn_call *call);
  * nothing slow. NULL before the request was accepted. */
 cn_api_result *cn_call_lock(cn_call *call);
 void cn_call_unlock(cn_call *call);
+/* Of a call that is over: its output becomes the caller's. NULL when there is none. */
+cn_api_result *cn_call_take_result(cn_call *call);
 
 /* Seconds (cn_now_s) at which it was started, accepted by the engine, brought its first token,
  * ended; 0: not yet. Stable once it is over. */

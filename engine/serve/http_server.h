@@ -92,7 +92,7 @@ uint32_t cn_http_server_n_exchanges(const cn_http_server *s);
 const char *cn_exchange_path(const cn_exchange *x);
 /* What the i-th {segment} matched. */
 const char *cn_exchange_param(const cn_exchange *x, uint32_t i);
-/* A value of the query string, decoded; NULL when absent. Valid while the exchange lives. */
+/* A value of the query string, decoded; NULL when absent. Valid until the next is asked for. */
 const char *cn_exchange_query(cn_exchange *x, const char *name);
 /* NULL when absent; names in any case. */
 const char *cn_exchange_header(const cn_exchange *x, const char *name);

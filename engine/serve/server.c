@@ -13,7 +13,7 @@ enum { TICK_MS = 100, N_PARTS_MAX = 8 };
 
 /* The parts, in the order in which they are opened; they are closed in the opposite one. */
 static const cn_server_part *const parts[] = {&cn_openai_part, &cn_basics_part,
-                                              &cn_status_part};
+                                              &cn_status_part, &cn_spool_server_part};
 enum { N_PARTS = sizeof parts / sizeof *parts };
 
 struct cn_server {

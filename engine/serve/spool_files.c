@@ -178,6 +178,11 @@ void cn_files_close(cn_files *f)
     cn_free(f);
 }
 
+cn_status cn_files_open_content(cn_files *f, const cn_spool_id *id, int *fd, uint64_t *bytes)
+{
+    return cn_spool_open_name(f->spool, CN_SPOOL_FILES, id->text, fd, bytes);
+}
+
 /* ---- uploads ---- */
 
 cn_status cn_upload_begin(cn_files *f, uint64_t announced, cn_upload *u)

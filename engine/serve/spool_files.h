@@ -44,6 +44,9 @@ const cn_file *cn_files_find(const cn_files *f, const cn_spool_id *id); /* NULL:
 /* {id, object: "file", bytes, created_at, filename, purpose, status}. */
 json_t *cn_file_json(const cn_file *file);
 
+/* Opens a file's content for reading. */
+cn_status cn_files_open_content(cn_files *f, const cn_spool_id *id, int *fd, uint64_t *bytes);
+
 /* ---- uploads ---- */
 
 enum { CN_FILE_NAME_BYTES = 256 };

@@ -1,0 +1,109 @@
+/* batch_jobs_routes.c - /v1/batches: create, list, get, cancel. Thread: HTTP; functions with a
+ * cn_batches run on the batch thread. */
+#include <string.h>
+
+#include "engine/json.h"
+#include "engine/serve/spool_thread.h"
+
+enum { MAX_BODY_BYTES = 64 << 10, MAX_BODY_DEPTH = 8, LIST_DEFAULT = 20, LIST_MOST = 100 };
+
+static void work_create(cn_spool_ask *a, cn_batches *b)
+{
+    json_t *body = NULL;
+    const char *param = NULL;
+    cn_status status = cn_json_parse(&body, a->body.data ? a->body.data : "", a->body.len, "body",
+                                     MAX_BODY_BYTES, MAX_BODY_DEPTH, CN_ERR_ARG);
+    if (status == CN_OK && !json_is_object(body))
+        status = cn_fail(CN_ERR_ARG, "body: want an object");
+    if (status == CN_OK) status = cn_batches_create(b, body, &param, &a->reply);
+    json_decref(body);
+    if (status == CN_ERR_ARG)
+        cn_spool_refuse(a, 400, param, NULL);
+    else if (status == CN_ERR_BUSY)
+        cn_spool_refuse(a, 429, NULL, "too_many_batches");
+    else if (status == CN_ERR_IO)
+        cn_spool_refuse(a, 507, NULL, "spool_error");
+    else if (status != CN_OK)
+        cn_spool_refuse(a, 500, NULL, NULL);
+}
+
+static bool is_there(cn_spool_ask *a, cn_batches *b)
+{
+    a->reply = cn_batches_get(b, &a->id);
+    if (a->reply) return true;
+    cn_fail(CN_ERR_ARG, "there is no batch \"%s\"", a->id.text);
+    cn_spool_refuse(a, 404, "id", NULL);
+    return false;
+}
+
+static void work_get(cn_spool_ask *a, cn_batches *b) { is_there(a, b); }
+
+static void work_cancel(cn_spool_ask *a, cn_batches *b)
+{
+    if (!is_there(a, b)) return;
+    json_decref(a->reply);
+    a->reply = NULL;
+    cn_status status = cn_batches_cancel(b, &a->id, &a->reply);
+    if (status == CN_ERR_ARG)
+        cn_spool_refuse(a, 409, "id", "not_cancellable");
+    else if (status != CN_OK)
+        cn_spool_refuse(a, status == CN_ERR_IO ? 507 : 500, NULL, "spool_error");
+}
+
+static void work_list(cn_spool_ask *a, cn_batches *b)
+{
+    cn_status status = cn_batches_list(b, *a->id.text ? &a->id : NULL, a->limit, &a->reply);
+    if (status != CN_OK) cn_spool_refuse(a, status == CN_ERR_ARG ? 400 : 500, "after", NULL);
+}
+
+static void handle_create(void *part, cn_exchange *x)
+{
+    cn_spool_ask *a = cn_spool_ask_begin(part, x, work_create);
+    if (!a) return;
+    a->body = cn_exchange_take_body(x);
+    cn_spool_ask_post(a);
+}
+
+static void ask_with_id(void *part, cn_exchange *x, void (*work)(cn_spool_ask *a, cn_batches *b))
+{
+    cn_spool_id id;
+    if (!cn_spool_id_read(&id, cn_batch_prefix, cn_exchange_param(x, 0))) {
+        cn_exchange_error(x, 404, "there is no such batch", "id", NULL);
+        return;
+    }
+    cn_spool_ask *a = cn_spool_ask_begin(part, x, work);
+    if (!a) return;
+    a->id = id;
+    cn_spool_ask_post(a);
+}
+
+static void handle_get(void *part, cn_exchange *x) { ask_with_id(part, x, work_get); }
+static void handle_cancel(void *part, cn_exchange *x) { ask_with_id(part, x, work_cancel); }
+
+static void handle_list(void *part, cn_exchange *x)
+{
+    cn_spool_id after_id = {""};
+    uint32_t limit;
+    const char *after = cn_exchange_query(x, "after");
+    if (after && !cn_spool_id_read(&after_id, cn_batch_prefix, after)) {
+        cn_exchange_error(x, 400, "after: want the id of a batch", "after", NULL);
+        return;
+    }
+    if (!cn_spool_read_limit(x, LIST_DEFAULT, LIST_MOST, &limit)) return;
+    cn_spool_ask *a = cn_spool_ask_begin(part, x, work_list);
+    if (!a) return;
+    a->limit = limit;
+    a->id = after_id;
+    cn_spool_ask_post(a);
+}
+
+void cn_batch_routes(cn_route routes[CN_BATCH_ROUTES])
+{
+    const cn_route rows[CN_BATCH_ROUTES] = {
+        {CN_HTTP_POST, "/v1/batches", 0, handle_create, MAX_BODY_BYTES, NULL, NULL},
+        {CN_HTTP_GET, "/v1/batches", 0, handle_list, 0, NULL, NULL},
+        {CN_HTTP_GET, "/v1/batches/{id}", 0, handle_get, 0, NULL, NULL},
+        {CN_HTTP_POST, "/v1/batches/{id}/cancel", 0, handle_cancel, MAX_BODY_BYTES, NULL, NULL},
+    };
+    memcpy(routes, rows, sizeof rows);
+}

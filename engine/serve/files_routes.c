@@ -1,0 +1,406 @@
+/* files_routes.c - /v1/files: upload, list, get, content, delete. Thread: HTTP; functions with a
+ * cn_batches run on the batch thread.
+ *
+ * An upload goes to the disk as it comes: BEGIN (a place in the spool, asked before the first byte
+ * of the body is read) -> bytes -> KEEP. */
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/serve/files_multipart.h"
+#include "engine/serve/spool_thread.h"
+
+enum {
+    FORM_BYTES = 64 << 10, /* of a body that are not the file */
+    LIST_MOST = 10000,
+    HTTP_NO_ROOM = 507
+};
+
+/* ---- get, list, delete ---- */
+
+/* Why an operation of the spool failed. */
+static void refuse_status(cn_spool_ask *a, cn_status status)
+{
+    if (status == CN_ERR_IO)
+        cn_spool_refuse(a, HTTP_NO_ROOM, NULL, "spool_error");
+    else
+        cn_spool_refuse(a, 500, NULL, NULL);
+}
+
+static const cn_file *find_file(cn_spool_ask *a, cn_batches *b)
+{
+    const cn_file *file = cn_files_find(cn_batches_files(b), &a->id);
+    if (file) return file;
+    cn_fail(CN_ERR_ARG, "there is no file \"%s\"", a->id.text);
+    cn_spool_refuse(a, 404, "id", NULL);
+    return NULL;
+}
+
+static void work_get(cn_spool_ask *a, cn_batches *b)
+{
+    const cn_file *file = find_file(a, b);
+    if (file) a->reply = cn_file_json(file);
+}
+
+static void work_delete(cn_spool_ask *a, cn_batches *b)
+{
+    if (!find_file(a, b)) return;
+    const cn_batch_record *reader = cn_batches_reader_of(b, &a->id);
+    if (reader) {
+        cn_fail(CN_ERR_ARG, "%s is the input of %s, which is not over: cancel that first",
+                a->id.text, reader->id.text);
+        cn_spool_refuse(a, 409, "id", "file_in_use");
+        return;
+    }
+    cn_status status = cn_files_remove(cn_batches_files(b), &a->id);
+    if (status != CN_OK)
+        refuse_status(a, status);
+    else
+        a->reply = json_pack("{s:s, s:s, s:b}", "id", a->id.text, "object", "file", "deleted", 1);
+}
+
+/* Asks about the file of the path; an id that is none is not found. */
+static cn_spool_ask *begin_with_id(void *part, cn_exchange *x,
+                                   void (*work)(cn_spool_ask *a, cn_batches *b))
+{
+    cn_spool_id id;
+    if (!cn_spool_id_read(&id, cn_file_prefix, cn_exchange_param(x, 0))) {
+        cn_exchange_error(x, 404, "there is no such file", "id", NULL);
+        return NULL;
+    }
+    cn_spool_ask *a = cn_spool_ask_begin(part, x, work);
+    if (a) a->id = id;
+    return a;
+}
+
+static void handle_get(void *part, cn_exchange *x)
+{
+    cn_spool_ask *a = begin_with_id(part, x, work_get);
+    if (a) cn_spool_ask_post(a);
+}
+
+static void handle_delete(void *part, cn_exchange *x)
+{
+    cn_spool_ask *a = begin_with_id(part, x, work_delete);
+    if (a) cn_spool_ask_post(a);
+}
+
+typedef struct list_form {
+    uint32_t limit;
+    bool ascending;
+    char purpose[32]; /* "" is any */
+} list_form;
+
+static void work_list(cn_spool_ask *a, cn_batches *b)
+{
+    const list_form *form = a->form;
+    const cn_files *files = cn_batches_files(b);
+    const size_t n = cn_files_count(files);
+    bool begun = !*a->id.text, ok = true, more = false;
+    json_t *data = json_array();
+    for (size_t i = 0; data && i < n && ok && !more; i++) {
+        const cn_file *file = cn_files_at(files, form->ascending ? i : n - 1 - i);
+        if (!begun) {
+            begun = strcmp(file->id.text, a->id.text) == 0;
+        } else if (!*form->purpose || strcmp(form->purpose, file->purpose) == 0) {
+            more = json_array_size(data) == form->limit;
+            if (!more) ok = json_array_append_new(data, cn_file_json(file)) == 0;
+        }
+    }
+    if (!begun) {
+        cn_fail(CN_ERR_ARG, "after: there is no file \"%s\"", a->id.text);
+        cn_spool_refuse(a, 400, "after", NULL);
+    } else {
+        a->reply = data && ok ? cn_spool_list_json(data, more) : NULL;
+    }
+    json_decref(data);
+}
+
+/* False after an error reply. A text of the query is gone when the next one is read. */
+static bool read_list_form(cn_exchange *x, list_form *form, cn_spool_id *after)
+{
+    const char *text = cn_exchange_query(x, "after");
+    if (text && !cn_spool_id_read(after, cn_file_prefix, text)) {
+        cn_exchange_error(x, 400, "after: want the id of a file", "after", NULL);
+        return false;
+    }
+    text = cn_exchange_query(x, "order");
+    form->ascending = text && strcmp(text, "asc") == 0;
+    if (text && !form->ascending && strcmp(text, "desc") != 0) {
+        cn_exchange_error(x, 400, "order: want asc or desc", "order", NULL);
+        return false;
+    }
+    text = cn_exchange_query(x, "purpose");
+    snprintf(form->purpose, sizeof form->purpose, "%s", text ? text : "");
+    return cn_spool_read_limit(x, LIST_MOST, LIST_MOST, &form->limit);
+}
+
+static void handle_list(void *part, cn_exchange *x)
+{
+    cn_spool_id after = {""};
+    list_form *form = cn_calloc(1, sizeof *form);
+    if (!form) cn_exchange_error(x, 503, "out of memory", NULL, NULL);
+    cn_spool_ask *a =
+        form && read_list_form(x, form, &after) ? cn_spool_ask_begin(part, x, work_list) : NULL;
+    if (!a) {
+        cn_free(form);
+        return;
+    }
+    a->form = form;
+    a->free_form = cn_free;
+    a->id = after;
+    cn_spool_ask_post(a);
+}
+
+/* ---- content ---- */
+
+typedef struct content_form {
+    int fd; /* -1: none, or given away */
+    uint64_t bytes;
+} content_form;
+
+static void free_content(void *form)
+{
+    content_form *f = form;
+    if (f->fd >= 0) close(f->fd);
+    cn_free(f);
+}
+
+static void work_content(cn_spool_ask *a, cn_batches *b)
+{
+    content_form *form = a->form;
+    if (!find_file(a, b)) return;
+    cn_status status = cn_files_open_content(cn_batches_files(b), &a->id, &form->fd, &form->bytes);
+    if (status != CN_OK) refuse_status(a, status);
+}
+
+static void then_content(cn_spool_ask *a)
+{
+    content_form *form = a->form;
+    if (a->http_status != 200) {
+        cn_spool_ask_reply(a);
+        return;
+    }
+    const int fd = form->fd;
+    form->fd = -1;
+    cn_exchange_reply_file(a->x, 200, "application/octet-stream", fd, 0, (off_t)form->bytes);
+}
+
+static void handle_content(void *part, cn_exchange *x)
+{
+    content_form *form = cn_calloc(1, sizeof *form);
+    if (!form) {
+        cn_exchange_error(x, 503, "out of memory", NULL, NULL);
+        return;
+    }
+    form->fd = -1;
+    cn_spool_ask *a = begin_with_id(part, x, work_content);
+    if (!a) {
+        free_content(form);
+        return;
+    }
+    a->form = form;
+    a->free_form = free_content;
+    a->then = then_content;
+    cn_spool_ask_post(a);
+}
+
+/* ---- upload: the form ---- */
+
+typedef struct upload_form {
+    cn_multipart *parser;
+    cn_upload upload; /* fd -1: not begun, or over */
+    uint64_t announced_bytes;
+    bool begun, whole;
+    bool in_file, has_file, in_purpose;
+    char purpose[16];
+    char filename[CN_MULTIPART_MAX_NAME + 1];
+    int http_status; /* of a failure */
+} upload_form;
+
+static void free_upload(void *form)
+{
+    upload_form *f = form;
+    if (f->upload.fd >= 0) close(f->upload.fd); /* the server ends: the next start removes it */
+    cn_multipart_free(f->parser);
+    cn_free(f);
+}
+
+static cn_status begin_field(void *form, const char *name, const char *filename)
+{
+    upload_form *f = form;
+    f->in_file = strcmp(name, "file") == 0;
+    f->in_purpose = strcmp(name, "purpose") == 0;
+    if (!f->in_file && !f->in_purpose)
+        return cn_fail(CN_ERR_ARG, "the form has a field \"%s\": want file and purpose", name);
+    if ((f->in_file && f->has_file) || (f->in_purpose && *f->purpose))
+        return cn_fail(CN_ERR_ARG, "the form has two fields \"%s\"", name);
+    if (!f->in_file) return CN_OK;
+    f->has_file = true;
+    snprintf(f->filename, sizeof f->filename, "%s", filename && *filename ? filename : "upload");
+    return CN_OK;
+}
+
+static cn_status add_to_field(void *form, const char *data, size_t n)
+{
+    upload_form *f = form;
+    if (f->in_file) {
+        cn_status status = cn_upload_write(&f->upload, data, n);
+        if (status != CN_OK) f->http_status = status == CN_ERR_ARG ? 413 : HTTP_NO_ROOM;
+        return status;
+    }
+    const size_t has = strlen(f->purpose);
+    if (n >= sizeof f->purpose - has || memchr(data, '\0', n))
+        return cn_fail(CN_ERR_ARG, "purpose: want batch");
+    memcpy(f->purpose + has, data, n);
+    f->purpose[has + n] = '\0';
+    return CN_OK;
+}
+
+static cn_status end_field(void *form)
+{
+    (void)form;
+    return CN_OK;
+}
+
+static cn_status check_form(const upload_form *f)
+{
+    CN_TRY(cn_multipart_finish(f->parser));
+    if (!f->has_file) return cn_fail(CN_ERR_ARG, "the form has no field \"file\"");
+    if (strcmp(f->purpose, "batch") != 0)
+        return cn_fail(CN_ERR_ARG, "purpose: want batch, found \"%s\"", f->purpose);
+    return CN_OK;
+}
+
+/* ---- upload: the way ---- */
+
+static void work_begin(cn_spool_ask *a, cn_batches *b)
+{
+    upload_form *f = a->form;
+    cn_status status = cn_upload_begin(cn_batches_files(b), f->announced_bytes, &f->upload);
+    if (status == CN_ERR_BUSY)
+        cn_spool_refuse(a, 403, "file", "quota_exceeded");
+    else if (status != CN_OK)
+        refuse_status(a, status);
+}
+
+static void work_keep(cn_spool_ask *a, cn_batches *b)
+{
+    upload_form *f = a->form;
+    const cn_file *file;
+    cn_status status =
+        cn_upload_keep(cn_batches_files(b), &f->upload, f->filename, f->purpose, &file);
+    if (status == CN_OK)
+        a->reply = cn_file_json(file);
+    else
+        refuse_status(a, status);
+}
+
+static void work_drop(cn_spool_ask *a, cn_batches *b)
+{
+    upload_form *f = a->form;
+    cn_upload_drop(cn_batches_files(b), &f->upload);
+}
+
+/* A client that went, or whose upload was refused, leaves a file half written. */
+static bool give_up(cn_spool_ask *a)
+{
+    const upload_form *f = a->form;
+    if (f->upload.fd < 0) return false;
+    a->work = work_drop;
+    cn_spool_ask_post(a);
+    return true;
+}
+
+static void fail_upload(cn_spool_ask *a, int http_status)
+{
+    cn_exchange_error(a->x, http_status, cn_last_error(), http_status == 413 ? "file" : NULL,
+                      http_status == 413 ? "file_too_large" : NULL);
+}
+
+static void end_upload(cn_spool_ask *a)
+{
+    if (check_form(a->form) != CN_OK) {
+        fail_upload(a, 400);
+        return;
+    }
+    a->work = work_keep;
+    a->then = NULL;
+    cn_spool_ask_post(a);
+}
+
+static void then_begun(cn_spool_ask *a)
+{
+    upload_form *f = a->form;
+    cn_exchange *x = a->x;
+    f->begun = a->http_status == 200;
+    if (!f->begun) {
+        cn_spool_ask_reply(a);
+        cn_exchange_resume(x);
+    } else if (f->whole) {
+        end_upload(a);
+    } else {
+        cn_exchange_resume(x);
+    }
+}
+
+static void head_upload(void *part, cn_exchange *x)
+{
+    upload_form *f = cn_calloc(1, sizeof *f);
+    if (!f) {
+        cn_exchange_error(x, 503, "out of memory", NULL, NULL);
+        return;
+    }
+    f->upload.fd = -1;
+    f->announced_bytes = cn_exchange_announced_bytes(x);
+    const cn_multipart_sink sink = {f, begin_field, add_to_field, end_field};
+    cn_spool_ask *a = NULL;
+    if (cn_multipart_create(&f->parser, cn_exchange_header(x, "content-type"), &sink) != CN_OK)
+        cn_exchange_error(x, 400, cn_last_error(), NULL, NULL);
+    else
+        a = cn_spool_ask_begin(part, x, work_begin);
+    if (!a) {
+        free_upload(f);
+        return;
+    }
+    a->form = f;
+    a->free_form = free_upload;
+    a->then = then_begun;
+    a->give_up = give_up;
+    cn_exchange_pause(x);
+    cn_spool_ask_post(a);
+}
+
+static void body_upload(void *part, cn_exchange *x, const void *data, size_t n)
+{
+    (void)part;
+    cn_spool_ask *a = cn_exchange_user(x);
+    upload_form *f = a->form;
+    f->http_status = 400;
+    if (cn_multipart_feed(f->parser, data, n) != CN_OK) fail_upload(a, f->http_status);
+}
+
+static void handle_upload(void *part, cn_exchange *x)
+{
+    (void)part;
+    cn_spool_ask *a = cn_exchange_user(x);
+    upload_form *f = a->form;
+    if (f->begun)
+        end_upload(a);
+    else
+        f->whole = true; /* a body of no bytes */
+}
+
+/* ---- the table ---- */
+
+void cn_file_routes(cn_route routes[CN_FILE_ROUTES], size_t max_file_bytes)
+{
+    const cn_route rows[CN_FILE_ROUTES] = {
+        {CN_HTTP_POST, "/v1/files", CN_ROUTE_UPLOAD, handle_upload, max_file_bytes + FORM_BYTES,
+         head_upload, body_upload},
+        {CN_HTTP_GET, "/v1/files", 0, handle_list, 0, NULL, NULL},
+        {CN_HTTP_GET, "/v1/files/{id}", 0, handle_get, 0, NULL, NULL},
+        {CN_HTTP_DELETE, "/v1/files/{id}", 0, handle_delete, 0, NULL, NULL},
+        {CN_HTTP_GET, "/v1/files/{id}/content", 0, handle_content, 0, NULL, NULL},
+    };
+    memcpy(routes, rows, sizeof rows);
+}

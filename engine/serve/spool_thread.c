@@ -1,0 +1,303 @@
+/* spool_thread.c - see spool_thread.h. */
+#include "engine/serve/spool_thread.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/serve/server_parts.h"
+
+struct cn_spool_part {
+    cn_server *server;
+    cn_service *service;
+    cn_route routes[CN_FILE_ROUTES + CN_BATCH_ROUTES];
+    cn_spool_ask *asks; /* all; HTTP thread */
+
+    pthread_t thread;
+    bool started;
+    cn_mailbox *box; /* the batch thread's */
+    cn_mail drain_mail, stop_mail;
+    atomic_bool idle; /* after a drain: no line is with the engine */
+
+    cn_batches *batches; /* the batch thread's, once that runs */
+    bool draining, stopping;
+};
+
+#define PART_OF(member, mail) \
+    ((cn_spool_part *)(void *)((char *)(mail)-offsetof(cn_spool_part, member)))
+
+/* ---- questions ---- */
+
+static void free_ask(cn_spool_ask *a)
+{
+    *(a->prev ? &a->prev->next : &a->part->asks) = a->next;
+    if (a->next) a->next->prev = a->prev;
+    if (a->free_form) a->free_form(a->form);
+    json_decref(a->reply);
+    cn_buf_free(&a->body);
+    cn_buf_free(&a->error);
+    cn_free(a);
+}
+
+static void free_if_over(cn_spool_ask *a)
+{
+    if (a->x || a->under_way) return;
+    if (a->give_up && a->give_up(a)) return;
+    free_ask(a);
+}
+
+static void on_closed(void *user, cn_exchange *x)
+{
+    cn_spool_ask *a = user;
+    (void)x;
+    a->x = NULL;
+    free_if_over(a);
+}
+
+static void open_answer(cn_mail *mail)
+{
+    cn_spool_ask *a = (cn_spool_ask *)(void *)((char *)mail - offsetof(cn_spool_ask, mail));
+    a->under_way = false;
+    if (!a->x)
+        free_if_over(a);
+    else if (a->then)
+        a->then(a); /* may end the exchange, and the question with it */
+    else
+        cn_spool_ask_reply(a);
+}
+
+static void open_question(cn_mail *mail)
+{
+    cn_spool_ask *a = (cn_spool_ask *)(void *)((char *)mail - offsetof(cn_spool_ask, mail));
+    a->work(a, a->part->batches);
+    a->mail.open = open_answer;
+    cn_mailbox_post(cn_server_mailbox(a->part->server), CN_LANE_NORMAL, &a->mail);
+}
+
+cn_spool_ask *cn_spool_ask_begin(cn_spool_part *p, cn_exchange *x,
+                                 void (*work)(cn_spool_ask *a, cn_batches *b))
+{
+    cn_spool_ask *a = cn_calloc(1, sizeof *a);
+    if (!a) {
+        cn_exchange_error(x, 503, "out of memory", NULL, NULL);
+        return NULL;
+    }
+    *a = (cn_spool_ask){.part = p, .next = p->asks, .x = x, .work = work, .http_status = 200};
+    if (a->next) a->next->prev = a;
+    p->asks = a;
+    cn_exchange_set_user(x, a, on_closed);
+    return a;
+}
+
+void cn_spool_ask_post(cn_spool_ask *a)
+{
+    a->under_way = true;
+    a->mail.open = open_question;
+    cn_mailbox_post(a->part->box, CN_LANE_EXPRESS, &a->mail);
+}
+
+void cn_spool_ask_reply(cn_spool_ask *a)
+{
+    if (a->http_status == 200) {
+        cn_exchange_reply_json(a->x, 200, json_incref(a->reply));
+        return;
+    }
+    const char *message = a->error.len ? a->error.data : "out of memory";
+    cn_exchange_error(a->x, a->http_status, message, a->param, a->code);
+}
+
+void cn_spool_refuse(cn_spool_ask *a, int http_status, const char *param, const char *code)
+{
+    a->http_status = http_status;
+    a->param = param;
+    a->code = code;
+    cn_buf_clear(&a->error);
+    if (cn_buf_addf(&a->error, "%s", cn_last_error()) != CN_OK) cn_buf_clear(&a->error);
+}
+
+bool cn_spool_read_limit(cn_exchange *x, uint32_t fallback, uint32_t most, uint32_t *limit)
+{
+    char message[64];
+    const char *text = cn_exchange_query(x, "limit");
+    *limit = fallback;
+    if (!text) return true;
+    const size_t n = strspn(text, "0123456789");
+    const unsigned long value = n > 0 && n <= 9 && !text[n] ? strtoul(text, NULL, 10) : 0;
+    *limit = (uint32_t)value;
+    if (value >= 1 && value <= most) return true;
+    snprintf(message, sizeof message, "limit: want a number from 1 to %u", most);
+    cn_exchange_error(x, 400, message, "limit", NULL);
+    return false;
+}
+
+/* ---- the way to the engine ---- */
+
+static void on_news(void *user, cn_call *call)
+{
+    cn_batch_job *job = user;
+    if (!cn_call_is_over(call)) return;
+    cn_api_result *result = cn_call_take_result(call);
+    cn_status status = cn_call_status(call);
+    /* What the engine failed at is an answer of its own: an error line. */
+    if (result && cn_api_result_error(result)) status = CN_OK;
+    if (status != CN_OK) {
+        const char *field = cn_call_at_fault(call);
+        cn_api_result_free(result);
+        result = NULL;
+        cn_buf_clear(&job->item.at_fault);
+        if (cn_buf_add(&job->item.at_fault, field, strlen(field)) != CN_OK) status = CN_ERR_MEMORY;
+        cn_fail(status, "%s", cn_call_error(call));
+    }
+    job->call = NULL;
+    cn_batch_job_end(job, status, result);
+    cn_call_release(call);
+}
+
+static cn_status submit(void *part, cn_batch_job *job)
+{
+    cn_spool_part *p = part;
+    cn_call_opts o = {.request = &job->asked,
+                      .klass = CN_CLASS_BATCH,
+                      .custom_id = job->item.custom_id,
+                      .reply_to = p->box,
+                      .news = on_news,
+                      .user = job};
+    cn_call *call;
+    CN_TRY(cn_call_start(&call, p->service, &o));
+    job->call = call;
+    return CN_OK;
+}
+
+static void cancel(void *part, cn_batch_job *job)
+{
+    (void)part;
+    cn_call_cancel(job->call);
+}
+
+static uint64_t n_tokens(void *part, cn_batch_job *job)
+{
+    (void)part;
+    const cn_api_result *result = cn_call_lock(job->call);
+    if (!result) return 0;
+    const uint64_t n = cn_api_result_n_tokens(result);
+    cn_call_unlock(job->call);
+    return n;
+}
+
+/* ---- the thread ---- */
+
+static void open_drain(cn_mail *mail)
+{
+    cn_spool_part *p = PART_OF(drain_mail, mail);
+    p->draining = true;
+    cn_batches_drain(p->batches);
+}
+
+static void open_stop(cn_mail *mail)
+{
+    cn_spool_part *p = PART_OF(stop_mail, mail);
+    p->stopping = true;
+    cn_batches_abandon(p->batches);
+}
+
+static void *thread_main(void *part)
+{
+    cn_spool_part *p = part;
+    for (int wait_ms = 0;;) {
+        cn_mailbox_wait(p->box, wait_ms);
+        cn_mailbox_open_all(p->box);
+        cn_batches_pump(p->batches, &wait_ms);
+        const bool idle = cn_batches_is_idle(p->batches);
+        if (p->stopping && idle && cn_mailbox_length(p->box) == 0) return NULL;
+        if (p->draining) atomic_store(&p->idle, idle);
+    }
+}
+
+/* ---- the part ---- */
+
+static cn_status open_batches(cn_spool_part *p)
+{
+    const cn_config *c = cn_service_config(p->service);
+    const cn_batches_opts o = {
+        .dir = c->spool,
+        .config = c,
+        .model = cn_service_model_name(p->service),
+        .files = {c->max_files, c->max_file_bytes, c->max_spool_bytes},
+        .max_lines = c->max_batch_lines,
+        .max_batches = c->max_batches,
+        .max_inflight = c->max_batch_inflight,
+        .user = p,
+        .defaults = *cn_service_defaults(p->service),
+        .submit = submit,
+        .cancel = cancel,
+        .n_tokens = n_tokens,
+    };
+    return cn_batches_open(&p->batches, &o);
+}
+
+static void close_part(void *part)
+{
+    cn_spool_part *p = part;
+    if (!p) return;
+    if (p->started) {
+        p->stop_mail.open = open_stop;
+        cn_mailbox_post(p->box, CN_LANE_NORMAL, &p->stop_mail);
+        pthread_join(p->thread, NULL);
+        /* Its answers, before what they are about goes. */
+        while (cn_mailbox_open_all(cn_server_mailbox(p->server)) > 0) continue;
+    }
+    while (p->asks) {
+        cn_spool_ask *a = p->asks;
+        if (a->x) cn_exchange_set_user(a->x, NULL, NULL);
+        free_ask(a);
+    }
+    cn_batches_close(p->batches);
+    cn_mailbox_free(p->box);
+    cn_free(p);
+}
+
+static cn_status start(cn_spool_part *p)
+{
+    CN_TRY(cn_mailbox_create(&p->box, UINT32_MAX));
+    CN_TRY(open_batches(p));
+    if (pthread_create(&p->thread, NULL, thread_main, p) != 0)
+        return cn_fail(CN_ERR_MEMORY, "the batch thread could not be started");
+    p->started = true;
+    cn_file_routes(p->routes, cn_service_config(p->service)->max_file_bytes);
+    cn_batch_routes(p->routes + CN_FILE_ROUTES);
+    return cn_http_server_add_routes(cn_server_http(p->server), p->routes,
+                                     CN_FILE_ROUTES + CN_BATCH_ROUTES, p);
+}
+
+static cn_status open_part(cn_server *server, void **out)
+{
+    cn_service *service = cn_server_service(server);
+    *out = NULL;
+    if (!cn_service_config(service)->spool) return CN_OK;
+    cn_spool_part *p = cn_calloc(1, sizeof *p);
+    if (!p) return cn_fail(CN_ERR_MEMORY, "out of memory for the spool");
+    p->server = server;
+    p->service = service;
+    cn_status status = start(p);
+    if (status == CN_OK)
+        *out = p;
+    else
+        close_part(p);
+    return status;
+}
+
+static void drain_part(void *part)
+{
+    cn_spool_part *p = part;
+    if (!p) return;
+    p->drain_mail.open = open_drain;
+    cn_mailbox_post(p->box, CN_LANE_EXPRESS, &p->drain_mail);
+}
+
+static bool is_idle(void *part)
+{
+    cn_spool_part *p = part;
+    return !p || atomic_load(&p->idle);
+}
+
+const cn_server_part cn_spool_server_part = {"spool", open_part, drain_part, is_idle, close_part};
