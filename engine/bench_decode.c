@@ -42,6 +42,12 @@ typedef struct decode {
     double read_bytes_s; /* 0: unknown */
 } decode;
 
+typedef struct batch_time {
+    uint32_t batch;
+    double resident; /* tokens a request held, mean over the timed steps */
+    double step_s, replay_s;
+} batch_time;
+
 /* One step; *n_tokens is what it brought. */
 static cn_status count_step(decode *d, uint64_t *n_tokens)
 {
@@ -58,12 +64,21 @@ static cn_status count_step(decode *d, uint64_t *n_tokens)
     return CN_OK;
 }
 
+/* Steps in which a batch's prompts can be computed, beside the requests that decode already. */
+static uint32_t prefill_steps(const decode *d, uint32_t batch, uint32_t prompt_len)
+{
+    const uint32_t most = d->b->config->max_num_batched_tokens;
+    return (uint32_t)cn_ceil_div((uint64_t)batch * prompt_len, most > batch ? most - batch : 1);
+}
+
 /* Submits the batch and steps until every request decodes. Request i has the same prompt in every
- * batch, so that the prefix cache brings most of it back. */
+ * batch, so that the prefix cache brings most of it back. No request may outgrow what is timed: the
+ * scheduler keeps a block free for one that does. */
 static cn_status start_batch(decode *d, uint32_t batch, uint32_t prompt_len)
 {
     const cn_config *c = d->b->config;
-    const uint32_t output_len = cn_engine_max_model_len(d->b->engine) - prompt_len;
+    const uint32_t output_len =
+        prefill_steps(d, batch, prompt_len) + LEAD_STEPS + c->decode_steps + 4;
     for (uint32_t i = 0; i < batch; i++) {
         CN_TRY(cn_bench_random_tokens(d->b, i, prompt_len, &d->tokens));
         CN_TRY(cn_bench_submit(d->b, &d->tokens, output_len, &d->requests[i]));
@@ -87,22 +102,21 @@ static cn_status cancel_batch(decode *d, uint32_t batch)
     return CN_OK;
 }
 
-static cn_status report_batch(const decode *d, uint32_t batch, double step_s, double replay_s,
-                              json_t *rows)
+static cn_status report_batch(const decode *d, const batch_time *t, json_t *rows)
 {
     const cn_engine *e = d->b->engine;
+    const double step_s = t->step_s, replay_s = t->replay_s;
     const double bytes = (double)cn_engine_step_weight_bytes(e) +
-                         (double)cn_engine_kv_token_bytes(e) * d->b->config->resident * batch;
+                         (double)cn_engine_kv_token_bytes(e) * t->resident * t->batch;
     const double floor_s = d->read_bytes_s > 0 ? bytes / d->read_bytes_s : 0;
-    printf("decode, batch %u, %u resident: %.3f ms a step", batch, d->b->config->resident,
+    printf("decode, batch %u, %.0f resident: %.3f ms a step", t->batch, t->resident,
            step_s * 1e3);
     if (floor_s > 0) printf(", floor %.3f ms, %.1f %% of it", floor_s * 1e3,
                             100 * floor_s / step_s);
     if (replay_s > 0) printf(", idle %.2f %%", 100 * (1 - replay_s / step_s));
     printf("\n");
-    json_t *row = json_pack("{s:I, s:I, s:f, s:f}", "batch", (json_int_t)batch, "resident",
-                            (json_int_t)d->b->config->resident, "ms_per_step", step_s * 1e3,
-                            "bytes_per_step", bytes);
+    json_t *row = json_pack("{s:I, s:f, s:f, s:f}", "batch", (json_int_t)t->batch, "resident",
+                            t->resident, "ms_per_step", step_s * 1e3, "bytes_per_step", bytes);
     if (!row) return cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
     if (floor_s > 0) json_object_set_new(row, "floor_ms", json_real(floor_s * 1e3));
     if (floor_s > 0) json_object_set_new(row, "floor_share", json_real(floor_s / step_s));
@@ -115,11 +129,15 @@ static cn_status report_batch(const decode *d, uint32_t batch, double step_s, do
 static cn_status time_batch(decode *d, uint32_t batch, json_t *rows)
 {
     const cn_config *c = d->b->config;
-    const uint32_t steps = c->decode_steps, lead = LEAD_STEPS + 1 + steps / 2;
+    const uint32_t steps = c->decode_steps;
+    const uint32_t lead = LEAD_STEPS + 1 + steps / 2 + prefill_steps(d, batch, c->resident) / 2;
     if (c->resident <= lead)
         return cn_fail(CN_ERR_ARG, "--resident %u is less than the steps around it: want over %u",
                        c->resident, lead);
+    cn_stats before, after;
+    cn_engine_stats(d->b->engine, &before);
     CN_TRY(start_batch(d, batch, c->resident - lead));
+    cn_engine_stats(d->b->engine, &after);
     const double began_s = cn_now_s();
     for (uint32_t i = 0; i < steps; i++) {
         uint64_t n;
@@ -127,11 +145,13 @@ static cn_status time_batch(decode *d, uint32_t batch, json_t *rows)
         if (n != batch) return cn_fail(CN_ERR_DEVICE, "a step of %u gave %llu tokens", batch,
                                        (unsigned long long)n);
     }
-    const double step_s = (cn_now_s() - began_s) / steps;
-    double replay_s = 0;
-    CN_TRY(cn_engine_replay_time(d->b->engine, batch, steps, &replay_s));
+    batch_time t = {.batch = batch, .step_s = (cn_now_s() - began_s) / steps};
+    /* Those that decoded while others' prompts were computed hold more. */
+    const double said = (double)(after.generation_tokens - before.generation_tokens) / batch;
+    t.resident = c->resident - lead + said + steps / 2.0;
+    CN_TRY(cn_engine_replay_time(d->b->engine, batch, steps, &t.replay_s));
     CN_TRY(cancel_batch(d, batch));
-    return report_batch(d, batch, step_s, replay_s, rows);
+    return report_batch(d, &t, rows);
 }
 
 static cn_status time_decode(cn_bench *b, json_t *json)
