@@ -8,7 +8,13 @@
 
 #include "engine/bench.h"
 
-enum { LEAD_STEPS = 8, MAX_LIST = 64, PREFILL_ROUNDS = 3, PREFILL_STREAM = 1 << 16 };
+enum {
+    LEAD_STEPS = 8,   /* until all is as it will be */
+    REFILL_STEPS = 2, /* until a step is launched before the last one's tokens are read again */
+    PREFILL_ROUNDS = 3,
+    MAX_LIST = 64,
+    PREFILL_STREAM = 1 << 16
+};
 
 typedef struct number_list {
     uint32_t at[MAX_LIST];
@@ -64,6 +70,21 @@ static cn_status count_step(decode *d, uint64_t *n_tokens)
     return CN_OK;
 }
 
+/* n steps, each of which must bring every request of the batch a token. */
+static cn_status run_batch(decode *d, uint32_t batch, uint32_t n)
+{
+    const cn_config *c = d->b->config;
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t n_tokens;
+        CN_TRY(count_step(d, &n_tokens));
+        if (n_tokens != batch)
+            return cn_fail(CN_ERR_ARG, "only %llu of %u requests decode: lower --resident %u or "
+                                       "--batches %s",
+                           (unsigned long long)n_tokens, batch, c->resident, c->batches);
+    }
+    return CN_OK;
+}
+
 /* Steps in which a batch's prompts can be computed, beside the requests that decode already. */
 static uint32_t prefill_steps(const decode *d, uint32_t batch, uint32_t prompt_len)
 {
@@ -78,21 +99,13 @@ static cn_status start_batch(decode *d, uint32_t batch, uint32_t prompt_len)
 {
     const cn_config *c = d->b->config;
     const uint32_t output_len =
-        prefill_steps(d, batch, prompt_len) + LEAD_STEPS + c->decode_steps + 4;
+        prefill_steps(d, batch, prompt_len) + LEAD_STEPS + REFILL_STEPS + c->decode_steps + 4;
     for (uint32_t i = 0; i < batch; i++) {
         CN_TRY(cn_bench_random_tokens(d->b, i, prompt_len, &d->tokens));
         CN_TRY(cn_bench_submit(d->b, &d->tokens, output_len, &d->requests[i]));
     }
     for (uint64_t n = 0; n < batch;) CN_TRY(count_step(d, &n));
-    for (uint32_t i = 0; i < LEAD_STEPS; i++) {
-        uint64_t n;
-        CN_TRY(count_step(d, &n));
-        if (n != batch)
-            return cn_fail(CN_ERR_ARG, "only %llu of %u requests decode: lower --resident %u or "
-                                       "--batches %s",
-                           (unsigned long long)n, batch, c->resident, c->batches);
-    }
-    return CN_OK;
+    return run_batch(d, batch, LEAD_STEPS);
 }
 
 static cn_status cancel_batch(decode *d, uint32_t batch)
@@ -130,7 +143,8 @@ static cn_status time_batch(decode *d, uint32_t batch, json_t *rows)
 {
     const cn_config *c = d->b->config;
     const uint32_t steps = c->decode_steps;
-    const uint32_t lead = LEAD_STEPS + 1 + steps / 2 + prefill_steps(d, batch, c->resident) / 2;
+    const uint32_t lead = LEAD_STEPS + REFILL_STEPS + 1 + steps / 2 +
+                          prefill_steps(d, batch, c->resident) / 2;
     if (c->resident <= lead)
         return cn_fail(CN_ERR_ARG, "--resident %u is less than the steps around it: want over %u",
                        c->resident, lead);
@@ -138,18 +152,18 @@ static cn_status time_batch(decode *d, uint32_t batch, json_t *rows)
     cn_engine_stats(d->b->engine, &before);
     CN_TRY(start_batch(d, batch, c->resident - lead));
     cn_engine_stats(d->b->engine, &after);
+    double first_s, last_s; /* replays of the steps before and after those that are timed */
+    CN_TRY(cn_engine_replay_time(d->b->engine, batch, steps, &first_s));
+    CN_TRY(run_batch(d, batch, REFILL_STEPS));
     const double began_s = cn_now_s();
-    for (uint32_t i = 0; i < steps; i++) {
-        uint64_t n;
-        CN_TRY(count_step(d, &n));
-        if (n != batch) return cn_fail(CN_ERR_DEVICE, "a step of %u gave %llu tokens", batch,
-                                       (unsigned long long)n);
-    }
+    CN_TRY(run_batch(d, batch, steps));
     batch_time t = {.batch = batch, .step_s = (cn_now_s() - began_s) / steps};
+    CN_TRY(cn_engine_replay_time(d->b->engine, batch, steps, &last_s));
+    const double middle = (REFILL_STEPS + steps / 2.0) / (REFILL_STEPS + steps);
+    t.replay_s = first_s + middle * (last_s - first_s);
     /* Those that decoded while others' prompts were computed hold more. */
     const double said = (double)(after.generation_tokens - before.generation_tokens) / batch;
-    t.resident = c->resident - lead + said + steps / 2.0;
-    CN_TRY(cn_engine_replay_time(d->b->engine, batch, steps, &t.replay_s));
+    t.resident = c->resident - lead + said + REFILL_STEPS + steps / 2.0;
     CN_TRY(cancel_batch(d, batch));
     return report_batch(d, &t, rows);
 }

@@ -80,7 +80,7 @@ static json_t *figures_json(const cn_bench *b, const cn_stats *s, double elapsed
 {
     const uint64_t total = b->prompt_tokens + b->output_tokens;
     return json_pack(
-        "{s:f, s:I, s:I, s:f, s:f, s:f, s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:f}",
+        "{s:f, s:I, s:I, s:f, s:f, s:f, s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}",
         "elapsed_time", elapsed_s, "num_requests", (json_int_t)b->done, "total_num_tokens",
         (json_int_t)total, "requests_per_second", (double)b->done / elapsed_s,
         "tokens_per_second", (double)total / elapsed_s, "output_tokens_per_second",
@@ -88,6 +88,7 @@ static json_t *figures_json(const cn_bench *b, const cn_stats *s, double elapsed
         "total_output_tokens", (json_int_t)b->output_tokens, "mean_batch",
         (double)b->output_tokens / (double)s->steps, "steps", (json_int_t)s->steps,
         "cached_tokens", (json_int_t)s->cached_tokens, "preemptions", (json_int_t)s->preemptions,
+        "holder_preemptions", (json_int_t)s->holder_preemptions,
         "recomputed_tokens", (json_int_t)s->recomputed_tokens, "compressions",
         (json_int_t)s->compressions, "evicted_tokens", (json_int_t)s->evicted_tokens, "stalled_s",
         cn_engine_event_stats(b->engine)->stalled_s);

@@ -220,6 +220,7 @@ typedef struct cn_stats {
     uint64_t steps, prompt_tokens, cached_tokens, generation_tokens;
     uint64_t requests_done, preemptions, recomputed_tokens;
     uint64_t prefix_queries; /* prompt tokens looked up in the prefix cache; cached_tokens hit */
+    uint64_t holder_preemptions; /* of preemptions: of a request with a query slot or reservation */
     uint32_t running, waiting;
     uint32_t blocked; /* running, but without the slot or the block that the next token needs */
     uint32_t blocks_total, blocks_used, blocks_cached; /* used: in a table; cached: only cached */

@@ -311,6 +311,7 @@ void cn_engine_stats(const cn_engine *e, cn_stats *out)
     out->block_tokens = s.block_tokens;
     out->block_bytes = s.block_bytes;
     out->preemptions = s.preemptions;
+    out->holder_preemptions = s.holder_preemptions;
     out->recomputed_tokens = s.recomputed_tokens;
     out->prefix_queries = s.prefix_queries;
     out->cached_tokens = s.prefix_hits;

@@ -24,8 +24,8 @@ cn_status cn_engine_products_time(cn_engine *e, uint32_t n_tokens, double *secon
 
 /* Seconds of one decode step of `rows` requests when nothing lies between it and the next: the
  * recorded graph of the step last launched, started n times in a row. 0 when that backend runs
- * without graphs. The last step must have been a decode step of that many rows; what its requests
- * hold afterwards is of no use, so cancel them. Waits for all work. */
+ * without graphs. The last step must have been a decode step of that many rows. Its requests can
+ * go on, but what they hold and say is of no use any more. Waits for all work. */
 cn_status cn_engine_replay_time(cn_engine *e, uint32_t rows, uint32_t n, double *seconds);
 
 enum { CN_MISSED_STEPS_MAX = 63 }; /* the last bin also counts what is above it */

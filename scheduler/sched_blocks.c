@@ -95,6 +95,7 @@ static cn_seq *find_victim(const cn_scheduler *s, const cn_seq *q)
 static void preempt(cn_scheduler *s, cn_seq *q)
 {
     CN_ASSERT(q->state == CN_SEQ_RUNNING && q->usage_kv.compressions == 0);
+    s->holder_preemptions += q->sched->hold != CN_HOLD_NONE;
     cn_sched_register(s, q);
     cn_sched_leave(s, q);
     cn_seq_sched *st = q->sched;

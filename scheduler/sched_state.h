@@ -84,7 +84,7 @@ struct cn_scheduler {
     cn_seq **fork_leaders;
     uint32_t n_rows, n_decode, n_tokens, n_block_copies, n_slot_copies, n_forks;
 
-    uint64_t preemptions, recomputed_tokens, prefix_queries, prefix_hits;
+    uint64_t preemptions, holder_preemptions, recomputed_tokens, prefix_queries, prefix_hits;
     uint64_t compressions, evicted_tokens, freed_bytes, relaxed_blocks;
     uint32_t *check_refs; /* [n_blocks] scratch of cn_scheduler_check */
 };

@@ -306,6 +306,7 @@ void cn_scheduler_stats(const cn_scheduler *s, cn_sched_stats *out)
         .slots_total = s->slots.n_slots,
         .slots_used = s->slots.n_slots - s->slots.n_free,
         .preemptions = s->preemptions,
+        .holder_preemptions = s->holder_preemptions,
         .recomputed_tokens = s->recomputed_tokens,
         .prefix_queries = s->prefix_queries,
         .prefix_hits = s->prefix_hits,

@@ -116,6 +116,7 @@ typedef struct cn_sched_stats {
     uint32_t block_tokens;
     uint64_t block_bytes;
     uint64_t preemptions, recomputed_tokens, prefix_queries, prefix_hits; /* tokens */
+    uint64_t holder_preemptions; /* of preemptions: of a sequence with a slot or reservation */
     uint64_t compressions, evicted_tokens, freed_bytes;
     uint64_t relaxed_blocks; /* taken beyond caps, since the start */
 } cn_sched_stats;
