@@ -55,8 +55,20 @@ static uint32_t age_of(const steady *t, uint32_t i)
     return (uint32_t)((2 * (n - i) - 1) * len / (2 * n));
 }
 
-/* As many as memory holds: blocks over the mean of what a request holds, and a slot for each that
- * will need one. */
+/* Share of the ages at which a request must have a query slot: with hybrid scheduling those that
+ * have come to the window of their first event, without it all. */
+static double slot_share(const steady *t)
+{
+    const cn_config *c = t->b->config;
+    if (!cn_policy_needs_slot(&c->kv)) return 0;
+    if (!c->hybrid_scheduling) return 1;
+    const uint32_t trigger = cn_policy_first_trigger(t->n_max, c->input_len, t->block_tokens);
+    const uint32_t free_until = cn_max_u32(trigger - c->kv.window_tokens, c->input_len);
+    const uint32_t end = c->input_len + c->output_len;
+    return end > free_until ? (double)(end - free_until) / c->output_len : 0;
+}
+
+/* As many as memory holds: blocks over the mean of what a request holds, and slots. */
 static uint32_t count_aged(const steady *t)
 {
     const cn_config *c = t->b->config;
@@ -65,10 +77,10 @@ static uint32_t count_aged(const steady *t)
     double blocks = 0;
     for (uint32_t age = 0; age < c->output_len; age++)
         blocks += (double)cn_ceil_div(tokens_held(t, c->input_len + age), t->block_tokens);
-    blocks /= c->output_len;
-    uint32_t n = cn_min_u32(c->max_num_seqs, (uint32_t)(s.blocks_total / blocks));
-    if (cn_policy_needs_slot(&c->kv)) n = cn_min_u32(n, s.slots_total);
-    return cn_max_u32(n, 1);
+    const double by_blocks = s.blocks_total * (double)c->output_len / blocks;
+    const double share = slot_share(t), by_slots = share > 0 ? s.slots_total / share : by_blocks;
+    const double n = by_slots < by_blocks ? by_slots : by_blocks;
+    return n < c->max_num_seqs ? cn_max_u32((uint32_t)n, 1) : c->max_num_seqs;
 }
 
 /* ---- running ---- */
