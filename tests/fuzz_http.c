@@ -22,9 +22,15 @@ static uint32_t n_open; /* exchanges whose closed() is yet to come */
 
 /* ---- routes of every kind ---- */
 
+static cn_exchange *late[8], *paused; /* to be answered, to be resumed, on a later turn */
+enum { MAX_LATE = sizeof late / sizeof *late };
+
 static void on_closed(void *user, cn_exchange *x)
 {
-    (void)user, (void)x;
+    (void)user;
+    for (int i = 0; i < MAX_LATE; i++)
+        if (late[i] == x) late[i] = NULL;
+    if (paused == x) paused = NULL;
     n_open--;
 }
 
@@ -44,6 +50,27 @@ static void handle_echo(void *user, cn_exchange *x)
     const char *limit = cn_exchange_query(x, "limit");
     if (limit) FUZZ_CHECK(strlen(limit) < MAX_HEAD);
     cn_exchange_reply(x, 200, "text/plain", body, n);
+}
+
+static void handle_late(void *user, cn_exchange *x)
+{
+    (void)user;
+    int i = 0;
+    while (late[i]) i++; /* there are fewer connections */
+    open_exchange(x);
+    late[i] = x;
+}
+
+static void do_late_work(void)
+{
+    cn_exchange *upload = paused;
+    paused = NULL;
+    if (upload) cn_exchange_resume(upload);
+    for (int i = 0; i < MAX_LATE; i++) {
+        if (!late[i]) continue;
+        cn_exchange_reply(late[i], 200, "text/plain", "late", 4);
+        late[i] = NULL;
+    }
 }
 
 static void handle_item(void *user, cn_exchange *x)
@@ -82,7 +109,8 @@ static void take_upload(void *user, cn_exchange *x, const void *data, size_t n)
     (void)user;
     FUZZ_CHECK(n > 0 && data);
     uploaded += n;
-    FUZZ_CHECK(uploaded <= MAX_BODY);
+    FUZZ_CHECK(uploaded <= MAX_BODY && !paused);
+    if (memchr(data, 'l', n)) cn_exchange_pause(paused = x);
     if (memchr(data, '!', n)) cn_exchange_error(x, 400, "no shouting", NULL, NULL);
 }
 
@@ -95,6 +123,7 @@ static void end_upload(void *user, cn_exchange *x)
 static const cn_route routes[] = {
     {CN_HTTP_POST, "/echo", 0, handle_echo, MAX_BODY, NULL, NULL},
     {CN_HTTP_GET, "/echo", CN_ROUTE_OPEN, handle_echo, 0, NULL, NULL},
+    {CN_HTTP_GET, "/late", CN_ROUTE_OPEN, handle_late, 0, NULL, NULL},
     {CN_HTTP_GET, "/v1/files/{id}", CN_ROUTE_OPEN, handle_item, 0, NULL, NULL},
     {CN_HTTP_DELETE, "/v1/files/{id}/{part}", 0, handle_item, 0, NULL, NULL},
     {CN_HTTP_GET, "/stream", CN_ROUTE_OPEN | CN_ROUTE_LIMITED, handle_stream, 0, NULL, NULL},
@@ -137,7 +166,10 @@ static void close_server(void)
 
 static void turn(int n)
 {
-    for (int i = 0; i < n; i++) event_base_loop(base, EVLOOP_NONBLOCK);
+    for (int i = 0; i < n; i++) {
+        event_base_loop(base, EVLOOP_NONBLOCK);
+        do_late_work();
+    }
 }
 
 /* What came back is replies, each with a status that the server knows. */
@@ -248,6 +280,7 @@ static const fuzz_input corpus[] = {
     FUZZ_TEXT("DELETE /v1/files/a/b HTTP/1.1\r\nHost: h\r\n"
               "Authorization: Basic eDp0aGUtc2VjcmV0LWE=\r\n\r\n"),
     FUZZ_TEXT("HEAD /stream HTTP/1.0\r\n\r\n"),
+    FUZZ_TEXT("GET /late HTTP/1.1\r\nHost: h\r\n\r\nGET /late HTTP/1.0\r\n\r\n"),
     FUZZ_TEXT("POST /upload HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer the-secret-b\r\n"
               "Expect: 100-continue\r\nContent-Length: 8\r\n\r\nhello yo"),
 };

@@ -160,8 +160,15 @@ static bool take_body(cn_exchange *x, const char *data, size_t n)
     return false;
 }
 
-/* Hands over what the first segment of the input has; *whole when that was the last of the body. */
-static bool read_body_segment(connection *c, bool *whole)
+static bool body_is_whole(const cn_exchange *x)
+{
+    return x->head.chunked ? x->chunks.state == CN_CHUNK_DONE
+                           : x->body_bytes == x->head.content_length;
+}
+
+/* Hands over what the first segment of the input has; false when there is none, or no more is
+ * wanted. */
+static bool read_body_segment(connection *c)
 {
     cn_exchange *x = c->exchange;
     struct evbuffer *in = bufferevent_get_input(c->bev);
@@ -172,11 +179,9 @@ static bool read_body_segment(connection *c, bool *whole)
     bool bad = false;
     if (x->head.chunked) {
         used = cn_http_chunks_next(&x->chunks, v.iov_base, v.iov_len, &data, &n_data, &bad);
-        *whole = x->chunks.state == CN_CHUNK_DONE;
     } else {
         uint64_t left = x->head.content_length - x->body_bytes;
         if (n_data > left) n_data = used = (size_t)left;
-        *whole = n_data == left;
     }
     if (bad)
         cn_exchange_error(x, BAD_REQUEST, "the chunks of the body are malformed", NULL, NULL);
@@ -189,10 +194,9 @@ static bool read_body_segment(connection *c, bool *whole)
 static reading read_body(connection *c)
 {
     cn_exchange *x = c->exchange;
-    bool whole = false;
-    while (!c->paused && !whole && x->status == 0)
-        if (!read_body_segment(c, &whole)) break;
-    if (x->status == 0 && (!whole || c->paused)) return READ_WAITS;
+    while (!c->paused && !body_is_whole(x) && x->status == 0)
+        if (!read_body_segment(c)) break;
+    if (x->status == 0 && (c->paused || !body_is_whole(x))) return READ_WAITS;
     if (x->status)
         http_connection_set_state(c, CONN_BUSY);
     else
@@ -223,6 +227,7 @@ void http_connection_next(connection *c)
     http_exchange_close(c->exchange, "sent");
     c->exchange = NULL;
     c->reused = true;
+    c->paused = false;
     c->head_seen = 0;
     c->came = 0;
     if (close) {

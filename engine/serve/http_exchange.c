@@ -160,6 +160,8 @@ static const char *reason(int status)
     return "Status";
 }
 
+bool cn_exchange_is_answered(const cn_exchange *x) { return x->status != 0; }
+
 void cn_exchange_set_header(cn_exchange *x, const char *name, const char *value)
 {
     CN_ASSERT(!strpbrk(name, "\r\n:") && !strpbrk(value, "\r\n"));

@@ -244,6 +244,7 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
         return;
     }
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on); /* a client may lose its power */
     name_remote(sa, remote, sizeof remote);
     http_connection_open(s, fd, remote);
 }

@@ -117,6 +117,10 @@ void cn_exchange_resume(cn_exchange *x);
 
 /* ---- the reply: one of the four, once ---- */
 
+/* An upload may be answered from here before its end: too large, too slow, malformed. Ask before
+ * replying to one from outside of its functions. */
+bool cn_exchange_is_answered(const cn_exchange *x);
+
 /* Before the reply. */
 void cn_exchange_set_header(cn_exchange *x, const char *name, const char *value);
 
