@@ -14,7 +14,7 @@ typedef struct http_reply {
     bool truncated; /* it ended inside the body */
 } http_reply;
 
-/* A socket, or -1. Reads and writes give up after 30 s. */
+/* A socket, or -1. Reads and writes give up after 120 s. */
 int http_connect(uint16_t port);
 int http_connect_narrow(uint16_t port); /* the kernel takes only a few KiB for it */
 int http_connect_unix(const char *path);

@@ -25,8 +25,9 @@ void serve_rig_open(serve_rig *r, const char *const *options)
 {
     const char *args[MAX_ARGS] = {"serve", "--model", "examples/tiny-reasoner", "--port", "0",
                                   "--served-model-name", "tiny", "--access-log", "off",
-                                  "--log-level", "error", "--threads", "2"};
-    int n = 13;
+                                  "--log-level", "error", "--threads", "2",
+                                  "--kv-cache-memory-bytes", "128M"};
+    int n = 15;
     *r = (serve_rig){.config = cn_config_create()};
     while (options && *options && n < MAX_ARGS - 1) args[n++] = *options++;
     const uint32_t sections = CN_SECTIONS_LIBRARY | CN_SECTION_SERVE;
