@@ -14,7 +14,8 @@ enum {
     THREADS = 128,
     VECS = 8, /* of 16 bytes, of a tile in a thread's registers */
     MAX_ROWS = THREADS,
-    RING = 4 /* tiles whose addresses are in shared memory */
+    RING = 4,      /* tiles whose addresses are in shared memory */
+    RESIDENT = 5   /* blocks of a multiprocessor: an event of 288 units in one wave of 132 */
 };
 
 /* One row: nothing to do where the two are equal. */
@@ -102,7 +103,7 @@ __device__ static inline void store_tile(const uint4 piece[VECS], tile_share t,
     }
 }
 
-__global__ static void __launch_bounds__(THREADS)
+__global__ static void __launch_bounds__(THREADS, RESIDENT)
     move_kernel(const __grid_constant__ cn_compress_chunk c)
 {
     __shared__ move_row rows[RING][MAX_ROWS];

@@ -24,7 +24,7 @@ enum {
     TILES = CN_COMPRESS_SPAN / TILE,
     QUERY_TILE = 128, /* padded query rows in shared memory at a time */
     STEP = 32,        /* columns of one pass of a warp: four fragments */
-    MAX_GROUP = 32,
+    MAX_GROUP = QUERY_TILE,
     NO_TWIN = 0x7fffffff
 };
 static const __device__ float FLOOR_LOG2 = -100.0f; /* no weight is smaller: no denormals */
@@ -232,14 +232,14 @@ __device__ static inline float group_max(float v, uint32_t columns)
     return v;
 }
 
-/* Adds to sum[] (this lane's slots v and v + 8) the weights of STEP query rows from `row` on. */
-__device__ static inline void add_weights(float sum[2], const score_params &p,
+/* Adds to sum[] (this lane's slots v and v + 8) the weights of STEP query rows from `row` on;
+ * best[] keeps the largest of a group that goes on in the next rows. */
+__device__ static inline void add_weights(float sum[2], float best[2], const score_params &p,
                                           const float x[STEP / 8][4], const float *totals,
                                           uint32_t row, uint32_t v)
 {
     const uint32_t lane = threadIdx.x % CN_WARP;
     const uint32_t fragments = p.padded > 8 ? p.padded / 8 : 1; /* of a group */
-    float best[2] = {0.0f, 0.0f};
 #pragma unroll
     for (uint32_t j = 0; j < STEP / 8; j++) {
         const uint32_t at = j * 8 + lane % 4 * 2;
@@ -254,7 +254,7 @@ __device__ static inline void add_weights(float sum[2], const score_params &p,
                 continue;
             }
             best[half] = fmaxf(best[half], fmaxf(a, b));
-            if ((j + 1) % fragments != 0) continue;
+            if ((row / 8 + j + 1) % fragments != 0) continue;
             sum[half] += group_max(best[half], p.padded);
             best[half] = 0.0f;
         }
@@ -292,7 +292,7 @@ __global__ static void __launch_bounds__(THREADS)
     for (uint32_t tile = 0; tile < TILES; tile++) {
         const uint32_t slot = blockIdx.y * CN_COMPRESS_SPAN + tile * TILE;
         const uint32_t v = slot + warp * 16 + threadIdx.x % CN_WARP / 4;
-        float sum[2] = {0.0f, 0.0f};
+        float sum[2] = {0.0f, 0.0f}, best[2] = {0.0f, 0.0f};
         if (slot >= p.c.n) break;
         load_keys(keys, p.c, u, slot);
         for (uint32_t first = 0; first < p.n_padded; first += QUERY_TILE) {
@@ -308,7 +308,7 @@ __global__ static void __launch_bounds__(THREADS)
             for (uint32_t r = 0; r < QUERY_TILE && first + r < p.n_padded; r += STEP) {
                 float x[STEP / 8][4];
                 multiply(x, keys, queries, QUERY_TILE, r, d);
-                add_weights(sum, p, x, totals + r, first + r, v);
+                add_weights(sum, best, p, x, totals + r, first + r, v);
             }
             __syncthreads();
         }

@@ -290,6 +290,7 @@ __device__ static inline void find_bases(const score_params &p, const score_span
             all = merge(all, __ldcg(&measures_at(p, span, i)[at]));
     }
     all = merge_shared(all);
+    team_sync(); /* the round before has been weighed */
     if (part == 0) team->base[own_column()] = all.x + log2f(all.y);
     team_sync();
 }

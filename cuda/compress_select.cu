@@ -51,19 +51,25 @@ __device__ static inline float block_max(float v, float *shared)
     return v;
 }
 
-/* The softmax of row sums x is exp2(x * scale - top) * inverse. */
+/* The softmax of scaled row sums x is exp2(x - top) * inverse. */
 typedef struct softmax {
-    float scale, top, inverse;
+    float top, inverse;
 } softmax;
 
-__device__ static inline softmax softmax_of(const float *rows, uint32_t n, float scale,
-                                            select_shared *shared)
+/* Leaves the scaled row sums in keys, each for the thread that put it there. */
+__device__ static inline softmax softmax_of(uint32_t *keys, const float *rows, uint32_t n,
+                                            float scale, select_shared *shared)
 {
-    softmax s = {scale, -CUDART_INF_F, 0.0f};
-    for (uint32_t v = threadIdx.x; v < n; v += THREADS) s.top = fmaxf(s.top, rows[v] * scale);
+    softmax s = {-CUDART_INF_F, 0.0f};
+    for (uint32_t v = threadIdx.x; v < n; v += THREADS) {
+        const float x = rows[v] * scale;
+        keys[v] = __float_as_uint(x);
+        s.top = fmaxf(s.top, x);
+    }
     s.top = block_max(s.top, shared->warp_values[0]);
     float sum = 0.0f;
-    for (uint32_t v = threadIdx.x; v < n; v += THREADS) sum += exp2f(rows[v] * scale - s.top);
+    for (uint32_t v = threadIdx.x; v < n; v += THREADS)
+        sum += exp2f(__uint_as_float(keys[v]) - s.top);
     s.inverse = 1.0f / cn_block_sum(sum, shared->warp_values[1]);
     return s;
 }
@@ -85,13 +91,13 @@ __device__ static inline void make_keys(uint32_t *keys, const cn_compress_chunk 
     const float *score = c.score + (size_t)u.index * c.n;
     const float *rows = c.redundancy + (size_t)u.index * c.n;
     const bool redundancy = c.redundancy_kind != CN_REDUNDANCY_NONE;
-    softmax s = {0.0f, 0.0f, 0.0f};
-    if (redundancy) s = softmax_of(rows, c.n, job.redundancy_scale, shared);
+    softmax s = {0.0f, 0.0f};
+    if (redundancy) s = softmax_of(keys, rows, c.n, job.redundancy_scale, shared);
     for (uint32_t v = threadIdx.x; v < c.n; v += THREADS) {
         float x = job.pool ? pooled(score, v, c.n) : score[v];
         if (redundancy)
             x = job.score_weight * x -
-                job.redundancy_weight * (exp2f(rows[v] * s.scale - s.top) * s.inverse);
+                job.redundancy_weight * (exp2f(__uint_as_float(keys[v]) - s.top) * s.inverse);
         keys[v] = ordered_bits(v + c.window >= c.n ? CUDART_INF_F : x);
     }
     __syncthreads();
