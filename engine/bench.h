@@ -3,6 +3,7 @@
  *
  *   bench_throughput.c  a dataset, all at once, until it is done
  *   bench_steady.c      a steady state: requests of every age, replaced as they end
+ *   bench_serve.c       none of it: a client of a running server
  *   bench_decode.c      single steps: decode at a given residency, prefill
  *
  * Owner: cn_cmd_bench. Thread: the engine's. */
@@ -32,7 +33,10 @@ cn_status cn_bench_step(cn_bench *b, bool *idle);
 /* Replaces *out with n tokens of the whole vocabulary, the same for the same stream number. */
 cn_status cn_bench_random_tokens(const cn_bench *b, uint64_t stream, uint32_t n, cn_tokens *out);
 
-/* The modes. Each prints its figures and leaves them in *json as an object. */
+/* `cinch bench serve`: the dataset through a server's HTTP, request by request. */
+cn_status cn_bench_serve(const cn_config *c);
+
+/* The modes of throughput. Each prints its figures and leaves them in *json as an object. */
 cn_status cn_bench_steady(cn_bench *b, json_t **json);
 cn_status cn_bench_steps(cn_bench *b, json_t **json);
 

@@ -5,6 +5,7 @@
 
 #include "engine/json.h"
 #include "engine/line_reader.h"
+#include "engine/prompt.h"
 
 enum {
     SHAREGPT_MIN_TOKENS = 4,
@@ -20,7 +21,8 @@ static const size_t max_sharegpt_bytes = (size_t)2 << 30;
 typedef struct loader {
     cn_bench_dataset *out;
     const cn_config *c;
-    cn_engine *e;
+    const cn_bench_model *m;
+    cn_buf text; /* scratch */
     bool output_len_given;
     uint64_t n_dropped; /* too long for the engine */
 } loader;
@@ -36,7 +38,7 @@ static bool is_full(const loader *l)
 static cn_status add(loader *l, cn_tokens *tokens, uint32_t output_len)
 {
     cn_bench_dataset *d = l->out;
-    if (tokens->len == 0 || tokens->len + output_len > cn_engine_max_model_len(l->e)) {
+    if (tokens->len == 0 || tokens->len + output_len > l->m->max_model_len) {
         l->n_dropped++;
         cn_tokens_free(tokens);
         return CN_OK;
@@ -53,10 +55,10 @@ static cn_status add(loader *l, cn_tokens *tokens, uint32_t output_len)
     return CN_OK;
 }
 
-static cn_status encode(const loader *l, const char *text, cn_tokens *out)
+static cn_status encode(loader *l, const char *text, cn_tokens *out)
 {
     const cn_request_params p = {.text = text, .enable_thinking = -1};
-    return cn_engine_prompt_tokens(l->e, &p, out);
+    return cn_prompt_tokens(l->m->tokenizer, NULL, l->m->vocab, &l->text, &p, out);
 }
 
 /* ---- random ---- */
@@ -78,7 +80,7 @@ static uint32_t vary(uint32_t len, float ratio, uint64_t random)
 /* Appends the first n tokens of a stream: the same for the same seed and stream. */
 static cn_status add_random(const loader *l, uint64_t stream, uint32_t n, cn_tokens *out)
 {
-    const uint32_t vocab = cn_engine_model_config(l->e)->vocab;
+    const uint32_t vocab = l->m->vocab;
     const uint64_t seed = draw(l->c->seed, stream);
     for (uint32_t i = 0; i < n; i++) {
         const uint32_t token = (uint32_t)(draw(seed, i) % vocab);
@@ -90,7 +92,7 @@ static cn_status add_random(const loader *l, uint64_t stream, uint32_t n, cn_tok
 static cn_status load_random(loader *l)
 {
     const cn_config *c = l->c;
-    const uint32_t vocab = cn_engine_model_config(l->e)->vocab;
+    const uint32_t vocab = l->m->vocab;
     uint64_t at = 0;
     for (uint32_t i = 0; i < c->num_prompts; i++) {
         cn_tokens tokens = {0};
@@ -193,7 +195,7 @@ static cn_status add_custom(loader *l, const cn_json_at *at)
  * that names the same prefix. */
 static cn_status add_lengths(loader *l, const cn_json_at *at)
 {
-    const uint32_t longest = cn_engine_max_model_len(l->e);
+    const uint32_t longest = l->m->max_model_len;
     uint32_t n = 0, output_len = 0, prefix = 0, n_prefix = 0;
     CN_TRY(cn_json_u32(at, "prompt_tokens", CN_JSON_REQUIRED, 1, INT32_MAX, &n));
     CN_TRY(cn_json_u32(at, "output_tokens", CN_JSON_REQUIRED, 1, INT32_MAX, &output_len));
@@ -209,10 +211,10 @@ static cn_status add_lengths(loader *l, const cn_json_at *at)
     return status;
 }
 
-cn_status cn_bench_dataset_load(cn_bench_dataset *out, const cn_config *c, cn_engine *e)
+cn_status cn_bench_dataset_load(cn_bench_dataset *out, const cn_config *c, const cn_bench_model *m)
 {
     *out = (cn_bench_dataset){0};
-    loader l = {.out = out, .c = c, .e = e,
+    loader l = {.out = out, .c = c, .m = m,
                 .output_len_given = cn_config_is_given(c, "output-len")};
     cn_status status = CN_OK;
     if (c->workload)
@@ -223,9 +225,10 @@ cn_status cn_bench_dataset_load(cn_bench_dataset *out, const cn_config *c, cn_en
         status = load_sharegpt(&l);
     else
         status = load_lines(&l, c->dataset_path, add_custom);
+    cn_buf_free(&l.text);
     if (status == CN_OK && l.n_dropped)
         cn_log(CN_LOG_WARN, "%llu prompts left out: longer with their output than %u tokens",
-               (unsigned long long)l.n_dropped, cn_engine_max_model_len(e));
+               (unsigned long long)l.n_dropped, m->max_model_len);
     if (status == CN_OK && out->n == 0) status = cn_fail(CN_ERR_ARG, "no prompt to run");
     if (status != CN_OK) cn_bench_dataset_free(out);
     return status;

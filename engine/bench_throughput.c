@@ -98,7 +98,12 @@ static cn_status bench_dataset(cn_bench *b, json_t **json)
 {
     cn_bench_dataset d = {0};
     double elapsed_s = 0;
-    CN_TRY(cn_bench_dataset_load(&d, b->config, b->engine));
+    const cn_bench_model model = {
+        .vocab = cn_engine_model_config(b->engine)->vocab,
+        .max_model_len = cn_engine_max_model_len(b->engine),
+        .tokenizer = cn_engine_tokenizer(b->engine),
+    };
+    CN_TRY(cn_bench_dataset_load(&d, b->config, &model));
     cn_status status = run(b, &d, &elapsed_s);
     cn_bench_dataset_free(&d);
     CN_TRY(status);
@@ -163,9 +168,11 @@ int cn_cmd_bench(int argc, char **argv)
     int first, exit_code;
     cn_config *c = cn_command_begin(argc, argv, &first, &exit_code);
     if (!c) return exit_code;
-    cn_status status = argc - first == 1 && strcmp(argv[first], "throughput") == 0
-                           ? bench(c)
-                           : cn_fail(CN_ERR_ARG, "want one word, throughput");
+    const char *what = argc - first == 1 ? argv[first] : "";
+    cn_status status = strcmp(what, "throughput") == 0 ? bench(c)
+                       : strcmp(what, "serve") == 0
+                           ? cn_bench_serve(c)
+                           : cn_fail(CN_ERR_ARG, "want one word, throughput or serve");
     cn_config_free(c);
     if (status == CN_OK && fflush(stdout) == 0) return CN_EXIT_OK;
     cn_log(CN_LOG_ERROR, "cinch bench: %s", cn_last_error());

@@ -20,7 +20,7 @@ static const cn_command commands[] = {
      "measure compressed KV against full KV: quality, agreement, speed, memory",
      ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_PROMPTS | CN_SECTION_COMPARE,
      cn_cmd_compare},
-    {"bench", "throughput --model DIR", "measure requests and tokens per second",
+    {"bench", "throughput|serve --model DIR", "measure requests and tokens per second, or a server",
      ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_BENCH, cn_cmd_bench},
     {"plan", "--model DIR", "print memory, KV blocks and concurrency before anything is loaded",
      ENGINE_SECTIONS | CN_SECTION_PLAN, cn_cmd_plan},

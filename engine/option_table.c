@@ -303,6 +303,18 @@ static const cn_option options[] = {
         .help = "write what runs, waits and is produced over time into this CSV file"),
     ROW(BENCH, "timeline-interval", F32, timeline_interval, "0.25", .min = 0, .max = 3600,
         .flags = ABOVE_MIN, .help = "seconds between two rows of the timeline"),
+    ROW(BENCH, "base-url", STRING, base_url, "http://127.0.0.1:8000",
+        .help = "serve: the server to measure"),
+    ROW(BENCH, "api-key", STRING, bench_api_key, NULL, .help = "serve: key to show the server"),
+    ROW(BENCH, "request-rate", F32, request_rate, "0", .min = 0, .max = 1e6,
+        .help = "serve: requests per second on average; 0 sends all at once"),
+    ROW(BENCH, "burstiness", F32, burstiness, "1", .min = 0, .max = 1000, .flags = ABOVE_MIN,
+        .help = "serve: shape of the gamma distribution of the gaps: 1 is Poisson arrivals, less "
+                "comes in bursts, more is even"),
+    ROW(BENCH, "max-concurrency", U32, max_concurrency, "0", .min = 1, .max = 65536,
+        .flags = ZERO_OK, .help = "serve: most requests under way; 0 is no limit"),
+    ROW(BENCH, "save-detailed", BOOL, save_detailed, "false",
+        .help = "serve: also write lengths and times of every request"),
     ROW(BENCH, "output-json", STRING, output_json, NULL, .help = "also write the figures here"),
 
     ROW(PLAN, "json", BOOL, json, "false", .help = "print the plan as JSON"),

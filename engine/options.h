@@ -161,6 +161,10 @@ struct cn_config {
     char *compare_json, *plot; /* paths or NULL */
 
     /* bench */
+    char *base_url, *bench_api_key;
+    float request_rate, burstiness; /* rate 0: all at once */
+    uint32_t max_concurrency;       /* 0 = no limit */
+    bool save_detailed;
     cn_opt_dataset dataset_name;
     char *dataset_path;
     uint32_t input_len, output_len, num_prompts;

@@ -17,7 +17,9 @@ $python $load streams "$url" "$dir/requests.jsonl" "$dir/output.jsonl"
 $python $load steady "$url" "${REQUESTS:-500}" 32 "${GROWTH_KIB:-4096}"
 stop
 
-serve --max-connections 256 --request-timeout 2 --idle-timeout 5
-$python $load rude "$url" "${CROWD:-60}"
+# Two thirds of the crowd fill every connection; the last third would need more.
+crowd=${CROWD:-60}
+serve --max-connections $((crowd * 2)) --request-timeout 2 --idle-timeout 5
+$python $load rude "$url" "$crowd"
 stop
 echo "serve load: ok"

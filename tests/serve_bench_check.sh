@@ -1,0 +1,74 @@
+#!/bin/sh
+# `cinch bench serve` against a running server: the fields that scripts read, counts, arrivals, and
+# what it says of a server that is not there or wants a key. BUILD is the build directory.
+set -eu
+dir=$(mktemp -d)
+. tests/lib/serve.sh
+trap clean_up EXIT
+model=examples/tiny-reasoner
+
+# bench OPTIONS...: figures in $dir/out.
+bench() {
+    "$cinch" bench serve --model $model --base-url "$url" --output-json "$dir/out" "$@" >"$dir/line" ||
+        { echo "bench serve $*: failed"; cat "$dir/line"; exit 1; }
+}
+
+# expect FIELD=PATTERN...: in the figures.
+expect() {
+    for want in "$@"; do
+        grep -qE "^ \"${want%%=*}\": ${want#*=},?\$" "$dir/out" && continue
+        echo "no $want in:"
+        cat "$dir/out"
+        exit 1
+    done
+}
+
+# refused TEXT OPTIONS...
+refused() {
+    text=$1
+    shift
+    "$cinch" bench serve --model $model --num-prompts 2 --input-len 8 --output-len 2 "$@" \
+        >"$dir/line" 2>&1 && { echo "not refused: $*"; exit 1; }
+    grep -qF -e "$text" "$dir/line" && return
+    echo "no '$text' in:"
+    cat "$dir/line"
+    exit 1
+}
+
+serve --kv-policies full,zip --kv-cache-memory-bytes 64M
+bench --num-prompts 12 --input-len 8 --output-len 6 --max-concurrency 3 --temperature 0
+number='[0-9][0-9.e-]*'
+expect 'request_rate="inf"' burstiness=1.0 max_concurrency=3 num_prompts=12 completed=12 failed=0 \
+    total_input_tokens=96 total_output_tokens=72 max_concurrent_requests=3 request_goodput=null \
+    'model_id="tiny"' duration="$number" request_throughput="$number" output_throughput="$number" \
+    total_token_throughput="$number" max_output_tokens_per_s="$number"
+for metric in ttft tpot itl e2el; do
+    for kind in mean median std p90 p99; do expect ${kind}_${metric}_ms="$number"; done
+done
+grep -qE '^output_throughput +[0-9.]+$' "$dir/line"
+
+# 24 arrivals at 12 a second take about 2 seconds, whatever the burstiness.
+for burstiness in 0.5 1 100; do
+    bench --num-prompts 24 --input-len 4 --output-len 1 --request-rate 12 --burstiness $burstiness
+    expect request_rate=12.0 'duration=[0-9.]+' completed=24
+    "${PYTHON:-python3}" -c "import json, sys
+s = json.load(open('$dir/out'))['duration']
+sys.exit(not 0.7 < s < 8 and f'24 arrivals at 12 a second took {s} s')"
+done
+
+bench --num-prompts 3 --input-len 8 --output-len 5 --save-detailed --kv-policy zip --kv-budget 64
+"${PYTHON:-python3}" - "$dir/out" <<'P'
+import json, sys
+f = json.load(open(sys.argv[1]))
+assert f["input_lens"] == [8] * 3 and f["output_lens"] == [5] * 3 and f["errors"] == [""] * 3, f
+assert all(t > 0 for t in f["ttfts"]) and all(len(g) <= 4 for g in f["itls"])
+P
+refused "request 1 failed: status 400" --base-url "$url" --kv-policy window
+stop
+refused "Connection refused" --base-url "$url"
+refused "want http://host:port" --base-url localhost
+serve --api-key a-key-for-the-test
+refused "/v1/models: status 401" --base-url "$url"
+bench --api-key a-key-for-the-test --num-prompts 2 --input-len 8 --output-len 2
+stop
+echo "serve bench: ok"
