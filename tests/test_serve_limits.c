@@ -489,9 +489,10 @@ static void the_log_has_a_line_per_request(void **state)
 static void a_stop_lets_requests_finish(void **state)
 {
     (void)state;
+    static const char *const options[] = {"--shutdown-timeout", "120", NULL};
     serve_rig rig;
     http_reply r;
-    serve_rig_open(&rig, NULL);
+    serve_rig_open(&rig, options);
     int idle = http_connect(rig.port);
     int fd = begin_completion(rig.port, NULL, 200, true);
     assert_true(serve_rig_wait_running(&rig, 1));

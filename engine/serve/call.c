@@ -3,7 +3,7 @@
 
 #include "engine/serve/service_state.h"
 
-void cn_call_ref(cn_call *call) { atomic_fetch_add(&call->refs, 1); }
+static void call_ref(cn_call *call) { atomic_fetch_add(&call->refs, 1); }
 
 void cn_call_unref(cn_call *call)
 {
@@ -37,7 +37,7 @@ void cn_call_tell(cn_call *call)
     call->news_under_way = true;
     pthread_mutex_unlock(&call->lock);
     if (known) return;
-    cn_call_ref(call);
+    call_ref(call);
     cn_mailbox_post(call->reply_to,
                     call->klass == CN_CLASS_BATCH ? CN_LANE_NORMAL : CN_LANE_EXPRESS,
                     &call->news_mail);
@@ -99,7 +99,7 @@ cn_status cn_call_start(cn_call **out, cn_service *s, cn_call_opts *o)
 void cn_call_cancel(cn_call *call)
 {
     if (atomic_exchange(&call->cancelled, true) || cn_call_is_over(call)) return;
-    cn_call_ref(call);
+    call_ref(call);
     cn_mailbox_post(call->service->engine_box, CN_LANE_EXPRESS, &call->cancel_mail);
 }
 
@@ -149,11 +149,4 @@ cn_api_result *cn_call_take_result(cn_call *call)
     call->result = NULL;
     pthread_mutex_unlock(&call->lock);
     return result;
-}
-
-void cn_call_get_times(cn_call *call, cn_call_times *out)
-{
-    pthread_mutex_lock(&call->lock);
-    *out = call->times;
-    pthread_mutex_unlock(&call->lock);
 }

@@ -67,11 +67,4 @@ void cn_call_unlock(cn_call *call);
 /* Of a call that is over: its output becomes the caller's. NULL when there is none. */
 cn_api_result *cn_call_take_result(cn_call *call);
 
-/* Seconds (cn_now_s) at which it was started, accepted by the engine, brought its first token,
- * ended; 0: not yet. Stable once it is over. */
-typedef struct cn_call_times {
-    double started_s, submitted_s, first_token_s, last_token_s;
-} cn_call_times;
-void cn_call_get_times(cn_call *call, cn_call_times *out);
-
 #endif

@@ -51,7 +51,7 @@ static void observe_end(cn_call *call, const cn_event *ev)
     f->finished[ev->finish]++;
     f->finished_class[call->klass] += ev->last;
     cn_serve_stats_unlock(stats);
-    const cn_call_times *t = &call->times;
+    const call_times *t = &call->times;
     if (!ev->last || ev->finish == CN_FINISH_CANCELLED || t->first_token_s == 0) return;
     cn_usage u;
     cn_api_result_usage(call->result, &u);

@@ -221,7 +221,8 @@ void http_connection_process(connection *c)
     }
 }
 
-void http_connection_next(connection *c)
+/* The reply has left for the client: the next request, or the end. */
+static void next_exchange(connection *c)
 {
     const bool close = c->exchange->close_after;
     http_exchange_close(c->exchange, "sent");
@@ -254,7 +255,7 @@ static void on_write(struct bufferevent *bev, void *arg)
     (void)bev;
     if (!x || c->state != CONN_BUSY || x->status == 0) return;
     if (x->ended) {
-        http_connection_next(c);
+        next_exchange(c);
     } else if (x->waits) {
         x->waits = false;
         x->ready(x->user, x);

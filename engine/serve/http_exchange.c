@@ -49,8 +49,6 @@ void http_exchange_close(cn_exchange *x, const char *why)
 
 /* ---- the request ---- */
 
-const char *cn_exchange_path(const cn_exchange *x) { return x->head.path; }
-
 const char *cn_exchange_param(const cn_exchange *x, uint32_t i)
 {
     CN_ASSERT(i < CN_HTTP_MAX_PARAMS && x->params[i].data);
@@ -159,8 +157,6 @@ static const char *reason(int status)
         if (reasons[i].status == status) return reasons[i].text;
     return "Status";
 }
-
-bool cn_exchange_is_answered(const cn_exchange *x) { return x->status != 0; }
 
 void cn_exchange_set_header(cn_exchange *x, const char *name, const char *value)
 {

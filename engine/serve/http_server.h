@@ -89,7 +89,6 @@ uint32_t cn_http_server_n_exchanges(const cn_http_server *s);
 
 /* ---- the request ---- */
 
-const char *cn_exchange_path(const cn_exchange *x);
 /* What the i-th {segment} matched. */
 const char *cn_exchange_param(const cn_exchange *x, uint32_t i);
 /* A value of the query string, decoded; NULL when absent. Valid until the next is asked for. */
@@ -117,9 +116,8 @@ void cn_exchange_resume(cn_exchange *x);
 
 /* ---- the reply: one of the four, once ---- */
 
-/* An upload may be answered from here before its end: too large, too slow, malformed. Ask before
- * replying to one from outside of its functions. */
-bool cn_exchange_is_answered(const cn_exchange *x);
+/* An upload that is being read may be answered from here: too large, too slow, malformed. Then
+ * body() and handle() are not called any more, only closed(). A paused one is left alone. */
 
 /* Before the reply. */
 void cn_exchange_set_header(cn_exchange *x, const char *name, const char *value);

@@ -104,8 +104,6 @@ connection *http_connection_open(cn_http_server *s, int fd, const char *remote);
 void http_connection_close(connection *c, const char *why);
 /* Goes on with what came: after an exchange has ended, or an upload was resumed. */
 void http_connection_process(connection *c);
-/* The reply to the current exchange has left for the client: the next request, or the end. */
-void http_connection_next(connection *c);
 void http_connection_set_state(connection *c, conn_state state);
 
 /* ---- http_exchange.c ---- */

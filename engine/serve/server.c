@@ -253,10 +253,3 @@ cn_service *cn_server_service(cn_server *s) { return s->service; }
 cn_http_server *cn_server_http(cn_server *s) { return s->http; }
 struct event_base *cn_server_base(cn_server *s) { return s->base; }
 cn_mailbox *cn_server_mailbox(cn_server *s) { return s->mailbox; }
-
-void *cn_server_part_state(cn_server *s, const char *name)
-{
-    for (uint32_t i = 0; i < s->n_open_parts; i++)
-        if (strcmp(parts[i]->name, name) == 0) return s->part_states[i];
-    return NULL;
-}

@@ -46,7 +46,5 @@ cn_http_server *cn_server_http(cn_server *s);
 struct event_base *cn_server_base(cn_server *s);
 /* The HTTP thread's: reply_to of what a route starts. */
 cn_mailbox *cn_server_mailbox(cn_server *s);
-/* State of the part of this name, or NULL. */
-void *cn_server_part_state(cn_server *s, const char *name);
 
 #endif

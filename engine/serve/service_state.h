@@ -13,6 +13,12 @@
 #include "engine/chat_template.h"
 #include "engine/serve/service.h"
 
+/* cn_now_s at which it was started, accepted by the engine, brought its first and its latest token;
+ * 0: not yet. */
+typedef struct call_times {
+    double started_s, submitted_s, first_token_s, last_token_s;
+} call_times;
+
 struct cn_call {
     cn_mail mail;        /* on its way: intake, then engine */
     cn_mail cancel_mail; /* to the engine, at most once */
@@ -47,7 +53,7 @@ struct cn_call {
     bool over, news_under_way;
     cn_status status;
     cn_buf error, at_fault;
-    cn_call_times times;
+    call_times times;
 };
 
 struct cn_service {
@@ -83,7 +89,6 @@ struct cn_service {
 };
 
 /* call.c */
-void cn_call_ref(cn_call *call);
 void cn_call_unref(cn_call *call);
 /* Ends the call with the thread's last error (unless CN_OK), tells the owner, drops the reference
  * of its way. */
