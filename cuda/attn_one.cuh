@@ -539,6 +539,24 @@ __device__ static inline void cn_one_end(const cn_one_params &p, const cn_one_st
     cn_sync_some(1, CN_ONE_COMPUTE); /* the exchange may be written again */
 }
 
+/* A stage's note in all lanes of a warp. The lane that gives the stage back reads it for them: what
+ * orders its read before the next note is its own arrival, as a race checker wants to see it. */
+__device__ static inline cn_one_note cn_one_read_note(const cn_one_note *from)
+{
+    enum { WORDS = sizeof(cn_one_note) / sizeof(uint32_t) };
+    static_assert(sizeof(cn_one_note) % sizeof(uint32_t) == 0, "a note is whole words");
+    union {
+        cn_one_note note;
+        uint32_t words[WORDS];
+    } x;
+    const uint32_t *words = (const uint32_t *)from;
+    const bool reads = threadIdx.x % CN_WARP == 0;
+#pragma unroll
+    for (int i = 0; i < WORDS; i++)
+        x.words[i] = __shfl_sync(0xffffffffu, reads ? words[i] : 0, 0);
+    return x.note;
+}
+
 template <int D>
 __device__ static inline void cn_one_compute(const cn_one_params &p, const cn_one_shared<D> &shared,
                                              cn_one_fixed *fixed)
@@ -549,7 +567,7 @@ __device__ static inline void cn_one_compute(const cn_one_params &p, const cn_on
     for (uint32_t i = 0; !end; i++) {
         const uint32_t stage = i % p.n_stages, round = i / p.n_stages;
         cn_barrier_wait(&fixed->full[stage], round & 1);
-        const cn_one_note note = fixed->notes[stage];
+        const cn_one_note note = cn_one_read_note(&fixed->notes[stage]);
         if (note.first) cn_one_begin<D>(x, shared.queries(stage), note.n_heads, p.pool.head_dim);
         if (slice >= note.first_slot && slice < note.last_slot) {
             const uint32_t n = note.last_slot - slice;

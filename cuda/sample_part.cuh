@@ -317,6 +317,7 @@ __device__ static __noinline__ void ban_and_bias(const part *t)
     const cn_sample_args *a = &t->p->args;
     const cn_sample_row *r = &shared()->row;
     float *x = &shared()->x->x;
+    __syncthreads(); /* others may still read the raw values */
     for (uint32_t i = threadIdx.x; i < r->n_ban; i += THREADS) {
         const uint32_t at = a->bans[r->ban_start + i] - t->begin;
         if (at < t->n) x[at] = -INFINITY;
