@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "engine/backend.h"
-#include "engine/planner.h"
+#include "engine/start_plan.h"
 #include "engine/step_graph.h"
 
 /* ---- the checkpoint, without its weights ---- */
@@ -17,7 +17,7 @@ static cn_status choose_model_len(cn_engine *e)
     if (wanted > limit)
         return cn_fail(CN_ERR_ARG, "--max-model-len %u: config.json allows at most %u positions",
                        wanted, limit);
-    e->max_model_len = wanted ? wanted : limit;
+    e->max_model_len = cn_start_max_model_len(e->config, &e->model_config);
     return CN_OK;
 }
 
@@ -50,7 +50,7 @@ static cn_status load_checkpoint_texts(cn_engine *e)
     if (!c->model) return cn_fail(CN_ERR_ARG, "--model is missing: name a checkpoint directory");
     CN_TRY(cn_model_config_load(&e->model_config, c->model));
     CN_TRY(choose_model_len(e));
-    e->max_rows = (uint32_t)cn_round_up(c->max_num_seqs, CN_GRAPH_ROWS_STEP);
+    e->max_rows = cn_start_max_rows(c);
     CN_TRY(cn_generation_config_load(&e->generation, c->model));
     CN_TRY(cn_generation_config_eos(&e->generation, &e->model_config, e->eos, &e->n_eos));
     CN_TRY(load_tokenizer(e, tokenizer_dir));
@@ -205,57 +205,17 @@ static cn_status take_event_memory(cn_engine *e, const cn_memory_plan *plan)
     return be->mem_alloc(be, e->compress_scratch_bytes, &e->compress_scratch);
 }
 
-/* What take_event_memory will take, of pools that are yet to be planned. */
-static uint64_t event_bytes(const cn_engine *e)
-{
-    enum { LARGEST_BLOCK = 256 };
-    const cn_config *c = e->config;
-    const cn_model_config *m = &e->model_config;
-    if ((c->kv_policies | 1U << c->kv.policy) == 1U << CN_KV_FULL) return 0;
-    const cn_pools p = {.layout = cn_kv_layout_make(m->n_layers, 1, m->n_kv_heads, LARGEST_BLOCK,
-                                                    m->head_dim),
-                        .n_heads = m->n_heads,
-                        .window = c->kv.window_tokens};
-    const uint32_t longest = (uint32_t)cn_round_up(e->max_model_len, LARGEST_BLOCK);
-    return e->backend->compress_scratch_bytes(e->backend, &p, longest);
-}
-
-/* What the arrays taken after the pools need of a device's memory, rounded up generously. */
-static uint64_t later_bytes(const cn_engine *e)
-{
-    enum { BATCH_BYTES = 96 << 20 };
-    cn_backend *be = e->backend;
-    const uint64_t rows = e->max_rows, vocab = e->model_config.vocab;
-    const uint64_t flights = CN_FLIGHTS * rows * (2 + 2 * CN_MAX_LOGPROBS) * sizeof(uint32_t);
-    return rows * vocab * sizeof *e->counts + flights + BATCH_BYTES + event_bytes(e) +
-           be->sample_scratch_bytes(be, e->max_rows, (uint32_t)vocab);
-}
-
-/* A host's KV memory is a figure of the options, so an impossible plan is refused before weights
- * are read. A device has one memory: KV gets what weights and workspace leave of it. */
-static cn_status load_and_plan(cn_engine *e, cn_memory_plan *plan)
-{
-    cn_backend *be = e->backend;
-    uint64_t *kv_bytes = &e->config->kv_cache_memory_bytes;
-    const bool rest_of_device = be->mem_avail && *kv_bytes == 0;
-    if (rest_of_device) {
-        CN_TRY(load_model(e));
-        const uint64_t avail = be->mem_avail(be), later = later_bytes(e);
-        *kv_bytes = avail > later ? avail - later : 1;
-    }
-    CN_TRY(cn_memory_plan_make(plan, e->config, &e->model_config, be));
-    return rest_of_device ? CN_OK : load_model(e);
-}
-
 /* The one figure that a planner may get wrong unnoticed. */
-static void log_memory(const cn_engine *e)
+static void log_memory(const cn_engine *e, const cn_start_plan *plan)
 {
     uint64_t planned, used;
     if (!e->backend->mem_usage) return;
     e->backend->mem_usage(e->backend, &planned, &used);
     const double gib = 1u << 30;
-    cn_log(CN_LOG_INFO, "device memory: %.2f GiB planned, %.2f GiB in use (%+.1f %%)",
-           (double)planned / gib, (double)used / gib,
+    cn_log(CN_LOG_INFO,
+           "device memory: %.2f GiB planned (weights %.2f, KV %.2f), %.2f GiB in use (%+.1f %%)",
+           (double)planned / gib, (double)plan->weight_bytes / gib,
+           (double)plan->kv.kv_bytes / gib, (double)used / gib,
            ((double)used / (double)planned - 1) * 100);
 }
 
@@ -263,15 +223,16 @@ static cn_status build(cn_engine *e)
 {
     CN_TRY(load_checkpoint_texts(e));
     CN_TRY(cn_backend_open(&e->backend, e->config, &e->model_config));
-    cn_memory_plan plan;
-    CN_TRY(load_and_plan(e, &plan));
-    CN_TRY(take_pools(e, &plan));
-    CN_TRY(make_scheduler(e, &plan));
-    CN_TRY(make_batch(e, &plan));
+    cn_start_plan plan;
+    CN_TRY(cn_start_plan_make(&plan, e->config, &e->model_config, e->backend));
+    CN_TRY(load_model(e));
+    CN_TRY(take_pools(e, &plan.kv));
+    CN_TRY(make_scheduler(e, &plan.kv));
+    CN_TRY(make_batch(e, &plan.kv));
     CN_TRY(take_sampling_memory(e));
-    CN_TRY(take_event_memory(e, &plan));
+    CN_TRY(take_event_memory(e, &plan.kv));
     CN_TRY(cn_step_graphs_record(e));
-    log_memory(e);
+    log_memory(e, &plan);
     return CN_OK;
 }
 

@@ -1,5 +1,6 @@
 /* plan.c - `cinch plan`: what a model would take and how many requests would run at once, from
- * config.json and the options alone. No weight is read and no KV memory is taken.
+ * config.json and the options alone, on the device that would run it. No weight is read and no KV
+ * memory is taken.
  *
  * Expected tokens/s is a ceiling made of two measurements of a fraction of a second: how fast the
  * backend's GEMM reads a weight matrix for one row, and how fast it multiplies it for as many rows
@@ -10,15 +11,15 @@
 #include <string.h>
 
 #include "engine/command.h"
-#include "engine/model.h"
-#include "engine/planner.h"
+#include "engine/backend.h"
+#include "engine/start_plan.h"
 
 typedef struct plan_report {
     const cn_config *config;
     cn_model_config model;
-    cn_memory_plan memory;
+    cn_start_plan start;
+    cn_memory_plan memory; /* of start */
     cn_dtype weight_dtype;
-    uint64_t weight_bytes, workspace_bytes;
     uint32_t max_model_len;
     uint32_t running;         /* requests at once, as the default policy has it */
     uint32_t resident_tokens; /* of each, on the average */
@@ -27,10 +28,13 @@ typedef struct plan_report {
 
 /* ---- measuring ---- */
 
-enum { PROBE_COLS = 2048, PROBE_ROWS = 8192 }; /* 64 MiB in f32: no cache holds it */
+/* 64 MiB in f32, 512 in bf16 on a device: no cache holds it, and starting a product is cheap beside
+ * it. */
+enum { PROBE_COLS = 2048, PROBE_ROWS = 8192, PROBE_DEVICE_ROWS = 131072 };
 
 typedef struct probe {
     cn_backend *be;
+    uint32_t n_rows; /* of the weight */
     void *weight, *x, *out;
 } probe;
 
@@ -38,7 +42,7 @@ typedef struct probe {
 static cn_status time_gemm(const probe *p, uint32_t n_tokens, double *seconds)
 {
     const cn_gemm_args a = {.out = p->out, .x = p->x, .weight = p->weight, .n_tokens = n_tokens,
-                            .n = PROBE_ROWS, .k = PROBE_COLS};
+                            .n = p->n_rows, .k = PROBE_COLS};
     cn_stream *s = p->be->stream(p->be, 0);
     for (int i = 0; i < 4; i++) {
         const double began_s = cn_now_s();
@@ -54,22 +58,22 @@ static cn_status measure_with(probe *p, plan_report *r)
 {
     const size_t act_bytes = cn_dtype_bytes(p->be->act_dtype);
     const size_t weight_bytes =
-        (size_t)PROBE_ROWS * PROBE_COLS * cn_dtype_bytes(p->be->weight_dtype);
+        (size_t)p->n_rows * PROBE_COLS * cn_dtype_bytes(p->be->weight_dtype);
     const uint32_t rows = cn_max_u32(r->running, 1);
     CN_TRY(p->be->mem_alloc(p->be, weight_bytes, &p->weight));
     CN_TRY(p->be->mem_alloc(p->be, rows * PROBE_COLS * act_bytes, &p->x));
-    CN_TRY(p->be->mem_alloc(p->be, rows * PROBE_ROWS * act_bytes, &p->out));
+    CN_TRY(p->be->mem_alloc(p->be, (size_t)rows * p->n_rows * act_bytes, &p->out));
     double one_s = 0, all_s = 0;
     CN_TRY(time_gemm(p, 1, &one_s));
     CN_TRY(time_gemm(p, rows, &all_s));
     r->read_bytes_per_s = (double)weight_bytes / one_s;
-    r->flops_per_s = 2.0 * PROBE_ROWS * PROBE_COLS * rows / all_s;
+    r->flops_per_s = 2.0 * p->n_rows * PROBE_COLS * rows / all_s;
     return CN_OK;
 }
 
 static cn_status measure(cn_backend *be, plan_report *r)
 {
-    probe p = {.be = be};
+    probe p = {.be = be, .n_rows = be->mem_avail ? PROBE_DEVICE_ROWS : PROBE_ROWS};
     cn_status status = measure_with(&p, r);
     void *const memory[] = {p.weight, p.x, p.out};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
@@ -92,20 +96,24 @@ static uint32_t budget_tokens(const plan_report *r)
     return (uint32_t)cn_round_up(r->config->kv.budget_tokens, r->memory.block_tokens);
 }
 
-static cn_status fill(plan_report *r, cn_backend *be)
+static cn_status load_config(plan_report *r)
 {
     const cn_config *c = r->config;
-    CN_TRY(cn_model_config_load(&r->model, c->model));
-    const cn_model_config *m = &r->model;
+    cn_model_config *m = &r->model;
+    CN_TRY(cn_model_config_load(m, c->model));
     if (c->max_model_len > m->max_position)
         return cn_fail(CN_ERR_ARG, "--max-model-len %u: config.json allows at most %u positions",
                        c->max_model_len, m->max_position);
-    r->max_model_len = c->max_model_len ? c->max_model_len : m->max_position;
-    CN_TRY(cn_memory_plan_make(&r->memory, c, m, be));
+    r->max_model_len = cn_start_max_model_len(c, m);
+    return CN_OK;
+}
+
+static cn_status fill(plan_report *r, cn_backend *be)
+{
+    const cn_config *c = r->config;
+    CN_TRY(cn_start_plan_make(&r->start, c, &r->model, be));
+    r->memory = r->start.kv;
     r->weight_dtype = be->weight_dtype;
-    r->weight_bytes = cn_model_config_n_params(m) * cn_dtype_bytes(be->weight_dtype);
-    r->workspace_bytes = cn_model_workspace_bytes(m, be, c->max_num_batched_tokens,
-                                                  c->max_num_seqs, r->max_model_len);
     const bool capped = c->kv.policy != CN_KV_FULL;
     r->running = capped ? r->memory.concurrency_capped : r->memory.concurrency_full;
     /* A request of full KV holds half its final length on the average. */
@@ -148,9 +156,9 @@ static void print_table(const plan_report *r)
     printf("%-12s %s, %.1f M parameters: %u layers, hidden %u, %u query and %u kv heads of %u\n",
            "model", m->architecture, (double)cn_model_config_n_params(m) / 1e6, m->n_layers,
            m->hidden, m->n_heads, m->n_kv_heads, m->head_dim);
-    print_bytes("weights", r->weight_bytes);
+    print_bytes("weights", r->start.weight_bytes);
     printf(" in %s\n", r->weight_dtype == CN_F32 ? "f32" : "bf16");
-    print_bytes("workspace", r->workspace_bytes);
+    print_bytes("workspace", r->start.workspace_bytes + r->start.step_bytes);
     printf(", steps of %u tokens and %u requests\n", r->config->max_num_batched_tokens,
            r->config->max_num_seqs);
     print_bytes("kv cache", p->n_blocks * p->block_bytes);
@@ -161,7 +169,7 @@ static void print_table(const plan_report *r)
         printf(", M = %u slots of %u queries, %llu bytes each\n", p->n_query_slots,
                p->window_tokens, (unsigned long long)p->query_slot_bytes);
     }
-    print_bytes("total", r->weight_bytes + r->workspace_bytes + p->kv_bytes);
+    print_bytes("total", cn_start_plan_bytes(&r->start));
     printf("\n");
     print_concurrency(r);
 }
@@ -174,10 +182,11 @@ static cn_status print_json(const plan_report *r)
         "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, "
         "s:f}",
         "architecture", m->architecture, "parameters", (json_int_t)cn_model_config_n_params(m),
-        "weight_bytes", (json_int_t)r->weight_bytes, "workspace_bytes",
-        (json_int_t)r->workspace_bytes, "kv_bytes", (json_int_t)p->kv_bytes, "block_size",
-        (json_int_t)p->block_tokens, "block_bytes", (json_int_t)p->block_bytes, "num_blocks",
-        (json_int_t)p->n_blocks, "query_slots", (json_int_t)p->n_query_slots, "query_slot_bytes",
+        "weight_bytes", (json_int_t)r->start.weight_bytes, "workspace_bytes",
+        (json_int_t)(r->start.workspace_bytes + r->start.step_bytes), "kv_bytes",
+        (json_int_t)p->kv_bytes, "block_size", (json_int_t)p->block_tokens, "block_bytes",
+        (json_int_t)p->block_bytes, "num_blocks", (json_int_t)p->n_blocks, "query_slots",
+        (json_int_t)p->n_query_slots, "query_slot_bytes",
         (json_int_t)p->query_slot_bytes, "max_blocks_per_request", (json_int_t)p->n_max_blocks,
         "max_model_len", (json_int_t)r->max_model_len, "max_request_tokens",
         (json_int_t)p->max_request_tokens, "concurrency_full", (json_int_t)p->concurrency_full,
@@ -194,10 +203,10 @@ static cn_status print_json(const plan_report *r)
 
 static cn_status plan(const cn_config *c)
 {
-    const cn_cpu_backend_opts opts = {.n_threads = c->n_threads};
-    cn_backend *be = NULL;
-    CN_TRY(cn_backend_cpu_open(&be, &opts));
     plan_report r = {.config = c};
+    cn_backend *be = NULL;
+    CN_TRY(load_config(&r));
+    CN_TRY(cn_backend_open(&be, c, &r.model));
     cn_status status = fill(&r, be);
     be->close(be);
     CN_TRY(status);

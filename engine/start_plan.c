@@ -1,0 +1,82 @@
+/* start_plan.c - see start_plan.h. */
+#include "engine/start_plan.h"
+
+#include "engine/engine_state.h"
+#include "engine/step_graph.h"
+
+uint32_t cn_start_max_rows(const cn_config *c)
+{
+    return (uint32_t)cn_round_up(c->max_num_seqs, CN_GRAPH_ROWS_STEP);
+}
+
+uint32_t cn_start_max_model_len(const cn_config *c, const cn_model_config *m)
+{
+    return c->max_model_len ? c->max_model_len : m->max_position;
+}
+
+/* The scratch of events, of pools that are yet to be planned. */
+static uint64_t event_bytes(const cn_config *c, const cn_model_config *m, cn_backend *be)
+{
+    enum { LARGEST_BLOCK = 256 };
+    if ((c->kv_policies | 1U << c->kv.policy) == 1U << CN_KV_FULL) return 0;
+    const cn_pools p = {.layout = cn_kv_layout_make(m->n_layers, 1, m->n_kv_heads, LARGEST_BLOCK,
+                                                    m->head_dim),
+                        .n_heads = m->n_heads,
+                        .window = c->kv.window_tokens};
+    const uint32_t longest = (uint32_t)cn_round_up(cn_start_max_model_len(c, m), LARGEST_BLOCK);
+    return be->compress_scratch_bytes(be, &p, longest);
+}
+
+static uint64_t step_bytes(const cn_config *c, const cn_model_config *m, cn_backend *be)
+{
+    enum { BATCH_BYTES = 96 << 20 };
+    const uint64_t rows = cn_start_max_rows(c), vocab = m->vocab;
+    const uint64_t flights = CN_FLIGHTS * rows * (2 + 2 * CN_MAX_LOGPROBS) * sizeof(uint32_t);
+    return rows * vocab * sizeof(uint16_t) + flights + BATCH_BYTES + event_bytes(c, m, be) +
+           be->sample_scratch_bytes(be, (uint32_t)rows, (uint32_t)vocab);
+}
+
+static double gib(uint64_t bytes) { return (double)bytes / (double)(UINT64_C(1) << 30); }
+
+/* What is left of a device for KV. */
+static cn_status device_kv_bytes(const cn_start_plan *p, const cn_config *c, cn_backend *be,
+                                 uint64_t *kv_bytes)
+{
+    const uint64_t avail = be->mem_avail(be);
+    const uint64_t rest = p->weight_bytes + p->workspace_bytes + p->step_bytes;
+    const uint64_t wanted = rest + c->kv_cache_memory_bytes;
+    if (wanted >= avail)
+        return cn_fail(CN_ERR_MEMORY,
+                       "%.2f GiB of weights, %.2f of workspace, %.2f for steps and %.2f of KV "
+                       "cache do not fit in the %.2f GiB taken on the device: raise "
+                       "--gpu-memory-utilization, or lower --max-num-batched-tokens, "
+                       "--max-num-seqs or --kv-cache-memory-bytes",
+                       gib(p->weight_bytes), gib(p->workspace_bytes), gib(p->step_bytes),
+                       gib(c->kv_cache_memory_bytes), gib(avail));
+    *kv_bytes = c->kv_cache_memory_bytes ? c->kv_cache_memory_bytes : avail - rest;
+    return CN_OK;
+}
+
+cn_status cn_start_plan_make(cn_start_plan *out, const cn_config *c, const cn_model_config *m,
+                             cn_backend *be)
+{
+    cn_start_plan p = {
+        .weight_bytes = cn_weights_bytes(m, be->weight_dtype),
+        .workspace_bytes = cn_model_workspace_bytes(m, be, c->max_num_batched_tokens,
+                                                    cn_start_max_rows(c),
+                                                    cn_start_max_model_len(c, m)),
+        .step_bytes = be->mem_avail ? step_bytes(c, m, be) : 0,
+    };
+    uint64_t kv_bytes = c->kv_cache_memory_bytes;
+    if (be->mem_avail) CN_TRY(device_kv_bytes(&p, c, be, &kv_bytes));
+    cn_config with = *c; /* borrows all of it */
+    with.kv_cache_memory_bytes = kv_bytes;
+    CN_TRY(cn_memory_plan_make(&p.kv, &with, m, be));
+    *out = p;
+    return CN_OK;
+}
+
+uint64_t cn_start_plan_bytes(const cn_start_plan *p)
+{
+    return p->weight_bytes + p->workspace_bytes + p->step_bytes + p->kv.kv_bytes;
+}

@@ -1,0 +1,34 @@
+/* start_plan.h - what a start takes of a backend's memory, part by part, before any of it is taken:
+ * the engine obeys it and `cinch plan` prints it.
+ *
+ * Owner: the caller; plain values. Thread: any. Stage: start, after the backend is open, before
+ * weights are read, so that a plan which cannot be is refused at once.
+ *
+ * A host's KV memory is a figure of the options, whatever the rest takes. A device has one memory:
+ * KV gets what weights, workspace and the arrays of steps leave of it, or --kv-cache-memory-bytes
+ * where that fits. */
+#ifndef CN_START_PLAN_H
+#define CN_START_PLAN_H
+
+#include "engine/planner.h"
+
+typedef struct cn_start_plan {
+    uint64_t weight_bytes, workspace_bytes;
+    /* Of a device: sampling, compression and what steps are described in, rounded up. */
+    uint64_t step_bytes;
+    cn_memory_plan kv;
+} cn_start_plan;
+
+/* Rows of the largest step and the longest request of these options. */
+uint32_t cn_start_max_rows(const cn_config *c);
+uint32_t cn_start_max_model_len(const cn_config *c, const cn_model_config *m);
+
+/* CN_ERR_MEMORY when the parts, or not even one request's KV, fit; the text has the numbers and the
+ * option to change. */
+cn_status cn_start_plan_make(cn_start_plan *out, const cn_config *c, const cn_model_config *m,
+                             cn_backend *be);
+
+/* All parts, bytes. */
+uint64_t cn_start_plan_bytes(const cn_start_plan *p);
+
+#endif

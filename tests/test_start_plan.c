@@ -1,0 +1,116 @@
+/* test_start_plan.c - memory at start: a device's is divided to the last block, a host's is what
+ * the options say, and parts that do not fit are refused with their sizes. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "engine/start_plan.h"
+#include "engine/weights.h"
+
+static size_t device_bytes;
+
+static size_t device_avail(cn_backend *be)
+{
+    (void)be;
+    return device_bytes;
+}
+
+typedef struct rig {
+    cn_backend *cpu;
+    cn_backend device; /* the CPU with a memory of its own */
+    cn_config *config;
+    cn_model_config model;
+} rig;
+
+static int setup(void **state)
+{
+    static rig r;
+    assert_int_equal(cn_backend_cpu_open(&r.cpu, &(cn_cpu_backend_opts){.n_threads = 1}), CN_OK);
+    r.device = *r.cpu;
+    r.device.mem_avail = device_avail;
+    r.config = cn_config_create();
+    assert_non_null(r.config);
+    assert_int_equal(cn_model_config_load(&r.model, "examples/tiny-reasoner"), CN_OK);
+    *state = &r;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    rig *r = *state;
+    r->cpu->close(r->cpu);
+    cn_config_free(r->config);
+    return 0;
+}
+
+static void set(rig *r, const char *name, const char *value)
+{
+    assert_int_equal(cn_config_set(r->config, name, value), CN_OK);
+}
+
+static cn_start_plan plan_of(rig *r, cn_backend *be)
+{
+    cn_start_plan p;
+    if (cn_start_plan_make(&p, r->config, &r->model, be) != CN_OK) fail_msg("%s", cn_last_error());
+    return p;
+}
+
+static void a_device_is_filled(void **state)
+{
+    rig *r = *state;
+    for (device_bytes = (size_t)1 << 30; device_bytes < (size_t)9 << 30; device_bytes *= 2) {
+        cn_start_plan p = plan_of(r, &r->device);
+        assert_in_range(cn_start_plan_bytes(&p), device_bytes - p.kv.block_bytes, device_bytes);
+        assert_int_equal(p.weight_bytes, cn_weights_bytes(&r->model, CN_F32));
+        assert_true(p.step_bytes > 0 && p.workspace_bytes > 0);
+    }
+    set(r, "kv-policy", "zip");
+    device_bytes = (size_t)1 << 30;
+    cn_start_plan zip = plan_of(r, &r->device);
+    assert_true(zip.kv.n_query_slots > 0);
+    assert_true(cn_start_plan_bytes(&zip) <= device_bytes);
+    set(r, "kv-policy", "full");
+    assert_true(zip.step_bytes > plan_of(r, &r->device).step_bytes); /* the scratch of events */
+}
+
+static void a_wish_for_kv_is_kept(void **state)
+{
+    rig *r = *state;
+    device_bytes = (size_t)1 << 30;
+    set(r, "kv-cache-memory-bytes", "64M");
+    cn_start_plan device = plan_of(r, &r->device), host = plan_of(r, r->cpu);
+    assert_in_range(device.kv.kv_bytes, (64 << 20) - device.kv.block_bytes, 64 << 20);
+    assert_int_equal(host.step_bytes, 0);
+    assert_in_range(host.kv.kv_bytes, (64 << 20) - host.kv.block_bytes, 64 << 20);
+    set(r, "kv-cache-memory-bytes", "1G");
+    cn_start_plan p;
+    assert_int_equal(cn_start_plan_make(&p, r->config, &r->model, &r->device), CN_ERR_MEMORY);
+    assert_non_null(strstr(cn_last_error(), "1.00 of KV cache"));
+    assert_non_null(strstr(cn_last_error(), "--gpu-memory-utilization"));
+    assert_int_equal(r->config->kv_cache_memory_bytes, 1 << 30);
+    set(r, "kv-cache-memory-bytes", "0");
+}
+
+static void weights_that_do_not_fit_are_refused(void **state)
+{
+    rig *r = *state;
+    cn_start_plan p;
+    device_bytes = cn_weights_bytes(&r->model, CN_F32);
+    assert_int_equal(cn_start_plan_make(&p, r->config, &r->model, &r->device), CN_ERR_MEMORY);
+    assert_non_null(strstr(cn_last_error(), "GiB of weights"));
+    device_bytes += plan_of(r, r->cpu).workspace_bytes + (1u << 20);
+    assert_int_equal(cn_start_plan_make(&p, r->config, &r->model, &r->device), CN_ERR_MEMORY);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_device_is_filled),
+        cmocka_unit_test(a_wish_for_kv_is_kept),
+        cmocka_unit_test(weights_that_do_not_fit_are_refused),
+    };
+    return cmocka_run_group_tests_name("start_plan", tests, setup, teardown);
+}
