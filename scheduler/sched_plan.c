@@ -51,8 +51,9 @@ static void emit(cn_scheduler *s, cn_seq *q, uint32_t n_new)
     CN_ASSERT(q->n_resident + n_new <= q->n_blocks * s->o.block_tokens);
     bool wants_sample = q->n_computed + n_new == cn_seq_known(q);
     uint32_t at = s->n_rows++;
-    if (n_new == 1) {
-        /* A chunk cut to one token stands with the decode rows. */
+    /* A prompt's chunk is none of the decode rows even when it is cut to one token: how it is cut
+     * depends on the company, which kernel computes it must not. */
+    if (n_new == 1 && q->n_computed >= q->n_prompt) {
         uint32_t first_chunk = s->n_decode++;
         if (at != first_chunk) {
             s->rows[at] = s->rows[first_chunk];

@@ -82,7 +82,7 @@ typedef struct cn_plan_row {
 } cn_plan_row;
 
 typedef struct cn_plan {
-    const cn_plan_row *rows; /* decode rows (n_new == 1) first */
+    const cn_plan_row *rows; /* decode rows first: one new token, beyond the prompt */
     uint32_t n_rows, n_decode, n_tokens;
     /* Forks: the partial last block and the query window of the leader, whole only AFTER the rows
      * of this plan have run. Enqueue both behind them, in the same stream, before anything else. */

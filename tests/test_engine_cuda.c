@@ -62,10 +62,17 @@ static void open_talk(talk *t, const char *const *options)
     if (create(&t->engine, options) != CN_OK) fail_msg("%s", cn_last_error());
 }
 
+/* What was said stays. */
+static void close_engine(talk *t)
+{
+    cn_engine_free(t->engine);
+    t->engine = NULL;
+}
+
 static void close_talk(talk *t)
 {
     for (uint32_t i = 0; i < N_PROMPTS; i++) cn_transcript_free(&t->said[i]);
-    cn_engine_free(t->engine);
+    close_engine(t);
 }
 
 static void keep(void *user, const cn_event *ev)
@@ -165,6 +172,7 @@ static void a_run_repeats_itself(void **state)
     talk first, again;
     open_talk(&first, (const char *[]){CUDA, NULL});
     ask_all(&first);
+    close_engine(&first);
     open_talk(&again, (const char *[]){CUDA, NULL});
     ask_all(&again);
     for (uint32_t i = 0; i < N_PROMPTS; i++) assert_same(&first, &again, i);
@@ -180,6 +188,7 @@ static void company_does_not_matter(void **state)
     talk all, alone, other;
     open_talk(&all, (const char *[]){CUDA, "batch-invariant", "true", NULL});
     ask_all(&all);
+    close_engine(&all);
     open_talk(&alone, (const char *[]){CUDA, "batch-invariant", "true", "enable-prefix-caching",
                                        "false", NULL});
     for (uint32_t i = 0; i < 12; i++) {
@@ -187,6 +196,7 @@ static void company_does_not_matter(void **state)
         finish(&alone);
         assert_same(&all, &alone, i);
     }
+    close_engine(&alone);
     open_talk(&other, (const char *[]){CUDA, "batch-invariant", "true", "enforce-eager", "true",
                                        "max-num-seqs", "23", "max-num-batched-tokens", "48",
                                        "async-scheduling", "off", NULL});
