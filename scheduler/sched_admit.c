@@ -134,9 +134,68 @@ cn_seq *cn_sched_admit_next(cn_scheduler *s, uint32_t budget_tokens)
     if (!try_admit(s, q, budget_tokens)) return NULL;
     cn_queue_remove(waiting, q);
     cn_sched_enter(s, q);
+    q->sched->by_floor = q->klass == CN_CLASS_BATCH && s->waiting[CN_CLASS_INTERACTIVE].n > 0;
     count_passing(s, q->klass);
     return q;
 }
+
+/* ---- making way ---- */
+
+/* Whether a batch sequence may be preempted for an interactive one: it can be recomputed, did not
+ * get its turn from the floor, and has not been preempted so often that it would count as aged. */
+static bool makes_way(const cn_seq *q)
+{
+    return q->klass == CN_CLASS_BATCH && q->state == CN_SEQ_RUNNING &&
+           q->usage_kv.compressions == 0 && !q->sched->by_floor &&
+           q->preemptions + 1 < CN_AGED_PREEMPTIONS;
+}
+
+/* Blocks that come back when the sequence goes. */
+static uint32_t count_own(const cn_scheduler *s, const cn_seq *q)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < q->n_blocks; i++) n += cn_pool_refs(s->pool, q->table[i]) == 1;
+    return n;
+}
+
+static cn_seq *before(const cn_seq *q) { return q->sched->links[CN_LINK_RUNNING].prev; }
+
+/* Blocks without which q cannot be admitted now, as try_blocks() has it. */
+static uint64_t count_wanted(const cn_scheduler *s, cn_seq *q)
+{
+    uint32_t n_first = cn_min_u32(q->n_tokens, q->sched->trigger);
+    prefix_hit hit = find_prefix(s, q);
+    return cn_ceil_div(n_first, s->o.block_tokens) - hit.n_blocks + hit.n_revived +
+           count_margin(s) + (q->preemptions > 0);
+}
+
+void cn_sched_make_way(cn_scheduler *s)
+{
+    cn_seq *q = cn_queue_peek(&s->waiting[CN_CLASS_INTERACTIVE]);
+    if (!q || q->n_pending > 0 || next_class(s) != CN_CLASS_INTERACTIVE || must_yield(s, q)) return;
+    /* What else it waits for would not come of this: a slot, or room in the step. */
+    if (cn_seq_needs_hold(q) && !s->o.hybrid) return;
+    if (s->running.n > s->o.max_batched_tokens) return;
+    const uint64_t wanted = count_wanted(s, q);
+    uint64_t available = cn_pool_available(s->pool);
+    uint32_t n_running = s->running.n, n_victims = 0;
+    for (const cn_seq *v = s->running.tail; v; v = before(v)) {
+        if (n_running < s->o.max_seqs && available >= wanted) break;
+        if (!makes_way(v)) continue;
+        available += count_own(s, v);
+        n_running--;
+        n_victims++;
+    }
+    if (n_running >= s->o.max_seqs || available < wanted) return;
+    for (cn_seq *v = s->running.tail, *next; n_victims > 0; v = next) {
+        next = before(v);
+        if (!makes_way(v)) continue;
+        cn_sched_preempt(s, v);
+        n_victims--;
+    }
+}
+
+/* ---- forks ---- */
 
 /* Shares the leader's full blocks and copies its partial one, if there is room now. */
 static bool try_fork(cn_scheduler *s, const cn_seq *leader, cn_seq *q)

@@ -92,7 +92,7 @@ static cn_seq *find_victim(const cn_scheduler *s, const cn_seq *q)
     return last == q ? NULL : last;
 }
 
-static void preempt(cn_scheduler *s, cn_seq *q)
+void cn_sched_preempt(cn_scheduler *s, cn_seq *q)
 {
     CN_ASSERT(q->state == CN_SEQ_RUNNING && q->usage_kv.compressions == 0);
     s->holder_preemptions += q->sched->hold != CN_HOLD_NONE;
@@ -111,6 +111,6 @@ static void preempt(cn_scheduler *s, cn_seq *q)
 bool cn_sched_try_preempt(cn_scheduler *s, const cn_seq *q)
 {
     cn_seq *victim = find_victim(s, q);
-    if (victim) preempt(s, victim);
+    if (victim) cn_sched_preempt(s, victim);
     return victim != NULL;
 }

@@ -1,8 +1,8 @@
 /* sched_plan.c - the order of a step: commits, events, grants, blocks, rows, admissions, forks.
  * See sched_state.h; design §6, §7.
  *
- * Preemption happens only while blocks are secured, before any row is written, so no row of a plan
- * is ever taken back. Rows need no search: running order is first come, first served. */
+ * Preemption happens only while blocks are secured and way is made for interactive requests, before
+ * any row is written, so no row of a plan is ever taken back. Rows need no search: running order is first come, first served. */
 #include "scheduler/sched_state.h"
 
 void cn_scheduler_begin(cn_scheduler *s, cn_begin_plan *out)
@@ -123,6 +123,7 @@ void cn_scheduler_schedule(cn_scheduler *s, cn_plan *out)
     s->n_rows = s->n_decode = s->n_tokens = 0;
     s->n_block_copies = s->n_slot_copies = s->n_forks = 0;
     secure_blocks(s);
+    cn_sched_make_way(s);
     add_decode_rows(s);
     add_prefill_rows(s);
     for (uint32_t i = 0; i < s->n_forks; i++)

@@ -46,6 +46,7 @@ typedef struct cn_seq_sched {
     cn_prefix_key chain;   /* key of the last of them */
     uint32_t lost_tokens;  /* computed when it was preempted */
     bool was_admitted;
+    bool by_floor; /* a batch one, admitted past interactive ones: it makes no way for them */
 
     cn_seq *leader;      /* FORKING: whose prefill it waits for */
     cn_seq *next_sample; /* list of the samples that wait for the leader */
@@ -140,6 +141,9 @@ void cn_sched_register(cn_scheduler *s, cn_seq *q);
 /* Preempts one request in favour of q; false when nobody but q itself is left: q waits in place. */
 bool cn_sched_try_preempt(cn_scheduler *s, const cn_seq *q);
 
+/* Takes a running, uncompressed sequence out of the batch, back into its queue. */
+void cn_sched_preempt(cn_scheduler *s, cn_seq *q);
+
 /* Gives slots and reservations to the foremost that lack them. */
 void cn_sched_grant(cn_scheduler *s);
 
@@ -167,6 +171,10 @@ void cn_sched_commit_done(cn_scheduler *s);
 
 /* The foremost waiting sequence if it can be admitted now, already entered; or NULL. */
 cn_seq *cn_sched_admit_next(cn_scheduler *s, uint32_t budget_tokens);
+
+/* Preempts batch sequences for the interactive one whose turn it is, if that lets it in. Before any
+ * row of the plan is written. */
+void cn_sched_make_way(cn_scheduler *s);
 
 /* Starts the samples that waited for a leader whose row ends its prefill. False when one had to go
  * to the queue: it finds the leader's blocks in the prefix cache from the next step on. */

@@ -370,6 +370,69 @@ static void batch_has_a_floor(void **state)
     assert_turns(4, "iiiibiibb");
 }
 
+static cn_seq *add_of_class(rig *r, cn_class klass, uint32_t base, uint32_t n_prompt, uint32_t n_out)
+{
+    uint32_t prompt[64];
+    cn_seq *q;
+    for (uint32_t i = 0; i < n_prompt; i++) prompt[i] = base + i;
+    cn_group_params p = {.prompt = prompt, .n_prompt = n_prompt, .max_output = n_out, .n = 1};
+    p.klass = klass;
+    assert_int_equal(cn_scheduler_add(r->s, &p, NULL, &q), CN_OK);
+    return q;
+}
+
+/* Seats, then blocks, are all with batch requests: the last of them makes way, and goes on when the
+ * interactive one has ended. A compressed or older interactive one never does. */
+static void batch_makes_way_for_interactive(void **state)
+{
+    (void)state;
+    for (int blocks = 0; blocks < 2; blocks++) {
+        cn_sched_opts o = rig_options();
+        o.max_seqs = blocks ? 16 : 2;
+        o.n_blocks = blocks ? 12 : 32;
+        o.prefix_caching = false;
+        rig r = rig_make(o);
+        cn_seq *first = add_of_class(&r, CN_CLASS_BATCH, 100, 10, 20);
+        cn_seq *last = add_of_class(&r, CN_CLASS_BATCH, 200, 10, 20);
+        rig_steps(&r, 4);
+        assert_int_equal(last->state, CN_SEQ_RUNNING);
+        cn_seq *now = add_of_class(&r, CN_CLASS_INTERACTIVE, 300, blocks ? 22 : 4, 2);
+        rig_step(&r);
+        assert_int_equal(now->state, CN_SEQ_RUNNING);
+        assert_non_null(rig_row(&r, now));
+        assert_int_equal(first->state, CN_SEQ_RUNNING);
+        assert_int_equal(last->state, CN_SEQ_WAITING);
+        assert_int_equal(last->preemptions, 1);
+        rig_steps(&r, 40);
+        assert_int_equal(first->state, CN_SEQ_FINISHED);
+        assert_int_equal(last->state, CN_SEQ_FINISHED);
+        assert_int_equal(last->n_tokens, 30);
+        rig_done(&r);
+    }
+}
+
+/* Interactive requests without end: a batch request makes way, gets its turn, and ends. */
+static void making_way_has_an_end(void **state)
+{
+    (void)state;
+    cn_sched_opts o = rig_options();
+    o.max_seqs = 1;
+    o.batch_floor = 2;
+    rig r = rig_make(o);
+    cn_seq *batch = add_of_class(&r, CN_CLASS_BATCH, 100, 4, 12);
+    rig_step(&r);
+    for (int i = 0; i < 400 && batch->state != CN_SEQ_FINISHED; i++) {
+        if (rig_stats(&r).waiting_of[CN_CLASS_INTERACTIVE] < 3)
+            add_of_class(&r, CN_CLASS_INTERACTIVE, 300, 4, 2);
+        rig_step(&r);
+    }
+    assert_int_equal(batch->state, CN_SEQ_FINISHED);
+    assert_int_equal(batch->n_tokens, 16);
+    assert_in_range(batch->preemptions, 1, 8);
+    rig_steps(&r, 20);
+    rig_done(&r);
+}
+
 static void impossible_requests_are_refused_with_numbers(void **state)
 {
     (void)state;
@@ -463,6 +526,8 @@ int main(void)
         cmocka_unit_test(nothing_runs_past_the_last_token),
         cmocka_unit_test(classes_and_priorities_order_the_queue),
         cmocka_unit_test(batch_has_a_floor),
+        cmocka_unit_test(batch_makes_way_for_interactive),
+        cmocka_unit_test(making_way_has_an_end),
         cmocka_unit_test(impossible_requests_are_refused_with_numbers),
         cmocka_unit_test(a_cap_beyond_the_context_is_never_reached),
         cmocka_unit_test(a_step_allocates_nothing),
