@@ -172,7 +172,8 @@ static uint64_t count_wanted(const cn_scheduler *s, cn_seq *q)
 void cn_sched_make_way(cn_scheduler *s)
 {
     cn_seq *q = cn_queue_peek(&s->waiting[CN_CLASS_INTERACTIVE]);
-    if (!q || q->n_pending > 0 || next_class(s) != CN_CLASS_INTERACTIVE || must_yield(s, q)) return;
+    if (!q || next_class(s) != CN_CLASS_INTERACTIVE) return;
+    if (q->n_pending > 0 || must_yield(s, q)) return;
     /* What else it waits for would not come of this: a slot, or room in the step. */
     if (cn_seq_needs_hold(q) && !s->o.hybrid) return;
     if (s->running.n > s->o.max_batched_tokens) return;

@@ -2,7 +2,8 @@
  * See sched_state.h; design §6, §7.
  *
  * Preemption happens only while blocks are secured and way is made for interactive requests, before
- * any row is written, so no row of a plan is ever taken back. Rows need no search: running order is first come, first served. */
+ * any row is written, so no row of a plan is ever taken back. Rows need no search: running order is
+ * first come, first served. */
 #include "scheduler/sched_state.h"
 
 void cn_scheduler_begin(cn_scheduler *s, cn_begin_plan *out)

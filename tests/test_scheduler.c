@@ -370,7 +370,8 @@ static void batch_has_a_floor(void **state)
     assert_turns(4, "iiiibiibb");
 }
 
-static cn_seq *add_of_class(rig *r, cn_class klass, uint32_t base, uint32_t n_prompt, uint32_t n_out)
+static cn_seq *add_of_class(rig *r, cn_class klass, uint32_t base, uint32_t n_prompt,
+                            uint32_t n_out)
 {
     uint32_t prompt[64];
     cn_seq *q;
