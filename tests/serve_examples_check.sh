@@ -15,7 +15,7 @@ expect() {
 }
 
 key=a-key-for-the-test
-serve --kv-policies full,zip --kv-cache-memory-bytes 64M --api-key $key
+serve --kv-policies full,zip --kv-cache-memory-bytes 64M --api-key $key --spool "$dir/spool"
 examples/serve_chat.sh "$url" $key >"$dir/out"
 expect '511135'
 expect 'data: [DONE]'
@@ -24,5 +24,9 @@ expect '"policy":"zip"'
 ! grep -q '"compressions":0,.*zip' "$dir/out"
 ! examples/serve_chat.sh "$url" >"$dir/out" 2>&1
 expect 'invalid_api_key'
+examples/serve_batch.sh "$url" examples/serve_batch.jsonl $key >"$dir/out"
+expect 'started batch_'
+expect '511135'
+[ "$(grep -c '"custom_id"' "$dir/out")" = 3 ]
 stop
 echo "serve examples: ok"

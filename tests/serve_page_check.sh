@@ -32,14 +32,34 @@ expect() {
     exit 1
 }
 
-serve --kv-policy zip --kv-budget 128 --kv-cache-memory-bytes 64M --api-key "$key"
-for i in 1 2 3; do
-    curl -sS "$url/v1/completions" -H "Authorization: Bearer $key" \
-        -H 'Content-Type: application/json' -d "{\"model\": \"tiny\", \"prompt\": \"Sort: 3 1 $i\",
-        \"max_tokens\": 4000, \"ignore_eos\": true}" >/dev/null 2>&1 &
-done
+# ask PATH OPTIONS...
+ask() {
+    path=$1
+    shift
+    curl -sS --fail-with-body "$url$path" -H "Authorization: Bearer $key" "$@"
+}
+
+serve --kv-policy zip --kv-budget 128 --kv-cache-memory-bytes 64M --api-key "$key" \
+    --spool "$dir/spool"
+# A job of two requests that end at once, one that fails, and three that run on.
+for i in 1 2 3 4 5 6; do
+    case $i in 1 | 2) more='"max_tokens": 2' ;; 3) more='"top_p": 7' ;;
+    *) more='"max_tokens": 8000, "ignore_eos": true' ;; esac
+    echo '{"custom_id": "'$i'", "method": "POST", "url": "/v1/completions",
+        "body": {"prompt": "Sort: 3 1 '$i'", '"$more"'}}' | tr -d '\n'
+    echo
+done >"$dir/job.jsonl"
+file=$(ask /v1/files -F purpose=batch -F "file=@$dir/job.jsonl" | sed 's/.*"id": *"\([^"]*\)".*/\1/')
+ask /v1/batches -H 'Content-Type: application/json' -d '{"input_file_id": "'"$file"'",
+    "endpoint": "/v1/completions", "completion_window": "24h",
+    "metadata": {"name": "<b>night</b> run"}}' >"$dir/batch"
 sleep 4
 open_page 1280
+expect '<span class="id">&lt;b&gt;night&lt;/b&gt; run</span><span class="good">in progress</span>'
+expect '<span class="left">about [0-9]+ (s|min|h)[^<]* left</span>'
+expect 'aria-valuemax="6" aria-valuenow="3"'
+expect '<i class="done" style="width: 33.33[0-9]*%;"></i><i class="failed" style="width: 16.66[0-9]*%'
+expect '3 of 6 · 1 failed · batch_'
 expect '<span id="model">tiny</span>'
 expect '<span id="state" class="good" role="status">working</span>'
 expect '<span id="running">3</span>'
@@ -48,7 +68,7 @@ expect '<span id="kv">[1-9][0-9]? %</span>'
 expect '<div class="note" id="freed">[0-9.]+ .iB so far, in [0-9,]+ compressions?</div>'
 expect '<path class="line first" d="M[0-9]'
 expect 'id="message" role="alert" hidden'
-expect '<th scope="row">finished</th><td>0</td>'
+expect '<th scope="row">reached their length</th><td>2</td>'
 open_page 500 # one column, as on a phone
 expect '<span id="running">3</span>'
 expect 'id="chart-kv"[^>]*viewBox="0 0 4[0-9][0-9] '
