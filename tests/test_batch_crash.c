@@ -136,6 +136,38 @@ static void another_servers_batch_is_held(void **state)
     jobs_expect_files(&id, 40, 0);
 }
 
+/* Runs a command on the spool with "%s" for its directory. */
+static void in_spool(const char *format)
+{
+    char command[256];
+    snprintf(command, sizeof command, format, jobs.dir);
+    assert_int_equal(system(command), 0);
+}
+
+static void a_damaged_record_costs_no_lines(void **state)
+{
+    (void)state;
+    cn_spool_id file = jobs_upload_lines(40), id = jobs_create(&file);
+    cn_spool_id other = jobs_upload_lines(3);
+    jobs_pump(4);
+    jobs_work(5);
+    jobs_pump(1);
+    jobs_close();
+    in_spool("cd %s/spool && for f in batches/*.json files/*.json; do cp $f $f.whole && "
+             "echo '{\"id\":' >$f; done");
+    jobs_open();
+    assert_null(cn_batches_get(jobs.batches, &id));
+    assert_null(cn_files_find(cn_batches_files(jobs.batches), &other));
+    jobs_close();
+    in_spool("cd %s/spool && for f in batches/*.json files/*.json; do mv $f.whole $f; done");
+    jobs_open();
+    jobs_run_all();
+    jobs_expect_status(&id, "completed");
+    jobs_expect_files(&id, 40, 0);
+    assert_int_equal(jobs.n_submitted, 21 + 35);
+    assert_non_null(cn_files_find(cn_batches_files(jobs.batches), &other));
+}
+
 static void a_drain_leaves_the_rest_to_the_next_start(void **state)
 {
     (void)state;
@@ -293,6 +325,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         IN_DIR(a_full_disk_pauses_and_goes_on),
         IN_DIR(another_servers_batch_is_held),
+        IN_DIR(a_damaged_record_costs_no_lines),
         IN_DIR(a_drain_leaves_the_rest_to_the_next_start),
         IN_DIR(killed_at_any_call_it_loses_and_repeats_nothing),
         IN_DIR(any_call_may_fail_once),

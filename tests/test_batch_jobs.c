@@ -269,6 +269,27 @@ static void quotas_are_kept(void **state)
     jobs_expect_status(&id, "failed");
 }
 
+static void a_full_quota_pauses_a_batch_until_there_is_room(void **state)
+{
+    (void)state;
+    static char big[1 << 20];
+    cn_spool_id ballast, file = jobs_upload_lines(200), id = jobs_create(&file);
+    memset(big, 'x', sizeof big);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(jobs_try_upload(big, sizeof big, &ballast), CN_OK);
+    assert_int_equal(jobs_try_upload(big, sizeof big - (80 << 10), &ballast), CN_OK);
+    jobs_run_all();
+    json_t *batch = cn_batches_get(jobs.batches, &id);
+    assert_string_equal(jobs_text_of(batch, "status"), "in_progress");
+    assert_non_null(strstr(jobs_text_of(batch, "paused"), "--max-spool-bytes"));
+    json_decref(batch);
+    assert_int_equal(jobs_try_upload(big, 1, &file), CN_ERR_BUSY);
+    assert_int_equal(cn_files_remove(cn_batches_files(jobs.batches), &ballast), CN_OK);
+    jobs.now_s += 10;
+    jobs_run_all();
+    jobs_expect_files(&id, 200, 0);
+}
+
 static void a_request_for_a_batch_is_checked(void **state)
 {
     (void)state;
@@ -325,6 +346,7 @@ int main(void)
         IN_DIR(batches_share_the_engine),
         IN_DIR(a_busy_engine_is_asked_again),
         IN_DIR(quotas_are_kept),
+        IN_DIR(a_full_quota_pauses_a_batch_until_there_is_room),
         IN_DIR(a_request_for_a_batch_is_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

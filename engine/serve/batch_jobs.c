@@ -102,6 +102,7 @@ static void drop(cn_batches *b, size_t i)
     cn_free(b->all[i]);
     memmove(&b->all[i], &b->all[i + 1], (b->n - i - 1) * sizeof *b->all);
     b->n--;
+    if (b->first_live > i) b->first_live--;
 }
 
 const cn_batch_record *cn_batches_reader_of(const cn_batches *b, const cn_spool_id *file)
@@ -128,12 +129,15 @@ static cn_status take_name(void *user, const char *name)
     }
     if (status == CN_OK) return add(b, &record);
     cn_log(CN_LOG_ERROR, "spool: %s is not taken up: %s", id.text, cn_last_error());
+    b->n_unread++;
     return status == CN_ERR_MEMORY ? status : CN_OK;
 }
 
+/* A batch that could not be read may have any file. */
 static bool is_being_written(void *user, const cn_spool_id *file)
 {
     const cn_batches *b = user;
+    if (b->n_unread > 0) return true;
     for (size_t i = 0; i < b->n; i++) {
         const cn_batch_record *r = &b->all[i]->record;
         if (!is_over(b->all[i]) && (strcmp(r->output.text, file->text) == 0 ||
@@ -205,17 +209,33 @@ static bool asks_lines(const cn_batch *b)
     return b->record.status == CN_BATCH_STATUS_IN_PROGRESS && !*b->paused;
 }
 
+static uint32_t count_inflight(const cn_batches *b)
+{
+    uint32_t n = 0;
+    for (size_t i = b->first_live; i < b->n; i++) n += b->all[i]->run.n_inflight;
+    return n;
+}
+
+/* What stands before the turns of all: who has lines to ask, and what unfinished batches hold of
+ * the quota on bytes. */
+static void take_stock(cn_batches *b)
+{
+    uint64_t bytes = 0;
+    while (b->first_live < b->n && is_over(b->all[b->first_live])) b->first_live++;
+    b->n_asking = 0;
+    for (size_t i = b->first_live; i < b->n; i++) {
+        b->n_asking += asks_lines(b->all[i]);
+        bytes += is_over(b->all[i]) ? 0 : cn_batch_bytes(b->all[i]);
+    }
+    cn_files_set_unlisted_bytes(b->files, bytes);
+}
+
 /* Each may have the same share of what may be in flight, as far as there is room; who takes less
  * leaves the rest unused, which keeps room for the next batch that comes. */
 static void give_room(cn_batches *b, cn_batch *batch)
 {
-    uint32_t n_asking = 0, n_inflight = 0;
-    for (size_t i = 0; i < b->n; i++) {
-        n_asking += asks_lines(b->all[i]);
-        n_inflight += b->all[i]->run.n_inflight;
-    }
-    if (n_asking == 0) return;
-    const uint32_t share = cn_max_u32(1, b->opts.max_inflight / n_asking);
+    const uint32_t n_inflight = count_inflight(b);
+    const uint32_t share = cn_max_u32(1, b->opts.max_inflight / cn_max_u32(1, b->n_asking));
     const uint32_t room = b->opts.max_inflight - cn_min_u32(n_inflight, b->opts.max_inflight);
     batch->run.max_inflight = cn_min_u32(share, batch->run.n_inflight + room);
 }
@@ -223,10 +243,12 @@ static void give_room(cn_batches *b, cn_batch *batch)
 void cn_batches_pump(cn_batches *b, int *wait_ms)
 {
     *wait_ms = 60000;
-    if (b->n == 0) return;
-    b->turn = (b->turn + 1) % b->n;
-    for (size_t i = 0; i < b->n; i++) {
-        cn_batch *batch = b->all[(b->turn + i) % b->n];
+    take_stock(b);
+    const size_t first = b->first_live, n = b->n - first;
+    if (n == 0) return;
+    b->turn = (b->turn + 1) % n;
+    for (size_t i = 0; i < n; i++) {
+        cn_batch *batch = b->all[first + (b->turn + i) % n];
         if (is_over(batch)) continue;
         give_room(b, batch);
         cn_batch_go_on(batch, wait_ms);

@@ -187,8 +187,7 @@ static bool open_run(cn_batch *b)
         return false;
     }
     b->running = true;
-    b->synced_bytes =
-        cn_batch_output_bytes(b->run.output) + cn_batch_output_bytes(b->run.errors);
+    b->synced_bytes = cn_batch_bytes(b);
     return true;
 }
 
@@ -219,6 +218,12 @@ cn_batch_counts cn_batch_counts_now(const cn_batch *b)
     c.output_tokens = t->completion_tokens;
     c.reasoning_tokens = t->reasoning_tokens;
     return c;
+}
+
+uint64_t cn_batch_bytes(const cn_batch *b)
+{
+    if (!b->running) return 0;
+    return cn_batch_output_bytes(b->run.output) + cn_batch_output_bytes(b->run.errors);
 }
 
 /* ---- the end ---- */
@@ -322,14 +327,21 @@ static void expire(cn_batch *b, int *wait_ms)
 static void sync_lines(cn_batch *b)
 {
     const int64_t now = cn_batches_now(b->all);
-    const uint64_t bytes =
-        cn_batch_output_bytes(b->run.output) + cn_batch_output_bytes(b->run.errors);
+    const uint64_t bytes = cn_batch_bytes(b);
     if (bytes == b->synced_bytes || now - b->synced_at < SYNC_EVERY_S) return;
     b->synced_at = now;
     b->synced_bytes = bytes;
     if (cn_batch_output_sync(b->run.output) != CN_OK ||
         cn_batch_output_sync(b->run.errors) != CN_OK)
         cn_log(CN_LOG_WARN, "%s: %s", b->record.id.text, cn_last_error());
+}
+
+/* Whether the quota lets more lines be asked. What is in flight is written still. */
+static bool has_room(cn_batch *b)
+{
+    if (cn_files_have_room(b->all->files, 0)) return true;
+    pause(b, "the spool is full (--max-spool-bytes): delete files and it goes on");
+    return false;
 }
 
 /* The run is over: all lines are done, or it was not to go on. */
@@ -353,6 +365,7 @@ static void run_lines(cn_batch *b, int *wait_ms)
     b->all->slice_left = LINES_PER_SLICE;
     cn_batch_run_retry(run);
     cn_batch_run_settle(run);
+    if (!run->paused && !run->input_ended && !has_room(b)) return;
     cn_batch_run_admit(run, 0);
     if (run->paused) {
         pause(b, run->why);

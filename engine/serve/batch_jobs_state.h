@@ -32,8 +32,11 @@ struct cn_batches {
     cn_buf run_record; /* of this server: what answers depend on */
     cn_batch **all;    /* [n], by order */
     size_t n, cap;
+    size_t first_live; /* all before it are over */
+    uint32_t n_unread; /* records that could not be taken up */
     uint64_t next_order;
     size_t turn;         /* who is first at the next pump */
+    uint32_t n_asking;   /* batches that have lines to ask, as of the last pump */
     uint32_t slice_left; /* lines that may be read before others get their turn */
     bool draining;
 };
@@ -50,5 +53,7 @@ void cn_batch_abandon(cn_batch *b);
 /* Closes files; nothing may be in flight. */
 void cn_batch_close(cn_batch *b);
 cn_batch_counts cn_batch_counts_now(const cn_batch *b);
+/* Of its two files, while they are no files of /v1/files. */
+uint64_t cn_batch_bytes(const cn_batch *b);
 
 #endif

@@ -238,6 +238,11 @@ bool cn_spool_is_record(const char *name, const char *prefix, cn_spool_id *id)
     return cn_spool_id_read(id, prefix, text);
 }
 
+bool cn_spool_has_record(const cn_spool *s, cn_spool_place place, const cn_spool_id *id)
+{
+    return faccessat(s->fds[place], name_of(id).text, F_OK, 0) == 0;
+}
+
 /* A failed write leaves no temporary file behind, for the disk may be full. */
 static cn_status write_record(cn_spool *s, cn_spool_place place, const char *name,
                               const char *text, size_t n)

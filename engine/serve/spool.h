@@ -67,6 +67,7 @@ cn_status cn_spool_put_record(cn_spool *s, cn_spool_place place, const cn_spool_
 cn_status cn_spool_get_record(cn_spool *s, cn_spool_place place, const cn_spool_id *id,
                               json_t **record);
 cn_status cn_spool_remove_record(cn_spool *s, cn_spool_place place, const cn_spool_id *id);
+bool cn_spool_has_record(const cn_spool *s, cn_spool_place place, const cn_spool_id *id);
 /* Whether name is "<id>.json". */
 bool cn_spool_is_record(const char *name, const char *prefix, cn_spool_id *id);
 

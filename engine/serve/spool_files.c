@@ -14,7 +14,7 @@ struct cn_files {
     cn_file_limits limits;
     cn_file *all; /* [n], by order */
     size_t n, cap;
-    uint64_t bytes, reserved_bytes, next_order;
+    uint64_t bytes, reserved_bytes, unlisted_bytes, next_order;
     uint32_t n_uploads;
 };
 
@@ -33,9 +33,16 @@ static cn_file *find(const cn_files *f, const cn_spool_id *id)
 
 const cn_file *cn_files_find(const cn_files *f, const cn_spool_id *id) { return find(f, id); }
 
+static uint64_t taken_bytes(const cn_files *f)
+{
+    return f->bytes + f->reserved_bytes + f->unlisted_bytes;
+}
+
+void cn_files_set_unlisted_bytes(cn_files *f, uint64_t bytes) { f->unlisted_bytes = bytes; }
+
 bool cn_files_have_room(const cn_files *f, uint64_t bytes)
 {
-    const uint64_t taken = f->bytes + f->reserved_bytes;
+    const uint64_t taken = taken_bytes(f);
     return taken <= f->limits.max_bytes && bytes <= f->limits.max_bytes - taken;
 }
 
@@ -140,7 +147,9 @@ static cn_status drop_orphan(void *user, const char *name)
     const opening *o = user;
     cn_spool_id id;
     if (!cn_spool_id_read(&id, cn_file_prefix, name)) return CN_OK;
-    if (find(o->files, &id) || o->in_use(o->user, &id)) return CN_OK;
+    /* A record that cannot be read is no reason to drop what it is about. */
+    if (cn_spool_has_record(o->files->spool, CN_SPOOL_FILES, &id)) return CN_OK;
+    if (o->in_use(o->user, &id)) return CN_OK;
     cn_log(CN_LOG_INFO, "spool: dropped content without a record, %s", name);
     return cn_spool_remove(o->files->spool, CN_SPOOL_FILES, name);
 }
@@ -198,7 +207,7 @@ cn_status cn_upload_begin(cn_files *f, uint64_t announced, cn_upload *u)
         return cn_fail(CN_ERR_BUSY,
                        "the spool holds %llu of its %llu bytes (--max-spool-bytes), and this needs "
                        "up to %llu: delete files first",
-                       (unsigned long long)(f->bytes + f->reserved_bytes),
+                       (unsigned long long)taken_bytes(f),
                        (unsigned long long)l->max_bytes, (unsigned long long)u->reserved_bytes);
     CN_TRY(cn_spool_temp_open(f->spool, &u->temp, &u->fd));
     if (u->limit_bytes > u->reserved_bytes) u->limit_bytes = u->reserved_bytes;

@@ -16,7 +16,7 @@
 typedef struct cn_file_limits {
     uint32_t max_files;
     uint64_t max_file_bytes; /* of one upload */
-    uint64_t max_bytes;      /* of all files together */
+    uint64_t max_bytes;      /* of all files together, and of what batches write */
 } cn_file_limits;
 
 typedef struct cn_file {
@@ -74,6 +74,8 @@ void cn_upload_drop(cn_files *f, cn_upload *u);
 cn_status cn_files_publish(cn_files *f, const cn_spool_id *id, const char *filename,
                            uint64_t bytes);
 cn_status cn_files_remove(cn_files *f, const cn_spool_id *id);
+/* What batches under way have written: counts against the quota too. */
+void cn_files_set_unlisted_bytes(cn_files *f, uint64_t bytes);
 /* Whether so many bytes more are within the quota. */
 bool cn_files_have_room(const cn_files *f, uint64_t bytes);
 
