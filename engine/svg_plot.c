@@ -13,6 +13,7 @@ enum {
     BOTTOM = 46,
     LEGEND_HEIGHT = 34,
     LABEL_HEIGHT = 12,
+    LABEL_CHAR_WIDTH = 6,
     MAX_LABELS = 64 /* points of a panel that get one */
 };
 
@@ -118,8 +119,15 @@ static cn_status add_point(cn_buf *out, const frame *f, const cn_svg_point *p)
                        100 * p->low, 100 * p->high, p->x);
 }
 
-/* Labels stand to the right of their points, from the top down; one that would touch another of
- * about the same x is moved below it. */
+/* True when a label has to end at its point, for want of room to the right of it. */
+static bool ends_at_point(const frame *f, double x, const char *label)
+{
+    const double width = LABEL_CHAR_WIDTH * (double)strlen(label);
+    return x + width > f->left + f->width + RIGHT && x - width > f->left - LEFT;
+}
+
+/* Labels stand to the right of their points where there is room, from the top down; one that would
+ * touch another of about the same x is moved below it. */
 static cn_status add_labels(cn_buf *out, const frame *f, const cn_svg_panel *panel)
 {
     double x[MAX_LABELS], y[MAX_LABELS];
@@ -130,7 +138,9 @@ static cn_status add_labels(cn_buf *out, const frame *f, const cn_svg_panel *pan
         for (uint32_t i = 1; i < n; i++)
             if (done[best] || (!done[i] && panel->points[i].y > panel->points[best].y)) best = i;
         const cn_svg_point *p = &panel->points[best];
-        x[best] = at_x(f, p->x) + 7;
+        x[best] = at_x(f, p->x);
+        const bool ends = ends_at_point(f, x[best] + 7, p->label);
+        x[best] += ends ? -7 : 7;
         y[best] = at_y(f, p->y) + 4;
         for (uint32_t i = 0; i < n; i++) /* two passes settle chains: labels only move down */
             for (uint32_t k = 0; k < n; k++)
@@ -138,8 +148,8 @@ static cn_status add_labels(cn_buf *out, const frame *f, const cn_svg_panel *pan
                     y[best] = y[k] + LABEL_HEIGHT;
         done[best] = true;
         char attributes[64];
-        snprintf(attributes, sizeof attributes, "font-size=\"10\" fill=\"%s\"",
-                 colours[p->series]);
+        snprintf(attributes, sizeof attributes, "font-size=\"10\" fill=\"%s\"%s",
+                 colours[p->series], ends ? " text-anchor=\"end\"" : "");
         CN_TRY(add_text(out, x[best], y[best], attributes, p->label));
     }
     return CN_OK;

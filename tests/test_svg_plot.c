@@ -102,12 +102,27 @@ static void labels_keep_apart(void **state)
     cn_buf_free(&out);
 }
 
+static void a_long_label_stays_on_the_page(void **state)
+{
+    (void)state;
+    /* On the right edge of the axes, x 364 of 460: it has to end at its point. */
+    const cn_svg_point points[] = {{"zip:384:window=48:no-global", 400, 0.5, 0.5, 0.5, 1}};
+    const cn_svg_panel panel = {"t", points, 1};
+    cn_buf out = plot(&panel, 1);
+    const char *label = strstr(out.data, "font-size=\"10\"");
+    assert_non_null(label);
+    assert_memory_equal(strstr(label, "text-anchor"), "text-anchor=\"end\">zip:384", 25);
+    assert_non_null(strstr(out.data, "x=\"357.0\""));
+    cn_buf_free(&out);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(points_stand_where_they_belong),
         cmocka_unit_test(nothing_to_draw_is_a_document_too),
         cmocka_unit_test(labels_keep_apart),
+        cmocka_unit_test(a_long_label_stays_on_the_page),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
