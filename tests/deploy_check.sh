@@ -1,0 +1,97 @@
+#!/bin/sh
+# The files of docs/DEPLOY.md: systemd accepts the unit, the command line in it is one that cinch
+# takes, and nginx with this configuration passes a stream through TLS piece by piece. BUILD is the
+# build directory. What is not installed is skipped, and says so; with REQUIRE_REFERENCES=1 that is
+# a failure.
+set -eu
+dir=$(mktemp -d)
+. tests/lib/serve.sh
+proxy=""
+trap '[ -z "$proxy" ] || kill "$proxy" 2>/dev/null || true; clean_up' EXIT
+doc=docs/DEPLOY.md
+
+# block LANGUAGE N: the N-th block of code in this language.
+block() {
+    awk -v language="$1" -v n="$2" '
+        $0 == "```" { inside = 0 }
+        inside == n { print }
+        $0 == "```" language { inside = ++seen == n ? n : 0 }' $doc
+}
+
+# Every option that the page names is one.
+"$cinch" docs config >"$dir/config.md"
+grep -oE '[^a-z-]--[a-z][a-z-]+' $doc | sed 's/.*--/--/' | sort -u | while read -r option; do
+    grep -q "^| \`$option\`" "$dir/config.md" || { echo "$doc: there is no $option"; exit 1; }
+done
+
+# ---- the unit ----
+
+block ini 1 >"$dir/cinch.service"
+words=$(sed -n '/^ExecStart=/,/[^\\]$/p' "$dir/cinch.service" | tr -d '\\\n' |
+    sed "s|^ExecStart=/usr/local/bin/cinch||; s|[$]{[A-Z_]*}|$dir|g")
+# shellcheck disable=SC2086
+"$cinch" $words --help >/dev/null
+if command -v systemd-analyze >/dev/null; then
+    mkdir "$dir/cinch.service.d"
+    block ini 2 >"$dir/cinch.service.d/gpu.conf"
+    # The man page and the program are not installed here.
+    sed -i "s|/usr/local/bin/cinch|$cinch|; /^Documentation=/d" "$dir/cinch.service"
+    systemd-analyze verify "$dir/cinch.service" >"$dir/verify" 2>&1 || bad=1
+    if [ -n "${bad:-}" ] || grep -q "cinch" "$dir/verify"; then
+        cat "$dir/verify"
+        exit 1
+    fi
+else
+    skip "no systemd-analyze"
+fi
+
+# ---- nginx ----
+
+command -v nginx >/dev/null && command -v openssl >/dev/null || skip "no nginx, or no openssl"
+serve --api-key a-key-for-the-test
+openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -days 1 -keyout "$dir/tls.key" \
+    -out "$dir/tls.pem" 2>/dev/null
+port=$("${PYTHON:-python3}" -c 'import socket
+s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+{
+    echo "daemon off; pid $dir/nginx.pid; error_log $dir/nginx.log; events {} http { access_log off;"
+    for kind in client_body proxy fastcgi uwsgi scgi; do echo "${kind}_temp_path $dir/$kind;"; done
+    block nginx 1 | sed "s|listen 443 ssl|listen 127.0.0.1:$port ssl|; s|127.0.0.1:8000|${url#*//}|
+        s|/etc/ssl/certs/[^;]*|$dir/tls.pem|; s|/etc/ssl/private/[^;]*|$dir/tls.key|"
+    echo "}"
+} >"$dir/nginx.conf"
+nginx -t -q -c "$dir/nginx.conf"
+nginx -c "$dir/nginx.conf" &
+proxy=$!
+tries=0
+until curl -sk "https://127.0.0.1:$port/health" >"$dir/health"; do
+    tries=$((tries + 1))
+    [ $tries -lt 50 ] || { cat "$dir/nginx.log"; exit 1; }
+    sleep 0.1
+done
+grep -q '"ok"' "$dir/health"
+"${PYTHON:-python3}" - "$port" <<'P'
+import http.client, json, ssl, sys, time
+context = ssl._create_unverified_context()
+c = http.client.HTTPSConnection("127.0.0.1", int(sys.argv[1]), context=context, timeout=60)
+c.request("POST", "/v1/completions", json.dumps(
+    {"prompt": "Sort: 3 1 2", "max_tokens": 300, "ignore_eos": True, "stream": True}),
+    {"Content-Type": "application/json", "Authorization": "Bearer a-key-for-the-test"})
+r = c.getresponse()
+assert r.status == 200 and r.getheader("Content-Type").startswith("text/event-stream"), r.status
+times, last = [], b""
+while line := r.readline():
+    if line.startswith(b"data:"):
+        times.append(time.time())
+        last = line
+assert last == b"data: [DONE]\n" and len(times) > 20, (last, len(times))
+# Pieces came while the answer was made, not together at its end.
+early = sum(t < (times[0] + times[-1]) / 2 for t in times)
+assert times[-1] - times[0] > 0.05 and early > len(times) / 10, (times[-1] - times[0], early)
+P
+[ "$(curl -sk -o "$dir/out" -w '%{http_code}' "https://127.0.0.1:$port/v1/models")" = 401 ]
+kill "$proxy"
+wait "$proxy" || true
+proxy=""
+stop
+echo "deploy: ok"
