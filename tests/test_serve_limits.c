@@ -406,6 +406,45 @@ static void a_full_queue_says_so(void **state)
     serve_rig_close(&rig);
 }
 
+/* The one seat is a batch request's: a chat gets it at once, and the batch answer is what it would
+ * have been. */
+static void interactive_comes_before_batch(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--max-num-seqs", "1", NULL};
+    serve_rig rig;
+    http_reply r;
+    cn_mailbox *box;
+    cn_call *call;
+    serve_rig_open(&rig, options);
+    cn_service *s = cn_server_service(rig.server);
+    step_count count = {.service = s};
+    assert_int_equal(cn_mailbox_create(&box, 16), CN_OK);
+    cn_call_opts o = {.klass = CN_CLASS_BATCH, .reply_to = box, .news = on_news, .user = &count,
+                      .endpoint = CN_API_COMPLETION};
+    assert_int_equal(cn_buf_addf(&o.body, "%s", long_body(300, false)), CN_OK);
+    assert_int_equal(cn_call_start(&call, s, &o), CN_OK);
+    assert_true(serve_rig_wait_running(&rig, 1));
+    http_ask(rig.port, "POST", "/v1/completions", NULL, long_body(5, false), &r);
+    assert_int_equal(r.status, 200);
+    assert_int_equal(cn_mailbox_length(box), 0); /* the batch request is not over */
+    http_reply_free(&r);
+    while (!count.over) {
+        cn_mailbox_wait(box, 10000);
+        cn_mailbox_open_all(box);
+    }
+    assert_int_equal(cn_call_status(call), CN_OK);
+    json_t *alone = http_ask_json(rig.port, "POST", "/v1/completions", long_body(300, false), 200);
+    json_t *choice = json_array_get(json_object_get(alone, "choices"), 0);
+    assert_string_equal(cn_api_result_text(cn_call_lock(call), 0),
+                        json_string_value(json_object_get(choice, "text")));
+    cn_call_unlock(call);
+    cn_call_release(call);
+    json_decref(alone);
+    cn_mailbox_free(box);
+    serve_rig_close(&rig);
+}
+
 static void buffered_bodies_have_a_bound(void **state)
 {
     (void)state;
@@ -549,6 +588,7 @@ int main(void)
         cmocka_unit_test(a_slow_reader_delays_nobody),
         cmocka_unit_test(silent_crowds_make_room),
         cmocka_unit_test(a_full_queue_says_so),
+        cmocka_unit_test(interactive_comes_before_batch),
         cmocka_unit_test(buffered_bodies_have_a_bound),
         cmocka_unit_test(a_full_disk_under_the_log_stops_nothing),
         cmocka_unit_test(the_log_has_a_line_per_request),

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { MAX_ARGS = 40, WAIT_MS = 20000, LOOK_MS = 5 };
+enum { MAX_ARGS = 40, WAIT_MS = 120000, LOOK_MS = 5 };
 
 static void *run_server(void *arg)
 {

@@ -25,7 +25,7 @@ void serve_rig_stop(serve_rig *r);
 void serve_rig_close(serve_rig *r);
 
 void serve_rig_figures(serve_rig *r, cn_serve_figures *out);
-/* Waits until the engine runs n requests and holds no block if n is 0; false after 20 s. */
+/* Waits until the engine runs n requests and holds no block if n is 0; false after 120 s. */
 bool serve_rig_wait_running(serve_rig *r, uint32_t n);
 
 #endif
