@@ -2,9 +2,9 @@
  * lightning redundancy of all units of a chunk in one launch that reads K once.
  *
  * A thread block stays on its multiprocessor and takes the spans of units in turn: number
- * blockIdx.x, then every gridDim.x-th. One warp fetches: keys through a ring of stages by a tensor
- * map over the pool, wherever their blocks lie, and the window's queries. Three teams, a warpgroup
- * each, have a span each, so that one multiplies while others compute or wait:
+ * blockIdx.x, then every gridDim.x-th. A warpgroup fetches: keys through a ring of stages by a
+ * tensor map over the pool, wherever their blocks lie, and the window's queries. Three teams, a
+ * warpgroup each, have a span each, so that one multiplies while others compute or wait:
  *   1. compare: keys * keys^T, the cosines of a block, summed and searched for twins in registers;
  *   2. measure: keys * queries^T; of each query the largest logit and the sum of exponentials over
  *      the span, left in device memory for the unit's other spans;
@@ -24,10 +24,9 @@
  * minds.
  *
  * Grid: the multiprocessors; block 512 (256 for d above 128). Bytes of a unit: 2*n*d read (K), 4*n
- * read (F), 8*n written; operations 2*n*d * (COLUMNS * rounds + max(block_tokens, 64)).
- * Nine blocks of 256 tokens, 36 layers, 8 kv heads, d 128, 16 queries of 4 heads: 175 MB and 54
- * GFLOP; at 3 TB/s and 800 TFLOP/s 58 and 68 us. Twin: cpu_score.c. Paper: Zipage, C.2, C.3, C.7.
- */
+ * read (F), 8*n written; operations 2*n*d * (COLUMNS * rounds + max(block_tokens, 64)). Nine blocks
+ * of 256 tokens, 36 layers, 8 kv heads, d 128, 16 queries of 4 heads: 175 MB and 54 GFLOP; at 3
+ * TB/s and 800 TFLOP/s 58 and 68 us. Twin: cpu_score.c. Paper: Zipage, C.2, C.3, C.7. */
 #include "cuda/compress_score_sm90.cuh"
 
 /* A thread's view of the block. */
@@ -78,7 +77,7 @@ __device__ static inline uint32_t head_of(const score_params &p, uint32_t i)
     return min(i & ((1u << p.group_shift) - 1), p.c.group - 1);
 }
 
-/* ---- fetching: a warp ---- */
+/* ---- fetching: a warpgroup ---- */
 
 /* Slots that the sequence has not keep what shared memory held. */
 template <int D>
@@ -87,20 +86,22 @@ __device__ static inline void fetch_keys(const score_params &p, const score_bloc
 {
     const cn_kv_layout &l = p.c.pools.layout;
     const score_span x = span_of(p, number);
-    const uint32_t n = min((uint32_t)SPAN, p.c.n - x.first), step = l.tile_tokens;
+    const uint32_t n = min((uint32_t)SPAN, p.c.n - x.first);
     const uint32_t stage = i % score_plan<D>::STAGES, lane = threadIdx.x % CN_WARP;
+    const uint32_t at = lane * l.tile_tokens, slot = x.first + at; /* a lane has a tile */
+    uint32_t row = 0;
+    if (at < n)
+        row = (uint32_t)(cn_kv_row(&l, x.layer, x.job->source[slot / l.block_tokens], x.kv_head,
+                                   slot % l.block_tokens, CN_KV_K) /
+                         l.head_dim);
     cn_barrier_wait(&b.keys_empty[stage], (i / score_plan<D>::STAGES & 1) ^ 1);
     if (lane == 0) cn_barrier_expect(&b.keys_full[stage], score_plan<D>::BOXES * n * CN_ROW_BYTES);
     __syncwarp();
-    for (uint32_t at = lane * step; at < n; at += CN_WARP * step) {
-        const uint32_t slot = x.first + at, block = x.job->source[slot / l.block_tokens];
-        const size_t row = cn_kv_row(&l, x.layer, block, x.kv_head, slot % l.block_tokens, CN_KV_K);
+    if (at >= n) return;
 #pragma unroll
-        for (uint32_t box = 0; box < score_plan<D>::BOXES; box++)
-            cn_box_copy(
-                cn_shared_address(b.keys(i) + box * score_plan<D>::KEY_BOX + at * CN_ROW_BYTES),
-                pool, box * CN_BOX_COLS, (uint32_t)(row / l.head_dim), &b.keys_full[stage]);
-    }
+    for (uint32_t box = 0; box < score_plan<D>::BOXES; box++)
+        cn_box_copy(cn_shared_address(b.keys(i) + box * score_plan<D>::KEY_BOX + at * CN_ROW_BYTES),
+                    pool, box * CN_BOX_COLS, row, &b.keys_full[stage]);
 }
 
 /* Queries beyond the window are zeros. */
@@ -108,23 +109,25 @@ template <int D>
 __device__ static inline void fetch_queries(const score_params &p, score_block<D> &b, uint32_t i,
                                             uint32_t number, uint32_t round)
 {
+    constexpr uint32_t CHUNKS = D / CN_VEC8;
     const cn_pools &pools = p.c.pools;
-    const uint32_t d = pools.layout.head_dim;
+    const uint32_t d = pools.layout.head_dim, window = p.c.window;
+    const uint32_t thread = threadIdx.x % CN_WARPGROUP - CN_WARP, chunk = thread % CHUNKS;
     const score_span x = span_of(p, number);
+    const uint32_t ring_start = x.job->ring_start;
+    const cn_bf16 *from = (const cn_bf16 *)pools.q_window +
+                          cn_query_row(pools.n_query_slots, pools.window, pools.n_heads, d, x.layer,
+                                       x.job->query_slot, 0, x.kv_head * p.c.group);
     cn_barrier_wait(b.queries_empty, (b.n_loads++ & 1) ^ 1);
-    for (uint32_t at = threadIdx.x % CN_WARP; at < COLUMNS * D / CN_VEC8; at += CN_WARP) {
-        const uint32_t column = at / (D / CN_VEC8), chunk = at % (D / CN_VEC8);
+#pragma unroll 4
+    for (uint32_t column = thread / CHUNKS; column < COLUMNS; column += QUERY_THREADS / CHUNKS) {
         const uint32_t value = column / 8 * 2 + column % 2;
         const uint32_t query = query_of(p, round, value, column % 8 / 2);
-        const bool valid = query < p.c.window && chunk * CN_VEC8 < d;
-        size_t row = 0;
-        if (valid)
-            row = cn_query_row(pools.n_query_slots, pools.window, pools.n_heads, d, x.layer,
-                               x.job->query_slot, (x.job->ring_start + query) % p.c.window,
-                               x.kv_head * p.c.group + head_of(p, value)) +
-                  chunk * CN_VEC8;
+        const bool valid = query < window && chunk * CN_VEC8 < d;
+        const uint32_t ring_row = (ring_start + query) % window;
+        const uint32_t row = ring_row * pools.n_heads + head_of(p, value);
         cn_copy16(cn_shared_address(b.queries + cn_chunk_at(COLUMNS, column, chunk)),
-                  (const cn_bf16 *)pools.q_window + row, valid);
+                  valid ? from + row * d + chunk * CN_VEC8 : from, valid);
     }
     cn_copy_commit();
     cn_copy_wait<0>();
@@ -132,27 +135,25 @@ __device__ static inline void fetch_queries(const score_params &p, score_block<D
     cn_barrier_arrive(&b.queries_full[i % score_plan<D>::TEAMS]);
 }
 
-/* Keys are asked for so far ahead that their stage falls free with the queries' place. */
+/* One warp fetches keys, the others queries. */
 template <int D>
 __device__ static inline void fetch(const score_params &p, score_block<D> &b,
                                     const CUtensorMap *pool, uint32_t n_spans)
 {
-    constexpr uint32_t AHEAD = score_plan<D>::STAGES - 1;
-    for (uint32_t i = 0; i + 1 < score_plan<D>::STAGES; i++)
-        if (blockIdx.x + i * gridDim.x < n_spans)
-            fetch_keys<D>(p, b, pool, i, blockIdx.x + i * gridDim.x);
+    const bool has_keys = threadIdx.x % CN_WARPGROUP < CN_WARP;
     for (uint32_t i = 0, number = blockIdx.x; number < n_spans; i++, number += gridDim.x) {
-        if (number + AHEAD * gridDim.x < n_spans)
-            fetch_keys<D>(p, b, pool, i + AHEAD, number + AHEAD * gridDim.x);
-        for (uint32_t round = 0; round < p.n_rounds; round++)
-            fetch_queries<D>(p, b, i, number, round);
+        if (has_keys)
+            fetch_keys<D>(p, b, pool, i, number);
+        else
+            for (uint32_t round = 0; round < p.n_rounds; round++)
+                fetch_queries<D>(p, b, i, number, round);
     }
 }
 
 /* ---- steps 2 and 3: attention, a team ---- */
 
 /* The register of a thread's value i in row half h. */
-#define VALUE(i, h) ((i) / 2 * 4 + (h)*2 + (i) % 2)
+#define VALUE(i, h) ((i) / 2 * 4 + (h) * 2 + (i) % 2)
 
 /* Products of the warpgroup's strips and the round's queries; what a query may not see is -inf. */
 template <int D>
@@ -163,10 +164,9 @@ __device__ static __forceinline__ void logits(float x[STRIPS][SUMS], const score
     const uint32_t n_early = p.c.n - p.c.window; /* slots that all queries see */
     cn_barrier_wait(&b.queries_full[threadIdx.x / TEAM], b.n_loads++ & 1);
 #pragma unroll
-    for (uint32_t s = 0; s < STRIPS; s++) {
+    for (uint32_t s = 0; s < STRIPS; s++)
         begin_product<COLUMNS, D>(x[s], keys + s * STRIP * CN_ROW_BYTES, score_plan<D>::KEY_BOX,
                                   b.queries, score_plan<D>::QUERY_BOX);
-    }
     cn_wgmma_wait<0>();
     if (threadIdx.x % CN_WARP == 0) cn_barrier_arrive(b.queries_empty);
     if (span.first + SPAN <= n_early) return;
@@ -182,7 +182,8 @@ __device__ static __forceinline__ void logits(float x[STRIPS][SUMS], const score
     }
 }
 
-/* The largest and the sum of exponentials in each column over the warp's rows. */
+/* The largest and the sum of exponentials in each column over the warp's rows.
+ */
 __device__ static __forceinline__ void measure_warp(float2 *out, const float x[STRIPS][SUMS],
                                                     float scale)
 {
@@ -236,8 +237,8 @@ __device__ static inline float2 *measures_at(const score_params &p, const score_
     return p.measures + ((size_t)x.unit * p.c.n_spans + span) * p.c.window * p.c.group;
 }
 
-/* Merging, SHARERS threads have a column each: value column / 4 of the lanes with lane % 4 =
- * column % 4. This is its place among measures; false: it has none. */
+/* Merging, SHARERS threads have a column each: value column / 4 of the lanes with lane % 4 = column
+ * % 4. This is its place among measures; false: it has none. */
 __device__ static inline uint32_t own_column(void) { return threadIdx.x % TEAM / SHARERS; }
 
 __device__ static inline bool column_measure(uint32_t *at, const score_params &p, uint32_t round)
@@ -364,7 +365,8 @@ __device__ static inline void store_scores(const score_params &p, const score_sp
     }
 }
 
-/* Steps 2 and 3 in one: a window of one round, whose logits stay in registers. */
+/* Steps 2 and 3 in one: a window of one round, whose logits stay in registers.
+ */
 template <int D>
 __device__ static inline void attend(const score_params &p, const score_span &span,
                                      score_block<D> &b, const unsigned char *keys,
@@ -405,7 +407,7 @@ __device__ static inline void attend_in_rounds(const score_params &p, const scor
 }
 
 /* Every TEAMS-th of the block's spans. */
-template <int D, int WIDTH>
+template <int D, int P>
 __device__ static inline void compute(const score_params &p, score_block<D> &b, team_shared *team,
                                       uint32_t n_spans)
 {
@@ -416,7 +418,7 @@ __device__ static inline void compute(const score_params &p, score_block<D> &b, 
         const score_span span = span_of(p, number);
         cn_barrier_wait(&b.keys_full[stage], i / STAGES & 1);
         if (p.steps & MEASURE && p.c.redundancy_kind == CN_REDUNDANCY_LIGHTNING)
-            compare<D, WIDTH>(p, span, b.keys(i), team);
+            compare<D, P>(p, span, b.keys(i), team);
         if (p.steps == (MEASURE | WEIGH))
             attend<D>(p, span, b, b.keys(i), &b.keys_empty[stage], team);
         else
@@ -426,8 +428,8 @@ __device__ static inline void compute(const score_params &p, score_block<D> &b, 
 
 #endif
 
-/* WIDTH: columns of a strip's cosines, block_tokens or STRIP. */
-template <int D, int WIDTH>
+/* P: columns of a panel of cosines, 128 for blocks at least as wide. */
+template <int D, int P>
 __global__ static void __launch_bounds__(score_plan<D>::THREADS, 1)
     compress_score_kernel(const __grid_constant__ score_params p,
                           const __grid_constant__ CUtensorMap pool)
@@ -445,7 +447,7 @@ __global__ static void __launch_bounds__(score_plan<D>::THREADS, 1)
             cn_barrier_init(&keys_full[i], 1);
             cn_barrier_init(&keys_empty[i], TEAM_WARPS);
         }
-        for (uint32_t i = 0; i < plan::TEAMS; i++) cn_barrier_init(&queries_full[i], CN_WARP);
+        for (uint32_t i = 0; i < plan::TEAMS; i++) cn_barrier_init(&queries_full[i], QUERY_THREADS);
         cn_barrier_init(&queries_empty, TEAM_WARPS);
         cn_barrier_init_done();
     }
@@ -461,10 +463,10 @@ __global__ static void __launch_bounds__(score_plan<D>::THREADS, 1)
     const uint32_t n_spans = n_spans_of(p);
     if (threadIdx.x >= plan::TEAMS * TEAM) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(plan::FETCH_REGISTERS));
-        if (threadIdx.x < plan::TEAMS * TEAM + CN_WARP) fetch<D>(p, b, &pool, n_spans);
+        fetch<D>(p, b, &pool, n_spans);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(plan::COMPUTE_REGISTERS));
-        compute<D, WIDTH>(p, b, &teams[threadIdx.x / TEAM], n_spans);
+        compute<D, P>(p, b, &teams[threadIdx.x / TEAM], n_spans);
     }
 #endif
 }
@@ -493,34 +495,31 @@ static cn_status map_pool(CUtensorMap *map, const cn_pools *pools)
     return cn_map_encode(map, pools->kv, &s);
 }
 
-template <int D, int WIDTH>
+template <int D, int P>
 static cn_status launch_steps(cn_stream *s, score_params p, uint32_t steps, const CUtensorMap &pool)
 {
     const uint32_t n_spans = cn_compress_units(&p.c) * p.c.n_spans;
     p.steps = steps;
-    return cn_attn_launch(s, "compress_score", compress_score_kernel<D, WIDTH>,
+    return cn_attn_launch(s, "compress_score", compress_score_kernel<D, P>,
                           dim3(cn_min_u32(n_spans, s->cuda->device.n_sms)), score_plan<D>::THREADS,
                           score_plan<D>::BYTES, p, pool);
 }
 
-template <int D, int WIDTH>
+template <int D, int P>
 static cn_status launch(cn_stream *s, const score_params &p, const CUtensorMap &pool)
 {
     if (p.n_rounds == 1 && p.c.n_spans <= s->cuda->device.n_sms)
-        return launch_steps<D, WIDTH>(s, p, MEASURE | WEIGH, pool);
-    CN_TRY((launch_steps<D, WIDTH>(s, p, MEASURE, pool)));
-    return launch_steps<D, WIDTH>(s, p, WEIGH, pool);
+        return launch_steps<D, P>(s, p, MEASURE | WEIGH, pool);
+    CN_TRY((launch_steps<D, P>(s, p, MEASURE, pool)));
+    return launch_steps<D, P>(s, p, WEIGH, pool);
 }
 
-template <int D> static cn_status launch_width(cn_stream *s, const score_params &p)
+template <int D> static cn_status launch_panels(cn_stream *s, const score_params &p)
 {
     CUtensorMap pool;
     CN_TRY(map_pool(&pool, &p.c.pools));
-    switch (p.c.pools.layout.block_tokens) {
-    case 256: return launch<D, 256>(s, p, pool);
-    case 128: return launch<D, 128>(s, p, pool);
-    default: return launch<D, STRIP>(s, p, pool);
-    }
+    return p.c.pools.layout.block_tokens >= 128 ? launch<D, 128>(s, p, pool)
+                                                : launch<D, STRIP>(s, p, pool);
 }
 
 extern "C" bool cn_compress_score_sm90_fits(const cn_stream *s, const cn_compress_chunk *c)
@@ -542,6 +541,6 @@ extern "C" cn_status cn_compress_score_sm90(cn_stream *s, const cn_compress_chun
     p.n_measured = c->work;
     p.measures = (float2 *)(c->work + counter_words(c));
     CN_CUDA(cudaMemsetAsync(c->work, 0, counter_words(c) * sizeof *c->work, s->handle));
-    if (d <= 64) return launch_width<64>(s, p);
-    return d <= 128 ? launch_width<128>(s, p) : launch_width<256>(s, p);
+    if (d <= 64) return launch_panels<64>(s, p);
+    return d <= 128 ? launch_panels<128>(s, p) : launch_panels<256>(s, p);
 }

@@ -2,8 +2,8 @@
  * and the cosines of a span's keys.
  *
  * A team, one warpgroup, has a span: its keys in shared memory as rows of wgmma products, 64 rows a
- * strip. Register i of a product holds row half i / 2 % 2 of column i / 4 * 8 + lane % 4 * 2 +
- * i % 2, so that a quad of lanes has rows in common; of what is found for its eight rows each lane
+ * strip. Register i of a product holds row half i / 2 % 2 of column i / 4 * 8 + lane % 4 * 2 + i %
+ * 2, so that a quad of lanes has rows in common; of what is found for its eight rows each lane
  * stores the two of one strip. */
 #ifndef CN_CUDA_COMPRESS_SCORE_SM90_CUH
 #define CN_CUDA_COMPRESS_SCORE_SM90_CUH
@@ -19,10 +19,11 @@ enum {
     STRIPS = SPAN / STRIP,
     TEAM = CN_WARPGROUP,
     TEAM_WARPS = TEAM / CN_WARP,
-    TEAM_BARRIER = 1,         /* the first team's */
-    SHARERS = TEAM / COLUMNS, /* threads that merge measures of one column */
-    VALUES = COLUMNS / 4,     /* columns of a thread */
-    SUMS = COLUMNS / 2,       /* registers of a product of COLUMNS columns */
+    TEAM_BARRIER = 1,                       /* the first team's */
+    QUERY_THREADS = CN_WARPGROUP - CN_WARP, /* that fetch queries */
+    SHARERS = TEAM / COLUMNS,               /* threads that merge measures of one column */
+    VALUES = COLUMNS / 4,                   /* columns of a thread */
+    SUMS = COLUMNS / 2,                     /* registers of a product of COLUMNS columns */
     MAX_GROUP = 16,
     MAX_HEAD_DIM = 256
 };
@@ -56,7 +57,7 @@ template <int D> struct score_plan {
     static constexpr uint32_t TEAMS = D <= 128 ? 3 : 1, STAGES = TEAMS;
     static constexpr uint32_t THREADS = TEAMS * TEAM + CN_WARPGROUP;
     /* Of a thread, of the launch's 65536 / THREADS in eights. */
-    static constexpr uint32_t COMPUTE_REGISTERS = TEAMS == 3 ? 160 : 240, FETCH_REGISTERS = 24;
+    static constexpr uint32_t COMPUTE_REGISTERS = TEAMS == 3 ? 160 : 240, FETCH_REGISTERS = 32;
     static constexpr uint32_t BOXES = D / CN_BOX_COLS;
     static constexpr uint32_t KEY_BOX = SPAN * CN_ROW_BYTES, QUERY_BOX = COLUMNS * CN_ROW_BYTES;
     static constexpr uint32_t BYTES = BOXES * (STAGES * KEY_BOX + QUERY_BOX) + 1024;
@@ -109,10 +110,10 @@ __device__ static inline uint32_t own_row(uint32_t h) { return row_of(threadIdx.
 template <int D>
 __device__ static inline void prepare_cosines(const unsigned char *keys, team_shared *team)
 {
-#pragma unroll
+#pragma unroll 1
     for (uint32_t row = threadIdx.x % TEAM; row < SPAN; row += TEAM) {
         float sum = 0;
-#pragma unroll
+#pragma unroll 4
         for (uint32_t chunk = 0; chunk < D / CN_VEC8; chunk++) {
             float k[CN_VEC8];
             cn_unpack8(k, *(const uint4 *)(keys + cn_chunk_at(SPAN, row, chunk)));
@@ -200,53 +201,31 @@ __device__ static __forceinline__ void finish_rows(row_pair &r, team_shared *tea
     }
 }
 
-/* A strip's cosines, WIDTH columns, block_tokens or STRIP, in panels of at most 128. */
-template <int WIDTH> struct score_panels {
-    static constexpr uint32_t COLUMNS_OF = WIDTH < 128 ? WIDTH : 128;
-    static constexpr uint32_t OF_STRIP = WIDTH / COLUMNS_OF, ALL = STRIPS * OF_STRIP;
-
-    __device__ static uint32_t strip(uint32_t panel) { return panel / OF_STRIP; }
-    __device__ static uint32_t column(uint32_t panel)
-    {
-        return strip(panel) * STRIP / WIDTH * WIDTH + panel % OF_STRIP * COLUMNS_OF;
-    }
-};
-
-template <int D, int WIDTH>
-__device__ static __forceinline__ void begin_panel(float *x, const unsigned char *keys,
-                                                   uint32_t panel)
-{
-    using panels = score_panels<WIDTH>;
-    begin_product<panels::COLUMNS_OF, D>(
-        x, keys + panels::strip(panel) * STRIP * CN_ROW_BYTES, score_plan<D>::KEY_BOX,
-        keys + panels::column(panel) * CN_ROW_BYTES, score_plan<D>::KEY_BOX);
-}
-
-/* Cosines are symmetric: a row is searched for what a column must lose. While one panel is
- * searched the next is multiplied. */
-template <int D, int WIDTH>
+/* Cosines are symmetric: a row is searched for what a column must lose. Loops stay loops: three
+ * teams in different places share the instruction cache. */
+template <int D, int P>
 __device__ static inline void compare(const score_params &p, const score_span &span,
                                       const unsigned char *keys, team_shared *team)
 {
-    using panels = score_panels<WIDTH>;
-    constexpr uint32_t P = panels::COLUMNS_OF;
     const uint32_t block_tokens = p.c.pools.layout.block_tokens;
+    const uint32_t width = max(block_tokens, (uint32_t)STRIP); /* columns of a strip */
     const float twin_p = span.job->redundancy_p;
-    float own_sum[2], x[2][P / 2];
-    row_pair r;
+    float own_sum[2];
     prepare_cosines<D>(keys, team);
-    begin_panel<D, WIDTH>(x[0], keys, 0);
-#pragma unroll
-    for (uint32_t panel = 0; panel < panels::ALL; panel++) {
-        if (panel + 1 < panels::ALL) {
-            begin_panel<D, WIDTH>(x[(panel + 1) % 2], keys, panel + 1);
-            cn_wgmma_wait<1>();
-        } else
+#pragma unroll 1
+    for (uint32_t strip = 0; strip < STRIPS; strip++) {
+        const uint32_t first = strip * STRIP / width * width;
+        row_pair r;
+        begin_rows(r, team, twin_p, strip);
+#pragma unroll 1
+        for (uint32_t column = first; column < first + width; column += P) {
+            float x[P / 2];
+            begin_product<P, D>(x, keys + strip * STRIP * CN_ROW_BYTES, score_plan<D>::KEY_BOX,
+                                keys + column * CN_ROW_BYTES, score_plan<D>::KEY_BOX);
             cn_wgmma_wait<0>();
-        if (panel % panels::OF_STRIP == 0) begin_rows(r, team, twin_p, panels::strip(panel));
-        add_panel<P>(r, x[panel % 2], team->inv_norm, panels::column(panel), block_tokens);
-        if ((panel + 1) % panels::OF_STRIP == 0)
-            finish_rows(r, team, panels::strip(panel), own_sum);
+            add_panel<P>(r, x, team->inv_norm, column, block_tokens);
+        }
+        finish_rows(r, team, strip, own_sum);
     }
     team_sync();
 #pragma unroll
