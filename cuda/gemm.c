@@ -200,6 +200,20 @@ static cn_status check_call(const cn_gemm_call *c)
     return CN_OK;
 }
 
+/* A plan is known to serve the most rows of its bucket. Where it does not serve fewer, which is
+ * said before anything is launched, the library's choice for that many does. */
+static cn_status run_or_replan(cn_stream *s, const cn_gemm_call *call, const cn_gemm_plan *plan)
+{
+    cn_cuda *c = s->cuda;
+    const cn_status status = cn_gemm_run(s, call, plan);
+    if (status == CN_OK || c->opts.batch_invariant) return status;
+    cn_log(CN_LOG_DEBUG, "gemm %u x %u, %u rows: planned anew", call->shape.n, call->shape.k,
+           call->n_tokens);
+    cn_gemm_plan other = {.kind = CN_GEMM_UNPLANNED};
+    CN_TRY(plan_library(c, call->shape, call->n_tokens, &other));
+    return cn_gemm_run(s, call, &other);
+}
+
 /* Planned for the most rows of the bucket, so that the order of calls changes nothing. */
 static cn_status run_planned(cn_stream *s, const cn_gemm_call *call)
 {
@@ -212,7 +226,7 @@ static cn_status run_planned(cn_stream *s, const cn_gemm_call *call)
     cn_gemm_entry *e = cn_gemm_find(c->gemm, call->shape);
     cn_gemm_plan *plan = e ? &e->plans[bucket] : &once;
     if (plan->kind == CN_GEMM_UNPLANNED) CN_TRY(plan_untimed(c, call->shape, most, plan));
-    return cn_gemm_run(s, call, plan);
+    return run_or_replan(s, call, plan);
 }
 
 cn_status cn_cuda_gemm(cn_stream *s, const cn_gemm_args *a)
