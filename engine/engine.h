@@ -13,9 +13,4 @@ cn_tokenizer *cn_engine_tokenizer(cn_engine *e);
 uint32_t cn_engine_max_model_len(const cn_engine *e);
 uint32_t cn_engine_block_tokens(const cn_engine *e);
 
-/* Appends the token ids a request's prompt becomes: messages through the chat template, text
- * through the tokenizer, tokens as they are. CN_ERR_ARG when the request is at fault. */
-cn_status cn_engine_prompt_tokens(cn_engine *e, const cn_request_params *p, cn_tokens *out);
-
-
 #endif

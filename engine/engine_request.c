@@ -6,13 +6,6 @@
 
 #include "engine/prompt.h"
 
-/* ---- prompt ---- */
-
-cn_status cn_engine_prompt_tokens(cn_engine *e, const cn_request_params *p, cn_tokens *out)
-{
-    return cn_prompt_tokens(e->tokenizer, e->chat, e->model_config.vocab, &e->prompt_text, p, out);
-}
-
 /* ---- a request's own memory ---- */
 
 /* Deep copy of `n` elements; NULL for none. */
@@ -208,7 +201,8 @@ cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn
                        "kv.policy %s was not declared at start: add it to --kv-policies",
                        cn_kv_policy_name(p->kv.policy));
     e->prompt.len = 0;
-    CN_TRY(cn_engine_prompt_tokens(e, p, &e->prompt));
+    CN_TRY(cn_prompt_tokens(e->tokenizer, e->chat, e->model_config.vocab, &e->prompt_text, p,
+                            &e->prompt));
     uint32_t max_output = 0;
     CN_TRY(check_lengths(e, &p->sampling, &max_output));
     CN_TRY(check_forced(e, p, max_output));
