@@ -499,10 +499,13 @@ template <int D, int P>
 static cn_status launch_steps(cn_stream *s, score_params p, uint32_t steps, const CUtensorMap &pool)
 {
     const uint32_t n_spans = cn_compress_units(&p.c) * p.c.n_spans;
+    const dim3 grid(cn_min_u32(n_spans, s->cuda->device.n_sms));
     p.steps = steps;
-    return cn_attn_launch(s, "compress_score", compress_score_kernel<D, P>,
-                          dim3(cn_min_u32(n_spans, s->cuda->device.n_sms)), score_plan<D>::THREADS,
-                          score_plan<D>::BYTES, p, pool);
+    if (steps == (MEASURE | WEIGH))
+        return cn_compress_launch_waiting(s, "compress_score", compress_score_kernel<D, P>, grid,
+                                          score_plan<D>::THREADS, score_plan<D>::BYTES, p, pool);
+    return cn_attn_launch(s, "compress_score", compress_score_kernel<D, P>, grid,
+                          score_plan<D>::THREADS, score_plan<D>::BYTES, p, pool);
 }
 
 template <int D, int P>

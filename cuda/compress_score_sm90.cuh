@@ -9,7 +9,7 @@
 #define CN_CUDA_COMPRESS_SCORE_SM90_CUH
 
 #include "cuda/attn_common.cuh"
-#include "cuda/compress.h"
+#include "cuda/compress.cuh"
 #include "cuda/hopper.cuh"
 
 enum {
