@@ -162,17 +162,33 @@ static bool note_piece(cn_served *s)
     return true;
 }
 
-static void take_event(flight *f, const char *text, size_t n)
+static void take_piece(cn_served *s)
+{
+    if (!note_piece(s)) snprintf(s->error, sizeof s->error, "out of memory");
+}
+
+/* Most events are pieces and nothing else, as their text shows: parsing each would take the
+ * processor from a server on the same machine. */
+static bool is_plain_piece(const char *text)
+{
+    return strstr(text, "\"choices\":[{") && !strstr(text, "\"usage\":{") &&
+           !strstr(text, "\"error\":{");
+}
+
+static void take_event(flight *f, const char *text)
 {
     cn_served *s = f->served;
-    if (n == 6 && memcmp(text, "[DONE]", 6) == 0) {
+    if (strcmp(text, "[DONE]") == 0) {
         f->done = true;
         return;
     }
-    json_t *event = json_loadb(text, n, 0, NULL);
+    if (is_plain_piece(text)) {
+        take_piece(s);
+        return;
+    }
+    json_t *event = json_loads(text, 0, NULL);
     const json_t *usage = json_object_get(event, "usage"), *error = json_object_get(event, "error");
-    if (json_array_size(json_object_get(event, "choices")) > 0 && !note_piece(s))
-        snprintf(s->error, sizeof s->error, "out of memory");
+    if (json_array_size(json_object_get(event, "choices")) > 0) take_piece(s);
     if (json_is_object(usage)) {
         const json_t *in = json_object_get(usage, "prompt_tokens");
         const json_t *out = json_object_get(usage, "completion_tokens");
@@ -189,13 +205,15 @@ static void take_data(void *user, const char *data, size_t n)
     flight *f = user;
     static const char prefix[] = "data: ";
     const size_t skip = sizeof prefix - 1;
-    for (size_t i = 0; i < n; i++) {
-        if (data[i] != '\n') {
-            if (cn_buf_add(&f->line, data + i, 1) != CN_OK) f->run->status = CN_ERR_MEMORY;
-            continue;
-        }
+    while (n > 0) {
+        const char *end = memchr(data, '\n', n);
+        const size_t n_line = end ? (size_t)(end - data) : n;
+        if (cn_buf_add(&f->line, data, n_line) != CN_OK) f->run->status = CN_ERR_MEMORY;
+        data += n_line + (end != NULL);
+        n -= n_line + (end != NULL);
+        if (!end) return;
         if (f->line.len > skip && memcmp(f->line.data, prefix, skip) == 0)
-            take_event(f, f->line.data + skip, f->line.len - skip);
+            take_event(f, f->line.data + skip);
         cn_buf_clear(&f->line);
     }
 }
