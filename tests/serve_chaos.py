@@ -7,6 +7,7 @@ at a random moment: while it starts, takes an upload, or answers lines. What mus
   * what the server has said is there (a file, a batch) is there after the next start;
   * a line that a file had when the process died is there at the end, unchanged, in its place;
   * of a finished batch each custom_id has one line, whole JSON, in the output or the error file;
+  * chats that come between, and push batch requests aside, change none of it;
   * each line says what `cinch run-batch` says for the same input, but for the time.
 
 Usage: serve_chaos.py [--cinch build/cinch] [--rounds 50] [--seed 1]
@@ -22,6 +23,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 
@@ -80,7 +82,8 @@ class Server:
             self.port = s.getsockname()[1]
         self.process = subprocess.Popen(
             [cinch, "serve", "--port", str(self.port), "--spool", spool, "--access-log", "off",
-             "--max-batch-inflight", "12", "--kv-cache-memory-bytes", "24M", *SHARED],
+             "--max-batch-inflight", "12", "--max-num-seqs", "5",
+             "--kv-cache-memory-bytes", "24M", *SHARED],
             stdout=log, stderr=log)
 
     def kill(self):
@@ -122,6 +125,16 @@ class Server:
                 "\r\n%s\r\n--%s--\r\n" % (edge, edge, text, edge))
         return self.ask_json("POST", "/v1/files", form.encode(),
                              "multipart/form-data; boundary=" + edge)["id"]
+
+    def chat_until_killed(self):
+        """Interactive requests, which go before those of batches."""
+        body = json.dumps({"messages": [{"role": "user", "content": "Compute 12 * 34 by hand."}],
+                           "max_tokens": 30})
+        try:
+            while self.process.poll() is None:
+                self.ask("POST", "/v1/chat/completions", body)
+        except (OSError, http.client.HTTPException):
+            pass
 
     def create(self, file_id):
         return self.ask_json("POST", "/v1/batches", json.dumps(
@@ -231,6 +244,9 @@ class Chaos:
                               b"Content-Disposition: form-data; name=\"file\"\r\n\r\nhalf")
                     time.sleep(self.rng.random() * 0.1)
             else:
+                if kind < 0.5:
+                    for _ in range(3):
+                        threading.Thread(target=server.chat_until_killed, daemon=True).start()
                 time.sleep(self.rng.random() ** 2 * 8)
         server.kill()
         self.watch.look()
