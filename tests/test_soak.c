@@ -3,6 +3,7 @@
  * once, nothing is left behind, and a request that is asked again and again answers the same.
  *
  *   build/tests/test_soak [SECONDS [DEVICE [SEED [OPTION VALUE]...]]]     4 cpu 1
+ *   build/tests/test_soak 60 cpu 1 model tests/golden/models/qwen3-bf16 load-format dummy
  *
  * The repeated requests are compared where answers do not depend on the company: on a CPU, and on
  * a GPU with "batch-invariant true". */
@@ -17,7 +18,7 @@
 #include "engine/engine.h"
 #include "tests/lib/paged_batch.h"
 
-enum { VOCAB = 2048, MAX_LIVE = 64, MAX_PROMPT = 400, CANARY_TOKENS = 60, N_CANARIES = 2 };
+enum { MAX_LIVE = 64, MAX_PROMPT = 400, CANARY_TOKENS = 60, N_CANARIES = 2 };
 
 /* A request under way. */
 typedef struct guest {
@@ -32,6 +33,7 @@ typedef struct guest {
 typedef struct soak {
     cn_engine *engine;
     test_rng rng;
+    uint32_t vocab;
     bool compresses, repeats;
     guest guests[MAX_LIVE];
     uint32_t n_live;
@@ -111,7 +113,7 @@ static void on_event(void *user, const cn_event *ev)
     assert_true(ev->request == g->id || g->id == 0);
     assert_true(ev->sample < g->n_samples);
     for (uint32_t i = 0; i < ev->n_tokens; i++) {
-        assert_true(ev->tokens[i] < VOCAB);
+        assert_true(ev->tokens[i] < g->soak->vocab);
         if (g->canary >= 0 && g->n_tokens + i < CANARY_TOKENS)
             g->tokens[g->n_tokens + i] = ev->tokens[i];
     }
@@ -149,7 +151,7 @@ static uint32_t random_prompt(soak *s, uint32_t *tokens)
     const uint32_t n = 1 + below(s, one_in(s, 4) ? MAX_PROMPT : 60);
     const uint32_t shared = one_in(s, 3) ? below(s, n) : 0, family = (uint32_t)(s->submitted / 100);
     for (uint32_t i = 0; i < n; i++)
-        tokens[i] = i < shared ? (family * 7919 + i * 31) % VOCAB : below(s, VOCAB);
+        tokens[i] = i < shared ? (family * 7919 + i * 31) % s->vocab : below(s, s->vocab);
     return n;
 }
 
@@ -170,7 +172,7 @@ static void submit(soak *s, int32_t canary)
     cn_engine_default_kv(s->engine, &p.kv);
     if (canary >= 0) {
         for (p.n_tokens = 0; p.n_tokens < 90; p.n_tokens++)
-            tokens[p.n_tokens] = ((uint32_t)p.n_tokens * 37 + 5) % VOCAB;
+            tokens[p.n_tokens] = ((uint32_t)p.n_tokens * 37 + 5) % s->vocab;
         p.sampling.temperature = 0;
         p.sampling.max_tokens = CANARY_TOKENS;
         p.sampling.ignore_eos = true;
@@ -230,6 +232,7 @@ static void traffic_leaves_nothing_behind(void **state)
     assert_non_null(s);
     s->rng = (test_rng){seed};
     open_engine(s);
+    s->vocab = cn_engine_model_config(s->engine)->vocab;
     run_traffic(s);
     for (bool idle = false; !idle;) step(s, &idle);
     cn_stats stats;
