@@ -71,7 +71,7 @@ CUDA_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard cuda/*.c)) \
 CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart_static \
   -lrt -ldl -lpthread
 # Tests that start threads: what the thread sanitizer is for. Another: TSAN_TESTS="a b".
-TSAN_TESTS ?= ops_cpu attn_cpu engine_zip engine_async serve_batches mailbox serve serve_limits
+TSAN_TESTS ?= ops_cpu attn_cpu engine_zip engine_async serve_batches mailbox serve serve_limits serve_status
 
 .PHONY: all cpu cuda help deps demo check test sim fuzz scripts asan ubsan tsan golden tidy docs \
   docs-check install examples programs test-programs bench clean
