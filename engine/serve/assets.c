@@ -2,14 +2,11 @@
  * file depends on. See assets.h. */
 #include "engine/serve/assets.h"
 
-#define INCLUDE_FILE(symbol, path)                                       \
-    __asm__(".pushsection .rodata\n"                                     \
-            ".global " #symbol "\n" #symbol ":\n"                        \
-            ".incbin \"" path "\"\n"                                     \
-            ".L" #symbol "_end: .byte 0\n"                               \
-            ".balign 8\n"                                                \
-            ".global " #symbol "_bytes\n" #symbol "_bytes:\n"            \
-            ".quad .L" #symbol "_end - " #symbol "\n"                    \
+#define INCLUDE_FILE(symbol, path)                   \
+    __asm__(".pushsection .rodata\n"                 \
+            ".global " #symbol "\n" #symbol ":\n"    \
+            ".incbin \"" path "\"\n"                 \
+            ".byte 0\n"                              \
             ".popsection\n")
 
 INCLUDE_FILE(cn_asset_page, "engine/serve/page.html");

@@ -3,9 +3,6 @@
 #ifndef CN_ASSETS_H
 #define CN_ASSETS_H
 
-#include <stddef.h>
-
 extern const char cn_asset_page[], cn_asset_openapi[];
-extern const size_t cn_asset_page_bytes, cn_asset_openapi_bytes; /* without the NUL */
 
 #endif

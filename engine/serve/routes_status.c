@@ -144,7 +144,8 @@ static void get_page(void *part, cn_exchange *x)
 static void get_openapi(void *part, cn_exchange *x)
 {
     (void)part;
-    cn_exchange_reply(x, 200, "application/json", cn_asset_openapi, cn_asset_openapi_bytes);
+    cn_exchange_reply(x, 200, "application/json", cn_asset_openapi,
+                      strlen(cn_asset_openapi));
 }
 
 /* ---- the part ---- */

@@ -21,7 +21,6 @@ struct cn_files {
 /* ---- the list ---- */
 
 size_t cn_files_count(const cn_files *f) { return f->n; }
-uint64_t cn_files_bytes(const cn_files *f) { return f->bytes; }
 const cn_file *cn_files_at(const cn_files *f, size_t i) { return &f->all[i]; }
 
 static cn_file *find(const cn_files *f, const cn_spool_id *id)

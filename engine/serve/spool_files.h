@@ -37,7 +37,6 @@ cn_status cn_files_open(cn_files **out, cn_spool *s, const cn_file_limits *limit
 void cn_files_close(cn_files *f); /* NULL is fine */
 
 size_t cn_files_count(const cn_files *f);
-uint64_t cn_files_bytes(const cn_files *f);
 /* In the order of their making; valid until the next change. */
 const cn_file *cn_files_at(const cn_files *f, size_t i);
 const cn_file *cn_files_find(const cn_files *f, const cn_spool_id *id); /* NULL: none */
