@@ -13,6 +13,7 @@
 
 #include "engine/backend.h"
 #include "engine/base.h"
+#include "tests/lib/bf16.h"
 #include "tests/lib/paged_batch.h"
 
 /* Of a row's length. Weights and results are rounded to bf16: 2^-9 each at most, less together. */
@@ -41,24 +42,6 @@ static cn_backend *open_cpu(void)
     cn_backend *be = NULL;
     assert_int_equal(cn_backend_cpu_open(&be, &(cn_cpu_backend_opts){0}), CN_OK);
     return be;
-}
-
-/* ---- bf16 ---- */
-
-static uint16_t to_bf16(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    if (isnan(x)) return (uint16_t)(bits >> 16 | 0x40);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-static float from_bf16(uint16_t x)
-{
-    uint32_t bits = (uint32_t)x << 16;
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    return f;
 }
 
 static void round_to_bf16(float *p, size_t n)

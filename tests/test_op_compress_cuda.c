@@ -15,6 +15,7 @@
 #include "engine/backend.h"
 #include "engine/base.h"
 #include "engine/cpu/cpu_compress.h"
+#include "tests/lib/bf16.h"
 #include "tests/lib/paged_batch.h"
 
 /* Of a score: products are of bf16 values and sums are f32 on both sides. */
@@ -36,21 +37,6 @@ static cn_backend *open_cuda(bool portable)
     cn_cuda_backend_opts o = {
         .memory_bytes = (uint64_t)1 << 30, .portable = portable, .n_heads = 64, .max_seqs = 16};
     return cn_backend_cuda_load(&be, o) == CN_OK ? be : NULL;
-}
-
-static uint16_t to_bf16(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-static float from_bf16(uint16_t x)
-{
-    uint32_t bits = (uint32_t)x << 16;
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    return f;
 }
 
 /* ---- an event ---- */

@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "engine/backend.h"
+#include "tests/lib/bf16.h"
 
 static op_env env;
 static op_case opened_for; /* how env.cuda is open */
@@ -18,24 +19,6 @@ static char why_not[2048]; /* no GPU: the reason */
 void op_ok(cn_status status, const char *call)
 {
     if (status != CN_OK) fail_msg("%s: %s", call, cn_last_error());
-}
-
-/* ---- bf16 ---- */
-
-static uint16_t to_bf16(float f)
-{
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof bits);
-    if (isnan(f)) return 0x7fff;
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16); /* to nearest, ties to even */
-}
-
-static float from_bf16(uint16_t h)
-{
-    uint32_t bits = (uint32_t)h << 16;
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    return f;
 }
 
 /* ---- tensors ---- */
