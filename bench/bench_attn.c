@@ -12,8 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/backend.h"
-#include "engine/base.h"
+#include "bench/bench_util.h"
 
 enum {
     LAYERS = 36,
@@ -25,24 +24,8 @@ enum {
     INTERMEDIATE = 12288,
     MAX_SEQS = 168,
     SLOT_BYTES = 2 * 2 * KV_HEADS * DIM, /* of one layer */
-    FILL_BYTES = 64 << 20,
     ROUNDS = 7
 };
-
-static void check(cn_status status)
-{
-    if (status == CN_OK) return;
-    fprintf(stderr, "bench_attn: %s\n", cn_last_error());
-    exit(1);
-}
-
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
 
 typedef struct bench {
     cn_backend *be;
@@ -52,64 +35,18 @@ typedef struct bench {
     uint64_t random;
 } bench;
 
-static void *device_alloc(bench *b, size_t bytes)
-{
-    void *p = NULL;
-    check(b->be->mem_alloc(b->be, bytes, &p));
-    return p;
-}
-
-/* bf16 values between 2^-7 and 2 of either sign. */
-static void fill_random(bench *b, void *dst, size_t bytes)
-{
-    static uint16_t values[FILL_BYTES / 2];
-    static bool drawn;
-    for (size_t i = 0; i < FILL_BYTES / 2 && !drawn; i++) {
-        uint64_t r = next_random(&b->random);
-        values[i] = (uint16_t)((r & 0x807f) | (120 + (r >> 20) % 8) << 7);
-    }
-    drawn = true;
-    for (size_t at = 0; at < bytes; at += FILL_BYTES) {
-        size_t n = bytes - at < FILL_BYTES ? bytes - at : FILL_BYTES;
-        check(b->be->mem_write(b->stream, (char *)dst + at, values, n));
-    }
-    check(b->be->stream_sync(b->stream));
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
 /* Median seconds of one run, of ROUNDS rounds of n_runs each after one to warm up. */
 static double time_runs(bench *b, void (*run)(bench *b, void *ctx), void *ctx, uint32_t n_runs)
 {
     double seconds[ROUNDS];
     for (uint32_t round = 0; round <= ROUNDS; round++) {
-        check(b->be->stream_sync(b->stream));
+        bench_must(b->be->stream_sync(b->stream));
         double start = cn_now_s();
         for (uint32_t i = 0; i < n_runs; i++) run(b, ctx);
-        check(b->be->stream_sync(b->stream));
+        bench_must(b->be->stream_sync(b->stream));
         if (round > 0) seconds[round - 1] = (cn_now_s() - start) / n_runs;
     }
-    qsort(seconds, ROUNDS, sizeof *seconds, compare_doubles);
-    return seconds[ROUNDS / 2];
-}
-
-/* ---- the yardstick ---- */
-
-static void run_sum(bench *b, void *ctx)
-{
-    check(b->be->mem_sum(b->stream, b->pool, b->pool_bytes, ctx));
-}
-
-static double read_bandwidth(bench *b)
-{
-    uint64_t *out = device_alloc(b, 64);
-    double seconds = time_runs(b, run_sum, out, 2);
-    b->be->mem_free(b->be, out);
-    return (double)b->pool_bytes / seconds;
+    return bench_median(seconds, ROUNDS);
 }
 
 /* ---- batches ---- */
@@ -123,8 +60,8 @@ typedef struct batch {
 
 static void *to_device(bench *b, const void *host, size_t bytes)
 {
-    void *p = device_alloc(b, bytes);
-    check(b->be->mem_write(b->stream, p, host, bytes));
+    void *p = bench_alloc(b->be, bytes);
+    bench_must(b->be->mem_write(b->stream, p, host, bytes));
     return p;
 }
 
@@ -144,7 +81,7 @@ static void batch_open(bench *b, batch *x, uint32_t n_seqs, const uint32_t *kv_l
     q_start[n_seqs] = n_seqs * n_q;
     stride = (uint32_t)cn_ceil_div(max_kv, BLOCK);
     for (uint32_t i = 0; i < n_blocks; i++) {
-        uint32_t j = (uint32_t)(next_random(&b->random) % (i + 1));
+        uint32_t j = (uint32_t)(bench_random(&b->random) % (i + 1));
         order[i] = order[j];
         order[j] = i;
     }
@@ -155,9 +92,9 @@ static void batch_open(bench *b, batch *x, uint32_t n_seqs, const uint32_t *kv_l
     x->owned[0] = to_device(b, q_start, (n_seqs + 1) * sizeof *q_start);
     x->owned[1] = to_device(b, kv_len, n_seqs * sizeof *kv_len);
     x->owned[2] = to_device(b, tables, (size_t)n_seqs * stride * sizeof *tables);
-    x->owned[3] = device_alloc(b, q_bytes);
-    x->owned[4] = device_alloc(b, q_bytes);
-    fill_random(b, x->owned[3], q_bytes);
+    x->owned[3] = bench_alloc(b->be, q_bytes);
+    x->owned[4] = bench_alloc(b->be, q_bytes);
+    bench_fill_bf16(b->be, x->owned[3], q_bytes, 2, -7, 1);
     x->view = (cn_batch_view){.n_tokens = n_seqs * n_q,
                               .n_seqs = n_seqs,
                               .n_decode = n_q == 1 ? n_seqs : 0,
@@ -182,13 +119,13 @@ static void batch_open(bench *b, batch *x, uint32_t n_seqs, const uint32_t *kv_l
 
 static void batch_close(bench *b, batch *x)
 {
-    check(b->be->stream_sync(b->stream));
+    bench_must(b->be->stream_sync(b->stream));
     for (uint32_t i = 0; i < 5; i++) b->be->mem_free(b->be, x->owned[i]);
 }
 
 /* ---- decode ---- */
 
-static void run_graph(bench *b, void *ctx) { check(b->be->graph_launch(b->stream, ctx)); }
+static void run_graph(bench *b, void *ctx) { bench_must(b->be->graph_launch(b->stream, ctx)); }
 
 static void bench_decode(bench *b, const char *name, uint32_t n_seqs, const uint32_t *kv_len,
                          double bandwidth)
@@ -196,12 +133,12 @@ static void bench_decode(bench *b, const char *name, uint32_t n_seqs, const uint
     batch x;
     cn_graph *graph = NULL;
     batch_open(b, &x, n_seqs, kv_len, 1, LAYERS);
-    check(b->be->graph_begin(b->stream));
+    bench_must(b->be->graph_begin(b->stream));
     for (uint32_t l = 0; l < LAYERS; l++) {
         x.args.layer = l;
-        check(b->be->attn_decode(b->stream, &x.args));
+        bench_must(b->be->attn_decode(b->stream, &x.args));
     }
-    check(b->be->graph_end(b->stream, &graph));
+    bench_must(b->be->graph_end(b->stream, &graph));
     double seconds = time_runs(b, run_graph, graph, 5);
     double bytes = (double)x.n_slots * SLOT_BYTES * LAYERS;
     printf("decode   %-24s %8.1f us a layer  %6.3f TB/s  %5.1f %%\n", name, seconds / LAYERS * 1e6,
@@ -225,7 +162,7 @@ static void decode_cases(bench *b, double bandwidth)
         bench_decode(b, name, even[c].n_seqs, len, bandwidth);
     }
     for (uint32_t i = 0; i < MAX_SEQS; i++) {
-        double u = (double)(next_random(&b->random) >> 11) * 0x1p-53;
+        double u = (double)(bench_random(&b->random) >> 11) * 0x1p-53;
         len[i] = (uint32_t)exp(u * log(8192));
     }
     bench_decode(b, "168 x log-uniform 1-8192", MAX_SEQS, len, bandwidth);
@@ -233,7 +170,7 @@ static void decode_cases(bench *b, double bandwidth)
 
 /* ---- prefill ---- */
 
-static void run_prefill(bench *b, void *ctx) { check(b->be->attn_prefill(b->stream, ctx)); }
+static void run_prefill(bench *b, void *ctx) { bench_must(b->be->attn_prefill(b->stream, ctx)); }
 
 typedef struct products {
     void *x, *weight, *out;
@@ -255,7 +192,7 @@ static void run_products(bench *b, void *ctx)
                           .n_tokens = p->n_tokens,
                           .n = n_k[i][0],
                           .k = n_k[i][1]};
-        check(b->be->gemm(b->stream, &a));
+        bench_must(b->be->gemm(b->stream, &a));
     }
 }
 
@@ -265,7 +202,7 @@ static double time_products(bench *b, uint32_t n_tokens)
     products p = {.n_tokens = n_tokens};
     p.x = b->pool; /* random values of the right size; results go elsewhere */
     p.weight = b->pool + widest;
-    p.out = device_alloc(b, widest);
+    p.out = bench_alloc(b->be, widest);
     double seconds = time_runs(b, run_products, &p, 3);
     b->be->mem_free(b->be, p.out);
     return seconds;
@@ -316,9 +253,9 @@ int main(int argc, char **argv)
     b.stream = b.be->stream(b.be, 0);
     b.pool_bytes = (size_t)2 << 30;
     if (strcmp(which, "prefill") != 0) b.pool_bytes = (size_t)168 * 9 * BLOCK * SLOT_BYTES * LAYERS;
-    b.pool = device_alloc(&b, b.pool_bytes);
-    fill_random(&b, b.pool, b.pool_bytes);
-    double bandwidth = read_bandwidth(&b);
+    b.pool = bench_alloc(b.be, b.pool_bytes);
+    bench_fill_bf16(b.be, b.pool, b.pool_bytes, 1, -7, 1);
+    double bandwidth = bench_read_bandwidth(b.be, b.stream, b.pool, b.pool_bytes);
     printf("read     one pass of %.1f GB: %.3f TB/s\n", (double)b.pool_bytes * 1e-9,
            bandwidth * 1e-12);
     if (strcmp(which, "prefill") != 0) decode_cases(&b, bandwidth);

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/base.h"
+#include "bench/bench_util.h"
 #include "engine/cpu/cpu_compress.h"
 
 enum {
@@ -28,25 +28,14 @@ enum {
 
 void openblas_set_num_threads(int n_threads);
 
-static float *filled(size_t n, uint64_t seed, float scale)
-{
-    float *p = cn_calloc_aligned(n, sizeof *p);
-    CN_ASSERT(p);
-    for (size_t i = 0; i < n; i++) {
-        seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407u;
-        p[i] = scale * ((float)(seed >> 40) * 0x1p-23f - 1.0f);
-    }
-    return p;
-}
-
 static cn_pools pools_make(void)
 {
     cn_pools p = {.layout = cn_kv_layout_make(LAYERS, REQUESTS * MAX_BLOCKS, KV_HEADS, BLOCK,
                                               HEAD_DIM),
                   .n_query_slots = REQUESTS, .window = WINDOW_MAX, .n_heads = HEADS};
-    p.kv = filled(cn_kv_pool_elems(&p.layout), 1, 2.0f);
-    p.score = filled(cn_kv_side_elems(&p.layout), 2, 1e-3f);
-    p.q_window = filled((size_t)LAYERS * REQUESTS * WINDOW_MAX * HEADS * HEAD_DIM, 3, 2.0f);
+    p.kv = bench_floats(cn_kv_pool_elems(&p.layout), 1, 2.0f);
+    p.score = bench_floats(cn_kv_side_elems(&p.layout), 2, 1e-3f);
+    p.q_window = bench_floats((size_t)LAYERS * REQUESTS * WINDOW_MAX * HEADS * HEAD_DIM, 3, 2.0f);
     return p;
 }
 
@@ -132,8 +121,8 @@ static void event_by_parts(const cn_pools *p, const cn_compress_req *req, float 
 /* One plain product, m*k by k*n, repeated over the same operands: the rate the library reaches. */
 static double sgemm_us(uint32_t m, uint32_t n, uint32_t k, double seconds)
 {
-    float *a = filled((size_t)m * k, 4, 1), *b = filled((size_t)n * k, 5, 1);
-    float *c = filled((size_t)m * n, 6, 1);
+    float *a = bench_floats((size_t)m * k, 4, 1), *b = bench_floats((size_t)n * k, 5, 1);
+    float *c = bench_floats((size_t)m * n, 6, 1);
     double best = INFINITY, end = cn_now_s() + seconds;
     while (cn_now_s() < end) {
         double start = cn_now_s();

@@ -10,13 +10,10 @@
  * tell what the parts take: `window` moves only, `no redundancy` adds attention and selection.
  * Values are random: zeros run faster, and every slot is as likely to go as another, so that rows
  * move from the first block on. */
-#include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "engine/backend.h"
-#include "engine/base.h"
+#include "bench/bench_util.h"
 
 enum {
     LAYERS = 36,
@@ -28,24 +25,8 @@ enum {
     N_TARGET = 8,
     WINDOW = 16,
     REQUESTS = 8,
-    FILL_BYTES = 64 << 20,
     ROUNDS = 9
 };
-
-static void check(cn_status status)
-{
-    if (status == CN_OK) return;
-    fprintf(stderr, "bench_compress_cuda: %s\n", cn_last_error());
-    exit(1);
-}
-
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
 
 typedef struct bench {
     cn_backend *be;
@@ -59,56 +40,6 @@ typedef struct bench {
     double bytes_per_s;
 } bench;
 
-static void *device_alloc(bench *b, size_t bytes)
-{
-    void *p = NULL;
-    check(b->be->mem_alloc(b->be, bytes, &p));
-    return p;
-}
-
-/* bf16 values between 2^-4 and 2 of either sign. */
-static void fill_random(bench *b, void *dst, size_t bytes)
-{
-    static uint16_t values[FILL_BYTES / 2];
-    static uint64_t random = 1;
-    for (size_t at = 0; at < bytes; at += FILL_BYTES) {
-        for (size_t i = 0; i < FILL_BYTES / 2 && at % (8 * (size_t)FILL_BYTES) == 0; i++) {
-            uint64_t r = next_random(&random);
-            values[i] = (uint16_t)((r & 0x807f) | (123 + (r >> 20) % 5) << 7);
-        }
-        size_t n = bytes - at < FILL_BYTES ? bytes - at : FILL_BYTES;
-        check(b->be->mem_write(b->stream, (char *)dst + at, values, n));
-    }
-    check(b->be->stream_sync(b->stream));
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-static double median(double *values, uint32_t n)
-{
-    qsort(values, n, sizeof *values, compare_doubles);
-    return values[n / 2];
-}
-
-static double read_bandwidth(bench *b)
-{
-    uint64_t *out = device_alloc(b, 64);
-    double seconds[ROUNDS];
-    for (uint32_t round = 0; round < ROUNDS; round++) {
-        check(b->be->stream_sync(b->stream));
-        double start = cn_now_s();
-        check(b->be->mem_sum(b->stream, b->pools.kv, b->pool_bytes, out));
-        check(b->be->stream_sync(b->stream));
-        seconds[round] = cn_now_s() - start;
-    }
-    b->be->mem_free(b->be, out);
-    return (double)b->pool_bytes / median(seconds, ROUNDS);
-}
-
 static void pools_open(bench *b)
 {
     cn_pools *p = &b->pools;
@@ -118,13 +49,13 @@ static void pools_open(bench *b)
                     .n_heads = KV_HEADS * GROUP};
     b->pool_bytes = cn_kv_pool_elems(&p->layout) * 2;
     const size_t query_bytes = (size_t)LAYERS * REQUESTS * WINDOW * KV_HEADS * GROUP * DIM * 2;
-    p->kv = device_alloc(b, b->pool_bytes);
-    p->score = device_alloc(b, cn_kv_side_elems(&p->layout) * sizeof(float));
-    p->q_window = device_alloc(b, query_bytes);
-    fill_random(b, p->kv, b->pool_bytes);
-    fill_random(b, p->q_window, query_bytes);
+    p->kv = bench_alloc(b->be, b->pool_bytes);
+    p->score = bench_alloc(b->be, cn_kv_side_elems(&p->layout) * sizeof(float));
+    p->q_window = bench_alloc(b->be, query_bytes);
+    bench_fill_bf16(b->be, p->kv, b->pool_bytes, 1, -4, 1);
+    bench_fill_bf16(b->be, p->q_window, query_bytes, 2, -4, 1);
     b->scratch_bytes = b->be->compress_scratch_bytes(b->be, p, N_BLOCKS * BLOCK);
-    b->scratch = device_alloc(b, b->scratch_bytes);
+    b->scratch = bench_alloc(b->be, b->scratch_bytes);
 }
 
 /* Blocks dealt in random order. */
@@ -133,7 +64,7 @@ static void requests_make(bench *b)
     uint32_t order[REQUESTS * N_BLOCKS];
     uint64_t random = 2;
     for (uint32_t i = 0; i < REQUESTS * N_BLOCKS; i++) {
-        uint32_t j = (uint32_t)(next_random(&random) % (i + 1));
+        uint32_t j = (uint32_t)(bench_random(&random) % (i + 1));
         order[i] = order[j];
         order[j] = i;
     }
@@ -160,7 +91,7 @@ static void requests_make(bench *b)
 static void run_event(bench *b, uint32_t first, uint32_t n)
 {
     cn_compress_args a = {b->pools, b->reqs + first, n, b->scratch, b->scratch_bytes};
-    check(b->be->compress(b->stream, &a));
+    bench_must(b->be->compress(b->stream, &a));
 }
 
 /* All requests once, n in an event; seconds of an event. */
@@ -168,26 +99,26 @@ static double time_in_turn(bench *b, uint32_t n)
 {
     double seconds[ROUNDS];
     for (uint32_t round = 0; round <= ROUNDS; round++) {
-        check(b->be->stream_sync(b->stream));
+        bench_must(b->be->stream_sync(b->stream));
         double start = cn_now_s();
         for (uint32_t i = 0; i < REQUESTS; i += n) run_event(b, i, n);
-        check(b->be->stream_sync(b->stream));
+        bench_must(b->be->stream_sync(b->stream));
         if (round > 0) seconds[round - 1] = (cn_now_s() - start) * n / REQUESTS;
     }
-    return median(seconds, ROUNDS);
+    return bench_median(seconds, ROUNDS);
 }
 
 static double time_alone(bench *b, uint32_t n)
 {
     double seconds[ROUNDS];
     for (uint32_t round = 0; round <= ROUNDS; round++) {
-        check(b->be->stream_sync(b->stream));
+        bench_must(b->be->stream_sync(b->stream));
         double start = cn_now_s();
         run_event(b, round * n % REQUESTS, n);
-        check(b->be->stream_sync(b->stream));
+        bench_must(b->be->stream_sync(b->stream));
         if (round > 0) seconds[round - 1] = cn_now_s() - start;
     }
-    return median(seconds, ROUNDS);
+    return bench_median(seconds, ROUNDS);
 }
 
 /* What one request's event must move. */
@@ -229,7 +160,7 @@ int main(int argc, char **argv)
     b.stream = b.be->stream(b.be, 1);
     pools_open(&b);
     requests_make(&b);
-    b.bytes_per_s = read_bandwidth(&b);
+    b.bytes_per_s = bench_read_bandwidth(b.be, b.stream, b.pools.kv, b.pool_bytes);
     printf("read bandwidth %.0f GB/s%s\n", b.bytes_per_s / 1e9, portable ? ", portable" : "");
     report(&b, "window", CN_KV_WINDOW, CN_REDUNDANCY_NONE);
     report(&b, "zip, no redundancy", CN_KV_ZIP, CN_REDUNDANCY_NONE);

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/base.h"
+#include "bench/bench_util.h"
 #include "engine/cpu/cpu_ops.h"
 #include "engine/cpu/cpu_simd.h"
 
@@ -21,34 +21,6 @@ typedef struct bench {
     cn_backend *be;
     uint32_t threads, batch, kv_tokens, repeats;
 } bench;
-
-static void must(cn_status status)
-{
-    if (status == CN_OK) return;
-    fprintf(stderr, "bench_cpu: %s\n", cn_last_error());
-    exit(1);
-}
-
-static float *new_floats(size_t n)
-{
-    float *p = cn_calloc_aligned(n, sizeof *p);
-    if (!p) must(cn_fail(CN_ERR_MEMORY, "no memory for %zu floats", n));
-    for (size_t i = 0; i < n; i++)
-        p[i] = (float)((i * 2654435761u) >> 8 & 0xffff) * 0x1p-16f - 0.5f;
-    return p;
-}
-
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *seconds, uint32_t n)
-{
-    qsort(seconds, n, sizeof *seconds, compare);
-    return seconds[n / 2];
-}
 
 /* ---- GEMM ---- */
 
@@ -67,7 +39,7 @@ static void run_ours(const bench *b, const gemm_shape *g, const float *x, const 
                           .n_tokens = b->batch,
                           .n = g->n,
                           .k = g->k};
-        must(b->be->gemm(b->be->stream(b->be, 0), &a));
+        bench_must(b->be->gemm(b->be->stream(b->be, 0), &a));
     }
 }
 
@@ -84,8 +56,9 @@ static void run_plain(const bench *b, const gemm_shape *g, const float *x, const
 static void bench_gemm(const bench *b, const gemm_shape *g, double total[2])
 {
     static double ours[MAX_REPEATS], plain[MAX_REPEATS];
-    float *x = new_floats((size_t)b->batch * g->k), *out = new_floats((size_t)b->batch * g->n);
-    float *w = new_floats((size_t)g->layers * g->n * g->k);
+    float *x = bench_floats((size_t)b->batch * g->k, 1, 0.5f);
+    float *out = bench_floats((size_t)b->batch * g->n, 2, 0.5f);
+    float *w = bench_floats((size_t)g->layers * g->n * g->k, 3, 0.5f);
     for (uint32_t i = 0; i < b->repeats + 2; i++) { /* two rounds of warming up */
         double start = cn_now_s();
         run_ours(b, g, x, w, out);
@@ -100,7 +73,7 @@ static void bench_gemm(const bench *b, const gemm_shape *g, double total[2])
         plain[i - 2] = end - resume;
     }
     double flops = 2.0 * b->batch * g->n * g->k * g->layers;
-    double t_ours = median(ours, b->repeats), t_plain = median(plain, b->repeats);
+    double t_ours = bench_median(ours, b->repeats), t_plain = bench_median(plain, b->repeats);
     printf("gemm %-8s %4u x %4u   %7.1f GFLOP/s   plain sgemm %7.1f   ratio %.2f\n", g->name, g->n,
            g->k, flops / t_ours * 1e-9, flops / t_plain * 1e-9, t_plain / t_ours);
     total[0] += t_ours;
@@ -147,9 +120,9 @@ static attn_bench make_attention(const bench *b)
     cn_kv_layout layout =
         cn_kv_layout_make(1, b->batch * per_seq, KV_HEADS, BLOCK_TOKENS, HEAD_DIM);
     a.kv_elems = cn_kv_pool_elems(&layout);
-    a.kv = new_floats(a.kv_elems);
-    a.q = new_floats((size_t)b->batch * HEADS * HEAD_DIM);
-    a.out = new_floats((size_t)b->batch * HEADS * HEAD_DIM);
+    a.kv = bench_floats(a.kv_elems, 1, 0.5f);
+    a.q = bench_floats((size_t)b->batch * HEADS * HEAD_DIM, 2, 0.5f);
+    a.out = bench_floats((size_t)b->batch * HEADS * HEAD_DIM, 2, 0.5f);
     a.tables = cn_calloc((size_t)b->batch * per_seq, sizeof *a.tables);
     a.q_start = cn_calloc(b->batch + 1, sizeof *a.q_start);
     a.kv_len = cn_calloc(b->batch, sizeof *a.kv_len);
@@ -178,10 +151,10 @@ static double bench_attention(const bench *b)
     attn_bench a = make_attention(b);
     a.args.batch = &a.view;
     cn_stream *s = b->be->stream(b->be, 0);
-    read_job job = {a.kv, a.kv_elems, 8 * b->threads, new_floats(8 * b->threads)};
+    read_job job = {a.kv, a.kv_elems, 8 * b->threads, bench_floats(8 * b->threads, 1, 0.5f)};
     for (uint32_t i = 0; i < b->repeats + 2; i++) {
         double start = cn_now_s();
-        must(b->be->attn_decode(s, &a.args));
+        bench_must(b->be->attn_decode(s, &a.args));
         double middle = cn_now_s();
         cn_cpu_parallel(s, job.n_tasks, read_task, &job);
         double end = cn_now_s();
@@ -190,7 +163,8 @@ static double bench_attention(const bench *b)
         reading[i - 2] = end - middle;
     }
     double bytes = (double)a.kv_elems * sizeof(float);
-    double t_attention = median(attention, b->repeats), t_reading = median(reading, b->repeats);
+    double t_attention = bench_median(attention, b->repeats);
+    double t_reading = bench_median(reading, b->repeats);
     printf(
         "attn decode   batch %u, %u tokens, %.0f MB   %6.2f GB/s   plain read %6.2f   ratio %.2f\n",
         b->batch, b->kv_tokens, bytes * 1e-6, bytes / t_attention * 1e-9, bytes / t_reading * 1e-9,
@@ -237,7 +211,7 @@ int main(int argc, char **argv)
 {
     bench b = {.threads = cn_cpu_count(), .batch = 32, .kv_tokens = 4096, .repeats = 31};
     read_options(&b, argc, argv);
-    must(cn_backend_cpu_open(&b.be, &(cn_cpu_backend_opts){.n_threads = b.threads}));
+    bench_must(cn_backend_cpu_open(&b.be, &(cn_cpu_backend_opts){.n_threads = b.threads}));
     printf("%s on %s, %u threads, batch %u, medians of %u\n", openblas_get_config(),
            openblas_get_corename(), b.threads, b.batch, b.repeats);
     const gemm_shape shapes[] = {

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/backend.h"
+#include "bench/bench_util.h"
 
 enum {
     LAYERS = 36,
@@ -36,13 +36,6 @@ typedef struct bench {
     size_t bytes;
 } bench;
 
-static void must(cn_status status)
-{
-    if (status == CN_OK) return;
-    fprintf(stderr, "bench_kernel: %s\n", cn_last_error());
-    exit(1);
-}
-
 /* ---- timing ---- */
 
 /* Seconds of one run of `record`, as a graph launched LAUNCHES times; the best of three. */
@@ -50,17 +43,17 @@ static double time_graph(bench *b, void (*record)(bench *b, const void *ctx), co
 {
     cn_graph *g = NULL;
     record(b, ctx); /* plans, modules */
-    must(b->be->stream_sync(b->s));
-    must(b->be->graph_begin(b->s));
+    bench_must(b->be->stream_sync(b->s));
+    bench_must(b->be->graph_begin(b->s));
     record(b, ctx);
-    must(b->be->graph_end(b->s, &g));
-    must(b->be->graph_launch(b->s, g));
-    must(b->be->stream_sync(b->s));
+    bench_must(b->be->graph_end(b->s, &g));
+    bench_must(b->be->graph_launch(b->s, g));
+    bench_must(b->be->stream_sync(b->s));
     double best = 1e30;
     for (int round = 0; round < 3; round++) {
         const double start = cn_now_s();
-        for (int i = 0; i < LAUNCHES; i++) must(b->be->graph_launch(b->s, g));
-        must(b->be->stream_sync(b->s));
+        for (int i = 0; i < LAUNCHES; i++) bench_must(b->be->graph_launch(b->s, g));
+        bench_must(b->be->stream_sync(b->s));
         const double once = (cn_now_s() - start) / LAUNCHES;
         if (once < best) best = once;
     }
@@ -69,24 +62,6 @@ static double time_graph(bench *b, void (*record)(bench *b, const void *ctx), co
 }
 
 /* ---- set-up ---- */
-
-/* Random bf16 in (-0.5, 0.5): the power that a product draws depends on its bits. */
-static void fill_random(bench *b)
-{
-    enum { CHUNK = 32 << 20 };
-    uint16_t *chunk = cn_calloc(CHUNK, sizeof *chunk);
-    uint64_t state = 1;
-    for (size_t i = 0; chunk && i < CHUNK; i++) {
-        state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-        chunk[i] = (uint16_t)(0x3c00 | (state >> 33 & 0x82ff));
-    }
-    for (size_t at = 0; at < b->bytes; at += (size_t)CHUNK * 2) {
-        const size_t left = b->bytes - at, n = left < CHUNK * 2 ? left : (size_t)CHUNK * 2;
-        must(b->be->mem_write(b->s, b->memory + at, chunk, n));
-    }
-    must(b->be->stream_sync(b->s));
-    cn_free(chunk);
-}
 
 static bool open_bench(bench *b, cn_cuda_gemm_kind kind, uint64_t gib)
 {
@@ -108,10 +83,8 @@ static bool open_bench(bench *b, cn_cuda_gemm_kind kind, uint64_t gib)
     printf("opened in %.2f s, matrix products timed\n", cn_now_s() - start);
     b->s = b->be->stream(b->be, 0);
     b->bytes = b->be->mem_avail(b->be) / 4096 * 4096;
-    void *memory = NULL;
-    must(b->be->mem_alloc(b->be, b->bytes, &memory));
-    b->memory = memory;
-    fill_random(b);
+    b->memory = bench_alloc(b->be, b->bytes);
+    bench_fill_bf16(b->be, b->memory, b->bytes, 1, -7, -1);
     return true;
 }
 
@@ -128,7 +101,7 @@ typedef struct span {
 static void record_read(bench *b, const void *ctx)
 {
     const span *s = ctx;
-    must(b->be->mem_sum(b->s, b->memory + s->from, s->bytes, (uint64_t *)(void *)b->memory));
+    bench_must(b->be->mem_sum(b->s, b->memory + s->from, s->bytes, (uint64_t *)(void *)b->memory));
 }
 
 static void measure_read(bench *b)
@@ -170,9 +143,9 @@ static void record_product(bench *b, const product *p, uint32_t n_tokens, void *
     const cn_gemm_args plain = {out, x, weight, NULL, n_tokens, p->n, p->k, p->f32};
     const cn_gemm_silu_mul_args gated = {out, x, weight, gate_up, n_tokens, p->n / 2, p->k};
     if (p->gated)
-        must(b->be->gemm_silu_mul(b->s, &gated));
+        bench_must(b->be->gemm_silu_mul(b->s, &gated));
     else
-        must(b->be->gemm(b->s, &plain));
+        bench_must(b->be->gemm(b->s, &plain));
 }
 
 /* Weights from the front of the memory, x and out at its end. */
@@ -278,7 +251,7 @@ static void lay_out_step(bench *b, step_run *r, uint32_t n_tokens)
         host[2 * MAX_SEQS + i] = i * 16;
         host[3 * MAX_SEQS + i] = UINT32_MAX; /* no query slot */
     }
-    must(b->be->mem_write(b->s, m->indices, host, sizeof host));
+    bench_must(b->be->mem_write(b->s, m->indices, host, sizeof host));
     const uint32_t *index = (const uint32_t *)(void *)m->indices;
     r->batch = (cn_batch_view){.n_tokens = n_tokens,
                                .tokens = index,
@@ -300,11 +273,11 @@ static void record_layer(bench *b, const step_run *r, uint32_t layer)
                                      .kv = m->kv};
     const char *weights[] = {m->qkv, m->o, m->gate_up, m->down};
     for (uint32_t i = 0; i < 4; i++) weights[i] += layer * weight_bytes(&products[i]);
-    must(b->be->rmsnorm(b->s, &norm));
+    bench_must(b->be->rmsnorm(b->s, &norm));
     record_product(b, &products[0], t, m->wide, m->x, weights[0], NULL);
-    must(b->be->rope_store(b->s, &rope));
+    bench_must(b->be->rope_store(b->s, &rope));
     record_product(b, &products[1], t, m->x, m->q, weights[1], NULL);
-    must(b->be->rmsnorm(b->s, &norm));
+    bench_must(b->be->rmsnorm(b->s, &norm));
     record_product(b, &products[2], t, m->act, m->x, weights[2], m->wide);
     record_product(b, &products[3], t, m->q, m->act, weights[3], NULL);
 }
@@ -319,7 +292,7 @@ static void record_step(bench *b, const void *ctx)
                                  .n_tokens = r->batch.n_tokens,
                                  .hidden = HIDDEN,
                                  .vocab = VOCAB};
-    must(b->be->embed(b->s, &embed));
+    bench_must(b->be->embed(b->s, &embed));
     for (uint32_t layer = 0; layer < LAYERS; layer++) record_layer(b, r, layer);
     record_product(b, &products[4], r->batch.n_tokens, m->logits, m->x, m->lm_head, NULL);
 }
@@ -362,7 +335,7 @@ static void record_rmsnorm(bench *b, const void *ctx)
         char *at = b->memory + 65536 + i * r->stride;
         const cn_rmsnorm_args a = {at, at + row_bytes, at + 2 * row_bytes, b->memory, r->n_tokens,
                                    HIDDEN, 1e-6f};
-        must(b->be->rmsnorm(b->s, &a));
+        bench_must(b->be->rmsnorm(b->s, &a));
     }
 }
 
@@ -373,7 +346,7 @@ static void record_silu_mul(bench *b, const void *ctx)
         char *at = b->memory + i * r->stride;
         const cn_silu_mul_args a = {at, at + (size_t)r->n_tokens * INTERMEDIATE * 2, r->n_tokens,
                                     INTERMEDIATE};
-        must(b->be->silu_mul(b->s, &a));
+        bench_must(b->be->silu_mul(b->s, &a));
     }
 }
 
@@ -388,7 +361,7 @@ static void record_copy_blocks(bench *b, const void *ctx)
         const cn_copy_args a = {.pools = {.layout = l, .kv = b->memory + i * r->stride},
                                 .blocks = pairs,
                                 .n_blocks = r->n_tokens};
-        must(b->be->copy_blocks(b->s, &a));
+        bench_must(b->be->copy_blocks(b->s, &a));
     }
 }
 

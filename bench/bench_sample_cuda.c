@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/backend.h"
+#include "bench/bench_util.h"
 
 enum {
     MAX_ROWS = 256,
@@ -29,26 +29,12 @@ typedef struct bench {
     cn_sample_args args;
 } bench;
 
-static void must(cn_status status)
-{
-    if (status == CN_OK) return;
-    fprintf(stderr, "bench_sample_cuda: %s\n", cn_last_error());
-    exit(1);
-}
-
-static void *device(bench *b, size_t bytes)
-{
-    void *p = NULL;
-    must(b->be->mem_alloc(b->be, bytes, &p));
-    return p;
-}
-
 /* ---- timing ---- */
 
 static void record_read(bench *b)
 {
     for (int i = 0; i < SETS; i++)
-        must(b->be->mem_sum(b->s, b->logits[i], (size_t)MAX_ROWS * b->vocab / 4 * 16,
+        bench_must(b->be->mem_sum(b->s, b->logits[i], (size_t)MAX_ROWS * b->vocab / 4 * 16,
                             b->args.scratch));
 }
 
@@ -57,7 +43,7 @@ static void record_sample(bench *b)
     for (int i = 0; i < LAUNCHES; i++) {
         cn_sample_args a = b->args;
         a.logits = b->logits[i % SETS];
-        must(b->be->sample(b->s, &a));
+        bench_must(b->be->sample(b->s, &a));
     }
 }
 
@@ -66,15 +52,15 @@ static double time_graph(bench *b, void (*record)(bench *b))
 {
     cn_graph *g = NULL;
     record(b);
-    must(b->be->stream_sync(b->s));
-    must(b->be->graph_begin(b->s));
+    bench_must(b->be->stream_sync(b->s));
+    bench_must(b->be->graph_begin(b->s));
     record(b);
-    must(b->be->graph_end(b->s, &g));
+    bench_must(b->be->graph_end(b->s, &g));
     double best = INFINITY;
     for (int round = 0; round < ROUNDS; round++) {
         const double start = cn_now_s();
-        for (int i = 0; i < GRAPHS; i++) must(b->be->graph_launch(b->s, g));
-        must(b->be->stream_sync(b->s));
+        for (int i = 0; i < GRAPHS; i++) bench_must(b->be->graph_launch(b->s, g));
+        bench_must(b->be->stream_sync(b->s));
         best = fmin(best, (cn_now_s() - start) / GRAPHS);
     }
     b->be->graph_free(g);
@@ -83,30 +69,25 @@ static double time_graph(bench *b, void (*record)(bench *b))
 
 /* ---- inputs ---- */
 
-static uint64_t next_random(uint64_t *state)
-{
-    *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return *state >> 33;
-}
-
 static void fill_logits(bench *b, bool peaked)
 {
     float *noise = cn_calloc(NOISE, sizeof *noise);
     uint64_t state = 1;
     for (size_t i = 0; i < NOISE; i++) {
         float sum = 0;
-        for (int j = 0; j < 4; j++) sum += (float)(next_random(&state) & 0xffff) * 0x1p-15f - 1.0f;
+        for (int j = 0; j < 4; j++)
+            sum += (float)(bench_random(&state) & 0xffff) * 0x1p-15f - 1.0f;
         noise[i] = sum * 2.6f;
-        if (peaked && next_random(&state) % 3000 == 0)
-            noise[i] += 12.0f + (float)(next_random(&state) % 1000) * 0.006f;
+        if (peaked && bench_random(&state) % 3000 == 0)
+            noise[i] += 12.0f + (float)(bench_random(&state) % 1000) * 0.006f;
     }
     const size_t n = (size_t)MAX_ROWS * b->vocab;
     for (int set = 0; set < SETS; set++)
         for (size_t at = 0; at < n; at += NOISE) {
             const size_t left = n - at, here = left < NOISE ? left : NOISE;
-            must(b->be->mem_write(b->s, b->logits[set] + at, noise, here * sizeof *noise));
+            bench_must(b->be->mem_write(b->s, b->logits[set] + at, noise, here * sizeof *noise));
         }
-    must(b->be->stream_sync(b->s));
+    bench_must(b->be->stream_sync(b->s));
     cn_free(noise);
 }
 
@@ -118,7 +99,8 @@ static void set_rows(bench *b, uint32_t n_rows, cn_sample_row row)
         rows[i].seed = i;
         rows[i].count_slot = row.count_slot >= 0 ? (int32_t)i : -1;
     }
-    must(b->be->mem_write(b->s, (void *)(uintptr_t)b->args.rows, rows, n_rows * sizeof *rows));
+    void *device_rows = (void *)(uintptr_t)b->args.rows;
+    bench_must(b->be->mem_write(b->s, device_rows, rows, n_rows * sizeof *rows));
     b->args.n_rows = n_rows;
 }
 
@@ -126,15 +108,16 @@ static void open_bench(bench *b, uint32_t vocab)
 {
     b->vocab = vocab;
     b->s = b->be->stream(b->be, 0);
-    for (int i = 0; i < SETS; i++) b->logits[i] = device(b, (size_t)MAX_ROWS * vocab * 4);
+    for (int i = 0; i < SETS; i++)
+        b->logits[i] = bench_alloc(b->be, (size_t)MAX_ROWS * vocab * sizeof(float));
     const size_t scratch = b->be->sample_scratch_bytes(b->be, MAX_ROWS, vocab);
     b->args = (cn_sample_args){.vocab = vocab, .scratch_bytes = scratch};
-    b->args.scratch = device(b, scratch);
-    b->args.rows = device(b, MAX_ROWS * sizeof *b->args.rows);
-    b->args.counts = device(b, (size_t)MAX_ROWS * vocab * sizeof *b->args.counts);
-    b->args.tokens = device(b, MAX_ROWS * sizeof *b->args.tokens);
-    b->args.token_logprobs = device(b, MAX_ROWS * sizeof *b->args.token_logprobs);
-    b->args.top = device(b, MAX_ROWS * CN_MAX_LOGPROBS * sizeof *b->args.top);
+    b->args.scratch = bench_alloc(b->be, scratch);
+    b->args.rows = bench_alloc(b->be, MAX_ROWS * sizeof *b->args.rows);
+    b->args.counts = bench_alloc(b->be, (size_t)MAX_ROWS * vocab * sizeof *b->args.counts);
+    b->args.tokens = bench_alloc(b->be, MAX_ROWS * sizeof *b->args.tokens);
+    b->args.token_logprobs = bench_alloc(b->be, MAX_ROWS * sizeof *b->args.token_logprobs);
+    b->args.top = bench_alloc(b->be, MAX_ROWS * CN_MAX_LOGPROBS * sizeof *b->args.top);
 }
 
 /* ---- figures ---- */
