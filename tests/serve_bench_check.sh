@@ -71,4 +71,11 @@ serve --api-key a-key-for-the-test
 refused "/v1/models: status 401" --base-url "$url"
 bench --api-key a-key-for-the-test --num-prompts 2 --input-len 8 --output-len 2
 stop
+
+# A shape without a tokenizer: token ids in, counts out.
+model=tests/golden/models/qwen3-bf16
+serve --model $model --load-format dummy
+bench --num-prompts 3 --input-len 8 --output-len 5
+expect completed=3 total_output_tokens=15
+stop
 echo "serve bench: ok"

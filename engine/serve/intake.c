@@ -8,10 +8,12 @@
 
 enum { BYTES_PER_TOKEN_SLACK = 4 }; /* NFC may make a text shorter than it came */
 
-/* Longest text that could still fit the context: a refusal costs nothing then. */
+/* Longest text that could still fit the context: a refusal costs nothing then. Without a tokenizer
+ * any text is refused later, for that. */
 static size_t longest_prompt(const cn_service *s)
 {
     size_t longest = 1;
+    if (!s->tokenizer) return SIZE_MAX;
     for (uint32_t id = 0; id < cn_tokenizer_vocab_size(s->tokenizer); id++) {
         const char *bytes;
         size_t n;
