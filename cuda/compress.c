@@ -3,8 +3,9 @@
  * The call returns before anything ran: what it was given is packed by then. */
 #include "cuda/compress.h"
 
-#include <math.h>
 #include <string.h>
+
+#include "engine/compress_check.h"
 
 enum {
     PACK_BYTES = CN_CUDA_SIDE_STAGE_BYTES, /* front of the scratch: jobs, then tables */
@@ -14,29 +15,7 @@ enum {
 };
 static const float LOG2_E = 1.44269504f;
 
-/* ---- checks: the CPU's, by the CPU's words ---- */
-
-static cn_status check_zip(const cn_pools *p, const cn_compress_req *r)
-{
-    const uint32_t w = r->params.window_tokens, kept = r->n_target * p->layout.block_tokens;
-    if (!p->q_window)
-        return cn_fail(CN_ERR_ARG, "zip compression needs observed queries, and the engine keeps "
-                                   "none: allow zip with --kv-policies");
-    if (w == 0 || w > p->window || w > kept || w > r->position_end)
-        return cn_fail(CN_ERR_ARG,
-                       "observation window of %u tokens: want 1 to %u (the engine's --kv-window), "
-                       "at most the budget of %u and the %u tokens so far",
-                       w, p->window, kept, r->position_end);
-    if (r->query_slot >= p->n_query_slots)
-        return cn_fail(CN_ERR_ARG, "query slot %u of %u", r->query_slot, p->n_query_slots);
-    if (r->params.global_score && !p->score)
-        return cn_fail(CN_ERR_ARG, "the request wants the global score and the engine keeps none: "
-                                   "allow zip with --kv-policies, or ask for global_score false");
-    if (r->params.redundancy != CN_REDUNDANCY_NONE && !(r->params.redundancy_tau > 0))
-        return cn_fail(CN_ERR_ARG, "redundancy temperature tau is %g, want above 0",
-                       (double)r->params.redundancy_tau);
-    return CN_OK;
-}
+/* ---- what a request takes ---- */
 
 /* Where a move would overwrite source block i before its slots are read: a target j < i. The other
  * overlaps are safe in token order (engine/cpu/cpu_compact.c says why). */
@@ -85,36 +64,24 @@ static size_t pack_bytes(const cn_compress_req *r)
     return sizeof(cn_compress_job) + (2 * (size_t)r->n_blocks + r->n_target) * sizeof(uint32_t);
 }
 
+/* ---- checks ---- */
+
 static cn_status check_request(const cn_compress_args *a, const cn_compress_req *r)
 {
-    const cn_kv_layout *l = &a->pools.layout;
-    const uint32_t n = r->n_blocks * l->block_tokens;
-    if (r->n_target == 0 || r->n_target > r->n_blocks)
-        return cn_fail(CN_ERR_ARG, "%u target blocks for %u source blocks", r->n_target,
-                       r->n_blocks);
-    if (!r->first_event && r->n_history > n)
-        return cn_fail(CN_ERR_ARG, "history of %u slots, of %u resident", r->n_history, n);
-    const size_t need = PACK_BYTES + l->n_kv_heads * unit_bytes(&a->pools, r, count_aside(r));
-    if (need > a->scratch_bytes || pack_bytes(r) > PACK_BYTES)
-        return cn_fail(CN_ERR_ARG, "compressing %u slots takes %zu bytes of scratch, have %zu", n,
-                       need, a->scratch_bytes);
-    for (uint32_t i = 0; i < r->n_blocks; i++) CN_ASSERT(r->table[i] < l->n_blocks);
-    for (uint32_t i = 0; i < r->n_target; i++) CN_ASSERT(r->target[i] < l->n_blocks);
-    switch (r->params.policy) {
-    case CN_KV_WINDOW: return CN_OK;
-    case CN_KV_ZIP: return check_zip(&a->pools, r);
-    case CN_KV_FULL: break;
-    }
-    return cn_fail(CN_ERR_ARG, "policy full has no compression");
+    const cn_pools *p = &a->pools;
+    const size_t units = p->layout.n_kv_heads * unit_bytes(p, r, count_aside(r));
+    CN_TRY(cn_compress_check_request(a, r, PACK_BYTES + units));
+    if (pack_bytes(r) > PACK_BYTES)
+        return cn_fail(CN_ERR_ARG, "compressing %u blocks: their tables take %zu bytes, the most "
+                                   "is %d",
+                       r->n_blocks, pack_bytes(r), PACK_BYTES);
+    return CN_OK;
 }
 
 static cn_status check_shape(const cn_pools *p)
 {
     const cn_kv_layout *l = &p->layout;
-    if (l->head_dim % 16 != 0 || p->n_heads % l->n_kv_heads != 0)
-        return cn_fail(CN_ERR_SHAPE, "head_dim %u (want a multiple of 16), %u query heads for %u "
-                                     "kv heads (want a multiple)",
-                       l->head_dim, p->n_heads, l->n_kv_heads);
+    CN_TRY(cn_compress_check_shape(p));
     if (l->head_dim > MAX_HEAD_DIM || l->block_tokens < MIN_BLOCK_TOKENS ||
         l->block_tokens > CN_COMPRESS_SPAN)
         return cn_fail(CN_ERR_SHAPE, "head_dim %u (want at most %d), blocks of %u tokens (want %d "

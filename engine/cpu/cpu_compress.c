@@ -5,7 +5,7 @@
 #include <cblas.h>
 #include <math.h>
 
-#include "engine/base.h"
+#include "engine/compress_check.h"
 
 enum { ALIGN_FLOATS = 16 }; /* parts of the scratch start on cache lines */
 
@@ -42,51 +42,6 @@ size_t cn_cpu_compress_scratch_bytes(cn_backend *be, const cn_pools *pools, uint
     size_t staging = cn_cpu_stage_floats(pools, n_max);
     size_t front = scoring > staging ? scoring : staging;
     return (SIDE_ARRAYS * side_floats(n_max) + front) * sizeof(float);
-}
-
-static cn_status check_zip(const cn_pools *p, const cn_compress_req *r)
-{
-    const uint32_t w = r->params.window_tokens, kept = r->n_target * p->layout.block_tokens;
-    if (!p->q_window)
-        return cn_fail(CN_ERR_ARG, "zip compression needs observed queries, and the engine keeps "
-                                   "none: allow zip with --kv-policies");
-    if (w == 0 || w > p->window || w > kept || w > r->position_end)
-        return cn_fail(CN_ERR_ARG,
-                       "observation window of %u tokens: want 1 to %u (the engine's --kv-window), "
-                       "at most the budget of %u and the %u tokens so far",
-                       w, p->window, kept, r->position_end);
-    if (r->query_slot >= p->n_query_slots)
-        return cn_fail(CN_ERR_ARG, "query slot %u of %u", r->query_slot, p->n_query_slots);
-    if (r->params.global_score && !p->score)
-        return cn_fail(CN_ERR_ARG, "the request wants the global score and the engine keeps none: "
-                                   "allow zip with --kv-policies, or ask for global_score false");
-    if (r->params.redundancy != CN_REDUNDANCY_NONE && !(r->params.redundancy_tau > 0))
-        return cn_fail(CN_ERR_ARG, "redundancy temperature tau is %g, want above 0",
-                       (double)r->params.redundancy_tau);
-    return CN_OK;
-}
-
-static cn_status check_request(const cn_compress_args *a, const cn_compress_req *r)
-{
-    const cn_kv_layout *l = &a->pools.layout;
-    const uint32_t n = r->n_blocks * l->block_tokens;
-    if (r->n_target == 0 || r->n_target > r->n_blocks)
-        return cn_fail(CN_ERR_ARG, "%u target blocks for %u source blocks", r->n_target,
-                       r->n_blocks);
-    if (!r->first_event && r->n_history > n)
-        return cn_fail(CN_ERR_ARG, "history of %u slots, of %u resident", r->n_history, n);
-    size_t need = cn_cpu_compress_scratch_bytes(NULL, &a->pools, n);
-    if (need > a->scratch_bytes)
-        return cn_fail(CN_ERR_ARG, "compressing %u slots takes %zu bytes of scratch, have %zu", n,
-                       need, a->scratch_bytes);
-    for (uint32_t i = 0; i < r->n_blocks; i++) CN_ASSERT(r->table[i] < l->n_blocks);
-    for (uint32_t i = 0; i < r->n_target; i++) CN_ASSERT(r->target[i] < l->n_blocks);
-    switch (r->params.policy) {
-    case CN_KV_WINDOW: return CN_OK;
-    case CN_KV_ZIP: return check_zip(&a->pools, r);
-    case CN_KV_FULL: break;
-    }
-    return cn_fail(CN_ERR_ARG, "policy full has no compression");
 }
 
 void cn_cpu_gather_keys(const cn_pools *pools, const cn_compress_req *req, uint32_t layer,
@@ -139,13 +94,12 @@ cn_status cn_cpu_compress(cn_stream *s, const cn_compress_args *a)
 {
     (void)s;
     const cn_pools *p = &a->pools;
-    if (p->layout.head_dim % 16 != 0 || p->n_heads % p->layout.n_kv_heads != 0)
-        return cn_fail(CN_ERR_SHAPE, "head_dim %u (want a multiple of 16), %u query heads for %u "
-                                     "kv heads (want a multiple)",
-                       p->layout.head_dim, p->n_heads, p->layout.n_kv_heads);
+    CN_TRY(cn_compress_check_shape(p));
     for (uint32_t i = 0; i < a->n_reqs; i++) {
-        CN_TRY(check_request(a, &a->reqs[i]));
-        compress_request(p, &a->reqs[i], a->scratch);
+        const cn_compress_req *r = &a->reqs[i];
+        const uint32_t n = r->n_blocks * p->layout.block_tokens;
+        CN_TRY(cn_compress_check_request(a, r, cn_cpu_compress_scratch_bytes(NULL, p, n)));
+        compress_request(p, r, a->scratch);
     }
     return CN_OK;
 }
