@@ -232,6 +232,15 @@ typedef struct cn_copy_args {
     uint32_t n_query_slots;
 } cn_copy_args;
 
+/* What one call moves between device and swap space: whole blocks, all layers, K, V and side
+ * arrays, and whole query slots ("windows"). */
+typedef struct cn_swap_moves {
+    const cn_block_copy *blocks; /* host, [n_blocks] */
+    uint32_t n_blocks;
+    const cn_block_copy *windows; /* host, [n_windows] */
+    uint32_t n_windows;
+} cn_swap_moves;
+
 /* One request of a compression event (design §5). n = n_blocks * block_tokens resident slots, all
  * full. The window's query u (0 = oldest) was written at ring row (position_end - w + u) mod w,
  * where position_end is the number of tokens so far. */

@@ -5,7 +5,8 @@
  *   (caller) -------> WAITING -----------> RUNNING ------------------------> RUNNING
  *                        ^                    |  \  trigger (design §5)
  *                        |  preempt           |   `-------> COMPRESSING --commit--> RUNNING
- *                        `--------------------'                  |
+ *                        `--------------------'  ^               |
+ *                                                `--> SWAPPED, compressed before, and back
  *   finish, from any state: -> FINISHED at once; from COMPRESSING only at the commit (its event
  *   pins both tables). FORKING: a sample that waits for its leader's prefill to end. */
 #ifndef CN_REQUEST_H
@@ -19,6 +20,7 @@ typedef enum cn_seq_state {
     CN_SEQ_FORKING,     /* waits for the leader's prefill */
     CN_SEQ_RUNNING,     /* in the running list; may be blocked for want of a slot or block */
     CN_SEQ_COMPRESSING, /* out of the batch until its event is committed */
+    CN_SEQ_SWAPPED,     /* out of the batch, its KV in host memory */
     CN_SEQ_FINISHED
 } cn_seq_state;
 
@@ -38,7 +40,7 @@ typedef struct cn_seq {
     uint32_t n_computed; /* positions whose KV the device has or will have after the plan */
     uint32_t n_resident; /* slots in use; == n_computed until the first compression */
 
-    uint32_t *table;    /* [max_blocks] physical blocks */
+    uint32_t *table;    /* [max_blocks] physical blocks; host blocks while SWAPPED */
     uint32_t n_blocks;
 
     cn_kv_params kv;    /* as accepted: budget rounded up, window checked */

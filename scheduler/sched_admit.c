@@ -2,8 +2,7 @@
  * See sched_state.h; design §6.3 and §6.6. */
 #include "scheduler/sched_state.h"
 
-/* Blocks that running sequences below their caps may ask for next, one each. */
-static uint32_t count_margin(const cn_scheduler *s)
+uint32_t cn_sched_margin(const cn_scheduler *s)
 {
     uint32_t n = 0;
     for (const cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q)) {
@@ -71,7 +70,7 @@ static bool try_blocks(cn_scheduler *s, cn_seq *q, uint32_t budget_tokens, prefi
     cn_seq_sched *st = q->sched;
     uint32_t n_first = cn_min_u32(q->n_tokens, st->trigger);
     uint32_t n_blocks = (uint32_t)cn_ceil_div(n_first, s->o.block_tokens);
-    uint32_t reserve = count_margin(s);
+    uint32_t reserve = cn_sched_margin(s);
     if (q->preemptions > 0) reserve += cn_min_u32(1, st->max_blocks - n_blocks);
     if (cn_pool_available(s->pool) < reserve) return false;
     *hit = find_prefix(s, q);
@@ -111,27 +110,32 @@ static bool try_admit(cn_scheduler *s, cn_seq *q, uint32_t budget_tokens)
 }
 
 /* Whose turn it is: interactive before batch, but for the floor. A batch request that has to yield
- * to an aged one does not hold up those that need not: the aged one may be among them. */
+ * to an aged one does not hold up those that need not: the aged one may be among them. A swapped
+ * one was admitted before and yields to none. */
 static cn_class next_class(const cn_scheduler *s)
 {
     const cn_seq *batch = cn_queue_peek(&s->waiting[CN_CLASS_BATCH]);
     if (s->waiting[CN_CLASS_INTERACTIVE].n == 0) return CN_CLASS_BATCH;
-    bool owed = s->o.batch_floor > 0 && s->n_passed >= s->o.batch_floor;
-    return batch && owed && !must_yield(s, batch) ? CN_CLASS_BATCH : CN_CLASS_INTERACTIVE;
+    if (s->o.batch_floor == 0 || s->n_passed < s->o.batch_floor) return CN_CLASS_INTERACTIVE;
+    bool ready = s->swap.queue.n > 0 || (batch && !must_yield(s, batch));
+    return ready ? CN_CLASS_BATCH : CN_CLASS_INTERACTIVE;
 }
 
 static void count_passing(cn_scheduler *s, cn_class admitted)
 {
-    bool passes = admitted == CN_CLASS_INTERACTIVE && s->waiting[CN_CLASS_BATCH].n > 0;
+    const uint32_t n_batch = s->waiting[CN_CLASS_BATCH].n + s->swap.queue.n;
+    bool passes = admitted == CN_CLASS_INTERACTIVE && n_batch > 0;
     s->n_passed = passes ? s->n_passed + 1 : 0;
 }
 
 cn_seq *cn_sched_admit_next(cn_scheduler *s, uint32_t budget_tokens)
 {
-    cn_queue *waiting = &s->waiting[next_class(s)];
+    const cn_class klass = next_class(s);
+    const bool swapped = klass == CN_CLASS_BATCH && s->swap.queue.n > 0;
+    cn_queue *waiting = swapped ? &s->swap.queue : &s->waiting[klass];
     cn_seq *q = cn_queue_peek(waiting);
     if (!q || budget_tokens == 0 || s->running.n >= s->o.max_seqs) return NULL;
-    if (!try_admit(s, q, budget_tokens)) return NULL;
+    if (!(swapped ? cn_sched_try_swap_in(s, q) : try_admit(s, q, budget_tokens))) return NULL;
     cn_queue_remove(waiting, q);
     cn_sched_enter(s, q);
     q->sched->by_floor = q->klass == CN_CLASS_BATCH && s->waiting[CN_CLASS_INTERACTIVE].n > 0;
@@ -139,61 +143,20 @@ cn_seq *cn_sched_admit_next(cn_scheduler *s, uint32_t budget_tokens)
     return q;
 }
 
-/* ---- making way ---- */
-
-/* Whether a batch sequence may be preempted for an interactive one: it can be recomputed, did not
- * get its turn from the floor, and has not been preempted so often that it would count as aged. */
-static bool makes_way(const cn_seq *q)
-{
-    return q->klass == CN_CLASS_BATCH && q->state == CN_SEQ_RUNNING &&
-           q->usage_kv.compressions == 0 && !q->sched->by_floor &&
-           q->preemptions + 1 < CN_AGED_PREEMPTIONS;
-}
-
-/* Blocks that come back when the sequence goes. */
-static uint32_t count_own(const cn_scheduler *s, const cn_seq *q)
-{
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < q->n_blocks; i++) n += cn_pool_refs(s->pool, q->table[i]) == 1;
-    return n;
-}
-
-static cn_seq *before(const cn_seq *q) { return q->sched->links[CN_LINK_RUNNING].prev; }
-
-/* Blocks without which q cannot be admitted now, as try_blocks() has it. */
-static uint64_t count_wanted(const cn_scheduler *s, cn_seq *q)
+uint64_t cn_sched_count_wanted(const cn_scheduler *s, cn_seq *q)
 {
     uint32_t n_first = cn_min_u32(q->n_tokens, q->sched->trigger);
     prefix_hit hit = find_prefix(s, q);
     return cn_ceil_div(n_first, s->o.block_tokens) - hit.n_blocks + hit.n_revived +
-           count_margin(s) + (q->preemptions > 0);
+           cn_sched_margin(s) + (q->preemptions > 0);
 }
 
-void cn_sched_make_way(cn_scheduler *s)
+cn_seq *cn_sched_next_interactive(const cn_scheduler *s)
 {
     cn_seq *q = cn_queue_peek(&s->waiting[CN_CLASS_INTERACTIVE]);
-    if (!q || next_class(s) != CN_CLASS_INTERACTIVE) return;
-    if (q->n_pending > 0 || must_yield(s, q)) return;
-    /* What else it waits for would not come of this: a slot, or room in the step. */
-    if (cn_seq_needs_hold(q) && !s->o.hybrid) return;
-    if (s->running.n > s->o.max_batched_tokens) return;
-    const uint64_t wanted = count_wanted(s, q);
-    uint64_t available = cn_pool_available(s->pool);
-    uint32_t n_running = s->running.n, n_victims = 0;
-    for (const cn_seq *v = s->running.tail; v; v = before(v)) {
-        if (n_running < s->o.max_seqs && available >= wanted) break;
-        if (!makes_way(v)) continue;
-        available += count_own(s, v);
-        n_running--;
-        n_victims++;
-    }
-    if (n_running >= s->o.max_seqs || available < wanted) return;
-    for (cn_seq *v = s->running.tail, *next; n_victims > 0; v = next) {
-        next = before(v);
-        if (!makes_way(v)) continue;
-        cn_sched_preempt(s, v);
-        n_victims--;
-    }
+    if (!q || next_class(s) != CN_CLASS_INTERACTIVE) return NULL;
+    if (q->n_pending > 0 || must_yield(s, q)) return NULL;
+    return s->running.n > s->o.max_batched_tokens ? NULL : q;
 }
 
 /* ---- forks ---- */
@@ -205,7 +168,7 @@ static bool try_fork(cn_scheduler *s, const cn_seq *leader, cn_seq *q)
     uint32_t b = s->o.block_tokens, n_full = q->n_prompt / b;
     uint32_t n_partial = q->n_prompt % b != 0;
     if (s->running.n >= s->o.max_seqs || must_yield(s, q)) return false;
-    if (cn_pool_available(s->pool) < n_partial + count_margin(s)) return false;
+    if (cn_pool_available(s->pool) < n_partial + cn_sched_margin(s)) return false;
     /* A window that reaches into the prompt must be copied, so its slot is needed at once. */
     bool in_window = q->n_prompt > cn_seq_window_start(q);
     if (cn_seq_needs_hold(q) && !cn_sched_try_grant(s, q) && (in_window || !s->o.hybrid))

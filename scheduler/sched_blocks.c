@@ -82,14 +82,21 @@ void cn_sched_leave(cn_scheduler *s, cn_seq *q)
     q->query_slot = -1;
 }
 
-/* The request that design §6.4 preempts for q; NULL when that is q itself or nobody. */
-static cn_seq *find_victim(const cn_scheduler *s, const cn_seq *q)
+/* The last batch sequence of a list, else the last of all. */
+static cn_seq *last_of(const cn_seq_list *l)
 {
-    cn_seq *last = s->by_hold[CN_HOLD_NONE].tail;
+    for (cn_seq *q = l->tail; q; q = q->sched->links[l->link].prev)
+        if (q->klass == CN_CLASS_BATCH) return q;
+    return l->tail;
+}
+
+/* The request that design §6.4 preempts, perhaps the one for which it does; or NULL. */
+static cn_seq *find_victim(const cn_scheduler *s)
+{
+    cn_seq *last = last_of(&s->by_hold[CN_HOLD_NONE]);
     /* Without sharing, holders find their blocks in one another's compressions (paper §4.3). */
     bool sharing = s->prefix || s->n_in_group > 0;
-    if (!last && sharing) last = s->by_hold[CN_HOLD_GRANTED].tail;
-    return last == q ? NULL : last;
+    return !last && sharing ? last_of(&s->by_hold[CN_HOLD_GRANTED]) : last;
 }
 
 void cn_sched_preempt(cn_scheduler *s, cn_seq *q)
@@ -110,7 +117,17 @@ void cn_sched_preempt(cn_scheduler *s, cn_seq *q)
 
 bool cn_sched_try_preempt(cn_scheduler *s, const cn_seq *q)
 {
-    cn_seq *victim = find_victim(s, q);
-    if (victim) cn_sched_preempt(s, victim);
-    return victim != NULL;
+    cn_seq *victim = find_victim(s);
+    if (!victim || victim == q) return false;
+    cn_sched_preempt(s, victim);
+    return true;
+}
+
+bool cn_sched_try_free(cn_scheduler *s, const cn_seq *q)
+{
+    const cn_seq *victim = find_victim(s);
+    const cn_class klass = victim ? victim->klass : q->klass;
+    if (klass == CN_CLASS_INTERACTIVE && cn_sched_try_swap_last(s))
+        return q->state == CN_SEQ_RUNNING;
+    return cn_sched_try_preempt(s, q);
 }

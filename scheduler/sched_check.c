@@ -154,10 +154,46 @@ static const char *check_slots(const cn_scheduler *s)
 
 static const char *check_idle(const cn_seq *q)
 {
+    const bool swapped = q->state == CN_SEQ_SWAPPED;
     REQUIRE(q->n_blocks == 0 && q->query_slot < 0 && q->sched->hold == CN_HOLD_NONE,
             "a sequence that does not run holds blocks or a slot");
-    REQUIRE(q->state == CN_SEQ_FINISHED || q->usage_kv.compressions == 0,
+    REQUIRE(swapped || q->state == CN_SEQ_FINISHED || q->usage_kv.compressions == 0,
             "a compressed sequence waits");
+    REQUIRE(swapped || q->sched->n_host == 0, "a sequence holds swap space without being there");
+    return NULL;
+}
+
+/* The swap space holds what is swapped and nothing else. */
+static const char *check_swap(const cn_scheduler *s)
+{
+    const cn_swap *w = &s->swap;
+    if (!w->blocks) return NULL;
+    const char *broken = cn_pool_check(w->blocks);
+    if (!broken && w->windows) broken = cn_pool_check(w->windows);
+    if (broken) return broken;
+    const cn_swap_room left = cn_sched_swap_room(s);
+    uint32_t n_blocks = 0, n_windows = 0;
+    for (uint32_t i = 0; i < w->queue.n; i++) {
+        const cn_seq *q = w->queue.heap[i];
+        const cn_seq_sched *st = q->sched;
+        REQUIRE(q->state == CN_SEQ_SWAPPED && q->klass == CN_CLASS_BATCH && st->heap_at == i,
+                "the swap space's queue holds a sequence that is not there");
+        REQUIRE(q->usage_kv.compressions > 0 && st->n_host > 0 &&
+                    st->n_host == cn_ceil_div(q->n_resident, s->o.block_tokens),
+                "a swapped sequence has not as many host blocks as it has content");
+        for (uint32_t k = 0; k < st->n_host; k++)
+            REQUIRE(q->table[k] < cn_pool_total(w->blocks) &&
+                        cn_pool_refs(w->blocks, q->table[k]) == 1,
+                    "a host block of a swapped sequence is not its own");
+        n_blocks += st->n_host;
+        if (!cn_policy_needs_slot(&q->kv)) continue;
+        REQUIRE(cn_pool_refs(w->windows, st->host_window) == 1,
+                "a host window of a swapped sequence is not its own");
+        n_windows++;
+    }
+    REQUIRE(n_blocks + left.blocks == s->o.n_swap_blocks &&
+                n_windows + left.windows == s->o.n_swap_windows,
+            "swap space leaked");
     return NULL;
 }
 
@@ -192,7 +228,8 @@ static const char *check_lists(const cn_scheduler *s)
     REQUIRE(n_held == s->running.n, "a running sequence is in no list of holders");
     REQUIRE(n_state[CN_SEQ_RUNNING] + n_state[CN_SEQ_COMPRESSING] == s->running.n &&
                 n_state[CN_SEQ_WAITING] == s->waiting[0].n + s->waiting[1].n &&
-                n_state[CN_SEQ_FORKING] == s->n_forking,
+                n_state[CN_SEQ_FORKING] == s->n_forking &&
+                n_state[CN_SEQ_SWAPPED] == s->swap.queue.n,
             "states and lists disagree");
     REQUIRE(s->running.n <= s->o.max_seqs, "too many running");
     return NULL;
@@ -203,5 +240,6 @@ const char *cn_scheduler_check(const cn_scheduler *s)
     const char *broken = check_lists(s);
     if (!broken) broken = check_pool(s);
     if (!broken) broken = check_slots(s);
+    if (!broken) broken = check_swap(s);
     return broken;
 }

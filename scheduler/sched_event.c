@@ -93,7 +93,7 @@ bool cn_sched_try_event(cn_scheduler *s, cn_seq *q)
 
 static bool anybody_waits(const cn_scheduler *s)
 {
-    return s->waiting[0].n + s->waiting[1].n + s->n_forking + s->n_lacking > 0;
+    return s->waiting[0].n + s->waiting[1].n + s->n_forking + s->n_lacking + s->swap.queue.n > 0;
 }
 
 /* Blocks that running sequences without a cap may come to hold: all of these stay theirs. */

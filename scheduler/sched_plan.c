@@ -34,14 +34,18 @@ static bool wants_block(const cn_scheduler *s, const cn_seq *q)
 /* Gives every sequence that decodes room for its token, foremost first. */
 static void secure_blocks(cn_scheduler *s)
 {
-    for (cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q)) {
-        if (!wants_block(s, q)) continue;
-        CN_ASSERT(q->n_blocks < q->sched->max_blocks);
-        bool taken;
-        do {
-            taken = cn_pool_try_take(s->pool, 1, &q->table[q->n_blocks]);
-        } while (!taken && cn_sched_try_preempt(s, q));
-        q->n_blocks += taken;
+    for (cn_seq *q = s->running.head, *next; q; q = next) {
+        if (wants_block(s, q)) {
+            CN_ASSERT(q->n_blocks < q->sched->max_blocks);
+            bool taken;
+            do {
+                taken = cn_pool_try_take(s->pool, 1, &q->table[q->n_blocks]);
+            } while (!taken && cn_sched_try_free(s, q));
+            q->n_blocks += taken;
+        }
+        /* One that made way itself is in the list no more: those before it want nothing new. */
+        const bool left = q->state == CN_SEQ_SWAPPED;
+        next = left ? s->running.head : cn_seq_list_next(&s->running, q);
     }
 }
 
@@ -121,14 +125,17 @@ void cn_scheduler_schedule(cn_scheduler *s, cn_plan *out)
 {
     cn_sched_commit_done(s);
     cn_sched_grant(s);
+    cn_sched_swap_begin_plan(&s->swap);
     s->n_rows = s->n_decode = s->n_tokens = 0;
     s->n_block_copies = s->n_slot_copies = s->n_forks = 0;
+    cn_sched_make_way_to_hold(s);
     secure_blocks(s);
     cn_sched_make_way(s);
     add_decode_rows(s);
     add_prefill_rows(s);
     for (uint32_t i = 0; i < s->n_forks; i++)
         s->forks[i].leader_row = s->fork_leaders[i]->sched->row;
+    const cn_swap *w = &s->swap;
     *out = (cn_plan){
         .rows = s->rows,
         .n_rows = s->n_rows,
@@ -140,5 +147,7 @@ void cn_scheduler_schedule(cn_scheduler *s, cn_plan *out)
         .n_slot_copies = s->n_slot_copies,
         .forks = s->forks,
         .n_forks = s->n_forks,
+        .swap_out = {w->out_blocks, w->n_out_blocks, w->out_windows, w->n_out_windows},
+        .swap_in = {w->in_blocks, w->n_in_blocks, w->in_windows, w->n_in_windows},
     };
 }

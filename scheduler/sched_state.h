@@ -6,12 +6,15 @@
  *   sched_admit.c   from the queues into the running list; forks of samples
  *   sched_blocks.c  blocks of a sequence: growth, preemption, prefix registration, grants
  *   sched_event.c   compression events: targets, pins, commit; caps that grow instead
+ *   sched_way.c     batch sequences make way for interactive ones
+ *   sched_swap.c    compressed ones to host memory and back
  *   sched_check.c   the invariants
  *
  * Where a sequence stands (cn_seq.state) and which lists it is in:
  *   WAITING               all, its class's heap (and aged, once preempted often)
  *   FORKING               all, its leader's list of samples
  *   RUNNING, COMPRESSING  all, running, one of by_hold (and aged)
+ *   SWAPPED               all, the heap of the swap space (and aged)
  *   FINISHED              all, until released */
 #ifndef CN_SCHED_STATE_H
 #define CN_SCHED_STATE_H
@@ -35,7 +38,7 @@ typedef enum cn_hold { CN_HOLD_NONE, CN_HOLD_GRANTED, CN_HOLD_COMPRESSED, CN_N_H
 
 typedef struct cn_seq_sched {
     cn_seq_link links[CN_N_LINKS];
-    uint32_t heap_at; /* place in its queue, while waiting */
+    uint32_t heap_at; /* place in its queue, while waiting or swapped */
 
     uint32_t trigger;    /* resident slots at the first event; CN_NEVER: ends before one */
     uint32_t max_blocks; /* most entries its table can have under its own cap */
@@ -47,6 +50,11 @@ typedef struct cn_seq_sched {
     uint32_t lost_tokens;  /* computed when it was preempted */
     bool was_admitted;
     bool by_floor; /* a batch one, admitted past interactive ones: it makes no way for them */
+
+    /* SWAPPED: its blocks are [0, n_host) of its table, in the swap space, and a window if it needs
+     * a slot. */
+    uint32_t n_host, host_window;
+    uint64_t swapped_in_plan; /* number of the plan that moved it there */
 
     cn_seq *leader;      /* FORKING: whose prefill it waits for */
     cn_seq *next_sample; /* list of the samples that wait for the leader */
@@ -62,9 +70,22 @@ typedef struct cn_seq_sched {
     bool released;        /* by the caller, during its event */
 } cn_seq_sched;
 
+/* The swap space: which of its blocks and windows are taken, who is there, this plan's moves. All
+ * of it is empty when there is none. */
+typedef struct cn_swap {
+    cn_pool *blocks, *windows;
+    cn_queue queue;
+    cn_block_copy *out_blocks, *in_blocks;   /* [n_swap_blocks] each */
+    cn_block_copy *out_windows, *in_windows; /* [n_swap_windows] each */
+    uint32_t n_out_blocks, n_in_blocks, n_out_windows, n_in_windows;
+    uint64_t n_plans;
+    uint64_t n_outs, n_ins, n_blocks_out, n_blocks_in; /* since the start */
+} cn_swap;
+
 struct cn_scheduler {
     cn_sched_opts o;
     cn_pool *pool;
+    cn_swap swap;
     cn_prefix_cache *prefix; /* NULL when off */
     cn_query_slots slots;
     cn_queue waiting[2]; /* by class */
@@ -138,8 +159,13 @@ uint32_t cn_seq_limit(const cn_scheduler *s, const cn_seq *q);
 /* Enters the blocks that became full since into the prefix cache. Only settled tokens. */
 void cn_sched_register(cn_scheduler *s, cn_seq *q);
 
-/* Preempts one request in favour of q; false when nobody but q itself is left: q waits in place. */
+/* Preempts one request in favour of q, a batch one if there is any; false when nobody but q itself
+ * is left: q waits in place. */
 bool cn_sched_try_preempt(cn_scheduler *s, const cn_seq *q);
+
+/* The same, but before an interactive one is preempted or waits, a batch one goes to the swap
+ * space: perhaps q, which is then no longer RUNNING. Before any row of the plan is written. */
+bool cn_sched_try_free(cn_scheduler *s, const cn_seq *q);
 
 /* Takes a running, uncompressed sequence out of the batch, back into its queue. */
 void cn_sched_preempt(cn_scheduler *s, cn_seq *q);
@@ -169,16 +195,56 @@ void cn_sched_commit_done(cn_scheduler *s);
 
 /* ---- sched_admit.c ---- */
 
-/* The foremost waiting sequence if it can be admitted now, already entered; or NULL. */
+/* The foremost waiting or swapped sequence if it can be admitted now, already entered; or NULL. */
 cn_seq *cn_sched_admit_next(cn_scheduler *s, uint32_t budget_tokens);
 
-/* Preempts batch sequences for the interactive one whose turn it is, if that lets it in. Before any
- * row of the plan is written. */
-void cn_sched_make_way(cn_scheduler *s);
+/* The interactive sequence whose turn it is; NULL when none waits, or not even room would let it
+ * in. */
+cn_seq *cn_sched_next_interactive(const cn_scheduler *s);
+
+/* Blocks without which a waiting sequence cannot be admitted now. */
+uint64_t cn_sched_count_wanted(const cn_scheduler *s, cn_seq *q);
+
+/* Blocks that running sequences below their caps may ask for next, one each. */
+uint32_t cn_sched_margin(const cn_scheduler *s);
 
 /* Starts the samples that waited for a leader whose row ends its prefill. False when one had to go
  * to the queue: it finds the leader's blocks in the prefix cache from the next step on. */
 bool cn_sched_fork(cn_scheduler *s, cn_seq *leader);
+
+/* ---- sched_way.c: before any row of the plan is written ---- */
+
+/* Sends batch sequences away for the interactive one whose turn it is, if that lets it in. */
+void cn_sched_make_way(cn_scheduler *s);
+
+/* The same for the foremost running interactive one that cannot go on without a slot. */
+void cn_sched_make_way_to_hold(cn_scheduler *s);
+
+/* ---- sched_swap.c ---- */
+cn_status cn_sched_swap_init(cn_swap *w, uint32_t n_blocks, uint32_t n_windows);
+void cn_sched_swap_free(cn_swap *w);
+void cn_sched_swap_begin_plan(cn_swap *w);
+
+/* Whether q is of those that may be moved to the swap space. */
+bool cn_sched_is_movable(const cn_scheduler *s, const cn_seq *q);
+
+/* What is free in the swap space; takes from it what q would need. */
+typedef struct cn_swap_room {
+    uint32_t blocks, windows;
+} cn_swap_room;
+cn_swap_room cn_sched_swap_room(const cn_scheduler *s);
+bool cn_sched_try_room(const cn_scheduler *s, const cn_seq *q, cn_swap_room *left);
+
+/* Out: before any row of the plan is written; false, nothing changed, when the space is short. In:
+ * false when something it needs is not there; true: it has it, but is yet to enter. */
+bool cn_sched_try_swap_out(cn_scheduler *s, cn_seq *q);
+bool cn_sched_try_swap_in(cn_scheduler *s, cn_seq *q);
+
+/* Moves the last admitted of those that may be and fit out; false when there is none. */
+bool cn_sched_try_swap_last(cn_scheduler *s);
+
+/* A swapped sequence ends: what it has of the space is free. */
+void cn_sched_swap_drop(cn_scheduler *s, cn_seq *q);
 
 /* ---- scheduler.c ---- */
 void cn_sched_enqueue(cn_scheduler *s, cn_seq *q);

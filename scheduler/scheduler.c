@@ -35,6 +35,7 @@ static cn_status create_parts(cn_scheduler *s)
     if (o->prefix_caching)
         CN_TRY(cn_prefix_cache_create(&s->prefix, s->pool, o->block_tokens, o->model_hash));
     CN_TRY(cn_query_slots_init(&s->slots, o->n_query_slots, o->n_blocks));
+    CN_TRY(cn_sched_swap_init(&s->swap, o->n_swap_blocks, o->n_swap_windows));
     s->begun = cn_calloc(o->max_seqs, sizeof *s->begun);
     s->done = cn_calloc(o->max_seqs, sizeof *s->done);
     s->rows = cn_calloc(o->max_seqs, sizeof *s->rows);
@@ -58,6 +59,7 @@ cn_status cn_scheduler_create(cn_scheduler **out, const cn_sched_opts *o)
     s->o = *o;
     /* Every running sequence can then decode in every step, and one token is left to prefill. */
     s->o.max_seqs = cn_min_u32(o->max_seqs, o->max_batched_tokens);
+    if (o->n_swap_blocks == 0) s->o.n_swap_windows = 0;
     s->all.link = CN_LINK_ALL;
     s->running.link = CN_LINK_RUNNING;
     s->aged.link = CN_LINK_AGED;
@@ -78,6 +80,7 @@ void cn_scheduler_free(cn_scheduler *s)
     while (s->all.head) cn_sched_destroy_seq(s, s->all.head);
     for (int c = 0; c < 2; c++) cn_queue_free(&s->waiting[c]);
     cn_query_slots_free(&s->slots);
+    cn_sched_swap_free(&s->swap);
     cn_prefix_cache_free(s->prefix);
     cn_pool_free(s->pool);
     cn_free(s->begun);
@@ -256,6 +259,7 @@ void cn_scheduler_finish(cn_scheduler *s, cn_seq *q)
     case CN_SEQ_COMPRESSING: q->sched->ending = true; return;
     case CN_SEQ_FORKING: leave_leader(s, q); break;
     case CN_SEQ_WAITING: cn_queue_remove(&s->waiting[q->klass], q); break;
+    case CN_SEQ_SWAPPED: cn_sched_swap_drop(s, q); break;
     case CN_SEQ_RUNNING:
         cn_sched_register(s, q);
         q->usage_kv.peak_tokens = cn_max_u32(q->usage_kv.peak_tokens,
@@ -291,10 +295,15 @@ static uint64_t count_spared(const cn_scheduler *s)
 void cn_scheduler_stats(const cn_scheduler *s, cn_sched_stats *out)
 {
     uint32_t n_blocks = cn_pool_total(s->pool);
+    const cn_swap_room left = cn_sched_swap_room(s);
     *out = (cn_sched_stats){
         .running = s->running.n,
         .waiting = s->waiting[0].n + s->waiting[1].n + s->n_forking,
         .waiting_of = {s->waiting[0].n, s->waiting[1].n},
+        .swapped = s->swap.queue.n,
+        .swap_blocks_total = s->o.n_swap_blocks,
+        .swap_blocks_used = s->o.n_swap_blocks - left.blocks,
+        .swap_windows_used = s->o.n_swap_windows - left.windows,
         .blocked = s->n_blocked,
         .compressing = s->n_compressing,
         .blocks_total = n_blocks,
@@ -314,5 +323,9 @@ void cn_scheduler_stats(const cn_scheduler *s, cn_sched_stats *out)
         .evicted_tokens = s->evicted_tokens,
         .freed_bytes = s->freed_bytes,
         .relaxed_blocks = s->relaxed_blocks,
+        .swap_outs = s->swap.n_outs,
+        .swap_ins = s->swap.n_ins,
+        .swapped_out_blocks = s->swap.n_blocks_out,
+        .swapped_in_blocks = s->swap.n_blocks_in,
     };
 }

@@ -38,6 +38,8 @@ typedef struct cn_sched_opts {
     bool tail_relaxation;        /* caps grow while nobody waits and memory is left */
     uint32_t batch_floor;        /* interactive requests that may pass a waiting batch one before
                                   * it is its turn; 0: any number */
+    uint32_t n_swap_blocks;      /* blocks and query windows that the swap space in host memory */
+    uint32_t n_swap_windows;     /* has room for; 0: nothing is ever moved there */
 } cn_sched_opts;
 
 cn_status cn_scheduler_create(cn_scheduler **out, const cn_sched_opts *o);
@@ -90,6 +92,10 @@ typedef struct cn_plan {
     uint32_t n_block_copies;
     const cn_block_copy *slot_copies; /* query slots */
     uint32_t n_slot_copies;
+    /* To the swap space (src on the device, dst in it) and back from it (src in it). Enqueue both
+     * BEFORE the rows, out before in: rows and copies back use blocks that copies out have left.
+     * There may be copies out without rows: for one whose event begins the next step. */
+    cn_swap_moves swap_out, swap_in;
     /* Forked samples: their first token comes from the leader row's logits of this step. */
     struct cn_plan_fork {
         uint32_t leader_row;
@@ -103,14 +109,16 @@ void cn_scheduler_schedule(cn_scheduler *s, cn_plan *out);
  * finished sequence is ignored. */
 void cn_scheduler_append(cn_scheduler *s, cn_seq *seq, uint32_t token);
 
-/* Ends a sequence: its blocks, slot and reservation return (at its commit when compressing). The
- * seq stays readable until cn_scheduler_release frees it. */
+/* Ends a sequence: its blocks, slot and reservation, or what it has of the swap space, return (at
+ * its commit when compressing). The seq stays readable until cn_scheduler_release frees it. */
 void cn_scheduler_finish(cn_scheduler *s, cn_seq *seq);
 void cn_scheduler_release(cn_scheduler *s, cn_seq *seq);
 
 typedef struct cn_sched_stats {
     uint32_t running, waiting, blocked, compressing;
     uint32_t waiting_of[2]; /* by class; without samples that wait for their leader */
+    uint32_t swapped;       /* their KV is in the swap space */
+    uint32_t swap_blocks_total, swap_blocks_used, swap_windows_used;
     uint32_t blocks_total, blocks_used, blocks_cached, slots_total, slots_used;
     uint64_t blocks_spared; /* that running sequences would hold more, had nothing been evicted */
     uint32_t block_tokens;
@@ -119,6 +127,8 @@ typedef struct cn_sched_stats {
     uint64_t holder_preemptions; /* of preemptions: of a sequence with a slot or reservation */
     uint64_t compressions, evicted_tokens, freed_bytes;
     uint64_t relaxed_blocks; /* taken beyond caps, since the start */
+    uint64_t swap_outs, swap_ins;           /* sequences moved, since the start */
+    uint64_t swapped_out_blocks, swapped_in_blocks;
 } cn_sched_stats;
 void cn_scheduler_stats(const cn_scheduler *s, cn_sched_stats *out);
 

@@ -43,11 +43,13 @@ int main(int argc, char **argv)
     printf("seed %llu: %llu steps in %llu epochs, %.0f steps/s\n", (unsigned long long)o.seed,
            (unsigned long long)r.steps, (unsigned long long)r.epochs, (double)r.steps / seconds);
     printf("%llu sequences (%llu forked, %llu cancelled, %llu aged), %llu tokens, "
-           "%llu from the prefix cache, %llu events, %llu preemptions, %llu blocks beyond caps\n",
+           "%llu from the prefix cache, %llu events, %llu preemptions, %llu blocks beyond caps, "
+           "%llu moves to swap space\n",
            (unsigned long long)r.requests, (unsigned long long)r.forks,
            (unsigned long long)r.cancels, (unsigned long long)r.aged, (unsigned long long)r.tokens,
            (unsigned long long)r.prefix_hits, (unsigned long long)r.events,
-           (unsigned long long)r.preemptions, (unsigned long long)r.relaxed_blocks);
+           (unsigned long long)r.preemptions, (unsigned long long)r.relaxed_blocks,
+           (unsigned long long)r.swap_outs);
     printf("longest wait as the foremost that waits: %llu steps; longest life as the foremost: "
            "%llu\n",
            (unsigned long long)r.longest_head_wait, (unsigned long long)r.longest_foremost);

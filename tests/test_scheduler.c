@@ -412,6 +412,28 @@ static void batch_makes_way_for_interactive(void **state)
     }
 }
 
+/* A decode that finds no block takes it from a batch request, even one admitted before. */
+static void shortage_is_at_the_cost_of_batch(void **state)
+{
+    (void)state;
+    cn_sched_opts o = rig_options();
+    o.n_blocks = 8;
+    o.prefix_caching = false;
+    rig r = rig_make(o);
+    cn_seq *batch = add_of_class(&r, CN_CLASS_BATCH, 100, 8, 16);
+    rig_step(&r);
+    cn_seq *now = add_of_class(&r, CN_CLASS_INTERACTIVE, 200, 8, 16);
+    for (int i = 0; i < 40 && now->state != CN_SEQ_FINISHED; i++) {
+        rig_step(&r);
+        assert_int_equal(now->preemptions, 0);
+    }
+    assert_int_equal(now->n_tokens, 24);
+    assert_int_equal(batch->preemptions, 1);
+    rig_steps(&r, 40);
+    assert_int_equal(batch->state, CN_SEQ_FINISHED);
+    rig_done(&r);
+}
+
 /* Interactive requests without end: a batch request makes way, gets its turn, and ends. */
 static void making_way_has_an_end(void **state)
 {
@@ -528,6 +550,7 @@ int main(void)
         cmocka_unit_test(classes_and_priorities_order_the_queue),
         cmocka_unit_test(batch_has_a_floor),
         cmocka_unit_test(batch_makes_way_for_interactive),
+        cmocka_unit_test(shortage_is_at_the_cost_of_batch),
         cmocka_unit_test(making_way_has_an_end),
         cmocka_unit_test(impossible_requests_are_refused_with_numbers),
         cmocka_unit_test(a_cap_beyond_the_context_is_never_reached),

@@ -24,6 +24,7 @@ static void short_runs_hold_every_invariant(void **state)
     (void)state;
     sim_result r;
     uint64_t events = 0, preemptions = 0, forks = 0, hits = 0, cancels = 0, relaxed = 0, turns = 0;
+    uint64_t outs = 0, ins = 0;
     for (uint64_t seed = 1; seed <= 10; seed++) {
         run_well((sim_opts){.seed = seed, .steps = 10000, .epoch_steps = 500}, &r);
         events += r.events;
@@ -33,10 +34,13 @@ static void short_runs_hold_every_invariant(void **state)
         cancels += r.cancels;
         relaxed += r.relaxed_blocks;
         turns += r.batch_turns;
+        outs += r.swap_outs;
+        ins += r.swap_ins;
     }
     /* A run in which nothing of the kind happened would have shown nothing. */
     assert_true(events > 1000 && preemptions > 100 && forks > 100);
     assert_true(hits > 1000 && cancels > 100 && relaxed > 100 && turns > 100);
+    assert_true(ins > 30 && outs > ins); /* the others ended there */
 }
 
 static void full_kv_alone_never_compresses(void **state)
@@ -145,6 +149,20 @@ static void a_stale_prefix_is_caught(void **state)
     assert_true(count_caught(SIM_FAULT_STALE_PREFIX, true, "wrong tag") >= 1);
 }
 
+static void leaked_swap_space_is_caught(void **state)
+{
+    (void)state;
+    is_caught(SIM_FAULT_LEAKED_SWAP, false, "swap space leaked");
+    is_caught(SIM_FAULT_LEAKED_SWAP, true, "of swap are held");
+}
+
+static void swap_space_given_back_early_is_caught(void **state)
+{
+    (void)state;
+    is_caught(SIM_FAULT_EARLY_SWAP, false, "is not its own");
+    is_caught(SIM_FAULT_EARLY_SWAP, true, "wrong tag");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -155,6 +173,8 @@ int main(void)
         cmocka_unit_test(a_leaked_slot_is_caught),
         cmocka_unit_test(a_commit_without_its_event_is_caught),
         cmocka_unit_test(a_stale_prefix_is_caught),
+        cmocka_unit_test(leaked_swap_space_is_caught),
+        cmocka_unit_test(swap_space_given_back_early_is_caught),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -32,7 +32,9 @@ typedef enum sim_fault {
     SIM_FAULT_DROPPED_REF,  /* a reference dropped too early */
     SIM_FAULT_LEAKED_SLOT,  /* a query slot that nobody holds and nobody returns */
     SIM_FAULT_EARLY_COMMIT, /* a commit without its event */
-    SIM_FAULT_STALE_PREFIX  /* a compressed block left in the prefix cache */
+    SIM_FAULT_STALE_PREFIX, /* a compressed block left in the prefix cache */
+    SIM_FAULT_LEAKED_SWAP,  /* a block of the swap space that nobody holds and nobody returns */
+    SIM_FAULT_EARLY_SWAP    /* swap space given back while its content is still wanted */
 } sim_fault;
 
 typedef struct sim_opts {
@@ -47,6 +49,7 @@ typedef struct sim_result {
     uint64_t steps, epochs, requests, cancels, tokens, forks;
     uint64_t events, preemptions, prefix_hits, aged;
     uint64_t relaxed_blocks; /* by which caps grew */
+    uint64_t swap_outs, swap_ins;
     uint64_t longest_head_wait, longest_foremost; /* steps, as the bounds count them */
     uint64_t batch_turns; /* batch sequences admitted by the floor, past interactive ones */
     bool fault_struck;

@@ -26,6 +26,8 @@ void sim_draw_engine(sim_world *w)
     };
     o->tail_relaxation = o->model_hash % 3 == 0;
     o->batch_floor = (uint32_t)(o->model_hash >> 8) % 4;
+    if ((o->model_hash >> 16) % 4 > 0) o->n_swap_blocks = 1 + (uint32_t)(o->model_hash >> 20) % 32;
+    o->n_swap_windows = (uint32_t)(o->model_hash >> 28) % 8;
     o->window_tokens = sim_between(w, 1, 2 * o->block_tokens);
     if (!o->chunked_prefill) o->max_batched_tokens += o->max_model_len;
     w->lag = sim_chance(w, 50);
@@ -42,6 +44,15 @@ void sim_draw_engine(sim_world *w)
     /* full, window, zip: one alone now and then, else a mixture */
     uint32_t alone = sim_below(w, 6);
     for (uint32_t p = 0; p < 3; p++) w->policy_percent[p] = alone < 3 ? 100 * (p == alone) : 33;
+    /* Where there is swap space, now and then capped requests alone, hardly any memory, and so few
+     * interactive ones that batch ones fill it. */
+    if (o->n_swap_blocks > 0 && (o->model_hash >> 32) % 2 == 0) {
+        o->batch_floor = (uint32_t)(o->model_hash >> 8) % 16;
+        w->arrival_percent = 3 + (uint32_t)(o->model_hash >> 36) % 12;
+        memcpy(w->policy_percent, (uint32_t[]){0, 30, 70}, 3 * sizeof(uint32_t));
+        o->n_blocks = 6 + o->n_blocks / 4;
+        o->n_query_slots = 1 + o->n_query_slots / 2;
+    }
     if (w->o.full_only) memcpy(w->policy_percent, (uint32_t[]){100, 0, 0}, 3 * sizeof(uint32_t));
 }
 

@@ -6,18 +6,22 @@
 
 #include "engine/base.h"
 
-bool sim_device_create(sim_device *d, uint32_t n_blocks, uint32_t block_tokens, uint32_t n_slots,
-                       uint32_t window, char *error, uint32_t error_bytes)
+bool sim_device_create(sim_device *d, const cn_sched_opts *o, char *error, uint32_t error_bytes)
 {
-    *d = (sim_device){.block_tokens = block_tokens,
-                      .n_blocks = n_blocks,
-                      .n_slots = n_slots,
-                      .window = window,
+    const size_t b = o->block_tokens, w = o->window_tokens;
+    *d = (sim_device){.block_tokens = o->block_tokens,
+                      .n_blocks = o->n_blocks,
+                      .n_slots = o->n_query_slots,
+                      .window = o->window_tokens,
+                      .n_host_blocks = o->n_swap_blocks,
+                      .n_host_windows = o->n_swap_windows,
                       .error = error,
                       .error_bytes = error_bytes};
-    d->kv = cn_calloc((size_t)n_blocks * block_tokens, sizeof *d->kv);
-    d->queries = cn_calloc((size_t)n_slots * window, sizeof *d->queries);
-    if (d->kv && d->queries) return true;
+    d->kv = cn_calloc(o->n_blocks * b, sizeof *d->kv);
+    d->queries = cn_calloc(o->n_query_slots * w, sizeof *d->queries);
+    d->host_kv = cn_calloc(o->n_swap_blocks * b, sizeof *d->host_kv);
+    d->host_queries = cn_calloc(o->n_swap_windows * w, sizeof *d->host_queries);
+    if (d->kv && d->queries && d->host_kv && d->host_queries) return true;
     sim_device_free(d);
     return false;
 }
@@ -26,7 +30,9 @@ void sim_device_free(sim_device *d)
 {
     cn_free(d->kv);
     cn_free(d->queries);
-    d->kv = d->queries = NULL;
+    cn_free(d->host_kv);
+    cn_free(d->host_queries);
+    d->kv = d->queries = d->host_kv = d->host_queries = NULL;
 }
 
 static uint64_t *slot_at(const sim_device *d, const uint32_t *table, uint32_t slot)
@@ -78,6 +84,32 @@ void sim_device_copy_slot(sim_device *d, cn_block_copy c)
     size_t w = d->window;
     CN_ASSERT(c.src < d->n_slots && c.dst < d->n_slots && c.src != c.dst);
     memcpy(d->queries + c.dst * w, d->queries + c.src * w, w * sizeof *d->queries);
+}
+
+/* Moves items of n tags; where one was, nothing of it is left. */
+static void move_items(uint64_t *dst, uint32_t n_dst, uint64_t *src, uint32_t n_src, size_t n,
+                       const cn_block_copy *moves, uint32_t n_moves)
+{
+    for (uint32_t i = 0; i < n_moves; i++) {
+        const cn_block_copy c = moves[i];
+        CN_ASSERT(c.src < n_src && c.dst < n_dst);
+        memcpy(dst + c.dst * n, src + c.src * n, n * sizeof *dst);
+        memset(src + c.src * n, 0, n * sizeof *src);
+    }
+}
+
+void sim_device_swap(sim_device *d, const cn_swap_moves *m, bool out)
+{
+    const size_t b = d->block_tokens, w = d->window;
+    if (out) {
+        move_items(d->host_kv, d->n_host_blocks, d->kv, d->n_blocks, b, m->blocks, m->n_blocks);
+        move_items(d->host_queries, d->n_host_windows, d->queries, d->n_slots, w, m->windows,
+                   m->n_windows);
+    } else {
+        move_items(d->kv, d->n_blocks, d->host_kv, d->n_host_blocks, b, m->blocks, m->n_blocks);
+        move_items(d->queries, d->n_slots, d->host_queries, d->n_host_windows, w, m->windows,
+                   m->n_windows);
+    }
 }
 
 static bool read_window(sim_device *d, const cn_compress_req *req, const uint64_t *positions)

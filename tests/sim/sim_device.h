@@ -2,27 +2,29 @@
  * tag that names its content, the hash of the whole prefix that it depends on. Sharing is legal
  * exactly where tags are equal.
  *
- * Stream 0 runs at once. Stream 1 runs each event at some moment between enqueueing and report,
- * which is all that a host can see of two streams. */
+ * The swap space holds tags like the device. Stream 0 runs at once. Stream 1 runs each event at some
+ * moment between enqueueing and report, which is all that a host can see of two streams. */
 #ifndef CN_SIM_DEVICE_H
 #define CN_SIM_DEVICE_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "engine/ops.h"
+#include "scheduler/scheduler.h"
 
 typedef struct sim_device {
     uint32_t block_tokens, n_blocks, n_slots, window;
     uint64_t *kv;      /* [n_blocks, block_tokens] */
     uint64_t *queries; /* [n_slots, window] */
+    uint32_t n_host_blocks, n_host_windows;
+    uint64_t *host_kv;      /* [n_host_blocks, block_tokens] */
+    uint64_t *host_queries; /* [n_host_windows, window] */
     char *error;       /* where the first wrong read is described */
     uint32_t error_bytes;
 } sim_device;
 
-/* False when memory is out. */
-bool sim_device_create(sim_device *d, uint32_t n_blocks, uint32_t block_tokens, uint32_t n_slots,
-                       uint32_t window, char *error, uint32_t error_bytes);
+/* As large as the scheduler's options say. False when memory is out. */
+bool sim_device_create(sim_device *d, const cn_sched_opts *o, char *error, uint32_t error_bytes);
 void sim_device_free(sim_device *d);
 
 /* Reads the first n slots of a table; false when one does not hold want[i]. */
@@ -39,6 +41,9 @@ void sim_device_write_query(sim_device *d, uint32_t slot, uint32_t w, uint32_t p
 
 void sim_device_copy_block(sim_device *d, cn_block_copy c);
 void sim_device_copy_slot(sim_device *d, cn_block_copy c);
+
+/* To the swap space and back. Nothing is left where it was. */
+void sim_device_swap(sim_device *d, const cn_swap_moves *m, bool out);
 
 /* Runs a compression: reads the sources and the window, whose tags by position are `positions`,
  * and moves the chosen slots, kept[n_target * block_tokens] in order, to the targets. */

@@ -180,6 +180,8 @@ static bool note_token(sim_world *w, const cn_seq *seq)
 bool sim_execute(sim_world *w, const cn_plan *plan)
 {
     uint32_t n_tokens = 0;
+    sim_device_swap(&w->device, &plan->swap_out, true);
+    sim_device_swap(&w->device, &plan->swap_in, false);
     for (uint32_t i = 0; i < plan->n_rows; i++) {
         const cn_plan_row *row = &plan->rows[i];
         sim_seq *q = find_seq(row->seq);
@@ -202,7 +204,7 @@ bool sim_execute(sim_world *w, const cn_plan *plan)
     }
     w->r->tokens += n_tokens;
     w->r->forks += plan->n_forks;
-    w->moved = w->moved || n_tokens > 0;
+    w->moved = w->moved || n_tokens + plan->swap_out.n_blocks > 0;
     return true;
 }
 

@@ -29,6 +29,20 @@ static bool leak_slot(sim_world *w)
     return true;
 }
 
+static bool leak_swap(sim_world *w)
+{
+    uint32_t block;
+    return w->s->swap.blocks && cn_pool_try_take(w->s->swap.blocks, 1, &block);
+}
+
+/* The next one to be moved there overwrites it. */
+static bool drop_swap(sim_world *w, const cn_seq *seq)
+{
+    if (seq->state != CN_SEQ_SWAPPED) return false;
+    cn_pool_drop(w->s->swap.blocks, seq->table[0]);
+    return true;
+}
+
 void sim_strike(sim_world *w)
 {
     for (uint32_t i = 0; i < SIM_MAX_LIVE && !w->r->fault_struck; i++) {
@@ -37,6 +51,8 @@ void sim_strike(sim_world *w)
         if (w->o.fault == SIM_FAULT_DROPPED_REF) w->r->fault_struck = drop_reference(w, seq);
         if (w->o.fault == SIM_FAULT_STALE_PREFIX) w->r->fault_struck = leave_in_cache(w, seq);
         if (w->o.fault == SIM_FAULT_LEAKED_SLOT) w->r->fault_struck = leak_slot(w);
+        if (w->o.fault == SIM_FAULT_LEAKED_SWAP) w->r->fault_struck = leak_swap(w);
+        if (w->o.fault == SIM_FAULT_EARLY_SWAP) w->r->fault_struck = drop_swap(w, seq);
     }
 }
 

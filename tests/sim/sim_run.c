@@ -67,8 +67,9 @@ static bool begin_step(sim_world *w, cn_begin_plan *begin)
     sim_apply_commits(w);
     cn_scheduler_stats(w->s, &after);
     w->moved |= after.relaxed_blocks > before.relaxed_blocks;
-    return before.waiting == 0 || after.relaxed_blocks == before.relaxed_blocks ||
-           sim_fail(w, "a cap grew while %u waited", before.waiting);
+    const uint32_t n_waiting = before.waiting + before.swapped;
+    return n_waiting == 0 || after.relaxed_blocks == before.relaxed_blocks ||
+           sim_fail(w, "a cap grew while %u waited", n_waiting);
 }
 
 static bool schedule(sim_world *w, cn_plan *plan)
@@ -117,6 +118,9 @@ static bool check_empty(sim_world *w)
     if (st.running || st.waiting || st.compressing || st.blocks_used || st.slots_used)
         return sim_fail(w, "empty, but %u run, %u wait, %u blocks and %u slots are held",
                         st.running, st.waiting, st.blocks_used, st.slots_used);
+    if (st.swapped || st.swap_blocks_used || st.swap_windows_used)
+        return sim_fail(w, "empty, but %u are swapped, %u blocks and %u windows of swap are held",
+                        st.swapped, st.swap_blocks_used, st.swap_windows_used);
     if (st.compressions != w->ended.compressions || st.evicted_tokens != w->ended.evicted ||
         st.freed_bytes != w->ended.freed_bytes || st.recomputed_tokens != w->ended_recomputed ||
         st.preemptions != w->ended_preemptions)
@@ -124,6 +128,8 @@ static bool check_empty(sim_world *w)
     w->r->preemptions += st.preemptions;
     w->r->prefix_hits += st.prefix_hits;
     w->r->relaxed_blocks += st.relaxed_blocks;
+    w->r->swap_outs += st.swap_outs;
+    w->r->swap_ins += st.swap_ins;
     return true;
 }
 
@@ -140,8 +146,7 @@ static bool run_epoch(sim_world *w, uint64_t n_steps)
     w->was_aged = false;
     memset(w->talks, 0, sizeof w->talks);
     if (cn_scheduler_create(&w->s, e) != CN_OK) return sim_fail(w, "%s", cn_last_error());
-    bool good = sim_device_create(&w->device, e->n_blocks, e->block_tokens, e->n_query_slots,
-                                  e->window_tokens, w->r->error, sizeof w->r->error);
+    bool good = sim_device_create(&w->device, e, w->r->error, sizeof w->r->error);
     for (uint64_t i = 0; good && i < n_steps; i++) good = step(w, true);
     while (good && (w->n_live > 0 || w->n_events > 0)) good = step(w, false);
     good = good && check_empty(w);
@@ -173,12 +178,13 @@ bool sim_run(const sim_opts *o, sim_result *r)
         const cn_sched_opts *e = &w->engine;
         snprintf(r->error, sizeof r->error,
                  "seed %llu, step %llu: %s (%u blocks of %u, %u slots, window %u, %u requests, "
-                 "%u tokens per step, prefix %d, chunked %d, hybrid %d, relaxed %d, lag %d, "
-                 "synchronous %d)",
+                 "%u tokens per step, prefix %d, chunked %d, hybrid %d, relaxed %d, swap %u and "
+                 "%u, lag %d, synchronous %d)",
                  (unsigned long long)o->seed, (unsigned long long)r->steps, text, e->n_blocks,
                  e->block_tokens, e->n_query_slots, e->window_tokens, e->max_seqs,
                  e->max_batched_tokens, e->prefix_caching, e->chunked_prefill, e->hybrid,
-                 e->tail_relaxation, w->lag, w->synchronous);
+                 e->tail_relaxation, e->n_swap_blocks, e->n_swap_windows, w->lag,
+                 w->synchronous);
     }
     cn_free(w);
     return good;

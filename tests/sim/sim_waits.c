@@ -12,6 +12,8 @@ static bool ranks_before(const sim_seq *a, const sim_seq *b)
 
 static bool is_waiting(const sim_seq *q) { return q->live && q->seq->state == CN_SEQ_WAITING; }
 
+static bool is_swapped(const sim_seq *q) { return q->live && q->seq->state == CN_SEQ_SWAPPED; }
+
 static const sim_seq *find_foremost(const sim_world *w, bool waiting)
 {
     const sim_seq *best = NULL;
@@ -44,18 +46,28 @@ static uint64_t running_work(const sim_world *w, bool entered)
 }
 
 /* Interactive before batch; but when as many as the floor says have passed, a batch one is next.
- * What a step admits of both classes, and what it preempts and admits again, is seen without its
- * order: the number that has passed is known as a range. */
+ * One that returns from the swap space takes a batch one's turn, before any from the queue.
+ * What a step admits of both classes, what it preempts and admits again, and whether a sample
+ * forked or was admitted in its leader's place, is seen without its order: the number that has
+ * passed is known as a range. */
 bool sim_check_admissions(sim_world *w)
 {
-    uint32_t admitted[2] = {0}, left[2] = {0};
+    uint32_t admitted[2] = {0}, left[2] = {0}, n_swapped = 0, n_entered = 0;
+    uint32_t unseen = (uint32_t)(w->s->preemptions - w->last_preemptions);
     const uint32_t floor = w->engine.batch_floor;
     for (uint32_t i = 0; i < SIM_MAX_LIVE; i++) {
         const sim_seq *q = &w->seqs[i];
-        if (q->live && q->was_waiting) (is_waiting(q) ? left : admitted)[q->klass]++;
+        if (q->live && (q->was_waiting || q->was_swapped))
+            (is_waiting(q) || is_swapped(q) ? left : admitted)[q->klass]++;
+        else
+            unseen += is_running(q) && !q->was_running;
+        n_swapped += q->live && q->was_swapped && is_swapped(q);
+        n_entered += q->live && q->klass == CN_CLASS_BATCH && q->was_waiting && is_running(q);
     }
+    if (n_swapped > 0 && n_entered > 0)
+        return sim_fail(w, "%u batch sequences were admitted past %u in the swap space", n_entered,
+                        n_swapped);
     const uint32_t passing = admitted[CN_CLASS_INTERACTIVE], batch = admitted[CN_CLASS_BATCH];
-    const uint32_t unseen = (uint32_t)(w->s->preemptions - w->last_preemptions);
     const bool aged = w->was_aged || w->s->aged.n > 0;
     w->last_preemptions = w->s->preemptions;
     w->was_aged = w->s->aged.n > 0;
@@ -132,6 +144,7 @@ bool sim_check_waits(sim_world *w)
     for (uint32_t i = 0; i < SIM_MAX_LIVE; i++) {
         w->seqs[i].was_waiting = is_waiting(&w->seqs[i]);
         w->seqs[i].was_running = is_running(&w->seqs[i]);
+        w->seqs[i].was_swapped = is_swapped(&w->seqs[i]);
     }
     return good;
 }

@@ -38,7 +38,7 @@ typedef struct sim_seq {
     uint64_t resident[SIM_MAX_LEN];  /* tag of each resident slot, once compressed */
     bool compressed;
     uint64_t salt;                 /* what a compression adds to all later tags */
-    bool was_waiting, was_running; /* at the last look */
+    bool was_waiting, was_running, was_swapped; /* at the last look */
 
     sim_event_state event;
     cn_sched_event *sched_event;

@@ -1,0 +1,132 @@
+/* sched_way.c - batch sequences make way for interactive ones: for one at the head of its queue
+ * that finds no seat or too few blocks, and for a running one that needs a slot or reservation to
+ * go on. See sched_state.h; design §6.4.
+ *
+ * Who can be recomputed goes first, the last admitted before others; what is compressed cannot, and
+ * goes to the swap space if there is one. Nobody goes unless that lets the interactive one in. */
+#include "scheduler/sched_state.h"
+
+/* What is free, or wanted. */
+typedef struct room {
+    uint64_t blocks;
+    uint32_t seats, slots, reservable;
+} room;
+
+static room free_room(const cn_scheduler *s)
+{
+    return (room){.blocks = cn_pool_available(s->pool),
+                  .seats = s->o.max_seqs - s->running.n,
+                  .slots = s->slots.n_free,
+                  .reservable = s->slots.n_blocks - s->slots.reserved_blocks};
+}
+
+static bool suffices(const room *have, const room *want)
+{
+    return have->blocks >= want->blocks && have->seats >= want->seats &&
+           have->slots >= want->slots && have->reservable >= want->reservable;
+}
+
+/* Blocks that come back when the sequence goes. */
+static uint32_t count_own(const cn_scheduler *s, const cn_seq *q)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < q->n_blocks; i++) n += cn_pool_refs(s->pool, q->table[i]) == 1;
+    return n;
+}
+
+static void add_held(const cn_scheduler *s, const cn_seq *v, room *have)
+{
+    have->blocks += count_own(s, v);
+    have->seats++;
+    have->slots += v->query_slot >= 0;
+    if (v->sched->hold != CN_HOLD_NONE) have->reservable += v->n_max + v->sched->n_relaxed;
+}
+
+/* Whether a batch sequence may be preempted for an interactive one: it can be recomputed, did not
+ * get its turn from the floor, and has not been preempted so often that it would count as aged. */
+static bool makes_way(const cn_seq *q)
+{
+    return q->klass == CN_CLASS_BATCH && q->state == CN_SEQ_RUNNING &&
+           q->usage_kv.compressions == 0 && !q->sched->by_floor &&
+           q->preemptions + 1 < CN_AGED_PREEMPTIONS;
+}
+
+/* Whether what v holds is of the kind that is wanted. */
+static bool helps(const cn_seq *v, const room *want)
+{
+    return want->seats > 0 || v->sched->hold != CN_HOLD_NONE;
+}
+
+static cn_seq *before(const cn_seq *q) { return q->sched->links[CN_LINK_RUNNING].prev; }
+
+/* Sends away as few as make free what is wanted; false, nothing changed, when all would not. */
+static bool try_make_room(cn_scheduler *s, const room *want)
+{
+    room have = free_room(s);
+    cn_swap_room left = cn_sched_swap_room(s);
+    uint32_t n_preempt = 0, n_swap = 0;
+    for (const cn_seq *v = s->running.tail; v && !suffices(&have, want); v = before(v)) {
+        if (!makes_way(v) || !helps(v, want)) continue;
+        add_held(s, v, &have);
+        n_preempt++;
+    }
+    for (const cn_seq *v = s->running.tail; v && !suffices(&have, want); v = before(v)) {
+        if (!cn_sched_is_movable(s, v) || !cn_sched_try_room(s, v, &left)) continue;
+        add_held(s, v, &have);
+        n_swap++;
+    }
+    if (!suffices(&have, want)) return false;
+    for (cn_seq *v = s->running.tail, *next; n_preempt > 0; v = next) {
+        next = before(v);
+        if (!makes_way(v) || !helps(v, want)) continue;
+        cn_sched_preempt(s, v);
+        n_preempt--;
+    }
+    for (cn_seq *v = s->running.tail, *next; n_swap > 0; v = next) {
+        next = before(v);
+        n_swap -= cn_sched_is_movable(s, v) && cn_sched_try_swap_out(s, v);
+    }
+    return true;
+}
+
+void cn_sched_make_way(cn_scheduler *s)
+{
+    cn_seq *q = cn_sched_next_interactive(s);
+    if (!q) return;
+    room want = {.blocks = cn_sched_count_wanted(s, q), .seats = 1};
+    if (cn_seq_needs_hold(q) && !s->o.hybrid) {
+        want.slots = cn_policy_needs_slot(&q->kv);
+        want.reservable = q->n_max;
+    }
+    try_make_room(s, &want);
+}
+
+static bool is_stuck(const cn_scheduler *s, const cn_seq *q)
+{
+    return q->klass == CN_CLASS_INTERACTIVE && cn_seq_is_lacking(q) &&
+           q->n_computed < cn_seq_end(q) && q->n_computed == cn_seq_limit(s, q);
+}
+
+void cn_sched_make_way_to_hold(cn_scheduler *s)
+{
+    const cn_seq_list *none = &s->by_hold[CN_HOLD_NONE];
+    if (s->n_lacking == 0) return;
+    /* Slots go to the foremost: batch sequences that lack one before it go back to the queue. */
+    cn_seq *q = none->head;
+    uint32_t n_ahead = 0;
+    for (; q && !is_stuck(s, q); q = cn_seq_list_next(none, q)) {
+        if (!cn_seq_is_lacking(q)) continue;
+        if (!makes_way(q)) return;
+        n_ahead++;
+    }
+    if (!q) return;
+    const room want = {.slots = cn_policy_needs_slot(&q->kv), .reservable = q->n_max};
+    if (!try_make_room(s, &want)) return;
+    for (cn_seq *v = none->head, *next; n_ahead > 0; v = next) {
+        next = cn_seq_list_next(none, v);
+        if (!cn_seq_is_lacking(v)) continue;
+        cn_sched_preempt(s, v);
+        n_ahead--;
+    }
+    cn_sched_grant(s);
+}
