@@ -2,8 +2,8 @@
  * tag that names its content, the hash of the whole prefix that it depends on. Sharing is legal
  * exactly where tags are equal.
  *
- * The swap space holds tags like the device. Stream 0 runs at once. Stream 1 runs each event at some
- * moment between enqueueing and report, which is all that a host can see of two streams. */
+ * The swap space holds tags like the device. Stream 0 runs at once. Stream 1 runs each event at
+ * some moment between enqueueing and report, which is all that a host can see of two streams. */
 #ifndef CN_SIM_DEVICE_H
 #define CN_SIM_DEVICE_H
 
