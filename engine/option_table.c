@@ -224,8 +224,8 @@ static const cn_option options[] = {
     ROW(SERVE, "api-key-file", STRING, api_key_file, NULL,
         .help = "file of keys that may ask, KEY or NAME:KEY a line"),
     ROW(SERVE, "max-connections", U32, max_connections, "4096", .min = 1, .max = 1048576,
-        .help = "most connections at once; one more takes the place of the oldest that has not "
-                "sent a whole request"),
+        .help = "most connections at once; one more takes the place of the one that has been "
+                "slow the longest to send a whole request, half a second at least"),
     ROW(SERVE, "max-requests-per-key", U32, max_requests_per_key, "4096", .min = 1,
         .max = 1048576, .help = "most requests of one API key that run at once"),
     ROW(SERVE, "max-header-bytes", BYTES, max_header_bytes, "16384", .min = 1024, .max = 1048576,

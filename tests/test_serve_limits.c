@@ -1,8 +1,10 @@
 /* test_serve_limits.c - what breaks servers: clients that are slow, rude, many or without a key,
  * a full queue, a full disk under the log, and the end of the server itself. */
 #include <fcntl.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -376,6 +378,120 @@ static void silent_crowds_make_room(void **state)
     serve_rig_close(&rig);
 }
 
+/* Connections that send nothing or a byte now and then, more than there are places, each opened
+ * again as soon as the server closes it. */
+typedef struct flood {
+    uint16_t port;
+    atomic_bool over;
+    pthread_t thread;
+} flood;
+
+static void *flood_main(void *arg)
+{
+    enum { N = 48 };
+    flood *f = arg;
+    struct pollfd fds[N];
+    for (int i = 0; i < N; i++) fds[i] = (struct pollfd){.fd = -1, .events = POLLIN};
+    while (!atomic_load(&f->over)) {
+        for (int i = 0; i < N; i++) {
+            if (fds[i].fd < 0) fds[i].fd = http_connect(f->port);
+            if (i % 2) send(fds[i].fd, "G", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+        }
+        if (poll(fds, N, 20) <= 0) continue;
+        for (int i = 0; i < N; i++) {
+            if (!fds[i].revents) continue;
+            close(fds[i].fd);
+            fds[i].fd = -1;
+        }
+    }
+    for (int i = 0; i < N; i++) close(fds[i].fd);
+    return NULL;
+}
+
+static void pause_ms(int ms)
+{
+    const struct timespec pause = {.tv_nsec = ms * 1000000L};
+    nanosleep(&pause, NULL);
+}
+
+static void expect_status(int fd, int status)
+{
+    http_reply r;
+    http_read(fd, false, &r);
+    assert_int_equal(r.status, status);
+    http_reply_free(&r);
+}
+
+static const char health[] = "GET /health HTTP/1.1\r\nHost: h\r\n\r\n";
+
+/* One that takes its time before a request and in it, one that keeps its connection between two,
+ * and one that sends a long body at 200 KB/s: nobody is pushed out or turned away. */
+static void a_flood_pushes_nobody_out(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--max-connections", "32", NULL};
+    serve_rig rig;
+    serve_rig_open(&rig, options);
+    flood f = {.port = rig.port};
+    int busy = begin_completion(rig.port, NULL, 4000, true);
+    int kept = http_connect(rig.port);
+    assert_true(http_send_text(kept, health));
+    expect_status(kept, 200);
+    assert_int_equal(pthread_create(&f.thread, NULL, flood_main, &f), 0);
+    for (int round = 0; round < 3; round++) {
+        int fd = http_connect(rig.port);
+        pause_ms(200);
+        assert_true(http_send(fd, health, 10));
+        pause_ms(100);
+        assert_true(http_send_text(fd, health + 10));
+        expect_status(fd, 200);
+        close(fd);
+        assert_true(http_send_text(kept, health));
+        expect_status(kept, 200);
+    }
+    char piece[20000];
+    memset(piece, 'x', sizeof piece);
+    int upload = http_connect(rig.port);
+    assert_true(http_send_text(upload, "POST /tokenize HTTP/1.1\r\nHost: h\r\n"
+                                       "Content-Length: 300000\r\n\r\n"));
+    for (int i = 0; i < 15; i++) {
+        assert_true(http_send(upload, piece, sizeof piece));
+        pause_ms(100);
+    }
+    expect_status(upload, 400); /* whole, and no JSON */
+    atomic_store(&f.over, true);
+    pthread_join(f.thread, NULL);
+    http_reply r;
+    http_read(busy, false, &r);
+    assert_non_null(strstr(r.body.data, "[DONE]"));
+    http_reply_free(&r);
+    cn_serve_figures figures;
+    serve_rig_figures(&rig, &figures);
+    assert_int_equal(figures.connections_refused, 0);
+    assert_true(figures.connections_accepted > 100); /* it was a flood */
+    close(upload);
+    close(kept);
+    close(busy);
+    serve_rig_close(&rig);
+}
+
+/* Every place has a whole request: the next is told so at once, not kept waiting. */
+static void a_full_house_says_so(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--max-connections", "2", NULL};
+    serve_rig rig;
+    serve_rig_open(&rig, options);
+    int busy[2];
+    for (int i = 0; i < 2; i++) busy[i] = begin_completion(rig.port, NULL, 7000, false);
+    assert_true(serve_rig_wait_running(&rig, 2));
+    assert_int_equal(get_status(rig.port, "/health", NULL), 503);
+    for (int i = 0; i < 2; i++) close(busy[i]);
+    assert_true(serve_rig_wait_running(&rig, 0));
+    assert_int_equal(get_status(rig.port, "/health", NULL), 200);
+    serve_rig_close(&rig);
+}
+
 static void a_full_queue_says_so(void **state)
 {
     (void)state;
@@ -587,6 +703,8 @@ int main(void)
         cmocka_unit_test(slow_senders_are_dropped),
         cmocka_unit_test(a_slow_reader_delays_nobody),
         cmocka_unit_test(silent_crowds_make_room),
+        cmocka_unit_test(a_flood_pushes_nobody_out),
+        cmocka_unit_test(a_full_house_says_so),
         cmocka_unit_test(a_full_queue_says_so),
         cmocka_unit_test(interactive_comes_before_batch),
         cmocka_unit_test(buffered_bodies_have_a_bound),

@@ -4,7 +4,7 @@
 
 #include "engine/serve/http_state.h"
 
-enum { READ_HIGH = 256 << 10, BAD_REQUEST = 400 };
+enum { READ_HIGH = 256 << 10, BAD_REQUEST = 400, BYTES_PER_SECOND = 64 << 10 };
 
 static void list_remove(connection *c)
 {
@@ -33,6 +33,11 @@ void http_connection_set_state(connection *c, conn_state state)
     c->since_s = cn_now_s();
     list_remove(c);
     list_append(l, c);
+}
+
+double http_connection_slow_s(const connection *c, double now)
+{
+    return now - c->since_s - (double)c->came / BYTES_PER_SECOND;
 }
 
 /* ---- head ---- */
@@ -325,4 +330,5 @@ void http_connection_close(connection *c, const char *why)
     cn_serve_figures *f = cn_serve_stats_lock(s->o.stats);
     f->connections_open = s->n_connections;
     cn_serve_stats_unlock(s->o.stats);
+    http_accept_note_place(s);
 }

@@ -120,7 +120,7 @@ void cn_exchange_resume(cn_exchange *x)
     connection *c = x->conn;
     if (!c->paused) return;
     c->paused = false;
-    c->since_s = cn_now_s(); /* the wait was ours */
+    http_connection_set_state(c, c->state); /* anew: the wait was ours */
     bufferevent_enable(c->bev, EV_READ);
     http_connection_process(c);
 }

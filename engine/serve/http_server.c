@@ -1,17 +1,11 @@
-/* http_server.c - listening, the route table, keys and limits, deadlines. See http_server.h. */
+/* http_server.c - the route table, keys and limits, deadlines. See http_server.h. */
 #include "engine/serve/http_state.h"
 
 #include <errno.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/stat.h>
-#include <sys/un.h>
-#include <unistd.h>
 
-enum { BACKLOG = 1024, LINGER_S = 2, SWEEP_MS = 500, BYTES_PER_SECOND = 64 << 10 };
+enum { LINGER_S = 2, SWEEP_MS = 500 };
 
 /* ---- routes ---- */
 
@@ -152,13 +146,12 @@ bool http_route(cn_exchange *x)
 
 /* ---- deadlines ---- */
 
-/* A request has its seconds, and one more for each 64 KiB that came. */
 static bool is_late(const connection *c, double now)
 {
     const cn_http_opts *o = &c->server->o;
     if (c->paused) return false;
-    if (c->state == CONN_IDLE && c->reused) return now - c->since_s > o->idle_timeout_s;
-    return now - c->since_s > o->request_timeout_s + (double)(c->came / BYTES_PER_SECOND);
+    return http_connection_slow_s(c, now) >
+           (c->state == CONN_IDLE && c->reused ? o->idle_timeout_s : o->request_timeout_s);
 }
 
 static void time_out(connection *c)
@@ -181,13 +174,6 @@ static bool is_stuck(const connection *c, double now)
            now - c->output_s > c->server->o.idle_timeout_s;
 }
 
-static void enable_listeners(cn_http_server *s)
-{
-    s->out_of_files = false;
-    for (uint32_t i = 0; i < s->n_listeners && s->accepting; i++)
-        evconnlistener_enable(s->listeners[i]);
-}
-
 static void on_sweep(evutil_socket_t fd, short what, void *arg)
 {
     (void)fd, (void)what;
@@ -201,151 +187,7 @@ static void on_sweep(evutil_socket_t fd, short what, void *arg)
         next = c->next;
         if (is_stuck(c, now)) http_connection_close(c, "client reads nothing");
     }
-    if (s->out_of_files) enable_listeners(s);
-}
-
-/* ---- accepting ---- */
-
-static void name_remote(const struct sockaddr *sa, char *out, size_t size)
-{
-    char host[INET6_ADDRSTRLEN + 8], port[8];
-    socklen_t len = sa->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6)
-                                              : sizeof(struct sockaddr_in);
-    const int numeric = NI_NUMERICHOST | NI_NUMERICSERV;
-    snprintf(out, size, "unix");
-    if ((sa->sa_family == AF_INET || sa->sa_family == AF_INET6) &&
-        getnameinfo(sa, len, host, sizeof host, port, sizeof port, numeric) == 0)
-        snprintf(out, size, "%s:%s", host, port);
-}
-
-/* Makes room for one more: the oldest that has not sent a whole request goes. */
-static bool make_room(cn_http_server *s)
-{
-    if (s->n_connections < s->o.max_connections) return true;
-    if (!s->unasked.head) return false;
-    http_connection_close(s->unasked.head, "made room");
-    return true;
-}
-
-static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct sockaddr *sa, int len,
-                      void *arg)
-{
-    static const char busy[] = "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n"
-                               "Content-Length: 0\r\nConnection: close\r\n\r\n";
-    cn_http_server *s = arg;
-    char remote[HTTP_REMOTE_BYTES];
-    const int on = 1;
-    (void)l, (void)len;
-    if (!make_room(s)) {
-        cn_serve_stats_lock(s->o.stats)->connections_refused++;
-        cn_serve_stats_unlock(s->o.stats);
-        (void)!send(fd, busy, sizeof busy - 1, MSG_DONTWAIT | MSG_NOSIGNAL);
-        evutil_closesocket(fd);
-        return;
-    }
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on); /* a client may lose its power */
-    name_remote(sa, remote, sizeof remote);
-    http_connection_open(s, fd, remote);
-}
-
-/* Out of file descriptors, most likely: the next sweep tries again. */
-static void on_accept_error(struct evconnlistener *l, void *arg)
-{
-    cn_http_server *s = arg;
-    cn_log(CN_LOG_WARN, "accept: %s", strerror(errno));
-    s->out_of_files = true;
-    evconnlistener_disable(l);
-}
-
-static cn_status add_listener(cn_http_server *s, int fd, const char *what)
-{
-    const unsigned flags = LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC;
-    CN_ASSERT(s->n_listeners < HTTP_MAX_LISTENERS);
-    evutil_make_socket_nonblocking(fd);
-    struct evconnlistener *l = NULL;
-    if (listen(fd, BACKLOG) == 0)
-        l = evconnlistener_new(s->o.base, on_accept, s, flags, -1, fd);
-    if (!l) {
-        cn_status status = cn_fail(CN_ERR_IO, "%s: listen: %s", what, strerror(errno));
-        evutil_closesocket(fd);
-        return status;
-    }
-    evconnlistener_set_error_cb(l, on_accept_error);
-    s->listeners[s->n_listeners++] = l;
-    s->accepting = true;
-    return CN_OK;
-}
-
-static cn_status bound_port(int fd, uint16_t *port)
-{
-    struct sockaddr_storage at;
-    socklen_t len = sizeof at;
-    if (getsockname(fd, (struct sockaddr *)&at, &len) != 0)
-        return cn_fail(CN_ERR_IO, "getsockname: %s", strerror(errno));
-    *port = ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port
-                                           : ((struct sockaddr_in *)&at)->sin_port);
-    return CN_OK;
-}
-
-cn_status cn_http_server_listen(cn_http_server *s, const char *host, uint16_t *port)
-{
-    char service[8], what[300];
-    struct addrinfo hints = {.ai_flags = AI_PASSIVE, .ai_socktype = SOCK_STREAM}, *found;
-    snprintf(service, sizeof service, "%u", *port);
-    snprintf(what, sizeof what, "%s port %s", host, service);
-    int bad = getaddrinfo(host, service, &hints, &found);
-    if (bad) return cn_fail(CN_ERR_IO, "%s: %s", what, gai_strerror(bad));
-    const int on = 1;
-    int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bool ok = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
-              bind(fd, found->ai_addr, found->ai_addrlen) == 0;
-    cn_status status = ok ? CN_OK : cn_fail(CN_ERR_IO, "%s: %s", what, strerror(errno));
-    freeaddrinfo(found);
-    if (status == CN_OK) status = bound_port(fd, port);
-    if (status == CN_OK) return add_listener(s, fd, what);
-    if (fd >= 0) evutil_closesocket(fd);
-    return status;
-}
-
-/* A socket file is left behind by a server that was killed: nobody answers on it. */
-static cn_status remove_stale(const char *path, const struct sockaddr_un *at)
-{
-    struct stat st;
-    if (lstat(path, &st) != 0) return CN_OK;
-    if (!S_ISSOCK(st.st_mode)) return cn_fail(CN_ERR_ARG, "%s: is there, and is no socket", path);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bool answers = fd >= 0 && connect(fd, (const struct sockaddr *)at, sizeof *at) == 0;
-    if (fd >= 0) close(fd);
-    if (answers) return cn_fail(CN_ERR_BUSY, "%s: another server listens there", path);
-    return unlink(path) == 0 ? CN_OK : cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
-}
-
-cn_status cn_http_server_listen_unix(cn_http_server *s, const char *path)
-{
-    struct sockaddr_un at = {.sun_family = AF_UNIX};
-    if (strlen(path) >= sizeof at.sun_path)
-        return cn_fail(CN_ERR_ARG, "%s: longer than the %zu bytes of a socket's name", path,
-                       sizeof at.sun_path - 1);
-    memcpy(at.sun_path, path, strlen(path));
-    CN_TRY(remove_stale(path, &at));
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    mode_t mask = umask(0117);
-    bool ok = fd >= 0 && bind(fd, (const struct sockaddr *)&at, sizeof at) == 0;
-    umask(mask);
-    if (!ok) {
-        cn_status status = cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
-        if (fd >= 0) close(fd);
-        return status;
-    }
-    s->unix_path = cn_strdup(path);
-    return add_listener(s, fd, path);
-}
-
-void cn_http_server_stop_accepting(cn_http_server *s)
-{
-    s->accepting = false;
-    for (uint32_t i = 0; i < s->n_listeners; i++) evconnlistener_disable(s->listeners[i]);
+    if (s->out_of_files) http_accept_resume(s);
 }
 
 uint32_t cn_http_server_n_exchanges(const cn_http_server *s) { return s->n_exchanges; }
@@ -362,7 +204,7 @@ static cn_status open_server(cn_http_server *s)
     s->sweep = event_new(s->o.base, -1, EV_PERSIST, on_sweep, s);
     if (!s->running_of_key || !s->sweep || event_add(s->sweep, &every) != 0)
         return cn_fail(CN_ERR_MEMORY, "out of memory for the HTTP server");
-    return CN_OK;
+    return http_accept_open(s);
 }
 
 cn_status cn_http_server_create(cn_http_server **out, const cn_http_opts *o)
@@ -370,6 +212,7 @@ cn_status cn_http_server_create(cn_http_server **out, const cn_http_opts *o)
     cn_http_server *s = cn_calloc(1, sizeof *s);
     if (!s) return cn_fail(CN_ERR_MEMORY, "out of memory for the HTTP server");
     s->o = *o;
+    s->door.fd = -1;
     cn_status status = open_server(s);
     if (status == CN_OK)
         *out = s;
@@ -383,10 +226,8 @@ void cn_http_server_free(cn_http_server *s)
     if (!s) return;
     while (s->unasked.head) http_connection_close(s->unasked.head, "server stopped");
     while (s->asked.head) http_connection_close(s->asked.head, "server stopped");
-    for (uint32_t i = 0; i < s->n_listeners; i++) evconnlistener_free(s->listeners[i]);
+    http_accept_close(s);
     if (s->sweep) event_free(s->sweep);
-    if (s->unix_path) unlink(s->unix_path);
-    cn_free(s->unix_path);
     cn_free(s->running_of_key);
     cn_free(s);
 }

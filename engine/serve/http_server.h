@@ -12,7 +12,7 @@
  *
  * Limits: each connection holds at most a head, one body within its route's limit, and
  * CN_HTTP_SEND_HIGH bytes of output that its client has not taken. When the connections are all in
- * use, the oldest that has not yet sent a whole request makes room. */
+ * use, one that is slow to send a whole request makes room (http_accept.c). */
 #ifndef CN_HTTP_SERVER_H
 #define CN_HTTP_SERVER_H
 

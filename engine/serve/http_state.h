@@ -1,5 +1,6 @@
-/* http_state.h - connections and exchanges, shared by http_server.c (listening, routes, deadlines),
- * http_connection.c (bytes in) and http_exchange.c (replies out). Internal to these.
+/* http_state.h - connections and exchanges, shared by http_accept.c (listening), http_server.c
+ * (routes, deadlines), http_connection.c (bytes in) and http_exchange.c (replies out). Internal to
+ * these.
  *
  * Where a connection stands:
  *   IDLE     between requests; nothing of the next has come
@@ -9,7 +10,7 @@
  *   LINGER   refused or closing: what still comes is dropped, so that the reply is not lost in a
  *            reset; gone at the end of the input or after LINGER_S
  * A connection that has not yet sent a whole request (IDLE, HEAD, BODY) is in the list `unasked`,
- * oldest first: deadlines are looked up there, and room is made there. */
+ * in the order of since_s: deadlines are looked up there, and room is made there. */
 #ifndef CN_HTTP_STATE_H
 #define CN_HTTP_STATE_H
 
@@ -89,6 +90,11 @@ struct cn_http_server {
     uint32_t n_listeners;
     bool accepting, out_of_files;
     char *unix_path;
+    struct { /* accepted, and waits for a place */
+        int fd;  /* -1: nobody */
+        char remote[HTTP_REMOTE_BYTES];
+        struct event *event;
+    } door;
     struct event *sweep;
     connection_list unasked, asked;
     uint32_t n_connections, n_exchanges;
@@ -105,10 +111,21 @@ void http_connection_close(connection *c, const char *why);
 /* Goes on with what came: after an exchange has ended, or an upload was resumed. */
 void http_connection_process(connection *c);
 void http_connection_set_state(connection *c, conn_state state);
+/* Seconds it has been at its request, less one for each 64 KiB that came: what is slow is neither
+ * long nor large alone. */
+double http_connection_slow_s(const connection *c, double now);
 
 /* ---- http_exchange.c ---- */
 cn_exchange *http_exchange_open(connection *c);
 void http_exchange_close(cn_exchange *x, const char *why);
+
+/* ---- http_accept.c ---- */
+cn_status http_accept_open(cn_http_server *s);
+void http_accept_close(cn_http_server *s);
+/* Accepts again after a want of files, unless something else forbids it. */
+void http_accept_resume(cn_http_server *s);
+/* A connection has ended: who waits may come in. */
+void http_accept_note_place(cn_http_server *s);
 
 /* ---- http_server.c ---- */
 

@@ -1,0 +1,268 @@
+/* http_accept.c - listening, and who is let in. See http_server.h.
+ *
+ * A connection takes one of --max-connections places. When all are taken, one that has not sent a
+ * whole request makes room for the next: one that never did before one that is idle between two,
+ * and of these the one that has been slow the longest. Nobody has to go in the first GRACE_S, so a
+ * flood pushes no one out who sends what he came to send: the next waits at the door, unread, and
+ * those behind it in the kernel's queue. When nobody could make room, since every place has a whole
+ * request or a fast upload, the next gets a 503. */
+#include "engine/serve/http_state.h"
+
+#include <errno.h>
+#include <math.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+enum { BACKLOG = 1024 };
+
+static const double GRACE_S = 0.5;
+
+static void name_remote(const struct sockaddr *sa, char *out, size_t size)
+{
+    char host[INET6_ADDRSTRLEN + 8], port[8];
+    socklen_t len = sa->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6)
+                                              : sizeof(struct sockaddr_in);
+    const int numeric = NI_NUMERICHOST | NI_NUMERICSERV;
+    snprintf(out, size, "unix");
+    if ((sa->sa_family == AF_INET || sa->sa_family == AF_INET6) &&
+        getnameinfo(sa, len, host, sizeof host, port, sizeof port, numeric) == 0)
+        snprintf(out, size, "%s:%s", host, port);
+}
+
+static void pause_listeners(cn_http_server *s)
+{
+    for (uint32_t i = 0; i < s->n_listeners; i++) evconnlistener_disable(s->listeners[i]);
+}
+
+void http_accept_resume(cn_http_server *s)
+{
+    s->out_of_files = false;
+    if (!s->accepting || s->door.fd >= 0) return;
+    for (uint32_t i = 0; i < s->n_listeners; i++) evconnlistener_enable(s->listeners[i]);
+}
+
+/* ---- room ---- */
+
+/* Who would make room first, or NULL. An upload that waits for its taker is not slow itself. */
+static connection *find_slowest(const cn_http_server *s, double now)
+{
+    connection *slowest = NULL;
+    double most_s = 0;
+    for (connection *c = s->unasked.head; c; c = c->next) {
+        /* Whoever follows has been here for less. */
+        if (slowest && !slowest->reused && most_s >= now - c->since_s) break;
+        const double slow_s = http_connection_slow_s(c, now);
+        const bool is_next = !slowest || slowest->reused > c->reused ||
+                             (slowest->reused == c->reused && slow_s > most_s);
+        if (c->paused || !is_next) continue;
+        slowest = c;
+        most_s = slow_s;
+    }
+    return slowest;
+}
+
+/* Seconds until there is a place for one more: 0 when there is one, which may have been made;
+ * INFINITY when nobody could make room. */
+static double make_room(cn_http_server *s)
+{
+    const double now = cn_now_s();
+    if (s->n_connections < s->o.max_connections) return 0;
+    connection *c = find_slowest(s, now);
+    const double left_s = c ? GRACE_S - http_connection_slow_s(c, now) : INFINITY;
+    if (left_s > 2 * GRACE_S) return INFINITY; /* an upload, and a fast one */
+    if (left_s > 0) return left_s;
+    http_connection_close(c, "made room");
+    return 0;
+}
+
+static void let_in(cn_http_server *s, int fd, const char *remote)
+{
+    const int on = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on); /* a client may lose its power */
+    http_connection_open(s, fd, remote);
+}
+
+static void turn_away(cn_http_server *s, int fd)
+{
+    static const char busy[] = "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n"
+                               "Content-Length: 0\r\nConnection: close\r\n\r\n";
+    cn_serve_stats_lock(s->o.stats)->connections_refused++;
+    cn_serve_stats_unlock(s->o.stats);
+    (void)!send(fd, busy, sizeof busy - 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+    evutil_closesocket(fd);
+}
+
+/* ---- the door ---- */
+
+/* In, away, or to wait at the door. */
+static void answer_door(cn_http_server *s)
+{
+    const int fd = s->door.fd;
+    const double wait_s = make_room(s);
+    if (wait_s > 0 && wait_s < INFINITY) {
+        const struct timeval wait = {.tv_sec = (time_t)wait_s,
+                                     .tv_usec = (suseconds_t)(fmod(wait_s, 1) * 1e6) + 1};
+        pause_listeners(s);
+        event_add(s->door.event, &wait);
+        return;
+    }
+    s->door.fd = -1;
+    if (wait_s > 0)
+        turn_away(s, fd);
+    else
+        let_in(s, fd, s->door.remote);
+}
+
+static void on_door(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd, (void)what;
+    cn_http_server *s = arg;
+    if (s->door.fd < 0) return;
+    answer_door(s);
+    http_accept_resume(s);
+}
+
+void http_accept_note_place(cn_http_server *s)
+{
+    if (s->door.fd >= 0) event_active(s->door.event, EV_TIMEOUT, 0);
+}
+
+static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct sockaddr *sa, int len,
+                      void *arg)
+{
+    cn_http_server *s = arg;
+    (void)l, (void)len;
+    if (s->door.fd >= 0) { /* accepted in the same go as the one that waits */
+        turn_away(s, fd);
+        return;
+    }
+    s->door.fd = fd;
+    name_remote(sa, s->door.remote, sizeof s->door.remote);
+    answer_door(s);
+}
+
+/* ---- listening ---- */
+
+/* Out of file descriptors, most likely: the next sweep tries again. */
+static void on_accept_error(struct evconnlistener *l, void *arg)
+{
+    cn_http_server *s = arg;
+    cn_log(CN_LOG_WARN, "accept: %s", strerror(errno));
+    s->out_of_files = true;
+    evconnlistener_disable(l);
+}
+
+static cn_status add_listener(cn_http_server *s, int fd, const char *what)
+{
+    const unsigned flags = LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC;
+    CN_ASSERT(s->n_listeners < HTTP_MAX_LISTENERS);
+    evutil_make_socket_nonblocking(fd);
+    struct evconnlistener *l = NULL;
+    if (listen(fd, BACKLOG) == 0)
+        l = evconnlistener_new(s->o.base, on_accept, s, flags, 0, fd); /* it listens already */
+    if (!l) {
+        cn_status status = cn_fail(CN_ERR_IO, "%s: listen: %s", what, strerror(errno));
+        evutil_closesocket(fd);
+        return status;
+    }
+    evconnlistener_set_error_cb(l, on_accept_error);
+    s->listeners[s->n_listeners++] = l;
+    s->accepting = true;
+    return CN_OK;
+}
+
+static cn_status bound_port(int fd, uint16_t *port)
+{
+    struct sockaddr_storage at;
+    socklen_t len = sizeof at;
+    if (getsockname(fd, (struct sockaddr *)&at, &len) != 0)
+        return cn_fail(CN_ERR_IO, "getsockname: %s", strerror(errno));
+    *port = ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port
+                                           : ((struct sockaddr_in *)&at)->sin_port);
+    return CN_OK;
+}
+
+cn_status cn_http_server_listen(cn_http_server *s, const char *host, uint16_t *port)
+{
+    char service[8], what[300];
+    struct addrinfo hints = {.ai_flags = AI_PASSIVE, .ai_socktype = SOCK_STREAM}, *found;
+    snprintf(service, sizeof service, "%u", *port);
+    snprintf(what, sizeof what, "%s port %s", host, service);
+    int bad = getaddrinfo(host, service, &hints, &found);
+    if (bad) return cn_fail(CN_ERR_IO, "%s: %s", what, gai_strerror(bad));
+    const int on = 1;
+    int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bool ok = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+              bind(fd, found->ai_addr, found->ai_addrlen) == 0;
+    cn_status status = ok ? CN_OK : cn_fail(CN_ERR_IO, "%s: %s", what, strerror(errno));
+    freeaddrinfo(found);
+    if (status == CN_OK) status = bound_port(fd, port);
+    if (status == CN_OK) return add_listener(s, fd, what);
+    if (fd >= 0) evutil_closesocket(fd);
+    return status;
+}
+
+/* A socket file is left behind by a server that was killed: nobody answers on it. */
+static cn_status remove_stale(const char *path, const struct sockaddr_un *at)
+{
+    struct stat st;
+    if (lstat(path, &st) != 0) return CN_OK;
+    if (!S_ISSOCK(st.st_mode)) return cn_fail(CN_ERR_ARG, "%s: is there, and is no socket", path);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bool answers = fd >= 0 && connect(fd, (const struct sockaddr *)at, sizeof *at) == 0;
+    if (fd >= 0) close(fd);
+    if (answers) return cn_fail(CN_ERR_BUSY, "%s: another server listens there", path);
+    return unlink(path) == 0 ? CN_OK : cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
+}
+
+cn_status cn_http_server_listen_unix(cn_http_server *s, const char *path)
+{
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    if (strlen(path) >= sizeof at.sun_path)
+        return cn_fail(CN_ERR_ARG, "%s: longer than the %zu bytes of a socket's name", path,
+                       sizeof at.sun_path - 1);
+    memcpy(at.sun_path, path, strlen(path));
+    CN_TRY(remove_stale(path, &at));
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    mode_t mask = umask(0117);
+    bool ok = fd >= 0 && bind(fd, (const struct sockaddr *)&at, sizeof at) == 0;
+    umask(mask);
+    if (!ok) {
+        cn_status status = cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
+        if (fd >= 0) close(fd);
+        return status;
+    }
+    s->unix_path = cn_strdup(path);
+    return add_listener(s, fd, path);
+}
+
+/* ---- open, stop, close ---- */
+
+cn_status http_accept_open(cn_http_server *s)
+{
+    s->door.event = event_new(s->o.base, -1, 0, on_door, s);
+    return s->door.event ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for the HTTP server");
+}
+
+void cn_http_server_stop_accepting(cn_http_server *s)
+{
+    s->accepting = false;
+    pause_listeners(s);
+    if (s->door.fd >= 0) turn_away(s, s->door.fd);
+    s->door.fd = -1;
+}
+
+void http_accept_close(cn_http_server *s)
+{
+    for (uint32_t i = 0; i < s->n_listeners; i++) evconnlistener_free(s->listeners[i]);
+    if (s->door.fd >= 0) evutil_closesocket(s->door.fd);
+    if (s->door.event) event_free(s->door.event);
+    if (s->unix_path) unlink(s->unix_path);
+    cn_free(s->unix_path);
+}
