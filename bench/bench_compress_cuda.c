@@ -5,11 +5,12 @@
  *
  * Each row is an event of one or of eight requests. "in turn" is the time an event takes behind
  * others, "alone" from the call until the stream is idle again. The floor is the bytes that must
- * move (K once, queries, the global score twice, and K and V of the kept rows there and back) over
- * the bandwidth of one pass of reading (mem_sum) in the same run. Policies with parts left out
- * tell what the parts take: `window` moves only, `no redundancy` adds attention and selection.
+ * move (K once, queries, the global score twice, and K and V of the rows that change their slots,
+ * which one event shows, there and back) over the bandwidth of one pass of reading (mem_sum) in the
+ * same run. Policies with parts left out tell what the parts take: `window` moves only,
+ * `no redundancy` adds attention and selection, `fill` moves few rows.
  * Values are random: zeros run faster, and every slot is as likely to go as another, so that rows
- * move from the first block on. */
+ * move from the first block on. Before a round, all blocks are as they were before the first. */
 #include <stdio.h>
 #include <string.h>
 
@@ -25,6 +26,7 @@ enum {
     N_TARGET = 8,
     WINDOW = 16,
     REQUESTS = 8,
+    POOL_BLOCKS = REQUESTS * N_BLOCKS, /* and as many that keep what was in them */
     ROUNDS = 9
 };
 
@@ -38,12 +40,13 @@ typedef struct bench {
     void *scratch;
     size_t scratch_bytes;
     double bytes_per_s;
+    uint32_t *slots, *origin; /* P of the pool, host and device */
 } bench;
 
 static void pools_open(bench *b)
 {
     cn_pools *p = &b->pools;
-    *p = (cn_pools){.layout = cn_kv_layout_make(LAYERS, REQUESTS * N_BLOCKS, KV_HEADS, BLOCK, DIM),
+    *p = (cn_pools){.layout = cn_kv_layout_make(LAYERS, 2 * POOL_BLOCKS, KV_HEADS, BLOCK, DIM),
                     .n_query_slots = REQUESTS,
                     .window = WINDOW,
                     .n_heads = KV_HEADS * GROUP};
@@ -56,14 +59,18 @@ static void pools_open(bench *b)
     bench_fill_bf16(b->be, p->q_window, query_bytes, 2, -4, 1);
     b->scratch_bytes = b->be->compress_scratch_bytes(b->be, p, N_BLOCKS * BLOCK);
     b->scratch = bench_alloc(b->be, b->scratch_bytes);
+    const size_t n_slots = cn_kv_side_elems(&p->layout);
+    b->slots = cn_calloc(n_slots, sizeof *b->slots);
+    b->origin = bench_alloc(b->be, n_slots * sizeof *b->origin);
+    if (!b->slots) bench_must(cn_fail(CN_ERR_MEMORY, "no memory for %zu slots", n_slots));
 }
 
 /* Blocks dealt in random order. */
 static void requests_make(bench *b)
 {
-    uint32_t order[REQUESTS * N_BLOCKS];
+    uint32_t order[POOL_BLOCKS];
     uint64_t random = 2;
-    for (uint32_t i = 0; i < REQUESTS * N_BLOCKS; i++) {
+    for (uint32_t i = 0; i < POOL_BLOCKS; i++) {
         uint32_t j = (uint32_t)(bench_random(&random) % (i + 1));
         order[i] = order[j];
         order[j] = i;
@@ -94,12 +101,40 @@ static void run_event(bench *b, uint32_t first, uint32_t n)
     bench_must(b->be->compress(b->stream, &a));
 }
 
+static void restore_blocks(bench *b)
+{
+    cn_block_copy copies[POOL_BLOCKS];
+    for (uint32_t i = 0; i < POOL_BLOCKS; i++)
+        copies[i] = (cn_block_copy){.src = POOL_BLOCKS + i, .dst = i};
+    const cn_copy_args a = {.pools = b->pools, .blocks = copies, .n_blocks = POOL_BLOCKS};
+    bench_must(b->be->copy_blocks(b->stream, &a));
+    bench_must(b->be->stream_sync(b->stream));
+}
+
+/* Rows, of K as of V, that the first request's event brings to another slot. */
+static uint32_t count_moved(bench *b)
+{
+    const cn_kv_layout *l = &b->pools.layout;
+    const size_t n_slots = cn_kv_side_elems(l);
+    for (size_t i = 0; i < n_slots; i++) b->slots[i] = (uint32_t)i;
+    restore_blocks(b);
+    bench_must(b->be->mem_write(b->stream, b->origin, b->slots, n_slots * sizeof *b->slots));
+    b->pools.origin = b->origin;
+    run_event(b, 0, 1);
+    b->pools.origin = NULL;
+    bench_must(b->be->mem_read(b->stream, b->slots, b->origin, n_slots * sizeof *b->slots));
+    bench_must(b->be->stream_sync(b->stream));
+    uint32_t n_moved = 0;
+    for (size_t i = 0; i < n_slots; i++) n_moved += b->slots[i] != i;
+    return n_moved;
+}
+
 /* All requests once, n in an event; seconds of an event. */
 static double time_in_turn(bench *b, uint32_t n)
 {
     double seconds[ROUNDS];
     for (uint32_t round = 0; round <= ROUNDS; round++) {
-        bench_must(b->be->stream_sync(b->stream));
+        restore_blocks(b);
         double start = cn_now_s();
         for (uint32_t i = 0; i < REQUESTS; i += n) run_event(b, i, n);
         bench_must(b->be->stream_sync(b->stream));
@@ -112,7 +147,7 @@ static double time_alone(bench *b, uint32_t n)
 {
     double seconds[ROUNDS];
     for (uint32_t round = 0; round <= ROUNDS; round++) {
-        bench_must(b->be->stream_sync(b->stream));
+        restore_blocks(b);
         double start = cn_now_s();
         run_event(b, round * n % REQUESTS, n);
         bench_must(b->be->stream_sync(b->stream));
@@ -121,23 +156,25 @@ static double time_alone(bench *b, uint32_t n)
     return bench_median(seconds, ROUNDS);
 }
 
-/* What one request's event must move. */
-static double floor_bytes(const cn_kv_params *p)
+/* What one request's event must move when n_moved rows change their slots. */
+static double floor_bytes(const cn_kv_params *p, uint32_t n_moved)
 {
-    const double units = LAYERS * KV_HEADS, row = DIM * 2;
-    const double moved = units * N_TARGET * BLOCK * 4 * row;
+    const double units = LAYERS * KV_HEADS, row = DIM * 2, moved = 4 * row * n_moved;
     if (p->policy == CN_KV_WINDOW) return moved;
     return moved + units * (N_BLOCKS * BLOCK * (row + 2 * sizeof(float)) + WINDOW * GROUP * row);
 }
 
-static void report(bench *b, const char *name, cn_kv_policy policy, cn_kv_redundancy redundancy)
+static void report(bench *b, const char *name, cn_kv_policy policy, cn_kv_redundancy redundancy,
+                   cn_kv_move move)
 {
     for (uint32_t i = 0; i < REQUESTS; i++) {
         b->reqs[i].params.policy = policy;
         b->reqs[i].params.redundancy = redundancy;
+        b->reqs[i].params.move = move;
     }
+    const double event_bytes = floor_bytes(&b->reqs[0].params, count_moved(b));
     for (uint32_t n = 1; n <= REQUESTS; n *= REQUESTS) {
-        const double floor = n * floor_bytes(&b->reqs[0].params) / b->bytes_per_s;
+        const double floor = n * event_bytes / b->bytes_per_s;
         const double turn = time_in_turn(b, n), alone = time_alone(b, n);
         printf("%-22s %u request%s  floor %6.3f ms  in turn %6.3f ms (%3.0f %%)  alone %6.3f ms\n",
                name, n, n == 1 ? " " : "s", 1e3 * floor, 1e3 * turn, 100 * floor / turn,
@@ -149,7 +186,7 @@ int main(int argc, char **argv)
 {
     static bench b;
     const bool portable = argc > 1 && strcmp(argv[1], "portable") == 0;
-    cn_cuda_backend_opts o = {.memory_bytes = (uint64_t)6 << 30,
+    cn_cuda_backend_opts o = {.memory_bytes = (uint64_t)7 << 30,
                               .n_heads = KV_HEADS * GROUP,
                               .max_seqs = 16,
                               .portable = portable};
@@ -162,10 +199,11 @@ int main(int argc, char **argv)
     requests_make(&b);
     b.bytes_per_s = bench_read_bandwidth(b.be, b.stream, b.pools.kv, b.pool_bytes);
     printf("read bandwidth %.0f GB/s%s\n", b.bytes_per_s / 1e9, portable ? ", portable" : "");
-    report(&b, "window", CN_KV_WINDOW, CN_REDUNDANCY_NONE);
-    report(&b, "zip, no redundancy", CN_KV_ZIP, CN_REDUNDANCY_NONE);
-    report(&b, "zip, lightning", CN_KV_ZIP, CN_REDUNDANCY_LIGHTNING);
-    report(&b, "zip, flash", CN_KV_ZIP, CN_REDUNDANCY_FLASH);
+    report(&b, "window", CN_KV_WINDOW, CN_REDUNDANCY_NONE, CN_MOVE_ORDER);
+    report(&b, "zip, no redundancy", CN_KV_ZIP, CN_REDUNDANCY_NONE, CN_MOVE_ORDER);
+    report(&b, "zip, lightning", CN_KV_ZIP, CN_REDUNDANCY_LIGHTNING, CN_MOVE_ORDER);
+    report(&b, "zip, lightning, fill", CN_KV_ZIP, CN_REDUNDANCY_LIGHTNING, CN_MOVE_FILL);
+    report(&b, "zip, flash", CN_KV_ZIP, CN_REDUNDANCY_FLASH, CN_MOVE_ORDER);
     b.be->close(b.be);
     return 0;
 }

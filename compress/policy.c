@@ -13,7 +13,8 @@ const char *cn_kv_policy_name(cn_kv_policy p)
 /* False for a NaN too. */
 static bool within(float x, float lo, float hi) { return x >= lo && x <= hi; }
 
-static cn_status check_zip(const cn_kv_params *kv, uint32_t max_window_tokens)
+static cn_status check_zip(const cn_kv_params *kv, uint32_t block_tokens,
+                           uint32_t max_window_tokens)
 {
     if (kv->window_tokens == 0 || kv->window_tokens > max_window_tokens)
         return cn_fail(CN_ERR_ARG,
@@ -39,6 +40,15 @@ static cn_status check_zip(const cn_kv_params *kv, uint32_t max_window_tokens)
         return cn_fail(CN_ERR_ARG, "kv redundancy %u: unknown", (unsigned)kv->redundancy);
     if ((unsigned)kv->combine > CN_COMBINE_SUBTRACT)
         return cn_fail(CN_ERR_ARG, "kv combine %u: unknown", (unsigned)kv->combine);
+    if ((unsigned)kv->move > CN_MOVE_FILL)
+        return cn_fail(CN_ERR_ARG, "kv move %u: unknown", (unsigned)kv->move);
+    /* The window is the last slots of an event, in order: of these only the block that came after
+     * the last event is sure to be. */
+    if (kv->move == CN_MOVE_FILL && kv->window_tokens > block_tokens)
+        return cn_fail(CN_ERR_ARG,
+                       "kv window of %u tokens: with kv move fill want at most a block of %u; ask "
+                       "for kv move order, a smaller window or a larger --block-size",
+                       kv->window_tokens, block_tokens);
     return CN_OK;
 }
 
@@ -53,7 +63,7 @@ cn_status cn_policy_check(cn_kv_params *kv, uint32_t block_tokens, uint32_t max_
         return cn_fail(CN_ERR_ARG, "kv budget of %u tokens: want 1 to %u", kv->budget_tokens,
                        UINT32_MAX / 2);
     kv->budget_tokens = (uint32_t)budget;
-    if (kv->policy == CN_KV_ZIP) return check_zip(kv, max_window_tokens);
+    if (kv->policy == CN_KV_ZIP) return check_zip(kv, block_tokens, max_window_tokens);
     if (kv->sink_tokens >= kv->budget_tokens)
         return cn_fail(CN_ERR_ARG,
                        "kv sinks of %u tokens leave no room for the newest in a budget of %u",

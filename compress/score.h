@@ -12,7 +12,9 @@
 
 #include "engine/ops.h"
 
-/* One (layer, kv head) of one request's event. n resident slots in token order, d = head_dim. */
+/* One (layer, kv head) of one request's event. n resident slots, d = head_dim. Slots are in token
+ * order but for those that an earlier event filled as holes (move `fill`): what is said of newer
+ * tokens and of neighbours then goes by slots. The window is in order always. */
 typedef struct cn_score_job {
     const cn_pools *pools;
     const cn_compress_req *req;

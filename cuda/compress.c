@@ -17,12 +17,19 @@ static const float LOG2_E = 1.44269504f;
 
 /* ---- what a request takes ---- */
 
+static bool fills_holes(const cn_kv_params *p)
+{
+    return p->policy == CN_KV_ZIP && p->move == CN_MOVE_FILL;
+}
+
 /* Where a move would overwrite source block i before its slots are read: a target j < i. The other
- * overlaps are safe in token order (engine/cpu/cpu_compact.c says why). */
+ * overlaps are safe in the order of targets (engine/cpu/cpu_compact.c says why). Holes are filled
+ * in no order, so that no target but j == i is safe. */
 static bool must_set_aside(const cn_compress_req *r, uint32_t i)
 {
-    for (uint32_t j = 0; j < cn_min_u32(i, r->n_target); j++)
-        if (r->target[j] == r->table[i]) return true;
+    const uint32_t end = fills_holes(&r->params) ? r->n_target : cn_min_u32(i, r->n_target);
+    for (uint32_t j = 0; j < end; j++)
+        if (j != i && r->target[j] == r->table[i]) return true;
     return false;
 }
 
@@ -105,7 +112,8 @@ static bool same_group(const cn_compress_req *a, const cn_compress_req *b)
     const cn_kv_params *p = &a->params, *q = &b->params;
     if (p->policy != q->policy || a->n_blocks != b->n_blocks) return false;
     return p->policy == CN_KV_WINDOW ||
-           (p->window_tokens == q->window_tokens && p->redundancy == q->redundancy);
+           (p->window_tokens == q->window_tokens && p->redundancy == q->redundancy &&
+            p->move == q->move);
 }
 
 static bool leads_group(const cn_compress_req *reqs, uint32_t i)
@@ -249,6 +257,7 @@ static cn_compress_chunk chunk_of(const cn_compress_args *a, const cn_compress_r
         .pools = *p,
         .policy = r->params.policy,
         .redundancy_kind = r->params.redundancy,
+        .fills = fills_holes(&r->params),
         .n_blocks = r->n_blocks,
         .n = n,
         .window = w,

@@ -4,7 +4,8 @@
  * the call.
  *
  * compress.c checks the requests, sorts them into groups of one shape (policy, blocks, window, kind
- * of redundancy) and cuts every group into chunks of (jobs x layers) whose scores fit the scratch.
+ * of redundancy and of move) and cuts every group into chunks of (jobs x layers) whose scores fit
+ * the scratch.
  * A unit is one (job, layer, kv head) of a chunk; units share nothing. A chunk takes up to four
  * launches in stream order:
  *
@@ -57,6 +58,7 @@ typedef struct cn_compress_chunk {
 
     cn_kv_policy policy; /* of all jobs, as what follows */
     cn_kv_redundancy redundancy_kind;
+    bool fills; /* zip with CN_MOVE_FILL */
     uint32_t n_blocks, n; /* n = n_blocks * block_tokens resident slots */
     uint32_t window;      /* queries */
     uint32_t group;       /* query heads of a kv head */
@@ -108,7 +110,8 @@ cn_status cn_compress_score_sm90(cn_stream *s, const cn_compress_chunk *c);
 /* By the tensor cores of compute capability 8.0, any shape: three passes over K. */
 cn_status cn_compress_score_portable(cn_stream *s, const cn_compress_chunk *c);
 
-/* work[unit][0 .. n_target * b) = the slots kept, ascending; F of the targets = score of these. */
+/* work[unit][i] = the kept slot that target slot i < n_target * b takes: ascending; or, where holes
+ * are filled, i itself if it is kept, the others ascending. F of the targets = score of these. */
 cn_status cn_compress_select(cn_stream *s, const cn_compress_chunk *c);
 
 /* Copies the blocks marked CN_COMPRESS_ASIDE; nothing to do with n_aside 0. */

@@ -1,4 +1,4 @@
-/* compress_move.cu - moves the kept slots of an event, in token order, into the target blocks.
+/* compress_move.cu - moves the kept slots of an event into the target blocks.
  * K, V [tokens, d] bf16 rows, P and F through the pool's layout; kept [units, work_words], or the
  * sinks and the newest under the window policy. Grid (units, K and V), 128 threads.
  *
@@ -7,6 +7,10 @@
  * order, a tile at a time, with the next tile's rows in registers before it writes this one's: one
  * barrier a tile. Columns are independent of one another, so K and V are different blocks' work.
  * Rows that stand in place are neither read nor written.
+ *
+ * Where holes are filled, no row that is read is written, once every source block is set aside that
+ * is a target at another place: a block takes a slice of the target slots, lists those that move,
+ * and copies their rows, K and V, in no order. Grid (units, slices).
  * Bytes 8 d a kept slot and unit that moves. Twin: cpu_compact.c. Paper C.6. */
 #include "cuda/compress.cuh"
 
@@ -14,6 +18,7 @@ enum {
     THREADS = 128,
     VECS = 8, /* of 16 bytes, of a tile in a thread's registers */
     MAX_ROWS = THREADS,
+    SLICE = 2 * THREADS, /* target slots */
     RING = 4,      /* tiles whose addresses are in shared memory */
     RESIDENT = 5   /* blocks of a multiprocessor: an event of 288 units in one wave of 132 */
 };
@@ -136,6 +141,52 @@ __global__ static void __launch_bounds__(THREADS, RESIDENT)
         }
 }
 
+/* ---- K and V into holes ---- */
+
+/* rows[2 * i], rows[2 * i + 1] = K and V of the i-th row of the slice that moves; in any order. */
+__device__ static inline void list_slice(const cn_compress_chunk &c, const cn_compress_unit &u,
+                                         move_row *rows, uint32_t *n_rows)
+{
+    const uint32_t n_kept = u.job->n_target * c.pools.layout.block_tokens;
+    for (uint32_t i = threadIdx.x; i < SLICE; i += THREADS) {
+        const uint32_t target = blockIdx.y * SLICE + i;
+        const move_row k = row_of(c, u, target, n_kept, CN_KV_K);
+        if (k.from == k.to) continue;
+        const uint32_t at = atomicAdd(n_rows, 2u);
+        rows[at] = k;
+        rows[at + 1] = row_of(c, u, target, n_kept, CN_KV_V);
+    }
+}
+
+__global__ static void __launch_bounds__(THREADS)
+    fill_kernel(const __grid_constant__ cn_compress_chunk c)
+{
+    __shared__ move_row rows[2 * SLICE];
+    __shared__ uint32_t n_rows;
+    const cn_compress_unit u = cn_compress_unit_of(c, blockIdx.x);
+    const uint32_t vecs = c.pools.layout.head_dim / CN_VEC8;
+    if (threadIdx.x == 0) n_rows = 0;
+    cn_overlap_next();
+    cn_wait_previous();
+    __syncthreads();
+    list_slice(c, u, rows, &n_rows);
+    __syncthreads();
+    const uint32_t n = n_rows * vecs;
+    for (uint32_t first = threadIdx.x; first < n; first += VECS * THREADS) {
+        uint4 piece[VECS];
+#pragma unroll
+        for (uint32_t k = 0; k < VECS; k++) {
+            const uint32_t e = first + k * THREADS;
+            if (e < n) piece[k] = ((const uint4 *)rows[e / vecs].from)[e % vecs];
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < VECS; k++) {
+            const uint32_t e = first + k * THREADS;
+            if (e < n) ((uint4 *)rows[e / vecs].to)[e % vecs] = piece[k];
+        }
+    }
+}
+
 /* ---- P and F ---- */
 
 /* Which side array a block moves, both of four-byte elements; NULL: this job has none to move. */
@@ -218,7 +269,12 @@ extern "C" cn_status cn_compress_set_aside(cn_stream *s, const cn_compress_chunk
 extern "C" cn_status cn_compress_move(cn_stream *s, const cn_compress_chunk *c)
 {
     const uint32_t units = cn_compress_units(c);
-    CN_TRY(cn_cuda_launch(s, "compress: move", move_kernel, dim3(units, 2), THREADS, *c));
+    const uint32_t targets = c->max_target * c->pools.layout.block_tokens;
+    if (c->fills)
+        CN_TRY(cn_cuda_launch(s, "compress: fill", fill_kernel,
+                              dim3(units, (targets + SLICE - 1) / SLICE), THREADS, *c));
+    else
+        CN_TRY(cn_cuda_launch(s, "compress: move", move_kernel, dim3(units, 2), THREADS, *c));
     if (!c->pools.origin && !c->moves_scores) return CN_OK;
     return cn_cuda_launch(s, "compress: sides", move_sides_kernel, dim3(units, 2), THREADS, *c);
 }

@@ -1,11 +1,12 @@
 /* compress_select.cu - which slots an event keeps: redundancy softmax, pooling, the weighted final
  * score, window slots forced in, and the n_target * b best by radix selection, ties to the newer.
- * score, redundancy [units, n] f32 in; work [units, work_words] out: the kept slots, ascending; F
- * of the target blocks out. Grid units, 512 threads.
+ * score, redundancy [units, n] f32 in; work [units, work_words] out: the kept slot that each target
+ * slot takes; F of the target blocks out. Grid units, 512 threads.
  *
  * A score becomes an unsigned key in the order of floats. Keys stay in shared memory, or, from
  * SHARED_SLOTS on, where the redundancy stood. Three histograms of 11, 11 and 10 bits find the
- * least key that is kept; one pass in order writes the list.
+ * least key that is kept; one pass in order writes the list. Where holes are filled, that pass puts
+ * what stays in its place and lists the holes and the kept slots behind them; a second pairs these.
  * Bytes 8 n a unit from the second-level cache. Twin: cpu_select.c, cpu_score.c (combine). */
 #include "cuda/attn_common.cuh"
 #include "cuda/compress.cuh"
@@ -25,6 +26,7 @@ typedef struct select_shared {
     uint32_t warp_counts[2][WARPS];
     float warp_values[2][CN_WARP];
     uint32_t bin, wanted, in_bin;
+    uint32_t n_stay; /* kept slots that are target slots */
 } select_shared;
 
 /* In the order of the floats; both zeros equal, NaN below all. */
@@ -157,14 +159,52 @@ __device__ static inline void find_digit(const uint32_t *keys, uint32_t n, uint3
     __syncthreads();
 }
 
+/* A unit's part of work, [2 n]. */
+__device__ static inline uint32_t *work_of(const cn_compress_chunk &c, const cn_compress_unit &u)
+{
+    return c.work + (size_t)u.index * c.work_words;
+}
+
+/* Target slot i takes slot v. */
+__device__ static inline void put(const cn_compress_chunk &c, const cn_compress_unit &u, uint32_t i,
+                                  uint32_t v)
+{
+    const uint32_t b = c.pools.layout.block_tokens;
+    work_of(c, u)[i] = v;
+    if (u.job->global)
+        c.pools.score[cn_compress_side(c, u, u.job->target[i / b], i % b)] =
+            c.score[(size_t)u.index * c.n + v];
+}
+
+/* Slot v, before which `before` are kept, where holes are filled: stays, or is noted in work as a
+ * hole, from n_kept on, or as one that goes to a hole, from n on. */
+__device__ static inline void put_or_note(const cn_compress_chunk &c, const cn_compress_unit &u,
+                                          uint32_t v, uint32_t before, bool kept,
+                                          select_shared *shared)
+{
+    const uint32_t n_kept = u.job->n_target * c.pools.layout.block_tokens;
+    if (v + 1 == n_kept) shared->n_stay = before + kept;
+    if (v < n_kept && kept) put(c, u, v, v);
+    if (v < n_kept && !kept) work_of(c, u)[n_kept + v - before] = v;
+    if (v >= n_kept && kept) work_of(c, u)[c.n + before] = v;
+}
+
+/* There are as many holes as kept slots that do not stay. */
+__device__ static inline void fill_holes(const cn_compress_chunk &c, const cn_compress_unit &u,
+                                         const select_shared *shared)
+{
+    const uint32_t n_kept = u.job->n_target * c.pools.layout.block_tokens;
+    const uint32_t *holes = work_of(c, u) + n_kept;
+    const uint32_t *goes = work_of(c, u) + c.n + shared->n_stay;
+    for (uint32_t i = threadIdx.x; i < n_kept - shared->n_stay; i += THREADS)
+        put(c, u, holes[i], goes[i]);
+}
+
 /* Writes the kept slots: keys above `least`, and of those equal all but the n_skip oldest. */
 __device__ static inline void write_kept(const uint32_t *keys, const cn_compress_chunk &c,
                                          const cn_compress_unit &u, uint32_t least,
                                          uint32_t n_skip, select_shared *shared)
 {
-    const uint32_t b = c.pools.layout.block_tokens;
-    const float *score = c.score + (size_t)u.index * c.n;
-    uint32_t *kept = c.work + (size_t)u.index * c.work_words;
     uint32_t n_above = 0, n_equal = 0, turn = 0; /* before this round */
     for (uint32_t first = 0; first < c.n; first += THREADS, turn ^= 1) {
         const uint32_t v = first + threadIdx.x, key = v < c.n ? keys[v] : 0;
@@ -173,16 +213,17 @@ __device__ static inline void write_kept(const uint32_t *keys, const cn_compress
         const uint32_t before = scan((uint32_t)above | (uint32_t)equal << 16,
                                      shared->warp_counts[turn], &total);
         const uint32_t equal_before = n_equal + (before >> 16);
-        if (above || (equal && equal_before >= n_skip)) {
-            const uint32_t n_kept_equal = equal_before > n_skip ? equal_before - n_skip : 0;
-            const uint32_t i = n_above + (before & 0xffff) + n_kept_equal;
-            kept[i] = v;
-            if (u.job->global)
-                c.pools.score[cn_compress_side(c, u, u.job->target[i / b], i % b)] = score[v];
-        }
+        const bool kept = above || (equal && equal_before >= n_skip);
+        const uint32_t n_kept_equal = equal_before > n_skip ? equal_before - n_skip : 0;
+        const uint32_t i = n_above + (before & 0xffff) + n_kept_equal;
+        if (!c.fills && kept) put(c, u, i, v);
+        if (c.fills && v < c.n) put_or_note(c, u, v, i, kept, shared);
         n_above += total & 0xffff;
         n_equal += total >> 16;
     }
+    if (!c.fills) return;
+    __syncthreads();
+    fill_holes(c, u, shared);
 }
 
 template <bool in_shared>

@@ -46,6 +46,7 @@ typedef enum cn_kv_redundancy {
     CN_REDUNDANCY_NONE
 } cn_kv_redundancy;
 typedef enum cn_kv_combine { CN_COMBINE_CONVEX, CN_COMBINE_SUBTRACT } cn_kv_combine;
+typedef enum cn_kv_move { CN_MOVE_ORDER, CN_MOVE_FILL } cn_kv_move;
 
 typedef struct cn_kv_params {
     cn_kv_policy policy;
@@ -60,6 +61,9 @@ typedef struct cn_kv_params {
     float redundancy_tau; /* temperature of the redundancy softmax */
     float lambda;         /* weight between attention score and redundancy */
     cn_kv_combine combine;
+    /* Where kept tokens go: to the front in their order, or only those from behind the budget, each
+     * to the place of an evicted one. `fill` takes windows of at most a block. */
+    cn_kv_move move;
 } cn_kv_params;
 
 /* ---- sampling, per request: vLLM's names, defaults and meanings ---- */

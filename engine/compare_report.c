@@ -174,12 +174,13 @@ static json_t *kv_json(const cn_kv_params *kv)
     static const char *const poolings[] = {"first", "never", "always"};
     static const char *const redundancies[] = {"lightning", "flash", "none"};
     return json_pack(
-        "{s:s, s:I, s:I, s:b, s:f, s:s, s:s, s:f, s:f, s:f, s:s}", "policy",
+        "{s:s, s:I, s:I, s:b, s:f, s:s, s:s, s:f, s:f, s:f, s:s, s:s}", "policy",
         cn_kv_policy_name(kv->policy), "budget", (json_int_t)kv->budget_tokens, "window",
         (json_int_t)kv->window_tokens, "global", kv->global_score, "alpha", (double)kv->alpha,
         "pooling", poolings[kv->pooling], "redundancy", redundancies[kv->redundancy], "p",
         (double)kv->redundancy_p, "tau", (double)kv->redundancy_tau, "lambda",
-        (double)kv->lambda, "combine", kv->combine == CN_COMBINE_CONVEX ? "convex" : "subtract");
+        (double)kv->lambda, "combine", kv->combine == CN_COMBINE_CONVEX ? "convex" : "subtract",
+        "move", kv->move == CN_MOVE_ORDER ? "order" : "fill");
 }
 
 static json_t *match_json(const cn_compare_figures *f)

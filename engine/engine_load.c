@@ -83,6 +83,13 @@ static cn_status load_model(cn_engine *e)
 
 /* ---- KV memory and the scheduler ---- */
 
+/* What every request without a kv object of its own would be refused for. */
+static cn_status check_default_kv(const cn_config *c, const cn_memory_plan *plan)
+{
+    cn_kv_params kv = c->kv;
+    return cn_policy_check(&kv, plan->block_tokens, plan->window_tokens);
+}
+
 static cn_status take_pools(cn_engine *e, const cn_memory_plan *plan)
 {
     cn_backend *be = e->backend;
@@ -225,6 +232,7 @@ static cn_status build(cn_engine *e)
     CN_TRY(cn_backend_open(&e->backend, e->config, &e->model_config));
     cn_start_plan plan;
     CN_TRY(cn_start_plan_make(&plan, e->config, &e->model_config, e->backend));
+    CN_TRY(check_default_kv(e->config, &plan.kv));
     CN_TRY(load_model(e));
     CN_TRY(take_pools(e, &plan.kv));
     CN_TRY(make_scheduler(e, &plan.kv));

@@ -245,7 +245,7 @@ typedef struct cn_swap_moves {
  * full. The window's query u (0 = oldest) was written at ring row (position_end - w + u) mod w,
  * where position_end is the number of tokens so far. */
 typedef struct cn_compress_req {
-    cn_kv_params params;
+    cn_kv_params params; /* move: which target slot takes which kept one (cn_kv_move) */
     uint32_t n_blocks, n_target; /* kept = n_target * block_tokens */
     const uint32_t *table;       /* host, [n_blocks] sources */
     const uint32_t *target;      /* host, [n_target]; may overlap the sources */

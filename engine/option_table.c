@@ -118,6 +118,9 @@ static const cn_option options[] = {
         .json = "kv.lambda", .help = "weight of attention against redundancy"),
     ROW(KV, "kv-combine", ENUM, kv.combine, "convex", .values = "convex|subtract", .flags = RESULT,
         .json = "kv.combine", .help = "lambda*S - (1-lambda)*R, or S - lambda*R"),
+    ROW(KV, "kv-move", ENUM, kv.move, "order", .values = "order|fill", .flags = RESULT,
+        .json = "kv.move",
+        .help = "kept tokens close ranks in order, or those from behind the budget fill the holes"),
     ROW(KV, "kv-policies", SET, kv_policies, "full", .values = "full|window|zip",
         .help =
             "policies that requests may bring beside --kv-policy; memory is set aside for them"),

@@ -41,7 +41,7 @@ answer() {
 
 small="--block-size 16 --kv-window 16"
 options='alpha=0.2 pooling=always pooling=never redundancy=flash redundancy=none p=0.95 tau=9
-    lambda=0.8 combine=subtract window=3 global=false budget=96 sinks=20'
+    lambda=0.8 combine=subtract move=fill window=3 global=false budget=96 sinks=20'
 base='"policy": "zip", "budget": 64'
 {
     ask default 120 "{$base}"
@@ -61,7 +61,7 @@ base='"policy": "zip", "budget": 64'
 # shellcheck disable=SC2086
 run $small
 cp "$dir/out" "$dir/fields"
-[ "$(wc -l <"$dir/fields")" = 16 ]
+[ "$(wc -l <"$dir/fields")" = 17 ]
 
 # same ID ARGUMENTS...: what the flags answer is what the fields answered.
 same() {
@@ -136,6 +136,9 @@ field '{"policy": "zip", "p": 2}' 'kv.p 2'
 field '{"policy": "zip", "tau": 0}' 'kv.tau 0'
 field '{"policy": "zip", "lambda": -1}' 'kv.lambda -1'
 field '{"policy": "zip", "combine": "xor"}' 'kv.combine "xor": want one of convex|subtract'
+field '{"policy": "zip", "move": "random"}' 'kv.move "random": want one of order|fill'
+field '{"policy": "zip", "budget": 64, "window": 17, "move": "fill"}' \
+    'window of 17 tokens: with kv move fill want at most a block of 16'
 field '{"policy": "zip", "scores": 1}' "unknown member 'scores'"
 field '7' 'kv: want an object'
 code=2
@@ -167,6 +170,9 @@ flag 'kv-p 2' --kv-p 2
 flag 'kv-tau 0' --kv-tau 0
 flag 'kv-lambda -1' --kv-lambda -1
 flag 'kv-combine xor: want one of convex|subtract' --kv-combine xor
+flag 'kv-move random: want one of order|fill' --kv-move random
+flag 'window of 17 tokens: with kv move fill want at most a block of 16' --kv-policy zip \
+    --kv-move fill --kv-window 17 --block-size 16
 flag 'kv-policies full,quest' --kv-policies full,quest
 flag '3 KV blocks hold no request: one takes 7 blocks of 64 tokens' --kv-policy zip \
     --kv-budget 384 --num-gpu-blocks-override 3

@@ -22,7 +22,7 @@ static void keys_set_what_the_options_set(void **state)
     (void)state;
     cn_config *c = make_config("full,zip:384:window=48:no-global,window:512:sinks=8,"
                                "zip:global=false:redundancy=none:pooling=never:alpha=0.5:p=-0.5:"
-                               "tau=2:lambda=1:combine=subtract:budget=256,zip:global");
+                               "tau=2:lambda=1:combine=subtract:move=fill:budget=256,zip:global");
     c->kv.global_score = false; /* the command line's --no-kv-global */
     c->kv.alpha = 0.25f;
     cn_compare_arms a;
@@ -44,6 +44,7 @@ static void keys_set_what_the_options_set(void **state)
     assert_int_equal(kv->redundancy, CN_REDUNDANCY_NONE);
     assert_int_equal(kv->pooling, CN_POOLING_NEVER);
     assert_int_equal(kv->combine, CN_COMBINE_SUBTRACT);
+    assert_int_equal(kv->move, CN_MOVE_FILL);
     assert_true(kv->alpha == 0.5f && kv->redundancy_p == -0.5f);
     assert_true(kv->redundancy_tau == 2 && kv->lambda == 1);
     assert_true(a.arms[4].kv.global_score);
@@ -92,7 +93,7 @@ static void mistakes_are_named_with_what_is_known(void **state)
     } cases[] = {
         {"full,quest:384", "quest", "full|window|zip"},
         {"zip:384:windov=48", "windov", "window, sinks, global, alpha, pooling"},
-        {"zip:384:windov=48", "--arms zip:384:windov=48", "lambda, combine"},
+        {"zip:384:windov=48", "--arms zip:384:windov=48", "lambda, combine, move"},
         {"zip:384:no-windov", "no-windov", "pooling"},
         {"zip:384:window", "'window'", "window=value"},
         {"zip:384:no-window", "no-window", "no switch"},

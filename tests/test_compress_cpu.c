@@ -14,7 +14,7 @@
 #include "engine/cpu/cpu_compress.h"
 
 #define GOLDEN "tests/golden/compress/"
-enum { MAX_BLOCKS = 32, N_STAGES = 5, QUERY_SLOTS = 3, CANARY_BYTES = 64 };
+enum { MAX_BLOCKS = 32, N_STAGES = 5, N_MOVES = 2, QUERY_SLOTS = 3, CANARY_BYTES = 64 };
 void openblas_set_num_threads(int n_threads);
 
 /* ---- a case: an event, its inputs by seed, its expected stages ---- */
@@ -24,7 +24,7 @@ typedef struct golden_case {
     uint32_t layers, heads, kv_heads, d, b, n, ring, n_kept;
     uint64_t seed;
     float query_scale;
-    const float *stages; /* per (layer, kv head): N_STAGES * n floats, then n_kept uint32 */
+    const float *stages; /* per (layer, kv head): N_STAGES * n floats, N_MOVES * n_kept uint32 */
 } golden_case;
 
 static json_t *golden_json;
@@ -130,13 +130,15 @@ static int golden_free(void **state)
 
 static const float *case_stage(const golden_case *c, uint32_t layer, uint32_t head, uint32_t stage)
 {
-    size_t per_head = (size_t)N_STAGES * c->n + c->n_kept;
+    size_t per_head = (size_t)N_STAGES * c->n + N_MOVES * (size_t)c->n_kept;
     return c->stages + (layer * c->kv_heads + head) * per_head + (size_t)stage * c->n;
 }
 
+/* The slot that each target slot takes, by the case's move. */
 static const uint32_t *case_kept(const golden_case *c, uint32_t layer, uint32_t head)
 {
-    return (const uint32_t *)case_stage(c, layer, head, N_STAGES);
+    const uint32_t *lists = (const uint32_t *)case_stage(c, layer, head, N_STAGES);
+    return lists + (c->req.params.move == CN_MOVE_FILL ? c->n_kept : 0);
 }
 
 /* Uniform in [-1, 1): draw() of make_compress.py. */
@@ -384,10 +386,12 @@ static void events_keep_and_move_what_the_reference_keeps(void **state)
 {
     (void)state;
     for (size_t i = 0; i < n_cases; i++)
-        for (int how = 0; how < N_PLACEMENTS; how++) {
+        for (int how = 0; how < N_PLACEMENTS * N_MOVES; how++) {
             golden_case c = cases[i];
+            c.req.params.move = how < N_PLACEMENTS ? CN_MOVE_ORDER : CN_MOVE_FILL;
             uint32_t table[MAX_BLOCKS], target[MAX_BLOCKS];
-            tables_make((placement)how, c.req.n_blocks, c.req.n_target, i, table, target);
+            tables_make((placement)(how % N_PLACEMENTS), c.req.n_blocks, c.req.n_target, i, table,
+                        target);
             world w = world_make(&c, 2 * c.req.n_blocks);
             case_store(&w, &c, table, c.req.query_slot);
             c.req.table = table;
@@ -571,6 +575,20 @@ static bool ranks_before(const float *s, uint32_t a, uint32_t b)
     return s[a] > s[b] || (s[a] == s[b] && a > b);
 }
 
+/* Target by target: what is kept there stays, else the least that is behind and not yet taken. */
+static void check_filling(const uint32_t *kept, uint32_t k)
+{
+    uint32_t got[256], scratch[256], behind = 0;
+    while (behind < k && kept[behind] < k) behind++;
+    memcpy(got, kept, k * sizeof *got);
+    cn_cpu_fill_holes(got, k, scratch);
+    for (uint32_t i = 0; i < k; i++) {
+        bool stays = false;
+        for (uint32_t j = 0; j < k; j++) stays |= kept[j] == i;
+        assert_int_equal(got[i], stays ? i : kept[behind++]);
+    }
+}
+
 static void check_selection(const float *s, uint32_t n, uint32_t k)
 {
     uint32_t bits[256], kept[256];
@@ -581,6 +599,7 @@ static void check_selection(const float *s, uint32_t n, uint32_t k)
         if (n_before >= k) fail_msg("slot %u is kept, and %u rank before it", kept[i], n_before);
         if (i > 0) assert_true(kept[i] > kept[i - 1]);
     }
+    check_filling(kept, k);
 }
 
 static void selection_agrees_with_ranking(void **state)

@@ -158,10 +158,12 @@ static void draw_engine(scenario *x)
 static cn_kv_params draw_kv(scenario *x)
 {
     const uint32_t policy = below(x, 6);
+    const cn_kv_move move = (cn_kv_move)below(x, 2);
+    const uint32_t widest = move == CN_MOVE_FILL ? cn_min_u32(x->window, x->block) : x->window;
     return (cn_kv_params){
         .policy = policy == 0 ? CN_KV_FULL : policy == 1 ? CN_KV_WINDOW : CN_KV_ZIP,
         .budget_tokens = between(x, 32, 80),
-        .window_tokens = between(x, 1, x->window),
+        .window_tokens = between(x, 1, widest),
         .sink_tokens = below(x, 5),
         .global_score = chance(x, 70),
         .alpha = (float)below(x, 11) / 10,
@@ -171,6 +173,7 @@ static cn_kv_params draw_kv(scenario *x)
         .redundancy_tau = 0.4f,
         .lambda = (float)below(x, 11) / 10,
         .combine = (cn_kv_combine)below(x, 2),
+        .move = move,
     };
 }
 

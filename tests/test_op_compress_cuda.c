@@ -180,7 +180,8 @@ static cn_compress_req draw_request(const event *e, uint32_t i, uint32_t n_block
                               .redundancy_p = 0.5f,
                               .redundancy_tau = 0.4f,
                               .lambda = 0.2f,
-                              .combine = (cn_kv_combine)test_rng_below(r, 2)};
+                              .combine = (cn_kv_combine)test_rng_below(r, 2),
+                              .move = (cn_kv_move)test_rng_below(r, 2)};
     return q;
 }
 
@@ -373,19 +374,33 @@ static uint32_t slot_of(const event *e, const where *w, uint32_t origin, uint32_
     return 0;
 }
 
-/* kept[i]: an ascending list, and where it differs from the answer a near tie. */
+/* kept[i]: ascending; or, where holes are filled, i itself if it is kept, the others ascending. */
+static void check_places(const where *w, const cn_compress_req *q, uint32_t n_kept,
+                         const uint32_t *kept, const bool *is_kept)
+{
+    const bool fills = q->params.policy == CN_KV_ZIP && q->params.move == CN_MOVE_FILL;
+    uint32_t least = fills ? n_kept : 0;
+    for (uint32_t i = 0; i < n_kept; i++) {
+        const bool stays = fills && is_kept[i];
+        if (stays ? kept[i] != i : kept[i] < least)
+            FAIL(w, "target slot %u takes slot %u, which is not its place", i, kept[i]);
+        if (!stays) least = kept[i] + 1;
+    }
+}
+
+/* kept[i] as it should be, and where the set differs from the answer's a near tie. */
 static void check_kept(const where *w, const cn_compress_req *q, const answer *a,
                        const uint32_t *kept)
 {
     bool *wanted = cn_calloc(a->n, sizeof *wanted), *got = cn_calloc(a->n, sizeof *got);
     float threshold = INFINITY, scale = 0;
     for (uint32_t i = 0; i < a->n_kept; i++) {
-        if (i > 0 && kept[i] <= kept[i - 1]) FAIL(w, "kept slots %u are out of order", i);
         wanted[a->kept[i]] = got[kept[i]] = true;
         if (a->score[a->kept[i]] > threshold) continue;
         threshold = a->score[a->kept[i]];
         scale = a->magnitude[a->kept[i]];
     }
+    check_places(w, q, a->n_kept, kept, got);
     n_kept_total += a->n_kept;
     for (uint32_t v = 0; v < a->n; v++) {
         if (wanted[v] == got[v]) continue;
@@ -555,6 +570,7 @@ static event *model_event(uint32_t n_blocks, uint32_t n_target, uint32_t n_reqs,
         q.params.pooling = CN_POOLING_FIRST;
         q.params.redundancy = CN_REDUNDANCY_LIGHTNING;
         q.params.combine = CN_COMBINE_CONVEX;
+        q.params.move = i < 2 ? CN_MOVE_ORDER : CN_MOVE_FILL;
         e->reqs[i] = q;
         draw_tables(e, i, IN_PLACE, &next, r);
     }
@@ -626,6 +642,9 @@ static void check_long(cn_backend *be, const char *kernels)
     e->reqs[0].params.global_score = true;
     e->reqs[0].params.redundancy = CN_REDUNDANCY_LIGHTNING;
     draw_tables(e, 0, IN_PLACE, &next, &r);
+    e->reqs[0].params.move = CN_MOVE_ORDER;
+    check_event(be, e, kernels, 11);
+    e->reqs[0].params.move = CN_MOVE_FILL;
     check_event(be, e, kernels, 11);
     event_free(e);
 }
@@ -693,13 +712,8 @@ static void check_refusals(cn_backend *be, const char *kernels)
 {
     (void)kernels;
     test_rng r = {3};
-    const event_shape s = {.n_layers = 1,
-                           .n_kv_heads = 1,
-                           .group = 2,
-                           .head_dim = 64,
-                           .block_tokens = 64,
-                           .ring = 16,
-                           .n_reqs = 1};
+    const event_shape s = {.n_layers = 1, .n_kv_heads = 1, .group = 2, .head_dim = 64,
+                           .block_tokens = 64, .ring = 16, .n_reqs = 1};
     event *e = event_create(&s, 16, &r);
     uint32_t next = 0;
     cn_compress_req q = draw_request(e, 0, 7, &r);

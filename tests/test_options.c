@@ -131,6 +131,7 @@ static void enum_names_match_their_enums(void **state)
         {"kv-pooling", "always", CN_POOLING_ALWAYS},
         {"kv-redundancy", "none", CN_REDUNDANCY_NONE},
         {"kv-combine", "subtract", CN_COMBINE_SUBTRACT},
+        {"kv-move", "fill", CN_MOVE_FILL},
         {"grade", "last-number", CN_OPT_GRADE_LAST_NUMBER},
         {"progress", "none", CN_OPT_PROGRESS_NONE},
         {"loop-rescue", "full", CN_OPT_RESCUE_FULL},

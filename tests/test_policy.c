@@ -66,11 +66,31 @@ static void errors_carry_the_numbers(void **state)
     kv.redundancy_p = -2.0f;
     refused(kv, "-2", "p");
     kv = zip(64);
+    kv.move = (cn_kv_move)2;
+    refused(kv, "2", "move");
+    kv = zip(64);
     kv.policy = CN_KV_WINDOW;
     kv.sink_tokens = 64;
     refused(kv, "64", "sinks");
     kv.policy = (cn_kv_policy)9;
     refused(kv, "9", "policy");
+}
+
+/* Beyond a block, the last slots of the next event would not be the last tokens. */
+static void filling_holes_takes_windows_of_a_block(void **state)
+{
+    (void)state;
+    cn_kv_params kv = zip(64);
+    kv.move = CN_MOVE_FILL;
+    assert_int_equal(cn_policy_check(&kv, 16, 32), CN_OK);
+    kv.window_tokens = 17;
+    refused(kv, "window of 17 tokens: with kv move fill", "block of 16");
+    assert_int_equal(cn_policy_check(&kv, 32, 32), CN_OK);
+    kv.move = CN_MOVE_ORDER;
+    assert_int_equal(cn_policy_check(&kv, 16, 32), CN_OK);
+    kv.move = CN_MOVE_FILL;
+    kv.policy = CN_KV_WINDOW; /* which observes no queries */
+    assert_int_equal(cn_policy_check(&kv, 16, 32), CN_OK);
 }
 
 static void full_ignores_what_it_does_not_use(void **state)
@@ -108,6 +128,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(budget_is_rounded_up),
         cmocka_unit_test(errors_carry_the_numbers),
+        cmocka_unit_test(filling_holes_takes_windows_of_a_block),
         cmocka_unit_test(full_ignores_what_it_does_not_use),
         cmocka_unit_test(an_event_is_due_at_the_cap_with_a_full_block),
     };

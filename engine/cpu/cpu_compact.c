@@ -1,10 +1,10 @@
-/* cpu_compact.c - moves the kept slots of one (layer, kv head), in token order, into the target
- * blocks (paper C.6, algorithm 4).
+/* cpu_compact.c - moves the kept slots of one (layer, kv head) into the target blocks (paper C.6,
+ * algorithm 4).
  *
- * Target slot i takes slot kept[i] >= i. A write to target block j at slot s therefore happens
- * after every slot below j*b + s has been read or dropped. Where the target is also source block
- * i <= j, what it overwrites is such a slot: safe in place. Where i > j it may not be, and source
- * block i is copied aside before the first move. */
+ * Target slot i takes slot kept[i] >= i, whether kept tokens close ranks or fill holes. A write to
+ * target block j at slot s therefore happens after every slot below j*b + s has been read or
+ * dropped. Where the target is also source block i <= j, what it overwrites is such a slot: safe in
+ * place. Where i > j it may not be, and source block i is copied aside before the first move. */
 #include <string.h>
 
 #include "engine/base.h"

@@ -71,7 +71,9 @@ static void choose_by_score(const cn_pools *p, const cn_compress_req *r, uint32_
     for (size_t i = 0; i < n_rows; i++)
         if (rows[i].applies(r)) rows[i].cpu(&job);
     for (uint32_t v = n - r->params.window_tokens; v < n; v++) m->score[v] = INFINITY;
-    cn_cpu_select_top(m->score, n, r->n_target * p->layout.block_tokens, m->bits, m->kept);
+    const uint32_t k = r->n_target * p->layout.block_tokens;
+    cn_cpu_select_top(m->score, n, k, m->bits, m->kept);
+    if (r->params.move == CN_MOVE_FILL) cn_cpu_fill_holes(m->kept, k, m->bits);
 }
 
 static void compress_request(const cn_pools *p, const cn_compress_req *r, float *memory)

@@ -21,7 +21,7 @@ size_t cn_cpu_compress_scratch_bytes(cn_backend *be, const cn_pools *pools, uint
 
 /* ---- the parts of an event ---- */
 
-/* out[d, n] = the keys of (layer, kv head), a column each, in token order. */
+/* out[d, n] = the keys of (layer, kv head), a column each, in order of slots. */
 void cn_cpu_gather_keys(const cn_pools *pools, const cn_compress_req *req, uint32_t layer,
                         uint32_t kv_head, float *out);
 
@@ -29,12 +29,17 @@ void cn_cpu_gather_keys(const cn_pools *pools, const cn_compress_req *req, uint3
  * counts as the lowest. k <= n; bits[n] is scratch; kept has room for n. Linear in n. */
 void cn_cpu_select_top(const float *score, uint32_t n, uint32_t k, uint32_t *bits, uint32_t *kept);
 
+/* Rearranges kept[k], ascending, so that target slot i < k takes slot kept[i] with few rows moving:
+ * kept[i] = i where slot i is kept, and the kept slots from k on take the holes in between, both
+ * ascending (move `fill`). scratch[k]. */
+void cn_cpu_fill_holes(uint32_t *kept, uint32_t k, uint32_t *scratch);
+
 /* kept[k] = the first min(sinks, k) slots and the newest others, ascending: policy `window`. */
 void cn_cpu_select_window(uint32_t n, uint32_t k, uint32_t sinks, uint32_t *kept);
 
 /* Where the moves of an event would overwrite a block before its slots are read. `staged` blocks
  * are copied aside first: source block i when it is also target block j < i. Kept slots only ever
- * move towards lower indices, so every other overlap is safe in token order. */
+ * move towards lower indices, so every other overlap is safe in the order of targets. */
 typedef struct cn_cpu_stage {
     uint32_t *index; /* [n_blocks] place in the stage, or CN_CPU_NOT_STAGED */
     uint32_t n_staged;

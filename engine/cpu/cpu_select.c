@@ -1,8 +1,11 @@
-/* cpu_select.c - which slots an event keeps: top-k by score, or sinks and the newest.
+/* cpu_select.c - which slots an event keeps: top-k by score, or sinks and the newest; and which of
+ * them goes where when they fill holes.
  *
  * Top-k is a radix selection with digits of one bit: the k-th largest value is built from its
  * highest bit down, each by one vectorised count over all scores, then one pass collects what is
  * above it and the newest of what equals it. No sort, no data-dependent branch. */
+#include <string.h>
+
 #include "engine/base.h"
 #include "engine/cpu/cpu_compress.h"
 
@@ -48,6 +51,20 @@ void cn_cpu_select_top(const float *score, uint32_t n, uint32_t k, uint32_t *bit
         if (at == k) break;
     }
     CN_ASSERT(at == k);
+}
+
+void cn_cpu_fill_holes(uint32_t *kept, uint32_t k, uint32_t *scratch)
+{
+    uint32_t n_stay = 0;
+    while (n_stay < k && kept[n_stay] < k) n_stay++;
+    const uint32_t n_tail = k - n_stay;
+    memcpy(scratch, kept + n_stay, n_tail * sizeof *kept);
+    /* From the end on: what stays at i was at most at i, so nothing unread is overwritten. */
+    for (uint32_t i = k, tail = n_tail; i-- > 0;) {
+        const bool stays = n_stay > 0 && kept[n_stay - 1] == i;
+        n_stay -= stays;
+        kept[i] = stays ? i : scratch[--tail];
+    }
 }
 
 void cn_cpu_select_window(uint32_t n, uint32_t k, uint32_t sinks, uint32_t *kept)

@@ -106,6 +106,14 @@ def select(score, keep):
     return sorted(order[:keep])
 
 
+def filled(kept, keep):
+    """Where holes are filled: which slot each target slot takes. What is kept below `keep` stays."""
+    holes = sorted(set(range(keep)) - set(kept))
+    behind = sorted(v for v in kept if v >= keep)
+    place = {v: v for v in kept if v < keep} | dict(zip(holes, behind, strict=True))
+    return [place[i] for i in range(keep)]
+
+
 def margin_ok(s, r, score, c, keep):
     """True when no rounding error of float32 can change the kept set."""
     order = np.sort(score)[::-1]
@@ -140,7 +148,8 @@ def event(c, layer, head):
     keep = c["n_target"] * b
     if unsure or not margin_ok(s, r, forced, c, keep):
         return None
-    return [s_att, s_glob, s, r, final], select(forced, keep)
+    kept = select(forced, keep)
+    return [s_att, s_glob, s, r, final], [kept, filled(kept, keep)]
 
 
 DEFAULTS = {"layers": 1, "heads": 8, "kv_heads": 2, "head_dim": 64, "block": 64, "n_blocks": 7,
@@ -216,9 +225,9 @@ def main():
         else:
             raise SystemExit(f"{name}: every seed hangs on a rounding error")
         c["offset"] = len(data)
-        for stages, kept in heads:
+        for stages, lists in heads:
             data += b"".join(x.astype("<f4").tobytes() for x in stages)
-            data += np.array(kept, "<u4").tobytes()
+            data += b"".join(np.array(x, "<u4").tobytes() for x in lists)
         out.append(c)
     lines = ",\n".join(json.dumps(c, sort_keys=True) for c in out)
     (OUT / "cases.json").write_text(f"[\n{lines}\n]\n")

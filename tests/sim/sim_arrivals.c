@@ -65,6 +65,7 @@ static cn_kv_params draw_kv(sim_world *w)
     kv.budget_tokens = sim_between(w, 1, w->engine.block_tokens * 6);
     kv.window_tokens = sim_between(w, 1, w->engine.window_tokens);
     if (kv.policy == CN_KV_ZIP) kv.budget_tokens = cn_max_u32(kv.budget_tokens, kv.window_tokens);
+    if (kv.window_tokens <= w->engine.block_tokens) kv.move = (cn_kv_move)sim_below(w, 2);
     return kv;
 }
 

@@ -30,24 +30,48 @@ static void tag_positions(sim_seq *q, uint32_t n)
 /* ---- events ---- */
 
 /* Any set of the right size that holds the window will do: keep each slot with the chance that
- * makes the numbers come out. */
-static void choose_kept(sim_world *w, sim_seq *q, const cn_compress_req *req)
+ * makes the numbers come out. slots[k], ascending. */
+static void choose_slots(sim_world *w, const cn_compress_req *req, uint32_t *slots)
 {
     uint32_t n = req->n_blocks * w->engine.block_tokens;
-    uint32_t k = req->n_target * w->engine.block_tokens;
+    uint32_t k = req->n_target * w->engine.block_tokens, n_kept = 0;
     uint32_t always = req->params.policy == CN_KV_ZIP ? n - req->params.window_tokens : n;
-    const uint64_t *from = q->compressed ? q->resident : q->positions;
-    q->n_kept = 0;
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t left = n - i, wanted = k - q->n_kept;
+        uint32_t left = n - i, wanted = k - n_kept;
         if (i < always) {
             uint32_t free_left = always - i, free_wanted = wanted - (n - always);
             if (sim_below(w, free_left) >= free_wanted) continue;
         }
         CN_ASSERT(wanted > 0 && wanted <= left);
-        q->kept[q->n_kept++] = from[i];
+        slots[n_kept++] = i;
     }
-    CN_ASSERT(q->n_kept == k);
+    CN_ASSERT(n_kept == k);
+}
+
+/* The tag that each target slot comes to hold. */
+static void choose_kept(sim_world *w, sim_seq *q, const cn_compress_req *req)
+{
+    uint32_t slots[SIM_MAX_LEN], next = 0, behind = 0;
+    uint32_t k = req->n_target * w->engine.block_tokens;
+    const uint64_t *from = q->compressed ? q->resident : q->positions;
+    const bool fills = req->params.policy == CN_KV_ZIP && req->params.move == CN_MOVE_FILL;
+    choose_slots(w, req, slots);
+    while (fills && behind < k && slots[behind] < k) behind++;
+    for (uint32_t i = 0; i < k; i++) {
+        const bool stays = !fills || slots[next] == i;
+        q->kept[i] = from[slots[stays ? next++ : behind++]];
+    }
+    q->n_kept = k;
+}
+
+/* The last slots hold the last tokens: the window's causal edge stands on that. */
+static bool check_window(sim_world *w, const sim_seq *q, const cn_compress_req *req)
+{
+    if (req->params.policy != CN_KV_ZIP || !q->compressed) return true;
+    const uint32_t n = req->n_blocks * w->engine.block_tokens, window = req->params.window_tokens;
+    const uint64_t *newest = q->positions + req->position_end - window;
+    if (memcmp(q->resident + n - window, newest, window * sizeof *newest) == 0) return true;
+    return sim_fail(w, "an event's last %u slots are not the last tokens", window);
 }
 
 static bool check_request(sim_world *w, const sim_seq *q, const cn_sched_event *e)
@@ -69,7 +93,7 @@ bool sim_enqueue_events(sim_world *w, const cn_begin_plan *begin)
         sim_seq *q = find_seq(e->seq);
         if (!q || q->event != SIM_NO_EVENT) return sim_fail(w, "an event of an unknown sequence");
         tag_positions(q, e->req.position_end);
-        if (!check_request(w, q, e)) return false;
+        if (!check_request(w, q, e) || !check_window(w, q, &e->req)) return false;
         choose_kept(w, q, &e->req);
         q->event = SIM_ENQUEUED;
         q->sched_event = e;
