@@ -190,10 +190,8 @@ static cn_status schedule_request(cn_engine *e, const cn_request_params *p, cn_e
 cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn fn, void *user,
                            uint64_t *request)
 {
-    cn_sched_stats queue;
-    cn_scheduler_stats(e->scheduler, &queue);
     CN_ASSERT(p->klass == CN_CLASS_INTERACTIVE || p->klass == CN_CLASS_BATCH);
-    if (queue.waiting_of[p->klass] >= e->config->max_queue)
+    if (cn_scheduler_waiting_of(e->scheduler, p->klass) >= e->config->max_queue)
         return cn_fail(CN_ERR_BUSY, "the queue is full (--max-queue %u)", e->config->max_queue);
     CN_TRY(cn_sampling_check(&p->sampling, e->model_config.vocab, e->max_model_len));
     if (!((e->config->kv_policies | 1u << e->config->kv.policy) & 1u << p->kv.policy))

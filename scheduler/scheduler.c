@@ -292,6 +292,11 @@ static uint64_t count_spared(const cn_scheduler *s)
     return spared;
 }
 
+uint32_t cn_scheduler_waiting_of(const cn_scheduler *s, cn_class klass)
+{
+    return s->waiting[klass].n;
+}
+
 void cn_scheduler_stats(const cn_scheduler *s, cn_sched_stats *out)
 {
     uint32_t n_blocks = cn_pool_total(s->pool);
@@ -299,7 +304,6 @@ void cn_scheduler_stats(const cn_scheduler *s, cn_sched_stats *out)
     *out = (cn_sched_stats){
         .running = s->running.n,
         .waiting = s->waiting[0].n + s->waiting[1].n + s->n_forking,
-        .waiting_of = {s->waiting[0].n, s->waiting[1].n},
         .swapped = s->swap.queue.n,
         .swap_blocks_total = s->o.n_swap_blocks,
         .swap_blocks_used = s->o.n_swap_blocks - left.blocks,

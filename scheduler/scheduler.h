@@ -116,7 +116,6 @@ void cn_scheduler_release(cn_scheduler *s, cn_seq *seq);
 
 typedef struct cn_sched_stats {
     uint32_t running, waiting, blocked, compressing;
-    uint32_t waiting_of[2]; /* by class; without samples that wait for their leader */
     uint32_t swapped;       /* their KV is in the swap space */
     uint32_t swap_blocks_total, swap_blocks_used, swap_windows_used;
     uint32_t blocks_total, blocks_used, blocks_cached, slots_total, slots_used;
@@ -130,7 +129,10 @@ typedef struct cn_sched_stats {
     uint64_t swap_outs, swap_ins;           /* sequences moved, since the start */
     uint64_t swapped_out_blocks, swapped_in_blocks;
 } cn_sched_stats;
-void cn_scheduler_stats(const cn_scheduler *s, cn_sched_stats *out);
+void cn_scheduler_stats(const cn_scheduler *s, cn_sched_stats *out); /* O(running) */
+
+/* Sequences of a class that wait, without samples that wait for their leader; O(1). */
+uint32_t cn_scheduler_waiting_of(const cn_scheduler *s, cn_class klass);
 
 /* Checks every invariant of design §6 over the whole state; NULL or the first one broken, as text
  * in a static buffer. Costs O(blocks + table entries). */

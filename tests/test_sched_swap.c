@@ -258,7 +258,7 @@ static void nobody_stays_there_for_ever(void **state)
     cn_seq *first, *last;
     fill(&r, &first, &last, 60);
     for (int i = 0; i < 2000 && last->state != CN_SEQ_FINISHED; i++) {
-        if (rig_stats(&r).waiting_of[CN_CLASS_INTERACTIVE] < 3)
+        if (cn_scheduler_waiting_of(r.s, CN_CLASS_INTERACTIVE) < 3)
             add_interactive(&r, 4, 3, rig_full());
         rig_step(&r);
     }

@@ -445,7 +445,7 @@ static void making_way_has_an_end(void **state)
     cn_seq *batch = add_of_class(&r, CN_CLASS_BATCH, 100, 4, 12);
     rig_step(&r);
     for (int i = 0; i < 400 && batch->state != CN_SEQ_FINISHED; i++) {
-        if (rig_stats(&r).waiting_of[CN_CLASS_INTERACTIVE] < 3)
+        if (cn_scheduler_waiting_of(r.s, CN_CLASS_INTERACTIVE) < 3)
             add_of_class(&r, CN_CLASS_INTERACTIVE, 300, 4, 2);
         rig_step(&r);
     }
