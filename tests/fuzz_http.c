@@ -148,6 +148,7 @@ static void open_server(void)
     o.keys = keys;
     o.stats = stats;
     FUZZ_CHECK(cn_http_server_create(&server, &o) == CN_OK);
+    cn_http_server_begin(server);
     FUZZ_CHECK(cn_http_server_add_routes(server, routes, sizeof routes / sizeof *routes, NULL) ==
                CN_OK);
     snprintf(path, sizeof path, "/tmp/cinch-fuzz-%d.sock", (int)getpid());

@@ -1,18 +1,21 @@
 /* test_serve.c - the server over real sockets on the bundled checkpoint: answers are those of the
  * engine alone, streams say the same as whole replies, and refusals are OpenAI's. What breaks
  * servers (slow, rude, many clients) is in test_serve_limits.c. */
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 #include <cmocka.h>
 
 #include "tests/lib/http_client.h"
 #include "tests/lib/run_engine.h"
+#include "tests/lib/scratch_dir.h"
 #include "tests/lib/serve_rig.h"
 
 #define QUESTION "Compute 12 * 34 by hand."
@@ -420,6 +423,107 @@ static void a_unix_socket_serves(void **state)
     }
 }
 
+/* ---- the start ---- */
+
+/* A taken port is known before anything is loaded: there is no such model. */
+static void a_taken_port_is_refused_at_once(void **state)
+{
+    (void)state;
+    char port[8], want[64];
+    snprintf(port, sizeof port, "%u", rig.port);
+    snprintf(want, sizeof want, "port %u: Address already in use", rig.port);
+    const char *const options[] = {"--model", "/no/such/model", "--port", port, NULL};
+    cn_config *config = serve_rig_config(options);
+    cn_server *second = NULL;
+    assert_int_equal(cn_server_create(&second, config), CN_ERR_IO);
+    assert_null(second);
+    assert_non_null(strstr(cn_last_error(), want));
+    assert_non_null(strstr(cn_last_error(), "another --port"));
+    cn_config_free(config);
+}
+
+static void a_load_that_fails_says_why(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--model", "/no/such/model", NULL};
+    cn_config *config = serve_rig_config(options);
+    cn_server *s = NULL;
+    assert_int_not_equal(cn_server_create(&s, config), CN_OK);
+    assert_non_null(strstr(cn_last_error(), "/no/such/model"));
+    cn_config_free(config);
+}
+
+typedef struct slow_start {
+    cn_config *config;
+    cn_server *server;
+    cn_status status;
+} slow_start;
+
+static void *create_server(void *arg)
+{
+    slow_start *s = arg;
+    s->status = cn_server_create(&s->server, s->config);
+    return NULL;
+}
+
+static void expect_loading(const char *path, const char *request)
+{
+    http_reply r;
+    const struct timespec look = {.tv_nsec = 5000000};
+    int fd = -1;
+    for (int i = 0; i < 2000 && (fd = http_connect_unix(path)) < 0; i++) nanosleep(&look, NULL);
+    assert_true(fd >= 0 && http_send_text(fd, request));
+    http_read(fd, false, &r);
+    assert_int_equal(r.status, 503);
+    assert_non_null(strstr(r.body.data, "\"loading\""));
+    assert_non_null(http_field(&r, "Retry-After"));
+    http_reply_free(&r);
+    close(fd);
+}
+
+/* The chat template is a pipe, so that loading waits until the test lets it go on. */
+static void loading_is_answered_503(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"tokenizer.json", "tokenizer_config.json"};
+    scratch_dir dir;
+    char from[512], to[512], path[300], pipe[300];
+    scratch_dir_open(&dir);
+    for (int i = 0; i < 2; i++) {
+        snprintf(to, sizeof to, "%s/%s", dir.path, files[i]);
+        snprintf(from, sizeof from, "examples/tiny-reasoner/%s", files[i]);
+        char *whole = realpath(from, NULL);
+        assert_true(whole && symlink(whole, to) == 0);
+        free(whole);
+    }
+    snprintf(path, sizeof path, "%s/socket", dir.path);
+    snprintf(pipe, sizeof pipe, "%s/chat_template.jinja", dir.path);
+    assert_int_equal(mkfifo(pipe, 0600), 0);
+    const char *const options[] = {"--uds", path, "--tokenizer", dir.path, NULL};
+    slow_start s = {.config = serve_rig_config(options)};
+    serve_rig slow = {.config = s.config};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, create_server, &s), 0);
+    expect_loading(path, "GET /health HTTP/1.1\r\nHost: h\r\n\r\n");
+    expect_loading(path, "POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}");
+    int gate = open(pipe, O_WRONLY); /* until the reader is there */
+    assert_true(gate >= 0 && unlink(pipe) == 0);
+    close(gate);
+    pthread_join(thread, NULL);
+    assert_int_equal(s.status, CN_OK);
+    slow.server = s.server;
+    serve_rig_run(&slow);
+    http_reply r;
+    int fd = http_connect_unix(path);
+    assert_true(http_send_text(fd, "GET /health HTTP/1.0\r\n\r\n"));
+    http_read(fd, false, &r);
+    assert_int_equal(r.status, 200);
+    http_reply_free(&r);
+    close(fd);
+    serve_rig_close(&slow);
+    scratch_dir_close(&dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -436,6 +540,9 @@ int main(void)
         cmocka_unit_test(a_chunked_request_is_read_in_pieces),
         cmocka_unit_test(continue_is_said_when_expected),
         cmocka_unit_test(a_unix_socket_serves),
+        cmocka_unit_test(a_taken_port_is_refused_at_once),
+        cmocka_unit_test(a_load_that_fails_says_why),
+        cmocka_unit_test(loading_is_answered_503),
     };
     return cmocka_run_group_tests(tests, open_rig, close_rig);
 }

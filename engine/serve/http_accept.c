@@ -200,7 +200,8 @@ cn_status cn_http_server_listen(cn_http_server *s, const char *host, uint16_t *p
     int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     bool ok = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
               bind(fd, found->ai_addr, found->ai_addrlen) == 0;
-    cn_status status = ok ? CN_OK : cn_fail(CN_ERR_IO, "%s: %s", what, strerror(errno));
+    const char *way_out = errno == EADDRINUSE ? ": choose another --port, or stop who has it" : "";
+    cn_status status = ok ? CN_OK : cn_fail(CN_ERR_IO, "%s: %s%s", what, strerror(errno), way_out);
     freeaddrinfo(found);
     if (status == CN_OK) status = bound_port(fd, port);
     if (status == CN_OK) return add_listener(s, fd, what);

@@ -127,6 +127,10 @@ static bool within_key_limit(cn_exchange *x)
 bool http_route(cn_exchange *x)
 {
     uint32_t methods;
+    if (!x->conn->server->begun) {
+        cn_exchange_error(x, 503, "the model is being loaded", NULL, "loading");
+        return false;
+    }
     const bool found = find_route(x, &methods);
     if (!(found && x->route->flags & CN_ROUTE_OPEN) && !has_key(x)) return refuse_key(x);
     if (!found && methods) {
@@ -189,6 +193,8 @@ static void on_sweep(evutil_socket_t fd, short what, void *arg)
     }
     if (s->out_of_files) http_accept_resume(s);
 }
+
+void cn_http_server_begin(cn_http_server *s) { s->begun = true; }
 
 uint32_t cn_http_server_n_exchanges(const cn_http_server *s) { return s->n_exchanges; }
 

@@ -79,6 +79,10 @@ cn_status cn_http_server_add_routes(cn_http_server *s, const cn_route *routes, s
 /* The i-th row of all tables, or NULL behind the last: for the test of openapi.json. */
 const cn_route *cn_http_server_route(const cn_http_server *s, size_t i);
 
+/* From here on requests go to their routes. Until then each is answered 503: a server may listen
+ * before what its routes need is there. */
+void cn_http_server_begin(cn_http_server *s);
+
 /* CN_ERR_IO names address and cause. Port 0 takes a free one: *port has it. A socket file that
  * nobody listens on is replaced; it is made for its owner and group alone. */
 cn_status cn_http_server_listen(cn_http_server *s, const char *host, uint16_t *port);

@@ -88,6 +88,7 @@ struct cn_http_server {
     uint32_t n_tables;
     struct evconnlistener *listeners[HTTP_MAX_LISTENERS];
     uint32_t n_listeners;
+    bool begun; /* requests go to their routes */
     bool accepting, out_of_files;
     char *unix_path;
     struct { /* accepted, and waits for a place */

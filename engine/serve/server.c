@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -163,16 +164,63 @@ static void warn_if_open(const cn_server *s)
 static cn_status start_listening(cn_server *s)
 {
     const cn_config *c = s->config;
-    const char *model = cn_service_model_name(s->service);
-    if (c->uds) {
-        CN_TRY(cn_http_server_listen_unix(s->http, c->uds));
-        cn_log(CN_LOG_INFO, "serving %s on the unix socket %s", model, c->uds);
-        return CN_OK;
-    }
+    if (c->uds) return cn_http_server_listen_unix(s->http, c->uds);
     s->port = (uint16_t)c->port;
-    CN_TRY(cn_http_server_listen(s->http, c->host, &s->port));
-    cn_log(CN_LOG_INFO, "serving %s on http://%s:%u", model, c->host, s->port);
-    return CN_OK;
+    return cn_http_server_listen(s->http, c->host, &s->port);
+}
+
+static void log_address(const cn_server *s, const char *doing)
+{
+    const cn_config *c = s->config;
+    const char *model = cn_service_model_name(s->service);
+    if (c->uds)
+        cn_log(CN_LOG_INFO, "%s %s on the unix socket %s", doing, model, c->uds);
+    else
+        cn_log(CN_LOG_INFO, "%s %s on http://%s:%u", doing, model, c->host, s->port);
+}
+
+/* ---- loading ---- */
+
+/* A load on a thread of its own; its mail ends the loop that answers meanwhile. */
+typedef struct loading {
+    cn_mail mail;
+    cn_server *server;
+    cn_status status;
+    cn_buf error; /* the other thread's last */
+} loading;
+
+static void on_loaded(cn_mail *mail)
+{
+    event_base_loopbreak(((loading *)(void *)mail)->server->base);
+}
+
+static void *load_main(void *arg)
+{
+    loading *l = arg;
+    l->status = cn_service_load(l->server->service);
+    if (l->status != CN_OK && cn_buf_addf(&l->error, "%s", cn_last_error()) != CN_OK)
+        cn_buf_clear(&l->error);
+    cn_mailbox_post(l->server->mailbox, CN_LANE_NORMAL, &l->mail);
+    return NULL;
+}
+
+static cn_status load(cn_server *s)
+{
+    loading l = {.mail.open = on_loaded, .server = s};
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, load_main, &l) != 0)
+        return cn_fail(CN_ERR_MEMORY, "the thread that loads the model could not be started");
+    const bool looped = event_base_dispatch(s->base) >= 0;
+    const int cause = errno;
+    pthread_join(thread, NULL);
+    if (!looped) {
+        cn_mailbox_open_all(s->mailbox);
+        l.status = cn_fail(CN_ERR_IO, "the event loop failed: %s", strerror(cause));
+    } else if (l.status != CN_OK) {
+        cn_fail(l.status, "%s", l.error.len ? l.error.data : "the model could not be loaded");
+    }
+    cn_buf_free(&l.error);
+    return l.status;
 }
 
 static cn_status open_server(cn_server *s)
@@ -183,8 +231,12 @@ static cn_status open_server(cn_server *s)
     CN_TRY(open_loop(s));
     CN_TRY(cn_service_create(&s->service, c));
     CN_TRY(open_http(s));
-    CN_TRY(open_parts(s));
     CN_TRY(start_listening(s));
+    log_address(s, "loading");
+    CN_TRY(load(s));
+    CN_TRY(open_parts(s));
+    cn_http_server_begin(s->http);
+    log_address(s, "serving");
     warn_if_open(s);
     return CN_OK;
 }

@@ -4,6 +4,8 @@
  * Owner: cmd_serve.c, or a test. Thread: the one that runs it, which is the HTTP thread; but for
  * cn_server_stop.
  *
+ *   LOADING: the port is taken, every request is answered 503
+ *      |  the model is loaded, the parts are open
  *   RUNNING --stop--> DRAINING: no new connections or work; what runs may finish
  *                        |  all done, or --shutdown-timeout, or a second stop
  *                        `--> parts are told to persist, run() returns
@@ -28,7 +30,8 @@ typedef struct cn_server_part {
     void (*close)(void *part);    /* persist, stop the thread, free; calls may not be left */
 } cn_server_part;
 
-/* Loads the model and listens. config is borrowed. */
+/* Listens, then loads the model, on another thread: this one answers what is asked meanwhile. An
+ * address that is taken fails before anything is loaded. config is borrowed. */
 cn_status cn_server_create(cn_server **out, const cn_config *config);
 void cn_server_free(cn_server *s); /* NULL is fine */
 

@@ -21,7 +21,11 @@ static cn_status open_service(cn_service *s, const cn_config *config)
     CN_TRY(cn_config_copy(&s->config, config));
     CN_TRY(cn_serve_stats_create(&s->serve_stats));
     CN_TRY(cn_mailbox_create(&s->intake_box, INTAKE_CAPACITY));
-    CN_TRY(cn_mailbox_create(&s->engine_box, UINT32_MAX));
+    return cn_mailbox_create(&s->engine_box, UINT32_MAX);
+}
+
+cn_status cn_service_load(cn_service *s)
+{
     CN_TRY(cn_engine_create(&s->engine, s->config));
     s->max_model_len = cn_engine_max_model_len(s->engine);
     cn_engine_default_sampling(s->engine, &s->defaults.sampling);

@@ -1,8 +1,8 @@
 /* service.h - the engine behind the server: an intake thread that turns JSON into tokens, the
  * engine thread that owns cn_engine and steps it, and what both count.
  *
- * Owner: cn_server. Thread: create and free on one; calls (call.h) from any thread that has a
- * mailbox; statistics from any.
+ * Owner: cn_server. Thread: create, load and free on one at a time; calls (call.h) from any thread
+ * that has a mailbox; statistics from any.
  *
  * Why an intake thread: parsing and tokenising a body of megabytes takes longer than a step, and
  * neither the HTTP loop nor the requests that decode may wait for it. It has a tokenizer of its
@@ -14,8 +14,10 @@
 #include "engine/serve/call.h"
 #include "engine/serve/serve_stats.h"
 
-/* Loads the model, then starts both threads. */
+/* The service without its engine: what counts is there, nothing may be asked of it. */
 cn_status cn_service_create(cn_service **out, const cn_config *config);
+/* Loads the model, then starts both threads. Once. */
+cn_status cn_service_load(cn_service *s);
 /* Cancels what runs, waits for both threads, frees the engine. All calls must have been released.
  * NULL is fine. */
 void cn_service_free(cn_service *s);

@@ -21,20 +21,31 @@ static void must(cn_status status)
     abort();
 }
 
-void serve_rig_open(serve_rig *r, const char *const *options)
+cn_config *serve_rig_config(const char *const *options)
 {
     const char *args[MAX_ARGS] = {"serve", "--model", "examples/tiny-reasoner", "--port", "0",
                                   "--served-model-name", "tiny", "--access-log", "off",
                                   "--log-level", "error", "--threads", "2",
                                   "--kv-cache-memory-bytes", "128M"};
     int n = 15;
-    *r = (serve_rig){.config = cn_config_create()};
+    cn_config *c = cn_config_create();
     while (options && *options && n < MAX_ARGS - 1) args[n++] = *options++;
     const uint32_t sections = CN_SECTIONS_LIBRARY | CN_SECTION_SERVE;
     char **argv = (char **)(uintptr_t)args;
-    must(cn_config_parse_args(r->config, sections, n, argv, NULL));
+    must(cn_config_parse_args(c, sections, n, argv, NULL));
+    return c;
+}
+
+void serve_rig_open(serve_rig *r, const char *const *options)
+{
+    *r = (serve_rig){.config = serve_rig_config(options)};
     cn_log_set_level(r->config->log_level);
     must(cn_server_create(&r->server, r->config));
+    serve_rig_run(r);
+}
+
+void serve_rig_run(serve_rig *r)
+{
     r->port = cn_server_port(r->server);
     CN_ASSERT(pthread_create(&r->thread, NULL, run_server, r) == 0);
     r->running = true;

@@ -16,9 +16,14 @@ typedef struct serve_rig {
     bool running;
 } serve_rig;
 
+/* The rig's configuration, with the command line's options {"--name", "value", ..., NULL}, or
+ * NULL. */
+cn_config *serve_rig_config(const char *const *options);
 /* Starts with the command line's options {"--name", "value", ..., NULL}, or NULL; aborts the test
  * with the error's text when that fails. */
 void serve_rig_open(serve_rig *r, const char *const *options);
+/* The rest of that, for a server that was created apart. */
+void serve_rig_run(serve_rig *r);
 /* Asks for the end once, and waits for it. */
 void serve_rig_stop(serve_rig *r);
 /* Stops, frees. */
