@@ -146,11 +146,9 @@ static void draw_engine(scenario *x)
     set(x, "num-gpu-blocks-override", on_gpu ? 3 * MAX_REQUESTS * CONTEXT / x->block : n_blocks);
     set_switch(x, "hybrid-scheduling", chance(x, 80));
     set_switch(x, "enable-prefix-caching", chance(x, 70) && !on_gpu);
-    if (on_gpu) {
-        x->options[x->n_options++] = "device";
-        x->options[x->n_options++] = "cuda";
-        set_switch(x, "batch-invariant", true);
-    }
+    x->options[x->n_options++] = "device";
+    x->options[x->n_options++] = on_gpu ? "cuda" : "cpu";
+    if (on_gpu) set_switch(x, "batch-invariant", true);
     x->options[x->n_options++] = "async-scheduling";
     x->options[x->n_options++] = chance(x, 50) ? "on" : "off";
 }

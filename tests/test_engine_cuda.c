@@ -249,7 +249,7 @@ static void faults_end_in_one_line(void **state)
     assert_refused((const char *[]){"device", "cuda", "gpu-memory-utilization", "0.001", NULL},
                    CN_ERR_MEMORY, "--gpu-memory-utilization");
     assert_refused((const char *[]){CUDA, "kv-cache-memory-bytes", "900G", NULL}, CN_ERR_MEMORY,
-                   "GPU memory");
+                   "--kv-cache-memory-bytes");
 }
 
 int main(int argc, char **argv)
