@@ -67,6 +67,7 @@ CUDA_OP(gather, cn_gather_args)
 CUDA_OP(sample, cn_sample_args)
 CUDA_OP(count_reset, cn_count_reset_args)
 CUDA_OP(copy_blocks, cn_copy_args)
+CUDA_OP(swap, cn_swap_args)
 CUDA_OP(compress, cn_compress_args)
 
 /* ---- life ---- */
@@ -131,6 +132,7 @@ static const cn_backend CUDA_TABLE = {
     .sample = sample,
     .count_reset = count_reset,
     .copy_blocks = copy_blocks,
+    .swap = swap,
     .compress_scratch_bytes = cn_cuda_compress_scratch_bytes,
     .compress = compress,
 };

@@ -116,6 +116,7 @@ static const char *missing_op(const cn_backend *be, const cn_config *c)
         {"count_reset", be->count_reset},
         {"copy_blocks", be->copy_blocks},
         {"compress", be->compress || !compresses},
+        {"swap", be->swap || c->swap_space_gib == 0},
     };
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
         if (!ops[i].there) return ops[i].name;

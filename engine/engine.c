@@ -154,6 +154,22 @@ static cn_status copy_forked(cn_engine *e, const cn_plan *plan)
     return e->backend->copy_blocks(e->backend->stream(e->backend, 0), &args);
 }
 
+/* Moves KV to the swap space and back, in front of the step's rows in the stream. */
+static cn_status swap(cn_engine *e, const cn_swap_moves *moves, bool out, uint64_t *bytes)
+{
+    if (moves->n_blocks == 0) return CN_OK;
+    const cn_memory_plan *plan = &e->memory;
+    *bytes += moves->n_blocks * plan->block_bytes + moves->n_windows * plan->query_slot_bytes;
+    const cn_swap_args args = {
+        .pools = e->pools,
+        .host = e->swap_space,
+        .n_host_blocks = plan->n_swap_blocks,
+        .moves = *moves,
+        .out = out,
+    };
+    return e->backend->swap(e->backend->stream(e->backend, 0), &args);
+}
+
 /* Reads the step's tokens back behind it in the stream; collect() waits for the fence. */
 static cn_status read_back(cn_engine *e, cn_flight *f)
 {
@@ -279,13 +295,16 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
         const char *broken = cn_scheduler_check(e->scheduler);
         if (broken) return cn_fail(CN_ERR_DEVICE, "scheduler invariant broken: %s", broken);
     }
+    const bool moves = plan.swap_out.n_blocks + plan.swap_in.n_blocks > 0;
+    CN_TRY(swap(e, &plan.swap_out, true, &e->stats.swapped_out_bytes));
+    CN_TRY(swap(e, &plan.swap_in, false, &e->stats.swapped_in_bytes));
     if (plan.n_rows > 0) {
         CN_TRY(launch(e, &plan));
         e->stats.steps++;
     }
     if (n_flights(e) > (plan.n_rows > 0 ? e->max_in_flight : 0)) {
         CN_TRY(collect(e));
-    } else if (plan.n_rows > 0) {
+    } else if (plan.n_rows > 0 || moves) {
         return CN_OK;
     } else if (oldest_events(e)) {
         CN_TRY(wait_events(e)); /* nothing can run before one of them commits */
@@ -321,4 +340,11 @@ void cn_engine_stats(const cn_engine *e, cn_stats *out)
     out->slots_total = s.slots_total;
     out->slots_used = s.slots_used;
     out->compressing = s.compressing;
+    out->swapped = s.swapped;
+    out->swap_blocks_total = s.swap_blocks_total;
+    out->swap_blocks_used = s.swap_blocks_used;
+    out->swap_outs = s.swap_outs;
+    out->swap_ins = s.swap_ins;
+    out->swapped_out_blocks = s.swapped_out_blocks;
+    out->swapped_in_blocks = s.swapped_in_blocks;
 }

@@ -8,6 +8,7 @@
 #include "engine/backend.h"
 #include "engine/start_plan.h"
 #include "engine/step_graph.h"
+#include "engine/swap_space.h"
 
 /* ---- the checkpoint, without its weights ---- */
 
@@ -113,6 +114,21 @@ static cn_status take_pools(cn_engine *e, const cn_memory_plan *plan)
                          &p->q_window);
 }
 
+static cn_status take_swap_space(cn_engine *e, const cn_memory_plan *plan)
+{
+    if (plan->swap_bytes == 0) return CN_OK;
+    const cn_backend *be = e->backend;
+    CN_ASSERT(plan->block_bytes == cn_swap_block_bytes(&e->pools, cn_dtype_bytes(be->kv_dtype)));
+    CN_ASSERT(plan->query_slot_bytes ==
+              cn_swap_window_bytes(&e->pools, cn_dtype_bytes(be->act_dtype)));
+    const double gib = (double)plan->swap_bytes / (1u << 30);
+    if (be->host_alloc(e->backend, plan->swap_bytes, &e->swap_space) != CN_OK)
+        return cn_fail_within(CN_ERR_MEMORY, "--swap-space: %.2f GiB of host memory", gib);
+    cn_log(CN_LOG_INFO, "swap space: %.2f GiB of host memory, room for %u compressed requests", gib,
+           plan->n_swap_requests);
+    return CN_OK;
+}
+
 static cn_status make_scheduler(cn_engine *e, const cn_memory_plan *plan)
 {
     const cn_config *c = e->config;
@@ -131,6 +147,8 @@ static cn_status make_scheduler(cn_engine *e, const cn_memory_plan *plan)
         .hybrid = c->hybrid_scheduling,
         .tail_relaxation = c->tail_relaxation,
         .batch_floor = c->batch_floor,
+        .n_swap_blocks = plan->n_swap_blocks,
+        .n_swap_windows = plan->n_swap_windows,
         .priority_order = c->scheduling_policy == CN_OPT_SCHEDULING_PRIORITY,
     };
     return cn_scheduler_create(&e->scheduler, &o);
@@ -234,7 +252,9 @@ static cn_status build(cn_engine *e)
     CN_TRY(cn_start_plan_make(&plan, e->config, &e->model_config, e->backend));
     CN_TRY(check_default_kv(e->config, &plan.kv));
     CN_TRY(load_model(e));
+    e->memory = plan.kv;
     CN_TRY(take_pools(e, &plan.kv));
+    CN_TRY(take_swap_space(e, &plan.kv));
     CN_TRY(make_scheduler(e, &plan.kv));
     CN_TRY(make_batch(e, &plan.kv));
     CN_TRY(take_sampling_memory(e));
@@ -278,6 +298,7 @@ static void free_device_memory(cn_engine *e)
                             e->count_tokens, e->sample_scratch, e->compress_scratch};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         if (arrays[i]) be->mem_free(be, arrays[i]);
+    if (e->swap_space) be->host_free(be, e->swap_space);
     for (uint32_t i = 0; i < CN_FLIGHTS; i++) free_flight(be, &e->flights[i]);
     if (e->step_fence) be->fence_free(e->step_fence);
     for (uint32_t i = 0; i < CN_EVENT_BATCHES; i++)

@@ -10,6 +10,7 @@
 #include "engine/generation_config.h"
 #include "engine/model.h"
 #include "engine/output.h"
+#include "engine/planner.h"
 #include "engine/sampler.h"
 #include "engine/weights.h"
 
@@ -92,6 +93,8 @@ struct cn_engine {
     cn_model *model;
     cn_dump *dump; /* NULL: nothing is dumped */
     cn_pools pools;
+    void *swap_space; /* of host_alloc; NULL: none */
+    cn_memory_plan memory;
     cn_scheduler *scheduler;
     cn_batch *batch;
 

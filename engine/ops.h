@@ -241,6 +241,17 @@ typedef struct cn_swap_moves {
     uint32_t n_windows;
 } cn_swap_moves;
 
+/* The swap space is one piece of host_alloc memory: n_host_blocks blocks, then windows, as
+ * engine/swap_space.h has it. Bits are not changed on the way. The moves of one call do not depend
+ * on one another. */
+typedef struct cn_swap_args {
+    cn_pools pools;
+    void *host;
+    uint32_t n_host_blocks;
+    cn_swap_moves moves;
+    bool out; /* src is on the device and dst in the space; else the reverse */
+} cn_swap_args;
+
 /* One request of a compression event (design §5). n = n_blocks * block_tokens resident slots, all
  * full. The window's query u (0 = oldest) was written at ring row (position_end - w + u) mod w,
  * where position_end is the number of tokens so far. */
@@ -329,6 +340,7 @@ struct cn_backend {
     cn_status (*sample)(cn_stream *s, const cn_sample_args *a);
     cn_status (*count_reset)(cn_stream *s, const cn_count_reset_args *a);
     cn_status (*copy_blocks)(cn_stream *s, const cn_copy_args *a);
+    cn_status (*swap)(cn_stream *s, const cn_swap_args *a);
     /* Score, select and move all requests of an event. Scratch for one request of n_max slots. */
     size_t (*compress_scratch_bytes)(cn_backend *be, const cn_pools *p, uint32_t n_max);
     cn_status (*compress)(cn_stream *s, const cn_compress_args *a);

@@ -86,9 +86,13 @@ static const cn_option options[] = {
         .help = "run every step op by op, without recorded graphs (for debugging)"),
     ROW(ENGINE, "max-queue", U32, max_queue, "4096", .min = 1, .max = 16777216,
         .help = "most requests of a class that wait; one more is refused as busy"),
-    ROW(ENGINE, "batch-floor", U32, batch_floor, "8", .min = 1, .max = 65536, .flags = ZERO_OK,
+
+    ROW(SHARING, "batch-floor", U32, batch_floor, "8", .min = 1, .max = 65536, .flags = ZERO_OK,
         .help = "interactive requests that may pass a waiting batch request before it is its turn; "
                 "0 is any number"),
+    ROW(SHARING, "swap-space", F32, swap_space_gib, "0", .min = 0, .max = 65536,
+        .help = "GiB of host memory to which compressed batch requests make way for interactive "
+                "ones, and from which they go on; 0 lets interactive ones wait for their end"),
 
     ROW(KV, "kv-policy", ENUM, kv.policy, "full", .values = "full|window|zip", .flags = RESULT,
         .json = "kv.policy", .help = "what happens to a request's KV cache as it grows"),
@@ -371,6 +375,7 @@ static const struct {
     {CN_SECTION_PLAN, "plan", "How the plan is printed."},
     {CN_SECTION_DEBUG, "debug", "For finding out where two runs part."},
     {CN_SECTION_SERVE, "serve", "The HTTP endpoint: where it listens, who may ask, its limits."},
+    {CN_SECTION_SHARING, "sharing", "How interactive and batch requests share an engine."},
 };
 _Static_assert(sizeof sections / sizeof *sections == CN_N_SECTIONS, "a row per section");
 

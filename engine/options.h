@@ -115,6 +115,7 @@ struct cn_config {
     bool enforce_eager;
     uint32_t max_queue; /* requests of a class waiting; beyond it a submit is CN_ERR_BUSY */
     uint32_t batch_floor; /* interactive requests that may pass a batch one; 0 = any number */
+    float swap_space_gib; /* host memory for batch requests that make way; 0 = none */
 
     /* kv: what a request gets when its own kv object says nothing */
     cn_kv_params kv;
@@ -218,9 +219,10 @@ typedef enum cn_option_section {
     CN_SECTION_TOKENIZE = 1 << 10,
     CN_SECTION_PLAN = 1 << 11,
     CN_SECTION_DEBUG = 1 << 12,
-    CN_SECTION_SERVE = 1 << 13
+    CN_SECTION_SERVE = 1 << 13,
+    CN_SECTION_SHARING = 1 << 14
 } cn_option_section;
-enum { CN_N_SECTIONS = 14 };
+enum { CN_N_SECTIONS = 15 };
 const char *cn_section_name(cn_option_section s);  /* "run-batch" */
 const char *cn_section_intro(cn_option_section s); /* a sentence for its page */
 
@@ -228,7 +230,7 @@ const char *cn_section_intro(cn_option_section s); /* a sentence for its page */
 enum {
     CN_SECTIONS_LIBRARY = CN_SECTION_GENERAL | CN_SECTION_CHECKPOINT | CN_SECTION_MODEL |
                           CN_SECTION_ENGINE | CN_SECTION_KV | CN_SECTION_SAMPLING |
-                          CN_SECTION_DEBUG
+                          CN_SECTION_DEBUG | CN_SECTION_SHARING
 };
 
 enum {

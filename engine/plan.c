@@ -171,6 +171,11 @@ static void print_table(const plan_report *r)
     }
     print_bytes("total", cn_start_plan_bytes(&r->start));
     printf("\n");
+    if (p->swap_bytes) {
+        print_bytes("swap space", p->swap_bytes);
+        printf(" of host memory, %u blocks and %u windows: %u requests at budget %u\n",
+               p->n_swap_blocks, p->n_swap_windows, p->n_swap_requests, budget_tokens(r));
+    }
     print_concurrency(r);
 }
 
@@ -179,8 +184,8 @@ static cn_status print_json(const plan_report *r)
     const cn_model_config *m = &r->model;
     const cn_memory_plan *p = &r->memory;
     json_t *json = json_pack(
-        "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, "
-        "s:f}",
+        "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
+        "s:f, s:f, s:f}",
         "architecture", m->architecture, "parameters", (json_int_t)cn_model_config_n_params(m),
         "weight_bytes", (json_int_t)r->start.weight_bytes, "workspace_bytes",
         (json_int_t)(r->start.workspace_bytes + r->start.step_bytes), "kv_bytes",
@@ -190,7 +195,9 @@ static cn_status print_json(const plan_report *r)
         (json_int_t)p->query_slot_bytes, "max_blocks_per_request", (json_int_t)p->n_max_blocks,
         "max_model_len", (json_int_t)r->max_model_len, "max_request_tokens",
         (json_int_t)p->max_request_tokens, "concurrency_full", (json_int_t)p->concurrency_full,
-        "concurrency_capped", (json_int_t)p->concurrency_capped, "read_bytes_per_s",
+        "concurrency_capped", (json_int_t)p->concurrency_capped, "swap_bytes",
+        (json_int_t)p->swap_bytes, "swap_requests", (json_int_t)p->n_swap_requests,
+        "read_bytes_per_s",
         r->read_bytes_per_s, "flops_per_s", r->flops_per_s, "expected_tokens_per_s",
         r->tokens_per_s);
     char *text = json ? json_dumps(json, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) : NULL;

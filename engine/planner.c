@@ -47,6 +47,34 @@ static void divide(cn_memory_plan *p, const cn_planner_input *in)
     p->n_blocks = clamp_u32(left / p->block_bytes);
 }
 
+static double gib(uint64_t bytes) { return (double)bytes / (double)(UINT64_C(1) << 30); }
+
+/* The swap space: as many requests at the default budget as fit, and blocks with the rest. */
+static cn_status divide_swap(cn_memory_plan *p, const cn_planner_input *in)
+{
+    if (in->swap_bytes == 0) return CN_OK;
+    if (in->n_max_blocks == 0)
+        return cn_fail(CN_ERR_ARG,
+                       "--swap-space %.4g: only compressed requests ever go there, and no policy "
+                       "compresses: add one to --kv-policies, or leave it 0",
+                       gib(in->swap_bytes));
+    const uint64_t request_bytes = p->block_bytes * in->n_max_blocks + p->query_slot_bytes;
+    p->n_swap_requests = clamp_u32(in->swap_bytes / request_bytes);
+    if (p->n_swap_requests == 0)
+        return cn_fail(CN_ERR_ARG,
+                       "--swap-space %.4g: %llu bytes hold no compressed request, which takes %llu "
+                       "(%u blocks of %u tokens): raise it to %.4g, lower --kv-budget, or leave "
+                       "it 0",
+                       gib(in->swap_bytes), (unsigned long long)in->swap_bytes,
+                       (unsigned long long)request_bytes, in->n_max_blocks, in->block_tokens,
+                       gib(request_bytes) * 1.0001);
+    p->n_swap_windows = in->window_tokens ? p->n_swap_requests : 0;
+    const uint64_t window_bytes = p->n_swap_windows * p->query_slot_bytes;
+    p->n_swap_blocks = clamp_u32((in->swap_bytes - window_bytes) / p->block_bytes);
+    p->swap_bytes = p->n_swap_blocks * p->block_bytes + window_bytes;
+    return CN_OK;
+}
+
 cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *in)
 {
     CN_ASSERT(in->block_tokens > 0 && in->n_layers > 0 && in->max_seqs > 0);
@@ -89,6 +117,7 @@ cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *in)
         p.concurrency_capped = cn_min_u32(in->max_seqs, p.n_blocks / in->n_max_blocks);
     if (in->window_tokens)
         p.concurrency_capped = cn_min_u32(p.concurrency_capped, p.n_query_slots);
+    CN_TRY(divide_swap(&p, in));
     *out = p;
     return CN_OK;
 }
@@ -96,14 +125,29 @@ cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *in)
 /* Tokens per block where --block-size does not say. */
 enum { CPU_BLOCK_TOKENS = 64, GPU_BLOCK_TOKENS = 256 };
 
+/* Of the machine; 0 when it does not say. */
+static uint64_t host_bytes(void)
+{
+    const long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
+    return pages <= 0 || page_bytes <= 0 ? 0 : (uint64_t)pages * (uint64_t)page_bytes;
+}
+
 /* The default of --kv-cache-memory-bytes on a host: 4 GiB, at most a quarter of its memory. */
 static uint64_t host_kv_bytes(void)
 {
-    const uint64_t default_bytes = UINT64_C(4) << 30;
-    const long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
-    if (pages <= 0 || page_bytes <= 0) return default_bytes;
-    const uint64_t quarter = (uint64_t)pages * (uint64_t)page_bytes / 4;
-    return quarter < default_bytes ? quarter : default_bytes;
+    const uint64_t default_bytes = UINT64_C(4) << 30, quarter = host_bytes() / 4;
+    return quarter > 0 && quarter < default_bytes ? quarter : default_bytes;
+}
+
+/* A machine that is left too little for everything else is not helped by swap space. */
+static cn_status check_swap_bytes(uint64_t bytes)
+{
+    const uint64_t all = host_bytes(), most = all / 10 * 7;
+    if (all == 0 || bytes <= most) return CN_OK;
+    return cn_fail(CN_ERR_ARG,
+                   "--swap-space %.4g: the machine has %.4g GiB of memory, of which 70 %% may be "
+                   "set aside: lower it to %.4g",
+                   gib(bytes), gib(all), gib(most));
 }
 
 cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_model_config *m,
@@ -120,6 +164,8 @@ cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_
     if (block_tokens == 0) block_tokens = cpu ? CPU_BLOCK_TOKENS : GPU_BLOCK_TOKENS;
     uint64_t avail_bytes = c->kv_cache_memory_bytes;
     if (avail_bytes == 0) avail_bytes = host_kv_bytes();
+    const uint64_t swap_bytes = (uint64_t)((double)c->swap_space_gib * (double)(1U << 30));
+    CN_TRY(check_swap_bytes(swap_bytes));
     const uint32_t longest_blocks = (uint32_t)cn_ceil_div(max_model_len, block_tokens);
     const cn_planner_input in = {
         .avail_bytes = avail_bytes,
@@ -136,6 +182,7 @@ cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_
         .max_model_len = max_model_len,
         .max_seqs = c->max_num_seqs,
         .n_blocks_override = c->n_blocks_override,
+        .swap_bytes = swap_bytes,
     };
     return cn_memory_plan_divide(out, &in);
 }

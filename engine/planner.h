@@ -33,6 +33,7 @@ typedef struct cn_planner_input {
     uint32_t max_model_len;     /* tokens */
     uint32_t max_seqs;          /* requests running at once */
     uint32_t n_blocks_override; /* N_total whatever the memory; 0: from avail_bytes */
+    uint64_t swap_bytes;        /* host memory for compressed requests; 0: none */
 } cn_planner_input;
 
 typedef struct cn_memory_plan {
@@ -50,10 +51,14 @@ typedef struct cn_memory_plan {
      * declared). */
     uint32_t concurrency_full, concurrency_capped;
     uint32_t max_request_tokens; /* longest request of full KV that the pool can hold alone */
+    /* The swap space: eq. 1 once more, for requests at the default budget. */
+    uint64_t swap_bytes;
+    uint32_t n_swap_blocks, n_swap_windows, n_swap_requests;
 } cn_memory_plan;
 
 /* The plan that these options, this checkpoint and this backend (its dtypes) lead to. CN_ERR_MEMORY
- * when not even one request fits; the text has the numbers and the option to change. */
+ * when not even one request fits, CN_ERR_ARG when a swap space could never be used or is most of
+ * the host's memory; the text has the numbers and the option to change. */
 cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_model_config *m,
                               const cn_backend *be);
 

@@ -28,7 +28,9 @@ static cn_metrics some_metrics(const cn_config *c)
     m.engine = (cn_stats){.running = 3, .waiting = 7, .blocked = 2, .blocks_total = 8,
                           .blocks_used = 2, .blocks_spared = 40, .block_tokens = 64,
                           .generation_tokens = 12345678901, .compressions = 5,
-                          .freed_bytes = 1 << 20, .compression_s = 0.5};
+                          .freed_bytes = 1 << 20, .compression_s = 0.5, .swapped = 2,
+                          .swap_blocks_used = 9, .swap_outs = 5, .swap_ins = 3,
+                          .swapped_out_blocks = 45, .swapped_out_bytes = 4500};
     m.serve.finished[CN_FINISH_STOP] = 11;
     m.serve.finished[CN_FINISH_CANCELLED] = 4;
     m.serve.rejected_busy = 6;
@@ -58,6 +60,12 @@ static void the_text_has_every_series_with_its_labels(void **state)
     expect_line(&text, "cinch:compression_seconds_total{" LABELS "} 0.5");
     expect_line(&text, "cinch:kv_blocks_spared{" LABELS "} 40");
     expect_line(&text, "cinch:requests_rejected_total{" LABELS ",reason=\"busy\"} 6");
+    expect_line(&text, "vllm:num_requests_swapped{" LABELS "} 2");
+    expect_line(&text, "cinch:swap_blocks_used{" LABELS "} 9");
+    expect_line(&text, "cinch:swapped_out_requests_total{" LABELS "} 5");
+    expect_line(&text, "cinch:swapped_in_requests_total{" LABELS "} 3");
+    expect_line(&text, "cinch:swapped_out_blocks_total{" LABELS "} 45");
+    expect_line(&text, "cinch:swapped_out_bytes_total{" LABELS "} 4500");
     cn_buf_free(&text);
     cn_config_free(c);
 }

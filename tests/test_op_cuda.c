@@ -13,6 +13,7 @@
 
 #include "engine/backend.h"
 #include "engine/dummy_weight.h"
+#include "engine/swap_space.h"
 #include "tests/lib/op_cases.h"
 #include "tests/lib/tensor_file.h"
 
@@ -393,7 +394,7 @@ static double run_rope_store(op_env *e, uint32_t seed)
     return rope_error(e, &s, seed / 6 % 2);
 }
 
-/* ---- copy_blocks, count_reset ---- */
+/* ---- copy_blocks, swap, count_reset ---- */
 
 static double run_copy_blocks(op_env *e, uint32_t seed)
 {
@@ -423,6 +424,55 @@ static double run_copy_blocks(op_env *e, uint32_t seed)
     error = fmax(error, fmax(op_words_error(e, &origin), op_error(e, &window)));
     cuda.pools.q_window = NULL;
     assert_int_equal(e->cuda->copy_blocks(e->cuda_stream, &cuda), CN_ERR_SHAPE);
+    op_tensor_free(e, &window);
+    op_tensor_free(e, &origin);
+    op_tensor_free(e, &score);
+    op_tensor_free(e, &kv);
+    return error;
+}
+
+/* Blocks and windows go to the space of either backend and return to other places. */
+static double run_swap(op_env *e, uint32_t seed)
+{
+    enum { L = 3, BLOCKS = 12, HK = 2, BT = 64, D = 64, SLOTS = 9, W = 5, HQ = 4, MOST = 6 };
+    const uint32_t n = 1 + seed % MOST, n_windows = seed % 3;
+    const bool sides = seed % 2 == 0;
+    SHAPE(e, "%u blocks%s, %u windows", n, sides ? " with scores and origins" : "", n_windows);
+    const cn_kv_layout l = cn_kv_layout_make(L, BLOCKS, HK, BT, D);
+    op_tensor kv = op_random(e, cn_kv_pool_elems(&l));
+    op_tensor score = op_random_f32(e, cn_kv_side_elems(&l));
+    op_tensor origin = random_ids(e, (uint32_t)cn_kv_side_elems(&l), 1000);
+    op_tensor window = op_random(e, (size_t)L * SLOTS * W * HQ * D);
+    cn_swap_args cpu = {.pools = {l, kv.cpu, sides ? score.cpu : NULL, sides ? origin.cpu : NULL,
+                                  window.cpu, SLOTS, W, HQ},
+                        .n_host_blocks = MOST, .out = true};
+    cn_swap_args cuda = cpu;
+    cuda.pools.kv = kv.cuda;
+    cuda.pools.score = sides ? score.cuda : NULL;
+    cuda.pools.origin = sides ? origin.cuda : NULL;
+    cuda.pools.q_window = window.cuda;
+    const size_t bytes = MOST * cn_swap_block_bytes(&cpu.pools, sizeof(float)) +
+                         2 * cn_swap_window_bytes(&cpu.pools, sizeof(float));
+    OP_OK(e->cpu->host_alloc(e->cpu, bytes, &cpu.host));
+    OP_OK(e->cuda->host_alloc(e->cuda, bytes, &cuda.host));
+    cn_block_copy out[MOST], in[MOST], windows_out[2], windows_in[2];
+    for (uint32_t i = 0; i < n; i++) {
+        out[i] = (cn_block_copy){2 * i, MOST - 1 - i};
+        in[i] = (cn_block_copy){MOST - 1 - i, BLOCKS - 1 - i};
+    }
+    for (uint32_t i = 0; i < n_windows; i++) {
+        windows_out[i] = (cn_block_copy){3 * i, 1 - i};
+        windows_in[i] = (cn_block_copy){1 - i, 8 - i};
+    }
+    cpu.moves = cuda.moves = (cn_swap_moves){out, n, windows_out, n_windows};
+    RUN_BOTH(e, swap, &cpu, &cuda);
+    cpu.moves = cuda.moves = (cn_swap_moves){in, n, windows_in, n_windows};
+    cpu.out = cuda.out = false;
+    RUN_BOTH(e, swap, &cpu, &cuda);
+    double error = fmax(op_error(e, &kv), op_error(e, &score));
+    error = fmax(error, fmax(op_words_error(e, &origin), op_error(e, &window)));
+    e->cpu->host_free(e->cpu, cpu.host);
+    e->cuda->host_free(e->cuda, cuda.host);
     op_tensor_free(e, &window);
     op_tensor_free(e, &origin);
     op_tensor_free(e, &score);
@@ -578,6 +628,7 @@ static const op_case cases[] = {
     {"silu_mul", 12, 4e-3, run_silu_mul, CN_CUDA_GEMM_FASTEST, false, false},
     {"rope_store", 24, 4e-3, run_rope_store, CN_CUDA_GEMM_FASTEST, false, false},
     {"copy_blocks", 12, 0, run_copy_blocks, CN_CUDA_GEMM_FASTEST, false, false},
+    {"swap", 12, 0, run_swap, CN_CUDA_GEMM_FASTEST, false, false},
     {"count_reset", 8, 0, run_count_reset, CN_CUDA_GEMM_FASTEST, false, false},
     {"gemm", 32, 4e-3, run_gemm, CN_CUDA_GEMM_LIBRARY, false, false},
     {"gemm_silu_mul", 16, 2e-2, run_gemm_silu_mul, CN_CUDA_GEMM_LIBRARY, false, false},

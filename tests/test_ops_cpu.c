@@ -14,6 +14,7 @@
 #include "engine/base.h"
 #include "engine/cpu/cpu_ops.h"
 #include "engine/cpu/cpu_simd.h"
+#include "engine/swap_space.h"
 #include "tests/lib/paged_batch.h"
 
 static cn_backend *open_cpu(uint32_t n_threads)
@@ -361,7 +362,69 @@ static void rope_store_rotates_and_stores(void **state)
     be->close(be);
 }
 
-/* ---- copy_blocks ---- */
+/* ---- swap, copy_blocks ---- */
+
+/* Blocks 3 and 1 and query slot 2 leave, others take their place, and they return to 0, 4 and 0. */
+static void what_was_swapped_comes_back_whole(void **state)
+{
+    (void)state;
+    enum { L = 3, B = 5, HK = 2, BT = 128, D = 16, SLOTS = 3, W = 3, HQ = 4, HOST = 4 };
+    cn_backend *be = open_cpu(2);
+    cn_stream *stream = be->stream(be, 0);
+    test_rng r = {1};
+    cn_kv_layout l = cn_kv_layout_make(L, B, HK, BT, D);
+    const size_t n_kv = cn_kv_pool_elems(&l), n_side = cn_kv_side_elems(&l);
+    const size_t n_q = L * SLOTS * W * HQ * D, n_row = W * HQ * D;
+    float *kv = new_random(&r, n_kv), *score = new_random(&r, n_side), *q = new_random(&r, n_q);
+    uint32_t *origin = cn_calloc(n_side, sizeof *origin);
+    float *kv_was = cn_calloc(n_kv, 4), *score_was = cn_calloc(n_side, 4);
+    float *q_was = cn_calloc(n_q, 4);
+    for (size_t i = 0; i < n_side; i++) origin[i] = (uint32_t)i;
+    memcpy(kv_was, kv, n_kv * 4);
+    memcpy(score_was, score, n_side * 4);
+    memcpy(q_was, q, n_q * 4);
+    cn_swap_args a = {.pools = {l, kv, score, origin, q, SLOTS, W, HQ}, .n_host_blocks = HOST};
+    const size_t bytes = HOST * cn_swap_block_bytes(&a.pools, 4) + 2 * n_row * L * 4;
+    a.host = cn_calloc(bytes, 1);
+    const cn_block_copy out[] = {{3, 2}, {1, 0}}, in[] = {{2, 0}, {0, 4}};
+    const cn_block_copy window_out = {2, 1}, window_in = {1, 0};
+    a.moves = (cn_swap_moves){out, 2, &window_out, 1};
+    a.out = true;
+    assert_int_equal(be->swap(stream, &a), CN_OK);
+    memset(kv, 0, n_kv * 4);
+    memset(score, 0, n_side * 4);
+    memset(origin, 0, n_side * 4);
+    memset(q, 0, n_q * 4);
+    a.moves = (cn_swap_moves){in, 2, &window_in, 1};
+    a.out = false;
+    assert_int_equal(be->swap(stream, &a), CN_OK);
+    static const int from[B] = {3, -1, -1, -1, 1}; /* what each block holds now */
+    for (uint32_t layer = 0; layer < L; layer++)
+        for (uint32_t b = 0; b < B; b++) {
+            const uint32_t src = (uint32_t)from[b];
+            const size_t dst = cn_kv_row(&l, layer, b, 0, 0, CN_KV_K);
+            const size_t side = cn_kv_side(&l, layer, b, 0, 0);
+            if (from[b] < 0) {
+                assert_true(kv[dst] == 0 && score[side] == 0 && origin[side] == 0);
+                continue;
+            }
+            const size_t want = cn_kv_side(&l, layer, src, 0, 0);
+            assert_memory_equal(kv + dst, kv_was + cn_kv_row(&l, layer, src, 0, 0, CN_KV_K),
+                                cn_kv_block_elems(&l) * 4);
+            assert_memory_equal(score + side, score_was + want, HK * BT * 4);
+            assert_int_equal(origin[side + HK * BT - 1], want + HK * BT - 1);
+        }
+    for (uint32_t layer = 0; layer < L; layer++) {
+        const size_t at = layer * SLOTS * n_row;
+        assert_memory_equal(q + at, q_was + at + 2 * n_row, n_row * 4);
+        assert_true(q[at + n_row] == 0 && q[at + 2 * n_row] == 0);
+    }
+    a.pools.q_window = NULL;
+    assert_int_equal(be->swap(stream, &a), CN_ERR_SHAPE);
+    void *const memory[] = {a.host, q_was, score_was, kv_was, origin, q, score, kv};
+    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) cn_free(memory[i]);
+    be->close(be);
+}
 
 static void blocks_and_query_slots_are_copied_whole(void **state)
 {
@@ -608,6 +671,7 @@ int main(void)
         cmocka_unit_test(vector_exp_is_within_two_ulp),
         cmocka_unit_test(embed_and_gather_copy_rows),
         cmocka_unit_test(rope_store_rotates_and_stores),
+        cmocka_unit_test(what_was_swapped_comes_back_whole),
         cmocka_unit_test(blocks_and_query_slots_are_copied_whole),
         cmocka_unit_test(the_pool_runs_every_task_once),
         cmocka_unit_test(streams_run_in_order_and_copy_arguments),

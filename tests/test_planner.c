@@ -173,6 +173,14 @@ static void options_decide_the_plan(void **state)
     assert_non_null(strstr(cn_last_error(), "takes 4 blocks"));
     c->n_blocks_override = c->max_model_len = 0;
 
+    c->swap_space_gib = 0.25f;
+    assert_int_equal(cn_memory_plan_make(&p, c, &m, &cpu), CN_OK);
+    assert_true(p.swap_bytes > 200 << 20 && p.swap_bytes <= 256 << 20);
+    c->swap_space_gib = 65536;
+    assert_int_equal(cn_memory_plan_make(&p, c, &m, &cpu), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "--swap-space 6.554e+04"));
+    c->swap_space_gib = 0;
+
     /* The window policy has a cap, and nothing to observe. */
     c->kv_policies = 1U << CN_KV_FULL;
     c->kv.policy = CN_KV_WINDOW;
@@ -186,6 +194,40 @@ static void options_decide_the_plan(void **state)
     cn_config_free(c);
 }
 
+/* As many compressed requests as fit, and blocks with what is left; off, it changes nothing. */
+static void swap_space_holds_whole_requests(void **state)
+{
+    (void)state;
+    cn_memory_plan p, without;
+    cn_planner_input in = qwen3_8b();
+    assert_int_equal(cn_memory_plan_divide(&without, &in), CN_OK);
+    assert_int_equal(without.swap_bytes + without.n_swap_blocks + without.n_swap_windows, 0);
+    const uint64_t request_bytes =
+        without.block_bytes * in.n_max_blocks + without.query_slot_bytes;
+    in.swap_bytes = 5 * request_bytes + without.block_bytes + 1;
+    assert_int_equal(cn_memory_plan_divide(&p, &in), CN_OK);
+    assert_int_equal(p.n_swap_requests, 5);
+    assert_int_equal(p.n_swap_windows, 5);
+    assert_int_equal(p.n_swap_blocks, 5 * in.n_max_blocks + 1);
+    assert_int_equal(p.swap_bytes, in.swap_bytes - 1);
+    assert_int_equal(p.n_blocks, without.n_blocks);
+    assert_int_equal(p.kv_bytes, without.kv_bytes);
+
+    in.swap_bytes = request_bytes - 1;
+    assert_int_equal(cn_memory_plan_divide(&p, &in), CN_ERR_ARG);
+    char number[32];
+    snprintf(number, sizeof number, "%llu", (unsigned long long)request_bytes);
+    assert_non_null(strstr(cn_last_error(), number));
+    assert_non_null(strstr(cn_last_error(), "--swap-space"));
+
+    in.swap_bytes = UINT64_C(4) << 30;
+    in.has_scores = false;
+    in.window_tokens = in.n_max_blocks = 0;
+    assert_int_equal(cn_memory_plan_divide(&p, &in), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "--swap-space 4: only compressed"));
+    assert_non_null(strstr(cn_last_error(), "--kv-policies"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -195,6 +237,7 @@ int main(void)
         cmocka_unit_test(full_kv_has_no_slots),
         cmocka_unit_test(few_sequences_leave_memory_to_blocks),
         cmocka_unit_test(options_decide_the_plan),
+        cmocka_unit_test(swap_space_holds_whole_requests),
         cmocka_unit_test(impossible_plans_name_numbers_and_options),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

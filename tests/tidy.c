@@ -240,14 +240,16 @@ static const struct {
     const char *may[6];
 } layers[] = {
     {"engine/cpu/",
-     {"engine/cpu/", "engine/sample_math.h", "engine/compress_check.h", "compress/score.h"}},
+     {"engine/cpu/", "engine/sample_math.h", "engine/compress_check.h", "engine/swap_space.h",
+      "compress/score.h"}},
     {"engine/serve/", {"engine/"}},
     {"engine/", {"engine/", "scheduler/", "paged/", "compress/"}},
     {"scheduler/", {"scheduler/", "paged/", "compress/policy.h"}},
     {"compress/", {"compress/", "paged/"}},
     {"paged/", {"paged/"}},
     {"cuda/",
-     {"cuda/", "engine/sample_math.h", "engine/dummy_weight.h", "engine/compress_check.h"}},
+     {"cuda/", "engine/sample_math.h", "engine/dummy_weight.h", "engine/compress_check.h",
+      "engine/swap_space.h"}},
     {"tests/", {"tests/", "engine/", "scheduler/", "paged/", "compress/"}},
     {"bench/", {"bench/", "engine/", "scheduler/", "paged/", "compress/"}},
     {"examples/", {"cinch.h"}},

@@ -46,6 +46,7 @@ static void write_engine_gauges(writer *w, const cn_stats *s)
     const row rows[] = {
         {"vllm:num_requests_running", "Requests in the running list.", s->running},
         {"vllm:num_requests_waiting", "Requests that wait to be admitted.", s->waiting},
+        {"vllm:num_requests_swapped", "Requests whose KV is in the swap space.", s->swapped},
         {"vllm:kv_cache_usage_perc", "KV blocks in use. 1 means all of them.",
          share(s->blocks_used, s->blocks_total)},
         {"cinch:requests_blocked",
@@ -63,6 +64,9 @@ static void write_engine_gauges(writer *w, const cn_stats *s)
          "KV blocks that running requests would hold beyond theirs, had nothing been evicted.",
          (double)s->blocks_spared},
         {"cinch:kv_block_bytes", "Bytes of a KV block, all layers.", (double)s->block_bytes},
+        {"cinch:swap_blocks", "KV blocks for which the swap space has room.",
+         s->swap_blocks_total},
+        {"cinch:swap_blocks_used", "KV blocks in the swap space.", s->swap_blocks_used},
     };
     WRITE_ROWS(w, "gauge", rows);
 }
@@ -87,6 +91,18 @@ static void write_engine_counters(writer *w, const cn_stats *s)
         {"cinch:recomputed_tokens_total", "Tokens computed again after a preemption.",
          (double)s->recomputed_tokens},
         {"cinch:steps_total", "Steps of the model.", (double)s->steps},
+        {"cinch:swapped_out_requests_total", "Requests moved to the swap space.",
+         (double)s->swap_outs},
+        {"cinch:swapped_in_requests_total", "Requests brought back from the swap space.",
+         (double)s->swap_ins},
+        {"cinch:swapped_out_blocks_total", "KV blocks moved to the swap space.",
+         (double)s->swapped_out_blocks},
+        {"cinch:swapped_in_blocks_total", "KV blocks brought back from the swap space.",
+         (double)s->swapped_in_blocks},
+        {"cinch:swapped_out_bytes_total", "Bytes moved to the swap space, windows included.",
+         (double)s->swapped_out_bytes},
+        {"cinch:swapped_in_bytes_total", "Bytes brought back from the swap space.",
+         (double)s->swapped_in_bytes},
     };
     WRITE_ROWS(w, "counter", rows);
 }

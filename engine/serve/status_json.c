@@ -13,9 +13,10 @@ static json_t *engine_json(const cn_status_figures *f)
     const cn_stats *s = &f->metrics.engine;
     const cn_config *c = f->metrics.config;
     const uint32_t ten_seconds = 10 / CN_HISTORY_STEP_S;
-    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:o, s:o, s:o}", "running",
+    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:o, s:o, s:o}", "running",
                      (int)s->running, "waiting", (int)s->waiting, "blocked", (int)s->blocked,
-                     "compressing", (int)s->compressing, "max_num_seqs", (int)c->max_num_seqs,
+                     "compressing", (int)s->compressing, "swapped", (int)s->swapped,
+                     "max_num_seqs", (int)c->max_num_seqs,
                      "max_model_len", (int)f->max_model_len, "output_tokens_per_s",
                      cn_history_rate(f->history, ten_seconds), "steps", integer(s->steps),
                      "prompt_tokens", integer(s->prompt_tokens), "output_tokens",
@@ -30,7 +31,7 @@ static json_t *kv_json(const cn_status_figures *f)
     if (cn_option_format(cn_option_find("kv-policy"), c, &policy) != CN_OK) return NULL;
     json_t *o = json_pack(
         "{s:s, s:i, s:i, s:o, s:i, s:i, s:i, s:o, s:i, s:i, s:o, s:o, s:o, s:f,"
-        " s:o, s:o, s:o, s:o}",
+        " s:o, s:o, s:o, s:o, s:i, s:i, s:o}",
         "policy", policy.data, "budget", (int)c->kv.budget_tokens, "block_tokens",
         (int)s->block_tokens, "block_bytes", integer(s->block_bytes), "blocks",
         (int)s->blocks_total, "used", (int)s->blocks_used, "cached", (int)s->blocks_cached,
@@ -39,7 +40,8 @@ static json_t *kv_json(const cn_status_figures *f)
         integer(s->evicted_tokens), "freed_bytes", integer(s->freed_bytes), "compression_s",
         s->compression_s, "preemptions", integer(s->preemptions), "recomputed_tokens",
         integer(s->recomputed_tokens), "prefix_queries", integer(s->prefix_queries), "prefix_hits",
-        integer(s->cached_tokens));
+        integer(s->cached_tokens), "swap_blocks", (int)s->swap_blocks_total, "swap_used",
+        (int)s->swap_blocks_used, "swapped_bytes", integer(s->swapped_out_bytes));
     cn_buf_free(&policy);
     return o;
 }

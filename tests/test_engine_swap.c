@@ -1,0 +1,236 @@
+/* test_engine_swap.c - compressed batch requests go to the swap space and come back in the engine:
+ * a request that was there says what it says undisturbed, token for token and bit for bit of their
+ * log-probabilities, whatever of its state lies on the device: KV, global scores, windows, counts
+ * of penalties, a token not yet read. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "tests/lib/run_engine.h"
+
+enum { N_BATCH = 3, N_CHATS = 3, MAX_TOKENS = 120, CHAT_TOKENS = 20, STEPS_BETWEEN = 20 };
+static const char *prompts[N_BATCH + N_CHATS], *const *const chats = prompts + N_BATCH;
+
+#define ZIP                                                                          \
+    "block-size", "16", "kv-policies", "full,window,zip", "kv-budget", "64", "kv-window", "16"
+/* Three requests at their cap leave two blocks; and three may run. */
+#define SMALL                                                                                  \
+    "num-gpu-blocks-override", "17", "max-model-len", "272", "max-num-seqs", "3", "swap-space", \
+        "0.1", "enable-prefix-caching", "false"
+
+static run *open_run(const char *const *options)
+{
+    run *r = malloc(sizeof *r);
+    assert_non_null(r);
+    run_open(r, options);
+    return r;
+}
+
+static void close_run(run *r)
+{
+    run_close(r);
+    free(r);
+}
+
+/* One greedy, one that draws, one with penalties. */
+static uint32_t add_batch(run *r, uint32_t i, cn_kv_policy policy)
+{
+    cn_message m;
+    cn_request_params p = run_params(r, prompts[i], &m, MAX_TOKENS);
+    p.kv.policy = policy;
+    p.sampling.ignore_eos = true;
+    p.sampling.logprobs = 3;
+    p.sampling.temperature = i == 0 ? 0 : 1;
+    p.sampling.has_seed = true;
+    p.sampling.seed = 77 + i;
+    if (i == 2) p.sampling.frequency_penalty = 0.5f;
+    if (i == 2) p.sampling.repetition_penalty = 1.2f;
+    return run_submit(r, &p);
+}
+
+static uint32_t add_chat(run *r, uint32_t i, cn_kv_policy policy, uint32_t max_tokens)
+{
+    cn_message m;
+    cn_request_params p = run_params(r, chats[i], &m, max_tokens);
+    p.klass = CN_CLASS_INTERACTIVE;
+    p.kv.policy = policy;
+    p.sampling.ignore_eos = true;
+    p.sampling.logprobs = 0;
+    p.sampling.presence_penalty = 0.3f; /* wants a row of counts too */
+    return run_submit(r, &p);
+}
+
+static void step(run *r, uint32_t n)
+{
+    bool idle;
+    for (uint32_t i = 0; i < n; i++)
+        if (cn_engine_step(r->engine, &idle) != CN_OK) fail_msg("%s", cn_last_error());
+    cn_engine_stats(r->engine, &r->stats);
+}
+
+static void assert_same_bits(const run *want, uint32_t a, const run *got, uint32_t b)
+{
+    run_assert_same(want, a, got, b, 0);
+    assert_true(want->samples[a][0].logprob_hash != 0);
+    assert_true(want->samples[a][0].logprob_hash == got->samples[b][0].logprob_hash);
+}
+
+/* Everything at once, with memory for all. */
+static run *run_undisturbed(cn_kv_policy policy, cn_kv_policy chat)
+{
+    run *r = open_run((const char *[]){ZIP, NULL});
+    for (uint32_t i = 0; i < N_BATCH; i++) add_batch(r, i, policy);
+    for (uint32_t i = 0; i < N_CHATS; i++) add_chat(r, i, chat, CHAT_TOKENS);
+    run_finish(r);
+    return r;
+}
+
+static void assert_moved_and_back(const run *r)
+{
+    const cn_stats *s = &r->stats;
+    assert_true(s->swap_outs > 0);
+    assert_int_equal(s->swap_ins, s->swap_outs);
+    assert_true(s->swapped_out_blocks > 0 && s->swapped_out_bytes > 0);
+    assert_int_equal(s->swapped_in_blocks, s->swapped_out_blocks);
+    assert_int_equal(s->swapped_in_bytes, s->swapped_out_bytes);
+    assert_int_equal(s->swapped + s->swap_blocks_used, 0);
+}
+
+/* Chats come one after another while compressed batch requests hold all memory. */
+static void check_disturbed(const run *want, cn_kv_policy policy, cn_kv_policy chat,
+                            const char *name, const char *value)
+{
+    run *r = open_run((const char *[]){ZIP, SMALL, name, value, NULL});
+    for (uint32_t i = 0; i < N_BATCH; i++) add_batch(r, i, policy);
+    for (int i = 0; i < 200 && r->stats.compressions < 5; i++) step(r, 1);
+    for (uint32_t i = 0; i < N_CHATS; i++) {
+        add_chat(r, i, chat, CHAT_TOKENS);
+        step(r, STEPS_BETWEEN);
+    }
+    run_finish(r);
+    assert_moved_and_back(r);
+    assert_int_equal(r->stats.preemptions, 0);
+    for (uint32_t i = 0; i < N_BATCH + N_CHATS; i++) assert_same_bits(want, i, r, i);
+    close_run(r);
+}
+
+static void what_was_moved_goes_on_unchanged(void **state)
+{
+    (void)state;
+    static const cn_kv_policy policies[] = {CN_KV_ZIP, CN_KV_WINDOW};
+    for (uint32_t i = 0; i < 2; i++) {
+        run *want = run_undisturbed(policies[i], CN_KV_FULL);
+        check_disturbed(want, policies[i], CN_KV_FULL, "async-scheduling", "off");
+        check_disturbed(want, policies[i], CN_KV_FULL, "async-scheduling", "on");
+        check_disturbed(want, policies[i], CN_KV_FULL, "sync-compression", "true");
+        close_run(want);
+    }
+}
+
+/* A chat gets in at once, and a long one with a cap of its own gets a slot too. */
+static void a_chat_does_not_wait(void **state)
+{
+    (void)state;
+    static const char *const swap[] = {"0.1", "0"};
+    for (int without = 0; without < 2; without++) {
+        run *r = open_run((const char *[]){ZIP, SMALL, "swap-space", swap[without], NULL});
+        for (uint32_t i = 0; i < N_BATCH; i++) add_batch(r, i, CN_KV_ZIP);
+        for (int i = 0; i < 200 && r->stats.compressions < 5; i++) step(r, 1);
+        const uint32_t chat = add_chat(r, 0, CN_KV_ZIP, 2 * CHAT_TOKENS);
+        /* The steps of its prompt and tokens, and of its compressions. */
+        for (uint32_t i = 0; i < 3 * CHAT_TOKENS && r->n_done == 0; i++) step(r, 1);
+        assert_int_equal(r->samples[chat][0].finish == CN_FINISH_NONE, without);
+        assert_int_equal(r->stats.swap_outs > 0, !without);
+        run_finish(r);
+        close_run(r);
+    }
+}
+
+static void a_step_that_moves_allocates_nothing(void **state)
+{
+    (void)state;
+    run *r = open_run((const char *[]){ZIP, SMALL, NULL});
+    for (uint32_t i = 0; i < N_BATCH; i++) add_batch(r, i, CN_KV_ZIP);
+    for (int i = 0; i < 200 && r->stats.compressions < 5; i++) step(r, 1);
+    add_chat(r, 0, CN_KV_FULL, CHAT_TOKENS);
+    run_finish(r);
+    assert_moved_and_back(r);
+    assert_int_equal(r->step_allocs, 0);
+    close_run(r);
+}
+
+static void a_cancel_ends_a_request_that_was_moved(void **state)
+{
+    (void)state;
+    run *r = open_run((const char *[]){ZIP, SMALL, NULL});
+    for (uint32_t i = 0; i < N_BATCH; i++) add_batch(r, i, CN_KV_ZIP);
+    for (int i = 0; i < 200 && r->stats.compressions < 5; i++) step(r, 1);
+    add_chat(r, 0, CN_KV_FULL, 2 * CHAT_TOKENS);
+    step(r, 2);
+    assert_true(r->stats.swapped > 0);
+    for (uint32_t i = 0; i < N_BATCH; i++) cn_engine_cancel(r->engine, r->ids[i]);
+    step(r, 2);
+    assert_int_equal(r->stats.swapped + r->stats.swap_blocks_used, 0);
+    for (uint32_t i = 0; i < N_BATCH; i++)
+        assert_int_equal(r->samples[i][0].finish, CN_FINISH_CANCELLED);
+    run_finish(r);
+    assert_int_equal(r->samples[N_BATCH][0].finish, CN_FINISH_LENGTH);
+    close_run(r);
+}
+
+/* An engine may go while something is in its swap space. */
+static void an_engine_may_go_meanwhile(void **state)
+{
+    (void)state;
+    run *r = open_run((const char *[]){ZIP, SMALL, NULL});
+    for (uint32_t i = 0; i < N_BATCH; i++) add_batch(r, i, CN_KV_ZIP);
+    for (int i = 0; i < 200 && r->stats.compressions < 5; i++) step(r, 1);
+    add_chat(r, 0, CN_KV_FULL, CHAT_TOKENS);
+    step(r, 2);
+    assert_true(r->stats.swapped > 0);
+    close_run(r);
+}
+
+static void assert_refused(const char *const *options, const char *says)
+{
+    cn_config *c = cn_config_create();
+    cn_engine *e;
+    assert_int_equal(cn_config_set(c, "model", "examples/tiny-reasoner"), CN_OK);
+    for (; options[0]; options += 2) assert_int_equal(cn_config_set(c, options[0], options[1]), 0);
+    assert_int_equal(cn_engine_create(&e, c), CN_ERR_ARG);
+    if (!strstr(cn_last_error(), says)) fail_msg("%s", cn_last_error());
+    cn_config_free(c);
+}
+
+static void space_that_is_of_no_use_is_refused(void **state)
+{
+    (void)state;
+    assert_refused((const char *[]){"swap-space", "1", NULL}, "--kv-policies");
+    assert_refused((const char *[]){ZIP, "swap-space", "0.0001", NULL}, "hold no compressed");
+    assert_refused((const char *[]){ZIP, "swap-space", "60000", NULL}, "the machine has");
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    const uint32_t n = N_BATCH + N_CHATS;
+    assert_int_equal(run_load_prompts("ledger", prompts, NULL, n), n);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_was_moved_goes_on_unchanged),
+        cmocka_unit_test(a_chat_does_not_wait),
+        cmocka_unit_test(a_step_that_moves_allocates_nothing),
+        cmocka_unit_test(a_cancel_ends_a_request_that_was_moved),
+        cmocka_unit_test(an_engine_may_go_meanwhile),
+        cmocka_unit_test(space_that_is_of_no_use_is_refused),
+    };
+    return cmocka_run_group_tests(tests, setup, NULL);
+}
