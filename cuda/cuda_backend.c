@@ -137,13 +137,27 @@ static const cn_backend CUDA_TABLE = {
     .compress = compress,
 };
 
+/* Sizes the one allocation by what the caller wants, if it says so. */
+static cn_status ask_caller(cn_cuda *c)
+{
+    const uint64_t align = CN_CUDA_ALIGN_BYTES;
+    uint64_t bytes = 0;
+    if (!c->opts.wanted_bytes) return CN_OK;
+    CN_TRY(c->opts.wanted_bytes(c->opts.wanted_ctx, &c->table, &bytes));
+    if (bytes == 0) return CN_OK;
+    c->opts.memory_bytes = cn_round_up(bytes, align) + cn_round_up(c->attn_scratch_bytes, align) +
+                           CN_CUDA_STREAMS * cn_round_up(CN_CUDA_GEMM_SCRATCH_BYTES, align);
+    return CN_OK;
+}
+
 static cn_status open_parts(cn_cuda *c)
 {
     CN_TRY(cn_cuda_device_open(&c->device, c->opts.device));
     if (c->opts.portable) c->device.compute = 80;
     CN_TRY(cn_cuda_streams_open(c));
-    CN_TRY(cn_cuda_arena_open(&c->arena, &c->opts));
     c->attn_scratch_bytes = cn_cuda_attn_scratch_bytes(&c->opts);
+    CN_TRY(ask_caller(c));
+    CN_TRY(cn_cuda_arena_open(&c->arena, &c->opts));
     CN_TRY(cn_cuda_arena_take(&c->arena, c->attn_scratch_bytes, &c->attn_scratch));
     CN_CUDA(cudaMemsetAsync(c->attn_scratch, 0, c->attn_scratch_bytes, c->streams[0].handle));
     return cn_cuda_gemm_open(c);
@@ -166,6 +180,7 @@ cn_backend_cuda_open(cn_backend **out, const cn_cuda_backend_opts *o)
     c->opts = *o;
     cn_status status = open_parts(c);
     c->opts.cache_dir = NULL; /* the caller's */
+    c->opts.wanted_ctx = NULL;
     if (status != CN_OK) {
         close_backend(&c->table);
         return status;

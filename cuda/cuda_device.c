@@ -4,7 +4,7 @@
 
 #include "cuda/cuda_ops.h"
 
-enum { LEAST_COMPUTE = 80, ALIGN_BYTES = 256 };
+enum { LEAST_COMPUTE = 80 };
 
 cn_status cn_cuda_failed(cudaError_t error, const char *what)
 {
@@ -69,7 +69,7 @@ static cn_status choose_bytes(const cn_cuda_backend_opts *o, size_t *bytes, size
     CN_CUDA(cudaMemGetInfo(&available, &total));
     size_t in_use = total - available, share = (size_t)((double)total * o->memory_share);
     *bytes = o->memory_bytes ? o->memory_bytes : share > in_use ? share - in_use : 0;
-    *bytes = *bytes / ALIGN_BYTES * ALIGN_BYTES;
+    *bytes = *bytes / CN_CUDA_ALIGN_BYTES * CN_CUDA_ALIGN_BYTES;
     if (*bytes == 0)
         return cn_fail(CN_ERR_MEMORY,
                        "GPU memory: %.2f of %.2f GiB are in use, --gpu-memory-utilization %.2f "
@@ -77,9 +77,11 @@ static cn_status choose_bytes(const cn_cuda_backend_opts *o, size_t *bytes, size
                        gib(in_use), gib(total), (double)o->memory_share);
     if (*bytes > available)
         return cn_fail(CN_ERR_MEMORY,
-                       "GPU memory: %.2f GiB are wanted, %.2f of %.2f GiB are free: lower "
-                       "--gpu-memory-utilization or --kv-cache-memory-bytes",
-                       gib(*bytes), gib(available), gib(total));
+                       "GPU memory: %.2f GiB are wanted, %.2f of %.2f GiB are free: lower %s",
+                       gib(*bytes), gib(available), gib(total),
+                       o->memory_bytes ? "--kv-cache-memory-bytes, --max-num-seqs or "
+                                         "--max-num-batched-tokens"
+                                       : "--gpu-memory-utilization");
     *planned = in_use + *bytes;
     return CN_OK;
 }
@@ -136,7 +138,7 @@ static cn_status insert_span(cn_cuda_arena *a, size_t i, cn_cuda_span span)
 cn_status cn_cuda_arena_take(cn_cuda_arena *a, size_t bytes, void **out)
 {
     *out = NULL;
-    size_t need = cn_round_up(bytes ? bytes : 1, ALIGN_BYTES);
+    size_t need = cn_round_up(bytes ? bytes : 1, CN_CUDA_ALIGN_BYTES);
     for (size_t i = 0; need >= bytes && i <= a->n_used; i++) {
         cn_cuda_span gap = gap_before(a, i);
         if (gap.bytes < need) continue;

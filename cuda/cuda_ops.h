@@ -62,6 +62,8 @@ typedef struct cn_cuda_device {
     size_t l2_bytes;
 } cn_cuda_device;
 
+enum { CN_CUDA_ALIGN_BYTES = 256 };
+
 /* The one allocation, divided: spans in use, by address. */
 typedef struct cn_cuda_span {
     size_t at, bytes;
@@ -109,7 +111,7 @@ cn_status cn_cuda_device_open(cn_cuda_device *out, uint32_t ordinal);
 /* Takes the one allocation as the options say. */
 cn_status cn_cuda_arena_open(cn_cuda_arena *a, const cn_cuda_backend_opts *o);
 void cn_cuda_arena_close(cn_cuda_arena *a);
-/* bytes at a multiple of 256; CN_ERR_MEMORY with the numbers. Not zeroed. */
+/* bytes at a multiple of CN_CUDA_ALIGN_BYTES; CN_ERR_MEMORY with the numbers. Not zeroed. */
 cn_status cn_cuda_arena_take(cn_cuda_arena *a, size_t bytes, void **out);
 void cn_cuda_arena_give(cn_cuda_arena *a, void *p);
 size_t cn_cuda_arena_largest(const cn_cuda_arena *a); /* what one take can get */

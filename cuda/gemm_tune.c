@@ -1,5 +1,6 @@
 /* gemm_tune.c - times every candidate of each of the model's matrix products, per batch bucket, in
- * the memory that the backend has taken and nobody uses yet.
+ * the memory that the backend has taken and nobody uses yet, or where that is too small, in some
+ * that is given back.
  *
  * Weights are read from a different place each time, so that they come from memory as in a step,
  * where other layers lie between. Candidates follow each other without a gap, as ops in a step do.
@@ -14,6 +15,7 @@ typedef struct tuner {
     cn_stream *s;
     cudaEvent_t start, end;
     char *memory; /* weights, x, out one after the other */
+    bool apart;   /* not of the backend's one allocation */
     size_t weight_bytes, x_bytes, out_bytes;
     uint32_t turn; /* which copy of the weights is next */
 } tuner;
@@ -188,14 +190,16 @@ static cn_status take_memory(tuner *t, const model_shape *shapes, uint32_t n)
     t->weight_bytes = largest > want_weights ? largest : want_weights;
     void *memory = NULL;
     const size_t bytes = t->weight_bytes + t->x_bytes + t->out_bytes;
-    if (bytes > cn_cuda_arena_largest(&t->c->arena)) {
+    t->apart = bytes > cn_cuda_arena_largest(&t->c->arena);
+    if (!t->apart) CN_TRY(cn_cuda_arena_take(&t->c->arena, bytes, &memory));
+    if (t->apart && cudaMalloc(&memory, bytes) != cudaSuccess) {
+        (void)cudaGetLastError();
         cn_log(CN_LOG_WARN,
-               "%zu bytes of GPU memory are too few to time matrix products: cuBLAS's own choice "
-               "is taken",
-               cn_cuda_arena_largest(&t->c->arena));
+               "no %zu bytes of GPU memory to time matrix products in: cuBLAS's own choice is "
+               "taken",
+               bytes);
         return CN_OK;
     }
-    CN_TRY(cn_cuda_arena_take(&t->c->arena, bytes, &memory));
     t->memory = memory;
     return cn_gemm_fill_random(t->s, memory, (t->weight_bytes + t->x_bytes) / 2, 1);
 }
@@ -231,7 +235,8 @@ cn_status cn_gemm_tune(cn_cuda *c)
     if (t.end) cudaEventDestroy(t.end);
     if (t.memory) {
         cudaStreamSynchronize(t.s->handle);
-        cn_cuda_arena_give(&c->arena, t.memory);
+        if (t.apart) cudaFree(t.memory);
+        else cn_cuda_arena_give(&c->arena, t.memory);
     }
     if (status == CN_OK && timed) cn_gemm_cache_save(c);
     return status;

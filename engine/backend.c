@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "engine/start_plan.h"
+
 #define CUDA_LIBRARY "cinch-cuda.so"
 
 /* ---- the name of a device ---- */
@@ -129,9 +131,25 @@ static cn_status open_cpu(cn_backend **out, const cn_config *c)
     return cn_backend_cpu_open(out, &o);
 }
 
-static cn_status open_cuda(cn_backend **out, const cn_config *c, const cn_model_config *m,
-                           uint32_t ordinal)
+/* What the start of an engine takes of a device. */
+typedef struct start_sizes {
+    const cn_config *config;
+    const cn_model_config *model;
+    uint64_t least_bytes;
+} start_sizes;
+
+static cn_status wanted_bytes(const void *ctx, cn_backend *be, uint64_t *bytes)
 {
+    const start_sizes *s = ctx;
+    CN_TRY(cn_start_wanted_bytes(bytes, s->config, s->model, be));
+    if (*bytes > 0 && *bytes < s->least_bytes) *bytes = s->least_bytes;
+    return CN_OK;
+}
+
+static cn_status open_cuda(cn_backend **out, const start_sizes *sizes, uint32_t ordinal)
+{
+    const cn_config *c = sizes->config;
+    const cn_model_config *m = sizes->model;
     *out = NULL;
     if (c->dtype == CN_OPT_DTYPE_FLOAT32)
         return cn_fail(CN_ERR_ARG, "--dtype float32: a GPU computes in bfloat16; use --device cpu");
@@ -140,6 +158,8 @@ static cn_status open_cuda(cn_backend **out, const cn_config *c, const cn_model_
     const cn_cuda_backend_opts o = {
         .device = ordinal,
         .memory_share = c->gpu_memory_utilization,
+        .wanted_bytes = wanted_bytes,
+        .wanted_ctx = sizes,
         .n_layers = m->n_layers,
         .n_heads = m->n_heads,
         .n_kv_heads = m->n_kv_heads,
@@ -163,15 +183,17 @@ static cn_status open_cuda(cn_backend **out, const cn_config *c, const cn_model_
     return cn_fail(CN_ERR_DEVICE, "the cuda backend lacks %s: use --device cpu", lacks);
 }
 
-cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_config *m)
+cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_config *m,
+                          uint64_t least_bytes)
 {
+    const start_sizes sizes = {c, m, least_bytes};
     device_kind kind;
     uint32_t ordinal;
     *out = NULL;
     CN_TRY(parse_device(c->device, &kind, &ordinal));
-    if (kind == DEVICE_CUDA) return open_cuda(out, c, m, ordinal);
+    if (kind == DEVICE_CUDA) return open_cuda(out, &sizes, ordinal);
     if (kind == DEVICE_AUTO) {
-        if (open_cuda(out, c, m, 0) == CN_OK) return CN_OK;
+        if (open_cuda(out, &sizes, 0) == CN_OK) return CN_OK;
         cn_log(CN_LOG_DEBUG, "no GPU: %s", cn_last_error());
     }
     return open_cpu(out, c);

@@ -11,10 +11,13 @@
 #include "engine/options.h"
 
 /* Opens the backend that --device asks for, ready for this model and the largest step of these
- * options. auto takes the first GPU when everything it needs is there, else the CPU; why not is
- * logged at debug level. CN_ERR_ARG when --device is no name of one; CN_ERR_DEVICE or CN_ERR_MEMORY
- * say in one line what is missing. Close with (*out)->close. */
-cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_config *m);
+ * options. A device's memory is what --gpu-memory-utilization gives; with --kv-cache-memory-bytes
+ * it is what the start takes (start_plan.h), at least least_bytes. auto takes the first GPU when
+ * everything it needs is there, else the CPU; why not is logged at debug level. CN_ERR_ARG when
+ * --device is no name of one; CN_ERR_DEVICE or CN_ERR_MEMORY say in one line what is missing. Close
+ * with (*out)->close. */
+cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_config *m,
+                          uint64_t least_bytes);
 
 /* Loads cinch-cuda.so and opens its backend; fills in base, version and table_bytes of the options.
  * The file is looked for beside the program, in the folder above, in ../lib/cinch, then where the

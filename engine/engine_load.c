@@ -247,7 +247,7 @@ static void log_memory(const cn_engine *e, const cn_start_plan *plan)
 static cn_status build(cn_engine *e)
 {
     CN_TRY(load_checkpoint_texts(e));
-    CN_TRY(cn_backend_open(&e->backend, e->config, &e->model_config));
+    CN_TRY(cn_backend_open(&e->backend, e->config, &e->model_config, 0));
     cn_start_plan plan;
     CN_TRY(cn_start_plan_make(&plan, e->config, &e->model_config, e->backend));
     CN_TRY(check_default_kv(e->config, &plan.kv));

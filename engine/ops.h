@@ -369,9 +369,13 @@ typedef struct cn_cuda_backend_opts {
 
     uint32_t device; /* ordinal */
     /* The one allocation of device memory: memory_bytes of it, or (0) memory_share of the device's
-     * memory less what is in use. */
+     * memory less what is in use. wanted_bytes, where it is not NULL, is asked first, when the
+     * table's functions of sizes work and before there is memory: *bytes for the caller, beside
+     * what the backend takes for itself; 0 leaves the choice to the two. */
     uint64_t memory_bytes;
     float memory_share;
+    cn_status (*wanted_bytes)(const void *ctx, cn_backend *be, uint64_t *bytes);
+    const void *wanted_ctx;
 
     /* The model and the largest step: workspace, and the matrix products to time at start. With
      * hidden 0 nothing is timed. */

@@ -57,7 +57,9 @@ static const cn_option options[] = {
     ROW(ENGINE, "device", STRING, device, "auto",
         .help = "where the model runs: cpu, cuda, cuda:1; auto takes the best there is"),
     ROW(ENGINE, "gpu-memory-utilization", F32, gpu_memory_utilization, "0.92", .min = 0, .max = 1,
-        .flags = ABOVE_MIN, .help = "share of the GPU's memory to take, what others use included"),
+        .flags = ABOVE_MIN,
+        .help = "share of the GPU's memory to take, what others use included; "
+                "--kv-cache-memory-bytes stands in for it"),
     ROW(ENGINE, "batch-invariant", BOOL, batch_invariant, "false", .flags = RESULT,
         .help = "on a GPU, answers do not depend on what else is in the batch; slower"),
     ROW(ENGINE, "threads", U32, n_threads, "0", .min = 1, .max = 1024, .flags = ZERO_OK,
@@ -67,7 +69,8 @@ static const cn_option options[] = {
         .help = "tokens per KV block; 0 is the device's default, 64 on a CPU"),
     ROW(ENGINE, "kv-cache-memory-bytes", BYTES, kv_cache_memory_bytes, "0", .min = 1,
         .max = U64_MAX_AS_DOUBLE, .flags = ZERO_OK,
-        .help = "memory of the KV cache, as in 512M or 4G; 0 is 4G, at most a quarter of the RAM"),
+        .help = "memory of the KV cache, as in 512M or 4G; 0 is 4G, at most a quarter of the RAM, "
+                "and on a GPU what --gpu-memory-utilization leaves"),
     ROW(ENGINE, "num-gpu-blocks-override", U32, n_blocks_override, "0", .min = 2, .max = TOKENS_MAX,
         .flags = ZERO_OK, .help = "number of KV blocks, whatever the memory; 0 computes it"),
     ROW(ENGINE, "max-num-seqs", U32, max_num_seqs, "256", .min = 1, .max = 65536,

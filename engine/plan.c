@@ -32,6 +32,14 @@ typedef struct plan_report {
  * it. */
 enum { PROBE_COLS = 2048, PROBE_ROWS = 8192, PROBE_DEVICE_ROWS = 131072 };
 
+/* Of a device's memory, with some rows in bf16 beside the weight. */
+static uint64_t probe_bytes(uint32_t n_rows)
+{
+    const uint64_t elems = (uint64_t)PROBE_DEVICE_ROWS * PROBE_COLS +
+                           (uint64_t)n_rows * (PROBE_DEVICE_ROWS + PROBE_COLS);
+    return elems * sizeof(uint16_t) + 4096; /* each of the three begins on a boundary */
+}
+
 typedef struct probe {
     cn_backend *be;
     uint32_t n_rows; /* of the weight */
@@ -213,7 +221,7 @@ static cn_status plan(const cn_config *c)
     plan_report r = {.config = c};
     cn_backend *be = NULL;
     CN_TRY(load_config(&r));
-    CN_TRY(cn_backend_open(&be, c, &r.model));
+    CN_TRY(cn_backend_open(&be, c, &r.model, probe_bytes(c->max_num_seqs)));
     cn_status status = fill(&r, be);
     be->close(be);
     CN_TRY(status);

@@ -44,8 +44,8 @@ static cn_status device_kv_bytes(const cn_start_plan *p, const cn_config *c, cn_
 {
     const uint64_t avail = be->mem_avail(be);
     const uint64_t rest = p->weight_bytes + p->workspace_bytes + p->step_bytes;
-    const uint64_t wanted = rest + c->kv_cache_memory_bytes;
-    if (wanted >= avail)
+    const uint64_t least_kv_bytes = c->kv_cache_memory_bytes ? c->kv_cache_memory_bytes : 1;
+    if (rest + least_kv_bytes > avail)
         return cn_fail(CN_ERR_MEMORY,
                        "%.2f GiB of weights, %.2f of workspace, %.2f for steps and %.2f of KV "
                        "cache do not fit in the %.2f GiB taken on the device: raise "
@@ -57,22 +57,41 @@ static cn_status device_kv_bytes(const cn_start_plan *p, const cn_config *c, cn_
     return CN_OK;
 }
 
-cn_status cn_start_plan_make(cn_start_plan *out, const cn_config *c, const cn_model_config *m,
-                             cn_backend *be)
+/* All but KV. */
+static cn_start_plan parts_of(const cn_config *c, const cn_model_config *m, cn_backend *be)
 {
-    cn_start_plan p = {
+    return (cn_start_plan){
         .weight_bytes = cn_weights_bytes(m, be->weight_dtype),
         .workspace_bytes = cn_model_workspace_bytes(m, be, c->max_num_batched_tokens,
                                                     cn_start_max_rows(c),
                                                     cn_start_max_model_len(c, m)),
         .step_bytes = be->mem_avail ? step_bytes(c, m, be) : 0,
     };
+}
+
+cn_status cn_start_plan_make(cn_start_plan *out, const cn_config *c, const cn_model_config *m,
+                             cn_backend *be)
+{
+    cn_start_plan p = parts_of(c, m, be);
     uint64_t kv_bytes = c->kv_cache_memory_bytes;
     if (be->mem_avail) CN_TRY(device_kv_bytes(&p, c, be, &kv_bytes));
     cn_config with = *c; /* borrows all of it */
     with.kv_cache_memory_bytes = kv_bytes;
     CN_TRY(cn_memory_plan_make(&p.kv, &with, m, be));
     *out = p;
+    return CN_OK;
+}
+
+cn_status cn_start_wanted_bytes(uint64_t *bytes, const cn_config *c, const cn_model_config *m,
+                                cn_backend *be)
+{
+    *bytes = 0;
+    if (c->kv_cache_memory_bytes == 0) return CN_OK;
+    cn_start_plan p = parts_of(c, m, be);
+    CN_TRY(cn_memory_plan_make(&p.kv, c, m, be));
+    /* Less than a block of it may be left over. */
+    if (p.kv.kv_bytes < c->kv_cache_memory_bytes) p.kv.kv_bytes = c->kv_cache_memory_bytes;
+    *bytes = cn_start_plan_bytes(&p);
     return CN_OK;
 }
 

@@ -5,8 +5,9 @@
  * weights are read, so that a plan which cannot be is refused at once.
  *
  * A host's KV memory is a figure of the options, whatever the rest takes. A device has one memory:
- * KV gets what weights, workspace and the arrays of steps leave of it, or --kv-cache-memory-bytes
- * where that fits. */
+ * KV gets what weights, workspace and the arrays of steps leave of --gpu-memory-utilization. With
+ * --kv-cache-memory-bytes it is the other way round: so much for KV, and no more of the device is
+ * taken than all parts need. */
 #ifndef CN_START_PLAN_H
 #define CN_START_PLAN_H
 
@@ -27,6 +28,12 @@ uint32_t cn_start_max_model_len(const cn_config *c, const cn_model_config *m);
  * option to change. */
 cn_status cn_start_plan_make(cn_start_plan *out, const cn_config *c, const cn_model_config *m,
                              cn_backend *be);
+
+/* What these options want of a device's memory: all parts where --kv-cache-memory-bytes gives the
+ * share of KV; else 0, as much as there is. The backend's memory need not be there yet.
+ * CN_ERR_MEMORY as above. */
+cn_status cn_start_wanted_bytes(uint64_t *bytes, const cn_config *c, const cn_model_config *m,
+                                cn_backend *be);
 
 /* All parts, bytes. */
 uint64_t cn_start_plan_bytes(const cn_start_plan *p);

@@ -94,6 +94,41 @@ static void a_wish_for_kv_is_kept(void **state)
     set(r, "kv-cache-memory-bytes", "0");
 }
 
+/* With a wish for KV a device gives exactly the parts, and they fit; without one, all it has. */
+static void a_wish_for_kv_sizes_the_device(void **state)
+{
+    rig *r = *state;
+    static const char *const policies[] = {"full", "zip"};
+    for (int i = 0; i < 2; i++) {
+        uint64_t wanted = 1;
+        set(r, "kv-policy", policies[i]);
+        assert_int_equal(cn_start_wanted_bytes(&wanted, r->config, &r->model, &r->device), CN_OK);
+        assert_int_equal(wanted, 0);
+        set(r, "kv-cache-memory-bytes", "64M");
+        device_bytes = 0; /* there is none yet */
+        assert_int_equal(cn_start_wanted_bytes(&wanted, r->config, &r->model, &r->device), CN_OK);
+        device_bytes = wanted;
+        cn_start_plan p = plan_of(r, &r->device);
+        assert_in_range(cn_start_plan_bytes(&p), wanted - p.kv.block_bytes, wanted);
+        assert_int_equal(wanted, p.weight_bytes + p.workspace_bytes + p.step_bytes + (64 << 20));
+        device_bytes = wanted - 1;
+        assert_int_equal(cn_start_plan_make(&p, r->config, &r->model, &r->device), CN_ERR_MEMORY);
+        device_bytes = (size_t)8 << 30; /* more is there than is wanted, as for `cinch plan` */
+        cn_start_plan more = plan_of(r, &r->device);
+        assert_int_equal(more.kv.n_blocks, p.kv.n_blocks);
+        set(r, "num-gpu-blocks-override", "300");
+        assert_int_equal(cn_start_wanted_bytes(&wanted, r->config, &r->model, &r->device), CN_OK);
+        assert_true(wanted >= cn_start_plan_bytes(&more) - more.kv.kv_bytes +
+                                  300 * more.kv.block_bytes);
+        set(r, "num-gpu-blocks-override", "0");
+        set(r, "kv-cache-memory-bytes", "64K");
+        assert_int_equal(cn_start_wanted_bytes(&wanted, r->config, &r->model, &r->device),
+                         CN_ERR_MEMORY);
+        set(r, "kv-cache-memory-bytes", "0");
+    }
+    set(r, "kv-policy", "full");
+}
+
 static void weights_that_do_not_fit_are_refused(void **state)
 {
     rig *r = *state;
@@ -110,6 +145,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_device_is_filled),
         cmocka_unit_test(a_wish_for_kv_is_kept),
+        cmocka_unit_test(a_wish_for_kv_sizes_the_device),
         cmocka_unit_test(weights_that_do_not_fit_are_refused),
     };
     return cmocka_run_group_tests_name("start_plan", tests, setup, teardown);
