@@ -1,6 +1,6 @@
 /* test_engine_cuda.c - the whole engine on a GPU, on the bundled checkpoint: its tokens against the
- * CPU's, the same tokens again, the same tokens in any company under --batch-invariant, and its
- * memory against the plan. Without a GPU all but the refusals are skipped. */
+ * CPU's, the same tokens again, the same tokens in any company under --batch-invariant, also of a
+ * request that went to the swap space meanwhile, and its memory against the plan. Without a GPU all but the refusals are skipped. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -207,6 +207,82 @@ static void company_does_not_matter(void **state)
     close_talk(&other);
 }
 
+enum { N_MOVED = 8, N_CHATS = 6, CHAT_TOKENS = 40 };
+
+/* A compressed batch request, or a chat with full KV. */
+static void ask_of_class(talk *t, uint32_t i)
+{
+    enum { LEDGER = 0, SUMS = 2 }; /* of the tasks */
+    cn_message m;
+    const uint32_t task = i < N_MOVED ? LEDGER : SUMS;
+    cn_request_params p = params_of(t, i % PER_TASK * N_TASKS + task, &m);
+    p.kv.policy = i < N_MOVED ? CN_KV_ZIP : CN_KV_FULL;
+    p.klass = i < N_MOVED ? CN_CLASS_BATCH : CN_CLASS_INTERACTIVE;
+    p.sampling.max_tokens = i < N_MOVED ? MAX_TOKENS : CHAT_TOKENS;
+    p.sampling.ignore_eos = true;
+    p.sampling.temperature = (float)(i % 2);
+    p.sampling.frequency_penalty = i % 4 == 3 ? 0.3f : 0;
+    p.sampling.has_seed = true;
+    p.sampling.seed = i;
+    assert_int_equal(cn_engine_submit(t->engine, &p, keep, &t->said[i], NULL), CN_OK);
+}
+
+static void step(talk *t, uint32_t n)
+{
+    bool idle;
+    for (uint32_t i = 0; i < n; i++)
+        if (cn_engine_step(t->engine, &idle) != CN_OK) fail_msg("%s", cn_last_error());
+}
+
+/* Nobody who could be recomputed is left to make way. */
+static bool all_are_compressed(const talk *t)
+{
+    for (const cn_engine_request *r = t->engine->first; r; r = r->next)
+        if (r->samples[0].seq->usage_kv.compressions == 0) return false;
+    return true;
+}
+
+#define KV_OPTIONS                                                                               \
+    CUDA, "batch-invariant", "true", "block-size", "64", "kv-policies", "full,zip", "kv-budget", \
+        "128", "enable-prefix-caching", "false"
+
+/* Eight requests at their cap of three blocks leave two: chats take the blocks of some, which go on
+ * with the same bits. */
+static void what_was_swapped_goes_on_unchanged(void **state)
+{
+    (void)state;
+    if (no_gpu) skip();
+    talk all, moved;
+    cn_stats s;
+    open_talk(&all, (const char *[]){KV_OPTIONS, NULL});
+    for (uint32_t i = 0; i < N_MOVED + N_CHATS; i++) ask_of_class(&all, i);
+    finish(&all);
+    close_engine(&all);
+    open_talk(&moved, (const char *[]){KV_OPTIONS, "num-gpu-blocks-override", "26", "swap-space",
+                                       "0.5", "max-model-len", "1024", NULL});
+    for (uint32_t i = 0; i < N_MOVED; i++) ask_of_class(&moved, i);
+    for (uint32_t i = 0; i < 200 && !all_are_compressed(&moved); i++) step(&moved, 1);
+    assert_true(all_are_compressed(&moved));
+    for (uint32_t i = N_MOVED; i < N_MOVED + N_CHATS; i++) {
+        ask_of_class(&moved, i);
+        step(&moved, 20);
+    }
+    finish(&moved);
+    cn_engine_stats(moved.engine, &s);
+    print_message("    %llu moves out, %llu back, %llu blocks and %llu bytes each way\n",
+                  (unsigned long long)s.swap_outs, (unsigned long long)s.swap_ins,
+                  (unsigned long long)s.swapped_out_blocks,
+                  (unsigned long long)s.swapped_out_bytes);
+    assert_true(s.swap_outs > 0 && s.swap_ins == s.swap_outs);
+    assert_true(s.swapped_in_bytes == s.swapped_out_bytes && s.swap_blocks_used == 0);
+    /* While nobody else can be moved a chat may be preempted, and a step recomputes it in other
+     * chunks than it was made in. */
+    const uint32_t n = s.preemptions == 0 ? N_MOVED + N_CHATS : N_MOVED;
+    for (uint32_t i = 0; i < n; i++) assert_same(&all, &moved, i);
+    close_talk(&all);
+    close_talk(&moved);
+}
+
 static void memory_is_as_planned(void **state)
 {
     (void)state;
@@ -258,6 +334,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(argmax_agrees_with_the_cpu),
         cmocka_unit_test(a_run_repeats_itself),
         cmocka_unit_test(company_does_not_matter),
+        cmocka_unit_test(what_was_swapped_goes_on_unchanged),
         cmocka_unit_test(memory_is_as_planned),
         cmocka_unit_test(faults_end_in_one_line),
     };
