@@ -1,6 +1,7 @@
 /* test_engine_cuda.c - the whole engine on a GPU, on the bundled checkpoint: its tokens against the
  * CPU's, the same tokens again, the same tokens in any company under --batch-invariant, also of a
- * request that went to the swap space meanwhile, and its memory against the plan. Without a GPU all but the refusals are skipped. */
+ * request that went to the swap space meanwhile, and its memory against the plan. Without a GPU all
+ * but the refusals are skipped. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -68,6 +68,7 @@ static cn_status create(soak *s, const char *policies)
         assert_int_equal(cn_config_set(c, fixed[i], fixed[i + 1]), CN_OK);
     assert_int_equal(cn_config_set(c, "device", device), CN_OK);
     assert_int_equal(cn_config_set(c, "kv-policies", policies), CN_OK);
+    if (s->compresses) assert_int_equal(cn_config_set(c, "swap-space", "0.05"), CN_OK);
     s->repeats = strcmp(device, "cpu") == 0;
     for (char **o = options; o && o[0]; o += 2) {
         if (!o[1] || cn_config_set(c, o[0], o[1]) != CN_OK) fail_msg("%s", cn_last_error());
@@ -238,16 +239,17 @@ static void traffic_leaves_nothing_behind(void **state)
     cn_stats stats;
     cn_engine_stats(s->engine, &stats);
     print_message("    %s, %.0f s: %llu requests, %llu cancelled, %llu steps, %llu tokens, %llu "
-                  "preemptions, %llu compressions, %llu repeated requests\n",
+                  "preemptions, %llu compressions, %llu moves to swap space, %llu repeated "
+                  "requests\n",
                   device, seconds, (unsigned long long)s->submitted,
                   (unsigned long long)s->cancelled, (unsigned long long)stats.steps,
                   (unsigned long long)stats.generation_tokens,
                   (unsigned long long)stats.preemptions, (unsigned long long)stats.compressions,
-                  (unsigned long long)s->canaries);
+                  (unsigned long long)stats.swap_outs, (unsigned long long)s->canaries);
     assert_int_equal(s->n_live, 0);
     assert_int_equal(s->ended, s->submitted);
     assert_int_equal(stats.running + stats.waiting + stats.slots_used + stats.compressing, 0);
-    assert_int_equal(stats.blocks_used, 0);
+    assert_int_equal(stats.blocks_used + stats.swapped + stats.swap_blocks_used, 0);
     assert_true(s->canaries > 0 && s->cancelled > 0);
     assert_true(!s->compresses || stats.compressions > 0);
     cn_engine_free(s->engine);
