@@ -209,6 +209,27 @@ static void the_status_is_json_with_what_the_page_reads(void **state)
     cn_config_free(c);
 }
 
+/* n requests in flight that take T each end at a rate of n / T. */
+static void a_retry_is_when_a_request_is_likely_to_end(void **state)
+{
+    (void)state;
+    cn_serve_stats *s;
+    assert_int_equal(cn_serve_stats_create(&s), CN_OK);
+    assert_int_equal(cn_serve_stats_retry_s(s, CN_CLASS_INTERACTIVE, 0), 1); /* nothing known */
+    cn_serve_stats_observe_end(s, CN_CLASS_INTERACTIVE, 40);
+    cn_serve_stats_observe_end(s, CN_CLASS_BATCH, 7000);
+    assert_int_equal(cn_serve_stats_retry_s(s, CN_CLASS_INTERACTIVE, 0), 40);
+    assert_int_equal(cn_serve_stats_retry_s(s, CN_CLASS_INTERACTIVE, 3), 14); /* rounded up */
+    assert_int_equal(cn_serve_stats_retry_s(s, CN_CLASS_INTERACTIVE, 1000), 1);
+    assert_int_equal(cn_serve_stats_retry_s(s, CN_CLASS_BATCH, 2), 60); /* bounded */
+    cn_serve_stats_lock(s)->active_class[CN_CLASS_INTERACTIVE] = 8;
+    cn_serve_stats_unlock(s);
+    assert_int_equal(cn_serve_stats_retry_s(s, CN_CLASS_INTERACTIVE, 0), 5);
+    for (int i = 0; i < 100; i++) cn_serve_stats_observe_end(s, CN_CLASS_INTERACTIVE, 400);
+    assert_int_equal(cn_serve_stats_retry_s(s, CN_CLASS_INTERACTIVE, 0), 50); /* follows the last */
+    cn_serve_stats_free(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -219,6 +240,7 @@ int main(void)
         cmocka_unit_test(a_history_has_rates_and_a_fixed_size),
         cmocka_unit_test(the_newest_comes_last),
         cmocka_unit_test(the_status_is_json_with_what_the_page_reads),
+        cmocka_unit_test(a_retry_is_when_a_request_is_likely_to_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

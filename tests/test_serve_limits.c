@@ -507,9 +507,12 @@ static void a_full_queue_says_so(void **state)
     const double began = cn_now_s();
     while (s.waiting < 2 && cn_now_s() - began < 10)
         cn_service_engine_stats(cn_server_service(rig.server), &s);
+    cn_serve_figures f;
+    serve_rig_figures(&rig, &f);
+    assert_int_equal(f.active_class[CN_CLASS_INTERACTIVE], 3);
     http_ask(rig.port, "POST", "/v1/completions", NULL, long_body(10, false), &r);
     assert_int_equal(r.status, 429);
-    assert_non_null(http_field(&r, "Retry-After"));
+    assert_in_range(strtoul(http_field(&r, "Retry-After"), NULL, 10), 1, 60);
     assert_non_null(strstr(r.body.data, "queue_full"));
     http_reply_free(&r);
     close(waiting[0]);
@@ -519,6 +522,10 @@ static void a_full_queue_says_so(void **state)
         http_reply_free(&r);
         close(waiting[i]);
     }
+    assert_true(serve_rig_wait_running(&rig, 0));
+    serve_rig_figures(&rig, &f);
+    assert_int_equal(f.active_class[CN_CLASS_INTERACTIVE], 0);
+    assert_true(f.mean_s_class[CN_CLASS_INTERACTIVE] > 0);
     serve_rig_close(&rig);
 }
 

@@ -8,8 +8,15 @@ enum { MAILS_PER_STEP = 64 }; /* a burst of arrivals delays what decodes by no m
 
 /* ---- calls that the engine has ---- */
 
+static void count_active(cn_call *call, uint32_t change)
+{
+    cn_serve_stats_lock(call->service->serve_stats)->active_class[call->klass] += change;
+    cn_serve_stats_unlock(call->service->serve_stats);
+}
+
 static void link_call(cn_service *s, cn_call *call)
 {
+    count_active(call, 1);
     call->next = s->active;
     if (call->next) call->next->prev = call;
     s->active = call;
@@ -17,6 +24,7 @@ static void link_call(cn_service *s, cn_call *call)
 
 static void unlink_call(cn_service *s, cn_call *call)
 {
+    count_active(call, UINT32_MAX); /* less one */
     if (call->next) call->next->prev = call->prev;
     *(call->prev ? &call->prev->next : &s->active) = call->next;
     call->prev = call->next = NULL;
@@ -52,6 +60,8 @@ static void observe_end(cn_call *call, const cn_event *ev)
     f->finished_class[call->klass] += ev->last;
     cn_serve_stats_unlock(stats);
     const call_times *t = &call->times;
+    if (ev->last)
+        cn_serve_stats_observe_end(stats, call->klass, t->last_token_s - t->submitted_s);
     if (!ev->last || ev->finish == CN_FINISH_CANCELLED || t->first_token_s == 0) return;
     cn_usage u;
     cn_api_result_usage(call->result, &u);

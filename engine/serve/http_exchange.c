@@ -212,10 +212,14 @@ void cn_exchange_reply_json(cn_exchange *x, int status, json_t *body)
     free(text);
 }
 
+void cn_exchange_set_retry(cn_exchange *x, uint32_t seconds) { x->retry_s = seconds; }
+
 void cn_exchange_error(cn_exchange *x, int status, const char *message, const char *param,
                        const char *code)
 {
-    if (status == 429 || status == 503) cn_exchange_set_header(x, "Retry-After", "1");
+    char seconds[16];
+    snprintf(seconds, sizeof seconds, "%u", cn_max_u32(x->retry_s, 1));
+    if (status == 429 || status == 503) cn_exchange_set_header(x, "Retry-After", seconds);
     cn_exchange_reply_json(x, status, cn_api_error_body(status, message, param, code, 0));
 }
 

@@ -119,7 +119,11 @@ static bool within_key_limit(cn_exchange *x)
 {
     cn_http_server *s = x->conn->server;
     if (!(x->route->flags & CN_ROUTE_LIMITED) || x->key == CN_API_KEY_NONE) return true;
-    if (s->running_of_key[x->key] >= s->o.max_requests_per_key) return false;
+    const uint32_t running = s->running_of_key[x->key];
+    if (running >= s->o.max_requests_per_key) {
+        cn_exchange_set_retry(x, cn_serve_stats_retry_s(s->o.stats, CN_CLASS_INTERACTIVE, running));
+        return false;
+    }
     s->running_of_key[x->key]++;
     return x->counted = true;
 }

@@ -130,6 +130,9 @@ void cn_exchange_reply(cn_exchange *x, int status, const char *content_type, con
                        size_t n);
 /* Takes over the reference; NULL is out of memory and becomes a 500. */
 void cn_exchange_reply_json(cn_exchange *x, int status, json_t *body);
+/* The Retry-After of an error with 429 or 503; 1 where nobody says. */
+void cn_exchange_set_retry(cn_exchange *x, uint32_t seconds);
+
 /* {"error": {...}}, as cn_api_error_body; 429 and 503 get a Retry-After. */
 void cn_exchange_error(cn_exchange *x, int status, const char *message, const char *param,
                        const char *code);

@@ -72,7 +72,8 @@ struct cn_exchange {
     void (*ready)(void *user, cn_exchange *x);
 
     cn_buf headers; /* of the reply, beyond the usual */
-    int status;     /* 0: no reply yet */
+    uint32_t retry_s; /* of an error that passes; 0: nobody said */
+    int status;       /* 0: no reply yet */
     bool chunked, ended, close_after, waits, is_stream;
     uint64_t sent_bytes;
     uint64_t prompt_tokens, output_tokens;

@@ -42,8 +42,16 @@ static const char *code_of(const cn_call *call)
     return status == 404 ? "model_not_found" : status == 429 ? "queue_full" : NULL;
 }
 
-static void fail_busy(cn_exchange *x, cn_status status)
+/* When a place of the queue is likely to be free. */
+static void set_retry(cn_server *server, cn_exchange *x)
 {
+    cn_serve_stats *stats = cn_service_serve_stats(cn_server_service(server));
+    cn_exchange_set_retry(x, cn_serve_stats_retry_s(stats, CN_CLASS_INTERACTIVE, 0));
+}
+
+static void fail_busy(cn_server *server, cn_exchange *x, cn_status status)
+{
+    if (status == CN_ERR_BUSY) set_retry(server, x);
     cn_exchange_error(x, status == CN_ERR_BUSY ? 429 : 503, cn_last_error(), NULL,
                       status == CN_ERR_BUSY ? "queue_full" : NULL);
 }
@@ -156,6 +164,7 @@ static void on_news(void *user, cn_call *call)
     if (r->ended) return;
     if (over && cn_call_status(call) != CN_OK && !r->begun) {
         r->ended = true;
+        if (cn_call_status(call) == CN_ERR_BUSY) set_retry(r->server, r->x);
         cn_exchange_error(r->x, http_status_of(call), cn_call_error(call), cn_call_at_fault(call),
                           code_of(call));
     } else if (cn_call_request(call)->stream) {
@@ -199,7 +208,7 @@ static void generate(cn_server *server, cn_exchange *x, cn_api_endpoint endpoint
     if (status == CN_OK) status = cn_call_start(&r->call, cn_server_service(server), &o);
     if (status != CN_OK) {
         cn_free(r);
-        fail_busy(x, status);
+        fail_busy(server, x, status);
         return;
     }
     r->server = server;

@@ -1,7 +1,11 @@
 /* serve_stats.c - see serve_stats.h. */
 #include "engine/serve/serve_stats.h"
 
+#include <math.h>
 #include <pthread.h>
+
+enum { MOST_RETRY_S = 60 };
+static const double LATEST_WEIGHT = 0.125;
 
 struct cn_serve_stats {
     pthread_mutex_t lock;
@@ -76,6 +80,22 @@ void cn_serve_stats_observe(cn_serve_stats *s, cn_histogram_id id, double value,
     h->n += times;
     h->sum += value * (double)times;
     cn_serve_stats_unlock(s);
+}
+
+void cn_serve_stats_observe_end(cn_serve_stats *s, cn_class klass, double seconds)
+{
+    double *mean_s = &cn_serve_stats_lock(s)->mean_s_class[klass];
+    *mean_s = *mean_s > 0 ? *mean_s + LATEST_WEIGHT * (seconds - *mean_s) : seconds;
+    cn_serve_stats_unlock(s);
+}
+
+uint32_t cn_serve_stats_retry_s(cn_serve_stats *s, cn_class klass, uint32_t n)
+{
+    const cn_serve_figures *f = cn_serve_stats_lock(s);
+    if (n == 0) n = cn_max_u32(f->active_class[klass], 1);
+    const double seconds = ceil(f->mean_s_class[klass] / n);
+    cn_serve_stats_unlock(s);
+    return (uint32_t)fmin(fmax(seconds, 1), MOST_RETRY_S);
 }
 
 void cn_serve_stats_copy(cn_serve_stats *s, cn_serve_figures *out)

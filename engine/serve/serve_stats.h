@@ -39,6 +39,8 @@ typedef struct cn_serve_figures {
     cn_histogram histograms[CN_N_HISTOGRAMS];
     uint64_t finished[CN_N_FINISHES];        /* samples by cn_finish */
     uint64_t finished_class[2];              /* requests by cn_class */
+    uint32_t active_class[2]; /* requests that the engine has: waiting or running */
+    double mean_s_class[2];   /* from acceptance to end; the latest weighs an eighth */
     uint64_t rejected_busy, rejected_invalid; /* requests refused before the engine ran them */
     uint64_t http_replies[CN_N_HTTP_CLASSES]; /* [2] = 2xx */
     uint64_t disconnects;                     /* clients gone before their reply was whole */
@@ -55,6 +57,11 @@ void cn_serve_stats_observe(cn_serve_stats *s, cn_histogram_id id, double value,
 /* The figures, locked: add to them, then unlock. */
 cn_serve_figures *cn_serve_stats_lock(cn_serve_stats *s);
 void cn_serve_stats_unlock(cn_serve_stats *s);
+/* A request of a class has ended this long after the engine had accepted it. */
+void cn_serve_stats_observe_end(cn_serve_stats *s, cn_class klass, double seconds);
+/* Whole seconds, 1 to 60, until one of n such requests is expected to end, if they take as long as
+ * the last ones did (n in flight that take T each end at n / T); n = 0: of those the engine has. */
+uint32_t cn_serve_stats_retry_s(cn_serve_stats *s, cn_class klass, uint32_t n);
 void cn_serve_stats_copy(cn_serve_stats *s, cn_serve_figures *out);
 
 #endif
