@@ -285,6 +285,25 @@ static int raw_status(const char *bytes)
     return status;
 }
 
+/* Without a spool the routes of files and batches name the option that they lack. */
+static void what_needs_a_spool_says_so(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *method, *path, *body;
+    } asked[] = {{"POST", "/v1/files", "x"},
+                 {"GET", "/v1/files", NULL},
+                 {"GET", "/v1/files/file-1/content", NULL},
+                 {"POST", "/v1/batches", "{}"}};
+    for (size_t i = 0; i < sizeof asked / sizeof *asked; i++) {
+        http_reply r;
+        http_ask(rig.port, asked[i].method, asked[i].path, NULL, asked[i].body, &r);
+        assert_int_equal(r.status, 404);
+        assert_non_null(strstr(r.body.data, "--spool"));
+        http_reply_free(&r);
+    }
+}
+
 static void malformed_http_is_refused_in_json(void **state)
 {
     (void)state;
@@ -534,6 +553,7 @@ int main(void)
         cmocka_unit_test(tokens_go_there_and_back),
         cmocka_unit_test(small_routes_answer),
         cmocka_unit_test(bad_requests_are_refused_by_name),
+        cmocka_unit_test(what_needs_a_spool_says_so),
         cmocka_unit_test(malformed_http_is_refused_in_json),
         cmocka_unit_test(a_connection_is_used_again),
         cmocka_unit_test(pipelined_requests_are_answered_in_order),

@@ -7,6 +7,8 @@
 
 #include "engine/serve/server_parts.h"
 
+enum { BATCH_RETRY_S = 60 }; /* batches end seldom */
+
 struct cn_spool_part {
     cn_server *server;
     cn_service *service;
@@ -103,6 +105,7 @@ void cn_spool_ask_reply(cn_spool_ask *a)
         return;
     }
     const char *message = a->error.len ? a->error.data : "out of memory";
+    cn_exchange_set_retry(a->x, BATCH_RETRY_S);
     cn_exchange_error(a->x, a->http_status, message, a->param, a->code);
 }
 
@@ -263,8 +266,28 @@ static cn_status start(cn_spool_part *p)
     if (pthread_create(&p->thread, NULL, thread_main, p) != 0)
         return cn_fail(CN_ERR_MEMORY, "the batch thread could not be started");
     p->started = true;
-    cn_file_routes(p->routes, cn_service_config(p->service)->max_file_bytes);
+    return CN_OK;
+}
+
+static void handle_without(void *part, cn_exchange *x)
+{
+    (void)part;
+    cn_exchange_error(x, 404,
+                      "this server keeps no files and runs no batches: start it with --spool DIR",
+                      NULL, "not_found");
+}
+
+/* Without a spool the paths say what they lack, before a body is read. */
+static cn_status add_routes(cn_spool_part *p)
+{
+    const cn_config *c = cn_service_config(p->service);
+    cn_file_routes(p->routes, c->max_file_bytes);
     cn_batch_routes(p->routes + CN_FILE_ROUTES);
+    for (int i = 0; !c->spool && i < CN_FILE_ROUTES + CN_BATCH_ROUTES; i++) {
+        cn_route *r = &p->routes[i];
+        *r = (cn_route){r->method, r->path, CN_ROUTE_UPLOAD, handle_without, SIZE_MAX,
+                        handle_without, NULL};
+    }
     return cn_http_server_add_routes(cn_server_http(p->server), p->routes,
                                      CN_FILE_ROUTES + CN_BATCH_ROUTES, p);
 }
@@ -273,12 +296,12 @@ static cn_status open_part(cn_server *server, void **out)
 {
     cn_service *service = cn_server_service(server);
     *out = NULL;
-    if (!cn_service_config(service)->spool) return CN_OK;
     cn_spool_part *p = cn_calloc(1, sizeof *p);
     if (!p) return cn_fail(CN_ERR_MEMORY, "out of memory for the spool");
     p->server = server;
     p->service = service;
-    cn_status status = start(p);
+    cn_status status = cn_service_config(service)->spool ? start(p) : CN_OK;
+    if (status == CN_OK) status = add_routes(p);
     if (status == CN_OK)
         *out = p;
     else
@@ -289,7 +312,7 @@ static cn_status open_part(cn_server *server, void **out)
 static void drain_part(void *part)
 {
     cn_spool_part *p = part;
-    if (!p) return;
+    if (!p->started) return;
     p->drain_mail.open = open_drain;
     cn_mailbox_post(p->box, CN_LANE_EXPRESS, &p->drain_mail);
 }
@@ -297,7 +320,7 @@ static void drain_part(void *part)
 static bool is_idle(void *part)
 {
     cn_spool_part *p = part;
-    return !p || atomic_load(&p->idle);
+    return !p->started || atomic_load(&p->idle);
 }
 
 const cn_server_part cn_spool_server_part = {"spool", open_part, drain_part, is_idle, close_part};
