@@ -3,7 +3,8 @@
  * way: test_engine_async [SEEDS [FIRST [cuda]]].
  *
  * A seed draws a model of random weights, an engine, and requests that arrive over time: policies,
- * budgets and scores, shared prefixes, samples, greedy and not, some cancelled. It runs twice. When
+ * budgets and scores, shared prefixes, samples, greedy and not, some cancelled, of both classes. It
+ * runs twice, the second time in line and never with swap space. When
  * an event commits is a matter of the worker thread's luck, or as late as can be, as early, or with
  * all others at once, as the seed has it. By luck a repeated seed is another test; the thread
  * sanitizer watches all (TSAN_TESTS).
@@ -23,7 +24,7 @@
 #include "tests/lib/run_engine.h"
 #include "tests/lib/scratch_dir.h"
 
-enum { MAX_REQUESTS = 16, MAX_PROMPT = 120, MAX_OUTPUT = 120, MAX_OPTIONS = 40, CONTEXT = 256 };
+enum { MAX_REQUESTS = 16, MAX_PROMPT = 120, MAX_OUTPUT = 120, MAX_OPTIONS = 44, CONTEXT = 256 };
 static uint32_t n_seeds = 20, first_seed = 1;
 static bool on_gpu;
 
@@ -34,6 +35,7 @@ typedef struct ask {
     cn_kv_params kv;
     uint32_t n, max_tokens;
     bool greedy, ignore_eos;
+    cn_class klass;
 } ask;
 
 typedef struct scenario {
@@ -44,11 +46,12 @@ typedef struct scenario {
     uint32_t n_options, block, window, vocab;
     ask asks[MAX_REQUESTS];
     uint32_t n_asks;
+    bool swaps;
 } scenario;
 
 /* What all seeds went through together: a test of nothing must not pass. */
 static struct {
-    uint64_t compressions, preemptions, cancelled, cached, beside;
+    uint64_t compressions, preemptions, cancelled, cached, beside, moved;
 } seen;
 
 /* ---- when events commit ---- */
@@ -195,12 +198,21 @@ static void draw_asks(scenario *x)
         a->at_step = chance(x, 50) ? 0 : below(x, 100);
         a->cancel_at = chance(x, 20) ? a->at_step + between(x, 1, 120) : 0;
     }
+    /* The last come when others have filled the pool. */
+    x->swaps = chance(x, 70);
+    for (uint32_t r = 0; r < x->n_asks; r++) {
+        ask *a = &x->asks[r];
+        a->klass = r < x->n_asks * 2 / 3 ? CN_CLASS_BATCH : CN_CLASS_INTERACTIVE;
+        const uint32_t later = a->klass == CN_CLASS_INTERACTIVE ? between(x, 30, 120) : 0;
+        a->at_step += later;
+        if (a->cancel_at > 0) a->cancel_at += later;
+    }
 }
 
 static void submit(run *r, const ask *a)
 {
     cn_request_params p = {.tokens = a->prompt, .n_tokens = a->n_prompt, .kv = a->kv,
-                           .klass = CN_CLASS_BATCH};
+                           .klass = a->klass};
     cn_engine_default_sampling(r->engine, &p.sampling);
     p.sampling.max_tokens = a->max_tokens;
     p.sampling.ignore_eos = a->ignore_eos;
@@ -216,6 +228,8 @@ static run *run_scenario(scenario *x, bool synchronous, commit_time chosen)
     assert_non_null(r);
     const uint32_t n_options = x->n_options;
     set_switch(x, "sync-compression", synchronous);
+    x->options[x->n_options++] = "swap-space";
+    x->options[x->n_options++] = x->swaps && !synchronous ? "0.02" : "0";
     if (on_gpu) { /* what the first of two engines has taken counts as in use */
         x->options[x->n_options++] = "gpu-memory-utilization";
         x->options[x->n_options++] = synchronous ? "0.2" : "0.1";
@@ -319,6 +333,7 @@ static void run_seed(uint64_t seed)
     seen.compressions += beside->stats.compressions;
     seen.preemptions += beside->stats.preemptions;
     seen.cached += beside->stats.cached_tokens;
+    seen.moved += beside->stats.swap_outs;
     run_close(beside);
     run_close(in_line);
     free(beside);
@@ -332,13 +347,13 @@ static void beside_the_model_and_in_line_give_the_same_bits(void **state)
     (void)state;
     for (uint32_t i = 0; i < n_seeds; i++) run_seed(first_seed + i);
     print_message("%u seeds: %llu compressions, %llu steps beside one, %llu preemptions, "
-                  "%llu cached tokens, %llu cancelled\n",
+                  "%llu cached tokens, %llu cancelled, %llu moves to swap space\n",
                   n_seeds, (unsigned long long)seen.compressions, (unsigned long long)seen.beside,
                   (unsigned long long)seen.preemptions, (unsigned long long)seen.cached,
-                  (unsigned long long)seen.cancelled);
+                  (unsigned long long)seen.cancelled, (unsigned long long)seen.moved);
     if (n_seeds < 20) return;
     assert_true(seen.compressions > 5 * n_seeds && seen.beside > n_seeds && seen.cancelled > 0);
-    assert_true(on_gpu || (seen.preemptions > 0 && seen.cached > n_seeds));
+    assert_true(on_gpu || (seen.preemptions > 0 && seen.cached > n_seeds && seen.moved > 0));
 }
 
 static void an_engine_may_go_while_events_are_under_way(void **state)
