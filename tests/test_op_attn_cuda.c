@@ -22,9 +22,6 @@ static const double TOLERANCE = 8e-3;
 /* Shapes drawn by each test: fewer when the program is given a number (sanitizers are slow). */
 static uint64_t n_seeds = 60;
 
-/* This GPU's own kernels, and the portable ones. */
-enum { N_KERNELS = 2 };
-
 /* NULL without a GPU. */
 static cn_backend *open_cuda(bool portable, bool batch_invariant)
 {
@@ -47,6 +44,20 @@ static cn_backend *open_cpu(void)
 static void round_to_bf16(float *p, size_t n)
 {
     for (size_t i = 0; i < n; i++) p[i] = from_bf16(to_bf16(p[i]));
+}
+
+/* Runs a check with this GPU's own kernels and with the portable ones; skips without a GPU. */
+static void each_kind_of_kernels(void (*check)(cn_backend *cuda, cn_backend *cpu,
+                                               const char *kernels))
+{
+    for (int portable = 0; portable < 2; portable++) {
+        cn_backend *cuda = open_cuda(portable, false);
+        if (!cuda) skip();
+        cn_backend *cpu = open_cpu();
+        check(cuda, cpu, portable ? "portable" : "own");
+        cuda->close(cuda);
+        cpu->close(cpu);
+    }
 }
 
 /* ---- a batch on the device ---- */
@@ -234,48 +245,44 @@ static paged_shape draw_shape(test_rng *r)
     return s;
 }
 
-static void drawn_shapes_agree_with_the_cpu(void **state)
+static void check_drawn(cn_backend *cuda, cn_backend *cpu, const char *kernels)
 {
-    (void)state;
-    for (uint32_t k = 0; k < N_KERNELS; k++) {
-        cn_backend *cuda = open_cuda(k == 1, false);
-        if (!cuda) skip();
-        cn_backend *cpu = open_cpu();
-        for (uint64_t seed = 0; seed < n_seeds; seed++) {
-            test_rng r = {seed};
-            paged_shape s = draw_shape(&r);
-            compare(cuda, cpu, &s, &r, k ? "portable" : "own");
-        }
-        cuda->close(cuda);
-        cpu->close(cpu);
+    for (uint64_t seed = 0; seed < n_seeds; seed++) {
+        test_rng r = {seed};
+        paged_shape s = draw_shape(&r);
+        compare(cuda, cpu, &s, &r, kernels);
     }
 }
 
+static void drawn_shapes_agree_with_the_cpu(void **state)
+{
+    (void)state;
+    each_kind_of_kernels(check_drawn);
+}
+
 /* Every head_dim with every group, which picks the kernel and its rows. */
+static void check_dims_and_groups(cn_backend *cuda, cn_backend *cpu, const char *kernels)
+{
+    for (uint32_t i = 0; i < 8; i++)
+        for (uint32_t group = 1; group <= 9; group += n_seeds < 60 ? 3 : 1) {
+            test_rng r = {i * 100 + group};
+            paged_shape s = {.n_layers = 1,
+                             .n_kv_heads = 2,
+                             .n_heads = 2 * group,
+                             .head_dim = DIMS[i],
+                             .block_tokens = 64,
+                             .n_seqs = 3,
+                             .n_decode = 2,
+                             .n_q = {1, 1, 150},
+                             .kv_len = {1, 333, 400}};
+            compare(cuda, cpu, &s, &r, kernels);
+        }
+}
+
 static void every_head_dim_and_group_agrees(void **state)
 {
     (void)state;
-    for (uint32_t k = 0; k < N_KERNELS; k++) {
-        cn_backend *cuda = open_cuda(k == 1, false);
-        if (!cuda) skip();
-        cn_backend *cpu = open_cpu();
-        for (uint32_t i = 0; i < 8; i++)
-            for (uint32_t group = 1; group <= 9; group += n_seeds < 60 ? 3 : 1) {
-                test_rng r = {i * 100 + group};
-                paged_shape s = {.n_layers = 1,
-                                 .n_kv_heads = 2,
-                                 .n_heads = 2 * group,
-                                 .head_dim = DIMS[i],
-                                 .block_tokens = 64,
-                                 .n_seqs = 3,
-                                 .n_decode = 2,
-                                 .n_q = {1, 1, 150},
-                                 .kv_len = {1, 333, 400}};
-                compare(cuda, cpu, &s, &r, k ? "portable" : "own");
-            }
-        cuda->close(cuda);
-        cpu->close(cpu);
-    }
+    each_kind_of_kernels(check_dims_and_groups);
 }
 
 /* Sequences cut over many blocks of the grid, beside short ones; long prefills over a prefix. */
@@ -336,20 +343,18 @@ static const paged_shape LONG_SHAPES[] = {
      .kv_len = {1111, 2000}},
 };
 
+static void check_long(cn_backend *cuda, cn_backend *cpu, const char *kernels)
+{
+    for (uint32_t i = 0; i < sizeof LONG_SHAPES / sizeof *LONG_SHAPES; i++) {
+        test_rng r = {1000 + i};
+        compare(cuda, cpu, &LONG_SHAPES[i], &r, kernels);
+    }
+}
+
 static void long_sequences_agree(void **state)
 {
     (void)state;
-    for (uint32_t k = 0; k < N_KERNELS; k++) {
-        cn_backend *cuda = open_cuda(k == 1, false);
-        if (!cuda) skip();
-        cn_backend *cpu = open_cpu();
-        for (uint32_t i = 0; i < sizeof LONG_SHAPES / sizeof *LONG_SHAPES; i++) {
-            test_rng r = {1000 + i};
-            compare(cuda, cpu, &LONG_SHAPES[i], &r, k ? "portable" : "own");
-        }
-        cuda->close(cuda);
-        cpu->close(cpu);
-    }
+    each_kind_of_kernels(check_long);
 }
 
 /* ---- sparse ---- */
@@ -378,7 +383,8 @@ static slot_lists draw_lists(const paged_batch *b, test_rng *r)
     return l;
 }
 
-static void compare_sparse(cn_backend *cuda, cn_backend *cpu, const paged_shape *s, uint64_t seed)
+static void compare_sparse(cn_backend *cuda, cn_backend *cpu, const paged_shape *s, uint64_t seed,
+                           const char *kernels)
 {
     test_rng r = {seed};
     paged_batch *b = draw_batch(s, &r);
@@ -397,7 +403,7 @@ static void compare_sparse(cn_backend *cuda, cn_backend *cpu, const paged_shape 
     poison(d, out_elems(b));
     assert_int_equal(cuda->attn_sparse(d->stream, &on_device), CN_OK);
     uint16_t *got = download(d, out_elems(b));
-    check_rows(got, want, (size_t)b->view.n_decode * b->n_heads, s->head_dim, "sparse", seed);
+    check_rows(got, want, (size_t)b->view.n_decode * b->n_heads, s->head_dim, kernels, seed);
     cn_free(got);
     release(d);
     cn_free(l.index);
@@ -407,26 +413,24 @@ static void compare_sparse(cn_backend *cuda, cn_backend *cpu, const paged_shape 
     paged_batch_free(b);
 }
 
+static void check_lists(cn_backend *cuda, cn_backend *cpu, const char *kernels)
+{
+    for (uint64_t seed = 0; seed < n_seeds; seed++) {
+        test_rng r = {seed};
+        paged_shape s = draw_shape(&r);
+        s.n_decode = s.n_seqs;
+        for (uint32_t i = 0; i < s.n_seqs; i++) {
+            s.n_q[i] = 1;
+            if (seed % 4 == 0) s.kv_len[i] += test_rng_below(&r, 2000);
+        }
+        compare_sparse(cuda, cpu, &s, seed, kernels);
+    }
+}
+
 static void lists_of_slots_agree_with_the_cpu(void **state)
 {
     (void)state;
-    for (uint32_t k = 0; k < N_KERNELS; k++) {
-        cn_backend *cuda = open_cuda(k == 1, false);
-        if (!cuda) skip();
-        cn_backend *cpu = open_cpu();
-        for (uint64_t seed = 0; seed < n_seeds; seed++) {
-            test_rng r = {seed};
-            paged_shape s = draw_shape(&r);
-            s.n_decode = s.n_seqs;
-            for (uint32_t i = 0; i < s.n_seqs; i++) {
-                s.n_q[i] = 1;
-                if (seed % 4 == 0) s.kv_len[i] += test_rng_below(&r, 2000);
-            }
-            compare_sparse(cuda, cpu, &s, seed);
-        }
-        cuda->close(cuda);
-        cpu->close(cpu);
-    }
+    each_kind_of_kernels(check_lists);
 }
 
 /* ---- graphs and padding ---- */
@@ -545,45 +549,46 @@ static void a_row_does_not_depend_on_its_batch(void **state)
 }
 
 /* A prompt row is the same whatever chunk it comes in. */
+static void check_chunks(cn_backend *cuda, cn_backend *cpu, const char *kernels)
+{
+    (void)cpu, (void)kernels;
+    enum { LEN = 391, DIM = 128 };
+    static const uint32_t cuts[] = {0, 1, 65, 66, 200, 328, LEN};
+    paged_shape s = {.n_layers = 1,
+                     .n_heads = 10,
+                     .n_kv_heads = 2,
+                     .head_dim = DIM,
+                     .block_tokens = 64,
+                     .n_seqs = 1,
+                     .n_q = {LEN},
+                     .kv_len = {LEN}};
+    test_rng r = {8};
+    paged_batch *b = draw_batch(&s, &r);
+    float *q = draw_queries(&r, b);
+    device_batch *d = upload(cuda, b, q, 0);
+    uint16_t *whole = run_on_device(d, out_elems(b));
+    const uint16_t *all_q = d->args.q;
+    for (uint32_t c = 0; c + 1 < sizeof cuts / sizeof *cuts; c++) {
+        uint32_t n_q = cuts[c + 1] - cuts[c], q_start[2] = {0, n_q};
+        size_t at = (size_t)cuts[c] * s.n_heads * DIM, n = (size_t)n_q * s.n_heads * DIM;
+        d->view.q_start = device_copy(d, q_start, sizeof q_start);
+        d->view.kv_len = device_copy(d, &cuts[c + 1], sizeof *cuts);
+        d->view.n_tokens = d->view.max_q = n_q;
+        d->args.q = all_q + at;
+        uint16_t *part = run_on_device(d, n);
+        assert_memory_equal(part, whole + at, n * sizeof *part);
+        cn_free(part);
+    }
+    cn_free(whole);
+    release(d);
+    cn_free(q);
+    paged_batch_free(b);
+}
+
 static void a_row_does_not_depend_on_its_chunk(void **state)
 {
     (void)state;
-    enum { LEN = 391, DIM = 128 };
-    static const uint32_t cuts[] = {0, 1, 65, 66, 200, 328, LEN};
-    for (uint32_t k = 0; k < N_KERNELS; k++) {
-        cn_backend *cuda = open_cuda(k == 1, false);
-        if (!cuda) skip();
-        paged_shape s = {.n_layers = 1,
-                         .n_heads = 10,
-                         .n_kv_heads = 2,
-                         .head_dim = DIM,
-                         .block_tokens = 64,
-                         .n_seqs = 1,
-                         .n_q = {LEN},
-                         .kv_len = {LEN}};
-        test_rng r = {8};
-        paged_batch *b = draw_batch(&s, &r);
-        float *q = draw_queries(&r, b);
-        device_batch *d = upload(cuda, b, q, 0);
-        uint16_t *whole = run_on_device(d, out_elems(b));
-        const uint16_t *all_q = d->args.q;
-        for (uint32_t c = 0; c + 1 < sizeof cuts / sizeof *cuts; c++) {
-            uint32_t n_q = cuts[c + 1] - cuts[c], q_start[2] = {0, n_q};
-            size_t at = (size_t)cuts[c] * s.n_heads * DIM, n = (size_t)n_q * s.n_heads * DIM;
-            d->view.q_start = device_copy(d, q_start, sizeof q_start);
-            d->view.kv_len = device_copy(d, &cuts[c + 1], sizeof *cuts);
-            d->view.n_tokens = d->view.max_q = n_q;
-            d->args.q = all_q + at;
-            uint16_t *part = run_on_device(d, n);
-            assert_memory_equal(part, whole + at, n * sizeof *part);
-            cn_free(part);
-        }
-        cn_free(whole);
-        release(d);
-        cn_free(q);
-        paged_batch_free(b);
-        cuda->close(cuda);
-    }
+    each_kind_of_kernels(check_chunks);
 }
 
 static void shapes_that_do_not_fit_are_refused(void **state)
