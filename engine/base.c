@@ -1,10 +1,12 @@
 /* base.c - status text, logging, counted allocation, byte strings, clock. See base.h. */
 #include "engine/base.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <time.h>
 
 enum { ERROR_TEXT_BYTES = 2048 };
@@ -175,6 +177,14 @@ const cn_base_calls *cn_base_calls_get(void)
         .free = cn_free,
     };
     return &calls;
+}
+
+/* The system gives as many as 256 in one piece. */
+cn_status cn_random_bytes(void *out, size_t n)
+{
+    CN_ASSERT(n <= 256);
+    if (getrandom(out, n, 0) == (ssize_t)n) return CN_OK;
+    return cn_fail(CN_ERR_IO, "getrandom: %s", strerror(errno));
 }
 
 double cn_now_s(void)

@@ -106,6 +106,9 @@ static inline bool cn_mul_size(size_t a, size_t b, size_t *out)
     return !__builtin_mul_overflow(a, b, out);
 }
 
+/* n bytes, at most 256, that nobody can guess. CN_ERR_IO. */
+cn_status cn_random_bytes(void *out, size_t n);
+
 /* FNV-1a with a 64-bit finaliser: for tables and seeds, not for security. Start with h = 0. */
 uint64_t cn_hash64(uint64_t h, const void *data, size_t n);
 

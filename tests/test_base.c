@@ -35,12 +35,24 @@ static void allocation_refuses_overflow(void **state)
     assert_null(cn_realloc(NULL, SIZE_MAX / 2, 3));
 }
 
+static void random_bytes_are_not_the_same_twice(void **state)
+{
+    (void)state;
+    uint8_t a[256] = {0}, b[256] = {0};
+    assert_int_equal(cn_random_bytes(a, sizeof a), CN_OK);
+    assert_int_equal(cn_random_bytes(b, sizeof b), CN_OK);
+    assert_memory_not_equal(a, b, sizeof a);
+    assert_memory_not_equal(a + 128, b + 128, 128); /* to the end */
+    assert_int_equal(cn_random_bytes(a, 0), CN_OK);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fail_keeps_text_and_adds_context),
         cmocka_unit_test(buf_grows_and_stays_terminated),
         cmocka_unit_test(allocation_refuses_overflow),
+        cmocka_unit_test(random_bytes_are_not_the_same_twice),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

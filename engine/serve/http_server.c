@@ -1,9 +1,7 @@
 /* http_server.c - the route table, keys and limits, deadlines. See http_server.h. */
 #include "engine/serve/http_state.h"
 
-#include <errno.h>
 #include <string.h>
-#include <sys/random.h>
 
 enum { LINGER_S = 2, SWEEP_MS = 500 };
 
@@ -207,8 +205,7 @@ uint32_t cn_http_server_n_exchanges(const cn_http_server *s) { return s->n_excha
 static cn_status open_server(cn_http_server *s)
 {
     const struct timeval every = {.tv_usec = SWEEP_MS * 1000};
-    if (getrandom(&s->id_seed, sizeof s->id_seed, 0) != sizeof s->id_seed)
-        return cn_fail(CN_ERR_IO, "getrandom: %s", strerror(errno));
+    CN_TRY(cn_random_bytes(&s->id_seed, sizeof s->id_seed));
     s->running_of_key = cn_calloc(1 + (s->o.keys ? cn_api_keys_count(s->o.keys) : 0),
                                   sizeof *s->running_of_key);
     s->sweep = event_new(s->o.base, -1, EV_PERSIST, on_sweep, s);

@@ -6,9 +6,7 @@
  * that the page shows stays text. */
 #include "engine/serve/server_parts.h"
 
-#include <errno.h>
 #include <string.h>
-#include <sys/random.h>
 #include <time.h>
 
 #include "engine/serve/assets.h"
@@ -101,8 +99,7 @@ static void get_stats(void *part, cn_exchange *x)
 static cn_status make_nonce(char out[2 * NONCE_BYTES + 1])
 {
     unsigned char bytes[NONCE_BYTES];
-    if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes)
-        return cn_fail(CN_ERR_IO, "getrandom: %s", strerror(errno));
+    CN_TRY(cn_random_bytes(bytes, sizeof bytes));
     for (int i = 0; i < NONCE_BYTES; i++) snprintf(out + 2 * i, 3, "%02x", bytes[i]);
     return CN_OK;
 }

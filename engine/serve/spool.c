@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -115,8 +114,7 @@ void cn_spool_close(cn_spool *s)
 cn_status cn_spool_id_make(cn_spool_id *out, const char *prefix)
 {
     uint8_t random[ID_RANDOM_BYTES];
-    if (getrandom(random, sizeof random, 0) != sizeof random)
-        return cn_fail(CN_ERR_IO, "getrandom: %s", strerror(errno));
+    CN_TRY(cn_random_bytes(random, sizeof random));
     int at = snprintf(out->text, sizeof out->text, "%s", prefix);
     for (size_t i = 0; i < sizeof random; i++)
         at += snprintf(out->text + at, sizeof out->text - (size_t)at, "%02x", random[i]);
