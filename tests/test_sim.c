@@ -160,7 +160,14 @@ static void swap_space_given_back_early_is_caught(void **state)
 {
     (void)state;
     is_caught(SIM_FAULT_EARLY_SWAP, false, "is not its own");
-    is_caught(SIM_FAULT_EARLY_SWAP, true, "wrong tag");
+    is_caught(SIM_FAULT_EARLY_SWAP, true, "died of an assertion");
+}
+
+static void content_from_the_wrong_swap_space_is_caught(void **state)
+{
+    (void)state;
+    is_caught(SIM_FAULT_WRONG_SWAP, false, "wrong tag");
+    is_caught(SIM_FAULT_WRONG_SWAP, true, "wrong tag");
 }
 
 int main(void)
@@ -175,6 +182,7 @@ int main(void)
         cmocka_unit_test(a_stale_prefix_is_caught),
         cmocka_unit_test(leaked_swap_space_is_caught),
         cmocka_unit_test(swap_space_given_back_early_is_caught),
+        cmocka_unit_test(content_from_the_wrong_swap_space_is_caught),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

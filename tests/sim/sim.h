@@ -34,7 +34,8 @@ typedef enum sim_fault {
     SIM_FAULT_EARLY_COMMIT, /* a commit without its event */
     SIM_FAULT_STALE_PREFIX, /* a compressed block left in the prefix cache */
     SIM_FAULT_LEAKED_SWAP,  /* a block of the swap space that nobody holds and nobody returns */
-    SIM_FAULT_EARLY_SWAP    /* swap space given back while its content is still wanted */
+    SIM_FAULT_EARLY_SWAP,   /* swap space given back while its content is still wanted */
+    SIM_FAULT_WRONG_SWAP    /* a sequence whose content is in other swap space than it says */
 } sim_fault;
 
 typedef struct sim_opts {

@@ -37,11 +37,22 @@ static bool leak_swap(sim_world *w)
     return w->s->swap.blocks && cn_pool_try_take(w->s->swap.blocks, 1, &block);
 }
 
-/* The next one to be moved there overwrites it. */
 static bool drop_swap(sim_world *w, const cn_seq *seq)
 {
     if (seq->state != CN_SEQ_SWAPPED) return false;
     cn_pool_drop(w->s->swap.blocks, seq->table[0]);
+    return true;
+}
+
+/* Of one that comes back for certain: it is not cancelled, and no token on its way ends it. */
+static bool mistake_swap(sim_world *w, const cn_seq *seq)
+{
+    cn_pool *blocks = w->s->swap.blocks;
+    uint32_t other;
+    if (seq->state != CN_SEQ_SWAPPED || seq->n_pending > 0 || w->cancel_percent > 0) return false;
+    if (!cn_pool_try_take(blocks, 1, &other)) return false;
+    cn_pool_drop(blocks, seq->table[0]);
+    seq->table[0] = other;
     return true;
 }
 
@@ -55,6 +66,7 @@ void sim_strike(sim_world *w)
         if (w->o.fault == SIM_FAULT_LEAKED_SLOT) w->r->fault_struck = leak_slot(w);
         if (w->o.fault == SIM_FAULT_LEAKED_SWAP) w->r->fault_struck = leak_swap(w);
         if (w->o.fault == SIM_FAULT_EARLY_SWAP) w->r->fault_struck = drop_swap(w, seq);
+        if (w->o.fault == SIM_FAULT_WRONG_SWAP) w->r->fault_struck = mistake_swap(w, seq);
     }
 }
 
