@@ -90,17 +90,20 @@ class Server:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
-    def ask(self, method, path, body=None, content_type="application/json"):
+    def request(self, method, path, body=None, content_type="application/json"):
         c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
             headers = {"Content-Type": content_type} if body is not None else {}
             c.request(method, path, body=body, headers=headers)
             reply = c.getresponse()
-            data = reply.read()
+            return reply.status, reply.read()
         finally:
             c.close()
-        if reply.status != 200:
-            fail("%s %s: %d %s" % (method, path, reply.status, data[:300]))
+
+    def ask(self, method, path, body=None, content_type="application/json"):
+        status, data = self.request(method, path, body, content_type)
+        if status != 200:
+            fail("%s %s: %d %s" % (method, path, status, data[:300]))
         return data
 
     def ask_json(self, *args):
@@ -112,10 +115,11 @@ class Server:
             if self.process.poll() is not None:
                 fail("the server ended by itself, exit %d" % self.process.returncode)
             try:
-                self.ask("GET", "/health")
-                return
+                if self.request("GET", "/health")[0] == 200:
+                    return
             except OSError:
-                time.sleep(0.02)
+                pass
+            time.sleep(0.02)  # not there yet, or 503: the model is being loaded
         fail("the server did not come up")
 
     def upload(self, text):
