@@ -126,31 +126,57 @@ static bool ends_at_point(const frame *f, double x, const char *label)
     return x + width > f->left + f->width + RIGHT && x - width > f->left - LEFT;
 }
 
-/* Labels stand to the right of their points where there is room, from the top down; one that would
- * touch another of about the same x is moved below it. */
+/* Where the labels of a panel's points stand, from the highest point to the lowest. */
+typedef struct labels {
+    uint32_t n;
+    struct label {
+        const cn_svg_point *point;
+        double x, y;
+        bool ends; /* at its point */
+    } at[MAX_LABELS];
+} labels;
+
+static bool share_columns(const struct label *a, const struct label *b)
+{
+    return fabs(a->x - b->x) < RIGHT;
+}
+
+/* Beside their points, to the right where there is room; one that would touch another of about the
+ * same x moves below it, and those that would leave the axes that way push the ones above up. */
+static void place_labels(labels *l, const frame *f)
+{
+    for (uint32_t i = 0; i < l->n; i++) {
+        struct label *a = &l->at[i];
+        a->x = at_x(f, a->point->x);
+        a->ends = ends_at_point(f, a->x + 7, a->point->label);
+        a->x += a->ends ? -7 : 7;
+        a->y = at_y(f, a->point->y) + 4;
+        for (uint32_t k = 0; k < i; k++)
+            if (share_columns(a, &l->at[k])) a->y = fmax(a->y, l->at[k].y + LABEL_HEIGHT);
+    }
+    for (uint32_t i = l->n; i-- > 0;) {
+        struct label *a = &l->at[i];
+        a->y = fmin(a->y, f->top + f->height);
+        for (uint32_t k = i + 1; k < l->n; k++)
+            if (share_columns(a, &l->at[k])) a->y = fmin(a->y, l->at[k].y - LABEL_HEIGHT);
+    }
+}
+
 static cn_status add_labels(cn_buf *out, const frame *f, const cn_svg_panel *panel)
 {
-    double x[MAX_LABELS], y[MAX_LABELS];
-    bool done[MAX_LABELS] = {false};
-    const uint32_t n = cn_min_u32(panel->n_points, MAX_LABELS);
-    for (uint32_t placed = 0; placed < n; placed++) {
-        uint32_t best = 0;
-        for (uint32_t i = 1; i < n; i++)
-            if (done[best] || (!done[i] && panel->points[i].y > panel->points[best].y)) best = i;
-        const cn_svg_point *p = &panel->points[best];
-        x[best] = at_x(f, p->x);
-        const bool ends = ends_at_point(f, x[best] + 7, p->label);
-        x[best] += ends ? -7 : 7;
-        y[best] = at_y(f, p->y) + 4;
-        for (uint32_t i = 0; i < n; i++) /* two passes settle chains: labels only move down */
-            for (uint32_t k = 0; k < n; k++)
-                if (done[k] && fabs(x[k] - x[best]) < RIGHT && fabs(y[k] - y[best]) < LABEL_HEIGHT)
-                    y[best] = y[k] + LABEL_HEIGHT;
-        done[best] = true;
+    labels l = {0};
+    for (uint32_t k = 0; k < panel->n_points && l.n < MAX_LABELS; k++) {
+        uint32_t i = l.n++;
+        for (; i > 0 && l.at[i - 1].point->y < panel->points[k].y; i--) l.at[i] = l.at[i - 1];
+        l.at[i].point = &panel->points[k];
+    }
+    place_labels(&l, f);
+    for (uint32_t i = 0; i < l.n; i++) {
+        const struct label *a = &l.at[i];
         char attributes[64];
         snprintf(attributes, sizeof attributes, "font-size=\"10\" fill=\"%s\"%s",
-                 colours[p->series], ends ? " text-anchor=\"end\"" : "");
-        CN_TRY(add_text(out, x[best], y[best], attributes, p->label));
+                 colours[a->point->series], a->ends ? " text-anchor=\"end\"" : "");
+        CN_TRY(add_text(out, a->x, a->y, attributes, a->point->label));
     }
     return CN_OK;
 }
