@@ -9,7 +9,7 @@
 
 enum {
     PACK_BYTES = CN_CUDA_SIDE_STAGE_BYTES, /* front of the scratch: jobs, then tables */
-    LEAST_SCORE_BYTES = 64 << 20, /* eight requests of 2,304 slots, 8 kv heads: 27 layers */
+    LEAST_SCORE_BYTES = 88 << 20, /* eight requests of 2,304 slots: 36 layers of 8 kv heads */
     MAX_HEAD_DIM = 256,
     MIN_BLOCK_TOKENS = 16
 };
