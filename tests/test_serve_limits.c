@@ -475,6 +475,35 @@ static void a_flood_pushes_nobody_out(void **state)
     serve_rig_close(&rig);
 }
 
+/* An idle connection goes before an upload that comes fast, though it had a request and the upload
+ * had none. */
+static void idle_goes_before_a_fast_upload(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--max-connections", "2", NULL};
+    static char body[300000];
+    serve_rig rig;
+    cn_buf rest = {0};
+    serve_rig_open(&rig, options);
+    int idle = http_connect(rig.port);
+    assert_true(http_send_text(idle, health));
+    expect_status(idle, 200);
+    pause_ms(700);
+    int upload = http_connect(rig.port);
+    memset(body, 'x', sizeof body);
+    assert_true(http_send_text(upload, "POST /tokenize HTTP/1.1\r\nHost: h\r\n"
+                                       "Content-Length: 300001\r\n\r\n"));
+    assert_true(http_send(upload, body, sizeof body));
+    pause_ms(200);
+    assert_int_equal(get_status(rig.port, "/health", NULL), 200);
+    assert_true(drain_socket(idle, &rest) < 1 && rest.len == 0);
+    assert_true(http_send(upload, "x", 1));
+    expect_status(upload, 400); /* whole, and no JSON */
+    close(idle);
+    close(upload);
+    serve_rig_close(&rig);
+}
+
 /* Every place has a whole request: the next is told so at once, not kept waiting. */
 static void a_full_house_says_so(void **state)
 {
@@ -711,6 +740,7 @@ int main(void)
         cmocka_unit_test(a_slow_reader_delays_nobody),
         cmocka_unit_test(silent_crowds_make_room),
         cmocka_unit_test(a_flood_pushes_nobody_out),
+        cmocka_unit_test(idle_goes_before_a_fast_upload),
         cmocka_unit_test(a_full_house_says_so),
         cmocka_unit_test(a_full_queue_says_so),
         cmocka_unit_test(interactive_comes_before_batch),

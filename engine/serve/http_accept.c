@@ -48,7 +48,8 @@ void http_accept_resume(cn_http_server *s)
 
 /* ---- room ---- */
 
-/* Who would make room first, or NULL. An upload that waits for its taker is not slow itself. */
+/* Who would make room first, or NULL. Neither an upload that waits for its taker nor one that comes
+ * fast is slow. */
 static connection *find_slowest(const cn_http_server *s, double now)
 {
     connection *slowest = NULL;
@@ -59,7 +60,7 @@ static connection *find_slowest(const cn_http_server *s, double now)
         const double slow_s = http_connection_slow_s(c, now);
         const bool is_next = !slowest || slowest->reused > c->reused ||
                              (slowest->reused == c->reused && slow_s > most_s);
-        if (c->paused || !is_next) continue;
+        if (c->paused || slow_s < -GRACE_S || !is_next) continue;
         slowest = c;
         most_s = slow_s;
     }
@@ -74,7 +75,6 @@ static double make_room(cn_http_server *s)
     if (s->n_connections < s->o.max_connections) return 0;
     connection *c = find_slowest(s, now);
     const double left_s = c ? GRACE_S - http_connection_slow_s(c, now) : INFINITY;
-    if (left_s > 2 * GRACE_S) return INFINITY; /* an upload, and a fast one */
     if (left_s > 0) return left_s;
     http_connection_close(c, "made room");
     return 0;
