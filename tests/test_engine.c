@@ -8,6 +8,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "engine/engine_state.h"
 #include "tests/lib/run_engine.h"
 
 enum { N_PROMPTS = 4, MAX_TOKENS = 64 };
@@ -167,6 +168,63 @@ static void preemption_changes_nothing(void **state)
     assert_true(got->stats.preemptions > 0);
     assert_true(got->stats.recomputed_tokens > 0);
     close_run(got);
+}
+
+/* A device whose kernel for prompts gives other bits than the one for decoding, as a GPU's does. */
+static cn_status (*true_prefill)(cn_stream *s, const cn_attn_args *a);
+
+static cn_status other_prefill(cn_stream *s, const cn_attn_args *a)
+{
+    CN_TRY(true_prefill(s, a));
+    const cn_batch_view *b = a->batch;
+    const size_t width = (size_t)a->n_heads * a->layout.head_dim;
+    float *out = a->out;
+    for (size_t i = b->n_decode * width; i < b->n_tokens * width; i++) out[i] *= 1.05f;
+    return CN_OK;
+}
+
+static run *run_on_other_device(bool batch_invariant, bool small)
+{
+    run *r = malloc(sizeof *r);
+    assert_non_null(r);
+    const char *options[] = {"batch-invariant",         batch_invariant ? "true" : "false",
+                             "block-size",              "16",
+                             "max-model-len",           "640",
+                             "num-gpu-blocks-override", small ? "40" : "400",
+                             "enable-prefix-caching",   "false",
+                             NULL};
+    run_open(r, options);
+    cn_backend *be = r->engine->backend;
+    if (be->attn_prefill != other_prefill) true_prefill = be->attn_prefill;
+    be->attn_prefill = other_prefill;
+    for (uint32_t i = 0; i < N_PROMPTS; i++) {
+        cn_message m;
+        cn_request_params p = run_params(r, prompts[i], &m, MAX_TOKENS);
+        p.sampling.logprobs = 1;
+        run_submit(r, &p);
+    }
+    run_finish(r);
+    return r;
+}
+
+static void batch_invariance_holds_for_the_preempted(void **state)
+{
+    (void)state;
+    run *undisturbed = run_on_other_device(true, false);
+    run *preempted = run_on_other_device(true, true), *in_chunks = run_on_other_device(false, true);
+    assert_int_equal(undisturbed->stats.preemptions, 0);
+    assert_true(preempted->stats.recomputed_tokens > 0 && in_chunks->stats.recomputed_tokens > 0);
+    uint32_t n_other = 0;
+    for (uint32_t i = 0; i < N_PROMPTS; i++) {
+        run_assert_same(undisturbed, i, preempted, i, 0);
+        const uint64_t hash = undisturbed->samples[i][0].logprob_hash;
+        assert_true(hash == preempted->samples[i][0].logprob_hash);
+        n_other += hash != in_chunks->samples[i][0].logprob_hash;
+    }
+    assert_true(n_other > 0); /* the device does differ */
+    close_run(undisturbed);
+    close_run(preempted);
+    close_run(in_chunks);
 }
 
 static void prefix_cache_changes_nothing_and_hits(void **state)
@@ -352,6 +410,7 @@ int main(void)
         cmocka_unit_test(asynchronous_scheduling_changes_nothing),
         cmocka_unit_test(asynchronous_sampling_rules_are_the_same),
         cmocka_unit_test(preemption_changes_nothing),
+        cmocka_unit_test(batch_invariance_holds_for_the_preempted),
         cmocka_unit_test(prefix_cache_changes_nothing_and_hits),
         cmocka_unit_test(a_seed_decides_whatever_the_company),
         cmocka_unit_test(samples_share_their_prompt),

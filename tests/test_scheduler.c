@@ -190,6 +190,35 @@ static void the_last_without_a_slot_is_preempted_and_recomputed(void **state)
     rig_done(&r);
 }
 
+/* With replay_by_decoding only the prompt comes back in a chunk. */
+static void what_a_preempted_request_said_can_be_decoded_again(void **state)
+{
+    (void)state;
+    cn_sched_opts o = rig_options();
+    o.n_blocks = 8;
+    o.prefix_caching = false;
+    o.replay_by_decoding = true;
+    rig r = rig_make(o);
+    rig_add(&r, 1, 8, 24, rig_full());
+    cn_seq *b = rig_add(&r, 50, 8, 24, rig_full());
+    while (b->preemptions == 0) rig_step(&r);
+    const uint32_t known = b->n_tokens;
+    assert_true(known > 10);
+    while (b->state == CN_SEQ_WAITING) rig_step(&r);
+    assert_int_equal(rig_row(&r, b)->n_new, 8);
+    assert_false(rig_row(&r, b)->wants_sample);
+    for (uint32_t at = 8; at < known; at++) {
+        rig_step(&r);
+        const cn_plan_row *row = rig_row(&r, b);
+        assert_int_equal(row->n_new, 1);
+        assert_true(row < r.plan.rows + r.plan.n_decode);
+        assert_int_equal(row->wants_sample, at + 1 == known);
+    }
+    while (b->state != CN_SEQ_FINISHED) rig_step(&r);
+    assert_int_equal(b->n_tokens, 32);
+    rig_done(&r);
+}
+
 /* Preempted often enough, a request is aged: nothing behind it is admitted before it ends. */
 static void an_aged_request_keeps_others_out(void **state)
 {
@@ -542,6 +571,7 @@ int main(void)
         cmocka_unit_test(equal_prefixes_share_blocks),
         cmocka_unit_test(outputs_enter_the_prefix_cache),
         cmocka_unit_test(the_last_without_a_slot_is_preempted_and_recomputed),
+        cmocka_unit_test(what_a_preempted_request_said_can_be_decoded_again),
         cmocka_unit_test(an_aged_request_keeps_others_out),
         cmocka_unit_test(samples_fork_from_their_leader),
         cmocka_unit_test(a_cancelled_leader_is_replaced),

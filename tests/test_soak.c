@@ -92,7 +92,7 @@ static void open_engine(soak *s)
 
 /* ---- requests ---- */
 
-static void check_canary(guest *g)
+static void check_canary(guest *g, const cn_usage *u)
 {
     soak *s = g->soak;
     uint32_t *known = s->canary_tokens[g->canary];
@@ -103,8 +103,10 @@ static void check_canary(guest *g)
     s->canary_known[g->canary] = true;
     for (uint32_t i = 0; s->repeats && i < CANARY_TOKENS; i++)
         if (g->tokens[i] != known[i])
-            fail_msg("canary %d, token %u: %u, the first time %u", g->canary, i, g->tokens[i],
-                     known[i]);
+            fail_msg("canary %d, token %u: %u, the first time %u (%llu asked before; this time %u "
+                     "tokens were cached, %u compressions, %u preemptions)",
+                     g->canary, i, g->tokens[i], known[i], (unsigned long long)s->canaries - 1,
+                     u->cached_tokens, u->kv.compressions, u->preemptions);
 }
 
 static void on_event(void *user, const cn_event *ev)
@@ -124,7 +126,7 @@ static void on_event(void *user, const cn_event *ev)
     if (ev->finish != CN_FINISH_NONE) g->n_ended++;
     if (!ev->last) return;
     assert_int_equal(g->n_ended, g->n_samples);
-    if (g->canary >= 0) check_canary(g);
+    if (g->canary >= 0) check_canary(g, ev->usage);
     g->live = false;
     g->soak->n_live--;
     g->soak->ended++;
