@@ -12,6 +12,7 @@
 
 #include "engine/base.h"
 #include "engine/cpu/cpu_compress.h"
+#include "tests/lib/compress_placement.h"
 
 #define GOLDEN "tests/golden/compress/"
 enum { MAX_BLOCKS = 32, N_STAGES = 5, N_MOVES = 2, QUERY_SLOTS = 3, CANARY_BYTES = 64 };
@@ -260,21 +261,11 @@ static cn_status world_compress(const world *w, const cn_compress_req *reqs, uin
 }
 
 /* ---- tables ---- */
-/* How target blocks lie to the sources. */
-typedef enum placement {
-    IN_PLACE,     /* the first own blocks, in order */
-    ALL_NEW,
-    PREFIX_SAFE,  /* new ones for the first half, then own ones */
-    OWN_REVERSED, /* own blocks, last first */
-    SHUFFLED,     /* own and new ones in any order */
-    N_PLACEMENTS
-} placement;
-
 /* Sources are a permutation of the blocks 0 .. n_blocks-1, new blocks lie above. */
-static void tables_make(placement how, uint32_t n_blocks, uint32_t n_target, uint64_t seed,
-                        uint32_t *table, uint32_t *target)
+static void tables_make(compress_placement how, uint32_t n_blocks, uint32_t n_target,
+                        uint64_t seed, uint32_t *table, uint32_t *target)
 {
-    uint32_t pick[2 * MAX_BLOCKS];
+    uint32_t pick[2 * MAX_BLOCKS], fresh[MAX_BLOCKS];
     for (uint32_t i = 0; i < n_blocks; i++) table[i] = i;
     for (uint32_t i = n_blocks; i-- > 1;) {
         uint32_t j = (uint32_t)((draw(seed, JUNK, i) + 1) / 2 * (float)(i + 1));
@@ -289,13 +280,9 @@ static void tables_make(placement how, uint32_t n_blocks, uint32_t n_target, uin
         pick[i] = pick[j];
         pick[j] = t;
     }
+    for (uint32_t i = 0; i < n_blocks; i++) fresh[i] = n_blocks + i;
     for (uint32_t j = 0; j < n_target; j++)
-        target[j] = how == IN_PLACE                          ? table[j]
-                    : how == ALL_NEW                         ? n_blocks + j
-                    : how == PREFIX_SAFE && j < n_target / 2 ? n_blocks + j
-                    : how == PREFIX_SAFE                     ? table[j]
-                    : how == OWN_REVERSED                    ? table[n_blocks - 1 - j]
-                                                             : pick[j];
+        target[j] = compress_place(how, table, n_blocks, fresh, pick, n_target, j);
 }
 
 /* ---- golden ---- */
@@ -390,8 +377,8 @@ static void events_keep_and_move_what_the_reference_keeps(void **state)
             golden_case c = cases[i];
             c.req.params.move = how < N_PLACEMENTS ? CN_MOVE_ORDER : CN_MOVE_FILL;
             uint32_t table[MAX_BLOCKS], target[MAX_BLOCKS];
-            tables_make((placement)(how % N_PLACEMENTS), c.req.n_blocks, c.req.n_target, i, table,
-                        target);
+            tables_make((compress_placement)(how % N_PLACEMENTS), c.req.n_blocks, c.req.n_target,
+                        i, table, target);
             world w = world_make(&c, 2 * c.req.n_blocks);
             case_store(&w, &c, table, c.req.query_slot);
             c.req.table = table;
