@@ -78,6 +78,13 @@ static cn_stream *stream(cn_backend *be, uint32_t i)
     return i < CN_CUDA_STREAMS ? &c->streams[i] : NULL;
 }
 
+/* The runtime keeps a current device for each thread; an error shows in what comes next. */
+static void enter(cn_backend *be)
+{
+    const cn_cuda *c = be->ctx;
+    cudaSetDevice(c->device.ordinal);
+}
+
 static void close_backend(cn_backend *be)
 {
     if (!be) return;
@@ -96,6 +103,7 @@ static const cn_backend CUDA_TABLE = {
     .kv_dtype = CN_BF16,
     .async = true,
     .close = close_backend,
+    .enter = enter,
     .mem_alloc = mem_alloc,
     .mem_free = mem_free,
     .mem_avail = mem_avail,

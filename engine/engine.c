@@ -284,6 +284,7 @@ static cn_status collect(cn_engine *e)
 cn_status cn_engine_step(cn_engine *e, bool *idle)
 {
     *idle = false;
+    if (e->backend->enter) e->backend->enter(e->backend);
     cn_engine_sweep_cancelled(e);
     CN_TRY(poll_events(e));
     cn_begin_plan begin;

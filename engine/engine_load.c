@@ -309,6 +309,7 @@ static void free_device_memory(cn_engine *e)
 void cn_engine_free(cn_engine *e)
 {
     if (!e) return;
+    if (e->backend && e->backend->enter) e->backend->enter(e->backend);
     for (uint32_t i = 0; e->backend && i < 2; i++)
         e->backend->stream_sync(e->backend->stream(e->backend, i));
     while (e->first) cn_engine_drop_request(e, e->first);

@@ -283,6 +283,9 @@ struct cn_backend {
     void *ctx;  /* the backend's own */
 
     void (*close)(cn_backend *be);
+    /* A thread calls this before any other of these functions, but for the one that opened the
+     * backend; again is harmless. NULL: threads make no difference. */
+    void (*enter)(cn_backend *be);
     /* Device memory, zeroed. Taken at start only. */
     cn_status (*mem_alloc)(cn_backend *be, size_t bytes, void **out);
     void (*mem_free)(cn_backend *be, void *p);

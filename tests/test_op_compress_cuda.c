@@ -16,6 +16,7 @@
 #include "engine/base.h"
 #include "engine/cpu/cpu_compress.h"
 #include "tests/lib/bf16.h"
+#include "tests/lib/compress_placement.h"
 #include "tests/lib/paged_batch.h"
 
 /* Of a score: products are of bf16 values and sums are f32 on both sides. */
@@ -40,16 +41,6 @@ static cn_backend *open_cuda(bool portable)
 }
 
 /* ---- an event ---- */
-
-/* How target blocks lie to the sources. */
-typedef enum placement {
-    IN_PLACE,     /* the first own blocks, in order */
-    ALL_NEW,
-    PREFIX_SAFE,  /* new ones for the first half, then own ones */
-    OWN_REVERSED, /* own blocks, last first */
-    SHUFFLED,     /* own and new ones in any order */
-    N_PLACEMENTS
-} placement;
 
 typedef struct event_shape {
     uint32_t n_layers, n_kv_heads, group, head_dim, block_tokens, ring, n_reqs;
@@ -135,7 +126,7 @@ static void event_free(event *e)
 }
 
 /* Tables of request i from the pool's blocks *next on: n_blocks sources, as many new ones. */
-static void draw_tables(event *e, uint32_t i, placement how, uint32_t *next, test_rng *r)
+static void draw_tables(event *e, uint32_t i, compress_placement how, uint32_t *next, test_rng *r)
 {
     cn_compress_req *q = &e->reqs[i];
     const uint32_t n = q->n_blocks, first = *next;
@@ -146,13 +137,10 @@ static void draw_tables(event *e, uint32_t i, placement how, uint32_t *next, tes
         pick[k] = first + j;
     }
     for (uint32_t j = 0; j < n; j++) table[j] = pick[j];
+    uint32_t any[MAX_BLOCKS];
+    for (uint32_t j = 0; j < q->n_target; j++) any[j] = pick[(j * 2 + 1) % (2 * n)];
     for (uint32_t j = 0; j < q->n_target; j++)
-        target[j] = how == IN_PLACE                             ? table[j]
-                    : how == ALL_NEW                            ? pick[n + j]
-                    : how == PREFIX_SAFE && j < q->n_target / 2 ? pick[n + j]
-                    : how == PREFIX_SAFE                        ? table[j]
-                    : how == OWN_REVERSED                       ? table[n - 1 - j]
-                                                                : pick[(j * 2 + 1) % (2 * n)];
+        target[j] = compress_place(how, table, n, pick + n, any, q->n_target, j);
     q->table = table;
     q->target = target;
     *next += 2 * n;
@@ -506,7 +494,7 @@ static event *draw_event(test_rng *r)
     uint32_t next = 0;
     for (uint32_t i = 0; i < e->n_reqs; i++) {
         e->reqs[i] = draw_request(e, i, 1 + test_rng_below(r, most), r);
-        draw_tables(e, i, (placement)test_rng_below(r, N_PLACEMENTS), &next, r);
+        draw_tables(e, i, (compress_placement)test_rng_below(r, N_PLACEMENTS), &next, r);
     }
     return e;
 }
