@@ -1,6 +1,7 @@
 /* test_engine_async.c - compression beside the model gives the same tokens, with the same bits of
- * their log-probabilities, as compression inside the step; an engine may go while events are under
- * way: test_engine_async [SEEDS [FIRST [cuda]]].
+ * their log-probabilities, as compression inside the step, and so does a device that runs all ops
+ * late (tests/lib/late_device.h); an engine may go while events are under way:
+ * test_engine_async [SEEDS [FIRST [cuda]]].
  *
  * A seed draws a model of random weights, an engine, and requests that arrive over time: policies,
  * budgets and scores, shared prefixes, samples, greedy and not, some cancelled, of both classes. It
@@ -20,6 +21,7 @@
 #include <cmocka.h>
 
 #include "engine/engine_state.h"
+#include "tests/lib/late_device.h"
 #include "tests/lib/paged_batch.h"
 #include "tests/lib/run_engine.h"
 #include "tests/lib/scratch_dir.h"
@@ -34,7 +36,8 @@ typedef struct ask {
     uint32_t cancel_at;  /* step; 0: never */
     cn_kv_params kv;
     uint32_t n, max_tokens;
-    bool greedy, ignore_eos;
+    uint32_t min_tokens;
+    bool greedy, ignore_eos, penalised;
     cn_class klass;
 } ask;
 
@@ -206,6 +209,8 @@ static void draw_asks(scenario *x)
         const uint32_t later = a->klass == CN_CLASS_INTERACTIVE ? between(x, 30, 120) : 0;
         a->at_step += later;
         if (a->cancel_at > 0) a->cancel_at += later;
+        a->penalised = chance(x, 25);
+        a->min_tokens = chance(x, 25) ? below(x, a->max_tokens) : 0;
     }
 }
 
@@ -219,10 +224,13 @@ static void submit(run *r, const ask *a)
     p.sampling.temperature = a->greedy ? 0 : 1;
     p.sampling.logprobs = 0;
     p.sampling.n = a->n;
+    p.sampling.min_tokens = a->min_tokens;
+    if (a->penalised) p.sampling.repetition_penalty = 1.3f;
     run_submit(r, &p);
 }
 
-static run *run_scenario(scenario *x, bool synchronous, commit_time chosen)
+/* late_seed: of a device that runs late, or 0. */
+static run *run_scenario(scenario *x, bool synchronous, commit_time chosen, uint64_t late_seed)
 {
     run *r = malloc(sizeof *r);
     assert_non_null(r);
@@ -235,7 +243,9 @@ static run *run_scenario(scenario *x, bool synchronous, commit_time chosen)
         x->options[x->n_options++] = synchronous ? "0.2" : "0.1";
     }
     x->options[x->n_options] = NULL;
+    late_device_choose(late_seed);
     run_open(r, x->options);
+    assert_true(r->engine->backend->async == (on_gpu || late_seed > 0));
     x->n_options = n_options;
     choose_when(r->engine, chosen);
     for (uint32_t step = 0, next = 0; next < x->n_asks || step < 250; step++) {
@@ -319,11 +329,11 @@ static scenario *draw_scenario(uint64_t seed)
     return x;
 }
 
-static void run_seed(uint64_t seed)
+static void run_seed(uint64_t seed, bool late)
 {
     scenario *x = draw_scenario(seed);
-    run *beside = run_scenario(x, false, (commit_time)(seed % N_COMMIT_TIMES));
-    run *in_line = run_scenario(x, true, BY_LUCK);
+    run *beside = run_scenario(x, false, (commit_time)(seed % N_COMMIT_TIMES), late ? seed : 0);
+    run *in_line = run_scenario(x, true, BY_LUCK, 0);
     for (uint32_t i = 0; i < x->n_asks; i++)
         for (uint32_t s = 0; s < x->asks[i].n; s++)
             seen.cancelled +=
@@ -345,7 +355,7 @@ static void run_seed(uint64_t seed)
 static void beside_the_model_and_in_line_give_the_same_bits(void **state)
 {
     (void)state;
-    for (uint32_t i = 0; i < n_seeds; i++) run_seed(first_seed + i);
+    for (uint32_t i = 0; i < n_seeds; i++) run_seed(first_seed + i, false);
     print_message("%u seeds: %llu compressions, %llu steps beside one, %llu preemptions, "
                   "%llu cached tokens, %llu cancelled, %llu moves to swap space\n",
                   n_seeds, (unsigned long long)seen.compressions, (unsigned long long)seen.beside,
@@ -356,12 +366,20 @@ static void beside_the_model_and_in_line_give_the_same_bits(void **state)
     assert_true(on_gpu || (seen.preemptions > 0 && seen.cached > n_seeds && seen.moved > 0));
 }
 
+static void a_device_that_runs_late_gives_the_same_bits(void **state)
+{
+    (void)state;
+    if (on_gpu) skip();
+    for (uint32_t i = 0; i < n_seeds / 2; i++) run_seed(first_seed + i, true);
+}
+
 static void an_engine_may_go_while_events_are_under_way(void **state)
 {
     (void)state;
     uint32_t n_compressing = 0;
     for (uint32_t i = 0; i < 4; i++) {
         scenario *x = draw_scenario(first_seed + i);
+        late_device_choose(on_gpu || i % 2 == 0 ? 0 : first_seed + i);
         run *r = run_until_compressing(x);
         n_compressing += r->stats.compressing;
         run_close(r);
@@ -379,6 +397,7 @@ int main(int argc, char **argv)
     on_gpu = argc > 3 && strcmp(argv[3], "cuda") == 0;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(beside_the_model_and_in_line_give_the_same_bits),
+        cmocka_unit_test(a_device_that_runs_late_gives_the_same_bits),
         cmocka_unit_test(an_engine_may_go_while_events_are_under_way),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -3,6 +3,7 @@
  * once, nothing is left behind, and a request that is asked again and again answers the same.
  *
  *   build/tests/test_soak [SECONDS [DEVICE [SEED [OPTION VALUE]...]]]     4 cpu 1
+ *   build/tests/test_soak 60 late 1        the CPU as a device that runs ops late (late_device.h)
  *   build/tests/test_soak 60 cpu 1 model tests/golden/models/qwen3-bf16 load-format dummy
  *
  * The repeated requests are compared where answers do not depend on the company: on a CPU, and on
@@ -16,6 +17,7 @@
 #include <cmocka.h>
 
 #include "engine/engine.h"
+#include "tests/lib/late_device.h"
 #include "tests/lib/paged_batch.h"
 
 enum { MAX_LIVE = 64, MAX_PROMPT = 400, CANARY_TOKENS = 60, N_CANARIES = 2 };
@@ -66,10 +68,12 @@ static cn_status create(soak *s, const char *policies)
     assert_non_null(c);
     for (size_t i = 0; fixed[i]; i += 2)
         assert_int_equal(cn_config_set(c, fixed[i], fixed[i + 1]), CN_OK);
-    assert_int_equal(cn_config_set(c, "device", device), CN_OK);
+    const bool late = strcmp(device, "late") == 0;
+    late_device_choose(late ? seed + 1 : 0);
+    assert_int_equal(cn_config_set(c, "device", late ? "cpu" : device), CN_OK);
     assert_int_equal(cn_config_set(c, "kv-policies", policies), CN_OK);
     if (s->compresses) assert_int_equal(cn_config_set(c, "swap-space", "0.05"), CN_OK);
-    s->repeats = strcmp(device, "cpu") == 0;
+    s->repeats = late || strcmp(device, "cpu") == 0;
     for (char **o = options; o && o[0]; o += 2) {
         if (!o[1] || cn_config_set(c, o[0], o[1]) != CN_OK) fail_msg("%s", cn_last_error());
         if (strcmp(o[0], "batch-invariant") == 0) s->repeats |= strcmp(o[1], "true") == 0;

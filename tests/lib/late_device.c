@@ -1,0 +1,400 @@
+/* late_device.c - see late_device.h.
+ *
+ * A point of a stream is a number of its entries: a fence holds the one it was recorded at, is
+ * reached when as many have run, and may be recorded again while somebody waits for an earlier
+ * one. */
+#include "tests/lib/late_device.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/ops.h"
+#include "tests/lib/paged_batch.h"
+
+enum {
+    QUEUE_ENTRIES = 4096,
+    MAX_ARGS_BYTES = 256,
+    ERROR_BYTES = 512,
+    GRAPH_ENTRIES = 1024,
+    PACE_CALLS = 400 /* most calls of the host that a pace lasts */
+};
+
+typedef struct entry entry;
+typedef cn_status (*run_fn)(cn_backend *cpu, cn_stream *s, entry *e);
+
+struct entry {
+    run_fn run;             /* NULL: a wait for another stream */
+    const cn_stream *other; /* of a wait, and the point in it */
+    uint64_t point;
+    cn_batch_view view; /* what args->batch named */
+    void *owned;        /* copies of the host's arrays, or NULL */
+    _Alignas(16) unsigned char args[MAX_ARGS_BYTES];
+};
+
+struct cn_graph {
+    entry entries[GRAPH_ENTRIES];
+    uint32_t n;
+};
+
+struct cn_stream {
+    struct late_device *device;
+    cn_stream *cpu; /* where its ops run in the end */
+    entry queue[QUEUE_ENTRIES];
+    uint64_t n_submitted, n_run;
+    cn_graph *recording;
+    uint32_t pace;   /* ops that may run in one call of the host */
+    cn_status error; /* sticks: what follows is skipped */
+    char error_text[ERROR_BYTES];
+};
+
+struct cn_fence {
+    cn_stream *stream; /* NULL: never recorded */
+    uint64_t point;
+};
+
+typedef struct late_device {
+    cn_backend table; /* ctx stays the CPU's */
+    cn_backend *cpu;
+    struct cn_stream streams[2];
+    test_rng rng;
+    bool held; /* nothing runs before it must */
+    uint32_t calls_left; /* of the present paces */
+} late_device;
+
+static uint64_t chosen_seed;
+
+void late_device_choose(uint64_t seed) { chosen_seed = seed; }
+
+/* ---- running ---- */
+
+static bool is_idle(const late_device *d)
+{
+    return d->streams[0].n_run == d->streams[0].n_submitted &&
+           d->streams[1].n_run == d->streams[1].n_submitted;
+}
+
+static void run_entry(cn_stream *s, entry *e)
+{
+    cn_status status = s->error == CN_OK ? e->run(s->device->cpu, s->cpu, e) : CN_OK;
+    if (status == CN_OK) status = s->device->cpu->stream_sync(s->cpu);
+    if (status != CN_OK && s->error == CN_OK) {
+        s->error = status;
+        snprintf(s->error_text, sizeof s->error_text, "%s", cn_last_error());
+    }
+    free(e->owned);
+}
+
+/* Runs the oldest entry; false when there is none, or it waits for the other stream. */
+static bool try_run_next(cn_stream *s)
+{
+    if (s->n_run == s->n_submitted) return false;
+    entry *e = &s->queue[s->n_run % QUEUE_ENTRIES];
+    if (!e->run && e->other->n_run < e->point) return false;
+    if (e->run) run_entry(s, e);
+    s->n_run++;
+    return true;
+}
+
+/* Runs a stream up to a point, and of the other one what that waits for. */
+static void run_until(cn_stream *s, uint64_t point)
+{
+    while (s->n_run < point) {
+        if (try_run_next(s)) continue;
+        cn_stream *other = &s->device->streams[s == s->device->streams];
+        CN_ASSERT(try_run_next(other)); /* else the two wait for each other */
+    }
+}
+
+/* At each call of the host: what the device has done meanwhile. */
+static void pass_time(late_device *d)
+{
+    static const uint32_t paces[] = {0, 2, 11};
+    for (uint32_t i = 0; d->calls_left == 0 && i < 2; i++)
+        d->streams[i].pace = d->held ? 0 : paces[test_rng_below(&d->rng, 3)];
+    if (d->calls_left-- == 0) d->calls_left = test_rng_below(&d->rng, PACE_CALLS);
+    const uint32_t first = test_rng_below(&d->rng, 2);
+    for (uint32_t i = 0; i < 2; i++) {
+        cn_stream *s = &d->streams[(first + i) % 2];
+        for (uint32_t n = test_rng_below(&d->rng, s->pace + 1); n > 0 && try_run_next(s);) n--;
+    }
+}
+
+static cn_status error_of(const cn_stream *s)
+{
+    return s->error == CN_OK ? CN_OK : cn_fail(s->error, "%s", s->error_text);
+}
+
+/* ---- queueing ---- */
+
+static entry *next_entry(cn_stream *s)
+{
+    cn_graph *g = s->recording;
+    CN_ASSERT(!g || g->n < GRAPH_ENTRIES);
+    if (g) return &g->entries[g->n++];
+    if (s->n_submitted - s->n_run == QUEUE_ENTRIES) run_until(s, s->n_run + 1);
+    return &s->queue[s->n_submitted++ % QUEUE_ENTRIES];
+}
+
+/* `owned` is freed once the entry has run. */
+static cn_status submit(cn_stream *s, run_fn run, const void *args, size_t bytes,
+                        const cn_batch_view *view, void *owned)
+{
+    CN_ASSERT(bytes <= MAX_ARGS_BYTES && !(s->recording && owned));
+    pass_time(s->device);
+    entry *e = next_entry(s);
+    e->run = run;
+    memcpy(e->args, args, bytes);
+    if (view) e->view = *view;
+    e->owned = owned;
+    return CN_OK;
+}
+
+/* A copy of host memory; never NULL. */
+static char *copy_of(const void *a, size_t a_bytes, const void *b, size_t b_bytes)
+{
+    char *copy = malloc(a_bytes + b_bytes + 1);
+    CN_ASSERT(copy);
+    if (a_bytes) memcpy(copy, a, a_bytes);
+    if (b_bytes) memcpy(copy + a_bytes, b, b_bytes);
+    return copy;
+}
+
+/* ---- streams and fences ---- */
+
+static late_device *device_of(cn_backend *be) { return (late_device *)(void *)be; }
+
+static cn_stream *stream(cn_backend *be, uint32_t i)
+{
+    return i < 2 ? &device_of(be)->streams[i] : NULL;
+}
+
+static cn_status stream_sync(cn_stream *s)
+{
+    run_until(s, s->n_submitted);
+    return error_of(s);
+}
+
+static cn_status fence_create(cn_backend *be, cn_fence **out)
+{
+    (void)be;
+    *out = calloc(1, sizeof **out);
+    CN_ASSERT(*out);
+    return CN_OK;
+}
+
+static void fence_free(cn_fence *f) { free(f); }
+
+static cn_status fence_record(cn_fence *f, cn_stream *s)
+{
+    pass_time(s->device);
+    *f = (cn_fence){s, s->n_submitted};
+    return CN_OK;
+}
+
+static cn_status fence_wait(cn_stream *s, cn_fence *f)
+{
+    pass_time(s->device);
+    if (!f->stream || f->stream == s) return CN_OK;
+    entry *e = next_entry(s);
+    *e = (entry){.other = f->stream, .point = f->point};
+    return CN_OK;
+}
+
+static cn_status fence_done(cn_fence *f, bool *done)
+{
+    *done = true;
+    if (!f->stream) return CN_OK;
+    pass_time(f->stream->device);
+    *done = f->stream->n_run >= f->point;
+    return *done ? error_of(f->stream) : CN_OK;
+}
+
+static cn_status fence_sync(cn_fence *f)
+{
+    if (!f->stream) return CN_OK;
+    run_until(f->stream, f->point);
+    return error_of(f->stream);
+}
+
+/* ---- graphs ---- */
+
+static cn_status graph_begin(cn_stream *s)
+{
+    s->recording = calloc(1, sizeof *s->recording);
+    CN_ASSERT(s->recording);
+    return CN_OK;
+}
+
+static cn_status graph_end(cn_stream *s, cn_graph **out)
+{
+    *out = s->recording;
+    s->recording = NULL;
+    return CN_OK;
+}
+
+static cn_status graph_launch(cn_stream *s, cn_graph *g)
+{
+    for (uint32_t i = 0; i < g->n; i++) {
+        pass_time(s->device);
+        *next_entry(s) = g->entries[i];
+    }
+    return CN_OK;
+}
+
+static void graph_free(cn_graph *g) { free(g); }
+
+/* ---- memory ---- */
+
+static void mem_free(cn_backend *be, void *p)
+{
+    CN_ASSERT(is_idle(device_of(be))); /* nothing that is queued may still use it */
+    device_of(be)->cpu->mem_free(device_of(be)->cpu, p);
+}
+
+typedef struct mem_copy {
+    void *dst;
+    const void *src;
+    size_t bytes;
+} mem_copy;
+
+static cn_status run_mem_copy(cn_backend *cpu, cn_stream *s, entry *e)
+{
+    const mem_copy *c = (const void *)e->args;
+    return cpu->mem_write(s, c->dst, c->src, c->bytes);
+}
+
+static cn_status mem_write(cn_stream *s, void *dst, const void *host, size_t bytes)
+{
+    char *owned = s == s->device->streams ? copy_of(host, bytes, NULL, 0) : NULL;
+    const mem_copy c = {dst, owned ? owned : host, bytes};
+    return submit(s, run_mem_copy, &c, sizeof c, NULL, owned);
+}
+
+/* What `host` holds before the stream has run the copy is no one's to read. */
+static cn_status mem_read(cn_stream *s, void *host, const void *src, size_t bytes)
+{
+    const mem_copy c = {host, src, bytes};
+    if (bytes) memset(host, 0xa5, bytes);
+    return submit(s, run_mem_copy, &c, sizeof c, NULL, NULL);
+}
+
+/* ---- ops ---- */
+
+typedef cn_attn_args cn_attn_decode_args, cn_attn_prefill_args;
+
+#define RUN_OP(op)                                                                              \
+    static cn_status run_##op(cn_backend *cpu, cn_stream *s, entry *e)                          \
+    { return cpu->op(s, (const void *)e->args); }
+#define LATE_OP(op)                                                                             \
+    RUN_OP(op)                                                                                  \
+    static cn_status late_##op(cn_stream *s, const cn_##op##_args *a)                           \
+    { return submit(s, run_##op, a, sizeof *a, NULL, NULL); }
+/* Ops that read the batch. What they meet at a row of padding the CPU does not know. */
+#define LATE_BATCH_OP(op)                                                                       \
+    static cn_status run_##op(cn_backend *cpu, cn_stream *s, entry *e)                          \
+    {                                                                                           \
+        cn_##op##_args *a = (void *)e->args;                                                    \
+        drop_padding(&e->view);                                                                 \
+        a->batch = &e->view;                                                                    \
+        return cpu->op(s, a);                                                                   \
+    }                                                                                           \
+    static cn_status late_##op(cn_stream *s, const cn_##op##_args *a)                           \
+    { return submit(s, run_##op, a, sizeof *a, a->batch, NULL); }
+
+static void drop_padding(cn_batch_view *v)
+{
+    while (v->n_tokens > 0 && v->kv_slots[v->n_tokens - 1] == CN_NO_SLOT) {
+        v->n_tokens--;
+        v->n_seqs--;
+        v->n_decode--;
+    }
+}
+
+#define PLAIN_OPS(X) \
+    X(embed) X(rmsnorm) X(gemm) X(silu_mul) X(gather) X(sample) X(count_reset) X(compress)
+#define BATCH_OPS(X) X(rope_store) X(attn_decode) X(attn_prefill)
+
+PLAIN_OPS(LATE_OP)
+BATCH_OPS(LATE_BATCH_OP)
+RUN_OP(copy_blocks)
+RUN_OP(swap)
+
+static cn_status late_copy_blocks(cn_stream *s, const cn_copy_args *args)
+{
+    cn_copy_args a = *args;
+    char *owned = copy_of(a.blocks, a.n_blocks * sizeof *a.blocks, a.query_slots,
+                          a.n_query_slots * sizeof *a.query_slots);
+    a.blocks = (const cn_block_copy *)(void *)owned;
+    a.query_slots = a.blocks + a.n_blocks;
+    return submit(s, run_copy_blocks, &a, sizeof a, NULL, owned);
+}
+
+static cn_status late_swap(cn_stream *s, const cn_swap_args *args)
+{
+    cn_swap_args a = *args;
+    char *owned = copy_of(a.moves.blocks, a.moves.n_blocks * sizeof *a.moves.blocks,
+                          a.moves.windows, a.moves.n_windows * sizeof *a.moves.windows);
+    a.moves.blocks = (const cn_block_copy *)(void *)owned;
+    a.moves.windows = a.moves.blocks + a.moves.n_blocks;
+    return submit(s, run_swap, &a, sizeof a, NULL, owned);
+}
+
+/* ---- life ---- */
+
+static void close_device(cn_backend *be)
+{
+    late_device *d = device_of(be);
+    CN_ASSERT(is_idle(d));
+    d->cpu->close(d->cpu);
+    free(d);
+}
+
+static void fill_table(cn_backend *t)
+{
+    t->async = true;
+    t->close = close_device;
+    t->mem_free = t->host_free = mem_free;
+    t->mem_write = mem_write;
+    t->mem_read = mem_read;
+    t->stream = stream;
+    t->stream_sync = stream_sync;
+    t->fence_create = fence_create;
+    t->fence_free = fence_free;
+    t->fence_record = fence_record;
+    t->fence_wait = fence_wait;
+    t->fence_done = fence_done;
+    t->fence_sync = fence_sync;
+    t->graph_begin = graph_begin;
+    t->graph_end = graph_end;
+    t->graph_launch = graph_launch;
+    t->graph_free = graph_free;
+#define SET_OP(op) t->op = late_##op;
+    PLAIN_OPS(SET_OP)
+    BATCH_OPS(SET_OP)
+    SET_OP(copy_blocks)
+    SET_OP(swap)
+    t->attn_sparse = NULL; /* no model calls it */
+}
+
+cn_status __real_cn_backend_cpu_open(cn_backend **out, const cn_cpu_backend_opts *o);
+cn_status __wrap_cn_backend_cpu_open(cn_backend **out, const cn_cpu_backend_opts *o);
+
+/* What the linker puts in the place of cn_backend_cpu_open. */
+cn_status __wrap_cn_backend_cpu_open(cn_backend **out, const cn_cpu_backend_opts *o)
+{
+    CN_TRY(__real_cn_backend_cpu_open(out, o));
+    if (chosen_seed == 0) return CN_OK;
+    late_device *d = calloc(1, sizeof *d);
+    CN_ASSERT(d);
+    d->cpu = *out;
+    d->table = *d->cpu;
+    d->rng.state = chosen_seed;
+    d->held = test_rng_below(&d->rng, 4) == 0;
+    fill_table(&d->table);
+    for (uint32_t i = 0; i < 2; i++) {
+        d->streams[i].device = d;
+        d->streams[i].cpu = d->cpu->stream(d->cpu, i);
+    }
+    *out = &d->table;
+    return CN_OK;
+}
