@@ -145,7 +145,7 @@ static cn_status make_scheduler(cn_engine *e, const cn_memory_plan *plan)
         .prefix_caching = c->enable_prefix_caching,
         .chunked_prefill = c->enable_chunked_prefill,
         .hybrid = c->hybrid_scheduling,
-        .replay_by_decoding = c->batch_invariant,
+        .decoded_apart = c->batch_invariant,
         .tail_relaxation = c->tail_relaxation,
         .batch_floor = c->batch_floor,
         .n_swap_blocks = plan->n_swap_blocks,

@@ -36,6 +36,8 @@ static prefix_hit find_prefix(const cn_scheduler *s, cn_seq *q)
     if (!s->prefix) return hit;
     uint32_t b = s->o.block_tokens;
     uint32_t n_most = cn_min_u32(q->n_tokens - 1, cn_seq_window_start(q)) / b;
+    /* Its own tokens may be there as somebody's prompt. */
+    if (s->o.decoded_apart) n_most = cn_min_u32(n_most, q->n_prompt / b);
     for (; hit.n_blocks < n_most; hit.n_blocks++) {
         const uint32_t *tokens = q->tokens + (size_t)hit.n_blocks * b;
         cn_prefix_key key;

@@ -15,7 +15,10 @@ void cn_sched_register(cn_scheduler *s, cn_seq *q)
 {
     if (!s->prefix || q->state != CN_SEQ_RUNNING || q->usage_kv.compressions > 0) return;
     uint32_t b = s->o.block_tokens;
-    uint32_t n_full = cn_seq_settled(q) / b;
+    uint32_t n_settled = cn_seq_settled(q);
+    /* What was decoded has other bits than the same tokens in a prompt: none is to find it. */
+    if (s->o.decoded_apart) n_settled = cn_min_u32(n_settled, q->n_prompt);
+    uint32_t n_full = n_settled / b;
     cn_seq_sched *st = q->sched;
     for (; st->n_registered < n_full; st->n_registered++) {
         uint32_t i = st->n_registered;

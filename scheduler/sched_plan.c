@@ -80,7 +80,7 @@ static uint32_t count_ready(const cn_scheduler *s, const cn_seq *q)
     if (q->state != CN_SEQ_RUNNING) return 0;
     uint32_t room = q->n_blocks * s->o.block_tokens - q->n_resident;
     uint32_t ready = cn_min_u32(cn_seq_limit(s, q) - q->n_computed, room);
-    if (!s->o.replay_by_decoding) return ready;
+    if (!s->o.decoded_apart) return ready;
     return cn_min_u32(ready, q->n_computed < q->n_prompt ? q->n_prompt - q->n_computed : 1);
 }
 

@@ -33,8 +33,9 @@ typedef struct cn_sched_opts {
     uint64_t model_hash;         /* enters the prefix hash chain */
     bool prefix_caching;
     bool chunked_prefill;        /* off: a prompt goes whole, or waits for a step it fits in */
-    bool replay_by_decoding;     /* a preempted request's own tokens are computed again as they were
-                                  * the first time, one a step; else in chunks, as a prompt is */
+    bool decoded_apart;          /* where decoding gives other bits than a prompt's chunk: tokens
+                                  * that a sequence has said are computed again one a step, as they
+                                  * were the first time, and no prompt shares their blocks */
     bool hybrid;                 /* off: constrained scheduling (paper §4.3), concurrency <= M */
     bool priority_order;         /* inside a class: priority first (lower first), then arrival */
     bool tail_relaxation;        /* caps grow while nobody waits and memory is left */

@@ -183,6 +183,13 @@ static cn_status other_prefill(cn_stream *s, const cn_attn_args *a)
     return CN_OK;
 }
 
+static void use_other_prefill(run *r)
+{
+    cn_backend *be = r->engine->backend;
+    if (be->attn_prefill != other_prefill) true_prefill = be->attn_prefill;
+    be->attn_prefill = other_prefill;
+}
+
 static run *run_on_other_device(bool batch_invariant, bool small)
 {
     run *r = malloc(sizeof *r);
@@ -194,9 +201,7 @@ static run *run_on_other_device(bool batch_invariant, bool small)
                              "enable-prefix-caching",   "false",
                              NULL};
     run_open(r, options);
-    cn_backend *be = r->engine->backend;
-    if (be->attn_prefill != other_prefill) true_prefill = be->attn_prefill;
-    be->attn_prefill = other_prefill;
+    use_other_prefill(r);
     for (uint32_t i = 0; i < N_PROMPTS; i++) {
         cn_message m;
         cn_request_params p = run_params(r, prompts[i], &m, MAX_TOKENS);
@@ -225,6 +230,43 @@ static void batch_invariance_holds_for_the_preempted(void **state)
     close_run(undisturbed);
     close_run(preempted);
     close_run(in_chunks);
+}
+
+/* A prompt of 40 tokens, then the same with its answer and five more: the second turn's sample. */
+static run_sample second_turn(bool cache)
+{
+    enum { FIRST = 40, SAID = 40, MORE = 5 };
+    static run r;
+    run_open(&r, (const char *[]){"batch-invariant", "true", "block-size", "16",
+                                  "enable-prefix-caching", cache ? "true" : "false", NULL});
+    use_other_prefill(&r);
+    uint32_t tokens[FIRST + SAID + MORE];
+    for (uint32_t i = 0; i < FIRST + SAID + MORE; i++) tokens[i] = 100 + i * 37 % 1500;
+    for (uint32_t turn = 0; turn < 2; turn++) {
+        cn_message m;
+        cn_request_params p = run_params(&r, "", &m, SAID);
+        p.messages = NULL;
+        p.n_messages = 0;
+        p.tokens = tokens;
+        p.n_tokens = turn ? FIRST + SAID + MORE : FIRST;
+        p.sampling.ignore_eos = true;
+        p.sampling.logprobs = 1;
+        run_submit(&r, &p);
+        run_finish(&r);
+        if (turn == 0) memcpy(tokens + FIRST, r.samples[0][0].tokens, SAID * sizeof *tokens);
+    }
+    const run_sample second = r.samples[1][0];
+    run_close(&r);
+    return second;
+}
+
+static void batch_invariance_holds_for_a_second_turn(void **state)
+{
+    (void)state;
+    const run_sample cold = second_turn(false), warm = second_turn(true);
+    assert_int_equal(cold.usage.cached_tokens, 0);
+    assert_int_equal(warm.usage.cached_tokens, 32); /* of the first prompt, none of its answer */
+    assert_true(cold.logprob_hash == warm.logprob_hash);
 }
 
 static void prefix_cache_changes_nothing_and_hits(void **state)
@@ -411,6 +453,7 @@ int main(void)
         cmocka_unit_test(asynchronous_sampling_rules_are_the_same),
         cmocka_unit_test(preemption_changes_nothing),
         cmocka_unit_test(batch_invariance_holds_for_the_preempted),
+        cmocka_unit_test(batch_invariance_holds_for_a_second_turn),
         cmocka_unit_test(prefix_cache_changes_nothing_and_hits),
         cmocka_unit_test(a_seed_decides_whatever_the_company),
         cmocka_unit_test(samples_share_their_prompt),

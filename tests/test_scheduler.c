@@ -190,14 +190,14 @@ static void the_last_without_a_slot_is_preempted_and_recomputed(void **state)
     rig_done(&r);
 }
 
-/* With replay_by_decoding only the prompt comes back in a chunk. */
+/* With decoded_apart only the prompt comes back in a chunk, and only it is shared. */
 static void what_a_preempted_request_said_can_be_decoded_again(void **state)
 {
     (void)state;
     cn_sched_opts o = rig_options();
     o.n_blocks = 8;
     o.prefix_caching = false;
-    o.replay_by_decoding = true;
+    o.decoded_apart = true;
     rig r = rig_make(o);
     rig_add(&r, 1, 8, 24, rig_full());
     cn_seq *b = rig_add(&r, 50, 8, 24, rig_full());

@@ -29,7 +29,8 @@ typedef struct guest {
     bool live;
     int32_t canary; /* which one, or -1 */
     uint32_t n_samples, n_ended, n_tokens, max_tokens;
-    uint32_t tokens[CANARY_TOKENS]; /* of a canary */
+    uint32_t tokens[CANARY_TOKENS]; /* of a canary, and their logprobs */
+    float logprobs[CANARY_TOKENS];
 } guest;
 
 typedef struct soak {
@@ -41,7 +42,9 @@ typedef struct soak {
     uint32_t n_live;
     uint64_t submitted, ended, cancelled, canaries;
     uint32_t canary_tokens[N_CANARIES][CANARY_TOKENS];
+    float canary_logprobs[N_CANARIES][CANARY_TOKENS];
     bool canary_known[N_CANARIES];
+    uint64_t preempted; /* canaries */
     bool canary_runs;
 } soak;
 
@@ -100,16 +103,22 @@ static void check_canary(guest *g, const cn_usage *u)
 {
     soak *s = g->soak;
     uint32_t *known = s->canary_tokens[g->canary];
+    float *worth = s->canary_logprobs[g->canary];
     s->canary_runs = false;
     s->canaries++;
     assert_int_equal(g->n_tokens, CANARY_TOKENS);
-    if (!s->canary_known[g->canary]) memcpy(known, g->tokens, sizeof g->tokens);
+    s->preempted += u->preemptions > 0;
+    if (!s->canary_known[g->canary]) {
+        memcpy(known, g->tokens, sizeof g->tokens);
+        memcpy(worth, g->logprobs, sizeof g->logprobs);
+    }
     s->canary_known[g->canary] = true;
     for (uint32_t i = 0; s->repeats && i < CANARY_TOKENS; i++)
-        if (g->tokens[i] != known[i])
-            fail_msg("canary %d, token %u: %u, the first time %u (%llu asked before; this time %u "
-                     "tokens were cached, %u compressions, %u preemptions)",
-                     g->canary, i, g->tokens[i], known[i], (unsigned long long)s->canaries - 1,
+        if (g->tokens[i] != known[i] || g->logprobs[i] != worth[i])
+            fail_msg("canary %d, token %u: %u (%.9g), the first time %u (%.9g); %llu were asked "
+                     "before; this time %u tokens were cached, %u compressions, %u preemptions",
+                     g->canary, i, g->tokens[i], (double)g->logprobs[i], known[i],
+                     (double)worth[i], (unsigned long long)s->canaries - 1,
                      u->cached_tokens, u->kv.compressions, u->preemptions);
 }
 
@@ -121,8 +130,9 @@ static void on_event(void *user, const cn_event *ev)
     assert_true(ev->sample < g->n_samples);
     for (uint32_t i = 0; i < ev->n_tokens; i++) {
         assert_true(ev->tokens[i] < g->soak->vocab);
-        if (g->canary >= 0 && g->n_tokens + i < CANARY_TOKENS)
-            g->tokens[g->n_tokens + i] = ev->tokens[i];
+        if (g->canary < 0 || g->n_tokens + i >= CANARY_TOKENS) continue;
+        g->tokens[g->n_tokens + i] = ev->tokens[i];
+        g->logprobs[g->n_tokens + i] = ev->logprobs[i].chosen.logprob;
     }
     g->n_tokens += ev->n_tokens;
     assert_true(g->n_tokens <= g->n_samples * g->max_tokens);
@@ -183,6 +193,7 @@ static void submit(soak *s, int32_t canary)
         p.sampling.temperature = 0;
         p.sampling.max_tokens = CANARY_TOKENS;
         p.sampling.ignore_eos = true;
+        p.sampling.logprobs = 0;
         if (canary == 1 && s->compresses) p.kv.policy = CN_KV_ZIP;
     } else {
         p.n_tokens = random_prompt(s, tokens);
@@ -246,12 +257,13 @@ static void traffic_leaves_nothing_behind(void **state)
     cn_engine_stats(s->engine, &stats);
     print_message("    %s, %.0f s: %llu requests, %llu cancelled, %llu steps, %llu tokens, %llu "
                   "preemptions, %llu compressions, %llu moves to swap space, %llu repeated "
-                  "requests\n",
+                  "requests, %llu of them preempted\n",
                   device, seconds, (unsigned long long)s->submitted,
                   (unsigned long long)s->cancelled, (unsigned long long)stats.steps,
                   (unsigned long long)stats.generation_tokens,
                   (unsigned long long)stats.preemptions, (unsigned long long)stats.compressions,
-                  (unsigned long long)stats.swap_outs, (unsigned long long)s->canaries);
+                  (unsigned long long)stats.swap_outs, (unsigned long long)s->canaries,
+                  (unsigned long long)s->preempted);
     assert_int_equal(s->n_live, 0);
     assert_int_equal(s->ended, s->submitted);
     assert_int_equal(stats.running + stats.waiting + stats.slots_used + stats.compressing, 0);

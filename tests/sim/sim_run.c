@@ -178,12 +178,12 @@ bool sim_run(const sim_opts *o, sim_result *r)
         const cn_sched_opts *e = &w->engine;
         snprintf(r->error, sizeof r->error,
                  "seed %llu, step %llu: %s (%u blocks of %u, %u slots, window %u, %u requests, "
-                 "%u tokens per step, prefix %d, chunked %d, replay %d, hybrid %d, relaxed %d, "
+                 "%u tokens per step, prefix %d, chunked %d, apart %d, hybrid %d, relaxed %d, "
                  "swap %u and %u, lag %d, synchronous %d)",
                  (unsigned long long)o->seed, (unsigned long long)r->steps, text, e->n_blocks,
                  e->block_tokens, e->n_query_slots, e->window_tokens, e->max_seqs,
                  e->max_batched_tokens, e->prefix_caching, e->chunked_prefill,
-                 e->replay_by_decoding, e->hybrid, e->tail_relaxation, e->n_swap_blocks,
+                 e->decoded_apart, e->hybrid, e->tail_relaxation, e->n_swap_blocks,
                  e->n_swap_windows, w->lag, w->synchronous);
     }
     cn_free(w);
