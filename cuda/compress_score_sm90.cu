@@ -2,9 +2,10 @@
  * lightning redundancy of all units of a chunk in one launch that reads K once.
  *
  * A thread block stays on its multiprocessor and takes the spans of units in turn: number
- * blockIdx.x, then every gridDim.x-th. A warpgroup fetches: keys through a ring of stages by a
- * tensor map over the pool, wherever their blocks lie, and the window's queries. Three teams, a
- * warpgroup each, have a span each, so that one multiplies while others compute or wait:
+ * blockIdx.x, then every gridDim.x-th. Two teams have a span each, so that one multiplies while the
+ * other computes or waits; warps of one more warpgroup fetch for them by tensor maps, keys over the
+ * pool, wherever their blocks lie, and the window's queries, each as soon as the team has
+ * multiplied the ones before:
  *   1. compare: keys * keys^T, the cosines of a block, summed and searched for twins in registers;
  *   2. measure: keys * queries^T; of each query the largest logit and the sum of exponentials over
  *      the span, left in device memory for the unit's other spans;
@@ -18,30 +19,16 @@
  * the second for step 3, and read K twice.
  *
  * Products have keys in the 64-row side of wgmma. Queries, the other side, come in rounds of
- * COLUMNS rows, so ordered that a thread finds all heads of a query in its own registers: value i
- * of the lanes with lane % 4 = q is head i % G of the round's query i / G * 4 + q, where G is the
- * group rounded up to a power of two; heads beyond the group repeat its last, which no maximum
- * minds.
+ * COLUMNS, in the order of the window's ring: eight of its rows of one head are an atom, and atoms
+ * of all heads of the group follow one another, so that a thread finds all heads of a query in its
+ * own registers. The group is rounded up to a power of two; heads beyond it repeat its last, which
+ * no maximum minds.
  *
- * Grid: the multiprocessors; block 512 (256 for d above 128). Bytes of a unit: 2*n*d read (K), 4*n
- * read (F), 8*n written; operations 2*n*d * (COLUMNS * rounds + max(block_tokens, 64)). Nine blocks
- * of 256 tokens, 36 layers, 8 kv heads, d 128, 16 queries of 4 heads: 175 MB and 54 GFLOP; at 3
- * TB/s and 800 TFLOP/s 58 and 68 us. Twin: cpu_score.c. Paper: Zipage, C.2, C.3, C.7. */
+ * Grid: the multiprocessors; block 640 (384 for d above 128). Bytes of a unit: 2*n*d read (K), 4*n
+ * read (F), 8*n written; operations 2*n*d * (COLUMNS * rounds + max(block_tokens, 64) + 64). Nine
+ * blocks of 256 tokens, 36 layers, 8 kv heads, d 128, 16 queries of 4 heads: 175 MB and 65 GFLOP;
+ * at 3 TB/s and 800 TFLOP/s 58 and 81 us. Twin: cpu_score.c. Paper: Zipage, C.2, C.3, C.7. */
 #include "cuda/compress_score_sm90.cuh"
-
-/* A thread's view of the block. */
-template <int D> struct score_block {
-    unsigned char *stages, *queries;
-    uint64_t *keys_full, *keys_empty; /* barriers, [STAGES] */
-    uint64_t *queries_full;           /* [TEAMS]: of a team's own */
-    uint64_t *queries_empty;
-    uint32_t n_loads; /* of queries so far: of all, or of a team's own */
-
-    __device__ unsigned char *keys(uint32_t i) const /* of the block's i-th span */
-    {
-        return stages + i % score_plan<D>::STAGES * (score_plan<D>::BOXES * score_plan<D>::KEY_BOX);
-    }
-};
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -65,116 +52,123 @@ __device__ static inline score_span span_of(const score_params &p, uint32_t numb
     return x;
 }
 
-/* The query of value i of lanes with lane % 4 = quad, and its head in the group. */
-__device__ static inline uint32_t query_of(const score_params &p, uint32_t round, uint32_t i,
-                                           uint32_t quad)
+/* Columns of a round come in atoms: number j has head j % G of ring rows atom_row(j) on. */
+__device__ static inline uint32_t atom_row(const score_params &p, uint32_t round, uint32_t j)
 {
-    return (round * (COLUMNS >> p.group_shift)) + (i >> p.group_shift) * 4 + quad;
+    return (round * (ATOMS >> p.group_shift) + (j >> p.group_shift)) * ATOM;
 }
 
-__device__ static inline uint32_t head_of(const score_params &p, uint32_t i)
+__device__ static inline uint32_t atom_head(const score_params &p, uint32_t j)
 {
-    return min(i & ((1u << p.group_shift) - 1), p.c.group - 1);
+    return min(j & ((1u << p.group_shift) - 1), p.c.group - 1);
 }
 
-/* ---- fetching: a warpgroup ---- */
+/* The ring row of value i of lanes with lane % 4 = quad; it has the head of atom i / 2. */
+__device__ static inline uint32_t ring_row_of(const score_params &p, uint32_t round, uint32_t i,
+                                              uint32_t quad)
+{
+    return atom_row(p, round, i / 2) + quad * 2 + i % 2;
+}
+
+/* ---- fetching ---- */
 
 /* Slots that the sequence has not keep what shared memory held. */
 template <int D>
-__device__ static inline void fetch_keys(const score_params &p, const score_block<D> &b,
-                                         const CUtensorMap *pool, uint32_t i, uint32_t number)
+__device__ static inline void fetch_keys(const score_params &p, const team_place<D> &t,
+                                         const CUtensorMap *pool, const score_span &x,
+                                         uint32_t turn)
 {
     const cn_kv_layout &l = p.c.pools.layout;
-    const score_span x = span_of(p, number);
-    const uint32_t n = min((uint32_t)SPAN, p.c.n - x.first);
-    const uint32_t stage = i % score_plan<D>::STAGES, lane = threadIdx.x % CN_WARP;
+    const uint32_t n = min((uint32_t)SPAN, p.c.n - x.first), lane = threadIdx.x % CN_WARP;
     const uint32_t at = lane * l.tile_tokens, slot = x.first + at; /* a lane has a tile */
     uint32_t row = 0;
     if (at < n)
         row = (uint32_t)(cn_kv_row(&l, x.layer, x.job->source[slot / l.block_tokens], x.kv_head,
                                    slot % l.block_tokens, CN_KV_K) /
                          l.head_dim);
-    cn_barrier_wait(&b.keys_empty[stage], (i / score_plan<D>::STAGES & 1) ^ 1);
-    if (lane == 0) cn_barrier_expect(&b.keys_full[stage], score_plan<D>::BOXES * n * CN_ROW_BYTES);
+    uint64_t *full = &t.shared->keys_full;
+    cn_barrier_wait(&t.shared->keys_empty, (turn & 1) ^ 1);
+    if (lane == 0) cn_barrier_expect(full, score_plan<D>::BOXES * n * CN_ROW_BYTES);
     __syncwarp();
     if (at >= n) return;
 #pragma unroll
     for (uint32_t box = 0; box < score_plan<D>::BOXES; box++)
-        cn_box_copy(cn_shared_address(b.keys(i) + box * score_plan<D>::KEY_BOX + at * CN_ROW_BYTES),
-                    pool, box * CN_BOX_COLS, row, &b.keys_full[stage]);
+        cn_box_copy(cn_shared_address(t.keys + box * score_plan<D>::KEY_BOX + at * CN_ROW_BYTES),
+                    pool, box * CN_BOX_COLS, row, full);
 }
 
-/* Queries beyond the window are zeros. */
+/* A lane has an atom's box. Rows beyond the window are whatever follows in the pool. */
 template <int D>
-__device__ static inline void fetch_queries(const score_params &p, score_block<D> &b, uint32_t i,
-                                            uint32_t number, uint32_t round)
+__device__ static inline void fetch_queries(const score_params &p, const team_place<D> &t,
+                                            const CUtensorMap *windows, const score_span &x,
+                                            uint32_t round, uint32_t turn)
 {
-    constexpr uint32_t CHUNKS = D / CN_VEC8;
-    const cn_pools &pools = p.c.pools;
-    const uint32_t d = pools.layout.head_dim, window = p.c.window;
-    const uint32_t thread = threadIdx.x % CN_WARPGROUP - CN_WARP, chunk = thread % CHUNKS;
-    const score_span x = span_of(p, number);
-    const uint32_t ring_start = x.job->ring_start;
-    const cn_bf16 *from = (const cn_bf16 *)pools.q_window +
-                          cn_query_row(pools.n_query_slots, pools.window, pools.n_heads, d, x.layer,
-                                       x.job->query_slot, 0, x.kv_head * p.c.group);
-    cn_barrier_wait(b.queries_empty, (b.n_loads++ & 1) ^ 1);
-#pragma unroll 4
-    for (uint32_t column = thread / CHUNKS; column < COLUMNS; column += QUERY_THREADS / CHUNKS) {
-        const uint32_t value = column / 8 * 2 + column % 2;
-        const uint32_t query = query_of(p, round, value, column % 8 / 2);
-        const bool valid = query < window && chunk * CN_VEC8 < d;
-        const uint32_t ring_row = (ring_start + query) % window;
-        const uint32_t row = ring_row * pools.n_heads + head_of(p, value);
-        cn_copy16(cn_shared_address(b.queries + cn_chunk_at(COLUMNS, column, chunk)),
-                  valid ? from + row * d + chunk * CN_VEC8 : from, valid);
-    }
-    cn_copy_commit();
-    cn_copy_wait<0>();
-    cn_async_fence();
-    cn_barrier_arrive(&b.queries_full[i % score_plan<D>::TEAMS]);
+    using plan = score_plan<D>;
+    const uint32_t lane = threadIdx.x % CN_WARP, atom = lane % ATOMS, box = lane / ATOMS;
+    const uint32_t head = x.kv_head * p.c.group + atom_head(p, atom);
+    const uint32_t slot = x.layer * p.c.pools.n_query_slots + x.job->query_slot;
+    const uint32_t row = slot * p.c.pools.window + atom_row(p, round, atom);
+    unsigned char *to = t.queries + box * plan::QUERY_BOX + atom * ATOM * CN_ROW_BYTES;
+    uint64_t *full = &t.shared->queries_full;
+    cn_barrier_wait(&t.shared->queries_empty, (turn & 1) ^ 1);
+    if (lane == 0) cn_barrier_expect(full, plan::BOXES * plan::QUERY_BOX);
+    __syncwarp();
+    if (box < plan::BOXES)
+        cn_box_copy3(cn_shared_address(to), windows, box * CN_BOX_COLS, head, row, full);
 }
 
-/* One warp fetches keys, the others queries. */
-template <int D>
-__device__ static inline void fetch(const score_params &p, score_block<D> &b,
-                                    const CUtensorMap *pool, uint32_t n_spans)
+/* The number of a team's span. */
+template <int D> __device__ static inline uint32_t span_number(uint32_t team, uint32_t turn)
 {
-    const bool has_keys = threadIdx.x % CN_WARPGROUP < CN_WARP;
-    for (uint32_t i = 0, number = blockIdx.x; number < n_spans; i++, number += gridDim.x) {
-        if (has_keys)
-            fetch_keys<D>(p, b, pool, i, number);
-        else
-            for (uint32_t round = 0; round < p.n_rounds; round++)
-                fetch_queries<D>(p, b, i, number, round);
+    return blockIdx.x + (turn * score_plan<D>::TEAMS + team) * gridDim.x;
+}
+
+/* A warp fetches the keys of a team's spans, or the queries. */
+template <int D>
+__device__ static inline void fetch(const score_params &p, const team_place<D> &t, uint32_t team,
+                                    bool keys, const CUtensorMap *map)
+{
+    const uint32_t n_spans = n_spans_of(p);
+    for (uint32_t turn = 0; span_number<D>(team, turn) < n_spans; turn++) {
+        const score_span span = span_of(p, span_number<D>(team, turn));
+        if (keys) fetch_keys(p, t, map, span, turn);
+        for (uint32_t round = 0; !keys && round < p.n_rounds; round++)
+            fetch_queries(p, t, map, span, round, turn * p.n_rounds + round);
     }
 }
 
 /* ---- steps 2 and 3: attention, a team ---- */
 
-/* The register of a thread's value i in row half h. */
-#define VALUE(i, h) ((i) / 2 * 4 + (h) * 2 + (i) % 2)
-
-/* Products of the warpgroup's strips and the round's queries; what a query may not see is -inf. */
+/* Products of the warpgroup's strips and the round's queries. */
 template <int D>
-__device__ static __forceinline__ void logits(float x[STRIPS][SUMS], const score_params &p,
-                                              const score_span &span, score_block<D> &b,
-                                              const unsigned char *keys, uint32_t round)
+__device__ static __forceinline__ void begin_logits(float x[OWN][SUMS], const team_place<D> &t,
+                                                    uint32_t turn)
+{
+    cn_barrier_wait(&t.shared->queries_full, turn & 1);
+#pragma unroll
+    for (uint32_t s = 0; s < OWN; s++)
+        begin_product<COLUMNS, D>(x[s], t.keys + (t.strip + s) * STRIP * CN_ROW_BYTES,
+                                  score_plan<D>::KEY_BOX, t.queries, score_plan<D>::QUERY_BOX);
+}
+
+/* What a query may not see becomes -inf. */
+template <int D>
+__device__ static __forceinline__ void end_logits(float x[OWN][SUMS], const score_params &p,
+                                                  const score_span &span, const team_place<D> &t,
+                                                  uint32_t round)
 {
     const uint32_t n_early = p.c.n - p.c.window; /* slots that all queries see */
-    cn_barrier_wait(&b.queries_full[threadIdx.x / TEAM], b.n_loads++ & 1);
-#pragma unroll
-    for (uint32_t s = 0; s < STRIPS; s++)
-        begin_product<COLUMNS, D>(x[s], keys + s * STRIP * CN_ROW_BYTES, score_plan<D>::KEY_BOX,
-                                  b.queries, score_plan<D>::QUERY_BOX);
     cn_wgmma_wait<0>();
-    if (threadIdx.x % CN_WARP == 0) cn_barrier_arrive(b.queries_empty);
+    if (threadIdx.x % CN_WARP == 0) cn_barrier_arrive(&t.shared->queries_empty);
     if (span.first + SPAN <= n_early) return;
+    const uint32_t ring_start = span.job->ring_start;
 #pragma unroll
     for (uint32_t i = 0; i < VALUES; i++) {
-        const uint32_t n_visible = n_early + query_of(p, round, i, threadIdx.x % 4) + 1;
+        const uint32_t row = ring_row_of(p, round, i, threadIdx.x % 4);
+        const uint32_t query = row - ring_start + (row < ring_start ? p.c.window : 0);
+        const uint32_t n_visible = n_early + query + 1;
 #pragma unroll
-        for (uint32_t s = 0; s < STRIPS; s++)
+        for (uint32_t s = 0; s < OWN; s++)
 #pragma unroll
             for (uint32_t h = 0; h < 2; h++)
                 if (span.first + row_of(s, h) >= min(n_visible, p.c.n))
@@ -182,26 +176,25 @@ __device__ static __forceinline__ void logits(float x[STRIPS][SUMS], const score
     }
 }
 
-/* The largest and the sum of exponentials in each column over the warp's rows.
- */
-__device__ static __forceinline__ void measure_warp(float2 *out, const float x[STRIPS][SUMS],
+/* The largest and the sum of exponentials in each column over the warp's rows. */
+__device__ static __forceinline__ void measure_warp(float2 *out, const float x[OWN][SUMS],
                                                     float scale)
 {
+    const float least = -1e30f; /* for a query that sees no slot: every exponential is 0 */
     const uint32_t lane = threadIdx.x % CN_WARP;
 #pragma unroll
     for (uint32_t i = 0; i < VALUES; i++) {
         float top = -CUDART_INF_F;
 #pragma unroll
-        for (uint32_t s = 0; s < STRIPS; s++)
+        for (uint32_t s = 0; s < OWN; s++)
             top = fmaxf(top, fmaxf(x[s][VALUE(i, 0)], x[s][VALUE(i, 1)]));
 #pragma unroll
         for (uint32_t lanes = 4; lanes < CN_WARP; lanes *= 2)
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, lanes));
-        /* A query that sees none of these slots: every exponential is 0. */
-        const float base = top == -CUDART_INF_F ? 0 : top * scale;
+        const float base = fmaxf(top * scale, least);
         float sum = 0;
 #pragma unroll
-        for (uint32_t s = 0; s < STRIPS; s++)
+        for (uint32_t s = 0; s < OWN; s++)
             sum += cn_exp2(x[s][VALUE(i, 0)] * scale - base) +
                    cn_exp2(x[s][VALUE(i, 1)] * scale - base);
 #pragma unroll
@@ -243,13 +236,13 @@ __device__ static inline uint32_t own_column(void) { return threadIdx.x % TEAM /
 
 __device__ static inline bool column_measure(uint32_t *at, const score_params &p, uint32_t round)
 {
-    const uint32_t i = own_column() / 4, query = query_of(p, round, i, own_column() % 4);
-    *at = query * p.c.group + head_of(p, i);
-    return query < p.c.window;
+    const uint32_t i = own_column() / 4, row = ring_row_of(p, round, i, own_column() % 4);
+    *at = row * p.c.group + atom_head(p, i / 2);
+    return row < p.c.window;
 }
 
 __device__ static __forceinline__ void measure(const score_params &p, const score_span &span,
-                                               const float x[STRIPS][SUMS], team_shared *team,
+                                               const float x[OWN][SUMS], team_shared *team,
                                                uint32_t round)
 {
     const uint32_t part = threadIdx.x % SHARERS;
@@ -269,11 +262,11 @@ __device__ static __forceinline__ void measure(const score_params &p, const scor
 __device__ static inline void meet(const score_params &p, const score_span &span)
 {
     if (threadIdx.x % TEAM == 0) {
-        uint32_t *n = &p.n_measured[span.unit];
-        __threadfence();
-        atomicAdd(n, 1u);
-        while (*(volatile uint32_t *)n < p.c.n_spans) __nanosleep(20);
-        __threadfence();
+        uint32_t *n = &p.n_measured[span.unit], seen;
+        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(n) : "memory");
+        do {
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(n) : "memory");
+        } while (seen < p.c.n_spans);
     }
     team_sync();
 }
@@ -283,12 +276,19 @@ __device__ static inline void find_bases(const score_params &p, const score_span
                                          team_shared *team, uint32_t round)
 {
     const uint32_t part = threadIdx.x % SHARERS;
-    float2 all = make_float2(-CUDART_INF_F, 0);
+    const float2 none = make_float2(-CUDART_INF_F, 0);
+    float2 all = none;
     uint32_t at;
-    if (column_measure(&at, p, round)) {
-#pragma unroll 4
-        for (uint32_t i = part; i < p.c.n_spans; i += SHARERS)
-            all = merge(all, __ldcg(&measures_at(p, span, i)[at]));
+    const bool has = column_measure(&at, p, round);
+    for (uint32_t first = part; first < p.c.n_spans; first += AT_ONCE * SHARERS) {
+        float2 some[AT_ONCE];
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; i++) {
+            const uint32_t from = first + i * SHARERS;
+            some[i] = has && from < p.c.n_spans ? __ldcg(&measures_at(p, span, from)[at]) : none;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; i++) all = merge(all, some[i]);
     }
     all = merge_shared(all);
     team_sync(); /* the round before has been weighed */
@@ -297,7 +297,7 @@ __device__ static inline void find_bases(const score_params &p, const score_span
 }
 
 /* sum += of each query the largest weight of the group. */
-__device__ static __forceinline__ void weigh(float sum[STRIPS][2], float x[STRIPS][SUMS],
+__device__ static __forceinline__ void weigh(float sum[OWN][2], float x[OWN][SUMS],
                                              const score_params &p, const float base[COLUMNS],
                                              uint32_t round)
 {
@@ -307,166 +307,149 @@ __device__ static __forceinline__ void weigh(float sum[STRIPS][2], float x[STRIP
     for (uint32_t i = 0; i < VALUES; i++) {
         const float b = base[i * 4 + quad];
 #pragma unroll
-        for (uint32_t s = 0; s < STRIPS; s++)
+        for (uint32_t s = 0; s < OWN; s++)
 #pragma unroll
             for (uint32_t h = 0; h < 2; h++) x[s][VALUE(i, h)] = x[s][VALUE(i, h)] * p.scale - b;
     }
 #pragma unroll
-    for (uint32_t step = 1; step < MAX_GROUP; step *= 2) {
+    for (uint32_t step = 1; step < MAX_GROUP; step *= 2) { /* atoms apart: the heads of a query */
         if (step >= group) break;
 #pragma unroll
-        for (uint32_t i = 0; i < VALUES; i += 2 * step)
+        for (uint32_t i = 0; i < VALUES; i++)
 #pragma unroll
-            for (uint32_t s = 0; s < STRIPS; s++)
+            for (uint32_t s = 0; i / 2 % (2 * step) == 0 && s < OWN; s++)
 #pragma unroll
                 for (uint32_t h = 0; h < 2; h++)
-                    x[s][VALUE(i, h)] = fmaxf(x[s][VALUE(i, h)], x[s][VALUE(i + step, h)]);
+                    x[s][VALUE(i, h)] = fmaxf(x[s][VALUE(i, h)], x[s][VALUE(i + 2 * step, h)]);
     }
 #pragma unroll
     for (uint32_t i = 0; i < VALUES; i++) {
-        if (i % group != 0 || query_of(p, round, i, quad) >= p.c.window) continue;
+        if (i / 2 % group != 0 || ring_row_of(p, round, i, quad) >= p.c.window) continue;
 #pragma unroll
-        for (uint32_t s = 0; s < STRIPS; s++)
+        for (uint32_t s = 0; s < OWN; s++)
 #pragma unroll
             for (uint32_t h = 0; h < 2; h++) sum[s][h] += cn_exp2(fmaxf(x[s][VALUE(i, h)], least));
     }
 }
 
-/* alpha * F of a slot, or -inf. */
+/* F of a slot, 0 where it does not count: scores are not below. */
 __device__ static inline float history_of(const score_params &p, const score_span &span,
                                           uint32_t slot)
 {
     const cn_kv_layout &l = p.c.pools.layout;
-    if (slot >= span.job->n_history) return -CUDART_INF_F;
+    if (slot >= span.job->n_history) return 0;
     const uint32_t block = span.job->source[slot / l.block_tokens];
-    return span.job->alpha *
-           p.c.pools.score[cn_kv_side(&l, span.layer, block, span.kv_head, slot % l.block_tokens)];
+    return p.c.pools.score[cn_kv_side(&l, span.layer, block, span.kv_head, slot % l.block_tokens)];
 }
 
 __device__ static inline void store_scores(const score_params &p, const score_span &span,
-                                           const float sum[STRIPS][2], const float history[2])
+                                           const float sum[OWN][2], float history)
 {
-    float own[2];
+    float own = 0;
 #pragma unroll
-    for (uint32_t s = 0; s < STRIPS; s++)
+    for (uint32_t s = 0; s < OWN; s++)
 #pragma unroll
         for (uint32_t h = 0; h < 2; h++) {
             float all = sum[s][h];
             all += __shfl_xor_sync(0xffffffffu, all, 1);
             all += __shfl_xor_sync(0xffffffffu, all, 2);
-            if (threadIdx.x % 4 == s) own[h] = all;
+            if (owns(s, h)) own = all;
         }
-#pragma unroll
-    for (uint32_t h = 0; h < 2; h++) {
-        const uint32_t slot = span.first + own_row(h);
-        if (slot < p.c.n)
-            p.c.score[(size_t)span.unit * p.c.n + slot] =
-                fmaxf(own[h] / (float)p.c.window, history[h]);
-    }
+    const uint32_t slot = span.first + own_row();
+    if (slot < p.c.n)
+        p.c.score[(size_t)span.unit * p.c.n + slot] =
+            fmaxf(own / (float)p.c.window, span.job->alpha * history);
 }
 
-/* Steps 2 and 3 in one: a window of one round, whose logits stay in registers.
- */
+/* Steps 2 and 3 in one: a window of one round, whose logits stay in registers. */
 template <int D>
 __device__ static inline void attend(const score_params &p, const score_span &span,
-                                     score_block<D> &b, const unsigned char *keys,
-                                     uint64_t *release, team_shared *team)
+                                     const team_place<D> &t, uint32_t turn)
 {
-    const float history[2] = {history_of(p, span, span.first + own_row(0)),
-                              history_of(p, span, span.first + own_row(1))};
-    float x[STRIPS][SUMS], sum[STRIPS][2] = {};
-    logits<D>(x, p, span, b, keys, 0);
-    if (threadIdx.x % CN_WARP == 0) cn_barrier_arrive(release);
-    measure(p, span, x, team, 0);
+    float x[OWN][SUMS], sum[OWN][2] = {};
+    begin_logits(x, t, turn);
+    const float history = history_of(p, span, span.first + own_row());
+    end_logits(x, p, span, t, 0);
+    if (threadIdx.x % CN_WARP == 0) cn_barrier_arrive(&t.shared->keys_empty);
+    measure(p, span, x, t.shared, 0);
     meet(p, span);
-    find_bases(p, span, team, 0);
-    weigh(sum, x, p, team->base, 0);
+    find_bases(p, span, t.shared, 0);
+    weigh(sum, x, p, t.shared->base, 0);
     store_scores(p, span, sum, history);
 }
 
 /* One of steps 2 and 3. */
 template <int D>
 __device__ static inline void attend_in_rounds(const score_params &p, const score_span &span,
-                                               score_block<D> &b, const unsigned char *keys,
-                                               uint64_t *release, team_shared *team)
+                                               const team_place<D> &t, uint32_t turn)
 {
-    float x[STRIPS][SUMS], sum[STRIPS][2] = {};
+    float x[OWN][SUMS], sum[OWN][2] = {};
     for (uint32_t round = 0; round < p.n_rounds; round++) {
-        if (p.steps == WEIGH) find_bases(p, span, team, round);
-        logits<D>(x, p, span, b, keys, round);
+        if (p.steps == WEIGH) find_bases(p, span, t.shared, round);
+        begin_logits(x, t, turn * p.n_rounds + round);
+        end_logits(x, p, span, t, round);
         if (p.steps == WEIGH)
-            weigh(sum, x, p, team->base, round);
+            weigh(sum, x, p, t.shared->base, round);
         else
-            measure(p, span, x, team, round);
+            measure(p, span, x, t.shared, round);
     }
-    if (threadIdx.x % CN_WARP == 0) cn_barrier_arrive(release);
-    if (p.steps != WEIGH) return;
-    const float history[2] = {history_of(p, span, span.first + own_row(0)),
-                              history_of(p, span, span.first + own_row(1))};
-    store_scores(p, span, sum, history);
+    if (threadIdx.x % CN_WARP == 0) cn_barrier_arrive(&t.shared->keys_empty);
+    if (p.steps == WEIGH) store_scores(p, span, sum, history_of(p, span, span.first + own_row()));
 }
 
-/* Every TEAMS-th of the block's spans. */
-template <int D, int P>
-__device__ static inline void compute(const score_params &p, score_block<D> &b, team_shared *team,
-                                      uint32_t n_spans)
+/* A team's spans. */
+template <int D>
+__device__ static inline void compute(const score_params &p, const team_place<D> &t, uint32_t team)
 {
-    constexpr uint32_t TEAMS = score_plan<D>::TEAMS, STAGES = score_plan<D>::STAGES;
-    for (uint32_t i = threadIdx.x / TEAM;; i += TEAMS) {
-        const uint32_t number = blockIdx.x + i * gridDim.x, stage = i % STAGES;
-        if (number >= n_spans) return;
-        const score_span span = span_of(p, number);
-        cn_barrier_wait(&b.keys_full[stage], i / STAGES & 1);
+    const uint32_t n_spans = n_spans_of(p);
+    for (uint32_t turn = 0; span_number<D>(team, turn) < n_spans; turn++) {
+        const score_span span = span_of(p, span_number<D>(team, turn));
+        cn_barrier_wait(&t.shared->keys_full, turn & 1);
         if (p.steps & MEASURE && p.c.redundancy_kind == CN_REDUNDANCY_LIGHTNING)
-            compare<D, P>(p, span, b.keys(i), team);
+            compare(p, span, t);
         if (p.steps == (MEASURE | WEIGH))
-            attend<D>(p, span, b, b.keys(i), &b.keys_empty[stage], team);
+            attend(p, span, t, turn);
         else
-            attend_in_rounds<D>(p, span, b, b.keys(i), &b.keys_empty[stage], team);
+            attend_in_rounds(p, span, t, turn);
     }
 }
 
 #endif
 
-/* P: columns of a panel of cosines, 128 for blocks at least as wide. */
-template <int D, int P>
+template <int D>
 __global__ static void __launch_bounds__(score_plan<D>::THREADS, 1)
     compress_score_kernel(const __grid_constant__ score_params p,
-                          const __grid_constant__ CUtensorMap pool)
+                          const __grid_constant__ CUtensorMap pool,
+                          const __grid_constant__ CUtensorMap windows)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     using plan = score_plan<D>;
     extern __shared__ unsigned char dynamic[];
-    __shared__ uint64_t keys_full[plan::STAGES], keys_empty[plan::STAGES];
-    __shared__ uint64_t queries_full[plan::TEAMS], queries_empty;
     __shared__ team_shared teams[plan::TEAMS];
     cn_wait_previous();
     cn_overlap_next();
-    if (threadIdx.x == 0) {
-        for (uint32_t i = 0; i < plan::STAGES; i++) {
-            cn_barrier_init(&keys_full[i], 1);
-            cn_barrier_init(&keys_empty[i], TEAM_WARPS);
-        }
-        for (uint32_t i = 0; i < plan::TEAMS; i++) cn_barrier_init(&queries_full[i], QUERY_THREADS);
-        cn_barrier_init(&queries_empty, TEAM_WARPS);
+    if (threadIdx.x < plan::TEAMS) {
+        team_shared *team = &teams[threadIdx.x];
+        cn_barrier_init(&team->keys_full, 1);
+        cn_barrier_init(&team->keys_empty, TEAM_WARPS);
+        cn_barrier_init(&team->queries_full, 1);
+        cn_barrier_init(&team->queries_empty, TEAM_WARPS);
         cn_barrier_init_done();
     }
     __syncthreads();
-    score_block<D> b;
-    b.stages = dynamic + (0u - cn_shared_address(dynamic)) % 1024;
-    b.queries = b.stages + plan::STAGES * plan::BOXES * plan::KEY_BOX;
-    b.keys_full = keys_full;
-    b.keys_empty = keys_empty;
-    b.queries_full = queries_full;
-    b.queries_empty = &queries_empty;
-    b.n_loads = 0;
-    const uint32_t n_spans = n_spans_of(p);
-    if (threadIdx.x >= plan::TEAMS * TEAM) {
+    unsigned char *tiles = dynamic + (0u - cn_shared_address(dynamic)) % 1024;
+    /* The same in all lanes, and seen to be: what follows from it is worked out once a warp. */
+    const uint32_t thread = __shfl_sync(0xffffffffu, threadIdx.x, 0);
+    if (thread >= plan::TEAMS * TEAM) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(plan::FETCH_REGISTERS));
-        fetch<D>(p, b, &pool, n_spans);
+        const uint32_t warp = thread % CN_WARPGROUP / CN_WARP, team = warp % plan::TEAMS;
+        const team_place<D> t(tiles, teams, team, 0);
+        if (warp < 2 * plan::TEAMS)
+            fetch(p, t, team, warp < plan::TEAMS, warp < plan::TEAMS ? &pool : &windows);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(plan::COMPUTE_REGISTERS));
-        compute<D, P>(p, b, &teams[threadIdx.x / TEAM], n_spans);
+        const team_place<D> t(tiles, teams, thread / TEAM, first_strip(thread));
+        compute(p, t, thread / TEAM);
     }
 #endif
 }
@@ -495,34 +478,46 @@ static cn_status map_pool(CUtensorMap *map, const cn_pools *pools)
     return cn_map_encode(map, pools->kv, &s);
 }
 
-template <int D, int P>
-static cn_status launch_steps(cn_stream *s, score_params p, uint32_t steps, const CUtensorMap &pool)
+/* A box is an atom: rows of the ring are the planes of the map. */
+static cn_status map_windows(CUtensorMap *map, const cn_pools *pools)
 {
+    cn_map_shape s = {};
+    s.cols = s.row_stride = pools->layout.head_dim;
+    s.rows = pools->n_heads;
+    s.plane_stride = s.rows * s.row_stride;
+    s.planes = (uint64_t)pools->layout.n_layers * pools->n_query_slots * pools->window;
+    s.box_rows = 1;
+    s.box_planes = ATOM;
+    return cn_map_encode(map, pools->q_window, &s);
+}
+
+typedef struct score_maps {
+    CUtensorMap pool, windows;
+} score_maps;
+
+template <int D>
+static cn_status launch_steps(cn_stream *s, score_params p, uint32_t steps, const score_maps &maps)
+{
+    using plan = score_plan<D>;
     const uint32_t n_spans = cn_compress_units(&p.c) * p.c.n_spans;
     const dim3 grid(cn_min_u32(n_spans, s->cuda->device.n_sms));
     p.steps = steps;
     if (steps == (MEASURE | WEIGH))
-        return cn_compress_launch_waiting(s, "compress_score", compress_score_kernel<D, P>, grid,
-                                          score_plan<D>::THREADS, score_plan<D>::BYTES, p, pool);
-    return cn_attn_launch(s, "compress_score", compress_score_kernel<D, P>, grid,
-                          score_plan<D>::THREADS, score_plan<D>::BYTES, p, pool);
+        return cn_compress_launch_waiting(s, "compress_score", compress_score_kernel<D>, grid,
+                                          plan::THREADS, plan::BYTES, p, maps.pool, maps.windows);
+    return cn_attn_launch(s, "compress_score", compress_score_kernel<D>, grid, plan::THREADS,
+                          plan::BYTES, p, maps.pool, maps.windows);
 }
 
-template <int D, int P>
-static cn_status launch(cn_stream *s, const score_params &p, const CUtensorMap &pool)
+template <int D> static cn_status launch(cn_stream *s, const score_params &p)
 {
+    score_maps maps;
+    CN_TRY(map_pool(&maps.pool, &p.c.pools));
+    CN_TRY(map_windows(&maps.windows, &p.c.pools));
     if (p.n_rounds == 1 && p.c.n_spans <= s->cuda->device.n_sms)
-        return launch_steps<D, P>(s, p, MEASURE | WEIGH, pool);
-    CN_TRY((launch_steps<D, P>(s, p, MEASURE, pool)));
-    return launch_steps<D, P>(s, p, WEIGH, pool);
-}
-
-template <int D> static cn_status launch_panels(cn_stream *s, const score_params &p)
-{
-    CUtensorMap pool;
-    CN_TRY(map_pool(&pool, &p.c.pools));
-    return p.c.pools.layout.block_tokens >= 128 ? launch<D, 128>(s, p, pool)
-                                                : launch<D, STRIP>(s, p, pool);
+        return launch_steps<D>(s, p, MEASURE | WEIGH, maps);
+    CN_TRY(launch_steps<D>(s, p, MEASURE, maps));
+    return launch_steps<D>(s, p, WEIGH, maps);
 }
 
 extern "C" bool cn_compress_score_sm90_fits(const cn_stream *s, const cn_compress_chunk *c)
@@ -544,6 +539,6 @@ extern "C" cn_status cn_compress_score_sm90(cn_stream *s, const cn_compress_chun
     p.n_measured = c->work;
     p.measures = (float2 *)(c->work + counter_words(c));
     CN_CUDA(cudaMemsetAsync(c->work, 0, counter_words(c) * sizeof *c->work, s->handle));
-    if (d <= 64) return launch_panels<64>(s, p);
-    return d <= 128 ? launch_panels<128>(s, p) : launch_panels<256>(s, p);
+    if (d <= 64) return launch<64>(s, p);
+    return d <= 128 ? launch<128>(s, p) : launch<256>(s, p);
 }

@@ -1,10 +1,10 @@
 /* compress_score_sm90.cuh - pieces of compress_score_sm90.cu: how its thread blocks are made up,
  * and the cosines of a span's keys.
  *
- * A team, one warpgroup, has a span: its keys in shared memory as rows of wgmma products, 64 rows a
- * strip. Register i of a product holds row half i / 2 % 2 of column i / 4 * 8 + lane % 4 * 2 + i %
- * 2, so that a quad of lanes has rows in common; of what is found for its eight rows each lane
- * stores the two of one strip. */
+ * A team, two warpgroups, has a span: its keys in shared memory as rows of wgmma products, 64 rows
+ * a strip, two strips a warpgroup. Register i of a product holds row half i / 2 % 2 of column i / 4
+ * * 8 + lane % 4 * 2 + i % 2, so that a quad of lanes has rows in common; of its four rows in two
+ * strips each lane stores what is found for one. */
 #ifndef CN_CUDA_COMPRESS_SCORE_SM90_CUH
 #define CN_CUDA_COMPRESS_SCORE_SM90_CUH
 
@@ -17,14 +17,18 @@ enum {
     STRIP = 64,   /* slots of one product */
     COLUMNS = 64, /* queries times heads of one round */
     STRIPS = SPAN / STRIP,
-    TEAM = CN_WARPGROUP,
+    TEAM_GROUPS = 2,            /* warpgroups of a team */
+    OWN = STRIPS / TEAM_GROUPS, /* strips of a warpgroup */
+    TEAM = TEAM_GROUPS * CN_WARPGROUP,
     TEAM_WARPS = TEAM / CN_WARP,
-    TEAM_BARRIER = 1,                       /* the first team's */
-    QUERY_THREADS = CN_WARPGROUP - CN_WARP, /* that fetch queries */
-    SHARERS = TEAM / COLUMNS,               /* threads that merge measures of one column */
-    VALUES = COLUMNS / 4,                   /* columns of a thread */
-    SUMS = COLUMNS / 2,                     /* registers of a product of COLUMNS columns */
-    MAX_GROUP = 16,
+    TEAM_BARRIER = 1,         /* the first team's */
+    SHARERS = TEAM / COLUMNS, /* threads that merge measures of one column */
+    VALUES = COLUMNS / 4,     /* columns of a thread */
+    SUMS = COLUMNS / 2,       /* registers of a product of COLUMNS columns */
+    AT_ONCE = 4,              /* measures that a thread loads before it merges them */
+    ATOM = 8,                 /* columns of one head: consecutive rows of the window's ring */
+    ATOMS = COLUMNS / ATOM,
+    MAX_GROUP = ATOMS,
     MAX_HEAD_DIM = 256
 };
 
@@ -54,22 +58,39 @@ typedef struct score_span {
 
 /* How shared memory is divided: keys and queries are tiles of wgmma, boxes of 64 columns. */
 template <int D> struct score_plan {
-    static constexpr uint32_t TEAMS = D <= 128 ? 3 : 1, STAGES = TEAMS;
+    static constexpr uint32_t TEAMS = D <= 128 ? 2 : 1;
     static constexpr uint32_t THREADS = TEAMS * TEAM + CN_WARPGROUP;
-    /* Of a thread, of the launch's 65536 / THREADS in eights. */
-    static constexpr uint32_t COMPUTE_REGISTERS = TEAMS == 3 ? 160 : 240, FETCH_REGISTERS = 32;
+    /* Of a thread; the block has THREADS times 65536 / THREADS, in eights. */
+    static constexpr uint32_t COMPUTE_REGISTERS = TEAMS == 2 ? 112 : 232, FETCH_REGISTERS = 32;
     static constexpr uint32_t BOXES = D / CN_BOX_COLS;
     static constexpr uint32_t KEY_BOX = SPAN * CN_ROW_BYTES, QUERY_BOX = COLUMNS * CN_ROW_BYTES;
-    static constexpr uint32_t BYTES = BOXES * (STAGES * KEY_BOX + QUERY_BOX) + 1024;
+    static constexpr uint32_t TEAM_BYTES = BOXES * (KEY_BOX + QUERY_BOX);
+    static constexpr uint32_t BYTES = TEAMS * TEAM_BYTES + 1024;
 };
 
-/* Static shared memory of a team. */
+/* Shared memory of a team besides its tiles. */
 typedef struct team_shared {
+    uint64_t keys_full, keys_empty, queries_full, queries_empty; /* barriers */
     float2 measures[TEAM_WARPS][COLUMNS]; /* column i * 4 + lane % 4, largest and sum */
     float base[COLUMNS];                  /* what turns a logit into log2 of its weight */
     float inv_norm[SPAN];
     int32_t twins[SPAN]; /* what sums of cosines lose, in steps */
 } team_shared;
+
+/* What a thread works with: the team's tiles and the rest. */
+template <int D> struct team_place {
+    unsigned char *keys, *queries;
+    team_shared *shared;
+    uint32_t strip; /* the warpgroup's first; of a computing thread */
+
+    __device__ team_place(unsigned char *tiles, team_shared *teams, uint32_t team,
+                          uint32_t first_strip)
+        : keys(tiles + team * score_plan<D>::TEAM_BYTES),
+          queries(keys + score_plan<D>::BOXES * score_plan<D>::KEY_BOX), shared(teams + team),
+          strip(first_strip)
+    {
+    }
+};
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -95,34 +116,63 @@ __device__ static __forceinline__ void begin_product(float *sums, const unsigned
     cn_wgmma_commit();
 }
 
-/* The row, a slot of the span, that the thread has in strip s, half h. */
-__device__ static inline uint32_t row_of(uint32_t s, uint32_t h)
+/* The first strip of a thread's warpgroup. */
+__device__ static inline uint32_t first_strip(uint32_t thread)
 {
-    return s * STRIP + threadIdx.x % TEAM / CN_WARP * 16 + threadIdx.x % CN_WARP / 4 + h * 8;
+    return thread % TEAM / CN_WARPGROUP * OWN;
 }
 
-/* The two rows of which the thread stores what is found. */
-__device__ static inline uint32_t own_row(uint32_t h) { return row_of(threadIdx.x % 4, h); }
+/* The row, a slot of the span, that the thread has in half h of its warpgroup's strip s. */
+__device__ static inline uint32_t row_of(uint32_t s, uint32_t h)
+{
+    const uint32_t warp = threadIdx.x % CN_WARPGROUP / CN_WARP, lane = threadIdx.x % CN_WARP;
+    return (first_strip(threadIdx.x) + s) * STRIP + warp * 16 + lane / 4 + h * 8;
+}
+
+/* Of a quad's four rows each lane stores one. */
+static_assert(OWN * 2 == 4, "a row for each lane of a quad");
+__device__ static inline bool owns(uint32_t s, uint32_t h) { return threadIdx.x % 4 == s * 2 + h; }
+__device__ static inline uint32_t own_row(void)
+{
+    return row_of(threadIdx.x % 4 / 2, threadIdx.x % 2);
+}
+
+/* The register of value i of a product's row half h: of column i / 2 * 8 + lane % 4 * 2 + i % 2. */
+#define VALUE(i, h) ((i) / 2 * 4 + (h)*2 + (i) % 2)
 
 /* ---- cosines ---- */
 
-/* inv_norm of all keys, 0 for a zero key. */
-template <int D>
-__device__ static inline void prepare_cosines(const unsigned char *keys, team_shared *team)
+/* inv_norm of the strip's keys, 0 for a zero key: row half h has its own slot among values 4 * warp
+ * + 2 * h and the next, in one lane of the quad. */
+__device__ static __forceinline__ void store_norms(const float x[SUMS], float inv_norm[SPAN],
+                                                   uint32_t s)
 {
-#pragma unroll 1
-    for (uint32_t row = threadIdx.x % TEAM; row < SPAN; row += TEAM) {
-        float sum = 0;
-#pragma unroll 4
-        for (uint32_t chunk = 0; chunk < D / CN_VEC8; chunk++) {
-            float k[CN_VEC8];
-            cn_unpack8(k, *(const uint4 *)(keys + cn_chunk_at(SPAN, row, chunk)));
+    const uint32_t warp = threadIdx.x % CN_WARPGROUP / CN_WARP, row = threadIdx.x % CN_WARP / 4;
+    float square[2] = {};
 #pragma unroll
-            for (uint32_t i = 0; i < CN_VEC8; i++) sum += k[i] * k[i];
-        }
-        team->inv_norm[row] = sum > 0 ? 1.0f / sqrtf(sum) : 0;
-        team->twins[row] = 0;
+    for (uint32_t w = 0; w < CN_WARPGROUP / CN_WARP; w++)
+#pragma unroll
+        for (uint32_t h = 0; h < 2; h++)
+            if (warp == w)
+                square[h] = row % 2 ? x[VALUE(4 * w + 2 * h + 1, h)] : x[VALUE(4 * w + 2 * h, h)];
+    if (row / 2 != threadIdx.x % 4) return;
+#pragma unroll
+    for (uint32_t h = 0; h < 2; h++) inv_norm[row_of(s, h)] = square[h] > 0 ? rsqrtf(square[h]) : 0;
+}
+
+/* A strip's products with itself have the squares of its keys' lengths. */
+template <int D> __device__ static inline void find_norms(const team_place<D> &t)
+{
+    float x[OWN][SUMS];
+#pragma unroll
+    for (uint32_t s = 0; s < OWN; s++) {
+        const unsigned char *own = t.keys + (t.strip + s) * STRIP * CN_ROW_BYTES;
+        begin_product<STRIP, D>(x[s], own, score_plan<D>::KEY_BOX, own, score_plan<D>::KEY_BOX);
     }
+    t.shared->twins[threadIdx.x % TEAM] = 0;
+    cn_wgmma_wait<0>();
+#pragma unroll
+    for (uint32_t s = 0; s < OWN; s++) store_norms(x[s], t.shared->inv_norm, s);
     team_sync();
 }
 
@@ -135,53 +185,84 @@ typedef struct row_pair {
     int32_t last[2];    /* its row, or -1 */
 } row_pair;
 
-/* Adds the panel's P columns from `column` on. With P of STRIP blocks may be smaller. */
-template <int P>
-__device__ static __forceinline__ void add_panel(row_pair &r, const float x[P / 2],
-                                                 const float inv_norm[SPAN], uint32_t column,
-                                                 uint32_t block_tokens)
-{
-    const uint32_t first = column + threadIdx.x % 4 * 2;
-#pragma unroll
-    for (uint32_t h = 0; h < 2; h++) {
-        int32_t last = -1;
-#pragma unroll
-        for (uint32_t j = 0; j < P / 8; j++) {
-            const float2 inv = *(const float2 *)&inv_norm[first + j * 8];
-#pragma unroll
-            for (uint32_t e = 0; e < 2; e++) {
-                const uint32_t at = first + j * 8 + e;
-                float y = x[4 * j + 2 * h + e] * (e == 0 ? inv.x : inv.y);
-                if (at == r.row[h]) y = 0;
-                bool twin = y > r.threshold[h];
-                if (P == STRIP && (at ^ r.row[h]) >= block_tokens) {
-                    y = 0;
-                    twin = false;
-                }
-                r.sum[h] += y;
-                last = twin ? (int32_t)(j * 8 + e) : last;
-                r.twin[h] = twin ? y : r.twin[h];
-            }
-        }
-        if (last >= 0) r.last[h] = (int32_t)first + last;
-    }
-}
-
 __device__ static __forceinline__ void begin_rows(row_pair &r, const team_shared *team, float p,
                                                   uint32_t strip)
 {
 #pragma unroll
     for (uint32_t h = 0; h < 2; h++) {
         const float inv = team->inv_norm[r.row[h] = row_of(strip, h)];
-        r.threshold[h] = inv > 0 ? p / inv : 0;
+        r.threshold[h] = inv > 0 ? __fdividef(p, inv) : 0;
         r.sum[h] = r.twin[h] = 0;
         r.last[h] = -1;
     }
 }
 
-/* The rows' sums over the quad, for the lane that stores them, and what their twins lose. */
-__device__ static __forceinline__ void finish_rows(row_pair &r, team_shared *team, uint32_t strip,
-                                                   float own_sum[2])
+/* x[VALUE(i, h)] of an i that is known late. */
+template <int P>
+__device__ static __forceinline__ float pick(const float x[P / 2], uint32_t h, uint32_t i)
+{
+    float v = x[VALUE(0, h)];
+#pragma unroll
+    for (uint32_t j = 1; j < P / 4; j++) v = i == j ? x[VALUE(j, h)] : v;
+    return v;
+}
+
+/* Values of a row in the panel that it lies in have a bit each, the last bit 0. This is the bit of
+ * its own slot, where the thread has that. */
+template <int P> __device__ static __forceinline__ uint32_t own_bit(uint32_t row)
+{
+    const uint32_t i = row % P / 8 * 2 + row % 2;
+    return row / 2 % 4 == threadIdx.x % 4 ? 1u << (P / 4 - 1 - i) : 0;
+}
+
+/* The bits of other blocks' slots, in a panel no smaller than a block. */
+template <int P>
+__device__ static __forceinline__ uint32_t other_blocks(uint32_t row, uint32_t block_tokens)
+{
+    const uint32_t all = 0xffffffffu >> (32 - P / 4), each = block_tokens / 4; /* of a block */
+    const uint32_t first = row % P / block_tokens * each;
+    return all & ~(all >> (P / 4 - each) << (P / 4 - each - first));
+}
+
+/* Adds the panel of P columns from `column` on, the row's own slot too; panels come from the last
+ * to the first, so that the last twin is found first. How far a product stays below the threshold
+ * is what three instructions work out, add up and collect the sign of. */
+template <int P>
+__device__ static __forceinline__ void add_panel(row_pair &r, const float x[P / 2],
+                                                 const float inv_norm[SPAN], uint32_t column,
+                                                 uint32_t block_tokens)
+{
+    constexpr uint32_t EACH = P / 4;   /* values of a row */
+    constexpr bool mixed = P == STRIP; /* of several blocks, or of one */
+    const uint32_t first = column + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (uint32_t h = 0; h < 2; h++) {
+        const uint32_t others = mixed ? other_blocks<P>(r.row[h], block_tokens) : 0;
+        const float threshold = r.threshold[h];
+        uint32_t twins = 0;
+        float distances = 0;
+#pragma unroll
+        for (uint32_t i = 0; i < EACH; i++) {
+            const float inv = inv_norm[first + i / 2 * 8 + i % 2];
+            float distance = fmaf(-x[VALUE(i, h)], inv, threshold);
+            twins = __funnelshift_l(__float_as_uint(distance), twins, 1);
+            if (mixed && others >> (EACH - 1 - i) & 1) distance = threshold;
+            distances += distance;
+        }
+        r.sum[h] += (float)EACH * threshold - distances;
+        twins &= ~others;
+        if ((column ^ r.row[h]) < P) twins &= ~own_bit<P>(r.row[h]);
+        if (twins == 0 || r.last[h] >= 0) continue;
+        const uint32_t i = EACH - (uint32_t)__ffs((int)twins);
+        const uint32_t last = first + i / 2 * 8 + i % 2;
+        r.twin[h] = pick<P>(x, h, i) * inv_norm[last];
+        r.last[h] = (int32_t)last;
+    }
+}
+
+/* The rows' sums over the quad, for the lanes that store them, and what their twins lose. */
+__device__ static __forceinline__ void finish_rows(row_pair &r, team_shared *team, uint32_t s,
+                                                   float *own_sum)
 {
 #pragma unroll
     for (uint32_t h = 0; h < 2; h++) {
@@ -193,48 +274,56 @@ __device__ static __forceinline__ void finish_rows(row_pair &r, team_shared *tea
             r.twin[h] = last > r.last[h] ? twin : r.twin[h];
             r.last[h] = max(last, r.last[h]);
         }
-        if (threadIdx.x % 4 != strip) continue;
+        if (!owns(s, h)) continue;
         const float inv = team->inv_norm[r.row[h]];
-        own_sum[h] = r.sum[h] * inv;
+        *own_sum = inv > 0 ? r.sum[h] * inv - 1 : 0; /* a key is no neighbour of itself */
         if (r.last[h] >= 0)
             atomicAdd(&team->twins[r.last[h]], __float2int_rn(r.twin[h] * inv * COSINE_STEPS));
     }
 }
 
-/* Cosines are symmetric: a row is searched for what a column must lose. Loops stay loops: three
- * teams in different places share the instruction cache. */
+/* Cosines are symmetric: a row is searched for what a column must lose. P: columns of a panel, at
+ * most as many as a block has, but for the smallest. */
 template <int D, int P>
+__device__ static inline void compare_rows(const team_place<D> &t, uint32_t block_tokens,
+                                           float twin_p, float *own_sum)
+{
+    const uint32_t width = max(block_tokens, (uint32_t)STRIP); /* columns of a strip */
+#pragma unroll 1
+    for (uint32_t s = 0; s < OWN; s++) {
+        const uint32_t row = (t.strip + s) * STRIP, n_panels = width / P;
+        row_pair r;
+        begin_rows(r, t.shared, twin_p, s);
+#pragma unroll 1
+        for (uint32_t i = 0; i < n_panels; i++) {
+            const uint32_t column = (row & ~(width - 1)) + (n_panels - 1 - i) * P;
+            float x[P / 2];
+            begin_product<P, D>(x, t.keys + row * CN_ROW_BYTES, score_plan<D>::KEY_BOX,
+                                t.keys + column * CN_ROW_BYTES, score_plan<D>::KEY_BOX);
+            cn_wgmma_wait<0>();
+            add_panel<P>(r, x, t.shared->inv_norm, column, block_tokens);
+        }
+        finish_rows(r, t.shared, s, own_sum);
+    }
+}
+
+template <int D>
 __device__ static inline void compare(const score_params &p, const score_span &span,
-                                      const unsigned char *keys, team_shared *team)
+                                      const team_place<D> &t)
 {
     const uint32_t block_tokens = p.c.pools.layout.block_tokens;
-    const uint32_t width = max(block_tokens, (uint32_t)STRIP); /* columns of a strip */
     const float twin_p = span.job->redundancy_p;
-    float own_sum[2];
-    prepare_cosines<D>(keys, team);
-#pragma unroll 1
-    for (uint32_t strip = 0; strip < STRIPS; strip++) {
-        const uint32_t first = strip * STRIP / width * width;
-        row_pair r;
-        begin_rows(r, team, twin_p, strip);
-#pragma unroll 1
-        for (uint32_t column = first; column < first + width; column += P) {
-            float x[P / 2];
-            begin_product<P, D>(x, keys + strip * STRIP * CN_ROW_BYTES, score_plan<D>::KEY_BOX,
-                                keys + column * CN_ROW_BYTES, score_plan<D>::KEY_BOX);
-            cn_wgmma_wait<0>();
-            add_panel<P>(r, x, team->inv_norm, column, block_tokens);
-        }
-        finish_rows(r, team, strip, own_sum);
-    }
+    float own_sum = 0;
+    find_norms<D>(t);
+    if (block_tokens >= 2 * STRIP)
+        compare_rows<D, 2 * STRIP>(t, block_tokens, twin_p, &own_sum);
+    else
+        compare_rows<D, STRIP>(t, block_tokens, twin_p, &own_sum);
     team_sync();
-#pragma unroll
-    for (uint32_t h = 0; h < 2; h++) {
-        const uint32_t row = own_row(h);
-        if (span.first + row < p.c.n)
-            p.c.redundancy[(size_t)span.unit * p.c.n + span.first + row] =
-                own_sum[h] - (float)team->twins[row] / COSINE_STEPS;
-    }
+    const uint32_t row = own_row();
+    if (span.first + row < p.c.n)
+        p.c.redundancy[(size_t)span.unit * p.c.n + span.first + row] =
+            own_sum - (float)t.shared->twins[row] / COSINE_STEPS;
 }
 
 #endif
