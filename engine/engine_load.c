@@ -75,7 +75,7 @@ static cn_status load_model(cn_engine *e)
     cn_checkpoint_close(checkpoint);
     CN_TRY(status);
     CN_TRY(cn_model_create(&e->model, e->backend, &e->model_config, e->weights,
-                           c->max_num_batched_tokens, e->max_rows, e->max_model_len));
+                           cn_start_max_tokens(c), e->max_rows, e->max_model_len));
     if (!c->dump) return CN_OK;
     CN_TRY(cn_dump_open(&e->dump, e->backend, c->dump, CN_DUMP_DIR));
     cn_model_set_dump(e->model, e->dump);
@@ -159,7 +159,7 @@ static cn_status make_batch(cn_engine *e, const cn_memory_plan *plan)
 {
     const cn_config *c = e->config;
     cn_batch_opts o = {
-        .max_tokens = c->max_num_batched_tokens,
+        .max_tokens = cn_start_max_tokens(c),
         .max_seqs = e->max_rows,
         .max_blocks_per_seq = (uint32_t)cn_ceil_div(e->max_model_len, plan->block_tokens),
         .max_bans = c->max_num_seqs * (2 * CN_MAX_EOS + CN_MAX_STOP_TOKEN_IDS),

@@ -9,6 +9,11 @@ uint32_t cn_start_max_rows(const cn_config *c)
     return (uint32_t)cn_round_up(c->max_num_seqs, CN_GRAPH_ROWS_STEP);
 }
 
+uint32_t cn_start_max_tokens(const cn_config *c)
+{
+    return cn_max_u32(c->max_num_batched_tokens, cn_start_max_rows(c));
+}
+
 uint32_t cn_start_max_model_len(const cn_config *c, const cn_model_config *m)
 {
     return c->max_model_len ? c->max_model_len : m->max_position;
@@ -62,7 +67,7 @@ static cn_start_plan parts_of(const cn_config *c, const cn_model_config *m, cn_b
 {
     return (cn_start_plan){
         .weight_bytes = cn_weights_bytes(m, be->weight_dtype),
-        .workspace_bytes = cn_model_workspace_bytes(m, be, c->max_num_batched_tokens,
+        .workspace_bytes = cn_model_workspace_bytes(m, be, cn_start_max_tokens(c),
                                                     cn_start_max_rows(c),
                                                     cn_start_max_model_len(c, m)),
         .step_bytes = be->mem_avail ? step_bytes(c, m, be) : 0,

@@ -20,8 +20,10 @@ typedef struct cn_start_plan {
     cn_memory_plan kv;
 } cn_start_plan;
 
-/* Rows of the largest step and the longest request of these options. */
+/* Rows and tokens of the largest step, padding included, and the longest request of these
+ * options. */
 uint32_t cn_start_max_rows(const cn_config *c);
+uint32_t cn_start_max_tokens(const cn_config *c);
 uint32_t cn_start_max_model_len(const cn_config *c, const cn_model_config *m);
 
 /* CN_ERR_MEMORY when the parts, or not even one request's KV, fit; the text has the numbers and the
