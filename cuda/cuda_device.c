@@ -4,7 +4,7 @@
 
 #include "cuda/cuda_ops.h"
 
-enum { LEAST_COMPUTE = 80 };
+enum { LEAST_COMPUTE = 80, HOPPER = 90 };
 
 cn_status cn_cuda_failed(cudaError_t error, const char *what)
 {
@@ -43,13 +43,13 @@ cn_status cn_cuda_device_open(cn_cuda_device *out, uint32_t ordinal)
                        n - 1);
     struct cudaDeviceProp p;
     CN_CUDA(cudaGetDeviceProperties(&p, (int)ordinal));
+    const int capability = p.major * 10 + p.minor;
     *out = (cn_cuda_device){.ordinal = (int)ordinal,
-                            .compute = p.major * 10 + p.minor,
+                            .compute = capability == HOPPER ? HOPPER : LEAST_COMPUTE,
                             .n_sms = (uint32_t)p.multiProcessorCount,
-                            .shared_bytes = p.sharedMemPerBlockOptin,
-                            .l2_bytes = (size_t)p.l2CacheSize};
+                            .shared_bytes = p.sharedMemPerBlockOptin};
     snprintf(out->name, sizeof out->name, "%s", p.name);
-    if (out->compute < LEAST_COMPUTE)
+    if (capability < LEAST_COMPUTE)
         return cn_fail(CN_ERR_DEVICE,
                        "GPU %u (%s) has compute capability %d.%d, the least is %d.%d: use "
                        "--device cpu",

@@ -56,10 +56,9 @@ struct cn_graph {
 typedef struct cn_cuda_device {
     int ordinal;
     char name[256];
-    int compute; /* 90 = 9.0 */
+    int compute; /* 90: 9.0's own code runs; 80: that of 8.0, also on what is newer */
     uint32_t n_sms;
     size_t shared_bytes; /* most shared memory of a block */
-    size_t l2_bytes;
 } cn_cuda_device;
 
 enum { CN_CUDA_ALIGN_BYTES = 256 };
