@@ -66,7 +66,6 @@ static double time_graph(bench *b, void (*record)(bench *b, const void *ctx), co
 static bool open_bench(bench *b, cn_cuda_gemm_kind kind, uint64_t gib)
 {
     const cn_cuda_backend_opts o = {.memory_bytes = gib << 30,
-                                    .n_layers = LAYERS,
                                     .n_heads = HEADS,
                                     .n_kv_heads = KV_HEADS,
                                     .head_dim = HEAD_DIM,
@@ -75,7 +74,6 @@ static bool open_bench(bench *b, cn_cuda_gemm_kind kind, uint64_t gib)
                                     .vocab = VOCAB,
                                     .max_seqs = MAX_SEQS,
                                     .max_tokens = MAX_TOKENS,
-                                    .max_kv_tokens = 40960,
                                     .gemm = kind};
     *b = (bench){0};
     const double start = cn_now_s();

@@ -92,7 +92,7 @@ cn_status cn_backend_cuda_load(cn_backend **out, cn_cuda_backend_opts o)
                        CUDA_LIBRARY);
     o.base = cn_base_calls_get();
     o.version = CINCH_VERSION;
-    o.table_bytes = sizeof(cn_backend);
+    o.header_bytes = cn_cuda_header_bytes();
     return entry.open(out, &o);
 }
 
@@ -160,7 +160,6 @@ static cn_status open_cuda(cn_backend **out, const start_sizes *sizes, uint32_t 
         .memory_share = c->gpu_memory_utilization,
         .wanted_bytes = wanted_bytes,
         .wanted_ctx = sizes,
-        .n_layers = m->n_layers,
         .n_heads = m->n_heads,
         .n_kv_heads = m->n_kv_heads,
         .head_dim = m->head_dim,
@@ -169,7 +168,6 @@ static cn_status open_cuda(cn_backend **out, const start_sizes *sizes, uint32_t 
         .vocab = m->vocab,
         .max_seqs = cn_start_max_rows(c),
         .max_tokens = cn_start_max_tokens(c),
-        .max_kv_tokens = c->max_model_len ? c->max_model_len : m->max_position,
         .batch_invariant = c->batch_invariant,
         .cache_dir = cache.len ? cache.data : NULL,
     };

@@ -19,9 +19,9 @@
 cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_config *m,
                           uint64_t least_bytes);
 
-/* Loads cinch-cuda.so and opens its backend; fills in base, version and table_bytes of the options.
- * The file is looked for beside the program, in the folder above, in ../lib/cinch, then where the
- * dynamic loader looks. */
+/* Loads cinch-cuda.so and opens its backend; fills in base, version and header_bytes of the
+ * options. The file is looked for beside the program, in the folder above, in ../lib/cinch, then
+ * where the dynamic loader looks. */
 cn_status cn_backend_cuda_load(cn_backend **out, cn_cuda_backend_opts o);
 
 #endif

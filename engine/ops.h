@@ -368,7 +368,7 @@ typedef struct cn_cuda_backend_opts {
     /* Set by cn_backend_cuda_load (engine/backend.h): who calls. */
     const cn_base_calls *base;
     const char *version; /* CINCH_VERSION */
-    size_t table_bytes;  /* sizeof(cn_backend): another one was built from other headers */
+    size_t header_bytes; /* cn_cuda_header_bytes(): another one was built from other headers */
 
     uint32_t device; /* ordinal */
     /* The one allocation of device memory: memory_bytes of it, or (0) memory_share of the device's
@@ -382,14 +382,19 @@ typedef struct cn_cuda_backend_opts {
 
     /* The model and the largest step: workspace, and the matrix products to time at start. With
      * hidden 0 nothing is timed. */
-    uint32_t n_layers, n_heads, n_kv_heads, head_dim, hidden, intermediate, vocab;
-    uint32_t max_seqs, max_tokens, max_kv_tokens;
+    uint32_t n_heads, n_kv_heads, head_dim, hidden, intermediate, vocab;
+    uint32_t max_seqs, max_tokens;
 
     bool batch_invariant; /* a row's bits do not depend on its batch */
     bool portable; /* only what compute capability 8.0 has, whatever the device (tests) */
     cn_cuda_gemm_kind gemm;
     const char *cache_dir; /* where timings are kept, made when missing; NULL: nowhere */
 } cn_cuda_backend_opts;
+
+static inline size_t cn_cuda_header_bytes(void)
+{
+    return sizeof(cn_backend) + sizeof(cn_cuda_backend_opts);
+}
 
 /* The CUDA backend, the one symbol of cinch-cuda.so. Stream 0 has priority over stream 1. */
 cn_status cn_backend_cuda_open(cn_backend **out, const cn_cuda_backend_opts *o);

@@ -261,7 +261,6 @@ static double run_gemm_invariant(op_env *e, uint32_t seed)
 static void open_timed(op_env *e, const char *dir)
 {
     const cn_cuda_backend_opts o = {.memory_bytes = UINT64_C(2) << 30,
-                                    .n_layers = 2,
                                     .n_heads = 4,
                                     .n_kv_heads = 2,
                                     .head_dim = 64,
@@ -270,7 +269,6 @@ static void open_timed(op_env *e, const char *dir)
                                     .vocab = 1000,
                                     .max_seqs = 16,
                                     .max_tokens = 48,
-                                    .max_kv_tokens = 1024,
                                     .cache_dir = dir};
     cn_backend *be = NULL;
     OP_OK(cn_backend_cuda_load(&be, o));

@@ -195,7 +195,6 @@ static void open_cuda(const op_case *c)
     const cn_cuda_backend_opts o = {.memory_bytes = UINT64_C(3) << 30,
                                     .max_seqs = 64,
                                     .max_tokens = 1024,
-                                    .max_kv_tokens = 65536,
                                     .gemm = c->gemm,
                                     .batch_invariant = c->batch_invariant,
                                     .portable = c->portable};
