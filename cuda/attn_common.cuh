@@ -176,7 +176,7 @@ static inline uint32_t cn_log2_u32(uint32_t power_of_two)
     return (uint32_t)__builtin_ctz(power_of_two);
 }
 
-/* Whether this device and build run the bulk-copy kernels. */
+/* Whether this device runs the bulk-copy kernels. */
 static inline bool cn_attn_has_bulk(const cn_stream *s) { return s->cuda->device.compute == 90; }
 
 static inline cn_status cn_attn_check(const char *op, const cn_attn_args *a)
@@ -245,13 +245,14 @@ static inline cn_status cn_map_encode(CUtensorMap *map, const void *base, const 
 }
 
 /* Boxes of box_rows rows of the pool. */
-static inline cn_status cn_map_pool(CUtensorMap *map, const cn_attn_args *a, uint32_t box_rows)
+static inline cn_status cn_map_pool(CUtensorMap *map, const void *kv, const cn_kv_layout *l,
+                                    uint32_t box_rows)
 {
     cn_map_shape s = {};
-    s.cols = s.row_stride = a->layout.head_dim;
-    s.rows = cn_kv_pool_elems(&a->layout) / a->layout.head_dim;
+    s.cols = s.row_stride = l->head_dim;
+    s.rows = cn_kv_pool_elems(l) / l->head_dim;
     s.box_rows = box_rows;
-    return cn_map_encode(map, a->kv, &s);
+    return cn_map_encode(map, kv, &s);
 }
 
 /* Launches with programmatic overlap and `shared_bytes` of dynamic shared memory. */

@@ -14,8 +14,8 @@ static cn_status launch(cn_stream *s, const cn_attn_args *a, const cn_one_params
     CUtensorMap whole = {}, few = {};
     if (!cn_attn_has_bulk(s))
         return cn_one_launch_as<D, false, false>(s, "attn_decode", p, &whole, &few);
-    CN_TRY(cn_map_pool(&whole, a, a->layout.tile_tokens));
-    CN_TRY(cn_map_pool(&few, a, 16));
+    CN_TRY(cn_map_pool(&whole, a->kv, &a->layout, a->layout.tile_tokens));
+    CN_TRY(cn_map_pool(&few, a->kv, &a->layout, CN_WALK_STEP));
     return cn_one_launch_as<D, true, false>(s, "attn_decode", p, &whole, &few);
 }
 

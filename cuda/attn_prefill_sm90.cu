@@ -100,22 +100,6 @@ __device__ static inline void fetch(const cn_prefill_params &p, const cn_prefill
 
 /* ---- matrix products ---- */
 
-#define SUMS_8(i)                                                                       \
-    "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]), \
-        "+f"(d[(i) + 5]), "+f"(d[(i) + 6]), "+f"(d[(i) + 7])
-#define SUMS_32 SUMS_8(0), SUMS_8(8), SUMS_8(16), SUMS_8(24)
-#define SUMS_64 SUMS_32, SUMS_8(32), SUMS_8(40), SUMS_8(48), SUMS_8(56)
-
-/* d (+)= a [64, 16] * b [128, 16]^T, both in shared memory, rows of k contiguous. */
-__device__ static __forceinline__ void multiply_keys(float *d, uint64_t a, uint64_t b, int add)
-{
-    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" CN_R64
-                 "}, %64, %65, add, 1, 1, 0, 0;\n}\n"
-                 : SUMS_64
-                 : "l"(a), "l"(b), "r"(add));
-}
-
 /* d [64, D] += a [64, 16] * b [16, D]: a in registers, rows of b contiguous in D. */
 template <int D>
 __device__ static __forceinline__ void multiply_values(float *d, const uint32_t *a, uint64_t b)
@@ -123,12 +107,12 @@ __device__ static __forceinline__ void multiply_values(float *d, const uint32_t 
     if constexpr (D == 128)
         asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" CN_R64
                      "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;\n"
-                     : SUMS_64
+                     : CN_D64S
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
     else
         asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" CN_R32
                      "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;\n"
-                     : SUMS_32
+                     : CN_D32S
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
@@ -150,7 +134,7 @@ start_scores(float scores[TILE / 2], const unsigned char *queries, const unsigne
 #pragma unroll
     for (uint32_t k = 0; k < D / 16; k++) {
         const uint32_t at = k / 4 * (prefill_shared<D>::BOX_BYTES >> 4) + k % 4 * CN_WGMMA_NEXT_K;
-        multiply_keys(scores, a + at, b + at, k > 0);
+        cn_wgmma<TILE>(scores, a + at, b + at, k > 0);
     }
     cn_wgmma_commit();
 }
@@ -383,7 +367,7 @@ template <int D> static cn_status launch(cn_stream *s, const cn_attn_args *a, cn
     shape.box_rows = p.heads;
     shape.box_planes = p.block_tokens;
     CN_TRY(cn_map_encode(&queries, a->q, &shape));
-    CN_TRY(cn_map_pool(&pool, a, a->layout.tile_tokens));
+    CN_TRY(cn_map_pool(&pool, a->kv, &a->layout, a->layout.tile_tokens));
     return cn_attn_launch(s, "attn_prefill", attn_prefill_sm90_kernel<D>, grid, THREADS,
                           prefill_shared<D>::BYTES, p, queries, pool);
 }

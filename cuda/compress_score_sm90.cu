@@ -3,18 +3,19 @@
  *
  * A thread block stays on its multiprocessor and takes the spans of units in turn: number
  * blockIdx.x, then every gridDim.x-th. Two teams have a span each, so that one multiplies while the
- * other computes or waits; warps of one more warpgroup fetch for them by tensor maps, keys over the
- * pool, wherever their blocks lie, and the window's queries, each as soon as the team has
- * multiplied the ones before:
+ * other computes or waits (one team for d above 128); warps of one more warpgroup fetch for them by
+ * tensor maps, keys over the pool, wherever their blocks lie, and the window's queries, each as
+ * soon as the team has multiplied the ones before:
  *   1. compare: keys * keys^T, the cosines of a block, summed and searched for twins in registers;
  *   2. measure: keys * queries^T; of each query the largest logit and the sum of exponentials over
  *      the span, left in device memory for the unit's other spans;
  *   3. weigh: once all spans of the unit have measured, the logits, in registers still, as weights
  *      of the whole sequence: the largest of the group, mean over the window, global score.
  *
- * Step 3 waits for other thread blocks. All of them find a place at once, one to a multiprocessor,
- * and take spans in the order of units, of which the oldest waits for none: while a unit has no
- * more spans than the grid has blocks, its spans are in different blocks, and all move on. Longer
+ * Step 3 waits for other thread blocks. All of them find a place at once, one to a multiprocessor
+ * (two such launches must not meet, and an engine's events come one after the other), and take
+ * spans in the order of units, of which the oldest waits for none: while a unit has no more spans
+ * than the grid has blocks, its spans are in different blocks, and all move on. Longer
  * sequences, and windows of several rounds, whose logits no registers hold, run as two launches,
  * the second for step 3, and read K twice.
  *
@@ -26,8 +27,8 @@
  *
  * Grid: the multiprocessors; block 640 (384 for d above 128). Bytes of a unit: 2*n*d read (K), 4*n
  * read (F), 8*n written; operations 2*n*d * (COLUMNS * rounds + max(block_tokens, 64) + 64). Nine
- * blocks of 256 tokens, 36 layers, 8 kv heads, d 128, 16 queries of 4 heads: 175 MB and 65 GFLOP;
- * at 3 TB/s and 800 TFLOP/s 58 and 81 us. Twin: cpu_score.c. Paper: Zipage, C.2, C.3, C.7. */
+ * blocks of 256 tokens, 36 layers, 8 kv heads, d 128, 16 queries of 4 heads: 178 MB and 65 GFLOP;
+ * at 3 TB/s and 800 TFLOP/s 59 and 81 us. Twin: cpu_score.c. Paper: Zipage, C.2, C.3, C.7. */
 #include "cuda/compress_score_sm90.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -469,15 +470,6 @@ static bool scratch_fits(const cn_compress_chunk *c)
            units * c->work_words;
 }
 
-static cn_status map_pool(CUtensorMap *map, const cn_pools *pools)
-{
-    cn_map_shape s = {};
-    s.cols = s.row_stride = pools->layout.head_dim;
-    s.rows = cn_kv_pool_elems(&pools->layout) / pools->layout.head_dim;
-    s.box_rows = pools->layout.tile_tokens;
-    return cn_map_encode(map, pools->kv, &s);
-}
-
 /* A box is an atom: rows of the ring are the planes of the map. */
 static cn_status map_windows(CUtensorMap *map, const cn_pools *pools)
 {
@@ -512,8 +504,9 @@ static cn_status launch_steps(cn_stream *s, score_params p, uint32_t steps, cons
 template <int D> static cn_status launch(cn_stream *s, const score_params &p)
 {
     score_maps maps;
-    CN_TRY(map_pool(&maps.pool, &p.c.pools));
-    CN_TRY(map_windows(&maps.windows, &p.c.pools));
+    const cn_pools *pools = &p.c.pools;
+    CN_TRY(cn_map_pool(&maps.pool, pools->kv, &pools->layout, pools->layout.tile_tokens));
+    CN_TRY(map_windows(&maps.windows, pools));
     if (p.n_rounds == 1 && p.c.n_spans <= s->cuda->device.n_sms)
         return launch_steps<D>(s, p, MEASURE | WEIGH, maps);
     CN_TRY(launch_steps<D>(s, p, MEASURE, maps));
