@@ -7,7 +7,7 @@
  * of redundancy and of move) and cuts every group into chunks of (jobs x layers) whose scores fit
  * the scratch.
  * A unit is one (job, layer, kv head) of a chunk; units share nothing. A chunk takes up to four
- * launches in stream order:
+ * steps in stream order:
  *
  *   score     K, Q, F -> score, redundancy         cn_compress_score
  *   select    score, redundancy -> kept, F         cn_compress_select
@@ -103,7 +103,8 @@ CN_KV_FN size_t cn_compress_aside_bytes(const cn_kv_layout *l)
  * It may use work, and aside not. Keys and queries bf16. */
 cn_status cn_compress_score(cn_stream *s, const cn_compress_chunk *c);
 
-/* The same by Hopper's tensor cores, one pass over K; cn_compress_score takes it where it fits. */
+/* The same by Hopper's tensor cores, one pass over K, two for long sequences and wide windows;
+ * cn_compress_score takes it where it fits. */
 bool cn_compress_score_sm90_fits(const cn_stream *s, const cn_compress_chunk *c);
 cn_status cn_compress_score_sm90(cn_stream *s, const cn_compress_chunk *c);
 

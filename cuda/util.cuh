@@ -1,10 +1,11 @@
 /* util.cuh - what kernels share: 16-byte accesses to bf16, reductions of a warp and of a block,
  * programmatic dependent launch, and the one way to launch.
  *
- * Programmatic dependent launch: every kernel calls cn_overlap_next() first, so that the next one
- * may take the places that fall free, and cn_wait_previous() before it touches what another kernel
- * writes. Each must wait, even with nothing to read: its end vouches for all before it. Weights are
- * never written, so they may be read before the wait. */
+ * Programmatic dependent launch: a kernel calls cn_overlap_next() as early as it may, so that the
+ * next one may take the places that fall free, and cn_wait_previous() before it touches what
+ * another kernel writes. Each must wait, even with nothing to read: its end vouches for all before
+ * it. Attention waits first: what comes after it may then rely on all that went before
+ * (attn_decode.cu). Weights are never written, so they may be read before the wait. */
 #ifndef CN_CUDA_UTIL_CUH
 #define CN_CUDA_UTIL_CUH
 
