@@ -27,4 +27,8 @@ while :; do
     esac
     sleep 1
 done
-curl "$@" "$url/v1/files/$(echo "$state" | member output_file_id)/content"
+# Requests that failed are lines of a file of their own.
+for kind in output_file_id error_file_id; do
+    file=$(echo "$state" | member $kind)
+    [ -z "$file" ] || curl "$@" "$url/v1/files/$file/content"
+done

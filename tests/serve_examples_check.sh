@@ -28,5 +28,11 @@ examples/serve_batch.sh "$url" examples/serve_batch.jsonl $key >"$dir/out"
 expect 'started batch_'
 expect '511135'
 [ "$(grep -c '"custom_id"' "$dir/out")" = 3 ]
+# A line that fails is in the file of errors, which alone is there when all do.
+cat >"$dir/failing.jsonl" <<'J'
+{"custom_id": "wrong", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": []}}
+J
+examples/serve_batch.sh "$url" "$dir/failing.jsonl" $key >"$dir/out"
+expect '"custom_id":"wrong"'
 stop
 echo "serve examples: ok"
