@@ -44,9 +44,12 @@ static bool interrupted(void *drive)
 static void show_fault(void *drive, const cn_batch_run *run, uint64_t line, const char *message)
 {
     cn_batch_drive *d = drive;
-    if (run->n_errors >= MAX_ERRORS_SHOWN) return;
+    if (run->n_errors > MAX_ERRORS_SHOWN) return;
     cn_progress_end(&d->progress);
-    cn_log(CN_LOG_WARN, "line %llu: %s", (unsigned long long)line, message);
+    if (run->n_errors < MAX_ERRORS_SHOWN)
+        cn_log(CN_LOG_WARN, "line %llu: %s", (unsigned long long)line, message);
+    else
+        cn_log(CN_LOG_WARN, "more error lines are in the output alone");
 }
 
 static void open_port(cn_batch_drive *d)

@@ -219,7 +219,9 @@ static int run_batch(cn_batch_run *run, cn_batch_drive *drive)
 {
     const cn_config *c = run->config;
     const bool to_file = cn_batch_output_is_file(run->output);
-    if (!to_file) cn_log(CN_LOG_INFO, "%s: a stopped run cannot be resumed", c->output_file);
+    if (!to_file)
+        cn_log(CN_LOG_INFO, "--output-file %s is no regular file: a stopped run cannot be resumed",
+               c->output_file);
     heed_signals();
     drive->n_signals = &n_signals;
     cn_progress_begin(&drive->progress, c->progress, stderr);

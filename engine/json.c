@@ -72,8 +72,9 @@ cn_status cn_json_parse(json_t **out, const char *text, size_t n, const char *wh
     if (!tree && json_error_code(&e) == json_error_numeric_overflow)
         tree = json_loadb(text, n, flags | JSON_DECODE_INT_AS_REAL, &e);
     if (!tree) {
-        char shown[sizeof e.text * 2];
-        return cn_fail(error, "%s: line %d, column %d: not JSON: %s", what, e.line, e.column,
+        char shown[sizeof e.text * 2], line[24] = ""; /* of a text that has several */
+        if (memchr(text, '\n', n)) snprintf(line, sizeof line, "line %d, ", e.line);
+        return cn_fail(error, "%s: %scolumn %d: not JSON: %s", what, line, e.column,
                        cn_json_printable(e.text, shown, sizeof shown));
     }
     uint32_t depth = depth_of(tree);

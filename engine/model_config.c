@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "engine/json.h"
 
@@ -327,6 +328,10 @@ cn_status cn_model_config_load(cn_model_config *out, const char *model_dir)
 {
     cn_buf path = {0};
     json_t *tree;
+    struct stat folder;
+    if (stat(model_dir, &folder) != 0 || !S_ISDIR(folder.st_mode))
+        return cn_fail(CN_ERR_IO, "--model %s: no such directory: it takes a checkpoint that "
+                       "was downloaded, with config.json in it", model_dir);
     cn_status status = cn_buf_addf(&path, "%s/config.json", model_dir);
     if (status == CN_OK)
         status = cn_json_load_file(&tree, path.data, CONFIG_MAX_BYTES, CONFIG_MAX_DEPTH);

@@ -68,7 +68,9 @@ static cn_status check_distribution(const cn_sampling *p, uint32_t vocab)
 static cn_status check_lengths(const cn_sampling *p, uint32_t max_model_len)
 {
     CN_TRY(check_int("n", p->n, 1, CN_MAX_SAMPLES));
-    CN_TRY(check_int("max_tokens", p->max_tokens, 0, max_model_len));
+    if (p->max_tokens > max_model_len)
+        return cn_fail(CN_ERR_ARG, "max_tokens is %u: prompt and output together have at most %u",
+                       p->max_tokens, max_model_len);
     uint32_t most = p->max_tokens ? p->max_tokens : max_model_len;
     CN_TRY(check_int("min_tokens", p->min_tokens, 0, most));
     return check_int("thinking_token_budget", p->thinking_token_budget, -1, INT32_MAX);

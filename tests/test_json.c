@@ -31,11 +31,12 @@ static void test_refusals(void **state)
         const char *text, *words;
     } cases[] = {
         {"", "not JSON"},
-        {"{", "line 1"},
+        {"{", "in: column 1"},
+        {"{\n  x}", "in: line 2, column 3"},
         {"{\"a\": 1} x", "end of file expected"},
         {"{\"a\": 1, \"a\": 2}", "duplicate"},
-        {"\"\xff\xfe\"", "in: line 1"},
-        {"\"\xed\xa0\x80\"", "in: line 1"},
+        {"\"\xff\xfe\"", "in: column"},
+        {"\"\xed\xa0\x80\"", "in: column"},
         {"[\"\\u0000\"]", "not JSON"},
         {"[[[[1]]]]", "nested 4 deep"},
         {"[1e999]", "overflow"},

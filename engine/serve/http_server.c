@@ -88,7 +88,9 @@ static void refuse_method(cn_exchange *x, uint32_t methods)
                  cn_http_method_name((cn_http_method)m));
     }
     cn_exchange_set_header(x, "Allow", allow);
-    cn_exchange_error(x, 405, "this path does not have this method", NULL, "method_not_allowed");
+    char message[128];
+    snprintf(message, sizeof message, "this path does not have this method: it has %s", allow);
+    cn_exchange_error(x, 405, message, NULL, "method_not_allowed");
 }
 
 /* Basic credentials are kept by browsers and sent along with requests that other sites cause, so
@@ -138,7 +140,8 @@ bool http_route(cn_exchange *x)
     if (!found && methods) {
         refuse_method(x, methods);
     } else if (!found) {
-        cn_exchange_error(x, 404, "there is no such path", NULL, "not_found");
+        cn_exchange_error(x, 404, "there is no such path: /openapi.json has all", NULL,
+                          "not_found");
     } else if (x->head.content_length > x->route->max_body_bytes) {
         cn_exchange_error(x, 413, "the body is too large", NULL, NULL);
     } else if (!within_key_limit(x)) {
