@@ -163,16 +163,54 @@ static cn_status bench(const cn_config *c)
     return status != CN_OK ? status : closed;
 }
 
+/* Measuring an engine and measuring a server take different options of one table. What the word at
+ * hand has no use for is refused. */
+static bool is_of_server(const cn_option *o)
+{
+    static const char *const names[] = {"base-url",   "api-key",         "request-rate",
+                                        "burstiness", "max-concurrency", "save-detailed"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (o->section == CN_SECTION_BENCH && strcmp(o->name, names[i]) == 0) return true;
+    return false;
+}
+
+static bool is_of_engine(const cn_option *o)
+{
+    static const char *const names[] = {"steady-steps", "warmup-steps", "resident", "batches",
+                                        "decode-steps", "prefill",      "timeline",
+                                        "timeline-interval"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (o->section == CN_SECTION_BENCH && strcmp(o->name, names[i]) == 0) return true;
+    return o->section == CN_SECTION_ENGINE;
+}
+
+static cn_status check_word(const cn_config *c, bool server)
+{
+    size_t n;
+    const cn_option *o = cn_options(&n);
+    for (size_t i = 0; i < n; i++)
+        if (c->given[i] && (server ? is_of_engine(&o[i]) : is_of_server(&o[i])))
+            return cn_fail(CN_ERR_ARG, "--%s: an option of bench %s, which bench %s does not take",
+                           o[i].name, server ? "throughput" : "serve",
+                           server ? "serve" : "throughput");
+    return CN_OK;
+}
+
+static cn_status run_word(const cn_config *c, const char *word)
+{
+    const bool server = strcmp(word, "serve") == 0;
+    if (!server && strcmp(word, "throughput") != 0)
+        return cn_fail(CN_ERR_ARG, "want one word, throughput or serve");
+    CN_TRY(check_word(c, server));
+    return server ? cn_bench_serve(c) : bench(c);
+}
+
 int cn_cmd_bench(int argc, char **argv)
 {
     int first, exit_code;
     cn_config *c = cn_command_begin(argc, argv, &first, &exit_code);
     if (!c) return exit_code;
-    const char *what = argc - first == 1 ? argv[first] : "";
-    cn_status status = strcmp(what, "throughput") == 0 ? bench(c)
-                       : strcmp(what, "serve") == 0
-                           ? cn_bench_serve(c)
-                           : cn_fail(CN_ERR_ARG, "want one word, throughput or serve");
+    const cn_status status = run_word(c, argc - first == 1 ? argv[first] : "");
     cn_config_free(c);
     if (status == CN_OK && fflush(stdout) == 0) return CN_EXIT_OK;
     cn_log(CN_LOG_ERROR, "cinch bench: %s", cn_last_error());

@@ -120,7 +120,7 @@ static void man_option(const cn_option *o)
         man_text(bounds);
         printf(".\n");
     }
-    printf("Default: ");
+    printf("Default: %s", o->flags & CN_OPTION_FROM_MODEL ? "the model's, else " : "");
     man_text(default_text(o));
     printf(".\n");
 }

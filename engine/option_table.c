@@ -16,6 +16,7 @@
 #define FROM_MODEL CN_OPTION_FROM_MODEL
 #define REQUIRED CN_OPTION_REQUIRED
 #define PERCENT CN_OPTION_PERCENT
+#define WRITTEN CN_OPTION_WRITTEN
 
 #define U64_MAX_AS_DOUBLE 18446744073709551615.0
 #define TOKENS_MAX 1073741824.0 /* 2^30: lengths and budgets stay far from overflow */
@@ -203,7 +204,8 @@ static const cn_option options[] = {
         .help = "auto is a bar on a terminal and plain lines elsewhere"),
 
     ROW(RUN_BATCH, "output-file", STRING, output_file, NULL, .short_name = 'o', .flags = REQUIRED,
-        .help = "answers, appended as they finish; - is standard output"),
+        .help = "answers, appended as they finish; - is standard output; FILE.cinch-run beside it "
+                "holds what a resumed run must share"),
     ROW(RUN_BATCH, "resume", BOOL, resume, "false",
         .help = "go on with an output file: repair its last line, repeat nothing it holds"),
     ROW(RUN_BATCH, "retry-errors", BOOL, retry_errors, "false",
@@ -213,7 +215,7 @@ static const cn_option options[] = {
         .help = "admit nothing after this local time, finish what runs, leave the rest to resume"),
     ROW(RUN_BATCH, "max-inflight", U32, max_inflight, "1024", .min = 1, .max = 16777216,
         .help = "most requests read ahead and not yet answered"),
-    ROW(RUN_BATCH, "summary-json", STRING, summary_json, NULL,
+    ROW(RUN_BATCH, "summary-json", STRING, summary_json, NULL, .flags = WRITTEN,
         .help = "also write the summary to this file"),
     ROW(RUN_BATCH, "audit", F32, audit_percent, "0", .min = 0, .max = 100, .flags = PERCENT,
         .help = "share of the answers that are replayed under full KV, teacher-forced"),
@@ -278,8 +280,9 @@ static const cn_option options[] = {
     ROW(COMPARE, "audit", F32, compare_audit_percent, "100", .min = 0, .max = 100,
         .flags = PERCENT,
         .help = "share of the outputs that are replayed under full KV, teacher-forced"),
-    ROW(COMPARE, "json", STRING, compare_json, NULL, .help = "also write the figures here"),
-    ROW(COMPARE, "plot", STRING, plot, NULL,
+    ROW(COMPARE, "json", STRING, compare_json, NULL, .flags = WRITTEN,
+        .help = "also write the figures here"),
+    ROW(COMPARE, "plot", STRING, plot, NULL, .flags = WRITTEN,
         .help = "draw quality against KV kept into this SVG file"),
 
     ROW(BENCH, "dataset-name", ENUM, dataset_name, "random", .values = "random|sharegpt|custom",
@@ -309,7 +312,7 @@ static const cn_option options[] = {
         .help = "with --resident: steps to time for each batch"),
     ROW(BENCH, "prefill", STRING, prefill, NULL,
         .help = "time one prompt of each of these lengths, as in 4096,16384"),
-    ROW(BENCH, "timeline", STRING, timeline, NULL,
+    ROW(BENCH, "timeline", STRING, timeline, NULL, .flags = WRITTEN,
         .help = "write what runs, waits and is produced over time into this CSV file"),
     ROW(BENCH, "timeline-interval", F32, timeline_interval, "0.25", .min = 0, .max = 3600,
         .flags = ABOVE_MIN, .help = "seconds between two rows of the timeline"),
@@ -325,7 +328,8 @@ static const cn_option options[] = {
         .flags = ZERO_OK, .help = "serve: most requests under way; 0 is no limit"),
     ROW(BENCH, "save-detailed", BOOL, save_detailed, "false",
         .help = "serve: also write lengths and times of every request"),
-    ROW(BENCH, "output-json", STRING, output_json, NULL, .help = "also write the figures here"),
+    ROW(BENCH, "output-json", STRING, output_json, NULL, .flags = WRITTEN,
+        .help = "also write the figures here"),
 
     ROW(PLAN, "json", BOOL, json, "false", .help = "print the plan as JSON"),
 

@@ -63,7 +63,8 @@ void cn_option_bounds(const cn_option *o, char *text, size_t size)
     } else if (o->type == CN_OPTION_SET) {
         snprintf(text, size, "a comma list out of %s", o->values);
     } else if (o->type == CN_OPTION_BYTES) {
-        snprintf(text, size, "bytes, with K, M, G or T for powers of 1024%s", zero);
+        snprintf(text, size, "bytes, with K, M, G, T for powers of 1024, k, m, g, t of 1000%s",
+                 zero);
     } else {
         const char *kind = o->flags & CN_OPTION_PERCENT ? "a percentage"
                            : o->type == CN_OPTION_F32   ? "a number"
@@ -74,7 +75,7 @@ void cn_option_bounds(const cn_option *o, char *text, size_t size)
         if (o->max >= 1e18)
             snprintf(text, size, "%s %s %.0f%s", kind, from, o->min, zero);
         else
-            snprintf(text, size, "%s %s %.10g %s %.10g%s", kind, from, o->min, to, o->max, zero);
+            snprintf(text, size, "%s %s %.15g %s %.15g%s", kind, from, o->min, to, o->max, zero);
     }
 }
 

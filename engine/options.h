@@ -240,7 +240,8 @@ enum {
     CN_OPTION_POW2 = 1 << 3,       /* a power of two (or an allowed 0) */
     CN_OPTION_FROM_MODEL = 1 << 4, /* generation_config.json speaks before the default */
     CN_OPTION_REQUIRED = 1 << 5,
-    CN_OPTION_PERCENT = 1 << 6     /* F32: may be written with a % behind */
+    CN_OPTION_PERCENT = 1 << 6,    /* F32: may be written with a % behind */
+    CN_OPTION_WRITTEN = 1 << 7     /* STRING: a file that is written at the end */
 };
 
 typedef struct cn_option {

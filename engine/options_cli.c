@@ -1,6 +1,9 @@
 /* options_cli.c - the option table on the command line: flags to values, the checks that need
  * several options, and --help. */
+#include <errno.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "engine/option_value.h"
 
@@ -86,8 +89,8 @@ static cn_status read_flag(const char *arg, uint32_t sections, flag *out)
     }
     if (!out->option) return refuse_unknown(arg, copy, sections);
     if (!(out->option->section & sections))
-        return cn_fail(CN_ERR_ARG, "%s: an option of the %s section, which this command ignores",
-                       arg, cn_section_name(out->option->section));
+        return cn_fail(CN_ERR_ARG, "%s: an option of the %s section, which this command does not "
+                       "take", arg, cn_section_name(out->option->section));
     if (out->negated && (out->option->type != CN_OPTION_BOOL || out->value))
         return cn_fail(CN_ERR_ARG, "%s: only a switch is negated, and takes no value then", arg);
     return CN_OK;
@@ -165,6 +168,67 @@ static cn_status check_required(const cn_config *c, uint32_t sections)
     return CN_OK;
 }
 
+/* A switch that is off asks for nothing. */
+static bool is_asked_for(const cn_config *c, const cn_option *o)
+{
+    const bool on = o->type != CN_OPTION_BOOL || *(const bool *)((const char *)c + o->offset);
+    return c->given[o - cn_options(&(size_t){0})] && on;
+}
+
+/* Options that mean something beside another one alone. */
+static cn_status check_company(const cn_config *c, uint32_t sections)
+{
+    static const struct {
+        const char *name, *needs;
+    } rules[] = {
+        {"id-field", "prompt-field"},     {"retry-errors", "resume"},
+        {"warmup-steps", "steady-steps"}, {"batches", "resident"},
+        {"decode-steps", "resident"},     {"timeline-interval", "timeline"},
+        {"save-detailed", "output-json"}, {"render", "chat"},
+        {"enable-thinking", "chat"},
+    };
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        const cn_option *o = cn_option_find_in(rules[i].name, sections);
+        const cn_option *other = cn_option_find_in(rules[i].needs, sections);
+        if (o->section & sections && is_asked_for(c, o) && !is_asked_for(c, other))
+            return cn_fail(CN_ERR_ARG, "--%s needs --%s", o->name, other->name);
+    }
+    return CN_OK;
+}
+
+/* Whether a file can be written at `path`, which need not be there yet. errno says why not. */
+static bool can_write(const char *path)
+{
+    struct stat s;
+    if (stat(path, &s) == 0) {
+        if (!S_ISDIR(s.st_mode)) return access(path, W_OK) == 0;
+        errno = EISDIR;
+        return false;
+    }
+    const char *slash = strrchr(path, '/');
+    if (errno != ENOENT || !slash) return errno == ENOENT && access(".", W_OK | X_OK) == 0;
+    char *folder = cn_strdup(path);
+    if (!folder) return false;
+    folder[slash == path ? 1 : slash - path] = '\0';
+    const bool ok = access(folder, W_OK | X_OK) == 0;
+    cn_free(folder);
+    return ok;
+}
+
+/* Files that are written when all is over: a wrong path is told now, not after a night of work. */
+static cn_status check_written(const cn_config *c, uint32_t sections)
+{
+    size_t n;
+    const cn_option *o = cn_options(&n);
+    for (size_t i = 0; i < n; i++) {
+        if (!(o[i].section & sections) || !(o[i].flags & CN_OPTION_WRITTEN)) continue;
+        const char *path = *(char *const *)((const char *)c + o[i].offset);
+        if (path && !can_write(path))
+            return cn_fail(CN_ERR_ARG, "--%s %s: %s", o[i].name, path, strerror(errno));
+    }
+    return CN_OK;
+}
+
 static cn_status check_engine(const cn_config *c)
 {
     if (c->max_num_batched_tokens < c->max_num_seqs)
@@ -209,8 +273,6 @@ static cn_status check_kv(const cn_kv_params *kv)
 
 static cn_status check_prompts(const cn_config *c)
 {
-    if (c->id_field && !c->prompt_field)
-        return cn_fail(CN_ERR_ARG, "--id-field %s needs --prompt-field", c->id_field);
     if (c->grade != CN_OPT_GRADE_NONE && !c->answer_field)
         return cn_fail(CN_ERR_ARG, "--grade needs --answer-field, the reference answers");
     return CN_OK;
@@ -220,7 +282,6 @@ static cn_status check_run_batch(const cn_config *c)
 {
     if (c->answer_field && c->grade == CN_OPT_GRADE_NONE)
         return cn_fail(CN_ERR_ARG, "--answer-field %s needs --grade", c->answer_field);
-    if (c->retry_errors && !c->resume) return cn_fail(CN_ERR_ARG, "--retry-errors needs --resume");
     bool to_stdout = strcmp(c->output_file, "-") == 0;
     if (c->resume && to_stdout)
         return cn_fail(CN_ERR_ARG, "--resume needs an output file: standard output is no record");
@@ -250,15 +311,30 @@ static cn_status check_bench(const cn_config *c)
     return CN_OK;
 }
 
+static cn_status check_tokenize(const cn_config *c)
+{
+    if (c->text && cn_config_is_given(c, "file"))
+        return cn_fail(CN_ERR_ARG, "--text and --file %s are both the input: want one", c->file);
+    if (c->decode && (c->chat || c->pieces))
+        return cn_fail(CN_ERR_ARG, "--decode goes from ids to text, --%s the other way: want one",
+                       c->chat ? "chat" : "pieces");
+    if (c->render && c->pieces)
+        return cn_fail(CN_ERR_ARG, "--render prints no tokens, --pieces nothing else: want one");
+    return CN_OK;
+}
+
 cn_status cn_config_validate(const cn_config *c, uint32_t sections)
 {
     CN_TRY(check_required(c, sections));
+    CN_TRY(check_company(c, sections));
+    CN_TRY(check_written(c, sections));
     if (sections & CN_SECTION_ENGINE) CN_TRY(check_engine(c));
     if (sections & CN_SECTION_SAMPLING) CN_TRY(check_sampling(&c->sampling));
     if (sections & CN_SECTION_KV) CN_TRY(check_kv(&c->kv));
     if (sections & CN_SECTION_PROMPTS) CN_TRY(check_prompts(c));
     if (sections & CN_SECTION_RUN_BATCH) CN_TRY(check_run_batch(c));
     if (sections & CN_SECTION_BENCH) CN_TRY(check_bench(c));
+    if (sections & CN_SECTION_TOKENIZE) CN_TRY(check_tokenize(c));
     return CN_OK;
 }
 

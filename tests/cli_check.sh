@@ -39,6 +39,39 @@ expect 0 "&" $decode --text "[5]"
 # shellcheck disable=SC2086
 expect 1 "token 1 is 99999: the vocabulary has 2048" $decode --text "5 99999"
 
+# What an option needs, what a command's word has no use for, and where nothing can be written are
+# said before a model is loaded: bench would run for minutes, run-batch for a night.
+model="--model examples/tiny-reasoner"
+while IFS='|' read -r text arguments; do
+    # shellcheck disable=SC2086
+    expect 1 "$text" $arguments
+done <<T
+--render needs --chat|tokenize $model --text x --render
+--enable-thinking needs --chat|tokenize $model --text x --enable-thinking on
+--text and --file x are both|tokenize $model --text x --file x
+--decode goes from ids to text, --chat|tokenize $model --text 1 --decode --chat
+--decode goes from ids to text, --pieces|tokenize $model --text 1 --decode --pieces
+--render prints no tokens|tokenize $model --text [] --chat --render --pieces
+--decode-steps needs --resident|bench throughput $model --decode-steps 8
+--warmup-steps needs --steady-steps|bench throughput $model --warmup-steps 8
+--timeline-interval needs --timeline|bench throughput $model --timeline-interval 1
+--save-detailed needs --output-json|bench serve $model --save-detailed
+--request-rate: an option of bench serve|bench throughput $model --request-rate 5
+--api-key: an option of bench serve|bench throughput $model --api-key k
+--resident: an option of bench throughput|bench serve $model --resident 64
+--max-num-seqs: an option of bench throughput|bench serve $model --max-num-seqs 64
+--output-json $dir/no/x: No such file|bench throughput $model --output-json $dir/no/x
+--output-json $dir/no/x: No such file|bench serve $model --output-json $dir/no/x
+--summary-json $dir: Is a directory|run-batch $model -i examples/prompts.jsonl -o $dir/o --summary-json $dir
+--json $dir/no/x: No such file|compare $model -i examples/prompts.jsonl --arms zip --json $dir/no/x
+--plot /proc/version/x: Not a directory|compare $model -i examples/prompts.jsonl --arms zip --plot /proc/version/x
+--retry-errors needs --resume|run-batch $model -i examples/prompts.jsonl -o $dir/o --retry-errors
+--id-field needs --prompt-field|run-batch $model -i examples/prompts.jsonl -o $dir/o --id-field id
+--model Qwen/Qwen3-8B: no such directory|plan --model Qwen/Qwen3-8B
+T
+[ ! -e "$dir/o" ]
+expect 0 "87" tokenize --model examples/tiny-reasoner --text x --no-render
+
 "$cinch" docs config >"$dir/config.md"
 commands=$("$cinch" help | sed -n 's/^  \([a-z-]*\)  .*/\1/p' | grep -vx -e help -e version)
 [ -n "$commands" ]

@@ -254,8 +254,8 @@ static void bad_values_are_named_with_bounds(void **state)
     expect_refused(ALL_SECTIONS, "--temperature=-0.1", "a number");
     expect_refused(ALL_SECTIONS, "--seed -1", "whole number");
     expect_refused(ALL_SECTIONS, "--seed 18446744073709551616", "whole number");
-    expect_refused(ALL_SECTIONS, "--kv-cache-memory-bytes 4Q", "K, M, G or T");
-    expect_refused(ALL_SECTIONS, "--kv-cache-memory-bytes 99999999T", "K, M, G or T");
+    expect_refused(ALL_SECTIONS, "--kv-cache-memory-bytes 4Q", "K, M, G, T");
+    expect_refused(ALL_SECTIONS, "--kv-cache-memory-bytes 99999999T", "K, M, G, T");
     expect_refused(ALL_SECTIONS, "--progress fancy", "auto|bar|plain|none");
     expect_refused(ALL_SECTIONS, "--kv-policies full,,zip", "comma list");
     expect_refused(ALL_SECTIONS, "--until 24:00", "HH:MM");
