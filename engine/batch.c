@@ -58,6 +58,13 @@ static void section_offsets(const cn_batch_opts *o, size_t offset[N_SECTIONS + 1
     for (int i = 0; i < N_SECTIONS; i++) offset[i + 1] = cn_round_up(offset[i] + bytes[i], 64);
 }
 
+size_t cn_batch_device_bytes(const cn_batch_opts *o)
+{
+    size_t offset[N_SECTIONS + 1];
+    section_offsets(o, offset);
+    return offset[N_SECTIONS];
+}
+
 static cn_batch_view view_of(const cn_batch *b, char *base)
 {
     const size_t *at = b->offset;

@@ -17,6 +17,8 @@ typedef struct cn_batch_opts {
     uint32_t block_tokens, window_tokens;
 } cn_batch_opts;
 
+/* What cn_batch_create takes of the device, and as much of the host. */
+size_t cn_batch_device_bytes(const cn_batch_opts *o);
 cn_status cn_batch_create(cn_batch **out, cn_backend *be, const cn_batch_opts *o);
 void cn_batch_free(cn_batch *b);
 

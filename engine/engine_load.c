@@ -157,16 +157,8 @@ static cn_status make_scheduler(cn_engine *e, const cn_memory_plan *plan)
 
 static cn_status make_batch(cn_engine *e, const cn_memory_plan *plan)
 {
-    const cn_config *c = e->config;
-    cn_batch_opts o = {
-        .max_tokens = cn_start_max_tokens(c),
-        .max_seqs = e->max_rows,
-        .max_blocks_per_seq = (uint32_t)cn_ceil_div(e->max_model_len, plan->block_tokens),
-        .max_bans = c->max_num_seqs * (2 * CN_MAX_EOS + CN_MAX_STOP_TOKEN_IDS),
-        .max_biases = c->max_num_seqs * CN_MAX_LOGIT_BIASES,
-        .block_tokens = plan->block_tokens,
-        .window_tokens = plan->window_tokens,
-    };
+    const cn_batch_opts o = cn_start_batch_opts(e->config, &e->model_config, plan->block_tokens,
+                                                plan->window_tokens);
     return cn_batch_create(&e->batch, e->backend, &o);
 }
 

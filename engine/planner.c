@@ -150,6 +150,12 @@ static cn_status check_swap_bytes(uint64_t bytes)
                    gib(bytes), gib(all), gib(most));
 }
 
+uint32_t cn_planner_block_tokens(const cn_config *c, const cn_backend *be)
+{
+    if (c->block_tokens > 0) return c->block_tokens;
+    return strcmp(be->name, "cpu") == 0 ? CPU_BLOCK_TOKENS : GPU_BLOCK_TOKENS;
+}
+
 cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_model_config *m,
                               const cn_backend *be)
 {
@@ -159,9 +165,7 @@ cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_
     cn_kv_params capped = c->kv;
     capped.policy = zip ? CN_KV_ZIP : window ? CN_KV_WINDOW : CN_KV_FULL;
     const uint32_t max_model_len = c->max_model_len ? c->max_model_len : m->max_position;
-    const bool cpu = strcmp(be->name, "cpu") == 0;
-    uint32_t block_tokens = c->block_tokens;
-    if (block_tokens == 0) block_tokens = cpu ? CPU_BLOCK_TOKENS : GPU_BLOCK_TOKENS;
+    const uint32_t block_tokens = cn_planner_block_tokens(c, be);
     uint64_t avail_bytes = c->kv_cache_memory_bytes;
     if (avail_bytes == 0) avail_bytes = host_kv_bytes();
     const uint64_t swap_bytes = (uint64_t)((double)c->swap_space_gib * (double)(1U << 30));

@@ -62,6 +62,9 @@ typedef struct cn_memory_plan {
 cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_model_config *m,
                               const cn_backend *be);
 
+/* Tokens of a block: --block-size, or the backend's own choice. */
+uint32_t cn_planner_block_tokens(const cn_config *c, const cn_backend *be);
+
 /* The arithmetic alone. */
 cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *in);
 

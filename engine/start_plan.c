@@ -19,6 +19,31 @@ uint32_t cn_start_max_model_len(const cn_config *c, const cn_model_config *m)
     return c->max_model_len ? c->max_model_len : m->max_position;
 }
 
+cn_batch_opts cn_start_batch_opts(const cn_config *c, const cn_model_config *m,
+                                  uint32_t block_tokens, uint32_t window_tokens)
+{
+    return (cn_batch_opts){
+        .max_tokens = cn_start_max_tokens(c),
+        .max_seqs = cn_start_max_rows(c),
+        .max_blocks_per_seq = (uint32_t)cn_ceil_div(cn_start_max_model_len(c, m), block_tokens),
+        .max_bans = c->max_num_seqs * (2 * CN_MAX_EOS + CN_MAX_STOP_TOKEN_IDS),
+        .max_biases = c->max_num_seqs * CN_MAX_LOGIT_BIASES,
+        .block_tokens = block_tokens,
+        .window_tokens = window_tokens,
+    };
+}
+
+/* What steps are described in: the batch, and a history to recount. */
+static uint64_t description_bytes(const cn_config *c, const cn_model_config *m,
+                                  const cn_backend *be)
+{
+    enum { LEAST = 96 << 20, ROUNDING = 1 << 20 };
+    const cn_batch_opts o = cn_start_batch_opts(c, m, cn_planner_block_tokens(c, be), 0);
+    const uint64_t history = cn_start_max_model_len(c, m) * sizeof(uint32_t);
+    const uint64_t bytes = cn_batch_device_bytes(&o) + history + ROUNDING;
+    return bytes > LEAST ? bytes : LEAST;
+}
+
 /* The scratch of events, of pools that are yet to be planned. */
 static uint64_t event_bytes(const cn_config *c, const cn_model_config *m, cn_backend *be)
 {
@@ -34,11 +59,10 @@ static uint64_t event_bytes(const cn_config *c, const cn_model_config *m, cn_bac
 
 static uint64_t step_bytes(const cn_config *c, const cn_model_config *m, cn_backend *be)
 {
-    enum { BATCH_BYTES = 96 << 20 };
     const uint64_t rows = cn_start_max_rows(c), vocab = m->vocab;
     const uint64_t flights = CN_FLIGHTS * rows * (2 + 2 * CN_MAX_LOGPROBS) * sizeof(uint32_t);
-    return rows * vocab * sizeof(uint16_t) + flights + BATCH_BYTES + event_bytes(c, m, be) +
-           be->sample_scratch_bytes(be, (uint32_t)rows, (uint32_t)vocab);
+    return rows * vocab * sizeof(uint16_t) + flights + description_bytes(c, m, be) +
+           event_bytes(c, m, be) + be->sample_scratch_bytes(be, (uint32_t)rows, (uint32_t)vocab);
 }
 
 static double gib(uint64_t bytes) { return (double)bytes / (double)(UINT64_C(1) << 30); }

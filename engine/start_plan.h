@@ -11,6 +11,7 @@
 #ifndef CN_START_PLAN_H
 #define CN_START_PLAN_H
 
+#include "engine/batch.h"
 #include "engine/planner.h"
 
 typedef struct cn_start_plan {
@@ -20,11 +21,13 @@ typedef struct cn_start_plan {
     cn_memory_plan kv;
 } cn_start_plan;
 
-/* Rows and tokens of the largest step, padding included, and the longest request of these
- * options. */
+/* Rows and tokens of the largest step, padding included, the longest request of these options, and
+ * what such steps are described in. */
 uint32_t cn_start_max_rows(const cn_config *c);
 uint32_t cn_start_max_tokens(const cn_config *c);
 uint32_t cn_start_max_model_len(const cn_config *c, const cn_model_config *m);
+cn_batch_opts cn_start_batch_opts(const cn_config *c, const cn_model_config *m,
+                                  uint32_t block_tokens, uint32_t window_tokens);
 
 /* CN_ERR_MEMORY when the parts, or not even one request's KV, fit; the text has the numbers and the
  * option to change. */

@@ -76,6 +76,25 @@ static void a_device_is_filled(void **state)
     assert_true(zip.step_bytes > plan_of(r, &r->device).step_bytes); /* the scratch of events */
 }
 
+/* However many requests a step has, and however long they are. */
+static void steps_have_room_for_their_description(void **state)
+{
+    rig *r = *state;
+    static const char *const seqs[] = {"8", "256", "65536"};
+    device_bytes = (size_t)1 << 40;
+    set(r, "max-num-batched-tokens", "65536");
+    set(r, "block-size", "16");
+    for (size_t i = 0; i < sizeof seqs / sizeof *seqs; i++) {
+        set(r, "max-num-seqs", seqs[i]);
+        const cn_batch_opts o = cn_start_batch_opts(r->config, &r->model, 16, 0);
+        const uint64_t counts = o.max_seqs * (uint64_t)r->model.vocab * sizeof(uint16_t);
+        assert_true(plan_of(r, &r->device).step_bytes > cn_batch_device_bytes(&o) + counts);
+    }
+    set(r, "max-num-seqs", "256");
+    set(r, "max-num-batched-tokens", "2048");
+    set(r, "block-size", "0");
+}
+
 static void a_wish_for_kv_is_kept(void **state)
 {
     rig *r = *state;
@@ -144,6 +163,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_device_is_filled),
+        cmocka_unit_test(steps_have_room_for_their_description),
         cmocka_unit_test(a_wish_for_kv_is_kept),
         cmocka_unit_test(a_wish_for_kv_sizes_the_device),
         cmocka_unit_test(weights_that_do_not_fit_are_refused),
