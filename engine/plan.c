@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compress/policy.h"
 #include "engine/command.h"
 #include "engine/backend.h"
 #include "engine/start_plan.h"
@@ -116,11 +117,21 @@ static cn_status load_config(plan_report *r)
     return CN_OK;
 }
 
+/* What an engine would refuse although its memory can be planned. */
+static cn_status check_start(const plan_report *r)
+{
+    cn_config known = *r->config; /* borrows all of it */
+    known.max_model_len = r->max_model_len;
+    CN_TRY(cn_config_validate(&known, CN_SECTION_ENGINE));
+    return cn_policy_check(&known.kv, r->memory.block_tokens, known.kv.window_tokens);
+}
+
 static cn_status fill(plan_report *r, cn_backend *be)
 {
     const cn_config *c = r->config;
     CN_TRY(cn_start_plan_make(&r->start, c, &r->model, be));
     r->memory = r->start.kv;
+    CN_TRY(check_start(r));
     r->weight_dtype = be->weight_dtype;
     const bool capped = c->kv.policy != CN_KV_FULL;
     r->running = capped ? r->memory.concurrency_capped : r->memory.concurrency_full;

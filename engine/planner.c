@@ -125,8 +125,7 @@ cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *in)
 /* Tokens per block where --block-size does not say. */
 enum { CPU_BLOCK_TOKENS = 64, GPU_BLOCK_TOKENS = 256 };
 
-/* Of the machine; 0 when it does not say. */
-static uint64_t host_bytes(void)
+uint64_t cn_host_bytes(void)
 {
     const long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
     return pages <= 0 || page_bytes <= 0 ? 0 : (uint64_t)pages * (uint64_t)page_bytes;
@@ -135,14 +134,14 @@ static uint64_t host_bytes(void)
 /* The default of --kv-cache-memory-bytes on a host: 4 GiB, at most a quarter of its memory. */
 static uint64_t host_kv_bytes(void)
 {
-    const uint64_t default_bytes = UINT64_C(4) << 30, quarter = host_bytes() / 4;
+    const uint64_t default_bytes = UINT64_C(4) << 30, quarter = cn_host_bytes() / 4;
     return quarter > 0 && quarter < default_bytes ? quarter : default_bytes;
 }
 
 /* A machine that is left too little for everything else is not helped by swap space. */
 static cn_status check_swap_bytes(uint64_t bytes)
 {
-    const uint64_t all = host_bytes(), most = all / 10 * 7;
+    const uint64_t all = cn_host_bytes(), most = all / 10 * 7;
     if (all == 0 || bytes <= most) return CN_OK;
     return cn_fail(CN_ERR_ARG,
                    "--swap-space %.4g: the machine has %.4g GiB of memory, of which 70 %% may be "

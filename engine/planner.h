@@ -65,6 +65,9 @@ cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_
 /* Tokens of a block: --block-size, or the backend's own choice. */
 uint32_t cn_planner_block_tokens(const cn_config *c, const cn_backend *be);
 
+/* Memory of the machine; 0 when it does not say. */
+uint64_t cn_host_bytes(void);
+
 /* The arithmetic alone. */
 cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *in);
 

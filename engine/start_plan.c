@@ -2,6 +2,7 @@
 #include "engine/start_plan.h"
 
 #include "engine/engine_state.h"
+#include "engine/planner.h"
 #include "engine/step_graph.h"
 
 uint32_t cn_start_max_rows(const cn_config *c)
@@ -98,6 +99,18 @@ static cn_start_plan parts_of(const cn_config *c, const cn_model_config *m, cn_b
     };
 }
 
+/* Memory of a host is taken when it is written first: a cache that is too large ends a run hours
+ * later, by the system's hand. It may be meant (swap, a plan for another machine). */
+static void warn_of_host(const cn_start_plan *p, const cn_backend *be)
+{
+    const uint64_t all = cn_host_bytes(), wanted = cn_start_plan_bytes(p);
+    if (!be->mem_avail && all && wanted > all)
+        cn_log(CN_LOG_WARN,
+               "%.1f GiB are planned, %.1f of them for KV, and the machine has %.1f: lower "
+               "--kv-cache-memory-bytes, or take a smaller model",
+               gib(wanted), gib(p->kv.kv_bytes), gib(all));
+}
+
 cn_status cn_start_plan_make(cn_start_plan *out, const cn_config *c, const cn_model_config *m,
                              cn_backend *be)
 {
@@ -107,6 +120,7 @@ cn_status cn_start_plan_make(cn_start_plan *out, const cn_config *c, const cn_mo
     cn_config with = *c; /* borrows all of it */
     with.kv_cache_memory_bytes = kv_bytes;
     CN_TRY(cn_memory_plan_make(&p.kv, &with, m, be));
+    warn_of_host(&p, be);
     *out = p;
     return CN_OK;
 }
