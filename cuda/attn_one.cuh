@@ -662,8 +662,10 @@ static cn_status cn_one_launch_as(cn_stream *s, const char *op, cn_one_params p,
     const uint64_t needed =
         p.walk.fixed ? n_items * CN_WALK_FIXED_PIECES : 2 * (uint64_t)dev->n_sms;
     if (needed > n_slots)
-        return cn_fail(CN_ERR_SHAPE, "%s: %llu partial results in scratch for %zu", op,
-                       (unsigned long long)needed, n_slots);
+        return cn_fail(CN_ERR_SHAPE,
+                       "%s: %llu partial results, room for %zu: lower --max-num-seqs, or do "
+                       "without --batch-invariant",
+                       op, (unsigned long long)needed, n_slots);
     p.arrivals = (uint32_t *)s->cuda->attn_scratch;
     p.partial_sums = (float2 *)(p.arrivals + CN_ONE_ARRIVALS);
     p.partial_out = (float *)(p.partial_sums + n_slots * p.slot_heads);
