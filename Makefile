@@ -65,6 +65,7 @@ CUDA_HOME ?= /usr/local/cuda
 NVCC ?= $(CUDA_HOME)/bin/nvcc
 CUDA_ARCHS ?= -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_80,code=sm_80 \
   -gencode arch=compute_80,code=compute_80
+CUDA_DEFS := $(if $(findstring sm_90a,$(CUDA_ARCHS)),-DCN_CUDA_HAS_SM90A)
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo $(CUDA_ARCHS) --threads 2 -Werror all-warnings \
   -Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics \
   -Xcompiler -Wall,-Wextra,-Werror
@@ -134,10 +135,10 @@ $(BUILD)/flags $(BUILD)/members $(BUILD)/test-members:
 
 cuda: $(BUILD)/cinch-cuda.so
 
-$(BUILD)/cuda/%.o: cuda/%.c $(BUILD)/flags
+$(BUILD)/cuda/%.o: cuda/%.c $(BUILD)/flags $(BUILD)/cuda-flags
 	@mkdir -p $(@D)
-	$(CC) -I. -isystem $(CUDA_HOME)/include $(CPPFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden \
-	  -MMD -MP -c -o $@ $<
+	$(CC) -I. -isystem $(CUDA_HOME)/include $(CPPFLAGS) $(CUDA_DEFS) $(CFLAGS) -fPIC \
+	  -fvisibility=hidden -MMD -MP -c -o $@ $<
 
 $(BUILD)/cuda/%.cu.o: cuda/%.cu $(BUILD)/cuda-flags
 	@mkdir -p $(@D)

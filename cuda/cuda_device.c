@@ -6,6 +6,12 @@
 
 enum { LEAST_COMPUTE = 80, HOPPER = 90 };
 
+#ifdef CN_CUDA_HAS_SM90A /* the build's CUDA_ARCHS name it */
+static const bool has_hopper_code = true;
+#else
+static const bool has_hopper_code = false;
+#endif
+
 cn_status cn_cuda_failed(cudaError_t error, const char *what)
 {
     (void)cudaGetLastError(); /* so that the next call does not see this one's error */
@@ -44,8 +50,9 @@ cn_status cn_cuda_device_open(cn_cuda_device *out, uint32_t ordinal)
     struct cudaDeviceProp p;
     CN_CUDA(cudaGetDeviceProperties(&p, (int)ordinal));
     const int capability = p.major * 10 + p.minor;
+    const bool hopper = capability == HOPPER && has_hopper_code;
     *out = (cn_cuda_device){.ordinal = (int)ordinal,
-                            .compute = capability == HOPPER ? HOPPER : LEAST_COMPUTE,
+                            .compute = hopper ? HOPPER : LEAST_COMPUTE,
                             .n_sms = (uint32_t)p.multiProcessorCount,
                             .shared_bytes = p.sharedMemPerBlockOptin};
     snprintf(out->name, sizeof out->name, "%s", p.name);
