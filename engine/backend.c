@@ -181,6 +181,15 @@ static cn_status open_cuda(cn_backend **out, const start_sizes *sizes, uint32_t 
     return cn_fail(CN_ERR_DEVICE, "the cuda backend lacks %s: use --device cpu", lacks);
 }
 
+/* A machine without a GPU is in order. One whose GPU stays idle, for want of a build or of memory,
+ * would spend a night on what takes minutes. */
+static void tell_of_cpu(void)
+{
+    const bool has_driver = access("/dev/nvidiactl", F_OK) == 0;
+    cn_log(has_driver ? CN_LOG_WARN : CN_LOG_DEBUG,
+           "--device auto takes the CPU, for the GPU cannot be had: %s", cn_last_error());
+}
+
 cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_config *m,
                           uint64_t least_bytes)
 {
@@ -192,7 +201,7 @@ cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_c
     if (kind == DEVICE_CUDA) return open_cuda(out, &sizes, ordinal);
     if (kind == DEVICE_AUTO) {
         if (open_cuda(out, &sizes, 0) == CN_OK) return CN_OK;
-        cn_log(CN_LOG_DEBUG, "no GPU: %s", cn_last_error());
+        tell_of_cpu();
     }
     return open_cpu(out, c);
 }

@@ -5,6 +5,7 @@
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "compress/policy.h"
 #include "engine/svg_plot.h"
@@ -151,15 +152,18 @@ void cn_compare_print(FILE *f, const cn_compare_report *r, uint32_t task)
 
 /* ---- files ---- */
 
-/* Never leaves half a file: what was there stays until the new one is whole. */
+/* Never leaves half a file: what was there stays until the new one is whole. A pipe or a device
+ * (/dev/stdout) is written to, for a file in its place would hide it. */
 static cn_status replace_file(const char *path, const char *text, size_t n)
 {
+    struct stat s;
+    const bool is_file = stat(path, &s) != 0 || S_ISREG(s.st_mode);
     cn_buf tmp = {0};
-    CN_TRY(cn_buf_addf(&tmp, "%s.tmp", path));
+    CN_TRY(cn_buf_addf(&tmp, "%s%s", path, is_file ? ".tmp" : ""));
     FILE *f = fopen(tmp.data, "w");
     bool ok = f && fwrite(text, 1, n, f) == n;
     if (f && fclose(f) != 0) ok = false;
-    if (ok) ok = rename(tmp.data, path) == 0;
+    if (ok && is_file) ok = rename(tmp.data, path) == 0;
     cn_buf_free(&tmp);
     return ok ? CN_OK : cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
 }

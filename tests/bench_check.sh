@@ -137,7 +137,7 @@ refused "/no/such" plan --model /no/such
 # What an engine refuses, a plan does not promise; what a machine cannot hold is said.
 refused "below max-model-len 8192" plan --model $model --no-enable-chunked-prefill
 refused "at most a block of 64" plan --model $model --kv-policy zip --kv-move fill --kv-window 65
-"$cinch" plan --model $model --kv-cache-memory-bytes 100T --block-size 256 >"$dir/out" 2>&1
+"$cinch" plan --model $model --device cpu --kv-cache-memory-bytes 100T --block-size 256 >"$dir/out" 2>&1
 grep -q "^warning: 102400.* GiB are planned.*lower --kv-cache-memory-bytes" "$dir/out" || fail "no warning"
-! "$cinch" plan --model $model --kv-cache-memory-bytes 64M 2>&1 | grep warning || fail "a warning"
+! "$cinch" plan --model $model --device cpu --kv-cache-memory-bytes 64M 2>&1 | grep warning || fail "a warning"
 echo "bench: ok"

@@ -33,6 +33,15 @@ grep -q '"complete": true' "$dir/out.json"
 [ "$(grep -c '"logprob_gap_per_token":' "$dir/out.json")" = 6 ]
 grep -q '^</svg>$' "$dir/out.svg"
 
+# A pipe is written to, not replaced by a file.
+mkfifo "$dir/pipe"
+timeout 60 grep -c '"complete": true' "$dir/pipe" >"$dir/seen" &
+reader=$!
+"$cinch" compare --model $model -i $model/prompts/sums.jsonl --prompt-field prompt --limit 1 \
+    --max-tokens 2 --arms full --json "$dir/pipe" >"$dir/table" 2>"$dir/log"
+wait $reader || true
+[ -p "$dir/pipe" ] && [ "$(cat "$dir/seen")" = 1 ]
+
 input="--model $model -i $model/prompts/sums.jsonl --prompt-field prompt"
 # shellcheck disable=SC2086
 {
