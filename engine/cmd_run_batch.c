@@ -152,6 +152,9 @@ static void print_summary(FILE *f, const summary *s)
                     ? "; --resume goes on"
                     : "");
     print_second_runs(f, r);
+    if (r->config->grade != CN_OPT_GRADE_NONE && r->n_answered && !r->totals.graded)
+        cn_log(CN_LOG_WARN, "--answer-field %s: no line has it, so nothing was graded",
+               r->config->answer_field);
     if (r->config->grade != CN_OPT_GRADE_NONE)
         fprintf(f, "exact match %llu/%llu\n", (unsigned long long)r->totals.matched,
                 (unsigned long long)r->totals.graded);

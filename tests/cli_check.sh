@@ -70,6 +70,18 @@ done <<T
 --model Qwen/Qwen3-8B: no such directory|plan --model Qwen/Qwen3-8B
 T
 [ ! -e "$dir/o" ]
+# A misspelt field of the answers is no failure, for lines may lack one, but it is said.
+echo '{"q": "Sort: 3 1", "answer": "1 3"}' >"$dir/in.jsonl"
+for field in anser answer; do
+    rm -f "$dir"/o*
+    # shellcheck disable=SC2086
+    expect 0 "exact match 0/" run-batch $model -i "$dir/in.jsonl" -o "$dir/o" --prompt-field q \
+        --answer-field $field --grade exact --max-tokens 2
+    case $field:$(grep -c "^warning: --answer-field anser: no line has it" "$dir/out") in
+    anser:1 | answer:0) ;;
+    *) cat "$dir/out"; exit 1 ;;
+    esac
+done
 expect 0 "87" tokenize --model examples/tiny-reasoner --text x --no-render
 
 "$cinch" docs config >"$dir/config.md"
