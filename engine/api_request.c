@@ -90,7 +90,13 @@ static cn_status check_members(const char *where, json_t *message, bool last)
 
 static cn_status read_message(cn_api_request *r, size_t i, json_t *message, bool last)
 {
-    static const char *const roles[] = {"system", "user", "assistant"};
+    /* "developer" is OpenAI's newer name of what chat templates call "system". */
+    static const struct {
+        const char *sent, *is;
+    } roles[] = {{"system", "system"},
+                 {"developer", "system"},
+                 {"user", "user"},
+                 {"assistant", "assistant"}};
     cn_message *out = &r->messages[i];
     char where[32];
     snprintf(where, sizeof where, "messages[%zu]", i);
@@ -98,9 +104,10 @@ static cn_status read_message(cn_api_request *r, size_t i, json_t *message, bool
     CN_TRY(check_members(where, message, last));
     json_t *role = json_object_get(message, "role");
     for (size_t k = 0; json_is_string(role) && k < sizeof roles / sizeof *roles; k++)
-        if (strcmp(json_string_value(role), roles[k]) == 0) out->role = roles[k];
+        if (strcmp(json_string_value(role), roles[k].sent) == 0) out->role = roles[k].is;
     if (!role) return cn_fail(CN_ERR_ARG, "%s: role is missing", where);
-    if (!out->role) return refuse(where, "role \"system\", \"user\" or \"assistant\"", role);
+    if (!out->role)
+        return refuse(where, "role \"system\", \"developer\", \"user\" or \"assistant\"", role);
     json_t *content = json_object_get(message, "content");
     if (json_is_array(content)) return join_parts(r, where, content, &out->content);
     if (!content) return cn_fail(CN_ERR_ARG, "%s: content is missing", where);

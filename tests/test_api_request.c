@@ -140,6 +140,21 @@ static void message_text_may_come_in_parts(void **state)
     cn_api_request_free(&r);
 }
 
+/* OpenAI's clients send "developer" for reasoning models; templates know it as "system". */
+static void a_developer_speaks_as_the_system(void **state)
+{
+    (void)state;
+    cn_api_request r;
+    assert_int_equal(parse(&r, CN_API_CHAT,
+                           "{\"messages\": [{\"role\": \"developer\", \"content\": \"s\"},"
+                           "{\"role\": \"user\", \"content\": \"u\"}]}",
+                           NULL),
+                     CN_OK);
+    assert_string_equal(r.params.messages[0].role, "system");
+    assert_string_equal(r.params.messages[1].role, "user");
+    cn_api_request_free(&r);
+}
+
 static void completion_prompt_is_text_or_tokens(void **state)
 {
     (void)state;
@@ -269,6 +284,7 @@ int main(void)
         cmocka_unit_test(max_completion_tokens_comes_before_max_tokens),
         cmocka_unit_test(harmless_and_neutral_fields_pass),
         cmocka_unit_test(message_text_may_come_in_parts),
+        cmocka_unit_test(a_developer_speaks_as_the_system),
         cmocka_unit_test(completion_prompt_is_text_or_tokens),
         cmocka_unit_test(every_refusal_names_field_and_value),
         cmocka_unit_test(bad_messages_are_refused),
