@@ -6,6 +6,9 @@
 
 #include "engine/options.h"
 
+/* Where c has the value of o, of the type that the row says. */
+const void *cn_option_field(const cn_option *o, const cn_config *c);
+
 /* Sets o in c from text and marks it given. CN_ERR_ARG names the option, the value, the bounds. */
 cn_status cn_option_set_text(cn_config *c, const cn_option *o, const char *text);
 

@@ -36,7 +36,7 @@ static size_t row_of(const cn_option *o)
     return (size_t)(o - cn_options(&n));
 }
 
-static const void *field_of(const cn_option *o, const cn_config *c)
+const void *cn_option_field(const cn_option *o, const cn_config *c)
 {
     return (const char *)c + o->offset;
 }
@@ -285,7 +285,7 @@ cn_status cn_config_copy(cn_config **out, const cn_config *c)
         if (o[i].type != CN_OPTION_STRING) continue;
         char **field = (char **)((char *)copy + o[i].offset);
         if (*field) *field = cn_strdup(*field);
-        const char *source = *(char *const *)((const char *)c + o[i].offset);
+        const char *source = *(char *const *)cn_option_field(&o[i], c);
         ok = ok && !*field == !source;
     }
     if (!ok) {
@@ -325,7 +325,7 @@ void cn_config_overlay_sampling(const cn_config *c, cn_sampling *io)
     for (size_t i = 0; i < n; i++) {
         if (o[i].section != CN_SECTION_SAMPLING || !c->given[i]) continue;
         size_t offset = o[i].offset - offsetof(struct cn_config, sampling);
-        memcpy((char *)io + offset, field_of(&o[i], c), number_bytes(&o[i]));
+        memcpy((char *)io + offset, cn_option_field(&o[i], c), number_bytes(&o[i]));
     }
 }
 
@@ -358,7 +358,7 @@ static cn_status format_names(const cn_option *o, uint32_t set, cn_buf *out)
 
 cn_status cn_option_format(const cn_option *o, const cn_config *c, cn_buf *out)
 {
-    const void *field = field_of(o, c);
+    const void *field = cn_option_field(o, c);
     switch (o->type) {
     case CN_OPTION_BOOL: return cn_buf_addf(out, "%s", *(const bool *)field ? "true" : "false");
     case CN_OPTION_U32:

@@ -171,8 +171,8 @@ static cn_status check_required(const cn_config *c, uint32_t sections)
 /* A switch that is off asks for nothing. */
 static bool is_asked_for(const cn_config *c, const cn_option *o)
 {
-    const bool on = o->type != CN_OPTION_BOOL || *(const bool *)((const char *)c + o->offset);
-    return c->given[o - cn_options(&(size_t){0})] && on;
+    const bool on = o->type != CN_OPTION_BOOL || *(const bool *)cn_option_field(o, c);
+    return on && cn_config_is_given(c, o->name);
 }
 
 /* Options that mean something beside another one alone. */
@@ -205,8 +205,9 @@ static bool can_write(const char *path)
         errno = EISDIR;
         return false;
     }
+    if (errno != ENOENT) return false;
     const char *slash = strrchr(path, '/');
-    if (errno != ENOENT || !slash) return errno == ENOENT && access(".", W_OK | X_OK) == 0;
+    if (!slash) return access(".", W_OK | X_OK) == 0;
     char *folder = cn_strdup(path);
     if (!folder) return false;
     folder[slash == path ? 1 : slash - path] = '\0';
@@ -222,7 +223,7 @@ static cn_status check_written(const cn_config *c, uint32_t sections)
     const cn_option *o = cn_options(&n);
     for (size_t i = 0; i < n; i++) {
         if (!(o[i].section & sections) || !(o[i].flags & CN_OPTION_WRITTEN)) continue;
-        const char *path = *(char *const *)((const char *)c + o[i].offset);
+        const char *path = *(char *const *)cn_option_field(&o[i], c);
         if (path && !can_write(path))
             return cn_fail(CN_ERR_ARG, "--%s %s: %s", o[i].name, path, strerror(errno));
     }
