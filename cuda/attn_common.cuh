@@ -177,7 +177,7 @@ static inline uint32_t cn_log2_u32(uint32_t power_of_two)
 }
 
 /* Whether this device runs the bulk-copy kernels. */
-static inline bool cn_attn_has_bulk(const cn_stream *s) { return s->cuda->device.compute == 90; }
+static inline bool cn_attn_has_bulk(const cn_stream *s) { return s->cuda->device.hopper; }
 
 static inline cn_status cn_attn_check(const char *op, const cn_attn_args *a)
 {
@@ -274,7 +274,7 @@ static cn_status cn_attn_launch(cn_stream *s, const char *op, void (*kernel)(Par
     config.dynamicSmemBytes = shared_bytes;
     config.stream = s->handle;
     config.attrs = &overlap;
-    config.numAttrs = s->cuda->device.compute >= 90;
+    config.numAttrs = s->cuda->device.hopper;
     cudaError_t error = cudaLaunchKernelEx(&config, kernel, args...);
     return error == cudaSuccess ? CN_OK : cn_cuda_failed(error, op);
 }

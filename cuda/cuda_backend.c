@@ -161,7 +161,7 @@ static cn_status ask_caller(cn_cuda *c)
 static cn_status open_parts(cn_cuda *c)
 {
     CN_TRY(cn_cuda_device_open(&c->device, c->opts.device));
-    if (c->opts.portable) c->device.compute = 80;
+    if (c->opts.portable) c->device.hopper = false;
     CN_TRY(cn_cuda_streams_open(c));
     c->attn_scratch_bytes = cn_cuda_attn_scratch_bytes(&c->opts);
     CN_TRY(ask_caller(c));

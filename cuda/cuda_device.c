@@ -50,9 +50,8 @@ cn_status cn_cuda_device_open(cn_cuda_device *out, uint32_t ordinal)
     struct cudaDeviceProp p;
     CN_CUDA(cudaGetDeviceProperties(&p, (int)ordinal));
     const int capability = p.major * 10 + p.minor;
-    const bool hopper = capability == HOPPER && has_hopper_code;
     *out = (cn_cuda_device){.ordinal = (int)ordinal,
-                            .compute = hopper ? HOPPER : LEAST_COMPUTE,
+                            .hopper = capability == HOPPER && has_hopper_code,
                             .n_sms = (uint32_t)p.multiProcessorCount,
                             .shared_bytes = p.sharedMemPerBlockOptin};
     snprintf(out->name, sizeof out->name, "%s", p.name);

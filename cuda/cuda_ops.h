@@ -56,7 +56,7 @@ struct cn_graph {
 typedef struct cn_cuda_device {
     int ordinal;
     char name[256];
-    int compute; /* 90: 9.0's own code runs; 80: that of 8.0, also on what is newer */
+    bool hopper; /* 9.0's own code runs; else that of 8.0, also on what is newer */
     uint32_t n_sms;
     size_t shared_bytes; /* most shared memory of a block */
 } cn_cuda_device;

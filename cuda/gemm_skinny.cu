@@ -404,7 +404,7 @@ extern "C" bool cn_gemm_skinny_fits(const cn_cuda *c, cn_gemm_shape shape, uint3
                        is_power_of_two(config.splits) && is_power_of_two(config.sharers) &&
                        config.splits <= MAX_CLUSTER &&
                        config.sharers <= MAX_CLUSTER / config.splits;
-    if (!known || c->device.compute != 90 || n_tokens > CN_GEMM_MAX_SKINNY) return false;
+    if (!known || !c->device.hopper || n_tokens > CN_GEMM_MAX_SKINNY) return false;
     if (!kernels[kernel].by_groups[config.rows / 64 - 1]) return false;
     const uint32_t stage_columns = CN_TILE_K * tiles_per_stage(tokens, config.rows);
     if (shape.k % CN_TILE_K != 0 || shape.k < config.splits * stage_columns) return false;
@@ -458,7 +458,7 @@ static cn_status make_map(CUtensorMap *map, const void *base, uint32_t halves, u
 
 extern "C" cn_status cn_gemm_skinny_open(cn_cuda *c)
 {
-    if (c->device.compute != 90) return CN_OK;
+    if (!c->device.hopper) return CN_OK;
     void *entry = NULL;
     cudaDriverEntryPointQueryResult found;
     CN_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,

@@ -382,7 +382,7 @@ static uint32_t chunk_of(uint32_t vocab)
     return (uint32_t)cn_round_up(cn_ceil_div(vocab, PARTS), 4);
 }
 
-static bool has_clusters(const cn_cuda *c) { return c->device.compute >= 90; }
+static bool has_clusters(const cn_cuda *c) { return c->device.hopper; }
 
 /* Counters of a launch without clusters. */
 static size_t arrivals_bytes(uint32_t n_rows)

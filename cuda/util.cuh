@@ -92,7 +92,7 @@ static cn_status cn_cuda_launch(cn_stream *s, const char *op, void (*kernel)(Par
     config.blockDim = dim3(block);
     config.stream = s->handle;
     config.attrs = &overlap;
-    config.numAttrs = s->cuda->device.compute >= 90;
+    config.numAttrs = s->cuda->device.hopper;
     cudaError_t error = cudaLaunchKernelEx(&config, kernel, args...);
     return error == cudaSuccess ? CN_OK : cn_cuda_failed(error, op);
 }
