@@ -49,7 +49,7 @@ static uint32_t work_words(const cn_pools *p, uint32_t n, uint32_t window)
 {
     const uint64_t spans = cn_ceil_div(n, CN_COMPRESS_SPAN);
     const uint64_t partials = 2 * spans * score_rows(p, window), side = 2 * (uint64_t)n;
-    return (uint32_t)cn_round_up(partials > side ? partials : side, 4) + CN_COMPRESS_COUNTERS;
+    return (uint32_t)cn_round_up(partials > side ? partials : side, 4);
 }
 
 /* Scores of a unit of the zip policy. */

@@ -26,8 +26,7 @@ extern "C" {
 #endif
 
 enum {
-    CN_COMPRESS_SPAN = 256,   /* slots: whole blocks, whatever their size */
-    CN_COMPRESS_COUNTERS = 4, /* words of a unit's work beside what fills it */
+    CN_COMPRESS_SPAN = 256, /* slots: whole blocks, whatever their size */
     /* In cn_compress_job.table: the block's rows were set aside, under the number that is left. */
     CN_COMPRESS_ASIDE = 1 << 30
 };
@@ -71,7 +70,7 @@ typedef struct cn_compress_chunk {
     float *score;      /* [units, n] */
     float *redundancy; /* [units, n] */
     uint32_t *work;    /* [units, work_words]: the score launch's own, then kept */
-    /* At least 2 n and 2 * n_spans * window * group, and CN_COMPRESS_COUNTERS more. */
+    /* At least 2 n and 2 * n_spans * window * group. */
     uint32_t work_words;
     char *aside; /* [units, n_aside, cn_compress_aside_bytes] */
 } cn_compress_chunk;

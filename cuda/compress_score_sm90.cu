@@ -6,18 +6,20 @@
  * other computes or waits (one team for d above 128); warps of one more warpgroup fetch for them by
  * tensor maps, keys over the pool, wherever their blocks lie, and the window's queries, each as
  * soon as the team has multiplied the ones before:
- *   1. compare: keys * keys^T, the cosines of a block, summed and searched for twins in registers;
+ *   1. compare: keys * keys^T, the cosines of a block, summed and searched for twins in registers,
+ *      by one team at a time;
  *   2. measure: keys * queries^T; of each query the largest logit and the sum of exponentials over
  *      the span, left in device memory for the unit's other spans;
- *   3. weigh: once all spans of the unit have measured, the logits, in registers still, as weights
- *      of the whole sequence: the largest of the group, mean over the window, global score.
+ *   3. weigh: once the measures of all spans of the unit are there, the logits, in registers
+ *      still, as weights of the whole sequence: the largest of the group, mean over the window,
+ *      global score.
  *
  * Step 3 waits for other thread blocks. All of them find a place at once, one to a multiprocessor
  * (two such launches must not meet, and an engine's events come one after the other), and take
  * spans in the order of units, of which the oldest waits for none: while a unit has no more spans
- * than the grid has blocks, its spans are in different blocks, and all move on. Longer
- * sequences, and windows of several rounds, whose logits no registers hold, run as two launches,
- * the second for step 3, and read K twice.
+ * than the grid has blocks, its spans are in different blocks, and all move on; nor does a team
+ * wait its turn behind a later span. Longer sequences, and windows of several rounds, whose logits
+ * no registers hold, run as two launches, the second for step 3, and read K twice.
  *
  * Products have keys in the 64-row side of wgmma. Queries, the other side, come in rounds of
  * COLUMNS, in the order of the window's ring: eight of its rows of one head are an atom, and atoms
@@ -26,9 +28,9 @@
  * no maximum minds.
  *
  * Grid: the multiprocessors; block 640 (384 for d above 128). Bytes of a unit: 2*n*d read (K), 4*n
- * read (F), 8*n written; operations 2*n*d * (COLUMNS * rounds + max(block_tokens, 64) + 64). Nine
- * blocks of 256 tokens, 36 layers, 8 kv heads, d 128, 16 queries of 4 heads: 178 MB and 65 GFLOP;
- * at 3 TB/s and 800 TFLOP/s 59 and 81 us. Twin: cpu_score.c. Paper: Zipage, C.2, C.3, C.7. */
+ * read (F), 8*n written; operations 2*n*d * (COLUMNS * rounds + max(block_tokens, 64)). Nine blocks
+ * of 256 tokens, 36 layers, 8 kv heads, d 128, 16 queries of 4 heads: 178 MB and 54 GFLOP; at
+ * 3 TB/s and 800 TFLOP/s 59 and 68 us. Twin: cpu_score.c. Paper: Zipage, C.2, C.3, C.7. */
 #include "cuda/compress_score_sm90.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -89,7 +91,10 @@ __device__ static inline void fetch_keys(const score_params &p, const team_place
                          l.head_dim);
     uint64_t *full = &t.shared->keys_full;
     cn_barrier_wait(&t.shared->keys_empty, (turn & 1) ^ 1);
-    if (lane == 0) cn_barrier_expect(full, score_plan<D>::BOXES * n * CN_ROW_BYTES);
+    if (lane == 0) {
+        t.shared->span[turn % 2] = x;
+        cn_barrier_expect(full, score_plan<D>::BOXES * n * CN_ROW_BYTES);
+    }
     __syncwarp();
     if (at >= n) return;
 #pragma unroll
@@ -177,39 +182,54 @@ __device__ static __forceinline__ void end_logits(float x[OWN][SUMS], const scor
     }
 }
 
-/* The largest and the sum of exponentials in each column over the warp's rows. */
-__device__ static __forceinline__ void measure_warp(float2 *out, const float x[OWN][SUMS],
-                                                    float scale)
-{
-    const float least = -1e30f; /* for a query that sees no slot: every exponential is 0 */
-    const uint32_t lane = threadIdx.x % CN_WARP;
-#pragma unroll
-    for (uint32_t i = 0; i < VALUES; i++) {
-        float top = -CUDART_INF_F;
-#pragma unroll
-        for (uint32_t s = 0; s < OWN; s++)
-            top = fmaxf(top, fmaxf(x[s][VALUE(i, 0)], x[s][VALUE(i, 1)]));
-#pragma unroll
-        for (uint32_t lanes = 4; lanes < CN_WARP; lanes *= 2)
-            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, lanes));
-        const float base = fmaxf(top * scale, least);
-        float sum = 0;
-#pragma unroll
-        for (uint32_t s = 0; s < OWN; s++)
-            sum += cn_exp2(x[s][VALUE(i, 0)] * scale - base) +
-                   cn_exp2(x[s][VALUE(i, 1)] * scale - base);
-#pragma unroll
-        for (uint32_t lanes = 4; lanes < CN_WARP; lanes *= 2)
-            sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
-        if (lane < 4) out[i * 4 + lane] = make_float2(top * scale, sum);
-    }
-}
-
 /* The measure of two sets of slots together. */
 __device__ static inline float2 merge(float2 a, float2 b)
 {
-    const float top = fmaxf(a.x, b.x), base = top == -CUDART_INF_F ? 0 : top;
-    return make_float2(top, a.y * cn_exp2(a.x - base) + b.y * cn_exp2(b.x - base));
+    const float top = fmaxf(a.x, b.x);
+    return make_float2(top, a.y * cn_exp2(a.x - top) + b.y * cn_exp2(b.x - top));
+}
+
+/* The measure of a column over the thread's own rows: the largest logit, in base 2 (LEAST where a
+ * query sees none of them), and the sum of exponentials relative to it. */
+__device__ static __forceinline__ float2 measure_own(const float x[OWN][SUMS], uint32_t i,
+                                                     float scale)
+{
+    float top = -CUDART_INF_F, sum = 0;
+#pragma unroll
+    for (uint32_t s = 0; s < OWN; s++)
+        top = fmaxf(top, fmaxf(x[s][VALUE(i, 0)], x[s][VALUE(i, 1)]));
+    top = fmaxf(top * scale, LEAST);
+#pragma unroll
+    for (uint32_t s = 0; s < OWN; s++)
+        sum += cn_exp2(x[s][VALUE(i, 0)] * scale - top) + cn_exp2(x[s][VALUE(i, 1)] * scale - top);
+    return make_float2(top, sum);
+}
+
+/* Of two columns that two lanes share, each lane takes one. */
+__device__ static __forceinline__ float2 share(float2 low, float2 high, uint32_t lanes)
+{
+    const bool upper = threadIdx.x & lanes;
+    const float2 own = upper ? high : low, other = upper ? low : high;
+    return merge(own, make_float2(__shfl_xor_sync(0xffffffffu, other.x, lanes),
+                                  __shfl_xor_sync(0xffffffffu, other.y, lanes)));
+}
+
+/* Measures over the warp's rows: eight lanes have the same columns, and end with two each. */
+__device__ static __forceinline__ void measure_warp(float2 *out, const float x[OWN][SUMS],
+                                                    float scale)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP;
+    float2 m[VALUES / 2];
+#pragma unroll
+    for (uint32_t i = 0; i < VALUES / 2; i++)
+        m[i] = share(measure_own(x, i, scale), measure_own(x, i + VALUES / 2, scale), 16);
+#pragma unroll
+    for (uint32_t n = VALUES / 4, lanes = 8; lanes >= 4; n /= 2, lanes /= 2)
+#pragma unroll
+        for (uint32_t i = 0; i < n; i++) m[i] = share(m[i], m[i + n], lanes);
+    const uint32_t first = lane / 16 * 8 + lane / 8 % 2 * 4 + lane / 4 % 2 * 2;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) out[(first + i) * 4 + lane % 4] = m[i];
 }
 
 /* Over a column's sharers, the same in all of them. */
@@ -224,6 +244,23 @@ __device__ static inline float2 merge_shared(float2 m)
     return m;
 }
 
+/* Measures are shared as one word each, which says by itself whether it has been written: before
+ * the launch all bits are set, and no sum of exponentials is that. */
+__device__ static inline void write_measure(float2 *to, float2 m)
+{
+    const uint64_t word = (uint64_t)__float_as_uint(m.y) << 32 | __float_as_uint(m.x);
+    asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+}
+
+__device__ static inline float2 read_measure(const float2 *from)
+{
+    uint64_t word;
+    asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
+    return make_float2(__uint_as_float((uint32_t)word), __uint_as_float((uint32_t)(word >> 32)));
+}
+
+__device__ static inline bool is_written(float2 m) { return ~__float_as_uint(m.y) != 0; }
+
 /* Where a span's measures of the unit stand. */
 __device__ static inline float2 *measures_at(const score_params &p, const score_span &x,
                                              uint32_t span)
@@ -232,16 +269,21 @@ __device__ static inline float2 *measures_at(const score_params &p, const score_
 }
 
 /* Merging, SHARERS threads have a column each: value column / 4 of the lanes with lane % 4 = column
- * % 4. This is its place among measures; false: it has none. */
+ * % 4. This is its place among measures; repeats: of a head that another column has too. false: it
+ * has none. */
 __device__ static inline uint32_t own_column(void) { return threadIdx.x % TEAM / SHARERS; }
 
-__device__ static inline bool column_measure(uint32_t *at, const score_params &p, uint32_t round)
+__device__ static inline bool column_measure(uint32_t *at, bool *repeats, const score_params &p,
+                                             uint32_t round)
 {
     const uint32_t i = own_column() / 4, row = ring_row_of(p, round, i, own_column() % 4);
-    *at = row * p.c.group + atom_head(p, i / 2);
+    const uint32_t head = atom_head(p, i / 2);
+    *at = row * p.c.group + head;
+    *repeats = head != (i / 2 & ((1u << p.group_shift) - 1));
     return row < p.c.window;
 }
 
+/* Leaves the span's measures for all spans of the unit. */
 __device__ static __forceinline__ void measure(const score_params &p, const score_span &span,
                                                const float x[OWN][SUMS], team_shared *team,
                                                uint32_t round)
@@ -255,44 +297,38 @@ __device__ static __forceinline__ void measure(const score_params &p, const scor
         all = merge(all, team->measures[part + w][own_column()]);
     all = merge_shared(all);
     uint32_t at;
-    if (column_measure(&at, p, round) && part == 0) measures_at(p, span, span.span)[at] = all;
-    team_sync();
+    bool repeats;
+    if (column_measure(&at, &repeats, p, round) && part == 0 && !repeats)
+        write_measure(&measures_at(p, span, span.span)[at], all);
 }
 
-/* Tells the unit's spans that this one has measured, and waits for them. */
-__device__ static inline void meet(const score_params &p, const score_span &span)
-{
-    if (threadIdx.x % TEAM == 0) {
-        uint32_t *n = &p.n_measured[span.unit], seen;
-        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(n) : "memory");
-        do {
-            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(n) : "memory");
-        } while (seen < p.c.n_spans);
-    }
-    team_sync();
-}
-
-/* base = what makes a logit the base-2 logarithm of its softmax over the sequence. */
+/* base = what makes a logit the base-2 logarithm of its softmax over the sequence. Waits for the
+ * unit's other spans. */
 __device__ static inline void find_bases(const score_params &p, const score_span &span,
                                          team_shared *team, uint32_t round)
 {
     const uint32_t part = threadIdx.x % SHARERS;
-    const float2 none = make_float2(-CUDART_INF_F, 0);
+    const float2 none = make_float2(LEAST, 0);
     float2 all = none;
     uint32_t at;
-    const bool has = column_measure(&at, p, round);
+    bool repeats;
+    const bool has = column_measure(&at, &repeats, p, round);
     for (uint32_t first = part; first < p.c.n_spans; first += AT_ONCE * SHARERS) {
         float2 some[AT_ONCE];
 #pragma unroll
         for (uint32_t i = 0; i < AT_ONCE; i++) {
             const uint32_t from = first + i * SHARERS;
-            some[i] = has && from < p.c.n_spans ? __ldcg(&measures_at(p, span, from)[at]) : none;
+            some[i] =
+                has && from < p.c.n_spans ? read_measure(&measures_at(p, span, from)[at]) : none;
         }
 #pragma unroll
-        for (uint32_t i = 0; i < AT_ONCE; i++) all = merge(all, some[i]);
+        for (uint32_t i = 0; i < AT_ONCE; i++) {
+            while (!is_written(some[i]))
+                some[i] = read_measure(&measures_at(p, span, first + i * SHARERS)[at]);
+            all = merge(all, some[i]);
+        }
     }
     all = merge_shared(all);
-    team_sync(); /* the round before has been weighed */
     if (part == 0) team->base[own_column()] = all.x + log2f(all.y);
     team_sync();
 }
@@ -338,8 +374,8 @@ __device__ static inline float history_of(const score_params &p, const score_spa
                                           uint32_t slot)
 {
     const cn_kv_layout &l = p.c.pools.layout;
+    const uint32_t block = span.job->source[min(slot, p.c.n - 1) / l.block_tokens];
     if (slot >= span.job->n_history) return 0;
-    const uint32_t block = span.job->source[slot / l.block_tokens];
     return p.c.pools.score[cn_kv_side(&l, span.layer, block, span.kv_head, slot % l.block_tokens)];
 }
 
@@ -373,7 +409,6 @@ __device__ static inline void attend(const score_params &p, const score_span &sp
     end_logits(x, p, span, t, 0);
     if (threadIdx.x % CN_WARP == 0) cn_barrier_arrive(&t.shared->keys_empty);
     measure(p, span, x, t.shared, 0);
-    meet(p, span);
     find_bases(p, span, t.shared, 0);
     weigh(sum, x, p, t.shared->base, 0);
     store_scores(p, span, sum, history);
@@ -386,6 +421,7 @@ __device__ static inline void attend_in_rounds(const score_params &p, const scor
 {
     float x[OWN][SUMS], sum[OWN][2] = {};
     for (uint32_t round = 0; round < p.n_rounds; round++) {
+        team_sync(); /* the round before has been measured, or weighed */
         if (p.steps == WEIGH) find_bases(p, span, t.shared, round);
         begin_logits(x, t, turn * p.n_rounds + round);
         end_logits(x, p, span, t, round);
@@ -404,10 +440,10 @@ __device__ static inline void compute(const score_params &p, const team_place<D>
 {
     const uint32_t n_spans = n_spans_of(p);
     for (uint32_t turn = 0; span_number<D>(team, turn) < n_spans; turn++) {
-        const score_span span = span_of(p, span_number<D>(team, turn));
+        const score_span &span = t.shared->span[turn % 2];
         cn_barrier_wait(&t.shared->keys_full, turn & 1);
         if (p.steps & MEASURE && p.c.redundancy_kind == CN_REDUNDANCY_LIGHTNING)
-            compare(p, span, t);
+            compare(p, span, t, team, turn);
         if (p.steps == (MEASURE | WEIGH))
             attend(p, span, t, turn);
         else
@@ -435,6 +471,7 @@ __global__ static void __launch_bounds__(score_plan<D>::THREADS, 1)
         cn_barrier_init(&team->keys_empty, TEAM_WARPS);
         cn_barrier_init(&team->queries_full, 1);
         cn_barrier_init(&team->queries_empty, TEAM_WARPS);
+        cn_barrier_init(&team->compared, TEAM_WARPS);
         cn_barrier_init_done();
     }
     __syncthreads();
@@ -457,17 +494,10 @@ __global__ static void __launch_bounds__(score_plan<D>::THREADS, 1)
 
 /* ---- launching ---- */
 
-/* A chunk's work holds a counter for each unit, then measures. */
-static size_t counter_words(const cn_compress_chunk *c)
+/* At the front of a chunk's work. */
+static size_t measure_bytes(const cn_compress_chunk *c)
 {
-    return (size_t)cn_round_up(cn_compress_units(c), 4);
-}
-
-static bool scratch_fits(const cn_compress_chunk *c)
-{
-    const size_t units = cn_compress_units(c);
-    return counter_words(c) + 2 * units * c->n_spans * c->window * c->group <=
-           units * c->work_words;
+    return (size_t)cn_compress_units(c) * c->n_spans * c->window * c->group * sizeof(float2);
 }
 
 /* A box is an atom: rows of the ring are the planes of the map. */
@@ -517,7 +547,8 @@ extern "C" bool cn_compress_score_sm90_fits(const cn_stream *s, const cn_compres
 {
     const cn_kv_layout *l = &c->pools.layout;
     return cn_attn_has_bulk(s) && l->head_dim % CN_VEC8 == 0 && l->head_dim <= MAX_HEAD_DIM &&
-           c->group <= MAX_GROUP && c->redundancy_kind != CN_REDUNDANCY_FLASH && scratch_fits(c) &&
+           c->group <= MAX_GROUP && c->redundancy_kind != CN_REDUNDANCY_FLASH &&
+           measure_bytes(c) <= (size_t)cn_compress_units(c) * c->work_words * sizeof *c->work &&
            cn_kv_pool_elems(l) / l->head_dim <= INT32_MAX;
 }
 
@@ -529,9 +560,8 @@ extern "C" cn_status cn_compress_score_sm90(cn_stream *s, const cn_compress_chun
     while (1u << p.group_shift < c->group) p.group_shift++;
     p.n_rounds = (uint32_t)cn_ceil_div(c->window, COLUMNS >> p.group_shift);
     p.scale = CN_LOG2E / sqrtf((float)d);
-    p.n_measured = c->work;
-    p.measures = (float2 *)(c->work + counter_words(c));
-    CN_CUDA(cudaMemsetAsync(c->work, 0, counter_words(c) * sizeof *c->work, s->handle));
+    p.measures = (float2 *)c->work;
+    CN_CUDA(cudaMemsetAsync(p.measures, 0xff, measure_bytes(c), s->handle));
     if (d <= 64) return launch<64>(s, p);
     return d <= 128 ? launch<128>(s, p) : launch<256>(s, p);
 }

@@ -26,6 +26,8 @@ enum {
     VALUES = COLUMNS / 4,     /* columns of a thread */
     SUMS = COLUMNS / 2,       /* registers of a product of COLUMNS columns */
     AT_ONCE = 4,              /* measures that a thread loads before it merges them */
+    PANEL = 2 * STRIP,        /* columns of a product for cosines; of a strip in small blocks */
+    PANEL_VALUES = PANEL / 4, /* of a row; padded, a quad's lanes read 16 bytes from other banks */
     ATOM = 8,                 /* columns of one head: consecutive rows of the window's ring */
     ATOMS = COLUMNS / ATOM,
     MAX_GROUP = ATOMS,
@@ -36,6 +38,9 @@ enum {
  * every order. A block's 256 cosines stay below 2^31. */
 static const float COSINE_STEPS = 4194304.0f;
 
+/* The largest logit of a query that sees no slot: every exponential relative to it is 0. */
+static const float LEAST = -1e30f;
+
 /* Which steps a launch takes. */
 enum { MEASURE = 1, WEIGH = 2 };
 
@@ -45,7 +50,6 @@ typedef struct score_params {
     uint32_t group_shift; /* log2 of G */
     uint32_t n_rounds;    /* of the window */
     float scale;          /* log2(e) / sqrt(d): logits are of base 2 */
-    uint32_t *n_measured; /* [units] spans that have; 0 before the measuring launch */
     float2 *measures;     /* [units, n_spans, window * group] largest logit, sum relative to it */
 } score_params;
 
@@ -71,10 +75,12 @@ template <int D> struct score_plan {
 /* Shared memory of a team besides its tiles. */
 typedef struct team_shared {
     uint64_t keys_full, keys_empty, queries_full, queries_empty; /* barriers */
+    uint64_t compared;                    /* barrier: the team is done with a span's cosines */
     float2 measures[TEAM_WARPS][COLUMNS]; /* column i * 4 + lane % 4, largest and sum */
     float base[COLUMNS];                  /* what turns a logit into log2 of its weight */
-    float inv_norm[SPAN];
+    __align__(16) float inv_norm[SPAN / PANEL][4][PANEL_VALUES + 4]; /* as lane % 4 has them */
     int32_t twins[SPAN]; /* what sums of cosines lose, in steps */
+    score_span span[2];  /* in hand, and the next: written with its keys */
 } team_shared;
 
 /* What a thread works with: the team's tiles and the rest. */
@@ -142,37 +148,31 @@ __device__ static inline uint32_t own_row(void)
 
 /* ---- cosines ---- */
 
-/* inv_norm of the strip's keys, 0 for a zero key: row half h has its own slot among values 4 * warp
- * + 2 * h and the next, in one lane of the quad. */
-__device__ static __forceinline__ void store_norms(const float x[SUMS], float inv_norm[SPAN],
-                                                   uint32_t s)
+/* Where one over the length of a slot's key stands, 0 for a zero key. */
+__device__ static inline float *inv_norm_of(team_shared *team, uint32_t slot)
 {
-    const uint32_t warp = threadIdx.x % CN_WARPGROUP / CN_WARP, row = threadIdx.x % CN_WARP / 4;
-    float square[2] = {};
-#pragma unroll
-    for (uint32_t w = 0; w < CN_WARPGROUP / CN_WARP; w++)
-#pragma unroll
-        for (uint32_t h = 0; h < 2; h++)
-            if (warp == w)
-                square[h] = row % 2 ? x[VALUE(4 * w + 2 * h + 1, h)] : x[VALUE(4 * w + 2 * h, h)];
-    if (row / 2 != threadIdx.x % 4) return;
-#pragma unroll
-    for (uint32_t h = 0; h < 2; h++) inv_norm[row_of(s, h)] = square[h] > 0 ? rsqrtf(square[h]) : 0;
+    return &team->inv_norm[slot / PANEL][slot % 8 / 2][slot % PANEL / 8 * 2 + slot % 2];
 }
 
-/* A strip's products with itself have the squares of its keys' lengths. */
+/* Finds the length of the thread's own key. The order of a row's pieces of sixteen bytes does not
+ * matter; in this one any eight lanes read from all banks. */
 template <int D> __device__ static inline void find_norms(const team_place<D> &t)
 {
-    float x[OWN][SUMS];
+    static_assert(TEAM == SPAN, "a thread has a row");
+    const uint32_t row = threadIdx.x % TEAM;
+    float square[2] = {};
 #pragma unroll
-    for (uint32_t s = 0; s < OWN; s++) {
-        const unsigned char *own = t.keys + (t.strip + s) * STRIP * CN_ROW_BYTES;
-        begin_product<STRIP, D>(x[s], own, score_plan<D>::KEY_BOX, own, score_plan<D>::KEY_BOX);
+    for (uint32_t i = 0; i < D / CN_VEC8; i++) {
+        const uint32_t box = i / 8 * score_plan<D>::KEY_BOX, vec = (i ^ row) % 8;
+        float x[CN_VEC8];
+        const unsigned char *at = t.keys + box + row * CN_ROW_BYTES + vec * sizeof(uint4);
+        cn_unpack8(x, *(const uint4 *)at);
+#pragma unroll
+        for (uint32_t j = 0; j < CN_VEC8; j++) square[j % 2] = fmaf(x[j], x[j], square[j % 2]);
     }
-    t.shared->twins[threadIdx.x % TEAM] = 0;
-    cn_wgmma_wait<0>();
-#pragma unroll
-    for (uint32_t s = 0; s < OWN; s++) store_norms(x[s], t.shared->inv_norm, s);
+    const float sum = square[0] + square[1];
+    *inv_norm_of(t.shared, row) = sum > 0 ? rsqrtf(sum) : 0;
+    t.shared->twins[row] = 0;
     team_sync();
 }
 
@@ -185,12 +185,12 @@ typedef struct row_pair {
     int32_t last[2];    /* its row, or -1 */
 } row_pair;
 
-__device__ static __forceinline__ void begin_rows(row_pair &r, const team_shared *team, float p,
+__device__ static __forceinline__ void begin_rows(row_pair &r, team_shared *team, float p,
                                                   uint32_t strip)
 {
 #pragma unroll
     for (uint32_t h = 0; h < 2; h++) {
-        const float inv = team->inv_norm[r.row[h] = row_of(strip, h)];
+        const float inv = *inv_norm_of(team, r.row[h] = row_of(strip, h));
         r.threshold[h] = inv > 0 ? __fdividef(p, inv) : 0;
         r.sum[h] = r.twin[h] = 0;
         r.last[h] = -1;
@@ -226,37 +226,45 @@ __device__ static __forceinline__ uint32_t other_blocks(uint32_t row, uint32_t b
 
 /* Adds the panel of P columns from `column` on, the row's own slot too; panels come from the last
  * to the first, so that the last twin is found first. How far a product stays below the threshold
- * is what three instructions work out, add up and collect the sign of. */
+ * is what three instructions work out, add up and collect the sign of, in four chains that do not
+ * wait for one another. */
 template <int P>
 __device__ static __forceinline__ void add_panel(row_pair &r, const float x[P / 2],
-                                                 const float inv_norm[SPAN], uint32_t column,
+                                                 team_shared *team, uint32_t column,
                                                  uint32_t block_tokens)
 {
-    constexpr uint32_t EACH = P / 4;   /* values of a row */
+    constexpr uint32_t EACH = P / 4, HALF = EACH / 2; /* values of a row */
+    constexpr uint32_t LOAD = sizeof(float4) / sizeof(float);
     constexpr bool mixed = P == STRIP; /* of several blocks, or of one */
     const uint32_t first = column + threadIdx.x % 4 * 2;
+    const float *inv_norm = inv_norm_of(team, first);
+    uint32_t others[2] = {}, signs[2][2] = {}; /* of a row half, of the first and last values */
+    float distances[2][2] = {};
+#pragma unroll
+    for (uint32_t h = 0; mixed && h < 2; h++) others[h] = other_blocks<P>(r.row[h], block_tokens);
+#pragma unroll
+    for (uint32_t n = 0; n < EACH / LOAD; n++) {
+        const uint32_t late = n % 2, from = late * HALF + n / 2 * LOAD;
+        const float4 loaded = *(const float4 *)(inv_norm + from);
+        const float inv[LOAD] = {loaded.x, loaded.y, loaded.z, loaded.w};
+#pragma unroll
+        for (uint32_t k = 0; k < 2 * LOAD; k++) {
+            const uint32_t i = from + k / 2, h = k % 2;
+            float distance = fmaf(-x[VALUE(i, h)], inv[k / 2], r.threshold[h]);
+            signs[h][late] = __funnelshift_l(__float_as_uint(distance), signs[h][late], 1);
+            if (mixed && others[h] >> (EACH - 1 - i) & 1) distance = r.threshold[h];
+            distances[h][late] += distance;
+        }
+    }
 #pragma unroll
     for (uint32_t h = 0; h < 2; h++) {
-        const uint32_t others = mixed ? other_blocks<P>(r.row[h], block_tokens) : 0;
-        const float threshold = r.threshold[h];
-        uint32_t twins = 0;
-        float distances = 0;
-#pragma unroll
-        for (uint32_t i = 0; i < EACH; i++) {
-            const float inv = inv_norm[first + i / 2 * 8 + i % 2];
-            float distance = fmaf(-x[VALUE(i, h)], inv, threshold);
-            twins = __funnelshift_l(__float_as_uint(distance), twins, 1);
-            if (mixed && others >> (EACH - 1 - i) & 1) distance = threshold;
-            distances += distance;
-        }
-        r.sum[h] += (float)EACH * threshold - distances;
-        twins &= ~others;
+        r.sum[h] += (float)EACH * r.threshold[h] - (distances[h][0] + distances[h][1]);
+        uint32_t twins = (signs[h][0] << HALF | signs[h][1]) & ~others[h];
         if ((column ^ r.row[h]) < P) twins &= ~own_bit<P>(r.row[h]);
         if (twins == 0 || r.last[h] >= 0) continue;
         const uint32_t i = EACH - (uint32_t)__ffs((int)twins);
-        const uint32_t last = first + i / 2 * 8 + i % 2;
-        r.twin[h] = pick<P>(x, h, i) * inv_norm[last];
-        r.last[h] = (int32_t)last;
+        r.twin[h] = pick<P>(x, h, i) * inv_norm[i];
+        r.last[h] = (int32_t)(first + i / 2 * 8 + i % 2);
     }
 }
 
@@ -275,7 +283,7 @@ __device__ static __forceinline__ void finish_rows(row_pair &r, team_shared *tea
             r.last[h] = max(last, r.last[h]);
         }
         if (!owns(s, h)) continue;
-        const float inv = team->inv_norm[r.row[h]];
+        const float inv = *inv_norm_of(team, r.row[h]);
         *own_sum = inv > 0 ? r.sum[h] * inv - 1 : 0; /* a key is no neighbour of itself */
         if (r.last[h] >= 0)
             atomicAdd(&team->twins[r.last[h]], __float2int_rn(r.twin[h] * inv * COSINE_STEPS));
@@ -301,24 +309,36 @@ __device__ static inline void compare_rows(const team_place<D> &t, uint32_t bloc
             begin_product<P, D>(x, t.keys + row * CN_ROW_BYTES, score_plan<D>::KEY_BOX,
                                 t.keys + column * CN_ROW_BYTES, score_plan<D>::KEY_BOX);
             cn_wgmma_wait<0>();
-            add_panel<P>(r, x, t.shared->inv_norm, column, block_tokens);
+            add_panel<P>(r, x, t.shared, column, block_tokens);
         }
         finish_rows(r, t.shared, s, own_sum);
     }
 }
 
+/* Two teams compare by turns: left to themselves they fall into step, and then want the tensor
+ * cores at the same time and wait for memory and other blocks at the same time. */
+template <int D>
+__device__ static inline void wait_turn(const team_place<D> &t, uint32_t team, uint32_t turn)
+{
+    if (score_plan<D>::TEAMS == 1) return;
+    if (team == 1) cn_barrier_wait(&t.shared[-1].compared, turn & 1);
+    if (team == 0 && turn > 0) cn_barrier_wait(&t.shared[1].compared, (turn & 1) ^ 1);
+}
+
 template <int D>
 __device__ static inline void compare(const score_params &p, const score_span &span,
-                                      const team_place<D> &t)
+                                      const team_place<D> &t, uint32_t team, uint32_t turn)
 {
     const uint32_t block_tokens = p.c.pools.layout.block_tokens;
     const float twin_p = span.job->redundancy_p;
     float own_sum = 0;
+    wait_turn(t, team, turn);
     find_norms<D>(t);
-    if (block_tokens >= 2 * STRIP)
-        compare_rows<D, 2 * STRIP>(t, block_tokens, twin_p, &own_sum);
+    if (block_tokens >= PANEL)
+        compare_rows<D, PANEL>(t, block_tokens, twin_p, &own_sum);
     else
         compare_rows<D, STRIP>(t, block_tokens, twin_p, &own_sum);
+    if (threadIdx.x % CN_WARP == 0) cn_barrier_arrive(&t.shared->compared);
     team_sync();
     const uint32_t row = own_row();
     if (span.first + row < p.c.n)
