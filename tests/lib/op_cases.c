@@ -15,6 +15,7 @@
 static op_env env;
 static op_case opened_for; /* how env.cuda is open */
 static char why_not[2048]; /* no GPU: the reason */
+static uint32_t most_seeds = UINT32_MAX;
 
 void op_ok(cn_status status, const char *call)
 {
@@ -212,7 +213,7 @@ static void run_case(void **state)
     if (!why_not[0]) open_cuda(c);
     if (!env.cuda) skip();
     double worst = 0;
-    for (uint32_t seed = 0; seed < c->n_seeds; seed++) {
+    for (uint32_t seed = 0; seed < cn_min_u32(c->n_seeds, most_seeds); seed++) {
         env.rng = (test_rng){seed};
         snprintf(env.shape, sizeof env.shape, "seed %u", seed);
         const size_t free_before = env.cuda->mem_avail(env.cuda);
@@ -236,6 +237,7 @@ int op_cases_main(const op_case *cases, size_t n, int argc, char **argv)
                                        .test_func = run_case,
                                        .initial_state = (void *)(uintptr_t)&cases[i]};
     if (argc > 1) cmocka_set_test_filter(argv[1]);
+    if (argc > 2) most_seeds = (uint32_t)strtoul(argv[2], NULL, 10);
     op_ok(cn_backend_cpu_open(&env.cpu, &(cn_cpu_backend_opts){0}), "the CPU");
     env.cpu_stream = env.cpu->stream(env.cpu, 0);
     const int failed = _cmocka_run_group_tests("ops", tests, n, NULL, NULL);

@@ -2,8 +2,8 @@
  * for every seed, inputs that both sides hold exactly (bf16 values), and one figure for the error.
  *
  * A test file has a table and hands it to op_cases_main. Without a GPU, or without cinch-cuda.so,
- * all cases are skipped and the reason is printed. Arguments: [PATTERN], a pattern of case names.
- * Thread: main. */
+ * all cases are skipped and the reason is printed. Arguments: [PATTERN [N]], a pattern of case
+ * names and the most seeds of each (sanitizers are slow). Thread: main. */
 #ifndef CN_TEST_OP_CASES_H
 #define CN_TEST_OP_CASES_H
 
