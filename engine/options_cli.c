@@ -291,6 +291,15 @@ static cn_status check_run_batch(const cn_config *c)
     return CN_OK;
 }
 
+static cn_status check_serve(const cn_config *c)
+{
+    const bool port = cn_config_is_given(c, "port");
+    if (c->uds && (port || cn_config_is_given(c, "host")))
+        return cn_fail(CN_ERR_ARG, "--uds %s listens on no port: leave out --%s", c->uds,
+                       port ? "port" : "host");
+    return CN_OK;
+}
+
 static cn_status check_bench(const cn_config *c)
 {
     bool random = c->dataset_name == CN_OPT_DATASET_RANDOM;
@@ -334,6 +343,7 @@ cn_status cn_config_validate(const cn_config *c, uint32_t sections)
     if (sections & CN_SECTION_KV) CN_TRY(check_kv(&c->kv));
     if (sections & CN_SECTION_PROMPTS) CN_TRY(check_prompts(c));
     if (sections & CN_SECTION_RUN_BATCH) CN_TRY(check_run_batch(c));
+    if (sections & CN_SECTION_SERVE) CN_TRY(check_serve(c));
     if (sections & CN_SECTION_BENCH) CN_TRY(check_bench(c));
     if (sections & CN_SECTION_TOKENIZE) CN_TRY(check_tokenize(c));
     return CN_OK;

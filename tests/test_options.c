@@ -303,6 +303,9 @@ static void options_must_fit_each_other(void **state)
     expect_invalid(CN_SECTION_SAMPLING, "--repetition-max-pattern-size 5",
                    "repetition-min-count 0");
     expect_invalid(CN_SECTION_KV, "--kv-budget 64 --kv-window 128", "kv-window 128");
+    expect_invalid(CN_SECTION_SERVE, "--uds /tmp/s --port 80", "leave out --port");
+    expect_invalid(CN_SECTION_SERVE, "--uds /tmp/s --host ::", "leave out --host");
+    expect_invalid(CN_SECTION_SERVE, "--uds /tmp/s", NULL);
     expect_invalid(batch, "-i a -o a", "both a");
     expect_invalid(batch, "-i - -o -", NULL);
     expect_invalid(batch, "-i a", "--output-file is missing");
