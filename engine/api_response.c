@@ -446,7 +446,9 @@ json_t *cn_api_result_usage_chunk(const cn_api_result *r, const char *id, const 
 json_t *cn_api_error_body(int http_status, const char *message, const char *param,
                           const char *code, uint64_t line)
 {
-    const char *type = http_status < 500 ? "invalid_request_error" : "internal_error";
+    const char *type = http_status == 429  ? "rate_limit_error"
+                       : http_status < 500 ? "invalid_request_error"
+                                           : "internal_error";
     json_t *error = json_pack("{s:o, s:s, s:o, s:o}", "message", any_text(message),
                               "type", type, "param", text_or_null(param), "code",
                               text_or_null(code));

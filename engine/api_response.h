@@ -58,8 +58,9 @@ json_t *cn_api_result_usage_chunk(const cn_api_result *r, const char *id, const 
 /* {policy, budget, compressions, evicted, peak_tokens, freed_bytes}: usage.kv of a body. */
 json_t *cn_api_kv_json(const cn_kv_usage *u);
 
-/* {"error": {message, type, param, code, line}}: type is "invalid_request_error" for a 4xx status,
- * else "internal_error"; param, code NULL or "" give null; line 0 leaves the member out. */
+/* {"error": {message, type, param, code, line}}: type is "rate_limit_error" for 429,
+ * "invalid_request_error" for another 4xx, else "internal_error"; param, code NULL or "" give null;
+ * line 0 leaves the member out. */
 json_t *cn_api_error_body(int http_status, const char *message, const char *param,
                           const char *code, uint64_t line);
 

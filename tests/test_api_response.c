@@ -195,6 +195,12 @@ static void failures_are_kept(void **state)
     assert_true(json_is_null(at(e, "error.code")));
     assert_number(e, "error.line", 12);
     json_decref(e);
+    e = cn_api_error_body(429, "full", NULL, NULL, 0);
+    assert_text(e, "error.type", "rate_limit_error");
+    json_decref(e);
+    e = cn_api_error_body(503, "later", NULL, NULL, 0);
+    assert_text(e, "error.type", "internal_error");
+    json_decref(e);
 }
 
 int main(void)
