@@ -171,7 +171,7 @@ static cn_compress_job job_of(const cn_pools *p, const cn_compress_req *r, pack 
         .pool = o->pooling == CN_POOLING_ALWAYS ||
                 (o->pooling == CN_POOLING_FIRST && r->first_event),
         .alpha = o->alpha,
-        .redundancy_p = o->redundancy_p,
+        .redundancy_p = o->redundancy_p + 0.0f, /* no -0: its sign would make twins */
         .redundancy_scale = redundancy ? LOG2_E / ((float)pairs_of * o->redundancy_tau) : 0,
         .score_weight = redundancy && convex ? o->lambda : 1,
         .redundancy_weight = !redundancy ? 0 : convex ? 1 - o->lambda : o->lambda,

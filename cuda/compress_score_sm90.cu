@@ -245,7 +245,7 @@ __device__ static inline float2 merge_shared(float2 m)
 }
 
 /* Measures are shared as one word each, which says by itself whether it has been written: before
- * the launch all bits are set, and no sum of exponentials is that. */
+ * the launch all bits are set, which no sum of exponentials is, nor a NaN that arithmetic makes. */
 __device__ static inline void write_measure(float2 *to, float2 m)
 {
     const uint64_t word = (uint64_t)__float_as_uint(m.y) << 32 | __float_as_uint(m.x);
@@ -494,7 +494,7 @@ __global__ static void __launch_bounds__(score_plan<D>::THREADS, 1)
 
 /* ---- launching ---- */
 
-/* At the front of a chunk's work. */
+/* At the front of a chunk's work, which has room (compress.h). */
 static size_t measure_bytes(const cn_compress_chunk *c)
 {
     return (size_t)cn_compress_units(c) * c->n_spans * c->window * c->group * sizeof(float2);
@@ -548,7 +548,6 @@ extern "C" bool cn_compress_score_sm90_fits(const cn_stream *s, const cn_compres
     const cn_kv_layout *l = &c->pools.layout;
     return cn_attn_has_bulk(s) && l->head_dim % CN_VEC8 == 0 && l->head_dim <= MAX_HEAD_DIM &&
            c->group <= MAX_GROUP && c->redundancy_kind != CN_REDUNDANCY_FLASH &&
-           measure_bytes(c) <= (size_t)cn_compress_units(c) * c->work_words * sizeof *c->work &&
            cn_kv_pool_elems(l) / l->head_dim <= INT32_MAX;
 }
 

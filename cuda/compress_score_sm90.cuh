@@ -26,7 +26,7 @@ enum {
     VALUES = COLUMNS / 4,     /* columns of a thread */
     SUMS = COLUMNS / 2,       /* registers of a product of COLUMNS columns */
     AT_ONCE = 4,              /* measures that a thread loads before it merges them */
-    PANEL = 2 * STRIP,        /* columns of a product for cosines; of a strip in small blocks */
+    PANEL = 2 * STRIP,        /* columns of a product for cosines; STRIP in small blocks */
     PANEL_VALUES = PANEL / 4, /* of a row; padded, a quad's lanes read 16 bytes from other banks */
     ATOM = 8,                 /* columns of one head: consecutive rows of the window's ring */
     ATOMS = COLUMNS / ATOM,

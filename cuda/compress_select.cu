@@ -129,7 +129,7 @@ __device__ static inline void make_keys(uint32_t *keys, const float *score,
 
 /* ---- selection ---- */
 
-/* Exclusive sum over the block's threads. They meet before others may use counts. */
+/* Exclusive sum over the block's threads. counts is free again after their next barrier. */
 __device__ static inline uint32_t scan(uint32_t v, uint32_t counts[WARPS])
 {
     const uint32_t lane = threadIdx.x % CN_WARP, warp = threadIdx.x / CN_WARP;
@@ -255,7 +255,7 @@ __device__ static inline void write_scores(const kept_list &list, const float *s
 }
 
 template <bool in_shared>
-__global__ static void __launch_bounds__(THREADS, 2048 / THREADS)
+__global__ static void __launch_bounds__(THREADS, CN_SM_THREADS / THREADS)
     select_kernel(const __grid_constant__ cn_compress_chunk c)
 {
     extern __shared__ uint32_t shared_words[];

@@ -18,6 +18,14 @@ enum { CN_WARP = 32, CN_VEC8 = 8 /* bf16 values in 16 bytes */ };
 
 typedef __nv_bfloat16 cn_bf16;
 
+/* Threads that a multiprocessor holds; 8.6 to 8.9 and 12.x have fewer. */
+#if defined(__CUDA_ARCH__) && \
+    ((__CUDA_ARCH__ > 800 && __CUDA_ARCH__ < 900) || __CUDA_ARCH__ >= 1200)
+#define CN_SM_THREADS 1536
+#else
+#define CN_SM_THREADS 2048
+#endif
+
 __device__ static inline void cn_overlap_next(void)
 {
 #if __CUDA_ARCH__ >= 900

@@ -609,7 +609,7 @@ static void shapes_that_do_not_fit_are_refused(void **state)
 
 int main(int argc, char **argv)
 {
-    if (argc > 1) n_seeds = strtoull(argv[1], NULL, 10);
+    if (argc > 1 && (n_seeds = strtoull(argv[1], NULL, 10)) == 0) return 2;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(drawn_shapes_agree_with_the_cpu),
         cmocka_unit_test(every_head_dim_and_group_agrees),

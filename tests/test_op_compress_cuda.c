@@ -771,7 +771,7 @@ static void requests_before_a_faulty_one_are_done(void **state)
 
 int main(int argc, char **argv)
 {
-    if (argc > 1) n_seeds = strtoull(argv[1], NULL, 10);
+    if (argc > 1 && (n_seeds = strtoull(argv[1], NULL, 10)) == 0) return 2;
     openblas_set_num_threads(1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(drawn_events_agree_with_the_cpu),

@@ -237,7 +237,7 @@ int op_cases_main(const op_case *cases, size_t n, int argc, char **argv)
                                        .test_func = run_case,
                                        .initial_state = (void *)(uintptr_t)&cases[i]};
     if (argc > 1) cmocka_set_test_filter(argv[1]);
-    if (argc > 2) most_seeds = (uint32_t)strtoul(argv[2], NULL, 10);
+    if (argc > 2 && (most_seeds = (uint32_t)strtoul(argv[2], NULL, 10)) == 0) return 2;
     op_ok(cn_backend_cpu_open(&env.cpu, &(cn_cpu_backend_opts){0}), "the CPU");
     env.cpu_stream = env.cpu->stream(env.cpu, 0);
     const int failed = _cmocka_run_group_tests("ops", tests, n, NULL, NULL);
