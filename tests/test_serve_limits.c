@@ -427,6 +427,8 @@ static const char health[] = "GET /health HTTP/1.1\r\nHost: h\r\n\r\n";
 /* Of an answer that lasts as long as the flood, some seconds. */
 #if defined(__SANITIZE_THREAD__)
 enum { FLOOD_TOKENS = 300 };
+#elif defined(__SANITIZE_ADDRESS__)
+enum { FLOOD_TOKENS = 800 };
 #else
 enum { FLOOD_TOKENS = 4000 };
 #endif
