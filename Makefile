@@ -43,8 +43,8 @@ override CFLAGS += -fsanitize=$(SANITIZER) -fno-omit-frame-pointer -fno-sanitize
 override LDFLAGS += -fsanitize=$(SANITIZER)
 endif
 
-LIB_SRC := $(filter-out engine/main.c,$(wildcard engine/*.c)) \
-  $(wildcard engine/cpu/*.c engine/serve/*.c scheduler/*.c paged/*.c compress/*.c)
+LIB_SRC := $(filter-out engine/main.c,$(wildcard engine/*.c engine/*/*.c)) \
+  $(wildcard scheduler/*.c paged/*.c compress/*.c)
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o)
 LIB := $(BUILD)/libcinch.a
 # tests/lib/ and tests/sim/ are what tests share; every other C file of tests/ is a program.
@@ -69,8 +69,8 @@ CUDA_DEFS := $(if $(findstring sm_90a,$(CUDA_ARCHS)),-DCN_CUDA_HAS_SM90A)
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo $(CUDA_ARCHS) --threads 2 -Werror all-warnings \
   -Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics \
   -Xcompiler -Wall,-Wextra,-Werror
-CUDA_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard cuda/*.c)) \
-  $(patsubst %.cu,$(BUILD)/%.cu.o,$(wildcard cuda/*.cu))
+CUDA_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard cuda/*.c cuda/*/*.c)) \
+  $(patsubst %.cu,$(BUILD)/%.cu.o,$(wildcard cuda/*.cu cuda/*/*.cu))
 CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart_static \
   -lrt -ldl -lpthread
 # Tests that start threads: what the thread sanitizer is for. Another: TSAN_TESTS="a b".

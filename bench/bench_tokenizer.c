@@ -12,8 +12,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "engine/detok.h"
-#include "engine/tokenizer.h"
+#include "engine/text/detok.h"
+#include "engine/text/tokenizer.h"
 
 enum { TEXT_BYTES = 16 << 20, PASSES = 5 };
 

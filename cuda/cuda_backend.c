@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "cuda/cuda_ops.h"
-#include "cuda/gemm.h"
+#include "cuda/gemm/gemm.h"
 
 /* ---- memory ---- */
 

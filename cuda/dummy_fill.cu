@@ -1,9 +1,10 @@
-/* dummy_fill.cu - dummy weights made where they lie: random numbers of engine/dummy_weight.h.
- * out [n] bf16, aligned to an element. Grid ceil(n / 256), one element a thread. Bytes 2*n, once
- * at start: some 30 integer operations an element cost about as much as writing it does. Twin:
+/* dummy_fill.cu - dummy weights made on the device: the random numbers of
+ * engine/checkpoint/dummy_weight.h.
+ * out [n] bf16, aligned to an element. Grid ceil(n / 256), one element a thread. Bytes 2*n, once at
+ * start; about 30 integer operations an element cost as much as writing it. Twin:
  * cn_checkpoint_read. */
 #include "cuda/util.cuh"
-#include "engine/dummy_weight.h"
+#include "engine/checkpoint/dummy_weight.h"
 
 enum { BLOCK = 256 };
 

@@ -6,9 +6,9 @@
 #define CN_BACKEND_H
 
 #include "engine/base.h"
-#include "engine/model_config.h"
+#include "engine/checkpoint/model_config.h"
 #include "engine/ops.h"
-#include "engine/options.h"
+#include "engine/options/options.h"
 
 /* Opens the backend that --device asks for, ready for this model and the largest step of these
  * options. A device's memory is what --gpu-memory-utilization gives; with --kv-cache-memory-bytes

@@ -3,9 +3,9 @@
 #define CN_ENGINE_H
 
 #include "engine/base.h"
-#include "engine/model_config.h"
-#include "engine/options.h"
-#include "engine/tokenizer.h"
+#include "engine/checkpoint/model_config.h"
+#include "engine/options/options.h"
+#include "engine/text/tokenizer.h"
 
 const cn_model_config *cn_engine_model_config(const cn_engine *e);
 const cn_config *cn_engine_config(const cn_engine *e);

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "engine/prompt.h"
+#include "engine/text/prompt.h"
 
 /* ---- a request's own memory ---- */
 

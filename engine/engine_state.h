@@ -4,14 +4,14 @@
 #define CN_ENGINE_STATE_H
 
 #include "engine/batch.h"
-#include "engine/chat_template.h"
+#include "engine/checkpoint/generation_config.h"
 #include "engine/engine.h"
 #include "engine/engine_probe.h"
-#include "engine/generation_config.h"
 #include "engine/model.h"
 #include "engine/output.h"
 #include "engine/planner.h"
 #include "engine/sampler.h"
+#include "engine/text/chat_template.h"
 #include "engine/weights.h"
 
 typedef struct cn_engine_request cn_engine_request;

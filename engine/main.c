@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/command.h"
+#include "engine/cmd/command.h"
 
 static bool any_of(const char *word, const char *a, const char *b, const char *c)
 {

@@ -7,8 +7,8 @@
 #define CN_MODEL_H
 
 #include "engine/base.h"
+#include "engine/checkpoint/model_config.h"
 #include "engine/dump.h"
-#include "engine/model_config.h"
 #include "engine/ops.h"
 #include "engine/weights.h"
 

@@ -59,7 +59,7 @@ typedef struct cn_batch_view {
     uint32_t max_q, max_kv; /* host knowledge of the largest n_q and kv_len */
 } cn_batch_view;
 
-/* out[n] = elements 0 to n - 1 of a tensor of dummy weights (engine/dummy_weight.h). */
+/* out[n] = elements 0 to n - 1 of a tensor of dummy weights (engine/checkpoint/dummy_weight.h). */
 typedef struct cn_dummy_fill_args {
     void *out; /* weight dtype */
     uint64_t n, key;

@@ -8,8 +8,8 @@
 
 #include <string.h>
 
-#include "engine/detok.h"
-#include "engine/stop.h"
+#include "engine/text/detok.h"
+#include "engine/text/stop.h"
 
 enum { TEXT_RESERVE_BYTES = 512, TOKENS_RESERVE = 64 };
 

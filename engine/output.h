@@ -13,7 +13,7 @@
 #define CN_OUTPUT_H
 
 #include "engine/ops.h"
-#include "engine/reasoning.h"
+#include "engine/text/reasoning.h"
 
 typedef struct cn_output cn_output;
 

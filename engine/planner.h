@@ -15,9 +15,9 @@
 #define CN_PLANNER_H
 
 #include "engine/base.h"
-#include "engine/model_config.h"
+#include "engine/checkpoint/model_config.h"
 #include "engine/ops.h"
-#include "engine/options.h"
+#include "engine/options/options.h"
 
 typedef struct cn_planner_input {
     uint64_t avail_bytes; /* for blocks, side arrays and query slots */

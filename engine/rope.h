@@ -10,7 +10,7 @@
 #define CN_ROPE_H
 
 #include "engine/base.h"
-#include "engine/model_config.h"
+#include "engine/checkpoint/model_config.h"
 
 /* inv_freq[head_dim/2], f32: radians per position of each dimension pair (i, i + head_dim/2), after
  * llama3 or YaRN scaling. */

@@ -12,7 +12,7 @@
 #ifndef CN_WEIGHTS_H
 #define CN_WEIGHTS_H
 
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
 
 /* Rows and columns of a fused matrix; 0 and 0 when the model has none (LM_HEAD when tied, too). */
 void cn_weight_shape(const cn_model_config *c, cn_weight_id id, uint64_t *rows, uint64_t *cols);

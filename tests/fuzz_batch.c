@@ -3,10 +3,10 @@
  * the bounds of the option table; an output line that is read back has its figures in order. */
 #include <string.h>
 
-#include "engine/api_response.h"
-#include "engine/batch_input.h"
-#include "engine/batch_line.h"
-#include "engine/grade.h"
+#include "engine/api/api_response.h"
+#include "engine/offline/batch_input.h"
+#include "engine/offline/batch_line.h"
+#include "engine/offline/grade.h"
 #include "tests/lib/fuzz.h"
 
 static const cn_api_defaults defaults = {.sampling = {.n = 1, .top_p = 1, .logprobs = -1}};

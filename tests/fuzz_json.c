@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine/generation_config.h"
+#include "engine/checkpoint/generation_config.h"
 #include "engine/json.h"
 #include "engine/rope.h"
 #include "engine/weights.h"

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/option_value.h"
+#include "engine/options/option_value.h"
 #include "tests/lib/fuzz.h"
 
 enum { ALL_SECTIONS = (1 << CN_N_SECTIONS) - 1, MAX_ARGS = 64 };

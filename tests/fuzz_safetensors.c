@@ -3,7 +3,7 @@
  * overlap, have the bytes of their shape, and can be read to the last one. */
 #include <string.h>
 
-#include "engine/safetensors.h"
+#include "engine/checkpoint/safetensors.h"
 #include "tests/lib/fuzz.h"
 #include "tests/lib/tensor_file.h"
 

@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/chat_recognize.h"
-#include "engine/detok.h"
-#include "engine/tokenizer.h"
+#include "engine/text/chat_recognize.h"
+#include "engine/text/detok.h"
+#include "engine/text/tokenizer.h"
 #include "engine/utf8.h"
 #include "tests/lib/fuzz.h"
 

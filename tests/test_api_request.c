@@ -8,7 +8,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "engine/api_request.h"
+#include "engine/api/api_request.h"
 #include "engine/json.h"
 
 static const cn_api_defaults defaults = {

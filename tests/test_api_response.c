@@ -7,7 +7,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "engine/api_response.h"
+#include "engine/api/api_response.h"
 
 static const char *token_bytes(void *user, uint32_t token, size_t *n)
 {

@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include "engine/audit.h"
+#include "engine/offline/audit.h"
 
 enum { N = 1000 };
 

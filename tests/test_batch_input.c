@@ -8,7 +8,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "engine/batch_input.h"
+#include "engine/offline/batch_input.h"
 
 /* ---- lines ---- */
 

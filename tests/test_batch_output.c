@@ -13,10 +13,10 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "engine/batch_line.h"
-#include "engine/batch_output.h"
-#include "engine/fingerprint.h"
-#include "engine/resume.h"
+#include "engine/offline/batch_line.h"
+#include "engine/offline/batch_output.h"
+#include "engine/offline/fingerprint.h"
+#include "engine/offline/resume.h"
 
 static char dir[] = "/tmp/cinch_output_XXXXXX";
 static char path[64];

@@ -11,8 +11,8 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "engine/batch_line.h"
-#include "engine/batch_drive.h"
+#include "engine/offline/batch_drive.h"
+#include "engine/offline/batch_line.h"
 
 /* ---- the engine: takes max_queue requests, answers each with "echo <custom_id>", one token a
  * step, as many steps as max_tokens says (2 when it says nothing). The prompt "loop" ends in a loop

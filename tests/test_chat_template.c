@@ -9,7 +9,7 @@
 #include <cmocka.h>
 #include <jansson.h>
 
-#include "engine/chat_template.h"
+#include "engine/text/chat_template.h"
 #include "tests/lib/scratch_dir.h"
 
 static json_t *golden;

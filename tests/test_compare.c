@@ -9,8 +9,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "engine/compare_report.h"
-#include "engine/option_value.h"
+#include "engine/compare/compare_report.h"
+#include "engine/options/option_value.h"
 #include "tests/lib/scratch_dir.h"
 
 /* K, V and the global score of a token: 6 layers of 2 heads of 64, f32. */

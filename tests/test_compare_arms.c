@@ -6,8 +6,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "engine/compare_arms.h"
-#include "engine/option_value.h"
+#include "engine/compare/compare_arms.h"
+#include "engine/options/option_value.h"
 
 static cn_config *make_config(const char *arms)
 {

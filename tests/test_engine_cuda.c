@@ -10,8 +10,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "engine/audit.h"
 #include "engine/engine_state.h"
+#include "engine/offline/audit.h"
 #include "tests/lib/run_engine.h"
 
 static const char *const tasks[] = {"ledger", "notes",    "sums",  "multiply", "hops",

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "engine/audit.h"
+#include "engine/offline/audit.h"
 #include "tests/lib/run_engine.h"
 
 enum { MAX_TOKENS = 48 };

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "engine/grade.h"
+#include "engine/offline/grade.h"
 
 static const struct grade_case {
     cn_opt_grade rule;

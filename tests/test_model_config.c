@@ -7,8 +7,8 @@
 
 #include <cmocka.h>
 
-#include "engine/generation_config.h"
-#include "engine/model_config.h"
+#include "engine/checkpoint/generation_config.h"
+#include "engine/checkpoint/model_config.h"
 
 /* A minimal config; %s takes more keys, each with a leading comma. */
 #define SIZES                                                                    \

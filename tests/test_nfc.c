@@ -8,7 +8,7 @@
 #include <cmocka.h>
 #include <utf8proc.h>
 
-#include "engine/nfc.h"
+#include "engine/text/nfc.h"
 #include "engine/utf8.h"
 
 enum { CODE_POINTS = 0x110000 };

@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "engine/backend.h"
-#include "engine/dummy_weight.h"
+#include "engine/checkpoint/dummy_weight.h"
 #include "engine/swap_space.h"
 #include "tests/lib/op_cases.h"
 #include "tests/lib/tensor_file.h"

@@ -7,8 +7,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "engine/command.h"
-#include "engine/option_value.h"
+#include "engine/cmd/command.h"
+#include "engine/options/option_value.h"
 
 enum { ALL_SECTIONS = (1 << CN_N_SECTIONS) - 1, MAX_ARGS = 32 };
 

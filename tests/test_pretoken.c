@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "engine/pretoken.h"
+#include "engine/text/pretoken.h"
 
 static cn_pretoken *create(cn_split_rule rule)
 {

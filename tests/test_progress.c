@@ -7,7 +7,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "engine/progress.h"
+#include "engine/offline/progress.h"
 
 static const cn_progress_figures half = {
     .read = 100, .done = 50, .errors = 2, .answered_now = 48, .input_bytes = 5000,

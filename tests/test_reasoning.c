@@ -7,7 +7,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "engine/reasoning.h"
+#include "engine/text/reasoning.h"
 
 enum { OPEN = 50, CLOSE = 51, WORD = 1 };
 

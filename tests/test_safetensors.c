@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "engine/safetensors.h"
+#include "engine/checkpoint/safetensors.h"
 #include "tests/lib/tensor_file.h"
 
 static void expect_refusal_of(const cn_buf *image, const char *words)

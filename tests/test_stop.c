@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "engine/sampler.h"
-#include "engine/stop.h"
+#include "engine/text/stop.h"
 
 static cn_stop *create(const cn_sampling *p, uint32_t max_output)
 {

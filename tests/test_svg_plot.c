@@ -8,7 +8,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "engine/svg_plot.h"
+#include "engine/compare/svg_plot.h"
 
 /* Fails unless every tag is closed in order and no bare '&' or quote is left. */
 static void assert_well_formed(const char *s)

@@ -8,8 +8,8 @@
 #include <cmocka.h>
 #include <jansson.h>
 
-#include "engine/detok.h"
-#include "engine/tokenizer.h"
+#include "engine/text/detok.h"
+#include "engine/text/tokenizer.h"
 #include "tests/lib/scratch_dir.h"
 
 #define GOLDEN "tests/golden/tokenizer/"

@@ -8,8 +8,8 @@
 
 #include <cmocka.h>
 
-#include "engine/dummy_weight.h"
-#include "engine/safetensors.h"
+#include "engine/checkpoint/dummy_weight.h"
+#include "engine/checkpoint/safetensors.h"
 #include "engine/weights.h"
 #include "tests/lib/golden.h"
 #include "tests/lib/tensor_file.h"

@@ -69,9 +69,12 @@ printf '#pragma once\n' >"$dir/t/engine/x.h"
 expect engine/x.h:1 "first line"
 printf '/* x.c - twice. */\n' >"$dir/t/paged/x.c"
 expect paged/x.c:1 "same file name"
-mkdir "$dir/t/engine/old"
-printf '/* z.c - dead. */\n' >"$dir/t/engine/old/z.c"
-expect engine/old/z.c:1 "no rule"
+mkdir -p "$dir/t/engine/old/older"
+printf '/* z.c - dead. */\n' >"$dir/t/engine/old/older/z.c"
+expect engine/old/older/z.c:1 "no rule"
+printf '/* x.h - a header. */\n#include "engine/y.h"\n' >"$dir/t/engine/x.h"
+printf '/* y.h - a header. */\n#include "engine/x.h"\n' >"$dir/t/engine/y.h"
+expect engine/y.h:2 "engine/x.h includes this file in turn"
 
 layer() { # layer FILE HEADER: FILE must not include HEADER
     printf '/* %s - a file. */\n#include "%s"\n' "$(basename "$1")" "$2" >"$dir/t/$1"
@@ -82,10 +85,14 @@ layer paged/p.c engine/x.h
 layer scheduler/s.c compress/compress.h
 layer scheduler/s.c engine/x.h
 layer compress/c.c scheduler/s.h
+layer compress/c.c engine/x.h
 layer cuda/k.cu engine/x.h
 layer engine/cpu/c.c engine/x.h
 layer engine/base.h engine/x.h
 layer engine/x.c tests/t.h
+for folder in offline compare bench cmd serve; do layer engine/x.c engine/$folder/t.h; done
+mkdir -p "$dir/t/engine/serve"
+layer engine/serve/s.c engine/cmd/command.h
 for ok in paged/kv_layout.h engine/base.h compress/policy.h; do
     printf '/* s.c - a file. */\n#include "%s"\n' $ok >"$dir/t/scheduler/s.c"
     "$tidy" "$dir/t" >/dev/null || { echo "scheduler/s.c may include $ok"; exit 1; }

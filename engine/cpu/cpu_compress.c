@@ -5,7 +5,7 @@
 #include <cblas.h>
 #include <math.h>
 
-#include "engine/compress_check.h"
+#include "compress/compress_check.h"
 
 enum { ALIGN_FLOATS = 16 }; /* parts of the scratch start on cache lines */
 

@@ -8,7 +8,7 @@
 #ifndef CN_CPU_COMPRESS_H
 #define CN_CPU_COMPRESS_H
 
-#include "compress/score.h"
+#include "engine/cpu/score.h"
 
 /* Op table entry `compress`: returns when every request is done. CN_ERR_ARG names the request's
  * field and value; requests before the faulty one are done, it and those after it untouched.

@@ -1,4 +1,4 @@
-/* cpu_score.c - the rows of the table of scores (compress/score.h) on the CPU.
+/* cpu_score.c - the rows of the table of scores (engine/cpu/score.h) on the CPU.
  *
  * Products: the window's queries by all keys, and the keys by themselves in square panels, through
  * sgemm; keys come transposed and products stay below PRODUCT_MAX, where OpenBLAS multiplies
@@ -10,8 +10,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "compress/score.h"
 #include "engine/base.h"
+#include "engine/cpu/score.h"
 
 enum {
     CHUNK_ROWS = 32,       /* query rows of one product, at least one group */

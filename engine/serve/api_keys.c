@@ -6,7 +6,7 @@
 #include <strings.h>
 #include <sys/stat.h>
 
-#include "engine/line_reader.h"
+#include "engine/offline/line_reader.h"
 
 enum { MAX_KEY_BYTES = 256, MAX_LINE_BYTES = 1024 };
 

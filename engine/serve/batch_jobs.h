@@ -18,7 +18,7 @@
 #ifndef CN_BATCH_JOBS_H
 #define CN_BATCH_JOBS_H
 
-#include "engine/batch_run.h"
+#include "engine/offline/batch_run.h"
 #include "engine/serve/batch_jobs_record.h"
 #include "engine/serve/spool_files.h"
 

@@ -6,7 +6,7 @@
 #ifndef CN_BATCH_JOBS_CHECK_H
 #define CN_BATCH_JOBS_CHECK_H
 
-#include "engine/batch_input.h"
+#include "engine/offline/batch_input.h"
 
 typedef struct cn_batch_check {
     cn_line_reader *reader;

@@ -9,7 +9,7 @@
 #ifndef CN_BATCH_JOBS_RECORD_H
 #define CN_BATCH_JOBS_RECORD_H
 
-#include "engine/api_request.h"
+#include "engine/api/api_request.h"
 #include "engine/serve/spool.h"
 
 typedef enum cn_batch_status {

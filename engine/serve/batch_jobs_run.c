@@ -3,7 +3,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "engine/batch_line.h"
+#include "engine/offline/batch_line.h"
 #include "engine/serve/batch_jobs_state.h"
 
 enum {

@@ -13,8 +13,8 @@
 #ifndef CN_CALL_H
 #define CN_CALL_H
 
-#include "engine/api_request.h"
-#include "engine/api_response.h"
+#include "engine/api/api_request.h"
+#include "engine/api/api_response.h"
 #include "engine/serve/mailbox.h"
 
 typedef struct cn_service cn_service; /* service.h: the threads behind */

@@ -4,7 +4,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "engine/api_response.h"
+#include "engine/api/api_response.h"
 #include "engine/serve/http_state.h"
 
 cn_exchange *http_exchange_open(connection *c)

@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "engine/json.h"
-#include "engine/prompt.h"
 #include "engine/serve/service_state.h"
+#include "engine/text/prompt.h"
 
 enum { BYTES_PER_TOKEN_SLACK = 4 }; /* NFC may make a text shorter than it came */
 

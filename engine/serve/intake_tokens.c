@@ -5,9 +5,9 @@
  * Thread: intake. Stage: 1 and 2. */
 #include <string.h>
 
-#include "engine/detok.h"
 #include "engine/json.h"
 #include "engine/serve/service_state.h"
+#include "engine/text/detok.h"
 #include "engine/utf8.h"
 
 /* ---- tokenize ---- */

@@ -5,7 +5,7 @@
 #ifndef CN_METRICS_H
 #define CN_METRICS_H
 
-#include "engine/options.h"
+#include "engine/options/options.h"
 #include "engine/serve/serve_stats.h"
 
 #define CN_METRICS_CONTENT_TYPE "text/plain; version=0.0.4; charset=utf-8"

@@ -10,8 +10,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "engine/chat_template.h"
 #include "engine/serve/service.h"
+#include "engine/text/chat_template.h"
 
 /* cn_now_s at which it was started, accepted by the engine, brought its first and its latest token;
  * 0: not yet. */

@@ -1,6 +1,6 @@
 """Naive references of the scores of a compression event, and the golden files made with them.
 
-Written from the paper (Zipage, appendix C) and the definitions in compress/score.h alone, in
+Written from the paper (Zipage, appendix C) and the definitions in engine/cpu/score.h alone, in
 float64, with no regard for speed. Writes tests/golden/compress (its README says what is there).
 Inputs are not stored: draw() makes them from a seed, here and in tests/test_compress_cpu.c alike.
 """

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/safetensors.h"
+#include "engine/checkpoint/safetensors.h"
 
 const char *const golden_models[] = {
     "qwen3-bf16", "qwen3-d80-f32",     "qwen3-d256-yarn-bf16", "qwen2-f16", "qwen2-tied-bf16",

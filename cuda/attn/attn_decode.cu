@@ -1,0 +1,46 @@
+/* attn_decode.cu - one query per sequence over its paged K and V.
+ *
+ * q, out [n_decode, hq, d], pool as in kv_layout.h; bf16 in and out, f32 sums, weights rounded to
+ * bf16 before they meet the values. Grid: one block per multiprocessor; block: 4 warps that compute
+ * and 1 that fetches. The kernel and how work is split: attn_one.cuh, attn_walk.cuh.
+ * Bytes: 4 * hk * d * (sum of kv_len), each rounded up to 16 slots, + 4 * n_decode * hq * d; where
+ * an item is cut, 4 * d * hq / hk a piece are written and read besides.
+ * Twin: cpu_attn.c. */
+#include "cuda/attn/attn_one.cuh"
+
+template <int D>
+static cn_status launch(cn_stream *s, const cn_attn_args *a, const cn_one_params &p)
+{
+    CUtensorMap whole = {}, few = {};
+    if (!cn_attn_has_bulk(s))
+        return cn_one_launch_as<D, false, false>(s, "attn_decode", p, &whole, &few);
+    CN_TRY(cn_map_pool(&whole, a->kv, &a->layout, a->layout.tile_tokens));
+    CN_TRY(cn_map_pool(&few, a->kv, &a->layout, CN_WALK_STEP));
+    return cn_one_launch_as<D, true, false>(s, "attn_decode", p, &whole, &few);
+}
+
+extern "C" size_t cn_cuda_attn_scratch_bytes(const cn_cuda_backend_opts *o)
+{
+    const size_t head_bytes = sizeof(float2) + CN_ATTN_MAX_HEAD_DIM * sizeof(float);
+    const size_t slots = CN_ONE_HEADS * (size_t)CN_ONE_LEAST_SLOTS;
+    const size_t fixed =
+        o->batch_invariant ? (size_t)o->max_seqs * o->n_heads * CN_WALK_FIXED_PIECES : 0;
+    return CN_ONE_ARRIVALS * sizeof(uint32_t) + (fixed > slots ? fixed : slots) * head_bytes;
+}
+
+extern "C" cn_status cn_cuda_attn_decode(cn_stream *s, const cn_attn_args *a)
+{
+    CN_TRY(cn_attn_check("attn_decode", a));
+    if (a->batch->n_decode == 0) return CN_OK;
+    cn_one_params p = cn_one_params_of(s, a);
+    p.walk.lengths = a->batch->kv_len;
+    p.walk.n_units = a->batch->n_decode;
+    p.walk.items_per_unit = a->layout.n_kv_heads * p.n_parts;
+    /* No kernel starts before the attention of the layer below has waited for all before it, this
+     * step's lengths and tables and every older key and value among them. */
+    p.early = a->layer > 0;
+    if (a->layout.head_dim <= 64) return launch<64>(s, a, p);
+    if (a->layout.head_dim <= 128) return launch<128>(s, a, p);
+    if (a->layout.head_dim <= 192) return launch<192>(s, a, p);
+    return launch<256>(s, a, p);
+}

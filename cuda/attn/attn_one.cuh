@@ -1,0 +1,691 @@
+/* attn_one.cuh - attention of one query per sequence over paged K and V: the kernel of attn_decode
+ * (every resident slot) and of attn_sparse (a list of slots).
+ *
+ * One block per multiprocessor, each with an equal share of the slots (attn_walk.cuh). One warp
+ * fetches: it keeps a ring of stages in shared memory full, a tile of 64 keys and 64 values each
+ * (32 KiB at head_dim 128, up to 192 KiB in flight), and says beside each what it is. Four warps
+ * compute, 16 slots of every tile each, the query heads of the group together, so K and V are read
+ * once for all of them:
+ *
+ *     scores^T[16 slots, 8 heads] = keys[16, d] * q^T[d, 8]       mma m16n8k16, f32 sums
+ *     out^T[d, 8 heads] += values^T[d, 16 slots] * weights^T[16, 8]
+ *
+ * With heads as the narrow side nothing is computed for rows of padding. Each warp has its own
+ * online softmax; the four are merged when a piece ends, and the pieces of an item that was cut by
+ * the block whose piece comes last, always in the order of the pieces.
+ *
+ * Fetching: bulk copies by tensor map (compute capability 9.0), or cp.async row by row (8.0 on, and
+ * lists). Slots beyond the length are neither weighed nor multiplied, whatever they hold. */
+#ifndef CN_CUDA_ATTN_ONE_CUH
+#define CN_CUDA_ATTN_ONE_CUH
+
+#include "cuda/attn/attn_walk.cuh"
+
+enum {
+    CN_ONE_HEADS = 8, /* query heads at a time */
+    CN_ONE_WARPS = 4, /* that compute */
+    CN_ONE_COMPUTE = CN_ONE_WARPS * CN_WARP,
+    CN_ONE_THREADS = CN_ONE_COMPUTE + CN_WARP,
+    CN_ONE_SLICE = CN_WALK_TILE / CN_ONE_WARPS, /* slots of a tile that one warp takes */
+    CN_ONE_MAX_STAGES = 12,
+    CN_ONE_ARRIVALS = 1 << 16, /* most partial results */
+    CN_ONE_LEAST_SLOTS = 2048, /* what scratch holds at least: 2 a multiprocessor, and tests */
+    CN_ONE_PIECES = 256,       /* most pieces of an item: no GPU has as many multiprocessors */
+    CN_ONE_PAD = 4             /* floats between heads in the exchange: other banks */
+};
+
+typedef struct cn_one_params {
+    cn_bf16 *out;
+    const cn_bf16 *q; /* [sequence, n_heads, head_dim] */
+    cn_attn_pool pool;
+    cn_walk_shape walk;
+    const uint32_t *index; /* [unit, index_stride], lists only */
+    uint32_t index_stride;
+    uint32_t n_heads, group, n_parts; /* parts of a group: ceil(group / 8) */
+    uint32_t n_stages;
+    float scale;          /* of scores, log2(e) included */
+    bool early;           /* lengths, tables, K and V of older steps are final before the wait */
+    uint32_t slot_heads;  /* of a partial result */
+    uint32_t *arrivals;   /* [slot], zero between launches */
+    float2 *partial_sums; /* [slot, slot_heads] maximum (log2), sum */
+    float *partial_out;   /* [slot, slot_heads, D] */
+} cn_one_params;
+
+/* What a stage holds. */
+typedef struct cn_one_note {
+    uint32_t query;                 /* first element in q and out */
+    uint16_t first_slot, last_slot; /* [first, last) of the tile's 64 */
+    uint16_t n_heads;
+    bool first, last, end; /* of the piece; of the block's share */
+    cn_walk_piece piece;   /* when last */
+} cn_one_note;
+
+/* Shared memory: stages of K and V, their queries, the exchange between warps. */
+template <int D> struct cn_one_shared {
+    static constexpr uint32_t BOXES = D / CN_BOX_COLS;
+    static constexpr uint32_t BOX_BYTES = CN_WALK_TILE * CN_ROW_BYTES;
+    static constexpr uint32_t PART_BYTES = BOXES * BOX_BYTES; /* the keys, or the values */
+    static constexpr uint32_t QUERY_BYTES = CN_ONE_HEADS * D * (uint32_t)sizeof(cn_bf16);
+    static constexpr uint32_t STAGE_BYTES = 2 * PART_BYTES + QUERY_BYTES;
+    static constexpr uint32_t HEAD_FLOATS = D + CN_ONE_PAD;
+    static constexpr uint32_t WARPS_BYTES =
+        CN_ONE_WARPS * CN_ONE_HEADS * HEAD_FLOATS * (uint32_t)sizeof(float);
+    static constexpr uint32_t PIECES_BYTES =
+        CN_ONE_PIECES * CN_ONE_HEADS * (uint32_t)sizeof(float2);
+    static constexpr uint32_t EXCHANGE_BYTES =
+        WARPS_BYTES > PIECES_BYTES ? WARPS_BYTES : PIECES_BYTES;
+    static constexpr uint32_t ALIGN = 1024;
+    static constexpr uint32_t FIXED_BYTES = EXCHANGE_BYTES + ALIGN;
+
+    uint32_t n_stages;
+    unsigned char *base;
+
+    __device__ uint32_t keys(uint32_t s) const
+    {
+        return cn_shared_address(base) + s * 2 * PART_BYTES;
+    }
+    __device__ uint32_t values(uint32_t s) const { return keys(s) + PART_BYTES; }
+    __device__ cn_bf16 *queries(uint32_t s) const
+    {
+        return (cn_bf16 *)(base + n_stages * 2 * PART_BYTES + s * QUERY_BYTES);
+    }
+    __device__ float *exchange(void) const { return (float *)(base + n_stages * STAGE_BYTES); }
+};
+
+/* The parts of fixed size. */
+typedef struct cn_one_fixed {
+    uint64_t full[CN_ONE_MAX_STAGES], empty[CN_ONE_MAX_STAGES];
+    cn_one_note notes[CN_ONE_MAX_STAGES];
+    float2 sums[CN_ONE_WARPS][CN_ONE_HEADS]; /* maximum, sum */
+    bool is_last;
+} cn_one_fixed;
+
+/* ---- fetching ---- */
+
+/* Which (sequence, kv head, heads) the walk is at. */
+typedef struct cn_one_item {
+    uint32_t seq, kv_head, n_heads, query;
+} cn_one_item;
+
+template <bool LIST>
+__device__ static inline cn_one_item cn_one_item_of(const cn_one_params &p, const cn_walk &w)
+{
+    /* Divisions take long enough to matter in a short batch, and most often there is no need. */
+    uint32_t head = w.item, part = 0;
+    if (p.n_parts > 1) {
+        head = w.item / p.n_parts;
+        part = w.item % p.n_parts;
+    }
+    cn_one_item i;
+    i.seq = LIST ? w.unit / p.pool.n_kv_heads : w.unit;
+    i.kv_head = LIST ? w.unit % p.pool.n_kv_heads : head;
+    const uint32_t member = part * CN_ONE_HEADS;
+    i.n_heads = min(p.group - member, (uint32_t)CN_ONE_HEADS);
+    i.query = (i.seq * p.n_heads + i.kv_head * p.group + member) * p.pool.head_dim;
+    return i;
+}
+
+__device__ static inline void cn_one_write_note(cn_one_note *note, const cn_one_params &p,
+                                                const cn_walk &w, const cn_one_item &item)
+{
+    const cn_walk_slots slots = cn_walk_slots_of(w);
+    note->query = item.query;
+    note->first_slot = (uint16_t)slots.first;
+    note->last_slot = (uint16_t)slots.last;
+    note->n_heads = (uint16_t)item.n_heads;
+    note->first = cn_walk_is_first(w);
+    note->last = cn_walk_is_last(w);
+    note->end = cn_walk_is_end(w, p.walk);
+    if (note->last) note->piece = cn_walk_piece_of(w, p.walk, blockIdx.x);
+}
+
+/* The tile's boxes: whole tiles of the pool by `whole`, what is left by `few`, 16 rows a box.
+ * One thread. */
+template <int D>
+__device__ static inline void
+cn_one_bulk_tile(const cn_one_params &p, const cn_walk &w, const cn_one_item &item,
+                 const cn_one_shared<D> &shared, uint32_t stage, uint64_t *barrier,
+                 const CUtensorMap *whole, const CUtensorMap *few)
+{
+    const cn_walk_slots slots = cn_walk_slots_of(w);
+    const uint32_t tile = 1u << p.pool.tile_shift;
+    for (uint32_t at = slots.first; at < slots.last;) {
+        const uint32_t row =
+            cn_key_row(p.pool, item.seq, item.kv_head, slots.tile * CN_WALK_TILE + at);
+        const bool is_whole = at % tile == 0 && at + tile < slots.last + CN_WALK_STEP;
+        const CUtensorMap *map = is_whole ? whole : few;
+#pragma unroll
+        for (uint32_t box = 0; box < cn_one_shared<D>::BOXES; box++) {
+            const uint32_t to = box * cn_one_shared<D>::BOX_BYTES + at * CN_ROW_BYTES;
+            cn_box_copy(shared.keys(stage) + to, map, box * CN_BOX_COLS, row, barrier);
+            cn_box_copy(shared.values(stage) + to, map, box * CN_BOX_COLS, row + tile, barrier);
+        }
+        at += is_whole ? tile : CN_WALK_STEP;
+    }
+}
+
+__device__ static inline uint32_t cn_round16(uint32_t n) { return (n + 15) & ~15u; }
+
+/* The tile row by row, by a warp: eight lanes a row. */
+template <int D, bool LIST>
+__device__ static inline void cn_one_copy_tile(const cn_one_params &p, const cn_walk &w,
+                                               const cn_one_item &item,
+                                               const cn_one_shared<D> &shared, uint32_t stage)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP, d = p.pool.head_dim;
+    const cn_walk_slots slots = cn_walk_slots_of(w);
+    const uint32_t *list = p.index + (size_t)w.unit * p.index_stride;
+    uint32_t rows[2];
+#pragma unroll
+    for (uint32_t half = 0; half < 2; half++) {
+        const uint32_t i = half * CN_WARP + lane, at = slots.tile * CN_WALK_TILE + i;
+        const bool used = i >= slots.first && i < slots.last;
+        const uint32_t slot = LIST && used ? __ldg(list + at) : at;
+        rows[half] = used ? cn_key_row(p.pool, item.seq, item.kv_head, slot) : 0;
+    }
+    const uint32_t column = lane % 8;
+    for (uint32_t base = slots.first; base < cn_round16(slots.last); base += 4) {
+        const uint32_t i = base + lane / 8;
+        const uint32_t row =
+            __shfl_sync(0xffffffffu, base < CN_WARP ? rows[0] : rows[1], i % CN_WARP);
+        const cn_bf16 *key = p.pool.kv + (size_t)row * d;
+        const cn_bf16 *value = key + ((size_t)d << p.pool.tile_shift);
+#pragma unroll
+        for (uint32_t box = 0; box < cn_one_shared<D>::BOXES; box++) {
+            const uint32_t chunk = box * 8 + column, to = cn_chunk_at(CN_WALK_TILE, i, chunk);
+            const bool valid = i < slots.last && chunk * 8 < d;
+            const uint32_t from = valid ? chunk * 8 : 0;
+            cn_copy16(shared.keys(stage) + to, key + from, valid);
+            cn_copy16(shared.values(stage) + to, value + from, valid);
+        }
+    }
+}
+
+template <int D>
+__device__ static inline void cn_one_copy_query(const cn_one_params &p, const cn_one_item &item,
+                                                const cn_one_shared<D> &shared, uint32_t stage)
+{
+    const uint32_t n = item.n_heads * p.pool.head_dim;
+    const uint32_t to = cn_shared_address(shared.queries(stage));
+    for (uint32_t i = threadIdx.x % CN_WARP * 8; i < n; i += CN_WARP * 8)
+        cn_copy16(to + i * 2, p.q + item.query + i, true);
+}
+
+/* What the fetching warp of a bulk kernel needs beside the parameters. */
+template <int D> struct cn_one_fetch {
+    cn_one_shared<D> shared;
+    cn_one_fixed *fixed;
+    const CUtensorMap *whole, *few;
+};
+
+/* Takes stage `n` of the ring's sequence for the walk's tile and starts its K and V. */
+template <int D>
+__device__ static inline void cn_one_start(const cn_one_params &p, const cn_one_fetch<D> &f,
+                                           const cn_walk &w, uint32_t n)
+{
+    const uint32_t stage = n % p.n_stages, round = n / p.n_stages;
+    uint64_t *barrier = &f.fixed->full[stage];
+    const cn_one_item item = cn_one_item_of<false>(p, w);
+    cn_barrier_wait(&f.fixed->empty[stage], (round & 1) ^ 1);
+    cn_one_write_note(&f.fixed->notes[stage], p, w, item);
+    const uint32_t n_steps = cn_walk_tile_end(w) - w.step;
+    uint32_t bytes = 2 * cn_one_shared<D>::BOXES * n_steps * CN_WALK_STEP * CN_ROW_BYTES;
+    if (cn_walk_is_first(w)) bytes += item.n_heads * p.pool.head_dim * (uint32_t)sizeof(cn_bf16);
+    cn_barrier_expect(barrier, bytes);
+    cn_one_bulk_tile<D>(p, w, item, f.shared, stage, barrier, f.whole, f.few);
+}
+
+/* The query of a piece that begins with the walk's tile. */
+template <int D>
+__device__ static inline void cn_one_start_query(const cn_one_params &p, const cn_one_fetch<D> &f,
+                                                 const cn_walk &w, uint32_t n)
+{
+    const uint32_t stage = n % p.n_stages;
+    if (!cn_walk_is_first(w)) return;
+    const cn_one_item item = cn_one_item_of<false>(p, w);
+    cn_bulk_copy(cn_shared_address(f.shared.queries(stage)), p.q + item.query,
+                 item.n_heads * p.pool.head_dim * (uint32_t)sizeof(cn_bf16), &f.fixed->full[stage]);
+}
+
+/* Fetches this block's share by bulk copies. One thread. When K and V of other steps are final, the
+ * ring is filled before the wait for the previous kernel; only a sequence's newest tile, which
+ * holds this step's token, and the queries come after it. */
+template <int D>
+__device__ static inline void cn_one_fetch_bulk(const cn_one_params &p, const cn_one_fetch<D> &f,
+                                                cn_walk w)
+{
+    cn_walk late = w;
+    uint32_t n = 0;
+    bool more = true;
+    while (p.early && more && n < p.n_stages && !cn_walk_is_newest(w)) {
+        cn_one_start<D>(p, f, w, n++);
+        more = !cn_walk_is_end(w, p.walk);
+        if (more) cn_walk_next(w, p.walk);
+    }
+    cn_wait_previous();
+    cn_overlap_next();
+    for (uint32_t i = 0; i < n; i++) {
+        cn_one_start_query<D>(p, f, late, i);
+        if (i + 1 < n) cn_walk_next(late, p.walk);
+    }
+    for (; more; n++) {
+        cn_one_start<D>(p, f, w, n);
+        cn_one_start_query<D>(p, f, w, n);
+        more = !cn_walk_is_end(w, p.walk);
+        if (more) cn_walk_next(w, p.walk);
+    }
+}
+
+/* Fetches this block's share by cp.async. A warp. */
+template <int D, bool LIST>
+__device__ static inline void cn_one_fetch_rows(const cn_one_params &p,
+                                                const cn_one_shared<D> &shared, cn_one_fixed *fixed,
+                                                cn_walk w)
+{
+    bool more = true;
+    for (uint32_t n = 0; more; n++) {
+        const uint32_t stage = n % p.n_stages, round = n / p.n_stages;
+        uint64_t *barrier = &fixed->full[stage];
+        const cn_one_item item = cn_one_item_of<LIST>(p, w);
+        cn_barrier_wait(&fixed->empty[stage], (round & 1) ^ 1);
+        cn_one_copy_tile<D, LIST>(p, w, item, shared, stage);
+        if (cn_walk_is_first(w)) cn_one_copy_query<D>(p, item, shared, stage);
+        cn_barrier_arrive_copied(barrier);
+        if (threadIdx.x % CN_WARP == 0) {
+            cn_one_write_note(&fixed->notes[stage], p, w, item);
+            cn_barrier_arrive(barrier);
+        }
+        more = !cn_walk_is_end(w, p.walk);
+        if (more) cn_walk_next(w, p.walk);
+    }
+}
+
+/* ---- computing ---- */
+
+/* A warp's running result: heads 2t and 2t+1 (t = lane % 4) of rows g and g + 8 (g = lane / 4) of
+ * each 16 dimensions; maximum and sum of those heads, the sum of this lane's slots alone. */
+template <int D> struct cn_one_state {
+    uint32_t query[D / 16][2];
+    float out[D / 16][4];
+    float max[2], sum[2];
+};
+
+template <int D>
+__device__ static inline void cn_one_begin(cn_one_state<D> &x, const cn_bf16 *queries,
+                                           uint32_t n_heads, uint32_t d)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP, head = lane / 4, t = lane % 4;
+#pragma unroll
+    for (uint32_t k = 0; k < D / 16; k++) {
+        const bool valid = head < n_heads && k * 16 < d;
+        const uint32_t *row = (const uint32_t *)(queries + head * d + k * 16);
+        x.query[k][0] = valid ? row[t] : 0;
+        x.query[k][1] = valid ? row[t + 4] : 0;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) x.out[k][i] = 0;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        x.max[i] = -CUDART_INF_F;
+        x.sum[i] = 0;
+    }
+}
+
+__device__ static inline float cn_one_max_slots(float v)
+{
+    v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 4));
+    v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 8));
+    return fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 16));
+}
+
+__device__ static inline float cn_one_sum_slots(float v)
+{
+    v += __shfl_xor_sync(0xffffffffu, v, 4);
+    v += __shfl_xor_sync(0xffffffffu, v, 8);
+    return v + __shfl_xor_sync(0xffffffffu, v, 16);
+}
+
+/* scores[0], [1]: slot g, heads 2t and 2t+1; [2], [3]: slot g + 8. */
+template <int D>
+__device__ static inline void cn_one_scores(float scores[4], const cn_one_state<D> &x,
+                                            uint32_t keys, uint32_t slice)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP, row = slice + lane % 16;
+    float even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0}; /* two chains of sums hide latency */
+#pragma unroll
+    for (uint32_t k = 0; k < D / 16; k++) {
+        uint32_t a[4];
+        cn_ldmatrix(a, keys + cn_chunk_at(CN_WALK_TILE, row, 2 * k + lane / 16));
+        cn_mma(k % 2 ? odd : even, a, x.query[k][0], x.query[k][1]);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) scores[i] = even[i] + odd[i];
+}
+
+/* Scores become weights; what was summed so far is scaled to the new maximum. */
+template <int D>
+__device__ static inline void cn_one_softmax(float scores[4], cn_one_state<D> &x, float scale,
+                                             uint32_t n)
+{
+    const uint32_t g = threadIdx.x % CN_WARP / 4;
+    float keep[2];
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++)
+        scores[i] = g + i / 2 * 8 < n ? scores[i] * scale : -CUDART_INF_F;
+#pragma unroll
+    for (uint32_t h = 0; h < 2; h++) {
+        const float top = fmaxf(x.max[h], cn_one_max_slots(fmaxf(scores[h], scores[h + 2])));
+        keep[h] = cn_exp2(x.max[h] - top);
+        x.max[h] = top;
+        scores[h] = cn_exp2(scores[h] - top);
+        scores[h + 2] = cn_exp2(scores[h + 2] - top);
+        x.sum[h] = x.sum[h] * keep[h] + scores[h] + scores[h + 2];
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < D / 16; k++)
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) x.out[k][i] *= keep[i % 2];
+}
+
+/* Clears values of slots beyond n: 0 times what an unused slot holds need not be 0. */
+__device__ static inline uint32_t cn_one_mask(uint32_t slot, uint32_t n)
+{
+    return (slot < n ? 0xffffu : 0) | (slot + 1 < n ? 0xffff0000u : 0);
+}
+
+template <int D>
+__device__ static inline void cn_one_values(cn_one_state<D> &x, const float weights[4],
+                                            uint32_t values, uint32_t slice, uint32_t n)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP, t = lane % 4;
+    const uint32_t row = slice + lane % 8 + lane / 16 * 8;
+    const uint32_t low = cn_one_mask(2 * t, n), high = cn_one_mask(2 * t + 8, n);
+    const uint32_t b0 = cn_movmatrix(cn_pack2(weights[0], weights[1]));
+    const uint32_t b1 = cn_movmatrix(cn_pack2(weights[2], weights[3]));
+#pragma unroll
+    for (uint32_t k = 0; k < D / 16; k++) {
+        uint32_t a[4];
+        cn_ldmatrix_transposed(a, values + cn_chunk_at(CN_WALK_TILE, row, 2 * k + lane / 8 % 2));
+        a[0] &= low;
+        a[1] &= low;
+        a[2] &= high;
+        a[3] &= high;
+        cn_mma(x.out[k], a, b0, b1);
+    }
+}
+
+/* ---- ending a piece ---- */
+
+/* Each warp lays its result down. */
+template <int D>
+__device__ static inline void cn_one_lay_down(const cn_one_state<D> &x, float *exchange,
+                                              cn_one_fixed *fixed)
+{
+    const uint32_t warp = threadIdx.x / CN_WARP, lane = threadIdx.x % CN_WARP;
+    const uint32_t g = lane / 4, t = lane % 4;
+    float *own = exchange + (warp * CN_ONE_HEADS + 2 * t) * cn_one_shared<D>::HEAD_FLOATS + g;
+#pragma unroll
+    for (uint32_t k = 0; k < D / 16; k++)
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            own[i % 2 * cn_one_shared<D>::HEAD_FLOATS + k * 16 + i / 2 * 8] = x.out[k][i];
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        const float sum = cn_one_sum_slots(x.sum[i]);
+        if (g == 0) fixed->sums[warp][2 * t + i] = make_float2(x.max[i], sum);
+    }
+}
+
+/* How much results with these maxima and sums count, relative to the greatest maximum. */
+__device__ static inline float2 cn_one_total(const float2 *sums, uint32_t n, uint32_t stride)
+{
+    float2 total = make_float2(-CUDART_INF_F, 0);
+    for (uint32_t i = 0; i < n; i++) total.x = fmaxf(total.x, sums[i * stride].x);
+    for (uint32_t i = 0; i < n; i++)
+        total.y += sums[i * stride].y * cn_exp2(sums[i * stride].x - total.x);
+    return total;
+}
+
+__device__ static inline void cn_one_add(float4 &to, float4 x, float weight)
+{
+    to.x += x.x * weight;
+    to.y += x.y * weight;
+    to.z += x.z * weight;
+    to.w += x.w * weight;
+}
+
+__device__ static inline void cn_one_store(cn_bf16 *out, float4 x, float sum)
+{
+    const float scale = 1.0f / sum;
+    *(uint2 *)out =
+        make_uint2(cn_pack2(x.x * scale, x.y * scale), cn_pack2(x.z * scale, x.w * scale));
+}
+
+/* All pieces of an item, in order. The weight of each comes to the exchange first, so that the
+ * loads of their results need not wait for one another. */
+template <int D>
+__device__ static inline void cn_one_merge(const cn_one_params &p, const cn_one_note &note,
+                                           float *exchange)
+{
+    const uint32_t d = p.pool.head_dim, n = note.piece.n_pieces, heads = note.n_heads;
+    float2 *sums = (float2 *)exchange; /* [n, heads] */
+    for (uint32_t i = threadIdx.x; i < n * heads; i += CN_ONE_COMPUTE) {
+        const uint32_t slot = cn_walk_slot(p.walk, note.piece.first_slot, i / heads);
+        sums[i] = __ldcg(&p.partial_sums[slot * p.slot_heads + i % heads]);
+    }
+    cn_sync_some(1, CN_ONE_COMPUTE);
+    for (uint32_t i = threadIdx.x * 4; i < heads * D; i += CN_ONE_COMPUTE * 4) {
+        const uint32_t head = i / D, column = i % D;
+        if (column >= d) continue;
+        const float2 total = cn_one_total(sums + head, n, heads);
+        float4 out = make_float4(0, 0, 0, 0);
+#pragma unroll 8
+        for (uint32_t j = 0; j < n; j++) {
+            const uint32_t slot = cn_walk_slot(p.walk, note.piece.first_slot, j);
+            const size_t at = (size_t)(slot * p.slot_heads + head) * D + column;
+            cn_one_add(out, __ldcg((const float4 *)(p.partial_out + at)),
+                       cn_exp2(sums[j * heads + head].x - total.x));
+        }
+        cn_one_store(p.out + note.query + head * d + column, out, total.y);
+    }
+}
+
+/* Counts the piece as done. True for all threads of the block that brought the item's last. */
+__device__ static inline bool cn_one_arrive(const cn_one_params &p, const cn_one_note &note,
+                                            cn_one_fixed *fixed)
+{
+    cn_sync_some(1, CN_ONE_COMPUTE);
+    if (threadIdx.x == 0) {
+        uint32_t *count = p.arrivals + note.piece.first_slot, before;
+        /* Releases what the whole block stored before the barrier, and acquires the others'. */
+        asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+                     : "=r"(before)
+                     : "l"(count)
+                     : "memory");
+        fixed->is_last = before == note.piece.n_pieces - 1;
+        if (fixed->is_last) *count = 0;
+    }
+    cn_sync_some(1, CN_ONE_COMPUTE);
+    return fixed->is_last;
+}
+
+/* Merges the warps; stores the item's result, or the piece's and perhaps then the item's. */
+template <int D>
+__device__ static inline void cn_one_end(const cn_one_params &p, const cn_one_state<D> &x,
+                                         const cn_one_note &note, float *exchange,
+                                         cn_one_fixed *fixed)
+{
+    const uint32_t d = p.pool.head_dim;
+    const bool whole = note.piece.n_pieces == 1;
+    cn_one_lay_down<D>(x, exchange, fixed);
+    cn_sync_some(1, CN_ONE_COMPUTE);
+    for (uint32_t i = threadIdx.x * 4; i < note.n_heads * D; i += CN_ONE_COMPUTE * 4) {
+        const uint32_t head = i / D, column = i % D;
+        const float2 total = cn_one_total(&fixed->sums[0][head], CN_ONE_WARPS, CN_ONE_HEADS);
+        float4 out = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (uint32_t w = 0; w < CN_ONE_WARPS; w++) {
+            const uint32_t at = (w * CN_ONE_HEADS + head) * cn_one_shared<D>::HEAD_FLOATS + column;
+            cn_one_add(out, *(const float4 *)(exchange + at),
+                       cn_exp2(fixed->sums[w][head].x - total.x));
+        }
+        if (whole && column < d) cn_one_store(p.out + note.query + head * d + column, out, total.y);
+        if (whole) continue;
+        const uint32_t at = note.piece.slot * p.slot_heads + head;
+        *(float4 *)(p.partial_out + (size_t)at * D + column) = out;
+        if (column == 0) p.partial_sums[at] = total;
+    }
+    if (!whole && cn_one_arrive(p, note, fixed)) cn_one_merge<D>(p, note, exchange);
+    cn_sync_some(1, CN_ONE_COMPUTE); /* the exchange may be written again */
+}
+
+/* A stage's note in all lanes of a warp. The lane that gives the stage back reads it for them: what
+ * orders its read before the next note is its own arrival, as a race checker wants to see it. */
+__device__ static inline cn_one_note cn_one_read_note(const cn_one_note *from)
+{
+    enum { WORDS = sizeof(cn_one_note) / sizeof(uint32_t) };
+    static_assert(sizeof(cn_one_note) % sizeof(uint32_t) == 0, "a note is whole words");
+    union {
+        cn_one_note note;
+        uint32_t words[WORDS];
+    } x;
+    const uint32_t *words = (const uint32_t *)from;
+    const bool reads = threadIdx.x % CN_WARP == 0;
+#pragma unroll
+    for (int i = 0; i < WORDS; i++)
+        x.words[i] = __shfl_sync(0xffffffffu, reads ? words[i] : 0, 0);
+    return x.note;
+}
+
+template <int D>
+__device__ static inline void cn_one_compute(const cn_one_params &p, const cn_one_shared<D> &shared,
+                                             cn_one_fixed *fixed)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP, slice = threadIdx.x / CN_WARP * CN_ONE_SLICE;
+    cn_one_state<D> x;
+    bool end = false;
+    for (uint32_t i = 0; !end; i++) {
+        const uint32_t stage = i % p.n_stages, round = i / p.n_stages;
+        cn_barrier_wait(&fixed->full[stage], round & 1);
+        const cn_one_note note = cn_one_read_note(&fixed->notes[stage]);
+        if (note.first) cn_one_begin<D>(x, shared.queries(stage), note.n_heads, p.pool.head_dim);
+        if (slice >= note.first_slot && slice < note.last_slot) {
+            const uint32_t n = note.last_slot - slice;
+            float scores[4];
+            cn_one_scores<D>(scores, x, shared.keys(stage), slice);
+            cn_one_softmax<D>(scores, x, p.scale, n);
+            cn_one_values<D>(x, scores, shared.values(stage), slice, n);
+        }
+        __syncwarp();
+        if (lane == 0) cn_barrier_arrive(&fixed->empty[stage]);
+        if (note.last) cn_one_end<D>(p, x, note, shared.exchange(), fixed);
+        end = note.end;
+    }
+}
+
+/* ---- the kernel ---- */
+
+template <int D, bool BULK, bool LIST>
+__global__ static void __launch_bounds__(CN_ONE_THREADS, 1)
+    attn_one_kernel(const __grid_constant__ cn_one_params p,
+                    const __grid_constant__ CUtensorMap whole,
+                    const __grid_constant__ CUtensorMap few)
+{
+    extern __shared__ unsigned char dynamic[];
+    __shared__ cn_one_fixed fixed;
+    __shared__ bool idle;
+    cn_one_shared<D> shared;
+    shared.n_stages = p.n_stages;
+    shared.base = dynamic + (0u - cn_shared_address(dynamic)) % cn_one_shared<D>::ALIGN;
+    const bool fetches = threadIdx.x >= CN_ONE_COMPUTE;
+    cn_walk w;
+    if (BULK && threadIdx.x == CN_ONE_COMPUTE) {
+        cn_map_prefetch(&whole);
+        cn_map_prefetch(&few);
+    }
+    if (!(BULK && p.early)) cn_wait_previous();
+    if (fetches) {
+        const bool busy = cn_walk_begin(w, p.walk, blockIdx.x, gridDim.x);
+        if (threadIdx.x == CN_ONE_COMPUTE) {
+            idle = !busy;
+            for (uint32_t i = 0; i < p.n_stages; i++) {
+                cn_barrier_init(&fixed.full[i], BULK ? 1 : CN_WARP + 1);
+                cn_barrier_init(&fixed.empty[i], CN_ONE_WARPS);
+            }
+            cn_barrier_init_done();
+        }
+    }
+    __syncthreads();
+    if (idle) {
+        cn_wait_previous();
+        return;
+    }
+    if (!fetches) {
+        cn_one_compute<D>(p, shared, &fixed);
+    } else if (!BULK) {
+        cn_overlap_next();
+        cn_one_fetch_rows<D, LIST>(p, shared, &fixed, w);
+    } else if (threadIdx.x == CN_ONE_COMPUTE) {
+        const cn_one_fetch<D> f = {shared, &fixed, &whole, &few};
+        cn_one_fetch_bulk<D>(p, f, w);
+    }
+}
+
+/* ---- launching ---- */
+
+/* Fills in what depends on D and launches. bulk without a list: `whole` and `few` are encoded. */
+template <int D, bool BULK, bool LIST>
+static cn_status cn_one_launch_as(cn_stream *s, const char *op, cn_one_params p,
+                                  const CUtensorMap *whole, const CUtensorMap *few)
+{
+    typedef cn_one_shared<D> shared;
+    const cn_cuda_device *dev = &s->cuda->device;
+    /* All of a multiprocessor's shared memory, so that no other gets two blocks: with room for two,
+     * the next kernel's come early, but side by side on few multiprocessors, and lose more. */
+    const size_t fixed_bytes = sizeof(cn_one_fixed) + 64 + shared::FIXED_BYTES;
+    size_t n_stages = 0;
+    if (dev->shared_bytes > fixed_bytes)
+        n_stages = (dev->shared_bytes - fixed_bytes) / shared::STAGE_BYTES;
+    CN_ASSERT(dev->n_sms < CN_ONE_PIECES);
+    if (n_stages == 0)
+        return cn_fail(CN_ERR_SHAPE,
+                       "%s: head_dim %u needs %zu bytes of shared memory, the GPU "
+                       "has %zu",
+                       op, p.pool.head_dim, fixed_bytes + shared::STAGE_BYTES, dev->shared_bytes);
+    p.n_stages = cn_min_u32((uint32_t)n_stages, CN_ONE_MAX_STAGES);
+    p.slot_heads = cn_min_u32(p.group, CN_ONE_HEADS);
+    const size_t head_bytes = sizeof(float2) + D * sizeof(float);
+    size_t n_slots = (s->cuda->attn_scratch_bytes - CN_ONE_ARRIVALS * sizeof(uint32_t)) /
+                     (p.slot_heads * head_bytes) / 64 * 64;
+    if (n_slots > CN_ONE_ARRIVALS) n_slots = CN_ONE_ARRIVALS;
+    const uint64_t n_items = (uint64_t)p.walk.n_units * p.walk.items_per_unit;
+    const uint64_t needed =
+        p.walk.fixed ? n_items * CN_WALK_FIXED_PIECES : 2 * (uint64_t)dev->n_sms;
+    if (needed > n_slots)
+        return cn_fail(CN_ERR_SHAPE,
+                       "%s: %llu partial results, room for %zu: lower --max-num-seqs, or do "
+                       "without --batch-invariant",
+                       op, (unsigned long long)needed, n_slots);
+    p.arrivals = (uint32_t *)s->cuda->attn_scratch;
+    p.partial_sums = (float2 *)(p.arrivals + CN_ONE_ARRIVALS);
+    p.partial_out = (float *)(p.partial_sums + n_slots * p.slot_heads);
+    return cn_attn_launch(s, op, attn_one_kernel<D, BULK, LIST>, dim3(dev->n_sms), CN_ONE_THREADS,
+                          shared::FIXED_BYTES + p.n_stages * shared::STAGE_BYTES, p, *whole, *few);
+}
+
+/* What both ops pass, for sequences [0, n_decode). */
+static inline cn_one_params cn_one_params_of(cn_stream *s, const cn_attn_args *a)
+{
+    cn_one_params p = {};
+    p.out = (cn_bf16 *)a->out;
+    p.q = (const cn_bf16 *)a->q;
+    p.pool = cn_attn_pool_of(a);
+    p.n_heads = a->n_heads;
+    p.group = a->n_heads / a->layout.n_kv_heads;
+    p.n_parts = (uint32_t)cn_ceil_div(p.group, CN_ONE_HEADS);
+    p.scale = a->scale * CN_LOG2E;
+    p.walk.fixed = s->cuda->opts.batch_invariant;
+    return p;
+}
+
+#endif

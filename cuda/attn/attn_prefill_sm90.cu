@@ -1,0 +1,385 @@
+/* attn_prefill_sm90.cu - causal attention of a chunk of queries on compute capability 9.0, head_dim
+ * up to 128: attn_prefill.cu's work and rows, by the means of FlashAttention 3 (arXiv 2407.08608).
+ *
+ * A block takes up to 128 rows of one (sequence, kv head), 64 a warpgroup; a third warpgroup
+ * fetches. Queries stay in shared memory; keys and values pass through a ring of two stages, tiles
+ * of 128 slots, by tensor maps over the pool: a tile is boxes of the pool's own tiles, wherever
+ * their blocks lie. Both products are wgmma, the weights an operand from registers. Two things hide
+ * the softmax: each warpgroup starts the next tile's scores before it weighs this one's values, and
+ * the two warpgroups take turns, one multiplying while the other takes exponentials.
+ *
+ * Tiles come last to first, so those with hidden slots come first. Slots beyond the sequence hold
+ * anything: their scores are replaced, and their values cleared in shared memory, since 0 times
+ * anything need not be 0.
+ *
+ * q, out [T, hq, d], pool as in kv_layout.h; bf16 in and out, f32 sums, weights rounded to bf16.
+ * Grid (kv heads, blocks of the longest chunk, sequences), last rows first; block 384. Bytes: K and
+ * V once a block from L2, 4 * d * hk * kv_len from memory; operations 4 * hq * d per (query,
+ * visible slot), and what the last tiles' hidden slots add.
+ * Twin: cpu_attn.c. */
+#include "cuda/attn/attn_prefill.cuh"
+#include "cuda/hopper.cuh"
+
+enum {
+    ROWS = 128,
+    TILE = 128,
+    STAGES = 2,
+    CONSUMERS = 2, /* warpgroups that compute */
+    THREADS = (CONSUMERS + 1) * CN_WARPGROUP,
+    FETCH_REGISTERS = 24,
+    COMPUTE_REGISTERS = 240,
+    TURN_BARRIER = 1, /* and 2: a warpgroup's turn to multiply */
+    VALUES_BARRIER = 3
+};
+
+template <int D> struct prefill_shared {
+    static constexpr uint32_t BOXES = D / CN_BOX_COLS;
+    static constexpr uint32_t BOX_BYTES = TILE * CN_ROW_BYTES; /* also of queries: ROWS == TILE */
+    static constexpr uint32_t TILE_BYTES = BOXES * BOX_BYTES;
+    static constexpr uint32_t BYTES = TILE_BYTES * (1 + 2 * STAGES) + 1024;
+
+    unsigned char *queries;
+    __device__ unsigned char *keys(uint32_t stage) const
+    {
+        return queries + TILE_BYTES * (1 + 2 * stage);
+    }
+    __device__ unsigned char *values(uint32_t stage) const { return keys(stage) + TILE_BYTES; }
+};
+
+typedef struct prefill_barriers {
+    uint64_t queries;
+    uint64_t keys_full[STAGES], keys_empty[STAGES], values_full[STAGES], values_empty[STAGES];
+} prefill_barriers;
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* ---- fetching: one thread ---- */
+
+/* Slots [tile * TILE, n_resident) of a part, up to a tile; whole tiles of the pool. */
+template <int D>
+__device__ static inline void fetch_part(const cn_prefill_params &p, const cn_prefill_block &b,
+                                         const CUtensorMap *pool, unsigned char *to,
+                                         uint64_t *barrier, uint32_t tile, cn_kv_part part)
+{
+    const uint32_t step = 1u << p.pool.tile_shift, first = tile * TILE;
+    const uint32_t n = min((uint32_t)TILE, b.n_resident - first);
+    const uint32_t n_boxes = (n + step - 1) / step * prefill_shared<D>::BOXES;
+    cn_barrier_expect(barrier, n_boxes * step * CN_ROW_BYTES);
+    for (uint32_t at = 0; at < n; at += step) {
+        const uint32_t row =
+            cn_key_row(p.pool, b.seq, b.kv_head, first + at) + (uint32_t)part * step;
+#pragma unroll
+        for (uint32_t box = 0; box < prefill_shared<D>::BOXES; box++)
+            cn_box_copy(
+                cn_shared_address(to + box * prefill_shared<D>::BOX_BYTES + at * CN_ROW_BYTES),
+                pool, box * CN_BOX_COLS, row, barrier);
+    }
+}
+
+template <int D>
+__device__ static inline void fetch(const cn_prefill_params &p, const cn_prefill_block &b,
+                                    const prefill_shared<D> &shared, prefill_barriers *barriers,
+                                    const CUtensorMap *queries, const CUtensorMap *pool,
+                                    uint32_t n_tiles)
+{
+    cn_barrier_expect(&barriers->queries,
+                      prefill_shared<D>::BOXES * p.block_tokens * p.heads * CN_ROW_BYTES);
+#pragma unroll
+    for (uint32_t box = 0; box < prefill_shared<D>::BOXES; box++)
+        cn_box_copy3(cn_shared_address(shared.queries + box * prefill_shared<D>::BOX_BYTES),
+                     queries, box * CN_BOX_COLS, b.first_head, b.token, &barriers->queries);
+    for (uint32_t i = 0; i < n_tiles; i++) {
+        const uint32_t tile = n_tiles - 1 - i, stage = i % STAGES, free = (i / STAGES & 1) ^ 1;
+        cn_barrier_wait(&barriers->keys_empty[stage], free);
+        fetch_part<D>(p, b, pool, shared.keys(stage), &barriers->keys_full[stage], tile, CN_KV_K);
+        cn_barrier_wait(&barriers->values_empty[stage], free);
+        fetch_part<D>(p, b, pool, shared.values(stage), &barriers->values_full[stage], tile,
+                      CN_KV_V);
+    }
+}
+
+/* ---- matrix products ---- */
+
+/* d [64, D] += a [64, 16] * b [16, D]: a in registers, rows of b contiguous in D. */
+template <int D>
+__device__ static __forceinline__ void multiply_values(float *d, const uint32_t *a, uint64_t b)
+{
+    if constexpr (D == 128)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" CN_R64
+                     "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;\n"
+                     : CN_D64S
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    else
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" CN_R32
+                     "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;\n"
+                     : CN_D32S
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+/* The descriptor of a tile whose rows are contiguous in the product's columns: boxes of 64 columns
+ * BOX_BYTES apart; 16 rows further is + 16 * CN_ROW_BYTES / 16. */
+__device__ static inline uint64_t values_tile(const unsigned char *tile, uint32_t box_bytes)
+{
+    const uint64_t address = (cn_shared_address(tile) & 0x3ffff) >> 4;
+    const uint64_t eight_rows = 8 * CN_ROW_BYTES >> 4, swizzle_128 = 1;
+    return address | (uint64_t)(box_bytes >> 4) << 16 | eight_rows << 32 | swizzle_128 << 62;
+}
+
+/* Starts scores = queries * keys^T. */
+template <int D>
+__device__ static __forceinline__ void
+start_scores(float scores[TILE / 2], const unsigned char *queries, const unsigned char *keys)
+{
+    const uint64_t a = cn_wgmma_tile(queries), b = cn_wgmma_tile(keys);
+#pragma unroll
+    for (uint32_t k = 0; k < D / 16; k++) {
+        const uint32_t at = k / 4 * (prefill_shared<D>::BOX_BYTES >> 4) + k % 4 * CN_WGMMA_NEXT_K;
+        cn_wgmma<TILE>(scores, a + at, b + at, k > 0);
+    }
+    cn_wgmma_commit();
+}
+
+/* Starts out += weights * values. */
+template <int D>
+__device__ static __forceinline__ void
+start_values(float out[D / 2], const uint32_t weights[TILE / 4], const unsigned char *values)
+{
+    const uint64_t b = values_tile(values, prefill_shared<D>::BOX_BYTES);
+#pragma unroll
+    for (uint32_t k = 0; k < TILE / 16; k++)
+        multiply_values<D>(out, weights + 4 * k, b + k * (16 * CN_ROW_BYTES >> 4));
+    cn_wgmma_commit();
+}
+
+/* ---- softmax: each thread has rows g and g + 8 of its warp's 16 ---- */
+
+typedef struct softmax_state {
+    float max[2], sum[2]; /* of raw scores; of this thread's columns */
+    float keep[2];        /* what sums before the last tile count now */
+    uint32_t limit[2];    /* slots that the rows see */
+} softmax_state;
+
+__device__ static inline void hide(float scores[TILE / 2], const softmax_state &x, uint32_t tile)
+{
+    const uint32_t slot = tile * TILE + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (uint32_t i = 0; i < TILE / 2; i++)
+        if (slot + i / 4 * 8 + i % 2 >= x.limit[i / 2 % 2]) scores[i] = -CUDART_INF_F;
+}
+
+__device__ static inline void softmax(float scores[TILE / 2], softmax_state &x, float scale)
+{
+#pragma unroll
+    for (uint32_t h = 0; h < 2; h++) {
+        float top = x.max[h];
+#pragma unroll
+        for (uint32_t i = 0; i < TILE / 2; i++)
+            if (i / 2 % 2 == h) top = fmaxf(top, scores[i]);
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        /* A row that has seen no slot yet: every exponential is 0. */
+        const float base = top == -CUDART_INF_F ? 0 : top * scale;
+        x.keep[h] = cn_exp2(x.max[h] * scale - base);
+        x.max[h] = top;
+        float sum = 0;
+#pragma unroll
+        for (uint32_t i = 0; i < TILE / 2; i++)
+            if (i / 2 % 2 == h) {
+                scores[i] = cn_exp2(scores[i] * scale - base);
+                sum += scores[i];
+            }
+        x.sum[h] = x.sum[h] * x.keep[h] + sum;
+    }
+}
+
+__device__ static inline void pack_weights(uint32_t weights[TILE / 4], const float scores[TILE / 2])
+{
+#pragma unroll
+    for (uint32_t i = 0; i < TILE / 4; i++) weights[i] = cn_pack2(scores[2 * i], scores[2 * i + 1]);
+}
+
+/* ---- computing: a warpgroup ---- */
+
+/* Clears the values of slots that the sequence has not, in the first tile's stage. */
+template <int D>
+__device__ static inline void clear_values(const prefill_shared<D> &shared, uint32_t first_row)
+{
+    const uint32_t n = (TILE - first_row) * 8 * prefill_shared<D>::BOXES;
+    for (uint32_t i = threadIdx.x - CN_WARPGROUP; i < n; i += CONSUMERS * CN_WARPGROUP) {
+        const uint32_t chunk = i % 8, row = first_row + i / 8 % (TILE - first_row);
+        const uint32_t box = i / 8 / (TILE - first_row);
+        *(uint4 *)(shared.values(0) + box * prefill_shared<D>::BOX_BYTES + row * CN_ROW_BYTES +
+                   chunk * CN_CHUNK_BYTES) = make_uint4(0, 0, 0, 0);
+    }
+    cn_async_fence();
+    cn_sync_some(VALUES_BARRIER, CONSUMERS * CN_WARPGROUP);
+}
+
+__device__ static inline void take_turn(uint32_t group)
+{
+    cn_sync_some(TURN_BARRIER + group, CONSUMERS * CN_WARPGROUP);
+}
+
+__device__ static inline void give_turn(uint32_t group)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(TURN_BARRIER + (group ^ 1)),
+                 "r"(CONSUMERS * CN_WARPGROUP)
+                 : "memory");
+}
+
+template <int D>
+__device__ static inline void store(const cn_prefill_params &p, const cn_prefill_block &b,
+                                    const float out[D / 2], const softmax_state &x,
+                                    uint32_t first_row)
+{
+    const uint32_t d = p.pool.head_dim;
+#pragma unroll
+    for (uint32_t h = 0; h < 2; h++) {
+        const uint32_t row = first_row + h * 8;
+        float sum = x.sum[h];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        if (row >= b.n_rows) continue;
+        const float scale = 1.0f / sum;
+        cn_bf16 *to = p.out + cn_prefill_row(p, b, row) + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (uint32_t n = 0; n < D / 8; n++)
+            if (n * 8 < d)
+                *(uint32_t *)(to + n * 8) =
+                    cn_pack2(out[4 * n + 2 * h] * scale, out[4 * n + 2 * h + 1] * scale);
+    }
+}
+
+/* Long: registers that a matrix product is still writing cannot be passed around. */
+template <int D>
+__device__ static inline void compute(const cn_prefill_params &p, const cn_prefill_block &b,
+                                      const prefill_shared<D> &shared, prefill_barriers *barriers,
+                                      uint32_t n_tiles)
+{
+    const uint32_t group = threadIdx.x / CN_WARPGROUP - 1, lane = threadIdx.x % CN_WARP;
+    const uint32_t first_row = group * 64 + threadIdx.x % CN_WARPGROUP / CN_WARP * 16 + lane / 4;
+    const unsigned char *queries = shared.queries + group * 64 * CN_ROW_BYTES;
+    const bool leads = threadIdx.x % CN_WARPGROUP == 0;
+    float out[D / 2], scores[TILE / 2];
+    uint32_t weights[TILE / 4];
+    softmax_state x;
+#pragma unroll
+    for (uint32_t i = 0; i < D / 2; i++) out[i] = 0;
+#pragma unroll
+    for (uint32_t h = 0; h < 2; h++) {
+        x.max[h] = -CUDART_INF_F;
+        x.sum[h] = 0;
+        x.limit[h] = cn_prefill_limit(b, first_row + h * 8);
+    }
+    if (group == 1) give_turn(group); /* the first turn is warpgroup 0's */
+    cn_barrier_wait(&barriers->queries, 0);
+    if (n_tiles * TILE > b.n_resident) {
+        cn_barrier_wait(&barriers->values_full[0], 0);
+        clear_values<D>(shared, b.n_resident - (n_tiles - 1) * TILE);
+    }
+    cn_barrier_wait(&barriers->keys_full[0], 0);
+    cn_wgmma_begin();
+    start_scores<D>(scores, queries, shared.keys(0));
+    cn_wgmma_wait<0>();
+    if (leads) cn_barrier_arrive(&barriers->keys_empty[0]);
+    hide(scores, x, n_tiles - 1);
+    softmax(scores, x, p.scale);
+    pack_weights(weights, scores);
+    for (uint32_t i = 1; i < n_tiles; i++) {
+        const uint32_t tile = n_tiles - 1 - i, stage = i % STAGES;
+        const uint32_t last = (i - 1) % STAGES; /* the stage whose values are to be weighed */
+        cn_barrier_wait(&barriers->keys_full[stage], i / STAGES & 1);
+        take_turn(group);
+        cn_wgmma_begin();
+        start_scores<D>(scores, queries, shared.keys(stage));
+        cn_barrier_wait(&barriers->values_full[last], (i - 1) / STAGES & 1);
+        cn_wgmma_begin();
+        start_values<D>(out, weights, shared.values(last));
+        give_turn(group);
+        cn_wgmma_wait<1>();
+        if (leads) cn_barrier_arrive(&barriers->keys_empty[stage]);
+        if ((tile + 1) * TILE > b.first_limit) hide(scores, x, tile);
+        softmax(scores, x, p.scale);
+        cn_wgmma_wait<0>();
+        if (leads) cn_barrier_arrive(&barriers->values_empty[last]);
+#pragma unroll
+        for (uint32_t j = 0; j < D / 2; j++) out[j] *= x.keep[j / 2 % 2];
+        pack_weights(weights, scores);
+    }
+    const uint32_t last = (n_tiles - 1) % STAGES;
+    cn_barrier_wait(&barriers->values_full[last], (n_tiles - 1) / STAGES & 1);
+    cn_wgmma_begin();
+    start_values<D>(out, weights, shared.values(last));
+    cn_wgmma_wait<0>();
+    store<D>(p, b, out, x, first_row);
+}
+
+#endif
+
+template <int D>
+__global__ static void __launch_bounds__(THREADS, 1)
+    attn_prefill_sm90_kernel(const __grid_constant__ cn_prefill_params p,
+                             const __grid_constant__ CUtensorMap queries,
+                             const __grid_constant__ CUtensorMap pool)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ unsigned char dynamic[];
+    __shared__ prefill_barriers barriers;
+    prefill_shared<D> shared;
+    shared.queries = dynamic + (0u - cn_shared_address(dynamic)) % 1024;
+    cn_wait_previous();
+    cn_overlap_next();
+    cn_prefill_block b;
+    if (!cn_prefill_block_of(b, p, gridDim.y - 1 - blockIdx.y, blockIdx.x, blockIdx.z)) return;
+    const uint32_t n_tiles = (b.n_slots + TILE - 1) / TILE;
+    if (threadIdx.x == 0) {
+        cn_barrier_init(&barriers.queries, 1);
+        for (uint32_t i = 0; i < STAGES; i++) {
+            cn_barrier_init(&barriers.keys_full[i], 1);
+            cn_barrier_init(&barriers.values_full[i], 1);
+            cn_barrier_init(&barriers.keys_empty[i], CONSUMERS);
+            cn_barrier_init(&barriers.values_empty[i], CONSUMERS);
+        }
+        cn_barrier_init_done();
+    }
+    __syncthreads();
+    if (threadIdx.x < CN_WARPGROUP) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)FETCH_REGISTERS));
+        if (threadIdx.x == 0) fetch<D>(p, b, shared, &barriers, &queries, &pool, n_tiles);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)COMPUTE_REGISTERS));
+        compute<D>(p, b, shared, &barriers, n_tiles);
+    }
+#endif
+}
+
+/* ---- launching ---- */
+
+template <int D> static cn_status launch(cn_stream *s, const cn_attn_args *a, cn_prefill_params p)
+{
+    const dim3 grid = cn_prefill_plan(&p, a, ROWS);
+    CUtensorMap queries, pool;
+    cn_map_shape shape = {};
+    shape.cols = shape.row_stride = a->layout.head_dim;
+    shape.rows = a->n_heads;
+    shape.planes = a->batch->n_tokens;
+    shape.plane_stride = (uint64_t)a->n_heads * a->layout.head_dim;
+    shape.box_rows = p.heads;
+    shape.box_planes = p.block_tokens;
+    CN_TRY(cn_map_encode(&queries, a->q, &shape));
+    CN_TRY(cn_map_pool(&pool, a->kv, &a->layout, a->layout.tile_tokens));
+    return cn_attn_launch(s, "attn_prefill", attn_prefill_sm90_kernel<D>, grid, THREADS,
+                          prefill_shared<D>::BYTES, p, queries, pool);
+}
+
+extern "C" bool cn_attn_prefill_sm90_fits(const cn_stream *s, const cn_attn_args *a)
+{
+    return cn_attn_has_bulk(s) && a->layout.head_dim <= 128 &&
+           a->n_heads / a->layout.n_kv_heads <= ROWS;
+}
+
+extern "C" cn_status cn_attn_prefill_sm90(cn_stream *s, const cn_attn_args *a)
+{
+    const cn_prefill_params p = cn_prefill_params_of(a);
+    return a->layout.head_dim <= 64 ? launch<64>(s, a, p) : launch<128>(s, a, p);
+}

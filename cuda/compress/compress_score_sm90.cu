@@ -1,0 +1,566 @@
+/* compress_score_sm90.cu - an event's scores on compute capability 9.0: attention, global score and
+ * lightning redundancy of all units of a chunk in one launch that reads K once.
+ *
+ * A thread block stays on its multiprocessor and takes the spans of units in turn: number
+ * blockIdx.x, then every gridDim.x-th. Two teams have a span each, so that one multiplies while the
+ * other computes or waits (one team for d above 128); warps of one more warpgroup fetch for them by
+ * tensor maps, keys over the pool, wherever their blocks lie, and the window's queries, each as
+ * soon as the team has multiplied the ones before:
+ *   1. compare: keys * keys^T, the cosines of a block, summed and searched for twins in registers,
+ *      by one team at a time;
+ *   2. measure: keys * queries^T; of each query the largest logit and the sum of exponentials over
+ *      the span, left in device memory for the unit's other spans;
+ *   3. weigh: once the measures of all spans of the unit are there, the logits, in registers
+ *      still, as weights of the whole sequence: the largest of the group, mean over the window,
+ *      global score.
+ *
+ * Step 3 waits for other thread blocks. All of them find a place at once, one to a multiprocessor
+ * (two such launches must not meet, and an engine's events come one after the other), and take
+ * spans in the order of units, of which the oldest waits for none: while a unit has no more spans
+ * than the grid has blocks, its spans are in different blocks, and all move on; nor does a team
+ * wait its turn behind a later span. Longer sequences, and windows of several rounds, whose logits
+ * no registers hold, run as two launches, the second for step 3, and read K twice.
+ *
+ * Products have keys in the 64-row side of wgmma. Queries, the other side, come in rounds of
+ * COLUMNS, in the order of the window's ring: eight of its rows of one head are an atom, and atoms
+ * of all heads of the group follow one another, so that a thread finds all heads of a query in its
+ * own registers. The group is rounded up to a power of two; heads beyond it repeat its last, which
+ * no maximum minds.
+ *
+ * Grid: the multiprocessors; block 640 (384 for d above 128). Bytes of a unit: 2*n*d read (K), 4*n
+ * read (F), 8*n written; operations 2*n*d * (COLUMNS * rounds + max(block_tokens, 64)). Nine blocks
+ * of 256 tokens, 36 layers, 8 kv heads, d 128, 16 queries of 4 heads: 178 MB and 54 GFLOP; at
+ * 3 TB/s and 800 TFLOP/s 59 and 68 us. Twin: cpu_score.c. Paper: Zipage, C.2, C.3, C.7. */
+#include "cuda/compress/compress_score_sm90.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* ---- the work ---- */
+
+__device__ static inline uint32_t n_spans_of(const score_params &p)
+{
+    return (p.c.n_jobs * p.c.n_layers * p.c.pools.layout.n_kv_heads) * p.c.n_spans;
+}
+
+__device__ static inline score_span span_of(const score_params &p, uint32_t number)
+{
+    const uint32_t n_heads = p.c.pools.layout.n_kv_heads;
+    score_span x;
+    x.unit = number / p.c.n_spans;
+    x.span = number % p.c.n_spans;
+    x.first = x.span * SPAN;
+    x.kv_head = x.unit % n_heads;
+    x.layer = p.c.first_layer + x.unit / n_heads % p.c.n_layers;
+    x.job = p.c.jobs + x.unit / n_heads / p.c.n_layers;
+    return x;
+}
+
+/* Columns of a round come in atoms: number j has head j % G of ring rows atom_row(j) on. */
+__device__ static inline uint32_t atom_row(const score_params &p, uint32_t round, uint32_t j)
+{
+    return (round * (ATOMS >> p.group_shift) + (j >> p.group_shift)) * ATOM;
+}
+
+__device__ static inline uint32_t atom_head(const score_params &p, uint32_t j)
+{
+    return min(j & ((1u << p.group_shift) - 1), p.c.group - 1);
+}
+
+/* The ring row of value i of lanes with lane % 4 = quad; it has the head of atom i / 2. */
+__device__ static inline uint32_t ring_row_of(const score_params &p, uint32_t round, uint32_t i,
+                                              uint32_t quad)
+{
+    return atom_row(p, round, i / 2) + quad * 2 + i % 2;
+}
+
+/* ---- fetching ---- */
+
+/* Slots that the sequence has not keep what shared memory held. */
+template <int D>
+__device__ static inline void fetch_keys(const score_params &p, const team_place<D> &t,
+                                         const CUtensorMap *pool, const score_span &x,
+                                         uint32_t turn)
+{
+    const cn_kv_layout &l = p.c.pools.layout;
+    const uint32_t n = min((uint32_t)SPAN, p.c.n - x.first), lane = threadIdx.x % CN_WARP;
+    const uint32_t at = lane * l.tile_tokens, slot = x.first + at; /* a lane has a tile */
+    uint32_t row = 0;
+    if (at < n)
+        row = (uint32_t)(cn_kv_row(&l, x.layer, x.job->source[slot / l.block_tokens], x.kv_head,
+                                   slot % l.block_tokens, CN_KV_K) /
+                         l.head_dim);
+    uint64_t *full = &t.shared->keys_full;
+    cn_barrier_wait(&t.shared->keys_empty, (turn & 1) ^ 1);
+    if (lane == 0) {
+        t.shared->span[turn % 2] = x;
+        cn_barrier_expect(full, score_plan<D>::BOXES * n * CN_ROW_BYTES);
+    }
+    __syncwarp();
+    if (at >= n) return;
+#pragma unroll
+    for (uint32_t box = 0; box < score_plan<D>::BOXES; box++)
+        cn_box_copy(cn_shared_address(t.keys + box * score_plan<D>::KEY_BOX + at * CN_ROW_BYTES),
+                    pool, box * CN_BOX_COLS, row, full);
+}
+
+/* A lane has an atom's box. Rows beyond the window are whatever follows in the pool. */
+template <int D>
+__device__ static inline void fetch_queries(const score_params &p, const team_place<D> &t,
+                                            const CUtensorMap *windows, const score_span &x,
+                                            uint32_t round, uint32_t turn)
+{
+    using plan = score_plan<D>;
+    const uint32_t lane = threadIdx.x % CN_WARP, atom = lane % ATOMS, box = lane / ATOMS;
+    const uint32_t head = x.kv_head * p.c.group + atom_head(p, atom);
+    const uint32_t slot = x.layer * p.c.pools.n_query_slots + x.job->query_slot;
+    const uint32_t row = slot * p.c.pools.window + atom_row(p, round, atom);
+    unsigned char *to = t.queries + box * plan::QUERY_BOX + atom * ATOM * CN_ROW_BYTES;
+    uint64_t *full = &t.shared->queries_full;
+    cn_barrier_wait(&t.shared->queries_empty, (turn & 1) ^ 1);
+    if (lane == 0) cn_barrier_expect(full, plan::BOXES * plan::QUERY_BOX);
+    __syncwarp();
+    if (box < plan::BOXES)
+        cn_box_copy3(cn_shared_address(to), windows, box * CN_BOX_COLS, head, row, full);
+}
+
+/* The number of a team's span. */
+template <int D> __device__ static inline uint32_t span_number(uint32_t team, uint32_t turn)
+{
+    return blockIdx.x + (turn * score_plan<D>::TEAMS + team) * gridDim.x;
+}
+
+/* A warp fetches the keys of a team's spans, or the queries. */
+template <int D>
+__device__ static inline void fetch(const score_params &p, const team_place<D> &t, uint32_t team,
+                                    bool keys, const CUtensorMap *map)
+{
+    const uint32_t n_spans = n_spans_of(p);
+    for (uint32_t turn = 0; span_number<D>(team, turn) < n_spans; turn++) {
+        const score_span span = span_of(p, span_number<D>(team, turn));
+        if (keys) fetch_keys(p, t, map, span, turn);
+        for (uint32_t round = 0; !keys && round < p.n_rounds; round++)
+            fetch_queries(p, t, map, span, round, turn * p.n_rounds + round);
+    }
+}
+
+/* ---- steps 2 and 3: attention, a team ---- */
+
+/* Products of the warpgroup's strips and the round's queries. */
+template <int D>
+__device__ static __forceinline__ void begin_logits(float x[OWN][SUMS], const team_place<D> &t,
+                                                    uint32_t turn)
+{
+    cn_barrier_wait(&t.shared->queries_full, turn & 1);
+#pragma unroll
+    for (uint32_t s = 0; s < OWN; s++)
+        begin_product<COLUMNS, D>(x[s], t.keys + (t.strip + s) * STRIP * CN_ROW_BYTES,
+                                  score_plan<D>::KEY_BOX, t.queries, score_plan<D>::QUERY_BOX);
+}
+
+/* What a query may not see becomes -inf. */
+template <int D>
+__device__ static __forceinline__ void end_logits(float x[OWN][SUMS], const score_params &p,
+                                                  const score_span &span, const team_place<D> &t,
+                                                  uint32_t round)
+{
+    const uint32_t n_early = p.c.n - p.c.window; /* slots that all queries see */
+    cn_wgmma_wait<0>();
+    if (threadIdx.x % CN_WARP == 0) cn_barrier_arrive(&t.shared->queries_empty);
+    if (span.first + SPAN <= n_early) return;
+    const uint32_t ring_start = span.job->ring_start;
+#pragma unroll
+    for (uint32_t i = 0; i < VALUES; i++) {
+        const uint32_t row = ring_row_of(p, round, i, threadIdx.x % 4);
+        const uint32_t query = row - ring_start + (row < ring_start ? p.c.window : 0);
+        const uint32_t n_visible = n_early + query + 1;
+#pragma unroll
+        for (uint32_t s = 0; s < OWN; s++)
+#pragma unroll
+            for (uint32_t h = 0; h < 2; h++)
+                if (span.first + row_of(s, h) >= min(n_visible, p.c.n))
+                    x[s][VALUE(i, h)] = -CUDART_INF_F;
+    }
+}
+
+/* The measure of two sets of slots together. */
+__device__ static inline float2 merge(float2 a, float2 b)
+{
+    const float top = fmaxf(a.x, b.x);
+    return make_float2(top, a.y * cn_exp2(a.x - top) + b.y * cn_exp2(b.x - top));
+}
+
+/* The measure of a column over the thread's own rows: the largest logit, in base 2 (LEAST where a
+ * query sees none of them), and the sum of exponentials relative to it. */
+__device__ static __forceinline__ float2 measure_own(const float x[OWN][SUMS], uint32_t i,
+                                                     float scale)
+{
+    float top = -CUDART_INF_F, sum = 0;
+#pragma unroll
+    for (uint32_t s = 0; s < OWN; s++)
+        top = fmaxf(top, fmaxf(x[s][VALUE(i, 0)], x[s][VALUE(i, 1)]));
+    top = fmaxf(top * scale, LEAST);
+#pragma unroll
+    for (uint32_t s = 0; s < OWN; s++)
+        sum += cn_exp2(x[s][VALUE(i, 0)] * scale - top) + cn_exp2(x[s][VALUE(i, 1)] * scale - top);
+    return make_float2(top, sum);
+}
+
+/* Of two columns that two lanes share, each lane takes one. */
+__device__ static __forceinline__ float2 share(float2 low, float2 high, uint32_t lanes)
+{
+    const bool upper = threadIdx.x & lanes;
+    const float2 own = upper ? high : low, other = upper ? low : high;
+    return merge(own, make_float2(__shfl_xor_sync(0xffffffffu, other.x, lanes),
+                                  __shfl_xor_sync(0xffffffffu, other.y, lanes)));
+}
+
+/* Measures over the warp's rows: eight lanes have the same columns, and end with two each. */
+__device__ static __forceinline__ void measure_warp(float2 *out, const float x[OWN][SUMS],
+                                                    float scale)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP;
+    float2 m[VALUES / 2];
+#pragma unroll
+    for (uint32_t i = 0; i < VALUES / 2; i++)
+        m[i] = share(measure_own(x, i, scale), measure_own(x, i + VALUES / 2, scale), 16);
+#pragma unroll
+    for (uint32_t n = VALUES / 4, lanes = 8; lanes >= 4; n /= 2, lanes /= 2)
+#pragma unroll
+        for (uint32_t i = 0; i < n; i++) m[i] = share(m[i], m[i + n], lanes);
+    const uint32_t first = lane / 16 * 8 + lane / 8 % 2 * 4 + lane / 4 % 2 * 2;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) out[(first + i) * 4 + lane % 4] = m[i];
+}
+
+/* Over a column's sharers, the same in all of them. */
+__device__ static inline float2 merge_shared(float2 m)
+{
+#pragma unroll
+    for (uint32_t lanes = 1; lanes < SHARERS; lanes *= 2) {
+        const float2 other = make_float2(__shfl_xor_sync(0xffffffffu, m.x, lanes),
+                                         __shfl_xor_sync(0xffffffffu, m.y, lanes));
+        m = merge(m, other);
+    }
+    return m;
+}
+
+/* Measures are shared as one word each, which says by itself whether it has been written: before
+ * the launch all bits are set, which no sum of exponentials is, nor a NaN that arithmetic makes. */
+__device__ static inline void write_measure(float2 *to, float2 m)
+{
+    const uint64_t word = (uint64_t)__float_as_uint(m.y) << 32 | __float_as_uint(m.x);
+    asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+}
+
+__device__ static inline float2 read_measure(const float2 *from)
+{
+    uint64_t word;
+    asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
+    return make_float2(__uint_as_float((uint32_t)word), __uint_as_float((uint32_t)(word >> 32)));
+}
+
+__device__ static inline bool is_written(float2 m) { return ~__float_as_uint(m.y) != 0; }
+
+/* Where a span's measures of the unit stand. */
+__device__ static inline float2 *measures_at(const score_params &p, const score_span &x,
+                                             uint32_t span)
+{
+    return p.measures + ((size_t)x.unit * p.c.n_spans + span) * p.c.window * p.c.group;
+}
+
+/* Merging, SHARERS threads have a column each: value column / 4 of the lanes with lane % 4 = column
+ * % 4. This is its place among measures; repeats: of a head that another column has too. false: it
+ * has none. */
+__device__ static inline uint32_t own_column(void) { return threadIdx.x % TEAM / SHARERS; }
+
+__device__ static inline bool column_measure(uint32_t *at, bool *repeats, const score_params &p,
+                                             uint32_t round)
+{
+    const uint32_t i = own_column() / 4, row = ring_row_of(p, round, i, own_column() % 4);
+    const uint32_t head = atom_head(p, i / 2);
+    *at = row * p.c.group + head;
+    *repeats = head != (i / 2 & ((1u << p.group_shift) - 1));
+    return row < p.c.window;
+}
+
+/* Leaves the span's measures for all spans of the unit. */
+__device__ static __forceinline__ void measure(const score_params &p, const score_span &span,
+                                               const float x[OWN][SUMS], team_shared *team,
+                                               uint32_t round)
+{
+    const uint32_t part = threadIdx.x % SHARERS;
+    measure_warp(team->measures[threadIdx.x % TEAM / CN_WARP], x, p.scale);
+    team_sync();
+    float2 all = team->measures[part][own_column()];
+#pragma unroll
+    for (uint32_t w = SHARERS; w < TEAM_WARPS; w += SHARERS)
+        all = merge(all, team->measures[part + w][own_column()]);
+    all = merge_shared(all);
+    uint32_t at;
+    bool repeats;
+    if (column_measure(&at, &repeats, p, round) && part == 0 && !repeats)
+        write_measure(&measures_at(p, span, span.span)[at], all);
+}
+
+/* base = what makes a logit the base-2 logarithm of its softmax over the sequence. Waits for the
+ * unit's other spans. */
+__device__ static inline void find_bases(const score_params &p, const score_span &span,
+                                         team_shared *team, uint32_t round)
+{
+    const uint32_t part = threadIdx.x % SHARERS;
+    const float2 none = make_float2(LEAST, 0);
+    float2 all = none;
+    uint32_t at;
+    bool repeats;
+    const bool has = column_measure(&at, &repeats, p, round);
+    for (uint32_t first = part; first < p.c.n_spans; first += AT_ONCE * SHARERS) {
+        float2 some[AT_ONCE];
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; i++) {
+            const uint32_t from = first + i * SHARERS;
+            some[i] =
+                has && from < p.c.n_spans ? read_measure(&measures_at(p, span, from)[at]) : none;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; i++) {
+            while (!is_written(some[i]))
+                some[i] = read_measure(&measures_at(p, span, first + i * SHARERS)[at]);
+            all = merge(all, some[i]);
+        }
+    }
+    all = merge_shared(all);
+    if (part == 0) team->base[own_column()] = all.x + log2f(all.y);
+    team_sync();
+}
+
+/* sum += of each query the largest weight of the group. */
+__device__ static __forceinline__ void weigh(float sum[OWN][2], float x[OWN][SUMS],
+                                             const score_params &p, const float base[COLUMNS],
+                                             uint32_t round)
+{
+    const float least = -100; /* keeps scores and their decay out of the denormals */
+    const uint32_t quad = threadIdx.x % 4, group = 1u << p.group_shift;
+#pragma unroll
+    for (uint32_t i = 0; i < VALUES; i++) {
+        const float b = base[i * 4 + quad];
+#pragma unroll
+        for (uint32_t s = 0; s < OWN; s++)
+#pragma unroll
+            for (uint32_t h = 0; h < 2; h++) x[s][VALUE(i, h)] = x[s][VALUE(i, h)] * p.scale - b;
+    }
+#pragma unroll
+    for (uint32_t step = 1; step < MAX_GROUP; step *= 2) { /* atoms apart: the heads of a query */
+        if (step >= group) break;
+#pragma unroll
+        for (uint32_t i = 0; i < VALUES; i++)
+#pragma unroll
+            for (uint32_t s = 0; i / 2 % (2 * step) == 0 && s < OWN; s++)
+#pragma unroll
+                for (uint32_t h = 0; h < 2; h++)
+                    x[s][VALUE(i, h)] = fmaxf(x[s][VALUE(i, h)], x[s][VALUE(i + 2 * step, h)]);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < VALUES; i++) {
+        if (i / 2 % group != 0 || ring_row_of(p, round, i, quad) >= p.c.window) continue;
+#pragma unroll
+        for (uint32_t s = 0; s < OWN; s++)
+#pragma unroll
+            for (uint32_t h = 0; h < 2; h++) sum[s][h] += cn_exp2(fmaxf(x[s][VALUE(i, h)], least));
+    }
+}
+
+/* F of a slot, 0 where it does not count: scores are not below. */
+__device__ static inline float history_of(const score_params &p, const score_span &span,
+                                          uint32_t slot)
+{
+    const cn_kv_layout &l = p.c.pools.layout;
+    const uint32_t block = span.job->source[min(slot, p.c.n - 1) / l.block_tokens];
+    if (slot >= span.job->n_history) return 0;
+    return p.c.pools.score[cn_kv_side(&l, span.layer, block, span.kv_head, slot % l.block_tokens)];
+}
+
+__device__ static inline void store_scores(const score_params &p, const score_span &span,
+                                           const float sum[OWN][2], float history)
+{
+    float own = 0;
+#pragma unroll
+    for (uint32_t s = 0; s < OWN; s++)
+#pragma unroll
+        for (uint32_t h = 0; h < 2; h++) {
+            float all = sum[s][h];
+            all += __shfl_xor_sync(0xffffffffu, all, 1);
+            all += __shfl_xor_sync(0xffffffffu, all, 2);
+            if (owns(s, h)) own = all;
+        }
+    const uint32_t slot = span.first + own_row();
+    if (slot < p.c.n)
+        p.c.score[(size_t)span.unit * p.c.n + slot] =
+            fmaxf(own / (float)p.c.window, span.job->alpha * history);
+}
+
+/* Steps 2 and 3 in one: a window of one round, whose logits stay in registers. */
+template <int D>
+__device__ static inline void attend(const score_params &p, const score_span &span,
+                                     const team_place<D> &t, uint32_t turn)
+{
+    float x[OWN][SUMS], sum[OWN][2] = {};
+    begin_logits(x, t, turn);
+    const float history = history_of(p, span, span.first + own_row());
+    end_logits(x, p, span, t, 0);
+    if (threadIdx.x % CN_WARP == 0) cn_barrier_arrive(&t.shared->keys_empty);
+    measure(p, span, x, t.shared, 0);
+    find_bases(p, span, t.shared, 0);
+    weigh(sum, x, p, t.shared->base, 0);
+    store_scores(p, span, sum, history);
+}
+
+/* One of steps 2 and 3. */
+template <int D>
+__device__ static inline void attend_in_rounds(const score_params &p, const score_span &span,
+                                               const team_place<D> &t, uint32_t turn)
+{
+    float x[OWN][SUMS], sum[OWN][2] = {};
+    for (uint32_t round = 0; round < p.n_rounds; round++) {
+        team_sync(); /* the round before has been measured, or weighed */
+        if (p.steps == WEIGH) find_bases(p, span, t.shared, round);
+        begin_logits(x, t, turn * p.n_rounds + round);
+        end_logits(x, p, span, t, round);
+        if (p.steps == WEIGH)
+            weigh(sum, x, p, t.shared->base, round);
+        else
+            measure(p, span, x, t.shared, round);
+    }
+    if (threadIdx.x % CN_WARP == 0) cn_barrier_arrive(&t.shared->keys_empty);
+    if (p.steps == WEIGH) store_scores(p, span, sum, history_of(p, span, span.first + own_row()));
+}
+
+/* A team's spans. */
+template <int D>
+__device__ static inline void compute(const score_params &p, const team_place<D> &t, uint32_t team)
+{
+    const uint32_t n_spans = n_spans_of(p);
+    for (uint32_t turn = 0; span_number<D>(team, turn) < n_spans; turn++) {
+        const score_span &span = t.shared->span[turn % 2];
+        cn_barrier_wait(&t.shared->keys_full, turn & 1);
+        if (p.steps & MEASURE && p.c.redundancy_kind == CN_REDUNDANCY_LIGHTNING)
+            compare(p, span, t, team, turn);
+        if (p.steps == (MEASURE | WEIGH))
+            attend(p, span, t, turn);
+        else
+            attend_in_rounds(p, span, t, turn);
+    }
+}
+
+#endif
+
+template <int D>
+__global__ static void __launch_bounds__(score_plan<D>::THREADS, 1)
+    compress_score_kernel(const __grid_constant__ score_params p,
+                          const __grid_constant__ CUtensorMap pool,
+                          const __grid_constant__ CUtensorMap windows)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    using plan = score_plan<D>;
+    extern __shared__ unsigned char dynamic[];
+    __shared__ team_shared teams[plan::TEAMS];
+    cn_wait_previous();
+    cn_overlap_next();
+    if (threadIdx.x < plan::TEAMS) {
+        team_shared *team = &teams[threadIdx.x];
+        cn_barrier_init(&team->keys_full, 1);
+        cn_barrier_init(&team->keys_empty, TEAM_WARPS);
+        cn_barrier_init(&team->queries_full, 1);
+        cn_barrier_init(&team->queries_empty, TEAM_WARPS);
+        cn_barrier_init(&team->compared, TEAM_WARPS);
+        cn_barrier_init_done();
+    }
+    __syncthreads();
+    unsigned char *tiles = dynamic + (0u - cn_shared_address(dynamic)) % 1024;
+    /* The same in all lanes, and seen to be: what follows from it is worked out once a warp. */
+    const uint32_t thread = __shfl_sync(0xffffffffu, threadIdx.x, 0);
+    if (thread >= plan::TEAMS * TEAM) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(plan::FETCH_REGISTERS));
+        const uint32_t warp = thread % CN_WARPGROUP / CN_WARP, team = warp % plan::TEAMS;
+        const team_place<D> t(tiles, teams, team, 0);
+        if (warp < 2 * plan::TEAMS)
+            fetch(p, t, team, warp < plan::TEAMS, warp < plan::TEAMS ? &pool : &windows);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(plan::COMPUTE_REGISTERS));
+        const team_place<D> t(tiles, teams, thread / TEAM, first_strip(thread));
+        compute(p, t, thread / TEAM);
+    }
+#endif
+}
+
+/* ---- launching ---- */
+
+/* At the front of a chunk's work, which has room (compress.h). */
+static size_t measure_bytes(const cn_compress_chunk *c)
+{
+    return (size_t)cn_compress_units(c) * c->n_spans * c->window * c->group * sizeof(float2);
+}
+
+/* A box is an atom: rows of the ring are the planes of the map. */
+static cn_status map_windows(CUtensorMap *map, const cn_pools *pools)
+{
+    cn_map_shape s = {};
+    s.cols = s.row_stride = pools->layout.head_dim;
+    s.rows = pools->n_heads;
+    s.plane_stride = s.rows * s.row_stride;
+    s.planes = (uint64_t)pools->layout.n_layers * pools->n_query_slots * pools->window;
+    s.box_rows = 1;
+    s.box_planes = ATOM;
+    return cn_map_encode(map, pools->q_window, &s);
+}
+
+typedef struct score_maps {
+    CUtensorMap pool, windows;
+} score_maps;
+
+template <int D>
+static cn_status launch_steps(cn_stream *s, score_params p, uint32_t steps, const score_maps &maps)
+{
+    using plan = score_plan<D>;
+    const uint32_t n_spans = cn_compress_units(&p.c) * p.c.n_spans;
+    const dim3 grid(cn_min_u32(n_spans, s->cuda->device.n_sms));
+    p.steps = steps;
+    if (steps == (MEASURE | WEIGH))
+        return cn_compress_launch_waiting(s, "compress_score", compress_score_kernel<D>, grid,
+                                          plan::THREADS, plan::BYTES, p, maps.pool, maps.windows);
+    return cn_attn_launch(s, "compress_score", compress_score_kernel<D>, grid, plan::THREADS,
+                          plan::BYTES, p, maps.pool, maps.windows);
+}
+
+template <int D> static cn_status launch(cn_stream *s, const score_params &p)
+{
+    score_maps maps;
+    const cn_pools *pools = &p.c.pools;
+    CN_TRY(cn_map_pool(&maps.pool, pools->kv, &pools->layout, pools->layout.tile_tokens));
+    CN_TRY(map_windows(&maps.windows, pools));
+    if (p.n_rounds == 1 && p.c.n_spans <= s->cuda->device.n_sms)
+        return launch_steps<D>(s, p, MEASURE | WEIGH, maps);
+    CN_TRY(launch_steps<D>(s, p, MEASURE, maps));
+    return launch_steps<D>(s, p, WEIGH, maps);
+}
+
+extern "C" bool cn_compress_score_sm90_fits(const cn_stream *s, const cn_compress_chunk *c)
+{
+    const cn_kv_layout *l = &c->pools.layout;
+    return cn_attn_has_bulk(s) && l->head_dim % CN_VEC8 == 0 && l->head_dim <= MAX_HEAD_DIM &&
+           c->group <= MAX_GROUP && c->redundancy_kind != CN_REDUNDANCY_FLASH &&
+           cn_kv_pool_elems(l) / l->head_dim <= INT32_MAX;
+}
+
+extern "C" cn_status cn_compress_score_sm90(cn_stream *s, const cn_compress_chunk *c)
+{
+    const uint32_t d = c->pools.layout.head_dim;
+    score_params p = {};
+    p.c = *c;
+    while (1u << p.group_shift < c->group) p.group_shift++;
+    p.n_rounds = (uint32_t)cn_ceil_div(c->window, COLUMNS >> p.group_shift);
+    p.scale = CN_LOG2E / sqrtf((float)d);
+    p.measures = (float2 *)c->work;
+    CN_CUDA(cudaMemsetAsync(p.measures, 0xff, measure_bytes(c), s->handle));
+    if (d <= 64) return launch<64>(s, p);
+    return d <= 128 ? launch<128>(s, p) : launch<256>(s, p);
+}

@@ -1,0 +1,276 @@
+/* gemm.c - matrix products: the table of plans and cuBLASLt.
+ *
+ * out [T,N] = x [T,K] * weight [N,K]^T, row-major. The library counts by columns, so it is asked
+ * for out^T [N,T] = weight^T(K,N)^T * x^T(K,T): "TN", its fastest form, no copy. Where the library
+ * multiplies, gemm_silu_mul is its product followed by silu_mul. */
+#include "cuda/gemm/gemm.h"
+
+#include <string.h>
+
+const uint32_t cn_gemm_buckets[CN_GEMM_BUCKETS] = {
+    1,   2,   4,   8,   16,  24,  32,  48,  64,   80,   96,   112,  128,  144,  160,  168,
+    176, 192, 208, 224, 240, 256, 288, 320, 384,  448,  512,  640,  768,  1024, 1536, 2048,
+    3072, 4096, 6144, 8192, 12288, 16384,
+};
+
+uint32_t cn_gemm_bucket(uint32_t n_tokens)
+{
+    uint32_t i = 0;
+    while (i + 1 < CN_GEMM_BUCKETS && cn_gemm_buckets[i] < n_tokens) i++;
+    return i;
+}
+
+static bool same_shape(cn_gemm_shape a, cn_gemm_shape b)
+{
+    return a.n == b.n && a.k == b.k && a.out_f32 == b.out_f32 && a.has_bias == b.has_bias &&
+           a.gated == b.gated;
+}
+
+cn_gemm_entry *cn_gemm_find(cn_cuda_gemm_state *g, cn_gemm_shape shape)
+{
+    for (uint32_t i = 0; i < g->n_entries; i++)
+        if (same_shape(g->entries[i].shape, shape)) return &g->entries[i];
+    if (g->n_entries == CN_GEMM_MAX_SHAPES) return NULL;
+    cn_gemm_entry *e = &g->entries[g->n_entries++];
+    e->shape = shape;
+    return e;
+}
+
+/* ---- cuBLASLt ---- */
+
+static cn_status library_failed(cublasStatus_t status, const char *what)
+{
+    return cn_fail(CN_ERR_DEVICE, "cuBLASLt: %s: %s", what, cublasLtGetStatusString(status));
+}
+
+#define LIBRARY(call)                                                                              \
+    do {                                                                                           \
+        cublasStatus_t status_ = (call);                                                           \
+        if (status_ != CUBLAS_STATUS_SUCCESS) return library_failed(status_, #call);               \
+    } while (0)
+
+/* A product in the library's words; plain values, nothing to free. */
+typedef struct library_problem {
+    cublasLtMatmulDescOpaque_t product;
+    cublasLtMatrixLayoutOpaque_t weight, x, out;
+} library_problem;
+
+static cn_status describe(library_problem *p, cn_gemm_shape shape, uint32_t n_tokens,
+                          const void *bias)
+{
+    const cublasOperation_t transposed = CUBLAS_OP_T;
+    const cudaDataType_t out_type = shape.out_f32 ? CUDA_R_32F : CUDA_R_16BF;
+    LIBRARY(cublasLtMatmulDescInit(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    LIBRARY(cublasLtMatmulDescSetAttribute(&p->product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                                           sizeof transposed));
+    LIBRARY(cublasLtMatrixLayoutInit(&p->weight, CUDA_R_16BF, shape.k, shape.n, shape.k));
+    LIBRARY(cublasLtMatrixLayoutInit(&p->x, CUDA_R_16BF, shape.k, n_tokens, shape.k));
+    LIBRARY(cublasLtMatrixLayoutInit(&p->out, out_type, shape.n, n_tokens, shape.n));
+    if (!shape.has_bias) return CN_OK;
+    const cublasLtEpilogue_t add_bias = CUBLASLT_EPILOGUE_BIAS;
+    LIBRARY(cublasLtMatmulDescSetAttribute(&p->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &add_bias,
+                                           sizeof add_bias));
+    LIBRARY(cublasLtMatmulDescSetAttribute(&p->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias,
+                                           sizeof bias));
+    return CN_OK;
+}
+
+/* With batch_invariant no algorithm may split a row's sum: how it does so depends on the batch. */
+static cn_status set_preference(cublasLtMatmulPreferenceOpaque_t *p, bool batch_invariant)
+{
+    const size_t scratch_bytes = CN_CUDA_GEMM_SCRATCH_BYTES;
+    const uint32_t align_bytes = 16, no_reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
+    static const cublasLtMatmulPreferenceAttributes_t aligned[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    LIBRARY(cublasLtMatmulPreferenceInit(p));
+    LIBRARY(cublasLtMatmulPreferenceSetAttribute(p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                 &scratch_bytes, sizeof scratch_bytes));
+    for (size_t i = 0; i < sizeof aligned / sizeof *aligned; i++)
+        LIBRARY(cublasLtMatmulPreferenceSetAttribute(p, aligned[i], &align_bytes,
+                                                     sizeof align_bytes));
+    if (batch_invariant)
+        LIBRARY(cublasLtMatmulPreferenceSetAttribute(
+            p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &no_reduction, sizeof no_reduction));
+    return CN_OK;
+}
+
+enum { MAX_PROPOSALS = 32 };
+
+cn_status cn_gemm_propose(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens, cn_gemm_plan *plans,
+                          uint32_t most, uint32_t *n)
+{
+    library_problem p;
+    cublasLtMatmulPreferenceOpaque_t preference;
+    cublasLtMatmulHeuristicResult_t results[MAX_PROPOSALS];
+    int n_results = 0;
+    *n = 0;
+    CN_ASSERT(most <= MAX_PROPOSALS);
+    CN_TRY(describe(&p, shape, n_tokens, shape.has_bias ? c->streams[0].gemm_scratch : NULL));
+    CN_TRY(set_preference(&preference, c->opts.batch_invariant));
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        c->gemm->library, &p.product, &p.weight, &p.x, &p.out, &p.out, &preference, (int)most,
+        results, &n_results);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED) return CN_OK;
+    if (status != CUBLAS_STATUS_SUCCESS) return library_failed(status, "choosing an algorithm");
+    for (int i = 0; i < n_results; i++) {
+        if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
+        plans[(*n)++] =
+            (cn_gemm_plan){.kind = CN_GEMM_LIBRARY, .algorithm = results[i].algo};
+    }
+    return CN_OK;
+}
+
+bool cn_gemm_library_accepts(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
+                             const cn_gemm_plan *plan)
+{
+    library_problem p;
+    cublasLtMatmulHeuristicResult_t result;
+    const void *bias = shape.has_bias ? c->streams[0].gemm_scratch : NULL;
+    if (describe(&p, shape, n_tokens, bias) != CN_OK) return false;
+    return cublasLtMatmulAlgoCheck(c->gemm->library, &p.product, &p.weight, &p.x, &p.out, &p.out,
+                                   &plan->algorithm, &result) == CUBLAS_STATUS_SUCCESS &&
+           result.workspaceSize <= CN_CUDA_GEMM_SCRATCH_BYTES;
+}
+
+/* ---- the op ---- */
+
+static cn_status run_library(cn_stream *s, const cn_gemm_call *call,
+                             const cublasLtMatmulAlgo_t *algorithm)
+{
+    library_problem p;
+    const float one = 1.0f, zero = 0.0f;
+    void *out = call->shape.gated ? call->gate_up : call->out;
+    CN_TRY(describe(&p, call->shape, call->n_tokens, call->bias));
+    cublasStatus_t status =
+        cublasLtMatmul(s->cuda->gemm->library, &p.product, &one, call->weight, &p.weight, call->x,
+                       &p.x, &zero, out, &p.out, out, &p.out, algorithm, s->gemm_scratch,
+                       CN_CUDA_GEMM_SCRATCH_BYTES, s->handle);
+    return status == CUBLAS_STATUS_SUCCESS ? CN_OK : library_failed(status, "a matrix product");
+}
+
+cn_status cn_gemm_run(cn_stream *s, const cn_gemm_call *call, const cn_gemm_plan *plan)
+{
+    if (plan->kind == CN_GEMM_SKINNY) return cn_gemm_skinny_run(s, call, plan->skinny);
+    CN_TRY(run_library(s, call, &plan->algorithm));
+    if (!call->shape.gated) return CN_OK;
+    const cn_silu_mul_args gate = {call->out, call->gate_up, call->n_tokens, call->shape.n / 2};
+    return cn_cuda_silu_mul(s, &gate);
+}
+
+/* The library's first algorithm, where batch_invariant asks for it one that takes all batches. */
+static cn_status plan_library(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
+                              cn_gemm_plan *plan)
+{
+    enum { INVARIANT_TOKENS = 128, MOST = 16 };
+    cn_gemm_plan plans[MOST];
+    uint32_t n = 0, rows = c->opts.batch_invariant ? INVARIANT_TOKENS : n_tokens;
+    CN_TRY(cn_gemm_propose(c, shape, rows, plans, MOST, &n));
+    for (uint32_t i = 0; i < n; i++) {
+        bool fits = true;
+        for (uint32_t b = 0; c->opts.batch_invariant && b < CN_GEMM_BUCKETS; b++)
+            fits = fits && cn_gemm_library_accepts(c, shape, cn_gemm_buckets[b], &plans[i]);
+        if (!fits) continue;
+        *plan = plans[i];
+        return CN_OK;
+    }
+    return cn_fail(CN_ERR_SHAPE, "gemm: cuBLASLt has no algorithm for %u x %u x %u", n_tokens,
+                   shape.n, shape.k);
+}
+
+static cn_status plan_untimed(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
+                              cn_gemm_plan *plan)
+{
+    if (c->opts.gemm == CN_CUDA_GEMM_OWN && !c->opts.batch_invariant) {
+        plan->skinny = cn_gemm_skinny_default(c, shape, n_tokens);
+        plan->kind = plan->skinny.rows ? CN_GEMM_SKINNY : CN_GEMM_UNPLANNED;
+        if (plan->kind == CN_GEMM_SKINNY) return CN_OK;
+    }
+    return plan_library(c, shape, n_tokens, plan);
+}
+
+static cn_status check_call(const cn_gemm_call *c)
+{
+    const cn_gemm_shape *s = &c->shape;
+    if (s->n == 0 || s->k == 0)
+        return cn_fail(CN_ERR_SHAPE, "gemm: empty weight [%u, %u]", s->n, s->k);
+    if (s->k % 8 != 0)
+        return cn_fail(CN_ERR_SHAPE, "gemm: k = %u is not a multiple of 8", s->k);
+    if (s->has_bias && s->out_f32) return cn_fail(CN_ERR_SHAPE, "gemm: a bias with an f32 output");
+    return CN_OK;
+}
+
+/* A plan is known to serve the most rows of its bucket. Where it does not serve fewer, which is
+ * said before anything is launched, the library's choice for that many does. */
+static cn_status run_or_replan(cn_stream *s, const cn_gemm_call *call, const cn_gemm_plan *plan)
+{
+    cn_cuda *c = s->cuda;
+    const cn_status status = cn_gemm_run(s, call, plan);
+    if (status == CN_OK || c->opts.batch_invariant) return status;
+    cn_log(CN_LOG_DEBUG, "gemm %u x %u, %u rows: planned anew", call->shape.n, call->shape.k,
+           call->n_tokens);
+    cn_gemm_plan other = {.kind = CN_GEMM_UNPLANNED};
+    CN_TRY(plan_library(c, call->shape, call->n_tokens, &other));
+    return cn_gemm_run(s, call, &other);
+}
+
+/* Planned for the most rows of the bucket, so that the order of calls changes nothing. */
+static cn_status run_planned(cn_stream *s, const cn_gemm_call *call)
+{
+    CN_TRY(check_call(call));
+    if (call->n_tokens == 0) return CN_OK;
+    cn_cuda *c = s->cuda;
+    const uint32_t bucket = cn_gemm_bucket(call->n_tokens);
+    const uint32_t most = cn_max_u32(call->n_tokens, cn_gemm_buckets[bucket]);
+    cn_gemm_plan once = {.kind = CN_GEMM_UNPLANNED};
+    cn_gemm_entry *e = cn_gemm_find(c->gemm, call->shape);
+    cn_gemm_plan *plan = e ? &e->plans[bucket] : &once;
+    if (plan->kind == CN_GEMM_UNPLANNED) CN_TRY(plan_untimed(c, call->shape, most, plan));
+    return run_or_replan(s, call, plan);
+}
+
+cn_status cn_cuda_gemm(cn_stream *s, const cn_gemm_args *a)
+{
+    const cn_gemm_call call = {
+        .shape = {.n = a->n, .k = a->k, .out_f32 = a->out_f32, .has_bias = a->bias != NULL},
+        .out = a->out,
+        .x = a->x,
+        .weight = a->weight,
+        .bias = a->bias,
+        .n_tokens = a->n_tokens,
+    };
+    return run_planned(s, &call);
+}
+
+cn_status cn_cuda_gemm_silu_mul(cn_stream *s, const cn_gemm_silu_mul_args *a)
+{
+    const cn_gemm_call call = {
+        .shape = {.n = 2 * a->intermediate, .k = a->k, .gated = true},
+        .out = a->out,
+        .x = a->x,
+        .weight = a->weight,
+        .gate_up = a->gate_up,
+        .n_tokens = a->n_tokens,
+    };
+    return run_planned(s, &call);
+}
+
+/* ---- life ---- */
+
+cn_status cn_cuda_gemm_open(cn_cuda *c)
+{
+    c->gemm = cn_calloc(1, sizeof *c->gemm);
+    if (!c->gemm) return cn_fail(CN_ERR_MEMORY, "out of memory for the table of matrix products");
+    LIBRARY(cublasLtCreate(&c->gemm->library));
+    for (uint32_t i = 0; i < CN_CUDA_STREAMS; i++)
+        CN_TRY(cn_cuda_arena_take(&c->arena, CN_CUDA_GEMM_SCRATCH_BYTES,
+                                  &c->streams[i].gemm_scratch));
+    CN_TRY(cn_gemm_skinny_open(c));
+    return cn_gemm_tune(c);
+}
+
+void cn_cuda_gemm_close(cn_cuda *c)
+{
+    if (c->gemm && c->gemm->library) cublasLtDestroy(c->gemm->library);
+    cn_free(c->gemm);
+}

@@ -1,0 +1,520 @@
+/* gemm_skinny.cu - matrix products of small batches on Hopper, bound by reading the weights once.
+ *
+ * out [T,N] = x [T,K] * weight [N,K]^T (+ bias [N]); bf16 in, f32 sums, bf16 or f32 out; T at most
+ * CN_GEMM_MAX_SKINNY, K a multiple of 64. Gated: weight [2I,K], out [T,I] = silu(first half) *
+ * second half, a block computing both halves of its columns. The sides are swapped: weight rows
+ * are the 64-row side of wgmma, tokens its other side, TOKENS of them in the compiled kernel, so
+ * that little is computed for rows that are not there.
+ *
+ * A block has a warpgroup for every 64 weight rows and a warp that copies: tiles of 64 columns of
+ * weights and x, one or more of them a stage, so that a stage is some 30 KiB and what happens once
+ * a stage (two barriers, two copies) stays small beside reading it. The first stages of weights are
+ * asked for before the previous kernel has ended (weights are never written), which hides the ramp.
+ *
+ * Blocks form clusters of splits * sharers. The splits divide K of the same rows and add up
+ * through each other's shared memory, always in the order of their ranks: the same bits in every
+ * run, and for every T of a configuration. The sharers have rows of their own and the same part of
+ * K: each stage of x is read once and sent to all of them, because for more than some 64 tokens x
+ * is what the second-level cache is busiest with. A stage is filled anew when all sharers have
+ * emptied it.
+ *
+ * Grid ceil(ceil(N / rows) / sharers) * splits * sharers. Bytes 2*N*K + out from memory, and
+ * 2*T*K*ceil(N/rows)/sharers from the cache. Twin: cpu_gemm.c (and cpu_norm.c). */
+#include <cudaTypedefs.h>
+
+#include "cuda/gemm/gemm.h"
+#include "cuda/hopper.cuh"
+#include "cuda/util.cuh"
+
+enum { MAX_GROUPS = 3, MAX_CLUSTER = 8, MAX_STAGES = 12, LEAST_STAGES = 3, TILE_ALIGN = 1024 };
+
+typedef struct skinny_params {
+    void *out;
+    const cn_bf16 *bias;
+    uint32_t n_tokens;
+    uint32_t n;       /* columns of out: N, or I when gated */
+    uint32_t n_tiles; /* of K */
+    uint32_t splits, sharers, stages;
+    uint32_t splits_log2, cluster_log2;
+    uint32_t sharer_ranks; /* bits: the ranks that share x with rank 0 */
+    bool out_f32, gated;
+} skinny_params;
+
+typedef struct skinny_barriers {
+    uint64_t full[MAX_STAGES], empty[MAX_STAGES];
+} skinny_barriers;
+
+/* Three stages fit in half an SM's shared memory. */
+constexpr __host__ __device__ uint32_t tiles_per_stage(uint32_t tokens, uint32_t rows)
+{
+    return tokens + rows <= 74 ? 4 : tokens + rows <= 148 ? 2 : 1;
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+template <int TOKENS, int GROUPS> struct stage {
+    static constexpr uint32_t ROWS = GROUPS * 64;
+    static constexpr uint32_t TILES = tiles_per_stage(TOKENS, ROWS);
+    static constexpr uint32_t WEIGHT_BYTES = TILES * ROWS * CN_TILE_ROW_BYTES;
+    static constexpr uint32_t BYTES = WEIGHT_BYTES + TILES * TOKENS * CN_TILE_ROW_BYTES;
+};
+
+/* A block's part of the work. */
+typedef struct skinny_part {
+    uint32_t split, sharer; /* its place in the cluster */
+    uint32_t first_column;  /* of out */
+    uint32_t first_tile;    /* of K */
+    uint32_t n_stages;      /* to multiply */
+} skinny_part;
+
+template <int TOKENS, int GROUPS>
+__device__ static inline skinny_part my_part(const skinny_params &p)
+{
+    constexpr uint32_t TILES = stage<TOKENS, GROUPS>::TILES;
+    const uint32_t cluster = blockIdx.x >> p.cluster_log2;
+    const uint32_t rank = blockIdx.x - (cluster << p.cluster_log2);
+    const uint32_t all = (p.n_tiles + TILES - 1) / TILES;
+    skinny_part part;
+    part.sharer = rank >> p.splits_log2;
+    part.split = rank - (part.sharer << p.splits_log2);
+    part.first_column = (cluster * p.sharers + part.sharer) * (p.gated ? GROUPS * 32 : GROUPS * 64);
+    const uint32_t first = all * part.split >> p.splits_log2;
+    part.first_tile = first * TILES;
+    part.n_stages = (all * (part.split + 1) >> p.splits_log2) - first;
+    return part;
+}
+
+/* A ring's place: which stage, and whether it came round an odd number of times. */
+typedef struct ring {
+    uint32_t stage, odd;
+} ring;
+
+__device__ static inline void ring_next(ring *r, uint32_t stages)
+{
+    if (++r->stage < stages) return;
+    r->stage = 0;
+    r->odd ^= 1;
+}
+
+/* ---- the copying warp: one thread of it ---- */
+
+/* Weights from a tile of K on into a stage; its barrier then waits for these and for x. */
+template <int TOKENS, int GROUPS>
+__device__ static inline void load_weights(char *to, uint64_t *full, const CUtensorMap *weight,
+                                           const skinny_params &p, const skinny_part &part,
+                                           uint32_t tile)
+{
+    using st = stage<TOKENS, GROUPS>;
+    cn_barrier_expect(full, st::BYTES);
+    cn_tma_load(to, weight, full, tile, part.first_column, CN_CACHE_EVICT_FIRST);
+}
+
+/* x likewise: the sharers take turns to send it to all of them. */
+__device__ static inline void load_x(char *to, uint64_t *full, const CUtensorMap *x,
+                                     const skinny_params &p, const skinny_part &part,
+                                     uint32_t tile, uint32_t turn)
+{
+    if (p.sharers == 1)
+        cn_tma_load(to, x, full, tile, 0, CN_CACHE_EVICT_LAST);
+    else if ((turn & (p.sharers - 1)) == part.sharer)
+        cn_tma_load_shared(to, x, full, tile, 0, CN_CACHE_EVICT_LAST,
+                           (uint16_t)(p.sharer_ranks << part.split));
+}
+
+/* Before anything else: the barriers, and the first stages' weights. */
+template <int TOKENS, int GROUPS>
+__device__ static inline void begin_copies(char *base, skinny_barriers *b,
+                                           const CUtensorMap *weight, const skinny_params &p,
+                                           const skinny_part &part)
+{
+    using st = stage<TOKENS, GROUPS>;
+    for (uint32_t i = 0; i < p.stages; i++) {
+        cn_barrier_init(&b->full[i], 1);
+        cn_barrier_init(&b->empty[i], p.sharers * GROUPS * CN_WARPGROUP / CN_WARP);
+    }
+    cn_barrier_init_done();
+#pragma unroll 1
+    for (uint32_t i = 0; i < p.stages && i < part.n_stages; i++)
+        load_weights<TOKENS, GROUPS>(base + i * st::BYTES, &b->full[i], weight, p, part,
+                                     part.first_tile + i * st::TILES);
+}
+
+/* Once all barriers of the cluster are there: x, then the rest as stages fall empty. */
+template <int TOKENS, int GROUPS>
+__device__ static inline void copy_tiles(char *base, skinny_barriers *b, const CUtensorMap *weight,
+                                         const CUtensorMap *x, const skinny_params &p,
+                                         const skinny_part &part)
+{
+    using st = stage<TOKENS, GROUPS>;
+    uint32_t tile = part.first_tile;
+    cn_wait_previous();
+#pragma unroll 1
+    for (uint32_t i = 0; i < p.stages && i < part.n_stages; i++, tile += st::TILES)
+        load_x(base + i * st::BYTES + st::WEIGHT_BYTES, &b->full[i], x, p, part, tile, i);
+    ring at = {0, 0};
+#pragma unroll 1
+    for (uint32_t i = p.stages; i < part.n_stages; i++, tile += st::TILES) {
+        char *to = base + at.stage * st::BYTES;
+        cn_barrier_wait(&b->empty[at.stage], at.odd);
+        load_weights<TOKENS, GROUPS>(to, &b->full[at.stage], weight, p, part, tile);
+        load_x(to + st::WEIGHT_BYTES, &b->full[at.stage], x, p, part, tile, i);
+        ring_next(&at, p.stages);
+    }
+}
+
+/* ---- the warpgroups ---- */
+
+/* A warp's word to all sharers that it has read a stage. */
+__device__ static inline void give_back(uint64_t *empty, const skinny_params &p,
+                                        const skinny_part &part)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP;
+    if (p.sharers == 1) {
+        if (lane == 0) cn_barrier_arrive(empty);
+    } else if (lane < p.sharers) {
+        cn_barrier_arrive_at(empty, part.split + lane * p.splits);
+    }
+}
+
+/* A warpgroup's 64 weight rows times all tokens. A stage is given back once the products after it
+ * have begun, so that the tensor cores do not wait for the copying warp. */
+template <int TOKENS, int GROUPS>
+__device__ __forceinline__ static void multiply_tiles(float *sums, const char *base,
+                                                      skinny_barriers *b, const skinny_params &p,
+                                                      const skinny_part &part)
+{
+    using st = stage<TOKENS, GROUPS>;
+    /* The same in the whole warp, and known to be: descriptors live in the warp's registers. */
+    const uint32_t group = __shfl_sync(0xffffffffu, threadIdx.x / CN_WARPGROUP, 0);
+    ring at = {0, 0};
+    uint32_t last = 0;
+    for (uint32_t i = 0; i < part.n_stages; i++, ring_next(&at, p.stages)) {
+        const char *from = base + at.stage * st::BYTES;
+        const uint64_t rows = cn_wgmma_tile(from + group * 64 * CN_TILE_ROW_BYTES);
+        const uint64_t tokens = cn_wgmma_tile(from + st::WEIGHT_BYTES);
+        cn_barrier_wait(&b->full[at.stage], at.odd);
+        cn_wgmma_begin();
+#pragma unroll
+        for (uint32_t j = 0; j < st::TILES * CN_TILE_K / 16; j++) {
+            constexpr uint32_t STEPS = CN_TILE_K / 16;
+            const uint32_t tile = j / STEPS, step = j % STEPS * CN_WGMMA_NEXT_K;
+            cn_wgmma<TOKENS>(sums, rows + tile * (st::ROWS * CN_TILE_ROW_BYTES >> 4) + step,
+                             tokens + tile * (TOKENS * CN_TILE_ROW_BYTES >> 4) + step);
+        }
+        cn_wgmma_commit();
+        cn_wgmma_wait<1>();
+        if (i > 0) give_back(&b->empty[last], p, part);
+        last = at.stage;
+    }
+    cn_wgmma_wait<0>();
+}
+
+/* The padding of a token's row of sums in shared memory: the 8 rows x 4 tokens that a warp stores
+ * at once fall into different banks. */
+enum { SUMS_PAD = 4 };
+
+template <int TOKENS, int GROUPS>
+__device__ __forceinline__ static void store_sums(float *shared, const float *sums)
+{
+    const uint32_t stride = GROUPS * 64 + SUMS_PAD, lane = threadIdx.x % CN_WARP;
+    const uint32_t row = threadIdx.x / CN_WARP * 16 + lane / 4, token = lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < TOKENS / 8; j++) {
+        float *at = shared + (j * 8 + token) * stride + row;
+        at[0] = sums[4 * j];
+        at[stride] = sums[4 * j + 1];
+        at[8] = sums[4 * j + 2];
+        at[stride + 8] = sums[4 * j + 3];
+    }
+}
+
+/* ---- the outputs ---- */
+
+/* Four neighbours of a token's row, the last ones of the row perhaps fewer. */
+__device__ static inline void store_out(const skinny_params &p, uint32_t token, uint32_t column,
+                                        const float v[4])
+{
+    const size_t at = (size_t)token * p.n + column;
+    if (p.n % 4 == 0 && p.out_f32)
+        *(float4 *)((float *)p.out + at) = make_float4(v[0], v[1], v[2], v[3]);
+    else if (p.n % 4 == 0)
+        *(uint2 *)((cn_bf16 *)p.out + at) = make_uint2(cn_pack2(v[0], v[1]), cn_pack2(v[2], v[3]));
+    else
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            if (column + i >= p.n) continue;
+            if (p.out_f32)
+                ((float *)p.out)[at + i] = v[i];
+            else
+                ((cn_bf16 *)p.out)[at + i] = __float2bfloat16_rn(v[i]);
+        }
+}
+
+/* Four sums over the splits, in the order of their ranks. */
+__device__ static inline void add_splits(float v[4], const skinny_params &p,
+                                         const skinny_part &part, const float *shared)
+{
+    const float4 *at = (const float4 *)shared;
+    const uint32_t first = part.sharer * p.splits;
+    float4 sum = p.splits == 1 ? *at : cn_cluster_read(at, first);
+    for (uint32_t s = 1; s < p.splits; s++) {
+        const float4 more = cn_cluster_read(at, first + s);
+        sum.x += more.x;
+        sum.y += more.y;
+        sum.z += more.z;
+        sum.w += more.w;
+    }
+    v[0] = sum.x;
+    v[1] = sum.y;
+    v[2] = sum.z;
+    v[3] = sum.w;
+}
+
+/* This block's share of the outputs that its splits computed. */
+template <int GROUPS>
+__device__ static inline void add_and_store(const skinny_params &p, const skinny_part &part,
+                                            const float *shared)
+{
+    const uint32_t fours = p.gated ? GROUPS * 8 : GROUPS * 16, stride = GROUPS * 64 + SUMS_PAD;
+    const uint32_t n = p.n_tokens * fours, end = n * (part.split + 1) >> p.splits_log2;
+    for (uint32_t i = (n * part.split >> p.splits_log2) + threadIdx.x; i < end; i += blockDim.x) {
+        const uint32_t token = i / fours, row = i % fours * 4, column = part.first_column + row;
+        if (column >= p.n) continue;
+        float v[4];
+        add_splits(v, p, part, shared + token * stride + row);
+        if (p.gated) {
+            float up[4];
+            add_splits(up, p, part, shared + token * stride + GROUPS * 32 + row);
+#pragma unroll
+            for (int j = 0; j < 4; j++) v[j] = v[j] / (1.0f + __expf(-v[j])) * up[j];
+        }
+        if (p.bias)
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++)
+                if (column + j < p.n) v[j] += __bfloat162float(p.bias[column + j]);
+        store_out(p, token, column, v);
+    }
+}
+
+#endif
+
+template <int TOKENS, int GROUPS>
+__global__ static void __launch_bounds__(GROUPS *CN_WARPGROUP + CN_WARP)
+    skinny_kernel(const __grid_constant__ CUtensorMap weight, const __grid_constant__ CUtensorMap x,
+                  const skinny_params p)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ char dynamic[];
+    __shared__ skinny_barriers barriers;
+    char *base = dynamic + (TILE_ALIGN - cn_shared_address(dynamic) % TILE_ALIGN) % TILE_ALIGN;
+    const skinny_part part = my_part<TOKENS, GROUPS>(p);
+    const bool copies = threadIdx.x >= GROUPS * CN_WARPGROUP;
+    const bool leads = threadIdx.x == GROUPS * CN_WARPGROUP;
+    cn_overlap_next();
+    if (leads) begin_copies<TOKENS, GROUPS>(base, &barriers, &weight, p, part);
+    __syncwarp();
+    if (p.sharers > 1) cn_cluster_meet(); /* the others' barriers are there too */
+    __syncthreads();
+    float sums[TOKENS / 2] = {};
+    if (!copies)
+        multiply_tiles<TOKENS, GROUPS>(sums, base, &barriers, p, part);
+    else if (leads)
+        copy_tiles<TOKENS, GROUPS>(base, &barriers, &weight, &x, p, part);
+    __syncwarp();
+    __syncthreads(); /* all products are done: the stages' memory is free for the sums */
+    if (!copies) store_sums<TOKENS, GROUPS>((float *)base, sums);
+    __syncwarp();
+    if (p.splits > 1)
+        cn_cluster_sync();
+    else
+        __syncthreads();
+    add_and_store<GROUPS>(p, part, (const float *)base);
+    __syncwarp();
+    if (p.splits * p.sharers > 1) cn_cluster_meet(); /* nobody leaves what others still use */
+#endif
+}
+
+/* ---- choosing ---- */
+
+typedef void (*skinny_fn)(const CUtensorMap, const CUtensorMap, const skinny_params);
+#define NARROW(tokens) skinny_kernel<tokens, 1>, skinny_kernel<tokens, 2>
+#define WIDE(tokens) NARROW(tokens), skinny_kernel<tokens, 3>
+static const struct {
+    uint32_t tokens;
+    skinny_fn by_groups[MAX_GROUPS]; /* NULL: too many registers */
+} kernels[] = {
+    {8, {WIDE(8)}},     {16, {WIDE(16)}},   {32, {WIDE(32)}},   {48, {WIDE(48)}},
+    {64, {WIDE(64)}},   {96, {WIDE(96)}},   {128, {WIDE(128)}}, {160, {WIDE(160)}},
+    {176, {WIDE(176)}}, {192, {WIDE(192)}}, {224, {NARROW(224)}}, {256, {NARROW(256)}},
+};
+enum { N_KERNELS = sizeof kernels / sizeof *kernels };
+
+/* The kernel of the fewest tokens that takes n_tokens. */
+static uint32_t kernel_for(uint32_t n_tokens)
+{
+    uint32_t i = 0;
+    while (i + 1 < N_KERNELS && kernels[i].tokens < n_tokens) i++;
+    return i;
+}
+
+static size_t stage_bytes(uint32_t tokens, uint32_t rows)
+{
+    return (size_t)tiles_per_stage(tokens, rows) * (tokens + rows) * CN_TILE_ROW_BYTES;
+}
+
+/* Shared memory of `stages` stages, enough for the sums that follow in the same place. */
+static size_t shared_bytes(uint32_t tokens, uint32_t rows, uint32_t stages)
+{
+    const size_t tile_bytes = stages * stage_bytes(tokens, rows);
+    const size_t sums_bytes = (size_t)tokens * (rows + 4) * sizeof(float);
+    return TILE_ALIGN + (tile_bytes > sums_bytes ? tile_bytes : sums_bytes);
+}
+
+extern "C" uint32_t cn_gemm_skinny_stages(const cn_cuda *c, uint32_t n_tokens, uint32_t rows,
+                                          uint32_t blocks_per_sm)
+{
+    const uint32_t tokens = kernels[kernel_for(n_tokens)].tokens;
+    const size_t budget = (c->device.shared_bytes - 2048) / blocks_per_sm;
+    uint32_t stages = MAX_STAGES;
+    while (stages > LEAST_STAGES && shared_bytes(tokens, rows, stages) > budget) stages--;
+    return stages;
+}
+
+/* Rows of weights that a block covers, in columns of out. */
+static uint32_t columns_of(cn_gemm_shape shape, cn_gemm_skinny config)
+{
+    return shape.gated ? config.rows / 2 : config.rows;
+}
+
+static uint32_t out_columns(cn_gemm_shape shape) { return shape.gated ? shape.n / 2 : shape.n; }
+
+static uint32_t blocks_of(cn_gemm_shape shape, cn_gemm_skinny config)
+{
+    const uint64_t parts = cn_ceil_div(out_columns(shape), columns_of(shape, config));
+    return (uint32_t)cn_round_up(parts, config.sharers) * config.splits;
+}
+
+static bool is_power_of_two(uint32_t n) { return n > 0 && (n & (n - 1)) == 0; }
+
+extern "C" bool cn_gemm_skinny_fits(const cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
+                                    cn_gemm_skinny config)
+{
+    const uint32_t kernel = kernel_for(n_tokens), tokens = kernels[kernel].tokens;
+    const bool known = config.rows % 64 == 0 && config.rows / 64 - 1 < MAX_GROUPS &&
+                       is_power_of_two(config.splits) && is_power_of_two(config.sharers) &&
+                       config.splits <= MAX_CLUSTER &&
+                       config.sharers <= MAX_CLUSTER / config.splits;
+    if (!known || !c->device.hopper || n_tokens > CN_GEMM_MAX_SKINNY) return false;
+    if (!kernels[kernel].by_groups[config.rows / 64 - 1]) return false;
+    const uint32_t stage_columns = CN_TILE_K * tiles_per_stage(tokens, config.rows);
+    if (shape.k % CN_TILE_K != 0 || shape.k < config.splits * stage_columns) return false;
+    if (config.stages < LEAST_STAGES || config.stages > MAX_STAGES) return false;
+    return shared_bytes(tokens, config.rows, config.stages) + 2048 <= c->device.shared_bytes;
+}
+
+/* As many blocks as run at once, wide ones before many splits; for more, wide ones. */
+extern "C" cn_gemm_skinny cn_gemm_skinny_default(const cn_cuda *c, cn_gemm_shape shape,
+                                                 uint32_t n_tokens)
+{
+    cn_gemm_skinny best = {128, 1, 1, LEAST_STAGES};
+    uint32_t most = 0;
+    for (uint32_t splits = 1; splits <= MAX_CLUSTER; splits *= 2)
+        for (uint32_t rows = MAX_GROUPS * 64; rows > 0; rows -= 64) {
+            const uint32_t wanted = n_tokens > 128 ? 4 : n_tokens > 48 ? 2 : 1;
+            const uint32_t sharers = cn_min_u32(wanted, MAX_CLUSTER / splits);
+            const uint32_t stages = cn_gemm_skinny_stages(c, n_tokens, rows, 2);
+            const cn_gemm_skinny config = {rows, splits, sharers, stages};
+            const uint32_t blocks = blocks_of(shape, config);
+            if (blocks <= most || blocks > c->device.n_sms) continue;
+            if (!cn_gemm_skinny_fits(c, shape, n_tokens, config)) continue;
+            best = config;
+            most = blocks;
+        }
+    if (!cn_gemm_skinny_fits(c, shape, n_tokens, best)) best.rows = 0;
+    return best;
+}
+
+/* ---- launching ---- */
+
+static PFN_cuTensorMapEncodeTiled_v12000 encode_tiled;
+
+/* A map of [halves, rows, columns] bf16 whose box is box_rows of each half and `tiles` tiles of 64
+ * columns, laid out [tile, half, row]: one copy a stage. */
+static cn_status make_map(CUtensorMap *map, const void *base, uint32_t halves, uint32_t rows,
+                          uint32_t columns, uint32_t box_rows, uint32_t tiles)
+{
+    const cuuint64_t row_bytes = columns * sizeof(cn_bf16);
+    const cuuint64_t sizes[4] = {CN_TILE_K, rows, halves, columns / CN_TILE_K};
+    const cuuint64_t strides[3] = {row_bytes, rows * row_bytes, CN_TILE_ROW_BYTES};
+    const cuuint32_t box[4] = {CN_TILE_K, box_rows, halves, tiles}, steps[4] = {1, 1, 1, 1};
+    const CUresult result = encode_tiled(
+        map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void *)base, sizes, strides, box, steps,
+        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result == CUDA_SUCCESS) return CN_OK;
+    return cn_fail(CN_ERR_DEVICE, "CUDA: tensor map of %u x %u at %p: error %d", rows, columns,
+                   base, (int)result);
+}
+
+extern "C" cn_status cn_gemm_skinny_open(cn_cuda *c)
+{
+    if (!c->device.hopper) return CN_OK;
+    void *entry = NULL;
+    cudaDriverEntryPointQueryResult found;
+    CN_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
+                                             cudaEnableDefault, &found));
+    if (found != cudaDriverEntryPointSuccess)
+        return cn_fail(CN_ERR_DEVICE, "the NVIDIA driver has no cuTensorMapEncodeTiled: update it");
+    encode_tiled = (PFN_cuTensorMapEncodeTiled_v12000)entry;
+    const int most = (int)c->device.shared_bytes - 1024; /* the barriers are static */
+    for (uint32_t i = 0; i < N_KERNELS; i++)
+        for (uint32_t g = 0; g < MAX_GROUPS && kernels[i].by_groups[g]; g++)
+            CN_CUDA(cudaFuncSetAttribute(kernels[i].by_groups[g],
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize, most));
+    return CN_OK;
+}
+
+extern "C" cn_status cn_gemm_skinny_run(cn_stream *s, const cn_gemm_call *call,
+                                        cn_gemm_skinny config)
+{
+    const cn_gemm_shape shape = call->shape;
+    const uint32_t kernel = kernel_for(call->n_tokens), tokens = kernels[kernel].tokens;
+    if (!cn_gemm_skinny_fits(s->cuda, shape, call->n_tokens, config))
+        return cn_fail(CN_ERR_SHAPE, "gemm: no own kernel for %u x %u x %u", call->n_tokens,
+                       shape.n, shape.k);
+    CUtensorMap weight, x;
+    const uint32_t tiles = tiles_per_stage(tokens, config.rows);
+    CN_TRY(make_map(&weight, call->weight, shape.gated ? 2 : 1, out_columns(shape), shape.k,
+                    columns_of(shape, config), tiles));
+    CN_TRY(make_map(&x, call->x, 1, call->n_tokens, shape.k, tokens, tiles));
+    skinny_params p = {};
+    p.out = call->out;
+    p.bias = (const cn_bf16 *)call->bias;
+    p.n_tokens = call->n_tokens;
+    p.n = out_columns(shape);
+    p.n_tiles = shape.k / CN_TILE_K;
+    p.splits = config.splits;
+    p.sharers = config.sharers;
+    p.stages = config.stages;
+    while (config.splits >> p.splits_log2 > 1) p.splits_log2++;
+    while (config.splits * config.sharers >> p.cluster_log2 > 1) p.cluster_log2++;
+    for (uint32_t i = 0; i < config.sharers; i++) p.sharer_ranks |= 1u << i * config.splits;
+    p.out_f32 = shape.out_f32;
+    p.gated = shape.gated;
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = config.splits * config.sharers;
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+    cudaLaunchConfig_t launch = {};
+    launch.gridDim = dim3(blocks_of(shape, config));
+    launch.blockDim = dim3(config.rows * 2 + CN_WARP);
+    launch.dynamicSmemBytes = shared_bytes(tokens, config.rows, p.stages);
+    launch.stream = s->handle;
+    launch.attrs = attributes;
+    launch.numAttrs = 2;
+    const cudaError_t error = cudaLaunchKernelEx(
+        &launch, kernels[kernel].by_groups[config.rows / 64 - 1], weight, x, p);
+    return error == cudaSuccess ? CN_OK : cn_cuda_failed(error, "gemm");
+}

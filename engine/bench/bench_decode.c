@@ -1,0 +1,243 @@
+/* bench_decode.c - the time of single steps: a decode step at a given batch and residency, and the
+ * prefill of one prompt. Each figure stands beside what the device could do at best, measured in
+ * the same run: a decode step beside one reading of its weights, keys and values, a prefill beside
+ * its matrix products alone. Where the backend records steps, a step is also timed replayed without
+ * a pause; what an ordinary step takes longer, the device is idle. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "engine/bench/bench.h"
+
+enum {
+    LEAD_STEPS = 8,   /* until all is as it will be */
+    REFILL_STEPS = 2, /* until a step is launched before the last one's tokens are read again */
+    PREFILL_ROUNDS = 3,
+    MAX_LIST = 64,
+    PREFILL_STREAM = 1 << 16
+};
+
+typedef struct number_list {
+    uint32_t at[MAX_LIST];
+    uint32_t n;
+} number_list;
+
+static cn_status parse_list(const char *option, const char *text, uint32_t max, number_list *out)
+{
+    out->n = 0;
+    for (const char *p = text;; p++) {
+        char *end;
+        errno = 0;
+        const unsigned long x = strtoul(p, &end, 10);
+        if (end == p || *p < '0' || *p > '9' || errno || x == 0 || x > max || out->n == MAX_LIST)
+            return cn_fail(CN_ERR_ARG, "--%s %s: want numbers from 1 to %u, as in 1,8", option,
+                           text, max);
+        out->at[out->n++] = (uint32_t)x;
+        p = end;
+        if (*p == '\0') return CN_OK;
+        if (*p != ',')
+            return cn_fail(CN_ERR_ARG, "--%s %s: want a comma at '%s'", option, text, p);
+    }
+}
+
+/* ---- decode ---- */
+
+typedef struct decode {
+    cn_bench *b;
+    cn_tokens tokens; /* scratch */
+    uint64_t *requests; /* [max_num_seqs] */
+    double read_bytes_s; /* 0: unknown */
+} decode;
+
+typedef struct batch_time {
+    uint32_t batch;
+    double resident; /* tokens a request held, mean over the timed steps */
+    double step_s, replay_s;
+} batch_time;
+
+/* One step; *n_tokens is what it brought. */
+static cn_status count_step(decode *d, uint64_t *n_tokens)
+{
+    cn_stats before, after;
+    bool idle;
+    cn_engine_stats(d->b->engine, &before);
+    CN_TRY(cn_bench_step(d->b, &idle));
+    cn_engine_stats(d->b->engine, &after);
+    *n_tokens = after.generation_tokens - before.generation_tokens;
+    if (idle || after.preemptions > 0)
+        return cn_fail(CN_ERR_ARG, "the pool of %u blocks does not hold --resident %u for every "
+                                   "batch of --batches %s",
+                       after.blocks_total, d->b->config->resident, d->b->config->batches);
+    return CN_OK;
+}
+
+/* n steps, each of which must bring every request of the batch a token. */
+static cn_status run_batch(decode *d, uint32_t batch, uint32_t n)
+{
+    const cn_config *c = d->b->config;
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t n_tokens;
+        CN_TRY(count_step(d, &n_tokens));
+        if (n_tokens != batch)
+            return cn_fail(CN_ERR_ARG, "only %llu of %u requests decode: lower --resident %u or "
+                                       "--batches %s",
+                           (unsigned long long)n_tokens, batch, c->resident, c->batches);
+    }
+    return CN_OK;
+}
+
+/* Steps in which a batch's prompts can be computed, beside the requests that decode already. */
+static uint32_t prefill_steps(const decode *d, uint32_t batch, uint32_t prompt_len)
+{
+    const uint32_t most = d->b->config->max_num_batched_tokens;
+    return (uint32_t)cn_ceil_div((uint64_t)batch * prompt_len, most > batch ? most - batch : 1);
+}
+
+/* Submits the batch and steps until every request decodes. Request i has the same prompt in every
+ * batch, so that the prefix cache brings most of it back. No request may outgrow what is timed: the
+ * scheduler keeps a block free for one that does. */
+static cn_status start_batch(decode *d, uint32_t batch, uint32_t prompt_len)
+{
+    const cn_config *c = d->b->config;
+    const uint32_t output_len =
+        prefill_steps(d, batch, prompt_len) + LEAD_STEPS + REFILL_STEPS + c->decode_steps + 4;
+    for (uint32_t i = 0; i < batch; i++) {
+        CN_TRY(cn_bench_random_tokens(d->b, i, prompt_len, &d->tokens));
+        CN_TRY(cn_bench_submit(d->b, &d->tokens, output_len, &d->requests[i]));
+    }
+    for (uint64_t n = 0; n < batch;) CN_TRY(count_step(d, &n));
+    return run_batch(d, batch, LEAD_STEPS);
+}
+
+static cn_status cancel_batch(decode *d, uint32_t batch)
+{
+    for (uint32_t i = 0; i < batch; i++) cn_engine_cancel(d->b->engine, d->requests[i]);
+    for (bool idle = false; !idle;) CN_TRY(cn_bench_step(d->b, &idle));
+    return CN_OK;
+}
+
+static cn_status report_batch(const decode *d, const batch_time *t, json_t *rows)
+{
+    const cn_engine *e = d->b->engine;
+    const double step_s = t->step_s, replay_s = t->replay_s;
+    const double bytes = (double)cn_engine_step_weight_bytes(e) +
+                         (double)cn_engine_kv_token_bytes(e) * t->resident * t->batch;
+    const double floor_s = d->read_bytes_s > 0 ? bytes / d->read_bytes_s : 0;
+    printf("decode, batch %u, %.0f resident: %.3f ms a step", t->batch, t->resident,
+           step_s * 1e3);
+    if (floor_s > 0) printf(", floor %.3f ms, %.1f %% of it", floor_s * 1e3,
+                            100 * floor_s / step_s);
+    if (replay_s > 0) printf(", idle %.2f %%", 100 * (1 - replay_s / step_s));
+    printf("\n");
+    json_t *row = json_pack("{s:I, s:f, s:f, s:f}", "batch", (json_int_t)t->batch, "resident",
+                            t->resident, "ms_per_step", step_s * 1e3, "bytes_per_step", bytes);
+    if (!row) return cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
+    if (floor_s > 0) json_object_set_new(row, "floor_ms", json_real(floor_s * 1e3));
+    if (floor_s > 0) json_object_set_new(row, "floor_share", json_real(floor_s / step_s));
+    if (replay_s > 0) json_object_set_new(row, "replay_ms", json_real(replay_s * 1e3));
+    if (replay_s > 0) json_object_set_new(row, "idle_share", json_real(1 - replay_s / step_s));
+    return json_array_append_new(rows, row) ? cn_fail(CN_ERR_MEMORY, "out of memory for figures")
+                                            : CN_OK;
+}
+
+static cn_status time_batch(decode *d, uint32_t batch, json_t *rows)
+{
+    const cn_config *c = d->b->config;
+    const uint32_t steps = c->decode_steps;
+    const uint32_t lead = LEAD_STEPS + REFILL_STEPS + 1 + steps / 2 +
+                          prefill_steps(d, batch, c->resident) / 2;
+    if (c->resident <= lead)
+        return cn_fail(CN_ERR_ARG, "--resident %u is less than the steps around it: want over %u",
+                       c->resident, lead);
+    cn_stats before, after;
+    cn_engine_stats(d->b->engine, &before);
+    CN_TRY(start_batch(d, batch, c->resident - lead));
+    cn_engine_stats(d->b->engine, &after);
+    double first_s, last_s; /* replays of the steps before and after those that are timed */
+    CN_TRY(cn_engine_replay_time(d->b->engine, batch, steps, &first_s));
+    CN_TRY(run_batch(d, batch, REFILL_STEPS));
+    const double began_s = cn_now_s();
+    CN_TRY(run_batch(d, batch, steps));
+    batch_time t = {.batch = batch, .step_s = (cn_now_s() - began_s) / steps};
+    CN_TRY(cn_engine_replay_time(d->b->engine, batch, steps, &last_s));
+    const double middle = (REFILL_STEPS + steps / 2.0) / (REFILL_STEPS + steps);
+    t.replay_s = first_s + middle * (last_s - first_s);
+    /* Those that decoded while others' prompts were computed hold more. */
+    const double said = (double)(after.generation_tokens - before.generation_tokens) / batch;
+    t.resident = c->resident - lead + said + REFILL_STEPS + steps / 2.0;
+    CN_TRY(cancel_batch(d, batch));
+    return report_batch(d, &t, rows);
+}
+
+static cn_status time_decode(cn_bench *b, json_t *json)
+{
+    decode d = {.b = b};
+    number_list batches;
+    CN_TRY(parse_list("batches", b->config->batches, b->config->max_num_seqs, &batches));
+    CN_TRY(cn_engine_read_bandwidth(b->engine, &d.read_bytes_s));
+    if (d.read_bytes_s > 0) printf("read bandwidth: %.1f GB/s\n", d.read_bytes_s / 1e9);
+    d.requests = cn_calloc(b->config->max_num_seqs, sizeof *d.requests);
+    json_t *rows = json_array();
+    cn_status status =
+        d.requests && rows ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for the requests");
+    for (uint32_t i = 0; status == CN_OK && i < batches.n; i++)
+        status = time_batch(&d, batches.at[i], rows);
+    cn_tokens_free(&d.tokens);
+    cn_free(d.requests);
+    json_object_set_new(json, "decode", rows);
+    json_object_set_new(json, "read_bytes_per_second", json_real(d.read_bytes_s));
+    return status;
+}
+
+/* ---- prefill ---- */
+
+static cn_status time_prompt(cn_bench *b, uint64_t stream, uint32_t n, cn_tokens *tokens,
+                             double *seconds)
+{
+    CN_TRY(cn_bench_random_tokens(b, stream, n, tokens));
+    CN_TRY(cn_bench_submit(b, tokens, 1, NULL));
+    const double began_s = cn_now_s();
+    for (bool idle = false; !idle;) CN_TRY(cn_bench_step(b, &idle));
+    *seconds = cn_now_s() - began_s;
+    return CN_OK;
+}
+
+static cn_status time_length(cn_bench *b, uint32_t n, cn_tokens *tokens, json_t *rows)
+{
+    double best_s = 0, products_s = 0;
+    for (uint32_t i = 0; i <= PREFILL_ROUNDS; i++) { /* the first one warms up */
+        double s;
+        CN_TRY(time_prompt(b, PREFILL_STREAM + (uint64_t)n * 8 + i, n, tokens, &s));
+        if (i == 1 || (i > 1 && s < best_s)) best_s = s;
+    }
+    CN_TRY(cn_engine_products_time(b->engine, n, &products_s));
+    printf("prefill of %u tokens: %.2f ms, its matrix products alone %.2f ms, ratio %.3f\n", n,
+           best_s * 1e3, products_s * 1e3, best_s / products_s);
+    json_t *row = json_pack("{s:I, s:f, s:f, s:f}", "tokens", (json_int_t)n, "ms", best_s * 1e3,
+                            "products_ms", products_s * 1e3, "ratio", best_s / products_s);
+    return row && json_array_append_new(rows, row) == 0
+               ? CN_OK
+               : cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
+}
+
+static cn_status time_prefill(cn_bench *b, json_t *json)
+{
+    number_list lengths;
+    CN_TRY(parse_list("prefill", b->config->prefill, cn_engine_max_model_len(b->engine) - 1,
+                      &lengths));
+    cn_tokens tokens = {0};
+    json_t *rows = json_array();
+    cn_status status = rows ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
+    for (uint32_t i = 0; status == CN_OK && i < lengths.n; i++)
+        status = time_length(b, lengths.at[i], &tokens, rows);
+    cn_tokens_free(&tokens);
+    json_object_set_new(json, "prefill", rows);
+    return status;
+}
+
+cn_status cn_bench_steps(cn_bench *b, json_t **json)
+{
+    *json = json_object();
+    if (!*json) return cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
+    if (b->config->resident) CN_TRY(time_decode(b, *json));
+    return b->config->prefill ? time_prefill(b, *json) : CN_OK;
+}

@@ -1,0 +1,218 @@
+/* bench_throughput.c - `cinch bench throughput`: a dataset's requests all at once, none streamed,
+ * and how long the whole takes; or one of the other modes of bench.h. Output lengths are fixed
+ * (ignore_eos), so that a run's work does not depend on what the model says. Prompts are tokenised
+ * and the model is loaded before the clock starts. */
+#include <string.h>
+
+#include "engine/bench/bench.h"
+#include "engine/bench/bench_dataset.h"
+#include "engine/cmd/command.h"
+
+/* ---- what the modes share ---- */
+
+static void on_event(void *user, const cn_event *ev)
+{
+    cn_bench *b = user;
+    if (ev->usage) {
+        b->output_tokens += ev->usage->completion_tokens;
+        if (ev->last) b->prompt_tokens += ev->usage->prompt_tokens;
+    }
+    if (ev->finish == CN_FINISH_ERROR) b->failed++;
+    if (ev->last) b->done++;
+}
+
+cn_status cn_bench_submit(cn_bench *b, const cn_tokens *prompt, uint32_t output_len,
+                          uint64_t *request)
+{
+    cn_request_params p = {.tokens = prompt->ids, .n_tokens = prompt->len,
+                           .klass = CN_CLASS_BATCH};
+    cn_engine_default_sampling(b->engine, &p.sampling);
+    cn_engine_default_kv(b->engine, &p.kv);
+    p.sampling.ignore_eos = true;
+    p.sampling.max_tokens = output_len;
+    return cn_engine_submit(b->engine, &p, on_event, b, request);
+}
+
+cn_status cn_bench_step(cn_bench *b, bool *idle)
+{
+    if (b->timeline) CN_TRY(cn_timeline_tick(b->timeline, b->engine));
+    CN_TRY(cn_engine_step(b->engine, idle));
+    if (b->failed)
+        return cn_fail(CN_ERR_DEVICE, "%llu requests failed", (unsigned long long)b->failed);
+    return CN_OK;
+}
+
+cn_status cn_bench_random_tokens(const cn_bench *b, uint64_t stream, uint32_t n, cn_tokens *out)
+{
+    const uint32_t vocab = cn_engine_model_config(b->engine)->vocab;
+    out->len = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const uint64_t key[] = {b->config->seed, stream, i};
+        const uint32_t token = (uint32_t)(cn_hash64(0, key, sizeof key) % vocab);
+        CN_TRY(cn_tokens_add(out, &token, 1));
+    }
+    return CN_OK;
+}
+
+/* ---- a dataset, all at once ---- */
+
+/* Keeps the engine's queue full until all is done. */
+static cn_status run(cn_bench *b, const cn_bench_dataset *d, double *elapsed_s)
+{
+    const double began_s = cn_now_s();
+    uint32_t next = 0;
+    while (b->done < d->n) {
+        while (next < d->n) {
+            const cn_bench_prompt *p = &d->prompts[next];
+            cn_status status = cn_bench_submit(b, &p->tokens, p->output_len, NULL);
+            if (status == CN_ERR_BUSY) break;
+            CN_TRY(status);
+            next++;
+        }
+        bool idle;
+        CN_TRY(cn_bench_step(b, &idle));
+    }
+    *elapsed_s = cn_now_s() - began_s;
+    return CN_OK;
+}
+
+static json_t *figures_json(const cn_bench *b, const cn_stats *s, double elapsed_s)
+{
+    const uint64_t total = b->prompt_tokens + b->output_tokens;
+    return json_pack(
+        "{s:f, s:I, s:I, s:f, s:f, s:f, s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}",
+        "elapsed_time", elapsed_s, "num_requests", (json_int_t)b->done, "total_num_tokens",
+        (json_int_t)total, "requests_per_second", (double)b->done / elapsed_s,
+        "tokens_per_second", (double)total / elapsed_s, "output_tokens_per_second",
+        (double)b->output_tokens / elapsed_s, "total_input_tokens", (json_int_t)b->prompt_tokens,
+        "total_output_tokens", (json_int_t)b->output_tokens, "mean_batch",
+        (double)b->output_tokens / (double)s->steps, "steps", (json_int_t)s->steps,
+        "cached_tokens", (json_int_t)s->cached_tokens, "preemptions", (json_int_t)s->preemptions,
+        "holder_preemptions", (json_int_t)s->holder_preemptions,
+        "recomputed_tokens", (json_int_t)s->recomputed_tokens, "compressions",
+        (json_int_t)s->compressions, "evicted_tokens", (json_int_t)s->evicted_tokens, "stalled_s",
+        cn_engine_event_stats(b->engine)->stalled_s);
+}
+
+static cn_status bench_dataset(cn_bench *b, json_t **json)
+{
+    cn_bench_dataset d = {0};
+    double elapsed_s = 0;
+    const cn_bench_model model = {
+        .vocab = cn_engine_model_config(b->engine)->vocab,
+        .max_model_len = cn_engine_max_model_len(b->engine),
+        .tokenizer = cn_engine_tokenizer(b->engine),
+    };
+    CN_TRY(cn_bench_dataset_load(&d, b->config, &model));
+    cn_status status = run(b, &d, &elapsed_s);
+    cn_bench_dataset_free(&d);
+    CN_TRY(status);
+    cn_stats s;
+    cn_engine_stats(b->engine, &s);
+    printf("Throughput: %.2f requests/s, %.2f total tokens/s, %.2f output tokens/s\n",
+           (double)b->done / elapsed_s,
+           (double)(b->prompt_tokens + b->output_tokens) / elapsed_s,
+           (double)b->output_tokens / elapsed_s);
+    printf("%llu requests, %llu prompt tokens, %llu output tokens in %.2f s, %llu steps, "
+           "%llu preemptions\n",
+           (unsigned long long)b->done, (unsigned long long)b->prompt_tokens,
+           (unsigned long long)b->output_tokens, elapsed_s, (unsigned long long)s.steps,
+           (unsigned long long)s.preemptions);
+    *json = figures_json(b, &s, elapsed_s);
+    return CN_OK;
+}
+
+/* ---- the command ---- */
+
+static cn_status write_json(json_t *figures, const cn_config *c)
+{
+    if (!figures || json_object_set_new(figures, "model_id", json_string(c->model)) ||
+        json_object_set_new(figures, "backend", json_string("cinch " CINCH_VERSION)))
+        return cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
+    if (!c->output_json) return CN_OK;
+    if (json_dump_file(figures, c->output_json, JSON_INDENT(1) | JSON_REAL_PRECISION(9)))
+        return cn_fail(CN_ERR_IO, "%s: the figures could not be written", c->output_json);
+    return CN_OK;
+}
+
+static cn_status run_mode(cn_bench *b)
+{
+    const cn_config *c = b->config;
+    json_t *figures = NULL;
+    cn_status status;
+    if (c->steady_steps)
+        status = cn_bench_steady(b, &figures);
+    else if (c->resident || c->prefill)
+        status = cn_bench_steps(b, &figures);
+    else
+        status = bench_dataset(b, &figures);
+    if (status == CN_OK) status = write_json(figures, c);
+    json_decref(figures);
+    return status;
+}
+
+static cn_status bench(const cn_config *c)
+{
+    cn_bench b = {.config = c};
+    CN_TRY(cn_engine_create(&b.engine, c));
+    cn_status status = CN_OK;
+    if (c->timeline) status = cn_timeline_open(&b.timeline, c->timeline, c->timeline_interval);
+    if (status == CN_OK) status = run_mode(&b);
+    const cn_status closed = cn_timeline_close(b.timeline, b.engine);
+    cn_engine_free(b.engine);
+    return status != CN_OK ? status : closed;
+}
+
+/* Measuring an engine and measuring a server take different options of one table. What the word at
+ * hand has no use for is refused. */
+static bool is_of_server(const cn_option *o)
+{
+    static const char *const names[] = {"base-url",   "api-key",         "request-rate",
+                                        "burstiness", "max-concurrency", "save-detailed"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (o->section == CN_SECTION_BENCH && strcmp(o->name, names[i]) == 0) return true;
+    return false;
+}
+
+static bool is_of_engine(const cn_option *o)
+{
+    static const char *const names[] = {"steady-steps", "warmup-steps", "resident", "batches",
+                                        "decode-steps", "prefill",      "timeline",
+                                        "timeline-interval"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (o->section == CN_SECTION_BENCH && strcmp(o->name, names[i]) == 0) return true;
+    return o->section == CN_SECTION_ENGINE;
+}
+
+static cn_status check_word(const cn_config *c, bool server)
+{
+    size_t n;
+    const cn_option *o = cn_options(&n);
+    for (size_t i = 0; i < n; i++)
+        if (c->given[i] && (server ? is_of_engine(&o[i]) : is_of_server(&o[i])))
+            return cn_fail(CN_ERR_ARG, "--%s: an option of bench %s, which bench %s does not take",
+                           o[i].name, server ? "throughput" : "serve",
+                           server ? "serve" : "throughput");
+    return CN_OK;
+}
+
+static cn_status run_word(const cn_config *c, const char *word)
+{
+    const bool server = strcmp(word, "serve") == 0;
+    if (!server && strcmp(word, "throughput") != 0)
+        return cn_fail(CN_ERR_ARG, "want one word, throughput or serve");
+    CN_TRY(check_word(c, server));
+    return server ? cn_bench_serve(c) : bench(c);
+}
+
+int cn_cmd_bench(int argc, char **argv)
+{
+    int first, exit_code;
+    cn_config *c = cn_command_begin(argc, argv, &first, &exit_code);
+    if (!c) return exit_code;
+    const cn_status status = run_word(c, argc - first == 1 ? argv[first] : "");
+    cn_config_free(c);
+    if (status == CN_OK && fflush(stdout) == 0) return CN_EXIT_OK;
+    cn_log(CN_LOG_ERROR, "cinch bench: %s", cn_last_error());
+    return CN_EXIT_FAILED;
+}

@@ -1,0 +1,378 @@
+/* checkpoint.c - which tensor of a file goes where, the checks, and conversion to a weight dtype.
+ * See checkpoint.h.
+ *
+ * Extra tensors. What lies outside the model's parts (another layer number, a vision tower) is
+ * ignored as every loader does. What hangs on a part that is computed here would change the result
+ * (a bias, a norm, a quantization scale), so it is refused. */
+#include "engine/checkpoint/checkpoint.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/checkpoint/dummy_weight.h"
+#include "engine/checkpoint/safetensors.h"
+
+struct cn_checkpoint {
+    cn_model_config config;
+    cn_safetensors *tensors; /* NULL for dummy weights */
+    cn_weight_part *parts;
+    size_t n_parts;
+    uint64_t seed;
+    float dummy_scale;
+};
+
+typedef enum need { ALWAYS, QK_NORM, QKV_BIAS, O_BIAS, UNTIED } need;
+typedef enum dim { ONE, HIDDEN, QUERY, KV, HEAD, INTER, VOCAB } dim;
+
+/* A tensor's name (after "model.layers.N." in a layer), matrix and shape. Parts of one matrix
+ * follow one another in its order. */
+typedef struct part_spec {
+    const char *name;
+    cn_weight_id id;
+    dim rows, cols;
+    need need;
+} part_spec;
+
+static const part_spec head_specs[] = {
+    {"model.embed_tokens.weight", CN_W_EMBED, VOCAB, HIDDEN, ALWAYS},
+    {"model.norm.weight", CN_W_FINAL_NORM, ONE, HIDDEN, ALWAYS},
+    {"lm_head.weight", CN_W_LM_HEAD, VOCAB, HIDDEN, UNTIED},
+};
+
+static const part_spec layer_specs[] = {
+    {"input_layernorm.weight", CN_W_ATTN_NORM, ONE, HIDDEN, ALWAYS},
+    {"self_attn.q_proj.weight", CN_W_QKV, QUERY, HIDDEN, ALWAYS},
+    {"self_attn.k_proj.weight", CN_W_QKV, KV, HIDDEN, ALWAYS},
+    {"self_attn.v_proj.weight", CN_W_QKV, KV, HIDDEN, ALWAYS},
+    {"self_attn.q_proj.bias", CN_W_QKV_BIAS, ONE, QUERY, QKV_BIAS},
+    {"self_attn.k_proj.bias", CN_W_QKV_BIAS, ONE, KV, QKV_BIAS},
+    {"self_attn.v_proj.bias", CN_W_QKV_BIAS, ONE, KV, QKV_BIAS},
+    {"self_attn.q_norm.weight", CN_W_Q_NORM, ONE, HEAD, QK_NORM},
+    {"self_attn.k_norm.weight", CN_W_K_NORM, ONE, HEAD, QK_NORM},
+    {"self_attn.o_proj.weight", CN_W_O, HIDDEN, QUERY, ALWAYS},
+    {"self_attn.o_proj.bias", CN_W_O_BIAS, ONE, HIDDEN, O_BIAS},
+    {"post_attention_layernorm.weight", CN_W_MLP_NORM, ONE, HIDDEN, ALWAYS},
+    {"mlp.gate_proj.weight", CN_W_GATE_UP, INTER, HIDDEN, ALWAYS},
+    {"mlp.up_proj.weight", CN_W_GATE_UP, INTER, HIDDEN, ALWAYS},
+    {"mlp.down_proj.weight", CN_W_DOWN, HIDDEN, INTER, ALWAYS},
+};
+
+enum {
+    N_HEAD_SPECS = sizeof head_specs / sizeof *head_specs,
+    N_LAYER_SPECS = sizeof layer_specs / sizeof *layer_specs,
+};
+
+static uint64_t size_of(const cn_model_config *c, dim d)
+{
+    switch (d) {
+    case ONE:
+        return 1;
+    case HIDDEN:
+        return c->hidden;
+    case QUERY:
+        return (uint64_t)c->n_heads * c->head_dim;
+    case KV:
+        return (uint64_t)c->n_kv_heads * c->head_dim;
+    case HEAD:
+        return c->head_dim;
+    case INTER:
+        return c->intermediate;
+    case VOCAB:
+        return c->vocab;
+    }
+    return 0;
+}
+
+static bool needed(const cn_model_config *c, need n)
+{
+    switch (n) {
+    case ALWAYS:
+        return true;
+    case QK_NORM:
+        return c->qk_norm;
+    case QKV_BIAS:
+        return c->qkv_bias;
+    case O_BIAS:
+        return c->o_bias;
+    case UNTIED:
+        return !c->tied;
+    }
+    return false;
+}
+
+/* ---- the parts ---- */
+
+static void add_parts(cn_checkpoint *ck, const part_spec *specs, size_t n, const char *prefix,
+                      uint32_t layer)
+{
+    const cn_model_config *c = &ck->config;
+    uint64_t next = 0; /* free element of the matrix that the last part belongs to */
+    for (size_t i = 0; i < n; i++) {
+        if (i == 0 || specs[i].id != specs[i - 1].id) next = 0;
+        if (!needed(c, specs[i].need)) continue;
+        cn_weight_part *p = &ck->parts[ck->n_parts++];
+        int length = snprintf(p->name, sizeof p->name, "%s%s", prefix, specs[i].name);
+        CN_ASSERT(length > 0 && (size_t)length < sizeof p->name);
+        p->id = specs[i].id;
+        p->layer = layer;
+        p->first_elem = next;
+        p->tensor.rows = size_of(c, specs[i].rows);
+        p->tensor.cols = size_of(c, specs[i].cols);
+        next += p->tensor.rows * p->tensor.cols;
+    }
+}
+
+static cn_status list_parts(cn_checkpoint *ck)
+{
+    size_t most = N_HEAD_SPECS + (size_t)N_LAYER_SPECS * ck->config.n_layers;
+    ck->parts = cn_calloc(most, sizeof *ck->parts);
+    if (!ck->parts) return cn_fail(CN_ERR_MEMORY, "no memory for a table of %zu tensors", most);
+    add_parts(ck, head_specs, N_HEAD_SPECS, "", 0);
+    for (uint32_t layer = 0; layer < ck->config.n_layers; layer++) {
+        char prefix[32];
+        snprintf(prefix, sizeof prefix, "model.layers.%u.", layer);
+        add_parts(ck, layer_specs, N_LAYER_SPECS, prefix, layer);
+    }
+    return CN_OK;
+}
+
+/* ---- checks ---- */
+
+static bool weight_dtype(cn_st_dtype from, cn_dtype *to)
+{
+    switch (from) {
+    case CN_ST_F32:
+        *to = CN_F32;
+        return true;
+    case CN_ST_BF16:
+        *to = CN_BF16;
+        return true;
+    case CN_ST_F16:
+        *to = CN_F16;
+        return true;
+    default:
+        return false;
+    }
+}
+
+static cn_status bind(cn_weight_part *p, const cn_st_tensor *t, const char *dir)
+{
+    uint64_t rows = p->tensor.rows, cols = p->tensor.cols;
+    char want[64], found[128];
+    if (rows == 1)
+        snprintf(want, sizeof want, "[%llu]", (unsigned long long)cols);
+    else
+        snprintf(want, sizeof want, "[%llu, %llu]", (unsigned long long)rows,
+                 (unsigned long long)cols);
+    if (!t) return cn_fail(CN_ERR_MODEL, "%s: tensor %s %s is missing", dir, p->name, want);
+    bool fits = rows == 1 ? t->n_dims == 1 && t->shape[0] == cols
+                          : t->n_dims == 2 && t->shape[0] == rows && t->shape[1] == cols;
+    if (!fits)
+        return cn_fail(CN_ERR_MODEL, "%s: tensor %s has shape %s, config.json makes it %s", t->file,
+                       t->name, cn_st_shape_text(t, found, sizeof found), want);
+    if (!weight_dtype(t->dtype, &p->tensor.dtype))
+        return cn_fail(CN_ERR_MODEL, "%s: tensor %s is %s; supported weights are F32, BF16 and F16",
+                       t->file, t->name, cn_st_dtype_name(t->dtype));
+    p->tensor.data = t->data;
+    return CN_OK;
+}
+
+/* A tied model may bring its lm_head along, but the two must be one. */
+static cn_status check_tied(const cn_checkpoint *ck, const cn_st_tensor *head)
+{
+    const cn_st_tensor *embed = cn_safetensors_find(ck->tensors, head_specs[0].name);
+    if (head->dtype == embed->dtype && head->n_bytes == embed->n_bytes &&
+        memcmp(head->data, embed->data, (size_t)head->n_bytes) == 0)
+        return CN_OK;
+    return cn_fail(CN_ERR_MODEL,
+                   "%s: tensor %s differs from %s, yet config.json ties them; "
+                   "tie_word_embeddings should be false",
+                   head->file, head->name, embed->name);
+}
+
+static bool starts_with(const char *s, const char *prefix)
+{
+    return strncmp(s, prefix, strlen(prefix)) == 0;
+}
+
+/* Whether a tensor hangs on a part of the model that is computed here. */
+static bool within_model(const cn_model_config *c, const char *name)
+{
+    const char *layers = "model.layers.", *inv_freq = ".rotary_emb.inv_freq";
+    size_t n = strlen(name);
+    if (n > strlen(inv_freq) && strcmp(name + n - strlen(inv_freq), inv_freq) == 0) return false;
+    if (starts_with(name, layers)) {
+        char *end;
+        unsigned long layer = strtoul(name + strlen(layers), &end, 10);
+        return *end != '.' || layer < c->n_layers;
+    }
+    return starts_with(name, "model.embed_tokens.") || starts_with(name, "model.norm.") ||
+           starts_with(name, "lm_head.");
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* Refuses the tensors of the file that no part asks for and that would count. */
+static cn_status check_extras(const cn_checkpoint *ck)
+{
+    const char **names = cn_calloc(ck->n_parts, sizeof *names);
+    if (!names) return cn_fail(CN_ERR_MEMORY, "no memory for %zu names", ck->n_parts);
+    for (size_t i = 0; i < ck->n_parts; i++) names[i] = ck->parts[i].name;
+    qsort(names, ck->n_parts, sizeof *names, by_name);
+    cn_status status = CN_OK;
+    size_t ignored = 0;
+    for (size_t i = 0; i < cn_safetensors_count(ck->tensors) && status == CN_OK; i++) {
+        const cn_st_tensor *t = cn_safetensors_at(ck->tensors, i);
+        if (bsearch(&t->name, names, ck->n_parts, sizeof *names, by_name)) continue;
+        if (strcmp(t->name, "lm_head.weight") == 0)
+            status = check_tied(ck, t);
+        else if (within_model(&ck->config, t->name))
+            status = cn_fail(CN_ERR_MODEL,
+                             "%s: tensor %s is not supported: %s of this config has "
+                             "no such part",
+                             t->file, t->name, ck->config.architecture);
+        else
+            ignored++;
+    }
+    cn_free(names);
+    if (status == CN_OK && ignored) cn_log(CN_LOG_DEBUG, "%zu tensors are not used", ignored);
+    return status;
+}
+
+static cn_status open_files(cn_checkpoint *ck, const char *dir)
+{
+    CN_TRY(cn_safetensors_open(&ck->tensors, dir));
+    for (size_t i = 0; i < ck->n_parts; i++)
+        CN_TRY(bind(&ck->parts[i], cn_safetensors_find(ck->tensors, ck->parts[i].name), dir));
+    return check_extras(ck);
+}
+
+cn_status cn_checkpoint_open(cn_checkpoint **out, const char *dir, const cn_model_config *c,
+                             cn_opt_load_format format, uint64_t seed)
+{
+    *out = NULL;
+    cn_checkpoint *ck = cn_calloc(1, sizeof *ck);
+    if (!ck) return cn_fail(CN_ERR_MEMORY, "no memory for a checkpoint");
+    ck->config = *c;
+    ck->seed = seed;
+    ck->dummy_scale = (float)((double)c->initializer_range / sqrt(4294967295.0 / 3));
+    cn_status status = list_parts(ck);
+    if (status == CN_OK && format != CN_OPT_LOAD_DUMMY) status = open_files(ck, dir);
+    if (status != CN_OK) {
+        cn_checkpoint_close(ck);
+        return status;
+    }
+    *out = ck;
+    return CN_OK;
+}
+
+void cn_checkpoint_close(cn_checkpoint *ck)
+{
+    if (!ck) return;
+    cn_safetensors_close(ck->tensors);
+    cn_free(ck->parts);
+    cn_free(ck);
+}
+
+const cn_weight_part *cn_checkpoint_parts(const cn_checkpoint *ck, size_t *n)
+{
+    *n = ck->n_parts;
+    return ck->parts;
+}
+
+const cn_model_config *cn_checkpoint_config(const cn_checkpoint *ck) { return &ck->config; }
+
+/* ---- elements ---- */
+
+static float from_bits(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static uint32_t to_bits(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static float f32_of_f16(uint16_t half)
+{
+    /* The exponent's bias differs by 112; the product also makes subnormals normal, exactly. */
+    uint32_t bits = to_bits(from_bits((uint32_t)(half & 0x7fff) << 13) * 0x1p112f);
+    if ((half & 0x7c00) == 0x7c00) bits |= UINT32_C(0x7f800000); /* infinity and NaN */
+    return from_bits(bits | (uint32_t)(half & 0x8000) << 16);
+}
+
+static uint16_t bf16_of_f32(float x)
+{
+    uint32_t bits = to_bits(x);
+    if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40); /* NaN stays one */
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static bool is_norm(cn_weight_id id)
+{
+    return id == CN_W_FINAL_NORM || id == CN_W_ATTN_NORM || id == CN_W_Q_NORM ||
+           id == CN_W_K_NORM || id == CN_W_MLP_NORM;
+}
+
+bool cn_checkpoint_is_random(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t *key,
+                             float *scale)
+{
+    if (p->tensor.data || is_norm(p->id)) return false;
+    *key = cn_hash64(cn_hash64(0, &ck->seed, sizeof ck->seed), p->name, strlen(p->name));
+    *scale = ck->dummy_scale;
+    return true;
+}
+
+/* n elements as f32. data is of any alignment, hence memcpy. */
+static void read_f32(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t first, uint64_t n,
+                     float *out)
+{
+    const unsigned char *data = p->tensor.data;
+    uint64_t key;
+    float scale;
+    uint16_t half;
+    if (cn_checkpoint_is_random(ck, p, &key, &scale)) {
+        for (uint64_t k = 0; k < n; k++)
+            out[k] = from_bits((uint32_t)cn_dummy_weight(key, scale, first + k) << 16);
+    } else if (!data) {
+        for (uint64_t k = 0; k < n; k++) out[k] = 1;
+    } else if (p->tensor.dtype == CN_F32) {
+        memcpy(out, data + first * 4, (size_t)n * 4);
+    } else {
+        data += first * 2;
+        bool is_bf16 = p->tensor.dtype == CN_BF16;
+        for (uint64_t k = 0; k < n; k++) {
+            memcpy(&half, data + k * 2, 2);
+            out[k] = is_bf16 ? from_bits((uint32_t)half << 16) : f32_of_f16(half);
+        }
+    }
+}
+
+void cn_checkpoint_read(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t first,
+                        uint64_t n, cn_dtype dtype, void *out)
+{
+    enum { CHUNK = 1024 };
+    CN_ASSERT(dtype == CN_F32 || dtype == CN_BF16);
+    CN_ASSERT(first <= p->tensor.rows * p->tensor.cols);
+    CN_ASSERT(n <= p->tensor.rows * p->tensor.cols - first);
+    if (dtype == CN_F32) {
+        read_f32(ck, p, first, n, out);
+        return;
+    }
+    uint16_t *to = out;
+    float chunk[CHUNK];
+    for (uint64_t done = 0; done < n; done += CHUNK) {
+        uint64_t count = n - done < CHUNK ? n - done : CHUNK;
+        read_f32(ck, p, first + done, count, chunk);
+        for (uint64_t k = 0; k < count; k++) to[done + k] = bf16_of_f32(chunk[k]);
+    }
+}

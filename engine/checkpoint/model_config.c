@@ -1,0 +1,369 @@
+/* model_config.c - config.json to a checked struct. Defaults of absent keys are those of the
+ * configuration classes of transformers. See model_config.h. */
+#include "engine/checkpoint/model_config.h"
+
+#include <math.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "engine/json.h"
+
+enum {
+    CONFIG_MAX_BYTES = 4 << 20,
+    CONFIG_MAX_DEPTH = 16,
+    MAX_LAYERS = 1024,
+    MAX_WIDTH = 1 << 20, /* hidden, intermediate */
+    MAX_HEADS = 1024,
+    MAX_VOCAB = 1 << 22,
+    MAX_POSITION = 1 << 24,
+    MAX_HEAD_DIM = 256,
+    HEAD_DIM_STEP = 16,
+    PLACE_BYTES = 512,
+};
+
+typedef struct architecture {
+    const char *name;
+    bool qk_norm;
+    bool always_qkv_bias;    /* else attention_bias says, for q, k, v and o alike */
+    bool has_sliding_window; /* the class reads sliding_window */
+    uint32_t head_dim;       /* when absent; 0: hidden / heads */
+    uint32_t max_position;   /* when absent */
+    int64_t bos, eos;        /* when absent; -1: none */
+} architecture;
+
+static const architecture architectures[] = {
+    {"Qwen3ForCausalLM", true, false, true, 128, 32768, -1, -1},
+    {"Qwen2ForCausalLM", false, true, true, 0, 32768, -1, -1},
+    {"LlamaForCausalLM", false, false, false, 0, 2048, 1, 2},
+};
+
+static cn_status find_architecture(const cn_json_at *a, const architecture **out)
+{
+    json_t *list = NULL;
+    char shown[96];
+    CN_TRY(cn_json_arr(a, "architectures", CN_JSON_REQUIRED, &list));
+    const json_t *first = json_array_get(list, 0);
+    if (json_array_size(list) != 1 || !json_is_string(first))
+        return cn_fail(a->error, "%s: architectures: want one name, found %s", a->where,
+                       cn_json_describe(list, shown, sizeof shown));
+    for (size_t i = 0; i < sizeof architectures / sizeof *architectures; i++) {
+        *out = &architectures[i];
+        if (strcmp(json_string_value(first), (*out)->name) == 0) return CN_OK;
+    }
+    return cn_fail(a->error,
+                   "%s: architectures: %s is not supported; supported are Qwen3ForCausalLM, "
+                   "Qwen2ForCausalLM and LlamaForCausalLM",
+                   a->where, cn_json_describe(first, shown, sizeof shown));
+}
+
+/* Sizes, and what must divide what. */
+static cn_status read_sizes(const cn_json_at *a, const architecture *arch, cn_model_config *c)
+{
+    CN_TRY(cn_json_u32(a, "hidden_size", CN_JSON_REQUIRED, 2, MAX_WIDTH, &c->hidden));
+    CN_TRY(cn_json_u32(a, "intermediate_size", CN_JSON_REQUIRED, 2, MAX_WIDTH, &c->intermediate));
+    CN_TRY(cn_json_u32(a, "num_hidden_layers", CN_JSON_REQUIRED, 1, MAX_LAYERS, &c->n_layers));
+    CN_TRY(cn_json_u32(a, "num_attention_heads", CN_JSON_REQUIRED, 1, MAX_HEADS, &c->n_heads));
+    CN_TRY(cn_json_u32(a, "vocab_size", CN_JSON_REQUIRED, 2, MAX_VOCAB, &c->vocab));
+
+    c->n_kv_heads = c->n_heads;
+    CN_TRY(cn_json_u32(a, "num_key_value_heads", CN_JSON_OPTIONAL, 1, MAX_HEADS, &c->n_kv_heads));
+    if (c->n_heads % c->n_kv_heads != 0)
+        return cn_fail(a->error,
+                       "%s: num_attention_heads %u is not a multiple of num_key_value_heads %u",
+                       a->where, c->n_heads, c->n_kv_heads);
+
+    c->head_dim = arch->head_dim ? arch->head_dim : c->hidden / c->n_heads;
+    CN_TRY(cn_json_u32(a, "head_dim", CN_JSON_OPTIONAL, 1, MAX_WIDTH, &c->head_dim));
+    if (c->head_dim % HEAD_DIM_STEP != 0 || c->head_dim > MAX_HEAD_DIM || c->head_dim == 0)
+        return cn_fail(a->error,
+                       "%s: head_dim %u is not supported; supported are multiples of %d to %d",
+                       a->where, c->head_dim, HEAD_DIM_STEP, MAX_HEAD_DIM);
+
+    c->max_position = arch->max_position;
+    return cn_json_u32(a, "max_position_embeddings", CN_JSON_OPTIONAL, 1, MAX_POSITION,
+                       &c->max_position);
+}
+
+static cn_status refuse_flag(const cn_json_at *a, const char *key)
+{
+    bool on = false;
+    CN_TRY(cn_json_bool(a, key, CN_JSON_OPTIONAL, &on));
+    return on ? cn_fail(a->error, "%s: %s true is not supported", a->where, key) : CN_OK;
+}
+
+static cn_status refuse_sliding_window(const cn_json_at *a, const architecture *arch,
+                                       const cn_model_config *c)
+{
+    json_t *types = NULL, *type;
+    size_t layer;
+    CN_TRY(cn_json_arr(a, "layer_types", CN_JSON_OPTIONAL, &types));
+    json_array_foreach(types, layer, type)
+    {
+        const char *name = json_string_value(type);
+        char shown[96];
+        if (!name || strcmp(name, "full_attention") != 0)
+            return cn_fail(a->error,
+                           "%s: layer_types[%zu]: %s is not supported; supported is "
+                           "full_attention",
+                           a->where, layer, cn_json_describe(type, shown, sizeof shown));
+    }
+    bool on = false;
+    uint32_t window = UINT32_MAX, first = 28;
+    CN_TRY(cn_json_bool(a, "use_sliding_window", CN_JSON_OPTIONAL, &on));
+    if (!on || !arch->has_sliding_window || types) return CN_OK;
+    if (!cn_json_find(a, "sliding_window")) window = 4096;
+    CN_TRY(cn_json_u32(a, "sliding_window", CN_JSON_OPTIONAL, 0, UINT32_MAX, &window));
+    CN_TRY(cn_json_u32(a, "max_window_layers", CN_JSON_OPTIONAL, 0, UINT32_MAX, &first));
+    if (first >= c->n_layers || window >= c->max_position) return CN_OK;
+    return cn_fail(a->error,
+                   "%s: use_sliding_window: a window of %u tokens from layer %u on is not "
+                   "supported; only full attention is",
+                   a->where, window, first);
+}
+
+/* What would change the result and is not computed here. */
+static cn_status refuse_unsupported(const cn_json_at *a, const architecture *arch,
+                                    const cn_model_config *c)
+{
+    static const char *const quantizations[] = {"quantization_config", "compression_config"};
+    char shown[96];
+    for (size_t i = 0; i < 2; i++) {
+        const json_t *q = cn_json_find(a, quantizations[i]);
+        if (!q) continue;
+        const json_t *method = json_object_get(q, "quant_method");
+        return cn_fail(a->error, "%s: %s (quant_method %s): quantized weights are not supported",
+                       a->where, quantizations[i],
+                       method ? cn_json_describe(method, shown, sizeof shown) : "not given");
+    }
+    const char *act = "silu";
+    CN_TRY(cn_json_str(a, "hidden_act", CN_JSON_OPTIONAL, &act));
+    if (strcmp(act, "silu") != 0)
+        return cn_fail(a->error, "%s: hidden_act \"%s\" is not supported; supported is silu",
+                       a->where, cn_json_printable(act, shown, sizeof shown));
+    CN_TRY(refuse_flag(a, "mlp_bias"));
+    return refuse_sliding_window(a, arch, c);
+}
+
+/* The rope dictionary: rope_scaling when it says anything, else rope_parameters, else NULL. */
+static cn_status find_rope(const cn_json_at *a, cn_json_at *rope, char *place)
+{
+    static const char *const keys[] = {"rope_scaling", "rope_parameters"};
+    rope->object = NULL;
+    for (size_t i = 0; i < 2; i++) {
+        json_t *dict = NULL;
+        CN_TRY(cn_json_obj(a, keys[i], CN_JSON_OPTIONAL, &dict));
+        if (!dict || json_object_size(dict) == 0) continue;
+        snprintf(place, PLACE_BYTES, "%s: %s", a->where, keys[i]);
+        *rope = (cn_json_at){dict, place, a->error};
+        const char *key;
+        json_t *value;
+        json_object_foreach(dict, key, value)
+        {
+            char shown[96];
+            if (json_is_object(value))
+                return cn_fail(a->error, "%s: %s: parameters per layer type are not supported",
+                               place, cn_json_printable(key, shown, sizeof shown));
+        }
+        return CN_OK;
+    }
+    return CN_OK;
+}
+
+static cn_status read_llama3(const cn_json_at *r, cn_rope_scaling *s)
+{
+    CN_TRY(cn_json_f64(r, "factor", CN_JSON_REQUIRED, 1, 1e6, &s->factor));
+    CN_TRY(cn_json_f64(r, "low_freq_factor", CN_JSON_REQUIRED, 1e-6, 1e6, &s->low_freq_factor));
+    CN_TRY(cn_json_f64(r, "high_freq_factor", CN_JSON_REQUIRED, 1e-6, 1e6, &s->high_freq_factor));
+    if (s->high_freq_factor <= s->low_freq_factor)
+        return cn_fail(r->error, "%s: high_freq_factor %g is not above low_freq_factor %g",
+                       r->where, s->high_freq_factor, s->low_freq_factor);
+    return CN_OK;
+}
+
+static double yarn_mscale(double factor, double mscale)
+{
+    return factor <= 1 ? 1.0 : 0.1 * mscale * log(factor) + 1.0;
+}
+
+/* YaRN (Peng et al. 2023) as transformers reads it: a beta of 0 means the default. */
+static cn_status read_yarn(const cn_json_at *r, cn_model_config *c)
+{
+    cn_rope_scaling *s = &c->rope;
+    s->factor = (double)c->max_position / s->original_max_position;
+    CN_TRY(cn_json_f64(r, "factor", CN_JSON_OPTIONAL, 1, 1e6, &s->factor));
+    CN_TRY(cn_json_f64(r, "beta_fast", CN_JSON_OPTIONAL, 0, 1e6, &s->beta_fast));
+    CN_TRY(cn_json_f64(r, "beta_slow", CN_JSON_OPTIONAL, 0, 1e6, &s->beta_slow));
+    if (s->beta_fast == 0) s->beta_fast = 32;
+    if (s->beta_slow == 0) s->beta_slow = 1;
+    s->truncate = true;
+    CN_TRY(cn_json_bool(r, "truncate", CN_JSON_OPTIONAL, &s->truncate));
+
+    double mscale = 0, all_dim = 0;
+    CN_TRY(cn_json_f64(r, "mscale", CN_JSON_OPTIONAL, 0, 1e3, &mscale));
+    CN_TRY(cn_json_f64(r, "mscale_all_dim", CN_JSON_OPTIONAL, 0, 1e3, &all_dim));
+    s->attention_factor = yarn_mscale(s->factor, 1);
+    if (mscale > 0 && all_dim > 0)
+        s->attention_factor = yarn_mscale(s->factor, mscale) / yarn_mscale(s->factor, all_dim);
+    CN_TRY(cn_json_f64(r, "attention_factor", CN_JSON_OPTIONAL, 0, 1e3, &s->attention_factor));
+
+    double stretched = floor(s->original_max_position * s->factor);
+    if (stretched > MAX_POSITION)
+        return cn_fail(r->error, "%s: %u positions times factor %g is more than %d", r->where,
+                       s->original_max_position, s->factor, MAX_POSITION);
+    c->max_position = cn_max_u32(c->max_position, (uint32_t)stretched);
+    return CN_OK;
+}
+
+static cn_status read_rope(const cn_json_at *a, cn_model_config *c)
+{
+    cn_json_at r;
+    char place[PLACE_BYTES];
+    double partial = 1.0;
+    const char *type = "default";
+    c->rope_theta = 10000.0;
+    c->rope.attention_factor = 1.0;
+    CN_TRY(find_rope(a, &r, place));
+    CN_TRY(cn_json_f64(a, "rope_theta", CN_JSON_OPTIONAL, 1.001, 1e15, &c->rope_theta));
+    CN_TRY(cn_json_f64(a, "partial_rotary_factor", CN_JSON_OPTIONAL, 0, 1, &partial));
+    if (r.object) {
+        CN_TRY(cn_json_f64(&r, "rope_theta", CN_JSON_OPTIONAL, 1.001, 1e15, &c->rope_theta));
+        CN_TRY(cn_json_f64(&r, "partial_rotary_factor", CN_JSON_OPTIONAL, 0, 1, &partial));
+        CN_TRY(cn_json_str(&r, "type", CN_JSON_OPTIONAL, &type));
+        CN_TRY(cn_json_str(&r, "rope_type", CN_JSON_OPTIONAL, &type));
+    }
+    if (partial != 1.0)
+        return cn_fail(a->error, "%s: partial_rotary_factor %g is not supported; supported is 1",
+                       a->where, partial);
+    if (strcmp(type, "default") == 0) return CN_OK;
+
+    /* A length outside the dictionary has priority, as Phi-3 files have it. */
+    const char *key = "original_max_position_embeddings";
+    uint32_t *original = &c->rope.original_max_position;
+    *original = c->max_position;
+    CN_TRY(cn_json_u32(&r, key, CN_JSON_OPTIONAL, 1, MAX_POSITION, original));
+    CN_TRY(cn_json_u32(a, key, CN_JSON_OPTIONAL, 1, MAX_POSITION, original));
+    if (strcmp(type, "llama3") == 0) {
+        c->rope.type = CN_ROPE_LLAMA3;
+        return read_llama3(&r, &c->rope);
+    }
+    if (strcmp(type, "yarn") == 0) {
+        c->rope.type = CN_ROPE_YARN;
+        return read_yarn(&r, c);
+    }
+    char shown[96];
+    return cn_fail(a->error,
+                   "%s: rope_type \"%s\" is not supported; supported are default, llama3 and yarn",
+                   r.where, cn_json_printable(type, shown, sizeof shown));
+}
+
+static cn_status read_eos(const cn_json_at *a, const architecture *arch, cn_model_config *c)
+{
+    bool none = json_is_null(json_object_get(a->object, "bos_token_id"));
+    c->bos = none || arch->bos >= c->vocab ? -1 : arch->bos;
+    CN_TRY(cn_json_i64(a, "bos_token_id", CN_JSON_OPTIONAL, -1, (int64_t)c->vocab - 1, &c->bos));
+    CN_TRY(cn_json_token_ids(a, "eos_token_id", c->vocab, CN_MAX_EOS, c->eos, &c->n_eos));
+    bool absent = !json_object_get(a->object, "eos_token_id");
+    if (absent && arch->eos >= 0 && arch->eos < c->vocab) c->eos[c->n_eos++] = (uint32_t)arch->eos;
+    return CN_OK;
+}
+
+static cn_status read_dtype(const cn_json_at *a, cn_model_config *c)
+{
+    const char *name = "bfloat16";
+    CN_TRY(cn_json_str(a, "torch_dtype", CN_JSON_OPTIONAL, &name));
+    CN_TRY(cn_json_str(a, "dtype", CN_JSON_OPTIONAL, &name));
+    c->dtype = CN_BF16;
+    if (strcmp(name, "float16") == 0) c->dtype = CN_F16;
+    if (strcmp(name, "float32") == 0) c->dtype = CN_F32;
+    return CN_OK;
+}
+
+static cn_status read_config(const cn_json_at *a, cn_model_config *c)
+{
+    const architecture *arch = NULL;
+    double eps = 1e-6, range = 0.02;
+    CN_TRY(find_architecture(a, &arch));
+    snprintf(c->architecture, sizeof c->architecture, "%s", arch->name);
+    CN_TRY(read_sizes(a, arch, c));
+    CN_TRY(refuse_unsupported(a, arch, c));
+
+    c->qk_norm = arch->qk_norm;
+    c->qkv_bias = arch->always_qkv_bias;
+    if (!arch->always_qkv_bias) {
+        CN_TRY(cn_json_bool(a, "attention_bias", CN_JSON_OPTIONAL, &c->qkv_bias));
+        c->o_bias = c->qkv_bias;
+    }
+    CN_TRY(cn_json_bool(a, "tie_word_embeddings", CN_JSON_OPTIONAL, &c->tied));
+    CN_TRY(cn_json_f64(a, "rms_norm_eps", CN_JSON_OPTIONAL, 0, 1, &eps));
+    CN_TRY(cn_json_f64(a, "initializer_range", CN_JSON_OPTIONAL, 0, 1e3, &range));
+    c->rms_eps = (float)eps;
+    c->initializer_range = range > 0 ? (float)range : 0.02f;
+    CN_TRY(read_dtype(a, c));
+    CN_TRY(read_eos(a, arch, c));
+    return read_rope(a, c);
+}
+
+static cn_status config_from_tree(cn_model_config *out, json_t *tree, const char *what)
+{
+    memset(out, 0, sizeof *out);
+    char shown[96];
+    cn_json_at a = {tree, what, CN_ERR_MODEL};
+    cn_status status = CN_OK;
+    if (!json_is_object(tree))
+        status = cn_fail(CN_ERR_MODEL, "%s: want an object, found %s", what,
+                         cn_json_describe(tree, shown, sizeof shown));
+    if (status == CN_OK) status = read_config(&a, out);
+    json_decref(tree);
+    return status;
+}
+
+cn_status cn_model_config_parse(cn_model_config *out, const char *text, size_t n, const char *what)
+{
+    json_t *tree;
+    CN_TRY(cn_json_parse(&tree, text, n, what, CONFIG_MAX_BYTES, CONFIG_MAX_DEPTH, CN_ERR_MODEL));
+    return config_from_tree(out, tree, what);
+}
+
+cn_status cn_model_config_load(cn_model_config *out, const char *model_dir)
+{
+    cn_buf path = {0};
+    json_t *tree;
+    struct stat folder;
+    if (stat(model_dir, &folder) != 0 || !S_ISDIR(folder.st_mode))
+        return cn_fail(CN_ERR_IO, "--model %s: no such directory: it takes a checkpoint that "
+                       "was downloaded, with config.json in it", model_dir);
+    cn_status status = cn_buf_addf(&path, "%s/config.json", model_dir);
+    if (status == CN_OK)
+        status = cn_json_load_file(&tree, path.data, CONFIG_MAX_BYTES, CONFIG_MAX_DEPTH);
+    if (status == CN_OK) status = config_from_tree(out, tree, path.data);
+    cn_buf_free(&path);
+    return status;
+}
+
+uint64_t cn_model_config_n_params(const cn_model_config *c)
+{
+    uint64_t h = c->hidden, d = c->head_dim;
+    uint64_t q = c->n_heads * d, kv = c->n_kv_heads * d;
+    uint64_t layer = 2 * h + (q + 2 * kv) * h + h * q + 3 * h * c->intermediate;
+    if (c->qk_norm) layer += 2 * d;
+    if (c->qkv_bias) layer += q + 2 * kv;
+    if (c->o_bias) layer += h;
+    return c->n_layers * layer + h + (c->tied ? 1u : 2u) * c->vocab * h;
+}
+
+uint64_t cn_model_config_hash(const cn_model_config *c)
+{
+    const cn_rope_scaling *r = &c->rope;
+    char text[1024];
+    int n = snprintf(text, sizeof text,
+                     "%s %u %u %u %u %u %u %u %u %.9g %.17g %d%d%d%d "
+                     "%d %.17g %u %.17g %.17g %.17g %.17g %.17g %d",
+                     c->architecture, c->hidden, c->intermediate, c->n_layers, c->n_heads,
+                     c->n_kv_heads, c->head_dim, c->vocab, c->max_position, (double)c->rms_eps,
+                     c->rope_theta, c->tied, c->qk_norm, c->qkv_bias, c->o_bias, (int)r->type,
+                     r->factor, r->original_max_position, r->low_freq_factor, r->high_freq_factor,
+                     r->beta_fast, r->beta_slow, r->attention_factor, r->truncate);
+    CN_ASSERT(n > 0 && (size_t)n < sizeof text);
+    uint64_t hash = cn_hash64(0, text, (size_t)n);
+    return cn_hash64(hash, c->eos, c->n_eos * sizeof *c->eos);
+}

@@ -1,0 +1,196 @@
+/* cmd_docs.c - `cinch docs`: docs/CONFIG.md and docs/cinch.1, printed from the option table and
+ * the command table, so that neither page can fall behind the program. */
+#include <string.h>
+
+#include "engine/cmd/command.h"
+#include "engine/options/option_value.h"
+
+/* The sections some command takes: the others have no effect yet, and no page. */
+static uint32_t offered_sections(void)
+{
+    size_t n;
+    uint32_t offered = 0;
+    const cn_command *cmd = cn_commands(&n);
+    for (size_t i = 0; i < n; i++) offered |= cmd[i].sections;
+    return offered;
+}
+
+static void print_escaped(const char *text, char escaped, const char *instead)
+{
+    for (; *text; text++) {
+        if (*text == escaped)
+            fputs(instead, stdout);
+        else
+            putchar(*text);
+    }
+}
+
+static const char *default_text(const cn_option *o)
+{
+    return o->flags & CN_OPTION_REQUIRED ? "required" : o->fallback ? o->fallback : "unset";
+}
+
+/* ---- docs/CONFIG.md ---- */
+
+static void config_row(const cn_option *o)
+{
+    char bounds[256];
+    cn_option_bounds(o, bounds, sizeof bounds);
+    printf("| `--%s`", o->name);
+    if (o->short_name) printf(", `-%c`", o->short_name);
+    printf(" | %s | ", default_text(o));
+    print_escaped(bounds, '|', ", ");
+    printf(" | ");
+    if (o->json) printf("`%s`", o->json);
+    printf(" | ");
+    print_escaped(o->help, '<', "&lt;");
+    printf(" |\n");
+}
+
+static void config_section(cn_option_section s)
+{
+    size_t n;
+    const cn_option *o = cn_options(&n);
+    printf("\n## %s\n\n%s\n\n", cn_section_name(s), cn_section_intro(s));
+    printf("| option | default | accepts | JSON key | meaning |\n|---|---|---|---|---|\n");
+    for (size_t i = 0; i < n; i++)
+        if (o[i].section == s) config_row(&o[i]);
+}
+
+static void config_commands(void)
+{
+    size_t n;
+    const cn_command *cmd = cn_commands(&n);
+    printf("\n## Which command takes what\n\n| command | sections |\n|---|---|\n");
+    for (size_t i = 0; i < n; i++) {
+        printf("| `cinch %s` |", cmd[i].name);
+        for (uint32_t bit = 0; bit < CN_N_SECTIONS; bit++)
+            if (cmd[i].sections >> bit & 1)
+                printf(" %s", cn_section_name((cn_option_section)(1U << bit)));
+        printf(" |\n");
+    }
+    printf("\nA library user sets the options of");
+    for (uint32_t bit = 0; bit < CN_N_SECTIONS; bit++)
+        if ((uint32_t)CN_SECTIONS_LIBRARY >> bit & 1)
+            printf(" %s,", cn_section_name((cn_option_section)(1U << bit)));
+    printf(" by the same names, with `cn_config_set`.\n");
+}
+
+static void print_config(void)
+{
+    printf(
+        "# Options\n\n"
+        "Printed by `make docs` from the option table (`engine/options/option_table.c`); do not "
+        "edit.\n\n"
+        "`--name value` or `--name=value`; a switch is `--name` or `--no-name`; `_` may stand "
+        "for `-`. The last one counts. An option that a command has no use for is an error, "
+        "never ignored. A JSON key sets the same thing for one request, in its body, within "
+        "the same bounds (`kv.budget` is `budget` in the object `kv`).\n");
+    config_commands();
+    for (uint32_t bit = 0; bit < CN_N_SECTIONS; bit++)
+        if (offered_sections() >> bit & 1) config_section((cn_option_section)(1U << bit));
+}
+
+/* ---- docs/cinch.1 ---- */
+
+static void man_text(const char *text)
+{
+    for (; *text; text++) {
+        if (*text == '\\')
+            fputs("\\e", stdout);
+        else if (*text == '-')
+            fputs("\\-", stdout);
+        else
+            putchar(*text);
+    }
+}
+
+static void man_option(const cn_option *o)
+{
+    char bounds[256];
+    cn_option_bounds(o, bounds, sizeof bounds);
+    printf(".TP\n.B ");
+    if (o->short_name) printf("\\-%c\\fR, \\fB", o->short_name);
+    printf(o->type == CN_OPTION_BOOL ? "\\-\\-[no\\-]" : "\\-\\-");
+    man_text(o->name);
+    printf("\n");
+    man_text(o->help);
+    printf(".\n");
+    if (o->type != CN_OPTION_BOOL && o->type != CN_OPTION_STRING) {
+        printf("Accepts ");
+        man_text(bounds);
+        printf(".\n");
+    }
+    printf("Default: %s", o->flags & CN_OPTION_FROM_MODEL ? "the model's, else " : "");
+    man_text(default_text(o));
+    printf(".\n");
+}
+
+static void man_commands(void)
+{
+    size_t n;
+    const cn_command *cmd = cn_commands(&n);
+    printf(".SH COMMANDS\n");
+    for (size_t i = 0; i < n; i++) {
+        printf(".TP\n.B cinch ");
+        man_text(cmd[i].name);
+        printf(" \\fI");
+        man_text(cmd[i].synopsis);
+        printf("\\fR\n");
+        man_text(cmd[i].summary);
+        printf(".\nOptions:");
+        for (uint32_t bit = 0; bit < CN_N_SECTIONS; bit++)
+            if (cmd[i].sections >> bit & 1) {
+                printf(" ");
+                man_text(cn_section_name((cn_option_section)(1U << bit)));
+            }
+        printf(".\n");
+    }
+}
+
+static void print_man(void)
+{
+    size_t n;
+    const cn_option *o = cn_options(&n);
+    printf(".\\\" Printed by `make docs` from the option table; do not edit.\n"
+           ".TH CINCH 1 \"\" \"cinch " CINCH_VERSION "\" \"User Commands\"\n"
+           ".SH NAME\ncinch \\- inference of large language models with a compressed KV cache\n"
+           ".SH SYNOPSIS\n.B cinch\n.I command\n[\\fIoptions\\fR]\n"
+           ".SH DESCRIPTION\n"
+           ".B cinch\nruns a checkpoint in the Hugging Face layout over files of prompts.\n"
+           "A switch is turned off as \\fB\\-\\-no\\-\\fIname\\fR.\n"
+           "An option that a command has no use for is an error.\n");
+    man_commands();
+    for (uint32_t bit = 0; bit < CN_N_SECTIONS; bit++) {
+        cn_option_section s = (cn_option_section)(1U << bit);
+        if (!(offered_sections() & s)) continue;
+        printf(".SH OPTIONS: ");
+        man_text(cn_section_name(s));
+        printf("\n");
+        for (size_t i = 0; i < n; i++)
+            if (o[i].section == s) man_option(&o[i]);
+    }
+    printf(".SH EXIT STATUS\n"
+           ".TP\n0\nEverything was answered.\n"
+           ".TP\n1\nNothing was done.\n"
+           ".TP\n2\n\\fBrun\\-batch\\fR: some lines ended in an error.\n"
+           ".TP\n3\n\\fBrun\\-batch\\fR: stopped; \\fB\\-\\-resume\\fR goes on.\n");
+}
+
+int cn_cmd_docs(int argc, char **argv)
+{
+    int first, exit_code;
+    cn_config *c = cn_command_begin(argc, argv, &first, &exit_code);
+    if (!c) return exit_code;
+    cn_config_free(c);
+    const char *page = argc - first == 1 ? argv[first] : "";
+    if (strcmp(page, "config") == 0) {
+        print_config();
+    } else if (strcmp(page, "man") == 0) {
+        print_man();
+    } else {
+        cn_log(CN_LOG_ERROR, "cinch docs: want one page, config or man");
+        return CN_EXIT_FAILED;
+    }
+    return fflush(stdout) ? CN_EXIT_FAILED : CN_EXIT_OK;
+}

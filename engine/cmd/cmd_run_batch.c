@@ -1,0 +1,271 @@
+/* cmd_run_batch.c - `cinch run-batch`: opens what a run needs in the order in which mistakes are
+ * cheap to find, runs it, and says how it went.
+ *
+ * Exit codes: 0 every line is answered, 2 some lines ended in an error, 3 stopped and --resume goes
+ * on, 1 nothing was done. */
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include "engine/checkpoint/model_config.h"
+#include "engine/cmd/command.h"
+#include "engine/offline/batch_drive.h"
+
+/* ---- signals ---- */
+
+static volatile int n_signals; /* written by the handler alone; int is sig_atomic_t here */
+_Static_assert(sizeof(int) == sizeof(sig_atomic_t), "the counter must be written in one piece");
+
+static void count_signal(int number)
+{
+    (void)number;
+    if (n_signals < 2) n_signals = n_signals + 1;
+}
+
+/* Without SA_RESTART: a read from a silent pipe must return. */
+static void heed_signals(void)
+{
+    struct sigaction count = {.sa_handler = count_signal};
+    sigemptyset(&count.sa_mask);
+    sigaction(SIGINT, &count, NULL);
+    sigaction(SIGTERM, &count, NULL);
+}
+
+/* A closed pipe and a file at its limit are errors of write(2), to be told like a full disk. */
+static void ignore_write_signals(void)
+{
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
+}
+
+/* ---- opening ---- */
+
+static cn_status check_two_files(const cn_batch_run *run)
+{
+    struct stat in, out;
+    if (fstat(cn_line_reader_fd(run->input), &in) != 0 ||
+        fstat(cn_batch_output_fd(run->output), &out) != 0)
+        return cn_fail(CN_ERR_IO, "fstat: %s", strerror(errno));
+    if (S_ISREG(in.st_mode) && in.st_dev == out.st_dev && in.st_ino == out.st_ino)
+        return cn_fail(CN_ERR_ARG, "--input-file and --output-file are the same file");
+    return CN_OK;
+}
+
+/* Goes on with an output that has lines: the record must agree, the tail is repaired. */
+static cn_status take_up(cn_batch_run *run, const cn_buf *record)
+{
+    const cn_config *c = run->config;
+    uint64_t removed = 0;
+    CN_TRY(cn_run_record_check(c->output_file, record));
+    CN_TRY(cn_batch_output_repair(run->output, &removed));
+    if (removed)
+        cn_log(CN_LOG_INFO, "%s: cut off a torn last line of %llu bytes", c->output_file,
+               (unsigned long long)removed);
+    cn_status status = cn_resume_scan(run->output, c->retry_errors, &run->ids, &run->totals);
+    return status == CN_OK ? CN_OK : cn_fail_within(status, "%s", c->output_file);
+}
+
+static cn_status prepare_output(cn_batch_run *run)
+{
+    const cn_config *c = run->config;
+    const bool has_lines = cn_batch_output_bytes(run->output) > 0;
+    if (!cn_batch_output_is_file(run->output)) {
+        if (!c->resume) return CN_OK;
+        return cn_fail(CN_ERR_ARG, "%s: --resume needs a regular file", c->output_file);
+    }
+    if (has_lines && !c->resume)
+        return cn_fail(CN_ERR_ARG,
+                       "%s is not empty: go on with it by --resume, or remove it", c->output_file);
+    cn_buf record = {0};
+    cn_status status = cn_run_record_make(&record, c);
+    if (status == CN_OK)
+        status = has_lines ? take_up(run, &record) : cn_run_record_write(c->output_file, &record);
+    cn_buf_free(&record);
+    return status;
+}
+
+static cn_status open_run(cn_batch_run *run, cn_batch_drive *drive)
+{
+    const cn_config *c = run->config;
+    cn_model_config model; /* a wrong directory is found before any file is made */
+    CN_TRY(cn_model_config_load(&model, c->model));
+    CN_TRY(cn_line_reader_open(&run->input, c->input_file, CN_BATCH_MAX_LINE_BYTES));
+    CN_TRY(cn_batch_output_open(&run->output, c->output_file));
+    CN_TRY(check_two_files(run));
+    CN_TRY(prepare_output(run));
+    if (c->until_minutes >= 0)
+        drive->until = cn_next_time_of_day(c->until_minutes, (int64_t)time(NULL));
+    return cn_engine_create(&drive->engine, c);
+}
+
+/* ---- the summary ---- */
+
+typedef struct summary {
+    const cn_batch_run *run;
+    cn_stats stats;
+    double elapsed_s;
+    int exit_code;
+} summary;
+
+static double per_second(const summary *s, uint64_t n)
+{
+    return s->elapsed_s > 0 ? (double)n / s->elapsed_s : 0;
+}
+
+static void print_second_runs(FILE *f, const cn_batch_run *r)
+{
+    const cn_agreement *a = &r->agreement;
+    if (r->config->loop_rescue != CN_OPT_RESCUE_OFF)
+        fprintf(f, "loops: %llu requests asked once more\n", (unsigned long long)r->n_rescued);
+    if (r->config->audit_percent > 0)
+        fprintf(f,
+                "audit: %llu answers replayed under full KV, which finds the same of %llu tokens "
+                "the likeliest in %.2f %%; log-probability gap %.4f per token\n",
+                (unsigned long long)a->outputs, (unsigned long long)a->tokens,
+                100 * cn_agreement_share(a), cn_agreement_gap(a));
+}
+
+static void print_summary(FILE *f, const summary *s)
+{
+    const cn_batch_run *r = s->run;
+    const cn_stats *e = &s->stats;
+    fprintf(f, "%llu answered, %llu errors",
+            (unsigned long long)r->n_answered, (unsigned long long)r->n_errors);
+    if (r->n_skipped) fprintf(f, ", %llu done before", (unsigned long long)r->n_skipped);
+    fprintf(f, ", in %.1f s: %.2f requests/s, %.1f output tokens/s\n", s->elapsed_s,
+            per_second(s, r->n_answered), per_second(s, e->generation_tokens));
+    fprintf(f, "tokens: %llu prompt (%llu from the prefix cache), %llu output\n",
+            (unsigned long long)e->prompt_tokens, (unsigned long long)e->cached_tokens,
+            (unsigned long long)e->generation_tokens);
+    if (e->preemptions)
+        fprintf(f, "kv: %llu preemptions, %llu tokens computed again\n",
+                (unsigned long long)e->preemptions, (unsigned long long)e->recomputed_tokens);
+    if (e->compressions)
+        fprintf(f, "kv: %llu compressions, %llu tokens evicted, %llu bytes freed\n",
+                (unsigned long long)e->compressions, (unsigned long long)e->evicted_tokens,
+                (unsigned long long)e->freed_bytes);
+    if (*r->why)
+        fprintf(f, "stopped: %s%s\n", r->why,
+                s->exit_code == CN_EXIT_RESUMABLE && cn_batch_output_is_file(r->output)
+                    ? "; --resume goes on"
+                    : "");
+    print_second_runs(f, r);
+    if (r->config->grade != CN_OPT_GRADE_NONE && r->n_answered && !r->totals.graded)
+        cn_log(CN_LOG_WARN, "--answer-field %s: no line has it, so nothing was graded",
+               r->config->answer_field);
+    if (r->config->grade != CN_OPT_GRADE_NONE)
+        fprintf(f, "exact match %llu/%llu\n", (unsigned long long)r->totals.matched,
+                (unsigned long long)r->totals.graded);
+    fflush(f);
+}
+
+static json_t *audit_json(const cn_batch_run *r)
+{
+    const cn_agreement *a = &r->agreement;
+    if (r->config->audit_percent <= 0) return json_null();
+    return json_pack("{s:I, s:I, s:f, s:f}", "outputs", (json_int_t)a->outputs, "tokens",
+                     (json_int_t)a->tokens, "same_best_share", cn_agreement_share(a),
+                     "logprob_gap_per_token", cn_agreement_gap(a));
+}
+
+static json_t *summary_json(const summary *s)
+{
+    const cn_batch_run *r = s->run;
+    const cn_stats *e = &s->stats;
+    const bool graded = r->config->grade != CN_OPT_GRADE_NONE;
+    json_t *match = graded ? json_pack("{s:I, s:I}", "matched", (json_int_t)r->totals.matched, "of",
+                                       (json_int_t)r->totals.graded)
+                           : json_null();
+    json_t *file = json_pack("{s:I, s:I, s:I, s:I}", "answered", (json_int_t)r->totals.answered,
+                             "errors", (json_int_t)r->totals.errors, "prompt_tokens",
+                             (json_int_t)r->totals.prompt_tokens, "completion_tokens",
+                             (json_int_t)r->totals.completion_tokens);
+    json_t *kv = json_pack("{s:I, s:I, s:I, s:I, s:I}", "preemptions", (json_int_t)e->preemptions,
+                           "recomputed_tokens", (json_int_t)e->recomputed_tokens, "compressions",
+                           (json_int_t)e->compressions, "evicted_tokens",
+                           (json_int_t)e->evicted_tokens, "freed_bytes",
+                           (json_int_t)e->freed_bytes);
+    return json_pack(
+        "{s:s, s:i, s:s?, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:o, s:o, s:o, s:I, s:o}",
+        "version",
+        CINCH_VERSION, "exit_code", s->exit_code, "stopped", *r->why ? r->why : NULL, "elapsed_s",
+        s->elapsed_s, "answered", (json_int_t)r->n_answered, "errors", (json_int_t)r->n_errors,
+        "skipped", (json_int_t)r->n_skipped, "prompt_tokens", (json_int_t)e->prompt_tokens,
+        "cached_tokens", (json_int_t)e->cached_tokens, "completion_tokens",
+        (json_int_t)e->generation_tokens, "requests_per_s", per_second(s, r->n_answered),
+        "output_tokens_per_s", per_second(s, e->generation_tokens), "kv", kv, "file", file,
+        "exact_match", match, "loop_rescues", (json_int_t)r->n_rescued, "audit", audit_json(r));
+}
+
+static void write_summary(const summary *s)
+{
+    const char *path = s->run->config->summary_json;
+    if (!path) return;
+    json_t *json = summary_json(s);
+    if (!json || json_dump_file(json, path, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) != 0)
+        cn_log(CN_LOG_ERROR, "%s: the summary could not be written", path);
+    json_decref(json);
+}
+
+static int exit_code_of(const cn_batch_run *r)
+{
+    const bool empty = r->totals.answered + r->totals.errors == 0;
+    if (*r->why) return r->failed && empty ? CN_EXIT_FAILED : CN_EXIT_RESUMABLE;
+    return r->totals.errors ? CN_EXIT_SOME_ERRORS : CN_EXIT_OK;
+}
+
+/* ---- the command ---- */
+
+static int run_batch(cn_batch_run *run, cn_batch_drive *drive)
+{
+    const cn_config *c = run->config;
+    const bool to_file = cn_batch_output_is_file(run->output);
+    if (!to_file)
+        cn_log(CN_LOG_INFO, "--output-file %s is no regular file: a stopped run cannot be resumed",
+               c->output_file);
+    heed_signals();
+    drive->n_signals = &n_signals;
+    cn_progress_begin(&drive->progress, c->progress, stderr);
+    const double started_s = cn_now_s();
+    cn_batch_drive_all(drive, run);
+    if (cn_batch_output_sync(run->output) != CN_OK)
+        cn_log(CN_LOG_WARN, "%s", cn_last_error());
+    summary s = {.run = run,
+                 .elapsed_s = cn_now_s() - started_s,
+                 .exit_code = exit_code_of(run)};
+    cn_engine_stats(drive->engine, &s.stats);
+    s.stats.prompt_tokens -= run->replayed.prompt_tokens;
+    s.stats.cached_tokens -= run->replayed.cached_tokens;
+    s.stats.generation_tokens -= run->replayed.completion_tokens;
+    if (run->failed) cn_log(CN_LOG_ERROR, "%s", run->why);
+    print_summary(strcmp(c->output_file, "-") == 0 ? stderr : stdout, &s);
+    write_summary(&s);
+    return s.exit_code;
+}
+
+int cn_cmd_run_batch(int argc, char **argv)
+{
+    int exit_code;
+    cn_config *c = cn_command_begin(argc, argv, NULL, &exit_code);
+    if (!c) return exit_code;
+    ignore_write_signals();
+    /* Full KV takes no memory of its own, and replays and rescues ask for it. */
+    if (c->audit_percent > 0 || c->loop_rescue == CN_OPT_RESCUE_FULL)
+        c->kv_policies |= 1U << CN_KV_FULL;
+    cn_batch_run run = {.config = c};
+    cn_batch_drive drive = {0};
+    if (open_run(&run, &drive) == CN_OK) {
+        exit_code = run_batch(&run, &drive);
+    } else {
+        cn_log(CN_LOG_ERROR, "cinch run-batch: %s", cn_last_error());
+        exit_code = CN_EXIT_FAILED;
+    }
+    cn_engine_free(drive.engine);
+    cn_batch_run_end(&run);
+    cn_batch_output_close(run.output);
+    cn_line_reader_close(run.input);
+    cn_config_free(c);
+    return exit_code;
+}

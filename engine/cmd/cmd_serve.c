@@ -1,0 +1,61 @@
+/* cmd_serve.c - `cinch serve`: the HTTP endpoint until a signal says stop. The first SIGTERM or
+ * SIGINT drains within --shutdown-timeout, the second ends at once. */
+#include <signal.h>
+#include <sys/resource.h>
+
+#include "engine/cmd/command.h"
+#include "engine/serve/server.h"
+
+static cn_server *server; /* for the handler alone; set before it is installed */
+
+static void on_signal(int number)
+{
+    (void)number;
+    cn_server_stop(server);
+}
+
+static void heed_signals(void)
+{
+    struct sigaction stop = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigemptyset(&stop.sa_mask);
+    sigaction(SIGINT, &stop, NULL);
+    sigaction(SIGTERM, &stop, NULL);
+}
+
+/* A client that goes, and a log at its limit, are errors of a write. */
+static void ignore_write_signals(void)
+{
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
+}
+
+/* Each connection takes a descriptor: as many as the system lets this process have. */
+static void raise_file_limit(const cn_config *c)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+    limit.rlim_cur = limit.rlim_max;
+    if (setrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < c->max_connections + 64)
+        cn_log(CN_LOG_WARN, "only %llu files may be open: fewer than --max-connections %u",
+               (unsigned long long)limit.rlim_cur, c->max_connections);
+}
+
+int cn_cmd_serve(int argc, char **argv)
+{
+    int exit_code;
+    cn_config *c = cn_command_begin(argc, argv, NULL, &exit_code);
+    if (!c) return exit_code;
+    ignore_write_signals();
+    raise_file_limit(c);
+    cn_status status = cn_server_create(&server, c);
+    if (status == CN_OK) {
+        heed_signals();
+        status = cn_server_run(server);
+    }
+    if (status != CN_OK) cn_log(CN_LOG_ERROR, "cinch serve: %s", cn_last_error());
+    signal(SIGINT, SIG_DFL);
+    signal(SIGTERM, SIG_DFL);
+    cn_server_free(server);
+    cn_config_free(c);
+    return status == CN_OK ? CN_EXIT_OK : CN_EXIT_FAILED;
+}

@@ -1,0 +1,257 @@
+/* cmd_tokenize.c - `cinch tokenize`: text to token ids and back, for people and for comparisons
+ * with other tokenizers. */
+#include <errno.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/cmd/command.h"
+#include "engine/text/chat_template.h"
+#include "engine/text/detok.h"
+#include "engine/text/tokenizer.h"
+
+typedef struct job {
+    const cn_config *c;
+    cn_tokenizer *tokenizer;
+    cn_chat_template *chat;
+    cn_tokens ids;
+    cn_buf out, rendered;
+} job;
+
+/* ---- output ---- */
+
+static cn_status add_json(cn_buf *out, json_t *value)
+{
+    char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
+    cn_status status = text ? cn_buf_add(out, text, strlen(text))
+                            : cn_fail(CN_ERR_MEMORY, "out of memory for the output");
+    free(text);
+    return status;
+}
+
+/* Bytes of a token may be no UTF-8; U+FFFD stands for them. */
+static cn_status add_text(job *j, bool as_json, const cn_tokens *ids)
+{
+    cn_buf text = {0};
+    cn_detok d;
+    cn_detok_init(&d, j->tokenizer, !j->c->special);
+    cn_status status = CN_OK;
+    for (size_t i = 0; i < ids->len && status == CN_OK; i++)
+        status = cn_detok_push(&d, ids->ids[i], &text);
+    if (status == CN_OK) status = cn_detok_flush(&d, &text);
+    if (status == CN_OK && as_json) {
+        json_t *string = json_stringn(text.len ? text.data : "", text.len);
+        status = add_json(&j->out, string);
+        json_decref(string);
+    } else if (status == CN_OK) {
+        status = cn_buf_add(&j->out, text.data, text.len);
+    }
+    cn_buf_free(&text);
+    return status;
+}
+
+static cn_status add_ids(job *j)
+{
+    const char *separator = j->c->jsonl ? "," : " ";
+    for (size_t i = 0; i < j->ids.len; i++) {
+        uint32_t id = j->ids.ids[i];
+        if (!j->c->pieces) {
+            CN_TRY(cn_buf_addf(&j->out, "%s%u", i ? separator : "", id));
+            continue;
+        }
+        CN_TRY(cn_buf_addf(&j->out, "%s%u\t", i ? "\n" : "", id));
+        CN_TRY(add_text(j, true, &(cn_tokens){&id, 1, 1}));
+    }
+    return CN_OK;
+}
+
+/* ---- one input ---- */
+
+static cn_status render_chat(job *j, const json_t *list)
+{
+    size_t n = json_array_size(list);
+    if (!json_is_array(list)) return cn_fail(CN_ERR_ARG, "--chat wants an array of messages");
+    cn_message *messages = cn_calloc(n, sizeof *messages);
+    if (!messages) return cn_fail(CN_ERR_MEMORY, "out of memory for %zu messages", n);
+    cn_status status = CN_OK;
+    for (size_t i = 0; i < n && status == CN_OK; i++) {
+        const json_t *m = json_array_get(list, i);
+        messages[i] = (cn_message){json_string_value(json_object_get(m, "role")),
+                                   json_string_value(json_object_get(m, "content"))};
+        if (!messages[i].role || !messages[i].content)
+            status = cn_fail(CN_ERR_ARG, "message %zu lacks \"role\" or \"content\"", i);
+    }
+    int thinking =
+        j->c->thinking == CN_OPT_THINKING_AUTO ? -1 : j->c->thinking == CN_OPT_THINKING_ON;
+    cn_buf_clear(&j->rendered);
+    if (status == CN_OK)
+        status = cn_chat_template_render(j->chat, messages, n, thinking, &j->rendered);
+    cn_free(messages);
+    return status;
+}
+
+static cn_status parse_ids(job *j, const json_t *list)
+{
+    const uint32_t vocab = cn_tokenizer_vocab_size(j->tokenizer);
+    if (!json_is_array(list)) return cn_fail(CN_ERR_ARG, "--decode wants an array of token ids");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *item = json_array_get(list, i);
+        const json_int_t id = json_integer_value(item);
+        if (!json_is_integer(item)) return cn_fail(CN_ERR_ARG, "token %zu is no number", i);
+        if (id < 0 || id >= vocab)
+            return cn_fail(CN_ERR_ARG, "token %zu is %lld: the vocabulary has %u", i,
+                           (long long)id, vocab);
+        CN_TRY(cn_tokens_add(&j->ids, &(uint32_t){(uint32_t)id}, 1));
+    }
+    return CN_OK;
+}
+
+/* `value` is the input as JSON, NULL for plain text. */
+static cn_status run_one(job *j, const json_t *value, const char *text, size_t n)
+{
+    j->ids.len = 0;
+    if (j->c->decode) {
+        CN_TRY(parse_ids(j, value));
+        CN_TRY(add_text(j, j->c->jsonl, &j->ids));
+        return cn_buf_add(&j->out, "\n", 1);
+    }
+    if (j->c->chat) {
+        CN_TRY(render_chat(j, value));
+        text = j->rendered.data;
+        n = j->rendered.len;
+    } else if (value) {
+        if (!json_is_string(value)) return cn_fail(CN_ERR_ARG, "the line is not a JSON string");
+        text = json_string_value(value);
+        n = json_string_length(value);
+    }
+    if (j->c->render && !j->c->jsonl) return cn_buf_add(&j->out, text, n);
+    if (j->c->render) {
+        json_t *string = json_stringn(text, n);
+        cn_status status = add_json(&j->out, string);
+        json_decref(string);
+        CN_TRY(status);
+        return cn_buf_add(&j->out, "\n", 1);
+    }
+    bool special = j->c->special && (!j->c->chat || cn_chat_template_add_special(j->chat));
+    CN_TRY(cn_tokenizer_encode(j->tokenizer, text, n, special, &j->ids));
+    bool brackets = j->c->jsonl && !j->c->pieces;
+    CN_TRY(cn_buf_add(&j->out, "[", brackets));
+    CN_TRY(add_ids(j));
+    return cn_buf_add(&j->out, brackets ? "]\n" : "\n", brackets ? 2 : 1);
+}
+
+static cn_status run_json(job *j, const char *text, size_t n)
+{
+    json_error_t error;
+    json_t *value = json_loadb(text, n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &error);
+    if (!value) return cn_fail(CN_ERR_ARG, "input is no JSON: %s", error.text);
+    cn_status status = run_one(j, value, NULL, 0);
+    json_decref(value);
+    return status;
+}
+
+/* Plain ids to decode: numbers with anything but digits between them. */
+static cn_status run_plain_ids(job *j, const char *text, size_t n)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < n;) {
+        char *end;
+        bool digit = text[i] >= '0' && text[i] <= '9';
+        long long id = digit ? strtoll(text + i, &end, 10) : 0;
+        if (digit) json_array_append_new(list, json_integer(id));
+        i = digit ? (size_t)(end - text) : i + 1;
+    }
+    cn_status status =
+        list ? run_one(j, list, NULL, 0) : cn_fail(CN_ERR_MEMORY, "out of memory for the ids");
+    json_decref(list);
+    return status;
+}
+
+static cn_status flush(job *j)
+{
+    size_t wrote = j->out.len ? fwrite(j->out.data, 1, j->out.len, stdout) : 0;
+    bool ok = wrote == j->out.len && fflush(stdout) == 0;
+    cn_buf_clear(&j->out);
+    return ok ? CN_OK : cn_fail(CN_ERR_IO, "writing standard output: %s", strerror(errno));
+}
+
+static cn_status run_lines(job *j, FILE *in)
+{
+    char *line = NULL;
+    size_t cap = 0;
+    cn_status status = CN_OK;
+    for (size_t number = 1; status == CN_OK; number++) {
+        ssize_t n = getline(&line, &cap, in);
+        if (n < 0) break;
+        status = run_json(j, line, (size_t)n);
+        if (status == CN_OK) status = flush(j);
+        if (status != CN_OK) status = cn_fail_within(status, "line %zu", number);
+    }
+    free(line);
+    return status;
+}
+
+static cn_status run_whole(job *j, const char *text, size_t n)
+{
+    if (j->c->chat) return run_json(j, text, n);
+    return j->c->decode ? run_plain_ids(j, text, n) : run_one(j, NULL, text, n);
+}
+
+static cn_status run_file(job *j, FILE *in)
+{
+    if (j->c->jsonl) return run_lines(j, in);
+    cn_buf text = {0};
+    cn_status status = cn_buf_add(&text, "", 0);
+    char chunk[1 << 14];
+    for (size_t n; status == CN_OK && (n = fread(chunk, 1, sizeof chunk, in)) > 0;)
+        status = cn_buf_add(&text, chunk, n);
+    if (status == CN_OK && ferror(in))
+        status = cn_fail(CN_ERR_IO, "%s: %s", j->c->file, strerror(errno));
+    if (status == CN_OK) status = run_whole(j, text.data, text.len);
+    cn_buf_free(&text);
+    return status;
+}
+
+static cn_status run_input(job *j)
+{
+    if (j->c->text && !j->c->jsonl) return run_whole(j, j->c->text, strlen(j->c->text));
+    if (j->c->text) return run_json(j, j->c->text, strlen(j->c->text));
+    bool standard = strcmp(j->c->file, "-") == 0;
+    FILE *in = standard ? stdin : fopen(j->c->file, "rb");
+    if (!in) return cn_fail(CN_ERR_IO, "%s: %s", j->c->file, strerror(errno));
+    cn_status status = run_file(j, in);
+    if (!standard) fclose(in);
+    return status;
+}
+
+static cn_status run(job *j)
+{
+    const char *dir = j->c->tokenizer ? j->c->tokenizer : j->c->model;
+    CN_TRY(cn_tokenizer_load(&j->tokenizer, dir));
+    if (j->c->chat) {
+        cn_buf family = {0};
+        cn_status status = cn_option_format(cn_option_find("chat-template"), j->c, &family);
+        if (status == CN_OK) status = cn_chat_template_load(&j->chat, dir, family.data);
+        cn_buf_free(&family);
+        CN_TRY(status);
+    }
+    CN_TRY(run_input(j));
+    return flush(j);
+}
+
+int cn_cmd_tokenize(int argc, char **argv)
+{
+    int exit_code;
+    cn_config *c = cn_command_begin(argc, argv, NULL, &exit_code);
+    if (!c) return exit_code;
+    job j = {.c = c};
+    cn_status status = run(&j);
+    if (status != CN_OK) cn_log(CN_LOG_ERROR, "cinch tokenize: %s", cn_last_error());
+    cn_chat_template_free(j.chat);
+    cn_tokenizer_free(j.tokenizer);
+    cn_tokens_free(&j.ids);
+    cn_buf_free(&j.out);
+    cn_buf_free(&j.rendered);
+    cn_config_free(c);
+    return status == CN_OK ? CN_EXIT_OK : CN_EXIT_FAILED;
+}

@@ -1,0 +1,86 @@
+/* command.c - the table of subcommands and what they share. To add one: its function in its own
+ * file, its declaration in command.h, a row here, and `make docs`. */
+#include "engine/cmd/command.h"
+
+#include <string.h>
+
+/* What an engine is made with. */
+enum {
+    ENGINE_SECTIONS = CN_SECTION_GENERAL | CN_SECTION_CHECKPOINT | CN_SECTION_MODEL |
+                      CN_SECTION_ENGINE | CN_SECTION_KV
+};
+
+static const cn_command commands[] = {
+    {"run-batch", "--model DIR -i IN.jsonl -o OUT.jsonl", "answer a file of requests",
+     ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_PROMPTS | CN_SECTION_RUN_BATCH,
+     cn_cmd_run_batch},
+    {"serve", "--model DIR", "answer over HTTP, as OpenAI's API has it",
+     ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_SHARING | CN_SECTION_SERVE, cn_cmd_serve},
+    {"compare", "--model DIR -i IN.jsonl [MORE.jsonl...] --arms full,zip:384,window:384",
+     "measure compressed KV against full KV: quality, agreement, speed, memory",
+     ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_PROMPTS | CN_SECTION_COMPARE,
+     cn_cmd_compare},
+    {"bench", "throughput|serve --model DIR", "measure requests and tokens per second, or a server",
+     ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_BENCH, cn_cmd_bench},
+    {"plan", "--model DIR", "print memory, KV blocks and concurrency before anything is loaded",
+     ENGINE_SECTIONS | CN_SECTION_SHARING | CN_SECTION_PLAN, cn_cmd_plan},
+    {"docs", "config|man", "print docs/CONFIG.md or the manual page from the option table",
+     CN_SECTION_GENERAL, cn_cmd_docs},
+    {"tokenize", "--model DIR [options]", "text to token ids, or back",
+     CN_SECTION_GENERAL | CN_SECTION_CHECKPOINT | CN_SECTION_TOKENIZE, cn_cmd_tokenize},
+};
+
+const cn_command *cn_commands(size_t *n)
+{
+    *n = sizeof commands / sizeof *commands;
+    return commands;
+}
+
+const cn_command *cn_command_find(const char *name)
+{
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        if (strcmp(commands[i].name, name) == 0) return &commands[i];
+    return NULL;
+}
+
+static void print_help(const cn_command *cmd)
+{
+    printf("usage: cinch %s %s\n\n%s\n", cmd->name, cmd->synopsis, cmd->summary);
+    cn_config_help(stdout, cmd->sections);
+}
+
+cn_config *cn_command_begin(int argc, char **argv, int *first_positional, int *exit_code)
+{
+    const cn_command *cmd = cn_command_find(argv[0]);
+    CN_ASSERT(cmd);
+    *exit_code = CN_EXIT_FAILED;
+    cn_config *c = cn_config_create();
+    if (!c) {
+        cn_log(CN_LOG_ERROR, "out of memory for the configuration");
+        return NULL;
+    }
+    cn_status status = cn_config_parse_args(c, cmd->sections, argc, argv, first_positional);
+    if (status == CN_OK && c->help) {
+        print_help(cmd);
+        *exit_code = CN_EXIT_OK;
+    } else if (status == CN_OK) {
+        status = cn_config_validate(c, cmd->sections);
+    }
+    if (status == CN_OK && !c->help) {
+        cn_log_set_level(c->log_level);
+        return c;
+    }
+    if (status != CN_OK) cn_log(CN_LOG_ERROR, "cinch %s: %s", cmd->name, cn_last_error());
+    cn_config_free(c);
+    return NULL;
+}
+
+void cn_commands_help(FILE *f)
+{
+    fprintf(f, "usage: cinch COMMAND [options]\n\n");
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        fprintf(f, "  %-10s  %s\n", commands[i].name, commands[i].summary);
+    fprintf(f, "  %-10s  %s\n", "version", "print the version");
+    fprintf(f, "  %-10s  %s\n", "help", "print this");
+    fprintf(f, "\ncinch help COMMAND lists the options of a command.\n");
+}

@@ -1,0 +1,47 @@
+/* command.h - the subcommands of the cinch program as one table: name, what it takes, function.
+ * `cinch help`, docs/CONFIG.md and the manual page are printed from it.
+ *
+ * Owner: main(). Thread: main. Stage: before the first request. */
+#ifndef CN_COMMAND_H
+#define CN_COMMAND_H
+
+#include "engine/options/options.h"
+
+/* Exit codes of every subcommand; run-batch alone uses the last two. */
+enum {
+    CN_EXIT_OK = 0,
+    CN_EXIT_FAILED = 1,      /* nothing done: bad options, no model */
+    CN_EXIT_SOME_ERRORS = 2, /* everything answered or recorded, some lines with an error */
+    CN_EXIT_RESUMABLE = 3    /* stopped; --resume goes on */
+};
+
+typedef struct cn_command {
+    const char *name;                  /* "run-batch" */
+    const char *synopsis;              /* what follows the name */
+    const char *summary;               /* one line */
+    uint32_t sections;                 /* the options it takes; any other is an error */
+    int (*run)(int argc, char **argv); /* argv[0] is the name; returns the exit code */
+} cn_command;
+
+const cn_command *cn_commands(size_t *n);
+const cn_command *cn_command_find(const char *name); /* NULL when unknown */
+
+/* What every subcommand begins with: parse argv under the command's sections, print --help or the
+ * error, check the options together, set the log level. Returns the configuration, which the
+ * caller frees, or NULL with *exit_code when the command is over already. first_positional as in
+ * cn_config_parse_args. argv[0] must be the command's name. */
+cn_config *cn_command_begin(int argc, char **argv, int *first_positional, int *exit_code);
+
+/* The subcommands, each in its own file. */
+int cn_cmd_docs(int argc, char **argv);
+int cn_cmd_tokenize(int argc, char **argv);
+int cn_cmd_run_batch(int argc, char **argv);
+int cn_cmd_bench(int argc, char **argv);
+int cn_cmd_compare(int argc, char **argv);
+int cn_cmd_plan(int argc, char **argv);
+int cn_cmd_serve(int argc, char **argv);
+
+/* The list of subcommands, as `cinch help` prints it. */
+void cn_commands_help(FILE *f);
+
+#endif

@@ -1,0 +1,254 @@
+/* plan.c - `cinch plan`: what a model would take and how many requests would run at once, from
+ * config.json and the options alone, on the device that would run it. No weight is read and no KV
+ * memory is taken.
+ *
+ * Expected tokens/s is a ceiling made of two measurements of a fraction of a second: how fast the
+ * backend's GEMM reads a weight matrix for one row, and how fast it multiplies it for as many rows
+ * as requests run at once. A step is taken to be the GEMMs of all parameters, plus one reading of
+ * all resident K and V at the first speed. */
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compress/policy.h"
+#include "engine/backend.h"
+#include "engine/cmd/command.h"
+#include "engine/start_plan.h"
+
+typedef struct plan_report {
+    const cn_config *config;
+    cn_model_config model;
+    cn_start_plan start;
+    cn_memory_plan memory; /* of start */
+    cn_dtype weight_dtype;
+    uint32_t max_model_len;
+    uint32_t running;         /* requests at once, as the default policy has it */
+    uint32_t resident_tokens; /* of each, on the average */
+    double read_bytes_per_s, flops_per_s, tokens_per_s;
+} plan_report;
+
+/* ---- measuring ---- */
+
+/* 64 MiB in f32, 512 in bf16 on a device: no cache holds it, and starting a product is cheap beside
+ * it. */
+enum { PROBE_COLS = 2048, PROBE_ROWS = 8192, PROBE_DEVICE_ROWS = 131072 };
+
+/* Of a device's memory, with some rows in bf16 beside the weight. */
+static uint64_t probe_bytes(uint32_t n_rows)
+{
+    const uint64_t elems = (uint64_t)PROBE_DEVICE_ROWS * PROBE_COLS +
+                           (uint64_t)n_rows * (PROBE_DEVICE_ROWS + PROBE_COLS);
+    return elems * sizeof(uint16_t) + 4096; /* each of the three begins on a boundary */
+}
+
+typedef struct probe {
+    cn_backend *be;
+    uint32_t n_rows; /* of the weight */
+    void *weight, *x, *out;
+} probe;
+
+/* Seconds of one GEMM of n_tokens rows: the best of a few, after one to warm up. */
+static cn_status time_gemm(const probe *p, uint32_t n_tokens, double *seconds)
+{
+    const cn_gemm_args a = {.out = p->out, .x = p->x, .weight = p->weight, .n_tokens = n_tokens,
+                            .n = p->n_rows, .k = PROBE_COLS};
+    cn_stream *s = p->be->stream(p->be, 0);
+    for (int i = 0; i < 4; i++) {
+        const double began_s = cn_now_s();
+        CN_TRY(p->be->gemm(s, &a));
+        CN_TRY(p->be->stream_sync(s));
+        const double took_s = cn_now_s() - began_s;
+        if (i == 1 || (i > 1 && took_s < *seconds)) *seconds = took_s;
+    }
+    return CN_OK;
+}
+
+static cn_status measure_with(probe *p, plan_report *r)
+{
+    const size_t act_bytes = cn_dtype_bytes(p->be->act_dtype);
+    const size_t weight_bytes =
+        (size_t)p->n_rows * PROBE_COLS * cn_dtype_bytes(p->be->weight_dtype);
+    const uint32_t rows = cn_max_u32(r->running, 1);
+    CN_TRY(p->be->mem_alloc(p->be, weight_bytes, &p->weight));
+    CN_TRY(p->be->mem_alloc(p->be, rows * PROBE_COLS * act_bytes, &p->x));
+    CN_TRY(p->be->mem_alloc(p->be, (size_t)rows * p->n_rows * act_bytes, &p->out));
+    double one_s = 0, all_s = 0;
+    CN_TRY(time_gemm(p, 1, &one_s));
+    CN_TRY(time_gemm(p, rows, &all_s));
+    r->read_bytes_per_s = (double)weight_bytes / one_s;
+    r->flops_per_s = 2.0 * p->n_rows * PROBE_COLS * rows / all_s;
+    return CN_OK;
+}
+
+static cn_status measure(cn_backend *be, plan_report *r)
+{
+    probe p = {.be = be, .n_rows = be->mem_avail ? PROBE_DEVICE_ROWS : PROBE_ROWS};
+    cn_status status = measure_with(&p, r);
+    void *const memory[] = {p.weight, p.x, p.out};
+    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
+        if (memory[i]) be->mem_free(be, memory[i]);
+    CN_TRY(status);
+    const uint32_t b = r->memory.block_tokens;
+    const double token_bytes = (double)r->memory.block_bytes / b;
+    const double kv_bytes = token_bytes * r->resident_tokens * r->running;
+    const double params = (double)cn_model_config_n_params(&r->model);
+    const double step_s =
+        2 * params * r->running / r->flops_per_s + kv_bytes / r->read_bytes_per_s;
+    r->tokens_per_s = r->running / step_s;
+    return CN_OK;
+}
+
+/* ---- the report ---- */
+
+static uint32_t budget_tokens(const plan_report *r)
+{
+    return (uint32_t)cn_round_up(r->config->kv.budget_tokens, r->memory.block_tokens);
+}
+
+static cn_status load_config(plan_report *r)
+{
+    const cn_config *c = r->config;
+    cn_model_config *m = &r->model;
+    CN_TRY(cn_model_config_load(m, c->model));
+    if (c->max_model_len > m->max_position)
+        return cn_fail(CN_ERR_ARG, "--max-model-len %u: config.json allows at most %u positions",
+                       c->max_model_len, m->max_position);
+    r->max_model_len = cn_start_max_model_len(c, m);
+    return CN_OK;
+}
+
+/* What an engine would refuse although its memory can be planned. */
+static cn_status check_start(const plan_report *r)
+{
+    cn_config known = *r->config; /* borrows all of it */
+    known.max_model_len = r->max_model_len;
+    CN_TRY(cn_config_validate(&known, CN_SECTION_ENGINE));
+    return cn_policy_check(&known.kv, r->memory.block_tokens, known.kv.window_tokens);
+}
+
+static cn_status fill(plan_report *r, cn_backend *be)
+{
+    const cn_config *c = r->config;
+    CN_TRY(cn_start_plan_make(&r->start, c, &r->model, be));
+    r->memory = r->start.kv;
+    CN_TRY(check_start(r));
+    r->weight_dtype = be->weight_dtype;
+    const bool capped = c->kv.policy != CN_KV_FULL;
+    r->running = capped ? r->memory.concurrency_capped : r->memory.concurrency_full;
+    /* A request of full KV holds half its final length on the average. */
+    const uint32_t half_tokens = cn_max_u32(r->memory.max_request_tokens / 2, 1);
+    r->resident_tokens = capped ? cn_min_u32(budget_tokens(r), r->max_model_len) : half_tokens;
+    r->running = cn_max_u32(r->running, 1);
+    return measure(be, r);
+}
+
+static void print_bytes(const char *what, uint64_t n)
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    double x = (double)n;
+    size_t u = 0;
+    for (; x >= 1024 && u + 1 < sizeof units / sizeof *units; u++) x /= 1024;
+    printf("%-12s %.*f %s", what, u ? 1 : 0, x, units[u]);
+}
+
+static void print_concurrency(const plan_report *r)
+{
+    const cn_memory_plan *p = &r->memory;
+    printf("%-12s %u requests of %u tokens at once, full KV, before any is preempted",
+           "concurrency", p->concurrency_full, r->max_model_len);
+    if (p->max_request_tokens < r->max_model_len)
+        printf("; the longest that fits alone has %u", p->max_request_tokens);
+    printf("\n");
+    if (p->n_max_blocks)
+        printf("%-12s %u requests of any output length at budget %u (%u blocks each)\n", "",
+               p->concurrency_capped, budget_tokens(r), p->n_max_blocks);
+    printf("%-12s about %.0f tokens/s at most, %u requests of %u resident tokens\n", "expected",
+           r->tokens_per_s, r->running, r->resident_tokens);
+    printf("%-12s measured now: reading %.1f GB/s, multiplying %.1f GFLOP/s\n", "",
+           r->read_bytes_per_s / 1e9, r->flops_per_s / 1e9);
+}
+
+static void print_table(const plan_report *r)
+{
+    const cn_model_config *m = &r->model;
+    const cn_memory_plan *p = &r->memory;
+    printf("%-12s %s, %.1f M parameters: %u layers, hidden %u, %u query and %u kv heads of %u\n",
+           "model", m->architecture, (double)cn_model_config_n_params(m) / 1e6, m->n_layers,
+           m->hidden, m->n_heads, m->n_kv_heads, m->head_dim);
+    print_bytes("weights", r->start.weight_bytes);
+    printf(" in %s\n", r->weight_dtype == CN_F32 ? "f32" : "bf16");
+    print_bytes("workspace", r->start.workspace_bytes + r->start.step_bytes);
+    printf(", steps of %u tokens and %u requests\n", r->config->max_num_batched_tokens,
+           r->config->max_num_seqs);
+    print_bytes("kv cache", p->n_blocks * p->block_bytes);
+    printf(", N_total = %u blocks of %u tokens, %llu bytes each\n", p->n_blocks, p->block_tokens,
+           (unsigned long long)p->block_bytes);
+    if (p->n_query_slots) {
+        print_bytes("queries", p->n_query_slots * p->query_slot_bytes);
+        printf(", M = %u slots of %u queries, %llu bytes each\n", p->n_query_slots,
+               p->window_tokens, (unsigned long long)p->query_slot_bytes);
+    }
+    print_bytes("total", cn_start_plan_bytes(&r->start));
+    printf("\n");
+    if (p->swap_bytes) {
+        print_bytes("swap space", p->swap_bytes);
+        printf(" of host memory, %u blocks and %u windows: %u requests at budget %u\n",
+               p->n_swap_blocks, p->n_swap_windows, p->n_swap_requests, budget_tokens(r));
+    }
+    print_concurrency(r);
+}
+
+static cn_status print_json(const plan_report *r)
+{
+    const cn_model_config *m = &r->model;
+    const cn_memory_plan *p = &r->memory;
+    json_t *json = json_pack(
+        "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
+        "s:f, s:f, s:f}",
+        "architecture", m->architecture, "parameters", (json_int_t)cn_model_config_n_params(m),
+        "weight_bytes", (json_int_t)r->start.weight_bytes, "workspace_bytes",
+        (json_int_t)(r->start.workspace_bytes + r->start.step_bytes), "kv_bytes",
+        (json_int_t)p->kv_bytes, "block_size", (json_int_t)p->block_tokens, "block_bytes",
+        (json_int_t)p->block_bytes, "num_blocks", (json_int_t)p->n_blocks, "query_slots",
+        (json_int_t)p->n_query_slots, "query_slot_bytes",
+        (json_int_t)p->query_slot_bytes, "max_blocks_per_request", (json_int_t)p->n_max_blocks,
+        "max_model_len", (json_int_t)r->max_model_len, "max_request_tokens",
+        (json_int_t)p->max_request_tokens, "concurrency_full", (json_int_t)p->concurrency_full,
+        "concurrency_capped", (json_int_t)p->concurrency_capped, "swap_bytes",
+        (json_int_t)p->swap_bytes, "swap_requests", (json_int_t)p->n_swap_requests,
+        "read_bytes_per_s",
+        r->read_bytes_per_s, "flops_per_s", r->flops_per_s, "expected_tokens_per_s",
+        r->tokens_per_s);
+    char *text = json ? json_dumps(json, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) : NULL;
+    json_decref(json);
+    if (!text) return cn_fail(CN_ERR_MEMORY, "out of memory for the plan");
+    puts(text);
+    free(text);
+    return CN_OK;
+}
+
+static cn_status plan(const cn_config *c)
+{
+    plan_report r = {.config = c};
+    cn_backend *be = NULL;
+    CN_TRY(load_config(&r));
+    CN_TRY(cn_backend_open(&be, c, &r.model, probe_bytes(c->max_num_seqs)));
+    cn_status status = fill(&r, be);
+    be->close(be);
+    CN_TRY(status);
+    if (c->json) return print_json(&r);
+    print_table(&r);
+    return CN_OK;
+}
+
+int cn_cmd_plan(int argc, char **argv)
+{
+    int exit_code;
+    cn_config *c = cn_command_begin(argc, argv, NULL, &exit_code);
+    if (!c) return exit_code;
+    cn_status status = plan(c);
+    cn_config_free(c);
+    if (status == CN_OK && fflush(stdout) == 0) return CN_EXIT_OK;
+    cn_log(CN_LOG_ERROR, "cinch plan: %s", cn_last_error());
+    return CN_EXIT_FAILED;
+}

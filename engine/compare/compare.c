@@ -1,0 +1,91 @@
+/* compare.c - `cinch compare`: the arms of --arms, each over every input file, on one engine.
+ *
+ * The prefix cache is off unless asked for: later arms would find the prompts of earlier ones. The
+ * figures are printed when a task is through, and the JSON file is renewed after every arm, so that
+ * a long comparison that is stopped has what it measured. */
+#include <string.h>
+
+#include "engine/cmd/command.h"
+#include "engine/compare/compare_report.h"
+
+typedef struct comparison {
+    cn_config *config;
+    cn_compare_arms arms;
+    cn_compare_task *tasks; /* [n_tasks] */
+    uint32_t n_tasks;
+    cn_engine *engine;
+    cn_compare_report report;
+} comparison;
+
+static cn_status load_tasks(comparison *c, char **more, uint32_t n_more)
+{
+    c->tasks = cn_calloc((size_t)n_more + 1, sizeof *c->tasks);
+    if (!c->tasks) return cn_fail(CN_ERR_MEMORY, "out of memory for %u files", n_more + 1);
+    for (uint32_t i = 0; i <= n_more; i++) {
+        const char *path = i == 0 ? c->config->input_file : more[i - 1];
+        c->n_tasks++;
+        CN_TRY(cn_compare_task_load(&c->tasks[i], c->engine, path));
+    }
+    return CN_OK;
+}
+
+static cn_status begin(comparison *c, char **more, uint32_t n_more)
+{
+    cn_config *config = c->config;
+    if (config->answer_field && config->grade == CN_OPT_GRADE_NONE)
+        config->grade = CN_OPT_GRADE_EXACT;
+    if (!cn_config_is_given(config, "enable-prefix-caching"))
+        config->enable_prefix_caching = false;
+    CN_TRY(cn_compare_arms_parse(&c->arms, config));
+    cn_compare_arms_declare(&c->arms, config);
+    CN_TRY(cn_engine_create(&c->engine, config));
+    CN_TRY(load_tasks(c, more, n_more));
+    cn_compare_figures *figures = cn_calloc((size_t)c->n_tasks * c->arms.n, sizeof *figures);
+    if (!figures) return cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
+    c->report = (cn_compare_report){.config = config, .arms = &c->arms, .tasks = c->tasks,
+                                    .n_tasks = c->n_tasks, .figures = figures};
+    return CN_OK;
+}
+
+static cn_status run_task(comparison *c, uint32_t task)
+{
+    cn_compare_report *report = &c->report;
+    cn_compare_run *run;
+    CN_TRY(cn_compare_run_create(&run, c->engine, &c->tasks[task]));
+    cn_status status = CN_OK;
+    for (uint32_t a = 0; status == CN_OK && a < c->arms.n; a++) {
+        cn_log(CN_LOG_INFO, "%s: %s", c->tasks[task].name, c->arms.arms[a].label);
+        status = cn_compare_run_arm(run, &c->arms.arms[a], &report->figures[report->n_done]);
+        if (status != CN_OK) break;
+        report->n_done++;
+        if (c->config->compare_json)
+            status = cn_compare_write_json(report, c->config->compare_json);
+    }
+    cn_compare_run_free(run);
+    if (status == CN_OK) cn_compare_print(stdout, report, task);
+    return status;
+}
+
+static cn_status compare(comparison *c, char **more, uint32_t n_more)
+{
+    CN_TRY(begin(c, more, n_more));
+    for (uint32_t i = 0; i < c->n_tasks; i++) CN_TRY(run_task(c, i));
+    if (c->config->plot) CN_TRY(cn_compare_write_plot(&c->report, c->config->plot));
+    return CN_OK;
+}
+
+int cn_cmd_compare(int argc, char **argv)
+{
+    int first, exit_code;
+    comparison c = {.config = cn_command_begin(argc, argv, &first, &exit_code)};
+    if (!c.config) return exit_code;
+    cn_status status = compare(&c, argv + first, (uint32_t)(argc - first));
+    if (status != CN_OK) cn_log(CN_LOG_ERROR, "cinch compare: %s", cn_last_error());
+    cn_engine_free(c.engine);
+    for (uint32_t i = 0; i < c.n_tasks; i++) cn_compare_task_free(&c.tasks[i]);
+    cn_free(c.tasks);
+    cn_free(c.report.figures);
+    cn_compare_arms_free(&c.arms);
+    cn_config_free(c.config);
+    return status == CN_OK && fflush(stdout) == 0 ? CN_EXIT_OK : CN_EXIT_FAILED;
+}

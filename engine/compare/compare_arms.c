@@ -1,0 +1,133 @@
+/* compare_arms.c - see compare_arms.h. */
+#include "engine/compare/compare_arms.h"
+
+#include <string.h>
+
+#include "engine/options/option_value.h"
+
+enum { NAME_MAX_BYTES = 64 };
+static const char json_prefix[] = "kv.";
+
+/* The row behind a key of a `kv` object, or NULL. */
+static const cn_option *find_key(const char *key, size_t len)
+{
+    size_t n;
+    const cn_option *o = cn_options(&n);
+    for (size_t i = 0; i < n; i++) {
+        if (!o[i].json || strncmp(o[i].json, json_prefix, sizeof json_prefix - 1) != 0) continue;
+        const char *name = o[i].json + sizeof json_prefix - 1;
+        if (strlen(name) == len && memcmp(name, key, len) == 0) return &o[i];
+    }
+    return NULL;
+}
+
+static cn_status refuse_key(const char *key, size_t len)
+{
+    char known[256];
+    size_t n, used = 0;
+    const cn_option *o = cn_options(&n);
+    for (size_t i = 0; i < n && used < sizeof known; i++)
+        if (o[i].json && strncmp(o[i].json, json_prefix, sizeof json_prefix - 1) == 0)
+            used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "",
+                                     o[i].json + sizeof json_prefix - 1);
+    return cn_fail(CN_ERR_ARG, "unknown key '%.*s': want one of %s", (int)len, key, known);
+}
+
+/* Sets in c what one part between colons says; `place` counts them, 0 is the policy. */
+static cn_status set_part(cn_config *c, char *part, uint32_t place)
+{
+    if (place == 0) return cn_option_set_text(c, cn_option_find("kv-policy"), part);
+    if (place == 1 && part[0] && part[strspn(part, "0123456789")] == '\0')
+        return cn_option_set_text(c, cn_option_find("kv-budget"), part);
+    size_t len = strcspn(part, "=");
+    const char *value = part[len] ? part + len + 1 : "true";
+    const cn_option *o = find_key(part, len);
+    const bool negated = !o && !part[len] && strncmp(part, "no-", 3) == 0;
+    if (negated) {
+        o = find_key(part + 3, len - 3);
+        value = "false";
+    }
+    if (!o) return refuse_key(part, len);
+    if (!part[len] && o->type != CN_OPTION_BOOL)
+        return cn_fail(CN_ERR_ARG, "'%s' is no switch: write %s=value", part,
+                       o->json + sizeof json_prefix - 1);
+    return cn_option_set_text(c, o, value);
+}
+
+static cn_status parse_arm(cn_compare_arm *arm, const cn_config *c, const char *text, size_t len)
+{
+    arm->label = cn_strndup(text, len);
+    char *parts = cn_strndup(text, len);
+    cn_config *scratch = NULL;
+    cn_status status = CN_OK;
+    if (!arm->label || !parts)
+        status = cn_fail(CN_ERR_MEMORY, "out of memory for an arm");
+    if (status == CN_OK) status = cn_config_copy(&scratch, c);
+    char *rest = parts;
+    for (uint32_t place = 0; status == CN_OK && rest; place++) {
+        char *part = strsep(&rest, ":");
+        status = set_part(scratch, part, place);
+    }
+    if (status == CN_OK) {
+        arm->kv = scratch->kv;
+        status = cn_config_validate(scratch, CN_SECTION_KV);
+    }
+    if (status == CN_ERR_ARG) status = cn_fail_within(status, "--arms %.*s", (int)len, text);
+    cn_config_free(scratch);
+    cn_free(parts);
+    return status;
+}
+
+static cn_status check_twice(const cn_compare_arms *a)
+{
+    const char *label = a->arms[a->n - 1].label;
+    for (uint32_t i = 0; i + 1 < a->n; i++)
+        if (strcmp(a->arms[i].label, label) == 0)
+            return cn_fail(CN_ERR_ARG, "--arms %s: the arm stands twice", label);
+    return CN_OK;
+}
+
+cn_status cn_compare_arms_parse(cn_compare_arms *out, const cn_config *c)
+{
+    static const char full[] = "full";
+    uint32_t n = 2;
+    for (const char *p = c->arms; *p; p++) n += *p == ',';
+    *out = (cn_compare_arms){.arms = cn_calloc(n, sizeof *out->arms)};
+    if (!out->arms) return cn_fail(CN_ERR_MEMORY, "out of memory for %u arms", n);
+    out->n = 1;
+    CN_TRY(parse_arm(&out->arms[0], c, full, sizeof full - 1));
+    for (const char *p = c->arms;; p++) {
+        size_t len = strcspn(p, ",");
+        bool is_full = len == sizeof full - 1 && memcmp(p, full, len) == 0;
+        if (!is_full) {
+            out->n++;
+            CN_TRY(parse_arm(&out->arms[out->n - 1], c, p, len));
+            CN_TRY(check_twice(out));
+        }
+        p += len;
+        if (!*p) return CN_OK;
+    }
+}
+
+void cn_compare_arms_free(cn_compare_arms *a)
+{
+    for (uint32_t i = 0; i < a->n; i++) cn_free(a->arms[i].label);
+    cn_free(a->arms);
+    *a = (cn_compare_arms){0};
+}
+
+void cn_compare_arms_declare(const cn_compare_arms *a, cn_config *c)
+{
+    uint32_t window = 0, budget = 0;
+    c->kv_policies = 0;
+    for (uint32_t i = 0; i < a->n; i++) {
+        const cn_kv_params *kv = &a->arms[i].kv;
+        c->kv_policies |= 1U << kv->policy;
+        if (kv->policy == CN_KV_ZIP) window = cn_max_u32(window, kv->window_tokens);
+        if (kv->policy == CN_KV_FULL) continue;
+        budget = budget ? cn_min_u32(budget, kv->budget_tokens) : kv->budget_tokens;
+    }
+    c->kv.policy = CN_KV_FULL;
+    if (window) c->kv.window_tokens = window;
+    if (budget) c->kv.budget_tokens = budget;
+}

@@ -1,0 +1,302 @@
+/* compare_report.c - see compare_report.h. */
+#include "engine/compare/compare_report.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "compress/policy.h"
+#include "engine/compare/svg_plot.h"
+
+static const cn_compare_figures *figures_of(const cn_compare_report *r, uint32_t task, uint32_t arm)
+{
+    const uint32_t i = task * r->arms->n + arm;
+    return i < r->n_done ? &r->figures[i] : NULL;
+}
+
+static double per_second(const cn_compare_figures *f)
+{
+    return f->elapsed_s > 0 ? (double)f->output_tokens / f->elapsed_s : 0;
+}
+
+/* ---- the table ---- */
+
+enum { CELL_BYTES = 48 };
+
+static void text_exact(const cn_compare_figures *f, char *s)
+{
+    if (f->graded)
+        snprintf(s, CELL_BYTES, "%u/%u", f->matched, f->graded);
+    else
+        snprintf(s, CELL_BYTES, "-");
+}
+static void text_interval(const cn_compare_figures *f, char *s)
+{
+    if (f->graded)
+        snprintf(s, CELL_BYTES, "%.1f-%.1f %%", 100 * f->low, 100 * f->high);
+    else
+        snprintf(s, CELL_BYTES, "-");
+}
+static void text_identical(const cn_compare_figures *f, char *s)
+{
+    snprintf(s, CELL_BYTES, "%u", f->identical);
+}
+static void text_divergence(const cn_compare_figures *f, char *s)
+{
+    if (f->identical + f->refused < f->prompts)
+        snprintf(s, CELL_BYTES, "%u", f->median_divergence);
+    else
+        snprintf(s, CELL_BYTES, "-");
+}
+static void text_same_best(const cn_compare_figures *f, char *s)
+{
+    snprintf(s, CELL_BYTES, "%.2f %%", 100 * cn_agreement_share(&f->agreement));
+}
+static void text_gap(const cn_compare_figures *f, char *s)
+{
+    snprintf(s, CELL_BYTES, "%.4f", cn_agreement_gap(&f->agreement));
+}
+static void text_speed(const cn_compare_figures *f, char *s)
+{
+    snprintf(s, CELL_BYTES, "%.0f", per_second(f));
+}
+static void text_speedup(const cn_compare_figures *f, char *s)
+{
+    snprintf(s, CELL_BYTES, "%.2f", f->speedup);
+}
+static void text_peak(const cn_compare_figures *f, char *s)
+{
+    snprintf(s, CELL_BYTES, "%.0f", f->peak_tokens);
+}
+static void text_held(const cn_compare_figures *f, char *s)
+{
+    snprintf(s, CELL_BYTES, "%.0f", f->held_tokens);
+}
+static void text_events(const cn_compare_figures *f, char *s)
+{
+    snprintf(s, CELL_BYTES, "%llu", (unsigned long long)f->compressions);
+}
+static void text_evicted(const cn_compare_figures *f, char *s)
+{
+    snprintf(s, CELL_BYTES, "%llu", (unsigned long long)f->evicted_tokens);
+}
+static void text_freed(const cn_compare_figures *f, char *s)
+{
+    snprintf(s, CELL_BYTES, "%.1f", (double)f->freed_bytes / (1 << 20));
+}
+static void text_running(const cn_compare_figures *f, char *s)
+{
+    snprintf(s, CELL_BYTES, "%.1f", f->running);
+}
+static void text_preemptions(const cn_compare_figures *f, char *s)
+{
+    snprintf(s, CELL_BYTES, "%llu", (unsigned long long)f->preemptions);
+}
+
+static const struct {
+    const char *title;
+    void (*text)(const cn_compare_figures *f, char *s);
+} columns[] = {
+    {"exact", text_exact},
+    {"95 %", text_interval},
+    {"same output", text_identical},
+    {"parts at", text_divergence},
+    {"same best", text_same_best},
+    {"gap/token", text_gap},
+    {"tokens/s", text_speed},
+    {"speed-up", text_speedup},
+    {"KV peak", text_peak},
+    {"KV held", text_held},
+    {"events", text_events},
+    {"evicted", text_evicted},
+    {"MiB freed", text_freed},
+    {"running", text_running},
+    {"preempted", text_preemptions},
+};
+enum { N_COLUMNS = sizeof columns / sizeof *columns };
+
+void cn_compare_print(FILE *f, const cn_compare_report *r, uint32_t task)
+{
+    char cell[CELL_BYTES];
+    size_t width[N_COLUMNS], label_width = strlen("arm");
+    for (uint32_t a = 0; a < r->arms->n; a++) {
+        const size_t n = strlen(r->arms->arms[a].label);
+        if (n > label_width) label_width = n;
+    }
+    for (uint32_t c = 0; c < N_COLUMNS; c++) {
+        width[c] = strlen(columns[c].title);
+        for (uint32_t a = 0; a < r->arms->n && figures_of(r, task, a); a++) {
+            columns[c].text(figures_of(r, task, a), cell);
+            if (strlen(cell) > width[c]) width[c] = strlen(cell);
+        }
+    }
+    fprintf(f, "\n%s, %u prompts\n\n| %-*s |", r->tasks[task].name, r->tasks[task].n,
+            (int)label_width, "arm");
+    for (uint32_t c = 0; c < N_COLUMNS; c++) fprintf(f, " %*s |", (int)width[c], columns[c].title);
+    fprintf(f, "\n|%.*s|", (int)label_width + 2,
+            "----------------------------------------------------------------");
+    for (uint32_t c = 0; c < N_COLUMNS; c++)
+        fprintf(f, "%.*s:|", (int)width[c] + 1, "------------------------------------------------");
+    for (uint32_t a = 0; a < r->arms->n && figures_of(r, task, a); a++) {
+        fprintf(f, "\n| %-*s |", (int)label_width, r->arms->arms[a].label);
+        for (uint32_t c = 0; c < N_COLUMNS; c++) {
+            columns[c].text(figures_of(r, task, a), cell);
+            fprintf(f, " %*s |", (int)width[c], cell);
+        }
+    }
+    fprintf(f, "\n");
+    fflush(f);
+}
+
+/* ---- files ---- */
+
+/* Never leaves half a file: what was there stays until the new one is whole. A pipe or a device
+ * (/dev/stdout) is written to, for a file in its place would hide it. */
+static cn_status replace_file(const char *path, const char *text, size_t n)
+{
+    struct stat s;
+    const bool is_file = stat(path, &s) != 0 || S_ISREG(s.st_mode);
+    cn_buf tmp = {0};
+    CN_TRY(cn_buf_addf(&tmp, "%s%s", path, is_file ? ".tmp" : ""));
+    FILE *f = fopen(tmp.data, "w");
+    bool ok = f && fwrite(text, 1, n, f) == n;
+    if (f && fclose(f) != 0) ok = false;
+    if (ok && is_file) ok = rename(tmp.data, path) == 0;
+    cn_buf_free(&tmp);
+    return ok ? CN_OK : cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
+}
+
+static json_t *kv_json(const cn_kv_params *kv)
+{
+    if (kv->policy == CN_KV_FULL)
+        return json_pack("{s:s}", "policy", cn_kv_policy_name(kv->policy));
+    if (kv->policy == CN_KV_WINDOW)
+        return json_pack("{s:s, s:I, s:I}", "policy", cn_kv_policy_name(kv->policy), "budget",
+                         (json_int_t)kv->budget_tokens, "sinks", (json_int_t)kv->sink_tokens);
+    static const char *const poolings[] = {"first", "never", "always"};
+    static const char *const redundancies[] = {"lightning", "flash", "none"};
+    return json_pack(
+        "{s:s, s:I, s:I, s:b, s:f, s:s, s:s, s:f, s:f, s:f, s:s, s:s}", "policy",
+        cn_kv_policy_name(kv->policy), "budget", (json_int_t)kv->budget_tokens, "window",
+        (json_int_t)kv->window_tokens, "global", kv->global_score, "alpha", (double)kv->alpha,
+        "pooling", poolings[kv->pooling], "redundancy", redundancies[kv->redundancy], "p",
+        (double)kv->redundancy_p, "tau", (double)kv->redundancy_tau, "lambda",
+        (double)kv->lambda, "combine", kv->combine == CN_COMBINE_CONVEX ? "convex" : "subtract",
+        "move", kv->move == CN_MOVE_ORDER ? "order" : "fill");
+}
+
+static json_t *match_json(const cn_compare_figures *f)
+{
+    if (f->graded == 0) return json_null();
+    return json_pack("{s:I, s:I, s:f, s:f, s:f}", "matched", (json_int_t)f->matched, "of",
+                     (json_int_t)f->graded, "share", (double)f->matched / f->graded, "low_95",
+                     f->low, "high_95", f->high);
+}
+
+static json_t *agreement_json(const cn_compare_figures *f)
+{
+    const cn_agreement *a = &f->agreement;
+    return json_pack("{s:I, s:I, s:I, s:I, s:f, s:f}", "identical_outputs",
+                     (json_int_t)f->identical, "median_first_divergence",
+                     (json_int_t)f->median_divergence, "audited_outputs", (json_int_t)a->outputs,
+                     "audited_tokens", (json_int_t)a->tokens, "same_best_share",
+                     cn_agreement_share(a), "logprob_gap_per_token", cn_agreement_gap(a));
+}
+
+static json_t *memory_json(const cn_compare_figures *f)
+{
+    return json_pack("{s:f, s:I, s:f, s:I, s:I, s:I}", "peak_tokens_mean", f->peak_tokens,
+                     "peak_tokens_max", (json_int_t)f->max_peak_tokens, "held_tokens_mean",
+                     f->held_tokens, "compressions", (json_int_t)f->compressions, "evicted",
+                     (json_int_t)f->evicted_tokens, "freed_bytes", (json_int_t)f->freed_bytes);
+}
+
+static json_t *arm_json(const char *label, const cn_compare_figures *f)
+{
+    return json_pack(
+        "{s:s, s:o, s:I, s:I, s:o, s:o, s:I, s:I, s:f, s:f, s:f, s:o, s:f, s:I, s:I}", "arm",
+        label, "kv", kv_json(&f->kv), "prompts", (json_int_t)f->prompts, "refused",
+        (json_int_t)f->refused, "exact_match", match_json(f), "agreement", agreement_json(f),
+        "prompt_tokens", (json_int_t)f->prompt_tokens, "output_tokens",
+        (json_int_t)f->output_tokens, "elapsed_s", f->elapsed_s, "output_tokens_per_s",
+        per_second(f), "speedup_over_full", f->speedup, "kv_memory", memory_json(f),
+        "mean_concurrency", f->running, "preemptions", (json_int_t)f->preemptions,
+        "recomputed_tokens", (json_int_t)f->recomputed_tokens);
+}
+
+static json_t *report_json(const cn_compare_report *r)
+{
+    json_t *tasks = json_array();
+    for (uint32_t t = 0; t < r->n_tasks && figures_of(r, t, 0); t++) {
+        json_t *arms = json_array();
+        for (uint32_t a = 0; a < r->arms->n && figures_of(r, t, a); a++)
+            json_array_append_new(arms, arm_json(r->arms->arms[a].label, figures_of(r, t, a)));
+        json_array_append_new(tasks, json_pack("{s:s, s:s, s:o}", "task", r->tasks[t].name,
+                                               "input", r->tasks[t].path, "arms", arms));
+    }
+    return json_pack("{s:s, s:s, s:b, s:o}", "version", CINCH_VERSION, "model", r->config->model,
+                     "complete", r->n_done == r->n_tasks * r->arms->n, "tasks", tasks);
+}
+
+cn_status cn_compare_write_json(const cn_compare_report *r, const char *path)
+{
+    json_t *json = report_json(r);
+    char *text = json ? json_dumps(json, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) : NULL;
+    json_decref(json);
+    if (!text) return cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
+    cn_status status = replace_file(path, text, strlen(text));
+    free(text);
+    return status;
+}
+
+/* ---- the plot ---- */
+
+static cn_status draw(const cn_compare_report *r, cn_svg_panel *panels, cn_svg_point *points,
+                      cn_buf *out)
+{
+    static const char *const policies[] = {
+        [CN_KV_FULL] = "full KV", [CN_KV_WINDOW] = "window", [CN_KV_ZIP] = "zip"};
+    const bool graded = r->config->grade != CN_OPT_GRADE_NONE;
+    for (uint32_t t = 0; t < r->n_tasks; t++) {
+        panels[t] = (cn_svg_panel){.title = r->tasks[t].name, .points = points};
+        for (uint32_t a = 0; a < r->arms->n && figures_of(r, t, a); a++) {
+            const cn_compare_figures *f = figures_of(r, t, a);
+            const double y = graded ? (double)f->matched / f->graded
+                                    : cn_agreement_share(&f->agreement);
+            *points++ = (cn_svg_point){
+                .label = r->arms->arms[a].label,
+                .x = f->peak_tokens,
+                .y = y,
+                .low = graded ? f->low : y,
+                .high = graded ? f->high : y,
+                .series = f->kv.policy,
+            };
+            panels[t].n_points++;
+        }
+    }
+    const cn_svg_plot plot = {
+        .x_title = "most KV tokens of a request, mean",
+        .y_title = graded ? "exact match, 95 % interval" : "agreement with full KV",
+        .series = policies,
+        .n_series = sizeof policies / sizeof *policies,
+        .panels = panels,
+        .n_panels = r->n_tasks,
+    };
+    return cn_svg_plot_write(out, &plot);
+}
+
+cn_status cn_compare_write_plot(const cn_compare_report *r, const char *path)
+{
+    cn_buf svg = {0};
+    cn_svg_panel *panels = cn_calloc(r->n_tasks, sizeof *panels);
+    cn_svg_point *points = cn_calloc((size_t)r->n_tasks * r->arms->n, sizeof *points);
+    cn_status status = panels && points ? draw(r, panels, points, &svg)
+                                        : cn_fail(CN_ERR_MEMORY, "out of memory for the plot");
+    if (status == CN_OK) status = replace_file(path, svg.data, svg.len);
+    cn_free(panels);
+    cn_free(points);
+    cn_buf_free(&svg);
+    return status;
+}

@@ -1,0 +1,82 @@
+/* compare_task.c - see compare_task.h. */
+#include "engine/compare/compare_task.h"
+
+#include <string.h>
+
+static cn_status set_name(cn_compare_task *t)
+{
+    const char *slash = strrchr(t->path, '/');
+    const char *name = slash ? slash + 1 : t->path;
+    const char *dot = strrchr(name, '.');
+    t->name = cn_strndup(name, dot && dot > name ? (size_t)(dot - name) : strlen(name));
+    return t->name ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a task");
+}
+
+/* An empty item at the end, or NULL. */
+static cn_batch_item *new_item(cn_compare_task *t)
+{
+    if (t->n == t->cap) {
+        const uint32_t cap = t->cap ? 2 * t->cap : 64;
+        cn_batch_item *items = cn_realloc(t->items, cap, sizeof *items);
+        if (!items) return NULL;
+        t->items = items;
+        t->cap = cap;
+    }
+    cn_batch_item *item = &t->items[t->n++];
+    *item = (cn_batch_item){0};
+    return item;
+}
+
+static cn_status read_line(cn_compare_task *t, const cn_config *c, const cn_line *line,
+                           const cn_api_defaults *defaults)
+{
+    const cn_batch_format format = {c->prompt_field, c->id_field, c->answer_field};
+    cn_batch_item *item = new_item(t);
+    if (!item) return cn_fail(CN_ERR_MEMORY, "out of memory for %u lines", t->n + 1);
+    CN_TRY(cn_batch_item_identify(item, line, &format));
+    CN_TRY(cn_batch_item_read(item, &format, defaults));
+    if (c->answer_field && !item->reference)
+        return cn_fail(CN_ERR_ARG, "%s: no reference answer", c->answer_field);
+    if (item->request.params.sampling.n != 1)
+        return cn_fail(CN_ERR_ARG, "n is %u: a comparison takes one sample a prompt",
+                       item->request.params.sampling.n);
+    return CN_OK;
+}
+
+static cn_status read_lines(cn_compare_task *t, const cn_engine *e, cn_line_reader *reader)
+{
+    const cn_config *c = cn_engine_config(e);
+    cn_api_defaults defaults;
+    cn_engine_default_sampling(e, &defaults.sampling);
+    cn_engine_default_kv(e, &defaults.kv);
+    while (c->limit == 0 || t->n < c->limit) {
+        cn_line line;
+        cn_line_state state;
+        CN_TRY(cn_line_reader_next(reader, -1, &line, &state));
+        if (state == CN_LINE_END) break;
+        if (state != CN_LINE_READY) continue;
+        cn_status status = read_line(t, c, &line, &defaults);
+        if (status != CN_OK)
+            return cn_fail_within(status, "line %llu", (unsigned long long)line.number);
+    }
+    return t->n ? CN_OK : cn_fail(CN_ERR_ARG, "no line to run");
+}
+
+cn_status cn_compare_task_load(cn_compare_task *out, const cn_engine *e, const char *path)
+{
+    *out = (cn_compare_task){.path = path};
+    CN_TRY(set_name(out));
+    cn_line_reader *reader;
+    CN_TRY(cn_line_reader_open(&reader, path, CN_BATCH_MAX_LINE_BYTES));
+    cn_status status = read_lines(out, e, reader);
+    cn_line_reader_close(reader);
+    return status == CN_OK ? CN_OK : cn_fail_within(status, "%s", path);
+}
+
+void cn_compare_task_free(cn_compare_task *t)
+{
+    for (uint32_t i = 0; i < t->n; i++) cn_batch_item_free(&t->items[i]);
+    cn_free(t->items);
+    cn_free(t->name);
+    *t = (cn_compare_task){0};
+}

@@ -1,0 +1,130 @@
+/* batch_drive.c - see batch_drive.h. */
+#include "engine/offline/batch_drive.h"
+
+#include <time.h>
+
+enum { IDLE_WAIT_MS = 200, MAX_ERRORS_SHOWN = 10 /* all are in the output */ };
+
+/* ---- the way to the engine ---- */
+
+static const char *token_bytes(void *user, uint32_t token, size_t *n_bytes)
+{
+    const char *bytes;
+    bool special;
+    const cn_tokenizer *t = cn_engine_tokenizer(user);
+    return cn_tokenizer_token(t, token, &bytes, n_bytes, &special) ? bytes : NULL;
+}
+
+static cn_status submit(void *drive, cn_batch_job *job)
+{
+    cn_batch_drive *d = drive;
+    if (!job->result)
+        CN_TRY(cn_api_result_create(&job->result, &job->item.request, token_bytes, d->engine));
+    return cn_engine_submit(d->engine, &job->asked.params, cn_batch_job_event, job,
+                            &job->request);
+}
+
+static void cancel(void *drive, cn_batch_job *job)
+{
+    cn_engine_cancel(((cn_batch_drive *)drive)->engine, job->request);
+}
+
+static uint64_t n_tokens(void *drive, cn_batch_job *job)
+{
+    (void)drive;
+    return cn_api_result_n_tokens(job->result);
+}
+
+static bool interrupted(void *drive)
+{
+    const cn_batch_drive *d = drive;
+    return *d->n_signals != d->n_heeded;
+}
+
+static void show_fault(void *drive, const cn_batch_run *run, uint64_t line, const char *message)
+{
+    cn_batch_drive *d = drive;
+    if (run->n_errors > MAX_ERRORS_SHOWN) return;
+    cn_progress_end(&d->progress);
+    if (run->n_errors < MAX_ERRORS_SHOWN)
+        cn_log(CN_LOG_WARN, "line %llu: %s", (unsigned long long)line, message);
+    else
+        cn_log(CN_LOG_WARN, "more error lines are in the output alone");
+}
+
+static void open_port(cn_batch_drive *d)
+{
+    d->port = (cn_batch_port){.user = d,
+                              .submit = submit,
+                              .cancel = cancel,
+                              .n_tokens = n_tokens,
+                              .interrupted = interrupted,
+                              .fault = show_fault};
+    cn_engine_default_sampling(d->engine, &d->port.defaults.sampling);
+    cn_engine_default_kv(d->engine, &d->port.defaults.kv);
+}
+
+/* ---- the loop ---- */
+
+int64_t cn_next_time_of_day(int32_t minutes, int64_t now)
+{
+    time_t t = (time_t)now;
+    struct tm local;
+    localtime_r(&t, &local);
+    local.tm_hour = minutes / 60;
+    local.tm_min = minutes % 60;
+    local.tm_sec = 0;
+    local.tm_isdst = -1;
+    struct tm today = local;
+    if ((int64_t)mktime(&today) > now) return (int64_t)mktime(&local);
+    local.tm_mday++;
+    return (int64_t)mktime(&local);
+}
+
+static void heed_wishes(cn_batch_drive *d, cn_batch_run *run)
+{
+    d->n_heeded = *d->n_signals;
+    if (d->n_heeded > 0 && run->state == CN_BATCH_RUNNING) {
+        cn_batch_run_drain(run, false, "interrupted");
+        cn_log(CN_LOG_INFO, "finishing the requests that run; interrupt again to stop at once");
+    }
+    if (d->n_heeded > 1) cn_batch_run_stop(run, false, "interrupted twice");
+    if (d->until && (int64_t)time(NULL) >= d->until)
+        cn_batch_run_drain(run, false, "the time of --until has come");
+}
+
+static void show_progress(cn_batch_drive *d, const cn_batch_run *run)
+{
+    if (!cn_progress_is_due(&d->progress)) return;
+    cn_progress_figures g = {
+        .read = run->n_read,
+        .done = run->n_skipped + run->n_answered + run->n_errors,
+        .errors = run->totals.errors,
+        .answered_now = run->n_answered,
+        .input_bytes = cn_line_reader_bytes_done(run->input),
+        .input_bytes_total = cn_line_reader_bytes_total(run->input),
+        .input_ended = run->input_ended,
+    };
+    cn_engine_stats(d->engine, &g.stats);
+    cn_progress_show(&d->progress, &g);
+}
+
+void cn_batch_drive_all(cn_batch_drive *d, cn_batch_run *run)
+{
+    open_port(d);
+    run->port = &d->port;
+    run->max_inflight = run->config->max_inflight;
+    for (;;) {
+        heed_wishes(d, run);
+        cn_batch_run_admit(run, IDLE_WAIT_MS);
+        if (run->state == CN_BATCH_STOPPED || cn_batch_run_is_over(run)) break;
+        if (run->n_inflight > 0) {
+            bool idle;
+            if (cn_engine_step(d->engine, &idle) != CN_OK)
+                cn_batch_run_stop(run, true, cn_last_error());
+            cn_batch_run_settle(run);
+        }
+        show_progress(d, run);
+    }
+    cn_progress_end(&d->progress);
+}

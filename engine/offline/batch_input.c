@@ -1,0 +1,203 @@
+/* batch_input.c - see batch_input.h. */
+#include "engine/offline/batch_input.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/json.h"
+
+enum { SHOWN_BYTES = 96, MAX_ID_BYTES = 512 };
+
+static cn_status fail_field(cn_batch_item *item, const char *field)
+{
+    cn_buf_clear(&item->at_fault);
+    return cn_buf_add(&item->at_fault, field, strlen(field)) == CN_OK ? CN_ERR_ARG : CN_ERR_MEMORY;
+}
+
+static cn_status keep_text(char **out, const char *text)
+{
+    *out = cn_strdup(text);
+    return *out ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a line's text");
+}
+
+/* Text, or a whole number as text: what people put into id and answer columns. */
+static cn_status text_of(char **out, const char *field, const json_t *v)
+{
+    char shown[SHOWN_BYTES];
+    if (json_is_string(v)) return keep_text(out, json_string_value(v));
+    if (json_is_number(v)) {
+        char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
+        cn_status status = keep_text(out, text ? text : "");
+        free(text);
+        return status;
+    }
+    return cn_fail(CN_ERR_ARG, "%s: want text or a number, found %s", field,
+                   cn_json_describe(v, shown, sizeof shown));
+}
+
+/* ---- step 1 ---- */
+
+void cn_batch_item_use_line_id(cn_batch_item *item, const cn_line *line)
+{
+    /* The number enters, because a malformed line may stand twice; the text, because a line that
+     * was mended since is another one. */
+    cn_id text = cn_id_of("line text", line->text, line->n);
+    const uint64_t key[] = {line->number, text.hi, text.lo};
+    item->id = cn_id_of("line", key, sizeof key);
+}
+
+static cn_status read_reference(cn_batch_item *item, const char *field)
+{
+    const json_t *v = json_object_get(item->object, field);
+    if (!v || json_is_null(v)) return CN_OK;
+    cn_status status = text_of(&item->reference, field, v);
+    return status == CN_ERR_ARG ? fail_field(item, field) : status;
+}
+
+static cn_status read_custom_id(cn_batch_item *item, const cn_batch_format *format)
+{
+    char number[24];
+    snprintf(number, sizeof number, "%llu", (unsigned long long)item->line);
+    if (format->prompt_field && !format->id_field) return keep_text(&item->custom_id, number);
+    const char *field = format->prompt_field ? format->id_field : "custom_id";
+    const json_t *v = json_object_get(item->object, field);
+    cn_status status = CN_OK;
+    if (!v || (!format->prompt_field && !json_is_string(v))) {
+        char shown[SHOWN_BYTES];
+        status = cn_fail(CN_ERR_ARG, "%s: want text, found %s", field,
+                         v ? cn_json_describe(v, shown, sizeof shown) : "nothing");
+    } else {
+        status = text_of(&item->custom_id, field, v);
+    }
+    if (status == CN_OK && (!*item->custom_id || strlen(item->custom_id) > MAX_ID_BYTES)) {
+        status = cn_fail(CN_ERR_ARG, "%s: want 1 to %d bytes, found %zu", field,
+                         (int)MAX_ID_BYTES, strlen(item->custom_id));
+        cn_free(item->custom_id);
+        item->custom_id = NULL;
+    }
+    return status == CN_ERR_ARG ? fail_field(item, field) : status;
+}
+
+cn_status cn_batch_item_identify(cn_batch_item *item, const cn_line *line,
+                                 const cn_batch_format *format)
+{
+    item->line = line->number;
+    cn_batch_item_use_line_id(item, line);
+    if (line->too_long)
+        return cn_fail(CN_ERR_ARG, "the line is longer than %d bytes",
+                       (int)CN_BATCH_MAX_LINE_BYTES);
+    CN_TRY(cn_json_parse(&item->object, line->text, line->n, "the line", CN_BATCH_MAX_LINE_BYTES,
+                         CN_BATCH_MAX_DEPTH, CN_ERR_ARG));
+    if (!json_is_object(item->object)) {
+        char shown[SHOWN_BYTES];
+        return cn_fail(CN_ERR_ARG, "the line: want an object, found %s",
+                       cn_json_describe(item->object, shown, sizeof shown));
+    }
+    CN_TRY(read_custom_id(item, format));
+    item->id = cn_id_of("custom_id", item->custom_id, strlen(item->custom_id));
+    return format->answer_field ? read_reference(item, format->answer_field) : CN_OK;
+}
+
+/* ---- step 2 ---- */
+
+/* The body of a line that is not OpenAI's. */
+static cn_status make_body(cn_batch_item *item, const char *field, json_t **out)
+{
+    json_t *v = json_object_get(item->object, field);
+    if (json_is_array(v)) {
+        *out = json_pack("{s:O}", "messages", v);
+    } else if (json_is_string(v)) {
+        *out = json_pack("{s:[{s:s, s:O}]}", "messages", "role", "user", "content", v);
+    } else {
+        char shown[SHOWN_BYTES];
+        cn_fail(CN_ERR_ARG, "%s: want the prompt as text, or messages, found %s", field,
+                v ? cn_json_describe(v, shown, sizeof shown) : "nothing");
+        return fail_field(item, field);
+    }
+    return *out ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a request");
+}
+
+static cn_status find_endpoint(cn_batch_item *item, cn_api_endpoint *out)
+{
+    char shown[SHOWN_BYTES];
+    const json_t *method = json_object_get(item->object, "method");
+    if (method && (!json_is_string(method) || strcmp(json_string_value(method), "POST") != 0)) {
+        cn_fail(CN_ERR_ARG, "method: want \"POST\", found %s",
+                cn_json_describe(method, shown, sizeof shown));
+        return fail_field(item, "method");
+    }
+    const json_t *url = json_object_get(item->object, "url");
+    if (json_is_string(url) && cn_api_endpoint_find(json_string_value(url), out)) return CN_OK;
+    cn_fail(CN_ERR_ARG, "url: want %s or %s, found %s", cn_api_endpoint_path(CN_API_CHAT),
+            cn_api_endpoint_path(CN_API_COMPLETION),
+            url ? cn_json_describe(url, shown, sizeof shown) : "nothing");
+    return fail_field(item, "url");
+}
+
+static cn_status find_body(cn_batch_item *item, json_t **out)
+{
+    *out = json_object_get(item->object, "body");
+    if (json_is_object(*out)) {
+        json_incref(*out);
+        return CN_OK;
+    }
+    char shown[SHOWN_BYTES];
+    cn_fail(CN_ERR_ARG, "body: want an object, found %s",
+            *out ? cn_json_describe(*out, shown, sizeof shown) : "nothing");
+    return fail_field(item, "body");
+}
+
+cn_status cn_batch_item_check(cn_batch_item *item, cn_api_endpoint endpoint)
+{
+    cn_api_endpoint own;
+    json_t *body;
+    CN_TRY(find_endpoint(item, &own));
+    if (own != endpoint) {
+        cn_fail(CN_ERR_ARG, "url: want %s, the batch's endpoint, found %s",
+                cn_api_endpoint_path(endpoint), cn_api_endpoint_path(own));
+        return fail_field(item, "url");
+    }
+    CN_TRY(find_body(item, &body));
+    json_decref(body);
+    return CN_OK;
+}
+
+cn_status cn_batch_item_read(cn_batch_item *item, const cn_batch_format *format,
+                             const cn_api_defaults *defaults)
+{
+    cn_api_endpoint endpoint = CN_API_CHAT;
+    json_t *body = NULL;
+    if (format->prompt_field) {
+        CN_TRY(make_body(item, format->prompt_field, &body));
+    } else {
+        CN_TRY(find_endpoint(item, &endpoint));
+        CN_TRY(find_body(item, &body));
+    }
+    cn_status status =
+        cn_api_request_parse(&item->request, endpoint, body, defaults, &item->at_fault);
+    json_decref(body);
+    CN_TRY(status);
+    if (item->request.stream) {
+        cn_fail(CN_ERR_ARG, "stream: a batch does not stream");
+        return fail_field(item, "stream");
+    }
+    item->request.params.custom_id = item->custom_id;
+    item->request.params.klass = CN_CLASS_BATCH;
+    return CN_OK;
+}
+
+void cn_batch_item_drop_request(cn_batch_item *item)
+{
+    cn_api_request_free(&item->request);
+    json_decref(item->object);
+    item->object = NULL;
+}
+
+void cn_batch_item_free(cn_batch_item *item)
+{
+    cn_batch_item_drop_request(item);
+    cn_free(item->custom_id);
+    cn_free(item->reference);
+    cn_buf_free(&item->at_fault);
+    *item = (cn_batch_item){0};
+}

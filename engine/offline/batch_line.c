@@ -1,0 +1,99 @@
+/* batch_line.c - see batch_line.h. */
+#include "engine/offline/batch_line.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/api/api_response.h"
+#include "engine/json.h"
+
+static const char id_prefix[] = "cinch-";
+enum { MAX_DEPTH = 16, HTTP_OK = 200, F32_DIGITS = 9 };
+
+/* Appends the text of a line, whose reference it takes over; NULL is out of memory. */
+static cn_status append_line(cn_buf *out, json_t *line)
+{
+    char *text = line ? json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(F32_DIGITS)) : NULL;
+    json_decref(line);
+    cn_status status = text ? cn_buf_add(out, text, strlen(text))
+                            : cn_fail(CN_ERR_MEMORY, "out of memory for an output line");
+    if (status == CN_OK) status = cn_buf_add(out, "\n", 1);
+    free(text);
+    return status;
+}
+
+cn_status cn_batch_line_format(cn_buf *out, cn_id id, const char *custom_id, int status_code,
+                               json_t *body, const cn_batch_notes *notes)
+{
+    char id_text[CN_ID_TEXT_BYTES];
+    cn_id_format(id, id_text);
+    json_t *line = json_pack("{s:s+, s:s?, s:{s:i, s:s+, s:o}, s:n}", "id", id_prefix, id_text,
+                             "custom_id", custom_id, "response", "status_code", status_code,
+                             "request_id", "cinch-batch-", id_text, "body", body, "error");
+    if (line && notes->reference)
+        json_object_set_new(line, "grade",
+                            json_pack("{s:s, s:i, s:i}", "reference", notes->reference, "matched",
+                                      (int)notes->matched, "of", (int)notes->of));
+    if (line && notes->rescued_by)
+        json_object_set_new(line, "loop_rescue",
+                            json_pack("{s:s, s:{s:I, s:o}}", "by", notes->rescued_by, "first",
+                                      "completion_tokens",
+                                      (json_int_t)notes->first->completion_tokens, "kv",
+                                      cn_api_kv_json(&notes->first->kv)));
+    return append_line(out, line);
+}
+
+cn_status cn_batch_line_format_unasked(cn_buf *out, cn_id id, const char *custom_id,
+                                       const char *code, const char *message)
+{
+    char id_text[CN_ID_TEXT_BYTES];
+    cn_id_format(id, id_text);
+    return append_line(out, json_pack("{s:s+, s:s?, s:n, s:{s:s, s:s}}", "id", id_prefix, id_text,
+                                      "custom_id", custom_id, "response", "error", "code", code,
+                                      "message", message));
+}
+
+static json_t *member(const json_t *o, const char *a, const char *b, const char *c)
+{
+    json_t *v = json_object_get(o, a);
+    if (b) v = json_object_get(v, b);
+    return c ? json_object_get(v, c) : v;
+}
+
+static uint64_t count_of(const json_t *v)
+{
+    return json_is_integer(v) && json_integer_value(v) > 0 ? (uint64_t)json_integer_value(v) : 0;
+}
+
+static cn_status read_figures(cn_batch_line_figures *out, const json_t *line)
+{
+    const char *id = json_string_value(json_object_get(line, "id"));
+    const json_t *status_code = member(line, "response", "status_code", NULL);
+    const json_t *usage = member(line, "response", "body", "usage");
+    if (!id || strncmp(id, id_prefix, sizeof id_prefix - 1) != 0 ||
+        !cn_id_parse(id + sizeof id_prefix - 1, &out->id))
+        return cn_fail(CN_ERR_ARG, "its id is none of cinch's");
+    const bool unasked = json_is_null(json_object_get(line, "response")) &&
+                         json_is_object(json_object_get(line, "error"));
+    if (!unasked && !json_is_integer(status_code))
+        return cn_fail(CN_ERR_ARG, "it has no status_code");
+    out->is_error = unasked || json_integer_value(status_code) != HTTP_OK;
+    out->prompt_tokens = count_of(json_object_get(usage, "prompt_tokens"));
+    out->cached_tokens = count_of(member(usage, "prompt_tokens_details", "cached_tokens", NULL));
+    out->completion_tokens = count_of(json_object_get(usage, "completion_tokens"));
+    out->reasoning_tokens =
+        count_of(member(usage, "completion_tokens_details", "reasoning_tokens", NULL));
+    out->graded = (uint32_t)count_of(member(line, "grade", "of", NULL));
+    out->matched = (uint32_t)count_of(member(line, "grade", "matched", NULL));
+    return CN_OK;
+}
+
+cn_status cn_batch_line_parse(cn_batch_line_figures *out, const char *text, size_t n)
+{
+    *out = (cn_batch_line_figures){0};
+    json_t *line;
+    CN_TRY(cn_json_parse(&line, text, n, "the line", SIZE_MAX, MAX_DEPTH, CN_ERR_ARG));
+    cn_status status = read_figures(out, line);
+    json_decref(line);
+    return status;
+}

@@ -1,0 +1,215 @@
+/* batch_output.c - see batch_output.h. */
+#include "engine/offline/batch_output.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "engine/offline/line_reader.h"
+
+enum { TAIL_BYTES = 64 << 10 };
+
+struct cn_batch_output {
+    char *path;
+    int fd;
+    bool is_file;   /* a regular file; else a stream: standard output, a pipe, /dev/null */
+    uint64_t bytes; /* of the file */
+};
+
+static cn_status fail_io(const cn_batch_output *o, const char *what)
+{
+    return cn_fail(CN_ERR_IO, "%s: %s: %s", o->path, what, strerror(errno));
+}
+
+static cn_status lock_and_measure(cn_batch_output *o)
+{
+    struct stat st;
+    if (fstat(o->fd, &st) != 0) return fail_io(o, "stat");
+    o->is_file = S_ISREG(st.st_mode);
+    if (!o->is_file) return CN_OK;
+    o->bytes = (uint64_t)st.st_size;
+    if (flock(o->fd, LOCK_EX | LOCK_NB) == 0) return CN_OK;
+    if (errno == EWOULDBLOCK)
+        return cn_fail(CN_ERR_BUSY, "%s: another run is writing this file", o->path);
+    return fail_io(o, "lock");
+}
+
+cn_status cn_batch_output_open(cn_batch_output **out, const char *path)
+{
+    cn_batch_output *o = cn_calloc(1, sizeof *o);
+    if (o) o->path = cn_strdup(path);
+    if (!o || !o->path) {
+        cn_free(o);
+        return cn_fail(CN_ERR_MEMORY, "%s: out of memory", path);
+    }
+    cn_status status = CN_OK;
+    if (strcmp(path, "-") == 0) {
+        o->fd = STDOUT_FILENO;
+    } else {
+        o->fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+        status = o->fd < 0 ? fail_io(o, "open") : lock_and_measure(o);
+    }
+    if (status != CN_OK) {
+        cn_batch_output_close(o);
+        return status;
+    }
+    *out = o;
+    return CN_OK;
+}
+
+void cn_batch_output_close(cn_batch_output *o)
+{
+    if (!o) return;
+    if (o->fd > STDOUT_FILENO) close(o->fd);
+    cn_free(o->path);
+    cn_free(o);
+}
+
+bool cn_batch_output_is_file(const cn_batch_output *o) { return o->is_file; }
+uint64_t cn_batch_output_bytes(const cn_batch_output *o) { return o->bytes; }
+int cn_batch_output_fd(const cn_batch_output *o) { return o->fd; }
+
+static cn_status truncate_to(cn_batch_output *o, uint64_t bytes)
+{
+    if (ftruncate(o->fd, (off_t)bytes) != 0) return fail_io(o, "truncate");
+    o->bytes = bytes;
+    return CN_OK;
+}
+
+cn_status cn_batch_output_repair(cn_batch_output *o, uint64_t *removed_bytes)
+{
+    CN_ASSERT(o->is_file);
+    char tail[TAIL_BYTES];
+    const uint64_t before = o->bytes;
+    uint64_t keep = before;
+    const char *newline = NULL;
+    while (keep > 0 && !newline) {
+        const size_t n = keep < TAIL_BYTES ? (size_t)keep : TAIL_BYTES;
+        ssize_t got = pread(o->fd, tail, n, (off_t)(keep - n));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return fail_io(o, "read");
+        if ((size_t)got != n) return cn_fail(CN_ERR_IO, "%s: changed while it was read", o->path);
+        newline = memrchr(tail, '\n', n);
+        keep -= newline ? n - (size_t)(newline - tail) - 1 : n;
+    }
+    *removed_bytes = before - keep;
+    return keep == before ? CN_OK : truncate_to(o, keep);
+}
+
+/* One write(2) for a line; a rest is only written where nothing can be taken back. */
+static ssize_t write_some(int fd, const char *text, size_t n)
+{
+    for (;;) {
+        ssize_t done = write(fd, text, n);
+        if (done >= 0 || errno != EINTR) return done;
+    }
+}
+
+static cn_status append_to_stream(cn_batch_output *o, const char *text, size_t n)
+{
+    while (n > 0) {
+        ssize_t done = write_some(o->fd, text, n);
+        if (done < 0) return fail_io(o, "write");
+        text += done;
+        n -= (size_t)done;
+    }
+    return CN_OK;
+}
+
+cn_status cn_batch_output_append(cn_batch_output *o, const char *text, size_t n)
+{
+    CN_ASSERT(n > 0 && memchr(text, '\n', n) == text + n - 1);
+    if (!o->is_file) return append_to_stream(o, text, n);
+    ssize_t done = write_some(o->fd, text, n);
+    if (done == (ssize_t)n) {
+        o->bytes += n;
+        return CN_OK;
+    }
+    /* A short write is a disk about to be full: only the next one would say so. */
+    cn_status status = done < 0 ? fail_io(o, "write")
+                                : cn_fail(CN_ERR_IO, "%s: write: %s", o->path, strerror(ENOSPC));
+    if (done > 0 && ftruncate(o->fd, (off_t)o->bytes) != 0)
+        cn_log(CN_LOG_WARN, "%s: a torn last line stays; --resume repairs it", o->path);
+    return status;
+}
+
+cn_status cn_batch_output_sync(cn_batch_output *o)
+{
+    if (o->is_file && fsync(o->fd) != 0) return fail_io(o, "fsync");
+    return CN_OK;
+}
+
+/* ---- reading back ---- */
+
+cn_status cn_batch_output_each(cn_batch_output *o, cn_output_line_fn fn, void *user)
+{
+    CN_ASSERT(o->is_file);
+    cn_line_reader *reader;
+    CN_TRY(cn_line_reader_open(&reader, o->path, SIZE_MAX / 4));
+    cn_status status = CN_OK;
+    for (;;) {
+        cn_line line;
+        cn_line_state state;
+        status = cn_line_reader_next(reader, -1, &line, &state);
+        if (status != CN_OK || state == CN_LINE_END) break;
+        if (state == CN_LINE_READY) status = fn(user, line.text, line.n, line.number);
+        if (status != CN_OK) break;
+    }
+    cn_line_reader_close(reader);
+    return status;
+}
+
+typedef struct filter {
+    cn_batch_output *to;
+    cn_output_keep_fn keep;
+    void *user;
+    cn_buf line;
+} filter;
+
+static cn_status copy_line(void *user, const char *text, size_t n, uint64_t number)
+{
+    (void)number;
+    filter *f = user;
+    if (!f->keep(f->user, text, n)) return CN_OK;
+    cn_buf_clear(&f->line);
+    CN_TRY(cn_buf_add(&f->line, text, n));
+    CN_TRY(cn_buf_add(&f->line, "\n", 1));
+    return cn_batch_output_append(f->to, f->line.data, f->line.len);
+}
+
+/* Fills `to`, a file beside `o`, and puts it in o's place. */
+static cn_status replace_by(cn_batch_output *o, cn_batch_output *to, filter *f)
+{
+    struct stat st;
+    CN_TRY(truncate_to(to, 0));
+    CN_TRY(cn_batch_output_each(o, copy_line, f));
+    if (fstat(o->fd, &st) != 0 || fchmod(to->fd, st.st_mode & 07777) != 0)
+        return fail_io(o, "copy its mode");
+    CN_TRY(cn_batch_output_sync(to));
+    if (rename(to->path, o->path) != 0) return fail_io(o, "rename");
+    const int old = o->fd;
+    o->fd = to->fd;
+    to->fd = old;
+    o->bytes = to->bytes;
+    return CN_OK;
+}
+
+cn_status cn_batch_output_filter(cn_batch_output *o, cn_output_keep_fn keep, void *user)
+{
+    CN_ASSERT(o->is_file);
+    cn_buf beside = {0};
+    CN_TRY(cn_buf_addf(&beside, "%s.cinch-tmp", o->path));
+    filter f = {.keep = keep, .user = user};
+    cn_status status = cn_batch_output_open(&f.to, beside.data);
+    if (status == CN_OK) {
+        status = replace_by(o, f.to, &f);
+        if (status != CN_OK) unlink(beside.data);
+    }
+    cn_batch_output_close(f.to);
+    cn_buf_free(&f.line);
+    cn_buf_free(&beside);
+    return status;
+}

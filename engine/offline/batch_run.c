@@ -1,0 +1,562 @@
+/* batch_run.c - see batch_run.h. */
+#include "engine/offline/batch_run.h"
+
+#include <stdarg.h>
+#include <string.h>
+#include <time.h>
+
+#include "engine/offline/batch_line.h"
+#include "engine/offline/grade.h"
+
+enum { HTTP_OK = 200, HTTP_BAD_REQUEST = 400, HTTP_INTERNAL = 500 };
+
+/* ---- jobs ---- */
+
+static void free_job(cn_batch_job *job)
+{
+    cn_batch_item_free(&job->item);
+    cn_api_result_free(job->result);
+    cn_api_result_free(job->unrescued);
+    cn_transcript_free(&job->said);
+    cn_buf_free(&job->error);
+    cn_free(job);
+}
+
+static void link_job(cn_batch_run *run, cn_batch_job *job)
+{
+    job->next = run->inflight;
+    if (job->next) job->next->prev = job;
+    run->inflight = job;
+    run->n_inflight++;
+}
+
+static void unlink_job(cn_batch_run *run, cn_batch_job *job)
+{
+    if (job->next) job->next->prev = job->prev;
+    *(job->prev ? &job->prev->next : &run->inflight) = job->next;
+    job->prev = job->next = NULL;
+    run->n_inflight--;
+}
+
+static void push_again(cn_batch_run *run, cn_batch_job *job)
+{
+    job->next_finished = run->again;
+    run->again = job;
+}
+
+static void append_finished(cn_batch_run *run, cn_batch_job *job)
+{
+    job->next_finished = NULL;
+    cn_batch_job **end = &run->finished;
+    while (*end) end = &(*end)->next_finished; /* a step ends few */
+    *end = job;
+}
+
+/* Gives the job an end other than a result, with the thread's last error. */
+static void fail_job(cn_batch_job *job, cn_status status, const char *code)
+{
+    const char *text = cn_last_error();
+    job->status = status;
+    job->code = code;
+    cn_buf_clear(&job->error);
+    if (cn_buf_add(&job->error, text, strlen(text)) != CN_OK) cn_buf_clear(&job->error);
+}
+
+static const char *error_of(const cn_batch_job *job)
+{
+    return job->error.len ? job->error.data : cn_status_name(job->status);
+}
+
+/* ---- stopping ---- */
+
+/* Gives up second submissions: a rescue is put back, a replay has its line already. */
+static void drop_again(cn_batch_run *run)
+{
+    while (run->again) {
+        cn_batch_job *job = run->again;
+        run->again = job->next_finished;
+        run->n_put_back += !job->replays;
+        free_job(job);
+    }
+}
+
+void cn_batch_run_drain(cn_batch_run *run, bool failed, const char *fmt, ...)
+{
+    if (run->state != CN_BATCH_RUNNING) return;
+    run->state = CN_BATCH_DRAINING;
+    run->failed = failed;
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(run->why, sizeof run->why, fmt, ap);
+    va_end(ap);
+    if (run->waiting) {
+        free_job(run->waiting);
+        run->waiting = NULL;
+        run->n_put_back++;
+    }
+    drop_again(run);
+    const cn_batch_port *port = run->port;
+    for (cn_batch_job *job = run->inflight; job; job = job->next)
+        if (job->replays || port->n_tokens(port->user, job) == 0) port->cancel(port->user, job);
+}
+
+/* A job that waits stays for cn_batch_run_end: its request may be on its way to submit still. */
+void cn_batch_run_stop(cn_batch_run *run, bool failed, const char *why)
+{
+    if (run->state == CN_BATCH_STOPPED) return;
+    run->state = CN_BATCH_STOPPED;
+    run->paused = false;
+    run->failed = failed;
+    drop_again(run);
+    snprintf(run->why, sizeof run->why, "%s", why);
+}
+
+/* ---- writing ---- */
+
+/* A line that cannot be written stops the run, or pauses it. */
+static void bear_write_failure(cn_batch_run *run)
+{
+    if (!run->pauses) {
+        cn_batch_run_stop(run, true, cn_last_error());
+        return;
+    }
+    run->paused = true;
+    snprintf(run->why, sizeof run->why, "%s", cn_last_error());
+}
+
+/* Writes the line of a job; takes over body. */
+static bool write_line(cn_batch_run *run, cn_batch_output *to, const cn_batch_item *item,
+                       int http_status, json_t *body, const cn_batch_notes *notes)
+{
+    cn_buf_clear(&run->line);
+    cn_status status = cn_batch_line_format(&run->line, item->id, item->custom_id, http_status,
+                                            body, notes);
+    if (status == CN_OK) status = cn_batch_output_append(to, run->line.data, run->line.len);
+    if (status != CN_OK) {
+        bear_write_failure(run);
+        return false;
+    }
+    if (!notes->reference) return true;
+    run->totals.graded += notes->of;
+    run->totals.matched += notes->matched;
+    return true;
+}
+
+/* An error line; under --strict the end of the run instead. False: paused, to be tried again. */
+static bool reject(cn_batch_run *run, const cn_batch_item *item, int http_status,
+                   const char *message, const char *code)
+{
+    const unsigned long long line = item->line;
+    if (run->state == CN_BATCH_STOPPED) return true;
+    if (run->config->strict) {
+        cn_batch_run_drain(run, true, "line %llu: %s", line, message);
+        return true;
+    }
+    json_t *body = cn_api_error_body(http_status, message, item->at_fault.data, code, line);
+    const cn_batch_notes notes = {.reference = item->reference, .of = 1};
+    run->port->fault(run->port->user, run, line, message);
+    cn_batch_output *to = run->errors ? run->errors : run->output;
+    if (!write_line(run, to, item, http_status, body, &notes)) return !run->paused;
+    run->n_errors++;
+    run->totals.errors++;
+    return true;
+}
+
+static uint32_t count_matches(const cn_batch_run *run, const cn_batch_job *job)
+{
+    uint32_t matched = 0;
+    for (uint32_t i = 0; job->item.reference && i < cn_api_result_n_choices(job->result); i++)
+        matched += cn_grade(run->config->grade, cn_api_result_answer(job->result, i),
+                            job->item.reference);
+    return matched;
+}
+
+/* False: paused, to be tried again. */
+static bool answer(cn_batch_run *run, const cn_batch_job *job)
+{
+    const cn_config *c = run->config;
+    const char *model = c->served_model_name ? c->served_model_name : c->model;
+    char id[CN_ID_TEXT_BYTES];
+    cn_usage u, first = {0};
+    cn_id_format(job->item.id, id);
+    cn_api_result_usage(job->result, &u);
+    if (job->unrescued) cn_api_result_usage(job->unrescued, &first);
+    json_t *body = cn_api_result_body(job->result, id, model, (int64_t)time(NULL));
+    const cn_batch_notes notes = {.reference = job->item.reference,
+                                  .matched = count_matches(run, job),
+                                  .of = cn_api_result_n_choices(job->result),
+                                  .rescued_by = job->rescued_by,
+                                  .first = &first};
+    if (!write_line(run, run->output, &job->item, HTTP_OK, body, &notes)) return !run->paused;
+    run->n_rescued += job->rescued_by != NULL;
+    run->n_answered++;
+    run->totals.answered++;
+    run->totals.prompt_tokens += u.prompt_tokens;
+    run->totals.cached_tokens += u.cached_tokens;
+    run->totals.completion_tokens += u.completion_tokens;
+    run->totals.reasoning_tokens += u.reasoning_tokens;
+    return true;
+}
+
+/* ---- coming back ---- */
+
+static void take_replay(cn_batch_run *run, cn_batch_job *job, const cn_event *ev)
+{
+    cn_audit_add(&run->agreement, &job->said, &job->n_replayed, ev);
+    if (!ev->usage) return;
+    run->replayed.prompt_tokens += ev->usage->prompt_tokens;
+    run->replayed.cached_tokens += ev->usage->cached_tokens;
+    run->replayed.completion_tokens += ev->usage->completion_tokens;
+}
+
+static void take_output(cn_batch_job *job, const cn_event *ev)
+{
+    cn_api_result_add(job->result, ev);
+    job->looped |= ev->finish == CN_FINISH_REPETITION;
+    if (job->audited && ev->sample == 0 && cn_transcript_add(&job->said, ev) != CN_OK)
+        job->audited = false; /* no memory: the answer counts */
+}
+
+void cn_batch_job_event(void *user, const cn_event *ev)
+{
+    cn_batch_job *job = user;
+    if (job->replays)
+        take_replay(job->run, job, ev);
+    else
+        take_output(job, ev);
+    if (!ev->last) return;
+    unlink_job(job->run, job);
+    append_finished(job->run, job);
+}
+
+void cn_batch_job_end(cn_batch_job *job, cn_status status, cn_api_result *result)
+{
+    if (status == CN_OK)
+        job->result = result;
+    else
+        fail_job(job, status, NULL);
+    unlink_job(job->run, job);
+    append_finished(job->run, job);
+}
+
+/* ---- submitting ---- */
+
+enum { RESCUE_BUDGET_FACTOR = 4 };
+
+static void enlarge(const cn_config *c, cn_kv_params *kv)
+{
+    if (c->loop_rescue == CN_OPT_RESCUE_FULL)
+        kv->policy = CN_KV_FULL;
+    else if (__builtin_mul_overflow(kv->budget_tokens, RESCUE_BUDGET_FACTOR, &kv->budget_tokens))
+        kv->budget_tokens = UINT32_MAX;
+}
+
+/* Whether a loop would be answered by a second attempt. */
+static bool may_be_rescued(const cn_batch_run *run, const cn_batch_job *job)
+{
+    return run->config->loop_rescue != CN_OPT_RESCUE_OFF && !job->rescued_by &&
+           job->item.request.params.kv.policy != CN_KV_FULL;
+}
+
+/* Gives the engine what the job has to ask next. */
+static cn_status hand_over(cn_batch_run *run, cn_batch_job *job)
+{
+    job->asked = job->item.request;
+    job->status = CN_OK;
+    cn_request_params *p = &job->asked.params;
+    if (job->replays) {
+        cn_audit_params(p, &job->said);
+    } else {
+        if (job->unrescued) enlarge(run->config, &p->kv);
+        if (job->audited && p->sampling.logprobs < CN_AUDIT_LOGPROBS)
+            p->sampling.logprobs = CN_AUDIT_LOGPROBS;
+    }
+    CN_TRY(run->port->submit(run->port->user, job));
+    link_job(run, job);
+    if (!run->port->borrows && !job->audited && !may_be_rescued(run, job))
+        cn_batch_item_drop_request(&job->item);
+    return CN_OK;
+}
+
+/* Whether the engine will have room without our doing, or by what is in flight. */
+static bool is_worth_waiting(const cn_batch_run *run)
+{
+    return run->n_inflight > 0 || run->port->shared;
+}
+
+static void conclude(cn_batch_run *run, cn_batch_job *job);
+
+/* Hands the job to the engine, keeps it as waiting, or ends it with an error line. */
+static void submit(cn_batch_run *run, cn_batch_job *job)
+{
+    cn_status status = hand_over(run, job);
+    if (status == CN_OK) return;
+    if (status == CN_ERR_BUSY && is_worth_waiting(run)) {
+        run->waiting = job;
+        run->refused = true;
+        return;
+    }
+    if (status == CN_ERR_ARG) {
+        fail_job(job, status, NULL);
+        conclude(run, job);
+        return;
+    }
+    cn_batch_run_drain(run, true, "line %llu: %s", (unsigned long long)job->item.line,
+                       cn_last_error());
+    free_job(job);
+}
+
+/* ---- the end of a line ---- */
+
+/* Makes a job that looped one that is to be rescued: what it said is forgotten but for its cost. */
+static void begin_rescue(cn_batch_run *run, cn_batch_job *job)
+{
+    job->unrescued = job->result;
+    job->result = NULL;
+    job->looped = false;
+    job->rescued_by = run->config->loop_rescue == CN_OPT_RESCUE_FULL ? "full" : "budget";
+    cn_transcript_free(&job->said);
+    push_again(run, job);
+}
+
+/* The engine cannot hold the rescue: the answer is the one that looped. */
+static void give_up_rescue(cn_batch_job *job)
+{
+    cn_api_result_free(job->result);
+    job->result = job->unrescued;
+    job->unrescued = NULL;
+    job->rescued_by = NULL;
+    job->status = CN_OK;
+}
+
+static bool settle(cn_batch_run *run, cn_batch_job *job);
+
+/* Of a job without a result. */
+static bool settle_failure(cn_batch_run *run, cn_batch_job *job)
+{
+    if (job->status == CN_ERR_BUSY && run->state == CN_BATCH_RUNNING) {
+        run->refused = true;
+        push_again(run, job);
+        return true;
+    }
+    if (job->status == CN_ERR_ARG && job->unrescued) {
+        give_up_rescue(job);
+        return settle(run, job);
+    }
+    if (job->status == CN_ERR_ARG && !job->replays) {
+        if (!reject(run, &job->item, HTTP_BAD_REQUEST, error_of(job), job->code)) return false;
+    } else {
+        run->n_put_back += !job->replays;
+        if (job->status != CN_ERR_CANCELLED && job->status != CN_ERR_BUSY)
+            cn_batch_run_drain(run, true, "line %llu: %s", (unsigned long long)job->item.line,
+                               error_of(job));
+    }
+    free_job(job);
+    return true;
+}
+
+/* Says what is left to say about a job that came back, and frees it unless it goes on. False:
+ * paused, the job is as before. */
+static bool settle(cn_batch_run *run, cn_batch_job *job)
+{
+    const bool running = run->state == CN_BATCH_RUNNING;
+    const bool stopped = run->state == CN_BATCH_STOPPED;
+    if (job->status != CN_OK && !stopped) return settle_failure(run, job);
+    const bool lost = stopped || (!job->replays && cn_api_result_was_cancelled(job->result));
+    const bool to_rescue = !lost && job->looped && may_be_rescued(run, job);
+    if (job->replays) {
+        /* Its line is written. */
+    } else if (lost) {
+        run->n_put_back++;
+    } else if (cn_api_result_error(job->result)) {
+        if (!reject(run, &job->item, HTTP_INTERNAL, cn_api_result_error(job->result), NULL))
+            return false;
+    } else if (to_rescue && !running) {
+        run->n_put_back++;
+    } else if (to_rescue) {
+        begin_rescue(run, job);
+        return true;
+    } else {
+        if (!answer(run, job)) return false;
+        if (job->audited && running && run->state == CN_BATCH_RUNNING) {
+            job->replays = true;
+            push_again(run, job);
+            return true;
+        }
+    }
+    free_job(job);
+    return true;
+}
+
+void cn_batch_run_settle(cn_batch_run *run)
+{
+    while (run->finished && !run->paused) {
+        cn_batch_job *job = run->finished;
+        run->finished = job->next_finished;
+        if (settle(run, job)) continue;
+        job->next_finished = run->finished;
+        run->finished = job;
+    }
+}
+
+/* Settles a job that never was in flight. */
+static void conclude(cn_batch_run *run, cn_batch_job *job)
+{
+    if (!settle(run, job)) append_finished(run, job);
+}
+
+void cn_batch_run_retry(cn_batch_run *run)
+{
+    if (!run->paused) return;
+    run->paused = false;
+    run->why[0] = '\0';
+    cn_batch_run_settle(run);
+}
+
+/* Submits the first of those that go again; false when it has to wait. */
+static bool submit_again(cn_batch_run *run)
+{
+    cn_batch_job *job = run->again;
+    cn_status status = hand_over(run, job);
+    if (status == CN_ERR_BUSY && is_worth_waiting(run)) {
+        run->refused = true;
+        return false;
+    }
+    run->again = job->next_finished;
+    if (status == CN_OK) return true;
+    if (job->unrescued && (status == CN_ERR_ARG || status == CN_ERR_MEMORY)) {
+        give_up_rescue(job);
+        conclude(run, job);
+    } else if (status == CN_ERR_ARG && !job->replays) {
+        fail_job(job, status, NULL);
+        conclude(run, job);
+    } else {
+        run->n_put_back += !job->replays;
+        cn_batch_run_drain(run, true, "line %llu: %s", (unsigned long long)job->item.line,
+                           cn_last_error());
+        free_job(job);
+    }
+    return true;
+}
+
+/* ---- reading ---- */
+
+/* Tells the item by its id: *skip when the output has its line. CN_ERR_ARG: the line is at fault,
+ * and *code may say in which way. */
+static cn_status identify(cn_batch_run *run, cn_batch_item *item, const cn_line *line,
+                          const cn_batch_format *format, bool *skip, const char **code)
+{
+    cn_status status = cn_batch_item_identify(item, line, format);
+    if (status != CN_OK && status != CN_ERR_ARG) return status;
+    if (item->custom_id && cn_id_set_marks(&run->ids, item->id) & CN_ID_SEEN) {
+        status = cn_fail(CN_ERR_ARG, "custom_id \"%s\" stands in an earlier line: each has its own",
+                         item->custom_id);
+        *code = "duplicate_custom_id";
+        cn_batch_item_use_line_id(item, line);
+    }
+    *skip = cn_id_set_marks(&run->ids, item->id) & CN_ID_DONE;
+    CN_TRY(cn_id_set_add(&run->ids, item->id, CN_ID_SEEN));
+    return status;
+}
+
+/* Makes the item's request. */
+static cn_status prepare(cn_batch_run *run, cn_batch_job *job, const cn_batch_format *format)
+{
+    CN_TRY(cn_batch_item_read(&job->item, format, &run->port->defaults));
+    job->audited = cn_audit_picks(run->config->audit_percent, run->config->seed, &job->item.id,
+                                  sizeof job->item.id);
+    return CN_OK;
+}
+
+static void take_line(cn_batch_run *run, const cn_line *line)
+{
+    const cn_config *c = run->config;
+    const cn_batch_format format = {c->prompt_field, c->id_field, c->answer_field};
+    cn_batch_job *job = cn_calloc(1, sizeof *job);
+    if (!job) {
+        cn_batch_run_drain(run, true, "out of memory for a request");
+        return;
+    }
+    job->run = run;
+    bool skip = false;
+    const char *code = NULL;
+    cn_status status = identify(run, &job->item, line, &format, &skip, &code);
+    if (skip && (status == CN_OK || status == CN_ERR_ARG)) {
+        run->n_skipped++;
+        free_job(job);
+        return;
+    }
+    if (status == CN_OK) status = prepare(run, job, &format);
+    if (status == CN_OK) {
+        submit(run, job);
+        return;
+    }
+    if (status == CN_ERR_ARG) {
+        fail_job(job, status, code);
+        conclude(run, job);
+        return;
+    }
+    cn_batch_run_drain(run, true, "line %llu: %s", (unsigned long long)line->number,
+                       cn_last_error());
+    free_job(job);
+}
+
+void cn_batch_run_admit(cn_batch_run *run, int wait_ms)
+{
+    const cn_batch_port *port = run->port;
+    if (run->state != CN_BATCH_RUNNING || run->paused) return;
+    run->refused = false;
+    while (run->again && !run->paused)
+        if (!submit_again(run)) return;
+    if (run->waiting && !run->paused) {
+        cn_batch_job *job = run->waiting;
+        run->waiting = NULL;
+        submit(run, job);
+    }
+    while (run->state == CN_BATCH_RUNNING && !run->paused && !run->input_ended && !run->waiting &&
+           !port->interrupted(port->user) && run->n_inflight < run->max_inflight) {
+        cn_line line;
+        cn_line_state state;
+        if (cn_line_reader_next(run->input, run->n_inflight ? 0 : wait_ms, &line, &state) !=
+            CN_OK) {
+            cn_batch_run_drain(run, true, "%s", cn_last_error());
+            return;
+        }
+        if (state == CN_LINE_END) run->input_ended = true;
+        if (state != CN_LINE_READY) return;
+        run->n_read++;
+        take_line(run, &line);
+    }
+}
+
+/* ---- the end ---- */
+
+bool cn_batch_run_is_over(const cn_batch_run *run)
+{
+    if (run->n_inflight > 0 || run->finished) return false;
+    return (run->input_ended && !run->again && !run->waiting) || run->state != CN_BATCH_RUNNING;
+}
+
+static void free_finished(cn_batch_job **list)
+{
+    while (*list) {
+        cn_batch_job *job = *list;
+        *list = job->next_finished;
+        free_job(job);
+    }
+}
+
+void cn_batch_run_end(cn_batch_run *run)
+{
+    while (run->inflight) {
+        cn_batch_job *job = run->inflight;
+        unlink_job(run, job);
+        free_job(job);
+    }
+    free_finished(&run->finished);
+    free_finished(&run->again);
+    if (run->waiting) free_job(run->waiting);
+    run->waiting = NULL;
+    cn_buf_free(&run->line);
+    cn_id_set_free(&run->ids);
+}

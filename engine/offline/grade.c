@@ -1,0 +1,231 @@
+/* grade.c - answers as pieces of text, found without copying. See grade.h. */
+#include "engine/offline/grade.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <string.h>
+
+/* s[0 .. n); s NULL: nothing was found. */
+typedef struct piece {
+    const char *s;
+    size_t n;
+} piece;
+
+static const piece nothing = {NULL, 0};
+
+static piece trim(piece p)
+{
+    while (p.n && isspace((unsigned char)p.s[0])) p.s++, p.n--;
+    while (p.n && isspace((unsigned char)p.s[p.n - 1])) p.n--;
+    return p;
+}
+
+static bool same(piece a, piece b) { return a.n == b.n && memcmp(a.s, b.s, a.n) == 0; }
+
+/* The last place where `what` stands, or NULL. */
+static const char *find_last(const char *text, const char *what)
+{
+    const char *last = NULL;
+    for (const char *at = text; (at = strstr(at, what)); at++) last = at;
+    return last;
+}
+
+static piece after_reasoning(const char *output)
+{
+    static const char open[] = "<think>", close[] = "</think>";
+    const char *end = find_last(output, close);
+    if (end) return (piece){end + sizeof close - 1, strlen(end + sizeof close - 1)};
+    if (strstr(output, open)) return nothing;
+    return (piece){output, strlen(output)};
+}
+
+/* ---- boxed ---- */
+
+/* What stands between the brace at text and the one that closes it. */
+static piece inside_braces(const char *text)
+{
+    size_t depth = 0;
+    for (const char *p = text; *p; p++) {
+        if (*p == '\\' && p[1]) {
+            p++; /* an escaped brace is a sign, not a brace */
+            continue;
+        }
+        if (*p == '{') depth++;
+        if (*p == '}' && --depth == 0) return (piece){text + 1, (size_t)(p - text) - 1};
+    }
+    return nothing;
+}
+
+static piece boxed(const char *text)
+{
+    static const char box[] = "\\boxed", hashes[] = "####";
+    piece last = nothing;
+    for (const char *at = text; (at = strstr(at, box)); at++) {
+        const char *brace = at + sizeof box - 1;
+        while (*brace == ' ') brace++;
+        piece found = *brace == '{' ? inside_braces(brace) : nothing;
+        if (found.s) last = found;
+    }
+    if (last.s) return trim(last);
+    const char *mark = find_last(text, hashes);
+    if (!mark) return nothing;
+    mark += sizeof hashes - 1;
+    return trim((piece){mark, strcspn(mark, "\n")});
+}
+
+/* $...$ around an answer says nothing. */
+static piece without_dollars(piece p)
+{
+    if (p.n >= 2 && p.s[0] == '$' && p.s[p.n - 1] == '$') p = (piece){p.s + 1, p.n - 2};
+    return trim(p);
+}
+
+/* ---- numbers ---- */
+
+/* A decimal number: digits of the whole part and of the fraction, separators still inside. */
+typedef struct number {
+    bool negative;
+    piece whole, fraction;
+} number;
+
+static bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+static size_t digits_at(const char *s, size_t n)
+{
+    size_t len = 0;
+    while (len < n && is_digit(s[len])) len++;
+    return len;
+}
+
+/* Digits with commas between groups of three: "1,234,567", but "1,2" ends before the comma. */
+static size_t grouped_digits(const char *s, size_t n)
+{
+    size_t len = digits_at(s, n);
+    if (len == 0 || len > 3) return len;
+    while (len < n && s[len] == ',' && digits_at(s + len + 1, n - len - 1) == 3) len += 4;
+    return len;
+}
+
+/* Reads the number that starts at p; returns its length, 0 when there is none. */
+static size_t read_number(piece p, number *out)
+{
+    *out = (number){0};
+    size_t at = 0;
+    if (p.n && (p.s[0] == '-' || p.s[0] == '+')) out->negative = p.s[at++] == '-';
+    if (at < p.n && p.s[at] == '$') at++;
+    out->whole = (piece){p.s + at, grouped_digits(p.s + at, p.n - at)};
+    at += out->whole.n;
+    size_t after_point = at < p.n && p.s[at] == '.' ? digits_at(p.s + at + 1, p.n - at - 1) : 0;
+    if (after_point) {
+        out->fraction = (piece){p.s + at + 1, after_point};
+        at += 1 + after_point;
+    }
+    return out->whole.n || after_point ? at : 0;
+}
+
+/* A minus belongs to a number unless it stands behind a digit or a letter: in "3-2" and "gpt-4" it
+ * is something else. */
+static bool last_number(piece text, number *out)
+{
+    bool found = false;
+    for (size_t i = 0; i < text.n;) {
+        bool sign = text.s[i] == '-' || text.s[i] == '+';
+        bool joined = i > 0 && isalnum((unsigned char)text.s[i - 1]);
+        number n;
+        size_t len = sign && joined ? 0 : read_number((piece){text.s + i, text.n - i}, &n);
+        if (len) {
+            *out = n;
+            found = true;
+        }
+        i += len ? len : 1;
+    }
+    return found;
+}
+
+/* Next digit of a whole part from the left, leading zeros and separators skipped. */
+static piece significant(piece whole)
+{
+    while (whole.n && (whole.s[0] == '0' || whole.s[0] == ',')) whole.s++, whole.n--;
+    return whole;
+}
+
+static bool same_whole(piece a, piece b)
+{
+    a = significant(a);
+    b = significant(b);
+    while (a.n && b.n) {
+        if (a.s[0] == ',') {
+            a.s++, a.n--;
+        } else if (b.s[0] == ',') {
+            b.s++, b.n--;
+        } else {
+            if (a.s[0] != b.s[0]) return false;
+            a.s++, a.n--;
+            b.s++, b.n--;
+        }
+    }
+    return a.n == 0 && b.n == 0;
+}
+
+static piece without_trailing_zeros(piece fraction)
+{
+    while (fraction.n && fraction.s[fraction.n - 1] == '0') fraction.n--;
+    return fraction;
+}
+
+/* Digit by digit, so that no answer is too long to be compared. */
+static bool same_number(const number *a, const number *b)
+{
+    piece fa = without_trailing_zeros(a->fraction), fb = without_trailing_zeros(b->fraction);
+    if (!same_whole(a->whole, b->whole) || fa.n != fb.n) return false;
+    if (fa.n && memcmp(fa.s, fb.s, fa.n) != 0) return false;
+    bool zero = significant(a->whole).n == 0 && fa.n == 0;
+    return zero || a->negative == b->negative;
+}
+
+static bool whole_number_text(piece p, number *out) { return p.n && read_number(p, out) == p.n; }
+
+/* ---- the rules ---- */
+
+static bool grade_boxed(piece answer, const char *reference)
+{
+    piece got = boxed(answer.s), want = boxed(reference);
+    if (!got.s) return false;
+    if (!want.s) want = trim((piece){reference, strlen(reference)});
+    got = without_dollars(got);
+    want = without_dollars(want);
+    number a, b;
+    if (whole_number_text(got, &a) && whole_number_text(want, &b)) return same_number(&a, &b);
+    return same(got, want);
+}
+
+static bool grade_last_number(piece answer, const char *reference)
+{
+    number got, want;
+    return last_number(answer, &got) &&
+           last_number((piece){reference, strlen(reference)}, &want) && same_number(&got, &want);
+}
+
+bool cn_grade(cn_opt_grade rule, const char *output, const char *reference)
+{
+    CN_ASSERT(rule != CN_OPT_GRADE_NONE);
+    piece answer = after_reasoning(output);
+    if (!answer.s) return false;
+    if (rule == CN_OPT_GRADE_BOXED) return grade_boxed(answer, reference);
+    if (rule == CN_OPT_GRADE_LAST_NUMBER) return grade_last_number(answer, reference);
+    return same(trim(answer), trim((piece){reference, strlen(reference)}));
+}
+
+void cn_grade_interval(uint64_t matched, uint64_t n, double *low, double *high)
+{
+    const double z = 1.959963984540054; /* of 95 % */
+    *low = 0;
+    *high = 1;
+    if (n == 0) return;
+    const double count = (double)n, p = (double)matched / count, z2 = z * z;
+    const double middle = (p + z2 / (2 * count)) / (1 + z2 / count);
+    const double half =
+        z / (1 + z2 / count) * sqrt(p * (1 - p) / count + z2 / (4 * count * count));
+    if (matched > 0) *low = middle - half;
+    if (matched < n) *high = middle + half;
+}

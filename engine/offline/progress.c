@@ -1,0 +1,158 @@
+/* progress.c - see progress.h. */
+#include "engine/offline/progress.h"
+
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#define BAR_INTERVAL_S 0.25
+#define PLAIN_INTERVAL_S 10.0
+#define RATE_MEMORY_S 10.0 /* the rate is that of about the last so many seconds */
+enum { PLAIN_WIDTH = 200, DEFAULT_WIDTH = 80, BAR_CELLS = 20, LINE_BYTES = 1024 };
+
+void cn_progress_begin(cn_progress *p, cn_opt_progress mode, FILE *f)
+{
+    const bool terminal = isatty(fileno(f));
+    *p = (cn_progress){
+        .f = f,
+        .bar = mode == CN_OPT_PROGRESS_BAR || (mode == CN_OPT_PROGRESS_AUTO && terminal),
+        .off = mode == CN_OPT_PROGRESS_NONE,
+        .started_s = cn_now_s(),
+    };
+    p->shown_s = p->rate_s = p->started_s;
+}
+
+bool cn_progress_is_due(const cn_progress *p)
+{
+    return !p->off && cn_now_s() - p->shown_s >= (p->bar ? BAR_INTERVAL_S : PLAIN_INTERVAL_S);
+}
+
+/* All lines of the input: known at its end, else judged by the bytes so far. 0: no idea. */
+static uint64_t requests_total(const cn_progress_figures *g)
+{
+    if (g->input_ended) return g->read;
+    if (!g->input_bytes_total || !g->input_bytes) return 0;
+    const double scale = (double)g->input_bytes_total / (double)g->input_bytes;
+    const uint64_t total = (uint64_t)((double)g->read * scale + 0.5);
+    return total > g->read ? total : g->read;
+}
+
+bool cn_progress_tokens_left(const cn_progress_figures *g, uint64_t *tokens)
+{
+    const uint64_t total = requests_total(g);
+    if (total == 0 || g->answered_now == 0) return false;
+    /* The short ones finish first: their mean alone would tell too little. Counting what runs still
+     * as time without an end (an exponential law, censored) errs on the long side, and is exact
+     * when all is done. */
+    const double mean = (double)g->stats.generation_tokens / (double)g->answered_now;
+    *tokens = (uint64_t)((double)(total - g->done) * mean);
+    return true;
+}
+
+static void update_rate(cn_progress *p, const cn_progress_figures *g)
+{
+    const double now = cn_now_s(), dt = now - p->rate_s;
+    if (dt <= 0) return;
+    const double rate = (double)(g->stats.generation_tokens - p->rate_tokens) / dt;
+    const double weight = p->tokens_per_s > 0 ? dt / (dt + RATE_MEMORY_S) : 1;
+    p->tokens_per_s += weight * (rate - p->tokens_per_s);
+    p->rate_s = now;
+    p->rate_tokens = g->stats.generation_tokens;
+}
+
+/* 950, 12.3k, 4.56M. */
+static void format_count(char *text, size_t size, double n)
+{
+    if (n < 1000)
+        snprintf(text, size, "%.0f", n);
+    else if (n < 1e6)
+        snprintf(text, size, "%.1fk", n / 1e3);
+    else
+        snprintf(text, size, "%.2fM", n / 1e6);
+}
+
+static void format_time(char *text, size_t size, double seconds)
+{
+    const uint64_t s = (uint64_t)(seconds + 0.5);
+    if (s < 3600)
+        snprintf(text, size, "%llu:%02llu", (unsigned long long)(s / 60),
+                 (unsigned long long)(s % 60));
+    else
+        snprintf(text, size, "%llu:%02llu:%02llu", (unsigned long long)(s / 3600),
+                 (unsigned long long)(s / 60 % 60), (unsigned long long)(s % 60));
+}
+
+static void format_left(const cn_progress *p, const cn_progress_figures *g, char *text, size_t size)
+{
+    uint64_t tokens;
+    char count[32], time[32];
+    snprintf(text, size, "time left unknown");
+    if (!cn_progress_tokens_left(g, &tokens)) return;
+    format_count(count, sizeof count, (double)tokens);
+    if (p->tokens_per_s <= 0) {
+        snprintf(text, size, "%s tokens left", count);
+        return;
+    }
+    format_time(time, sizeof time, (double)tokens / p->tokens_per_s);
+    snprintf(text, size, "%s tokens, %s left", count, time);
+}
+
+static void format_bar(char bar[BAR_CELLS + 4], uint64_t done, uint64_t total)
+{
+    const uint64_t full = total ? done * BAR_CELLS / total : 0;
+    bar[0] = '[';
+    for (uint64_t i = 0; i < BAR_CELLS; i++) bar[1 + i] = i < full ? '#' : '.';
+    memcpy(bar + 1 + BAR_CELLS, "] ", 3);
+}
+
+void cn_progress_format(const cn_progress *p, const cn_progress_figures *g, char *text,
+                        size_t size, size_t width)
+{
+    char bar[BAR_CELLS + 4] = "", rate[32], left[96], total_text[32] = "", errors[40] = "";
+    const uint64_t total = requests_total(g);
+    if (p->bar) format_bar(bar, g->done, total);
+    format_count(rate, sizeof rate, p->tokens_per_s);
+    format_left(p, g, left, sizeof left);
+    if (total)
+        snprintf(total_text, sizeof total_text, "/%s%llu", g->input_ended ? "" : "~",
+                 (unsigned long long)total);
+    if (g->errors)
+        snprintf(errors, sizeof errors, " (%llu errors)", (unsigned long long)g->errors);
+    const cn_stats *s = &g->stats;
+    const double kv = s->blocks_total ? 100.0 * s->blocks_used / s->blocks_total : 0;
+    char line[LINE_BYTES];
+    snprintf(line, sizeof line, "%s%llu%s requests%s, %s tokens/s, %u running, %u waiting, kv "
+                                "%.0f%%, %s",
+             bar, (unsigned long long)g->done, total_text, errors, rate, s->running, s->waiting,
+             kv, left);
+    snprintf(text, size, "%.*s", (int)width, line);
+}
+
+static size_t terminal_width(FILE *f)
+{
+    struct winsize w;
+    if (ioctl(fileno(f), TIOCGWINSZ, &w) != 0 || w.ws_col == 0) return DEFAULT_WIDTH;
+    return w.ws_col;
+}
+
+void cn_progress_show(cn_progress *p, const cn_progress_figures *g)
+{
+    if (p->off) return;
+    char text[LINE_BYTES];
+    update_rate(p, g);
+    if (p->bar) {
+        cn_progress_format(p, g, text, sizeof text, terminal_width(p->f) - 1);
+        fprintf(p->f, "\r\033[K%s", text);
+    } else {
+        cn_progress_format(p, g, text, sizeof text, PLAIN_WIDTH);
+        fprintf(p->f, "%s\n", text);
+    }
+    fflush(p->f);
+    p->shown_s = cn_now_s();
+}
+
+void cn_progress_end(cn_progress *p)
+{
+    if (p->bar && !p->off) fprintf(p->f, "\r\033[K");
+    fflush(p->f);
+}

@@ -1,0 +1,226 @@
+/* resume.c - see resume.h. */
+#include "engine/offline/resume.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/json.h"
+#include "engine/offline/batch_line.h"
+#include "engine/offline/fingerprint.h"
+
+enum { RECORD_FORMAT = 1, MAX_RECORD_BYTES = 1 << 20, MAX_RECORD_DEPTH = 4 };
+static const char record_suffix[] = ".cinch-run";
+
+/* ---- the record ---- */
+
+/* {"option": "value"} out of "option=value" lines. */
+static json_t *options_json(const cn_buf *lines)
+{
+    json_t *options = json_object();
+    for (const char *at = lines->data; options && at && *at;) {
+        const size_t n = strcspn(at, "\n"), name = strcspn(at, "=");
+        char *key = cn_strndup(at, name);
+        if (!key || name >= n ||
+            json_object_set_new(options, key, json_stringn(at + name + 1, n - name - 1)) != 0) {
+            json_decref(options);
+            options = NULL;
+        }
+        cn_free(key);
+        at += n + (at[n] == '\n');
+    }
+    return options;
+}
+
+cn_status cn_run_record_make(cn_buf *out, const cn_config *c)
+{
+    uint64_t model;
+    char model_text[17];
+    CN_TRY(cn_fingerprint(&model, c->model, c->tokenizer));
+    snprintf(model_text, sizeof model_text, "%016llx", (unsigned long long)model);
+    cn_buf lines = {0};
+    cn_status status = cn_config_result_text(c, &lines);
+    json_t *record = NULL;
+    if (status == CN_OK)
+        record = json_pack("{s:i, s:s, s:s, s:o}", "cinch_run", RECORD_FORMAT, "version",
+                           CINCH_VERSION, "model", model_text, "options", options_json(&lines));
+    char *text = record ? json_dumps(record, JSON_INDENT(1)) : NULL;
+    if (text)
+        status = cn_buf_addf(out, "%s\n", text);
+    else if (status == CN_OK)
+        status = cn_fail(CN_ERR_MEMORY, "no JSON of the options: out of memory, or not UTF-8");
+    free(text);
+    json_decref(record);
+    cn_buf_free(&lines);
+    return status;
+}
+
+static cn_status write_whole(const char *path, const cn_buf *text)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0) return cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
+    ssize_t done = write(fd, text->data, text->len);
+    cn_status status = CN_OK;
+    if (done != (ssize_t)text->len || fsync(fd) != 0)
+        status = cn_fail(CN_ERR_IO, "%s: write: %s", path, strerror(done < 0 ? errno : ENOSPC));
+    close(fd);
+    if (status != CN_OK) unlink(path);
+    return status;
+}
+
+cn_status cn_run_record_write(const char *output_path, const cn_buf *record)
+{
+    cn_buf path = {0}, beside = {0};
+    cn_status status = cn_buf_addf(&path, "%s%s", output_path, record_suffix);
+    if (status == CN_OK) status = cn_buf_addf(&beside, "%s.tmp", path.data);
+    if (status == CN_OK) status = write_whole(beside.data, record);
+    if (status == CN_OK && rename(beside.data, path.data) != 0)
+        status = cn_fail(CN_ERR_IO, "%s: rename: %s", path.data, strerror(errno));
+    cn_buf_free(&path);
+    cn_buf_free(&beside);
+    return status;
+}
+
+/* ---- comparing ---- */
+
+static const char *shown(const json_t *v) { return v ? json_string_value(v) : "unset"; }
+
+static bool same_option(const json_t *a, const json_t *b)
+{
+    return a == b || (a && b && json_equal(a, b));
+}
+
+/* The first option that differs, either way round. */
+static cn_status compare_options(json_t *then, json_t *now)
+{
+    const char *name;
+    json_t *v;
+    json_t *const both[] = {then, now};
+    for (int i = 0; i < 2; i++)
+        json_object_foreach(both[i], name, v)
+        {
+            const json_t *a = json_object_get(then, name), *b = json_object_get(now, name);
+            if (!same_option(a, b))
+                return cn_fail(CN_ERR_ARG,
+                               "--%s was %s and is now %s, and changes results: go on with the "
+                               "old value, or write another output file",
+                               name, shown(a), shown(b));
+        }
+    return CN_OK;
+}
+
+static cn_status compare(json_t *then, json_t *now)
+{
+    const json_t *format = json_object_get(then, "cinch_run");
+    const json_t *model = json_object_get(then, "model");
+    const json_t *version = json_object_get(then, "version");
+    json_t *options = json_object_get(then, "options");
+    const char *name;
+    json_t *v;
+    if (json_integer_value(format) != RECORD_FORMAT || !json_is_string(model) ||
+        !json_is_string(version) || !json_is_object(options))
+        return cn_fail(CN_ERR_ARG, "is no record of a run");
+    json_object_foreach(options, name, v) if (!json_is_string(v))
+        return cn_fail(CN_ERR_ARG, "is no record of a run: option %s", name);
+    if (!json_equal(model, json_object_get(now, "model")))
+        return cn_fail(CN_ERR_ARG, "the checkpoint is another one than the run began with");
+    if (!json_equal(version, json_object_get(now, "version")))
+        cn_log(CN_LOG_WARN, "the run began with cinch %s, this is %s", json_string_value(version),
+               CINCH_VERSION);
+    return compare_options(options, json_object_get(now, "options"));
+}
+
+static cn_status parse_record(json_t **out, const char *text, size_t n)
+{
+    return cn_json_parse(out, text, n, "the run's record", MAX_RECORD_BYTES, MAX_RECORD_DEPTH,
+                         CN_ERR_ARG);
+}
+
+cn_status cn_run_record_compare(const char *then, const char *now)
+{
+    json_t *a = NULL, *b = NULL;
+    cn_status status = parse_record(&a, then, strlen(then));
+    if (status == CN_OK) status = parse_record(&b, now, strlen(now));
+    if (status == CN_OK) status = compare(a, b);
+    json_decref(a);
+    json_decref(b);
+    return status;
+}
+
+cn_status cn_run_record_check(const char *output_path, const cn_buf *record)
+{
+    cn_buf path = {0};
+    CN_TRY(cn_buf_addf(&path, "%s%s", output_path, record_suffix));
+    json_t *then = NULL, *now = NULL;
+    cn_status status = CN_OK;
+    if (access(path.data, F_OK) != 0)
+        status = cn_fail(CN_ERR_ARG,
+                         "%s is not there: --resume goes on only with an output that run-batch "
+                         "began",
+                         path.data);
+    if (status == CN_OK)
+        status = cn_json_load_file(&then, path.data, MAX_RECORD_BYTES, MAX_RECORD_DEPTH);
+    if (status == CN_OK)
+        status = parse_record(&now, record->data, record->len);
+    if (status == CN_OK) {
+        status = compare(then, now);
+        if (status != CN_OK) cn_fail_within(status, "%s", path.data);
+    }
+    json_decref(then);
+    json_decref(now);
+    cn_buf_free(&path);
+    return status;
+}
+
+/* ---- the lines ---- */
+
+typedef struct scan {
+    bool retry_errors;
+    cn_id_set *ids;
+    cn_batch_totals *totals;
+    uint64_t n_retried;
+} scan;
+
+static void add_to_totals(cn_batch_totals *t, const cn_batch_line_figures *f)
+{
+    *(f->is_error ? &t->errors : &t->answered) += 1;
+    t->prompt_tokens += f->prompt_tokens;
+    t->cached_tokens += f->cached_tokens;
+    t->completion_tokens += f->completion_tokens;
+    t->reasoning_tokens += f->reasoning_tokens;
+    t->graded += f->graded;
+    t->matched += f->matched;
+}
+
+static cn_status scan_line(void *user, const char *text, size_t n, uint64_t number)
+{
+    scan *s = user;
+    cn_batch_line_figures f;
+    cn_status status = cn_batch_line_parse(&f, text, n);
+    if (status != CN_OK)
+        return cn_fail_within(status, "output line %llu was not written by run-batch",
+                              (unsigned long long)number);
+    if (f.is_error && s->retry_errors) {
+        s->n_retried++;
+        return CN_OK;
+    }
+    add_to_totals(s->totals, &f);
+    return cn_id_set_add(s->ids, f.id, CN_ID_DONE);
+}
+
+static bool is_answer(void *user, const char *text, size_t n)
+{
+    (void)user;
+    cn_batch_line_figures f;
+    return cn_batch_line_parse(&f, text, n) == CN_OK && !f.is_error;
+}
+
+cn_status cn_resume_scan(cn_batch_output *o, bool retry_errors, cn_id_set *ids,
+                         cn_batch_totals *totals)
+{
+    scan s = {.retry_errors = retry_errors, .ids = ids, .totals = totals};
+    CN_TRY(cn_batch_output_each(o, scan_line, &s));
+    return s.n_retried ? cn_batch_output_filter(o, is_answer, NULL) : CN_OK;
+}

@@ -1,0 +1,88 @@
+/* options_json.c - the option table in a request's JSON: the rows with a `json` key, under the
+ * same bounds as their flags. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/options/option_value.h"
+
+enum { KEY_MAX_BYTES = 64 };
+
+static const cn_option *find_key(const char *key, uint32_t sections)
+{
+    size_t n;
+    const cn_option *o = cn_options(&n);
+    for (size_t i = 0; i < n; i++)
+        if (o[i].json && o[i].section & sections && strcmp(o[i].json, key) == 0) return &o[i];
+    return NULL;
+}
+
+/* Whether some row's key is a member of the object `key`. */
+static bool is_object_key(const char *key, uint32_t sections)
+{
+    size_t n, len = strlen(key);
+    const cn_option *o = cn_options(&n);
+    for (size_t i = 0; i < n; i++)
+        if (o[i].json && o[i].section & sections && strncmp(o[i].json, key, len) == 0 &&
+            o[i].json[len] == '.')
+            return true;
+    return false;
+}
+
+/* The options of a request live in its own structs, at the place they have in the config's. */
+static void *request_field(const cn_option *o, cn_sampling *s, cn_kv_params *kv)
+{
+    if (o->section == CN_SECTION_SAMPLING)
+        return (char *)s + (o->offset - offsetof(struct cn_config, sampling));
+    CN_ASSERT(o->section == CN_SECTION_KV);
+    return (char *)kv + (o->offset - offsetof(struct cn_config, kv));
+}
+
+static cn_status set_value(const cn_option *o, void *field, const json_t *value)
+{
+    bool ok = false;
+    if (o->type == CN_OPTION_BOOL) {
+        ok = json_is_boolean(value);
+        if (ok) *(bool *)field = json_is_true(value);
+    } else if (o->type == CN_OPTION_ENUM && json_is_string(value)) {
+        int index = cn_option_name_index(o, json_string_value(value), json_string_length(value));
+        ok = index >= 0;
+        if (ok) *(int *)field = index;
+    } else if (json_is_number(value)) {
+        ok = cn_option_store_number(o, field, json_number_value(value));
+    }
+    if (ok) return CN_OK;
+    char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
+    char shown[KEY_MAX_BYTES];
+    snprintf(shown, sizeof shown, "%s", text ? text : "value");
+    cn_status status = cn_option_refuse(o, o->json, shown);
+    free(text);
+    return status;
+}
+
+static cn_status set_members(cn_sampling *s, cn_kv_params *kv, uint32_t sections, const char *key,
+                             json_t *object)
+{
+    if (!json_is_object(object)) return cn_fail(CN_ERR_ARG, "%s: want an object", key);
+    const char *member;
+    json_t *value;
+    json_object_foreach(object, member, value)
+    {
+        char path[2 * KEY_MAX_BYTES];
+        int n = snprintf(path, sizeof path, "%s.%s", key, member);
+        const cn_option *o = n < (int)sizeof path ? find_key(path, sections) : NULL;
+        if (!o) return cn_fail(CN_ERR_ARG, "%s: unknown member '%.64s'", key, member);
+        if (!json_is_null(value)) CN_TRY(set_value(o, request_field(o, s, kv), value));
+    }
+    return CN_OK;
+}
+
+cn_status cn_request_set_json(cn_sampling *s, cn_kv_params *kv, uint32_t sections, const char *key,
+                              json_t *value, bool *known)
+{
+    const cn_option *o = strchr(key, '.') ? NULL : find_key(key, sections);
+    bool object = !o && is_object_key(key, sections);
+    *known = o || object;
+    if (!*known || json_is_null(value)) return CN_OK;
+    if (object) return set_members(s, kv, sections, key, value);
+    return set_value(o, request_field(o, s, kv), value);
+}

@@ -1,0 +1,300 @@
+/* bpe.c - byte-pair merges of one word. See bpe.h. */
+#include "engine/text/bpe.h"
+
+#include <string.h>
+
+/* One line of the merge table, open addressing, empty where result is CN_BPE_NO_TOKEN. */
+typedef struct merge {
+    uint32_t left, right, rank, result;
+} merge;
+
+/* The words of the `ignore_merges` table, open addressing, empty where n is 0. */
+typedef struct whole_word {
+    size_t at; /* in word_text */
+    uint32_t n, id;
+} whole_word;
+
+/* The cache is direct-mapped: a word that falls on another's line replaces it. A line is one cache
+ * line of the processor; words and results that do not fit are not cached. */
+enum { CACHE_LINES = 1 << 16, CACHE_WORD_BYTES = 32, CACHE_IDS = 7 };
+typedef struct word_key {
+    uint64_t part[CACHE_WORD_BYTES / 8];
+} word_key;
+typedef struct cache_line {
+    word_key key;
+    uint32_t ids[CACHE_IDS];
+    uint16_t n_bytes, n_ids; /* n_bytes 0: empty */
+} cache_line;
+_Static_assert(sizeof(cache_line) == 64, "one cache line");
+
+/* A symbol of the word being merged. `rank` is that of the pair it forms with its right
+ * neighbour, NO_RANK if that pair does not merge, or once the symbol is swallowed by its left
+ * neighbour. */
+enum { NO_RANK = 0xFFFFFFFF, NOWHERE = 0xFFFFFFFF };
+typedef struct symbol {
+    uint32_t id, prev, next, rank;
+} symbol;
+
+struct cn_bpe {
+    uint32_t byte_ids[256];
+    merge *merges; /* [merge_mask + 1] */
+    size_t merge_mask;
+    uint32_t n_merges, max_merges;
+    uint32_t *results; /* [max_merges] by rank */
+    whole_word *words; /* [word_cap], NULL without ignore_merges */
+    size_t n_words, word_cap;
+    cn_buf word_text;
+    cache_line *cache; /* [CACHE_LINES] */
+    symbol *symbols;   /* [symbol_cap] */
+    size_t symbol_cap;
+    uint64_t *heap; /* [heap_cap] rank << 32 | index of the pair's left symbol */
+    size_t heap_len, heap_cap;
+};
+
+/* Smallest power of two with room for n entries at half load. */
+static size_t table_size(size_t n)
+{
+    size_t size = 16;
+    while (size < 2 * n) size *= 2;
+    return size;
+}
+
+cn_status cn_bpe_create(cn_bpe **out, const uint32_t byte_ids[256], size_t n_merges)
+{
+    CN_ASSERT(n_merges < UINT32_MAX / 4);
+    *out = NULL;
+    cn_bpe *b = cn_calloc(1, sizeof *b);
+    if (!b) return cn_fail(CN_ERR_MEMORY, "out of memory for the merges");
+    memcpy(b->byte_ids, byte_ids, sizeof b->byte_ids);
+    size_t size = table_size(n_merges);
+    b->merge_mask = size - 1;
+    b->max_merges = (uint32_t)n_merges;
+    b->merges = cn_calloc_aligned(size, sizeof *b->merges);
+    b->results = cn_calloc(n_merges, sizeof *b->results);
+    b->cache = cn_calloc_aligned(CACHE_LINES, sizeof *b->cache);
+    if (!b->merges || !b->results || !b->cache) {
+        cn_bpe_free(b);
+        return cn_fail(CN_ERR_MEMORY, "out of memory for %zu merges", n_merges);
+    }
+    for (size_t i = 0; i < size; i++) b->merges[i].result = CN_BPE_NO_TOKEN;
+    *out = b;
+    return CN_OK;
+}
+
+void cn_bpe_free(cn_bpe *b)
+{
+    if (!b) return;
+    cn_free(b->merges);
+    cn_free(b->results);
+    cn_free(b->words);
+    cn_buf_free(&b->word_text);
+    cn_free(b->cache);
+    cn_free(b->symbols);
+    cn_free(b->heap);
+    cn_free(b);
+}
+
+/* The line of the pair, or the empty line where it would go. */
+static merge *find_merge(const cn_bpe *b, uint32_t left, uint32_t right)
+{
+    uint64_t h = ((uint64_t)left << 32 | right) * UINT64_C(0x9E3779B97F4A7C15);
+    for (size_t i = h >> 32;; i++) {
+        merge *m = &b->merges[i & b->merge_mask];
+        if (m->result == CN_BPE_NO_TOKEN || (m->left == left && m->right == right)) return m;
+    }
+}
+
+void cn_bpe_add_merge(cn_bpe *b, uint32_t left, uint32_t right, uint32_t result)
+{
+    CN_ASSERT(b->n_merges < b->max_merges && result != CN_BPE_NO_TOKEN);
+    uint32_t rank = b->n_merges++;
+    *find_merge(b, left, right) = (merge){left, right, rank, result};
+    b->results[rank] = result;
+}
+
+static uint64_t load64(const char *p)
+{
+    uint64_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+/* A word of 1 to CACHE_WORD_BYTES bytes as whole parts, the last of which overlaps the one before:
+ * words of the same length are equal when their keys are, and no load depends on the length but
+ * for words under 8 bytes. */
+static inline word_key make_key(const char *word, size_t n)
+{
+    word_key k = {{0}};
+    if (n >= 8) {
+        k.part[0] = load64(word);
+        if (n > 16) k.part[2] = load64(word + 8);
+        if (n > 24) k.part[3] = load64(word + 16);
+        k.part[1] = load64(word + n - 8);
+    } else if (n >= 4) {
+        uint32_t head, tail;
+        memcpy(&head, word, 4);
+        memcpy(&tail, word + n - 4, 4);
+        k.part[0] = (uint64_t)tail << 32 | head;
+    } else {
+        const unsigned char *w = (const unsigned char *)word;
+        k.part[0] = (uint64_t)w[0] << 16 | (uint64_t)w[n / 2] << 8 | w[n - 1];
+    }
+    return k;
+}
+
+static inline bool same_key(const word_key *a, const word_key *b)
+{
+    uint64_t differ = 0;
+    for (size_t i = 0; i < sizeof a->part / sizeof *a->part; i++)
+        differ |= a->part[i] ^ b->part[i];
+    return differ == 0;
+}
+
+static inline size_t key_line(const word_key *k, size_t n)
+{
+    const uint64_t m = UINT64_C(0x9E3779B97F4A7C15);
+    uint64_t h = (k->part[0] ^ n) * m;
+    h = (h ^ h >> 32 ^ k->part[1]) * m;
+    h = (h ^ h >> 32 ^ k->part[2] ^ (k->part[3] << 1 | k->part[3] >> 63)) * m;
+    return h >> 32 & (CACHE_LINES - 1);
+}
+
+/* The line of the word, or the empty line where it would go. */
+static whole_word *find_word(const cn_bpe *b, const char *word, size_t n)
+{
+    for (size_t i = cn_hash64(0, word, n);; i++) {
+        whole_word *w = &b->words[i & (b->word_cap - 1)];
+        if (w->n == 0 || (w->n == n && memcmp(b->word_text.data + w->at, word, n) == 0)) return w;
+    }
+}
+
+cn_status cn_bpe_add_word(cn_bpe *b, const char *word, size_t n, uint32_t id)
+{
+    CN_ASSERT(n > 0 && n <= UINT32_MAX);
+    if (2 * (b->n_words + 1) > b->word_cap) {
+        whole_word *old = b->words;
+        size_t old_cap = b->word_cap, cap = table_size(b->n_words + 1) * 2;
+        whole_word *grown = cn_calloc(cap, sizeof *grown);
+        if (!grown) return cn_fail(CN_ERR_MEMORY, "out of memory for %zu words", cap);
+        b->words = grown;
+        b->word_cap = cap;
+        for (size_t i = 0; i < old_cap; i++)
+            if (old[i].n) *find_word(b, b->word_text.data + old[i].at, old[i].n) = old[i];
+        cn_free(old);
+    }
+    whole_word *w = find_word(b, word, n);
+    CN_ASSERT(w->n == 0);
+    *w = (whole_word){b->word_text.len, (uint32_t)n, id};
+    b->n_words++;
+    return cn_buf_add(&b->word_text, word, n);
+}
+
+/* ---- merging ---- */
+
+static void heap_push(cn_bpe *b, uint64_t key)
+{
+    CN_ASSERT(b->heap_len < b->heap_cap);
+    size_t i = b->heap_len++;
+    for (; i > 0 && b->heap[(i - 1) / 2] > key; i = (i - 1) / 2) b->heap[i] = b->heap[(i - 1) / 2];
+    b->heap[i] = key;
+}
+
+static uint64_t heap_pop(cn_bpe *b)
+{
+    uint64_t top = b->heap[0], last = b->heap[--b->heap_len];
+    size_t i = 0;
+    for (size_t child; (child = 2 * i + 1) < b->heap_len; i = child) {
+        if (child + 1 < b->heap_len && b->heap[child + 1] < b->heap[child]) child++;
+        if (b->heap[child] >= last) break;
+        b->heap[i] = b->heap[child];
+    }
+    b->heap[i] = last;
+    return top;
+}
+
+/* Each byte brings at most one pair and each merge at most two, and a merge removes a symbol: 3n
+ * heap entries are enough. */
+static cn_status reserve_scratch(cn_bpe *b, size_t n)
+{
+    if (n <= b->symbol_cap) return CN_OK;
+    size_t cap = b->symbol_cap ? b->symbol_cap : 256;
+    while (cap < n) cap *= 2;
+    symbol *symbols = cn_realloc(b->symbols, cap, sizeof *symbols);
+    if (symbols) b->symbols = symbols;
+    uint64_t *heap = symbols ? cn_realloc(b->heap, 3 * cap, sizeof *heap) : NULL;
+    if (!heap) return cn_fail(CN_ERR_MEMORY, "out of memory to merge a word of %zu bytes", n);
+    b->heap = heap;
+    b->heap_cap = 3 * cap;
+    b->symbol_cap = cap;
+    return CN_OK;
+}
+
+/* Ranks the pair that starts at symbol i anew and queues it. */
+static void rank_pair(cn_bpe *b, uint32_t i)
+{
+    symbol *s = &b->symbols[i];
+    s->rank = NO_RANK;
+    if (s->next == NOWHERE) return;
+    const merge *m = find_merge(b, s->id, b->symbols[s->next].id);
+    if (m->result == CN_BPE_NO_TOKEN) return;
+    s->rank = m->rank;
+    heap_push(b, (uint64_t)m->rank << 32 | i);
+}
+
+static cn_status merge_word(cn_bpe *b, const char *word, size_t n, cn_tokens *out)
+{
+    CN_TRY(reserve_scratch(b, n));
+    b->heap_len = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t id = b->byte_ids[(unsigned char)word[i]];
+        CN_ASSERT(id != CN_BPE_NO_TOKEN);
+        b->symbols[i] = (symbol){id, i ? i - 1 : NOWHERE, i + 1 < n ? i + 1 : NOWHERE, NO_RANK};
+    }
+    for (uint32_t i = 0; i < n; i++) rank_pair(b, i);
+    while (b->heap_len) {
+        uint64_t key = heap_pop(b);
+        uint32_t i = (uint32_t)key, rank = (uint32_t)(key >> 32);
+        symbol *left = &b->symbols[i];
+        if (left->rank != rank) continue; /* the pair has changed since it was queued */
+        symbol *right = &b->symbols[left->next];
+        left->id = b->results[rank];
+        left->next = right->next;
+        right->rank = NO_RANK;
+        if (left->next != NOWHERE) b->symbols[left->next].prev = i;
+        rank_pair(b, i);
+        if (left->prev != NOWHERE) rank_pair(b, left->prev);
+    }
+    for (uint32_t i = 0; i != NOWHERE; i = b->symbols[i].next)
+        CN_TRY(cn_tokens_add(out, &b->symbols[i].id, 1));
+    return CN_OK;
+}
+
+/* A word that the cache does not have. */
+static cn_status encode_anew(cn_bpe *b, const char *word, size_t n, cn_tokens *out)
+{
+    const whole_word *whole = b->words ? find_word(b, word, n) : NULL;
+    if (whole && whole->n) return cn_tokens_add(out, &whole->id, 1);
+    return merge_word(b, word, n, out);
+}
+
+cn_status cn_bpe_encode(cn_bpe *b, const char *word, size_t n, cn_tokens *out)
+{
+    CN_ASSERT(n > 0 && n < (size_t)1 << 31);
+    if (n > CACHE_WORD_BYTES) return encode_anew(b, word, n, out);
+    word_key key = make_key(word, n);
+    cache_line *line = &b->cache[key_line(&key, n)];
+    if (line->n_bytes == n && same_key(&line->key, &key)) {
+        if (out->cap - out->len < CACHE_IDS) return cn_tokens_add(out, line->ids, line->n_ids);
+        memcpy(out->ids + out->len, line->ids, sizeof line->ids); /* one size: no call */
+        out->len += line->n_ids;
+        return CN_OK;
+    }
+    size_t before = out->len;
+    CN_TRY(encode_anew(b, word, n, out));
+    size_t n_ids = out->len - before;
+    if (n_ids <= CACHE_IDS) {
+        *line = (cache_line){.key = key, .n_bytes = (uint16_t)n, .n_ids = (uint16_t)n_ids};
+        memcpy(line->ids, out->ids + before, n_ids * sizeof *line->ids);
+    }
+    return CN_OK;
+}

@@ -1,0 +1,84 @@
+/* reasoning.c - tracks <think> and </think>. See reasoning.h. */
+#include "engine/text/reasoning.h"
+
+/* A closed tag is the template's own only this near the end of the prompt ("</think>\n\n");
+ * farther up it belongs to an earlier turn. */
+enum { PROMPT_TAIL_TOKENS = 8 };
+
+static int64_t tag_id(const cn_tokenizer *t, const char *tag)
+{
+    uint32_t id;
+    return cn_tokenizer_id(t, tag, &id) ? (int64_t)id : -1;
+}
+
+cn_status cn_output_reasoning_choose(const cn_tokenizer *t, cn_opt_reasoning_parser parser,
+                                     cn_output_reasoning *out)
+{
+    cn_output_reasoning r = {.open_id = tag_id(t, "<think>"), .close_id = tag_id(t, "</think>")};
+    bool both = r.open_id >= 0 && r.close_id >= 0;
+    bool deepseek = parser == CN_OPT_REASONING_DEEPSEEK_R1;
+    bool named = deepseek || parser == CN_OPT_REASONING_QWEN3;
+    if (named && (r.close_id < 0 || (!deepseek && r.open_id < 0)))
+        return cn_fail(CN_ERR_ARG,
+                       "--reasoning-parser %s: the vocabulary has no token %s; use auto or none",
+                       deepseek ? "deepseek_r1" : "qwen3", r.close_id < 0 ? "</think>" : "<think>");
+    r.split = named || (parser == CN_OPT_REASONING_AUTO && both);
+    r.from_start = deepseek;
+    *out = r;
+    return CN_OK;
+}
+
+static cn_reasoning_phase first_phase(const cn_output_reasoning *rules, const uint32_t *prompt,
+                                      uint32_t n_prompt)
+{
+    for (uint32_t back = 1; back <= n_prompt; back++) {
+        int64_t token = prompt[n_prompt - back];
+        if (token == rules->open_id) return CN_REASONING_INSIDE;
+        if (token != rules->close_id) continue;
+        if (back <= PROMPT_TAIL_TOKENS) return CN_REASONING_AFTER;
+        break;
+    }
+    return rules->from_start ? CN_REASONING_INSIDE : CN_REASONING_BEFORE;
+}
+
+void cn_reasoning_init(cn_reasoning *r, const cn_output_reasoning *rules, int32_t budget,
+                       const uint32_t *prompt, uint32_t n_prompt)
+{
+    *r = (cn_reasoning){.rules = *rules, .budget = budget};
+    bool endless = budget >= 0 && rules->close_id < 0;
+    r->phase = endless ? CN_REASONING_INSIDE : first_phase(rules, prompt, n_prompt);
+}
+
+static bool spent_after(const cn_reasoning *r, uint32_t n_pending)
+{
+    return r->phase == CN_REASONING_INSIDE && r->budget >= 0 &&
+           r->n_tokens + n_pending >= (uint32_t)r->budget;
+}
+
+static bool spent(const cn_reasoning *r) { return spent_after(r, 0); }
+
+cn_reasoning_part cn_reasoning_push(cn_reasoning *r, uint32_t token)
+{
+    bool open = token == r->rules.open_id, close = token == r->rules.close_id;
+    if (r->phase == CN_REASONING_BEFORE && open) {
+        r->phase = CN_REASONING_INSIDE;
+        return CN_REASONING_OPEN;
+    }
+    if (r->phase != CN_REASONING_INSIDE) return CN_REASONING_TEXT;
+    if (close) {
+        r->truncated = spent(r);
+        r->phase = CN_REASONING_AFTER;
+        return CN_REASONING_CLOSE;
+    }
+    /* A model that writes the tag its prompt, or the parser, already counts as open. */
+    if (open && r->n_tokens == 0) return CN_REASONING_OPEN;
+    r->n_tokens++;
+    return CN_REASONING_TEXT;
+}
+
+int32_t cn_reasoning_force(const cn_reasoning *r, uint32_t n_pending)
+{
+    return spent_after(r, n_pending) ? (int32_t)r->rules.close_id : -1;
+}
+
+bool cn_reasoning_exhausted(const cn_reasoning *r) { return spent(r) && r->rules.close_id < 0; }
