@@ -10,11 +10,19 @@
 ##         asan  ubsan  tsan  golden  tidy
 ## Other:  docs (docs/CONFIG.md, docs/cinch.1)  bench  clean
 ##
+## V=1 prints whole commands.
 ## ARCH=x86-64-v3 builds for other machines than this one (the default is native).
 ## SANITIZER=address,undefined or thread builds into a directory of its own.
 ## docs/HACKING.md has the rest.
 
 comma := ,
+# One short line a command; V=1 prints the commands themselves.
+ifeq ($(V),)
+Q := @
+say = @printf '%-6s %s\n' $(1) '$(2)'
+else
+say = @:
+endif
 # A sanitizer gets its own directory: build-address, build-thread.
 ifdef SANITIZER
 BUILD ?= build-$(firstword $(subst $(comma), ,$(SANITIZER)))
@@ -101,7 +109,8 @@ endif
 
 $(BUILD)/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(CC) -I. $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
+	$(call say,CC,$<)
+	$(Q)$(CC) -I. $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
 
 # Taken in by the assembler, which the compiler's list of dependencies does not know.
 $(BUILD)/engine/serve/assets.o: engine/serve/page.html engine/serve/openapi.json
@@ -109,25 +118,31 @@ $(BUILD)/engine/serve/assets.o: engine/serve/page.html engine/serve/openapi.json
 # Examples see the public header alone, by the name it is installed under.
 $(BUILD)/examples/%.o: examples/%.c $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(CC) -Iengine $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
+	$(call say,CC,$<)
+	$(Q)$(CC) -Iengine $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
 
 $(LIB): $(LIB_OBJ) $(BUILD)/members
 	@rm -f $@
-	$(AR) rcs $@ $(LIB_OBJ)
+	$(call say,AR,$@)
+	$(Q)$(AR) rcs $@ $(LIB_OBJ)
 
 $(TEST_LIB): $(TEST_LIB_OBJ) $(BUILD)/test-members
 	@rm -f $@
-	$(AR) rcs $@ $(TEST_LIB_OBJ)
+	$(call say,AR,$@)
+	$(Q)$(AR) rcs $@ $(TEST_LIB_OBJ)
 
 $(BUILD)/cinch: $(BUILD)/engine/main.o $(LIB)
-	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 
 $(EXAMPLE_BIN) $(BENCH_BIN): %: %.o $(LIB)
-	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 
 $(LATE_TESTS): override LDFLAGS += -Wl,--wrap=cn_backend_cpu_open
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(TEST_LIB) $(LIB)
-	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
 
 $(BUILD)/flags $(BUILD)/members $(BUILD)/test-members:
 
@@ -137,15 +152,18 @@ cuda: $(BUILD)/cinch-cuda.so
 
 $(BUILD)/cuda/%.o: cuda/%.c $(BUILD)/flags $(BUILD)/cuda-flags
 	@mkdir -p $(@D)
-	$(CC) -I. -isystem $(CUDA_HOME)/include $(CPPFLAGS) $(CUDA_DEFS) $(CFLAGS) -fPIC \
+	$(call say,CC,$<)
+	$(Q)$(CC) -I. -isystem $(CUDA_HOME)/include $(CPPFLAGS) $(CUDA_DEFS) $(CFLAGS) -fPIC \
 	  -fvisibility=hidden -MMD -MP -c -o $@ $<
 
 $(BUILD)/cuda/%.cu.o: cuda/%.cu $(BUILD)/cuda-flags
 	@mkdir -p $(@D)
-	$(NVCC) -I. $(NVCC_FLAGS) -MMD -MP -c -o $@ $<
+	$(call say,NVCC,$<)
+	$(Q)$(NVCC) -I. $(NVCC_FLAGS) -MMD -MP -c -o $@ $<
 
 $(BUILD)/cinch-cuda.so: $(CUDA_OBJ) $(BUILD)/cuda-members
-	$(CC) -shared -Wl,-z,defs $(LDFLAGS) -o $@ $(CUDA_OBJ) $(CUDA_LIBS) -lm
+	$(call say,LD,$@)
+	$(Q)$(CC) -shared -Wl,-z,defs $(LDFLAGS) -o $@ $(CUDA_OBJ) $(CUDA_LIBS) -lm
 
 $(BUILD)/cuda-flags $(BUILD)/cuda-members:
 
@@ -222,7 +240,8 @@ tidy: $(BUILD)/tests/tidy
 
 $(BUILD)/tests/tidy: tests/tidy.c $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $<
+	$(call say,CC,$<)
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $<
 
 # ---- documents printed by the program ----
 
