@@ -7,73 +7,13 @@
 
 /* ---- compression events ---- */
 
-static cn_event_batch *oldest_events(cn_engine *e)
-{
-    cn_event_batch *b = &e->event_batches[e->event_head % CN_EVENT_BATCHES];
-    return e->event_head == e->event_tail ? NULL : b;
-}
-
-/* Counts the steps that the requests of finished events were not part of. */
-static void count_missed_steps(cn_engine *e, const cn_event_batch *b)
-{
-    const uint64_t n = e->stats.steps - b->begun_at;
-    e->event_stats.missed[n < CN_MISSED_STEPS_MAX ? n : CN_MISSED_STEPS_MAX] += b->n_events;
-}
-
-/* Tells the scheduler of every event whose fence is done; never waits. */
-static cn_status poll_events(cn_engine *e)
-{
-    for (cn_event_batch *b; (b = oldest_events(e));) {
-        bool done = false;
-        CN_TRY(e->backend->fence_done(b->fence, &done));
-        if (!done) break;
-        for (uint32_t i = 0; i < b->n_events; i++)
-            cn_scheduler_event_done(e->scheduler, b->events[i]);
-        count_missed_steps(e, b);
-        e->stats.compression_s += b->n_events * (cn_now_s() - b->begun_s);
-        b->n_events = 0;
-        e->event_head++;
-    }
-    return CN_OK;
-}
-
-static cn_status wait_events(cn_engine *e)
-{
-    const double began_s = cn_now_s();
-    CN_TRY(e->backend->stream_sync(e->backend->stream(e->backend, 1)));
-    e->event_stats.stalled_s += cn_now_s() - began_s;
-    return poll_events(e);
-}
-
-/* Puts the events on stream 1, behind all that stream 0 has been given so far. */
 static cn_status start_events(cn_engine *e, const cn_begin_plan *begin)
 {
     if (begin->n_events == 0) return CN_OK;
-    if (e->event_tail - e->event_head == CN_EVENT_BATCHES) CN_TRY(wait_events(e));
-    cn_backend *be = e->backend;
-    cn_stream *model = be->stream(be, 0), *side = be->stream(be, 1);
-    cn_event_batch *b = &e->event_batches[e->event_tail % CN_EVENT_BATCHES];
-    for (uint32_t i = 0; i < begin->n_events; i++) {
-        b->events[i] = begin->events[i];
-        b->reqs[i] = begin->events[i]->req;
-    }
-    cn_compress_args args = {
-        .pools = e->pools,
-        .reqs = b->reqs,
-        .n_reqs = begin->n_events,
-        .scratch = e->compress_scratch,
-        .scratch_bytes = e->compress_scratch_bytes,
-    };
-    CN_TRY(be->fence_record(e->step_fence, model));
-    CN_TRY(be->fence_wait(side, e->step_fence));
-    CN_TRY(be->compress(side, &args));
-    CN_TRY(be->fence_record(b->fence, side));
-    b->n_events = begin->n_events;
-    b->begun_at = e->stats.steps;
-    b->begun_s = cn_now_s();
-    e->event_tail++;
-    if (e->config->sync_compression) CN_TRY(wait_events(e));
-    return CN_OK;
+    for (uint32_t i = 0; i < begin->n_events; i++)
+        cn_events_add(e->events, &begin->events[i]->req, begin->events[i]);
+    CN_TRY(cn_events_start(e->events, e->stats.steps));
+    return e->config->sync_compression ? cn_events_wait(e->events, e->stats.steps) : CN_OK;
 }
 
 /* ---- launch ---- */
@@ -286,7 +226,7 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
     *idle = false;
     if (e->backend->enter) e->backend->enter(e->backend);
     cn_engine_sweep_cancelled(e);
-    CN_TRY(poll_events(e));
+    if (e->events) CN_TRY(cn_events_poll(e->events, e->stats.steps));
     cn_begin_plan begin;
     cn_scheduler_begin(e->scheduler, &begin);
     CN_TRY(start_events(e, &begin));
@@ -307,8 +247,9 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
         CN_TRY(collect(e));
     } else if (plan.n_rows > 0 || moves) {
         return CN_OK;
-    } else if (oldest_events(e)) {
-        CN_TRY(wait_events(e)); /* nothing can run before one of them commits */
+    } else if (e->events && cn_events_in_flight(e->events)) {
+        /* Nothing can run before one of them commits. */
+        CN_TRY(cn_events_wait(e->events, e->stats.steps));
     } else {
         CN_ASSERT(e->n_requests == 0);
         *idle = true;
@@ -321,6 +262,7 @@ void cn_engine_stats(const cn_engine *e, cn_stats *out)
     cn_sched_stats s;
     cn_scheduler_stats(e->scheduler, &s);
     *out = e->stats;
+    if (e->events) out->compression_s = cn_events_stats(e->events)->total_s;
     out->running = s.running;
     out->waiting = s.waiting;
     out->blocked = s.blocked;

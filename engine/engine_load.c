@@ -203,24 +203,30 @@ static cn_status take_sampling_memory(cn_engine *e)
     return CN_OK;
 }
 
+static void event_done(void *ctx, void *event)
+{
+    cn_engine *e = ctx;
+    cn_scheduler_event_done(e->scheduler, event);
+}
+
 /* Only where a declared policy compresses. */
-static cn_status take_event_memory(cn_engine *e, const cn_memory_plan *plan)
+static cn_status make_events(cn_engine *e, const cn_memory_plan *plan)
 {
     if (plan->n_max_blocks == 0) return CN_OK;
     cn_backend *be = e->backend;
-    size_t n = e->config->max_num_seqs;
-    CN_TRY(be->fence_create(be, &e->step_fence));
-    for (uint32_t i = 0; i < CN_EVENT_BATCHES; i++) {
-        cn_event_batch *b = &e->event_batches[i];
-        CN_TRY(be->fence_create(be, &b->fence));
-        b->events = cn_calloc(n, sizeof(cn_sched_event *));
-        b->reqs = cn_calloc(n, sizeof *b->reqs);
-        if (!b->events || !b->reqs)
-            return cn_fail(CN_ERR_MEMORY, "out of host memory for %zu events", n);
-    }
     uint32_t longest = (uint32_t)cn_round_up(e->max_model_len, e->pools.layout.block_tokens);
-    e->compress_scratch_bytes = be->compress_scratch_bytes(be, &e->pools, longest);
-    return be->mem_alloc(be, e->compress_scratch_bytes, &e->compress_scratch);
+    const size_t scratch_bytes = be->compress_scratch_bytes(be, &e->pools, longest);
+    CN_TRY(be->mem_alloc(be, scratch_bytes, &e->compress_scratch));
+    const cn_events_opts o = {
+        .backend = be,
+        .pools = e->pools,
+        .max_batch_events = e->config->max_num_seqs,
+        .scratch = e->compress_scratch,
+        .scratch_bytes = scratch_bytes,
+        .done = event_done,
+        .ctx = e,
+    };
+    return cn_events_create(&e->events, &o);
 }
 
 /* The one figure that a planner may get wrong unnoticed. */
@@ -251,7 +257,7 @@ static cn_status build(cn_engine *e)
     CN_TRY(make_scheduler(e, &plan.kv));
     CN_TRY(make_batch(e, &plan.kv));
     CN_TRY(take_sampling_memory(e));
-    CN_TRY(take_event_memory(e, &plan.kv));
+    CN_TRY(make_events(e, &plan.kv));
     CN_TRY(cn_step_graphs_record(e));
     log_memory(e, &plan);
     return CN_OK;
@@ -293,9 +299,6 @@ static void free_device_memory(cn_engine *e)
         if (arrays[i]) be->mem_free(be, arrays[i]);
     if (e->swap_space) be->host_free(be, e->swap_space);
     for (uint32_t i = 0; i < CN_FLIGHTS; i++) free_flight(be, &e->flights[i]);
-    if (e->step_fence) be->fence_free(e->step_fence);
-    for (uint32_t i = 0; i < CN_EVENT_BATCHES; i++)
-        if (e->event_batches[i].fence) be->fence_free(e->event_batches[i].fence);
 }
 
 void cn_engine_free(cn_engine *e)
@@ -309,13 +312,10 @@ void cn_engine_free(cn_engine *e)
     cn_scheduler_free(e->scheduler);
     cn_model_free(e->model);
     cn_dump_close(e->dump);
+    cn_events_free(e->events);
     if (e->backend) free_device_memory(e);
     cn_weights_free(e->weights);
     if (e->backend) e->backend->close(e->backend);
-    for (uint32_t i = 0; i < CN_EVENT_BATCHES; i++) {
-        cn_free(e->event_batches[i].events);
-        cn_free(e->event_batches[i].reqs);
-    }
     cn_free(e->count_owner);
     cn_chat_template_free(e->chat);
     cn_tokenizer_free(e->tokenizer);

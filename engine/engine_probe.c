@@ -96,4 +96,8 @@ cn_status cn_engine_replay_time(cn_engine *e, uint32_t rows, uint32_t n, double 
     return CN_OK;
 }
 
-const cn_event_stats *cn_engine_event_stats(const cn_engine *e) { return &e->event_stats; }
+const cn_event_stats *cn_engine_event_stats(const cn_engine *e)
+{
+    static const cn_event_stats none;
+    return e->events ? cn_events_stats(e->events) : &none;
+}

@@ -5,6 +5,7 @@
 #ifndef CN_ENGINE_PROBE_H
 #define CN_ENGINE_PROBE_H
 
+#include "compress/events.h"
 #include "engine/engine.h"
 
 /* Weights that every decode step reads: all but the embedding table, of which it reads a row per
@@ -28,16 +29,7 @@ cn_status cn_engine_products_time(cn_engine *e, uint32_t n_tokens, double *secon
  * go on, but what they hold and say is of no use any more. Waits for all work. */
 cn_status cn_engine_replay_time(cn_engine *e, uint32_t rows, uint32_t n, double *seconds);
 
-enum { CN_MISSED_STEPS_MAX = 63 }; /* the last bin also counts what is above it */
-
-typedef struct cn_event_stats {
-    /* Compression events by the number of steps that were launched without their request. */
-    uint64_t missed[CN_MISSED_STEPS_MAX + 1];
-    /* The engine waited for events: nothing else could run, or --sync-compression says so. */
-    double stalled_s;
-} cn_event_stats;
-
-/* Totals since the engine's start, of events that are done. */
+/* Totals since the engine's start; zeros where no declared policy compresses. */
 const cn_event_stats *cn_engine_event_stats(const cn_engine *e);
 
 #endif

@@ -3,6 +3,7 @@
 #ifndef CN_ENGINE_STATE_H
 #define CN_ENGINE_STATE_H
 
+#include "compress/events.h"
 #include "engine/batch.h"
 #include "engine/checkpoint/generation_config.h"
 #include "engine/engine.h"
@@ -42,18 +43,6 @@ struct cn_engine_request {
     uint32_t n_samples, n_live;
     cn_sample samples[];
 };
-
-/* Compression events enqueued together: one fence says when all are done. */
-typedef struct cn_event_batch {
-    cn_fence *fence;
-    cn_sched_event **events; /* [max_seqs] */
-    cn_compress_req *reqs;   /* [max_seqs] what the backend was told */
-    uint32_t n_events;       /* 0: free */
-    uint64_t begun_at;       /* steps launched before it */
-    double begun_s;          /* cn_now_s */
-} cn_event_batch;
-
-enum { CN_EVENT_BATCHES = 16 };
 
 /* A launched step until its tokens are read. With asynchronous scheduling the next one is launched
  * before that; so there are two, used in turn, and a device array of one is never written while
@@ -109,11 +98,8 @@ struct cn_engine {
     uint32_t *count_tokens; /* device, [max_model_len]: a history to recount */
     cn_sample **count_owner; /* [max_num_seqs] */
 
-    cn_fence *step_fence;
-    cn_event_batch event_batches[CN_EVENT_BATCHES];
-    uint32_t event_head, event_tail; /* oldest in flight, next free */
+    cn_events *events; /* NULL: no declared policy compresses */
     void *compress_scratch;
-    size_t compress_scratch_bytes;
 
     cn_engine_request *first, *last;
     uint32_t n_requests;
@@ -121,7 +107,6 @@ struct cn_engine {
     cn_tokens prompt; /* scratch of submit */
     cn_buf prompt_text;
     cn_stats stats;
-    cn_event_stats event_stats;
 };
 
 /* The flight that is not f: that of the step before. */

@@ -1,0 +1,136 @@
+/* events.c - a ring of event batches. See events.h. */
+#include "compress/events.h"
+
+/* One batch more than may be in flight: the one that is being filled. */
+enum { MAX_IN_FLIGHT = 16, N_BATCHES = MAX_IN_FLIGHT + 1 };
+
+typedef struct event_batch {
+    cn_fence *fence;
+    cn_compress_req *reqs; /* [max_batch_events] */
+    void **users;          /* [max_batch_events] */
+    uint32_t n_events;
+    uint64_t started_at; /* steps launched before it */
+    double started_s;    /* cn_now_s */
+} event_batch;
+
+struct cn_events {
+    cn_events_opts o;
+    cn_fence *step_fence; /* on the model's stream, at the start of a batch */
+    event_batch batches[N_BATCHES];
+    uint64_t head, tail; /* counts of batches: the oldest in flight, the one being filled */
+    cn_event_stats stats;
+};
+
+static cn_stream *model_stream(const cn_events *v) { return v->o.backend->stream(v->o.backend, 0); }
+static cn_stream *own_stream(const cn_events *v) { return v->o.backend->stream(v->o.backend, 1); }
+
+static cn_status create_parts(cn_events *v)
+{
+    cn_backend *be = v->o.backend;
+    const size_t n = v->o.max_batch_events;
+    CN_TRY(be->fence_create(be, &v->step_fence));
+    for (uint32_t i = 0; i < N_BATCHES; i++) {
+        event_batch *b = &v->batches[i];
+        CN_TRY(be->fence_create(be, &b->fence));
+        b->reqs = cn_calloc(n, sizeof *b->reqs);
+        b->users = cn_calloc(n, sizeof *b->users);
+        if (!b->reqs || !b->users)
+            return cn_fail(CN_ERR_MEMORY, "out of host memory for %zu events", n);
+    }
+    return CN_OK;
+}
+
+cn_status cn_events_create(cn_events **out, const cn_events_opts *o)
+{
+    *out = NULL;
+    cn_events *v = cn_calloc(1, sizeof *v);
+    if (!v) return cn_fail(CN_ERR_MEMORY, "out of host memory for compression events");
+    v->o = *o;
+    cn_status status = create_parts(v);
+    if (status != CN_OK) {
+        cn_events_free(v);
+        return status;
+    }
+    *out = v;
+    return CN_OK;
+}
+
+void cn_events_free(cn_events *v)
+{
+    if (!v) return;
+    cn_backend *be = v->o.backend;
+    if (v->step_fence) be->fence_free(v->step_fence);
+    for (uint32_t i = 0; i < N_BATCHES; i++) {
+        if (v->batches[i].fence) be->fence_free(v->batches[i].fence);
+        cn_free(v->batches[i].reqs);
+        cn_free(v->batches[i].users);
+    }
+    cn_free(v);
+}
+
+static event_batch *filling(cn_events *v) { return &v->batches[v->tail % N_BATCHES]; }
+
+static void report(cn_events *v, event_batch *b, uint64_t step)
+{
+    const uint64_t missed = step - b->started_at;
+    v->stats.missed[missed < CN_MISSED_STEPS_MAX ? missed : CN_MISSED_STEPS_MAX] += b->n_events;
+    v->stats.total_s += b->n_events * (cn_now_s() - b->started_s);
+    for (uint32_t i = 0; i < b->n_events; i++) v->o.done(v->o.ctx, b->users[i]);
+    b->n_events = 0;
+}
+
+cn_status cn_events_poll(cn_events *v, uint64_t step)
+{
+    while (v->head != v->tail) {
+        event_batch *b = &v->batches[v->head % N_BATCHES];
+        bool done = false;
+        CN_TRY(v->o.backend->fence_done(b->fence, &done));
+        if (!done) break;
+        v->head++;
+        report(v, b, step);
+    }
+    return CN_OK;
+}
+
+cn_status cn_events_wait(cn_events *v, uint64_t step)
+{
+    const double began_s = cn_now_s();
+    CN_TRY(v->o.backend->stream_sync(own_stream(v)));
+    v->stats.stalled_s += cn_now_s() - began_s;
+    return cn_events_poll(v, step);
+}
+
+void cn_events_add(cn_events *v, const cn_compress_req *req, void *user)
+{
+    event_batch *b = filling(v);
+    CN_ASSERT(b->n_events < v->o.max_batch_events);
+    b->reqs[b->n_events] = *req;
+    b->users[b->n_events++] = user;
+}
+
+cn_status cn_events_start(cn_events *v, uint64_t step)
+{
+    event_batch *b = filling(v);
+    if (b->n_events == 0) return CN_OK;
+    if (v->tail - v->head == MAX_IN_FLIGHT) CN_TRY(cn_events_wait(v, step));
+    cn_backend *be = v->o.backend;
+    const cn_compress_args args = {
+        .pools = v->o.pools,
+        .reqs = b->reqs,
+        .n_reqs = b->n_events,
+        .scratch = v->o.scratch,
+        .scratch_bytes = v->o.scratch_bytes,
+    };
+    CN_TRY(be->fence_record(v->step_fence, model_stream(v)));
+    CN_TRY(be->fence_wait(own_stream(v), v->step_fence));
+    CN_TRY(be->compress(own_stream(v), &args));
+    CN_TRY(be->fence_record(b->fence, own_stream(v)));
+    b->started_at = step;
+    b->started_s = cn_now_s();
+    v->tail++;
+    return CN_OK;
+}
+
+bool cn_events_in_flight(const cn_events *v) { return v->head != v->tail; }
+
+const cn_event_stats *cn_events_stats(const cn_events *v) { return &v->stats; }
