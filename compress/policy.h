@@ -1,5 +1,6 @@
 /* policy.h - a request's KV policy as numbers the scheduler can use: the block cap, when an event
- * is due, which parameters are valid. Pure functions; no device call. Design §1, §5. */
+ * is due, which parameters are valid. Pure functions; no device call.
+ * DESIGN.md §1.4, §2. */
 #ifndef CN_POLICY_H
 #define CN_POLICY_H
 

@@ -37,7 +37,7 @@ typedef enum cn_status {
 const char *cn_last_error(void);
 const char *cn_status_name(cn_status s); /* "CN_ERR_ARG" */
 
-/* ---- key/value cache policy, per request (design: Compressed PagedAttention) ---- */
+/* ---- key/value cache policy, per request (docs/DESIGN.md §2) ---- */
 typedef enum cn_kv_policy { CN_KV_FULL, CN_KV_WINDOW, CN_KV_ZIP } cn_kv_policy;
 typedef enum cn_kv_pooling { CN_POOLING_FIRST, CN_POOLING_NEVER, CN_POOLING_ALWAYS } cn_kv_pooling;
 typedef enum cn_kv_redundancy {

@@ -252,8 +252,8 @@ typedef struct cn_swap_args {
     bool out; /* src is on the device and dst in the space; else the reverse */
 } cn_swap_args;
 
-/* One request of a compression event (design §5). n = n_blocks * block_tokens resident slots, all
- * full. The window's query u (0 = oldest) was written at ring row (position_end - w + u) mod w,
+/* One request of a compression event (DESIGN.md §2). n = n_blocks * block_tokens resident slots,
+ * all full. The window's query u (0 = oldest) was written at ring row (position_end - w + u) mod w,
  * where position_end is the number of tokens so far. */
 typedef struct cn_compress_req {
     cn_kv_params params; /* move: which target slot takes which kept one (cn_kv_move) */

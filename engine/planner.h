@@ -2,7 +2,7 @@
  * arithmetic; the engine obeys it and `cinch plan` prints it.
  *
  * Owner: the caller; plain values. Thread: any. Stage: start, before anything is allocated.
- * Paper: Zipage, eq. 1 and 2 (design §4). All sizes in bytes:
+ * Paper: Zipage, eq. 1 and 2 (DESIGN.md §1.5). All sizes in bytes:
  *
  *   m_kv' = L * h_kv * b * (2 * d * sizeof(kv) + sizeof(F) + sizeof(P))   one block, all layers
  *   m_q   = L * w * h_q * d * sizeof(act)                                 one query slot

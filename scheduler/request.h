@@ -3,7 +3,7 @@
  *
  *              add                admit                    chunk by chunk
  *   (caller) -------> WAITING -----------> RUNNING ------------------------> RUNNING
- *                        ^                    |  \  trigger (design §5)
+ *                        ^                    |  \  trigger (DESIGN.md §2)
  *                        |  preempt           |   `-------> COMPRESSING --commit--> RUNNING
  *                        `--------------------'  ^               |
  *                                                `--> SWAPPED, compressed before, and back

@@ -1,5 +1,5 @@
 /* sched_admit.c - from the queues into the running list, and the forks of samples.
- * See sched_state.h; design §6.3 and §6.6. */
+ * See sched_state.h; DESIGN.md §3.3 and §3.6. */
 #include "scheduler/sched_state.h"
 
 uint32_t cn_sched_margin(const cn_scheduler *s)

@@ -93,7 +93,7 @@ static cn_seq *last_of(const cn_seq_list *l)
     return l->tail;
 }
 
-/* The request that design §6.4 preempts, perhaps the one for which it does; or NULL. */
+/* The request that DESIGN.md §3.4 preempts, perhaps the one for which it does; or NULL. */
 static cn_seq *find_victim(const cn_scheduler *s)
 {
     cn_seq *last = last_of(&s->by_hold[CN_HOLD_NONE]);

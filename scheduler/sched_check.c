@@ -1,4 +1,4 @@
-/* sched_check.c - every invariant of design §6.7 and of sched_state.h, over the whole state.
+/* sched_check.c - every invariant of DESIGN.md §3 and of sched_state.h, over the whole state.
  * Returns the first that is broken, so the order goes from the plain to the derived. */
 #include "scheduler/sched_state.h"
 

@@ -1,5 +1,5 @@
 /* sched_event.c - compression events: choosing targets, pinning both tables, committing.
- * See sched_state.h; design §6.5 and §7, paper §4.4 and §4.5.
+ * See sched_state.h; DESIGN.md §3.5 and §4, paper §4.4 and §4.5.
  *
  * target[i] is table[i] where that block is the sequence's alone, else a new block. Where shared
  * blocks lead the table, as they do, this is the paper's rule: N_prefix new blocks, at most

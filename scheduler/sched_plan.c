@@ -1,5 +1,5 @@
 /* sched_plan.c - the order of a step: commits, events, grants, blocks, rows, admissions, forks.
- * See sched_state.h; design §6, §7.
+ * See sched_state.h; DESIGN.md §3, §4.
  *
  * Preemption happens only while blocks are secured and way is made for interactive requests, before
  * any row is written, so no row of a plan is ever taken back. Rows need no search: running order is

@@ -137,7 +137,7 @@ static inline bool cn_seq_is_lacking(const cn_seq *q)
 }
 
 /* Position before which the first observation window lies: what a sequence may reach without a
- * query slot, and a prefix hit at all (design §6.3). */
+ * query slot, and a prefix hit at all (DESIGN.md §3.3). */
 static inline uint32_t cn_seq_window_start(const cn_seq *q)
 {
     if (!cn_seq_needs_hold(q)) return UINT32_MAX;

@@ -1,5 +1,5 @@
 /* sched_swap.c - a compressed batch sequence's KV goes to host memory and comes back unchanged, so
- * that an interactive one need not wait for its end. See sched_state.h; design §6.4.
+ * that an interactive one need not wait for its end. See sched_state.h; DESIGN.md §3.4.
  *
  * Only what has been compressed is moved: everything else can be recomputed. All blocks of such a
  * sequence are its own, because an event writes them: none is shared, cached or pinned, so none has

@@ -1,6 +1,6 @@
 /* sched_way.c - batch sequences make way for interactive ones: for one at the head of its queue
  * that finds no seat or too few blocks, and for a running one that needs a slot or reservation to
- * go on. See sched_state.h; design §6.4.
+ * go on. See sched_state.h; DESIGN.md §3.4.
  *
  * Who can be recomputed goes first, the last admitted before others; what is compressed cannot, and
  * goes to the swap space if there is one. Nobody goes unless that lets the interactive one in. */

@@ -1,6 +1,6 @@
 /* scheduler.h - who runs in the next step: admission, chunked prefill, decode, query slots,
  * compression triggers, preemption. Owner: cn_engine (or the simulation). Thread: engine only.
- * Makes no device call. Design §6, §7; paper §4.3, §4.4.
+ * Makes no device call. DESIGN.md §3, §4; paper §4.3, §4.4.
  *
  * A step:
  *   cn_scheduler_begin(s, &ev)      commits events reported done, picks the sequences that trigger
@@ -137,8 +137,8 @@ void cn_scheduler_stats(const cn_scheduler *s, cn_sched_stats *out); /* O(runnin
 /* Sequences of a class that wait, without samples that wait for their leader; O(1). */
 uint32_t cn_scheduler_waiting_of(const cn_scheduler *s, cn_class klass);
 
-/* Checks every invariant of design §6 over the whole state; NULL or the first one broken, as text
- * in a static buffer. Costs O(blocks + table entries). */
+/* Checks every invariant of DESIGN.md §3 over the whole state. NULL, or a static text that names
+ * the first one broken. Costs O(blocks + table entries). */
 const char *cn_scheduler_check(const cn_scheduler *s);
 
 #endif

@@ -85,7 +85,7 @@ static float noise(uint64_t seed, uint32_t i)
 static void philox_gives_the_known_answers(void **state)
 {
     (void)state;
-    /* Random123, tests/kat_vectors: philox4x32, 10 rounds. */
+    /* The known-answer vectors of Random123: philox4x32, 10 rounds. */
     static const struct {
         uint32_t counter[4], key[2], want[4];
     } kat[] = {

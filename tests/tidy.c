@@ -8,6 +8,7 @@
  *             others.
  *   files     names are unique; the first line is a comment "name - purpose"; every C file belongs
  *             to a rule of the Makefile; every header is included by someone.
+ *   citations a file, or a section of docs/DESIGN.md, that a comment or a document cites exists.
  *   text      no tabs, no trailing blanks, no marks of unfinished work; getenv only in options.c;
  *             exit() only in main.c and in programs that are tests, benches or examples.
  *
@@ -146,6 +147,8 @@ static bool is_source(const char *name)
     return ends(name, ".c") || ends(name, ".h") || ends(name, ".cu") || ends(name, ".cuh");
 }
 
+static bool is_document(const char *name) { return ends(name, ".md"); }
+
 static void read_tree(const char *dir)
 {
     struct dirent **entries;
@@ -158,7 +161,7 @@ static void read_tree(const char *dir)
         if (name[0] != '.' && stat(path, &st) == 0) {
             if (S_ISDIR(st.st_mode))
                 read_tree(path);
-            else if (is_source(name))
+            else if (is_source(name) || is_document(name))
                 read_file(path);
         }
         free(entries[i]);
@@ -372,12 +375,13 @@ static void check_files(void)
 {
     for (size_t i = 0; i < n_files; i++) {
         const source *f = &files[i];
+        if (is_document(f->name)) continue;
         check_first_line(f);
         if (!is_header(f) && !is_built(f)) fault(f, 1, "no rule of the Makefile builds this file");
         if (is_header(f) && !f->included && strcmp(f->path, "engine/cinch.h") != 0)
             fault(f, 1, "no file includes this header");
         for (size_t j = 0; j < i; j++)
-            if (strcmp(files[j].name, f->name) == 0)
+            if (strcmp(files[j].name, f->name) == 0 && !is_document(f->name))
                 fault(f, 1, "%s has the same file name", files[j].path);
     }
 }
@@ -437,16 +441,123 @@ static void check_text(const source *f)
     }
 }
 
+/* ---- citations ---- */
+
+enum { MAX_SECTIONS = 32 };
+/* Of docs/DESIGN.md, by section number. */
+static bool has_section[MAX_SECTIONS];
+static size_t n_items[MAX_SECTIONS];
+
+/* "## 3. Title" begins a section, "4. Text" in column one an item. */
+static void read_sections(void)
+{
+    const source *f = find_source("docs/DESIGN.md");
+    unsigned section = 0, n;
+    for (size_t i = 0; f && i < f->n_lines; i++) {
+        if (sscanf(f->line[i], "## %u. ", &n) == 1) {
+            section = n;
+            if (section < MAX_SECTIONS) has_section[section] = true;
+        } else if (sscanf(f->line[i], "%u. ", &n) == 1 && section < MAX_SECTIONS) {
+            n_items[section] = n;
+        }
+    }
+}
+
+/* "DESIGN.md §2.3", and the sections that follow it: ", §4", " and §5.1". */
+static void check_sections(const source *f, size_t line)
+{
+    static const char sign[] = "\u00a7"; /* the section sign */
+    const char *p = strstr(f->line[line], "DESIGN.md ");
+    if (!p) return;
+    for (p += strlen("DESIGN.md "); starts(p, sign);) {
+        char *end;
+        const unsigned long section = strtoul(p + strlen(sign), &end, 10);
+        const bool has_item = *end == '.' && end[1] >= '0' && end[1] <= '9';
+        const unsigned long item = has_item ? strtoul(end + 1, &end, 10) : 0;
+        if (section >= MAX_SECTIONS || !has_section[section] || item > n_items[section])
+            fault(f, line + 1, "docs/DESIGN.md has no section %.*s", (int)(end - p), p);
+        p = end + strspn(end, " ,");
+        if (starts(p, "and ")) p += strlen("and ");
+    }
+}
+
+static bool is_path_char(char c)
+{
+    return is_word(c) || c == '/' || c == '.' || c == '-';
+}
+
+/* The parts of the tree that a citation names from the root. */
+static bool is_rooted(const char *path)
+{
+    static const char *const roots[] = {"engine/", "scheduler/", "paged/",    "compress/", "cuda/",
+                                        "tests/",  "bench/",     "examples/", "docs/",     ".ci/"};
+    for (size_t i = 0; i < sizeof roots / sizeof *roots; i++)
+        if (starts(path, roots[i])) return true;
+    return false;
+}
+
+/* A path from the root must exist; so must a C or CUDA file that is cited by its name alone. */
+static void check_path(const source *f, size_t line, const char *path)
+{
+    struct stat st;
+    while (starts(path, "../")) path += strlen("../");
+    if (is_rooted(path)) {
+        if (stat(path, &st) != 0) fault(f, line + 1, "cites %s, which does not exist", path);
+        return;
+    }
+    if (!is_source(path) || strchr(path, '/') || path[0] == '.') return;
+    for (size_t i = 0; i < n_files; i++)
+        if (strcmp(files[i].name, path) == 0) return;
+    fault(f, line + 1, "cites %s, which does not exist", path);
+}
+
+/* Paths in a line of a comment or of a document. Patterns (http_*.c), placeholders (NAME) and
+ * included headers are not citations. */
+static void check_paths(const source *f, size_t line)
+{
+    const char *text = f->line[line];
+    for (const char *p = text; *p;) {
+        size_t n = 0;
+        while (is_path_char(p[n])) n++;
+        if (n == 0) {
+            p++;
+            continue;
+        }
+        char path[MAX_PATH];
+        const bool pattern = p[n] == '*' || p[n] == '{' || p[n] == '<' || p[n] == '$' ||
+                             (p > text && strchr("*}>$<", p[-1]));
+        snprintf(path, sizeof path, "%.*s", (int)n, p);
+        for (size_t end = strlen(path); end > 0 && path[end - 1] == '.';) path[--end] = '\0';
+        if (!pattern && !strstr(path, "NAME")) check_path(f, line, path);
+        p += n;
+    }
+}
+
+static void check_citations(const source *f)
+{
+    for (size_t i = 0; i < f->n_lines; i++) {
+        /* Of code, what is a comment: there the text has words and the code has blanks. */
+        const bool comment = f->code_line[i][strspn(f->code_line[i], " ")] == '\0';
+        if (!is_document(f->name) && !comment) continue;
+        check_sections(f, i);
+        check_paths(f, i);
+    }
+}
+
 int main(int argc, char **argv)
 {
-    static const char *const folders[] = {"engine", "scheduler", "paged", "compress",
-                                          "cuda",   "tests",     "bench", "examples"};
+    static const char *const folders[] = {"engine", "scheduler", "paged",    "compress", "cuda",
+                                          "tests",  "bench",     "examples", "docs"};
     if (argc != 2 || chdir(argv[1]) != 0) {
         fprintf(stderr, "usage: tidy ROOT\n");
         return 2;
     }
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) read_tree(folders[i]);
+    if (access("README.md", F_OK) == 0) read_file("README.md");
+    read_sections();
     for (size_t i = 0; i < n_files; i++) {
+        check_citations(&files[i]);
+        if (is_document(files[i].name)) continue;
         check_size(&files[i]);
         check_text(&files[i]);
         check_includes(&files[i]);

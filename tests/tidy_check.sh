@@ -93,6 +93,24 @@ layer engine/x.c tests/t.h
 for folder in offline compare bench cmd serve; do layer engine/x.c engine/$folder/t.h; done
 mkdir -p "$dir/t/engine/serve"
 layer engine/serve/s.c engine/cmd/command.h
+design() { mkdir -p "$dir/t/docs"; printf '# Design\n\n## 1. Memory\n\n1. A rule.\n2. A rule.\n' >"$dir/t/docs/DESIGN.md"; }
+cite() { # cite TEXT WHAT: a comment that cites TEXT is at fault
+    design
+    printf '/* %s */\n' "$1" >>"$dir/t/engine/x.c"
+    expect engine/x.c:3 "$2"
+}
+cite 'See DESIGN.md §2.' 'no section §2'
+cite 'See DESIGN.md §1.2, §1.3.' 'no section §1.3'
+cite 'See DESIGN.md §1 and §4.' 'no section §4'
+cite 'See engine/gone.c.' 'cites engine/gone.c'
+cite 'See gone.h.' 'cites gone.h'
+design
+printf '# See [x](../engine/x.c) and [y](../docs/gone.md).\n' >"$dir/t/docs/OTHER.md"
+expect docs/OTHER.md:1 'cites docs/gone.md'
+design
+printf '/* DESIGN.md §1.2 and §1, engine/x.h, x.c, http_*.c, engine/cpu/. */\n' >>"$dir/t/engine/x.c"
+"$tidy" "$dir/t" >/dev/null || { echo "a good citation is at fault"; exit 1; }
+clean
 for ok in paged/kv_layout.h engine/base.h compress/policy.h; do
     printf '/* s.c - a file. */\n#include "%s"\n' $ok >"$dir/t/scheduler/s.c"
     "$tidy" "$dir/t" >/dev/null || { echo "scheduler/s.c may include $ok"; exit 1; }

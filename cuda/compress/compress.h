@@ -1,5 +1,5 @@
 /* compress.h - a compression event inside the CUDA backend: what the host packs for the kernels,
- * where the scores lie, and who launches what. Design §5; twins: engine/cpu/cpu_compress.c,
+ * where the scores lie, and who launches what. DESIGN.md §2; twins: engine/cpu/cpu_compress.c,
  * cpu_score.c, cpu_select.c, cpu_compact.c. Thread: the engine's; all work runs on the stream of
  * the call.
  *

@@ -1,4 +1,4 @@
-/* cpu_compress.h - compression events on the CPU: score, select, move (design §5, paper C).
+/* cpu_compress.h - compression events on the CPU: score, select, move (DESIGN.md §2, paper C).
  *
  * Thread: the worker of stream 1, one event at a time; nothing here allocates, locks or spawns.
  * The work of one (layer, kv head) is a cn_score_job, done start to end before the next, so its

@@ -5,8 +5,8 @@
  * table order, for each (layer, kv head) on its own; every row reads and writes one cn_score_job.
  * To add a score: one row, one function, one reference in tests/golden/make_compress.py.
  *
- * Thread: the rows run on the backend's compression stream. The table is constant. Design §5,
- * paper (Zipage) appendix C. */
+ * Thread: the rows run on the backend's compression stream. The table is constant.
+ * DESIGN.md §2, paper (Zipage) appendix C. */
 #ifndef CN_SCORE_H
 #define CN_SCORE_H
 
