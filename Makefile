@@ -9,6 +9,7 @@
 ## Tests:  test [T=name]  sim [SEED=n STEPS=n]  fuzz [T=name FUZZ_RUNS=n SEED=n]  scripts
 ##         asan  ubsan  tsan  golden  tidy
 ## Other:  docs (docs/CONFIG.md, docs/cinch.1)  bench  clean
+##         plot-env (the Python of bench/plot.py)
 ##
 ## V=1 prints whole commands.
 ## ARCH=x86-64-v3 builds for other machines than this one (the default is native).
@@ -81,11 +82,14 @@ CUDA_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard cuda/*.c cuda/*/*.c)) \
   $(patsubst %.cu,$(BUILD)/%.cu.o,$(wildcard cuda/*.cu cuda/*/*.cu))
 CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart_static \
   -lrt -ldl -lpthread
+# Runs on Python 3.10 and newer.
+MATPLOTLIB := 3.10.9
+PLOT_ENV := $(BUILD)/plot-env
 # Tests that start threads: what the thread sanitizer is for. Another: TSAN_TESTS="a b".
 TSAN_TESTS ?= ops_cpu attn_cpu engine_zip engine_async serve_batches mailbox serve serve_limits serve_status
 
 .PHONY: all cpu cuda help deps demo check test sim fuzz scripts asan ubsan tsan golden tidy docs \
-  docs-check install examples programs test-programs bench clean
+  docs-check install examples programs test-programs bench plot-env clean
 all: $(BUILD)/cinch $(LIB)
 cpu: all
 
@@ -99,7 +103,7 @@ define stamp
 $(shell mkdir -p $(BUILD); printf '%s\n' '$(2)' | cmp -s - $(BUILD)/$(1) || \
   printf '%s\n' '$(2)' >$(BUILD)/$(1))
 endef
-ifeq ($(filter clean help deps,$(MAKECMDGOALS)),)
+ifeq ($(filter clean help deps plot-env,$(MAKECMDGOALS)),)
 $(call stamp,flags,$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS))
 $(call stamp,members,$(LIB_OBJ))
 $(call stamp,cuda-flags,$(NVCC) $(NVCC_FLAGS))
@@ -276,6 +280,18 @@ install: all
 bench: all $(BENCH_BIN)
 	@ls bench/*.sh bench/*.py 2>/dev/null || true
 	@for b in $(BENCH_BIN); do echo "== $$b"; $$b || exit 1; done
+
+# ---- plots ----
+
+plot-env: $(PLOT_ENV)/matplotlib-$(MATPLOTLIB)
+	@echo 'ready: $(PLOT_ENV)/bin/python bench/plot.py --help'
+
+$(PLOT_ENV)/matplotlib-$(MATPLOTLIB):
+	$(call say,VENV,$(PLOT_ENV))
+	$(Q)$(PYTHON) -m venv --clear $(PLOT_ENV)
+	$(Q)$(PLOT_ENV)/bin/python -m pip install -q --disable-pip-version-check \
+	  matplotlib==$(MATPLOTLIB)
+	@touch $@
 
 clean:
 	rm -rf $(BUILD) build-address build-undefined build-thread

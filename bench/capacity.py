@@ -5,17 +5,16 @@
     python3 bench/capacity.py OUTDIR [--requests 256] [--pool 192M] [--device cpu]
 
 Random prompts, every output at least 1,000 tokens long whatever the model says. Writes each arm's
-figures (JSON), timeline (CSV) and the plot capacity.svg to OUTDIR, prints a table, and exits 1 when
-`zip` preempted a request that held a query slot, or `full` preempted nobody (the pool was no test).
-An arm whose JSON is there already is not run again. Needs the standard library alone.
+figures (JSON) and timeline (CSV) to OUTDIR, prints a table, and exits 1 when `zip` preempted a
+request that held a query slot, or `full` preempted nobody (the pool was no test). An arm whose JSON
+is there already is not run again. Needs the standard library alone; bench/plot.py draws the
+timelines.
 """
 import argparse
 import json
 import pathlib
 import subprocess
 import sys
-
-import timeline
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ARMS = {
@@ -77,8 +76,6 @@ def main():
     a = arguments()
     a.out.mkdir(parents=True, exist_ok=True)
     figures = {arm: run(a, arm, options) for arm, options in ARMS.items()}
-    timelines = {arm: timeline.read(a.out / f"{arm}.csv") for arm in ARMS}
-    timeline.draw(a.out / "capacity.svg", timelines, smooth=2.0)
     table(figures)
     speed = {arm: f["output_tokens_per_second"] for arm, f in figures.items()}
     print(f"\nzip / full: {speed['zip'] / speed['full']:.2f}")

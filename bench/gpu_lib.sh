@@ -2,7 +2,8 @@
 #
 # Every script takes the folder of its results, and runs `cinch bench throughput` step by step on a
 # shape of bench/shapes with random weights. A step whose JSON is there already is skipped, so that
-# a script that was cut off goes on where it stopped. Environment:
+# a script that was cut off goes on where it stopped. bench/plot.py draws the JSON files and the
+# timelines (CSV). Environment:
 #   CINCH   the program (build/cinch); cinch-cuda.so lies beside it
 #   SHAPE   qwen3-8b, or another folder of bench/shapes
 #   LIMIT   most seconds of one step (300)
