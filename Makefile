@@ -9,7 +9,7 @@
 ## Tests:  test [T=name]  sim [SEED=n STEPS=n]  fuzz [T=name FUZZ_RUNS=n SEED=n]  scripts
 ##         asan  ubsan  tsan  golden  tidy
 ## Other:  docs (docs/CONFIG.md, docs/cinch.1)  bench  clean
-##         plot-env (the Python of bench/plot.py)
+##         plot-env (the Python of bench/plot.py)  plots (docs/plots/*.svg)
 ##
 ## V=1 prints whole commands.
 ## ARCH=x86-64-v3 builds for other machines than this one (the default is native).
@@ -89,7 +89,7 @@ PLOT_ENV := $(BUILD)/plot-env
 TSAN_TESTS ?= ops_cpu attn_cpu engine_zip engine_async serve_batches mailbox serve serve_limits serve_status
 
 .PHONY: all cpu cuda help deps demo check test sim fuzz scripts asan ubsan tsan golden tidy docs \
-  docs-check install examples programs test-programs bench plot-env clean
+  docs-check install examples programs test-programs bench plot-env plots clean
 all: $(BUILD)/cinch $(LIB)
 cpu: all
 
@@ -103,7 +103,7 @@ define stamp
 $(shell mkdir -p $(BUILD); printf '%s\n' '$(2)' | cmp -s - $(BUILD)/$(1) || \
   printf '%s\n' '$(2)' >$(BUILD)/$(1))
 endef
-ifeq ($(filter clean help deps plot-env,$(MAKECMDGOALS)),)
+ifeq ($(filter clean help deps plot-env plots,$(MAKECMDGOALS)),)
 $(call stamp,flags,$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS))
 $(call stamp,members,$(LIB_OBJ))
 $(call stamp,cuda-flags,$(NVCC) $(NVCC_FLAGS))
@@ -292,6 +292,22 @@ $(PLOT_ENV)/matplotlib-$(MATPLOTLIB):
 	$(Q)$(PLOT_ENV)/bin/python -m pip install -q --disable-pip-version-check \
 	  matplotlib==$(MATPLOTLIB)
 	@touch $@
+
+# The plots of docs/BENCH.md and docs/QUALITY.md, from the data that the tree has of them.
+PLOTS ?= docs/plots
+PLOT := $(PLOT_ENV)/bin/python bench/plot.py
+DATA := docs/plots/data
+plots: plot-env
+	$(PLOT) compare $(DATA)/quality.json -o $(PLOTS)/quality.svg
+	$(PLOT) timeline full=$(DATA)/capacity-full.csv zip=$(DATA)/capacity-zip.csv \
+	  -o $(PLOTS)/capacity.svg
+	$(PLOT) timeline 'full KV=$(DATA)/w-full.csv' zip=$(DATA)/w-zip.csv -o $(PLOTS)/w.svg
+	$(PLOT) timeline full=$(DATA)/amc23-full.csv zip=$(DATA)/amc23-zip.csv -o $(PLOTS)/amc23.svg
+	$(PLOT) timeline full=$(DATA)/mixture-full.csv zip=$(DATA)/mixture-zip.csv \
+	  -o $(PLOTS)/mixture.svg
+	$(PLOT) bench $(DATA)/throughput.json -o $(PLOTS)/throughput.svg
+	$(PLOT) bench $(DATA)/budgets.json --title 'AMC 23' \
+	  --xlabel 'budget of the paper, tokens' -o $(PLOTS)/budgets.svg
 
 clean:
 	rm -rf $(BUILD) build-address build-undefined build-thread
