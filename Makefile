@@ -7,7 +7,7 @@
 ##   make install   PREFIX=/usr/local DESTDIR=
 ##
 ## Tests:  test [T=name]  sim [SEED=n STEPS=n]  fuzz [T=name FUZZ_RUNS=n SEED=n]  scripts
-##         asan  ubsan  tsan  golden  tidy
+##         asan  ubsan  tsan  golden  tidy  nightly (what is too long for every change)
 ## Other:  docs (docs/CONFIG.md, docs/cinch.1)  bench  clean
 ##         plot-env (the Python of bench/plot.py)  plots (docs/plots/*.svg)
 ##
@@ -88,8 +88,12 @@ PLOT_ENV := $(BUILD)/plot-env
 # Tests that start threads: what the thread sanitizer is for. Another: TSAN_TESTS="a b".
 TSAN_TESTS ?= ops_cpu attn_cpu engine_zip engine_async serve_batches mailbox serve serve_limits serve_status
 
+# The parts of `make nightly` beside the thread sanitizer.
+NIGHTLY := nightly-sim nightly-fuzz nightly-async nightly-soak nightly-chaos
+
 .PHONY: all cpu cuda help deps demo check test sim fuzz scripts asan ubsan tsan golden tidy docs \
-  docs-check install examples programs test-programs bench plot-env plots clean
+  docs-check install examples programs test-programs bench plot-env plots clean nightly \
+  $(NIGHTLY)
 all: $(BUILD)/cinch $(LIB)
 cpu: all
 
@@ -218,6 +222,25 @@ fuzz: $(if $(T),$(T:%=$(BUILD)/tests/fuzz_%),$(FUZZ_BIN))
 # Tests that are scripts: of the program, of the installed files, of the style check itself.
 scripts: programs $(BUILD)/tests/tidy
 	@$(RUN) $(wildcard tests/*_check.sh)
+
+# What is too long for every change: ten simulations of a million steps, longer fuzzing, more seeds
+# of asynchronous runs, long random traffic, fifty rounds of kill -9, all of it in about an hour.
+NIGHTLY_SEEDS ?= 1 2 3 4 5 6 7 8 9 10
+nightly: deps
+	$(REST) programs
+	$(call in-turn,$(NIGHTLY) tsan,)
+nightly-sim: $(SIM_BIN)
+	@bad=0; for seed in $(NIGHTLY_SEEDS); do \
+	  $(RUN) --args "$$seed 1000000" $^ || bad=1; done; exit $$bad
+nightly-fuzz: $(FUZZ_BIN)
+	@$(RUN) --args "400000 $(SEED)" $^
+nightly-async: $(BUILD)/tests/test_engine_async
+	@$(RUN) --args "300 1000" $^
+nightly-soak: $(BUILD)/tests/test_soak
+	@$(RUN) --args "240 cpu $(SEED)" $^
+	@$(RUN) --args "240 late $(SEED)" $^
+nightly-chaos: programs
+	@CHAOS_ROUNDS=50 CHAOS_SEED=$(SEED) $(RUN) tests/chaos_check.sh
 
 ASAN := SANITIZER=address,undefined OPT=-O1
 UBSAN := SANITIZER=undefined OPT=-O1
