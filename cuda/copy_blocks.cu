@@ -4,6 +4,7 @@
  * time; one that reads or writes what an earlier pair of the launch wrote or read begins a launch
  * of its own, because copies run in turn. Grid (pieces of an item, layers, pairs), 16 bytes a
  * thread and step. Bytes 2 * item * layers * pairs. Twin: cpu_copy.c. */
+#include "cuda/launch.cuh"
 #include "cuda/util.cuh"
 
 enum { PAIRS = 256, BLOCK = 256, PIECE_VECS = 4 * BLOCK };
@@ -66,7 +67,7 @@ static cn_status copy_items(cn_stream *s, const copy_plane *planes, uint32_t n_p
         for (uint32_t i = 0; i < n_planes; i++) {
             const dim3 grid((unsigned)cn_ceil_div(planes[i].item_vecs, PIECE_VECS), n_layers,
                             n_chosen);
-            CN_TRY(cn_cuda_launch(s, "copy_blocks", copy_kernel, grid, BLOCK, planes[i], chosen));
+            CN_TRY(cn_cuda_launch(s, "copy_blocks", copy_kernel, {grid, BLOCK}, planes[i], chosen));
         }
     return CN_OK;
 }

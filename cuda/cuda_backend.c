@@ -4,6 +4,7 @@
 
 #include "cuda/cuda_ops.h"
 #include "cuda/gemm/gemm.h"
+#include "cuda/tensor_map.h"
 
 /* ---- memory ---- */
 
@@ -162,6 +163,7 @@ static cn_status open_parts(cn_cuda *c)
 {
     CN_TRY(cn_cuda_device_open(&c->device, c->opts.device));
     if (c->opts.portable) c->device.hopper = false;
+    if (c->device.hopper) CN_TRY(cn_map_open());
     CN_TRY(cn_cuda_streams_open(c));
     c->attn_scratch_bytes = cn_cuda_attn_scratch_bytes(&c->opts);
     CN_TRY(ask_caller(c));

@@ -2,6 +2,7 @@
  * out [T,h] = table [V,h] at the ids [T]: tokens, or where sampled_row says so what the last step
  * sampled; bf16, copied. An id beyond the vocabulary gives zeros.
  * Grid T, a block per row, 16 bytes a thread. Bytes 4*T*h. Twin: cpu_norm.c. */
+#include "cuda/launch.cuh"
 #include "cuda/util.cuh"
 
 enum { BLOCK = 128 };
@@ -26,7 +27,7 @@ extern "C" cn_status cn_cuda_embed(cn_stream *s, const cn_embed_args *a)
         return cn_fail(CN_ERR_SHAPE, "embed: hidden %u is not a multiple of %d", a->hidden,
                        CN_VEC8);
     if (a->n_tokens == 0) return CN_OK;
-    return cn_cuda_launch(s, "embed", embed_kernel, dim3(a->n_tokens), BLOCK, (uint4 *)a->out,
+    return cn_cuda_launch(s, "embed", embed_kernel, {dim3(a->n_tokens), BLOCK}, (uint4 *)a->out,
                           (const uint4 *)a->table, a->tokens, a->sampled_row, a->sampled,
                           a->hidden / CN_VEC8, a->vocab);
 }

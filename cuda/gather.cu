@@ -1,6 +1,7 @@
 /* gather.cu - the rows whose logits are wanted.
  * out [n,h] = x [T,h] at rows [n]; bf16, copied. Grid n, a block per row, 16 bytes a thread.
  * Bytes 4*n*h. Twin: cpu_norm.c. */
+#include "cuda/launch.cuh"
 #include "cuda/util.cuh"
 
 enum { BLOCK = 128 };
@@ -21,6 +22,6 @@ extern "C" cn_status cn_cuda_gather(cn_stream *s, const cn_gather_args *a)
         return cn_fail(CN_ERR_SHAPE, "gather: hidden %u is not a multiple of %d", a->hidden,
                        CN_VEC8);
     if (a->n_rows == 0) return CN_OK;
-    return cn_cuda_launch(s, "gather", gather_kernel, dim3(a->n_rows), BLOCK, (uint4 *)a->out,
+    return cn_cuda_launch(s, "gather", gather_kernel, {dim3(a->n_rows), BLOCK}, (uint4 *)a->out,
                           (const uint4 *)a->x, a->rows, a->hidden / CN_VEC8);
 }

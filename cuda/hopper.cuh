@@ -7,14 +7,14 @@
 #ifndef CN_CUDA_HOPPER_CUH
 #define CN_CUDA_HOPPER_CUH
 
-#include <cuda.h>
 #include <stdint.h>
 
 #include "cuda/barrier.cuh"
+#include "cuda/tensor_map.h"
 
 #define CN_HOPPER __device__ __forceinline__ static
 
-enum { CN_TILE_K = 64, CN_TILE_ROW_BYTES = 128, CN_WARPGROUP = 128 };
+enum { CN_WARPGROUP = 128 };
 
 /* ---- TMA ---- */
 
@@ -55,7 +55,7 @@ enum { CN_WGMMA_NEXT_K = 2 };
 CN_HOPPER uint64_t cn_wgmma_tile(const void *tile)
 {
     const uint64_t address = (cn_shared_address(tile) & 0x3ffff) >> 4;
-    const uint64_t eight_rows = 8 * CN_TILE_ROW_BYTES >> 4, swizzle_128 = 1;
+    const uint64_t eight_rows = 8 * CN_ROW_BYTES >> 4, swizzle_128 = 1;
     return address | UINT64_C(1) << 16 | eight_rows << 32 | swizzle_128 << 62;
 }
 
@@ -138,7 +138,7 @@ template <int N> CN_HOPPER void cn_wgmma(float *d, uint64_t a, uint64_t b, int a
         constexpr int STEP = N > 64 ? 64 : N > 32 ? 32 : N > 16 ? 16 : 8; /* in pieces */
         static_assert(N % 8 == 0 && N > STEP, "columns come in eights");
         cn_wgmma<STEP>(d, a, b, add);
-        cn_wgmma<N - STEP>(d + STEP / 2, a, b + (STEP * CN_TILE_ROW_BYTES >> 4), add);
+        cn_wgmma<N - STEP>(d + STEP / 2, a, b + (STEP * CN_ROW_BYTES >> 4), add);
     }
 }
 

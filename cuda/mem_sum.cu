@@ -2,6 +2,7 @@
  * memory's read bandwidth with.
  * src [bytes] at 16 bytes, out u64. Two launches: clear, then a grid that fills the device, UNROLL
  * loads of 16 bytes in flight a thread, one atomic a warp. Bytes: bytes. */
+#include "cuda/launch.cuh"
 #include "cuda/util.cuh"
 
 enum { BLOCK = 512, BLOCKS_PER_SM = 4, UNROLL = 4 };
@@ -48,8 +49,8 @@ extern "C" cn_status cn_cuda_mem_sum(cn_stream *s, const void *src, size_t bytes
     const size_t n_vecs = bytes / sizeof(uint4);
     const uint32_t n_rest = (uint32_t)(bytes % sizeof(uint4) / sizeof(uint32_t));
     const dim3 grid(s->cuda->device.n_sms * BLOCKS_PER_SM);
-    CN_TRY(cn_cuda_launch(s, "mem_sum", clear_kernel, dim3(1), 1, out));
-    return cn_cuda_launch(s, "mem_sum", mem_sum_kernel, grid, BLOCK, (const uint4 *)src, n_vecs,
+    CN_TRY(cn_cuda_launch(s, "mem_sum", clear_kernel, {dim3(1), 1}, out));
+    return cn_cuda_launch(s, "mem_sum", mem_sum_kernel, {grid, BLOCK}, (const uint4 *)src, n_vecs,
                           (const uint32_t *)((const uint4 *)src + n_vecs), n_rest,
                           (unsigned long long *)out);
 }

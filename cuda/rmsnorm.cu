@@ -3,6 +3,7 @@
  * bf16 in and out, f32 sums in one order whatever T. Grid T, a block per row; a thread keeps its
  * VECS vectors in registers, so that each byte moves once. Bytes 8*T*h, 4*T*h without x.
  * Twin: cpu_norm.c. */
+#include "cuda/launch.cuh"
 #include "cuda/util.cuh"
 
 enum { MAX_BLOCK = 1024 };
@@ -71,7 +72,7 @@ extern "C" cn_status cn_cuda_rmsnorm(cn_stream *s, const cn_rmsnorm_args *a)
     const uint32_t per_thread = vecs <= MAX_BLOCK ? 1 : vecs <= 2 * MAX_BLOCK ? 2 : 4;
     const unsigned block = (unsigned)cn_round_up(cn_ceil_div(vecs, per_thread), CN_WARP);
     const dim3 grid(a->n_tokens);
-    if (per_thread == 1) return cn_cuda_launch(s, "rmsnorm", rmsnorm_kernel<1>, grid, block, p);
-    if (per_thread == 2) return cn_cuda_launch(s, "rmsnorm", rmsnorm_kernel<2>, grid, block, p);
-    return cn_cuda_launch(s, "rmsnorm", rmsnorm_kernel<4>, grid, block, p);
+    if (per_thread == 1) return cn_cuda_launch(s, "rmsnorm", rmsnorm_kernel<1>, {grid, block}, p);
+    if (per_thread == 2) return cn_cuda_launch(s, "rmsnorm", rmsnorm_kernel<2>, {grid, block}, p);
+    return cn_cuda_launch(s, "rmsnorm", rmsnorm_kernel<4>, {grid, block}, p);
 }

@@ -5,6 +5,7 @@
  * [position, d/2] f32. Grid (T, heads / WARPS), a warp per head; a lane holds PAIRS pairs of
  * neighbours of the first half and the same of the second, so that rotate-half stays in the lane.
  * Bytes 4*T*(hq+2hk)*d, and 2*T*hq*d for windows. Twin: cpu_rope.c. */
+#include "cuda/launch.cuh"
 #include "cuda/util.cuh"
 
 enum { WARPS = 8, MAX_HEAD_DIM = 256 };
@@ -158,6 +159,6 @@ extern "C" cn_status cn_cuda_rope_store(cn_stream *s, const cn_rope_store_args *
     p.eps = a->eps;
     const dim3 grid(b->n_tokens, (unsigned)cn_ceil_div(n_all, WARPS));
     if (d <= 128)
-        return cn_cuda_launch(s, "rope_store", rope_store_kernel<1>, grid, WARPS * CN_WARP, p);
-    return cn_cuda_launch(s, "rope_store", rope_store_kernel<2>, grid, WARPS * CN_WARP, p);
+        return cn_cuda_launch(s, "rope_store", rope_store_kernel<1>, {grid, WARPS * CN_WARP}, p);
+    return cn_cuda_launch(s, "rope_store", rope_store_kernel<2>, {grid, WARPS * CN_WARP}, p);
 }

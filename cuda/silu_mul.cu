@@ -1,6 +1,7 @@
 /* silu_mul.cu - the gated activation of the feed-forward layer.
  * out [T,I] = silu(gate_up [T, 0:I]) * gate_up [T, I:2I]; bf16, f32 inside. Grid (T, pieces of a
  * row), 8 values a thread. Bytes 6*T*I. Twin: cpu_norm.c. */
+#include "cuda/launch.cuh"
 #include "cuda/util.cuh"
 
 enum { BLOCK = 256 };
@@ -28,6 +29,6 @@ extern "C" cn_status cn_cuda_silu_mul(cn_stream *s, const cn_silu_mul_args *a)
                        a->intermediate, CN_VEC8);
     if (a->n_tokens == 0 || vecs == 0) return CN_OK;
     const dim3 grid(a->n_tokens, (unsigned)cn_ceil_div(vecs, BLOCK));
-    return cn_cuda_launch(s, "silu_mul", silu_mul_kernel, grid, BLOCK, (uint4 *)a->out,
+    return cn_cuda_launch(s, "silu_mul", silu_mul_kernel, {grid, BLOCK}, (uint4 *)a->out,
                           (const uint4 *)a->gate_up, vecs);
 }

@@ -1,11 +1,5 @@
-/* util.cuh - what kernels share: 16-byte accesses to bf16, reductions of a warp and of a block,
- * programmatic dependent launch, and the one way to launch.
- *
- * Programmatic dependent launch: a kernel calls cn_overlap_next() as early as it may, so that the
- * next one may take the places that fall free, and cn_wait_previous() before it touches what
- * another kernel writes. Each must wait, even with nothing to read: its end vouches for all before
- * it. Attention waits first: what comes after it may then rely on all that went before
- * (attn_decode.cu). Weights are never written, so they may be read before the wait. */
+/* util.cuh - what kernels share: 16-byte accesses to bf16, and reductions of a warp and of a
+ * block. */
 #ifndef CN_CUDA_UTIL_CUH
 #define CN_CUDA_UTIL_CUH
 
@@ -25,20 +19,6 @@ typedef __nv_bfloat16 cn_bf16;
 #else
 #define CN_SM_THREADS 2048
 #endif
-
-__device__ static inline void cn_overlap_next(void)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-__device__ static inline void cn_wait_previous(void)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 
 /* ---- bf16, eight at a time ---- */
 
@@ -83,26 +63,6 @@ __device__ static inline float cn_block_sum(float v, float *shared)
     if (lane == 0) shared[warp] = v;
     __syncthreads();
     return cn_warp_sum(lane < blockDim.x / CN_WARP ? shared[lane] : 0.0f);
-}
-
-/* ---- launching ---- */
-
-/* Launches with programmatic overlap where the device has it. */
-template <typename... Params, typename... Args>
-static cn_status cn_cuda_launch(cn_stream *s, const char *op, void (*kernel)(Params...), dim3 grid,
-                                unsigned block, Args... args)
-{
-    cudaLaunchAttribute overlap = {};
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = dim3(block);
-    config.stream = s->handle;
-    config.attrs = &overlap;
-    config.numAttrs = s->cuda->device.hopper;
-    cudaError_t error = cudaLaunchKernelEx(&config, kernel, args...);
-    return error == cudaSuccess ? CN_OK : cn_cuda_failed(error, op);
 }
 
 #endif

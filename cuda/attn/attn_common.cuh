@@ -1,6 +1,6 @@
-/* attn_common.cuh - what the attention kernels share: where a slot's key stands in the pool, tiles
- * of keys and values in shared memory, the ways they get there, tensor-core fragments, and the
- * launch.
+/* attn_common.cuh - what the attention kernels share: where the key of a slot is in the pool, tiles
+ * of keys and values in shared memory, the copies that fill them, tensor-core fragments, and what
+ * launchers check and pass.
  *
  * A tile in shared memory is [D / 64 boxes][rows][64] bf16. In a box a row is 128 bytes, its eight
  * 16-byte chunks permuted: chunk c of row r stands at c ^ (r % 8). That is the 128-byte swizzle of
@@ -10,18 +10,14 @@
 #ifndef CN_CUDA_ATTN_COMMON_CUH
 #define CN_CUDA_ATTN_COMMON_CUH
 
-#include <cuda.h>
 #include <math_constants.h>
 
 #include "cuda/barrier.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/tensor_map.h"
 #include "cuda/util.cuh"
 
-enum {
-    CN_ATTN_MAX_HEAD_DIM = 256,
-    CN_BOX_COLS = 64, /* bf16 values of a 128-byte row */
-    CN_ROW_BYTES = 128,
-    CN_CHUNK_BYTES = 16
-};
+enum { CN_ATTN_MAX_HEAD_DIM = 256, CN_CHUNK_BYTES = 16 };
 
 #define CN_LOG2E 1.44269504088896340736f
 
@@ -208,75 +204,15 @@ static inline cn_attn_pool cn_attn_pool_of(const cn_attn_args *a)
     return p;
 }
 
-/* A tensor map over bf16 [planes, rows, cols], the last dimension contiguous, strides in elements;
- * a copy takes box_planes x box_rows x 64 columns. planes 0: two dimensions. */
-typedef struct cn_map_shape {
-    uint64_t cols, rows, planes, row_stride, plane_stride;
-    uint32_t box_rows, box_planes;
-} cn_map_shape;
-
-static inline cn_status cn_map_encode(CUtensorMap *map, const void *base, const cn_map_shape *s)
-{
-    typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
-                                  const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-                                  const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                  CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-    static encode_fn encode; /* the engine thread's */
-    if (!encode) {
-        void *fn = NULL;
-        cudaDriverEntryPointQueryResult found;
-        CN_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000,
-                                                 cudaEnableDefault, &found));
-        if (!fn) return cn_fail(CN_ERR_DEVICE, "the driver has no cuTensorMapEncodeTiled");
-        encode = (encode_fn)fn;
-    }
-    const cuuint64_t dims[3] = {s->cols, s->rows, s->planes};
-    const cuuint64_t strides[2] = {s->row_stride * sizeof(cn_bf16),
-                                   s->plane_stride * sizeof(cn_bf16)};
-    const cuuint32_t box[3] = {CN_BOX_COLS, s->box_rows, s->box_planes}, step[3] = {1, 1, 1};
-    CUresult r =
-        encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, s->planes ? 3 : 2, const_cast<void *>(base),
-               dims, strides, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (r != CUDA_SUCCESS)
-        return cn_fail(CN_ERR_DEVICE, "a tensor map of %llu x %llu: CUDA driver error %d",
-                       (unsigned long long)s->rows, (unsigned long long)s->cols, (int)r);
-    return CN_OK;
-}
-
 /* Boxes of box_rows rows of the pool. */
 static inline cn_status cn_map_pool(CUtensorMap *map, const void *kv, const cn_kv_layout *l,
                                     uint32_t box_rows)
 {
-    cn_map_shape s = {};
-    s.cols = s.row_stride = l->head_dim;
-    s.rows = cn_kv_pool_elems(l) / l->head_dim;
-    s.box_rows = box_rows;
-    return cn_map_encode(map, kv, &s);
-}
-
-/* Launches with programmatic overlap and `shared_bytes` of dynamic shared memory. */
-template <typename... Params, typename... Args>
-static cn_status cn_attn_launch(cn_stream *s, const char *op, void (*kernel)(Params...), dim3 grid,
-                                unsigned block, size_t shared_bytes, const Args &...args)
-{
-    if (shared_bytes > s->cuda->device.shared_bytes)
-        return cn_fail(CN_ERR_SHAPE, "%s: %zu bytes of shared memory a block, the GPU has %zu", op,
-                       shared_bytes, s->cuda->device.shared_bytes);
-    CN_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int)shared_bytes));
-    cudaLaunchAttribute overlap = {};
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = dim3(block);
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = s->handle;
-    config.attrs = &overlap;
-    config.numAttrs = s->cuda->device.hopper;
-    cudaError_t error = cudaLaunchKernelEx(&config, kernel, args...);
-    return error == cudaSuccess ? CN_OK : cn_cuda_failed(error, op);
+    const cn_map_shape shape = {2,
+                                {l->head_dim, cn_kv_pool_elems(l) / l->head_dim},
+                                {1, l->head_dim},
+                                {CN_BOX_COLS, box_rows}};
+    return cn_map_encode(map, kv, &shape);
 }
 
 #endif

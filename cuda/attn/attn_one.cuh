@@ -669,8 +669,10 @@ static cn_status cn_one_launch_as(cn_stream *s, const char *op, cn_one_params p,
     p.arrivals = (uint32_t *)s->cuda->attn_scratch;
     p.partial_sums = (float2 *)(p.arrivals + CN_ONE_ARRIVALS);
     p.partial_out = (float *)(p.partial_sums + n_slots * p.slot_heads);
-    return cn_attn_launch(s, op, attn_one_kernel<D, BULK, LIST>, dim3(dev->n_sms), CN_ONE_THREADS,
-                          shared::FIXED_BYTES + p.n_stages * shared::STAGE_BYTES, p, *whole, *few);
+    return cn_cuda_launch(s, op, attn_one_kernel<D, BULK, LIST>,
+                          {dim3(dev->n_sms), CN_ONE_THREADS,
+                           shared::FIXED_BYTES + p.n_stages * shared::STAGE_BYTES},
+                          p, *whole, *few);
 }
 
 /* What both ops pass, for sequences [0, n_decode). */

@@ -234,8 +234,8 @@ __global__ static void __launch_bounds__(THREADS)
 template <int D> static cn_status launch(cn_stream *s, const cn_attn_args *a, cn_prefill_params p)
 {
     const dim3 grid = cn_prefill_plan(&p, a, ROWS);
-    return cn_attn_launch(s, "attn_prefill", attn_prefill_kernel<D>, grid, THREADS,
-                          prefill_shared<D>::BYTES, p);
+    return cn_cuda_launch(s, "attn_prefill", attn_prefill_kernel<D>,
+                          {grid, THREADS, prefill_shared<D>::BYTES}, p);
 }
 
 extern "C" cn_status cn_cuda_attn_prefill(cn_stream *s, const cn_attn_args *a)

@@ -359,17 +359,15 @@ template <int D> static cn_status launch(cn_stream *s, const cn_attn_args *a, cn
 {
     const dim3 grid = cn_prefill_plan(&p, a, ROWS);
     CUtensorMap queries, pool;
-    cn_map_shape shape = {};
-    shape.cols = shape.row_stride = a->layout.head_dim;
-    shape.rows = a->n_heads;
-    shape.planes = a->batch->n_tokens;
-    shape.plane_stride = (uint64_t)a->n_heads * a->layout.head_dim;
-    shape.box_rows = p.heads;
-    shape.box_planes = p.block_tokens;
+    const uint32_t d = a->layout.head_dim;
+    const cn_map_shape shape = {3,
+                                {d, a->n_heads, a->batch->n_tokens},
+                                {1, d, (uint64_t)a->n_heads * d},
+                                {CN_BOX_COLS, p.heads, p.block_tokens}};
     CN_TRY(cn_map_encode(&queries, a->q, &shape));
     CN_TRY(cn_map_pool(&pool, a->kv, &a->layout, a->layout.tile_tokens));
-    return cn_attn_launch(s, "attn_prefill", attn_prefill_sm90_kernel<D>, grid, THREADS,
-                          prefill_shared<D>::BYTES, p, queries, pool);
+    return cn_cuda_launch(s, "attn_prefill", attn_prefill_sm90_kernel<D>,
+                          {grid, THREADS, prefill_shared<D>::BYTES}, p, queries, pool);
 }
 
 extern "C" bool cn_attn_prefill_sm90_fits(const cn_stream *s, const cn_attn_args *a)

@@ -1,9 +1,10 @@
-/* compress.cuh - what the kernels of a compression event share: which unit a block works on, where
- * its slots stand, and the launch of one whose blocks wait for one another. See compress.h. */
+/* compress.cuh - what the kernels of a compression event share: which unit a block works on, and
+ * where its slots stand. See compress.h. */
 #ifndef CN_CUDA_COMPRESS_CUH
 #define CN_CUDA_COMPRESS_CUH
 
 #include "cuda/compress/compress.h"
+#include "cuda/launch.cuh"
 #include "cuda/util.cuh"
 
 typedef struct cn_compress_unit {
@@ -40,33 +41,6 @@ __device__ static inline size_t cn_compress_side(const cn_compress_chunk &c,
                                                  uint32_t slot)
 {
     return cn_kv_side(&c.pools.layout, u.layer, block, u.head, slot);
-}
-
-/* Launches a kernel whose blocks wait for one another and all fit the device at once, with
- * programmatic overlap, at the model's priority: beside it, and only so, all do come to be there.
- * A kernel of higher priority that finds no room keeps the rest of this one's blocks from starting,
- * and those that run would hold that room, waiting for the rest, for ever. */
-template <typename... Params, typename... Args>
-static cn_status cn_compress_launch_waiting(cn_stream *s, const char *op, void (*kernel)(Params...),
-                                            dim3 grid, unsigned block, size_t shared_bytes,
-                                            const Args &...args)
-{
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributePriority;
-    CN_CUDA(cudaStreamGetPriority(s->cuda->streams[0].handle, &attributes[1].val.priority));
-    CN_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int)shared_bytes));
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = dim3(block);
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = s->handle;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    const cudaError_t error = cudaLaunchKernelEx(&config, kernel, args...);
-    return error == cudaSuccess ? CN_OK : cn_cuda_failed(error, op);
 }
 
 #endif

@@ -263,7 +263,7 @@ extern "C" cn_status cn_compress_set_aside(cn_stream *s, const cn_compress_chunk
 {
     if (c->n_aside == 0) return CN_OK;
     const dim3 grid(cn_compress_units(c), c->n_aside);
-    return cn_cuda_launch(s, "compress: set aside", aside_kernel, grid, THREADS, *c);
+    return cn_cuda_launch(s, "compress: set aside", aside_kernel, {grid, THREADS}, *c);
 }
 
 extern "C" cn_status cn_compress_move(cn_stream *s, const cn_compress_chunk *c)
@@ -272,9 +272,9 @@ extern "C" cn_status cn_compress_move(cn_stream *s, const cn_compress_chunk *c)
     const uint32_t targets = c->max_target * c->pools.layout.block_tokens;
     if (c->fills)
         CN_TRY(cn_cuda_launch(s, "compress: fill", fill_kernel,
-                              dim3(units, (targets + SLICE - 1) / SLICE), THREADS, *c));
+                              {dim3(units, (targets + SLICE - 1) / SLICE), THREADS}, *c));
     else
-        CN_TRY(cn_cuda_launch(s, "compress: move", move_kernel, dim3(units, 2), THREADS, *c));
+        CN_TRY(cn_cuda_launch(s, "compress: move", move_kernel, {dim3(units, 2), THREADS}, *c));
     if (!c->pools.origin && !c->moves_scores) return CN_OK;
-    return cn_cuda_launch(s, "compress: sides", move_sides_kernel, dim3(units, 2), THREADS, *c);
+    return cn_cuda_launch(s, "compress: sides", move_sides_kernel, {dim3(units, 2), THREADS}, *c);
 }

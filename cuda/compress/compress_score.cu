@@ -448,9 +448,9 @@ static cn_status launch_attention(cn_stream *s, const cn_compress_chunk *c)
     p.scale = CN_LOG2E / sqrtf((float)d);
     const dim3 grid(cn_compress_units(c), c->n_spans);
     const size_t bytes = tile_bytes(TILE, d) + tile_bytes(QUERY_TILE, d);
-    CN_TRY(cn_attn_launch(s, "compress: sums", partial_kernel, grid, THREADS, bytes, p));
-    CN_TRY(cn_cuda_launch(s, "compress: totals", total_kernel, dim3(grid.x), THREADS, p));
-    return cn_attn_launch(s, "compress: weights", weigh_kernel, grid, THREADS, bytes, p);
+    CN_TRY(cn_cuda_launch(s, "compress: sums", partial_kernel, {grid, THREADS, bytes}, p));
+    CN_TRY(cn_cuda_launch(s, "compress: totals", total_kernel, {dim3(grid.x), THREADS}, p));
+    return cn_cuda_launch(s, "compress: weights", weigh_kernel, {grid, THREADS, bytes}, p);
 }
 
 static cn_status launch_redundancy(cn_stream *s, const cn_compress_chunk *c)
@@ -459,8 +459,8 @@ static cn_status launch_redundancy(cn_stream *s, const cn_compress_chunk *c)
     const dim3 tiles(units, (unsigned)cn_ceil_div(c->n, TILE));
     const dim3 slots(units, (unsigned)cn_ceil_div(c->n, THREADS));
     const size_t bytes = 2 * (size_t)tile_bytes(TILE, c->pools.layout.head_dim);
-    CN_TRY(cn_attn_launch(s, "compress: cosines", cosine_kernel, tiles, THREADS, bytes, *c));
-    return cn_cuda_launch(s, "compress: twins", twin_kernel, slots, THREADS, *c);
+    CN_TRY(cn_cuda_launch(s, "compress: cosines", cosine_kernel, {tiles, THREADS, bytes}, *c));
+    return cn_cuda_launch(s, "compress: twins", twin_kernel, {slots, THREADS}, *c);
 }
 
 extern "C" cn_status cn_compress_score_portable(cn_stream *s, const cn_compress_chunk *c)

@@ -503,14 +503,13 @@ static size_t measure_bytes(const cn_compress_chunk *c)
 /* A box is an atom: rows of the ring are the planes of the map. */
 static cn_status map_windows(CUtensorMap *map, const cn_pools *pools)
 {
-    cn_map_shape s = {};
-    s.cols = s.row_stride = pools->layout.head_dim;
-    s.rows = pools->n_heads;
-    s.plane_stride = s.rows * s.row_stride;
-    s.planes = (uint64_t)pools->layout.n_layers * pools->n_query_slots * pools->window;
-    s.box_rows = 1;
-    s.box_planes = ATOM;
-    return cn_map_encode(map, pools->q_window, &s);
+    const uint32_t d = pools->layout.head_dim;
+    const uint64_t planes = (uint64_t)pools->layout.n_layers * pools->n_query_slots * pools->window;
+    const cn_map_shape shape = {3,
+                                {d, pools->n_heads, planes},
+                                {1, d, (uint64_t)pools->n_heads * d},
+                                {CN_BOX_COLS, 1, ATOM}};
+    return cn_map_encode(map, pools->q_window, &shape);
 }
 
 typedef struct score_maps {
@@ -522,13 +521,14 @@ static cn_status launch_steps(cn_stream *s, score_params p, uint32_t steps, cons
 {
     using plan = score_plan<D>;
     const uint32_t n_spans = cn_compress_units(&p.c) * p.c.n_spans;
-    const dim3 grid(cn_min_u32(n_spans, s->cuda->device.n_sms));
+    cn_launch how = {dim3(cn_min_u32(n_spans, s->cuda->device.n_sms)), plan::THREADS, plan::BYTES};
     p.steps = steps;
-    if (steps == (MEASURE | WEIGH))
-        return cn_compress_launch_waiting(s, "compress_score", compress_score_kernel<D>, grid,
-                                          plan::THREADS, plan::BYTES, p, maps.pool, maps.windows);
-    return cn_attn_launch(s, "compress_score", compress_score_kernel<D>, grid, plan::THREADS,
-                          plan::BYTES, p, maps.pool, maps.windows);
+    /* With both steps the blocks wait for one another. At a priority below the model's that can
+     * deadlock: a kernel of the model that waits for room keeps the blocks that have not started
+     * from starting, and the blocks that run hold that room. */
+    how.model_priority = steps == (MEASURE | WEIGH);
+    return cn_cuda_launch(s, "compress_score", compress_score_kernel<D>, how, p, maps.pool,
+                          maps.windows);
 }
 
 template <int D> static cn_status launch(cn_stream *s, const score_params &p)

@@ -291,7 +291,7 @@ extern "C" cn_status cn_compress_select(cn_stream *s, const cn_compress_chunk *c
 {
     const dim3 grid(cn_compress_units(c));
     if (c->n > SHARED_SLOTS)
-        return cn_cuda_launch(s, "compress: select", select_kernel<false>, grid, THREADS, *c);
-    return cn_attn_launch(s, "compress: select", select_kernel<true>, grid, THREADS,
-                          c->n * (sizeof(uint32_t) + sizeof(float)), *c);
+        return cn_cuda_launch(s, "compress: select", select_kernel<false>, {grid, THREADS}, *c);
+    return cn_cuda_launch(s, "compress: select", select_kernel<true>,
+                          {grid, THREADS, c->n * (sizeof(uint32_t) + sizeof(float))}, *c);
 }

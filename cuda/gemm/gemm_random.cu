@@ -3,6 +3,7 @@
  * out [n] bf16 uniform in (-1, 1), a hash of seed and index. Grid n / BLOCK, two values a thread.
  * Bytes 2*n. */
 #include "cuda/gemm/gemm.h"
+#include "cuda/launch.cuh"
 #include "cuda/util.cuh"
 
 enum { BLOCK = 256 };
@@ -28,6 +29,6 @@ extern "C" cn_status cn_gemm_fill_random(cn_stream *s, void *out, size_t n, uint
     const size_t n_pairs = n / 2;
     if (n_pairs == 0) return CN_OK;
     return cn_cuda_launch(s, "random operands", fill_random_kernel,
-                          dim3((unsigned)cn_ceil_div(n_pairs, BLOCK)), BLOCK, (uint32_t *)out,
+                          {dim3((unsigned)cn_ceil_div(n_pairs, BLOCK)), BLOCK}, (uint32_t *)out,
                           n_pairs, seed);
 }

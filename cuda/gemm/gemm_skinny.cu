@@ -20,10 +20,9 @@
  *
  * Grid ceil(ceil(N / rows) / sharers) * splits * sharers. Bytes 2*N*K + out from memory, and
  * 2*T*K*ceil(N/rows)/sharers from the cache. Twin: cpu_gemm.c (and cpu_norm.c). */
-#include <cudaTypedefs.h>
-
 #include "cuda/gemm/gemm.h"
 #include "cuda/hopper.cuh"
+#include "cuda/launch.cuh"
 #include "cuda/util.cuh"
 
 enum { MAX_GROUPS = 3, MAX_CLUSTER = 8, MAX_STAGES = 12, LEAST_STAGES = 3, TILE_ALIGN = 1024 };
@@ -55,8 +54,8 @@ constexpr __host__ __device__ uint32_t tiles_per_stage(uint32_t tokens, uint32_t
 template <int TOKENS, int GROUPS> struct stage {
     static constexpr uint32_t ROWS = GROUPS * 64;
     static constexpr uint32_t TILES = tiles_per_stage(TOKENS, ROWS);
-    static constexpr uint32_t WEIGHT_BYTES = TILES * ROWS * CN_TILE_ROW_BYTES;
-    static constexpr uint32_t BYTES = WEIGHT_BYTES + TILES * TOKENS * CN_TILE_ROW_BYTES;
+    static constexpr uint32_t WEIGHT_BYTES = TILES * ROWS * CN_ROW_BYTES;
+    static constexpr uint32_t BYTES = WEIGHT_BYTES + TILES * TOKENS * CN_ROW_BYTES;
 };
 
 /* A block's part of the work. */
@@ -190,16 +189,16 @@ __device__ __forceinline__ static void multiply_tiles(float *sums, const char *b
     uint32_t last = 0;
     for (uint32_t i = 0; i < part.n_stages; i++, ring_next(&at, p.stages)) {
         const char *from = base + at.stage * st::BYTES;
-        const uint64_t rows = cn_wgmma_tile(from + group * 64 * CN_TILE_ROW_BYTES);
+        const uint64_t rows = cn_wgmma_tile(from + group * 64 * CN_ROW_BYTES);
         const uint64_t tokens = cn_wgmma_tile(from + st::WEIGHT_BYTES);
         cn_barrier_wait(&b->full[at.stage], at.odd);
         cn_wgmma_begin();
 #pragma unroll
-        for (uint32_t j = 0; j < st::TILES * CN_TILE_K / 16; j++) {
-            constexpr uint32_t STEPS = CN_TILE_K / 16;
+        for (uint32_t j = 0; j < st::TILES * CN_BOX_COLS / 16; j++) {
+            constexpr uint32_t STEPS = CN_BOX_COLS / 16;
             const uint32_t tile = j / STEPS, step = j % STEPS * CN_WGMMA_NEXT_K;
-            cn_wgmma<TOKENS>(sums, rows + tile * (st::ROWS * CN_TILE_ROW_BYTES >> 4) + step,
-                             tokens + tile * (TOKENS * CN_TILE_ROW_BYTES >> 4) + step);
+            cn_wgmma<TOKENS>(sums, rows + tile * (st::ROWS * CN_ROW_BYTES >> 4) + step,
+                             tokens + tile * (TOKENS * CN_ROW_BYTES >> 4) + step);
         }
         cn_wgmma_commit();
         cn_wgmma_wait<1>();
@@ -359,7 +358,7 @@ static uint32_t kernel_for(uint32_t n_tokens)
 
 static size_t stage_bytes(uint32_t tokens, uint32_t rows)
 {
-    return (size_t)tiles_per_stage(tokens, rows) * (tokens + rows) * CN_TILE_ROW_BYTES;
+    return (size_t)tiles_per_stage(tokens, rows) * (tokens + rows) * CN_ROW_BYTES;
 }
 
 /* Shared memory of `stages` stages, enough for the sums that follow in the same place. */
@@ -406,8 +405,8 @@ extern "C" bool cn_gemm_skinny_fits(const cn_cuda *c, cn_gemm_shape shape, uint3
                        config.sharers <= MAX_CLUSTER / config.splits;
     if (!known || !c->device.hopper || n_tokens > CN_GEMM_MAX_SKINNY) return false;
     if (!kernels[kernel].by_groups[config.rows / 64 - 1]) return false;
-    const uint32_t stage_columns = CN_TILE_K * tiles_per_stage(tokens, config.rows);
-    if (shape.k % CN_TILE_K != 0 || shape.k < config.splits * stage_columns) return false;
+    const uint32_t stage_columns = CN_BOX_COLS * tiles_per_stage(tokens, config.rows);
+    if (shape.k % CN_BOX_COLS != 0 || shape.k < config.splits * stage_columns) return false;
     if (config.stages < LEAST_STAGES || config.stages > MAX_STAGES) return false;
     return shared_bytes(tokens, config.rows, config.stages) + 2048 <= c->device.shared_bytes;
 }
@@ -436,41 +435,25 @@ extern "C" cn_gemm_skinny cn_gemm_skinny_default(const cn_cuda *c, cn_gemm_shape
 
 /* ---- launching ---- */
 
-static PFN_cuTensorMapEncodeTiled_v12000 encode_tiled;
-
 /* A map of [halves, rows, columns] bf16 whose box is box_rows of each half and `tiles` tiles of 64
  * columns, laid out [tile, half, row]: one copy a stage. */
 static cn_status make_map(CUtensorMap *map, const void *base, uint32_t halves, uint32_t rows,
                           uint32_t columns, uint32_t box_rows, uint32_t tiles)
 {
-    const cuuint64_t row_bytes = columns * sizeof(cn_bf16);
-    const cuuint64_t sizes[4] = {CN_TILE_K, rows, halves, columns / CN_TILE_K};
-    const cuuint64_t strides[3] = {row_bytes, rows * row_bytes, CN_TILE_ROW_BYTES};
-    const cuuint32_t box[4] = {CN_TILE_K, box_rows, halves, tiles}, steps[4] = {1, 1, 1, 1};
-    const CUresult result = encode_tiled(
-        map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void *)base, sizes, strides, box, steps,
-        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (result == CUDA_SUCCESS) return CN_OK;
-    return cn_fail(CN_ERR_DEVICE, "CUDA: tensor map of %u x %u at %p: error %d", rows, columns,
-                   base, (int)result);
+    const cn_map_shape shape = {4,
+                                {CN_BOX_COLS, rows, halves, columns / CN_BOX_COLS},
+                                {1, columns, (uint64_t)rows * columns, CN_BOX_COLS},
+                                {CN_BOX_COLS, box_rows, halves, tiles}};
+    return cn_map_encode(map, base, &shape);
 }
 
 extern "C" cn_status cn_gemm_skinny_open(cn_cuda *c)
 {
     if (!c->device.hopper) return CN_OK;
-    void *entry = NULL;
-    cudaDriverEntryPointQueryResult found;
-    CN_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
-                                             cudaEnableDefault, &found));
-    if (found != cudaDriverEntryPointSuccess)
-        return cn_fail(CN_ERR_DEVICE, "the NVIDIA driver has no cuTensorMapEncodeTiled: update it");
-    encode_tiled = (PFN_cuTensorMapEncodeTiled_v12000)entry;
-    const int most = (int)c->device.shared_bytes - 1024; /* the barriers are static */
+    const size_t most = c->device.shared_bytes - 1024; /* the barriers are static */
     for (uint32_t i = 0; i < N_KERNELS; i++)
         for (uint32_t g = 0; g < MAX_GROUPS && kernels[i].by_groups[g]; g++)
-            CN_CUDA(cudaFuncSetAttribute(kernels[i].by_groups[g],
-                                         cudaFuncAttributeMaxDynamicSharedMemorySize, most));
+            CN_TRY(cn_launch_set_shared(c, "gemm", kernels[i].by_groups[g], most));
     return CN_OK;
 }
 
@@ -492,7 +475,7 @@ extern "C" cn_status cn_gemm_skinny_run(cn_stream *s, const cn_gemm_call *call,
     p.bias = (const cn_bf16 *)call->bias;
     p.n_tokens = call->n_tokens;
     p.n = out_columns(shape);
-    p.n_tiles = shape.k / CN_TILE_K;
+    p.n_tiles = shape.k / CN_BOX_COLS;
     p.splits = config.splits;
     p.sharers = config.sharers;
     p.stages = config.stages;
@@ -501,20 +484,10 @@ extern "C" cn_status cn_gemm_skinny_run(cn_stream *s, const cn_gemm_call *call,
     for (uint32_t i = 0; i < config.sharers; i++) p.sharer_ranks |= 1u << i * config.splits;
     p.out_f32 = shape.out_f32;
     p.gated = shape.gated;
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = config.splits * config.sharers;
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t launch = {};
-    launch.gridDim = dim3(blocks_of(shape, config));
-    launch.blockDim = dim3(config.rows * 2 + CN_WARP);
-    launch.dynamicSmemBytes = shared_bytes(tokens, config.rows, p.stages);
-    launch.stream = s->handle;
-    launch.attrs = attributes;
-    launch.numAttrs = 2;
-    const cudaError_t error = cudaLaunchKernelEx(
-        &launch, kernels[kernel].by_groups[config.rows / 64 - 1], weight, x, p);
-    return error == cudaSuccess ? CN_OK : cn_cuda_failed(error, "gemm");
+    cn_launch how = {dim3(blocks_of(shape, config)), config.rows * 2 + CN_WARP,
+                     shared_bytes(tokens, config.rows, p.stages)};
+    how.shared_is_set = true; /* cn_gemm_skinny_open */
+    how.cluster = config.splits * config.sharers;
+    return cn_cuda_launch(s, "gemm", kernels[kernel].by_groups[config.rows / 64 - 1], how, weight,
+                          x, p);
 }

@@ -3,6 +3,7 @@
  * counts [slots, V] u16; prompt [n_prompt], output [n_output] ids; one beyond the vocabulary is
  * ignored. Two launches: clear the row, then a thread per token, 16-bit compare-and-swap. Bytes
  * 2*V + 4*(n_prompt + n_output). Twin: cpu_sample.c. */
+#include "cuda/launch.cuh"
 #include "cuda/util.cuh"
 
 enum { BLOCK = 256, IN_PROMPT = 0x8000, MAX_COUNT = 0x7fff };
@@ -46,8 +47,8 @@ extern "C" cn_status cn_cuda_count_reset(cn_stream *s, const cn_count_reset_args
     const uint32_t n = a->n_prompt + a->n_output;
     const dim3 clear((unsigned)cn_ceil_div(a->vocab, BLOCK));
     const dim3 count((unsigned)cn_ceil_div(n, BLOCK));
-    CN_TRY(cn_cuda_launch(s, "count_reset", clear_kernel, clear, BLOCK, row, a->vocab));
+    CN_TRY(cn_cuda_launch(s, "count_reset", clear_kernel, {clear, BLOCK}, row, a->vocab));
     if (n == 0) return CN_OK;
-    return cn_cuda_launch(s, "count_reset", count_kernel, count, BLOCK, row, a->vocab, a->prompt,
+    return cn_cuda_launch(s, "count_reset", count_kernel, {count, BLOCK}, row, a->vocab, a->prompt,
                           a->output, a->n_prompt, a->n_output);
 }

@@ -418,30 +418,16 @@ extern "C" cn_status cn_cuda_sample(cn_stream *s, const cn_sample_args *a)
     sample_params p = {};
     p.args = *a;
     p.chunk = chunk_of(a->vocab);
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = PARTS;
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t launch = {};
-    launch.gridDim = dim3(a->n_rows * PARTS);
-    launch.blockDim = dim3(THREADS);
-    launch.dynamicSmemBytes = shared_bytes(p.chunk);
-    launch.stream = s->handle;
-    launch.attrs = attributes;
-    launch.numAttrs = 2;
-    if (!has_clusters(s->cuda)) {
+    cn_launch how = {dim3(a->n_rows * PARTS), THREADS, shared_bytes(p.chunk)};
+    if (has_clusters(s->cuda)) {
+        how.cluster = PARTS;
+    } else {
         const size_t bytes = arrivals_bytes(a->n_rows);
         p.arrivals = (uint32_t *)a->scratch;
         p.boards = (char *)a->scratch + bytes;
-        launch.numAttrs = 0;
         CN_CUDA(cudaMemsetAsync(p.arrivals, 0, bytes, s->handle));
     }
-    CN_CUDA(cudaFuncSetAttribute(sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int)launch.dynamicSmemBytes));
     CN_CUDA(cudaFuncSetAttribute(sample_kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                  cudaSharedmemCarveoutMaxShared));
-    const cudaError_t error = cudaLaunchKernelEx(&launch, sample_kernel, p);
-    return error == cudaSuccess ? CN_OK : cn_cuda_failed(error, "sample");
+    return cn_cuda_launch(s, "sample", sample_kernel, how, p);
 }

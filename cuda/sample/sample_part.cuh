@@ -5,6 +5,7 @@
 #define CN_CUDA_SAMPLE_PART_CUH
 
 #include "cuda/group.cuh"
+#include "cuda/launch.cuh"
 #include "engine/sample_math.h"
 
 enum {

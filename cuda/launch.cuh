@@ -1,0 +1,111 @@
+/* launch.cuh - how kernels are launched and how they overlap: the one place that calls
+ * cudaLaunchKernelEx.
+ *
+ * Programmatic dependent launch: on compute capability 9.0 every kernel may start while the kernel
+ * before it in the stream still runs. A kernel calls cn_overlap_next() as early as possible, so
+ * that blocks of the next kernel start on multiprocessors that become free. It calls
+ * cn_wait_previous() before it accesses memory that another kernel writes. Every kernel must call
+ * it, even one that reads nothing of the kernel before: the end of a kernel then implies the end of
+ * all kernels before it. Attention waits first and only then lets the next kernel start, so what
+ * follows attention may rely on everything before it (attn_decode.cu). Weights are never written
+ * and may be read before the wait. */
+#ifndef CN_CUDA_LAUNCH_CUH
+#define CN_CUDA_LAUNCH_CUH
+
+#include <cuda_runtime.h>
+
+#include "cuda/cuda_ops.h"
+
+/* ---- in a kernel ---- */
+
+__device__ static inline void cn_overlap_next(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+__device__ static inline void cn_wait_previous(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* ---- on the host ---- */
+
+/* What a launch asks for: {grid, block} or {grid, block, shared_bytes}, the rest by name. */
+typedef struct cn_launch {
+    dim3 grid;
+    unsigned block;              /* threads */
+    size_t shared_bytes = 0;     /* dynamic shared memory of a block */
+    bool shared_is_set = false;  /* cn_launch_set_shared was called at start, for the most bytes */
+    unsigned cluster = 0;        /* blocks of a cluster, along x; 0: no clusters. 9.0 only */
+    bool model_priority = false; /* that of the model's stream, on whatever stream it runs */
+} cn_launch;
+
+/* Lets the kernel have up to `bytes` of dynamic shared memory a block. */
+template <typename... Params>
+static cn_status cn_launch_set_shared(const cn_cuda *c, const char *op, void (*kernel)(Params...),
+                                      size_t bytes)
+{
+    if (bytes > c->device.shared_bytes)
+        return cn_fail(CN_ERR_SHAPE, "%s: %zu bytes of shared memory a block, the GPU has %zu", op,
+                       bytes, c->device.shared_bytes);
+    CN_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    return CN_OK;
+}
+
+/* A launch in the runtime's terms; `config` points to `attributes`. */
+typedef struct cn_launch_terms {
+    cudaLaunchConfig_t config;
+    cudaLaunchAttribute attributes[3];
+} cn_launch_terms;
+
+static inline cudaLaunchAttribute *cn_launch_add(cn_launch_terms *t, cudaLaunchAttributeID id)
+{
+    cudaLaunchAttribute *a = &t->attributes[t->config.numAttrs++];
+    a->id = id;
+    return a;
+}
+
+static inline cn_status cn_launch_describe(cn_launch_terms *t, const cn_stream *s,
+                                           const cn_launch &how)
+{
+    *t = {};
+    t->config.gridDim = how.grid;
+    t->config.blockDim = dim3(how.block);
+    t->config.dynamicSmemBytes = how.shared_bytes;
+    t->config.stream = s->handle;
+    t->config.attrs = t->attributes;
+    CN_ASSERT(how.cluster == 0 || s->cuda->device.hopper);
+    if (s->cuda->device.hopper)
+        cn_launch_add(t, cudaLaunchAttributeProgrammaticStreamSerialization)
+            ->val.programmaticStreamSerializationAllowed = 1;
+    if (how.cluster > 0) {
+        cudaLaunchAttribute *a = cn_launch_add(t, cudaLaunchAttributeClusterDimension);
+        a->val.clusterDim.x = how.cluster;
+        a->val.clusterDim.y = a->val.clusterDim.z = 1;
+    }
+    if (how.model_priority) {
+        cudaLaunchAttribute *a = cn_launch_add(t, cudaLaunchAttributePriority);
+        CN_CUDA(cudaStreamGetPriority(s->cuda->streams[0].handle, &a->val.priority));
+    }
+    return CN_OK;
+}
+
+/* Launches the kernel on the stream, with overlap where the device has it. `op` names it in
+ * errors. */
+template <typename... Params, typename... Args>
+static cn_status cn_cuda_launch(cn_stream *s, const char *op, void (*kernel)(Params...),
+                                const cn_launch &how, const Args &...args)
+{
+    cn_launch_terms t;
+    if (how.shared_bytes > 0 && !how.shared_is_set)
+        CN_TRY(cn_launch_set_shared(s->cuda, op, kernel, how.shared_bytes));
+    CN_TRY(cn_launch_describe(&t, s, how));
+    const cudaError_t error = cudaLaunchKernelEx(&t.config, kernel, args...);
+    return error == cudaSuccess ? CN_OK : cn_cuda_failed(error, op);
+}
+
+#endif
