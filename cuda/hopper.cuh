@@ -50,13 +50,15 @@ CN_HOPPER void cn_tma_load_shared(void *dst, const CUtensorMap *map, uint64_t *b
 
 /* ---- wgmma: d [64, N] f32 (+)= a [64, 16] * b [N, 16]^T, both bf16 tiles in shared memory ---- */
 
-/* The descriptor of a tile; 16 columns further is + CN_WGMMA_NEXT_K. */
+/* The descriptor of a tile; 16 columns further is + CN_WGMMA_NEXT_K. Where the rows of the tile
+ * are the product's sum, the product's columns come in boxes so many bytes apart; else the distance
+ * is not used. */
 enum { CN_WGMMA_NEXT_K = 2 };
-CN_HOPPER uint64_t cn_wgmma_tile(const void *tile)
+CN_HOPPER uint64_t cn_wgmma_tile(const void *tile, uint32_t box_bytes = 16)
 {
     const uint64_t address = (cn_shared_address(tile) & 0x3ffff) >> 4;
     const uint64_t eight_rows = 8 * CN_ROW_BYTES >> 4, swizzle_128 = 1;
-    return address | UINT64_C(1) << 16 | eight_rows << 32 | swizzle_128 << 62;
+    return address | (uint64_t)(box_bytes >> 4) << 16 | eight_rows << 32 | swizzle_128 << 62;
 }
 
 CN_HOPPER void cn_wgmma_begin(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -140,6 +142,22 @@ template <int N> CN_HOPPER void cn_wgmma(float *d, uint64_t a, uint64_t b, int a
         cn_wgmma<STEP>(d, a, b, add);
         cn_wgmma<N - STEP>(d + STEP / 2, a, b + (STEP * CN_ROW_BYTES >> 4), add);
     }
+}
+
+/* Starts d = rows * columns^T over D values, both tiles in boxes of 64, so many bytes apart; after
+ * cn_wgmma_begin. */
+template <int N, int D>
+CN_HOPPER void cn_wgmma_start(float *d, const void *rows, uint32_t row_box, const void *columns,
+                              uint32_t column_box)
+{
+    const uint64_t a = cn_wgmma_tile(rows), b = cn_wgmma_tile(columns);
+#pragma unroll
+    for (uint32_t k = 0; k < D / 16; k++) {
+        const uint32_t step = k % 4 * CN_WGMMA_NEXT_K;
+        cn_wgmma<N>(d, a + k / 4 * (row_box >> 4) + step, b + k / 4 * (column_box >> 4) + step,
+                    k > 0);
+    }
+    cn_wgmma_commit();
 }
 
 /* ---- clusters ---- */

@@ -54,6 +54,36 @@ __device__ static inline float cn_warp_sum(float v)
     return v;
 }
 
+/* Matrix fragments spread a row over four neighbouring lanes, and a column over the eight lanes
+ * that are four apart. Over those lanes, the same in each: */
+__device__ static inline float cn_quad_sum(float v)
+{
+    v += __shfl_xor_sync(0xffffffffu, v, 1);
+    return v + __shfl_xor_sync(0xffffffffu, v, 2);
+}
+
+__device__ static inline float cn_quad_max(float v)
+{
+    v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 1));
+    return fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 2));
+}
+
+__device__ static inline float cn_column_sum(float v)
+{
+#pragma unroll
+    for (int offset = 4; offset < CN_WARP; offset *= 2)
+        v += __shfl_xor_sync(0xffffffffu, v, offset);
+    return v;
+}
+
+__device__ static inline float cn_column_max(float v)
+{
+#pragma unroll
+    for (int offset = 4; offset < CN_WARP; offset *= 2)
+        v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, offset));
+    return v;
+}
+
 /* Of a block of whole warps, the same in every thread. `shared` is CN_WARP floats, free again
  * after the caller's next __syncthreads(). */
 __device__ static inline float cn_block_sum(float v, float *shared)

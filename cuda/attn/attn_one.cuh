@@ -331,20 +331,6 @@ __device__ static inline void cn_one_begin(cn_one_state<D> &x, const cn_bf16 *qu
     }
 }
 
-__device__ static inline float cn_one_max_slots(float v)
-{
-    v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 4));
-    v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 8));
-    return fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 16));
-}
-
-__device__ static inline float cn_one_sum_slots(float v)
-{
-    v += __shfl_xor_sync(0xffffffffu, v, 4);
-    v += __shfl_xor_sync(0xffffffffu, v, 8);
-    return v + __shfl_xor_sync(0xffffffffu, v, 16);
-}
-
 /* scores[0], [1]: slot g, heads 2t and 2t+1; [2], [3]: slot g + 8. */
 template <int D>
 __device__ static inline void cn_one_scores(float scores[4], const cn_one_state<D> &x,
@@ -374,7 +360,7 @@ __device__ static inline void cn_one_softmax(float scores[4], cn_one_state<D> &x
         scores[i] = g + i / 2 * 8 < n ? scores[i] * scale : -CUDART_INF_F;
 #pragma unroll
     for (uint32_t h = 0; h < 2; h++) {
-        const float top = fmaxf(x.max[h], cn_one_max_slots(fmaxf(scores[h], scores[h + 2])));
+        const float top = fmaxf(x.max[h], cn_column_max(fmaxf(scores[h], scores[h + 2])));
         keep[h] = cn_exp2(x.max[h] - top);
         x.max[h] = top;
         scores[h] = cn_exp2(scores[h] - top);
@@ -431,7 +417,7 @@ __device__ static inline void cn_one_lay_down(const cn_one_state<D> &x, float *e
             own[i % 2 * cn_one_shared<D>::HEAD_FLOATS + k * 16 + i / 2 * 8] = x.out[k][i];
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
-        const float sum = cn_one_sum_slots(x.sum[i]);
+        const float sum = cn_column_sum(x.sum[i]);
         if (g == 0) fixed->sums[warp][2 * t + i] = make_float2(x.max[i], sum);
     }
 }

@@ -123,9 +123,7 @@ __device__ static inline void softmax(float scores[TILE / 8][4], prefill_state<D
                 if (slot + n * 8 + i % 2 >= x.limit[h]) scores[n][i] = -CUDART_INF_F;
                 top = fmaxf(top, scores[n][i]);
             }
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-        top = fmaxf(x.max[h], top * scale);
+        top = fmaxf(x.max[h], cn_quad_max(top) * scale);
         const float keep = cn_exp2(x.max[h] - top);
         float sum = 0;
         x.max[h] = top;
@@ -174,9 +172,7 @@ __device__ static inline void store(const cn_prefill_params &p, const cn_prefill
 #pragma unroll
     for (uint32_t h = 0; h < 2; h++) {
         const uint32_t row = threadIdx.x / CN_WARP * 16 + lane / 4 + h * 8;
-        float sum = x.sum[h];
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        const float sum = cn_quad_sum(x.sum[h]);
         if (row >= b.n_rows) continue;
         const float scale = 1.0f / sum;
         cn_bf16 *out = p.out + cn_prefill_row(p, b, row) + lane % 4 * 2;

@@ -116,35 +116,22 @@ __device__ static __forceinline__ void multiply_values(float *d, const uint32_t 
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-/* The descriptor of a tile whose rows are contiguous in the product's columns: boxes of 64 columns
- * BOX_BYTES apart; 16 rows further is + 16 * CN_ROW_BYTES / 16. */
-__device__ static inline uint64_t values_tile(const unsigned char *tile, uint32_t box_bytes)
-{
-    const uint64_t address = (cn_shared_address(tile) & 0x3ffff) >> 4;
-    const uint64_t eight_rows = 8 * CN_ROW_BYTES >> 4, swizzle_128 = 1;
-    return address | (uint64_t)(box_bytes >> 4) << 16 | eight_rows << 32 | swizzle_128 << 62;
-}
-
 /* Starts scores = queries * keys^T. */
 template <int D>
 __device__ static __forceinline__ void
 start_scores(float scores[TILE / 2], const unsigned char *queries, const unsigned char *keys)
 {
-    const uint64_t a = cn_wgmma_tile(queries), b = cn_wgmma_tile(keys);
-#pragma unroll
-    for (uint32_t k = 0; k < D / 16; k++) {
-        const uint32_t at = k / 4 * (prefill_shared<D>::BOX_BYTES >> 4) + k % 4 * CN_WGMMA_NEXT_K;
-        cn_wgmma<TILE>(scores, a + at, b + at, k > 0);
-    }
-    cn_wgmma_commit();
+    constexpr uint32_t BOX_BYTES = prefill_shared<D>::BOX_BYTES;
+    cn_wgmma_start<TILE, D>(scores, queries, BOX_BYTES, keys, BOX_BYTES);
 }
 
-/* Starts out += weights * values. */
+/* Starts out += weights * values. Rows of values are contiguous in the product's columns, boxes of
+ * 64 columns; 16 rows further is + 16 * CN_ROW_BYTES >> 4. */
 template <int D>
 __device__ static __forceinline__ void
 start_values(float out[D / 2], const uint32_t weights[TILE / 4], const unsigned char *values)
 {
-    const uint64_t b = values_tile(values, prefill_shared<D>::BOX_BYTES);
+    const uint64_t b = cn_wgmma_tile(values, prefill_shared<D>::BOX_BYTES);
 #pragma unroll
     for (uint32_t k = 0; k < TILE / 16; k++)
         multiply_values<D>(out, weights + 4 * k, b + k * (16 * CN_ROW_BYTES >> 4));
@@ -175,8 +162,7 @@ __device__ static inline void softmax(float scores[TILE / 2], softmax_state &x, 
 #pragma unroll
         for (uint32_t i = 0; i < TILE / 2; i++)
             if (i / 2 % 2 == h) top = fmaxf(top, scores[i]);
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        top = cn_quad_max(top);
         /* A row that has seen no slot yet: every exponential is 0. */
         const float base = top == -CUDART_INF_F ? 0 : top * scale;
         x.keep[h] = cn_exp2(x.max[h] * scale - base);
@@ -236,9 +222,7 @@ __device__ static inline void store(const cn_prefill_params &p, const cn_prefill
 #pragma unroll
     for (uint32_t h = 0; h < 2; h++) {
         const uint32_t row = first_row + h * 8;
-        float sum = x.sum[h];
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        const float sum = cn_quad_sum(x.sum[h]);
         if (row >= b.n_rows) continue;
         const float scale = 1.0f / sum;
         cn_bf16 *to = p.out + cn_prefill_row(p, b, row) + threadIdx.x % 4 * 2;

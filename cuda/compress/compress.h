@@ -107,9 +107,6 @@ cn_status cn_compress_score(cn_stream *s, const cn_compress_chunk *c);
 bool cn_compress_score_sm90_fits(const cn_stream *s, const cn_compress_chunk *c);
 cn_status cn_compress_score_sm90(cn_stream *s, const cn_compress_chunk *c);
 
-/* By the tensor cores of compute capability 8.0, any shape: three passes over K. */
-cn_status cn_compress_score_portable(cn_stream *s, const cn_compress_chunk *c);
-
 /* work[unit][i] = the kept slot that target slot i < n_target * b takes: ascending; or, where holes
  * are filled, i itself if it is kept, the others ascending. F of the targets = score of these. */
 cn_status cn_compress_select(cn_stream *s, const cn_compress_chunk *c);

@@ -126,31 +126,15 @@ __device__ static inline void merge(float2 *total, float2 more)
     total->x = top;
 }
 
-__device__ static inline float across_rows_max(float v)
-{
-#pragma unroll
-    for (int offset = 4; offset < CN_WARP; offset *= 2)
-        v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, offset));
-    return v;
-}
-
-__device__ static inline float across_rows_sum(float v)
-{
-#pragma unroll
-    for (int offset = 4; offset < CN_WARP; offset *= 2)
-        v += __shfl_xor_sync(0xffffffffu, v, offset);
-    return v;
-}
-
 /* One column of a fragment, this lane's two slots v and v + 8 of it, into the query's sum. */
 __device__ static inline void add_column(float2 *total, float low, float high, uint32_t v,
                                          uint32_t visible)
 {
     low = v < visible ? low : -CUDART_INF_F;
     high = v + 8 < visible ? high : -CUDART_INF_F;
-    const float top = across_rows_max(fmaxf(low, high));
+    const float top = cn_column_max(fmaxf(low, high));
     const float from = top == -CUDART_INF_F ? 0.0f : top;
-    const float sum = across_rows_sum(cn_exp2(low - from) + cn_exp2(high - from));
+    const float sum = cn_column_sum(cn_exp2(low - from) + cn_exp2(high - from));
     if (threadIdx.x % CN_WARP < 4) merge(total, make_float2(top, sum));
 }
 
@@ -265,8 +249,7 @@ __device__ static inline void add_weights(float sum[2], float best[2], const sco
 __device__ static inline void finish_slot(const score_params &p, const cn_compress_unit &u,
                                           uint32_t v, float sum)
 {
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    sum = cn_quad_sum(sum);
     if (threadIdx.x % 4 != 0 || v >= p.c.n) return;
     const float times = p.padded >= 8 ? 4.0f : p.padded == 4 ? 2.0f : 1.0f;
     float s = sum / (times * (float)p.c.window);
@@ -463,7 +446,8 @@ static cn_status launch_redundancy(cn_stream *s, const cn_compress_chunk *c)
     return cn_cuda_launch(s, "compress: twins", twin_kernel, {slots, THREADS}, *c);
 }
 
-extern "C" cn_status cn_compress_score_portable(cn_stream *s, const cn_compress_chunk *c)
+/* Any shape; three passes over K. */
+static cn_status score_portable(cn_stream *s, const cn_compress_chunk *c)
 {
     if (c->group > MAX_GROUP)
         return cn_fail(CN_ERR_SHAPE, "compression with %u query heads a kv head: want at most %d",
@@ -475,5 +459,5 @@ extern "C" cn_status cn_compress_score_portable(cn_stream *s, const cn_compress_
 extern "C" cn_status cn_compress_score(cn_stream *s, const cn_compress_chunk *c)
 {
     return cn_compress_score_sm90_fits(s, c) ? cn_compress_score_sm90(s, c)
-                                             : cn_compress_score_portable(s, c);
+                                             : score_portable(s, c);
 }

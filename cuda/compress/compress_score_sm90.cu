@@ -388,8 +388,7 @@ __device__ static inline void store_scores(const score_params &p, const score_sp
 #pragma unroll
         for (uint32_t h = 0; h < 2; h++) {
             float all = sum[s][h];
-            all += __shfl_xor_sync(0xffffffffu, all, 1);
-            all += __shfl_xor_sync(0xffffffffu, all, 2);
+            all = cn_quad_sum(all);
             if (owns(s, h)) own = all;
         }
     const uint32_t slot = span.first + own_row();

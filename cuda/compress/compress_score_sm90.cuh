@@ -111,15 +111,8 @@ __device__ static __forceinline__ void begin_product(float *sums, const unsigned
                                                      uint32_t row_box, const unsigned char *columns,
                                                      uint32_t column_box)
 {
-    const uint64_t a = cn_wgmma_tile(rows), b = cn_wgmma_tile(columns);
     cn_wgmma_begin();
-#pragma unroll
-    for (uint32_t k = 0; k < D / 16; k++) {
-        const uint32_t step = k % 4 * CN_WGMMA_NEXT_K;
-        cn_wgmma<N>(sums, a + k / 4 * (row_box >> 4) + step, b + k / 4 * (column_box >> 4) + step,
-                    k > 0);
-    }
-    cn_wgmma_commit();
+    cn_wgmma_start<N, D>(sums, rows, row_box, columns, column_box);
 }
 
 /* The first strip of a thread's warpgroup. */
