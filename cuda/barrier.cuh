@@ -1,6 +1,6 @@
-/* barrier.cuh - barriers in shared memory (mbarrier): a phase ends when its arrivals, and the bytes
- * of bulk copies that it was told to expect, are in. From compute capability 8.0; counting bytes is
- * 9.0's. */
+/* barrier.cuh - barriers in shared memory (mbarrier). A phase ends when all its arrivals have come
+ * and all bytes of bulk copies that it expects have landed. From compute capability 8.0; counting
+ * bytes needs 9.0. */
 #ifndef CN_CUDA_BARRIER_CUH
 #define CN_CUDA_BARRIER_CUH
 

@@ -1,8 +1,8 @@
 /* copy_blocks.cu - whole KV blocks with their side arrays, and whole query slots, in all layers.
  * A plane is an array [layer][item] of equal items: the pool, the scores, the origins (an item is
- * a block), the windows (an item is a query slot). Pairs travel as a kernel argument, PAIRS at a
- * time; one that reads or writes what an earlier pair of the launch wrote or read begins a launch
- * of its own, because copies run in turn. Grid (pieces of an item, layers, pairs), 16 bytes a
+ * a block), the windows (an item is a query slot). Pairs are a kernel argument, PAIRS at a time.
+ * Pairs take effect in order, so one that reads or writes an item of an earlier pair of the launch
+ * begins a new launch. Grid (pieces of an item, layers, pairs), 16 bytes a
  * thread and step. Bytes 2 * item * layers * pairs. Twin: cpu_copy.c. */
 #include "cuda/launch.cuh"
 #include "cuda/util.cuh"

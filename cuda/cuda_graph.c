@@ -1,5 +1,5 @@
-/* cuda_graph.c - recording the ops of a stream and starting them again as one. Kernels keep their
- * programmatic edges (launch.cuh), so that in a graph too one begins while the last drains. */
+/* cuda_graph.c - records the ops of a stream and launches them again as one graph. A recorded
+ * launch keeps its programmatic dependency (launch.cuh), so kernels overlap in a graph too. */
 #include "cuda/cuda_ops.h"
 
 cn_status cn_cuda_graph_begin(cn_stream *s)

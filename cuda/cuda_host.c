@@ -1,5 +1,5 @@
-/* cuda_host.c - base.h inside the shared object: each function goes to the program that opened it,
- * so that there is one last error, one log and one count of allocations. */
+/* cuda_host.c - the functions of base.h inside the shared object. Each calls its counterpart in the
+ * program that opened it, so both share the last error, the log and the count of allocations. */
 #include <stdarg.h>
 
 #include "cuda/cuda_ops.h"

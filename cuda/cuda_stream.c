@@ -3,8 +3,8 @@
  * mem_write copies through the stream's pinned chunks, used in turn: the caller's memory is free at
  * once and the transfer overlaps the next chunk's copy. A chunk's event says when the device has
  * read it; with all chunks in flight the caller waits for the oldest, which happens while loading
- * weights, not in a step. Streams have chunks of their own: a copy that stands behind a compression
- * keeps none of the model's waiting. */
+ * weights, not in a step. Each stream has its own chunks, so a copy that is queued behind a
+ * compression does not delay copies for the model. */
 #include <string.h>
 
 #include "cuda/cuda_ops.h"

@@ -1,6 +1,6 @@
 /* embed.cu - rows of the embedding table by token id.
- * out [T,h] = table [V,h] at the ids [T]: tokens, or where sampled_row says so what the last step
- * sampled; bf16, copied. An id beyond the vocabulary gives zeros.
+ * out [T,h] = table [V,h] at the ids [T]: tokens, or what the last step sampled in the row that
+ * sampled_row names (-1: none); bf16, copied. An id beyond the vocabulary gives zeros.
  * Grid T, a block per row, 16 bytes a thread. Bytes 4*T*h. Twin: cpu_norm.c. */
 #include "cuda/launch.cuh"
 #include "cuda/util.cuh"

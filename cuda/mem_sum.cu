@@ -1,5 +1,5 @@
-/* mem_sum.cu - the sum of an array's 32-bit words: one pass of reading, what benchmarks measure the
- * memory's read bandwidth with.
+/* mem_sum.cu - the sum of an array's 32-bit words. It reads the array once; benchmarks measure the
+ * read bandwidth of the memory with it.
  * src [bytes] at 16 bytes, out u64. Two launches: clear, then a grid that fills the device, UNROLL
  * loads of 16 bytes in flight a thread, one atomic a warp. Bytes: bytes. */
 #include "cuda/launch.cuh"

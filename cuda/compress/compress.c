@@ -1,6 +1,6 @@
 /* compress.c - a compression event on the GPU, the host's part: checks, groups of requests of one
  * shape, descriptors and tables through pinned memory, chunks that fit the scratch. See compress.h.
- * The call returns before anything ran: what it was given is packed by then. */
+ * The call copies its arguments and returns before the GPU has run anything. */
 #include "cuda/compress/compress.h"
 
 #include <string.h>

@@ -25,7 +25,7 @@
  * COLUMNS, in the order of the window's ring: eight of its rows of one head are an atom, and atoms
  * of all heads of the group follow one another, so that a thread finds all heads of a query in its
  * own registers. The group is rounded up to a power of two; heads beyond it repeat its last, which
- * no maximum minds.
+ * changes no maximum.
  *
  * Grid: the multiprocessors; block 640 (384 for d above 128). Bytes of a unit: 2*n*d read (K), 4*n
  * read (F), 8*n written; operations 2*n*d * (COLUMNS * rounds + max(block_tokens, 64)). Nine blocks

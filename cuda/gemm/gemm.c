@@ -1,8 +1,8 @@
 /* gemm.c - matrix products: the table of plans and cuBLASLt.
  *
- * out [T,N] = x [T,K] * weight [N,K]^T, row-major. The library counts by columns, so it is asked
- * for out^T [N,T] = weight^T(K,N)^T * x^T(K,T): "TN", its fastest form, no copy. Where the library
- * multiplies, gemm_silu_mul is its product followed by silu_mul. */
+ * out [T,N] = x [T,K] * weight [N,K]^T, row-major. cuBLASLt is column-major, so it computes
+ * out^T [N,T] = weight^T(K,N)^T * x^T(K,T): the form "TN", its fastest, without a copy. With
+ * cuBLASLt, gemm_silu_mul is a product followed by silu_mul. */
 #include "cuda/gemm/gemm.h"
 
 #include <string.h>

@@ -75,7 +75,7 @@ cn_gemm_entry *cn_gemm_find(cn_cuda_gemm_state *g, cn_gemm_shape shape);
 /* Multiplies as planned. */
 cn_status cn_gemm_run(cn_stream *s, const cn_gemm_call *call, const cn_gemm_plan *plan);
 
-/* Up to `most` plans of the library for this many rows, its favourite first; *n may be 0. */
+/* Up to `most` plans of the library for this many rows, in its order of preference; *n may be 0. */
 cn_status cn_gemm_propose(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens, cn_gemm_plan *plans,
                           uint32_t most, uint32_t *n);
 

@@ -1,11 +1,11 @@
-/* gemm_tune.c - times every candidate of each of the model's matrix products, per batch bucket, in
- * the memory that the backend has taken and nobody uses yet, or where that is too small, in some
- * that is given back.
+/* gemm_tune.c - times every candidate of each of the model's matrix products, per batch bucket. It
+ * uses memory of the backend's one allocation, which is free at start. If that is too small, it
+ * allocates and frees its own.
  *
- * Weights are read from a different place each time, so that they come from memory as in a step,
- * where other layers lie between. Candidates follow each other without a gap, as ops in a step do.
- * A candidate is measured twice and counts with its better time; one far behind after the first
- * is dropped. */
+ * Each run reads another copy of the weights, so they come from memory and not from the cache, as
+ * in a step, where other layers are read in between. Runs follow each other without a gap, like
+ * the ops of a step. A candidate is timed twice and its better time counts; one that is far behind
+ * after the first time is dropped. */
 #include "cuda/gemm/gemm.h"
 
 enum { LIBRARY_CANDIDATES = 8, MAX_CANDIDATES = 96, MAX_MODEL_SHAPES = 5 };
