@@ -97,23 +97,14 @@ static void check_against_reference(const paged_batch *b, uint32_t layer, const 
 
 static paged_shape draw_shape(test_rng *r)
 {
-    static const uint32_t dims[] = {16, 64, 80, 96, 128, 256}, blocks[] = {16, 32, 64, 128, 256};
-    paged_shape s = {.n_layers = 2};
-    s.head_dim = dims[test_rng_below(r, 6)];
-    s.block_tokens = blocks[test_rng_below(r, 5)];
-    s.n_kv_heads = 1 + test_rng_below(r, 3);
-    s.n_heads = s.n_kv_heads * (1 + test_rng_below(r, 8));
-    s.n_seqs = 1 + test_rng_below(r, 4);
-    s.n_decode = test_rng_below(r, s.n_seqs + 1);
-    for (uint32_t i = 0; i < s.n_seqs; i++) {
-        /* Around block edges half of the time. */
-        uint32_t len = 1 + test_rng_below(r, 2) * s.block_tokens + test_rng_below(r, 40);
-        if (test_rng_below(r, 2))
-            len = s.block_tokens * (1 + test_rng_below(r, 2)) - 1 + test_rng_below(r, 3);
-        s.kv_len[i] = len;
-        s.n_q[i] = i < s.n_decode ? 1 : 1 + test_rng_below(r, cn_min_u32(len, 90));
-    }
-    return s;
+    static const uint32_t dims[] = {16, 64, 80, 96, 128, 256};
+    static const paged_limits most = {.dims = dims,
+                                      .n_dims = sizeof dims / sizeof *dims,
+                                      .most_seqs = 4,
+                                      .most_blocks = 2,
+                                      .most_edges = 2,
+                                      .most_q = 90};
+    return paged_shape_draw(r, &most);
 }
 
 /* Runs both attention ops over the whole batch. */

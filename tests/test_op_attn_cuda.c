@@ -1,288 +1,141 @@
 /* test_op_attn_cuda.c - attention on the GPU against its CPU twin, on shapes drawn by seed: both
  * kinds of kernels (this GPU's own, and the portable ones), lengths from one slot to several
- * thousand, graphs, padding, and the promises about bits. Skipped where no GPU backend opens. */
+ * thousand, graphs, padding, and the promises about bits. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
-#include "engine/backend.h"
-#include "engine/base.h"
-#include "tests/lib/bf16.h"
-#include "tests/lib/paged_batch.h"
+#include "tests/lib/op_cases.h"
 
 /* Of a row's length. Weights and results are rounded to bf16: 2^-9 each at most, less together. */
-static const double TOLERANCE = 8e-3;
+#define TOLERANCE 8e-3
 
-/* Shapes drawn by each test: fewer when the program is given a number (sanitizers are slow). */
-static uint64_t n_seeds = 60;
+/* A batch with its pool, queries and results on both sides. */
+typedef struct attn_case {
+    paged_batch *b;
+    op_batch batch;
+    op_tensor kv, q, out;
+    cn_attn_args cpu, cuda;
+} attn_case;
 
-/* NULL without a GPU. */
-static cn_backend *open_cuda(bool portable, bool batch_invariant)
+static size_t row_elems(const paged_batch *b) { return (size_t)b->n_heads * b->layout.head_dim; }
+
+static op_tensor draw_queries(op_env *e, const paged_batch *b)
 {
-    cn_backend *be = NULL;
-    cn_cuda_backend_opts o = {.memory_bytes = (uint64_t)1 << 30,
-                              .portable = portable,
-                              .n_heads = 64,
-                              .max_seqs = PAGED_MAX_SEQS,
-                              .batch_invariant = batch_invariant};
-    return cn_backend_cuda_load(&be, o) == CN_OK ? be : NULL;
+    const size_t n = b->view.n_tokens * row_elems(b);
+    float *values = cn_calloc(n, sizeof *values);
+    for (size_t i = 0; i < n; i++) values[i] = 4 * test_rng_uniform(&e->rng);
+    op_tensor t = op_floats(e, values, n, CN_BF16);
+    cn_free(values);
+    return t;
 }
 
-static cn_backend *open_cpu(void)
+/* On the last layer. The arguments point into *c. */
+static void open_case(op_env *e, attn_case *c, const paged_shape *s)
 {
-    cn_backend *be = NULL;
-    assert_int_equal(cn_backend_cpu_open(&be, &(cn_cpu_backend_opts){0}), CN_OK);
-    return be;
+    c->b = paged_batch_create(s, &e->rng);
+    const paged_batch *b = c->b;
+    c->batch = op_batch_upload(e, b);
+    c->kv = op_floats(e, b->kv, cn_kv_pool_elems(&b->layout), CN_BF16);
+    c->q = draw_queries(e, b);
+    c->out = op_poison(e, b->view.n_tokens * row_elems(b), CN_BF16);
+    c->cpu = (cn_attn_args){.out = c->out.cpu,
+                            .q = c->q.cpu,
+                            .kv = c->kv.cpu,
+                            .batch = &b->view,
+                            .layout = b->layout,
+                            .n_heads = b->n_heads,
+                            .layer = s->n_layers - 1,
+                            .scale = 1.0f / sqrtf((float)s->head_dim)};
+    c->cuda = c->cpu;
+    c->cuda.out = c->out.cuda;
+    c->cuda.q = c->q.cuda;
+    c->cuda.kv = c->kv.cuda;
+    c->cuda.batch = &c->batch.view;
+    snprintf(e->shape, sizeof e->shape, "d=%u block=%u heads=%u/%u %u seqs, %u decode, up to %u",
+             s->head_dim, s->block_tokens, s->n_heads, s->n_kv_heads, s->n_seqs, s->n_decode,
+             b->view.max_kv);
 }
 
-static void round_to_bf16(float *p, size_t n)
+static void close_case(op_env *e, attn_case *c)
 {
-    for (size_t i = 0; i < n; i++) p[i] = from_bf16(to_bf16(p[i]));
+    op_tensor_free(e, &c->out);
+    op_tensor_free(e, &c->q);
+    op_tensor_free(e, &c->kv);
+    op_batch_free(e, &c->batch);
+    paged_batch_free(c->b);
 }
 
-/* Runs a check with this GPU's own kernels and with the portable ones; skips without a GPU. */
-static void each_kind_of_kernels(void (*check)(cn_backend *cuda, cn_backend *cpu,
-                                               const char *kernels))
+/* Both ops on the GPU, into results that were poison. Free with cn_free. */
+static uint16_t *run_on_gpu(op_env *e, const attn_case *c, const op_tensor *poison)
 {
-    for (int portable = 0; portable < 2; portable++) {
-        cn_backend *cuda = open_cuda(portable, false);
-        if (!cuda) skip();
-        cn_backend *cpu = open_cpu();
-        check(cuda, cpu, portable ? "portable" : "own");
-        cuda->close(cuda);
-        cpu->close(cpu);
-    }
+    cn_attn_args a = c->cuda;
+    a.out = poison->cuda;
+    OP_OK(e->cuda->attn_decode(e->cuda_stream, &a));
+    OP_OK(e->cuda->attn_prefill(e->cuda_stream, &a));
+    return op_take(e, poison);
 }
 
-/* ---- a batch on the device ---- */
-
-enum { MAX_OWNED = 24 };
-
-typedef struct device_batch {
-    cn_backend *be;
-    cn_stream *stream;
-    cn_batch_view view;
-    cn_attn_args args;
-    void *owned[MAX_OWNED];
-    uint32_t n_owned;
-} device_batch;
-
-static void *device_alloc(device_batch *d, size_t bytes)
+/* Both ops on both sides; on the GPU twice, with the same bits. */
+static double compare(op_env *e, const paged_shape *s)
 {
-    void *p = NULL;
-    assert_true(d->n_owned < MAX_OWNED);
-    assert_int_equal(d->be->mem_alloc(d->be, bytes ? bytes : 4, &p), CN_OK);
-    d->owned[d->n_owned++] = p;
-    return p;
-}
-
-static void *device_copy(device_batch *d, const void *host, size_t bytes)
-{
-    void *p = device_alloc(d, bytes);
-    assert_int_equal(d->be->mem_write(d->stream, p, host, bytes), CN_OK);
-    return p;
-}
-
-static void *device_bf16(device_batch *d, const float *host, size_t n)
-{
-    uint16_t *half = cn_calloc(n, sizeof *half);
-    for (size_t i = 0; i < n; i++) half[i] = to_bf16(host[i]);
-    void *p = device_copy(d, half, n * sizeof *half);
-    cn_free(half);
-    return p;
-}
-
-static size_t out_elems(const paged_batch *b)
-{
-    return (size_t)b->view.n_tokens * b->n_heads * b->layout.head_dim;
-}
-
-static cn_attn_args host_args(const paged_batch *b, const float *q, float *out, uint32_t layer)
-{
-    return (cn_attn_args){.out = out,
-                          .q = q,
-                          .kv = b->kv,
-                          .batch = &b->view,
-                          .layout = b->layout,
-                          .n_heads = b->n_heads,
-                          .layer = layer,
-                          .scale = 1.0f / sqrtf((float)b->layout.head_dim)};
-}
-
-static device_batch *upload(cn_backend *be, const paged_batch *b, const float *q, uint32_t layer)
-{
-    device_batch *d = cn_calloc(1, sizeof *d);
-    d->be = be;
-    d->stream = be->stream(be, 0);
-    d->view = b->view;
-    d->view.q_start = device_copy(d, b->q_start, (b->view.n_seqs + 1) * sizeof *b->q_start);
-    d->view.kv_len = device_copy(d, b->kv_len, b->view.n_seqs * sizeof *b->kv_len);
-    d->view.tables = device_copy(d, b->tables,
-                                 (size_t)b->view.n_seqs * b->view.table_stride * sizeof *b->tables);
-    d->args = host_args(b, NULL, NULL, layer);
-    d->args.batch = &d->view;
-    d->args.kv = device_bf16(d, b->kv, cn_kv_pool_elems(&b->layout));
-    d->args.q = device_bf16(d, q, out_elems(b));
-    d->args.out = device_alloc(d, out_elems(b) * sizeof(uint16_t));
-    return d;
-}
-
-static void release(device_batch *d)
-{
-    assert_int_equal(d->be->stream_sync(d->stream), CN_OK);
-    for (uint32_t i = 0; i < d->n_owned; i++) d->be->mem_free(d->be, d->owned[i]);
-    cn_free(d);
-}
-
-/* Every element of out becomes a NaN that no kernel writes. */
-static void poison(device_batch *d, size_t n)
-{
-    uint16_t *half = cn_calloc(n, sizeof *half);
-    memset(half, 0xff, n * sizeof *half);
-    assert_int_equal(d->be->mem_write(d->stream, d->args.out, half, n * sizeof *half), CN_OK);
-    cn_free(half);
-}
-
-static uint16_t *download(device_batch *d, size_t n)
-{
-    uint16_t *half = cn_calloc(n, sizeof *half);
-    assert_int_equal(d->be->mem_read(d->stream, half, d->args.out, n * sizeof *half), CN_OK);
-    assert_int_equal(d->be->stream_sync(d->stream), CN_OK);
-    return half;
-}
-
-static uint16_t *run_on_device(device_batch *d, size_t n)
-{
-    poison(d, n);
-    assert_int_equal(d->be->attn_decode(d->stream, &d->args), CN_OK);
-    assert_int_equal(d->be->attn_prefill(d->stream, &d->args), CN_OK);
-    return download(d, n);
-}
-
-/* ---- comparing ---- */
-
-static void check_rows(const uint16_t *got, const float *want, size_t n_rows, uint32_t d,
-                       const char *what, uint64_t seed)
-{
-    for (size_t r = 0; r < n_rows; r++) {
-        double diff = 0, norm = 0;
-        for (uint32_t i = 0; i < d; i++) {
-            double g = (double)from_bf16(got[r * d + i]), w = (double)want[r * d + i];
-            diff += (g - w) * (g - w);
-            norm += w * w;
-        }
-        if (!(sqrt(diff) <= TOLERANCE * sqrt(norm)))
-            fail_msg("%s, seed %llu: row %zu is off by %.3g of %.3g", what,
-                     (unsigned long long)seed, r, sqrt(diff), sqrt(norm));
-    }
-}
-
-static float *draw_queries(test_rng *r, const paged_batch *b)
-{
-    float *q = cn_calloc(out_elems(b), sizeof *q);
-    for (size_t i = 0; i < out_elems(b); i++) q[i] = 4 * test_rng_uniform(r);
-    round_to_bf16(q, out_elems(b));
-    return q;
-}
-
-static paged_batch *draw_batch(const paged_shape *s, test_rng *r)
-{
-    paged_batch *b = paged_batch_create(s, r);
-    round_to_bf16(b->kv, cn_kv_pool_elems(&b->layout));
-    return b;
-}
-
-/* The device's result of a batch against the CPU's. */
-static void compare(cn_backend *cuda, cn_backend *cpu, const paged_shape *s, test_rng *r,
-                    const char *what)
-{
-    uint64_t seed = r->state;
-    paged_batch *b = draw_batch(s, r);
-    float *q = draw_queries(r, b), *want = cn_calloc(out_elems(b), sizeof *want);
-    uint32_t layer = s->n_layers - 1;
-    cn_attn_args a = host_args(b, q, want, layer);
-    assert_int_equal(cpu->attn_decode(cpu->stream(cpu, 0), &a), CN_OK);
-    assert_int_equal(cpu->attn_prefill(cpu->stream(cpu, 0), &a), CN_OK);
-    device_batch *d = upload(cuda, b, q, layer);
-    uint16_t *got = run_on_device(d, out_elems(b));
-    check_rows(got, want, (size_t)b->view.n_tokens * b->n_heads, s->head_dim, what, seed);
-    uint16_t *again = run_on_device(d, out_elems(b));
-    assert_memory_equal(got, again, out_elems(b) * sizeof *got);
+    attn_case c;
+    open_case(e, &c, s);
+    op_tensor more = op_poison(e, c.out.n, CN_BF16);
+    OP_OK(e->cpu->attn_decode(e->cpu_stream, &c.cpu));
+    OP_OK(e->cpu->attn_prefill(e->cpu_stream, &c.cpu));
+    uint16_t *got = run_on_gpu(e, &c, &c.out), *again = run_on_gpu(e, &c, &more);
+    assert_memory_equal(got, again, c.out.n * sizeof *got);
+    const double error = op_rows_error(e, &c.out, s->head_dim);
     cn_free(again);
     cn_free(got);
-    release(d);
-    cn_free(want);
-    cn_free(q);
-    paged_batch_free(b);
+    op_tensor_free(e, &more);
+    close_case(e, &c);
+    return error;
 }
+
+/* ---- shapes ---- */
 
 static const uint32_t DIMS[] = {16, 64, 80, 96, 112, 128, 192, 256};
-static const uint32_t BLOCKS[] = {16, 32, 64, 128, 256};
+enum { N_DIMS = sizeof DIMS / sizeof *DIMS, MOST_GROUP = 9, DIMS_CASES = N_DIMS * MOST_GROUP };
 
-/* Lengths around block edges half of the time. */
-static paged_shape draw_shape(test_rng *r)
+static paged_shape draw_shape(op_env *e)
 {
-    paged_shape s = {.n_layers = 2};
-    s.head_dim = DIMS[test_rng_below(r, 8)];
-    s.block_tokens = BLOCKS[test_rng_below(r, 5)];
-    s.n_kv_heads = 1 + test_rng_below(r, 3);
-    s.n_heads = s.n_kv_heads * (1 + test_rng_below(r, 8));
-    s.n_seqs = 1 + test_rng_below(r, 6);
-    s.n_decode = test_rng_below(r, s.n_seqs + 1);
-    for (uint32_t i = 0; i < s.n_seqs; i++) {
-        uint32_t len = 1 + test_rng_below(r, 4) * s.block_tokens + test_rng_below(r, 40);
-        if (test_rng_below(r, 2))
-            len = s.block_tokens * (1 + test_rng_below(r, 3)) - 1 + test_rng_below(r, 3);
-        s.kv_len[i] = len;
-        s.n_q[i] = i < s.n_decode ? 1 : 1 + test_rng_below(r, cn_min_u32(len, 200));
-    }
-    return s;
+    static const paged_limits most = {.dims = DIMS,
+                                      .n_dims = N_DIMS,
+                                      .most_seqs = 6,
+                                      .most_blocks = 4,
+                                      .most_edges = 3,
+                                      .most_q = 200};
+    return paged_shape_draw(&e->rng, &most);
 }
 
-static void check_drawn(cn_backend *cuda, cn_backend *cpu, const char *kernels)
+static double run_drawn(op_env *e, uint32_t seed)
 {
-    for (uint64_t seed = 0; seed < n_seeds; seed++) {
-        test_rng r = {seed};
-        paged_shape s = draw_shape(&r);
-        compare(cuda, cpu, &s, &r, kernels);
-    }
+    (void)seed;
+    const paged_shape s = draw_shape(e);
+    return compare(e, &s);
 }
 
-static void drawn_shapes_agree_with_the_cpu(void **state)
+/* Every head_dim with every group, which together pick the kernel and its rows: a seed each. Groups
+ * come in the order 1, 5, 9, 4 and so on, so that few seeds have small and large ones. */
+static double run_dims(op_env *e, uint32_t seed)
 {
-    (void)state;
-    each_kind_of_kernels(check_drawn);
-}
-
-/* Every head_dim with every group, which picks the kernel and its rows. */
-static void check_dims_and_groups(cn_backend *cuda, cn_backend *cpu, const char *kernels)
-{
-    for (uint32_t i = 0; i < 8; i++)
-        for (uint32_t group = 1; group <= 9; group += n_seeds < 60 ? 3 : 1) {
-            test_rng r = {i * 100 + group};
-            paged_shape s = {.n_layers = 1,
-                             .n_kv_heads = 2,
-                             .n_heads = 2 * group,
-                             .head_dim = DIMS[i],
-                             .block_tokens = 64,
-                             .n_seqs = 3,
-                             .n_decode = 2,
-                             .n_q = {1, 1, 150},
-                             .kv_len = {1, 333, 400}};
-            compare(cuda, cpu, &s, &r, kernels);
-        }
-}
-
-static void every_head_dim_and_group_agrees(void **state)
-{
-    (void)state;
-    each_kind_of_kernels(check_dims_and_groups);
+    const uint32_t group = 1 + seed / N_DIMS * 4 % MOST_GROUP;
+    const paged_shape s = {.n_layers = 1,
+                           .n_kv_heads = 2,
+                           .n_heads = 2 * group,
+                           .head_dim = DIMS[seed % N_DIMS],
+                           .block_tokens = 64,
+                           .n_seqs = 3,
+                           .n_decode = 2,
+                           .n_q = {1, 1, 150},
+                           .kv_len = {1, 333, 400}};
+    return compare(e, &s);
 }
 
 /* Sequences cut over many blocks of the grid, beside short ones; long prefills over a prefix. */
@@ -343,131 +196,102 @@ static const paged_shape LONG_SHAPES[] = {
      .kv_len = {1111, 2000}},
 };
 
-static void check_long(cn_backend *cuda, cn_backend *cpu, const char *kernels)
-{
-    for (uint32_t i = 0; i < sizeof LONG_SHAPES / sizeof *LONG_SHAPES; i++) {
-        test_rng r = {1000 + i};
-        compare(cuda, cpu, &LONG_SHAPES[i], &r, kernels);
-    }
-}
+enum { N_LONG_SHAPES = sizeof LONG_SHAPES / sizeof *LONG_SHAPES };
 
-static void long_sequences_agree(void **state)
-{
-    (void)state;
-    each_kind_of_kernels(check_long);
-}
+static double run_long(op_env *e, uint32_t seed) { return compare(e, &LONG_SHAPES[seed]); }
 
 /* ---- sparse ---- */
 
 typedef struct slot_lists {
-    uint32_t *index, *n_index, stride, n_lists;
+    op_tensor index, n_index;
+    uint32_t stride;
 } slot_lists;
 
 /* Per decode sequence and kv head, some of its slots in random order; sometimes all or one. */
-static slot_lists draw_lists(const paged_batch *b, test_rng *r)
+static slot_lists draw_lists(op_env *e, const paged_batch *b)
 {
-    slot_lists l = {.stride = b->view.max_kv, .n_lists = b->view.n_decode * b->layout.n_kv_heads};
-    l.index = cn_calloc((size_t)l.n_lists * l.stride, sizeof *l.index);
-    l.n_index = cn_calloc(l.n_lists, sizeof *l.n_index);
-    for (uint32_t i = 0; i < l.n_lists; i++) {
-        uint32_t n = b->kv_len[i / b->layout.n_kv_heads];
-        uint32_t *list = l.index + (size_t)i * l.stride;
+    const uint32_t n_kv_heads = b->layout.n_kv_heads, n_lists = b->view.n_decode * n_kv_heads;
+    slot_lists l = {.stride = b->view.max_kv};
+    uint32_t *index = cn_calloc((size_t)n_lists * l.stride, sizeof *index);
+    uint32_t *n_index = cn_calloc(n_lists, sizeof *n_index);
+    for (uint32_t i = 0; i < n_lists; i++) {
+        const uint32_t n = b->kv_len[i / n_kv_heads];
+        uint32_t *list = index + (size_t)i * l.stride;
         for (uint32_t j = 0; j < n; j++) {
-            uint32_t other = test_rng_below(r, j + 1);
+            const uint32_t other = test_rng_below(&e->rng, j + 1);
             list[j] = list[other];
             list[other] = j;
         }
-        uint32_t kind = test_rng_below(r, 4);
-        l.n_index[i] = kind == 0 ? n : kind == 1 ? 1 : 1 + test_rng_below(r, n);
+        const uint32_t kind = test_rng_below(&e->rng, 4);
+        n_index[i] = kind == 0 ? n : kind == 1 ? 1 : 1 + test_rng_below(&e->rng, n);
     }
+    l.index = op_words(e, index, (size_t)n_lists * l.stride);
+    l.n_index = op_words(e, n_index, n_lists);
+    cn_free(n_index);
+    cn_free(index);
     return l;
 }
 
-static void compare_sparse(cn_backend *cuda, cn_backend *cpu, const paged_shape *s, uint64_t seed,
-                           const char *kernels)
+static double run_lists(op_env *e, uint32_t seed)
 {
-    test_rng r = {seed};
-    paged_batch *b = draw_batch(s, &r);
-    float *q = draw_queries(&r, b), *want = cn_calloc(out_elems(b), sizeof *want);
-    slot_lists l = draw_lists(b, &r);
-    cn_attn_sparse_args a = {.attn = host_args(b, q, want, 0),
-                             .index = l.index,
-                             .n_index = l.n_index,
-                             .index_stride = l.stride};
-    assert_int_equal(cpu->attn_sparse(cpu->stream(cpu, 0), &a), CN_OK);
-    device_batch *d = upload(cuda, b, q, 0);
-    cn_attn_sparse_args on_device = a;
-    on_device.attn = d->args;
-    on_device.index = device_copy(d, l.index, (size_t)l.n_lists * l.stride * sizeof *l.index);
-    on_device.n_index = device_copy(d, l.n_index, l.n_lists * sizeof *l.n_index);
-    poison(d, out_elems(b));
-    assert_int_equal(cuda->attn_sparse(d->stream, &on_device), CN_OK);
-    uint16_t *got = download(d, out_elems(b));
-    check_rows(got, want, (size_t)b->view.n_decode * b->n_heads, s->head_dim, kernels, seed);
-    cn_free(got);
-    release(d);
-    cn_free(l.index);
-    cn_free(l.n_index);
-    cn_free(want);
-    cn_free(q);
-    paged_batch_free(b);
-}
-
-static void check_lists(cn_backend *cuda, cn_backend *cpu, const char *kernels)
-{
-    for (uint64_t seed = 0; seed < n_seeds; seed++) {
-        test_rng r = {seed};
-        paged_shape s = draw_shape(&r);
-        s.n_decode = s.n_seqs;
-        for (uint32_t i = 0; i < s.n_seqs; i++) {
-            s.n_q[i] = 1;
-            if (seed % 4 == 0) s.kv_len[i] += test_rng_below(&r, 2000);
-        }
-        compare_sparse(cuda, cpu, &s, seed, kernels);
+    attn_case c;
+    paged_shape s = draw_shape(e);
+    s.n_decode = s.n_seqs;
+    for (uint32_t i = 0; i < s.n_seqs; i++) {
+        s.n_q[i] = 1;
+        if (seed % 4 == 0) s.kv_len[i] += test_rng_below(&e->rng, 2000);
     }
-}
-
-static void lists_of_slots_agree_with_the_cpu(void **state)
-{
-    (void)state;
-    each_kind_of_kernels(check_lists);
+    open_case(e, &c, &s);
+    slot_lists l = draw_lists(e, c.b);
+    const cn_attn_sparse_args cpu = {c.cpu, l.index.cpu, l.n_index.cpu, l.stride};
+    const cn_attn_sparse_args cuda = {c.cuda, l.index.cuda, l.n_index.cuda, l.stride};
+    OP_OK(e->cpu->attn_sparse(e->cpu_stream, &cpu));
+    OP_OK(e->cuda->attn_sparse(e->cuda_stream, &cuda));
+    const double error = op_rows_error(e, &c.out, s.head_dim);
+    op_tensor_free(e, &l.index);
+    op_tensor_free(e, &l.n_index);
+    close_case(e, &c);
+    return error;
 }
 
 /* ---- graphs and padding ---- */
 
-static void check_decode_rows(const paged_batch *b, const uint16_t *got, const float *q,
-                              cn_backend *cpu, const char *what)
+/* The rows of sequences that are there, each against a batch of its own on the CPU. */
+static double decode_error(op_env *e, const attn_case *c, const uint32_t *lengths, const float *got)
 {
-    float *want = cn_calloc(out_elems(b), sizeof *want);
+    const paged_batch *b = c->b;
+    const size_t row = row_elems(b);
+    const uint32_t d = b->layout.head_dim, q_start[2] = {0, 1};
+    float *want = cn_calloc(row, sizeof *want);
+    double worst = 0;
     for (uint32_t i = 0; i < b->view.n_seqs; i++) {
-        if (b->kv_len[i] == 0) continue;
-        size_t at = (size_t)i * b->n_heads * b->layout.head_dim;
+        if (lengths[i] == 0) continue;
         cn_batch_view one = b->view;
-        uint32_t q_start[2] = {0, 1};
         one.n_seqs = one.n_decode = one.n_tokens = 1;
         one.q_start = q_start;
-        one.kv_len = b->kv_len + i;
+        one.kv_len = lengths + i;
         one.tables = b->tables + (size_t)i * b->view.table_stride;
-        cn_attn_args a = host_args(b, q + at, want + at, 0);
+        cn_attn_args a = c->cpu;
         a.batch = &one;
-        assert_int_equal(cpu->attn_decode(cpu->stream(cpu, 0), &a), CN_OK);
-        check_rows(got + at, want + at, b->n_heads, b->layout.head_dim, what, i);
+        a.q = (const float *)c->q.cpu + i * row;
+        a.out = want;
+        OP_OK(e->cpu->attn_decode(e->cpu_stream, &a));
+        for (uint32_t h = 0; h < b->n_heads; h++)
+            worst = fmax(worst, op_row_error_of(got + i * row + h * d, want + h * d, d));
     }
     cn_free(want);
+    return worst;
 }
 
-/* One graph, lengths that change on the device alone; 0 marks padding, wherever it stands. */
-static void a_graph_serves_any_lengths(void **state)
+/* One graph, lengths that change on the GPU alone; 0 marks padding, wherever it stands. */
+static double run_graph(op_env *e, uint32_t seed)
 {
-    (void)state;
+    (void)seed;
     static const uint32_t lengths[][6] = {{3000, 3000, 3000, 3000, 3000, 3000},
                                           {1, 0, 2999, 64, 65, 0},
                                           {0, 0, 0, 0, 0, 3000},
                                           {0, 0, 0, 0, 0, 0},
                                           {7, 0, 0, 1500, 0, 128}};
-    cn_backend *cuda = open_cuda(false, false);
-    if (!cuda) skip();
-    cn_backend *cpu = open_cpu();
     paged_shape s = {.n_layers = 1,
                      .n_heads = 8,
                      .n_kv_heads = 2,
@@ -477,148 +301,132 @@ static void a_graph_serves_any_lengths(void **state)
                      .n_decode = 6,
                      .n_q = {1, 1, 1, 1, 1, 1}};
     memcpy(s.kv_len, lengths[0], sizeof lengths[0]);
-    test_rng r = {5};
-    paged_batch *b = draw_batch(&s, &r);
-    float *q = draw_queries(&r, b);
-    device_batch *d = upload(cuda, b, q, 0);
+    attn_case c;
+    open_case(e, &c, &s);
+    op_tensor kv_len = op_words(e, lengths[0], 6);
+    c.batch.view.kv_len = kv_len.cuda;
+    float *got = cn_calloc(c.out.n, sizeof *got);
+    double worst = 0;
     cn_graph *graph = NULL;
-    assert_int_equal(cuda->graph_begin(d->stream), CN_OK);
-    assert_int_equal(cuda->attn_decode(d->stream, &d->args), CN_OK);
-    assert_int_equal(cuda->graph_end(d->stream, &graph), CN_OK);
-    for (uint32_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
-        memcpy(b->kv_len, lengths[i], sizeof lengths[i]);
-        union {
-            const uint32_t *in;
-            void *out;
-        } kv_len = {.in = d->view.kv_len};
-        assert_int_equal(cuda->mem_write(d->stream, kv_len.out, lengths[i], sizeof lengths[i]),
-                         CN_OK);
-        poison(d, out_elems(b));
-        assert_int_equal(cuda->graph_launch(d->stream, graph), CN_OK);
-        uint16_t *got = download(d, out_elems(b));
-        check_decode_rows(b, got, q, cpu, "graph");
-        cn_free(got);
+    OP_OK(e->cuda->graph_begin(e->cuda_stream));
+    OP_OK(e->cuda->attn_decode(e->cuda_stream, &c.cuda));
+    OP_OK(e->cuda->graph_end(e->cuda_stream, &graph));
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        memcpy(kv_len.cpu, lengths[i], sizeof lengths[i]);
+        op_send(e, &kv_len);
+        op_send(e, &c.out); /* poison, as the CPU writes elsewhere */
+        OP_OK(e->cuda->graph_launch(e->cuda_stream, graph));
+        op_read(e, &c.out, got);
+        worst = fmax(worst, decode_error(e, &c, lengths[i], got));
     }
-    cuda->graph_free(graph);
-    release(d);
-    cn_free(q);
-    paged_batch_free(b);
-    cuda->close(cuda);
-    cpu->close(cpu);
+    e->cuda->graph_free(graph);
+    cn_free(got);
+    op_tensor_free(e, &kv_len);
+    close_case(e, &c);
+    return worst;
 }
 
 /* ---- bits ---- */
 
 /* Under batch_invariant a decode row is the same alone as beside others. */
-static void a_row_does_not_depend_on_its_batch(void **state)
+static double run_alone(op_env *e, uint32_t seed)
 {
-    (void)state;
-    cn_backend *cuda = open_cuda(false, true);
-    if (!cuda) skip();
-    paged_shape s = {.n_layers = 1,
-                     .n_heads = 32,
-                     .n_kv_heads = 8,
-                     .head_dim = 128,
-                     .block_tokens = 64,
-                     .n_seqs = 6,
-                     .n_decode = 6,
-                     .n_q = {1, 1, 1, 1, 1, 1},
-                     .kv_len = {5000, 100, 2048, 2049, 3, 9999}};
-    test_rng r = {6};
-    paged_batch *b = draw_batch(&s, &r);
-    float *q = draw_queries(&r, b);
-    device_batch *d = upload(cuda, b, q, 0);
-    size_t row = (size_t)b->n_heads * s.head_dim;
-    uint16_t *together = run_on_device(d, out_elems(b));
-    cn_batch_view all = d->view;
-    cn_attn_args args = d->args;
+    (void)seed;
+    const paged_shape s = {.n_layers = 1,
+                           .n_heads = 32,
+                           .n_kv_heads = 8,
+                           .head_dim = 128,
+                           .block_tokens = 64,
+                           .n_seqs = 6,
+                           .n_decode = 6,
+                           .n_q = {1, 1, 1, 1, 1, 1},
+                           .kv_len = {5000, 100, 2048, 2049, 3, 9999}};
+    attn_case c;
+    open_case(e, &c, &s);
+    const size_t row = row_elems(c.b);
+    uint16_t *together = run_on_gpu(e, &c, &c.out);
+    const cn_batch_view all = c.batch.view;
     for (uint32_t i = 0; i < s.n_seqs; i++) {
-        d->view.n_seqs = d->view.n_decode = d->view.n_tokens = 1;
-        d->view.kv_len = all.kv_len + i;
-        d->view.tables = all.tables + (size_t)i * all.table_stride;
-        d->args.q = (const uint16_t *)args.q + i * row;
-        uint16_t *alone = run_on_device(d, row);
+        c.batch.view.n_seqs = c.batch.view.n_decode = c.batch.view.n_tokens = 1;
+        c.batch.view.kv_len = all.kv_len + i;
+        c.batch.view.tables = all.tables + (size_t)i * all.table_stride;
+        c.cuda.q = (const uint16_t *)c.q.cuda + i * row;
+        op_send(e, &c.out);
+        uint16_t *alone = run_on_gpu(e, &c, &c.out);
         assert_memory_equal(alone, together + i * row, row * sizeof *alone);
         cn_free(alone);
     }
     cn_free(together);
-    release(d);
-    cn_free(q);
-    paged_batch_free(b);
-    cuda->close(cuda);
+    close_case(e, &c);
+    return 0;
 }
 
 /* A prompt row is the same whatever chunk it comes in. */
-static void check_chunks(cn_backend *cuda, cn_backend *cpu, const char *kernels)
+static double run_chunks(op_env *e, uint32_t seed)
 {
-    (void)cpu, (void)kernels;
-    enum { LEN = 391, DIM = 128 };
+    (void)seed;
+    enum { LEN = 391 };
     static const uint32_t cuts[] = {0, 1, 65, 66, 200, 328, LEN};
-    paged_shape s = {.n_layers = 1,
-                     .n_heads = 10,
-                     .n_kv_heads = 2,
-                     .head_dim = DIM,
-                     .block_tokens = 64,
-                     .n_seqs = 1,
-                     .n_q = {LEN},
-                     .kv_len = {LEN}};
-    test_rng r = {8};
-    paged_batch *b = draw_batch(&s, &r);
-    float *q = draw_queries(&r, b);
-    device_batch *d = upload(cuda, b, q, 0);
-    uint16_t *whole = run_on_device(d, out_elems(b));
-    const uint16_t *all_q = d->args.q;
-    for (uint32_t c = 0; c + 1 < sizeof cuts / sizeof *cuts; c++) {
-        uint32_t n_q = cuts[c + 1] - cuts[c], q_start[2] = {0, n_q};
-        size_t at = (size_t)cuts[c] * s.n_heads * DIM, n = (size_t)n_q * s.n_heads * DIM;
-        d->view.q_start = device_copy(d, q_start, sizeof q_start);
-        d->view.kv_len = device_copy(d, &cuts[c + 1], sizeof *cuts);
-        d->view.n_tokens = d->view.max_q = n_q;
-        d->args.q = all_q + at;
-        uint16_t *part = run_on_device(d, n);
-        assert_memory_equal(part, whole + at, n * sizeof *part);
+    const paged_shape s = {.n_layers = 1,
+                           .n_heads = 10,
+                           .n_kv_heads = 2,
+                           .head_dim = 128,
+                           .block_tokens = 64,
+                           .n_seqs = 1,
+                           .n_q = {LEN},
+                           .kv_len = {LEN}};
+    attn_case c;
+    open_case(e, &c, &s);
+    const size_t row = row_elems(c.b);
+    uint16_t *whole = run_on_gpu(e, &c, &c.out);
+    for (size_t i = 0; i + 1 < sizeof cuts / sizeof *cuts; i++) {
+        const uint32_t n_q = cuts[i + 1] - cuts[i], words[] = {0, n_q, cuts[i + 1]};
+        op_tensor chunk = op_words(e, words, 3); /* q_start, kv_len */
+        c.batch.view.q_start = chunk.cuda;
+        c.batch.view.kv_len = (const uint32_t *)chunk.cuda + 2;
+        c.batch.view.n_tokens = c.batch.view.max_q = n_q;
+        c.cuda.q = (const uint16_t *)c.q.cuda + cuts[i] * row;
+        op_send(e, &c.out);
+        uint16_t *part = run_on_gpu(e, &c, &c.out);
+        assert_memory_equal(part, whole + cuts[i] * row, n_q * row * sizeof *part);
         cn_free(part);
+        op_tensor_free(e, &chunk);
     }
     cn_free(whole);
-    release(d);
-    cn_free(q);
-    paged_batch_free(b);
+    close_case(e, &c);
+    return 0;
 }
 
-static void a_row_does_not_depend_on_its_chunk(void **state)
+static double run_refusals(op_env *e, uint32_t seed)
 {
-    (void)state;
-    each_kind_of_kernels(check_chunks);
-}
-
-static void shapes_that_do_not_fit_are_refused(void **state)
-{
-    (void)state;
-    cn_backend *cuda = open_cuda(false, false);
-    if (!cuda) skip();
-    cn_batch_view view = {.n_tokens = 1, .n_seqs = 1, .n_decode = 1};
+    (void)seed;
+    const cn_batch_view view = {.n_tokens = 1, .n_seqs = 1, .n_decode = 1};
     cn_attn_args a = {.batch = &view, .layout = cn_kv_layout_make(1, 1, 2, 64, 264), .n_heads = 4};
-    assert_int_equal(cuda->attn_decode(cuda->stream(cuda, 0), &a), CN_ERR_SHAPE);
+    assert_int_equal(e->cuda->attn_decode(e->cuda_stream, &a), CN_ERR_SHAPE);
     a.layout = cn_kv_layout_make(1, 1, 2, 64, 72);
-    assert_int_equal(cuda->attn_prefill(cuda->stream(cuda, 0), &a), CN_ERR_SHAPE);
+    assert_int_equal(e->cuda->attn_prefill(e->cuda_stream, &a), CN_ERR_SHAPE);
     a.layout = cn_kv_layout_make(1, 1, 2, 64, 64);
     a.n_heads = 3;
-    assert_int_equal(cuda->attn_decode(cuda->stream(cuda, 0), &a), CN_ERR_SHAPE);
-    cuda->close(cuda);
+    assert_int_equal(e->cuda->attn_decode(e->cuda_stream, &a), CN_ERR_SHAPE);
+    return 0;
 }
 
 int main(int argc, char **argv)
 {
-    if (argc > 1 && (n_seeds = strtoull(argv[1], NULL, 10)) == 0) return 2;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(drawn_shapes_agree_with_the_cpu),
-        cmocka_unit_test(every_head_dim_and_group_agrees),
-        cmocka_unit_test(long_sequences_agree),
-        cmocka_unit_test(lists_of_slots_agree_with_the_cpu),
-        cmocka_unit_test(a_graph_serves_any_lengths),
-        cmocka_unit_test(a_row_does_not_depend_on_its_batch),
-        cmocka_unit_test(a_row_does_not_depend_on_its_chunk),
-        cmocka_unit_test(shapes_that_do_not_fit_are_refused),
+    static const op_case cases[] = {
+        {"attn", 60, TOLERANCE, run_drawn, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"attn, dims", DIMS_CASES, TOLERANCE, run_dims, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"attn, long", N_LONG_SHAPES, TOLERANCE, run_long, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"attn, sparse", 60, TOLERANCE, run_lists, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"attn, graph", 1, TOLERANCE, run_graph, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"attn, chunks", 1, 0, run_chunks, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"attn, refused", 1, 0, run_refusals, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"attn, alone", 1, 0, run_alone, .batch_invariant = true},
+        {"attn, portable", 60, TOLERANCE, run_drawn, .portable = true},
+        {"attn, portable, dims", DIMS_CASES, TOLERANCE, run_dims, .portable = true},
+        {"attn, portable, long", N_LONG_SHAPES, TOLERANCE, run_long, .portable = true},
+        {"attn, portable, sparse", 60, TOLERANCE, run_lists, .portable = true},
+        {"attn, portable, chunks", 1, 0, run_chunks, .portable = true},
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return op_cases_main(cases, sizeof cases / sizeof *cases, argc, argv);
 }

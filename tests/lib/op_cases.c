@@ -1,6 +1,7 @@
 /* op_cases.c - see op_cases.h. */
 #include "tests/lib/op_cases.h"
 
+#include <fnmatch.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,6 +17,8 @@ static op_env env;
 static op_case opened_for; /* how env.cuda is open */
 static char why_not[2048]; /* no GPU: the reason */
 static uint32_t most_seeds = UINT32_MAX;
+static uint32_t seed; /* of the case that runs */
+static bool running;
 
 void op_ok(cn_status status, const char *call)
 {
@@ -32,21 +35,35 @@ static void *device_copy(op_env *e, const void *host, size_t bytes)
     return p;
 }
 
+static size_t tensor_bytes(const op_tensor *t) { return t->n * cn_dtype_bytes(t->dtype); }
+
+void op_send(op_env *e, const op_tensor *t)
+{
+    uint16_t *halves = NULL;
+    if (t->dtype == CN_BF16) {
+        halves = cn_calloc(t->n, sizeof *halves);
+        for (size_t i = 0; i < t->n; i++) halves[i] = to_bf16(((const float *)t->cpu)[i]);
+    }
+    OP_OK(e->cuda->mem_write(e->cuda_stream, t->cuda, halves ? halves : t->cpu, tensor_bytes(t)));
+    cn_free(halves);
+}
+
+/* Takes `cpu` over. */
+static op_tensor new_tensor(op_env *e, void *cpu, size_t n, cn_dtype d)
+{
+    op_tensor t = {.n = n, .dtype = d, .cpu = cpu};
+    OP_OK(e->cuda->mem_alloc(e->cuda, tensor_bytes(&t), &t.cuda));
+    op_send(e, &t);
+    return t;
+}
+
 op_tensor op_floats(op_env *e, const float *values, size_t n, cn_dtype d)
 {
-    op_tensor t = {.n = n, .dtype = d};
     float *cpu = cn_calloc_aligned(n, sizeof *cpu);
-    uint16_t *halves = cn_calloc(n, sizeof *halves);
-    assert_true(cpu && halves && (d == CN_F32 || d == CN_BF16));
-    memcpy(cpu, values, n * sizeof *cpu);
-    for (size_t i = 0; d == CN_BF16 && i < n; i++) {
-        halves[i] = to_bf16(values[i]);
-        cpu[i] = from_bf16(halves[i]);
-    }
-    t.cpu = cpu;
-    t.cuda = device_copy(e, d == CN_BF16 ? (void *)halves : cpu, n * cn_dtype_bytes(d));
-    cn_free(halves);
-    return t;
+    assert_true(cpu && (d == CN_F32 || d == CN_BF16));
+    for (size_t i = 0; i < n; i++)
+        cpu[i] = d == CN_BF16 ? from_bf16(to_bf16(values[i])) : values[i];
+    return new_tensor(e, cpu, n, d);
 }
 
 static op_tensor random_floats(op_env *e, size_t n, cn_dtype d)
@@ -72,11 +89,10 @@ op_tensor op_poison(op_env *e, size_t n, cn_dtype d)
 
 op_tensor op_words(op_env *e, const void *words, size_t n)
 {
-    op_tensor t = {.n = n, .dtype = CN_U32};
-    t.cpu = cn_calloc_aligned(n, sizeof(uint32_t));
-    memcpy(t.cpu, words, n * sizeof(uint32_t));
-    t.cuda = device_copy(e, words, n * sizeof(uint32_t));
-    return t;
+    uint32_t *cpu = cn_calloc_aligned(n, sizeof *cpu);
+    assert_non_null(cpu);
+    memcpy(cpu, words, n * sizeof *cpu);
+    return new_tensor(e, cpu, n, CN_U32);
 }
 
 void op_tensor_free(op_env *e, op_tensor *t)
@@ -88,8 +104,16 @@ void op_tensor_free(op_env *e, op_tensor *t)
 
 static void read_raw(op_env *e, const op_tensor *t, void *out)
 {
-    OP_OK(e->cuda->mem_read(e->cuda_stream, out, t->cuda, t->n * cn_dtype_bytes(t->dtype)));
+    OP_OK(e->cuda->mem_read(e->cuda_stream, out, t->cuda, tensor_bytes(t)));
     OP_OK(e->cuda->stream_sync(e->cuda_stream));
+}
+
+void *op_take(op_env *e, const op_tensor *t)
+{
+    void *out = cn_calloc(1, tensor_bytes(t));
+    assert_non_null(out);
+    read_raw(e, t, out);
+    return out;
 }
 
 void op_read(op_env *e, const op_tensor *t, float *out)
@@ -98,8 +122,7 @@ void op_read(op_env *e, const op_tensor *t, float *out)
         read_raw(e, t, out);
         return;
     }
-    uint16_t *halves = cn_calloc(t->n, sizeof *halves);
-    read_raw(e, t, halves);
+    uint16_t *halves = op_take(e, t);
     for (size_t i = 0; i < t->n; i++) out[i] = from_bf16(halves[i]);
     cn_free(halves);
 }
@@ -128,10 +151,41 @@ double op_error(op_env *e, const op_tensor *t)
     return error;
 }
 
+double op_row_error_of(const float *got, const float *want, uint32_t d)
+{
+    double wrong = 0, squares = 0;
+    for (uint32_t i = 0; i < d; i++) {
+        const double difference = (double)got[i] - want[i];
+        wrong += difference * difference;
+        squares += (double)want[i] * want[i];
+    }
+    if (wrong == 0) return 0;
+    const double error = sqrt(wrong / squares);
+    return isnan(error) ? INFINITY : error;
+}
+
+double op_rows_error(op_env *e, const op_tensor *t, uint32_t d)
+{
+    float *got = cn_calloc(t->n, sizeof *got);
+    const float *want = t->cpu;
+    double worst = 0;
+    size_t row = 0;
+    op_read(e, t, got);
+    for (size_t i = 0; i < t->n / d; i++) {
+        const double error = op_row_error_of(got + i * d, want + i * d, d);
+        if (error <= worst) continue;
+        worst = error;
+        row = i;
+    }
+    const size_t at = strlen(e->shape);
+    snprintf(e->shape + at, sizeof e->shape - at, ", row %zu", row);
+    cn_free(got);
+    return worst;
+}
+
 double op_words_error(op_env *e, const op_tensor *t)
 {
-    uint32_t *got = cn_calloc(t->n, sizeof *got);
-    read_raw(e, t, got);
+    uint32_t *got = op_take(e, t);
     const bool equal = memcmp(got, t->cpu, t->n * sizeof *got) == 0;
     cn_free(got);
     return equal ? 0 : INFINITY;
@@ -194,6 +248,7 @@ static void open_cuda(const op_case *c)
         return;
     close_cuda();
     const cn_cuda_backend_opts o = {.memory_bytes = UINT64_C(3) << 30,
+                                    .n_heads = 64,
                                     .max_seqs = 64,
                                     .max_tokens = 1024,
                                     .gemm = c->gemm,
@@ -213,11 +268,13 @@ static void run_case(void **state)
     if (!why_not[0]) open_cuda(c);
     if (!env.cuda) skip();
     double worst = 0;
-    for (uint32_t seed = 0; seed < cn_min_u32(c->n_seeds, most_seeds); seed++) {
+    for (seed = 0; seed < cn_min_u32(c->n_seeds, most_seeds); seed++) {
         env.rng = (test_rng){seed};
         snprintf(env.shape, sizeof env.shape, "seed %u", seed);
         const size_t free_before = env.cuda->mem_avail(env.cuda);
+        running = true;
         const double error = c->run(&env, seed);
+        running = false;
         worst = fmax(worst, error);
         print_message("    %-20s %-60s error %.1e\n", c->name, env.shape, error);
         if (!(error <= c->tolerance))
@@ -228,19 +285,53 @@ static void run_case(void **state)
     print_message("    %-20s worst error %.1e of %.1e\n", c->name, worst, c->tolerance);
 }
 
+/* 1 when there were too many. */
+static int check_near_ties(void)
+{
+    const double most = OP_MOST_NEAR_TIES * (double)env.n_decisions;
+    const bool too_many = (double)env.n_near_ties > most;
+    if (env.n_decisions > 0 || too_many)
+        print_message("%snear ties: %llu of %llu decisions, at most %g %%, which is %.1f\n",
+                      too_many ? "FAILED: too many " : "", (unsigned long long)env.n_near_ties,
+                      (unsigned long long)env.n_decisions, OP_MOST_NEAR_TIES * 100, most);
+    return too_many;
+}
+
+/* After a case, which an assertion may have left. */
+static int say_where(void **state)
+{
+    const op_case *c = *state;
+    if (running) print_error("%s failed at seed %u, %s\n", c->name, seed, env.shape);
+    running = false;
+    return 0;
+}
+
+/* A pattern without a case would test nothing and pass. */
+static bool any_matches(const op_case *cases, size_t n, const char *pattern)
+{
+    for (size_t i = 0; i < n; i++)
+        if (fnmatch(pattern, cases[i].name, 0) == 0) return true;
+    print_error("no case matches \"%s\"; the cases are:\n", pattern);
+    for (size_t i = 0; i < n; i++) print_error("    %s\n", cases[i].name);
+    return false;
+}
+
 int op_cases_main(const op_case *cases, size_t n, int argc, char **argv)
 {
+    if (argc > 1 && !any_matches(cases, n, argv[1])) return 2;
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
+    if (argc > 2 && (most_seeds = (uint32_t)strtoul(argv[2], NULL, 10)) == 0) return 2;
     struct CMUnitTest *tests = cn_calloc(n, sizeof *tests);
     if (!tests) return 2;
     for (size_t i = 0; i < n; i++)
         tests[i] = (struct CMUnitTest){.name = cases[i].name,
                                        .test_func = run_case,
+                                       .teardown_func = say_where,
                                        .initial_state = (void *)(uintptr_t)&cases[i]};
-    if (argc > 1) cmocka_set_test_filter(argv[1]);
-    if (argc > 2 && (most_seeds = (uint32_t)strtoul(argv[2], NULL, 10)) == 0) return 2;
     op_ok(cn_backend_cpu_open(&env.cpu, &(cn_cpu_backend_opts){0}), "the CPU");
     env.cpu_stream = env.cpu->stream(env.cpu, 0);
-    const int failed = _cmocka_run_group_tests("ops", tests, n, NULL, NULL);
+    int failed = _cmocka_run_group_tests("ops", tests, n, NULL, NULL);
+    failed += check_near_ties();
     close_cuda();
     env.cpu->close(env.cpu);
     cn_free(tests);

@@ -15,12 +15,18 @@ typedef struct op_env {
     cn_stream *cpu_stream, *cuda_stream; /* stream 0 of each */
     test_rng rng;                        /* of the seed */
     char shape[160];                     /* the case says here what it drew */
+    /* Of the whole run: choices between scores that were compared, and those where the GPU took the
+     * other of two nearly equal scores. A case says what nearly equal is, counts both, and fails by
+     * itself on any other difference. op_cases_main fails the run above OP_MOST_NEAR_TIES. */
+    uint64_t n_decisions, n_near_ties;
 } op_env;
+
+#define OP_MOST_NEAR_TIES 1e-3 /* of the decisions */
 
 typedef struct op_case {
     const char *name; /* the op, and what is special */
     uint32_t n_seeds;
-    double tolerance; /* of op_error; 0: exact */
+    double tolerance; /* of the error that run returns; 0: exact */
     /* Draws shapes and inputs from e->rng, runs the op on both sides, returns the error. Frees what
      * it took. */
     double (*run)(op_env *e, uint32_t seed);
@@ -44,14 +50,23 @@ op_tensor op_floats(op_env *e, const float *values, size_t n, cn_dtype d); /* ro
 op_tensor op_words(op_env *e, const void *words, size_t n); /* 32-bit */
 void op_tensor_free(op_env *e, op_tensor *t);
 
+/* Writes the CPU's side to the GPU's again. */
+void op_send(op_env *e, const op_tensor *t);
 /* Reads the GPU's side as f32 into out[n]. */
 void op_read(op_env *e, const op_tensor *t, float *out);
+/* The GPU's side as it is stored there. Free with cn_free. */
+void *op_take(op_env *e, const op_tensor *t);
 
 /* How far the GPU's side is from the CPU's: the larger of ||gpu - cpu|| / ||cpu|| and a tenth of
  * max |gpu - cpu| / rms(cpu). NaN equals NaN; on one side alone it is infinitely far. */
 double op_error(op_env *e, const op_tensor *t);
 /* The same of two arrays of the host. */
 double op_error_of(const float *got, const float *want, size_t n);
+/* Of the rows of d values, the largest ||gpu - cpu|| / ||cpu||; e->shape then names the row. NaN is
+ * infinitely far from everything. */
+double op_rows_error(op_env *e, const op_tensor *t, uint32_t d);
+/* The same of one row of two arrays of the host. */
+double op_row_error_of(const float *got, const float *want, uint32_t d);
 /* 0 when the words of both sides are equal, else infinite. */
 double op_words_error(op_env *e, const op_tensor *t);
 

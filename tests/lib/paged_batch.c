@@ -80,6 +80,28 @@ static void lay_tokens(paged_batch *b, const paged_shape *s)
     b->q_start[s->n_seqs] = t;
 }
 
+paged_shape paged_shape_draw(test_rng *r, const paged_limits *most)
+{
+    static const uint32_t blocks[] = {16, 32, 64, 128, 256};
+    paged_shape s = {.n_layers = 2};
+    s.head_dim = most->dims[test_rng_below(r, most->n_dims)];
+    s.block_tokens = blocks[test_rng_below(r, sizeof blocks / sizeof *blocks)];
+    s.n_kv_heads = 1 + test_rng_below(r, 3);
+    s.n_heads = s.n_kv_heads * (1 + test_rng_below(r, 8));
+    s.n_seqs = 1 + test_rng_below(r, most->most_seqs);
+    s.n_decode = test_rng_below(r, s.n_seqs + 1);
+    for (uint32_t i = 0; i < s.n_seqs; i++) {
+        uint32_t len =
+            1 + test_rng_below(r, most->most_blocks) * s.block_tokens + test_rng_below(r, 40);
+        if (test_rng_below(r, 2))
+            len = s.block_tokens * (1 + test_rng_below(r, most->most_edges)) - 1 +
+                  test_rng_below(r, 3);
+        s.kv_len[i] = len;
+        s.n_q[i] = i < s.n_decode ? 1 : 1 + test_rng_below(r, cn_min_u32(len, most->most_q));
+    }
+    return s;
+}
+
 paged_batch *paged_batch_create(const paged_shape *s, test_rng *r)
 {
     paged_batch *b = cn_calloc(1, sizeof *b);

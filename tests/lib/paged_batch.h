@@ -34,6 +34,18 @@ typedef struct paged_shape {
     uint32_t n_q[PAGED_MAX_SEQS], kv_len[PAGED_MAX_SEQS];
 } paged_shape;
 
+/* The bounds of a drawn shape. Half of the lengths are most_edges blocks or fewer, plus or minus a
+ * slot; the others are fewer than most_blocks blocks and up to 40 slots. */
+typedef struct paged_limits {
+    const uint32_t *dims; /* [n_dims] head_dim */
+    uint32_t n_dims, most_seqs;
+    uint32_t most_blocks, most_edges;
+    uint32_t most_q; /* query tokens of a prefill */
+} paged_limits;
+
+/* Two layers; decode sequences first, perhaps none. */
+paged_shape paged_shape_draw(test_rng *r, const paged_limits *most);
+
 /* The pool is filled with random K and V; slots beyond kv_len with NaN, which no op may use. */
 paged_batch *paged_batch_create(const paged_shape *s, test_rng *r);
 void paged_batch_free(paged_batch *b);
