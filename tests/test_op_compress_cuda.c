@@ -1,44 +1,34 @@
 /* test_op_compress_cuda.c - compression events on the GPU against their CPU twins, on shapes drawn
  * by seed: what is kept, what the global score becomes, where rows land, whatever the tables;
  * requests of different policies in one event, long first events, refusals. Origins say which slot
- * a kept row was. Skipped where no GPU backend opens. */
+ * a kept row was.
+ *
+ * A decision is a slot that is kept for its score. Slots of the window are kept whatever their
+ * score, and a request that keeps all its slots decides nothing: neither counts. A near tie is a
+ * slot that one side keeps and the other drops, and whose score is so near the least score that the
+ * CPU keeps that rounding may decide (nearly_equal). Two slots that change places are two near
+ * ties. Any other slot that differs fails the test at once; too many near ties in the whole run
+ * fail it at the end (op_cases.h). */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
-#include "engine/backend.h"
-#include "engine/base.h"
 #include "engine/cpu/cpu_compress.h"
 #include "tests/lib/bf16.h"
 #include "tests/lib/compress_placement.h"
-#include "tests/lib/paged_batch.h"
+#include "tests/lib/op_cases.h"
 
 /* Of a score: products are of bf16 values and sums are f32 on both sides. */
 static const double SCORE_TOLERANCE = 1e-3;
 
-/* Shapes drawn by each test: fewer when the program is given a number (sanitizers are slow). */
-static uint64_t n_seeds = 40;
-static uint64_t n_kept_total, n_near_ties;
-
-/* This GPU's own kernels, and the portable ones. */
-enum { N_KERNELS = 2, MAX_REQS = 4, MAX_BLOCKS = 400, QUERY_SLOTS = 5 };
+enum { MAX_REQS = 4, MAX_BLOCKS = 400, QUERY_SLOTS = 5 };
 
 void openblas_set_num_threads(int n_threads);
-
-/* NULL without a GPU. */
-static cn_backend *open_cuda(bool portable)
-{
-    cn_backend *be = NULL;
-    cn_cuda_backend_opts o = {
-        .memory_bytes = (uint64_t)1 << 30, .portable = portable, .n_heads = 64, .max_seqs = 16};
-    return cn_backend_cuda_load(&be, o) == CN_OK ? be : NULL;
-}
 
 /* ---- an event ---- */
 
@@ -46,15 +36,16 @@ typedef struct event_shape {
     uint32_t n_layers, n_kv_heads, group, head_dim, block_tokens, ring, n_reqs;
 } event_shape;
 
-/* The pools before the event, f32 of bf16 values, and what is asked. */
+/* The pools before the event, and what is asked. `pools` is the CPU's side of the tensors. */
 typedef struct event {
     cn_pools pools;
+    op_tensor kv, q_window, score, origin;
     cn_compress_req reqs[MAX_REQS];
     uint32_t n_reqs;
     uint32_t tables[MAX_REQS][MAX_BLOCKS], targets[MAX_REQS][MAX_BLOCKS];
 } event;
 
-/* The device's pools after it. */
+/* The GPU's pools after it. */
 typedef struct outcome {
     uint16_t *kv;
     float *score;
@@ -69,31 +60,44 @@ static size_t query_elems(const cn_pools *p)
 
 static float *draw_bf16(test_rng *r, size_t n, float scale)
 {
-    float *p = cn_calloc_aligned(n, sizeof *p);
+    float *p = cn_calloc(n, sizeof *p);
     assert_non_null(p);
     for (size_t i = 0; i < n; i++) p[i] = from_bf16(to_bf16(scale * test_rng_uniform(r)));
     return p;
 }
 
 /* Keys crowd around a few centres, as keys do; else no two would be twins. */
-static void crowd_keys(test_rng *r, const cn_pools *p)
+static void crowd_keys(test_rng *r, const cn_kv_layout *l, float *kv)
 {
     enum { CENTRES = 8 };
-    const cn_kv_layout *l = &p->layout;
     float centre[CENTRES][256];
     test_rng_fill(r, centre[0], (size_t)CENTRES * 256);
     for (uint32_t layer = 0; layer < l->n_layers; layer++)
         for (uint32_t block = 0; block < l->n_blocks; block++)
             for (uint32_t head = 0; head < l->n_kv_heads; head++)
                 for (uint32_t slot = 0; slot < l->block_tokens; slot++) {
-                    float *k = (float *)p->kv + cn_kv_row(l, layer, block, head, slot, CN_KV_K);
+                    float *k = kv + cn_kv_row(l, layer, block, head, slot, CN_KV_K);
                     const float *near = centre[test_rng_below(r, CENTRES)];
-                    for (uint32_t j = 0; j < l->head_dim; j++)
-                        k[j] = from_bf16(to_bf16(near[j] + 0.5f * k[j]));
+                    for (uint32_t j = 0; j < l->head_dim; j++) k[j] = near[j] + 0.5f * k[j];
                 }
 }
 
-static event *event_create(const event_shape *s, uint32_t n_blocks, test_rng *r)
+static void draw_sides(op_env *env, event *e)
+{
+    const size_t n = cn_kv_side_elems(&e->pools.layout);
+    float *score = cn_calloc(n, sizeof *score);
+    uint32_t *origin = cn_calloc(n, sizeof *origin);
+    for (size_t i = 0; i < n; i++) {
+        score[i] = (test_rng_uniform(&env->rng) + 1) / 100;
+        origin[i] = (uint32_t)i; /* no two are equal */
+    }
+    e->score = op_floats(env, score, n, CN_F32);
+    e->origin = op_words(env, origin, n);
+    cn_free(score);
+    cn_free(origin);
+}
+
+static event *event_create(op_env *env, const event_shape *s, uint32_t n_blocks)
 {
     event *e = cn_calloc(1, sizeof *e);
     cn_pools *p = &e->pools;
@@ -102,37 +106,40 @@ static event *event_create(const event_shape *s, uint32_t n_blocks, test_rng *r)
                     .n_query_slots = QUERY_SLOTS,
                     .window = s->ring,
                     .n_heads = s->n_kv_heads * s->group};
-    p->kv = draw_bf16(r, cn_kv_pool_elems(&p->layout), 1.0f);
-    crowd_keys(r, p);
-    p->q_window = draw_bf16(r, query_elems(p), 2.0f);
-    const size_t n_side = cn_kv_side_elems(&p->layout);
-    p->score = cn_calloc(n_side, sizeof *p->score);
-    p->origin = cn_calloc(n_side, sizeof *p->origin);
-    for (size_t i = 0; i < n_side; i++) {
-        p->score[i] = (test_rng_uniform(r) + 1) / 100;
-        p->origin[i] = (uint32_t)i; /* no two are equal */
-    }
+    float *kv = draw_bf16(&env->rng, cn_kv_pool_elems(&p->layout), 1.0f);
+    crowd_keys(&env->rng, &p->layout, kv);
+    float *queries = draw_bf16(&env->rng, query_elems(p), 2.0f);
+    e->kv = op_floats(env, kv, cn_kv_pool_elems(&p->layout), CN_BF16);
+    e->q_window = op_floats(env, queries, query_elems(p), CN_BF16);
+    cn_free(kv);
+    cn_free(queries);
+    draw_sides(env, e);
+    p->kv = e->kv.cpu;
+    p->q_window = e->q_window.cpu;
+    p->score = e->score.cpu;
+    p->origin = e->origin.cpu;
     e->n_reqs = s->n_reqs;
+    snprintf(env->shape, sizeof env->shape, "layers=%u heads=%u*%u d=%u block=%u ring=%u, %u reqs",
+             s->n_layers, s->n_kv_heads, s->group, s->head_dim, s->block_tokens, s->ring,
+             s->n_reqs);
     return e;
 }
 
-static void event_free(event *e)
+static void event_free(op_env *env, event *e)
 {
-    cn_free(e->pools.kv);
-    cn_free(e->pools.q_window);
-    cn_free(e->pools.score);
-    cn_free(e->pools.origin);
+    op_tensor *const all[] = {&e->kv, &e->q_window, &e->score, &e->origin};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) op_tensor_free(env, all[i]);
     cn_free(e);
 }
 
 /* Tables of request i from the pool's blocks *next on: n_blocks sources, as many new ones. */
-static void draw_tables(event *e, uint32_t i, compress_placement how, uint32_t *next, test_rng *r)
+static void draw_tables(op_env *env, event *e, uint32_t i, compress_placement how, uint32_t *next)
 {
     cn_compress_req *q = &e->reqs[i];
     const uint32_t n = q->n_blocks, first = *next;
     uint32_t pick[2 * MAX_BLOCKS], *table = e->tables[i], *target = e->targets[i];
     for (uint32_t j = 0; j < 2 * n; j++) {
-        uint32_t k = test_rng_below(r, j + 1);
+        uint32_t k = test_rng_below(&env->rng, j + 1);
         pick[j] = pick[k];
         pick[k] = first + j;
     }
@@ -146,9 +153,10 @@ static void draw_tables(event *e, uint32_t i, compress_placement how, uint32_t *
     *next += 2 * n;
 }
 
-static cn_compress_req draw_request(const event *e, uint32_t i, uint32_t n_blocks, test_rng *r)
+static cn_compress_req draw_request(op_env *env, const event *e, uint32_t i, uint32_t n_blocks)
 {
     const cn_pools *p = &e->pools;
+    test_rng *r = &env->rng;
     const uint32_t b = p->layout.block_tokens;
     cn_compress_req q = {.n_blocks = n_blocks, .n_target = 1 + test_rng_below(r, n_blocks)};
     const uint32_t n = q.n_blocks * b;
@@ -173,60 +181,21 @@ static cn_compress_req draw_request(const event *e, uint32_t i, uint32_t n_block
     return q;
 }
 
-/* ---- on the device ---- */
+/* ---- on the GPU ---- */
 
-static uint16_t *halves(const float *p, size_t n)
+static cn_pools gpu_pools(const event *e)
 {
-    uint16_t *h = cn_calloc(n, sizeof *h);
-    for (size_t i = 0; i < n; i++) h[i] = to_bf16(p[i]);
-    return h;
-}
-
-static void *send(cn_backend *be, const void *host, size_t bytes)
-{
-    void *p = NULL;
-    assert_int_equal(be->mem_alloc(be, bytes, &p), CN_OK);
-    assert_int_equal(be->mem_write(be->stream(be, 0), p, host, bytes), CN_OK);
+    cn_pools p = e->pools;
+    p.kv = e->kv.cuda;
+    p.q_window = e->q_window.cuda;
+    p.score = e->score.cuda;
+    p.origin = e->origin.cuda;
     return p;
 }
 
-static cn_pools device_pools(cn_backend *be, const cn_pools *host)
+static outcome outcome_take(op_env *env, const event *e)
 {
-    cn_pools p = *host;
-    const size_t n_kv = cn_kv_pool_elems(&p.layout), n_side = cn_kv_side_elems(&p.layout);
-    uint16_t *kv = halves(host->kv, n_kv), *queries = halves(host->q_window, query_elems(host));
-    p.kv = send(be, kv, n_kv * sizeof *kv);
-    p.q_window = send(be, queries, query_elems(host) * sizeof *queries);
-    p.score = send(be, host->score, n_side * sizeof *host->score);
-    p.origin = send(be, host->origin, n_side * sizeof *host->origin);
-    assert_int_equal(be->stream_sync(be->stream(be, 0)), CN_OK);
-    cn_free(kv);
-    cn_free(queries);
-    return p;
-}
-
-static void device_pools_free(cn_backend *be, const cn_pools *p)
-{
-    be->mem_free(be, p->kv);
-    be->mem_free(be, p->q_window);
-    be->mem_free(be, p->score);
-    be->mem_free(be, p->origin);
-}
-
-static void read_back(cn_backend *be, void *host, const void *device, size_t bytes)
-{
-    assert_int_equal(be->mem_read(be->stream(be, 1), host, device, bytes), CN_OK);
-    assert_int_equal(be->stream_sync(be->stream(be, 1)), CN_OK);
-}
-
-static outcome outcome_read(cn_backend *be, const cn_pools *p)
-{
-    const size_t n_kv = cn_kv_pool_elems(&p->layout), n_side = cn_kv_side_elems(&p->layout);
-    outcome o = {cn_calloc(n_kv, 2), cn_calloc(n_side, 4), cn_calloc(n_side, 4)};
-    read_back(be, o.kv, p->kv, n_kv * sizeof *o.kv);
-    read_back(be, o.score, p->score, n_side * sizeof *o.score);
-    read_back(be, o.origin, p->origin, n_side * sizeof *o.origin);
-    return o;
+    return (outcome){op_take(env, &e->kv), op_take(env, &e->score), op_take(env, &e->origin)};
 }
 
 static void outcome_free(outcome *o)
@@ -236,30 +205,36 @@ static void outcome_free(outcome *o)
     cn_free(o->origin);
 }
 
-/* Runs the event with scratch_bytes of scratch (0: what the backend asks for). What the call was
- * given is spoilt before anything is waited for: it must be done with it. */
-static cn_status event_run(cn_backend *be, const event *e, size_t scratch_bytes, outcome *out)
+/* Runs the event on the pools as they were before it, with scratch_bytes of scratch (0: what the
+ * backend asks for), on stream 1. What the call was given is spoilt before anything is waited for:
+ * it must be done with it. */
+static cn_status event_run(op_env *env, const event *e, size_t scratch_bytes, outcome *out)
 {
-    cn_pools p = device_pools(be, &e->pools);
-    uint32_t n_max = 0;
-    for (uint32_t i = 0; i < e->n_reqs; i++) n_max = cn_max_u32(n_max, e->reqs[i].n_blocks);
-    const size_t asked = be->compress_scratch_bytes(be, &p, n_max * p.layout.block_tokens);
+    cn_backend *be = env->cuda;
+    cn_stream *side = be->stream(be, 1);
+    const op_tensor *const all[] = {&e->kv, &e->q_window, &e->score, &e->origin};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) op_send(env, all[i]);
     event *given = cn_calloc(1, sizeof *given);
     *given = *e;
+    uint32_t n_max = 0;
     for (uint32_t i = 0; i < e->n_reqs; i++) {
+        n_max = cn_max_u32(n_max, e->reqs[i].n_blocks);
         given->reqs[i].table = given->tables[i];
         given->reqs[i].target = given->targets[i];
     }
-    cn_compress_args a = {.pools = p, .reqs = given->reqs, .n_reqs = e->n_reqs};
-    a.scratch_bytes = scratch_bytes ? scratch_bytes : asked;
-    assert_int_equal(be->mem_alloc(be, a.scratch_bytes, &a.scratch), CN_OK);
-    cn_status status = be->compress(be->stream(be, 1), &a);
+    cn_compress_args a = {.pools = gpu_pools(e), .reqs = given->reqs, .n_reqs = e->n_reqs};
+    a.scratch_bytes = scratch_bytes;
+    if (scratch_bytes == 0)
+        a.scratch_bytes =
+            be->compress_scratch_bytes(be, &a.pools, n_max * a.pools.layout.block_tokens);
+    OP_OK(be->mem_alloc(be, a.scratch_bytes, &a.scratch));
+    OP_OK(be->stream_sync(env->cuda_stream));
+    const cn_status status = be->compress(side, &a);
     memset(given, 0xa5, sizeof *given);
     cn_free(given);
-    if (out) *out = outcome_read(be, &p);
-    assert_int_equal(be->stream_sync(be->stream(be, 1)), CN_OK);
+    OP_OK(be->stream_sync(side));
+    if (out) *out = outcome_take(env, e);
     be->mem_free(be, a.scratch);
-    device_pools_free(be, &p);
     return status;
 }
 
@@ -331,15 +306,13 @@ static answer answer_make(const event *e, const cn_compress_req *q, uint32_t lay
 /* ---- comparing ---- */
 
 typedef struct where {
-    const char *kernels;
-    uint64_t seed;
+    op_env *env;
     uint32_t req, layer, head;
 } where;
 
 #define FAIL(w, ...)                                                                               \
     do {                                                                                           \
-        print_error("%s, seed %llu, request %u, layer %u, head %u: ", (w)->kernels,                \
-                    (unsigned long long)(w)->seed, (w)->req, (w)->layer, (w)->head);               \
+        print_error("request %u, layer %u, head %u: ", (w)->req, (w)->layer, (w)->head);           \
         fail_msg(__VA_ARGS__);                                                                     \
     } while (0)
 
@@ -376,28 +349,35 @@ static void check_places(const where *w, const cn_compress_req *q, uint32_t n_ke
     }
 }
 
+/* Whether slot v is so near the threshold, the least score that is kept, that rounding decides:
+ * within twice what a score may be off by, as the two scores may be off in opposite directions.
+ * Each is a sum of terms and may be off by SCORE_TOLERANCE of the largest, its magnitude. */
+static bool nearly_equal(const answer *a, uint32_t v, uint32_t threshold)
+{
+    const double off = fabs((double)a->score[v] - (double)a->score[threshold]);
+    const double most = fmax((double)a->magnitude[v], (double)a->magnitude[threshold]);
+    return off <= 2 * SCORE_TOLERANCE * most;
+}
+
 /* kept[i] as it should be, and where the set differs from the answer's a near tie. */
 static void check_kept(const where *w, const cn_compress_req *q, const answer *a,
                        const uint32_t *kept)
 {
+    const bool by_score = q->params.policy == CN_KV_ZIP;
     bool *wanted = cn_calloc(a->n, sizeof *wanted), *got = cn_calloc(a->n, sizeof *got);
-    float threshold = INFINITY, scale = 0;
+    uint32_t threshold = a->kept[0]; /* the slot */
     for (uint32_t i = 0; i < a->n_kept; i++) {
         wanted[a->kept[i]] = got[kept[i]] = true;
-        if (a->score[a->kept[i]] > threshold) continue;
-        threshold = a->score[a->kept[i]];
-        scale = a->magnitude[a->kept[i]];
+        if (a->score[a->kept[i]] <= a->score[threshold]) threshold = a->kept[i];
     }
     check_places(w, q, a->n_kept, kept, got);
-    n_kept_total += a->n_kept;
+    if (by_score && a->n_kept < a->n) w->env->n_decisions += a->n_kept - q->params.window_tokens;
     for (uint32_t v = 0; v < a->n; v++) {
         if (wanted[v] == got[v]) continue;
-        const double off = fabs((double)a->score[v] - (double)threshold);
-        const double most = fmax((double)scale, (double)a->magnitude[v]);
-        if (q->params.policy == CN_KV_WINDOW || !(off <= 2 * SCORE_TOLERANCE * most))
+        if (!by_score || !nearly_equal(a, v, threshold))
             FAIL(w, "slot %u of %u is %s: its score is %.8g, the threshold %.8g", v, a->n,
-                 got[v] ? "kept" : "dropped", (double)a->score[v], (double)threshold);
-        n_near_ties++;
+                 got[v] ? "kept" : "dropped", (double)a->score[v], (double)a->score[threshold]);
+        w->env->n_near_ties++;
     }
     cn_free(wanted);
     cn_free(got);
@@ -461,17 +441,18 @@ static void assert_same_outcome(const cn_kv_layout *l, const outcome *a, const o
 }
 
 /* The event against the twins, twice with the same bits. */
-static void check_event(cn_backend *be, const event *e, const char *kernels, uint64_t seed)
+static void check_event(op_env *env, const event *e)
 {
-    where w = {.kernels = kernels, .seed = seed};
+    const cn_kv_layout *l = &e->pools.layout;
+    where w = {.env = env};
     outcome o, again;
-    if (event_run(be, e, 0, &o) != CN_OK) FAIL(&w, "%s", cn_last_error());
+    OP_OK(event_run(env, e, 0, &o));
     for (w.req = 0; w.req < e->n_reqs; w.req++)
-        for (w.layer = 0; w.layer < e->pools.layout.n_layers; w.layer++)
-            for (w.head = 0; w.head < e->pools.layout.n_kv_heads; w.head++) check_unit(e, &w, &o);
+        for (w.layer = 0; w.layer < l->n_layers; w.layer++)
+            for (w.head = 0; w.head < l->n_kv_heads; w.head++) check_unit(e, &w, &o);
     check_others(e, &o, &w);
-    assert_int_equal(event_run(be, e, 0, &again), CN_OK);
-    assert_same_outcome(&e->pools.layout, &o, &again);
+    OP_OK(event_run(env, e, 0, &again));
+    assert_same_outcome(l, &o, &again);
     outcome_free(&o);
     outcome_free(&again);
 }
@@ -481,8 +462,9 @@ static void check_event(cn_backend *be, const event *e, const char *kernels, uin
 static const uint32_t DIMS[] = {16, 64, 80, 96, 128, 256};
 static const uint32_t BLOCKS[] = {16, 32, 64, 128, 256};
 
-static event *draw_event(test_rng *r)
+static event *draw_event(op_env *env)
 {
+    test_rng *r = &env->rng;
     event_shape s = {.n_layers = 1 + test_rng_below(r, 3), .n_kv_heads = 1 + test_rng_below(r, 3)};
     s.head_dim = DIMS[test_rng_below(r, 6)];
     s.block_tokens = BLOCKS[test_rng_below(r, 5)];
@@ -490,52 +472,27 @@ static event *draw_event(test_rng *r)
     s.ring = 1 + test_rng_below(r, 40);
     s.n_reqs = 1 + test_rng_below(r, MAX_REQS);
     const uint32_t most = s.block_tokens >= 128 ? 4 : 12;
-    event *e = event_create(&s, 2 * MAX_REQS * most, r);
+    event *e = event_create(env, &s, 2 * MAX_REQS * most);
     uint32_t next = 0;
     for (uint32_t i = 0; i < e->n_reqs; i++) {
-        e->reqs[i] = draw_request(e, i, 1 + test_rng_below(r, most), r);
-        draw_tables(e, i, (compress_placement)test_rng_below(r, N_PLACEMENTS), &next, r);
+        e->reqs[i] = draw_request(env, e, i, 1 + test_rng_below(r, most));
+        draw_tables(env, e, i, (compress_placement)test_rng_below(r, N_PLACEMENTS), &next);
     }
     return e;
 }
 
-static void each_kind_of_kernels(void (*check)(cn_backend *be, const char *kernels))
+static double run_drawn(op_env *env, uint32_t seed)
 {
-    for (uint32_t k = 0; k < N_KERNELS; k++) {
-        cn_backend *be = open_cuda(k == 1);
-        if (!be) skip();
-        check(be, k ? "portable" : "own");
-        be->close(be);
-    }
-}
-
-static void print_near_ties(void)
-{
-    print_message("near ties: %llu of %llu kept slots\n", (unsigned long long)n_near_ties,
-                  (unsigned long long)n_kept_total);
-    n_kept_total = n_near_ties = 0;
-}
-
-static void check_drawn(cn_backend *be, const char *kernels)
-{
-    for (uint64_t seed = 0; seed < n_seeds; seed++) {
-        test_rng r = {seed};
-        event *e = draw_event(&r);
-        check_event(be, e, kernels, seed);
-        event_free(e);
-    }
-}
-
-static void drawn_events_agree_with_the_cpu(void **state)
-{
-    (void)state;
-    each_kind_of_kernels(check_drawn);
-    print_near_ties();
+    (void)seed;
+    event *e = draw_event(env);
+    check_event(env, e);
+    event_free(env, e);
+    return 0;
 }
 
 /* ---- the shape of Qwen3-8B ---- */
 
-static event *model_event(uint32_t n_blocks, uint32_t n_target, uint32_t n_reqs, test_rng *r)
+static event *model_event(op_env *env, uint32_t n_blocks, uint32_t n_target, uint32_t n_reqs)
 {
     const event_shape s = {.n_layers = 1,
                            .n_kv_heads = 2,
@@ -544,10 +501,10 @@ static event *model_event(uint32_t n_blocks, uint32_t n_target, uint32_t n_reqs,
                            .block_tokens = 256,
                            .ring = 16,
                            .n_reqs = n_reqs};
-    event *e = event_create(&s, 2 * n_reqs * n_blocks, r);
+    event *e = event_create(env, &s, 2 * n_reqs * n_blocks);
     uint32_t next = 0;
     for (uint32_t i = 0; i < n_reqs; i++) {
-        cn_compress_req q = draw_request(e, i, n_blocks, r);
+        cn_compress_req q = draw_request(env, e, i, n_blocks);
         q.n_target = n_target;
         q.first_event = i % 2;
         q.n_history = q.first_event ? 0 : n_target * 256;
@@ -560,151 +517,130 @@ static event *model_event(uint32_t n_blocks, uint32_t n_target, uint32_t n_reqs,
         q.params.combine = CN_COMBINE_CONVEX;
         q.params.move = i < 2 ? CN_MOVE_ORDER : CN_MOVE_FILL;
         e->reqs[i] = q;
-        draw_tables(e, i, IN_PLACE, &next, r);
+        draw_tables(env, e, i, IN_PLACE, &next);
     }
     return e;
 }
 
-static void check_model_shape(cn_backend *be, const char *kernels)
+static double run_usual(op_env *env, uint32_t seed)
 {
-    event *e = model_event(9, 8, 4, &(test_rng){7});
-    check_event(be, e, kernels, 7);
-    event_free(e);
+    (void)seed;
+    event *e = model_event(env, 9, 8, 4);
+    check_event(env, e);
+    event_free(env, e);
+    return 0;
 }
 
-static void the_usual_event_agrees_with_the_cpu(void **state)
-{
-    (void)state;
-    each_kind_of_kernels(check_model_shape);
-    print_near_ties();
-}
+/* Every slot kept: F is the attention score of all of them. A group a seed. */
+static const uint32_t GROUPS[] = {1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 48};
+enum { N_GROUPS = sizeof GROUPS / sizeof *GROUPS };
 
-/* Every slot kept: F is the attention score of all of them. */
-static void check_all_scores(cn_backend *be, const char *kernels)
+static double run_groups(op_env *env, uint32_t seed)
 {
-    static const uint32_t groups[] = {1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 48};
-    for (uint32_t i = 0; i < sizeof groups / sizeof *groups; i++) {
-        const uint32_t group = groups[i];
-        test_rng r = {100 + group};
-        const event_shape s = {.n_layers = 1,
-                               .n_kv_heads = 2,
-                               .group = group,
-                               .head_dim = DIMS[group % 6],
-                               .block_tokens = BLOCKS[group % 5],
-                               .ring = 16,
-                               .n_reqs = 1};
-        event *e = event_create(&s, 12, &r);
-        uint32_t next = 0;
-        e->reqs[0] = draw_request(e, 0, 6, &r);
-        e->reqs[0].n_target = 6;
-        e->reqs[0].params.policy = CN_KV_ZIP;
-        e->reqs[0].params.window_tokens = 16;
-        e->reqs[0].params.global_score = true;
-        draw_tables(e, 0, group % 2 ? ALL_NEW : IN_PLACE, &next, &r);
-        check_event(be, e, kernels, group);
-        event_free(e);
-    }
-}
-
-static void scores_of_every_group_agree_with_the_cpu(void **state)
-{
-    (void)state;
-    each_kind_of_kernels(check_all_scores);
+    const uint32_t group = GROUPS[seed];
+    const event_shape s = {.n_layers = 1,
+                           .n_kv_heads = 2,
+                           .group = group,
+                           .head_dim = DIMS[group % 6],
+                           .block_tokens = BLOCKS[group % 5],
+                           .ring = 16,
+                           .n_reqs = 1};
+    event *e = event_create(env, &s, 12);
+    uint32_t next = 0;
+    e->reqs[0] = draw_request(env, e, 0, 6);
+    e->reqs[0].n_target = 6;
+    e->reqs[0].params.policy = CN_KV_ZIP;
+    e->reqs[0].params.window_tokens = 16;
+    e->reqs[0].params.global_score = true;
+    draw_tables(env, e, 0, group % 2 ? ALL_NEW : IN_PLACE, &next);
+    check_event(env, e);
+    event_free(env, e);
+    return 0;
 }
 
 /* ---- long first events ---- */
 
-static void check_long(cn_backend *be, const char *kernels)
+/* 10,240 slots, 100,352 slots. */
+static double run_long(op_env *env, uint32_t seed)
 {
-    test_rng r = {11};
-    const event_shape s = {.n_layers = 1, .n_kv_heads = 1, .group = 2, .head_dim = 64,
-                           .block_tokens = 256, .ring = 16, .n_reqs = 1};
-    const uint32_t n_blocks = n_seeds < 40 ? 40 : 392; /* 100,352 slots */
-    event *e = event_create(&s, 2 * n_blocks, &r);
+    const event_shape s = {.n_layers = 1,
+                           .n_kv_heads = 1,
+                           .group = 2,
+                           .head_dim = 64,
+                           .block_tokens = 256,
+                           .ring = 16,
+                           .n_reqs = 1};
+    const uint32_t n_blocks = seed == 0 ? 40 : 392;
+    event *e = event_create(env, &s, 2 * n_blocks);
     uint32_t next = 0;
-    e->reqs[0] = draw_request(e, 0, n_blocks, &r);
+    e->reqs[0] = draw_request(env, e, 0, n_blocks);
     e->reqs[0].n_target = 8;
     e->reqs[0].first_event = true;
     e->reqs[0].params.policy = CN_KV_ZIP;
     e->reqs[0].params.window_tokens = 16;
     e->reqs[0].params.global_score = true;
     e->reqs[0].params.redundancy = CN_REDUNDANCY_LIGHTNING;
-    draw_tables(e, 0, IN_PLACE, &next, &r);
+    draw_tables(env, e, 0, IN_PLACE, &next);
     e->reqs[0].params.move = CN_MOVE_ORDER;
-    check_event(be, e, kernels, 11);
+    check_event(env, e);
     e->reqs[0].params.move = CN_MOVE_FILL;
-    check_event(be, e, kernels, 11);
-    event_free(e);
-}
-
-static void long_first_events_agree_with_the_cpu(void **state)
-{
-    (void)state;
-    each_kind_of_kernels(check_long);
-    print_near_ties();
+    check_event(env, e);
+    event_free(env, e);
+    return 0;
 }
 
 /* ---- scratch ---- */
 
 /* The least scratch that an event takes gives the bits of plenty, in more launches. */
-static void check_least_scratch(cn_backend *be, const char *kernels)
+static double run_least_scratch(op_env *env, uint32_t seed)
 {
-    (void)kernels;
-    for (uint64_t seed = 0; seed < cn_min_u32((uint32_t)n_seeds, 6); seed++) {
-        test_rng r = {1000 + seed};
-        event *e = draw_event(&r);
-        outcome plenty, least;
-        assert_int_equal(event_run(be, e, 0, &plenty), CN_OK);
-        size_t low = 1, high = 32 << 20; /* refused, taken */
-        while (high - low > 256) {
-            size_t middle = low + (high - low) / 2;
-            cn_status status = event_run(be, e, middle, NULL);
-            assert_true(status == CN_OK || strstr(cn_last_error(), "bytes of scratch"));
-            if (status == CN_OK) high = middle;
-            else low = middle;
-        }
-        assert_int_equal(event_run(be, e, high, &least), CN_OK);
-        assert_same_outcome(&e->pools.layout, &plenty, &least);
-        outcome_free(&plenty);
-        outcome_free(&least);
-        event_free(e);
+    env->rng.state = 1000 + seed; /* other events than run_drawn has */
+    event *e = draw_event(env);
+    outcome plenty, least;
+    OP_OK(event_run(env, e, 0, &plenty));
+    size_t low = 1, high = 32 << 20; /* refused, taken */
+    while (high - low > 256) {
+        const size_t middle = low + (high - low) / 2;
+        const cn_status status = event_run(env, e, middle, NULL);
+        assert_true(status == CN_OK || strstr(cn_last_error(), "bytes of scratch"));
+        if (status == CN_OK) high = middle;
+        else low = middle;
     }
-}
-
-static void the_least_scratch_changes_no_bit(void **state)
-{
-    (void)state;
-    each_kind_of_kernels(check_least_scratch);
+    OP_OK(event_run(env, e, high, &least));
+    assert_same_outcome(&e->pools.layout, &plenty, &least);
+    outcome_free(&plenty);
+    outcome_free(&least);
+    event_free(env, e);
+    return 0;
 }
 
 /* ---- refusals ---- */
 
-/* Both backends refuse a request in the same words; the requests before it are done. */
-static void assert_refused(cn_backend *be, const event *e, const cn_pools *device,
+/* Both backends refuse a request in the same words. */
+static void assert_refused(op_env *env, const event *e, const cn_pools *gpu,
                            const cn_compress_req *faulty)
 {
     static char scratch[1 << 22];
+    cn_backend *be = env->cuda;
     cn_compress_args a = {e->pools, faulty, 1, scratch, sizeof scratch};
     assert_int_equal(cn_cpu_compress(NULL, &a), CN_ERR_ARG);
     char *want = cn_strdup(cn_last_error());
-    a.pools = *device;
-    assert_int_equal(be->mem_alloc(be, 4 << 20, &a.scratch), CN_OK);
-    a.scratch_bytes = 4 << 20;
+    a.pools = *gpu;
+    OP_OK(be->mem_alloc(be, sizeof scratch, &a.scratch));
     assert_int_equal(be->compress(be->stream(be, 1), &a), CN_ERR_ARG);
     assert_string_equal(cn_last_error(), want);
     be->mem_free(be, a.scratch);
     cn_free(want);
 }
 
-static void check_refusals(cn_backend *be, const char *kernels)
+static double run_refusals(op_env *env, uint32_t seed)
 {
-    (void)kernels;
-    test_rng r = {3};
+    (void)seed;
     const event_shape s = {.n_layers = 1, .n_kv_heads = 1, .group = 2, .head_dim = 64,
                            .block_tokens = 64, .ring = 16, .n_reqs = 1};
-    event *e = event_create(&s, 16, &r);
+    event *e = event_create(env, &s, 16);
     uint32_t next = 0;
-    cn_compress_req q = draw_request(e, 0, 7, &r);
+    cn_compress_req q = draw_request(env, e, 0, 7);
     q.n_target = 6;
     q.first_event = false;
     q.params.policy = CN_KV_ZIP;
@@ -712,9 +648,9 @@ static void check_refusals(cn_backend *be, const char *kernels)
     q.params.global_score = true;
     q.params.redundancy = CN_REDUNDANCY_LIGHTNING;
     e->reqs[0] = q;
-    draw_tables(e, 0, IN_PLACE, &next, &r);
+    draw_tables(env, e, 0, IN_PLACE, &next);
     q = e->reqs[0];
-    cn_pools device = device_pools(be, &e->pools), lacking = device;
+    const cn_pools gpu = gpu_pools(e);
     enum { N_FAULTS = 9 };
     cn_compress_req faulty[N_FAULTS];
     for (int i = 0; i < N_FAULTS; i++) faulty[i] = q;
@@ -727,60 +663,53 @@ static void check_refusals(cn_backend *be, const char *kernels)
     faulty[6].n_history = 449;
     faulty[7].params.redundancy_tau = 0;
     faulty[8].params.policy = CN_KV_FULL;
-    for (int i = 0; i < N_FAULTS; i++) assert_refused(be, e, &device, &faulty[i]);
-    float *score = e->pools.score, *windows = e->pools.q_window;
+    for (int i = 0; i < N_FAULTS; i++) assert_refused(env, e, &gpu, &faulty[i]);
+    cn_pools lacking = gpu;
     e->pools.score = lacking.score = NULL;
-    assert_refused(be, e, &lacking, &q);
-    e->pools.score = score;
-    lacking = device;
+    assert_refused(env, e, &lacking, &q);
+    e->pools.score = e->score.cpu;
+    lacking = gpu;
     e->pools.q_window = lacking.q_window = NULL;
-    assert_refused(be, e, &lacking, &q);
-    e->pools.q_window = windows;
-    device_pools_free(be, &device);
-    event_free(e);
-}
-
-static void faulty_requests_are_refused_in_the_cpus_words(void **state)
-{
-    (void)state;
-    each_kind_of_kernels(check_refusals);
+    assert_refused(env, e, &lacking, &q);
+    event_free(env, e);
+    return 0;
 }
 
 /* A fault does not undo what comes before it, nor start what comes after. */
-static void check_partial(cn_backend *be, const char *kernels)
+static double run_partial(op_env *env, uint32_t seed)
 {
-    (void)kernels;
-    test_rng r = {21};
-    event *e = model_event(2, 1, 3, &r);
+    (void)seed;
+    event *e = model_event(env, 2, 1, 3);
     e->reqs[1].query_slot = QUERY_SLOTS;
     outcome partial, alone;
-    assert_int_equal(event_run(be, e, 0, &partial), CN_ERR_ARG);
+    assert_int_equal(event_run(env, e, 0, &partial), CN_ERR_ARG);
     e->n_reqs = 1;
-    assert_int_equal(event_run(be, e, 0, &alone), CN_OK);
+    OP_OK(event_run(env, e, 0, &alone));
     assert_same_outcome(&e->pools.layout, &partial, &alone);
     outcome_free(&partial);
     outcome_free(&alone);
-    event_free(e);
-}
-
-static void requests_before_a_faulty_one_are_done(void **state)
-{
-    (void)state;
-    each_kind_of_kernels(check_partial);
+    event_free(env, e);
+    return 0;
 }
 
 int main(int argc, char **argv)
 {
-    if (argc > 1 && (n_seeds = strtoull(argv[1], NULL, 10)) == 0) return 2;
     openblas_set_num_threads(1);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(drawn_events_agree_with_the_cpu),
-        cmocka_unit_test(the_usual_event_agrees_with_the_cpu),
-        cmocka_unit_test(scores_of_every_group_agree_with_the_cpu),
-        cmocka_unit_test(long_first_events_agree_with_the_cpu),
-        cmocka_unit_test(the_least_scratch_changes_no_bit),
-        cmocka_unit_test(faulty_requests_are_refused_in_the_cpus_words),
-        cmocka_unit_test(requests_before_a_faulty_one_are_done),
+    static const op_case cases[] = {
+        {"compress", 40, 0, run_drawn, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"compress, usual", 1, 0, run_usual, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"compress, groups", N_GROUPS, 0, run_groups, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"compress, long", 2, 0, run_long, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"compress, least scratch", 6, 0, run_least_scratch, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"compress, refused", 1, 0, run_refusals, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"compress, partly refused", 1, 0, run_partial, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"compress, portable", 40, 0, run_drawn, .portable = true},
+        {"compress, portable, usual", 1, 0, run_usual, .portable = true},
+        {"compress, portable, groups", N_GROUPS, 0, run_groups, .portable = true},
+        {"compress, portable, long", 2, 0, run_long, .portable = true},
+        {"compress, portable, least scratch", 6, 0, run_least_scratch, .portable = true},
+        {"compress, portable, refused", 1, 0, run_refusals, .portable = true},
+        {"compress, portable, partly refused", 1, 0, run_partial, .portable = true},
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return op_cases_main(cases, sizeof cases / sizeof *cases, argc, argv);
 }
