@@ -83,6 +83,63 @@ static void stretches_are_normalized_as_the_whole(void **state)
     cn_nfc_free(&w);
 }
 
+/* ---- Hangul, as the Unicode standard composes it (section 3.12) ---- */
+
+enum { S_BASE = 0xAC00, L_BASE = 0x1100, V_BASE = 0x1161, T_BASE = 0x11A7 };
+enum { L_COUNT = 19, V_COUNT = 21, T_COUNT = 28, S_COUNT = L_COUNT * V_COUNT * T_COUNT };
+
+/* The character that `last` and `cp` compose to, or 0. */
+static uint32_t composed_hangul(uint32_t last, uint32_t cp)
+{
+    if (last >= L_BASE && last < L_BASE + L_COUNT && cp >= V_BASE && cp < V_BASE + V_COUNT)
+        return S_BASE + ((last - L_BASE) * V_COUNT + (cp - V_BASE)) * T_COUNT;
+    const bool open = last >= S_BASE && last < S_BASE + S_COUNT && (last - S_BASE) % T_COUNT == 0;
+    return open && cp > T_BASE && cp < T_BASE + T_COUNT ? last + (cp - T_BASE) : 0;
+}
+
+static size_t compose_hangul(const uint32_t *cps, size_t n, char *out)
+{
+    uint32_t done[16];
+    size_t n_done = 0, bytes = 0;
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t one = n_done ? composed_hangul(done[n_done - 1], cps[i]) : 0;
+        if (one)
+            done[n_done - 1] = one;
+        else
+            done[n_done++] = cps[i];
+    }
+    for (size_t i = 0; i < n_done; i++) bytes += cn_utf8_write(out + bytes, done[i]);
+    return bytes;
+}
+
+/* utf8proc is no reference here: it drops U+11A7 after a syllable without a final. */
+static void hangul_composes_as_the_standard_says(void **state)
+{
+    (void)state;
+    static const uint32_t pool[] = {0x1100, 0x1112, 0x1113, 0x1161, 0x1175, 0x1176, 0x11A7, 0x11A7,
+                                    0x11A8, 0x11C2, 0x11C3, 0xAC00, 0xAC00, 0xAC01, 0xAC1C, 0xD788,
+                                    0xD7A3, 0xD7B0, 0xD7CB, 0xA960, 'a',    0x4E2D};
+    cn_nfc w = {0};
+    uint64_t seed = 11;
+    for (int round = 0; round < 60000; round++) {
+        uint32_t cps[15];
+        char text[64], want[64];
+        size_t count = 0, n = 0, got_n;
+        seed = seed * UINT64_C(6364136223846793005) + 1;
+        for (uint64_t i = seed >> 60; i-- > 0;) {
+            seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407u;
+            cps[count] = pool[(seed >> 33) % (sizeof pool / sizeof *pool)];
+            n += cn_utf8_write(text + n, cps[count++]);
+        }
+        const size_t want_n = compose_hangul(cps, count, want);
+        const char *got;
+        assert_int_equal(cn_nfc_apply(&w, text, n, &got, &got_n), CN_OK);
+        if (got_n != want_n || memcmp(got, want, got_n) != 0)
+            fail_msg("round %d: %.*s", round, (int)n, text);
+    }
+    cn_nfc_free(&w);
+}
+
 static void text_in_form_c_is_handed_back_untouched(void **state)
 {
     (void)state;
@@ -134,6 +191,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(boundaries_neither_change_nor_join),
         cmocka_unit_test(stretches_are_normalized_as_the_whole),
+        cmocka_unit_test(hangul_composes_as_the_standard_says),
         cmocka_unit_test(text_in_form_c_is_handed_back_untouched),
         cmocka_unit_test(younger_marks_are_left_alone),
         cmocka_unit_test(code_points_survive_writing_and_reading),

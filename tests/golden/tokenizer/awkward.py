@@ -24,6 +24,8 @@ SPACES = [" ", "  ", "\t", "\n", "\r", "\r\n", "\n\n", "\v", "\f", "\x85", "\u00
 EMOJI = ["👩‍👩‍👧‍👦", "👨🏿‍🚀", "🏳️‍🌈", "🇩🇪", "🇩🇪🇫🇷", "👍🏽", "❤️", "1️⃣", "☃️", "🫠", "😀", "👁️‍🗨️",
          "🧑‍🤝‍🧑", "🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f", "\u200d", "\ufe0f"]
 HANGUL = ["\u1100\u1161", "\u1100\u1161\u11a8", "\uac00\u11a8", "\u11a8", "\u1161", "\uac01", "한국어"]
+# U+11A7 stands where finals are counted from, and is none.
+NO_FINAL = ["\uac00\u11a7", "\uac00\u11a7x", "\u1100\u1161\u11a7\u11a8", "\uac01\u11a7", "a\u11a7"]
 CODE = ["def f(x):\n    return x**2\n", "if (a==b){c+=1;}\r\n", "<html>\n\t<body class=\"x\">&nbsp;",
         "SELECT * FROM t WHERE a='b';--", "{\"k\": [1, 2.5e-3, null]}", "\\frac{a}{b}^{n+1}",
         "#!/bin/sh\nset -eu\n", "x=1;;;;;;;;y=2", "=====>>>>>-----<<<<<", "/* c */ // d", "\\n\\t\\\\"]
@@ -129,7 +131,7 @@ def strings(count, seed=1):
         for _ in range(5):
             c = rng.choice(cats[cat])
             yield from (c, f"a{c}b", f"a {c} b", f"{c}{c} {c}1'{c}s")
-    for s in SPECIALS + CONTRACTIONS + SPACES + EMOJI + HANGUL + CODE + WORDS + [""]:
+    for s in SPECIALS + CONTRACTIONS + SPACES + EMOJI + HANGUL + NO_FINAL + CODE + WORDS + [""]:
         yield s
     for _ in range(count):
         yield "".join(rng.choice(draw)() for _ in range(rng.choice((1, 2, 3, 5, 8, 13))))
