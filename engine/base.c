@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/random.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { ERROR_TEXT_BYTES = 2048 };
 static _Thread_local char error_text[ERROR_TEXT_BYTES] = "no error";
@@ -177,6 +178,23 @@ const cn_base_calls *cn_base_calls_get(void)
         .free = cn_free,
     };
     return &calls;
+}
+
+size_t cn_write_all(int fd, const void *data, size_t n)
+{
+    size_t done = 0;
+    while (done < n) {
+        const ssize_t wrote = write(fd, (const char *)data + done, n - done);
+        if (wrote > 0) {
+            done += (size_t)wrote;
+        } else if (wrote == 0) {
+            errno = EIO; /* neither progress nor an error: do not try for ever */
+            break;
+        } else if (errno != EINTR) {
+            break;
+        }
+    }
+    return done;
 }
 
 /* The system gives as many as 256 in one piece. */

@@ -106,6 +106,10 @@ static inline bool cn_mul_size(size_t a, size_t b, size_t *out)
     return !__builtin_mul_overflow(a, b, out);
 }
 
+/* Writes data[n] to fd in as many calls as it takes. The count of bytes written; fewer than n is a
+ * failure, and errno has its cause. */
+size_t cn_write_all(int fd, const void *data, size_t n);
+
 /* n bytes, at most 256, that nobody can guess. CN_ERR_IO. */
 cn_status cn_random_bytes(void *out, size_t n);
 

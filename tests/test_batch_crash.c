@@ -22,6 +22,7 @@ typedef enum fault_kind { FAULT_NONE, FAULT_ERROR, FAULT_KILL, FAULT_ALL } fault
 
 static fault_kind fault;
 static int fault_at, n_calls; /* calls from 1 */
+static bool filled;           /* the last write took a part: the next one says why */
 enum { KILLED = 77 };
 
 static bool strikes(void)
@@ -42,9 +43,16 @@ static int refuse(void)
 
 ssize_t write(int fd, const void *data, size_t n)
 {
+    if (filled) {
+        filled = false;
+        return refuse();
+    }
     if (fd > STDERR_FILENO && strikes()) {
         /* A disk that fills up takes a part. */
-        if (fault == FAULT_ERROR && n > 1) return syscall(SYS_write, fd, data, n / 2);
+        if (fault == FAULT_ERROR && n > 1) {
+            filled = true;
+            return syscall(SYS_write, fd, data, n / 2);
+        }
         return refuse();
     }
     return syscall(SYS_write, fd, data, n);

@@ -1,5 +1,6 @@
 /* test_batch_output.c - an output file survives torn lines, a full disk and being read back, and a
  * run is resumed only with what it began with. */
+#include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -17,6 +18,7 @@
 #include "engine/offline/batch_output.h"
 #include "engine/offline/fingerprint.h"
 #include "engine/offline/resume.h"
+#include "engine/serve/spool.h"
 
 static char dir[] = "/tmp/cinch_output_XXXXXX";
 static char path[64];
@@ -145,26 +147,64 @@ static void a_torn_tail_is_cut_wherever_it_is_torn(void **state)
     free(junk);
 }
 
-static void a_full_disk_leaves_whole_lines(void **state)
+/* Runs fn in a process whose files may have 1,000 bytes; it returns 0 when all is well. */
+static void under_a_file_limit(int (*fn)(void))
 {
-    (void)state;
     pid_t child = fork();
     if (child == 0) {
         signal(SIGXFSZ, SIG_IGN);
-        cn_batch_output *o = open_output();
         struct rlimit limit = {1000, 1000};
-        if (setrlimit(RLIMIT_FSIZE, &limit) != 0) _exit(2);
-        int i = 0;
-        while (append(o, i, 200) == CN_OK) i++;
-        if (!strstr(cn_last_error(), path)) _exit(3);
-        _exit(i > 0 && cn_batch_output_bytes(o) <= 1000 ? 0 : 4);
+        _exit(setrlimit(RLIMIT_FSIZE, &limit) == 0 ? fn() : 2);
     }
     int status;
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+/* The cause that the system gives, although the first write took a part. */
+static bool told_of(const char *name)
+{
+    return strstr(cn_last_error(), name) && strstr(cn_last_error(), strerror(EFBIG));
+}
+
+static int fill_an_output(void)
+{
+    cn_batch_output *o = open_output();
+    int i = 0;
+    while (append(o, i, 200) == CN_OK) i++;
+    if (!told_of(path)) return 3;
+    return i > 0 && cn_batch_output_bytes(o) <= 1000 ? 0 : 4;
+}
+
+static void a_full_disk_leaves_whole_lines(void **state)
+{
+    (void)state;
+    under_a_file_limit(fill_an_output);
     const char *text = get(path);
     assert_true(strlen(text) > 0 && text[strlen(text) - 1] == '\n');
+}
+
+static int write_long_records(void)
+{
+    cn_buf record = {0};
+    char text[2000];
+    memset(text, 'x', sizeof text);
+    if (cn_buf_add(&record, text, sizeof text) != CN_OK) return 3;
+    if (cn_run_record_write(path, &record) != CN_ERR_IO || !told_of(path)) return 4;
+    cn_spool *spool;
+    cn_spool_id id;
+    if (cn_spool_open(&spool, dir) != CN_OK) return 5;
+    if (cn_spool_id_make(&id, cn_batch_prefix) != CN_OK) return 6;
+    json_t *long_text = json_pack("{s:s%}", "text", text, sizeof text);
+    cn_status status = cn_spool_put_record(spool, CN_SPOOL_BATCHES, &id, long_text);
+    return status == CN_ERR_IO && told_of(id.text) ? 0 : 7;
+}
+
+static void a_record_that_is_not_written_tells_the_cause(void **state)
+{
+    (void)state;
+    under_a_file_limit(write_long_records);
 }
 
 static void two_runs_do_not_share_a_file(void **state)
@@ -346,6 +386,7 @@ int main(void)
         cmocka_unit_test(a_line_is_what_openai_writes),
         IN_DIR(a_torn_tail_is_cut_wherever_it_is_torn),
         IN_DIR(a_full_disk_leaves_whole_lines),
+        IN_DIR(a_record_that_is_not_written_tells_the_cause),
         IN_DIR(two_runs_do_not_share_a_file),
         IN_DIR(reading_back_finds_ids_and_figures),
         IN_DIR(retried_errors_leave_the_file),

@@ -297,7 +297,7 @@ static void a_full_disk_stops_with_a_file_to_resume(void **state)
         launch full = resume;
         full.max_file_bytes = limit;
         expect_exit(3, &full);
-        expect_log("write:");
+        expect_log("write: File too large");
         assert_true(count_lines(out_path) > 0);
         const char *text = get_text(out_path);
         assert_true(text[strlen(text) - 1] == '\n');

@@ -99,39 +99,16 @@ cn_status cn_batch_output_repair(cn_batch_output *o, uint64_t *removed_bytes)
     return keep == before ? CN_OK : truncate_to(o, keep);
 }
 
-/* One write(2) for a line; a rest is only written where nothing can be taken back. */
-static ssize_t write_some(int fd, const char *text, size_t n)
-{
-    for (;;) {
-        ssize_t done = write(fd, text, n);
-        if (done >= 0 || errno != EINTR) return done;
-    }
-}
-
-static cn_status append_to_stream(cn_batch_output *o, const char *text, size_t n)
-{
-    while (n > 0) {
-        ssize_t done = write_some(o->fd, text, n);
-        if (done < 0) return fail_io(o, "write");
-        text += done;
-        n -= (size_t)done;
-    }
-    return CN_OK;
-}
-
 cn_status cn_batch_output_append(cn_batch_output *o, const char *text, size_t n)
 {
     CN_ASSERT(n > 0 && memchr(text, '\n', n) == text + n - 1);
-    if (!o->is_file) return append_to_stream(o, text, n);
-    ssize_t done = write_some(o->fd, text, n);
-    if (done == (ssize_t)n) {
-        o->bytes += n;
+    const size_t done = cn_write_all(o->fd, text, n);
+    if (done == n) {
+        if (o->is_file) o->bytes += n;
         return CN_OK;
     }
-    /* A short write is a disk about to be full: only the next one would say so. */
-    cn_status status = done < 0 ? fail_io(o, "write")
-                                : cn_fail(CN_ERR_IO, "%s: write: %s", o->path, strerror(ENOSPC));
-    if (done > 0 && ftruncate(o->fd, (off_t)o->bytes) != 0)
+    cn_status status = fail_io(o, "write");
+    if (done > 0 && o->is_file && ftruncate(o->fd, (off_t)o->bytes) != 0)
         cn_log(CN_LOG_WARN, "%s: a torn last line stays; --resume repairs it", o->path);
     return status;
 }

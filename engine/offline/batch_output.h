@@ -1,5 +1,6 @@
-/* batch_output.h - the output file of a batch: whole lines, each appended by one write(2), so that
- * a process killed at any instant leaves whole lines and at most one torn one at the end.
+/* batch_output.h - the output file of a batch: whole lines, each appended by one write(2) unless
+ * the system takes a part, so that a process killed at any instant leaves whole lines and at most
+ * one torn one at the end.
  *
  * Owner: cn_batch_run. Thread: one. Stage: 7. Two runs on one file are kept apart by a lock. */
 #ifndef CN_BATCH_OUTPUT_H

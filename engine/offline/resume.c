@@ -61,10 +61,9 @@ static cn_status write_whole(const char *path, const cn_buf *text)
 {
     int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd < 0) return cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
-    ssize_t done = write(fd, text->data, text->len);
     cn_status status = CN_OK;
-    if (done != (ssize_t)text->len || fsync(fd) != 0)
-        status = cn_fail(CN_ERR_IO, "%s: write: %s", path, strerror(done < 0 ? errno : ENOSPC));
+    if (cn_write_all(fd, text->data, text->len) != text->len || fsync(fd) != 0)
+        status = cn_fail(CN_ERR_IO, "%s: write: %s", path, strerror(errno));
     close(fd);
     if (status != CN_OK) unlink(path);
     return status;

@@ -248,12 +248,8 @@ static cn_status write_record(cn_spool *s, cn_spool_place place, const char *nam
     cn_spool_id temp;
     int fd;
     CN_TRY(cn_spool_temp_open(s, &temp, &fd));
-    ssize_t done = write(fd, text, n);
     cn_status status = CN_OK;
-    if (done != (ssize_t)n) {
-        if (done >= 0) errno = ENOSPC;
-        status = fail_io(s, place, name, "write");
-    }
+    if (cn_write_all(fd, text, n) != n) status = fail_io(s, place, name, "write");
     if (status == CN_OK) status = keep_as(s, temp.text, fd, place, name);
     close(fd);
     if (status != CN_OK) unlinkat(s->fds[CN_SPOOL_TMP], temp.text, 0);

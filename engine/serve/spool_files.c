@@ -220,15 +220,9 @@ cn_status cn_upload_write(cn_upload *u, const void *data, size_t n)
     if (n > u->limit_bytes - u->bytes)
         return cn_fail(CN_ERR_ARG, "the file is longer than %llu bytes (--max-file-bytes)",
                        (unsigned long long)u->limit_bytes);
-    for (const char *at = data; n > 0;) {
-        ssize_t done = write(u->fd, at, n);
-        if (done < 0 && errno == EINTR) continue;
-        if (done < 0) return cn_fail(CN_ERR_IO, "the spool: write: %s", strerror(errno));
-        at += done;
-        n -= (size_t)done;
-        u->bytes += (uint64_t)done;
-    }
-    return CN_OK;
+    const size_t done = cn_write_all(u->fd, data, n);
+    u->bytes += done;
+    return done == n ? CN_OK : cn_fail(CN_ERR_IO, "the spool: write: %s", strerror(errno));
 }
 
 static void end_upload(cn_files *f, cn_upload *u)
