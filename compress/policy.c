@@ -52,6 +52,14 @@ static cn_status check_zip(const cn_kv_params *kv, uint32_t block_tokens,
     return CN_OK;
 }
 
+cn_status cn_policy_check_sinks(const cn_kv_params *kv)
+{
+    if (kv->sink_tokens < kv->budget_tokens) return CN_OK;
+    return cn_fail(CN_ERR_ARG,
+                   "kv sinks of %u tokens leave no room for the newest in a budget of %u",
+                   kv->sink_tokens, kv->budget_tokens);
+}
+
 cn_status cn_policy_check(cn_kv_params *kv, uint32_t block_tokens, uint32_t max_window_tokens)
 {
     CN_ASSERT(block_tokens > 0);
@@ -63,12 +71,8 @@ cn_status cn_policy_check(cn_kv_params *kv, uint32_t block_tokens, uint32_t max_
         return cn_fail(CN_ERR_ARG, "kv budget of %u tokens: want 1 to %u", kv->budget_tokens,
                        UINT32_MAX / 2);
     kv->budget_tokens = (uint32_t)budget;
-    if (kv->policy == CN_KV_ZIP) return check_zip(kv, block_tokens, max_window_tokens);
-    if (kv->sink_tokens >= kv->budget_tokens)
-        return cn_fail(CN_ERR_ARG,
-                       "kv sinks of %u tokens leave no room for the newest in a budget of %u",
-                       kv->sink_tokens, kv->budget_tokens);
-    return CN_OK;
+    return kv->policy == CN_KV_ZIP ? check_zip(kv, block_tokens, max_window_tokens)
+                                   : cn_policy_check_sinks(kv);
 }
 
 uint32_t cn_policy_n_max(const cn_kv_params *kv, uint32_t block_tokens)

@@ -10,6 +10,10 @@
  * names field, value and bound. max_window_tokens: rows of the engine's query ring. */
 cn_status cn_policy_check(cn_kv_params *kv, uint32_t block_tokens, uint32_t max_window_tokens);
 
+/* The part of it that needs no engine: whether the sinks of policy `window` fit the budget as it
+ * is, not rounded. */
+cn_status cn_policy_check_sinks(const cn_kv_params *kv);
+
 /* Block cap N_max = budget / b + 1 (budget rounded up); 0 for `full`: no cap. */
 uint32_t cn_policy_n_max(const cn_kv_params *kv, uint32_t block_tokens);
 

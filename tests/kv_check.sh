@@ -162,7 +162,10 @@ flag() {
 flag 'kv-policy quest: want one of full|window|zip' --kv-policy quest
 flag 'kv-budget 0' --kv-budget 0
 flag 'kv-window 128 is above kv-budget 64' --kv-budget 64 --kv-window 128
-flag 'kv-sinks 65 is above kv-budget 64' --kv-budget 64 --kv-sinks 65
+flag 'kv sinks of 65 tokens leave no room for the newest in a budget of 64' --kv-budget 64 \
+    --kv-sinks 65
+flag 'kv sinks of 64 tokens leave no room for the newest in a budget of 64' --kv-policy window \
+    --kv-budget 64 --kv-sinks 64
 flag 'kv-alpha 1.5' --kv-alpha 1.5
 flag 'kv-pooling last: want one of first|never|always' --kv-pooling last
 flag 'kv-redundancy thunder: want one of lightning|flash|none' --kv-redundancy thunder

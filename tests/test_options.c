@@ -303,6 +303,9 @@ static void options_must_fit_each_other(void **state)
     expect_invalid(CN_SECTION_SAMPLING, "--repetition-max-pattern-size 5",
                    "repetition-min-count 0");
     expect_invalid(CN_SECTION_KV, "--kv-budget 64 --kv-window 128", "kv-window 128");
+    expect_invalid(CN_SECTION_KV, "--kv-policy window --kv-budget 64 --kv-sinks 64",
+                   "kv sinks of 64 tokens leave no room for the newest in a budget of 64");
+    expect_invalid(CN_SECTION_KV, "--kv-policy window --kv-budget 64 --kv-sinks 63", NULL);
     expect_invalid(CN_SECTION_SERVE, "--uds /tmp/s --port 80", "leave out --port");
     expect_invalid(CN_SECTION_SERVE, "--uds /tmp/s --host ::", "leave out --host");
     expect_invalid(CN_SECTION_SERVE, "--uds /tmp/s", NULL);

@@ -246,7 +246,7 @@ static const struct {
     {"paged/", {NULL}},
     {"compress/", {"paged/"}},
     {"scheduler/", {"paged/", "compress/policy.h"}},
-    {"engine/options/", {NULL}},
+    {"engine/options/", {"compress/policy.h"}},
     {"engine/text/", {"engine/options/", "engine/json.h", "engine/utf8.h"}},
     {"engine/checkpoint/", {"engine/options/", "engine/json.h"}},
     {"engine/cpu/", {"compress/", "engine/sample_math.h", "engine/swap_space.h"}},

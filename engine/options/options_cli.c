@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "compress/policy.h"
 #include "engine/options/option_value.h"
 
 /* ---- unknown names ---- */
@@ -266,10 +267,7 @@ static cn_status check_kv(const cn_kv_params *kv)
     if (kv->window_tokens > kv->budget_tokens)
         return cn_fail(CN_ERR_ARG, "kv-window %u is above kv-budget %u", kv->window_tokens,
                        kv->budget_tokens);
-    if (kv->sink_tokens > kv->budget_tokens)
-        return cn_fail(CN_ERR_ARG, "kv-sinks %u is above kv-budget %u", kv->sink_tokens,
-                       kv->budget_tokens);
-    return CN_OK;
+    return cn_policy_check_sinks(kv);
 }
 
 static cn_status check_prompts(const cn_config *c)
