@@ -40,6 +40,11 @@ void cn_assert_failed(const char *file, int line, const char *cond)
     __builtin_unreachable();
 }
 
+void cn_log_forward(cn_status status, const char *file, int line)
+{
+    host->log_forward(status, file, line);
+}
+
 void *cn_calloc(size_t n, size_t size) { return host->calloc(n, size); }
 void *cn_realloc(void *p, size_t n, size_t size) { return host->realloc(p, n, size); }
 void cn_free(void *p) { host->free(p); }

@@ -75,6 +75,11 @@ void cn_log(cn_log_lvl lvl, const char *fmt, ...)
     fprintf(stderr, "%s: %s\n", names[lvl], text);
 }
 
+void cn_log_forward(cn_status status, const char *file, int line)
+{
+    cn_log(CN_LOG_DEBUG, "%s:%d: forwards %s: %s", file, line, cn_status_name(status), error_text);
+}
+
 void *cn_calloc(size_t n, size_t size)
 {
     atomic_fetch_add(&alloc_count, 1);
@@ -176,6 +181,7 @@ const cn_base_calls *cn_base_calls_get(void)
         .calloc = cn_calloc,
         .realloc = cn_realloc,
         .free = cn_free,
+        .log_forward = cn_log_forward,
     };
     return &calls;
 }

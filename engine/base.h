@@ -40,8 +40,13 @@ cn_status cn_fail_within(cn_status status, const char *fmt, ...)
 #define CN_TRY(expr)                                                                               \
     do {                                                                                           \
         cn_status cn_try_status_ = (expr);                                                         \
-        if (cn_try_status_ != CN_OK) return cn_try_status_;                                        \
+        if (cn_try_status_ != CN_OK) {                                                             \
+            cn_log_forward(cn_try_status_, __FILE__, __LINE__);                                    \
+            return cn_try_status_;                                                                 \
+        }                                                                                          \
     } while (0)
+/* Logs at CN_LOG_DEBUG where a failure is forwarded, its status and its text. */
+void cn_log_forward(cn_status status, const char *file, int line) __attribute__((cold));
 
 /* Programmer errors. Evaluated in every build. */
 #define CN_ASSERT(cond)                                                                            \
@@ -89,6 +94,7 @@ typedef struct cn_base_calls {
     void *(*calloc)(size_t n, size_t size);
     void *(*realloc)(void *p, size_t n, size_t size);
     void (*free)(void *p);
+    void (*log_forward)(cn_status status, const char *file, int line);
 } cn_base_calls;
 const cn_base_calls *cn_base_calls_get(void);
 

@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 #include "engine/base.h"
@@ -14,6 +15,46 @@ static void fail_keeps_text_and_adds_context(void **state)
     assert_int_equal(cn_fail(CN_ERR_ARG, "value %d", 7), CN_ERR_ARG);
     assert_int_equal(cn_fail_within(CN_ERR_IO, "line %d", 3), CN_ERR_IO);
     assert_string_equal(cn_last_error(), "line 3: value 7");
+}
+
+static cn_status fails(void) { return cn_fail(CN_ERR_IO, "no such file"); }
+
+static cn_status forwards(int *line)
+{
+    *line = __LINE__ + 1;
+    CN_TRY(fails());
+    return CN_OK;
+}
+
+/* What forwards() writes to stderr at a log level. */
+static void log_of_forwards(cn_log_lvl level, int *line, char *text, size_t size)
+{
+    FILE *log = tmpfile();
+    const int saved = dup(STDERR_FILENO);
+    assert_non_null(log);
+    assert_true(saved >= 0 && dup2(fileno(log), STDERR_FILENO) >= 0);
+    cn_log_set_level(level);
+    const cn_status status = forwards(line);
+    cn_log_set_level(CN_LOG_INFO);
+    dup2(saved, STDERR_FILENO);
+    close(saved);
+    rewind(log);
+    text[fread(text, 1, size - 1, log)] = '\0';
+    fclose(log);
+    assert_int_equal(status, CN_ERR_IO);
+    assert_string_equal(cn_last_error(), "no such file");
+}
+
+static void a_forwarded_failure_is_traced_for_debugging(void **state)
+{
+    (void)state;
+    int line;
+    char text[256], want[256];
+    log_of_forwards(CN_LOG_DEBUG, &line, text, sizeof text);
+    snprintf(want, sizeof want, "debug: %s:%d: forwards CN_ERR_IO: no such file\n", __FILE__, line);
+    assert_string_equal(text, want);
+    log_of_forwards(CN_LOG_INFO, &line, text, sizeof text);
+    assert_string_equal(text, "");
 }
 
 static void buf_grows_and_stays_terminated(void **state)
@@ -50,6 +91,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fail_keeps_text_and_adds_context),
+        cmocka_unit_test(a_forwarded_failure_is_traced_for_debugging),
         cmocka_unit_test(buf_grows_and_stays_terminated),
         cmocka_unit_test(allocation_refuses_overflow),
         cmocka_unit_test(random_bytes_are_not_the_same_twice),
