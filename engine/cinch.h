@@ -186,6 +186,9 @@ typedef void (*cn_event_fn)(void *user, const cn_event *ev);
 
 typedef struct cn_message {
     const char *role, *content;
+    /* Reasoning of an assistant message, apart from its content, for chat templates that render it;
+     * NULL: none, and content may hold it inside <think>. */
+    const char *reasoning;
 } cn_message;
 
 typedef enum cn_class { CN_CLASS_INTERACTIVE, CN_CLASS_BATCH } cn_class;

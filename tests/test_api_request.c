@@ -140,6 +140,26 @@ static void message_text_may_come_in_parts(void **state)
     cn_api_request_free(&r);
 }
 
+static void reasoning_of_answers_is_read(void **state)
+{
+    (void)state;
+    cn_api_request r;
+    assert_int_equal(
+        parse(&r, CN_API_CHAT,
+              "{\"messages\": [{\"role\": \"user\", \"content\": \"u\", \"reasoning\": null},"
+              "{\"role\": \"assistant\", \"content\": \"a\", \"reasoning_content\": \"why\"},"
+              "{\"role\": \"assistant\", \"content\": \"b\", \"reasoning\": \"how\"},"
+              "{\"role\": \"assistant\", \"content\": \"c\", \"reasoning_content\": null}]}",
+              NULL),
+        CN_OK);
+    assert_int_equal(r.params.n_messages, 4);
+    assert_null(r.params.messages[0].reasoning);
+    assert_string_equal(r.params.messages[1].reasoning, "why");
+    assert_string_equal(r.params.messages[2].reasoning, "how");
+    assert_null(r.params.messages[3].reasoning);
+    cn_api_request_free(&r);
+}
+
 /* OpenAI's clients send "developer" for reasoning models; templates know it as "system". */
 static void a_developer_speaks_as_the_system(void **state)
 {
@@ -251,7 +271,12 @@ static void bad_messages_are_refused(void **state)
         "[{\"role\": \"user\", \"content\": [\"x\"]}]",
         "[{\"role\": \"user\", \"content\": [{\"type\": \"text\"}]}]",
         "[{\"role\": \"assistant\", \"content\": \"x\", \"tool_calls\": [{}]}]",
-        "[{\"role\": \"assistant\", \"content\": \"x\", \"reasoning_content\": \"y\"}]",
+        "[{\"role\": \"assistant\", \"content\": \"x\", \"reasoning_content\": [\"y\"]}]",
+        "[{\"role\": \"assistant\", \"content\": \"x\", \"reasoning\": 1}]",
+        "[{\"role\": \"assistant\", \"content\": \"x\", \"reasoning_content\": \"y\","
+        " \"reasoning\": \"z\"}]",
+        "[{\"role\": \"user\", \"content\": \"x\", \"reasoning_content\": \"y\"},"
+        " {\"role\": \"user\", \"content\": \"x\"}]",
     };
     cn_buf fault = {0};
     for (size_t i = 0; i < sizeof messages / sizeof *messages; i++) {
@@ -284,6 +309,7 @@ int main(void)
         cmocka_unit_test(max_completion_tokens_comes_before_max_tokens),
         cmocka_unit_test(harmless_and_neutral_fields_pass),
         cmocka_unit_test(message_text_may_come_in_parts),
+        cmocka_unit_test(reasoning_of_answers_is_read),
         cmocka_unit_test(a_developer_speaks_as_the_system),
         cmocka_unit_test(completion_prompt_is_text_or_tokens),
         cmocka_unit_test(every_refusal_names_field_and_value),

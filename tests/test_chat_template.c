@@ -53,7 +53,8 @@ static char *render(const cn_chat_template *t, const char *const *pairs, int thi
 {
     cn_message messages[8];
     size_t n = 0;
-    for (; pairs[2 * n]; n++) messages[n] = (cn_message){pairs[2 * n], pairs[2 * n + 1]};
+    for (; pairs[2 * n]; n++) 
+        messages[n] = (cn_message){.role = pairs[2 * n], .content = pairs[2 * n + 1]};
     cn_buf out = {0};
     if (cn_chat_template_render(t, messages, n, thinking, &out) != CN_OK)
         fail_msg("%s", cn_last_error());
@@ -84,8 +85,11 @@ static void check_case(const cn_chat_template *t, const json_t *c, size_t index)
     cn_message *messages = calloc(n, sizeof *messages);
     for (size_t i = 0; i < n; i++) {
         const json_t *m = json_array_get(list, i);
-        messages[i] = (cn_message){json_string_value(json_object_get(m, "role")),
-                                   json_string_value(json_object_get(m, "content"))};
+        messages[i] = (cn_message){
+            .role = json_string_value(json_object_get(m, "role")),
+            .content = json_string_value(json_object_get(m, "content")),
+            .reasoning = json_string_value(json_object_get(m, "reasoning_content")),
+        };
     }
     int thinking = (int)json_integer_value(json_object_get(c, "thinking"));
     const char *want = json_string_value(json_object_get(c, "text"));
@@ -144,7 +148,7 @@ static void unknown_templates_are_refused(void **state)
         assert_non_null(strstr(cn_last_error(), "--chat-template"));
         assert_string_equal(cn_chat_template_name(t), "unknown");
         cn_buf out = {0};
-        cn_message hi = {"user", "hi"};
+        cn_message hi = {.role = "user", .content = "hi"};
         assert_int_equal(cn_chat_template_render(t, &hi, 1, -1, &out), CN_ERR_MODEL);
         assert_int_equal(out.len, 0);
         cn_buf_free(&out);
@@ -242,7 +246,7 @@ static void bad_chats_are_refused(void **state)
     put_config(NULL, NULL);
     cn_chat_template *t = load("deepseek-r1");
     cn_buf out = {0};
-    cn_message tool = {"tool", "42"};
+    cn_message tool = {.role = "tool", .content = "42"};
     assert_int_equal(cn_chat_template_render(t, &tool, 1, -1, &out), CN_ERR_ARG);
     assert_non_null(strstr(cn_last_error(), "\"tool\""));
     assert_int_equal(cn_chat_template_render(t, &tool, 0, -1, &out), CN_ERR_ARG);

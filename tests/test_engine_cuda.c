@@ -84,7 +84,7 @@ static void keep(void *user, const cn_event *ev)
 
 static cn_request_params params_of(const talk *t, uint32_t i, cn_message *m)
 {
-    *m = (cn_message){"user", prompts[i]};
+    *m = (cn_message){.role = "user", .content = prompts[i]};
     cn_request_params p = {.messages = m, .n_messages = 1, .enable_thinking = -1};
     cn_engine_default_sampling(t->engine, &p.sampling);
     cn_engine_default_kv(t->engine, &p.kv);

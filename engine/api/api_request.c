@@ -68,18 +68,21 @@ static cn_status join_parts(cn_api_request *r, const char *where, json_t *parts,
     return status;
 }
 
-/* Members of a message. Reasoning of earlier turns is what thinking templates leave out; only a
- * last assistant message would want it back. */
-static cn_status check_members(const char *where, json_t *message, bool last)
+static bool is_reasoning(const char *key)
+{
+    return strcmp(key, "reasoning_content") == 0 || strcmp(key, "reasoning") == 0;
+}
+
+static cn_status check_members(const char *where, json_t *message, bool is_answer)
 {
     const char *key;
     json_t *v;
     json_object_foreach(message, key, v)
     {
-        bool read = !strcmp(key, "role") || !strcmp(key, "content") || !strcmp(key, "name");
-        bool reasoning = !strcmp(key, "reasoning_content") || !strcmp(key, "reasoning");
+        bool read = !strcmp(key, "role") || !strcmp(key, "content") || !strcmp(key, "name") ||
+                    (is_answer && is_reasoning(key));
         bool nothing = json_is_null(v) || (json_is_array(v) && json_array_size(v) == 0);
-        if (!read && !nothing && !(reasoning && !last)) {
+        if (!read && !nothing) {
             char shown[SHOWN_BYTES];
             return cn_fail(CN_ERR_ARG, "%s: member '%s' is not supported", where,
                            cn_json_printable(key, shown, sizeof shown));
@@ -88,7 +91,25 @@ static cn_status check_members(const char *where, json_t *message, bool last)
     return CN_OK;
 }
 
-static cn_status read_message(cn_api_request *r, size_t i, json_t *message, bool last)
+/* The reasoning of an assistant message, under either of the names that vLLM has given it. */
+static cn_status read_reasoning(const char *where, json_t *message, const char **out)
+{
+    const char *key;
+    json_t *v;
+    json_object_foreach(message, key, v)
+    {
+        if (!is_reasoning(key) || json_is_null(v)) continue;
+        if (!json_is_string(v)) return refuse(where, "reasoning as text", v);
+        const char *text = json_string_value(v);
+        if (*out && strcmp(*out, text) != 0)
+            return cn_fail(CN_ERR_ARG,
+                           "%s: reasoning and reasoning_content differ: send one of them", where);
+        *out = text;
+    }
+    return CN_OK;
+}
+
+static cn_status read_message(cn_api_request *r, size_t i, json_t *message)
 {
     /* "developer" is OpenAI's newer name of what chat templates call "system". */
     static const struct {
@@ -101,13 +122,15 @@ static cn_status read_message(cn_api_request *r, size_t i, json_t *message, bool
     char where[32];
     snprintf(where, sizeof where, "messages[%zu]", i);
     if (!json_is_object(message)) return refuse(where, "an object", message);
-    CN_TRY(check_members(where, message, last));
     json_t *role = json_object_get(message, "role");
     for (size_t k = 0; json_is_string(role) && k < sizeof roles / sizeof *roles; k++)
         if (strcmp(json_string_value(role), roles[k].sent) == 0) out->role = roles[k].is;
     if (!role) return cn_fail(CN_ERR_ARG, "%s: role is missing", where);
     if (!out->role)
         return refuse(where, "role \"system\", \"developer\", \"user\" or \"assistant\"", role);
+    const bool is_answer = strcmp(out->role, "assistant") == 0;
+    CN_TRY(check_members(where, message, is_answer));
+    if (is_answer) CN_TRY(read_reasoning(where, message, &out->reasoning));
     json_t *content = json_object_get(message, "content");
     if (json_is_array(content)) return join_parts(r, where, content, &out->content);
     if (!content) return cn_fail(CN_ERR_ARG, "%s: content is missing", where);
@@ -123,7 +146,7 @@ static cn_status set_messages(cn_api_request *r, const char *key, json_t *v)
     r->messages = cn_calloc(n, sizeof *r->messages);
     if (!r->messages) return out_of_memory(key);
     for (size_t i = 0; i < n; i++)
-        CN_TRY(read_message(r, i, json_array_get(v, i), i + 1 == n));
+        CN_TRY(read_message(r, i, json_array_get(v, i)));
     r->params.messages = r->messages;
     r->params.n_messages = n;
     return CN_OK;

@@ -76,8 +76,11 @@ static cn_status render_chat(job *j, const json_t *list)
     cn_status status = CN_OK;
     for (size_t i = 0; i < n && status == CN_OK; i++) {
         const json_t *m = json_array_get(list, i);
-        messages[i] = (cn_message){json_string_value(json_object_get(m, "role")),
-                                   json_string_value(json_object_get(m, "content"))};
+        messages[i] = (cn_message){
+            .role = json_string_value(json_object_get(m, "role")),
+            .content = json_string_value(json_object_get(m, "content")),
+            .reasoning = json_string_value(json_object_get(m, "reasoning_content")),
+        };
         if (!messages[i].role || !messages[i].content)
             status = cn_fail(CN_ERR_ARG, "message %zu lacks \"role\" or \"content\"", i);
     }

@@ -41,7 +41,10 @@ cn_status cn_intake_open(cn_service *s)
 static size_t prompt_bytes(const cn_request_params *p)
 {
     size_t n = p->text ? strlen(p->text) : 0;
-    for (size_t i = 0; i < p->n_messages; i++) n += strlen(p->messages[i].content);
+    for (size_t i = 0; i < p->n_messages; i++) {
+        const cn_message *m = &p->messages[i];
+        n += strlen(m->content) + (m->reasoning ? strlen(m->reasoning) : 0);
+    }
     return n;
 }
 

@@ -196,6 +196,7 @@ static const char *default_system(const char *literal, size_t *n)
 typedef struct findings {
     bool splits, strips, trims, queries, switches, joins, dated, today;
     bool writes_bos, starts_with_bos;
+    bool reads_reasoning; /* message.reasoning_content; the bare name is a variable */
     bool opens_answer, opens_thinking, closes_thinking, empty_thinking, tool_turns;
     unsigned required;  /* bit i: required[i] was seen */
     unsigned defaults;  /* default system messages seen */
@@ -203,8 +204,10 @@ typedef struct findings {
     unsigned words;
 } findings;
 
-static void note_name(findings *f, const char *name)
+static void note_name(findings *f, const char *name, bool is_member)
 {
+    f->reads_reasoning =
+        f->reads_reasoning || (is_member && strcmp(name, "reasoning_content") == 0);
     f->splits = f->splits || strcmp(name, "split") == 0;
     f->strips = f->strips || strstr(name, "strip") != NULL;
     f->trims = f->trims || strcmp(name, "trim") == 0;
@@ -258,10 +261,12 @@ static cn_status scan(const char *program, size_t n, const family *fam, bool che
     cn_jinja_lex lex = {.src = program, .n = n};
     cn_jinja_kind kind;
     cn_status status;
+    bool after_dot = false;
     while ((status = cn_jinja_next(&lex, &kind)) == CN_OK && kind != CN_JINJA_END) {
         const char *text = lex.text.data;
         if (!check) {
-            if (kind == CN_JINJA_NAME) note_name(f, text);
+            if (kind == CN_JINJA_NAME) note_name(f, text, after_dot);
+            after_dot = kind == CN_JINJA_SIGN && strcmp(text, ".") == 0;
             if (kind == CN_JINJA_STRING) status = note_string(f, fam, text, traits);
             if (status != CN_OK) break;
             f->words += kind != CN_JINJA_SIGN;
@@ -295,11 +300,14 @@ static cn_status judge_chatml(const findings *f, cn_chat_traits *t, cn_buf *why)
         return cn_buf_addf(why, "its enable_thinking does not write an empty <think> block");
     if (f->queries && !(f->splits && f->closes_thinking && f->strips))
         return cn_buf_addf(why, "it treats earlier reasoning in a way of its own");
+    if (!f->queries && f->reads_reasoning)
+        return cn_buf_addf(why, "it renders reasoning_content in a way of its own");
     if (!f->queries && (f->strips || f->splits) && !(f->splits && f->opens_thinking))
         return cn_buf_addf(why, "it changes the text of messages");
     t->history = f->queries  ? CN_HISTORY_SINCE_QUERY
                  : f->splits ? CN_HISTORY_LAST
                              : CN_HISTORY_KEEP;
+    t->reads_reasoning = f->reads_reasoning;
     t->writes_bos = f->writes_bos;
     t->tool_turns = f->tool_turns;
     t->any_role = !f->tool_turns;

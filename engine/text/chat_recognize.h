@@ -31,6 +31,7 @@ typedef struct cn_chat_traits {
     cn_chat_layout layout;
     cn_chat_history history;
     bool writes_bos;
+    bool reads_reasoning; /* of messages, apart from their content (Qwen3) */
     bool any_role;        /* else only system, user, assistant, and tool if tool_turns */
     bool tool_turns;      /* ChatML: role tool is a user turn of <tool_response> */
     bool thinking_switch; /* enable_thinking = 0 writes an empty <think> block */

@@ -110,12 +110,14 @@ static size_t last_query(const cn_message *messages, size_t n)
     return n - 1;
 }
 
-/* Qwen3: the reasoning inside an answer comes first, newly wrapped, where it is kept. */
-static cn_status add_qwen3_answer(span content, bool kept, bool last, cn_buf *out)
+/* Qwen3: the reasoning of an answer, beside its content or else inside it, comes first, newly
+ * wrapped, where it is kept. */
+static cn_status add_qwen3_answer(span content, const char *apart, bool kept, bool last,
+                                  cn_buf *out)
 {
     static const char end[] = "</think>";
-    span reasoning = {content.at, 0};
-    if (memmem(content.at, content.n, end, sizeof end - 1)) {
+    span reasoning = apart ? span_of(apart) : (span){content.at, 0};
+    if (!apart && memmem(content.at, content.n, end, sizeof end - 1)) {
         reasoning = strip_newlines(before_first(content, end), false, true);
         reasoning = strip_newlines(after_last(reasoning, "<think>"), true, false);
         content = strip_newlines(after_last(content, end), true, false);
@@ -156,7 +158,8 @@ static cn_status render_chatml(const cn_chat_template *t, const cn_message *mess
         bool answer = is_role(&messages[i], "assistant"), last = i + 1 == n;
         CN_TRY(cn_buf_addf(out, "<|im_start|>%s\n", messages[i].role));
         if (answer && traits->history == CN_HISTORY_SINCE_QUERY) {
-            CN_TRY(add_qwen3_answer(content, i > query, last, out));
+            const char *apart = traits->reads_reasoning ? messages[i].reasoning : NULL;
+            CN_TRY(add_qwen3_answer(content, apart, i > query, last, out));
         } else {
             if (answer && traits->history == CN_HISTORY_LAST && !last)
                 content = strip_newlines(after_last(content, "</think>"), true, false);
@@ -325,6 +328,7 @@ static bool set_family(cn_chat_traits *t, const char *name, cn_status *status)
     } else if (strcmp(name, "qwen3") == 0) {
         *t = (cn_chat_traits){.layout = CN_CHAT_CHATML,
                               .history = CN_HISTORY_SINCE_QUERY,
+                              .reads_reasoning = true,
                               .tool_turns = true,
                               .thinking_switch = true};
     } else if (strcmp(name, "llama3") == 0) {

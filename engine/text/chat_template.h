@@ -7,7 +7,8 @@
  *
  *   chatml       <|im_start|>role\ncontent<|im_end|>\n for each message
  *   qwen2        ChatML with a default system prompt; tool results as user turns
- *   qwen3        ChatML; reasoning of earlier answers is dropped, thinking can be switched off
+ *   qwen3        ChatML; reasoning of answers, inside their content or beside it, is kept behind
+ *                the last question alone; thinking can be switched off
  *   llama3       <|start_header_id|>role<|end_header_id|>\n\ncontent<|eot_id|>; 3.1 and later with
  *                dates in the system message
  *   deepseek-r1  <｜User｜>content<｜Assistant｜>content<｜end▁of▁sentence｜>, reasoning dropped

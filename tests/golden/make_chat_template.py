@@ -350,6 +350,9 @@ KNOWN = {  # name: (family, template, BOS)
     "DeepSeek-R1, first": ("deepseek-r1", DEEPSEEK.replace("<｜Assistant｜><think>\\n", "<｜Assistant｜>"),
                            "<｜begin▁of▁sentence｜>"),
     "DeepSeek-R1, joined": ("deepseek-r1", DEEPSEEK_JOINED, "<｜begin▁of▁sentence｜>"),
+    "Qwen3, reasoning in content alone": ("qwen3", QWEN3.replace(
+        "message.reasoning_content is string", "false").replace(
+        "message.reasoning_content", "''"), None),
 }
 UNKNOWN = {
     "trims": PLAIN.replace("message.content", "message.content | trim"),
@@ -368,6 +371,8 @@ UNKNOWN = {
     "another cutoff": LLAMA31.replace("December 2023", "March 2025"),
     "mistral": "{{ bos_token }}{% for message in messages %}{{ '[INST] ' + message['content'] + "
                "' [/INST]' }}{% endfor %}",
+    "reasons otherwise": PLAIN.replace("+ message.content", "+ (message.reasoning_content or '') + "
+                                       "message.content"),
     "empty tags": "{{}}{%%}{##}",
     "unclosed": "{{ '<|im_start|>",
     "unclosed escape": "{{ '<|im_start|>\\",
@@ -391,15 +396,41 @@ def chats(family, rng, has_tools):
         yield [(rng.choice(roles), rng.choice(TEXTS)) for _ in range(rng.randint(1, 7))]
 
 
+def reasoned_chats(rng, has_tools):
+    """Chats whose assistant messages may bring their reasoning beside the content, as (role,
+    content, reasoning or None)."""
+    result = "<tool_response>\n1\n</tool_response>"
+    yield [("user", "2+2?", None), ("assistant", "4", "easy"), ("user", "3+3?", None)]
+    yield [("user", "2+2?", None), ("assistant", "call", "use it"), ("user", result, None)]
+    yield [("user", "2+2?", None), ("assistant", "4", "easy"), ("system", "S", None)]
+    yield [("user", "2+2?", None), ("assistant", "4", "one"), ("assistant", "5", "\ntwo\n")]
+    yield [("user", "q", None), ("assistant", "<think>\nin\n</think>\n\nout", "beside"),
+           ("user", result, None), ("assistant", "<think>\nin\n</think>\n\nout", "")]
+    roles = ["user", "assistant", "assistant", "system"] + (["tool"] if has_tools else [])
+    for _ in range(12):
+        chat = [(rng.choice(roles), rng.choice(TEXTS)) for _ in range(rng.randint(1, 7))]
+        yield [(r, c, rng.choice([None, "", "why", "\n\nlines\n\n", "a</think>b", " <think>x"])
+                if r == "assistant" else None) for r, c in chat]
+
+
+def message_of(role, content, reasoning=None):
+    message = {"role": role, "content": content}
+    return message if reasoning is None else {**message, "reasoning_content": reasoning}
+
+
 def main():
-    rng = random.Random(3)
+    rng, rng_reasoned = random.Random(3), random.Random(4)
     cases, programs = [], {}
     for name, (family, program, bos) in KNOWN.items():
         t = transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()),
                                                  bos_token=bos, chat_template=program)
         programs[name] = {"family": family, "bos": bos, "program": program}
-        for chat in chats(family, rng, "tool_response" in program):
-            messages = [{"role": r, "content": c} for r, c in chat]
+        has_tools = "tool_response" in program
+        all_chats = list(chats(family, rng, has_tools))
+        if family in ("qwen2", "qwen3"):
+            all_chats += reasoned_chats(rng_reasoned, has_tools)
+        for chat in all_chats:
+            messages = [message_of(*m) for m in chat]
             for thinking in (-1, 0, 1) if "enable_thinking" in program else (-1,):
                 extra = {} if thinking < 0 else {"enable_thinking": bool(thinking)}
                 text = t.apply_chat_template(messages, tokenize=False, add_generation_prompt=True,

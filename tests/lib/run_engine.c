@@ -28,7 +28,7 @@ void run_open(run *r, const char *const *options)
 cn_request_params run_params(const run *r, const char *chat_user_text, cn_message *message,
                              uint32_t max_tokens)
 {
-    *message = (cn_message){"user", chat_user_text};
+    *message = (cn_message){.role = "user", .content = chat_user_text};
     cn_request_params p = {.messages = message, .n_messages = 1, .enable_thinking = -1};
     cn_engine_default_sampling(r->engine, &p.sampling);
     cn_engine_default_kv(r->engine, &p.kv);
