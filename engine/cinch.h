@@ -167,8 +167,11 @@ typedef struct cn_usage {
 typedef struct cn_event {
     uint64_t request;     /* from cn_engine_submit */
     uint32_t sample;      /* 0 .. n-1 */
-    const char *text;     /* new content, UTF-8, never a split character; NUL-terminated */
-    const char *reasoning; /* new text before </think> when the reasoning parser is on, else "" */
+    /* New content and, when the reasoning parser is on, new text before </think>: UTF-8, never a
+     * split character, "" where there is none. Both end with a NUL, but a model may say U+0000 too:
+     * the lengths count. */
+    const char *text, *reasoning;
+    size_t text_len, reasoning_len; /* bytes */
     const uint32_t *tokens; /* [n_tokens] new token ids */
     uint32_t n_tokens;
     const cn_token_logprobs *logprobs; /* [n_tokens] or NULL */

@@ -60,13 +60,13 @@ static uint32_t depth_of(json_t *value)
     return 0;
 }
 
-cn_status cn_json_parse(json_t **out, const char *text, size_t n, const char *what,
-                        size_t max_bytes, uint32_t max_depth, cn_status error)
+static cn_status parse(json_t **out, const char *text, size_t n, const char *what,
+                       size_t max_bytes, uint32_t max_depth, cn_status error, size_t flags)
 {
     *out = NULL;
     if (n > max_bytes)
         return cn_fail(error, "%s: %zu bytes of JSON, at most %zu are read", what, n, max_bytes);
-    const size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY;
+    flags |= JSON_REJECT_DUPLICATES | JSON_DECODE_ANY;
     json_error_t e;
     json_t *tree = json_loadb(text, n, flags, &e);
     if (!tree && json_error_code(&e) == json_error_numeric_overflow)
@@ -86,6 +86,58 @@ cn_status cn_json_parse(json_t **out, const char *text, size_t n, const char *wh
     *out = tree;
     return CN_OK;
 }
+
+cn_status cn_json_parse(json_t **out, const char *text, size_t n, const char *what,
+                        size_t max_bytes, uint32_t max_depth, cn_status error)
+{
+    return parse(out, text, n, what, max_bytes, max_depth, error, 0);
+}
+
+cn_status cn_json_parse_request(json_t **out, const char *text, size_t n, const char *what,
+                                size_t max_bytes, uint32_t max_depth)
+{
+    return parse(out, text, n, what, max_bytes, max_depth, CN_ERR_ARG, JSON_ALLOW_NUL);
+}
+
+/* ---- NUL ---- */
+
+static bool holds_nul(json_t *value)
+{
+    size_t i;
+    const char *key;
+    json_t *child;
+    if (json_is_string(value))
+        return strlen(json_string_value(value)) != json_string_length(value);
+    if (json_is_array(value)) {
+        json_array_foreach(value, i, child) if (holds_nul(child)) return true;
+    } else if (json_is_object(value)) {
+        json_object_foreach(value, key, child) if (holds_nul(child)) return true;
+    }
+    return false;
+}
+
+cn_status cn_json_refuse_nul(json_t *value, const char *where, cn_status error)
+{
+    enum { PATH_BYTES = 256 };
+    char path[PATH_BYTES], shown[DESCRIBE_BYTES];
+    size_t i;
+    const char *key;
+    json_t *child;
+    if (!holds_nul(value)) return CN_OK;
+    json_array_foreach(value, i, child)
+    {
+        snprintf(path, sizeof path, "%s[%zu]", where, i);
+        CN_TRY(cn_json_refuse_nul(child, path, error));
+    }
+    json_object_foreach(value, key, child)
+    {
+        snprintf(path, sizeof path, "%s.%s", where, cn_json_printable(key, shown, sizeof shown));
+        CN_TRY(cn_json_refuse_nul(child, path, error));
+    }
+    return cn_fail(error, "%s: a text with a NUL character (\\u0000) is not supported", where);
+}
+
+/* ---- files ---- */
 
 /* Reads fd whole into *text (freed by the caller). */
 static cn_status read_whole(int fd, const char *path, size_t max_bytes, char **text, size_t *n)
@@ -124,6 +176,8 @@ cn_status cn_json_load_file(json_t **out, const char *path, size_t max_bytes, ui
     cn_free(text);
     return status;
 }
+
+/* ---- getters ---- */
 
 json_t *cn_json_find(const cn_json_at *a, const char *key)
 {
@@ -217,6 +271,8 @@ cn_status cn_json_str(const cn_json_at *a, const char *key, cn_json_presence p, 
     CN_TRY(find(a, key, p, &v));
     if (!v) return CN_OK;
     if (!json_is_string(v)) return refuse(a, key, "a string", v);
+    if (cn_json_refuse_nul(v, key, a->error) != CN_OK)
+        return cn_fail_within(a->error, "%s", a->where);
     *out = json_string_value(v);
     return CN_OK;
 }

@@ -29,6 +29,15 @@ cn_status cn_json_parse(json_t **out, const char *text, size_t n, const char *wh
  * is refused. */
 cn_status cn_json_load_file(json_t **out, const char *path, size_t max_bytes, uint32_t max_depth);
 
+/* cn_json_parse for a request, CN_ERR_ARG, but a string that is no key may hold a NUL: who reads it
+ * refuses that by cn_json_refuse_nul, with the name of the field, or heeds the string's length. */
+cn_status cn_json_parse_request(json_t **out, const char *text, size_t n, const char *what,
+                                size_t max_bytes, uint32_t max_depth);
+
+/* `error`, with the path of the string, when one in value, called `where`, holds a NUL. NULL is
+ * fine. */
+cn_status cn_json_refuse_nul(json_t *value, const char *where, cn_status error);
+
 /* Short text of a value for messages: compact JSON, ASCII only, cut to fit. Returns buf. */
 const char *cn_json_describe(const json_t *value, char *buf, size_t size);
 
@@ -47,7 +56,8 @@ typedef struct cn_json_at {
 typedef enum cn_json_presence { CN_JSON_OPTIONAL, CN_JSON_REQUIRED } cn_json_presence;
 
 /* Getters. An absent optional key leaves *out as it is and returns CN_OK; an absent required key,
- * another type or a value outside [min, max] is a->error with the key and the value in the text.
+ * another type or a value outside [min, max] is a->error with the key and the value in the text; a
+ * string with a NUL is a->error too.
  * Strings, objects and arrays are borrowed from the tree. */
 cn_status cn_json_bool(const cn_json_at *a, const char *key, cn_json_presence p, bool *out);
 cn_status cn_json_u32(const cn_json_at *a, const char *key, cn_json_presence p, uint32_t min,

@@ -280,7 +280,9 @@ void cn_output_take(cn_output *o, cn_finish finish, cn_event *ev)
     for (uint32_t i = 0; o->logprobs && i < o->n_tokens; i++)
         o->logprobs[i].top = o->n_top ? o->top + (size_t)i * o->n_top : NULL;
     ev->text = channel_take(&o->content);
+    ev->text_len = o->content.ready;
     ev->reasoning = channel_take(&o->thinking);
+    ev->reasoning_len = o->thinking.ready;
     ev->tokens = o->tokens;
     ev->n_tokens = o->n_tokens;
     ev->logprobs = o->logprobs;

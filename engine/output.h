@@ -42,10 +42,10 @@ void cn_output_row(const cn_output *o, uint32_t n_pending, cn_sample_row *row, b
 cn_status cn_output_push(cn_output *o, uint32_t token, const cn_token_logprobs *lp,
                          cn_finish *finish);
 
-/* Fills text, reasoning, tokens, n_tokens, logprobs, finish, stop_reason, stop_token and answer_at
- * of *ev with what came since the last take. `finish`: how the sample ends, or CN_FINISH_NONE; a
- * sample that ends gives up its held-back text. The pointers are good until the next push, take or
- * free. */
+/* Fills text, reasoning, their lengths, tokens, n_tokens, logprobs, finish, stop_reason, stop_token
+ * and answer_at of *ev with what came since the last take. `finish`: how the sample ends, or
+ * CN_FINISH_NONE; a sample that ends gives up its held-back text. The pointers are good until the
+ * next push, take or free. */
 void cn_output_take(cn_output *o, cn_finish finish, cn_event *ev);
 
 /* Sets reasoning_tokens and thinking_truncated. */

@@ -21,7 +21,7 @@ typedef struct answer {
 static void on_event(void *user, const cn_event *ev)
 {
     answer *a = user;
-    size_t n = strlen(ev->text);
+    size_t n = ev->text_len;
     char *text = realloc(a->text, a->len + n + 1);
     if (!text) abort();
     memcpy(text + a->len, ev->text, n + 1);
@@ -78,9 +78,11 @@ int main(int argc, char **argv)
 
     bool failed = status != CN_OK;
     for (int i = 0; i < n; i++) {
-        if (status == CN_OK)
-            printf("> %s\n%s\n(%u tokens)\n\n", answers[i].prompt, answers[i].text,
-                   answers[i].n_tokens);
+        if (status == CN_OK) {
+            printf("> %s\n", answers[i].prompt);
+            fwrite(answers[i].text, 1, answers[i].len, stdout); /* may hold a NUL */
+            printf("\n(%u tokens)\n\n", answers[i].n_tokens);
+        }
         failed |= answers[i].failed;
         free(answers[i].text);
     }

@@ -17,12 +17,12 @@ typedef struct stream {
 static void on_event(void *user, const cn_event *ev)
 {
     stream *s = user;
-    if (*ev->reasoning) fputs(ev->reasoning, stdout);
-    if (*ev->text && !s->answering) {
+    fwrite(ev->reasoning, 1, ev->reasoning_len, stdout);
+    if (ev->text_len > 0 && !s->answering) {
         fputs("\n--- answer ---\n", stdout);
         s->answering = true;
     }
-    fputs(ev->text, stdout);
+    fwrite(ev->text, 1, ev->text_len, stdout);
     fflush(stdout);
     if (ev->finish == CN_FINISH_NONE) return;
     printf("\n(%s", cn_finish_name(ev->finish));

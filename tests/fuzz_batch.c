@@ -51,9 +51,10 @@ static void read_line(const cn_line *line, const cn_batch_format *format)
     else
         check_error_line(&item);
     if (item.reference) {
-        cn_grade(CN_OPT_GRADE_EXACT, item.reference, item.reference);
-        cn_grade(CN_OPT_GRADE_BOXED, item.reference, item.reference);
-        cn_grade(CN_OPT_GRADE_LAST_NUMBER, item.reference, item.reference);
+        const size_t n = strlen(item.reference);
+        cn_grade(CN_OPT_GRADE_EXACT, item.reference, n, item.reference);
+        cn_grade(CN_OPT_GRADE_BOXED, item.reference, n, item.reference);
+        cn_grade(CN_OPT_GRADE_LAST_NUMBER, item.reference, n, item.reference);
     }
     cn_batch_item_free(&item);
 }

@@ -4,17 +4,20 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
 
 #include "engine/api/api_response.h"
+#include "engine/offline/batch_line.h"
 
 static const char *token_bytes(void *user, uint32_t token, size_t *n)
 {
     (void)user;
-    static const char *const bytes[] = {"a", " b", "\xc3", "\xc3\xb6", "c"};
+    static const char *const bytes[] = {"a", " b", "\xc3", "\xc3\xb6", "c", "", "a\0b"};
+    static const size_t lengths[] = {1, 2, 1, 2, 1, 1, 3}; /* token 5 is a byte 0 */
     if (token >= sizeof bytes / sizeof *bytes) return NULL;
-    *n = strlen(bytes[token]);
+    *n = lengths[token];
     return bytes[token];
 }
 
@@ -39,6 +42,8 @@ static json_t *at(json_t *v, const char *path)
     return v;
 }
 
+/* A text of an event, and its length. */
+#define SAYS(field, literal) .field = (literal), .field##_len = sizeof(literal) - 1
 #define assert_text(body, path, want) assert_string_equal(json_string_value(at(body, path)), want)
 #define assert_number(body, path, want) assert_int_equal(json_integer_value(at(body, path)), want)
 
@@ -52,15 +57,17 @@ static void chat_body_has_openai_fields(void **state)
 {
     (void)state;
     cn_api_result *r = result(CN_API_CHAT, 1, -1);
-    cn_api_result_add(r, &(cn_event){.reasoning = "why ", .text = "", .n_tokens = 1});
+    cn_api_result_add(r, &(cn_event){SAYS(reasoning, "why "), SAYS(text, ""), .n_tokens = 1});
     assert_int_equal(cn_api_result_n_tokens(r), 1);
-    cn_api_result_add(r, &(cn_event){.reasoning = "not", .text = "4", .n_tokens = 1});
-    cn_api_result_add(r, &(cn_event){.text = "2", .reasoning = "", .n_tokens = 1,
+    cn_api_result_add(r, &(cn_event){SAYS(reasoning, "not"), SAYS(text, "4"), .n_tokens = 1});
+    cn_api_result_add(r, &(cn_event){SAYS(text, "2"), SAYS(reasoning, ""), .n_tokens = 1,
                                      .finish = CN_FINISH_STOP, .stop_reason = "END",
                                      .answer_at = 1, .usage = &usage, .last = true});
     assert_true(cn_api_result_is_done(r));
     assert_string_equal(cn_api_result_text(r, 0), "42");
-    assert_string_equal(cn_api_result_answer(r, 0), "2");
+    size_t n_answer;
+    assert_string_equal(cn_api_result_answer(r, 0, &n_answer), "2");
+    assert_int_equal(n_answer, 1);
     json_t *b = cn_api_result_body(r, "77", "m\xff", 1700000000);
     assert_text(b, "id", "chatcmpl-77");
     assert_text(b, "object", "chat.completion");
@@ -91,11 +98,12 @@ static void samples_become_choices_and_usage_adds_up(void **state)
 {
     (void)state;
     cn_api_result *r = result(CN_API_COMPLETION, 2, -1);
-    cn_api_result_add(r, &(cn_event){.sample = 1, .text = "one", .finish = CN_FINISH_STOP,
+    cn_api_result_add(r, &(cn_event){.sample = 1, SAYS(text, "one"), .finish = CN_FINISH_STOP,
                                      .stop_token = 17, .usage = &usage});
     assert_false(cn_api_result_is_done(r));
-    cn_api_result_add(r, &(cn_event){.sample = 0, .text = "zero", .finish = CN_FINISH_REPETITION,
-                                     .usage = &usage, .last = true});
+    cn_api_result_add(r, &(cn_event){.sample = 0, SAYS(text, "zero"),
+                                     .finish = CN_FINISH_REPETITION, .usage = &usage,
+                                     .last = true});
     json_t *b = cn_api_result_body(r, "8", "m", 0);
     assert_text(b, "id", "cmpl-8");
     assert_text(b, "object", "text_completion");
@@ -121,7 +129,7 @@ static void chat_logprobs_have_tokens_and_bytes(void **state)
 {
     (void)state;
     cn_api_result *r = result(CN_API_CHAT, 1, 2);
-    cn_api_result_add(r, &(cn_event){.text = "x", .logprobs = probs, .n_tokens = 3,
+    cn_api_result_add(r, &(cn_event){SAYS(text, "x"), .logprobs = probs, .n_tokens = 3,
                                      .finish = CN_FINISH_STOP, .usage = &usage, .last = true});
     json_t *b = cn_api_result_body(r, "1", "m", 0);
     assert_int_equal(json_array_size(at(b, "choices.0.logprobs.content")), 3);
@@ -144,8 +152,8 @@ static void completion_logprobs_are_parallel_arrays(void **state)
 {
     (void)state;
     cn_api_result *r = result(CN_API_COMPLETION, 1, 2);
-    cn_api_result_add(r, &(cn_event){.text = "x", .logprobs = probs, .n_tokens = 2});
-    cn_api_result_add(r, &(cn_event){.text = "", .logprobs = probs, .n_tokens = 1,
+    cn_api_result_add(r, &(cn_event){SAYS(text, "x"), .logprobs = probs, .n_tokens = 2});
+    cn_api_result_add(r, &(cn_event){SAYS(text, ""), .logprobs = probs, .n_tokens = 1,
                                      .finish = CN_FINISH_STOP, .usage = &usage, .last = true});
     json_t *b = cn_api_result_body(r, "1", "m", 0);
     assert_text(b, "choices.0.logprobs.tokens.1", "\xc3\xb6");
@@ -159,11 +167,77 @@ static void completion_logprobs_are_parallel_arrays(void **state)
     cn_api_result_free(r);
 }
 
+/* What is written of a request whose text has NULs, read back. */
+static json_t *written(cn_api_result *r)
+{
+    cn_buf line = {0};
+    cn_batch_line_figures figures;
+    const cn_batch_notes none = {0};
+    json_t *body = cn_api_result_body(r, "1", "m", 0);
+    json_incref(body);
+    assert_int_equal(cn_batch_line_format(&line, (cn_id){1, 4}, "id", 200, body, &none), CN_OK);
+    assert_null(memchr(line.data, '\0', line.len));
+    if (cn_batch_line_parse(&figures, line.data, line.len - 1) != CN_OK)
+        fail_msg("%s: %s", line.data, cn_last_error());
+    assert_int_equal(figures.completion_tokens, usage.completion_tokens);
+    cn_buf_free(&line);
+    cn_api_result_free(r);
+    return body;
+}
+
+static void expect_text(json_t *body, const char *path, const char *want, size_t n)
+{
+    const json_t *v = at(body, path);
+    assert_int_equal(json_string_length(v), n);
+    assert_memory_equal(json_string_value(v), want, n);
+}
+
+static const cn_logprob nul_top[] = {{5, -0.5f}, {6, -1}, {0, -2}, {5, -3}};
+static const cn_token_logprobs nul_probs[] = {{{0, -1}, nul_top, 4}, {{5, -1}, nul_top, 4},
+                                              {{6, -1}, nul_top, 4}, {{4, -1}, nul_top, 4}};
+
+static void a_nul_is_said_the_same_everywhere(void **state)
+{
+    (void)state;
+    static const char text[] = "a\0a\0bc";
+    cn_event ev = {SAYS(text, "a\0a\0bc"), SAYS(reasoning, "\0"), .logprobs = nul_probs,
+                   .n_tokens = 4, .finish = CN_FINISH_STOP, .usage = &usage, .last = true};
+    cn_api_result *r = result(CN_API_CHAT, 1, 4);
+    cn_api_result_add(r, &ev);
+    json_t *b = written(r);
+    expect_text(b, "choices.0.message.content", text, sizeof text - 1);
+    expect_text(b, "choices.0.message.reasoning_content", "", 1);
+    expect_text(b, "choices.0.logprobs.content.1.token", "", 1);
+    assert_int_equal(json_array_size(at(b, "choices.0.logprobs.content.1.bytes")), 1);
+    assert_number(b, "choices.0.logprobs.content.1.bytes.0", 0);
+    expect_text(b, "choices.0.logprobs.content.0.top_logprobs.1.token", "a\0b", 3);
+    json_decref(b);
+
+    ev.reasoning_len = 0;
+    r = result(CN_API_COMPLETION, 1, 4);
+    cn_api_result_add(r, &ev);
+    b = written(r);
+    expect_text(b, "choices.0.text", text, sizeof text - 1);
+    for (size_t i = 0; i < 4; i++) { /* each token stands at its offset */
+        const json_t *token = json_array_get(at(b, "choices.0.logprobs.tokens"), i);
+        const json_t *offset = json_array_get(at(b, "choices.0.logprobs.text_offset"), i);
+        assert_memory_equal(text + json_integer_value(offset), json_string_value(token),
+                            json_string_length(token));
+    }
+#if JANSSON_VERSION_HEX >= 0x020e00 /* an older one ends a key at its NUL */
+    char *top_text = json_dumps(at(b, "choices.0.logprobs.top_logprobs.0"), JSON_COMPACT);
+    assert_string_equal(top_text, "{\"\\u0000\":-0.5,\"a\\u0000b\":-1.0,\"a\":-2.0}");
+    free(top_text);
+#endif
+    json_decref(b);
+}
+
 static void content_is_null_when_all_was_reasoning(void **state)
 {
     (void)state;
     cn_api_result *r = result(CN_API_CHAT, 1, -1);
-    cn_api_result_add(r, &(cn_event){.reasoning = "hm", .finish = CN_FINISH_LENGTH, .last = true});
+    cn_api_result_add(r, &(cn_event){SAYS(reasoning, "hm"), .finish = CN_FINISH_LENGTH,
+                                     .last = true});
     json_t *b = cn_api_result_body(r, "1", "m", 0);
     assert_true(json_is_null(at(b, "choices.0.message.content")));
     assert_true(json_is_null(at(b, "usage.kv.budget")));
@@ -210,6 +284,7 @@ int main(void)
         cmocka_unit_test(samples_become_choices_and_usage_adds_up),
         cmocka_unit_test(chat_logprobs_have_tokens_and_bytes),
         cmocka_unit_test(completion_logprobs_are_parallel_arrays),
+        cmocka_unit_test(a_nul_is_said_the_same_everywhere),
         cmocka_unit_test(content_is_null_when_all_was_reasoning),
         cmocka_unit_test(failures_are_kept),
     };

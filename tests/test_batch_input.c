@@ -290,6 +290,19 @@ static const struct fault {
     {&openai, "{\"custom_id\": \"a\", \"url\": \"/v1/completions\", \"body\": {\"prompt\": \"x\", "
               "\"tempreature\": 1}}", "tempreature", "unknown"},
     {&graded, "{\"custom_id\": \"a\", \"answer\": [1]}", "answer", "array"},
+    {&openai, "{\"custom_id\": \"a\\u0000b\"}", "custom_id", "custom_id: a text with a NUL"},
+    {&openai, "{\"custom_id\": \"a\", \"method\": \"POST\\u0000\"}", "method", "NUL"},
+    {&openai, "{\"custom_id\": \"a\", \"url\": \"/v1/completions\\u0000\"}", "url", "NUL"},
+    {&openai, "{\"custom_id\": \"a\", \"url\": \"/v1/completions\", \"body\": {\"prompt\": "
+              "\"x\\u0000y\"}}", "prompt", "prompt: a text with a NUL"},
+    {&openai, "{\"custom_id\": \"a\", \"url\": \"/v1/chat/completions\", \"body\": {\"messages\": "
+              "[{\"role\": \"user\", \"content\": \"\\u0000\"}]}}", "messages",
+     "messages[0].content: a text with a NUL"},
+    {&openai, "{\"custom_id\": \"a\", \"url\": \"/v1/completions\", \"body\": {\"prompt\": \"x\", "
+              "\"stop\": [\"a\", \"b\\u0000\"]}}", "stop", "stop[1]: a text with a NUL"},
+    {&graded, "{\"custom_id\": \"a\", \"answer\": \"\\u0000\"}", "answer", "NUL"},
+    {&table, "{\"idx\": \"\\u0000\", \"question\": \"q\"}", "idx", "NUL"},
+    {&table, "{\"idx\": 1, \"question\": \"q\\u0000\"}", "question", "question: a text with a NUL"},
     {&table, "{\"question\": \"q\"}", "idx", "nothing"},
     {&table, "{\"idx\": null, \"question\": \"q\"}", "idx", "null"},
     {&table, "{\"idx\": 1}", "question", "nothing"},
@@ -309,6 +322,22 @@ static void faults_are_named(void **state)
         assert_int_equal(item.line, 7);
         cn_batch_item_free(&item);
     }
+}
+
+/* A NUL in another field leaves a line its custom_id: the error line has it. */
+static void a_nul_elsewhere_leaves_the_custom_id(void **state)
+{
+    (void)state;
+    cn_batch_item item;
+    assert_int_equal(read_item(&item,
+                               "{\"custom_id\": \"a\", \"url\": \"/v1/completions\", "
+                               "\"body\": {\"prompt\": \"x\\u0000\"}}",
+                               &openai),
+                     CN_ERR_ARG);
+    const cn_id id = cn_id_of("custom_id", "a", 1);
+    assert_string_equal(item.custom_id, "a");
+    assert_true(item.id.hi == id.hi && item.id.lo == id.lo);
+    cn_batch_item_free(&item);
 }
 
 static void a_line_without_its_own_id_is_told_by_number_and_text(void **state)
@@ -338,6 +367,7 @@ int main(void)
         cmocka_unit_test(openai_lines_are_read),
         cmocka_unit_test(tables_are_read_by_field_name),
         cmocka_unit_test(faults_are_named),
+        cmocka_unit_test(a_nul_elsewhere_leaves_the_custom_id),
         cmocka_unit_test(a_line_without_its_own_id_is_told_by_number_and_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -115,6 +115,7 @@ static void step_request(cn_engine *e, fake_request *r)
         ev.error = "it failed";
     } else if (--r->left == 0) {
         ev.text = r->text;
+        ev.text_len = strlen(r->text);
         ev.finish = r->loops    ? CN_FINISH_REPETITION
                     : r->forced ? CN_FINISH_LENGTH
                                 : CN_FINISH_STOP;

@@ -53,7 +53,7 @@ static char *render(const cn_chat_template *t, const char *const *pairs, int thi
 {
     cn_message messages[8];
     size_t n = 0;
-    for (; pairs[2 * n]; n++) 
+    for (; pairs[2 * n]; n++)
         messages[n] = (cn_message){.role = pairs[2 * n], .content = pairs[2 * n + 1]};
     cn_buf out = {0};
     if (cn_chat_template_render(t, messages, n, thinking, &out) != CN_OK)

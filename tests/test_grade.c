@@ -66,10 +66,22 @@ static void rules_match_what_they_say(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct grade_case *c = &cases[i];
-        if (cn_grade(c->rule, c->output, c->reference) != c->match)
+        if (cn_grade(c->rule, c->output, strlen(c->output), c->reference) != c->match)
             fail_msg("rule %d: '%s' against '%s' should %smatch", (int)c->rule, c->output,
                      c->reference, c->match ? "" : "not ");
     }
+}
+
+/* A NUL is a byte of the answer, not its end. */
+static void a_nul_ends_no_answer(void **state)
+{
+    (void)state;
+    static const char after[] = "7\0 or 8", boxed[] = "\\boxed{1}\0\\boxed{2}";
+    static const char thought[] = "<think>\0</think>7";
+    assert_false(cn_grade(CN_OPT_GRADE_EXACT, after, sizeof after - 1, "7"));
+    assert_true(cn_grade(CN_OPT_GRADE_LAST_NUMBER, after, sizeof after - 1, "8"));
+    assert_true(cn_grade(CN_OPT_GRADE_BOXED, boxed, sizeof boxed - 1, "2"));
+    assert_true(cn_grade(CN_OPT_GRADE_EXACT, thought, sizeof thought - 1, "7"));
 }
 
 /* Values of the Wilson score interval, computed apart in Python. */
@@ -99,6 +111,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rules_match_what_they_say),
+        cmocka_unit_test(a_nul_ends_no_answer),
         cmocka_unit_test(intervals_are_wilsons),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -52,6 +52,41 @@ static void test_refusals(void **state)
     expect_refusal("[1]\0", 4, "not JSON");
 }
 
+static void test_nul_is_refused_by_name(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *says;
+    } cases[] = {
+        {"{\"a\": \"x\\u0000\"}", "body.a: a text with a NUL"},
+        {"{\"a\": [1, {\"b\": \"\\u0000\"}]}", "body.a[1].b: a text with a NUL"},
+        {"\"\\u0000y\"", "body: a text with a NUL"},
+    };
+    json_t *tree;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *text = cases[i].text;
+        assert_int_equal(cn_json_parse_request(&tree, text, strlen(text), "t", 1 << 20, 8), CN_OK);
+        assert_int_equal(cn_json_refuse_nul(tree, "body", CN_ERR_MODEL), CN_ERR_MODEL);
+        if (!strstr(cn_last_error(), cases[i].says))
+            fail_msg("'%s' lacks '%s'", cn_last_error(), cases[i].says);
+        json_decref(tree);
+    }
+    const char *s = "kept";
+    static const char text[] = "{\"a\": \"x\\u0000\", \"b\": \"\\\\u0000\"}";
+    assert_int_equal(cn_json_parse_request(&tree, text, strlen(text), "t", 1 << 20, 8), CN_OK);
+    const cn_json_at at = {tree, "cfg", CN_ERR_ARG};
+    assert_int_equal(cn_json_str(&at, "a", CN_JSON_REQUIRED, &s), CN_ERR_ARG);
+    assert_string_equal(s, "kept");
+    assert_non_null(strstr(cn_last_error(), "cfg: a: a text with a NUL"));
+    assert_int_equal(cn_json_str(&at, "b", CN_JSON_REQUIRED, &s), CN_OK);
+    assert_string_equal(s, "\\u0000");
+    assert_int_equal(cn_json_refuse_nul(json_object_get(tree, "b"), "b", CN_ERR_ARG), CN_OK);
+    assert_int_equal(cn_json_refuse_nul(NULL, "c", CN_ERR_ARG), CN_OK);
+    json_decref(tree);
+    static const char key[] = "{\"a\\u0000\": 1}";
+    assert_int_equal(cn_json_parse_request(&tree, key, strlen(key), "t", 1 << 20, 8), CN_ERR_ARG);
+}
+
 /* Text of an error must not carry what a terminal would act on. */
 static void test_error_text_is_printable(void **state)
 {
@@ -178,6 +213,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_refusals),  cmocka_unit_test(test_error_text_is_printable),
+        cmocka_unit_test(test_nul_is_refused_by_name),
         cmocka_unit_test(test_getters),   cmocka_unit_test(test_huge_integer_is_read),
         cmocka_unit_test(test_token_ids), cmocka_unit_test(test_files),
     };

@@ -11,21 +11,22 @@
 #include "engine/output.h"
 #include "engine/sampler.h"
 
-enum { A, B, C, SPACE, E_1, E_2, STOP_HEAD, STOP_TAIL, EOS, OPEN, CLOSE, HELLO, N_TOKENS };
+enum { A, B, C, SPACE, E_1, E_2, STOP_HEAD, STOP_TAIL, EOS, OPEN, CLOSE, HELLO, NUL, N_TOKENS };
 
 struct cn_tokenizer {
     const char *text[N_TOKENS];
 };
 
 static const cn_tokenizer vocab = {
-    {"a", "b", "c", " ", "\xc3", "\xa9", "xST", "OPy", "<eos>", "<think>", "</think>", "hello"}};
+    {"a", "b", "c", " ", "\xc3", "\xa9", "xST", "OPy", "<eos>", "<think>", "</think>", "hello",
+     ""}}; /* a byte 0, with the one that ends it */
 
 bool cn_tokenizer_token(const cn_tokenizer *t, uint32_t id, const char **bytes, size_t *n_bytes,
                         bool *special)
 {
     if (id >= N_TOKENS) return false;
     *bytes = t->text[id];
-    *n_bytes = strlen(t->text[id]);
+    *n_bytes = id == NUL ? 1 : strlen(t->text[id]);
     *special = id == EOS || id == OPEN || id == CLOSE;
     return true;
 }
@@ -270,7 +271,7 @@ static void random_streams_end_where_brute_force_says(void **state)
         uint32_t tokens[12], n = 0;
         char text[200] = "";
         while (n < 12) {
-            uint32_t t = (uint32_t)rand_r(&seed) % N_TOKENS;
+            uint32_t t = (uint32_t)rand_r(&seed) % NUL; /* C strings alone */
             if (t >= EOS && t <= CLOSE) continue;
             if (t == E_1 || t == E_2) { /* only whole characters, so that text is known */
                 if (n + 2 > 12) continue;
@@ -494,6 +495,47 @@ static void logprobs_survive_growth(void **state)
     cn_output_free(out);
 }
 
+/* Takes what there is; the text that has come is in all, the length of one delivery returned. */
+static size_t take_text(cn_output *out, cn_finish finish, cn_buf *text, cn_buf *reasoning,
+                        size_t *answer_at)
+{
+    cn_event ev = {0};
+    cn_output_take(out, finish, &ev);
+    assert_int_equal(cn_buf_add(text, ev.text, ev.text_len), CN_OK);
+    assert_int_equal(cn_buf_add(reasoning, ev.reasoning, ev.reasoning_len), CN_OK);
+    assert_int_equal(ev.text[ev.text_len], '\0');
+    assert_int_equal(ev.reasoning[ev.reasoning_len], '\0');
+    *answer_at = ev.answer_at;
+    return ev.text_len;
+}
+
+static void a_nul_is_text_like_any_other(void **state)
+{
+    (void)state;
+    static const uint32_t tokens[] = {OPEN, NUL, A, CLOSE, B, NUL, C};
+    run r = plain();
+    r.parser = CN_OPT_REASONING_QWEN3;
+    r.stops[0] = "cc"; /* the c is held back */
+    cn_output *out = open_output(&r);
+    cn_buf text = {0}, reasoning = {0};
+    size_t answer_at;
+    cn_finish finish;
+    for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
+        assert_int_equal(cn_output_push(out, tokens[i], NULL, &finish), CN_OK);
+        const size_t n = take_text(out, CN_FINISH_NONE, &text, &reasoning, &answer_at);
+        assert_int_equal(n, tokens[i] == B || (tokens[i] == NUL && i > 3));
+    }
+    assert_int_equal(take_text(out, CN_FINISH_LENGTH, &text, &reasoning, &answer_at), 1);
+    assert_int_equal(text.len, 3);
+    assert_memory_equal(text.data, "b\0c", 3);
+    assert_int_equal(reasoning.len, 2);
+    assert_memory_equal(reasoning.data, "\0a", 2);
+    assert_int_equal(answer_at, 0);
+    cn_buf_free(&text);
+    cn_buf_free(&reasoning);
+    cn_output_free(out);
+}
+
 static void a_steady_stream_allocates_nothing(void **state)
 {
     (void)state;
@@ -508,7 +550,7 @@ static void a_steady_stream_allocates_nothing(void **state)
         assert_int_equal(cn_output_push(out, HELLO, NULL, &finish), CN_OK);
         cn_event ev;
         cn_output_take(out, finish, &ev);
-        bytes += strlen(ev.text);
+        bytes += ev.text_len;
     }
     assert_int_equal(bytes, 4000 * 5);
     assert_int_equal(cn_alloc_count(), before);
@@ -533,6 +575,7 @@ int main(void)
         cmocka_unit_test(the_budget_shows_in_row_and_usage),
         cmocka_unit_test(a_budget_without_tags_ends_the_sample),
         cmocka_unit_test(logprobs_survive_growth),
+        cmocka_unit_test(a_nul_is_text_like_any_other),
         cmocka_unit_test(a_steady_stream_allocates_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

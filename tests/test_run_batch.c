@@ -392,6 +392,37 @@ static void faults_are_error_lines_and_strict_stops(void **state)
     expect_as_reference();
 }
 
+/* Token 188 of the bundled tokenizer is the byte 0. */
+static void a_file_with_nuls_is_resumed(void **state)
+{
+    (void)state;
+    put_text(in_path, "w",
+             "{\"custom_id\": \"chat\", \"url\": \"/v1/chat/completions\", \"body\": "
+             "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}], \"max_tokens\": 3, "
+             "\"logprobs\": true, \"logit_bias\": {\"188\": 100}}}\n"
+             "{\"custom_id\": \"text\", \"url\": \"/v1/completions\", \"body\": "
+             "{\"prompt\": \"hi\", \"max_tokens\": 3, \"logprobs\": 2, "
+             "\"logit_bias\": {\"188\": 100}}}\n"
+             "{\"custom_id\": \"a\\u0000b\", \"url\": \"/v1/completions\", \"body\": "
+             "{\"prompt\": \"hi\"}}\n"
+             "{\"custom_id\": \"prompt\", \"url\": \"/v1/completions\", \"body\": "
+             "{\"prompt\": \"a\\u0000b\"}}\n");
+    expect_exit(2, &plain);
+    expect_log("2 answered, 2 errors");
+    expect_log("line 3: custom_id: a text with a NUL");
+    const char *text = get_text(out_path);
+    assert_non_null(strstr(text, "\"content\":\"\\u0000\\u0000\\u0000\""));
+    assert_non_null(strstr(text, "\"text\":\"\\u0000\\u0000\\u0000\""));
+    assert_non_null(strstr(text, "\"text_offset\":[0,1,2]"));
+    assert_non_null(strstr(text, "\"line\":3"));
+    assert_non_null(strstr(text, "\"custom_id\":\"prompt\""));
+    expect_exit(2, &resume);
+    expect_log("0 answered, 0 errors, 4 done before");
+    expect_exit(2, &(launch){.extra = {"--resume", "--retry-errors"}});
+    expect_log("0 answered, 2 errors, 2 done before");
+    assert_int_equal(count_lines(out_path), 4);
+}
+
 static void resume_refuses_another_model_or_other_options(void **state)
 {
     (void)state;
@@ -567,6 +598,7 @@ int main(void)
         TEST(one_signal_drains_and_two_stop),
         TEST(until_leaves_the_rest),
         TEST(faults_are_error_lines_and_strict_stops),
+        TEST(a_file_with_nuls_is_resumed),
         TEST(resume_refuses_another_model_or_other_options),
         TEST(pipes_are_answered_line_by_line),
         TEST(answers_are_graded_over_all_runs),

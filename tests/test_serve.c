@@ -156,6 +156,54 @@ static void streamed_logprobs_are_whole(void **state)
     http_reply_free(&r);
 }
 
+/* Token 188 of the bundled tokenizer is the byte 0; nothing else is sampled. */
+#define SAYS_NUL                                                                                   \
+    "\"max_tokens\": 3, \"temperature\": 0, \"logit_bias\": {\"188\": 100}"
+
+static void expect_nuls(const json_t *text, size_t n)
+{
+    assert_int_equal(json_string_length(text), n);
+    for (size_t i = 0; i < n; i++) assert_int_equal(json_string_value(text)[i], '\0');
+}
+
+static void a_nul_is_said_whole_and_streamed(void **state)
+{
+    (void)state;
+    static const char *const streamed[] = {"", ", \"stream\": true"};
+    json_t *whole = ask_chat(SAYS_NUL ", \"logprobs\": true");
+    json_t *choice = json_array_get(json_object_get(whole, "choices"), 0);
+    const json_t *content = json_object_get(json_object_get(choice, "logprobs"), "content");
+    expect_nuls(json_object_get(json_object_get(choice, "message"), "content"), 3);
+    expect_nuls(json_object_get(json_array_get(content, 2), "token"), 1);
+    json_decref(whole);
+    for (int i = 0; i < 2; i++) {
+        char body[256];
+        http_reply r;
+        snprintf(body, sizeof body, "{\"prompt\": \"1 2 3\", " SAYS_NUL ", \"logprobs\": 1%s}",
+                 streamed[i]);
+        http_ask(rig.port, "POST", "/v1/completions", NULL, body, &r);
+        assert_int_equal(r.status, 200);
+        assert_null(memchr(r.body.data, '\0', r.body.len));
+        if (i == 0) {
+            whole = json_loadb(r.body.data, r.body.len, JSON_ALLOW_NUL, NULL);
+            choice = json_array_get(json_object_get(whole, "choices"), 0);
+            expect_nuls(json_object_get(choice, "text"), 3);
+            json_decref(whole);
+        } else {
+            http_stream s;
+            http_stream_read(r.body.data, 0, &s);
+            assert_true(s.done);
+            assert_int_equal(s.text.len, 3);
+            assert_memory_equal(s.text.data, "\0\0\0", 3);
+            http_stream_free(&s);
+        }
+        http_reply_free(&r);
+    }
+    whole = http_ask_json(rig.port, "POST", "/detokenize", "{\"tokens\": [188]}", 200);
+    expect_nuls(json_object_get(whole, "prompt"), 1);
+    json_decref(whole);
+}
+
 static void stops_and_kv_are_heeded(void **state)
 {
     (void)state;
@@ -256,6 +304,13 @@ static void bad_requests_are_refused_by_name(void **state)
     assert_error("POST", chat, chat_body("\"unheard\": 1"), 400, "unheard");
     assert_error("POST", chat, chat_body("\"max_tokens\": 1000000"), 400, NULL);
     assert_error("POST", chat, chat_body("\"n\": 1, \"n\": 2"), 400, NULL);
+    assert_error("POST", chat, chat_body("\"stop\": \"\\u0000\""), 400, "stop");
+    assert_error("POST", chat,
+                 "{\"messages\": [{\"role\": \"user\", \"content\": \"a\\u0000b\"}]}", 400,
+                 "messages");
+    assert_error("POST", "/v1/completions", "{\"prompt\": \"a\\u0000b\"}", 400, "prompt");
+    assert_error("POST", chat, chat_body("\"user\": \"\\u0000\""), 400, "user");
+    assert_error("POST", "/tokenize", "{\"prompt\": \"a\\u0000b\"}", 400, NULL);
     assert_error("POST", chat, "{\"model\": \"gpt\", \"messages\": []}", 404, "model");
     assert_error("POST", "/v1/nothing", "{}", 404, NULL);
     assert_error("GET", "/../etc/passwd", NULL, 404, NULL);
@@ -549,6 +604,7 @@ int main(void)
         cmocka_unit_test(the_answer_is_the_engines),
         cmocka_unit_test(a_stream_says_what_a_whole_reply_says),
         cmocka_unit_test(streamed_logprobs_are_whole),
+        cmocka_unit_test(a_nul_is_said_whole_and_streamed),
         cmocka_unit_test(stops_and_kv_are_heeded),
         cmocka_unit_test(tokens_go_there_and_back),
         cmocka_unit_test(small_routes_answer),

@@ -413,6 +413,7 @@ static cn_status check_neutral(const char *key, const json_t *v)
 
 static cn_status read_field(cn_api_request *r, const char *key, json_t *v)
 {
+    CN_TRY(cn_json_refuse_nul(v, key, CN_ERR_ARG));
     if (json_is_null(v) || is_harmless(key)) return CN_OK;
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].endpoints >> r->endpoint & 1 && strcmp(key, fields[i].key) == 0)

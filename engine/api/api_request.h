@@ -50,9 +50,9 @@ typedef struct cn_api_request {
     cn_logit_bias *logit_bias;
 } cn_api_request;
 
-/* Reads body, which the request keeps a reference to. CN_ERR_ARG names field, value and what is
- * wanted; *out is then empty, and at_fault (unless NULL) has the field's name, or "" when no single
- * field is at fault. */
+/* Reads body (of cn_json_parse_request), which the request keeps a reference to. CN_ERR_ARG names
+ * field, value and what is wanted; *out is then empty, and at_fault (unless NULL) has the field's
+ * name, or "" when no single field is at fault. */
 cn_status cn_api_request_parse(cn_api_request *out, cn_api_endpoint endpoint, json_t *body,
                                const cn_api_defaults *defaults, cn_buf *at_fault);
 void cn_api_request_free(cn_api_request *r); /* leaves an empty one; empty is fine */

@@ -135,6 +135,21 @@ static size_t count_chars(const char *utf8, size_t n)
     return chars;
 }
 
+/* Two tokens may share a text; the likelier one comes first and stays. A text may hold a NUL, at
+ * which keys end before jansson 2.14. */
+static bool add_new_key(json_t *object, const cn_buf *key, json_t *value)
+{
+#if JANSSON_VERSION_HEX >= 0x020e00
+    if (!json_object_getn(object, key->data, key->len))
+        return json_object_setn_new(object, key->data, key->len, value) == 0;
+#else
+    if (!json_object_get(object, key->data))
+        return json_object_set_new(object, key->data, value) == 0;
+#endif
+    json_decref(value);
+    return true;
+}
+
 static bool add_completion_top(const cn_api_result *r, const cn_token_logprobs *p, json_t *top)
 {
     cn_buf text = {0};
@@ -143,9 +158,7 @@ static bool add_completion_top(const cn_api_result *r, const cn_token_logprobs *
     bool ok = true;
     for (uint32_t i = 0; ok && i < cn_min_u32(p->n_top, r->n_top); i++) {
         ok = token_text(r, p->top[i].token, &text, &raw, &n_raw) == CN_OK;
-        /* Two tokens may share a text; the likelier one comes first and stays. */
-        if (ok && !json_object_get(top, text.data))
-            ok = json_object_set_new(top, text.data, logprob_value(p->top[i].logprob)) == 0;
+        if (ok) ok = add_new_key(top, &text, logprob_value(p->top[i].logprob));
     }
     cn_buf_free(&text);
     return ok;
@@ -186,9 +199,8 @@ static void keep_error(cn_api_result *r, const char *text)
 
 static bool add_output(cn_api_result *r, choice *c, const cn_event *ev)
 {
-    if (ev->text && cn_buf_add(&c->text, ev->text, strlen(ev->text)) != CN_OK) return false;
-    if (ev->reasoning && cn_buf_add(&c->reasoning, ev->reasoning, strlen(ev->reasoning)) != CN_OK)
-        return false;
+    if (cn_buf_add(&c->text, ev->text, ev->text_len) != CN_OK) return false;
+    if (cn_buf_add(&c->reasoning, ev->reasoning, ev->reasoning_len) != CN_OK) return false;
     for (uint32_t i = 0; r->wants_logprobs && ev->logprobs && i < ev->n_tokens; i++) {
         const cn_token_logprobs *p = &ev->logprobs[i];
         bool ok = r->endpoint == CN_API_CHAT ? add_chat_logprobs(r, &c->logprobs, p)
@@ -227,11 +239,13 @@ const char *cn_api_result_text(const cn_api_result *r, uint32_t i)
     return r->choices[i].text.data ? r->choices[i].text.data : "";
 }
 
-const char *cn_api_result_answer(const cn_api_result *r, uint32_t i)
+const char *cn_api_result_answer(const cn_api_result *r, uint32_t i, size_t *n)
 {
     const char *text = cn_api_result_text(r, i);
-    CN_ASSERT(r->choices[i].answer_at <= r->choices[i].text.len);
-    return text + r->choices[i].answer_at;
+    const choice *c = &r->choices[i];
+    CN_ASSERT(c->answer_at <= c->text.len);
+    *n = c->text.len - c->answer_at;
+    return text + c->answer_at;
 }
 
 void cn_api_result_usage(const cn_api_result *r, cn_usage *out)
@@ -281,7 +295,8 @@ static json_t *logprobs_json(const cn_api_result *r, const logprobs *l)
 static json_t *message_json(const choice *c)
 {
     const char *text = c->text.len ? c->text.data : c->reasoning.len ? NULL : "";
-    json_t *m = json_pack("{s:s, s:s?}", "role", "assistant", "content", text);
+    json_t *m = json_pack("{s:s, s:o}", "role", "assistant", "content",
+                          text ? json_stringn(text, c->text.len) : json_null());
     if (m && c->reasoning.len)
         json_object_set_new(m, "reasoning_content",
                             json_stringn(c->reasoning.data, c->reasoning.len));

@@ -37,8 +37,9 @@ const char *cn_api_result_error(const cn_api_result *r);
 
 uint32_t cn_api_result_n_choices(const cn_api_result *r);
 const char *cn_api_result_text(const cn_api_result *r, uint32_t choice); /* content, "" at least */
-/* The content behind the reasoning, whether a parser set that apart or not: what is graded. */
-const char *cn_api_result_answer(const cn_api_result *r, uint32_t choice);
+/* The content behind the reasoning, whether a parser set that apart or not, n bytes: what is
+ * graded. */
+const char *cn_api_result_answer(const cn_api_result *r, uint32_t choice, size_t *n);
 void cn_api_result_usage(const cn_api_result *r, cn_usage *out);         /* over all samples */
 
 /* The body of a done, unfailed result. id without its prefix ("chatcmpl-", "cmpl-"), created in

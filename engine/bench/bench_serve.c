@@ -186,7 +186,7 @@ static void take_event(flight *f, const char *text)
         take_piece(s);
         return;
     }
-    json_t *event = json_loads(text, 0, NULL);
+    json_t *event = json_loads(text, JSON_ALLOW_NUL, NULL);
     const json_t *usage = json_object_get(event, "usage"), *error = json_object_get(event, "error");
     if (json_array_size(json_object_get(event, "choices")) > 0) take_piece(s);
     if (json_is_object(usage)) {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "engine/cmd/command.h"
+#include "engine/json.h"
 #include "engine/text/chat_template.h"
 #include "engine/text/detok.h"
 #include "engine/text/tokenizer.h"
@@ -67,10 +68,11 @@ static cn_status add_ids(job *j)
 
 /* ---- one input ---- */
 
-static cn_status render_chat(job *j, const json_t *list)
+static cn_status render_chat(job *j, json_t *list)
 {
     size_t n = json_array_size(list);
     if (!json_is_array(list)) return cn_fail(CN_ERR_ARG, "--chat wants an array of messages");
+    CN_TRY(cn_json_refuse_nul(list, "messages", CN_ERR_ARG));
     cn_message *messages = cn_calloc(n, sizeof *messages);
     if (!messages) return cn_fail(CN_ERR_MEMORY, "out of memory for %zu messages", n);
     cn_status status = CN_OK;
@@ -110,7 +112,7 @@ static cn_status parse_ids(job *j, const json_t *list)
 }
 
 /* `value` is the input as JSON, NULL for plain text. */
-static cn_status run_one(job *j, const json_t *value, const char *text, size_t n)
+static cn_status run_one(job *j, json_t *value, const char *text, size_t n)
 {
     j->ids.len = 0;
     if (j->c->decode) {

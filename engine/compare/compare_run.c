@@ -46,7 +46,7 @@ static void on_event(void *user, const cn_event *ev)
         cn_audit_add(&r->agreement, &o->said, &o->n_replayed, ev);
     } else {
         status = cn_transcript_add(&o->said, ev);
-        if (status == CN_OK) status = cn_buf_add(&o->text, ev->text, strlen(ev->text));
+        if (status == CN_OK) status = cn_buf_add(&o->text, ev->text, ev->text_len);
         if (ev->usage) o->usage = *ev->usage;
         o->answer_at = ev->answer_at;
     }
@@ -182,7 +182,8 @@ static void grade(const cn_compare_run *r, cn_compare_figures *f)
         const output *o = &r->outputs[i];
         f->graded++;
         f->matched += !o->refused && o->text.data &&
-                      cn_grade(c->grade, o->text.data + o->answer_at, r->task->items[i].reference);
+                      cn_grade(c->grade, o->text.data + o->answer_at, o->text.len - o->answer_at,
+                               r->task->items[i].reference);
     }
     cn_grade_interval(f->matched, f->graded, &f->low, &f->high);
 }

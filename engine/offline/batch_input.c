@@ -21,9 +21,10 @@ static cn_status keep_text(char **out, const char *text)
 }
 
 /* Text, or a whole number as text: what people put into id and answer columns. */
-static cn_status text_of(char **out, const char *field, const json_t *v)
+static cn_status text_of(char **out, const char *field, json_t *v)
 {
     char shown[SHOWN_BYTES];
+    CN_TRY(cn_json_refuse_nul(v, field, CN_ERR_ARG));
     if (json_is_string(v)) return keep_text(out, json_string_value(v));
     if (json_is_number(v)) {
         char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
@@ -48,7 +49,7 @@ void cn_batch_item_use_line_id(cn_batch_item *item, const cn_line *line)
 
 static cn_status read_reference(cn_batch_item *item, const char *field)
 {
-    const json_t *v = json_object_get(item->object, field);
+    json_t *v = json_object_get(item->object, field);
     if (!v || json_is_null(v)) return CN_OK;
     cn_status status = text_of(&item->reference, field, v);
     return status == CN_ERR_ARG ? fail_field(item, field) : status;
@@ -60,7 +61,7 @@ static cn_status read_custom_id(cn_batch_item *item, const cn_batch_format *form
     snprintf(number, sizeof number, "%llu", (unsigned long long)item->line);
     if (format->prompt_field && !format->id_field) return keep_text(&item->custom_id, number);
     const char *field = format->prompt_field ? format->id_field : "custom_id";
-    const json_t *v = json_object_get(item->object, field);
+    json_t *v = json_object_get(item->object, field);
     cn_status status = CN_OK;
     if (!v || (!format->prompt_field && !json_is_string(v))) {
         char shown[SHOWN_BYTES];
@@ -86,8 +87,8 @@ cn_status cn_batch_item_identify(cn_batch_item *item, const cn_line *line,
     if (line->too_long)
         return cn_fail(CN_ERR_ARG, "the line is longer than %d bytes",
                        (int)CN_BATCH_MAX_LINE_BYTES);
-    CN_TRY(cn_json_parse(&item->object, line->text, line->n, "the line", CN_BATCH_MAX_LINE_BYTES,
-                         CN_BATCH_MAX_DEPTH, CN_ERR_ARG));
+    CN_TRY(cn_json_parse_request(&item->object, line->text, line->n, "the line",
+                                 CN_BATCH_MAX_LINE_BYTES, CN_BATCH_MAX_DEPTH));
     if (!json_is_object(item->object)) {
         char shown[SHOWN_BYTES];
         return cn_fail(CN_ERR_ARG, "the line: want an object, found %s",
@@ -104,6 +105,7 @@ cn_status cn_batch_item_identify(cn_batch_item *item, const cn_line *line,
 static cn_status make_body(cn_batch_item *item, const char *field, json_t **out)
 {
     json_t *v = json_object_get(item->object, field);
+    if (cn_json_refuse_nul(v, field, CN_ERR_ARG) != CN_OK) return fail_field(item, field);
     if (json_is_array(v)) {
         *out = json_pack("{s:O}", "messages", v);
     } else if (json_is_string(v)) {
@@ -120,13 +122,16 @@ static cn_status make_body(cn_batch_item *item, const char *field, json_t **out)
 static cn_status find_endpoint(cn_batch_item *item, cn_api_endpoint *out)
 {
     char shown[SHOWN_BYTES];
-    const json_t *method = json_object_get(item->object, "method");
+    json_t *method = json_object_get(item->object, "method");
+    if (cn_json_refuse_nul(method, "method", CN_ERR_ARG) != CN_OK)
+        return fail_field(item, "method");
     if (method && (!json_is_string(method) || strcmp(json_string_value(method), "POST") != 0)) {
         cn_fail(CN_ERR_ARG, "method: want \"POST\", found %s",
                 cn_json_describe(method, shown, sizeof shown));
         return fail_field(item, "method");
     }
-    const json_t *url = json_object_get(item->object, "url");
+    json_t *url = json_object_get(item->object, "url");
+    if (cn_json_refuse_nul(url, "url", CN_ERR_ARG) != CN_OK) return fail_field(item, "url");
     if (json_is_string(url) && cn_api_endpoint_find(json_string_value(url), out)) return CN_OK;
     cn_fail(CN_ERR_ARG, "url: want %s or %s, found %s", cn_api_endpoint_path(CN_API_CHAT),
             cn_api_endpoint_path(CN_API_COMPLETION),

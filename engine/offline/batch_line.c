@@ -88,12 +88,30 @@ static cn_status read_figures(cn_batch_line_figures *out, const json_t *line)
     return CN_OK;
 }
 
+/* The texts and alternatives of tokens may hold a NUL, in values and in keys, where jansson reads
+ * none. No figure depends on them: U+FDD0, which is no character of any text, takes its place. */
+static cn_status mask_nuls(cn_buf *masked, const char *text, size_t n)
+{
+    static const char nul[] = "\\u0000", mask[] = "\\ufdd0";
+    CN_TRY(cn_buf_add(masked, text, n));
+    char *at = masked->data;
+    while ((at = memmem(at, (size_t)(masked->data + n - at), nul, sizeof nul - 1))) {
+        memcpy(at, mask, sizeof mask - 1);
+        at += sizeof mask - 1;
+    }
+    return CN_OK;
+}
+
 cn_status cn_batch_line_parse(cn_batch_line_figures *out, const char *text, size_t n)
 {
     *out = (cn_batch_line_figures){0};
-    json_t *line;
-    CN_TRY(cn_json_parse(&line, text, n, "the line", SIZE_MAX, MAX_DEPTH, CN_ERR_ARG));
-    cn_status status = read_figures(out, line);
+    json_t *line = NULL;
+    cn_buf masked = {0};
+    cn_status status = mask_nuls(&masked, text, n);
+    if (status == CN_OK)
+        status = cn_json_parse(&line, masked.data, n, "the line", SIZE_MAX, MAX_DEPTH, CN_ERR_ARG);
+    if (status == CN_OK) status = read_figures(out, line);
     json_decref(line);
+    cn_buf_free(&masked);
     return status;
 }

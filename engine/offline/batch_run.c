@@ -165,9 +165,11 @@ static bool reject(cn_batch_run *run, const cn_batch_item *item, int http_status
 static uint32_t count_matches(const cn_batch_run *run, const cn_batch_job *job)
 {
     uint32_t matched = 0;
-    for (uint32_t i = 0; job->item.reference && i < cn_api_result_n_choices(job->result); i++)
-        matched += cn_grade(run->config->grade, cn_api_result_answer(job->result, i),
-                            job->item.reference);
+    for (uint32_t i = 0; job->item.reference && i < cn_api_result_n_choices(job->result); i++) {
+        size_t n;
+        const char *answer = cn_api_result_answer(job->result, i, &n);
+        matched += cn_grade(run->config->grade, answer, n, job->item.reference);
+    }
     return matched;
 }
 

@@ -22,55 +22,61 @@ static piece trim(piece p)
 
 static bool same(piece a, piece b) { return a.n == b.n && memcmp(a.s, b.s, a.n) == 0; }
 
-/* The last place where `what` stands, or NULL. */
-static const char *find_last(const char *text, const char *what)
+static piece piece_of(const char *text) { return (piece){text, strlen(text)}; }
+
+/* What stands behind the first `what`, or nothing. */
+static piece after(piece text, const char *what)
 {
-    const char *last = NULL;
-    for (const char *at = text; (at = strstr(at, what)); at++) last = at;
+    const size_t len = strlen(what);
+    const char *found = memmem(text.s, text.n, what, len);
+    return found ? (piece){found + len, (size_t)(text.s + text.n - found) - len} : nothing;
+}
+
+static piece after_last(piece text, const char *what)
+{
+    piece last = nothing;
+    while ((text = after(text, what)).s) last = text;
     return last;
 }
 
-static piece after_reasoning(const char *output)
+static piece after_reasoning(piece output)
 {
-    static const char open[] = "<think>", close[] = "</think>";
-    const char *end = find_last(output, close);
-    if (end) return (piece){end + sizeof close - 1, strlen(end + sizeof close - 1)};
-    if (strstr(output, open)) return nothing;
-    return (piece){output, strlen(output)};
+    const piece answer = after_last(output, "</think>");
+    if (answer.s) return answer;
+    return after(output, "<think>").s ? nothing : output;
 }
 
 /* ---- boxed ---- */
 
-/* What stands between the brace at text and the one that closes it. */
-static piece inside_braces(const char *text)
+/* What stands between the brace that text begins with and the one that closes it. */
+static piece inside_braces(piece text)
 {
     size_t depth = 0;
-    for (const char *p = text; *p; p++) {
-        if (*p == '\\' && p[1]) {
-            p++; /* an escaped brace is a sign, not a brace */
+    for (size_t i = 0; i < text.n; i++) {
+        if (text.s[i] == '\\' && i + 1 < text.n) {
+            i++; /* an escaped brace is a sign, not a brace */
             continue;
         }
-        if (*p == '{') depth++;
-        if (*p == '}' && --depth == 0) return (piece){text + 1, (size_t)(p - text) - 1};
+        if (text.s[i] == '{') depth++;
+        if (text.s[i] == '}' && --depth == 0) return (piece){text.s + 1, i - 1};
     }
     return nothing;
 }
 
-static piece boxed(const char *text)
+static piece boxed(piece text)
 {
-    static const char box[] = "\\boxed", hashes[] = "####";
     piece last = nothing;
-    for (const char *at = text; (at = strstr(at, box)); at++) {
-        const char *brace = at + sizeof box - 1;
-        while (*brace == ' ') brace++;
-        piece found = *brace == '{' ? inside_braces(brace) : nothing;
+    for (piece at = text; (at = after(at, "\\boxed")).s;) {
+        piece brace = at;
+        while (brace.n && brace.s[0] == ' ') brace.s++, brace.n--;
+        piece found = brace.n && brace.s[0] == '{' ? inside_braces(brace) : nothing;
         if (found.s) last = found;
     }
     if (last.s) return trim(last);
-    const char *mark = find_last(text, hashes);
-    if (!mark) return nothing;
-    mark += sizeof hashes - 1;
-    return trim((piece){mark, strcspn(mark, "\n")});
+    piece line = after_last(text, "####");
+    if (!line.s) return nothing;
+    const char *end = memchr(line.s, '\n', line.n);
+    return trim((piece){line.s, end ? (size_t)(end - line.s) : line.n});
 }
 
 /* $...$ around an answer says nothing. */
@@ -187,11 +193,11 @@ static bool whole_number_text(piece p, number *out) { return p.n && read_number(
 
 /* ---- the rules ---- */
 
-static bool grade_boxed(piece answer, const char *reference)
+static bool grade_boxed(piece answer, piece reference)
 {
-    piece got = boxed(answer.s), want = boxed(reference);
+    piece got = boxed(answer), want = boxed(reference);
     if (!got.s) return false;
-    if (!want.s) want = trim((piece){reference, strlen(reference)});
+    if (!want.s) want = trim(reference);
     got = without_dollars(got);
     want = without_dollars(want);
     number a, b;
@@ -199,21 +205,20 @@ static bool grade_boxed(piece answer, const char *reference)
     return same(got, want);
 }
 
-static bool grade_last_number(piece answer, const char *reference)
+static bool grade_last_number(piece answer, piece reference)
 {
     number got, want;
-    return last_number(answer, &got) &&
-           last_number((piece){reference, strlen(reference)}, &want) && same_number(&got, &want);
+    return last_number(answer, &got) && last_number(reference, &want) && same_number(&got, &want);
 }
 
-bool cn_grade(cn_opt_grade rule, const char *output, const char *reference)
+bool cn_grade(cn_opt_grade rule, const char *output, size_t n, const char *reference)
 {
     CN_ASSERT(rule != CN_OPT_GRADE_NONE);
-    piece answer = after_reasoning(output);
+    const piece answer = after_reasoning((piece){output, n}), want = piece_of(reference);
     if (!answer.s) return false;
-    if (rule == CN_OPT_GRADE_BOXED) return grade_boxed(answer, reference);
-    if (rule == CN_OPT_GRADE_LAST_NUMBER) return grade_last_number(answer, reference);
-    return same(trim(answer), trim((piece){reference, strlen(reference)}));
+    if (rule == CN_OPT_GRADE_BOXED) return grade_boxed(answer, want);
+    if (rule == CN_OPT_GRADE_LAST_NUMBER) return grade_last_number(answer, want);
+    return same(trim(answer), trim(want));
 }
 
 void cn_grade_interval(uint64_t matched, uint64_t n, double *low, double *high)

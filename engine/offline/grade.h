@@ -16,8 +16,8 @@
 #include "engine/base.h"
 #include "engine/options/options.h"
 
-/* rule is not CN_OPT_GRADE_NONE. */
-bool cn_grade(cn_opt_grade rule, const char *output, const char *reference);
+/* Grades output[n]. rule is not CN_OPT_GRADE_NONE. */
+bool cn_grade(cn_opt_grade rule, const char *output, size_t n, const char *reference);
 
 /* The Wilson interval of 95 % around the share matched / n; 0 to 1 when n is 0. */
 void cn_grade_interval(uint64_t matched, uint64_t n, double *low, double *high);

@@ -72,8 +72,8 @@ static cn_status check_model(cn_call *call, const json_t *body)
 static cn_status parse_body(cn_call *call)
 {
     json_t *body;
-    CN_TRY(cn_json_parse(&body, call->body.data, call->body.len, "body", SIZE_MAX,
-                         CN_API_MAX_DEPTH, CN_ERR_ARG));
+    CN_TRY(cn_json_parse_request(&body, call->body.data, call->body.len, "body", SIZE_MAX,
+                                 CN_API_MAX_DEPTH));
     cn_buf_free(&call->body);
     cn_status status = check_model(call, body);
     if (status == CN_OK)

@@ -121,8 +121,7 @@ cn_status cn_intake_token_job(cn_token_job *job)
 {
     json_t *body;
     const char *text = job->body.data ? job->body.data : "";
-    CN_TRY(cn_json_parse(&body, text, job->body.len, "body", SIZE_MAX, CN_API_MAX_DEPTH,
-                         CN_ERR_ARG));
+    CN_TRY(cn_json_parse_request(&body, text, job->body.len, "body", SIZE_MAX, CN_API_MAX_DEPTH));
     cn_status status = !json_is_object(body)
                            ? cn_fail(CN_ERR_ARG, "body: want an object")
                        : !job->service->tokenizer

@@ -179,7 +179,7 @@ json_t *http_ask_json(uint16_t port, const char *method, const char *path, const
 {
     http_reply r;
     http_ask(port, method, path, NULL, body, &r);
-    json_t *json = json_loadb(r.body.data ? r.body.data : "", r.body.len, 0, NULL);
+    json_t *json = json_loadb(r.body.data ? r.body.data : "", r.body.len, JSON_ALLOW_NUL, NULL);
     if (r.status != want_status || !json) {
         fprintf(stderr, "%s %s: status %d, wanted %d: %s\n", method, path, r.status, want_status,
                 r.body.data ? r.body.data : "");
@@ -226,7 +226,7 @@ void http_stream_read(const char *body, int index, http_stream *out)
             out->done = true;
             continue;
         }
-        json_t *event = json_loadb(p, (size_t)(end - p), 0, NULL);
+        json_t *event = json_loadb(p, (size_t)(end - p), JSON_ALLOW_NUL, NULL);
         CN_ASSERT(event);
         json_array_append_new(out->events, event);
         take_event(out, event, index);

@@ -53,7 +53,7 @@ static void answer(cn_batch_job *job)
     }
     snprintf(text, sizeof text, "echo %s", job->item.custom_id);
     assert_int_equal(cn_api_result_create(&result, &job->asked, NULL, NULL), CN_OK);
-    const cn_event ev = {.text = text, .reasoning = "", .tokens = &token, .n_tokens = 1,
+    const cn_event ev = {.text = text, .text_len = strlen(text), .tokens = &token, .n_tokens = 1,
                          .finish = CN_FINISH_STOP, .usage = &usage, .last = true};
     cn_api_result_add(result, &ev);
     cn_batch_job_end(job, CN_OK, result);

@@ -60,8 +60,8 @@ static void on_event(void *user, const cn_event *ev)
     uint64_t allocs = cn_alloc_count();
     assert_int_equal(s->finish, CN_FINISH_NONE);
     keep_tokens(s, ev);
-    check(cn_buf_add(&s->text, ev->text, strlen(ev->text)));
-    check(cn_buf_add(&s->reasoning, ev->reasoning, strlen(ev->reasoning)));
+    check(cn_buf_add(&s->text, ev->text, ev->text_len));
+    check(cn_buf_add(&s->reasoning, ev->reasoning, ev->reasoning_len));
     s->finish = ev->finish;
     if (ev->finish != CN_FINISH_NONE) s->usage = *ev->usage;
     if (ev->stop_reason) strncpy(s->stop_reason, ev->stop_reason, sizeof s->stop_reason - 1);
