@@ -163,6 +163,7 @@ static void ids_keep_their_marks(void **state)
         assert_int_equal(cn_id_set_marks(&set, id), 0);
         assert_int_equal(cn_id_set_add(&set, id, i % 2 ? CN_ID_DONE : CN_ID_SEEN), CN_OK);
         if (i % 3 == 0) assert_int_equal(cn_id_set_add(&set, id, CN_ID_SEEN), CN_OK);
+        if (i % 5 == 0) cn_id_set_put_asked(&set, id, i + 1);
     }
     assert_int_equal(set.len, N);
     for (uint32_t i = 0; i < N; i++) {
@@ -170,6 +171,9 @@ static void ids_keep_their_marks(void **state)
         if (i % 3 == 0) want |= CN_ID_SEEN;
         assert_int_equal(cn_id_set_marks(&set, cn_id_of("custom_id", &i, sizeof i)), want);
         assert_int_equal(cn_id_set_marks(&set, cn_id_of("line", &i, sizeof i)), 0);
+        assert_int_equal(cn_id_set_asked(&set, cn_id_of("custom_id", &i, sizeof i)),
+                         i % 5 ? 0 : i + 1);
+        assert_int_equal(cn_id_set_asked(&set, cn_id_of("line", &i, sizeof i)), 0);
     }
     assert_true(set.cap * sizeof *set.slots <= (size_t)N * 43 + 64);
     cn_id_set_free(&set);
@@ -265,6 +269,37 @@ static void tables_are_read_by_field_name(void **state)
     assert_string_equal(item.custom_id, "7"); /* the line number */
     assert_int_equal(item.request.params.n_messages, 2);
     cn_batch_item_free(&item);
+}
+
+static uint64_t asks(const char *text, const cn_batch_format *format)
+{
+    const cn_line line = {.text = text, .n = strlen(text), .number = 7};
+    cn_batch_item item = {0};
+    (void)cn_batch_item_identify(&item, &line, format);
+    const uint64_t hash = item.asked;
+    cn_batch_item_free(&item);
+    return hash;
+}
+
+/* What a line asks is told by its content, not by its spelling or by what stands beside it. */
+static void what_a_line_asks_is_endpoint_and_body(void **state)
+{
+    (void)state;
+    const uint64_t a = asks("{\"custom_id\": \"a\", \"url\": \"/v1/completions\", "
+                            "\"body\": {\"prompt\": \"\\u00e9\", \"n\": 2}}", &openai);
+    assert_true(a != 0);
+    assert_true(a == asks("{\"url\":\"/v1/completions\",\"answer\":1,\"custom_id\":\"b\", "
+                          "\"body\":{\"n\":2,\"prompt\":\"\xc3\xa9\"}}", &openai));
+    assert_true(a != asks("{\"custom_id\": \"a\", \"url\": \"/v1/completions\", "
+                          "\"body\": {\"prompt\": \"\\u00e9\", \"n\": 3}}", &openai));
+    assert_true(a != asks("{\"custom_id\": \"a\", \"url\": \"/v1/chat/completions\", "
+                          "\"body\": {\"prompt\": \"\\u00e9\", \"n\": 2}}", &openai));
+    assert_true(asks("{\"custom_id\": \"a\"}", &openai) != 0);
+    assert_int_equal(asks("{", &openai), 0);
+
+    const uint64_t q = asks("{\"idx\": 1, \"question\": \"q\", \"answer\": 2}", &table);
+    assert_true(q != 0 && q == asks("{\"question\": \"q\", \"idx\": 5}", &table));
+    assert_true(q != asks("{\"idx\": 1, \"question\": \"r\", \"answer\": 2}", &table));
 }
 
 static const struct fault {
@@ -366,6 +401,7 @@ int main(void)
         cmocka_unit_test(ids_survive_their_text_form),
         cmocka_unit_test(openai_lines_are_read),
         cmocka_unit_test(tables_are_read_by_field_name),
+        cmocka_unit_test(what_a_line_asks_is_endpoint_and_body),
         cmocka_unit_test(faults_are_named),
         cmocka_unit_test(a_nul_elsewhere_leaves_the_custom_id),
         cmocka_unit_test(a_line_without_its_own_id_is_told_by_number_and_text),

@@ -87,7 +87,10 @@ static cn_status append(cn_batch_output *o, int i, int status_code)
                                    "completion_tokens", 100 + i)
                        : error_body();
     cn_buf line = {0};
-    const cn_batch_notes grade = {.reference = "7", .matched = status_code == 200, .of = 1};
+    const cn_batch_notes grade = {.asked = i % 2 ? UINT64_MAX - (uint64_t)i : 0,
+                                  .reference = "7",
+                                  .matched = status_code == 200,
+                                  .of = 1};
     cn_status status = cn_batch_line_format(&line, id_of(i), name, status_code, body, &grade);
     if (status == CN_OK) status = cn_batch_output_append(o, line.data, line.len);
     cn_buf_free(&line);
@@ -107,6 +110,12 @@ static void a_line_is_what_openai_writes(void **state)
         "{\"id\":\"cinch-00000000000000010000000000000004\",\"custom_id\":null,\"response\":"
         "{\"status_code\":400,\"request_id\":\"cinch-batch-00000000000000010000000000000004\","
         "\"body\":{\"error\":{\"message\":\"bad\",\"line\":3}}},\"error\":null}\n");
+    const cn_batch_notes asked = {.asked = 0xbeef};
+    cn_buf_clear(&line);
+    assert_int_equal(cn_batch_line_format(&line, (cn_id){1, 4}, NULL, 400, error_body(), &asked),
+                     CN_OK);
+    assert_non_null(strstr(line.data, "\"request_id\":\"cinch-batch-0000000000000001000000000000"
+                                      "0004-000000000000beef\""));
     cn_buf_clear(&line);
     assert_int_equal(cn_batch_line_format(&line, (cn_id){1, 4}, "a", 200, NULL, &none),
                      CN_ERR_MEMORY);
@@ -230,8 +239,10 @@ static void reading_back_finds_ids_and_figures(void **state)
     assert_int_equal(t.graded, 100);
     assert_int_equal(t.matched, 90);
     assert_int_equal(t.prompt_tokens, 900);
-    for (int i = 0; i < 100; i++)
+    for (int i = 0; i < 100; i++) {
         assert_int_equal(cn_id_set_marks(&ids, id_of(i)), CN_ID_DONE);
+        assert_true(cn_id_set_asked(&ids, id_of(i)) == (i % 2 ? UINT64_MAX - (uint64_t)i : 0));
+    }
     assert_int_equal(cn_id_set_marks(&ids, id_of(100)), 0);
     cn_id_set_free(&ids);
     cn_batch_output_close(o);

@@ -423,6 +423,50 @@ static void a_file_with_nuls_is_resumed(void **state)
     assert_int_equal(count_lines(out_path), 4);
 }
 
+/* One prompt a line, no ids. */
+static void write_prompts(const char *const *prompts)
+{
+    put_text(in_path, "w", "");
+    for (; *prompts; prompts++) {
+        char line[128];
+        snprintf(line, sizeof line, "{\"p\": \"%s\"}\n", *prompts);
+        put_text(in_path, "a", line);
+    }
+}
+
+static void changed_requests_are_counted(void **state)
+{
+    (void)state;
+    expect_exit(0, &plain);
+    expect_exit(0, &resume);
+    assert_null(strstr(get_text(log_path), "differ from"));
+    char *text = strdup(get_text(in_path));
+    for (char *at = text; (at = strstr(at, "by hand.")); at++) memcpy(at, "quickly!", 8);
+    put_text(in_path, "w", text);
+    free(text);
+    char summary[80];
+    snprintf(summary, sizeof summary, "%s/summary.json", dir);
+    expect_exit(0, &(launch){.extra = {"--resume", "--summary-json", summary}});
+    json_t *s = json_load_file(summary, 0, NULL);
+    assert_int_equal(json_integer_value(json_object_get(s, "changed")), N_REQUESTS);
+    json_decref(s);
+    expect_log("48 answered lines of");
+    expect_log("differ from the requests that were answered (r0, r1, r2, ...)");
+    expect_log("48 done before");
+    expect_as_reference();
+
+    /* Without ids a line more at the top makes every line another one. */
+    const launch table = {.extra = {"--prompt-field", "p", "--max-tokens", "2", "--resume"}};
+    unlink(out_path);
+    write_prompts((const char *const[]){"one", "two", NULL});
+    expect_exit(0, &table);
+    write_prompts((const char *const[]){"zero", "one", "two", NULL});
+    expect_exit(0, &table);
+    expect_log("1 answered, 0 errors, 2 done before");
+    expect_log("2 answered lines of");
+    expect_log("(1, 2)");
+}
+
 static void resume_refuses_another_model_or_other_options(void **state)
 {
     (void)state;
@@ -599,6 +643,7 @@ int main(void)
         TEST(until_leaves_the_rest),
         TEST(faults_are_error_lines_and_strict_stops),
         TEST(a_file_with_nuls_is_resumed),
+        TEST(changed_requests_are_counted),
         TEST(resume_refuses_another_model_or_other_options),
         TEST(pipes_are_answered_line_by_line),
         TEST(answers_are_graded_over_all_runs),

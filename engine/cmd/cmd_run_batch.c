@@ -127,6 +127,16 @@ static void print_second_runs(FILE *f, const cn_batch_run *r)
                 100 * cn_agreement_share(a), cn_agreement_gap(a));
 }
 
+static void warn_of_changes(const cn_batch_run *r)
+{
+    const char *in = r->config->input_file, *out = r->config->output_file;
+    if (r->n_changed == 0) return;
+    cn_log(CN_LOG_WARN,
+           "%llu answered lines of %s differ from the requests that were answered (%s); their old "
+           "answers are kept: remove them from %s, or remove that file, to answer again",
+           (unsigned long long)r->n_changed, in, r->changed.data, out);
+}
+
 static void print_summary(FILE *f, const summary *s)
 {
     const cn_batch_run *r = s->run;
@@ -152,6 +162,7 @@ static void print_summary(FILE *f, const summary *s)
                     ? "; --resume goes on"
                     : "");
     print_second_runs(f, r);
+    warn_of_changes(r);
     if (r->config->grade != CN_OPT_GRADE_NONE && r->n_answered && !r->totals.graded)
         cn_log(CN_LOG_WARN, "--answer-field %s: no line has it, so nothing was graded",
                r->config->answer_field);
@@ -188,13 +199,14 @@ static json_t *summary_json(const summary *s)
                            (json_int_t)e->evicted_tokens, "freed_bytes",
                            (json_int_t)e->freed_bytes);
     return json_pack(
-        "{s:s, s:i, s:s?, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:o, s:o, s:o, s:I, s:o}",
-        "version",
-        CINCH_VERSION, "exit_code", s->exit_code, "stopped", *r->why ? r->why : NULL, "elapsed_s",
-        s->elapsed_s, "answered", (json_int_t)r->n_answered, "errors", (json_int_t)r->n_errors,
-        "skipped", (json_int_t)r->n_skipped, "prompt_tokens", (json_int_t)e->prompt_tokens,
-        "cached_tokens", (json_int_t)e->cached_tokens, "completion_tokens",
-        (json_int_t)e->generation_tokens, "requests_per_s", per_second(s, r->n_answered),
+        "{s:s, s:i, s:s?, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:o, s:o, s:o, s:I, "
+        "s:o}",
+        "version", CINCH_VERSION, "exit_code", s->exit_code, "stopped", *r->why ? r->why : NULL,
+        "elapsed_s", s->elapsed_s, "answered", (json_int_t)r->n_answered, "errors",
+        (json_int_t)r->n_errors, "skipped", (json_int_t)r->n_skipped, "changed",
+        (json_int_t)r->n_changed, "prompt_tokens", (json_int_t)e->prompt_tokens, "cached_tokens",
+        (json_int_t)e->cached_tokens, "completion_tokens", (json_int_t)e->generation_tokens,
+        "requests_per_s", per_second(s, r->n_answered),
         "output_tokens_per_s", per_second(s, e->generation_tokens), "kv", kv, "file", file,
         "exact_match", match, "loop_rescues", (json_int_t)r->n_rescued, "audit", audit_json(r));
 }

@@ -79,6 +79,28 @@ static cn_status read_custom_id(cn_batch_item *item, const cn_batch_format *form
     return status == CN_ERR_ARG ? fail_field(item, field) : status;
 }
 
+/* Adds the hash of a value to *h. */
+static bool add_value(uint64_t *h, const json_t *v)
+{
+    char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT | JSON_SORT_KEYS);
+    if (text) *h = cn_hash64(*h, text, strlen(text));
+    free(text);
+    return text != NULL;
+}
+
+static uint64_t hash_request(const cn_batch_item *item, const cn_batch_format *format)
+{
+    static const char *const openai[] = {"url", "body"};
+    const char *const *members = format->prompt_field ? &format->prompt_field : openai;
+    const size_t n = format->prompt_field ? 1 : sizeof openai / sizeof *openai;
+    uint64_t h = 0;
+    for (size_t i = 0; i < n; i++) {
+        const json_t *v = json_object_get(item->object, members[i]);
+        if (!add_value(&h, v ? v : json_null())) return 0;
+    }
+    return h ? h : 1;
+}
+
 cn_status cn_batch_item_identify(cn_batch_item *item, const cn_line *line,
                                  const cn_batch_format *format)
 {
@@ -94,6 +116,7 @@ cn_status cn_batch_item_identify(cn_batch_item *item, const cn_line *line,
         return cn_fail(CN_ERR_ARG, "the line: want an object, found %s",
                        cn_json_describe(item->object, shown, sizeof shown));
     }
+    item->asked = hash_request(item, format);
     CN_TRY(read_custom_id(item, format));
     item->id = cn_id_of("custom_id", item->custom_id, strlen(item->custom_id));
     return format->answer_field ? read_reference(item, format->answer_field) : CN_OK;

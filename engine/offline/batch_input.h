@@ -30,14 +30,17 @@ typedef struct cn_batch_item {
     uint64_t line;
     cn_id id;        /* of the custom_id; of number and text of a line that has none of its own */
     char *custom_id; /* NULL: the line has none */
+    /* Hash of what the line asks, however its JSON is spelled: endpoint and body, or the prompt. 0:
+     * unknown, for it has no object, or memory was out. */
+    uint64_t asked;
     char *reference; /* the reference answer, or NULL */
     json_t *object;  /* the line */
     cn_api_request request;
     cn_buf at_fault; /* after a failure: the field, or empty */
 } cn_batch_item;     /* zero-initialise */
 
-/* Step 1: object, custom_id, reference, id. CN_ERR_ARG: the line is at fault; line and id are set
- * in any case, the other fields as far as they could be read. */
+/* Step 1: object, what it asks, custom_id, reference, id. CN_ERR_ARG: the line is at fault; line
+ * and id are set in any case, the other fields as far as they could be read. */
 cn_status cn_batch_item_identify(cn_batch_item *item, const cn_line *line,
                                  const cn_batch_format *format);
 

@@ -7,8 +7,8 @@
 #include "engine/api/api_response.h"
 #include "engine/json.h"
 
-static const char id_prefix[] = "cinch-";
-enum { MAX_DEPTH = 16, HTTP_OK = 200, F32_DIGITS = 9 };
+static const char id_prefix[] = "cinch-", request_prefix[] = "cinch-batch-";
+enum { MAX_DEPTH = 16, HTTP_OK = 200, F32_DIGITS = 9, ASKED_DIGITS = 16 };
 
 /* Appends the text of a line, whose reference it takes over; NULL is out of memory. */
 static cn_status append_line(cn_buf *out, json_t *line)
@@ -25,11 +25,13 @@ static cn_status append_line(cn_buf *out, json_t *line)
 cn_status cn_batch_line_format(cn_buf *out, cn_id id, const char *custom_id, int status_code,
                                json_t *body, const cn_batch_notes *notes)
 {
-    char id_text[CN_ID_TEXT_BYTES];
+    char id_text[CN_ID_TEXT_BYTES], asked[1 + ASKED_DIGITS + 1] = "";
     cn_id_format(id, id_text);
-    json_t *line = json_pack("{s:s+, s:s?, s:{s:i, s:s+, s:o}, s:n}", "id", id_prefix, id_text,
+    if (notes->asked)
+        snprintf(asked, sizeof asked, "-%016llx", (unsigned long long)notes->asked);
+    json_t *line = json_pack("{s:s+, s:s?, s:{s:i, s:s++, s:o}, s:n}", "id", id_prefix, id_text,
                              "custom_id", custom_id, "response", "status_code", status_code,
-                             "request_id", "cinch-batch-", id_text, "body", body, "error");
+                             "request_id", request_prefix, id_text, asked, "body", body, "error");
     if (line && notes->reference)
         json_object_set_new(line, "grade",
                             json_pack("{s:s, s:i, s:i}", "reference", notes->reference, "matched",
@@ -65,6 +67,16 @@ static uint64_t count_of(const json_t *v)
     return json_is_integer(v) && json_integer_value(v) > 0 ? (uint64_t)json_integer_value(v) : 0;
 }
 
+/* The hash at the end of a request_id; 0 when it has none. */
+static uint64_t asked_of(const char *request_id)
+{
+    const size_t before = sizeof request_prefix - 1 + CN_ID_TEXT_BYTES - 1;
+    if (!request_id || strlen(request_id) != before + 1 + ASKED_DIGITS) return 0;
+    char *end;
+    const uint64_t asked = strtoull(request_id + before + 1, &end, 16);
+    return request_id[before] == '-' && !*end ? asked : 0;
+}
+
 static cn_status read_figures(cn_batch_line_figures *out, const json_t *line)
 {
     const char *id = json_string_value(json_object_get(line, "id"));
@@ -78,6 +90,7 @@ static cn_status read_figures(cn_batch_line_figures *out, const json_t *line)
     if (!unasked && !json_is_integer(status_code))
         return cn_fail(CN_ERR_ARG, "it has no status_code");
     out->is_error = unasked || json_integer_value(status_code) != HTTP_OK;
+    out->asked = asked_of(json_string_value(member(line, "response", "request_id", NULL)));
     out->prompt_tokens = count_of(json_object_get(usage, "prompt_tokens"));
     out->cached_tokens = count_of(member(usage, "prompt_tokens_details", "cached_tokens", NULL));
     out->completion_tokens = count_of(json_object_get(usage, "completion_tokens"));

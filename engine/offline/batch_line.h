@@ -1,6 +1,8 @@
 /* batch_line.h - one line of a batch's output, written and read back:
  *   {"id": "cinch-<id>", "custom_id": "a", "response": {"status_code": 200, "request_id":
- *    "cinch-batch-<id>", "body": {...}}, "error": null}
+ *    "cinch-batch-<id>-<asked>", "body": {...}}, "error": null}
+ * <id> is of the custom_id, <asked> the hash of the request that came with it, 16 hex digits, left
+ * out where there was none.
  * A rejected request has its status and OpenAI's error object in `response`, as OpenAI writes it;
  * error.line is the line of the input. A request that was never asked has `response` null and
  * {"code", "message"} in `error`. With grading, "grade": {"reference", "matched", "of"}. Of a
@@ -17,6 +19,7 @@
 
 /* What the line says beside the response. */
 typedef struct cn_batch_notes {
+    uint64_t asked;        /* hash of the request; 0: none */
     const char *reference; /* NULL: not graded */
     uint32_t matched, of;
     const char *rescued_by; /* "budget" or "full": it looped, and was asked once more; else NULL */
@@ -36,6 +39,7 @@ cn_status cn_batch_line_format_unasked(cn_buf *out, cn_id id, const char *custom
 typedef struct cn_batch_line_figures {
     cn_id id;
     bool is_error;
+    uint64_t asked; /* 0: the line does not say */
     uint64_t prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens;
     uint32_t graded, matched;
 } cn_batch_line_figures;

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "engine/json.h"
 #include "engine/offline/batch_line.h"
 #include "engine/offline/grade.h"
 
@@ -153,7 +154,7 @@ static bool reject(cn_batch_run *run, const cn_batch_item *item, int http_status
         return true;
     }
     json_t *body = cn_api_error_body(http_status, message, item->at_fault.data, code, line);
-    const cn_batch_notes notes = {.reference = item->reference, .of = 1};
+    const cn_batch_notes notes = {.asked = item->asked, .reference = item->reference, .of = 1};
     run->port->fault(run->port->user, run, line, message);
     cn_batch_output *to = run->errors ? run->errors : run->output;
     if (!write_line(run, to, item, http_status, body, &notes)) return !run->paused;
@@ -184,7 +185,8 @@ static bool answer(cn_batch_run *run, const cn_batch_job *job)
     cn_api_result_usage(job->result, &u);
     if (job->unrescued) cn_api_result_usage(job->unrescued, &first);
     json_t *body = cn_api_result_body(job->result, id, model, (int64_t)time(NULL));
-    const cn_batch_notes notes = {.reference = job->item.reference,
+    const cn_batch_notes notes = {.asked = job->item.asked,
+                                  .reference = job->item.reference,
                                   .matched = count_matches(run, job),
                                   .of = cn_api_result_n_choices(job->result),
                                   .rescued_by = job->rescued_by,
@@ -443,6 +445,20 @@ static bool submit_again(cn_batch_run *run)
 
 /* ---- reading ---- */
 
+/* Counts a line that is done if it asks something else than its output line was written for. */
+static cn_status count_change(cn_batch_run *run, const cn_batch_item *item)
+{
+    enum { CHANGED_SHOWN = 3, ID_SHOWN_BYTES = 80 };
+    char shown[ID_SHOWN_BYTES];
+    const uint64_t then = cn_id_set_asked(&run->ids, item->id);
+    if (then == 0 || item->asked == 0 || item->asked == then || !item->custom_id) return CN_OK;
+    run->n_changed++;
+    if (run->n_changed > CHANGED_SHOWN + 1) return CN_OK;
+    if (run->n_changed > CHANGED_SHOWN) return cn_buf_addf(&run->changed, ", ...");
+    return cn_buf_addf(&run->changed, "%s%s", run->changed.len ? ", " : "",
+                       cn_json_printable(item->custom_id, shown, sizeof shown));
+}
+
 /* Tells the item by its id: *skip when the output has its line. CN_ERR_ARG: the line is at fault,
  * and *code may say in which way. */
 static cn_status identify(cn_batch_run *run, cn_batch_item *item, const cn_line *line,
@@ -457,6 +473,7 @@ static cn_status identify(cn_batch_run *run, cn_batch_item *item, const cn_line 
         cn_batch_item_use_line_id(item, line);
     }
     *skip = cn_id_set_marks(&run->ids, item->id) & CN_ID_DONE;
+    if (*skip) CN_TRY(count_change(run, item));
     CN_TRY(cn_id_set_add(&run->ids, item->id, CN_ID_SEEN));
     return status;
 }
@@ -560,5 +577,6 @@ void cn_batch_run_end(cn_batch_run *run)
     if (run->waiting) free_job(run->waiting);
     run->waiting = NULL;
     cn_buf_free(&run->line);
+    cn_buf_free(&run->changed);
     cn_id_set_free(&run->ids);
 }

@@ -113,6 +113,8 @@ struct cn_batch_run {
     bool failed;            /* for an error, not for a wish */
     bool input_ended;
     uint64_t n_read, n_skipped;                       /* lines */
+    uint64_t n_changed; /* of the skipped: they ask something else than was answered */
+    cn_buf changed;     /* the first custom_ids of those, for a message */
     uint64_t n_answered, n_errors, n_put_back;        /* of this run */
     uint32_t n_inflight;
     cn_batch_job *inflight; /* all, newest first */

@@ -49,8 +49,8 @@ bool cn_id_parse(const char *text, cn_id *out)
 static size_t find(const cn_id_set *s, cn_id id)
 {
     size_t i = (size_t)id.hi & (s->cap - 1);
-    while (s->slots[i].lo & MARK_BITS) {
-        if (s->slots[i].hi == id.hi && (s->slots[i].lo & ~(uint64_t)MARK_BITS) == id.lo) break;
+    for (const cn_id *at; (at = &s->slots[i].id)->lo & MARK_BITS;) {
+        if (at->hi == id.hi && (at->lo & ~(uint64_t)MARK_BITS) == id.lo) break;
         i = (i + 1) & (s->cap - 1);
     }
     return i;
@@ -63,7 +63,7 @@ static cn_status grow(cn_id_set *s)
     if (!wider.slots)
         return cn_fail(CN_ERR_MEMORY, "out of memory for the ids of %zu lines", wider.cap);
     for (size_t i = 0; i < s->cap; i++) {
-        cn_id id = s->slots[i];
+        cn_id id = s->slots[i].id;
         if (!(id.lo & MARK_BITS)) continue;
         id.lo &= ~(uint64_t)MARK_BITS;
         wider.slots[find(&wider, id)] = s->slots[i];
@@ -75,19 +75,30 @@ static cn_status grow(cn_id_set *s)
 
 unsigned cn_id_set_marks(const cn_id_set *s, cn_id id)
 {
-    return s->cap ? (unsigned)(s->slots[find(s, id)].lo & MARK_BITS) : 0;
+    return s->cap ? (unsigned)(s->slots[find(s, id)].id.lo & MARK_BITS) : 0;
 }
 
 cn_status cn_id_set_add(cn_id_set *s, cn_id id, cn_id_mark mark)
 {
     if (4 * (s->len + 1) > 3 * s->cap) CN_TRY(grow(s));
-    cn_id *slot = &s->slots[find(s, id)];
+    cn_id *slot = &s->slots[find(s, id)].id;
     if (!(slot->lo & MARK_BITS)) {
         *slot = id;
         s->len++;
     }
     slot->lo |= (uint64_t)mark;
     return CN_OK;
+}
+
+void cn_id_set_put_asked(cn_id_set *s, cn_id id, uint64_t asked)
+{
+    CN_ASSERT(cn_id_set_marks(s, id));
+    s->slots[find(s, id)].asked = asked;
+}
+
+uint64_t cn_id_set_asked(const cn_id_set *s, cn_id id)
+{
+    return cn_id_set_marks(s, id) ? s->slots[find(s, id)].asked : 0;
 }
 
 void cn_id_set_free(cn_id_set *s)

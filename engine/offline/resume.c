@@ -206,7 +206,9 @@ static cn_status scan_line(void *user, const char *text, size_t n, uint64_t numb
         return CN_OK;
     }
     add_to_totals(s->totals, &f);
-    return cn_id_set_add(s->ids, f.id, CN_ID_DONE);
+    CN_TRY(cn_id_set_add(s->ids, f.id, CN_ID_DONE));
+    cn_id_set_put_asked(s->ids, f.id, f.asked);
+    return CN_OK;
 }
 
 static bool is_answer(void *user, const char *text, size_t n)

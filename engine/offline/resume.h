@@ -6,7 +6,8 @@
  * <output>.cinch-run is a JSON object, written whole (beside, then renamed) before the first output
  * line: the checkpoint's fingerprint and every option that changes results. A run resumes only
  * where all of it is the same. The input file is not in it: lines are told apart by custom_id, so
- * it may have grown. */
+ * it may have grown. Each output line has a hash of its request (batch_line.h), so that a run can
+ * count the lines that ask something else since. */
 #ifndef CN_RESUME_H
 #define CN_RESUME_H
 
@@ -33,7 +34,8 @@ typedef struct cn_batch_totals {
     uint64_t graded, matched; /* choices with a reference answer, and those that equal it */
 } cn_batch_totals;
 
-/* Reads the lines of o: adds the ids of those that stay done to ids, their figures to totals. With
+/* Reads the lines of o: adds the ids of those that stay done to ids, with what they were asked, and
+ * their figures to totals. With
  * retry_errors, lines with an error are taken out of the file. CN_ERR_ARG names a line that no run
  * wrote. */
 cn_status cn_resume_scan(cn_batch_output *o, bool retry_errors, cn_id_set *ids,

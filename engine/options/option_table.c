@@ -208,7 +208,8 @@ static const cn_option options[] = {
         .help = "answers, appended as they finish; - is standard output; FILE.cinch-run beside it "
                 "holds what a resumed run must share"),
     ROW(RUN_BATCH, "resume", BOOL, resume, "false",
-        .help = "go on with an output file: repair its last line, repeat nothing it holds"),
+        .help = "go on with an output file: repair its last line, repeat nothing it holds; lines "
+                "whose request has changed since keep their answers, and a warning counts them"),
     ROW(RUN_BATCH, "retry-errors", BOOL, retry_errors, "false",
         .help = "with --resume: ask again what ended in an error"),
     ROW(RUN_BATCH, "strict", BOOL, strict, "false", .help = "stop at the first error line"),
