@@ -48,7 +48,8 @@ cn_status cn_fail_within(cn_status status, const char *fmt, ...)
 /* Logs at CN_LOG_DEBUG where a failure is forwarded, its status and its text. */
 void cn_log_forward(cn_status status, const char *file, int line) __attribute__((cold));
 
-/* Programmer errors. Evaluated in every build. */
+/* Programmer errors, checked in every build. `cond` has no side effect: a call that changes state
+ * goes before the assertion, which looks at its result. */
 #define CN_ASSERT(cond)                                                                            \
     do {                                                                                           \
         if (!(cond)) cn_assert_failed(__FILE__, __LINE__, #cond);                                  \

@@ -71,11 +71,13 @@ static cn_status fill_sample_row(cn_engine *e, uint32_t i)
     if (at < s->request->n_forced) row->force_token = (int32_t)s->request->forced[at];
     uint32_t index = 0;
     for (uint32_t b = 0; bans_apply && b < s->request->n_bans; b++) {
-        CN_ASSERT(cn_batch_try_add_ban(e->batch, s->request->bans[b], &index));
+        const bool added = cn_batch_try_add_ban(e->batch, s->request->bans[b], &index);
+        CN_ASSERT(added);
         if (row->n_ban++ == 0) row->ban_start = index;
     }
     for (uint32_t b = 0; b < p->n_logit_bias; b++) {
-        CN_ASSERT(cn_batch_try_add_bias(e->batch, p->logit_bias[b], &index));
+        const bool added = cn_batch_try_add_bias(e->batch, p->logit_bias[b], &index);
+        CN_ASSERT(added);
         if (row->n_bias++ == 0) row->bias_start = index;
     }
     return CN_OK;

@@ -44,8 +44,9 @@ void cn_mailbox_free(cn_mailbox *box)
 
 static void signal_first(cn_mailbox *box)
 {
-    uint64_t one = 1;
-    CN_ASSERT(write(box->fd, &one, sizeof one) == sizeof one);
+    const uint64_t one = 1;
+    const ssize_t n = write(box->fd, &one, sizeof one);
+    CN_ASSERT(n == sizeof one);
 }
 
 static bool put(cn_mailbox *box, cn_lane lane, cn_mail *mail, uint32_t capacity)
@@ -73,7 +74,8 @@ bool cn_mailbox_try_post(cn_mailbox *box, cn_lane lane, cn_mail *mail)
 
 void cn_mailbox_post(cn_mailbox *box, cn_lane lane, cn_mail *mail)
 {
-    CN_ASSERT(put(box, lane, mail, UINT32_MAX));
+    const bool fits = put(box, lane, mail, UINT32_MAX);
+    CN_ASSERT(fits);
 }
 
 cn_mail *cn_mailbox_take(cn_mailbox *box)
@@ -88,7 +90,8 @@ cn_mail *cn_mailbox_take(cn_mailbox *box)
     }
     if (mail && --box->n == 0) {
         uint64_t count;
-        CN_ASSERT(read(box->fd, &count, sizeof count) == sizeof count);
+        const ssize_t n = read(box->fd, &count, sizeof count);
+        CN_ASSERT(n == sizeof count);
     }
     pthread_mutex_unlock(&box->lock);
     return mail;

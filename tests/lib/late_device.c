@@ -101,7 +101,8 @@ static void run_until(cn_stream *s, uint64_t point)
     while (s->n_run < point) {
         if (try_run_next(s)) continue;
         cn_stream *other = &s->device->streams[s == s->device->streams];
-        CN_ASSERT(try_run_next(other)); /* else the two wait for each other */
+        const bool ran = try_run_next(other);
+        CN_ASSERT(ran); /* else the two wait for each other */
     }
 }
 

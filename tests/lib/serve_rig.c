@@ -47,7 +47,8 @@ void serve_rig_open(serve_rig *r, const char *const *options)
 void serve_rig_run(serve_rig *r)
 {
     r->port = cn_server_port(r->server);
-    CN_ASSERT(pthread_create(&r->thread, NULL, run_server, r) == 0);
+    const int failed = pthread_create(&r->thread, NULL, run_server, r);
+    CN_ASSERT(!failed);
     r->running = true;
 }
 
