@@ -130,7 +130,6 @@ bool cn_sched_try_free(cn_scheduler *s, const cn_seq *q)
 {
     const cn_seq *victim = find_victim(s);
     const cn_class klass = victim ? victim->klass : q->klass;
-    if (klass == CN_CLASS_INTERACTIVE && cn_sched_try_swap_last(s))
-        return q->state == CN_SEQ_RUNNING;
+    if (klass == CN_CLASS_INTERACTIVE && cn_sched_try_swap_last(s)) return true;
     return cn_sched_try_preempt(s, q);
 }

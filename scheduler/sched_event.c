@@ -59,12 +59,8 @@ bool cn_sched_try_event(cn_scheduler *s, cn_seq *q)
 {
     CN_ASSERT(q->sched->hold != CN_HOLD_NONE && cn_seq_is_due(q, s->o.block_tokens));
     cn_seq_sched *st = q->sched;
-    uint32_t n_target = q->n_max - 1, n_new = count_shared(s, q, n_target);
-    while (n_new > cn_pool_available(s->pool)) {
-        if (!cn_sched_try_preempt(s, q)) return false;
-        /* A preempted sharer may free nothing, but leaves fewer blocks to replace. */
-        n_new = count_shared(s, q, n_target);
-    }
+    const uint32_t n_target = q->n_max - 1;
+    if (count_shared(s, q, n_target) > cn_pool_available(s->pool)) return false;
     choose_targets(s, q, n_target);
     bool first = q->usage_kv.compressions == 0;
     if (first) {

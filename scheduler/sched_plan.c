@@ -15,11 +15,16 @@ void cn_scheduler_begin(cn_scheduler *s, cn_begin_plan *out)
     }
     cn_sched_grant(s);
     s->n_begun = 0;
-    /* An event may preempt others, never q: the successor is read after. */
+    /* An event may preempt others, never q: the successor is read after. A preempted sharer may
+     * free nothing, but leaves fewer blocks to replace. */
     for (cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q)) {
         if (q->state != CN_SEQ_RUNNING || q->sched->hold == CN_HOLD_NONE) continue;
         if (!cn_seq_is_due(q, s->o.block_tokens) || cn_sched_try_relax(s, q)) continue;
-        if (cn_sched_try_event(s, q)) s->begun[s->n_begun++] = &q->sched->event;
+        bool begun;
+        do {
+            begun = cn_sched_try_event(s, q);
+        } while (!begun && cn_sched_try_preempt(s, q));
+        if (begun) s->begun[s->n_begun++] = &q->sched->event;
     }
     *out = (cn_begin_plan){s->begun, s->n_begun};
 }
@@ -40,7 +45,7 @@ static void secure_blocks(cn_scheduler *s)
             bool taken;
             do {
                 taken = cn_pool_try_take(s->pool, 1, &q->table[q->n_blocks]);
-            } while (!taken && cn_sched_try_free(s, q));
+            } while (!taken && cn_sched_try_free(s, q) && q->state == CN_SEQ_RUNNING);
             q->n_blocks += taken;
         }
         /* One that made way itself is in the list no more: those before it want nothing new. */

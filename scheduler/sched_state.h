@@ -164,7 +164,8 @@ void cn_sched_register(cn_scheduler *s, cn_seq *q);
 bool cn_sched_try_preempt(cn_scheduler *s, const cn_seq *q);
 
 /* The same, but before an interactive one is preempted or waits, a batch one goes to the swap
- * space: perhaps q, which is then no longer RUNNING. Before any row of the plan is written. */
+ * space. True also when that one is q, which is then no longer RUNNING. Before any row of the plan
+ * is written. */
 bool cn_sched_try_free(cn_scheduler *s, const cn_seq *q);
 
 /* Takes a running, uncompressed sequence out of the batch, back into its queue. */
@@ -183,6 +184,8 @@ void cn_sched_leave(cn_scheduler *s, cn_seq *q);
 void cn_sched_enter(cn_scheduler *s, cn_seq *q);
 
 /* ---- sched_event.c ---- */
+
+/* Begins the event that q is due for; false, nothing changed, when there are too few blocks. */
 bool cn_sched_try_event(cn_scheduler *s, cn_seq *q);
 
 /* Tail relaxation: lets a sequence whose event is due go on by a block instead. False, nothing
