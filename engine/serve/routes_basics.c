@@ -123,4 +123,4 @@ static cn_status open_part(cn_server *server, void **out)
 
 static void close_part(void *part) { cn_free(part); }
 
-const cn_server_part cn_basics_part = {.name = "basics", .open = open_part, .close = close_part};
+const cn_server_part cn_basics_part = {.open = open_part, .close = close_part};

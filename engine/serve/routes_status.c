@@ -187,8 +187,4 @@ static cn_status open_part(cn_server *server, void **out)
     return status;
 }
 
-const cn_server_part cn_status_part = {
-    .name = "status",
-    .open = open_part,
-    .close = close_part,
-};
+const cn_server_part cn_status_part = {.open = open_part, .close = close_part};

@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TICK_MS = 100, N_PARTS_MAX = 8 };
+enum { TICK_MS = 100 };
 
 /* The parts, in the order in which they are opened; they are closed in the opposite one. */
 static const cn_server_part *const parts[] = {&cn_openai_part, &cn_basics_part,

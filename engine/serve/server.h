@@ -21,7 +21,6 @@ typedef struct cn_server cn_server;
 
 /* A part of the server. Hooks run on the HTTP thread, and may be NULL. */
 typedef struct cn_server_part {
-    const char *name;
     /* Starts the part: adds its routes, opens its files, starts its thread. *part is its state.
      * CN_ERR_ARG with part NULL: the configuration is at fault. */
     cn_status (*open)(cn_server *server, void **part);

@@ -323,4 +323,4 @@ static bool is_idle(void *part)
     return !p->started || atomic_load(&p->idle);
 }
 
-const cn_server_part cn_spool_server_part = {"spool", open_part, drain_part, is_idle, close_part};
+const cn_server_part cn_spool_server_part = {open_part, drain_part, is_idle, close_part};
