@@ -139,41 +139,47 @@ cn_status cn_json_refuse_nul(json_t *value, const char *where, cn_status error)
 
 /* ---- files ---- */
 
-/* Reads fd whole into *text (freed by the caller). */
-static cn_status read_whole(int fd, const char *path, size_t max_bytes, char **text, size_t *n)
+static cn_status read_whole(int fd, const char *path, size_t max_bytes, cn_buf *out)
 {
     struct stat st;
+    CN_TRY(cn_buf_add(out, "", 0)); /* an empty file has a text too */
     if (fstat(fd, &st) != 0) return cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
     if (!S_ISREG(st.st_mode)) return cn_fail(CN_ERR_IO, "%s: not a regular file", path);
     if (st.st_size < 0 || (uint64_t)st.st_size > max_bytes)
         return cn_fail(CN_ERR_MODEL, "%s: %lld bytes of JSON, at most %zu are read", path,
                        (long long)st.st_size, max_bytes);
-    size_t size = (size_t)st.st_size;
-    *text = cn_calloc(size + 1, 1);
-    if (!*text) return cn_fail(CN_ERR_MEMORY, "%s: no memory for %zu bytes", path, size);
-    for (*n = 0; *n < size;) {
-        ssize_t got = read(fd, *text + *n, size - *n);
+    char piece[1 << 16];
+    for (size_t left = (size_t)st.st_size; left > 0;) {
+        ssize_t got = read(fd, piece, left < sizeof piece ? left : sizeof piece);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) return cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
         if (got == 0) break;
-        *n += (size_t)got;
+        if (cn_buf_add(out, piece, (size_t)got) != CN_OK)
+            return cn_fail_within(CN_ERR_MEMORY, "%s", path);
+        left -= (size_t)got;
     }
     return CN_OK;
 }
 
-cn_status cn_json_load_file(json_t **out, const char *path, size_t max_bytes, uint32_t max_depth)
+cn_status cn_json_read_file(cn_buf *out, const char *path, size_t max_bytes)
 {
-    *out = NULL;
     /* Non-blocking, so that a named pipe in a checkpoint is an error and not a hang. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
-    char *text = NULL;
-    size_t n = 0;
-    cn_status status = read_whole(fd, path, max_bytes, &text, &n);
+    cn_status status = read_whole(fd, path, max_bytes, out);
     close(fd);
+    return status;
+}
+
+cn_status cn_json_load_file(json_t **out, const char *path, size_t max_bytes, uint32_t max_depth)
+{
+    cn_buf text = {0};
+    *out = NULL;
+    cn_status status = cn_json_read_file(&text, path, max_bytes);
     if (status == CN_OK)
-        status = cn_json_parse(out, text, n, path, max_bytes, max_depth, CN_ERR_MODEL);
-    cn_free(text);
+        status =
+            cn_json_parse(out, text.data, text.len, path, max_bytes, max_depth, CN_ERR_MODEL);
+    cn_buf_free(&text);
     return status;
 }
 

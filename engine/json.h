@@ -25,8 +25,11 @@
 cn_status cn_json_parse(json_t **out, const char *text, size_t n, const char *what,
                         size_t max_bytes, uint32_t max_depth, cn_status error);
 
-/* The same for a whole regular file. CN_ERR_IO when it cannot be read, CN_ERR_MODEL when its text
- * is refused. */
+/* Appends the text of a whole regular file. CN_ERR_IO when it cannot be read, CN_ERR_MODEL when it
+ * has more than max_bytes. */
+cn_status cn_json_read_file(cn_buf *out, const char *path, size_t max_bytes);
+
+/* Both: CN_ERR_MODEL also when the text is refused. */
 cn_status cn_json_load_file(json_t **out, const char *path, size_t max_bytes, uint32_t max_depth);
 
 /* cn_json_parse for a request, CN_ERR_ARG, but a string that is no key may hold a NUL: who reads it

@@ -8,19 +8,6 @@
 /* vLLM's: a lower temperature than this only loses precision. */
 static const float LEAST_TEMPERATURE = 0.01f;
 
-void cn_sampling_default(cn_sampling *out)
-{
-    *out = (cn_sampling){
-        .n = 1,
-        .temperature = 1.0f,
-        .top_p = 1.0f,
-        .repetition_penalty = 1.0f,
-        .skip_special_tokens = true,
-        .logprobs = -1,
-        .thinking_token_budget = -1,
-    };
-}
-
 /* ---- checks ---- */
 
 static cn_status check_float(const char *name, float value, float least, float most)

@@ -1,5 +1,5 @@
-/* sampler.h - a request's sampling parameters on the host: defaults, checks, the seed, and the row
- * that the sample op reads. Stage 7 of a request's way; the draw itself is the backend's.
+/* sampler.h - a request's sampling parameters on the host: checks, the seed, and the row that the
+ * sample op reads. Stage 7 of a request's way; the draw itself is the backend's.
  * Thread: any; nothing here keeps state. */
 #ifndef CN_SAMPLER_H
 #define CN_SAMPLER_H
@@ -15,10 +15,6 @@ enum {
     CN_MAX_LOGIT_BIASES = 1024,
     CN_MAX_REPETITION_PATTERN = 1024 /* tokens */
 };
-
-/* vLLM's defaults, but for max_tokens: 0, up to the context length (vLLM's is 16, which suits no
- * long output; a front end whose API says 16 sets it). */
-void cn_sampling_default(cn_sampling *out);
 
 /* CN_ERR_ARG names the field, its value and what is allowed. `vocab` bounds the token ids,
  * `max_model_len` the lengths. */

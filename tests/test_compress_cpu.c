@@ -627,11 +627,9 @@ static void the_table_names_every_score_once(void **state)
     size_t n_rows;
     const cn_score *rows = cn_score_table(&n_rows);
     for (size_t i = 0; i < n_rows; i++) {
-        assert_ptr_equal(cn_score_find(rows[i].name), &rows[i]);
-        assert_non_null(rows[i].cpu);
-        assert_true(rows[i].paper[0] == 'C' && rows[i].summary[0] && rows[i].options[0]);
+        assert_true(rows[i].applies && rows[i].cpu);
+        for (size_t j = 0; j < i; j++) assert_string_not_equal(rows[i].name, rows[j].name);
     }
-    assert_null(cn_score_find("entropy"));
 }
 
 static void assert_refused(const world *w, cn_compress_req r, const char *number)

@@ -40,11 +40,26 @@ typedef struct bench {
     cn_logprob top[MAX_ROWS * CN_MAX_LOGPROBS];
 } bench;
 
+static cn_backend *cpu;
+
+static int open_cpu(void **state)
+{
+    (void)state;
+    return cn_backend_cpu_open(&cpu, &(cn_cpu_backend_opts){.n_threads = 2}) != CN_OK;
+}
+
+static int close_cpu(void **state)
+{
+    (void)state;
+    cpu->close(cpu);
+    return 0;
+}
+
 static bench *bench_create(uint32_t n_rows, uint32_t vocab)
 {
     bench *b = cn_calloc(1, sizeof *b);
     assert_true(n_rows <= MAX_ROWS && vocab <= MAX_VOCAB);
-    size_t bytes = cn_cpu_sample_scratch_bytes(vocab);
+    size_t bytes = cpu->sample_scratch_bytes(cpu, n_rows, vocab);
     b->args = (cn_sample_args){
         .logits = b->logits,
         .n_rows = n_rows,
@@ -69,9 +84,11 @@ static void bench_free(bench *b)
     cn_free(b);
 }
 
+static cn_status sample(bench *b) { return cpu->sample(cpu->stream(cpu, 0), &b->args); }
+
 static uint32_t sample_one(bench *b)
 {
-    assert_int_equal(cn_cpu_sample(NULL, &b->args), CN_OK);
+    assert_int_equal(sample(b), CN_OK);
     return b->tokens[0];
 }
 
@@ -309,7 +326,7 @@ static void a_row_does_not_depend_on_the_batch(void **state)
         batch->rows[r].top_k = r % 2 ? 40 : 0;
         batch->rows[r].top_p = r % 3 ? 0.9f : 1.0f;
     }
-    assert_int_equal(cn_cpu_sample(NULL, &batch->args), CN_OK);
+    assert_int_equal(sample(batch), CN_OK);
     for (uint32_t r = 0; r < MAX_ROWS; r++) {
         memcpy(alone->logits, batch->logits + r * VOCAB, VOCAB * sizeof(float));
         alone->rows[0] = batch->rows[r];
@@ -435,10 +452,10 @@ static void nothing_is_allocated_and_short_scratch_is_refused(void **state)
     b->rows[0].top_p = 0.5f;
     b->rows[1].n_logprobs = 20;
     uint64_t before = cn_alloc_count();
-    assert_int_equal(cn_cpu_sample(NULL, &b->args), CN_OK);
+    assert_int_equal(sample(b), CN_OK);
     assert_int_equal(cn_alloc_count(), before);
     b->args.scratch_bytes--;
-    assert_int_equal(cn_cpu_sample(NULL, &b->args), CN_ERR_SHAPE);
+    assert_int_equal(sample(b), CN_ERR_SHAPE);
     bench_free(b);
 }
 
@@ -460,5 +477,5 @@ int main(void)
         cmocka_unit_test(top_k_of_a_large_vocabulary_equals_a_sort),
         cmocka_unit_test(nothing_is_allocated_and_short_scratch_is_refused),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, open_cpu, close_cpu);
 }

@@ -10,6 +10,7 @@
 
 #include "engine/output.h"
 #include "engine/sampler.h"
+#include "tests/lib/defaults.h"
 
 enum { A, B, C, SPACE, E_1, E_2, STOP_HEAD, STOP_TAIL, EOS, OPEN, CLOSE, HELLO, NUL, N_TOKENS };
 
@@ -57,9 +58,7 @@ typedef struct run {
 
 static run plain(void)
 {
-    run r = {.max_output = 1000, .take_every = 1};
-    cn_sampling_default(&r.sampling);
-    return r;
+    return (run){.max_output = 1000, .take_every = 1, .sampling = default_sampling()};
 }
 
 static cn_output *open_output(run *r)

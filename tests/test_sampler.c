@@ -8,15 +8,9 @@
 #include <cmocka.h>
 
 #include "engine/sampler.h"
+#include "tests/lib/defaults.h"
 
 enum { VOCAB = 1000, MODEL_LEN = 4096 };
-
-static cn_sampling defaults(void)
-{
-    cn_sampling p;
-    cn_sampling_default(&p);
-    return p;
-}
 
 static void accept(const cn_sampling *p)
 {
@@ -35,7 +29,7 @@ static void refuse(const cn_sampling *p, const char *field, const char *value, c
 static void defaults_are_vllms(void **state)
 {
     (void)state;
-    cn_sampling p = defaults();
+    cn_sampling p = default_sampling();
     accept(&p);
     assert_int_equal(p.n, 1);
     assert_true(p.temperature == 1.0f && p.top_p == 1.0f && p.min_p == 0.0f);
@@ -49,7 +43,7 @@ static void defaults_are_vllms(void **state)
 
 #define REFUSE(field, value, name, value_text, bound)                                              \
     do {                                                                                           \
-        cn_sampling p = defaults();                                                                \
+        cn_sampling p = default_sampling();                                                                \
         p.field = (value);                                                                         \
         refuse(&p, name, value_text, bound);                                                       \
     } while (0)
@@ -85,7 +79,7 @@ static void numbers_out_of_bounds_are_named(void **state)
 static void bounds_themselves_are_accepted(void **state)
 {
     (void)state;
-    cn_sampling p = defaults();
+    cn_sampling p = default_sampling();
     p.n = 1024;
     p.temperature = 0.0f;
     p.top_k = -1;
@@ -101,7 +95,7 @@ static void bounds_themselves_are_accepted(void **state)
     p.min_tokens = 9;
     p.max_tokens = 8;
     refuse(&p, "min_tokens", "9", "8");
-    p = defaults();
+    p = default_sampling();
     p.logprobs = 5;
     assert_int_equal(cn_sampling_check(&p, 4, MODEL_LEN), CN_ERR_ARG);
 }
@@ -109,7 +103,7 @@ static void bounds_themselves_are_accepted(void **state)
 static void lists_are_checked(void **state)
 {
     (void)state;
-    cn_sampling p = defaults();
+    cn_sampling p = default_sampling();
     const char *stops[] = {"ok", "\xc3\xa9", ""};
     p.stop = stops;
     p.n_stop = 2;
@@ -120,11 +114,11 @@ static void lists_are_checked(void **state)
     refuse(&p, "stop[2]", "not", "UTF-8");
     stops[2] = NULL;
     refuse(&p, "stop[2]", "NULL", "");
-    p = defaults();
+    p = default_sampling();
     p.n_stop = 65;
     refuse(&p, "stop", "65", "64");
 
-    p = defaults();
+    p = default_sampling();
     const uint32_t ids[] = {0, VOCAB - 1, VOCAB};
     p.stop_token_ids = ids;
     p.n_stop_token_ids = 2;
@@ -132,7 +126,7 @@ static void lists_are_checked(void **state)
     p.n_stop_token_ids = 3;
     refuse(&p, "stop_token_ids[2]", "1000", "vocabulary");
 
-    p = defaults();
+    p = default_sampling();
     cn_logit_bias biases[] = {{3, 100.0f}, {VOCAB - 1, -100.0f}};
     p.logit_bias = biases;
     p.n_logit_bias = 2;
@@ -150,7 +144,7 @@ static void lists_are_checked(void **state)
 static void seeds_name_the_request_not_the_run(void **state)
 {
     (void)state;
-    cn_sampling p = defaults();
+    cn_sampling p = default_sampling();
     uint64_t a = cn_sampling_seed(&p, 1, "line-1", 0);
     assert_true(a == cn_sampling_seed(&p, 1, "line-1", 77)); /* whatever its place */
     assert_true(a != cn_sampling_seed(&p, 1, "line-2", 0));
@@ -167,7 +161,7 @@ static void seeds_name_the_request_not_the_run(void **state)
 static void rows_carry_the_parameters(void **state)
 {
     (void)state;
-    cn_sampling p = defaults();
+    cn_sampling p = default_sampling();
     p.temperature = 1e-6f;
     p.top_k = 7;
     p.repetition_penalty = 1.5f;

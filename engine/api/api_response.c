@@ -227,25 +227,17 @@ void cn_api_result_add(cn_api_result *r, const cn_event *ev)
     if (ev->finish == CN_FINISH_CANCELLED) r->cancelled = true;
 }
 
-bool cn_api_result_is_done(const cn_api_result *r) { return r->done; }
 uint64_t cn_api_result_n_tokens(const cn_api_result *r) { return r->n_tokens; }
 bool cn_api_result_was_cancelled(const cn_api_result *r) { return r->cancelled; }
 const char *cn_api_result_error(const cn_api_result *r) { return r->error; }
 uint32_t cn_api_result_n_choices(const cn_api_result *r) { return r->n_choices; }
 
-const char *cn_api_result_text(const cn_api_result *r, uint32_t i)
-{
-    CN_ASSERT(i < r->n_choices);
-    return r->choices[i].text.data ? r->choices[i].text.data : "";
-}
-
 const char *cn_api_result_answer(const cn_api_result *r, uint32_t i, size_t *n)
 {
-    const char *text = cn_api_result_text(r, i);
+    CN_ASSERT(i < r->n_choices && r->choices[i].answer_at <= r->choices[i].text.len);
     const choice *c = &r->choices[i];
-    CN_ASSERT(c->answer_at <= c->text.len);
     *n = c->text.len - c->answer_at;
-    return text + c->answer_at;
+    return c->text.data ? c->text.data + c->answer_at : "";
 }
 
 void cn_api_result_usage(const cn_api_result *r, cn_usage *out)

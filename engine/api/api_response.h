@@ -28,7 +28,6 @@ void cn_api_result_free(cn_api_result *r); /* NULL is fine */
 /* Takes one event. A failure here (memory) is kept and ends up in cn_api_result_error. */
 void cn_api_result_add(cn_api_result *r, const cn_event *ev);
 
-bool cn_api_result_is_done(const cn_api_result *r); /* the last event has come */
 /* Tokens taken so far, all samples: 0 means that the engine has not begun to answer. */
 uint64_t cn_api_result_n_tokens(const cn_api_result *r);
 bool cn_api_result_was_cancelled(const cn_api_result *r);
@@ -36,7 +35,6 @@ bool cn_api_result_was_cancelled(const cn_api_result *r);
 const char *cn_api_result_error(const cn_api_result *r);
 
 uint32_t cn_api_result_n_choices(const cn_api_result *r);
-const char *cn_api_result_text(const cn_api_result *r, uint32_t choice); /* content, "" at least */
 /* The content behind the reasoning, whether a parser set that apart or not, n bytes: what is
  * graded. */
 const char *cn_api_result_answer(const cn_api_result *r, uint32_t choice, size_t *n);

@@ -39,9 +39,13 @@ static cn_status read_config(const cn_json_at *a, cn_generation_config *g)
     return cn_json_token_ids(a, "eos_token_id", UINT32_MAX, CN_MAX_EOS, g->eos, &g->n_eos);
 }
 
-static cn_status config_from_tree(cn_generation_config *out, json_t *tree, const char *what)
+cn_status cn_generation_config_parse(cn_generation_config *out, const char *text, size_t n,
+                                     const char *what)
 {
     char shown[96];
+    json_t *tree;
+    memset(out, 0, sizeof *out);
+    CN_TRY(cn_json_parse(&tree, text, n, what, CONFIG_MAX_BYTES, CONFIG_MAX_DEPTH, CN_ERR_MODEL));
     cn_json_at a = {tree, what, CN_ERR_MODEL};
     cn_status status = CN_OK;
     if (!json_is_object(tree))
@@ -52,26 +56,18 @@ static cn_status config_from_tree(cn_generation_config *out, json_t *tree, const
     return status;
 }
 
-cn_status cn_generation_config_parse(cn_generation_config *out, const char *text, size_t n,
-                                     const char *what)
-{
-    json_t *tree;
-    memset(out, 0, sizeof *out);
-    CN_TRY(cn_json_parse(&tree, text, n, what, CONFIG_MAX_BYTES, CONFIG_MAX_DEPTH, CN_ERR_MODEL));
-    return config_from_tree(out, tree, what);
-}
-
 cn_status cn_generation_config_load(cn_generation_config *out, const char *model_dir)
 {
-    cn_buf path = {0};
-    json_t *tree;
+    cn_buf path = {0}, text = {0};
     memset(out, 0, sizeof *out);
     cn_status status = cn_buf_addf(&path, "%s/generation_config.json", model_dir);
     bool absent = status == CN_OK && access(path.data, F_OK) != 0 && errno == ENOENT;
     if (status == CN_OK && !absent) {
-        status = cn_json_load_file(&tree, path.data, CONFIG_MAX_BYTES, CONFIG_MAX_DEPTH);
-        if (status == CN_OK) status = config_from_tree(out, tree, path.data);
+        status = cn_json_read_file(&text, path.data, CONFIG_MAX_BYTES);
+        if (status == CN_OK)
+            status = cn_generation_config_parse(out, text.data, text.len, path.data);
     }
+    cn_buf_free(&text);
     cn_buf_free(&path);
     return status;
 }

@@ -23,7 +23,7 @@ typedef struct cn_generation_config {
  * CN_ERR_MODEL names the key and the value; other keys than the above are ignored. */
 cn_status cn_generation_config_load(cn_generation_config *out, const char *model_dir);
 
-/* The same from text, `what` naming it in errors. */
+/* From the text of a generation_config.json, `what` naming it in errors. */
 cn_status cn_generation_config_parse(cn_generation_config *out, const char *text, size_t n,
                                      const char *what);
 

@@ -303,10 +303,12 @@ static cn_status read_config(const cn_json_at *a, cn_model_config *c)
     return read_rope(a, c);
 }
 
-static cn_status config_from_tree(cn_model_config *out, json_t *tree, const char *what)
+cn_status cn_model_config_parse(cn_model_config *out, const char *text, size_t n, const char *what)
 {
-    memset(out, 0, sizeof *out);
     char shown[96];
+    json_t *tree;
+    memset(out, 0, sizeof *out);
+    CN_TRY(cn_json_parse(&tree, text, n, what, CONFIG_MAX_BYTES, CONFIG_MAX_DEPTH, CN_ERR_MODEL));
     cn_json_at a = {tree, what, CN_ERR_MODEL};
     cn_status status = CN_OK;
     if (!json_is_object(tree))
@@ -317,25 +319,17 @@ static cn_status config_from_tree(cn_model_config *out, json_t *tree, const char
     return status;
 }
 
-cn_status cn_model_config_parse(cn_model_config *out, const char *text, size_t n, const char *what)
-{
-    json_t *tree;
-    CN_TRY(cn_json_parse(&tree, text, n, what, CONFIG_MAX_BYTES, CONFIG_MAX_DEPTH, CN_ERR_MODEL));
-    return config_from_tree(out, tree, what);
-}
-
 cn_status cn_model_config_load(cn_model_config *out, const char *model_dir)
 {
-    cn_buf path = {0};
-    json_t *tree;
+    cn_buf path = {0}, text = {0};
     struct stat folder;
     if (stat(model_dir, &folder) != 0 || !S_ISDIR(folder.st_mode))
         return cn_fail(CN_ERR_IO, "--model %s: no such directory: it takes a checkpoint that "
                        "was downloaded, with config.json in it", model_dir);
     cn_status status = cn_buf_addf(&path, "%s/config.json", model_dir);
-    if (status == CN_OK)
-        status = cn_json_load_file(&tree, path.data, CONFIG_MAX_BYTES, CONFIG_MAX_DEPTH);
-    if (status == CN_OK) status = config_from_tree(out, tree, path.data);
+    if (status == CN_OK) status = cn_json_read_file(&text, path.data, CONFIG_MAX_BYTES);
+    if (status == CN_OK) status = cn_model_config_parse(out, text.data, text.len, path.data);
+    cn_buf_free(&text);
     cn_buf_free(&path);
     return status;
 }

@@ -49,7 +49,7 @@ typedef struct cn_model_config {
  * or asks for something unsupported; the text names the key, the value and what is supported. */
 cn_status cn_model_config_load(cn_model_config *out, const char *model_dir);
 
-/* The same from text, `what` naming it in errors. */
+/* From the text of a config.json, `what` naming it in errors. */
 cn_status cn_model_config_parse(cn_model_config *out, const char *text, size_t n,
                                 const char *what);
 

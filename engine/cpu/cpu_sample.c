@@ -251,18 +251,6 @@ void cn_cpu_sample_row(const cn_sample_args *a, uint32_t row, void *scratch)
     if (r->count_slot >= 0) count_output(&a->counts[(size_t)r->count_slot * a->vocab + token]);
 }
 
-cn_status cn_cpu_sample(cn_stream *s, const cn_sample_args *a)
-{
-    (void)s;
-    size_t need = cn_cpu_sample_scratch_bytes(a->vocab);
-    if (a->scratch_bytes < need) {
-        return cn_fail(CN_ERR_SHAPE, "sample: scratch of %zu bytes, vocab %u needs %zu",
-                       a->scratch_bytes, a->vocab, need);
-    }
-    for (uint32_t row = 0; row < a->n_rows; row++) cn_cpu_sample_row(a, row, a->scratch);
-    return CN_OK;
-}
-
 static cn_status check_tokens(const uint32_t *tokens, uint32_t n, uint32_t vocab)
 {
     for (uint32_t i = 0; i < n; i++) {

@@ -10,10 +10,6 @@
  * answers sample_scratch_bytes with n times this. */
 size_t cn_cpu_sample_scratch_bytes(uint32_t vocab);
 
-/* All rows, one after the other, with the first part of a->scratch. CN_ERR_SHAPE when that is too
- * small. */
-cn_status cn_cpu_sample(cn_stream *s, const cn_sample_args *a);
-
 /* One row: writes a->tokens[row], the logprobs asked for, and the row's count. */
 void cn_cpu_sample_row(const cn_sample_args *a, uint32_t row, void *scratch);
 

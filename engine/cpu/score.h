@@ -1,7 +1,7 @@
 /* score.h - the table of scores that decide which tokens a `zip` event keeps.
  *
- * A score is one row: its name, where the paper describes it, which requests use it and its CPU
- * function, the specification of any other implementation. An event runs the rows that apply, in
+ * A score is one row: its name, which requests use it and its CPU function, the specification of any
+ * other implementation. An event runs the rows that apply, in
  * table order, for each (layer, kv head) on its own; every row reads and writes one cn_score_job.
  * To add a score: one row, one function, one reference in tests/golden/make_compress.py.
  *
@@ -27,16 +27,12 @@ typedef struct cn_score_job {
 
 typedef struct cn_score {
     const char *name;
-    const char *paper;   /* section */
-    const char *options; /* the options that switch and shape it */
-    const char *summary; /* one line, for the help and the documentation */
     bool (*applies)(const cn_compress_req *req);
     void (*cpu)(const cn_score_job *job);
 } cn_score;
 
 /* The rows, in the order in which they apply. */
 const cn_score *cn_score_table(size_t *n_rows);
-const cn_score *cn_score_find(const char *name); /* NULL: no such score */
 
 /* Floats of job->work that serve every row, for n slots. */
 size_t cn_score_work_floats(const cn_pools *pools, uint32_t n);

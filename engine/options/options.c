@@ -396,15 +396,6 @@ cn_status cn_config_result_text(const cn_config *c, cn_buf *out)
     return CN_OK;
 }
 
-cn_status cn_config_result_hash(const cn_config *c, uint64_t *out)
-{
-    cn_buf text = {0};
-    cn_status status = cn_config_result_text(c, &text);
-    if (status == CN_OK) *out = cn_hash64(0, text.data, text.len);
-    cn_buf_free(&text);
-    return status;
-}
-
 cn_status cn_cache_dir(cn_buf *out)
 {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");

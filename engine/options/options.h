@@ -294,9 +294,8 @@ void cn_config_overlay_sampling(const cn_config *c, cn_sampling *io);
 
 /* "name=value" lines of the options that change results, in table order: what a resumed run must
  * share with the one it continues. Paths of the checkpoint are not in it, the caller adds the
- * checkpoint's own fingerprint. The hash is of that text. */
+ * checkpoint's own fingerprint. */
 cn_status cn_config_result_text(const cn_config *c, cn_buf *out);
-cn_status cn_config_result_hash(const cn_config *c, uint64_t *out);
 
 /* ---- a request's JSON ----
  * Sets the field of *s or *kv that the body's `key` names, out of `sections` (sampling, kv), with

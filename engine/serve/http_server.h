@@ -76,7 +76,8 @@ void cn_http_server_free(cn_http_server *s);
 cn_status cn_http_server_add_routes(cn_http_server *s, const cn_route *routes, size_t n,
                                     void *user);
 
-/* The i-th row of all tables, or NULL behind the last: for the test of openapi.json. */
+/* The i-th row of all tables, or NULL behind the last. For tests: only the tables tell which routes
+ * openapi.json must describe. */
 const cn_route *cn_http_server_route(const cn_http_server *s, size_t i);
 
 /* From here on requests go to their routes. Until then each is answered 503: a server may listen

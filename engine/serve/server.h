@@ -39,7 +39,8 @@ cn_status cn_server_run(cn_server *s);
 /* From any thread, or a signal handler. The first drains, the second ends at once. */
 void cn_server_stop(cn_server *s);
 
-uint16_t cn_server_port(const cn_server *s); /* 0: a unix socket only */
+/* The port listened on; 0: a unix socket only. For tests, which let the system choose one. */
+uint16_t cn_server_port(const cn_server *s);
 bool cn_server_is_draining(const cn_server *s);
 double cn_server_started_s(const cn_server *s); /* seconds since the epoch */
 

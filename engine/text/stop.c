@@ -150,8 +150,8 @@ cn_finish cn_stop_push_token(cn_stop *s, uint32_t token)
     return repeated ? CN_FINISH_REPETITION : CN_FINISH_NONE;
 }
 
-uint32_t cn_stop_n_output(const cn_stop *s) { return s->n_output; }
 int64_t cn_stop_token(const cn_stop *s) { return s->stop_token; }
+
 bool cn_stop_bans_apply(const cn_stop *s, uint32_t n_pending)
 {
     return s->n_output + n_pending < s->min_tokens;

@@ -26,7 +26,6 @@ void cn_stop_free(cn_stop *s); /* NULL is fine */
 /* Counts one output token and says whether it ends the sample. */
 cn_finish cn_stop_push_token(cn_stop *s, uint32_t token);
 
-uint32_t cn_stop_n_output(const cn_stop *s);
 /* The stop_token_ids entry that ended the sample, or -1. */
 int64_t cn_stop_token(const cn_stop *s);
 /* Whether EOS and stop tokens are barred from being the token after n_pending more: below

@@ -36,16 +36,16 @@ cn_status cn_tokenizer_parse(cn_tokenizer **out, const char *text, size_t n, con
 
 static cn_status load_tokenizer(cn_tokenizer **out, const char *path)
 {
-    json_t *root;
+    cn_buf text = {0};
     if (access(path, F_OK) != 0)
         return cn_fail(CN_ERR_MODEL,
                        "%s: %s; transformers writes it: "
                        "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
                        path, strerror(errno));
-    CN_TRY(cn_json_load_file(&root, path, MAX_FILE_BYTES, MAX_FILE_DEPTH));
-    cn_status status = new_tokenizer(out, root);
-    json_decref(root);
-    return status == CN_OK ? status : cn_fail_within(status, "%s", path);
+    cn_status status = cn_json_read_file(&text, path, MAX_FILE_BYTES);
+    if (status == CN_OK) status = cn_tokenizer_parse(out, text.data, text.len, path);
+    cn_buf_free(&text);
+    return status;
 }
 
 /* No such file is no error: then the post-processor stands. */

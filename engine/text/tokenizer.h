@@ -25,7 +25,7 @@ typedef struct cn_tokenizer cn_tokenizer;
  * add_bos_token and add_eos_token, where given, take the place of the post-processor.
  * CN_ERR_MODEL names the file and the field. */
 cn_status cn_tokenizer_load(cn_tokenizer **out, const char *model_dir);
-/* The same from the text of a tokenizer.json alone; `what` names it in errors. */
+/* From the text of a tokenizer.json alone; `what` names it in errors. */
 cn_status cn_tokenizer_parse(cn_tokenizer **out, const char *text, size_t n, const char *what);
 void cn_tokenizer_free(cn_tokenizer *t); /* NULL is fine */
 

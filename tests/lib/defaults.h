@@ -1,0 +1,9 @@
+/* defaults.h - the sampling parameters of a request that names none: the option table's. */
+#ifndef CN_TEST_DEFAULTS_H
+#define CN_TEST_DEFAULTS_H
+
+#include "engine/cinch.h"
+
+cn_sampling default_sampling(void);
+
+#endif
