@@ -64,21 +64,32 @@ static void count_hit(cn_scheduler *s, cn_seq *q, uint32_t hit_tokens)
     st->lost_tokens = 0;
 }
 
-/* Takes the blocks for all known tokens up to the first event, if they are free at once and one
- * more is left per running request; a preempted request also wants the block it will ask for.
- * Unchunked, what is left to compute must fit in this step. */
+/* Tokens that admission finds room for: all known ones up to the first event. */
+static uint32_t count_first(const cn_seq *q) { return cn_min_u32(q->n_tokens, q->sched->trigger); }
+
+static uint32_t count_first_blocks(const cn_scheduler *s, const cn_seq *q)
+{
+    return (uint32_t)cn_ceil_div(count_first(q), s->o.block_tokens);
+}
+
+/* Blocks that must stay free beside those: one per running request that may ask for it, and the
+ * next one of a request that has been preempted before. */
+static uint32_t count_reserve(const cn_scheduler *s, const cn_seq *q)
+{
+    const bool grows = q->preemptions > 0 && count_first_blocks(s, q) < q->sched->max_blocks;
+    return cn_sched_margin(s) + grows;
+}
+
+/* Takes the first blocks, if they are free at once and the reserve stays. Unchunked, what is left
+ * to compute must fit in this step. */
 static bool try_blocks(cn_scheduler *s, cn_seq *q, uint32_t budget_tokens, prefix_hit *hit)
 {
-    cn_seq_sched *st = q->sched;
-    uint32_t n_first = cn_min_u32(q->n_tokens, st->trigger);
-    uint32_t n_blocks = (uint32_t)cn_ceil_div(n_first, s->o.block_tokens);
-    uint32_t reserve = cn_sched_margin(s);
-    if (q->preemptions > 0) reserve += cn_min_u32(1, st->max_blocks - n_blocks);
+    uint32_t n_blocks = count_first_blocks(s, q), reserve = count_reserve(s, q);
     if (cn_pool_available(s->pool) < reserve) return false;
     *hit = find_prefix(s, q);
     uint32_t n_new = n_blocks - hit->n_blocks;
-    if (!s->o.chunked_prefill && n_first - hit->n_blocks * s->o.block_tokens > budget_tokens)
-        return false;
+    uint32_t n_uncached = count_first(q) - hit->n_blocks * s->o.block_tokens;
+    if (!s->o.chunked_prefill && n_uncached > budget_tokens) return false;
     if (cn_pool_available(s->pool) < (uint64_t)n_new + hit->n_revived + reserve) return false;
     for (uint32_t i = 0; i < hit->n_blocks; i++) cn_pool_share(s->pool, q->table[i]);
     bool taken = cn_pool_try_take(s->pool, n_new, q->table + hit->n_blocks);
@@ -147,18 +158,15 @@ cn_seq *cn_sched_admit_next(cn_scheduler *s, uint32_t budget_tokens)
 
 uint64_t cn_sched_count_wanted(const cn_scheduler *s, cn_seq *q)
 {
-    uint32_t n_first = cn_min_u32(q->n_tokens, q->sched->trigger);
     prefix_hit hit = find_prefix(s, q);
-    return cn_ceil_div(n_first, s->o.block_tokens) - hit.n_blocks + hit.n_revived +
-           cn_sched_margin(s) + (q->preemptions > 0);
+    return (uint64_t)count_first_blocks(s, q) - hit.n_blocks + hit.n_revived + count_reserve(s, q);
 }
 
 cn_seq *cn_sched_next_interactive(const cn_scheduler *s)
 {
     cn_seq *q = cn_queue_peek(&s->waiting[CN_CLASS_INTERACTIVE]);
     if (!q || next_class(s) != CN_CLASS_INTERACTIVE) return NULL;
-    if (q->n_pending > 0 || must_yield(s, q)) return NULL;
-    return s->running.n > s->o.max_batched_tokens ? NULL : q;
+    return q->n_pending > 0 || must_yield(s, q) ? NULL : q;
 }
 
 /* ---- forks ---- */

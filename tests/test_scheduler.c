@@ -441,6 +441,31 @@ static void batch_makes_way_for_interactive(void **state)
     }
 }
 
+/* A preempted request whose known tokens fill all blocks it may ever have wants no further one: a
+ * batch request makes way for exactly those. */
+static void batch_makes_way_for_what_is_wanted(void **state)
+{
+    (void)state;
+    cn_sched_opts o = rig_options();
+    o.n_blocks = 10;
+    o.prefix_caching = false;
+    rig r = rig_make(o);
+    cn_seq *now = add_of_class(&r, CN_CLASS_INTERACTIVE, 100, 11, 17);
+    cn_seq *back = add_of_class(&r, CN_CLASS_INTERACTIVE, 200, 8, 8);
+    cn_seq *batch = rig_add(&r, 300, 5, 40, rig_zip(8)); /* has a slot: not preempted for a block */
+    rig_steps(&r, 6);
+    assert_int_equal(now->n_blocks + back->n_blocks + batch->n_blocks, 10);
+    assert_int_equal(back->preemptions, 0);
+    rig_step(&r); /* `now` takes a block of `back`, which wants 4 and leaves 1 for `now`: 2 + 3 */
+    assert_int_equal(back->preemptions, 1);
+    assert_int_equal(batch->state, CN_SEQ_WAITING);
+    assert_int_equal(back->state, CN_SEQ_RUNNING);
+    assert_int_equal(back->n_blocks, 4);
+    rig_steps(&r, 80);
+    assert_int_equal(batch->state, CN_SEQ_FINISHED);
+    rig_done(&r);
+}
+
 /* A decode that finds no block takes it from a batch request, even one admitted before. */
 static void shortage_is_at_the_cost_of_batch(void **state)
 {
@@ -580,6 +605,7 @@ int main(void)
         cmocka_unit_test(classes_and_priorities_order_the_queue),
         cmocka_unit_test(batch_has_a_floor),
         cmocka_unit_test(batch_makes_way_for_interactive),
+        cmocka_unit_test(batch_makes_way_for_what_is_wanted),
         cmocka_unit_test(shortage_is_at_the_cost_of_batch),
         cmocka_unit_test(making_way_has_an_end),
         cmocka_unit_test(impossible_requests_are_refused_with_numbers),
