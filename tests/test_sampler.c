@@ -43,7 +43,7 @@ static void defaults_are_vllms(void **state)
 
 #define REFUSE(field, value, name, value_text, bound)                                              \
     do {                                                                                           \
-        cn_sampling p = default_sampling();                                                                \
+        cn_sampling p = default_sampling();                                                        \
         p.field = (value);                                                                         \
         refuse(&p, name, value_text, bound);                                                       \
     } while (0)

@@ -1,8 +1,8 @@
 /* score.h - the table of scores that decide which tokens a `zip` event keeps.
  *
- * A score is one row: its name, which requests use it and its CPU function, the specification of any
- * other implementation. An event runs the rows that apply, in
- * table order, for each (layer, kv head) on its own; every row reads and writes one cn_score_job.
+ * A score is one row: its name, which requests use it and its CPU function, the specification of
+ * any other implementation. An event runs the rows that apply, in table order, for each (layer, kv
+ * head) on its own; every row reads and writes one cn_score_job.
  * To add a score: one row, one function, one reference in tests/golden/make_compress.py.
  *
  * Thread: the rows run on the backend's compression stream. The table is constant.
