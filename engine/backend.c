@@ -98,10 +98,8 @@ cn_status cn_backend_cuda_load(cn_backend **out, cn_cuda_backend_opts o)
 
 /* ---- choosing ---- */
 
-/* The op that every model needs, or this configuration's policies, and the table lacks. */
-static const char *missing_op(const cn_backend *be, const cn_config *c)
+cn_status cn_backend_check_ops(const cn_backend *be, bool compresses, bool swaps)
 {
-    const bool compresses = (c->kv_policies | 1U << c->kv.policy) != 1U << CN_KV_FULL;
     const struct {
         const char *name;
         bool there;
@@ -118,11 +116,12 @@ static const char *missing_op(const cn_backend *be, const cn_config *c)
         {"count_reset", be->count_reset},
         {"copy_blocks", be->copy_blocks},
         {"compress", be->compress || !compresses},
-        {"swap", be->swap || c->swap_space_gib == 0},
+        {"swap", be->swap || !swaps},
     };
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
-        if (!ops[i].there) return ops[i].name;
-    return NULL;
+        if (!ops[i].there)
+            return cn_fail(CN_ERR_DEVICE, "the %s backend lacks the op %s", be->name, ops[i].name);
+    return CN_OK;
 }
 
 static cn_status open_cpu(cn_backend **out, const cn_config *c)
@@ -174,11 +173,12 @@ static cn_status open_cuda(cn_backend **out, const start_sizes *sizes, uint32_t 
     cn_status status = cn_backend_cuda_load(out, o);
     cn_buf_free(&cache);
     CN_TRY(status);
-    const char *lacks = missing_op(*out, c);
-    if (!lacks) return CN_OK;
+    const bool compresses = (c->kv_policies | 1U << c->kv.policy) != 1U << CN_KV_FULL;
+    status = cn_backend_check_ops(*out, compresses, c->swap_space_gib > 0);
+    if (status == CN_OK) return CN_OK;
     (*out)->close(*out);
     *out = NULL;
-    return cn_fail(CN_ERR_DEVICE, "the cuda backend lacks %s: use --device cpu", lacks);
+    return cn_fail(status, "%s: use --device cpu", cn_last_error());
 }
 
 /* A machine without a GPU is in order. One whose GPU stays idle, for want of a build or of memory,

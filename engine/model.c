@@ -6,6 +6,7 @@
 
 #include <math.h>
 
+#include "engine/backend.h"
 #include "engine/rope.h"
 
 enum { ALIGN_BYTES = 256 };
@@ -85,27 +86,6 @@ static const void *weight(const cn_model *m, cn_weight_id id, uint32_t layer)
 
 /* ---- life ---- */
 
-static cn_status check_ops(const cn_backend *be)
-{
-    const struct {
-        const char *name;
-        bool present;
-    } ops[] = {
-        {"embed", be->embed},
-        {"rmsnorm", be->rmsnorm},
-        {"gemm", be->gemm},
-        {"rope_store", be->rope_store},
-        {"attn_decode", be->attn_decode},
-        {"attn_prefill", be->attn_prefill},
-        {"silu_mul", be->silu_mul},
-        {"gather", be->gather},
-    };
-    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
-        if (!ops[i].present)
-            return cn_fail(CN_ERR_DEVICE, "backend %s has no op %s", be->name, ops[i].name);
-    return CN_OK;
-}
-
 static cn_status write_rope_tables(cn_model *m)
 {
     size_t n = (size_t)m->max_position * (m->cfg.head_dim / 2);
@@ -126,7 +106,7 @@ cn_status cn_model_create(cn_model **out, cn_backend *be, const cn_model_config 
                           uint32_t max_position)
 {
     *out = NULL;
-    CN_TRY(check_ops(be));
+    CN_TRY(cn_backend_check_ops(be, false, false));
     cn_model *m = cn_calloc(1, sizeof *m);
     if (!m) return cn_fail(CN_ERR_MEMORY, "model: out of memory");
     *m = (cn_model){.be = be,

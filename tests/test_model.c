@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "engine/backend.h"
 #include "tests/lib/golden.h"
 #include "tests/lib/model_rig.h"
 #include "tests/lib/paged_batch.h"
@@ -330,6 +331,15 @@ static void a_missing_op_is_refused_by_name(void **state)
     assert_int_equal(cn_model_create(&m, &lacking, &r->cfg, r->weights, 8, 8, 64), CN_ERR_DEVICE);
     assert_non_null(strstr(cn_last_error(), "attn_prefill"));
     assert_null(m);
+    lacking = *r->be;
+    lacking.compress = NULL;
+    assert_int_equal(cn_backend_check_ops(&lacking, false, true), CN_OK);
+    assert_int_equal(cn_backend_check_ops(&lacking, true, false), CN_ERR_DEVICE);
+    assert_non_null(strstr(cn_last_error(), "compress"));
+    lacking = *r->be;
+    lacking.swap = NULL;
+    assert_int_equal(cn_backend_check_ops(&lacking, true, false), CN_OK);
+    assert_int_equal(cn_backend_check_ops(&lacking, false, true), CN_ERR_DEVICE);
     model_rig_close(r);
 }
 
