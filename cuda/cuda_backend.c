@@ -102,6 +102,7 @@ static const cn_backend CUDA_TABLE = {
     .weight_dtype = CN_BF16,
     .act_dtype = CN_BF16,
     .kv_dtype = CN_BF16,
+    .default_block_tokens = 256,
     .async = true,
     .close = close_backend,
     .enter = enter,

@@ -279,6 +279,7 @@ struct cn_backend {
     cn_dtype weight_dtype; /* what mem holds for weights */
     cn_dtype act_dtype;
     cn_dtype kv_dtype;
+    uint32_t default_block_tokens; /* of a KV block, where --block-size does not say */
     bool async; /* ops return before they have run */
     void *ctx;  /* the backend's own */
 

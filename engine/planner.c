@@ -1,7 +1,6 @@
 /* planner.c - eq. 1 and 2 of the paper in 64-bit integers. See planner.h. */
 #include "engine/planner.h"
 
-#include <string.h>
 #include <unistd.h>
 
 #include "compress/policy.h"
@@ -122,9 +121,6 @@ cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *in)
     return CN_OK;
 }
 
-/* Tokens per block where --block-size does not say. */
-enum { CPU_BLOCK_TOKENS = 64, GPU_BLOCK_TOKENS = 256 };
-
 uint64_t cn_host_bytes(void)
 {
     const long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
@@ -151,8 +147,7 @@ static cn_status check_swap_bytes(uint64_t bytes)
 
 uint32_t cn_planner_block_tokens(const cn_config *c, const cn_backend *be)
 {
-    if (c->block_tokens > 0) return c->block_tokens;
-    return strcmp(be->name, "cpu") == 0 ? CPU_BLOCK_TOKENS : GPU_BLOCK_TOKENS;
+    return c->block_tokens > 0 ? c->block_tokens : be->default_block_tokens;
 }
 
 cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_model_config *m,

@@ -133,7 +133,10 @@ static void impossible_plans_name_numbers_and_options(void **state)
 static void options_decide_the_plan(void **state)
 {
     (void)state;
-    const cn_backend cpu = {.name = "cpu", .kv_dtype = CN_F32, .act_dtype = CN_F32};
+    const cn_backend cpu = {.name = "any",
+                            .kv_dtype = CN_F32,
+                            .act_dtype = CN_F32,
+                            .default_block_tokens = 64};
     const cn_model_config m = {.n_layers = 6, .n_heads = 8, .n_kv_heads = 2, .head_dim = 64,
                                .max_position = 8192};
     const uint64_t block_bytes = 6 * 2 * 64 * 2 * 64 * 4;

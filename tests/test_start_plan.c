@@ -66,6 +66,7 @@ static void a_device_is_filled(void **state)
         assert_in_range(cn_start_plan_bytes(&p), device_bytes - p.kv.block_bytes, device_bytes);
         assert_int_equal(p.weight_bytes, cn_weights_bytes(&r->model, CN_F32));
         assert_true(p.step_bytes > 0 && p.workspace_bytes > 0);
+        assert_int_equal(p.kv.block_tokens, 64); /* as docs/CONFIG.md says of the CPU */
     }
     set(r, "kv-policy", "zip");
     device_bytes = (size_t)1 << 30;
