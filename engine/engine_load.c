@@ -22,15 +22,6 @@ static cn_status choose_model_len(cn_engine *e)
     return CN_OK;
 }
 
-static cn_status load_chat_template(cn_engine *e, const char *dir)
-{
-    cn_buf name = {0};
-    CN_TRY(cn_option_format(cn_option_find("chat-template"), e->config, &name));
-    cn_status status = cn_chat_template_load(&e->chat, dir, name.data);
-    cn_buf_free(&name);
-    return status;
-}
-
 /* Dummy weights need a config alone. Where no tokenizer lies beside it, prompts are token ids, and
  * so is the output. */
 static cn_status load_tokenizer(cn_engine *e, const char *dir)
@@ -55,7 +46,7 @@ static cn_status load_checkpoint_texts(cn_engine *e)
     CN_TRY(cn_generation_config_load(&e->generation, c->model));
     CN_TRY(cn_generation_config_eos(&e->generation, &e->model_config, e->eos, &e->n_eos));
     CN_TRY(load_tokenizer(e, tokenizer_dir));
-    CN_TRY(load_chat_template(e, tokenizer_dir));
+    CN_TRY(cn_chat_template_load(&e->chat, tokenizer_dir, e->config->chat_template));
 
     e->default_sampling = c->sampling;
     if (c->generation_config == CN_OPT_GENERATION_AUTO)

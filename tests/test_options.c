@@ -249,6 +249,9 @@ static void bad_values_are_named_with_bounds(void **state)
     expect_refused(ALL_SECTIONS, "--block-size 48", "power of two from 16 to 256, or 0");
     expect_refused(ALL_SECTIONS, "--block-size 8", "power of two");
     expect_refused(ALL_SECTIONS, "--top-p 0", "above 0 up to 1");
+    expect_refused(ALL_SECTIONS, "--chat-template vicuna",
+                   "chat-template vicuna: want one of auto|chatml|qwen2|qwen3|llama3|deepseek-r1|"
+                   "none");
     expect_refused(ALL_SECTIONS, "--temperature nan", "a number");
     expect_refused(ALL_SECTIONS, "--temperature inf", "a number");
     expect_refused(ALL_SECTIONS, "--temperature=-0.1", "a number");

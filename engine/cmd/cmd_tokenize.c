@@ -233,13 +233,7 @@ static cn_status run(job *j)
 {
     const char *dir = j->c->tokenizer ? j->c->tokenizer : j->c->model;
     CN_TRY(cn_tokenizer_load(&j->tokenizer, dir));
-    if (j->c->chat) {
-        cn_buf family = {0};
-        cn_status status = cn_option_format(cn_option_find("chat-template"), j->c, &family);
-        if (status == CN_OK) status = cn_chat_template_load(&j->chat, dir, family.data);
-        cn_buf_free(&family);
-        CN_TRY(status);
-    }
+    if (j->c->chat) CN_TRY(cn_chat_template_load(&j->chat, dir, j->c->chat_template));
     CN_TRY(run_input(j));
     return flush(j);
 }

@@ -18,6 +18,8 @@
 #define PERCENT CN_OPTION_PERCENT
 #define WRITTEN CN_OPTION_WRITTEN
 
+#define OR_NAME(id, name) "|" name
+
 #define U64_MAX_AS_DOUBLE 18446744073709551615.0
 #define TOKENS_MAX 1073741824.0 /* 2^30: lengths and budgets stay far from overflow */
 
@@ -35,7 +37,7 @@ static const cn_option options[] = {
     ROW(CHECKPOINT, "tokenizer", STRING, tokenizer, NULL,
         .help = "directory of tokenizer.json, when it is not the model's"),
     ROW(CHECKPOINT, "chat-template", ENUM, chat_template, "auto",
-        .values = "auto|chatml|qwen2|qwen3|llama3|deepseek-r1|none", .flags = RESULT,
+        .values = "auto" CN_CHAT_FAMILIES(OR_NAME), .flags = RESULT,
         .help = "family of the chat template; auto recognises the checkpoint's own"),
 
     ROW(MODEL, "load-format", ENUM, load_format, "auto", .values = "auto|safetensors|dummy",

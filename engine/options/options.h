@@ -22,15 +22,21 @@ typedef enum cn_opt_generation_config {
     CN_OPT_GENERATION_AUTO, /* the checkpoint's generation_config.json */
     CN_OPT_GENERATION_VLLM  /* vLLM's defaults, the file ignored */
 } cn_opt_generation_config;
+/* The families of chat templates and their names: the one list of them. What a family is: traits in
+ * engine/text/chat_template.c. */
+#define CN_CHAT_FAMILIES(X)       \
+    X(CHATML, "chatml")           \
+    X(QWEN2, "qwen2")             \
+    X(QWEN3, "qwen3")             \
+    X(LLAMA3, "llama3")           \
+    X(DEEPSEEK_R1, "deepseek-r1") \
+    X(NONE, "none")
+#define CN_CHAT_FAMILY_VALUE(id, name) CN_OPT_CHAT_##id,
 typedef enum cn_opt_chat_template {
-    CN_OPT_CHAT_AUTO,
-    CN_OPT_CHAT_CHATML,
-    CN_OPT_CHAT_QWEN2,
-    CN_OPT_CHAT_QWEN3,
-    CN_OPT_CHAT_LLAMA3,
-    CN_OPT_CHAT_DEEPSEEK_R1,
-    CN_OPT_CHAT_NONE
+    CN_OPT_CHAT_AUTO, /* the checkpoint's own */
+    CN_CHAT_FAMILIES(CN_CHAT_FAMILY_VALUE) CN_OPT_N_CHAT
 } cn_opt_chat_template;
+#undef CN_CHAT_FAMILY_VALUE
 typedef enum cn_opt_reasoning_parser {
     CN_OPT_REASONING_NONE,
     CN_OPT_REASONING_AUTO, /* on when the vocabulary has <think> and </think> */

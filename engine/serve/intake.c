@@ -27,12 +27,8 @@ cn_status cn_intake_open(cn_service *s)
 {
     const cn_config *c = s->config;
     const char *dir = c->tokenizer ? c->tokenizer : c->model;
-    cn_buf family = {0};
     if (cn_engine_tokenizer(s->engine)) CN_TRY(cn_tokenizer_load(&s->tokenizer, dir));
-    cn_status status = cn_option_format(cn_option_find("chat-template"), c, &family);
-    if (status == CN_OK) status = cn_chat_template_load(&s->chat, dir, family.data);
-    cn_buf_free(&family);
-    CN_TRY(status);
+    CN_TRY(cn_chat_template_load(&s->chat, dir, c->chat_template));
     s->vocab = cn_engine_model_config(s->engine)->vocab;
     s->max_prompt_bytes = longest_prompt(s);
     return CN_OK;

@@ -9,6 +9,7 @@
 /* What a family's programs say. Lists end with NULL. */
 typedef struct family {
     cn_chat_layout layout;
+    const char *mark;            /* a program with this text is held against the family */
     const char *const *names;    /* identifiers, beside those of every family */
     const char *const *strings;  /* literals, beside those of every family */
     const char *const *required; /* literals without which it is another family */
@@ -169,9 +170,9 @@ static const char *const deepseek_required[] = {
 };
 
 static const family families[] = {
-    {CN_CHAT_CHATML, chatml_names, chatml_strings, chatml_required},
-    {CN_CHAT_LLAMA3, llama3_names, llama3_strings, llama3_required},
-    {CN_CHAT_DEEPSEEK, deepseek_names, deepseek_strings, deepseek_required},
+    {CN_CHAT_CHATML, "<|im_start|>", chatml_names, chatml_strings, chatml_required},
+    {CN_CHAT_LLAMA3, "<|start_header_id|>", llama3_names, llama3_strings, llama3_required},
+    {CN_CHAT_DEEPSEEK, "<｜User｜>", deepseek_names, deepseek_strings, deepseek_required},
 };
 
 static bool listed(const char *const *list, const char *word)
@@ -340,21 +341,11 @@ static cn_status judge(const family *fam, const findings *f, cn_chat_traits *t, 
     return f->splits ? CN_OK : cn_buf_addf(why, "it keeps earlier reasoning");
 }
 
-/* The family whose mark the program bears, or NULL. */
+/* The first family whose mark the program bears, or NULL. */
 static const family *candidate(const char *program, size_t n)
 {
-    static const struct {
-        const char *mark;
-        cn_chat_layout layout;
-    } marks[] = {
-        {"<|im_start|>", CN_CHAT_CHATML},
-        {"<|start_header_id|>", CN_CHAT_LLAMA3},
-        {"<｜User｜>", CN_CHAT_DEEPSEEK},
-    };
-    for (size_t i = 0; i < sizeof marks / sizeof *marks; i++)
-        if (memmem(program, n, marks[i].mark, strlen(marks[i].mark)))
-            for (size_t j = 0; j < sizeof families / sizeof *families; j++)
-                if (families[j].layout == marks[i].layout) return &families[j];
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
+        if (memmem(program, n, families[i].mark, strlen(families[i].mark))) return &families[i];
     return NULL;
 }
 
@@ -379,16 +370,17 @@ void cn_chat_traits_free(cn_chat_traits *traits)
     *traits = (cn_chat_traits){0};
 }
 
-const char *cn_chat_traits_name(const cn_chat_traits *traits)
+cn_opt_chat_template cn_chat_traits_family(const cn_chat_traits *traits)
 {
     switch (traits->layout) {
-    case CN_CHAT_BARE: return "none";
-    case CN_CHAT_LLAMA3: return "llama3";
-    case CN_CHAT_DEEPSEEK: return "deepseek-r1";
+    case CN_CHAT_BARE: return CN_OPT_CHAT_NONE;
+    case CN_CHAT_LLAMA3: return CN_OPT_CHAT_LLAMA3;
+    case CN_CHAT_DEEPSEEK: return CN_OPT_CHAT_DEEPSEEK_R1;
     case CN_CHAT_CHATML:
-        if (traits->history != CN_HISTORY_KEEP) return "qwen3";
-        return traits->tool_turns || traits->default_system.len ? "qwen2" : "chatml";
+        if (traits->history != CN_HISTORY_KEEP) return CN_OPT_CHAT_QWEN3;
+        return traits->tool_turns || traits->default_system.len ? CN_OPT_CHAT_QWEN2
+                                                                : CN_OPT_CHAT_CHATML;
     case CN_CHAT_UNKNOWN: break;
     }
-    return "unknown";
+    return CN_OPT_CHAT_AUTO;
 }

@@ -9,7 +9,7 @@
 #ifndef CN_CHAT_RECOGNIZE_H
 #define CN_CHAT_RECOGNIZE_H
 
-#include "engine/base.h"
+#include "engine/options/options.h"
 
 typedef enum cn_chat_layout {
     CN_CHAT_UNKNOWN,
@@ -49,7 +49,7 @@ typedef struct cn_chat_traits {
 cn_status cn_chat_recognize(const char *program, size_t n, cn_chat_traits *traits, cn_buf *why);
 void cn_chat_traits_free(cn_chat_traits *traits);
 
-/* The family's name for --chat-template: "chatml", "qwen3", ... */
-const char *cn_chat_traits_name(const cn_chat_traits *traits);
+/* The family that --chat-template calls so; CN_OPT_CHAT_AUTO with an unknown layout. */
+cn_opt_chat_template cn_chat_traits_family(const cn_chat_traits *traits);
 
 #endif

@@ -295,10 +295,12 @@ cn_status cn_chat_template_render(const cn_chat_template *t, const cn_message *m
 cn_status cn_chat_template_check(const cn_chat_template *t)
 {
     if (t->traits.layout != CN_CHAT_UNKNOWN) return CN_OK;
+#define LISTED(id, name) ", " name
     return cn_fail(CN_ERR_MODEL,
                    "cannot render the checkpoint's chat template: %s; choose one with "
-                   "--chat-template (%s)",
-                   t->why.data, CN_CHAT_TEMPLATE_NAMES);
+                   "--chat-template (auto" CN_CHAT_FAMILIES(LISTED) ")",
+                   t->why.data);
+#undef LISTED
 }
 
 bool cn_chat_template_add_special(const cn_chat_template *t)
@@ -308,41 +310,44 @@ bool cn_chat_template_add_special(const cn_chat_template *t)
 
 const char *cn_chat_template_name(const cn_chat_template *t)
 {
-    return cn_chat_traits_name(&t->traits);
+#define FAMILY_NAME(id, name) [CN_OPT_CHAT_##id] = (name),
+    static const char *const names[] = {"unknown", CN_CHAT_FAMILIES(FAMILY_NAME)};
+#undef FAMILY_NAME
+    return names[cn_chat_traits_family(&t->traits)];
 }
 
 /* ---- loading ---- */
 
-/* Sets the traits of a family as its newest members have them. False: no such family. */
-static bool set_family(cn_chat_traits *t, const char *name, cn_status *status)
+/* The traits of a family as its newest members have them. */
+static const struct {
+    cn_chat_traits traits;
+    const char *default_system;
+} families[CN_OPT_N_CHAT] = {
+    [CN_OPT_CHAT_CHATML] = {.traits = {.layout = CN_CHAT_CHATML, .any_role = true}},
+    [CN_OPT_CHAT_QWEN2] = {.traits = {.layout = CN_CHAT_CHATML, .tool_turns = true},
+                           .default_system = "You are Qwen, created by Alibaba Cloud. You are a "
+                                             "helpful assistant."},
+    [CN_OPT_CHAT_QWEN3] = {.traits = {.layout = CN_CHAT_CHATML,
+                                      .history = CN_HISTORY_SINCE_QUERY,
+                                      .tool_turns = true,
+                                      .thinking_switch = true}},
+    [CN_OPT_CHAT_LLAMA3] = {.traits = {.layout = CN_CHAT_LLAMA3,
+                                       .writes_bos = true,
+                                       .any_role = true,
+                                       .trims_content = true}},
+    [CN_OPT_CHAT_DEEPSEEK_R1] = {.traits = {.layout = CN_CHAT_DEEPSEEK,
+                                            .history = CN_HISTORY_DROP,
+                                            .writes_bos = true,
+                                            .opens_thinking = true}},
+    [CN_OPT_CHAT_NONE] = {.traits = {.layout = CN_CHAT_BARE, .any_role = true}},
+};
+
+static cn_status set_family(cn_chat_traits *t, cn_opt_chat_template family)
 {
-    *status = CN_OK;
-    if (strcmp(name, "none") == 0) {
-        *t = (cn_chat_traits){.layout = CN_CHAT_BARE, .any_role = true};
-    } else if (strcmp(name, "chatml") == 0) {
-        *t = (cn_chat_traits){.layout = CN_CHAT_CHATML, .any_role = true};
-    } else if (strcmp(name, "qwen2") == 0) {
-        *t = (cn_chat_traits){.layout = CN_CHAT_CHATML, .tool_turns = true};
-        *status = cn_buf_addf(&t->default_system, "You are Qwen, created by Alibaba Cloud. You are "
-                                                  "a helpful assistant.");
-    } else if (strcmp(name, "qwen3") == 0) {
-        *t = (cn_chat_traits){.layout = CN_CHAT_CHATML,
-                              .history = CN_HISTORY_SINCE_QUERY,
-                              .reads_reasoning = true,
-                              .tool_turns = true,
-                              .thinking_switch = true};
-    } else if (strcmp(name, "llama3") == 0) {
-        *t = (cn_chat_traits){
-            .layout = CN_CHAT_LLAMA3, .writes_bos = true, .any_role = true, .trims_content = true};
-    } else if (strcmp(name, "deepseek-r1") == 0) {
-        *t = (cn_chat_traits){.layout = CN_CHAT_DEEPSEEK,
-                              .history = CN_HISTORY_DROP,
-                              .writes_bos = true,
-                              .opens_thinking = true};
-    } else {
-        return false;
-    }
-    return true;
+    cn_chat_traits_free(t);
+    *t = families[family].traits;
+    const char *system = families[family].default_system;
+    return system ? add(&t->default_system, system) : CN_OK;
 }
 
 /* The program in tokenizer_config.json: a string, or the one named "default" of several. */
@@ -403,7 +408,7 @@ static cn_status read_checkpoint(cn_chat_template *t, const char *model_dir, cn_
     return status;
 }
 
-static cn_status load_into(cn_chat_template *t, const char *model_dir, const char *override)
+static cn_status load_into(cn_chat_template *t, const char *model_dir, cn_opt_chat_template family)
 {
     cn_buf program = {0};
     cn_status status = read_checkpoint(t, model_dir, &program);
@@ -413,22 +418,17 @@ static cn_status load_into(cn_chat_template *t, const char *model_dir, const cha
         status = cn_buf_addf(&t->why, "it has none");
     cn_buf_free(&program);
     CN_TRY(status);
-    bool own = t->traits.layout != CN_CHAT_UNKNOWN;
-    if (strcmp(override, "auto") == 0 || (own && strcmp(override, cn_chat_template_name(t)) == 0))
-        return CN_OK;
-    cn_chat_traits_free(&t->traits);
-    if (!set_family(&t->traits, override, &status))
-        return cn_fail(CN_ERR_ARG, "--chat-template %s: not one of %s", override,
-                       CN_CHAT_TEMPLATE_NAMES);
-    return status;
+    const bool own = family == CN_OPT_CHAT_AUTO || family == cn_chat_traits_family(&t->traits);
+    return own ? CN_OK : set_family(&t->traits, family);
 }
 
-cn_status cn_chat_template_load(cn_chat_template **out, const char *model_dir, const char *override)
+cn_status cn_chat_template_load(cn_chat_template **out, const char *model_dir,
+                                cn_opt_chat_template family)
 {
     *out = NULL;
     cn_chat_template *t = cn_calloc(1, sizeof *t);
     if (!t) return cn_fail(CN_ERR_MEMORY, "out of memory for the chat template");
-    cn_status status = load_into(t, model_dir, override);
+    cn_status status = load_into(t, model_dir, family);
     if (status != CN_OK) {
         cn_chat_template_free(t);
         return status;

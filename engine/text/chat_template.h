@@ -16,18 +16,16 @@
 #ifndef CN_CHAT_TEMPLATE_H
 #define CN_CHAT_TEMPLATE_H
 
-#include "engine/base.h"
-
-#define CN_CHAT_TEMPLATE_NAMES "auto, chatml, qwen3, qwen2, llama3, deepseek-r1, none"
+#include "engine/options/options.h"
 
 typedef struct cn_chat_template cn_chat_template;
 
-/* `override` is the option --chat-template: "auto" for the checkpoint's own program
+/* `family` is the option --chat-template: auto for the checkpoint's own program
  * (chat_template.jinja, else tokenizer_config.json), or a family; where the checkpoint's program is
  * of that family its details are kept. A checkpoint without a program, or with an unknown one,
- * loads: cn_chat_template_check tells. CN_ERR_ARG: no such family. */
+ * loads: cn_chat_template_check tells. */
 cn_status cn_chat_template_load(cn_chat_template **out, const char *model_dir,
-                                const char *override);
+                                cn_opt_chat_template family);
 void cn_chat_template_free(cn_chat_template *t); /* NULL is fine */
 
 /* CN_OK if chats can be rendered; else CN_ERR_MODEL, which says why and names --chat-template. */
@@ -43,7 +41,7 @@ cn_status cn_chat_template_render(const cn_chat_template *t, const cn_message *m
  * tokenizer has to write. */
 bool cn_chat_template_add_special(const cn_chat_template *t);
 
-/* The family, or "unknown". */
+/* The family's name, or "unknown". */
 const char *cn_chat_template_name(const cn_chat_template *t);
 
 #endif
