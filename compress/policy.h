@@ -28,6 +28,4 @@ uint32_t cn_policy_first_trigger(uint32_t n_max, uint32_t n_prompt, uint32_t blo
 /* True when the policy observes queries (needs a query slot). */
 bool cn_policy_needs_slot(const cn_kv_params *kv);
 
-const char *cn_kv_policy_name(cn_kv_policy p);
-
 #endif

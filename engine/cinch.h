@@ -39,6 +39,7 @@ const char *cn_status_name(cn_status s); /* "CN_ERR_ARG" */
 
 /* ---- key/value cache policy, per request (docs/DESIGN.md §2) ---- */
 typedef enum cn_kv_policy { CN_KV_FULL, CN_KV_WINDOW, CN_KV_ZIP } cn_kv_policy;
+const char *cn_kv_policy_name(cn_kv_policy p); /* "zip" */
 typedef enum cn_kv_pooling { CN_POOLING_FIRST, CN_POOLING_NEVER, CN_POOLING_ALWAYS } cn_kv_pooling;
 typedef enum cn_kv_redundancy {
     CN_REDUNDANCY_LIGHTNING,

@@ -327,14 +327,12 @@ static json_t *choice_json(const cn_api_result *r, uint32_t i)
 
 json_t *cn_api_kv_json(const cn_kv_usage *u)
 {
-    static const char *const policies[] = {
-        [CN_KV_FULL] = "full", [CN_KV_WINDOW] = "window", [CN_KV_ZIP] = "zip"};
-    bool capped = u->params.policy != CN_KV_FULL;
-    return json_pack("{s:s, s:o, s:I, s:I, s:I, s:I}", "policy", policies[u->params.policy],
-                     "budget", capped ? json_integer(u->params.budget_tokens) : json_null(),
-                     "compressions", (json_int_t)u->compressions, "evicted",
-                     (json_int_t)u->evicted, "peak_tokens", (json_int_t)u->peak_tokens,
-                     "freed_bytes", (json_int_t)u->freed_bytes);
+    const cn_kv_policy policy = u->params.policy;
+    return json_pack(
+        "{s:s, s:o, s:I, s:I, s:I, s:I}", "policy", cn_kv_policy_name(policy), "budget",
+        policy == CN_KV_FULL ? json_null() : json_integer(u->params.budget_tokens), "compressions",
+        (json_int_t)u->compressions, "evicted", (json_int_t)u->evicted, "peak_tokens",
+        (json_int_t)u->peak_tokens, "freed_bytes", (json_int_t)u->freed_bytes);
 }
 
 static json_t *usage_json(const cn_api_result *r)

@@ -30,7 +30,7 @@ typedef struct loader {
 /* A workload is run whole unless --num-prompts says otherwise. */
 static bool is_full(const loader *l)
 {
-    const bool whole = l->c->workload && !cn_config_is_given(l->c, "num-prompts");
+    const bool whole = l->c->workload && !cn_config_is_given(l->c, &l->c->num_prompts);
     return !whole && l->out->n >= l->c->num_prompts;
 }
 
@@ -215,7 +215,7 @@ cn_status cn_bench_dataset_load(cn_bench_dataset *out, const cn_config *c, const
 {
     *out = (cn_bench_dataset){0};
     loader l = {.out = out, .c = c, .m = m,
-                .output_len_given = cn_config_is_given(c, "output-len")};
+                .output_len_given = cn_config_is_given(c, &c->output_len)};
     cn_status status = CN_OK;
     if (c->workload)
         status = load_lines(&l, c->workload, add_lengths);

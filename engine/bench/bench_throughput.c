@@ -163,33 +163,16 @@ static cn_status bench(const cn_config *c)
     return status != CN_OK ? status : closed;
 }
 
-/* Measuring an engine and measuring a server take different options of one table. What the word at
- * hand has no use for is refused. */
-static bool is_of_server(const cn_option *o)
-{
-    static const char *const names[] = {"base-url",   "api-key",         "request-rate",
-                                        "burstiness", "max-concurrency", "save-detailed"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (o->section == CN_SECTION_BENCH && strcmp(o->name, names[i]) == 0) return true;
-    return false;
-}
-
-static bool is_of_engine(const cn_option *o)
-{
-    static const char *const names[] = {"steady-steps", "warmup-steps", "resident", "batches",
-                                        "decode-steps", "prefill",      "timeline",
-                                        "timeline-interval"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (o->section == CN_SECTION_BENCH && strcmp(o->name, names[i]) == 0) return true;
-    return o->section == CN_SECTION_ENGINE;
-}
-
+/* Measuring an engine and measuring a server take different options of one command. What the word
+ * at hand has no use for is refused. */
 static cn_status check_word(const cn_config *c, bool server)
 {
+    const uint32_t refused = server ? CN_SECTION_ENGINE | CN_SECTION_BENCH_THROUGHPUT
+                                    : CN_SECTION_BENCH_SERVE;
     size_t n;
     const cn_option *o = cn_options(&n);
     for (size_t i = 0; i < n; i++)
-        if (c->given[i] && (server ? is_of_engine(&o[i]) : is_of_server(&o[i])))
+        if (c->given[i] && o[i].section & refused)
             return cn_fail(CN_ERR_ARG, "--%s: an option of bench %s, which bench %s does not take",
                            o[i].name, server ? "throughput" : "serve",
                            server ? "serve" : "throughput");

@@ -21,7 +21,9 @@ static const cn_command commands[] = {
      ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_PROMPTS | CN_SECTION_COMPARE,
      cn_cmd_compare},
     {"bench", "throughput|serve --model DIR", "measure requests and tokens per second, or a server",
-     ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_BENCH, cn_cmd_bench},
+     ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_BENCH | CN_SECTION_BENCH_THROUGHPUT |
+         CN_SECTION_BENCH_SERVE,
+     cn_cmd_bench},
     {"plan", "--model DIR", "print memory, KV blocks and concurrency before anything is loaded",
      ENGINE_SECTIONS | CN_SECTION_SHARING | CN_SECTION_PLAN, cn_cmd_plan},
     {"docs", "config|man", "print docs/CONFIG.md or the manual page from the option table",

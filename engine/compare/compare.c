@@ -34,7 +34,7 @@ static cn_status begin(comparison *c, char **more, uint32_t n_more)
     cn_config *config = c->config;
     if (config->answer_field && config->grade == CN_OPT_GRADE_NONE)
         config->grade = CN_OPT_GRADE_EXACT;
-    if (!cn_config_is_given(config, "enable-prefix-caching"))
+    if (!cn_config_is_given(config, &config->enable_prefix_caching))
         config->enable_prefix_caching = false;
     CN_TRY(cn_compare_arms_parse(&c->arms, config));
     cn_compare_arms_declare(&c->arms, config);

@@ -36,9 +36,9 @@ static cn_status refuse_key(const char *key, size_t len)
 /* Sets in c what one part between colons says; `place` counts them, 0 is the policy. */
 static cn_status set_part(cn_config *c, char *part, uint32_t place)
 {
-    if (place == 0) return cn_option_set_text(c, cn_option_find("kv-policy"), part);
+    if (place == 0) return cn_config_set(c, "kv-policy", part);
     if (place == 1 && part[0] && part[strspn(part, "0123456789")] == '\0')
-        return cn_option_set_text(c, cn_option_find("kv-budget"), part);
+        return cn_config_set(c, "kv-budget", part);
     size_t len = strcspn(part, "=");
     const char *value = part[len] ? part + len + 1 : "true";
     const cn_option *o = find_key(part, len);

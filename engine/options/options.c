@@ -306,11 +306,13 @@ cn_status cn_config_set(cn_config *c, const char *name, const char *value)
     return cn_option_set_text(c, o, value);
 }
 
-bool cn_config_is_given(const cn_config *c, const char *name)
+bool cn_config_is_given(const cn_config *c, const void *field)
 {
-    const cn_option *o = cn_option_find(name);
-    CN_ASSERT(o);
-    return c->given[row_of(o)];
+    size_t n, i = 0;
+    const cn_option *o = cn_options(&n);
+    while (i < n && cn_option_field(&o[i], c) != field) i++;
+    CN_ASSERT(i < n);
+    return c->given[i];
 }
 
 static size_t number_bytes(const cn_option *o)

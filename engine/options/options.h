@@ -222,13 +222,15 @@ typedef enum cn_option_section {
     CN_SECTION_RUN_BATCH = 1 << 7,
     CN_SECTION_COMPARE = 1 << 8,
     CN_SECTION_BENCH = 1 << 9,
-    CN_SECTION_TOKENIZE = 1 << 10,
-    CN_SECTION_PLAN = 1 << 11,
-    CN_SECTION_DEBUG = 1 << 12,
-    CN_SECTION_SERVE = 1 << 13,
-    CN_SECTION_SHARING = 1 << 14
+    CN_SECTION_BENCH_THROUGHPUT = 1 << 10,
+    CN_SECTION_BENCH_SERVE = 1 << 11,
+    CN_SECTION_TOKENIZE = 1 << 12,
+    CN_SECTION_PLAN = 1 << 13,
+    CN_SECTION_DEBUG = 1 << 14,
+    CN_SECTION_SERVE = 1 << 15,
+    CN_SECTION_SHARING = 1 << 16
 } cn_option_section;
-enum { CN_N_SECTIONS = 15 };
+enum { CN_N_SECTIONS = 17 };
 const char *cn_section_name(cn_option_section s);  /* "run-batch" */
 const char *cn_section_intro(cn_option_section s); /* a sentence for its page */
 
@@ -291,8 +293,8 @@ cn_status cn_config_parse_args(cn_config *c, uint32_t sections, int argc, char *
  * the numbers and the option to change. */
 cn_status cn_config_validate(const cn_config *c, uint32_t sections);
 
-/* Whether the user chose this option, as against its default. The name must be a row. */
-bool cn_config_is_given(const cn_config *c, const char *name);
+/* Whether the user chose the option of this field of c, as against its default. */
+bool cn_config_is_given(const cn_config *c, const void *field);
 
 /* Writes the sampling options the user chose over *io. The defaults of an engine are c->sampling,
  * then the checkpoint's generation_config.json, then this. */

@@ -172,8 +172,9 @@ static cn_status check_required(const cn_config *c, uint32_t sections)
 /* A switch that is off asks for nothing. */
 static bool is_asked_for(const cn_config *c, const cn_option *o)
 {
-    const bool on = o->type != CN_OPTION_BOOL || *(const bool *)cn_option_field(o, c);
-    return on && cn_config_is_given(c, o->name);
+    const void *field = cn_option_field(o, c);
+    const bool on = o->type != CN_OPTION_BOOL || *(const bool *)field;
+    return on && cn_config_is_given(c, field);
 }
 
 /* Options that mean something beside another one alone. */
@@ -291,8 +292,8 @@ static cn_status check_run_batch(const cn_config *c)
 
 static cn_status check_serve(const cn_config *c)
 {
-    const bool port = cn_config_is_given(c, "port");
-    if (c->uds && (port || cn_config_is_given(c, "host")))
+    const bool port = cn_config_is_given(c, &c->port);
+    if (c->uds && (port || cn_config_is_given(c, &c->host)))
         return cn_fail(CN_ERR_ARG, "--uds %s listens on no port: leave out --%s", c->uds,
                        port ? "port" : "host");
     return CN_OK;
@@ -301,18 +302,19 @@ static cn_status check_serve(const cn_config *c)
 static cn_status check_bench(const cn_config *c)
 {
     bool random = c->dataset_name == CN_OPT_DATASET_RANDOM;
+    bool input_len = cn_config_is_given(c, &c->input_len);
     bool steps = c->resident || c->prefill;
     if ((c->workload != NULL) + (c->steady_steps > 0) + steps + !random > 1)
         return cn_fail(CN_ERR_ARG, "--workload, --steady-steps, --resident or --prefill, and "
                                    "--dataset-name are different measurements: want one");
-    if (c->workload && (cn_config_is_given(c, "input-len") || cn_config_is_given(c, "output-len")))
+    if (c->workload && (input_len || cn_config_is_given(c, &c->output_len)))
         return cn_fail(CN_ERR_ARG, "--workload %s brings its own lengths", c->workload);
     if (!random && !c->dataset_path)
         return cn_fail(CN_ERR_ARG, "--dataset-name needs --dataset-path, unless it is random");
     if (random && c->dataset_path)
         return cn_fail(CN_ERR_ARG, "--dataset-path %s needs --dataset-name sharegpt or custom",
                        c->dataset_path);
-    if (!random && (cn_config_is_given(c, "input-len") || c->random_range_ratio > 0))
+    if (!random && (input_len || c->random_range_ratio > 0))
         return cn_fail(CN_ERR_ARG,
                        "--input-len and --random-range-ratio are of random requests: a dataset "
                        "brings its own lengths");
@@ -321,7 +323,7 @@ static cn_status check_bench(const cn_config *c)
 
 static cn_status check_tokenize(const cn_config *c)
 {
-    if (c->text && cn_config_is_given(c, "file"))
+    if (c->text && cn_config_is_given(c, &c->file))
         return cn_fail(CN_ERR_ARG, "--text and --file %s are both the input: want one", c->file);
     if (c->decode && (c->chat || c->pieces))
         return cn_fail(CN_ERR_ARG, "--decode goes from ids to text, --%s the other way: want one",

@@ -167,9 +167,6 @@ static void write_ends(writer *w, const cn_serve_figures *f)
 static void write_info(writer *w, const cn_metrics *m)
 {
     const cn_config *c = m->config;
-    cn_buf policy = {0};
-    if (w->status == CN_OK)
-        w->status = cn_option_format(cn_option_find("kv-policy"), c, &policy);
     write_head(w, "vllm:cache_config_info", "gauge", "Configuration of the KV cache.");
     WRITE(w,
           "vllm:cache_config_info{%s,block_size=\"%u\",num_gpu_blocks=\"%u\","
@@ -177,10 +174,9 @@ static void write_info(writer *w, const cn_metrics *m)
           "kv_budget=\"%u\"} 1\n",
           w->labels.data, m->engine.block_tokens, m->engine.blocks_total,
           c->enable_prefix_caching ? "True" : "False", (double)c->gpu_memory_utilization,
-          policy.data, c->kv.budget_tokens);
+          cn_kv_policy_name(c->kv.policy), c->kv.budget_tokens);
     write_head(w, "cinch:build_info", "gauge", "The version of cinch.");
     WRITE(w, "cinch:build_info{version=\"" CINCH_VERSION "\"} 1\n");
-    cn_buf_free(&policy);
 }
 
 uint64_t cn_resident_bytes(void)

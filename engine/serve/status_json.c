@@ -27,13 +27,11 @@ static json_t *kv_json(const cn_status_figures *f)
 {
     const cn_stats *s = &f->metrics.engine;
     const cn_config *c = f->metrics.config;
-    cn_buf policy = {0};
-    if (cn_option_format(cn_option_find("kv-policy"), c, &policy) != CN_OK) return NULL;
-    json_t *o = json_pack(
+    return json_pack(
         "{s:s, s:i, s:i, s:o, s:i, s:i, s:i, s:o, s:i, s:i, s:o, s:o, s:o, s:f,"
         " s:o, s:o, s:o, s:o, s:i, s:i, s:o}",
-        "policy", policy.data, "budget", (int)c->kv.budget_tokens, "block_tokens",
-        (int)s->block_tokens, "block_bytes", integer(s->block_bytes), "blocks",
+        "policy", cn_kv_policy_name(c->kv.policy), "budget", (int)c->kv.budget_tokens,
+        "block_tokens", (int)s->block_tokens, "block_bytes", integer(s->block_bytes), "blocks",
         (int)s->blocks_total, "used", (int)s->blocks_used, "cached", (int)s->blocks_cached,
         "spared", integer(s->blocks_spared), "slots", (int)s->slots_total, "slots_used",
         (int)s->slots_used, "compressions", integer(s->compressions), "evicted_tokens",
@@ -42,8 +40,6 @@ static json_t *kv_json(const cn_status_figures *f)
         integer(s->recomputed_tokens), "prefix_queries", integer(s->prefix_queries), "prefix_hits",
         integer(s->cached_tokens), "swap_blocks", (int)s->swap_blocks_total, "swap_used",
         (int)s->swap_blocks_used, "swapped_bytes", integer(s->swapped_out_bytes));
-    cn_buf_free(&policy);
-    return o;
 }
 
 static json_t *ends_json(const cn_serve_figures *f)
