@@ -240,10 +240,12 @@ typedef struct cn_stats {
     uint32_t block_tokens;
     uint64_t block_bytes; /* all layers, K, V and what moves with them */
     uint64_t compressions, evicted_tokens, freed_bytes;
+    uint64_t relaxed_blocks; /* taken beyond caps (--tail-relaxation) */
     double compression_s; /* from the enqueueing of an event to its end, summed over events */
     uint32_t slots_total, slots_used, compressing;
     uint32_t swapped; /* their KV is in the swap space, neither running nor waiting */
     uint32_t swap_blocks_total, swap_blocks_used;
+    uint32_t swap_windows_used; /* query windows there */
     uint64_t swap_outs, swap_ins; /* requests moved there and back, and what moved */
     uint64_t swapped_out_blocks, swapped_in_blocks, swapped_out_bytes, swapped_in_bytes;
 } cn_stats;

@@ -12,8 +12,8 @@ static cn_status start_events(cn_engine *e, const cn_begin_plan *begin)
     if (begin->n_events == 0) return CN_OK;
     for (uint32_t i = 0; i < begin->n_events; i++)
         cn_events_add(e->events, &begin->events[i]->req, begin->events[i]);
-    CN_TRY(cn_events_start(e->events, e->stats.steps));
-    return e->config->sync_compression ? cn_events_wait(e->events, e->stats.steps) : CN_OK;
+    CN_TRY(cn_events_start(e->events, e->stats->steps));
+    return e->config->sync_compression ? cn_events_wait(e->events, e->stats->steps) : CN_OK;
 }
 
 /* ---- launch ---- */
@@ -195,7 +195,7 @@ static void take_token(cn_engine *e, const cn_flight *f, uint32_t i)
     uint32_t token = f->host_tokens[i];
     cn_scheduler_append(e->scheduler, seq, token);
     if (s->done) return; /* it ended while the step was under way */
-    e->stats.generation_tokens++;
+    e->stats->generation_tokens++;
     int32_t n_logprobs = s->request->sampling.logprobs;
     cn_token_logprobs lp = {
         .chosen = {token, f->host_logprobs[i]},
@@ -228,7 +228,7 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
     *idle = false;
     if (e->backend->enter) e->backend->enter(e->backend);
     cn_engine_sweep_cancelled(e);
-    if (e->events) CN_TRY(cn_events_poll(e->events, e->stats.steps));
+    if (e->events) CN_TRY(cn_events_poll(e->events, e->stats->steps));
     cn_begin_plan begin;
     cn_scheduler_begin(e->scheduler, &begin);
     CN_TRY(start_events(e, &begin));
@@ -239,11 +239,11 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
         if (broken) return cn_fail(CN_ERR_DEVICE, "scheduler invariant broken: %s", broken);
     }
     const bool moves = plan.swap_out.n_blocks + plan.swap_in.n_blocks > 0;
-    CN_TRY(swap(e, &plan.swap_out, true, &e->stats.swapped_out_bytes));
-    CN_TRY(swap(e, &plan.swap_in, false, &e->stats.swapped_in_bytes));
+    CN_TRY(swap(e, &plan.swap_out, true, &e->stats->swapped_out_bytes));
+    CN_TRY(swap(e, &plan.swap_in, false, &e->stats->swapped_in_bytes));
     if (plan.n_rows > 0) {
         CN_TRY(launch(e, &plan));
-        e->stats.steps++;
+        e->stats->steps++;
     }
     if (n_flights(e) > (plan.n_rows > 0 ? e->max_in_flight : 0)) {
         CN_TRY(collect(e));
@@ -251,7 +251,7 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
         return CN_OK;
     } else if (e->events && cn_events_in_flight(e->events)) {
         /* Nothing can run before one of them commits. */
-        CN_TRY(cn_events_wait(e->events, e->stats.steps));
+        CN_TRY(cn_events_wait(e->events, e->stats->steps));
     } else {
         CN_ASSERT(e->n_requests == 0);
         *idle = true;
@@ -261,35 +261,6 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
 
 void cn_engine_stats(const cn_engine *e, cn_stats *out)
 {
-    cn_sched_stats s;
-    cn_scheduler_stats(e->scheduler, &s);
-    *out = e->stats;
+    cn_scheduler_stats(e->scheduler, out);
     if (e->events) out->compression_s = cn_events_stats(e->events)->total_s;
-    out->running = s.running;
-    out->waiting = s.waiting;
-    out->blocked = s.blocked;
-    out->blocks_total = s.blocks_total;
-    out->blocks_used = s.blocks_used;
-    out->blocks_cached = s.blocks_cached;
-    out->blocks_spared = s.blocks_spared;
-    out->block_tokens = s.block_tokens;
-    out->block_bytes = s.block_bytes;
-    out->preemptions = s.preemptions;
-    out->holder_preemptions = s.holder_preemptions;
-    out->recomputed_tokens = s.recomputed_tokens;
-    out->prefix_queries = s.prefix_queries;
-    out->cached_tokens = s.prefix_hits;
-    out->compressions = s.compressions;
-    out->evicted_tokens = s.evicted_tokens;
-    out->freed_bytes = s.freed_bytes;
-    out->slots_total = s.slots_total;
-    out->slots_used = s.slots_used;
-    out->compressing = s.compressing;
-    out->swapped = s.swapped;
-    out->swap_blocks_total = s.swap_blocks_total;
-    out->swap_blocks_used = s.swap_blocks_used;
-    out->swap_outs = s.swap_outs;
-    out->swap_ins = s.swap_ins;
-    out->swapped_out_blocks = s.swapped_out_blocks;
-    out->swapped_in_blocks = s.swapped_in_blocks;
 }

@@ -143,7 +143,9 @@ static cn_status make_scheduler(cn_engine *e, const cn_memory_plan *plan)
         .n_swap_windows = plan->n_swap_windows,
         .priority_order = c->scheduling_policy == CN_OPT_SCHEDULING_PRIORITY,
     };
-    return cn_scheduler_create(&e->scheduler, &o);
+    CN_TRY(cn_scheduler_create(&e->scheduler, &o));
+    e->stats = cn_scheduler_counters(e->scheduler);
+    return CN_OK;
 }
 
 static cn_status make_batch(cn_engine *e, const cn_memory_plan *plan)

@@ -215,7 +215,7 @@ cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn
     r->user = user;
     link_request(e, r);
     e->next_id++;
-    e->stats.prompt_tokens += e->prompt.len;
+    e->stats->prompt_tokens += e->prompt.len;
     if (request) *request = r->id;
     return CN_OK;
 }
@@ -290,7 +290,7 @@ void cn_engine_deliver(cn_engine *e, cn_sample *sample, cn_finish finish, const 
     cn_output_take(sample->output, finish, &ev);
     ev.finish = finish;
     if (ev.n_tokens == 0 && finish == CN_FINISH_NONE) return;
-    if (ev.last) e->stats.requests_done++;
+    if (ev.last) e->stats->requests_done++;
     r->fn(r->user, &ev);
 }
 

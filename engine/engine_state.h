@@ -106,7 +106,7 @@ struct cn_engine {
     uint64_t next_id;
     cn_tokens prompt; /* scratch of submit */
     cn_buf prompt_text;
-    cn_stats stats;
+    cn_stats *stats; /* the scheduler's */
 };
 
 /* The flight that is not f: that of the step before. */

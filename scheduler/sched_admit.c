@@ -55,12 +55,12 @@ static void count_hit(cn_scheduler *s, cn_seq *q, uint32_t hit_tokens)
     cn_seq_sched *st = q->sched;
     if (!st->was_admitted) {
         q->n_cached_tokens = hit_tokens;
-        if (s->prefix) s->prefix_queries += q->n_prompt;
-        s->prefix_hits += hit_tokens;
+        if (s->prefix) s->stats.prefix_queries += q->n_prompt;
+        s->stats.cached_tokens += hit_tokens;
     }
     uint32_t lost = st->lost_tokens - cn_min_u32(st->lost_tokens, hit_tokens);
     q->recomputed_tokens += lost;
-    s->recomputed_tokens += lost;
+    s->stats.recomputed_tokens += lost;
     st->lost_tokens = 0;
 }
 

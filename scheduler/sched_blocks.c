@@ -105,7 +105,7 @@ static cn_seq *find_victim(const cn_scheduler *s)
 void cn_sched_preempt(cn_scheduler *s, cn_seq *q)
 {
     CN_ASSERT(q->state == CN_SEQ_RUNNING && q->usage_kv.compressions == 0);
-    s->holder_preemptions += q->sched->hold != CN_HOLD_NONE;
+    s->stats.holder_preemptions += q->sched->hold != CN_HOLD_NONE;
     cn_sched_register(s, q);
     cn_sched_leave(s, q);
     cn_seq_sched *st = q->sched;
@@ -113,7 +113,7 @@ void cn_sched_preempt(cn_scheduler *s, cn_seq *q)
     q->n_computed = q->n_resident = 0;
     st->n_registered = 0;
     st->chain = CN_PREFIX_ROOT;
-    s->preemptions++;
+    s->stats.preemptions++;
     if (++q->preemptions == CN_AGED_PREEMPTIONS) cn_seq_list_append(&s->aged, q);
     cn_sched_enqueue(s, q);
 }

@@ -111,7 +111,7 @@ bool cn_sched_try_relax(cn_scheduler *s, cn_seq *q)
     q->n_blocks++;
     q->sched->n_relaxed++;
     q->sched->trigger += s->o.block_tokens;
-    s->relaxed_blocks++;
+    s->stats.relaxed_blocks++;
     return true;
 }
 
@@ -168,9 +168,9 @@ static void commit(cn_scheduler *s, cn_seq *q)
     q->usage_kv.compressions++;
     q->usage_kv.evicted += evicted;
     q->usage_kv.freed_bytes += freed_bytes;
-    s->compressions++;
-    s->evicted_tokens += evicted;
-    s->freed_bytes += freed_bytes;
+    s->stats.compressions++;
+    s->stats.evicted_tokens += evicted;
+    s->stats.freed_bytes += freed_bytes;
 }
 
 void cn_sched_commit_done(cn_scheduler *s)

@@ -79,7 +79,6 @@ typedef struct cn_swap {
     cn_block_copy *out_windows, *in_windows; /* [n_swap_windows] each */
     uint32_t n_out_blocks, n_in_blocks, n_out_windows, n_in_windows;
     uint64_t n_plans;
-    uint64_t n_outs, n_ins, n_blocks_out, n_blocks_in; /* since the start */
 } cn_swap;
 
 struct cn_scheduler {
@@ -106,8 +105,7 @@ struct cn_scheduler {
     cn_seq **fork_leaders;
     uint32_t n_rows, n_decode, n_tokens, n_block_copies, n_slot_copies, n_forks;
 
-    uint64_t preemptions, holder_preemptions, recomputed_tokens, prefix_queries, prefix_hits;
-    uint64_t compressions, evicted_tokens, freed_bytes, relaxed_blocks;
+    cn_stats stats; /* counters and sizes; the rest is filled in when it is asked for */
     uint32_t *check_refs; /* [n_blocks] scratch of cn_scheduler_check */
 };
 

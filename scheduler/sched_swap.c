@@ -108,8 +108,8 @@ bool cn_sched_try_swap_out(cn_scheduler *s, cn_seq *q)
     q->state = CN_SEQ_SWAPPED;
     st->swapped_in_plan = w->n_plans;
     cn_queue_push(&w->queue, q);
-    w->n_outs++;
-    w->n_blocks_out += st->n_host;
+    s->stats.swap_outs++;
+    s->stats.swapped_out_blocks += st->n_host;
     return true;
 }
 
@@ -148,8 +148,8 @@ bool cn_sched_try_swap_in(cn_scheduler *s, cn_seq *q)
             (cn_block_copy){st->host_window, (uint32_t)q->query_slot};
         cn_pool_drop(w->windows, st->host_window);
     }
-    w->n_ins++;
-    w->n_blocks_in += st->n_host;
+    s->stats.swap_ins++;
+    s->stats.swapped_in_blocks += st->n_host;
     st->n_host = 0;
     return true;
 }

@@ -60,6 +60,11 @@ cn_status cn_scheduler_create(cn_scheduler **out, const cn_sched_opts *o)
     /* Every running sequence can then decode in every step, and one token is left to prefill. */
     s->o.max_seqs = cn_min_u32(o->max_seqs, o->max_batched_tokens);
     if (o->n_swap_blocks == 0) s->o.n_swap_windows = 0;
+    s->stats = (cn_stats){.block_tokens = o->block_tokens,
+                          .block_bytes = o->block_bytes,
+                          .blocks_total = o->n_blocks,
+                          .slots_total = o->n_query_slots,
+                          .swap_blocks_total = o->n_swap_blocks};
     s->all.link = CN_LINK_ALL;
     s->running.link = CN_LINK_RUNNING;
     s->aged.link = CN_LINK_AGED;
@@ -297,39 +302,21 @@ uint32_t cn_scheduler_waiting_of(const cn_scheduler *s, cn_class klass)
     return s->waiting[klass].n;
 }
 
-void cn_scheduler_stats(const cn_scheduler *s, cn_sched_stats *out)
+cn_stats *cn_scheduler_counters(cn_scheduler *s) { return &s->stats; }
+
+void cn_scheduler_stats(const cn_scheduler *s, cn_stats *out)
 {
-    uint32_t n_blocks = cn_pool_total(s->pool);
     const cn_swap_room left = cn_sched_swap_room(s);
-    *out = (cn_sched_stats){
-        .running = s->running.n,
-        .waiting = s->waiting[0].n + s->waiting[1].n + s->n_forking,
-        .swapped = s->swap.queue.n,
-        .swap_blocks_total = s->o.n_swap_blocks,
-        .swap_blocks_used = s->o.n_swap_blocks - left.blocks,
-        .swap_windows_used = s->o.n_swap_windows - left.windows,
-        .blocked = s->n_blocked,
-        .compressing = s->n_compressing,
-        .blocks_total = n_blocks,
-        .blocks_used = n_blocks - cn_pool_available(s->pool),
-        .blocks_cached = cn_pool_cached_only(s->pool),
-        .blocks_spared = count_spared(s),
-        .block_tokens = s->o.block_tokens,
-        .block_bytes = s->o.block_bytes,
-        .slots_total = s->slots.n_slots,
-        .slots_used = s->slots.n_slots - s->slots.n_free,
-        .preemptions = s->preemptions,
-        .holder_preemptions = s->holder_preemptions,
-        .recomputed_tokens = s->recomputed_tokens,
-        .prefix_queries = s->prefix_queries,
-        .prefix_hits = s->prefix_hits,
-        .compressions = s->compressions,
-        .evicted_tokens = s->evicted_tokens,
-        .freed_bytes = s->freed_bytes,
-        .relaxed_blocks = s->relaxed_blocks,
-        .swap_outs = s->swap.n_outs,
-        .swap_ins = s->swap.n_ins,
-        .swapped_out_blocks = s->swap.n_blocks_out,
-        .swapped_in_blocks = s->swap.n_blocks_in,
-    };
+    *out = s->stats;
+    out->running = s->running.n;
+    out->waiting = s->waiting[0].n + s->waiting[1].n + s->n_forking;
+    out->blocked = s->n_blocked;
+    out->compressing = s->n_compressing;
+    out->blocks_used = out->blocks_total - cn_pool_available(s->pool);
+    out->blocks_cached = cn_pool_cached_only(s->pool);
+    out->blocks_spared = count_spared(s);
+    out->slots_used = out->slots_total - s->slots.n_free;
+    out->swapped = s->swap.queue.n;
+    out->swap_blocks_used = out->swap_blocks_total - left.blocks;
+    out->swap_windows_used = s->o.n_swap_windows - left.windows;
 }

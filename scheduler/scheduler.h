@@ -117,22 +117,11 @@ void cn_scheduler_append(cn_scheduler *s, cn_seq *seq, uint32_t token);
 void cn_scheduler_finish(cn_scheduler *s, cn_seq *seq);
 void cn_scheduler_release(cn_scheduler *s, cn_seq *seq);
 
-typedef struct cn_sched_stats {
-    uint32_t running, waiting, blocked, compressing;
-    uint32_t swapped;       /* their KV is in the swap space */
-    uint32_t swap_blocks_total, swap_blocks_used, swap_windows_used;
-    uint32_t blocks_total, blocks_used, blocks_cached, slots_total, slots_used;
-    uint64_t blocks_spared; /* that running sequences would hold more, had nothing been evicted */
-    uint32_t block_tokens;
-    uint64_t block_bytes;
-    uint64_t preemptions, recomputed_tokens, prefix_queries, prefix_hits; /* tokens */
-    uint64_t holder_preemptions; /* of preemptions: of a sequence with a slot or reservation */
-    uint64_t compressions, evicted_tokens, freed_bytes;
-    uint64_t relaxed_blocks; /* taken beyond caps, since the start */
-    uint64_t swap_outs, swap_ins;           /* sequences moved, since the start */
-    uint64_t swapped_out_blocks, swapped_in_blocks;
-} cn_sched_stats;
-void cn_scheduler_stats(const cn_scheduler *s, cn_sched_stats *out); /* O(running) */
+/* Where it counts what happens; its owner counts its own part, such as steps, there too. */
+cn_stats *cn_scheduler_counters(cn_scheduler *s);
+
+/* All counters, and how things stand now. O(running). */
+void cn_scheduler_stats(const cn_scheduler *s, cn_stats *out);
 
 /* Sequences of a class that wait, without samples that wait for their leader; O(1). */
 uint32_t cn_scheduler_waiting_of(const cn_scheduler *s, cn_class klass);

@@ -72,7 +72,7 @@ static void an_event_keeps_the_budget_and_goes_on(void **state)
     while (q->state != CN_SEQ_FINISHED) rig_step(&r);
     assert_int_equal(q->n_tokens, 78);
     assert_int_equal(q->usage_kv.peak_tokens, 20);
-    cn_sched_stats st = rig_stats(&r);
+    cn_stats st = rig_stats(&r);
     assert_int_equal(st.compressions, q->usage_kv.compressions);
     assert_int_equal(st.evicted_tokens, q->usage_kv.evicted);
     assert_int_equal(st.freed_bytes, q->usage_kv.freed_bytes);

@@ -82,7 +82,7 @@ static void the_last_compressed_one_goes_and_comes_back(void **state)
     rig_steps(&r, 60);
     assert_int_equal(first->n_tokens, 51);
     assert_int_equal(last->n_tokens, 51);
-    const cn_sched_stats st = rig_stats(&r);
+    const cn_stats st = rig_stats(&r);
     assert_int_equal(st.swap_outs, 1);
     assert_int_equal(st.swap_ins, 1);
     assert_int_equal(st.swapped_in_blocks, st.swapped_out_blocks);

@@ -35,9 +35,9 @@ void rig_check(const rig *r)
     if (broken) fail_msg("%s", broken);
 }
 
-cn_sched_stats rig_stats(const rig *r)
+cn_stats rig_stats(const rig *r)
 {
-    cn_sched_stats st;
+    cn_stats st;
     cn_scheduler_stats(r->s, &st);
     return st;
 }

@@ -20,7 +20,7 @@ cn_sched_opts rig_options(void);
 
 rig rig_make(cn_sched_opts o);
 void rig_check(const rig *r);
-cn_sched_stats rig_stats(const rig *r);
+cn_stats rig_stats(const rig *r);
 void rig_done(rig *r); /* checks and frees */
 
 cn_kv_params rig_full(void);

@@ -61,7 +61,7 @@ static void cancel_some(sim_world *w)
 /* Begins a step; while somebody waits no cap may grow. */
 static bool begin_step(sim_world *w, cn_begin_plan *begin)
 {
-    cn_sched_stats before, after;
+    cn_stats before, after;
     cn_scheduler_stats(w->s, &before);
     cn_scheduler_begin(w->s, begin);
     sim_apply_commits(w);
@@ -113,7 +113,7 @@ static bool step(sim_world *w, bool arrivals)
 /* Everybody has left: nothing may be held, and the engine's totals are the sums of the parts. */
 static bool check_empty(sim_world *w)
 {
-    cn_sched_stats st;
+    cn_stats st;
     cn_scheduler_stats(w->s, &st);
     if (st.running || st.waiting || st.compressing || st.blocks_used || st.slots_used)
         return sim_fail(w, "empty, but %u run, %u wait, %u blocks and %u slots are held",
@@ -126,7 +126,7 @@ static bool check_empty(sim_world *w)
         st.preemptions != w->ended_preemptions)
         return sim_fail(w, "the engine's totals are not the sums of its requests");
     w->r->preemptions += st.preemptions;
-    w->r->prefix_hits += st.prefix_hits;
+    w->r->prefix_hits += st.cached_tokens;
     w->r->relaxed_blocks += st.relaxed_blocks;
     w->r->swap_outs += st.swap_outs;
     w->r->swap_ins += st.swap_ins;

@@ -53,7 +53,7 @@ static uint64_t running_work(const sim_world *w, bool entered)
 bool sim_check_admissions(sim_world *w)
 {
     uint32_t admitted[2] = {0}, left[2] = {0}, n_swapped = 0, n_entered = 0;
-    uint32_t unseen = (uint32_t)(w->s->preemptions - w->last_preemptions);
+    uint32_t unseen = (uint32_t)(w->s->stats.preemptions - w->last_preemptions);
     const uint32_t floor = w->engine.batch_floor;
     for (uint32_t i = 0; i < SIM_MAX_LIVE; i++) {
         const sim_seq *q = &w->seqs[i];
@@ -69,7 +69,7 @@ bool sim_check_admissions(sim_world *w)
                         n_swapped);
     const uint32_t passing = admitted[CN_CLASS_INTERACTIVE], batch = admitted[CN_CLASS_BATCH];
     const bool aged = w->was_aged || w->s->aged.n > 0;
-    w->last_preemptions = w->s->preemptions;
+    w->last_preemptions = w->s->stats.preemptions;
     w->was_aged = w->s->aged.n > 0;
     w->passed_most += passing + unseen;
     if (batch > 0 && left[CN_CLASS_INTERACTIVE] > 0) {
