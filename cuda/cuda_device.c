@@ -67,8 +67,6 @@ cn_status cn_cuda_device_open(cn_cuda_device *out, uint32_t ordinal)
 
 /* ---- the one allocation ---- */
 
-static double gib(size_t bytes) { return (double)bytes / (1 << 30); }
-
 static cn_status choose_bytes(const cn_cuda_backend_opts *o, size_t *bytes, size_t *planned)
 {
     size_t available = 0, total = 0;
@@ -80,11 +78,11 @@ static cn_status choose_bytes(const cn_cuda_backend_opts *o, size_t *bytes, size
         return cn_fail(CN_ERR_MEMORY,
                        "GPU memory: %.2f of %.2f GiB are in use, --gpu-memory-utilization %.2f "
                        "leaves nothing",
-                       gib(in_use), gib(total), (double)o->memory_share);
+                       cn_gib(in_use), cn_gib(total), (double)o->memory_share);
     if (*bytes > available)
         return cn_fail(CN_ERR_MEMORY,
                        "GPU memory: %.2f GiB are wanted, %.2f of %.2f GiB are free: lower %s",
-                       gib(*bytes), gib(available), gib(total),
+                       cn_gib(*bytes), cn_gib(available), cn_gib(total),
                        o->memory_bytes ? "--kv-cache-memory-bytes, --max-num-seqs or "
                                          "--max-num-batched-tokens"
                                        : "--gpu-memory-utilization");

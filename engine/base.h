@@ -107,6 +107,10 @@ static inline uint64_t cn_round_up(uint64_t a, uint64_t b) { return cn_ceil_div(
 static inline uint32_t cn_min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static inline uint32_t cn_max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
+#define CN_GIB (UINT64_C(1) << 30)
+/* For messages. */
+static inline double cn_gib(uint64_t bytes) { return (double)bytes / (double)CN_GIB; }
+
 /* a*b into *out; false on overflow. */
 static inline bool cn_mul_size(size_t a, size_t b, size_t *out)
 {

@@ -112,7 +112,7 @@ static cn_status take_swap_space(cn_engine *e, const cn_memory_plan *plan)
     CN_ASSERT(plan->block_bytes == cn_swap_block_bytes(&e->pools, cn_dtype_bytes(be->kv_dtype)));
     CN_ASSERT(plan->query_slot_bytes ==
               cn_swap_window_bytes(&e->pools, cn_dtype_bytes(be->act_dtype)));
-    const double gib = (double)plan->swap_bytes / (1u << 30);
+    const double gib = cn_gib(plan->swap_bytes);
     if (be->host_alloc(e->backend, plan->swap_bytes, &e->swap_space) != CN_OK)
         return cn_fail_within(CN_ERR_MEMORY, "--swap-space: %.2f GiB of host memory", gib);
     cn_log(CN_LOG_INFO, "swap space: %.2f GiB of host memory, room for %u compressed requests", gib,
@@ -228,11 +228,9 @@ static void log_memory(const cn_engine *e, const cn_start_plan *plan)
     uint64_t planned, used;
     if (!e->backend->mem_usage) return;
     e->backend->mem_usage(e->backend, &planned, &used);
-    const double gib = 1u << 30;
     cn_log(CN_LOG_INFO,
            "device memory: %.2f GiB planned (weights %.2f, KV %.2f), %.2f GiB in use (%+.1f %%)",
-           (double)planned / gib, (double)plan->weight_bytes / gib,
-           (double)plan->kv.kv_bytes / gib, (double)used / gib,
+           cn_gib(planned), cn_gib(plan->weight_bytes), cn_gib(plan->kv.kv_bytes), cn_gib(used),
            ((double)used / (double)planned - 1) * 100);
 }
 

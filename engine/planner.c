@@ -46,8 +46,6 @@ static void divide(cn_memory_plan *p, const cn_planner_input *in)
     p->n_blocks = clamp_u32(left / p->block_bytes);
 }
 
-static double gib(uint64_t bytes) { return (double)bytes / (double)(UINT64_C(1) << 30); }
-
 /* The swap space: as many requests at the default budget as fit, and blocks with the rest. */
 static cn_status divide_swap(cn_memory_plan *p, const cn_planner_input *in)
 {
@@ -56,7 +54,7 @@ static cn_status divide_swap(cn_memory_plan *p, const cn_planner_input *in)
         return cn_fail(CN_ERR_ARG,
                        "--swap-space %.4g: only compressed requests ever go there, and no policy "
                        "compresses: add one to --kv-policies, or leave it 0",
-                       gib(in->swap_bytes));
+                       cn_gib(in->swap_bytes));
     const uint64_t request_bytes = p->block_bytes * in->n_max_blocks + p->query_slot_bytes;
     p->n_swap_requests = clamp_u32(in->swap_bytes / request_bytes);
     if (p->n_swap_requests == 0)
@@ -64,9 +62,9 @@ static cn_status divide_swap(cn_memory_plan *p, const cn_planner_input *in)
                        "--swap-space %.4g: %llu bytes hold no compressed request, which takes %llu "
                        "(%u blocks of %u tokens): raise it to %.4g, lower --kv-budget, or leave "
                        "it 0",
-                       gib(in->swap_bytes), (unsigned long long)in->swap_bytes,
+                       cn_gib(in->swap_bytes), (unsigned long long)in->swap_bytes,
                        (unsigned long long)request_bytes, in->n_max_blocks, in->block_tokens,
-                       gib(request_bytes) * 1.0001);
+                       cn_gib(request_bytes) * 1.0001);
     p->n_swap_windows = in->window_tokens ? p->n_swap_requests : 0;
     const uint64_t window_bytes = p->n_swap_windows * p->query_slot_bytes;
     p->n_swap_blocks = clamp_u32((in->swap_bytes - window_bytes) / p->block_bytes);
@@ -142,7 +140,7 @@ static cn_status check_swap_bytes(uint64_t bytes)
     return cn_fail(CN_ERR_ARG,
                    "--swap-space %.4g: the machine has %.4g GiB of memory, of which 70 %% may be "
                    "set aside: lower it to %.4g",
-                   gib(bytes), gib(all), gib(most));
+                   cn_gib(bytes), cn_gib(all), cn_gib(most));
 }
 
 uint32_t cn_planner_block_tokens(const cn_config *c, const cn_backend *be)
@@ -162,7 +160,7 @@ cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_
     const uint32_t block_tokens = cn_planner_block_tokens(c, be);
     uint64_t avail_bytes = c->kv_cache_memory_bytes;
     if (avail_bytes == 0) avail_bytes = host_kv_bytes();
-    const uint64_t swap_bytes = (uint64_t)((double)c->swap_space_gib * (double)(1U << 30));
+    const uint64_t swap_bytes = (uint64_t)((double)c->swap_space_gib * (double)CN_GIB);
     CN_TRY(check_swap_bytes(swap_bytes));
     const uint32_t longest_blocks = (uint32_t)cn_ceil_div(max_model_len, block_tokens);
     const cn_planner_input in = {

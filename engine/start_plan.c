@@ -66,8 +66,6 @@ static uint64_t step_bytes(const cn_config *c, const cn_model_config *m, cn_back
            event_bytes(c, m, be) + be->sample_scratch_bytes(be, (uint32_t)rows, (uint32_t)vocab);
 }
 
-static double gib(uint64_t bytes) { return (double)bytes / (double)(UINT64_C(1) << 30); }
-
 /* What is left of a device for KV. */
 static cn_status device_kv_bytes(const cn_start_plan *p, const cn_config *c, cn_backend *be,
                                  uint64_t *kv_bytes)
@@ -81,8 +79,8 @@ static cn_status device_kv_bytes(const cn_start_plan *p, const cn_config *c, cn_
                        "cache do not fit in the %.2f GiB taken on the device: raise "
                        "--gpu-memory-utilization, or lower --max-num-batched-tokens, "
                        "--max-num-seqs or --kv-cache-memory-bytes",
-                       gib(p->weight_bytes), gib(p->workspace_bytes), gib(p->step_bytes),
-                       gib(c->kv_cache_memory_bytes), gib(avail));
+                       cn_gib(p->weight_bytes), cn_gib(p->workspace_bytes), cn_gib(p->step_bytes),
+                       cn_gib(c->kv_cache_memory_bytes), cn_gib(avail));
     *kv_bytes = c->kv_cache_memory_bytes ? c->kv_cache_memory_bytes : avail - rest;
     return CN_OK;
 }
@@ -108,7 +106,7 @@ static void warn_of_host(const cn_start_plan *p, const cn_backend *be)
         cn_log(CN_LOG_WARN,
                "%.1f GiB are planned, %.1f of them for KV, and the machine has %.1f: lower "
                "--kv-cache-memory-bytes, or take a smaller model",
-               gib(wanted), gib(p->kv.kv_bytes), gib(all));
+               cn_gib(wanted), cn_gib(p->kv.kv_bytes), cn_gib(all));
 }
 
 cn_status cn_start_plan_make(cn_start_plan *out, const cn_config *c, const cn_model_config *m,

@@ -131,8 +131,7 @@ cn_status cn_weights_load(cn_weights **out, cn_backend *be, const cn_checkpoint 
     cn_status status = be->mem_alloc(be, w->total_bytes, &memory);
     w->memory = memory;
     if (status != CN_OK)
-        status = cn_fail_within(status, "%.2f GiB of weights",
-                                (double)w->total_bytes / (double)(1u << 30));
+        status = cn_fail_within(status, "%.2f GiB of weights", cn_gib(w->total_bytes));
     if (status == CN_OK) status = load_all(w, ck);
     if (status != CN_OK) {
         cn_weights_free(w);
