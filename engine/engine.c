@@ -253,7 +253,7 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
         /* Nothing can run before one of them commits. */
         CN_TRY(cn_events_wait(e->events, e->stats->steps));
     } else {
-        CN_ASSERT(e->n_requests == 0);
+        CN_ASSERT(e->requests.n == 0);
         *idle = true;
     }
     return CN_OK;

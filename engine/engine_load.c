@@ -298,7 +298,8 @@ void cn_engine_free(cn_engine *e)
     if (e->backend && e->backend->enter) e->backend->enter(e->backend);
     for (uint32_t i = 0; e->backend && i < 2; i++)
         e->backend->stream_sync(e->backend->stream(e->backend, i));
-    while (e->first) cn_engine_drop_request(e, e->first);
+    for (cn_engine_request *r; (r = CN_CONTAINER_OF(e->requests.head, cn_engine_request, node));)
+        cn_engine_drop_request(e, r);
     cn_batch_free(e->batch);
     cn_scheduler_free(e->scheduler);
     cn_model_free(e->model);

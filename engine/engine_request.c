@@ -156,17 +156,6 @@ static cn_status check_forced(const cn_engine *e, const cn_request_params *p, ui
     return CN_OK;
 }
 
-static void link_request(cn_engine *e, cn_engine_request *r)
-{
-    r->prev = e->last;
-    if (e->last)
-        e->last->next = r;
-    else
-        e->first = r;
-    e->last = r;
-    e->n_requests++;
-}
-
 static cn_status schedule_request(cn_engine *e, const cn_request_params *p, cn_engine_request *r,
                                   uint32_t max_output)
 {
@@ -213,7 +202,7 @@ cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn
     }
     r->fn = fn;
     r->user = user;
-    link_request(e, r);
+    cn_list_append(&e->requests, &r->node);
     e->next_id++;
     e->stats->prompt_tokens += e->prompt.len;
     if (request) *request = r->id;
@@ -253,9 +242,7 @@ void cn_engine_drop_request(cn_engine *e, cn_engine_request *r)
         if (!r->samples[i].done) end_sample(e, &r->samples[i]);
         cn_scheduler_release(e->scheduler, r->samples[i].seq);
     }
-    *(r->prev ? &r->prev->next : &e->first) = r->next;
-    *(r->next ? &r->next->prev : &e->last) = r->prev;
-    e->n_requests--;
+    cn_list_remove(&e->requests, &r->node);
     free_request(r);
 }
 
@@ -296,14 +283,17 @@ void cn_engine_deliver(cn_engine *e, cn_sample *sample, cn_finish finish, const 
 
 void cn_engine_cancel(cn_engine *e, uint64_t request)
 {
-    for (cn_engine_request *r = e->first; r; r = r->next)
+    for (cn_list_node *at = e->requests.head; at; at = at->next) {
+        cn_engine_request *r = CN_CONTAINER_OF(at, cn_engine_request, node);
         if (r->id == request) r->cancelled = true;
+    }
 }
 
 void cn_engine_sweep_cancelled(cn_engine *e)
 {
-    for (cn_engine_request *r = e->first, *next; r; r = next) {
-        next = r->next; /* a callback may append requests, never remove one */
+    for (cn_list_node *at = e->requests.head, *next; at; at = next) {
+        cn_engine_request *r = CN_CONTAINER_OF(at, cn_engine_request, node);
+        next = at->next; /* a callback may append requests, never remove one */
         if (!r->cancelled) continue;
         for (uint32_t i = 0; i < r->n_samples; i++)
             if (!r->samples[i].done)

@@ -8,6 +8,7 @@
 #include "engine/checkpoint/generation_config.h"
 #include "engine/engine.h"
 #include "engine/engine_probe.h"
+#include "engine/list.h"
 #include "engine/model.h"
 #include "engine/output.h"
 #include "engine/planner.h"
@@ -29,7 +30,7 @@ typedef struct cn_sample {
 } cn_sample;
 
 struct cn_engine_request {
-    cn_engine_request *prev, *next; /* all live requests, by arrival */
+    cn_list_node node; /* of the engine's */
     uint64_t id;
     cn_event_fn fn;
     void *user;
@@ -101,8 +102,7 @@ struct cn_engine {
     cn_events *events; /* NULL: no declared policy compresses */
     void *compress_scratch;
 
-    cn_engine_request *first, *last;
-    uint32_t n_requests;
+    cn_list requests; /* all live ones, by arrival */
     uint64_t next_id;
     cn_tokens prompt; /* scratch of submit */
     cn_buf prompt_text;

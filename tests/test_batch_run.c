@@ -230,7 +230,7 @@ static outcome run_with(const cn_config *c)
     cn_progress_begin(&drive.progress, c->progress, stderr);
     cn_batch_drive_all(&drive, &run);
     outcome o = {run.state, run.failed, "", run.n_answered, run.n_errors, run.n_skipped,
-                 run.n_put_back + run.n_inflight, run.n_rescued, run.totals, run.agreement,
+                 run.n_put_back + run.inflight.n, run.n_rescued, run.totals, run.agreement,
                  run.replayed};
     snprintf(o.why, sizeof o.why, "%s", run.why);
     cn_batch_run_end(&run);

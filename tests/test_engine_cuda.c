@@ -238,8 +238,10 @@ static void step(talk *t, uint32_t n)
 /* Nobody who could be recomputed is left to make way. */
 static bool all_are_compressed(const talk *t)
 {
-    for (const cn_engine_request *r = t->engine->first; r; r = r->next)
+    for (const cn_list_node *at = t->engine->requests.head; at; at = at->next) {
+        const cn_engine_request *r = CN_CONTAINER_OF(at, cn_engine_request, node);
         if (r->samples[0].seq->usage_kv.compressions == 0) return false;
+    }
     return true;
 }
 

@@ -111,7 +111,7 @@ design
 printf '/* DESIGN.md §1.2 and §1, engine/x.h, x.c, http_*.c, engine/cpu/. */\n' >>"$dir/t/engine/x.c"
 "$tidy" "$dir/t" >/dev/null || { echo "a good citation is at fault"; exit 1; }
 clean
-for ok in paged/kv_layout.h engine/base.h compress/policy.h; do
+for ok in paged/kv_layout.h engine/base.h engine/list.h compress/policy.h; do
     printf '/* s.c - a file. */\n#include "%s"\n' $ok >"$dir/t/scheduler/s.c"
     "$tidy" "$dir/t" >/dev/null || { echo "scheduler/s.c may include $ok"; exit 1; }
 done

@@ -118,7 +118,7 @@ void cn_batch_drive_all(cn_batch_drive *d, cn_batch_run *run)
         heed_wishes(d, run);
         cn_batch_run_admit(run, IDLE_WAIT_MS);
         if (run->state == CN_BATCH_STOPPED || cn_batch_run_is_over(run)) break;
-        if (run->n_inflight > 0) {
+        if (run->inflight.n > 0) {
             bool idle;
             if (cn_engine_step(d->engine, &idle) != CN_OK)
                 cn_batch_run_stop(run, true, cn_last_error());

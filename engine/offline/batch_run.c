@@ -23,34 +23,10 @@ static void free_job(cn_batch_job *job)
     cn_free(job);
 }
 
-static void link_job(cn_batch_run *run, cn_batch_job *job)
+/* Takes the first one out; NULL when there is none. */
+static cn_batch_job *pop(cn_list *jobs)
 {
-    job->next = run->inflight;
-    if (job->next) job->next->prev = job;
-    run->inflight = job;
-    run->n_inflight++;
-}
-
-static void unlink_job(cn_batch_run *run, cn_batch_job *job)
-{
-    if (job->next) job->next->prev = job->prev;
-    *(job->prev ? &job->prev->next : &run->inflight) = job->next;
-    job->prev = job->next = NULL;
-    run->n_inflight--;
-}
-
-static void push_again(cn_batch_run *run, cn_batch_job *job)
-{
-    job->next_finished = run->again;
-    run->again = job;
-}
-
-static void append_finished(cn_batch_run *run, cn_batch_job *job)
-{
-    job->next_finished = NULL;
-    cn_batch_job **end = &run->finished;
-    while (*end) end = &(*end)->next_finished; /* a step ends few */
-    *end = job;
+    return CN_CONTAINER_OF(cn_list_pop(jobs), cn_batch_job, node);
 }
 
 /* Gives the job an end other than a result, with the thread's last error. */
@@ -73,9 +49,7 @@ static const char *error_of(const cn_batch_job *job)
 /* Gives up second submissions: a rescue is put back, a replay has its line already. */
 static void drop_again(cn_batch_run *run)
 {
-    while (run->again) {
-        cn_batch_job *job = run->again;
-        run->again = job->next_finished;
+    for (cn_batch_job *job; (job = pop(&run->again));) {
         run->n_put_back += !job->replays;
         free_job(job);
     }
@@ -97,8 +71,10 @@ void cn_batch_run_drain(cn_batch_run *run, bool failed, const char *fmt, ...)
     }
     drop_again(run);
     const cn_batch_port *port = run->port;
-    for (cn_batch_job *job = run->inflight; job; job = job->next)
+    for (cn_list_node *at = run->inflight.head; at; at = at->next) {
+        cn_batch_job *job = CN_CONTAINER_OF(at, cn_batch_job, node);
         if (job->replays || port->n_tokens(port->user, job) == 0) port->cancel(port->user, job);
+    }
 }
 
 /* A job that waits stays for cn_batch_run_end: its request may be on its way to submit still. */
@@ -229,8 +205,8 @@ void cn_batch_job_event(void *user, const cn_event *ev)
     else
         take_output(job, ev);
     if (!ev->last) return;
-    unlink_job(job->run, job);
-    append_finished(job->run, job);
+    cn_list_remove(&job->run->inflight, &job->node);
+    cn_list_append(&job->run->finished, &job->node);
 }
 
 void cn_batch_job_end(cn_batch_job *job, cn_status status, cn_api_result *result)
@@ -239,8 +215,8 @@ void cn_batch_job_end(cn_batch_job *job, cn_status status, cn_api_result *result
         job->result = result;
     else
         fail_job(job, status, NULL);
-    unlink_job(job->run, job);
-    append_finished(job->run, job);
+    cn_list_remove(&job->run->inflight, &job->node);
+    cn_list_append(&job->run->finished, &job->node);
 }
 
 /* ---- submitting ---- */
@@ -276,7 +252,7 @@ static cn_status hand_over(cn_batch_run *run, cn_batch_job *job)
             p->sampling.logprobs = CN_AUDIT_LOGPROBS;
     }
     CN_TRY(run->port->submit(run->port->user, job));
-    link_job(run, job);
+    cn_list_append(&run->inflight, &job->node);
     if (!run->port->borrows && !job->audited && !may_be_rescued(run, job))
         cn_batch_item_drop_request(&job->item);
     return CN_OK;
@@ -285,7 +261,7 @@ static cn_status hand_over(cn_batch_run *run, cn_batch_job *job)
 /* Whether the engine will have room without our doing, or by what is in flight. */
 static bool is_worth_waiting(const cn_batch_run *run)
 {
-    return run->n_inflight > 0 || run->port->shared;
+    return run->inflight.n > 0 || run->port->shared;
 }
 
 static void conclude(cn_batch_run *run, cn_batch_job *job);
@@ -320,7 +296,7 @@ static void begin_rescue(cn_batch_run *run, cn_batch_job *job)
     job->looped = false;
     job->rescued_by = run->config->loop_rescue == CN_OPT_RESCUE_FULL ? "full" : "budget";
     cn_transcript_free(&job->said);
-    push_again(run, job);
+    cn_list_prepend(&run->again, &job->node);
 }
 
 /* The engine cannot hold the rescue: the answer is the one that looped. */
@@ -340,7 +316,7 @@ static bool settle_failure(cn_batch_run *run, cn_batch_job *job)
 {
     if (job->status == CN_ERR_BUSY && run->state == CN_BATCH_RUNNING) {
         run->refused = true;
-        push_again(run, job);
+        cn_list_prepend(&run->again, &job->node);
         return true;
     }
     if (job->status == CN_ERR_ARG && job->unrescued) {
@@ -384,7 +360,7 @@ static bool settle(cn_batch_run *run, cn_batch_job *job)
         if (!answer(run, job)) return false;
         if (job->audited && running && run->state == CN_BATCH_RUNNING) {
             job->replays = true;
-            push_again(run, job);
+            cn_list_prepend(&run->again, &job->node);
             return true;
         }
     }
@@ -394,19 +370,16 @@ static bool settle(cn_batch_run *run, cn_batch_job *job)
 
 void cn_batch_run_settle(cn_batch_run *run)
 {
-    while (run->finished && !run->paused) {
-        cn_batch_job *job = run->finished;
-        run->finished = job->next_finished;
-        if (settle(run, job)) continue;
-        job->next_finished = run->finished;
-        run->finished = job;
+    while (run->finished.n > 0 && !run->paused) {
+        cn_batch_job *job = pop(&run->finished);
+        if (!settle(run, job)) cn_list_prepend(&run->finished, &job->node);
     }
 }
 
 /* Settles a job that never was in flight. */
 static void conclude(cn_batch_run *run, cn_batch_job *job)
 {
-    if (!settle(run, job)) append_finished(run, job);
+    if (!settle(run, job)) cn_list_append(&run->finished, &job->node);
 }
 
 void cn_batch_run_retry(cn_batch_run *run)
@@ -420,13 +393,13 @@ void cn_batch_run_retry(cn_batch_run *run)
 /* Submits the first of those that go again; false when it has to wait. */
 static bool submit_again(cn_batch_run *run)
 {
-    cn_batch_job *job = run->again;
+    cn_batch_job *job = pop(&run->again);
     cn_status status = hand_over(run, job);
     if (status == CN_ERR_BUSY && is_worth_waiting(run)) {
+        cn_list_prepend(&run->again, &job->node);
         run->refused = true;
         return false;
     }
-    run->again = job->next_finished;
     if (status == CN_OK) return true;
     if (job->unrescued && (status == CN_ERR_ARG || status == CN_ERR_MEMORY)) {
         give_up_rescue(job);
@@ -525,7 +498,7 @@ void cn_batch_run_admit(cn_batch_run *run, int wait_ms)
     const cn_batch_port *port = run->port;
     if (run->state != CN_BATCH_RUNNING || run->paused) return;
     run->refused = false;
-    while (run->again && !run->paused)
+    while (run->again.n > 0 && !run->paused)
         if (!submit_again(run)) return;
     if (run->waiting && !run->paused) {
         cn_batch_job *job = run->waiting;
@@ -533,10 +506,10 @@ void cn_batch_run_admit(cn_batch_run *run, int wait_ms)
         submit(run, job);
     }
     while (run->state == CN_BATCH_RUNNING && !run->paused && !run->input_ended && !run->waiting &&
-           !port->interrupted(port->user) && run->n_inflight < run->max_inflight) {
+           !port->interrupted(port->user) && run->inflight.n < run->max_inflight) {
         cn_line line;
         cn_line_state state;
-        if (cn_line_reader_next(run->input, run->n_inflight ? 0 : wait_ms, &line, &state) !=
+        if (cn_line_reader_next(run->input, run->inflight.n ? 0 : wait_ms, &line, &state) !=
             CN_OK) {
             cn_batch_run_drain(run, true, "%s", cn_last_error());
             return;
@@ -552,28 +525,21 @@ void cn_batch_run_admit(cn_batch_run *run, int wait_ms)
 
 bool cn_batch_run_is_over(const cn_batch_run *run)
 {
-    if (run->n_inflight > 0 || run->finished) return false;
-    return (run->input_ended && !run->again && !run->waiting) || run->state != CN_BATCH_RUNNING;
+    if (run->inflight.n + run->finished.n > 0) return false;
+    const bool all_read = run->input_ended && run->again.n == 0 && !run->waiting;
+    return all_read || run->state != CN_BATCH_RUNNING;
 }
 
-static void free_finished(cn_batch_job **list)
+static void free_all(cn_list *jobs)
 {
-    while (*list) {
-        cn_batch_job *job = *list;
-        *list = job->next_finished;
-        free_job(job);
-    }
+    for (cn_batch_job *job; (job = pop(jobs));) free_job(job);
 }
 
 void cn_batch_run_end(cn_batch_run *run)
 {
-    while (run->inflight) {
-        cn_batch_job *job = run->inflight;
-        unlink_job(run, job);
-        free_job(job);
-    }
-    free_finished(&run->finished);
-    free_finished(&run->again);
+    free_all(&run->inflight);
+    free_all(&run->finished);
+    free_all(&run->again);
     if (run->waiting) free_job(run->waiting);
     run->waiting = NULL;
     cn_buf_free(&run->line);

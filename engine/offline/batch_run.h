@@ -33,6 +33,7 @@
 #define CN_BATCH_RUN_H
 
 #include "engine/api/api_response.h"
+#include "engine/list.h"
 #include "engine/offline/audit.h"
 #include "engine/offline/batch_input.h"
 #include "engine/offline/batch_output.h"
@@ -72,8 +73,7 @@ typedef struct cn_batch_port {
 /* A line between read and write. */
 struct cn_batch_job {
     cn_batch_run *run;
-    cn_batch_job *prev, *next;   /* in flight */
-    cn_batch_job *next_finished; /* or next of those to be submitted again */
+    cn_list_node node; /* of inflight, finished or again */
     cn_batch_item item;
     cn_api_request asked;  /* the item's, with what this attempt changes; owns nothing */
     cn_api_result *result; /* of this attempt */
@@ -116,11 +116,10 @@ struct cn_batch_run {
     uint64_t n_changed; /* of the skipped: they ask something else than was answered */
     cn_buf changed;     /* the first custom_ids of those, for a message */
     uint64_t n_answered, n_errors, n_put_back;        /* of this run */
-    uint32_t n_inflight;
-    cn_batch_job *inflight; /* all, newest first */
-    cn_batch_job *finished; /* not yet written */
+    cn_list inflight;
+    cn_list finished;       /* not yet written */
+    cn_list again;          /* to be submitted again, newest first */
     cn_batch_job *waiting;  /* read, but the engine's queue was full */
-    cn_batch_job *again;    /* to be submitted again, newest first */
     uint64_t n_rescued;     /* written lines that were asked twice */
     cn_agreement agreement; /* of the replays so far */
     cn_usage replayed;      /* prompt, cached and output tokens of replays */

@@ -212,7 +212,7 @@ static bool asks_lines(const cn_batch *b)
 static uint32_t count_inflight(const cn_batches *b)
 {
     uint32_t n = 0;
-    for (size_t i = b->first_live; i < b->n; i++) n += b->all[i]->run.n_inflight;
+    for (size_t i = b->first_live; i < b->n; i++) n += b->all[i]->run.inflight.n;
     return n;
 }
 
@@ -237,7 +237,7 @@ static void give_room(cn_batches *b, cn_batch *batch)
     const uint32_t n_inflight = count_inflight(b);
     const uint32_t share = cn_max_u32(1, b->opts.max_inflight / cn_max_u32(1, b->n_asking));
     const uint32_t room = b->opts.max_inflight - cn_min_u32(n_inflight, b->opts.max_inflight);
-    batch->run.max_inflight = cn_min_u32(share, batch->run.n_inflight + room);
+    batch->run.max_inflight = cn_min_u32(share, batch->run.inflight.n + room);
 }
 
 void cn_batches_pump(cn_batches *b, int *wait_ms)
@@ -271,7 +271,7 @@ void cn_batches_abandon(cn_batches *b)
 bool cn_batches_is_idle(const cn_batches *b)
 {
     for (size_t i = 0; i < b->n; i++)
-        if (b->all[i]->running && b->all[i]->run.n_inflight > 0) return false;
+        if (b->all[i]->running && b->all[i]->run.inflight.n > 0) return false;
     return true;
 }
 

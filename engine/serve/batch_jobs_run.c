@@ -154,7 +154,7 @@ static cn_status open_files(cn_batch *b)
 
 static void close_run(cn_batch *b)
 {
-    CN_ASSERT(b->run.n_inflight == 0);
+    CN_ASSERT(b->run.inflight.n == 0);
     cn_batch_run_end(&b->run);
     cn_line_reader_close(b->run.input);
     cn_batch_output_close(b->run.output);
@@ -195,8 +195,8 @@ void cn_batch_abandon(cn_batch *b)
 {
     if (!b->running) return;
     cn_batch_run_stop(&b->run, false, "abandoned");
-    for (cn_batch_job *job = b->run.inflight; job; job = job->next)
-        b->all->port.cancel(b->all->port.user, job);
+    for (cn_list_node *at = b->run.inflight.head; at; at = at->next)
+        b->all->port.cancel(b->all->port.user, CN_CONTAINER_OF(at, cn_batch_job, node));
 }
 
 void cn_batch_close(cn_batch *b)
@@ -379,7 +379,7 @@ static void run_lines(cn_batch *b, int *wait_ms)
     } else if (run->refused) {
         wait_at_most(wait_ms, BUSY_WAIT_MS);
     } else if (run->state == CN_BATCH_RUNNING && !run->input_ended &&
-               run->n_inflight < run->max_inflight) {
+               run->inflight.n < run->max_inflight) {
         wait_at_most(wait_ms, 0);
     }
 }

@@ -22,7 +22,7 @@ void cn_call_unref(cn_call *call)
 
 static void open_news(cn_mail *mail)
 {
-    cn_call *call = CN_FROM_MAIL(cn_call, news_mail, mail);
+    cn_call *call = CN_CONTAINER_OF(mail, cn_call, news_mail);
     pthread_mutex_lock(&call->lock);
     call->news_under_way = false;
     pthread_mutex_unlock(&call->lock);

@@ -17,17 +17,13 @@ static void count_active(cn_call *call, uint32_t change)
 static void link_call(cn_service *s, cn_call *call)
 {
     count_active(call, 1);
-    call->next = s->active;
-    if (call->next) call->next->prev = call;
-    s->active = call;
+    cn_list_append(&s->active, &call->node);
 }
 
 static void unlink_call(cn_service *s, cn_call *call)
 {
     count_active(call, UINT32_MAX); /* less one */
-    if (call->next) call->next->prev = call->prev;
-    *(call->prev ? &call->prev->next : &s->active) = call->next;
-    call->prev = call->next = NULL;
+    cn_list_remove(&s->active, &call->node);
 }
 
 static const char *token_bytes(void *user, uint32_t token, size_t *n_bytes)
@@ -129,7 +125,7 @@ static cn_status submit(cn_service *s, cn_call *call)
 
 void cn_engine_thread_take(cn_mail *mail)
 {
-    cn_call *call = CN_FROM_MAIL(cn_call, mail, mail);
+    cn_call *call = CN_CONTAINER_OF(mail, cn_call, mail);
     cn_service *s = call->service;
     cn_status status = submit(s, call);
     cn_tokens_free(&call->tokens);
@@ -148,7 +144,7 @@ void cn_engine_thread_take(cn_mail *mail)
 
 void cn_engine_thread_cancel(cn_mail *mail)
 {
-    cn_call *call = CN_FROM_MAIL(cn_call, cancel_mail, mail);
+    cn_call *call = CN_CONTAINER_OF(mail, cn_call, cancel_mail);
     if (call->submitted && !cn_call_is_over(call))
         cn_engine_cancel(call->service->engine, call->engine_request);
     cn_call_unref(call);
@@ -173,8 +169,7 @@ static void publish(cn_service *s)
 /* Ends every call that the engine has: it will deliver no more. */
 static void end_all(cn_service *s, cn_status status)
 {
-    while (s->active) {
-        cn_call *call = s->active;
+    for (cn_call *call; (call = CN_CONTAINER_OF(s->active.head, cn_call, node));) {
         unlink_call(s, call);
         cn_call_finish(call, status);
     }
@@ -197,7 +192,7 @@ static void step(cn_service *s)
 
 static void open_stop(cn_mail *mail)
 {
-    cn_service *s = CN_FROM_MAIL(cn_service, engine_stop_mail, mail);
+    cn_service *s = CN_CONTAINER_OF(mail, cn_service, engine_stop_mail);
     s->engine_stop = true;
 }
 

@@ -54,7 +54,8 @@ static connection *find_slowest(const cn_http_server *s, double now)
 {
     connection *slowest = NULL;
     double most_s = 0;
-    for (connection *c = s->unasked.head; c; c = c->next) {
+    for (const cn_list_node *at = s->unasked.head; at; at = at->next) {
+        connection *c = CN_CONTAINER_OF(at, connection, node);
         /* Whoever follows has been here for less. */
         if (slowest && !slowest->reused && most_s >= now - c->since_s) break;
         const double slow_s = http_connection_slow_s(c, now);

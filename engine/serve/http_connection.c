@@ -6,33 +6,14 @@
 
 enum { READ_HIGH = 256 << 10, BAD_REQUEST = 400, BYTES_PER_SECOND = 64 << 10 };
 
-static void list_remove(connection *c)
-{
-    connection_list *l = c->list;
-    if (!l) return;
-    *(c->prev ? &c->prev->next : &l->head) = c->next;
-    *(c->next ? &c->next->prev : &l->tail) = c->prev;
-    c->prev = c->next = NULL;
-    c->list = NULL;
-}
-
-static void list_append(connection_list *l, connection *c)
-{
-    c->prev = l->tail;
-    c->next = NULL;
-    *(l->tail ? &l->tail->next : &l->head) = c;
-    l->tail = c;
-    c->list = l;
-}
-
 void http_connection_set_state(connection *c, conn_state state)
 {
     cn_http_server *s = c->server;
-    connection_list *l = state == CONN_BUSY || state == CONN_LINGER ? &s->asked : &s->unasked;
     c->state = state;
     c->since_s = cn_now_s();
-    list_remove(c);
-    list_append(l, c);
+    if (c->list) cn_list_remove(c->list, &c->node);
+    c->list = state == CONN_BUSY || state == CONN_LINGER ? &s->asked : &s->unasked;
+    cn_list_append(c->list, &c->node);
 }
 
 double http_connection_slow_s(const connection *c, double now)
@@ -323,7 +304,7 @@ void http_connection_close(connection *c, const char *why)
 {
     cn_http_server *s = c->server;
     if (c->exchange) http_exchange_close(c->exchange, why);
-    list_remove(c);
+    cn_list_remove(c->list, &c->node);
     bufferevent_free(c->bev);
     cn_free(c);
     s->n_connections--;

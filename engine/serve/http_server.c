@@ -188,12 +188,14 @@ static void on_sweep(evutil_socket_t fd, short what, void *arg)
     (void)fd, (void)what;
     cn_http_server *s = arg;
     const double now = cn_now_s();
-    for (connection *c = s->unasked.head, *next; c; c = next) {
-        next = c->next;
+    for (cn_list_node *at = s->unasked.head, *next; at; at = next) {
+        connection *c = CN_CONTAINER_OF(at, connection, node);
+        next = at->next;
         if (is_late(c, now) || (c->state == CONN_IDLE && c->reused && !s->accepting)) time_out(c);
     }
-    for (connection *c = s->asked.head, *next; c; c = next) {
-        next = c->next;
+    for (cn_list_node *at = s->asked.head, *next; at; at = next) {
+        connection *c = CN_CONTAINER_OF(at, connection, node);
+        next = at->next;
         if (is_stuck(c, now)) http_connection_close(c, "client reads nothing");
     }
     if (s->out_of_files) http_accept_resume(s);
@@ -234,8 +236,10 @@ cn_status cn_http_server_create(cn_http_server **out, const cn_http_opts *o)
 void cn_http_server_free(cn_http_server *s)
 {
     if (!s) return;
-    while (s->unasked.head) http_connection_close(s->unasked.head, "server stopped");
-    while (s->asked.head) http_connection_close(s->asked.head, "server stopped");
+    for (connection *c; (c = CN_CONTAINER_OF(s->unasked.head, connection, node));)
+        http_connection_close(c, "server stopped");
+    for (connection *c; (c = CN_CONTAINER_OF(s->asked.head, connection, node));)
+        http_connection_close(c, "server stopped");
     http_accept_close(s);
     if (s->sweep) event_free(s->sweep);
     cn_free(s->running_of_key);

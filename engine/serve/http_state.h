@@ -18,6 +18,7 @@
 #include <event2/bufferevent.h>
 #include <event2/listener.h>
 
+#include "engine/list.h"
 #include "engine/serve/http_server.h"
 
 enum {
@@ -29,14 +30,9 @@ enum {
 
 typedef enum conn_state { CONN_IDLE, CONN_HEAD, CONN_BODY, CONN_BUSY, CONN_LINGER } conn_state;
 
-typedef struct connection connection;
-typedef struct connection_list {
-    connection *head, *tail;
-} connection_list;
-
-struct connection {
-    connection *prev, *next; /* in unasked, or in asked: BUSY and LINGER */
-    connection_list *list;
+typedef struct connection {
+    cn_list_node node;
+    cn_list *list; /* unasked, or asked: BUSY and LINGER */
     cn_http_server *server;
     struct bufferevent *bev;
     conn_state state;
@@ -48,7 +44,7 @@ struct connection {
     size_t head_seen; /* bytes of the head looked at */
     cn_exchange *exchange; /* BODY, BUSY */
     char remote[HTTP_REMOTE_BYTES];
-};
+} connection;
 
 struct cn_exchange {
     connection *conn;
@@ -98,7 +94,7 @@ struct cn_http_server {
         struct event *event;
     } door;
     struct event *sweep;
-    connection_list unasked, asked;
+    cn_list unasked, asked; /* of connections */
     uint32_t n_connections, n_exchanges;
     uint32_t *running_of_key; /* [keys] */
     uint64_t body_total;

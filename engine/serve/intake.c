@@ -84,7 +84,7 @@ static cn_status parse_body(cn_call *call)
 
 void cn_intake_take(cn_mail *mail)
 {
-    cn_call *call = CN_FROM_MAIL(cn_call, mail, mail);
+    cn_call *call = CN_CONTAINER_OF(mail, cn_call, mail);
     cn_service *s = call->service;
     cn_status status = CN_OK;
     if (s->intake_stop || atomic_load(&call->cancelled))
@@ -107,13 +107,13 @@ void cn_intake_take(cn_mail *mail)
 
 static void open_done(cn_mail *mail)
 {
-    cn_token_job *job = CN_FROM_MAIL(cn_token_job, mail, mail);
+    cn_token_job *job = CN_CONTAINER_OF(mail, cn_token_job, mail);
     job->done(job);
 }
 
 static void take_token_job(cn_mail *mail)
 {
-    cn_token_job *job = CN_FROM_MAIL(cn_token_job, mail, mail);
+    cn_token_job *job = CN_CONTAINER_OF(mail, cn_token_job, mail);
     cn_service *s = job->service;
     job->status = s->intake_stop ? cn_fail(CN_ERR_CANCELLED, "the server stops")
                                  : cn_intake_token_job(job);
@@ -136,7 +136,7 @@ bool cn_service_try_tokens(cn_service *s, cn_token_job *job)
 
 static void open_stop(cn_mail *mail)
 {
-    cn_service *s = CN_FROM_MAIL(cn_service, intake_stop_mail, mail);
+    cn_service *s = CN_CONTAINER_OF(mail, cn_service, intake_stop_mail);
     s->intake_stop = true;
 }
 

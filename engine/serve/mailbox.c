@@ -1,4 +1,4 @@
-/* mailbox.c - two linked lists under a mutex, and an eventfd that counts 1 while either has a
+/* mailbox.c - two lists under a mutex, and an eventfd that counts 1 while either has a
  * message. See mailbox.h. */
 #include "engine/serve/mailbox.h"
 
@@ -11,9 +11,7 @@
 
 struct cn_mailbox {
     pthread_mutex_t lock;
-    struct {
-        cn_mail *head, *tail;
-    } lanes[CN_N_LANES];
+    cn_list lanes[CN_N_LANES];
     uint32_t n, capacity;
     int fd; /* counts 1 exactly while n > 0: written and read under the lock */
 };
@@ -55,12 +53,7 @@ static bool put(cn_mailbox *box, cn_lane lane, cn_mail *mail, uint32_t capacity)
     pthread_mutex_lock(&box->lock);
     bool fits = box->n < capacity;
     if (fits) {
-        mail->next = NULL;
-        if (box->lanes[lane].tail)
-            box->lanes[lane].tail->next = mail;
-        else
-            box->lanes[lane].head = mail;
-        box->lanes[lane].tail = mail;
+        cn_list_append(&box->lanes[lane], &mail->node);
         if (box->n++ == 0) signal_first(box);
     }
     pthread_mutex_unlock(&box->lock);
@@ -82,12 +75,8 @@ cn_mail *cn_mailbox_take(cn_mailbox *box)
 {
     pthread_mutex_lock(&box->lock);
     cn_mail *mail = NULL;
-    for (int lane = 0; lane < CN_N_LANES && !mail; lane++) {
-        mail = box->lanes[lane].head;
-        if (!mail) continue;
-        box->lanes[lane].head = mail->next;
-        if (!mail->next) box->lanes[lane].tail = NULL;
-    }
+    for (int lane = 0; lane < CN_N_LANES && !mail; lane++)
+        mail = CN_CONTAINER_OF(cn_list_pop(&box->lanes[lane]), cn_mail, node);
     if (mail && --box->n == 0) {
         uint64_t count;
         const ssize_t n = read(box->fd, &count, sizeof count);

@@ -11,10 +11,11 @@
 #define CN_MAILBOX_H
 
 #include "engine/base.h"
+#include "engine/list.h"
 
 typedef struct cn_mail cn_mail;
 struct cn_mail {
-    cn_mail *next;
+    cn_list_node node;
     void (*open)(cn_mail *mail); /* on the reader's thread; may free what the mail is part of */
 };
 

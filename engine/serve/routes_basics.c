@@ -29,7 +29,7 @@ static void free_if_over(token_reply *r)
 
 static void on_tokens(cn_token_job *job)
 {
-    token_reply *r = (token_reply *)(void *)((char *)job - offsetof(token_reply, job));
+    token_reply *r = CN_CONTAINER_OF(job, token_reply, job);
     r->done = true;
     if (r->x && job->status == CN_OK) {
         cn_exchange_reply_json(r->x, 200, json_incref(job->reply));

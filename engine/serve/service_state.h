@@ -43,7 +43,7 @@ struct cn_call {
     cn_tokens tokens;
 
     /* engine's */
-    cn_call *prev, *next; /* accepted and not over */
+    cn_list_node node; /* of service->active */
     uint64_t engine_request;
     bool submitted;
     double *last_s; /* [n] last delivery of each sample */
@@ -79,7 +79,7 @@ struct cn_service {
     cn_mailbox *engine_box;
     cn_mail engine_stop_mail;
     bool engine_stop, engine_idle;
-    cn_call *active;
+    cn_list active; /* calls that the engine has accepted and not ended */
     uint32_t n_threads; /* started */
 
     pthread_mutex_t lock;
@@ -112,7 +112,5 @@ void *cn_engine_thread_main(void *service);
 void cn_engine_thread_stop(cn_service *s);
 void cn_engine_thread_take(cn_mail *mail);
 void cn_engine_thread_cancel(cn_mail *mail);
-
-#define CN_FROM_MAIL(type, member, mail) ((type *)(void *)((char *)(mail)-offsetof(type, member)))
 
 #endif

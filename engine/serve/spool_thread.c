@@ -13,7 +13,7 @@ struct cn_spool_part {
     cn_server *server;
     cn_service *service;
     cn_route routes[CN_FILE_ROUTES + CN_BATCH_ROUTES];
-    cn_spool_ask *asks; /* all; HTTP thread */
+    cn_list asks; /* all; HTTP thread */
 
     pthread_t thread;
     bool started;
@@ -25,15 +25,11 @@ struct cn_spool_part {
     bool draining, stopping;
 };
 
-#define PART_OF(member, mail) \
-    ((cn_spool_part *)(void *)((char *)(mail)-offsetof(cn_spool_part, member)))
-
 /* ---- questions ---- */
 
 static void free_ask(cn_spool_ask *a)
 {
-    *(a->prev ? &a->prev->next : &a->part->asks) = a->next;
-    if (a->next) a->next->prev = a->prev;
+    cn_list_remove(&a->part->asks, &a->node);
     if (a->free_form) a->free_form(a->form);
     json_decref(a->reply);
     cn_buf_free(&a->body);
@@ -58,7 +54,7 @@ static void on_closed(void *user, cn_exchange *x)
 
 static void open_answer(cn_mail *mail)
 {
-    cn_spool_ask *a = (cn_spool_ask *)(void *)((char *)mail - offsetof(cn_spool_ask, mail));
+    cn_spool_ask *a = CN_CONTAINER_OF(mail, cn_spool_ask, mail);
     a->under_way = false;
     if (!a->x)
         free_if_over(a);
@@ -70,7 +66,7 @@ static void open_answer(cn_mail *mail)
 
 static void open_question(cn_mail *mail)
 {
-    cn_spool_ask *a = (cn_spool_ask *)(void *)((char *)mail - offsetof(cn_spool_ask, mail));
+    cn_spool_ask *a = CN_CONTAINER_OF(mail, cn_spool_ask, mail);
     a->work(a, a->part->batches);
     a->mail.open = open_answer;
     cn_mailbox_post(cn_server_mailbox(a->part->server), CN_LANE_NORMAL, &a->mail);
@@ -84,9 +80,8 @@ cn_spool_ask *cn_spool_ask_begin(cn_spool_part *p, cn_exchange *x,
         cn_exchange_error(x, 503, "out of memory", NULL, NULL);
         return NULL;
     }
-    *a = (cn_spool_ask){.part = p, .next = p->asks, .x = x, .work = work, .http_status = 200};
-    if (a->next) a->next->prev = a;
-    p->asks = a;
+    *a = (cn_spool_ask){.part = p, .x = x, .work = work, .http_status = 200};
+    cn_list_append(&p->asks, &a->node);
     cn_exchange_set_user(x, a, on_closed);
     return a;
 }
@@ -191,14 +186,14 @@ static uint64_t n_tokens(void *part, cn_batch_job *job)
 
 static void open_drain(cn_mail *mail)
 {
-    cn_spool_part *p = PART_OF(drain_mail, mail);
+    cn_spool_part *p = CN_CONTAINER_OF(mail, cn_spool_part, drain_mail);
     p->draining = true;
     cn_batches_drain(p->batches);
 }
 
 static void open_stop(cn_mail *mail)
 {
-    cn_spool_part *p = PART_OF(stop_mail, mail);
+    cn_spool_part *p = CN_CONTAINER_OF(mail, cn_spool_part, stop_mail);
     p->stopping = true;
     cn_batches_abandon(p->batches);
 }
@@ -249,8 +244,7 @@ static void close_part(void *part)
         /* Its answers, before what they are about goes. */
         while (cn_mailbox_open_all(cn_server_mailbox(p->server)) > 0) continue;
     }
-    while (p->asks) {
-        cn_spool_ask *a = p->asks;
+    for (cn_spool_ask *a; (a = CN_CONTAINER_OF(p->asks.head, cn_spool_ask, node));) {
         if (a->x) cn_exchange_set_user(a->x, NULL, NULL);
         free_ask(a);
     }

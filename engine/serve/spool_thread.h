@@ -21,7 +21,7 @@ typedef struct cn_spool_ask cn_spool_ask;
 struct cn_spool_ask {
     cn_mail mail;
     cn_spool_part *part;
-    cn_spool_ask *prev, *next;
+    cn_list_node node; /* of the part's */
 
     /* HTTP thread */
     cn_exchange *x; /* NULL: the client has gone */
