@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "engine/api/http_status.h"
 #include "engine/utf8.h"
 
 /* JSON has no infinities; vLLM writes the same stand-in for a probability of 0. */
@@ -451,9 +452,9 @@ json_t *cn_api_result_usage_chunk(const cn_api_result *r, const char *id, const 
 json_t *cn_api_error_body(int http_status, const char *message, const char *param,
                           const char *code, uint64_t line)
 {
-    const char *type = http_status == 429  ? "rate_limit_error"
-                       : http_status < 500 ? "invalid_request_error"
-                                           : "internal_error";
+    const char *type = http_status == CN_HTTP_TOO_MANY_REQUESTS ? "rate_limit_error"
+                       : http_status < CN_HTTP_INTERNAL_ERROR   ? "invalid_request_error"
+                                                                : "internal_error";
     json_t *error = json_pack("{s:o, s:s, s:o, s:o}", "message", any_text(message),
                               "type", type, "param", text_or_null(param), "code",
                               text_or_null(code));

@@ -13,6 +13,7 @@
 #include "engine/bench/bench_http.h"
 #include "engine/checkpoint/model_config.h"
 #include "engine/json.h"
+#include "engine/serve/http_parse.h"
 
 enum { MAX_REPLY_BYTES = 16 << 20, MAX_DEPTH = 32 };
 
@@ -84,7 +85,7 @@ static cn_status ask_model(run *r, cn_bench_model *m)
     CN_TRY(cn_bench_http_start(r->base, &r->target, "/v1/models", NULL, &reply));
     event_base_dispatch(r->base);
     CN_TRY(r->status);
-    if (r->reply_status != 200)
+    if (r->reply_status != CN_HTTP_OK)
         return cn_fail(CN_ERR_IO, "%s/v1/models: status %d", r->config->base_url, r->reply_status);
     CN_TRY(read_model(r, m));
     return r->model ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for the model's name");
@@ -228,9 +229,9 @@ static void end_flight(void *user, int status, const char *error)
     s->end_s = cn_now_s();
     if (error) snprintf(s->error, sizeof s->error, "%s", error);
     /* A refusal is one line of JSON, not an event. */
-    if (status != 200 && !*s->error && f->line.len)
+    if (status != CN_HTTP_OK && !*s->error && f->line.len)
         snprintf(s->error, sizeof s->error, "status %d: %.100s", status, f->line.data);
-    else if (status != 200 && !*s->error)
+    else if (status != CN_HTTP_OK && !*s->error)
         snprintf(s->error, sizeof s->error, "status %d", status);
     else if (!f->done && !*s->error)
         snprintf(s->error, sizeof s->error, "the stream has no end");

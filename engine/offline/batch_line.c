@@ -5,10 +5,11 @@
 #include <string.h>
 
 #include "engine/api/api_response.h"
+#include "engine/api/http_status.h"
 #include "engine/json.h"
 
 static const char id_prefix[] = "cinch-", request_prefix[] = "cinch-batch-";
-enum { MAX_DEPTH = 16, HTTP_OK = 200, F32_DIGITS = 9, ASKED_DIGITS = 16 };
+enum { MAX_DEPTH = 16, F32_DIGITS = 9, ASKED_DIGITS = 16 };
 
 /* Appends the text of a line, whose reference it takes over; NULL is out of memory. */
 static cn_status append_line(cn_buf *out, json_t *line)
@@ -89,7 +90,7 @@ static cn_status read_figures(cn_batch_line_figures *out, const json_t *line)
                          json_is_object(json_object_get(line, "error"));
     if (!unasked && !json_is_integer(status_code))
         return cn_fail(CN_ERR_ARG, "it has no status_code");
-    out->is_error = unasked || json_integer_value(status_code) != HTTP_OK;
+    out->is_error = unasked || json_integer_value(status_code) != CN_HTTP_OK;
     out->asked = asked_of(json_string_value(member(line, "response", "request_id", NULL)));
     out->prompt_tokens = count_of(json_object_get(usage, "prompt_tokens"));
     out->cached_tokens = count_of(member(usage, "prompt_tokens_details", "cached_tokens", NULL));

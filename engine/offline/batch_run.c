@@ -5,11 +5,10 @@
 #include <string.h>
 #include <time.h>
 
+#include "engine/api/http_status.h"
 #include "engine/json.h"
 #include "engine/offline/batch_line.h"
 #include "engine/offline/grade.h"
-
-enum { HTTP_OK = 200, HTTP_BAD_REQUEST = 400, HTTP_INTERNAL = 500 };
 
 /* ---- jobs ---- */
 
@@ -167,7 +166,7 @@ static bool answer(cn_batch_run *run, const cn_batch_job *job)
                                   .of = cn_api_result_n_choices(job->result),
                                   .rescued_by = job->rescued_by,
                                   .first = &first};
-    if (!write_line(run, run->output, &job->item, HTTP_OK, body, &notes)) return !run->paused;
+    if (!write_line(run, run->output, &job->item, CN_HTTP_OK, body, &notes)) return !run->paused;
     run->n_rescued += job->rescued_by != NULL;
     run->n_answered++;
     run->totals.answered++;
@@ -324,7 +323,7 @@ static bool settle_failure(cn_batch_run *run, cn_batch_job *job)
         return settle(run, job);
     }
     if (job->status == CN_ERR_ARG && !job->replays) {
-        if (!reject(run, &job->item, HTTP_BAD_REQUEST, error_of(job), job->code)) return false;
+        if (!reject(run, &job->item, CN_HTTP_BAD_REQUEST, error_of(job), job->code)) return false;
     } else {
         run->n_put_back += !job->replays;
         if (job->status != CN_ERR_CANCELLED && job->status != CN_ERR_BUSY)
@@ -349,7 +348,8 @@ static bool settle(cn_batch_run *run, cn_batch_job *job)
     } else if (lost) {
         run->n_put_back++;
     } else if (cn_api_result_error(job->result)) {
-        if (!reject(run, &job->item, HTTP_INTERNAL, cn_api_result_error(job->result), NULL))
+        if (!reject(run, &job->item, CN_HTTP_INTERNAL_ERROR, cn_api_result_error(job->result),
+                    NULL))
             return false;
     } else if (to_rescue && !running) {
         run->n_put_back++;

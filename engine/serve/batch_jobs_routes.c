@@ -18,13 +18,13 @@ static void work_create(cn_spool_ask *a, cn_batches *b)
     if (status == CN_OK) status = cn_batches_create(b, body, &param, &a->reply);
     json_decref(body);
     if (status == CN_ERR_ARG)
-        cn_spool_refuse(a, 400, param, NULL);
+        cn_spool_refuse(a, CN_HTTP_BAD_REQUEST, param, NULL);
     else if (status == CN_ERR_BUSY)
-        cn_spool_refuse(a, 429, NULL, "too_many_batches");
+        cn_spool_refuse(a, CN_HTTP_TOO_MANY_REQUESTS, NULL, "too_many_batches");
     else if (status == CN_ERR_IO)
-        cn_spool_refuse(a, 507, NULL, "spool_error");
+        cn_spool_refuse(a, CN_HTTP_NO_STORAGE, NULL, "spool_error");
     else if (status != CN_OK)
-        cn_spool_refuse(a, 500, NULL, NULL);
+        cn_spool_refuse(a, CN_HTTP_INTERNAL_ERROR, NULL, NULL);
 }
 
 static bool is_there(cn_spool_ask *a, cn_batches *b)
@@ -32,7 +32,7 @@ static bool is_there(cn_spool_ask *a, cn_batches *b)
     a->reply = cn_batches_get(b, &a->id);
     if (a->reply) return true;
     cn_fail(CN_ERR_ARG, "there is no batch \"%s\"", a->id.text);
-    cn_spool_refuse(a, 404, "id", NULL);
+    cn_spool_refuse(a, CN_HTTP_NOT_FOUND, "id", NULL);
     return false;
 }
 
@@ -45,15 +45,18 @@ static void work_cancel(cn_spool_ask *a, cn_batches *b)
     a->reply = NULL;
     cn_status status = cn_batches_cancel(b, &a->id, &a->reply);
     if (status == CN_ERR_ARG)
-        cn_spool_refuse(a, 409, "id", "not_cancellable");
+        cn_spool_refuse(a, CN_HTTP_CONFLICT, "id", "not_cancellable");
     else if (status != CN_OK)
-        cn_spool_refuse(a, status == CN_ERR_IO ? 507 : 500, NULL, "spool_error");
+        cn_spool_refuse(a, status == CN_ERR_IO ? CN_HTTP_NO_STORAGE : CN_HTTP_INTERNAL_ERROR, NULL,
+                        "spool_error");
 }
 
 static void work_list(cn_spool_ask *a, cn_batches *b)
 {
     cn_status status = cn_batches_list(b, *a->id.text ? &a->id : NULL, a->limit, &a->reply);
-    if (status != CN_OK) cn_spool_refuse(a, status == CN_ERR_ARG ? 400 : 500, "after", NULL);
+    if (status != CN_OK)
+        cn_spool_refuse(a, status == CN_ERR_ARG ? CN_HTTP_BAD_REQUEST : CN_HTTP_INTERNAL_ERROR,
+                        "after", NULL);
 }
 
 static void handle_create(void *part, cn_exchange *x)
@@ -68,7 +71,7 @@ static void ask_with_id(void *part, cn_exchange *x, void (*work)(cn_spool_ask *a
 {
     cn_spool_id id;
     if (!cn_spool_id_read(&id, cn_batch_prefix, cn_exchange_param(x, 0))) {
-        cn_exchange_error(x, 404, "there is no such batch", "id", NULL);
+        cn_exchange_error(x, CN_HTTP_NOT_FOUND, "there is no such batch", "id", NULL);
         return;
     }
     cn_spool_ask *a = cn_spool_ask_begin(part, x, work);
@@ -86,7 +89,7 @@ static void handle_list(void *part, cn_exchange *x)
     uint32_t limit;
     const char *after = cn_exchange_query(x, "after");
     if (after && !cn_spool_id_read(&after_id, cn_batch_prefix, after)) {
-        cn_exchange_error(x, 400, "after: want the id of a batch", "after", NULL);
+        cn_exchange_error(x, CN_HTTP_BAD_REQUEST, "after: want the id of a batch", "after", NULL);
         return;
     }
     if (!cn_spool_read_limit(x, LIST_DEFAULT, LIST_MOST, &limit)) return;

@@ -11,8 +11,7 @@
 
 enum {
     FORM_BYTES = 64 << 10, /* of a body that are not the file */
-    LIST_MOST = 10000,
-    HTTP_NO_ROOM = 507
+    LIST_MOST = 10000
 };
 
 /* ---- get, list, delete ---- */
@@ -21,9 +20,9 @@ enum {
 static void refuse_status(cn_spool_ask *a, cn_status status)
 {
     if (status == CN_ERR_IO)
-        cn_spool_refuse(a, HTTP_NO_ROOM, NULL, "spool_error");
+        cn_spool_refuse(a, CN_HTTP_NO_STORAGE, NULL, "spool_error");
     else
-        cn_spool_refuse(a, 500, NULL, NULL);
+        cn_spool_refuse(a, CN_HTTP_INTERNAL_ERROR, NULL, NULL);
 }
 
 static const cn_file *find_file(cn_spool_ask *a, cn_batches *b)
@@ -31,7 +30,7 @@ static const cn_file *find_file(cn_spool_ask *a, cn_batches *b)
     const cn_file *file = cn_files_find(cn_batches_files(b), &a->id);
     if (file) return file;
     cn_fail(CN_ERR_ARG, "there is no file \"%s\"", a->id.text);
-    cn_spool_refuse(a, 404, "id", NULL);
+    cn_spool_refuse(a, CN_HTTP_NOT_FOUND, "id", NULL);
     return NULL;
 }
 
@@ -48,7 +47,7 @@ static void work_delete(cn_spool_ask *a, cn_batches *b)
     if (reader) {
         cn_fail(CN_ERR_ARG, "%s is the input of %s, which is not over: cancel that first",
                 a->id.text, reader->id.text);
-        cn_spool_refuse(a, 409, "id", "file_in_use");
+        cn_spool_refuse(a, CN_HTTP_CONFLICT, "id", "file_in_use");
         return;
     }
     cn_status status = cn_files_remove(cn_batches_files(b), &a->id);
@@ -64,7 +63,7 @@ static cn_spool_ask *begin_with_id(void *part, cn_exchange *x,
 {
     cn_spool_id id;
     if (!cn_spool_id_read(&id, cn_file_prefix, cn_exchange_param(x, 0))) {
-        cn_exchange_error(x, 404, "there is no such file", "id", NULL);
+        cn_exchange_error(x, CN_HTTP_NOT_FOUND, "there is no such file", "id", NULL);
         return NULL;
     }
     cn_spool_ask *a = cn_spool_ask_begin(part, x, work);
@@ -108,7 +107,7 @@ static void work_list(cn_spool_ask *a, cn_batches *b)
     }
     if (!begun) {
         cn_fail(CN_ERR_ARG, "after: there is no file \"%s\"", a->id.text);
-        cn_spool_refuse(a, 400, "after", NULL);
+        cn_spool_refuse(a, CN_HTTP_BAD_REQUEST, "after", NULL);
     } else {
         a->reply = data && ok ? cn_spool_list_json(data, more) : NULL;
     }
@@ -120,13 +119,13 @@ static bool read_list_form(cn_exchange *x, list_form *form, cn_spool_id *after)
 {
     const char *text = cn_exchange_query(x, "after");
     if (text && !cn_spool_id_read(after, cn_file_prefix, text)) {
-        cn_exchange_error(x, 400, "after: want the id of a file", "after", NULL);
+        cn_exchange_error(x, CN_HTTP_BAD_REQUEST, "after: want the id of a file", "after", NULL);
         return false;
     }
     text = cn_exchange_query(x, "order");
     form->ascending = text && strcmp(text, "asc") == 0;
     if (text && !form->ascending && strcmp(text, "desc") != 0) {
-        cn_exchange_error(x, 400, "order: want asc or desc", "order", NULL);
+        cn_exchange_error(x, CN_HTTP_BAD_REQUEST, "order: want asc or desc", "order", NULL);
         return false;
     }
     text = cn_exchange_query(x, "purpose");
@@ -138,7 +137,7 @@ static void handle_list(void *part, cn_exchange *x)
 {
     cn_spool_id after = {""};
     list_form *form = cn_calloc(1, sizeof *form);
-    if (!form) cn_exchange_error(x, 503, "out of memory", NULL, NULL);
+    if (!form) cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "out of memory", NULL, NULL);
     cn_spool_ask *a =
         form && read_list_form(x, form, &after) ? cn_spool_ask_begin(part, x, work_list) : NULL;
     if (!a) {
@@ -176,20 +175,20 @@ static void work_content(cn_spool_ask *a, cn_batches *b)
 static void then_content(cn_spool_ask *a)
 {
     content_form *form = a->form;
-    if (a->http_status != 200) {
+    if (a->http_status != CN_HTTP_OK) {
         cn_spool_ask_reply(a);
         return;
     }
     const int fd = form->fd;
     form->fd = -1;
-    cn_exchange_reply_file(a->x, 200, "application/octet-stream", fd, 0, (off_t)form->bytes);
+    cn_exchange_reply_file(a->x, CN_HTTP_OK, "application/octet-stream", fd, 0, (off_t)form->bytes);
 }
 
 static void handle_content(void *part, cn_exchange *x)
 {
     content_form *form = cn_calloc(1, sizeof *form);
     if (!form) {
-        cn_exchange_error(x, 503, "out of memory", NULL, NULL);
+        cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "out of memory", NULL, NULL);
         return;
     }
     form->fd = -1;
@@ -245,7 +244,8 @@ static cn_status add_to_field(void *form, const char *data, size_t n)
     upload_form *f = form;
     if (f->in_file) {
         cn_status status = cn_upload_write(&f->upload, data, n);
-        if (status != CN_OK) f->http_status = status == CN_ERR_ARG ? 413 : HTTP_NO_ROOM;
+        if (status != CN_OK)
+            f->http_status = status == CN_ERR_ARG ? CN_HTTP_CONTENT_TOO_LARGE : CN_HTTP_NO_STORAGE;
         return status;
     }
     const size_t has = strlen(f->purpose);
@@ -278,7 +278,7 @@ static void work_begin(cn_spool_ask *a, cn_batches *b)
     upload_form *f = a->form;
     cn_status status = cn_upload_begin(cn_batches_files(b), f->announced_bytes, &f->upload);
     if (status == CN_ERR_BUSY)
-        cn_spool_refuse(a, 403, "file", "quota_exceeded");
+        cn_spool_refuse(a, CN_HTTP_FORBIDDEN, "file", "quota_exceeded");
     else if (status != CN_OK)
         refuse_status(a, status);
 }
@@ -313,14 +313,15 @@ static bool give_up(cn_spool_ask *a)
 
 static void fail_upload(cn_spool_ask *a, int http_status)
 {
-    cn_exchange_error(a->x, http_status, cn_last_error(), http_status == 413 ? "file" : NULL,
-                      http_status == 413 ? "file_too_large" : NULL);
+    const bool too_large = http_status == CN_HTTP_CONTENT_TOO_LARGE;
+    cn_exchange_error(a->x, http_status, cn_last_error(), too_large ? "file" : NULL,
+                      too_large ? "file_too_large" : NULL);
 }
 
 static void end_upload(cn_spool_ask *a)
 {
     if (check_form(a->form) != CN_OK) {
-        fail_upload(a, 400);
+        fail_upload(a, CN_HTTP_BAD_REQUEST);
         return;
     }
     a->work = work_keep;
@@ -332,7 +333,7 @@ static void then_begun(cn_spool_ask *a)
 {
     upload_form *f = a->form;
     cn_exchange *x = a->x;
-    f->begun = a->http_status == 200;
+    f->begun = a->http_status == CN_HTTP_OK;
     if (!f->begun) {
         cn_spool_ask_reply(a);
         cn_exchange_resume(x);
@@ -347,7 +348,7 @@ static void head_upload(void *part, cn_exchange *x)
 {
     upload_form *f = cn_calloc(1, sizeof *f);
     if (!f) {
-        cn_exchange_error(x, 503, "out of memory", NULL, NULL);
+        cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "out of memory", NULL, NULL);
         return;
     }
     f->upload.fd = -1;
@@ -355,7 +356,7 @@ static void head_upload(void *part, cn_exchange *x)
     const cn_multipart_sink sink = {f, begin_field, add_to_field, end_field};
     cn_spool_ask *a = NULL;
     if (cn_multipart_create(&f->parser, cn_exchange_header(x, "content-type"), &sink) != CN_OK)
-        cn_exchange_error(x, 400, cn_last_error(), NULL, NULL);
+        cn_exchange_error(x, CN_HTTP_BAD_REQUEST, cn_last_error(), NULL, NULL);
     else
         a = cn_spool_ask_begin(part, x, work_begin);
     if (!a) {
@@ -375,7 +376,7 @@ static void body_upload(void *part, cn_exchange *x, const void *data, size_t n)
     (void)part;
     cn_spool_ask *a = cn_exchange_user(x);
     upload_form *f = a->form;
-    f->http_status = 400;
+    f->http_status = CN_HTTP_BAD_REQUEST;
     if (cn_multipart_feed(f->parser, data, n) != CN_OK) fail_upload(a, f->http_status);
 }
 

@@ -4,7 +4,7 @@
 
 #include "engine/serve/http_state.h"
 
-enum { READ_HIGH = 256 << 10, BAD_REQUEST = 400, BYTES_PER_SECOND = 64 << 10 };
+enum { READ_HIGH = 256 << 10, BYTES_PER_SECOND = 64 << 10 };
 
 void http_connection_set_state(connection *c, conn_state state)
 {
@@ -116,7 +116,8 @@ static reading read_head(connection *c)
     size_t length = cn_http_head_length(text, n, &c->head_seen);
     if (length > 0) return begin_exchange(c, length);
     if (n < most) return READ_WAITS;
-    return refuse_head(c, 431, "the request's head is too large (--max-header-bytes)");
+    return refuse_head(c, CN_HTTP_HEADERS_TOO_LARGE,
+                       "the request's head is too large (--max-header-bytes)");
 }
 
 /* ---- body ---- */
@@ -127,7 +128,7 @@ static bool take_body(cn_exchange *x, const char *data, size_t n)
     cn_http_server *s = x->conn->server;
     x->body_bytes += n;
     if (x->body_bytes > x->route->max_body_bytes) {
-        cn_exchange_error(x, 413, "the body is too large", NULL, NULL);
+        cn_exchange_error(x, CN_HTTP_CONTENT_TOO_LARGE, "the body is too large", NULL, NULL);
         return false;
     }
     if (x->route->flags & CN_ROUTE_UPLOAD) {
@@ -135,14 +136,14 @@ static bool take_body(cn_exchange *x, const char *data, size_t n)
         return x->status == 0;
     }
     if (s->body_total + n > s->o.max_body_total) {
-        cn_exchange_error(x, 503, "too many bytes of requests are in memory: try again", NULL,
-                          NULL);
+        cn_exchange_error(x, CN_HTTP_UNAVAILABLE,
+                          "too many bytes of requests are in memory: try again", NULL, NULL);
         return false;
     }
     s->body_total += n;
     x->charged += n;
     if (cn_buf_add(&x->body, data, n) == CN_OK) return true;
-    cn_exchange_error(x, 503, "out of memory for the body", NULL, NULL);
+    cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "out of memory for the body", NULL, NULL);
     return false;
 }
 
@@ -170,7 +171,8 @@ static bool read_body_segment(connection *c)
         if (n_data > left) n_data = used = (size_t)left;
     }
     if (bad)
-        cn_exchange_error(x, BAD_REQUEST, "the chunks of the body are malformed", NULL, NULL);
+        cn_exchange_error(x, CN_HTTP_BAD_REQUEST, "the chunks of the body are malformed", NULL,
+                          NULL);
     else if (n_data > 0)
         bad = !take_body(x, data, n_data);
     evbuffer_drain(in, used);

@@ -133,25 +133,24 @@ static const char *reason(int status)
         int status;
         const char *text;
     } reasons[] = {
-        {200, "OK"},
-        {400, "Bad Request"},
-        {401, "Unauthorized"},
-        {403, "Forbidden"},
-        {404, "Not Found"},
-        {405, "Method Not Allowed"},
-        {408, "Request Timeout"},
-        {409, "Conflict"},
-        {411, "Length Required"},
-        {413, "Content Too Large"},
-        {415, "Unsupported Media Type"},
-        {417, "Expectation Failed"},
-        {429, "Too Many Requests"},
-        {431, "Request Header Fields Too Large"},
-        {500, "Internal Server Error"},
-        {501, "Not Implemented"},
-        {503, "Service Unavailable"},
-        {505, "HTTP Version Not Supported"},
-        {507, "Insufficient Storage"},
+        {CN_HTTP_OK, "OK"},
+        {CN_HTTP_BAD_REQUEST, "Bad Request"},
+        {CN_HTTP_UNAUTHORIZED, "Unauthorized"},
+        {CN_HTTP_FORBIDDEN, "Forbidden"},
+        {CN_HTTP_NOT_FOUND, "Not Found"},
+        {CN_HTTP_METHOD_NOT_ALLOWED, "Method Not Allowed"},
+        {CN_HTTP_REQUEST_TIMEOUT, "Request Timeout"},
+        {CN_HTTP_CONFLICT, "Conflict"},
+        {CN_HTTP_CONTENT_TOO_LARGE, "Content Too Large"},
+        {CN_HTTP_UNSUPPORTED_MEDIA_TYPE, "Unsupported Media Type"},
+        {CN_HTTP_EXPECTATION_FAILED, "Expectation Failed"},
+        {CN_HTTP_TOO_MANY_REQUESTS, "Too Many Requests"},
+        {CN_HTTP_HEADERS_TOO_LARGE, "Request Header Fields Too Large"},
+        {CN_HTTP_INTERNAL_ERROR, "Internal Server Error"},
+        {CN_HTTP_NOT_IMPLEMENTED, "Not Implemented"},
+        {CN_HTTP_UNAVAILABLE, "Service Unavailable"},
+        {CN_HTTP_VERSION_NOT_SUPPORTED, "HTTP Version Not Supported"},
+        {CN_HTTP_NO_STORAGE, "Insufficient Storage"},
     };
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++)
         if (reasons[i].status == status) return reasons[i].text;
@@ -208,7 +207,7 @@ void cn_exchange_reply_json(cn_exchange *x, int status, json_t *body)
     if (text)
         cn_exchange_reply(x, status, "application/json", text, strlen(text));
     else
-        cn_exchange_reply(x, 500, "application/json", failed, sizeof failed - 1);
+        cn_exchange_reply(x, CN_HTTP_INTERNAL_ERROR, "application/json", failed, sizeof failed - 1);
     free(text);
 }
 
@@ -219,7 +218,8 @@ void cn_exchange_error(cn_exchange *x, int status, const char *message, const ch
 {
     char seconds[16];
     snprintf(seconds, sizeof seconds, "%u", cn_max_u32(x->retry_s, 1));
-    if (status == 429 || status == 503) cn_exchange_set_header(x, "Retry-After", seconds);
+    if (status == CN_HTTP_TOO_MANY_REQUESTS || status == CN_HTTP_UNAVAILABLE)
+        cn_exchange_set_header(x, "Retry-After", seconds);
     cn_exchange_reply_json(x, status, cn_api_error_body(status, message, param, code, 0));
 }
 

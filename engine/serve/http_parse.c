@@ -5,11 +5,6 @@
 #include <strings.h>
 
 enum {
-    BAD_REQUEST = 400,
-    EXPECTATION_FAILED = 417,
-    HEADERS_TOO_LARGE = 431,
-    NOT_IMPLEMENTED = 501,
-    VERSION_UNSUPPORTED = 505,
     MAX_LENGTH_DIGITS = 18,
     MAX_CHUNK_DIGITS = 15,
     MAX_CHUNK_LINE = 256,
@@ -100,15 +95,15 @@ static cn_http_method find_method(const char *name)
 static int parse_target(cn_http_head *h, char *target, const char **why)
 {
     *why = "the request target is not a path";
-    if (*target != '/') return BAD_REQUEST;
+    if (*target != '/') return CN_HTTP_BAD_REQUEST;
     for (const char *p = target; *p; p++)
-        if (*p <= ' ' || *p > '~' || *p == '#') return BAD_REQUEST;
+        if (*p <= ' ' || *p > '~' || *p == '#') return CN_HTTP_BAD_REQUEST;
     char *query = strchr(target, '?');
     if (query) *query++ = '\0';
     h->query = query ? query : target + strlen(target);
     h->path = target;
     *why = "the path has a bad escape";
-    return cn_http_decode(target, strlen(target), false, target) ? 0 : BAD_REQUEST;
+    return cn_http_decode(target, strlen(target), false, target) ? 0 : CN_HTTP_BAD_REQUEST;
 }
 
 static int parse_version(cn_http_head *h, const char *version, const char **why)
@@ -116,10 +111,10 @@ static int parse_version(cn_http_head *h, const char *version, const char **why)
     *why = "the request line does not end in an HTTP version";
     if (strncmp(version, "HTTP/", 5) != 0 || strlen(version) != 8 || !is_digit(version[5]) ||
         version[6] != '.' || !is_digit(version[7]))
-        return BAD_REQUEST;
+        return CN_HTTP_BAD_REQUEST;
     *why = "only HTTP/1.0 and HTTP/1.1 are spoken here";
     if (strcmp(version, "HTTP/1.1") != 0 && strcmp(version, "HTTP/1.0") != 0)
-        return VERSION_UNSUPPORTED;
+        return CN_HTTP_VERSION_NOT_SUPPORTED;
     h->minor = version[7] == '1';
     return 0;
 }
@@ -128,10 +123,10 @@ static int parse_request_line(cn_http_head *h, char *line, const char **why)
 {
     *why = "the request line is not METHOD TARGET VERSION";
     char *target = strchr(line, ' ');
-    if (!target) return BAD_REQUEST;
+    if (!target) return CN_HTTP_BAD_REQUEST;
     *target++ = '\0';
     char *version = strchr(target, ' ');
-    if (!version || !is_token(line)) return BAD_REQUEST;
+    if (!version || !is_token(line)) return CN_HTTP_BAD_REQUEST;
     *version++ = '\0';
     h->method = find_method(line);
     int status = parse_version(h, version, why);
@@ -157,18 +152,18 @@ static uint32_t count_fields(const cn_http_head *h, const char *name)
 static int parse_field(cn_http_head *h, char *line, const char **why)
 {
     *why = "too many header fields";
-    if (h->n_fields == CN_HTTP_MAX_HEADERS) return HEADERS_TOO_LARGE;
+    if (h->n_fields == CN_HTTP_MAX_HEADERS) return CN_HTTP_HEADERS_TOO_LARGE;
     *why = "a header field is not NAME: VALUE";
     char *colon = strchr(line, ':');
-    if (!colon) return BAD_REQUEST;
+    if (!colon) return CN_HTTP_BAD_REQUEST;
     *colon = '\0';
-    if (!is_token(line)) return BAD_REQUEST;
+    if (!is_token(line)) return CN_HTTP_BAD_REQUEST;
     char *value = colon + 1;
     while (is_blank(*value)) value++;
     char *end = value + strlen(value);
     while (end > value && is_blank(end[-1])) *--end = '\0';
     for (const char *p = value; *p; p++)
-        if (((unsigned char)*p < ' ' && *p != '\t') || *p == 0x7f) return BAD_REQUEST;
+        if (((unsigned char)*p < ' ' && *p != '\t') || *p == 0x7f) return CN_HTTP_BAD_REQUEST;
     h->fields[h->n_fields++] = (cn_http_field){line, value};
     return 0;
 }
@@ -192,11 +187,11 @@ static int read_length(cn_http_head *h, const char **why)
 {
     const char *text = cn_http_header(h, "Content-Length");
     *why = "Content-Length stands twice";
-    if (count_fields(h, "Content-Length") > 1) return BAD_REQUEST;
+    if (count_fields(h, "Content-Length") > 1) return CN_HTTP_BAD_REQUEST;
     if (!text) return 0;
     size_t digits = strspn(text, "0123456789");
     *why = "Content-Length is not a number";
-    if (digits == 0 || text[digits] || digits > MAX_LENGTH_DIGITS) return BAD_REQUEST;
+    if (digits == 0 || text[digits] || digits > MAX_LENGTH_DIGITS) return CN_HTTP_BAD_REQUEST;
     for (size_t i = 0; i < digits; i++)
         h->content_length = h->content_length * 10 + (uint64_t)(text[i] - '0');
     h->has_length = true;
@@ -211,9 +206,9 @@ static int read_framing(cn_http_head *h, const char **why)
     if (!coding) return 0;
     *why = "Transfer-Encoding beside Content-Length, twice, or in HTTP/1.0";
     if (h->has_length || h->minor == 0 || count_fields(h, "Transfer-Encoding") > 1)
-        return BAD_REQUEST;
+        return CN_HTTP_BAD_REQUEST;
     *why = "the only transfer coding is chunked";
-    if (strcasecmp(coding, "chunked") != 0) return NOT_IMPLEMENTED;
+    if (strcasecmp(coding, "chunked") != 0) return CN_HTTP_NOT_IMPLEMENTED;
     h->chunked = true;
     return 0;
 }
@@ -222,7 +217,7 @@ static int read_meaning(cn_http_head *h, const char **why)
 {
     *why = "HTTP/1.1 wants one Host field";
     uint32_t hosts = count_fields(h, "Host");
-    if (hosts > 1 || (h->minor == 1 && hosts == 0)) return BAD_REQUEST;
+    if (hosts > 1 || (h->minor == 1 && hosts == 0)) return CN_HTTP_BAD_REQUEST;
     h->keep_alive = h->minor == 1;
     for (uint32_t i = 0; i < h->n_fields; i++) {
         if (strcasecmp(h->fields[i].name, "Connection") != 0) continue;
@@ -234,7 +229,7 @@ static int read_meaning(cn_http_head *h, const char **why)
     }
     const char *expect = cn_http_header(h, "Expect");
     *why = "the only expectation is 100-continue";
-    if (expect && strcasecmp(expect, "100-continue") != 0) return EXPECTATION_FAILED;
+    if (expect && strcasecmp(expect, "100-continue") != 0) return CN_HTTP_EXPECTATION_FAILED;
     h->expects_continue = expect && h->minor == 1;
     return read_framing(h, why);
 }
@@ -259,13 +254,13 @@ int cn_http_parse_head(cn_http_head *out, char *text, size_t n, const char **why
         const bool first = p == text;
         *why = "a line does not end in CR LF alone";
         char *line = cut_line(p, end, &next);
-        if (!line) return BAD_REQUEST;
+        if (!line) return CN_HTTP_BAD_REQUEST;
         if (!first && !*line) break;
         int status = first ? parse_request_line(out, line, why) : parse_field(out, line, why);
         if (status) return status;
     }
     *why = "the request line is missing";
-    return out->path ? read_meaning(out, why) : BAD_REQUEST;
+    return out->path ? read_meaning(out, why) : CN_HTTP_BAD_REQUEST;
 }
 
 /* ---- chunks ---- */

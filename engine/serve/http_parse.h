@@ -9,6 +9,7 @@
 #ifndef CN_HTTP_PARSE_H
 #define CN_HTTP_PARSE_H
 
+#include "engine/api/http_status.h"
 #include "engine/base.h"
 
 typedef enum cn_http_method {

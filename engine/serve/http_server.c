@@ -90,7 +90,7 @@ static void refuse_method(cn_exchange *x, uint32_t methods)
     cn_exchange_set_header(x, "Allow", allow);
     char message[128];
     snprintf(message, sizeof message, "this path does not have this method: it has %s", allow);
-    cn_exchange_error(x, 405, message, NULL, "method_not_allowed");
+    cn_exchange_error(x, CN_HTTP_METHOD_NOT_ALLOWED, message, NULL, "method_not_allowed");
 }
 
 /* Basic credentials are kept by browsers and sent along with requests that other sites cause, so
@@ -110,7 +110,8 @@ static bool refuse_key(cn_exchange *x)
     const bool browser = accept && strstr(accept, "text/html");
     x->route = NULL; /* what paths there are is nobody's business without a key */
     cn_exchange_set_header(x, "WWW-Authenticate", browser ? "Basic realm=\"cinch\"" : "Bearer");
-    cn_exchange_error(x, 401, "a valid API key is wanted: Authorization: Bearer KEY", NULL,
+    cn_exchange_error(x, CN_HTTP_UNAUTHORIZED,
+                      "a valid API key is wanted: Authorization: Bearer KEY", NULL,
                       "invalid_api_key");
     return false;
 }
@@ -132,7 +133,7 @@ bool http_route(cn_exchange *x)
 {
     uint32_t methods;
     if (!x->conn->server->begun) {
-        cn_exchange_error(x, 503, "the model is being loaded", NULL, "loading");
+        cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "the model is being loaded", NULL, "loading");
         return false;
     }
     const bool found = find_route(x, &methods);
@@ -140,13 +141,15 @@ bool http_route(cn_exchange *x)
     if (!found && methods) {
         refuse_method(x, methods);
     } else if (!found) {
-        cn_exchange_error(x, 404, "there is no such path: /openapi.json has all", NULL,
-                          "not_found");
+        cn_exchange_error(x, CN_HTTP_NOT_FOUND, "there is no such path: /openapi.json has all",
+                          NULL, "not_found");
     } else if (x->head.content_length > x->route->max_body_bytes) {
-        cn_exchange_error(x, 413, "the body is too large", NULL, NULL);
+        cn_exchange_error(x, CN_HTTP_CONTENT_TOO_LARGE, "the body is too large", NULL, NULL);
     } else if (!within_key_limit(x)) {
-        cn_exchange_error(x, 429, "this key has as many requests running as it may "
-                          "(--max-requests-per-key)", NULL, "rate_limit_exceeded");
+        cn_exchange_error(x, CN_HTTP_TOO_MANY_REQUESTS,
+                          "this key has as many requests running as it may "
+                          "(--max-requests-per-key)",
+                          NULL, "rate_limit_exceeded");
     } else {
         return true;
     }
@@ -173,7 +176,8 @@ static void time_out(connection *c)
         return;
     }
     http_connection_set_state(c, CONN_BUSY);
-    cn_exchange_error(c->exchange, 408, "the request took too long to arrive", NULL, NULL);
+    cn_exchange_error(c->exchange, CN_HTTP_REQUEST_TIMEOUT, "the request took too long to arrive",
+                      NULL, NULL);
 }
 
 static bool is_stuck(const connection *c, double now)

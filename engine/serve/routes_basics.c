@@ -32,9 +32,9 @@ static void on_tokens(cn_token_job *job)
     token_reply *r = CN_CONTAINER_OF(job, token_reply, job);
     r->done = true;
     if (r->x && job->status == CN_OK) {
-        cn_exchange_reply_json(r->x, 200, json_incref(job->reply));
+        cn_exchange_reply_json(r->x, CN_HTTP_OK, json_incref(job->reply));
     } else if (r->x) {
-        const int status = job->status == CN_ERR_ARG ? 400 : 503;
+        const int status = job->status == CN_ERR_ARG ? CN_HTTP_BAD_REQUEST : CN_HTTP_UNAVAILABLE;
         cn_exchange_error(r->x, status, job->error.len ? job->error.data : "", NULL, NULL);
     }
     free_if_over(r);
@@ -52,7 +52,7 @@ static void handle_tokens(cn_server *server, cn_exchange *x, bool decode)
 {
     token_reply *r = cn_calloc(1, sizeof *r);
     if (!r) {
-        cn_exchange_error(x, 503, "out of memory", NULL, NULL);
+        cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "out of memory", NULL, NULL);
         return;
     }
     r->job = (cn_token_job){
@@ -67,7 +67,8 @@ static void handle_tokens(cn_server *server, cn_exchange *x, bool decode)
     } else {
         r->done = true;
         free_if_over(r);
-        cn_exchange_error(x, 429, "too many requests wait to be read", NULL, "queue_full");
+        cn_exchange_error(x, CN_HTTP_TOO_MANY_REQUESTS, "too many requests wait to be read", NULL,
+                          "queue_full");
     }
 }
 
@@ -87,17 +88,17 @@ static void handle_health(void *user, cn_exchange *x)
 {
     cn_server *server = ((basics_part *)user)->server;
     if (!cn_service_is_healthy(cn_server_service(server)))
-        cn_exchange_error(x, 503, "the engine has failed", NULL, "engine_failed");
+        cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "the engine has failed", NULL, "engine_failed");
     else if (cn_server_is_draining(server))
-        cn_exchange_error(x, 503, "the server is stopping", NULL, "draining");
+        cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "the server is stopping", NULL, "draining");
     else
-        cn_exchange_reply_json(x, 200, json_pack("{s:s}", "status", "ok"));
+        cn_exchange_reply_json(x, CN_HTTP_OK, json_pack("{s:s}", "status", "ok"));
 }
 
 static void handle_version(void *user, cn_exchange *x)
 {
     (void)user;
-    cn_exchange_reply_json(x, 200, json_pack("{s:s}", "version", CINCH_VERSION));
+    cn_exchange_reply_json(x, CN_HTTP_OK, json_pack("{s:s}", "version", CINCH_VERSION));
 }
 
 /* ---- the part ---- */

@@ -28,18 +28,22 @@ typedef struct reply {
 static int http_status_of(const cn_call *call)
 {
     switch (cn_call_status(call)) {
-    case CN_ERR_ARG: return strcmp(cn_call_at_fault(call), "model") == 0 ? 404 : 400;
-    case CN_ERR_BUSY: return 429;
+    case CN_ERR_ARG:
+        return strcmp(cn_call_at_fault(call), "model") == 0 ? CN_HTTP_NOT_FOUND
+                                                            : CN_HTTP_BAD_REQUEST;
+    case CN_ERR_BUSY: return CN_HTTP_TOO_MANY_REQUESTS;
     case CN_ERR_CANCELLED:
-    case CN_ERR_MEMORY: return 503;
-    default: return 500;
+    case CN_ERR_MEMORY: return CN_HTTP_UNAVAILABLE;
+    default: return CN_HTTP_INTERNAL_ERROR;
     }
 }
 
 static const char *code_of(const cn_call *call)
 {
     const int status = http_status_of(call);
-    return status == 404 ? "model_not_found" : status == 429 ? "queue_full" : NULL;
+    return status == CN_HTTP_NOT_FOUND           ? "model_not_found"
+           : status == CN_HTTP_TOO_MANY_REQUESTS ? "queue_full"
+                                                 : NULL;
 }
 
 /* When a place of the queue is likely to be free. */
@@ -52,8 +56,8 @@ static void set_retry(cn_server *server, cn_exchange *x)
 static void fail_busy(cn_server *server, cn_exchange *x, cn_status status)
 {
     if (status == CN_ERR_BUSY) set_retry(server, x);
-    cn_exchange_error(x, status == CN_ERR_BUSY ? 429 : 503, cn_last_error(), NULL,
-                      status == CN_ERR_BUSY ? "queue_full" : NULL);
+    cn_exchange_error(x, status == CN_ERR_BUSY ? CN_HTTP_TOO_MANY_REQUESTS : CN_HTTP_UNAVAILABLE,
+                      cn_last_error(), NULL, status == CN_ERR_BUSY ? "queue_full" : NULL);
 }
 
 /* ---- server-sent events ---- */
@@ -132,7 +136,7 @@ static void pump(reply *r)
         if (!chunk) return;
         if (!r->begun) {
             cn_exchange_set_header(r->x, "Cache-Control", "no-cache");
-            cn_exchange_begin(r->x, 200, "text/event-stream", on_ready);
+            cn_exchange_begin(r->x, CN_HTTP_OK, "text/event-stream", on_ready);
         }
         r->begun = true;
     }
@@ -154,7 +158,7 @@ static void reply_whole(reply *r)
     json_t *body = cn_api_result_body(result, reply_id(r), model, r->created);
     cn_call_unlock(r->call);
     r->ended = true;
-    cn_exchange_reply_json(r->x, 200, body);
+    cn_exchange_reply_json(r->x, CN_HTTP_OK, body);
 }
 
 static void on_news(void *user, cn_call *call)
@@ -222,11 +226,12 @@ static void handle(cn_server *server, cn_exchange *x, cn_api_endpoint endpoint)
     size_t n;
     cn_exchange_body(x, &n);
     if (cn_server_is_draining(server))
-        cn_exchange_error(x, 503, "the server is stopping", NULL, NULL);
+        cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "the server is stopping", NULL, NULL);
     else if (!is_json(x))
-        cn_exchange_error(x, 415, "Content-Type: want application/json", NULL, NULL);
+        cn_exchange_error(x, CN_HTTP_UNSUPPORTED_MEDIA_TYPE, "Content-Type: want application/json",
+                          NULL, NULL);
     else if (n == 0)
-        cn_exchange_error(x, 400, "the body is empty", NULL, NULL);
+        cn_exchange_error(x, CN_HTTP_BAD_REQUEST, "the body is empty", NULL, NULL);
     else
         generate(server, x, endpoint);
 }
@@ -255,8 +260,8 @@ static json_t *model_json(cn_server *server)
 static void handle_models(void *user, cn_exchange *x)
 {
     cn_server *server = ((openai_part *)user)->server;
-    cn_exchange_reply_json(x, 200, json_pack("{s:s, s:[o]}", "object", "list", "data",
-                                             model_json(server)));
+    cn_exchange_reply_json(x, CN_HTTP_OK,
+                           json_pack("{s:s, s:[o]}", "object", "list", "data", model_json(server)));
 }
 
 static void handle_model(void *user, cn_exchange *x)
@@ -264,9 +269,10 @@ static void handle_model(void *user, cn_exchange *x)
     cn_server *server = ((openai_part *)user)->server;
     const char *served = cn_service_model_name(cn_server_service(server));
     if (strcmp(cn_exchange_param(x, 0), served) == 0)
-        cn_exchange_reply_json(x, 200, model_json(server));
+        cn_exchange_reply_json(x, CN_HTTP_OK, model_json(server));
     else
-        cn_exchange_error(x, 404, "there is no such model", "model", "model_not_found");
+        cn_exchange_error(x, CN_HTTP_NOT_FOUND, "there is no such model", "model",
+                          "model_not_found");
 }
 
 /* ---- the part ---- */

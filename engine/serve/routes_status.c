@@ -56,9 +56,9 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
 static void reply_text(cn_exchange *x, cn_status status, const char *content_type, cn_buf *text)
 {
     if (status == CN_OK)
-        cn_exchange_reply(x, 200, content_type, text->data, text->len);
+        cn_exchange_reply(x, CN_HTTP_OK, content_type, text->data, text->len);
     else
-        cn_exchange_error(x, 500, cn_last_error(), NULL, NULL);
+        cn_exchange_error(x, CN_HTTP_INTERNAL_ERROR, cn_last_error(), NULL, NULL);
     cn_buf_free(text);
 }
 
@@ -77,7 +77,7 @@ static void get_stats(void *part, cn_exchange *x)
     cn_service *service = cn_server_service(p->server);
     const char *span = cn_exchange_query(x, "span");
     if (span && strcmp(span, "day") != 0 && strcmp(span, "recent") != 0) {
-        cn_exchange_error(x, 400, "span: want recent or day", "span", NULL);
+        cn_exchange_error(x, CN_HTTP_BAD_REQUEST, "span: want recent or day", "span", NULL);
         return;
     }
     cn_status_figures f = {
@@ -141,7 +141,7 @@ static void get_page(void *part, cn_exchange *x)
 static void get_openapi(void *part, cn_exchange *x)
 {
     (void)part;
-    cn_exchange_reply(x, 200, "application/json", cn_asset_openapi,
+    cn_exchange_reply(x, CN_HTTP_OK, "application/json", cn_asset_openapi,
                       strlen(cn_asset_openapi));
 }
 

@@ -77,7 +77,7 @@ cn_spool_ask *cn_spool_ask_begin(cn_spool_part *p, cn_exchange *x,
 {
     cn_spool_ask *a = cn_calloc(1, sizeof *a);
     if (!a) {
-        cn_exchange_error(x, 503, "out of memory", NULL, NULL);
+        cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "out of memory", NULL, NULL);
         return NULL;
     }
     *a = (cn_spool_ask){.part = p, .x = x, .work = work, .http_status = 200};
@@ -95,8 +95,8 @@ void cn_spool_ask_post(cn_spool_ask *a)
 
 void cn_spool_ask_reply(cn_spool_ask *a)
 {
-    if (a->http_status == 200) {
-        cn_exchange_reply_json(a->x, 200, json_incref(a->reply));
+    if (a->http_status == CN_HTTP_OK) {
+        cn_exchange_reply_json(a->x, CN_HTTP_OK, json_incref(a->reply));
         return;
     }
     const char *message = a->error.len ? a->error.data : "out of memory";
@@ -124,7 +124,7 @@ bool cn_spool_read_limit(cn_exchange *x, uint32_t fallback, uint32_t most, uint3
     *limit = (uint32_t)value;
     if (value >= 1 && value <= most) return true;
     snprintf(message, sizeof message, "limit: want a number from 1 to %u", most);
-    cn_exchange_error(x, 400, message, "limit", NULL);
+    cn_exchange_error(x, CN_HTTP_BAD_REQUEST, message, "limit", NULL);
     return false;
 }
 
@@ -266,7 +266,7 @@ static cn_status start(cn_spool_part *p)
 static void handle_without(void *part, cn_exchange *x)
 {
     (void)part;
-    cn_exchange_error(x, 404,
+    cn_exchange_error(x, CN_HTTP_NOT_FOUND,
                       "this server keeps no files and runs no batches: start it with --spool DIR",
                       NULL, "not_found");
 }

@@ -1,0 +1,26 @@
+/* http_status.h - the HTTP statuses that cinch answers with, in replies and in batch lines. */
+#ifndef CN_HTTP_STATUS_H
+#define CN_HTTP_STATUS_H
+
+typedef enum cn_http_status {
+    CN_HTTP_OK = 200,
+    CN_HTTP_BAD_REQUEST = 400,
+    CN_HTTP_UNAUTHORIZED = 401,
+    CN_HTTP_FORBIDDEN = 403,
+    CN_HTTP_NOT_FOUND = 404,
+    CN_HTTP_METHOD_NOT_ALLOWED = 405,
+    CN_HTTP_REQUEST_TIMEOUT = 408,
+    CN_HTTP_CONFLICT = 409,
+    CN_HTTP_CONTENT_TOO_LARGE = 413,
+    CN_HTTP_UNSUPPORTED_MEDIA_TYPE = 415,
+    CN_HTTP_EXPECTATION_FAILED = 417,
+    CN_HTTP_TOO_MANY_REQUESTS = 429,
+    CN_HTTP_HEADERS_TOO_LARGE = 431,
+    CN_HTTP_INTERNAL_ERROR = 500,
+    CN_HTTP_NOT_IMPLEMENTED = 501,
+    CN_HTTP_UNAVAILABLE = 503,
+    CN_HTTP_VERSION_NOT_SUPPORTED = 505,
+    CN_HTTP_NO_STORAGE = 507
+} cn_http_status;
+
+#endif
