@@ -59,8 +59,8 @@ typedef struct cn_safetensors cn_safetensors;
 cn_status cn_safetensors_open(cn_safetensors **out, const char *dir);
 
 /* One shard already in memory; image[n] is borrowed until the close, `what` names it in errors. For
- * tests: behind a mapped file lies the rest of its last page, where a read past the end goes
- * unnoticed; a sanitizer sees it behind an image. */
+ * tests: the rest of the last page follows a mapped file, and hides a read past its end; a
+ * sanitizer sees such a read of an image. */
 cn_status cn_safetensors_open_image(cn_safetensors **out, const void *image, size_t n,
                                     const char *what);
 
