@@ -108,10 +108,11 @@ static void batch_open(bench *b, batch *x, uint32_t n_seqs, const uint32_t *kv_l
                              .out = x->owned[4],
                              .kv = b->pool,
                              .batch = &x->view,
-                             .layout = cn_kv_layout_make(n_layers, n_blocks, KV_HEADS, BLOCK, DIM),
+                             .layout = cn_kv_layout_make(n_layers, n_blocks, KV_HEADS, BLOCK, DIM,
+                                                         CN_BF16),
                              .n_heads = HEADS,
                              .scale = 1.0f / sqrtf(DIM)};
-    if (cn_kv_pool_elems(&x->args.layout) * 2 > b->pool_bytes) {
+    if (cn_kv_pool_bytes(&x->args.layout) > b->pool_bytes) {
         fprintf(stderr, "bench_attn: the pool of %zu bytes is too small\n", b->pool_bytes);
         exit(1);
     }

@@ -31,7 +31,7 @@ void openblas_set_num_threads(int n_threads);
 static cn_pools pools_make(void)
 {
     cn_pools p = {.layout = cn_kv_layout_make(LAYERS, REQUESTS * MAX_BLOCKS, KV_HEADS, BLOCK,
-                                              HEAD_DIM),
+                                              HEAD_DIM, CN_F32),
                   .n_query_slots = REQUESTS, .window = WINDOW_MAX, .n_heads = HEADS};
     p.kv = bench_floats(cn_kv_pool_elems(&p.layout), 1, 2.0f);
     p.score = bench_floats(cn_kv_side_elems(&p.layout), 2, 1e-3f);

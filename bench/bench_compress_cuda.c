@@ -46,11 +46,12 @@ typedef struct bench {
 static void pools_open(bench *b)
 {
     cn_pools *p = &b->pools;
-    *p = (cn_pools){.layout = cn_kv_layout_make(LAYERS, 2 * POOL_BLOCKS, KV_HEADS, BLOCK, DIM),
+    *p = (cn_pools){.layout = cn_kv_layout_make(LAYERS, 2 * POOL_BLOCKS, KV_HEADS, BLOCK, DIM,
+                                                CN_BF16),
                     .n_query_slots = REQUESTS,
                     .window = WINDOW,
                     .n_heads = KV_HEADS * GROUP};
-    b->pool_bytes = cn_kv_pool_elems(&p->layout) * 2;
+    b->pool_bytes = cn_kv_pool_bytes(&p->layout);
     const size_t query_bytes = (size_t)LAYERS * REQUESTS * WINDOW * KV_HEADS * GROUP * DIM * 2;
     p->kv = bench_alloc(b->be, b->pool_bytes);
     p->score = bench_alloc(b->be, cn_kv_side_elems(&p->layout) * sizeof(float));
@@ -106,7 +107,8 @@ static void restore_blocks(bench *b)
     cn_block_copy copies[POOL_BLOCKS];
     for (uint32_t i = 0; i < POOL_BLOCKS; i++)
         copies[i] = (cn_block_copy){.src = POOL_BLOCKS + i, .dst = i};
-    const cn_copy_args a = {.pools = b->pools, .blocks = copies, .n_blocks = POOL_BLOCKS};
+    const cn_planes planes = cn_pools_planes(&b->pools);
+    const cn_copy_args a = {planes, planes, {.blocks = copies, .n_blocks = POOL_BLOCKS}};
     bench_must(b->be->copy_blocks(b->stream, &a));
     bench_must(b->be->stream_sync(b->stream));
 }

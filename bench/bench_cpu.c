@@ -118,7 +118,7 @@ static attn_bench make_attention(const bench *b)
     uint32_t per_seq = (uint32_t)cn_ceil_div(b->kv_tokens, BLOCK_TOKENS);
     attn_bench a = {0};
     cn_kv_layout layout =
-        cn_kv_layout_make(1, b->batch * per_seq, KV_HEADS, BLOCK_TOKENS, HEAD_DIM);
+        cn_kv_layout_make(1, b->batch * per_seq, KV_HEADS, BLOCK_TOKENS, HEAD_DIM, CN_F32);
     a.kv_elems = cn_kv_pool_elems(&layout);
     a.kv = bench_floats(a.kv_elems, 1, 0.5f);
     a.q = bench_floats((size_t)b->batch * HEADS * HEAD_DIM, 2, 0.5f);

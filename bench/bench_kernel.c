@@ -222,14 +222,14 @@ static void lay_out_step(bench *b, step_run *r, uint32_t n_tokens)
 {
     char *at = b->memory;
     step_memory *m = &r->m;
-    r->layout = cn_kv_layout_make(LAYERS, MAX_SEQS, KV_HEADS, 16, HEAD_DIM);
+    r->layout = cn_kv_layout_make(LAYERS, MAX_SEQS, KV_HEADS, 16, HEAD_DIM, CN_BF16);
     m->norms = carve(&at, HIDDEN * 2);
     m->qkv = carve(&at, LAYERS * weight_bytes(&products[0]));
     m->o = carve(&at, LAYERS * weight_bytes(&products[1]));
     m->gate_up = carve(&at, LAYERS * weight_bytes(&products[2]));
     m->down = carve(&at, LAYERS * weight_bytes(&products[3]));
     m->lm_head = carve(&at, weight_bytes(&products[4]));
-    m->kv = carve(&at, cn_kv_pool_elems(&r->layout) * 2);
+    m->kv = carve(&at, cn_kv_pool_bytes(&r->layout));
     m->cos = carve(&at, HEAD_DIM / 2 * 4);
     m->sin = carve(&at, HEAD_DIM / 2 * 4);
     m->hidden = carve(&at, (size_t)MAX_SEQS * HIDDEN * 2);
@@ -353,12 +353,12 @@ static void record_copy_blocks(bench *b, const void *ctx)
     const ops_run *r = ctx; /* n_tokens: pairs */
     cn_block_copy pairs[64];
     const cn_kv_layout l =
-        cn_kv_layout_make(LAYERS, 2 * r->n_tokens, KV_HEADS, BLOCK_TOKENS, HEAD_DIM);
+        cn_kv_layout_make(LAYERS, 2 * r->n_tokens, KV_HEADS, BLOCK_TOKENS, HEAD_DIM, CN_BF16);
     for (uint32_t i = 0; i < r->n_tokens; i++) pairs[i] = (cn_block_copy){i, r->n_tokens + i};
     for (uint32_t i = 0; i < r->copies; i++) {
-        const cn_copy_args a = {.pools = {.layout = l, .kv = b->memory + i * r->stride},
-                                .blocks = pairs,
-                                .n_blocks = r->n_tokens};
+        const cn_pools pools = {.layout = l, .kv = b->memory + i * r->stride};
+        const cn_planes planes = cn_pools_planes(&pools);
+        const cn_copy_args a = {planes, planes, {.blocks = pairs, .n_blocks = r->n_tokens}};
         bench_must(b->be->copy_blocks(b->s, &a));
     }
 }

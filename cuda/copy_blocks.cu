@@ -1,13 +1,20 @@
-/* copy_blocks.cu - whole KV blocks with their side arrays, and whole query slots, in all layers.
- * A plane is an array [layer][item] of equal items: the pool, the scores, the origins (an item is
- * a block), the windows (an item is a query slot). Pairs are a kernel argument, PAIRS at a time.
- * Pairs take effect in order, so one that reads or writes an item of an earlier pair of the launch
- * begins a new launch. Grid (pieces of an item, layers, pairs), 16 bytes a
- * thread and step. Bytes 2 * item * layers * pairs. Twin: cpu_copy.c. */
+/* copy_blocks.cu - whole KV blocks and whole query slots, all layers and planes (paged/planes.h).
+ *
+ * Inside the device's memory a kernel copies: pairs are a kernel argument, PAIRS at a time. Pairs
+ * take effect in order, so one that reads or writes an item of an earlier pair of the launch begins
+ * a new launch. Grid (pieces of an item, layers, pairs), 16 bytes a thread and step. Bytes
+ * 2 * item * layers * pairs.
+ *
+ * To and from host memory the copy engine copies, one 2-D copy for each item and plane, or one copy
+ * for each layer where a stride exceeds what the engine takes. Host memory is pinned, so nothing
+ * waits and nothing is staged. Bytes: a block once over PCIe, 38 MB for 256 tokens of 36 layers and
+ * 8 kv heads of 128: 0.8 ms at 50 GB/s. Twin: cpu_copy.c. */
 #include "cuda/launch.cuh"
 #include "cuda/util.cuh"
 
 enum { PAIRS = 256, BLOCK = 256, PIECE_VECS = 4 * BLOCK };
+
+/* ---- inside the device ---- */
 
 typedef struct copy_plane {
     uint4 *base;
@@ -58,44 +65,68 @@ static uint32_t choose(copy_pairs *chosen, const cn_block_copy *pairs, uint32_t 
     return n_chosen;
 }
 
-static cn_status copy_items(cn_stream *s, const copy_plane *planes, uint32_t n_planes,
-                            uint32_t n_layers, const cn_block_copy *pairs, uint32_t n)
+static cn_status copy_plane_items(cn_stream *s, const cn_plane *p, uint32_t n_layers,
+                                  const copy_pairs *pairs, uint32_t n)
+{
+    if (!p->base) return CN_OK;
+    copy_plane plane;
+    plane.base = (uint4 *)p->base;
+    plane.item_vecs = p->item_bytes / sizeof(uint4);
+    plane.layer_vecs = p->layer_stride / sizeof(uint4);
+    const dim3 grid((unsigned)cn_ceil_div(plane.item_vecs, PIECE_VECS), n_layers, n);
+    return cn_cuda_launch(s, "copy_blocks", copy_kernel, {grid, BLOCK}, plane, *pairs);
+}
+
+static cn_status copy_inside(cn_stream *s, const cn_plane *planes, uint32_t n_planes,
+                             uint32_t n_layers, const cn_block_copy *pairs, uint32_t n)
 {
     copy_pairs chosen;
     uint32_t at = 0, n_chosen;
     while ((n_chosen = choose(&chosen, pairs, n, &at)) > 0)
-        for (uint32_t i = 0; i < n_planes; i++) {
-            const dim3 grid((unsigned)cn_ceil_div(planes[i].item_vecs, PIECE_VECS), n_layers,
-                            n_chosen);
-            CN_TRY(cn_cuda_launch(s, "copy_blocks", copy_kernel, {grid, BLOCK}, planes[i], chosen));
-        }
+        for (uint32_t i = 0; i < n_planes; i++)
+            CN_TRY(copy_plane_items(s, &planes[i], n_layers, &chosen, n_chosen));
     return CN_OK;
 }
 
-static copy_plane plane_of(void *base, size_t item_bytes, size_t n_items)
+/* ---- to and from host memory ---- */
+
+static cn_status copy_item(cn_stream *s, const cn_plane *from, const cn_plane *to,
+                           uint32_t n_layers, cn_block_copy c)
 {
-    copy_plane p;
-    p.base = (uint4 *)base;
-    p.item_vecs = item_bytes / sizeof(uint4);
-    p.layer_vecs = p.item_vecs * n_items;
-    return p;
+    const size_t most = s->cuda->device.max_pitch;
+    if (from->layer_stride <= most && to->layer_stride <= most) {
+        CN_CUDA(cudaMemcpy2DAsync(cn_plane_at(to, 0, c.dst), to->layer_stride,
+                                  cn_plane_at(from, 0, c.src), from->layer_stride,
+                                  from->item_bytes, n_layers, cudaMemcpyDefault, s->handle));
+        return CN_OK;
+    }
+    for (uint32_t layer = 0; layer < n_layers; layer++)
+        CN_CUDA(cudaMemcpyAsync(cn_plane_at(to, layer, c.dst), cn_plane_at(from, layer, c.src),
+                                from->item_bytes, cudaMemcpyDefault, s->handle));
+    return CN_OK;
+}
+
+static cn_status copy_across(cn_stream *s, const cn_plane *from, const cn_plane *to,
+                             uint32_t n_planes, uint32_t n_layers, const cn_block_copy *pairs,
+                             uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t p = 0; p < n_planes; p++)
+            if (from[p].base) CN_TRY(copy_item(s, &from[p], &to[p], n_layers, pairs[i]));
+    return CN_OK;
 }
 
 extern "C" cn_status cn_cuda_copy_blocks(cn_stream *s, const cn_copy_args *a)
 {
-    const cn_pools *p = &a->pools;
-    const cn_kv_layout *l = &p->layout;
-    if (a->n_query_slots > 0 && !p->q_window)
-        return cn_fail(CN_ERR_SHAPE, "copy_blocks: %u query slots, but no query windows",
-                       a->n_query_slots);
-    const size_t side_bytes = (size_t)l->n_kv_heads * l->block_tokens * sizeof(uint32_t);
-    copy_plane planes[3];
-    uint32_t n = 0;
-    planes[n++] = plane_of(p->kv, cn_kv_block_elems(l) * sizeof(cn_bf16), l->n_blocks);
-    if (p->score) planes[n++] = plane_of(p->score, side_bytes, l->n_blocks);
-    if (p->origin) planes[n++] = plane_of(p->origin, side_bytes, l->n_blocks);
-    CN_TRY(copy_items(s, planes, n, l->n_layers, a->blocks, a->n_blocks));
-    const size_t slot_bytes = (size_t)p->window * p->n_heads * l->head_dim * sizeof(cn_bf16);
-    const copy_plane windows = plane_of(p->q_window, slot_bytes, p->n_query_slots);
-    return copy_items(s, &windows, 1, l->n_layers, a->query_slots, a->n_query_slots);
+    const cn_planes *from = &a->from, *to = &a->to;
+    const cn_copy_list *l = &a->list;
+    const uint32_t n_layers = from->n_layers;
+    CN_TRY(cn_copy_check(a));
+    if (from->where == CN_ON_DEVICE && to->where == CN_ON_DEVICE) {
+        CN_TRY(copy_inside(s, from->block, CN_N_BLOCK_PLANES, n_layers, l->blocks, l->n_blocks));
+        return copy_inside(s, from->slot, CN_N_SLOT_PLANES, n_layers, l->slots, l->n_slots);
+    }
+    CN_TRY(copy_across(s, from->block, to->block, CN_N_BLOCK_PLANES, n_layers, l->blocks,
+                       l->n_blocks));
+    return copy_across(s, from->slot, to->slot, CN_N_SLOT_PLANES, n_layers, l->slots, l->n_slots);
 }

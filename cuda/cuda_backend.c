@@ -68,7 +68,6 @@ CUDA_OP(gather, cn_gather_args)
 CUDA_OP(sample, cn_sample_args)
 CUDA_OP(count_reset, cn_count_reset_args)
 CUDA_OP(copy_blocks, cn_copy_args)
-CUDA_OP(swap, cn_swap_args)
 CUDA_OP(compress, cn_compress_args)
 
 /* ---- life ---- */
@@ -99,7 +98,8 @@ static void close_backend(cn_backend *be)
 
 static const cn_backend CUDA_TABLE = {
     .name = "cuda",
-    .weight_dtype = CN_BF16,
+    .matrix_dtype = CN_BF16,
+    .vector_dtype = CN_BF16,
     .act_dtype = CN_BF16,
     .kv_dtype = CN_BF16,
     .default_block_tokens = 256,
@@ -142,7 +142,6 @@ static const cn_backend CUDA_TABLE = {
     .sample = sample,
     .count_reset = count_reset,
     .copy_blocks = copy_blocks,
-    .swap = swap,
     .compress_scratch_bytes = cn_cuda_compress_scratch_bytes,
     .compress = compress,
 };

@@ -53,7 +53,8 @@ cn_status cn_cuda_device_open(cn_cuda_device *out, uint32_t ordinal)
     *out = (cn_cuda_device){.ordinal = (int)ordinal,
                             .hopper = capability == HOPPER && has_hopper_code,
                             .n_sms = (uint32_t)p.multiProcessorCount,
-                            .shared_bytes = p.sharedMemPerBlockOptin};
+                            .shared_bytes = p.sharedMemPerBlockOptin,
+                            .max_pitch = p.memPitch};
     snprintf(out->name, sizeof out->name, "%s", p.name);
     if (capability < LEAST_COMPUTE)
         return cn_fail(CN_ERR_DEVICE,

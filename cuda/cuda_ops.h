@@ -59,6 +59,7 @@ typedef struct cn_cuda_device {
     bool hopper; /* 9.0's own code runs; else that of 8.0, also on what is newer */
     uint32_t n_sms;
     size_t shared_bytes; /* most shared memory of a block */
+    size_t max_pitch;    /* largest stride of a 2-D copy, bytes */
 } cn_cuda_device;
 
 enum { CN_CUDA_ALIGN_BYTES = 256 };
@@ -156,7 +157,6 @@ size_t cn_cuda_sample_scratch_bytes(cn_backend *be, uint32_t max_rows, uint32_t 
 cn_status cn_cuda_sample(cn_stream *s, const cn_sample_args *a);
 cn_status cn_cuda_count_reset(cn_stream *s, const cn_count_reset_args *a);
 cn_status cn_cuda_copy_blocks(cn_stream *s, const cn_copy_args *a);
-cn_status cn_cuda_swap(cn_stream *s, const cn_swap_args *a);
 /* Room for the scores of one layer of a request of n_max slots, and of an ordinary event whole. */
 size_t cn_cuda_compress_scratch_bytes(cn_backend *be, const cn_pools *pools, uint32_t n_max);
 cn_status cn_cuda_compress(cn_stream *s, const cn_compress_args *a);

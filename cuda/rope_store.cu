@@ -14,7 +14,8 @@ typedef struct rope_params {
     uint32_t *q; /* two bf16 a word, here and below */
     const uint32_t *qkv, *q_norm, *k_norm;
     const float2 *cos, *sin;
-    uint32_t *kv, *q_window;
+    char *kv;
+    uint32_t *q_window;
     const uint32_t *positions, *kv_slots;
     const int32_t *q_rows;
     cn_kv_layout layout;
@@ -49,8 +50,8 @@ __device__ static inline head_rows rows_of(const rope_params &p, uint32_t t, uin
     const uint32_t kv_head = (head - p.n_heads) % l->n_kv_heads, at = p.kv_slots[t];
     const cn_kv_part part = head < p.n_heads + l->n_kv_heads ? CN_KV_K : CN_KV_V;
     if (at != CN_NO_SLOT)
-        out.row = p.kv + cn_kv_row(l, p.layer, at / l->block_tokens, kv_head, at % l->block_tokens,
-                                   part) / 2;
+        out.row = (uint32_t *)(p.kv + cn_kv_at(l, p.layer, at / l->block_tokens, kv_head,
+                                               at % l->block_tokens, part));
     return out;
 }
 
@@ -138,6 +139,9 @@ extern "C" cn_status cn_cuda_rope_store(cn_stream *s, const cn_rope_store_args *
     if (d % 16 != 0 || d == 0 || d > MAX_HEAD_DIM)
         return cn_fail(CN_ERR_SHAPE, "rope_store: head_dim %u is not a multiple of 16 up to %d", d,
                        MAX_HEAD_DIM);
+    if (!cn_kv_layout_is_uniform(&a->layout, CN_BF16))
+        return cn_fail(CN_ERR_SHAPE, "rope_store: K and V must be bf16 and as wide as head_dim %u",
+                       d);
     if (b->n_tokens == 0) return CN_OK;
     rope_params p = {};
     p.q = (uint32_t *)a->q;
@@ -146,7 +150,7 @@ extern "C" cn_status cn_cuda_rope_store(cn_stream *s, const cn_rope_store_args *
     p.k_norm = (const uint32_t *)a->k_norm;
     p.cos = (const float2 *)a->cos;
     p.sin = (const float2 *)a->sin;
-    p.kv = (uint32_t *)a->kv;
+    p.kv = (char *)a->kv;
     p.q_window = (uint32_t *)a->q_window;
     p.positions = b->positions;
     p.kv_slots = b->kv_slots;

@@ -98,7 +98,7 @@ cn_status cn_backend_cuda_load(cn_backend **out, cn_cuda_backend_opts o)
 
 /* ---- choosing ---- */
 
-cn_status cn_backend_check_ops(const cn_backend *be, bool compresses, bool swaps)
+cn_status cn_backend_check_ops(const cn_backend *be, bool compresses)
 {
     const struct {
         const char *name;
@@ -116,7 +116,6 @@ cn_status cn_backend_check_ops(const cn_backend *be, bool compresses, bool swaps
         {"count_reset", be->count_reset},
         {"copy_blocks", be->copy_blocks},
         {"compress", be->compress || !compresses},
-        {"swap", be->swap || !swaps},
     };
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
         if (!ops[i].there)
@@ -174,7 +173,7 @@ static cn_status open_cuda(cn_backend **out, const start_sizes *sizes, uint32_t 
     cn_buf_free(&cache);
     CN_TRY(status);
     const bool compresses = (c->kv_policies | 1U << c->kv.policy) != 1U << CN_KV_FULL;
-    status = cn_backend_check_ops(*out, compresses, c->swap_space_gib > 0);
+    status = cn_backend_check_ops(*out, compresses);
     if (status == CN_OK) return CN_OK;
     (*out)->close(*out);
     *out = NULL;

@@ -83,33 +83,23 @@ static cn_status fill_sample_row(cn_engine *e, uint32_t i)
     return CN_OK;
 }
 
-static cn_status copy_forked(cn_engine *e, const cn_plan *plan)
+static cn_status copy_items(cn_engine *e, const cn_planes *from, const cn_planes *to,
+                            const cn_copy_list *list)
 {
-    if (plan->n_block_copies == 0 && plan->n_slot_copies == 0) return CN_OK;
-    cn_copy_args args = {
-        .pools = e->pools,
-        .blocks = plan->block_copies,
-        .n_blocks = plan->n_block_copies,
-        .query_slots = plan->slot_copies,
-        .n_query_slots = plan->n_slot_copies,
-    };
+    if (list->n_blocks == 0 && list->n_slots == 0) return CN_OK;
+    const cn_copy_args args = {.from = *from, .to = *to, .list = *list};
     return e->backend->copy_blocks(e->backend->stream(e->backend, 0), &args);
 }
 
-/* Moves KV to the swap space and back, in front of the step's rows in the stream. */
-static cn_status swap(cn_engine *e, const cn_swap_moves *moves, bool out, uint64_t *bytes)
+/* Swaps KV out and in, before the step's rows in the stream. */
+static cn_status swap(cn_engine *e, const cn_plan *plan)
 {
-    if (moves->n_blocks == 0) return CN_OK;
-    const cn_memory_plan *plan = &e->memory;
-    *bytes += moves->n_blocks * plan->block_bytes + moves->n_windows * plan->query_slot_bytes;
-    const cn_swap_args args = {
-        .pools = e->pools,
-        .host = e->swap_space,
-        .n_host_blocks = plan->n_swap_blocks,
-        .moves = *moves,
-        .out = out,
-    };
-    return e->backend->swap(e->backend->stream(e->backend, 0), &args);
+    const cn_copy_list *out = &plan->swap_out, *in = &plan->swap_in;
+    const uint64_t block_bytes = e->memory.block_bytes, slot_bytes = e->memory.query_slot_bytes;
+    e->stats->swapped_out_bytes += out->n_blocks * block_bytes + out->n_slots * slot_bytes;
+    e->stats->swapped_in_bytes += in->n_blocks * block_bytes + in->n_slots * slot_bytes;
+    CN_TRY(copy_items(e, &e->planes, &e->swap_planes, out));
+    return copy_items(e, &e->swap_planes, &e->planes, in);
 }
 
 /* Reads the step's tokens back behind it in the stream; collect() waits for the fence. */
@@ -180,7 +170,7 @@ static cn_status launch(cn_engine *e, const cn_plan *plan)
                            cn_flight_other(e, f)->tokens));
     CN_TRY(graph_rows > 0 ? cn_step_graph_launch(e, graph_rows, f)
                           : cn_engine_run_ops(e, f, f->n_rows));
-    CN_TRY(copy_forked(e, plan));
+    CN_TRY(copy_items(e, &e->planes, &e->planes, &plan->fork_copies));
     CN_TRY(read_back(e, f));
     e->flight_tail++;
     return CN_OK;
@@ -239,8 +229,7 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
         if (broken) return cn_fail(CN_ERR_DEVICE, "scheduler invariant broken: %s", broken);
     }
     const bool moves = plan.swap_out.n_blocks + plan.swap_in.n_blocks > 0;
-    CN_TRY(swap(e, &plan.swap_out, true, &e->stats->swapped_out_bytes));
-    CN_TRY(swap(e, &plan.swap_in, false, &e->stats->swapped_in_bytes));
+    CN_TRY(swap(e, &plan));
     if (plan.n_rows > 0) {
         CN_TRY(launch(e, &plan));
         e->stats->steps++;

@@ -8,7 +8,6 @@
 #include "engine/backend.h"
 #include "engine/start_plan.h"
 #include "engine/step_graph.h"
-#include "engine/swap_space.h"
 
 /* ---- the checkpoint, without its weights ---- */
 
@@ -88,33 +87,33 @@ static cn_status take_pools(cn_engine *e, const cn_memory_plan *plan)
     const cn_model_config *m = &e->model_config;
     cn_pools *p = &e->pools;
     p->layout = cn_kv_layout_make(m->n_layers, plan->n_blocks, m->n_kv_heads, plan->block_tokens,
-                                  m->head_dim);
+                                  m->head_dim, be->kv_dtype);
     p->n_heads = m->n_heads;
     p->n_query_slots = plan->n_query_slots;
     p->window = plan->window_tokens;
-    size_t kv_bytes = cn_kv_pool_elems(&p->layout) * cn_dtype_bytes(be->kv_dtype);
-    CN_TRY(be->mem_alloc(be, kv_bytes, &p->kv));
+    p->act_dtype = be->act_dtype;
+    CN_TRY(be->mem_alloc(be, cn_kv_pool_bytes(&p->layout), &p->kv));
     if (plan->has_scores) {
         void *score = NULL;
         CN_TRY(be->mem_alloc(be, cn_kv_side_elems(&p->layout) * sizeof(float), &score));
         p->score = score;
     }
-    if (plan->n_query_slots == 0) return CN_OK;
-    size_t query_rows = (size_t)m->n_layers * p->n_query_slots * p->window * m->n_heads;
-    return be->mem_alloc(be, query_rows * m->head_dim * cn_dtype_bytes(be->act_dtype),
-                         &p->q_window);
+    if (plan->n_query_slots > 0)
+        CN_TRY(be->mem_alloc(be, plan->n_query_slots * plan->query_slot_bytes, &p->q_window));
+    e->planes = cn_pools_planes(p);
+    CN_ASSERT(plan->block_bytes == cn_planes_block_bytes(&e->planes));
+    CN_ASSERT(plan->n_query_slots == 0 ||
+              plan->query_slot_bytes == cn_planes_slot_bytes(&e->planes));
+    return CN_OK;
 }
 
 static cn_status take_swap_space(cn_engine *e, const cn_memory_plan *plan)
 {
     if (plan->swap_bytes == 0) return CN_OK;
-    const cn_backend *be = e->backend;
-    CN_ASSERT(plan->block_bytes == cn_swap_block_bytes(&e->pools, cn_dtype_bytes(be->kv_dtype)));
-    CN_ASSERT(plan->query_slot_bytes ==
-              cn_swap_window_bytes(&e->pools, cn_dtype_bytes(be->act_dtype)));
     const double gib = cn_gib(plan->swap_bytes);
-    if (be->host_alloc(e->backend, plan->swap_bytes, &e->swap_space) != CN_OK)
+    if (e->backend->host_alloc(e->backend, plan->swap_bytes, &e->swap_memory) != CN_OK)
         return cn_fail_within(CN_ERR_MEMORY, "--swap-space: %.2f GiB of host memory", gib);
+    e->swap_planes = cn_planes_packed(&e->planes, e->swap_memory, plan->n_swap_blocks);
     cn_log(CN_LOG_INFO, "swap space: %.2f GiB of host memory, room for %u compressed requests", gib,
            plan->n_swap_requests);
     return CN_OK;
@@ -288,7 +287,7 @@ static void free_device_memory(cn_engine *e)
                             e->count_tokens, e->sample_scratch, e->compress_scratch};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         if (arrays[i]) be->mem_free(be, arrays[i]);
-    if (e->swap_space) be->host_free(be, e->swap_space);
+    if (e->swap_memory) be->host_free(be, e->swap_memory);
     for (uint32_t i = 0; i < CN_FLIGHTS; i++) free_flight(be, &e->flights[i]);
 }
 

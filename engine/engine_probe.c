@@ -7,19 +7,13 @@ enum { ROUNDS = 3 };
 
 uint64_t cn_engine_step_weight_bytes(const cn_engine *e)
 {
-    uint64_t rows = 0, cols = 0, head_rows = 0, head_cols = 0;
-    cn_weight_shape(&e->model_config, CN_W_EMBED, &rows, &cols);
-    cn_weight_shape(&e->model_config, CN_W_LM_HEAD, &head_rows, &head_cols);
-    const uint64_t not_read = head_rows > 0 ? rows * cols : 0;
-    return (cn_model_config_n_params(&e->model_config) - not_read) *
-           cn_dtype_bytes(e->backend->weight_dtype);
+    return cn_weights_step_bytes(&e->model_config, e->backend);
 }
 
 uint64_t cn_engine_kv_token_bytes(const cn_engine *e)
 {
     const cn_kv_layout *l = &e->pools.layout;
-    return cn_kv_block_elems(l) / l->block_tokens * l->n_layers *
-           cn_dtype_bytes(e->backend->kv_dtype);
+    return l->block_bytes / l->block_tokens * l->n_layers;
 }
 
 static cn_status wait_all(cn_engine *e)
@@ -40,7 +34,7 @@ cn_status cn_engine_read_bandwidth(cn_engine *e, double *bytes_per_s)
     /* The sum goes where sampling keeps its scratch, which holds nothing between steps. */
     uint64_t *out = e->sample_scratch;
     CN_ASSERT(e->sample_scratch_bytes >= sizeof *out);
-    size_t bytes = cn_kv_pool_elems(&e->pools.layout) * cn_dtype_bytes(be->kv_dtype);
+    size_t bytes = cn_kv_pool_bytes(&e->pools.layout);
     if (bytes > (size_t)PASSES * MAX_BYTES) bytes = (size_t)PASSES * MAX_BYTES;
     CN_TRY(be->mem_sum(s, e->pools.kv, bytes, out)); /* whatever a first call sets up */
     for (int i = 0; i < ROUNDS; i++) {

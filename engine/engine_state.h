@@ -83,7 +83,9 @@ struct cn_engine {
     cn_model *model;
     cn_dump *dump; /* NULL: nothing is dumped */
     cn_pools pools;
-    void *swap_space; /* of host_alloc; NULL: none */
+    cn_planes planes;      /* of the pools */
+    void *swap_memory;     /* of host_alloc; NULL: none */
+    cn_planes swap_planes; /* of swap_memory */
     cn_memory_plan memory;
     cn_scheduler *scheduler;
     cn_batch *batch;

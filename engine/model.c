@@ -106,7 +106,7 @@ cn_status cn_model_create(cn_model **out, cn_backend *be, const cn_model_config 
                           uint32_t max_position)
 {
     *out = NULL;
-    CN_TRY(cn_backend_check_ops(be, false, false));
+    CN_TRY(cn_backend_check_ops(be, false));
     cn_model *m = cn_calloc(1, sizeof *m);
     if (!m) return cn_fail(CN_ERR_MEMORY, "model: out of memory");
     *m = (cn_model){.be = be,

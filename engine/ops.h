@@ -23,14 +23,12 @@
 #include <stdint.h>
 
 #include "engine/base.h"
-#include "paged/kv_layout.h"
+#include "engine/dtype.h"
+#include "paged/planes.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-typedef enum cn_dtype { CN_F32, CN_BF16, CN_F16, CN_U32 } cn_dtype;
-static inline size_t cn_dtype_bytes(cn_dtype t) { return t == CN_BF16 || t == CN_F16 ? 2 : 4; }
 
 typedef struct cn_backend cn_backend;
 typedef struct cn_stream cn_stream; /* in-order queue of device work */
@@ -61,7 +59,8 @@ typedef struct cn_batch_view {
 
 /* out[n] = elements 0 to n - 1 of a tensor of dummy weights (engine/checkpoint/dummy_weight.h). */
 typedef struct cn_dummy_fill_args {
-    void *out; /* weight dtype */
+    void *out;
+    cn_dtype dtype;
     uint64_t n, key;
     float scale;
 } cn_dummy_fill_args;
@@ -208,49 +207,63 @@ typedef struct cn_count_reset_args {
     uint32_t n_prompt, n_output;
 } cn_count_reset_args;
 
-/* Whole-block copies, all layers, K, V and side arrays (fork of a partial last block), and copies
- * of whole query slots. */
+/* What a device keeps of blocks and query slots. Optional arrays are NULL. */
+typedef struct cn_pools {
+    cn_kv_layout layout;
+    void *kv;
+    float *score;     /* F, f32 */
+    uint32_t *origin; /* P */
+    void *q_window;   /* [L, n_query_slots, window, hq, d] */
+    uint32_t n_query_slots, window; /* window: rows of the ring, the engine's largest w */
+    uint32_t n_heads;
+    cn_dtype act_dtype; /* of q_window */
+} cn_pools;
+
+/* The same as planes. */
+static inline cn_planes cn_pools_planes(const cn_pools *p)
+{
+    const cn_kv_layout *l = &p->layout;
+    const size_t slot_bytes = (size_t)p->window * p->n_heads * l->head_dim *
+                              cn_dtype_bytes(p->act_dtype);
+    cn_planes out;
+    out.n_layers = l->n_layers;
+    out.where = CN_ON_DEVICE;
+    void *const bases[CN_N_BLOCK_PLANES] = {p->kv, p->score, p->origin};
+    for (int i = 0; i < CN_N_BLOCK_PLANES; i++)
+        out.block[i] = cn_plane_by_layer(bases[i], cn_block_plane_bytes(l, (cn_block_plane)i),
+                                         l->n_blocks);
+    out.slot[CN_PLANE_QUERIES] = cn_plane_by_layer(p->q_window, slot_bytes, p->n_query_slots);
+    return out;
+}
+
 typedef struct cn_block_copy {
     uint32_t src, dst;
 } cn_block_copy;
 
-typedef struct cn_pools {
-    cn_kv_layout layout;
-    void *kv;
-    float *score;     /* F, f32, or NULL */
-    uint32_t *origin; /* P, or NULL */
-    void *q_window;   /* act dtype, or NULL */
-    uint32_t n_query_slots, window; /* window: rows of the ring, the engine's largest w */
-    uint32_t n_heads;
-} cn_pools;
-
-typedef struct cn_copy_args {
-    cn_pools pools;
+/* Whole blocks and whole query slots, all layers and planes. */
+typedef struct cn_copy_list {
     const cn_block_copy *blocks; /* host, [n_blocks] */
     uint32_t n_blocks;
-    const cn_block_copy *query_slots; /* host, [n_query_slots] */
-    uint32_t n_query_slots;
+    const cn_block_copy *slots; /* host, [n_slots] */
+    uint32_t n_slots;
+} cn_copy_list;
+
+/* Copies items from one memory to another, bit for bit: forks inside the pool, swap to host memory
+ * and back. Both memories have the same planes. Inside one memory copies take effect in the order
+ * of the list; between two memories no copy of a list depends on another. CN_ERR_SHAPE when query
+ * slots are listed and there are none. */
+typedef struct cn_copy_args {
+    cn_planes from, to;
+    cn_copy_list list;
 } cn_copy_args;
 
-/* What one call moves between device and swap space: whole blocks, all layers, K, V and side
- * arrays, and whole query slots ("windows"). */
-typedef struct cn_swap_moves {
-    const cn_block_copy *blocks; /* host, [n_blocks] */
-    uint32_t n_blocks;
-    const cn_block_copy *windows; /* host, [n_windows] */
-    uint32_t n_windows;
-} cn_swap_moves;
-
-/* The swap space is one piece of host_alloc memory: n_host_blocks blocks, then windows, as
- * engine/swap_space.h has it. Bits are not changed on the way. The moves of one call do not depend
- * on one another. */
-typedef struct cn_swap_args {
-    cn_pools pools;
-    void *host;
-    uint32_t n_host_blocks;
-    cn_swap_moves moves;
-    bool out; /* src is on the device and dst in the space; else the reverse */
-} cn_swap_args;
+static inline cn_status cn_copy_check(const cn_copy_args *a)
+{
+    if (a->list.n_slots > 0 && !a->from.slot[CN_PLANE_QUERIES].base)
+        return cn_fail(CN_ERR_SHAPE, "copy_blocks: %u query slots are listed, but there are none",
+                       a->list.n_slots);
+    return CN_OK;
+}
 
 /* One request of a compression event (DESIGN.md §2). n = n_blocks * block_tokens resident slots,
  * all full. The window's query u (0 = oldest) was written at ring row (position_end - w + u) mod w,
@@ -276,7 +289,8 @@ typedef struct cn_compress_args {
 
 struct cn_backend {
     const char *name;      /* "cpu", "cuda" */
-    cn_dtype weight_dtype; /* what mem holds for weights */
+    cn_dtype matrix_dtype; /* of weights: matrices, */
+    cn_dtype vector_dtype; /* norms and biases */
     cn_dtype act_dtype;
     cn_dtype kv_dtype;
     uint32_t default_block_tokens; /* of a KV block, where --block-size does not say */
@@ -344,7 +358,6 @@ struct cn_backend {
     cn_status (*sample)(cn_stream *s, const cn_sample_args *a);
     cn_status (*count_reset)(cn_stream *s, const cn_count_reset_args *a);
     cn_status (*copy_blocks)(cn_stream *s, const cn_copy_args *a);
-    cn_status (*swap)(cn_stream *s, const cn_swap_args *a);
     /* Score, select and move all requests of an event. Scratch for one request of n_max slots. */
     size_t (*compress_scratch_bytes)(cn_backend *be, const cn_pools *p, uint32_t n_max);
     cn_status (*compress)(cn_stream *s, const cn_compress_args *a);

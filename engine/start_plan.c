@@ -51,7 +51,7 @@ static uint64_t event_bytes(const cn_config *c, const cn_model_config *m, cn_bac
     enum { LARGEST_BLOCK = 256 };
     if ((c->kv_policies | 1U << c->kv.policy) == 1U << CN_KV_FULL) return 0;
     const cn_pools p = {.layout = cn_kv_layout_make(m->n_layers, 1, m->n_kv_heads, LARGEST_BLOCK,
-                                                    m->head_dim),
+                                                    m->head_dim, be->kv_dtype),
                         .n_heads = m->n_heads,
                         .window = c->kv.window_tokens};
     const uint32_t longest = (uint32_t)cn_round_up(cn_start_max_model_len(c, m), LARGEST_BLOCK);
@@ -89,7 +89,7 @@ static cn_status device_kv_bytes(const cn_start_plan *p, const cn_config *c, cn_
 static cn_start_plan parts_of(const cn_config *c, const cn_model_config *m, cn_backend *be)
 {
     return (cn_start_plan){
-        .weight_bytes = cn_weights_bytes(m, be->weight_dtype),
+        .weight_bytes = cn_weights_bytes(m, be),
         .workspace_bytes = cn_model_workspace_bytes(m, be, cn_start_max_tokens(c),
                                                     cn_start_max_rows(c),
                                                     cn_start_max_model_len(c, m)),

@@ -42,15 +42,34 @@ void cn_weight_shape(const cn_model_config *c, cn_weight_id id, uint64_t *rows, 
     *cols = shapes[id].present ? shapes[id].cols : 0;
 }
 
-static void lay_out(cn_weights *w, const cn_model_config *c, cn_dtype dtype)
+cn_dtype cn_weight_dtype(const cn_backend *be, cn_weight_id id)
+{
+    switch (id) {
+    case CN_W_EMBED:
+    case CN_W_LM_HEAD:
+    case CN_W_QKV:
+    case CN_W_O:
+    case CN_W_GATE_UP:
+    case CN_W_DOWN: return be->matrix_dtype;
+    default: return be->vector_dtype;
+    }
+}
+
+static uint64_t weight_bytes(const cn_model_config *c, const cn_backend *be, cn_weight_id id)
+{
+    uint64_t rows, cols;
+    cn_weight_shape(c, id, &rows, &cols);
+    return rows * cols * cn_dtype_bytes(cn_weight_dtype(be, id));
+}
+
+static void lay_out(cn_weights *w, const cn_model_config *c, const cn_backend *be)
 {
     uint64_t at = 0;
     for (cn_weight_id id = 0; id < CN_W_COUNT; id++) {
-        uint64_t rows, cols;
+        const uint64_t bytes = weight_bytes(c, be, id);
         if (id == CN_W_ATTN_NORM) w->layer_bytes = at; /* the first layer begins here */
-        cn_weight_shape(c, id, &rows, &cols);
-        w->offsets[id] = rows ? at : UINT64_MAX;
-        at += cn_round_up(rows * cols * cn_dtype_bytes(dtype), ALIGN_BYTES);
+        w->offsets[id] = bytes ? at : UINT64_MAX;
+        at += cn_round_up(bytes, ALIGN_BYTES);
     }
     uint64_t outside = w->layer_bytes;
     w->layer_bytes = at - outside;
@@ -59,11 +78,19 @@ static void lay_out(cn_weights *w, const cn_model_config *c, cn_dtype dtype)
     w->tied = c->tied;
 }
 
-uint64_t cn_weights_bytes(const cn_model_config *c, cn_dtype weight_dtype)
+uint64_t cn_weights_bytes(const cn_model_config *c, const cn_backend *be)
 {
     cn_weights w = {0};
-    lay_out(&w, c, weight_dtype);
+    lay_out(&w, c, be);
     return w.total_bytes;
+}
+
+uint64_t cn_weights_step_bytes(const cn_model_config *c, const cn_backend *be)
+{
+    uint64_t bytes = 0;
+    for (cn_weight_id id = 0; id < CN_W_COUNT; id++)
+        bytes += weight_bytes(c, be, id) * (id >= CN_W_ATTN_NORM ? c->n_layers : 1);
+    return c->tied ? bytes : bytes - weight_bytes(c, be, CN_W_EMBED);
 }
 
 static unsigned char *place(const cn_weights *w, cn_weight_id id, uint32_t layer)
@@ -83,11 +110,11 @@ static cn_status load_part(cn_weights *w, const cn_checkpoint *ck, const cn_weig
                            void *staging)
 {
     cn_stream *stream = w->backend->stream(w->backend, 0);
-    cn_dtype dtype = w->backend->weight_dtype;
+    const cn_dtype dtype = cn_weight_dtype(w->backend, p->id);
     size_t elem = cn_dtype_bytes(dtype);
     unsigned char *to = place(w, p->id, p->layer) + p->first_elem * elem;
     uint64_t n = p->tensor.rows * p->tensor.cols, step = STAGING_BYTES / elem;
-    cn_dummy_fill_args fill = {.out = to, .n = n};
+    cn_dummy_fill_args fill = {.out = to, .dtype = dtype, .n = n};
     if (w->backend->dummy_fill && cn_checkpoint_is_random(ck, p, &fill.key, &fill.scale))
         return w->backend->dummy_fill(stream, &fill);
     if (p->tensor.data && p->tensor.dtype == dtype) {
@@ -121,12 +148,13 @@ static cn_status load_all(cn_weights *w, const cn_checkpoint *ck)
 
 cn_status cn_weights_load(cn_weights **out, cn_backend *be, const cn_checkpoint *ck)
 {
-    CN_ASSERT(be->weight_dtype == CN_F32 || be->weight_dtype == CN_BF16);
+    CN_ASSERT(be->matrix_dtype == CN_F32 || be->matrix_dtype == CN_BF16);
+    CN_ASSERT(be->vector_dtype == CN_F32 || be->vector_dtype == CN_BF16);
     *out = NULL;
     cn_weights *w = cn_calloc(1, sizeof *w);
     if (!w) return cn_fail(CN_ERR_MEMORY, "no memory for the weights' table");
     w->backend = be;
-    lay_out(w, cn_checkpoint_config(ck), be->weight_dtype);
+    lay_out(w, cn_checkpoint_config(ck), be);
     void *memory = NULL;
     cn_status status = be->mem_alloc(be, w->total_bytes, &memory);
     w->memory = memory;

@@ -17,12 +17,19 @@
 /* Rows and columns of a fused matrix; 0 and 0 when the model has none (LM_HEAD when tied, too). */
 void cn_weight_shape(const cn_model_config *c, cn_weight_id id, uint64_t *rows, uint64_t *cols);
 
+/* The type in which a backend holds a fused matrix; a norm or a bias is a vector. */
+cn_dtype cn_weight_dtype(const cn_backend *be, cn_weight_id id);
+
 /* Bytes that cn_weights_load takes of the backend's memory. */
-uint64_t cn_weights_bytes(const cn_model_config *c, cn_dtype weight_dtype);
+uint64_t cn_weights_bytes(const cn_model_config *c, const cn_backend *be);
+
+/* Bytes that a decode step reads: all but the embedding table, of which it reads one row for each
+ * request, unless that table is the output matrix too. */
+uint64_t cn_weights_step_bytes(const cn_model_config *c, const cn_backend *be);
 
 typedef struct cn_weights cn_weights;
 
-/* Allocates once from the backend and fills it, converted to its weight dtype, through a staging
+/* Allocates once from the backend and fills it, converted to its types, through a staging
  * buffer of 1 MiB; dummy weights are made by the backend where it can. The checkpoint may be closed
  * afterwards. */
 cn_status cn_weights_load(cn_weights **out, cn_backend *be, const cn_checkpoint *ck);

@@ -1,19 +1,27 @@
 /* kv_layout.h - the one definition of where a key, a value, a global score and an observation
- * window query stand in memory. A leaf: plain arithmetic, shared by C and CUDA C++.
+ * window query lie in memory. A leaf: plain arithmetic, shared by C and CUDA C++.
  *
- * Pool:    kv[layer][block][kv_head][block_tokens/tile][K|V][tile][head_dim], tile = min(64, b).
- * Scores:  f[layer][block][kv_head][slot], f32 or bf16: the global decayed score.
+ * Pool:    kv[layer][block][kv_head][block_tokens/tile][part][tile][width], tile = min(64, b).
+ * Scores:  f[layer][block][kv_head][slot], f32: the global decayed score.
  * Origins: p[layer][block][kv_head][slot], u32: which token position a kept slot holds.
  * Windows: q[layer][query_slot][window][q_head][head_dim]: a ring, row = position mod window.
  *
- * A 64-token tile of one head holds its keys beside its values (32 KiB in bf16 at head_dim 128):
- * one 2-D tensor map addresses the pool, and whole rows move in compaction and transfers.
- * All offsets are in elements, not bytes. */
+ * A token has one row in each part: K and V today. A part has a type and a width of its own, so
+ * scales beside an 8-bit K and V, or one latent part alone, are other lists of parts. A 64-token
+ * tile of one head holds its keys beside its values (32 KiB in bf16 at head_dim 128): one 2-D
+ * tensor map addresses the pool, and compaction and transfers move whole rows.
+ *
+ * A layout describes one memory and one group of layers of equal shape. Strides are in bytes and
+ * are the memory's own: a device keeps the blocks of a layer together, host memory the layers of a
+ * block (paged/planes.h). */
 #ifndef CN_KV_LAYOUT_H
 #define CN_KV_LAYOUT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "engine/dtype.h"
 
 #ifdef __CUDACC__
 #define CN_KV_FN __host__ __device__ static inline
@@ -21,51 +29,142 @@
 #define CN_KV_FN static inline
 #endif
 
+enum { CN_KV_TILE_TOKENS = 64, CN_KV_MAX_PARTS = 4 };
+
+/* Indices of parts. */
 typedef enum cn_kv_part { CN_KV_K = 0, CN_KV_V = 1 } cn_kv_part;
+
+typedef struct cn_kv_part_shape {
+    cn_dtype dtype;
+    uint32_t width;     /* elements of a row */
+    uint32_t row_bytes; /* from a slot's row to the next one's in the same tile */
+    uint32_t tile_at;   /* bytes from the start of a tile to this part's first row */
+} cn_kv_part_shape;
 
 typedef struct cn_kv_layout {
     uint32_t n_layers, n_blocks, n_kv_heads;
     uint32_t block_tokens; /* power of two, 16..256 */
     uint32_t tile_tokens;  /* min(64, block_tokens) */
-    uint32_t head_dim;
+    uint32_t head_dim;     /* of a query: the width of K */
+    uint32_t n_parts;
+    cn_kv_part_shape part[CN_KV_MAX_PARTS];
+    uint32_t tile_bytes;   /* one head's tile, all parts */
+    uint32_t head_bytes;   /* one head's tiles of a block */
+    size_t block_bytes;    /* all heads of a block in one layer */
+    size_t block_stride, layer_stride; /* bytes */
 } cn_kv_layout;
 
+/* Appends a part of `width` elements a row. */
+CN_KV_FN void cn_kv_layout_add(cn_kv_layout *l, cn_dtype dtype, uint32_t width)
+{
+    cn_kv_part_shape *p = &l->part[l->n_parts++];
+    p->dtype = dtype;
+    p->width = width;
+    p->row_bytes = width * (uint32_t)cn_dtype_bytes(dtype);
+    p->tile_at = l->tile_bytes;
+    l->tile_bytes += l->tile_tokens * p->row_bytes;
+    l->head_bytes = l->block_tokens / l->tile_tokens * l->tile_bytes;
+    l->block_bytes = (size_t)l->n_kv_heads * l->head_bytes;
+    l->block_stride = l->block_bytes;
+    l->layer_stride = l->n_blocks * l->block_bytes;
+}
+
+/* K and V of head_dim elements each, as a device keeps them. */
 CN_KV_FN cn_kv_layout cn_kv_layout_make(uint32_t n_layers, uint32_t n_blocks, uint32_t n_kv_heads,
-                                        uint32_t block_tokens, uint32_t head_dim)
+                                        uint32_t block_tokens, uint32_t head_dim, cn_dtype dtype)
 {
     cn_kv_layout l;
     l.n_layers = n_layers;
     l.n_blocks = n_blocks;
     l.n_kv_heads = n_kv_heads;
     l.block_tokens = block_tokens;
-    l.tile_tokens = block_tokens < 64 ? block_tokens : 64;
+    l.n_parts = l.tile_bytes = 0;
+    l.tile_tokens = block_tokens < CN_KV_TILE_TOKENS ? block_tokens : (uint32_t)CN_KV_TILE_TOKENS;
     l.head_dim = head_dim;
+    cn_kv_layout_add(&l, dtype, head_dim);
+    cn_kv_layout_add(&l, dtype, head_dim);
     return l;
 }
 
-/* Elements of one (layer, block): both parts of all heads. */
-CN_KV_FN size_t cn_kv_block_elems(const cn_kv_layout *l)
+/* The same shape in another type. */
+CN_KV_FN cn_kv_layout cn_kv_layout_as(const cn_kv_layout *l, cn_dtype dtype)
 {
-    return (size_t)l->n_kv_heads * l->block_tokens * 2 * l->head_dim;
+    return cn_kv_layout_make(l->n_layers, l->n_blocks, l->n_kv_heads, l->block_tokens, l->head_dim,
+                             dtype);
 }
 
-/* Elements of the whole pool. */
+/* Bytes of the whole pool. */
+CN_KV_FN size_t cn_kv_pool_bytes(const cn_kv_layout *l) { return l->n_layers * l->layer_stride; }
+
+/* Bytes from the start of a head's part of a block to the row of `slot`. */
+CN_KV_FN size_t cn_kv_in_head(const cn_kv_layout *l, uint32_t slot, cn_kv_part part)
+{
+    return (size_t)(slot / l->tile_tokens) * l->tile_bytes + l->part[part].tile_at +
+           (size_t)(slot % l->tile_tokens) * l->part[part].row_bytes;
+}
+
+/* Bytes from the start of the pool to the row of (layer, block, kv head, slot in block, part). */
+CN_KV_FN size_t cn_kv_at(const cn_kv_layout *l, uint32_t layer, uint32_t block, uint32_t head,
+                         uint32_t slot, cn_kv_part part)
+{
+    return layer * l->layer_stride + block * l->block_stride + (size_t)head * l->head_bytes +
+           cn_kv_in_head(l, slot, part);
+}
+
+/* Where K and V have rows of the same length, every distance is a number of such rows: what tensor
+ * maps and kernels count in. */
+typedef struct cn_kv_rows {
+    uint32_t layer, block, head, tile; /* rows from one to the next */
+    uint32_t value;                    /* rows from a key to its value */
+    uint32_t tile_tokens;
+    size_t total; /* rows of the pool */
+} cn_kv_rows;
+
+/* True when every part is of this type and as wide as K. */
+CN_KV_FN bool cn_kv_layout_is_uniform(const cn_kv_layout *l, cn_dtype dtype)
+{
+    for (uint32_t i = 0; i < l->n_parts; i++)
+        if (l->part[i].dtype != dtype || l->part[i].width != l->head_dim) return false;
+    return l->n_parts == 2;
+}
+
+/* Of a uniform layout. */
+CN_KV_FN cn_kv_rows cn_kv_rows_of(const cn_kv_layout *l)
+{
+    const uint32_t row_bytes = l->part[CN_KV_K].row_bytes;
+    cn_kv_rows r;
+    r.layer = (uint32_t)(l->layer_stride / row_bytes);
+    r.block = (uint32_t)(l->block_stride / row_bytes);
+    r.head = l->head_bytes / row_bytes;
+    r.tile = l->tile_bytes / row_bytes;
+    r.value = (l->part[CN_KV_V].tile_at - l->part[CN_KV_K].tile_at) / row_bytes;
+    r.tile_tokens = l->tile_tokens;
+    r.total = cn_kv_pool_bytes(l) / row_bytes;
+    return r;
+}
+
+/* ---- counted in elements, where all parts have one type ---- */
+
+CN_KV_FN size_t cn_kv_elem_bytes(const cn_kv_layout *l)
+{
+    return cn_dtype_bytes(l->part[CN_KV_K].dtype);
+}
+
 CN_KV_FN size_t cn_kv_pool_elems(const cn_kv_layout *l)
 {
-    return (size_t)l->n_layers * l->n_blocks * cn_kv_block_elems(l);
+    return cn_kv_pool_bytes(l) / cn_kv_elem_bytes(l);
 }
 
-/* First element of the head_dim-long row of (layer, block, kv head, slot in block, K or V). */
+/* First element of the row of (layer, block, kv head, slot in block, part). */
 CN_KV_FN size_t cn_kv_row(const cn_kv_layout *l, uint32_t layer, uint32_t block, uint32_t head,
                           uint32_t slot, cn_kv_part part)
 {
-    size_t tiles = l->block_tokens / l->tile_tokens;
-    size_t tile = (((size_t)layer * l->n_blocks + block) * l->n_kv_heads + head) * tiles +
-                  slot / l->tile_tokens;
-    return ((tile * 2 + (size_t)part) * l->tile_tokens + slot % l->tile_tokens) * l->head_dim;
+    return cn_kv_at(l, layer, block, head, slot, part) / cn_kv_elem_bytes(l);
 }
 
-/* Element of a per-slot side array (global score, origin). */
+/* ---- beside the pool ---- */
+
+/* Element of a per-slot side array (global score, origin) of a device. */
 CN_KV_FN size_t cn_kv_side(const cn_kv_layout *l, uint32_t layer, uint32_t block, uint32_t head,
                            uint32_t slot)
 {

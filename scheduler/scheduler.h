@@ -91,14 +91,11 @@ typedef struct cn_plan {
     uint32_t n_rows, n_decode, n_tokens;
     /* Forks: the partial last block and the query window of the leader, whole only AFTER the rows
      * of this plan have run. Enqueue both behind them, in the same stream, before anything else. */
-    const cn_block_copy *block_copies;
-    uint32_t n_block_copies;
-    const cn_block_copy *slot_copies; /* query slots */
-    uint32_t n_slot_copies;
+    cn_copy_list fork_copies;
     /* To the swap space (src on the device, dst in it) and back from it (src in it). Enqueue both
      * BEFORE the rows, out before in: rows and copies back use blocks that copies out have left.
      * There may be copies out without rows: for one whose event begins the next step. */
-    cn_swap_moves swap_out, swap_in;
+    cn_copy_list swap_out, swap_in;
     /* Forked samples: their first token comes from the leader row's logits of this step. */
     struct cn_plan_fork {
         uint32_t leader_row;

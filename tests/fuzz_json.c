@@ -23,7 +23,8 @@ static void check_model(const cn_model_config *c)
     FUZZ_CHECK(c->max_position > 0 && c->max_position <= 1u << 24);
     FUZZ_CHECK(c->n_eos <= CN_MAX_EOS && c->bos >= -1 && c->bos < c->vocab);
     for (uint32_t i = 0; i < c->n_eos; i++) FUZZ_CHECK(c->eos[i] < c->vocab);
-    FUZZ_CHECK(cn_weights_bytes(c, CN_F32) >= 4 * cn_model_config_n_params(c));
+    const cn_backend be = {.matrix_dtype = CN_F32, .vector_dtype = CN_F32};
+    FUZZ_CHECK(cn_weights_bytes(c, &be) >= 4 * cn_model_config_n_params(c));
     (void)cn_model_config_hash(c);
 
     float inv_freq[128], cos_row[2 * 128], sin_row[2 * 128];

@@ -229,7 +229,8 @@ static void case_store(const world *w, const golden_case *c, const uint32_t *tab
 /* Junk everywhere; scratch of exactly the size asked for, and a canary. */
 static world world_make(const golden_case *c, uint32_t n_blocks)
 {
-    world w = {.pools = {.layout = cn_kv_layout_make(c->layers, n_blocks, c->kv_heads, c->b, c->d),
+    world w = {.pools = {.layout = cn_kv_layout_make(c->layers, n_blocks, c->kv_heads, c->b, c->d,
+                                                     CN_F32),
                          .n_query_slots = QUERY_SLOTS, .window = c->ring, .n_heads = c->heads}};
     cn_pools *p = &w.pools;
     p->kv = junk(cn_kv_pool_elems(&p->layout), 1);
@@ -436,7 +437,7 @@ static void blocks_of_others_stay_untouched(void **state)
     c.req.table = table;
     c.req.target = target;
     assert_int_equal(world_compress(&w, &c.req, 1), CN_OK);
-    size_t block_bytes = cn_kv_block_elems(&w.pools.layout) * sizeof(float);
+    size_t block_bytes = w.pools.layout.block_bytes;
     uint32_t n_changed = 0;
     for (uint32_t block = 0; block < 2 * c.req.n_blocks; block++) {
         size_t at = cn_kv_row(&w.pools.layout, 0, block, 0, 0, CN_KV_K);

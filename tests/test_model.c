@@ -333,13 +333,13 @@ static void a_missing_op_is_refused_by_name(void **state)
     assert_null(m);
     lacking = *r->be;
     lacking.compress = NULL;
-    assert_int_equal(cn_backend_check_ops(&lacking, false, true), CN_OK);
-    assert_int_equal(cn_backend_check_ops(&lacking, true, false), CN_ERR_DEVICE);
+    assert_int_equal(cn_backend_check_ops(&lacking, false), CN_OK);
+    assert_int_equal(cn_backend_check_ops(&lacking, true), CN_ERR_DEVICE);
     assert_non_null(strstr(cn_last_error(), "compress"));
     lacking = *r->be;
-    lacking.swap = NULL;
-    assert_int_equal(cn_backend_check_ops(&lacking, true, false), CN_OK);
-    assert_int_equal(cn_backend_check_ops(&lacking, false, true), CN_ERR_DEVICE);
+    lacking.copy_blocks = NULL;
+    assert_int_equal(cn_backend_check_ops(&lacking, false), CN_ERR_DEVICE);
+    assert_non_null(strstr(cn_last_error(), "copy_blocks"));
     model_rig_close(r);
 }
 

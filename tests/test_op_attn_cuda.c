@@ -55,6 +55,7 @@ static void open_case(op_env *e, attn_case *c, const paged_shape *s)
     c->cuda.out = c->out.cuda;
     c->cuda.q = c->q.cuda;
     c->cuda.kv = c->kv.cuda;
+    c->cuda.layout = cn_kv_layout_as(&b->layout, CN_BF16);
     c->cuda.batch = &c->batch.view;
     snprintf(e->shape, sizeof e->shape, "d=%u block=%u heads=%u/%u %u seqs, %u decode, up to %u",
              s->head_dim, s->block_tokens, s->n_heads, s->n_kv_heads, s->n_seqs, s->n_decode,
@@ -401,11 +402,13 @@ static double run_refusals(op_env *e, uint32_t seed)
 {
     (void)seed;
     const cn_batch_view view = {.n_tokens = 1, .n_seqs = 1, .n_decode = 1};
-    cn_attn_args a = {.batch = &view, .layout = cn_kv_layout_make(1, 1, 2, 64, 264), .n_heads = 4};
+    cn_attn_args a = {.batch = &view,
+                      .layout = cn_kv_layout_make(1, 1, 2, 64, 264, CN_BF16),
+                      .n_heads = 4};
     assert_int_equal(e->cuda->attn_decode(e->cuda_stream, &a), CN_ERR_SHAPE);
-    a.layout = cn_kv_layout_make(1, 1, 2, 64, 72);
+    a.layout = cn_kv_layout_make(1, 1, 2, 64, 72, CN_BF16);
     assert_int_equal(e->cuda->attn_prefill(e->cuda_stream, &a), CN_ERR_SHAPE);
-    a.layout = cn_kv_layout_make(1, 1, 2, 64, 64);
+    a.layout = cn_kv_layout_make(1, 1, 2, 64, 64, CN_BF16);
     a.n_heads = 3;
     assert_int_equal(e->cuda->attn_decode(e->cuda_stream, &a), CN_ERR_SHAPE);
     return 0;

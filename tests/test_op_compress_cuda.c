@@ -102,10 +102,11 @@ static event *event_create(op_env *env, const event_shape *s, uint32_t n_blocks)
     event *e = cn_calloc(1, sizeof *e);
     cn_pools *p = &e->pools;
     *p = (cn_pools){.layout = cn_kv_layout_make(s->n_layers, n_blocks, s->n_kv_heads,
-                                                s->block_tokens, s->head_dim),
+                                                s->block_tokens, s->head_dim, CN_F32),
                     .n_query_slots = QUERY_SLOTS,
                     .window = s->ring,
-                    .n_heads = s->n_kv_heads * s->group};
+                    .n_heads = s->n_kv_heads * s->group,
+                    .act_dtype = CN_F32};
     float *kv = draw_bf16(&env->rng, cn_kv_pool_elems(&p->layout), 1.0f);
     crowd_keys(&env->rng, &p->layout, kv);
     float *queries = draw_bf16(&env->rng, query_elems(p), 2.0f);
@@ -190,6 +191,8 @@ static cn_pools gpu_pools(const event *e)
     p.q_window = e->q_window.cuda;
     p.score = e->score.cuda;
     p.origin = e->origin.cuda;
+    p.layout = cn_kv_layout_as(&e->pools.layout, CN_BF16);
+    p.act_dtype = CN_BF16;
     return p;
 }
 
@@ -418,7 +421,8 @@ static void check_unit(const event *e, const where *w, const outcome *o)
 static void check_others(const event *e, const outcome *o, const where *w)
 {
     const cn_kv_layout *l = &e->pools.layout;
-    const size_t elems = cn_kv_block_elems(l), side = (size_t)l->n_kv_heads * l->block_tokens;
+    const size_t elems = l->block_bytes / sizeof(float);
+    const size_t side = (size_t)l->n_kv_heads * l->block_tokens;
     bool *is_target = cn_calloc(l->n_blocks, sizeof *is_target);
     for (uint32_t i = 0; i < e->n_reqs; i++)
         for (uint32_t j = 0; j < e->reqs[i].n_target; j++) is_target[e->reqs[i].target[j]] = true;

@@ -13,7 +13,6 @@
 
 #include "engine/backend.h"
 #include "engine/checkpoint/dummy_weight.h"
-#include "engine/swap_space.h"
 #include "tests/lib/op_cases.h"
 #include "tests/lib/tensor_file.h"
 
@@ -366,8 +365,8 @@ static double rope_error(op_env *e, const paged_shape *s, bool norms)
     op_batch batch = op_batch_upload(e, &padded);
     cn_rope_store_args cuda = {q.cuda, qkv.cuda, norms ? q_norm.cuda : NULL,
                                norms ? k_norm.cuda : NULL, 1e-6f, cosine.cuda, sine.cuda,
-                               &batch.view, hq, 1, b->layout, kv.cuda, window.cuda, ROPE_SLOTS,
-                               ROPE_WINDOW};
+                               &batch.view, hq, 1, cn_kv_layout_as(&b->layout, CN_BF16), kv.cuda,
+                               window.cuda, ROPE_SLOTS, ROPE_WINDOW};
     OP_OK(e->cuda->rope_store(e->cuda_stream, &cuda));
     const double error =
         fmax(fmax(op_error(e, &q), op_error(e, &kv)), op_error(e, &window));
@@ -392,90 +391,102 @@ static double run_rope_store(op_env *e, uint32_t seed)
     return rope_error(e, &s, seed / 6 % 2);
 }
 
-/* ---- copy_blocks, swap, count_reset ---- */
+/* ---- copy_blocks, count_reset ---- */
+
+/* Pools of the same content for both backends. */
+typedef struct twin_pools {
+    op_tensor kv, score, origin, window;
+    cn_pools cpu, cuda;
+} twin_pools;
+
+static twin_pools twin_pools_create(op_env *e, const cn_kv_layout *l, uint32_t n_slots, uint32_t w,
+                                    uint32_t n_heads)
+{
+    twin_pools p = {
+        .kv = op_random(e, cn_kv_pool_elems(l)),
+        .score = op_random_f32(e, cn_kv_side_elems(l)),
+        .origin = random_ids(e, (uint32_t)cn_kv_side_elems(l), 1000),
+        .window = op_random(e, (size_t)l->n_layers * n_slots * w * n_heads * l->head_dim)};
+    p.cpu = (cn_pools){*l, p.kv.cpu, p.score.cpu, p.origin.cpu, p.window.cpu, n_slots, w, n_heads,
+                       CN_F32};
+    p.cuda = (cn_pools){cn_kv_layout_as(l, CN_BF16), p.kv.cuda, p.score.cuda, p.origin.cuda,
+                        p.window.cuda, n_slots, w, n_heads, CN_BF16};
+    return p;
+}
+
+/* The largest difference; frees both. */
+static double twin_pools_end(op_env *e, twin_pools *p)
+{
+    double error = fmax(op_error(e, &p->kv), op_error(e, &p->score));
+    error = fmax(error, fmax(op_words_error(e, &p->origin), op_error(e, &p->window)));
+    op_tensor_free(e, &p->window);
+    op_tensor_free(e, &p->origin);
+    op_tensor_free(e, &p->score);
+    op_tensor_free(e, &p->kv);
+    return error;
+}
 
 static double run_copy_blocks(op_env *e, uint32_t seed)
 {
     enum { L = 3, BLOCKS = 700, HK = 2, BT = 16, D = 16, SLOTS = 9, W = 3, HQ = 4, MANY = 600 };
     const uint32_t n = seed == 0 ? 0 : seed == 1 ? MANY : between(e, 1, 12);
     SHAPE(e, "%u pairs of blocks, 4 of query slots", n);
-    const cn_kv_layout l = cn_kv_layout_make(L, BLOCKS, HK, BT, D);
-    op_tensor kv = op_random(e, cn_kv_pool_elems(&l));
-    op_tensor score = op_random_f32(e, cn_kv_side_elems(&l));
-    op_tensor origin = random_ids(e, (uint32_t)cn_kv_side_elems(&l), 1000);
-    op_tensor window = op_random(e, (size_t)L * SLOTS * W * HQ * D);
+    const cn_kv_layout l = cn_kv_layout_make(L, BLOCKS, HK, BT, D, CN_F32);
+    twin_pools p = twin_pools_create(e, &l, SLOTS, W, HQ);
     cn_block_copy pairs[MANY], slots[4];
     for (uint32_t i = 0; i < n; i++) /* chains, swaps, a block onto itself */
         pairs[i] = (cn_block_copy){test_rng_below(&e->rng, seed == 1 ? BLOCKS : 6),
                                    test_rng_below(&e->rng, seed == 1 ? BLOCKS : 6)};
     for (uint32_t i = 0; i < 4; i++)
         slots[i] = (cn_block_copy){test_rng_below(&e->rng, SLOTS), test_rng_below(&e->rng, SLOTS)};
-    cn_copy_args cpu = {.pools = {l, kv.cpu, score.cpu, origin.cpu, window.cpu, SLOTS, W, HQ},
-                        .blocks = pairs, .n_blocks = n, .query_slots = slots, .n_query_slots = 4};
-    cn_copy_args cuda = cpu;
-    cuda.pools.kv = kv.cuda;
-    cuda.pools.score = score.cuda;
-    cuda.pools.origin = origin.cuda;
-    cuda.pools.q_window = window.cuda;
+    cn_copy_args cpu = {.list = {pairs, n, slots, 4}}, cuda = cpu;
+    cpu.from = cpu.to = cn_pools_planes(&p.cpu);
+    cuda.from = cuda.to = cn_pools_planes(&p.cuda);
     RUN_BOTH(e, copy_blocks, &cpu, &cuda);
-    double error = fmax(op_error(e, &kv), op_error(e, &score));
-    error = fmax(error, fmax(op_words_error(e, &origin), op_error(e, &window)));
-    cuda.pools.q_window = NULL;
+    cuda.from.slot[CN_PLANE_QUERIES].base = NULL;
     assert_int_equal(e->cuda->copy_blocks(e->cuda_stream, &cuda), CN_ERR_SHAPE);
-    op_tensor_free(e, &window);
-    op_tensor_free(e, &origin);
-    op_tensor_free(e, &score);
-    op_tensor_free(e, &kv);
-    return error;
+    return twin_pools_end(e, &p);
 }
 
-/* Blocks and windows go to the space of either backend and return to other places. */
+/* Blocks and query slots are copied to host memory of either backend and return to other places. */
 static double run_swap(op_env *e, uint32_t seed)
 {
     enum { L = 3, BLOCKS = 12, HK = 2, BT = 64, D = 64, SLOTS = 9, W = 5, HQ = 4, MOST = 6 };
-    const uint32_t n = 1 + seed % MOST, n_windows = seed % 3;
+    const uint32_t n = 1 + seed % MOST, n_slots = seed % 3;
     const bool sides = seed % 2 == 0;
-    SHAPE(e, "%u blocks%s, %u windows", n, sides ? " with scores and origins" : "", n_windows);
-    const cn_kv_layout l = cn_kv_layout_make(L, BLOCKS, HK, BT, D);
-    op_tensor kv = op_random(e, cn_kv_pool_elems(&l));
-    op_tensor score = op_random_f32(e, cn_kv_side_elems(&l));
-    op_tensor origin = random_ids(e, (uint32_t)cn_kv_side_elems(&l), 1000);
-    op_tensor window = op_random(e, (size_t)L * SLOTS * W * HQ * D);
-    cn_swap_args cpu = {.pools = {l, kv.cpu, sides ? score.cpu : NULL, sides ? origin.cpu : NULL,
-                                  window.cpu, SLOTS, W, HQ},
-                        .n_host_blocks = MOST, .out = true};
-    cn_swap_args cuda = cpu;
-    cuda.pools.kv = kv.cuda;
-    cuda.pools.score = sides ? score.cuda : NULL;
-    cuda.pools.origin = sides ? origin.cuda : NULL;
-    cuda.pools.q_window = window.cuda;
-    const size_t bytes = MOST * cn_swap_block_bytes(&cpu.pools, sizeof(float)) +
-                         2 * cn_swap_window_bytes(&cpu.pools, sizeof(float));
-    OP_OK(e->cpu->host_alloc(e->cpu, bytes, &cpu.host));
-    OP_OK(e->cuda->host_alloc(e->cuda, bytes, &cuda.host));
-    cn_block_copy out[MOST], in[MOST], windows_out[2], windows_in[2];
+    SHAPE(e, "%u blocks%s, %u query slots", n, sides ? " with scores and origins" : "", n_slots);
+    const cn_kv_layout l = cn_kv_layout_make(L, BLOCKS, HK, BT, D, CN_F32);
+    twin_pools p = twin_pools_create(e, &l, SLOTS, W, HQ);
+    if (!sides) {
+        p.cpu.score = p.cuda.score = NULL;
+        p.cpu.origin = p.cuda.origin = NULL;
+    }
+    const cn_planes cpu = cn_pools_planes(&p.cpu), cuda = cn_pools_planes(&p.cuda);
+    void *host[2];
+    OP_OK(e->cpu->host_alloc(
+        e->cpu, MOST * cn_planes_block_bytes(&cpu) + 2 * cn_planes_slot_bytes(&cpu), &host[0]));
+    OP_OK(e->cuda->host_alloc(
+        e->cuda, MOST * cn_planes_block_bytes(&cuda) + 2 * cn_planes_slot_bytes(&cuda), &host[1]));
+    const cn_planes cpu_host = cn_planes_packed(&cpu, host[0], MOST);
+    const cn_planes cuda_host = cn_planes_packed(&cuda, host[1], MOST);
+    cn_block_copy out[MOST], in[MOST], slots_out[2], slots_in[2];
     for (uint32_t i = 0; i < n; i++) {
         out[i] = (cn_block_copy){2 * i, MOST - 1 - i};
         in[i] = (cn_block_copy){MOST - 1 - i, BLOCKS - 1 - i};
     }
-    for (uint32_t i = 0; i < n_windows; i++) {
-        windows_out[i] = (cn_block_copy){3 * i, 1 - i};
-        windows_in[i] = (cn_block_copy){1 - i, 8 - i};
+    for (uint32_t i = 0; i < n_slots; i++) {
+        slots_out[i] = (cn_block_copy){3 * i, 1 - i};
+        slots_in[i] = (cn_block_copy){1 - i, 8 - i};
     }
-    cpu.moves = cuda.moves = (cn_swap_moves){out, n, windows_out, n_windows};
-    RUN_BOTH(e, swap, &cpu, &cuda);
-    cpu.moves = cuda.moves = (cn_swap_moves){in, n, windows_in, n_windows};
-    cpu.out = cuda.out = false;
-    RUN_BOTH(e, swap, &cpu, &cuda);
-    double error = fmax(op_error(e, &kv), op_error(e, &score));
-    error = fmax(error, fmax(op_words_error(e, &origin), op_error(e, &window)));
-    e->cpu->host_free(e->cpu, cpu.host);
-    e->cuda->host_free(e->cuda, cuda.host);
-    op_tensor_free(e, &window);
-    op_tensor_free(e, &origin);
-    op_tensor_free(e, &score);
-    op_tensor_free(e, &kv);
-    return error;
+    const cn_copy_list out_list = {out, n, slots_out, n_slots};
+    const cn_copy_list in_list = {in, n, slots_in, n_slots};
+    RUN_BOTH(e, copy_blocks, (&(cn_copy_args){cpu, cpu_host, out_list}),
+             (&(cn_copy_args){cuda, cuda_host, out_list}));
+    RUN_BOTH(e, copy_blocks, (&(cn_copy_args){cpu_host, cpu, in_list}),
+             (&(cn_copy_args){cuda_host, cuda, in_list}));
+    e->cpu->host_free(e->cpu, host[0]);
+    e->cuda->host_free(e->cuda, host[1]);
+    return twin_pools_end(e, &p);
 }
 
 static double run_count_reset(op_env *e, uint32_t seed)
@@ -509,7 +520,7 @@ static double run_dummy_fill(op_env *e, uint32_t seed)
     const float scale = 0.02f / (float)(1 << (seed + 10));
     SHAPE(e, "%u elements at element %u", n, first);
     op_tensor words = random_ids(e, n_words, UINT32_MAX);
-    const cn_dummy_fill_args args = {(uint16_t *)words.cuda + first, n, key, scale};
+    const cn_dummy_fill_args args = {(uint16_t *)words.cuda + first, CN_BF16, n, key, scale};
     OP_OK(e->cuda->dummy_fill(e->cuda_stream, &args));
     uint16_t *want = words.cpu;
     for (uint32_t i = 0; i < n; i++) want[first + i] = cn_dummy_weight(key, scale, i);

@@ -14,7 +14,6 @@
 #include "engine/base.h"
 #include "engine/cpu/cpu_ops.h"
 #include "engine/cpu/cpu_simd.h"
-#include "engine/swap_space.h"
 #include "tests/lib/paged_batch.h"
 
 static cn_backend *open_cpu(uint32_t n_threads)
@@ -372,7 +371,7 @@ static void what_was_swapped_comes_back_whole(void **state)
     cn_backend *be = open_cpu(2);
     cn_stream *stream = be->stream(be, 0);
     test_rng r = {1};
-    cn_kv_layout l = cn_kv_layout_make(L, B, HK, BT, D);
+    cn_kv_layout l = cn_kv_layout_make(L, B, HK, BT, D, CN_F32);
     const size_t n_kv = cn_kv_pool_elems(&l), n_side = cn_kv_side_elems(&l);
     const size_t n_q = L * SLOTS * W * HQ * D, n_row = W * HQ * D;
     float *kv = new_random(&r, n_kv), *score = new_random(&r, n_side), *q = new_random(&r, n_q);
@@ -383,21 +382,20 @@ static void what_was_swapped_comes_back_whole(void **state)
     memcpy(kv_was, kv, n_kv * 4);
     memcpy(score_was, score, n_side * 4);
     memcpy(q_was, q, n_q * 4);
-    cn_swap_args a = {.pools = {l, kv, score, origin, q, SLOTS, W, HQ}, .n_host_blocks = HOST};
-    const size_t bytes = HOST * cn_swap_block_bytes(&a.pools, 4) + 2 * n_row * L * 4;
-    a.host = cn_calloc(bytes, 1);
+    const cn_pools pools = {l, kv, score, origin, q, SLOTS, W, HQ, CN_F32};
+    const cn_planes device = cn_pools_planes(&pools);
+    void *host = cn_calloc(HOST * cn_planes_block_bytes(&device) + 2 * n_row * L * 4, 1);
+    const cn_planes space = cn_planes_packed(&device, host, HOST);
     const cn_block_copy out[] = {{3, 2}, {1, 0}}, in[] = {{2, 0}, {0, 4}};
     const cn_block_copy window_out = {2, 1}, window_in = {1, 0};
-    a.moves = (cn_swap_moves){out, 2, &window_out, 1};
-    a.out = true;
-    assert_int_equal(be->swap(stream, &a), CN_OK);
+    cn_copy_args a = {device, space, {out, 2, &window_out, 1}};
+    assert_int_equal(be->copy_blocks(stream, &a), CN_OK);
     memset(kv, 0, n_kv * 4);
     memset(score, 0, n_side * 4);
     memset(origin, 0, n_side * 4);
     memset(q, 0, n_q * 4);
-    a.moves = (cn_swap_moves){in, 2, &window_in, 1};
-    a.out = false;
-    assert_int_equal(be->swap(stream, &a), CN_OK);
+    a = (cn_copy_args){space, device, {in, 2, &window_in, 1}};
+    assert_int_equal(be->copy_blocks(stream, &a), CN_OK);
     static const int from[B] = {3, -1, -1, -1, 1}; /* what each block holds now */
     for (uint32_t layer = 0; layer < L; layer++)
         for (uint32_t b = 0; b < B; b++) {
@@ -410,7 +408,7 @@ static void what_was_swapped_comes_back_whole(void **state)
             }
             const size_t want = cn_kv_side(&l, layer, src, 0, 0);
             assert_memory_equal(kv + dst, kv_was + cn_kv_row(&l, layer, src, 0, 0, CN_KV_K),
-                                cn_kv_block_elems(&l) * 4);
+                                l.block_bytes);
             assert_memory_equal(score + side, score_was + want, HK * BT * 4);
             assert_int_equal(origin[side + HK * BT - 1], want + HK * BT - 1);
         }
@@ -419,9 +417,7 @@ static void what_was_swapped_comes_back_whole(void **state)
         assert_memory_equal(q + at, q_was + at + 2 * n_row, n_row * 4);
         assert_true(q[at + n_row] == 0 && q[at + 2 * n_row] == 0);
     }
-    a.pools.q_window = NULL;
-    assert_int_equal(be->swap(stream, &a), CN_ERR_SHAPE);
-    void *const memory[] = {a.host, q_was, score_was, kv_was, origin, q, score, kv};
+    void *const memory[] = {host, q_was, score_was, kv_was, origin, q, score, kv};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) cn_free(memory[i]);
     be->close(be);
 }
@@ -432,7 +428,7 @@ static void blocks_and_query_slots_are_copied_whole(void **state)
     enum { L = 3, B = 5, HK = 2, BT = 128, D = 16, SLOTS = 4, W = 3, HQ = 4 };
     cn_backend *be = open_cpu(2);
     test_rng r = {1};
-    cn_kv_layout l = cn_kv_layout_make(L, B, HK, BT, D);
+    cn_kv_layout l = cn_kv_layout_make(L, B, HK, BT, D, CN_F32);
     size_t n_kv = cn_kv_pool_elems(&l), n_side = cn_kv_side_elems(&l), n_q = L * SLOTS * W * HQ * D;
     float *kv = new_random(&r, n_kv), *score = new_random(&r, n_side), *q = new_random(&r, n_q);
     uint32_t *origin = cn_calloc(n_side, sizeof *origin);
@@ -441,18 +437,16 @@ static void blocks_and_query_slots_are_copied_whole(void **state)
     memcpy(kv_before, kv, n_kv * 4);
     memcpy(score_before, score, n_side * 4);
     const cn_block_copy blocks[] = {{1, 4}, {4, 0}, {2, 2}}, slots[] = {{3, 1}};
-    cn_copy_args a = {.pools = {l, kv, score, origin, q, SLOTS, W, HQ},
-                      .blocks = blocks,
-                      .n_blocks = 3,
-                      .query_slots = slots,
-                      .n_query_slots = 1};
+    cn_pools pools = {l, kv, score, origin, q, SLOTS, W, HQ, CN_F32};
+    cn_copy_args a = {.list = {blocks, 3, slots, 1}};
+    a.from = a.to = cn_pools_planes(&pools);
     assert_int_equal(be->copy_blocks(be->stream(be, 0), &a), CN_OK);
     static const uint32_t from[B] = {1, 1, 2, 3, 1}; /* what each block holds now: in order */
     for (uint32_t layer = 0; layer < L; layer++)
         for (uint32_t b = 0; b < B; b++) {
-            size_t n = cn_kv_block_elems(&l), src = cn_kv_row(&l, layer, from[b], 0, 0, CN_KV_K);
+            size_t src = cn_kv_row(&l, layer, from[b], 0, 0, CN_KV_K);
             size_t dst = cn_kv_row(&l, layer, b, 0, 0, CN_KV_K);
-            assert_memory_equal(kv + dst, kv_before + src, n * 4);
+            assert_memory_equal(kv + dst, kv_before + src, l.block_bytes);
             size_t side = cn_kv_side(&l, layer, b, 0, 0);
             size_t want = cn_kv_side(&l, layer, from[b], 0, 0);
             assert_memory_equal(score + side, score_before + want, HK * BT * 4);
@@ -461,7 +455,8 @@ static void blocks_and_query_slots_are_copied_whole(void **state)
     for (uint32_t layer = 0; layer < L; layer++)
         assert_memory_equal(q + cn_query_row(SLOTS, W, HQ, D, layer, 1, 0, 0),
                             q + cn_query_row(SLOTS, W, HQ, D, layer, 3, 0, 0), W * HQ * D * 4);
-    a.pools.q_window = NULL;
+    pools.q_window = NULL;
+    a.from = a.to = cn_pools_planes(&pools);
     assert_int_equal(be->copy_blocks(be->stream(be, 0), &a), CN_ERR_SHAPE);
     cn_free(score_before);
     cn_free(kv_before);

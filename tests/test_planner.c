@@ -37,7 +37,7 @@ static void sizes_are_those_of_the_layout(void **state)
     assert_int_equal(p.block_bytes, 36u * 8 * 256 * (2 * 128 * 2 + 4 + 4));
     assert_int_equal(p.query_slot_bytes, 36u * 16 * 32 * 128 * 2);
 
-    cn_kv_layout l = cn_kv_layout_make(36, 10, 8, 256, 128);
+    cn_kv_layout l = cn_kv_layout_make(36, 10, 8, 256, 128, CN_F32);
     in.has_scores = in.has_origins = false;
     assert_int_equal(cn_memory_plan_divide(&p, &in), CN_OK);
     assert_int_equal(p.block_bytes * 10, cn_kv_pool_elems(&l) * 2);

@@ -264,9 +264,9 @@ static void a_window_inside_the_prompt_is_copied(void **state)
     assert_int_equal(rig_try_add(&r, 1, 12, 20, 3, rig_zip(8), q), CN_OK);
     rig_step(&r);
     assert_int_equal(r.plan.n_forks, 1);
-    assert_int_equal(r.plan.n_slot_copies, 1);
-    assert_int_equal(r.plan.slot_copies[0].src, (uint32_t)q[0]->query_slot);
-    assert_int_equal(r.plan.slot_copies[0].dst, (uint32_t)q[1]->query_slot);
+    assert_int_equal(r.plan.fork_copies.n_slots, 1);
+    assert_int_equal(r.plan.fork_copies.slots[0].src, (uint32_t)q[0]->query_slot);
+    assert_int_equal(r.plan.fork_copies.slots[0].dst, (uint32_t)q[1]->query_slot);
     /* No slot for the third: it comes through the queue and the prefix cache instead. */
     assert_int_equal(q[2]->state, CN_SEQ_WAITING);
     assert_int_equal(q[2]->n_tokens, 12);

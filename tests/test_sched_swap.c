@@ -63,16 +63,16 @@ static void the_last_compressed_one_goes_and_comes_back(void **state)
     assert_int_equal(r.plan.swap_out.n_blocks, n);
     for (uint32_t i = 0; i < n; i++)
         assert_int_equal(r.plan.swap_out.blocks[i].src, table[i]);
-    assert_int_equal(r.plan.swap_out.n_windows, 1);
-    assert_int_equal(r.plan.swap_out.windows[0].src, slot);
+    assert_int_equal(r.plan.swap_out.n_slots, 1);
+    assert_int_equal(r.plan.swap_out.slots[0].src, slot);
     assert_int_equal(rig_stats(&r).swapped, 1);
     assert_int_equal(rig_stats(&r).swap_blocks_used, n);
     assert_int_equal(rig_stats(&r).slots_used, 1);
     while (last->state == CN_SEQ_SWAPPED) rig_step(&r);
     assert_int_equal(now->state, CN_SEQ_FINISHED);
     assert_int_equal(r.plan.swap_in.n_blocks, n);
-    assert_int_equal(r.plan.swap_in.n_windows, 1);
-    assert_int_equal(r.plan.swap_in.windows[0].dst, last->query_slot);
+    assert_int_equal(r.plan.swap_in.n_slots, 1);
+    assert_int_equal(r.plan.swap_in.slots[0].dst, last->query_slot);
     for (uint32_t i = 0; i < n; i++)
         assert_int_equal(r.plan.swap_in.blocks[i].dst, last->table[i]);
     assert_int_equal(rig_row(&r, last)->first_pos, n_computed); /* it decodes at once */

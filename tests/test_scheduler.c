@@ -256,13 +256,14 @@ static void samples_fork_from_their_leader(void **state)
     rig_step(&r);
     assert_int_equal(r.plan.n_rows, 1);
     assert_int_equal(r.plan.n_forks, 2);
-    assert_int_equal(r.plan.n_block_copies, 2);
-    assert_int_equal(r.plan.n_slot_copies, 0); /* the window, from 14 on, is not in the prompt */
+    assert_int_equal(r.plan.fork_copies.n_blocks, 2);
+    /* The window, from 14 on, is not in the prompt. */
+    assert_int_equal(r.plan.fork_copies.n_slots, 0);
     for (int i = 0; i < 2; i++) {
         assert_ptr_equal(r.plan.forks[i].seq, q[i + 1]);
         assert_int_equal(r.plan.forks[i].leader_row, 0);
-        assert_int_equal(r.plan.block_copies[i].src, q[0]->table[2]);
-        assert_int_equal(r.plan.block_copies[i].dst, q[i + 1]->table[2]);
+        assert_int_equal(r.plan.fork_copies.blocks[i].src, q[0]->table[2]);
+        assert_int_equal(r.plan.fork_copies.blocks[i].dst, q[i + 1]->table[2]);
         assert_memory_equal(q[0]->table, q[i + 1]->table, 2 * sizeof(uint32_t));
         assert_int_equal(q[i + 1]->n_tokens, 11);
         assert_int_equal(q[i + 1]->n_computed, 10);

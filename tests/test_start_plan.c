@@ -64,7 +64,7 @@ static void a_device_is_filled(void **state)
     for (device_bytes = (size_t)1 << 30; device_bytes < (size_t)9 << 30; device_bytes *= 2) {
         cn_start_plan p = plan_of(r, &r->device);
         assert_in_range(cn_start_plan_bytes(&p), device_bytes - p.kv.block_bytes, device_bytes);
-        assert_int_equal(p.weight_bytes, cn_weights_bytes(&r->model, CN_F32));
+        assert_int_equal(p.weight_bytes, cn_weights_bytes(&r->model, &r->device));
         assert_true(p.step_bytes > 0 && p.workspace_bytes > 0);
         assert_int_equal(p.kv.block_tokens, 64); /* as docs/CONFIG.md says of the CPU */
     }
@@ -153,7 +153,7 @@ static void weights_that_do_not_fit_are_refused(void **state)
 {
     rig *r = *state;
     cn_start_plan p;
-    device_bytes = cn_weights_bytes(&r->model, CN_F32);
+    device_bytes = cn_weights_bytes(&r->model, &r->device);
     assert_int_equal(cn_start_plan_make(&p, r->config, &r->model, &r->device), CN_ERR_MEMORY);
     assert_non_null(strstr(cn_last_error(), "GiB of weights"));
     device_bytes += plan_of(r, r->cpu).workspace_bytes + (1u << 20);

@@ -77,11 +77,12 @@ static cn_stream *fake_stream(cn_backend *be, uint32_t i)
     return NULL;
 }
 
-static cn_backend backend_of(cn_dtype weight_dtype)
+static cn_backend backend_of(cn_dtype dtype)
 {
     memset(&fake, 0, sizeof fake);
     return (cn_backend){.name = "fake",
-                        .weight_dtype = weight_dtype,
+                        .matrix_dtype = dtype,
+                        .vector_dtype = dtype,
                         .mem_alloc = fake_alloc,
                         .mem_free = fake_free,
                         .mem_write = fake_write,
@@ -204,7 +205,7 @@ static void check_places(const char *dir)
     if (cn_weights_load(&w, &be, ck) != CN_OK) fail_msg("%s", cn_last_error());
     cn_checkpoint_close(ck);
     assert_int_equal(fake.n_allocs, 1);
-    assert_int_equal(fake.allocated, cn_weights_bytes(&c, CN_F32));
+    assert_int_equal(fake.allocated, cn_weights_bytes(&c, &be));
     assert_in_range(fake.allocated, 4 * cn_model_config_n_params(&c),
                     4 * cn_model_config_n_params(&c) + 256 * CN_W_COUNT * (c.n_layers + 1));
 
@@ -497,7 +498,7 @@ static void test_dummies_on_device(void **state)
         assert_int_equal(cn_weights_load(&made, &device, ck), CN_OK);
         assert_true(fake.n_fills > 7 * c.n_layers);
         assert_memory_equal(cn_weights_at(made, CN_W_EMBED, 0),
-                            cn_weights_at(written, CN_W_EMBED, 0), cn_weights_bytes(&c, CN_BF16));
+                            cn_weights_at(written, CN_W_EMBED, 0), cn_weights_bytes(&c, &host));
         cn_weights_free(written);
         cn_weights_free(made);
         cn_checkpoint_close(ck);

@@ -234,7 +234,8 @@ static bool is_leaf(const char *path)
 {
     return !strcmp(path, "engine/base.h") || !strcmp(path, "engine/ops.h") ||
            !strcmp(path, "engine/cinch.h") || !strcmp(path, "engine/list.h") ||
-           !strcmp(path, "paged/kv_layout.h");
+           !strcmp(path, "engine/dtype.h") || !strcmp(path, "paged/kv_layout.h") ||
+           !strcmp(path, "paged/planes.h");
 }
 
 /* The folders, and single headers, that a file of `folder` may include, beside its own folder and
@@ -250,7 +251,7 @@ static const struct {
     {"engine/options/", {"compress/policy.h"}},
     {"engine/text/", {"engine/options/", "engine/json.h", "engine/utf8.h"}},
     {"engine/checkpoint/", {"engine/options/", "engine/json.h"}},
-    {"engine/cpu/", {"compress/", "engine/sample_math.h", "engine/swap_space.h"}},
+    {"engine/cpu/", {"compress/", "engine/sample_math.h"}},
     {"engine/",
      {"engine/options/", "engine/text/", "engine/checkpoint/", "scheduler/", "paged/",
       "compress/"}},
@@ -269,7 +270,7 @@ static const struct {
       "engine/serve/", "compress/policy.h"}},
     {"engine/main.c", {"engine/cmd/command.h"}},
     {"cuda/",
-     {"cuda/gemm/gemm.h", "engine/swap_space.h", "engine/checkpoint/dummy_weight.h"}},
+     {"cuda/gemm/gemm.h", "engine/checkpoint/dummy_weight.h"}},
     {"cuda/attn/", {"cuda/"}},
     {"cuda/gemm/", {"cuda/"}},
     {"cuda/compress/", {"cuda/", "cuda/attn/", "compress/"}},

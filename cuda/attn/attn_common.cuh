@@ -23,25 +23,25 @@ enum { CN_ATTN_MAX_HEAD_DIM = 256, CN_CHUNK_BYTES = 16 };
 
 /* ---- the pool ---- */
 
-/* How kernels find keys. Rows of the pool are counted in head_dim-long rows from its start. */
+/* How kernels find keys, in rows of head_dim elements (cn_kv_rows). */
 typedef struct cn_attn_pool {
     const cn_bf16 *kv;
     const uint32_t *tables;
-    uint32_t table_stride, layer_block; /* layer * n_blocks */
+    uint32_t table_stride;
     uint32_t n_kv_heads, head_dim;
+    cn_kv_rows rows;
+    uint32_t layer_row; /* the first row of the layer */
     uint32_t block_shift, tile_shift; /* log2 of block_tokens, tile_tokens */
 } cn_attn_pool;
 
-/* The row of slot `slot`'s key; its value stands tile_tokens rows on. */
+/* The row of slot `slot`'s key; its value is rows.value rows behind. */
 __device__ static inline uint32_t cn_key_row(const cn_attn_pool &p, uint32_t seq, uint32_t head,
                                              uint32_t slot)
 {
     const uint32_t block = __ldg(p.tables + (size_t)seq * p.table_stride + (slot >> p.block_shift));
     const uint32_t in_block = slot & ((1u << p.block_shift) - 1);
-    const uint32_t head_block = (p.layer_block + block) * p.n_kv_heads + head;
-    const uint32_t tile =
-        (head_block << (p.block_shift - p.tile_shift)) + (in_block >> p.tile_shift);
-    return (tile << (p.tile_shift + 1)) + (in_block & ((1u << p.tile_shift) - 1));
+    return p.layer_row + block * p.rows.block + head * p.rows.head +
+           (in_block >> p.tile_shift) * p.rows.tile + (in_block & ((1u << p.tile_shift) - 1));
 }
 
 /* ---- shared memory ---- */
@@ -184,9 +184,12 @@ static inline cn_status cn_attn_check(const char *op, const cn_attn_args *a)
     if (a->n_heads == 0 || a->n_heads % l->n_kv_heads != 0)
         return cn_fail(CN_ERR_SHAPE, "%s: %u query heads do not divide over %u kv heads", op,
                        a->n_heads, l->n_kv_heads);
-    if (cn_kv_pool_elems(l) / l->head_dim > INT32_MAX)
-        return cn_fail(CN_ERR_SHAPE, "%s: a pool of %zu rows; the most is %d", op,
-                       cn_kv_pool_elems(l) / l->head_dim, INT32_MAX);
+    if (!cn_kv_layout_is_uniform(l, CN_BF16))
+        return cn_fail(CN_ERR_SHAPE, "%s: K and V must be bf16 and as wide as head_dim %u", op,
+                       l->head_dim);
+    if (cn_kv_rows_of(l).total > INT32_MAX)
+        return cn_fail(CN_ERR_SHAPE, "%s: a pool of %zu rows exceeds the limit of %d", op,
+                       cn_kv_rows_of(l).total, INT32_MAX);
     return CN_OK;
 }
 
@@ -196,7 +199,8 @@ static inline cn_attn_pool cn_attn_pool_of(const cn_attn_args *a)
     p.kv = (const cn_bf16 *)a->kv;
     p.tables = a->batch->tables;
     p.table_stride = a->batch->table_stride;
-    p.layer_block = a->layer * a->layout.n_blocks;
+    p.rows = cn_kv_rows_of(&a->layout);
+    p.layer_row = a->layer * p.rows.layer;
     p.n_kv_heads = a->layout.n_kv_heads;
     p.head_dim = a->layout.head_dim;
     p.block_shift = cn_log2_u32(a->layout.block_tokens);
@@ -209,7 +213,7 @@ static inline cn_status cn_map_pool(CUtensorMap *map, const void *kv, const cn_k
                                     uint32_t box_rows)
 {
     const cn_map_shape shape = {2,
-                                {l->head_dim, cn_kv_pool_elems(l) / l->head_dim},
+                                {l->head_dim, cn_kv_rows_of(l).total},
                                 {1, l->head_dim},
                                 {CN_BOX_COLS, box_rows}};
     return cn_map_encode(map, kv, &shape);

@@ -158,7 +158,8 @@ cn_one_bulk_tile(const cn_one_params &p, const cn_walk &w, const cn_one_item &it
         for (uint32_t box = 0; box < cn_one_shared<D>::BOXES; box++) {
             const uint32_t to = box * cn_one_shared<D>::BOX_BYTES + at * CN_ROW_BYTES;
             cn_box_copy(shared.keys(stage) + to, map, box * CN_BOX_COLS, row, barrier);
-            cn_box_copy(shared.values(stage) + to, map, box * CN_BOX_COLS, row + tile, barrier);
+            cn_box_copy(shared.values(stage) + to, map, box * CN_BOX_COLS, row + p.pool.rows.value,
+                        barrier);
         }
         at += is_whole ? tile : CN_WALK_STEP;
     }
@@ -189,7 +190,7 @@ __device__ static inline void cn_one_copy_tile(const cn_one_params &p, const cn_
         const uint32_t row =
             __shfl_sync(0xffffffffu, base < CN_WARP ? rows[0] : rows[1], i % CN_WARP);
         const cn_bf16 *key = p.pool.kv + (size_t)row * d;
-        const cn_bf16 *value = key + ((size_t)d << p.pool.tile_shift);
+        const cn_bf16 *value = key + d * p.pool.rows.value;
 #pragma unroll
         for (uint32_t box = 0; box < cn_one_shared<D>::BOXES; box++) {
             const uint32_t chunk = box * 8 + column, to = cn_chunk_at(CN_WALK_TILE, i, chunk);

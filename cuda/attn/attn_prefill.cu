@@ -62,7 +62,7 @@ __device__ static inline void fetch_tile(const cn_prefill_params &p, const cn_pr
         const bool used = slot < b.n_slots;
         const size_t at = cn_key_row(p.pool, b.seq, b.kv_head, used ? slot : 0);
         const cn_bf16 *key = p.pool.kv + at * d;
-        const cn_bf16 *value = key + ((size_t)d << p.pool.tile_shift);
+        const cn_bf16 *value = key + d * p.pool.rows.value;
 #pragma unroll
         for (uint32_t box = 0; box < prefill_shared<D>::BOXES; box++) {
             const uint32_t chunk = box * 8 + column, to = cn_chunk_at(TILE, row, chunk);

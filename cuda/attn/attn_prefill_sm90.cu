@@ -67,7 +67,8 @@ __device__ static inline void fetch_part(const cn_prefill_params &p, const cn_pr
     cn_barrier_expect(barrier, n_boxes * step * CN_ROW_BYTES);
     for (uint32_t at = 0; at < n; at += step) {
         const uint32_t row =
-            cn_key_row(p.pool, b.seq, b.kv_head, first + at) + (uint32_t)part * step;
+            cn_key_row(p.pool, b.seq, b.kv_head, first + at) +
+            (part == CN_KV_V ? p.pool.rows.value : 0);
 #pragma unroll
         for (uint32_t box = 0; box < prefill_shared<D>::BOXES; box++)
             cn_box_copy(

@@ -31,8 +31,8 @@ __device__ static inline const cn_bf16 *cn_compress_row(const cn_compress_chunk 
 {
     const cn_kv_layout *l = &c.pools.layout;
     const uint32_t block = __ldg(u.job->source + v / l->block_tokens);
-    return (const cn_bf16 *)c.pools.kv +
-           cn_kv_row(l, u.layer, block, u.head, v % l->block_tokens, part);
+    return (const cn_bf16 *)((const char *)c.pools.kv +
+                             cn_kv_at(l, u.layer, block, u.head, v % l->block_tokens, part));
 }
 
 /* F or P of slot `slot` of a block. */

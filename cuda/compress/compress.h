@@ -80,11 +80,11 @@ static inline uint32_t cn_compress_units(const cn_compress_chunk *c)
     return c->n_jobs * c->n_layers * c->pools.layout.n_kv_heads;
 }
 
-/* A block of one (layer, kv head) set aside: its K, then V, [block_tokens, d] bf16 each, then P and
- * F, [block_tokens] each. */
+/* A block of one (layer, kv head) set aside: its tiles as in the pool, then P and F,
+ * [block_tokens] each. */
 CN_KV_FN size_t cn_compress_aside_bytes(const cn_kv_layout *l)
 {
-    return (size_t)l->block_tokens * (4 * (size_t)l->head_dim + 2 * sizeof(uint32_t));
+    return l->head_bytes + 2 * (size_t)l->block_tokens * sizeof(uint32_t);
 }
 
 /* Fills for every unit (unit = (job * n_layers + layer - first_layer) * n_kv_heads + kv_head), as

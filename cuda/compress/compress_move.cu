@@ -39,8 +39,7 @@ __device__ static inline uint32_t kept_slot(const cn_compress_chunk &c, const cn
 __device__ static inline char *pool_row(const cn_compress_chunk &c, const cn_compress_unit &u,
                                         uint32_t block, uint32_t slot, cn_kv_part part)
 {
-    cn_bf16 *kv = (cn_bf16 *)c.pools.kv;
-    return (char *)(kv + cn_kv_row(&c.pools.layout, u.layer, block, u.head, slot, part));
+    return (char *)c.pools.kv + cn_kv_at(&c.pools.layout, u.layer, block, u.head, slot, part);
 }
 
 __device__ static inline char *aside_block(const cn_compress_chunk &c, const cn_compress_unit &u,
@@ -50,19 +49,12 @@ __device__ static inline char *aside_block(const cn_compress_chunk &c, const cn_
     return c.aside + at * cn_compress_aside_bytes(&c.pools.layout);
 }
 
-/* Bytes into a block set aside. */
-__device__ static inline size_t aside_row(const cn_kv_layout *l, uint32_t slot, uint32_t part)
-{
-    return ((size_t)part * l->block_tokens + slot) * l->head_dim * sizeof(cn_bf16);
-}
-
 /* P (0) or F (1) of a block set aside. */
 __device__ static inline uint32_t *aside_side(const cn_compress_chunk &c, const cn_compress_unit &u,
                                               uint32_t number, uint32_t which)
 {
     const cn_kv_layout *l = &c.pools.layout;
-    char *both_parts_on = aside_block(c, u, number) + aside_row(l, 0, 2);
-    return (uint32_t *)both_parts_on + which * l->block_tokens;
+    return (uint32_t *)(aside_block(c, u, number) + l->head_bytes) + which * l->block_tokens;
 }
 
 /* ---- K and V ---- */
@@ -78,7 +70,7 @@ __device__ static inline move_row row_of(const cn_compress_chunk &c, const cn_co
     r.from = entry < CN_COMPRESS_ASIDE
                  ? pool_row(c, u, entry, v % b, part)
                  : aside_block(c, u, entry - CN_COMPRESS_ASIDE) +
-                       aside_row(&c.pools.layout, v % b, part);
+                       cn_kv_in_head(&c.pools.layout, v % b, part);
     return r;
 }
 
@@ -244,10 +236,11 @@ __global__ static void __launch_bounds__(THREADS)
     __syncthreads();
     if (found == none) return;
     char *to = aside_block(c, u, blockIdx.y);
-    for (uint32_t part = 0; part < 2; part++)
+    for (uint32_t part = 0; part < l->n_parts; part++)
         for (uint32_t e = threadIdx.x; e < b * vecs; e += THREADS) {
             const uint4 *from = (const uint4 *)pool_row(c, u, found, e / vecs, (cn_kv_part)part);
-            ((uint4 *)(to + aside_row(l, e / vecs, part)))[e % vecs] = from[e % vecs];
+            uint4 *row = (uint4 *)(to + cn_kv_in_head(l, e / vecs, (cn_kv_part)part));
+            row[e % vecs] = from[e % vecs];
         }
     for (uint32_t which = 0; which < 2; which++) {
         const uint32_t *side = side_of(c, u, which);

@@ -86,9 +86,8 @@ __device__ static inline void fetch_keys(const score_params &p, const team_place
     const uint32_t at = lane * l.tile_tokens, slot = x.first + at; /* a lane has a tile */
     uint32_t row = 0;
     if (at < n)
-        row = (uint32_t)(cn_kv_row(&l, x.layer, x.job->source[slot / l.block_tokens], x.kv_head,
-                                   slot % l.block_tokens, CN_KV_K) /
-                         l.head_dim);
+        row = x.layer * p.rows.layer + x.job->source[slot / l.block_tokens] * p.rows.block +
+              x.kv_head * p.rows.head + slot % l.block_tokens / l.tile_tokens * p.rows.tile;
     uint64_t *full = &t.shared->keys_full;
     cn_barrier_wait(&t.shared->keys_empty, (turn & 1) ^ 1);
     if (lane == 0) {
@@ -547,7 +546,7 @@ extern "C" bool cn_compress_score_sm90_fits(const cn_stream *s, const cn_compres
     const cn_kv_layout *l = &c->pools.layout;
     return cn_attn_has_bulk(s) && l->head_dim % CN_VEC8 == 0 && l->head_dim <= MAX_HEAD_DIM &&
            c->group <= MAX_GROUP && c->redundancy_kind != CN_REDUNDANCY_FLASH &&
-           cn_kv_pool_elems(l) / l->head_dim <= INT32_MAX;
+           cn_kv_rows_of(l).total <= INT32_MAX;
 }
 
 extern "C" cn_status cn_compress_score_sm90(cn_stream *s, const cn_compress_chunk *c)
@@ -555,6 +554,7 @@ extern "C" cn_status cn_compress_score_sm90(cn_stream *s, const cn_compress_chun
     const uint32_t d = c->pools.layout.head_dim;
     score_params p = {};
     p.c = *c;
+    p.rows = cn_kv_rows_of(&c->pools.layout);
     while (1u << p.group_shift < c->group) p.group_shift++;
     p.n_rounds = (uint32_t)cn_ceil_div(c->window, COLUMNS >> p.group_shift);
     p.scale = CN_LOG2E / sqrtf((float)d);

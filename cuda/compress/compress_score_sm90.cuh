@@ -46,6 +46,7 @@ enum { MEASURE = 1, WEIGH = 2 };
 
 typedef struct score_params {
     cn_compress_chunk c;
+    cn_kv_rows rows; /* of the pool */
     uint32_t steps;
     uint32_t group_shift; /* log2 of G */
     uint32_t n_rounds;    /* of the window */

@@ -20,7 +20,7 @@ typedef struct plan_report {
     cn_model_config model;
     cn_start_plan start;
     cn_memory_plan memory; /* of start */
-    cn_dtype weight_dtype;
+    cn_dtype matrix_dtype;
     uint32_t max_model_len;
     uint32_t running;         /* requests at once, as the default policy has it */
     uint32_t resident_tokens; /* of each, on the average */
@@ -67,7 +67,7 @@ static cn_status measure_with(probe *p, plan_report *r)
 {
     const size_t act_bytes = cn_dtype_bytes(p->be->act_dtype);
     const size_t weight_bytes =
-        (size_t)p->n_rows * PROBE_COLS * cn_dtype_bytes(p->be->weight_dtype);
+        (size_t)p->n_rows * PROBE_COLS * cn_dtype_bytes(p->be->matrix_dtype);
     const uint32_t rows = cn_max_u32(r->running, 1);
     CN_TRY(p->be->mem_alloc(p->be, weight_bytes, &p->weight));
     CN_TRY(p->be->mem_alloc(p->be, rows * PROBE_COLS * act_bytes, &p->x));
@@ -132,7 +132,7 @@ static cn_status fill(plan_report *r, cn_backend *be)
     CN_TRY(cn_start_plan_make(&r->start, c, &r->model, be));
     r->memory = r->start.kv;
     CN_TRY(check_start(r));
-    r->weight_dtype = be->weight_dtype;
+    r->matrix_dtype = be->matrix_dtype;
     const bool capped = c->kv.policy != CN_KV_FULL;
     r->running = capped ? r->memory.concurrency_capped : r->memory.concurrency_full;
     /* A request of full KV holds half its final length on the average. */
@@ -176,7 +176,7 @@ static void print_table(const plan_report *r)
            "model", m->architecture, (double)cn_model_config_n_params(m) / 1e6, m->n_layers,
            m->hidden, m->n_heads, m->n_kv_heads, m->head_dim);
     print_bytes("weights", r->start.weight_bytes);
-    printf(" in %s\n", r->weight_dtype == CN_F32 ? "f32" : "bf16");
+    printf(" in %s\n", r->matrix_dtype == CN_F32 ? "f32" : "bf16");
     print_bytes("workspace", r->start.workspace_bytes + r->start.step_bytes);
     printf(", steps of %u tokens and %u requests\n", r->config->max_num_batched_tokens,
            r->config->max_num_seqs);

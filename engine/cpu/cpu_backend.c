@@ -93,7 +93,6 @@ CPU_OP(attn_sparse, cn_cpu_attn_sparse)
 CPU_OP(silu_mul, cn_cpu_silu_mul)
 CPU_OP(gather, cn_cpu_gather)
 CPU_OP(copy_blocks, cn_cpu_copy_blocks)
-CPU_OP(swap, cn_cpu_swap)
 
 /* Rows of a step are sampled side by side, each worker in its own part of the scratch. */
 static void sample_task(void *ctx, uint32_t row, uint32_t worker)
@@ -144,7 +143,8 @@ static void close_backend(cn_backend *be)
 
 static const cn_backend CPU_TABLE = {
     .name = "cpu",
-    .weight_dtype = CN_F32,
+    .matrix_dtype = CN_F32,
+    .vector_dtype = CN_F32,
     .act_dtype = CN_F32,
     .kv_dtype = CN_F32,
     .default_block_tokens = 64,
@@ -176,7 +176,6 @@ static const cn_backend CPU_TABLE = {
     .sample = enqueue_sample,
     .count_reset = enqueue_count_reset,
     .copy_blocks = enqueue_copy_blocks,
-    .swap = enqueue_swap,
     .compress_scratch_bytes = cn_cpu_compress_scratch_bytes,
     .compress = enqueue_compress,
 };

@@ -23,7 +23,7 @@ void cn_cpu_stage_plan(const cn_compress_req *req, uint32_t *index, cn_cpu_stage
 /* A staged block: its K and V as they stand in the pool, then F, then P. */
 static size_t staged_floats(const cn_kv_layout *l)
 {
-    return (size_t)l->block_tokens * (2 * (size_t)l->head_dim + 2);
+    return l->head_bytes / sizeof(float) + 2 * (size_t)l->block_tokens;
 }
 
 size_t cn_cpu_stage_floats(const cn_pools *pools, uint32_t n)
@@ -51,7 +51,7 @@ static head_block in_pool(const cn_pools *p, uint32_t layer, uint32_t block, uin
 static head_block in_stage(const cn_pools *p, float *stage_mem, uint32_t index)
 {
     float *kv = stage_mem + index * staged_floats(&p->layout);
-    float *score = kv + (size_t)p->layout.block_tokens * 2 * p->layout.head_dim;
+    float *score = kv + p->layout.head_bytes / sizeof *kv;
     return (head_block){
         .kv = kv,
         .score = p->score ? score : NULL,
@@ -62,7 +62,7 @@ static head_block in_stage(const cn_pools *p, float *stage_mem, uint32_t index)
 static void copy_aside(const cn_kv_layout *l, head_block dst, head_block src)
 {
     const size_t b = l->block_tokens;
-    memcpy(dst.kv, src.kv, b * 2 * l->head_dim * sizeof *dst.kv);
+    memcpy(dst.kv, src.kv, l->head_bytes);
     if (src.score) memcpy(dst.score, src.score, b * sizeof *dst.score);
     if (src.origin) memcpy(dst.origin, src.origin, b * sizeof *dst.origin);
 }
@@ -71,10 +71,10 @@ static void copy_aside(const cn_kv_layout *l, head_block dst, head_block src)
 static void move_run(const cn_kv_layout *l, head_block dst, uint32_t dst_slot, head_block src,
                      uint32_t src_slot, uint32_t n_rows)
 {
-    const size_t row_bytes = l->head_dim * sizeof(float);
-    for (int part = CN_KV_K; part <= CN_KV_V; part++)
-        memmove(dst.kv + cn_kv_row(l, 0, 0, 0, dst_slot, (cn_kv_part)part),
-                src.kv + cn_kv_row(l, 0, 0, 0, src_slot, (cn_kv_part)part), n_rows * row_bytes);
+    for (uint32_t part = 0; part < l->n_parts; part++)
+        memmove((char *)dst.kv + cn_kv_in_head(l, dst_slot, (cn_kv_part)part),
+                (char *)src.kv + cn_kv_in_head(l, src_slot, (cn_kv_part)part),
+                (size_t)n_rows * l->part[part].row_bytes);
     if (dst.score)
         memmove(dst.score + dst_slot, src.score + src_slot, n_rows * sizeof *dst.score);
     if (dst.origin)

@@ -69,7 +69,6 @@ cn_status cn_cpu_attn_sparse(cn_stream *s, const cn_attn_sparse_args *a);
 cn_status cn_cpu_silu_mul(cn_stream *s, const cn_silu_mul_args *a);
 cn_status cn_cpu_gather(cn_stream *s, const cn_gather_args *a);
 cn_status cn_cpu_copy_blocks(cn_stream *s, const cn_copy_args *a);
-cn_status cn_cpu_swap(cn_stream *s, const cn_swap_args *a);
 
 /* out[d] = x[d] / rms(x) * weight[d], the sum of squares in one fixed order. */
 void cn_cpu_rms_scale(float *out, const float *x, const float *weight, uint32_t n, float eps);

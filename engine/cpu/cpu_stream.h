@@ -21,7 +21,7 @@ struct cn_cpu;
 /* An op as it runs, on whichever thread the stream has. */
 typedef cn_status (*cn_cpu_op_fn)(cn_stream *s, const void *args);
 
-enum { CN_CPU_MAX_ARGS_BYTES = 256 };
+enum { CN_CPU_MAX_ARGS_BYTES = 1024 };
 
 cn_status cn_cpu_stream_create(cn_stream **out, struct cn_cpu *cpu, bool threaded);
 void cn_cpu_stream_free(cn_stream *s); /* runs what is queued first; NULL is fine */

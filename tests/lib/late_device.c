@@ -13,7 +13,7 @@
 
 enum {
     QUEUE_ENTRIES = 4096,
-    MAX_ARGS_BYTES = 256,
+    MAX_ARGS_BYTES = 1024,
     ERROR_BYTES = 512,
     GRAPH_ENTRIES = 1024,
     PACE_CALLS = 400 /* most calls of the host that a pace lasts */
@@ -318,26 +318,16 @@ static void drop_padding(cn_batch_view *v)
 PLAIN_OPS(LATE_OP)
 BATCH_OPS(LATE_BATCH_OP)
 RUN_OP(copy_blocks)
-RUN_OP(swap)
 
 static cn_status late_copy_blocks(cn_stream *s, const cn_copy_args *args)
 {
     cn_copy_args a = *args;
-    char *owned = copy_of(a.blocks, a.n_blocks * sizeof *a.blocks, a.query_slots,
-                          a.n_query_slots * sizeof *a.query_slots);
-    a.blocks = (const cn_block_copy *)(void *)owned;
-    a.query_slots = a.blocks + a.n_blocks;
+    cn_copy_list *l = &a.list;
+    char *owned = copy_of(l->blocks, l->n_blocks * sizeof *l->blocks, l->slots,
+                          l->n_slots * sizeof *l->slots);
+    l->blocks = (const cn_block_copy *)(void *)owned;
+    l->slots = l->blocks + l->n_blocks;
     return submit(s, run_copy_blocks, &a, sizeof a, NULL, owned);
-}
-
-static cn_status late_swap(cn_stream *s, const cn_swap_args *args)
-{
-    cn_swap_args a = *args;
-    char *owned = copy_of(a.moves.blocks, a.moves.n_blocks * sizeof *a.moves.blocks,
-                          a.moves.windows, a.moves.n_windows * sizeof *a.moves.windows);
-    a.moves.blocks = (const cn_block_copy *)(void *)owned;
-    a.moves.windows = a.moves.blocks + a.moves.n_blocks;
-    return submit(s, run_swap, &a, sizeof a, NULL, owned);
 }
 
 /* ---- life ---- */
@@ -373,7 +363,6 @@ static void fill_table(cn_backend *t)
     PLAIN_OPS(SET_OP)
     BATCH_OPS(SET_OP)
     SET_OP(copy_blocks)
-    SET_OP(swap)
     t->attn_sparse = NULL; /* no model calls it */
 }
 

@@ -19,7 +19,8 @@ static void open_pools(model_rig *r, const model_rig_opts *o)
     const cn_model_config *c = &r->cfg;
     uint32_t n_blocks = r->max_seqs * r->blocks_per_seq;
     r->pools.layout =
-        cn_kv_layout_make(c->n_layers, n_blocks, c->n_kv_heads, o->block_tokens, c->head_dim);
+        cn_kv_layout_make(c->n_layers, n_blocks, c->n_kv_heads, o->block_tokens, c->head_dim,
+                          CN_F32);
     r->pools.n_heads = c->n_heads;
     must(r->be->mem_alloc(r->be, cn_kv_pool_elems(&r->pools.layout) * sizeof(float), &r->pools.kv));
     r->tables = new_u32(n_blocks);

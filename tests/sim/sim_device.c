@@ -98,17 +98,17 @@ static void move_items(uint64_t *dst, uint32_t n_dst, uint64_t *src, uint32_t n_
     }
 }
 
-void sim_device_swap(sim_device *d, const cn_swap_moves *m, bool out)
+void sim_device_swap(sim_device *d, const cn_copy_list *m, bool out)
 {
     const size_t b = d->block_tokens, w = d->window;
     if (out) {
         move_items(d->host_kv, d->n_host_blocks, d->kv, d->n_blocks, b, m->blocks, m->n_blocks);
-        move_items(d->host_queries, d->n_host_windows, d->queries, d->n_slots, w, m->windows,
-                   m->n_windows);
+        move_items(d->host_queries, d->n_host_windows, d->queries, d->n_slots, w, m->slots,
+                   m->n_slots);
     } else {
         move_items(d->kv, d->n_blocks, d->host_kv, d->n_host_blocks, b, m->blocks, m->n_blocks);
-        move_items(d->queries, d->n_slots, d->host_queries, d->n_host_windows, w, m->windows,
-                   m->n_windows);
+        move_items(d->queries, d->n_slots, d->host_queries, d->n_host_windows, w, m->slots,
+                   m->n_slots);
     }
 }
 

@@ -43,7 +43,7 @@ void sim_device_copy_block(sim_device *d, cn_block_copy c);
 void sim_device_copy_slot(sim_device *d, cn_block_copy c);
 
 /* To the swap space and back. Nothing is left where it was. */
-void sim_device_swap(sim_device *d, const cn_swap_moves *m, bool out);
+void sim_device_swap(sim_device *d, const cn_copy_list *m, bool out);
 
 /* Runs a compression: reads the sources and the window, whose tags by position are `positions`,
  * and moves the chosen slots, kept[n_target * block_tokens] in order, to the targets. */

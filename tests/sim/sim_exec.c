@@ -216,10 +216,10 @@ bool sim_execute(sim_world *w, const cn_plan *plan)
     }
     if (n_tokens != plan->n_tokens || n_tokens > w->engine.max_batched_tokens)
         return sim_fail(w, "a plan of %u tokens says %u", n_tokens, plan->n_tokens);
-    for (uint32_t i = 0; i < plan->n_block_copies; i++)
-        sim_device_copy_block(&w->device, plan->block_copies[i]);
-    for (uint32_t i = 0; i < plan->n_slot_copies; i++)
-        sim_device_copy_slot(&w->device, plan->slot_copies[i]);
+    for (uint32_t i = 0; i < plan->fork_copies.n_blocks; i++)
+        sim_device_copy_block(&w->device, plan->fork_copies.blocks[i]);
+    for (uint32_t i = 0; i < plan->fork_copies.n_slots; i++)
+        sim_device_copy_slot(&w->device, plan->fork_copies.slots[i]);
     for (uint32_t i = 0; i < plan->n_forks; i++) {
         uint32_t row = plan->forks[i].leader_row;
         if (row >= plan->n_rows || !plan->rows[row].wants_sample)
