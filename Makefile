@@ -86,7 +86,7 @@ CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcud
 MATPLOTLIB := 3.10.9
 PLOT_ENV := $(BUILD)/plot-env
 # Tests that start threads: what the thread sanitizer is for. Another: TSAN_TESTS="a b".
-TSAN_TESTS ?= ops_cpu attn_cpu engine_zip engine_async serve_batches mailbox serve serve_limits serve_status
+TSAN_TESTS ?= ops_cpu attn_cpu backend_pair engine_zip engine_async serve_batches mailbox serve serve_limits serve_status
 
 # The parts of `make nightly` beside the thread sanitizer.
 NIGHTLY := nightly-sim nightly-fuzz nightly-async nightly-soak nightly-chaos

@@ -94,7 +94,7 @@ static void batch_open(bench *b, batch *x, uint32_t n_seqs, const uint32_t *kv_l
     x->owned[2] = to_device(b, tables, (size_t)n_seqs * stride * sizeof *tables);
     x->owned[3] = bench_alloc(b->be, q_bytes);
     x->owned[4] = bench_alloc(b->be, q_bytes);
-    bench_fill_bf16(b->be, x->owned[3], q_bytes, 2, -7, 1);
+    bench_fill_bf16(b->be, b->stream, x->owned[3], q_bytes, 2, -7, 1);
     x->view = (cn_batch_view){.n_tokens = n_seqs * n_q,
                               .n_seqs = n_seqs,
                               .n_decode = n_q == 1 ? n_seqs : 0,
@@ -251,17 +251,18 @@ int main(int argc, char **argv)
         fprintf(stderr, "bench_attn: %s; nothing measured\n", cn_last_error());
         return 0;
     }
-    b.stream = b.be->stream(b.be, 0);
+    bench_must(b.be->stream_create(b.be, CN_PRIORITY_HIGH, &b.stream));
     b.pool_bytes = (size_t)2 << 30;
     if (strcmp(which, "prefill") != 0) b.pool_bytes = (size_t)168 * 9 * BLOCK * SLOT_BYTES * LAYERS;
     b.pool = bench_alloc(b.be, b.pool_bytes);
-    bench_fill_bf16(b.be, b.pool, b.pool_bytes, 1, -7, 1);
+    bench_fill_bf16(b.be, b.stream, b.pool, b.pool_bytes, 1, -7, 1);
     double bandwidth = bench_read_bandwidth(b.be, b.stream, b.pool, b.pool_bytes);
     printf("read     one pass of %.1f GB: %.3f TB/s\n", (double)b.pool_bytes * 1e-9,
            bandwidth * 1e-12);
     if (strcmp(which, "prefill") != 0) decode_cases(&b, bandwidth);
     if (strcmp(which, "decode") != 0) prefill_cases(&b);
     b.be->mem_free(b.be, b.pool);
+    b.be->stream_free(b.stream);
     b.be->close(b.be);
     return 0;
 }

@@ -56,8 +56,8 @@ static void pools_open(bench *b)
     p->kv = bench_alloc(b->be, b->pool_bytes);
     p->score = bench_alloc(b->be, cn_kv_side_elems(&p->layout) * sizeof(float));
     p->q_window = bench_alloc(b->be, query_bytes);
-    bench_fill_bf16(b->be, p->kv, b->pool_bytes, 1, -4, 1);
-    bench_fill_bf16(b->be, p->q_window, query_bytes, 2, -4, 1);
+    bench_fill_bf16(b->be, b->stream, p->kv, b->pool_bytes, 1, -4, 1);
+    bench_fill_bf16(b->be, b->stream, p->q_window, query_bytes, 2, -4, 1);
     b->scratch_bytes = b->be->compress_scratch_bytes(b->be, p, N_BLOCKS * BLOCK);
     b->scratch = bench_alloc(b->be, b->scratch_bytes);
     const size_t n_slots = cn_kv_side_elems(&p->layout);
@@ -196,7 +196,7 @@ int main(int argc, char **argv)
         printf("skipped: %s\n", cn_last_error());
         return 0;
     }
-    b.stream = b.be->stream(b.be, 1);
+    bench_must(b.be->stream_create(b.be, CN_PRIORITY_LOW, &b.stream));
     pools_open(&b);
     requests_make(&b);
     b.bytes_per_s = bench_read_bandwidth(b.be, b.stream, b.pools.kv, b.pool_bytes);
@@ -206,6 +206,7 @@ int main(int argc, char **argv)
     report(&b, "zip, lightning", CN_KV_ZIP, CN_REDUNDANCY_LIGHTNING, CN_MOVE_ORDER);
     report(&b, "zip, lightning, fill", CN_KV_ZIP, CN_REDUNDANCY_LIGHTNING, CN_MOVE_FILL);
     report(&b, "zip, flash", CN_KV_ZIP, CN_REDUNDANCY_FLASH, CN_MOVE_ORDER);
+    b.be->stream_free(b.stream);
     b.be->close(b.be);
     return 0;
 }

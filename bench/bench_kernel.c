@@ -79,16 +79,17 @@ static bool open_bench(bench *b, cn_cuda_gemm_kind kind, uint64_t gib)
     const double start = cn_now_s();
     if (cn_backend_cuda_load(&b->be, o) != CN_OK) return false;
     printf("opened in %.2f s, matrix products timed\n", cn_now_s() - start);
-    b->s = b->be->stream(b->be, 0);
+    bench_must(b->be->stream_create(b->be, CN_PRIORITY_HIGH, &b->s));
     b->bytes = b->be->mem_avail(b->be) / 4096 * 4096;
     b->memory = bench_alloc(b->be, b->bytes);
-    bench_fill_bf16(b->be, b->memory, b->bytes, 1, -7, -1);
+    bench_fill_bf16(b->be, b->s, b->memory, b->bytes, 1, -7, -1);
     return true;
 }
 
 static void close_bench(bench *b)
 {
     b->be->mem_free(b->be, b->memory);
+    b->be->stream_free(b->s);
     b->be->close(b->be);
 }
 

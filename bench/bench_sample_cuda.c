@@ -107,7 +107,7 @@ static void set_rows(bench *b, uint32_t n_rows, cn_sample_row row)
 static void open_bench(bench *b, uint32_t vocab)
 {
     b->vocab = vocab;
-    b->s = b->be->stream(b->be, 0);
+    bench_must(b->be->stream_create(b->be, CN_PRIORITY_HIGH, &b->s));
     for (int i = 0; i < SETS; i++)
         b->logits[i] = bench_alloc(b->be, (size_t)MAX_ROWS * vocab * sizeof(float));
     const size_t scratch = b->be->sample_scratch_bytes(b->be, MAX_ROWS, vocab);
@@ -187,6 +187,7 @@ int main(int argc, char **argv)
     printf("vocabulary %u, read bandwidth %.0f GB/s\n", vocab, b.read_bytes_s / 1e9);
     print_table(&b, false);
     print_table(&b, true);
+    b.be->stream_free(b.s);
     b.be->close(b.be);
     return 0;
 }

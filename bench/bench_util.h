@@ -61,11 +61,10 @@ static inline void *bench_alloc(cn_backend *be, size_t bytes)
 /* Fills dst with bf16 values of either sign between 2^low and 2^high, each power of two as likely:
  * the power that a kernel draws depends on the bits, and zeros run faster. The same 64 MiB are
  * repeated, more than a cache holds. */
-static inline void bench_fill_bf16(cn_backend *be, void *dst, size_t bytes, uint64_t seed, int low,
-                                   int high)
+static inline void bench_fill_bf16(cn_backend *be, cn_stream *s, void *dst, size_t bytes,
+                                   uint64_t seed, int low, int high)
 {
     enum { CHUNK = 32 << 20, EXPONENT_OF_ONE = 127 };
-    cn_stream *s = be->stream(be, 0);
     uint16_t *chunk = cn_calloc(CHUNK, sizeof *chunk);
     if (!chunk) bench_must(cn_fail(CN_ERR_MEMORY, "no memory for random values"));
     for (size_t i = 0; i < CHUNK; i++) {

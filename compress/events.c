@@ -21,9 +21,6 @@ struct cn_events {
     cn_event_stats stats;
 };
 
-static cn_stream *model_stream(const cn_events *v) { return v->o.backend->stream(v->o.backend, 0); }
-static cn_stream *own_stream(const cn_events *v) { return v->o.backend->stream(v->o.backend, 1); }
-
 static cn_status create_parts(cn_events *v)
 {
     cn_backend *be = v->o.backend;
@@ -95,7 +92,7 @@ cn_status cn_events_poll(cn_events *v, uint64_t step)
 cn_status cn_events_wait(cn_events *v, uint64_t step)
 {
     const double began_s = cn_now_s();
-    CN_TRY(v->o.backend->stream_sync(own_stream(v)));
+    CN_TRY(v->o.backend->stream_sync(v->o.stream));
     v->stats.stalled_s += cn_now_s() - began_s;
     return cn_events_poll(v, step);
 }
@@ -121,10 +118,10 @@ cn_status cn_events_start(cn_events *v, uint64_t step)
         .scratch = v->o.scratch,
         .scratch_bytes = v->o.scratch_bytes,
     };
-    CN_TRY(be->fence_record(v->step_fence, model_stream(v)));
-    CN_TRY(be->fence_wait(own_stream(v), v->step_fence));
-    CN_TRY(be->compress(own_stream(v), &args));
-    CN_TRY(be->fence_record(b->fence, own_stream(v)));
+    CN_TRY(be->fence_record(v->step_fence, v->o.model_stream));
+    CN_TRY(be->fence_wait(v->o.stream, v->step_fence));
+    CN_TRY(be->compress(v->o.stream, &args));
+    CN_TRY(be->fence_record(b->fence, v->o.stream));
     b->started_at = step;
     b->started_s = cn_now_s();
     v->tail++;

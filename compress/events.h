@@ -17,6 +17,7 @@ typedef struct cn_events cn_events;
 
 typedef struct cn_events_opts {
     cn_backend *backend;
+    cn_stream *model_stream, *stream; /* what events wait for, and where they run */
     cn_pools pools;
     uint32_t max_batch_events; /* most events between two starts */
     void *scratch;             /* scratch_bytes, from backend->compress_scratch_bytes; borrowed */

@@ -12,8 +12,8 @@ static cn_status mem_alloc(cn_backend *be, size_t bytes, void **out)
 {
     cn_cuda *c = be->ctx;
     CN_TRY(cn_cuda_arena_take(&c->arena, bytes, out));
-    CN_CUDA(cudaMemsetAsync(*out, 0, bytes, c->streams[0].handle));
-    CN_CUDA(cudaStreamSynchronize(c->streams[0].handle));
+    CN_CUDA(cudaMemset(*out, 0, bytes));
+    CN_CUDA(cudaStreamSynchronize(cudaStreamLegacy));
     return CN_OK;
 }
 
@@ -72,12 +72,6 @@ CUDA_OP(compress, cn_compress_args)
 
 /* ---- life ---- */
 
-static cn_stream *stream(cn_backend *be, uint32_t i)
-{
-    cn_cuda *c = be->ctx;
-    return i < CN_CUDA_STREAMS ? &c->streams[i] : NULL;
-}
-
 /* The runtime keeps a current device for each thread; an error shows in what comes next. */
 static void enter(cn_backend *be)
 {
@@ -91,7 +85,7 @@ static void close_backend(cn_backend *be)
     cn_cuda *c = be->ctx;
     cudaDeviceSynchronize();
     cn_cuda_gemm_close(c);
-    cn_cuda_streams_close(c);
+    CN_ASSERT(c->n_streams == 0);
     cn_cuda_arena_close(&c->arena);
     cn_free(c);
 }
@@ -115,7 +109,8 @@ static const cn_backend CUDA_TABLE = {
     .mem_write = cn_cuda_mem_write,
     .mem_read = cn_cuda_mem_read,
     .mem_sum = cn_cuda_mem_sum,
-    .stream = stream,
+    .stream_create = cn_cuda_stream_create,
+    .stream_free = cn_cuda_stream_free,
     .stream_sync = cn_cuda_stream_sync,
     .fence_create = cn_cuda_fence_create,
     .fence_free = cn_cuda_fence_free,
@@ -154,8 +149,7 @@ static cn_status ask_caller(cn_cuda *c)
     if (!c->opts.wanted_bytes) return CN_OK;
     CN_TRY(c->opts.wanted_bytes(c->opts.wanted_ctx, &c->table, &bytes));
     if (bytes == 0) return CN_OK;
-    c->opts.memory_bytes = cn_round_up(bytes, align) + cn_round_up(c->attn_scratch_bytes, align) +
-                           CN_CUDA_STREAMS * cn_round_up(CN_CUDA_GEMM_SCRATCH_BYTES, align);
+    c->opts.memory_bytes = cn_round_up(bytes, align) + cn_cuda_stream_bytes(c);
     return CN_OK;
 }
 
@@ -164,12 +158,11 @@ static cn_status open_parts(cn_cuda *c)
     CN_TRY(cn_cuda_device_open(&c->device, c->opts.device));
     if (c->opts.portable) c->device.hopper = false;
     if (c->device.hopper) CN_TRY(cn_map_open());
-    CN_TRY(cn_cuda_streams_open(c));
+    CN_CUDA(cudaDeviceGetStreamPriorityRange(&c->priority[CN_PRIORITY_LOW],
+                                             &c->priority[CN_PRIORITY_HIGH]));
     c->attn_scratch_bytes = cn_cuda_attn_scratch_bytes(&c->opts);
     CN_TRY(ask_caller(c));
     CN_TRY(cn_cuda_arena_open(&c->arena, &c->opts));
-    CN_TRY(cn_cuda_arena_take(&c->arena, c->attn_scratch_bytes, &c->attn_scratch));
-    CN_CUDA(cudaMemsetAsync(c->attn_scratch, 0, c->attn_scratch_bytes, c->streams[0].handle));
     return cn_cuda_gemm_open(c);
 }
 

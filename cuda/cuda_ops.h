@@ -18,11 +18,10 @@ extern "C" {
 #endif
 
 enum {
-    CN_CUDA_STREAMS = 2,
     CN_CUDA_STAGES = 16, /* chunks of pinned memory that a stream's copies can be in */
-    CN_CUDA_STAGE_BYTES = 2 << 20,        /* of one chunk of stream 0 */
-    CN_CUDA_SIDE_STAGE_BYTES = 512 << 10, /* and of stream 1, which brings tables only */
-    CN_CUDA_GEMM_SCRATCH_BYTES = 32 << 20 /* of each stream */
+    CN_CUDA_STAGE_BYTES = 2 << 20,        /* of one chunk of a HIGH stream */
+    CN_CUDA_SIDE_STAGE_BYTES = 512 << 10, /* and of a LOW one, which copies tables only */
+    CN_CUDA_GEMM_SCRATCH_BYTES = 32 << 20 /* of a HIGH stream */
 };
 
 typedef struct cn_cuda cn_cuda;
@@ -39,7 +38,9 @@ typedef struct cn_cuda_staging {
 struct cn_stream {
     cn_cuda *cuda;
     cudaStream_t handle;
+    /* Of a HIGH stream, else NULL: matrix products and decode attention run on those alone. */
     void *gemm_scratch; /* CN_CUDA_GEMM_SCRATCH_BYTES */
+    void *attn_scratch; /* partial results of cut sequences; zeroed at start */
     bool recording;     /* between graph_begin and graph_end */
     cn_cuda_staging staging;
 };
@@ -83,9 +84,9 @@ struct cn_cuda {
     cn_cuda_backend_opts opts;
     cn_cuda_device device;
     cn_cuda_arena arena;
-    struct cn_stream streams[CN_CUDA_STREAMS];
+    int priority[2];    /* CUDA's, by cn_priority */
+    uint32_t n_streams; /* alive */
     cn_cuda_gemm_state *gemm;
-    void *attn_scratch; /* of stream 0: partial results of cut sequences; zeroed at start */
     size_t attn_scratch_bytes;
 };
 
@@ -117,8 +118,10 @@ void cn_cuda_arena_give(cn_cuda_arena *a, void *p);
 size_t cn_cuda_arena_largest(const cn_cuda_arena *a); /* what one take can get */
 void cn_cuda_mem_usage(cn_backend *be, uint64_t *planned, uint64_t *used);
 
-cn_status cn_cuda_streams_open(cn_cuda *c);
-void cn_cuda_streams_close(cn_cuda *c);
+cn_status cn_cuda_stream_create(cn_backend *be, cn_priority priority, cn_stream **out);
+void cn_cuda_stream_free(cn_stream *s);
+/* Bytes that a HIGH stream takes of the one allocation. */
+size_t cn_cuda_stream_bytes(const cn_cuda *c);
 cn_status cn_cuda_stream_sync(cn_stream *s);
 cn_status cn_cuda_fence_create(cn_backend *be, cn_fence **out);
 void cn_cuda_fence_free(cn_fence *f);

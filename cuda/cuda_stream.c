@@ -29,27 +29,56 @@ static void staging_close(cn_cuda_staging *st)
     if (st->host) cudaFreeHost(st->host);
 }
 
-cn_status cn_cuda_streams_open(cn_cuda *c)
+size_t cn_cuda_stream_bytes(const cn_cuda *c)
 {
-    int low = 0, high = 0;
-    CN_CUDA(cudaDeviceGetStreamPriorityRange(&low, &high));
-    const int priorities[CN_CUDA_STREAMS] = {high, low};
-    for (uint32_t i = 0; i < CN_CUDA_STREAMS; i++) {
-        c->streams[i].cuda = c;
-        CN_CUDA(cudaStreamCreateWithPriority(&c->streams[i].handle, cudaStreamNonBlocking,
-                                             priorities[i]));
-        CN_TRY(staging_open(&c->streams[i].staging,
-                            i == 0 ? CN_CUDA_STAGE_BYTES : CN_CUDA_SIDE_STAGE_BYTES));
-    }
+    return cn_round_up(CN_CUDA_GEMM_SCRATCH_BYTES, CN_CUDA_ALIGN_BYTES) +
+           cn_round_up(c->attn_scratch_bytes, CN_CUDA_ALIGN_BYTES);
+}
+
+static cn_status open_parts(cn_stream *s, cn_priority priority)
+{
+    cn_cuda *c = s->cuda;
+    const bool high = priority == CN_PRIORITY_HIGH;
+    CN_CUDA(cudaStreamCreateWithPriority(&s->handle, cudaStreamNonBlocking,
+                                         c->priority[priority]));
+    CN_TRY(staging_open(&s->staging, high ? CN_CUDA_STAGE_BYTES : CN_CUDA_SIDE_STAGE_BYTES));
+    if (!high) return CN_OK;
+    CN_TRY(cn_cuda_arena_take(&c->arena, CN_CUDA_GEMM_SCRATCH_BYTES, &s->gemm_scratch));
+    CN_TRY(cn_cuda_arena_take(&c->arena, c->attn_scratch_bytes, &s->attn_scratch));
+    CN_CUDA(cudaMemsetAsync(s->attn_scratch, 0, c->attn_scratch_bytes, s->handle));
     return CN_OK;
 }
 
-void cn_cuda_streams_close(cn_cuda *c)
+cn_status cn_cuda_stream_create(cn_backend *be, cn_priority priority, cn_stream **out)
 {
-    for (uint32_t i = 0; i < CN_CUDA_STREAMS; i++) {
-        if (c->streams[i].handle) cudaStreamDestroy(c->streams[i].handle);
-        staging_close(&c->streams[i].staging);
+    cn_cuda *c = be->ctx;
+    *out = NULL;
+    cn_stream *s = cn_calloc(1, sizeof *s);
+    if (!s) return cn_fail(CN_ERR_MEMORY, "out of memory for a stream");
+    s->cuda = c;
+    c->n_streams++;
+    cn_status status = open_parts(s, priority);
+    if (status != CN_OK) {
+        cn_cuda_stream_free(s);
+        return status;
     }
+    *out = s;
+    return CN_OK;
+}
+
+void cn_cuda_stream_free(cn_stream *s)
+{
+    if (!s) return;
+    cn_cuda *c = s->cuda;
+    if (s->handle) {
+        cudaStreamSynchronize(s->handle);
+        cudaStreamDestroy(s->handle);
+    }
+    staging_close(&s->staging);
+    if (s->gemm_scratch) cn_cuda_arena_give(&c->arena, s->gemm_scratch);
+    if (s->attn_scratch) cn_cuda_arena_give(&c->arena, s->attn_scratch);
+    c->n_streams--;
+    cn_free(s);
 }
 
 cn_status cn_cuda_stream_sync(cn_stream *s)

@@ -89,7 +89,7 @@ static inline cn_status cn_launch_describe(cn_launch_terms *t, const cn_stream *
     }
     if (how.model_priority) {
         cudaLaunchAttribute *a = cn_launch_add(t, cudaLaunchAttributePriority);
-        CN_CUDA(cudaStreamGetPriority(s->cuda->streams[0].handle, &a->val.priority));
+        a->val.priority = s->cuda->priority[CN_PRIORITY_HIGH];
     }
     return CN_OK;
 }

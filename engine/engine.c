@@ -34,9 +34,8 @@ static cn_status ensure_counts(cn_engine *e, cn_sample *s)
     if (e->count_owner[slot]) e->count_owner[slot]->count_slot = -1;
     e->count_owner[slot] = s;
     s->count_slot = (int32_t)slot;
-    cn_stream *stream = e->backend->stream(e->backend, 0);
     const cn_seq *seq = s->seq;
-    CN_TRY(e->backend->mem_write(stream, e->count_tokens, seq->tokens,
+    CN_TRY(e->backend->mem_write(e->stream, e->count_tokens, seq->tokens,
                                  seq->n_tokens * sizeof *seq->tokens));
     cn_count_reset_args reset = {
         .counts = e->counts,
@@ -47,7 +46,7 @@ static cn_status ensure_counts(cn_engine *e, cn_sample *s)
         .output = e->count_tokens + seq->n_prompt,
         .n_output = seq->n_tokens - seq->n_prompt,
     };
-    return e->backend->count_reset(stream, &reset);
+    return e->backend->count_reset(e->stream, &reset);
 }
 
 static cn_status fill_sample_row(cn_engine *e, uint32_t i)
@@ -88,7 +87,7 @@ static cn_status copy_items(cn_engine *e, const cn_planes *from, const cn_planes
 {
     if (list->n_blocks == 0 && list->n_slots == 0) return CN_OK;
     const cn_copy_args args = {.from = *from, .to = *to, .list = *list};
-    return e->backend->copy_blocks(e->backend->stream(e->backend, 0), &args);
+    return e->backend->copy_blocks(e->stream, &args);
 }
 
 /* Swaps KV out and in, before the step's rows in the stream. */
@@ -106,15 +105,14 @@ static cn_status swap(cn_engine *e, const cn_plan *plan)
 static cn_status read_back(cn_engine *e, cn_flight *f)
 {
     cn_backend *be = e->backend;
-    cn_stream *stream = be->stream(be, 0);
-    CN_TRY(be->mem_read(stream, f->host_tokens, f->tokens, f->n_rows * sizeof *f->tokens));
+    CN_TRY(be->mem_read(e->stream, f->host_tokens, f->tokens, f->n_rows * sizeof *f->tokens));
     if (f->logprobs) {
-        CN_TRY(be->mem_read(stream, f->host_logprobs, f->token_logprobs,
+        CN_TRY(be->mem_read(e->stream, f->host_logprobs, f->token_logprobs,
                             f->n_rows * sizeof *f->token_logprobs));
-        CN_TRY(be->mem_read(stream, f->host_top, f->top,
+        CN_TRY(be->mem_read(e->stream, f->host_top, f->top,
                             f->n_rows * CN_MAX_LOGPROBS * sizeof *f->top));
     }
-    return be->fence_record(f->fence, stream);
+    return be->fence_record(f->fence, e->stream);
 }
 
 static cn_status sample(cn_engine *e, cn_flight *f, float *logits, uint32_t n_rows)
@@ -134,13 +132,13 @@ static cn_status sample(cn_engine *e, cn_flight *f, float *logits, uint32_t n_ro
         .scratch = e->sample_scratch,
         .scratch_bytes = e->sample_scratch_bytes,
     };
-    return e->backend->sample(e->backend->stream(e->backend, 0), &args);
+    return e->backend->sample(e->stream, &args);
 }
 
 cn_status cn_engine_run_ops(cn_engine *e, cn_flight *f, uint32_t n_rows)
 {
     float *logits = NULL;
-    CN_TRY(cn_model_forward(e->model, e->backend->stream(e->backend, 0),
+    CN_TRY(cn_model_forward(e->model, e->stream,
                             cn_batch_device_view(e->batch), &e->pools,
                             cn_batch_logit_rows(e->batch), n_rows, &logits));
     return n_rows > 0 ? sample(e, f, logits, n_rows) : CN_OK;
@@ -166,7 +164,7 @@ static cn_status launch(cn_engine *e, const cn_plan *plan)
     uint32_t graph_rows = cn_step_graph_rows(e, plan);
     cn_batch_build(e->batch, plan, graph_rows);
     CN_TRY(fill_flight(e, f));
-    CN_TRY(cn_batch_upload(e->batch, e->backend->stream(e->backend, 0),
+    CN_TRY(cn_batch_upload(e->batch, e->stream,
                            cn_flight_other(e, f)->tokens));
     CN_TRY(graph_rows > 0 ? cn_step_graph_launch(e, graph_rows, f)
                           : cn_engine_run_ops(e, f, f->n_rows));

@@ -61,10 +61,10 @@ static cn_status load_model(cn_engine *e)
     const cn_config *c = e->config;
     cn_checkpoint *checkpoint = NULL;
     CN_TRY(cn_checkpoint_open(&checkpoint, c->model, &e->model_config, c->load_format, c->seed));
-    cn_status status = cn_weights_load(&e->weights, e->backend, checkpoint);
+    cn_status status = cn_weights_load(&e->weights, e->backend, e->stream, checkpoint);
     cn_checkpoint_close(checkpoint);
     CN_TRY(status);
-    CN_TRY(cn_model_create(&e->model, e->backend, &e->model_config, e->weights,
+    CN_TRY(cn_model_create(&e->model, e->backend, e->stream, &e->model_config, e->weights,
                            cn_start_max_tokens(c), e->max_rows, e->max_model_len));
     if (!c->dump) return CN_OK;
     CN_TRY(cn_dump_open(&e->dump, e->backend, c->dump, CN_DUMP_DIR));
@@ -211,6 +211,8 @@ static cn_status make_events(cn_engine *e, const cn_memory_plan *plan)
     CN_TRY(be->mem_alloc(be, scratch_bytes, &e->compress_scratch));
     const cn_events_opts o = {
         .backend = be,
+        .model_stream = e->stream,
+        .stream = e->event_stream,
         .pools = e->pools,
         .max_batch_events = e->config->max_num_seqs,
         .scratch = e->compress_scratch,
@@ -240,6 +242,8 @@ static cn_status build(cn_engine *e)
     cn_start_plan plan;
     CN_TRY(cn_start_plan_make(&plan, e->config, &e->model_config, e->backend));
     CN_TRY(check_default_kv(e->config, &plan.kv));
+    CN_TRY(e->backend->stream_create(e->backend, CN_PRIORITY_HIGH, &e->stream));
+    CN_TRY(e->backend->stream_create(e->backend, CN_PRIORITY_LOW, &e->event_stream));
     CN_TRY(load_model(e));
     e->memory = plan.kv;
     CN_TRY(take_pools(e, &plan.kv));
@@ -295,8 +299,8 @@ void cn_engine_free(cn_engine *e)
 {
     if (!e) return;
     if (e->backend && e->backend->enter) e->backend->enter(e->backend);
-    for (uint32_t i = 0; e->backend && i < 2; i++)
-        e->backend->stream_sync(e->backend->stream(e->backend, i));
+    if (e->stream) e->backend->stream_sync(e->stream);
+    if (e->event_stream) e->backend->stream_sync(e->event_stream);
     for (cn_engine_request *r; (r = CN_CONTAINER_OF(e->requests.head, cn_engine_request, node));)
         cn_engine_drop_request(e, r);
     cn_batch_free(e->batch);
@@ -306,6 +310,8 @@ void cn_engine_free(cn_engine *e)
     cn_events_free(e->events);
     if (e->backend) free_device_memory(e);
     cn_weights_free(e->weights);
+    if (e->stream) e->backend->stream_free(e->stream);
+    if (e->event_stream) e->backend->stream_free(e->event_stream);
     if (e->backend) e->backend->close(e->backend);
     cn_free(e->count_owner);
     cn_chat_template_free(e->chat);

@@ -18,16 +18,15 @@ uint64_t cn_engine_kv_token_bytes(const cn_engine *e)
 
 static cn_status wait_all(cn_engine *e)
 {
-    for (uint32_t i = 0; i < 2; i++)
-        CN_TRY(e->backend->stream_sync(e->backend->stream(e->backend, i)));
-    return CN_OK;
+    CN_TRY(e->backend->stream_sync(e->stream));
+    return e->backend->stream_sync(e->event_stream);
 }
 
 cn_status cn_engine_read_bandwidth(cn_engine *e, double *bytes_per_s)
 {
     enum { MAX_BYTES = 1 << 30, PASSES = 16 };
     cn_backend *be = e->backend;
-    cn_stream *s = be->stream(be, 0);
+    cn_stream *s = e->stream;
     *bytes_per_s = 0;
     if (!be->mem_sum) return CN_OK;
     CN_TRY(wait_all(e));
@@ -50,7 +49,7 @@ cn_status cn_engine_read_bandwidth(cn_engine *e, double *bytes_per_s)
 
 static cn_status enqueue_products(cn_engine *e, uint32_t n_tokens)
 {
-    cn_stream *s = e->backend->stream(e->backend, 0);
+    cn_stream *s = e->stream;
     for (uint32_t left = n_tokens; left > 0;) {
         const uint32_t n = cn_min_u32(left, e->config->max_num_batched_tokens);
         left -= n;

@@ -79,6 +79,8 @@ struct cn_engine {
     cn_chat_template *chat;
 
     cn_backend *backend;
+    cn_stream *stream;       /* of the model, HIGH */
+    cn_stream *event_stream; /* of compression, LOW */
     cn_weights *weights;
     cn_model *model;
     cn_dump *dump; /* NULL: nothing is dumped */

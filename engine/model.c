@@ -86,13 +86,12 @@ static const void *weight(const cn_model *m, cn_weight_id id, uint32_t layer)
 
 /* ---- life ---- */
 
-static cn_status write_rope_tables(cn_model *m)
+static cn_status write_rope_tables(cn_model *m, cn_stream *s)
 {
     size_t n = (size_t)m->max_position * (m->cfg.head_dim / 2);
     float *tables = cn_calloc(2 * n, sizeof *tables);
     if (!tables) return cn_fail(CN_ERR_MEMORY, "rope: no memory for %u positions", m->max_position);
     cn_rope_table(&m->cfg, m->max_position, tables, tables + n);
-    cn_stream *s = m->be->stream(m->be, 0);
     cn_status status = m->be->mem_write(s, at(m, m->ws.cos), tables, n * sizeof *tables);
     if (status == CN_OK)
         status = m->be->mem_write(s, at(m, m->ws.sin), tables + n, n * sizeof *tables);
@@ -101,9 +100,9 @@ static cn_status write_rope_tables(cn_model *m)
     return status;
 }
 
-cn_status cn_model_create(cn_model **out, cn_backend *be, const cn_model_config *cfg,
-                          const cn_weights *w, uint32_t max_tokens, uint32_t max_rows,
-                          uint32_t max_position)
+cn_status cn_model_create(cn_model **out, cn_backend *be, cn_stream *s,
+                          const cn_model_config *cfg, const cn_weights *w, uint32_t max_tokens,
+                          uint32_t max_rows, uint32_t max_position)
 {
     *out = NULL;
     CN_TRY(cn_backend_check_ops(be, false));
@@ -122,7 +121,7 @@ cn_status cn_model_create(cn_model **out, cn_backend *be, const cn_model_config 
                                 "workspace for %u tokens and %u rows of logits; lower "
                                 "--max-num-batched-tokens or --max-num-seqs",
                                 max_tokens, max_rows);
-    if (status == CN_OK) status = write_rope_tables(m);
+    if (status == CN_OK) status = write_rope_tables(m, s);
     if (status != CN_OK) {
         cn_model_free(m);
         return status;

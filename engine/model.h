@@ -17,9 +17,9 @@ typedef struct cn_model cn_model;
 /* Takes workspace and rope tables from the backend: batches of up to max_tokens tokens, logits of
  * up to max_rows of them, positions below max_position. Borrows be and w. CN_ERR_DEVICE names an
  * op that the backend lacks. */
-cn_status cn_model_create(cn_model **out, cn_backend *be, const cn_model_config *cfg,
-                          const cn_weights *w, uint32_t max_tokens, uint32_t max_rows,
-                          uint32_t max_position);
+cn_status cn_model_create(cn_model **out, cn_backend *be, cn_stream *s,
+                          const cn_model_config *cfg, const cn_weights *w, uint32_t max_tokens,
+                          uint32_t max_rows, uint32_t max_position);
 void cn_model_free(cn_model *m); /* NULL is fine */
 
 /* Bytes that cn_model_create takes of the backend's memory; only be's dtypes are looked at. */

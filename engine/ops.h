@@ -32,6 +32,7 @@ extern "C" {
 
 typedef struct cn_backend cn_backend;
 typedef struct cn_stream cn_stream; /* in-order queue of device work */
+typedef enum cn_priority { CN_PRIORITY_HIGH, CN_PRIORITY_LOW } cn_priority;
 typedef struct cn_fence cn_fence;   /* a point in a stream; reusable */
 typedef struct cn_graph cn_graph;   /* recorded ops that one call starts again */
 
@@ -313,17 +314,21 @@ struct cn_backend {
     /* Host memory, zeroed, that the device reads and writes directly. Taken at start only. */
     cn_status (*host_alloc)(cn_backend *be, size_t bytes, void **out);
     void (*host_free)(cn_backend *be, void *p);
-    /* On stream 0 `host` may change as soon as mem_write returns; on stream 1 once the stream has
-     * run it. mem_read has filled `host` once the stream has run it; when `host` is not memory of
-     * host_alloc the call may wait for that. */
+    /* `host` may change as soon as mem_write returns on a HIGH stream; on another once the stream
+     * has run it. mem_read has filled `host` once the stream has run it; when `host` is not memory
+     * of host_alloc the call may wait for that. */
     cn_status (*mem_write)(cn_stream *s, void *dst, const void *host, size_t bytes);
     cn_status (*mem_read)(cn_stream *s, void *host, const void *src, size_t bytes);
     /* *out (device) = sum of the 32-bit words of src[bytes], 16-byte aligned: one pass of reading,
      * the yardstick of benchmarks. May be NULL. */
     cn_status (*mem_sum)(cn_stream *s, const void *src, size_t bytes, uint64_t *out);
 
-    /* Stream 0 runs the model, stream 1 compression. */
-    cn_stream *(*stream)(cn_backend *be, uint32_t i);
+    /* A queue of work on this device. Kernels of a HIGH stream start before those of LOW ones. On
+     * the CPU a HIGH stream runs its ops on the calling thread and the worker threads before they
+     * return, unless the backend is threaded; every other stream has a thread of its own. Taken at
+     * start only. stream_free waits for the stream; a backend is closed after its streams. */
+    cn_status (*stream_create)(cn_backend *be, cn_priority priority, cn_stream **out);
+    void (*stream_free)(cn_stream *s); /* NULL is fine */
     cn_status (*stream_sync)(cn_stream *s);
     cn_status (*fence_create)(cn_backend *be, cn_fence **out);
     void (*fence_free)(cn_fence *f);
@@ -365,9 +370,10 @@ struct cn_backend {
 
 typedef struct cn_cpu_backend_opts {
     uint32_t n_threads; /* 0 = cores; includes the calling thread */
+    bool threaded;      /* every stream has a thread of its own: a second device beside the first */
 } cn_cpu_backend_opts;
 
-/* The CPU backend. Stream 0 runs on the caller and its pool; stream 1 on a worker thread. */
+/* The CPU backend. */
 cn_status cn_backend_cpu_open(cn_backend **out, const cn_cpu_backend_opts *o);
 
 /* Which matrix products a CUDA backend uses: what was fastest, or one kind alone (benchmarks). */
@@ -410,7 +416,7 @@ static inline size_t cn_cuda_header_bytes(void)
     return sizeof(cn_backend) + sizeof(cn_cuda_backend_opts);
 }
 
-/* The CUDA backend, the one symbol of cinch-cuda.so. Stream 0 has priority over stream 1. */
+/* The CUDA backend, the one symbol of cinch-cuda.so. */
 cn_status cn_backend_cuda_open(cn_backend **out, const cn_cuda_backend_opts *o);
 typedef cn_status (*cn_backend_cuda_open_fn)(cn_backend **out, const cn_cuda_backend_opts *o);
 

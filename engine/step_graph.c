@@ -20,7 +20,7 @@ static uint32_t flight_index(const cn_engine *e, const cn_flight *f)
 static cn_status record(cn_engine *e, uint32_t rows, cn_flight *f, cn_graph **out)
 {
     cn_backend *be = e->backend;
-    cn_stream *stream = be->stream(be, 0);
+    cn_stream *stream = e->stream;
     const cn_plan nothing = {0};
     cn_batch_build(e->batch, &nothing, rows);
     CN_TRY(cn_batch_upload(e->batch, stream, cn_flight_other(e, f)->tokens));
@@ -66,5 +66,5 @@ uint32_t cn_step_graph_rows(const cn_engine *e, const cn_plan *plan)
 cn_status cn_step_graph_launch(cn_engine *e, uint32_t rows, const cn_flight *f)
 {
     cn_graph *g = e->graphs[bucket_of(rows) * CN_FLIGHTS + flight_index(e, f)];
-    return e->backend->graph_launch(e->backend->stream(e->backend, 0), g);
+    return e->backend->graph_launch(e->stream, g);
 }

@@ -7,6 +7,7 @@ enum { ALIGN_BYTES = 256, STAGING_BYTES = 1 << 20 };
 
 struct cn_weights {
     cn_backend *backend;
+    cn_stream *stream; /* for loading */
     unsigned char *memory;
     uint32_t n_layers;
     bool tied;
@@ -109,7 +110,7 @@ const void *cn_weights_at(const cn_weights *w, cn_weight_id id, uint32_t layer)
 static cn_status load_part(cn_weights *w, const cn_checkpoint *ck, const cn_weight_part *p,
                            void *staging)
 {
-    cn_stream *stream = w->backend->stream(w->backend, 0);
+    cn_stream *stream = w->stream;
     const cn_dtype dtype = cn_weight_dtype(w->backend, p->id);
     size_t elem = cn_dtype_bytes(dtype);
     unsigned char *to = place(w, p->id, p->layer) + p->first_elem * elem;
@@ -143,10 +144,10 @@ static cn_status load_all(cn_weights *w, const cn_checkpoint *ck)
         if (status != CN_OK) status = cn_fail_within(status, "%s", parts[i].name);
     }
     cn_free(staging);
-    return status == CN_OK ? w->backend->stream_sync(w->backend->stream(w->backend, 0)) : status;
+    return status == CN_OK ? w->backend->stream_sync(w->stream) : status;
 }
 
-cn_status cn_weights_load(cn_weights **out, cn_backend *be, const cn_checkpoint *ck)
+cn_status cn_weights_load(cn_weights **out, cn_backend *be, cn_stream *s, const cn_checkpoint *ck)
 {
     CN_ASSERT(be->matrix_dtype == CN_F32 || be->matrix_dtype == CN_BF16);
     CN_ASSERT(be->vector_dtype == CN_F32 || be->vector_dtype == CN_BF16);
@@ -154,6 +155,7 @@ cn_status cn_weights_load(cn_weights **out, cn_backend *be, const cn_checkpoint 
     cn_weights *w = cn_calloc(1, sizeof *w);
     if (!w) return cn_fail(CN_ERR_MEMORY, "no memory for the weights' table");
     w->backend = be;
+    w->stream = s;
     lay_out(w, cn_checkpoint_config(ck), be);
     void *memory = NULL;
     cn_status status = be->mem_alloc(be, w->total_bytes, &memory);

@@ -32,7 +32,8 @@ typedef struct cn_weights cn_weights;
 /* Allocates once from the backend and fills it, converted to its types, through a staging
  * buffer of 1 MiB; dummy weights are made by the backend where it can. The checkpoint may be closed
  * afterwards. */
-cn_status cn_weights_load(cn_weights **out, cn_backend *be, const cn_checkpoint *ck);
+cn_status cn_weights_load(cn_weights **out, cn_backend *be, cn_stream *s,
+                          const cn_checkpoint *ck);
 void cn_weights_free(cn_weights *w); /* NULL is fine */
 
 /* Device pointer of a fused matrix, 256-byte-aligned within the allocation, or NULL when the model

@@ -12,6 +12,7 @@
 
 #include "engine/base.h"
 #include "engine/cpu/cpu_ops.h"
+#include "tests/lib/backend_rig.h"
 #include "tests/lib/paged_batch.h"
 
 /* The reference is slow under the thread sanitizer, and not what that is to look at. */
@@ -22,14 +23,6 @@ enum { N_DRAWN = 40 };
 #endif
 
 static const double TOLERANCE = 2e-6; /* values are averages of numbers in [-1, 1] */
-
-static cn_backend *open_cpu(uint32_t n_threads)
-{
-    cn_backend *be = NULL;
-    assert_int_equal(cn_backend_cpu_open(&be, &(cn_cpu_backend_opts){.n_threads = n_threads}),
-                     CN_OK);
-    return be;
-}
 
 static cn_attn_args make_args(const paged_batch *b, const float *q, float *out, uint32_t layer)
 {
@@ -113,8 +106,8 @@ static float *run_attention(cn_backend *be, const paged_batch *b, const float *q
     size_t n = (size_t)b->view.n_tokens * b->n_heads * b->layout.head_dim;
     float *out = cn_calloc(n, sizeof *out);
     cn_attn_args a = make_args(b, q, out, layer);
-    assert_int_equal(be->attn_decode(be->stream(be, 0), &a), CN_OK);
-    assert_int_equal(be->attn_prefill(be->stream(be, 0), &a), CN_OK);
+    assert_int_equal(be->attn_decode(backend_rig_stream(be), &a), CN_OK);
+    assert_int_equal(be->attn_prefill(backend_rig_stream(be), &a), CN_OK);
     return out;
 }
 
@@ -129,7 +122,7 @@ static float *draw_queries(test_rng *r, const paged_batch *b, float magnitude)
 static void drawn_shapes_agree_with_a_plain_softmax(void **state)
 {
     (void)state;
-    cn_backend *be = open_cpu(2);
+    cn_backend *be = backend_rig_open(2);
     for (uint64_t seed = 0; seed < N_DRAWN; seed++) {
         test_rng r = {seed};
         paged_shape s = draw_shape(&r);
@@ -141,13 +134,13 @@ static void drawn_shapes_agree_with_a_plain_softmax(void **state)
         cn_free(q);
         paged_batch_free(b);
     }
-    be->close(be);
+    backend_rig_close(be);
 }
 
 static void a_group_larger_than_a_pass_is_cut(void **state)
 {
     (void)state;
-    cn_backend *be = open_cpu(2);
+    cn_backend *be = backend_rig_open(2);
     test_rng r = {7};
     paged_shape s = {.n_layers = 1,
                      .n_heads = 71,
@@ -165,14 +158,14 @@ static void a_group_larger_than_a_pass_is_cut(void **state)
     cn_free(out);
     cn_free(q);
     paged_batch_free(b);
-    be->close(be);
+    backend_rig_close(be);
 }
 
 /* Scores far apart: the running maximum moves by hundreds, weights underflow to 0. */
 static void extreme_scores_stay_finite(void **state)
 {
     (void)state;
-    cn_backend *be = open_cpu(1);
+    cn_backend *be = backend_rig_open(1);
     test_rng r = {11};
     paged_shape s = {.n_layers = 1,
                      .n_heads = 2,
@@ -190,7 +183,7 @@ static void extreme_scores_stay_finite(void **state)
     cn_free(out);
     cn_free(q);
     paged_batch_free(b);
-    be->close(be);
+    backend_rig_close(be);
 }
 
 /* ---- same bits ---- */
@@ -212,9 +205,9 @@ static void check_chunk(cn_backend *be, const paged_batch *whole, const float *q
     chunk.view.max_kv = kv_len;
     cn_attn_args a = make_args(&chunk, q + from * row, out, 0);
     if (decode)
-        assert_int_equal(be->attn_decode(be->stream(be, 0), &a), CN_OK);
+        assert_int_equal(be->attn_decode(backend_rig_stream(be), &a), CN_OK);
     else
-        assert_int_equal(be->attn_prefill(be->stream(be, 0), &a), CN_OK);
+        assert_int_equal(be->attn_prefill(backend_rig_stream(be), &a), CN_OK);
     assert_memory_equal(out, want + from * row, n_q * row * sizeof *out);
     cn_free(out);
 }
@@ -226,7 +219,7 @@ static void check_same_bits(paged_shape s, uint64_t seed)
     test_rng r = {seed};
     paged_batch *b = paged_batch_create(&s, &r);
     float *q = draw_queries(&r, b, 6);
-    cn_backend *one = open_cpu(1), *many = open_cpu(3);
+    cn_backend *one = backend_rig_open(1), *many = backend_rig_open(3);
     float *want = run_attention(one, b, q, 0);
     for (uint32_t from = 0; from < s.kv_len[0];) {
         uint32_t n = cn_min_u32(1 + test_rng_below(&r, 150), s.kv_len[0] - from);
@@ -239,8 +232,8 @@ static void check_same_bits(paged_shape s, uint64_t seed)
     cn_free(want);
     cn_free(q);
     paged_batch_free(b);
-    one->close(one);
-    many->close(many);
+    backend_rig_close(one);
+    backend_rig_close(many);
 }
 
 static void chunks_and_decode_steps_give_the_bits_of_a_whole_prefill(void **state)
@@ -286,7 +279,7 @@ static void check_sparse(cn_backend *be, const paged_batch *b, const float *q, t
     }
     float *out = cn_calloc((size_t)b->view.n_tokens * b->n_heads * d, sizeof *out);
     cn_attn_sparse_args a = {make_args(b, q, out, 1), index, n_index, stride};
-    assert_int_equal(be->attn_sparse(be->stream(be, 0), &a), CN_OK);
+    assert_int_equal(be->attn_sparse(backend_rig_stream(be), &a), CN_OK);
     for (uint32_t s = 0; s < b->view.n_decode; s++)
         for (uint32_t h = 0; h < b->n_heads; h++) {
             double want[CN_CPU_MAX_HEAD_DIM];
@@ -302,7 +295,7 @@ static void check_sparse(cn_backend *be, const paged_batch *b, const float *q, t
 static void sparse_attention_reads_its_lists_alone(void **state)
 {
     (void)state;
-    cn_backend *be = open_cpu(2);
+    cn_backend *be = backend_rig_open(2);
     for (uint64_t seed = 0; seed < 15; seed++) {
         test_rng r = {seed + 1000};
         paged_shape s = draw_shape(&r);
@@ -314,13 +307,13 @@ static void sparse_attention_reads_its_lists_alone(void **state)
         cn_free(q);
         paged_batch_free(b);
     }
-    be->close(be);
+    backend_rig_close(be);
 }
 
 static void a_list_of_all_slots_gives_the_bits_of_full_attention(void **state)
 {
     (void)state;
-    cn_backend *be = open_cpu(2);
+    cn_backend *be = backend_rig_open(2);
     test_rng r = {3};
     paged_shape s = {.n_layers = 1,
                      .n_heads = 6,
@@ -337,13 +330,13 @@ static void a_list_of_all_slots_gives_the_bits_of_full_attention(void **state)
     uint32_t index[2 * 1100], n_index[2] = {1100, 1100};
     for (uint32_t i = 0; i < 2 * 1100; i++) index[i] = i % 1100;
     cn_attn_sparse_args a = {make_args(b, q, out, 0), index, n_index, 1100};
-    assert_int_equal(be->attn_sparse(be->stream(be, 0), &a), CN_OK);
+    assert_int_equal(be->attn_sparse(backend_rig_stream(be), &a), CN_OK);
     assert_memory_equal(out, want, 6 * 80 * sizeof *out);
     cn_free(out);
     cn_free(want);
     cn_free(q);
     paged_batch_free(b);
-    be->close(be);
+    backend_rig_close(be);
 }
 
 /* ---- refusals ---- */
@@ -351,7 +344,7 @@ static void a_list_of_all_slots_gives_the_bits_of_full_attention(void **state)
 static void unsupported_shapes_are_refused_by_name(void **state)
 {
     (void)state;
-    cn_backend *be = open_cpu(1);
+    cn_backend *be = backend_rig_open(1);
     test_rng r = {1};
     paged_shape s = {.n_layers = 1,
                      .n_heads = 3,
@@ -365,19 +358,19 @@ static void unsupported_shapes_are_refused_by_name(void **state)
     paged_batch *b = paged_batch_create(&s, &r);
     float q[3 * 64] = {0}, out[3 * 64];
     cn_attn_args a = make_args(b, q, out, 0);
-    assert_int_equal(be->attn_decode(be->stream(be, 0), &a), CN_ERR_SHAPE);
+    assert_int_equal(be->attn_decode(backend_rig_stream(be), &a), CN_ERR_SHAPE);
     assert_non_null(strstr(cn_last_error(), "3 query heads"));
     a.n_heads = 2;
     a.layout.head_dim = 72;
-    assert_int_equal(be->attn_prefill(be->stream(be, 0), &a), CN_ERR_SHAPE);
+    assert_int_equal(be->attn_prefill(backend_rig_stream(be), &a), CN_ERR_SHAPE);
     assert_non_null(strstr(cn_last_error(), "head_dim 72"));
     a.layout.head_dim = 64;
     uint32_t index[2] = {0, 0}, n_index[2] = {1, 0};
     cn_attn_sparse_args sparse = {a, index, n_index, 1};
-    assert_int_equal(be->attn_sparse(be->stream(be, 0), &sparse), CN_ERR_SHAPE);
+    assert_int_equal(be->attn_sparse(backend_rig_stream(be), &sparse), CN_ERR_SHAPE);
     assert_non_null(strstr(cn_last_error(), "list 1 has 0 slots"));
     paged_batch_free(b);
-    be->close(be);
+    backend_rig_close(be);
 }
 
 int main(void)

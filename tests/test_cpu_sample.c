@@ -12,6 +12,7 @@
 #include "engine/base.h"
 #include "engine/cpu/cpu_sample.h"
 #include "engine/sample_math.h"
+#include "tests/lib/backend_rig.h"
 
 enum { MAX_VOCAB = 4096, MAX_ROWS = 8, MAX_EDITS = 16 };
 
@@ -45,13 +46,14 @@ static cn_backend *cpu;
 static int open_cpu(void **state)
 {
     (void)state;
-    return cn_backend_cpu_open(&cpu, &(cn_cpu_backend_opts){.n_threads = 2}) != CN_OK;
+    cpu = backend_rig_open(2);
+    return 0;
 }
 
 static int close_cpu(void **state)
 {
     (void)state;
-    cpu->close(cpu);
+    backend_rig_close(cpu);
     return 0;
 }
 
@@ -84,7 +86,7 @@ static void bench_free(bench *b)
     cn_free(b);
 }
 
-static cn_status sample(bench *b) { return cpu->sample(cpu->stream(cpu, 0), &b->args); }
+static cn_status sample(bench *b) { return cpu->sample(backend_rig_stream(cpu), &b->args); }
 
 static uint32_t sample_one(bench *b)
 {

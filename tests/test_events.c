@@ -29,13 +29,6 @@ typedef struct fake {
 
 static fake f;
 
-static cn_stream *stream(cn_backend *be, uint32_t i)
-{
-    (void)be;
-    f.streams[i].index = i;
-    return &f.streams[i];
-}
-
 static cn_status fence_create(cn_backend *be, cn_fence **out)
 {
     (void)be;
@@ -97,8 +90,8 @@ enum { MAX_BATCH_EVENTS = 3 };
 
 static cn_events *create(void)
 {
-    f = (fake){.be = {.stream = stream,
-                      .fence_create = fence_create,
+    f = (fake){.streams = {{0}, {1}},
+               .be = {.fence_create = fence_create,
                       .fence_free = fence_free,
                       .fence_record = fence_record,
                       .fence_wait = fence_wait,
@@ -106,7 +99,8 @@ static cn_events *create(void)
                       .stream_sync = stream_sync,
                       .compress = compress}};
     const cn_events_opts o = {
-        .backend = &f.be, .max_batch_events = MAX_BATCH_EVENTS, .done = done, .ctx = &f};
+        .backend = &f.be, .model_stream = &f.streams[0], .stream = &f.streams[1],
+        .max_batch_events = MAX_BATCH_EVENTS, .done = done, .ctx = &f};
     cn_events *v = NULL;
     assert_int_equal(cn_events_create(&v, &o), CN_OK);
     return v;

@@ -328,7 +328,8 @@ static void a_missing_op_is_refused_by_name(void **state)
     cn_backend lacking = *r->be;
     lacking.attn_prefill = NULL;
     cn_model *m = NULL;
-    assert_int_equal(cn_model_create(&m, &lacking, &r->cfg, r->weights, 8, 8, 64), CN_ERR_DEVICE);
+    assert_int_equal(cn_model_create(&m, &lacking, r->stream, &r->cfg, r->weights, 8, 8, 64),
+                     CN_ERR_DEVICE);
     assert_non_null(strstr(cn_last_error(), "attn_prefill"));
     assert_null(m);
     lacking = *r->be;
@@ -362,7 +363,8 @@ static void the_workspace_is_what_was_announced(void **state)
     counted = r->be;
     cn_model *m = NULL;
     bytes_taken = 0;
-    assert_int_equal(cn_model_create(&m, &counting, &r->cfg, r->weights, 100, 7, 64), CN_OK);
+    assert_int_equal(cn_model_create(&m, &counting, r->stream, &r->cfg, r->weights, 100, 7, 64),
+                     CN_OK);
     assert_int_equal(bytes_taken, cn_model_workspace_bytes(&r->cfg, r->be, 100, 7, 64));
     cn_model_free(m);
     model_rig_close(r);

@@ -214,7 +214,7 @@ static void outcome_free(outcome *o)
 static cn_status event_run(op_env *env, const event *e, size_t scratch_bytes, outcome *out)
 {
     cn_backend *be = env->cuda;
-    cn_stream *side = be->stream(be, 1);
+    cn_stream *side = env->cuda_side;
     const op_tensor *const all[] = {&e->kv, &e->q_window, &e->score, &e->origin};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) op_send(env, all[i]);
     event *given = cn_calloc(1, sizeof *given);
@@ -631,7 +631,7 @@ static void assert_refused(op_env *env, const event *e, const cn_pools *gpu,
     char *want = cn_strdup(cn_last_error());
     a.pools = *gpu;
     OP_OK(be->mem_alloc(be, sizeof scratch, &a.scratch));
-    assert_int_equal(be->compress(be->stream(be, 1), &a), CN_ERR_ARG);
+    assert_int_equal(be->compress(env->cuda_side, &a), CN_ERR_ARG);
     assert_string_equal(cn_last_error(), want);
     be->mem_free(be, a.scratch);
     cn_free(want);

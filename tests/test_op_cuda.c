@@ -552,13 +552,14 @@ static double run_memory(op_env *e, uint32_t seed)
     return error;
 }
 
-/* Stream 1 waits for a fence of stream 0; a poll ends with it done; pinned memory is read back. */
+/* One stream waits for a fence of the other; a poll ends with it done; pinned memory is read back.
+ */
 static double run_fences(op_env *e, uint32_t seed)
 {
     enum { N = 1 << 20 };
     SHAPE(e, "%u words from stream %u to the other", N, seed % 2);
-    cn_stream *from = e->cuda->stream(e->cuda, seed % 2);
-    cn_stream *to = e->cuda->stream(e->cuda, 1 - seed % 2);
+    cn_stream *const streams[] = {e->cuda_stream, e->cuda_side};
+    cn_stream *from = streams[seed % 2], *to = streams[1 - seed % 2];
     op_tensor words = random_ids(e, N, 1000), out = op_words(e, words.cpu, 2);
     OP_OK(e->cuda->stream_sync(e->cuda_stream));
     uint64_t want = 0, *sum = NULL;

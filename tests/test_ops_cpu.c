@@ -14,15 +14,8 @@
 #include "engine/base.h"
 #include "engine/cpu/cpu_ops.h"
 #include "engine/cpu/cpu_simd.h"
+#include "tests/lib/backend_rig.h"
 #include "tests/lib/paged_batch.h"
-
-static cn_backend *open_cpu(uint32_t n_threads)
-{
-    cn_backend *be = NULL;
-    assert_int_equal(cn_backend_cpu_open(&be, &(cn_cpu_backend_opts){.n_threads = n_threads}),
-                     CN_OK);
-    return be;
-}
 
 static float *new_random(test_rng *r, size_t n)
 {
@@ -45,7 +38,7 @@ static void check_gemm(cn_backend *be, test_rng *r, uint32_t t, uint32_t n, uint
     float *b = new_random(r, n), *out = new_random(r, (size_t)t * n);
     cn_gemm_args a = {
         .out = out, .x = x, .weight = w, .bias = bias ? b : NULL, .n_tokens = t, .n = n, .k = k};
-    assert_int_equal(be->gemm(be->stream(be, 0), &a), CN_OK);
+    assert_int_equal(be->gemm(backend_rig_stream(be), &a), CN_OK);
     for (uint32_t i = 0; i < t; i++)
         for (uint32_t j = 0; j < n; j++) {
             double want = bias ? b[j] : 0;
@@ -62,7 +55,7 @@ static void check_gemm(cn_backend *be, test_rng *r, uint32_t t, uint32_t n, uint
 static void gemm_agrees_with_plain_sums(void **state)
 {
     (void)state;
-    cn_backend *be = open_cpu(2);
+    cn_backend *be = backend_rig_open(2);
     for (uint64_t seed = 0; seed < 25; seed++) {
         test_rng r = {seed};
         uint32_t t = 1 + test_rng_below(&r, 20), n = 1 + test_rng_below(&r, 200);
@@ -71,7 +64,7 @@ static void gemm_agrees_with_plain_sums(void **state)
     test_rng r = {99};
     check_gemm(be, &r, 3, 65, 1024 + 37, true); /* more than one chunk of k */
     check_gemm(be, &r, 9, 7, 2 * 1024, false);
-    be->close(be);
+    backend_rig_close(be);
 }
 
 /* Every batch size from 1 to 130 must give a row the bits it has alone. */
@@ -86,14 +79,14 @@ static void check_gemm_batch_invariance(cn_backend *be, uint32_t n, uint32_t k)
     for (uint32_t i = 0; i < MAX_T; i++) {
         a.x = x + (size_t)i * k;
         a.out = want + (size_t)i * n;
-        assert_int_equal(be->gemm(be->stream(be, 0), &a), CN_OK);
+        assert_int_equal(be->gemm(backend_rig_stream(be), &a), CN_OK);
     }
     a.out = out;
     for (uint32_t t = 1; t <= MAX_T; t++) {
         uint32_t first = (MAX_T - t) / 2; /* so that rows take other places of a tile */
         a.n_tokens = t;
         a.x = x + (size_t)first * k;
-        assert_int_equal(be->gemm(be->stream(be, 0), &a), CN_OK);
+        assert_int_equal(be->gemm(backend_rig_stream(be), &a), CN_OK);
         assert_memory_equal(out, want + (size_t)first * n, (size_t)t * n * sizeof *out);
     }
     cn_free(out);
@@ -105,27 +98,27 @@ static void check_gemm_batch_invariance(cn_backend *be, uint32_t n, uint32_t k)
 static void a_gemm_row_has_the_same_bits_in_every_batch(void **state)
 {
     (void)state;
-    cn_backend *one = open_cpu(1), *three = open_cpu(3);
+    cn_backend *one = backend_rig_open(1), *three = backend_rig_open(3);
     static const uint32_t shapes[][2] = {{1, 1},     {33, 77},   {64, 384},  {65, 385},
                                          {200, 129}, {96, 1024}, {70, 1025}, {17, 2100}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         check_gemm_batch_invariance(one, shapes[i][0], shapes[i][1]);
         check_gemm_batch_invariance(three, shapes[i][0], shapes[i][1]);
     }
-    one->close(one);
-    three->close(three);
+    backend_rig_close(one);
+    backend_rig_close(three);
 }
 
 static void an_empty_weight_is_refused_and_an_empty_batch_is_nothing(void **state)
 {
     (void)state;
-    cn_backend *be = open_cpu(1);
+    cn_backend *be = backend_rig_open(1);
     float x = 1;
     cn_gemm_args a = {.out = &x, .x = &x, .weight = &x, .n_tokens = 0, .n = 1, .k = 1};
-    assert_int_equal(be->gemm(be->stream(be, 0), &a), CN_OK);
+    assert_int_equal(be->gemm(backend_rig_stream(be), &a), CN_OK);
     a.n = 0;
-    assert_int_equal(be->gemm(be->stream(be, 0), &a), CN_ERR_SHAPE);
-    be->close(be);
+    assert_int_equal(be->gemm(backend_rig_stream(be), &a), CN_ERR_SHAPE);
+    backend_rig_close(be);
 }
 
 /* ---- row-wise ops ---- */
@@ -133,7 +126,7 @@ static void an_empty_weight_is_refused_and_an_empty_batch_is_nothing(void **stat
 static void rmsnorm_adds_and_normalises(void **state)
 {
     (void)state;
-    cn_backend *be = open_cpu(2);
+    cn_backend *be = backend_rig_open(2);
     for (uint64_t seed = 0; seed < 20; seed++) {
         test_rng r = {seed};
         uint32_t t = 1 + test_rng_below(&r, 70), h = 1 + test_rng_below(&r, 700);
@@ -142,7 +135,7 @@ static void rmsnorm_adds_and_normalises(void **state)
         float *out = cn_calloc((size_t)t * h, sizeof *out);
         memcpy(before, residual, (size_t)t * h * sizeof *before);
         cn_rmsnorm_args a = {out, residual, seed % 2 ? x : NULL, w, t, h, 1e-6f};
-        assert_int_equal(be->rmsnorm(be->stream(be, 0), &a), CN_OK);
+        assert_int_equal(be->rmsnorm(backend_rig_stream(be), &a), CN_OK);
         for (uint32_t i = 0; i < t; i++) {
             double sum = 0;
             for (size_t j = (size_t)i * h; j < (size_t)(i + 1) * h; j++) {
@@ -160,20 +153,20 @@ static void rmsnorm_adds_and_normalises(void **state)
         cn_free(x);
         cn_free(residual);
     }
-    be->close(be);
+    backend_rig_close(be);
 }
 
 static void silu_mul_agrees_with_libm(void **state)
 {
     (void)state;
-    cn_backend *be = open_cpu(2);
+    cn_backend *be = backend_rig_open(2);
     for (uint64_t seed = 0; seed < 20; seed++) {
         test_rng r = {seed};
         uint32_t t = 1 + test_rng_below(&r, 40), n = 1 + test_rng_below(&r, 500);
         float *x = new_random(&r, (size_t)t * 2 * n), *out = cn_calloc((size_t)t * n, sizeof *out);
         for (size_t i = 0; i < (size_t)t * 2 * n; i++) x[i] *= seed % 2 ? 5.0f : 120.0f;
         cn_silu_mul_args a = {out, x, t, n};
-        assert_int_equal(be->silu_mul(be->stream(be, 0), &a), CN_OK);
+        assert_int_equal(be->silu_mul(backend_rig_stream(be), &a), CN_OK);
         for (uint32_t i = 0; i < t; i++)
             for (uint32_t j = 0; j < n; j++) {
                 double g = x[(size_t)i * 2 * n + j], u = x[(size_t)i * 2 * n + n + j];
@@ -182,7 +175,7 @@ static void silu_mul_agrees_with_libm(void **state)
         cn_free(out);
         cn_free(x);
     }
-    be->close(be);
+    backend_rig_close(be);
 }
 
 static void vector_exp_is_within_two_ulp(void **state)
@@ -208,7 +201,7 @@ static void vector_exp_is_within_two_ulp(void **state)
 static void embed_and_gather_copy_rows(void **state)
 {
     (void)state;
-    cn_backend *be = open_cpu(2);
+    cn_backend *be = backend_rig_open(2);
     test_rng r = {5};
     enum { V = 50, H = 37, T = 900 };
     float *table = new_random(&r, V * H), *out = cn_calloc(T * H, sizeof *out);
@@ -216,15 +209,15 @@ static void embed_and_gather_copy_rows(void **state)
     for (uint32_t i = 0; i < T; i++) ids[i] = test_rng_below(&r, V);
     cn_embed_args e = {
         .out = out, .table = table, .tokens = ids, .n_tokens = T, .hidden = H, .vocab = V};
-    assert_int_equal(be->embed(be->stream(be, 0), &e), CN_OK);
+    assert_int_equal(be->embed(backend_rig_stream(be), &e), CN_OK);
     for (uint32_t i = 0; i < T; i++)
         assert_memory_equal(out + i * H, table + ids[i] * H, H * sizeof *out);
     cn_gather_args g = {out, table, ids, 3, H};
-    assert_int_equal(be->gather(be->stream(be, 0), &g), CN_OK);
+    assert_int_equal(be->gather(backend_rig_stream(be), &g), CN_OK);
     for (uint32_t i = 0; i < 3; i++)
         assert_memory_equal(out + i * H, table + ids[i] * H, H * sizeof *out);
     ids[1] = V;
-    assert_int_equal(be->embed(be->stream(be, 0), &e), CN_ERR_SHAPE);
+    assert_int_equal(be->embed(backend_rig_stream(be), &e), CN_ERR_SHAPE);
     assert_non_null(strstr(cn_last_error(), "token 1"));
 
     /* Ids that the last step sampled take the place of what the host wrote. */
@@ -233,12 +226,12 @@ static void embed_and_gather_copy_rows(void **state)
     for (uint32_t i = 0; i < T; i++) sampled_row[i] = i == 1 ? 1 : -1;
     e.sampled = sampled;
     e.sampled_row = sampled_row;
-    assert_int_equal(be->embed(be->stream(be, 0), &e), CN_OK);
+    assert_int_equal(be->embed(backend_rig_stream(be), &e), CN_OK);
     assert_memory_equal(out, table + ids[0] * H, H * sizeof *out);
     assert_memory_equal(out + H, table + 49 * H, H * sizeof *out);
     cn_free(out);
     cn_free(table);
-    be->close(be);
+    backend_rig_close(be);
 }
 
 /* ---- rope_store ---- */
@@ -339,7 +332,7 @@ static void rope_store_rotates_and_stores(void **state)
 {
     (void)state;
     static const uint32_t dims[] = {16, 64, 80, 96, 128, 256};
-    cn_backend *be = open_cpu(2);
+    cn_backend *be = backend_rig_open(2);
     for (uint32_t i = 0; i < 12; i++) {
         test_rng r = {i};
         paged_shape s = {.n_layers = 2,
@@ -352,13 +345,13 @@ static void rope_store_rotates_and_stores(void **state)
                          .kv_len = {200, 130}};
         s.n_heads = s.n_kv_heads * (1 + i % 8);
         rope_case c = make_rope_case(&r, s, i % 2);
-        assert_int_equal(be->rope_store(be->stream(be, 0), &c.args), CN_OK);
+        assert_int_equal(be->rope_store(backend_rig_stream(be), &c.args), CN_OK);
         check_rope_case(&c, i % 2);
         c.args.layout.head_dim = 24;
-        assert_int_equal(be->rope_store(be->stream(be, 0), &c.args), CN_ERR_SHAPE);
+        assert_int_equal(be->rope_store(backend_rig_stream(be), &c.args), CN_ERR_SHAPE);
         free_rope_case(&c);
     }
-    be->close(be);
+    backend_rig_close(be);
 }
 
 /* ---- swap, copy_blocks ---- */
@@ -368,8 +361,8 @@ static void what_was_swapped_comes_back_whole(void **state)
 {
     (void)state;
     enum { L = 3, B = 5, HK = 2, BT = 128, D = 16, SLOTS = 3, W = 3, HQ = 4, HOST = 4 };
-    cn_backend *be = open_cpu(2);
-    cn_stream *stream = be->stream(be, 0);
+    cn_backend *be = backend_rig_open(2);
+    cn_stream *stream = backend_rig_stream(be);
     test_rng r = {1};
     cn_kv_layout l = cn_kv_layout_make(L, B, HK, BT, D, CN_F32);
     const size_t n_kv = cn_kv_pool_elems(&l), n_side = cn_kv_side_elems(&l);
@@ -419,14 +412,14 @@ static void what_was_swapped_comes_back_whole(void **state)
     }
     void *const memory[] = {host, q_was, score_was, kv_was, origin, q, score, kv};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) cn_free(memory[i]);
-    be->close(be);
+    backend_rig_close(be);
 }
 
 static void blocks_and_query_slots_are_copied_whole(void **state)
 {
     (void)state;
     enum { L = 3, B = 5, HK = 2, BT = 128, D = 16, SLOTS = 4, W = 3, HQ = 4 };
-    cn_backend *be = open_cpu(2);
+    cn_backend *be = backend_rig_open(2);
     test_rng r = {1};
     cn_kv_layout l = cn_kv_layout_make(L, B, HK, BT, D, CN_F32);
     size_t n_kv = cn_kv_pool_elems(&l), n_side = cn_kv_side_elems(&l), n_q = L * SLOTS * W * HQ * D;
@@ -440,7 +433,7 @@ static void blocks_and_query_slots_are_copied_whole(void **state)
     cn_pools pools = {l, kv, score, origin, q, SLOTS, W, HQ, CN_F32};
     cn_copy_args a = {.list = {blocks, 3, slots, 1}};
     a.from = a.to = cn_pools_planes(&pools);
-    assert_int_equal(be->copy_blocks(be->stream(be, 0), &a), CN_OK);
+    assert_int_equal(be->copy_blocks(backend_rig_stream(be), &a), CN_OK);
     static const uint32_t from[B] = {1, 1, 2, 3, 1}; /* what each block holds now: in order */
     for (uint32_t layer = 0; layer < L; layer++)
         for (uint32_t b = 0; b < B; b++) {
@@ -457,14 +450,14 @@ static void blocks_and_query_slots_are_copied_whole(void **state)
                             q + cn_query_row(SLOTS, W, HQ, D, layer, 3, 0, 0), W * HQ * D * 4);
     pools.q_window = NULL;
     a.from = a.to = cn_pools_planes(&pools);
-    assert_int_equal(be->copy_blocks(be->stream(be, 0), &a), CN_ERR_SHAPE);
+    assert_int_equal(be->copy_blocks(backend_rig_stream(be), &a), CN_ERR_SHAPE);
     cn_free(score_before);
     cn_free(kv_before);
     cn_free(origin);
     cn_free(q);
     cn_free(score);
     cn_free(kv);
-    be->close(be);
+    backend_rig_close(be);
 }
 
 /* ---- pool ---- */
@@ -533,9 +526,8 @@ static cn_status probe_op(cn_stream *s, const void *args)
 static void streams_run_in_order_and_copy_arguments(void **state)
 {
     (void)state;
-    cn_backend *be = open_cpu(2);
-    assert_null(be->stream(be, 2));
-    cn_stream *s = be->stream(be, 1);
+    cn_backend *be = backend_rig_open(2);
+    cn_stream *s = backend_rig_side(be);
     _Atomic uint32_t value = 0;
     for (uint32_t i = 0; i < 200; i++) { /* more than the queue holds */
         probe_args a = {&value, i, i + 1, CN_OK};
@@ -543,14 +535,14 @@ static void streams_run_in_order_and_copy_arguments(void **state)
     }
     assert_int_equal(be->stream_sync(s), CN_OK);
     assert_int_equal(atomic_load(&value), 200);
-    be->close(be);
+    backend_rig_close(be);
 }
 
 static void fences_order_work_across_streams(void **state)
 {
     (void)state;
-    cn_backend *be = open_cpu(2);
-    cn_stream *model = be->stream(be, 0), *side = be->stream(be, 1);
+    cn_backend *be = backend_rig_open(2);
+    cn_stream *model = backend_rig_stream(be), *side = backend_rig_side(be);
     cn_fence *fence = NULL;
     assert_int_equal(be->fence_create(be, &fence), CN_OK);
     bool done = false;
@@ -571,14 +563,14 @@ static void fences_order_work_across_streams(void **state)
     }
     assert_int_equal(atomic_load(&value), 40);
     be->fence_free(fence);
-    be->close(be);
+    backend_rig_close(be);
 }
 
 static void an_error_on_the_second_stream_shows_at_its_fence(void **state)
 {
     (void)state;
-    cn_backend *be = open_cpu(1);
-    cn_stream *side = be->stream(be, 1);
+    cn_backend *be = backend_rig_open(1);
+    cn_stream *side = backend_rig_side(be);
     cn_fence *fence = NULL;
     assert_int_equal(be->fence_create(be, &fence), CN_OK);
     _Atomic uint32_t value = 0;
@@ -598,61 +590,62 @@ static void an_error_on_the_second_stream_shows_at_its_fence(void **state)
     assert_int_equal(be->stream_sync(side), CN_ERR_DEVICE);
     assert_int_equal(atomic_load(&value), 0); /* what came after the error was skipped */
     be->fence_free(fence);
-    be->close(be);
+    backend_rig_close(be);
 }
 
 static void ops_on_the_second_stream_equal_those_of_the_first(void **state)
 {
     (void)state;
-    cn_backend *be = open_cpu(3);
+    cn_backend *be = backend_rig_open(3);
     test_rng r = {42};
     enum { T = 19, N = 150, K = 333 };
     float *x = new_random(&r, T * K), *w = new_random(&r, N * K);
     float *first = cn_calloc(T * N, sizeof *first), *second = cn_calloc(T * N, sizeof *second);
     cn_gemm_args a = {.out = second, .x = x, .weight = w, .n_tokens = T, .n = N, .k = K};
-    assert_int_equal(be->gemm(be->stream(be, 1), &a), CN_OK);
+    assert_int_equal(be->gemm(backend_rig_side(be), &a), CN_OK);
     a.out = first;
-    assert_int_equal(be->gemm(be->stream(be, 0), &a), CN_OK); /* side by side */
-    assert_int_equal(be->stream_sync(be->stream(be, 1)), CN_OK);
+    assert_int_equal(be->gemm(backend_rig_stream(be), &a), CN_OK); /* side by side */
+    assert_int_equal(be->stream_sync(backend_rig_side(be)), CN_OK);
     assert_memory_equal(first, second, T * N * sizeof *first);
     void *mem = NULL;
     float back[4] = {0};
     assert_int_equal(be->mem_alloc(be, sizeof back, &mem), CN_OK);
-    assert_int_equal(be->mem_write(be->stream(be, 1), mem, x, sizeof back), CN_OK);
-    assert_int_equal(be->mem_read(be->stream(be, 1), back, mem, sizeof back), CN_OK);
-    assert_int_equal(be->stream_sync(be->stream(be, 1)), CN_OK);
+    assert_int_equal(be->mem_write(backend_rig_side(be), mem, x, sizeof back), CN_OK);
+    assert_int_equal(be->mem_read(backend_rig_side(be), back, mem, sizeof back), CN_OK);
+    assert_int_equal(be->stream_sync(backend_rig_side(be)), CN_OK);
     assert_memory_equal(back, x, sizeof back);
     be->mem_free(be, mem);
     cn_free(second);
     cn_free(first);
     cn_free(w);
     cn_free(x);
-    be->close(be);
+    backend_rig_close(be);
 }
 
 static void ops_allocate_nothing(void **state)
 {
     (void)state;
-    cn_backend *be = open_cpu(2);
+    cn_backend *be = backend_rig_open(2);
     test_rng r = {1};
     float *x = new_random(&r, 64 * 96), *out = new_random(&r, 64 * 96);
     float *w = new_random(&r, 96 * 96);
+    cn_stream *const streams[] = {backend_rig_stream(be), backend_rig_side(be)};
     uint64_t before = cn_alloc_count();
     cn_gemm_args g = {.out = out, .x = x, .weight = w, .n_tokens = 64, .n = 96, .k = 96};
     cn_rmsnorm_args n = {out, x, NULL, w, 64, 96, 1e-6f};
     cn_silu_mul_args m = {out, x, 64, 48};
     for (uint32_t s = 0; s < 2; s++) {
-        assert_int_equal(be->gemm(be->stream(be, s), &g), CN_OK);
-        assert_int_equal(be->stream_sync(be->stream(be, s)), CN_OK);
-        assert_int_equal(be->rmsnorm(be->stream(be, s), &n), CN_OK);
-        assert_int_equal(be->silu_mul(be->stream(be, s), &m), CN_OK);
-        assert_int_equal(be->stream_sync(be->stream(be, s)), CN_OK);
+        assert_int_equal(be->gemm(streams[s], &g), CN_OK);
+        assert_int_equal(be->stream_sync(streams[s]), CN_OK);
+        assert_int_equal(be->rmsnorm(streams[s], &n), CN_OK);
+        assert_int_equal(be->silu_mul(streams[s], &m), CN_OK);
+        assert_int_equal(be->stream_sync(streams[s]), CN_OK);
     }
     assert_int_equal(cn_alloc_count(), before);
     cn_free(w);
     cn_free(out);
     cn_free(x);
-    be->close(be);
+    backend_rig_close(be);
 }
 
 int main(void)

@@ -70,13 +70,6 @@ static cn_status fake_fill(cn_stream *s, const cn_dummy_fill_args *a)
     return CN_OK;
 }
 
-static cn_stream *fake_stream(cn_backend *be, uint32_t i)
-{
-    (void)be;
-    assert_int_equal(i, 0);
-    return NULL;
-}
-
 static cn_backend backend_of(cn_dtype dtype)
 {
     memset(&fake, 0, sizeof fake);
@@ -86,7 +79,6 @@ static cn_backend backend_of(cn_dtype dtype)
                         .mem_alloc = fake_alloc,
                         .mem_free = fake_free,
                         .mem_write = fake_write,
-                        .stream = fake_stream,
                         .stream_sync = fake_sync};
 }
 
@@ -202,7 +194,7 @@ static void check_places(const char *dir)
     cn_backend be = backend_of(CN_F32);
     cn_checkpoint *ck = open_checkpoint(&c, dir);
     cn_weights *w;
-    if (cn_weights_load(&w, &be, ck) != CN_OK) fail_msg("%s", cn_last_error());
+    if (cn_weights_load(&w, &be, NULL, ck) != CN_OK) fail_msg("%s", cn_last_error());
     cn_checkpoint_close(ck);
     assert_int_equal(fake.n_allocs, 1);
     assert_int_equal(fake.allocated, cn_weights_bytes(&c, &be));
@@ -246,8 +238,8 @@ static void test_bf16_backend(void **state)
         cn_checkpoint *ck = open_checkpoint(&c, dir);
         cn_backend f32 = backend_of(CN_F32), bf16 = backend_of(CN_BF16);
         cn_weights *full, *half;
-        assert_int_equal(cn_weights_load(&full, &f32, ck), CN_OK);
-        assert_int_equal(cn_weights_load(&half, &bf16, ck), CN_OK);
+        assert_int_equal(cn_weights_load(&full, &f32, NULL, ck), CN_OK);
+        assert_int_equal(cn_weights_load(&half, &bf16, NULL, ck), CN_OK);
         assert_in_range(fake.largest_write, 1, 1 << 20);
         uint64_t rows, cols;
         cn_weight_shape(&c, CN_W_GATE_UP, &rows, &cols);
@@ -268,7 +260,7 @@ static void test_no_device_memory(void **state)
     cn_backend be = backend_of(CN_F32);
     fake.refuse_memory = true;
     cn_weights *w = (cn_weights *)1;
-    assert_int_equal(cn_weights_load(&w, &be, ck), CN_ERR_MEMORY);
+    assert_int_equal(cn_weights_load(&w, &be, NULL, ck), CN_ERR_MEMORY);
     assert_null(w);
     assert_non_null(strstr(cn_last_error(), "GiB of weights"));
     cn_checkpoint_close(ck);
@@ -493,9 +485,9 @@ static void test_dummies_on_device(void **state)
         cn_backend host = backend_of(CN_BF16), device = host;
         device.dummy_fill = fake_fill;
         cn_weights *written, *made;
-        assert_int_equal(cn_weights_load(&written, &host, ck), CN_OK);
+        assert_int_equal(cn_weights_load(&written, &host, NULL, ck), CN_OK);
         assert_int_equal(fake.n_fills, 0);
-        assert_int_equal(cn_weights_load(&made, &device, ck), CN_OK);
+        assert_int_equal(cn_weights_load(&made, &device, NULL, ck), CN_OK);
         assert_true(fake.n_fills > 7 * c.n_layers);
         assert_memory_equal(cn_weights_at(made, CN_W_EMBED, 0),
                             cn_weights_at(written, CN_W_EMBED, 0), cn_weights_bytes(&c, &host));
@@ -506,7 +498,7 @@ static void test_dummies_on_device(void **state)
         snprintf(dir, sizeof dir, "tests/golden/models/%s", names[k]);
         ck = open_checkpoint(&c, dir);
         fake.n_fills = 0;
-        assert_int_equal(cn_weights_load(&made, &device, ck), CN_OK);
+        assert_int_equal(cn_weights_load(&made, &device, NULL, ck), CN_OK);
         assert_int_equal(fake.n_fills, 0);
         cn_weights_free(made);
         cn_checkpoint_close(ck);

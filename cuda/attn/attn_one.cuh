@@ -653,7 +653,8 @@ static cn_status cn_one_launch_as(cn_stream *s, const char *op, cn_one_params p,
                        "%s: %llu partial results, room for %zu: lower --max-num-seqs, or do "
                        "without --batch-invariant",
                        op, (unsigned long long)needed, n_slots);
-    p.arrivals = (uint32_t *)s->cuda->attn_scratch;
+    CN_ASSERT(s->attn_scratch);
+    p.arrivals = (uint32_t *)s->attn_scratch;
     p.partial_sums = (float2 *)(p.arrivals + CN_ONE_ARRIVALS);
     p.partial_out = (float *)(p.partial_sums + n_slots * p.slot_heads);
     return cn_cuda_launch(s, op, attn_one_kernel<D, BULK, LIST>,

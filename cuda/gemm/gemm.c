@@ -106,7 +106,7 @@ cn_status cn_gemm_propose(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens, cn
     int n_results = 0;
     *n = 0;
     CN_ASSERT(most <= MAX_PROPOSALS);
-    CN_TRY(describe(&p, shape, n_tokens, shape.has_bias ? c->streams[0].gemm_scratch : NULL));
+    CN_TRY(describe(&p, shape, n_tokens, shape.has_bias ? c->arena.base : NULL));
     CN_TRY(set_preference(&preference, c->opts.batch_invariant));
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
         c->gemm->library, &p.product, &p.weight, &p.x, &p.out, &p.out, &preference, (int)most,
@@ -126,7 +126,7 @@ bool cn_gemm_library_accepts(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
 {
     library_problem p;
     cublasLtMatmulHeuristicResult_t result;
-    const void *bias = shape.has_bias ? c->streams[0].gemm_scratch : NULL;
+    const void *bias = shape.has_bias ? c->arena.base : NULL;
     if (describe(&p, shape, n_tokens, bias) != CN_OK) return false;
     return cublasLtMatmulAlgoCheck(c->gemm->library, &p.product, &p.weight, &p.x, &p.out, &p.out,
                                    &plan->algorithm, &result) == CUBLAS_STATUS_SUCCESS &&
@@ -141,6 +141,7 @@ static cn_status run_library(cn_stream *s, const cn_gemm_call *call,
     library_problem p;
     const float one = 1.0f, zero = 0.0f;
     void *out = call->shape.gated ? call->gate_up : call->out;
+    CN_ASSERT(s->gemm_scratch);
     CN_TRY(describe(&p, call->shape, call->n_tokens, call->bias));
     cublasStatus_t status =
         cublasLtMatmul(s->cuda->gemm->library, &p.product, &one, call->weight, &p.weight, call->x,
@@ -262,9 +263,6 @@ cn_status cn_cuda_gemm_open(cn_cuda *c)
     c->gemm = cn_calloc(1, sizeof *c->gemm);
     if (!c->gemm) return cn_fail(CN_ERR_MEMORY, "out of memory for the table of matrix products");
     LIBRARY(cublasLtCreate(&c->gemm->library));
-    for (uint32_t i = 0; i < CN_CUDA_STREAMS; i++)
-        CN_TRY(cn_cuda_arena_take(&c->arena, CN_CUDA_GEMM_SCRATCH_BYTES,
-                                  &c->streams[i].gemm_scratch));
     CN_TRY(cn_gemm_skinny_open(c));
     return cn_gemm_tune(c);
 }

@@ -228,7 +228,8 @@ cn_status cn_gemm_tune(cn_cuda *c)
     if (cn_gemm_cache_load(c)) return CN_OK;
     model_shape shapes[MAX_MODEL_SHAPES];
     const uint32_t n = model_shapes(&c->opts, shapes);
-    tuner t = {.c = c, .s = &c->streams[0]};
+    tuner t = {.c = c};
+    CN_TRY(cn_cuda_stream_create(&c->table, CN_PRIORITY_HIGH, &t.s));
     cn_status status = plan_shapes(&t, shapes, n);
     const bool timed = t.memory != NULL;
     if (t.start) cudaEventDestroy(t.start);
@@ -238,6 +239,7 @@ cn_status cn_gemm_tune(cn_cuda *c)
         if (t.apart) cudaFree(t.memory);
         else cn_cuda_arena_give(&c->arena, t.memory);
     }
+    cn_cuda_stream_free(t.s);
     if (status == CN_OK && timed) cn_gemm_cache_save(c);
     return status;
 }

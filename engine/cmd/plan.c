@@ -43,6 +43,7 @@ static uint64_t probe_bytes(uint32_t n_rows)
 
 typedef struct probe {
     cn_backend *be;
+    cn_stream *stream;
     uint32_t n_rows; /* of the weight */
     void *weight, *x, *out;
 } probe;
@@ -52,7 +53,7 @@ static cn_status time_gemm(const probe *p, uint32_t n_tokens, double *seconds)
 {
     const cn_gemm_args a = {.out = p->out, .x = p->x, .weight = p->weight, .n_tokens = n_tokens,
                             .n = p->n_rows, .k = PROBE_COLS};
-    cn_stream *s = p->be->stream(p->be, 0);
+    cn_stream *s = p->stream;
     for (int i = 0; i < 4; i++) {
         const double began_s = cn_now_s();
         CN_TRY(p->be->gemm(s, &a));
@@ -83,7 +84,9 @@ static cn_status measure_with(probe *p, plan_report *r)
 static cn_status measure(cn_backend *be, plan_report *r)
 {
     probe p = {.be = be, .n_rows = be->mem_avail ? PROBE_DEVICE_ROWS : PROBE_ROWS};
+    CN_TRY(be->stream_create(be, CN_PRIORITY_HIGH, &p.stream));
     cn_status status = measure_with(&p, r);
+    be->stream_free(p.stream);
     void *const memory[] = {p.weight, p.x, p.out};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
         if (memory[i]) be->mem_free(be, memory[i]);

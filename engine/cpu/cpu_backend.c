@@ -16,7 +16,7 @@ void cn_cpu_parallel(cn_stream *s, uint32_t n_tasks, cn_cpu_task_fn fn, void *ct
         cn_cpu_pool_run(cpu->pool, n_tasks, fn, ctx);
         return;
     }
-    for (uint32_t i = 0; i < n_tasks; i++) fn(ctx, i, cpu->n_workers - 1);
+    for (uint32_t i = 0; i < n_tasks; i++) fn(ctx, i, cn_cpu_stream_worker(s));
 }
 
 /* ---- memory ---- */
@@ -72,7 +72,7 @@ static cn_status mem_transfer(cn_stream *s, void *dst, const void *src, size_t b
 
 /* ---- ops ---- */
 
-/* The table's entry of an op: run now on stream 0, queue with a copy of the arguments on 1. */
+/* The table's entry of an op: run now, or queue with a copy of the arguments. */
 #define CPU_OP(op, function)                                                                \
     static cn_status run_##op(cn_stream *s, const void *args) { return function(s, args); } \
     static cn_status enqueue_##op(cn_stream *s, const cn_##op##_args *a)                    \
@@ -80,7 +80,6 @@ static cn_status mem_transfer(cn_stream *s, void *dst, const void *src, size_t b
         return cn_cpu_stream_submit(s, run_##op, a, sizeof *a);                             \
     }
 
-typedef cn_copy_args cn_copy_blocks_args;
 typedef cn_attn_args cn_attn_decode_args, cn_attn_prefill_args;
 
 CPU_OP(embed, cn_cpu_embed)
@@ -92,7 +91,6 @@ CPU_OP(attn_prefill, cn_cpu_attn_prefill)
 CPU_OP(attn_sparse, cn_cpu_attn_sparse)
 CPU_OP(silu_mul, cn_cpu_silu_mul)
 CPU_OP(gather, cn_cpu_gather)
-CPU_OP(copy_blocks, cn_cpu_copy_blocks)
 
 /* Rows of a step are sampled side by side, each worker in its own part of the scratch. */
 static void sample_task(void *ctx, uint32_t row, uint32_t worker)
@@ -122,18 +120,43 @@ CPU_OP(sample, sample_rows)
 CPU_OP(count_reset, cn_cpu_count_reset)
 CPU_OP(compress, cn_cpu_compress)
 
-static cn_stream *stream(cn_backend *be, uint32_t i)
+/* ---- streams ---- */
+
+/* A threaded stream takes a worker's scratch that no other stream uses. */
+static cn_status stream_create(cn_backend *be, cn_priority priority, cn_stream **out)
 {
     cn_cpu *cpu = be->ctx;
-    return i < 2 ? cpu->streams[i] : NULL;
+    const bool threaded = cpu->threaded || priority != CN_PRIORITY_HIGH;
+    uint32_t i = 0;
+    *out = NULL;
+    while (threaded && i < CN_CPU_MAX_STREAMS && cpu->used_workers >> i & 1) i++;
+    if (i == CN_CPU_MAX_STREAMS)
+        return cn_fail(CN_ERR_DEVICE, "cpu: %d streams are in use, the most is %d",
+                       CN_CPU_MAX_STREAMS, CN_CPU_MAX_STREAMS);
+    const uint32_t n_pool = cpu->n_workers - CN_CPU_MAX_STREAMS;
+    CN_TRY(cn_cpu_stream_create(out, cpu, threaded, n_pool + i));
+    if (threaded) cpu->used_workers |= UINT64_C(1) << i;
+    cpu->n_streams++;
+    return CN_OK;
 }
+
+static void stream_free(cn_stream *s)
+{
+    if (!s) return;
+    cn_cpu *cpu = cn_cpu_stream_owner(s);
+    const uint32_t i = cn_cpu_stream_worker(s) - (cpu->n_workers - CN_CPU_MAX_STREAMS);
+    if (cn_cpu_stream_is_threaded(s)) cpu->used_workers &= ~(UINT64_C(1) << i);
+    cpu->n_streams--;
+    cn_cpu_stream_free(s);
+}
+
+/* ---- life ---- */
 
 static void close_backend(cn_backend *be)
 {
     if (!be) return;
     cn_cpu *cpu = be->ctx;
-    cn_cpu_stream_free(cpu->streams[1]);
-    cn_cpu_stream_free(cpu->streams[0]);
+    CN_ASSERT(cpu->n_streams == 0);
     cn_cpu_pool_free(cpu->pool);
     cn_cpu_gemm_free(cpu->gemm);
     cn_free(cpu->attn_parts);
@@ -155,7 +178,8 @@ static const cn_backend CPU_TABLE = {
     .host_free = mem_free,
     .mem_write = mem_transfer,
     .mem_read = mem_transfer,
-    .stream = stream,
+    .stream_create = stream_create,
+    .stream_free = stream_free,
     .stream_sync = cn_cpu_stream_sync,
     .fence_create = cn_cpu_fence_create,
     .fence_free = cn_cpu_fence_free,
@@ -175,23 +199,21 @@ static const cn_backend CPU_TABLE = {
     .sample_scratch_bytes = sample_scratch_bytes,
     .sample = enqueue_sample,
     .count_reset = enqueue_count_reset,
-    .copy_blocks = enqueue_copy_blocks,
+    .copy_blocks = cn_cpu_copy_blocks,
     .compress_scratch_bytes = cn_cpu_compress_scratch_bytes,
     .compress = enqueue_compress,
 };
 
 static cn_status open_parts(cn_cpu *cpu, uint32_t n_threads)
 {
-    cpu->n_workers = n_threads + 1;
+    cpu->n_workers = n_threads + CN_CPU_MAX_STREAMS;
     cpu->n_attn_parts = n_threads * ATTN_PART_BYTES_PER_THREAD / sizeof *cpu->attn_parts;
     cpu->attn = cn_calloc_aligned(cpu->n_workers, sizeof *cpu->attn);
     cpu->attn_parts = cn_calloc_aligned(cpu->n_attn_parts, sizeof *cpu->attn_parts);
     if (!cpu->attn || !cpu->attn_parts)
         return cn_fail(CN_ERR_MEMORY, "cpu backend: no workspace for %u threads", n_threads);
     CN_TRY(cn_cpu_gemm_create(&cpu->gemm, cpu->n_workers));
-    CN_TRY(cn_cpu_pool_create(&cpu->pool, n_threads));
-    CN_TRY(cn_cpu_stream_create(&cpu->streams[0], cpu, false));
-    return cn_cpu_stream_create(&cpu->streams[1], cpu, true);
+    return cn_cpu_pool_create(&cpu->pool, n_threads);
 }
 
 cn_status cn_backend_cpu_open(cn_backend **out, const cn_cpu_backend_opts *o)
@@ -201,6 +223,7 @@ cn_status cn_backend_cpu_open(cn_backend **out, const cn_cpu_backend_opts *o)
     if (!cpu) return cn_fail(CN_ERR_MEMORY, "cpu backend: out of memory");
     cpu->table = CPU_TABLE;
     cpu->table.ctx = cpu;
+    cpu->table.async = cpu->threaded = o->threaded;
     cn_status status = open_parts(cpu, o->n_threads ? o->n_threads : cn_cpu_count());
     if (status != CN_OK) {
         close_backend(&cpu->table);

@@ -1,35 +1,64 @@
 /* cpu_copy.c - copy_blocks: whole blocks and whole query slots, from one memory to another. All
- * memory is the host's here: the strides of the planes are the only difference. */
+ * memory is the host's here: the strides of the planes are the only difference. The list may change
+ * as soon as the op returns, so it travels with the arguments, a piece of it at a time. */
 #include <string.h>
 
 #include "engine/cpu/cpu_ops.h"
 
-/* Copies one layer of the listed items, plane by plane. */
-static void copy_items(const cn_plane *from, const cn_plane *to, uint32_t n_planes, uint32_t layer,
-                       const cn_block_copy *copies, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++)
-        for (uint32_t p = 0; p < n_planes; p++) {
-            if (!from[p].base) continue;
-            char *dst = cn_plane_at(&to[p], layer, copies[i].dst);
-            const char *src = cn_plane_at(&from[p], layer, copies[i].src);
-            if (dst != src) memcpy(dst, src, from[p].item_bytes);
-        }
-}
+enum { PIECE = 32 };
+
+typedef struct copy_piece {
+    cn_plane from[CN_N_BLOCK_PLANES], to[CN_N_BLOCK_PLANES];
+    uint32_t n_planes, n_layers, n;
+    cn_block_copy copies[PIECE];
+} copy_piece;
+_Static_assert((int)CN_N_SLOT_PLANES <= (int)CN_N_BLOCK_PLANES &&
+                   sizeof(copy_piece) <= CN_CPU_MAX_ARGS_BYTES,
+               "a piece fits in a stream's queue");
 
 /* Copies run in order inside a layer (one may feed the next), layers side by side. */
 static void copy_layer(void *ctx, uint32_t layer, uint32_t worker)
 {
     (void)worker;
-    const cn_copy_args *a = ctx;
-    copy_items(a->from.block, a->to.block, CN_N_BLOCK_PLANES, layer, a->list.blocks,
-               a->list.n_blocks);
-    copy_items(a->from.slot, a->to.slot, CN_N_SLOT_PLANES, layer, a->list.slots, a->list.n_slots);
+    const copy_piece *c = ctx;
+    for (uint32_t i = 0; i < c->n; i++)
+        for (uint32_t p = 0; p < c->n_planes; p++) {
+            if (!c->from[p].base) continue;
+            char *dst = cn_plane_at(&c->to[p], layer, c->copies[i].dst);
+            const char *src = cn_plane_at(&c->from[p], layer, c->copies[i].src);
+            if (dst != src) memcpy(dst, src, c->from[p].item_bytes);
+        }
+}
+
+static cn_status run_piece(cn_stream *s, const void *args)
+{
+    const copy_piece *c = args;
+    cn_cpu_parallel(s, c->n_layers, copy_layer, (void *)c);
+    return CN_OK;
+}
+
+static cn_status copy_items(cn_stream *s, const cn_plane *from, const cn_plane *to,
+                            uint32_t n_planes, uint32_t n_layers, const cn_block_copy *copies,
+                            uint32_t n)
+{
+    copy_piece c = {.n_planes = n_planes, .n_layers = n_layers};
+    memcpy(c.from, from, n_planes * sizeof *from);
+    memcpy(c.to, to, n_planes * sizeof *to);
+    for (uint32_t at = 0; at < n; at += c.n) {
+        c.n = cn_min_u32(PIECE, n - at);
+        memcpy(c.copies, copies + at, c.n * sizeof *copies);
+        CN_TRY(cn_cpu_stream_submit(s, run_piece, &c, sizeof c));
+    }
+    return CN_OK;
 }
 
 cn_status cn_cpu_copy_blocks(cn_stream *s, const cn_copy_args *a)
 {
+    const cn_copy_list *l = &a->list;
+    const uint32_t n_layers = a->from.n_layers;
     CN_TRY(cn_copy_check(a));
-    cn_cpu_parallel(s, a->from.n_layers, copy_layer, (void *)a);
-    return CN_OK;
+    CN_TRY(copy_items(s, a->from.block, a->to.block, CN_N_BLOCK_PLANES, n_layers, l->blocks,
+                      l->n_blocks));
+    return copy_items(s, a->from.slot, a->to.slot, CN_N_SLOT_PLANES, n_layers, l->slots,
+                      l->n_slots);
 }

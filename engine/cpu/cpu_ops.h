@@ -1,8 +1,8 @@
 /* cpu_ops.h - the CPU backend from inside: its state, how an op spreads over threads, and the ops.
  *
- * Owner: cn_backend_cpu_open. Thread: ops of stream 0 run on the engine thread with the pool, ops
- * of stream 1 on that stream's thread alone. Each cn_cpu_<op> runs to its end; queueing is the
- * table's business (cpu_backend.c). Argument structs, shapes and meanings: engine/ops.h. */
+ * Owner: cn_backend_cpu_open. Thread: ops of the immediate stream run on the engine thread with the
+ * pool, ops of a threaded stream on that stream's thread alone. Each cn_cpu_<op> runs to its end;
+ * cpu_backend.c queues it. Argument structs, shapes and meanings: engine/ops.h. */
 #ifndef CN_CPU_OPS_H
 #define CN_CPU_OPS_H
 
@@ -12,6 +12,7 @@
 #include "engine/ops.h"
 
 enum {
+    CN_CPU_MAX_STREAMS = 8, /* threaded, at a time */
     CN_CPU_MAX_HEAD_DIM = 256,
     CN_CPU_MAX_TILE = 64, /* tokens; the KV layout's tile */
     CN_CPU_ATTN_ROWS = 64 /* query rows that share one pass over keys and values */
@@ -36,17 +37,20 @@ typedef struct cn_cpu_gemm cn_cpu_gemm;
 typedef struct cn_cpu {
     cn_backend table;
     cn_cpu_pool *pool;
-    cn_stream *streams[2];
-    uint32_t n_workers;        /* threads of the pool, and one more for stream 1 */
+    bool threaded;             /* the option */
+    uint64_t used_workers;     /* bit i: threaded stream i + threads of the pool lives */
+    uint32_t n_streams;        /* alive */
+    uint32_t n_workers;        /* threads of the pool, and CN_CPU_MAX_STREAMS threaded streams */
     cn_cpu_attn_scratch *attn; /* [n_workers] */
     cn_cpu_gemm *gemm;
-    /* Partial results of attention over parts of a long sequence; stream 0 only. */
+    /* Partial results of attention over parts of a long sequence; the immediate stream only. */
     float *attn_parts;
     size_t n_attn_parts; /* floats */
 } cn_cpu;
 
-/* Runs fn over tasks [0, n_tasks): on the pool for stream 0, in turn for stream 1. fn's `worker`
- * is below cn_cpu.n_workers either way. A task's result must not depend on who runs it. */
+/* Runs fn over tasks [0, n_tasks): on the pool for an immediate stream, one after the other for a
+ * threaded one. fn's `worker` is below cn_cpu.n_workers either way. A task's result must not depend
+ * on its worker. */
 void cn_cpu_parallel(cn_stream *s, uint32_t n_tasks, cn_cpu_task_fn fn, void *ctx);
 
 /* Items per task so that a task touches some 16 Ki elements: small loops stay on one thread. */

@@ -18,6 +18,7 @@ typedef struct closure {
 struct cn_stream {
     struct cn_cpu *cpu;
     bool threaded;
+    uint32_t worker;
     pthread_t thread;
     pthread_mutex_t mutex; /* guards everything below */
     pthread_cond_t changed;
@@ -97,13 +98,15 @@ static void *stream_main(void *arg)
     return NULL;
 }
 
-cn_status cn_cpu_stream_create(cn_stream **out, struct cn_cpu *cpu, bool threaded)
+cn_status cn_cpu_stream_create(cn_stream **out, struct cn_cpu *cpu, bool threaded,
+                               uint32_t worker)
 {
     *out = NULL;
     cn_stream *s = cn_calloc(1, sizeof *s);
     if (!s) return cn_fail(CN_ERR_MEMORY, "cpu stream: out of memory");
     s->cpu = cpu;
     s->threaded = threaded;
+    s->worker = worker;
     pthread_mutex_init(&s->mutex, NULL);
     pthread_cond_init(&s->changed, NULL);
     if (threaded && pthread_create(&s->thread, NULL, stream_main, s) != 0) {
@@ -131,6 +134,8 @@ void cn_cpu_stream_free(cn_stream *s)
 }
 
 struct cn_cpu *cn_cpu_stream_owner(const cn_stream *s) { return s->cpu; }
+
+uint32_t cn_cpu_stream_worker(const cn_stream *s) { return s->worker; }
 
 bool cn_cpu_stream_is_threaded(const cn_stream *s) { return s->threaded; }
 

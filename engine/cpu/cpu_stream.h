@@ -2,14 +2,14 @@
  *
  * Owner: the CPU backend. Thread: one submitter (the engine thread). Stage: every op.
  *
- * Stream 0 is immediate: an op runs on the caller, helped by the pool, before the submission
- * returns. Stream 1 is a thread with a bounded queue: a submission copies the argument struct and
- * returns, and blocks only while the queue is full. What the struct points to must stay valid
- * until the stream has run it (engine/ops.h). Stream 1 never uses the pool, so that compression
- * does not hold up the model.
+ * An immediate stream runs an op on the caller, together with the pool's threads, before the
+ * submission returns. A threaded stream has a thread and a bounded queue: a submission copies the
+ * argument struct and returns, and blocks only while the queue is full. What the struct points to
+ * must stay valid until the stream has run it (engine/ops.h). A threaded stream never uses the
+ * pool, so that compression does not slow the model down.
  *
- * An error of stream 1 sticks: later work of the stream is skipped, and cn_cpu_stream_sync and the
- * fences recorded on it report the first error's text. */
+ * An error of a threaded stream sticks: later work of the stream is skipped, and cn_cpu_stream_sync
+ * and the fences recorded on it report the first error's text. */
 #ifndef CN_CPU_STREAM_H
 #define CN_CPU_STREAM_H
 
@@ -23,8 +23,10 @@ typedef cn_status (*cn_cpu_op_fn)(cn_stream *s, const void *args);
 
 enum { CN_CPU_MAX_ARGS_BYTES = 1024 };
 
-cn_status cn_cpu_stream_create(cn_stream **out, struct cn_cpu *cpu, bool threaded);
+cn_status cn_cpu_stream_create(cn_stream **out, struct cn_cpu *cpu, bool threaded,
+                               uint32_t worker);
 void cn_cpu_stream_free(cn_stream *s); /* runs what is queued first; NULL is fine */
+uint32_t cn_cpu_stream_worker(const cn_stream *s); /* of a threaded one: its index of scratch */
 struct cn_cpu *cn_cpu_stream_owner(const cn_stream *s);
 bool cn_cpu_stream_is_threaded(const cn_stream *s);
 

@@ -14,6 +14,7 @@
 enum {
     QUEUE_ENTRIES = 4096,
     MAX_ARGS_BYTES = 1024,
+    MAX_STREAMS = 8,
     ERROR_BYTES = 512,
     GRAPH_ENTRIES = 1024,
     PACE_CALLS = 400 /* most calls of the host that a pace lasts */
@@ -39,6 +40,7 @@ struct cn_graph {
 struct cn_stream {
     struct late_device *device;
     cn_stream *cpu; /* where its ops run in the end */
+    bool high;
     entry queue[QUEUE_ENTRIES];
     uint64_t n_submitted, n_run;
     cn_graph *recording;
@@ -55,7 +57,8 @@ struct cn_fence {
 typedef struct late_device {
     cn_backend table; /* ctx stays the CPU's */
     cn_backend *cpu;
-    struct cn_stream streams[2];
+    cn_stream *streams[MAX_STREAMS]; /* alive */
+    uint32_t n_streams;
     test_rng rng;
     bool held; /* nothing runs before it must */
     uint32_t calls_left; /* of the present paces */
@@ -69,8 +72,9 @@ void late_device_choose(uint64_t seed) { chosen_seed = seed; }
 
 static bool is_idle(const late_device *d)
 {
-    return d->streams[0].n_run == d->streams[0].n_submitted &&
-           d->streams[1].n_run == d->streams[1].n_submitted;
+    for (uint32_t i = 0; i < d->n_streams; i++)
+        if (d->streams[i]->n_run != d->streams[i]->n_submitted) return false;
+    return true;
 }
 
 static void run_entry(cn_stream *s, entry *e)
@@ -84,7 +88,7 @@ static void run_entry(cn_stream *s, entry *e)
     free(e->owned);
 }
 
-/* Runs the oldest entry; false when there is none, or it waits for the other stream. */
+/* Runs the oldest entry; false when there is none, or it waits for another stream. */
 static bool try_run_next(cn_stream *s)
 {
     if (s->n_run == s->n_submitted) return false;
@@ -95,14 +99,15 @@ static bool try_run_next(cn_stream *s)
     return true;
 }
 
-/* Runs a stream up to a point, and of the other one what that waits for. */
+/* Runs a stream up to a point, and of other streams what that waits for. */
 static void run_until(cn_stream *s, uint64_t point)
 {
     while (s->n_run < point) {
-        if (try_run_next(s)) continue;
-        cn_stream *other = &s->device->streams[s == s->device->streams];
-        const bool ran = try_run_next(other);
-        CN_ASSERT(ran); /* else the two wait for each other */
+        cn_stream *next = s;
+        for (uint32_t depth = 0; !try_run_next(next); depth++) {
+            CN_ASSERT(depth < MAX_STREAMS); /* else they wait for one another */
+            next = (cn_stream *)next->queue[next->n_run % QUEUE_ENTRIES].other;
+        }
     }
 }
 
@@ -110,12 +115,12 @@ static void run_until(cn_stream *s, uint64_t point)
 static void pass_time(late_device *d)
 {
     static const uint32_t paces[] = {0, 2, 11};
-    for (uint32_t i = 0; d->calls_left == 0 && i < 2; i++)
-        d->streams[i].pace = d->held ? 0 : paces[test_rng_below(&d->rng, 3)];
+    for (uint32_t i = 0; d->calls_left == 0 && i < d->n_streams; i++)
+        d->streams[i]->pace = d->held ? 0 : paces[test_rng_below(&d->rng, 3)];
     if (d->calls_left-- == 0) d->calls_left = test_rng_below(&d->rng, PACE_CALLS);
-    const uint32_t first = test_rng_below(&d->rng, 2);
-    for (uint32_t i = 0; i < 2; i++) {
-        cn_stream *s = &d->streams[(first + i) % 2];
+    const uint32_t first = test_rng_below(&d->rng, d->n_streams);
+    for (uint32_t i = 0; i < d->n_streams; i++) {
+        cn_stream *s = d->streams[(first + i) % d->n_streams];
         for (uint32_t n = test_rng_below(&d->rng, s->pace + 1); n > 0 && try_run_next(s);) n--;
     }
 }
@@ -164,15 +169,35 @@ static char *copy_of(const void *a, size_t a_bytes, const void *b, size_t b_byte
 
 static late_device *device_of(cn_backend *be) { return (late_device *)(void *)be; }
 
-static cn_stream *stream(cn_backend *be, uint32_t i)
+static cn_status stream_create(cn_backend *be, cn_priority priority, cn_stream **out)
 {
-    return i < 2 ? &device_of(be)->streams[i] : NULL;
+    late_device *d = device_of(be);
+    cn_stream *s = calloc(1, sizeof *s);
+    CN_ASSERT(s && d->n_streams < MAX_STREAMS);
+    s->device = d;
+    s->high = priority == CN_PRIORITY_HIGH;
+    CN_TRY(d->cpu->stream_create(d->cpu, priority, &s->cpu));
+    d->streams[d->n_streams++] = s;
+    *out = s;
+    return CN_OK;
 }
 
 static cn_status stream_sync(cn_stream *s)
 {
     run_until(s, s->n_submitted);
     return error_of(s);
+}
+
+static void stream_free(cn_stream *s)
+{
+    if (!s) return;
+    late_device *d = s->device;
+    uint32_t i = 0;
+    run_until(s, s->n_submitted);
+    while (d->streams[i] != s) i++;
+    d->streams[i] = d->streams[--d->n_streams];
+    d->cpu->stream_free(s->cpu);
+    free(s);
 }
 
 static cn_status fence_create(cn_backend *be, cn_fence **out)
@@ -266,7 +291,7 @@ static cn_status run_mem_copy(cn_backend *cpu, cn_stream *s, entry *e)
 
 static cn_status mem_write(cn_stream *s, void *dst, const void *host, size_t bytes)
 {
-    char *owned = s == s->device->streams ? copy_of(host, bytes, NULL, 0) : NULL;
+    char *owned = s->high ? copy_of(host, bytes, NULL, 0) : NULL;
     const mem_copy c = {dst, owned ? owned : host, bytes};
     return submit(s, run_mem_copy, &c, sizeof c, NULL, owned);
 }
@@ -347,7 +372,8 @@ static void fill_table(cn_backend *t)
     t->mem_free = t->host_free = mem_free;
     t->mem_write = mem_write;
     t->mem_read = mem_read;
-    t->stream = stream;
+    t->stream_create = stream_create;
+    t->stream_free = stream_free;
     t->stream_sync = stream_sync;
     t->fence_create = fence_create;
     t->fence_free = fence_free;
@@ -381,10 +407,6 @@ cn_status __wrap_cn_backend_cpu_open(cn_backend **out, const cn_cpu_backend_opts
     d->rng.state = chosen_seed;
     d->held = test_rng_below(&d->rng, 4) == 0;
     fill_table(&d->table);
-    for (uint32_t i = 0; i < 2; i++) {
-        d->streams[i].device = d;
-        d->streams[i].cpu = d->cpu->stream(d->cpu, i);
-    }
     *out = &d->table;
     return CN_OK;
 }

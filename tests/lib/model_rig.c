@@ -37,14 +37,15 @@ model_rig *model_rig_open(const model_rig_opts *o)
     cn_checkpoint *ck = NULL;
     must(cn_model_config_load(&r->cfg, o->dir));
     must(cn_backend_cpu_open(&r->be, &(cn_cpu_backend_opts){.n_threads = o->n_threads}));
+    must(r->be->stream_create(r->be, CN_PRIORITY_HIGH, &r->stream));
     must(cn_checkpoint_open(&ck, o->dir, &r->cfg, CN_OPT_LOAD_AUTO, 0));
-    must(cn_weights_load(&r->weights, r->be, ck));
+    must(cn_weights_load(&r->weights, r->be, r->stream, ck));
     cn_checkpoint_close(ck);
     r->max_tokens = o->max_tokens;
     r->max_seqs = o->max_seqs;
     r->blocks_per_seq = (uint32_t)cn_ceil_div(o->max_kv_tokens, o->block_tokens);
-    must(cn_model_create(&r->model, r->be, &r->cfg, r->weights, o->max_tokens, o->max_tokens,
-                         o->max_kv_tokens));
+    must(cn_model_create(&r->model, r->be, r->stream, &r->cfg, r->weights, o->max_tokens,
+                         o->max_tokens, o->max_kv_tokens));
     open_pools(r, o);
     r->tokens = new_u32(o->max_tokens);
     r->positions = new_u32(o->max_tokens);
@@ -70,6 +71,7 @@ void model_rig_close(model_rig *r)
     cn_model_free(r->model);
     cn_weights_free(r->weights);
     r->be->mem_free(r->be, r->pools.kv);
+    r->be->stream_free(r->stream);
     r->be->close(r->be);
     cn_free(r->tables);
     cn_free(r->kv_len);
@@ -120,7 +122,7 @@ const float *model_rig_pass(model_rig *r, const model_rig_chunk *chunks, uint32_
     uint32_t n_rows = all ? b->n_tokens : n_chunks;
     for (uint32_t i = 0; i < n_rows; i++) r->rows[i] = all ? i : r->q_start[i + 1] - 1;
     float *logits = NULL;
-    must(cn_model_forward(r->model, r->be->stream(r->be, 0), b, &r->pools, r->rows, n_rows,
+    must(cn_model_forward(r->model, r->stream, b, &r->pools, r->rows, n_rows,
                           &logits));
     return logits;
 }

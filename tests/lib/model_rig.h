@@ -17,6 +17,7 @@ typedef struct model_rig_opts {
 
 typedef struct model_rig {
     cn_backend *be;
+    cn_stream *stream;
     cn_model_config cfg;
     cn_weights *weights;
     cn_model *model;

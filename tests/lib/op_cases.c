@@ -237,7 +237,10 @@ void op_batch_free(op_env *e, op_batch *b)
 
 static void close_cuda(void)
 {
-    if (env.cuda) env.cuda->close(env.cuda);
+    if (!env.cuda) return;
+    env.cuda->stream_free(env.cuda_stream);
+    env.cuda->stream_free(env.cuda_side);
+    env.cuda->close(env.cuda);
     env.cuda = NULL;
 }
 
@@ -259,7 +262,8 @@ static void open_cuda(const op_case *c)
         snprintf(why_not, sizeof why_not, "%s", cn_last_error());
         return;
     }
-    env.cuda_stream = env.cuda->stream(env.cuda, 0);
+    op_ok(env.cuda->stream_create(env.cuda, CN_PRIORITY_HIGH, &env.cuda_stream), "a stream");
+    op_ok(env.cuda->stream_create(env.cuda, CN_PRIORITY_LOW, &env.cuda_side), "a stream");
 }
 
 static void run_case(void **state)
@@ -329,10 +333,11 @@ int op_cases_main(const op_case *cases, size_t n, int argc, char **argv)
                                        .teardown_func = say_where,
                                        .initial_state = (void *)(uintptr_t)&cases[i]};
     op_ok(cn_backend_cpu_open(&env.cpu, &(cn_cpu_backend_opts){0}), "the CPU");
-    env.cpu_stream = env.cpu->stream(env.cpu, 0);
+    op_ok(env.cpu->stream_create(env.cpu, CN_PRIORITY_HIGH, &env.cpu_stream), "a stream");
     int failed = _cmocka_run_group_tests("ops", tests, n, NULL, NULL);
     failed += check_near_ties();
     close_cuda();
+    env.cpu->stream_free(env.cpu_stream);
     env.cpu->close(env.cpu);
     cn_free(tests);
     if (why_not[0]) print_message("skipped: %s\n", why_not);

@@ -12,7 +12,8 @@
 
 typedef struct op_env {
     cn_backend *cpu, *cuda;
-    cn_stream *cpu_stream, *cuda_stream; /* stream 0 of each */
+    cn_stream *cpu_stream, *cuda_stream; /* of priority HIGH */
+    cn_stream *cuda_side;                /* of priority LOW */
     test_rng rng;                        /* of the seed */
     char shape[160];                     /* the case says here what it drew */
     /* Of the whole run: choices between scores that were compared, and those where the GPU took the

@@ -1,0 +1,162 @@
+/* test_backend_pair.c - a second, threaded CPU backend beside the first: the twin of a second
+ * device. Blocks are copied to it and back, ordered by fences alone, while the first goes on. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/lib/backend_rig.h"
+
+enum { LAYERS = 3, BLOCKS = 12, HEADS = 2, BLOCK_TOKENS = 64, DIM = 32, SLOTS = 2, WINDOW = 4 };
+
+/* Pools with every plane on a backend. */
+typedef struct device {
+    cn_backend *be;
+    cn_stream *stream;
+    cn_pools pools;
+    cn_planes planes;
+} device;
+
+static void *take(device *d, size_t bytes)
+{
+    void *p = NULL;
+    if (d->be->mem_alloc(d->be, bytes, &p) != CN_OK) fail_msg("%s", cn_last_error());
+    return p;
+}
+
+static device open_device(bool threaded)
+{
+    const cn_cpu_backend_opts o = {.n_threads = 2, .threaded = threaded};
+    device d = {0};
+    assert_int_equal(cn_backend_cpu_open(&d.be, &o), CN_OK);
+    assert_int_equal(d.be->async, threaded);
+    assert_int_equal(d.be->stream_create(d.be, CN_PRIORITY_HIGH, &d.stream), CN_OK);
+    const cn_kv_layout l = cn_kv_layout_make(LAYERS, BLOCKS, HEADS, BLOCK_TOKENS, DIM, CN_F32);
+    d.pools = (cn_pools){.layout = l,
+                         .kv = take(&d, cn_kv_pool_bytes(&l)),
+                         .score = take(&d, cn_kv_side_elems(&l) * sizeof(float)),
+                         .origin = take(&d, cn_kv_side_elems(&l) * sizeof(uint32_t)),
+                         .n_query_slots = SLOTS,
+                         .window = WINDOW,
+                         .n_heads = HEADS,
+                         .act_dtype = CN_F32};
+    d.pools.q_window = take(&d, (size_t)LAYERS * SLOTS * WINDOW * HEADS * DIM * sizeof(float));
+    d.planes = cn_pools_planes(&d.pools);
+    return d;
+}
+
+static void close_device(device *d)
+{
+    assert_int_equal(d->be->stream_sync(d->stream), CN_OK);
+    d->be->stream_free(d->stream);
+    void *const memory[] = {d->pools.kv, d->pools.score, d->pools.origin, d->pools.q_window};
+    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) d->be->mem_free(d->be, memory[i]);
+    d->be->close(d->be);
+}
+
+/* Every float of a block names the block and a generation. */
+static void fill_block(device *d, uint32_t block, uint32_t generation)
+{
+    for (int p = 0; p < CN_N_BLOCK_PLANES; p++)
+        for (uint32_t layer = 0; layer < LAYERS; layer++) {
+            const cn_plane *plane = &d->planes.block[p];
+            float *x = (float *)(void *)cn_plane_at(plane, layer, block);
+            for (size_t i = 0; i < plane->item_bytes / sizeof *x; i++)
+                x[i] = (float)(generation * 1000 + block);
+        }
+}
+
+static void expect_block(const device *d, uint32_t at, uint32_t block, uint32_t generation)
+{
+    for (int p = 0; p < CN_N_BLOCK_PLANES; p++)
+        for (uint32_t layer = 0; layer < LAYERS; layer++) {
+            const cn_plane *plane = &d->planes.block[p];
+            const float *x = (const float *)(void *)cn_plane_at(plane, layer, at);
+            for (size_t i = 0; i < plane->item_bytes / sizeof *x; i++)
+                assert_true(x[i] == (float)(generation * 1000 + block));
+        }
+}
+
+/* Each round writes a block anew, copies it to the pair, and brings another back to a place of its
+ * own. A copy that ran before its fence would bring the last round's content. */
+static void blocks_go_to_the_pair_and_come_back(void **state)
+{
+    (void)state;
+    enum { ROUNDS = 200 };
+    device here = open_device(false), pair = open_device(true);
+    cn_stream *back = NULL;
+    cn_fence *written = NULL, *put = NULL, *fetched = NULL;
+    assert_int_equal(here.be->stream_create(here.be, CN_PRIORITY_LOW, &back), CN_OK);
+    assert_int_equal(here.be->fence_create(here.be, &written), CN_OK);
+    assert_int_equal(pair.be->fence_create(pair.be, &put), CN_OK);
+    assert_int_equal(here.be->fence_create(here.be, &fetched), CN_OK);
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        const uint32_t block = round % 4;
+        fill_block(&here, block, round);
+        assert_int_equal(here.be->fence_record(written, here.stream), CN_OK);
+        assert_int_equal(pair.be->fence_wait(pair.stream, written), CN_OK);
+        cn_block_copy copy = {block, 11 - block};
+        cn_copy_args a = {here.planes, pair.planes, {.blocks = &copy, .n_blocks = 1}};
+        assert_int_equal(pair.be->copy_blocks(pair.stream, &a), CN_OK);
+        copy = (cn_block_copy){99, 99}; /* the list is the caller's again */
+        assert_int_equal(pair.be->fence_record(put, pair.stream), CN_OK);
+        assert_int_equal(here.be->fence_wait(back, put), CN_OK);
+        cn_block_copy home = {11 - block, 4 + block};
+        a = (cn_copy_args){pair.planes, here.planes, {.blocks = &home, .n_blocks = 1}};
+        assert_int_equal(here.be->copy_blocks(back, &a), CN_OK);
+        assert_int_equal(here.be->fence_record(fetched, back), CN_OK);
+        assert_int_equal(here.be->fence_sync(fetched), CN_OK);
+        expect_block(&here, 4 + block, block, round);
+    }
+    here.be->fence_free(fetched);
+    pair.be->fence_free(put);
+    here.be->fence_free(written);
+    here.be->stream_free(back);
+    close_device(&pair);
+    close_device(&here);
+}
+
+/* More copies than a queue entry holds arrive in the order of the list. */
+static void a_long_list_runs_in_order(void **state)
+{
+    (void)state;
+    enum { COPIES = 150 };
+    device pair = open_device(true);
+    cn_block_copy chain[COPIES];
+    fill_block(&pair, 0, 7);
+    for (uint32_t i = 0; i < COPIES; i++)
+        chain[i] = (cn_block_copy){i % BLOCKS, (i + 1) % BLOCKS};
+    const cn_copy_args a = {pair.planes, pair.planes, {.blocks = chain, .n_blocks = COPIES}};
+    assert_int_equal(pair.be->copy_blocks(pair.stream, &a), CN_OK);
+    assert_int_equal(pair.be->stream_sync(pair.stream), CN_OK);
+    for (uint32_t b = 0; b < BLOCKS; b++) expect_block(&pair, b, 0, 7);
+    close_device(&pair);
+}
+
+static void there_are_as_many_streams_as_workers(void **state)
+{
+    (void)state;
+    cn_backend *be = backend_rig_open(1);
+    cn_stream *streams[16];
+    uint32_t n = 0;
+    while (n < 16 && be->stream_create(be, CN_PRIORITY_LOW, &streams[n]) == CN_OK) n++;
+    assert_in_range(n, 4, 15);
+    assert_non_null(strstr(cn_last_error(), "streams"));
+    be->stream_free(streams[1]);
+    assert_int_equal(be->stream_create(be, CN_PRIORITY_LOW, &streams[1]), CN_OK);
+    while (n > 0) be->stream_free(streams[--n]);
+    backend_rig_close(be);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(blocks_go_to_the_pair_and_come_back),
+        cmocka_unit_test(a_long_list_runs_in_order),
+        cmocka_unit_test(there_are_as_many_streams_as_workers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
