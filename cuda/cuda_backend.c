@@ -98,6 +98,7 @@ static const cn_backend CUDA_TABLE = {
     .kv_dtype = CN_BF16,
     .default_block_tokens = 256,
     .async = true,
+    .mem_align = CN_CUDA_ALIGN_BYTES,
     .close = close_backend,
     .enter = enter,
     .mem_alloc = mem_alloc,

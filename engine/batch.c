@@ -80,7 +80,7 @@ static cn_batch_view view_of(const cn_batch *b, char *base)
     };
 }
 
-cn_status cn_batch_create(cn_batch **out, cn_backend *be, const cn_batch_opts *o)
+cn_status cn_batch_create(cn_batch **out, cn_backend *be, const cn_batch_opts *o, void *device)
 {
     CN_ASSERT(o->max_tokens > 0 && o->max_seqs > 0 && o->max_blocks_per_seq > 0);
     cn_batch *b = cn_calloc(1, sizeof *b);
@@ -88,17 +88,12 @@ cn_status cn_batch_create(cn_batch **out, cn_backend *be, const cn_batch_opts *o
     b->be = be;
     b->opts = *o;
     section_offsets(o, b->offset);
-    size_t bytes = b->offset[N_SECTIONS];
-    b->host = cn_calloc_aligned(bytes, 1);
+    b->host = cn_calloc_aligned(b->offset[N_SECTIONS], 1);
     b->logit_seq = cn_calloc(o->max_seqs, sizeof *b->logit_seq);
-    cn_status status = CN_OK;
-    if (!b->host || !b->logit_seq)
-        status = cn_fail(CN_ERR_MEMORY, "batch: out of host memory for %zu bytes", bytes);
-    void *device = NULL;
-    if (status == CN_OK) status = be->mem_alloc(be, bytes, &device);
-    if (status != CN_OK) {
+    if (!b->host || !b->logit_seq) {
+        const size_t bytes = b->offset[N_SECTIONS];
         cn_batch_free(b);
-        return status;
+        return cn_fail(CN_ERR_MEMORY, "batch: out of host memory for %zu bytes", bytes);
     }
     b->device = device;
     b->view = view_of(b, b->device);
@@ -109,7 +104,6 @@ cn_status cn_batch_create(cn_batch **out, cn_backend *be, const cn_batch_opts *o
 void cn_batch_free(cn_batch *b)
 {
     if (!b) return;
-    if (b->device) b->be->mem_free(b->be, b->device);
     cn_free(b->host);
     cn_free(b->logit_seq);
     cn_free(b);

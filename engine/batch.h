@@ -17,9 +17,11 @@ typedef struct cn_batch_opts {
     uint32_t block_tokens, window_tokens;
 } cn_batch_opts;
 
-/* What cn_batch_create takes of the device, and as much of the host. */
+/* Bytes of device memory that a batch needs, and as many of the host's. */
 size_t cn_batch_device_bytes(const cn_batch_opts *o);
-cn_status cn_batch_create(cn_batch **out, cn_backend *be, const cn_batch_opts *o);
+
+/* `device`: cn_batch_device_bytes of be's memory, borrowed. CN_ERR_MEMORY. */
+cn_status cn_batch_create(cn_batch **out, cn_backend *be, const cn_batch_opts *o, void *device);
 void cn_batch_free(cn_batch *b);
 
 /* Starts a step: flattens the plan's rows; one logit row for each row that wants a sample, in plan

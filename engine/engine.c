@@ -94,7 +94,7 @@ static cn_status copy_items(cn_engine *e, const cn_planes *from, const cn_planes
 static cn_status swap(cn_engine *e, const cn_plan *plan)
 {
     const cn_copy_list *out = &plan->swap_out, *in = &plan->swap_in;
-    const uint64_t block_bytes = e->memory.block_bytes, slot_bytes = e->memory.query_slot_bytes;
+    const uint64_t block_bytes = e->plan.kv.block_bytes, slot_bytes = e->plan.kv.query_slot_bytes;
     e->stats->swapped_out_bytes += out->n_blocks * block_bytes + out->n_slots * slot_bytes;
     e->stats->swapped_in_bytes += in->n_blocks * block_bytes + in->n_slots * slot_bytes;
     CN_TRY(copy_items(e, &e->planes, &e->swap_planes, out));

@@ -61,11 +61,21 @@ static cn_status load_model(cn_engine *e)
     const cn_config *c = e->config;
     cn_checkpoint *checkpoint = NULL;
     CN_TRY(cn_checkpoint_open(&checkpoint, c->model, &e->model_config, c->load_format, c->seed));
-    cn_status status = cn_weights_load(&e->weights, e->backend, e->stream, checkpoint);
+    cn_status status = cn_weights_load(&e->weights, e->backend, e->stream, checkpoint,
+                                       e->weights_memory);
     cn_checkpoint_close(checkpoint);
     CN_TRY(status);
-    CN_TRY(cn_model_create(&e->model, e->backend, e->stream, &e->model_config, e->weights,
-                           cn_start_max_tokens(c), e->max_rows, e->max_model_len));
+    const cn_model_opts o = {
+        .backend = e->backend,
+        .stream = e->stream,
+        .config = &e->model_config,
+        .weights = e->weights,
+        .memory = e->workspace,
+        .max_tokens = cn_start_max_tokens(c),
+        .max_rows = e->max_rows,
+        .max_position = e->max_model_len,
+    };
+    CN_TRY(cn_model_create(&e->model, &o));
     if (!c->dump) return CN_OK;
     CN_TRY(cn_dump_open(&e->dump, e->backend, c->dump, CN_DUMP_DIR));
     cn_model_set_dump(e->model, e->dump);
@@ -81,9 +91,9 @@ static cn_status check_default_kv(const cn_config *c, const cn_memory_plan *plan
     return cn_policy_check(&kv, plan->block_tokens, plan->window_tokens);
 }
 
-static cn_status take_pools(cn_engine *e, const cn_memory_plan *plan)
+static void describe_pools(cn_engine *e, const cn_memory_plan *plan)
 {
-    cn_backend *be = e->backend;
+    const cn_backend *be = e->backend;
     const cn_model_config *m = &e->model_config;
     cn_pools *p = &e->pools;
     p->layout = cn_kv_layout_make(m->n_layers, plan->n_blocks, m->n_kv_heads, plan->block_tokens,
@@ -92,31 +102,14 @@ static cn_status take_pools(cn_engine *e, const cn_memory_plan *plan)
     p->n_query_slots = plan->n_query_slots;
     p->window = plan->window_tokens;
     p->act_dtype = be->act_dtype;
-    CN_TRY(be->mem_alloc(be, cn_kv_pool_bytes(&p->layout), &p->kv));
-    if (plan->has_scores) {
-        void *score = NULL;
-        CN_TRY(be->mem_alloc(be, cn_kv_side_elems(&p->layout) * sizeof(float), &score));
-        p->score = score;
-    }
-    if (plan->n_query_slots > 0)
-        CN_TRY(be->mem_alloc(be, plan->n_query_slots * plan->query_slot_bytes, &p->q_window));
     e->planes = cn_pools_planes(p);
     CN_ASSERT(plan->block_bytes == cn_planes_block_bytes(&e->planes));
     CN_ASSERT(plan->n_query_slots == 0 ||
               plan->query_slot_bytes == cn_planes_slot_bytes(&e->planes));
-    return CN_OK;
-}
-
-static cn_status take_swap_space(cn_engine *e, const cn_memory_plan *plan)
-{
-    if (plan->swap_bytes == 0) return CN_OK;
-    const double gib = cn_gib(plan->swap_bytes);
-    if (e->backend->host_alloc(e->backend, plan->swap_bytes, &e->swap_memory) != CN_OK)
-        return cn_fail_within(CN_ERR_MEMORY, "--swap-space: %.2f GiB of host memory", gib);
+    if (plan->swap_bytes == 0) return;
     e->swap_planes = cn_planes_packed(&e->planes, e->swap_memory, plan->n_swap_blocks);
-    cn_log(CN_LOG_INFO, "swap space: %.2f GiB of host memory, room for %u compressed requests", gib,
-           plan->n_swap_requests);
-    return CN_OK;
+    cn_log(CN_LOG_INFO, "swap space: %.2f GiB of host memory, room for %u compressed requests",
+           cn_gib(plan->swap_bytes), plan->n_swap_requests);
 }
 
 static cn_status make_scheduler(cn_engine *e, const cn_memory_plan *plan)
@@ -151,47 +144,27 @@ static cn_status make_batch(cn_engine *e, const cn_memory_plan *plan)
 {
     const cn_batch_opts o = cn_start_batch_opts(e->config, &e->model_config, plan->block_tokens,
                                                 plan->window_tokens);
-    return cn_batch_create(&e->batch, e->backend, &o);
+    return cn_batch_create(&e->batch, e->backend, &o, e->batch_memory);
 }
 
-/* Where a step leaves its tokens, on the device and on the host. */
-static cn_status take_flight_memory(cn_engine *e, cn_flight *f)
+static cn_status make_flight(cn_engine *e, cn_flight *f)
 {
-    cn_backend *be = e->backend;
-    size_t n = e->max_rows;
-    struct {
-        size_t bytes;
-        void **device, **host;
-    } const arrays[] = {
-        {n * sizeof *f->tokens, (void **)&f->tokens, (void **)&f->host_tokens},
-        {n * sizeof *f->token_logprobs, (void **)&f->token_logprobs, (void **)&f->host_logprobs},
-        {n * CN_MAX_LOGPROBS * sizeof *f->top, (void **)&f->top, (void **)&f->host_top},
-    };
-    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
-        CN_TRY(be->mem_alloc(be, arrays[i].bytes, arrays[i].device));
-        CN_TRY(be->host_alloc(be, arrays[i].bytes, arrays[i].host));
-    }
-    f->seqs = cn_calloc(n, sizeof(cn_seq *));
-    if (!f->seqs) return cn_fail(CN_ERR_MEMORY, "out of host memory for %zu samples", n);
-    return be->fence_create(be, &f->fence);
+    f->seqs = cn_calloc(e->max_rows, sizeof(cn_seq *));
+    if (!f->seqs) return cn_fail(CN_ERR_MEMORY, "out of host memory for %u samples", e->max_rows);
+    return e->backend->fence_create(e->backend, &f->fence);
 }
 
-static cn_status take_sampling_memory(cn_engine *e)
+static cn_status make_sampling(cn_engine *e)
 {
-    cn_backend *be = e->backend;
-    size_t n = e->config->max_num_seqs, vocab = e->model_config.vocab;
-    void *counts = NULL, *tokens = NULL;
-    CN_TRY(be->mem_alloc(be, n * vocab * sizeof *e->counts, &counts));
-    e->counts = counts;
-    CN_TRY(be->mem_alloc(be, e->max_model_len * sizeof *e->count_tokens, &tokens));
-    e->count_tokens = tokens;
-    e->sample_scratch_bytes = be->sample_scratch_bytes(be, e->max_rows, (uint32_t)vocab);
-    CN_TRY(be->mem_alloc(be, e->sample_scratch_bytes, &e->sample_scratch));
+    const size_t n = e->config->max_num_seqs;
+    e->sample_scratch_bytes =
+        cn_start_item_bytes(&e->plan, offsetof(cn_engine, sample_scratch));
     e->count_owner = cn_calloc(n, sizeof *e->count_owner);
     if (!e->count_owner) return cn_fail(CN_ERR_MEMORY, "out of host memory for %zu samples", n);
     cn_opt_async choice = e->config->async_scheduling;
-    e->max_in_flight = choice == CN_OPT_ASYNC_ON || (choice == CN_OPT_ASYNC_AUTO && be->async);
-    for (uint32_t i = 0; i < CN_FLIGHTS; i++) CN_TRY(take_flight_memory(e, &e->flights[i]));
+    e->max_in_flight =
+        choice == CN_OPT_ASYNC_ON || (choice == CN_OPT_ASYNC_AUTO && e->backend->async);
+    for (uint32_t i = 0; i < CN_FLIGHTS; i++) CN_TRY(make_flight(e, &e->flights[i]));
     return CN_OK;
 }
 
@@ -205,18 +178,14 @@ static void event_done(void *ctx, void *event)
 static cn_status make_events(cn_engine *e, const cn_memory_plan *plan)
 {
     if (plan->n_max_blocks == 0) return CN_OK;
-    cn_backend *be = e->backend;
-    uint32_t longest = (uint32_t)cn_round_up(e->max_model_len, e->pools.layout.block_tokens);
-    const size_t scratch_bytes = be->compress_scratch_bytes(be, &e->pools, longest);
-    CN_TRY(be->mem_alloc(be, scratch_bytes, &e->compress_scratch));
     const cn_events_opts o = {
-        .backend = be,
+        .backend = e->backend,
         .model_stream = e->stream,
         .stream = e->event_stream,
         .pools = e->pools,
         .max_batch_events = e->config->max_num_seqs,
         .scratch = e->compress_scratch,
-        .scratch_bytes = scratch_bytes,
+        .scratch_bytes = cn_start_item_bytes(&e->plan, offsetof(cn_engine, compress_scratch)),
         .done = event_done,
         .ctx = e,
     };
@@ -224,36 +193,36 @@ static cn_status make_events(cn_engine *e, const cn_memory_plan *plan)
 }
 
 /* The one figure that a planner may get wrong unnoticed. */
-static void log_memory(const cn_engine *e, const cn_start_plan *plan)
+static void log_memory(const cn_engine *e)
 {
     uint64_t planned, used;
     if (!e->backend->mem_usage) return;
     e->backend->mem_usage(e->backend, &planned, &used);
     cn_log(CN_LOG_INFO,
            "device memory: %.2f GiB planned (weights %.2f, KV %.2f), %.2f GiB in use (%+.1f %%)",
-           cn_gib(planned), cn_gib(plan->weight_bytes), cn_gib(plan->kv.kv_bytes), cn_gib(used),
+           cn_gib(planned), cn_gib(cn_start_part_bytes(&e->plan, CN_PART_WEIGHTS)),
+           cn_gib(e->plan.kv.kv_bytes), cn_gib(used),
            ((double)used / (double)planned - 1) * 100);
 }
 
 static cn_status build(cn_engine *e)
 {
+    cn_memory_plan *kv = &e->plan.kv;
     CN_TRY(load_checkpoint_texts(e));
     CN_TRY(cn_backend_open(&e->backend, e->config, &e->model_config, 0));
-    cn_start_plan plan;
-    CN_TRY(cn_start_plan_make(&plan, e->config, &e->model_config, e->backend));
-    CN_TRY(check_default_kv(e->config, &plan.kv));
     CN_TRY(e->backend->stream_create(e->backend, CN_PRIORITY_HIGH, &e->stream));
     CN_TRY(e->backend->stream_create(e->backend, CN_PRIORITY_LOW, &e->event_stream));
+    CN_TRY(cn_start_plan_make(&e->plan, e->config, &e->model_config, e->backend));
+    CN_TRY(check_default_kv(e->config, kv));
+    CN_TRY(cn_start_plan_allocate(&e->plan, e->backend, e));
     CN_TRY(load_model(e));
-    e->memory = plan.kv;
-    CN_TRY(take_pools(e, &plan.kv));
-    CN_TRY(take_swap_space(e, &plan.kv));
-    CN_TRY(make_scheduler(e, &plan.kv));
-    CN_TRY(make_batch(e, &plan.kv));
-    CN_TRY(take_sampling_memory(e));
-    CN_TRY(make_events(e, &plan.kv));
+    describe_pools(e, kv);
+    CN_TRY(make_scheduler(e, kv));
+    CN_TRY(make_batch(e, kv));
+    CN_TRY(make_sampling(e));
+    CN_TRY(make_events(e, kv));
     CN_TRY(cn_step_graphs_record(e));
-    log_memory(e, &plan);
+    log_memory(e);
     return CN_OK;
 }
 
@@ -271,28 +240,13 @@ cn_status cn_engine_create(cn_engine **out, const cn_config *c)
     return CN_OK;
 }
 
-static void free_flight(cn_backend *be, cn_flight *f)
-{
-    void *const device[] = {f->tokens, f->token_logprobs, f->top};
-    void *const host[] = {f->host_tokens, f->host_logprobs, f->host_top};
-    for (size_t i = 0; i < sizeof device / sizeof *device; i++) {
-        if (device[i]) be->mem_free(be, device[i]);
-        if (host[i]) be->host_free(be, host[i]);
-    }
-    if (f->fence) be->fence_free(f->fence);
-    cn_free(f->seqs);
-}
-
 static void free_device_memory(cn_engine *e)
 {
     cn_backend *be = e->backend;
     cn_step_graphs_free(e);
-    void *const arrays[] = {e->pools.kv,     e->pools.q_window, e->pools.score,   e->counts,
-                            e->count_tokens, e->sample_scratch, e->compress_scratch};
-    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
-        if (arrays[i]) be->mem_free(be, arrays[i]);
-    if (e->swap_memory) be->host_free(be, e->swap_memory);
-    for (uint32_t i = 0; i < CN_FLIGHTS; i++) free_flight(be, &e->flights[i]);
+    for (uint32_t i = 0; i < CN_FLIGHTS; i++)
+        if (e->flights[i].fence) be->fence_free(e->flights[i].fence);
+    cn_start_plan_free(&e->plan, be, e);
 }
 
 void cn_engine_free(cn_engine *e)
@@ -313,6 +267,7 @@ void cn_engine_free(cn_engine *e)
     if (e->stream) e->backend->stream_free(e->stream);
     if (e->event_stream) e->backend->stream_free(e->event_stream);
     if (e->backend) e->backend->close(e->backend);
+    for (uint32_t i = 0; i < CN_FLIGHTS; i++) cn_free(e->flights[i].seqs);
     cn_free(e->count_owner);
     cn_chat_template_free(e->chat);
     cn_tokenizer_free(e->tokenizer);

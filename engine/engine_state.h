@@ -13,6 +13,7 @@
 #include "engine/output.h"
 #include "engine/planner.h"
 #include "engine/sampler.h"
+#include "engine/start_plan.h"
 #include "engine/text/chat_template.h"
 #include "engine/weights.h"
 
@@ -81,6 +82,8 @@ struct cn_engine {
     cn_backend *backend;
     cn_stream *stream;       /* of the model, HIGH */
     cn_stream *event_stream; /* of compression, LOW */
+    cn_start_plan plan;
+    void *weights_memory, *workspace, *batch_memory; /* of the three below */
     cn_weights *weights;
     cn_model *model;
     cn_dump *dump; /* NULL: nothing is dumped */
@@ -88,7 +91,6 @@ struct cn_engine {
     cn_planes planes;      /* of the pools */
     void *swap_memory;     /* of host_alloc; NULL: none */
     cn_planes swap_planes; /* of swap_memory */
-    cn_memory_plan memory;
     cn_scheduler *scheduler;
     cn_batch *batch;
 

@@ -100,28 +100,22 @@ static cn_status write_rope_tables(cn_model *m, cn_stream *s)
     return status;
 }
 
-cn_status cn_model_create(cn_model **out, cn_backend *be, cn_stream *s,
-                          const cn_model_config *cfg, const cn_weights *w, uint32_t max_tokens,
-                          uint32_t max_rows, uint32_t max_position)
+cn_status cn_model_create(cn_model **out, const cn_model_opts *o)
 {
     *out = NULL;
-    CN_TRY(cn_backend_check_ops(be, false));
+    CN_TRY(cn_backend_check_ops(o->backend, false));
     cn_model *m = cn_calloc(1, sizeof *m);
     if (!m) return cn_fail(CN_ERR_MEMORY, "model: out of memory");
-    *m = (cn_model){.be = be,
-                    .cfg = *cfg,
-                    .weights = w,
-                    .ws = lay_out(cfg, be->act_dtype, max_tokens, max_rows, max_position),
-                    .max_tokens = max_tokens,
-                    .max_rows = max_rows,
-                    .max_position = max_position};
-    cn_status status = be->mem_alloc(be, m->ws.bytes, &m->memory);
-    if (status != CN_OK)
-        status = cn_fail_within(status,
-                                "workspace for %u tokens and %u rows of logits; lower "
-                                "--max-num-batched-tokens or --max-num-seqs",
-                                max_tokens, max_rows);
-    if (status == CN_OK) status = write_rope_tables(m, s);
+    *m = (cn_model){.be = o->backend,
+                    .cfg = *o->config,
+                    .weights = o->weights,
+                    .memory = o->memory,
+                    .ws = lay_out(o->config, o->backend->act_dtype, o->max_tokens, o->max_rows,
+                                  o->max_position),
+                    .max_tokens = o->max_tokens,
+                    .max_rows = o->max_rows,
+                    .max_position = o->max_position};
+    const cn_status status = write_rope_tables(m, o->stream);
     if (status != CN_OK) {
         cn_model_free(m);
         return status;
@@ -130,12 +124,7 @@ cn_status cn_model_create(cn_model **out, cn_backend *be, cn_stream *s,
     return CN_OK;
 }
 
-void cn_model_free(cn_model *m)
-{
-    if (!m) return;
-    if (m->memory) m->be->mem_free(m->be, m->memory);
-    cn_free(m);
-}
+void cn_model_free(cn_model *m) { cn_free(m); }
 
 void cn_model_set_dump(cn_model *m, cn_dump *d) { m->dump = d; }
 

@@ -14,15 +14,23 @@
 
 typedef struct cn_model cn_model;
 
-/* Takes workspace and rope tables from the backend: batches of up to max_tokens tokens, logits of
- * up to max_rows of them, positions below max_position. Borrows be and w. CN_ERR_DEVICE names an
- * op that the backend lacks. */
-cn_status cn_model_create(cn_model **out, cn_backend *be, cn_stream *s,
-                          const cn_model_config *cfg, const cn_weights *w, uint32_t max_tokens,
-                          uint32_t max_rows, uint32_t max_position);
+typedef struct cn_model_opts {
+    cn_backend *backend;
+    cn_stream *stream; /* for the rope tables; the forward pass names its own */
+    const cn_model_config *config; /* copied */
+    const cn_weights *weights;     /* borrowed */
+    void *memory;                  /* of the backend, cn_model_workspace_bytes; borrowed */
+    uint32_t max_tokens;           /* of a batch */
+    uint32_t max_rows;             /* of logits */
+    uint32_t max_position;         /* positions are below it */
+} cn_model_opts;
+
+/* Lays out the workspace and writes the rope tables. CN_ERR_DEVICE names an op that the backend
+ * lacks. */
+cn_status cn_model_create(cn_model **out, const cn_model_opts *o);
 void cn_model_free(cn_model *m); /* NULL is fine */
 
-/* Bytes that cn_model_create takes of the backend's memory; only be's dtypes are looked at. */
+/* Bytes of device memory that a model needs; of be only the types are read. */
 size_t cn_model_workspace_bytes(const cn_model_config *cfg, const cn_backend *be,
                                 uint32_t max_tokens, uint32_t max_rows, uint32_t max_position);
 

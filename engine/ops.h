@@ -296,6 +296,7 @@ struct cn_backend {
     cn_dtype kv_dtype;
     uint32_t default_block_tokens; /* of a KV block, where --block-size does not say */
     bool async; /* ops return before they have run */
+    size_t mem_align; /* mem_alloc takes multiples of it */
     void *ctx;  /* the backend's own */
 
     void (*close)(cn_backend *be);

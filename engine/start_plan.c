@@ -34,44 +34,189 @@ cn_batch_opts cn_start_batch_opts(const cn_config *c, const cn_model_config *m,
     };
 }
 
-/* What steps are described in: the batch, and a history to recount. */
-static uint64_t description_bytes(const cn_config *c, const cn_model_config *m,
-                                  const cn_backend *be)
+/* ---- the list ---- */
+
+/* What the sizes follow from. kv is NULL while the KV memory is not divided yet. */
+typedef struct sizes {
+    const cn_config *c;
+    const cn_model_config *m;
+    cn_backend *be;
+    const cn_memory_plan *kv;
+} sizes;
+
+static void add(cn_start_plan *p, const cn_backend *be, const char *name, cn_memory_part part,
+                uint64_t bytes, size_t engine_at)
 {
-    enum { LEAST = 96 << 20, ROUNDING = 1 << 20 };
-    const cn_batch_opts o = cn_start_batch_opts(c, m, cn_planner_block_tokens(c, be), 0);
-    const uint64_t history = cn_start_max_model_len(c, m) * sizeof(uint32_t);
-    const uint64_t bytes = cn_batch_device_bytes(&o) + history + ROUNDING;
-    return bytes > LEAST ? bytes : LEAST;
+    CN_ASSERT(p->n_items < CN_MAX_MEMORY_ITEMS);
+    if (bytes == 0) return;
+    p->items[p->n_items++] =
+        (cn_memory_item){name, part, cn_round_up(bytes, be->mem_align), engine_at};
 }
 
-/* The scratch of events, of pools that are yet to be planned. */
-static uint64_t event_bytes(const cn_config *c, const cn_model_config *m, cn_backend *be)
+/* The scratch of events. It depends on the shape of the pools, not on how many blocks they have. */
+static uint64_t event_bytes(const sizes *z)
 {
-    enum { LARGEST_BLOCK = 256 };
+    const cn_config *c = z->c;
+    const cn_model_config *m = z->m;
     if ((c->kv_policies | 1U << c->kv.policy) == 1U << CN_KV_FULL) return 0;
-    const cn_pools p = {.layout = cn_kv_layout_make(m->n_layers, 1, m->n_kv_heads, LARGEST_BLOCK,
-                                                    m->head_dim, be->kv_dtype),
-                        .n_heads = m->n_heads,
-                        .window = c->kv.window_tokens};
-    const uint32_t longest = (uint32_t)cn_round_up(cn_start_max_model_len(c, m), LARGEST_BLOCK);
-    return be->compress_scratch_bytes(be, &p, longest);
+    const uint32_t b = cn_planner_block_tokens(c, z->be);
+    const cn_pools p = {
+        .layout = cn_kv_layout_make(m->n_layers, 1, m->n_kv_heads, b, m->head_dim, z->be->kv_dtype),
+        .n_heads = m->n_heads,
+        .window = c->kv.window_tokens};
+    const uint32_t longest = (uint32_t)cn_round_up(cn_start_max_model_len(c, m), b);
+    return z->be->compress_scratch_bytes(z->be, &p, longest);
 }
 
-static uint64_t step_bytes(const cn_config *c, const cn_model_config *m, cn_backend *be)
+static void add_flights(cn_start_plan *p, const sizes *z)
 {
-    const uint64_t rows = cn_start_max_rows(c), vocab = m->vocab;
-    const uint64_t flights = CN_FLIGHTS * rows * (2 + 2 * CN_MAX_LOGPROBS) * sizeof(uint32_t);
-    return rows * vocab * sizeof(uint16_t) + flights + description_bytes(c, m, be) +
-           event_bytes(c, m, be) + be->sample_scratch_bytes(be, (uint32_t)rows, (uint32_t)vocab);
+    const uint64_t rows = cn_start_max_rows(z->c);
+    const struct {
+        const char *name;
+        uint64_t row_bytes;
+        size_t device_at, host_at; /* in a cn_flight */
+    } arrays[] = {
+        {"sampled tokens", sizeof(uint32_t), offsetof(cn_flight, tokens),
+         offsetof(cn_flight, host_tokens)},
+        {"log-probabilities", sizeof(float), offsetof(cn_flight, token_logprobs),
+         offsetof(cn_flight, host_logprobs)},
+        {"likeliest tokens", CN_MAX_LOGPROBS * sizeof(cn_logprob), offsetof(cn_flight, top),
+         offsetof(cn_flight, host_top)},
+    };
+    for (size_t i = 0; i < CN_FLIGHTS; i++) {
+        const size_t flight_at = offsetof(cn_engine, flights) + i * sizeof(cn_flight);
+        for (size_t k = 0; k < sizeof arrays / sizeof *arrays; k++) {
+            const uint64_t bytes = rows * arrays[k].row_bytes;
+            add(p, z->be, arrays[k].name, CN_PART_STEPS, bytes, flight_at + arrays[k].device_at);
+            add(p, z->be, arrays[k].name, CN_PART_HOST, bytes, flight_at + arrays[k].host_at);
+        }
+    }
 }
+
+static void add_steps(cn_start_plan *p, const sizes *z)
+{
+    const cn_config *c = z->c;
+    const cn_model_config *m = z->m;
+    cn_backend *be = z->be;
+    const uint64_t rows = cn_start_max_rows(c), max_len = cn_start_max_model_len(c, m);
+    const cn_batch_opts batch = cn_start_batch_opts(c, m, cn_planner_block_tokens(c, be), 0);
+    add(p, be, "batch arrays", CN_PART_STEPS, cn_batch_device_bytes(&batch),
+        offsetof(cn_engine, batch_memory));
+    add(p, be, "token counts", CN_PART_STEPS,
+        (uint64_t)c->max_num_seqs * m->vocab * sizeof(uint16_t), offsetof(cn_engine, counts));
+    add(p, be, "tokens to count", CN_PART_STEPS, max_len * sizeof(uint32_t),
+        offsetof(cn_engine, count_tokens));
+    add(p, be, "sampling scratch", CN_PART_STEPS,
+        be->sample_scratch_bytes(be, (uint32_t)rows, m->vocab),
+        offsetof(cn_engine, sample_scratch));
+    add(p, be, "compression scratch", CN_PART_STEPS, event_bytes(z),
+        offsetof(cn_engine, compress_scratch));
+    add_flights(p, z);
+}
+
+static void add_kv(cn_start_plan *p, const sizes *z)
+{
+    const cn_memory_plan *kv = z->kv;
+    const uint64_t score_bytes =
+        kv->has_scores ? (uint64_t)z->m->n_layers * z->m->n_kv_heads * kv->block_tokens *
+                             sizeof(float)
+                       : 0;
+    add(p, z->be, "keys and values", CN_PART_KV, kv->n_blocks * (kv->block_bytes - score_bytes),
+        offsetof(cn_engine, pools.kv));
+    add(p, z->be, "global scores", CN_PART_KV, kv->n_blocks * score_bytes,
+        offsetof(cn_engine, pools.score));
+    add(p, z->be, "query slots", CN_PART_KV, kv->n_query_slots * kv->query_slot_bytes,
+        offsetof(cn_engine, pools.q_window));
+    add(p, z->be, "swap space", CN_PART_HOST, kv->swap_bytes, offsetof(cn_engine, swap_memory));
+}
+enum { KV_ITEMS = 3 }; /* of the device, in add_kv */
+
+static void list_items(cn_start_plan *p, const sizes *z)
+{
+    p->n_items = 0;
+    add(p, z->be, "weights", CN_PART_WEIGHTS, cn_weights_bytes(z->m, z->be),
+        offsetof(cn_engine, weights_memory));
+    add(p, z->be, "workspace", CN_PART_WORKSPACE,
+        cn_model_workspace_bytes(z->m, z->be, cn_start_max_tokens(z->c), cn_start_max_rows(z->c),
+                                 cn_start_max_model_len(z->c, z->m)),
+        offsetof(cn_engine, workspace));
+    add_steps(p, z);
+    if (z->kv) add_kv(p, z);
+}
+
+uint64_t cn_start_part_bytes(const cn_start_plan *p, cn_memory_part part)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < p->n_items; i++)
+        if (p->items[i].part == part) bytes += p->items[i].bytes;
+    return bytes;
+}
+
+uint64_t cn_start_plan_bytes(const cn_start_plan *p)
+{
+    uint64_t bytes = 0;
+    for (int part = 0; part < CN_N_PARTS; part++)
+        if (part != CN_PART_HOST) bytes += cn_start_part_bytes(p, (cn_memory_part)part);
+    return bytes;
+}
+
+uint64_t cn_start_item_bytes(const cn_start_plan *p, size_t engine_at)
+{
+    for (uint32_t i = 0; i < p->n_items; i++)
+        if (p->items[i].engine_at == engine_at) return p->items[i].bytes;
+    return 0;
+}
+
+/* ---- allocating ---- */
+
+static void **pointer_of(struct cn_engine *e, const cn_memory_item *item)
+{
+    return (void **)(void *)((char *)e + item->engine_at);
+}
+
+/* By part: what makes an item smaller. */
+static const char *const remedies[CN_N_PARTS] = {
+    [CN_PART_WEIGHTS] = "a smaller model",
+    [CN_PART_WORKSPACE] = "lower --max-num-batched-tokens or --max-num-seqs",
+    [CN_PART_STEPS] = "lower --max-num-batched-tokens or --max-num-seqs",
+    [CN_PART_KV] = "lower --kv-cache-memory-bytes",
+    [CN_PART_HOST] = "lower --swap-space or --max-num-seqs",
+};
+
+cn_status cn_start_plan_allocate(const cn_start_plan *p, cn_backend *be, struct cn_engine *e)
+{
+    for (uint32_t i = 0; i < p->n_items; i++) {
+        const cn_memory_item *item = &p->items[i];
+        void *memory = NULL;
+        const cn_status status = item->part == CN_PART_HOST
+                                     ? be->host_alloc(be, item->bytes, &memory)
+                                     : be->mem_alloc(be, item->bytes, &memory);
+        if (status != CN_OK)
+            return cn_fail_within(status, "%.2f GiB for %s (%s)", cn_gib(item->bytes), item->name,
+                                  remedies[item->part]);
+        *pointer_of(e, item) = memory;
+    }
+    return CN_OK;
+}
+
+void cn_start_plan_free(const cn_start_plan *p, cn_backend *be, struct cn_engine *e)
+{
+    for (uint32_t i = 0; i < p->n_items; i++) {
+        void **memory = pointer_of(e, &p->items[i]);
+        if (*memory && p->items[i].part == CN_PART_HOST) be->host_free(be, *memory);
+        if (*memory && p->items[i].part != CN_PART_HOST) be->mem_free(be, *memory);
+        *memory = NULL;
+    }
+}
+
+/* ---- dividing ---- */
 
 /* What is left of a device for KV. */
 static cn_status device_kv_bytes(const cn_start_plan *p, const cn_config *c, cn_backend *be,
                                  uint64_t *kv_bytes)
 {
-    const uint64_t avail = be->mem_avail(be);
-    const uint64_t rest = p->weight_bytes + p->workspace_bytes + p->step_bytes;
+    const uint64_t avail = be->mem_avail(be), rounding = KV_ITEMS * be->mem_align;
+    const uint64_t rest = cn_start_plan_bytes(p) + rounding;
     const uint64_t least_kv_bytes = c->kv_cache_memory_bytes ? c->kv_cache_memory_bytes : 1;
     if (rest + least_kv_bytes > avail)
         return cn_fail(CN_ERR_MEMORY,
@@ -79,26 +224,16 @@ static cn_status device_kv_bytes(const cn_start_plan *p, const cn_config *c, cn_
                        "cache do not fit in the %.2f GiB taken on the device: raise "
                        "--gpu-memory-utilization, or lower --max-num-batched-tokens, "
                        "--max-num-seqs or --kv-cache-memory-bytes",
-                       cn_gib(p->weight_bytes), cn_gib(p->workspace_bytes), cn_gib(p->step_bytes),
+                       cn_gib(cn_start_part_bytes(p, CN_PART_WEIGHTS)),
+                       cn_gib(cn_start_part_bytes(p, CN_PART_WORKSPACE)),
+                       cn_gib(cn_start_part_bytes(p, CN_PART_STEPS)),
                        cn_gib(c->kv_cache_memory_bytes), cn_gib(avail));
     *kv_bytes = c->kv_cache_memory_bytes ? c->kv_cache_memory_bytes : avail - rest;
     return CN_OK;
 }
 
-/* All but KV. */
-static cn_start_plan parts_of(const cn_config *c, const cn_model_config *m, cn_backend *be)
-{
-    return (cn_start_plan){
-        .weight_bytes = cn_weights_bytes(m, be),
-        .workspace_bytes = cn_model_workspace_bytes(m, be, cn_start_max_tokens(c),
-                                                    cn_start_max_rows(c),
-                                                    cn_start_max_model_len(c, m)),
-        .step_bytes = be->mem_avail ? step_bytes(c, m, be) : 0,
-    };
-}
-
-/* Memory of a host is taken when it is written first: a cache that is too large ends a run hours
- * later, by the system's hand. It may be meant (swap, a plan for another machine). */
+/* A host takes memory when it is first written, so a cache that is too large would end a run hours
+ * later. It may be intended: there is swap, or the plan is for another machine. */
 static void warn_of_host(const cn_start_plan *p, const cn_backend *be)
 {
     const uint64_t all = cn_host_bytes(), wanted = cn_start_plan_bytes(p);
@@ -112,12 +247,16 @@ static void warn_of_host(const cn_start_plan *p, const cn_backend *be)
 cn_status cn_start_plan_make(cn_start_plan *out, const cn_config *c, const cn_model_config *m,
                              cn_backend *be)
 {
-    cn_start_plan p = parts_of(c, m, be);
+    cn_start_plan p = {0};
+    sizes z = {c, m, be, NULL};
     uint64_t kv_bytes = c->kv_cache_memory_bytes;
+    list_items(&p, &z);
     if (be->mem_avail) CN_TRY(device_kv_bytes(&p, c, be, &kv_bytes));
     cn_config with = *c; /* borrows all of it */
     with.kv_cache_memory_bytes = kv_bytes;
     CN_TRY(cn_memory_plan_make(&p.kv, &with, m, be));
+    z.kv = &p.kv;
+    list_items(&p, &z);
     warn_of_host(&p, be);
     *out = p;
     return CN_OK;
@@ -128,15 +267,13 @@ cn_status cn_start_wanted_bytes(uint64_t *bytes, const cn_config *c, const cn_mo
 {
     *bytes = 0;
     if (c->kv_cache_memory_bytes == 0) return CN_OK;
-    cn_start_plan p = parts_of(c, m, be);
+    cn_start_plan p = {0};
+    const sizes z = {c, m, be, NULL};
+    list_items(&p, &z);
     CN_TRY(cn_memory_plan_make(&p.kv, c, m, be));
-    /* Less than a block of it may be left over. */
-    if (p.kv.kv_bytes < c->kv_cache_memory_bytes) p.kv.kv_bytes = c->kv_cache_memory_bytes;
-    *bytes = cn_start_plan_bytes(&p);
+    /* Less than a block of it may be left over; an override may need more. */
+    const uint64_t kv_bytes =
+        p.kv.kv_bytes > c->kv_cache_memory_bytes ? p.kv.kv_bytes : c->kv_cache_memory_bytes;
+    *bytes = cn_start_plan_bytes(&p) + kv_bytes + KV_ITEMS * be->mem_align;
     return CN_OK;
-}
-
-uint64_t cn_start_plan_bytes(const cn_start_plan *p)
-{
-    return p->weight_bytes + p->workspace_bytes + p->step_bytes + p->kv.kv_bytes;
 }

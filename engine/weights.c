@@ -147,7 +147,8 @@ static cn_status load_all(cn_weights *w, const cn_checkpoint *ck)
     return status == CN_OK ? w->backend->stream_sync(w->stream) : status;
 }
 
-cn_status cn_weights_load(cn_weights **out, cn_backend *be, cn_stream *s, const cn_checkpoint *ck)
+cn_status cn_weights_load(cn_weights **out, cn_backend *be, cn_stream *s, const cn_checkpoint *ck,
+                          void *memory)
 {
     CN_ASSERT(be->matrix_dtype == CN_F32 || be->matrix_dtype == CN_BF16);
     CN_ASSERT(be->vector_dtype == CN_F32 || be->vector_dtype == CN_BF16);
@@ -156,13 +157,9 @@ cn_status cn_weights_load(cn_weights **out, cn_backend *be, cn_stream *s, const 
     if (!w) return cn_fail(CN_ERR_MEMORY, "no memory for the weights' table");
     w->backend = be;
     w->stream = s;
-    lay_out(w, cn_checkpoint_config(ck), be);
-    void *memory = NULL;
-    cn_status status = be->mem_alloc(be, w->total_bytes, &memory);
     w->memory = memory;
-    if (status != CN_OK)
-        status = cn_fail_within(status, "%.2f GiB of weights", cn_gib(w->total_bytes));
-    if (status == CN_OK) status = load_all(w, ck);
+    lay_out(w, cn_checkpoint_config(ck), be);
+    const cn_status status = load_all(w, ck);
     if (status != CN_OK) {
         cn_weights_free(w);
         return status;
@@ -171,9 +168,4 @@ cn_status cn_weights_load(cn_weights **out, cn_backend *be, cn_stream *s, const 
     return CN_OK;
 }
 
-void cn_weights_free(cn_weights *w)
-{
-    if (!w) return;
-    if (w->memory) w->backend->mem_free(w->backend, w->memory);
-    cn_free(w);
-}
+void cn_weights_free(cn_weights *w) { cn_free(w); }

@@ -29,11 +29,11 @@ uint64_t cn_weights_step_bytes(const cn_model_config *c, const cn_backend *be);
 
 typedef struct cn_weights cn_weights;
 
-/* Allocates once from the backend and fills it, converted to its types, through a staging
- * buffer of 1 MiB; dummy weights are made by the backend where it can. The checkpoint may be closed
- * afterwards. */
-cn_status cn_weights_load(cn_weights **out, cn_backend *be, cn_stream *s,
-                          const cn_checkpoint *ck);
+/* Fills `memory` of the backend (cn_weights_bytes, borrowed), converted to its types, through a
+ * staging buffer of 1 MiB. The backend makes dummy weights itself where it can. The checkpoint may
+ * be closed afterwards. */
+cn_status cn_weights_load(cn_weights **out, cn_backend *be, cn_stream *s, const cn_checkpoint *ck,
+                          void *memory);
 void cn_weights_free(cn_weights *w); /* NULL is fine */
 
 /* Device pointer of a fused matrix, 256-byte-aligned within the allocation, or NULL when the model

@@ -328,8 +328,8 @@ static void a_missing_op_is_refused_by_name(void **state)
     cn_backend lacking = *r->be;
     lacking.attn_prefill = NULL;
     cn_model *m = NULL;
-    assert_int_equal(cn_model_create(&m, &lacking, r->stream, &r->cfg, r->weights, 8, 8, 64),
-                     CN_ERR_DEVICE);
+    const cn_model_opts o = {.backend = &lacking, .config = &r->cfg};
+    assert_int_equal(cn_model_create(&m, &o), CN_ERR_DEVICE);
     assert_non_null(strstr(cn_last_error(), "attn_prefill"));
     assert_null(m);
     lacking = *r->be;
@@ -344,29 +344,32 @@ static void a_missing_op_is_refused_by_name(void **state)
     model_rig_close(r);
 }
 
-static size_t bytes_taken;
-static cn_backend *counted;
-
-static cn_status counting_alloc(cn_backend *be, size_t bytes, void **out)
-{
-    (void)be;
-    bytes_taken += bytes;
-    return counted->mem_alloc(counted, bytes, out);
-}
-
+/* The model uses all of the announced bytes and none behind them. */
 static void the_workspace_is_what_was_announced(void **state)
 {
     (void)state;
+    enum { GUARD = 256, TOKENS = 100, ROWS = 7, POSITIONS = 64 };
     model_rig *r = open_golden("llama-f32", 8, 1, 16);
-    cn_backend counting = *r->be;
-    counting.mem_alloc = counting_alloc;
-    counted = r->be;
+    const size_t bytes = cn_model_workspace_bytes(&r->cfg, r->be, TOKENS, ROWS, POSITIONS);
+    unsigned char *memory = cn_calloc_aligned(bytes + GUARD, 1);
+    memset(memory + bytes, 0xa5, GUARD);
+    const cn_model_opts o = {.backend = r->be,
+                             .stream = r->stream,
+                             .config = &r->cfg,
+                             .weights = r->weights,
+                             .memory = memory,
+                             .max_tokens = TOKENS,
+                             .max_rows = ROWS,
+                             .max_position = POSITIONS};
     cn_model *m = NULL;
-    bytes_taken = 0;
-    assert_int_equal(cn_model_create(&m, &counting, r->stream, &r->cfg, r->weights, 100, 7, 64),
-                     CN_OK);
-    assert_int_equal(bytes_taken, cn_model_workspace_bytes(&r->cfg, r->be, 100, 7, 64));
+    assert_int_equal(cn_model_create(&m, &o), CN_OK);
+    assert_int_equal(cn_model_products(m, r->stream, TOKENS, ROWS), CN_OK);
+    for (size_t i = 0; i < GUARD; i++) assert_int_equal(memory[bytes + i], 0xa5);
+    size_t last = bytes;
+    while (last > 0 && memory[last - 1] == 0) last--;
+    assert_in_range(last, bytes - GUARD, bytes); /* the rope tables end there */
     cn_model_free(m);
+    cn_free(memory);
     model_rig_close(r);
 }
 

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "engine/engine_state.h"
 #include "engine/start_plan.h"
 #include "engine/weights.h"
 
@@ -64,8 +65,9 @@ static void a_device_is_filled(void **state)
     for (device_bytes = (size_t)1 << 30; device_bytes < (size_t)9 << 30; device_bytes *= 2) {
         cn_start_plan p = plan_of(r, &r->device);
         assert_in_range(cn_start_plan_bytes(&p), device_bytes - p.kv.block_bytes, device_bytes);
-        assert_int_equal(p.weight_bytes, cn_weights_bytes(&r->model, &r->device));
-        assert_true(p.step_bytes > 0 && p.workspace_bytes > 0);
+        assert_int_equal(cn_start_part_bytes(&p, CN_PART_WEIGHTS), cn_weights_bytes(&r->model, &r->device));
+        assert_true(cn_start_part_bytes(&p, CN_PART_STEPS) > 0 &&
+                    cn_start_part_bytes(&p, CN_PART_WORKSPACE) > 0);
         assert_int_equal(p.kv.block_tokens, 64); /* as docs/CONFIG.md says of the CPU */
     }
     set(r, "kv-policy", "zip");
@@ -74,7 +76,9 @@ static void a_device_is_filled(void **state)
     assert_true(zip.kv.n_query_slots > 0);
     assert_true(cn_start_plan_bytes(&zip) <= device_bytes);
     set(r, "kv-policy", "full");
-    assert_true(zip.step_bytes > plan_of(r, &r->device).step_bytes); /* the scratch of events */
+    cn_start_plan full = plan_of(r, &r->device);
+    assert_true(cn_start_part_bytes(&zip, CN_PART_STEPS) >
+                cn_start_part_bytes(&full, CN_PART_STEPS)); /* the scratch of events */
 }
 
 /* However many requests a step has, and however long they are. */
@@ -89,7 +93,8 @@ static void steps_have_room_for_their_description(void **state)
         set(r, "max-num-seqs", seqs[i]);
         const cn_batch_opts o = cn_start_batch_opts(r->config, &r->model, 16, 0);
         const uint64_t counts = o.max_seqs * (uint64_t)r->model.vocab * sizeof(uint16_t);
-        assert_true(plan_of(r, &r->device).step_bytes > cn_batch_device_bytes(&o) + counts);
+        const cn_start_plan p = plan_of(r, &r->device);
+        assert_true(cn_start_part_bytes(&p, CN_PART_STEPS) > cn_batch_device_bytes(&o) + counts);
     }
     set(r, "max-num-seqs", "256");
     set(r, "max-num-batched-tokens", "2048");
@@ -103,7 +108,8 @@ static void a_wish_for_kv_is_kept(void **state)
     set(r, "kv-cache-memory-bytes", "64M");
     cn_start_plan device = plan_of(r, &r->device), host = plan_of(r, r->cpu);
     assert_in_range(device.kv.kv_bytes, (64 << 20) - device.kv.block_bytes, 64 << 20);
-    assert_int_equal(host.step_bytes, 0);
+    assert_int_equal(cn_start_part_bytes(&host, CN_PART_STEPS),
+                     cn_start_part_bytes(&device, CN_PART_STEPS));
     assert_in_range(host.kv.kv_bytes, (64 << 20) - host.kv.block_bytes, 64 << 20);
     set(r, "kv-cache-memory-bytes", "1G");
     cn_start_plan p;
@@ -130,7 +136,8 @@ static void a_wish_for_kv_sizes_the_device(void **state)
         device_bytes = wanted;
         cn_start_plan p = plan_of(r, &r->device);
         assert_in_range(cn_start_plan_bytes(&p), wanted - p.kv.block_bytes, wanted);
-        assert_int_equal(wanted, p.weight_bytes + p.workspace_bytes + p.step_bytes + (64 << 20));
+        const uint64_t rest = cn_start_plan_bytes(&p) - cn_start_part_bytes(&p, CN_PART_KV);
+        assert_in_range(wanted, rest + (64 << 20), rest + (64 << 20) + 3 * r->device.mem_align);
         device_bytes = wanted - 1;
         assert_int_equal(cn_start_plan_make(&p, r->config, &r->model, &r->device), CN_ERR_MEMORY);
         device_bytes = (size_t)8 << 30; /* more is there than is wanted, as for `cinch plan` */
@@ -156,8 +163,76 @@ static void weights_that_do_not_fit_are_refused(void **state)
     device_bytes = cn_weights_bytes(&r->model, &r->device);
     assert_int_equal(cn_start_plan_make(&p, r->config, &r->model, &r->device), CN_ERR_MEMORY);
     assert_non_null(strstr(cn_last_error(), "GiB of weights"));
-    device_bytes += plan_of(r, r->cpu).workspace_bytes + (1u << 20);
+    p = plan_of(r, r->cpu);
+    device_bytes += cn_start_part_bytes(&p, CN_PART_WORKSPACE) + (1u << 20);
     assert_int_equal(cn_start_plan_make(&p, r->config, &r->model, &r->device), CN_ERR_MEMORY);
+}
+
+/* ---- allocating ---- */
+
+static uint64_t device_taken, host_taken;
+static uint32_t n_taken, n_until_refused;
+
+static cn_status counting_alloc(size_t bytes, uint64_t *taken, void **out)
+{
+    if (n_until_refused-- == 0) return cn_fail(CN_ERR_MEMORY, "refused");
+    *taken += bytes;
+    n_taken++;
+    *out = cn_calloc(1, 1); /* nothing is written */
+    return CN_OK;
+}
+
+static cn_status counting_mem_alloc(cn_backend *be, size_t bytes, void **out)
+{
+    (void)be;
+    return counting_alloc(bytes, &device_taken, out);
+}
+
+static cn_status counting_host_alloc(cn_backend *be, size_t bytes, void **out)
+{
+    (void)be;
+    return counting_alloc(bytes, &host_taken, out);
+}
+
+static void counting_free(cn_backend *be, void *p)
+{
+    (void)be;
+    n_taken--;
+    cn_free(p);
+}
+
+/* What is allocated is what was planned, and a refusal half way leaves nothing behind. */
+static void the_plan_is_what_is_allocated(void **state)
+{
+    rig *r = *state;
+    cn_backend be = r->device;
+    be.mem_alloc = counting_mem_alloc;
+    be.host_alloc = counting_host_alloc;
+    be.mem_free = be.host_free = counting_free;
+    set(r, "kv-policy", "zip");
+    set(r, "swap-space", "0.25");
+    device_bytes = (size_t)1 << 30;
+    const cn_start_plan p = plan_of(r, &be);
+    cn_engine *e = cn_calloc(1, sizeof *e);
+    n_until_refused = UINT32_MAX;
+    assert_int_equal(cn_start_plan_allocate(&p, &be, e), CN_OK);
+    assert_int_equal(n_taken, p.n_items);
+    assert_int_equal(device_taken, cn_start_plan_bytes(&p));
+    assert_int_equal(host_taken, cn_start_part_bytes(&p, CN_PART_HOST));
+    assert_true(e->pools.kv && e->pools.score && e->pools.q_window && e->swap_memory);
+    assert_true(e->weights_memory && e->flights[1].host_top && e->compress_scratch);
+    cn_start_plan_free(&p, &be, e);
+    assert_int_equal(n_taken, 0);
+    for (uint32_t i = 0; i < p.n_items; i++) {
+        n_until_refused = i;
+        assert_int_equal(cn_start_plan_allocate(&p, &be, e), CN_ERR_MEMORY);
+        assert_non_null(strstr(cn_last_error(), p.items[i].name));
+        cn_start_plan_free(&p, &be, e);
+        assert_int_equal(n_taken, 0);
+    }
+    cn_free(e);
+    set(r, "kv-policy", "full");
+    set(r, "swap-space", "0");
 }
 
 int main(void)
@@ -168,6 +243,7 @@ int main(void)
         cmocka_unit_test(a_wish_for_kv_is_kept),
         cmocka_unit_test(a_wish_for_kv_sizes_the_device),
         cmocka_unit_test(weights_that_do_not_fit_are_refused),
+        cmocka_unit_test(the_plan_is_what_is_allocated),
     };
     return cmocka_run_group_tests_name("start_plan", tests, setup, teardown);
 }

@@ -81,12 +81,10 @@ static cn_status measure_with(probe *p, plan_report *r)
     return CN_OK;
 }
 
-static cn_status measure(cn_backend *be, plan_report *r)
+static cn_status measure(cn_backend *be, cn_stream *s, plan_report *r)
 {
-    probe p = {.be = be, .n_rows = be->mem_avail ? PROBE_DEVICE_ROWS : PROBE_ROWS};
-    CN_TRY(be->stream_create(be, CN_PRIORITY_HIGH, &p.stream));
+    probe p = {.be = be, .stream = s, .n_rows = be->mem_avail ? PROBE_DEVICE_ROWS : PROBE_ROWS};
     cn_status status = measure_with(&p, r);
-    be->stream_free(p.stream);
     void *const memory[] = {p.weight, p.x, p.out};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
         if (memory[i]) be->mem_free(be, memory[i]);
@@ -129,7 +127,7 @@ static cn_status check_start(const plan_report *r)
     return cn_policy_check(&known.kv, r->memory.block_tokens, known.kv.window_tokens);
 }
 
-static cn_status fill(plan_report *r, cn_backend *be)
+static cn_status fill(plan_report *r, cn_backend *be, cn_stream *s)
 {
     const cn_config *c = r->config;
     CN_TRY(cn_start_plan_make(&r->start, c, &r->model, be));
@@ -142,7 +140,7 @@ static cn_status fill(plan_report *r, cn_backend *be)
     const uint32_t half_tokens = cn_max_u32(r->memory.max_request_tokens / 2, 1);
     r->resident_tokens = capped ? cn_min_u32(budget_tokens(r), r->max_model_len) : half_tokens;
     r->running = cn_max_u32(r->running, 1);
-    return measure(be, r);
+    return measure(be, s, r);
 }
 
 static void print_bytes(const char *what, uint64_t n)
@@ -171,6 +169,13 @@ static void print_concurrency(const plan_report *r)
            r->read_bytes_per_s / 1e9, r->flops_per_s / 1e9);
 }
 
+/* All that is neither weights nor KV. */
+static uint64_t workspace_bytes(const plan_report *r)
+{
+    return cn_start_part_bytes(&r->start, CN_PART_WORKSPACE) +
+           cn_start_part_bytes(&r->start, CN_PART_STEPS);
+}
+
 static void print_table(const plan_report *r)
 {
     const cn_model_config *m = &r->model;
@@ -178,9 +183,9 @@ static void print_table(const plan_report *r)
     printf("%-12s %s, %.1f M parameters: %u layers, hidden %u, %u query and %u kv heads of %u\n",
            "model", m->architecture, (double)cn_model_config_n_params(m) / 1e6, m->n_layers,
            m->hidden, m->n_heads, m->n_kv_heads, m->head_dim);
-    print_bytes("weights", r->start.weight_bytes);
+    print_bytes("weights", cn_start_part_bytes(&r->start, CN_PART_WEIGHTS));
     printf(" in %s\n", r->matrix_dtype == CN_F32 ? "f32" : "bf16");
-    print_bytes("workspace", r->start.workspace_bytes + r->start.step_bytes);
+    print_bytes("workspace", workspace_bytes(r));
     printf(", steps of %u tokens and %u requests\n", r->config->max_num_batched_tokens,
            r->config->max_num_seqs);
     print_bytes("kv cache", p->n_blocks * p->block_bytes);
@@ -209,8 +214,8 @@ static cn_status print_json(const plan_report *r)
         "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
         "s:f, s:f, s:f}",
         "architecture", m->architecture, "parameters", (json_int_t)cn_model_config_n_params(m),
-        "weight_bytes", (json_int_t)r->start.weight_bytes, "workspace_bytes",
-        (json_int_t)(r->start.workspace_bytes + r->start.step_bytes), "kv_bytes",
+        "weight_bytes", (json_int_t)cn_start_part_bytes(&r->start, CN_PART_WEIGHTS),
+        "workspace_bytes", (json_int_t)workspace_bytes(r), "kv_bytes",
         (json_int_t)p->kv_bytes, "block_size", (json_int_t)p->block_tokens, "block_bytes",
         (json_int_t)p->block_bytes, "num_blocks", (json_int_t)p->n_blocks, "query_slots",
         (json_int_t)p->n_query_slots, "query_slot_bytes",
@@ -236,7 +241,10 @@ static cn_status plan(const cn_config *c)
     cn_backend *be = NULL;
     CN_TRY(load_config(&r));
     CN_TRY(cn_backend_open(&be, c, &r.model, probe_bytes(c->max_num_seqs)));
-    cn_status status = fill(&r, be);
+    cn_stream *s = NULL; /* what it takes of the device's memory is not there for the plan */
+    cn_status status = be->stream_create(be, CN_PRIORITY_HIGH, &s);
+    if (status == CN_OK) status = fill(&r, be, s);
+    be->stream_free(s);
     be->close(be);
     CN_TRY(status);
     if (c->json) return print_json(&r);

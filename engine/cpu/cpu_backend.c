@@ -171,6 +171,7 @@ static const cn_backend CPU_TABLE = {
     .act_dtype = CN_F32,
     .kv_dtype = CN_F32,
     .default_block_tokens = 64,
+    .mem_align = 64,
     .close = close_backend,
     .mem_alloc = mem_alloc,
     .mem_free = mem_free,

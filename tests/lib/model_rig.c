@@ -39,13 +39,25 @@ model_rig *model_rig_open(const model_rig_opts *o)
     must(cn_backend_cpu_open(&r->be, &(cn_cpu_backend_opts){.n_threads = o->n_threads}));
     must(r->be->stream_create(r->be, CN_PRIORITY_HIGH, &r->stream));
     must(cn_checkpoint_open(&ck, o->dir, &r->cfg, CN_OPT_LOAD_AUTO, 0));
-    must(cn_weights_load(&r->weights, r->be, r->stream, ck));
+    must(r->be->mem_alloc(r->be, cn_weights_bytes(&r->cfg, r->be), &r->memory[0]));
+    must(cn_weights_load(&r->weights, r->be, r->stream, ck, r->memory[0]));
     cn_checkpoint_close(ck);
     r->max_tokens = o->max_tokens;
     r->max_seqs = o->max_seqs;
     r->blocks_per_seq = (uint32_t)cn_ceil_div(o->max_kv_tokens, o->block_tokens);
-    must(cn_model_create(&r->model, r->be, r->stream, &r->cfg, r->weights, o->max_tokens,
-                         o->max_tokens, o->max_kv_tokens));
+    must(r->be->mem_alloc(r->be,
+                          cn_model_workspace_bytes(&r->cfg, r->be, o->max_tokens, o->max_tokens,
+                                                   o->max_kv_tokens),
+                          &r->memory[1]));
+    const cn_model_opts model_opts = {.backend = r->be,
+                                      .stream = r->stream,
+                                      .config = &r->cfg,
+                                      .weights = r->weights,
+                                      .memory = r->memory[1],
+                                      .max_tokens = o->max_tokens,
+                                      .max_rows = o->max_tokens,
+                                      .max_position = o->max_kv_tokens};
+    must(cn_model_create(&r->model, &model_opts));
     open_pools(r, o);
     r->tokens = new_u32(o->max_tokens);
     r->positions = new_u32(o->max_tokens);
@@ -71,6 +83,8 @@ void model_rig_close(model_rig *r)
     cn_model_free(r->model);
     cn_weights_free(r->weights);
     r->be->mem_free(r->be, r->pools.kv);
+    r->be->mem_free(r->be, r->memory[0]);
+    r->be->mem_free(r->be, r->memory[1]);
     r->be->stream_free(r->stream);
     r->be->close(r->be);
     cn_free(r->tables);
