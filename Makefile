@@ -78,7 +78,10 @@ CUDA_DEFS := $(if $(findstring sm_90a,$(CUDA_ARCHS)),-DCN_CUDA_HAS_SM90A)
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo $(CUDA_ARCHS) --threads 2 -Werror all-warnings \
   -Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics \
   -Xcompiler -Wall,-Wextra,-Werror
+# Host code that the program and the GPU backend both have.
+CUDA_SHARED_SRC := compress/policy.c compress/compress_check.c
 CUDA_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard cuda/*.c cuda/*/*.c)) \
+  $(CUDA_SHARED_SRC:%.c=$(BUILD)/cuda-shared/%.o) \
   $(patsubst %.cu,$(BUILD)/%.cu.o,$(wildcard cuda/*.cu cuda/*/*.cu))
 CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart_static \
   -lrt -ldl -lpthread
@@ -163,6 +166,11 @@ $(BUILD)/cuda/%.o: cuda/%.c $(BUILD)/flags $(BUILD)/cuda-flags
 	$(call say,CC,$<)
 	$(Q)$(CC) -I. -isystem $(CUDA_HOME)/include $(CPPFLAGS) $(CUDA_DEFS) $(CFLAGS) -fPIC \
 	  -fvisibility=hidden -MMD -MP -c -o $@ $<
+
+$(BUILD)/cuda-shared/%.o: %.c $(BUILD)/flags $(BUILD)/cuda-flags
+	@mkdir -p $(@D)
+	$(call say,CC,$<)
+	$(Q)$(CC) -I. $(CPPFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden -MMD -MP -c -o $@ $<
 
 $(BUILD)/cuda/%.cu.o: cuda/%.cu $(BUILD)/cuda-flags
 	@mkdir -p $(@D)

@@ -1,14 +1,8 @@
-/* policy.c - caps, triggers and the bounds of a request's kv parameters. See policy.h. */
+/* policy.c - the table of policies, caps, triggers and the bounds of a request's kv parameters. The
+ * CUDA backend is linked with it too. See policy.h. */
 #include "compress/policy.h"
 
 #include <float.h>
-
-const char *cn_kv_policy_name(cn_kv_policy p)
-{
-    static const char *const names[] = {
-        [CN_KV_FULL] = "full", [CN_KV_WINDOW] = "window", [CN_KV_ZIP] = "zip"};
-    return (size_t)p < sizeof names / sizeof *names ? names[p] : "?";
-}
 
 /* False for a NaN too. */
 static bool within(float x, float lo, float hi) { return x >= lo && x <= hi; }
@@ -60,25 +54,109 @@ cn_status cn_policy_check_sinks(const cn_kv_params *kv)
                    kv->sink_tokens, kv->budget_tokens);
 }
 
+static cn_status check_window(const cn_kv_params *kv, uint32_t block_tokens,
+                              uint32_t max_window_tokens)
+{
+    (void)block_tokens;
+    (void)max_window_tokens;
+    return cn_policy_check_sinks(kv);
+}
+
+static cn_status check_zip_event(const cn_pools *p, const cn_compress_req *r)
+{
+    const uint32_t w = r->params.window_tokens, kept = r->n_target * p->layout.block_tokens;
+    if (!p->q_window)
+        return cn_fail(CN_ERR_ARG, "zip compression needs observed queries, and the engine keeps "
+                                   "none: allow zip with --kv-policies");
+    if (w == 0 || w > p->window || w > kept || w > r->position_end)
+        return cn_fail(CN_ERR_ARG,
+                       "observation window of %u tokens: want 1 to %u (the engine's --kv-window), "
+                       "at most the budget of %u and the %u tokens so far",
+                       w, p->window, kept, r->position_end);
+    if (r->query_slot >= p->n_query_slots)
+        return cn_fail(CN_ERR_ARG, "query slot %u of %u", r->query_slot, p->n_query_slots);
+    if (r->params.global_score && !p->score)
+        return cn_fail(CN_ERR_ARG, "the request wants the global score and the engine keeps none: "
+                                   "allow zip with --kv-policies, or ask for global_score false");
+    if (r->params.redundancy != CN_REDUNDANCY_NONE && !(r->params.redundancy_tau > 0))
+        return cn_fail(CN_ERR_ARG, "redundancy temperature tau is %g, want above 0",
+                       (double)r->params.redundancy_tau);
+    return CN_OK;
+}
+
+/* ---- the table ---- */
+
+static const cn_policy table[CN_N_POLICIES] = {
+    [CN_KV_FULL] = {.name = "full",
+                    .summary = "all tokens",
+                    .params = "",
+                    .keep = CN_KEEP_ALL},
+    [CN_KV_WINDOW] = {.name = "window",
+                      .summary = "sinks and the newest tokens",
+                      .params = "budget sinks",
+                      .keep = CN_KEEP_RECENT,
+                      .check = check_window},
+    [CN_KV_ZIP] = {.name = "zip",
+                   .summary = "tokens with the best scores",
+                   .params = "budget window global alpha pooling redundancy p tau lambda combine "
+                             "move",
+                   .keep = CN_KEEP_BEST,
+                   .needs_slot = true,
+                   .planes = 1U << CN_PLANE_SCORE,
+                   .check = check_zip,
+                   .check_event = check_zip_event},
+};
+
+const cn_policy *cn_policy_of(cn_kv_policy policy)
+{
+    CN_ASSERT((unsigned)policy < CN_N_POLICIES);
+    return &table[policy];
+}
+
+const char *cn_kv_policy_name(cn_kv_policy p)
+{
+    return (unsigned)p < CN_N_POLICIES ? table[p].name : "?";
+}
+
+cn_policy_needs cn_policies_need(uint32_t policies)
+{
+    cn_policy_needs needs = {0};
+    for (unsigned i = 0; i < CN_N_POLICIES; i++) {
+        if (!(policies >> i & 1)) continue;
+        needs.capped |= table[i].keep != CN_KEEP_ALL;
+        needs.slots |= table[i].needs_slot;
+        needs.planes |= table[i].planes;
+        needs.keeps |= 1U << table[i].keep;
+    }
+    return needs;
+}
+
+/* ---- what follows from it ---- */
+
 cn_status cn_policy_check(cn_kv_params *kv, uint32_t block_tokens, uint32_t max_window_tokens)
 {
     CN_ASSERT(block_tokens > 0);
-    if ((unsigned)kv->policy > CN_KV_ZIP)
+    if ((unsigned)kv->policy >= CN_N_POLICIES)
         return cn_fail(CN_ERR_ARG, "kv policy %u: unknown", (unsigned)kv->policy);
-    if (kv->policy == CN_KV_FULL) return CN_OK;
+    const cn_policy *p = &table[kv->policy];
+    if (p->keep == CN_KEEP_ALL) return CN_OK;
     uint64_t budget = cn_round_up(kv->budget_tokens, block_tokens);
     if (budget == 0 || budget > UINT32_MAX / 2)
         return cn_fail(CN_ERR_ARG, "kv budget of %u tokens: want 1 to %u", kv->budget_tokens,
                        UINT32_MAX / 2);
     kv->budget_tokens = (uint32_t)budget;
-    return kv->policy == CN_KV_ZIP ? check_zip(kv, block_tokens, max_window_tokens)
-                                   : cn_policy_check_sinks(kv);
+    return p->check ? p->check(kv, block_tokens, max_window_tokens) : CN_OK;
+}
+
+uint32_t cn_policy_cap(uint32_t budget_tokens, uint32_t block_tokens)
+{
+    return (uint32_t)cn_ceil_div(budget_tokens, block_tokens) + 1;
 }
 
 uint32_t cn_policy_n_max(const cn_kv_params *kv, uint32_t block_tokens)
 {
-    if (kv->policy == CN_KV_FULL) return 0;
-    return (uint32_t)cn_ceil_div(kv->budget_tokens, block_tokens) + 1;
+    const bool capped = cn_policy_of(kv->policy)->keep != CN_KEEP_ALL;
+    return capped ? cn_policy_cap(kv->budget_tokens, block_tokens) : 0;
 }
 
 bool cn_policy_due(uint32_t n_max, uint32_t n_resident, uint32_t n_blocks, uint32_t block_tokens)
@@ -93,4 +171,4 @@ uint32_t cn_policy_first_trigger(uint32_t n_max, uint32_t n_prompt, uint32_t blo
     return cn_max_u32(n_max, prompt_blocks) * block_tokens;
 }
 
-bool cn_policy_needs_slot(const cn_kv_params *kv) { return kv->policy == CN_KV_ZIP; }
+bool cn_policy_needs_slot(const cn_kv_params *kv) { return cn_policy_of(kv->policy)->needs_slot; }

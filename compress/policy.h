@@ -1,10 +1,43 @@
-/* policy.h - a request's KV policy as numbers the scheduler can use: the block cap, when an event
- * is due, which parameters are valid. Pure functions; no device call.
- * DESIGN.md §1.4, §2. */
+/* policy.h - the KV policies as rows of one table, and a request's policy as numbers that the
+ * scheduler uses: the block cap, when an event is due, which parameters are valid. Pure functions;
+ * no device call. The backends use the table too. DESIGN.md §1.4, §2.
+ *
+ * To add a policy: a value of cn_kv_policy (engine/cinch.h), its name in CN_POLICY_NAMES, a row in
+ * policy.c. A policy that chooses tokens in a new way also needs a value of cn_keep and its
+ * function in each backend that is to support it (docs/HACKING.md). */
 #ifndef CN_POLICY_H
 #define CN_POLICY_H
 
-#include "engine/base.h"
+#include "engine/ops.h"
+
+/* In the order of cn_kv_policy. */
+#define CN_POLICY_NAMES "full|window|zip"
+enum { CN_N_POLICIES = 3 };
+
+typedef struct cn_policy {
+    const char *name;
+    const char *summary; /* for reports: "sinks and the newest tokens" */
+    const char *params;  /* the other members of a kv object that it reads: "budget sinks" */
+    cn_keep keep;        /* how its events choose; CN_KEEP_ALL: it has no cap and no events */
+    bool needs_slot;     /* observes queries */
+    uint32_t planes;     /* of a block, beside K and V: bit i is cn_block_plane i */
+    /* Checks the parameters that are its own, budget already rounded. CN_ERR_ARG. May be NULL. */
+    cn_status (*check)(const cn_kv_params *kv, uint32_t block_tokens, uint32_t max_window_tokens);
+    /* Checks an event against the pools before a backend runs it. CN_ERR_ARG. May be NULL. */
+    cn_status (*check_event)(const cn_pools *p, const cn_compress_req *r);
+} cn_policy;
+
+/* The row of a policy, which must be one of cn_kv_policy's. */
+const cn_policy *cn_policy_of(cn_kv_policy policy);
+
+/* What a set of policies needs together: bit i is cn_kv_policy i. */
+typedef struct cn_policy_needs {
+    bool capped;     /* some policy has events */
+    bool slots;      /* some policy observes queries */
+    uint32_t planes; /* of a block, beside K and V */
+    uint32_t keeps;  /* bit i is cn_keep i */
+} cn_policy_needs;
+cn_policy_needs cn_policies_need(uint32_t policies);
 
 /* Checks kv against the engine's limits and rounds the budget up to the block size. CN_ERR_ARG
  * names field, value and bound. max_window_tokens: rows of the engine's query ring. */
@@ -14,15 +47,18 @@ cn_status cn_policy_check(cn_kv_params *kv, uint32_t block_tokens, uint32_t max_
  * is, not rounded. */
 cn_status cn_policy_check_sinks(const cn_kv_params *kv);
 
-/* Block cap N_max = budget / b + 1 (budget rounded up); 0 for `full`: no cap. */
+/* Block cap N_max = budget / b + 1, budget rounded up. */
+uint32_t cn_policy_cap(uint32_t budget_tokens, uint32_t block_tokens);
+
+/* The cap of a request; 0 for a policy without one. */
 uint32_t cn_policy_n_max(const cn_kv_params *kv, uint32_t block_tokens);
 
-/* True when an event is due: at least n_max blocks held and the last one full (§5, trigger). */
+/* True when an event is due: at least n_max blocks held and the last one full (DESIGN.md §2). */
 bool cn_policy_due(uint32_t n_max, uint32_t n_resident, uint32_t n_blocks, uint32_t block_tokens);
 
 /* Resident slots at which the first event of a request is due: the cap, or the prompt's own blocks
- * where those are more, all full. Known from the lengths alone, so it does not depend on how a
- * prompt was chunked, shared or recomputed. UINT32_MAX when n_max is 0. */
+ * where those are more, all full. It follows from the lengths alone, so it does not depend on how
+ * a prompt was chunked, shared or recomputed. UINT32_MAX when n_max is 0. */
 uint32_t cn_policy_first_trigger(uint32_t n_max, uint32_t n_prompt, uint32_t block_tokens);
 
 /* True when the policy observes queries (needs a query slot). */

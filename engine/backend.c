@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "compress/policy.h"
 #include "engine/start_plan.h"
 
 #define CUDA_LIBRARY "cinch-cuda.so"
@@ -98,8 +99,9 @@ cn_status cn_backend_cuda_load(cn_backend **out, cn_cuda_backend_opts o)
 
 /* ---- choosing ---- */
 
-cn_status cn_backend_check_ops(const cn_backend *be, bool compresses)
+cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies)
 {
+    const cn_policy_needs needs = cn_policies_need(policies);
     const struct {
         const char *name;
         bool there;
@@ -115,11 +117,17 @@ cn_status cn_backend_check_ops(const cn_backend *be, bool compresses)
         {"sample", be->sample},
         {"count_reset", be->count_reset},
         {"copy_blocks", be->copy_blocks},
-        {"compress", be->compress || !compresses},
+        {"compress", be->compress || !needs.capped},
     };
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
         if (!ops[i].there)
             return cn_fail(CN_ERR_DEVICE, "the %s backend lacks the op %s", be->name, ops[i].name);
+    for (unsigned i = 0; i < CN_N_POLICIES; i++) {
+        const cn_policy *p = cn_policy_of((cn_kv_policy)i);
+        if (policies >> i & 1 && p->keep != CN_KEEP_ALL && !(be->keeps >> p->keep & 1))
+            return cn_fail(CN_ERR_DEVICE, "the %s backend lacks the kv policy %s", be->name,
+                           p->name);
+    }
     return CN_OK;
 }
 
@@ -172,8 +180,7 @@ static cn_status open_cuda(cn_backend **out, const start_sizes *sizes, uint32_t 
     cn_status status = cn_backend_cuda_load(out, o);
     cn_buf_free(&cache);
     CN_TRY(status);
-    const bool compresses = (c->kv_policies | 1U << c->kv.policy) != 1U << CN_KV_FULL;
-    status = cn_backend_check_ops(*out, compresses);
+    status = cn_backend_check_ops(*out, cn_config_policies(c));
     if (status == CN_OK) return CN_OK;
     (*out)->close(*out);
     *out = NULL;

@@ -19,9 +19,9 @@
 cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_config *m,
                           uint64_t least_bytes);
 
-/* CN_ERR_DEVICE names an op that the backend lacks and a model needs, or compression where it is
- * used. */
-cn_status cn_backend_check_ops(const cn_backend *be, bool compresses);
+/* CN_ERR_DEVICE names an op that the backend lacks and a model or one of the policies needs, or a
+ * policy that it does not support. Bit i of `policies` is cn_kv_policy i. */
+cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies);
 
 /* Loads cinch-cuda.so and opens its backend; fills in base, version and header_bytes of the
  * options. The file is looked for beside the program, in the folder above, in ../lib/cinch, then

@@ -183,7 +183,7 @@ cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn
     if (cn_scheduler_waiting_of(e->scheduler, p->klass) >= e->config->max_queue)
         return cn_fail(CN_ERR_BUSY, "the queue is full (--max-queue %u)", e->config->max_queue);
     CN_TRY(cn_sampling_check(&p->sampling, e->model_config.vocab, e->max_model_len));
-    if (!((e->config->kv_policies | 1u << e->config->kv.policy) & 1u << p->kv.policy))
+    if (!(cn_config_policies(e->config) >> p->kv.policy & 1))
         return cn_fail(CN_ERR_ARG,
                        "kv.policy %s was not declared at start: add it to --kv-policies",
                        cn_kv_policy_name(p->kv.policy));

@@ -266,6 +266,14 @@ static inline cn_status cn_copy_check(const cn_copy_args *a)
     return CN_OK;
 }
 
+/* How an event chooses the slots that it keeps. A policy has one of these (compress/policy.h). */
+typedef enum cn_keep {
+    CN_KEEP_ALL,    /* no events */
+    CN_KEEP_RECENT, /* the first sink_tokens and the newest */
+    CN_KEEP_BEST,   /* the highest scores, the observation window among them */
+    CN_N_KEEPS
+} cn_keep;
+
 /* One request of a compression event (DESIGN.md §2). n = n_blocks * block_tokens resident slots,
  * all full. The window's query u (0 = oldest) was written at ring row (position_end - w + u) mod w,
  * where position_end is the number of tokens so far. */
@@ -297,6 +305,7 @@ struct cn_backend {
     uint32_t default_block_tokens; /* of a KV block, where --block-size does not say */
     bool async; /* ops return before they have run */
     size_t mem_align; /* mem_alloc takes multiples of it */
+    uint32_t keeps;   /* ways of choosing that its events know: bit i is cn_keep i */
     void *ctx;  /* the backend's own */
 
     void (*close)(cn_backend *be);

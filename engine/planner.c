@@ -7,11 +7,13 @@
 
 static uint64_t block_bytes(const cn_planner_input *in)
 {
-    const uint64_t slots = (uint64_t)in->n_layers * in->n_kv_heads * in->block_tokens;
-    uint64_t slot_bytes = 2 * (uint64_t)in->head_dim * cn_dtype_bytes(in->kv_dtype);
-    if (in->has_scores) slot_bytes += sizeof(float);
-    if (in->has_origins) slot_bytes += sizeof(uint32_t);
-    return slots * slot_bytes;
+    const cn_kv_layout l = cn_kv_layout_make(in->n_layers, 1, in->n_kv_heads, in->block_tokens,
+                                             in->head_dim, in->kv_dtype);
+    const uint32_t planes = in->planes | 1U << CN_PLANE_KV;
+    uint64_t bytes = 0;
+    for (int i = 0; i < CN_N_BLOCK_PLANES; i++)
+        if (planes >> i & 1) bytes += cn_block_plane_bytes(&l, (cn_block_plane)i);
+    return bytes * in->n_layers;
 }
 
 static uint64_t query_slot_bytes(const cn_planner_input *in)
@@ -80,7 +82,7 @@ cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *in)
         .block_tokens = in->block_tokens,
         .window_tokens = in->window_tokens,
         .n_max_blocks = in->n_max_blocks,
-        .has_scores = in->has_scores,
+        .planes = in->planes,
         .block_bytes = block_bytes(in),
         .query_slot_bytes = query_slot_bytes(in),
     };
@@ -151,11 +153,7 @@ uint32_t cn_planner_block_tokens(const cn_config *c, const cn_backend *be)
 cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_model_config *m,
                               const cn_backend *be)
 {
-    const uint32_t declared = c->kv_policies | 1U << c->kv.policy;
-    const bool zip = declared >> CN_KV_ZIP & 1, window = declared >> CN_KV_WINDOW & 1;
-    /* The default policy may be full KV: the cap is that of the ones which requests may bring. */
-    cn_kv_params capped = c->kv;
-    capped.policy = zip ? CN_KV_ZIP : window ? CN_KV_WINDOW : CN_KV_FULL;
+    const cn_policy_needs needs = cn_policies_need(cn_config_policies(c));
     const uint32_t max_model_len = c->max_model_len ? c->max_model_len : m->max_position;
     const uint32_t block_tokens = cn_planner_block_tokens(c, be);
     uint64_t avail_bytes = c->kv_cache_memory_bytes;
@@ -172,9 +170,12 @@ cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_
         .block_tokens = block_tokens,
         .kv_dtype = be->kv_dtype,
         .act_dtype = be->act_dtype,
-        .has_scores = zip,
-        .window_tokens = zip ? c->kv.window_tokens : 0,
-        .n_max_blocks = cn_min_u32(cn_policy_n_max(&capped, block_tokens), longest_blocks),
+        .planes = needs.planes,
+        .window_tokens = needs.slots ? c->kv.window_tokens : 0,
+        /* The default policy may have no cap; requests may bring one that has. */
+        .n_max_blocks = needs.capped ? cn_min_u32(cn_policy_cap(c->kv.budget_tokens, block_tokens),
+                                                  longest_blocks)
+                                     : 0,
         .max_model_len = max_model_len,
         .max_seqs = c->max_num_seqs,
         .n_blocks_override = c->n_blocks_override,

@@ -24,8 +24,7 @@ typedef struct cn_planner_input {
     uint32_t n_layers, n_heads, n_kv_heads, head_dim;
     uint32_t block_tokens; /* b */
     cn_dtype kv_dtype, act_dtype;
-    bool has_scores;            /* F, f32 */
-    bool has_origins;           /* P, u32 */
+    uint32_t planes;            /* of a block, beside K and V: bit i is cn_block_plane i */
     uint32_t window_tokens;     /* w, rows of a query slot; 0: no policy observes queries */
     /* N_max of the default budget, or the blocks of max_model_len where those are fewer; 0: no
      * declared policy has a cap. */
@@ -40,7 +39,7 @@ typedef struct cn_memory_plan {
     uint32_t block_tokens;     /* b */
     uint32_t window_tokens;    /* w, rows of a query slot; 0 without an observing policy */
     uint32_t n_max_blocks;     /* as given: what a capped request may hold; 0 without a cap */
-    bool has_scores;           /* a declared policy keeps a global score */
+    uint32_t planes;           /* of a block, beside K and V: bit i is cn_block_plane i */
     uint64_t block_bytes;      /* m_kv' */
     uint64_t query_slot_bytes; /* m_q */
     uint64_t kv_bytes;         /* all blocks and all query slots */

@@ -1,6 +1,7 @@
 /* start_plan.c - see start_plan.h. */
 #include "engine/start_plan.h"
 
+#include "compress/policy.h"
 #include "engine/engine_state.h"
 #include "engine/planner.h"
 #include "engine/step_graph.h"
@@ -58,7 +59,7 @@ static uint64_t event_bytes(const sizes *z)
 {
     const cn_config *c = z->c;
     const cn_model_config *m = z->m;
-    if ((c->kv_policies | 1U << c->kv.policy) == 1U << CN_KV_FULL) return 0;
+    if (!cn_policies_need(cn_config_policies(c)).capped) return 0;
     const uint32_t b = cn_planner_block_tokens(c, z->be);
     const cn_pools p = {
         .layout = cn_kv_layout_make(m->n_layers, 1, m->n_kv_heads, b, m->head_dim, z->be->kv_dtype),
@@ -114,22 +115,32 @@ static void add_steps(cn_start_plan *p, const sizes *z)
     add_flights(p, z);
 }
 
+/* By plane. */
+static const struct {
+    const char *name;
+    size_t engine_at;
+} block_planes[CN_N_BLOCK_PLANES] = {
+    [CN_PLANE_KV] = {"keys and values", offsetof(cn_engine, pools.kv)},
+    [CN_PLANE_SCORE] = {"global scores", offsetof(cn_engine, pools.score)},
+    [CN_PLANE_ORIGIN] = {"positions", offsetof(cn_engine, pools.origin)},
+};
+enum { KV_ITEMS = CN_N_BLOCK_PLANES + CN_N_SLOT_PLANES }; /* at most, of the device */
+
 static void add_kv(cn_start_plan *p, const sizes *z)
 {
     const cn_memory_plan *kv = z->kv;
-    const uint64_t score_bytes =
-        kv->has_scores ? (uint64_t)z->m->n_layers * z->m->n_kv_heads * kv->block_tokens *
-                             sizeof(float)
-                       : 0;
-    add(p, z->be, "keys and values", CN_PART_KV, kv->n_blocks * (kv->block_bytes - score_bytes),
-        offsetof(cn_engine, pools.kv));
-    add(p, z->be, "global scores", CN_PART_KV, kv->n_blocks * score_bytes,
-        offsetof(cn_engine, pools.score));
+    const cn_model_config *m = z->m;
+    const uint64_t n = (uint64_t)m->n_layers * kv->n_blocks; /* blocks of a layer */
+    const cn_kv_layout l = cn_kv_layout_make(m->n_layers, kv->n_blocks, m->n_kv_heads,
+                                             kv->block_tokens, m->head_dim, z->be->kv_dtype);
+    for (int i = 0; i < CN_N_BLOCK_PLANES; i++)
+        if ((kv->planes | 1U << CN_PLANE_KV) >> i & 1)
+            add(p, z->be, block_planes[i].name, CN_PART_KV,
+                n * cn_block_plane_bytes(&l, (cn_block_plane)i), block_planes[i].engine_at);
     add(p, z->be, "query slots", CN_PART_KV, kv->n_query_slots * kv->query_slot_bytes,
         offsetof(cn_engine, pools.q_window));
     add(p, z->be, "swap space", CN_PART_HOST, kv->swap_bytes, offsetof(cn_engine, swap_memory));
 }
-enum { KV_ITEMS = 3 }; /* of the device, in add_kv */
 
 static void list_items(cn_start_plan *p, const sizes *z)
 {

@@ -20,8 +20,7 @@ static cn_planner_input qwen3_8b(void)
                               .block_tokens = 256,
                               .kv_dtype = CN_BF16,
                               .act_dtype = CN_BF16,
-                              .has_scores = true,
-                              .has_origins = true,
+                              .planes = 1U << CN_PLANE_SCORE | 1U << CN_PLANE_ORIGIN,
                               .window_tokens = 16,
                               .n_max_blocks = 9,
                               .max_model_len = 40960,
@@ -38,7 +37,7 @@ static void sizes_are_those_of_the_layout(void **state)
     assert_int_equal(p.query_slot_bytes, 36u * 16 * 32 * 128 * 2);
 
     cn_kv_layout l = cn_kv_layout_make(36, 10, 8, 256, 128, CN_F32);
-    in.has_scores = in.has_origins = false;
+    in.planes = 0;
     assert_int_equal(cn_memory_plan_divide(&p, &in), CN_OK);
     assert_int_equal(p.block_bytes * 10, cn_kv_pool_elems(&l) * 2);
 }
@@ -149,7 +148,7 @@ static void options_decide_the_plan(void **state)
     assert_int_equal(p.block_tokens, 64);
     assert_int_equal(p.block_bytes, block_bytes);
     assert_int_equal(p.n_blocks, (64u << 20) / block_bytes);
-    assert_int_equal(p.n_query_slots + p.window_tokens + p.n_max_blocks + p.has_scores, 0);
+    assert_int_equal(p.n_query_slots + p.window_tokens + p.n_max_blocks + p.planes, 0);
     assert_int_equal(p.concurrency_full, p.n_blocks / 128);
 
     /* A declared policy takes its memory even when the default is full. */
@@ -160,7 +159,7 @@ static void options_decide_the_plan(void **state)
     assert_int_equal(p.block_bytes, block_bytes + 6 * 2 * 64 * 4);
     assert_int_equal(p.n_max_blocks, 7);
     assert_int_equal(p.window_tokens, 48);
-    assert_true(p.has_scores);
+    assert_int_equal(p.planes, 1U << CN_PLANE_SCORE);
     assert_int_equal(p.query_slot_bytes, 6 * 48 * 8 * 64 * 4);
     assert_true(p.n_query_slots > 0);
 
@@ -192,7 +191,7 @@ static void options_decide_the_plan(void **state)
     assert_int_equal(cn_memory_plan_make(&p, c, &m, &cpu), CN_OK);
     assert_int_equal(p.n_max_blocks, 8);
     assert_int_equal(p.n_query_slots, 0);
-    assert_false(p.has_scores);
+    assert_int_equal(p.planes, 0);
     assert_true(p.concurrency_capped > 0);
     cn_config_free(c);
 }
@@ -224,7 +223,7 @@ static void swap_space_holds_whole_requests(void **state)
     assert_non_null(strstr(cn_last_error(), "--swap-space"));
 
     in.swap_bytes = UINT64_C(4) << 30;
-    in.has_scores = false;
+    in.planes = 0;
     in.window_tokens = in.n_max_blocks = 0;
     assert_int_equal(cn_memory_plan_divide(&p, &in), CN_ERR_ARG);
     assert_non_null(strstr(cn_last_error(), "--swap-space 4: only compressed"));

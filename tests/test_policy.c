@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "compress/policy.h"
+#include "engine/options/options.h"
 
 static cn_kv_params zip(uint32_t budget)
 {
@@ -123,9 +124,47 @@ static void an_event_is_due_at_the_cap_with_a_full_block(void **state)
     assert_int_equal(cn_policy_first_trigger(3, 64, 16), 64);
 }
 
+/* The names of the option table are those of the rows, and a kv object written for reports has
+ * exactly the members that its policy reads. */
+static void a_policy_is_one_row(void **state)
+{
+    (void)state;
+    cn_buf names = {0};
+    for (int i = 0; i < CN_N_POLICIES; i++) {
+        const cn_policy *p = cn_policy_of((cn_kv_policy)i);
+        assert_string_equal(cn_kv_policy_name((cn_kv_policy)i), p->name);
+        assert_int_equal(cn_buf_addf(&names, "%s%s", i ? "|" : "", p->name), CN_OK);
+        const cn_kv_params kv = {.policy = (cn_kv_policy)i, .budget_tokens = 64, .lambda = 0.5f};
+        json_t *json = cn_kv_params_json(&kv);
+        size_t n_words = 1; /* "policy" */
+        for (const char *w = p->params; *w; w += strspn(w, " "), n_words++) w += strcspn(w, " ");
+        assert_int_equal(json_object_size(json), n_words);
+        assert_string_equal(json_string_value(json_object_get(json, "policy")), p->name);
+        json_decref(json);
+    }
+    assert_string_equal(names.data, CN_POLICY_NAMES);
+    cn_buf_free(&names);
+    assert_string_equal(cn_kv_policy_name((cn_kv_policy)99), "?");
+}
+
+static void policies_together_need_what_any_of_them_needs(void **state)
+{
+    (void)state;
+    const cn_policy_needs full = cn_policies_need(1U << CN_KV_FULL);
+    assert_false(full.capped || full.slots || full.planes);
+    const cn_policy_needs window = cn_policies_need(1U << CN_KV_FULL | 1U << CN_KV_WINDOW);
+    assert_true(window.capped && !window.slots && !window.planes);
+    const cn_policy_needs zip = cn_policies_need(1U << CN_KV_WINDOW | 1U << CN_KV_ZIP);
+    assert_true(zip.capped && zip.slots);
+    assert_int_equal(zip.planes, 1U << CN_PLANE_SCORE);
+    assert_int_equal(zip.keeps, 1U << CN_KEEP_RECENT | 1U << CN_KEEP_BEST);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_policy_is_one_row),
+        cmocka_unit_test(policies_together_need_what_any_of_them_needs),
         cmocka_unit_test(budget_is_rounded_up),
         cmocka_unit_test(errors_carry_the_numbers),
         cmocka_unit_test(filling_holes_takes_windows_of_a_block),

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "compress/compress_check.h"
+#include "compress/policy.h"
 
 enum {
     PACK_BYTES = CN_CUDA_SIDE_STAGE_BYTES, /* front of the scratch: jobs, then tables */
@@ -17,10 +18,12 @@ static const float LOG2_E = 1.44269504f;
 
 /* ---- what a request takes ---- */
 
-static bool fills_holes(const cn_kv_params *p)
+static bool keeps_best(const cn_kv_params *p)
 {
-    return p->policy == CN_KV_ZIP && p->move == CN_MOVE_FILL;
+    return cn_policy_of(p->policy)->keep == CN_KEEP_BEST;
 }
+
+static bool fills_holes(const cn_kv_params *p) { return keeps_best(p) && p->move == CN_MOVE_FILL; }
 
 /* Where a move would overwrite source block i before its slots are read: a target j < i. The other
  * overlaps are safe in the order of targets (engine/cpu/cpu_compact.c says why). Holes are filled
@@ -52,7 +55,7 @@ static uint32_t work_words(const cn_pools *p, uint32_t n, uint32_t window)
     return (uint32_t)cn_round_up(partials > side ? partials : side, 4);
 }
 
-/* Scores of a unit of the zip policy. */
+/* Scores of a unit whose best slots are kept. */
 static size_t score_bytes(const cn_pools *p, uint32_t n, uint32_t window)
 {
     return (2 * (size_t)n + work_words(p, n, window)) * sizeof(uint32_t);
@@ -62,7 +65,7 @@ static size_t unit_bytes(const cn_pools *p, const cn_compress_req *r, uint32_t n
 {
     const uint32_t n = r->n_blocks * p->layout.block_tokens;
     const size_t scores =
-        r->params.policy == CN_KV_ZIP ? score_bytes(p, n, r->params.window_tokens) : 0;
+        keeps_best(&r->params) ? score_bytes(p, n, r->params.window_tokens) : 0;
     return scores + n_aside * cn_compress_aside_bytes(&p->layout);
 }
 
@@ -114,7 +117,7 @@ static bool same_group(const cn_compress_req *a, const cn_compress_req *b)
 {
     const cn_kv_params *p = &a->params, *q = &b->params;
     if (p->policy != q->policy || a->n_blocks != b->n_blocks) return false;
-    return p->policy == CN_KV_WINDOW ||
+    return !keeps_best(p) ||
            (p->window_tokens == q->window_tokens && p->redundancy == q->redundancy &&
             p->move == q->move);
 }
@@ -152,22 +155,19 @@ static const uint32_t *add_marked_table(pack *k, const cn_compress_req *r)
     return at;
 }
 
-static bool keeps_scores(const cn_kv_params *p)
-{
-    return p->policy == CN_KV_ZIP && p->global_score;
-}
+static bool keeps_scores(const cn_kv_params *p) { return keeps_best(p) && p->global_score; }
 
 static cn_compress_job job_of(const cn_pools *p, const cn_compress_req *r, pack *tables)
 {
     const cn_kv_params *o = &r->params;
-    const bool zip = o->policy == CN_KV_ZIP, convex = o->combine == CN_COMBINE_CONVEX;
-    const bool redundancy = zip && o->redundancy != CN_REDUNDANCY_NONE;
+    const bool best = keeps_best(o), convex = o->combine == CN_COMBINE_CONVEX;
+    const bool redundancy = best && o->redundancy != CN_REDUNDANCY_NONE;
     const uint32_t b = p->layout.block_tokens;
     const uint32_t pairs_of = o->redundancy == CN_REDUNDANCY_FLASH ? r->n_blocks * b : b;
     cn_compress_job j = {
         .n_target = r->n_target,
         .query_slot = r->query_slot,
-        .ring_start = zip ? (r->position_end - o->window_tokens) % o->window_tokens : 0,
+        .ring_start = best ? (r->position_end - o->window_tokens) % o->window_tokens : 0,
         .n_history = o->global_score && !r->first_event ? r->n_history : 0,
         .n_sinks = o->sink_tokens,
         .global = keeps_scores(o),
@@ -204,7 +204,7 @@ static cn_status send_jobs(cn_stream *s, const cn_compress_args *a, const cn_com
 
 static cn_status run_chunk(cn_stream *s, const cn_compress_chunk *c)
 {
-    if (c->policy == CN_KV_ZIP) {
+    if (c->keep == CN_KEEP_BEST) {
         CN_TRY(cn_compress_score(s, c));
         CN_TRY(cn_compress_select(s, c));
     }
@@ -217,7 +217,7 @@ static void lay_out(cn_compress_chunk *c, const cn_compress_args *a)
 {
     const size_t units = cn_compress_units(c);
     char *at = (char *)a->scratch + PACK_BYTES;
-    if (c->policy == CN_KV_ZIP) {
+    if (c->keep == CN_KEEP_BEST) {
         c->score = (float *)(void *)at;
         c->redundancy = c->score + units * c->n;
         c->work = (uint32_t *)(void *)(c->redundancy + units * c->n);
@@ -258,7 +258,7 @@ static cn_compress_chunk chunk_of(const cn_compress_args *a, const cn_compress_r
     const uint32_t n = r->n_blocks * p->layout.block_tokens, w = r->params.window_tokens;
     return (cn_compress_chunk){
         .pools = *p,
-        .policy = r->params.policy,
+        .keep = cn_policy_of(r->params.policy)->keep,
         .redundancy_kind = r->params.redundancy,
         .fills = fills_holes(&r->params),
         .n_blocks = r->n_blocks,
@@ -266,7 +266,7 @@ static cn_compress_chunk chunk_of(const cn_compress_args *a, const cn_compress_r
         .window = w,
         .group = p->n_heads / p->layout.n_kv_heads,
         .n_spans = (uint32_t)cn_ceil_div(n, CN_COMPRESS_SPAN),
-        .work_words = r->params.policy == CN_KV_ZIP ? work_words(p, n, w) : 0,
+        .work_words = keeps_best(&r->params) ? work_words(p, n, w) : 0,
     };
 }
 

@@ -55,7 +55,7 @@ typedef struct cn_compress_chunk {
     const cn_compress_job *jobs; /* device, [n_jobs] */
     uint32_t n_jobs, first_layer, n_layers;
 
-    cn_kv_policy policy; /* of all jobs, as what follows */
+    cn_keep keep; /* of all jobs, as what follows */
     cn_kv_redundancy redundancy_kind;
     bool fills; /* zip with CN_MOVE_FILL */
     uint32_t n_blocks, n; /* n = n_blocks * block_tokens resident slots */

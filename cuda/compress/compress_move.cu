@@ -32,7 +32,7 @@ typedef struct move_row {
 __device__ static inline uint32_t kept_slot(const cn_compress_chunk &c, const cn_compress_unit &u,
                                             uint32_t i, uint32_t n_kept)
 {
-    if (c.policy == CN_KV_WINDOW) return i < u.job->n_sinks ? i : c.n - n_kept + i;
+    if (c.keep == CN_KEEP_RECENT) return i < u.job->n_sinks ? i : c.n - n_kept + i;
     return c.work[(size_t)u.index * c.work_words + i];
 }
 

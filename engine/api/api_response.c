@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "compress/policy.h"
 #include "engine/api/http_status.h"
 #include "engine/utf8.h"
 
@@ -329,9 +330,10 @@ static json_t *choice_json(const cn_api_result *r, uint32_t i)
 json_t *cn_api_kv_json(const cn_kv_usage *u)
 {
     const cn_kv_policy policy = u->params.policy;
+    const bool is_capped = cn_policy_of(policy)->keep != CN_KEEP_ALL;
     return json_pack(
         "{s:s, s:o, s:I, s:I, s:I, s:I}", "policy", cn_kv_policy_name(policy), "budget",
-        policy == CN_KV_FULL ? json_null() : json_integer(u->params.budget_tokens), "compressions",
+        is_capped ? json_integer(u->params.budget_tokens) : json_null(), "compressions",
         (json_int_t)u->compressions, "evicted", (json_int_t)u->evicted, "peak_tokens",
         (json_int_t)u->peak_tokens, "freed_bytes", (json_int_t)u->freed_bytes);
 }

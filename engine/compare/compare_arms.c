@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "compress/policy.h"
 #include "engine/options/option_value.h"
 
 enum { NAME_MAX_BYTES = 64 };
@@ -123,8 +124,9 @@ void cn_compare_arms_declare(const cn_compare_arms *a, cn_config *c)
     for (uint32_t i = 0; i < a->n; i++) {
         const cn_kv_params *kv = &a->arms[i].kv;
         c->kv_policies |= 1U << kv->policy;
-        if (kv->policy == CN_KV_ZIP) window = cn_max_u32(window, kv->window_tokens);
-        if (kv->policy == CN_KV_FULL) continue;
+        const cn_policy *policy = cn_policy_of(kv->policy);
+        if (policy->needs_slot) window = cn_max_u32(window, kv->window_tokens);
+        if (policy->keep == CN_KEEP_ALL) continue;
         budget = budget ? cn_min_u32(budget, kv->budget_tokens) : kv->budget_tokens;
     }
     c->kv.policy = CN_KV_FULL;

@@ -168,25 +168,6 @@ static cn_status replace_file(const char *path, const char *text, size_t n)
     return ok ? CN_OK : cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
 }
 
-static json_t *kv_json(const cn_kv_params *kv)
-{
-    if (kv->policy == CN_KV_FULL)
-        return json_pack("{s:s}", "policy", cn_kv_policy_name(kv->policy));
-    if (kv->policy == CN_KV_WINDOW)
-        return json_pack("{s:s, s:I, s:I}", "policy", cn_kv_policy_name(kv->policy), "budget",
-                         (json_int_t)kv->budget_tokens, "sinks", (json_int_t)kv->sink_tokens);
-    static const char *const poolings[] = {"first", "never", "always"};
-    static const char *const redundancies[] = {"lightning", "flash", "none"};
-    return json_pack(
-        "{s:s, s:I, s:I, s:b, s:f, s:s, s:s, s:f, s:f, s:f, s:s, s:s}", "policy",
-        cn_kv_policy_name(kv->policy), "budget", (json_int_t)kv->budget_tokens, "window",
-        (json_int_t)kv->window_tokens, "global", kv->global_score, "alpha", (double)kv->alpha,
-        "pooling", poolings[kv->pooling], "redundancy", redundancies[kv->redundancy], "p",
-        (double)kv->redundancy_p, "tau", (double)kv->redundancy_tau, "lambda",
-        (double)kv->lambda, "combine", kv->combine == CN_COMBINE_CONVEX ? "convex" : "subtract",
-        "move", kv->move == CN_MOVE_ORDER ? "order" : "fill");
-}
-
 static json_t *match_json(const cn_compare_figures *f)
 {
     if (f->graded == 0) return json_null();
@@ -217,7 +198,7 @@ static json_t *arm_json(const char *label, const cn_compare_figures *f)
 {
     return json_pack(
         "{s:s, s:o, s:I, s:I, s:o, s:o, s:I, s:I, s:f, s:f, s:f, s:o, s:f, s:I, s:I}", "arm",
-        label, "kv", kv_json(&f->kv), "prompts", (json_int_t)f->prompts, "refused",
+        label, "kv", cn_kv_params_json(&f->kv), "prompts", (json_int_t)f->prompts, "refused",
         (json_int_t)f->refused, "exact_match", match_json(f), "agreement", agreement_json(f),
         "prompt_tokens", (json_int_t)f->prompt_tokens, "output_tokens",
         (json_int_t)f->output_tokens, "elapsed_s", f->elapsed_s, "output_tokens_per_s",
@@ -256,8 +237,8 @@ cn_status cn_compare_write_json(const cn_compare_report *r, const char *path)
 static cn_status draw(const cn_compare_report *r, cn_svg_panel *panels, cn_svg_point *points,
                       cn_buf *out)
 {
-    static const char *const policies[] = {
-        [CN_KV_FULL] = "full KV", [CN_KV_WINDOW] = "window", [CN_KV_ZIP] = "zip"};
+    const char *policies[CN_N_POLICIES];
+    for (int i = 0; i < CN_N_POLICIES; i++) policies[i] = cn_kv_policy_name((cn_kv_policy)i);
     const bool graded = r->config->grade != CN_OPT_GRADE_NONE;
     for (uint32_t t = 0; t < r->n_tasks; t++) {
         panels[t] = (cn_svg_panel){.title = r->tasks[t].name, .points = points};

@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "compress/compress_check.h"
+#include "compress/policy.h"
 
 enum { ALIGN_FLOATS = 16 }; /* parts of the scratch start on cache lines */
 
@@ -58,36 +59,54 @@ void cn_cpu_gather_keys(const cn_pools *pools, const cn_compress_req *req, uint3
         }
 }
 
-static void choose_by_score(const cn_pools *p, const cn_compress_req *r, uint32_t layer,
-                            uint32_t kv_head, const scratch *m)
+/* One (layer, kv head) of one request. */
+typedef struct unit {
+    const cn_pools *pools;
+    const cn_compress_req *req;
+    uint32_t layer, kv_head, n, k; /* n resident slots, of which k are kept */
+    const scratch *m;
+} unit;
+
+static void choose_best(const unit *u)
 {
-    const uint32_t n = r->n_blocks * p->layout.block_tokens;
-    const cn_score_job job = {.pools = p, .req = r, .layer = layer, .kv_head = kv_head, .n = n,
-                              .keys_t = m->keys_t, .score = m->score, .redundancy = m->redundancy,
-                              .work = m->work};
-    cn_cpu_gather_keys(p, r, layer, kv_head, m->keys_t);
+    const cn_compress_req *r = u->req;
+    const scratch *m = u->m;
+    const cn_score_job job = {.pools = u->pools, .req = r, .layer = u->layer,
+                              .kv_head = u->kv_head, .n = u->n, .keys_t = m->keys_t,
+                              .score = m->score, .redundancy = m->redundancy, .work = m->work};
+    cn_cpu_gather_keys(u->pools, r, u->layer, u->kv_head, m->keys_t);
     size_t n_rows;
     const cn_score *rows = cn_score_table(&n_rows);
     for (size_t i = 0; i < n_rows; i++)
         if (rows[i].applies(r)) rows[i].cpu(&job);
-    for (uint32_t v = n - r->params.window_tokens; v < n; v++) m->score[v] = INFINITY;
-    const uint32_t k = r->n_target * p->layout.block_tokens;
-    cn_cpu_select_top(m->score, n, k, m->bits, m->kept);
-    if (r->params.move == CN_MOVE_FILL) cn_cpu_fill_holes(m->kept, k, m->bits);
+    for (uint32_t v = u->n - r->params.window_tokens; v < u->n; v++) m->score[v] = INFINITY;
+    cn_cpu_select_top(m->score, u->n, u->k, m->bits, m->kept);
+    if (r->params.move == CN_MOVE_FILL) cn_cpu_fill_holes(m->kept, u->k, m->bits);
 }
+
+static void choose_recent(const unit *u)
+{
+    cn_cpu_select_window(u->n, u->k, u->req->params.sink_tokens, u->m->kept);
+}
+
+/* Writes kept[k] of the scratch, by cn_keep. */
+static void (*const choosers[CN_N_KEEPS])(const unit *u) = {
+    [CN_KEEP_RECENT] = choose_recent,
+    [CN_KEEP_BEST] = choose_best,
+};
 
 static void compress_request(const cn_pools *p, const cn_compress_req *r, float *memory)
 {
     const cn_kv_layout *l = &p->layout;
     const uint32_t b = l->block_tokens, n = r->n_blocks * b;
-    const bool zip = r->params.policy == CN_KV_ZIP;
     const scratch m = scratch_lay_out(p, n, memory);
+    const cn_keep keep = cn_policy_of(r->params.policy)->keep;
     cn_cpu_stage stage;
     cn_cpu_stage_plan(r, m.stage_index, &stage);
-    if (!zip) cn_cpu_select_window(n, r->n_target * b, r->params.sink_tokens, m.kept);
     for (uint32_t layer = 0; layer < l->n_layers; layer++)
         for (uint32_t head = 0; head < l->n_kv_heads; head++) {
-            if (zip) choose_by_score(p, r, layer, head, &m);
+            const unit u = {p, r, layer, head, n, r->n_target * b, &m};
+            choosers[keep](&u);
             cn_cpu_compact(p, r, layer, head, m.kept, &stage, m.stage);
         }
 }

@@ -1,6 +1,7 @@
 /* option_table.c - the rows: every option of every subcommand and every scalar field of a
  * request's JSON that has one. To add an option: a field in struct cn_config, a row here, and
  * `make docs`. See options.h. */
+#include "compress/policy.h"
 #include "engine/options/options.h"
 
 #define ROW(section_, name_, type_, field_, fallback_, ...)                              \
@@ -100,7 +101,7 @@ static const cn_option options[] = {
         .help = "GiB of host memory to which compressed batch requests make way for interactive "
                 "ones, and from which they go on; 0 lets interactive ones wait for their end"),
 
-    ROW(KV, "kv-policy", ENUM, kv.policy, "full", .values = "full|window|zip", .flags = RESULT,
+    ROW(KV, "kv-policy", ENUM, kv.policy, "full", .values = CN_POLICY_NAMES, .flags = RESULT,
         .json = "kv.policy", .help = "what happens to a request's KV cache as it grows"),
     ROW(KV, "kv-budget", U32, kv.budget_tokens, "2048", .min = 1, .max = TOKENS_MAX,
         .flags = RESULT, .json = "kv.budget",
@@ -132,7 +133,7 @@ static const cn_option options[] = {
     ROW(KV, "kv-move", ENUM, kv.move, "order", .values = "order|fill", .flags = RESULT,
         .json = "kv.move",
         .help = "kept tokens close ranks in order, or those from behind the budget fill the holes"),
-    ROW(KV, "kv-policies", SET, kv_policies, "full", .values = "full|window|zip",
+    ROW(KV, "kv-policies", SET, kv_policies, "full", .values = CN_POLICY_NAMES,
         .help =
             "policies that requests may bring beside --kv-policy; memory is set aside for them"),
     ROW(KV, "hybrid-scheduling", BOOL, hybrid_scheduling, "true",

@@ -196,6 +196,12 @@ struct cn_config {
     bool given[CN_OPTION_MAX]; /* by row: set by the user, not by default */
 };
 
+/* Policies that requests may have: bit i is cn_kv_policy i. */
+static inline uint32_t cn_config_policies(const cn_config *c)
+{
+    return c->kv_policies | 1U << c->kv.policy;
+}
+
 /* ---- the table ---- */
 typedef enum cn_option_type {
     CN_OPTION_BOOL,  /* bool; --name, --no-name, or --name=true|false */
@@ -311,6 +317,9 @@ cn_status cn_config_result_text(const cn_config *c, cn_buf *out);
  * member is an error. *known tells whether the key is a row's; when it is not, nothing changed. */
 cn_status cn_request_set_json(cn_sampling *s, cn_kv_params *kv, uint32_t sections, const char *key,
                               json_t *value, bool *known);
+
+/* A kv object with the members that the policy reads; a new reference. */
+json_t *cn_kv_params_json(const cn_kv_params *kv);
 
 /* ---- places ---- */
 /* Where things may be kept that can be made again, in "cinch" under XDG_CACHE_HOME or ~/.cache;

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compress/policy.h"
 #include "engine/options/option_value.h"
 
 enum { KEY_MAX_BYTES = 64 };
@@ -85,4 +86,46 @@ cn_status cn_request_set_json(cn_sampling *s, cn_kv_params *kv, uint32_t section
     if (!*known || json_is_null(value)) return CN_OK;
     if (object) return set_members(s, kv, sections, key, value);
     return set_value(o, request_field(o, s, kv), value);
+}
+
+/* Whether `words`, separated by blanks, has the word. */
+static bool has_word(const char *words, const char *word)
+{
+    const size_t n = strlen(word);
+    for (const char *p = words; (p = strstr(p, word)); p += n)
+        if ((p == words || p[-1] == ' ') && (p[n] == ' ' || !p[n])) return true;
+    return false;
+}
+
+static json_t *value_json(const cn_option *o, const void *field)
+{
+    switch (o->type) {
+    case CN_OPTION_BOOL: return json_boolean(*(const bool *)field);
+    case CN_OPTION_U32: return json_integer(*(const uint32_t *)field);
+    case CN_OPTION_F32: return json_real((double)*(const float *)field);
+    case CN_OPTION_ENUM: {
+        const char *name = o->values;
+        for (int i = *(const int *)field; i > 0; i--) name = strchr(name, '|') + 1;
+        return json_stringn(name, strcspn(name, "|"));
+    }
+    default: return NULL; /* no parameter of a policy has another type */
+    }
+}
+
+json_t *cn_kv_params_json(const cn_kv_params *kv)
+{
+    static const char prefix[] = "kv.";
+    const cn_policy *policy = cn_policy_of(kv->policy);
+    json_t *object = json_object();
+    size_t n;
+    const cn_option *o = cn_options(&n);
+    json_object_set_new(object, "policy", json_string(policy->name));
+    for (size_t i = 0; i < n; i++) {
+        if (o[i].section != CN_SECTION_KV || !o[i].json) continue;
+        const char *key = o[i].json + strlen(prefix);
+        const size_t at = o[i].offset - offsetof(struct cn_config, kv);
+        if (has_word(policy->params, key))
+            json_object_set_new(object, key, value_json(&o[i], (const char *)kv + at));
+    }
+    return object;
 }
