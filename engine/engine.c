@@ -82,23 +82,26 @@ static cn_status fill_sample_row(cn_engine *e, uint32_t i)
     return CN_OK;
 }
 
-static cn_status copy_items(cn_engine *e, const cn_planes *from, const cn_planes *to,
+/* Copies on the queue of the space that is not the device. */
+static cn_status copy_items(cn_engine *e, const cn_space_memory *from, const cn_space_memory *to,
                             const cn_copy_list *list)
 {
     if (list->n_blocks == 0 && list->n_slots == 0) return CN_OK;
-    const cn_copy_args args = {.from = *from, .to = *to, .list = *list};
-    return e->backend->copy_blocks(e->stream, &args);
+    const cn_copy_args args = {.from = from->planes, .to = to->planes, .list = *list};
+    return e->backend->copy_blocks((to == &e->device ? from : to)->copies, &args);
 }
 
 /* Swaps KV out and in, before the step's rows in the stream. */
 static cn_status swap(cn_engine *e, const cn_plan *plan)
 {
     const cn_copy_list *out = &plan->swap_out, *in = &plan->swap_in;
-    const uint64_t block_bytes = e->plan.kv.block_bytes, slot_bytes = e->plan.kv.query_slot_bytes;
-    e->stats->swapped_out_bytes += out->n_blocks * block_bytes + out->n_slots * slot_bytes;
-    e->stats->swapped_in_bytes += in->n_blocks * block_bytes + in->n_slots * slot_bytes;
-    CN_TRY(copy_items(e, &e->planes, &e->swap_planes, out));
-    return copy_items(e, &e->swap_planes, &e->planes, in);
+    const cn_memory_plan *kv = &e->plan.kv;
+    e->stats->swapped_out_bytes +=
+        out->n_blocks * kv->block_bytes + out->n_slots * kv->query_slot_bytes;
+    e->stats->swapped_in_bytes +=
+        in->n_blocks * kv->block_bytes + in->n_slots * kv->query_slot_bytes;
+    CN_TRY(copy_items(e, &e->device, &e->swap, out));
+    return copy_items(e, &e->swap, &e->device, in);
 }
 
 /* Reads the step's tokens back behind it in the stream; collect() waits for the fence. */
@@ -168,7 +171,7 @@ static cn_status launch(cn_engine *e, const cn_plan *plan)
                            cn_flight_other(e, f)->tokens));
     CN_TRY(graph_rows > 0 ? cn_step_graph_launch(e, graph_rows, f)
                           : cn_engine_run_ops(e, f, f->n_rows));
-    CN_TRY(copy_items(e, &e->planes, &e->planes, &plan->fork_copies));
+    CN_TRY(copy_items(e, &e->device, &e->device, &plan->fork_copies));
     CN_TRY(read_back(e, f));
     e->flight_tail++;
     return CN_OK;

@@ -102,12 +102,13 @@ static void describe_pools(cn_engine *e, const cn_memory_plan *plan)
     p->n_query_slots = plan->n_query_slots;
     p->window = plan->window_tokens;
     p->act_dtype = be->act_dtype;
-    e->planes = cn_pools_planes(p);
-    CN_ASSERT(plan->block_bytes == cn_planes_block_bytes(&e->planes));
+    e->device = (cn_space_memory){cn_pools_planes(p), e->stream};
+    CN_ASSERT(plan->block_bytes == cn_planes_block_bytes(&e->device.planes));
     CN_ASSERT(plan->n_query_slots == 0 ||
-              plan->query_slot_bytes == cn_planes_slot_bytes(&e->planes));
+              plan->query_slot_bytes == cn_planes_slot_bytes(&e->device.planes));
     if (plan->swap_bytes == 0) return;
-    e->swap_planes = cn_planes_packed(&e->planes, e->swap_memory, plan->n_swap_blocks);
+    e->swap.planes = cn_planes_packed(&e->device.planes, e->swap_memory, plan->n_swap_blocks);
+    e->swap.copies = e->stream;
     cn_log(CN_LOG_INFO, "swap space: %.2f GiB of host memory, room for %u compressed requests",
            cn_gib(plan->swap_bytes), plan->n_swap_requests);
 }

@@ -46,6 +46,13 @@ struct cn_engine_request {
     cn_sample samples[];
 };
 
+/* The bytes of a space (paged/space.h): where its items lie, and the stream that copies them to and
+ * from the device. Swap copies on the model's stream, before the rows that use the blocks. */
+typedef struct cn_space_memory {
+    cn_planes planes;
+    cn_stream *copies;
+} cn_space_memory;
+
 /* A launched step until its tokens are read. With asynchronous scheduling the next one is launched
  * before that; so there are two, used in turn, and a device array of one is never written while
  * the host or the next step reads it. */
@@ -88,9 +95,9 @@ struct cn_engine {
     cn_model *model;
     cn_dump *dump; /* NULL: nothing is dumped */
     cn_pools pools;
-    cn_planes planes;      /* of the pools */
-    void *swap_memory;     /* of host_alloc; NULL: none */
-    cn_planes swap_planes; /* of swap_memory */
+    cn_space_memory device; /* of the pools */
+    void *swap_memory;      /* of host_alloc; NULL: none */
+    cn_space_memory swap;   /* of swap_memory */
     cn_scheduler *scheduler;
     cn_batch *batch;
 

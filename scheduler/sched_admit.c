@@ -42,10 +42,10 @@ static prefix_hit find_prefix(const cn_scheduler *s, cn_seq *q)
         const uint32_t *tokens = q->tokens + (size_t)hit.n_blocks * b;
         cn_prefix_key key;
         uint32_t block = cn_prefix_cache_find(s->prefix, hit.key, tokens, &key);
-        if (block == CN_NO_BLOCK || cn_pool_is_pinned(s->pool, block)) break;
+        if (block == CN_NO_BLOCK || cn_pool_is_pinned(s->device.blocks, block)) break;
         q->table[hit.n_blocks] = block;
         hit.key = key;
-        hit.n_revived += cn_pool_refs(s->pool, block) == 0;
+        hit.n_revived += cn_pool_refs(s->device.blocks, block) == 0;
     }
     return hit;
 }
@@ -85,14 +85,15 @@ static uint32_t count_reserve(const cn_scheduler *s, const cn_seq *q)
 static bool try_blocks(cn_scheduler *s, cn_seq *q, uint32_t budget_tokens, prefix_hit *hit)
 {
     uint32_t n_blocks = count_first_blocks(s, q), reserve = count_reserve(s, q);
-    if (cn_pool_available(s->pool) < reserve) return false;
+    if (cn_pool_available(s->device.blocks) < reserve) return false;
     *hit = find_prefix(s, q);
     uint32_t n_new = n_blocks - hit->n_blocks;
     uint32_t n_uncached = count_first(q) - hit->n_blocks * s->o.block_tokens;
     if (!s->o.chunked_prefill && n_uncached > budget_tokens) return false;
-    if (cn_pool_available(s->pool) < (uint64_t)n_new + hit->n_revived + reserve) return false;
-    for (uint32_t i = 0; i < hit->n_blocks; i++) cn_pool_share(s->pool, q->table[i]);
-    bool taken = cn_pool_try_take(s->pool, n_new, q->table + hit->n_blocks);
+    if (cn_pool_available(s->device.blocks) < (uint64_t)n_new + hit->n_revived + reserve)
+        return false;
+    for (uint32_t i = 0; i < hit->n_blocks; i++) cn_pool_share(s->device.blocks, q->table[i]);
+    bool taken = cn_pool_try_take(s->device.blocks, n_new, q->table + hit->n_blocks);
     CN_ASSERT(taken);
     q->n_blocks = n_blocks;
     return true;
@@ -108,7 +109,7 @@ static bool try_admit(cn_scheduler *s, cn_seq *q, uint32_t budget_tokens)
     prefix_hit hit;
     if (!try_blocks(s, q, budget_tokens, &hit)) {
         if (constrained) {
-            cn_query_slots_release(&s->slots, q->n_max, q->query_slot);
+            cn_space_release(&s->device, q->n_max, q->query_slot);
             st->hold = CN_HOLD_NONE;
             q->query_slot = -1;
         }
@@ -178,17 +179,17 @@ static bool try_fork(cn_scheduler *s, const cn_seq *leader, cn_seq *q)
     uint32_t b = s->o.block_tokens, n_full = q->n_prompt / b;
     uint32_t n_partial = q->n_prompt % b != 0;
     if (s->running.n >= s->o.max_seqs || must_yield(s, q)) return false;
-    if (cn_pool_available(s->pool) < n_partial + cn_sched_margin(s)) return false;
+    if (cn_pool_available(s->device.blocks) < n_partial + cn_sched_margin(s)) return false;
     /* A window that reaches into the prompt must be copied, so its slot is needed at once. */
     bool in_window = q->n_prompt > cn_seq_window_start(q);
     if (cn_seq_needs_hold(q) && !cn_sched_try_grant(s, q) && (in_window || !s->o.hybrid))
         return false;
     for (uint32_t i = 0; i < n_full; i++) {
         q->table[i] = leader->table[i];
-        cn_pool_share(s->pool, q->table[i]);
+        cn_pool_share(s->device.blocks, q->table[i]);
     }
     if (n_partial) {
-        bool taken = cn_pool_try_take(s->pool, 1, &q->table[n_full]);
+        bool taken = cn_pool_try_take(s->device.blocks, 1, &q->table[n_full]);
         CN_ASSERT(taken);
         s->block_copies[s->n_block_copies++] =
             (cn_block_copy){leader->table[n_full], q->table[n_full]};

@@ -31,12 +31,12 @@ void cn_sched_register(cn_scheduler *s, cn_seq *q)
 static void drop_table(cn_scheduler *s, cn_seq *q)
 {
     /* Tail first: the cache reclaims in this order, and a child without its parent is lost. */
-    while (q->n_blocks > 0) cn_pool_drop(s->pool, q->table[--q->n_blocks]);
+    while (q->n_blocks > 0) cn_pool_drop(s->device.blocks, q->table[--q->n_blocks]);
 }
 
 static bool try_hold(cn_scheduler *s, cn_seq *q)
 {
-    return cn_query_slots_try_hold(&s->slots, q->n_max, cn_policy_needs_slot(&q->kv),
+    return cn_space_try_hold(&s->device, q->n_max, cn_policy_needs_slot(&q->kv),
                                    &q->query_slot);
 }
 
@@ -78,7 +78,7 @@ void cn_sched_leave(cn_scheduler *s, cn_seq *q)
     drop_table(s, q);
     if (st->n_relaxed > 0) cn_sched_unrelax(s, q);
     s->n_lacking -= cn_seq_is_lacking(q);
-    if (st->hold != CN_HOLD_NONE) cn_query_slots_release(&s->slots, q->n_max, q->query_slot);
+    if (st->hold != CN_HOLD_NONE) cn_space_release(&s->device, q->n_max, q->query_slot);
     cn_seq_list_remove(&s->by_hold[st->hold], q);
     cn_seq_list_remove(&s->running, q);
     st->hold = CN_HOLD_NONE;

@@ -25,7 +25,7 @@ static const char *check_list(const cn_seq_list *l)
 /* Counts the entries of current and pending tables; a block in both counts once. */
 static const char *count_refs(const cn_scheduler *s, const cn_seq *q)
 {
-    uint32_t n_blocks = cn_pool_total(s->pool);
+    uint32_t n_blocks = cn_pool_total(s->device.blocks);
     for (uint32_t i = 0; i < q->n_blocks; i++) {
         REQUIRE(q->table[i] < n_blocks, "a table names a block that does not exist");
         s->check_refs[q->table[i]]++;
@@ -41,17 +41,17 @@ static const char *count_refs(const cn_scheduler *s, const cn_seq *q)
 
 static const char *check_pool(const cn_scheduler *s)
 {
-    const char *broken = cn_pool_check(s->pool);
+    const char *broken = cn_space_check(&s->device);
     if (!broken && s->prefix) broken = cn_prefix_cache_check(s->prefix);
     if (broken) return broken;
-    uint32_t n_blocks = cn_pool_total(s->pool);
+    uint32_t n_blocks = cn_pool_total(s->device.blocks);
     memset(s->check_refs, 0, n_blocks * sizeof *s->check_refs);
     for (const cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q)) {
         broken = count_refs(s, q);
         if (broken) return broken;
     }
     for (uint32_t b = 0; b < n_blocks; b++)
-        REQUIRE(s->check_refs[b] == cn_pool_refs(s->pool, b),
+        REQUIRE(s->check_refs[b] == cn_pool_refs(s->device.blocks, b),
                 "references are not the entries of current and pending tables");
     return NULL;
 }
@@ -59,8 +59,9 @@ static const char *check_pool(const cn_scheduler *s)
 /* Blocks that only their owner may hold, because it writes them. */
 static const char *check_private(const cn_scheduler *s, uint32_t block)
 {
-    REQUIRE(cn_pool_refs(s->pool, block) == 1, "a block that is written is shared");
-    REQUIRE(!cn_pool_is_cached(s->pool, block), "a block that is written is in the prefix cache");
+    REQUIRE(cn_pool_refs(s->device.blocks, block) == 1, "a block that is written is shared");
+    REQUIRE(!cn_pool_is_cached(s->device.blocks, block),
+            "a block that is written is in the prefix cache");
     return NULL;
 }
 
@@ -139,13 +140,15 @@ static const char *check_slots(const cn_scheduler *s)
         n_holders += holds;
         n_slots += q->query_slot >= 0;
         reserved += holds ? q->n_max + q->sched->n_relaxed : 0;
-        for (uint32_t i = 0; q->query_slot >= 0 && i < s->slots.n_free; i++)
-            REQUIRE(s->slots.free[i] != q->query_slot, "a query slot is both free and held");
+        REQUIRE(q->query_slot < 0 ||
+                    cn_pool_refs(s->device.slots, (uint32_t)q->query_slot) == 1,
+                "a query slot is held and not its sequence's alone");
     }
-    REQUIRE(n_slots + s->slots.n_free == s->slots.n_slots, "query slots leaked");
-    REQUIRE(n_holders == s->slots.n_holders && reserved == s->slots.reserved_blocks,
+    REQUIRE(n_slots + cn_space_free_slots(&s->device) == cn_space_total_slots(&s->device),
+            "query slots leaked");
+    REQUIRE(n_holders == s->device.n_holders && reserved == s->device.reserved_blocks,
             "reservations are not those of the holders");
-    REQUIRE(reserved <= cn_pool_total(s->pool), "reservations exceed the pool");
+    REQUIRE(reserved <= cn_pool_total(s->device.blocks), "reservations exceed the pool");
     REQUIRE(n_lacking == s->n_lacking, "the count of those that lack a slot is wrong");
     REQUIRE(n_compressing == s->n_compressing, "the count of events is wrong");
     REQUIRE(s->o.hybrid || n_lacking == 0, "constrained scheduling admitted without a slot");
@@ -167,9 +170,8 @@ static const char *check_idle(const cn_seq *q)
 static const char *check_swap(const cn_scheduler *s)
 {
     const cn_swap *w = &s->swap;
-    if (!w->blocks) return NULL;
-    const char *broken = cn_pool_check(w->blocks);
-    if (!broken && w->windows) broken = cn_pool_check(w->windows);
+    if (!w->space.blocks) return NULL;
+    const char *broken = cn_space_check(&w->space);
     if (broken) return broken;
     const cn_swap_room left = cn_sched_swap_room(s);
     uint32_t n_blocks = 0, n_windows = 0;
@@ -182,12 +184,12 @@ static const char *check_swap(const cn_scheduler *s)
                     st->n_host == cn_ceil_div(q->n_resident, s->o.block_tokens),
                 "a swapped sequence has not as many host blocks as it has content");
         for (uint32_t k = 0; k < st->n_host; k++)
-            REQUIRE(q->table[k] < cn_pool_total(w->blocks) &&
-                        cn_pool_refs(w->blocks, q->table[k]) == 1,
+            REQUIRE(q->table[k] < cn_pool_total(w->space.blocks) &&
+                        cn_pool_refs(w->space.blocks, q->table[k]) == 1,
                     "a host block of a swapped sequence is not its own");
         n_blocks += st->n_host;
         if (!cn_policy_needs_slot(&q->kv)) continue;
-        REQUIRE(cn_pool_refs(w->windows, st->host_window) == 1,
+        REQUIRE(cn_pool_refs(w->space.slots, st->host_window) == 1,
                 "a host window of a swapped sequence is not its own");
         n_windows++;
     }

@@ -15,7 +15,7 @@
 
 static bool is_shared(const cn_scheduler *s, uint32_t block)
 {
-    return cn_pool_refs(s->pool, block) > 1;
+    return cn_pool_refs(s->device.blocks, block) > 1;
 }
 
 static uint32_t count_shared(const cn_scheduler *s, const cn_seq *q, uint32_t n)
@@ -37,7 +37,7 @@ static void choose_targets(cn_scheduler *s, cn_seq *q, uint32_t n_target)
     cn_seq_sched *st = q->sched;
     for (uint32_t i = 0; i < n_target; i++) {
         if (is_shared(s, q->table[i])) {
-            bool taken = cn_pool_try_take(s->pool, 1, &st->target[i]);
+            bool taken = cn_pool_try_take(s->device.blocks, 1, &st->target[i]);
             CN_ASSERT(taken);
         } else {
             st->target[i] = reuse(s, q->table[i]);
@@ -51,7 +51,7 @@ static void choose_targets(cn_scheduler *s, cn_seq *q, uint32_t n_target)
         st->target[n_target] = reuse(s, q->table[i]);
     }
     for (uint32_t i = 0; i < q->n_blocks; i++) {
-        if (!is_shared(s, q->table[i])) cn_pool_set_pinned(s->pool, q->table[i], true);
+        if (!is_shared(s, q->table[i])) cn_pool_set_pinned(s->device.blocks, q->table[i], true);
     }
 }
 
@@ -60,7 +60,7 @@ bool cn_sched_try_event(cn_scheduler *s, cn_seq *q)
     CN_ASSERT(q->sched->hold != CN_HOLD_NONE && cn_seq_is_due(q, s->o.block_tokens));
     cn_seq_sched *st = q->sched;
     const uint32_t n_target = q->n_max - 1;
-    if (count_shared(s, q, n_target) > cn_pool_available(s->pool)) return false;
+    if (count_shared(s, q, n_target) > cn_pool_available(s->device.blocks)) return false;
     choose_targets(s, q, n_target);
     bool first = q->usage_kv.compressions == 0;
     if (first) {
@@ -104,9 +104,10 @@ static uint64_t count_uncapped(const cn_scheduler *s)
 bool cn_sched_try_relax(cn_scheduler *s, cn_seq *q)
 {
     CN_ASSERT(q->sched->hold != CN_HOLD_NONE && cn_seq_is_due(q, s->o.block_tokens));
-    if (!s->o.tail_relaxation || anybody_waits(s) || cn_pool_available(s->pool) == 0) return false;
-    if (!cn_query_slots_try_grow(&s->slots, count_uncapped(s))) return false;
-    bool taken = cn_pool_try_take(s->pool, 1, &q->table[q->n_blocks]);
+    if (!s->o.tail_relaxation || anybody_waits(s) || cn_pool_available(s->device.blocks) == 0)
+        return false;
+    if (!cn_space_try_grow(&s->device, count_uncapped(s))) return false;
+    bool taken = cn_pool_try_take(s->device.blocks, 1, &q->table[q->n_blocks]);
     CN_ASSERT(taken);
     q->n_blocks++;
     q->sched->n_relaxed++;
@@ -117,7 +118,7 @@ bool cn_sched_try_relax(cn_scheduler *s, cn_seq *q)
 
 void cn_sched_unrelax(cn_scheduler *s, cn_seq *q)
 {
-    cn_query_slots_shrink(&s->slots, q->sched->n_relaxed);
+    cn_space_shrink(&s->device, q->sched->n_relaxed);
     q->sched->trigger -= q->sched->n_relaxed * s->o.block_tokens;
     q->sched->n_relaxed = 0;
 }
@@ -137,9 +138,10 @@ static uint32_t drop_old_table(cn_scheduler *s, cn_seq *q)
     for (uint32_t i = q->n_blocks; i-- > 0;) {
         uint32_t block = q->table[i];
         /* Only its one owner pins a block, and a pinned one finds no sharer: the pin is ours. */
-        if (cn_pool_is_pinned(s->pool, block)) cn_pool_set_pinned(s->pool, block, false);
+        if (cn_pool_is_pinned(s->device.blocks, block))
+            cn_pool_set_pinned(s->device.blocks, block, false);
         bool kept = i == st->spare || (i < n_target && st->target[i] == block);
-        if (!kept) n_released += cn_pool_drop(s->pool, block);
+        if (!kept) n_released += cn_pool_drop(s->device.blocks, block);
     }
     return n_released;
 }

@@ -44,7 +44,7 @@ static void secure_blocks(cn_scheduler *s)
             CN_ASSERT(q->n_blocks < q->sched->max_blocks);
             bool taken;
             do {
-                taken = cn_pool_try_take(s->pool, 1, &q->table[q->n_blocks]);
+                taken = cn_pool_try_take(s->device.blocks, 1, &q->table[q->n_blocks]);
             } while (!taken && cn_sched_try_free(s, q) && q->state == CN_SEQ_RUNNING);
             q->n_blocks += taken;
         }

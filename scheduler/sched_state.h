@@ -19,9 +19,8 @@
 #ifndef CN_SCHED_STATE_H
 #define CN_SCHED_STATE_H
 
-#include "paged/pool.h"
 #include "paged/prefix_cache.h"
-#include "scheduler/query_slots.h"
+#include "paged/space.h"
 #include "scheduler/queue.h"
 #include "scheduler/scheduler.h"
 
@@ -73,7 +72,7 @@ typedef struct cn_seq_sched {
 /* The swap space: which of its blocks and windows are taken, who is there, this plan's moves. All
  * of it is empty when there is none. */
 typedef struct cn_swap {
-    cn_pool *blocks, *windows;
+    cn_space space;
     cn_queue queue;
     cn_block_copy *out_blocks, *in_blocks;   /* [n_swap_blocks] each */
     cn_block_copy *out_windows, *in_windows; /* [n_swap_windows] each */
@@ -83,10 +82,9 @@ typedef struct cn_swap {
 
 struct cn_scheduler {
     cn_sched_opts o;
-    cn_pool *pool;
+    cn_space device; /* blocks, query slots, reservations */
     cn_swap swap;
     cn_prefix_cache *prefix; /* NULL when off */
-    cn_query_slots slots;
     cn_queue waiting[2]; /* by class */
     cn_seq_list all, running, aged, by_hold[CN_N_HOLDS];
     uint32_t n_passed; /* interactive ones admitted while the same batch ones waited */

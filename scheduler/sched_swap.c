@@ -13,8 +13,7 @@
 cn_status cn_sched_swap_init(cn_swap *w, uint32_t n_blocks, uint32_t n_windows)
 {
     if (n_blocks == 0) return CN_OK;
-    CN_TRY(cn_pool_create(&w->blocks, n_blocks));
-    if (n_windows > 0) CN_TRY(cn_pool_create(&w->windows, n_windows));
+    CN_TRY(cn_space_init(&w->space, CN_ON_HOST, n_blocks, n_windows));
     CN_TRY(cn_queue_reserve(&w->queue, n_blocks));
     w->out_blocks = cn_calloc(n_blocks, sizeof *w->out_blocks);
     w->in_blocks = cn_calloc(n_blocks, sizeof *w->in_blocks);
@@ -28,8 +27,7 @@ cn_status cn_sched_swap_init(cn_swap *w, uint32_t n_blocks, uint32_t n_windows)
 void cn_sched_swap_free(cn_swap *w)
 {
     cn_queue_free(&w->queue);
-    cn_pool_free(w->blocks);
-    cn_pool_free(w->windows);
+    cn_space_free(&w->space);
     cn_free(w->out_blocks);
     cn_free(w->in_blocks);
     cn_free(w->out_windows);
@@ -44,7 +42,7 @@ void cn_sched_swap_begin_plan(cn_swap *w)
 
 bool cn_sched_is_movable(const cn_scheduler *s, const cn_seq *q)
 {
-    return s->swap.blocks && q->klass == CN_CLASS_BATCH && q->state == CN_SEQ_RUNNING &&
+    return s->swap.space.blocks && q->klass == CN_CLASS_BATCH && q->state == CN_SEQ_RUNNING &&
            q->usage_kv.compressions > 0 && !q->sched->by_floor &&
            q->n_computed < q->max_tokens - 1; /* else it ends before anything were won */
 }
@@ -58,8 +56,8 @@ static uint32_t count_content(const cn_scheduler *s, const cn_seq *q)
 cn_swap_room cn_sched_swap_room(const cn_scheduler *s)
 {
     const cn_swap *w = &s->swap;
-    return (cn_swap_room){.blocks = w->blocks ? cn_pool_available(w->blocks) : 0,
-                          .windows = w->windows ? cn_pool_available(w->windows) : 0};
+    return (cn_swap_room){.blocks = cn_space_free_blocks(&w->space),
+                          .windows = cn_space_free_slots(&w->space)};
 }
 
 bool cn_sched_try_room(const cn_scheduler *s, const cn_seq *q, cn_swap_room *left)
@@ -87,20 +85,20 @@ bool cn_sched_try_swap_out(cn_scheduler *s, cn_seq *q)
     cn_swap_room left = cn_sched_swap_room(s);
     if (!cn_sched_try_room(s, q, &left)) return false;
     st->n_host = count_content(s, q);
-    while (q->n_blocks > st->n_host) cn_pool_drop(s->pool, q->table[--q->n_blocks]);
+    while (q->n_blocks > st->n_host) cn_pool_drop(s->device.blocks, q->table[--q->n_blocks]);
     for (uint32_t i = 0; i < st->n_host; i++) {
-        const uint32_t host = take_one(w->blocks);
+        const uint32_t host = take_one(w->space.blocks);
         w->out_blocks[w->n_out_blocks++] = (cn_block_copy){q->table[i], host};
-        cn_pool_drop(s->pool, q->table[i]);
+        cn_pool_drop(s->device.blocks, q->table[i]);
         q->table[i] = host;
     }
     q->n_blocks = 0;
     if (q->query_slot >= 0) {
-        st->host_window = take_one(w->windows);
+        st->host_window = take_one(w->space.slots);
         w->out_windows[w->n_out_windows++] =
             (cn_block_copy){(uint32_t)q->query_slot, st->host_window};
     }
-    cn_query_slots_release(&s->slots, q->n_max + st->n_relaxed, q->query_slot);
+    cn_space_release(&s->device, q->n_max + st->n_relaxed, q->query_slot);
     cn_seq_list_remove(&s->by_hold[CN_HOLD_COMPRESSED], q);
     cn_seq_list_remove(&s->running, q);
     st->hold = CN_HOLD_NONE;
@@ -130,15 +128,15 @@ bool cn_sched_try_swap_in(cn_scheduler *s, cn_seq *q)
     if (q->n_pending > 0 || st->swapped_in_plan == w->n_plans || s->n_lacking > 0) return false;
     const bool needs_slot = cn_policy_needs_slot(&q->kv);
     const uint32_t n = q->n_resident / s->o.block_tokens + 1; /* room for the next token */
-    if (cn_pool_available(s->pool) < (uint64_t)n + cn_sched_margin(s)) return false;
-    if (!cn_query_slots_try_hold(&s->slots, q->n_max + st->n_relaxed, needs_slot, &q->query_slot))
+    if (cn_pool_available(s->device.blocks) < (uint64_t)n + cn_sched_margin(s)) return false;
+    if (!cn_space_try_hold(&s->device, q->n_max + st->n_relaxed, needs_slot, &q->query_slot))
         return false;
     st->hold = CN_HOLD_COMPRESSED;
     for (uint32_t i = 0; i < n; i++) {
-        const uint32_t block = take_one(s->pool);
+        const uint32_t block = take_one(s->device.blocks);
         if (i < st->n_host) {
             w->in_blocks[w->n_in_blocks++] = (cn_block_copy){q->table[i], block};
-            cn_pool_drop(w->blocks, q->table[i]);
+            cn_pool_drop(w->space.blocks, q->table[i]);
         }
         q->table[i] = block;
     }
@@ -146,7 +144,7 @@ bool cn_sched_try_swap_in(cn_scheduler *s, cn_seq *q)
     if (needs_slot) {
         w->in_windows[w->n_in_windows++] =
             (cn_block_copy){st->host_window, (uint32_t)q->query_slot};
-        cn_pool_drop(w->windows, st->host_window);
+        cn_pool_drop(w->space.slots, st->host_window);
     }
     s->stats.swap_ins++;
     s->stats.swapped_in_blocks += st->n_host;
@@ -158,7 +156,7 @@ void cn_sched_swap_drop(cn_scheduler *s, cn_seq *q)
 {
     cn_swap *w = &s->swap;
     cn_seq_sched *st = q->sched;
-    while (st->n_host > 0) cn_pool_drop(w->blocks, q->table[--st->n_host]);
-    if (cn_policy_needs_slot(&q->kv)) cn_pool_drop(w->windows, st->host_window);
+    while (st->n_host > 0) cn_pool_drop(w->space.blocks, q->table[--st->n_host]);
+    if (cn_policy_needs_slot(&q->kv)) cn_pool_drop(w->space.slots, st->host_window);
     cn_queue_remove(&w->queue, q);
 }

@@ -14,10 +14,10 @@ typedef struct room {
 
 static room free_room(const cn_scheduler *s)
 {
-    return (room){.blocks = cn_pool_available(s->pool),
+    return (room){.blocks = cn_pool_available(s->device.blocks),
                   .seats = s->o.max_seqs - s->running.n,
-                  .slots = s->slots.n_free,
-                  .reservable = s->slots.n_blocks - s->slots.reserved_blocks};
+                  .slots = cn_space_free_slots(&s->device),
+                  .reservable = cn_space_reservable_blocks(&s->device)};
 }
 
 static bool suffices(const room *have, const room *want)
@@ -30,7 +30,8 @@ static bool suffices(const room *have, const room *want)
 static uint32_t count_own(const cn_scheduler *s, const cn_seq *q)
 {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < q->n_blocks; i++) n += cn_pool_refs(s->pool, q->table[i]) == 1;
+    for (uint32_t i = 0; i < q->n_blocks; i++)
+        n += cn_pool_refs(s->device.blocks, q->table[i]) == 1;
     return n;
 }
 

@@ -31,10 +31,10 @@ static cn_status check_opts(const cn_sched_opts *o)
 static cn_status create_parts(cn_scheduler *s)
 {
     const cn_sched_opts *o = &s->o;
-    CN_TRY(cn_pool_create(&s->pool, o->n_blocks));
+    CN_TRY(cn_space_init(&s->device, CN_ON_DEVICE, o->n_blocks, o->n_query_slots));
     if (o->prefix_caching)
-        CN_TRY(cn_prefix_cache_create(&s->prefix, s->pool, o->block_tokens, o->model_hash));
-    CN_TRY(cn_query_slots_init(&s->slots, o->n_query_slots, o->n_blocks));
+        CN_TRY(
+            cn_prefix_cache_create(&s->prefix, s->device.blocks, o->block_tokens, o->model_hash));
     CN_TRY(cn_sched_swap_init(&s->swap, o->n_swap_blocks, o->n_swap_windows));
     s->begun = cn_calloc(o->max_seqs, sizeof *s->begun);
     s->done = cn_calloc(o->max_seqs, sizeof *s->done);
@@ -84,10 +84,9 @@ void cn_scheduler_free(cn_scheduler *s)
     if (!s) return;
     while (s->all.head) cn_sched_destroy_seq(s, s->all.head);
     for (int c = 0; c < 2; c++) cn_queue_free(&s->waiting[c]);
-    cn_query_slots_free(&s->slots);
     cn_sched_swap_free(&s->swap);
     cn_prefix_cache_free(s->prefix);
-    cn_pool_free(s->pool);
+    cn_space_free(&s->device);
     cn_free(s->begun);
     cn_free(s->done);
     cn_free(s->rows);
@@ -312,10 +311,10 @@ void cn_scheduler_stats(const cn_scheduler *s, cn_stats *out)
     out->waiting = s->waiting[0].n + s->waiting[1].n + s->n_forking;
     out->blocked = s->n_blocked;
     out->compressing = s->n_compressing;
-    out->blocks_used = out->blocks_total - cn_pool_available(s->pool);
-    out->blocks_cached = cn_pool_cached_only(s->pool);
+    out->blocks_used = out->blocks_total - cn_pool_available(s->device.blocks);
+    out->blocks_cached = cn_pool_cached_only(s->device.blocks);
     out->blocks_spared = count_spared(s);
-    out->slots_used = out->slots_total - s->slots.n_free;
+    out->slots_used = out->slots_total - cn_space_free_slots(&s->device);
     out->swapped = s->swap.queue.n;
     out->swap_blocks_used = out->swap_blocks_total - left.blocks;
     out->swap_windows_used = s->o.n_swap_windows - left.windows;

@@ -11,7 +11,7 @@ static bool drop_reference(sim_world *w, const cn_seq *seq)
 {
     if (seq->state != CN_SEQ_RUNNING || seq->n_blocks == 0) return false;
     if (seq->max_tokens - seq->n_computed < w->engine.max_model_len / 2) return false;
-    cn_pool_drop(w->s->pool, seq->table[0]);
+    cn_pool_drop(w->s->device.blocks, seq->table[0]);
     return true;
 }
 
@@ -21,33 +21,32 @@ static bool leave_in_cache(sim_world *w, const cn_seq *seq)
         return false;
     if (seq->n_prompt < w->engine.block_tokens) return false;
     cn_prefix_cache_insert(w->s->prefix, CN_PREFIX_ROOT, seq->tokens, seq->table[0]);
-    return cn_pool_is_cached(w->s->pool, seq->table[0]);
+    return cn_pool_is_cached(w->s->device.blocks, seq->table[0]);
 }
 
 static bool leak_slot(sim_world *w)
 {
-    if (w->s->slots.n_free == 0) return false;
-    w->s->slots.n_free--;
-    return true;
+    uint32_t slot;
+    return cn_space_try_take_slot(&w->s->device, &slot);
 }
 
 static bool leak_swap(sim_world *w)
 {
     uint32_t block;
-    return w->s->swap.blocks && cn_pool_try_take(w->s->swap.blocks, 1, &block);
+    return cn_space_try_take(&w->s->swap.space, &block);
 }
 
 static bool drop_swap(sim_world *w, const cn_seq *seq)
 {
     if (seq->state != CN_SEQ_SWAPPED) return false;
-    cn_pool_drop(w->s->swap.blocks, seq->table[0]);
+    cn_pool_drop(w->s->swap.space.blocks, seq->table[0]);
     return true;
 }
 
 /* Of one that comes back for certain: it is not cancelled, and no token on its way ends it. */
 static bool mistake_swap(sim_world *w, const cn_seq *seq)
 {
-    cn_pool *blocks = w->s->swap.blocks;
+    cn_pool *blocks = w->s->swap.space.blocks;
     uint32_t other;
     if (seq->state != CN_SEQ_SWAPPED || seq->n_pending > 0 || w->cancel_percent > 0) return false;
     if (!cn_pool_try_take(blocks, 1, &other)) return false;
