@@ -1,12 +1,13 @@
 #!/bin/sh
-# The program's outside: help, version, unknown words, the exit codes of bad options, and that every
-# command's --help names every option the command takes and no other. BUILD is the build directory.
+# Checks the command line: help, version, unknown words and the exit codes of bad options. Every
+# command's --help must name every option the command takes, and no other. BUILD is the build
+# directory.
 set -eu
 cinch=$(realpath "${BUILD:-build}/cinch")
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 
-# expect CODE TEXT ARGUMENTS...: exit code and a text of the output, standard error included.
+# expect CODE TEXT ARGUMENTS...: cinch must exit with CODE and print TEXT, on either output.
 expect() {
     code=$1
     text=$2
@@ -14,7 +15,7 @@ expect() {
     got=0
     "$cinch" "$@" >"$dir/out" 2>&1 </dev/null || got=$?
     [ "$got" = "$code" ] && grep -qF -e "$text" "$dir/out" && return
-    echo "cinch $*: exit $got, wanted $code and '$text'"
+    echo "cinch $*: expected exit code $code and '$text', got exit code $got:"
     cat "$dir/out"
     exit 1
 }
@@ -39,8 +40,8 @@ expect 0 "&" $decode --text "[5]"
 # shellcheck disable=SC2086
 expect 1 "token 1 is 99999: the vocabulary has 2048" $decode --text "5 99999"
 
-# What an option needs, what a command's word has no use for, and where nothing can be written are
-# said before a model is loaded: bench would run for minutes, run-batch for a night.
+# These errors must come before a model is loaded, because a run may take hours: an option without
+# the option it needs, an option of another command, a path that cannot be written.
 model="--model examples/tiny-reasoner"
 while IFS='|' read -r text arguments; do
     # shellcheck disable=SC2086
@@ -70,7 +71,7 @@ done <<T
 --model Qwen/Qwen3-8B: no such directory|plan --model Qwen/Qwen3-8B
 T
 [ ! -e "$dir/o" ]
-# A misspelt field of the answers is no failure, for lines may lack one, but it is said.
+# A misspelt --answer-field gives a warning, not an error, because lines may lack the field.
 echo '{"q": "Sort: 3 1", "answer": "1 3"}' >"$dir/in.jsonl"
 for field in anser answer; do
     rm -f "$dir"/o*
@@ -98,7 +99,7 @@ for command in $commands; do
         sed -n "/^## $section\$/,/^## /s/^| \`--\([a-z0-9-]*\)\`.*/\1/p" "$dir/config.md"
     done | sort >"$dir/taken"
     [ -s "$dir/taken" ] && cmp "$dir/help" "$dir/taken"
-    # An option of a section the command lacks is refused, never ignored.
+    # An option of a section that the command does not take is refused, not ignored.
     sed -n 's/^| `--\([a-z0-9-]*\)`.*/\1/p' "$dir/config.md" | sort -u | comm -13 "$dir/taken" - |
         while read -r option; do expect 1 "--$option" "$command" "--$option" 1; done
 done

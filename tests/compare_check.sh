@@ -1,20 +1,20 @@
 #!/bin/sh
-# `cinch compare` from outside: two tasks by three arms in one command, its table, JSON and plot; and
-# what it says about arms, lines and options that are wrong. BUILD is the build directory.
+# Runs `cinch compare` with two tasks and three arms. Checks the table, the JSON and the plot, and
+# the errors for wrong arms, lines and options. BUILD is the build directory.
 set -eu
 cinch=$(realpath "${BUILD:-build}/cinch")
 model=examples/tiny-reasoner
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 
-# refuse TEXT ARGUMENTS...: exit code 1 and a text of the message.
+# refuse TEXT ARGUMENTS...: cinch compare must exit with 1 and print TEXT.
 refuse() {
     text=$1
     shift
     got=0
     "$cinch" compare "$@" >"$dir/out" 2>&1 </dev/null || got=$?
     [ "$got" = 1 ] && grep -qF -e "$text" "$dir/out" && return
-    echo "cinch compare $*: exit $got, wanted 1 and '$text'"
+    echo "cinch compare $*: expected exit code 1 and '$text', got exit code $got:"
     cat "$dir/out"
     exit 1
 }
@@ -33,7 +33,7 @@ grep -q '"complete": true' "$dir/out.json"
 [ "$(grep -c '"logprob_gap_per_token":' "$dir/out.json")" = 6 ]
 grep -q '^</svg>$' "$dir/out.svg"
 
-# A pipe is written to, not replaced by a file.
+# Output to a pipe is written into the pipe, which is not replaced by a file.
 mkfifo "$dir/pipe"
 timeout 60 grep -c '"complete": true' "$dir/pipe" >"$dir/seen" &
 reader=$!

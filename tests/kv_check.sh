@@ -1,7 +1,7 @@
 #!/bin/sh
-# Every KV option from outside: the flag and the field of a request's kv object mean the same, both
-# change the answer, a wrong value is refused by name and number, and policies, budgets and scores
-# of all kinds share one batch. BUILD is the build directory.
+# Checks every KV option: the flag and the field of a request's kv object have the same effect, both
+# change the answer, and a wrong value is refused with its name and value. Requests with different
+# policies, budgets and scores run in one batch. BUILD is the build directory.
 set -eu
 cinch=$(realpath "${BUILD:-build}/cinch")
 model=examples/tiny-reasoner
@@ -16,14 +16,15 @@ fail() {
     exit 1
 }
 
-# ask ID MAX_TOKENS [KV]: a line of the input. Log-probabilities show what the text may hide.
+# ask ID MAX_TOKENS [KV]: prints a line of the input. It asks for log-probabilities, which can
+# differ where the texts are equal.
 ask() {
     printf '{"custom_id": "%s", "method": "POST", "url": "/v1/chat/completions", "body": {%s' \
         "$1" "\"messages\": [{\"role\": \"user\", \"content\": $prompt}], \"max_tokens\": $2, "
     printf '"logprobs": true, "ignore_eos": true%s}}\n' "${3:+, \"kv\": $3}"
 }
 
-# run ARGUMENTS...: answers $dir/in into $dir/out.
+# run ARGUMENTS...: runs the lines of $dir/in and writes the answers to $dir/out.
 run() {
     rm -f "$dir"/out*
     got=0
@@ -32,7 +33,7 @@ run() {
     [ $got = ${code:-0} ] || fail "run-batch $*: exit $got"
 }
 
-# answer FILE ID: choices and usage, without ids and times; nothing when there is no answer.
+# answer FILE ID: prints choices and usage without ids and times, or nothing without an answer.
 answer() {
     sed -n "/\"custom_id\":\"$2\"/s/.*\"choices\":\(.*\)}},\"error\":null.*/\1/p" "$1"
 }
@@ -63,7 +64,7 @@ run $small
 cp "$dir/out" "$dir/fields"
 [ "$(wc -l <"$dir/fields")" = 17 ]
 
-# same ID ARGUMENTS...: what the flags answer is what the fields answered.
+# same ID ARGUMENTS...: the answer with these flags must equal the answer of line ID with fields.
 same() {
     id=$1
     shift
@@ -103,7 +104,7 @@ for block in 16 32 64 128 256; do
     answer "$dir/out" short | grep -q '"compressions":0' || fail "block size $block: an event"
 done
 
-# Alone, a request keeps all that memory has room for; its budget is 64 all the same.
+# A request that runs alone may keep all tokens that fit in memory, although its budget is 64.
 ask alone 200 '{"policy": "zip", "budget": 64}' >"$dir/in"
 run --block-size 16 --tail-relaxation
 answer "$dir/out" alone | grep -q '"budget":64,"compressions":0,"evicted":0,"peak_tokens":2[0-9][0-9],' ||
@@ -111,7 +112,7 @@ answer "$dir/out" alone | grep -q '"budget":64,"compressions":0,"evicted":0,"pea
 
 # ---- wrong values ----
 
-# field KV TEXT: the object is refused with this text, in the line's own error.
+# field KV TEXT: a line with this kv object must fail with TEXT in its error.
 field() {
     printf '%s\n' "$2" >>"$dir/texts"
     ask "bad$(wc -l <"$dir/texts")" 8 "$1" >>"$dir/in"
@@ -151,7 +152,7 @@ while read -r text; do
         { grep "\"bad$n\"" "$dir/out" >"$dir/log" || :; fail "not refused with '$text'"; }
 done <"$dir/texts"
 
-# flag TEXT ARGUMENTS...
+# flag TEXT ARGUMENTS...: run-batch must refuse the arguments with TEXT.
 flag() {
     text=$1
     shift
