@@ -74,7 +74,7 @@ printf '/* z.c - dead. */\n' >"$dir/t/engine/old/older/z.c"
 expect engine/old/older/z.c:1 "no rule"
 printf '/* x.h - a header. */\n#include "engine/y.h"\n' >"$dir/t/engine/x.h"
 printf '/* y.h - a header. */\n#include "engine/x.h"\n' >"$dir/t/engine/y.h"
-expect engine/y.h:2 "engine/x.h includes this file in turn"
+expect engine/y.h:2 "engine/x.h also includes this file"
 
 layer() { # layer FILE HEADER: FILE must not include HEADER
     printf '/* %s - a file. */\n#include "%s"\n' "$(basename "$1")" "$2" >"$dir/t/$1"
