@@ -11,7 +11,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-/* A test has no use for a text that was cut. */
+/* Aborts when a buffer could not hold the text. */
 static void must(cn_status status) { CN_ASSERT(status == CN_OK); }
 
 static int finish_connect(int fd, const struct sockaddr *at, socklen_t n)
@@ -65,7 +65,7 @@ bool http_send_text(int fd, const char *text) { return http_send(fd, text, strle
 
 /* ---- reading ---- */
 
-/* One byte; false at the end. Slow, and never takes what belongs to the next reply. */
+/* Reads one byte; false at the end. Slow, but never reads a byte of the next reply. */
 static bool read_byte(int fd, char *byte)
 {
     ssize_t got;
