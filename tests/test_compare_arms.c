@@ -1,4 +1,4 @@
-/* test_compare_arms.c - the --arms list: what it sets, and what it says about mistakes. */
+/* test_compare_arms.c - the --arms list: which options it sets, and the errors for mistakes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -53,7 +53,7 @@ static void keys_set_what_the_options_set(void **state)
     cn_config_free(c);
 }
 
-static void full_kv_stands_in_front(void **state)
+static void full_kv_comes_first(void **state)
 {
     (void)state;
     static const char *const lists[] = {"zip:384,full", "zip:384", "full,zip:384"};
@@ -85,7 +85,7 @@ static void one_engine_holds_all_arms(void **state)
     cn_config_free(c);
 }
 
-static void mistakes_are_named_with_what_is_known(void **state)
+static void mistakes_are_named_with_the_valid_choices(void **state)
 {
     (void)state;
     static const struct {
@@ -121,9 +121,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(keys_set_what_the_options_set),
-        cmocka_unit_test(full_kv_stands_in_front),
+        cmocka_unit_test(full_kv_comes_first),
         cmocka_unit_test(one_engine_holds_all_arms),
-        cmocka_unit_test(mistakes_are_named_with_what_is_known),
+        cmocka_unit_test(mistakes_are_named_with_the_valid_choices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

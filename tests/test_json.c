@@ -1,4 +1,4 @@
-/* test_json.c - strict JSON reading: limits, duplicates, typed getters, the words of errors. */
+/* test_json.c - strict JSON reading: limits, duplicates, typed getters, error texts. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -87,7 +87,7 @@ static void test_nul_is_refused_by_name(void **state)
     assert_int_equal(cn_json_parse_request(&tree, key, strlen(key), "t", 1 << 20, 8), CN_ERR_ARG);
 }
 
-/* Text of an error must not carry what a terminal would act on. */
+/* The text of an error must not contain bytes that control a terminal. */
 static void test_error_text_is_printable(void **state)
 {
     (void)state;
@@ -124,7 +124,7 @@ static void test_getters(void **state)
     assert_int_equal(cn_json_obj(&a, "o", CN_JSON_REQUIRED, &child), CN_OK);
     assert_int_equal(cn_json_arr(&a, "l", CN_JSON_REQUIRED, &child), CN_OK);
 
-    /* Absent and null optional keys leave the value alone. */
+    /* Absent and null optional keys leave the value unchanged. */
     u = 3;
     assert_int_equal(cn_json_u32(&a, "none", CN_JSON_OPTIONAL, 0, 9, &u), CN_OK);
     assert_int_equal(cn_json_u32(&a, "n", CN_JSON_OPTIONAL, 0, 9, &u), CN_OK);
@@ -148,7 +148,7 @@ static void test_getters(void **state)
     json_decref(tree);
 }
 
-/* tokenizer_config.json of models without a length limit holds 10^30 as an integer. */
+/* Models without a length limit have 10^30 as an integer in tokenizer_config.json. */
 static void test_huge_integer_is_read(void **state)
 {
     (void)state;
