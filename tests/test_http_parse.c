@@ -27,7 +27,7 @@ static void assert_refused(const char *text, int want)
     cn_http_head h;
     char *keep;
     int status = parse(text, &h, &keep);
-    if (status != want) fail_msg("status %d, wanted %d, of: %s", status, want, text);
+    if (status != want) fail_msg("expected status %d, got %d: %s", want, status, text);
     free(keep);
 }
 

@@ -1,5 +1,5 @@
 /* test_model_config.c - config.json and generation_config.json: real files of the supported
- * families, and every refusal with its words. */
+ * families, and the text of every refusal. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,7 +10,7 @@
 #include "engine/checkpoint/generation_config.h"
 #include "engine/checkpoint/model_config.h"
 
-/* A minimal config; %s takes more keys, each with a leading comma. */
+/* A minimal config; %s is replaced by more keys, each with a leading comma. */
 #define SIZES                                                                    \
     "\"hidden_size\": 64, \"intermediate_size\": 96, \"num_hidden_layers\": 2, " \
     "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"vocab_size\": 300"
@@ -120,7 +120,7 @@ static void test_rope_places(void **state)
 static void test_yarn(void **state)
 {
     (void)state;
-    /* As the model card of Qwen3 says to do it: the old key "type", the context left alone. */
+    /* As the model card of Qwen3 describes: the old key "type", and no change of the context. */
     cn_model_config c =
         parse(CONFIG("Qwen3ForCausalLM",
                      ", \"max_position_embeddings\": 40960, \"rope_scaling\": {\"type\": \"yarn\", "

@@ -1,5 +1,5 @@
-/* test_safetensors.c - good files, sharded or whole, and every kind of lie: each is an error that
- * names the file, the tensor and the numbers. */
+/* test_safetensors.c - valid files, sharded or whole, and every kind of invalid file: each gives an
+ * error that names the file, the tensor and the numbers. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
@@ -133,7 +133,7 @@ static void test_header_length(void **state)
     cn_buf_free(&image);
 }
 
-/* A valid file cut anywhere is an error. */
+/* A valid file cut at any byte is an error. */
 static void test_truncated_anywhere(void **state)
 {
     (void)state;

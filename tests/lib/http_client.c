@@ -184,8 +184,8 @@ json_t *http_ask_json(uint16_t port, const char *method, const char *path, const
     http_ask(port, method, path, NULL, body, &r);
     json_t *json = json_loadb(r.body.data ? r.body.data : "", r.body.len, JSON_ALLOW_NUL, NULL);
     if (r.status != want_status || !json) {
-        fprintf(stderr, "%s %s: status %d, wanted %d: %s\n", method, path, r.status, want_status,
-                r.body.data ? r.body.data : "");
+        fprintf(stderr, "%s %s: expected status %d, got %d: %s\n", method, path, want_status,
+                r.status, r.body.data ? r.body.data : "");
         abort();
     }
     http_reply_free(&r);
