@@ -240,7 +240,8 @@ static void lay_out_step(bench *b, step_run *r, uint32_t n_tokens)
     m->logits = carve(&at, (size_t)MAX_SEQS * VOCAB * 4);
     m->indices = carve(&at, 4 * MAX_SEQS * 4);
     if (at > b->memory + b->bytes) {
-        fprintf(stderr, "bench_kernel: the step needs %zu bytes\n", (size_t)(at - b->memory));
+        fprintf(stderr, "bench_kernel: a step needs %zu bytes, the device has %zu left\n",
+                (size_t)(at - b->memory), b->bytes);
         exit(1);
     }
     uint32_t host[4 * MAX_SEQS] = {0};

@@ -99,7 +99,7 @@ static void check_case(const cn_chat_template *t, const json_t *c, size_t index)
         fail_msg("case %zu: %s", index, cn_last_error());
     if (strstr(want, "<<today>>")) put_today(&out);
     if (strcmp(out.data + 7, want) != 0)
-        fail_msg("case %zu:\nwant %s\ngot  %s", index, want, out.data + 7);
+        fail_msg("case %zu:\nexpected %s\ngot      %s", index, want, out.data + 7);
     free(messages);
     cn_buf_free(&out);
 }
@@ -156,7 +156,7 @@ static void unknown_templates_are_refused(void **state)
     }
 }
 
-static void no_template_is_refused_until_one_is_chosen(void **state)
+static void a_missing_template_is_refused_until_one_is_chosen(void **state)
 {
     (void)state;
     put_config(NULL, NULL);
@@ -271,7 +271,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(renders_as_transformers),
         cmocka_unit_test(unknown_templates_are_refused),
-        cmocka_unit_test(no_template_is_refused_until_one_is_chosen),
+        cmocka_unit_test(a_missing_template_is_refused_until_one_is_chosen),
         cmocka_unit_test(overrides_choose_a_family),
         cmocka_unit_test(an_override_keeps_the_details_of_its_family),
         cmocka_unit_test(a_template_file_comes_before_the_config),

@@ -150,7 +150,7 @@ static void a_chat_does_not_wait(void **state)
     }
 }
 
-static void a_step_that_moves_allocates_nothing(void **state)
+static void a_step_that_swaps_allocates_nothing(void **state)
 {
     (void)state;
     run *r = open_run((const char *[]){ZIP, SMALL, NULL});
@@ -227,7 +227,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_swapped_request_continues_unchanged),
         cmocka_unit_test(a_chat_does_not_wait),
-        cmocka_unit_test(a_step_that_moves_allocates_nothing),
+        cmocka_unit_test(a_step_that_swaps_allocates_nothing),
         cmocka_unit_test(a_cancel_ends_a_swapped_request),
         cmocka_unit_test(an_engine_can_be_freed_with_swapped_requests),
         cmocka_unit_test(unusable_swap_space_is_refused),

@@ -105,7 +105,7 @@ static void asynchronous_scheduling_gives_the_same_tokens(void **state)
     close_run(r);
 }
 
-static void alone_gives_the_same_tokens(void **state)
+static void a_request_alone_gives_the_same_tokens(void **state)
 {
     (void)state;
     run *r = run_policies((const char *[]){"max-num-seqs", "1", NULL}, zip_only, 1);
@@ -254,7 +254,7 @@ int main(void)
         cmocka_unit_test(the_cap_holds_and_usage_reports_it),
         cmocka_unit_test(synchronous_gives_the_same_tokens),
         cmocka_unit_test(asynchronous_scheduling_gives_the_same_tokens),
-        cmocka_unit_test(alone_gives_the_same_tokens),
+        cmocka_unit_test(a_request_alone_gives_the_same_tokens),
         cmocka_unit_test(constrained_scheduling_gives_the_same_tokens),
         cmocka_unit_test(little_memory_gives_the_same_tokens),
         cmocka_unit_test(policies_mix_in_one_batch),

@@ -202,7 +202,7 @@ static void test_inactive_sliding_window_is_accepted(void **state)
                                      "\"max_window_layers\": 0"));
 }
 
-static void test_hash_sees_what_changes_results(void **state)
+static void test_hash_covers_what_changes_results(void **state)
 {
     (void)state;
     cn_model_config a = parse(CONFIG("Qwen3ForCausalLM", ""));
@@ -301,7 +301,7 @@ int main(void)
         cmocka_unit_test(test_yarn),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_inactive_sliding_window_is_accepted),
-        cmocka_unit_test(test_hash_sees_what_changes_results),
+        cmocka_unit_test(test_hash_covers_what_changes_results),
         cmocka_unit_test(test_generation_config),
         cmocka_unit_test(test_generation_config_refusals),
         cmocka_unit_test(test_eos_union),

@@ -75,7 +75,7 @@ static void test_bundled_checkpoint(void **state)
 #define T(dtype, shape, begin, end) \
     "{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" #begin "," #end "]}"
 
-static void test_lying_headers(void **state)
+static void test_invalid_headers(void **state)
 {
     (void)state;
     static const struct {
@@ -260,7 +260,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_views),
         cmocka_unit_test(test_bundled_checkpoint),
-        cmocka_unit_test(test_lying_headers),
+        cmocka_unit_test(test_invalid_headers),
         cmocka_unit_test(test_header_length),
         cmocka_unit_test(test_truncated_anywhere),
         cmocka_unit_test_setup_teardown(test_shards, enter_folder, leave_folder),
