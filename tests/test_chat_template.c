@@ -162,7 +162,7 @@ static void a_missing_template_is_refused_until_one_is_chosen(void **state)
     put_config(NULL, NULL);
     cn_chat_template *t = load(CN_OPT_CHAT_AUTO);
     assert_int_equal(cn_chat_template_check(t), CN_ERR_MODEL);
-    assert_non_null(strstr(cn_last_error(), "it has none"));
+    assert_non_null(strstr(cn_last_error(), "the checkpoint has none"));
     cn_chat_template_free(t);
     scratch_dir_put(&dir, "tokenizer_config.json", NULL, 0);
     t = load(CN_OPT_CHAT_CHATML);

@@ -233,7 +233,7 @@ static const struct {
     {"pre_tokenizer",
      "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Digits\"},"
      "{\"type\":\"ByteLevel\"}]}",
-     "of these steps"},
+     "with these steps"},
     {"pre_tokenizer",
      "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":"
      "\"\\\\w+|\\u00e9\"},\"behavior\":\"Isolated\",\"invert\":false},{\"type\":"
@@ -260,8 +260,8 @@ static const struct {
     {"added_tokens", "{}", "added_tokens"},
     {"added_tokens.0", "{\"content\":\"<a>\",\"id\":7}", "special"},
     {"added_tokens.0", "{\"id\":7}", "content"},
-    {"added_tokens.1.id", "5", "its place is"},
-    {"added_tokens.1.id", "1e300", "its place is"},
+    {"added_tokens.1.id", "5", "has id 5, expected 1500"},
+    {"added_tokens.1.id", "1e300", "e300, expected 1500"},
     {"added_tokens.1.lstrip", "0", "lstrip"},
     {"added_tokens.1.regex", "true", "regex"},
 };
