@@ -47,17 +47,17 @@ input="--model $model -i $model/prompts/sums.jsonl --prompt-field prompt"
 {
     refuse "--arms is missing" $input
     refuse "kv-policy quest: want one of full|window|zip" $input --arms full,quest:384
-    refuse "unknown key 'windov': want one of policy, budget, window" $input --arms zip:windov=4
+    refuse "unknown key 'windov': expected one of policy, budget, window" $input --arms zip:windov=4
     refuse "--grade needs --answer-field" $input --arms full --grade exact
-    refuse "answers: no reference answer" $input --arms full --answer-field answers
-    refuse "one sample a prompt" $input --arms full --n 2
+    refuse "answers: expected a reference answer, got nothing" $input --arms full --answer-field answers
+    refuse "one sample per prompt" $input --arms full --n 2
     refuse "nowhere.jsonl" $input nowhere.jsonl --arms full
     refuse "--num-gpu-blocks-override" $input --arms zip:384 --num-gpu-blocks-override 3
 }
 echo '{"prompt": 7}' >"$dir/bad.jsonl"
-refuse "bad.jsonl: line 1: prompt: want the prompt as text" --model $model -i "$dir/bad.jsonl" \
+refuse "bad.jsonl: line 1: prompt: expected the prompt as a string" --model $model -i "$dir/bad.jsonl" \
     --prompt-field prompt --arms full
 : >"$dir/empty.jsonl"
-refuse "empty.jsonl: no line to run" --model $model -i "$dir/empty.jsonl" --prompt-field prompt \
+refuse "empty.jsonl: the file has no requests" --model $model -i "$dir/empty.jsonl" --prompt-field prompt \
     --arms full
 echo "compare: ok"

@@ -352,7 +352,7 @@ static void a_run_resumes_only_with_its_first_configuration(void **state)
     cn_buf record = {0}, other = {0};
     assert_int_equal(cn_run_record_make(&record, c), CN_OK);
     assert_int_equal(cn_run_record_check(path, &record), CN_ERR_ARG);
-    assert_non_null(strstr(cn_last_error(), "is not there"));
+    assert_non_null(strstr(cn_last_error(), "does not exist"));
     assert_int_equal(cn_run_record_write(path, &record), CN_OK);
     assert_int_equal(cn_run_record_check(path, &record), CN_OK);
 

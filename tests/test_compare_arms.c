@@ -96,14 +96,14 @@ static void mistakes_are_named_with_the_valid_choices(void **state)
         {"zip:384:windov=48", "--arms zip:384:windov=48", "lambda, combine, move"},
         {"zip:384:no-windov", "no-windov", "pooling"},
         {"zip:384:window", "'window'", "window=value"},
-        {"zip:384:no-window", "no-window", "no switch"},
+        {"zip:384:no-window", "no-window", "not a switch"},
         {"zip:384:window=x", "kv-window x", "from 1 to"},
         {"zip:384:pooling=sometimes", "sometimes", "first|never|always"},
         {"zip:0", "kv-budget 0", "from 1"},
         {"zip:384:", "zip:384:", "unknown key ''"},
         {"full,,zip", "kv-policy ''", "full|window|zip"},
         {"zip:16:window=48", "kv-window 48", "kv-budget 16"},
-        {"zip:384,window:64,zip:384", "zip:384", "twice"},
+        {"zip:384,window:64,zip:384", "zip:384", "given twice"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         cn_config *c = make_config(cases[i].arms);
