@@ -100,8 +100,8 @@ refused() {
     "$cinch" "$@" >"$dir/out" 2>&1 && fail "not refused: $*"
     grep -qF -e "$text" "$dir/out" || fail "no '$text'"
 }
-refused "want one word, throughput" bench --model $model
-refused "want one word, throughput" bench latency --model $model
+refused "expected one word, throughput" bench --model $model
+refused "expected one word, throughput" bench latency --model $model
 refused "/no/such" bench throughput --model $model --dataset-name custom --dataset-path /no/such
 echo '{"prompt": 5}' >"$dir/bad.jsonl"
 refused "line 1: prompt" bench throughput --model $model --dataset-name custom \
@@ -109,11 +109,11 @@ refused "line 1: prompt" bench throughput --model $model --dataset-name custom \
 refused "there is no tokenizer.json" bench throughput --model "$dir/config-alone" \
     --load-format dummy --dataset-name custom --dataset-path "$dir/custom.jsonl"
 refused "config-alone/tokenizer.json" bench throughput --model "$dir/config-alone"
-refused "no prompt to run" bench throughput --model $model --input-len 9000
+refused "the dataset has no prompts" bench throughput --model $model --input-len 9000
 
-refused "does not hold --resident 2000" bench throughput --model $model --resident 2000 \
+refused "cannot hold --resident 2000" bench throughput --model $model --resident 2000 \
     --batches 8 --kv-cache-memory-bytes 64M
-refused "less than the steps" bench throughput --model $model --resident 10
+refused "--resident 10 is too small" bench throughput --model $model --resident 10
 refused "--batches 1,,2" bench throughput --model $model --resident 100 --batches 1,,2
 refused "--prefill 0" bench throughput --model $model --prefill 0
 refused "want one" bench throughput --model $model --prefill 8 --steady-steps 4

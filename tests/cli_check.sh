@@ -38,7 +38,7 @@ decode="tokenize --model examples/tiny-reasoner --decode"
 # shellcheck disable=SC2086
 expect 0 "&" $decode --text "[5]"
 # shellcheck disable=SC2086
-expect 1 "token 1 is 99999: the vocabulary has 2048" $decode --text "5 99999"
+expect 1 "token 1 is 99999: expected an id below 2048" $decode --text "5 99999"
 
 # These errors must come before a model is loaded, because a run may take hours: an option without
 # the option it needs, an option of another command, a path that cannot be written.
@@ -57,10 +57,10 @@ done <<T
 --warmup-steps needs --steady-steps|bench throughput $model --warmup-steps 8
 --timeline-interval needs --timeline|bench throughput $model --timeline-interval 1
 --save-detailed needs --output-json|bench serve $model --save-detailed
---request-rate: an option of bench serve|bench throughput $model --request-rate 5
---api-key: an option of bench serve|bench throughput $model --api-key k
---resident: an option of bench throughput|bench serve $model --resident 64
---max-num-seqs: an option of bench throughput|bench serve $model --max-num-seqs 64
+--request-rate: bench serve takes this option, bench throughput does not|bench throughput $model --request-rate 5
+--api-key: bench serve takes this option, bench throughput does not|bench throughput $model --api-key k
+--resident: bench throughput takes this option, bench serve does not|bench serve $model --resident 64
+--max-num-seqs: bench throughput takes this option, bench serve does not|bench serve $model --max-num-seqs 64
 --output-json $dir/no/x: No such file|bench throughput $model --output-json $dir/no/x
 --output-json $dir/no/x: No such file|bench serve $model --output-json $dir/no/x
 --summary-json $dir: Is a directory|run-batch $model -i examples/prompts.jsonl -o $dir/o --summary-json $dir
@@ -78,7 +78,7 @@ for field in anser answer; do
     # shellcheck disable=SC2086
     expect 0 "exact match 0/" run-batch $model -i "$dir/in.jsonl" -o "$dir/o" --prompt-field q \
         --answer-field $field --grade exact --max-tokens 2
-    case $field:$(grep -c "^warning: --answer-field anser: no line has it" "$dir/out") in
+    case $field:$(grep -c "^warning: --answer-field anser: no line has this field" "$dir/out") in
     anser:1 | answer:0) ;;
     *) cat "$dir/out"; exit 1 ;;
     esac

@@ -67,7 +67,7 @@ P
 refused "request 1 failed: status 400" --base-url "$url" --kv-policy window
 stop
 refused "Connection refused" --base-url "$url"
-refused "want http://host:port" --base-url localhost
+refused "expected http://host:port" --base-url localhost
 serve --api-key a-key-for-the-test
 refused "/v1/models: status 401" --base-url "$url"
 bench --api-key a-key-for-the-test --num-prompts 2 --input-len 8 --output-len 2
