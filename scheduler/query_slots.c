@@ -1,4 +1,4 @@
-/* query_slots.c - see query_slots.h. */
+/* query_slots.c - a stack of free query slots and the sum of reservations. See query_slots.h. */
 #include "scheduler/query_slots.h"
 
 cn_status cn_query_slots_init(cn_query_slots *q, uint32_t n_slots, uint32_t n_blocks)

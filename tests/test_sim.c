@@ -122,7 +122,7 @@ static void is_caught(sim_fault fault, bool without_invariants, const char *how)
 static void a_dropped_reference_is_caught(void **state)
 {
     (void)state;
-    is_caught(SIM_FAULT_DROPPED_REF, false, "references are not the entries");
+    is_caught(SIM_FAULT_DROPPED_REF, false, "reference counts differ from the entries");
     is_caught(SIM_FAULT_DROPPED_REF, true, "wrong tag");
 }
 
@@ -159,7 +159,7 @@ static void leaked_swap_space_is_caught(void **state)
 static void swap_space_given_back_early_is_caught(void **state)
 {
     (void)state;
-    is_caught(SIM_FAULT_EARLY_SWAP, false, "is not its own");
+    is_caught(SIM_FAULT_EARLY_SWAP, false, "is free or is shared");
     is_caught(SIM_FAULT_EARLY_SWAP, true, "died of an assertion");
 }
 
