@@ -1,13 +1,13 @@
-/* kv_layout.h - the one definition of where a key, a value, a global score and an observation
- * window query stand in memory. A leaf: plain arithmetic, shared by C and CUDA C++.
+/* kv_layout.h - the memory layout of keys, values, global scores, origins and query windows.
+ * This is the only definition of it. A leaf: plain arithmetic, shared by C and CUDA C++.
  *
  * Pool:    kv[layer][block][kv_head][block_tokens/tile][K|V][tile][head_dim], tile = min(64, b).
  * Scores:  f[layer][block][kv_head][slot], f32 or bf16: the global decayed score.
- * Origins: p[layer][block][kv_head][slot], u32: which token position a kept slot holds.
+ * Origins: p[layer][block][kv_head][slot], u32: the position of the token that a slot holds.
  * Windows: q[layer][query_slot][window][q_head][head_dim]: a ring, row = position mod window.
  *
- * A 64-token tile of one head holds its keys beside its values (32 KiB in bf16 at head_dim 128):
- * one 2-D tensor map addresses the pool, and whole rows move in compaction and transfers.
+ * A 64-token tile of one head holds its keys beside its values (32 KiB in bf16 at head_dim 128).
+ * Therefore one 2-D tensor map addresses the pool, and compaction and transfers move whole rows.
  * All offsets are in elements, not bytes. */
 #ifndef CN_KV_LAYOUT_H
 #define CN_KV_LAYOUT_H
@@ -55,7 +55,7 @@ CN_KV_FN size_t cn_kv_pool_elems(const cn_kv_layout *l)
     return (size_t)l->n_layers * l->n_blocks * cn_kv_block_elems(l);
 }
 
-/* First element of the head_dim-long row of (layer, block, kv head, slot in block, K or V). */
+/* First element of the row [head_dim] of (layer, block, kv head, slot in block, K or V). */
 CN_KV_FN size_t cn_kv_row(const cn_kv_layout *l, uint32_t layer, uint32_t block, uint32_t head,
                           uint32_t slot, cn_kv_part part)
 {
@@ -77,7 +77,7 @@ CN_KV_FN size_t cn_kv_side_elems(const cn_kv_layout *l)
     return (size_t)l->n_layers * l->n_blocks * l->n_kv_heads * l->block_tokens;
 }
 
-/* First element of the head_dim-long row of (layer, query slot, ring row, query head).
+/* First element of the row [head_dim] of (layer, query slot, ring row, query head). There are
  * n_slots query slots of `window` rows each. */
 CN_KV_FN size_t cn_query_row(uint32_t n_slots, uint32_t window, uint32_t n_q_heads,
                              uint32_t head_dim, uint32_t layer, uint32_t slot, uint32_t row,
