@@ -1,4 +1,4 @@
-/* policy.c - caps, triggers and the bounds of a request's kv parameters. See policy.h. */
+/* policy.c - block caps, triggers and checks of a request's kv parameters. See policy.h. */
 #include "compress/policy.h"
 
 #include <float.h>
@@ -10,7 +10,7 @@ const char *cn_kv_policy_name(cn_kv_policy p)
     return (size_t)p < sizeof names / sizeof *names ? names[p] : "?";
 }
 
-/* False for a NaN too. */
+/* Returns false for a NaN too. */
 static bool within(float x, float lo, float hi) { return x >= lo && x <= hi; }
 
 static cn_status check_zip(const cn_kv_params *kv, uint32_t block_tokens,
@@ -18,36 +18,41 @@ static cn_status check_zip(const cn_kv_params *kv, uint32_t block_tokens,
 {
     if (kv->window_tokens == 0 || kv->window_tokens > max_window_tokens)
         return cn_fail(CN_ERR_ARG,
-                       "kv window of %u tokens: want 1 to %u; raise --kv-window for a wider one",
+                       "kv window of %u tokens: expected 1 to %u; raise --kv-window for more",
                        kv->window_tokens, max_window_tokens);
     if (kv->window_tokens > kv->budget_tokens)
         return cn_fail(CN_ERR_ARG,
-                       "kv budget of %u tokens is below the window of %u, which is always kept",
+                       "kv budget of %u tokens is below the window of %u, which is always kept; "
+                       "raise the budget or lower the window",
                        kv->budget_tokens, kv->window_tokens);
     if (!within(kv->alpha, 0.0f, 1.0f))
-        return cn_fail(CN_ERR_ARG, "kv alpha %g: want 0 to 1", (double)kv->alpha);
+        return cn_fail(CN_ERR_ARG, "kv alpha %g: expected 0 to 1", (double)kv->alpha);
     if (!within(kv->lambda, 0.0f, 1.0f))
-        return cn_fail(CN_ERR_ARG, "kv lambda %g: want 0 to 1", (double)kv->lambda);
+        return cn_fail(CN_ERR_ARG, "kv lambda %g: expected 0 to 1", (double)kv->lambda);
     if (!within(kv->redundancy_p, -1.0f, 1.0f))
-        return cn_fail(CN_ERR_ARG, "kv redundancy p %g: a cosine, want -1 to 1",
+        return cn_fail(CN_ERR_ARG, "kv redundancy p %g: expected a cosine, -1 to 1",
                        (double)kv->redundancy_p);
     if (!within(kv->redundancy_tau, FLT_MIN, 100.0f))
-        return cn_fail(CN_ERR_ARG, "kv redundancy tau %g: want above 0, at most 100",
+        return cn_fail(CN_ERR_ARG, "kv redundancy tau %g: expected above 0 and at most 100",
                        (double)kv->redundancy_tau);
     if ((unsigned)kv->pooling > CN_POOLING_ALWAYS)
-        return cn_fail(CN_ERR_ARG, "kv pooling %u: unknown", (unsigned)kv->pooling);
+        return cn_fail(CN_ERR_ARG, "kv pooling %u: expected a value of cn_kv_pooling",
+                       (unsigned)kv->pooling);
     if ((unsigned)kv->redundancy > CN_REDUNDANCY_NONE)
-        return cn_fail(CN_ERR_ARG, "kv redundancy %u: unknown", (unsigned)kv->redundancy);
+        return cn_fail(CN_ERR_ARG, "kv redundancy %u: expected a value of cn_kv_redundancy",
+                       (unsigned)kv->redundancy);
     if ((unsigned)kv->combine > CN_COMBINE_SUBTRACT)
-        return cn_fail(CN_ERR_ARG, "kv combine %u: unknown", (unsigned)kv->combine);
+        return cn_fail(CN_ERR_ARG, "kv combine %u: expected a value of cn_kv_combine",
+                       (unsigned)kv->combine);
     if ((unsigned)kv->move > CN_MOVE_FILL)
-        return cn_fail(CN_ERR_ARG, "kv move %u: unknown", (unsigned)kv->move);
-    /* The window is the last slots of an event, in order: of these only the block that came after
-     * the last event is sure to be. */
+        return cn_fail(CN_ERR_ARG, "kv move %u: expected a value of cn_kv_move",
+                       (unsigned)kv->move);
+    /* The window must be the last slots of an event, in token order. With move fill, only the slots
+     * decoded since the last event, one block, are certain to be in token order. */
     if (kv->move == CN_MOVE_FILL && kv->window_tokens > block_tokens)
         return cn_fail(CN_ERR_ARG,
-                       "kv window of %u tokens: with kv move fill want at most a block of %u; ask "
-                       "for kv move order, a smaller window or a larger --block-size",
+                       "kv window of %u tokens: with kv move fill expected at most a block of %u; "
+                       "use kv move order, a smaller window or a larger --block-size",
                        kv->window_tokens, block_tokens);
     return CN_OK;
 }
@@ -56,7 +61,8 @@ cn_status cn_policy_check_sinks(const cn_kv_params *kv)
 {
     if (kv->sink_tokens < kv->budget_tokens) return CN_OK;
     return cn_fail(CN_ERR_ARG,
-                   "kv sinks of %u tokens leave no room for the newest in a budget of %u",
+                   "kv sinks of %u tokens leave no room for the newest in a budget of %u; lower "
+                   "the sinks or raise the budget",
                    kv->sink_tokens, kv->budget_tokens);
 }
 
@@ -64,11 +70,12 @@ cn_status cn_policy_check(cn_kv_params *kv, uint32_t block_tokens, uint32_t max_
 {
     CN_ASSERT(block_tokens > 0);
     if ((unsigned)kv->policy > CN_KV_ZIP)
-        return cn_fail(CN_ERR_ARG, "kv policy %u: unknown", (unsigned)kv->policy);
+        return cn_fail(CN_ERR_ARG, "kv policy %u: expected a value of cn_kv_policy",
+                       (unsigned)kv->policy);
     if (kv->policy == CN_KV_FULL) return CN_OK;
     uint64_t budget = cn_round_up(kv->budget_tokens, block_tokens);
     if (budget == 0 || budget > UINT32_MAX / 2)
-        return cn_fail(CN_ERR_ARG, "kv budget of %u tokens: want 1 to %u", kv->budget_tokens,
+        return cn_fail(CN_ERR_ARG, "kv budget of %u tokens: expected 1 to %u", kv->budget_tokens,
                        UINT32_MAX / 2);
     kv->budget_tokens = (uint32_t)budget;
     return kv->policy == CN_KV_ZIP ? check_zip(kv, block_tokens, max_window_tokens)

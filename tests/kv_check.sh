@@ -125,7 +125,7 @@ field '{"policy": "zip", "budget": 0}' 'kv.budget 0'
 field '{"policy": "zip", "budget": "much"}' 'kv.budget "much"'
 field '{"policy": "zip", "budget": 16, "window": 32}' 'budget of 16 tokens is below the window of 32'
 field '{"policy": "zip", "budget": 4000}' 'cap of 251 exceeds the pool of 200 blocks of 16 tokens'
-field '{"policy": "zip", "window": 33}' 'window of 33 tokens: want 1 to 32'
+field '{"policy": "zip", "window": 33}' 'window of 33 tokens: expected 1 to 32'
 field '{"policy": "zip", "window": 0}' 'kv.window 0'
 field '{"policy": "window", "budget": 64, "sinks": 64}' 'sinks of 64 tokens'
 field '{"policy": "zip", "alpha": 1.5}' 'kv.alpha 1.5'
@@ -139,7 +139,7 @@ field '{"policy": "zip", "lambda": -1}' 'kv.lambda -1'
 field '{"policy": "zip", "combine": "xor"}' 'kv.combine "xor": want one of convex|subtract'
 field '{"policy": "zip", "move": "random"}' 'kv.move "random": want one of order|fill'
 field '{"policy": "zip", "budget": 64, "window": 17, "move": "fill"}' \
-    'window of 17 tokens: with kv move fill want at most a block of 16'
+    'window of 17 tokens: with kv move fill expected at most a block of 16'
 field '{"policy": "zip", "scores": 1}' "unknown member 'scores'"
 field '7' 'kv: want an object'
 code=2
@@ -175,7 +175,7 @@ flag 'kv-tau 0' --kv-tau 0
 flag 'kv-lambda -1' --kv-lambda -1
 flag 'kv-combine xor: want one of convex|subtract' --kv-combine xor
 flag 'kv-move random: want one of order|fill' --kv-move random
-flag 'window of 17 tokens: with kv move fill want at most a block of 16' --kv-policy zip \
+flag 'window of 17 tokens: with kv move fill expected at most a block of 16' --kv-policy zip \
     --kv-move fill --kv-window 17 --block-size 16
 flag 'kv-policies full,quest' --kv-policies full,quest
 flag '3 KV blocks hold no request: one takes 7 blocks of 64 tokens' --kv-policy zip \

@@ -651,8 +651,8 @@ static void faulty_requests_are_refused_with_the_numbers(void **state)
     case_store(&w, &c, table, 1);
     c.req.table = table;
     c.req.target = target;
-    const char *numbers[] = {"49", "window of 0", "15", "slot 3 of 3", "8 target", "0 target",
-                             "449", "tau", "full"};
+    const char *numbers[] = {"49",       "window of 0", "15", "slot 3: expected less than 3",
+                             "8 target", "0 target",    "449", "tau", "full"};
     enum { N_FAULTS = sizeof numbers / sizeof *numbers };
     cn_compress_req faulty[N_FAULTS];
     for (int i = 0; i < N_FAULTS; i++) faulty[i] = c.req;
