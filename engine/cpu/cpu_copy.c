@@ -1,4 +1,4 @@
-/* cpu_copy.c - copy_blocks: whole KV blocks with their side arrays, and whole query slots. */
+/* cpu_copy.c - copy_blocks: copies whole KV blocks, their side arrays, and whole query slots. */
 #include <string.h>
 
 #include "engine/cpu/cpu_ops.h"
@@ -25,7 +25,8 @@ static void copy_query_slot(const cn_pools *p, uint32_t layer, cn_block_copy c)
            n * sizeof *q);
 }
 
-/* Copies run in turn inside a layer (one may feed the next), layers side by side. */
+/* Inside a layer copies run in order, because one may read what another wrote. Layers run in
+ * parallel. */
 static void copy_layer(void *ctx, uint32_t layer, uint32_t worker)
 {
     (void)worker;
@@ -40,7 +41,8 @@ static void copy_layer(void *ctx, uint32_t layer, uint32_t worker)
 cn_status cn_cpu_copy_blocks(cn_stream *s, const cn_copy_args *a)
 {
     if (a->n_query_slots > 0 && !a->pools.q_window)
-        return cn_fail(CN_ERR_SHAPE, "copy_blocks: %u query slots, but no query windows",
+        return cn_fail(CN_ERR_SHAPE,
+                       "copy_blocks: %u query slots to copy, but the pools have no query windows",
                        a->n_query_slots);
     cn_cpu_parallel(s, a->pools.layout.n_layers, copy_layer, (void *)a);
     return CN_OK;

@@ -1,8 +1,8 @@
-/* cpu_ops.h - the CPU backend from inside: its state, how an op spreads over threads, and the ops.
+/* cpu_ops.h - private header of the CPU backend: its state, its parallel loop, and the ops.
  *
- * Owner: cn_backend_cpu_open. Thread: ops of stream 0 run on the engine thread with the pool, ops
- * of stream 1 on that stream's thread alone. Each cn_cpu_<op> runs to its end; queueing is the
- * table's business (cpu_backend.c). Argument structs, shapes and meanings: engine/ops.h. */
+ * Owner: cn_backend_cpu_open. Thread: ops of stream 0 run on the engine thread and the pool; ops of
+ * stream 1 run on that stream's thread alone. Each cn_cpu_<op> returns when it is done; the table
+ * in cpu_backend.c does the queueing. engine/ops.h defines argument structs and shapes. */
 #ifndef CN_CPU_OPS_H
 #define CN_CPU_OPS_H
 
@@ -17,7 +17,7 @@ enum {
     CN_CPU_ATTN_ROWS = 64 /* query rows that share one pass over keys and values */
 };
 
-/* Working memory of one thread inside attention; rows are query heads of neighbouring tokens. */
+/* Working memory of one thread in attention. Rows are query heads of neighbouring tokens. */
 typedef struct cn_cpu_attn_scratch {
     float q[CN_CPU_ATTN_ROWS * CN_CPU_MAX_HEAD_DIM];   /* [rows, d], times scale */
     float keys[CN_CPU_MAX_HEAD_DIM * CN_CPU_MAX_TILE]; /* [d, tile]: one tile, transposed */
@@ -37,7 +37,7 @@ typedef struct cn_cpu {
     cn_backend table;
     cn_cpu_pool *pool;
     cn_stream *streams[2];
-    uint32_t n_workers;        /* threads of the pool, and one more for stream 1 */
+    uint32_t n_workers;        /* threads of the pool, plus one for stream 1 */
     cn_cpu_attn_scratch *attn; /* [n_workers] */
     cn_cpu_gemm *gemm;
     /* Partial results of attention over parts of a long sequence; stream 0 only. */
@@ -45,11 +45,13 @@ typedef struct cn_cpu {
     size_t n_attn_parts; /* floats */
 } cn_cpu;
 
-/* Runs fn over tasks [0, n_tasks): on the pool for stream 0, in turn for stream 1. fn's `worker`
- * is below cn_cpu.n_workers either way. A task's result must not depend on who runs it. */
+/* Runs fn over tasks [0, n_tasks): on the pool for stream 0, one after the other for stream 1. The
+ * `worker` passed to fn is always below cn_cpu.n_workers. A task's result must not depend on the
+ * worker that runs it. */
 void cn_cpu_parallel(cn_stream *s, uint32_t n_tasks, cn_cpu_task_fn fn, void *ctx);
 
-/* Items per task so that a task touches some 16 Ki elements: small loops stay on one thread. */
+/* Returns the items per task for which a task reads about 16 Ki elements. Small loops then stay on
+ * one thread. */
 static inline uint32_t cn_cpu_grain(uint32_t elems_per_item)
 {
     return cn_max_u32(1, 16384 / cn_max_u32(1, elems_per_item));
@@ -71,7 +73,7 @@ cn_status cn_cpu_gather(cn_stream *s, const cn_gather_args *a);
 cn_status cn_cpu_copy_blocks(cn_stream *s, const cn_copy_args *a);
 cn_status cn_cpu_swap(cn_stream *s, const cn_swap_args *a);
 
-/* out[d] = x[d] / rms(x) * weight[d], the sum of squares in one fixed order. */
+/* out[n] = x[n] / rms(x) * weight[n], with the sum of squares in a fixed order. */
 void cn_cpu_rms_scale(float *out, const float *x, const float *weight, uint32_t n, float eps);
 
 #endif

@@ -1,6 +1,6 @@
-/* cpu_swap.c - swap: whole KV blocks with their side arrays, and whole query slots, to the swap
- * space and back. Both are host memory here: the space is then a larger pool in disguise, and the
- * specification of what other devices do. */
+/* cpu_swap.c - swap: copies whole KV blocks with their side arrays, and whole query slots, to the
+ * swap space and back. On the CPU the pool and the swap space are both host memory; the op is the
+ * specification for other backends. */
 #include <string.h>
 
 #include "engine/cpu/cpu_ops.h"
@@ -35,7 +35,8 @@ static void move_layer(void *ctx, uint32_t layer, uint32_t worker)
 cn_status cn_cpu_swap(cn_stream *s, const cn_swap_args *a)
 {
     if (a->moves.n_windows > 0 && !a->pools.q_window)
-        return cn_fail(CN_ERR_SHAPE, "swap: %u query slots, but no query windows",
+        return cn_fail(CN_ERR_SHAPE,
+                       "swap: %u query slots to move, but the pools have no query windows",
                        a->moves.n_windows);
     cn_cpu_parallel(s, a->pools.layout.n_layers, move_layer, (void *)a);
     return CN_OK;
