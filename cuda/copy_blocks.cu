@@ -1,9 +1,10 @@
-/* copy_blocks.cu - whole KV blocks with their side arrays, and whole query slots, in all layers.
- * A plane is an array [layer][item] of equal items: the pool, the scores, the origins (an item is
- * a block), the windows (an item is a query slot). Pairs are a kernel argument, PAIRS at a time.
- * Pairs take effect in order, so one that reads or writes an item of an earlier pair of the launch
- * begins a new launch. Grid (pieces of an item, layers, pairs), 16 bytes a
- * thread and step. Bytes 2 * item * layers * pairs. Twin: cpu_copy.c. */
+/* copy_blocks.cu - copies whole KV blocks with their side arrays, and whole query slots, in all
+ * layers. A plane is an array [layer][item] of equal items. Planes are the pool, the scores and the
+ * origins (an item is a block), and the windows (an item is a query slot). Pairs are a kernel
+ * argument, at most PAIRS for each launch. Pairs take effect in order, so a pair that depends on an
+ * earlier pair of the launch begins a new launch.
+ * Grid (pieces of an item, layers, pairs), 16 bytes per thread and iteration. Bytes moved:
+ * 2 * item * layers * pairs. CPU version: cpu_copy.c. */
 #include "cuda/launch.cuh"
 #include "cuda/util.cuh"
 
@@ -36,7 +37,7 @@ __global__ static void copy_kernel(const copy_plane plane, const __grid_constant
         if (first + i * BLOCK < plane.item_vecs) dst[first + i * BLOCK] = v[i];
 }
 
-/* Whether pair c must wait for one of chosen[0..n). */
+/* Returns true when pair c must run after one of chosen[0..n). */
 static bool depends(const copy_pairs *chosen, uint32_t n, cn_block_copy c)
 {
     for (uint32_t i = 0; i < n; i++) {
@@ -46,7 +47,7 @@ static bool depends(const copy_pairs *chosen, uint32_t n, cn_block_copy c)
     return false;
 }
 
-/* Takes pairs[*at..n) into `chosen` while they are independent; returns how many. */
+/* Moves pairs from pairs[*at..n) to `chosen` while they are independent. Returns how many. */
 static uint32_t choose(copy_pairs *chosen, const cn_block_copy *pairs, uint32_t n, uint32_t *at)
 {
     uint32_t n_chosen = 0;
@@ -86,7 +87,8 @@ extern "C" cn_status cn_cuda_copy_blocks(cn_stream *s, const cn_copy_args *a)
     const cn_pools *p = &a->pools;
     const cn_kv_layout *l = &p->layout;
     if (a->n_query_slots > 0 && !p->q_window)
-        return cn_fail(CN_ERR_SHAPE, "copy_blocks: %u query slots, but no query windows",
+        return cn_fail(CN_ERR_SHAPE,
+                       "copy_blocks: %u query slots to copy, but the pools have no query windows",
                        a->n_query_slots);
     const size_t side_bytes = (size_t)l->n_kv_heads * l->block_tokens * sizeof(uint32_t);
     copy_plane planes[3];

@@ -1,8 +1,8 @@
-/* swap.c - whole KV blocks with their side arrays, and whole query slots, to the swap space and
- * back: plain copies by the copy engine, a piece per layer and plane, in stream order. The space is
- * pinned memory, so nothing waits and nothing is staged. Bytes: a block's once over PCIe, 38 MB for
- * 256 tokens of 36 layers and 8 kv heads of 128: at 50 GB/s some 0.8 ms, in which the host
- * enqueues its 72 pieces. Twin: cpu_swap.c. */
+/* swap.c - copies whole KV blocks with their side arrays, and whole query slots, to the swap space
+ * and back. The copy engine makes plain copies in stream order, one for each layer and plane. The
+ * swap space is pinned memory, so the host does not wait and no staging is needed. A block moves
+ * once over PCIe: 38 MB for 256 tokens of 36 layers and 8 kv heads of 128. At 50 GB/s that takes
+ * about 0.8 ms, in which the host enqueues its 72 pieces. CPU version: cpu_swap.c. */
 #include "cuda/cuda_ops.h"
 #include "engine/swap_space.h"
 
@@ -24,7 +24,9 @@ cn_status cn_cuda_swap(cn_stream *s, const cn_swap_args *a)
 {
     const cn_swap_moves *m = &a->moves;
     if (m->n_windows > 0 && !a->pools.q_window)
-        return cn_fail(CN_ERR_SHAPE, "swap: %u query slots, but no query windows", m->n_windows);
+        return cn_fail(CN_ERR_SHAPE,
+                       "swap: %u query slots to move, but the pools have no query windows",
+                       m->n_windows);
     cn_swap_plane planes[CN_SWAP_PLANES];
     const uint32_t n_planes = cn_swap_block_planes(&a->pools, sizeof(uint16_t), planes);
     const size_t block_bytes = cn_swap_block_bytes(&a->pools, sizeof(uint16_t));
