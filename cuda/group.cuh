@@ -41,9 +41,8 @@ __device__ static inline const void *cn_group_peer_address(const void *p, uint32
     return there;
 }
 
-/* Returns consecutive numbers to the blocks of a launch in the order in which they call, the same
- * number to all threads of a block. `next` must be 0 at the start of the kernel; `shared` is a word
- * of shared memory. */
+/* Numbers the blocks of a launch in the order in which they call. All threads of a block get its
+ * number. `next` must be 0 at the start of the kernel; `shared` is a word of shared memory. */
 __device__ static inline uint32_t cn_group_ticket(uint32_t *next, uint32_t *shared)
 {
     if (threadIdx.x == 0) *shared = atomicAdd(next, 1u);

@@ -1,5 +1,6 @@
 /* pool.c - reference counts, the free list and the list of cached-only blocks. See pool.h.
- * Both lists are doubly linked through two arrays: every operation on a block is O(1). */
+ * Both lists are doubly linked through the records of the blocks, so every operation on a block is
+ * O(1). */
 #include "paged/pool.h"
 
 typedef enum block_state { STATE_FREE, STATE_USED, STATE_CACHED_ONLY } block_state;

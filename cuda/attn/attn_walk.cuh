@@ -18,7 +18,7 @@
  *     pieces        |  0  | 1h|  |1t |  2h  |   |2t| 3 |
  *
  * The steps that a block has of one item are a piece. At most one piece of a block begins in the
- * middle of its item, and at most one ends there, so there are at most 2 G partial results.
+ * middle of its item, and at most one ends there. So there are at most 2 G partial results.
  *
  * Fixed split (--batch-invariant): an item is split by its length alone. Each part is one place and
  * one piece, and a block takes whole pieces.

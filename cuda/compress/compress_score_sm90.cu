@@ -29,9 +29,9 @@
  * maximum.
  *
  * Grid: the multiprocessors; block 640 (384 for d above 128). Bytes of a unit: 2*n*d read (K), 4*n
- * read (F), 8*n written. Operations: 2*n*d * (COLUMNS * rounds + max(block_tokens, 64)). For nine
- * blocks of 256 tokens, 36 layers, 8 kv heads, d 128 and 16 queries of 4 heads these are 178 MB and
- * 54 GFLOP, which take 59 and 68 us at 3 TB/s and 800 TFLOP/s. CPU version: cpu_score.c. Paper:
+ * read (F), 8*n written. Operations: 2*n*d * (COLUMNS * rounds + max(block_tokens, 64)). Example:
+ * nine blocks of 256 tokens, 36 layers, 8 kv heads, d 128, 16 queries of 4 heads. That is 178 MB
+ * and 54 GFLOP, which take 59 and 68 us at 3 TB/s and 800 TFLOP/s. CPU version: cpu_score.c. Paper:
  * Zipage, C.2, C.3, C.7. */
 #include "cuda/compress/compress_score_sm90.cuh"
 

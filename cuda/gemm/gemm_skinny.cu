@@ -13,10 +13,11 @@
  * This hides the latency of the start.
  *
  * Blocks form clusters of splits * sharers. The splits divide K of the same rows. Their sums are
- * added through shared memory, always in the order of ranks, so the bits are the same in every run
- * and for every T of a configuration. The sharers have different rows and the same part of K. Each
- * stage of x is read once and sent to all of them, because for more than about 64 tokens x causes
- * most of the load of the L2 cache. A stage is filled again when all sharers have emptied it.
+ * added through shared memory, always in the order of ranks. The bits are then the same in every
+ * run and for every T of a configuration. The sharers have different rows and the same part of K.
+ * Each stage of x is read once and sent to all of them, because for more than about 64 tokens x
+ * causes most of the load of the L2 cache. A stage is filled again when all sharers have emptied
+ * it.
  *
  * Grid ceil(ceil(N / rows) / sharers) * splits * sharers. Bytes moved: 2*N*K + out from memory, and
  * 2*T*K*ceil(N/rows)/sharers from the cache. CPU versions: cpu_gemm.c and cpu_norm.c. */

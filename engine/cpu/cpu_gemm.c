@@ -8,10 +8,11 @@
  *   rows     in tiles of one height. The last rows of a batch use a lower tile only if a probe has
  *            shown that this changes no bit; otherwise zero rows fill up the tile.
  * Two properties then depend on the library: each row of a tile is summed like every other row of
- * the tile, and like a row of a lower tile. Both are tested, not assumed. Before a brick (a shape
- * of columns x k) is first used, probe_brick puts one row at every place of every tile height and
- * compares the results bit by bit. The full tile of the brick is the highest tile whose rows are
- * all equal; for height 1 this is always true. Lower tiles are used if they equal the full one.
+ * the tile, and like a row of a lower tile. Both are tested, not assumed. A brick is a shape of
+ * columns x k. Before it is first used, probe_brick puts one row at every place of every tile
+ * height and compares the results bit by bit. The full tile of the brick is the highest tile whose
+ * rows are all equal; for height 1 this is always true. Lower tiles are used if they equal the full
+ * one.
  *
  * If OpenBLAS has kernels for small matrices (AVX-512), tiles of 8 rows are fastest, because these
  * kernels do not pack the weights. Packing would dominate at decode batches. On other CPUs the
