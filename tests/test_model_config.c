@@ -145,7 +145,7 @@ static void test_refusals(void **state)
     static const struct {
         const char *text, *words;
     } cases[] = {
-        {"[]", "want an object"},
+        {"[]", "expected an object"},
         {"{}", "architectures: missing"},
         {CONFIG("MixtralForCausalLM", ""), "\"MixtralForCausalLM\" is not supported"},
         {"{\"architectures\": [\"LlamaForCausalLM\"]}", "hidden_size: missing"},
@@ -153,8 +153,8 @@ static void test_refusals(void **state)
         {CONFIG("LlamaForCausalLM", ", \"mlp_bias\": true"), "mlp_bias true"},
         {CONFIG("LlamaForCausalLM", ", \"head_dim\": 24"), "head_dim 24"},
         {CONFIG("LlamaForCausalLM", ", \"head_dim\": 272"), "head_dim 272"},
-        {CONFIG("LlamaForCausalLM", ", \"head_dim\": -16"), "head_dim: want"},
-        {CONFIG("LlamaForCausalLM", ", \"rms_norm_eps\": \"1e-6\""), "found \"1e-6\""},
+        {CONFIG("LlamaForCausalLM", ", \"head_dim\": -16"), "head_dim: expected"},
+        {CONFIG("LlamaForCausalLM", ", \"rms_norm_eps\": \"1e-6\""), "got \"1e-6\""},
         {CONFIG("LlamaForCausalLM", ", \"eos_token_id\": 300"), "token ids below 300"},
         {CONFIG("LlamaForCausalLM", ", \"tie_word_embeddings\": 1"), "true or false"},
         {CONFIG("LlamaForCausalLM", ", \"partial_rotary_factor\": 0.5"),
@@ -169,10 +169,10 @@ static void test_refusals(void **state)
          "low_freq_factor: missing"},
         {CONFIG("LlamaForCausalLM", ", \"rope_scaling\": {\"type\": \"llama3\", \"factor\": 8, "
                                     "\"low_freq_factor\": 4, \"high_freq_factor\": 4}"),
-         "high_freq_factor 4 is not above"},
+         "high_freq_factor 4 must exceed"},
         {CONFIG("Qwen2ForCausalLM",
                 ", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 1000000}"),
-         "factor 1e+06 is more than"},
+         "factor 1e+06 exceed the limit"},
         {CONFIG("Qwen2ForCausalLM", ", \"use_sliding_window\": true, \"sliding_window\": 1024, "
                                     "\"max_window_layers\": 1"),
          "a window of 1024 tokens from layer 1"},
@@ -260,13 +260,13 @@ static void test_generation_config_refusals(void **state)
     static const struct {
         const char *text, *words;
     } cases[] = {
-        {"[]", "want an object"},
-        {"{\"temperature\": -1}", "g: temperature: want a number from 0 to 100, found -1"},
+        {"[]", "expected an object"},
+        {"{\"temperature\": -1}", "g: temperature: expected a number from 0 to 100, got -1"},
         {"{\"top_p\": 1.5}", "top_p"},
         {"{\"top_k\": 2.5}", "top_k"},
-        {"{\"do_sample\": \"no\"}", "do_sample: want true or false, found \"no\""},
+        {"{\"do_sample\": \"no\"}", "do_sample: expected true or false, got \"no\""},
         {"{\"max_new_tokens\": 0}", "max_new_tokens"},
-        {"{\"eos_token_id\": [1, -1]}", "found -1"},
+        {"{\"eos_token_id\": [1, -1]}", "got -1"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         cn_generation_config g;

@@ -356,10 +356,11 @@ static void test_damaged_checkpoints(void **state)
          "tensor model.layers.2.self_attn.k_norm.weight [16] is missing"},
         {&tied,
          {.reshape = "model.layers.0.mlp.up_proj.weight"},
-         "model.layers.0.mlp.up_proj.weight has shape [64, 96], config.json makes it [96, 64]"},
+         "model.layers.0.mlp.up_proj.weight: expected shape [96, 64] from config.json, got "
+         "[64, 96]"},
         {&tied,
          {.as_dtype = "model.norm.weight"},
-         "model.norm.weight is I32; supported weights are F32, BF16 and F16"},
+         "model.norm.weight: expected dtype F32, BF16 or F16, got I32"},
         {&tied,
          {.extra = "model.layers.1.self_attn.q_proj.bias"},
          "tensor model.layers.1.self_attn.q_proj.bias is not supported"},
