@@ -116,7 +116,7 @@ refused "cannot hold --resident 2000" bench throughput --model $model --resident
 refused "--resident 10 is too small" bench throughput --model $model --resident 10
 refused "--batches 1,,2" bench throughput --model $model --resident 100 --batches 1,,2
 refused "--prefill 0" bench throughput --model $model --prefill 0
-refused "want one" bench throughput --model $model --prefill 8 --steady-steps 4
+refused "choose one" bench throughput --model $model --prefill 8 --steady-steps 4
 echo '{"prompt_tokens": 5}' >"$dir/bad.jsonl"
 refused "line 1: output_tokens" bench throughput --model $model --workload "$dir/bad.jsonl"
 refused "/no/such" bench throughput --model $model --timeline /no/such/file
@@ -136,9 +136,9 @@ refused "--kv-cache-memory-bytes" plan --model $model --kv-cache-memory-bytes 64
 refused "--max-model-len 9000" plan --model $model --max-model-len 9000
 refused "/no/such" plan --model /no/such
 # A plan refuses what the engine refuses, and warns when the plan exceeds the machine's memory.
-refused "below max-model-len 8192" plan --model $model --no-enable-chunked-prefill
+refused "below --max-model-len 8192" plan --model $model --no-enable-chunked-prefill
 refused "at most a block of 64" plan --model $model --kv-policy zip --kv-move fill --kv-window 65
 "$cinch" plan --model $model --device cpu --kv-cache-memory-bytes 100T --block-size 256 >"$dir/out" 2>&1
-grep -q "^warning: 102400.* GiB are planned.*lower --kv-cache-memory-bytes" "$dir/out" || fail "no warning"
+grep -q "^warning: planned memory of 102400.* GiB .*lower --kv-cache-memory-bytes" "$dir/out" || fail "no warning"
 ! "$cinch" plan --model $model --device cpu --kv-cache-memory-bytes 64M 2>&1 | grep warning || fail "a warning"
 echo "bench: ok"

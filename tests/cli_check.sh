@@ -49,10 +49,10 @@ while IFS='|' read -r text arguments; do
 done <<T
 --render needs --chat|tokenize $model --text x --render
 --enable-thinking needs --chat|tokenize $model --text x --enable-thinking on
---text and --file x are both|tokenize $model --text x --file x
---decode goes from ids to text, --chat|tokenize $model --text 1 --decode --chat
---decode goes from ids to text, --pieces|tokenize $model --text 1 --decode --pieces
---render prints no tokens|tokenize $model --text [] --chat --render --pieces
+--text and --file x both set|tokenize $model --text x --file x
+--decode converts ids to text, --chat|tokenize $model --text 1 --decode --chat
+--decode converts ids to text, --pieces|tokenize $model --text 1 --decode --pieces
+--render prints the prompt|tokenize $model --text [] --chat --render --pieces
 --decode-steps needs --resident|bench throughput $model --decode-steps 8
 --warmup-steps needs --steady-steps|bench throughput $model --warmup-steps 8
 --timeline-interval needs --timeline|bench throughput $model --timeline-interval 1

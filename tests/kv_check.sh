@@ -119,7 +119,7 @@ field() {
 }
 ask good 8 '{"policy": "zip", "budget": 64}' >"$dir/in"
 : >"$dir/texts"
-field '{"policy": "quest"}' 'kv.policy "quest": want one of full|window|zip'
+field '{"policy": "quest"}' 'kv.policy "quest": expected one of full|window|zip'
 field '{"policy": 1}' 'kv.policy 1'
 field '{"policy": "zip", "budget": 0}' 'kv.budget 0'
 field '{"policy": "zip", "budget": "much"}' 'kv.budget "much"'
@@ -131,17 +131,17 @@ field '{"policy": "window", "budget": 64, "sinks": 64}' 'sinks of 64 tokens'
 field '{"policy": "zip", "alpha": 1.5}' 'kv.alpha 1.5'
 field '{"policy": "zip", "alpha": "x"}' 'kv.alpha "x"'
 field '{"policy": "zip", "global": "yes"}' 'kv.global "yes"'
-field '{"policy": "zip", "pooling": "last"}' 'kv.pooling "last": want one of first|never|always'
-field '{"policy": "zip", "redundancy": "thunder"}' 'want one of lightning|flash|none'
+field '{"policy": "zip", "pooling": "last"}' 'kv.pooling "last": expected one of first|never|always'
+field '{"policy": "zip", "redundancy": "thunder"}' 'expected one of lightning|flash|none'
 field '{"policy": "zip", "p": 2}' 'kv.p 2'
 field '{"policy": "zip", "tau": 0}' 'kv.tau 0'
 field '{"policy": "zip", "lambda": -1}' 'kv.lambda -1'
-field '{"policy": "zip", "combine": "xor"}' 'kv.combine "xor": want one of convex|subtract'
-field '{"policy": "zip", "move": "random"}' 'kv.move "random": want one of order|fill'
+field '{"policy": "zip", "combine": "xor"}' 'kv.combine "xor": expected one of convex|subtract'
+field '{"policy": "zip", "move": "random"}' 'kv.move "random": expected one of order|fill'
 field '{"policy": "zip", "budget": 64, "window": 17, "move": "fill"}' \
     'window of 17 tokens: with kv move fill expected at most a block of 16'
 field '{"policy": "zip", "scores": 1}' "unknown member 'scores'"
-field '7' 'kv: want an object'
+field '7' 'kv: expected an object'
 code=2
 run --block-size 16 --kv-budget 64 --kv-window 32 --num-gpu-blocks-override 200
 answer "$dir/out" good | grep -q . || fail "a good line beside bad ones has no answer"
@@ -160,24 +160,24 @@ flag() {
         fail "not refused: $*"
     grep -qF -e "$text" "$dir/log" || fail "$*: not refused with '$text'"
 }
-flag 'kv-policy quest: want one of full|window|zip' --kv-policy quest
+flag 'kv-policy quest: expected one of full|window|zip' --kv-policy quest
 flag 'kv-budget 0' --kv-budget 0
-flag 'kv-window 128 is above kv-budget 64' --kv-budget 64 --kv-window 128
+flag 'kv-window 128 exceeds kv-budget 64' --kv-budget 64 --kv-window 128
 flag 'kv sinks of 65 tokens leave no room for the newest in a budget of 64' --kv-budget 64 \
     --kv-sinks 65
 flag 'kv sinks of 64 tokens leave no room for the newest in a budget of 64' --kv-policy window \
     --kv-budget 64 --kv-sinks 64
 flag 'kv-alpha 1.5' --kv-alpha 1.5
-flag 'kv-pooling last: want one of first|never|always' --kv-pooling last
-flag 'kv-redundancy thunder: want one of lightning|flash|none' --kv-redundancy thunder
+flag 'kv-pooling last: expected one of first|never|always' --kv-pooling last
+flag 'kv-redundancy thunder: expected one of lightning|flash|none' --kv-redundancy thunder
 flag 'kv-p 2' --kv-p 2
 flag 'kv-tau 0' --kv-tau 0
 flag 'kv-lambda -1' --kv-lambda -1
-flag 'kv-combine xor: want one of convex|subtract' --kv-combine xor
-flag 'kv-move random: want one of order|fill' --kv-move random
+flag 'kv-combine xor: expected one of convex|subtract' --kv-combine xor
+flag 'kv-move random: expected one of order|fill' --kv-move random
 flag 'window of 17 tokens: with kv move fill expected at most a block of 16' --kv-policy zip \
     --kv-move fill --kv-window 17 --block-size 16
 flag 'kv-policies full,quest' --kv-policies full,quest
-flag '3 KV blocks hold no request: one takes 7 blocks of 64 tokens' --kv-policy zip \
+flag '3 KV blocks are too few for one request, which needs 7 blocks of 64 tokens' --kv-policy zip \
     --kv-budget 384 --num-gpu-blocks-override 3
 echo "kv: ok"

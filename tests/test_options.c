@@ -103,10 +103,10 @@ static void a_percentage_may_have_a_percent_sign(void **state)
     assert_true(c->compare_audit_percent == 7);
     assert_string_equal(c->compare_json, "out.json");
     assert_false(c->json);
-    expect_refused(sections, "--audit 101%", "want a percentage from 0 to 100");
+    expect_refused(sections, "--audit 101%", "expected a percentage from 0 to 100");
     expect_refused(sections, "--audit 5%%", "audit 5%%");
     expect_refused(sections, "--audit %", "audit %");
-    expect_refused(CN_SECTION_KV, "--kv-alpha 50%", "want a number");
+    expect_refused(CN_SECTION_KV, "--kv-alpha 50%", "expected a number");
 }
 
 /* The names of every enumerated row must end where its C enum ends. */
@@ -228,10 +228,10 @@ static void bad_flags_are_named(void **state)
     expect_refused(ALL_SECTIONS, "--no-strict=true", "only a switch");
     expect_refused(ALL_SECTIONS, "--model", "needs a value");
     expect_refused(ALL_SECTIONS, "--model --seed", "needs a value");
-    expect_refused(ALL_SECTIONS, "--model=", "not empty");
+    expect_refused(ALL_SECTIONS, "--model=", "non-empty");
     expect_refused(ALL_SECTIONS, "-x 1", "unknown option -x");
     expect_refused(ALL_SECTIONS, "-input 1", "unknown option -input");
-    expect_refused(ALL_SECTIONS, "stray", "stray argument 'stray'");
+    expect_refused(ALL_SECTIONS, "stray", "unexpected argument 'stray'");
     expect_refused(ALL_SECTIONS, "--=1", "unknown option");
     expect_refused(CN_SECTION_MODEL, "--strict", "run-batch section");
     expect_refused(CN_SECTION_MODEL, "-i x", "prompts section");
@@ -242,7 +242,8 @@ static void bad_flags_are_named(void **state)
 static void bad_values_are_named_with_bounds(void **state)
 {
     (void)state;
-    expect_refused(ALL_SECTIONS, "--max-num-seqs 0", "max-num-seqs 0: want a whole number from 1");
+    expect_refused(ALL_SECTIONS, "--max-num-seqs 0",
+                   "max-num-seqs 0: expected a whole number from 1");
     expect_refused(ALL_SECTIONS, "--max-num-seqs 1.5", "whole number");
     expect_refused(ALL_SECTIONS, "--max-num-seqs 0x10", "whole number");
     expect_refused(ALL_SECTIONS, "--max-num-seqs 99999999999999999999", "65536");
@@ -250,8 +251,8 @@ static void bad_values_are_named_with_bounds(void **state)
     expect_refused(ALL_SECTIONS, "--block-size 8", "power of two");
     expect_refused(ALL_SECTIONS, "--top-p 0", "above 0 up to 1");
     expect_refused(ALL_SECTIONS, "--chat-template vicuna",
-                   "chat-template vicuna: want one of auto|chatml|qwen2|qwen3|llama3|deepseek-r1|"
-                   "none");
+                   "chat-template vicuna: expected one of auto|chatml|qwen2|qwen3|llama3|"
+                   "deepseek-r1|none");
     expect_refused(ALL_SECTIONS, "--temperature nan", "a number");
     expect_refused(ALL_SECTIONS, "--temperature inf", "a number");
     expect_refused(ALL_SECTIONS, "--temperature=-0.1", "a number");
@@ -260,7 +261,7 @@ static void bad_values_are_named_with_bounds(void **state)
     expect_refused(ALL_SECTIONS, "--kv-cache-memory-bytes 4Q", "K, M, G, T");
     expect_refused(ALL_SECTIONS, "--kv-cache-memory-bytes 99999999T", "K, M, G, T");
     expect_refused(ALL_SECTIONS, "--progress fancy", "auto|bar|plain|none");
-    expect_refused(ALL_SECTIONS, "--kv-policies full,,zip", "comma list");
+    expect_refused(ALL_SECTIONS, "--kv-policies full,,zip", "comma-separated list");
     expect_refused(ALL_SECTIONS, "--until 24:00", "HH:MM");
     expect_refused(ALL_SECTIONS, "--until 7:00", "HH:MM");
     expect_refused(ALL_SECTIONS, "--until 07:000", "HH:MM");
