@@ -208,7 +208,7 @@ static const struct refusal {
     {CN_API_CHAT, "\"n\": true", "n", "true"},
     {CN_API_CHAT, "\"seed\": 1.25", "seed", "1.25"},
     {CN_API_CHAT, "\"stop\": 5", "stop", "5"},
-    {CN_API_CHAT, "\"stop\": [\"a\", \"\"]", "stop", "not empty"},
+    {CN_API_CHAT, "\"stop\": [\"a\", \"\"]", "stop", "non-empty"},
     {CN_API_CHAT, "\"stop\": [\"a\", null]", "stop", "null"},
     {CN_API_CHAT, "\"stop_token_ids\": [-1]", "stop_token_ids", "-1"},
     {CN_API_CHAT, "\"stop_token_ids\": 3", "stop_token_ids", "array"},
