@@ -1,8 +1,10 @@
-/* model.h - the forward pass, once, over a backend's op table.
+/* model.h - the forward pass, written once over a backend's op table.
  *
- * Owner: engine. Thread: engine. Stage: 6 of a request's way: a batch in, logits out. What differs
- * between architectures (q/k norms, biases, tied embeddings, rope scaling) is the config's and the
- * weights' business: a missing norm or bias is a NULL pointer to the op. */
+ * Owner: engine. Thread: engine. Stage: 6 of a request's way: a batch in, logits out.
+ *
+ * cn_model_config and cn_weights describe what differs between architectures (q/k norms, biases,
+ * tied embeddings, rope scaling). An op gets NULL for a norm or bias that the model does not have.
+ */
 #ifndef CN_MODEL_H
 #define CN_MODEL_H
 
@@ -14,29 +16,29 @@
 
 typedef struct cn_model cn_model;
 
-/* Takes workspace and rope tables from the backend: batches of up to max_tokens tokens, logits of
- * up to max_rows of them, positions below max_position. Borrows be and w. CN_ERR_DEVICE names an
- * op that the backend lacks. */
+/* Allocates workspace and rope tables from the backend, for batches of up to max_tokens tokens,
+ * logits of up to max_rows of them, and positions below max_position. Borrows be and w.
+ * CN_ERR_DEVICE names an op that the backend lacks. */
 cn_status cn_model_create(cn_model **out, cn_backend *be, const cn_model_config *cfg,
                           const cn_weights *w, uint32_t max_tokens, uint32_t max_rows,
                           uint32_t max_position);
 void cn_model_free(cn_model *m); /* NULL is fine */
 
-/* Bytes that cn_model_create takes of the backend's memory; only be's dtypes are looked at. */
+/* Bytes that cn_model_create allocates from the backend. Reads only the dtypes of be. */
 size_t cn_model_workspace_bytes(const cn_model_config *cfg, const cn_backend *be,
                                 uint32_t max_tokens, uint32_t max_rows, uint32_t max_position);
 
-/* Dumps tensors of later passes to d (NULL: none). Borrowed; pass n of the model is step n. */
+/* Dumps tensors of later passes to d, which is borrowed (NULL: no dump). Pass n is step n. */
 void cn_model_set_dump(cn_model *m, cn_dump *d);
 
-/* Runs all layers over the batch, stores its K and V (and observed queries) in the pools, and
- * leaves in *logits the f32 logits [n_rows, V] of the batch's tokens logit_rows[n_rows] (a device
- * array), valid until the next pass; NULL when n_rows is 0. Enqueues on s and returns. */
+/* Runs all layers over the batch and stores its K, V and observed queries in the pools. Sets
+ * *logits to the f32 logits [n_rows, V] of the batch's tokens logit_rows[n_rows] (a device array);
+ * they are valid until the next pass. NULL when n_rows is 0. Enqueues on s and returns. */
 cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_batch_view *b, const cn_pools *pools,
                            const uint32_t *logit_rows, uint32_t n_rows, float **logits);
 
-/* Enqueues the matrix products of a pass of n_tokens tokens and n_rows rows of logits, and nothing
- * else of it, over what the last pass left in the workspace: what a prefill is held against. */
+/* Enqueues only the matrix products of a pass of n_tokens tokens and n_rows rows of logits, on
+ * whatever data the last pass left in the workspace. Benchmarks compare a prefill with it. */
 cn_status cn_model_products(cn_model *m, cn_stream *s, uint32_t n_tokens, uint32_t n_rows);
 
 #endif

@@ -34,7 +34,7 @@ cn_batch_opts cn_start_batch_opts(const cn_config *c, const cn_model_config *m,
     };
 }
 
-/* What steps are described in: the batch, and a history to recount. */
+/* Bytes of the batch arrays and of the tokens from which counts are rebuilt. */
 static uint64_t description_bytes(const cn_config *c, const cn_model_config *m,
                                   const cn_backend *be)
 {
@@ -45,7 +45,8 @@ static uint64_t description_bytes(const cn_config *c, const cn_model_config *m,
     return bytes > LEAST ? bytes : LEAST;
 }
 
-/* The scratch of events, of pools that are yet to be planned. */
+/* Bytes of scratch for compression events. The pools are not planned yet, so a pool of one block
+ * describes them. */
 static uint64_t event_bytes(const cn_config *c, const cn_model_config *m, cn_backend *be)
 {
     enum { LARGEST_BLOCK = 256 };
@@ -66,7 +67,7 @@ static uint64_t step_bytes(const cn_config *c, const cn_model_config *m, cn_back
            event_bytes(c, m, be) + be->sample_scratch_bytes(be, (uint32_t)rows, (uint32_t)vocab);
 }
 
-/* What is left of a device for KV. */
+/* Device memory left for KV. */
 static cn_status device_kv_bytes(const cn_start_plan *p, const cn_config *c, cn_backend *be,
                                  uint64_t *kv_bytes)
 {
@@ -76,7 +77,7 @@ static cn_status device_kv_bytes(const cn_start_plan *p, const cn_config *c, cn_
     if (rest + least_kv_bytes > avail)
         return cn_fail(CN_ERR_MEMORY,
                        "%.2f GiB of weights, %.2f of workspace, %.2f for steps and %.2f of KV "
-                       "cache do not fit in the %.2f GiB taken on the device: raise "
+                       "cache exceed the %.2f GiB available on the device: raise "
                        "--gpu-memory-utilization, or lower --max-num-batched-tokens, "
                        "--max-num-seqs or --kv-cache-memory-bytes",
                        cn_gib(p->weight_bytes), cn_gib(p->workspace_bytes), cn_gib(p->step_bytes),
@@ -85,7 +86,7 @@ static cn_status device_kv_bytes(const cn_start_plan *p, const cn_config *c, cn_
     return CN_OK;
 }
 
-/* All but KV. */
+/* All parts except KV. */
 static cn_start_plan parts_of(const cn_config *c, const cn_model_config *m, cn_backend *be)
 {
     return (cn_start_plan){
@@ -97,15 +98,16 @@ static cn_start_plan parts_of(const cn_config *c, const cn_model_config *m, cn_b
     };
 }
 
-/* Memory of a host is taken when it is written first: a cache that is too large ends a run hours
- * later, by the system's hand. It may be meant (swap, a plan for another machine). */
+/* The kernel commits host memory at the first write. With a KV cache that is too large it would
+ * kill the run hours later. Only a warning, because the user may intend it (swap, a plan for
+ * another machine). */
 static void warn_of_host(const cn_start_plan *p, const cn_backend *be)
 {
     const uint64_t all = cn_host_bytes(), wanted = cn_start_plan_bytes(p);
     if (!be->mem_avail && all && wanted > all)
         cn_log(CN_LOG_WARN,
-               "%.1f GiB are planned, %.1f of them for KV, and the machine has %.1f: lower "
-               "--kv-cache-memory-bytes, or take a smaller model",
+               "planned memory of %.1f GiB (%.1f for KV) exceeds the machine's %.1f GiB: lower "
+               "--kv-cache-memory-bytes or use a smaller model",
                cn_gib(wanted), cn_gib(p->kv.kv_bytes), cn_gib(all));
 }
 
@@ -115,7 +117,7 @@ cn_status cn_start_plan_make(cn_start_plan *out, const cn_config *c, const cn_mo
     cn_start_plan p = parts_of(c, m, be);
     uint64_t kv_bytes = c->kv_cache_memory_bytes;
     if (be->mem_avail) CN_TRY(device_kv_bytes(&p, c, be, &kv_bytes));
-    cn_config with = *c; /* borrows all of it */
+    cn_config with = *c; /* shallow: borrows the strings */
     with.kv_cache_memory_bytes = kv_bytes;
     CN_TRY(cn_memory_plan_make(&p.kv, &with, m, be));
     warn_of_host(&p, be);
@@ -130,7 +132,7 @@ cn_status cn_start_wanted_bytes(uint64_t *bytes, const cn_config *c, const cn_mo
     if (c->kv_cache_memory_bytes == 0) return CN_OK;
     cn_start_plan p = parts_of(c, m, be);
     CN_TRY(cn_memory_plan_make(&p.kv, c, m, be));
-    /* Less than a block of it may be left over. */
+    /* The plan may use up to one block less than the option says. */
     if (p.kv.kv_bytes < c->kv_cache_memory_bytes) p.kv.kv_bytes = c->kv_cache_memory_bytes;
     *bytes = cn_start_plan_bytes(&p);
     return CN_OK;

@@ -1,13 +1,13 @@
-/* start_plan.h - what a start takes of a backend's memory, part by part, before any of it is taken:
- * the engine obeys it and `cinch plan` prints it.
+/* start_plan.h - plans the memory that an engine takes from its backend at start, part by part. The
+ * engine uses the plan and `cinch plan` prints it.
  *
- * Owner: the caller; plain values. Thread: any. Stage: start, after the backend is open, before
- * weights are read, so that a plan which cannot be is refused at once.
+ * Owner: the caller; plain values. Thread: any. Stage: start, after the backend is open and before
+ * weights are read, so that a plan that does not fit is refused at once.
  *
- * A host's KV memory is a figure of the options, whatever the rest takes. A device has one memory:
- * KV gets what weights, workspace and the arrays of steps leave of --gpu-memory-utilization. With
- * --kv-cache-memory-bytes it is the other way round: so much for KV, and no more of the device is
- * taken than all parts need. */
+ * On a CPU the options alone give the KV memory. A GPU has one memory for all parts: KV gets what
+ * weights, workspace and step arrays leave of --gpu-memory-utilization. With
+ * --kv-cache-memory-bytes the size of KV is given, and the engine takes only as much of the GPU as
+ * all parts need. */
 #ifndef CN_START_PLAN_H
 #define CN_START_PLAN_H
 
@@ -16,31 +16,31 @@
 
 typedef struct cn_start_plan {
     uint64_t weight_bytes, workspace_bytes;
-    /* Of a device: sampling, compression and what steps are described in, rounded up. */
+    /* GPU only: sampling, compression and the batch arrays, rounded up. */
     uint64_t step_bytes;
     cn_memory_plan kv;
 } cn_start_plan;
 
-/* Rows and tokens of the largest step, padding included, the longest request of these options, and
- * what such steps are described in. */
+/* Rows and tokens of the largest step including padding, the length of the longest request, and
+ * the batch arrays for such steps. */
 uint32_t cn_start_max_rows(const cn_config *c);
 uint32_t cn_start_max_tokens(const cn_config *c);
 uint32_t cn_start_max_model_len(const cn_config *c, const cn_model_config *m);
 cn_batch_opts cn_start_batch_opts(const cn_config *c, const cn_model_config *m,
                                   uint32_t block_tokens, uint32_t window_tokens);
 
-/* CN_ERR_MEMORY when the parts, or not even one request's KV, fit; the text has the numbers and the
- * option to change. */
+/* CN_ERR_MEMORY when the parts do not fit, or when the KV memory is too small for one request. The
+ * text has the numbers and the option to change. */
 cn_status cn_start_plan_make(cn_start_plan *out, const cn_config *c, const cn_model_config *m,
                              cn_backend *be);
 
-/* What these options want of a device's memory: all parts where --kv-cache-memory-bytes gives the
- * share of KV; else 0, as much as there is. The backend's memory need not be there yet.
+/* The device memory that these options need: the sum of all parts if --kv-cache-memory-bytes is
+ * set, else 0, which means as much as allowed. Works before the backend has allocated memory.
  * CN_ERR_MEMORY as above. */
 cn_status cn_start_wanted_bytes(uint64_t *bytes, const cn_config *c, const cn_model_config *m,
                                 cn_backend *be);
 
-/* All parts, bytes. */
+/* Sum of all parts, bytes. */
 uint64_t cn_start_plan_bytes(const cn_start_plan *p);
 
 #endif

@@ -1,9 +1,9 @@
-/* swap_space.h - how blocks and windows stand in the swap space, beside how they stand on the
- * device: the one definition of both, for the op `swap` of every backend. A leaf.
+/* swap_space.h - the layout of blocks and windows in the swap space and on the device: the only
+ * definition, for the op `swap` of every backend. A leaf.
  *
- * A plane is an array [layer][item] of equal items on the device: the pool, the scores, the origins
- * (an item is a block), the windows (an item is a query slot). An item's pieces, one per layer, lie
- * together in the space; a block's planes lie one behind the other. */
+ * A plane is a device array [layer][item] of equal items. The pool, the scores and the origins are
+ * planes of blocks; the windows are a plane of query slots. In the swap space the pieces of an
+ * item, one per layer, are contiguous, and the planes of a block follow one another. */
 #ifndef CN_SWAP_SPACE_H
 #define CN_SWAP_SPACE_H
 
@@ -15,10 +15,10 @@ typedef struct cn_swap_plane {
     char *device;
     size_t piece_bytes; /* of an item in one layer */
     size_t n_items;     /* on the device */
-    size_t at;          /* where the plane begins in an item of the space */
+    size_t at;          /* offset of the plane in an item of the swap space */
 } cn_swap_plane;
 
-/* Planes of a block, K and V of kv_bytes an element; returns how many. */
+/* Fills in the planes of a block and returns their number. K and V have kv_bytes per element. */
 static inline uint32_t cn_swap_block_planes(const cn_pools *p, size_t kv_bytes,
                                             cn_swap_plane planes[CN_SWAP_PLANES])
 {
@@ -41,7 +41,7 @@ static inline uint32_t cn_swap_block_planes(const cn_pools *p, size_t kv_bytes,
     return n;
 }
 
-/* The plane of the windows, of act_bytes an element. */
+/* The plane of the windows, with act_bytes per element. */
 static inline cn_swap_plane cn_swap_window_plane(const cn_pools *p, size_t act_bytes)
 {
     const size_t n = (size_t)p->window * p->n_heads * p->layout.head_dim;
@@ -60,7 +60,8 @@ static inline size_t cn_swap_window_bytes(const cn_pools *p, size_t act_bytes)
     return cn_swap_window_plane(p, act_bytes).piece_bytes * p->layout.n_layers;
 }
 
-/* One layer's piece of an item: on the device, and in the space, where the item is at `item`. */
+/* Address of one layer's piece of an item: on the device, and in the swap space, where `item` is
+ * the address of the item. */
 static inline char *cn_swap_on_device(const cn_swap_plane *p, uint32_t layer, uint32_t id)
 {
     return p->device + (layer * p->n_items + id) * p->piece_bytes;

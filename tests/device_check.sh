@@ -29,7 +29,7 @@ refused() {
     exit 1
 }
 
-refused "is neither in"
+refused "not found in"
 run auto
 [ "$got" = 0 ] || { echo "--device auto: exit $got"; cat "$dir/err"; exit 1; }
 head -c 4096 /dev/zero >"$dir/bin/cinch-cuda.so"

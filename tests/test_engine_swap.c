@@ -210,8 +210,9 @@ static void unusable_swap_space_is_refused(void **state)
 {
     (void)state;
     assert_refused((const char *[]){"swap-space", "1", NULL}, "--kv-policies");
-    assert_refused((const char *[]){ZIP, "swap-space", "0.0001", NULL}, "hold no compressed");
-    assert_refused((const char *[]){ZIP, "swap-space", "60000", NULL}, "the machine has");
+    assert_refused((const char *[]){ZIP, "swap-space", "0.0001", NULL},
+                   "too few for one compressed request");
+    assert_refused((const char *[]){ZIP, "swap-space", "60000", NULL}, "of the machine's");
 }
 
 static int setup(void **state)

@@ -48,7 +48,7 @@ static void test_refusals(void **state)
         expect_refusal(cases[i].text, strlen(cases[i].text), cases[i].words);
     char big[65];
     memset(big, ' ', sizeof big);
-    expect_refusal(big, sizeof big, "65 bytes of JSON, at most 64");
+    expect_refusal(big, sizeof big, "65 bytes of JSON exceed the limit of 64");
     expect_refusal("[1]\0", 4, "not JSON");
 }
 
@@ -133,13 +133,13 @@ static void test_getters(void **state)
     assert_int_equal(cn_json_u32(&a, "n", CN_JSON_REQUIRED, 0, 9, &u), CN_ERR_MODEL);
     assert_string_equal(cn_last_error(), "cfg: n: missing");
     assert_int_equal(cn_json_u32(&a, "u", CN_JSON_REQUIRED, 8, 9, &u), CN_ERR_MODEL);
-    assert_string_equal(cn_last_error(), "cfg: u: want a whole number from 8 to 9, found 7");
+    assert_string_equal(cn_last_error(), "cfg: u: expected a whole number from 8 to 9, got 7");
     assert_int_equal(cn_json_u32(&a, "neg", CN_JSON_REQUIRED, 0, 9, &u), CN_ERR_MODEL);
     assert_int_equal(cn_json_u32(&a, "half", CN_JSON_REQUIRED, 0, 9, &u), CN_ERR_MODEL);
     assert_int_equal(cn_json_u32(&a, "s", CN_JSON_OPTIONAL, 0, 9, &u), CN_ERR_MODEL);
-    assert_non_null(strstr(cn_last_error(), "found \"x\""));
+    assert_non_null(strstr(cn_last_error(), "got \"x\""));
     assert_int_equal(cn_json_f64(&a, "l", CN_JSON_OPTIONAL, 0, 9, &r), CN_ERR_MODEL);
-    assert_non_null(strstr(cn_last_error(), "found an array of 1"));
+    assert_non_null(strstr(cn_last_error(), "got an array of 1"));
     assert_int_equal(cn_json_bool(&a, "u", CN_JSON_OPTIONAL, &b), CN_ERR_MODEL);
     assert_int_equal(cn_json_str(&a, "o", CN_JSON_OPTIONAL, &s), CN_ERR_MODEL);
     assert_int_equal(cn_json_obj(&a, "l", CN_JSON_OPTIONAL, &child), CN_ERR_MODEL);
@@ -180,7 +180,7 @@ static void test_token_ids(void **state)
     assert_int_equal(ids[1], 9);
     assert_int_equal(cn_json_token_ids(&a, "two", 10, 1, ids, &n), CN_ERR_MODEL);
     assert_int_equal(cn_json_token_ids(&a, "bad", 10, 2, ids, &n), CN_ERR_MODEL);
-    assert_string_equal(cn_last_error(), "g: bad: want token ids below 10, found 10");
+    assert_string_equal(cn_last_error(), "g: bad: expected token ids below 10, got 10");
     assert_int_equal(cn_json_token_ids(&a, "text", 10, 2, ids, &n), CN_ERR_MODEL);
     json_decref(tree);
 }

@@ -173,7 +173,7 @@ static void options_decide_the_plan(void **state)
     assert_int_equal(p.n_query_slots, 2);
     c->n_blocks_override = 3;
     assert_int_equal(cn_memory_plan_make(&p, c, &m, &cpu), CN_ERR_MEMORY);
-    assert_non_null(strstr(cn_last_error(), "takes 4 blocks"));
+    assert_non_null(strstr(cn_last_error(), "needs 4 blocks"));
     c->n_blocks_override = c->max_model_len = 0;
 
     c->swap_space_gib = 0.25f;
