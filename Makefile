@@ -7,24 +7,24 @@
 ##   make install   PREFIX=/usr/local DESTDIR=
 ##
 ## Tests:  test [T=name]  sim [SEED=n STEPS=n]  fuzz [T=name FUZZ_RUNS=n SEED=n]  scripts
-##         asan  ubsan  tsan  golden  tidy  nightly (what is too long for every change)
+##         asan  ubsan  tsan  golden  tidy  nightly (long tests, about an hour)
 ## Other:  docs (docs/CONFIG.md, docs/cinch.1)  bench  clean
 ##         plot-env (the Python of bench/plot.py)  plots (docs/plots/*.svg)
 ##
 ## V=1 prints whole commands.
-## ARCH=x86-64-v3 builds for other machines than this one (the default is native).
-## SANITIZER=address,undefined or thread builds into a directory of its own.
-## docs/HACKING.md has the rest.
+## ARCH=x86-64-v3 builds for other machines; the default, native, builds for this machine.
+## SANITIZER=address,undefined or SANITIZER=thread builds into a separate directory.
+## docs/HACKING.md describes every target.
 
 comma := ,
-# One short line a command; V=1 prints the commands themselves.
+# Prints one short line per command; V=1 prints the commands themselves.
 ifeq ($(V),)
 Q := @
 say = @printf '%-6s %s\n' $(1) '$(2)'
 else
 say = @:
 endif
-# A sanitizer gets its own directory: build-address, build-thread.
+# Each sanitizer build has its own directory: build-address, build-undefined or build-thread.
 ifdef SANITIZER
 BUILD ?= build-$(firstword $(subst $(comma), ,$(SANITIZER)))
 endif
@@ -40,7 +40,7 @@ SEED ?= 1
 WARN := -Wall -Wextra -Wshadow -Wconversion -Werror
 CFLAGS ?=
 PKGS := jansson libpcre2-8 libutf8proc libevent_core
-# Quiet when a library is missing: `make deps` says what to do about it.
+# Errors are hidden here when a library is missing: `make deps` installs it or says how.
 PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 PKG_LIBS := $(shell pkg-config --libs $(PKGS) 2>/dev/null)
 override CPPFLAGS += -D_GNU_SOURCE
@@ -56,7 +56,7 @@ LIB_SRC := $(filter-out engine/main.c,$(wildcard engine/*.c engine/*/*.c)) \
   $(wildcard scheduler/*.c paged/*.c compress/*.c)
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o)
 LIB := $(BUILD)/libcinch.a
-# tests/lib/ and tests/sim/ are what tests share; every other C file of tests/ is a program.
+# Tests share the code in tests/lib/ and tests/sim/. Every other C file in tests/ is a program.
 TEST_LIB_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/lib/*.c tests/sim/*.c))
 TEST_LIB := $(BUILD)/tests/libtest.a
 TEST_BIN := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/test_*.c))
@@ -65,11 +65,12 @@ FUZZ_BIN := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/fuzz_*.c))
 EXAMPLE_BIN := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 BENCH_BIN := $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c))
 TOOL_BIN := $(BUILD)/tests/diff_dumps
-# Tests whose CPU can be one that runs ops late (tests/lib/late_device.h).
+# Tests that can run on the late device (tests/lib/late_device.h) instead of the CPU backend.
 LATE_TESTS := $(BUILD)/tests/test_soak $(BUILD)/tests/test_engine_async
 PROGRAM_OBJ := $(BUILD)/engine/main.o $(addsuffix .o,$(TEST_BIN) $(SIM_BIN) $(FUZZ_BIN) \
   $(TOOL_BIN) $(EXAMPLE_BIN) $(BENCH_BIN))
-# Code for Hopper (9.0a) and for 8.0, and portable code that drivers finish for what is newer.
+# Machine code for compute capability 9.0a (Hopper) and 8.0, and PTX that the driver compiles for
+# newer GPUs.
 CUDA_HOME ?= /usr/local/cuda
 NVCC ?= $(CUDA_HOME)/bin/nvcc
 CUDA_ARCHS ?= -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_80,code=sm_80 \
@@ -88,10 +89,10 @@ CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcud
 # Runs on Python 3.10 and newer.
 MATPLOTLIB := 3.10.9
 PLOT_ENV := $(BUILD)/plot-env
-# Tests that start threads: what the thread sanitizer is for. Another: TSAN_TESTS="a b".
+# Tests that start threads, for the thread sanitizer. Run others with TSAN_TESTS="a b".
 TSAN_TESTS ?= ops_cpu attn_cpu backend_pair engine_zip engine_async serve_batches mailbox serve serve_limits serve_status
 
-# The parts of `make nightly` beside the thread sanitizer.
+# The parts of `make nightly`, without the thread sanitizer.
 NIGHTLY := nightly-sim nightly-fuzz nightly-async nightly-soak nightly-chaos
 
 .PHONY: all cpu cuda help deps demo check test sim fuzz scripts asan ubsan tsan golden tidy docs \
@@ -105,7 +106,7 @@ help:
 
 # ---- building ----
 
-# Objects depend on the flags they are made with, the archive on the list of its members.
+# Objects depend on their compiler flags. The archive depends on the list of its members.
 define stamp
 $(shell mkdir -p $(BUILD); printf '%s\n' '$(2)' | cmp -s - $(BUILD)/$(1) || \
   printf '%s\n' '$(2)' >$(BUILD)/$(1))
@@ -123,10 +124,10 @@ $(BUILD)/%.o: %.c $(BUILD)/flags
 	$(call say,CC,$<)
 	$(Q)$(CC) -I. $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
 
-# Taken in by the assembler, which the compiler's list of dependencies does not know.
+# The assembler includes these files, so the compiler's dependency list does not name them.
 $(BUILD)/engine/serve/assets.o: engine/serve/page.html engine/serve/openapi.json
 
-# Examples see the public header alone, by the name it is installed under.
+# Examples can include only the public header, under its installed name.
 $(BUILD)/examples/%.o: examples/%.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(call say,CC,$<)
@@ -191,11 +192,12 @@ programs: all $(TEST_BIN) $(SIM_BIN) $(FUZZ_BIN) $(TOOL_BIN) $(EXAMPLE_BIN) $(BE
 deps:
 	@.ci/deps
 
-# The rest of a target that began with deps: a make of its own, which sees what was installed.
-# Uses all cores unless this one was told how many.
+# Runs the rest of a target after deps, in a new make that finds the installed libraries. The new
+# make uses all cores unless -j was given.
 REST = +@$(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell nproc))
 
-# One target after the other, all of them even when one fails: tests would disturb each other.
+# Runs targets one after another, because parallel tests disturb each other. Runs all of them even
+# when one fails.
 define in-turn
 +@bad=0; for t in $(1); do $(MAKE) --no-print-directory $(2) $$t || bad=1; done; exit $$bad
 endef
@@ -213,7 +215,7 @@ check: deps
 
 # ---- tests ----
 
-# Runs each program, prints the log of one that fails, and counts.
+# Runs each program, prints the log of each that fails, and prints the counts.
 RUN = BUILD=$(BUILD) MAKE="$(MAKE)" CC="$(CC)" tests/run.sh
 
 TESTS := $(if $(T),$(T:%=$(BUILD)/tests/test_%),$(TEST_BIN))
@@ -227,12 +229,13 @@ sim: $(SIM_BIN)
 fuzz: $(if $(T),$(T:%=$(BUILD)/tests/fuzz_%),$(FUZZ_BIN))
 	@$(RUN) --args "$(FUZZ_RUNS) $(SEED)" $^
 
-# Tests that are scripts: of the program, of the installed files, of the style check itself.
+# The test scripts. They test the program, the installed files and the style check.
 scripts: programs $(BUILD)/tests/tidy
 	@$(RUN) $(wildcard tests/*_check.sh)
 
-# What is too long for every change: ten simulations of a million steps, longer fuzzing, more seeds
-# of asynchronous runs, long random traffic, fifty rounds of kill -9, all of it in about an hour.
+# Tests that take too long to run for every change: ten simulations of a million steps, longer
+# fuzzing, more seeds of asynchronous runs, long random traffic, fifty rounds of kill -9. Together
+# they take about an hour.
 NIGHTLY_SEEDS ?= 1 2 3 4 5 6 7 8 9 10
 nightly: deps
 	$(REST) programs
@@ -266,7 +269,8 @@ tsan:
 	$(REST) $(TSAN) T="$(TSAN_TESTS)" test-programs
 	$(call in-turn,test,$(TSAN) T="$(TSAN_TESTS)")
 
-# Golden files from their independent references; each folder's README names the Python packages.
+# Writes the golden files from independent references. Each folder's README names the Python
+# packages.
 golden:
 	@set -e; for s in tests/golden/make_*.py; do echo "== $$s"; $(PYTHON) $$s; done
 
@@ -288,7 +292,7 @@ docs: $(BUILD)/cinch
 docs-check: $(BUILD)/cinch
 	@$(BUILD)/cinch docs config | diff -u docs/CONFIG.md - && \
 	  $(BUILD)/cinch docs man | diff -u docs/cinch.1 - || \
-	  { echo "docs/ is behind the option table: run make docs"; exit 1; }
+	  { echo "docs/ does not match the option table: run make docs"; exit 1; }
 
 # ---- installing ----
 
@@ -324,7 +328,7 @@ $(PLOT_ENV)/matplotlib-$(MATPLOTLIB):
 	  matplotlib==$(MATPLOTLIB)
 	@touch $@
 
-# The plots of docs/BENCH.md and docs/QUALITY.md, from the data that the tree has of them.
+# Draws the plots of docs/BENCH.md and docs/QUALITY.md from docs/plots/data.
 PLOTS ?= docs/plots
 PLOT := $(PLOT_ENV)/bin/python bench/plot.py
 DATA := docs/plots/data

@@ -1,12 +1,13 @@
-/* bench_attn.c - attention alone on a GPU, in the shape of Qwen3-8B: 32 query heads, 8 kv heads,
- * head_dim 128, blocks of 256, 36 layers each with a pool of its own, bf16.
+/* bench_attn.c - times attention alone on a GPU, in the shape of Qwen3-8B: 32 query heads, 8 kv
+ * heads, head_dim 128, blocks of 256, 36 layers with a pool each, bf16.
  *
  *   bench_attn [all|decode|prefill] [portable]
  *
- * Decode: all layers in one graph, started again and again; the bytes of K and V that it must read
- * (4,096 a slot and layer) over the time, as a share of the bandwidth of one pass over the whole
- * pool (mem_sum) in the same run. Prefill: operations over the time, and the time as a share of the
- * layer's matrix products at the same number of tokens. Values are random: zeros run faster. */
+ * Decode: all layers in one graph, launched repeatedly. The rate is the bytes of K and V that it
+ * must read (4,096 per slot and layer) over the time. The percentage is the share of the bandwidth
+ * of one pass over the whole pool (mem_sum) in the same run. Prefill: operations over the time, and
+ * the time as a share of the layer's matrix products for the same number of tokens. Values are
+ * random, because zeros run faster. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +24,7 @@ enum {
     HIDDEN = 4096,
     INTERMEDIATE = 12288,
     MAX_SEQS = 168,
-    SLOT_BYTES = 2 * 2 * KV_HEADS * DIM, /* of one layer */
+    SLOT_BYTES = 2 * 2 * KV_HEADS * DIM, /* in one layer */
     ROUNDS = 7
 };
 
@@ -35,7 +36,8 @@ typedef struct bench {
     uint64_t random;
 } bench;
 
-/* Median seconds of one run, of ROUNDS rounds of n_runs each after one to warm up. */
+/* Returns the median time of one run, in seconds: ROUNDS rounds of n_runs each, after a warm-up
+ * round. */
 static double time_runs(bench *b, void (*run)(bench *b, void *ctx), void *ctx, uint32_t n_runs)
 {
     double seconds[ROUNDS];
@@ -55,7 +57,7 @@ typedef struct batch {
     cn_batch_view view;
     cn_attn_args args;
     void *owned[5];
-    uint64_t n_slots; /* in all sequences */
+    uint64_t n_slots; /* total of all sequences */
 } batch;
 
 static void *to_device(bench *b, const void *host, size_t bytes)
@@ -65,7 +67,8 @@ static void *to_device(bench *b, const void *host, size_t bytes)
     return p;
 }
 
-/* Sequences of kv_len[] slots, the last n_q of them computed; blocks dealt in random order. */
+/* Opens a batch of sequences with kv_len[] slots, the last n_q of them computed. Blocks are
+ * assigned in random order. */
 static void batch_open(bench *b, batch *x, uint32_t n_seqs, const uint32_t *kv_len, uint32_t n_q,
                        uint32_t n_layers)
 {
@@ -142,7 +145,7 @@ static void bench_decode(bench *b, const char *name, uint32_t n_seqs, const uint
     bench_must(b->be->graph_end(b->stream, &graph));
     double seconds = time_runs(b, run_graph, graph, 5);
     double bytes = (double)x.n_slots * SLOT_BYTES * LAYERS;
-    printf("decode   %-24s %8.1f us a layer  %6.3f TB/s  %5.1f %%\n", name, seconds / LAYERS * 1e6,
+    printf("decode   %-24s %8.1f us/layer  %6.3f TB/s  %5.1f %%\n", name, seconds / LAYERS * 1e6,
            bytes / seconds * 1e-12, 100 * bytes / seconds / bandwidth);
     fflush(stdout);
     b->be->graph_free(graph);
@@ -201,7 +204,7 @@ static double time_products(bench *b, uint32_t n_tokens)
 {
     size_t widest = (size_t)n_tokens * 2 * INTERMEDIATE * 2;
     products p = {.n_tokens = n_tokens};
-    p.x = b->pool; /* random values of the right size; results go elsewhere */
+    p.x = b->pool; /* random values; results are written elsewhere */
     p.weight = b->pool + widest;
     p.out = bench_alloc(b->be, widest);
     double seconds = time_runs(b, run_products, &p, 3);
@@ -220,7 +223,7 @@ static void bench_prefill(bench *b, uint32_t n_seqs, uint32_t n_q, uint32_t kv_l
     double rate = 4.0 * HEADS * DIM * seen / seconds;
     batch_close(b, &x);
     double gemm = time_products(b, n_seqs * n_q);
-    printf("prefill  %2u x %5u of %5u      %8.1f us a layer  %6.1f TFLOP/s  %5.3f of its matrix "
+    printf("prefill  %2u x %5u of %5u      %8.1f us/layer  %6.1f TFLOP/s  %5.3f of its matrix "
            "products\n",
            n_seqs, n_q, kv_len, seconds * 1e6, rate * 1e-12, seconds / gemm);
     fflush(stdout);

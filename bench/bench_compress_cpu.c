@@ -1,10 +1,10 @@
-/* bench_compress_cpu.c - microseconds of a compression event on the CPU, part by part, for the
- * bundled checkpoint's shape, beside the plain matrix products of the same sizes.
+/* bench_compress_cpu.c - times a compression event on the CPU in microseconds, part by part, in the
+ * shape of the bundled checkpoint. Compares parts with plain matrix products of the same sizes.
  *
- * Usage: bench_compress_cpu [seconds per figure, default 0.3]. One thread; the fastest of the runs
- * that fit. Events walk over many requests, so keys and values come from memory as they do in a
- * run, not from the cache; the parts are timed in the order of an event, each on what the part
- * before left in the cache. */
+ * Usage: bench_compress_cpu [seconds per figure, default 0.3]. Uses one thread and prints the
+ * fastest of the runs that fit in the time. Events alternate between many requests, so keys and
+ * values come from memory and not from the cache, as in a real run. The parts are timed in the
+ * order of an event, each with the cache as the part before left it. */
 #include <cblas.h>
 #include <math.h>
 #include <stdio.h>
@@ -59,7 +59,7 @@ static void load_make(load *l, uint32_t budget, uint32_t window, cn_kv_redundanc
     }
 }
 
-/* Whole events through the op, requests in turn. */
+/* Times whole events through the op. Requests alternate. */
 static double event_us(const cn_pools *p, const load *l, void *scratch, size_t scratch_bytes,
                        double seconds)
 {
@@ -119,7 +119,7 @@ static void event_by_parts(const cn_pools *p, const cn_compress_req *req, float 
     }
 }
 
-/* One plain product, m*k by k*n, repeated over the same operands: the rate the library reaches. */
+/* Times one plain product, m*k by k*n, repeated with the same operands: the rate of the library. */
 static double sgemm_us(uint32_t m, uint32_t n, uint32_t k, double seconds)
 {
     float *a = bench_floats((size_t)m * k, 4, 1), *b = bench_floats((size_t)n * k, 5, 1);
@@ -137,7 +137,8 @@ static double sgemm_us(uint32_t m, uint32_t n, uint32_t k, double seconds)
     return best * 1e6;
 }
 
-/* A part beside one plain product per (layer, kv head) of its size; 0 rows: a part without. */
+/* Prints a part, with the time of one plain product of its size per (layer, kv head). 0 rows: the
+ * part has no product. */
 static void print_part(const char *name, double us, uint32_t rows, uint32_t n, double seconds)
 {
     printf("  %-12s %8.0f us", name, us);
@@ -188,7 +189,7 @@ int main(int argc, char **argv)
     const double seconds = argc > 1 ? atof(argv[1]) : 0.3;
     openblas_set_num_threads(1);
     cn_pools p = pools_make();
-    printf("%d layers, %d query and %d kv heads of %d, blocks of %d, %d requests in turn\n", LAYERS,
+    printf("%d layers, %d query and %d kv heads of %d, blocks of %d, %d requests\n", LAYERS,
            HEADS, KV_HEADS, HEAD_DIM, BLOCK, REQUESTS);
     printf("plain sgemm, 512 x 512 x 512: %.1f GFLOP/s\n",
            2.0 * 512 * 512 * 512 / sgemm_us(512, 512, 512, seconds) * 1e-3);

@@ -1,16 +1,16 @@
-/* bench_compress_cuda.c - compression events on a GPU, in the shape of Qwen3-8B: 36 layers, 8 kv
- * heads, groups of 4, head_dim 128, nine blocks of 256 brought to eight, window of 16, bf16.
+/* bench_compress_cuda.c - times compression events on a GPU, in the shape of Qwen3-8B: 36 layers, 8
+ * kv heads, groups of 4, head_dim 128, nine blocks of 256 reduced to eight, window of 16, bf16.
  *
  *   bench_compress_cuda [portable]
  *
- * Each row is an event of one or of eight requests. "in turn" is the time an event takes behind
- * others, "alone" from the call until the stream is idle again. The floor is the bytes that must
- * move (K once, queries, the global score twice, and K and V of the rows that change their slots,
- * which one event shows, there and back) over the bandwidth of one pass of reading (mem_sum) in the
- * same run. Policies with parts left out tell what the parts take: `window` moves only,
- * `no redundancy` adds attention and selection, `fill` moves few rows.
- * Values are random: zeros run faster, and every slot is as likely to go as another, so that rows
- * move from the first block on. Before a round, all blocks are as they were before the first. */
+ * Each row is an event of one or of eight requests. "queued" is the time per event in a queue of
+ * events. "alone" is the time from the call until the stream is idle. "floor" is the bytes that
+ * must move, over the read bandwidth of one pass (mem_sum) in the same run. The bytes are K once,
+ * the queries, the global score twice, and one read and one write of K and V of the rows that
+ * change their slots, which are counted in one event. The policies show what each part takes:
+ * `window` only moves, `no redundancy` adds attention and selection, `fill` moves few rows. Values
+ * are random, because zeros run faster. Every slot is then equally likely to be evicted, so rows
+ * move from the first block on. Before each round, all blocks get their first contents again. */
 #include <stdio.h>
 #include <string.h>
 
@@ -26,7 +26,7 @@ enum {
     N_TARGET = 8,
     WINDOW = 16,
     REQUESTS = 8,
-    POOL_BLOCKS = REQUESTS * N_BLOCKS, /* and as many that keep what was in them */
+    POOL_BLOCKS = REQUESTS * N_BLOCKS, /* and as many with copies of their contents */
     ROUNDS = 9
 };
 
@@ -40,7 +40,7 @@ typedef struct bench {
     void *scratch;
     size_t scratch_bytes;
     double bytes_per_s;
-    uint32_t *slots, *origin; /* P of the pool, host and device */
+    uint32_t *slots, *origin; /* P of the pool, on host and device */
 } bench;
 
 static void pools_open(bench *b)
@@ -66,7 +66,7 @@ static void pools_open(bench *b)
     if (!b->slots) bench_must(cn_fail(CN_ERR_MEMORY, "no memory for %zu slots", n_slots));
 }
 
-/* Blocks dealt in random order. */
+/* Assigns blocks in random order. */
 static void requests_make(bench *b)
 {
     uint32_t order[POOL_BLOCKS];
@@ -113,7 +113,7 @@ static void restore_blocks(bench *b)
     bench_must(b->be->stream_sync(b->stream));
 }
 
-/* Rows, of K as of V, that the first request's event brings to another slot. */
+/* Counts the rows, of K and equally of V, that the first request's event moves to another slot. */
 static uint32_t count_moved(bench *b)
 {
     const cn_kv_layout *l = &b->pools.layout;
@@ -131,7 +131,7 @@ static uint32_t count_moved(bench *b)
     return n_moved;
 }
 
-/* All requests once, n in an event; seconds of an event. */
+/* Compresses all requests once, n per event. Returns the median seconds of an event. */
 static double time_in_turn(bench *b, uint32_t n)
 {
     double seconds[ROUNDS];
@@ -158,7 +158,7 @@ static double time_alone(bench *b, uint32_t n)
     return bench_median(seconds, ROUNDS);
 }
 
-/* What one request's event must move when n_moved rows change their slots. */
+/* The bytes that one request's event must move when n_moved rows change their slots. */
 static double floor_bytes(const cn_kv_params *p, uint32_t n_moved)
 {
     const double units = LAYERS * KV_HEADS, row = DIM * 2, moved = 4 * row * n_moved;
@@ -178,7 +178,7 @@ static void report(bench *b, const char *name, cn_kv_policy policy, cn_kv_redund
     for (uint32_t n = 1; n <= REQUESTS; n *= REQUESTS) {
         const double floor = n * event_bytes / b->bytes_per_s;
         const double turn = time_in_turn(b, n), alone = time_alone(b, n);
-        printf("%-22s %u request%s  floor %6.3f ms  in turn %6.3f ms (%3.0f %%)  alone %6.3f ms\n",
+        printf("%-22s %u request%s  floor %6.3f ms  queued %6.3f ms (%3.0f %%)  alone %6.3f ms\n",
                name, n, n == 1 ? " " : "s", 1e3 * floor, 1e3 * turn, 100 * floor / turn,
                1e3 * alone);
     }

@@ -1,11 +1,12 @@
-/* bench_cpu.c - how far the CPU's ops are from the machine, both measured in one run.
+/* bench_cpu.c - compares the CPU's ops with the speed of the machine, both measured in one run.
  *
  *   build/bench/bench_cpu [--threads N] [--batch 32] [--kv 4096] [--repeats 31]
  *
- * GEMMs of the bundled model's shapes at one batch, beside plain sgemm of the same shapes with as
- * many threads as OpenBLAS likes; every layer has weights of its own, as in a pass. Decode
- * attention over long contexts, beside reading the same memory with the same threads. The two
- * sides of a ratio take turns, and medians are compared, so that a noisy neighbour meets both. */
+ * GEMMs of the bundled model's shapes at one batch size, compared with plain sgemm of the same
+ * shapes with as many threads as OpenBLAS prefers. Every layer has its own weights, as in a pass.
+ * Decode attention over long contexts, compared with reading the same memory with the same threads.
+ * The two sides of a ratio alternate and their medians are compared, so other load on the machine
+ * affects both. */
 #include <cblas.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,14 +54,14 @@ static void run_plain(const bench *b, const gemm_shape *g, const float *x, const
                     (blasint)g->k, 0.0f, out, (blasint)g->n);
 }
 
-/* Adds the medians to total[0] (ours) and total[1] (plain). */
+/* Adds the medians to total[0] (cinch) and total[1] (plain sgemm). */
 static void bench_gemm(const bench *b, const gemm_shape *g, double total[2])
 {
     static double ours[MAX_REPEATS], plain[MAX_REPEATS];
     float *x = bench_floats((size_t)b->batch * g->k, 1, 0.5f);
     float *out = bench_floats((size_t)b->batch * g->n, 2, 0.5f);
     float *w = bench_floats((size_t)g->layers * g->n * g->k, 3, 0.5f);
-    for (uint32_t i = 0; i < b->repeats + 2; i++) { /* two rounds of warming up */
+    for (uint32_t i = 0; i < b->repeats + 2; i++) { /* two rounds warm up */
         double start = cn_now_s();
         run_ours(b, g, x, w, out);
         double middle = cn_now_s();
@@ -90,7 +91,7 @@ typedef struct read_job {
     const float *data;
     size_t n;
     uint32_t n_tasks;
-    float *sums; /* [n_tasks] so that the loads are not optimised away */
+    float *sums; /* [n_tasks]; without them the loads would be optimised away */
 } read_job;
 
 static void read_task(void *ctx, uint32_t task, uint32_t worker)
@@ -223,8 +224,8 @@ int main(int argc, char **argv)
     double total[2] = {0, 0};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) bench_gemm(&b, &shapes[i], total);
     double attention = bench_attention(&b);
-    printf("gemm of a pass / plain sgemm %.2f (wanted 0.70)\n", total[1] / total[0]);
-    printf("attention / plain read %.2f (wanted 0.50)\n", attention);
+    printf("gemm of a pass / plain sgemm %.2f (expected at least 0.70)\n", total[1] / total[0]);
+    printf("attention / plain read %.2f (expected at least 0.50)\n", attention);
     b.be->stream_free(b.stream);
     b.be->close(b.be);
     return 0;

@@ -1,11 +1,11 @@
-/* bench_kernel.c - how near the GPU's ops come to what its memory allows: each op's bytes a second
- * as a share of the read bandwidth measured in the same run, matrix products also beside cuBLASLt,
- * and the matrix products and row-wise ops of a whole decode step in one graph.
+/* bench_kernel.c - compares the GPU's ops with the limit of its memory: the bytes per second of
+ * each op as a share of the read bandwidth measured in the same run. Compares matrix products with
+ * cuBLASLt too, and runs the matrix products and row-wise ops of a whole decode step in one graph.
  *
- * Usage: bench_kernel [-v] [gemm|ops|step]...   (all three when none is named; -v prints every
- * candidate that was timed for a product)
- * The model is Qwen3-8B's shape with random weights. Ops are timed in graphs whose every node reads
- * other weights, several times more than the second-level cache holds. */
+ * Usage: bench_kernel [-v] [gemm|ops|step]...   (default: all three; -v prints every candidate that
+ * was timed for a product)
+ * The model is Qwen3-8B's shape with random weights. Ops are timed in graphs in which every node
+ * reads other weights, several times more than the L2 cache holds. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,17 +32,17 @@ typedef struct bench {
     cn_backend *be;
     cn_stream *s;
     double read_bytes_s; /* measured */
-    char *memory;        /* all that is left on the device */
+    char *memory;        /* all remaining memory of the device */
     size_t bytes;
 } bench;
 
 /* ---- timing ---- */
 
-/* Seconds of one run of `record`, as a graph launched LAUNCHES times; the best of three. */
+/* Returns the seconds of a run of `record`: a graph launched LAUNCHES times, the best of three. */
 static double time_graph(bench *b, void (*record)(bench *b, const void *ctx), const void *ctx)
 {
     cn_graph *g = NULL;
-    record(b, ctx); /* plans, modules */
+    record(b, ctx); /* makes plans, loads modules */
     bench_must(b->be->stream_sync(b->s));
     bench_must(b->be->graph_begin(b->s));
     record(b, ctx);
@@ -147,7 +147,7 @@ static void record_product(bench *b, const product *p, uint32_t n_tokens, void *
         bench_must(b->be->gemm(b->s, &plain));
 }
 
-/* Weights from the front of the memory, x and out at its end. */
+/* Weights are at the start of the memory, x and out at its end. */
 static void record_products(bench *b, const void *ctx)
 {
     const product_run *r = ctx;
@@ -182,7 +182,7 @@ static void bench_gemm(void)
         time_products(&b, us[kind]);
         close_bench(&b);
     }
-    printf("\nmatrix products: us, and the weights' bytes a second as a share of %.0f GB/s\n",
+    printf("\nmatrix products: us, and the weights' bytes per second as a share of %.0f GB/s\n",
            read_bytes_s / 1e9);
     printf("%-8s %5s  %18s  %18s  %18s\n", "", "rows", "cuBLASLt", "own", "fastest");
     for (uint32_t i = 0; i < N_PRODUCTS; i++)
@@ -241,7 +241,8 @@ static void lay_out_step(bench *b, step_run *r, uint32_t n_tokens)
     m->logits = carve(&at, (size_t)MAX_SEQS * VOCAB * 4);
     m->indices = carve(&at, 4 * MAX_SEQS * 4);
     if (at > b->memory + b->bytes) {
-        fprintf(stderr, "bench_kernel: the step needs %zu bytes\n", (size_t)(at - b->memory));
+        fprintf(stderr, "bench_kernel: a step needs %zu bytes, the device has %zu left\n",
+                (size_t)(at - b->memory), b->bytes);
         exit(1);
     }
     uint32_t host[4 * MAX_SEQS] = {0};
@@ -323,7 +324,7 @@ static void bench_step(void)
 typedef struct ops_run {
     const char *name;
     uint32_t n_tokens, copies;
-    size_t stride; /* from one copy's memory to the next */
+    size_t stride; /* from one copy's memory to the next, in bytes */
 } ops_run;
 
 static void record_rmsnorm(bench *b, const void *ctx)
@@ -351,7 +352,7 @@ static void record_silu_mul(bench *b, const void *ctx)
 
 static void record_copy_blocks(bench *b, const void *ctx)
 {
-    const ops_run *r = ctx; /* n_tokens: pairs */
+    const ops_run *r = ctx; /* n_tokens is the number of pairs */
     cn_block_copy pairs[64];
     const cn_kv_layout l =
         cn_kv_layout_make(LAYERS, 2 * r->n_tokens, KV_HEADS, BLOCK_TOKENS, HEAD_DIM, CN_BF16);
@@ -380,7 +381,7 @@ static void bench_ops(void)
     static const uint32_t rows[] = {1, 168, 4096};
     if (!open_bench(&b, CN_CUDA_GEMM_FASTEST, PART_GIB)) return;
     measure_read(&b);
-    printf("\nrow-wise ops: bytes moved a second, and as a share of the read bandwidth\n");
+    printf("\nrow-wise ops: bytes moved per second, and their share of the read bandwidth\n");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const size_t t = rows[i];
         print_op(&b, "rmsnorm", rows[i], 8 * t * HIDDEN, 6 * t * HIDDEN, record_rmsnorm);

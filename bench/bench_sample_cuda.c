@@ -1,10 +1,10 @@
-/* bench_sample_cuda.c - microseconds of sampling on the GPU by kind of row and batch size, beside
- * one pass over the logits at the read bandwidth measured in the same run.
+/* bench_sample_cuda.c - times sampling on the GPU in microseconds, by kind of row and batch size.
+ * Compares it with one pass over the logits at the read bandwidth measured in the same run.
  *
  * Usage: bench_sample_cuda [vocabulary, default 151936]
- * Every launch of a graph reads other logits than the last, several times what the second-level
- * cache holds. Two kinds of logits: "flat", normal with deviation 3, as random weights give; and
- * "peaked", a few tokens far above the rest, as a trained model gives. */
+ * Every launch of a graph reads other logits than the launch before, several times more than the L2
+ * cache holds. There are two kinds of logits: "flat", normal with standard deviation 3, as from
+ * random weights; and "peaked", a few tokens far above the rest, as from a trained model. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 enum {
     MAX_ROWS = 256,
     SETS = 3,
-    LAUNCHES = 4, /* of the op in a graph: at least SETS */
+    LAUNCHES = 4, /* launches of the op in a graph; at least SETS */
     GRAPHS = 8,
     ROUNDS = 5,
     NOISE = 1 << 22
@@ -47,7 +47,7 @@ static void record_sample(bench *b)
     }
 }
 
-/* Seconds of what `record` enqueues, as a graph; the best of some rounds. */
+/* Returns the seconds of a graph of what `record` enqueues: the best of some rounds. */
 static double time_graph(bench *b, void (*record)(bench *b))
 {
     cn_graph *g = NULL;

@@ -1,12 +1,12 @@
-/* bench_tokenizer.c - encode and decode speed on one core:
+/* bench_tokenizer.c - measures the speed of encoding and decoding on one core:
  *
  *     build/bench/bench_tokenizer [DIR [FILE...]]
  *
- * DIR is a checkpoint, examples/tiny-reasoner by default. The text is that of the files; without
- * any, of the licences and copyright notices that Debian installs, which is English prose. Each
- * figure is the best of several passes over the whole text, after one that fills the word cache;
- * "cold" is that first pass. Time is that of the processor, so that a busy machine does not count
- * as a slow tokenizer. */
+ * DIR is a checkpoint; the default is examples/tiny-reasoner. The text is that of the files. The
+ * default is English prose: the licences and copyright notices that Debian installs. Each figure is
+ * the best of several passes over the whole text. The first pass fills the word cache and is not
+ * counted; "cold" is that pass. Times are processor times, so that load on the machine does not
+ * make the tokenizer look slow. */
 #include <glob.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,7 +80,7 @@ int main(int argc, char **argv)
     for (int i = 2; i < argc; i++) add_file(&text, argv[i]);
     if (argc < 3) add_default_text(&text);
     if (text.len == 0) {
-        fprintf(stderr, "bench_tokenizer: no text: name files behind the checkpoint\n");
+        fprintf(stderr, "bench_tokenizer: no text: name files after the checkpoint\n");
         return 1;
     }
 
@@ -97,7 +97,7 @@ int main(int argc, char **argv)
     double mb = 1e-6 * (double)text.len;
     printf("%s: %u tokens in the vocabulary, loaded in %.2f s\n", dir, cn_tokenizer_vocab_size(t),
            load);
-    printf("%.1f MB of text, %zu tokens, %.2f bytes a token\n", mb, ids.len,
+    printf("%.1f MB of text, %zu tokens, %.2f bytes per token\n", mb, ids.len,
            (double)text.len / (double)ids.len);
     printf("encode %.1f MB/s (cold %.1f), decode %.1f MB/s\n", mb / warm, mb / cold, mb / decode);
     cn_tokenizer_free(t);

@@ -1,5 +1,5 @@
-/* bench_util.h - what benchmarks share: an error ends the program, random inputs, medians, and the
- * read bandwidth that others are measured against. Thread: the benchmark's. */
+/* bench_util.h - shared code of the benchmarks: errors that end the program, random inputs,
+ * medians, and the read bandwidth that others are compared with. Thread: the benchmark's. */
 #ifndef CN_BENCH_UTIL_H
 #define CN_BENCH_UTIL_H
 
@@ -9,7 +9,7 @@
 #include "engine/backend.h"
 #include "engine/base.h"
 
-/* Ends the program with the last error, unless the call went well. */
+/* Prints the last error and ends the program, unless the call returned CN_OK. */
 static inline void bench_must(cn_status status)
 {
     if (status == CN_OK) return;
@@ -32,14 +32,14 @@ static inline int bench_compare_doubles(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Sorts the values. */
+/* Returns the median. Sorts the values. */
 static inline double bench_median(double *values, uint32_t n)
 {
     qsort(values, n, sizeof *values, bench_compare_doubles);
     return values[n / 2];
 }
 
-/* n floats between -scale and scale; free with cn_free. */
+/* Returns n floats between -scale and scale. Free them with cn_free. */
 static inline float *bench_floats(size_t n, uint64_t seed, float scale)
 {
     float *p = cn_calloc_aligned(n, sizeof *p);
@@ -58,9 +58,9 @@ static inline void *bench_alloc(cn_backend *be, size_t bytes)
     return p;
 }
 
-/* Fills dst with bf16 values of either sign between 2^low and 2^high, each power of two as likely:
- * the power that a kernel draws depends on the bits, and zeros run faster. The same 64 MiB are
- * repeated, more than a cache holds. */
+/* Fills dst with bf16 values of either sign between 2^low and 2^high. Each power of two is equally
+ * likely, because the electrical power of a kernel depends on the bits and zeros run faster. The
+ * same 64 MiB are repeated, more than a cache holds. */
 static inline void bench_fill_bf16(cn_backend *be, cn_stream *s, void *dst, size_t bytes,
                                    uint64_t seed, int low, int high)
 {
@@ -81,14 +81,14 @@ static inline void bench_fill_bf16(cn_backend *be, cn_stream *s, void *dst, size
     cn_free(chunk);
 }
 
-/* Bytes a second of passes of reading (mem_sum): the median of some rounds. */
+/* Returns the bytes per second of read passes (mem_sum): the median of some rounds. */
 static inline double bench_read_bandwidth(cn_backend *be, cn_stream *s, const void *data,
                                           size_t bytes)
 {
     enum { ROUNDS = 9, PASSES = 2 };
     uint64_t *out = bench_alloc(be, 64);
     double seconds[ROUNDS];
-    for (uint32_t round = 0; round <= ROUNDS; round++) { /* the first warms up */
+    for (uint32_t round = 0; round <= ROUNDS; round++) { /* the first round warms up */
         bench_must(be->stream_sync(s));
         const double start = cn_now_s();
         for (uint32_t i = 0; i < PASSES; i++) bench_must(be->mem_sum(s, data, bytes, out));

@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""What a fixed, small KV pool does to many long outputs: the same requests under full KV and under
-`zip`, side by side.
+"""Compares full KV with `zip`: the same requests with long outputs in the same small KV pool.
 
     python3 bench/capacity.py OUTDIR [--requests 256] [--pool 192M] [--device cpu]
 
-Random prompts, every output at least 1,000 tokens long whatever the model says. Writes each arm's
-figures (JSON) and timeline (CSV) to OUTDIR, prints a table, and exits 1 when `zip` preempted a
-request that held a query slot, or `full` preempted nobody (the pool was no test). An arm whose JSON
-is there already is not run again. Needs the standard library alone; bench/plot.py draws the
-timelines.
+Prompts are random, and every output has at least 1,000 tokens whatever the model generates. Writes
+the figures (JSON) and timeline (CSV) of each arm to OUTDIR and prints a table. Exits with 1 when
+`zip` preempted a request that held a query slot. Also exits with 1 when `full` preempted no
+request, because such a pool is too large for the comparison. An arm whose JSON file exists is not
+run again. Needs only the standard library. bench/plot.py draws the timelines.
 """
 import argparse
 import json
@@ -31,7 +30,7 @@ def arguments():
     p.add_argument("--device", default="cpu")
     p.add_argument("--threads", type=int, default=0)
     p.add_argument("--requests", type=int, default=256)
-    p.add_argument("--output-len", type=int, default=1250, help="varied by a fifth either way")
+    p.add_argument("--output-len", type=int, default=1250, help="mean; varies by up to a fifth")
     p.add_argument("--pool", default="192M", help="memory of the KV pool")
     return p.parse_args()
 
@@ -58,12 +57,12 @@ def table(figures):
         ("output tokens/s", lambda f: f"{f['output_tokens_per_second']:,.0f}"),
         ("requests in a step, mean", lambda f: f"{f['mean_batch']:.1f}"),
         ("preemptions", lambda f: f"{f['preemptions']:,}"),
-        ("of requests that held a slot", lambda f: f"{f['holder_preemptions']:,}"),
-        ("tokens computed again", lambda f: f"{f['recomputed_tokens']:,}"),
-        ("the same per output token",
+        ("preemptions of requests with a slot", lambda f: f"{f['holder_preemptions']:,}"),
+        ("tokens recomputed", lambda f: f"{f['recomputed_tokens']:,}"),
+        ("tokens recomputed per output token",
          lambda f: f"{f['recomputed_tokens'] / f['total_output_tokens']:.3f}"),
         ("compressions", lambda f: f"{f['compressions']:,}"),
-        ("time in which nothing decoded because of one",
+        ("time in which a compression stopped all decoding",
          lambda f: f"{100 * f['stalled_s'] / f['elapsed_time']:.2f} %"),
     ]
     print("| |", " | ".join(figures), "|")
@@ -82,7 +81,7 @@ def main():
     if figures["zip"]["holder_preemptions"]:
         sys.exit("zip preempted a request that held a query slot")
     if not figures["full"]["preemptions"]:
-        sys.exit("full preempted nobody: the pool is too large to show anything")
+        sys.exit("full preempted no request: lower --pool or raise --requests")
 
 
 if __name__ == "__main__":

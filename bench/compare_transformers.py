@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""cinch beside transformers' generate(): same checkpoint, prompts, batch, lengths, f32 and threads.
+"""Compares cinch with transformers' generate(): same checkpoint, prompts, batch, lengths, threads.
 
     python3 bench/compare_transformers.py [--requests 64] [--output-len 256] [--threads N]
 
-Both get the same token ids and generate exactly --output-len tokens greedily for each prompt,
-whatever the model says (no end of sequence). transformers runs all of them as one left-padded
-batch with its KV cache, cinch as one batch under continuous batching, prefix cache off. Neither
-clock has tokenisation or loading in it. Each runs --rounds times, in turns; the best counts.
-Needs torch, transformers and tokenizers. Prints one line of figures each, the ratio, and JSON with
---json.
+Both run in f32, get the same token ids and generate exactly --output-len greedy tokens for each
+prompt; neither stops early. transformers runs all prompts as one left-padded batch with its KV
+cache. cinch runs them as one batch with continuous batching, without the prefix cache. Neither time
+includes tokenization or loading. Both run --rounds times, alternating; the best time counts. Needs
+torch, transformers and tokenizers. Prints one line of figures for each and the ratio, and writes
+JSON with --json.
 """
 import argparse
 import json
@@ -25,7 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 def arguments():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--model", default=str(ROOT / "examples/tiny-reasoner"))
-    p.add_argument("--prompts", help="JSONL with prompt; the model's ledger task when not given")
+    p.add_argument("--prompts", help="JSONL with the field prompt; default: the ledger task")
     p.add_argument("--cinch", default=str(ROOT / "build/cinch"))
     p.add_argument("--requests", type=int, default=64)
     p.add_argument("--output-len", type=int, default=256)
@@ -40,7 +40,7 @@ def read_prompts(path, n):
     with open(path, encoding="utf-8") as f:
         asked = [json.loads(line)["prompt"] for line in f][:n]
     if len(asked) < n:
-        sys.exit(f"{path}: {len(asked)} prompts, wanted {n}")
+        sys.exit(f"{path}: expected {n} prompts, got {len(asked)}: lower --requests")
     return [f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n" for q in asked]
 
 
@@ -93,7 +93,7 @@ class Cinch:
     def seconds(self):
         subprocess.run(self.command, check=True, stdout=subprocess.DEVNULL)
         figures = json.loads(self.figures.read_text())
-        assert figures["total_input_tokens"] == self.n_prompt_tokens, "not the same prompts"
+        assert figures["total_input_tokens"] == self.n_prompt_tokens, "prompt tokens differ"
         return figures["elapsed_time"]
 
 
@@ -123,7 +123,7 @@ def main():
                             for c, s in zip(contestants, best)]}
         pathlib.Path(a.json).write_text(json.dumps(figures, indent=1) + "\n")
     if a.at_least and ratio < a.at_least:
-        sys.exit(f"below {a.at_least}")
+        sys.exit(f"ratio {ratio:.2f} is below --at-least {a.at_least}")
 
 
 if __name__ == "__main__":

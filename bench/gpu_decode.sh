@@ -1,9 +1,10 @@
 #!/bin/sh
-# gpu_decode.sh OUTDIR - decode steps beside the read bandwidth of the same run, prefills beside
-# their matrix products alone, and how long the GPU is idle between two steps. See gpu_lib.sh.
-# First the time from nothing to one token: a run of one request of one token.
+# gpu_decode.sh OUTDIR - times decode steps and prefills. Prints decode steps with the read
+# bandwidth of the same run, prefills with their matrix products alone, and the GPU's idle time
+# between two steps. See gpu_lib.sh.
+# The first run is one request of one token: it times the whole process, from start to exit.
 #   RESIDENT (2176)  BATCHES (168,128,64,32,8,1)  PREFILL (4096,16384)  BATCHED (8192)
-# The largest batch comes first: its prompts stay in the prefix cache for the others.
+# The largest batch comes first, so that its prompts are in the prefix cache for the others.
 . "$(dirname "$0")/gpu_lib.sh"
 began=$(date +%s.%N)
 bench "start-$shape" --max-model-len 17408 --max-num-seqs 168 --num-prompts 1 --input-len 1 \

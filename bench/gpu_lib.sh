@@ -1,13 +1,13 @@
-# gpu_lib.sh - what the bench/gpu_*.sh scripts share; sourced by them.
+# gpu_lib.sh - shared code of the bench/gpu_*.sh scripts, which source it.
 #
-# Every script takes the folder of its results, and runs `cinch bench throughput` step by step on a
-# shape of bench/shapes with random weights. A step whose JSON is there already is skipped, so that
-# a script that was cut off goes on where it stopped. bench/plot.py draws the JSON files and the
+# Every script takes the directory of its results. It runs `cinch bench throughput` several times on
+# a shape of bench/shapes with random weights. A measurement whose JSON file exists is skipped, so a
+# script that was interrupted can be started again. bench/plot.py draws the JSON files and the
 # timelines (CSV). Environment:
-#   CINCH   the program (build/cinch); cinch-cuda.so lies beside it
-#   SHAPE   qwen3-8b, or another folder of bench/shapes
-#   LIMIT   most seconds of one step (300)
-#   UTIL    share of the GPU's memory (0.9)
+#   CINCH   the program (build/cinch); cinch-cuda.so is in the same directory
+#   SHAPE   qwen3-8b, or another directory of bench/shapes
+#   LIMIT   time limit of one measurement in seconds (300)
+#   UTIL    fraction of GPU memory to use (0.9)
 set -eu
 cd "$(dirname "$0")/.."
 out=${1:?usage: $0 OUTDIR}
@@ -15,7 +15,7 @@ mkdir -p "$out"
 cinch=${CINCH:-build/cinch}
 shape=${SHAPE:-qwen3-8b}
 
-# bench NAME OPTIONS...: one measurement into $out/NAME.json and NAME.log; its lines are printed.
+# bench NAME OPTIONS...: runs one measurement, writes $out/NAME.json and NAME.log, prints its lines.
 bench() {
     name=$1
     shift
@@ -36,12 +36,12 @@ bench() {
     fi
 }
 
-# figure NAME KEY: a number of a finished measurement, 0 when it is not there.
+# figure NAME KEY: prints a number of a finished measurement, or 0 when it is missing.
 figure() {
     sed -n "s/^ \"$2\": \([-0-9.e+]*\),\{0,1\}$/\1/p" "$out/$1.json" 2>/dev/null | grep . || echo 0
 }
 
-# ratio TEXT A B: prints A / B.
+# ratio TEXT A B: prints A / B if both are above 0.
 ratio() {
     awk -v t="$1" -v a="$2" -v b="$3" 'BEGIN { if (a > 0 && b > 0) printf "%s: %.1f / %.1f = %.3f\n", t, a, b, a / b }'
 }

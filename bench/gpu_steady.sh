@@ -1,7 +1,7 @@
 #!/bin/sh
-# gpu_steady.sh OUTDIR [OUTPUT_LEN]... - the steady state of full KV and of zip, all memory used:
-# ages uniform over the output length (8,192 and 16,384 when none is named), 1,500 steps timed.
-# See gpu_lib.sh.   STEPS (1500)  BUDGET (2048)  SEQS (256)
+# gpu_steady.sh OUTDIR [OUTPUT_LEN]... - measures the steady state of full KV and of zip with all
+# memory in use. Ages are uniform over the output length (default: 8,192 and 16,384), and 1,500
+# steps are timed. See gpu_lib.sh.   STEPS (1500)  BUDGET (2048)  SEQS (256)
 . "$(dirname "$0")/gpu_lib.sh"
 shift
 [ $# -gt 0 ] || set -- 8192 16384

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""cinch beside transformers' continuous batching on the same GPU: requests of one length of prompt
-and one of output (workload W when nothing is said), on a shape of bench/shapes, random weights.
+"""Compares cinch with transformers' continuous batching on the same GPU. All requests have the same
+prompt and output lengths (default: workload W), on a shape of bench/shapes with random weights.
 
     python3 bench/gpu_transformers.py [--shape qwen3-8b] [--requests 160] [--output-len 4096]
 
 Both get random prompts, sample at temperature 1 and never stop early. transformers runs in bf16 with
-paged attention of torch (--attention names another), its own choice of blocks, batch and CUDA
-graphs, after a warm-up of all requests with 16 tokens. Neither clock has loading in it. Each has the
-GPU for itself: transformers first, in a process that ends. Needs torch and transformers; prints a
-line for each and the ratio, and JSON with --json.
+torch's paged attention (--attention selects another). It chooses its blocks, batch and CUDA graphs
+itself, after a warm-up of all requests with 16 tokens. Neither time includes loading. Each has the
+GPU alone: transformers runs first, in a separate process. Needs torch and transformers. Prints a
+line for each and the ratio, and writes JSON with --json.
 """
 import argparse
 import json
@@ -37,7 +37,7 @@ def arguments():
 
 
 def run_transformers(a):
-    """Prints one line of JSON: {"name": ..., "seconds": ...}."""
+    """Runs transformers. Prints one line of JSON: {"name": ..., "seconds": ...}."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
     import transformers
@@ -58,7 +58,7 @@ def run_transformers(a):
             outputs = model.generate_batch(prompts, settings, progress_bar=False)
         made = sum(len(o.generated_tokens) for o in outputs.values())
         if made != a.requests * n:
-            sys.exit(f"transformers made {made} tokens of {a.requests * n}")
+            sys.exit(f"transformers: expected {a.requests * n} tokens, got {made}")
         return time.perf_counter() - began
 
     generate(16)

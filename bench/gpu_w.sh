@@ -1,7 +1,7 @@
 #!/bin/sh
-# gpu_w.sh OUTDIR [full|zip]... - workload W: 160 requests at once, 128 prompt tokens and 4,096
-# output tokens each, whatever the model says. See gpu_lib.sh.
-#   PEER    the output tokens/s that another engine gave on the same GPU, for the ratio
+# gpu_w.sh OUTDIR [full|zip]... - runs workload W: 160 requests at once, each with 128 prompt tokens
+# and exactly 4,096 output tokens. See gpu_lib.sh.
+#   PEER    output tokens/s of another engine on the same GPU, for the ratio
 . "$(dirname "$0")/gpu_lib.sh"
 shift
 for policy in "${@:-full}"; do

@@ -1,16 +1,16 @@
 #!/bin/sh
-# gpu_workloads.sh OUTDIR [amc23|gsm8k|mixture|long-prefix]... - the throughput figures of the
-# Zipage paper (§5.2, appendices D and E): bench/workloads (all four when none is named) under full
+# gpu_workloads.sh OUTDIR [amc23|gsm8k|mixture|long-prefix]... - measures the throughput figures of
+# the Zipage paper (§5.2, appendices D and E). Runs bench/workloads (all four by default) under full
 # KV, under zip, and under zip without asynchronous compression, hybrid scheduling or prefix
-# sharing; amc23 also with two more budgets. Lengths, block, budgets and pool are a quarter of the
-# paper's (README there). Prints tables, and writes OUTDIR/throughput.json and OUTDIR/budgets.json,
-# which `bench/plot.py bench` draws. See gpu_lib.sh.
-#   PROMPTS (all)  the first of each workload    POOL (14G)  SEQS (512)
+# sharing. Runs amc23 with two more budgets. Lengths, block, budgets and pool are a quarter of the
+# paper's (see the README there). Prints tables, and writes OUTDIR/throughput.json and
+# OUTDIR/budgets.json, which `bench/plot.py bench` draws. See gpu_lib.sh.
+#   PROMPTS (all)  how many prompts of each workload    POOL (14G)  SEQS (512)
 . "$(dirname "$0")/gpu_lib.sh"
 shift
 [ $# -gt 0 ] || set -- amc23 gsm8k mixture long-prefix
 
-# run NAME WORKLOAD OPTIONS...
+# run NAME WORKLOAD OPTIONS...: measures one workload.
 run() {
     name=$1
     workload=$2
@@ -33,7 +33,7 @@ run_arms() {
     }
 }
 
-# results GROUP NAME=RUN...: "GROUP": {"NAME": the result, ...}, without runs that failed.
+# results GROUP NAME=RUN...: prints "GROUP": {"NAME": result, ...}, without failed runs.
 results() {
     printf '%s"%s": {' "$between" "$1"
     between=", "
@@ -62,7 +62,7 @@ case " $* " in *" amc23 "*)
     for budget in 256 1024; do
         run "amc23-budget-$budget" amc23 --kv-policy zip --kv-budget "$budget"
     done
-    # By the paper's budgets.
+    # Grouped by the paper's budgets, which are four times the budgets of these runs.
     {
         between="{"
         results 1,024 zip=amc23-budget-256
@@ -73,7 +73,7 @@ case " $* " in *" amc23 "*)
     ;;
 esac
 
-# row TITLE RUN...: the output tokens/s of each, nothing where a run failed.
+# row TITLE RUN...: prints the output tokens/s of each run, or nothing where a run failed.
 row() {
     printf '| %s |' "$1"
     shift

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Draws what cinch measures. `make plot-env` makes a Python with matplotlib to run it with.
+"""Draws what cinch measures. `make plot-env` installs a Python with matplotlib for it.
 
     plot.py compare IN.json -o OUT.svg              a file of `cinch compare --json`
     plot.py timeline NAME=FILE.csv... -o OUT.svg    files of `cinch bench throughput --timeline`
     plot.py bench NAME=FILE.json... -o OUT.svg      files of `cinch bench --output-json`
 
 The extension of the output, .svg or .png, selects the format. The same input gives the same bytes.
-Input that cannot be drawn is one line on standard error and exit code 1.
+Input that cannot be drawn gives one line on standard error and exit code 1.
 """
 import argparse
 import csv
@@ -29,7 +29,7 @@ COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#4
 LINES = ["-", "--", ":"]
 HATCHES = ["", "///", "..."]
 FAINT = "#666666"
-# Dates and versions are left out: the same input gives the same bytes.
+# Dates and versions are omitted, so the same input gives the same bytes.
 METADATA = {".svg": {"Date": None, "Creator": None}, ".png": {"Software": None}}
 STYLE = {
     "svg.hashsalt": "cinch",
@@ -77,7 +77,7 @@ KINDS = {dict: "an object", list: "a list", str: "a string", float: "a number"}
 
 
 def kind_of(value):
-    """dict, list, str, float for a number that can be drawn, or None."""
+    """Returns dict, list, str, float for a number that can be drawn, or None."""
     if isinstance(value, (dict, list, str)):
         return type(value)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -85,7 +85,7 @@ def kind_of(value):
 
 
 def need(value, kind, path, *keys):
-    """value[key][key]..., which must be of that kind. A key that is missing is null."""
+    """Returns value[key][key]..., which must be of that kind. A missing key counts as null."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     if kind_of(value) is not kind:
@@ -96,7 +96,7 @@ def need(value, kind, path, *keys):
 
 
 def read_timeline(path):
-    """Rows of numbers, of the columns that the panels show."""
+    """Returns the rows, with the columns that the panels show, as numbers."""
     columns = ["time_s", "steps", "output_tokens", "waiting", "recomputed_tokens"]
     reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
     try:
@@ -117,7 +117,7 @@ def read_timeline(path):
 
 
 def named_files(pairs):
-    """{NAME: FILE}, in the order given."""
+    """Returns {NAME: FILE} in the given order."""
     out = {}
     for pair in pairs:
         name, equals, path = pair.partition("=")
@@ -132,7 +132,7 @@ def named_files(pairs):
 # ---- drawing ----
 
 def new_figure(width, height):
-    """With room at the edges: a viewer without matplotlib's font may draw text somewhat wider."""
+    """Leaves room at the edges: a viewer without matplotlib's font may draw text slightly wider."""
     figure = Figure(figsize=(width, height))
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.06)
     return figure
@@ -170,7 +170,7 @@ POLICIES = {"full": ("full KV", "o"), "zip": ("zip", "s"), "window": ("window", 
 
 
 def compare_point(arm, graded, path):
-    """Where an arm's point lies: share, interval and KV tokens; None when nothing was graded."""
+    """Returns share, interval and KV tokens of an arm, or None when nothing was graded."""
     kept = need(arm, float, path, "kv_memory", "peak_tokens_mean")
     if not graded:
         share = need(arm, float, path, "agreement", "same_best_share")
@@ -182,8 +182,8 @@ def compare_point(arm, graded, path):
 
 
 def read_compare(path):
-    """(graded, [(task, [(arm, policy, point)])]). Every task has the same arms in the same order;
-    in a comparison that has not ended the last task has fewer."""
+    """Returns (graded, [(task, [(arm, policy, point)])]). Every task has the same arms in the same
+    order. In an incomplete comparison the last task has fewer."""
     file = read_json(path)
     tasks = need(file, list, path, "tasks")
     arms = [a for t in tasks for a in need(t, list, path, "arms")]
@@ -200,12 +200,12 @@ def read_compare(path):
             out[-1][1].append((need(arm, str, path, "arm"), policy,
                                compare_point(arm, graded, path)))
     if file.get("complete") is not True:
-        print(f"plot.py: {path}: the comparison has not ended, arms are missing", file=sys.stderr)
+        print(f"plot.py: {path}: incomplete comparison, arms are missing", file=sys.stderr)
     return graded, out
 
 
 def draw_task(ax, panel, title, arms):
-    """A row for each arm: the share with its interval, and at the right the KV tokens."""
+    """Draws a row for each arm: the share with its interval, and the KV tokens on the right."""
     handles = {}
     for i, (policy, (name, marker)) in enumerate(POLICIES.items()):
         points = [(row, *p) for row, (_, of, p) in enumerate(arms) if of == policy and p]
@@ -255,7 +255,7 @@ def draw_compare(args):
 # ---- timeline ----
 
 def merged(rows, seconds):
-    """Rows of at least that many seconds: sums of what happened, the last of what stood."""
+    """Merges rows to at least that many seconds: sums counts, keeps the last of other values."""
     out, start, sums = [], 0.0, {}
     for i, row in enumerate(rows):
         for key in ("steps", "output_tokens", "recomputed_tokens"):
@@ -287,7 +287,7 @@ def draw_timeline(args):
     files = named_files(args.files)
     timelines = {name: curves(merged(read_timeline(path), args.smooth))
                  for name, path in files.items()}
-    # A panel that is zero throughout says nothing, but a figure has at least one panel.
+    # A panel whose values are all zero is omitted, but a figure needs at least one panel.
     panels = [p for i, p in enumerate(next(iter(timelines.values())))
               if i == 0 or any(y for t in timelines.values() for _, y in t[p])]
     figure = new_figure(8.5, 0.7 + 1.75 * len(panels))
@@ -325,7 +325,7 @@ METRICS = {
 
 
 def metric_of(file, metric, path, *keys):
-    """That figure of a result; when none is named, the output tokens/s of either kind of bench."""
+    """Returns that figure of a result. Without a name: the output tokens/s of either bench."""
     result = need(file, dict, path, *keys)
     if not metric:
         metric = next((m for m in OUTPUT_SPEED if m in result), OUTPUT_SPEED[0])
@@ -339,7 +339,7 @@ def add(groups, group, name, value, path):
 
 
 def read_bench(args):
-    """{group: {series: value}}; series is "" where bars stand alone."""
+    """Returns {group: {series: value}}; series is "" for a bar without a series."""
     out = {}
     for file in args.files:
         if "=" not in file:
@@ -410,21 +410,21 @@ def arguments():
         sub.set_defaults(draw=draw)
         return sub
 
-    sub = kind("compare", draw_compare, "quality and KV kept of each arm, a panel for each task")
+    sub = kind("compare", draw_compare, "quality and KV kept of each arm, one panel per task")
     sub.add_argument("file", metavar="IN.json", help="a file of cinch compare --json")
     sub.add_argument("--columns", type=int, default=2, choices=range(1, 9), metavar="1..8",
                      help="panels side by side (2)")
     sub = kind("timeline", draw_timeline, "output tokens/s, requests in a step, requests waiting "
-               "and tokens recomputed over time")
+               "and recomputed tokens over time")
     sub.add_argument("files", nargs="+", metavar="NAME=FILE.csv",
-                     help="a file of cinch bench throughput --timeline; each is a curve")
+                     help="a file of cinch bench throughput --timeline; each file is a curve")
     sub.add_argument("--smooth", type=seconds, default=1.0, metavar="SECONDS",
-                     help="a point is the mean of at least so many seconds (1)")
+                     help="a point is the mean of at least this many seconds (1)")
     sub = kind("bench", draw_bench, "a bar for each result, groups of bars side by side")
     sub.add_argument("files", nargs="+", metavar="[GROUP/]NAME=FILE.json|FILE.json",
-                     help="a file of cinch bench --output-json; without NAME= a file of many "
+                     help="a file of cinch bench --output-json; without NAME=, a file of several "
                      "results, {GROUP: {NAME: result}}")
-    sub.add_argument("--metric", metavar="KEY", help="the figure drawn (output tokens/s)")
+    sub.add_argument("--metric", metavar="KEY", help="the figure to draw (output tokens/s)")
     sub.add_argument("--title", default="")
     sub.add_argument("--xlabel", default="")
     return p.parse_args()

@@ -1,5 +1,6 @@
-/* compress_check.h - what every backend checks of a compression event before it runs, with the same
- * texts. Stage 5 of a request's way; thread: the engine's. */
+/* compress_check.h - the checks of a compression event that every backend makes before it runs one.
+ * A leaf shared by the backends, so that all give the same errors. Stage 5 of a request's way;
+ * thread: the engine's. */
 #ifndef CN_COMPRESS_CHECK_H
 #define CN_COMPRESS_CHECK_H
 

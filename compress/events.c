@@ -1,7 +1,7 @@
 /* events.c - a ring of event batches. See events.h. */
 #include "compress/events.h"
 
-/* One batch more than may be in flight: the one that is being filled. */
+/* One batch more than may be in flight: the batch being filled. */
 enum { MAX_IN_FLIGHT = 16, N_BATCHES = MAX_IN_FLIGHT + 1 };
 
 typedef struct event_batch {
@@ -9,15 +9,15 @@ typedef struct event_batch {
     cn_compress_req *reqs; /* [max_batch_events] */
     void **users;          /* [max_batch_events] */
     uint32_t n_events;
-    uint64_t started_at; /* steps launched before it */
+    uint64_t started_at; /* number of steps launched before it */
     double started_s;    /* cn_now_s */
 } event_batch;
 
 struct cn_events {
     cn_events_opts o;
-    cn_fence *step_fence; /* on the model's stream, at the start of a batch */
+    cn_fence *step_fence; /* recorded on the model's stream when a batch starts */
     event_batch batches[N_BATCHES];
-    uint64_t head, tail; /* counts of batches: the oldest in flight, the one being filled */
+    uint64_t head, tail; /* numbers of the oldest batch in flight and of the batch being filled */
     cn_event_stats stats;
 };
 

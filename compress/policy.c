@@ -1,10 +1,10 @@
-/* policy.c - the table of policies, caps, triggers and the bounds of a request's kv parameters. The
- * CUDA backend is linked with it too. See policy.h. */
+/* policy.c - the table of policies, block caps, triggers and checks of a request's kv parameters.
+ * The CUDA backend links this file too. See policy.h. */
 #include "compress/policy.h"
 
 #include <float.h>
 
-/* False for a NaN too. */
+/* Returns false for a NaN too. */
 static bool within(float x, float lo, float hi) { return x >= lo && x <= hi; }
 
 static cn_status check_zip(const cn_kv_params *kv, uint32_t block_tokens,
@@ -12,36 +12,41 @@ static cn_status check_zip(const cn_kv_params *kv, uint32_t block_tokens,
 {
     if (kv->window_tokens == 0 || kv->window_tokens > max_window_tokens)
         return cn_fail(CN_ERR_ARG,
-                       "kv window of %u tokens: want 1 to %u; raise --kv-window for a wider one",
+                       "kv window of %u tokens: expected 1 to %u; raise --kv-window for more",
                        kv->window_tokens, max_window_tokens);
     if (kv->window_tokens > kv->budget_tokens)
         return cn_fail(CN_ERR_ARG,
-                       "kv budget of %u tokens is below the window of %u, which is always kept",
+                       "kv budget of %u tokens is below the window of %u, which is always kept; "
+                       "raise the budget or lower the window",
                        kv->budget_tokens, kv->window_tokens);
     if (!within(kv->alpha, 0.0f, 1.0f))
-        return cn_fail(CN_ERR_ARG, "kv alpha %g: want 0 to 1", (double)kv->alpha);
+        return cn_fail(CN_ERR_ARG, "kv alpha %g: expected 0 to 1", (double)kv->alpha);
     if (!within(kv->lambda, 0.0f, 1.0f))
-        return cn_fail(CN_ERR_ARG, "kv lambda %g: want 0 to 1", (double)kv->lambda);
+        return cn_fail(CN_ERR_ARG, "kv lambda %g: expected 0 to 1", (double)kv->lambda);
     if (!within(kv->redundancy_p, -1.0f, 1.0f))
-        return cn_fail(CN_ERR_ARG, "kv redundancy p %g: a cosine, want -1 to 1",
+        return cn_fail(CN_ERR_ARG, "kv redundancy p %g: expected a cosine, -1 to 1",
                        (double)kv->redundancy_p);
     if (!within(kv->redundancy_tau, FLT_MIN, 100.0f))
-        return cn_fail(CN_ERR_ARG, "kv redundancy tau %g: want above 0, at most 100",
+        return cn_fail(CN_ERR_ARG, "kv redundancy tau %g: expected above 0 and at most 100",
                        (double)kv->redundancy_tau);
     if ((unsigned)kv->pooling > CN_POOLING_ALWAYS)
-        return cn_fail(CN_ERR_ARG, "kv pooling %u: unknown", (unsigned)kv->pooling);
+        return cn_fail(CN_ERR_ARG, "kv pooling %u: expected a value of cn_kv_pooling",
+                       (unsigned)kv->pooling);
     if ((unsigned)kv->redundancy > CN_REDUNDANCY_NONE)
-        return cn_fail(CN_ERR_ARG, "kv redundancy %u: unknown", (unsigned)kv->redundancy);
+        return cn_fail(CN_ERR_ARG, "kv redundancy %u: expected a value of cn_kv_redundancy",
+                       (unsigned)kv->redundancy);
     if ((unsigned)kv->combine > CN_COMBINE_SUBTRACT)
-        return cn_fail(CN_ERR_ARG, "kv combine %u: unknown", (unsigned)kv->combine);
+        return cn_fail(CN_ERR_ARG, "kv combine %u: expected a value of cn_kv_combine",
+                       (unsigned)kv->combine);
     if ((unsigned)kv->move > CN_MOVE_FILL)
-        return cn_fail(CN_ERR_ARG, "kv move %u: unknown", (unsigned)kv->move);
-    /* The window is the last slots of an event, in order: of these only the block that came after
-     * the last event is sure to be. */
+        return cn_fail(CN_ERR_ARG, "kv move %u: expected a value of cn_kv_move",
+                       (unsigned)kv->move);
+    /* The window must be the last slots of an event, in token order. With move fill, only the slots
+     * decoded since the last event, one block, are certain to be in token order. */
     if (kv->move == CN_MOVE_FILL && kv->window_tokens > block_tokens)
         return cn_fail(CN_ERR_ARG,
-                       "kv window of %u tokens: with kv move fill want at most a block of %u; ask "
-                       "for kv move order, a smaller window or a larger --block-size",
+                       "kv window of %u tokens: with kv move fill expected at most a block of %u; "
+                       "use kv move order, a smaller window or a larger --block-size",
                        kv->window_tokens, block_tokens);
     return CN_OK;
 }
@@ -50,7 +55,8 @@ cn_status cn_policy_check_sinks(const cn_kv_params *kv)
 {
     if (kv->sink_tokens < kv->budget_tokens) return CN_OK;
     return cn_fail(CN_ERR_ARG,
-                   "kv sinks of %u tokens leave no room for the newest in a budget of %u",
+                   "kv sinks of %u tokens leave no room for the newest in a budget of %u; lower "
+                   "the sinks or raise the budget",
                    kv->sink_tokens, kv->budget_tokens);
 }
 
@@ -66,20 +72,21 @@ static cn_status check_zip_event(const cn_pools *p, const cn_compress_req *r)
 {
     const uint32_t w = r->params.window_tokens, kept = r->n_target * p->layout.block_tokens;
     if (!p->q_window)
-        return cn_fail(CN_ERR_ARG, "zip compression needs observed queries, and the engine keeps "
-                                   "none: allow zip with --kv-policies");
+        return cn_fail(CN_ERR_ARG, "zip compression needs observed queries, but the engine keeps "
+                                   "none: declare zip with --kv-policies");
     if (w == 0 || w > p->window || w > kept || w > r->position_end)
         return cn_fail(CN_ERR_ARG,
-                       "observation window of %u tokens: want 1 to %u (the engine's --kv-window), "
-                       "at most the budget of %u and the %u tokens so far",
+                       "observation window of %u tokens: expected 1 to %u (the engine's "
+                       "--kv-window), at most the budget of %u and the %u tokens so far",
                        w, p->window, kept, r->position_end);
     if (r->query_slot >= p->n_query_slots)
-        return cn_fail(CN_ERR_ARG, "query slot %u of %u", r->query_slot, p->n_query_slots);
+        return cn_fail(CN_ERR_ARG, "query slot %u: expected less than %u", r->query_slot,
+                       p->n_query_slots);
     if (r->params.global_score && !p->score)
-        return cn_fail(CN_ERR_ARG, "the request wants the global score and the engine keeps none: "
-                                   "allow zip with --kv-policies, or ask for global_score false");
+        return cn_fail(CN_ERR_ARG, "the request needs the global score, but the engine keeps none: "
+                                   "declare zip with --kv-policies, or set kv.global to false");
     if (r->params.redundancy != CN_REDUNDANCY_NONE && !(r->params.redundancy_tau > 0))
-        return cn_fail(CN_ERR_ARG, "redundancy temperature tau is %g, want above 0",
+        return cn_fail(CN_ERR_ARG, "redundancy temperature tau %g: expected above 0",
                        (double)r->params.redundancy_tau);
     return CN_OK;
 }
@@ -131,18 +138,19 @@ cn_policy_needs cn_policies_need(uint32_t policies)
     return needs;
 }
 
-/* ---- what follows from it ---- */
+/* ---- derived numbers ---- */
 
 cn_status cn_policy_check(cn_kv_params *kv, uint32_t block_tokens, uint32_t max_window_tokens)
 {
     CN_ASSERT(block_tokens > 0);
     if ((unsigned)kv->policy >= CN_N_POLICIES)
-        return cn_fail(CN_ERR_ARG, "kv policy %u: unknown", (unsigned)kv->policy);
+        return cn_fail(CN_ERR_ARG, "kv policy %u: expected a value of cn_kv_policy",
+                       (unsigned)kv->policy);
     const cn_policy *p = &table[kv->policy];
     if (p->keep == CN_KEEP_ALL) return CN_OK;
     uint64_t budget = cn_round_up(kv->budget_tokens, block_tokens);
     if (budget == 0 || budget > UINT32_MAX / 2)
-        return cn_fail(CN_ERR_ARG, "kv budget of %u tokens: want 1 to %u", kv->budget_tokens,
+        return cn_fail(CN_ERR_ARG, "kv budget of %u tokens: expected 1 to %u", kv->budget_tokens,
                        UINT32_MAX / 2);
     kv->budget_tokens = (uint32_t)budget;
     return p->check ? p->check(kv, block_tokens, max_window_tokens) : CN_OK;

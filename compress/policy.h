@@ -1,10 +1,10 @@
-/* policy.h - the KV policies as rows of one table, and a request's policy as numbers that the
- * scheduler uses: the block cap, when an event is due, which parameters are valid. Pure functions;
- * no device call. The backends use the table too. DESIGN.md §1.4, §2.
+/* policy.h - the KV policies as rows of one table, and the numbers that the scheduler derives from
+ * a request's policy: the block cap, when an event is due, which parameters are valid. Pure
+ * functions; no device call. The backends use the table too. DESIGN.md §1.4, §2.
  *
  * To add a policy: a value of cn_kv_policy (engine/cinch.h), its name in CN_POLICY_NAMES, a row in
- * policy.c. A policy that chooses tokens in a new way also needs a value of cn_keep and its
- * function in each backend that is to support it (docs/HACKING.md). */
+ * policy.c. A policy that selects tokens in a new way also needs a value of cn_keep and a function
+ * for it in each backend that supports the policy (docs/HACKING.md). */
 #ifndef CN_POLICY_H
 #define CN_POLICY_H
 
@@ -39,29 +39,30 @@ typedef struct cn_policy_needs {
 } cn_policy_needs;
 cn_policy_needs cn_policies_need(uint32_t policies);
 
-/* Checks kv against the engine's limits and rounds the budget up to the block size. CN_ERR_ARG
- * names field, value and bound. max_window_tokens: rows of the engine's query ring. */
+/* Checks kv against the engine's limits and rounds the budget up to a multiple of the block size.
+ * CN_ERR_ARG names field, value and limit. max_window_tokens: rows of the engine's query ring. */
 cn_status cn_policy_check(cn_kv_params *kv, uint32_t block_tokens, uint32_t max_window_tokens);
 
-/* The part of it that needs no engine: whether the sinks of policy `window` fit the budget as it
- * is, not rounded. */
+/* The part of the check that needs no engine: the sinks of policy `window` must be fewer than the
+ * budget, which may be rounded or not. */
 cn_status cn_policy_check_sinks(const cn_kv_params *kv);
 
-/* Block cap N_max = budget / b + 1, budget rounded up. */
+/* Block cap N_max = ceil(budget / b) + 1. */
 uint32_t cn_policy_cap(uint32_t budget_tokens, uint32_t block_tokens);
 
 /* The cap of a request; 0 for a policy without one. */
 uint32_t cn_policy_n_max(const cn_kv_params *kv, uint32_t block_tokens);
 
-/* True when an event is due: at least n_max blocks held and the last one full (DESIGN.md §2). */
+/* Returns true when an event is due: the request has a cap, holds at least n_max blocks, and the
+ * last block is full (DESIGN.md §2). */
 bool cn_policy_due(uint32_t n_max, uint32_t n_resident, uint32_t n_blocks, uint32_t block_tokens);
 
-/* Resident slots at which the first event of a request is due: the cap, or the prompt's own blocks
- * where those are more, all full. It follows from the lengths alone, so it does not depend on how
- * a prompt was chunked, shared or recomputed. UINT32_MAX when n_max is 0. */
+/* Returns the resident slots at which the first event of a request is due: those of n_max full
+ * blocks, or of the prompt's blocks if these are more. This depends on lengths alone, not on how
+ * the prompt was chunked, shared or recomputed. UINT32_MAX when n_max is 0. */
 uint32_t cn_policy_first_trigger(uint32_t n_max, uint32_t n_prompt, uint32_t block_tokens);
 
-/* True when the policy observes queries (needs a query slot). */
+/* Returns true when the policy observes queries and therefore needs a query slot. */
 bool cn_policy_needs_slot(const cn_kv_params *kv);
 
 #endif

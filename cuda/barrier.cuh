@@ -1,6 +1,6 @@
-/* barrier.cuh - barriers in shared memory (mbarrier). A phase ends when all its arrivals have come
- * and all bytes of bulk copies that it expects have landed. From compute capability 8.0; counting
- * bytes needs 9.0. */
+/* barrier.cuh - barriers in shared memory (mbarrier). A phase ends when all its arrivals have
+ * occurred and all bytes of bulk copies that it expects have arrived. Needs compute capability 8.0;
+ * counting bytes needs 9.0. */
 #ifndef CN_CUDA_BARRIER_CUH
 #define CN_CUDA_BARRIER_CUH
 
@@ -18,7 +18,7 @@ __device__ static inline void cn_barrier_init(uint64_t *barrier, uint32_t arriva
                  : "memory");
 }
 
-/* After the inits, before the block's barrier: other units see them. */
+/* Makes the inits visible to other units. Call after the inits and before the block's barrier. */
 __device__ static inline void cn_barrier_init_done(void)
 {
 #if __CUDA_ARCH__ >= 900
@@ -32,7 +32,7 @@ __device__ static inline void cn_barrier_arrive(uint64_t *barrier)
                  : "memory");
 }
 
-/* Arrives once this thread's cp.async so far have landed. */
+/* Arrives when all cp.async that this thread has issued so far are complete. */
 __device__ static inline void cn_barrier_arrive_copied(uint64_t *barrier)
 {
     asm volatile(
@@ -40,7 +40,7 @@ __device__ static inline void cn_barrier_arrive_copied(uint64_t *barrier)
         : "memory");
 }
 
-/* Arrives, and makes the phase wait for `bytes` more of copies. */
+/* Arrives, and makes the phase wait for `bytes` more bytes of copies. */
 __device__ static inline void cn_barrier_expect(uint64_t *barrier, uint32_t bytes)
 {
 #if __CUDA_ARCH__ >= 900
@@ -75,7 +75,7 @@ __device__ static inline void cn_barrier_wait(uint64_t *barrier, uint32_t parity
     } while (!done);
 }
 
-/* One of the block's 16 hardware barriers (0 is __syncthreads()), for n_threads of it. */
+/* Waits at one of the block's 16 hardware barriers (0 is __syncthreads()) for n_threads threads. */
 __device__ static inline void cn_sync_some(uint32_t id, uint32_t n_threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n_threads) : "memory");

@@ -1,14 +1,15 @@
-/* copy_blocks.cu - whole KV blocks and whole query slots, all layers and planes (paged/planes.h).
+/* copy_blocks.cu - copies whole KV blocks and whole query slots, in all layers and planes
+ * (paged/planes.h). CPU version: cpu_copy.c.
  *
- * Inside the device's memory a kernel copies: pairs are a kernel argument, PAIRS at a time. Pairs
- * take effect in order, so one that reads or writes an item of an earlier pair of the launch begins
- * a new launch. Grid (pieces of an item, layers, pairs), 16 bytes a thread and step. Bytes
+ * Inside device memory a kernel copies. Pairs are a kernel argument, at most PAIRS for each launch.
+ * Pairs take effect in order, so a pair that depends on an earlier pair of the launch begins a new
+ * launch. Grid (pieces of an item, layers, pairs), 16 bytes per thread and iteration. Bytes moved:
  * 2 * item * layers * pairs.
  *
- * To and from host memory the copy engine copies, one 2-D copy for each item and plane, or one copy
- * for each layer where a stride exceeds what the engine takes. Host memory is pinned, so nothing
- * waits and nothing is staged. Bytes: a block once over PCIe, 38 MB for 256 tokens of 36 layers and
- * 8 kv heads of 128: 0.8 ms at 50 GB/s. Twin: cpu_copy.c. */
+ * To and from host memory the copy engine copies: one 2-D copy for each item and plane, or one copy
+ * for each layer where a stride exceeds the copy engine's limit. Host memory is pinned, so the host
+ * does not wait and no staging is needed. A block moves once over PCIe: 38 MB for 256 tokens of 36
+ * layers and 8 kv heads of 128, 0.8 ms at 50 GB/s. */
 #include "cuda/launch.cuh"
 #include "cuda/util.cuh"
 
@@ -43,7 +44,7 @@ __global__ static void copy_kernel(const copy_plane plane, const __grid_constant
         if (first + i * BLOCK < plane.item_vecs) dst[first + i * BLOCK] = v[i];
 }
 
-/* Whether pair c must wait for one of chosen[0..n). */
+/* Returns true when pair c must run after one of chosen[0..n). */
 static bool depends(const copy_pairs *chosen, uint32_t n, cn_block_copy c)
 {
     for (uint32_t i = 0; i < n; i++) {
@@ -53,7 +54,7 @@ static bool depends(const copy_pairs *chosen, uint32_t n, cn_block_copy c)
     return false;
 }
 
-/* Takes pairs[*at..n) into `chosen` while they are independent; returns how many. */
+/* Moves pairs from pairs[*at..n) to `chosen` while they are independent. Returns how many. */
 static uint32_t choose(copy_pairs *chosen, const cn_block_copy *pairs, uint32_t n, uint32_t *at)
 {
     uint32_t n_chosen = 0;

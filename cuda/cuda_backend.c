@@ -1,4 +1,5 @@
-/* cuda_backend.c - the GPU's op table and life cycle: what cinch-cuda.so hands out. */
+/* cuda_backend.c - the op table of the CUDA backend; opens and closes it. cn_backend_cuda_open is
+ * the one function that cinch-cuda.so exports. */
 #include <nvtx3/nvToolsExt.h>
 #include <string.h>
 
@@ -44,7 +45,7 @@ static void host_free(cn_backend *be, void *p)
     cudaFreeHost(p);
 }
 
-/* ---- ops: each a range in a profiler's timeline ---- */
+/* ---- ops: each is a range in the timeline of a profiler ---- */
 
 #define CUDA_OP(op, type)                                                                          \
     static cn_status op(cn_stream *s, const type *a)                                               \
@@ -70,9 +71,9 @@ CUDA_OP(count_reset, cn_count_reset_args)
 CUDA_OP(copy_blocks, cn_copy_args)
 CUDA_OP(compress, cn_compress_args)
 
-/* ---- life ---- */
+/* ---- opening and closing ---- */
 
-/* The runtime keeps a current device for each thread; an error shows in what comes next. */
+/* The CUDA runtime keeps a current device for each thread. The next call reports an error. */
 static void enter(cn_backend *be)
 {
     const cn_cuda *c = be->ctx;
@@ -143,7 +144,7 @@ static const cn_backend CUDA_TABLE = {
     .compress = compress,
 };
 
-/* Sizes the one allocation by what the caller wants, if it says so. */
+/* Sizes the one allocation by the callback wanted_bytes, if the caller has set it. */
 static cn_status ask_caller(cn_cuda *c)
 {
     const uint64_t align = CN_CUDA_ALIGN_BYTES;
@@ -184,7 +185,7 @@ cn_backend_cuda_open(cn_backend **out, const cn_cuda_backend_opts *o)
     c->table.ctx = c;
     c->opts = *o;
     cn_status status = open_parts(c);
-    c->opts.cache_dir = NULL; /* the caller's */
+    c->opts.cache_dir = NULL; /* the caller's memory, valid only during this call */
     c->opts.wanted_ctx = NULL;
     if (status != CN_OK) {
         close_backend(&c->table);

@@ -1,12 +1,12 @@
-/* cuda_device.c - finds the GPU and checks that it can be used, turns CUDA errors into status
- * codes, and divides the one allocation of device memory, first fit. */
+/* cuda_device.c - finds and checks the GPU, turns CUDA errors into status codes, and divides the
+ * one allocation of device memory (first fit). */
 #include <string.h>
 
 #include "cuda/cuda_ops.h"
 
 enum { LEAST_COMPUTE = 80, HOPPER = 90 };
 
-#ifdef CN_CUDA_HAS_SM90A /* the build's CUDA_ARCHS name it */
+#ifdef CN_CUDA_HAS_SM90A /* CUDA_ARCHS of the build includes sm_90a */
 static const bool has_hopper_code = true;
 #else
 static const bool has_hopper_code = false;
@@ -14,7 +14,7 @@ static const bool has_hopper_code = false;
 
 cn_status cn_cuda_failed(cudaError_t error, const char *what)
 {
-    (void)cudaGetLastError(); /* so that the next call does not see this one's error */
+    (void)cudaGetLastError(); /* clears the error, so that the next call does not report it again */
     cn_status status = error == cudaErrorMemoryAllocation ? CN_ERR_MEMORY : CN_ERR_DEVICE;
     return cn_fail(status, "CUDA: %s: %s", what, cudaGetErrorString(error));
 }
@@ -30,13 +30,13 @@ static cn_status count_devices(int *n)
     cudaError_t error = cudaGetDeviceCount(n);
     if (error == cudaErrorInsufficientDriver)
         return cn_fail(CN_ERR_DEVICE,
-                       "the NVIDIA driver knows CUDA %d.%d, this build needs %d.%d: update the "
-                       "driver, or use --device cpu",
+                       "the NVIDIA driver supports CUDA %d.%d, but this build needs %d.%d: update "
+                       "the driver, or use --device cpu",
                        driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
                        CUDART_VERSION % 1000 / 10);
     if (error == cudaErrorNoDevice || (error == cudaSuccess && *n == 0))
-        return cn_fail(CN_ERR_DEVICE, "the NVIDIA driver sees no GPU: use --device cpu");
-    if (error != cudaSuccess) return cn_cuda_failed(error, "looking for GPUs");
+        return cn_fail(CN_ERR_DEVICE, "the NVIDIA driver finds no GPU: use --device cpu");
+    if (error != cudaSuccess) return cn_cuda_failed(error, "counting GPUs");
     return CN_OK;
 }
 
@@ -45,7 +45,7 @@ cn_status cn_cuda_device_open(cn_cuda_device *out, uint32_t ordinal)
     int n = 0;
     CN_TRY(count_devices(&n));
     if (ordinal >= (uint32_t)n)
-        return cn_fail(CN_ERR_DEVICE, "--device cuda:%u: the GPUs are cuda:0 to cuda:%d", ordinal,
+        return cn_fail(CN_ERR_DEVICE, "--device cuda:%u: expected cuda:0 to cuda:%d", ordinal,
                        n - 1);
     struct cudaDeviceProp p;
     CN_CUDA(cudaGetDeviceProperties(&p, (int)ordinal));
@@ -58,8 +58,8 @@ cn_status cn_cuda_device_open(cn_cuda_device *out, uint32_t ordinal)
     snprintf(out->name, sizeof out->name, "%s", p.name);
     if (capability < LEAST_COMPUTE)
         return cn_fail(CN_ERR_DEVICE,
-                       "GPU %u (%s) has compute capability %d.%d, the least is %d.%d: use "
-                       "--device cpu",
+                       "GPU %u (%s) has compute capability %d.%d, expected at least %d.%d: use "
+                       "another GPU or --device cpu",
                        ordinal, p.name, p.major, p.minor, LEAST_COMPUTE / 10, LEAST_COMPUTE % 10);
     cudaError_t error = cudaSetDevice((int)ordinal);
     if (error != cudaSuccess) return cn_cuda_failed(error, p.name);
@@ -77,12 +77,12 @@ static cn_status choose_bytes(const cn_cuda_backend_opts *o, size_t *bytes, size
     *bytes = *bytes / CN_CUDA_ALIGN_BYTES * CN_CUDA_ALIGN_BYTES;
     if (*bytes == 0)
         return cn_fail(CN_ERR_MEMORY,
-                       "GPU memory: %.2f of %.2f GiB are in use, --gpu-memory-utilization %.2f "
-                       "leaves nothing",
+                       "GPU memory: %.2f of %.2f GiB are in use and --gpu-memory-utilization %.2f "
+                       "leaves none: raise it, or free GPU memory",
                        cn_gib(in_use), cn_gib(total), (double)o->memory_share);
     if (*bytes > available)
         return cn_fail(CN_ERR_MEMORY,
-                       "GPU memory: %.2f GiB are wanted, %.2f of %.2f GiB are free: lower %s",
+                       "GPU memory: %.2f GiB needed, but %.2f of %.2f GiB are free: lower %s",
                        cn_gib(*bytes), cn_gib(available), cn_gib(total),
                        o->memory_bytes ? "--kv-cache-memory-bytes, --max-num-seqs or "
                                          "--max-num-batched-tokens"
@@ -96,7 +96,7 @@ cn_status cn_cuda_arena_open(cn_cuda_arena *a, const cn_cuda_backend_opts *o)
     CN_TRY(choose_bytes(o, &a->bytes, &a->planned_bytes));
     void *base = NULL;
     cudaError_t error = cudaMalloc(&base, a->bytes);
-    if (error != cudaSuccess) return cn_cuda_failed(error, "taking the GPU's memory");
+    if (error != cudaSuccess) return cn_cuda_failed(error, "allocating GPU memory");
     a->base = base;
     return CN_OK;
 }
@@ -117,7 +117,7 @@ void cn_cuda_mem_usage(cn_backend *be, uint64_t *planned, uint64_t *used)
     *used = total - available;
 }
 
-/* The gap before span i (i = n_used: after the last). */
+/* Returns the gap before span i; for i = n_used, the gap after the last span. */
 static cn_cuda_span gap_before(const cn_cuda_arena *a, size_t i)
 {
     size_t from = i > 0 ? a->used[i - 1].at + a->used[i - 1].bytes : 0;
@@ -152,8 +152,8 @@ cn_status cn_cuda_arena_take(cn_cuda_arena *a, size_t bytes, void **out)
         return CN_OK;
     }
     return cn_fail(CN_ERR_MEMORY,
-                   "GPU memory: %zu bytes are wanted, %zu of the %zu taken at start are left: "
-                   "raise --gpu-memory-utilization",
+                   "GPU memory: %zu bytes needed, but the largest free piece has %zu of the %zu "
+                   "bytes allocated at start: raise --gpu-memory-utilization",
                    bytes, cn_cuda_arena_largest(a), a->bytes);
 }
 

@@ -1,5 +1,5 @@
 /* cuda_graph.c - records the ops of a stream and launches them again as one graph. A recorded
- * launch keeps its programmatic dependency (launch.cuh), so kernels overlap in a graph too. */
+ * launch keeps its programmatic dependency (launch.cuh), so kernels also overlap in a graph. */
 #include "cuda/cuda_ops.h"
 
 cn_status cn_cuda_graph_begin(cn_stream *s)
@@ -22,7 +22,7 @@ cn_status cn_cuda_graph_end(cn_stream *s, cn_graph **out)
     if (error == cudaSuccess) error = cudaGraphUpload(g->exec, s->handle);
     if (error != cudaSuccess) {
         cn_cuda_graph_free(g);
-        return cn_cuda_failed(error, "making a graph");
+        return cn_cuda_failed(error, "instantiating a graph");
     }
     *out = g;
     return CN_OK;

@@ -1,9 +1,9 @@
-/* cuda_ops.h - the CUDA backend from inside: its state, how errors become status codes, and the
- * launcher of each op.
+/* cuda_ops.h - private header of the CUDA backend: its state, the conversion of CUDA errors to
+ * status codes, and the launcher of each op.
  *
  * Owner: cn_backend_cuda_open. Thread: the engine's. A launcher checks its arguments, launches and
- * returns: it neither allocates nor synchronises, so that a graph can record it. Argument structs,
- * shapes and meanings: engine/ops.h. Device memory outside the one allocation: none but what the
+ * returns. It neither allocates nor synchronises, so that a graph can record it. engine/ops.h
+ * defines argument structs and shapes. All device memory is in the one allocation, except what the
  * driver and cuBLAS take for code. */
 #ifndef CN_CUDA_OPS_H
 #define CN_CUDA_OPS_H
@@ -18,20 +18,20 @@ extern "C" {
 #endif
 
 enum {
-    CN_CUDA_STAGES = 16, /* chunks of pinned memory that a stream's copies can be in */
-    CN_CUDA_STAGE_BYTES = 2 << 20,        /* of one chunk of a HIGH stream */
-    CN_CUDA_SIDE_STAGE_BYTES = 512 << 10, /* and of a LOW one, which copies tables only */
+    CN_CUDA_STAGES = 16, /* pinned chunks of a stream */
+    CN_CUDA_STAGE_BYTES = 2 << 20,        /* of a chunk of a HIGH stream */
+    CN_CUDA_SIDE_STAGE_BYTES = 512 << 10, /* of a chunk of a LOW stream, which copies only tables */
     CN_CUDA_GEMM_SCRATCH_BYTES = 32 << 20 /* of a HIGH stream */
 };
 
 typedef struct cn_cuda cn_cuda;
 typedef struct cn_cuda_gemm_state cn_cuda_gemm_state;
 
-/* A stream's pinned chunks, which host memory is copied through, used in turn. */
+/* The pinned chunks of a stream. Copies from host memory go through them, in rotation. */
 typedef struct cn_cuda_staging {
     char *host; /* [CN_CUDA_STAGES, chunk_bytes] */
     size_t chunk_bytes;
-    cudaEvent_t done[CN_CUDA_STAGES]; /* the device has read it */
+    cudaEvent_t done[CN_CUDA_STAGES]; /* the device has read the chunk */
     uint32_t next;
 } cn_cuda_staging;
 
@@ -53,11 +53,11 @@ struct cn_graph {
     cudaGraphExec_t exec;
 };
 
-/* What the device is. */
+/* Properties of the device. */
 typedef struct cn_cuda_device {
     int ordinal;
     char name[256];
-    bool hopper; /* 9.0's own code runs; else that of 8.0, also on what is newer */
+    bool hopper; /* code for exactly 9.0 runs; else the code for 8.0, also on newer devices */
     uint32_t n_sms;
     size_t shared_bytes; /* most shared memory of a block */
     size_t max_pitch;    /* largest stride of a 2-D copy, bytes */
@@ -65,7 +65,7 @@ typedef struct cn_cuda_device {
 
 enum { CN_CUDA_ALIGN_BYTES = 256 };
 
-/* The one allocation, divided: spans in use, by address. */
+/* The spans of the one allocation that are in use, by address. */
 typedef struct cn_cuda_span {
     size_t at, bytes;
 } cn_cuda_span;
@@ -73,7 +73,7 @@ typedef struct cn_cuda_span {
 typedef struct cn_cuda_arena {
     char *base;
     size_t bytes;
-    size_t planned_bytes; /* of the device's memory in use: these, and what was before */
+    size_t planned_bytes; /* device memory in use: these bytes, and what was in use before */
     cn_cuda_span *used;
     size_t n_used, capacity;
 } cn_cuda_arena;
@@ -92,7 +92,7 @@ struct cn_cuda {
 
 /* ---- errors ---- */
 
-/* The status of a failed CUDA call, its text "what: reason". */
+/* Returns the status of a failed CUDA call and sets its text: "CUDA: what: reason". */
 cn_status cn_cuda_failed(cudaError_t error, const char *what);
 
 #define CN_CUDA(call)                                                                              \
@@ -101,21 +101,22 @@ cn_status cn_cuda_failed(cudaError_t error, const char *what);
         if (cn_cuda_error_ != cudaSuccess) return cn_cuda_failed(cn_cuda_error_, #call);           \
     } while (0)
 
-/* Takes the program's functions for errors, logging and memory (cuda_host.c). */
+/* Sets the program's functions for errors, logging and memory (cuda_host.c). */
 void cn_cuda_host_set(const cn_base_calls *calls);
 
 /* ---- device, memory, streams: cuda_device.c and cuda_stream.c ---- */
 
-/* Finds the device and makes it current; CN_ERR_DEVICE says in one line what is missing. */
+/* Finds the device and makes it current. The text of CN_ERR_DEVICE is one line that names what is
+ * missing. */
 cn_status cn_cuda_device_open(cn_cuda_device *out, uint32_t ordinal);
 
-/* Takes the one allocation as the options say. */
+/* Makes the one allocation, sized by the options. */
 cn_status cn_cuda_arena_open(cn_cuda_arena *a, const cn_cuda_backend_opts *o);
 void cn_cuda_arena_close(cn_cuda_arena *a);
-/* bytes at a multiple of CN_CUDA_ALIGN_BYTES; CN_ERR_MEMORY with the numbers. Not zeroed. */
+/* Takes bytes, aligned to CN_CUDA_ALIGN_BYTES and not zeroed. CN_ERR_MEMORY with the numbers. */
 cn_status cn_cuda_arena_take(cn_cuda_arena *a, size_t bytes, void **out);
 void cn_cuda_arena_give(cn_cuda_arena *a, void *p);
-size_t cn_cuda_arena_largest(const cn_cuda_arena *a); /* what one take can get */
+size_t cn_cuda_arena_largest(const cn_cuda_arena *a); /* the most that one take can get */
 void cn_cuda_mem_usage(cn_backend *be, uint64_t *planned, uint64_t *used);
 
 cn_status cn_cuda_stream_create(cn_backend *be, cn_priority priority, cn_stream **out);
@@ -130,7 +131,8 @@ cn_status cn_cuda_fence_wait(cn_stream *s, cn_fence *f);
 cn_status cn_cuda_fence_done(cn_fence *f, bool *done);
 cn_status cn_cuda_fence_sync(cn_fence *f);
 cn_status cn_cuda_mem_write(cn_stream *s, void *dst, const void *host, size_t bytes);
-/* The next chunk, once the device has read it; then `bytes` of it go to dst. */
+/* stage_take returns the next chunk, after the device has read its last content. stage_send copies
+ * `bytes` of that chunk to dst. */
 cn_status cn_cuda_stage_take(cn_stream *s, char **chunk);
 cn_status cn_cuda_stage_send(cn_stream *s, void *dst, size_t bytes);
 cn_status cn_cuda_mem_read(cn_stream *s, void *host, const void *src, size_t bytes);
@@ -149,7 +151,7 @@ cn_status cn_cuda_rmsnorm(cn_stream *s, const cn_rmsnorm_args *a);
 cn_status cn_cuda_gemm(cn_stream *s, const cn_gemm_args *a);
 cn_status cn_cuda_gemm_silu_mul(cn_stream *s, const cn_gemm_silu_mul_args *a);
 cn_status cn_cuda_rope_store(cn_stream *s, const cn_rope_store_args *a);
-/* What attn_decode and attn_sparse need for the largest step of these options. */
+/* Scratch that attn_decode and attn_sparse need for the largest step under these options. */
 size_t cn_cuda_attn_scratch_bytes(const cn_cuda_backend_opts *o);
 cn_status cn_cuda_attn_decode(cn_stream *s, const cn_attn_args *a);
 cn_status cn_cuda_attn_prefill(cn_stream *s, const cn_attn_args *a);
@@ -160,7 +162,8 @@ size_t cn_cuda_sample_scratch_bytes(cn_backend *be, uint32_t max_rows, uint32_t 
 cn_status cn_cuda_sample(cn_stream *s, const cn_sample_args *a);
 cn_status cn_cuda_count_reset(cn_stream *s, const cn_count_reset_args *a);
 cn_status cn_cuda_copy_blocks(cn_stream *s, const cn_copy_args *a);
-/* Room for the scores of one layer of a request of n_max slots, and of an ordinary event whole. */
+/* Room for the scores of one layer of a request of n_max slots, and for all layers of an ordinary
+ * event. */
 size_t cn_cuda_compress_scratch_bytes(cn_backend *be, const cn_pools *pools, uint32_t n_max);
 cn_status cn_cuda_compress(cn_stream *s, const cn_compress_args *a);
 

@@ -1,15 +1,15 @@
 /* cuda_stream.c - streams, fences, and copies between host and device.
  *
- * mem_write copies through the stream's pinned chunks, used in turn: the caller's memory is free at
- * once and the transfer overlaps the next chunk's copy. A chunk's event says when the device has
- * read it; with all chunks in flight the caller waits for the oldest, which happens while loading
- * weights, not in a step. Each stream has its own chunks, so a copy that is queued behind a
- * compression does not delay copies for the model. */
+ * mem_write copies through the stream's pinned chunks, in rotation. The caller's memory is free at
+ * once, and a transfer overlaps the copy into the next chunk. The event of a chunk is done when the
+ * device has read the chunk. With all chunks in flight the caller waits for the oldest; this
+ * happens while weights are loaded, not in a step. Each stream has its own chunks, so a copy that
+ * is queued behind a compression does not delay copies for the model. */
 #include <string.h>
 
 #include "cuda/cuda_ops.h"
 
-/* ---- life ---- */
+/* ---- opening and closing ---- */
 
 static cn_status staging_open(cn_cuda_staging *st, size_t chunk_bytes)
 {
@@ -98,7 +98,7 @@ cn_status cn_cuda_fence_create(cn_backend *be, cn_fence **out)
     cudaError_t error = cudaEventCreateWithFlags(&f->event, cudaEventDisableTiming);
     if (error != cudaSuccess) {
         cn_free(f);
-        return cn_cuda_failed(error, "a fence");
+        return cn_cuda_failed(error, "creating a fence");
     }
     *out = f;
     return CN_OK;
@@ -145,7 +145,7 @@ cn_status cn_cuda_fence_sync(cn_fence *f)
 static cn_status refuse_recording(const cn_stream *s, const char *what)
 {
     if (!s->recording) return CN_OK;
-    return cn_fail(CN_ERR_DEVICE, "%s cannot be part of a graph", what);
+    return cn_fail(CN_ERR_DEVICE, "%s: not supported while a graph is recorded", what);
 }
 
 cn_status cn_cuda_stage_take(cn_stream *s, char **chunk)

@@ -1,7 +1,7 @@
-/* embed.cu - rows of the embedding table by token id.
- * out [T,h] = table [V,h] at the ids [T]: tokens, or what the last step sampled in the row that
- * sampled_row names (-1: none); bf16, copied. An id beyond the vocabulary gives zeros.
- * Grid T, a block per row, 16 bytes a thread. Bytes 4*T*h. Twin: cpu_norm.c. */
+/* embed.cu - copies rows of the embedding table by token id.
+ * out [T,h] = table [V,h] at the ids [T], bf16. An id is tokens[t], or the last step's sample in
+ * row sampled_row[t] if that is not -1. An id outside the vocabulary gives zeros.
+ * Grid T, a block per row, 16 bytes per thread. Bytes moved: 4*T*h. CPU version: cpu_norm.c. */
 #include "cuda/launch.cuh"
 #include "cuda/util.cuh"
 
@@ -24,7 +24,7 @@ __global__ static void embed_kernel(uint4 *out, const uint4 *table, const uint32
 extern "C" cn_status cn_cuda_embed(cn_stream *s, const cn_embed_args *a)
 {
     if (a->hidden % CN_VEC8 != 0)
-        return cn_fail(CN_ERR_SHAPE, "embed: hidden %u is not a multiple of %d", a->hidden,
+        return cn_fail(CN_ERR_SHAPE, "embed: hidden %u: expected a multiple of %d", a->hidden,
                        CN_VEC8);
     if (a->n_tokens == 0) return CN_OK;
     return cn_cuda_launch(s, "embed", embed_kernel, {dim3(a->n_tokens), BLOCK}, (uint4 *)a->out,

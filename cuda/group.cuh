@@ -1,10 +1,11 @@
-/* group.cuh - the blocks that share one row of work, and how each shows the others what it found.
+/* group.cuh - groups of thread blocks that work on one row and exchange partial results.
  *
- * A group is CN_GROUP_PARTS blocks. Every part fills its board, all call cn_group_exchange, then
- * each may read all boards of that exchange, until the next but one: a part has two boards and
- * uses them in turn. On Hopper a group is a cluster and reads its peers' shared memory; elsewhere
- * boards are copied to device memory, and a counter of arrivals is the barrier. That one spins, so
- * groups must be numbered in the order in which their blocks start (cn_group_ticket). */
+ * A group is CN_GROUP_PARTS blocks. Every part fills its board, and all call cn_group_exchange.
+ * After that each part may read all boards of that exchange, until the exchange after the next: a
+ * part has two boards and alternates between them. On Hopper a group is a cluster, and a part reads
+ * the shared memory of the others. On other devices boards are copied to device memory, and a
+ * counter of arrivals is the barrier. This barrier spins, so groups must be numbered in the order
+ * in which their blocks start (cn_group_ticket). */
 #ifndef CN_CUDA_GROUP_CUH
 #define CN_CUDA_GROUP_CUH
 
@@ -14,10 +15,10 @@ enum { CN_GROUP_PARTS = 8 };
 
 typedef struct cn_group {
     char *own;       /* shared memory: [2, bytes] */
-    uint32_t bytes;  /* of a board: a multiple of 16 */
+    uint32_t bytes;  /* of a board; a multiple of 16 */
     uint32_t part;   /* this block's number */
     uint32_t n_done; /* exchanges so far */
-    /* Without clusters, device memory; NULL with them. */
+    /* Device memory without clusters; NULL with clusters. */
     char *boards;       /* [2, CN_GROUP_PARTS, bytes] */
     uint32_t *arrivals; /* 0 at the start of the kernel */
 } cn_group;
@@ -30,7 +31,7 @@ __device__ static inline void cn_group_cluster_barrier(void)
 #endif
 }
 
-/* The address in another part's shared memory of what lies at p in this one's. */
+/* Returns the address in another part's shared memory that corresponds to p in this part's. */
 __device__ static inline const void *cn_group_peer_address(const void *p, uint32_t part)
 {
     const void *there = p;
@@ -40,8 +41,8 @@ __device__ static inline const void *cn_group_peer_address(const void *p, uint32
     return there;
 }
 
-/* What blocks of a launch draw in turn, the same in all threads. `next` is 0 at the start of the
- * kernel, `shared` a word of shared memory. */
+/* Numbers the blocks of a launch in the order in which they call. All threads of a block get its
+ * number. `next` must be 0 at the start of the kernel; `shared` is a word of shared memory. */
 __device__ static inline uint32_t cn_group_ticket(uint32_t *next, uint32_t *shared)
 {
     if (threadIdx.x == 0) *shared = atomicAdd(next, 1u);
@@ -49,7 +50,7 @@ __device__ static inline uint32_t cn_group_ticket(uint32_t *next, uint32_t *shar
     return *shared;
 }
 
-/* Which of the two boards to fill before the next exchange. */
+/* Returns which of the two boards to fill before the next exchange. */
 __device__ static inline uint32_t cn_group_turn(const cn_group *g) { return g->n_done & 1; }
 
 __device__ static inline void cn_group_exchange_in_memory(const cn_group *g)
@@ -69,7 +70,7 @@ __device__ static inline void cn_group_exchange_in_memory(const cn_group *g)
     __syncthreads();
 }
 
-/* A barrier of the group, after which the boards filled before it can be read. */
+/* The barrier of the group. After it the boards that were filled before it can be read. */
 __device__ static inline void cn_group_exchange(cn_group *g)
 {
     if (g->boards) cn_group_exchange_in_memory(g);
@@ -77,7 +78,7 @@ __device__ static inline void cn_group_exchange(cn_group *g)
     g->n_done++;
 }
 
-/* The board that a part showed in the last exchange; read it with cn_group_load. */
+/* Returns the board of a part in the last exchange. Read it with cn_group_load. */
 __device__ static inline const void *cn_group_shown(const cn_group *g, uint32_t part)
 {
     const uint32_t last = (g->n_done - 1) & 1;
@@ -90,7 +91,7 @@ template <typename T> __device__ static inline T cn_group_load(const T *shown)
     return *(const volatile T *)shown;
 }
 
-/* The last call of a kernel: no block may end while others read its boards. */
+/* Must be the last call of a kernel: no block may end while others read its boards. */
 __device__ static inline void cn_group_leave(const cn_group *g)
 {
     if (!g->boards) cn_group_cluster_barrier();

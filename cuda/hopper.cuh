@@ -1,8 +1,8 @@
-/* hopper.cuh - compute capability 9.0's own instructions behind small functions: tensor copies into
+/* hopper.cuh - functions for instructions that only compute capability 9.0 has: tensor copies into
  * shared memory (TMA), matrix products of a warpgroup (wgmma), and clusters. Kernels that use them
- * run nowhere else.
+ * run on no other device.
  *
- * Tiles are rows of 64 bf16 (128 bytes) in the 128-byte swizzle: what a tensor map with
+ * Tiles are rows of 64 bf16 (128 bytes) in the 128-byte swizzle, which a tensor map with
  * CU_TENSOR_MAP_SWIZZLE_128B writes and wgmma reads. A tile begins at a multiple of 1024 bytes. */
 #ifndef CN_CUDA_HOPPER_CUH
 #define CN_CUDA_HOPPER_CUH
@@ -18,12 +18,13 @@ enum { CN_WARPGROUP = 128 };
 
 /* ---- TMA ---- */
 
-/* Second-level cache policies: read once, and read by every block. */
+/* Policies of the L2 cache: for data that is read once, and for data that every block reads. */
 #define CN_CACHE_EVICT_FIRST UINT64_C(0x12f0000000000000)
 #define CN_CACHE_EVICT_LAST UINT64_C(0x14f0000000000000)
 
-/* The map's box from a row and a tile of 64 columns on into shared memory; the barrier counts its
- * bytes. Maps have four dimensions: 64 columns, rows, halves of the rows, tiles. */
+/* Copies the map's box that begins at a row and a tile of 64 columns into shared memory. The
+ * barrier counts its bytes. Maps have four dimensions: 64 columns, rows, halves of the rows,
+ * tiles. */
 CN_HOPPER void cn_tma_load(void *dst, const CUtensorMap *map, uint64_t *barrier, uint32_t tile,
                            uint32_t row, uint64_t cache)
 {
@@ -34,8 +35,8 @@ CN_HOPPER void cn_tma_load(void *dst, const CUtensorMap *map, uint64_t *barrier,
         : "memory");
 }
 
-/* The same into every block of the cluster whose bit is in `ranks`, at the place that dst and
- * barrier have there. */
+/* The same copy into every block of the cluster whose bit is set in `ranks`. dst and barrier have
+ * the same offsets in each of these blocks. */
 CN_HOPPER void cn_tma_load_shared(void *dst, const CUtensorMap *map, uint64_t *barrier,
                                   uint32_t tile, uint32_t row, uint64_t cache, uint16_t ranks)
 {
@@ -50,9 +51,9 @@ CN_HOPPER void cn_tma_load_shared(void *dst, const CUtensorMap *map, uint64_t *b
 
 /* ---- wgmma: d [64, N] f32 (+)= a [64, 16] * b [N, 16]^T, both bf16 tiles in shared memory ---- */
 
-/* The descriptor of a tile; 16 columns further is + CN_WGMMA_NEXT_K. Where the rows of the tile
- * are the product's sum, the product's columns come in boxes so many bytes apart; else the distance
- * is not used. */
+/* Returns the descriptor of a tile. Adding CN_WGMMA_NEXT_K moves it by 16 columns. If the product
+ * sums over the rows of the tile, its columns are in boxes box_bytes apart; otherwise box_bytes is
+ * not used. */
 enum { CN_WGMMA_NEXT_K = 2 };
 CN_HOPPER uint64_t cn_wgmma_tile(const void *tile, uint32_t box_bytes = 16)
 {
@@ -73,7 +74,7 @@ template <int pending> CN_HOPPER void cn_wgmma_wait(void)
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-/* The operands of a product that has 8 registers of sums a thread, 16, 24 and so on. */
+/* The operands of a product with 8, 16, 24 and so on registers of sums per thread. */
 #define CN_D8(i)                                                                        \
     "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]), \
         "+f"(d[(i) + 5]), "+f"(d[(i) + 6]), "+f"(d[(i) + 7])
@@ -108,8 +109,9 @@ template <int pending> CN_HOPPER void cn_wgmma_wait(void)
                  : __VA_ARGS__                                                         \
                  : "l"(a), "l"(b), "r"(add))
 
-/* Thread t of the warpgroup holds, for every eight columns c of d: row 16*(t/32) + t%32/4, columns
- * c + 2*(t%4) and the next, then the same eight rows below. With add 0 d is overwritten. */
+/* Thread t of the warpgroup holds, for every eight columns from c of d, the columns c + 2*(t%4) and
+ * the next: of row 16*(t/32) + t%32/4, then of the row eight below. With add 0, d is
+ * overwritten. */
 template <int N> CN_HOPPER void cn_wgmma(float *d, uint64_t a, uint64_t b, int add = 1)
 {
     if constexpr (N == 8)
@@ -138,14 +140,14 @@ template <int N> CN_HOPPER void cn_wgmma(float *d, uint64_t a, uint64_t b, int a
         CN_WGMMA("256", CN_R128, "128", "129", "130", CN_D128S);
     else {
         constexpr int STEP = N > 64 ? 64 : N > 32 ? 32 : N > 16 ? 16 : 8; /* in pieces */
-        static_assert(N % 8 == 0 && N > STEP, "columns come in eights");
+        static_assert(N % 8 == 0 && N > STEP, "the number of columns must be a multiple of 8");
         cn_wgmma<STEP>(d, a, b, add);
         cn_wgmma<N - STEP>(d + STEP / 2, a, b + (STEP * CN_ROW_BYTES >> 4), add);
     }
 }
 
-/* Starts d = rows * columns^T over D values, both tiles in boxes of 64, so many bytes apart; after
- * cn_wgmma_begin. */
+/* Starts d = rows * columns^T over D values. Both operands are in boxes of 64 values, row_box and
+ * column_box bytes apart. Call after cn_wgmma_begin. */
 template <int N, int D>
 CN_HOPPER void cn_wgmma_start(float *d, const void *rows, uint32_t row_box, const void *columns,
                               uint32_t column_box)
@@ -162,7 +164,8 @@ CN_HOPPER void cn_wgmma_start(float *d, const void *rows, uint32_t row_box, cons
 
 /* ---- clusters ---- */
 
-/* All threads of the cluster meet; what they wrote to shared memory before is seen after. */
+/* A barrier of all threads of the cluster. Writes to shared memory before it are visible after
+ * it. */
 CN_HOPPER void cn_cluster_sync(void)
 {
     asm volatile("barrier.cluster.arrive.release.aligned;\n"
@@ -170,7 +173,7 @@ CN_HOPPER void cn_cluster_sync(void)
                      : "memory");
 }
 
-/* They meet, and that is all. */
+/* The same barrier without ordering memory accesses. */
 CN_HOPPER void cn_cluster_meet(void)
 {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\n"
@@ -178,9 +181,9 @@ CN_HOPPER void cn_cluster_meet(void)
                      : "memory");
 }
 
-/* Arrives at the barrier that another block of the cluster has at the same place. Orders no
- * ordinary memory accesses between the blocks (that would be a fence of the whole device), only
- * what the tensor cores have read before. */
+/* Arrives at the barrier that another block of the cluster has at the same offset. Orders only
+ * earlier reads of the tensor cores. Ordinary memory accesses are not ordered between the blocks,
+ * because that would need a fence of the whole device. */
 CN_HOPPER void cn_barrier_arrive_at(uint64_t *barrier, uint32_t rank)
 {
     asm volatile("{\n"
@@ -192,7 +195,7 @@ CN_HOPPER void cn_barrier_arrive_at(uint64_t *barrier, uint32_t rank)
                  : "memory");
 }
 
-/* Four floats of another block's shared memory, at the address that is p here. */
+/* Reads four floats of another block's shared memory, at the offset that p has here. */
 CN_HOPPER float4 cn_cluster_read(const float4 *p, uint32_t rank)
 {
     float4 v;

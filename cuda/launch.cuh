@@ -1,14 +1,13 @@
-/* launch.cuh - how kernels are launched and how they overlap: the one place that calls
- * cudaLaunchKernelEx.
+/* launch.cuh - launches kernels and lets them overlap. Only this file calls cudaLaunchKernelEx.
  *
  * Programmatic dependent launch: on compute capability 9.0 every kernel may start while the kernel
  * before it in the stream still runs. A kernel calls cn_overlap_next() as early as possible, so
  * that blocks of the next kernel start on multiprocessors that become free. It calls
  * cn_wait_previous() before it accesses memory that another kernel writes. Every kernel must call
- * it, even one that reads nothing of the kernel before: the end of a kernel then implies the end of
- * all kernels before it. Attention waits first and only then lets the next kernel start, so what
- * follows attention may rely on everything before it (attn_decode.cu). Weights are never written
- * and may be read before the wait. */
+ * it, even one that reads nothing of the kernel before. Then the end of a kernel implies the end of
+ * all kernels before it. Attention waits first and only then lets the next kernel start, so kernels
+ * after attention may rely on everything before it (attn_decode.cu). Weights are never written and
+ * may be read before the wait. */
 #ifndef CN_CUDA_LAUNCH_CUH
 #define CN_CUDA_LAUNCH_CUH
 
@@ -34,29 +33,30 @@ __device__ static inline void cn_wait_previous(void)
 
 /* ---- on the host ---- */
 
-/* What a launch asks for: {grid, block} or {grid, block, shared_bytes}, the rest by name. */
+/* The parameters of a launch: {grid, block} or {grid, block, shared_bytes}, the rest by name. */
 typedef struct cn_launch {
     dim3 grid;
     unsigned block;              /* threads */
     size_t shared_bytes = 0;     /* dynamic shared memory of a block */
-    bool shared_is_set = false;  /* cn_launch_set_shared was called at start, for the most bytes */
+    bool shared_is_set = false;  /* cn_launch_set_shared was called at start with the most bytes */
     unsigned cluster = 0;        /* blocks of a cluster, along x; 0: no clusters. 9.0 only */
-    bool model_priority = false; /* that of the model's stream, on whatever stream it runs */
+    bool model_priority = false; /* run at the priority of the model's stream, on any stream */
 } cn_launch;
 
-/* Lets the kernel have up to `bytes` of dynamic shared memory a block. */
+/* Allows the kernel up to `bytes` of dynamic shared memory per block. */
 template <typename... Params>
 static cn_status cn_launch_set_shared(const cn_cuda *c, const char *op, void (*kernel)(Params...),
                                       size_t bytes)
 {
     if (bytes > c->device.shared_bytes)
-        return cn_fail(CN_ERR_SHAPE, "%s: %zu bytes of shared memory a block, the GPU has %zu", op,
+        return cn_fail(CN_ERR_SHAPE,
+                       "%s: a block needs %zu bytes of shared memory, but the GPU has %zu", op,
                        bytes, c->device.shared_bytes);
     CN_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
     return CN_OK;
 }
 
-/* A launch in the runtime's terms; `config` points to `attributes`. */
+/* A launch as the CUDA runtime takes it; `config` points to `attributes`. */
 typedef struct cn_launch_terms {
     cudaLaunchConfig_t config;
     cudaLaunchAttribute attributes[3];
@@ -94,8 +94,8 @@ static inline cn_status cn_launch_describe(cn_launch_terms *t, const cn_stream *
     return CN_OK;
 }
 
-/* Launches the kernel on the stream, with overlap where the device has it. `op` names it in
- * errors. */
+/* Launches the kernel on the stream, with overlap if the device supports it. `op` names the kernel
+ * in errors. */
 template <typename... Params, typename... Args>
 static cn_status cn_cuda_launch(cn_stream *s, const char *op, void (*kernel)(Params...),
                                 const cn_launch &how, const Args &...args)

@@ -1,7 +1,8 @@
-/* mem_sum.cu - the sum of an array's 32-bit words. It reads the array once; benchmarks measure the
- * read bandwidth of the memory with it.
- * src [bytes] at 16 bytes, out u64. Two launches: clear, then a grid that fills the device, UNROLL
- * loads of 16 bytes in flight a thread, one atomic a warp. Bytes: bytes. */
+/* mem_sum.cu - the sum of an array's 32-bit words. It reads the array once, so benchmarks measure
+ * the read bandwidth of the memory with it.
+ * src [bytes], aligned to 16 bytes; out u64. Two launches: clear, then a grid that fills the
+ * device, with UNROLL loads of 16 bytes in flight per thread and one atomic per warp. Bytes moved:
+ * bytes. */
 #include "cuda/launch.cuh"
 #include "cuda/util.cuh"
 
@@ -44,7 +45,8 @@ __global__ static void __launch_bounds__(BLOCK)
 extern "C" cn_status cn_cuda_mem_sum(cn_stream *s, const void *src, size_t bytes, uint64_t *out)
 {
     if ((uintptr_t)src % sizeof(uint4) != 0 || bytes % sizeof(uint32_t) != 0)
-        return cn_fail(CN_ERR_SHAPE, "mem_sum: %zu bytes at %p are not words at a multiple of 16",
+        return cn_fail(CN_ERR_SHAPE,
+                       "mem_sum: %zu bytes at %p: expected a multiple of 4, aligned to 16 bytes",
                        bytes, src);
     const size_t n_vecs = bytes / sizeof(uint4);
     const uint32_t n_rest = (uint32_t)(bytes % sizeof(uint4) / sizeof(uint32_t));

@@ -1,8 +1,8 @@
 /* rmsnorm.cu - residual add and RMS norm in one pass.
- * residual [T,h] += x [T,h] (when given), rounded to bf16; out [T,h] = residual / rms * weight [h].
- * bf16 in and out, f32 sums in one order whatever T. Grid T, a block per row; a thread keeps its
- * VECS vectors in registers, so that each byte moves once. Bytes 8*T*h, 4*T*h without x.
- * Twin: cpu_norm.c. */
+ * residual [T,h] += x [T,h] (if given), rounded to bf16; out [T,h] = residual / rms * weight [h].
+ * bf16 in and out, f32 sums in an order that does not depend on T. Grid T, a block per row; a
+ * thread keeps its VECS vectors in registers, so each byte moves once. Bytes moved: 8*T*h, without
+ * x 4*T*h. CPU version: cpu_norm.c. */
 #include "cuda/launch.cuh"
 #include "cuda/util.cuh"
 
@@ -15,7 +15,7 @@ typedef struct rmsnorm_params {
     float inverse_hidden, eps;
 } rmsnorm_params;
 
-/* The thread's vector `at` of the row after the add; returns its sum of squares. */
+/* v = the thread's vector `at` of the row after the add. Returns its sum of squares. */
 __device__ static inline float add_residual(float v[CN_VEC8], const rmsnorm_params &p, size_t at)
 {
     float sum = 0.0f;
@@ -64,7 +64,7 @@ extern "C" cn_status cn_cuda_rmsnorm(cn_stream *s, const cn_rmsnorm_args *a)
 {
     const uint32_t vecs = a->hidden / CN_VEC8;
     if (a->hidden % CN_VEC8 != 0 || vecs > 4 * MAX_BLOCK)
-        return cn_fail(CN_ERR_SHAPE, "rmsnorm: hidden %u is not a multiple of %d up to %d",
+        return cn_fail(CN_ERR_SHAPE, "rmsnorm: hidden %u: expected a multiple of %d, at most %d",
                        a->hidden, CN_VEC8, 4 * MAX_BLOCK * CN_VEC8);
     if (a->n_tokens == 0) return CN_OK;
     const rmsnorm_params p = {(uint4 *)a->out,     (uint4 *)a->residual,       (const uint4 *)a->x,

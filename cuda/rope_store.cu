@@ -1,17 +1,17 @@
-/* rope_store.cu - splits qkv into heads, normalises q and k heads where the model does, rotates
- * them, and stores: q for attention and, for holders of a query slot, in the observation window;
- * k and v in the paged pool.
+/* rope_store.cu - splits qkv into heads, normalises q and k heads if the model does, rotates them,
+ * and stores k and v in the paged pool. q is stored for attention and, if the request holds a query
+ * slot, in the observation window.
  * qkv [T, (hq+2hk)*d], q [T,hq,d], pool and windows as in kv_layout.h; bf16, f32 inside; cos, sin
- * [position, d/2] f32. Grid (T, heads / WARPS), a warp per head; a lane holds PAIRS pairs of
- * neighbours of the first half and the same of the second, so that rotate-half stays in the lane.
- * Bytes 4*T*(hq+2hk)*d, and 2*T*hq*d for windows. Twin: cpu_rope.c. */
+ * [position, d/2] f32. Grid (T, heads / WARPS), a warp per head. A lane holds PAIRS pairs of
+ * neighbours of the first half of the head and the same of the second, so rotate-half stays in the
+ * lane. Bytes moved: 4*T*(hq+2hk)*d, and 2*T*hq*d for windows. CPU version: cpu_rope.c. */
 #include "cuda/launch.cuh"
 #include "cuda/util.cuh"
 
 enum { WARPS = 8, MAX_HEAD_DIM = 256 };
 
 typedef struct rope_params {
-    uint32_t *q; /* two bf16 a word, here and below */
+    uint32_t *q; /* two bf16 per word, here and below */
     const uint32_t *qkv, *q_norm, *k_norm;
     const float2 *cos, *sin;
     char *kv;
@@ -28,7 +28,7 @@ __device__ static inline float2 unpack2(uint32_t bits)
     return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));
 }
 
-/* Where a head's row goes; NULL: nowhere. `also` is a second place. */
+/* The destinations of a head's row; NULL: none. `also` is the second destination. */
 typedef struct head_rows {
     uint32_t *row, *also;
 } head_rows;
@@ -137,7 +137,8 @@ extern "C" cn_status cn_cuda_rope_store(cn_stream *s, const cn_rope_store_args *
     const cn_batch_view *b = a->batch;
     const uint32_t d = a->layout.head_dim, n_all = a->n_heads + 2 * a->layout.n_kv_heads;
     if (d % 16 != 0 || d == 0 || d > MAX_HEAD_DIM)
-        return cn_fail(CN_ERR_SHAPE, "rope_store: head_dim %u is not a multiple of 16 up to %d", d,
+        return cn_fail(CN_ERR_SHAPE,
+                       "rope_store: head_dim %u: expected a multiple of 16, at most %d", d,
                        MAX_HEAD_DIM);
     if (!cn_kv_layout_is_uniform(&a->layout, CN_BF16))
         return cn_fail(CN_ERR_SHAPE, "rope_store: K and V must be bf16 and as wide as head_dim %u",

@@ -1,6 +1,6 @@
 /* silu_mul.cu - the gated activation of the feed-forward layer.
  * out [T,I] = silu(gate_up [T, 0:I]) * gate_up [T, I:2I]; bf16, f32 inside. Grid (T, pieces of a
- * row), 8 values a thread. Bytes 6*T*I. Twin: cpu_norm.c. */
+ * row), 8 values per thread. Bytes moved: 6*T*I. CPU version: cpu_norm.c. */
 #include "cuda/launch.cuh"
 #include "cuda/util.cuh"
 
@@ -25,7 +25,7 @@ extern "C" cn_status cn_cuda_silu_mul(cn_stream *s, const cn_silu_mul_args *a)
 {
     const uint32_t vecs = a->intermediate / CN_VEC8;
     if (a->intermediate % CN_VEC8 != 0)
-        return cn_fail(CN_ERR_SHAPE, "silu_mul: intermediate size %u is not a multiple of %d",
+        return cn_fail(CN_ERR_SHAPE, "silu_mul: intermediate size %u: expected a multiple of %d",
                        a->intermediate, CN_VEC8);
     if (a->n_tokens == 0 || vecs == 0) return CN_OK;
     const dim3 grid(a->n_tokens, (unsigned)cn_ceil_div(vecs, BLOCK));

@@ -1,5 +1,5 @@
-/* tensor_map.c - see tensor_map.h. The encoder is the driver's and comes through the runtime, so
- * that nothing links against libcuda. */
+/* tensor_map.c - encodes tensor maps. See tensor_map.h. The encoder is a function of the driver. It
+ * is looked up through the runtime, so that nothing links against libcuda. */
 #include "cuda/tensor_map.h"
 
 #include <cudaTypedefs.h>
@@ -33,7 +33,7 @@ cn_status cn_map_encode(CUtensorMap *map, const void *base, const cn_map_shape *
         stride_bytes, s->box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result == CUDA_SUCCESS) return CN_OK;
-    return cn_fail(CN_ERR_DEVICE, "a tensor map of %llu x %llu at %p: CUDA driver error %d",
+    return cn_fail(CN_ERR_DEVICE, "tensor map of %llu x %llu at %p: CUDA driver error %d",
                    (unsigned long long)s->size[1], (unsigned long long)s->size[0], base,
                    (int)result);
 }

@@ -1,6 +1,6 @@
-/* tensor_map.h - tensor maps: what the bulk copies of compute capability 9.0 read an array of bf16
- * by. A copy takes a box of the array into shared memory, rows of CN_BOX_COLS values in the
- * 128-byte swizzle (attn_common.cuh, hopper.cuh). Thread: the engine's. */
+/* tensor_map.h - tensor maps, which describe an array of bf16 to the bulk copies of compute
+ * capability 9.0. A copy reads a box of the array into shared memory, in rows of CN_BOX_COLS values
+ * in the 128-byte swizzle (attn_common.cuh, hopper.cuh). Thread: the engine's. */
 #ifndef CN_CUDA_TENSOR_MAP_H
 #define CN_CUDA_TENSOR_MAP_H
 
@@ -22,14 +22,14 @@ enum {
 typedef struct cn_map_shape {
     uint32_t n_dims; /* 2 to CN_MAP_DIMS */
     uint64_t size[CN_MAP_DIMS];
-    uint64_t stride[CN_MAP_DIMS]; /* of dimensions 1 on; [0] is not read */
-    uint32_t box[CN_MAP_DIMS];    /* what a copy takes; [0] is CN_BOX_COLS */
+    uint64_t stride[CN_MAP_DIMS]; /* of dimensions from 1 on; [0] is not read */
+    uint32_t box[CN_MAP_DIMS];    /* size of the box of a copy; [0] is CN_BOX_COLS */
 } cn_map_shape;
 
-/* Finds the driver's encoder, once at start. CN_ERR_DEVICE where the driver lacks it. */
+/* Finds the driver's encoder. Call once at start. CN_ERR_DEVICE if the driver lacks it. */
 cn_status cn_map_open(void);
 
-/* The map of the array at `base`, which need not hold its values yet. After cn_map_open. */
+/* Encodes the map of the array at `base`, which may be filled later. Call after cn_map_open. */
 cn_status cn_map_encode(CUtensorMap *map, const void *base, const cn_map_shape *s);
 
 #ifdef __cplusplus

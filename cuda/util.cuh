@@ -1,5 +1,5 @@
-/* util.cuh - what kernels share: 16-byte accesses to bf16, and reductions of a warp and of a
- * block. */
+/* util.cuh - device functions that kernels share: 16-byte accesses to bf16, and reductions over a
+ * warp and over a block. */
 #ifndef CN_CUDA_UTIL_CUH
 #define CN_CUDA_UTIL_CUH
 
@@ -12,7 +12,7 @@ enum { CN_WARP = 32, CN_VEC8 = 8 /* bf16 values in 16 bytes */ };
 
 typedef __nv_bfloat16 cn_bf16;
 
-/* Threads that a multiprocessor holds; 8.6 to 8.9 and 12.x have fewer. */
+/* Threads that a multiprocessor holds. Compute capabilities 8.6 to 8.9 and 12.x have fewer. */
 #if defined(__CUDA_ARCH__) && \
     ((__CUDA_ARCH__ > 800 && __CUDA_ARCH__ < 900) || __CUDA_ARCH__ >= 1200)
 #define CN_SM_THREADS 1536
@@ -55,7 +55,7 @@ __device__ static inline float cn_warp_sum(float v)
 }
 
 /* Matrix fragments spread a row over four neighbouring lanes, and a column over the eight lanes
- * that are four apart. Over those lanes, the same in each: */
+ * that are four apart. These functions reduce over those lanes; each lane gets the result. */
 __device__ static inline float cn_quad_sum(float v)
 {
     v += __shfl_xor_sync(0xffffffffu, v, 1);
@@ -84,8 +84,8 @@ __device__ static inline float cn_column_max(float v)
     return v;
 }
 
-/* Of a block of whole warps, the same in every thread. `shared` is CN_WARP floats, free again
- * after the caller's next __syncthreads(). */
+/* Sum over a block of whole warps; every thread gets the result. `shared` is CN_WARP floats, which
+ * may be reused after the caller's next __syncthreads(). */
 __device__ static inline float cn_block_sum(float v, float *shared)
 {
     const unsigned warp = threadIdx.x / CN_WARP, lane = threadIdx.x % CN_WARP;

@@ -1,5 +1,5 @@
-/* backend.c - see backend.h. The shared object stays loaded once it was opened: its code may still
- * be needed by what a driver calls at exit. */
+/* backend.c - see backend.h. The shared object is never unloaded, because the driver may call its
+ * code at exit. */
 #include "engine/backend.h"
 
 #include <dlfcn.h>
@@ -34,14 +34,14 @@ static cn_status parse_device(const char *text, device_kind *kind, uint32_t *ord
     const bool numbered = strncmp(text, "cuda:", strlen("cuda:")) == 0 && *digits &&
                           strlen(digits) <= 3 && !digits[strspn(digits, "0123456789")];
     if (!numbered)
-        return cn_fail(CN_ERR_ARG, "--device %s: want auto, cpu, cuda, or cuda:0 and so on", text);
+        return cn_fail(CN_ERR_ARG, "--device %s: expected auto, cpu, cuda or cuda:N", text);
     *ordinal = (uint32_t)strtoul(digits, NULL, 10);
     return CN_OK;
 }
 
 /* ---- the shared object ---- */
 
-/* Opens dir/name when there is such a file. *found tells whether there was. */
+/* Opens dir/name if it exists. *found: whether it exists. */
 static void *open_in(const char *dir, const char *name, bool *found)
 {
     char path[PATH_MAX];
@@ -68,10 +68,11 @@ static cn_status load_library(void **library)
     if (*library) return CN_OK;
     const char *reason = dlerror();
     if (found)
-        return cn_fail(CN_ERR_DEVICE, "%s: %s: install CUDA 13's libraries, or use --device cpu",
-                       CUDA_LIBRARY, reason ? reason : "cannot be loaded");
+        return cn_fail(CN_ERR_DEVICE,
+                       "%s: %s: install the CUDA 13 libraries, or use --device cpu", CUDA_LIBRARY,
+                       reason ? reason : "cannot be loaded");
     return cn_fail(CN_ERR_DEVICE,
-                   "%s is neither in %s nor where the loader looks: build it (make cuda), or use "
+                   "%s not found in %s or in the loader's paths: build it (make cuda), or use "
                    "--device cpu",
                    CUDA_LIBRARY, program);
 }
@@ -81,14 +82,14 @@ cn_status cn_backend_cuda_load(cn_backend **out, cn_cuda_backend_opts o)
     *out = NULL;
     void *library;
     CN_TRY(load_library(&library));
-    /* A function's address as POSIX hands it out, an object pointer. */
+    /* dlsym() returns an object pointer, also for a function. */
     union {
         void *object;
         cn_backend_cuda_open_fn open;
     } entry = {dlsym(library, "cn_backend_cuda_open")};
     if (!entry.object)
         return cn_fail(CN_ERR_DEVICE,
-                       "%s has no cn_backend_cuda_open: build it anew (make cuda), or use --device "
+                       "%s has no cn_backend_cuda_open: rebuild it (make cuda), or use --device "
                        "cpu",
                        CUDA_LIBRARY);
     o.base = cn_base_calls_get();
@@ -137,7 +138,7 @@ static cn_status open_cpu(cn_backend **out, const cn_config *c)
     return cn_backend_cpu_open(out, &o);
 }
 
-/* What the start of an engine takes of a device. */
+/* What determines the device memory that an engine takes at start. */
 typedef struct start_sizes {
     const cn_config *config;
     const cn_model_config *model;
@@ -158,7 +159,9 @@ static cn_status open_cuda(cn_backend **out, const start_sizes *sizes, uint32_t 
     const cn_model_config *m = sizes->model;
     *out = NULL;
     if (c->dtype == CN_OPT_DTYPE_FLOAT32)
-        return cn_fail(CN_ERR_ARG, "--dtype float32: a GPU computes in bfloat16; use --device cpu");
+        return cn_fail(CN_ERR_ARG,
+                       "--dtype float32: not supported on a GPU, which computes in bfloat16; use "
+                       "--device cpu");
     cn_buf cache = {0};
     CN_TRY(cn_cache_dir(&cache));
     const cn_cuda_backend_opts o = {
@@ -187,13 +190,13 @@ static cn_status open_cuda(cn_backend **out, const start_sizes *sizes, uint32_t 
     return cn_fail(status, "%s: use --device cpu", cn_last_error());
 }
 
-/* A machine without a GPU is in order. One whose GPU stays idle, for want of a build or of memory,
- * would spend a night on what takes minutes. */
+/* A machine without a GPU needs no message. If a GPU exists but the build or its memory is missing,
+ * the user must know: the CPU is far slower. */
 static void tell_of_cpu(void)
 {
     const bool has_driver = access("/dev/nvidiactl", F_OK) == 0;
     cn_log(has_driver ? CN_LOG_WARN : CN_LOG_DEBUG,
-           "--device auto takes the CPU, for the GPU cannot be had: %s", cn_last_error());
+           "--device auto uses the CPU because the GPU is not available: %s", cn_last_error());
 }
 
 cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_config *m,

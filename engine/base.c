@@ -35,7 +35,7 @@ const char *cn_status_name(cn_status s)
 
 cn_status cn_fail(cn_status status, const char *fmt, ...)
 {
-    /* Formatted aside first: an argument may be the old error text itself. */
+    /* Formatted into a local buffer first, because an argument may be the old error text. */
     char text[ERROR_TEXT_BYTES];
     va_list ap;
     va_start(ap, fmt);
@@ -121,7 +121,8 @@ void *cn_calloc_aligned(size_t n, size_t size)
 
 static cn_status buf_reserve(cn_buf *b, size_t extra)
 {
-    if (extra >= SIZE_MAX / 2 - b->len) return cn_fail(CN_ERR_MEMORY, "text of %zu bytes", extra);
+    if (extra >= SIZE_MAX / 2 - b->len)
+        return cn_fail(CN_ERR_MEMORY, "out of memory for a text of %zu bytes", extra);
     size_t need = b->len + extra + 1;
     if (need <= b->cap) return CN_OK;
     size_t cap = b->cap ? b->cap : 64;
@@ -194,7 +195,7 @@ size_t cn_write_all(int fd, const void *data, size_t n)
         if (wrote > 0) {
             done += (size_t)wrote;
         } else if (wrote == 0) {
-            errno = EIO; /* neither progress nor an error: do not try for ever */
+            errno = EIO; /* no progress and no error: retrying might never end */
             break;
         } else if (errno != EINTR) {
             break;
@@ -203,7 +204,7 @@ size_t cn_write_all(int fd, const void *data, size_t n)
     return done;
 }
 
-/* The system gives as many as 256 in one piece. */
+/* getrandom() returns up to 256 bytes in one call, without a partial result. */
 cn_status cn_random_bytes(void *out, size_t n)
 {
     CN_ASSERT(n <= 256);

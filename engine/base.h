@@ -1,11 +1,11 @@
-/* base.h - what every module may use: status codes with messages, assertions, logging, checked
- * allocation and a few arithmetic helpers. A leaf: it includes nothing of the project but the
- * status enum of the public header.
+/* base.h - helpers for every module: status codes with messages, assertions, logging, checked
+ * allocation and arithmetic. A leaf: the only project file it includes is the public header, for
+ * cn_status.
  *
- * Three kinds of failure, three forms:
- *   expected shortage   bool cn_x_try_y(): false, and nothing has changed;
- *   operating error     cn_status, CN_OK is 0 everywhere, text in a thread-local buffer that
- *                       cn_last_error() reads; forward with CN_TRY;
+ * Three kinds of failure have three forms (DESIGN.md §5):
+ *   expected shortage   bool cn_x_try_y(): on false nothing has changed;
+ *   operating error     cn_status. CN_OK is 0. The text is in a thread-local buffer that
+ *                       cn_last_error() reads. Callers forward it with CN_TRY;
  *   programmer error    CN_ASSERT: kept in release builds, prints and aborts.
  * Nothing below main() calls exit(). */
 #ifndef CN_BASE_H
@@ -18,7 +18,7 @@
 
 #include "engine/cinch.h"
 
-/* What C and CUDA C++ share runs on the host and on the device. */
+/* Marks functions that C and CUDA C++ share: they run on the host and on the device. */
 #ifdef __CUDACC__
 #define CN_HOST_DEVICE __host__ __device__
 #else
@@ -30,10 +30,10 @@ extern "C" {
 #endif
 
 /* Records `fmt` as this thread's last error and returns `status`, so that a caller can write
- * `return cn_fail(CN_ERR_MODEL, "%s: want 2 dims, got %d", name, n);`. */
+ * `return cn_fail(CN_ERR_MODEL, "%s: expected 2 dimensions, got %d", name, n);`. */
 cn_status cn_fail(cn_status status, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* Puts "<fmt>: " before the last error: context that only the caller knows (a path, a line). */
+/* Prepends "<fmt>: " to the last error: context that only the caller knows (a path, a line). */
 cn_status cn_fail_within(cn_status status, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 
@@ -45,26 +45,26 @@ cn_status cn_fail_within(cn_status status, const char *fmt, ...)
             return cn_try_status_;                                                                 \
         }                                                                                          \
     } while (0)
-/* Logs at CN_LOG_DEBUG where a failure is forwarded, its status and its text. */
+/* Logs at CN_LOG_DEBUG the place where a failure is forwarded, its status and its text. */
 void cn_log_forward(cn_status status, const char *file, int line) __attribute__((cold));
 
-/* Programmer errors, checked in every build. `cond` has no side effect: a call that changes state
- * goes before the assertion, which looks at its result. */
+/* Programmer errors, checked in every build. `cond` must have no side effect: call a function that
+ * changes state before the assertion and assert its result. */
 #define CN_ASSERT(cond)                                                                            \
     do {                                                                                           \
         if (!(cond)) cn_assert_failed(__FILE__, __LINE__, #cond);                                  \
     } while (0)
 void cn_assert_failed(const char *file, int line, const char *cond) __attribute__((noreturn));
 
-/* Logging goes to stderr, one line each, "level: text"; cn_log_level (CN_LOG_INFO at start) mutes
- * what is more detailed than itself. */
+/* Logs one line "level: text" to stderr, unless lvl is more detailed than the level of
+ * cn_log_set_level (CN_LOG_INFO at start). */
 typedef enum cn_log_lvl { CN_LOG_ERROR, CN_LOG_WARN, CN_LOG_INFO, CN_LOG_DEBUG } cn_log_lvl;
 void cn_log_set_level(cn_log_lvl lvl);
 void cn_log(cn_log_lvl lvl, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* Zeroed, overflow-checked allocation: NULL only when memory is out (or n*size overflows). Every
- * heap allocation of the project goes through these, so that a test can count them
- * (cn_alloc_count: allocations since start, all threads). */
+/* Zeroed, overflow-checked allocation. NULL when out of memory or when n*size overflows. Every heap
+ * allocation of the project uses these functions, so that a test can count them (cn_alloc_count:
+ * allocations since start, all threads). */
 void *cn_calloc(size_t n, size_t size) __attribute__((malloc));
 void *cn_realloc(void *p, size_t n, size_t size); /* not zeroed */
 char *cn_strdup(const char *s);
@@ -75,18 +75,19 @@ uint64_t cn_alloc_count(void);
 /* 64-byte-aligned zeroed memory; free with cn_free. */
 void *cn_calloc_aligned(size_t n, size_t size);
 
-/* Growable byte string. Zero-initialise; free with cn_buf_free. Always NUL-terminated once used. */
+/* Growable byte string. Zero-initialise it; free it with cn_buf_free. NUL-terminated after the
+ * first add. */
 typedef struct cn_buf {
     char *data;
     size_t len, cap;
 } cn_buf;
 cn_status cn_buf_add(cn_buf *b, const void *data, size_t n);
 cn_status cn_buf_addf(cn_buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-void cn_buf_clear(cn_buf *b); /* keeps capacity */
+void cn_buf_clear(cn_buf *b); /* keeps the capacity */
 void cn_buf_free(cn_buf *b);
 
-/* What a shared object of ours needs of the program that opens it: errors, logging and memory stay
- * the program's. cn_base_calls_get() answers with this program's own. */
+/* The functions that a cinch shared object calls in the program that opened it, so that both share
+ * errors, logging and memory. cn_base_calls_get() returns this program's functions. */
 typedef struct cn_base_calls {
     cn_status (*fail)(cn_status status, const char *fmt, ...);
     cn_status (*fail_within)(cn_status status, const char *fmt, ...);
@@ -108,23 +109,24 @@ static inline uint32_t cn_min_u32(uint32_t a, uint32_t b) { return a < b ? a : b
 static inline uint32_t cn_max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 #define CN_GIB (UINT64_C(1) << 30)
-/* For messages. */
+/* GiB, for messages. */
 static inline double cn_gib(uint64_t bytes) { return (double)bytes / (double)CN_GIB; }
 
-/* a*b into *out; false on overflow. */
+/* Stores a*b in *out; false on overflow. */
 static inline bool cn_mul_size(size_t a, size_t b, size_t *out)
 {
     return !__builtin_mul_overflow(a, b, out);
 }
 
-/* Writes data[n] to fd in as many calls as it takes. The count of bytes written; fewer than n is a
- * failure, and errno has its cause. */
+/* Writes data[n] to fd, with several calls where needed. Returns the number of bytes written; fewer
+ * than n is a failure, with the cause in errno. */
 size_t cn_write_all(int fd, const void *data, size_t n);
 
-/* n bytes, at most 256, that nobody can guess. CN_ERR_IO. */
+/* Fills out[n], n <= 256, with cryptographically secure random bytes. CN_ERR_IO on failure. */
 cn_status cn_random_bytes(void *out, size_t n);
 
-/* FNV-1a with a 64-bit finaliser: for tables and seeds, not for security. Start with h = 0. */
+/* FNV-1a with a 64-bit finaliser, for tables and seeds; not for security. Start with h = 0 and pass
+ * the result back to hash more data. */
 uint64_t cn_hash64(uint64_t h, const void *data, size_t n);
 
 #ifdef __cplusplus

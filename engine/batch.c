@@ -3,8 +3,8 @@
  *   tokens | sampled rows | positions | kv_slots | q_rows | q_start | kv_len | logit rows
  *   | sample rows | tables | bans | biases
  *
- * Each array starts at a fixed, 64-byte-aligned offset sized for the largest step. One copy takes
- * everything up to the last table in use; bans and biases, rarely any, follow in their own. */
+ * Each array has a fixed, 64-byte-aligned offset, sized for the largest step. One copy moves
+ * everything up to the last table in use. Bans and biases are rare and have copies of their own. */
 #include "engine/batch.h"
 
 #include <string.h>
@@ -111,9 +111,9 @@ void cn_batch_free(cn_batch *b)
 
 static void *host_at(cn_batch *b, section s) { return b->host + b->offset[s]; }
 
-/* The tokens of one row: ids, positions, where K and V go, and where the observation window
- * keeps the query. A query is observed when its sequence holds a slot; ring rows follow the
- * position modulo the request's own window, rows are laid out by the engine's largest one. */
+/* The tokens of one row: ids, positions, KV slots, and the observation window's row for the query.
+ * A query is observed when its sequence has a query slot. Its ring row is the position modulo the
+ * request's own window; slots are laid out for the engine's largest window. */
 static void build_row_tokens(cn_batch *b, const cn_plan_row *row, uint32_t at)
 {
     const cn_seq *seq = row->seq;
@@ -130,8 +130,8 @@ static void build_row_tokens(cn_batch *b, const cn_plan_row *row, uint32_t at)
         positions[at + i] = position;
         kv_slots[at + i] =
             seq->table[slot / block_tokens] * block_tokens + slot % block_tokens;
-        /* Of a long chunk only the last w queries survive in the ring: the others are not
-         * written, so that rows of one launch never collide. */
+        /* The ring keeps only the last w queries of a long chunk. The others are not written, so
+         * that no two rows of one launch write the same ring row. */
         bool observed = seq->query_slot >= 0 && i + window >= row->n_new;
         q_rows[at + i] = observed ? seq->query_slot * (int32_t)b->opts.window_tokens +
                                         (int32_t)(position % window)
@@ -151,7 +151,7 @@ static void add_logit_row(cn_batch *b, cn_seq *seq, uint32_t token_row)
     b->logit_seq[b->n_logit_rows++] = seq;
 }
 
-/* A row of padding: stored nowhere, attends to nothing, samples token 0. */
+/* A padding row: it stores nothing, attends to nothing and samples token 0. */
 static void build_padding(cn_batch *b, uint32_t row)
 {
     ((uint32_t *)host_at(b, SEC_TOKENS))[row] = 0;

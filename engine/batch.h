@@ -1,6 +1,9 @@
-/* batch.h - a step's plan as the flat arrays that kernels read, packed in one buffer so that a
- * step costs one host-to-device copy. Owner: cn_engine. Thread: engine only. Stage 5 of a
- * request's way (docs/ARCHITECTURE.md). All memory is taken at creation. */
+/* batch.h - a step's plan as the flat arrays that kernels read.
+ *
+ * Owner: cn_engine. Thread: engine only. Stage 5 of a request's way (docs/ARCHITECTURE.md).
+ *
+ * The arrays are packed in one buffer, so that a step needs one host-to-device copy. All memory is
+ * allocated at creation. */
 #ifndef CN_BATCH_H
 #define CN_BATCH_H
 
@@ -11,36 +14,37 @@ typedef struct cn_batch cn_batch;
 
 typedef struct cn_batch_opts {
     uint32_t max_tokens; /* query tokens of a step */
-    uint32_t max_seqs;   /* rows of a step; forked samples included */
+    uint32_t max_seqs;   /* rows of a step, including forked samples */
     uint32_t max_blocks_per_seq;
     uint32_t max_bans, max_biases; /* over all rows of a step */
     uint32_t block_tokens, window_tokens;
 } cn_batch_opts;
 
-/* Bytes of device memory that a batch needs, and as many of the host's. */
+/* Bytes of device memory that a batch needs, and the same number of host memory. */
 size_t cn_batch_device_bytes(const cn_batch_opts *o);
 
 /* `device`: cn_batch_device_bytes of be's memory, borrowed. CN_ERR_MEMORY. */
 cn_status cn_batch_create(cn_batch **out, cn_backend *be, const cn_batch_opts *o, void *device);
 void cn_batch_free(cn_batch *b);
 
-/* Starts a step: flattens the plan's rows; one logit row for each row that wants a sample, in plan
- * order, then one for each fork. pad_rows > 0: the plan only decodes, and is padded (engine/ops.h)
- * to that many rows, tables to their longest, as a recorded step needs it. */
+/* Starts a step: flattens the plan's rows. Adds one logit row for each row that samples, in plan
+ * order, then one for each fork. pad_rows > 0: the plan must only decode; it is padded to that many
+ * rows (engine/ops.h), and tables to their maximum length, as a step graph requires. */
 void cn_batch_build(cn_batch *b, const cn_plan *plan, uint32_t pad_rows);
 
-/* The sampling parameters of logit row i, to be filled by the engine before cn_batch_upload; its
- * prev_row is where the last step's sample op has the sequence's pending token, if one is. */
+/* The sampling parameters of logit row i. The engine fills them before cn_batch_upload. prev_row is
+ * set: the row of the previous step's sample op that holds the sequence's pending token, if it has
+ * one. */
 uint32_t cn_batch_n_logit_rows(const cn_batch *b);
 cn_sample_row *cn_batch_sample_row(cn_batch *b, uint32_t i);
 cn_seq *cn_batch_logit_seq(const cn_batch *b, uint32_t i);
-/* Append to the ban and bias lists; false when the step's room for them is used up. */
+/* Append to the ban and bias lists; false when the list of this step is full. */
 bool cn_batch_try_add_ban(cn_batch *b, uint32_t token, uint32_t *index);
 bool cn_batch_try_add_bias(cn_batch *b, cn_logit_bias bias, uint32_t *index);
 
-/* Copies everything to the device; the views below are then valid until the next build. `sampled`:
- * the tokens of the last step's sample op, on the device, for ids that the host does not know yet;
- * logit rows are its rows. */
+/* Copies everything to the device. The views below are then valid until the next build. `sampled`
+ * is the token array of the previous step's sample op, on the device, indexed by logit row; it has
+ * the ids that the host has not read yet. */
 cn_status cn_batch_upload(cn_batch *b, cn_stream *s, const uint32_t *sampled);
 const cn_batch_view *cn_batch_device_view(const cn_batch *b);
 const uint32_t *cn_batch_logit_rows(const cn_batch *b);      /* device */

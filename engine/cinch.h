@@ -1,13 +1,18 @@
-/* cinch.h - the one public header of libcinch: an engine, requests, and a callback for their
- * output. Everything else in the tree is internal and may change.
+/* cinch.h - the public header of libcinch: an engine, requests, and a callback for their output.
+ * Everything else in the tree is internal and may change.
  *
- * Use: create a cn_config, change it by option name with cn_config_set(), create an engine, submit
- * requests, call cn_engine_step() until it says idle.
- * Callbacks run inside cn_engine_step(), on the thread that calls it.
+ * Use:
+ *   1. cn_config_create(), then cn_config_set() for each option that differs from its default.
+ *   2. cn_engine_create(). It reads the checkpoint and allocates all memory of the engine.
+ *   3. cn_engine_submit() for each request.
+ *   4. cn_engine_step() until *idle is true. It calls the callbacks, on the calling thread.
+ *   5. cn_engine_free(), cn_config_free().
+ * examples/offline.c and examples/stream.c are complete programs.
  *
- * Threads: one engine belongs to one thread at a time; cn_last_error() is per thread.
- * Ownership: pointers passed in are borrowed for the call and copied where kept; pointers in a
- * cn_event are valid during the callback only. */
+ * Threads: one engine belongs to one thread at a time. cn_last_error() is per thread.
+ * Ownership: a pointer passed in is borrowed for the call; the library copies what it keeps. A
+ * pointer in a cn_event is valid only during the callback.
+ * Errors: a function that can fail returns a cn_status, and cn_last_error() has the text. */
 #ifndef CINCH_H
 #define CINCH_H
 
@@ -23,120 +28,144 @@ extern "C" {
 
 typedef enum cn_status {
     CN_OK = 0,
-    CN_ERR_ARG,      /* an option or a request field: the caller can mend it */
+    CN_ERR_ARG,      /* an option or a request field is invalid: the caller can correct it */
     CN_ERR_IO,       /* a file or a socket */
     CN_ERR_MODEL,    /* the checkpoint: missing, damaged, or unsupported */
-    CN_ERR_MEMORY,   /* host or device memory */
+    CN_ERR_MEMORY,   /* out of host or device memory */
     CN_ERR_DEVICE,   /* the backend: missing library, CUDA error */
-    CN_ERR_SHAPE,    /* an op was asked for a shape it does not have */
+    CN_ERR_SHAPE,    /* an op does not support this shape */
     CN_ERR_BUSY,     /* a bounded queue is full: try again later */
-    CN_ERR_CANCELLED /* the caller asked for it */
+    CN_ERR_CANCELLED /* the caller cancelled the operation */
 } cn_status;
 
-/* Text of this thread's last failed call. Never NULL. */
+/* Text of this thread's last failure. Never NULL; valid until the thread's next failure. */
 const char *cn_last_error(void);
 const char *cn_status_name(cn_status s); /* "CN_ERR_ARG" */
 
-/* ---- key/value cache policy, per request (docs/DESIGN.md §2) ---- */
-typedef enum cn_kv_policy { CN_KV_FULL, CN_KV_WINDOW, CN_KV_ZIP } cn_kv_policy;
+/* ---- key/value cache policy, per request (docs/DESIGN.md §2) ----
+ * Start from cn_engine_default_kv() and change fields. The engine accepts the policies of
+ * --kv-policies and --kv-policy. */
+typedef enum cn_kv_policy {
+    CN_KV_FULL,   /* keep all tokens */
+    CN_KV_WINDOW, /* keep the first and the newest tokens */
+    CN_KV_ZIP     /* keep the tokens with the best scores and the newest */
+} cn_kv_policy;
 const char *cn_kv_policy_name(cn_kv_policy p); /* "zip" */
+
+/* At which compressions of a request the scores are max-pooled. */
 typedef enum cn_kv_pooling { CN_POOLING_FIRST, CN_POOLING_NEVER, CN_POOLING_ALWAYS } cn_kv_pooling;
+
+/* Which keys are compared with each other to find redundant tokens. */
 typedef enum cn_kv_redundancy {
-    CN_REDUNDANCY_LIGHTNING,
-    CN_REDUNDANCY_FLASH,
+    CN_REDUNDANCY_LIGHTNING, /* keys of the same block */
+    CN_REDUNDANCY_FLASH,     /* all keys of the request */
     CN_REDUNDANCY_NONE
 } cn_kv_redundancy;
+
+/* How attention score S and redundancy R combine: CONVEX is lambda * S - (1 - lambda) * R, SUBTRACT
+ * is S - lambda * R. */
 typedef enum cn_kv_combine { CN_COMBINE_CONVEX, CN_COMBINE_SUBTRACT } cn_kv_combine;
+
+/* Where a compression puts the kept tokens. ORDER moves them to the front, in token order. FILL
+ * moves only the kept tokens behind the budget, each to the place of an evicted token; it requires
+ * window_tokens of at most one block. */
 typedef enum cn_kv_move { CN_MOVE_ORDER, CN_MOVE_FILL } cn_kv_move;
 
 typedef struct cn_kv_params {
     cn_kv_policy policy;
     uint32_t budget_tokens; /* kept per (layer, kv head); rounded up to the block size */
-    uint32_t window_tokens; /* observation window w; at most the engine's --kv-window */
-    uint32_t sink_tokens;   /* `window` policy: first tokens always kept */
-    bool global_score;      /* decayed global score on */
-    float alpha;            /* decay of the global score */
+    uint32_t window_tokens; /* `zip`: observation window w; at most the engine's --kv-window */
+    uint32_t sink_tokens;   /* `window`: first tokens always kept; fewer than budget_tokens */
+    bool global_score;      /* `zip`: carry a decayed score from one compression to the next */
+    float alpha;            /* decay of the global score, 0 to 1 */
     cn_kv_pooling pooling;
     cn_kv_redundancy redundancy;
-    float redundancy_p;   /* cosine above which two keys count as twins */
-    float redundancy_tau; /* temperature of the redundancy softmax */
-    float lambda;         /* weight between attention score and redundancy */
+    float redundancy_p;   /* cosine above which two keys are similar, -1 to 1 */
+    float redundancy_tau; /* temperature of the redundancy softmax, above 0, at most 100 */
+    float lambda;         /* weight between attention score and redundancy, 0 to 1 */
     cn_kv_combine combine;
-    /* Where kept tokens go: to the front in their order, or only those from behind the budget, each
-     * to the place of an evicted one. `fill` takes windows of at most a block. */
     cn_kv_move move;
 } cn_kv_params;
 
-/* ---- sampling, per request: vLLM's names, defaults and meanings ---- */
+/* ---- sampling, per request: vLLM's names, defaults and meanings ----
+ * Start from cn_engine_default_sampling() and change fields. */
 typedef struct cn_logit_bias {
     uint32_t token;
-    float bias;
+    float bias; /* -100 to 100 */
 } cn_logit_bias;
 
 typedef struct cn_sampling {
-    uint32_t n;
-    float temperature; /* 0 = greedy; above 0 at least 0.01 is used */
-    float top_p;
-    int32_t top_k; /* 0 or -1 = off */
-    float min_p;
-    float presence_penalty, frequency_penalty, repetition_penalty;
+    uint32_t n;        /* samples, 1 to 1024 */
+    float temperature; /* 0 = greedy; a value between 0 and 0.01 is raised to 0.01 */
+    float top_p;       /* above 0, at most 1 = off */
+    int32_t top_k;     /* 0 or -1 = off */
+    float min_p;       /* 0 = off, to 1 */
+    float presence_penalty, frequency_penalty; /* -2 to 2; 0 = off */
+    float repetition_penalty;                  /* above 0; 1 = off */
     bool has_seed;
-    uint64_t seed;
+    uint64_t seed; /* with has_seed; else derived, see cn_request_params.custom_id */
     uint32_t max_tokens; /* 0 = up to the context length */
-    uint32_t min_tokens;
+    uint32_t min_tokens; /* EOS and stop tokens are banned before it; at most max_tokens */
     bool ignore_eos;
     bool include_stop_str_in_output;
     bool skip_special_tokens;
     int32_t logprobs;              /* -1 = off, else number of alternatives, at most 20 */
-    int32_t thinking_token_budget; /* -1 = none */
-    /* Repetition detection: stop when the last tokens are one pattern of min..max_pattern_size
-     * tokens repeated min_count times. max_pattern_size 0 = off. */
+    int32_t thinking_token_budget; /* most tokens inside <think>; -1 = no limit */
+    /* Repetition detection: stop when the last tokens are one pattern of min_pattern_size to
+     * max_pattern_size tokens, repeated min_count times (at least 2). max_pattern_size is at most
+     * 1024; 0 = off. */
     uint32_t repetition_max_pattern_size, repetition_min_pattern_size, repetition_min_count;
-    const char *const *stop; /* [n_stop] */
+    const char *const *stop; /* [n_stop] UTF-8 strings of 1 to 1024 bytes; at most 64 */
     size_t n_stop;
-    const uint32_t *stop_token_ids; /* [n_stop_token_ids] */
+    const uint32_t *stop_token_ids; /* [n_stop_token_ids], at most 1024 */
     size_t n_stop_token_ids;
-    const cn_logit_bias *logit_bias; /* [n_logit_bias] */
+    const cn_logit_bias *logit_bias; /* [n_logit_bias], at most 1024, each token once */
     size_t n_logit_bias;
 } cn_sampling;
 
 /* ---- engine configuration: one field per row of the option table (docs/CONFIG.md) ---- */
 typedef struct cn_config cn_config;
 
-cn_config *cn_config_create(void); /* defaults; NULL when memory is out */
-void cn_config_free(cn_config *c);
-/* Sets one option by its flag name without dashes ("kv-budget"), from text. CN_ERR_ARG names the
- * option, the value and the bounds. */
+cn_config *cn_config_create(void); /* all options at their defaults; NULL when out of memory */
+void cn_config_free(cn_config *c); /* NULL is fine */
+/* Sets one option from text. `name` is the flag without its dashes ("kv-budget"). CN_ERR_ARG names
+ * the option, the value and the bounds. */
 cn_status cn_config_set(cn_config *c, const char *name, const char *value);
 
 /* ---- engine ---- */
 typedef struct cn_engine cn_engine;
 
+/* Reads the checkpoint of option `model`, allocates all memory and starts the backend. The engine
+ * keeps a copy of c. */
 cn_status cn_engine_create(cn_engine **out, const cn_config *c);
-void cn_engine_free(cn_engine *e); /* NULL is fine; running requests are dropped silently */
+/* Frees the engine. Running requests end without a callback. NULL is fine. */
+void cn_engine_free(cn_engine *e);
 
-/* The sampling and kv defaults this engine gives a request that says nothing: option table, then
- * the checkpoint's generation_config.json unless --generation-config vllm. */
+/* The sampling parameters for a request that sets none. In order of precedence: options set with
+ * cn_config_set(), the checkpoint's generation_config.json (unless --generation-config vllm), the
+ * defaults of the option table. */
 void cn_engine_default_sampling(const cn_engine *e, cn_sampling *out);
+/* The KV parameters for a request that sets none: the kv options of the configuration. */
 void cn_engine_default_kv(const cn_engine *e, cn_kv_params *out);
 
+/* ---- what a request delivers ---- */
 typedef enum cn_finish {
     CN_FINISH_NONE,       /* still running */
     CN_FINISH_STOP,       /* EOS, a stop token or a stop string */
     CN_FINISH_LENGTH,     /* max_tokens or the context length */
     CN_FINISH_REPETITION, /* repetition detection */
-    /* The thinking budget is spent and the vocabulary has no </think> to go on to the answer with.
-     * Where it has one the model is made to take it, the request runs on to an ordinary finish,
-     * and cn_usage.thinking_truncated is set. */
+    /* The thinking budget is spent and the vocabulary has no </think>. When it has one, the engine
+     * forces that token and the request continues to another finish; cn_usage.thinking_truncated
+     * is then set. */
     CN_FINISH_THINKING_BUDGET,
     CN_FINISH_CANCELLED,
-    CN_FINISH_ERROR
+    CN_FINISH_ERROR /* cn_event.error has the text */
 } cn_finish;
 const char *cn_finish_name(cn_finish f); /* "stop", "length", "repetition", ... */
 
 typedef struct cn_logprob {
     uint32_t token;
-    float logprob;
+    float logprob; /* natural logarithm */
 } cn_logprob;
 
 typedef struct cn_token_logprobs {
@@ -145,108 +174,124 @@ typedef struct cn_token_logprobs {
     uint32_t n_top;
 } cn_token_logprobs;
 
+/* What compression did to one sample. */
 typedef struct cn_kv_usage {
-    cn_kv_params params;    /* what was in force, budget rounded up */
+    cn_kv_params params;    /* in force; the budget is rounded up */
     uint32_t compressions;  /* events */
-    uint64_t evicted;       /* tokens, per (layer, kv head) */
+    uint64_t evicted;       /* tokens per (layer, kv head) */
     uint32_t peak_tokens;   /* most resident slots at once */
-    /* Blocks that compressions emptied, all layers: given back, or left to the request to go on in,
-     * which would otherwise have taken another. */
+    /* Bytes of the blocks that compressions emptied, all layers: returned to the pool, or left to
+     * the request in place of a new block. */
     uint64_t freed_bytes;
 } cn_kv_usage;
 
 typedef struct cn_usage {
-    uint32_t prompt_tokens, cached_tokens;
+    uint32_t prompt_tokens;
+    uint32_t cached_tokens; /* prompt tokens that the prefix cache had */
     uint32_t completion_tokens, reasoning_tokens;
     bool thinking_truncated; /* the thinking budget ended the reasoning, not the model */
     uint32_t preemptions;
-    uint64_t recomputed_tokens;
+    uint64_t recomputed_tokens; /* after preemptions */
     cn_kv_usage kv;
 } cn_usage;
 
 /* One delivery: new text of one sample, or its end, or both. */
 typedef struct cn_event {
-    uint64_t request;     /* from cn_engine_submit */
+    uint64_t request;     /* id from cn_engine_submit */
     uint32_t sample;      /* 0 .. n-1 */
-    /* New content and, when the reasoning parser is on, new text before </think>: UTF-8, never a
-     * split character, "" where there is none. Both end with a NUL, but a model may say U+0000 too:
-     * the lengths count. */
+    /* New content and new reasoning. Reasoning is the text before </think>, when the reasoning
+     * parser is on. Both are UTF-8, hold whole characters only, and are "" when there is nothing
+     * new. Both end with a NUL but may also contain U+0000: use the lengths. */
     const char *text, *reasoning;
     size_t text_len, reasoning_len; /* bytes */
     const uint32_t *tokens; /* [n_tokens] new token ids */
     uint32_t n_tokens;
-    const cn_token_logprobs *logprobs; /* [n_tokens] or NULL */
+    const cn_token_logprobs *logprobs; /* [n_tokens], or NULL */
     cn_finish finish;
-    const char *stop_reason; /* the stop string or NULL */
-    int64_t stop_token;      /* the entry of stop_token_ids or -1; an EOS is none */
-    /* At the end of a sample: byte of all its text at which the answer begins. What stands before
-     * it is reasoning that no reasoning parser set apart; all of it, when that never ended. */
+    const char *stop_reason; /* the stop string that ended the sample, or NULL */
+    int64_t stop_token;      /* the entry of stop_token_ids that ended it, or -1; -1 for an EOS */
+    /* At the end of a sample: byte offset of the answer in all its content. Content before it is
+     * reasoning that no reasoning parser separated. The length of the content when that reasoning
+     * never ended. */
     size_t answer_at;
-    const char *error;       /* with CN_FINISH_ERROR */
+    const char *error;       /* with CN_FINISH_ERROR, else NULL */
     const cn_usage *usage;   /* of this sample, at its end, else NULL */
-    bool last;               /* no further event for this request */
+    bool last;               /* the last event of this request */
 } cn_event;
+/* The callback may call cn_engine_submit() and cn_engine_cancel(). It must not call
+ * cn_engine_step() or cn_engine_free(). */
 typedef void (*cn_event_fn)(void *user, const cn_event *ev);
 
+/* ---- requests ---- */
 typedef struct cn_message {
     const char *role, *content;
-    /* Reasoning of an assistant message, apart from its content, for chat templates that render it;
-     * NULL: none, and content may hold it inside <think>. */
+    /* Reasoning of an assistant message, separate from its content, for chat templates that render
+     * it. NULL: none, and content may hold it inside <think>. */
     const char *reasoning;
 } cn_message;
 
+/* Interactive requests are admitted before batch requests. */
 typedef enum cn_class { CN_CLASS_INTERACTIVE, CN_CLASS_BATCH } cn_class;
 
 typedef struct cn_request_params {
-    const char *custom_id; /* enters the seed when the request has none; may be NULL */
-    /* Exactly one of: messages (through the chat template), text, tokens. */
+    /* Without a sampling.seed, the seed is a hash of the engine's seed and custom_id, or of the
+     * request's id when custom_id is NULL. */
+    const char *custom_id;
+    /* Set exactly one of: messages (rendered by the chat template), text, tokens. */
     const cn_message *messages;
     size_t n_messages;
-    int enable_thinking; /* chat template switch: -1 template's default, 0, 1 */
+    int enable_thinking; /* switch of the chat template: -1 = its default, 0 = off, 1 = on */
     const char *text;
     const uint32_t *tokens;
     size_t n_tokens;
-    /* Teacher forcing: the first n_forced output tokens are these, whatever the logits; logprobs
-     * are still the model's. At most as many as the request may generate. */
+    /* Teacher forcing: the first n_forced output tokens are these, whatever the logits. Logprobs
+     * are still the model's. n_forced is at most the number of tokens the request may generate. */
     const uint32_t *forced;
     size_t n_forced;
     cn_sampling sampling;
     cn_kv_params kv;
     cn_class klass;
-    int32_t priority; /* lower first inside a class */
+    int32_t priority; /* lower first inside a class, with --scheduling-policy priority */
 } cn_request_params;
 
-/* Queues a request. CN_ERR_ARG when the request is at fault (over-long prompt, bad field),
- * CN_ERR_BUSY when the queue is full. Nothing is kept on failure. */
+/* Queues a request; *request is its id (request may be NULL). CN_ERR_ARG when a field is invalid or
+ * the prompt is too long, CN_ERR_BUSY when the queue of its class is full. On failure the engine
+ * keeps nothing of the request and never calls fn for it. */
 cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn fn, void *user,
                            uint64_t *request);
-/* Ends a request with CN_FINISH_CANCELLED at the next step. Unknown or ended ids are ignored. */
+/* Ends a request with CN_FINISH_CANCELLED at the next step. Unknown and ended ids are ignored. */
 void cn_engine_cancel(cn_engine *e, uint64_t request);
 
-/* One step: schedule, run, sample, deliver. *idle is set when nothing is left to do. An error
- * here is an engine failure (a device fault); a request's own failure is an event. */
+/* Runs one step: schedule, run the model, sample, deliver. Sets *idle when no work is left. An
+ * error is a failure of the engine (a device fault): free it. The failure of one request is an
+ * event. */
 cn_status cn_engine_step(cn_engine *e, bool *idle);
 
+/* ---- statistics ----
+ * Totals since the engine was created, and the state between two steps. */
 typedef struct cn_stats {
     uint64_t steps, prompt_tokens, cached_tokens, generation_tokens;
     uint64_t requests_done, preemptions, recomputed_tokens;
     uint64_t prefix_queries; /* prompt tokens looked up in the prefix cache; cached_tokens hit */
-    uint64_t holder_preemptions; /* of preemptions: of a request with a query slot or reservation */
-    uint32_t running, waiting;
-    uint32_t blocked; /* running, but without the slot or the block that the next token needs */
-    uint32_t blocks_total, blocks_used, blocks_cached; /* used: in a table; cached: only cached */
-    /* Blocks that running requests would hold beyond those they do, had nothing been evicted. */
+    uint64_t holder_preemptions; /* preemptions of a request with a query slot or reservation */
+    uint32_t running, waiting;   /* samples */
+    uint32_t blocked; /* running, but without the query slot or block that the next token needs */
+    uint32_t blocks_total;
+    uint32_t blocks_used, blocks_cached; /* used: in a request's table; cached: only cached */
+    /* Blocks that compressed running requests would hold beyond those they hold, had nothing been
+     * evicted. */
     uint64_t blocks_spared;
     uint32_t block_tokens;
-    uint64_t block_bytes; /* all layers, K, V and what moves with them */
-    uint64_t compressions, evicted_tokens, freed_bytes;
+    uint64_t block_bytes; /* all layers: K, V and the side arrays that move with them */
+    uint64_t compressions, evicted_tokens, freed_bytes; /* sums of cn_kv_usage */
     uint64_t relaxed_blocks; /* taken beyond caps (--tail-relaxation) */
-    double compression_s; /* from the enqueueing of an event to its end, summed over events */
-    uint32_t slots_total, slots_used, compressing;
-    uint32_t swapped; /* their KV is in the swap space, neither running nor waiting */
+    double compression_s; /* from enqueueing an event to its end, summed over events */
+    uint32_t slots_total, slots_used; /* query slots */
+    uint32_t compressing;             /* samples with an event in flight */
+    uint32_t swapped; /* samples whose KV is in the swap space; neither running nor waiting */
     uint32_t swap_blocks_total, swap_blocks_used;
-    uint32_t swap_windows_used; /* query windows there */
-    uint64_t swap_outs, swap_ins; /* requests moved there and back, and what moved */
+    uint32_t swap_windows_used; /* query windows in the swap space */
+    uint64_t swap_outs, swap_ins; /* samples moved to the swap space and back */
     uint64_t swapped_out_blocks, swapped_in_blocks, swapped_out_bytes, swapped_in_bytes;
 } cn_stats;
 void cn_engine_stats(const cn_engine *e, cn_stats *out);

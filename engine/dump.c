@@ -10,12 +10,12 @@ enum { ANY = -2, SPEC_BYTES = 128, NPY_HEADER_BYTES = 128 };
 
 struct cn_dump {
     cn_backend *be;
-    int64_t name, layer, step; /* wanted, or ANY */
+    int64_t name, layer, step; /* of the spec, or ANY */
     uint64_t now;
     char *dir;
-    void *raw;    /* as the device has it */
+    void *raw;    /* in the device's dtype */
     float *f32;   /* widened */
-    size_t elems; /* that raw and f32 hold */
+    size_t elems; /* capacity of raw and f32 */
 };
 
 static const char *const names[CN_DUMP_COUNT] = {
@@ -51,7 +51,8 @@ static cn_status parse_name(const char *text, int64_t *out)
         size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, " %s", names[i]);
     }
-    return cn_fail(CN_ERR_ARG, "dump: no tensor is named \"%s\"; there are%s, or *", text, known);
+    return cn_fail(CN_ERR_ARG, "--dump: unknown tensor \"%s\": expected * or one of%s", text,
+                   known);
 }
 
 static cn_status parse_number(const char *what, const char *text, int64_t *out)
@@ -62,7 +63,7 @@ static cn_status parse_number(const char *what, const char *text, int64_t *out)
     errno = 0;
     long long value = strtoll(text, &end, 10);
     if (errno != 0 || end == text || *end != '\0' || value < 0)
-        return cn_fail(CN_ERR_ARG, "dump: %s \"%s\" is neither a number nor *", what, text);
+        return cn_fail(CN_ERR_ARG, "--dump: %s \"%s\": expected a number or *", what, text);
     *out = value;
     return CN_OK;
 }
@@ -80,7 +81,7 @@ static cn_status parse_spec(cn_dump *d, const char *spec)
         n++;
     }
     if (n != 3 || strlen(spec) >= sizeof text)
-        return cn_fail(CN_ERR_ARG, "dump: \"%s\" is not name:layer:step", spec);
+        return cn_fail(CN_ERR_ARG, "--dump \"%s\": expected name:layer:step", spec);
     CN_TRY(parse_name(parts[0], &d->name));
     CN_TRY(parse_number("layer", parts[1], &d->layer));
     return parse_number("step", parts[2], &d->step);
@@ -90,12 +91,13 @@ cn_status cn_dump_open(cn_dump **out, cn_backend *be, const char *spec, const ch
 {
     *out = NULL;
     cn_dump *d = cn_calloc(1, sizeof *d);
-    if (!d) return cn_fail(CN_ERR_MEMORY, "dump: out of memory");
+    if (!d) return cn_fail(CN_ERR_MEMORY, "--dump: out of memory");
     d->be = be;
     d->dir = cn_strdup(dir);
-    cn_status status = d->dir ? parse_spec(d, spec) : cn_fail(CN_ERR_MEMORY, "dump: out of memory");
+    cn_status status =
+        d->dir ? parse_spec(d, spec) : cn_fail(CN_ERR_MEMORY, "--dump: out of memory");
     if (status == CN_OK && mkdir(dir, 0777) != 0 && errno != EEXIST)
-        status = cn_fail(CN_ERR_IO, "dump: cannot make %s: %s", dir, strerror(errno));
+        status = cn_fail(CN_ERR_IO, "--dump: cannot create %s: %s", dir, strerror(errno));
     if (status != CN_OK) {
         cn_dump_close(d);
         return status;
@@ -152,7 +154,8 @@ static cn_status write_file(const cn_dump *d, const char *name, uint32_t rows, u
     ok = ok && fwrite(d->f32, sizeof *d->f32, elems, f) == elems;
     if (f && fclose(f) != 0) ok = false;
     cn_status status = CN_OK;
-    if (!ok) status = cn_fail(CN_ERR_IO, "dump: cannot write %s: %s", path.data, strerror(errno));
+    if (!ok)
+        status = cn_fail(CN_ERR_IO, "--dump: cannot write %s: %s", path.data, strerror(errno));
     cn_buf_free(&path);
     return status;
 }
@@ -165,7 +168,8 @@ static cn_status reserve(cn_dump *d, size_t elems)
     d->raw = cn_calloc(elems, sizeof(float));
     d->f32 = cn_calloc(elems, sizeof(float));
     d->elems = d->raw && d->f32 ? elems : 0;
-    return d->elems ? CN_OK : cn_fail(CN_ERR_MEMORY, "dump: no memory for %zu elements", elems);
+    return d->elems ? CN_OK
+                    : cn_fail(CN_ERR_MEMORY, "--dump: out of memory for %zu elements", elems);
 }
 
 static void widen(cn_dump *d, cn_dtype dtype, size_t elems)

@@ -1,9 +1,11 @@
 /* dump.h - writes tensors of the forward pass to files: --dump name:layer:step.
  *
- * Owner: engine. Thread: engine. Stage: inside the forward pass, after each op. The names are the
- * same on every backend, so tests/diff_dumps.c can say where two runs first part. Each tensor is
- * a .npy file (f32 [rows, cols]; bf16 is widened), read back through the stream: slow, and the one
- * part of a step that may allocate. Off unless asked for. */
+ * Owner: engine. Thread: engine. Stage: inside the forward pass, after each op.
+ *
+ * The names are the same on every backend, so that tests/diff_dumps.c can report the first
+ * difference between two runs. Each tensor is a .npy file (f32 [rows, cols]; bf16 is widened). It
+ * is read back through the stream, which is slow. A dump is the only part of a step that may
+ * allocate. Off by default. */
 #ifndef CN_DUMP_H
 #define CN_DUMP_H
 
@@ -27,21 +29,21 @@ typedef enum cn_dump_name {
     CN_DUMP_COUNT
 } cn_dump_name;
 
-enum { CN_DUMP_NO_LAYER = -1 }; /* of tensors outside the layers; matched by layer "*" alone */
+enum { CN_DUMP_NO_LAYER = -1 }; /* layer of tensors outside the layers; only "*" matches it */
 
-#define CN_DUMP_DIR "cinch-dump" /* where --dump writes, in the working directory */
+#define CN_DUMP_DIR "cinch-dump" /* the folder of --dump, in the working directory */
 
 typedef struct cn_dump cn_dump;
 
-/* spec: "name:layer:step", each a value or "*" for any; a step is one forward pass, from 0. Files
- * go to `dir`, made when it is not there. CN_ERR_ARG names the part that is wrong and what is
- * possible. */
+/* spec: "name:layer:step", each a value or "*" for any. A step is one forward pass, counted from 0.
+ * Files are written to `dir`, which is created if missing. CN_ERR_ARG names the invalid part and
+ * the valid values. */
 cn_status cn_dump_open(cn_dump **out, cn_backend *be, const char *spec, const char *dir);
 void cn_dump_close(cn_dump *d); /* NULL is fine */
 
 void cn_dump_begin_step(cn_dump *d, uint64_t step);
 
-/* Writes the tensor [rows, cols] at device address `data` when the spec asks for it. */
+/* Writes the tensor [rows, cols] at device address `data` if the spec matches it. */
 cn_status cn_dump_tensor(cn_dump *d, cn_stream *s, cn_dump_name name, int32_t layer,
                          const void *data, cn_dtype dtype, uint32_t rows, uint32_t cols);
 

@@ -1,6 +1,8 @@
 /* engine.c - one step: commit and start compressions, schedule, run the model, sample, deliver.
- * Stage 3 of a request's way. launch() enqueues a step, collect() reads its tokens: with
- * asynchronous scheduling the two are a step apart, so that the device never waits for the host. */
+ *
+ * Stage 3 of a request's way. launch() enqueues a step, collect() reads its tokens. With
+ * asynchronous scheduling, collect() runs one step later, so that the device never waits for the
+ * host (DESIGN.md §4.5). */
 #include "engine/step_graph.h"
 
 #include <string.h>
@@ -20,8 +22,8 @@ static cn_status start_events(cn_engine *e, const cn_begin_plan *begin)
 
 static uint32_t n_flights(const cn_engine *e) { return e->flight_tail - e->flight_head; }
 
-/* A sample with penalties needs a row of counts while it runs. A new row, or one that another
- * sample used meanwhile, is recounted from the sequence's tokens. */
+/* Gives a sample with penalties a row of counts while it runs. A row that is new to the sample is
+ * rebuilt from the sequence's tokens. */
 static cn_status ensure_counts(cn_engine *e, cn_sample *s)
 {
     if (!s->request->needs_counts || s->count_slot >= 0) return CN_OK;
@@ -60,13 +62,13 @@ static cn_status fill_sample_row(cn_engine *e, uint32_t i)
     row->seed = s->seed;
     row->sample = s->seq->sample;
     row->count_slot = s->count_slot;
-    /* The plan counts the token to be sampled as pending already. */
+    /* The plan already counts the token that this row will sample as pending. */
     uint32_t n_pending = s->seq->n_pending - 1;
     row->position = s->seq->n_tokens + n_pending;
     if (n_pending > 0) row->prev_row = prev_row;
     bool bans_apply = false;
     cn_output_row(s->output, n_pending, row, &bans_apply);
-    uint32_t at = row->position - s->seq->n_prompt; /* the output token that this row gives */
+    uint32_t at = row->position - s->seq->n_prompt; /* index of the output token of this row */
     if (at < s->request->n_forced) row->force_token = (int32_t)s->request->forced[at];
     uint32_t index = 0;
     for (uint32_t b = 0; bans_apply && b < s->request->n_bans; b++) {
@@ -91,7 +93,7 @@ static cn_status copy_items(cn_engine *e, const cn_space_memory *from, const cn_
     return e->backend->copy_blocks((to == &e->device ? from : to)->copies, &args);
 }
 
-/* Swaps KV out and in, before the step's rows in the stream. */
+/* Moves KV to the swap space and back. The copies precede the step's rows in the stream. */
 static cn_status swap(cn_engine *e, const cn_plan *plan)
 {
     const cn_copy_list *out = &plan->swap_out, *in = &plan->swap_in;
@@ -104,7 +106,7 @@ static cn_status swap(cn_engine *e, const cn_plan *plan)
     return copy_items(e, &e->swap, &e->device, in);
 }
 
-/* Reads the step's tokens back behind it in the stream; collect() waits for the fence. */
+/* Enqueues the copy of the step's tokens to the host; collect() waits for the fence. */
 static cn_status read_back(cn_engine *e, cn_flight *f)
 {
     cn_backend *be = e->backend;
@@ -185,7 +187,7 @@ static void take_token(cn_engine *e, const cn_flight *f, uint32_t i)
     cn_sample *s = seq->user;
     uint32_t token = f->host_tokens[i];
     cn_scheduler_append(e->scheduler, seq, token);
-    if (s->done) return; /* it ended while the step was under way */
+    if (s->done) return; /* the sample ended while the step was in flight */
     e->stats->generation_tokens++;
     int32_t n_logprobs = s->request->sampling.logprobs;
     cn_token_logprobs lp = {
@@ -240,7 +242,7 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
     } else if (plan.n_rows > 0 || moves) {
         return CN_OK;
     } else if (e->events && cn_events_in_flight(e->events)) {
-        /* Nothing can run before one of them commits. */
+        /* Nothing can run before one of the events commits. */
         CN_TRY(cn_events_wait(e->events, e->stats->steps));
     } else {
         CN_ASSERT(e->requests.n == 0);

@@ -1,4 +1,6 @@
-/* engine.h - what the rest of the program may ask of an engine beyond the public header. */
+/* engine.h - getters of an engine for the rest of the program, beyond the public header.
+ *
+ * The pointers are borrowed from the engine. Thread: the engine's. */
 #ifndef CN_ENGINE_H
 #define CN_ENGINE_H
 

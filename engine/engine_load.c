@@ -1,5 +1,5 @@
-/* engine_load.c - an engine's start and end: the checkpoint is read, memory is planned and taken
- * once, and every part is made. Nothing is allocated on the device after this. */
+/* engine_load.c - start and end of an engine. The start reads the checkpoint, plans and allocates
+ * memory once, and creates every part. Nothing is allocated on the device afterwards. */
 #include "engine/engine_state.h"
 
 #include <string.h>
@@ -21,8 +21,8 @@ static cn_status choose_model_len(cn_engine *e)
     return CN_OK;
 }
 
-/* Dummy weights need a config alone. Where no tokenizer lies beside it, prompts are token ids, and
- * so is the output. */
+/* Dummy weights need only config.json. Without a tokenizer.json beside it, prompts and output are
+ * token ids. */
 static cn_status load_tokenizer(cn_engine *e, const char *dir)
 {
     cn_buf path = {0};
@@ -38,7 +38,7 @@ static cn_status load_checkpoint_texts(cn_engine *e)
 {
     const cn_config *c = e->config;
     const char *tokenizer_dir = c->tokenizer ? c->tokenizer : c->model;
-    if (!c->model) return cn_fail(CN_ERR_ARG, "--model is missing: name a checkpoint directory");
+    if (!c->model) return cn_fail(CN_ERR_ARG, "--model is missing: set a checkpoint directory");
     CN_TRY(cn_model_config_load(&e->model_config, c->model));
     CN_TRY(choose_model_len(e));
     e->max_rows = cn_start_max_rows(c);
@@ -84,7 +84,7 @@ static cn_status load_model(cn_engine *e)
 
 /* ---- KV memory and the scheduler ---- */
 
-/* What every request without a kv object of its own would be refused for. */
+/* Refuses at start defaults that would make the engine refuse every request without a kv object. */
 static cn_status check_default_kv(const cn_config *c, const cn_memory_plan *plan)
 {
     cn_kv_params kv = c->kv;
@@ -109,7 +109,7 @@ static void describe_pools(cn_engine *e, const cn_memory_plan *plan)
     if (plan->swap_bytes == 0) return;
     e->swap.planes = cn_planes_packed(&e->device.planes, e->swap_memory, plan->n_swap_blocks);
     e->swap.copies = e->stream;
-    cn_log(CN_LOG_INFO, "swap space: %.2f GiB of host memory, room for %u compressed requests",
+    cn_log(CN_LOG_INFO, "swap space: %.2f GiB of host memory for up to %u compressed requests",
            cn_gib(plan->swap_bytes), plan->n_swap_requests);
 }
 
@@ -175,7 +175,7 @@ static void event_done(void *ctx, void *event)
     cn_scheduler_event_done(e->scheduler, event);
 }
 
-/* Only where a declared policy compresses. */
+/* Does nothing if no declared policy compresses. */
 static cn_status make_events(cn_engine *e, const cn_memory_plan *plan)
 {
     if (plan->n_max_blocks == 0) return CN_OK;
@@ -193,7 +193,7 @@ static cn_status make_events(cn_engine *e, const cn_memory_plan *plan)
     return cn_events_create(&e->events, &o);
 }
 
-/* The one figure that a planner may get wrong unnoticed. */
+/* Logs planned and used memory. Nothing else would show an error of the planner. */
 static void log_memory(const cn_engine *e)
 {
     uint64_t planned, used;
@@ -278,7 +278,7 @@ void cn_engine_free(cn_engine *e)
     cn_free(e);
 }
 
-/* ---- what others may ask ---- */
+/* ---- getters ---- */
 
 void cn_engine_default_sampling(const cn_engine *e, cn_sampling *out)
 {

@@ -30,12 +30,12 @@ cn_status cn_engine_read_bandwidth(cn_engine *e, double *bytes_per_s)
     *bytes_per_s = 0;
     if (!be->mem_sum) return CN_OK;
     CN_TRY(wait_all(e));
-    /* The sum goes where sampling keeps its scratch, which holds nothing between steps. */
+    /* The sum goes into the scratch of sampling, which is unused between steps. */
     uint64_t *out = e->sample_scratch;
     CN_ASSERT(e->sample_scratch_bytes >= sizeof *out);
     size_t bytes = cn_kv_pool_bytes(&e->pools.layout);
     if (bytes > (size_t)PASSES * MAX_BYTES) bytes = (size_t)PASSES * MAX_BYTES;
-    CN_TRY(be->mem_sum(s, e->pools.kv, bytes, out)); /* whatever a first call sets up */
+    CN_TRY(be->mem_sum(s, e->pools.kv, bytes, out)); /* warm-up: a first call may set things up */
     for (int i = 0; i < ROUNDS; i++) {
         CN_TRY(be->stream_sync(s));
         const double began_s = cn_now_s();
@@ -77,7 +77,7 @@ cn_status cn_engine_replay_time(cn_engine *e, uint32_t rows, uint32_t n, double 
 {
     *seconds = 0;
     if (e->n_graph_buckets == 0) return CN_OK;
-    /* Into the flight that the next step will fill: what the last one sampled stays. */
+    /* Use the flight that the next step will fill, to keep the tokens of the last step. */
     const cn_flight *f = &e->flights[e->flight_tail % CN_FLIGHTS];
     CN_TRY(wait_all(e));
     CN_TRY(cn_step_graph_launch(e, rows, f));

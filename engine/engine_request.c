@@ -1,5 +1,5 @@
-/* engine_request.c - a request enters (checked, tokenised, handed to the scheduler), its samples'
- * output is delivered, and it leaves: finished, cancelled or failed. */
+/* engine_request.c - the life of a request in the engine: check, tokenise and schedule it, deliver
+ * the output of its samples, and drop it when it has finished, failed or was cancelled. */
 #include "engine/engine_state.h"
 
 #include <string.h>
@@ -56,7 +56,7 @@ static void free_request(cn_engine_request *r)
     cn_free(r);
 }
 
-/* EOS and stop ids together: what must not come before min_tokens. */
+/* EOS and stop ids: banned before min_tokens. */
 static cn_status make_bans(const cn_engine *e, cn_engine_request *r)
 {
     const cn_sampling *s = &r->sampling;
@@ -131,13 +131,13 @@ static cn_status check_lengths(const cn_engine *e, const cn_sampling *s, uint32_
     size_t n_prompt = e->prompt.len;
     if (n_prompt >= e->max_model_len)
         return cn_fail(CN_ERR_ARG,
-                       "the prompt has %zu tokens, the context length is %u: shorten the prompt "
-                       "or raise --max-model-len",
+                       "prompt of %zu tokens leaves no room for output in the context length of "
+                       "%u: shorten it or raise --max-model-len",
                        n_prompt, e->max_model_len);
     uint32_t room = e->max_model_len - (uint32_t)n_prompt;
     if (s->max_tokens > room)
         return cn_fail(CN_ERR_ARG,
-                       "prompt (%zu tokens) and max_tokens (%u) exceed the context length %u: "
+                       "prompt of %zu tokens and max_tokens %u exceed the context length of %u: "
                        "lower max_tokens to %u",
                        n_prompt, s->max_tokens, e->max_model_len, room);
     *max_output = s->max_tokens ? s->max_tokens : room;
@@ -147,11 +147,12 @@ static cn_status check_lengths(const cn_engine *e, const cn_sampling *s, uint32_
 static cn_status check_forced(const cn_engine *e, const cn_request_params *p, uint32_t max_output)
 {
     if (p->n_forced > max_output)
-        return cn_fail(CN_ERR_ARG, "%zu forced tokens: the request may generate %u", p->n_forced,
-                       max_output);
+        return cn_fail(CN_ERR_ARG, "%zu forced tokens exceed the %u that the request may generate",
+                       p->n_forced, max_output);
     for (size_t i = 0; i < p->n_forced; i++)
         if (p->forced[i] >= e->model_config.vocab)
-            return cn_fail(CN_ERR_ARG, "forced token %zu is %u: the vocabulary has %u", i,
+            return cn_fail(CN_ERR_ARG,
+                           "forced[%zu] is %u: expected an id below the vocabulary size %u", i,
                            p->forced[i], e->model_config.vocab);
     return CN_OK;
 }
@@ -181,11 +182,12 @@ cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn
 {
     CN_ASSERT(p->klass == CN_CLASS_INTERACTIVE || p->klass == CN_CLASS_BATCH);
     if (cn_scheduler_waiting_of(e->scheduler, p->klass) >= e->config->max_queue)
-        return cn_fail(CN_ERR_BUSY, "the queue is full (--max-queue %u)", e->config->max_queue);
+        return cn_fail(CN_ERR_BUSY, "the queue is full (--max-queue %u): try again later",
+                       e->config->max_queue);
     CN_TRY(cn_sampling_check(&p->sampling, e->model_config.vocab, e->max_model_len));
     if (!(cn_config_policies(e->config) >> p->kv.policy & 1))
         return cn_fail(CN_ERR_ARG,
-                       "kv.policy %s was not declared at start: add it to --kv-policies",
+                       "kv.policy %s is not enabled: add it to --kv-policies at start",
                        cn_kv_policy_name(p->kv.policy));
     e->prompt.len = 0;
     CN_TRY(cn_prompt_tokens(e->tokenizer, e->chat, e->model_config.vocab, &e->prompt_text, p,
@@ -225,8 +227,9 @@ static void usage_of(const cn_sample *s, cn_usage *u)
     cn_output_usage(s->output, u);
 }
 
-/* The scheduler takes back what the sample holds at once: work enqueued later is behind the step
- * that may still write there. The sequence itself stays while that step's tokens are unread. */
+/* The scheduler takes back the sample's blocks and slot at once. This is safe although a step in
+ * flight may still write there: work enqueued later runs behind that step. The sequence itself
+ * stays until the tokens of that step are read. */
 static void end_sample(cn_engine *e, cn_sample *s)
 {
     if (s->count_slot >= 0) e->count_owner[s->count_slot] = NULL;
@@ -246,7 +249,7 @@ void cn_engine_drop_request(cn_engine *e, cn_engine_request *r)
     free_request(r);
 }
 
-/* A request goes when all its samples have ended and no launched step refers to one. */
+/* Drops the request if all its samples have ended and no step in flight refers to one. */
 static void drop_if_over(cn_engine *e, cn_engine_request *r)
 {
     uint32_t n_in_flight = 0;
@@ -260,15 +263,15 @@ void cn_engine_land_sample(cn_engine *e, cn_sample *sample)
     drop_if_over(e, sample->request);
 }
 
-/* Hands over what the sample has to say; ends it unless finish is CN_FINISH_NONE. The callback may
- * submit and cancel requests, this one included. */
+/* Delivers the sample's new output. Ends the sample unless finish is CN_FINISH_NONE. The callback
+ * may submit and cancel requests, including this one. */
 void cn_engine_deliver(cn_engine *e, cn_sample *sample, cn_finish finish, const char *error)
 {
     cn_engine_request *r = sample->request;
     cn_usage usage;
     cn_event ev = {.request = r->id, .sample = sample->seq->sample, .error = error};
     if (finish != CN_FINISH_NONE) {
-        cn_scheduler_finish(e->scheduler, sample->seq); /* closes the accounts */
+        cn_scheduler_finish(e->scheduler, sample->seq); /* before usage_of: completes the usage */
         usage_of(sample, &usage);
         ev.usage = &usage;
         end_sample(e, sample);
@@ -293,7 +296,7 @@ void cn_engine_sweep_cancelled(cn_engine *e)
 {
     for (cn_list_node *at = e->requests.head, *next; at; at = next) {
         cn_engine_request *r = CN_CONTAINER_OF(at, cn_engine_request, node);
-        next = at->next; /* a callback may append requests, never remove one */
+        next = at->next; /* a callback may append requests but never removes one */
         if (!r->cancelled) continue;
         for (uint32_t i = 0; i < r->n_samples; i++)
             if (!r->samples[i].done)

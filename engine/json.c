@@ -1,4 +1,4 @@
-/* json.c - limits, duplicate refusal and typed getters over jansson. See json.h. */
+/* json.c - limits, duplicate check and typed getters over jansson. See json.h. */
 #include "engine/json.h"
 
 #include <errno.h>
@@ -42,7 +42,7 @@ const char *cn_json_describe(const json_t *value, char *buf, size_t size)
     return buf;
 }
 
-/* Nesting of a tree. jansson itself stops at 2048 levels, which bounds this recursion. */
+/* Nesting depth of a tree. jansson accepts at most 2048 levels, which bounds this recursion. */
 static uint32_t depth_of(json_t *value)
 {
     uint32_t deepest = 0;
@@ -65,14 +65,14 @@ static cn_status parse(json_t **out, const char *text, size_t n, const char *wha
 {
     *out = NULL;
     if (n > max_bytes)
-        return cn_fail(error, "%s: %zu bytes of JSON, at most %zu are read", what, n, max_bytes);
+        return cn_fail(error, "%s: %zu bytes of JSON exceed the limit of %zu", what, n, max_bytes);
     flags |= JSON_REJECT_DUPLICATES | JSON_DECODE_ANY;
     json_error_t e;
     json_t *tree = json_loadb(text, n, flags, &e);
     if (!tree && json_error_code(&e) == json_error_numeric_overflow)
         tree = json_loadb(text, n, flags | JSON_DECODE_INT_AS_REAL, &e);
     if (!tree) {
-        char shown[sizeof e.text * 2], line[24] = ""; /* of a text that has several */
+        char shown[sizeof e.text * 2], line[24] = ""; /* given only for a text of several lines */
         if (memchr(text, '\n', n)) snprintf(line, sizeof line, "line %d, ", e.line);
         return cn_fail(error, "%s: %scolumn %d: not JSON: %s", what, line, e.column,
                        cn_json_printable(e.text, shown, sizeof shown));
@@ -80,7 +80,7 @@ static cn_status parse(json_t **out, const char *text, size_t n, const char *wha
     uint32_t depth = depth_of(tree);
     if (depth > max_depth) {
         json_decref(tree);
-        return cn_fail(error, "%s: JSON nested %u deep, at most %u is read", what, depth,
+        return cn_fail(error, "%s: JSON nested %u deep exceeds the limit of %u", what, depth,
                        max_depth);
     }
     *out = tree;
@@ -142,11 +142,11 @@ cn_status cn_json_refuse_nul(json_t *value, const char *where, cn_status error)
 static cn_status read_whole(int fd, const char *path, size_t max_bytes, cn_buf *out)
 {
     struct stat st;
-    CN_TRY(cn_buf_add(out, "", 0)); /* an empty file has a text too */
+    CN_TRY(cn_buf_add(out, "", 0)); /* out->data must not be NULL after an empty file */
     if (fstat(fd, &st) != 0) return cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
     if (!S_ISREG(st.st_mode)) return cn_fail(CN_ERR_IO, "%s: not a regular file", path);
     if (st.st_size < 0 || (uint64_t)st.st_size > max_bytes)
-        return cn_fail(CN_ERR_MODEL, "%s: %lld bytes of JSON, at most %zu are read", path,
+        return cn_fail(CN_ERR_MODEL, "%s: %lld bytes of JSON exceed the limit of %zu", path,
                        (long long)st.st_size, max_bytes);
     char piece[1 << 16];
     for (size_t left = (size_t)st.st_size; left > 0;) {
@@ -163,7 +163,7 @@ static cn_status read_whole(int fd, const char *path, size_t max_bytes, cn_buf *
 
 cn_status cn_json_read_file(cn_buf *out, const char *path, size_t max_bytes)
 {
-    /* Non-blocking, so that a named pipe in a checkpoint is an error and not a hang. */
+    /* Non-blocking, so that a named pipe in a checkpoint gives an error instead of a hang. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
     cn_status status = read_whole(fd, path, max_bytes, out);
@@ -194,11 +194,11 @@ json_t *cn_json_find(const cn_json_at *a, const char *key)
 static cn_status refuse(const cn_json_at *a, const char *key, const char *want, const json_t *found)
 {
     char shown[DESCRIBE_BYTES];
-    return cn_fail(a->error, "%s: %s: want %s, found %s", a->where, key, want,
+    return cn_fail(a->error, "%s: %s: expected %s, got %s", a->where, key, want,
                    cn_json_describe(found, shown, sizeof shown));
 }
 
-/* Finds a key; *v stays NULL when it is absent and optional. */
+/* Finds a key. *v is NULL when it is absent and optional. */
 static cn_status find(const cn_json_at *a, const char *key, cn_json_presence p, json_t **v)
 {
     CN_ASSERT(json_is_object(a->object));
@@ -214,7 +214,7 @@ bool cn_json_as_i64(const json_t *value, int64_t min, int64_t max, int64_t *out)
         n = json_integer_value(value);
     } else if (json_is_real(value)) {
         double x = json_real_value(value);
-        /* Doubles are exact only this far. */
+        /* Whole numbers are exact in a double up to 2^53. */
         if (x != floor(x) || fabs(x) > 9007199254740992.0) return false;
         n = (int64_t)x;
     } else {
@@ -312,13 +312,13 @@ cn_status cn_json_token_ids(const cn_json_at *a, const char *key, uint32_t vocab
     char shown[DESCRIBE_BYTES];
     *n_out = 0;
     if (n > max)
-        return cn_fail(a->error, "%s: %s: %zu token ids, at most %u are supported", a->where, key,
-                       n, max);
+        return cn_fail(a->error, "%s: %s: %zu token ids: expected at most %u", a->where, key, n,
+                       max);
     for (size_t i = 0; i < n; i++) {
         const json_t *item = list ? json_array_get(v, i) : v;
         int64_t id;
         if (!cn_json_as_i64(item, 0, (int64_t)vocab - 1, &id))
-            return cn_fail(a->error, "%s: %s: want token ids below %u, found %s", a->where, key,
+            return cn_fail(a->error, "%s: %s: expected token ids below %u, got %s", a->where, key,
                            vocab, cn_json_describe(item, shown, sizeof shown));
         out[(*n_out)++] = (uint32_t)id;
     }

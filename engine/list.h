@@ -1,7 +1,8 @@
-/* list.h - doubly linked lists whose links are part of what is listed, so that nothing allocates,
- * and the way from a part of a struct to the whole. A leaf: it includes nothing of the project.
+/* list.h - intrusive doubly linked lists, and CN_CONTAINER_OF to get from a member to its struct. A
+ * leaf: it includes nothing of the project.
  *
- * A zeroed cn_list is empty. A node is in one list at a time. To walk a list:
+ * The links are part of the listed struct, so no operation allocates. A zeroed cn_list is empty. A
+ * node can be in one list at a time. To walk a list:
  *   for (item *i = CN_CONTAINER_OF(list.head, item, node); i;
  *        i = CN_CONTAINER_OF(i->node.next, item, node)) */
 #ifndef CN_LIST_H
@@ -15,7 +16,7 @@ static inline void *cn_container_of(const void *part, size_t offset)
     return part ? (char *)part - offset : NULL;
 }
 
-/* The `type` whose member `part` points to; NULL for NULL, which ends a list. */
+/* The `type` whose `member` is at `part`; NULL if part is NULL, which ends a list. */
 #define CN_CONTAINER_OF(part, type, member) ((type *)cn_container_of(part, offsetof(type, member)))
 
 typedef struct cn_list_node {
@@ -51,7 +52,7 @@ static inline void cn_list_remove(cn_list *l, cn_list_node *node)
     l->n--;
 }
 
-/* Takes the first one out; NULL when there is none. */
+/* Removes and returns the first node; NULL if the list is empty. */
 static inline cn_list_node *cn_list_pop(cn_list *l)
 {
     cn_list_node *node = l->head;

@@ -1,7 +1,8 @@
 /* model.c - see model.h.
  *
- * Workspace, T = max_tokens, R = max_rows: three [T, h] rows, then one region that attention (qkv,
- * q, attn) and the MLP (gate_up, act) use in turn, then picked [R, h], logits and rope tables. */
+ * Workspace, with T = max_tokens and R = max_rows: three [T, h] arrays; one region that attention
+ * (qkv, q, attn) and the MLP (gate_up, act) share, because they run one after the other; picked
+ * [R, h]; logits; rope tables. */
 #include "engine/model.h"
 
 #include <math.h>
@@ -15,10 +16,10 @@ enum { ALIGN_BYTES = 256 };
 typedef struct workspace {
     size_t residual; /* [T, h] the running sum of all branches */
     size_t normed;   /* [T, h] */
-    size_t branch;   /* [T, h] what attention or the MLP adds next */
+    size_t branch;   /* [T, h] output of attention or the MLP, added by the next norm */
     size_t qkv;      /* [T, (hq+2hk)*d] */
     size_t q, attn;  /* [T, hq*d] */
-    size_t gate_up;  /* [T, 2I], begins where qkv does */
+    size_t gate_up;  /* [T, 2I], shares its start with qkv */
     size_t act;      /* [T, I] */
     size_t picked;   /* [R, h] */
     size_t logits;   /* [R, V] f32 */
@@ -39,7 +40,7 @@ struct cn_model {
 
 /* ---- workspace ---- */
 
-/* Takes elems * elem_bytes at *offset. */
+/* Reserves elems * elem_bytes at *offset and advances *offset. */
 static size_t take(size_t *offset, size_t elems, size_t elem_bytes)
 {
     size_t at = *offset;
@@ -90,7 +91,8 @@ static cn_status write_rope_tables(cn_model *m, cn_stream *s)
 {
     size_t n = (size_t)m->max_position * (m->cfg.head_dim / 2);
     float *tables = cn_calloc(2 * n, sizeof *tables);
-    if (!tables) return cn_fail(CN_ERR_MEMORY, "rope: no memory for %u positions", m->max_position);
+    if (!tables)
+        return cn_fail(CN_ERR_MEMORY, "rope: out of memory for %u positions", m->max_position);
     cn_rope_table(&m->cfg, m->max_position, tables, tables + n);
     cn_status status = m->be->mem_write(s, at(m, m->ws.cos), tables, n * sizeof *tables);
     if (status == CN_OK)
@@ -130,7 +132,7 @@ void cn_model_set_dump(cn_model *m, cn_dump *d) { m->dump = d; }
 
 /* ---- the forward pass ---- */
 
-/* What one pass needs everywhere. */
+/* The arguments of one pass, for all its steps. */
 typedef struct pass {
     cn_model *m;
     cn_stream *s;
@@ -162,7 +164,7 @@ static cn_status embed(const pass *p)
     return dump(p, CN_DUMP_EMBED, CN_DUMP_NO_LAYER, m->ws.residual, a.n_tokens, a.hidden);
 }
 
-/* residual += branch (when `add`); normed = norm of residual. */
+/* If `add`, residual += branch. Then normed = norm of residual. */
 static cn_status norm(const pass *p, bool add, cn_weight_id id, uint32_t layer, cn_dump_name name)
 {
     const cn_model *m = p->m;
@@ -249,7 +251,7 @@ static cn_status attention_branch(const pass *p, uint32_t layer)
                   c->hidden, heads, CN_DUMP_O);
 }
 
-/* The gated half of the MLP in one op, or two: a dump wants to see what comes between. */
+/* The gated half of the MLP: one op, or two if the backend lacks it or a dump needs gate_up. */
 static cn_status gate(const pass *p, uint32_t layer)
 {
     const cn_model *m = p->m;

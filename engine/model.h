@@ -1,8 +1,10 @@
-/* model.h - the forward pass, once, over a backend's op table.
+/* model.h - the forward pass, written once over a backend's op table.
  *
- * Owner: engine. Thread: engine. Stage: 6 of a request's way: a batch in, logits out. What differs
- * between architectures (q/k norms, biases, tied embeddings, rope scaling) is the config's and the
- * weights' business: a missing norm or bias is a NULL pointer to the op. */
+ * Owner: engine. Thread: engine. Stage: 6 of a request's way: a batch in, logits out.
+ *
+ * cn_model_config and cn_weights describe what differs between architectures (q/k norms, biases,
+ * tied embeddings, rope scaling). An op gets NULL for a norm or bias that the model does not have.
+ */
 #ifndef CN_MODEL_H
 #define CN_MODEL_H
 
@@ -16,10 +18,10 @@ typedef struct cn_model cn_model;
 
 typedef struct cn_model_opts {
     cn_backend *backend;
-    cn_stream *stream; /* for the rope tables; the forward pass names its own */
+    cn_stream *stream; /* for the rope tables; a forward pass names its own stream */
     const cn_model_config *config; /* copied */
     const cn_weights *weights;     /* borrowed */
-    void *memory;                  /* of the backend, cn_model_workspace_bytes; borrowed */
+    void *memory;                  /* backend memory, cn_model_workspace_bytes; borrowed */
     uint32_t max_tokens;           /* of a batch */
     uint32_t max_rows;             /* of logits */
     uint32_t max_position;         /* positions are below it */
@@ -30,21 +32,21 @@ typedef struct cn_model_opts {
 cn_status cn_model_create(cn_model **out, const cn_model_opts *o);
 void cn_model_free(cn_model *m); /* NULL is fine */
 
-/* Bytes of device memory that a model needs; of be only the types are read. */
+/* Bytes of backend memory that a model needs. Reads only the dtypes of be. */
 size_t cn_model_workspace_bytes(const cn_model_config *cfg, const cn_backend *be,
                                 uint32_t max_tokens, uint32_t max_rows, uint32_t max_position);
 
-/* Dumps tensors of later passes to d (NULL: none). Borrowed; pass n of the model is step n. */
+/* Dumps tensors of later passes to d, which is borrowed (NULL: no dump). Pass n is step n. */
 void cn_model_set_dump(cn_model *m, cn_dump *d);
 
-/* Runs all layers over the batch, stores its K and V (and observed queries) in the pools, and
- * leaves in *logits the f32 logits [n_rows, V] of the batch's tokens logit_rows[n_rows] (a device
- * array), valid until the next pass; NULL when n_rows is 0. Enqueues on s and returns. */
+/* Runs all layers over the batch and stores its K, V and observed queries in the pools. Sets
+ * *logits to the f32 logits [n_rows, V] of the batch's tokens logit_rows[n_rows] (a device array);
+ * they are valid until the next pass. NULL when n_rows is 0. Enqueues on s and returns. */
 cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_batch_view *b, const cn_pools *pools,
                            const uint32_t *logit_rows, uint32_t n_rows, float **logits);
 
-/* Enqueues the matrix products of a pass of n_tokens tokens and n_rows rows of logits, and nothing
- * else of it, over what the last pass left in the workspace: what a prefill is held against. */
+/* Enqueues only the matrix products of a pass of n_tokens tokens and n_rows rows of logits, on
+ * whatever data the last pass left in the workspace. Benchmarks compare a prefill with it. */
 cn_status cn_model_products(cn_model *m, cn_stream *s, uint32_t n_tokens, uint32_t n_rows);
 
 #endif

@@ -1,20 +1,24 @@
-/* ops.h - the operations of a forward pass, of sampling and of compression, as one plain argument
- * struct each and a table of functions, the backend. A leaf: kernels include nothing else.
+/* ops.h - the ops of the forward pass, of sampling and of compression: one plain argument struct
+ * for each, and the table of functions (the backend). A leaf: kernels include nothing else.
  *
  * The model (engine/model.c) is written once over this table. The CPU backend is the readable
- * specification of every op; another backend is compared with it on awkward shapes.
+ * specification of every op. Tests compare other backends with it on awkward shapes.
  *
- * Conventions. Row-major; shapes in brackets, the last dimension contiguous. T tokens of the
- * step, S sequences, h hidden size, d head_dim, hq / hk query / kv heads, V vocabulary, I
- * intermediate size. "act" is the backend's activation dtype (f32 on the CPU, bf16 on a GPU).
- * Sums are f32 at least. All pointers are device pointers unless a comment says host. Index
- * arrays are valid until the stream has run the op. Ops enqueue on `stream` and return; they
- * neither allocate nor synchronise. A NULL entry means the backend lacks the op: refused at
- * start, by name.
+ * Conventions.
+ *   Shapes   in brackets, row-major, the last dimension contiguous. T tokens of the step, S
+ *            sequences, h hidden size, d head_dim, hq / hk query / kv heads, V vocabulary, I
+ *            intermediate size.
+ *   Dtypes   "act" is the backend's activation dtype (f32 on the CPU, bf16 on a GPU). Sums are at
+ *            least f32.
+ *   Pointers are device pointers unless a comment says host. Index arrays must stay valid until the
+ *            stream has run the op.
+ *   Calls    enqueue on `stream` and return. They neither allocate nor synchronise.
+ *   NULL     in the table means that the backend lacks the op. The engine refuses such a backend at
+ *            start and names the op.
  *
- * Padding. A graph (cn_graph) replays a batch of fixed size: rows beyond the real ones are stored
- * nowhere (kv_slots = CN_NO_SLOT, q_rows = -1) and sequences beyond the real ones have kv_len 0;
- * what an op writes to their outputs is not defined. Only a backend with graphs meets them. */
+ * Padding. A graph (cn_graph) replays a batch of fixed size. Padding rows are not stored
+ * (kv_slots = CN_NO_SLOT, q_rows = -1), and padding sequences have kv_len 0. What an op writes to
+ * their outputs is undefined. Only a backend with graphs receives padding. */
 #ifndef CN_OPS_H
 #define CN_OPS_H
 
@@ -34,18 +38,19 @@ typedef struct cn_backend cn_backend;
 typedef struct cn_stream cn_stream; /* in-order queue of device work */
 typedef enum cn_priority { CN_PRIORITY_HIGH, CN_PRIORITY_LOW } cn_priority;
 typedef struct cn_fence cn_fence;   /* a point in a stream; reusable */
-typedef struct cn_graph cn_graph;   /* recorded ops that one call starts again */
+typedef struct cn_graph cn_graph;   /* recorded ops that one call replays */
 
-#define CN_NO_SLOT UINT32_MAX /* in kv_slots: a row of padding */
+#define CN_NO_SLOT UINT32_MAX /* in kv_slots: a padding row */
 
-/* The step's batch as flat arrays. Sequences come decode first: the first n_decode have exactly
- * one query token; token order follows sequence order. */
+/* The step's batch as flat arrays. Decoding sequences come first: the first n_decode have exactly
+ * one query token each. Tokens are in the order of their sequences. */
 typedef struct cn_batch_view {
     uint32_t n_tokens, n_seqs, n_decode;
     const uint32_t *tokens;    /* [T] ids */
-    /* A device runs a step before the host has read the last one's tokens: where sampled_row[t] >=
-     * 0 the id is sampled[sampled_row[t]], not tokens[t]. [T], and the last step's sample output;
-     * both NULL when all ids are known. */
+    /* A step can be launched before the host has read the tokens of the previous one (DESIGN.md
+     * §4.5). Where sampled_row[t] >= 0, the id of token t is sampled[sampled_row[t]], not
+     * tokens[t]. sampled_row is [T]; sampled is the output of the previous step's sample op. Both
+     * are NULL when all ids are known. */
     const int32_t *sampled_row;
     const uint32_t *sampled;
     const uint32_t *positions; /* [T] logical position: RoPE and the query ring use it */
@@ -55,7 +60,7 @@ typedef struct cn_batch_view {
     const uint32_t *kv_len;    /* [S] resident slots including this step's tokens */
     const uint32_t *tables;    /* [S, table_stride] physical block of each logical block */
     uint32_t table_stride;
-    uint32_t max_q, max_kv; /* host knowledge of the largest n_q and kv_len */
+    uint32_t max_q, max_kv; /* upper bounds, known to the host, of n_q and kv_len */
 } cn_batch_view;
 
 /* out[n] = elements 0 to n - 1 of a tensor of dummy weights (engine/checkpoint/dummy_weight.h). */
@@ -66,7 +71,7 @@ typedef struct cn_dummy_fill_args {
     float scale;
 } cn_dummy_fill_args;
 
-/* out[T,h] = table[id[T], h], the ids as the batch view has them. */
+/* out[T,h] = table[id[T], h], with the ids as cn_batch_view defines them. */
 typedef struct cn_embed_args {
     void *out;
     const void *table; /* [V,h] weight dtype */
@@ -86,27 +91,27 @@ typedef struct cn_rmsnorm_args {
     float eps;
 } cn_rmsnorm_args;
 
-/* out[T,N] = x[T,K] * weight[N,K]^T (+ bias[N]). A row's value depends on that row alone: not on
- * T nor on its place, bit for bit (on a GPU under --batch-invariant). */
+/* out[T,N] = x[T,K] * weight[N,K]^T (+ bias[N]). The bits of an output row depend on that row
+ * alone, not on T or on its index (on a GPU: with --batch-invariant). */
 typedef struct cn_gemm_args {
     void *out;
     const void *x, *weight, *bias; /* bias may be NULL */
     uint32_t n_tokens, n, k;
-    bool out_f32; /* logits: f32 out whatever the activation dtype */
+    bool out_f32; /* logits: out is f32, not act */
 } cn_gemm_args;
 
-/* out[T,I] = silu(y[T, 0:I]) * y[T, I:2I] of y = x[T,K] * weight[2I,K]^T: gemm and silu_mul in
- * one, for backends where y need not go through memory. */
+/* out[T,I] = silu(y[T, 0:I]) * y[T, I:2I] with y = x[T,K] * weight[2I,K]^T: gemm and silu_mul in
+ * one op, for backends that can avoid writing y to memory. */
 typedef struct cn_gemm_silu_mul_args {
     void *out;
     const void *x, *weight;
-    void *gate_up; /* [T,2I] workspace: y, or undefined afterwards */
+    void *gate_up; /* [T,2I] workspace; holds y or is undefined afterwards */
     uint32_t n_tokens, intermediate, k;
 } cn_gemm_silu_mul_args;
 
-/* Splits qkv[T, (hq+2hk)*d] into heads, applies the per-head RMS norm of Qwen3 (when the norms are
- * not NULL) and RoPE (rotate-half) to q and k, stores k and v at kv_slots, q at q, and q once more
- * in the observation window at q_rows when that is >= 0. */
+/* Splits qkv[T, (hq+2hk)*d] into heads. Applies the per-head RMS norm of Qwen3 (unless the norms
+ * are NULL) and RoPE (rotate-half) to q and k. Stores k and v in the pool at kv_slots, q in `q`,
+ * and q also in the observation window at q_rows where that is >= 0. */
 typedef struct cn_rope_store_args {
     void *q; /* [T, hq, d] out */
     const void *qkv;
@@ -121,9 +126,9 @@ typedef struct cn_rope_store_args {
     uint32_t n_query_slots, window;
 } cn_rope_store_args;
 
-/* Paged causal attention. Query i of a sequence with n_q queries and kv_len resident slots sees
- * the first kv_len - n_q + i + 1 slots. attn_decode handles sequences [0, n_decode), attn_prefill
- * the rest; the same query gives the same bits in both on the CPU. */
+/* Paged causal attention. Query i of a sequence with n_q queries and kv_len resident slots attends
+ * to the first kv_len - n_q + i + 1 slots. attn_decode computes sequences [0, n_decode),
+ * attn_prefill the others. On the CPU both give the same bits for the same query. */
 typedef struct cn_attn_args {
     void *out;     /* [T, hq, d] */
     const void *q; /* [T, hq, d] */
@@ -134,7 +139,8 @@ typedef struct cn_attn_args {
     float scale; /* 1/sqrt(d) */
 } cn_attn_args;
 
-/* One query per sequence over a list of its resident slots per kv head (decode-time selection). */
+/* One query per sequence attends to a list of resident slots, one list per kv head (decode-time
+ * selection). */
 typedef struct cn_attn_sparse_args {
     cn_attn_args attn;
     const uint32_t *index;   /* [n_decode, hk, index_stride] slot numbers in the sequence */
@@ -149,7 +155,7 @@ typedef struct cn_silu_mul_args {
     uint32_t n_tokens, intermediate;
 } cn_silu_mul_args;
 
-/* out[n,h] = x[rows[n], h]: the rows whose logits are wanted. */
+/* out[n,h] = x[rows[n], h]: the rows whose logits are computed. */
 typedef struct cn_gather_args {
     void *out;
     const void *x;
@@ -159,14 +165,18 @@ typedef struct cn_gather_args {
 
 enum { CN_MAX_LOGPROBS = 20 };
 
-/* One row to sample. Order of effects, as vLLM's: logprobs are of the raw logits; then bans and
- * biases, repetition, frequency and presence penalties; temperature 0 takes the largest (ties:
- * lower id); else divide by temperature, min_p, top_k, top_p over what is left (ties at the
- * threshold are all kept), and draw u = philox(seed; sample, position): the first id, in id order,
- * whose cumulative weight exceeds u. A NaN logit counts as -inf; with no logit above -inf the token
- * is 0 and every logprob -inf. engine/sample_math.h defines the arithmetic: integer weights, so
- * that every backend keeps and draws the same tokens whatever the order of its sums. top_k and
- * top_p compare logits after the temperature, min_p and the mass of top_p are in weights. */
+/* One row to sample. The steps, in vLLM's order:
+ *   1. logprobs of the raw logits;
+ *   2. bans and biases, then repetition, frequency and presence penalties;
+ *   3. temperature 0: take the largest logit (ties: the lower id). Otherwise divide by the
+ *      temperature, then apply min_p, top_k and top_p, each to the tokens that are left (all ties
+ *      at a threshold are kept);
+ *   4. draw u = philox(seed; sample, position): take the first id, in id order, whose cumulative
+ *      weight exceeds u.
+ * A NaN logit counts as -inf. If no logit is above -inf, the token is 0 and every logprob -inf.
+ * engine/sample_math.h defines the arithmetic. Weights are integers, so every backend keeps and
+ * draws the same tokens, regardless of the order of its sums. top_k and top_p compare logits after
+ * the temperature; min_p and the mass of top_p are in weights. */
 typedef struct cn_sample_row {
     uint64_t seed;
     uint32_t sample, position;
@@ -174,10 +184,11 @@ typedef struct cn_sample_row {
     int32_t top_k; /* <= 0: off */
     float presence_penalty, frequency_penalty, repetition_penalty;
     int32_t count_slot; /* row of counts, or -1: no penalties */
-    /* >= 0: take this token whatever the logits, unless the sequence's last token was it already;
-     * that one is prev_tokens[prev_row] where prev_row >= 0, else known not to be. */
+    /* force_token >= 0: take this token whatever the logits, unless it was already the sequence's
+     * previous token. The previous token is prev_tokens[prev_row]; prev_row -1: the host knows that
+     * it was a different one. */
     int32_t force_token, prev_row;
-    int32_t n_logprobs;  /* -1: none; 0: of the chosen one only; else the min(n_logprobs, V) best */
+    int32_t n_logprobs; /* -1: none; 0: the chosen token's; else also the min(n_logprobs, V) best */
     uint32_t ban_start, n_ban;   /* into bans[] */
     uint32_t bias_start, n_bias; /* into biases[] */
 } cn_sample_row;
@@ -188,18 +199,19 @@ typedef struct cn_sample_args {
     const cn_sample_row *rows;
     const uint32_t *bans;
     const cn_logit_bias *biases;
-    /* Token counts of penalised requests: low 15 bits = times in the output (saturating), high bit
-     * = in the prompt. [n_count_slots, V]; the op adds the sampled token. */
+    /* [n_count_slots, V] token counts of penalised requests: the low 15 bits count occurrences in
+     * the output (saturating), the high bit is set if the prompt has the token. The op counts the
+     * sampled token. */
     uint16_t *counts;
-    const uint32_t *prev_tokens; /* the last step's `tokens`; NULL when no row has a prev_row */
+    const uint32_t *prev_tokens; /* the previous step's `tokens`; NULL when no row has a prev_row */
     uint32_t *tokens;      /* [n_rows] out */
     float *token_logprobs; /* [n_rows] out, rows with n_logprobs >= 0 */
-    cn_logprob *top;       /* [n_rows, CN_MAX_LOGPROBS] out, best first, ties: lower id */
+    cn_logprob *top;       /* [n_rows, CN_MAX_LOGPROBS] out, best first; ties: lower id first */
     void *scratch;         /* scratch_bytes, from backend->sample_scratch_bytes; 64-byte aligned */
     size_t scratch_bytes;
 } cn_sample_args;
 
-/* Rebuilds one row of counts (a request starts, or returns after a preemption). */
+/* Rebuilds one row of counts when a request starts or resumes after a preemption. */
 typedef struct cn_count_reset_args {
     uint16_t *counts;
     uint32_t vocab, slot;
@@ -208,14 +220,14 @@ typedef struct cn_count_reset_args {
     uint32_t n_prompt, n_output;
 } cn_count_reset_args;
 
-/* What a device keeps of blocks and query slots. Optional arrays are NULL. */
+/* Device memory of blocks and query slots. Optional arrays are NULL. */
 typedef struct cn_pools {
     cn_kv_layout layout;
     void *kv;
-    float *score;     /* F, f32 */
-    uint32_t *origin; /* P */
-    void *q_window;   /* [L, n_query_slots, window, hq, d] */
-    uint32_t n_query_slots, window; /* window: rows of the ring, the engine's largest w */
+    float *score;     /* global score F, f32, or NULL */
+    uint32_t *origin; /* positions P, or NULL */
+    void *q_window;   /* [L, n_query_slots, window, hq, d], act dtype, or NULL */
+    uint32_t n_query_slots, window; /* window: rows of a ring, the engine's largest w */
     uint32_t n_heads;
     cn_dtype act_dtype; /* of q_window */
 } cn_pools;
@@ -261,31 +273,32 @@ typedef struct cn_copy_args {
 static inline cn_status cn_copy_check(const cn_copy_args *a)
 {
     if (a->list.n_slots > 0 && !a->from.slot[CN_PLANE_QUERIES].base)
-        return cn_fail(CN_ERR_SHAPE, "copy_blocks: %u query slots are listed, but there are none",
+        return cn_fail(CN_ERR_SHAPE,
+                       "copy_blocks: %u query slots to copy, but the pools have no query windows",
                        a->list.n_slots);
     return CN_OK;
 }
 
-/* How an event chooses the slots that it keeps. A policy has one of these (compress/policy.h). */
+/* How an event selects the slots that it keeps. Each policy has one value (compress/policy.h). */
 typedef enum cn_keep {
     CN_KEEP_ALL,    /* no events */
-    CN_KEEP_RECENT, /* the first sink_tokens and the newest */
-    CN_KEEP_BEST,   /* the highest scores, the observation window among them */
+    CN_KEEP_RECENT, /* the first sink_tokens and the newest slots */
+    CN_KEEP_BEST,   /* the slots with the highest scores, and the observation window */
     CN_N_KEEPS
 } cn_keep;
 
-/* One request of a compression event (DESIGN.md §2). n = n_blocks * block_tokens resident slots,
- * all full. The window's query u (0 = oldest) was written at ring row (position_end - w + u) mod w,
+/* One request of a compression event (DESIGN.md §2). It has n = n_blocks * block_tokens resident
+ * slots, all full. The window's query u (0 = oldest) is in ring row (position_end - w + u) mod w,
  * where position_end is the number of tokens so far. */
 typedef struct cn_compress_req {
-    cn_kv_params params; /* move: which target slot takes which kept one (cn_kv_move) */
+    cn_kv_params params; /* params.move: which target slot receives which kept slot (cn_kv_move) */
     uint32_t n_blocks, n_target; /* kept = n_target * block_tokens */
     const uint32_t *table;       /* host, [n_blocks] sources */
     const uint32_t *target;      /* host, [n_target]; may overlap the sources */
-    uint32_t query_slot;         /* unused by the window policy */
+    uint32_t query_slot;         /* unused by policy `window` */
     uint32_t position_end;
     bool first_event;
-    uint32_t n_history; /* slots [0, n_history) hold a global score from the last event */
+    uint32_t n_history; /* slots [0, n_history) have a global score from the request's last event */
 } cn_compress_req;
 
 typedef struct cn_compress_args {
@@ -298,39 +311,39 @@ typedef struct cn_compress_args {
 
 struct cn_backend {
     const char *name;      /* "cpu", "cuda" */
-    cn_dtype matrix_dtype; /* of weights: matrices, */
-    cn_dtype vector_dtype; /* norms and biases */
+    cn_dtype matrix_dtype; /* of weight matrices in the backend's memory: CN_F32 or CN_BF16 */
+    cn_dtype vector_dtype; /* of norms and biases there */
     cn_dtype act_dtype;
     cn_dtype kv_dtype;
-    uint32_t default_block_tokens; /* of a KV block, where --block-size does not say */
+    uint32_t default_block_tokens; /* tokens of a KV block when --block-size is 0 */
     bool async; /* ops return before they have run */
     size_t mem_align; /* mem_alloc takes multiples of it */
-    uint32_t keeps;   /* ways of choosing that its events know: bit i is cn_keep i */
-    void *ctx;  /* the backend's own */
+    uint32_t keeps;   /* supported ways to select in an event: bit i is cn_keep i */
+    void *ctx;  /* private to the backend */
 
     void (*close)(cn_backend *be);
-    /* A thread calls this before any other of these functions, but for the one that opened the
-     * backend; again is harmless. NULL: threads make no difference. */
+    /* Every thread except the one that opened the backend must call this before any other function
+     * of the table. Calling it again is harmless. NULL: no thread needs to call it. */
     void (*enter)(cn_backend *be);
-    /* Device memory, zeroed. Taken at start only. */
+    /* Device memory, zeroed. Allocated at start only. */
     cn_status (*mem_alloc)(cn_backend *be, size_t bytes, void **out);
     void (*mem_free)(cn_backend *be, void *p);
-    /* Bytes that one mem_alloc can still get. NULL: the host's memory, without a limit of its
-     * own. */
+    /* Bytes that one mem_alloc can still return. NULL: mem_alloc takes host memory, and the backend
+     * sets no limit. */
     size_t (*mem_avail)(cn_backend *be);
-    /* Bytes of the device's memory: what the options let it be filled to at open, and what is in
-     * use now, by whomever. NULL where mem_avail is. */
+    /* Bytes of device memory: `planned` is the limit that the options set at open, `used` is what
+     * all processes use now. NULL if mem_avail is NULL. */
     void (*mem_usage)(cn_backend *be, uint64_t *planned, uint64_t *used);
-    /* Host memory, zeroed, that the device reads and writes directly. Taken at start only. */
+    /* Host memory, zeroed, that the device reads and writes directly. Allocated at start only. */
     cn_status (*host_alloc)(cn_backend *be, size_t bytes, void **out);
     void (*host_free)(cn_backend *be, void *p);
-    /* `host` may change as soon as mem_write returns on a HIGH stream; on another once the stream
-     * has run it. mem_read has filled `host` once the stream has run it; when `host` is not memory
-     * of host_alloc the call may wait for that. */
+    /* mem_write: on a HIGH stream the caller may change `host` as soon as the call returns; on a
+     * LOW stream only after the stream has run the write. mem_read: `host` is filled once the
+     * stream has run the read; the call may wait for that unless `host` is memory of host_alloc. */
     cn_status (*mem_write)(cn_stream *s, void *dst, const void *host, size_t bytes);
     cn_status (*mem_read)(cn_stream *s, void *host, const void *src, size_t bytes);
-    /* *out (device) = sum of the 32-bit words of src[bytes], 16-byte aligned: one pass of reading,
-     * the yardstick of benchmarks. May be NULL. */
+    /* *out (device) = sum of the 32-bit words of src[bytes]; src is 16-byte aligned. It reads src
+     * once, so benchmarks measure read bandwidth with it. May be NULL. */
     cn_status (*mem_sum)(cn_stream *s, const void *src, size_t bytes, uint64_t *out);
 
     /* A queue of work on this device. Kernels of a HIGH stream start before those of LOW ones. On
@@ -344,18 +357,18 @@ struct cn_backend {
     void (*fence_free)(cn_fence *f);
     cn_status (*fence_record)(cn_fence *f, cn_stream *s);
     cn_status (*fence_wait)(cn_stream *s, cn_fence *f); /* the stream waits, not the host */
-    cn_status (*fence_done)(cn_fence *f, bool *done);   /* poll; an error of the work shows here */
+    cn_status (*fence_done)(cn_fence *f, bool *done);   /* polls; returns an error of the work */
     cn_status (*fence_sync)(cn_fence *f);               /* the host waits */
 
-    /* Between begin and end ops of s are recorded, not run: with the addresses and numbers of their
-     * arguments, but with what arrays hold at each launch. mem_write and mem_read cannot be
-     * recorded. NULL: the backend runs ops one by one only. */
+    /* Between begin and end, ops of s are recorded and not run. Addresses and numbers in their
+     * arguments are fixed at recording; the contents of arrays are read at each launch. mem_write
+     * and mem_read cannot be recorded. NULL: the backend runs ops one by one only. */
     cn_status (*graph_begin)(cn_stream *s);
     cn_status (*graph_end)(cn_stream *s, cn_graph **out);
     cn_status (*graph_launch)(cn_stream *s, cn_graph *g);
     void (*graph_free)(cn_graph *g);
 
-    /* At start. NULL: dummy weights are made on the host and written. */
+    /* Used at start. NULL: the host computes dummy weights and writes them. */
     cn_status (*dummy_fill)(cn_stream *s, const cn_dummy_fill_args *a);
 
     cn_status (*embed)(cn_stream *s, const cn_embed_args *a);
@@ -368,57 +381,61 @@ struct cn_backend {
     cn_status (*attn_sparse)(cn_stream *s, const cn_attn_sparse_args *a);
     cn_status (*silu_mul)(cn_stream *s, const cn_silu_mul_args *a);
     cn_status (*gather)(cn_stream *s, const cn_gather_args *a);
-    /* Scratch for a step of at most max_rows rows. */
+    /* Bytes of scratch for a step of at most max_rows rows. */
     size_t (*sample_scratch_bytes)(cn_backend *be, uint32_t max_rows, uint32_t vocab);
     cn_status (*sample)(cn_stream *s, const cn_sample_args *a);
     cn_status (*count_reset)(cn_stream *s, const cn_count_reset_args *a);
     cn_status (*copy_blocks)(cn_stream *s, const cn_copy_args *a);
-    /* Score, select and move all requests of an event. Scratch for one request of n_max slots. */
+    /* Bytes of scratch for one request of n_max slots. `compress` scores, selects and moves all
+     * requests of a call. */
     size_t (*compress_scratch_bytes)(cn_backend *be, const cn_pools *p, uint32_t n_max);
     cn_status (*compress)(cn_stream *s, const cn_compress_args *a);
 };
 
 typedef struct cn_cpu_backend_opts {
-    uint32_t n_threads; /* 0 = cores; includes the calling thread */
-    bool threaded;      /* every stream has a thread of its own: a second device beside the first */
+    uint32_t n_threads; /* including the calling thread; 0 = one per core */
+    bool threaded;      /* each stream gets its own thread, as on a second device */
 } cn_cpu_backend_opts;
 
-/* The CPU backend. */
+/* The CPU backend. HIGH streams run on the calling thread and a thread pool; each LOW stream, and
+ * with `threaded` every stream, has its own thread. */
 cn_status cn_backend_cpu_open(cn_backend **out, const cn_cpu_backend_opts *o);
 
-/* Which matrix products a CUDA backend uses: what was fastest, or one kind alone (benchmarks). */
+/* Which matrix products a CUDA backend uses: the fastest measured, or one kind only (for
+ * benchmarks). */
 typedef enum cn_cuda_gemm_kind {
     CN_CUDA_GEMM_FASTEST,
     CN_CUDA_GEMM_LIBRARY,
-    CN_CUDA_GEMM_OWN /* where there is one */
+    CN_CUDA_GEMM_OWN /* cinch's kernels, for the shapes they support */
 } cn_cuda_gemm_kind;
 
 /* Pointers are borrowed for the call. */
 typedef struct cn_cuda_backend_opts {
-    /* Set by cn_backend_cuda_load (engine/backend.h): who calls. */
+    /* Set by cn_backend_cuda_load (engine/backend.h): describes the calling program. */
     const cn_base_calls *base;
     const char *version; /* CINCH_VERSION */
-    size_t header_bytes; /* cn_cuda_header_bytes(): another one was built from other headers */
+    size_t header_bytes; /* cn_cuda_header_bytes(); a mismatch means different headers */
 
     uint32_t device; /* ordinal */
-    /* The one allocation of device memory: memory_bytes of it, or (0) memory_share of the device's
-     * memory less what is in use. wanted_bytes, where it is not NULL, is asked first, when the
-     * table's functions of sizes work and before there is memory: *bytes for the caller, beside
-     * what the backend takes for itself; 0 leaves the choice to the two. */
+    /* Size of the single allocation of device memory. It is memory_bytes; or, if that is 0,
+     * memory_share of the device's memory minus what is in use. wanted_bytes (may be NULL) is
+     * called first, before memory exists, when the table's functions that return sizes already
+     * work. It sets *bytes to what the caller needs beside the backend's own memory; 0 means that
+     * memory_bytes and memory_share decide. */
     uint64_t memory_bytes;
     float memory_share;
     cn_status (*wanted_bytes)(const void *ctx, cn_backend *be, uint64_t *bytes);
     const void *wanted_ctx;
 
-    /* The model and the largest step: workspace, and the matrix products to time at start. With
-     * hidden 0 nothing is timed. */
+    /* The model and the largest step. They determine the workspace and the matrix products that are
+     * timed at start. hidden 0: nothing is timed. */
     uint32_t n_heads, n_kv_heads, head_dim, hidden, intermediate, vocab;
     uint32_t max_seqs, max_tokens;
 
-    bool batch_invariant; /* a row's bits do not depend on its batch */
-    bool portable; /* only what compute capability 8.0 has, whatever the device (tests) */
+    bool batch_invariant; /* a row's bits do not depend on batch composition */
+    bool portable; /* for tests: use only features of compute capability 8.0 on any device */
     cn_cuda_gemm_kind gemm;
-    const char *cache_dir; /* where timings are kept, made when missing; NULL: nowhere */
+    const char *cache_dir; /* folder for timings, created if missing; NULL: do not keep them */
 } cn_cuda_backend_opts;
 
 static inline size_t cn_cuda_header_bytes(void)
@@ -426,7 +443,7 @@ static inline size_t cn_cuda_header_bytes(void)
     return sizeof(cn_backend) + sizeof(cn_cuda_backend_opts);
 }
 
-/* The CUDA backend, the one symbol of cinch-cuda.so. */
+/* The CUDA backend; the only symbol of cinch-cuda.so. */
 cn_status cn_backend_cuda_open(cn_backend **out, const cn_cuda_backend_opts *o);
 typedef cn_status (*cn_backend_cuda_open_fn)(cn_backend **out, const cn_cuda_backend_opts *o);
 

@@ -1,9 +1,9 @@
 /* output.c - tokens to events. See output.h.
  *
- * There are two channels, content and reasoning, and one is current. A channel's buffer holds the
- * deliverable text and behind it the text held back for a stop string; only the current channel
- * holds text back. A take hands the first part out where it lies; the next push moves the rest to
- * the front. */
+ * There are two channels, content and reasoning; one of them is current. A channel's buffer has the
+ * deliverable text, followed by text held back because it may begin a stop string. Only the current
+ * channel holds text back. A take returns the deliverable part in place; the next push moves the
+ * rest to the front. */
 #include "engine/output.h"
 
 #include <string.h>
@@ -16,7 +16,7 @@ enum { TEXT_RESERVE_BYTES = 512, TOKENS_RESERVE = 64 };
 typedef struct channel {
     cn_buf buf;
     size_t ready; /* bytes of buf that may be delivered */
-    char cut;     /* the byte that a take's NUL replaced */
+    char cut;     /* the byte that the NUL of a take replaced */
 } channel;
 
 struct cn_output {
@@ -24,9 +24,9 @@ struct cn_output {
     cn_stop *stop;
     cn_reasoning reasoning;
     channel content, thinking;
-    bool taken; /* what is ready has been delivered */
-    size_t dropped_bytes; /* of content, delivered and gone from its buffer */
-    size_t answer_at;     /* byte of all the content behind the last </think> */
+    bool taken; /* the ready bytes have been delivered */
+    size_t dropped_bytes; /* content already delivered and removed from its buffer */
+    size_t answer_at;     /* byte of all the content after the last </think> */
     bool include_stop;
     const char *stop_reason;
 
@@ -162,7 +162,7 @@ static void drop_taken(cn_output *o)
 
 /* ---- a token's text ---- */
 
-/* Looks for a stop string in the channel's text from byte `from` on. True ends the text. */
+/* Searches for a stop string in the channel's text from byte `from`. True if the text ends. */
 static bool find_stop(cn_output *o, channel *c, size_t from)
 {
     cn_stop_match m;
@@ -185,7 +185,7 @@ static cn_status add_text(cn_output *o, channel *c, uint32_t token, bool *stoppe
     return CN_OK;
 }
 
-/* Ends the channel's text: an unfinished character, then what was held back. */
+/* Ends the channel's text: adds an unfinished character and releases held-back text. */
 static cn_status end_text(cn_output *o, channel *c, bool *stopped)
 {
     size_t from = c->buf.len;
@@ -194,8 +194,8 @@ static cn_status end_text(cn_output *o, channel *c, bool *stopped)
     return CN_OK;
 }
 
-/* Leaves channel c through a tag, which is no text itself. But a stop string may name it, or begin
- * before it: then the part before is cut off, as of any stop string. */
+/* Ends the text of channel c at a tag. The tag itself is not text, but a stop string may contain
+ * it or begin before it. The part of the stop string before the tag is then removed. */
 static cn_status cross_tag(cn_output *o, channel *c, const char *tag, bool *stopped)
 {
     CN_TRY(end_text(o, c, stopped));
@@ -225,7 +225,7 @@ static cn_status push_text(cn_output *o, uint32_t token, bool *stopped)
     return CN_OK;
 }
 
-/* At the end. A stop string may have cut the text before the place. */
+/* Valid at the end of the sample. A stop string may have cut the text before answer_at. */
 static size_t answer_at(const cn_output *o)
 {
     const cn_reasoning *r = &o->reasoning;

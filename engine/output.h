@@ -1,14 +1,16 @@
-/* output.h - one sample's output: tokens in, deliverable text, reasoning, logprobs and the end out.
- * Stage 3 of a request's way, after sampling.
- * Owner: cn_engine, one per sample. Thread: engine only. Buffers are reserved when created and
- * grow only when more is waiting to be taken than they hold.
+/* output.h - one sample's output: takes tokens, gives text, reasoning, logprobs and the finish.
+ *
+ * Owner: cn_engine, one per sample. Thread: engine only. Stage 7 of a request's way, after
+ * sampling. Buffers are allocated at creation and grow only when output that was not taken exceeds
+ * them.
  *
  *   token -> stop.c: does it end the sample? -> reasoning.c: reasoning, answer or tag?
  *         -> detok.c: whole characters -> stop.c: stop strings, held-back text -> cn_event
  *
- * The text of an EOS or a stop token is left out unless include_stop_str_in_output; so is a stop
- * string. Stop strings are looked for in reasoning and answer, tags included; none is found across
- * a tag that was set apart. A stop string overrides every other reason to end on the same token. */
+ * The text of an EOS, a stop token or a stop string is omitted unless include_stop_str_in_output.
+ * Stop strings are searched in reasoning and answer, including the tags. A match never spans a tag
+ * that separates reasoning from content. If a stop string and another reason end the sample on the
+ * same token, the stop string is reported. */
 #ifndef CN_OUTPUT_H
 #define CN_OUTPUT_H
 
@@ -24,27 +26,27 @@ typedef struct cn_output_opts {
     uint32_t n_eos;
     uint32_t max_output; /* tokens; at least 1 */
     cn_output_reasoning reasoning;
-    const uint32_t *prompt; /* [n_prompt] read for the tags it ends in; not kept */
+    const uint32_t *prompt; /* [n_prompt] searched for reasoning tags at its end; not kept */
     uint32_t n_prompt;
 } cn_output_opts;
 
 cn_status cn_output_create(cn_output **out, const cn_output_opts *o);
 void cn_output_free(cn_output *o); /* NULL is fine */
 
-/* What the output so far asks of the token after the next n_pending ones, which are sampled but
- * not yet pushed: row->force_token, and whether EOS and stop tokens are banned. With tokens pending
- * a thinking budget counts them as reasoning: the sample op itself sees whether the last of them
- * ended it (cn_sample_row.prev_row). */
+/* Sets the constraints on the next token to sample: row->force_token, and *bans_apply (whether EOS
+ * and stop tokens are banned). n_pending tokens before it are sampled but not yet pushed. The
+ * thinking budget counts them as reasoning; the sample op itself detects whether the last of them
+ * ended the reasoning (cn_sample_row.prev_row). */
 void cn_output_row(const cn_output *o, uint32_t n_pending, cn_sample_row *row, bool *bans_apply);
 
-/* Takes one sampled token. *finish is CN_FINISH_NONE while the sample goes on; no token may be
- * pushed after another value. `lp` is needed when logprobs were asked for, else ignored. */
+/* Takes one sampled token. *finish is CN_FINISH_NONE while the sample continues; push no token
+ * after another value. `lp` is required when logprobs are on, else ignored. */
 cn_status cn_output_push(cn_output *o, uint32_t token, const cn_token_logprobs *lp,
                          cn_finish *finish);
 
-/* Fills text, reasoning, their lengths, tokens, n_tokens, logprobs, finish, stop_reason, stop_token
- * and answer_at of *ev with what came since the last take. `finish`: how the sample ends, or
- * CN_FINISH_NONE; a sample that ends gives up its held-back text. The pointers are good until the
+/* Sets text, reasoning, their lengths, tokens, n_tokens, logprobs, finish, stop_reason, stop_token
+ * and answer_at of *ev to the output since the last take. `finish` is how the sample ends, or
+ * CN_FINISH_NONE; at the end, held-back text is delivered too. The pointers are valid until the
  * next push, take or free. */
 void cn_output_take(cn_output *o, cn_finish finish, cn_event *ev);
 

@@ -1,8 +1,8 @@
 /* philox.h - Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011):
  * a counter generator, a pure function of a counter and a key. A leaf shared by C and CUDA C++.
  *
- * Sampling draws one number per (seed, sample, position), so a result depends neither on who
- * shared the batch, nor on the order of the steps, nor on a preemption in between. */
+ * Sampling draws one number per (seed, sample, position). A result therefore depends neither on
+ * batch composition, nor on the order of the steps, nor on preemptions. */
 #ifndef CN_PHILOX_H
 #define CN_PHILOX_H
 
@@ -28,7 +28,7 @@ CN_HOST_DEVICE static inline cn_philox4 cn_philox4x32_10(cn_philox4 counter, uin
     return x;
 }
 
-/* 64 uniform bits of (seed, sample, position): the first two words, the first one high. */
+/* 64 uniform bits for (seed, sample, position): the first two words; the first is the high one. */
 CN_HOST_DEVICE static inline uint64_t cn_philox_u64(uint64_t seed, uint32_t sample,
                                                     uint32_t position)
 {

@@ -24,7 +24,7 @@ static uint64_t query_slot_bytes(const cn_planner_input *in)
 
 static uint32_t clamp_u32(uint64_t n) { return n > UINT32_MAX ? UINT32_MAX : (uint32_t)n; }
 
-/* N_total and M out of avail_bytes. */
+/* Computes N_total and M from avail_bytes. */
 static void divide(cn_memory_plan *p, const cn_planner_input *in)
 {
     const uint64_t n_max = in->n_max_blocks;
@@ -36,7 +36,7 @@ static void divide(cn_memory_plan *p, const cn_planner_input *in)
     } else {
         const uint64_t request_bytes = p->block_bytes * n_max + p->query_slot_bytes;
         p->n_query_slots = clamp_u32(in->avail_bytes / request_bytes);
-        /* avail / (m_kv' + m_q / N_max), multiplied out by N_max to stay in integers. */
+        /* avail / (m_kv' + m_q / N_max), with both sides times N_max to stay in integers. */
         const unsigned __int128 blocks = (unsigned __int128)in->avail_bytes * n_max / request_bytes;
         p->n_blocks = blocks > UINT32_MAX ? UINT32_MAX : (uint32_t)blocks;
     }
@@ -48,22 +48,22 @@ static void divide(cn_memory_plan *p, const cn_planner_input *in)
     p->n_blocks = clamp_u32(left / p->block_bytes);
 }
 
-/* The swap space: as many requests at the default budget as fit, and blocks with the rest. */
+/* The swap space: as many requests at the default budget as fit, and more blocks with the rest. */
 static cn_status divide_swap(cn_memory_plan *p, const cn_planner_input *in)
 {
     if (in->swap_bytes == 0) return CN_OK;
     if (in->n_max_blocks == 0)
         return cn_fail(CN_ERR_ARG,
-                       "--swap-space %.4g: only compressed requests ever go there, and no policy "
-                       "compresses: add one to --kv-policies, or leave it 0",
+                       "--swap-space %.4g: only compressed requests use it, and no declared policy "
+                       "compresses: add one to --kv-policies, or set --swap-space 0",
                        cn_gib(in->swap_bytes));
     const uint64_t request_bytes = p->block_bytes * in->n_max_blocks + p->query_slot_bytes;
     p->n_swap_requests = clamp_u32(in->swap_bytes / request_bytes);
     if (p->n_swap_requests == 0)
         return cn_fail(CN_ERR_ARG,
-                       "--swap-space %.4g: %llu bytes hold no compressed request, which takes %llu "
-                       "(%u blocks of %u tokens): raise it to %.4g, lower --kv-budget, or leave "
-                       "it 0",
+                       "--swap-space %.4g: %llu bytes are too few for one compressed request, "
+                       "which needs %llu (%u blocks of %u tokens): raise it to %.4g, lower "
+                       "--kv-budget, or set it to 0",
                        cn_gib(in->swap_bytes), (unsigned long long)in->swap_bytes,
                        (unsigned long long)request_bytes, in->n_max_blocks, in->block_tokens,
                        cn_gib(request_bytes) * 1.0001);
@@ -88,20 +88,20 @@ cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *in)
     };
     divide(&p, in);
 
-    /* A block to fill and one to go on in, or one capped request whole. */
+    /* One full block and the next one, or one capped request. */
     const uint32_t least = cn_max_u32(2, in->n_max_blocks);
     const bool short_of_slots = in->window_tokens > 0 && p.n_query_slots == 0;
     if (p.n_blocks < least || short_of_slots) {
         const uint64_t need = least * p.block_bytes + p.query_slot_bytes;
         if (in->n_blocks_override)
             return cn_fail(CN_ERR_MEMORY,
-                           "%u KV blocks hold no request: one takes %u blocks of %u tokens; raise "
-                           "--num-gpu-blocks-override%s",
+                           "%u KV blocks are too few for one request, which needs %u blocks of %u "
+                           "tokens: raise --num-gpu-blocks-override%s",
                            p.n_blocks, least, in->block_tokens,
                            in->n_max_blocks ? " or lower --kv-budget" : "");
         return cn_fail(CN_ERR_MEMORY,
-                       "%llu bytes of KV cache hold no request: one takes %u blocks of %u tokens, "
-                       "%llu bytes; raise --kv-cache-memory-bytes%s",
+                       "%llu bytes of KV cache are too few for one request, which needs %u blocks "
+                       "of %u tokens, %llu bytes: raise --kv-cache-memory-bytes%s",
                        (unsigned long long)in->avail_bytes, least, in->block_tokens,
                        (unsigned long long)need,
                        in->n_max_blocks ? " or lower --kv-budget" : "");
@@ -127,21 +127,21 @@ uint64_t cn_host_bytes(void)
     return pages <= 0 || page_bytes <= 0 ? 0 : (uint64_t)pages * (uint64_t)page_bytes;
 }
 
-/* The default of --kv-cache-memory-bytes on a host: 4 GiB, at most a quarter of its memory. */
+/* The default of --kv-cache-memory-bytes on a CPU: 4 GiB, at most a quarter of host memory. */
 static uint64_t host_kv_bytes(void)
 {
     const uint64_t default_bytes = UINT64_C(4) << 30, quarter = cn_host_bytes() / 4;
     return quarter > 0 && quarter < default_bytes ? quarter : default_bytes;
 }
 
-/* A machine that is left too little for everything else is not helped by swap space. */
+/* Leaves the machine enough memory for everything else. */
 static cn_status check_swap_bytes(uint64_t bytes)
 {
     const uint64_t all = cn_host_bytes(), most = all / 10 * 7;
     if (all == 0 || bytes <= most) return CN_OK;
     return cn_fail(CN_ERR_ARG,
-                   "--swap-space %.4g: the machine has %.4g GiB of memory, of which 70 %% may be "
-                   "set aside: lower it to %.4g",
+                   "--swap-space %.4g exceeds 70 %% of the machine's %.4g GiB of memory: lower it "
+                   "to %.4g",
                    cn_gib(bytes), cn_gib(all), cn_gib(most));
 }
 

@@ -1,7 +1,7 @@
-/* planner.h - how the memory of the KV cache is divided into blocks and query slots. Pure
- * arithmetic; the engine obeys it and `cinch plan` prints it.
+/* planner.h - divides the memory of the KV cache into blocks and query slots. Pure arithmetic: the
+ * engine uses it and `cinch plan` prints it.
  *
- * Owner: the caller; plain values. Thread: any. Stage: start, before anything is allocated.
+ * Owner: the caller; plain values. Thread: any. Stage: start, before any allocation.
  * Paper: Zipage, eq. 1 and 2 (DESIGN.md §1.5). All sizes in bytes:
  *
  *   m_kv' = L * h_kv * b * (2 * d * sizeof(kv) + sizeof(F) + sizeof(P))   one block, all layers
@@ -9,8 +9,9 @@
  *   M       = floor(avail / (m_kv' * N_max + m_q))
  *   N_total = floor(avail / (m_kv' + m_q / N_max))
  *
- * M is never more than the requests that may run at once; what those slots leave goes to blocks.
- * Without a capped policy (N_max = 0) there are no slots: N_total = floor(avail / m_kv'). */
+ * M is at most the number of requests that may run at once; memory that those slots do not need
+ * goes to blocks. Without a capped policy (N_max = 0) there are no query slots and
+ * N_total = floor(avail / m_kv'). */
 #ifndef CN_PLANNER_H
 #define CN_PLANNER_H
 
@@ -26,48 +27,49 @@ typedef struct cn_planner_input {
     cn_dtype kv_dtype, act_dtype;
     uint32_t planes;            /* of a block, beside K and V: bit i is cn_block_plane i */
     uint32_t window_tokens;     /* w, rows of a query slot; 0: no policy observes queries */
-    /* N_max of the default budget, or the blocks of max_model_len where those are fewer; 0: no
+    /* N_max of the default budget, or the blocks of max_model_len if those are fewer. 0: no
      * declared policy has a cap. */
     uint32_t n_max_blocks;
     uint32_t max_model_len;     /* tokens */
     uint32_t max_seqs;          /* requests running at once */
-    uint32_t n_blocks_override; /* N_total whatever the memory; 0: from avail_bytes */
+    uint32_t n_blocks_override; /* N_total; 0: compute it from avail_bytes */
     uint64_t swap_bytes;        /* host memory for compressed requests; 0: none */
 } cn_planner_input;
 
 typedef struct cn_memory_plan {
     uint32_t block_tokens;     /* b */
     uint32_t window_tokens;    /* w, rows of a query slot; 0 without an observing policy */
-    uint32_t n_max_blocks;     /* as given: what a capped request may hold; 0 without a cap */
-    uint32_t planes;           /* of a block, beside K and V: bit i is cn_block_plane i */
+    uint32_t n_max_blocks;     /* as in the input: blocks of a capped request; 0 without a cap */
+    uint32_t planes;           /* of a block, besides K and V: bit i is cn_block_plane i */
     uint64_t block_bytes;      /* m_kv' */
     uint64_t query_slot_bytes; /* m_q */
     uint64_t kv_bytes;         /* all blocks and all query slots */
     uint32_t n_blocks;         /* N_total */
     uint32_t n_query_slots;    /* M; 0 without an observing policy */
-    /* Requests that can run at once whatever they grow to, before any is preempted: of full KV,
-     * each of max_model_len tokens, and of the capped policy at the default budget (0: none
-     * declared). */
+    /* Requests that can run at once without any preemption, even at their longest: with full KV,
+     * each of max_model_len tokens; and with the capped policy at the default budget (0: no such
+     * policy is declared). */
     uint32_t concurrency_full, concurrency_capped;
-    uint32_t max_request_tokens; /* longest request of full KV that the pool can hold alone */
-    /* The swap space: eq. 1 once more, for requests at the default budget. */
+    uint32_t max_request_tokens; /* longest request with full KV that fits the whole pool */
+    /* The swap space, by eq. 1 for requests at the default budget. */
     uint64_t swap_bytes;
     uint32_t n_swap_blocks, n_swap_windows, n_swap_requests;
 } cn_memory_plan;
 
-/* The plan that these options, this checkpoint and this backend (its dtypes) lead to. CN_ERR_MEMORY
- * when not even one request fits, CN_ERR_ARG when a swap space could never be used or is most of
- * the host's memory; the text has the numbers and the option to change. */
+/* The plan for these options, this checkpoint and this backend (its dtypes). CN_ERR_MEMORY when not
+ * even one request fits. CN_ERR_ARG when a swap space could never be used, is too small for one
+ * request, or exceeds 70 % of the host's memory. The text has the numbers and the option to change.
+ */
 cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_model_config *m,
                               const cn_backend *be);
 
-/* Tokens of a block: --block-size, or the backend's own choice. */
+/* Tokens of a block: --block-size, or the backend's default. */
 uint32_t cn_planner_block_tokens(const cn_config *c, const cn_backend *be);
 
-/* Memory of the machine; 0 when it does not say. */
+/* Bytes of memory of the machine; 0 when unknown. */
 uint64_t cn_host_bytes(void);
 
-/* The arithmetic alone. */
+/* The arithmetic of cn_memory_plan_make. CN_ERR_MEMORY and CN_ERR_ARG as there. */
 cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *in);
 
 #endif

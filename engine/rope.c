@@ -1,7 +1,7 @@
 /* rope.c - RoPE frequencies with llama3 and YaRN scaling, and the cos/sin table. See rope.h.
  *
- * Each step rounds to f32 where transformers does; that is why products and quotients are written
- * in float and only powers and logarithms go through double. */
+ * Each step rounds to f32 where transformers does. Products and quotients are therefore computed in
+ * float, and only powers and logarithms in double. */
 #include "engine/rope.h"
 
 #include <math.h>
@@ -9,15 +9,15 @@
 enum { MAX_HALF = 128 };
 static const double PI = 3.14159265358979323846;
 
-/* base^(2i/d): the reciprocal of the frequency of pair i, before scaling. */
+/* theta^(2i/d): the reciprocal of the frequency of pair i, before scaling. */
 static float base_period(const cn_model_config *c, uint32_t i)
 {
     float exponent = (float)(2 * i) / (float)c->head_dim;
     return (float)pow(c->rope_theta, (double)exponent);
 }
 
-/* Llama 3.1: wavelengths beyond the original context are stretched by `factor`, those well inside
- * it are left alone, with a ramp between the two. */
+/* Llama 3.1: wavelengths beyond the original context are stretched by `factor`. Wavelengths well
+ * inside it are unchanged, with a ramp between the two. */
 static float scale_llama3(const cn_rope_scaling *s, float freq)
 {
     float factor = (float)s->factor;
@@ -30,7 +30,7 @@ static float scale_llama3(const cn_rope_scaling *s, float freq)
     return (1 - smooth) * freq / factor + smooth * freq;
 }
 
-/* YaRN §3.2: the dimension pair that turns `rotations` times over the original context. */
+/* YaRN §3.2: the dimension pair that rotates `rotations` times over the original context. */
 static double yarn_dimension(const cn_model_config *c, double rotations)
 {
     return c->head_dim * log(c->rope.original_max_position / (rotations * 2 * PI)) /

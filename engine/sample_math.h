@@ -1,10 +1,10 @@
-/* sample_math.h - the arithmetic of sampling, defined down to the bit, so that every backend keeps
- * the same tokens and draws the same one from the same logits. A leaf shared by C and CUDA C++.
+/* sample_math.h - the arithmetic of sampling, defined bit by bit. A leaf shared by C and CUDA C++.
  *
+ * Every backend keeps the same tokens and draws the same token from the same logits.
  * Probabilities are unnormalised integers: weight = exp(logit - largest logit) in units of 2^-40.
  * Integer sums do not depend on their order, so a parallel sum equals the sequential one. A token
- * less likely than the best one by more than 2^40 weighs nothing and is never drawn.
- * Every product that feeds a sum is an explicit fmaf: nothing is left to a compiler to contract. */
+ * less likely than the best one by a factor above 2^40 has weight 0 and is never drawn.
+ * Every product that feeds a sum is an explicit fmaf, so compilers have nothing to contract. */
 #ifndef CN_SAMPLE_MATH_H
 #define CN_SAMPLE_MATH_H
 
@@ -16,26 +16,26 @@
 
 enum { CN_WEIGHT_BITS = 40 }; /* the weight of the likeliest token is 1 << CN_WEIGHT_BITS */
 
-/* exp(x) in units of 2^-40 for x <= 0, truncated; 1 << 40 for x = 0. Relative error below 3e-7
- * while the result has 24 bits or more. No branch and no conversion between kinds of number, which
- * are slow on GPUs. */
+/* exp(x) in units of 2^-40 for x <= 0, truncated; 1 << 40 for x = 0. The relative error is below
+ * 3e-7 while the result has at least 24 bits. There are no branches and no conversions between
+ * integer and float, because both are slow on GPUs. */
 CN_HOST_DEVICE static inline uint64_t cn_sample_weight(float x)
 {
-    /* Added to a number it rounds it: the sum's low bits are the integer. 1.5 * 2^23. */
+    /* 1.5 * 2^23: adding it rounds a number to an integer, in the low bits of the sum. */
     const float magic = 12582912.0f;
-    float clamped = x > -28.0f ? x : -28.0f; /* exp(-28) < 2^-40 weighs 0; so do -inf and NaN */
+    float clamped = x > -28.0f ? x : -28.0f; /* exp(-28) < 2^-40 has weight 0, as -inf and NaN */
     float shifted = fmaf(clamped, 1.44269504f, magic);
     float n = shifted - magic; /* exp(x) = 2^n exp(r), |r| <= log(2) / 2 */
     float r = fmaf(n, -0.693145752f, clamped);
     r = fmaf(n, -1.42860677e-6f, r);
-    float p = 1.3888889e-3f; /* Taylor to r^6: the rest is below 1.3e-7 */
+    float p = 1.3888889e-3f; /* Taylor series to r^6; the remainder is below 1.3e-7 */
     p = fmaf(p, r, 8.3333333e-3f);
     p = fmaf(p, r, 4.1666667e-2f);
     p = fmaf(p, r, 1.6666667e-1f);
     p = fmaf(p, r, 0.5f);
     p = fmaf(p, r, 1.0f);
     p = fmaf(p, r, 1.0f);
-    /* 2^n p, p in [0.7, 1.42], from the bits of both. An exponent of 127 stands for 2^0. */
+    /* 2^n p, p in [0.7, 1.42], from the bits of both. The exponent field 127 means 2^0. */
     uint32_t p_bits, shifted_bits, magic_bits;
     memcpy(&p_bits, &p, sizeof p_bits);
     memcpy(&shifted_bits, &shifted, sizeof shifted_bits);
@@ -45,15 +45,15 @@ CN_HOST_DEVICE static inline uint64_t cn_sample_weight(float x)
     return mantissa << (CN_WEIGHT_BITS - 23) >> shift;
 }
 
-/* A logit relative to the largest, divided by the temperature: 0 for the largest, even an infinite
- * one, and nothing overflows upwards. */
+/* A logit minus the largest, divided by the temperature. 0 for the largest, even if it is infinite,
+ * so no result overflows to +inf. */
 CN_HOST_DEVICE static inline float cn_sample_scale(float x, float max, float temperature)
 {
     float scaled = (x - max) / temperature;
     return x == max ? 0.0f : scaled;
 }
 
-/* Maps a float to an integer of the same order; both zeros map to one. */
+/* Maps a float to an integer that sorts in the same order; both zeros map to the same integer. */
 CN_HOST_DEVICE static inline uint32_t cn_sample_key(float x)
 {
     uint32_t bits;
@@ -74,14 +74,14 @@ CN_HOST_DEVICE static inline float cn_sample_penalise(float x, uint16_t count, f
     return x - presence;
 }
 
-/* The smallest weight min_p keeps. */
+/* The smallest weight that min_p keeps. */
 CN_HOST_DEVICE static inline uint64_t cn_sample_min_weight(float min_p)
 {
     double w = ceil((double)min_p * (double)((uint64_t)1 << CN_WEIGHT_BITS));
     return w < 1.0 ? 1 : (uint64_t)w;
 }
 
-/* The mass that top_p asks of a total: at least 1, at most the total. */
+/* The mass that top_p keeps of a total: at least 1, at most the total. */
 CN_HOST_DEVICE static inline uint64_t cn_sample_nucleus(float top_p, uint64_t total)
 {
     double mass = ceil((double)top_p * (double)total);
@@ -89,7 +89,7 @@ CN_HOST_DEVICE static inline uint64_t cn_sample_nucleus(float top_p, uint64_t to
     return mass < (double)total ? (uint64_t)mass : total;
 }
 
-/* floor(u * total / 2^64): the point that the first cumulative weight above it covers. */
+/* floor(u * total / 2^64). The drawn token is the first whose cumulative weight exceeds it. */
 CN_HOST_DEVICE static inline uint64_t cn_sample_point(uint64_t u, uint64_t total)
 {
 #ifdef __CUDA_ARCH__

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <utf8proc.h>
 
-/* vLLM's: a lower temperature than this only loses precision. */
+/* As in vLLM: a lower temperature only loses precision. */
 static const float LEAST_TEMPERATURE = 0.01f;
 
 /* ---- checks ---- */
@@ -14,36 +14,36 @@ static cn_status check_float(const char *name, float value, float least, float m
 {
     if (isfinite(value) && value >= least && value <= most) return CN_OK;
     if (most == INFINITY)
-        return cn_fail(CN_ERR_ARG, "%s is %g: want a finite number, at least %g", name,
+        return cn_fail(CN_ERR_ARG, "%s is %g: expected a finite number, at least %g", name,
                        (double)value, (double)least);
-    return cn_fail(CN_ERR_ARG, "%s is %g: want %g to %g", name, (double)value, (double)least,
+    return cn_fail(CN_ERR_ARG, "%s is %g: expected %g to %g", name, (double)value, (double)least,
                    (double)most);
 }
 
 static cn_status check_int(const char *name, int64_t value, int64_t least, int64_t most)
 {
     if (value >= least && value <= most) return CN_OK;
-    return cn_fail(CN_ERR_ARG, "%s is %lld: want %lld to %lld", name, (long long)value,
+    return cn_fail(CN_ERR_ARG, "%s is %lld: expected %lld to %lld", name, (long long)value,
                    (long long)least, (long long)most);
 }
 
 static cn_status check_count(const char *name, size_t n, size_t most)
 {
     if (n <= most) return CN_OK;
-    return cn_fail(CN_ERR_ARG, "%s has %zu entries: want at most %zu", name, n, most);
+    return cn_fail(CN_ERR_ARG, "%s has %zu entries: expected at most %zu", name, n, most);
 }
 
 static cn_status check_above_zero(const char *name, float value)
 {
     if (isfinite(value) && value > 0.0f) return CN_OK;
-    return cn_fail(CN_ERR_ARG, "%s is %g: want a finite number above 0", name, (double)value);
+    return cn_fail(CN_ERR_ARG, "%s is %g: expected a finite number above 0", name, (double)value);
 }
 
 static cn_status check_distribution(const cn_sampling *p, uint32_t vocab)
 {
     CN_TRY(check_float("temperature", p->temperature, 0.0f, INFINITY));
     if (!(p->top_p > 0.0f && p->top_p <= 1.0f))
-        return cn_fail(CN_ERR_ARG, "top_p is %g: want above 0, at most 1", (double)p->top_p);
+        return cn_fail(CN_ERR_ARG, "top_p is %g: expected above 0, at most 1", (double)p->top_p);
     CN_TRY(check_int("top_k", p->top_k, -1, INT32_MAX));
     CN_TRY(check_float("min_p", p->min_p, 0.0f, 1.0f));
     CN_TRY(check_float("presence_penalty", p->presence_penalty, -2.0f, 2.0f));
@@ -56,7 +56,7 @@ static cn_status check_lengths(const cn_sampling *p, uint32_t max_model_len)
 {
     CN_TRY(check_int("n", p->n, 1, CN_MAX_SAMPLES));
     if (p->max_tokens > max_model_len)
-        return cn_fail(CN_ERR_ARG, "max_tokens is %u: prompt and output together have at most %u",
+        return cn_fail(CN_ERR_ARG, "max_tokens is %u: expected at most the context length of %u",
                        p->max_tokens, max_model_len);
     uint32_t most = p->max_tokens ? p->max_tokens : max_model_len;
     CN_TRY(check_int("min_tokens", p->min_tokens, 0, most));
@@ -89,17 +89,18 @@ static cn_status check_stops(const cn_sampling *p, uint32_t vocab)
 {
     CN_TRY(check_count("stop", p->n_stop, CN_MAX_STOP_STRINGS));
     for (size_t i = 0; i < p->n_stop; i++) {
-        if (!p->stop[i]) return cn_fail(CN_ERR_ARG, "stop[%zu] is NULL: want a text", i);
+        if (!p->stop[i]) return cn_fail(CN_ERR_ARG, "stop[%zu] is NULL: expected a string", i);
         size_t n = strlen(p->stop[i]);
         if (n == 0 || n > CN_MAX_STOP_BYTES)
-            return cn_fail(CN_ERR_ARG, "stop[%zu] has %zu bytes: want 1 to %d", i, n,
+            return cn_fail(CN_ERR_ARG, "stop[%zu] has %zu bytes: expected 1 to %d", i, n,
                            CN_MAX_STOP_BYTES);
-        if (!is_utf8(p->stop[i], n)) return cn_fail(CN_ERR_ARG, "stop[%zu] is not UTF-8", i);
+        if (!is_utf8(p->stop[i], n)) return cn_fail(CN_ERR_ARG, "stop[%zu] is not valid UTF-8", i);
     }
     CN_TRY(check_count("stop_token_ids", p->n_stop_token_ids, CN_MAX_STOP_TOKEN_IDS));
     for (size_t i = 0; i < p->n_stop_token_ids; i++) {
         if (p->stop_token_ids[i] < vocab) continue;
-        return cn_fail(CN_ERR_ARG, "stop_token_ids[%zu] is %u: the vocabulary has %u tokens", i,
+        return cn_fail(CN_ERR_ARG,
+                       "stop_token_ids[%zu] is %u: expected an id below the vocabulary size %u", i,
                        p->stop_token_ids[i], vocab);
     }
     return CN_OK;
@@ -111,11 +112,12 @@ static cn_status check_biases(const cn_sampling *p, uint32_t vocab)
     for (size_t i = 0; i < p->n_logit_bias; i++) {
         const cn_logit_bias *b = &p->logit_bias[i];
         if (b->token >= vocab)
-            return cn_fail(CN_ERR_ARG, "logit_bias names token %u: the vocabulary has %u tokens",
+            return cn_fail(CN_ERR_ARG,
+                           "logit_bias names token %u: expected an id below the vocabulary size %u",
                            b->token, vocab);
         if (!(b->bias >= -100.0f && b->bias <= 100.0f))
-            return cn_fail(CN_ERR_ARG, "logit_bias of token %u is %g: want -100 to 100", b->token,
-                           (double)b->bias);
+            return cn_fail(CN_ERR_ARG, "logit_bias of token %u is %g: expected -100 to 100",
+                           b->token, (double)b->bias);
         for (size_t j = 0; j < i; j++) {
             if (p->logit_bias[j].token == b->token)
                 return cn_fail(CN_ERR_ARG, "logit_bias names token %u twice", b->token);
@@ -139,7 +141,8 @@ uint64_t cn_sampling_seed(const cn_sampling *p, uint64_t engine_seed, const char
                           uint64_t request_number)
 {
     if (p->has_seed) return p->seed;
-    /* The kind of name enters too: request 7 is not the request called by the bytes of 7. */
+    /* The kind of identifier is hashed too, so that request number 7 and the custom_id with the
+     * bytes of that number have different seeds. */
     const char *kind = custom_id ? "custom_id" : "number";
     uint64_t h = cn_hash64(0, &engine_seed, sizeof engine_seed);
     h = cn_hash64(h, kind, strlen(kind));

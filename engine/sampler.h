@@ -1,6 +1,7 @@
 /* sampler.h - a request's sampling parameters on the host: checks, the seed, and the row that the
- * sample op reads. Stage 7 of a request's way; the draw itself is the backend's.
- * Thread: any; nothing here keeps state. */
+ * sample op reads. The backend draws the token.
+ *
+ * Thread: any; no state. Stage 7 of a request's way. */
 #ifndef CN_SAMPLER_H
 #define CN_SAMPLER_H
 
@@ -16,20 +17,21 @@ enum {
     CN_MAX_REPETITION_PATTERN = 1024 /* tokens */
 };
 
-/* CN_ERR_ARG names the field, its value and what is allowed. `vocab` bounds the token ids,
+/* CN_ERR_ARG names the field, its value and the allowed values. `vocab` bounds the token ids,
  * `max_model_len` the lengths. */
 cn_status cn_sampling_check(const cn_sampling *p, uint32_t vocab, uint32_t max_model_len);
 
-/* The request's own seed, or else a hash of the engine's with custom_id, or with request_number
- * where custom_id is NULL: the same request of another run, in another order, draws the same. */
+/* The request's own seed if it has one. Otherwise a hash of the engine's seed and custom_id, or of
+ * the engine's seed and request_number if custom_id is NULL. A request with a custom_id therefore
+ * draws the same tokens in another run, in any order of requests. */
 uint64_t cn_sampling_seed(const cn_sampling *p, uint64_t engine_seed, const char *custom_id,
                           uint64_t request_number);
 
-/* Whether a penalty is on, so that the request needs a row of token counts. */
+/* Whether the request needs a row of token counts, because a penalty is on. */
 bool cn_sampling_needs_counts(const cn_sampling *p);
 
-/* Sets what the parameters say of a row; seed, sample, position, count_slot, bans and biases are
- * the caller's. No token is forced. */
+/* Sets the fields of a row that come from the parameters, and forces no token. The caller sets
+ * seed, sample, position, count_slot, bans and biases. */
 void cn_sampling_row(const cn_sampling *p, cn_sample_row *row);
 
 #endif

@@ -222,7 +222,7 @@ void cn_start_plan_free(const cn_start_plan *p, cn_backend *be, struct cn_engine
 
 /* ---- dividing ---- */
 
-/* What is left of a device for KV. */
+/* Device memory left for KV. */
 static cn_status device_kv_bytes(const cn_start_plan *p, const cn_config *c, cn_backend *be,
                                  uint64_t *kv_bytes)
 {
@@ -232,7 +232,7 @@ static cn_status device_kv_bytes(const cn_start_plan *p, const cn_config *c, cn_
     if (rest + least_kv_bytes > avail)
         return cn_fail(CN_ERR_MEMORY,
                        "%.2f GiB of weights, %.2f of workspace, %.2f for steps and %.2f of KV "
-                       "cache do not fit in the %.2f GiB taken on the device: raise "
+                       "cache exceed the %.2f GiB available on the device: raise "
                        "--gpu-memory-utilization, or lower --max-num-batched-tokens, "
                        "--max-num-seqs or --kv-cache-memory-bytes",
                        cn_gib(cn_start_part_bytes(p, CN_PART_WEIGHTS)),
@@ -243,15 +243,16 @@ static cn_status device_kv_bytes(const cn_start_plan *p, const cn_config *c, cn_
     return CN_OK;
 }
 
-/* A host takes memory when it is first written, so a cache that is too large would end a run hours
- * later. It may be intended: there is swap, or the plan is for another machine. */
+/* The kernel commits host memory at the first write. With a KV cache that is too large it would
+ * kill the run hours later. Only a warning, because the user may intend it (swap, a plan for
+ * another machine). */
 static void warn_of_host(const cn_start_plan *p, const cn_backend *be)
 {
     const uint64_t all = cn_host_bytes(), wanted = cn_start_plan_bytes(p);
     if (!be->mem_avail && all && wanted > all)
         cn_log(CN_LOG_WARN,
-               "%.1f GiB are planned, %.1f of them for KV, and the machine has %.1f: lower "
-               "--kv-cache-memory-bytes, or take a smaller model",
+               "planned memory of %.1f GiB (%.1f for KV) exceeds the machine's %.1f GiB: lower "
+               "--kv-cache-memory-bytes or use a smaller model",
                cn_gib(wanted), cn_gib(p->kv.kv_bytes), cn_gib(all));
 }
 
@@ -263,7 +264,7 @@ cn_status cn_start_plan_make(cn_start_plan *out, const cn_config *c, const cn_mo
     uint64_t kv_bytes = c->kv_cache_memory_bytes;
     list_items(&p, &z);
     if (be->mem_avail) CN_TRY(device_kv_bytes(&p, c, be, &kv_bytes));
-    cn_config with = *c; /* borrows all of it */
+    cn_config with = *c; /* shallow: borrows the strings */
     with.kv_cache_memory_bytes = kv_bytes;
     CN_TRY(cn_memory_plan_make(&p.kv, &with, m, be));
     z.kv = &p.kv;
@@ -282,7 +283,7 @@ cn_status cn_start_wanted_bytes(uint64_t *bytes, const cn_config *c, const cn_mo
     const sizes z = {c, m, be, NULL};
     list_items(&p, &z);
     CN_TRY(cn_memory_plan_make(&p.kv, c, m, be));
-    /* Less than a block of it may be left over; an override may need more. */
+    /* The plan may use up to one block less than the option says; an override may need more. */
     const uint64_t kv_bytes =
         p.kv.kv_bytes > c->kv_cache_memory_bytes ? p.kv.kv_bytes : c->kv_cache_memory_bytes;
     *bytes = cn_start_plan_bytes(&p) + kv_bytes + KV_ITEMS * be->mem_align;

@@ -1,13 +1,14 @@
-/* start_plan.h - all the memory that a start takes, as one list: the planner sums it before any of
- * it is taken, `cinch plan` prints it, and the engine allocates it. What is planned and what is
- * allocated therefore cannot differ.
+/* start_plan.h - one list of all memory that an engine takes at start: the planner sums it,
+ * `cinch plan` prints it, and the engine allocates it. Therefore planned and allocated memory
+ * cannot differ.
  *
- * Owner: the caller; plain values. Thread: any. Stage: start, after the backend is open, before
- * weights are read, so that an impossible plan is refused at once.
+ * Owner: the caller; plain values. Thread: any. Stage: start, after the backend is open and before
+ * weights are read, so that a plan that does not fit is refused at once.
  *
- * The options give the KV memory of a host. A device has one memory: KV gets what the other parts
- * leave of --gpu-memory-utilization. With --kv-cache-memory-bytes it is the reverse: KV gets that
- * much, and the start takes no more of the device than all parts need. */
+ * On a CPU the options alone give the KV memory. A GPU has one memory for all parts: KV gets what
+ * weights, workspace and step arrays leave of --gpu-memory-utilization. With
+ * --kv-cache-memory-bytes the size of KV is given, and the engine takes only as much of the GPU as
+ * all parts need. */
 #ifndef CN_START_PLAN_H
 #define CN_START_PLAN_H
 
@@ -39,21 +40,21 @@ typedef struct cn_start_plan {
     uint32_t n_items;
 } cn_start_plan;
 
-/* Rows and tokens of the largest step, padding included, the longest request of these options, and
- * what such steps are described in. */
+/* Rows and tokens of the largest step including padding, the length of the longest request, and
+ * the batch arrays for such steps. */
 uint32_t cn_start_max_rows(const cn_config *c);
 uint32_t cn_start_max_tokens(const cn_config *c);
 uint32_t cn_start_max_model_len(const cn_config *c, const cn_model_config *m);
 cn_batch_opts cn_start_batch_opts(const cn_config *c, const cn_model_config *m,
                                   uint32_t block_tokens, uint32_t window_tokens);
 
-/* CN_ERR_MEMORY when the parts do not fit, or not even one request's KV; the text has the numbers
- * and the option to change. */
+/* CN_ERR_MEMORY when the parts do not fit, or when the KV memory is too small for one request. The
+ * text has the numbers and the option to change. */
 cn_status cn_start_plan_make(cn_start_plan *out, const cn_config *c, const cn_model_config *m,
                              cn_backend *be);
 
-/* What these options need of a device's memory: all parts when --kv-cache-memory-bytes gives the
- * KV memory; else 0, which means all there is. The backend's memory may not be allocated yet.
+/* The device memory that these options need: the sum of all parts if --kv-cache-memory-bytes is
+ * set, else 0, which means as much as allowed. Works before the backend has allocated memory.
  * CN_ERR_MEMORY as above. */
 cn_status cn_start_wanted_bytes(uint64_t *bytes, const cn_config *c, const cn_model_config *m,
                                 cn_backend *be);

@@ -1,6 +1,6 @@
-/* step_graph.c - see step_graph.h. Buckets are 1, 2, 4, 8 and then every 8 rows: attention and
- * matrix products of a decode step cost what the memory does, so a few rows of padding are cheap,
- * and a graph is small. */
+/* step_graph.c - see step_graph.h. Buckets are 1, 2, 4, 8 and then every 8 rows. Memory bandwidth
+ * bounds a decode step, so a few padding rows cost little; and a graph is small, so many buckets
+ * are affordable. */
 #include "engine/step_graph.h"
 
 static uint32_t bucket_rows(uint32_t i) { return i < 3 ? 1u << i : (i - 2) * CN_GRAPH_ROWS_STEP; }
@@ -24,7 +24,7 @@ static cn_status record(cn_engine *e, uint32_t rows, cn_flight *f, cn_graph **ou
     const cn_plan nothing = {0};
     cn_batch_build(e->batch, &nothing, rows);
     CN_TRY(cn_batch_upload(e->batch, stream, cn_flight_other(e, f)->tokens));
-    CN_TRY(cn_engine_run_ops(e, f, rows)); /* whatever a first call sets up is set up here */
+    CN_TRY(cn_engine_run_ops(e, f, rows)); /* a first call may set things up; not while recording */
     CN_TRY(be->stream_sync(stream));
     CN_TRY(be->graph_begin(stream));
     cn_status status = cn_engine_run_ops(e, f, rows);

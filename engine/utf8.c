@@ -1,10 +1,11 @@
-/* utf8.c - reading UTF-8 that may be damaged. See utf8.h. */
+/* utf8.c - reads UTF-8 that may be invalid. See utf8.h. */
 #include "engine/utf8.h"
 
 #include <string.h>
 
-/* Length of the character that `lead` opens and the bounds of its second byte, the only place
- * where overlong forms, surrogates and values above U+10FFFF show. 0: not a lead byte. */
+/* Length of the character that begins with `lead`, or 0 if that is not a lead byte. *lo and *hi are
+ * the bounds of the second byte; they exclude overlong forms, surrogates and values above U+10FFFF.
+ */
 static size_t lead_shape(unsigned char lead, unsigned char *lo, unsigned char *hi)
 {
     *lo = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;

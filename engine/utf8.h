@@ -1,8 +1,8 @@
-/* utf8.h - reading UTF-8 that may be damaged. A leaf beside base.h; no state, any thread.
+/* utf8.h - reads UTF-8 that may be invalid. Depends only on base.h; no state, any thread.
  *
- * Damage is defined as Unicode (D93b) and WHATWG define it: each maximal prefix of a well-formed
- * character that cannot be completed counts as one error, and so does every other stray byte.
- * Surrogates, overlong forms and code points above U+10FFFF are errors. */
+ * Errors are counted as Unicode (D93b) and WHATWG define: a maximal prefix of a well-formed
+ * character that is not completed is one error, and so is every other invalid byte. Surrogates,
+ * overlong forms and code points above U+10FFFF are errors. */
 #ifndef CN_UTF8_H
 #define CN_UTF8_H
 
@@ -12,18 +12,18 @@
 
 typedef enum cn_utf8_kind {
     CN_UTF8_CHAR, /* a whole character */
-    CN_UTF8_BAD,  /* bytes that no continuation can make a character */
-    CN_UTF8_CUT   /* the text ends inside what may still become a character */
+    CN_UTF8_BAD,  /* bytes that cannot become a character, whatever follows */
+    CN_UTF8_CUT   /* the text ends inside a character that may still be completed */
 } cn_utf8_kind;
 
-/* Reads the first character of s[0 .. n), n > 0. *len is how many bytes the answer covers (1..4);
- * *cp is the code point with CN_UTF8_CHAR, else U+FFFD. */
+/* Reads the first character of s[0 .. n), n > 0. *len is the number of bytes that the result covers
+ * (1..4). *cp is the code point for CN_UTF8_CHAR, else U+FFFD. */
 cn_utf8_kind cn_utf8_read(const char *s, size_t n, uint32_t *cp, size_t *len);
 
-/* Length of the longest prefix of s[0 .. n) that is well formed. */
+/* Bytes of the longest well-formed prefix of s[0 .. n). */
 size_t cn_utf8_valid_prefix(const char *s, size_t n);
 
-/* Length of the longest ASCII prefix. */
+/* Bytes of the longest ASCII prefix of s[0 .. n). */
 size_t cn_utf8_ascii_prefix(const char *s, size_t n);
 
 /* Appends s[0 .. n) with every error replaced by U+FFFD. */

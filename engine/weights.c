@@ -11,8 +11,8 @@ struct cn_weights {
     unsigned char *memory;
     uint32_t n_layers;
     bool tied;
-    /* Where each matrix begins, bytes; layers follow one another at layer_bytes. UINT64_MAX: the
-     * model has none. */
+    /* Byte offset of each matrix, in layer 0 for those of the layers; layers are layer_bytes apart.
+     * UINT64_MAX: the model has no such matrix. */
     uint64_t offsets[CN_W_COUNT];
     uint64_t layer_bytes, total_bytes;
 };
@@ -68,7 +68,7 @@ static void lay_out(cn_weights *w, const cn_model_config *c, const cn_backend *b
     uint64_t at = 0;
     for (cn_weight_id id = 0; id < CN_W_COUNT; id++) {
         const uint64_t bytes = weight_bytes(c, be, id);
-        if (id == CN_W_ATTN_NORM) w->layer_bytes = at; /* the first layer begins here */
+        if (id == CN_W_ATTN_NORM) w->layer_bytes = at; /* for now: offset of the first layer */
         w->offsets[id] = bytes ? at : UINT64_MAX;
         at += cn_round_up(bytes, ALIGN_BYTES);
     }
@@ -126,7 +126,7 @@ static cn_status load_part(cn_weights *w, const cn_checkpoint *ck, const cn_weig
         uint64_t count = n - first < step ? n - first : step;
         cn_checkpoint_read(ck, p, first, count, dtype, staging);
         CN_TRY(w->backend->mem_write(stream, to + first * elem, staging, (size_t)count * elem));
-        /* The next piece overwrites what this write may still be reading. */
+        /* The next iteration overwrites the buffer that this write may still be reading. */
         CN_TRY(w->backend->stream_sync(stream));
     }
     return CN_OK;
@@ -137,7 +137,7 @@ static cn_status load_all(cn_weights *w, const cn_checkpoint *ck)
     size_t n;
     const cn_weight_part *parts = cn_checkpoint_parts(ck, &n);
     void *staging = cn_calloc_aligned(STAGING_BYTES, 1);
-    if (!staging) return cn_fail(CN_ERR_MEMORY, "no memory for %d bytes", STAGING_BYTES);
+    if (!staging) return cn_fail(CN_ERR_MEMORY, "out of memory for %d bytes", STAGING_BYTES);
     cn_status status = CN_OK;
     for (size_t i = 0; i < n && status == CN_OK; i++) {
         status = load_part(w, ck, &parts[i], staging);
@@ -154,7 +154,7 @@ cn_status cn_weights_load(cn_weights **out, cn_backend *be, cn_stream *s, const 
     CN_ASSERT(be->vector_dtype == CN_F32 || be->vector_dtype == CN_BF16);
     *out = NULL;
     cn_weights *w = cn_calloc(1, sizeof *w);
-    if (!w) return cn_fail(CN_ERR_MEMORY, "no memory for the weights' table");
+    if (!w) return cn_fail(CN_ERR_MEMORY, "out of memory for the weights' table");
     w->backend = be;
     w->stream = s;
     w->memory = memory;

@@ -1,11 +1,12 @@
 /* weights.h - the matrices of the forward pass in a backend's memory.
  *
- * Owner: engine. Thread: one at a time. Stage: start: open the checkpoint (checkpoint.h; it checks
- * everything and reads nothing), load, close it; from then on the weights exist once.
+ * Owner: engine. Thread: one at a time. Stage: start. The engine opens the checkpoint, which checks
+ * every tensor but reads none (checkpoint.h), loads the weights, and closes the checkpoint. From
+ * then on the weights are in memory once.
  *
  * Fused matrices, row-major [rows, cols]; hq, hk query and kv heads, d head_dim, h hidden, I
  * intermediate, V vocabulary:
- *   EMBED [V, h]      FINAL_NORM [1, h]   LM_HEAD [V, h], the very EMBED when tied
+ *   EMBED [V, h]      FINAL_NORM [1, h]   LM_HEAD [V, h]; the same memory as EMBED when tied
  *   ATTN_NORM [1, h]  QKV [(hq+2hk)*d, h]: query, key, value rows   QKV_BIAS [1, (hq+2hk)*d]
  *   Q_NORM [1, d]     K_NORM [1, d]       O [h, hq*d]               O_BIAS [1, h]
  *   MLP_NORM [1, h]   GATE_UP [2*I, h]: gate rows, then up rows     DOWN [h, I] */
@@ -14,24 +15,24 @@
 
 #include "engine/checkpoint/checkpoint.h"
 
-/* Rows and columns of a fused matrix; 0 and 0 when the model has none (LM_HEAD when tied, too). */
+/* Rows and columns of a fused matrix. 0 and 0 when the model has none, and for a tied LM_HEAD. */
 void cn_weight_shape(const cn_model_config *c, cn_weight_id id, uint64_t *rows, uint64_t *cols);
 
-/* The type in which a backend holds a fused matrix; a norm or a bias is a vector. */
+/* The dtype in which a backend holds a fused matrix, norm or bias. */
 cn_dtype cn_weight_dtype(const cn_backend *be, cn_weight_id id);
 
-/* Bytes that cn_weights_load takes of the backend's memory. */
+/* Bytes of backend memory that cn_weights_load fills. */
 uint64_t cn_weights_bytes(const cn_model_config *c, const cn_backend *be);
 
-/* Bytes that a decode step reads: all but the embedding table, of which it reads one row for each
- * request, unless that table is the output matrix too. */
+/* Bytes that a decode step reads: all weights except the embedding table. A step reads one row of
+ * that table for each request, or the whole table if it is the output matrix too. */
 uint64_t cn_weights_step_bytes(const cn_model_config *c, const cn_backend *be);
 
 typedef struct cn_weights cn_weights;
 
-/* Fills `memory` of the backend (cn_weights_bytes, borrowed), converted to its types, through a
- * staging buffer of 1 MiB. The backend makes dummy weights itself where it can. The checkpoint may
- * be closed afterwards. */
+/* Fills `memory` of the backend (cn_weights_bytes, borrowed) with all weights, converted to the
+ * backend's dtypes, through a staging buffer of 1 MiB. The backend computes dummy weights itself if
+ * it has the op. The checkpoint may be closed afterwards. */
 cn_status cn_weights_load(cn_weights **out, cn_backend *be, cn_stream *s, const cn_checkpoint *ck,
                           void *memory);
 void cn_weights_free(cn_weights *w); /* NULL is fine */

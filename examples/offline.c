@@ -1,4 +1,4 @@
-/* offline.c - several prompts at once: submit all, step until idle, print each answer.
+/* offline.c - answers several prompts at once: submits all, steps until idle, prints each answer.
  *
  *   offline MODEL_DIR PROMPT...
  *   offline examples/tiny-reasoner "Compute 12 * 34 by hand." "Sort: 5 3 9 1"
@@ -80,7 +80,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < n; i++) {
         if (status == CN_OK) {
             printf("> %s\n", answers[i].prompt);
-            fwrite(answers[i].text, 1, answers[i].len, stdout); /* may hold a NUL */
+            fwrite(answers[i].text, 1, answers[i].len, stdout); /* may contain a NUL */
             printf("\n(%u tokens)\n\n", answers[i].n_tokens);
         }
         failed |= answers[i].failed;

@@ -1,13 +1,13 @@
 #!/bin/sh
-# A file of requests through /v1/files and /v1/batches with curl: upload, start, wait, read.
+# Runs a file of requests as a batch, with curl: upload, start, wait, download.
 #   examples/serve_batch.sh http://127.0.0.1:8000 REQUESTS.jsonl [KEY]
-# Start the server before: cinch serve --model DIR --spool DIR
+# Start the server first: cinch serve --model DIR --spool DIR
 set -eu
 url=$1
 requests=$2
 set -- -sS --fail-with-body ${3:+-H "Authorization: Bearer $3"}
 
-# member NAME: its value, out of the JSON object on standard input. Your own scripts may have jq.
+# member NAME: prints a text member of the JSON object on standard input. With jq: jq -r .NAME
 member() {
     sed -n 's/.*"'"$1"'": *"\([^"]*\)".*/\1/p'
 }
@@ -27,7 +27,7 @@ while :; do
     esac
     sleep 1
 done
-# Requests that failed are lines of a file of their own.
+# Failed requests are in a separate file.
 for kind in output_file_id error_file_id; do
     file=$(echo "$state" | member $kind)
     [ -z "$file" ] || curl "$@" "$url/v1/files/$file/content"

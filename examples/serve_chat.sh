@@ -1,7 +1,7 @@
 #!/bin/sh
-# A chat, whole and as a stream, and a request whose KV cache is compressed, with curl.
+# Sends a chat (whole, then as a stream) and a request with a compressed KV cache, with curl.
 #   examples/serve_chat.sh http://127.0.0.1:8000 [KEY]
-# Start the server before: cinch serve --model DIR --kv-policies full,zip
+# Start the server first: cinch serve --model DIR --kv-policies full,zip
 set -eu
 url=$1
 set -- -sS --fail-with-body -H 'Content-Type: application/json' ${2:+-H "Authorization: Bearer $2"}
@@ -20,7 +20,7 @@ curl "$@" -N "$url/v1/chat/completions" -d '{
   "stream": true, "stream_options": {"include_usage": true}
 }'
 
-echo "== with at most 128 tokens of KV cache: see usage.kv"
+echo "== with a KV budget of 128 tokens: see usage.kv"
 curl "$@" "$url/v1/completions" -d '{
   "prompt": "Compute 677 * 755 by hand.", "max_tokens": 400, "temperature": 0, "ignore_eos": true,
   "kv": {"policy": "zip", "budget": 128, "window": 16}

@@ -1,5 +1,4 @@
-/* stream.c - one prompt, its answer printed as it is generated, what is thought and what is said
- * told apart.
+/* stream.c - answers one prompt, printing the reasoning and then the answer as they are generated.
  *
  *   stream MODEL_DIR PROMPT
  *   stream examples/tiny-reasoner "Compute 12 * 34 by hand."
@@ -10,7 +9,7 @@
 #include "cinch.h"
 
 typedef struct stream {
-    bool answering; /* the reasoning is over */
+    bool answering; /* the reasoning has ended */
     bool failed;
 } stream;
 

@@ -1,19 +1,19 @@
-/* kv_layout.h - the one definition of where a key, a value, a global score and an observation
- * window query lie in memory. A leaf: plain arithmetic, shared by C and CUDA C++.
+/* kv_layout.h - the memory layout of keys, values, global scores, origins and query windows.
+ * This is the only definition of it. A leaf: plain arithmetic, shared by C and CUDA C++.
  *
  * Pool:    kv[layer][block][kv_head][block_tokens/tile][part][tile][width], tile = min(64, b).
  * Scores:  f[layer][block][kv_head][slot], f32: the global decayed score.
- * Origins: p[layer][block][kv_head][slot], u32: which token position a kept slot holds.
+ * Origins: p[layer][block][kv_head][slot], u32: the position of the token that a slot holds.
  * Windows: q[layer][query_slot][window][q_head][head_dim]: a ring, row = position mod window.
  *
- * A token has one row in each part: K and V today. A part has a type and a width of its own, so
- * scales beside an 8-bit K and V, or one latent part alone, are other lists of parts. A 64-token
- * tile of one head holds its keys beside its values (32 KiB in bf16 at head_dim 128): one 2-D
- * tensor map addresses the pool, and compaction and transfers move whole rows.
+ * A token has one row in each part. Today the parts are K and V. Each part has its own dtype and
+ * width, so 8-bit K and V with scales, or one latent part, are other lists of parts. A 64-token
+ * tile of one head holds its keys beside its values (32 KiB in bf16 at head_dim 128). Therefore one
+ * 2-D tensor map addresses the pool, and compaction and transfers move whole rows.
  *
  * A layout describes one memory and one group of layers of equal shape. Strides are in bytes and
- * are the memory's own: a device keeps the blocks of a layer together, host memory the layers of a
- * block (paged/planes.h). */
+ * belong to the memory: device memory keeps the blocks of a layer together, host memory keeps the
+ * layers of a block together (paged/planes.h). */
 #ifndef CN_KV_LAYOUT_H
 #define CN_KV_LAYOUT_H
 
@@ -176,7 +176,7 @@ CN_KV_FN size_t cn_kv_side_elems(const cn_kv_layout *l)
     return (size_t)l->n_layers * l->n_blocks * l->n_kv_heads * l->block_tokens;
 }
 
-/* First element of the head_dim-long row of (layer, query slot, ring row, query head).
+/* First element of the row [head_dim] of (layer, query slot, ring row, query head). There are
  * n_slots query slots of `window` rows each. */
 CN_KV_FN size_t cn_query_row(uint32_t n_slots, uint32_t window, uint32_t n_q_heads,
                              uint32_t head_dim, uint32_t layer, uint32_t slot, uint32_t row,

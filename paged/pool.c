@@ -1,5 +1,6 @@
 /* pool.c - reference counts, the free list and the list of cached-only blocks. See pool.h.
- * Both lists are doubly linked through two arrays: every operation on a block is O(1). */
+ * Both lists are doubly linked through the records of the blocks, so every operation on a block is
+ * O(1). */
 #include "paged/pool.h"
 
 typedef enum block_state { STATE_FREE, STATE_USED, STATE_CACHED_ONLY } block_state;
@@ -18,7 +19,7 @@ typedef struct block_list {
 struct cn_pool {
     block *blocks; /* [n_blocks] */
     uint32_t n_blocks;
-    block_list free; /* last freed first: its memory is warm, and what was never used stays so */
+    block_list free; /* last freed first: its memory is warm, and unused memory stays untouched */
     block_list cached_only; /* least recently released first */
     void (*on_reclaim)(void *ctx, uint32_t block);
     void *reclaim_ctx;
@@ -78,13 +79,14 @@ cn_status cn_pool_create(cn_pool **out, uint32_t n_blocks)
 {
     *out = NULL;
     if (n_blocks == 0 || n_blocks == CN_NO_BLOCK)
-        return cn_fail(CN_ERR_ARG, "a KV pool of %u blocks", n_blocks);
+        return cn_fail(CN_ERR_ARG, "KV pool of %u blocks: expected 1 to %u", n_blocks,
+                       CN_NO_BLOCK - 1);
     cn_pool *p = cn_calloc(1, sizeof *p);
     block *blocks = cn_calloc(n_blocks, sizeof *blocks);
     if (!p || !blocks) {
         cn_free(p);
         cn_free(blocks);
-        return cn_fail(CN_ERR_MEMORY, "out of memory for the counts of %u KV blocks", n_blocks);
+        return cn_fail(CN_ERR_MEMORY, "out of memory for the records of %u KV blocks", n_blocks);
     }
     p->blocks = blocks;
     p->n_blocks = n_blocks;
@@ -113,7 +115,7 @@ bool cn_pool_try_take(cn_pool *p, uint32_t n, uint32_t *blocks)
     for (uint32_t i = 0; i < n; i++) {
         bool reclaim = p->free.n == 0;
         uint32_t id = reclaim ? p->cached_only.head : p->free.head;
-        /* Forgetting a cached-only block makes it free, so that both cases end alike. */
+        /* Clearing the cached mark of a cached-only block frees it. Then both continue alike. */
         if (reclaim && p->on_reclaim) p->on_reclaim(p->reclaim_ctx, id);
         if (reclaim) cn_pool_set_cached(p, id, false);
         set_state(p, id, STATE_USED);
@@ -161,7 +163,7 @@ uint32_t cn_pool_total(const cn_pool *p) { return p->n_blocks; }
 uint32_t cn_pool_cached_only(const cn_pool *p) { return p->cached_only.n; }
 uint32_t cn_pool_available(const cn_pool *p) { return p->free.n + p->cached_only.n; }
 
-/* Walks one list: its length, its links and the state of its members. */
+/* Checks the length and links of one list and the state of its members. */
 static bool list_sound(const cn_pool *p, const block_list *l, block_state state)
 {
     uint32_t n = 0, prev = CN_NO_BLOCK;
@@ -184,9 +186,10 @@ const char *cn_pool_check(const cn_pool *p)
         if (b->state == STATE_CACHED_ONLY && !b->cached) return "a cached-only block is not cached";
         if (b->pinned && b->refs != 1) return "a pinned block is unused or shared";
     }
-    if (!list_sound(p, &p->free, STATE_FREE)) return "the free list is broken";
-    if (!list_sound(p, &p->cached_only, STATE_CACHED_ONLY)) return "the cached list is broken";
+    if (!list_sound(p, &p->free, STATE_FREE)) return "the free list is inconsistent";
+    if (!list_sound(p, &p->cached_only, STATE_CACHED_ONLY))
+        return "the cached-only list is inconsistent";
     if (used + p->free.n + p->cached_only.n != p->n_blocks)
-        return "free + used + cached-only is not the number of blocks";
+        return "free, used and cached-only blocks do not add up to the number of blocks";
     return NULL;
 }

@@ -1,6 +1,6 @@
 /* prefix_cache.c - a chained hash table whose entries are the pool's blocks. See prefix_cache.h.
- * A block has at most one entry, so the entries are one array indexed by block id, the tokens they
- * compare stand beside them, and nothing is allocated after create. */
+ * A block has at most one entry. Therefore the entries and the tokens that a lookup compares are
+ * arrays indexed by block id, and nothing is allocated after create. */
 #include "paged/prefix_cache.h"
 
 #include <string.h>
@@ -60,7 +60,8 @@ void cn_prefix_cache_free(cn_prefix_cache *c)
     cn_free(c);
 }
 
-/* Word-wise multiply and shift: a waiting request's prompt may be hashed at every step. */
+/* A cheap hash, one multiplication and shift a token, because a waiting request's prompt may be
+ * hashed in every step. */
 static uint64_t hash_block(const cn_prefix_cache *c, cn_prefix_key parent, const uint32_t *tokens)
 {
     uint64_t h = c->seed ^ (parent * UINT64_C(0x9e3779b97f4a7c15));
@@ -125,13 +126,13 @@ const char *cn_prefix_cache_check(const cn_prefix_cache *c)
     for (uint32_t b = 0; b < n_blocks; b++) {
         bool known = c->entries[b].key != CN_PREFIX_ROOT;
         if (known != cn_pool_is_cached(c->pool, b))
-            return "the prefix cache and the pool disagree on what is cached";
+            return "the prefix cache and the pool disagree on whether a block is cached";
         n_marked += known;
     }
     for (uint32_t i = 0; i < c->n_buckets; i++) {
         for (uint32_t b = c->buckets[i]; b != CN_NO_BLOCK; b = c->entries[b].next) {
             if (c->entries[b].key == CN_PREFIX_ROOT || n_found++ >= n_marked)
-                return "a prefix cache bucket is broken";
+                return "a prefix cache bucket has a block without an entry, or a cycle";
         }
     }
     return n_found == n_marked ? NULL : "a prefix cache entry is in no bucket";

@@ -1,4 +1,4 @@
-/* queue.c - see queue.h. */
+/* queue.c - a binary heap of waiting sequences and linked lists of sequences. See queue.h. */
 #include "scheduler/queue.h"
 #include "scheduler/sched_state.h"
 
@@ -33,7 +33,7 @@ static void place(cn_queue *q, uint32_t at, cn_seq *seq)
     seq->sched->heap_at = at;
 }
 
-/* Moves seq from the hole `at` towards the root until its parent stands before it. */
+/* Moves seq from the empty place `at` towards the root until its parent goes before it. */
 static void sift_up(cn_queue *q, uint32_t at, cn_seq *seq)
 {
     while (at > 0 && cn_seq_before(seq, q->heap[(at - 1) / 2], q->by_priority)) {
@@ -43,7 +43,7 @@ static void sift_up(cn_queue *q, uint32_t at, cn_seq *seq)
     place(q, at, seq);
 }
 
-/* Moves seq from the hole `at` towards the leaves until it stands before its children. */
+/* Moves seq from the empty place `at` towards the leaves until it goes before its children. */
 static void sift_down(cn_queue *q, uint32_t at, cn_seq *seq)
 {
     for (;;) {

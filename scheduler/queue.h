@@ -1,15 +1,16 @@
-/* queue.h - where sequences stand: the waiting queue of a class and the lists of admitted ones.
- * Owner: cn_scheduler. Thread: engine only. Nothing here allocates but cn_queue_reserve. */
+/* queue.h - the waiting queue of a class, and the scheduler's linked lists of sequences.
+ * Owner: cn_scheduler. Thread: engine only. Only cn_queue_reserve allocates. */
 #ifndef CN_QUEUE_H
 #define CN_QUEUE_H
 
 #include "scheduler/request.h"
 
-/* True when a stands before b: class, then priority where it counts, then arrival. The one order
- * of all waiting; a preempted request returns to its own place in it, which is the front. */
+/* Returns true when a goes before b: by class, then by priority if by_priority, then by arrival.
+ * All queues use this order. A preempted request keeps its id, so it returns to its old place,
+ * ahead of later arrivals. */
 bool cn_seq_before(const cn_seq *a, const cn_seq *b, bool by_priority);
 
-/* Waiting sequences of one class as a binary heap, foremost at the root. */
+/* Waiting sequences of one class as a binary heap. The foremost is at the root. */
 typedef struct cn_queue {
     cn_seq **heap; /* [cap] */
     uint32_t n, cap;
@@ -22,12 +23,12 @@ void cn_queue_push(cn_queue *q, cn_seq *seq); /* O(log n); room must be reserved
 void cn_queue_remove(cn_queue *q, cn_seq *seq);
 cn_seq *cn_queue_peek(const cn_queue *q); /* the foremost, or NULL */
 
-/* Doubly linked through one of the links that each sequence carries. */
+/* The doubly linked lists. Each sequence carries one link for each value. */
 typedef enum cn_link {
     CN_LINK_ALL,     /* every sequence not yet released */
     CN_LINK_RUNNING, /* admitted, in order of admission */
-    CN_LINK_HOLD,    /* admitted, by what it holds: none, a slot or reservation, compressed */
-    CN_LINK_AGED,    /* preempted often: nothing behind it is admitted before it ends */
+    CN_LINK_HOLD,    /* admitted; one list for each cn_hold */
+    CN_LINK_AGED,    /* preempted CN_AGED_PREEMPTIONS times; until it ends, none behind it enters */
     CN_N_LINKS
 } cn_link;
 

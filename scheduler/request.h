@@ -1,14 +1,15 @@
-/* request.h - one sequence as the scheduler sees it: tokens, block table, state, accounts.
- * Owner: cn_scheduler. Thread: engine only. A request with n samples is n sequences of a group.
+/* request.h - one sequence of the scheduler: tokens, block table, state, counters.
+ * Owner: cn_scheduler. Thread: engine only. A request with n samples is a group of n sequences.
  *
  *              add                admit                    chunk by chunk
  *   (caller) -------> WAITING -----------> RUNNING ------------------------> RUNNING
  *                        ^                    |  \  trigger (DESIGN.md §2)
  *                        |  preempt           |   `-------> COMPRESSING --commit--> RUNNING
  *                        `--------------------'  ^               |
- *                                                `--> SWAPPED, compressed before, and back
- *   finish, from any state: -> FINISHED at once; from COMPRESSING only at the commit (its event
- *   pins both tables). FORKING: a sample that waits for its leader's prefill to end. */
+ *                                                `--> SWAPPED and back (only if compressed)
+ *   cn_scheduler_finish moves a sequence from any state to FINISHED at once. From COMPRESSING it
+ *   moves only at the commit, because the event pins both tables.
+ *   FORKING: a sample that waits until its leader's prefill ends. */
 #ifndef CN_REQUEST_H
 #define CN_REQUEST_H
 
@@ -18,7 +19,7 @@
 typedef enum cn_seq_state {
     CN_SEQ_WAITING,     /* in a queue; holds nothing */
     CN_SEQ_FORKING,     /* waits for the leader's prefill */
-    CN_SEQ_RUNNING,     /* in the running list; may be blocked for want of a slot or block */
+    CN_SEQ_RUNNING,     /* in the running list; may be blocked because it lacks a slot or block */
     CN_SEQ_COMPRESSING, /* out of the batch until its event is committed */
     CN_SEQ_SWAPPED,     /* out of the batch, its KV in host memory */
     CN_SEQ_FINISHED
@@ -26,7 +27,7 @@ typedef enum cn_seq_state {
 
 typedef struct cn_seq {
     uint64_t id;        /* arrival order, unique */
-    void *user;         /* the engine's own */
+    void *user;         /* for the engine; the scheduler does not read it */
     cn_seq_state state;
     cn_class klass;
     int32_t priority;
@@ -34,16 +35,16 @@ typedef struct cn_seq {
 
     uint32_t *tokens;   /* [max_tokens] prompt, then output; tokens[0..n_tokens) are known */
     uint32_t n_prompt, n_tokens;
-    uint32_t n_pending; /* sampled on the device, not yet read: at positions n_tokens.. */
-    uint32_t sampled_row; /* the row of the last step's sample op that holds the latest of them */
-    uint32_t max_tokens; /* prompt and output together: never more */
+    uint32_t n_pending; /* tokens sampled on the device and not yet read; positions n_tokens.. */
+    uint32_t sampled_row; /* the row of the last step's sample op that has the latest of them */
+    uint32_t max_tokens; /* upper bound of prompt and output together */
     uint32_t n_computed; /* positions whose KV the device has or will have after the plan */
     uint32_t n_resident; /* slots in use; == n_computed until the first compression */
 
     uint32_t *table;    /* [max_blocks] physical blocks; host blocks while SWAPPED */
     uint32_t n_blocks;
 
-    cn_kv_params kv;    /* as accepted: budget rounded up, window checked */
+    cn_kv_params kv;    /* checked, with the budget rounded up */
     uint32_t n_max;     /* block cap N_max; 0 for full */
     int32_t query_slot; /* -1: none */
 
@@ -52,7 +53,7 @@ typedef struct cn_seq {
     uint32_t preemptions;
     uint64_t recomputed_tokens;
 
-    struct cn_seq_sched *sched; /* scheduler.c's own: links, reservations, pending event */
+    struct cn_seq_sched *sched; /* private to the scheduler: links, reservations, pending event */
 } cn_seq;
 
 #endif

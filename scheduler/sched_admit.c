@@ -1,4 +1,4 @@
-/* sched_admit.c - from the queues into the running list, and the forks of samples.
+/* sched_admit.c - admits sequences from the queues into the running list; forks samples.
  * See sched_state.h; DESIGN.md §3.3 and §3.6. */
 #include "scheduler/sched_state.h"
 
@@ -14,7 +14,7 @@ uint32_t cn_sched_margin(const cn_scheduler *s)
     return n;
 }
 
-/* True when an aged request stands before q: q is not admitted until that one ends. */
+/* Returns true when an aged request goes before q: q is not admitted until the aged one ends. */
 static bool must_yield(const cn_scheduler *s, const cn_seq *q)
 {
     for (const cn_seq *a = s->aged.head; a; a = cn_seq_list_next(&s->aged, a)) {
@@ -24,19 +24,20 @@ static bool must_yield(const cn_scheduler *s, const cn_seq *q)
 }
 
 typedef struct prefix_hit {
-    uint32_t n_blocks, n_revived; /* found; of these, cached-only until now */
+    uint32_t n_blocks, n_revived; /* blocks found, and how many of them are cached-only */
     cn_prefix_key key;
 } prefix_hit;
 
-/* Finds the leading blocks of q that the cache has, into q->table; takes no reference. At least
- * one token is always computed, and all of the coming observation window. */
+/* Writes the leading blocks of q that the prefix cache has to q->table. Takes no reference. The hit
+ * leaves at least one token to compute, and never covers the coming observation window. */
 static prefix_hit find_prefix(const cn_scheduler *s, cn_seq *q)
 {
     prefix_hit hit = {.key = CN_PREFIX_ROOT};
     if (!s->prefix) return hit;
     uint32_t b = s->o.block_tokens;
     uint32_t n_most = cn_min_u32(q->n_tokens - 1, cn_seq_window_start(q)) / b;
-    /* Its own tokens may be there as somebody's prompt. */
+    /* Decoded tokens must be decoded again (DESIGN.md §4.7), even when the cache has the same
+     * tokens from the prompt of another request. */
     if (s->o.decoded_apart) n_most = cn_min_u32(n_most, q->n_prompt / b);
     for (; hit.n_blocks < n_most; hit.n_blocks++) {
         const uint32_t *tokens = q->tokens + (size_t)hit.n_blocks * b;
@@ -64,7 +65,7 @@ static void count_hit(cn_scheduler *s, cn_seq *q, uint32_t hit_tokens)
     st->lost_tokens = 0;
 }
 
-/* Tokens that admission finds room for: all known ones up to the first event. */
+/* Tokens for which admission takes blocks: all known tokens up to the first event. */
 static uint32_t count_first(const cn_seq *q) { return cn_min_u32(q->n_tokens, q->sched->trigger); }
 
 static uint32_t count_first_blocks(const cn_scheduler *s, const cn_seq *q)
@@ -72,16 +73,16 @@ static uint32_t count_first_blocks(const cn_scheduler *s, const cn_seq *q)
     return (uint32_t)cn_ceil_div(count_first(q), s->o.block_tokens);
 }
 
-/* Blocks that must stay free beside those: one per running request that may ask for it, and the
- * next one of a request that has been preempted before. */
+/* Blocks that must stay free besides the first blocks of q: one for each running request that may
+ * need its next block, and the next block of q itself if q was preempted before. */
 static uint32_t count_reserve(const cn_scheduler *s, const cn_seq *q)
 {
     const bool grows = q->preemptions > 0 && count_first_blocks(s, q) < q->sched->max_blocks;
     return cn_sched_margin(s) + grows;
 }
 
-/* Takes the first blocks, if they are free at once and the reserve stays. Unchunked, what is left
- * to compute must fit in this step. */
+/* Takes the first blocks of q if all are available now and the reserve stays free. Without chunked
+ * prefill the tokens to compute must also fit in budget_tokens. */
 static bool try_blocks(cn_scheduler *s, cn_seq *q, uint32_t budget_tokens, prefix_hit *hit)
 {
     uint32_t n_blocks = count_first_blocks(s, q), reserve = count_reserve(s, q);
@@ -102,7 +103,7 @@ static bool try_blocks(cn_scheduler *s, cn_seq *q, uint32_t budget_tokens, prefi
 static bool try_admit(cn_scheduler *s, cn_seq *q, uint32_t budget_tokens)
 {
     cn_seq_sched *st = q->sched;
-    /* A token still on its way from the device cannot be recomputed from here. */
+    /* The host has not read a pending token yet, so it cannot recompute its KV. */
     if (q->n_pending > 0 || must_yield(s, q)) return false;
     bool constrained = cn_seq_needs_hold(q) && !s->o.hybrid;
     if (constrained && !cn_sched_try_grant(s, q)) return false;
@@ -123,9 +124,10 @@ static bool try_admit(cn_scheduler *s, cn_seq *q, uint32_t budget_tokens)
     return true;
 }
 
-/* Whose turn it is: interactive before batch, but for the floor. A batch request that has to yield
- * to an aged one does not hold up those that need not: the aged one may be among them. A swapped
- * one was admitted before and yields to none. */
+/* Returns the class whose request is admitted next: interactive, unless none waits or the batch
+ * floor is reached (DESIGN.md §3.1). A batch request that must yield to an aged request does not
+ * block interactive requests, because the aged request may be one of them. A swapped request was
+ * admitted before and never yields. */
 static cn_class next_class(const cn_scheduler *s)
 {
     const cn_seq *batch = cn_queue_peek(&s->waiting[CN_CLASS_BATCH]);
@@ -172,7 +174,8 @@ cn_seq *cn_sched_next_interactive(const cn_scheduler *s)
 
 /* ---- forks ---- */
 
-/* Shares the leader's full blocks and copies its partial one, if there is room now. */
+/* Shares the leader's full blocks with q and copies the partial one. Returns false when there is no
+ * room now. */
 static bool try_fork(cn_scheduler *s, const cn_seq *leader, cn_seq *q)
 {
     cn_seq_sched *st = q->sched;
@@ -180,7 +183,7 @@ static bool try_fork(cn_scheduler *s, const cn_seq *leader, cn_seq *q)
     uint32_t n_partial = q->n_prompt % b != 0;
     if (s->running.n >= s->o.max_seqs || must_yield(s, q)) return false;
     if (cn_pool_available(s->device.blocks) < n_partial + cn_sched_margin(s)) return false;
-    /* A window that reaches into the prompt must be copied, so its slot is needed at once. */
+    /* A window that reaches into the prompt must be copied, so q needs its slot at once. */
     bool in_window = q->n_prompt > cn_seq_window_start(q);
     if (cn_seq_needs_hold(q) && !cn_sched_try_grant(s, q) && (in_window || !s->o.hybrid))
         return false;

@@ -1,5 +1,5 @@
-/* sched_blocks.c - what a running sequence holds: its blocks, its place in the prefix cache, its
- * slot or reservation, and how it loses them. See sched_state.h. */
+/* sched_blocks.c - grants, releases and preempts what a running sequence holds: blocks, prefix
+ * cache entries, a slot or reservation. See sched_state.h. */
 #include "scheduler/sched_state.h"
 
 uint32_t cn_seq_limit(const cn_scheduler *s, const cn_seq *q)
@@ -16,7 +16,8 @@ void cn_sched_register(cn_scheduler *s, cn_seq *q)
     if (!s->prefix || q->state != CN_SEQ_RUNNING || q->usage_kv.compressions > 0) return;
     uint32_t b = s->o.block_tokens;
     uint32_t n_settled = cn_seq_settled(q);
-    /* What was decoded has other bits than the same tokens in a prompt: none is to find it. */
+    /* Decoded KV has other bits than the KV of the same tokens in a prompt, so no prompt may find
+     * it (DESIGN.md §4.7). */
     if (s->o.decoded_apart) n_settled = cn_min_u32(n_settled, q->n_prompt);
     uint32_t n_full = n_settled / b;
     cn_seq_sched *st = q->sched;
@@ -27,10 +28,10 @@ void cn_sched_register(cn_scheduler *s, cn_seq *q)
     }
 }
 
-/* Gives every block of the table back. */
 static void drop_table(cn_scheduler *s, cn_seq *q)
 {
-    /* Tail first: the cache reclaims in this order, and a child without its parent is lost. */
+    /* Tail first, because the cache reclaims in this order: an entry whose parent is reclaimed
+     * first can no longer be found. */
     while (q->n_blocks > 0) cn_pool_drop(s->device.blocks, q->table[--q->n_blocks]);
 }
 
@@ -54,7 +55,8 @@ void cn_sched_grant(cn_scheduler *s)
     for (cn_seq *q = none->head, *next; q && s->n_lacking > 0; q = next) {
         next = cn_seq_list_next(none, q);
         if (!cn_seq_is_lacking(q)) continue;
-        /* Strictly foremost first: a smaller cap behind must not starve a larger one. */
+        /* Strictly foremost first: requests with a small cap must not starve one with a larger cap
+         * ahead of them. */
         if (!try_hold(s, q)) return;
         cn_seq_list_remove(none, q);
         q->sched->hold = CN_HOLD_GRANTED;
@@ -85,7 +87,7 @@ void cn_sched_leave(cn_scheduler *s, cn_seq *q)
     q->query_slot = -1;
 }
 
-/* The last batch sequence of a list, else the last of all. */
+/* Returns the last batch sequence of a list, or the last sequence if none is batch. */
 static cn_seq *last_of(const cn_seq_list *l)
 {
     for (cn_seq *q = l->tail; q; q = q->sched->links[l->link].prev)
@@ -93,11 +95,13 @@ static cn_seq *last_of(const cn_seq_list *l)
     return l->tail;
 }
 
-/* The request that DESIGN.md §3.4 preempts, perhaps the one for which it does; or NULL. */
+/* Returns the request that DESIGN.md §3.4 preempts, or NULL. This may be the request that needs the
+ * block. */
 static cn_seq *find_victim(const cn_scheduler *s)
 {
     cn_seq *last = last_of(&s->by_hold[CN_HOLD_NONE]);
-    /* Without sharing, holders find their blocks in one another's compressions (paper §4.3). */
+    /* Without sharing, holders get their blocks from compressions, their own or those of other
+     * holders (paper §4.3). */
     bool sharing = s->prefix || s->n_in_group > 0;
     return !last && sharing ? last_of(&s->by_hold[CN_HOLD_GRANTED]) : last;
 }

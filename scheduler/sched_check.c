@@ -1,5 +1,6 @@
-/* sched_check.c - every invariant of DESIGN.md §3 and of sched_state.h, over the whole state.
- * Returns the first that is broken, so the order goes from the plain to the derived. */
+/* sched_check.c - checks every invariant of DESIGN.md §3 and of sched_state.h.
+ * cn_scheduler_check returns the first broken invariant, so basic ones are checked before those
+ * that depend on them. */
 #include "scheduler/sched_state.h"
 
 #include <string.h>
@@ -15,10 +16,10 @@ static const char *check_list(const cn_seq_list *l)
     uint32_t n = 0;
     const cn_seq *prev = NULL;
     for (const cn_seq *q = l->head; q; q = cn_seq_list_next(l, q)) {
-        REQUIRE(n++ < l->n && q->sched->links[l->link].prev == prev, "a list is broken");
+        REQUIRE(n++ < l->n && q->sched->links[l->link].prev == prev, "a list has a wrong link");
         prev = q;
     }
-    REQUIRE(n == l->n && l->tail == prev, "a list has lost its tail or its count");
+    REQUIRE(n == l->n && l->tail == prev, "a list has a wrong tail or a wrong count");
     return NULL;
 }
 
@@ -52,23 +53,23 @@ static const char *check_pool(const cn_scheduler *s)
     }
     for (uint32_t b = 0; b < n_blocks; b++)
         REQUIRE(s->check_refs[b] == cn_pool_refs(s->device.blocks, b),
-                "references are not the entries of current and pending tables");
+                "reference counts differ from the entries of current and pending tables");
     return NULL;
 }
 
-/* Blocks that only their owner may hold, because it writes them. */
+/* Checks a block that only its owner may hold, because the owner writes it. */
 static const char *check_private(const cn_scheduler *s, uint32_t block)
 {
-    REQUIRE(cn_pool_refs(s->device.blocks, block) == 1, "a block that is written is shared");
+    REQUIRE(cn_pool_refs(s->device.blocks, block) == 1, "a block to be written is shared");
     REQUIRE(!cn_pool_is_cached(s->device.blocks, block),
-            "a block that is written is in the prefix cache");
+            "a block to be written is in the prefix cache");
     return NULL;
 }
 
 static const char *check_compressing(const cn_scheduler *s, const cn_seq *q)
 {
     const cn_seq_sched *st = q->sched;
-    REQUIRE(st->hold == CN_HOLD_COMPRESSED, "an event without a slot or reservation");
+    REQUIRE(st->hold == CN_HOLD_COMPRESSED, "the sequence of an event has no slot or reservation");
     REQUIRE(st->event.seq == q && st->event.req.n_blocks == q->n_blocks &&
                 st->event.req.n_target == q->n_max - 1,
             "an event does not match its sequence");
@@ -84,11 +85,12 @@ static const char *check_lengths(const cn_scheduler *s, const cn_seq *q)
 {
     uint32_t b = s->o.block_tokens;
     bool compressed = q->usage_kv.compressions > 0;
-    REQUIRE(q->n_tokens >= q->n_prompt && cn_seq_known(q) <= q->max_tokens, "too many tokens");
-    REQUIRE(q->n_computed <= cn_seq_end(q), "computed past the last known token");
-    REQUIRE(q->n_resident <= q->n_blocks * b, "more resident slots than its blocks have");
+    REQUIRE(q->n_tokens >= q->n_prompt && cn_seq_known(q) <= q->max_tokens,
+            "a sequence has fewer tokens than its prompt or more than its limit");
+    REQUIRE(q->n_computed <= cn_seq_end(q), "a sequence ran past its last known token");
+    REQUIRE(q->n_resident <= q->n_blocks * b, "resident slots exceed the sequence's blocks");
     uint32_t n_relaxed = q->sched->n_relaxed;
-    REQUIRE(q->n_blocks <= q->sched->max_blocks + n_relaxed, "more blocks than it may ever have");
+    REQUIRE(q->n_blocks <= q->sched->max_blocks + n_relaxed, "a sequence exceeds max_blocks");
     REQUIRE(n_relaxed == 0 || q->n_blocks >= q->n_max + n_relaxed, "a cap grew without its block");
     REQUIRE(compressed ? q->n_resident < q->n_computed : q->n_resident == q->n_computed,
             "residency and position disagree");
@@ -114,15 +116,17 @@ static const char *check_running(const cn_scheduler *s, const cn_seq *q)
     REQUIRE((q->query_slot >= 0) == (holds && cn_policy_needs_slot(&q->kv)),
             "a query slot without its reservation, or the reverse");
     REQUIRE(!holds || cn_seq_needs_hold(q), "a slot or reservation that is not needed");
-    REQUIRE(st->n_relaxed == 0 || (holds && s->o.tail_relaxation), "a cap grew that may not");
+    REQUIRE(st->n_relaxed == 0 || (holds && s->o.tail_relaxation),
+            "a cap grew without a reservation or without tail relaxation");
     if (!holds)
         REQUIRE(q->n_computed <= cn_seq_window_start(q),
-                "advanced into its window without a slot or reservation");
+                "a sequence advanced into its window without a slot or reservation");
     bool compressed = q->usage_kv.compressions > 0 || q->state == CN_SEQ_COMPRESSING;
-    REQUIRE(compressed == (st->hold == CN_HOLD_COMPRESSED), "in the wrong list of holders");
+    REQUIRE(compressed == (st->hold == CN_HOLD_COMPRESSED),
+            "a sequence is in the wrong list of holders");
     REQUIRE(!st->ending || q->state == CN_SEQ_COMPRESSING, "an ended sequence still runs");
     if (q->state == CN_SEQ_COMPRESSING) return check_compressing(s, q);
-    /* The next token's block is written: nobody else may read it. */
+    /* The next token's block will be written: no other table may hold it. */
     uint32_t at = q->n_resident / s->o.block_tokens;
     return at < q->n_blocks ? check_private(s, q->table[at]) : NULL;
 }
@@ -147,9 +151,9 @@ static const char *check_slots(const cn_scheduler *s)
     REQUIRE(n_slots + cn_space_free_slots(&s->device) == cn_space_total_slots(&s->device),
             "query slots leaked");
     REQUIRE(n_holders == s->device.n_holders && reserved == s->device.reserved_blocks,
-            "reservations are not those of the holders");
+            "reservations differ from those of the holders");
     REQUIRE(reserved <= cn_pool_total(s->device.blocks), "reservations exceed the pool");
-    REQUIRE(n_lacking == s->n_lacking, "the count of those that lack a slot is wrong");
+    REQUIRE(n_lacking == s->n_lacking, "the count of sequences that lack a slot is wrong");
     REQUIRE(n_compressing == s->n_compressing, "the count of events is wrong");
     REQUIRE(s->o.hybrid || n_lacking == 0, "constrained scheduling admitted without a slot");
     return NULL;
@@ -161,12 +165,12 @@ static const char *check_idle(const cn_seq *q)
     REQUIRE(q->n_blocks == 0 && q->query_slot < 0 && q->sched->hold == CN_HOLD_NONE,
             "a sequence that does not run holds blocks or a slot");
     REQUIRE(swapped || q->state == CN_SEQ_FINISHED || q->usage_kv.compressions == 0,
-            "a compressed sequence waits");
-    REQUIRE(swapped || q->sched->n_host == 0, "a sequence holds swap space without being there");
+            "a sequence waits although it is compressed");
+    REQUIRE(swapped || q->sched->n_host == 0, "a sequence that is not swapped holds swap space");
     return NULL;
 }
 
-/* The swap space holds what is swapped and nothing else. */
+/* Checks that the swap space holds the swapped sequences and nothing else. */
 static const char *check_swap(const cn_scheduler *s)
 {
     const cn_swap *w = &s->swap;
@@ -179,18 +183,18 @@ static const char *check_swap(const cn_scheduler *s)
         const cn_seq *q = w->queue.heap[i];
         const cn_seq_sched *st = q->sched;
         REQUIRE(q->state == CN_SEQ_SWAPPED && q->klass == CN_CLASS_BATCH && st->heap_at == i,
-                "the swap space's queue holds a sequence that is not there");
+                "the swap queue holds a sequence that is not swapped");
         REQUIRE(q->usage_kv.compressions > 0 && st->n_host > 0 &&
                     st->n_host == cn_ceil_div(q->n_resident, s->o.block_tokens),
-                "a swapped sequence has not as many host blocks as it has content");
+                "the host blocks of a swapped sequence do not match its resident slots");
         for (uint32_t k = 0; k < st->n_host; k++)
             REQUIRE(q->table[k] < cn_pool_total(w->space.blocks) &&
                         cn_pool_refs(w->space.blocks, q->table[k]) == 1,
-                    "a host block of a swapped sequence is not its own");
+                    "a host block of a swapped sequence does not exist, is free or is shared");
         n_blocks += st->n_host;
         if (!cn_policy_needs_slot(&q->kv)) continue;
         REQUIRE(cn_pool_refs(w->space.slots, st->host_window) == 1,
-                "a host window of a swapped sequence is not its own");
+                "a host window of a swapped sequence is free or shared");
         n_windows++;
     }
     REQUIRE(n_blocks + left.blocks == s->o.n_swap_blocks &&
@@ -204,7 +208,7 @@ static const char *check_queue(const cn_queue *q, cn_class klass)
     for (uint32_t i = 0; i < q->n; i++) {
         const cn_seq *seq = q->heap[i];
         REQUIRE(seq->state == CN_SEQ_WAITING && seq->klass == klass && seq->sched->heap_at == i,
-                "a queue holds a sequence that does not wait there");
+                "a queue holds a sequence that is not waiting in it");
         REQUIRE(i == 0 || !cn_seq_before(seq, q->heap[(i - 1) / 2], q->by_priority),
                 "a queue is out of order");
     }
@@ -233,7 +237,7 @@ static const char *check_lists(const cn_scheduler *s)
                 n_state[CN_SEQ_FORKING] == s->n_forking &&
                 n_state[CN_SEQ_SWAPPED] == s->swap.queue.n,
             "states and lists disagree");
-    REQUIRE(s->running.n <= s->o.max_seqs, "too many running");
+    REQUIRE(s->running.n <= s->o.max_seqs, "more sequences run than max_seqs");
     return NULL;
 }
 

@@ -1,14 +1,14 @@
-/* sched_event.c - compression events: choosing targets, pinning both tables, committing.
+/* sched_event.c - compression events: chooses targets, pins both tables, commits.
  * See sched_state.h; DESIGN.md §3.5 and §4, paper §4.4 and §4.5.
  *
- * target[i] is table[i] where that block is the sequence's alone, else a new block. Where shared
- * blocks lead the table, as they do, this is the paper's rule: N_prefix new blocks, at most
- * N_max - 1, and the request's own for the rest. Index for index it also lets kept rows move in
- * order: a target slot never lies behind the source slot that is read next.
+ * target[i] is table[i] if only this sequence holds that block, else a new block. Shared blocks
+ * always come first in a table. This is therefore the paper's rule: N_prefix new blocks, at most
+ * N_max - 1, and the request's own blocks for the rest. Because own blocks keep their index, kept
+ * rows can move in order: a target slot is never behind the source slot that is read next.
  *
- * With tail relaxation a sequence may take another block where its event is due. Its reservation
- * grows with it, so that all that holds for caps goes on to hold: nobody is ever preempted for a
- * block beyond a cap. An event brings everything back. */
+ * With tail relaxation a sequence may take another block when its event is due. Its reservation
+ * grows with it, so the invariants of caps still hold: no request is preempted for a block beyond a
+ * cap. The next event takes the extra blocks back. */
 #include "scheduler/sched_state.h"
 
 #include <string.h>
@@ -25,7 +25,7 @@ static uint32_t count_shared(const cn_scheduler *s, const cn_seq *q, uint32_t n)
     return n_shared;
 }
 
-/* An own block that will be written again: its old content leaves the prefix cache first. */
+/* Prepares an own block that will be overwritten: its old content leaves the prefix cache first. */
 static uint32_t reuse(cn_scheduler *s, uint32_t block)
 {
     if (s->prefix) cn_prefix_cache_forget(s->prefix, block);
@@ -43,7 +43,7 @@ static void choose_targets(cn_scheduler *s, cn_seq *q, uint32_t n_target)
             st->target[i] = reuse(s, q->table[i]);
         }
     }
-    /* One own block more stays for decoding; with every block shared there is none. */
+    /* One more own block stays free for decoding. There is none if all other blocks are shared. */
     st->spare = CN_NO_BLOCK;
     for (uint32_t i = n_target; i < q->n_blocks && st->spare == CN_NO_BLOCK; i++) {
         if (is_shared(s, q->table[i])) continue;
@@ -92,7 +92,8 @@ static bool anybody_waits(const cn_scheduler *s)
     return s->waiting[0].n + s->waiting[1].n + s->n_forking + s->n_lacking + s->swap.queue.n > 0;
 }
 
-/* Blocks that running sequences without a cap may come to hold: all of these stay theirs. */
+/* The most blocks that running sequences without a cap can come to hold. Relaxation never takes
+ * them. */
 static uint64_t count_uncapped(const cn_scheduler *s)
 {
     uint64_t n = 0;
@@ -130,14 +131,16 @@ void cn_scheduler_event_done(cn_scheduler *s, cn_sched_event *e)
     s->done[s->n_done++] = e;
 }
 
-/* Drops what the old table has and the new one has not. Returns how many blocks that gave back. */
+/* Drops the blocks that are in the old table and not in the new one. Returns how many of them lost
+ * their last reference. */
 static uint32_t drop_old_table(cn_scheduler *s, cn_seq *q)
 {
     const cn_seq_sched *st = q->sched;
     uint32_t n_target = st->event.req.n_target, n_released = 0;
     for (uint32_t i = q->n_blocks; i-- > 0;) {
         uint32_t block = q->table[i];
-        /* Only its one owner pins a block, and a pinned one finds no sharer: the pin is ours. */
+        /* The pin is from this event: only the owner pins a block, and a pinned block is never
+         * newly shared. */
         if (cn_pool_is_pinned(s->device.blocks, block))
             cn_pool_set_pinned(s->device.blocks, block, false);
         bool kept = i == st->spare || (i < n_target && st->target[i] == block);

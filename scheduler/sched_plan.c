@@ -1,9 +1,8 @@
-/* sched_plan.c - the order of a step: commits, events, grants, blocks, rows, admissions, forks.
+/* sched_plan.c - plans a step, in order: commits, events, grants, blocks, rows, admissions, forks.
  * See sched_state.h; DESIGN.md §3, §4.
  *
- * Preemption happens only while blocks are secured and way is made for interactive requests, before
- * any row is written, so no row of a plan is ever taken back. Rows need no search: running order is
- * first come, first served. */
+ * All preemption and swapping happens before any row is written, so no row of a plan is ever taken
+ * back. Rows need no search: they follow the running order, which is first come, first served. */
 #include "scheduler/sched_state.h"
 
 void cn_scheduler_begin(cn_scheduler *s, cn_begin_plan *out)
@@ -15,8 +14,9 @@ void cn_scheduler_begin(cn_scheduler *s, cn_begin_plan *out)
     }
     cn_sched_grant(s);
     s->n_begun = 0;
-    /* An event may preempt others, never q: the successor is read after. A preempted sharer may
-     * free nothing, but leaves fewer blocks to replace. */
+    /* The event of q may preempt other sequences but never q, so the loop reads the successor of q
+     * afterwards. Preempting a sequence that shares blocks with q may free none, but q then has
+     * fewer shared blocks to replace. */
     for (cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q)) {
         if (q->state != CN_SEQ_RUNNING || q->sched->hold == CN_HOLD_NONE) continue;
         if (!cn_seq_is_due(q, s->o.block_tokens) || cn_sched_try_relax(s, q)) continue;
@@ -29,14 +29,14 @@ void cn_scheduler_begin(cn_scheduler *s, cn_begin_plan *out)
     *out = (cn_begin_plan){s->begun, s->n_begun};
 }
 
-/* True when q could compute its next token but for the block that would hold it. */
+/* Returns true when a missing block is all that keeps q from computing its next token. */
 static bool wants_block(const cn_scheduler *s, const cn_seq *q)
 {
     return q->state == CN_SEQ_RUNNING && q->n_computed < cn_seq_limit(s, q) &&
            q->n_resident == q->n_blocks * s->o.block_tokens;
 }
 
-/* Gives every sequence that decodes room for its token, foremost first. */
+/* Takes a block for each running sequence that needs one for its next token, foremost first. */
 static void secure_blocks(cn_scheduler *s)
 {
     for (cn_seq *q = s->running.head, *next; q; q = next) {
@@ -48,7 +48,8 @@ static void secure_blocks(cn_scheduler *s)
             } while (!taken && cn_sched_try_free(s, q) && q->state == CN_SEQ_RUNNING);
             q->n_blocks += taken;
         }
-        /* One that made way itself is in the list no more: those before it want nothing new. */
+        /* If q itself was swapped out, it is no longer in the list. The loop restarts at the head;
+         * the sequences ahead of q have their blocks already. */
         const bool left = q->state == CN_SEQ_SWAPPED;
         next = left ? s->running.head : cn_seq_list_next(&s->running, q);
     }
@@ -61,8 +62,8 @@ static void emit(cn_scheduler *s, cn_seq *q, uint32_t n_new)
     CN_ASSERT(q->n_resident + n_new <= q->n_blocks * s->o.block_tokens);
     bool wants_sample = q->n_computed + n_new == cn_seq_known(q);
     uint32_t at = s->n_rows++;
-    /* A prompt's chunk is none of the decode rows even when it is cut to one token: how it is cut
-     * depends on the company, which kernel computes it must not. */
+    /* A chunk of a prompt is never a decode row, even if it has one token. The size of a chunk
+     * depends on batch composition; the kernel that computes a position must not. */
     if (n_new == 1 && q->n_computed >= q->n_prompt) {
         uint32_t first_chunk = s->n_decode++;
         if (at != first_chunk) {
@@ -79,7 +80,7 @@ static void emit(cn_scheduler *s, cn_seq *q, uint32_t n_new)
     q->n_pending += wants_sample;
 }
 
-/* Tokens q can compute now. */
+/* Returns how many tokens q can compute now. */
 static uint32_t count_ready(const cn_scheduler *s, const cn_seq *q)
 {
     if (q->state != CN_SEQ_RUNNING) return 0;
@@ -100,7 +101,8 @@ static void add_decode_rows(cn_scheduler *s)
     }
 }
 
-/* The next chunk of q within the step's budget; false when an unchunked prompt has to wait. */
+/* Adds the next chunk of q within the step's token budget. Returns false when the budget is used
+ * up, or when a prompt that must not be split does not fit. */
 static bool try_chunk(cn_scheduler *s, cn_seq *q)
 {
     uint32_t ready = count_ready(s, q), budget = s->o.max_batched_tokens - s->n_tokens;
@@ -110,7 +112,8 @@ static bool try_chunk(cn_scheduler *s, cn_seq *q)
     return true;
 }
 
-/* Chunks of running prompts, then of newly admitted ones: nobody overtakes. */
+/* Adds chunks of running prompts, then admits sequences and adds their chunks. Stops at the first
+ * one that does not fit, so that none overtakes another. */
 static void add_prefill_rows(cn_scheduler *s)
 {
     bool open = true;

@@ -1,13 +1,16 @@
-/* sched_swap.c - a compressed batch sequence's KV goes to host memory and comes back unchanged, so
- * that an interactive one need not wait for its end. See sched_state.h; DESIGN.md §3.4.
+/* sched_swap.c - moves the KV of compressed batch sequences to host memory and back, unchanged.
+ * See sched_state.h; DESIGN.md §3.4.
  *
- * Only what has been compressed is moved: everything else can be recomputed. All blocks of such a
- * sequence are its own, because an event writes them: none is shared, cached or pinned, so none has
- * to stay. It gives back blocks, slot and reservation at once; the copies run in front of the very
- * rows that use them next. It comes back when a seat, a slot and its blocks are free, as the
- * foremost of its class: no batch request is admitted from the queue before it, and what the floor
- * grants to batch requests is granted to it. Who lacks a slot is served first, as always: nobody
- * new joins those while it waits, but for interactive ones. */
+ * An interactive sequence then does not wait until a compressed batch sequence ends. Only
+ * compressed sequences move, because others can be recomputed. All blocks of a compressed sequence
+ * are its own, because an event writes them: none is shared, cached or pinned, so all can move. The
+ * sequence releases its blocks, slot and reservation at once; the copies run before the rows that
+ * use them next.
+ *
+ * A swapped sequence returns when a seat, a slot and its blocks are free. It is the foremost of its
+ * class: no batch request is admitted from the queue before it, and the batch floor counts for it.
+ * Running sequences that lack a slot get theirs first. While a swapped sequence waits, only
+ * interactive sequences can newly lack a slot. */
 #include "scheduler/sched_state.h"
 
 cn_status cn_sched_swap_init(cn_swap *w, uint32_t n_blocks, uint32_t n_windows)
@@ -44,10 +47,10 @@ bool cn_sched_is_movable(const cn_scheduler *s, const cn_seq *q)
 {
     return s->swap.space.blocks && q->klass == CN_CLASS_BATCH && q->state == CN_SEQ_RUNNING &&
            q->usage_kv.compressions > 0 && !q->sched->by_floor &&
-           q->n_computed < q->max_tokens - 1; /* else it ends before anything were won */
+           q->n_computed < q->max_tokens - 1; /* else it ends too soon to gain anything */
 }
 
-/* Blocks with content: the last may have been taken and not yet written. */
+/* Blocks with content. The last block of the table may have been taken and not yet written. */
 static uint32_t count_content(const cn_scheduler *s, const cn_seq *q)
 {
     return (uint32_t)cn_ceil_div(q->n_resident, s->o.block_tokens);
@@ -123,8 +126,8 @@ bool cn_sched_try_swap_in(cn_scheduler *s, cn_seq *q)
     cn_swap *w = &s->swap;
     cn_seq_sched *st = q->sched;
     CN_ASSERT(q->state == CN_SEQ_SWAPPED);
-    /* A token still on its way would be looked for in the last step's; and what has just left
-     * would come back for nothing. */
+    /* The device reads a pending token from the samples of the last step, in which q has no row. A
+     * sequence that left in this plan must not return in the same plan. */
     if (q->n_pending > 0 || st->swapped_in_plan == w->n_plans || s->n_lacking > 0) return false;
     const bool needs_slot = cn_policy_needs_slot(&q->kv);
     const uint32_t n = q->n_resident / s->o.block_tokens + 1; /* room for the next token */

@@ -1,12 +1,13 @@
-/* sched_way.c - batch sequences make way for interactive ones: for one at the head of its queue
- * that finds no seat or too few blocks, and for a running one that needs a slot or reservation to
- * go on. See sched_state.h; DESIGN.md §3.4.
+/* sched_way.c - preempts or swaps out batch sequences to make room for an interactive sequence.
+ * See sched_state.h; DESIGN.md §3.4.
  *
- * Who can be recomputed goes first, the last admitted before others; what is compressed cannot, and
- * goes to the swap space if there is one. Nobody goes unless that lets the interactive one in. */
+ * The interactive sequence is the head of its queue and lacks a seat or blocks, or it runs and
+ * cannot advance without a slot or reservation. Batch sequences that can be recomputed are
+ * preempted first, last admitted first. Compressed ones cannot be recomputed; they move to the swap
+ * space if there is one. No sequence is moved unless the interactive one then gets all it needs. */
 #include "scheduler/sched_state.h"
 
-/* What is free, or wanted. */
+/* Amounts of each resource, free or needed. */
 typedef struct room {
     uint64_t blocks;
     uint32_t seats, slots, reservable;
@@ -26,7 +27,7 @@ static bool suffices(const room *have, const room *want)
            have->slots >= want->slots && have->reservable >= want->reservable;
 }
 
-/* Blocks that come back when the sequence goes. */
+/* Blocks that become available when q leaves the batch. */
 static uint32_t count_own(const cn_scheduler *s, const cn_seq *q)
 {
     uint32_t n = 0;
@@ -43,8 +44,8 @@ static void add_held(const cn_scheduler *s, const cn_seq *v, room *have)
     if (v->sched->hold != CN_HOLD_NONE) have->reservable += v->n_max + v->sched->n_relaxed;
 }
 
-/* Whether a batch sequence may be preempted for an interactive one: it can be recomputed, did not
- * get its turn from the floor, and has not been preempted so often that it would count as aged. */
+/* Returns true when q is a batch sequence that may be preempted for an interactive one: it can be
+ * recomputed, was not admitted by the batch floor, and would not become aged. */
 static bool makes_way(const cn_seq *q)
 {
     return q->klass == CN_CLASS_BATCH && q->state == CN_SEQ_RUNNING &&
@@ -52,7 +53,8 @@ static bool makes_way(const cn_seq *q)
            q->preemptions + 1 < CN_AGED_PREEMPTIONS;
 }
 
-/* Whether what v holds is of the kind that is wanted. */
+/* Returns true when v holds the kind of resource that is needed: a seat, or a slot or
+ * reservation. */
 static bool helps(const cn_seq *v, const room *want)
 {
     return want->seats > 0 || v->sched->hold != CN_HOLD_NONE;
@@ -60,7 +62,8 @@ static bool helps(const cn_seq *v, const room *want)
 
 static cn_seq *before(const cn_seq *q) { return q->sched->links[CN_LINK_RUNNING].prev; }
 
-/* Sends away as few as make free what is wanted; false, nothing changed, when all would not. */
+/* Preempts and swaps out as few sequences as needed to free the room `want`. Returns false and
+ * changes nothing when all of them together would not free enough. */
 static bool try_make_room(cn_scheduler *s, const room *want)
 {
     room have = free_room(s);
@@ -112,7 +115,8 @@ void cn_sched_make_way_to_hold(cn_scheduler *s)
 {
     const cn_seq_list *none = &s->by_hold[CN_HOLD_NONE];
     if (s->n_lacking == 0) return;
-    /* Slots go to the foremost: batch sequences that lack one before it go back to the queue. */
+    /* Slots are granted foremost first, so batch sequences ahead of q that lack one must go back to
+     * the queue. */
     cn_seq *q = none->head;
     uint32_t n_ahead = 0;
     for (; q && !is_stuck(s, q); q = cn_seq_list_next(none, q)) {

@@ -1,4 +1,4 @@
-/* scheduler.c - the life of a sequence outside a step: added, given tokens, finished, released.
+/* scheduler.c - adds, extends, finishes and releases sequences; reports statistics.
  * See scheduler.h and sched_state.h. */
 #include "scheduler/sched_state.h"
 
@@ -14,16 +14,17 @@ typedef struct seq_mem {
 static cn_status check_opts(const cn_sched_opts *o)
 {
     if (o->block_tokens == 0 || (o->block_tokens & (o->block_tokens - 1)) != 0)
-        return cn_fail(CN_ERR_ARG, "block size %u: want a power of two", o->block_tokens);
+        return cn_fail(CN_ERR_ARG, "block size %u: expected a power of two", o->block_tokens);
     if (o->max_seqs == 0 || o->max_batched_tokens == 0 || o->max_model_len < 2)
         return cn_fail(CN_ERR_ARG,
-                       "at most %u requests, %u tokens per step, %u tokens per request: want at "
-                       "least 1, 1 and 2",
+                       "limits of %u requests, %u tokens per step and %u tokens per request: "
+                       "expected at least 1, 1 and 2",
                        o->max_seqs, o->max_batched_tokens, o->max_model_len);
     if (!o->chunked_prefill && o->max_batched_tokens < o->max_model_len)
         return cn_fail(CN_ERR_ARG,
-                       "without chunked prefill a step must hold a whole prompt: raise "
-                       "--max-num-batched-tokens from %u to --max-model-len, %u, or enable it",
+                       "without chunked prefill a step must fit a whole prompt: raise "
+                       "--max-num-batched-tokens from %u to --max-model-len (%u), or enable "
+                       "chunked prefill",
                        o->max_batched_tokens, o->max_model_len);
     return CN_OK;
 }
@@ -57,7 +58,7 @@ cn_status cn_scheduler_create(cn_scheduler **out, const cn_sched_opts *o)
     cn_scheduler *s = cn_calloc(1, sizeof *s);
     if (!s) return cn_fail(CN_ERR_MEMORY, "out of memory for the scheduler");
     s->o = *o;
-    /* Every running sequence can then decode in every step, and one token is left to prefill. */
+    /* The token budget of a step then always covers one token for each running sequence. */
     s->o.max_seqs = cn_min_u32(o->max_seqs, o->max_batched_tokens);
     if (o->n_swap_blocks == 0) s->o.n_swap_windows = 0;
     s->stats = (cn_stats){.block_tokens = o->block_tokens,
@@ -98,11 +99,11 @@ void cn_scheduler_free(cn_scheduler *s)
     cn_free(s);
 }
 
-/* What a request may come to hold, from its lengths and its policy. */
+/* The most that a request can hold, from its lengths and its policy. */
 typedef struct seq_shape {
     cn_kv_params kv;
     uint32_t max_tokens, n_max, trigger, max_blocks;
-    uint32_t table_blocks; /* room in its table: more than max_blocks where caps may grow */
+    uint32_t table_blocks; /* entries of its table: more than max_blocks if its cap may grow */
 } seq_shape;
 
 static cn_status check_group(const cn_scheduler *s, const cn_group_params *p, seq_shape *shape)
@@ -110,27 +111,29 @@ static cn_status check_group(const cn_scheduler *s, const cn_group_params *p, se
     const cn_sched_opts *o = &s->o;
     if (p->n_prompt == 0 || p->max_output == 0 || p->n == 0)
         return cn_fail(CN_ERR_ARG,
-                       "%u prompt tokens, %u output tokens, %u samples: want at least one of each",
+                       "%u prompt tokens, %u output tokens, %u samples: expected at least one of "
+                       "each",
                        p->n_prompt, p->max_output, p->n);
     if (p->n_prompt > o->max_model_len || p->max_output > o->max_model_len - p->n_prompt)
         return cn_fail(CN_ERR_ARG,
-                       "prompt of %u tokens and output of %u exceed the context length of %u",
+                       "prompt of %u tokens and output of %u exceed the context length of %u: "
+                       "shorten one of them or raise --max-model-len",
                        p->n_prompt, p->max_output, o->max_model_len);
     shape->kv = p->kv;
     CN_TRY(cn_policy_check(&shape->kv, o->block_tokens, o->window_tokens));
     shape->max_tokens = p->n_prompt + p->max_output;
-    /* A cap beyond the context length is never reached: it reserves no more than that length. */
+    /* A request never reaches a cap above the context length, so n_max stops at that length. */
     const uint32_t longest_blocks = (uint32_t)cn_ceil_div(o->max_model_len, o->block_tokens);
     shape->n_max = cn_min_u32(cn_policy_n_max(&shape->kv, o->block_tokens), longest_blocks);
     if (shape->n_max > o->n_blocks)
         return cn_fail(CN_ERR_ARG,
-                       "kv budget of %u tokens: a block cap of %u exceeds the pool of %u blocks of "
-                       "%u tokens; lower the budget or raise --kv-cache-memory-bytes",
+                       "kv budget of %u tokens: its block cap of %u exceeds the pool of %u blocks "
+                       "of %u tokens; lower the budget or raise --kv-cache-memory-bytes",
                        shape->kv.budget_tokens, shape->n_max, o->n_blocks, o->block_tokens);
     if (cn_policy_needs_slot(&shape->kv) && o->n_query_slots == 0)
         return cn_fail(CN_ERR_ARG,
-                       "kv policy %s needs query slots, of which there are 0; declare "
-                       "it with --kv-policies",
+                       "kv policy %s needs query slots, but the engine has none; declare the "
+                       "policy with --kv-policies",
                        cn_kv_policy_name(shape->kv.policy));
     shape->trigger = cn_policy_first_trigger(shape->n_max, p->n_prompt, o->block_tokens);
     if (shape->trigger >= shape->max_tokens - 1) shape->trigger = CN_NEVER;
@@ -141,7 +144,8 @@ static cn_status check_group(const cn_scheduler *s, const cn_group_params *p, se
     if (shape->max_blocks > o->n_blocks)
         return cn_fail(CN_ERR_ARG,
                        "prompt of %u tokens and output of %u under policy %s may need %u KV blocks "
-                       "of %u tokens, the pool has %u; shorten it or raise --kv-cache-memory-bytes",
+                       "of %u tokens, but the pool has %u; shorten one of them or raise "
+                       "--kv-cache-memory-bytes",
                        p->n_prompt, p->max_output, cn_kv_policy_name(shape->kv.policy),
                        shape->max_blocks, o->block_tokens, o->n_blocks);
     return CN_OK;
@@ -189,7 +193,8 @@ cn_status cn_scheduler_add(cn_scheduler *s, const cn_group_params *p, void *cons
     seq_shape shape;
     CN_TRY(check_group(s, p, &shape));
     CN_ASSERT(p->klass == CN_CLASS_INTERACTIVE || p->klass == CN_CLASS_BATCH);
-    if (p->n > UINT32_MAX - s->all.n) return cn_fail(CN_ERR_ARG, "%u samples: too many", p->n);
+    if (p->n > UINT32_MAX - s->all.n)
+        return cn_fail(CN_ERR_ARG, "%u samples exceed the limit of the scheduler", p->n);
     CN_TRY(cn_queue_reserve(&s->waiting[p->klass], s->all.n + p->n));
     for (uint32_t i = 0; i < p->n; i++) {
         seqs[i] = create_seq(p, &shape);
@@ -225,7 +230,7 @@ void cn_scheduler_append(cn_scheduler *s, cn_seq *q, uint32_t token)
     q->n_pending--;
 }
 
-/* The samples of a leader that ends before its prefill wait for the first of them instead. */
+/* If a leader ends before its prefill does, its first sample becomes the leader of the others. */
 static void promote_sample(cn_scheduler *s, cn_seq *leader)
 {
     cn_seq *first = leader->sched->samples;
@@ -284,7 +289,7 @@ void cn_scheduler_release(cn_scheduler *s, cn_seq *q)
         q->sched->released = true;
 }
 
-/* What compressed sequences would hold at their length, less what they do. */
+/* Blocks that compressed sequences would hold without compression, minus those that they hold. */
 static uint64_t count_spared(const cn_scheduler *s)
 {
     uint64_t spared = 0;

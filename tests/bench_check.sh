@@ -1,6 +1,6 @@
 #!/bin/sh
-# `cinch bench throughput` and `cinch plan` from the outside: the lines and fields that scripts
-# read, the counts of each dataset, and plans that are refused. BUILD is the build directory.
+# Runs `cinch bench throughput` and `cinch plan`. Checks the lines and fields that scripts read, the
+# counts of each dataset, and refused plans. BUILD is the build directory.
 set -eu
 cinch=${BUILD:-build}/cinch
 model=examples/tiny-reasoner
@@ -13,7 +13,8 @@ fail() {
     exit 1
 }
 
-# bench WANT... -- OPTIONS...: each WANT is a field of the JSON, with its value if that is known.
+# bench FIELD=PATTERN... -- OPTIONS...: runs a benchmark. Each FIELD must be in its JSON, with a
+# value that matches PATTERN.
 bench() {
     wants=""
     while [ "$1" != -- ]; do
@@ -53,13 +54,13 @@ cat >"$dir/sharegpt.json" <<'J'
 J
 bench num_requests=1, -- --dataset-name sharegpt --dataset-path "$dir/sharegpt.json"
 
-# Dummy weights need a config and nothing else.
+# Dummy weights need only config.json.
 mkdir "$dir/config-alone"
 cp $model/config.json "$dir/config-alone"
 bench total_output_tokens=20, -- --model "$dir/config-alone" --load-format dummy \
     --num-prompts 5 --input-len 8 --output-len 4
 
-# A workload brings its lengths, and prompts that share a prefix.
+# A workload file sets the lengths, and can give prompts a shared prefix.
 cat >"$dir/workload.jsonl" <<'J'
 {"prompt_tokens": 200, "output_tokens": 3, "prefix": 1, "prefix_tokens": 128}
 {"prompt_tokens": 150, "output_tokens": 4, "prefix": 1, "prefix_tokens": 128}
@@ -69,12 +70,12 @@ J
 bench num_requests=3, total_input_tokens=500, total_output_tokens=12, cached_tokens=128, \
     -- --workload "$dir/workload.jsonl" --max-num-seqs 1
 
-# The rows of a timeline add up to the run.
+# The rows of a timeline add up to the totals of the run.
 bench total_output_tokens=160, -- --num-prompts 8 --input-len 8 --output-len 20 --timeline \
     "$dir/timeline" --timeline-interval 0.001
 [ "$(awk -F, 'NR > 1 { n += $3 } END { print n }' "$dir/timeline")" = 160 ] || fail "timeline"
 
-# A steady state: as many requests of every age as --max-num-seqs allows, all of them running.
+# Steady state: --max-num-seqs requests of all ages, all of them running.
 timeline="--timeline $dir/timeline"
 steady="--steady-steps 20 --warmup-steps 4 --input-len 10 --output-len 130 --max-num-seqs 8"
 "$cinch" bench throughput --model $model --kv-cache-memory-bytes 64M --output-json "$dir/out" \
@@ -85,22 +86,22 @@ for want in '"steps": 20' '"aged_requests": 8' '"mean_batch": 8.0' '"blocks_tota
 done
 grep -q '^Steady state: [0-9.]* output tokens/s, 20 steps' "$dir/line" || fail "no steady line"
 
-# Single steps: a step of each batch, and a prompt beside its products.
+# Single steps: decode steps of each batch size, and a prefill with its matrix products alone.
 "$cinch" bench throughput --model $model --kv-cache-memory-bytes 64M --output-json "$dir/out" \
     --resident 100 --batches 3,1 --decode-steps 8 --prefill 40 >"$dir/line"
 for want in '"batch": 3' '"batch": 1' '"tokens": 40'; do
     grep -qF -e "$want" "$dir/out" || fail "no $want"
 done
 
-# refused TEXT ARGUMENTS...
+# refused TEXT ARGUMENTS...: cinch must fail with an error that contains TEXT.
 refused() {
     text=$1
     shift
     "$cinch" "$@" >"$dir/out" 2>&1 && fail "not refused: $*"
     grep -qF -e "$text" "$dir/out" || fail "no '$text'"
 }
-refused "want one word, throughput" bench --model $model
-refused "want one word, throughput" bench latency --model $model
+refused "expected one word, throughput" bench --model $model
+refused "expected one word, throughput" bench latency --model $model
 refused "/no/such" bench throughput --model $model --dataset-name custom --dataset-path /no/such
 echo '{"prompt": 5}' >"$dir/bad.jsonl"
 refused "line 1: prompt" bench throughput --model $model --dataset-name custom \
@@ -108,14 +109,14 @@ refused "line 1: prompt" bench throughput --model $model --dataset-name custom \
 refused "there is no tokenizer.json" bench throughput --model "$dir/config-alone" \
     --load-format dummy --dataset-name custom --dataset-path "$dir/custom.jsonl"
 refused "config-alone/tokenizer.json" bench throughput --model "$dir/config-alone"
-refused "no prompt to run" bench throughput --model $model --input-len 9000
+refused "the dataset has no prompts" bench throughput --model $model --input-len 9000
 
-refused "does not hold --resident 2000" bench throughput --model $model --resident 2000 \
+refused "cannot hold --resident 2000" bench throughput --model $model --resident 2000 \
     --batches 8 --kv-cache-memory-bytes 64M
-refused "less than the steps" bench throughput --model $model --resident 10
+refused "--resident 10 is too small" bench throughput --model $model --resident 10
 refused "--batches 1,,2" bench throughput --model $model --resident 100 --batches 1,,2
 refused "--prefill 0" bench throughput --model $model --prefill 0
-refused "want one" bench throughput --model $model --prefill 8 --steady-steps 4
+refused "choose one" bench throughput --model $model --prefill 8 --steady-steps 4
 echo '{"prompt_tokens": 5}' >"$dir/bad.jsonl"
 refused "line 1: output_tokens" bench throughput --model $model --workload "$dir/bad.jsonl"
 refused "/no/such" bench throughput --model $model --timeline /no/such/file
@@ -134,10 +135,10 @@ done
 refused "--kv-cache-memory-bytes" plan --model $model --kv-cache-memory-bytes 64K
 refused "--max-model-len 9000" plan --model $model --max-model-len 9000
 refused "/no/such" plan --model /no/such
-# What an engine refuses, a plan does not promise; what a machine cannot hold is said.
-refused "below max-model-len 8192" plan --model $model --no-enable-chunked-prefill
+# A plan refuses what the engine refuses, and warns when the plan exceeds the machine's memory.
+refused "below --max-model-len 8192" plan --model $model --no-enable-chunked-prefill
 refused "at most a block of 64" plan --model $model --kv-policy zip --kv-move fill --kv-window 65
 "$cinch" plan --model $model --device cpu --kv-cache-memory-bytes 100T --block-size 256 >"$dir/out" 2>&1
-grep -q "^warning: 102400.* GiB are planned.*lower --kv-cache-memory-bytes" "$dir/out" || fail "no warning"
+grep -q "^warning: planned memory of 102400.* GiB .*lower --kv-cache-memory-bytes" "$dir/out" || fail "no warning"
 ! "$cinch" plan --model $model --device cpu --kv-cache-memory-bytes 64M 2>&1 | grep warning || fail "a warning"
 echo "bench: ok"

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Batch invariance must hold for the BLAS kernels of other processors than this one: the CPU ops
-# are tested once with each family of kernels that OpenBLAS has and this machine can run.
+# Batch invariance must also hold with the BLAS kernels of other processors. Runs the CPU op tests
+# once with each OpenBLAS kernel family that this machine can execute.
 set -eu
 test=${BUILD:-build}/tests/test_ops_cpu
 
-# run CORE FLAG: the kernels of CORE where /proc/cpuinfo lists FLAG.
+# run CORE FLAG: runs the tests with the kernels of CORE if /proc/cpuinfo lists FLAG.
 run() {
     grep -qw "$2" /proc/cpuinfo || return 0
     OPENBLAS_CORETYPE=$1 "$test" >"$log" 2>&1 && return

@@ -1,6 +1,6 @@
 #!/bin/sh
-# A few rounds of tests/serve_chaos.py: `cinch serve` is killed while it runs batches, and every
-# line of every output is read. CHAOS_ROUNDS=50 for an evening's worth, CHAOS_SEED for others.
+# Runs a few rounds of tests/serve_chaos.py, which kills `cinch serve` while it runs batches and
+# checks every line of every output. CHAOS_ROUNDS (4) sets the rounds, CHAOS_SEED (1) the seed.
 set -eu
 python=${PYTHON:-python3}
 if ! command -v "$python" >/dev/null; then

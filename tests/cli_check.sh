@@ -1,12 +1,13 @@
 #!/bin/sh
-# The program's outside: help, version, unknown words, the exit codes of bad options, and that every
-# command's --help names every option the command takes and no other. BUILD is the build directory.
+# Checks the command line: help, version, unknown words and the exit codes of bad options. Every
+# command's --help must name every option the command takes, and no other. BUILD is the build
+# directory.
 set -eu
 cinch=$(realpath "${BUILD:-build}/cinch")
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 
-# expect CODE TEXT ARGUMENTS...: exit code and a text of the output, standard error included.
+# expect CODE TEXT ARGUMENTS...: cinch must exit with CODE and print TEXT, on either output.
 expect() {
     code=$1
     text=$2
@@ -14,7 +15,7 @@ expect() {
     got=0
     "$cinch" "$@" >"$dir/out" 2>&1 </dev/null || got=$?
     [ "$got" = "$code" ] && grep -qF -e "$text" "$dir/out" && return
-    echo "cinch $*: exit $got, wanted $code and '$text'"
+    echo "cinch $*: expected exit code $code and '$text', got exit code $got:"
     cat "$dir/out"
     exit 1
 }
@@ -37,10 +38,10 @@ decode="tokenize --model examples/tiny-reasoner --decode"
 # shellcheck disable=SC2086
 expect 0 "&" $decode --text "[5]"
 # shellcheck disable=SC2086
-expect 1 "token 1 is 99999: the vocabulary has 2048" $decode --text "5 99999"
+expect 1 "token 1 is 99999: expected an id below 2048" $decode --text "5 99999"
 
-# What an option needs, what a command's word has no use for, and where nothing can be written are
-# said before a model is loaded: bench would run for minutes, run-batch for a night.
+# These errors must come before a model is loaded, because a run may take hours: an option without
+# the option it needs, an option of another command, a path that cannot be written.
 model="--model examples/tiny-reasoner"
 while IFS='|' read -r text arguments; do
     # shellcheck disable=SC2086
@@ -48,18 +49,18 @@ while IFS='|' read -r text arguments; do
 done <<T
 --render needs --chat|tokenize $model --text x --render
 --enable-thinking needs --chat|tokenize $model --text x --enable-thinking on
---text and --file x are both|tokenize $model --text x --file x
---decode goes from ids to text, --chat|tokenize $model --text 1 --decode --chat
---decode goes from ids to text, --pieces|tokenize $model --text 1 --decode --pieces
---render prints no tokens|tokenize $model --text [] --chat --render --pieces
+--text and --file x both set|tokenize $model --text x --file x
+--decode converts ids to text, --chat|tokenize $model --text 1 --decode --chat
+--decode converts ids to text, --pieces|tokenize $model --text 1 --decode --pieces
+--render prints the prompt|tokenize $model --text [] --chat --render --pieces
 --decode-steps needs --resident|bench throughput $model --decode-steps 8
 --warmup-steps needs --steady-steps|bench throughput $model --warmup-steps 8
 --timeline-interval needs --timeline|bench throughput $model --timeline-interval 1
 --save-detailed needs --output-json|bench serve $model --save-detailed
---request-rate: an option of bench serve|bench throughput $model --request-rate 5
---api-key: an option of bench serve|bench throughput $model --api-key k
---resident: an option of bench throughput|bench serve $model --resident 64
---max-num-seqs: an option of bench throughput|bench serve $model --max-num-seqs 64
+--request-rate: bench serve takes this option, bench throughput does not|bench throughput $model --request-rate 5
+--api-key: bench serve takes this option, bench throughput does not|bench throughput $model --api-key k
+--resident: bench throughput takes this option, bench serve does not|bench serve $model --resident 64
+--max-num-seqs: bench throughput takes this option, bench serve does not|bench serve $model --max-num-seqs 64
 --output-json $dir/no/x: No such file|bench throughput $model --output-json $dir/no/x
 --output-json $dir/no/x: No such file|bench serve $model --output-json $dir/no/x
 --summary-json $dir: Is a directory|run-batch $model -i examples/prompts.jsonl -o $dir/o --summary-json $dir
@@ -70,14 +71,14 @@ done <<T
 --model Qwen/Qwen3-8B: no such directory|plan --model Qwen/Qwen3-8B
 T
 [ ! -e "$dir/o" ]
-# A misspelt field of the answers is no failure, for lines may lack one, but it is said.
+# A misspelt --answer-field gives a warning, not an error, because lines may lack the field.
 echo '{"q": "Sort: 3 1", "answer": "1 3"}' >"$dir/in.jsonl"
 for field in anser answer; do
     rm -f "$dir"/o*
     # shellcheck disable=SC2086
     expect 0 "exact match 0/" run-batch $model -i "$dir/in.jsonl" -o "$dir/o" --prompt-field q \
         --answer-field $field --grade exact --max-tokens 2
-    case $field:$(grep -c "^warning: --answer-field anser: no line has it" "$dir/out") in
+    case $field:$(grep -c "^warning: --answer-field anser: no line has this field" "$dir/out") in
     anser:1 | answer:0) ;;
     *) cat "$dir/out"; exit 1 ;;
     esac
@@ -98,7 +99,7 @@ for command in $commands; do
         sed -n "/^## $section\$/,/^## /s/^| \`--\([a-z0-9-]*\)\`.*/\1/p" "$dir/config.md"
     done | sort >"$dir/taken"
     [ -s "$dir/taken" ] && cmp "$dir/help" "$dir/taken"
-    # An option of a section the command lacks is refused, never ignored.
+    # An option of a section that the command does not take is refused, not ignored.
     sed -n 's/^| `--\([a-z0-9-]*\)`.*/\1/p' "$dir/config.md" | sort -u | comm -13 "$dir/taken" - |
         while read -r option; do expect 1 "--$option" "$command" "--$option" 1; done
 done

@@ -1,20 +1,20 @@
 #!/bin/sh
-# `cinch compare` from outside: two tasks by three arms in one command, its table, JSON and plot; and
-# what it says about arms, lines and options that are wrong. BUILD is the build directory.
+# Runs `cinch compare` with two tasks and three arms. Checks the table, the JSON and the plot, and
+# the errors for wrong arms, lines and options. BUILD is the build directory.
 set -eu
 cinch=$(realpath "${BUILD:-build}/cinch")
 model=examples/tiny-reasoner
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 
-# refuse TEXT ARGUMENTS...: exit code 1 and a text of the message.
+# refuse TEXT ARGUMENTS...: cinch compare must exit with 1 and print TEXT.
 refuse() {
     text=$1
     shift
     got=0
     "$cinch" compare "$@" >"$dir/out" 2>&1 </dev/null || got=$?
     [ "$got" = 1 ] && grep -qF -e "$text" "$dir/out" && return
-    echo "cinch compare $*: exit $got, wanted 1 and '$text'"
+    echo "cinch compare $*: expected exit code 1 and '$text', got exit code $got:"
     cat "$dir/out"
     exit 1
 }
@@ -33,7 +33,7 @@ grep -q '"complete": true' "$dir/out.json"
 [ "$(grep -c '"logprob_gap_per_token":' "$dir/out.json")" = 6 ]
 grep -q '^</svg>$' "$dir/out.svg"
 
-# A pipe is written to, not replaced by a file.
+# Output to a pipe is written into the pipe, which is not replaced by a file.
 mkfifo "$dir/pipe"
 timeout 60 grep -c '"complete": true' "$dir/pipe" >"$dir/seen" &
 reader=$!
@@ -46,18 +46,18 @@ input="--model $model -i $model/prompts/sums.jsonl --prompt-field prompt"
 # shellcheck disable=SC2086
 {
     refuse "--arms is missing" $input
-    refuse "kv-policy quest: want one of full|window|zip" $input --arms full,quest:384
-    refuse "unknown key 'windov': want one of policy, budget, window" $input --arms zip:windov=4
+    refuse "kv-policy quest: expected one of full|window|zip" $input --arms full,quest:384
+    refuse "unknown key 'windov': expected one of policy, budget, window" $input --arms zip:windov=4
     refuse "--grade needs --answer-field" $input --arms full --grade exact
-    refuse "answers: no reference answer" $input --arms full --answer-field answers
-    refuse "one sample a prompt" $input --arms full --n 2
+    refuse "answers: expected a reference answer, got nothing" $input --arms full --answer-field answers
+    refuse "one sample per prompt" $input --arms full --n 2
     refuse "nowhere.jsonl" $input nowhere.jsonl --arms full
     refuse "--num-gpu-blocks-override" $input --arms zip:384 --num-gpu-blocks-override 3
 }
 echo '{"prompt": 7}' >"$dir/bad.jsonl"
-refuse "bad.jsonl: line 1: prompt: want the prompt as text" --model $model -i "$dir/bad.jsonl" \
+refuse "bad.jsonl: line 1: prompt: expected the prompt as a string" --model $model -i "$dir/bad.jsonl" \
     --prompt-field prompt --arms full
 : >"$dir/empty.jsonl"
-refuse "empty.jsonl: no line to run" --model $model -i "$dir/empty.jsonl" --prompt-field prompt \
+refuse "empty.jsonl: the file has no requests" --model $model -i "$dir/empty.jsonl" --prompt-field prompt \
     --arms full
 echo "compare: ok"

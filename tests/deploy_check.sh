@@ -1,8 +1,8 @@
 #!/bin/sh
-# The files of docs/DEPLOY.md: systemd accepts the unit, the command line in it is one that cinch
-# takes, and nginx with this configuration passes a stream through TLS piece by piece. BUILD is the
-# build directory. What is not installed is skipped, and says so; with REQUIRE_REFERENCES=1 that is
-# a failure.
+# Checks the files in docs/DEPLOY.md: systemd accepts the unit, cinch accepts its command line, and
+# nginx with this configuration passes a stream through TLS without buffering it. BUILD is the
+# build directory. Prints SKIPPED for each program that is not installed; with REQUIRE_REFERENCES=1
+# a missing program is a failure.
 set -eu
 dir=$(mktemp -d)
 . tests/lib/serve.sh
@@ -10,7 +10,7 @@ proxy=""
 trap '[ -z "$proxy" ] || kill "$proxy" 2>/dev/null || true; clean_up' EXIT
 doc=docs/DEPLOY.md
 
-# block LANGUAGE N: the N-th block of code in this language.
+# block LANGUAGE N: prints the N-th code block in this language.
 block() {
     awk -v language="$1" -v n="$2" '
         $0 == "```" { inside = 0 }
@@ -18,7 +18,7 @@ block() {
         $0 == "```" language { inside = ++seen == n ? n : 0 }' $doc
 }
 
-# Every option that the page names is one.
+# Every option that the page names must exist.
 "$cinch" docs config >"$dir/config.md"
 grep -oE '[^a-z-]--[a-z][a-z-]+' $doc | sed 's/.*--/--/' | sort -u | while read -r option; do
     grep -q "^| \`$option\`" "$dir/config.md" || { echo "$doc: there is no $option"; exit 1; }
@@ -34,7 +34,7 @@ words=$(sed -n '/^ExecStart=/,/[^\\]$/p' "$dir/cinch.service" | tr -d '\\\n' |
 if command -v systemd-analyze >/dev/null; then
     mkdir "$dir/cinch.service.d"
     block ini 2 >"$dir/cinch.service.d/gpu.conf"
-    # The man page and the program are not installed here.
+    # The man page and the program are not installed at the unit's paths.
     sed -i "s|/usr/local/bin/cinch|$cinch|; /^Documentation=/d" "$dir/cinch.service"
     systemd-analyze verify "$dir/cinch.service" >"$dir/verify" 2>&1 || bad=1
     if [ -n "${bad:-}" ] || grep -q "cinch" "$dir/verify"; then

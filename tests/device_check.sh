@@ -1,6 +1,6 @@
 #!/bin/sh
-# A GPU asked for where its backend is missing, damaged or another build's: one clear line that says
-# what to do, exit code 1. With --device auto the CPU runs instead.
+# With --device cuda and a GPU backend that is missing, damaged or of another build, cinch prints
+# one line that names the way out and exits with 1. With --device auto it uses the CPU.
 set -eu
 build=$(realpath "${BUILD:-build}")
 model=$(realpath examples/tiny-reasoner)
@@ -10,7 +10,7 @@ mkdir "$dir/bin"
 cp "$build/cinch" "$dir/bin/cinch"
 head -1 examples/prompts.jsonl >"$dir/in.jsonl"
 
-# run DEVICE: exit code in $got, standard error in $dir/err.
+# run DEVICE: runs one prompt. Sets $got to the exit code; standard error is in $dir/err.
 run() {
     got=0
     rm -f "$dir/out.jsonl"
@@ -19,17 +19,17 @@ run() {
         2>"$dir/err" >/dev/null || got=$?
 }
 
-# refused TEXT: --device cuda ends in one line that has the text and the way out.
+# refused TEXT: --device cuda must fail with one line that contains TEXT and the way out.
 refused() {
     run cuda
     [ "$got" = 1 ] && [ "$(wc -l <"$dir/err")" = 1 ] && grep -qF -e "$1" "$dir/err" &&
         grep -qF -e "--device cpu" "$dir/err" && return
-    echo "--device cuda: exit $got, wanted 1 and one line with '$1':"
+    echo "--device cuda: expected exit code 1 and one line with '$1', got exit code $got:"
     cat "$dir/err"
     exit 1
 }
 
-refused "is neither in"
+refused "not found in"
 run auto
 [ "$got" = 0 ] || { echo "--device auto: exit $got"; cat "$dir/err"; exit 1; }
 head -c 4096 /dev/zero >"$dir/bin/cinch-cuda.so"
@@ -37,7 +37,7 @@ refused "invalid ELF header"
 echo "int nothing;" >"$dir/other.c"
 "${CC:-cc}" -shared -fPIC -o "$dir/bin/cinch-cuda.so" "$dir/other.c"
 refused "no cn_backend_cuda_open"
-# The real one, where it was built and no GPU is: no driver, no device, or other sources.
+# The real backend on a machine without a GPU fails too: no driver, no device, or another build.
 if [ -e "$build/cinch-cuda.so" ] && [ ! -e /dev/nvidia0 ]; then
     cp "$build/cinch-cuda.so" "$dir/bin/cinch-cuda.so"
     refused "cuda"

@@ -1,7 +1,7 @@
-/* diff_dumps.c - where two runs first part: make build/tests/diff_dumps, then
+/* diff_dumps.c - finds the first difference between two runs: make build/tests/diff_dumps, then
  *     build/tests/diff_dumps A B [tolerance]
- * compares two folders that --dump wrote, in the order of the forward pass, and stops at the first
- * tensor that differs. Exit code 0 when none does. */
+ * compares two directories that --dump wrote, in the order of the forward pass. Stops at the first
+ * tensor that differs. Exits with 0 when none differs. */
 #include <stdlib.h>
 
 #include "tests/lib/dump_diff.h"

@@ -1,13 +1,13 @@
 #!/bin/sh
-# The examples answer: the same product from all requests at once and from a stream. BUILD is the
-# build directory.
+# Runs the example programs: the offline and the stream example must print the same product. BUILD
+# is the build directory.
 set -eu
 examples=${BUILD:-build}/examples
 model=examples/tiny-reasoner
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 
-# expect TEXT: a line of the last output that is TEXT alone.
+# expect TEXT: the last output must have a line that equals TEXT.
 expect() {
     grep -qxF -e "$1" "$dir/out" && return
     echo "no line '$1' in:"

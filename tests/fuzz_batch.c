@@ -1,6 +1,7 @@
-/* fuzz_batch.c - hostile lines of a batch file and of its output. What must hold: no crash and no
- * leak; a refusal is the line's fault and its error line is whole JSON; what is accepted is inside
- * the bounds of the option table; an output line that is read back has its figures in order. */
+/* fuzz_batch.c - feeds hostile lines of a batch file and of its output. Must hold: no crash and no
+ * leak; a refusal has a status that blames the line, and its error line is valid JSON; accepted
+ * values are inside the bounds of the option table; the figures of an output line that is read back
+ * are consistent. */
 #include <string.h>
 
 #include "engine/api/api_response.h"
@@ -26,7 +27,7 @@ static void check_request(const cn_batch_item *item)
     FUZZ_CHECK(*p->custom_id && !item->request.stream);
 }
 
-/* The error line of a refused item can be written, and read back with the item's id. */
+/* The error line of a refused item must be writable, and must read back with the item's id. */
 static void check_error_line(const cn_batch_item *item)
 {
     const cn_batch_notes notes = {.reference = item->reference, .of = 1};

@@ -1,7 +1,7 @@
-/* fuzz_http.c - hostile bytes against the HTTP layer: each input goes whole, and once more cut into
- * pieces, through a server with routes of its own over a unix socket, and its head and chunks
- * through the parser. What must hold: no crash, no leak; each reply is whole HTTP;
- * the server answers a plain request afterwards; nothing of an exchange is left over. */
+/* fuzz_http.c - feeds hostile bytes to the HTTP layer. Each input goes through a server with test
+ * routes over a unix socket, once whole and once in pieces, and its head and chunks through the
+ * parser. Must hold: no crash, no leak; each reply is valid HTTP; the server answers a plain
+ * request afterwards; every exchange is closed. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -17,12 +17,12 @@ static struct event_base *base;
 static cn_http_server *server;
 static cn_api_keys *keys;
 static cn_serve_stats *stats;
-static char path[64]; /* of the socket: ports would run out */
-static uint32_t n_open; /* exchanges whose closed() is yet to come */
+static char path[64]; /* of the socket; a unix socket, because ports would run out */
+static uint32_t n_open; /* exchanges before their closed() call */
 
 /* ---- routes of every kind ---- */
 
-static cn_exchange *late[8], *paused; /* to be answered, to be resumed, on a later turn */
+static cn_exchange *late[8], *paused; /* answered or resumed on a later turn */
 enum { MAX_LATE = sizeof late / sizeof *late };
 
 static void on_closed(void *user, cn_exchange *x)
@@ -56,7 +56,7 @@ static void handle_late(void *user, cn_exchange *x)
 {
     (void)user;
     int i = 0;
-    while (late[i]) i++; /* there are fewer connections */
+    while (late[i]) i++; /* there are fewer connections than entries */
     open_exchange(x);
     late[i] = x;
 }
@@ -173,7 +173,7 @@ static void turn(int n)
     }
 }
 
-/* What came back is replies, each with a status that the server knows. */
+/* The received bytes must be replies, each with a status that the server knows. */
 static void check_replies(const char *text, size_t n)
 {
     if (n == 0) return;
@@ -231,7 +231,7 @@ static void parse_alone(const uint8_t *data, size_t size)
     at_once = cn_http_head_length(text, size, &seen);
     FUZZ_CHECK(length == at_once && length <= size);
     if (length == 0) return;
-    char *copy = malloc(length); /* exact: a byte too far is caught */
+    char *copy = malloc(length); /* exact size, so a read past the end is caught */
     FUZZ_CHECK(copy);
     memcpy(copy, data, length);
     cn_http_head h;

@@ -1,5 +1,6 @@
-/* fuzz_json.c - hostile config.json and generation_config.json. What must hold: no crash, a refusal
- * has a printable text, and what is accepted is inside every bound that later stages rely on. */
+/* fuzz_json.c - feeds hostile config.json and generation_config.json. Must hold: no crash; a
+ * refusal has a printable text; accepted values are inside every bound that later stages rely
+ * on. */
 #include <math.h>
 #include <string.h>
 

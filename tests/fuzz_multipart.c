@@ -1,6 +1,6 @@
-/* fuzz_multipart.c - hostile multipart bodies. What must hold: no crash; a refusal is the body's
- * fault; begin, data and end come in order with texts that are plain; and how the body is cut into
- * pieces changes nothing of what comes out. */
+/* fuzz_multipart.c - feeds hostile multipart bodies. Must hold: no crash; a refusal has a status
+ * that blames the body; begin, data and end come in order, with valid texts; cutting the body into
+ * other pieces does not change the result. */
 #include <string.h>
 
 #include "engine/base.h"
@@ -9,7 +9,7 @@
 #include "tests/lib/fuzz.h"
 
 typedef struct seen {
-    cn_buf text; /* all that came out, in one string */
+    cn_buf text; /* the whole result in one string */
     bool in_part;
     size_t n_data;
 } seen;
@@ -47,7 +47,8 @@ static cn_status end(void *user)
     return cn_buf_addf(&s->text, "</>");
 }
 
-/* The first line is the header's value, the rest the body, fed in pieces of this size. */
+/* The first line of the input is the header's value. The rest is the body, fed in pieces of `piece`
+ * bytes. */
 static cn_status parse(const char *text, size_t size, size_t piece, seen *s)
 {
     const char *newline = memchr(text, '\n', size);

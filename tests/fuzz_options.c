@@ -1,6 +1,6 @@
-/* fuzz_options.c - hostile command lines and request bodies against the option table. An input's
- * lines are the arguments; an input that begins with '{' is a request body. What must hold: no
- * crash, and every value that was accepted is inside its bounds and reads back from its print. */
+/* fuzz_options.c - feeds hostile command lines and request bodies to the option table. The lines of
+ * an input are arguments; an input that starts with '{' is a request body. Must hold: no crash;
+ * every accepted value is inside its bounds, and its printed form reads back as the same value. */
 #include <stdlib.h>
 #include <string.h>
 

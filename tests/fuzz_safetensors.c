@@ -1,6 +1,6 @@
-/* fuzz_safetensors.c - hostile shards, and hostile indexes over two good shards (an input that
- * begins with '{'). What must hold: no crash; the tensors of an accepted file lie inside it, do not
- * overlap, have the bytes of their shape, and can be read to the last one. */
+/* fuzz_safetensors.c - feeds hostile shards, and hostile indexes of two valid shards (an input that
+ * starts with '{'). Must hold: no crash; the tensors of an accepted file are inside the file, do
+ * not overlap, have the bytes of their shape, and can be read to the end. */
 #include <string.h>
 
 #include "engine/checkpoint/safetensors.h"
@@ -19,7 +19,7 @@ static uint64_t shape_elems(const cn_st_tensor *t)
 static void check_tensors(const cn_safetensors *s, const uint8_t *data, size_t size)
 {
     uint64_t total = 0;
-    volatile uint8_t touched = 0; /* reading is the point: a sanitizer watches */
+    volatile uint8_t touched = 0; /* a sanitizer reports reads outside the file */
     for (size_t i = 0; i < cn_safetensors_count(s); i++) {
         const cn_st_tensor *t = cn_safetensors_at(s, i);
         const uint8_t *p = t->data;
@@ -30,7 +30,7 @@ static void check_tensors(const cn_safetensors *s, const uint8_t *data, size_t s
         for (uint64_t k = 0; k < t->n_bytes; k++) touched = (uint8_t)(touched ^ p[k]);
         total += t->n_bytes;
     }
-    /* Spans that tile the data cannot sum to more than it. */
+    /* The tensors do not overlap, so their sizes cannot exceed the size of the data. */
     if (data) FUZZ_CHECK(total <= size);
 }
 
@@ -77,7 +77,7 @@ static const char *const words[] = {
     "1e3",
 };
 
-/* Three tensors of different dtypes; `tensor` names the first. */
+/* Makes a file of three tensors with different dtypes. `tensor` names the first. */
 static void make_image(cn_buf *image, const char *tensor)
 {
     const uint16_t halves[6] = {1, 2, 3, 4, 5, 6};

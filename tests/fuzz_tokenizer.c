@@ -1,6 +1,6 @@
-/* fuzz_tokenizer.c - hostile tokenizer.json files, chat templates and texts. What must hold: no
- * crash; a refusal has a printable text; what loads encodes any bytes, every id has a token, and
- * the ids decode to whole UTF-8, the same a token at a time as their bytes at once. */
+/* fuzz_tokenizer.c - feeds hostile tokenizer.json files, chat templates and texts. Must hold: no
+ * crash; a refusal has a printable text; a tokenizer that loads encodes any bytes, every id has a
+ * token, and the ids decode to valid UTF-8, token by token with the same result as all at once. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 
 static cn_tokenizer *bundled;
 
-/* Splits the bytes of all tokens into characters at once: what streaming must add up to. */
+/* Decodes the bytes of all tokens together. Streaming must give the same text. */
 static void decode_at_once(const cn_tokenizer *t, const cn_tokens *ids, cn_buf *out)
 {
     cn_buf bytes = {0};
@@ -119,7 +119,7 @@ static const char *const words[] = {
     "\\u",
 };
 
-/* A vocabulary of the bytes of UTF-8, in the order of their characters, and what may follow it. */
+/* A vocabulary of the bytes of UTF-8, in the order of their characters, then optional parts. */
 static char *make_corpus_file(void)
 {
     cn_buf b = {0};

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs into a temporary directory and uses what is there as a stranger would: the program, the
-# manual page, and every example built with nothing but pkg-config and the installed header.
+# Installs into a temporary directory and checks the installed program and manual page. Builds
+# every example with only pkg-config and the installed header and library.
 set -eu
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
@@ -31,7 +31,7 @@ done
 ${CC:-cc} "$dir/version.c" -o "$dir/version" $(pkg-config --cflags --libs cinch)
 "$dir/version" | grep -q 'max-num-seqs 0'
 
-# A staged installation must not remember where it was staged.
+# The files of a staged installation must not contain the path of the staging directory.
 ${MAKE:-make} --no-print-directory -s install PREFIX=/usr DESTDIR="$dir/stage"
 grep -q '^prefix=/usr$' "$dir/stage/usr/lib/pkgconfig/cinch.pc"
 echo "install: ok"

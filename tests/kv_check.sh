@@ -1,7 +1,7 @@
 #!/bin/sh
-# Every KV option from outside: the flag and the field of a request's kv object mean the same, both
-# change the answer, a wrong value is refused by name and number, and policies, budgets and scores
-# of all kinds share one batch. BUILD is the build directory.
+# Checks every KV option: the flag and the field of a request's kv object have the same effect, both
+# change the answer, and a wrong value is refused with its name and value. Requests with different
+# policies, budgets and scores run in one batch. BUILD is the build directory.
 set -eu
 cinch=$(realpath "${BUILD:-build}/cinch")
 model=examples/tiny-reasoner
@@ -16,14 +16,15 @@ fail() {
     exit 1
 }
 
-# ask ID MAX_TOKENS [KV]: a line of the input. Log-probabilities show what the text may hide.
+# ask ID MAX_TOKENS [KV]: prints a line of the input. It asks for log-probabilities, which can
+# differ where the texts are equal.
 ask() {
     printf '{"custom_id": "%s", "method": "POST", "url": "/v1/chat/completions", "body": {%s' \
         "$1" "\"messages\": [{\"role\": \"user\", \"content\": $prompt}], \"max_tokens\": $2, "
     printf '"logprobs": true, "ignore_eos": true%s}}\n' "${3:+, \"kv\": $3}"
 }
 
-# run ARGUMENTS...: answers $dir/in into $dir/out.
+# run ARGUMENTS...: runs the lines of $dir/in and writes the answers to $dir/out.
 run() {
     rm -f "$dir"/out*
     got=0
@@ -32,7 +33,7 @@ run() {
     [ $got = ${code:-0} ] || fail "run-batch $*: exit $got"
 }
 
-# answer FILE ID: choices and usage, without ids and times; nothing when there is no answer.
+# answer FILE ID: prints choices and usage without ids and times, or nothing without an answer.
 answer() {
     sed -n "/\"custom_id\":\"$2\"/s/.*\"choices\":\(.*\)}},\"error\":null.*/\1/p" "$1"
 }
@@ -63,7 +64,7 @@ run $small
 cp "$dir/out" "$dir/fields"
 [ "$(wc -l <"$dir/fields")" = 17 ]
 
-# same ID ARGUMENTS...: what the flags answer is what the fields answered.
+# same ID ARGUMENTS...: the answer with these flags must equal the answer of line ID with fields.
 same() {
     id=$1
     shift
@@ -103,7 +104,7 @@ for block in 16 32 64 128 256; do
     answer "$dir/out" short | grep -q '"compressions":0' || fail "block size $block: an event"
 done
 
-# Alone, a request keeps all that memory has room for; its budget is 64 all the same.
+# A request that runs alone may keep all tokens that fit in memory, although its budget is 64.
 ask alone 200 '{"policy": "zip", "budget": 64}' >"$dir/in"
 run --block-size 16 --tail-relaxation
 answer "$dir/out" alone | grep -q '"budget":64,"compressions":0,"evicted":0,"peak_tokens":2[0-9][0-9],' ||
@@ -111,36 +112,36 @@ answer "$dir/out" alone | grep -q '"budget":64,"compressions":0,"evicted":0,"pea
 
 # ---- wrong values ----
 
-# field KV TEXT: the object is refused with this text, in the line's own error.
+# field KV TEXT: a line with this kv object must fail with TEXT in its error.
 field() {
     printf '%s\n' "$2" >>"$dir/texts"
     ask "bad$(wc -l <"$dir/texts")" 8 "$1" >>"$dir/in"
 }
 ask good 8 '{"policy": "zip", "budget": 64}' >"$dir/in"
 : >"$dir/texts"
-field '{"policy": "quest"}' 'kv.policy "quest": want one of full|window|zip'
+field '{"policy": "quest"}' 'kv.policy "quest": expected one of full|window|zip'
 field '{"policy": 1}' 'kv.policy 1'
 field '{"policy": "zip", "budget": 0}' 'kv.budget 0'
 field '{"policy": "zip", "budget": "much"}' 'kv.budget "much"'
 field '{"policy": "zip", "budget": 16, "window": 32}' 'budget of 16 tokens is below the window of 32'
 field '{"policy": "zip", "budget": 4000}' 'cap of 251 exceeds the pool of 200 blocks of 16 tokens'
-field '{"policy": "zip", "window": 33}' 'window of 33 tokens: want 1 to 32'
+field '{"policy": "zip", "window": 33}' 'window of 33 tokens: expected 1 to 32'
 field '{"policy": "zip", "window": 0}' 'kv.window 0'
 field '{"policy": "window", "budget": 64, "sinks": 64}' 'sinks of 64 tokens'
 field '{"policy": "zip", "alpha": 1.5}' 'kv.alpha 1.5'
 field '{"policy": "zip", "alpha": "x"}' 'kv.alpha "x"'
 field '{"policy": "zip", "global": "yes"}' 'kv.global "yes"'
-field '{"policy": "zip", "pooling": "last"}' 'kv.pooling "last": want one of first|never|always'
-field '{"policy": "zip", "redundancy": "thunder"}' 'want one of lightning|flash|none'
+field '{"policy": "zip", "pooling": "last"}' 'kv.pooling "last": expected one of first|never|always'
+field '{"policy": "zip", "redundancy": "thunder"}' 'expected one of lightning|flash|none'
 field '{"policy": "zip", "p": 2}' 'kv.p 2'
 field '{"policy": "zip", "tau": 0}' 'kv.tau 0'
 field '{"policy": "zip", "lambda": -1}' 'kv.lambda -1'
-field '{"policy": "zip", "combine": "xor"}' 'kv.combine "xor": want one of convex|subtract'
-field '{"policy": "zip", "move": "random"}' 'kv.move "random": want one of order|fill'
+field '{"policy": "zip", "combine": "xor"}' 'kv.combine "xor": expected one of convex|subtract'
+field '{"policy": "zip", "move": "random"}' 'kv.move "random": expected one of order|fill'
 field '{"policy": "zip", "budget": 64, "window": 17, "move": "fill"}' \
-    'window of 17 tokens: with kv move fill want at most a block of 16'
+    'window of 17 tokens: with kv move fill expected at most a block of 16'
 field '{"policy": "zip", "scores": 1}' "unknown member 'scores'"
-field '7' 'kv: want an object'
+field '7' 'kv: expected an object'
 code=2
 run --block-size 16 --kv-budget 64 --kv-window 32 --num-gpu-blocks-override 200
 answer "$dir/out" good | grep -q . || fail "a good line beside bad ones has no answer"
@@ -151,7 +152,7 @@ while read -r text; do
         { grep "\"bad$n\"" "$dir/out" >"$dir/log" || :; fail "not refused with '$text'"; }
 done <"$dir/texts"
 
-# flag TEXT ARGUMENTS...
+# flag TEXT ARGUMENTS...: run-batch must refuse the arguments with TEXT.
 flag() {
     text=$1
     shift
@@ -159,24 +160,24 @@ flag() {
         fail "not refused: $*"
     grep -qF -e "$text" "$dir/log" || fail "$*: not refused with '$text'"
 }
-flag 'kv-policy quest: want one of full|window|zip' --kv-policy quest
+flag 'kv-policy quest: expected one of full|window|zip' --kv-policy quest
 flag 'kv-budget 0' --kv-budget 0
-flag 'kv-window 128 is above kv-budget 64' --kv-budget 64 --kv-window 128
+flag 'kv-window 128 exceeds kv-budget 64' --kv-budget 64 --kv-window 128
 flag 'kv sinks of 65 tokens leave no room for the newest in a budget of 64' --kv-budget 64 \
     --kv-sinks 65
 flag 'kv sinks of 64 tokens leave no room for the newest in a budget of 64' --kv-policy window \
     --kv-budget 64 --kv-sinks 64
 flag 'kv-alpha 1.5' --kv-alpha 1.5
-flag 'kv-pooling last: want one of first|never|always' --kv-pooling last
-flag 'kv-redundancy thunder: want one of lightning|flash|none' --kv-redundancy thunder
+flag 'kv-pooling last: expected one of first|never|always' --kv-pooling last
+flag 'kv-redundancy thunder: expected one of lightning|flash|none' --kv-redundancy thunder
 flag 'kv-p 2' --kv-p 2
 flag 'kv-tau 0' --kv-tau 0
 flag 'kv-lambda -1' --kv-lambda -1
-flag 'kv-combine xor: want one of convex|subtract' --kv-combine xor
-flag 'kv-move random: want one of order|fill' --kv-move random
-flag 'window of 17 tokens: with kv move fill want at most a block of 16' --kv-policy zip \
+flag 'kv-combine xor: expected one of convex|subtract' --kv-combine xor
+flag 'kv-move random: expected one of order|fill' --kv-move random
+flag 'window of 17 tokens: with kv move fill expected at most a block of 16' --kv-policy zip \
     --kv-move fill --kv-window 17 --block-size 16
 flag 'kv-policies full,quest' --kv-policies full,quest
-flag '3 KV blocks hold no request: one takes 7 blocks of 64 tokens' --kv-policy zip \
+flag '3 KV blocks are too few for one request, which needs 7 blocks of 64 tokens' --kv-policy zip \
     --kv-budget 384 --num-gpu-blocks-override 3
 echo "kv: ok"

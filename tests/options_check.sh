@@ -1,12 +1,12 @@
 #!/bin/sh
-# No option is silently ignored: each row of the option table that some command takes has its field
-# read by code other than the table's own. BUILD is the build directory.
+# Checks that no option is silently ignored: code outside engine/options must read the field of
+# every option that a command takes. BUILD is the build directory.
 set -eu
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 table=engine/options/option_table.c
 
-# name and last part of the field, a row each
+# One line per option: its name and the last part of its field.
 sed -n 's/^    ROW([A-Z_]*, "\([a-z0-9-]*\)", [A-Z0-9]*, \([a-z0-9_]*\.\)*\([a-z0-9_]*\), .*/\1 \3/p' \
     $table >"$dir/rows"
 [ "$(grep -c '^    ROW(' $table)" = "$(wc -l <"$dir/rows")" ] || {
@@ -19,6 +19,6 @@ bad=0
 while read -r name field; do
     grep -q "^| \`--$name\`" "$dir/config.md" || continue
     grep -qE "(->|\.)$field\b" $(ls engine/*.c engine/*/*.c compress/*.c | grep -v /option) ||
-        { echo "--$name: nobody reads $field"; bad=1; }
+        { echo "--$name: no code reads $field"; bad=1; }
 done <"$dir/rows"
 exit $bad

@@ -1,9 +1,9 @@
 #!/bin/sh
-# bench/plot.py on files that cinch writes: every kind of plot is a valid SVG with the series,
-# points and labels of its input, the same bytes each time; docs/plots shows what docs/plots/data
-# holds; input that cannot be drawn is one line and exit code 1. BUILD is the build directory.
-# Without the Python of `make plot-env` the check is skipped, and says so; with REQUIRE_REFERENCES=1
-# that is a failure.
+# Runs bench/plot.py on files that cinch writes. Every kind of plot must be a valid SVG with the
+# series, points and labels of its input, and the same bytes each time. docs/plots must match
+# docs/plots/data. Input that cannot be drawn gives one line and exit code 1. BUILD is the build
+# directory. Prints SKIPPED without the Python of `make plot-env`; with REQUIRE_REFERENCES=1 that
+# is a failure.
 set -eu
 build=${BUILD:-build}
 cinch=$build/cinch
@@ -24,7 +24,8 @@ fail() {
     exit 1
 }
 
-# draw ARGUMENTS...: the plot $dir/plot.svg, what it shows in $dir/seen; drawn again it is the same.
+# draw ARGUMENTS...: draws $dir/plot.svg twice, which must give the same bytes. Lists the contents
+# of the plot in $dir/seen.
 draw() {
     "$python" bench/plot.py "$@" -o "$dir/plot.svg"
     "$python" bench/plot.py "$@" -o "$dir/again.svg"
@@ -32,7 +33,8 @@ draw() {
     "$python" tests/plot_series.py "$dir/plot.svg" >"$dir/seen"
 }
 
-# shows TEXT...: labels of the last plot. count N: its series. points ID N: the points of one.
+# Checks of the last plot. shows TEXT...: it has these labels. count N: it has N series.
+# points ID N: the series ID has N points.
 shows() {
     for text in "$@"; do
         grep -qxF -e "text $text" "$dir/seen" || fail "no label '$text'"
@@ -44,18 +46,18 @@ count() {
 points() {
     grep -qE "^series $1 $2 " "$dir/seen" || fail "expected $2 points of $1"
 }
-# level ID: the height of a series' last point, which for a bar is one of its top.
+# level ID: prints the height of the last point of a series. For a bar, that point is on its top.
 level() {
     sed -n "s/^series $1 [0-9]* .*,//p" "$dir/seen"
 }
-# evenly A B C: they differ, and B is the mean of A and C.
+# evenly A B C: A must differ from C, and B must be their mean.
 evenly() {
     awk -v a="$1" -v b="$2" -v c="$3" 'BEGIN { d = 2 * b - a - c
         exit !(a != "" && b != "" && c - a > 1 && d < 0.1 && d > -0.1) }' ||
         fail "expected $1, $2, $3 to be evenly apart"
 }
 
-# refused TEXT ARGUMENTS...: one line with that text, exit code 1, no file.
+# refused TEXT ARGUMENTS...: plot.py must print one line with TEXT, exit with 1 and write no file.
 refused() {
     text=$1
     shift
@@ -63,12 +65,13 @@ refused() {
     rm -f "$dir/none.svg"
     "$python" bench/plot.py "$@" >"$dir/seen" 2>&1 || got=$?
     [ $got = 1 ] && [ "$(wc -l <"$dir/seen")" = 1 ] && grep -qF -e "$text" "$dir/seen" &&
-        [ ! -e "$dir/none.svg" ] || fail "plot.py $*: exit $got, wanted 1 and one line with '$text'"
+        [ ! -e "$dir/none.svg" ] ||
+        fail "plot.py $*: expected exit code 1 and one line with '$text', got exit code $got"
 }
 
 # ---- compare ----
 
-# compare NAME OPTIONS...
+# compare NAME OPTIONS...: runs cinch compare and writes $dir/NAME.json.
 compare() {
     name=$1
     shift
@@ -88,7 +91,7 @@ for panel in 0 1; do
 done
 shows sums hops full zip:64:no-global zip:32 window:64 "full KV" zip window \
     "exact match, % of the prompts, with the 95 % interval" "KV peak,"
-# The KV tokens beside each point: two tasks of four arms.
+# Each point is labelled with its KV tokens: two tasks, four arms.
 sed -n 's/.*"peak_tokens_mean": \([0-9.]*\).*/\1/p' "$dir/graded.json" >"$dir/peaks"
 [ "$(wc -l <"$dir/peaks")" = 8 ]
 while read -r peak; do shows "$(LC_ALL=C printf '%.0f' "$peak")"; done <"$dir/peaks"
@@ -98,7 +101,7 @@ draw compare "$dir/alone.json"
 count 2
 shows sums "tokens that full KV would have chosen too, %"
 
-# Points lie where the shares say: arms that were right in 0, 50 and 100 % of their prompts.
+# The height of a point is its share: three arms with 0, 50 and 100 % of exact matches.
 for share in 0 0.5 1; do
     cat <<J
 ${comma:-}{"arm": "a$share", "kv": {"policy": "zip"}, "kv_memory": {"peak_tokens_mean": 1234},
@@ -115,7 +118,7 @@ evenly $(sed -n 's/,[^ ]*//g; s/^series series-0-1-zip 3 //p' "$dir/seen")
 
 # ---- timeline ----
 
-# bench NAME OPTIONS...: figures and timeline of a run that preempts.
+# bench NAME OPTIONS...: writes the figures and the timeline of a run that preempts requests.
 bench() {
     name=$1
     shift
@@ -139,7 +142,7 @@ draw timeline "first run=$dir/one.csv" --smooth 1000
 count 3
 points series-0-0-first-run 1
 
-# Each panel shows its own figure: three timelines, of which one has half of what another has.
+# Each panel shows its own column. In every column, the second timeline is the mean of the others.
 for n in 0 1 2; do
     printf 'time_s,steps,output_tokens,waiting,recomputed_tokens\n%s\n%s\n' \
         "1,10,$((n * 40)),$((n * 3)),$((n * 50))" "2,10,$((n * 20)),$((n * 5)),$((n * 60))" \
@@ -150,7 +153,7 @@ count 12
 for panel in 0 1 2 3; do
     evenly "$(level series-$panel-0-a)" "$(level series-$panel-1-b)" "$(level series-$panel-2-c)"
 done
-# Panels that are zero throughout are left out, but for the first.
+# Panels whose values are all zero are omitted, except the first.
 draw timeline a="$dir/level0.csv"
 count 1
 
@@ -166,7 +169,7 @@ shows here there full zip "total output tokens" 768
 for group in 0 1; do points "series-$group-1-zip" 4; done
 points series-0-0-full 4
 
-# Heights and labels are the figures, of either kind of bench.
+# Heights and labels show the figures of bench throughput and of bench serve.
 echo '{"output_tokens_per_second": 0}' >"$dir/level0.json"
 echo '{"output_throughput": 1234.4}' >"$dir/level1.json"
 echo '{"output_tokens_per_second": 2468.8}' >"$dir/level2.json"
@@ -174,7 +177,7 @@ draw bench bar/a="$dir/level0.json" bar/b="$dir/level1.json" bar/c="$dir/level2.
 shows 1,234 2,469
 evenly "$(level series-0-0-a)" "$(level series-0-1-b)" "$(level series-0-2-c)"
 
-# The results of a script, drawn from the file that it writes.
+# The file that bench/gpu_workloads.sh writes can be drawn.
 CINCH=$cinch SHAPE=../../$model DEVICE=cpu POOL=64M SEQS=8 PROMPTS=2 bench/gpu_workloads.sh \
     "$dir/workloads" gsm8k >"$dir/log" 2>&1 || { cat "$dir/log"; exit 1; }
 draw bench "$dir/workloads/throughput.json"
@@ -188,7 +191,7 @@ mkdir "$dir/docs"
     { cat "$dir/log"; exit 1; }
 for plot in docs/plots/*.svg; do
     "$python" tests/plot_series.py "$plot" "$dir/docs/$(basename "$plot")" ||
-        { echo "$plot is not what docs/plots/data holds: run make plots"; exit 1; }
+        { echo "$plot does not match docs/plots/data: run make plots"; exit 1; }
 done
 for plot in "$dir"/docs/*.svg; do [ -e "docs/plots/$(basename "$plot")" ]; done
 

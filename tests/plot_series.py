@@ -1,7 +1,8 @@
-"""What an SVG file of bench/plot.py shows, a line each, for tests/plot_check.sh:
+"""Lists the contents of an SVG file that bench/plot.py wrote, for tests/plot_check.sh:
 
-    python3 tests/plot_series.py FILE.svg           series ID POINTS X,Y X,Y...  and  text TEXT
-    python3 tests/plot_series.py FILE.svg OTHER.svg  nothing, exit code 0: both show the same
+    python3 tests/plot_series.py FILE.svg            prints lines "series ID POINTS X,Y X,Y..." and
+                                                     "text TEXT"
+    python3 tests/plot_series.py FILE.svg OTHER.svg  exits with 0 when both show the same
 
 A point is a marker or a vertex of a line or bar, in user units; x to the right, y up.
 """
@@ -22,7 +23,7 @@ def points_of(group):
 
 
 def read(path):
-    """(texts, {id: points})."""
+    """Returns (texts, {id: points})."""
     root = ET.parse(path).getroot()
     if root.tag != f"{SVG}svg" or not root.get("viewBox"):
         sys.exit(f"{path}: expected an <svg> with a viewBox, got <{root.tag}>")
@@ -32,13 +33,13 @@ def read(path):
         name = group.get("id") or ""
         if name.startswith("series-"):
             if name in series:
-                sys.exit(f"{path}: the id {name} is there twice")
+                sys.exit(f"{path}: two groups have the id {name}")
             series[name] = [(x, -y) for x, y in points_of(group)]
     return texts, series
 
 
 def same(a, b):
-    """Equal texts and ids, and points no more than 0.1 units apart."""
+    """True when texts and ids are equal and no point differs by more than 0.1 units."""
     if a[0] != b[0] or a[1].keys() != b[1].keys():
         return False
     pairs = [(a[1][name], b[1][name]) for name in a[1]]

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Runs test programs one after another: tests/run.sh [--args "A B"] PROGRAM...
-# Prints one line each, the whole log of one that fails, and a sum as the last line:
-# "N passed, N failed". A cmocka program counts each of its tests, another program counts as one;
-# a test that began and did not end well has failed. Adds the sum to $RESULTS when that is set.
-# What is not named *_cuda tests the CPU's results, and is shown no GPU.
+# Prints one line for each program, the whole log of each that fails, and the total as the last
+# line: "N passed, N failed". A cmocka program counts each of its tests; any other program counts as
+# one. A test that started but did not report OK or SKIPPED has failed. Appends the total to
+# $RESULTS when that is set. Programs not named *_cuda test the CPU, so GPUs are hidden from them.
 set -u
 args=""
 if [ "${1:-}" = --args ]; then
@@ -24,7 +24,7 @@ for program in "$@"; do
     seconds=$(($(date +%s) - began))
     run=$(grep -c '^\[ RUN ' "$log")
     ok=$(grep -c '^\[       OK \]' "$log")
-    # cmocka lists what it skipped once more after its sum.
+    # cmocka lists the skipped tests a second time after its summary.
     skipped=$(sed '/^\[==*\] [0-9]* test(s) run/,$d' "$log" | grep -c '^\[  SKIPPED \]')
     bad=$((run - ok - skipped))
     if [ "$run" = 0 ]; then
@@ -36,7 +36,7 @@ for program in "$@"; do
     failed=$((failed + bad))
     if [ $bad = 0 ] && [ $status = 0 ]; then
         printf 'ok    %-40s %4d passed  %3d s\n' "$program" "$ok" "$seconds"
-        grep '^SKIPPED' "$log" # never in silence
+        grep '^SKIPPED' "$log" # a skipped check is always reported
     else
         printf 'FAIL  %-40s %4d failed  exit %d\n' "$program" "$bad" "$status"
         sed 's/^/    /' "$log"

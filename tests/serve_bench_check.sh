@@ -1,19 +1,20 @@
 #!/bin/sh
-# `cinch bench serve` against a running server: the fields that scripts read, counts, arrivals, and
-# what it says of a server that is not there or wants a key. BUILD is the build directory.
+# Runs `cinch bench serve` against a running server. Checks the fields that scripts read, counts,
+# arrival times, and the errors for a missing server and a missing key. BUILD is the build
+# directory.
 set -eu
 dir=$(mktemp -d)
 . tests/lib/serve.sh
 trap clean_up EXIT
 model=examples/tiny-reasoner
 
-# bench OPTIONS...: figures in $dir/out.
+# bench OPTIONS...: runs a benchmark and writes its figures to $dir/out.
 bench() {
     "$cinch" bench serve --model $model --base-url "$url" --output-json "$dir/out" "$@" >"$dir/line" ||
         { echo "bench serve $*: failed"; cat "$dir/line"; exit 1; }
 }
 
-# expect FIELD=PATTERN...: in the figures.
+# expect FIELD=PATTERN...: each FIELD must be in $dir/out with a value that matches PATTERN.
 expect() {
     for want in "$@"; do
         grep -qE "^ \"${want%%=*}\": ${want#*=},?\$" "$dir/out" && continue
@@ -23,7 +24,7 @@ expect() {
     done
 }
 
-# refused TEXT OPTIONS...
+# refused TEXT OPTIONS...: bench serve must fail with TEXT.
 refused() {
     text=$1
     shift
@@ -47,13 +48,13 @@ for metric in ttft tpot itl e2el; do
 done
 grep -qE '^output_throughput +[0-9.]+$' "$dir/line"
 
-# 24 arrivals at 12 a second take about 2 seconds, whatever the burstiness.
+# 24 arrivals at 12 per second take about 2 seconds, at any burstiness.
 for burstiness in 0.5 1 100; do
     bench --num-prompts 24 --input-len 4 --output-len 1 --request-rate 12 --burstiness $burstiness
     expect request_rate=12.0 'duration=[0-9.]+' completed=24
     "${PYTHON:-python3}" -c "import json, sys
 s = json.load(open('$dir/out'))['duration']
-sys.exit(not 0.7 < s < 8 and f'24 arrivals at 12 a second took {s} s')"
+sys.exit(not 0.7 < s < 8 and f'24 arrivals at 12 per second took {s} s, expected 0.7 to 8')"
 done
 
 bench --num-prompts 3 --input-len 8 --output-len 5 --save-detailed --kv-policy zip --kv-budget 64
@@ -66,13 +67,13 @@ P
 refused "request 1 failed: status 400" --base-url "$url" --kv-policy window
 stop
 refused "Connection refused" --base-url "$url"
-refused "want http://host:port" --base-url localhost
+refused "expected http://host:port" --base-url localhost
 serve --api-key a-key-for-the-test
 refused "/v1/models: status 401" --base-url "$url"
 bench --api-key a-key-for-the-test --num-prompts 2 --input-len 8 --output-len 2
 stop
 
-# A shape without a tokenizer: token ids in, counts out.
+# A checkpoint without a tokenizer: prompts are token ids, and the figures count tokens.
 model=tests/golden/models/qwen3-bf16
 serve --model $model --load-format dummy
 bench --num-prompts 3 --input-len 8 --output-len 5

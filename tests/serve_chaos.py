@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Kills `cinch serve` (SIGKILL) again and again while it runs batches, and reads what is left.
+"""Kills `cinch serve` (SIGKILL) many times while it runs batches, and checks the files it leaves.
 
-Each round starts the server on the same spool, makes sure that batches are under way, and kills it
-at a random moment: while it starts, takes an upload, or answers lines. What must hold:
+Each round starts the server on the same spool, makes sure that batches are running, and kills the
+server at a random moment: while it starts, receives an upload, or answers lines. The rules:
 
-  * what the server has said is there (a file, a batch) is there after the next start;
-  * a line that a file had when the process died is there at the end, unchanged, in its place;
-  * of a finished batch each custom_id has one line, whole JSON, in the output or the error file;
-  * chats that come between, and push batch requests aside, change none of it;
-  * each line says what `cinch run-batch` says for the same input, but for the time.
+  * a file or batch that the server has acknowledged exists after the next start;
+  * a line that a file had when the process was killed is in the file at the end, unchanged and in
+    the same place;
+  * each custom_id of a finished batch has one line of valid JSON, in the output or the error file;
+  * chats that run at the same time and preempt batch requests change none of this;
+  * each line equals that of `cinch run-batch` for the same input, except for the time.
 
 Usage: serve_chaos.py [--cinch build/cinch] [--rounds 50] [--seed 1]
 """
@@ -37,7 +38,7 @@ def fail(text):
 
 
 def make_input(rng, n_lines):
-    """Lines of different lengths, one of which is refused when its turn comes."""
+    """Lines of different lengths. One of them is refused when it runs."""
     lines = []
     for i in range(n_lines):
         body = {"messages": [{"role": "user",
@@ -51,10 +52,10 @@ def make_input(rng, n_lines):
 
 
 def normal(line):
-    """A line of an output without what may differ between two runs."""
+    """A line of an output without the members that may differ between two runs."""
     body = line["response"]["body"]
     body.pop("created", None)
-    # What came from the prefix cache depends on the company, its answer does not.
+    # The number of cached prompt tokens depends on batch composition. The answer does not.
     if "usage" in body:
         body["usage"].pop("prompt_tokens_details", None)
     return line
@@ -74,7 +75,7 @@ def run_offline(cinch, folder, text):
 
 
 class Server:
-    """One life of the process."""
+    """One server process."""
 
     def __init__(self, cinch, spool, log):
         with socket.socket() as s:
@@ -113,14 +114,14 @@ class Server:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if self.process.poll() is not None:
-                fail("the server ended by itself, exit %d" % self.process.returncode)
+                fail("the server exited, code %d" % self.process.returncode)
             try:
                 if self.request("GET", "/health")[0] == 200:
                     return
             except OSError:
                 pass
-            time.sleep(0.02)  # not there yet, or 503: the model is being loaded
-        fail("the server did not come up")
+            time.sleep(0.02)  # not listening yet, or 503 while the model loads
+        fail("the server did not start in %d s" % seconds)
 
     def upload(self, text):
         edge = uuid.uuid4().hex
@@ -131,7 +132,7 @@ class Server:
                              "multipart/form-data; boundary=" + edge)["id"]
 
     def chat_until_killed(self):
-        """Interactive requests, which go before those of batches."""
+        """Sends interactive requests, which run before batch requests."""
         body = json.dumps({"messages": [{"role": "user", "content": "Compute 12 * 34 by hand."}],
                            "max_tokens": 30})
         try:
@@ -147,7 +148,7 @@ class Server:
 
 
 class Watch:
-    """The spool as it is between two lives."""
+    """The files of the spool between two server processes."""
 
     def __init__(self, spool):
         self.files = os.path.join(spool, "files")
@@ -159,7 +160,7 @@ class Watch:
         return data[:data.rfind(b"\n") + 1]
 
     def look(self):
-        """Remembers what each file holds; what it held before must be its beginning."""
+        """Records each file's lines. They must begin with the lines recorded before."""
         if not os.path.isdir(self.files):
             return
         for name in os.listdir(self.files):
@@ -168,7 +169,7 @@ class Watch:
             now = self.whole_lines(name)
             before = self.lines.get(name, b"")
             if not now.startswith(before):
-                fail("%s has lost lines that it had" % name)
+                fail("%s has lost lines" % name)
             self.lines[name] = now
 
 
@@ -178,7 +179,7 @@ def read_lines(server, batch):
         if batch[member]:
             content = server.ask("GET", "/v1/files/%s/content" % batch[member])
             if not content.endswith(b"\n"):
-                fail("%s of %s ends in a torn line" % (member, batch["id"]))
+                fail("%s of %s ends with an incomplete line" % (member, batch["id"]))
             lines += [json.loads(line) for line in content.splitlines()]
     return lines
 
@@ -191,13 +192,13 @@ def check(server, batch_id, want):
     for line in read_lines(server, batch):
         custom_id = line["custom_id"]
         if custom_id in seen:
-            fail("%s: %s stands twice" % (batch_id, custom_id))
+            fail("%s: %s has two lines" % (batch_id, custom_id))
         seen.add(custom_id)
         if normal(line) != want[custom_id]:
             fail("%s: %s differs from the offline run:\n%s\n%s" %
                  (batch_id, custom_id, json.dumps(line), json.dumps(want[custom_id])))
     if seen != set(want):
-        fail("%s: %d of %d lines" % (batch_id, len(seen), len(want)))
+        fail("%s: expected %d lines, got %d" % (batch_id, len(want), len(seen)))
     counts = batch["request_counts"]
     if (counts["completed"], counts["failed"]) != (len(want) - 1, 1):
         fail("%s: counts %s" % (batch_id, counts))
@@ -222,7 +223,7 @@ class Chaos:
         return {b: server.ask_json("GET", "/v1/batches/" + b)["status"] for b in self.batches}
 
     def settle(self, server):
-        """Checks what is finished, and keeps two batches under way."""
+        """Checks the finished batches, and keeps two batches running."""
         for batch_id, status in self.statuses(server).items():
             if status == "completed":
                 check(server, batch_id, self.wants[self.batches.pop(batch_id)])
@@ -236,12 +237,12 @@ class Chaos:
     def round(self):
         server = self.start()
         kind = self.rng.random()
-        if kind < 0.15:  # while it starts
+        if kind < 0.15:  # killed while it starts
             time.sleep(self.rng.random() * 0.8)
         else:
             server.wait_until_up()
             self.settle(server)
-            if kind < 0.3:  # while a client sends a file that the client never hears of
+            if kind < 0.3:  # killed during an upload that gets no reply
                 with socket.create_connection(("127.0.0.1", server.port)) as s:
                     s.sendall(b"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Length: 99999\r\n"
                               b"Content-Type: multipart/form-data; boundary=e\r\n\r\n--e\r\n"
@@ -261,17 +262,17 @@ class Chaos:
         end = time.monotonic() + 300
         while any(s != "completed" for s in self.statuses(server).values()):
             if time.monotonic() > end:
-                fail("batches do not end: %s" % self.statuses(server))
+                fail("batches did not complete in 300 s: %s" % self.statuses(server))
             time.sleep(0.1)
         for batch_id, which in self.batches.items():
             check(server, batch_id, self.wants[which])
             self.n_checked += 1
         server.process.send_signal(signal.SIGTERM)
         if server.process.wait(60) != 0:
-            fail("SIGTERM: exit %d" % server.process.returncode)
+            fail("SIGTERM: expected exit code 0, got %d" % server.process.returncode)
         self.watch.look()
         if os.listdir(os.path.join(self.spool, "tmp")):
-            fail("tmp/ is not empty at the end")
+            fail("files are left in tmp/ of the spool")
 
 
 def main():
@@ -294,7 +295,7 @@ def main():
         sys.stderr.write("the spool is kept in %s\n" % folder)
         raise
     shutil.rmtree(folder)
-    print("%d rounds, %d batches checked, line for line" % (args.rounds, chaos.n_checked))
+    print("%d rounds, %d batches checked line by line" % (args.rounds, chaos.n_checked))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The openai package from PyPI, unchanged, against a running server; Prometheus' own parser over its
-# metrics. BUILD is the build directory.
+# Runs the unmodified openai package from PyPI against a running server, and checks its metrics with
+# the parser of Prometheus. BUILD is the build directory.
 set -eu
 dir=$(mktemp -d)
 . tests/lib/serve.sh
@@ -8,14 +8,14 @@ trap clean_up EXIT
 
 need_python clients openai==3.52.0 prometheus_client==0.26.0
 key=a-key-for-the-test
-(umask 077 && echo "# who may ask
+(umask 077 && echo "# API keys
 test:$key" >"$dir/keys")
 serve --kv-policies full,zip --kv-cache-memory-bytes 128M --api-key-file "$dir/keys" \
     --spool "$dir/spool"
 "$python" tests/clients/openai_requests.py "$url" $key
 "$python" tests/clients/openai_batches.py "$url" $key
 stop
-# A line of JSON for each request, with the key's name and never the key.
+# The access log has a line of JSON for each request, with the name of the key and never the key.
 "$python" - "$dir/access.log" $key <<'P'
 import json, sys
 text = open(sys.argv[1]).read()

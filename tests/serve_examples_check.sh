@@ -1,12 +1,12 @@
 #!/bin/sh
-# The curl examples of examples/, against a server with a key and one without. BUILD is the build
-# directory.
+# Runs the curl scripts of examples/ against a server that needs a key, with and without the key.
+# BUILD is the build directory.
 set -eu
 dir=$(mktemp -d)
 . tests/lib/serve.sh
 trap clean_up EXIT
 
-# expect TEXT: in the last output.
+# expect TEXT: the last output must contain TEXT.
 expect() {
     grep -qF -e "$1" "$dir/out" && return
     echo "no '$1' in:"
@@ -28,7 +28,7 @@ examples/serve_batch.sh "$url" examples/serve_batch.jsonl $key >"$dir/out"
 expect 'started batch_'
 expect '511135'
 [ "$(grep -c '"custom_id"' "$dir/out")" = 3 ]
-# A line that fails is in the file of errors, which alone is there when all do.
+# A failed line is in the error file. When all lines fail, the error file is the only one.
 cat >"$dir/failing.jsonl" <<'J'
 {"custom_id": "wrong", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": []}}
 J

@@ -1,7 +1,8 @@
 #!/bin/sh
-# Many clients of another process: streams that say what run-batch says, memory that stays, rude
-# crowds that keep nobody from an answer. BUILD is the build directory. The defaults are for every
-# run of the tests; the figures of docs/BENCH.md are of STREAMS=1000 REQUESTS=20000 CROWD=300.
+# Runs many clients from another process. The streams must equal the output of run-batch, the
+# server's memory must not grow, and misbehaving clients must not block others. BUILD is the build
+# directory. The defaults keep the test short; docs/BENCH.md has the figures of STREAMS=1000
+# REQUESTS=20000 CROWD=300.
 set -eu
 dir=$(mktemp -d)
 . tests/lib/serve.sh
@@ -17,7 +18,7 @@ $python $load streams "$url" "$dir/requests.jsonl" "$dir/output.jsonl"
 $python $load steady "$url" "${REQUESTS:-500}" 32 "${GROWTH_KIB:-4096}"
 stop
 
-# Two thirds of the crowd fill every connection; the last third would need more.
+# Two thirds of the crowd occupy every connection; the last third exceeds the limit.
 crowd=${CROWD:-60}
 serve --max-connections $((crowd * 2)) --request-timeout 2 --idle-timeout 5
 $python $load rude "$url" "$crowd"

@@ -1,7 +1,8 @@
 #!/bin/sh
-# The server's page in a headless Chromium, while requests run: what it shows is what goes on, in
-# one column too, and its policy stops nothing of its own. BUILD is the build directory. Without
-# a Chromium the check is skipped, and says so; with REQUIRE_REFERENCES=1 that is a failure.
+# Opens the server's page in a headless Chromium while requests run. The page must show the real
+# state, also in one column, and its content security policy must not block the page's own code.
+# BUILD is the build directory. Prints SKIPPED without a Chromium; with REQUIRE_REFERENCES=1 that
+# is a failure.
 set -eu
 dir=$(mktemp -d)
 . tests/lib/serve.sh
@@ -11,8 +12,8 @@ browser=$(command -v chromium || command -v chromium-browser || command -v googl
     skip "no chromium"
 key=a-key-for-the-test
 
-# open_page WIDTH: the page as it stands after a few polls, in $dir/page; what its console said, in
-# $dir/console. The key goes as a browser sends what its user typed.
+# open_page WIDTH: writes the page after a few polls to $dir/page and its console to $dir/console.
+# Sends the key in the way a browser sends typed credentials.
 open_page() {
     timeout 60 "$browser" --headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage \
         --user-data-dir="$dir/profile" --window-size="$1,900" --enable-logging=stderr \
@@ -24,7 +25,7 @@ open_page() {
     fi
 }
 
-# expect PATTERN: in the page.
+# expect PATTERN: the page must match PATTERN.
 expect() {
     tr '\n' ' ' <"$dir/page" | grep -qE "$1" && return
     echo "the page has no $1:"
@@ -32,7 +33,7 @@ expect() {
     exit 1
 }
 
-# ask PATH OPTIONS...
+# ask PATH OPTIONS...: runs curl on a route with the key.
 ask() {
     path=$1
     shift
@@ -41,7 +42,7 @@ ask() {
 
 serve --kv-policy zip --kv-budget 128 --kv-cache-memory-bytes 64M --api-key "$key" \
     --spool "$dir/spool"
-# A job of two requests that end at once, one that fails, and three that run on.
+# A job of two requests that end at once, one that fails, and three that keep running.
 for i in 1 2 3 4 5 6; do
     case $i in 1 | 2) more='"max_tokens": 2' ;; 3) more='"top_p": 7' ;;
     *) more='"max_tokens": 8000, "ignore_eos": true' ;; esac
@@ -65,10 +66,10 @@ expect '<span id="state" class="good" role="status">working</span>'
 expect '<span id="running">3</span>'
 expect '<span id="rate">[1-9][0-9,]*</span>'
 expect '<span id="kv">[1-9][0-9]? %</span>'
-expect '<div class="note" id="freed">[0-9.]+ .iB so far, in [0-9,]+ compressions?</div>'
+expect '<div class="note" id="freed">[0-9.]+ .iB in total, by [0-9,]+ compressions?</div>'
 expect '<path class="line first" d="M[0-9]'
 expect 'id="message" role="alert" hidden'
-expect '<th scope="row">reached their length</th><td>2</td>'
+expect '<th scope="row">length limit reached</th><td>2</td>'
 open_page 500 # one column, as on a phone
 expect '<span id="running">3</span>'
 expect 'id="chart-kv"[^>]*viewBox="0 0 4[0-9][0-9] '

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Chats get in while the compressed requests of a batch hold all KV memory, and the batch says what
-# run-batch says. BUILD is the build directory.
+# Chats are answered while the compressed requests of a batch hold all KV memory, and the answers of
+# the batch equal those of run-batch. BUILD is the build directory.
 set -eu
 dir=$(mktemp -d)
 . tests/lib/serve.sh

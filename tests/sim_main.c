@@ -1,5 +1,5 @@
-/* sim_main.c - runs the simulation: sim SEED STEPS [--epoch N] [--full-only]. Exits 1 with the
- * seed and the step when a check fails; the same arguments fail at the same step again. */
+/* sim_main.c - runs the simulation: sim SEED STEPS [--epoch N] [--full-only]. When a check fails,
+ * exits with 1 and prints the seed and the step. The same arguments fail at the same step. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,7 +50,7 @@ int main(int argc, char **argv)
            (unsigned long long)r.prefix_hits, (unsigned long long)r.events,
            (unsigned long long)r.preemptions, (unsigned long long)r.relaxed_blocks,
            (unsigned long long)r.swap_outs);
-    printf("longest wait as the foremost that waits: %llu steps; longest life as the foremost: "
+    printf("longest wait as the foremost waiting: %llu steps; longest life as the foremost: "
            "%llu\n",
            (unsigned long long)r.longest_head_wait, (unsigned long long)r.longest_foremost);
     if (!good) fprintf(stderr, "FAILED: %s\n", r.error);

@@ -1,5 +1,5 @@
-/* test_api_request.c - bodies of the OpenAI endpoints: what is read, what is harmless, and that
- * everything else is refused by name. */
+/* test_api_request.c - bodies of the OpenAI endpoints: which fields are read, which are ignored
+ * because they have no effect, and that all others are refused by name. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -24,7 +24,7 @@ static cn_status parse(cn_api_request *r, cn_api_endpoint endpoint, const char *
                                    CN_ERR_ARG),
                      CN_OK);
     cn_status status = cn_api_request_parse(r, endpoint, body, &defaults, fault);
-    json_decref(body); /* the request must live on its own reference */
+    json_decref(body); /* the request must hold its own reference */
     return status;
 }
 
@@ -78,7 +78,7 @@ static void chat_fields_are_read(void **state)
     cn_api_request_free(&r);
 }
 
-static void an_unsaid_field_has_the_engines_default(void **state)
+static void an_absent_field_has_the_engines_default(void **state)
 {
     (void)state;
     cn_api_request r;
@@ -160,8 +160,8 @@ static void reasoning_of_answers_is_read(void **state)
     cn_api_request_free(&r);
 }
 
-/* OpenAI's clients send "developer" for reasoning models; templates know it as "system". */
-static void a_developer_speaks_as_the_system(void **state)
+/* OpenAI's clients send "developer" for reasoning models; templates call that role "system". */
+static void the_developer_role_becomes_system(void **state)
 {
     (void)state;
     cn_api_request r;
@@ -196,7 +196,7 @@ static void completion_prompt_is_text_or_tokens(void **state)
     }
 }
 
-/* Body after CHAT_START (or whole, for completions), the field at fault, a piece of the text. */
+/* A body after CHAT_START (or a whole completion body), the faulty field, a part of the error. */
 static const struct refusal {
     cn_api_endpoint endpoint;
     const char *text, *field, *says;
@@ -208,7 +208,7 @@ static const struct refusal {
     {CN_API_CHAT, "\"n\": true", "n", "true"},
     {CN_API_CHAT, "\"seed\": 1.25", "seed", "1.25"},
     {CN_API_CHAT, "\"stop\": 5", "stop", "5"},
-    {CN_API_CHAT, "\"stop\": [\"a\", \"\"]", "stop", "not empty"},
+    {CN_API_CHAT, "\"stop\": [\"a\", \"\"]", "stop", "non-empty"},
     {CN_API_CHAT, "\"stop\": [\"a\", null]", "stop", "null"},
     {CN_API_CHAT, "\"stop_token_ids\": [-1]", "stop_token_ids", "-1"},
     {CN_API_CHAT, "\"stop_token_ids\": 3", "stop_token_ids", "array"},
@@ -305,12 +305,12 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(chat_fields_are_read),
-        cmocka_unit_test(an_unsaid_field_has_the_engines_default),
+        cmocka_unit_test(an_absent_field_has_the_engines_default),
         cmocka_unit_test(max_completion_tokens_comes_before_max_tokens),
         cmocka_unit_test(harmless_and_neutral_fields_pass),
         cmocka_unit_test(message_text_may_come_in_parts),
         cmocka_unit_test(reasoning_of_answers_is_read),
-        cmocka_unit_test(a_developer_speaks_as_the_system),
+        cmocka_unit_test(the_developer_role_becomes_system),
         cmocka_unit_test(completion_prompt_is_text_or_tokens),
         cmocka_unit_test(every_refusal_names_field_and_value),
         cmocka_unit_test(bad_messages_are_refused),

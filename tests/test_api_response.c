@@ -1,4 +1,4 @@
-/* test_api_response.c - bodies have the fields, in the shapes, that OpenAI clients parse. */
+/* test_api_response.c - bodies have the fields and shapes that OpenAI clients parse. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -42,7 +42,7 @@ static json_t *at(json_t *v, const char *path)
     return v;
 }
 
-/* A text of an event, and its length. */
+/* Sets a text of an event and its length. */
 #define SAYS(field, literal) .field = (literal), .field##_len = sizeof(literal) - 1
 #define assert_text(body, path, want) assert_string_equal(json_string_value(at(body, path)), want)
 #define assert_number(body, path, want) assert_int_equal(json_integer_value(at(body, path)), want)
@@ -164,7 +164,7 @@ static void completion_logprobs_are_parallel_arrays(void **state)
     cn_api_result_free(r);
 }
 
-/* What is written of a request whose text has NULs, read back. */
+/* Writes the lines of a request whose text has NULs and reads its body back. */
 static json_t *written(cn_api_result *r)
 {
     cn_buf line = {0};
@@ -193,7 +193,7 @@ static const cn_logprob nul_top[] = {{5, -0.5f}, {6, -1}, {0, -2}, {5, -3}};
 static const cn_token_logprobs nul_probs[] = {{{0, -1}, nul_top, 4}, {{5, -1}, nul_top, 4},
                                               {{6, -1}, nul_top, 4}, {{4, -1}, nul_top, 4}};
 
-static void a_nul_is_said_the_same_everywhere(void **state)
+static void a_nul_is_written_the_same_everywhere(void **state)
 {
     (void)state;
     static const char text[] = "a\0a\0bc";
@@ -215,13 +215,13 @@ static void a_nul_is_said_the_same_everywhere(void **state)
     cn_api_result_add(r, &ev);
     b = written(r);
     expect_text(b, "choices.0.text", text, sizeof text - 1);
-    for (size_t i = 0; i < 4; i++) { /* each token stands at its offset */
+    for (size_t i = 0; i < 4; i++) { /* each token is at its offset */
         const json_t *token = json_array_get(at(b, "choices.0.logprobs.tokens"), i);
         const json_t *offset = json_array_get(at(b, "choices.0.logprobs.text_offset"), i);
         assert_memory_equal(text + json_integer_value(offset), json_string_value(token),
                             json_string_length(token));
     }
-#if JANSSON_VERSION_HEX >= 0x020e00 /* an older one ends a key at its NUL */
+#if JANSSON_VERSION_HEX >= 0x020e00 /* older versions end a key at its NUL */
     char *top_text = json_dumps(at(b, "choices.0.logprobs.top_logprobs.0"), JSON_COMPACT);
     assert_string_equal(top_text, "{\"\\u0000\":-0.5,\"a\\u0000b\":-1.0,\"a\":-2.0}");
     free(top_text);
@@ -229,7 +229,7 @@ static void a_nul_is_said_the_same_everywhere(void **state)
     json_decref(b);
 }
 
-static void content_is_null_when_all_was_reasoning(void **state)
+static void content_is_null_when_all_text_is_reasoning(void **state)
 {
     (void)state;
     cn_api_result *r = result(CN_API_CHAT, 1, -1);
@@ -281,8 +281,8 @@ int main(void)
         cmocka_unit_test(samples_become_choices_and_usage_adds_up),
         cmocka_unit_test(chat_logprobs_have_tokens_and_bytes),
         cmocka_unit_test(completion_logprobs_are_parallel_arrays),
-        cmocka_unit_test(a_nul_is_said_the_same_everywhere),
-        cmocka_unit_test(content_is_null_when_all_was_reasoning),
+        cmocka_unit_test(a_nul_is_written_the_same_everywhere),
+        cmocka_unit_test(content_is_null_when_all_text_is_reasoning),
         cmocka_unit_test(failures_are_kept),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
-/* test_attn_cpu.c - attention on the CPU against a plain double-precision softmax, on shapes drawn
- * by seed, and the promise that a query row has the same bits in whatever pass it is computed. */
+/* test_attn_cpu.c - attention on the CPU compared with a plain softmax in double, on random shapes,
+ * and that a query row has the same bits in every pass. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,7 +15,7 @@
 #include "tests/lib/backend_rig.h"
 #include "tests/lib/paged_batch.h"
 
-/* The reference is slow under the thread sanitizer, and not what that is to look at. */
+/* The reference is slow under the thread sanitizer and has no threads to check. */
 #if defined(__SANITIZE_THREAD__)
 enum { N_DRAWN = 4 };
 #else
@@ -64,7 +64,7 @@ static double row_error(const float *got, const double *want, uint32_t d)
     double worst = 0;
     for (uint32_t i = 0; i < d; i++) {
         double diff = fabs((double)got[i] - want[i]);
-        worst = diff <= worst ? worst : diff; /* a NaN is the worst */
+        worst = diff <= worst ? worst : diff; /* a NaN counts as the worst */
         if (isnan(diff)) return INFINITY;
     }
     return worst;
@@ -119,7 +119,7 @@ static float *draw_queries(test_rng *r, const paged_batch *b, float magnitude)
     return q;
 }
 
-static void drawn_shapes_agree_with_a_plain_softmax(void **state)
+static void random_shapes_agree_with_a_plain_softmax(void **state)
 {
     (void)state;
     cn_backend *be = backend_rig_open(2);
@@ -137,7 +137,7 @@ static void drawn_shapes_agree_with_a_plain_softmax(void **state)
     backend_rig_close(be);
 }
 
-static void a_group_larger_than_a_pass_is_cut(void **state)
+static void a_group_larger_than_a_pass_is_split(void **state)
 {
     (void)state;
     cn_backend *be = backend_rig_open(2);
@@ -161,7 +161,7 @@ static void a_group_larger_than_a_pass_is_cut(void **state)
     backend_rig_close(be);
 }
 
-/* Scores far apart: the running maximum moves by hundreds, weights underflow to 0. */
+/* Scores are far apart: the running maximum changes by hundreds and weights underflow to 0. */
 static void extreme_scores_stay_finite(void **state)
 {
     (void)state;
@@ -188,8 +188,8 @@ static void extreme_scores_stay_finite(void **state)
 
 /* ---- same bits ---- */
 
-/* One sequence of `len` tokens; the last n_q are computed, as decode or as a prefill chunk. The
- * batch borrows the pool of `whole`. */
+/* Checks one sequence of `len` tokens whose last n_q are computed, as a decode or as a prefill
+ * chunk. The batch borrows the pool of `whole`. */
 static void check_chunk(cn_backend *be, const paged_batch *whole, const float *q, const float *want,
                         uint32_t from, uint32_t n_q, bool decode)
 {
@@ -212,8 +212,8 @@ static void check_chunk(cn_backend *be, const paged_batch *whole, const float *q
     cn_free(out);
 }
 
-/* Whole prefill on one thread is the measure; chunks of odd sizes and single decode steps on
- * other numbers of threads (few: whole sequences; many: splits side by side) must equal it. */
+/* Whole prefill on one thread is the reference. Chunks of odd sizes and single decode steps must
+ * equal it on other numbers of threads: few threads take whole sequences, many split sequences. */
 static void check_same_bits(paged_shape s, uint64_t seed)
 {
     test_rng r = {seed};
@@ -292,7 +292,7 @@ static void check_sparse(cn_backend *be, const paged_batch *b, const float *q, t
     cn_free(index);
 }
 
-static void sparse_attention_reads_its_lists_alone(void **state)
+static void sparse_attention_reads_only_its_lists(void **state)
 {
     (void)state;
     cn_backend *be = backend_rig_open(2);
@@ -376,12 +376,12 @@ static void unsupported_shapes_are_refused_by_name(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(drawn_shapes_agree_with_a_plain_softmax),
-        cmocka_unit_test(a_group_larger_than_a_pass_is_cut),
+        cmocka_unit_test(random_shapes_agree_with_a_plain_softmax),
+        cmocka_unit_test(a_group_larger_than_a_pass_is_split),
         cmocka_unit_test(extreme_scores_stay_finite),
         cmocka_unit_test(chunks_and_decode_steps_give_the_bits_of_a_whole_prefill),
         cmocka_unit_test(long_sequences_give_the_same_bits_split_or_not),
-        cmocka_unit_test(sparse_attention_reads_its_lists_alone),
+        cmocka_unit_test(sparse_attention_reads_only_its_lists),
         cmocka_unit_test(a_list_of_all_slots_gives_the_bits_of_full_attention),
         cmocka_unit_test(unsupported_shapes_are_refused_by_name),
     };

@@ -1,5 +1,5 @@
-/* test_audit.c - transcripts and agreement as arithmetic over scripted events, and which lines an
- * audit picks. The replay itself is tested on an engine in test_forced.c and test_compare.c. */
+/* test_audit.c - arithmetic of transcripts and agreement over scripted events, and which lines an
+ * audit picks. test_forced.c and test_compare.c test the replay itself on an engine. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,8 +10,8 @@
 
 enum { N = 1000 };
 
-/* An event of n tokens from `first` on: token i has logprob -i * step; the best one is the token
- * itself, but at every third where `parts` says so. */
+/* Feeds an event of n tokens from `first` on. Token i has logprob -i * step. The best token is the
+ * token itself, except at every third token when `parts` is set. */
 static void feed(cn_transcript *t, cn_agreement *a, const cn_transcript *against, uint32_t *at,
                  uint32_t first, uint32_t n, float step, bool parts)
 {
@@ -72,7 +72,7 @@ static void equal_tokens_need_no_replay(void **state)
     cn_transcript_free(&full);
 }
 
-static void nothing_agrees_with_nothing(void **state)
+static void an_empty_agreement_is_full(void **state)
 {
     (void)state;
     const cn_agreement none = {0};
@@ -87,12 +87,12 @@ static uint32_t picked(float percent, uint64_t seed)
     return n;
 }
 
-static void the_share_is_the_one_asked_for(void **state)
+static void the_picked_share_is_the_requested_one(void **state)
 {
     (void)state;
     assert_int_equal(picked(0, 1), 0);
     assert_int_equal(picked(100, 1), 100000);
-    /* 1 % of 100,000 within 6 standard deviations of 31 */
+    /* 1 % of 100,000, within 6 standard deviations of 31. */
     for (uint64_t seed = 0; seed < 4; seed++) assert_in_range(picked(1, seed), 811, 1189);
     uint32_t same = 0, n = 0;
     for (uint32_t i = 0; i < 10000; i++) {
@@ -102,10 +102,10 @@ static void the_share_is_the_one_asked_for(void **state)
         same += a && cn_audit_picks(10, 2, &i, sizeof i);
     }
     assert_in_range(n, 820, 1180);
-    assert_in_range(same, 40, 160); /* another seed picks others: 1 % in common */
+    assert_in_range(same, 40, 160); /* another seed picks other lines: 1 % in common */
 }
 
-static void a_replay_is_plain_full_kv(void **state)
+static void a_replay_uses_full_kv_and_no_stop_rules(void **state)
 {
     (void)state;
     cn_transcript t = {0};
@@ -131,9 +131,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(agreement_counts_tokens_and_gaps),
         cmocka_unit_test(equal_tokens_need_no_replay),
-        cmocka_unit_test(nothing_agrees_with_nothing),
-        cmocka_unit_test(the_share_is_the_one_asked_for),
-        cmocka_unit_test(a_replay_is_plain_full_kv),
+        cmocka_unit_test(an_empty_agreement_is_full),
+        cmocka_unit_test(the_picked_share_is_the_requested_one),
+        cmocka_unit_test(a_replay_uses_full_kv_and_no_stop_rules),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

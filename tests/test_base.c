@@ -26,7 +26,7 @@ static cn_status forwards(int *line)
     return CN_OK;
 }
 
-/* What forwards() writes to stderr at a log level. */
+/* Captures what forwards() writes to stderr at a log level. */
 static void log_of_forwards(cn_log_lvl level, int *line, char *text, size_t size)
 {
     FILE *log = tmpfile();
@@ -76,14 +76,14 @@ static void allocation_refuses_overflow(void **state)
     assert_null(cn_realloc(NULL, SIZE_MAX / 2, 3));
 }
 
-static void random_bytes_are_not_the_same_twice(void **state)
+static void two_calls_give_different_random_bytes(void **state)
 {
     (void)state;
     uint8_t a[256] = {0}, b[256] = {0};
     assert_int_equal(cn_random_bytes(a, sizeof a), CN_OK);
     assert_int_equal(cn_random_bytes(b, sizeof b), CN_OK);
     assert_memory_not_equal(a, b, sizeof a);
-    assert_memory_not_equal(a + 128, b + 128, 128); /* to the end */
+    assert_memory_not_equal(a + 128, b + 128, 128); /* all bytes are filled */
     assert_int_equal(cn_random_bytes(a, 0), CN_OK);
 }
 
@@ -94,7 +94,7 @@ int main(void)
         cmocka_unit_test(a_forwarded_failure_is_traced_for_debugging),
         cmocka_unit_test(buf_grows_and_stays_terminated),
         cmocka_unit_test(allocation_refuses_overflow),
-        cmocka_unit_test(random_bytes_are_not_the_same_twice),
+        cmocka_unit_test(two_calls_give_different_random_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

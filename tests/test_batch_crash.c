@@ -1,5 +1,5 @@
-/* test_batch_crash.c - batches whose server is killed, or whose disk refuses, at every point there
- * is: nothing is lost, nothing is repeated, nothing is left behind. */
+/* test_batch_crash.c - kills a server with batches, or makes its disk fail, at every call that
+ * changes the disk: no line is lost or repeated, and no file is left behind. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,13 +16,13 @@
 #include "tests/lib/jobs_rig.h"
 
 /* ---- the disk: every call that changes it is counted, and one of them may fail or be the last.
- * What the program under test calls is found here before it is found in the C library. ---- */
+ * The functions here replace those of the C library for the code under test. ---- */
 
 typedef enum fault_kind { FAULT_NONE, FAULT_ERROR, FAULT_KILL, FAULT_ALL } fault_kind;
 
 static fault_kind fault;
-static int fault_at, n_calls; /* calls from 1 */
-static bool filled;           /* the last write took a part: the next one says why */
+static int fault_at, n_calls; /* the call that fails; calls so far, the first is 1 */
+static bool filled;           /* the last write was partial: the next one returns the error */
 enum { KILLED = 77 };
 
 static bool strikes(void)
@@ -48,7 +48,7 @@ ssize_t write(int fd, const void *data, size_t n)
         return refuse();
     }
     if (fd > STDERR_FILENO && strikes()) {
-        /* A disk that fills up takes a part. */
+        /* A disk that fills up accepts a part of the data. */
         if (fault == FAULT_ERROR && n > 1) {
             filled = true;
             return syscall(SYS_write, fd, data, n / 2);
@@ -58,7 +58,7 @@ ssize_t write(int fd, const void *data, size_t n)
     return syscall(SYS_write, fd, data, n);
 }
 
-/* Nothing that is tested here cuts the power. */
+/* Not needed: no test cuts the power. */
 int fsync(int fd)
 {
     (void)fd;
@@ -90,7 +90,7 @@ static int tear_down(void **state)
 
 /* ---- tests ---- */
 
-static void a_full_disk_pauses_and_goes_on(void **state)
+static void a_batch_pauses_on_a_full_disk_and_continues(void **state)
 {
     (void)state;
     cn_spool_id file = jobs_upload_lines(40), id = jobs_create(&file), refused;
@@ -114,13 +114,13 @@ static void a_full_disk_pauses_and_goes_on(void **state)
     jobs_run_all();
     jobs_expect_status(&id, "completed");
     jobs_expect_files(&id, 40, 0);
-    assert_int_equal(jobs.n_submitted, 40); /* nothing was asked twice */
+    assert_int_equal(jobs.n_submitted, 40); /* no line was submitted twice */
     batch = cn_batches_get(jobs.batches, &id);
     assert_null(json_object_get(batch, "paused"));
     json_decref(batch);
 }
 
-static void another_servers_batch_is_held(void **state)
+static void a_batch_of_another_configuration_is_paused(void **state)
 {
     (void)state;
     json_t *batch;
@@ -152,7 +152,7 @@ static void in_spool(const char *format)
     assert_int_equal(system(command), 0);
 }
 
-static void a_damaged_record_costs_no_lines(void **state)
+static void a_damaged_record_loses_no_lines(void **state)
 {
     (void)state;
     cn_spool_id file = jobs_upload_lines(40), id = jobs_create(&file);
@@ -197,8 +197,8 @@ static void a_drain_leaves_the_rest_to_the_next_start(void **state)
     jobs_expect_files(&id, 40, 0);
 }
 
-/* From an upload to the end of two batches, one of which is cancelled; whatever is refused on the
- * way is asked again. */
+/* Runs from an upload to the end of two batches, one of which is cancelled. Repeats every call that
+ * is refused. */
 static void live(void)
 {
     cn_spool_id file, id, other;
@@ -226,7 +226,7 @@ static void live(void)
     }
 }
 
-/* Every name in files/ is a file that is listed, or its record. */
+/* Every name in files/ must be a listed file or its record. */
 static void expect_no_orphans(void)
 {
     char command[160], line[160];
@@ -241,7 +241,7 @@ static void expect_no_orphans(void)
     assert_int_equal(n, 2 * cn_files_count(files));
 }
 
-/* What must hold of jobs.batches of live() once all is over. */
+/* Checks the batches of live() after they have ended. */
 static void check_lives(void)
 {
     json_t *list, *batch;
@@ -265,7 +265,7 @@ static void check_lives(void)
     expect_no_orphans();
 }
 
-static void killed_at_any_call_it_loses_and_repeats_nothing(void **state)
+static void a_kill_at_any_call_loses_and_repeats_no_line(void **state)
 {
     (void)state;
     int status = 0, k;
@@ -283,7 +283,7 @@ static void killed_at_any_call_it_loses_and_repeats_nothing(void **state)
             _exit(0);
         }
         assert_int_equal(waitpid(child, &status, 0), child);
-        if (!WIFEXITED(status)) fail_msg("call %d: the child died of %d", k, status);
+        if (!WIFEXITED(status)) fail_msg("call %d: the child ended with status %d", k, status);
         jobs_open();
         jobs_run_all();
         check_lives();
@@ -297,7 +297,7 @@ static void killed_at_any_call_it_loses_and_repeats_nothing(void **state)
     assert_in_range(k, 40, 999);
 }
 
-static void any_call_may_fail_once(void **state)
+static void a_failure_of_any_call_loses_and_repeats_no_line(void **state)
 {
     (void)state;
     int k, n = 1;
@@ -331,12 +331,12 @@ static void a_spool_has_one_server(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        IN_DIR(a_full_disk_pauses_and_goes_on),
-        IN_DIR(another_servers_batch_is_held),
-        IN_DIR(a_damaged_record_costs_no_lines),
+        IN_DIR(a_batch_pauses_on_a_full_disk_and_continues),
+        IN_DIR(a_batch_of_another_configuration_is_paused),
+        IN_DIR(a_damaged_record_loses_no_lines),
         IN_DIR(a_drain_leaves_the_rest_to_the_next_start),
-        IN_DIR(killed_at_any_call_it_loses_and_repeats_nothing),
-        IN_DIR(any_call_may_fail_once),
+        IN_DIR(a_kill_at_any_call_loses_and_repeats_no_line),
+        IN_DIR(a_failure_of_any_call_loses_and_repeats_no_line),
         IN_DIR(a_spool_has_one_server),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,4 @@
-/* test_batch_input.c - lines out of files and pipes, ids, and lines as requests. */
+/* test_batch_input.c - reading lines from files and pipes, ids, and lines as requests. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -69,7 +69,7 @@ static void lines_are_numbered_and_blank_ones_skipped(void **state)
     expect_end(reader_of("\n\n\n", 3, 100));
 }
 
-static void a_line_of_any_length_comes_whole_or_is_cut(void **state)
+static void lines_above_the_limit_are_cut(void **state)
 {
     (void)state;
     const size_t longest = 300000;
@@ -117,7 +117,7 @@ static void memory_does_not_grow_with_the_file(void **state)
     free(text);
 }
 
-static void a_pipe_is_not_waited_for(void **state)
+static void reading_an_empty_pipe_returns_at_once(void **state)
 {
     (void)state;
     int fds[2];
@@ -142,7 +142,7 @@ static void a_pipe_is_not_waited_for(void **state)
     expect_end(r);
 }
 
-static void what_is_no_file_is_refused(void **state)
+static void a_missing_file_and_a_directory_are_refused(void **state)
 {
     (void)state;
     cn_line_reader *r;
@@ -179,7 +179,7 @@ static void ids_keep_their_marks(void **state)
     cn_id_set_free(&set);
 }
 
-static void ids_survive_their_text_form(void **state)
+static void ids_read_back_from_text(void **state)
 {
     (void)state;
     char text[CN_ID_TEXT_BYTES];
@@ -193,7 +193,7 @@ static void ids_survive_their_text_form(void **state)
     assert_false(cn_id_parse("", &id));
     assert_false(cn_id_parse("0123456789abcdef0123456789abcde", &id));
     assert_false(cn_id_parse("0123456789abcdef0123456789abcdeg", &id));
-    assert_false(cn_id_parse("0123456789abcdef0123456789abcdef", &id)); /* marks in an id */
+    assert_false(cn_id_parse("0123456789abcdef0123456789abcdef", &id)); /* the marks must be 0 */
 }
 
 /* ---- items ---- */
@@ -235,7 +235,7 @@ static void openai_lines_are_read(void **state)
     assert_string_equal(item.custom_id, "a");
     cn_batch_item_free(&item);
 
-    /* The same custom_id is the same id, whatever the rest of the line. */
+    /* The same custom_id gives the same id, with any other content. */
     assert_int_equal(read_item(&item,
                                "{\"custom_id\": \"a\", \"url\": \"/v1/completions\", "
                                "\"body\": {\"prompt\": \"x\"}}",
@@ -266,7 +266,7 @@ static void tables_are_read_by_field_name(void **state)
                                       "{\"role\": \"user\", \"content\": \"u\"}]}",
                                &plain),
                      CN_OK);
-    assert_string_equal(item.custom_id, "7"); /* the line number */
+    assert_string_equal(item.custom_id, "7"); /* = the line number */
     assert_int_equal(item.request.params.n_messages, 2);
     cn_batch_item_free(&item);
 }
@@ -281,8 +281,8 @@ static uint64_t asks(const char *text, const cn_batch_format *format)
     return hash;
 }
 
-/* What a line asks is told by its content, not by its spelling or by what stands beside it. */
-static void what_a_line_asks_is_endpoint_and_body(void **state)
+/* The hash of a request depends on its content, not on its spelling or on other fields. */
+static void a_request_hash_covers_endpoint_and_body(void **state)
 {
     (void)state;
     const uint64_t a = asks("{\"custom_id\": \"a\", \"url\": \"/v1/completions\", "
@@ -359,8 +359,8 @@ static void faults_are_named(void **state)
     }
 }
 
-/* A NUL in another field leaves a line its custom_id: the error line has it. */
-static void a_nul_elsewhere_leaves_the_custom_id(void **state)
+/* A NUL in another field does not hide the custom_id: the error line has it. */
+static void a_nul_in_another_field_keeps_the_custom_id(void **state)
 {
     (void)state;
     cn_batch_item item;
@@ -375,7 +375,7 @@ static void a_nul_elsewhere_leaves_the_custom_id(void **state)
     cn_batch_item_free(&item);
 }
 
-static void a_line_without_its_own_id_is_told_by_number_and_text(void **state)
+static void a_line_without_an_id_is_identified_by_number_and_text(void **state)
 {
     (void)state;
     const cn_line lines[] = {{"{", 1, 3, false}, {"{", 1, 3, false}, {"{", 1, 4, false},
@@ -393,18 +393,18 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lines_are_numbered_and_blank_ones_skipped),
-        cmocka_unit_test(a_line_of_any_length_comes_whole_or_is_cut),
+        cmocka_unit_test(lines_above_the_limit_are_cut),
         cmocka_unit_test(memory_does_not_grow_with_the_file),
-        cmocka_unit_test(a_pipe_is_not_waited_for),
-        cmocka_unit_test(what_is_no_file_is_refused),
+        cmocka_unit_test(reading_an_empty_pipe_returns_at_once),
+        cmocka_unit_test(a_missing_file_and_a_directory_are_refused),
         cmocka_unit_test(ids_keep_their_marks),
-        cmocka_unit_test(ids_survive_their_text_form),
+        cmocka_unit_test(ids_read_back_from_text),
         cmocka_unit_test(openai_lines_are_read),
         cmocka_unit_test(tables_are_read_by_field_name),
-        cmocka_unit_test(what_a_line_asks_is_endpoint_and_body),
+        cmocka_unit_test(a_request_hash_covers_endpoint_and_body),
         cmocka_unit_test(faults_are_named),
-        cmocka_unit_test(a_nul_elsewhere_leaves_the_custom_id),
-        cmocka_unit_test(a_line_without_its_own_id_is_told_by_number_and_text),
+        cmocka_unit_test(a_nul_in_another_field_keeps_the_custom_id),
+        cmocka_unit_test(a_line_without_an_id_is_identified_by_number_and_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* test_batch_jobs.c - batches in a spool, over an engine that is scripted: every way through their
- * states, how they share, and what is refused. */
+/* test_batch_jobs.c - batches in a spool with a scripted engine: every state transition, how
+ * batches share the engine, and what is refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -46,7 +46,7 @@ static void a_batch_runs_to_its_end(void **state)
     assert_int_equal(cn_files_count(cn_batches_files(jobs.batches)), 2);
 }
 
-static void a_request_at_fault_is_a_line_of_the_error_file(void **state)
+static void a_faulty_request_gets_a_line_in_the_error_file(void **state)
 {
     (void)state;
     cn_buf text = {0};
@@ -70,7 +70,7 @@ static void expect_fault(const json_t *faults, size_t i, int line, const char *c
     assert_true(*jobs_text_of(fault_i, "message"));
 }
 
-static void an_input_that_is_none_fails_with_its_lines(void **state)
+static void an_invalid_input_fails_with_its_line_numbers(void **state)
 {
     (void)state;
     cn_buf text = {0};
@@ -86,7 +86,7 @@ static void an_input_that_is_none_fails_with_its_lines(void **state)
     cn_spool_id file = jobs_upload(&text), id = jobs_create(&file);
     cn_buf_free(&text);
     jobs_run_all();
-    for (int i = 0; i < 2; i++) { /* and after a restart */
+    for (int i = 0; i < 2; i++) { /* before and after a restart */
         jobs_expect_status(&id, "failed");
         json_t *batch = cn_batches_get(jobs.batches, &id);
         const json_t *faults = json_object_get(batch, "errors");
@@ -109,7 +109,7 @@ static void an_input_that_is_none_fails_with_its_lines(void **state)
     jobs_expect_status(&id, "failed");
 }
 
-static void a_batch_expires_with_what_it_has(void **state)
+static void an_expired_batch_keeps_its_answers(void **state)
 {
     (void)state;
     cn_spool_id file = jobs_upload_lines(30), id;
@@ -141,14 +141,14 @@ static void a_batch_expires_while_no_server_runs(void **state)
     jobs_close();
     jobs.now_s += 4000;
     cn_free(jobs.config->tokenizer);
-    jobs.config->kv.budget_tokens += 64; /* it may be another server by then */
+    jobs.config->kv.budget_tokens += 64; /* the new server may have another configuration */
     jobs_open();
     jobs_run_all();
     jobs_expect_status(&id, "expired");
     jobs_expect_files(&id, 7, 23);
 }
 
-static void a_cancel_keeps_what_is_done(void **state)
+static void a_cancelled_batch_keeps_its_answers(void **state)
 {
     (void)state;
     json_t *batch;
@@ -171,7 +171,7 @@ static void a_cancel_keeps_what_is_done(void **state)
     assert_int_equal(cn_files_count(cn_batches_files(jobs.batches)), 2);
 }
 
-static void lists_go_from_the_newest_by_pages(void **state)
+static void lists_start_at_the_newest_and_have_pages(void **state)
 {
     (void)state;
     cn_spool_id file = jobs_upload_lines(1), ids[4];
@@ -227,7 +227,7 @@ static void batches_share_the_engine(void **state)
     assert_int_equal(jobs.most, 16);
 }
 
-static void a_busy_engine_is_asked_again(void **state)
+static void a_busy_engine_is_retried(void **state)
 {
     (void)state;
     cn_spool_id file = jobs_upload_lines(40), id = jobs_create(&file);
@@ -239,7 +239,7 @@ static void a_busy_engine_is_asked_again(void **state)
     assert_int_equal(jobs.most, 3);
 }
 
-static void quotas_are_kept(void **state)
+static void quotas_are_enforced(void **state)
 {
     (void)state;
     static char big[(1 << 20) + 1];
@@ -269,7 +269,7 @@ static void quotas_are_kept(void **state)
     jobs_expect_status(&id, "failed");
 }
 
-static void a_full_quota_pauses_a_batch_until_there_is_room(void **state)
+static void a_full_quota_pauses_a_batch_until_space_is_free(void **state)
 {
     (void)state;
     static char big[1 << 20];
@@ -337,16 +337,16 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         IN_DIR(a_batch_runs_to_its_end),
-        IN_DIR(a_request_at_fault_is_a_line_of_the_error_file),
-        IN_DIR(an_input_that_is_none_fails_with_its_lines),
-        IN_DIR(a_batch_expires_with_what_it_has),
+        IN_DIR(a_faulty_request_gets_a_line_in_the_error_file),
+        IN_DIR(an_invalid_input_fails_with_its_line_numbers),
+        IN_DIR(an_expired_batch_keeps_its_answers),
         IN_DIR(a_batch_expires_while_no_server_runs),
-        IN_DIR(a_cancel_keeps_what_is_done),
-        IN_DIR(lists_go_from_the_newest_by_pages),
+        IN_DIR(a_cancelled_batch_keeps_its_answers),
+        IN_DIR(lists_start_at_the_newest_and_have_pages),
         IN_DIR(batches_share_the_engine),
-        IN_DIR(a_busy_engine_is_asked_again),
-        IN_DIR(quotas_are_kept),
-        IN_DIR(a_full_quota_pauses_a_batch_until_there_is_room),
+        IN_DIR(a_busy_engine_is_retried),
+        IN_DIR(quotas_are_enforced),
+        IN_DIR(a_full_quota_pauses_a_batch_until_space_is_free),
         IN_DIR(a_request_for_a_batch_is_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
-/* test_batch_output.c - an output file survives torn lines, a full disk and being read back, and a
- * run is resumed only with what it began with. */
+/* test_batch_output.c - an output file survives incomplete lines, a full disk and being read back.
+ * A run resumes only with the configuration it began with. */
 #include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -97,7 +97,7 @@ static cn_status append(cn_batch_output *o, int i, int status_code)
     return status;
 }
 
-static void a_line_is_what_openai_writes(void **state)
+static void a_line_has_openais_format(void **state)
 {
     (void)state;
     cn_buf line = {0};
@@ -122,7 +122,7 @@ static void a_line_is_what_openai_writes(void **state)
     cn_buf_free(&line);
 }
 
-static void a_torn_tail_is_cut_wherever_it_is_torn(void **state)
+static void an_incomplete_tail_of_any_length_is_cut(void **state)
 {
     (void)state;
     cn_batch_output *o = open_output();
@@ -144,7 +144,7 @@ static void a_torn_tail_is_cut_wherever_it_is_torn(void **state)
     }
     free(text);
 
-    /* A tail longer than what is read at a time, and a file that is nothing else. */
+    /* A tail longer than one read, and a file that is all tail. */
     char *junk = calloc(1, 200000);
     put(path, junk, 200000);
     o = open_output();
@@ -156,7 +156,7 @@ static void a_torn_tail_is_cut_wherever_it_is_torn(void **state)
     free(junk);
 }
 
-/* Runs fn in a process whose files may have 1,000 bytes; it returns 0 when all is well. */
+/* Runs fn in a process whose files may have at most 1,000 bytes. fn returns 0 on success. */
 static void under_a_file_limit(int (*fn)(void))
 {
     pid_t child = fork();
@@ -171,7 +171,7 @@ static void under_a_file_limit(int (*fn)(void))
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
-/* The cause that the system gives, although the first write took a part. */
+/* The last error has the cause that the system gave, although the first write was partial. */
 static bool told_of(const char *name)
 {
     return strstr(cn_last_error(), name) && strstr(cn_last_error(), strerror(EFBIG));
@@ -186,7 +186,7 @@ static int fill_an_output(void)
     return i > 0 && cn_batch_output_bytes(o) <= 1000 ? 0 : 4;
 }
 
-static void a_full_disk_leaves_whole_lines(void **state)
+static void a_full_disk_leaves_complete_lines(void **state)
 {
     (void)state;
     under_a_file_limit(fill_an_output);
@@ -210,13 +210,13 @@ static int write_long_records(void)
     return status == CN_ERR_IO && told_of(id.text) ? 0 : 7;
 }
 
-static void a_record_that_is_not_written_tells_the_cause(void **state)
+static void a_failed_record_write_names_the_cause(void **state)
 {
     (void)state;
     under_a_file_limit(write_long_records);
 }
 
-static void two_runs_do_not_share_a_file(void **state)
+static void an_open_output_is_busy_for_another_run(void **state)
 {
     (void)state;
     cn_batch_output *a = open_output(), *b;
@@ -248,7 +248,7 @@ static void reading_back_finds_ids_and_figures(void **state)
     cn_batch_output_close(o);
 }
 
-static void retried_errors_leave_the_file(void **state)
+static void retried_errors_are_removed_from_the_file(void **state)
 {
     (void)state;
     cn_batch_output *o = open_output();
@@ -263,7 +263,7 @@ static void retried_errors_leave_the_file(void **state)
         assert_int_equal(cn_id_set_marks(&ids, id_of(i)), i % 3 ? CN_ID_DONE : 0);
     cn_id_set_free(&ids);
 
-    /* The new file is the one that is locked, measured and appended to. */
+    /* The new file must be the one that is locked, measured and appended to. */
     cn_batch_output *second;
     assert_int_equal(cn_batch_output_open(&second, path), CN_ERR_BUSY);
     assert_int_equal(append(o, 99, 200), CN_OK);
@@ -276,7 +276,7 @@ static void retried_errors_leave_the_file(void **state)
     cn_batch_output_close(o);
 }
 
-static void a_strange_line_is_refused_with_its_number(void **state)
+static void an_unknown_line_is_refused_with_its_number(void **state)
 {
     (void)state;
     static const char *const lines[] = {
@@ -299,7 +299,7 @@ static void a_strange_line_is_refused_with_its_number(void **state)
 
 /* ---- the record ---- */
 
-/* A directory with the files of a checkpoint, as far as the fingerprint cares. */
+/* Makes a directory with the checkpoint files that the fingerprint reads. */
 static void make_checkpoint(const char *model, int byte)
 {
     char file[128], *weights = malloc(1 << 20);
@@ -313,7 +313,7 @@ static void make_checkpoint(const char *model, int byte)
     free(weights);
 }
 
-static void fingerprints_follow_content_not_names(void **state)
+static void fingerprints_depend_on_content_not_names(void **state)
 {
     (void)state;
     char a[64], b[64], file[80];
@@ -340,7 +340,7 @@ static void fingerprints_follow_content_not_names(void **state)
     assert_int_equal(cn_fingerprint(&fb, "/no/such", NULL), CN_ERR_IO);
 }
 
-static void a_run_resumes_with_what_it_began_with(void **state)
+static void a_run_resumes_only_with_its_first_configuration(void **state)
 {
     (void)state;
     char model[64], record_path[80];
@@ -352,11 +352,11 @@ static void a_run_resumes_with_what_it_began_with(void **state)
     cn_buf record = {0}, other = {0};
     assert_int_equal(cn_run_record_make(&record, c), CN_OK);
     assert_int_equal(cn_run_record_check(path, &record), CN_ERR_ARG);
-    assert_non_null(strstr(cn_last_error(), "is not there"));
+    assert_non_null(strstr(cn_last_error(), "does not exist"));
     assert_int_equal(cn_run_record_write(path, &record), CN_OK);
     assert_int_equal(cn_run_record_check(path, &record), CN_OK);
 
-    /* Not of consequence to an answer. */
+    /* These options do not change an answer. */
     c->max_inflight = 3;
     c->n_threads = 7;
     assert_int_equal(cn_run_record_make(&other, c), CN_OK);
@@ -394,16 +394,16 @@ static void a_run_resumes_with_what_it_began_with(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_line_is_what_openai_writes),
-        IN_DIR(a_torn_tail_is_cut_wherever_it_is_torn),
-        IN_DIR(a_full_disk_leaves_whole_lines),
-        IN_DIR(a_record_that_is_not_written_tells_the_cause),
-        IN_DIR(two_runs_do_not_share_a_file),
+        cmocka_unit_test(a_line_has_openais_format),
+        IN_DIR(an_incomplete_tail_of_any_length_is_cut),
+        IN_DIR(a_full_disk_leaves_complete_lines),
+        IN_DIR(a_failed_record_write_names_the_cause),
+        IN_DIR(an_open_output_is_busy_for_another_run),
         IN_DIR(reading_back_finds_ids_and_figures),
-        IN_DIR(retried_errors_leave_the_file),
-        IN_DIR(a_strange_line_is_refused_with_its_number),
-        IN_DIR(fingerprints_follow_content_not_names),
-        IN_DIR(a_run_resumes_with_what_it_began_with),
+        IN_DIR(retried_errors_are_removed_from_the_file),
+        IN_DIR(an_unknown_line_is_refused_with_its_number),
+        IN_DIR(fingerprints_depend_on_content_not_names),
+        IN_DIR(a_run_resumes_only_with_its_first_configuration),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* test_batch_run.c - the loop of run-batch over an engine that is scripted here: what it writes,
- * skips, puts back and refuses, whatever the engine does. */
+/* test_batch_run.c - the loop of run-batch with a scripted engine: what it writes, skips, puts back
+ * and refuses, for every behaviour of the engine. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -14,10 +14,10 @@
 #include "engine/offline/batch_drive.h"
 #include "engine/offline/batch_line.h"
 
-/* ---- the engine: takes max_queue requests, answers each with "echo <custom_id>", one token a
- * step, as many steps as max_tokens says (2 when it says nothing). The prompt "loop" ends in a loop
- * unless it has full KV or a budget of 1000 tokens; budgets beyond 3000 are refused. A token's
- * logprob is -1 under full KV, else -0.5. ---- */
+/* ---- the engine: takes max_queue requests and answers each with "echo <custom_id>", one token per
+ * step, in max_tokens steps (default 2). The prompt "loop" ends in a loop unless the request has
+ * full KV or a budget of 1000 tokens; budgets above 3000 are refused. A token's logprob is -1 under
+ * full KV, else -0.5. ---- */
 
 enum { MAX_REQUESTS = 4096 };
 
@@ -34,10 +34,10 @@ struct cn_engine {
     fake_request requests[MAX_REQUESTS];
     uint64_t n_requests;
     uint32_t max_queue, most_live;
-    uint64_t fail_step; /* the step that fails, 0: none */
-    uint32_t max_running; /* requests beyond it do not begin */
-    uint64_t n_forced; /* requests that brought their tokens */
-    cn_kv_params kv;      /* what a request gets */
+    uint64_t fail_step; /* the step that fails; 0: none */
+    uint32_t max_running; /* more requests wait */
+    uint64_t n_forced; /* requests with forced tokens */
+    cn_kv_params kv;      /* the default of a request */
     void (*at_step)(uint64_t step);
     cn_stats stats;
 };
@@ -144,7 +144,7 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
     return CN_OK;
 }
 
-/* ---- a run over files in a directory of its own ---- */
+/* ---- a run over files in a temporary directory ---- */
 
 static char dir[] = "/tmp/cinch_run_XXXXXX";
 static char in_path[64], out_path[64];
@@ -219,7 +219,7 @@ static cn_config *make_config(void)
     return c;
 }
 
-/* Runs as --resume would: what the output has is done. */
+/* Runs as with --resume: lines that the output has are skipped. */
 static outcome run_with(const cn_config *c)
 {
     cn_batch_run run = {.config = c};
@@ -247,7 +247,7 @@ static outcome run_default(void)
     return o;
 }
 
-/* The output's lines as an array of JSON objects. */
+/* Returns the output's lines as an array of JSON objects. */
 static json_t *output(void)
 {
     json_t *all = json_array(), *line;
@@ -284,7 +284,7 @@ static void expect_answers(json_t *all, int n)
         snprintf(id, sizeof id, "r%d", i);
         snprintf(want, sizeof want, "echo r%d", i);
         json_t *line = line_of(all, id, 0), *choice, *body;
-        if (!line) fail_msg("%s was lost", id);
+        if (!line) fail_msg("no line of %s", id);
         body = json_object_get(json_object_get(line, "response"), "body");
         choice = json_array_get(json_object_get(body, "choices"), 0);
         assert_string_equal(json_string_value(json_object_get(json_object_get(choice, "message"),
@@ -317,7 +317,7 @@ static void every_line_is_answered_once(void **state)
     assert_int_equal(o.totals.answered, 500);
 }
 
-static void a_full_queue_is_waited_for(void **state)
+static void the_run_waits_for_a_full_queue(void **state)
 {
     (void)state;
     add_lines(50);
@@ -327,7 +327,7 @@ static void a_full_queue_is_waited_for(void **state)
     assert_int_equal(fake.most_live, 3);
 }
 
-static void faulty_lines_get_error_lines_and_the_run_goes_on(void **state)
+static void faulty_lines_get_error_lines_and_the_run_continues(void **state)
 {
     (void)state;
     add_line("r0", "hi");
@@ -365,13 +365,13 @@ static void faulty_lines_get_error_lines_and_the_run_goes_on(void **state)
     }
     json_decref(all);
 
-    /* Resumed: nothing twice, error lines of nameless and duplicate lines included. */
+    /* Resumed: no line is repeated, including error lines without a custom_id and of duplicates. */
     o = run_default();
     assert_int_equal(o.n_skipped, 7);
     assert_int_equal(o.n_answered + o.n_errors, 0);
     assert_int_equal(o.totals.errors, 6);
 
-    /* Retried: only what failed is asked again. */
+    /* Retried: only the failed lines are submitted again. */
     cn_config *c = make_config();
     c->resume = c->retry_errors = true;
     o = run_with(c);
@@ -383,7 +383,7 @@ static void faulty_lines_get_error_lines_and_the_run_goes_on(void **state)
     json_decref(all);
 }
 
-static void strict_stops_at_the_first_fault_and_leaves_it_to_resume(void **state)
+static void strict_stops_at_the_first_fault_without_writing_it(void **state)
 {
     (void)state;
     add_line("r0", "hi");
@@ -405,7 +405,7 @@ static void strict_stops_at_the_first_fault_and_leaves_it_to_resume(void **state
 static void interrupt_at_5(uint64_t step) { if (step == 5) signals = 1; }
 static void interrupt_twice(uint64_t step) { signals = step < 5 ? 0 : step < 6 ? 1 : 2; }
 
-static void an_interrupt_finishes_what_runs_and_puts_back_the_rest(void **state)
+static void an_interrupt_finishes_running_requests_and_puts_back_the_rest(void **state)
 {
     (void)state;
     add_lines(100);
@@ -443,7 +443,7 @@ static void a_second_interrupt_stops_at_once(void **state)
     json_decref(all);
 }
 
-static void until_admits_nothing_more(void **state)
+static void until_stops_reading_lines(void **state)
 {
     (void)state;
     add_lines(20);
@@ -465,7 +465,7 @@ static void until_admits_nothing_more(void **state)
     assert_int_equal(o.n_answered, 20);
 }
 
-static void an_engine_failure_stops_with_what_is_written(void **state)
+static void an_engine_failure_keeps_the_written_lines(void **state)
 {
     (void)state;
     add_lines(100);
@@ -510,9 +510,10 @@ static void grades_add_up_over_runs(void **state)
     cn_config_free(c);
 }
 
-/* ---- requests that are asked again ---- */
+/* ---- requests that are submitted again ---- */
 
-/* Runs one "loop" line among others under zip with this budget; its output line, in *all. */
+/* Runs one "loop" line among others under zip with this budget. Returns its output line, which is
+ * in *all. */
 static json_t *run_loop(cn_opt_rescue rescue, uint32_t budget, outcome *o, json_t **all)
 {
     add_line("a", "hi");
@@ -545,7 +546,7 @@ static void expect_rescue(json_t *line, const char *by, json_int_t first_tokens)
     assert_true(json_is_object(json_object_get(first, "kv")));
 }
 
-static void a_loop_is_asked_once_more_with_more_kv(void **state)
+static void a_loop_is_retried_once_with_more_kv(void **state)
 {
     (void)state;
     static const cn_opt_rescue rescues[] = {CN_OPT_RESCUE_BUDGET, CN_OPT_RESCUE_FULL};
@@ -564,18 +565,18 @@ static void a_loop_is_asked_once_more_with_more_kv(void **state)
     }
 }
 
-static void a_loop_that_stays_is_answered_as_one(void **state)
+static void a_second_loop_is_the_answer(void **state)
 {
     (void)state;
     outcome o;
     json_t *all, *line = run_loop(CN_OPT_RESCUE_BUDGET, 100, &o, &all);
-    assert_int_equal(fake.n_requests, 4); /* asked twice, not for ever */
+    assert_int_equal(fake.n_requests, 4); /* the loop is submitted twice, not more often */
     assert_string_equal(finish_of(line), "repetition");
     expect_rescue(line, "budget", 2);
     json_decref(all);
 }
 
-static void a_rescue_beyond_the_pool_leaves_the_first_answer(void **state)
+static void a_rescue_that_exceeds_the_pool_keeps_the_first_answer(void **state)
 {
     (void)state;
     outcome o;
@@ -587,7 +588,7 @@ static void a_rescue_beyond_the_pool_leaves_the_first_answer(void **state)
     json_decref(all);
 }
 
-static void off_and_full_kv_ask_once(void **state)
+static void no_rescue_without_the_option_and_with_full_kv(void **state)
 {
     (void)state;
     outcome o;
@@ -598,7 +599,7 @@ static void off_and_full_kv_ask_once(void **state)
     json_decref(all);
 }
 
-static void an_audit_replays_what_it_picks(void **state)
+static void an_audit_replays_the_picked_lines(void **state)
 {
     (void)state;
     add_lines(200);
@@ -623,10 +624,10 @@ static void an_audit_replays_what_it_picks(void **state)
     assert_int_equal(json_array_size(all), 202);
     json_t *body = json_object_get(json_object_get(line_of(all, "r7", 0), "response"), "body");
     json_t *choice = json_array_get(json_object_get(body, "choices"), 0);
-    assert_true(json_is_null(json_object_get(choice, "logprobs"))); /* the line shows none */
+    assert_true(json_is_null(json_object_get(choice, "logprobs"))); /* not requested */
     json_decref(all);
 
-    /* Of a share the same lines whatever the order and the company. */
+    /* A share picks the same lines in any order and with any other lines. */
     uint64_t picked = 0;
     for (int i = 0; i < 200; i++) {
         char id[16];
@@ -643,8 +644,8 @@ static void an_audit_replays_what_it_picks(void **state)
     cn_config_free(c);
 }
 
-/* Draining ends replays, puts back what would have to be rescued, and loses no line. */
-static void an_interrupt_ends_what_goes_again(void **state)
+/* Draining ends replays, puts back requests that would be rescued, and loses no line. */
+static void an_interrupt_ends_replays_and_rescues(void **state)
 {
     (void)state;
     for (int i = 0; i < 60; i++) {
@@ -687,7 +688,7 @@ static void the_next_time_of_day_is_later_and_within_a_day(void **state)
         struct tm local;
         localtime_r(&t, &local);
         assert_true(then > now && then <= now + 25 * 3600);
-        /* An hour that the clocks skip or repeat is the one exception. */
+        /* Except in an hour that a clock change skips or repeats. */
         const bool shift = minutes >= 120 && minutes < 180;
         if (!shift) assert_int_equal(local.tm_hour * 60 + local.tm_min, minutes);
         assert_int_equal(local.tm_sec, 0);
@@ -702,20 +703,20 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         IN_DIR(every_line_is_answered_once),
-        IN_DIR(a_full_queue_is_waited_for),
-        IN_DIR(faulty_lines_get_error_lines_and_the_run_goes_on),
-        IN_DIR(strict_stops_at_the_first_fault_and_leaves_it_to_resume),
-        IN_DIR(an_interrupt_finishes_what_runs_and_puts_back_the_rest),
+        IN_DIR(the_run_waits_for_a_full_queue),
+        IN_DIR(faulty_lines_get_error_lines_and_the_run_continues),
+        IN_DIR(strict_stops_at_the_first_fault_without_writing_it),
+        IN_DIR(an_interrupt_finishes_running_requests_and_puts_back_the_rest),
         IN_DIR(a_second_interrupt_stops_at_once),
-        IN_DIR(until_admits_nothing_more),
-        IN_DIR(an_engine_failure_stops_with_what_is_written),
+        IN_DIR(until_stops_reading_lines),
+        IN_DIR(an_engine_failure_keeps_the_written_lines),
         IN_DIR(grades_add_up_over_runs),
-        IN_DIR(a_loop_is_asked_once_more_with_more_kv),
-        IN_DIR(a_loop_that_stays_is_answered_as_one),
-        IN_DIR(a_rescue_beyond_the_pool_leaves_the_first_answer),
-        IN_DIR(off_and_full_kv_ask_once),
-        IN_DIR(an_audit_replays_what_it_picks),
-        IN_DIR(an_interrupt_ends_what_goes_again),
+        IN_DIR(a_loop_is_retried_once_with_more_kv),
+        IN_DIR(a_second_loop_is_the_answer),
+        IN_DIR(a_rescue_that_exceeds_the_pool_keeps_the_first_answer),
+        IN_DIR(no_rescue_without_the_option_and_with_full_kv),
+        IN_DIR(an_audit_replays_the_picked_lines),
+        IN_DIR(an_interrupt_ends_replays_and_rescues),
         IN_DIR(the_next_time_of_day_is_later_and_within_a_day),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
-/* test_chat_template.c - chats as transformers renders them (golden/chat_template), templates that
- * must be refused, and what --chat-template overrides. */
+/* test_chat_template.c - chats must render as in transformers (golden/chat_template). Also tests
+ * templates that must be refused, and the effect of --chat-template. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -62,7 +62,7 @@ static char *render(const cn_chat_template *t, const char *const *pairs, int thi
 }
 #define CHAT(...) ((const char *const[]){__VA_ARGS__, NULL})
 
-/* The date stands for the day the golden file was made on. */
+/* Replaces today's date with the mark, as the script of the golden file does. */
 static void put_today(cn_buf *text)
 {
     static const char mark[] = "<<today>>";
@@ -99,12 +99,12 @@ static void check_case(const cn_chat_template *t, const json_t *c, size_t index)
         fail_msg("case %zu: %s", index, cn_last_error());
     if (strstr(want, "<<today>>")) put_today(&out);
     if (strcmp(out.data + 7, want) != 0)
-        fail_msg("case %zu:\nwant %s\ngot  %s", index, want, out.data + 7);
+        fail_msg("case %zu:\nexpected %s\ngot      %s", index, want, out.data + 7);
     free(messages);
     cn_buf_free(&out);
 }
 
-/* The family of each template of the golden file, by the checkpoint's own program. */
+/* Each template of the golden file has its family, and renders as the checkpoint's own template. */
 static void renders_as_transformers(void **state)
 {
     (void)state;
@@ -143,7 +143,7 @@ static void unknown_templates_are_refused(void **state)
         put_config(json_string_value(program), "<s>");
         cn_chat_template *t = load(CN_OPT_CHAT_AUTO);
         if (cn_chat_template_check(t) == CN_OK)
-            fail_msg("%s was taken for %s", name, cn_chat_template_name(t));
+            fail_msg("%s was recognised as %s", name, cn_chat_template_name(t));
         assert_int_equal(cn_chat_template_check(t), CN_ERR_MODEL);
         assert_non_null(strstr(cn_last_error(), "--chat-template"));
         assert_string_equal(cn_chat_template_name(t), "unknown");
@@ -156,13 +156,13 @@ static void unknown_templates_are_refused(void **state)
     }
 }
 
-static void no_template_is_refused_until_one_is_chosen(void **state)
+static void a_missing_template_is_refused_until_one_is_chosen(void **state)
 {
     (void)state;
     put_config(NULL, NULL);
     cn_chat_template *t = load(CN_OPT_CHAT_AUTO);
     assert_int_equal(cn_chat_template_check(t), CN_ERR_MODEL);
-    assert_non_null(strstr(cn_last_error(), "it has none"));
+    assert_non_null(strstr(cn_last_error(), "the checkpoint has none"));
     cn_chat_template_free(t);
     scratch_dir_put(&dir, "tokenizer_config.json", NULL, 0);
     t = load(CN_OPT_CHAT_CHATML);
@@ -205,7 +205,7 @@ static void overrides_choose_a_family(void **state)
     }
 }
 
-/* Choosing the family a checkpoint is of keeps what its own program says. */
+/* Choosing a checkpoint's own family keeps the details of its template. */
 static void an_override_keeps_the_details_of_its_family(void **state)
 {
     (void)state;
@@ -218,7 +218,7 @@ static void an_override_keeps_the_details_of_its_family(void **state)
     cn_chat_template_free(t);
 }
 
-static void a_file_of_its_own_comes_first(void **state)
+static void a_template_file_comes_before_the_config(void **state)
 {
     (void)state;
     json_t *entry = json_object_get(json_object_get(golden, "templates"), "plain");
@@ -271,10 +271,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(renders_as_transformers),
         cmocka_unit_test(unknown_templates_are_refused),
-        cmocka_unit_test(no_template_is_refused_until_one_is_chosen),
+        cmocka_unit_test(a_missing_template_is_refused_until_one_is_chosen),
         cmocka_unit_test(overrides_choose_a_family),
         cmocka_unit_test(an_override_keeps_the_details_of_its_family),
-        cmocka_unit_test(a_file_of_its_own_comes_first),
+        cmocka_unit_test(a_template_file_comes_before_the_config),
         cmocka_unit_test(bad_chats_are_refused),
         cmocka_unit_test(the_bundled_checkpoint_is_chatml),
     };

@@ -1,5 +1,5 @@
-/* test_compare.c - arms on an engine: full KV agrees with itself, the figures are those of the
- * requests, an arm's audit equals a replay of everything, and reports hold what was measured. */
+/* test_compare.c - arms on an engine: full KV agrees with itself, figures equal those of the
+ * requests, the audit of an arm equals a replay of all its lines, and reports have the figures. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,7 +16,7 @@
 /* K, V and the global score of a token: 6 layers of 2 heads of 64, f32. */
 enum { N_ARMS = 4, LIMIT = 4, KV_TOKEN_BYTES = 6 * 2 * (2 * 64 + 1) * 4 };
 
-/* A comparison of three compressed arms, kept over all tests. */
+/* A comparison of three compressed arms, shared by all tests. */
 typedef struct fixture {
     cn_config *config;
     cn_engine *engine;
@@ -106,7 +106,7 @@ static void full_kv_agrees_with_itself(void **state)
     assert_true(f->speedup == 1);
     assert_int_equal(f->compressions + f->evicted_tokens + f->freed_bytes, 0);
     assert_int_equal(f->output_tokens, LIMIT * 200);
-    /* Nothing is ever dropped: all but the last token stand in the cache at the end. */
+    /* No KV is evicted: at the end all tokens but the last one are in the cache. */
     assert_true(f->peak_tokens == (double)(f->prompt_tokens + f->output_tokens) / LIMIT - 1);
     assert_true(f->running > 3 && f->running <= LIMIT);
     assert_true(f->held_tokens > 32 && f->held_tokens <= f->max_peak_tokens + 32);
@@ -141,13 +141,13 @@ static void compression_shows_in_every_figure(void **state)
         assert_true(isfinite(f->agreement.gap_nats));
         if (f->identical < LIMIT) assert_in_range(f->median_divergence, 1, 200);
     }
-    /* 96 newest tokens lose the question, and full KV is surprised by what follows. */
+    /* The 96 newest tokens do not contain the question, so full KV would choose other tokens. */
     assert_true(win->identical < LIMIT);
     assert_true(cn_agreement_share(&win->agreement) < 1);
     assert_true(cn_agreement_gap(&win->agreement) > 0);
 }
 
-static void an_audit_of_a_share_takes_whole_lines(void **state)
+static void an_audit_of_a_share_replays_whole_lines(void **state)
 {
     (void)state;
     fixture x = {0};
@@ -165,7 +165,7 @@ static void an_audit_of_a_share_takes_whole_lines(void **state)
     close_fixture(&x);
 }
 
-static void what_cannot_run_is_refused_and_wrong(void **state)
+static void a_refused_request_counts_as_wrong(void **state)
 {
     const fixture *x = *state;
     cn_compare_run *run;
@@ -281,8 +281,8 @@ int main(void)
         cmocka_unit_test(full_kv_agrees_with_itself),
         cmocka_unit_test(a_cap_that_is_never_reached_changes_nothing),
         cmocka_unit_test(compression_shows_in_every_figure),
-        cmocka_unit_test(an_audit_of_a_share_takes_whole_lines),
-        cmocka_unit_test(what_cannot_run_is_refused_and_wrong),
+        cmocka_unit_test(an_audit_of_a_share_replays_whole_lines),
+        cmocka_unit_test(a_refused_request_counts_as_wrong),
         cmocka_unit_test(json_holds_the_figures),
         cmocka_unit_test(the_table_has_a_row_per_arm_in_columns),
         cmocka_unit_test(the_plot_names_every_arm),

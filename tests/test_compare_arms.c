@@ -1,4 +1,4 @@
-/* test_compare_arms.c - the --arms list: what it sets, and what it says about mistakes. */
+/* test_compare_arms.c - the --arms list: which options it sets, and the errors for mistakes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -53,7 +53,7 @@ static void keys_set_what_the_options_set(void **state)
     cn_config_free(c);
 }
 
-static void full_kv_stands_in_front(void **state)
+static void full_kv_comes_first(void **state)
 {
     (void)state;
     static const char *const lists[] = {"zip:384,full", "zip:384", "full,zip:384"};
@@ -85,7 +85,7 @@ static void one_engine_holds_all_arms(void **state)
     cn_config_free(c);
 }
 
-static void mistakes_are_named_with_what_is_known(void **state)
+static void mistakes_are_named_with_the_valid_choices(void **state)
 {
     (void)state;
     static const struct {
@@ -96,14 +96,14 @@ static void mistakes_are_named_with_what_is_known(void **state)
         {"zip:384:windov=48", "--arms zip:384:windov=48", "lambda, combine, move"},
         {"zip:384:no-windov", "no-windov", "pooling"},
         {"zip:384:window", "'window'", "window=value"},
-        {"zip:384:no-window", "no-window", "no switch"},
+        {"zip:384:no-window", "no-window", "not a switch"},
         {"zip:384:window=x", "kv-window x", "from 1 to"},
         {"zip:384:pooling=sometimes", "sometimes", "first|never|always"},
         {"zip:0", "kv-budget 0", "from 1"},
         {"zip:384:", "zip:384:", "unknown key ''"},
         {"full,,zip", "kv-policy ''", "full|window|zip"},
         {"zip:16:window=48", "kv-window 48", "kv-budget 16"},
-        {"zip:384,window:64,zip:384", "zip:384", "twice"},
+        {"zip:384,window:64,zip:384", "zip:384", "given twice"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         cn_config *c = make_config(cases[i].arms);
@@ -121,9 +121,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(keys_set_what_the_options_set),
-        cmocka_unit_test(full_kv_stands_in_front),
+        cmocka_unit_test(full_kv_comes_first),
         cmocka_unit_test(one_engine_holds_all_arms),
-        cmocka_unit_test(mistakes_are_named_with_what_is_known),
+        cmocka_unit_test(mistakes_are_named_with_the_valid_choices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* test_compress_cpu.c - compression events on the CPU: every score and whole events against golden
- * references (tests/golden/compress), selection, moves between any tables, faulty requests. */
+/* test_compress_cpu.c - compression events on the CPU: every score and whole events compared with
+ * golden references (tests/golden/compress), selection, moves between tables, faulty requests. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,7 +18,7 @@
 enum { MAX_BLOCKS = 32, N_STAGES = 5, N_MOVES = 2, QUERY_SLOTS = 3, CANARY_BYTES = 64 };
 void openblas_set_num_threads(int n_threads);
 
-/* ---- a case: an event, its inputs by seed, its expected stages ---- */
+/* ---- a case: an event, its inputs from a seed, its expected stages ---- */
 typedef struct golden_case {
     const char *name;
     cn_compress_req req;
@@ -135,14 +135,14 @@ static const float *case_stage(const golden_case *c, uint32_t layer, uint32_t he
     return c->stages + (layer * c->kv_heads + head) * per_head + (size_t)stage * c->n;
 }
 
-/* The slot that each target slot takes, by the case's move. */
+/* Returns the slot that each target slot receives, by the case's move. */
 static const uint32_t *case_kept(const golden_case *c, uint32_t layer, uint32_t head)
 {
     const uint32_t *lists = (const uint32_t *)case_stage(c, layer, head, N_STAGES);
     return lists + (c->req.params.move == CN_MOVE_FILL ? c->n_kept : 0);
 }
 
-/* Uniform in [-1, 1): draw() of make_compress.py. */
+/* Uniform in [-1, 1): the same as draw() in make_compress.py. */
 static float draw(uint64_t seed, uint64_t stream, uint64_t index)
 {
     uint64_t z = index * UINT64_C(0x9E3779B97F4A7C15) + seed * UINT64_C(0xD1B54A32D192ED03) +
@@ -226,7 +226,7 @@ static void case_store(const world *w, const golden_case *c, const uint32_t *tab
     store_queries(w, c, query_slot);
 }
 
-/* Junk everywhere; scratch of exactly the size asked for, and a canary. */
+/* Makes pools full of junk, and scratch of exactly the requested size with a canary behind it. */
 static world world_make(const golden_case *c, uint32_t n_blocks)
 {
     world w = {.pools = {.layout = cn_kv_layout_make(c->layers, n_blocks, c->kv_heads, c->b, c->d,
@@ -262,7 +262,7 @@ static cn_status world_compress(const world *w, const cn_compress_req *reqs, uin
 }
 
 /* ---- tables ---- */
-/* Sources are a permutation of the blocks 0 .. n_blocks-1, new blocks lie above. */
+/* Source blocks are a permutation of the blocks 0 .. n_blocks-1. New blocks have higher numbers. */
 static void tables_make(compress_placement how, uint32_t n_blocks, uint32_t n_target,
                         uint64_t seed, uint32_t *table, uint32_t *target)
 {
@@ -293,12 +293,13 @@ static void assert_close(const golden_case *c, const char *what, const float *go
     for (uint32_t v = 0; v < n; v++) {
         double tolerance = 5e-6 * (fabs((double)want[v]) + scale);
         if (!(fabs((double)got[v] - (double)want[v]) <= tolerance))
-            fail_msg("%s: %s[%u] = %.9g, want %.9g", c->name, what, v, (double)got[v],
-                     (double)want[v]);
+            fail_msg("%s: %s[%u]: expected %.9g, got %.9g", c->name, what, v, (double)want[v],
+                     (double)got[v]);
     }
 }
 
-/* Redundancy softmax and final scores are of the order of 1/n; attention is compared relatively. */
+/* Redundancy and final scores are about 1/n, so they are compared with that scale. Attention is
+ * compared relatively. */
 static void check_rows(const golden_case *c, const cn_score_job *job)
 {
     size_t n_rows;
@@ -348,7 +349,8 @@ static void every_score_agrees_with_its_reference(void **state)
     }
 }
 
-/* Target slot i of (layer, head) holds K, V, P of slot kept[i] of the case, and its new F. */
+/* Target slot i of (layer, head) must hold K, V and P of slot kept[i] of the case, and its new
+ * F. */
 static void check_moved(const world *w, const golden_case *c, uint32_t layer, uint32_t head,
                         const uint32_t *kept)
 {
@@ -401,7 +403,7 @@ static const golden_case *case_named(const char *name)
     return NULL;
 }
 
-static void moves_survive_any_tables(void **state)
+static void moves_are_right_for_any_tables(void **state)
 {
     (void)state;
     golden_case c = *case_named("head 16, block 16");
@@ -425,7 +427,7 @@ static void moves_survive_any_tables(void **state)
     }
 }
 
-static void blocks_of_others_stay_untouched(void **state)
+static void blocks_of_other_requests_are_unchanged(void **state)
 {
     (void)state;
     golden_case c = *case_named("block 16, flash");
@@ -453,8 +455,8 @@ static void blocks_of_others_stay_untouched(void **state)
     world_free(&before);
 }
 
-/* Two requests with other parameters in one event leave the same bits as each on its own. */
-static void requests_of_an_event_do_not_meet(void **state)
+/* Two requests with different parameters in one event must leave the same bits as two events. */
+static void requests_of_an_event_are_independent(void **state)
 {
     (void)state;
     golden_case a = *case_named("first event above the cap"), b = a;
@@ -530,7 +532,7 @@ static void an_event_allocates_nothing(void **state)
     world_free(&w);
 }
 
-/* One query sees one key alone: every other weight underflows, none may become NaN or denormal. */
+/* One query attends to one key only: all other weights underflow. None may be NaN or denormal. */
 static void concentrated_attention_stays_finite(void **state)
 {
     (void)state;
@@ -563,7 +565,8 @@ static bool ranks_before(const float *s, uint32_t a, uint32_t b)
     return s[a] > s[b] || (s[a] == s[b] && a > b);
 }
 
-/* Target by target: what is kept there stays, else the least that is behind and not yet taken. */
+/* For each target: a kept slot stays, else it receives the lowest kept slot behind the targets that
+ * is not yet moved. */
 static void check_filling(const uint32_t *kept, uint32_t k)
 {
     uint32_t got[256], scratch[256], behind = 0;
@@ -611,7 +614,7 @@ static void selection_agrees_with_ranking(void **state)
     }
 }
 
-static void ties_go_to_the_newer(void **state)
+static void ties_go_to_the_higher_slot(void **state)
 {
     (void)state;
     const float s[8] = {2, 1, 1, 3, 1, 1, 0, -1};
@@ -649,8 +652,8 @@ static void faulty_requests_are_refused_with_the_numbers(void **state)
     case_store(&w, &c, table, 1);
     c.req.table = table;
     c.req.target = target;
-    const char *numbers[] = {"49", "window of 0", "15", "slot 3 of 3", "8 target", "0 target",
-                             "449", "tau", "full"};
+    const char *numbers[] = {"49",       "window of 0", "15", "slot 3: expected less than 3",
+                             "8 target", "0 target",    "449", "tau", "full"};
     enum { N_FAULTS = sizeof numbers / sizeof *numbers };
     cn_compress_req faulty[N_FAULTS];
     for (int i = 0; i < N_FAULTS; i++) faulty[i] = c.req;
@@ -681,14 +684,14 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_score_agrees_with_its_reference),
         cmocka_unit_test(events_keep_and_move_what_the_reference_keeps),
-        cmocka_unit_test(moves_survive_any_tables),
-        cmocka_unit_test(blocks_of_others_stay_untouched),
-        cmocka_unit_test(requests_of_an_event_do_not_meet),
+        cmocka_unit_test(moves_are_right_for_any_tables),
+        cmocka_unit_test(blocks_of_other_requests_are_unchanged),
+        cmocka_unit_test(requests_of_an_event_are_independent),
         cmocka_unit_test(events_work_without_side_arrays),
         cmocka_unit_test(an_event_allocates_nothing),
         cmocka_unit_test(concentrated_attention_stays_finite),
         cmocka_unit_test(selection_agrees_with_ranking),
-        cmocka_unit_test(ties_go_to_the_newer),
+        cmocka_unit_test(ties_go_to_the_higher_slot),
         cmocka_unit_test(the_table_names_every_score_once),
         cmocka_unit_test(faulty_requests_are_refused_with_the_numbers),
     };

@@ -1,5 +1,5 @@
-/* test_cpu_sample.c - the generator against its known answers, the sample op against torch
- * (tests/golden/sampling) and against itself: order, batch, statistics, ties, hostile logits. */
+/* test_cpu_sample.c - the random generator compared with known answers, and the sample op with
+ * torch (tests/golden/sampling) and with itself: order, batch, statistics, ties, hostile logits. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -28,7 +28,7 @@ static cn_sample_row plain_row(void)
     };
 }
 
-/* Arguments of the op and everything they point to. */
+/* The arguments of the op and everything they point to. */
 typedef struct bench {
     cn_sample_args args;
     cn_sample_row rows[MAX_ROWS];
@@ -104,7 +104,7 @@ static float noise(uint64_t seed, uint32_t i)
 static void philox_gives_the_known_answers(void **state)
 {
     (void)state;
-    /* The known-answer vectors of Random123: philox4x32, 10 rounds. */
+    /* The known-answer vectors of Random123: philox4x32 with 10 rounds. */
     static const struct {
         uint32_t counter[4], key[2], want[4];
     } kat[] = {
@@ -218,9 +218,9 @@ static void check_distribution(const bench *b, const json_t *c, size_t index)
         double want = json_number_value(json_array_get(probs, id));
         bool agree = kept ? want > 0.0 : want < 1e-11;
         if (!agree || fabs(got - want) > 1e-6)
-            fail_msg("case %zu token %u: %.9g, want %.9g", index, id, got, want);
+            fail_msg("case %zu token %u: expected %.9g, got %.9g", index, id, want, got);
     }
-    assert_int_equal(at, d.n); /* ids ascend and are of the vocabulary */
+    assert_int_equal(at, d.n); /* ids ascend and are in the vocabulary */
 }
 
 static void check_logprobs(bench *b, const json_t *c)
@@ -265,7 +265,7 @@ static void rows_match_the_reference(void **state)
 
 /* ---- the draw ---- */
 
-static void draws_have_the_distribution(void **state)
+static void draws_follow_the_distribution(void **state)
 {
     (void)state;
     enum { VOCAB = 24, DRAWS = 100000 };
@@ -288,11 +288,11 @@ static void draws_have_the_distribution(void **state)
         chi2 += (seen[i] - expected[i]) * (seen[i] - expected[i]) / expected[i];
     }
     assert_true(chi2 < 64.0); /* 23 degrees of freedom: p = 1e-5 */
-    assert_true(chi2 > 5.0);  /* nor too good to be random: p = 1e-5 */
+    assert_true(chi2 > 5.0);  /* a smaller value would not be random: p = 1e-5 */
     bench_free(b);
 }
 
-/* The draw, repeated from its definition with the cumulative sum in another type. */
+/* Repeats the draw from its definition, with the cumulative sum in another type. */
 static void draw_is_the_inverse_of_the_cumulative_sum(void **state)
 {
     (void)state;
@@ -354,9 +354,9 @@ static void ties_at_a_threshold_are_all_kept(void **state)
     b->rows[0].top_k = 2;
     assert_int_equal(kept(b), 4);
     b->rows[0].top_k = 5;
-    assert_int_equal(kept(b), 6); /* both zeros are one value */
+    assert_int_equal(kept(b), 6); /* 0 and -0 are the same value */
     b->rows[0].top_k = 0;
-    b->rows[0].top_p = 0.72f; /* 3.0 holds 0.650, each 1.0 0.088 */
+    b->rows[0].top_p = 0.72f; /* 3.0 has the weight 0.650, each 1.0 has 0.088 */
     assert_int_equal(kept(b), 4);
     b->rows[0].top_p = 1e-30f;
     assert_int_equal(kept(b), 1);
@@ -366,7 +366,7 @@ static void ties_at_a_threshold_are_all_kept(void **state)
     b->logits[5] = 3.0f;
     assert_int_equal(kept(b), 2);
     b->rows[0].temperature = 0.0f;
-    assert_int_equal(sample_one(b), 1); /* ties: the lower id */
+    assert_int_equal(sample_one(b), 1); /* of a tie, the lower id */
     bench_free(b);
 }
 
@@ -436,7 +436,7 @@ static void top_k_of_a_large_vocabulary_equals_a_sort(void **state)
     for (size_t j = 0; j < sizeof ks / sizeof *ks; j++) {
         b->rows[0].top_k = ks[j];
         cn_cpu_distribution d = cn_cpu_sample_distribution(&b->args, 0, b->args.scratch);
-        for (uint32_t i = 0; i < d.n; i++) { /* rank of each kept logit, by counting */
+        for (uint32_t i = 0; i < d.n; i++) { /* finds the rank of each kept logit by counting */
             int32_t better = 0;
             for (uint32_t k = 0; k < MAX_VOCAB; k++)
                 better += b->logits[k] > b->logits[d.ids[i]];
@@ -469,7 +469,7 @@ int main(void)
         cmocka_unit_test(weights_follow_exp),
         cmocka_unit_test(keys_keep_the_order_of_floats),
         cmocka_unit_test(rows_match_the_reference),
-        cmocka_unit_test(draws_have_the_distribution),
+        cmocka_unit_test(draws_follow_the_distribution),
         cmocka_unit_test(draw_is_the_inverse_of_the_cumulative_sum),
         cmocka_unit_test(a_row_does_not_depend_on_the_batch),
         cmocka_unit_test(ties_at_a_threshold_are_all_kept),

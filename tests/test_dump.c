@@ -1,5 +1,5 @@
-/* test_dump.c - dumps of a real pass: which files a spec asks for, what is in them, and that the
- * comparison of two folders names the first tensor that differs. */
+/* test_dump.c - dumps of a real pass: which files a spec selects, what they contain, and that the
+ * comparison of two directories names the first tensor that differs. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -41,7 +41,7 @@ static const char *under(const char *name)
     return path;
 }
 
-/* Two passes (a prompt of 5, then a decode) of qwen3-bf16 with `spec` dumped to `dir`. */
+/* Runs two passes of qwen3-bf16 (a prompt of 5, then a decode) and dumps `spec` to `dir`. */
 static void run_with_dump(const char *spec, const char *dir)
 {
     model_rig *r = model_rig_open(&(model_rig_opts){.dir = "tests/golden/models/qwen3-bf16",
@@ -86,7 +86,7 @@ static void a_spec_selects_by_name_layer_and_step(void **state)
     assert_false(exists("two/step-000000.layer-02.o.npy"));
 }
 
-static void a_wrong_spec_is_refused_with_what_is_possible(void **state)
+static void a_wrong_spec_is_refused_with_the_valid_names(void **state)
 {
     (void)state;
     cn_dump *d = NULL;
@@ -149,8 +149,8 @@ static void ignore_event(void *user, const cn_event *ev)
     (void)ev;
 }
 
-/* The option, from a folder of its own, since files go to the working directory. */
-static void the_engine_dumps_on_demand(void **state)
+/* Tests the option in a temporary directory, because dumps go to the working directory. */
+static void the_engine_dumps_with_the_option(void **state)
 {
     (void)state;
     char here[4096], model[4200];
@@ -183,9 +183,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_spec_selects_by_name_layer_and_step),
-        cmocka_unit_test(a_wrong_spec_is_refused_with_what_is_possible),
+        cmocka_unit_test(a_wrong_spec_is_refused_with_the_valid_names),
         cmocka_unit_test(the_first_difference_is_named),
-        cmocka_unit_test(the_engine_dumps_on_demand),
+        cmocka_unit_test(the_engine_dumps_with_the_option),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

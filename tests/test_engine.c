@@ -1,5 +1,5 @@
-/* test_engine.c - the engine end to end on the bundled checkpoint: the same tokens whatever the
- * batch, the chunks, the cache or the memory; sampling by seed; samples, cancels, usage. */
+/* test_engine.c - the engine end to end on the bundled checkpoint: the same tokens for any batch,
+ * chunks, cache and memory; sampling by seed; samples, cancels, usage. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,7 +22,7 @@ static void load_prompts(void **state)
         assert_int_equal(run_load_prompts(tasks[i], prompts + i, answers + i, 1), 1);
 }
 
-/* All prompts at once under `options`, greedy unless `seed` is given. */
+/* Runs all prompts at once with `options`, greedy unless `seed` is given. */
 static run *run_all(const char *const *options, const uint64_t *seed)
 {
     run *r = malloc(sizeof *r);
@@ -48,7 +48,7 @@ static void close_run(run *r)
     free(r);
 }
 
-/* The greedy run under default options, which the others are compared with. */
+/* The greedy run with default options. Other runs are compared with it. */
 static run *reference;
 
 static int run_reference(void **state)
@@ -72,7 +72,7 @@ static void assert_same_as_default(const char *const *options)
     close_run(got);
 }
 
-static void a_trace_ends_with_the_right_answer(void **state)
+static void an_output_ends_with_the_right_answer(void **state)
 {
     (void)state;
     run r;
@@ -125,7 +125,7 @@ static void asynchronous_scheduling_changes_nothing(void **state)
                                             NULL});
 }
 
-/* Penalties, min_tokens and the thinking budget act on tokens that the host has not read. */
+/* Penalties, min_tokens and the thinking budget act on tokens that the host has not read yet. */
 static void asynchronous_sampling_rules_are_the_same(void **state)
 {
     (void)state;
@@ -170,7 +170,7 @@ static void preemption_changes_nothing(void **state)
     close_run(got);
 }
 
-/* A device whose kernel for prompts gives other bits than the one for decoding, as a GPU's does. */
+/* A device on which prefill gives other bits than decoding, like a GPU. */
 static cn_status (*true_prefill)(cn_stream *s, const cn_attn_args *a);
 
 static cn_status other_prefill(cn_stream *s, const cn_attn_args *a)
@@ -212,7 +212,7 @@ static run *run_on_other_device(bool batch_invariant, bool small)
     return r;
 }
 
-static void batch_invariance_holds_for_the_preempted(void **state)
+static void batch_invariance_holds_after_a_preemption(void **state)
 {
     (void)state;
     run *undisturbed = run_on_other_device(true, false);
@@ -226,13 +226,13 @@ static void batch_invariance_holds_for_the_preempted(void **state)
         assert_true(hash == preempted->samples[i][0].logprob_hash);
         n_other += hash != in_chunks->samples[i][0].logprob_hash;
     }
-    assert_true(n_other > 0); /* the device does differ */
+    assert_true(n_other > 0); /* prefill does give other bits */
     close_run(undisturbed);
     close_run(preempted);
     close_run(in_chunks);
 }
 
-/* A prompt of 40 tokens, then the same with its answer and five more: the second turn's sample. */
+/* Returns the sample of a second turn: a prompt of 40 tokens, its answer, and five more tokens. */
 static run_sample second_turn(bool cache)
 {
     enum { FIRST = 40, SAID = 40, MORE = 5 };
@@ -265,7 +265,7 @@ static void batch_invariance_holds_for_a_second_turn(void **state)
     (void)state;
     const run_sample cold = second_turn(false), warm = second_turn(true);
     assert_int_equal(cold.usage.cached_tokens, 0);
-    assert_int_equal(warm.usage.cached_tokens, 32); /* of the first prompt, none of its answer */
+    assert_int_equal(warm.usage.cached_tokens, 32); /* prompt blocks only */
     assert_true(cold.logprob_hash == warm.logprob_hash);
 }
 
@@ -294,7 +294,7 @@ static void prefix_cache_changes_nothing_and_hits(void **state)
     close_run(cold);
 }
 
-static void a_seed_decides_whatever_the_company(void **state)
+static void a_seed_gives_the_same_tokens_in_any_batch(void **state)
 {
     (void)state;
     const uint64_t seed = 11;
@@ -304,7 +304,7 @@ static void a_seed_decides_whatever_the_company(void **state)
     close_run(b);
 }
 
-/* n samples from one prompt: the first equals the request alone, the others differ, and their
+/* n samples of one prompt: the first equals the request with one sample, the others differ, and the
  * prompt was computed once. */
 static void samples_share_their_prompt(void **state)
 {
@@ -350,8 +350,8 @@ static void a_cancel_frees_everything(void **state)
     run_close(&r);
 }
 
-/* A callback that acts on the engine: each first token of a request submits another, up to `left`
- * more, and cancels the request that came before, which may have ended by then, or its own. */
+/* A callback that calls the engine. At the first token of a request it submits another one, up to
+ * `left` more. It also cancels the request before, which may have ended, or its own. */
 typedef struct chain {
     cn_engine *engine;
     cn_request_params params;
@@ -393,7 +393,7 @@ static void callbacks_may_submit_and_cancel(void **state)
     }
 }
 
-static void a_full_queue_is_busy_and_keeps_nothing(void **state)
+static void a_full_queue_answers_busy_and_keeps_nothing(void **state)
 {
     (void)state;
     run r;
@@ -419,7 +419,7 @@ static void steps_do_not_allocate(void **state)
     assert_int_equal(reference->step_allocs, 0);
 }
 
-static void requests_at_fault_are_refused_with_numbers(void **state)
+static void faulty_requests_are_refused_with_numbers(void **state)
 {
     (void)state;
     run r;
@@ -444,7 +444,7 @@ static void requests_at_fault_are_refused_with_numbers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_trace_ends_with_the_right_answer),
+        cmocka_unit_test(an_output_ends_with_the_right_answer),
         cmocka_unit_test(one_at_a_time_equals_together),
         cmocka_unit_test(chunked_prefill_equals_whole),
         cmocka_unit_test(block_size_changes_nothing),
@@ -452,16 +452,16 @@ int main(void)
         cmocka_unit_test(asynchronous_scheduling_changes_nothing),
         cmocka_unit_test(asynchronous_sampling_rules_are_the_same),
         cmocka_unit_test(preemption_changes_nothing),
-        cmocka_unit_test(batch_invariance_holds_for_the_preempted),
+        cmocka_unit_test(batch_invariance_holds_after_a_preemption),
         cmocka_unit_test(batch_invariance_holds_for_a_second_turn),
         cmocka_unit_test(prefix_cache_changes_nothing_and_hits),
-        cmocka_unit_test(a_seed_decides_whatever_the_company),
+        cmocka_unit_test(a_seed_gives_the_same_tokens_in_any_batch),
         cmocka_unit_test(samples_share_their_prompt),
         cmocka_unit_test(a_cancel_frees_everything),
         cmocka_unit_test(callbacks_may_submit_and_cancel),
-        cmocka_unit_test(a_full_queue_is_busy_and_keeps_nothing),
+        cmocka_unit_test(a_full_queue_answers_busy_and_keeps_nothing),
         cmocka_unit_test(steps_do_not_allocate),
-        cmocka_unit_test(requests_at_fault_are_refused_with_numbers),
+        cmocka_unit_test(faulty_requests_are_refused_with_numbers),
     };
     return cmocka_run_group_tests(tests, run_reference, close_reference);
 }

@@ -1,17 +1,17 @@
-/* test_engine_async.c - compression beside the model gives the same tokens, with the same bits of
- * their log-probabilities, as compression inside the step, and so does a device that runs all ops
- * late (tests/lib/late_device.h); an engine may go while events are under way:
- * test_engine_async [SEEDS [FIRST [cuda]]].
+/* test_engine_async.c - compression beside the model gives the same tokens, and the same bits of
+ * their log-probabilities, as compression inside the step. A device that runs all ops late
+ * (tests/lib/late_device.h) gives the same too. An engine may be freed while events are in flight.
+ *     test_engine_async [SEEDS [FIRST [cuda]]]
  *
- * A seed draws a model of random weights, an engine, and requests that arrive over time: policies,
- * budgets and scores, shared prefixes, samples, greedy and not, some cancelled, of both classes. It
- * runs twice, the second time in line and never with swap space. When
- * an event commits is a matter of the worker thread's luck, or as late as can be, as early, or with
- * all others at once, as the seed has it. By luck a repeated seed is another test; the thread
- * sanitizer watches all (TSAN_TESTS).
+ * A seed draws a model with random weights, an engine, and requests that arrive over time. They
+ * have different policies, budgets, scores and classes, shared prefixes and samples; some are
+ * greedy, some are cancelled. The scenario runs twice, the second time synchronously and without
+ * swap space. The seed also chooses when an event commits: whenever the worker thread is done, as
+ * late as possible, as early as possible, or together with all others. In the first case the timing
+ * varies between runs of a seed. The thread sanitizer checks all cases (TSAN_TESTS).
  *
- * On a GPU, under --batch-invariant, a token's bits depend on whether a prefill or a decode step
- * made its keys: there memory is ample, prompts are computed at once, and tokens are compared. */
+ * On a GPU with --batch-invariant, a token's bits depend on whether a prefill or a decode step made
+ * its keys. There memory is ample, prompts are computed at once, and only tokens are compared. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,8 +27,8 @@
 #include "tests/lib/scratch_dir.h"
 
 enum { MAX_REQUESTS = 16, MAX_PROMPT = 120, MAX_OUTPUT = 120, MAX_OPTIONS = 44, CONTEXT = 256 };
-/* Of the seeds, those that run late too: few where the sanitizer looks for what threads do to each
- * other, of which that device has none. */
+/* One in LATE_SHARE seeds also runs on the late device. Fewer do under the thread sanitizer,
+ * because that device has no threads. */
 #if defined(__SANITIZE_THREAD__)
 enum { LATE_SHARE = 10 };
 #else
@@ -39,8 +39,8 @@ static bool on_gpu;
 
 typedef struct ask {
     uint32_t prompt[MAX_PROMPT], n_prompt;
-    uint32_t at_step;    /* when it arrives */
-    uint32_t cancel_at;  /* step; 0: never */
+    uint32_t at_step;    /* the step at which it arrives */
+    uint32_t cancel_at;  /* the step at which it is cancelled; 0: never */
     cn_kv_params kv;
     uint32_t n, max_tokens;
     uint32_t min_tokens;
@@ -59,7 +59,7 @@ typedef struct scenario {
     bool swaps;
 } scenario;
 
-/* What all seeds went through together: a test of nothing must not pass. */
+/* Totals over all seeds, so that the test fails when nothing was tested. */
 static struct {
     uint64_t compressions, preemptions, cancelled, cached, beside, moved;
 } seen;
@@ -73,7 +73,7 @@ static uint32_t n_polls;
 static cn_status (*fence_done)(cn_fence *f, bool *done);
 static cn_status (*fence_sync)(cn_fence *f);
 
-/* In the place of the backend's own, which only events ask. */
+/* Replaces the backend's fence_done, which only events call. */
 static cn_status fence_done_when(cn_fence *f, bool *done)
 {
     *done = false;
@@ -154,7 +154,7 @@ static void draw_engine(scenario *x)
     set(x, "max-num-seqs", between(x, 1, 12));
     const uint32_t batched = between(x, 16, 200);
     set(x, "max-num-batched-tokens", on_gpu ? MAX_REQUESTS * MAX_PROMPT : batched);
-    /* From a pool that just holds the longest request to one that holds them all. */
+    /* From a pool that just holds the longest request to a pool that holds all requests. */
     const uint32_t n_blocks = CONTEXT / x->block + below(x, chance(x, 50) ? 4 : 30);
     set(x, "num-gpu-blocks-override", on_gpu ? 3 * MAX_REQUESTS * CONTEXT / x->block : n_blocks);
     set_switch(x, "hybrid-scheduling", chance(x, 80));
@@ -188,7 +188,7 @@ static cn_kv_params draw_kv(scenario *x)
     };
 }
 
-/* Prompts of a scenario begin alike, for a while. */
+/* The prompts of a scenario share a prefix. */
 static void draw_asks(scenario *x)
 {
     uint32_t common[MAX_PROMPT];
@@ -208,7 +208,7 @@ static void draw_asks(scenario *x)
         a->at_step = chance(x, 50) ? 0 : below(x, 100);
         a->cancel_at = chance(x, 20) ? a->at_step + between(x, 1, 120) : 0;
     }
-    /* The last come when others have filled the pool. */
+    /* The last requests arrive when others have filled the pool. */
     x->swaps = chance(x, 70);
     for (uint32_t r = 0; r < x->n_asks; r++) {
         ask *a = &x->asks[r];
@@ -236,7 +236,7 @@ static void submit(run *r, const ask *a)
     run_submit(r, &p);
 }
 
-/* late_seed: of a device that runs late, or 0. */
+/* late_seed: the seed of a late device, or 0 for the CPU backend. */
 static run *run_scenario(scenario *x, bool synchronous, commit_time chosen, uint64_t late_seed)
 {
     run *r = malloc(sizeof *r);
@@ -245,7 +245,7 @@ static run *run_scenario(scenario *x, bool synchronous, commit_time chosen, uint
     set_switch(x, "sync-compression", synchronous);
     x->options[x->n_options++] = "swap-space";
     x->options[x->n_options++] = x->swaps && !synchronous ? "0.02" : "0";
-    if (on_gpu) { /* what the first of two engines has taken counts as in use */
+    if (on_gpu) { /* memory of the first engine counts as in use */
         x->options[x->n_options++] = "gpu-memory-utilization";
         x->options[x->n_options++] = synchronous ? "0.2" : "0.1";
     }
@@ -256,7 +256,7 @@ static run *run_scenario(scenario *x, bool synchronous, commit_time chosen, uint
     x->n_options = n_options;
     choose_when(r->engine, chosen);
     for (uint32_t step = 0, next = 0; next < x->n_asks || step < 250; step++) {
-        /* In order, so that a request has the same number, and with it the same seed. */
+        /* Submitted in order, so that a request has the same number and seed in both runs. */
         while (next < x->n_asks && x->asks[next].at_step <= step) submit(r, &x->asks[next++]);
         for (uint32_t i = 0; i < next; i++)
             if (x->asks[i].cancel_at == step && step > 0) cn_engine_cancel(r->engine, r->ids[i]);
@@ -269,7 +269,7 @@ static run *run_scenario(scenario *x, bool synchronous, commit_time chosen, uint
     return r;
 }
 
-/* Steps until events are under way, and keeps them so. */
+/* Runs steps until events are in flight, and leaves them in flight. */
 static run *run_until_compressing(scenario *x)
 {
     run *r = malloc(sizeof *r);
@@ -292,18 +292,18 @@ static uint32_t compare_sample(const run_sample *a, const run_sample *b, uint64_
     const uint32_t n = cn_min_u32(a->n_tokens, b->n_tokens);
     for (uint32_t t = 0; t < n; t++)
         if (a->tokens[t] != b->tokens[t])
-            fail_msg("seed %llu, request %u: token %u is %u, in line %u", (unsigned long long)seed,
+            fail_msg("seed %llu, request %u: token %u is %u, sync %u", (unsigned long long)seed,
                      i, t, a->tokens[t], b->tokens[t]);
     const bool same_bits = a->logprob_hash == b->logprob_hash || on_gpu;
     if (!cut && (a->n_tokens != b->n_tokens || !same_bits || a->finish != b->finish))
-        fail_msg("seed %llu, request %u: %u tokens, %s, hash %llx; in line %u, %s, %llx",
+        fail_msg("seed %llu, request %u: %u tokens, %s, hash %llx; sync %u, %s, %llx",
                  (unsigned long long)seed, i, a->n_tokens, cn_finish_name(a->finish),
                  (unsigned long long)a->logprob_hash, b->n_tokens, cn_finish_name(b->finish),
                  (unsigned long long)b->logprob_hash);
     return cut;
 }
 
-/* Every account adds up: what requests say they went through is what the engine counted. */
+/* The sums of the requests' usage must equal what the engine counted. */
 static void check_accounts(const scenario *x, const run *r)
 {
     cn_stats sum = {0};
@@ -336,7 +336,7 @@ static scenario *draw_scenario(uint64_t seed)
     return x;
 }
 
-/* Runs it both ways and lets go of it. */
+/* Runs a scenario both ways, compares the runs and frees the scenario. */
 static void run_twice(scenario *x, uint64_t seed, bool late)
 {
     run *beside = run_scenario(x, false, (commit_time)(seed % N_COMMIT_TIMES), late ? seed : 0);
@@ -359,12 +359,12 @@ static void run_twice(scenario *x, uint64_t seed, bool late)
     free(x);
 }
 
-static void beside_the_model_and_in_line_give_the_same_bits(void **state)
+static void asynchronous_and_synchronous_events_give_the_same_bits(void **state)
 {
     (void)state;
     for (uint64_t seed = first_seed; seed < first_seed + n_seeds; seed++)
         run_twice(draw_scenario(seed), seed, false);
-    print_message("%u seeds: %llu compressions, %llu steps beside one, %llu preemptions, "
+    print_message("%u seeds: %llu compressions, %llu steps beside compressions, %llu preemptions, "
                   "%llu cached tokens, %llu cancelled, %llu moves to swap space\n",
                   n_seeds, (unsigned long long)seen.compressions, (unsigned long long)seen.beside,
                   (unsigned long long)seen.preemptions, (unsigned long long)seen.cached,
@@ -382,7 +382,7 @@ static void a_device_that_runs_late_gives_the_same_bits(void **state)
         run_twice(draw_scenario(seed), seed, true);
 }
 
-/* Recorded steps have rows of padding, also where --max-num-batched-tokens leaves none for them. */
+/* Recorded steps have padding rows, also when --max-num-batched-tokens has no tokens for them. */
 static void padding_needs_no_tokens(void **state)
 {
     (void)state;
@@ -396,7 +396,7 @@ static void padding_needs_no_tokens(void **state)
     }
 }
 
-static void an_engine_may_go_while_events_are_under_way(void **state)
+static void an_engine_can_be_freed_while_events_are_in_flight(void **state)
 {
     (void)state;
     uint32_t n_compressing = 0;
@@ -419,10 +419,10 @@ int main(int argc, char **argv)
     if (argc > 2) first_seed = (uint32_t)strtoul(argv[2], NULL, 10);
     on_gpu = argc > 3 && strcmp(argv[3], "cuda") == 0;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(beside_the_model_and_in_line_give_the_same_bits),
+        cmocka_unit_test(asynchronous_and_synchronous_events_give_the_same_bits),
         cmocka_unit_test(a_device_that_runs_late_gives_the_same_bits),
         cmocka_unit_test(padding_needs_no_tokens),
-        cmocka_unit_test(an_engine_may_go_while_events_are_under_way),
+        cmocka_unit_test(an_engine_can_be_freed_while_events_are_in_flight),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

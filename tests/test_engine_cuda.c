@@ -1,7 +1,7 @@
-/* test_engine_cuda.c - the whole engine on a GPU, on the bundled checkpoint: its tokens against the
- * CPU's, the same tokens again, the same tokens in any company under --batch-invariant, also of a
- * request that went to the swap space meanwhile, and its memory against the plan. Without a GPU all
- * but the refusals are skipped. */
+/* test_engine_cuda.c - the whole engine on a GPU with the bundled checkpoint: its tokens compared
+ * with the CPU's and with a second run; the same tokens in any batch under --batch-invariant, also
+ * for a request that was in the swap space; its memory compared with the plan. Without a GPU only
+ * the refusals are tested. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,7 +18,7 @@ static const char *const tasks[] = {"ledger", "notes",    "sums",  "multiply", "
                                     "needle", "sortlist", "story", "vartrack"};
 enum { N_TASKS = sizeof tasks / sizeof *tasks, PER_TASK = 8, N_PROMPTS = 64, MAX_TOKENS = 320 };
 
-static const char *prompts[N_TASKS * PER_TASK]; /* one of each task, then the next of each */
+static const char *prompts[N_TASKS * PER_TASK]; /* the first of each task, then the second, ... */
 static bool no_gpu;
 
 #define CUDA "device", "cuda", "gpu-memory-utilization", "0.5"
@@ -63,7 +63,7 @@ static void open_talk(talk *t, const char *const *options)
     if (create(&t->engine, options) != CN_OK) fail_msg("%s", cn_last_error());
 }
 
-/* What was said stays. */
+/* Frees the engine but keeps the transcripts. */
 static void close_engine(talk *t)
 {
     cn_engine_free(t->engine);
@@ -94,7 +94,7 @@ static cn_request_params params_of(const talk *t, uint32_t i, cn_message *m)
     return p;
 }
 
-/* Every third request draws at temperature 1, from a seed of its own. */
+/* Every third request samples at temperature 1 with its own seed. */
 static void ask(talk *t, uint32_t i)
 {
     cn_message m;
@@ -118,7 +118,7 @@ static void ask_all(talk *t)
     finish(t);
 }
 
-/* Token for token, and bit for bit what they were thought to be worth. */
+/* Tokens must be equal, and their log-probabilities must have the same bits. */
 static void assert_same(const talk *x, const talk *y, uint32_t i)
 {
     const cn_transcript *a = &x->said[i], *b = &y->said[i];
@@ -132,8 +132,8 @@ static void assert_same(const talk *x, const talk *y, uint32_t i)
 
 /* ---- the tests ---- */
 
-/* The CPU says something greedily; the GPU is made to say the same, and asked at every token which
- * one it would have taken. */
+/* The CPU generates greedily. The GPU is forced to the same tokens and reports at each token which
+ * one it would have chosen. */
 static void argmax_agrees_with_the_cpu(void **state)
 {
     (void)state;
@@ -181,8 +181,8 @@ static void a_run_repeats_itself(void **state)
     close_talk(&again);
 }
 
-/* Alone, in company, in small chunks, op by op: the same bits. */
-static void company_does_not_matter(void **state)
+/* A request alone, in a batch, in small chunks and op by op gives the same bits. */
+static void batch_composition_changes_nothing(void **state)
 {
     (void)state;
     if (no_gpu) skip();
@@ -210,10 +210,10 @@ static void company_does_not_matter(void **state)
 
 enum { N_MOVED = 8, N_CHATS = 6, CHAT_TOKENS = 40 };
 
-/* A compressed batch request, or a chat with full KV. */
+/* Submits a compressed batch request, or a chat with full KV. */
 static void ask_of_class(talk *t, uint32_t i)
 {
-    enum { LEDGER = 0, SUMS = 2 }; /* of the tasks */
+    enum { LEDGER = 0, SUMS = 2 }; /* indices of tasks */
     cn_message m;
     const uint32_t task = i < N_MOVED ? LEDGER : SUMS;
     cn_request_params p = params_of(t, i % PER_TASK * N_TASKS + task, &m);
@@ -235,7 +235,7 @@ static void step(talk *t, uint32_t n)
         if (cn_engine_step(t->engine, &idle) != CN_OK) fail_msg("%s", cn_last_error());
 }
 
-/* Nobody who could be recomputed is left to make way. */
+/* True when no running request could be recomputed, so preemption is not possible. */
 static bool all_are_compressed(const talk *t)
 {
     for (const cn_list_node *at = t->engine->requests.head; at; at = at->next) {
@@ -249,9 +249,9 @@ static bool all_are_compressed(const talk *t)
     CUDA, "batch-invariant", "true", "block-size", "64", "kv-policies", "full,zip", "kv-budget", \
         "128", "enable-prefix-caching", "false"
 
-/* Eight requests at their cap of three blocks leave two: chats take the blocks of some, which go on
- * with the same bits. */
-static void what_was_swapped_goes_on_unchanged(void **state)
+/* Eight requests at their cap of three blocks leave two blocks. Chats take the blocks of some of
+ * these requests, which later continue with the same bits. */
+static void a_swapped_request_continues_unchanged(void **state)
 {
     (void)state;
     if (no_gpu) skip();
@@ -300,12 +300,12 @@ static void memory_is_as_planned(void **state)
     close_talk(&t);
 }
 
-/* What cannot be had is said in one line, with the option to change. */
+/* A configuration that is not possible gives one line with the option to change. */
 static void assert_refused(const char *const *options, cn_status want, const char *says)
 {
     cn_engine *e = (cn_engine *)1;
     const cn_status status = create(&e, options);
-    if (status == CN_OK) fail_msg("an engine was made: %s %s", options[0], options[1]);
+    if (status == CN_OK) fail_msg("expected a refusal: %s %s", options[0], options[1]);
     print_message("    %s\n", cn_last_error());
     assert_int_equal(status, want);
     assert_null(strchr(cn_last_error(), '\n'));
@@ -333,8 +333,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(argmax_agrees_with_the_cpu),
         cmocka_unit_test(a_run_repeats_itself),
-        cmocka_unit_test(company_does_not_matter),
-        cmocka_unit_test(what_was_swapped_goes_on_unchanged),
+        cmocka_unit_test(batch_composition_changes_nothing),
+        cmocka_unit_test(a_swapped_request_continues_unchanged),
         cmocka_unit_test(memory_is_as_planned),
         cmocka_unit_test(faults_end_in_one_line),
     };

@@ -1,7 +1,7 @@
-/* test_engine_swap.c - compressed batch requests go to the swap space and come back in the engine:
- * a request that was there says what it says undisturbed, token for token and bit for bit of their
- * log-probabilities, whatever of its state lies on the device: KV, global scores, windows, counts
- * of penalties, a token not yet read. */
+/* test_engine_swap.c - compressed batch requests move to the swap space and back. Such a request
+ * has the same tokens, and the same bits of their log-probabilities, as an undisturbed one. That
+ * covers all its state on the device: KV, global scores, windows, counts of penalties, and a token
+ * that is not read yet. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@ static const char *prompts[N_BATCH + N_CHATS], *const *const chats = prompts + N
 
 #define ZIP                                                                          \
     "block-size", "16", "kv-policies", "full,window,zip", "kv-budget", "64", "kv-window", "16"
-/* Three requests at their cap leave two blocks; and three may run. */
+/* Three requests at their cap leave two blocks. At most three requests run. */
 #define SMALL                                                                                  \
     "num-gpu-blocks-override", "17", "max-model-len", "272", "max-num-seqs", "3", "swap-space", \
         "0.1", "enable-prefix-caching", "false"
@@ -36,7 +36,7 @@ static void close_run(run *r)
     free(r);
 }
 
-/* One greedy, one that draws, one with penalties. */
+/* One request is greedy, one samples, one has penalties. */
 static uint32_t add_batch(run *r, uint32_t i, cn_kv_policy policy)
 {
     cn_message m;
@@ -60,7 +60,7 @@ static uint32_t add_chat(run *r, uint32_t i, cn_kv_policy policy, uint32_t max_t
     p.kv.policy = policy;
     p.sampling.ignore_eos = true;
     p.sampling.logprobs = 0;
-    p.sampling.presence_penalty = 0.3f; /* wants a row of counts too */
+    p.sampling.presence_penalty = 0.3f; /* needs a row of counts too */
     return run_submit(r, &p);
 }
 
@@ -79,7 +79,7 @@ static void assert_same_bits(const run *want, uint32_t a, const run *got, uint32
     assert_true(want->samples[a][0].logprob_hash == got->samples[b][0].logprob_hash);
 }
 
-/* Everything at once, with memory for all. */
+/* Runs everything at once, with memory for all requests. */
 static run *run_undisturbed(cn_kv_policy policy, cn_kv_policy chat)
 {
     run *r = open_run((const char *[]){ZIP, NULL});
@@ -100,7 +100,7 @@ static void assert_moved_and_back(const run *r)
     assert_int_equal(s->swapped + s->swap_blocks_used, 0);
 }
 
-/* Chats come one after another while compressed batch requests hold all memory. */
+/* Chats arrive one after another while compressed batch requests hold all memory. */
 static void check_disturbed(const run *want, cn_kv_policy policy, cn_kv_policy chat,
                             const char *name, const char *value)
 {
@@ -118,7 +118,7 @@ static void check_disturbed(const run *want, cn_kv_policy policy, cn_kv_policy c
     close_run(r);
 }
 
-static void what_was_moved_goes_on_unchanged(void **state)
+static void a_swapped_request_continues_unchanged(void **state)
 {
     (void)state;
     static const cn_kv_policy policies[] = {CN_KV_ZIP, CN_KV_WINDOW};
@@ -131,7 +131,7 @@ static void what_was_moved_goes_on_unchanged(void **state)
     }
 }
 
-/* A chat gets in at once, and a long one with a cap of its own gets a slot too. */
+/* A chat is admitted at once. A long chat with a cap gets a query slot too. */
 static void a_chat_does_not_wait(void **state)
 {
     (void)state;
@@ -141,7 +141,7 @@ static void a_chat_does_not_wait(void **state)
         for (uint32_t i = 0; i < N_BATCH; i++) add_batch(r, i, CN_KV_ZIP);
         for (int i = 0; i < 200 && r->stats.compressions < 5; i++) step(r, 1);
         const uint32_t chat = add_chat(r, 0, CN_KV_ZIP, 2 * CHAT_TOKENS);
-        /* The steps of its prompt and tokens, and of its compressions. */
+        /* Time for the steps of its prompt, its tokens and its compressions. */
         for (uint32_t i = 0; i < 3 * CHAT_TOKENS && r->n_done == 0; i++) step(r, 1);
         assert_int_equal(r->samples[chat][0].finish == CN_FINISH_NONE, without);
         assert_int_equal(r->stats.swap_outs > 0, !without);
@@ -150,7 +150,7 @@ static void a_chat_does_not_wait(void **state)
     }
 }
 
-static void a_step_that_moves_allocates_nothing(void **state)
+static void a_step_that_swaps_allocates_nothing(void **state)
 {
     (void)state;
     run *r = open_run((const char *[]){ZIP, SMALL, NULL});
@@ -163,7 +163,7 @@ static void a_step_that_moves_allocates_nothing(void **state)
     close_run(r);
 }
 
-static void a_cancel_ends_a_request_that_was_moved(void **state)
+static void a_cancel_ends_a_swapped_request(void **state)
 {
     (void)state;
     run *r = open_run((const char *[]){ZIP, SMALL, NULL});
@@ -182,8 +182,8 @@ static void a_cancel_ends_a_request_that_was_moved(void **state)
     close_run(r);
 }
 
-/* An engine may go while something is in its swap space. */
-static void an_engine_may_go_meanwhile(void **state)
+/* An engine can be freed while a request is in its swap space. */
+static void an_engine_can_be_freed_with_swapped_requests(void **state)
 {
     (void)state;
     run *r = open_run((const char *[]){ZIP, SMALL, NULL});
@@ -206,12 +206,13 @@ static void assert_refused(const char *const *options, const char *says)
     cn_config_free(c);
 }
 
-static void space_that_is_of_no_use_is_refused(void **state)
+static void unusable_swap_space_is_refused(void **state)
 {
     (void)state;
     assert_refused((const char *[]){"swap-space", "1", NULL}, "--kv-policies");
-    assert_refused((const char *[]){ZIP, "swap-space", "0.0001", NULL}, "hold no compressed");
-    assert_refused((const char *[]){ZIP, "swap-space", "60000", NULL}, "the machine has");
+    assert_refused((const char *[]){ZIP, "swap-space", "0.0001", NULL},
+                   "too few for one compressed request");
+    assert_refused((const char *[]){ZIP, "swap-space", "60000", NULL}, "of the machine's");
 }
 
 static int setup(void **state)
@@ -225,12 +226,12 @@ static int setup(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_was_moved_goes_on_unchanged),
+        cmocka_unit_test(a_swapped_request_continues_unchanged),
         cmocka_unit_test(a_chat_does_not_wait),
-        cmocka_unit_test(a_step_that_moves_allocates_nothing),
-        cmocka_unit_test(a_cancel_ends_a_request_that_was_moved),
-        cmocka_unit_test(an_engine_may_go_meanwhile),
-        cmocka_unit_test(space_that_is_of_no_use_is_refused),
+        cmocka_unit_test(a_step_that_swaps_allocates_nothing),
+        cmocka_unit_test(a_cancel_ends_a_swapped_request),
+        cmocka_unit_test(an_engine_can_be_freed_with_swapped_requests),
+        cmocka_unit_test(unusable_swap_space_is_refused),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }

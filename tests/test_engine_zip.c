@@ -1,5 +1,5 @@
-/* test_engine_zip.c - compression inside the engine: the cap holds, results do not depend on when
- * an event commits nor on the company, policies mix in one batch, and every account agrees. */
+/* test_engine_zip.c - compression inside the engine: the cap holds, results depend neither on when
+ * an event commits nor on batch composition, policies mix in one batch, and all totals agree. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@ static const char *prompts[N_PROMPTS];
 static const char *const zip_options[] = {"block-size", "16", "kv-policies", "full,window,zip",
                                           "kv-budget", "64", "kv-window", "16", NULL};
 
-/* Every prompt under each of the policies in turn; `extra` follows zip_options. */
+/* Runs the prompts with alternating policies. `extra` follows zip_options. */
 static run *run_policies(const char *const *extra, const cn_kv_policy *policies, uint32_t n)
 {
     const char *options[32];
@@ -68,7 +68,7 @@ static void assert_same(const run *got)
     for (uint32_t i = 0; i < N_PROMPTS; i++) run_assert_same(reference, i, got, i, 0);
 }
 
-static void the_cap_holds_and_usage_says_so(void **state)
+static void the_cap_holds_and_usage_reports_it(void **state)
 {
     (void)state;
     uint64_t compressions = 0, evicted = 0, freed = 0;
@@ -78,7 +78,7 @@ static void the_cap_holds_and_usage_says_so(void **state)
         assert_int_equal(u->kv.params.budget_tokens, BUDGET);
         assert_true(u->kv.compressions > 0);
         assert_true(u->kv.peak_tokens <= BUDGET + BLOCK || u->prompt_tokens > BUDGET);
-        /* Each event evicts all but the budget; what was never evicted is still resident. */
+        /* An event keeps at most the budget. Tokens that were not evicted are still resident. */
         assert_true(u->kv.evicted + BUDGET + BLOCK >= u->prompt_tokens + u->completion_tokens);
         compressions += u->kv.compressions;
         evicted += u->kv.evicted;
@@ -105,7 +105,7 @@ static void asynchronous_scheduling_gives_the_same_tokens(void **state)
     close_run(r);
 }
 
-static void alone_gives_the_same_tokens(void **state)
+static void a_request_alone_gives_the_same_tokens(void **state)
 {
     (void)state;
     run *r = run_policies((const char *[]){"max-num-seqs", "1", NULL}, zip_only, 1);
@@ -161,7 +161,7 @@ static void samples_and_shared_prefixes_give_the_same_tokens(void **state)
     uint32_t many = run_submit(&r, &p);
     run_finish(&r);
     p.sampling.n = 1;
-    uint32_t again = run_submit(&r, &p); /* over what the first left in the prefix cache */
+    uint32_t again = run_submit(&r, &p); /* uses blocks that the first left in the prefix cache */
     run_finish(&r);
     run_assert_same(reference, 0, &r, many, 0);
     run_assert_same(reference, 0, &r, again, 0);
@@ -173,8 +173,8 @@ static void samples_and_shared_prefixes_give_the_same_tokens(void **state)
     run_close(&r);
 }
 
-/* A stop string from late in the text, behind several compressions; with log-probabilities on. */
-static void stop_checks_and_logprobs_work_behind_compressions(void **state)
+/* A stop string late in the text, after several compressions, with log-probabilities. */
+static void stop_strings_and_logprobs_work_after_compressions(void **state)
 {
     (void)state;
     const run_sample *want = &reference->samples[0][0];
@@ -251,15 +251,15 @@ static void impossible_kv_is_refused_with_its_numbers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_cap_holds_and_usage_says_so),
+        cmocka_unit_test(the_cap_holds_and_usage_reports_it),
         cmocka_unit_test(synchronous_gives_the_same_tokens),
         cmocka_unit_test(asynchronous_scheduling_gives_the_same_tokens),
-        cmocka_unit_test(alone_gives_the_same_tokens),
+        cmocka_unit_test(a_request_alone_gives_the_same_tokens),
         cmocka_unit_test(constrained_scheduling_gives_the_same_tokens),
         cmocka_unit_test(little_memory_gives_the_same_tokens),
         cmocka_unit_test(policies_mix_in_one_batch),
         cmocka_unit_test(samples_and_shared_prefixes_give_the_same_tokens),
-        cmocka_unit_test(stop_checks_and_logprobs_work_behind_compressions),
+        cmocka_unit_test(stop_strings_and_logprobs_work_after_compressions),
         cmocka_unit_test(a_cancel_at_any_step_frees_everything),
         cmocka_unit_test(impossible_kv_is_refused_with_its_numbers),
     };

@@ -9,7 +9,7 @@
 
 #include "compress/events.h"
 
-/* Fences have a number that a record sets; a fence is done when its number is at most `ran`. */
+/* A record gives a fence a number. A fence is done when its number is at most `ran`. */
 struct cn_fence {
     uint32_t number;
 };
@@ -74,7 +74,7 @@ static cn_status stream_sync(cn_stream *s)
 static cn_status compress(cn_stream *s, const cn_compress_args *a)
 {
     assert_int_equal(s->index, 1);
-    assert_int_equal(f.n_waits_for_model, f.recorded + 1); /* behind the model's stream */
+    assert_int_equal(f.n_waits_for_model, f.recorded + 1); /* waits for stream 0 */
     if (f.fails) return cn_fail(CN_ERR_DEVICE, "the device is gone");
     f.batch_sizes[f.recorded++] = a->n_reqs;
     return CN_OK;
@@ -146,7 +146,7 @@ static void a_batch_is_reported_when_its_fence_is_done(void **state)
     assert_int_equal(f.reported[0], 1);
     assert_int_equal(f.reported[1], 2);
     assert_true(cn_events_in_flight(v));
-    assert_int_equal(f.n_syncs, 0); /* never waits */
+    assert_int_equal(f.n_syncs, 0); /* polling never waits */
 
     assert_int_equal(cn_events_wait(v, 9), CN_OK);
     assert_int_equal(f.n_reported, 3);
@@ -164,7 +164,7 @@ static void a_full_ring_waits_for_the_oldest(void **state)
         add(v, i);
         assert_int_equal(cn_events_start(v, i), CN_OK);
     }
-    assert_int_equal(f.n_syncs, 1); /* the device never finished one by itself */
+    assert_int_equal(f.n_syncs, 1); /* only waiting finished an event */
     assert_int_equal(cn_events_wait(v, 100), CN_OK);
     assert_int_equal(f.n_reported, 30);
     for (uint32_t i = 0; i < 30; i++) assert_int_equal(f.reported[i], i);

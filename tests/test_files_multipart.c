@@ -1,4 +1,4 @@
-/* test_files_multipart.c - forms as clients send them, cut anywhere; and forms that are none. */
+/* test_files_multipart.c - forms as clients send them, cut at any byte, and invalid forms. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -63,7 +63,7 @@ static void expect_refused(const char *type, const char *body)
 #define FIELD "Content-Disposition: form-data; name="
 #define PART FIELD "\"a\"\r\n\r\n"
 
-static void forms_are_read_however_they_are_cut(void **state)
+static void forms_cut_at_any_byte_are_read(void **state)
 {
     (void)state;
     expect(FORM,
@@ -82,7 +82,7 @@ static void forms_are_read_however_they_are_cut(void **state)
     expect(FORM, "--xx--", "");
 }
 
-static void what_is_no_form_is_refused(void **state)
+static void invalid_forms_are_refused(void **state)
 {
     (void)state;
     static const char *const types[] = {
@@ -117,8 +117,8 @@ static void what_is_no_form_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(forms_are_read_however_they_are_cut),
-        cmocka_unit_test(what_is_no_form_is_refused),
+        cmocka_unit_test(forms_cut_at_any_byte_are_read),
+        cmocka_unit_test(invalid_forms_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* test_forced.c - teacher forcing: forced tokens come out as they are, with the logprobs the model
- * gives them, and what follows them is what would have followed them anyway. */
+/* test_forced.c - teacher forcing: forced tokens come out unchanged, with the logprobs that the
+ * model gives them, and the tokens after them are those that would follow without forcing. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,7 +12,7 @@
 
 enum { MAX_TOKENS = 48 };
 
-/* The run of the fixture, and one more sink that keeps logprobs. */
+/* The run of the fixture, and a callback that keeps logprobs. */
 typedef struct rig {
     run r;
     cn_transcript said;
@@ -51,7 +51,7 @@ static cn_request_params params_of(rig *g, cn_message *m)
     return p;
 }
 
-/* Runs one request to its end; the caller frees the transcript. */
+/* Runs one request to its end. The caller frees the transcript. */
 static cn_transcript say(rig *g, const cn_request_params *p)
 {
     g->said = (cn_transcript){0};
@@ -82,7 +82,7 @@ static void a_replay_repeats_tokens_and_logprobs(void **state)
     cn_transcript_free(&replay);
 }
 
-static void a_forced_beginning_is_gone_on_with(void **state)
+static void generation_continues_after_forced_tokens(void **state)
 {
     rig *g = *state;
     cn_message m;
@@ -106,7 +106,7 @@ static void a_forced_beginning_is_gone_on_with(void **state)
     cn_transcript_free(&parted);
 }
 
-static void forcing_goes_before_bans_and_budgets(void **state)
+static void forcing_overrides_bans_and_budgets(void **state)
 {
     rig *g = *state;
     cn_message m;
@@ -124,7 +124,7 @@ static void forcing_goes_before_bans_and_budgets(void **state)
     cn_transcript_free(&replay);
 }
 
-static void what_cannot_be_forced_is_refused_with_numbers(void **state)
+static void impossible_forced_tokens_are_refused_with_numbers(void **state)
 {
     rig *g = *state;
     cn_message m;
@@ -143,9 +143,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_replay_repeats_tokens_and_logprobs),
-        cmocka_unit_test(a_forced_beginning_is_gone_on_with),
-        cmocka_unit_test(forcing_goes_before_bans_and_budgets),
-        cmocka_unit_test(what_cannot_be_forced_is_refused_with_numbers),
+        cmocka_unit_test(generation_continues_after_forced_tokens),
+        cmocka_unit_test(forcing_overrides_bans_and_budgets),
+        cmocka_unit_test(impossible_forced_tokens_are_refused_with_numbers),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,4 +1,4 @@
-/* test_grade.c - answers and references that are equal, and those that only look it. */
+/* test_grade.c - pairs of answer and reference that are equal, and pairs that only look equal. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -61,7 +61,7 @@ static const struct grade_case {
     {CN_OPT_GRADE_LAST_NUMBER, false, "- $ . , +", "0"},
 };
 
-static void rules_match_what_they_say(void **state)
+static void rules_match_the_expected_pairs(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -72,8 +72,8 @@ static void rules_match_what_they_say(void **state)
     }
 }
 
-/* A NUL is a byte of the answer, not its end. */
-static void a_nul_ends_no_answer(void **state)
+/* A NUL is a byte of an answer, not its end. */
+static void a_nul_does_not_end_an_answer(void **state)
 {
     (void)state;
     static const char after[] = "7\0 or 8", boxed[] = "\\boxed{1}\0\\boxed{2}";
@@ -84,8 +84,8 @@ static void a_nul_ends_no_answer(void **state)
     assert_true(cn_grade(CN_OPT_GRADE_EXACT, thought, sizeof thought - 1, "7"));
 }
 
-/* Values of the Wilson score interval, computed apart in Python. */
-static void intervals_are_wilsons(void **state)
+/* The expected values of the Wilson score interval were computed in Python. */
+static void intervals_equal_wilsons(void **state)
 {
     (void)state;
     static const struct {
@@ -110,9 +110,9 @@ static void intervals_are_wilsons(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rules_match_what_they_say),
-        cmocka_unit_test(a_nul_ends_no_answer),
-        cmocka_unit_test(intervals_are_wilsons),
+        cmocka_unit_test(rules_match_the_expected_pairs),
+        cmocka_unit_test(a_nul_does_not_end_an_answer),
+        cmocka_unit_test(intervals_equal_wilsons),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* test_http_parse.c - heads that two parsers could read in two ways are refused; bodies come out of
- * their chunks whole, however they were cut. */
+/* test_http_parse.c - heads that two parsers could read in two ways are refused, and chunked bodies
+ * are joined correctly for any division into pieces. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +10,7 @@
 
 #include "engine/serve/http_parse.h"
 
-/* Parses a copy that ends where the text does, so that a sanitizer sees a byte too far. */
+/* Parses a copy of exactly the text's size, so that a sanitizer sees a read past the end. */
 static int parse(const char *text, cn_http_head *h, char **keep)
 {
     const char *why = NULL;
@@ -27,7 +27,7 @@ static void assert_refused(const char *text, int want)
     cn_http_head h;
     char *keep;
     int status = parse(text, &h, &keep);
-    if (status != want) fail_msg("status %d, wanted %d, of: %s", status, want, text);
+    if (status != want) fail_msg("expected status %d, got %d: %s", want, status, text);
     free(keep);
 }
 
@@ -73,7 +73,7 @@ static void versions_and_keep_alive(void **state)
     }
 }
 
-static void doubtful_heads_are_refused(void **state)
+static void ambiguous_heads_are_refused(void **state)
 {
     (void)state;
     assert_refused("GET / HTTP/1.1\nHost: h\n\n", 400);
@@ -129,7 +129,7 @@ static void too_many_fields_are_refused(void **state)
     cn_buf_free(&text);
 }
 
-static void the_end_of_a_head_is_found_in_pieces(void **state)
+static void the_end_of_a_head_split_in_pieces_is_found(void **state)
 {
     (void)state;
     static const char text[] = START "A: b\r\n\r\nbody\r\n\r\n";
@@ -142,7 +142,7 @@ static void the_end_of_a_head_is_found_in_pieces(void **state)
     assert_int_equal(length, want);
 }
 
-/* Feeds text in pieces of `step` bytes; the body, or NULL when it was refused. */
+/* Feeds text in pieces of `step` bytes. Returns the body, or NULL when it was refused. */
 static char *unchunk(const char *text, size_t step, size_t *used)
 {
     cn_http_chunks c = {0};
@@ -228,10 +228,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_head_is_read),
         cmocka_unit_test(versions_and_keep_alive),
-        cmocka_unit_test(doubtful_heads_are_refused),
+        cmocka_unit_test(ambiguous_heads_are_refused),
         cmocka_unit_test(request_lines_are_strict),
         cmocka_unit_test(too_many_fields_are_refused),
-        cmocka_unit_test(the_end_of_a_head_is_found_in_pieces),
+        cmocka_unit_test(the_end_of_a_head_split_in_pieces_is_found),
         cmocka_unit_test(chunks_are_joined),
         cmocka_unit_test(bad_chunks_are_refused),
         cmocka_unit_test(values_are_decoded),

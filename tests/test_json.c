@@ -1,4 +1,4 @@
-/* test_json.c - strict JSON reading: limits, duplicates, typed getters, the words of errors. */
+/* test_json.c - strict JSON reading: limits, duplicates, typed getters, error texts. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -48,7 +48,7 @@ static void test_refusals(void **state)
         expect_refusal(cases[i].text, strlen(cases[i].text), cases[i].words);
     char big[65];
     memset(big, ' ', sizeof big);
-    expect_refusal(big, sizeof big, "65 bytes of JSON, at most 64");
+    expect_refusal(big, sizeof big, "65 bytes of JSON exceed the limit of 64");
     expect_refusal("[1]\0", 4, "not JSON");
 }
 
@@ -87,7 +87,7 @@ static void test_nul_is_refused_by_name(void **state)
     assert_int_equal(cn_json_parse_request(&tree, key, strlen(key), "t", 1 << 20, 8), CN_ERR_ARG);
 }
 
-/* Text of an error must not carry what a terminal would act on. */
+/* The text of an error must not contain bytes that control a terminal. */
 static void test_error_text_is_printable(void **state)
 {
     (void)state;
@@ -124,7 +124,7 @@ static void test_getters(void **state)
     assert_int_equal(cn_json_obj(&a, "o", CN_JSON_REQUIRED, &child), CN_OK);
     assert_int_equal(cn_json_arr(&a, "l", CN_JSON_REQUIRED, &child), CN_OK);
 
-    /* Absent and null optional keys leave the value alone. */
+    /* Absent and null optional keys leave the value unchanged. */
     u = 3;
     assert_int_equal(cn_json_u32(&a, "none", CN_JSON_OPTIONAL, 0, 9, &u), CN_OK);
     assert_int_equal(cn_json_u32(&a, "n", CN_JSON_OPTIONAL, 0, 9, &u), CN_OK);
@@ -133,13 +133,13 @@ static void test_getters(void **state)
     assert_int_equal(cn_json_u32(&a, "n", CN_JSON_REQUIRED, 0, 9, &u), CN_ERR_MODEL);
     assert_string_equal(cn_last_error(), "cfg: n: missing");
     assert_int_equal(cn_json_u32(&a, "u", CN_JSON_REQUIRED, 8, 9, &u), CN_ERR_MODEL);
-    assert_string_equal(cn_last_error(), "cfg: u: want a whole number from 8 to 9, found 7");
+    assert_string_equal(cn_last_error(), "cfg: u: expected a whole number from 8 to 9, got 7");
     assert_int_equal(cn_json_u32(&a, "neg", CN_JSON_REQUIRED, 0, 9, &u), CN_ERR_MODEL);
     assert_int_equal(cn_json_u32(&a, "half", CN_JSON_REQUIRED, 0, 9, &u), CN_ERR_MODEL);
     assert_int_equal(cn_json_u32(&a, "s", CN_JSON_OPTIONAL, 0, 9, &u), CN_ERR_MODEL);
-    assert_non_null(strstr(cn_last_error(), "found \"x\""));
+    assert_non_null(strstr(cn_last_error(), "got \"x\""));
     assert_int_equal(cn_json_f64(&a, "l", CN_JSON_OPTIONAL, 0, 9, &r), CN_ERR_MODEL);
-    assert_non_null(strstr(cn_last_error(), "found an array of 1"));
+    assert_non_null(strstr(cn_last_error(), "got an array of 1"));
     assert_int_equal(cn_json_bool(&a, "u", CN_JSON_OPTIONAL, &b), CN_ERR_MODEL);
     assert_int_equal(cn_json_str(&a, "o", CN_JSON_OPTIONAL, &s), CN_ERR_MODEL);
     assert_int_equal(cn_json_obj(&a, "l", CN_JSON_OPTIONAL, &child), CN_ERR_MODEL);
@@ -148,7 +148,7 @@ static void test_getters(void **state)
     json_decref(tree);
 }
 
-/* tokenizer_config.json of models without a length limit holds 10^30 as an integer. */
+/* Models without a length limit have 10^30 as an integer in tokenizer_config.json. */
 static void test_huge_integer_is_read(void **state)
 {
     (void)state;
@@ -180,7 +180,7 @@ static void test_token_ids(void **state)
     assert_int_equal(ids[1], 9);
     assert_int_equal(cn_json_token_ids(&a, "two", 10, 1, ids, &n), CN_ERR_MODEL);
     assert_int_equal(cn_json_token_ids(&a, "bad", 10, 2, ids, &n), CN_ERR_MODEL);
-    assert_string_equal(cn_last_error(), "g: bad: want token ids below 10, found 10");
+    assert_string_equal(cn_last_error(), "g: bad: expected token ids below 10, got 10");
     assert_int_equal(cn_json_token_ids(&a, "text", 10, 2, ids, &n), CN_ERR_MODEL);
     json_decref(tree);
 }

@@ -1,5 +1,5 @@
-/* test_list.c - the order of intrusive lists under appending, prepending, removing and popping, and
- * the way from a member to its struct. */
+/* test_list.c - the order of intrusive lists after appending, prepending, removing and popping, and
+ * the conversion of a member to its struct. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@ typedef struct item {
     cn_list_node node;
 } item;
 
-/* The names of all items, walked forwards; backwards it must be the same. */
+/* Checks the names of all items, walked forwards and backwards. */
 static void expect(const cn_list *l, const char *names)
 {
     uint32_t n = 0;
@@ -41,7 +41,7 @@ static void nodes_keep_their_order(void **state)
     cn_list_prepend(&l, &a.node);
     cn_list_append(&l, &d.node);
     expect(&l, "abcd");
-    cn_list_remove(&l, &b.node); /* from the middle, the front and the end */
+    cn_list_remove(&l, &b.node); /* removes from the middle, the front and the end */
     expect(&l, "acd");
     cn_list_remove(&l, &a.node);
     expect(&l, "cd");

@@ -1,5 +1,5 @@
-/* test_mailbox.c - messages arrive once and in order, express ones first; the descriptor says when
- * there are any; a bound holds for those who ask, not for those who end what was accepted. */
+/* test_mailbox.c - messages arrive once and in order, express messages first. The descriptor is
+ * readable while there are messages. try_post refuses when the box is full; post does not. */
 #include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -43,7 +43,7 @@ static cn_mailbox *make_box(uint32_t capacity)
     return box;
 }
 
-static void express_comes_first_and_order_is_kept(void **state)
+static void express_messages_come_first_and_order_is_kept(void **state)
 {
     (void)state;
     letter l[4];
@@ -63,7 +63,7 @@ static void express_comes_first_and_order_is_kept(void **state)
     cn_mailbox_free(box);
 }
 
-static void a_full_box_refuses_who_tries(void **state)
+static void a_full_box_refuses_try_post_but_not_post(void **state)
 {
     (void)state;
     letter l[3];
@@ -101,7 +101,7 @@ static void *write_letters(void *arg)
     return NULL;
 }
 
-/* The reader sleeps whenever there is nothing, and misses nothing. */
+/* The reader sleeps while there is no message, and gets every message. */
 static void threads_write_to_one_reader(void **state)
 {
     (void)state;
@@ -121,8 +121,8 @@ static void threads_write_to_one_reader(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(express_comes_first_and_order_is_kept),
-        cmocka_unit_test(a_full_box_refuses_who_tries),
+        cmocka_unit_test(express_messages_come_first_and_order_is_kept),
+        cmocka_unit_test(a_full_box_refuses_try_post_but_not_post),
         cmocka_unit_test(threads_write_to_one_reader),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,6 @@
-/* test_metrics.c - what a scrape and the page of the server say: names, labels, buckets that add
- * up, quantiles, and a history of fixed size. tests/serve_client_check.sh reads the text of a
- * running server with Prometheus' own parser. */
+/* test_metrics.c - the text of /metrics and the figures of the server's page: names, labels,
+ * buckets that add up, quantiles, and a history of fixed size. tests/serve_client_check.sh reads
+ * the text of a running server with the parser of Prometheus. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -70,7 +70,7 @@ static void the_text_has_every_series_with_its_labels(void **state)
     cn_config_free(c);
 }
 
-static void no_engine_yet_divides_by_nothing(void **state)
+static void metrics_without_an_engine_have_no_nan(void **state)
 {
     (void)state;
     cn_config *c = cn_config_create();
@@ -83,7 +83,7 @@ static void no_engine_yet_divides_by_nothing(void **state)
     cn_config_free(c);
 }
 
-static void buckets_are_cumulative_and_end_in_all(void **state)
+static void the_last_bucket_counts_all_values(void **state)
 {
     (void)state;
     cn_config *c = cn_config_create();
@@ -91,7 +91,7 @@ static void buckets_are_cumulative_and_end_in_all(void **state)
     cn_metrics m = {.model_name = "m", .config = c};
     cn_buf text = {0};
     assert_int_equal(cn_serve_stats_create(&stats), CN_OK);
-    cn_serve_stats_observe(stats, CN_HIST_TTFT_S, 0.001, 1); /* a bound counts below itself */
+    cn_serve_stats_observe(stats, CN_HIST_TTFT_S, 0.001, 1); /* a bound is in its own bucket */
     cn_serve_stats_observe(stats, CN_HIST_TTFT_S, 0.3, 2);
     cn_serve_stats_observe(stats, CN_HIST_TTFT_S, 1e9, 1);
     cn_serve_stats_copy(stats, &m.serve);
@@ -182,7 +182,7 @@ static void the_newest_comes_last(void **state)
     cn_history_free(h);
 }
 
-static void the_status_is_json_with_what_the_page_reads(void **state)
+static void the_status_has_the_members_that_the_page_reads(void **state)
 {
     (void)state;
     cn_config *c = cn_config_create();
@@ -209,13 +209,13 @@ static void the_status_is_json_with_what_the_page_reads(void **state)
     cn_config_free(c);
 }
 
-/* n requests in flight that take T each end at a rate of n / T. */
-static void a_retry_is_when_a_request_is_likely_to_end(void **state)
+/* With n requests in flight that take T seconds each, requests end at a rate of n / T. */
+static void retry_after_is_the_expected_time_to_the_next_end(void **state)
 {
     (void)state;
     cn_serve_stats *s;
     assert_int_equal(cn_serve_stats_create(&s), CN_OK);
-    assert_int_equal(cn_serve_stats_retry_s(s, CN_CLASS_INTERACTIVE, 0), 1); /* nothing known */
+    assert_int_equal(cn_serve_stats_retry_s(s, CN_CLASS_INTERACTIVE, 0), 1); /* nothing known yet */
     cn_serve_stats_observe_end(s, CN_CLASS_INTERACTIVE, 40);
     cn_serve_stats_observe_end(s, CN_CLASS_BATCH, 7000);
     assert_int_equal(cn_serve_stats_retry_s(s, CN_CLASS_INTERACTIVE, 0), 40);
@@ -226,7 +226,7 @@ static void a_retry_is_when_a_request_is_likely_to_end(void **state)
     cn_serve_stats_unlock(s);
     assert_int_equal(cn_serve_stats_retry_s(s, CN_CLASS_INTERACTIVE, 0), 5);
     for (int i = 0; i < 100; i++) cn_serve_stats_observe_end(s, CN_CLASS_INTERACTIVE, 400);
-    assert_int_equal(cn_serve_stats_retry_s(s, CN_CLASS_INTERACTIVE, 0), 50); /* follows the last */
+    assert_int_equal(cn_serve_stats_retry_s(s, CN_CLASS_INTERACTIVE, 0), 50); /* new rate */
     cn_serve_stats_free(s);
 }
 
@@ -234,13 +234,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_text_has_every_series_with_its_labels),
-        cmocka_unit_test(no_engine_yet_divides_by_nothing),
-        cmocka_unit_test(buckets_are_cumulative_and_end_in_all),
+        cmocka_unit_test(metrics_without_an_engine_have_no_nan),
+        cmocka_unit_test(the_last_bucket_counts_all_values),
         cmocka_unit_test(quantiles_are_interpolated),
         cmocka_unit_test(a_history_has_rates_and_a_fixed_size),
         cmocka_unit_test(the_newest_comes_last),
-        cmocka_unit_test(the_status_is_json_with_what_the_page_reads),
-        cmocka_unit_test(a_retry_is_when_a_request_is_likely_to_end),
+        cmocka_unit_test(the_status_has_the_members_that_the_page_reads),
+        cmocka_unit_test(retry_after_is_the_expected_time_to_the_next_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
-/* test_model.c - the forward pass on the CPU: logits and greedy text equal to transformers, and
- * the same bits whatever shares the batch, however a prompt is cut, and whoever computed a shared
- * prefix. */
+/* test_model.c - the forward pass on the CPU: logits and greedy text equal those of transformers. A
+ * row has the same bits in any batch, in any chunks of the prompt, and with a prefix that another
+ * sequence computed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -60,7 +60,7 @@ static void check_golden_model(const char *name)
     uint32_t next = argmax(logits + (n - 1) * cols, r->cfg.vocab);
     for (size_t i = 0; i < n_greedy; i++) {
         if (next != greedy[i])
-            fail_msg("%s: greedy token %zu is %u, not %u", name, i, next, greedy[i]);
+            fail_msg("%s: greedy token %zu: got %u, expected %u", name, i, next, greedy[i]);
         chunk = (model_rig_chunk){0, 1, &greedy[i]};
         next = argmax(model_rig_pass(r, &chunk, 1, 1, true), r->cfg.vocab);
     }
@@ -68,7 +68,7 @@ static void check_golden_model(const char *name)
     golden_close(g);
 }
 
-static void every_architecture_computes_what_transformers_does(void **state)
+static void every_architecture_equals_transformers(void **state)
 {
     (void)state;
     for (size_t i = 0; golden_models[i]; i++) check_golden_model(golden_models[i]);
@@ -76,7 +76,7 @@ static void every_architecture_computes_what_transformers_does(void **state)
 
 enum { N_PROMPTS = 4 };
 
-/* Tokens of each text that are decoded one by one; the whole texts are checked in one pass. */
+/* The number of tokens per text that are decoded one by one. One pass checks each whole text. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { N_DECODED = 20 }; /* a step is tens of times slower */
 #else
@@ -106,7 +106,7 @@ static trace read_trace(golden *g, uint32_t i)
     return t;
 }
 
-/* `logits` is what the sequence's token at `position` led to. */
+/* Compares the logits that the token at `position` produced. */
 static void check_trace_logits(const trace *t, uint32_t position, const float *logits,
                                uint32_t vocab)
 {
@@ -117,7 +117,7 @@ static void check_trace_logits(const trace *t, uint32_t position, const float *l
     }
 }
 
-/* Prompt and answer in one pass: every position leads to the token that follows. */
+/* Runs prompt and answer in one pass. Each position of the answer must predict the next token. */
 static void check_whole_text(model_rig *r, const trace *t)
 {
     uint32_t n = (uint32_t)(t->n_prompt + t->n_greedy), vocab = r->cfg.vocab;
@@ -155,7 +155,7 @@ static void check_decoding(model_rig *r, const trace *t)
     }
 }
 
-static void the_bundled_model_reasons_word_for_word_like_transformers(void **state)
+static void the_bundled_model_gives_the_text_of_transformers(void **state)
 {
     (void)state;
     enum { MAX_TEXT = 1536 };
@@ -183,7 +183,7 @@ enum { N_SEQS = 64, MAX_LEN = 90 };
 
 typedef struct crowd {
     uint32_t tokens[N_SEQS][MAX_LEN], len[N_SEQS];
-    float *alone; /* [N_SEQS, V] logits of each last token, computed alone and whole */
+    float *alone; /* [N_SEQS, V] logits of each last token, computed alone in one pass */
 } crowd;
 
 static crowd *draw_crowd(model_rig *r, test_rng *rng)
@@ -208,8 +208,8 @@ static void free_crowd(crowd *c)
     cn_free(c);
 }
 
-/* All sequences at once: the first n_decode as decodes whose earlier tokens came in a pass
- * before, the rest as prefills that continue where that pass cut them. */
+/* Runs all sequences at once. The first n_decode run as decodes after a pass with their earlier
+ * tokens. The others run as prefills that continue a first chunk of that pass. */
 static void check_crowd(model_rig *r, const crowd *c, uint32_t n_decode, test_rng *rng)
 {
     model_rig_chunk first[N_SEQS], rest[N_SEQS];
@@ -258,7 +258,8 @@ static void the_bundled_model_is_batch_invariant(void **state)
     model_rig_close(r);
 }
 
-/* One prompt in chunks of drawn sizes: every row's logits are those of the whole prompt. */
+/* Runs one prompt in chunks of random sizes. The logits of every row must equal the whole
+ * prompt's. */
 static void a_prompt_in_chunks_has_the_bits_of_a_whole_one(void **state)
 {
     (void)state;
@@ -285,7 +286,7 @@ static void a_prompt_in_chunks_has_the_bits_of_a_whole_one(void **state)
     model_rig_close(r);
 }
 
-static void a_shared_prefix_gives_the_bits_of_an_own_one(void **state)
+static void a_shared_prefix_gives_the_bits_of_a_computed_one(void **state)
 {
     (void)state;
     enum { LEN = 120, BLOCK = 16 };
@@ -349,8 +350,8 @@ static void a_missing_op_is_refused_by_name(void **state)
     model_rig_close(r);
 }
 
-/* The model uses all of the announced bytes and none behind them. */
-static void the_workspace_is_what_was_announced(void **state)
+/* The model uses all planned bytes and none behind them. */
+static void the_workspace_has_the_planned_size(void **state)
 {
     (void)state;
     enum { GUARD = 256, TOKENS = 100, ROWS = 7, POSITIONS = 64 };
@@ -381,15 +382,15 @@ static void the_workspace_is_what_was_announced(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_architecture_computes_what_transformers_does),
-        cmocka_unit_test(the_bundled_model_reasons_word_for_word_like_transformers),
+        cmocka_unit_test(every_architecture_equals_transformers),
+        cmocka_unit_test(the_bundled_model_gives_the_text_of_transformers),
         cmocka_unit_test(a_batch_of_64_has_the_bits_of_64_batches_of_one),
         cmocka_unit_test(the_bundled_model_is_batch_invariant),
         cmocka_unit_test(a_prompt_in_chunks_has_the_bits_of_a_whole_one),
-        cmocka_unit_test(a_shared_prefix_gives_the_bits_of_an_own_one),
+        cmocka_unit_test(a_shared_prefix_gives_the_bits_of_a_computed_one),
         cmocka_unit_test(a_pass_allocates_nothing),
         cmocka_unit_test(a_missing_op_is_refused_by_name),
-        cmocka_unit_test(the_workspace_is_what_was_announced),
+        cmocka_unit_test(the_workspace_has_the_planned_size),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

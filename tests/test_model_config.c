@@ -1,5 +1,5 @@
 /* test_model_config.c - config.json and generation_config.json: real files of the supported
- * families, and every refusal with its words. */
+ * families, and the text of every refusal. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,7 +10,7 @@
 #include "engine/checkpoint/generation_config.h"
 #include "engine/checkpoint/model_config.h"
 
-/* A minimal config; %s takes more keys, each with a leading comma. */
+/* A minimal config; %s is replaced by more keys, each with a leading comma. */
 #define SIZES                                                                    \
     "\"hidden_size\": 64, \"intermediate_size\": 96, \"num_hidden_layers\": 2, " \
     "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"vocab_size\": 300"
@@ -120,7 +120,7 @@ static void test_rope_places(void **state)
 static void test_yarn(void **state)
 {
     (void)state;
-    /* As the model card of Qwen3 says to do it: the old key "type", the context left alone. */
+    /* As the model card of Qwen3 describes: the old key "type", and no change of the context. */
     cn_model_config c =
         parse(CONFIG("Qwen3ForCausalLM",
                      ", \"max_position_embeddings\": 40960, \"rope_scaling\": {\"type\": \"yarn\", "
@@ -145,7 +145,7 @@ static void test_refusals(void **state)
     static const struct {
         const char *text, *words;
     } cases[] = {
-        {"[]", "want an object"},
+        {"[]", "expected an object"},
         {"{}", "architectures: missing"},
         {CONFIG("MixtralForCausalLM", ""), "\"MixtralForCausalLM\" is not supported"},
         {"{\"architectures\": [\"LlamaForCausalLM\"]}", "hidden_size: missing"},
@@ -153,8 +153,8 @@ static void test_refusals(void **state)
         {CONFIG("LlamaForCausalLM", ", \"mlp_bias\": true"), "mlp_bias true"},
         {CONFIG("LlamaForCausalLM", ", \"head_dim\": 24"), "head_dim 24"},
         {CONFIG("LlamaForCausalLM", ", \"head_dim\": 272"), "head_dim 272"},
-        {CONFIG("LlamaForCausalLM", ", \"head_dim\": -16"), "head_dim: want"},
-        {CONFIG("LlamaForCausalLM", ", \"rms_norm_eps\": \"1e-6\""), "found \"1e-6\""},
+        {CONFIG("LlamaForCausalLM", ", \"head_dim\": -16"), "head_dim: expected"},
+        {CONFIG("LlamaForCausalLM", ", \"rms_norm_eps\": \"1e-6\""), "got \"1e-6\""},
         {CONFIG("LlamaForCausalLM", ", \"eos_token_id\": 300"), "token ids below 300"},
         {CONFIG("LlamaForCausalLM", ", \"tie_word_embeddings\": 1"), "true or false"},
         {CONFIG("LlamaForCausalLM", ", \"partial_rotary_factor\": 0.5"),
@@ -169,10 +169,10 @@ static void test_refusals(void **state)
          "low_freq_factor: missing"},
         {CONFIG("LlamaForCausalLM", ", \"rope_scaling\": {\"type\": \"llama3\", \"factor\": 8, "
                                     "\"low_freq_factor\": 4, \"high_freq_factor\": 4}"),
-         "high_freq_factor 4 is not above"},
+         "high_freq_factor 4 must exceed"},
         {CONFIG("Qwen2ForCausalLM",
                 ", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 1000000}"),
-         "factor 1e+06 is more than"},
+         "factor 1e+06 exceed the limit"},
         {CONFIG("Qwen2ForCausalLM", ", \"use_sliding_window\": true, \"sliding_window\": 1024, "
                                     "\"max_window_layers\": 1"),
          "a window of 1024 tokens from layer 1"},
@@ -202,7 +202,7 @@ static void test_inactive_sliding_window_is_accepted(void **state)
                                      "\"max_window_layers\": 0"));
 }
 
-static void test_hash_sees_what_changes_results(void **state)
+static void test_hash_covers_what_changes_results(void **state)
 {
     (void)state;
     cn_model_config a = parse(CONFIG("Qwen3ForCausalLM", ""));
@@ -260,13 +260,13 @@ static void test_generation_config_refusals(void **state)
     static const struct {
         const char *text, *words;
     } cases[] = {
-        {"[]", "want an object"},
-        {"{\"temperature\": -1}", "g: temperature: want a number from 0 to 100, found -1"},
+        {"[]", "expected an object"},
+        {"{\"temperature\": -1}", "g: temperature: expected a number from 0 to 100, got -1"},
         {"{\"top_p\": 1.5}", "top_p"},
         {"{\"top_k\": 2.5}", "top_k"},
-        {"{\"do_sample\": \"no\"}", "do_sample: want true or false, found \"no\""},
+        {"{\"do_sample\": \"no\"}", "do_sample: expected true or false, got \"no\""},
         {"{\"max_new_tokens\": 0}", "max_new_tokens"},
-        {"{\"eos_token_id\": [1, -1]}", "found -1"},
+        {"{\"eos_token_id\": [1, -1]}", "got -1"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         cn_generation_config g;
@@ -301,7 +301,7 @@ int main(void)
         cmocka_unit_test(test_yarn),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_inactive_sliding_window_is_accepted),
-        cmocka_unit_test(test_hash_sees_what_changes_results),
+        cmocka_unit_test(test_hash_covers_what_changes_results),
         cmocka_unit_test(test_generation_config),
         cmocka_unit_test(test_generation_config_refusals),
         cmocka_unit_test(test_eos_union),

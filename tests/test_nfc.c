@@ -1,5 +1,5 @@
-/* test_nfc.c - normalization form C in stretches against utf8proc over the whole text, and the
- * proof, code point by code point, that a text may be cut where cn_nfc_is_boundary says. */
+/* test_nfc.c - normalization form C in pieces compared with utf8proc over the whole text. Proves
+ * for every code point that a text can be cut where cn_nfc_is_boundary says. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -15,8 +15,8 @@ enum { CODE_POINTS = 0x110000 };
 
 static bool is_surrogate(uint32_t cp) { return cp >= 0xD800 && cp <= 0xDFFF; }
 
-/* Marks every code point that stands behind the first in some canonical decomposition: only such
- * ones, and Hangul vowels and finals, join what stands before them. */
+/* Marks every code point that is not the first of some canonical decomposition. Only these, and
+ * Hangul vowels and finals, compose with the characters before them. */
 static bool *joining(void)
 {
     bool *joins = calloc(CODE_POINTS, 1);
@@ -31,7 +31,7 @@ static bool *joining(void)
     return joins;
 }
 
-static void boundaries_neither_change_nor_join(void **state)
+static void boundaries_do_not_change_or_compose(void **state)
 {
     (void)state;
     bool *joins = joining();
@@ -41,7 +41,7 @@ static void boundaries_neither_change_nor_join(void **state)
         boundaries++;
         utf8proc_uint8_t text[8] = {0};
         cn_utf8_write((char *)text, cp);
-        if (joins[cp]) fail_msg("U+%04X joins what stands before it", cp);
+        if (joins[cp]) fail_msg("U+%04X composes with the character before it", cp);
         if (utf8proc_get_property((int32_t)cp)->combining_class) fail_msg("U+%04X is a mark", cp);
         if (cp == 0) continue; /* ends a C string */
         utf8proc_uint8_t *normal = utf8proc_NFC(text);
@@ -52,9 +52,9 @@ static void boundaries_neither_change_nor_join(void **state)
     free(joins);
 }
 
-/* Also everything younger than Unicode 9 that utf8proc would reorder or compose must be known as
- * such; this holds by the comparison with the tokenizers package (golden/tokenizer/compare.py). */
-static void stretches_are_normalized_as_the_whole(void **state)
+/* Code points added after Unicode 9 that utf8proc would reorder or compose must be known as
+ * younger. The comparison with the package tokenizers (golden/tokenizer/compare.py) checks that. */
+static void pieces_are_normalized_like_the_whole_text(void **state)
 {
     (void)state;
     static const uint32_t pool[] = {
@@ -112,7 +112,7 @@ static size_t compose_hangul(const uint32_t *cps, size_t n, char *out)
     return bytes;
 }
 
-/* utf8proc is no reference here: it drops U+11A7 after a syllable without a final. */
+/* utf8proc cannot be the reference here: it drops U+11A7 after a syllable without a final. */
 static void hangul_composes_as_the_standard_says(void **state)
 {
     (void)state;
@@ -140,7 +140,7 @@ static void hangul_composes_as_the_standard_says(void **state)
     cn_nfc_free(&w);
 }
 
-static void text_in_form_c_is_handed_back_untouched(void **state)
+static void text_in_form_c_is_returned_uncopied(void **state)
 {
     (void)state;
     static const char text[] = "plain, déjà vu, 中文, Привет, 한국어, Việt";
@@ -153,8 +153,8 @@ static void text_in_form_c_is_handed_back_untouched(void **state)
     cn_nfc_free(&w);
 }
 
-/* A mark of Unicode 10 stays where it is, as in the data the tokenizers package has. */
-static void younger_marks_are_left_alone(void **state)
+/* A mark of Unicode 10 is not reordered, because the data of the package tokenizers is older. */
+static void marks_added_after_unicode_9_are_not_reordered(void **state)
 {
     (void)state;
     static const char text[] = "c\u0312\u0329\u1DF7"; /* 230, 220, and 228 since Unicode 10 */
@@ -168,7 +168,7 @@ static void younger_marks_are_left_alone(void **state)
     cn_nfc_free(&w);
 }
 
-static void code_points_survive_writing_and_reading(void **state)
+static void code_points_are_read_back_as_written(void **state)
 {
     (void)state;
     for (uint32_t cp = 0; cp < CODE_POINTS; cp++) {
@@ -189,12 +189,12 @@ static void code_points_survive_writing_and_reading(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(boundaries_neither_change_nor_join),
-        cmocka_unit_test(stretches_are_normalized_as_the_whole),
+        cmocka_unit_test(boundaries_do_not_change_or_compose),
+        cmocka_unit_test(pieces_are_normalized_like_the_whole_text),
         cmocka_unit_test(hangul_composes_as_the_standard_says),
-        cmocka_unit_test(text_in_form_c_is_handed_back_untouched),
-        cmocka_unit_test(younger_marks_are_left_alone),
-        cmocka_unit_test(code_points_survive_writing_and_reading),
+        cmocka_unit_test(text_in_form_c_is_returned_uncopied),
+        cmocka_unit_test(marks_added_after_unicode_9_are_not_reordered),
+        cmocka_unit_test(code_points_are_read_back_as_written),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
-/* test_op_attn_cuda.c - attention on the GPU against its CPU twin, on shapes drawn by seed: both
- * kinds of kernels (this GPU's own, and the portable ones), lengths from one slot to several
- * thousand, graphs, padding, and the promises about bits. */
+/* test_op_attn_cuda.c - attention on the GPU compared with the CPU on random shapes: the kernels
+ * for this GPU and the portable ones, lengths from one slot to several thousand, graphs, padding,
+ * and the guarantees about equal bits. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,10 +11,10 @@
 
 #include "tests/lib/op_cases.h"
 
-/* Of a row's length. Weights and results are rounded to bf16: 2^-9 each at most, less together. */
+/* Relative to a row's length. Weights and results are rounded to bf16, at most 2^-9 each. */
 #define TOLERANCE 8e-3
 
-/* A batch with its pool, queries and results on both sides. */
+/* A batch with its pool, queries and results, on both sides. */
 typedef struct attn_case {
     paged_batch *b;
     op_batch batch;
@@ -34,7 +34,7 @@ static op_tensor draw_queries(op_env *e, const paged_batch *b)
     return t;
 }
 
-/* On the last layer. The arguments point into *c. */
+/* Opens a case on the last layer. The arguments point into *c. */
 static void open_case(op_env *e, attn_case *c, const paged_shape *s)
 {
     c->b = paged_batch_create(s, &e->rng);
@@ -71,7 +71,7 @@ static void close_case(op_env *e, attn_case *c)
     paged_batch_free(c->b);
 }
 
-/* Both ops on the GPU, into results that were poison. Free with cn_free. */
+/* Runs both ops on the GPU into poisoned results. Free the copy with cn_free. */
 static uint16_t *run_on_gpu(op_env *e, const attn_case *c, const op_tensor *poison)
 {
     cn_attn_args a = c->cuda;
@@ -81,7 +81,7 @@ static uint16_t *run_on_gpu(op_env *e, const attn_case *c, const op_tensor *pois
     return op_take(e, poison);
 }
 
-/* Both ops on both sides; on the GPU twice, with the same bits. */
+/* Runs both ops on both sides, twice on the GPU with the same bits. */
 static double compare(op_env *e, const paged_shape *s)
 {
     attn_case c;
@@ -122,8 +122,8 @@ static double run_drawn(op_env *e, uint32_t seed)
     return compare(e, &s);
 }
 
-/* Every head_dim with every group, which together pick the kernel and its rows: a seed each. Groups
- * come in the order 1, 5, 9, 4 and so on, so that few seeds have small and large ones. */
+/* Every head_dim with every group, one pair per seed: together they select the kernel and its rows.
+ * Groups come in the order 1, 5, 9, 4, ..., so that a few seeds cover small and large ones. */
 static double run_dims(op_env *e, uint32_t seed)
 {
     const uint32_t group = 1 + seed / N_DIMS * 4 % MOST_GROUP;
@@ -139,7 +139,8 @@ static double run_dims(op_env *e, uint32_t seed)
     return compare(e, &s);
 }
 
-/* Sequences cut over many blocks of the grid, beside short ones; long prefills over a prefix. */
+/* Sequences that are split over many blocks of the grid, next to short ones; long prefills behind a
+ * prefix. */
 static const paged_shape LONG_SHAPES[] = {
     {.n_layers = 2,
      .n_heads = 32,
@@ -208,7 +209,8 @@ typedef struct slot_lists {
     uint32_t stride;
 } slot_lists;
 
-/* Per decode sequence and kv head, some of its slots in random order; sometimes all or one. */
+/* Draws for each decode sequence and kv head some of its slots in random order; sometimes all slots
+ * or one. */
 static slot_lists draw_lists(op_env *e, const paged_batch *b)
 {
     const uint32_t n_kv_heads = b->layout.n_kv_heads, n_lists = b->view.n_decode * n_kv_heads;
@@ -257,7 +259,7 @@ static double run_lists(op_env *e, uint32_t seed)
 
 /* ---- graphs and padding ---- */
 
-/* The rows of sequences that are there, each against a batch of its own on the CPU. */
+/* Compares the row of each present sequence with the CPU's result for that sequence alone. */
 static double decode_error(op_env *e, const attn_case *c, const uint32_t *lengths, const float *got)
 {
     const paged_batch *b = c->b;
@@ -284,7 +286,7 @@ static double decode_error(op_env *e, const attn_case *c, const uint32_t *length
     return worst;
 }
 
-/* One graph, lengths that change on the GPU alone; 0 marks padding, wherever it stands. */
+/* One graph, and lengths that change only on the GPU. Length 0 marks padding, in any row. */
 static double run_graph(op_env *e, uint32_t seed)
 {
     (void)seed;
@@ -315,7 +317,7 @@ static double run_graph(op_env *e, uint32_t seed)
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         memcpy(kv_len.cpu, lengths[i], sizeof lengths[i]);
         op_send(e, &kv_len);
-        op_send(e, &c.out); /* poison, as the CPU writes elsewhere */
+        op_send(e, &c.out); /* poison; the CPU writes to another array */
         OP_OK(e->cuda->graph_launch(e->cuda_stream, graph));
         op_read(e, &c.out, got);
         worst = fmax(worst, decode_error(e, &c, lengths[i], got));
@@ -329,7 +331,7 @@ static double run_graph(op_env *e, uint32_t seed)
 
 /* ---- bits ---- */
 
-/* Under batch_invariant a decode row is the same alone as beside others. */
+/* Under batch_invariant a decode row has the same bits alone and in a batch. */
 static double run_alone(op_env *e, uint32_t seed)
 {
     (void)seed;
@@ -362,7 +364,7 @@ static double run_alone(op_env *e, uint32_t seed)
     return 0;
 }
 
-/* A prompt row is the same whatever chunk it comes in. */
+/* A prompt row has the same bits in any chunk. */
 static double run_chunks(op_env *e, uint32_t seed)
 {
     (void)seed;

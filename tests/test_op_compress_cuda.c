@@ -1,14 +1,14 @@
-/* test_op_compress_cuda.c - compression events on the GPU against their CPU twins, on shapes drawn
- * by seed: what is kept, what the global score becomes, where rows land, whatever the tables;
- * requests of different policies in one event, long first events, refusals. Origins say which slot
- * a kept row was.
+/* test_op_compress_cuda.c - compression events on the GPU compared with the CPU, on random shapes:
+ * which slots are kept, the new global score, and where rows move, for any tables. Also requests of
+ * different policies in one event, long first events, and refusals. Origins identify the slot from
+ * which a kept row came.
  *
- * A decision is a slot that is kept for its score. Slots of the window are kept whatever their
- * score, and a request that keeps all its slots decides nothing: neither counts. A near tie is a
- * slot that one side keeps and the other drops, and whose score is so near the least score that the
- * CPU keeps that rounding may decide (nearly_equal). Two slots that change places are two near
- * ties. Any other slot that differs fails the test at once; too many near ties in the whole run
- * fail it at the end (op_cases.h). */
+ * A decision is a slot that is kept because of its score. Slots of the window are always kept, and
+ * a request that keeps all its slots has no choice: neither counts. A near tie is a slot that one
+ * side keeps and the other drops, if its score is so close to the lowest score that the CPU keeps
+ * that rounding may decide (nearly_equal). Two exchanged slots are two near ties. Any other
+ * difference fails the test at once. Too many near ties in the whole run fail it at the end
+ * (op_cases.h). */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,7 +23,7 @@
 #include "tests/lib/compress_placement.h"
 #include "tests/lib/op_cases.h"
 
-/* Of a score: products are of bf16 values and sums are f32 on both sides. */
+/* Tolerance of a score: products are of bf16 values and sums are f32 on both sides. */
 static const double SCORE_TOLERANCE = 1e-3;
 
 enum { MAX_REQS = 4, MAX_BLOCKS = 400, QUERY_SLOTS = 5 };
@@ -36,7 +36,7 @@ typedef struct event_shape {
     uint32_t n_layers, n_kv_heads, group, head_dim, block_tokens, ring, n_reqs;
 } event_shape;
 
-/* The pools before the event, and what is asked. `pools` is the CPU's side of the tensors. */
+/* The pools before the event, and the requests. `pools` is the CPU's side of the tensors. */
 typedef struct event {
     cn_pools pools;
     op_tensor kv, q_window, score, origin;
@@ -45,7 +45,7 @@ typedef struct event {
     uint32_t tables[MAX_REQS][MAX_BLOCKS], targets[MAX_REQS][MAX_BLOCKS];
 } event;
 
-/* The GPU's pools after it. */
+/* The GPU's pools after the event. */
 typedef struct outcome {
     uint16_t *kv;
     float *score;
@@ -66,7 +66,7 @@ static float *draw_bf16(test_rng *r, size_t n, float scale)
     return p;
 }
 
-/* Keys crowd around a few centres, as keys do; else no two would be twins. */
+/* Places keys around a few centres, as real keys are; otherwise no two keys would be similar. */
 static void crowd_keys(test_rng *r, const cn_kv_layout *l, float *kv)
 {
     enum { CENTRES = 8 };
@@ -89,7 +89,7 @@ static void draw_sides(op_env *env, event *e)
     uint32_t *origin = cn_calloc(n, sizeof *origin);
     for (size_t i = 0; i < n; i++) {
         score[i] = (test_rng_uniform(&env->rng) + 1) / 100;
-        origin[i] = (uint32_t)i; /* no two are equal */
+        origin[i] = (uint32_t)i; /* all different */
     }
     e->score = op_floats(env, score, n, CN_F32);
     e->origin = op_words(env, origin, n);
@@ -133,7 +133,8 @@ static void event_free(op_env *env, event *e)
     cn_free(e);
 }
 
-/* Tables of request i from the pool's blocks *next on: n_blocks sources, as many new ones. */
+/* Draws the tables of request i from the pool's blocks at *next: n_blocks source blocks, and as
+ * many new ones. */
 static void draw_tables(op_env *env, event *e, uint32_t i, compress_placement how, uint32_t *next)
 {
     cn_compress_req *q = &e->reqs[i];
@@ -208,9 +209,9 @@ static void outcome_free(outcome *o)
     cn_free(o->origin);
 }
 
-/* Runs the event on the pools as they were before it, with scratch_bytes of scratch (0: what the
- * backend asks for), on stream 1. What the call was given is spoilt before anything is waited for:
- * it must be done with it. */
+/* Runs the event on stream 1, on the pools as they were before it, with scratch_bytes of scratch
+ * (0: the size that the backend requests). Overwrites the arguments before any wait, because the
+ * call must have read them. */
 static cn_status event_run(op_env *env, const event *e, size_t scratch_bytes, outcome *out)
 {
     cn_backend *be = env->cuda;
@@ -241,13 +242,13 @@ static cn_status event_run(op_env *env, const event *e, size_t scratch_bytes, ou
     return status;
 }
 
-/* ---- the twins' answer for one (layer, kv head) ---- */
+/* ---- the CPU's answer for one (layer, kv head) ---- */
 
 typedef struct answer {
     uint32_t n, n_kept;
     float *f;         /* [n] the new global score */
-    float *score;     /* [n] final, the window's slots infinite */
-    float *magnitude; /* [n] of the terms that make up the final score */
+    float *score;     /* [n] final score; infinite for the window's slots */
+    float *magnitude; /* [n] largest term of the final score */
     uint32_t *kept;   /* [n_kept] */
     float *memory;
 } answer;
@@ -268,7 +269,7 @@ static void answer_scores(const event *e, const cn_compress_req *q, uint32_t lay
     for (size_t i = 0; i < n_rows; i++) {
         if (!rows[i].applies(q)) continue;
         rows[i].cpu(&job);
-        /* F is what stands after the decay and before what comes then. */
+        /* F is the score after the decay and before the steps that follow. */
         if (i <= 1) memcpy(a->f, a->score, n * sizeof *a->f);
         for (uint32_t v = 0; v < n; v++) {
             const float of_r = q->params.redundancy == CN_REDUNDANCY_NONE ? 0 : redundancy[v];
@@ -281,8 +282,8 @@ static void answer_scores(const event *e, const cn_compress_req *q, uint32_t lay
     cn_free(redundancy);
 }
 
-/* The row of the global score writes F into the pool, which the next layer's answer must not see
- * changed: it is put back. */
+/* Computing the global score writes F into the pool. F is restored, because the answer for the next
+ * layer must not see the change. */
 static answer answer_make(const event *e, const cn_compress_req *q, uint32_t layer, uint32_t head)
 {
     const uint32_t n = q->n_blocks * e->pools.layout.block_tokens;
@@ -325,7 +326,7 @@ static size_t side_at(const event *e, const where *w, const uint32_t *blocks, ui
     return cn_kv_side(l, w->layer, blocks[slot / l->block_tokens], w->head, slot % l->block_tokens);
 }
 
-/* The slot whose origin this is. */
+/* Returns the slot with this origin. */
 static uint32_t slot_of(const event *e, const where *w, uint32_t origin, uint32_t n)
 {
     const cn_kv_layout *l = &e->pools.layout;
@@ -334,11 +335,11 @@ static uint32_t slot_of(const event *e, const where *w, uint32_t origin, uint32_
         uint32_t first = (uint32_t)cn_kv_side(l, w->layer, table[i], w->head, 0);
         if (origin - first < l->block_tokens) return i * l->block_tokens + origin - first;
     }
-    FAIL(w, "origin %u is no slot of the request", origin);
+    FAIL(w, "origin %u is not a slot of the request", origin);
     return 0;
 }
 
-/* kept[i]: ascending; or, where holes are filled, i itself if it is kept, the others ascending. */
+/* kept[i] must ascend. With kv move fill, kept[i] is i if slot i is kept, and the others ascend. */
 static void check_places(const where *w, const cn_compress_req *q, uint32_t n_kept,
                          const uint32_t *kept, const bool *is_kept)
 {
@@ -347,14 +348,15 @@ static void check_places(const where *w, const cn_compress_req *q, uint32_t n_ke
     for (uint32_t i = 0; i < n_kept; i++) {
         const bool stays = fills && is_kept[i];
         if (stays ? kept[i] != i : kept[i] < least)
-            FAIL(w, "target slot %u takes slot %u, which is not its place", i, kept[i]);
+            FAIL(w, "target slot %u received slot %u, which is not its place", i, kept[i]);
         if (!stays) least = kept[i] + 1;
     }
 }
 
-/* Whether slot v is so near the threshold, the least score that is kept, that rounding decides:
- * within twice what a score may be off by, as the two scores may be off in opposite directions.
- * Each is a sum of terms and may be off by SCORE_TOLERANCE of the largest, its magnitude. */
+/* True when slot v is so close to the threshold, the lowest kept score, that rounding decides:
+ * within twice the error of a score, because two scores may differ in opposite directions. A score
+ * is a sum of terms, and its error is at most SCORE_TOLERANCE of the largest term, its
+ * magnitude. */
 static bool nearly_equal(const answer *a, uint32_t v, uint32_t threshold)
 {
     const double off = fabs((double)a->score[v] - (double)a->score[threshold]);
@@ -362,13 +364,13 @@ static bool nearly_equal(const answer *a, uint32_t v, uint32_t threshold)
     return off <= 2 * SCORE_TOLERANCE * most;
 }
 
-/* kept[i] as it should be, and where the set differs from the answer's a near tie. */
+/* Checks kept[i]. A slot that differs from the answer must be a near tie. */
 static void check_kept(const where *w, const cn_compress_req *q, const answer *a,
                        const uint32_t *kept)
 {
     const bool by_score = q->params.policy == CN_KV_ZIP;
     bool *wanted = cn_calloc(a->n, sizeof *wanted), *got = cn_calloc(a->n, sizeof *got);
-    uint32_t threshold = a->kept[0]; /* the slot */
+    uint32_t threshold = a->kept[0]; /* the slot of the threshold */
     for (uint32_t i = 0; i < a->n_kept; i++) {
         wanted[a->kept[i]] = got[kept[i]] = true;
         if (a->score[a->kept[i]] <= a->score[threshold]) threshold = a->kept[i];
@@ -411,13 +413,13 @@ static void check_unit(const event *e, const where *w, const outcome *o)
         const double got = (double)o->score[side_at(e, w, q->target, i)];
         const double want = (double)(global ? a.f[v] : e->pools.score[side_at(e, w, q->table, v)]);
         if (!(fabs(got - want) <= (global ? SCORE_TOLERANCE * want : 0.0)))
-            FAIL(w, "F of slot %u is %.9g, want %.9g", v, got, want);
+            FAIL(w, "F of slot %u: expected %.9g, got %.9g", v, want, got);
     }
     cn_free(kept);
     cn_free(a.memory);
 }
 
-/* Blocks that are nobody's target are as they were. */
+/* Blocks that are not target blocks must be unchanged. */
 static void check_others(const event *e, const outcome *o, const where *w)
 {
     const cn_kv_layout *l = &e->pools.layout;
@@ -444,7 +446,7 @@ static void assert_same_outcome(const cn_kv_layout *l, const outcome *a, const o
     assert_memory_equal(a->origin, b->origin, cn_kv_side_elems(l) * sizeof *a->origin);
 }
 
-/* The event against the twins, twice with the same bits. */
+/* Compares the event with the CPU, and with a second run, which must have the same bits. */
 static void check_event(op_env *env, const event *e)
 {
     const cn_kv_layout *l = &e->pools.layout;
@@ -535,7 +537,7 @@ static double run_usual(op_env *env, uint32_t seed)
     return 0;
 }
 
-/* Every slot kept: F is the attention score of all of them. A group a seed. */
+/* Every slot is kept, so F is the attention score of all slots. One group per seed. */
 static const uint32_t GROUPS[] = {1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 48};
 enum { N_GROUPS = sizeof GROUPS / sizeof *GROUPS };
 
@@ -564,7 +566,7 @@ static double run_groups(op_env *env, uint32_t seed)
 
 /* ---- long first events ---- */
 
-/* 10,240 slots, 100,352 slots. */
+/* 10,240 slots and 100,352 slots. */
 static double run_long(op_env *env, uint32_t seed)
 {
     const event_shape s = {.n_layers = 1,
@@ -595,14 +597,14 @@ static double run_long(op_env *env, uint32_t seed)
 
 /* ---- scratch ---- */
 
-/* The least scratch that an event takes gives the bits of plenty, in more launches. */
+/* The smallest accepted scratch gives the same bits as a large one, in more launches. */
 static double run_least_scratch(op_env *env, uint32_t seed)
 {
-    env->rng.state = 1000 + seed; /* other events than run_drawn has */
+    env->rng.state = 1000 + seed; /* other events than in run_drawn */
     event *e = draw_event(env);
     outcome plenty, least;
     OP_OK(event_run(env, e, 0, &plenty));
-    size_t low = 1, high = 32 << 20; /* refused, taken */
+    size_t low = 1, high = 32 << 20; /* refused, accepted */
     while (high - low > 256) {
         const size_t middle = low + (high - low) / 2;
         const cn_status status = event_run(env, e, middle, NULL);
@@ -620,7 +622,7 @@ static double run_least_scratch(op_env *env, uint32_t seed)
 
 /* ---- refusals ---- */
 
-/* Both backends refuse a request in the same words. */
+/* Both backends must refuse a request with the same text. */
 static void assert_refused(op_env *env, const event *e, const cn_pools *gpu,
                            const cn_compress_req *faulty)
 {
@@ -679,7 +681,7 @@ static double run_refusals(op_env *env, uint32_t seed)
     return 0;
 }
 
-/* A fault does not undo what comes before it, nor start what comes after. */
+/* A faulty request neither undoes the requests before it nor starts those after it. */
 static double run_partial(op_env *env, uint32_t seed)
 {
     (void)seed;

@@ -1,6 +1,6 @@
 /* test_op_cuda.c - the GPU's row-wise ops, matrix products, copies, memory, streams and graphs
- * against the CPU's on shapes drawn by seed; the timings of products on disk. Attention and
- * sampling have files of their own. */
+ * compared with the CPU's on random shapes; the timings of products on disk. Attention and sampling
+ * have separate files. */
 #include <dirent.h>
 #include <math.h>
 #include <setjmp.h>
@@ -23,7 +23,7 @@ static uint32_t between(op_env *e, uint32_t low, uint32_t high)
 
 static bool coin(op_env *e) { return test_rng_below(&e->rng, 2) == 1; }
 
-/* Mostly small, sometimes many. */
+/* Returns a number of rows, mostly small, sometimes large. */
 static uint32_t some_rows(op_env *e)
 {
     static const uint32_t most[] = {1, 9, 70, 600};
@@ -56,7 +56,7 @@ static op_tensor random_ids(op_env *e, uint32_t n, uint32_t below)
     return t;
 }
 
-/* Ids from the host, from the last step's sample, and both. */
+/* Ids from the host, from the last step's sample, or both. */
 static double run_embed(op_env *e, uint32_t seed)
 {
     const uint32_t t = some_rows(e), h = 8 * between(e, 1, 300), v = between(e, 1, 500);
@@ -163,7 +163,7 @@ static double gemm_error(op_env *e, gemm_shape g)
     cuda.bias = g.bias ? bias.cuda : NULL;
     RUN_BOTH(e, gemm, &cpu, &cuda);
     double error = op_error(e, &out);
-    if (g.f32) error *= 100; /* no rounding to bf16: a tighter bound */
+    if (g.f32) error *= 100; /* f32 is not rounded to bf16: a tighter bound */
     op_tensor_free(e, &out);
     op_tensor_free(e, &bias);
     op_tensor_free(e, &weight);
@@ -171,7 +171,7 @@ static double gemm_error(op_env *e, gemm_shape g)
     return error;
 }
 
-/* Every batch size of the small ones' kernels, edges of tiles, all divisions of K. */
+/* Every batch size of the kernels for small batches, the edges of tiles, all divisions of K. */
 static double run_gemm(op_env *e, uint32_t seed)
 {
     static const gemm_shape fixed[] = {
@@ -189,7 +189,7 @@ static double run_gemm(op_env *e, uint32_t seed)
     };
     if (seed < sizeof fixed / sizeof *fixed) return gemm_error(e, fixed[seed]);
     gemm_shape g = {.t = between(e, 1, 200), .n = between(e, 1, 3000), .k = 64 * between(e, 1, 24)};
-    if (seed % 4 == 3) g.k += 8 * between(e, 1, 7); /* the library's */
+    if (seed % 4 == 3) g.k += 8 * between(e, 1, 7); /* only the library supports this */
     g.f32 = coin(e);
     g.bias = !g.f32 && coin(e);
     return gemm_error(e, g);
@@ -220,7 +220,7 @@ static double run_gemm_silu_mul(op_env *e, uint32_t seed)
     return error;
 }
 
-/* A row alone and the same row in batches of all sizes: the same bits. */
+/* A row alone and the same row in batches of all sizes must have the same bits. */
 static double run_gemm_invariant(op_env *e, uint32_t seed)
 {
     static const uint32_t shapes[][2] = {{4096, 4096}, {6144, 512}, {1000, 1536}, {136, 200}};
@@ -238,7 +238,7 @@ static double run_gemm_invariant(op_env *e, uint32_t seed)
         if (i == 0) memcpy(want, got, n * sizeof *want); /* row 0 alone */
         if (memcmp(got, want, n * sizeof *want) != 0) error = INFINITY;
     }
-    /* Each row of the largest batch was computed at its place there: now at place 0, alone. */
+    /* Each row of the largest batch was computed at its own place. Here it is alone at place 0. */
     memcpy(want, got, (size_t)most * n * sizeof *want);
     for (uint32_t row = 1; row < most; row += 61) {
         cn_gemm_args a = {out.cuda, (uint16_t *)x.cuda + (size_t)row * k, weight.cuda, NULL, 1, n,
@@ -275,7 +275,7 @@ static void open_timed(op_env *e, const char *dir)
     (void)e;
 }
 
-/* The one file of a folder: its path, and its text (freed with cn_free). */
+/* Returns the text of the only file of a directory (free it with cn_free), and its path. */
 static char *only_file(const char *dir, char path[300])
 {
     struct dirent **entries;
@@ -291,7 +291,8 @@ static char *only_file(const char *dir, char path[300])
     return text;
 }
 
-/* Timed once, then read; timed again when the file is cut off. */
+/* Products are timed once and then read from the file. They are timed again when it is
+ * incomplete. */
 static double run_gemm_cache(op_env *e, uint32_t seed)
 {
     (void)seed;
@@ -320,7 +321,7 @@ static double run_gemm_cache(op_env *e, uint32_t seed)
 
 enum { ROPE_POSITIONS = 300, ROPE_SLOTS = 3, ROPE_WINDOW = 5 };
 
-/* Rows of padding keep what the CPU's pool held before. */
+/* Padding rows must keep the contents of the CPU's pool from before the op. */
 static void keep_padding(const paged_batch *b, op_tensor *kv, const float *before,
                          const uint32_t *slots)
 {
@@ -448,7 +449,7 @@ static double run_copy_blocks(op_env *e, uint32_t seed)
     return twin_pools_end(e, &p);
 }
 
-/* Blocks and query slots are copied to host memory of either backend and return to other places. */
+/* Blocks and query slots move to host memory of either backend and return to other places. */
 static double run_swap(op_env *e, uint32_t seed)
 {
     enum { L = 3, BLOCKS = 12, HK = 2, BT = 64, D = 64, SLOTS = 9, W = 5, HQ = 4, MOST = 6 };
@@ -494,10 +495,10 @@ static double run_count_reset(op_env *e, uint32_t seed)
     const uint32_t vocab = 2 * between(e, 1, 3000), n_slots = 3, slot = seed % 3;
     const uint32_t n_prompt = between(e, 0, 500), n_output = seed == 1 ? 40000 : between(e, 0, 900);
     SHAPE(e, "V=%u prompt %u output %u", vocab, n_prompt, n_output);
-    /* Seed 1 counts one token past the largest count. */
+    /* Seed 1 counts one token more often than the largest count. */
     op_tensor prompt = random_ids(e, n_prompt + 1, vocab);
     op_tensor output = random_ids(e, n_output + 1, seed == 1 ? 1 : vocab);
-    op_tensor counts = random_ids(e, vocab / 2 * n_slots, UINT32_MAX); /* two counts a word */
+    op_tensor counts = random_ids(e, vocab / 2 * n_slots, UINT32_MAX); /* two counts per word */
     cn_count_reset_args cpu = {counts.cpu, vocab, slot, prompt.cpu, output.cpu, n_prompt, n_output};
     cn_count_reset_args cuda = {counts.cuda, vocab,    slot,    prompt.cuda,
                                 output.cuda, n_prompt, n_output};
@@ -511,7 +512,7 @@ static double run_count_reset(op_env *e, uint32_t seed)
 
 /* ---- memory, streams, graphs ---- */
 
-/* Made at any element of an array, its neighbours untouched. */
+/* Dummy values can start at any element of an array. The neighbours must be unchanged. */
 static double run_dummy_fill(op_env *e, uint32_t seed)
 {
     static const uint32_t sizes[] = {1, 2, 255, 256, 257, 1000003};
@@ -552,8 +553,8 @@ static double run_memory(op_env *e, uint32_t seed)
     return error;
 }
 
-/* One stream waits for a fence of the other; a poll ends with it done; pinned memory is read back.
- */
+/* One stream waits for a fence of the other. Polling ends when the fence is done. Pinned memory is
+ * read back. */
 static double run_fences(op_env *e, uint32_t seed)
 {
     enum { N = 1 << 20 };
@@ -585,7 +586,7 @@ static double run_fences(op_env *e, uint32_t seed)
     return error;
 }
 
-/* A recorded chain of ops follows what its inputs hold at each launch. */
+/* A recorded chain of ops uses the contents of its inputs at each launch. */
 static double run_graph(op_env *e, uint32_t seed)
 {
     enum { T = 8, H = 512, N = 768, LAUNCHES = 3 };

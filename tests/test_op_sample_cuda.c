@@ -1,6 +1,6 @@
-/* test_op_sample_cuda.c - sampling on the GPU against its CPU twin: the same tokens and counts for
- * any mixture of parameters, the same logprobs but for the last bits, the same again in a graph and
- * whatever the batch. */
+/* test_op_sample_cuda.c - sampling on the GPU compared with the CPU: the same tokens and counts for
+ * any mixture of parameters, and the same logprobs except for the last bits. A graph and any batch
+ * composition give the same results. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,7 +13,7 @@
 
 enum { MAX_BANS = 600, MAX_BIASES = 80 };
 
-/* Everything the op reads and writes, on both sides. */
+/* All arrays that the op reads and writes, on both sides. */
 typedef struct sampling_case {
     uint32_t n_rows, vocab;
     op_tensor logits, counts, bans, biases, rows, tokens, logprobs, top;
@@ -24,7 +24,7 @@ typedef struct sampling_case {
 static uint32_t below(op_env *e, uint32_t n) { return test_rng_below(&e->rng, n); }
 static bool coin(op_env *e) { return below(e, 2) == 1; }
 
-/* Nearly normal, standard deviation 1. */
+/* Returns a nearly normal number with standard deviation 1. */
 static float bell(op_env *e)
 {
     float sum = 0;
@@ -38,7 +38,7 @@ static float pick(op_env *e, const float *values, uint32_t n) { return values[be
 
 /* ---- drawing a case ---- */
 
-/* Smooth, in steps (ties), strewn with what is no ordinary number, all equal, or nothing above
+/* Draws logits that are smooth, in steps (ties), mixed with infinities and NaN, all equal, or all
  * -inf. */
 static void draw_logits(op_env *e, float *x, uint32_t vocab)
 {
@@ -182,7 +182,7 @@ static double logprob_error(float got, float want)
     return isnan(error) ? INFINITY : error;
 }
 
-/* Token ids in order must be equal; entries that nobody asked for keep their poison. */
+/* Token ids in order must be equal. Entries that were not requested must keep their poison. */
 static double top_error(op_env *e, const sampling_case *c)
 {
     cn_logprob *got = cn_calloc(c->top.n, sizeof(uint32_t));
@@ -232,7 +232,7 @@ static double run_large(op_env *e, uint32_t seed)
     return run_case_of(e, 1 + below(e, 40), vocabs[below(e, 4)]);
 }
 
-/* ---- the same again ---- */
+/* ---- equal results ---- */
 
 static void read_tokens(op_env *e, const sampling_case *c, uint32_t *out)
 {
@@ -240,8 +240,8 @@ static void read_tokens(op_env *e, const sampling_case *c, uint32_t *out)
     OP_OK(e->cuda->stream_sync(e->cuda_stream));
 }
 
-/* A graph recorded once follows the rows, not their values at the time; a row alone draws what it
- * draws among others. Counts change from run to run, so rows go without. */
+/* A recorded graph uses the row parameters at each launch. A row alone samples the same token as in
+ * a batch. Counts change from run to run, so these rows have none. */
 static double run_graph(op_env *e, uint32_t seed)
 {
     (void)seed;

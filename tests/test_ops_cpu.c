@@ -1,5 +1,5 @@
-/* test_ops_cpu.c - the CPU's ops against plain double-precision references on awkward shapes drawn
- * by seed; its pool, streams and fences. Attention has a test of its own (test_attn_cpu.c). */
+/* test_ops_cpu.c - the CPU's ops compared with plain references in double, on random and unusual
+ * shapes; the CPU's thread pool, streams and fences. test_attn_cpu.c tests attention. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -27,7 +27,7 @@ static float *new_random(test_rng *r, size_t n)
 static void assert_close(double got, double want, double tolerance)
 {
     if (!(fabs(got - want) <= tolerance * fmax(1.0, fabs(want))))
-        fail_msg("got %.9g, want %.9g", got, want);
+        fail_msg("expected %.9g, got %.9g", want, got);
 }
 
 /* ---- gemm ---- */
@@ -67,7 +67,7 @@ static void gemm_agrees_with_plain_sums(void **state)
     backend_rig_close(be);
 }
 
-/* Every batch size from 1 to 130 must give a row the bits it has alone. */
+/* In every batch size from 1 to 130, a row must have the bits that it has alone. */
 static void check_gemm_batch_invariance(cn_backend *be, uint32_t n, uint32_t k)
 {
     enum { MAX_T = 130 };
@@ -83,7 +83,7 @@ static void check_gemm_batch_invariance(cn_backend *be, uint32_t n, uint32_t k)
     }
     a.out = out;
     for (uint32_t t = 1; t <= MAX_T; t++) {
-        uint32_t first = (MAX_T - t) / 2; /* so that rows take other places of a tile */
+        uint32_t first = (MAX_T - t) / 2; /* moves rows to other places of a tile */
         a.n_tokens = t;
         a.x = x + (size_t)first * k;
         assert_int_equal(be->gemm(backend_rig_stream(be), &a), CN_OK);
@@ -109,7 +109,7 @@ static void a_gemm_row_has_the_same_bits_in_every_batch(void **state)
     backend_rig_close(three);
 }
 
-static void an_empty_weight_is_refused_and_an_empty_batch_is_nothing(void **state)
+static void an_empty_weight_is_refused_and_an_empty_batch_is_accepted(void **state)
 {
     (void)state;
     cn_backend *be = backend_rig_open(1);
@@ -220,7 +220,7 @@ static void embed_and_gather_copy_rows(void **state)
     assert_int_equal(be->embed(backend_rig_stream(be), &e), CN_ERR_SHAPE);
     assert_non_null(strstr(cn_last_error(), "token 1"));
 
-    /* Ids that the last step sampled take the place of what the host wrote. */
+    /* Ids that the last step sampled replace the ids from the host. */
     const uint32_t sampled[] = {7, 49};
     int32_t sampled_row[T];
     for (uint32_t i = 0; i < T; i++) sampled_row[i] = i == 1 ? 1 : -1;
@@ -356,8 +356,8 @@ static void rope_store_rotates_and_stores(void **state)
 
 /* ---- swap, copy_blocks ---- */
 
-/* Blocks 3 and 1 and query slot 2 leave, others take their place, and they return to 0, 4 and 0. */
-static void what_was_swapped_comes_back_whole(void **state)
+/* Blocks 3 and 1 and query slot 2 are swapped out and overwritten. They return to 0, 4 and 0. */
+static void swapped_blocks_come_back_unchanged(void **state)
 {
     (void)state;
     enum { L = 3, B = 5, HK = 2, BT = 128, D = 16, SLOTS = 3, W = 3, HQ = 4, HOST = 4 };
@@ -389,7 +389,7 @@ static void what_was_swapped_comes_back_whole(void **state)
     memset(q, 0, n_q * 4);
     a = (cn_copy_args){space, device, {in, 2, &window_in, 1}};
     assert_int_equal(be->copy_blocks(stream, &a), CN_OK);
-    static const int from[B] = {3, -1, -1, -1, 1}; /* what each block holds now */
+    static const int from[B] = {3, -1, -1, -1, 1}; /* the source of each block's contents */
     for (uint32_t layer = 0; layer < L; layer++)
         for (uint32_t b = 0; b < B; b++) {
             const uint32_t src = (uint32_t)from[b];
@@ -415,7 +415,7 @@ static void what_was_swapped_comes_back_whole(void **state)
     backend_rig_close(be);
 }
 
-static void blocks_and_query_slots_are_copied_whole(void **state)
+static void whole_blocks_and_query_slots_are_copied(void **state)
 {
     (void)state;
     enum { L = 3, B = 5, HK = 2, BT = 128, D = 16, SLOTS = 4, W = 3, HQ = 4 };
@@ -434,7 +434,7 @@ static void blocks_and_query_slots_are_copied_whole(void **state)
     cn_copy_args a = {.list = {blocks, 3, slots, 1}};
     a.from = a.to = cn_pools_planes(&pools);
     assert_int_equal(be->copy_blocks(backend_rig_stream(be), &a), CN_OK);
-    static const uint32_t from[B] = {1, 1, 2, 3, 1}; /* what each block holds now: in order */
+    static const uint32_t from[B] = {1, 1, 2, 3, 1}; /* block sources: copies run in order */
     for (uint32_t layer = 0; layer < L; layer++)
         for (uint32_t b = 0; b < B; b++) {
             size_t src = cn_kv_row(&l, layer, from[b], 0, 0, CN_KV_K);
@@ -466,7 +466,7 @@ typedef struct tally {
     _Atomic uint32_t calls[1000];
     _Atomic uint32_t bad_workers;
     uint32_t n_threads;
-    bool slow; /* tasks that workers run outlast the caller's patience: it has to sleep */
+    bool slow; /* workers' tasks are slow, so that the caller has to sleep */
 } tally;
 
 static void count_task(void *ctx, uint32_t task, uint32_t worker)
@@ -477,7 +477,7 @@ static void count_task(void *ctx, uint32_t task, uint32_t worker)
     if (worker >= t->n_threads) atomic_fetch_add(&t->bad_workers, 1);
 }
 
-/* Loops of all sizes, back to back and with pauses in which workers fall asleep. */
+/* Loops of all sizes, without pauses and with pauses in which workers fall asleep. */
 static void the_pool_runs_every_task_once(void **state)
 {
     (void)state;
@@ -512,7 +512,7 @@ typedef struct probe_args {
     cn_status fails;
 } probe_args;
 
-/* Takes a while, so that an op out of order would show. */
+/* Takes some time, so that an op that runs out of order is visible. */
 static cn_status probe_op(cn_stream *s, const void *args)
 {
     (void)s;
@@ -566,7 +566,7 @@ static void fences_order_work_across_streams(void **state)
     backend_rig_close(be);
 }
 
-static void an_error_on_the_second_stream_shows_at_its_fence(void **state)
+static void an_error_on_the_second_stream_is_reported_at_its_fence(void **state)
 {
     (void)state;
     cn_backend *be = backend_rig_open(1);
@@ -588,7 +588,7 @@ static void an_error_on_the_second_stream_shows_at_its_fence(void **state)
     assert_int_equal(status, CN_ERR_DEVICE);
     assert_string_equal(cn_last_error(), "probe 7 failed");
     assert_int_equal(be->stream_sync(side), CN_ERR_DEVICE);
-    assert_int_equal(atomic_load(&value), 0); /* what came after the error was skipped */
+    assert_int_equal(atomic_load(&value), 0); /* ops after the error are skipped */
     be->fence_free(fence);
     backend_rig_close(be);
 }
@@ -604,7 +604,7 @@ static void ops_on_the_second_stream_equal_those_of_the_first(void **state)
     cn_gemm_args a = {.out = second, .x = x, .weight = w, .n_tokens = T, .n = N, .k = K};
     assert_int_equal(be->gemm(backend_rig_side(be), &a), CN_OK);
     a.out = first;
-    assert_int_equal(be->gemm(backend_rig_stream(be), &a), CN_OK); /* side by side */
+    assert_int_equal(be->gemm(backend_rig_stream(be), &a), CN_OK); /* runs beside the other */
     assert_int_equal(be->stream_sync(backend_rig_side(be)), CN_OK);
     assert_memory_equal(first, second, T * N * sizeof *first);
     void *mem = NULL;
@@ -653,18 +653,18 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gemm_agrees_with_plain_sums),
         cmocka_unit_test(a_gemm_row_has_the_same_bits_in_every_batch),
-        cmocka_unit_test(an_empty_weight_is_refused_and_an_empty_batch_is_nothing),
+        cmocka_unit_test(an_empty_weight_is_refused_and_an_empty_batch_is_accepted),
         cmocka_unit_test(rmsnorm_adds_and_normalises),
         cmocka_unit_test(silu_mul_agrees_with_libm),
         cmocka_unit_test(vector_exp_is_within_two_ulp),
         cmocka_unit_test(embed_and_gather_copy_rows),
         cmocka_unit_test(rope_store_rotates_and_stores),
-        cmocka_unit_test(what_was_swapped_comes_back_whole),
-        cmocka_unit_test(blocks_and_query_slots_are_copied_whole),
+        cmocka_unit_test(swapped_blocks_come_back_unchanged),
+        cmocka_unit_test(whole_blocks_and_query_slots_are_copied),
         cmocka_unit_test(the_pool_runs_every_task_once),
         cmocka_unit_test(streams_run_in_order_and_copy_arguments),
         cmocka_unit_test(fences_order_work_across_streams),
-        cmocka_unit_test(an_error_on_the_second_stream_shows_at_its_fence),
+        cmocka_unit_test(an_error_on_the_second_stream_is_reported_at_its_fence),
         cmocka_unit_test(ops_on_the_second_stream_equal_those_of_the_first),
         cmocka_unit_test(ops_allocate_nothing),
     };

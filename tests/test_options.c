@@ -1,4 +1,4 @@
-/* test_options.c - the option table: its own consistency, flags, bounds, JSON keys, fingerprint. */
+/* test_options.c - the option table: its consistency, flags, bounds, JSON keys, fingerprint. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -24,7 +24,7 @@ static int free_config(void **state)
     return 0;
 }
 
-/* Parses the words of `line` as arguments; words separated by single blanks. */
+/* Parses the words of `line` as arguments. Single blanks separate words. */
 static cn_status parse_line(cn_config *c, uint32_t sections, const char *line, int *first,
                             char *rest)
 {
@@ -75,8 +75,8 @@ static void rows_are_consistent(void **state)
     }
 }
 
-/* Two options of one name are never options of one command, nor of the library. */
-static void names_are_clear_in_every_command(void **state)
+/* No command, and not the library, may have two options of the same name. */
+static void names_are_unique_in_every_command(void **state)
 {
     (void)state;
     size_t n, n_commands;
@@ -93,7 +93,7 @@ static void names_are_clear_in_every_command(void **state)
         }
 }
 
-static void a_percentage_may_bear_its_sign(void **state)
+static void a_percentage_may_have_a_percent_sign(void **state)
 {
     cn_config *c = *state;
     const uint32_t sections = CN_SECTION_COMPARE;
@@ -103,13 +103,13 @@ static void a_percentage_may_bear_its_sign(void **state)
     assert_true(c->compare_audit_percent == 7);
     assert_string_equal(c->compare_json, "out.json");
     assert_false(c->json);
-    expect_refused(sections, "--audit 101%", "want a percentage from 0 to 100");
+    expect_refused(sections, "--audit 101%", "expected a percentage from 0 to 100");
     expect_refused(sections, "--audit 5%%", "audit 5%%");
     expect_refused(sections, "--audit %", "audit %");
-    expect_refused(CN_SECTION_KV, "--kv-alpha 50%", "want a number");
+    expect_refused(CN_SECTION_KV, "--kv-alpha 50%", "expected a number");
 }
 
-/* Every enumerated row ends where its C enum ends. */
+/* The names of every enumerated row must end where its C enum ends. */
 static void enum_names_match_their_enums(void **state)
 {
     (void)state;
@@ -150,7 +150,7 @@ static void enum_names_match_their_enums(void **state)
     }
 }
 
-static void defaults_are_the_tables(void **state)
+static void defaults_come_from_the_table(void **state)
 {
     const cn_config *c = *state;
     assert_int_equal(c->max_num_seqs, 256);
@@ -228,21 +228,22 @@ static void bad_flags_are_named(void **state)
     expect_refused(ALL_SECTIONS, "--no-strict=true", "only a switch");
     expect_refused(ALL_SECTIONS, "--model", "needs a value");
     expect_refused(ALL_SECTIONS, "--model --seed", "needs a value");
-    expect_refused(ALL_SECTIONS, "--model=", "not empty");
+    expect_refused(ALL_SECTIONS, "--model=", "non-empty");
     expect_refused(ALL_SECTIONS, "-x 1", "unknown option -x");
     expect_refused(ALL_SECTIONS, "-input 1", "unknown option -input");
-    expect_refused(ALL_SECTIONS, "stray", "stray argument 'stray'");
+    expect_refused(ALL_SECTIONS, "stray", "unexpected argument 'stray'");
     expect_refused(ALL_SECTIONS, "--=1", "unknown option");
     expect_refused(CN_SECTION_MODEL, "--strict", "run-batch section");
     expect_refused(CN_SECTION_MODEL, "-i x", "prompts section");
-    /* A prefix of a name is not the name: a later option must not change what a script means. */
+    /* A prefix of a name is refused: a new option could change what it means in a script. */
     expect_refused(ALL_SECTIONS, "--max-num-batched 3", "unknown option");
 }
 
 static void bad_values_are_named_with_bounds(void **state)
 {
     (void)state;
-    expect_refused(ALL_SECTIONS, "--max-num-seqs 0", "max-num-seqs 0: want a whole number from 1");
+    expect_refused(ALL_SECTIONS, "--max-num-seqs 0",
+                   "max-num-seqs 0: expected a whole number from 1");
     expect_refused(ALL_SECTIONS, "--max-num-seqs 1.5", "whole number");
     expect_refused(ALL_SECTIONS, "--max-num-seqs 0x10", "whole number");
     expect_refused(ALL_SECTIONS, "--max-num-seqs 99999999999999999999", "65536");
@@ -250,8 +251,8 @@ static void bad_values_are_named_with_bounds(void **state)
     expect_refused(ALL_SECTIONS, "--block-size 8", "power of two");
     expect_refused(ALL_SECTIONS, "--top-p 0", "above 0 up to 1");
     expect_refused(ALL_SECTIONS, "--chat-template vicuna",
-                   "chat-template vicuna: want one of auto|chatml|qwen2|qwen3|llama3|deepseek-r1|"
-                   "none");
+                   "chat-template vicuna: expected one of auto|chatml|qwen2|qwen3|llama3|"
+                   "deepseek-r1|none");
     expect_refused(ALL_SECTIONS, "--temperature nan", "a number");
     expect_refused(ALL_SECTIONS, "--temperature inf", "a number");
     expect_refused(ALL_SECTIONS, "--temperature=-0.1", "a number");
@@ -260,7 +261,7 @@ static void bad_values_are_named_with_bounds(void **state)
     expect_refused(ALL_SECTIONS, "--kv-cache-memory-bytes 4Q", "K, M, G, T");
     expect_refused(ALL_SECTIONS, "--kv-cache-memory-bytes 99999999T", "K, M, G, T");
     expect_refused(ALL_SECTIONS, "--progress fancy", "auto|bar|plain|none");
-    expect_refused(ALL_SECTIONS, "--kv-policies full,,zip", "comma list");
+    expect_refused(ALL_SECTIONS, "--kv-policies full,,zip", "comma-separated list");
     expect_refused(ALL_SECTIONS, "--until 24:00", "HH:MM");
     expect_refused(ALL_SECTIONS, "--until 7:00", "HH:MM");
     expect_refused(ALL_SECTIONS, "--until 07:000", "HH:MM");
@@ -292,7 +293,7 @@ static void expect_invalid(uint32_t sections, const char *line, const char *need
     cn_config_free(c);
 }
 
-static void options_must_fit_each_other(void **state)
+static void conflicting_options_are_refused(void **state)
 {
     (void)state;
     const uint32_t batch = CN_SECTION_PROMPTS | CN_SECTION_RUN_BATCH;
@@ -326,7 +327,7 @@ static void options_must_fit_each_other(void **state)
                    "--input-len");
 }
 
-static void sampling_overlay_writes_what_was_given(void **state)
+static void sampling_overlay_writes_only_given_options(void **state)
 {
     cn_config *c = *state;
     cn_sampling s = c->sampling;
@@ -340,7 +341,7 @@ static void sampling_overlay_writes_what_was_given(void **state)
     assert_false(s.ignore_eos);
 }
 
-static void result_text_has_results_only(void **state)
+static void result_text_has_only_options_that_change_results(void **state)
 {
     cn_config *c = *state;
     cn_buf before = {0}, after = {0};
@@ -369,7 +370,7 @@ static cn_status set_json(cn_config *c, const char *key, const char *text, bool 
     return status;
 }
 
-static void json_fields_have_the_rows_bounds(void **state)
+static void json_fields_have_the_bounds_of_their_rows(void **state)
 {
     cn_config *c = *state;
     bool known;
@@ -390,7 +391,7 @@ static void json_fields_have_the_rows_bounds(void **state)
     assert_int_equal(set_json(c, "colour", "1", &known), CN_OK);
     assert_false(known);
     assert_int_equal(set_json(c, "kv.budget", "1", &known), CN_OK);
-    assert_false(known); /* a dotted key is not a way round the object */
+    assert_false(known); /* a dotted key does not replace the object */
 }
 
 static void json_objects_set_their_members(void **state)
@@ -412,7 +413,7 @@ static void json_objects_set_their_members(void **state)
     assert_int_equal(
         cn_request_set_json(&c->sampling, &c->kv, CN_SECTION_SAMPLING, "kv", kv, &known), CN_OK);
     json_decref(kv);
-    assert_false(known); /* the kv section was not offered */
+    assert_false(known); /* the kv section was not allowed */
 }
 
 #define WITH_CONFIG(f) cmocka_unit_test_setup_teardown(f, make_config, free_config)
@@ -421,19 +422,19 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_are_consistent),
-        cmocka_unit_test(names_are_clear_in_every_command),
-        WITH_CONFIG(a_percentage_may_bear_its_sign),
+        cmocka_unit_test(names_are_unique_in_every_command),
+        WITH_CONFIG(a_percentage_may_have_a_percent_sign),
         cmocka_unit_test(enum_names_match_their_enums),
-        WITH_CONFIG(defaults_are_the_tables),
+        WITH_CONFIG(defaults_come_from_the_table),
         WITH_CONFIG(every_value_prints_and_reads_back),
         WITH_CONFIG(flags_take_every_form),
         cmocka_unit_test(bad_flags_are_named),
         cmocka_unit_test(bad_values_are_named_with_bounds),
         WITH_CONFIG(library_sets_engine_options_only),
-        cmocka_unit_test(options_must_fit_each_other),
-        WITH_CONFIG(sampling_overlay_writes_what_was_given),
-        WITH_CONFIG(result_text_has_results_only),
-        WITH_CONFIG(json_fields_have_the_rows_bounds),
+        cmocka_unit_test(conflicting_options_are_refused),
+        WITH_CONFIG(sampling_overlay_writes_only_given_options),
+        WITH_CONFIG(result_text_has_only_options_that_change_results),
+        WITH_CONFIG(json_fields_have_the_bounds_of_their_rows),
         WITH_CONFIG(json_objects_set_their_members),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

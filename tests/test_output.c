@@ -1,5 +1,5 @@
 /* test_output.c - tokens to events: text, held-back text, stops, reasoning, logprobs, ends. The
- * vocabulary is a fake whose tokens cut characters and stop strings where it hurts. */
+ * vocabulary is fake: its tokens cut characters and stop strings at difficult places. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,7 +20,7 @@ struct cn_tokenizer {
 
 static const cn_tokenizer vocab = {
     {"a", "b", "c", " ", "\xc3", "\xa9", "xST", "OPy", "<eos>", "<think>", "</think>", "hello",
-     ""}}; /* a byte 0, with the one that ends it */
+     ""}}; /* one NUL byte; the literal adds the end */
 
 bool cn_tokenizer_token(const cn_tokenizer *t, uint32_t id, const char **bytes, size_t *n_bytes,
                         bool *special)
@@ -39,7 +39,7 @@ bool cn_tokenizer_id(const cn_tokenizer *t, const char *content, uint32_t *id)
     return false;
 }
 
-/* One sample and all it has delivered. */
+/* One sample and everything that it has delivered. */
 typedef struct run {
     cn_sampling sampling;
     const char *stops[4];
@@ -95,7 +95,7 @@ static void take(run *r, cn_output *out, cn_finish finish)
     r->answer_at = ev.answer_at;
 }
 
-/* Pushes tokens until the end of the list (then cancels) or of the sample. */
+/* Pushes tokens until the sample ends or the list does; then cancels the sample. */
 static void play(run *r, const uint32_t *tokens, uint32_t n)
 {
     cn_output *out = open_output(r);
@@ -136,12 +136,12 @@ static void characters_are_never_split(void **state)
     assert_int_equal(cn_output_push(out, E_2, NULL, &finish), CN_OK);
     take(&r, out, CN_FINISH_NONE);
     assert_string_equal(r.text, "\xc3\xa9");
-    take(&r, out, CN_FINISH_NONE); /* nothing twice */
+    take(&r, out, CN_FINISH_NONE); /* nothing is delivered twice */
     assert_string_equal(r.text, "\xc3\xa9");
     assert_int_equal(r.n_tokens, 2);
     cn_output_free(out);
 
-    r = plain(); /* an end inside a character shows it */
+    r = plain(); /* a text that ends inside a character */
     r.max_output = 2;
     PLAY(&r, A, E_1);
     expect(&r, "a\xef\xbf\xbd", "", CN_FINISH_LENGTH);
@@ -182,7 +182,7 @@ static void stop_tokens_are_named(void **state)
     expect(&r, "ahello", "", CN_FINISH_STOP);
 }
 
-static void stop_strings_cut_across_tokens(void **state)
+static void a_stop_string_across_tokens_is_cut(void **state)
 {
     (void)state;
     for (int include = 0; include < 2; include++) {
@@ -200,7 +200,7 @@ static void stop_strings_cut_across_tokens(void **state)
     }
 }
 
-static void held_text_is_given_up_or_let_go(void **state)
+static void held_text_is_delivered_when_no_stop_string_follows(void **state)
 {
     (void)state;
     run r = plain();
@@ -239,8 +239,9 @@ static void a_stop_string_overrides_the_length(void **state)
     assert_string_equal(r.stop_reason, "OP");
 }
 
-/* Where text ends by the rule of stop.h, found by trying every end: the first byte that completes
- * a stop string, and of those it completes the longest. -1: nowhere. */
+/* Finds the end of the text by the rule of stop.h, by trying every end: the first byte that
+ * completes a stop string, and of the completed strings the longest. Returns -1 when there is
+ * none. */
 static long brute_force_end(const char *text, const char *const *stops, const char **reason)
 {
     for (size_t end = 1; end <= strlen(text); end++) {
@@ -256,7 +257,7 @@ static long brute_force_end(const char *text, const char *const *stops, const ch
     return -1;
 }
 
-static void random_streams_end_where_brute_force_says(void **state)
+static void random_streams_end_as_brute_force_does(void **state)
 {
     (void)state;
     static const char *const some[] = {"ab", "aab", "c a", "hellob", "\xc3\xa9h", "PyxSTO", "bca "};
@@ -270,9 +271,9 @@ static void random_streams_end_where_brute_force_says(void **state)
         uint32_t tokens[12], n = 0;
         char text[200] = "";
         while (n < 12) {
-            uint32_t t = (uint32_t)rand_r(&seed) % NUL; /* C strings alone */
+            uint32_t t = (uint32_t)rand_r(&seed) % NUL; /* only tokens without NUL */
             if (t >= EOS && t <= CLOSE) continue;
-            if (t == E_1 || t == E_2) { /* only whole characters, so that text is known */
+            if (t == E_1 || t == E_2) { /* only whole characters, so the text is known */
                 if (n + 2 > 12) continue;
                 tokens[n++] = E_1;
                 strcat(text, vocab.text[E_1]);
@@ -292,7 +293,7 @@ static void random_streams_end_where_brute_force_says(void **state)
     assert_true(stopped > 50 && stopped < 450);
 }
 
-static void repetition_has_its_own_end(void **state)
+static void repetition_has_a_finish_reason(void **state)
 {
     (void)state;
     run r = plain();
@@ -344,9 +345,9 @@ static void an_opened_prompt_starts_in_reasoning(void **state)
     expect(&r, "", "ab", CN_FINISH_CANCELLED);
 }
 
-/* The answer begins behind the reasoning whether that was set apart, stands in the text with its
- * tags or without them. */
-static void the_answer_begins_behind_the_reasoning(void **state)
+/* answer_at points behind the reasoning, whether the reasoning was split off or is in the text,
+ * with or without its tags. */
+static void the_answer_begins_after_the_reasoning(void **state)
 {
     (void)state;
     static const uint32_t opened[] = {A, OPEN};
@@ -358,9 +359,9 @@ static void the_answer_begins_behind_the_reasoning(void **state)
         {{OPEN, A, E_1, E_2, CLOSE, B, C, EOS}, 8, "bc", false},
         {{C, OPEN, A, CLOSE, EOS}, 5, "", false},
         {{B, C, EOS}, 3, "bc", false},
-        {{OPEN, A, B, EOS}, 4, "", false}, /* never ended */
+        {{OPEN, A, B, EOS}, 4, "", false}, /* not closed */
         {{A, B, CLOSE, C, EOS}, 5, "c", true},
-        {{A, CLOSE, C, EOS}, 4, "c", false}, /* never begun */
+        {{A, CLOSE, C, EOS}, 4, "c", false}, /* not opened */
         {{OPEN, A, CLOSE, B, STOP_HEAD, STOP_TAIL}, 6, "bx", false},
         {{OPEN, A, STOP_HEAD, CLOSE, B}, 5, "b", false}, /* "ST" is held back at the tag */
     };
@@ -380,7 +381,7 @@ static void the_answer_begins_behind_the_reasoning(void **state)
     }
 }
 
-static void stop_strings_see_reasoning_and_tags(void **state)
+static void stop_strings_match_in_reasoning_and_tags(void **state)
 {
     (void)state;
     static const struct {
@@ -388,9 +389,9 @@ static void stop_strings_see_reasoning_and_tags(void **state)
         cn_finish finish;
     } cases[] = {
         {"b", "", "a", CN_FINISH_STOP},          /* inside reasoning */
-        {"</think>", "", "ab", CN_FINISH_STOP},  /* the tag alone */
+        {"</think>", "", "ab", CN_FINISH_STOP},  /* only the tag */
         {"b</th", "", "a", CN_FINISH_STOP},      /* text, then the tag */
-        {"</think>c", "c", "ab", CN_FINISH_CANCELLED}, /* never across it */
+        {"</think>c", "c", "ab", CN_FINISH_CANCELLED}, /* not across it */
         {"bc", "c", "ab", CN_FINISH_CANCELLED},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -402,7 +403,7 @@ static void stop_strings_see_reasoning_and_tags(void **state)
     }
 }
 
-static void the_budget_shows_in_row_and_usage(void **state)
+static void the_thinking_budget_is_in_the_row_and_the_usage(void **state)
 {
     (void)state;
     run r = plain();
@@ -484,7 +485,7 @@ static void logprobs_survive_growth(void **state)
     cn_output_free(out);
 
     r = plain();
-    r.sampling.logprobs = 0; /* of the chosen token alone */
+    r.sampling.logprobs = 0; /* only of the chosen token */
     out = open_output(&r);
     cn_token_logprobs lp = {.chosen = {A, -0.5f}};
     assert_int_equal(cn_output_push(out, A, &lp, &finish), CN_OK);
@@ -494,7 +495,8 @@ static void logprobs_survive_growth(void **state)
     cn_output_free(out);
 }
 
-/* Takes what there is; the text that has come is in all, the length of one delivery returned. */
+/* Takes one delivery and appends its text to *text and *reasoning. Returns the length of its
+ * text. */
 static size_t take_text(cn_output *out, cn_finish finish, cn_buf *text, cn_buf *reasoning,
                         size_t *answer_at)
 {
@@ -508,7 +510,7 @@ static size_t take_text(cn_output *out, cn_finish finish, cn_buf *text, cn_buf *
     return ev.text_len;
 }
 
-static void a_nul_is_text_like_any_other(void **state)
+static void a_nul_is_kept_in_texts(void **state)
 {
     (void)state;
     static const uint32_t tokens[] = {OPEN, NUL, A, CLOSE, B, NUL, C};
@@ -562,19 +564,19 @@ int main(void)
         cmocka_unit_test(characters_are_never_split),
         cmocka_unit_test(eos_has_no_text),
         cmocka_unit_test(stop_tokens_are_named),
-        cmocka_unit_test(stop_strings_cut_across_tokens),
-        cmocka_unit_test(held_text_is_given_up_or_let_go),
+        cmocka_unit_test(a_stop_string_across_tokens_is_cut),
+        cmocka_unit_test(held_text_is_delivered_when_no_stop_string_follows),
         cmocka_unit_test(a_stop_string_overrides_the_length),
-        cmocka_unit_test(random_streams_end_where_brute_force_says),
-        cmocka_unit_test(repetition_has_its_own_end),
+        cmocka_unit_test(random_streams_end_as_brute_force_does),
+        cmocka_unit_test(repetition_has_a_finish_reason),
         cmocka_unit_test(reasoning_is_split_off),
         cmocka_unit_test(an_opened_prompt_starts_in_reasoning),
-        cmocka_unit_test(the_answer_begins_behind_the_reasoning),
-        cmocka_unit_test(stop_strings_see_reasoning_and_tags),
-        cmocka_unit_test(the_budget_shows_in_row_and_usage),
+        cmocka_unit_test(the_answer_begins_after_the_reasoning),
+        cmocka_unit_test(stop_strings_match_in_reasoning_and_tags),
+        cmocka_unit_test(the_thinking_budget_is_in_the_row_and_the_usage),
         cmocka_unit_test(a_budget_without_tags_ends_the_sample),
         cmocka_unit_test(logprobs_survive_growth),
-        cmocka_unit_test(a_nul_is_text_like_any_other),
+        cmocka_unit_test(a_nul_is_kept_in_texts),
         cmocka_unit_test(a_steady_stream_allocates_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

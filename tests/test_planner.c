@@ -1,4 +1,4 @@
-/* test_planner.c - blocks and query slots against the paper's equations. */
+/* test_planner.c - blocks and query slots compared with the paper's equations. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,7 +27,7 @@ static cn_planner_input qwen3_8b(void)
                               .max_seqs = 1024};
 }
 
-static void sizes_are_those_of_the_layout(void **state)
+static void sizes_equal_those_of_the_layout(void **state)
 {
     (void)state;
     cn_planner_input in = qwen3_8b();
@@ -71,7 +71,7 @@ static void memory_is_used_and_never_exceeded(void **state)
         cn_memory_plan p;
         if (cn_memory_plan_divide(&p, &in) != CN_OK) continue;
         assert_true(p.kv_bytes <= in.avail_bytes);
-        /* Less is left over than one more request would take. */
+        /* The memory left over is too small for one more request. */
         assert_true(in.avail_bytes - p.kv_bytes <
                     p.block_bytes * (in.n_max_blocks + 1) + p.query_slot_bytes);
         assert_true(p.n_query_slots <= in.max_seqs);
@@ -163,7 +163,7 @@ static void options_decide_the_plan(void **state)
     assert_int_equal(p.query_slot_bytes, 6 * 48 * 8 * 64 * 4);
     assert_true(p.n_query_slots > 0);
 
-    /* A context shorter than the budget reserves its own blocks, not the budget's. */
+    /* A context shorter than the budget reserves only the blocks of the context. */
     c->max_model_len = 200;
     c->kv.budget_tokens = 2048;
     c->n_blocks_override = 9;
@@ -172,7 +172,7 @@ static void options_decide_the_plan(void **state)
     assert_int_equal(p.n_query_slots, 2);
     c->n_blocks_override = 3;
     assert_int_equal(cn_memory_plan_make(&p, c, &m, &cpu), CN_ERR_MEMORY);
-    assert_non_null(strstr(cn_last_error(), "takes 4 blocks"));
+    assert_non_null(strstr(cn_last_error(), "needs 4 blocks"));
     c->n_blocks_override = c->max_model_len = 0;
 
     c->swap_space_gib = 0.25f;
@@ -183,7 +183,7 @@ static void options_decide_the_plan(void **state)
     assert_non_null(strstr(cn_last_error(), "--swap-space 6.554e+04"));
     c->swap_space_gib = 0;
 
-    /* The window policy has a cap, and nothing to observe. */
+    /* Policy window has a cap but no query slots. */
     c->kv_policies = 1U << CN_KV_FULL;
     c->kv.policy = CN_KV_WINDOW;
     c->kv.budget_tokens = 100;
@@ -196,7 +196,8 @@ static void options_decide_the_plan(void **state)
     cn_config_free(c);
 }
 
-/* As many compressed requests as fit, and blocks with what is left; off, it changes nothing. */
+/* Swap space holds as many compressed requests as fit, and blocks in the rest. When off, it changes
+ * nothing. */
 static void swap_space_holds_whole_requests(void **state)
 {
     (void)state;
@@ -233,7 +234,7 @@ static void swap_space_holds_whole_requests(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes_are_those_of_the_layout),
+        cmocka_unit_test(sizes_equal_those_of_the_layout),
         cmocka_unit_test(equations_of_the_paper_hold),
         cmocka_unit_test(memory_is_used_and_never_exceeded),
         cmocka_unit_test(full_kv_has_no_slots),

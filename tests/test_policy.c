@@ -77,8 +77,9 @@ static void errors_carry_the_numbers(void **state)
     refused(kv, "9", "policy");
 }
 
-/* Beyond a block, the last slots of the next event would not be the last tokens. */
-static void filling_holes_takes_windows_of_a_block(void **state)
+/* With a window larger than a block, the last slots of the next event would not be the last
+ * tokens. */
+static void move_fill_needs_a_window_of_at_most_a_block(void **state)
 {
     (void)state;
     cn_kv_params kv = zip(64);
@@ -90,11 +91,11 @@ static void filling_holes_takes_windows_of_a_block(void **state)
     kv.move = CN_MOVE_ORDER;
     assert_int_equal(cn_policy_check(&kv, 16, 32), CN_OK);
     kv.move = CN_MOVE_FILL;
-    kv.policy = CN_KV_WINDOW; /* which observes no queries */
+    kv.policy = CN_KV_WINDOW; /* which needs no queries */
     assert_int_equal(cn_policy_check(&kv, 16, 32), CN_OK);
 }
 
-static void full_ignores_what_it_does_not_use(void **state)
+static void full_ignores_the_other_parameters(void **state)
 {
     (void)state;
     cn_kv_params kv = {.policy = CN_KV_FULL};
@@ -106,7 +107,7 @@ static void full_ignores_what_it_does_not_use(void **state)
     kv = zip(64);
     assert_true(cn_policy_needs_slot(&kv));
     kv.policy = CN_KV_WINDOW;
-    assert_int_equal(cn_policy_check(&kv, 64, 0), CN_OK); /* observes no queries */
+    assert_int_equal(cn_policy_check(&kv, 64, 0), CN_OK); /* window needs no queries */
     assert_false(cn_policy_needs_slot(&kv));
 }
 
@@ -116,7 +117,7 @@ static void an_event_is_due_at_the_cap_with_a_full_block(void **state)
     assert_false(cn_policy_due(3, 32, 2, 16)); /* full, below the cap */
     assert_false(cn_policy_due(3, 47, 3, 16)); /* at the cap, not full */
     assert_true(cn_policy_due(3, 48, 3, 16));
-    assert_false(cn_policy_due(3, 48, 4, 16)); /* a prompt still being computed */
+    assert_false(cn_policy_due(3, 48, 4, 16)); /* the prompt is not yet complete */
     assert_true(cn_policy_due(3, 80, 5, 16));  /* a long prompt exceeds the cap */
     assert_int_equal(cn_policy_first_trigger(3, 1, 16), 48);
     assert_int_equal(cn_policy_first_trigger(3, 48, 16), 48);
@@ -167,8 +168,8 @@ int main(void)
         cmocka_unit_test(policies_together_need_what_any_of_them_needs),
         cmocka_unit_test(budget_is_rounded_up),
         cmocka_unit_test(errors_carry_the_numbers),
-        cmocka_unit_test(filling_holes_takes_windows_of_a_block),
-        cmocka_unit_test(full_ignores_what_it_does_not_use),
+        cmocka_unit_test(move_fill_needs_a_window_of_at_most_a_block),
+        cmocka_unit_test(full_ignores_the_other_parameters),
         cmocka_unit_test(an_event_is_due_at_the_cap_with_a_full_block),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -62,8 +62,8 @@ static void note(void *ctx, uint32_t block)
     r->ids[r->n++] = block;
 }
 
-/* Blocks never used stay untouched while used ones are free. */
-static void freed_blocks_are_used_again_first(void **state)
+/* Blocks that were never used stay unused while freed blocks are available. */
+static void freed_blocks_are_reused_before_new_ones(void **state)
 {
     (void)state;
     cn_pool *p = make(100);
@@ -94,11 +94,11 @@ static void cached_blocks_return_in_order_of_release(void **state)
     assert_int_equal(cn_pool_cached_only(p), 3);
     assert_int_equal(cn_pool_available(p), 4);
     sound(p);
-    cn_pool_share(p, ids[2]); /* revived: no longer the oldest */
+    cn_pool_share(p, ids[2]); /* shared again: no longer the oldest */
     assert_int_equal(cn_pool_available(p), 3);
     assert_true(cn_pool_drop(p, ids[2]));
     assert_true(cn_pool_try_take(p, 3, again));
-    assert_int_equal(again[0], ids[3]); /* the free one goes first and is nobody's loss */
+    assert_int_equal(again[0], ids[3]); /* the free block goes first: no cached content is lost */
     assert_int_equal(r.n, 2);
     assert_int_equal(r.ids[0], ids[0]);
     assert_int_equal(r.ids[1], ids[1]);
@@ -136,7 +136,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(take_is_all_or_nothing),
         cmocka_unit_test(last_drop_frees),
-        cmocka_unit_test(freed_blocks_are_used_again_first),
+        cmocka_unit_test(freed_blocks_are_reused_before_new_ones),
         cmocka_unit_test(cached_blocks_return_in_order_of_release),
         cmocka_unit_test(forgetting_a_cached_only_block_frees_it),
         cmocka_unit_test(refuses_an_empty_pool),

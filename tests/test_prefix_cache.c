@@ -1,4 +1,4 @@
-/* test_prefix_cache.c - exact hits along a chain, forgetting, reclaiming, many entries. */
+/* test_prefix_cache.c - exact hits along a chain, forgotten and reclaimed entries, many entries. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -70,7 +70,7 @@ static void the_first_of_equal_blocks_stays(void **state)
     done(f);
 }
 
-static void a_forgotten_block_is_found_no_more(void **state)
+static void a_forgotten_block_is_not_found(void **state)
 {
     (void)state;
     fixture f = make(4);
@@ -85,7 +85,7 @@ static void a_forgotten_block_is_found_no_more(void **state)
     done(f);
 }
 
-static void a_reclaimed_block_takes_its_entry_along(void **state)
+static void a_reclaimed_block_loses_its_entry(void **state)
 {
     (void)state;
     fixture f = make(1);
@@ -95,12 +95,12 @@ static void a_reclaimed_block_takes_its_entry_along(void **state)
     assert_int_equal(cn_prefix_cache_find(f.cache, CN_PREFIX_ROOT, A, &key), first);
     assert_int_equal(take(f), first);
     assert_int_equal(cn_prefix_cache_find(f.cache, CN_PREFIX_ROOT, A, &key), CN_NO_BLOCK);
-    /* Equal tokens behind the old key are another prefix now. */
+    /* Equal tokens after the old key are now another prefix. */
     assert_true(cn_prefix_cache_insert(f.cache, CN_PREFIX_ROOT, A, first) != k);
     done(f);
 }
 
-/* Far more prefixes than blocks: every find either misses or returns exactly what was entered. */
+/* With far more prefixes than blocks, every find must miss or return exactly the inserted block. */
 static void many_entries_never_alias(void **state)
 {
     (void)state;
@@ -135,8 +135,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_hit_needs_parent_and_every_token),
         cmocka_unit_test(the_first_of_equal_blocks_stays),
-        cmocka_unit_test(a_forgotten_block_is_found_no_more),
-        cmocka_unit_test(a_reclaimed_block_takes_its_entry_along),
+        cmocka_unit_test(a_forgotten_block_is_not_found),
+        cmocka_unit_test(a_reclaimed_block_loses_its_entry),
         cmocka_unit_test(many_entries_never_alias),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

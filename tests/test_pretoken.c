@@ -1,5 +1,5 @@
-/* test_pretoken.c - the hand-written ASCII split against PCRE2, and PCRE2 against words that the
- * regular expressions are known to make. */
+/* test_pretoken.c - the hand-written ASCII split compared with PCRE2, and PCRE2 compared with known
+ * words of the regular expressions. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@ static cn_pretoken *create(cn_split_rule rule)
     return p;
 }
 
-/* The words of a text, '|' between them. */
+/* Checks the words of a text; `words` separates them with '|'. */
 static void expect_words(cn_split_rule rule, const char *text, const char *words)
 {
     cn_pretoken *p = create(rule);
@@ -50,7 +50,7 @@ static void known_words(void **state)
     expect_words(CN_SPLIT_LLAMA3, "١٢٣٤ \U0001D2C0", "١٢٣|٤| |\U0001D2C0");
 }
 
-static void rules_are_known_by_their_text(void **state)
+static void rules_are_recognised_by_their_text(void **state)
 {
     (void)state;
     static const char qwen2[] =
@@ -69,7 +69,7 @@ static uint32_t draw(uint64_t *seed, uint32_t n)
     return (uint32_t)(*seed >> 33) % n;
 }
 
-/* Texts of a few kinds of character each, so that runs, and their ends, are frequent. */
+/* Draws texts from a few kinds of characters, so that runs and their ends are frequent. */
 static size_t draw_text(uint64_t *seed, char *text)
 {
     static const char *const chars[] = {
@@ -88,7 +88,7 @@ static size_t draw_text(uint64_t *seed, char *text)
     return n;
 }
 
-static void ascii_words_are_those_of_pcre2(void **state)
+static void ascii_words_equal_those_of_pcre2(void **state)
 {
     (void)state;
     for (cn_split_rule rule = CN_SPLIT_GPT2; rule <= CN_SPLIT_LLAMA3; rule++) {
@@ -113,8 +113,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(known_words),
-        cmocka_unit_test(rules_are_known_by_their_text),
-        cmocka_unit_test(ascii_words_are_those_of_pcre2),
+        cmocka_unit_test(rules_are_recognised_by_their_text),
+        cmocka_unit_test(ascii_words_equal_those_of_pcre2),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

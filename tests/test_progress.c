@@ -1,4 +1,4 @@
-/* test_progress.c - what the progress line says, and when it admits that it does not know. */
+/* test_progress.c - the text of the progress line, and when the time left is unknown. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -23,7 +23,7 @@ static void expect_line(const cn_progress *p, const cn_progress_figures *g, cons
     assert_string_equal(text, want);
 }
 
-static void a_line_says_what_is_known(void **state)
+static void a_line_has_the_known_figures(void **state)
 {
     (void)state;
     cn_progress p = {.tokens_per_s = 1500};
@@ -53,13 +53,13 @@ static void a_bar_fits_the_terminal(void **state)
     assert_int_equal(strlen(text), 40);
 }
 
-static void what_is_left_never_ends_before_the_work(void **state)
+static void tokens_are_left_until_all_requests_are_done(void **state)
 {
     (void)state;
     cn_progress_figures g = half;
     uint64_t tokens;
     g.input_ended = true;
-    g.stats.generation_tokens = 1000000; /* long ones are running still */
+    g.stats.generation_tokens = 1000000; /* long requests are still running */
     assert_true(cn_progress_tokens_left(&g, &tokens));
     assert_true(tokens > 1000000);
     g.done = g.read;
@@ -97,9 +97,9 @@ static void modes_decide_what_is_drawn(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_line_says_what_is_known),
+        cmocka_unit_test(a_line_has_the_known_figures),
         cmocka_unit_test(a_bar_fits_the_terminal),
-        cmocka_unit_test(what_is_left_never_ends_before_the_work),
+        cmocka_unit_test(tokens_are_left_until_all_requests_are_done),
         cmocka_unit_test(modes_decide_what_is_drawn),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

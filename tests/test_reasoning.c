@@ -1,5 +1,5 @@
-/* test_reasoning.c - which tokens are reasoning, from the prompt, the parser and the tags; the
- * budget. The vocabulary is a fake: only the look-up of the two tags counts. */
+/* test_reasoning.c - which tokens are reasoning, by the prompt, the parser and the tags; the
+ * budget. The vocabulary is fake: only the look-up of the two tags is used. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -79,16 +79,16 @@ static void the_prompts_end_sets_the_phase(void **state)
     assert_int_equal(start(qwen, -1, NULL, 0).phase, CN_REASONING_BEFORE);
 }
 
-static void tags_move_the_phase_once(void **state)
+static void each_tag_changes_the_phase_once(void **state)
 {
     (void)state;
     cn_reasoning r = start(CN_OPT_REASONING_QWEN3, -1, NULL, 0);
     assert_int_equal(cn_reasoning_push(&r, WORD), CN_REASONING_TEXT);
-    assert_int_equal(cn_reasoning_push(&r, CLOSE), CN_REASONING_TEXT); /* nobody opened it */
+    assert_int_equal(cn_reasoning_push(&r, CLOSE), CN_REASONING_TEXT); /* not opened before */
     assert_int_equal(r.phase, CN_REASONING_BEFORE);
     assert_int_equal(cn_reasoning_push(&r, OPEN), CN_REASONING_OPEN);
     assert_int_equal(cn_reasoning_push(&r, WORD), CN_REASONING_TEXT);
-    assert_int_equal(cn_reasoning_push(&r, OPEN), CN_REASONING_TEXT); /* nested: text */
+    assert_int_equal(cn_reasoning_push(&r, OPEN), CN_REASONING_TEXT); /* nested, so it is text */
     assert_int_equal(cn_reasoning_push(&r, CLOSE), CN_REASONING_CLOSE);
     assert_int_equal(cn_reasoning_push(&r, OPEN), CN_REASONING_TEXT);
     assert_int_equal(r.phase, CN_REASONING_AFTER);
@@ -96,7 +96,7 @@ static void tags_move_the_phase_once(void **state)
     assert_false(r.truncated);
 
     r = start(CN_OPT_REASONING_DEEPSEEK_R1, -1, NULL, 0);
-    assert_int_equal(cn_reasoning_push(&r, OPEN), CN_REASONING_OPEN); /* written all the same */
+    assert_int_equal(cn_reasoning_push(&r, OPEN), CN_REASONING_OPEN); /* not needed, but a tag */
     assert_int_equal(r.phase, CN_REASONING_INSIDE);
     assert_int_equal(r.n_tokens, 0);
 }
@@ -104,7 +104,7 @@ static void tags_move_the_phase_once(void **state)
 static void a_spent_budget_forces_the_closing_tag(void **state)
 {
     (void)state;
-    cn_reasoning r = start(CN_OPT_REASONING_NONE, 2, NULL, 0); /* without a parser too */
+    cn_reasoning r = start(CN_OPT_REASONING_NONE, 2, NULL, 0); /* also without a parser */
     assert_int_equal(cn_reasoning_force(&r, 0), -1);
     cn_reasoning_push(&r, OPEN);
     cn_reasoning_push(&r, WORD);
@@ -114,17 +114,17 @@ static void a_spent_budget_forces_the_closing_tag(void **state)
     assert_false(cn_reasoning_exhausted(&r));
     assert_int_equal(cn_reasoning_push(&r, CLOSE), CN_REASONING_CLOSE);
     assert_true(r.truncated);
-    assert_int_equal(cn_reasoning_force(&r, 0), -1); /* on to the answer */
+    assert_int_equal(cn_reasoning_force(&r, 0), -1); /* the answer follows */
 
     r = start(CN_OPT_REASONING_DEEPSEEK_R1, 0, NULL, 0);
     assert_int_equal(cn_reasoning_force(&r, 0), CLOSE); /* no reasoning at all */
     r = start(CN_OPT_REASONING_QWEN3, 5, NULL, 0);
     cn_reasoning_push(&r, OPEN);
-    cn_reasoning_push(&r, CLOSE); /* by itself, in time */
+    cn_reasoning_push(&r, CLOSE); /* closed by the model in time */
     assert_false(r.truncated);
 }
 
-static void without_a_closing_tag_the_budget_exhausts(void **state)
+static void a_budget_without_a_closing_tag_is_exhausted(void **state)
 {
     (void)state;
     cn_output_reasoning rules = choose(false, false, CN_OPT_REASONING_AUTO);
@@ -146,9 +146,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parsers_need_their_tags),
         cmocka_unit_test(the_prompts_end_sets_the_phase),
-        cmocka_unit_test(tags_move_the_phase_once),
+        cmocka_unit_test(each_tag_changes_the_phase_once),
         cmocka_unit_test(a_spent_budget_forces_the_closing_tag),
-        cmocka_unit_test(without_a_closing_tag_the_budget_exhausts),
+        cmocka_unit_test(a_budget_without_a_closing_tag_is_exhausted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* test_rope.c - RoPE frequencies and tables against transformers (tests/golden/models). */
+/* test_rope.c - RoPE frequencies and tables compared with transformers (tests/golden/models). */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,7 +17,7 @@ static void load(cn_model_config *c, const char *name)
     if (cn_model_config_load(c, dir) != CN_OK) fail_msg("%s", cn_last_error());
 }
 
-/* Frequencies agree to the last bit or two; cosines then differ by what that does to an angle. */
+/* Frequencies agree to the last bit or two. Cosines differ by the effect of that on an angle. */
 static void compare(const char *name)
 {
     cn_model_config c;
@@ -35,7 +35,7 @@ static void compare(const char *name)
     cn_rope_inv_freq(&c, freq);
     for (size_t i = 0; i < half; i++) {
         double error = fabs((double)freq[i] / (double)want_freq[i] - 1);
-        if (error > 2.5e-7) fail_msg("%s: inv_freq[%zu] is off by %g", name, i, error);
+        if (error > 2.5e-7) fail_msg("%s: inv_freq[%zu] differs by %g", name, i, error);
     }
 
     size_t last = positions[n_positions - 1];
@@ -50,7 +50,7 @@ static void compare(const char *name)
         double cos_diff = golden_max_diff(cos_table + at, want_cos + p * half, half);
         double sin_diff = golden_max_diff(sin_table + at, want_sin + p * half, half);
         if (cos_diff > angle_error || sin_diff > angle_error)
-            fail_msg("%s: position %u: cos off by %g, sin by %g", name, positions[p], cos_diff,
+            fail_msg("%s: position %u: cos differs by %g, sin by %g", name, positions[p], cos_diff,
                      sin_diff);
     }
     free(cos_table);
@@ -74,7 +74,7 @@ static void test_scalings(void **state)
     compare("rope-yarn-d80-ramp");
 }
 
-/* Position 0 turns nothing; a scaled table must differ from the plain one. */
+/* Position 0 rotates nothing. A scaled table must differ from the plain one. */
 static void test_properties(void **state)
 {
     (void)state;

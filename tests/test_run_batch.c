@@ -1,6 +1,6 @@
-/* test_run_batch.c - `cinch run-batch` from the outside, with the bundled checkpoint: whatever ends
- * a run (kill -9, a torn line, a full disk, signals, the clock), the runs after it complete the
- * file, and it holds what one undisturbed run writes. */
+/* test_run_batch.c - runs `cinch run-batch` with the bundled checkpoint. After any end of a run
+ * (kill -9, an incomplete line, a full disk, signals, --until), the following runs complete the
+ * file, and its content equals that of one undisturbed run. */
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -52,7 +52,7 @@ static size_t count_lines(const char *path)
     return n;
 }
 
-/* Requests of different lengths, so that they end at different times. */
+/* Writes requests of different lengths, so that they end at different times. */
 static void write_input(int n)
 {
     put_text(in_path, "w", "");
@@ -67,7 +67,8 @@ static void write_input(int n)
     }
 }
 
-/* custom_id -> text of its answer, or the error; refuses a line that is torn or stands twice. */
+/* Maps each custom_id to the text of its answer, or the error. Refuses incomplete lines, and ids
+ * with two lines. */
 static json_t *read_output(const char *path)
 {
     json_t *all = json_object();
@@ -76,7 +77,7 @@ static json_t *read_output(const char *path)
         *end = '\0';
         json_error_t e;
         json_t *object = json_loads(line, 0, &e);
-        if (!object) fail_msg("a torn line in %s: %s", path, line);
+        if (!object) fail_msg("%s: incomplete line: %s", path, line);
         const char *id = json_string_value(json_object_get(object, "custom_id"));
         json_t *body = json_object_get(json_object_get(object, "response"), "body");
         json_t *choice = json_array_get(json_object_get(body, "choices"), 0);
@@ -85,7 +86,7 @@ static json_t *read_output(const char *path)
                                   : json_object_get(json_object_get(body, "error"), "message");
         assert_non_null(id);
         assert_non_null(content);
-        if (json_object_get(all, id)) fail_msg("%s stands twice", id);
+        if (json_object_get(all, id)) fail_msg("%s has two lines", id);
         json_object_set(all, id, content);
         json_decref(object);
     }
@@ -101,7 +102,7 @@ static void expect_as_reference(void)
     json_object_foreach(want, id, text)
     {
         json_t *other = json_object_get(got, id);
-        if (!other) fail_msg("%s was lost", id);
+        if (!other) fail_msg("no line of %s", id);
         if (!json_equal(text, other))
             fail_msg("%s: '%s', undisturbed '%s'", id, json_string_value(other),
                      json_string_value(text));
@@ -161,7 +162,7 @@ static int wait_exit(pid_t pid)
 static void expect_exit(int want, const launch *l)
 {
     int got = wait_exit(start(l));
-    if (got != want) fail_msg("exit %d, wanted %d: %s", got, want, get_text(log_path));
+    if (got != want) fail_msg("expected exit code %d, got %d: %s", want, got, get_text(log_path));
 }
 
 static void expect_log(const char *text)
@@ -175,7 +176,7 @@ static void sleep_ms(int ms)
     nanosleep(&t, NULL);
 }
 
-/* Waits until the output has n lines; false when the program ended first. */
+/* Waits until the output has n lines. False when the program ended first. */
 static bool wait_lines(pid_t pid, size_t n)
 {
     while (count_lines(out_path) < n) {
@@ -192,7 +193,7 @@ static const launch plain = {0}, resume = {.extra = {"--resume"}};
 
 /* ---- set-up ---- */
 
-/* build/cinch beside build/tests/, where this program is. */
+/* Finds build/cinch next to build/tests/, where this program is. */
 static void find_program(void)
 {
     char self[256] = "";
@@ -236,7 +237,7 @@ static int set_up(void **state)
 
 /* ---- tests ---- */
 
-static void a_run_equals_another(void **state)
+static void two_runs_give_the_same_file(void **state)
 {
     (void)state;
     expect_exit(0, &(launch){.extra = {"--max-inflight", "48", "--threads", "2"}});
@@ -248,8 +249,8 @@ static void a_run_equals_another(void **state)
     expect_as_reference();
 }
 
-/* Killed at moments spread from the start of the program to beyond its end. */
-static void kill_9_at_any_instant_loses_nothing(void **state)
+/* Kills the program at moments from its start to after its end. */
+static void kill_9_at_any_moment_loses_nothing(void **state)
 {
     (void)state;
     srand(11);
@@ -257,14 +258,14 @@ static void kill_9_at_any_instant_loses_nothing(void **state)
     int killed = 0;
     for (int round = 0; round < KILL_ROUNDS; round++) {
         pid_t pid = start(&resume);
-        /* Half of them by the clock, half right after a line was written. */
+        /* Every second round waits for new lines before it kills; the others wait for a time. */
         if (round % 2)
             wait_lines(pid, lines + 1 + (size_t)(rand() % 3));
         else
             sleep_ms(rand() % 150);
         kill(pid, SIGKILL);
         killed += wait_exit(pid) == -SIGKILL;
-        json_t *so_far = read_output(out_path); /* no line twice, none torn but the last */
+        json_t *so_far = read_output(out_path); /* no id twice; only the last may be incomplete */
         assert_true(json_object_size(so_far) >= lines);
         lines = json_object_size(so_far);
         json_decref(so_far);
@@ -274,7 +275,7 @@ static void kill_9_at_any_instant_loses_nothing(void **state)
     expect_as_reference();
 }
 
-static void a_torn_last_line_is_answered_again(void **state)
+static void an_incomplete_last_line_is_answered_again(void **state)
 {
     (void)state;
     expect_exit(0, &plain);
@@ -284,7 +285,7 @@ static void a_torn_last_line_is_answered_again(void **state)
     for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
         assert_int_equal(truncate(out_path, st.st_size - cuts[i]), 0);
         expect_exit(0, &resume);
-        expect_log("torn");
+        expect_log("removed an incomplete last line");
         expect_as_reference();
         assert_int_equal(stat(out_path, &st), 0);
     }
@@ -306,7 +307,7 @@ static void a_full_disk_stops_with_a_file_to_resume(void **state)
     expect_as_reference();
 }
 
-static void one_signal_drains_and_two_stop(void **state)
+static void one_signal_drains_and_a_second_stops(void **state)
 {
     (void)state;
     static const int signals[] = {SIGINT, SIGTERM};
@@ -330,8 +331,8 @@ static void one_signal_drains_and_two_stop(void **state)
     expect_as_reference();
 }
 
-/* A time zone whose clock shows 11:59:58 now, so that 12:00 is two seconds away. */
-static void until_leaves_the_rest(void **state)
+/* Uses a time zone in which it is 11:59:58 now, so that 12:00 is two seconds away. */
+static void until_leaves_the_rest_to_the_next_run(void **state)
 {
     (void)state;
     write_input(N_REQUESTS);
@@ -354,7 +355,7 @@ static void until_leaves_the_rest(void **state)
     assert_true(count_lines(out_path) < N_REQUESTS + 40);
 }
 
-static void faults_are_error_lines_and_strict_stops(void **state)
+static void faults_become_error_lines_and_strict_stops(void **state)
 {
     (void)state;
     put_text(in_path, "w", "");
@@ -392,7 +393,7 @@ static void faults_are_error_lines_and_strict_stops(void **state)
     expect_as_reference();
 }
 
-/* Token 188 of the bundled tokenizer is the byte 0. */
+/* Token 188 of the bundled tokenizer is a NUL byte. */
 static void a_file_with_nuls_is_resumed(void **state)
 {
     (void)state;
@@ -423,7 +424,7 @@ static void a_file_with_nuls_is_resumed(void **state)
     assert_int_equal(count_lines(out_path), 4);
 }
 
-/* One prompt a line, no ids. */
+/* Writes one prompt per line, without ids. */
 static void write_prompts(const char *const *prompts)
 {
     put_text(in_path, "w", "");
@@ -439,7 +440,7 @@ static void changed_requests_are_counted(void **state)
     (void)state;
     expect_exit(0, &plain);
     expect_exit(0, &resume);
-    assert_null(strstr(get_text(log_path), "differ from"));
+    assert_null(strstr(get_text(log_path), "have changed"));
     char *text = strdup(get_text(in_path));
     for (char *at = text; (at = strstr(at, "by hand.")); at++) memcpy(at, "quickly!", 8);
     put_text(in_path, "w", text);
@@ -450,12 +451,12 @@ static void changed_requests_are_counted(void **state)
     json_t *s = json_load_file(summary, 0, NULL);
     assert_int_equal(json_integer_value(json_object_get(s, "changed")), N_REQUESTS);
     json_decref(s);
-    expect_log("48 answered lines of");
-    expect_log("differ from the requests that were answered (r0, r1, r2, ...)");
+    expect_log("48 lines of");
+    expect_log("have changed since they were answered (r0, r1, r2, ...)");
     expect_log("48 done before");
     expect_as_reference();
 
-    /* Without ids a line more at the top makes every line another one. */
+    /* Without ids, a new line at the top changes the identity of every line. */
     const launch table = {.extra = {"--prompt-field", "p", "--max-tokens", "2", "--resume"}};
     unlink(out_path);
     write_prompts((const char *const[]){"one", "two", NULL});
@@ -463,7 +464,7 @@ static void changed_requests_are_counted(void **state)
     write_prompts((const char *const[]){"zero", "one", "two", NULL});
     expect_exit(0, &table);
     expect_log("1 answered, 0 errors, 2 done before");
-    expect_log("2 answered lines of");
+    expect_log("2 lines of");
     expect_log("(1, 2)");
 }
 
@@ -503,7 +504,7 @@ static void pipes_are_answered_line_by_line(void **state)
                          i);
         assert_int_equal(write(to[1], line, (size_t)n), n);
         snprintf(want, sizeof want, "\"custom_id\":\"p%d\"", i);
-        assert_non_null(fgets(line, sizeof line, answers)); /* before the next is sent */
+        assert_non_null(fgets(line, sizeof line, answers)); /* before the next line is sent */
         assert_non_null(strstr(line, want));
     }
     close(to[1]);
@@ -522,7 +523,7 @@ static void a_wrong_model_makes_no_file(void **state)
     assert_int_equal(access(out_path, F_OK), -1);
 }
 
-/* Whatever the reasoning parser, the answer alone is graded. */
+/* With any reasoning parser, only the answer is graded. */
 static void reasoning_is_not_graded(void **state)
 {
     (void)state;
@@ -559,7 +560,7 @@ static void answers_are_graded_over_all_runs(void **state)
     const char *log = get_text(log_path), *last = strstr(log, "exact match ");
     assert_non_null(last);
     assert_non_null(strstr(last, "/3\n"));
-    assert_string_equal(strchr(last, '\n'), "\n"); /* the last line of all */
+    assert_string_equal(strchr(last, '\n'), "\n"); /* it is the last line of the log */
     json_t *s = json_load_file(summary, 0, NULL);
     assert_non_null(s);
     assert_int_equal(json_integer_value(json_object_get(json_object_get(s, "exact_match"), "of")),
@@ -576,8 +577,8 @@ static json_int_t number(const json_t *o, const char *key)
     return json_integer_value(v);
 }
 
-/* What every line says of its KV cache, loops that were asked again included, adds up to what the
- * engine counted; and what was replayed is in no account but the audit's. */
+/* The KV figures of all lines, including loops that were retried, must add up to what the engine
+ * counted. Replays must count only in the audit's figures. */
 static void usage_adds_up_to_the_totals(void **state)
 {
     (void)state;
@@ -635,13 +636,13 @@ static void usage_adds_up_to_the_totals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(a_run_equals_another),
-        TEST(kill_9_at_any_instant_loses_nothing),
-        TEST(a_torn_last_line_is_answered_again),
+        TEST(two_runs_give_the_same_file),
+        TEST(kill_9_at_any_moment_loses_nothing),
+        TEST(an_incomplete_last_line_is_answered_again),
         TEST(a_full_disk_stops_with_a_file_to_resume),
-        TEST(one_signal_drains_and_two_stop),
-        TEST(until_leaves_the_rest),
-        TEST(faults_are_error_lines_and_strict_stops),
+        TEST(one_signal_drains_and_a_second_stops),
+        TEST(until_leaves_the_rest_to_the_next_run),
+        TEST(faults_become_error_lines_and_strict_stops),
         TEST(a_file_with_nuls_is_resumed),
         TEST(changed_requests_are_counted),
         TEST(resume_refuses_another_model_or_other_options),

@@ -1,5 +1,5 @@
-/* test_safetensors.c - good files, sharded or whole, and every kind of lie: each is an error that
- * names the file, the tensor and the numbers. */
+/* test_safetensors.c - valid files, sharded or whole, and every kind of invalid file: each gives an
+ * error that names the file, the tensor and the numbers. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
@@ -75,7 +75,7 @@ static void test_bundled_checkpoint(void **state)
 #define T(dtype, shape, begin, end) \
     "{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" #begin "," #end "]}"
 
-static void test_lying_headers(void **state)
+static void test_invalid_headers(void **state)
 {
     (void)state;
     static const struct {
@@ -85,26 +85,27 @@ static void test_lying_headers(void **state)
     } cases[] = {
         {"[]", 0, "f: the header is not a JSON object"},
         {"{", 0, "not JSON"},
-        {"{\"a\":1}", 0, "tensor a: want an object, found 1"},
+        {"{\"a\":1}", 0, "tensor a: expected an object, got 1"},
         {"{\"a\":{}}", 0, "tensor a: dtype: missing"},
         {"{\"a\":" T("F12", "[1]", 0, 4) "}", 4, "dtype \"F12\" is not supported"},
-        {"{\"a\":" T("F32", "4", 0, 4) "}", 4, "shape: want an array"},
-        {"{\"a\":" T("F32", "[-1]", 0, 4) "}", 4, "shape[0]: want a size, found -1"},
-        {"{\"a\":" T("F32", "[1.5]", 0, 4) "}", 4, "found 1.5"},
+        {"{\"a\":" T("F32", "4", 0, 4) "}", 4, "shape: expected an array"},
+        {"{\"a\":" T("F32", "[-1]", 0, 4) "}", 4, "shape[0]: expected a size, got -1"},
+        {"{\"a\":" T("F32", "[1.5]", 0, 4) "}", 4, "got 1.5"},
         {"{\"a\":" T("F32", "[1,1,1,1,1,1,1,1,1]", 0, 4) "}", 4, "9 dimensions"},
         {"{\"a\":" T("F32", "[4294967296,4294967296]", 0, 4) "}", 4, "overflows 64 bits"},
         {"{\"a\":" T("F32", "[4611686018427387904]", 0, 0) "}", 0, "overflows 64 bits"},
-        {"{\"a\":" T("F32", "[1]", 4, 0) "}", 4, "data_offsets [4, 0] lie outside"},
-        {"{\"a\":" T("F32", "[2]", 0, 8) "}", 4, "data_offsets [0, 8] lie outside the 4 bytes"},
+        {"{\"a\":" T("F32", "[1]", 4, 0) "}", 4, "data_offsets [4, 0] are outside"},
+        {"{\"a\":" T("F32", "[2]", 0, 8) "}", 4, "data_offsets [0, 8] are outside the 4 bytes"},
         {"{\"a\":" T("F32", "[1]", 9223372036854775803, 9223372036854775807) "}", 4,
-         "lie outside the 4 bytes"},
+         "are outside the 4 bytes"},
         {"{\"a\":" T("F32", "[1]", 0, 18446744073709551616) "}", 4, "two whole numbers"},
         {"{\"a\":" T("F32", "[1]", -4, 0) "}", 4, "two whole numbers"},
-        {"{\"a\":" T("F32", "[3]", 0, 4) "}", 4, "span 4 bytes, shape [3] of F32 is 12"},
+        {"{\"a\":" T("F32", "[3]", 0, 4) "}", 4, "span 4 bytes, but shape [3] of F32 has 12"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4, "two whole numbers"},
-        {"{\"a\":" T("F32", "[1]", 0, 4) "}", 5, "tensors fill 4 bytes of data, the file has 5"},
+        {"{\"a\":" T("F32", "[1]", 0, 4) "}", 5,
+         "tensors cover 4 bytes of data, but the file has 5"},
         {"{\"a\":" T("F32", "[1]", 0, 4) ",\"b\":" T("F32", "[1]", 2, 6) "}", 6,
-         "tensor b: data from byte 2 overlaps tensor a to byte 4"},
+         "tensor b: data from byte 2 overlaps tensor a, which ends at byte 4"},
         {"{\"a\":" T("F32", "[1]", 0, 4) ",\"b\":" T("F32", "[1]", 6, 10) "}", 10,
          "tensor b: bytes 4 to 6 before it belong to no tensor"},
         {"{\"a\":" T("F32", "[1]", 0, 4) ",\"a\":" T("F32", "[1]", 4, 8) "}", 8, "duplicate"},
@@ -128,12 +129,12 @@ static void test_header_length(void **state)
     const uint64_t lies[] = {3, 1u << 20, UINT64_MAX, UINT64_MAX - 7, (uint64_t)INT64_MAX + 1};
     for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
         memcpy(image.data, &lies[i], sizeof lies[i]);
-        expect_refusal_of(&image, "the file has 2 after its length");
+        expect_refusal_of(&image, "exceeds the 2 bytes that follow");
     }
     cn_buf_free(&image);
 }
 
-/* A valid file cut anywhere is an error. */
+/* A valid file cut at any byte is an error. */
 static void test_truncated_anywhere(void **state)
 {
     (void)state;
@@ -203,7 +204,7 @@ static void test_shards(void **state)
 {
     (void)state;
     cn_safetensors *s;
-    expect_folder_refusal(CN_ERR_IO, "neither model.safetensors nor");
+    expect_folder_refusal(CN_ERR_IO, "expected model.safetensors or");
     write_shard("1.safetensors", "a");
     write_shard("2.safetensors", "b");
     write_index("{\"weight_map\":{\"a\":\"1.safetensors\",\"b\":\"2.safetensors\"}}");
@@ -220,7 +221,7 @@ static void test_shards(void **state)
     expect_folder_refusal(CN_ERR_IO, "3.safetensors: No such file");
     write_shard("2.safetensors", "a");
     write_index("{\"weight_map\":{\"a\":\"1.safetensors\",\"b\":\"2.safetensors\"}}");
-    expect_folder_refusal(CN_ERR_MODEL, "tensor a: also in");
+    expect_folder_refusal(CN_ERR_MODEL, "tensor a: is also in");
 }
 
 static void test_hostile_index(void **state)
@@ -231,13 +232,13 @@ static void test_hostile_index(void **state)
     } cases[] = {
         {"[]", "not a JSON object"},
         {"{}", "weight_map: missing"},
-        {"{\"weight_map\":[]}", "weight_map: want an object"},
+        {"{\"weight_map\":[]}", "weight_map: expected an object"},
         {"{\"weight_map\":{}}", "names 0 files"},
-        {"{\"weight_map\":{\"a\":1}}", "tensor a: want a file name, found 1"},
-        {"{\"weight_map\":{\"a\":\"../x\"}}", "want a file name, found \"../x\""},
-        {"{\"weight_map\":{\"a\":\"/etc/passwd\"}}", "want a file name"},
-        {"{\"weight_map\":{\"a\":\"\"}}", "want a file name"},
-        {"{\"weight_map\":{\"a\":\"x\\u001b\"}}", "found \"x\\x1b\""},
+        {"{\"weight_map\":{\"a\":1}}", "tensor a: expected a file name, got 1"},
+        {"{\"weight_map\":{\"a\":\"../x\"}}", "expected a file name, got \"../x\""},
+        {"{\"weight_map\":{\"a\":\"/etc/passwd\"}}", "expected a file name"},
+        {"{\"weight_map\":{\"a\":\"\"}}", "expected a file name"},
+        {"{\"weight_map\":{\"a\":\"x\\u001b\"}}", "got \"x\\x1b\""},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_index(cases[i].text);
@@ -260,7 +261,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_views),
         cmocka_unit_test(test_bundled_checkpoint),
-        cmocka_unit_test(test_lying_headers),
+        cmocka_unit_test(test_invalid_headers),
         cmocka_unit_test(test_header_length),
         cmocka_unit_test(test_truncated_anywhere),
         cmocka_unit_test_setup_teardown(test_shards, enter_folder, leave_folder),

@@ -1,4 +1,4 @@
-/* test_sampler.c - sampling parameters: defaults, messages, seeds, rows. */
+/* test_sampler.c - sampling parameters: defaults, error texts, seeds, rows. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,7 +17,7 @@ static void accept(const cn_sampling *p)
     if (cn_sampling_check(p, VOCAB, MODEL_LEN) != CN_OK) fail_msg("%s", cn_last_error());
 }
 
-/* The refusal names the field, the value and a bound. */
+/* The refusal must name the field, the value and a bound. */
 static void refuse(const cn_sampling *p, const char *field, const char *value, const char *bound)
 {
     assert_int_equal(cn_sampling_check(p, VOCAB, MODEL_LEN), CN_ERR_ARG);
@@ -26,7 +26,7 @@ static void refuse(const cn_sampling *p, const char *field, const char *value, c
         fail_msg("\"%s\" lacks %s, %s or %s", text, field, value, bound);
 }
 
-static void defaults_are_vllms(void **state)
+static void defaults_equal_those_of_vllm(void **state)
 {
     (void)state;
     cn_sampling p = default_sampling();
@@ -141,12 +141,12 @@ static void lists_are_checked(void **state)
     refuse(&p, "logit_bias", "1000", "vocabulary");
 }
 
-static void seeds_name_the_request_not_the_run(void **state)
+static void seeds_depend_on_the_request_not_the_run(void **state)
 {
     (void)state;
     cn_sampling p = default_sampling();
     uint64_t a = cn_sampling_seed(&p, 1, "line-1", 0);
-    assert_true(a == cn_sampling_seed(&p, 1, "line-1", 77)); /* whatever its place */
+    assert_true(a == cn_sampling_seed(&p, 1, "line-1", 77)); /* independent of the line number */
     assert_true(a != cn_sampling_seed(&p, 1, "line-2", 0));
     assert_true(a != cn_sampling_seed(&p, 2, "line-1", 0));
     assert_true(cn_sampling_seed(&p, 1, NULL, 3) != cn_sampling_seed(&p, 1, NULL, 4));
@@ -169,12 +169,12 @@ static void rows_carry_the_parameters(void **state)
     assert_true(cn_sampling_needs_counts(&p));
     cn_sample_row row = {.seed = 5, .count_slot = 2, .n_ban = 4};
     cn_sampling_row(&p, &row);
-    assert_true(row.temperature == 0.01f); /* vLLM's least one */
+    assert_true(row.temperature == 0.01f); /* the minimum, as in vLLM */
     assert_int_equal(row.top_k, 7);
     assert_true(row.repetition_penalty == 1.5f);
     assert_int_equal(row.n_logprobs, 3);
     assert_int_equal(row.force_token, -1);
-    assert_true(row.seed == 5 && row.count_slot == 2 && row.n_ban == 4); /* the caller's */
+    assert_true(row.seed == 5 && row.count_slot == 2 && row.n_ban == 4); /* set by the caller */
     p.temperature = 0.0f;
     cn_sampling_row(&p, &row);
     assert_true(row.temperature == 0.0f);
@@ -183,11 +183,11 @@ static void rows_carry_the_parameters(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults_are_vllms),
+        cmocka_unit_test(defaults_equal_those_of_vllm),
         cmocka_unit_test(numbers_out_of_bounds_are_named),
         cmocka_unit_test(bounds_themselves_are_accepted),
         cmocka_unit_test(lists_are_checked),
-        cmocka_unit_test(seeds_name_the_request_not_the_run),
+        cmocka_unit_test(seeds_depend_on_the_request_not_the_run),
         cmocka_unit_test(rows_carry_the_parameters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

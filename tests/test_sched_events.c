@@ -1,5 +1,5 @@
-/* test_sched_events.c - what a coming, running or committed compression makes the scheduler do:
- * query slots and reservations, windows, targets, pins, forks of observed prompts. */
+/* test_sched_events.c - the scheduler before, during and after a compression: query slots and
+ * reservations, windows, targets, pins, forks of prompts that contain a window. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,8 +9,8 @@
 
 #include "tests/lib/sched_rig.h"
 
-/* Budget 8, so N_max 3 and the first event at 12 slots; window 2. */
-static void a_prefix_hit_leaves_the_coming_window(void **state)
+/* Budget 8: N_max is 3 and the first event is at 12 slots. The window is 2. */
+static void a_prefix_hit_excludes_the_coming_window(void **state)
 {
     (void)state;
     rig r = rig_make(rig_options());
@@ -21,7 +21,7 @@ static void a_prefix_hit_leaves_the_coming_window(void **state)
     rig_step(&r);
     assert_int_equal(z->n_cached_tokens, 8);
     assert_int_equal(v->n_cached_tokens, 8);
-    cn_seq *wide = rig_add(&r, 1, 11, 20, rig_zip(4)); /* event at 12: the window is 10 and 11 */
+    cn_seq *wide = rig_add(&r, 1, 11, 20, rig_zip(4)); /* event at 12: window 10 and 11 */
     wide->kv.window_tokens = WINDOW;
     rig_step(&r);
     assert_int_equal(wide->n_cached_tokens, 8);
@@ -39,7 +39,7 @@ static void a_prefix_hit_leaves_the_coming_window(void **state)
     rig_done(&r);
 }
 
-static void an_event_keeps_the_budget_and_goes_on(void **state)
+static void after_an_event_decoding_continues_with_the_budget(void **state)
 {
     (void)state;
     rig r = rig_make(rig_options());
@@ -48,7 +48,7 @@ static void an_event_keeps_the_budget_and_goes_on(void **state)
     assert_int_equal(q->query_slot >= 0, 1);
     assert_int_equal(q->n_blocks, 5);
     rig_steps(&r, 2);
-    assert_int_equal(q->n_resident, 20); /* full; the next step begins with the event */
+    assert_int_equal(q->n_resident, 20); /* full: the next step starts the event */
     rig_step(&r);
     assert_int_equal(r.begin.n_events, 1);
     const cn_compress_req *req = &r.begin.events[0]->req;
@@ -58,7 +58,7 @@ static void an_event_keeps_the_budget_and_goes_on(void **state)
     assert_int_equal(req->n_history, 0);
     assert_int_equal(q->usage_kv.compressions, 1);
     assert_int_equal(q->usage_kv.evicted, 12);
-    assert_int_equal(q->usage_kv.freed_bytes, 3 * BLOCK_BYTES); /* one of them to decode in */
+    assert_int_equal(q->usage_kv.freed_bytes, 3 * BLOCK_BYTES); /* one is for decoding */
     assert_int_equal(q->n_blocks, 3);
     assert_int_equal(rig_stats(&r).blocks_spared, 3); /* 21 positions would take 6 */
     assert_int_equal(rig_row(&r, q)->first_pos, 20);
@@ -82,11 +82,11 @@ static void an_event_keeps_the_budget_and_goes_on(void **state)
     rig_done(&r);
 }
 
-static void no_event_without_anything_to_compute_behind_it(void **state)
+static void no_event_when_no_token_follows(void **state)
 {
     (void)state;
     rig r = rig_make(rig_options());
-    cn_seq *q = rig_add(&r, 1, 9, 4, rig_zip(8)); /* ends at 13 tokens: slot 12 is never used */
+    cn_seq *q = rig_add(&r, 1, 9, 4, rig_zip(8)); /* ends at 13 tokens: slot 12 stays unused */
     rig_step(&r);
     assert_int_equal(q->query_slot, -1);
     rig_steps(&r, 3);
@@ -117,15 +117,15 @@ static void shared_blocks_are_replaced_not_written(void **state)
     }
     assert_int_equal(z->state, CN_SEQ_COMPRESSING);
     assert_null(rig_row(&r, z));
-    assert_non_null(rig_row(&r, a)); /* the others go on */
+    assert_non_null(rig_row(&r, a)); /* the others continue */
     cn_scheduler_event_done(r.s, r.begin.events[0]);
     rig_step(&r);
     assert_non_null(rig_row(&r, z));
     assert_int_equal(z->table[2], own);
-    assert_int_equal(z->usage_kv.freed_bytes, BLOCK_BYTES); /* the other owner keeps two */
+    assert_int_equal(z->usage_kv.freed_bytes, BLOCK_BYTES); /* the other owner keeps two blocks */
     cn_seq *c = rig_add(&r, 1, 9, 4, rig_full());
     rig_step(&r);
-    assert_int_equal(c->n_cached_tokens, 8); /* the prefix outlived the compression */
+    assert_int_equal(c->n_cached_tokens, 8); /* the prefix is still cached */
     rig_done(&r);
 }
 
@@ -148,7 +148,7 @@ static void overwritten_blocks_leave_the_prefix_cache(void **state)
     rig_done(&r);
 }
 
-static void a_cancel_during_an_event_frees_at_its_commit(void **state)
+static void a_request_cancelled_during_an_event_is_freed_at_the_commit(void **state)
 {
     (void)state;
     rig r = rig_make(rig_options());
@@ -163,7 +163,7 @@ static void a_cancel_during_an_event_frees_at_its_commit(void **state)
     rig_steps(&r, 3);
     assert_int_equal(rig_stats(&r).blocks_used, 3);
     assert_int_equal(rig_stats(&r).slots_used, 1);
-    cn_scheduler_release(r.s, z); /* the memory lives until the commit too */
+    cn_scheduler_release(r.s, z); /* the memory is kept until the commit */
     rig_step(&r);
     cn_scheduler_event_done(r.s, e);
     rig_step(&r);
@@ -173,7 +173,7 @@ static void a_cancel_during_an_event_frees_at_its_commit(void **state)
     rig_done(&r);
 }
 
-static void without_a_slot_it_waits_before_its_window(void **state)
+static void without_a_slot_a_request_waits_before_its_window(void **state)
 {
     (void)state;
     cn_sched_opts o = rig_options();
@@ -193,7 +193,7 @@ static void without_a_slot_it_waits_before_its_window(void **state)
     rig_done(&r);
 }
 
-static void slots_go_to_the_foremost_that_lacks_one(void **state)
+static void slots_go_to_the_foremost_request_without_one(void **state)
 {
     (void)state;
     cn_sched_opts o = rig_options();
@@ -201,13 +201,13 @@ static void slots_go_to_the_foremost_that_lacks_one(void **state)
     rig r = rig_make(o);
     cn_seq *a = rig_add(&r, 1, 4, 20, rig_zip(8));     /* cap 3 */
     cn_seq *b = rig_add(&r, 30, 4, 40, rig_zip(32));   /* cap 9: 12 > 11 */
-    cn_seq *c = rig_add(&r, 60, 4, 20, rig_window(4)); /* cap 2 would fit, but b is first */
+    cn_seq *c = rig_add(&r, 60, 4, 20, rig_window(4)); /* cap 2 would fit, but b comes first */
     rig_step(&r);
     assert_int_equal(a->query_slot >= 0, 1);
     assert_int_equal(b->query_slot, -1);
     for (int i = 0; i < 10; i++) rig_step(&r);
     assert_int_equal(c->usage_kv.compressions, 0);
-    assert_int_equal(c->n_resident, 8); /* `window` needs no queries: it waits at the event */
+    assert_int_equal(c->n_resident, 8); /* `window` needs no queries: waits at its event */
     while (a->state != CN_SEQ_FINISHED) rig_step(&r);
     rig_step(&r);
     assert_int_equal(b->query_slot >= 0, 1);
@@ -217,7 +217,7 @@ static void slots_go_to_the_foremost_that_lacks_one(void **state)
     rig_done(&r);
 }
 
-static void constrained_admits_only_with_a_slot(void **state)
+static void constrained_scheduling_admits_only_with_a_slot(void **state)
 {
     (void)state;
     cn_sched_opts o = rig_options();
@@ -236,7 +236,7 @@ static void constrained_admits_only_with_a_slot(void **state)
     rig_done(&r);
 }
 
-/* A preempted zip request knows a token past its first event; the event still comes first. */
+/* A preempted zip request has a token after its first event. The event must still come first. */
 static void recompute_stops_at_the_event(void **state)
 {
     (void)state;
@@ -254,7 +254,7 @@ static void recompute_stops_at_the_event(void **state)
     rig_done(&r);
 }
 
-static void a_window_inside_the_prompt_is_copied(void **state)
+static void a_fork_copies_the_window_of_the_prompt(void **state)
 {
     (void)state;
     cn_sched_opts o = rig_options();
@@ -267,7 +267,7 @@ static void a_window_inside_the_prompt_is_copied(void **state)
     assert_int_equal(r.plan.fork_copies.n_slots, 1);
     assert_int_equal(r.plan.fork_copies.slots[0].src, (uint32_t)q[0]->query_slot);
     assert_int_equal(r.plan.fork_copies.slots[0].dst, (uint32_t)q[1]->query_slot);
-    /* No slot for the third: it comes through the queue and the prefix cache instead. */
+    /* The third sample gets no slot. It is admitted from the queue and uses the prefix cache. */
     assert_int_equal(q[2]->state, CN_SEQ_WAITING);
     assert_int_equal(q[2]->n_tokens, 12);
     rig_step(&r);
@@ -278,8 +278,9 @@ static void a_window_inside_the_prompt_is_copied(void **state)
     rig_done(&r);
 }
 
-/* Twins that share every block: preempting one frees nothing, but the other then needs nothing. */
-static void twins_that_fill_the_pool_do_not_preempt_each_other_for_ever(void **state)
+/* Sequences that share every block: preempting one frees no block, but then the others need
+ * none. */
+static void samples_that_fill_the_pool_do_not_preempt_each_other_endlessly(void **state)
 {
     (void)state;
     cn_sched_opts o = rig_options();
@@ -300,18 +301,18 @@ static void twins_that_fill_the_pool_do_not_preempt_each_other_for_ever(void **s
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_prefix_hit_leaves_the_coming_window),
-        cmocka_unit_test(an_event_keeps_the_budget_and_goes_on),
-        cmocka_unit_test(no_event_without_anything_to_compute_behind_it),
+        cmocka_unit_test(a_prefix_hit_excludes_the_coming_window),
+        cmocka_unit_test(after_an_event_decoding_continues_with_the_budget),
+        cmocka_unit_test(no_event_when_no_token_follows),
         cmocka_unit_test(shared_blocks_are_replaced_not_written),
         cmocka_unit_test(overwritten_blocks_leave_the_prefix_cache),
-        cmocka_unit_test(a_cancel_during_an_event_frees_at_its_commit),
-        cmocka_unit_test(without_a_slot_it_waits_before_its_window),
-        cmocka_unit_test(slots_go_to_the_foremost_that_lacks_one),
-        cmocka_unit_test(constrained_admits_only_with_a_slot),
+        cmocka_unit_test(a_request_cancelled_during_an_event_is_freed_at_the_commit),
+        cmocka_unit_test(without_a_slot_a_request_waits_before_its_window),
+        cmocka_unit_test(slots_go_to_the_foremost_request_without_one),
+        cmocka_unit_test(constrained_scheduling_admits_only_with_a_slot),
         cmocka_unit_test(recompute_stops_at_the_event),
-        cmocka_unit_test(a_window_inside_the_prompt_is_copied),
-        cmocka_unit_test(twins_that_fill_the_pool_do_not_preempt_each_other_for_ever),
+        cmocka_unit_test(a_fork_copies_the_window_of_the_prompt),
+        cmocka_unit_test(samples_that_fill_the_pool_do_not_preempt_each_other_endlessly),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

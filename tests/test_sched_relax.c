@@ -1,6 +1,6 @@
-/* test_sched_relax.c - tail relaxation: caps grow inside unreserved blocks while nobody waits, and
- * are back at the next event once somebody does. On an engine: with memory for all, a compressed
- * request then says what full KV says. */
+/* test_sched_relax.c - tail relaxation: caps grow into unreserved blocks while no request waits,
+ * and shrink at the next event after one does. On an engine with memory for all requests, a
+ * compressed request then gives the same text as full KV. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +10,7 @@
 #include "tests/lib/run_engine.h"
 #include "tests/lib/sched_rig.h"
 
-/* Caps of 3 blocks under budget 8: the first event is due at 12 slots. */
+/* Budget 8 gives caps of 3 blocks, and the first event is due at 12 slots. */
 static rig make_rig(uint32_t n_blocks, bool on)
 {
     cn_sched_opts o = rig_options();
@@ -19,7 +19,7 @@ static rig make_rig(uint32_t n_blocks, bool on)
     return rig_make(o);
 }
 
-static void off_means_off(void **state)
+static void without_relaxation_the_cap_holds(void **state)
 {
     (void)state;
     rig r = make_rig(32, false);
@@ -33,7 +33,7 @@ static void off_means_off(void **state)
     rig_done(&r);
 }
 
-static void alone_a_request_keeps_all(void **state)
+static void requests_keep_all_tokens_when_memory_suffices(void **state)
 {
     (void)state;
     rig r = make_rig(32, true);
@@ -42,13 +42,13 @@ static void alone_a_request_keeps_all(void **state)
     assert_int_equal(z->usage_kv.compressions + v->usage_kv.compressions, 0);
     assert_int_equal(z->usage_kv.peak_tokens, 63);
     assert_int_equal(v->usage_kv.peak_tokens, 57);
-    /* z: from 3 blocks to 16; v: from the 5 of its prompt to 15 */
+    /* z grows from 3 blocks to 16, v from the 5 of its prompt to 15. */
     assert_int_equal(rig_stats(&r).relaxed_blocks, 13 + 10);
     assert_int_equal(rig_stats(&r).blocks_used, 0);
     rig_done(&r);
 }
 
-static void memory_bounds_the_growth(void **state)
+static void the_pool_limits_the_growth(void **state)
 {
     (void)state;
     rig r = make_rig(8, true);
@@ -63,12 +63,12 @@ static void memory_bounds_the_growth(void **state)
     rig_done(&r);
 }
 
-/* What an uncapped request may come to hold is not lent out. */
-static void full_kv_is_left_its_room(void **state)
+/* Blocks that an uncapped request may still need are not lent. */
+static void blocks_for_full_kv_are_not_lent(void **state)
 {
     (void)state;
     rig r = make_rig(16, true);
-    cn_seq *f = rig_add(&r, 1, 4, 37, rig_full()); /* 10 blocks at its end */
+    cn_seq *f = rig_add(&r, 1, 4, 37, rig_full()); /* needs up to 10 blocks */
     cn_seq *q = rig_add(&r, 50, 4, 34, rig_zip(8));
     uint32_t most = 0;
     while (f->state != CN_SEQ_FINISHED) {
@@ -81,14 +81,14 @@ static void full_kv_is_left_its_room(void **state)
     rig_done(&r);
 }
 
-static void who_waits_gets_the_growth_back(void **state)
+static void a_waiting_request_gets_the_lent_blocks(void **state)
 {
     (void)state;
     rig r = make_rig(12, true);
     cn_seq *old = rig_add(&r, 1, 4, 90, rig_zip(8));
     rig_steps(&r, 43);
     assert_true(old->n_blocks >= 11);
-    cn_seq *late = rig_add(&r, 70, 9, 40, rig_zip(8)); /* no room for its prompt now */
+    cn_seq *late = rig_add(&r, 70, 9, 40, rig_zip(8)); /* its prompt does not fit now */
     rig_step(&r);
     assert_int_equal(late->state, CN_SEQ_WAITING);
     uint32_t relaxed = (uint32_t)rig_stats(&r).relaxed_blocks, steps = 0;
@@ -132,7 +132,7 @@ static void close_run(run *r)
     test_free(r);
 }
 
-static void with_memory_for_all_nothing_is_lost(void **state)
+static void with_memory_for_all_the_text_equals_full_kv(void **state)
 {
     (void)state;
     run *full = run_policy(CN_KV_FULL, options), *zip = run_policy(CN_KV_ZIP, options);
@@ -161,12 +161,12 @@ static void with_memory_for_all_nothing_is_lost(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(off_means_off),
-        cmocka_unit_test(alone_a_request_keeps_all),
-        cmocka_unit_test(memory_bounds_the_growth),
-        cmocka_unit_test(full_kv_is_left_its_room),
-        cmocka_unit_test(who_waits_gets_the_growth_back),
-        cmocka_unit_test(with_memory_for_all_nothing_is_lost),
+        cmocka_unit_test(without_relaxation_the_cap_holds),
+        cmocka_unit_test(requests_keep_all_tokens_when_memory_suffices),
+        cmocka_unit_test(the_pool_limits_the_growth),
+        cmocka_unit_test(blocks_for_full_kv_are_not_lent),
+        cmocka_unit_test(a_waiting_request_gets_the_lent_blocks),
+        cmocka_unit_test(with_memory_for_all_the_text_equals_full_kv),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
-/* test_sched_swap.c - compressed batch requests move to the swap space for interactive ones, and
- * come back: who goes, when, with what; no space is lost, and nobody stays there for ever. */
+/* test_sched_swap.c - compressed batch requests move to the swap space for interactive ones and
+ * come back: which request moves, when, and with what. No space leaks, and every request comes
+ * back. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,7 +10,8 @@
 
 #include "tests/lib/sched_rig.h"
 
-/* Budget 8: N_max 3, the first event at 12 slots. Two such requests fill 6 blocks and 2 slots. */
+/* Budget 8: N_max is 3, and the first event is at 12 slots. Two such requests fill 6 blocks and 2
+ * slots. */
 static cn_sched_opts small_options(void)
 {
     cn_sched_opts o = rig_options();
@@ -33,7 +35,7 @@ static cn_seq *add_interactive(rig *r, uint32_t n_prompt, uint32_t n_out, cn_kv_
     return q;
 }
 
-/* Two batch requests, both compressed: all blocks and slots are theirs. */
+/* Adds two batch requests and compresses both: they hold all blocks and slots. */
 static void fill(rig *r, cn_seq **first, cn_seq **last, uint32_t n_out)
 {
     *first = rig_add(r, 100, 11, n_out, rig_zip(8));
@@ -43,7 +45,7 @@ static void fill(rig *r, cn_seq **first, cn_seq **last, uint32_t n_out)
     assert_int_equal(rig_stats(r).blocks_used, 6);
 }
 
-static void the_last_compressed_one_goes_and_comes_back(void **state)
+static void the_last_compressed_request_moves_and_comes_back(void **state)
 {
     (void)state;
     rig r = rig_make(small_options());
@@ -75,7 +77,7 @@ static void the_last_compressed_one_goes_and_comes_back(void **state)
     assert_int_equal(r.plan.swap_in.slots[0].dst, last->query_slot);
     for (uint32_t i = 0; i < n; i++)
         assert_int_equal(r.plan.swap_in.blocks[i].dst, last->table[i]);
-    assert_int_equal(rig_row(&r, last)->first_pos, n_computed); /* it decodes at once */
+    assert_int_equal(rig_row(&r, last)->first_pos, n_computed); /* decodes at once */
     assert_int_equal(rig_row(&r, last)->first_slot, n_resident);
     assert_int_equal(last->preemptions, 0);
     assert_int_equal(last->recomputed_tokens, 0);
@@ -90,7 +92,7 @@ static void the_last_compressed_one_goes_and_comes_back(void **state)
     rig_done(&r);
 }
 
-static void without_room_for_it_the_interactive_one_waits(void **state)
+static void without_swap_space_the_interactive_request_waits(void **state)
 {
     (void)state;
     for (int kind = 0; kind < 3; kind++) {
@@ -112,8 +114,8 @@ static void without_room_for_it_the_interactive_one_waits(void **state)
     }
 }
 
-/* Of nobody's use: the pool is too small for it even so. */
-static void nobody_goes_in_vain(void **state)
+/* Swapping is useless when the interactive request would not fit in the freed pool either. */
+static void no_request_is_swapped_when_it_does_not_help(void **state)
 {
     (void)state;
     cn_sched_opts o = small_options();
@@ -130,7 +132,7 @@ static void nobody_goes_in_vain(void **state)
     rig_done(&r);
 }
 
-static void who_can_be_recomputed_goes_first(void **state)
+static void a_request_that_can_be_recomputed_is_preempted_first(void **state)
 {
     (void)state;
     cn_sched_opts o = small_options();
@@ -150,8 +152,8 @@ static void who_can_be_recomputed_goes_first(void **state)
     rig_done(&r);
 }
 
-/* An interactive request that decodes takes its blocks from batch ones, compressed or not. */
-static void a_decode_takes_blocks_too(void **state)
+/* An interactive request that decodes takes blocks from batch requests, compressed or not. */
+static void a_decoding_request_takes_blocks_too(void **state)
 {
     (void)state;
     cn_sched_opts o = small_options();
@@ -172,7 +174,7 @@ static void a_decode_takes_blocks_too(void **state)
     rig_done(&r);
 }
 
-/* Blocks are there, but every slot is with a batch request: one goes when it is needed. */
+/* Blocks are free, but batch requests hold every slot: one request moves when a slot is needed. */
 static void a_slot_is_taken_when_it_is_needed(void **state)
 {
     (void)state;
@@ -181,7 +183,7 @@ static void a_slot_is_taken_when_it_is_needed(void **state)
     rig r = rig_make(o);
     cn_seq *first = rig_add(&r, 100, 11, 60, rig_zip(8));
     cn_seq *last = rig_add(&r, 200, 11, 60, rig_zip(8));
-    cn_seq *lacks = rig_add(&r, 300, 4, 60, rig_zip(8)); /* it would be next */
+    cn_seq *lacks = rig_add(&r, 300, 4, 60, rig_zip(8)); /* next for a slot */
     rig_steps(&r, 6);
     assert_true(first->usage_kv.compressions > 0 && last->usage_kv.compressions > 0);
     assert_int_equal(lacks->query_slot, -1);
@@ -221,8 +223,8 @@ static void a_cancel_frees_swap_space(void **state)
     rig_done(&r);
 }
 
-/* Its token is still on the way when it goes: it is not back before that has come. */
-static void a_pending_token_is_waited_for(void **state)
+/* Its token is in flight when it is swapped out. It may return only after the token arrived. */
+static void a_swapped_request_waits_for_its_pending_token(void **state)
 {
     (void)state;
     rig r = rig_make(small_options());
@@ -248,8 +250,8 @@ static void a_pending_token_is_waited_for(void **state)
     rig_done(&r);
 }
 
-/* Interactive requests without end: the floor brings a swapped one back, and then it stays. */
-static void nobody_stays_there_for_ever(void **state)
+/* With endless interactive requests, the floor brings a swapped request back, and it then stays. */
+static void the_floor_brings_a_swapped_request_back(void **state)
 {
     (void)state;
     cn_sched_opts o = small_options();
@@ -276,7 +278,7 @@ static void new_batch_requests_wait_behind_a_swapped_one(void **state)
     cn_seq *first, *last;
     fill(&r, &first, &last, 40);
     cn_seq *now = add_interactive(&r, 4, 6, rig_full());
-    cn_seq *fresh = rig_add(&r, 300, 3, 4, rig_full()); /* a block would be left for it */
+    cn_seq *fresh = rig_add(&r, 300, 3, 4, rig_full()); /* a free block is left for it */
     for (int i = 0; i < 100 && last->state != CN_SEQ_FINISHED; i++) {
         rig_step(&r);
         if (last->state == CN_SEQ_SWAPPED) assert_int_equal(fresh->state, CN_SEQ_WAITING);
@@ -290,15 +292,15 @@ static void new_batch_requests_wait_behind_a_swapped_one(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_last_compressed_one_goes_and_comes_back),
-        cmocka_unit_test(without_room_for_it_the_interactive_one_waits),
-        cmocka_unit_test(nobody_goes_in_vain),
-        cmocka_unit_test(who_can_be_recomputed_goes_first),
-        cmocka_unit_test(a_decode_takes_blocks_too),
+        cmocka_unit_test(the_last_compressed_request_moves_and_comes_back),
+        cmocka_unit_test(without_swap_space_the_interactive_request_waits),
+        cmocka_unit_test(no_request_is_swapped_when_it_does_not_help),
+        cmocka_unit_test(a_request_that_can_be_recomputed_is_preempted_first),
+        cmocka_unit_test(a_decoding_request_takes_blocks_too),
         cmocka_unit_test(a_slot_is_taken_when_it_is_needed),
         cmocka_unit_test(a_cancel_frees_swap_space),
-        cmocka_unit_test(a_pending_token_is_waited_for),
-        cmocka_unit_test(nobody_stays_there_for_ever),
+        cmocka_unit_test(a_swapped_request_waits_for_its_pending_token),
+        cmocka_unit_test(the_floor_brings_a_swapped_request_back),
         cmocka_unit_test(new_batch_requests_wait_behind_a_swapped_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

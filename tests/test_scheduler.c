@@ -1,6 +1,6 @@
-/* test_scheduler.c - single decisions of the scheduler, one small scene each, with every invariant
- * checked at every step: order, chunks, sharing, preemption, forks, token lag. Compression is in
- * test_sched_events.c; what only shows over long runs is the simulation's (test_sim.c). */
+/* test_scheduler.c - single decisions of the scheduler, each with a few requests, and every
+ * invariant checked at every step: order, chunks, sharing, preemption, forks, token lag.
+ * test_sched_events.c tests compression. The simulation (test_sim.c) covers long runs. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -66,8 +66,8 @@ static void prompts_are_chunked_beside_decodes(void **state)
     rig_done(&r);
 }
 
-/* Which kernel computes a prompt must not depend on how its chunks fall. */
-static void a_chunk_of_one_token_is_no_decode_row(void **state)
+/* Chunk boundaries must not decide which kernel computes a prompt. */
+static void a_chunk_of_one_token_is_a_prefill_row(void **state)
 {
     (void)state;
     cn_sched_opts o = rig_options();
@@ -85,7 +85,7 @@ static void a_chunk_of_one_token_is_no_decode_row(void **state)
     rig_done(&r);
 }
 
-static void unchunked_prompts_wait_for_a_step_that_holds_them(void **state)
+static void unchunked_prompts_wait_for_a_step_with_room(void **state)
 {
     (void)state;
     cn_sched_opts o = rig_options();
@@ -103,7 +103,7 @@ static void unchunked_prompts_wait_for_a_step_that_holds_them(void **state)
     assert_null(rig_row(&r, b)); /* 4 + 14 > 16 */
     assert_null(rig_row(&r, c)); /* first come, first served */
     rig_step(&r);
-    assert_int_equal(rig_row(&r, b)->n_new, 14); /* beside a's one */
+    assert_int_equal(rig_row(&r, b)->n_new, 14); /* beside one token of a */
     assert_null(rig_row(&r, c));
     rig_step(&r);
     assert_int_equal(rig_row(&r, c)->n_new, 2);
@@ -116,7 +116,7 @@ static void equal_prefixes_share_blocks(void **state)
     rig r = rig_make(rig_options());
     cn_seq *a = rig_add(&r, 1, 9, 20, rig_full());
     cn_seq *twin = rig_add(&r, 1, 9, 20, rig_full());
-    rig_step(&r); /* computed in one step: nothing to hit yet */
+    rig_step(&r); /* both in one step: no hit yet */
     assert_int_equal(twin->n_cached_tokens, 0);
     assert_int_not_equal(a->table[0], twin->table[0]);
     cn_seq *b = rig_add(&r, 1, 8, 20, rig_full());
@@ -136,7 +136,7 @@ static void equal_prefixes_share_blocks(void **state)
     cn_scheduler_finish(r.s, c);
     cn_scheduler_finish(r.s, twin);
     rig_check(&r);
-    cn_seq *d = rig_add(&r, 1, 9, 2, rig_full()); /* from blocks that are only cached */
+    cn_seq *d = rig_add(&r, 1, 9, 2, rig_full()); /* from cached-only blocks */
     rig_step(&r);
     assert_int_equal(d->n_cached_tokens, 8);
     rig_done(&r);
@@ -160,7 +160,7 @@ static void outputs_enter_the_prefix_cache(void **state)
     rig_done(&r);
 }
 
-static void the_last_without_a_slot_is_preempted_and_recomputed(void **state)
+static void the_last_request_without_a_slot_is_preempted_and_recomputed(void **state)
 {
     (void)state;
     cn_sched_opts o = rig_options();
@@ -179,7 +179,7 @@ static void the_last_without_a_slot_is_preempted_and_recomputed(void **state)
     assert_int_equal(b->n_blocks, 0);
     uint32_t tokens = b->n_tokens, computed = tokens - 1;
     while (b->state == CN_SEQ_WAITING) {
-        assert_int_equal(late->state, CN_SEQ_WAITING); /* b is before it again */
+        assert_int_equal(late->state, CN_SEQ_WAITING); /* b is in front of it again */
         rig_step(&r);
     }
     assert_int_equal(rig_row(&r, b)->n_new, tokens);
@@ -190,8 +190,8 @@ static void the_last_without_a_slot_is_preempted_and_recomputed(void **state)
     rig_done(&r);
 }
 
-/* With decoded_apart only the prompt comes back in a chunk, and only it is shared. */
-static void what_a_preempted_request_said_can_be_decoded_again(void **state)
+/* With decoded_apart, only the prompt is recomputed in a chunk, and only the prompt is shared. */
+static void decoded_tokens_of_a_preempted_request_are_decoded_again(void **state)
 {
     (void)state;
     cn_sched_opts o = rig_options();
@@ -219,8 +219,9 @@ static void what_a_preempted_request_said_can_be_decoded_again(void **state)
     rig_done(&r);
 }
 
-/* Preempted often enough, a request is aged: nothing behind it is admitted before it ends. */
-static void an_aged_request_keeps_others_out(void **state)
+/* A request that was preempted often enough is aged: no request behind it is admitted before it
+ * ends. */
+static void no_request_is_admitted_behind_an_aged_one(void **state)
 {
     (void)state;
     for (uint32_t before = 0; before < CN_AGED_PREEMPTIONS; before += CN_AGED_PREEMPTIONS - 1) {
@@ -307,7 +308,8 @@ static void a_step_can_be_launched_before_its_tokens_are_read(void **state)
         assert_int_equal(q->n_pending, 2);
         cn_scheduler_append(r.s, q, 100 + i);
     }
-    /* It stopped at token 104; the step in flight wrote one slot more, cached nowhere. */
+    /* It stopped at token 104. The step in flight wrote one more slot, which no cache entry
+     * covers. */
     cn_scheduler_finish(r.s, q);
     cn_scheduler_append(r.s, q, 105);
     assert_int_equal(q->n_tokens, 8);
@@ -321,7 +323,7 @@ static void a_step_can_be_launched_before_its_tokens_are_read(void **state)
     rig_done(&r);
 }
 
-static void nothing_runs_past_the_last_token(void **state)
+static void no_row_runs_past_the_last_token(void **state)
 {
     (void)state;
     rig r = rig_make(rig_options());
@@ -367,7 +369,7 @@ static void classes_and_priorities_order_the_queue(void **state)
     rig_done(&r);
 }
 
-/* Six interactive and three batch requests through one seat: the order in which they get it. */
+/* Six interactive and three batch requests run one at a time. `want` is the order of classes. */
 static void assert_turns(uint32_t floor, const char *want)
 {
     cn_sched_opts o = rig_options();
@@ -391,7 +393,7 @@ static void assert_turns(uint32_t floor, const char *want)
     rig_done(&r);
 }
 
-static void batch_has_a_floor(void **state)
+static void the_floor_lets_batch_requests_in(void **state)
 {
     (void)state;
     assert_turns(0, "iiiiiibbb");
@@ -412,9 +414,9 @@ static cn_seq *add_of_class(rig *r, cn_class klass, uint32_t base, uint32_t n_pr
     return q;
 }
 
-/* Seats, then blocks, are all with batch requests: the last of them makes way, and goes on when the
- * interactive one has ended. A compressed or older interactive one never does. */
-static void batch_makes_way_for_interactive(void **state)
+/* Batch requests hold all seats (or all blocks). The last one is preempted and continues when the
+ * interactive request has ended. */
+static void the_last_batch_request_is_preempted_for_an_interactive_one(void **state)
 {
     (void)state;
     for (int blocks = 0; blocks < 2; blocks++) {
@@ -442,9 +444,9 @@ static void batch_makes_way_for_interactive(void **state)
     }
 }
 
-/* A preempted request whose known tokens fill all blocks it may ever have wants no further one: a
- * batch request makes way for exactly those. */
-static void batch_makes_way_for_what_is_wanted(void **state)
+/* A preempted request whose known tokens fill its last block needs no further block. A batch
+ * request is preempted for exactly the blocks that it needs. */
+static void a_batch_request_is_preempted_for_needed_blocks_only(void **state)
 {
     (void)state;
     cn_sched_opts o = rig_options();
@@ -457,7 +459,7 @@ static void batch_makes_way_for_what_is_wanted(void **state)
     rig_steps(&r, 6);
     assert_int_equal(now->n_blocks + back->n_blocks + batch->n_blocks, 10);
     assert_int_equal(back->preemptions, 0);
-    rig_step(&r); /* `now` takes a block of `back`, which wants 4 and leaves 1 for `now`: 2 + 3 */
+    rig_step(&r); /* `now` preempts `back`, which then needs 4 blocks; 1 is for `now` */
     assert_int_equal(back->preemptions, 1);
     assert_int_equal(batch->state, CN_SEQ_WAITING);
     assert_int_equal(back->state, CN_SEQ_RUNNING);
@@ -467,8 +469,8 @@ static void batch_makes_way_for_what_is_wanted(void **state)
     rig_done(&r);
 }
 
-/* A decode that finds no block takes it from a batch request, even one admitted before. */
-static void shortage_is_at_the_cost_of_batch(void **state)
+/* A decoding request without a free block takes one from a batch request, even an older one. */
+static void a_shortage_preempts_batch_requests_first(void **state)
 {
     (void)state;
     cn_sched_opts o = rig_options();
@@ -489,8 +491,8 @@ static void shortage_is_at_the_cost_of_batch(void **state)
     rig_done(&r);
 }
 
-/* Interactive requests without end: a batch request makes way, gets its turn, and ends. */
-static void making_way_has_an_end(void **state)
+/* With endless interactive requests, a batch request is preempted, gets its turn, and ends. */
+static void a_batch_request_ends_under_endless_interactive_requests(void **state)
 {
     (void)state;
     cn_sched_opts o = rig_options();
@@ -547,8 +549,8 @@ static void impossible_requests_are_refused_with_numbers(void **state)
     rig_done(&r);
 }
 
-/* The default budget must not keep a small context from running. */
-static void a_cap_beyond_the_context_is_never_reached(void **state)
+/* The default budget must not prevent a model with a small context from running. */
+static void a_cap_above_the_context_is_never_reached(void **state)
 {
     (void)state;
     cn_sched_opts o = rig_options();
@@ -592,25 +594,25 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_request_runs_to_its_end_and_returns_its_blocks),
         cmocka_unit_test(prompts_are_chunked_beside_decodes),
-        cmocka_unit_test(a_chunk_of_one_token_is_no_decode_row),
-        cmocka_unit_test(unchunked_prompts_wait_for_a_step_that_holds_them),
+        cmocka_unit_test(a_chunk_of_one_token_is_a_prefill_row),
+        cmocka_unit_test(unchunked_prompts_wait_for_a_step_with_room),
         cmocka_unit_test(equal_prefixes_share_blocks),
         cmocka_unit_test(outputs_enter_the_prefix_cache),
-        cmocka_unit_test(the_last_without_a_slot_is_preempted_and_recomputed),
-        cmocka_unit_test(what_a_preempted_request_said_can_be_decoded_again),
-        cmocka_unit_test(an_aged_request_keeps_others_out),
+        cmocka_unit_test(the_last_request_without_a_slot_is_preempted_and_recomputed),
+        cmocka_unit_test(decoded_tokens_of_a_preempted_request_are_decoded_again),
+        cmocka_unit_test(no_request_is_admitted_behind_an_aged_one),
         cmocka_unit_test(samples_fork_from_their_leader),
         cmocka_unit_test(a_cancelled_leader_is_replaced),
         cmocka_unit_test(a_step_can_be_launched_before_its_tokens_are_read),
-        cmocka_unit_test(nothing_runs_past_the_last_token),
+        cmocka_unit_test(no_row_runs_past_the_last_token),
         cmocka_unit_test(classes_and_priorities_order_the_queue),
-        cmocka_unit_test(batch_has_a_floor),
-        cmocka_unit_test(batch_makes_way_for_interactive),
-        cmocka_unit_test(batch_makes_way_for_what_is_wanted),
-        cmocka_unit_test(shortage_is_at_the_cost_of_batch),
-        cmocka_unit_test(making_way_has_an_end),
+        cmocka_unit_test(the_floor_lets_batch_requests_in),
+        cmocka_unit_test(the_last_batch_request_is_preempted_for_an_interactive_one),
+        cmocka_unit_test(a_batch_request_is_preempted_for_needed_blocks_only),
+        cmocka_unit_test(a_shortage_preempts_batch_requests_first),
+        cmocka_unit_test(a_batch_request_ends_under_endless_interactive_requests),
         cmocka_unit_test(impossible_requests_are_refused_with_numbers),
-        cmocka_unit_test(a_cap_beyond_the_context_is_never_reached),
+        cmocka_unit_test(a_cap_above_the_context_is_never_reached),
         cmocka_unit_test(a_step_allocates_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

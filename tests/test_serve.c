@@ -1,6 +1,6 @@
-/* test_serve.c - the server over real sockets on the bundled checkpoint: answers are those of the
- * engine alone, streams say the same as whole replies, and refusals are OpenAI's. What breaks
- * servers (slow, rude, many clients) is in test_serve_limits.c. */
+/* test_serve.c - the server over real sockets with the bundled checkpoint: answers equal those of
+ * the engine, streams give the same text as whole replies, and errors have OpenAI's format.
+ * test_serve_limits.c tests slow, misbehaving and many clients. */
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,7 +20,7 @@
 
 #define QUESTION "Compute 12 * 34 by hand."
 
-static serve_rig rig; /* shared by the tests that leave it as it was */
+static serve_rig rig; /* shared by tests that do not change it */
 
 static int open_rig(void **state)
 {
@@ -38,7 +38,7 @@ static int close_rig(void **state)
     return rig.end == CN_OK ? 0 : -1;
 }
 
-/* A chat about QUESTION, with more members behind. */
+/* Returns a chat about QUESTION with more members appended. */
 static char *chat_body(const char *more)
 {
     static char body[2048];
@@ -59,9 +59,9 @@ static const char *content_of(const json_t *reply, size_t choice)
     return json_string_value(json_object_get(json_object_get(c, "message"), "content"));
 }
 
-/* ---- what is answered ---- */
+/* ---- answers ---- */
 
-static void the_answer_is_the_engines(void **state)
+static void the_answer_equals_the_engines(void **state)
 {
     (void)state;
     static run r; /* large */
@@ -88,7 +88,7 @@ static void the_answer_is_the_engines(void **state)
     run_close(&r);
 }
 
-static void a_stream_says_what_a_whole_reply_says(void **state)
+static void a_stream_equals_a_whole_reply(void **state)
 {
     (void)state;
     static const char same[] = "\"seed\": 5, \"temperature\": 3, \"n\": 3, \"max_tokens\": 50";
@@ -122,8 +122,8 @@ static void a_stream_says_what_a_whole_reply_says(void **state)
     json_decref(whole);
 }
 
-/* Of each choice's logprobs in a stream, the tokens spell the text. */
-static void streamed_logprobs_are_whole(void **state)
+/* The tokens in the logprobs of each choice of a stream must spell its text. */
+static void streamed_logprobs_are_complete(void **state)
 {
     (void)state;
     http_reply r;
@@ -156,7 +156,7 @@ static void streamed_logprobs_are_whole(void **state)
     http_reply_free(&r);
 }
 
-/* Token 188 of the bundled tokenizer is the byte 0; nothing else is sampled. */
+/* Token 188 of the bundled tokenizer is a NUL byte. The bias makes it the only sampled token. */
 #define SAYS_NUL                                                                                   \
     "\"max_tokens\": 3, \"temperature\": 0, \"logit_bias\": {\"188\": 100}"
 
@@ -166,7 +166,7 @@ static void expect_nuls(const json_t *text, size_t n)
     for (size_t i = 0; i < n; i++) assert_int_equal(json_string_value(text)[i], '\0');
 }
 
-static void a_nul_is_said_whole_and_streamed(void **state)
+static void a_nul_is_kept_in_whole_and_streamed_replies(void **state)
 {
     (void)state;
     static const char *const streamed[] = {"", ", \"stream\": true"};
@@ -204,7 +204,7 @@ static void a_nul_is_said_whole_and_streamed(void **state)
     json_decref(whole);
 }
 
-static void stops_and_kv_are_heeded(void **state)
+static void stop_strings_and_kv_options_work(void **state)
 {
     (void)state;
     json_t *reply = ask_chat("\"temperature\": 0, \"max_tokens\": 80, \"stop\": [\"digit 3\"]");
@@ -222,7 +222,7 @@ static void stops_and_kv_are_heeded(void **state)
     json_decref(reply);
 }
 
-static void tokens_go_there_and_back(void **state)
+static void detokenize_inverts_tokenize(void **state)
 {
     (void)state;
     json_t *r = http_ask_json(rig.port, "POST", "/tokenize",
@@ -274,9 +274,9 @@ static void small_routes_answer(void **state)
     http_reply_free(&head);
 }
 
-/* ---- what is refused ---- */
+/* ---- refusals ---- */
 
-/* The error object of a refused request. */
+/* Checks the error object of a refused request. */
 static void assert_error(const char *method, const char *path, const char *body, int status,
                          const char *param)
 {
@@ -287,7 +287,7 @@ static void assert_error(const char *method, const char *path, const char *body,
     assert_non_null(json_object_get(error, "code"));
     const char *found = json_string_value(json_object_get(error, "param"));
     if (param && (!found || strcmp(found, param) != 0))
-        fail_msg("param %s, wanted %s", found ? found : "null", param);
+        fail_msg("expected param %s, got %s", param, found ? found : "null");
     json_decref(r);
 }
 
@@ -322,7 +322,7 @@ static void bad_requests_are_refused_by_name(void **state)
     assert_error("POST", chat, deep, 400, NULL);
 }
 
-/* Sends raw bytes on a connection of its own; the status, 0 for none. */
+/* Sends raw bytes over a new connection. Returns the status, or 0 without a reply. */
 static int raw_status(const char *bytes)
 {
     http_reply r;
@@ -340,8 +340,8 @@ static int raw_status(const char *bytes)
     return status;
 }
 
-/* Without a spool the routes of files and batches name the option that they lack. */
-static void what_needs_a_spool_says_so(void **state)
+/* Without a spool, the routes of files and batches name the missing option. */
+static void routes_that_need_a_spool_name_the_option(void **state)
 {
     (void)state;
     static const struct {
@@ -378,7 +378,7 @@ static void malformed_http_is_refused_in_json(void **state)
     char large[8192] = "GET /health HTTP/1.1\r\nHost: ";
     memset(large + strlen(large), 'h', 5000);
     assert_int_equal(raw_status(large), 431);
-    /* A chunked body says how long it is only as it comes. */
+    /* The length of a chunked body is unknown until it has arrived. */
     cn_buf body = {0};
     assert_int_equal(cn_buf_addf(&body, "POST /tokenize HTTP/1.1\r\nHost: h\r\n"
                                  "Transfer-Encoding: chunked\r\n\r\n"), CN_OK);
@@ -456,7 +456,7 @@ static void a_chunked_request_is_read_in_pieces(void **state)
     close(fd);
 }
 
-static void continue_is_said_when_expected(void **state)
+static void continue_is_sent_when_expected(void **state)
 {
     (void)state;
     http_reply r;
@@ -499,7 +499,7 @@ static void a_unix_socket_serves(void **state)
 
 /* ---- the start ---- */
 
-/* A taken port is known before anything is loaded: there is no such model. */
+/* A port in use is reported before anything is loaded: the model of this test does not exist. */
 static void a_taken_port_is_refused_at_once(void **state)
 {
     (void)state;
@@ -516,7 +516,7 @@ static void a_taken_port_is_refused_at_once(void **state)
     cn_config_free(config);
 }
 
-static void a_load_that_fails_says_why(void **state)
+static void a_failed_load_reports_the_cause(void **state)
 {
     (void)state;
     static const char *const options[] = {"--model", "/no/such/model", NULL};
@@ -555,7 +555,7 @@ static void expect_loading(const char *path, const char *request)
     close(fd);
 }
 
-/* The chat template is a pipe, so that loading waits until the test lets it go on. */
+/* The chat template is a pipe, so loading waits until the test opens it. */
 static void loading_is_answered_503(void **state)
 {
     (void)state;
@@ -580,7 +580,7 @@ static void loading_is_answered_503(void **state)
     assert_int_equal(pthread_create(&thread, NULL, create_server, &s), 0);
     expect_loading(path, "GET /health HTTP/1.1\r\nHost: h\r\n\r\n");
     expect_loading(path, "POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}");
-    int gate = open(pipe, O_WRONLY); /* until the reader is there */
+    int gate = open(pipe, O_WRONLY); /* waits for the reader */
     assert_true(gate >= 0 && unlink(pipe) == 0);
     close(gate);
     pthread_join(thread, NULL);
@@ -601,23 +601,23 @@ static void loading_is_answered_503(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_answer_is_the_engines),
-        cmocka_unit_test(a_stream_says_what_a_whole_reply_says),
-        cmocka_unit_test(streamed_logprobs_are_whole),
-        cmocka_unit_test(a_nul_is_said_whole_and_streamed),
-        cmocka_unit_test(stops_and_kv_are_heeded),
-        cmocka_unit_test(tokens_go_there_and_back),
+        cmocka_unit_test(the_answer_equals_the_engines),
+        cmocka_unit_test(a_stream_equals_a_whole_reply),
+        cmocka_unit_test(streamed_logprobs_are_complete),
+        cmocka_unit_test(a_nul_is_kept_in_whole_and_streamed_replies),
+        cmocka_unit_test(stop_strings_and_kv_options_work),
+        cmocka_unit_test(detokenize_inverts_tokenize),
         cmocka_unit_test(small_routes_answer),
         cmocka_unit_test(bad_requests_are_refused_by_name),
-        cmocka_unit_test(what_needs_a_spool_says_so),
+        cmocka_unit_test(routes_that_need_a_spool_name_the_option),
         cmocka_unit_test(malformed_http_is_refused_in_json),
         cmocka_unit_test(a_connection_is_used_again),
         cmocka_unit_test(pipelined_requests_are_answered_in_order),
         cmocka_unit_test(a_chunked_request_is_read_in_pieces),
-        cmocka_unit_test(continue_is_said_when_expected),
+        cmocka_unit_test(continue_is_sent_when_expected),
         cmocka_unit_test(a_unix_socket_serves),
         cmocka_unit_test(a_taken_port_is_refused_at_once),
-        cmocka_unit_test(a_load_that_fails_says_why),
+        cmocka_unit_test(a_failed_load_reports_the_cause),
         cmocka_unit_test(loading_is_answered_503),
     };
     return cmocka_run_group_tests(tests, open_rig, close_rig);

@@ -1,7 +1,7 @@
-/* test_serve_batches.c - /v1/files and /v1/batches over real sockets on the bundled checkpoint, as
- * OpenAI's client speaks to them; what is refused; and what rude clients leave behind. How batches
- * go on is in test_batch_jobs.c, and what a kill leaves in test_batch_crash.c and
- * serve_chaos.py. */
+/* test_serve_batches.c - /v1/files and /v1/batches over real sockets with the bundled checkpoint,
+ * with the requests of OpenAI's client; what is refused; and that misbehaving clients leave
+ * nothing. test_batch_jobs.c tests how batches run. test_batch_crash.c and serve_chaos.py test
+ * kills. */
 #include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -47,7 +47,7 @@ static int tear_down(void **state)
     return system(command);
 }
 
-/* ---- what a client does ---- */
+/* ---- requests of a client ---- */
 
 static const char *text_of(const json_t *o, const char *key)
 {
@@ -57,7 +57,7 @@ static const char *text_of(const json_t *o, const char *key)
 
 #define FIELD(name) "--edge\r\nContent-Disposition: form-data; name=\"" name "\""
 
-/* A form as curl and the OpenAI client send it; extra stands before its end. */
+/* Makes a form as curl and the OpenAI client send it. `extra` comes before its end. */
 static void make_form(cn_buf *out, const char *purpose, const char *content, const char *extra)
 {
     if (purpose)
@@ -93,7 +93,7 @@ static void send_form(const cn_buf *form, bool chunked, http_reply *r)
     cn_buf_free(&head);
 }
 
-/* The reply to an upload, whose status must be as wanted. */
+/* Uploads a file and returns the reply, whose status must be `want`. */
 static json_t *upload_as(const char *purpose, const char *content, const char *extra, int want)
 {
     cn_buf form = {0};
@@ -115,7 +115,7 @@ static void upload(const char *content, char id[64])
     json_decref(file);
 }
 
-/* n lines of some tokens each. */
+/* Uploads n lines with max_tokens tokens each. */
 static void upload_lines(int n, int max_tokens, char id[64])
 {
     cn_buf text = {0};
@@ -154,7 +154,7 @@ static json_t *get(const char *what, const char *id, int want)
     return http_ask_json(rig.port, "GET", path, NULL, want);
 }
 
-/* The batch once it is in this state. */
+/* Waits until the batch has this status, and returns it. */
 static json_t *wait_for(const char *id, const char *status)
 {
     const struct timespec look = {.tv_nsec = 20 * 1000000L};
@@ -164,7 +164,7 @@ static json_t *wait_for(const char *id, const char *status)
         json_decref(batch);
         nanosleep(&look, NULL);
     }
-    fail_msg("%s does not get %s", id, status);
+    fail_msg("%s did not reach the status %s", id, status);
     return NULL;
 }
 
@@ -192,7 +192,7 @@ static size_t count_names(const char *place)
 
 /* ---- tests ---- */
 
-static void files_come_and_go(void **state)
+static void files_are_uploaded_listed_and_deleted(void **state)
 {
     (void)state;
     char a[64], b[64], path[128];
@@ -230,7 +230,7 @@ static void files_come_and_go(void **state)
     assert_int_equal(count_names("files"), 2);
 }
 
-static void a_batch_is_answered_like_requests(void **state)
+static void the_answers_of_a_batch_equal_those_of_requests(void **state)
 {
     (void)state;
     char file[64], id[64], path[128];
@@ -258,7 +258,7 @@ static void a_batch_is_answered_like_requests(void **state)
     json_decref(list);
 }
 
-static void a_batch_goes_on_after_a_stop(void **state)
+static void a_batch_continues_after_a_stop(void **state)
 {
     (void)state;
     char file[64], id[64];
@@ -293,7 +293,7 @@ static void a_cancel_frees_the_engine(void **state)
     expect_error("POST", path, NULL, 409, "id");
 }
 
-static void what_is_wrong_is_refused(void **state)
+static void wrong_requests_are_refused(void **state)
 {
     (void)state;
     static char big[100001];
@@ -345,8 +345,8 @@ static void what_is_wrong_is_refused(void **state)
     json_decref(reply);
 }
 
-/* Uploads that end in the middle leave nothing, and the quota as it was. */
-static void a_client_that_goes_leaves_nothing(void **state)
+/* Uploads that end in the middle leave no file, and the quota is unchanged. */
+static void a_client_that_disconnects_leaves_nothing(void **state)
 {
     (void)state;
     const struct timespec look = {.tv_nsec = 20 * 1000000L};
@@ -370,12 +370,12 @@ static void a_client_that_goes_leaves_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        IN_DIR(files_come_and_go),
-        IN_DIR(a_batch_is_answered_like_requests),
-        IN_DIR(a_batch_goes_on_after_a_stop),
+        IN_DIR(files_are_uploaded_listed_and_deleted),
+        IN_DIR(the_answers_of_a_batch_equal_those_of_requests),
+        IN_DIR(a_batch_continues_after_a_stop),
         IN_DIR(a_cancel_frees_the_engine),
-        IN_DIR(what_is_wrong_is_refused),
-        IN_DIR(a_client_that_goes_leaves_nothing),
+        IN_DIR(wrong_requests_are_refused),
+        IN_DIR(a_client_that_disconnects_leaves_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* test_serve_limits.c - what breaks servers: clients that are slow, rude, many or without a key,
- * a full queue, a full disk under the log, and the end of the server itself. */
+/* test_serve_limits.c - clients that are slow, misbehave, are many or have no key; a full queue; a
+ * full disk for the log; and the end of the server. */
 #include <fcntl.h>
 #include <poll.h>
 #include <setjmp.h>
@@ -19,7 +19,7 @@
 #include "tests/lib/scratch_dir.h"
 #include "tests/lib/serve_rig.h"
 
-/* A completion of exactly n tokens. */
+/* Returns the body of a completion of exactly n tokens. */
 static char *long_body(int n, bool stream)
 {
     static char body[512];
@@ -56,7 +56,7 @@ static int get_status(uint16_t port, const char *path, const char *key)
     return status;
 }
 
-/* Bytes until the peer closes, and the seconds that took. */
+/* Reads until the peer closes. Returns the seconds that took. */
 static double drain_socket(int fd, cn_buf *out)
 {
     char piece[4096];
@@ -68,7 +68,7 @@ static double drain_socket(int fd, cn_buf *out)
 
 /* ---- keys ---- */
 
-static void keys_open_what_they_should(void **state)
+static void keys_give_access_to_their_routes(void **state)
 {
     (void)state;
     serve_rig rig;
@@ -94,7 +94,7 @@ static void keys_open_what_they_should(void **state)
     assert_int_equal(get_status(rig.port, "/health", NULL), 200);
     assert_int_equal(get_status(rig.port, "/no/such/path", NULL), 401);
     assert_int_equal(get_status(rig.port, "/no/such/path", "ann-secret-1"), 404);
-    /* Browsers send their users' key as a password: good for reading alone. */
+    /* Browsers send the user's key as a password. It is accepted only for reading. */
     http_reply r;
     int fd = http_connect(rig.port);
     assert_true(http_send_text(fd, "GET /v1/models HTTP/1.1\r\nHost: h\r\nAuthorization: Basic "
@@ -112,8 +112,8 @@ static void keys_open_what_they_should(void **state)
     scratch_dir_close(&dir);
 }
 
-/* A body is not read before its sender has shown a key. */
-static void no_key_no_body(void **state)
+/* A body is not read before the key is checked. */
+static void a_body_without_a_key_is_not_read(void **state)
 {
     (void)state;
     static const char *const options[] = {"--api-key", "ann:ann-secret-1", NULL};
@@ -160,7 +160,7 @@ static void bad_keys_are_refused_at_start(void **state)
     scratch_dir_close(&dir);
 }
 
-static void a_key_has_its_share(void **state)
+static void a_key_has_a_limit_of_requests(void **state)
 {
     (void)state;
     static const char *const options[] = {"--api-key", "ann:ann-secret-1,bob:bob-secret-2",
@@ -187,7 +187,7 @@ static void a_key_has_its_share(void **state)
     serve_rig_close(&rig);
 }
 
-/* ---- clients that go ---- */
+/* ---- clients that disconnect ---- */
 
 static void a_disconnect_frees_the_memory(void **state)
 {
@@ -213,7 +213,7 @@ static void a_disconnect_frees_the_memory(void **state)
     serve_rig_close(&rig);
 }
 
-/* Counts the steps between a cancel and the end it asks for: two at most. */
+/* Counts the steps between a cancel and the end of the request: at most two. */
 typedef struct step_count {
     cn_service *service;
     bool over;
@@ -276,7 +276,7 @@ static void slow_senders_are_dropped(void **state)
         const struct timespec pause = {.tv_nsec = 100000000};
         double began = cn_now_s();
         bool open = http_send_text(fd, beginnings[i]);
-        /* A byte now and then does not put the deadline off. */
+        /* A byte from time to time does not extend the deadline. */
         while (open && cn_now_s() - began < 5 && *beginnings[i]) {
             char byte;
             nanosleep(&pause, NULL);
@@ -289,7 +289,7 @@ static void slow_senders_are_dropped(void **state)
         cn_buf_free(&out);
         close(fd);
     }
-    /* Idle after a request. */
+    /* A connection that is idle after a request is closed too. */
     http_reply r;
     cn_buf out = {0};
     int fd = http_connect(rig.port);
@@ -303,7 +303,8 @@ static void slow_senders_are_dropped(void **state)
     serve_rig_close(&rig);
 }
 
-/* Four samples with all their alternatives: far more than the server sends ahead of its reader. */
+/* Returns a body with four samples and all their logprobs: far more than the server buffers for a
+ * slow reader. */
 static char *wordy_body(bool stream)
 {
     static char body[512];
@@ -314,9 +315,9 @@ static char *wordy_body(bool stream)
     return body;
 }
 
-/* One reads nothing of a long stream; others are answered meanwhile, and it misses nothing when it
- * reads at last. */
-static void a_slow_reader_delays_nobody(void **state)
+/* One client reads nothing of a long stream. Others are answered meanwhile. The slow client gets
+ * everything when it reads at last. */
+static void a_slow_reader_does_not_delay_others(void **state)
 {
     (void)state;
     serve_rig rig;
@@ -354,7 +355,7 @@ static void a_slow_reader_delays_nobody(void **state)
 
 /* ---- many clients ---- */
 
-static void silent_crowds_make_room(void **state)
+static void silent_connections_are_closed_for_new_clients(void **state)
 {
     (void)state;
     static const char *const options[] = {"--max-connections", "8", NULL};
@@ -369,7 +370,7 @@ static void silent_crowds_make_room(void **state)
     }
     for (int i = 0; i < 10; i++) assert_int_equal(get_status(rig.port, "/health", NULL), 200);
     http_reply r;
-    http_read(busy, false, &r); /* who has asked is not pushed out */
+    http_read(busy, false, &r); /* its request is running: it was not closed */
     assert_false(r.truncated);
     assert_non_null(strstr(r.body.data, "[DONE]"));
     http_reply_free(&r);
@@ -378,8 +379,8 @@ static void silent_crowds_make_room(void **state)
     serve_rig_close(&rig);
 }
 
-/* Connections that send nothing or a byte now and then, more than there are places, each opened
- * again as soon as the server closes it. */
+/* Connections that send nothing or a byte from time to time, more than --max-connections. Each is
+ * opened again as soon as the server closes it. */
 typedef struct flood {
     uint16_t port;
     atomic_bool over;
@@ -424,7 +425,7 @@ static void expect_status(int fd, int status)
 
 static const char health[] = "GET /health HTTP/1.1\r\nHost: h\r\n\r\n";
 
-/* Of an answer that lasts as long as the flood, some seconds. */
+/* The tokens of an answer that takes as long as the flood, some seconds. */
 #if defined(__SANITIZE_THREAD__)
 enum { FLOOD_TOKENS = 300 };
 #elif defined(__SANITIZE_ADDRESS__)
@@ -433,9 +434,9 @@ enum { FLOOD_TOKENS = 800 };
 enum { FLOOD_TOKENS = 4000 };
 #endif
 
-/* One that takes its time before a request and in it, one that keeps its connection between two,
- * and one that sends a long body at 200 KB/s: nobody is pushed out or turned away. */
-static void a_flood_pushes_nobody_out(void **state)
+/* One client pauses before and inside a request. One keeps its connection between two requests. One
+ * sends a long body at 200 KB/s. None of them is closed or refused. */
+static void a_flood_does_not_close_active_connections(void **state)
 {
     (void)state;
     static const char *const options[] = {"--max-connections", "32", NULL};
@@ -467,7 +468,7 @@ static void a_flood_pushes_nobody_out(void **state)
         assert_true(http_send(upload, piece, sizeof piece));
         pause_ms(100);
     }
-    expect_status(upload, 400); /* whole, and no JSON */
+    expect_status(upload, 400); /* complete, but not JSON */
     atomic_store(&f.over, true);
     pthread_join(f.thread, NULL);
     http_reply r;
@@ -477,16 +478,16 @@ static void a_flood_pushes_nobody_out(void **state)
     cn_serve_figures figures;
     serve_rig_figures(&rig, &figures);
     assert_int_equal(figures.connections_refused, 0);
-    assert_true(figures.connections_accepted > 100); /* it was a flood */
+    assert_true(figures.connections_accepted > 100); /* there was a flood */
     close(upload);
     close(kept);
     close(busy);
     serve_rig_close(&rig);
 }
 
-/* An idle connection goes before an upload that comes fast, though it had a request and the upload
- * had none. */
-static void idle_goes_before_a_fast_upload(void **state)
+/* An idle connection is closed before a fast upload, although only the idle one has had a
+ * request. */
+static void an_idle_connection_is_closed_before_a_fast_upload(void **state)
 {
     (void)state;
     static const char *const options[] = {"--max-connections", "2", NULL};
@@ -507,14 +508,14 @@ static void idle_goes_before_a_fast_upload(void **state)
     assert_int_equal(get_status(rig.port, "/health", NULL), 200);
     assert_true(drain_socket(idle, &rest) < 1 && rest.len == 0);
     assert_true(http_send(upload, "x", 1));
-    expect_status(upload, 400); /* whole, and no JSON */
+    expect_status(upload, 400); /* complete, but not JSON */
     close(idle);
     close(upload);
     serve_rig_close(&rig);
 }
 
-/* Every place has a whole request: the next is told so at once, not kept waiting. */
-static void a_full_house_says_so(void **state)
+/* Every connection has a request in flight: the next client gets 503 at once. */
+static void full_connections_answer_503(void **state)
 {
     (void)state;
     static const char *const options[] = {"--max-connections", "2", NULL};
@@ -530,7 +531,7 @@ static void a_full_house_says_so(void **state)
     serve_rig_close(&rig);
 }
 
-static void a_full_queue_says_so(void **state)
+static void a_full_queue_answers_429(void **state)
 {
     (void)state;
     static const char *const options[] = {"--max-num-seqs", "1", "--max-queue", "2", NULL};
@@ -573,9 +574,9 @@ static const char *first_text(const json_t *body)
         json_object_get(json_array_get(json_object_get(body, "choices"), 0), "text"));
 }
 
-/* The one seat is a batch request's: a chat gets it at once, and the batch answer is what it would
- * have been. */
-static void interactive_comes_before_batch(void **state)
+/* A batch request holds the only seat. A chat preempts it at once, and the batch answer is still
+ * the same as alone. */
+static void an_interactive_request_comes_before_batch(void **state)
 {
     (void)state;
     static const char *const options[] = {"--max-num-seqs", "1", NULL};
@@ -594,7 +595,7 @@ static void interactive_comes_before_batch(void **state)
     assert_true(serve_rig_wait_running(&rig, 1));
     http_ask(rig.port, "POST", "/v1/completions", NULL, long_body(5, false), &r);
     assert_int_equal(r.status, 200);
-    assert_int_equal(cn_mailbox_length(box), 0); /* the batch request is not over */
+    assert_int_equal(cn_mailbox_length(box), 0); /* the batch request has not ended */
     http_reply_free(&r);
     while (!count.over) {
         cn_mailbox_wait(box, 10000);
@@ -612,7 +613,7 @@ static void interactive_comes_before_batch(void **state)
     serve_rig_close(&rig);
 }
 
-static void buffered_bodies_have_a_bound(void **state)
+static void buffered_bodies_have_a_limit(void **state)
 {
     (void)state;
     static const char *const options[] = {"--max-buffered-bytes", "20000", NULL};
@@ -633,7 +634,7 @@ static void buffered_bodies_have_a_bound(void **state)
     close(second);
     assert_true(http_send(first, body, 1000));
     http_read(first, false, &r);
-    assert_int_equal(r.status, 400); /* whole, and no JSON */
+    assert_int_equal(r.status, 400); /* complete, but not JSON */
     http_reply_free(&r);
     close(first);
     serve_rig_close(&rig);
@@ -641,7 +642,7 @@ static void buffered_bodies_have_a_bound(void **state)
 
 /* ---- the log ---- */
 
-static void a_full_disk_under_the_log_stops_nothing(void **state)
+static void a_full_disk_of_the_log_does_not_stop_requests(void **state)
 {
     (void)state;
     static const char *const options[] = {"--access-log", "/dev/full", NULL};
@@ -745,22 +746,22 @@ static void a_stop_has_a_deadline(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(keys_open_what_they_should),
-        cmocka_unit_test(no_key_no_body),
+        cmocka_unit_test(keys_give_access_to_their_routes),
+        cmocka_unit_test(a_body_without_a_key_is_not_read),
         cmocka_unit_test(bad_keys_are_refused_at_start),
-        cmocka_unit_test(a_key_has_its_share),
+        cmocka_unit_test(a_key_has_a_limit_of_requests),
         cmocka_unit_test(a_disconnect_frees_the_memory),
         cmocka_unit_test(a_cancel_frees_within_two_steps),
         cmocka_unit_test(slow_senders_are_dropped),
-        cmocka_unit_test(a_slow_reader_delays_nobody),
-        cmocka_unit_test(silent_crowds_make_room),
-        cmocka_unit_test(a_flood_pushes_nobody_out),
-        cmocka_unit_test(idle_goes_before_a_fast_upload),
-        cmocka_unit_test(a_full_house_says_so),
-        cmocka_unit_test(a_full_queue_says_so),
-        cmocka_unit_test(interactive_comes_before_batch),
-        cmocka_unit_test(buffered_bodies_have_a_bound),
-        cmocka_unit_test(a_full_disk_under_the_log_stops_nothing),
+        cmocka_unit_test(a_slow_reader_does_not_delay_others),
+        cmocka_unit_test(silent_connections_are_closed_for_new_clients),
+        cmocka_unit_test(a_flood_does_not_close_active_connections),
+        cmocka_unit_test(an_idle_connection_is_closed_before_a_fast_upload),
+        cmocka_unit_test(full_connections_answer_503),
+        cmocka_unit_test(a_full_queue_answers_429),
+        cmocka_unit_test(an_interactive_request_comes_before_batch),
+        cmocka_unit_test(buffered_bodies_have_a_limit),
+        cmocka_unit_test(a_full_disk_of_the_log_does_not_stop_requests),
         cmocka_unit_test(the_log_has_a_line_per_request),
         cmocka_unit_test(a_stop_lets_requests_finish),
         cmocka_unit_test(a_stop_has_a_deadline),

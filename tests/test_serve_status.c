@@ -1,5 +1,5 @@
-/* test_serve_status.c - what a running server says of itself: the page and its policy, figures that
- * count what was asked, and an openapi.json that has every route and every option's bounds. */
+/* test_serve_status.c - what a running server reports: the page and its content security policy,
+ * figures that count requests, and an openapi.json with every route and every option's bounds. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -21,7 +21,7 @@ static int open_rig(void **state)
     (void)state;
     strcpy(dir, "/tmp/cinch_status_XXXXXX");
     if (!mkdtemp(dir)) return -1;
-    const char *const options[] = {"--spool", dir, NULL}; /* for the routes of batches */
+    const char *const options[] = {"--spool", dir, NULL}; /* enables the routes of batches */
     serve_rig_open(&rig, options);
     return 0;
 }
@@ -37,7 +37,7 @@ static int close_rig(void **state)
 
 /* ---- the page ---- */
 
-/* The value of the attribute nonce behind `tag`. */
+/* Checks the attribute nonce of `tag`. */
 static void expect_nonce(const char *html, const char *tag, const char *nonce)
 {
     char want[128];
@@ -57,7 +57,7 @@ static void read_nonce(const http_reply *r, char nonce[33])
     snprintf(nonce, 33, "%s", at + strlen("script-src 'nonce-"));
 }
 
-static void the_page_runs_its_own_script_and_no_other(void **state)
+static void the_page_can_run_only_its_own_script(void **state)
 {
     (void)state;
     char first[33], second[33];
@@ -69,7 +69,7 @@ static void the_page_runs_its_own_script_and_no_other(void **state)
     expect_nonce(r.body.data, "script", first);
     expect_nonce(r.body.data, "style", first);
     assert_null(strstr(r.body.data, "@NONCE@"));
-    /* Self-contained, and nothing from outside becomes markup. */
+    /* The page loads nothing, and inserts no text as markup. */
     assert_null(strstr(r.body.data, "src="));
     assert_null(strstr(r.body.data, "innerHTML"));
     assert_non_null(strstr(r.body.data, "</html>"));
@@ -90,7 +90,7 @@ static json_int_t figure(const char *object, const char *key)
     return n;
 }
 
-/* A reply is on its way before the step that ended it is counted. */
+/* Waits for a count: a reply is sent before the step that ended it is counted. */
 static void expect_output_tokens(json_int_t want)
 {
     const double until = cn_now_s() + 10;
@@ -99,7 +99,7 @@ static void expect_output_tokens(json_int_t want)
     assert_int_equal(figure("engine", "output_tokens"), want);
 }
 
-static void figures_count_what_was_asked(void **state)
+static void figures_count_the_requests(void **state)
 {
     (void)state;
     const json_int_t tokens = figure("engine", "output_tokens");
@@ -128,7 +128,7 @@ static void figures_count_what_was_asked(void **state)
     http_reply_free(&r);
 }
 
-static void none_of_it_is_for_strangers(void **state)
+static void page_and_figures_need_a_key(void **state)
 {
     (void)state;
     static const char *const paths[] = {"/", "/stats", "/metrics", "/openapi.json"};
@@ -162,7 +162,7 @@ static json_t *operation(json_t *doc, const cn_route *r)
     return json_object_get(json_object_get(json_object_get(doc, "paths"), r->path), method);
 }
 
-static void every_route_is_described_and_every_description_served(void **state)
+static void openapi_describes_exactly_the_served_routes(void **state)
 {
     (void)state;
     json_t *doc = described();
@@ -185,7 +185,7 @@ static void every_route_is_described_and_every_description_served(void **state)
     json_decref(doc);
 }
 
-/* The schema of a body's member, "kv.budget" in the kv object. */
+/* Returns the schema of a body's member; "kv.budget" is a member of the kv object. */
 static json_t *property(json_t *schemas, const char *request, const char *key)
 {
     const char *dot = strchr(key, '.');
@@ -203,7 +203,7 @@ static void expect_bounds(const cn_option *o, const json_t *schema)
     const json_t *high = json_object_get(schema, "maximum");
     if (!json_is_number(low) || !json_is_number(high)) fail_msg("%s: no bounds", o->json);
     if (json_number_value(low) != o->min || json_number_value(high) != o->max)
-        fail_msg("%s: %g to %g, the option has %g to %g", o->json, json_number_value(low),
+        fail_msg("%s: %g to %g, but the option: %g to %g", o->json, json_number_value(low),
                  json_number_value(high), o->min, o->max);
 }
 
@@ -220,7 +220,7 @@ static void expect_names(const cn_option *o, const json_t *schema)
     assert_string_equal(joined, o->values);
 }
 
-static void every_option_of_a_body_is_described_with_its_bounds(void **state)
+static void openapi_has_every_body_option_with_its_bounds(void **state)
 {
     (void)state;
     static const char *const requests[] = {"ChatCompletionRequest", "CompletionRequest"};
@@ -245,11 +245,11 @@ static void every_option_of_a_body_is_described_with_its_bounds(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_page_runs_its_own_script_and_no_other),
-        cmocka_unit_test(figures_count_what_was_asked),
-        cmocka_unit_test(none_of_it_is_for_strangers),
-        cmocka_unit_test(every_route_is_described_and_every_description_served),
-        cmocka_unit_test(every_option_of_a_body_is_described_with_its_bounds),
+        cmocka_unit_test(the_page_can_run_only_its_own_script),
+        cmocka_unit_test(figures_count_the_requests),
+        cmocka_unit_test(page_and_figures_need_a_key),
+        cmocka_unit_test(openapi_describes_exactly_the_served_routes),
+        cmocka_unit_test(openapi_has_every_body_option_with_its_bounds),
     };
     return cmocka_run_group_tests(tests, open_rig, close_rig);
 }

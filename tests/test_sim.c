@@ -1,5 +1,5 @@
-/* test_sim.c - short runs of the simulation, and planted bugs that it must catch: once by the
- * invariants, once by the fake device and the waiting bounds alone. */
+/* test_sim.c - short runs of the simulation, and planted bugs that it must catch: once with the
+ * invariants, once with only the fake device and the bounds on waiting. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -37,13 +37,13 @@ static void short_runs_hold_every_invariant(void **state)
         outs += r.swap_outs;
         ins += r.swap_ins;
     }
-    /* A run in which nothing of the kind happened would have shown nothing. */
+    /* A run without any of these would have tested nothing. */
     assert_true(events > 1000 && preemptions > 100 && forks > 100);
     assert_true(hits > 1000 && cancels > 100 && relaxed > 100 && turns > 100);
-    assert_true(ins > 30 && outs > ins); /* the others ended there */
+    assert_true(ins > 30 && outs > ins); /* the others ended in the swap space */
 }
 
-static void full_kv_alone_never_compresses(void **state)
+static void full_kv_never_compresses(void **state)
 {
     (void)state;
     sim_result r;
@@ -52,7 +52,7 @@ static void full_kv_alone_never_compresses(void **state)
     assert_true(r.preemptions > 100);
 }
 
-static void a_seed_says_everything(void **state)
+static void a_seed_repeats_a_run(void **state)
 {
     (void)state;
     sim_result a, b;
@@ -65,8 +65,8 @@ static void a_seed_says_everything(void **state)
     assert_int_not_equal(a.tokens, b.tokens);
 }
 
-/* Runs in a child, because a broken reference count may trip an assertion before any check. The
- * child's verdict: what sim_run said, or that it died of an assertion. */
+/* Runs in a child process, because a broken reference count may fail an assertion before any check.
+ * The result is that of sim_run, or that the child died of an assertion. */
 static void run_apart(const sim_opts *o, sim_result *r)
 {
     int ends[2];
@@ -92,8 +92,8 @@ static void run_apart(const sim_opts *o, sim_result *r)
 
 enum { N_SEEDS = 24 };
 
-/* Plants the fault under several seeds. Returns under how many it was caught; at least once the
- * verdict must be `how`. */
+/* Plants the fault with several seeds. Returns the number of seeds that caught it. At least one
+ * error must contain `how`. */
 static int count_caught(sim_fault fault, bool without_invariants, const char *how)
 {
     int n_caught = 0;
@@ -122,7 +122,7 @@ static void is_caught(sim_fault fault, bool without_invariants, const char *how)
 static void a_dropped_reference_is_caught(void **state)
 {
     (void)state;
-    is_caught(SIM_FAULT_DROPPED_REF, false, "references are not the entries");
+    is_caught(SIM_FAULT_DROPPED_REF, false, "reference counts differ from the entries");
     is_caught(SIM_FAULT_DROPPED_REF, true, "wrong tag");
 }
 
@@ -143,8 +143,8 @@ static void a_commit_without_its_event_is_caught(void **state)
 static void a_stale_prefix_is_caught(void **state)
 {
     (void)state;
-    /* The next event may overwrite the block, and its entry with it, before anybody looks; the tags
-     * are right until somebody hits the entry. */
+    /* The next event may overwrite the block and its entry before any check. The tags are right
+     * until a request hits the entry. */
     assert_true(count_caught(SIM_FAULT_STALE_PREFIX, false, "in the prefix cache") > N_SEEDS / 2);
     assert_true(count_caught(SIM_FAULT_STALE_PREFIX, true, "wrong tag") >= 1);
 }
@@ -159,7 +159,7 @@ static void leaked_swap_space_is_caught(void **state)
 static void swap_space_given_back_early_is_caught(void **state)
 {
     (void)state;
-    is_caught(SIM_FAULT_EARLY_SWAP, false, "is not its own");
+    is_caught(SIM_FAULT_EARLY_SWAP, false, "is free or is shared");
     is_caught(SIM_FAULT_EARLY_SWAP, true, "died of an assertion");
 }
 
@@ -174,8 +174,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(short_runs_hold_every_invariant),
-        cmocka_unit_test(full_kv_alone_never_compresses),
-        cmocka_unit_test(a_seed_says_everything),
+        cmocka_unit_test(full_kv_never_compresses),
+        cmocka_unit_test(a_seed_repeats_a_run),
         cmocka_unit_test(a_dropped_reference_is_caught),
         cmocka_unit_test(a_leaked_slot_is_caught),
         cmocka_unit_test(a_commit_without_its_event_is_caught),

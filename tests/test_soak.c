@@ -1,12 +1,12 @@
-/* test_soak.c - an engine under random traffic with its accounting checked at every step: arrivals,
- * cancels, shared beginnings, several samples, all policies, too few blocks. Every request ends
- * once, nothing is left behind, and a request that is asked again and again answers the same.
+/* test_soak.c - an engine under random traffic, with its accounting checked at every step:
+ * arrivals, cancels, shared prefixes, several samples, all policies, too few blocks. Every request
+ * ends once, nothing is left in use, and a request that is repeated gives the same answer.
  *
- *   build/tests/test_soak [SECONDS [DEVICE [SEED [OPTION VALUE]...]]]     4 cpu 1
- *   build/tests/test_soak 60 late 1        the CPU as a device that runs ops late (late_device.h)
+ *   build/tests/test_soak [SECONDS [DEVICE [SEED [OPTION VALUE]...]]]     default: 4 cpu 1
+ *   build/tests/test_soak 60 late 1        the late device (late_device.h) instead of the CPU
  *   build/tests/test_soak 60 cpu 1 model tests/golden/models/qwen3-bf16 load-format dummy
  *
- * The repeated requests are compared where answers do not depend on the company: on a CPU, and on
+ * Repeated requests are compared where results do not depend on batch composition: on a CPU, and on
  * a GPU with "batch-invariant true". */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,14 +22,14 @@
 
 enum { MAX_LIVE = 64, MAX_PROMPT = 400, CANARY_TOKENS = 60, N_CANARIES = 2 };
 
-/* A request under way. */
+/* A request in flight. */
 typedef struct guest {
     struct soak *soak;
     uint64_t id;
     bool live;
-    int32_t canary; /* which one, or -1 */
+    int32_t canary; /* its number, or -1 */
     uint32_t n_samples, n_ended, n_tokens, max_tokens;
-    uint32_t tokens[CANARY_TOKENS]; /* of a canary, and their logprobs */
+    uint32_t tokens[CANARY_TOKENS]; /* of a canary, with their logprobs */
     float logprobs[CANARY_TOKENS];
 } guest;
 
@@ -44,7 +44,7 @@ typedef struct soak {
     uint32_t canary_tokens[N_CANARIES][CANARY_TOKENS];
     float canary_logprobs[N_CANARIES][CANARY_TOKENS];
     bool canary_known[N_CANARIES];
-    uint64_t preempted; /* canaries */
+    uint64_t preempted; /* preempted canaries */
     bool canary_runs;
 } soak;
 
@@ -86,7 +86,7 @@ static cn_status create(soak *s, const char *policies)
     return status;
 }
 
-/* A backend without compression soaks with full KV. */
+/* Opens an engine. A backend without compression runs with full KV only. */
 static void open_engine(soak *s)
 {
     s->compresses = true;
@@ -94,7 +94,7 @@ static void open_engine(soak *s)
     s->compresses = false;
     if (!strstr(cn_last_error(), "lacks compress") || create(s, "full") != CN_OK)
         fail_msg("%s", cn_last_error());
-    print_message("    full KV alone: this backend does not compress\n");
+    print_message("    full KV only: this backend does not compress\n");
 }
 
 /* ---- requests ---- */
@@ -162,7 +162,7 @@ static void random_sampling(soak *s, cn_sampling *p)
     p->thinking_token_budget = one_in(s, 8) ? (int32_t)below(s, 40) : -1;
 }
 
-/* A third of the prompts begin like others of the last hundred. */
+/* A third of the prompts share a prefix with one of the last hundred. */
 static uint32_t random_prompt(soak *s, uint32_t *tokens)
 {
     const uint32_t n = 1 + below(s, one_in(s, 4) ? MAX_PROMPT : 60);
@@ -218,7 +218,7 @@ static void cancel_one(soak *s)
 {
     guest *g = &s->guests[below(s, MAX_LIVE)];
     if (g->canary >= 0) return;
-    cn_engine_cancel(s->engine, g->id); /* ended ones are ignored */
+    cn_engine_cancel(s->engine, g->id); /* ignored when it has ended */
     s->cancelled += g->live;
 }
 
@@ -227,7 +227,7 @@ static void step(soak *s, bool *idle)
     if (cn_engine_step(s->engine, idle) != CN_OK) fail_msg("%s", cn_last_error());
 }
 
-/* Traffic swells and ebbs, down to none, so that the engine also falls idle. */
+/* The traffic rises and falls to zero, so that the engine also becomes idle. */
 static void run_traffic(soak *s)
 {
     static const uint32_t tide[] = {40, 60, 12, 0, 4};
@@ -243,7 +243,7 @@ static void run_traffic(soak *s)
     }
 }
 
-static void traffic_leaves_nothing_behind(void **state)
+static void after_the_traffic_nothing_is_in_use(void **state)
 {
     (void)state;
     soak *s = calloc(1, sizeof *s);
@@ -276,7 +276,7 @@ static void traffic_leaves_nothing_behind(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(traffic_leaves_nothing_behind)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(after_the_traffic_nothing_is_in_use)};
     if (argc > 1) seconds = strtod(argv[1], NULL);
     if (argc > 2) device = argv[2];
     if (argc > 3) seed = (uint32_t)strtoul(argv[3], NULL, 10);

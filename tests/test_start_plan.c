@@ -1,5 +1,5 @@
-/* test_start_plan.c - memory at start: a device's is divided to the last block, a host's is what
- * the options say, and parts that do not fit are refused with their sizes. */
+/* test_start_plan.c - memory at start: the planner uses a device's memory to the last block and a
+ * host's memory as the options say. Parts that do not fit are refused with their sizes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -21,7 +21,7 @@ static size_t device_avail(cn_backend *be)
 
 typedef struct rig {
     cn_backend *cpu;
-    cn_backend device; /* the CPU with a memory of its own */
+    cn_backend device; /* the CPU with a limited memory */
     cn_config *config;
     cn_model_config model;
 } rig;
@@ -59,7 +59,7 @@ static cn_start_plan plan_of(rig *r, cn_backend *be)
     return p;
 }
 
-static void a_device_is_filled(void **state)
+static void all_memory_of_a_device_is_used(void **state)
 {
     rig *r = *state;
     for (device_bytes = (size_t)1 << 30; device_bytes < (size_t)9 << 30; device_bytes *= 2) {
@@ -79,11 +79,11 @@ static void a_device_is_filled(void **state)
     set(r, "kv-policy", "full");
     cn_start_plan full = plan_of(r, &r->device);
     assert_true(cn_start_part_bytes(&zip, CN_PART_STEPS) >
-                cn_start_part_bytes(&full, CN_PART_STEPS)); /* the scratch of events */
+                cn_start_part_bytes(&full, CN_PART_STEPS)); /* scratch of events */
 }
 
-/* However many requests a step has, and however long they are. */
-static void steps_have_room_for_their_description(void **state)
+/* For any number of requests in a step, and any length. */
+static void steps_have_room_for_their_batch_arrays(void **state)
 {
     rig *r = *state;
     static const char *const seqs[] = {"8", "256", "65536"};
@@ -102,7 +102,7 @@ static void steps_have_room_for_their_description(void **state)
     set(r, "block-size", "0");
 }
 
-static void a_wish_for_kv_is_kept(void **state)
+static void a_given_kv_size_is_used(void **state)
 {
     rig *r = *state;
     device_bytes = (size_t)1 << 30;
@@ -121,8 +121,9 @@ static void a_wish_for_kv_is_kept(void **state)
     set(r, "kv-cache-memory-bytes", "0");
 }
 
-/* With a wish for KV a device gives exactly the parts, and they fit; without one, all it has. */
-static void a_wish_for_kv_sizes_the_device(void **state)
+/* With a KV size, the device gets exactly the sum of the parts, and they fit. Without one, the plan
+ * uses all memory. */
+static void a_given_kv_size_decides_the_device_memory(void **state)
 {
     rig *r = *state;
     static const char *const policies[] = {"full", "zip"};
@@ -132,7 +133,7 @@ static void a_wish_for_kv_sizes_the_device(void **state)
         assert_int_equal(cn_start_wanted_bytes(&wanted, r->config, &r->model, &r->device), CN_OK);
         assert_int_equal(wanted, 0);
         set(r, "kv-cache-memory-bytes", "64M");
-        device_bytes = 0; /* there is none yet */
+        device_bytes = 0; /* not yet known */
         assert_int_equal(cn_start_wanted_bytes(&wanted, r->config, &r->model, &r->device), CN_OK);
         device_bytes = wanted;
         cn_start_plan p = plan_of(r, &r->device);
@@ -141,7 +142,7 @@ static void a_wish_for_kv_sizes_the_device(void **state)
         assert_in_range(wanted, rest + (64 << 20), rest + (64 << 20) + 8 * r->device.mem_align);
         device_bytes = wanted - 1;
         assert_int_equal(cn_start_plan_make(&p, r->config, &r->model, &r->device), CN_ERR_MEMORY);
-        device_bytes = (size_t)8 << 30; /* more is there than is wanted, as for `cinch plan` */
+        device_bytes = (size_t)8 << 30; /* more than needed, as for `cinch plan` */
         cn_start_plan more = plan_of(r, &r->device);
         assert_int_equal(more.kv.n_blocks, p.kv.n_blocks);
         set(r, "num-gpu-blocks-override", "300");
@@ -239,10 +240,10 @@ static void the_plan_is_what_is_allocated(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_device_is_filled),
-        cmocka_unit_test(steps_have_room_for_their_description),
-        cmocka_unit_test(a_wish_for_kv_is_kept),
-        cmocka_unit_test(a_wish_for_kv_sizes_the_device),
+        cmocka_unit_test(all_memory_of_a_device_is_used),
+        cmocka_unit_test(steps_have_room_for_their_batch_arrays),
+        cmocka_unit_test(a_given_kv_size_is_used),
+        cmocka_unit_test(a_given_kv_size_decides_the_device_memory),
         cmocka_unit_test(weights_that_do_not_fit_are_refused),
         cmocka_unit_test(the_plan_is_what_is_allocated),
     };

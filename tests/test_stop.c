@@ -1,4 +1,4 @@
-/* test_stop.c - ends of a sample, against brute force where there is a choice. */
+/* test_stop.c - ends of a sample, compared with brute force where several ends are possible. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -32,7 +32,7 @@ static void eos_stop_tokens_and_length_end(void **state)
     assert_int_equal(cn_stop_push_token(s, 1), CN_FINISH_NONE);
     assert_int_equal(cn_stop_push_token(s, 101), CN_FINISH_STOP);
     assert_int_equal(cn_stop_token(s), -1);
-    assert_int_equal(cn_stop_push_token(s, 8), CN_FINISH_STOP); /* before the length */
+    assert_int_equal(cn_stop_push_token(s, 8), CN_FINISH_STOP); /* comes before the length */
     assert_int_equal(cn_stop_token(s), 8);
     cn_stop_free(s);
 
@@ -43,7 +43,7 @@ static void eos_stop_tokens_and_length_end(void **state)
     cn_stop_free(s);
 }
 
-static void min_tokens_bars_every_end_but_the_length(void **state)
+static void min_tokens_prevents_every_end_except_the_length(void **state)
 {
     (void)state;
     cn_sampling p = default_sampling();
@@ -54,7 +54,7 @@ static void min_tokens_bars_every_end_but_the_length(void **state)
     assert_true(cn_stop_bans_apply(s, 0));
     assert_int_equal(cn_stop_push_token(s, 100), CN_FINISH_NONE);
     assert_int_equal(cn_stop_push_token(s, 100), CN_FINISH_NONE);
-    assert_true(cn_stop_bans_apply(s, 0)); /* the third token may not be an EOS */
+    assert_true(cn_stop_bans_apply(s, 0)); /* the third token must not be an EOS */
     assert_int_equal(cn_stop_push_token(s, 5), CN_FINISH_NONE);
     assert_false(cn_stop_bans_apply(s, 0));
     assert_int_equal(cn_stop_push_token(s, 100), CN_FINISH_STOP);
@@ -65,7 +65,7 @@ static void min_tokens_bars_every_end_but_the_length(void **state)
     cn_stop_free(s);
 }
 
-/* vLLM's check over the whole list. */
+/* The check of vLLM, over the whole list. */
 static bool ends_in_repetition(const uint32_t *t, uint32_t n, uint32_t least, uint32_t most,
                                uint32_t count)
 {
@@ -103,8 +103,8 @@ static void repetition_equals_brute_force(void **state)
 
 /* ---- text ---- */
 
-/* Feeds text in pieces; returns what is left of it, or -1 when no stop matched. `held` never hides
- * less than the longest end of the text that begins a stop string. */
+/* Feeds text in pieces. Returns the length of the text that remains, or -1 when no stop matched.
+ * `held` must cover the longest end of the text that starts a stop string. */
 static long feed(cn_stop *s, const char *text, size_t piece, const char **reason)
 {
     size_t n = strlen(text);
@@ -131,7 +131,7 @@ static void stops_match_across_tokens_earliest_first(void **state)
         {{"stop"}, "ststop", "stop", 2},
         {{"aab"}, "aaab", "aab", 1},
         {{"abcdef", "cd"}, "xabcdef", "cd", 3}, /* ends first */
-        {{"b", "ab"}, "xab", "ab", 1},          /* end together: the longer */
+        {{"b", "ab"}, "xab", "ab", 1},          /* same end: the longer */
         {{"ab", "b"}, "xab", "ab", 1},
         {{"\n\n", "END"}, "a\nb\n\nEND", "\n\n", 3},
         {{"é"}, "èé!", "é", 2},
@@ -151,14 +151,14 @@ static void stops_match_across_tokens_earliest_first(void **state)
     }
 }
 
-static void held_is_the_longest_beginning_of_a_stop(void **state)
+static void held_text_is_the_longest_start_of_a_stop(void **state)
 {
     (void)state;
     static const char *const stops[] = {"aba", "cc", "bcab"};
     cn_sampling p = default_sampling();
     p.stop = stops;
     p.n_stop = 3;
-    p.min_tokens = 1000; /* matches complete, but end nothing */
+    p.min_tokens = 1000; /* matches do not end the sample */
     unsigned seed = 3;
     char text[200];
     cn_stop *s = create(&p, 2000);
@@ -195,7 +195,7 @@ static void stop_strings_wait_for_min_tokens(void **state)
         assert_false(cn_stop_push_text(s, pieces[i], strlen(pieces[i]), &m));
     }
     cn_stop_push_token(s, 1);
-    assert_true(cn_stop_push_text(s, "b", 1, &m)); /* begins before, ends after */
+    assert_true(cn_stop_push_text(s, "b", 1, &m)); /* starts before, ends after */
     assert_int_equal(m.length, 2);
     assert_int_equal(m.end, 1);
     cn_stop_free(s);
@@ -205,10 +205,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(eos_stop_tokens_and_length_end),
-        cmocka_unit_test(min_tokens_bars_every_end_but_the_length),
+        cmocka_unit_test(min_tokens_prevents_every_end_except_the_length),
         cmocka_unit_test(repetition_equals_brute_force),
         cmocka_unit_test(stops_match_across_tokens_earliest_first),
-        cmocka_unit_test(held_is_the_longest_beginning_of_a_stop),
+        cmocka_unit_test(held_text_is_the_longest_start_of_a_stop),
         cmocka_unit_test(stop_strings_wait_for_min_tokens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
-/* test_svg_plot.c - plots as text: well-formed whatever the labels hold, points where they belong,
- * labels that do not lie on each other. */
+/* test_svg_plot.c - plots as text: well-formed for any labels, points at the right places, labels
+ * that do not overlap. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +10,7 @@
 
 #include "engine/compare/svg_plot.h"
 
-/* Fails unless every tag is closed in order and no bare '&' or quote is left. */
+/* Fails unless every tag is closed in order and every '&' and quote is escaped. */
 static void assert_well_formed(const char *s)
 {
     const char *open[16];
@@ -55,14 +55,14 @@ static cn_buf plot(const cn_svg_panel *panels, uint32_t n)
     return out;
 }
 
-static void points_stand_where_they_belong(void **state)
+static void points_are_at_the_right_places(void **state)
 {
     (void)state;
     const cn_svg_point points[] = {{"zero", 0, 0, 0, 0.25, 0}, {"<all>", 600, 1, 0.5, 1, 1}};
     const cn_svg_panel panel = {"ledger", points, 2};
     cn_buf out = plot(&panel, 1);
-    assert_int_equal(count_of(out.data, "r=\"4\""), 2 + 2); /* the legend has one of each series */
-    /* Axes from x 52 to 364 and y 294 up to 34; x goes to 600. */
+    assert_int_equal(count_of(out.data, "r=\"4\""), 2 + 2); /* the legend has one per series */
+    /* The axes go from x 52 to 364 and from y 294 up to 34; x ends at 600. */
     assert_non_null(strstr(out.data, "cx=\"52.0\" cy=\"294.0\""));
     assert_non_null(strstr(out.data, "cx=\"364.0\" cy=\"34.0\""));
     assert_non_null(strstr(out.data, "x1=\"364.0\" y1=\"164.0\" x2=\"364.0\" y2=\"34.0\""));
@@ -70,7 +70,7 @@ static void points_stand_where_they_belong(void **state)
     cn_buf_free(&out);
 }
 
-static void nothing_to_draw_is_a_document_too(void **state)
+static void an_empty_plot_is_a_document_too(void **state)
 {
     (void)state;
     const cn_svg_point origin = {"o", 0, 0, 0, 0, 0};
@@ -82,7 +82,7 @@ static void nothing_to_draw_is_a_document_too(void **state)
     }
 }
 
-static void labels_keep_apart(void **state)
+static void labels_do_not_overlap(void **state)
 {
     (void)state;
     cn_svg_point points[20];
@@ -102,10 +102,10 @@ static void labels_keep_apart(void **state)
     cn_buf_free(&out);
 }
 
-static void a_long_label_stays_on_the_page(void **state)
+static void a_long_label_stays_inside_the_page(void **state)
 {
     (void)state;
-    /* On the right edge of the axes, x 364 of 460: it has to end at its point. */
+    /* The point is on the right edge of the axes, x 364 of 460: the label must end at its point. */
     const cn_svg_point points[] = {{"zip:384:window=48:no-global", 400, 0.5, 0.5, 0.5, 1}};
     const cn_svg_panel panel = {"t", points, 1};
     cn_buf out = plot(&panel, 1);
@@ -119,10 +119,10 @@ static void a_long_label_stays_on_the_page(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(points_stand_where_they_belong),
-        cmocka_unit_test(nothing_to_draw_is_a_document_too),
-        cmocka_unit_test(labels_keep_apart),
-        cmocka_unit_test(a_long_label_stays_on_the_page),
+        cmocka_unit_test(points_are_at_the_right_places),
+        cmocka_unit_test(an_empty_plot_is_a_document_too),
+        cmocka_unit_test(labels_do_not_overlap),
+        cmocka_unit_test(a_long_label_stays_inside_the_page),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* test_tokenizer.c - ids and texts as the package tokenizers has them (golden/tokenizer), what a
- * tokenizer.json may not say, special tokens, damaged and very long text. */
+/* test_tokenizer.c - ids and texts equal those of the package tokenizers (golden/tokenizer). Also
+ * tests refused tokenizer.json files, special tokens, damaged and very long text. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -57,9 +57,9 @@ static size_t check_golden(const char *dir, const char *expect_path)
         encode(t, json_string_value(text), json_string_length(text), true, &ids);
         decode(t, &ids, false, &back);
         if ((uint32_t)cn_hash64(0, ids.ids, ids.len * sizeof *ids.ids) != ids_hash)
-            fail_msg("%s: other ids for line %zu: %s", dir, count + 1, line);
+            fail_msg("%s: different ids for line %zu: %s", dir, count + 1, line);
         if ((uint32_t)cn_hash64(0, back.data, back.len) != text_hash)
-            fail_msg("%s: another text back for line %zu: %s", dir, count + 1, line);
+            fail_msg("%s: different decoded text for line %zu: %s", dir, count + 1, line);
         json_decref(text);
     }
     free(line);
@@ -116,13 +116,13 @@ static void special_tokens_are_found_and_named(void **state)
     cn_tokenizer_free(t);
 }
 
-/* tokenizer_config.json speaks before the post-processor, as in transformers. */
-static void config_decides_on_bos_and_eos(void **state)
+/* tokenizer_config.json comes before the post-processor, as in transformers. */
+static void the_config_decides_on_bos_and_eos(void **state)
 {
     (void)state;
     static const struct {
         const char *config;
-        size_t n; /* ids of "a" */
+        size_t n; /* number of ids of "a" */
     } cases[] = {
         {"{}", 2},
         {"{\"bos_token\": \"<|end_of_text|>\"}", 2},
@@ -148,7 +148,7 @@ static void config_decides_on_bos_and_eos(void **state)
         scratch_dir_put(&dir, "tokenizer_config.json", cases[i].config, strlen(cases[i].config));
         cn_tokenizer *t = load(dir.path);
         encode(t, "a", 1, true, &ids);
-        if (ids.len != cases[i].n) fail_msg("%s: %zu ids", cases[i].config, ids.len);
+        if (ids.len != cases[i].n) fail_msg("%s: got %zu ids", cases[i].config, ids.len);
         cn_tokenizer_free(t);
     }
     static const char bad[] = "{\"add_bos_token\": true, \"bos_token\": \"<nope>\"}";
@@ -164,10 +164,10 @@ static void config_decides_on_bos_and_eos(void **state)
     cn_tokens_free(&ids);
 }
 
-/* ---- what a file may not say ---- */
+/* ---- files that are refused ---- */
 
-/* The golden GPT-2 tokenizer with the value at a path ("model.dropout") replaced; NULL removes
- * it. */
+/* Parses the golden GPT-2 tokenizer with the value at a path ("model.dropout") replaced; NULL
+ * removes it. */
 static cn_status parse_changed(const char *path, const char *value)
 {
     json_t *root = json_load_file(GOLDEN "gpt2/tokenizer.json", JSON_ALLOW_NUL, NULL), *at = root;
@@ -233,7 +233,7 @@ static const struct {
     {"pre_tokenizer",
      "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Digits\"},"
      "{\"type\":\"ByteLevel\"}]}",
-     "of these steps"},
+     "with these steps"},
     {"pre_tokenizer",
      "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":"
      "\"\\\\w+|\\u00e9\"},\"behavior\":\"Isolated\",\"invert\":false},{\"type\":"
@@ -260,13 +260,13 @@ static const struct {
     {"added_tokens", "{}", "added_tokens"},
     {"added_tokens.0", "{\"content\":\"<a>\",\"id\":7}", "special"},
     {"added_tokens.0", "{\"id\":7}", "content"},
-    {"added_tokens.1.id", "5", "its place is"},
-    {"added_tokens.1.id", "1e300", "its place is"},
+    {"added_tokens.1.id", "5", "has id 5, expected 1500"},
+    {"added_tokens.1.id", "1e300", "e300, expected 1500"},
     {"added_tokens.1.lstrip", "0", "lstrip"},
     {"added_tokens.1.regex", "true", "regex"},
 };
 
-static void what_is_not_supported_is_refused_by_name(void **state)
+static void unsupported_content_is_refused_by_name(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
@@ -277,7 +277,7 @@ static void what_is_not_supported_is_refused_by_name(void **state)
     }
 }
 
-static void what_changes_nothing_is_accepted(void **state)
+static void content_without_effect_is_accepted(void **state)
 {
     (void)state;
     static const struct {
@@ -302,7 +302,7 @@ static void what_changes_nothing_is_accepted(void **state)
             fail_msg("%s = %s: %s", cases[i].path, cases[i].value, cn_last_error());
 }
 
-/* ---- text that is damaged, or long ---- */
+/* ---- damaged and long text ---- */
 
 static void damaged_text_counts_as_replacement_characters(void **state)
 {
@@ -338,9 +338,9 @@ static void damaged_text_counts_as_replacement_characters(void **state)
     cn_tokenizer_free(t);
 }
 
-/* A megabyte of one word, of marks on one letter, of blanks, of look-alikes: seconds at most, where
- * anything quadratic takes hours. */
-static void long_texts_take_no_longer_than_their_length(void **state)
+/* A megabyte of one word, of marks on one letter, of blanks, of near copies of a token: a few
+ * seconds. A quadratic algorithm would take hours. */
+static void long_texts_take_linear_time(void **state)
 {
     (void)state;
     static const char *const units[] = {"a",       "ab", " ",       "\n",           "=",
@@ -369,7 +369,7 @@ static void long_texts_take_no_longer_than_their_length(void **state)
     cn_tokenizer_free(t);
 }
 
-static void a_text_too_long_is_refused_and_changes_nothing(void **state)
+static void a_text_that_is_too_long_is_refused_and_changes_nothing(void **state)
 {
     (void)state;
     cn_tokenizer *t = load("examples/tiny-reasoner");
@@ -400,20 +400,21 @@ static void decoding_holds_back_only_unfinished_characters(void **state)
         assert_null(strstr(out.data, "\uFFFD"));
     }
     assert_int_equal(cn_detok_flush(&d, &out), CN_OK);
-    assert_string_equal(out.data, "né 中文 🙂🙃 é"); /* NFC */
+    assert_string_equal(out.data, "né 中文 🙂🙃 é"); /* in NFC */
     cn_buf_free(&out);
     cn_tokens_free(&ids);
     cn_tokenizer_free(t);
 }
 
-/* Random ids make random bytes. Piecewise must be the same as at once, and never split. */
-static void decoding_random_ids_is_always_whole_characters(void **state)
+/* Random ids give random bytes. Decoding in pieces must equal decoding at once and split no
+ * character. */
+static void decoding_random_ids_gives_whole_characters(void **state)
 {
     (void)state;
     cn_tokenizer *t = load(GOLDEN "gpt2");
     uint32_t seed = 7, vocab = cn_tokenizer_vocab_size(t);
     cn_buf out = {0};
-    assert_int_equal(cn_buf_addf(&out, "%*s", 1 << 16, ""), CN_OK); /* room for all */
+    assert_int_equal(cn_buf_addf(&out, "%*s", 1 << 16, ""), CN_OK); /* reserves room */
     for (int round = 0; round < 200; round++) {
         cn_detok d;
         cn_detok_init(&d, t, false);
@@ -436,7 +437,7 @@ static void decoding_random_ids_is_always_whole_characters(void **state)
     cn_tokenizer_free(t);
 }
 
-static void decoding_can_leave_special_tokens_out(void **state)
+static void decoding_can_skip_special_tokens(void **state)
 {
     (void)state;
     cn_tokenizer *t = load("examples/tiny-reasoner");
@@ -458,15 +459,15 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equals_the_reference),
         cmocka_unit_test(special_tokens_are_found_and_named),
-        cmocka_unit_test(config_decides_on_bos_and_eos),
-        cmocka_unit_test(what_is_not_supported_is_refused_by_name),
-        cmocka_unit_test(what_changes_nothing_is_accepted),
+        cmocka_unit_test(the_config_decides_on_bos_and_eos),
+        cmocka_unit_test(unsupported_content_is_refused_by_name),
+        cmocka_unit_test(content_without_effect_is_accepted),
         cmocka_unit_test(damaged_text_counts_as_replacement_characters),
-        cmocka_unit_test(long_texts_take_no_longer_than_their_length),
-        cmocka_unit_test(a_text_too_long_is_refused_and_changes_nothing),
+        cmocka_unit_test(long_texts_take_linear_time),
+        cmocka_unit_test(a_text_that_is_too_long_is_refused_and_changes_nothing),
         cmocka_unit_test(decoding_holds_back_only_unfinished_characters),
-        cmocka_unit_test(decoding_random_ids_is_always_whole_characters),
-        cmocka_unit_test(decoding_can_leave_special_tokens_out),
+        cmocka_unit_test(decoding_random_ids_gives_whole_characters),
+        cmocka_unit_test(decoding_can_skip_special_tokens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
-/* test_weights.c - tensors land in the right place of the fused matrices, converted right, from
- * every dtype; dummies obey their formula; incomplete or surplus checkpoints are refused. */
+/* test_weights.c - tensors are at the right places of the fused matrices, converted correctly from
+ * every dtype; dummy weights follow their formula; incomplete and ambiguous checkpoints are
+ * refused. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,7 +15,7 @@
 #include "tests/lib/golden.h"
 #include "tests/lib/tensor_file.h"
 
-/* ---- a backend of memory alone, which runs a write only when its stream is synchronised ---- */
+/* ---- a backend with only memory, which runs a write when its stream is synchronised ---- */
 
 static struct {
     bool pending;
@@ -58,7 +59,7 @@ static cn_status fake_write(cn_stream *s, void *dst, const void *host, size_t by
     return CN_OK;
 }
 
-/* A device that makes dummy weights in bf16. */
+/* A device that makes dummy weights itself, in bf16. */
 static cn_status fake_fill(cn_stream *s, const cn_dummy_fill_args *a)
 {
     (void)s;
@@ -118,7 +119,7 @@ static cn_checkpoint *open_checkpoint(const cn_model_config *c, const char *dir)
 
 static uint16_t bf16_nearest(float x)
 {
-    /* The nearer of the two neighbours; the even one when both are as near. */
+    /* The nearer of the two neighbours, or the even one when both are equally near. */
     uint32_t bits;
     memcpy(&bits, &x, 4);
     uint32_t low = bits & 0xffff0000u, high = low + 0x10000;
@@ -138,9 +139,9 @@ static float f16_value(uint16_t h)
     return (float)(h & 0x8000 ? -x : x);
 }
 
-/* ---- places ---- */
+/* ---- places of tensors ---- */
 
-/* Every tensor of the file, row by row, where the comment of weights.h says it is. */
+/* Every tensor of the file, row by row, must be where the comment in weights.h says. */
 static void check_row_block(const cn_weights *w, const cn_safetensors *s, const char *name,
                             cn_weight_id id, uint32_t layer, uint64_t first_elem)
 {
@@ -241,7 +242,8 @@ static void test_places(void **state)
     check_places("examples/tiny-reasoner");
 }
 
-/* bf16 weights take half the memory, are rounded to nearest even, and pass a bounded buffer. */
+/* bf16 weights need half the memory, are rounded to nearest even, and are copied through a buffer
+ * of limited size. */
 static void test_bf16_backend(void **state)
 {
     (void)state;
@@ -267,7 +269,7 @@ static void test_bf16_backend(void **state)
     }
 }
 
-/* ---- a checkpoint written for the purpose, to be damaged ---- */
+/* ---- a written checkpoint, to be damaged ---- */
 
 static char folder[64], weight_file[128];
 
@@ -287,14 +289,14 @@ static int leave_folder(void **state)
 }
 
 typedef struct damage {
-    const char *drop;               /* leave this tensor out */
-    const char *reshape, *as_dtype; /* swap the sides of one; store one as another dtype */
-    const char *extra;              /* add this vector of one */
+    const char *drop;               /* omit this tensor */
+    const char *reshape, *as_dtype; /* exchange the sides of one; store one as another dtype */
+    const char *extra;              /* add this vector of one element */
     bool add_head;                  /* add a copy of the embedding as lm_head, ... */
-    bool other_head;                /* ... with one value changed */
+    bool other_head;                /* ... with one different value */
 } damage;
 
-/* Writes dummy weights as F32; returns what opening them says. */
+/* Writes dummy weights as F32. Returns the status of opening them. */
 static cn_status write_and_open(const cn_model_config *c, const damage *d)
 {
     tensor_file f = {0};
@@ -338,7 +340,7 @@ static void test_damaged_checkpoints(void **state)
     const struct {
         const cn_model_config *config;
         damage damage;
-        const char *words; /* NULL: must open */
+        const char *words; /* NULL: it must open */
     } cases[] = {
         {&tied, {0}, NULL},
         {&untied, {0}, NULL},
@@ -348,10 +350,11 @@ static void test_damaged_checkpoints(void **state)
          "tensor model.layers.2.self_attn.k_norm.weight [16] is missing"},
         {&tied,
          {.reshape = "model.layers.0.mlp.up_proj.weight"},
-         "model.layers.0.mlp.up_proj.weight has shape [64, 96], config.json makes it [96, 64]"},
+         "model.layers.0.mlp.up_proj.weight: expected shape [96, 64] from config.json, got "
+         "[64, 96]"},
         {&tied,
          {.as_dtype = "model.norm.weight"},
-         "model.norm.weight is I32; supported weights are F32, BF16 and F16"},
+         "model.norm.weight: expected dtype F32, BF16 or F16, got I32"},
         {&tied,
          {.extra = "model.layers.1.self_attn.q_proj.bias"},
          "tensor model.layers.1.self_attn.q_proj.bias is not supported"},
@@ -360,7 +363,7 @@ static void test_damaged_checkpoints(void **state)
          "q_norm.weight is not supported: LlamaForCausalLM"},
         {&untied, {.extra = "lm_head.bias"}, "lm_head.bias is not supported"},
         {&untied, {.extra = "model.layers.0.self_attn.rotary_emb.inv_freq"}, NULL},
-        {&untied, {.extra = "model.layers.2.mlp.up_proj.bias"}, NULL}, /* it has layers 0 and 1 */
+        {&untied, {.extra = "model.layers.2.mlp.up_proj.bias"}, NULL}, /* no layer 2 */
         {&untied, {.extra = "visual.patch_embed.weight"}, NULL},
         {&tied, {.add_head = true}, NULL},
         {&tied,
@@ -375,7 +378,7 @@ static void test_damaged_checkpoints(void **state)
     }
 }
 
-/* All 65,536 values of F16 and BF16, by way of an embedding of that many elements. */
+/* Checks all 65,536 values of F16 and BF16 with an embedding of that many elements. */
 static void test_every_half(void **state)
 {
     (void)state;
@@ -419,12 +422,12 @@ static void test_every_half(void **state)
     }
 }
 
-/* ---- dummies ---- */
+/* ---- dummy weights ---- */
 
 static void test_dummy_formula(void **state)
 {
     (void)state;
-    /* Worked out with Python integers and numpy.float32 from the comment of dummy_weight.h. */
+    /* Computed with Python integers and numpy.float32 from the comment in dummy_weight.h. */
     static const uint16_t first[8] = {0xbcc2, 0xbd11, 0xbc2e, 0x3b48,
                                       0xbc7b, 0x3c9d, 0xbd3c, 0x3bd1};
     cn_model_config c = config_of("qwen3-bf16");
@@ -442,7 +445,7 @@ static void test_dummy_formula(void **state)
     fail_msg("no such part");
 }
 
-/* Mean, deviation and tails of a normal sample; norms are 1; pieces equal the whole. */
+/* Checks mean, deviation and tails of a normal sample. Norms are 1. Pieces equal the whole. */
 static void test_dummy_statistics(void **state)
 {
     (void)state;
@@ -475,7 +478,7 @@ static void test_dummy_statistics(void **state)
     cn_checkpoint_close(ck);
 }
 
-/* A device that makes them itself has the bits that the host would have written. */
+/* A device that makes the weights itself must have the bits that the host would write. */
 static void test_dummies_on_device(void **state)
 {
     (void)state;
@@ -506,7 +509,7 @@ static void test_dummies_on_device(void **state)
     }
 }
 
-/* Another seed or another tensor is another sequence. */
+/* Another seed or another tensor gives another sequence. */
 static void test_dummy_streams_differ(void **state)
 {
     (void)state;

@@ -1,19 +1,20 @@
-/* tidy.c - the style check of `make tidy`. Prints "file:line: what" for each fault in the C and
- * CUDA files of the tree and fails when there is one.
+/* tidy.c - the style check of `make tidy`. Prints "file:line: what" for each fault in the C files,
+ * CUDA files and documents of the tree. Fails when there is a fault.
  *
  *   size      function 70 lines, file 800 lines, line 100 columns (characters, not bytes). A CUDA
  *             kernel may be longer when the comment above it says why: "Long: <reason>".
- *   layers    a folder includes only what the table `layers` allows it; every folder may include
+ *   layers    a folder may include only what the table `layers` lists; every folder may include
  *             the leaves (base.h, list.h, ops.h, kv_layout.h, cinch.h). No header includes itself
  *             through others.
- *   files     names are unique; the first line is a comment "name - purpose"; every C file belongs
- *             to a rule of the Makefile; every header is included by someone.
- *   citations a file, or a section of docs/DESIGN.md, that a comment or a document cites exists.
+ *   files     names are unique; the first line is a comment "name - purpose"; a rule of the
+ *             Makefile builds every C file; every header is included by some file.
+ *   citations every file, and every section of docs/DESIGN.md, that a comment or document cites
+ *             exists.
  *   text      no tabs, no trailing blanks, no marks of unfinished work; getenv only in options.c;
- *             exit() only in main.c and in programs that are tests, benches or examples.
+ *             exit() only in main.c and in tests, benchmarks and examples.
  *
- * The formatting this relies on is the house style: a function body opens with a brace alone in
- * column one and closes with another. */
+ * The check relies on the house style: a function body opens and closes with a brace alone in
+ * column one. */
 #include <dirent.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -35,13 +36,13 @@ enum {
 typedef struct source {
     char path[MAX_PATH]; /* from the root: "engine/base.c" */
     const char *name;    /* its last part */
-    char *text;          /* the file, line ends replaced by NUL */
-    char *code;          /* the same with comments and literals blanked out */
+    char *text;          /* the file, with NUL for line ends */
+    char *code;          /* the same, with comments and literals blanked */
     char **line;         /* [n_lines] into text */
     char **code_line;    /* [n_lines] into code */
     size_t n_lines;
     bool included; /* some other file includes it */
-    enum { NEW, ON_PATH, DONE } visit; /* by check_circles */
+    enum { NEW, ON_PATH, DONE } visit; /* used by check_circles */
 } source;
 
 static source files[MAX_FILES];
@@ -81,8 +82,8 @@ static bool is_cuda(const source *f) { return ends(f->name, ".cu") || ends(f->na
 
 /* ---- reading ---- */
 
-/* Blanks out comments and the inside of literals, keeping line ends, so that checks of code do not
- * trip over text. */
+/* Blanks comments and the contents of literals and keeps line ends, so that checks of code see no
+ * text. */
 static void blank_text(char *p)
 {
     while (*p) {
@@ -178,7 +179,7 @@ static size_t columns(const char *s)
     return n;
 }
 
-/* First line of the declaration whose body opens at `open`. */
+/* Returns the first line of the declaration whose body opens at `open`. */
 static size_t signature_start(const source *f, size_t open)
 {
     size_t i = open;
@@ -191,7 +192,7 @@ static size_t signature_start(const source *f, size_t open)
     return i;
 }
 
-/* Whether the comment right above line i has "Long:" in it. */
+/* True when the comment directly above line i contains "Long:". */
 static bool says_why_long(const source *f, size_t i)
 {
     while (i > 0 && *f->line[i - 1] && !*(f->code_line[i - 1] + strspn(f->code_line[i - 1], " "))) {
@@ -206,18 +207,18 @@ static void check_function(const source *f, size_t open, size_t close)
     size_t start = signature_start(f, open), n = close - start + 1;
     if (n <= MAX_FUNCTION_LINES) return;
     if (is_cuda(f) && says_why_long(f, start)) return;
-    fault(f, start + 1, "function of %zu lines, the most is %d", n, MAX_FUNCTION_LINES);
+    fault(f, start + 1, "function of %zu lines, limit %d", n, MAX_FUNCTION_LINES);
 }
 
 static void check_size(const source *f)
 {
     if (f->n_lines > MAX_FILE_LINES)
-        fault(f, f->n_lines, "file of %zu lines, the most is %d", f->n_lines, MAX_FILE_LINES);
+        fault(f, f->n_lines, "file of %zu lines, limit %d", f->n_lines, MAX_FILE_LINES);
     size_t open = 0;
     bool inside = false;
     for (size_t i = 0; i < f->n_lines; i++) {
         size_t n = columns(f->line[i]);
-        if (n > MAX_COLUMNS) fault(f, i + 1, "line of %zu columns, the most is %d", n, MAX_COLUMNS);
+        if (n > MAX_COLUMNS) fault(f, i + 1, "line of %zu columns, limit %d", n, MAX_COLUMNS);
         if (strcmp(f->code_line[i], "{") == 0) {
             open = i;
             inside = true;
@@ -238,8 +239,8 @@ static bool is_leaf(const char *path)
            !strcmp(path, "paged/planes.h");
 }
 
-/* The folders, and single headers, that a file of `folder` may include, beside its own folder and
- * the leaves. The longest matching folder counts; a folder of the list does not stand for the
+/* The folders and single headers that a file of `folder` may include, in addition to its own folder
+ * and the leaves. The longest matching folder counts. A folder in a list does not include the
  * folders inside it. docs/ARCHITECTURE.md shows this table. */
 static const struct {
     const char *folder;
@@ -281,7 +282,7 @@ static const struct {
     {"examples/", {"cinch.h"}},
 };
 
-/* Whether `header` is the entry itself or lies in that folder. */
+/* True when `header` equals the entry or is directly in the entry's folder. */
 static bool matches(const char *entry, const char *header)
 {
     if (!strcmp(entry, "*") || !strcmp(entry, header)) return true;
@@ -303,7 +304,7 @@ static bool may_include(const source *f, const char *header)
     return is_leaf(header) && !starts(f->path, "examples/");
 }
 
-/* The header that line i includes by a name in quotes; false when the line includes none. */
+/* Gets the header that line i includes by a name in quotes; false when there is none. */
 static bool includes(const source *f, size_t i, char header[MAX_PATH])
 {
     return sscanf(f->line[i], " # include \"%511[^\"]\"", header) == 1;
@@ -330,7 +331,7 @@ static void check_includes(const source *f)
     }
 }
 
-/* Follows includes from f; a header met again on the way down closes a circle. */
+/* Follows includes from f. A header that is found again on the way down closes a circle. */
 static void check_circles(source *f)
 {
     if (f->visit == DONE) return;
@@ -338,7 +339,7 @@ static void check_circles(source *f)
     for (size_t i = 0; i < f->n_lines; i++) {
         char header[MAX_PATH];
         source *h = includes(f, i, header) ? find_source(header) : NULL;
-        if (h && h->visit == ON_PATH) fault(f, i + 1, "%s includes this file in turn", header);
+        if (h && h->visit == ON_PATH) fault(f, i + 1, "%s also includes this file", header);
         if (h && h->visit == NEW) check_circles(h);
     }
     f->visit = DONE;
@@ -346,7 +347,7 @@ static void check_circles(source *f)
 
 /* ---- files ---- */
 
-/* Where the Makefile picks up C files: folder and the beginning of the name. */
+/* The places where the Makefile finds C files: a folder and the start of a name. */
 static bool is_built(const source *f)
 {
     static const char *const places[] = {
@@ -354,7 +355,7 @@ static bool is_built(const source *f)
         "tests/lib/",  "tests/test_", "tests/fuzz_", "tests/sim_",  "tests/sim/",
         "tests/tidy.c", "tests/diff_dumps.c",
     };
-    /* These two may have folders, one deep. */
+    /* engine/ and cuda/ may have folders, one level deep. */
     const char *rest = starts(f->path, "engine/") ? f->path + strlen("engine/")
                        : starts(f->path, "cuda/") ? f->path + strlen("cuda/")
                                                   : NULL;
@@ -420,7 +421,7 @@ static bool may_exit(const source *f)
 
 static void check_text(const source *f)
 {
-    /* In two pieces, or this file would be at fault. */
+    /* Each mark is written in two pieces, so that this file has none. */
     static const char *const marks[] = {"TO"
                                         "DO",
                                         "FIX"
@@ -438,7 +439,7 @@ static void check_text(const source *f)
         for (size_t m = 0; m < sizeof marks / sizeof *marks; m++)
             if (has_word(line, marks[m])) fault(f, i + 1, "mark of unfinished work");
         if (!is_options && (calls(code, "getenv") || calls(code, "secure_getenv")))
-            fault(f, i + 1, "getenv is for engine/options/options.c alone");
+            fault(f, i + 1, "getenv is allowed only in engine/options/options.c");
         if (!may_exit(f) && (calls(code, "exit") || calls(code, "_exit")))
             fault(f, i + 1, "exit below main: return a status");
     }
@@ -447,11 +448,11 @@ static void check_text(const source *f)
 /* ---- citations ---- */
 
 enum { MAX_SECTIONS = 32 };
-/* Of docs/DESIGN.md, by section number. */
+/* Sections and items of docs/DESIGN.md, by section number. */
 static bool has_section[MAX_SECTIONS];
 static size_t n_items[MAX_SECTIONS];
 
-/* "## 3. Title" begins a section, "4. Text" in column one an item. */
+/* "## 3. Title" starts a section, and "4. Text" in column one an item. */
 static void read_sections(void)
 {
     const source *f = find_source("docs/DESIGN.md");
@@ -466,7 +467,7 @@ static void read_sections(void)
     }
 }
 
-/* "DESIGN.md §2.3", and the sections that follow it: ", §4", " and §5.1". */
+/* Checks "DESIGN.md §2.3" and the sections that follow it: ", §4", " and §5.1". */
 static void check_sections(const source *f, size_t line)
 {
     static const char sign[] = "\u00a7"; /* the section sign */
@@ -489,7 +490,7 @@ static bool is_path_char(char c)
     return is_word(c) || c == '/' || c == '.' || c == '-';
 }
 
-/* The parts of the tree that a citation names from the root. */
+/* True for a path that starts with a top-level folder of the tree. */
 static bool is_rooted(const char *path)
 {
     static const char *const roots[] = {"engine/", "scheduler/", "paged/",    "compress/", "cuda/",
@@ -499,7 +500,7 @@ static bool is_rooted(const char *path)
     return false;
 }
 
-/* A path from the root must exist; so must a C or CUDA file that is cited by its name alone. */
+/* A path from the root must exist. A C or CUDA file that is cited by name only must exist too. */
 static void check_path(const source *f, size_t line, const char *path)
 {
     struct stat st;
@@ -514,7 +515,7 @@ static void check_path(const source *f, size_t line, const char *path)
     fault(f, line + 1, "cites %s, which does not exist", path);
 }
 
-/* Paths in a line of a comment or of a document. Patterns (http_*.c), placeholders (NAME) and
+/* Checks the paths in a line of a comment or document. Patterns (http_*.c), placeholders (NAME) and
  * included headers are not citations. */
 static void check_paths(const source *f, size_t line)
 {
@@ -539,7 +540,7 @@ static void check_paths(const source *f, size_t line)
 static void check_citations(const source *f)
 {
     for (size_t i = 0; i < f->n_lines; i++) {
-        /* Of code, what is a comment: there the text has words and the code has blanks. */
+        /* In code, only comment lines count: they have text but no code. */
         const bool comment = f->code_line[i][strspn(f->code_line[i], " ")] == '\0';
         if (!is_document(f->name) && !comment) continue;
         check_sections(f, i);

@@ -1,12 +1,12 @@
 #!/bin/sh
-# The style check finds each kind of fault, at the right line, and finds none in a clean tree.
+# The style check must find each kind of fault at the right line, and no fault in a clean tree.
 # BUILD is the build directory.
 set -eu
 tidy=$(realpath "${BUILD:-build}/tests/tidy")
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 
-# A clean tree of two files.
+# clean: writes a tree of two files without a fault.
 clean() {
     rm -rf "$dir/t"
     mkdir -p "$dir/t/engine/cpu" "$dir/t/scheduler" "$dir/t/paged" "$dir/t/compress" "$dir/t/cuda"
@@ -14,34 +14,34 @@ clean() {
     printf '/* x.c - a file. */\n#include "engine/x.h"\n' >"$dir/t/engine/x.c"
 }
 
-# expect WHERE WHAT: tidy must fail with a line "WHERE: ...WHAT...".
+# expect WHERE WHAT: tidy must fail with a line "WHERE: ...WHAT...". Then cleans the tree.
 expect() {
     if "$tidy" "$dir/t" >"$dir/out"; then
-        echo "missed: $1 $2"
+        echo "missed a fault: expected $1: $2"
         exit 1
     fi
-    grep -F "$1: " "$dir/out" | grep -qF "$2" || { echo "wanted: $1 $2"; cat "$dir/out"; exit 1; }
+    grep -F "$1: " "$dir/out" | grep -qF "$2" || { echo "expected $1: $2"; cat "$dir/out"; exit 1; }
     clean
 }
 
 clean
-"$tidy" "$dir/t" >/dev/null || { echo "a clean tree is at fault"; exit 1; }
+"$tidy" "$dir/t" >/dev/null || { echo "a fault in a clean tree"; exit 1; }
 mkdir "$dir/empty"
-if "$tidy" "$dir/empty" >/dev/null; then echo "an empty tree passes"; exit 1; fi
+if "$tidy" "$dir/empty" >/dev/null; then echo "no fault in an empty tree"; exit 1; fi
 
-long() { # a function of $1 lines after the comment $2
+long() { # prints a function of $1 lines after the comment $2
     printf '%s\nvoid f(void)\n{\n' "$2"
     i=3
     while [ $i -lt "$1" ]; do echo "    g();"; i=$((i + 1)); done
     printf '}\n'
 }
 long 70 '/* Fine. */' >>"$dir/t/engine/x.c"
-"$tidy" "$dir/t" >/dev/null || { echo "70 lines are at fault"; exit 1; }
+"$tidy" "$dir/t" >/dev/null || { echo "a fault for a function of 70 lines"; exit 1; }
 clean
-long 71 '/* Long: no excuse in C. */' >>"$dir/t/engine/x.c"
+long 71 '/* Long: not allowed in C. */' >>"$dir/t/engine/x.c"
 expect engine/x.c:4 "function of 71 lines"
 { echo '/* k.cu - a kernel. */'; long 71 '/* Long: one loop. */'; } >"$dir/t/cuda/k.cu"
-"$tidy" "$dir/t" | grep -q 'function of' && { echo "an excused kernel is at fault"; exit 1; }
+"$tidy" "$dir/t" | grep -q 'function of' && { echo "a fault for a kernel marked Long"; exit 1; }
 clean
 { echo '/* k.cu - a kernel. */'; long 71 '/* A loop. */'; } >"$dir/t/cuda/k.cu"
 expect cuda/k.cu:3 "function of 71 lines"
@@ -63,7 +63,7 @@ expect engine/x.c:3 "exit below main"
 printf 'int x;' >>"$dir/t/engine/x.c"
 expect engine/x.c:1 "no line end"
 
-printf '/* y.h - no one reads it. */\n' >"$dir/t/engine/y.h"
+printf '/* y.h - not included. */\n' >"$dir/t/engine/y.h"
 expect engine/y.h:1 "no file includes"
 printf '#pragma once\n' >"$dir/t/engine/x.h"
 expect engine/x.h:1 "first line"
@@ -74,7 +74,7 @@ printf '/* z.c - dead. */\n' >"$dir/t/engine/old/older/z.c"
 expect engine/old/older/z.c:1 "no rule"
 printf '/* x.h - a header. */\n#include "engine/y.h"\n' >"$dir/t/engine/x.h"
 printf '/* y.h - a header. */\n#include "engine/x.h"\n' >"$dir/t/engine/y.h"
-expect engine/y.h:2 "engine/x.h includes this file in turn"
+expect engine/y.h:2 "engine/x.h also includes this file"
 
 layer() { # layer FILE HEADER: FILE must not include HEADER
     printf '/* %s - a file. */\n#include "%s"\n' "$(basename "$1")" "$2" >"$dir/t/$1"
@@ -94,7 +94,7 @@ for folder in offline compare bench cmd serve; do layer engine/x.c engine/$folde
 mkdir -p "$dir/t/engine/serve"
 layer engine/serve/s.c engine/cmd/command.h
 design() { mkdir -p "$dir/t/docs"; printf '# Design\n\n## 1. Memory\n\n1. A rule.\n2. A rule.\n' >"$dir/t/docs/DESIGN.md"; }
-cite() { # cite TEXT WHAT: a comment that cites TEXT is at fault
+cite() { # cite TEXT WHAT: tidy must report a comment that cites TEXT
     design
     printf '/* %s */\n' "$1" >>"$dir/t/engine/x.c"
     expect engine/x.c:3 "$2"
@@ -109,10 +109,10 @@ printf '# See [x](../engine/x.c) and [y](../docs/gone.md).\n' >"$dir/t/docs/OTHE
 expect docs/OTHER.md:1 'cites docs/gone.md'
 design
 printf '/* DESIGN.md §1.2 and §1, engine/x.h, x.c, http_*.c, engine/cpu/. */\n' >>"$dir/t/engine/x.c"
-"$tidy" "$dir/t" >/dev/null || { echo "a good citation is at fault"; exit 1; }
+"$tidy" "$dir/t" >/dev/null || { echo "a fault for a correct citation"; exit 1; }
 clean
 for ok in paged/kv_layout.h engine/base.h engine/list.h compress/policy.h; do
     printf '/* s.c - a file. */\n#include "%s"\n' $ok >"$dir/t/scheduler/s.c"
-    "$tidy" "$dir/t" >/dev/null || { echo "scheduler/s.c may include $ok"; exit 1; }
+    "$tidy" "$dir/t" >/dev/null || { echo "a fault for $ok in scheduler/s.c"; exit 1; }
 done
 echo "tidy: ok"

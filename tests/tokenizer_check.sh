@@ -1,9 +1,9 @@
 #!/bin/sh
-# Token ids and decoded texts equal those of the package tokenizers, compared live on thousands of
-# drawn texts, for the bundled checkpoint, the two small tokenizers of tests/golden/tokenizer and
-# the 150k vocabulary of Qwen, which the package dashscope carries. Both packages come from PyPI on
-# the first run and stay in BUILD/reference. Without them the check is skipped, and says so; with
-# REQUIRE_REFERENCES=1 that is a failure.
+# Token ids and decoded texts must equal those of the package tokenizers. They are compared on
+# thousands of random texts, for the bundled checkpoint, the two small tokenizers of
+# tests/golden/tokenizer and the 150k vocabulary of Qwen, which the package dashscope contains. Both
+# packages come from PyPI on the first run and stay in BUILD/reference. Prints SKIPPED without them;
+# with REQUIRE_REFERENCES=1 that is a failure.
 set -eu
 build=${BUILD:-build}
 here=tests/golden/tokenizer
@@ -24,11 +24,11 @@ if ! "$python" -c 'import tokenizers' 2>/dev/null; then
     python=$reference/venv/bin/python
     "$python" -c 'import tokenizers' 2>/dev/null ||
         "$python" -m pip install -q tokenizers==0.23.3 ||
-        skip "the package tokenizers is not to be had"
+        skip "pip cannot install the package tokenizers"
 fi
 if [ ! -s "$reference/qwen/tokenizer.json" ]; then
     "$python" -m pip download -q --no-deps -d "$reference" dashscope ||
-        skip "the package dashscope, which has the Qwen vocabulary, is not to be had"
+        skip "pip cannot download the package dashscope, which has the Qwen vocabulary"
     "$python" -m zipfile -e "$reference"/dashscope-*.whl "$reference/dashscope"
     "$python" $here/qwen_tokenizer.py "$reference/dashscope/dashscope/resources/qwen.tiktoken" \
         "$reference/qwen"

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes the length files beside it: see README.md, which says where each number is from.
+"""Writes the length files in this folder. README.md describes the source of each number.
 
     python3 bench/workloads/make_workloads.py --amc23 amc23.jsonl --gsm8k gsm8k.jsonl
 
 amc23.jsonl needs "problem" in each line, gsm8k.jsonl "question" and "answer". The same inputs give
-the same files. Prints what each file holds. Needs the standard library alone.
+the same files. Prints a table of the files. Needs only the standard library.
 """
 import argparse
 import json
@@ -43,7 +43,7 @@ def log_normal(rng, mean, sigma):
 
 
 def amc23(rng, questions, samples):
-    """Long reasoning: hard questions take long in every sample."""
+    """Long reasoning. A hard question has long outputs in all its samples."""
     out = []
     for number, q in enumerate(questions):
         prompt = tokens(q["problem"]) + TEMPLATE_TOKENS
@@ -54,7 +54,7 @@ def amc23(rng, questions, samples):
 
 
 def gsm8k(rng, questions):
-    """Short answers, and one in a hundred that goes on and on."""
+    """Short answers, and one very long answer in a hundred."""
     out = []
     for q in questions:
         said = 1.5 * tokens(q["answer"]) * log_normal(rng, 1, 0.2)
@@ -65,7 +65,7 @@ def gsm8k(rng, questions):
 
 
 def long_prefix(rng, n, samples):
-    """A document and a question about it, asked several times."""
+    """Documents with a question each; every question is asked several times."""
     out = []
     for number in range(n):
         document = min(14000, max(1500, log_normal(rng, 6900, 0.45)))

@@ -1,12 +1,12 @@
-/* attn_common.cuh - what the attention kernels share: where the key of a slot is in the pool, tiles
- * of keys and values in shared memory, the copies that fill them, tensor-core fragments, and what
- * launchers check and pass.
+/* attn_common.cuh - code that the attention kernels share: the address of a slot's key in the pool,
+ * tiles of keys and values in shared memory, the copies that fill them, tensor-core fragments, and
+ * the checks and parameters of launchers.
  *
- * A tile in shared memory is [D / 64 boxes][rows][64] bf16. In a box a row is 128 bytes, its eight
- * 16-byte chunks permuted: chunk c of row r stands at c ^ (r % 8). That is the 128-byte swizzle of
- * tensor maps and of wgmma, so bulk copies, cp.async and both kinds of matrix instruction meet in
- * it, and the eight rows an ldmatrix reads fall into different banks. Columns from head_dim to D
- * hold zeros. A box starts at a multiple of 1,024 bytes. */
+ * A tile in shared memory is [D / 64 boxes][rows][64] bf16. In a box a row is 128 bytes and its
+ * eight 16-byte chunks are permuted: chunk c of row r is at c ^ (r % 8). This is the 128-byte
+ * swizzle of tensor maps and of wgmma, so bulk copies, cp.async and both kinds of matrix
+ * instructions can use it. The eight rows that an ldmatrix reads are in different banks. Columns
+ * from head_dim to D hold zeros. A box starts at a multiple of 1,024 bytes. */
 #ifndef CN_CUDA_ATTN_COMMON_CUH
 #define CN_CUDA_ATTN_COMMON_CUH
 
@@ -23,7 +23,7 @@ enum { CN_ATTN_MAX_HEAD_DIM = 256, CN_CHUNK_BYTES = 16 };
 
 /* ---- the pool ---- */
 
-/* How kernels find keys, in rows of head_dim elements (cn_kv_rows). */
+/* How kernels find keys and values in the pool, in rows of head_dim elements (cn_kv_rows). */
 typedef struct cn_attn_pool {
     const cn_bf16 *kv;
     const uint32_t *tables;
@@ -34,7 +34,7 @@ typedef struct cn_attn_pool {
     uint32_t block_shift, tile_shift; /* log2 of block_tokens, tile_tokens */
 } cn_attn_pool;
 
-/* The row of slot `slot`'s key; its value is rows.value rows behind. */
+/* Returns the row of the key of slot `slot`. The value of the slot is rows.value rows later. */
 __device__ static inline uint32_t cn_key_row(const cn_attn_pool &p, uint32_t seq, uint32_t head,
                                              uint32_t slot)
 {
@@ -46,7 +46,7 @@ __device__ static inline uint32_t cn_key_row(const cn_attn_pool &p, uint32_t seq
 
 /* ---- shared memory ---- */
 
-/* Byte of 16-byte chunk `chunk` of row `row` in a tile of `rows` rows. */
+/* Returns the byte offset of 16-byte chunk `chunk` of row `row` in a tile of `rows` rows. */
 __device__ static inline uint32_t cn_chunk_at(uint32_t rows, uint32_t row, uint32_t chunk)
 {
     return (chunk / 8 * rows + row) * CN_ROW_BYTES + ((chunk % 8) ^ (row % 8)) * CN_CHUNK_BYTES;
@@ -96,7 +96,7 @@ __device__ static inline float cn_exp2(float x)
 
 /* ---- cp.async ---- */
 
-/* 16 bytes to shared memory; zeros when not valid. */
+/* Copies 16 bytes to shared memory; writes zeros when not valid. */
 __device__ static inline void cn_copy16(uint32_t to, const void *from, bool valid)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
@@ -114,7 +114,8 @@ template <int N> __device__ static inline void cn_copy_wait(void)
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/* Orders this thread's accesses to shared memory before bulk copies that a barrier lets start. */
+/* Orders this thread's earlier accesses to shared memory before bulk copies that start after a
+ * later barrier. */
 __device__ static inline void cn_async_fence(void)
 {
 #if __CUDA_ARCH__ >= 900
@@ -135,7 +136,7 @@ __device__ static inline void cn_bulk_copy(uint32_t to, const void *from, uint32
 #endif
 }
 
-/* The box of a tensor map at (column, row). */
+/* Copies the box of a tensor map at (column, row). */
 __device__ static inline void cn_box_copy(uint32_t to, const CUtensorMap *map, uint32_t column,
                                           uint32_t row, uint64_t *barrier)
 {
@@ -172,23 +173,23 @@ static inline uint32_t cn_log2_u32(uint32_t power_of_two)
     return (uint32_t)__builtin_ctz(power_of_two);
 }
 
-/* Whether this device runs the bulk-copy kernels. */
+/* Returns true when this device runs the bulk-copy kernels. */
 static inline bool cn_attn_has_bulk(const cn_stream *s) { return s->cuda->device.hopper; }
 
 static inline cn_status cn_attn_check(const char *op, const cn_attn_args *a)
 {
     const cn_kv_layout *l = &a->layout;
     if (l->head_dim == 0 || l->head_dim % 16 != 0 || l->head_dim > CN_ATTN_MAX_HEAD_DIM)
-        return cn_fail(CN_ERR_SHAPE, "%s: head_dim %u is not a multiple of 16 up to %d", op,
+        return cn_fail(CN_ERR_SHAPE, "%s: head_dim %u: expected a multiple of 16, at most %d", op,
                        l->head_dim, CN_ATTN_MAX_HEAD_DIM);
     if (a->n_heads == 0 || a->n_heads % l->n_kv_heads != 0)
-        return cn_fail(CN_ERR_SHAPE, "%s: %u query heads do not divide over %u kv heads", op,
-                       a->n_heads, l->n_kv_heads);
+        return cn_fail(CN_ERR_SHAPE, "%s: %u query heads: expected a multiple of the %u kv heads",
+                       op, a->n_heads, l->n_kv_heads);
     if (!cn_kv_layout_is_uniform(l, CN_BF16))
-        return cn_fail(CN_ERR_SHAPE, "%s: K and V must be bf16 and as wide as head_dim %u", op,
+        return cn_fail(CN_ERR_SHAPE, "%s: expected K and V in bf16 with head_dim %u", op,
                        l->head_dim);
     if (cn_kv_rows_of(l).total > INT32_MAX)
-        return cn_fail(CN_ERR_SHAPE, "%s: a pool of %zu rows exceeds the limit of %d", op,
+        return cn_fail(CN_ERR_SHAPE, "%s: pool of %zu rows: expected at most %d", op,
                        cn_kv_rows_of(l).total, INT32_MAX);
     return CN_OK;
 }
@@ -208,7 +209,7 @@ static inline cn_attn_pool cn_attn_pool_of(const cn_attn_args *a)
     return p;
 }
 
-/* Boxes of box_rows rows of the pool. */
+/* Encodes a map of the pool whose boxes have box_rows rows. */
 static inline cn_status cn_map_pool(CUtensorMap *map, const void *kv, const cn_kv_layout *l,
                                     uint32_t box_rows)
 {

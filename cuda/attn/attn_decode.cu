@@ -1,11 +1,11 @@
 /* attn_decode.cu - one query per sequence over its paged K and V.
  *
  * q, out [n_decode, hq, d], pool as in kv_layout.h; bf16 in and out, f32 sums, weights rounded to
- * bf16 before they meet the values. Grid: one block per multiprocessor; block: 4 warps that compute
- * and 1 that fetches. The kernel and how work is split: attn_one.cuh, attn_walk.cuh.
- * Bytes: 4 * hk * d * (sum of kv_len), each rounded up to 16 slots, + 4 * n_decode * hq * d; where
- * an item is cut, 4 * d * hq / hk a piece are written and read besides.
- * Twin: cpu_attn.c. */
+ * bf16 before the product with the values. Grid: one block per multiprocessor; block: 4 warps that
+ * compute and 1 that fetches. attn_one.cuh has the kernel, attn_walk.cuh the split of the work.
+ * Bytes moved: 4 * hk * d * (sum of kv_len, each rounded up to 16 slots) + 4 * n_decode * hq * d.
+ * For each piece of a split item, 4 * d * hq / hk more bytes are written and read.
+ * CPU version: cpu_attn.c. */
 #include "cuda/attn/attn_one.cuh"
 
 template <int D>
@@ -36,8 +36,8 @@ extern "C" cn_status cn_cuda_attn_decode(cn_stream *s, const cn_attn_args *a)
     p.walk.lengths = a->batch->kv_len;
     p.walk.n_units = a->batch->n_decode;
     p.walk.items_per_unit = a->layout.n_kv_heads * p.n_parts;
-    /* No kernel starts before the attention of the layer below has waited for all before it, this
-     * step's lengths and tables and every older key and value among them. */
+    /* No kernel starts before the attention of the previous layer has waited for all kernels before
+     * it. Then this step's lengths and tables, and all older keys and values, are final. */
     p.early = a->layer > 0;
     if (a->layout.head_dim <= 64) return launch<64>(s, a, p);
     if (a->layout.head_dim <= 128) return launch<128>(s, a, p);

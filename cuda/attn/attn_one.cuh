@@ -2,20 +2,21 @@
  * (every resident slot) and of attn_sparse (a list of slots).
  *
  * One block per multiprocessor, each with an equal share of the slots (attn_walk.cuh). One warp
- * fetches: it keeps a ring of stages in shared memory full, a tile of 64 keys and 64 values each
- * (32 KiB at head_dim 128, up to 192 KiB in flight), and says beside each what it is. Four warps
- * compute, 16 slots of every tile each, the query heads of the group together, so K and V are read
- * once for all of them:
+ * fetches. It keeps a ring of stages in shared memory full. A stage has a tile of 64 keys and 64
+ * values (32 KiB at head_dim 128, up to 192 KiB in flight) and a note that describes it. Four warps
+ * compute, each 16 slots of every tile. They compute the query heads of the group together, so K
+ * and V are read once for all of them:
  *
  *     scores^T[16 slots, 8 heads] = keys[16, d] * q^T[d, 8]       mma m16n8k16, f32 sums
  *     out^T[d, 8 heads] += values^T[d, 16 slots] * weights^T[16, 8]
  *
- * With heads as the narrow side nothing is computed for rows of padding. Each warp has its own
- * online softmax; the four are merged when a piece ends, and the pieces of an item that was cut by
- * the block whose piece comes last, always in the order of the pieces.
+ * The heads are the narrow side of the product, so no work is wasted on padded rows. Each warp has
+ * its own online softmax. The four are merged when a piece ends. The pieces of a split item are
+ * merged, always in the order of the pieces, by the block that finishes its piece last.
  *
- * Fetching: bulk copies by tensor map (compute capability 9.0), or cp.async row by row (8.0 on, and
- * lists). Slots beyond the length are neither weighed nor multiplied, whatever they hold. */
+ * Fetching uses bulk copies by tensor map (compute capability 9.0), or cp.async row by row (from
+ * 8.0 on, and for lists). Slots past the length get no weight and are never multiplied, so their
+ * content has no effect. */
 #ifndef CN_CUDA_ATTN_ONE_CUH
 #define CN_CUDA_ATTN_ONE_CUH
 
@@ -23,15 +24,15 @@
 
 enum {
     CN_ONE_HEADS = 8, /* query heads at a time */
-    CN_ONE_WARPS = 4, /* that compute */
+    CN_ONE_WARPS = 4, /* warps that compute */
     CN_ONE_COMPUTE = CN_ONE_WARPS * CN_WARP,
     CN_ONE_THREADS = CN_ONE_COMPUTE + CN_WARP,
-    CN_ONE_SLICE = CN_WALK_TILE / CN_ONE_WARPS, /* slots of a tile that one warp takes */
+    CN_ONE_SLICE = CN_WALK_TILE / CN_ONE_WARPS, /* slots of a tile that one warp computes */
     CN_ONE_MAX_STAGES = 12,
     CN_ONE_ARRIVALS = 1 << 16, /* most partial results */
-    CN_ONE_LEAST_SLOTS = 2048, /* what scratch holds at least: 2 a multiprocessor, and tests */
-    CN_ONE_PIECES = 256,       /* most pieces of an item: no GPU has as many multiprocessors */
-    CN_ONE_PAD = 4             /* floats between heads in the exchange: other banks */
+    CN_ONE_LEAST_SLOTS = 2048, /* least results in scratch: 2 per multiprocessor, and for tests */
+    CN_ONE_PIECES = 256,       /* most pieces of an item; no GPU has so many multiprocessors */
+    CN_ONE_PAD = 4             /* floats between heads in the exchange, to use other banks */
 };
 
 typedef struct cn_one_params {
@@ -43,7 +44,7 @@ typedef struct cn_one_params {
     uint32_t index_stride;
     uint32_t n_heads, group, n_parts; /* parts of a group: ceil(group / 8) */
     uint32_t n_stages;
-    float scale;          /* of scores, log2(e) included */
+    float scale;          /* factor of the scores, including log2(e) */
     bool early;           /* lengths, tables, K and V of older steps are final before the wait */
     uint32_t slot_heads;  /* of a partial result */
     uint32_t *arrivals;   /* [slot], zero between launches */
@@ -51,13 +52,13 @@ typedef struct cn_one_params {
     float *partial_out;   /* [slot, slot_heads, D] */
 } cn_one_params;
 
-/* What a stage holds. */
+/* Describes the content of a stage. */
 typedef struct cn_one_note {
     uint32_t query;                 /* first element in q and out */
     uint16_t first_slot, last_slot; /* [first, last) of the tile's 64 */
     uint16_t n_heads;
-    bool first, last, end; /* of the piece; of the block's share */
-    cn_walk_piece piece;   /* when last */
+    bool first, last, end; /* first and last tile of the piece; last tile of the block's share */
+    cn_walk_piece piece;   /* valid if last */
 } cn_one_note;
 
 /* Shared memory: stages of K and V, their queries, the exchange between warps. */
@@ -92,7 +93,7 @@ template <int D> struct cn_one_shared {
     __device__ float *exchange(void) const { return (float *)(base + n_stages * STAGE_BYTES); }
 };
 
-/* The parts of fixed size. */
+/* The parts of shared memory that have a fixed size. */
 typedef struct cn_one_fixed {
     uint64_t full[CN_ONE_MAX_STAGES], empty[CN_ONE_MAX_STAGES];
     cn_one_note notes[CN_ONE_MAX_STAGES];
@@ -102,7 +103,7 @@ typedef struct cn_one_fixed {
 
 /* ---- fetching ---- */
 
-/* Which (sequence, kv head, heads) the walk is at. */
+/* The (sequence, kv head, heads) of the walk's current item. */
 typedef struct cn_one_item {
     uint32_t seq, kv_head, n_heads, query;
 } cn_one_item;
@@ -110,7 +111,7 @@ typedef struct cn_one_item {
 template <bool LIST>
 __device__ static inline cn_one_item cn_one_item_of(const cn_one_params &p, const cn_walk &w)
 {
-    /* Divisions take long enough to matter in a short batch, and most often there is no need. */
+    /* Divisions are slow enough to matter in a short batch, and usually n_parts is 1. */
     uint32_t head = w.item, part = 0;
     if (p.n_parts > 1) {
         head = w.item / p.n_parts;
@@ -139,8 +140,8 @@ __device__ static inline void cn_one_write_note(cn_one_note *note, const cn_one_
     if (note->last) note->piece = cn_walk_piece_of(w, p.walk, blockIdx.x);
 }
 
-/* The tile's boxes: whole tiles of the pool by `whole`, what is left by `few`, 16 rows a box.
- * One thread. */
+/* Copies the boxes of a tile: whole tiles of the pool by `whole`, the rest by `few`, 16 rows per
+ * box. Called by one thread. */
 template <int D>
 __device__ static inline void
 cn_one_bulk_tile(const cn_one_params &p, const cn_walk &w, const cn_one_item &item,
@@ -167,7 +168,7 @@ cn_one_bulk_tile(const cn_one_params &p, const cn_walk &w, const cn_one_item &it
 
 __device__ static inline uint32_t cn_round16(uint32_t n) { return (n + 15) & ~15u; }
 
-/* The tile row by row, by a warp: eight lanes a row. */
+/* Copies the tile row by row. Called by a warp; eight lanes copy a row. */
 template <int D, bool LIST>
 __device__ static inline void cn_one_copy_tile(const cn_one_params &p, const cn_walk &w,
                                                const cn_one_item &item,
@@ -212,14 +213,15 @@ __device__ static inline void cn_one_copy_query(const cn_one_params &p, const cn
         cn_copy16(to + i * 2, p.q + item.query + i, true);
 }
 
-/* What the fetching warp of a bulk kernel needs beside the parameters. */
+/* What the fetching warp of a bulk kernel needs besides the parameters. */
 template <int D> struct cn_one_fetch {
     cn_one_shared<D> shared;
     cn_one_fixed *fixed;
     const CUtensorMap *whole, *few;
 };
 
-/* Takes stage `n` of the ring's sequence for the walk's tile and starts its K and V. */
+/* Uses the n-th stage in the sequence of the ring for the walk's tile and starts the copies of its
+ * K and V. */
 template <int D>
 __device__ static inline void cn_one_start(const cn_one_params &p, const cn_one_fetch<D> &f,
                                            const cn_walk &w, uint32_t n)
@@ -236,7 +238,7 @@ __device__ static inline void cn_one_start(const cn_one_params &p, const cn_one_
     cn_one_bulk_tile<D>(p, w, item, f.shared, stage, barrier, f.whole, f.few);
 }
 
-/* The query of a piece that begins with the walk's tile. */
+/* Starts the copy of the queries if a piece begins with the walk's tile. */
 template <int D>
 __device__ static inline void cn_one_start_query(const cn_one_params &p, const cn_one_fetch<D> &f,
                                                  const cn_walk &w, uint32_t n)
@@ -248,9 +250,9 @@ __device__ static inline void cn_one_start_query(const cn_one_params &p, const c
                  item.n_heads * p.pool.head_dim * (uint32_t)sizeof(cn_bf16), &f.fixed->full[stage]);
 }
 
-/* Fetches this block's share by bulk copies. One thread. When K and V of other steps are final, the
- * ring is filled before the wait for the previous kernel; only a sequence's newest tile, which
- * holds this step's token, and the queries come after it. */
+/* Fetches this block's share by bulk copies. Called by one thread. If K and V of other steps are
+ * final, the ring is filled before the wait for the previous kernel. Only the newest tile of a
+ * sequence, which holds this step's token, and the queries are fetched after the wait. */
 template <int D>
 __device__ static inline void cn_one_fetch_bulk(const cn_one_params &p, const cn_one_fetch<D> &f,
                                                 cn_walk w)
@@ -277,7 +279,7 @@ __device__ static inline void cn_one_fetch_bulk(const cn_one_params &p, const cn
     }
 }
 
-/* Fetches this block's share by cp.async. A warp. */
+/* Fetches this block's share by cp.async. Called by a warp. */
 template <int D, bool LIST>
 __device__ static inline void cn_one_fetch_rows(const cn_one_params &p,
                                                 const cn_one_shared<D> &shared, cn_one_fixed *fixed,
@@ -303,8 +305,9 @@ __device__ static inline void cn_one_fetch_rows(const cn_one_params &p,
 
 /* ---- computing ---- */
 
-/* A warp's running result: heads 2t and 2t+1 (t = lane % 4) of rows g and g + 8 (g = lane / 4) of
- * each 16 dimensions; maximum and sum of those heads, the sum of this lane's slots alone. */
+/* The running result of a warp. A lane holds heads 2t and 2t+1 (t = lane % 4) of rows g and g + 8
+ * (g = lane / 4) of each 16 dimensions, and the maximum and sum of these heads. The sum is over the
+ * slots of this lane only. */
 template <int D> struct cn_one_state {
     uint32_t query[D / 16][2];
     float out[D / 16][4];
@@ -349,7 +352,7 @@ __device__ static inline void cn_one_scores(float scores[4], const cn_one_state<
     for (uint32_t i = 0; i < 4; i++) scores[i] = even[i] + odd[i];
 }
 
-/* Scores become weights; what was summed so far is scaled to the new maximum. */
+/* Turns scores into weights, and scales the sums so far to the new maximum. */
 template <int D>
 __device__ static inline void cn_one_softmax(float scores[4], cn_one_state<D> &x, float scale,
                                              uint32_t n)
@@ -374,7 +377,8 @@ __device__ static inline void cn_one_softmax(float scores[4], cn_one_state<D> &x
         for (uint32_t i = 0; i < 4; i++) x.out[k][i] *= keep[i % 2];
 }
 
-/* Clears values of slots beyond n: 0 times what an unused slot holds need not be 0. */
+/* Mask that clears the values of slots past n: 0 times the content of an unused slot may not be
+ * 0. */
 __device__ static inline uint32_t cn_one_mask(uint32_t slot, uint32_t n)
 {
     return (slot < n ? 0xffffu : 0) | (slot + 1 < n ? 0xffff0000u : 0);
@@ -403,7 +407,7 @@ __device__ static inline void cn_one_values(cn_one_state<D> &x, const float weig
 
 /* ---- ending a piece ---- */
 
-/* Each warp lays its result down. */
+/* Each warp writes its result to the exchange. */
 template <int D>
 __device__ static inline void cn_one_lay_down(const cn_one_state<D> &x, float *exchange,
                                               cn_one_fixed *fixed)
@@ -423,7 +427,7 @@ __device__ static inline void cn_one_lay_down(const cn_one_state<D> &x, float *e
     }
 }
 
-/* How much results with these maxima and sums count, relative to the greatest maximum. */
+/* Returns the largest of n maxima, and the sum of the n sums scaled to it. */
 __device__ static inline float2 cn_one_total(const float2 *sums, uint32_t n, uint32_t stride)
 {
     float2 total = make_float2(-CUDART_INF_F, 0);
@@ -448,8 +452,8 @@ __device__ static inline void cn_one_store(cn_bf16 *out, float4 x, float sum)
         make_uint2(cn_pack2(x.x * scale, x.y * scale), cn_pack2(x.z * scale, x.w * scale));
 }
 
-/* All pieces of an item, in order. The weight of each comes to the exchange first, so that the
- * loads of their results need not wait for one another. */
+/* Merges all pieces of an item, in order. Their maxima and sums are first copied to the exchange,
+ * so that the loads of their results do not wait for one another. */
 template <int D>
 __device__ static inline void cn_one_merge(const cn_one_params &p, const cn_one_note &note,
                                            float *exchange)
@@ -477,14 +481,15 @@ __device__ static inline void cn_one_merge(const cn_one_params &p, const cn_one_
     }
 }
 
-/* Counts the piece as done. True for all threads of the block that brought the item's last. */
+/* Counts the piece as done. Returns true, to all threads of the block, if it was the last piece of
+ * its item. */
 __device__ static inline bool cn_one_arrive(const cn_one_params &p, const cn_one_note &note,
                                             cn_one_fixed *fixed)
 {
     cn_sync_some(1, CN_ONE_COMPUTE);
     if (threadIdx.x == 0) {
         uint32_t *count = p.arrivals + note.piece.first_slot, before;
-        /* Releases what the whole block stored before the barrier, and acquires the others'. */
+        /* Releases the stores of this block before the barrier, and acquires those of others. */
         asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
                      : "=r"(before)
                      : "l"(count)
@@ -496,7 +501,8 @@ __device__ static inline bool cn_one_arrive(const cn_one_params &p, const cn_one
     return fixed->is_last;
 }
 
-/* Merges the warps; stores the item's result, or the piece's and perhaps then the item's. */
+/* Merges the results of the warps. If the piece is the whole item, stores the item's result.
+ * Otherwise stores the piece's partial result; if this was the last piece, merges the item. */
 template <int D>
 __device__ static inline void cn_one_end(const cn_one_params &p, const cn_one_state<D> &x,
                                          const cn_one_note &note, float *exchange,
@@ -526,8 +532,9 @@ __device__ static inline void cn_one_end(const cn_one_params &p, const cn_one_st
     cn_sync_some(1, CN_ONE_COMPUTE); /* the exchange may be written again */
 }
 
-/* A stage's note in all lanes of a warp. The lane that gives the stage back reads it for them: what
- * orders its read before the next note is its own arrival, as a race checker wants to see it. */
+/* Returns the note of a stage to all lanes of a warp. Only the lane that later arrives at the
+ * stage's `empty` barrier reads it. Its own arrival then orders the read before the next note,
+ * which race checkers can verify. */
 __device__ static inline cn_one_note cn_one_read_note(const cn_one_note *from)
 {
     enum { WORDS = sizeof(cn_one_note) / sizeof(uint32_t) };
@@ -620,15 +627,16 @@ __global__ static void __launch_bounds__(CN_ONE_THREADS, 1)
 
 /* ---- launching ---- */
 
-/* Fills in what depends on D and launches. bulk without a list: `whole` and `few` are encoded. */
+/* Sets the parameters that depend on D and launches. If BULK, `whole` and `few` must be encoded. */
 template <int D, bool BULK, bool LIST>
 static cn_status cn_one_launch_as(cn_stream *s, const char *op, cn_one_params p,
                                   const CUtensorMap *whole, const CUtensorMap *few)
 {
     typedef cn_one_shared<D> shared;
     const cn_cuda_device *dev = &s->cuda->device;
-    /* All of a multiprocessor's shared memory, so that no other gets two blocks: with room for two,
-     * the next kernel's come early, but side by side on few multiprocessors, and lose more. */
+    /* A block takes all shared memory of a multiprocessor, so no multiprocessor gets two blocks.
+     * With room for two, blocks of the next kernel start earlier, but two share a multiprocessor
+     * while others have none. That costs more than the early start gains. */
     const size_t fixed_bytes = sizeof(cn_one_fixed) + 64 + shared::FIXED_BYTES;
     size_t n_stages = 0;
     if (dev->shared_bytes > fixed_bytes)
@@ -636,7 +644,7 @@ static cn_status cn_one_launch_as(cn_stream *s, const char *op, cn_one_params p,
     CN_ASSERT(dev->n_sms < CN_ONE_PIECES);
     if (n_stages == 0)
         return cn_fail(CN_ERR_SHAPE,
-                       "%s: head_dim %u needs %zu bytes of shared memory, the GPU "
+                       "%s: head_dim %u needs %zu bytes of shared memory, but the GPU "
                        "has %zu",
                        op, p.pool.head_dim, fixed_bytes + shared::STAGE_BYTES, dev->shared_bytes);
     p.n_stages = cn_min_u32((uint32_t)n_stages, CN_ONE_MAX_STAGES);
@@ -650,8 +658,8 @@ static cn_status cn_one_launch_as(cn_stream *s, const char *op, cn_one_params p,
         p.walk.fixed ? n_items * CN_WALK_FIXED_PIECES : 2 * (uint64_t)dev->n_sms;
     if (needed > n_slots)
         return cn_fail(CN_ERR_SHAPE,
-                       "%s: %llu partial results, room for %zu: lower --max-num-seqs, or do "
-                       "without --batch-invariant",
+                       "%s: %llu partial results exceed the room for %zu: lower --max-num-seqs, or "
+                       "disable --batch-invariant",
                        op, (unsigned long long)needed, n_slots);
     CN_ASSERT(s->attn_scratch);
     p.arrivals = (uint32_t *)s->attn_scratch;
@@ -663,7 +671,7 @@ static cn_status cn_one_launch_as(cn_stream *s, const char *op, cn_one_params p,
                           p, *whole, *few);
 }
 
-/* What both ops pass, for sequences [0, n_decode). */
+/* Returns the parameters that both ops share, for sequences [0, n_decode). */
 static inline cn_one_params cn_one_params_of(cn_stream *s, const cn_attn_args *a)
 {
     cn_one_params p = {};

@@ -1,19 +1,20 @@
 /* attn_prefill.cu - causal attention of a chunk of queries over paged K and V: sequences
- * [n_decode, n_seqs), query i of a sequence with n_q sees its first kv_len - n_q + i + 1 slots.
+ * [n_decode, n_seqs). Query i of a sequence with n_q queries sees its first kv_len - n_q + i + 1
+ * slots.
  *
- * A block takes up to 64 rows of one (sequence, kv head): the query heads of the group, for
- * neighbouring tokens, row = token * group + head, so a short chunk still fills the tensor cores
- * and K and V are read once for the group. It walks the keys from slot 0 in tiles of 64
- * (FlashAttention 2, arXiv 2307.08691): scores, online softmax and weighted values stay in
- * registers, 16 rows a warp; the next tile's keys and values are on their way (cp.async) meanwhile.
- * A row's bits depend on its query and slots alone, not on the chunk it came in.
+ * A block computes up to 64 rows of one (sequence, kv head): the query heads of the group, for
+ * neighbouring tokens, with row = token * group + head. So even a short chunk fills the tensor
+ * cores, and K and V are read once for the group. The block reads the keys from slot 0 on in tiles
+ * of 64 (FlashAttention 2, arXiv 2307.08691). Scores, online softmax and weighted values stay in
+ * registers, 16 rows per warp. cp.async fetches the keys and values of the next tile meanwhile.
+ * The bits of a row depend on its query and slots alone, not on its chunk.
  *
  * q, out [T, hq, d], pool as in kv_layout.h; bf16 in and out, f32 sums, weights rounded to bf16.
- * Grid (kv heads * parts of the group, blocks of the longest chunk, sequences), the last rows
- * first: they see most. Bytes: K and V once a block from L2, 4 * d * hk * kv_len from memory;
- * operations 4 * hq * d per (query, visible slot). This is the path for every GPU from compute
- * capability 8.0; attn_prefill_sm90.cu has the one of 9.0 for head_dim up to 128.
- * Twin: cpu_attn.c. */
+ * Grid (kv heads * parts of the group, blocks of the longest chunk, sequences). The last rows come
+ * first, because they see the most slots. Bytes moved: K and V once per block from L2, and 4 * d *
+ * hk * kv_len from memory. Operations: 4 * hq * d per (query, visible slot). This kernel serves
+ * every GPU from compute capability 8.0 on; attn_prefill_sm90.cu has the kernel for 9.0 and
+ * head_dim up to 128. CPU version: cpu_attn.c. */
 #include "cuda/attn/attn_prefill.cuh"
 
 enum { WARPS = 4, THREADS = WARPS * CN_WARP, ROWS = WARPS * 16, TILE = 64, STAGES = 2 };
@@ -32,7 +33,7 @@ template <int D> struct prefill_shared {
     __device__ uint32_t values(uint32_t stage) const { return keys(stage) + TILE_BYTES; }
 };
 
-/* ---- fetching: eight threads a row ---- */
+/* ---- fetching: eight threads per row ---- */
 
 template <int D>
 __device__ static inline void fetch_queries(const cn_prefill_params &p, const cn_prefill_block &b,
@@ -74,9 +75,10 @@ __device__ static inline void fetch_tile(const cn_prefill_params &p, const cn_pr
     }
 }
 
-/* ---- computing: 16 rows a warp ---- */
+/* ---- computing: 16 rows per warp ---- */
 
-/* Rows g and g + 8 of the warp's 16 (g = lane / 4): columns 2t, 2t + 1 (t = lane % 4) of each 8. */
+/* A lane holds rows g and g + 8 of the warp's 16 (g = lane / 4), and of each 8 columns the columns
+ * 2t and 2t + 1 (t = lane % 4). */
 template <int D> struct prefill_state {
     float out[D / 8][4];
     float max[2], sum[2];
@@ -107,7 +109,7 @@ __device__ static inline void compute_scores(float scores[TILE / 8][4],
     }
 }
 
-/* Scores become weights, their maxima and sums those of all tiles so far. */
+/* Turns scores into weights. Updates the maxima and sums over all tiles so far. */
 template <int D>
 __device__ static inline void softmax(float scores[TILE / 8][4], prefill_state<D> &x, float scale,
                                       uint32_t first_slot)

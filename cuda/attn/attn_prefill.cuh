@@ -1,7 +1,7 @@
-/* attn_prefill.cuh - what the prefill kernels share: which rows a block computes.
+/* attn_prefill.cuh - code that the prefill kernels share: the rows that a block computes.
  *
- * A row is (token, query head of the group): row = token * heads + head within its block. Heads
- * beyond what fits a block's rows go to further parts of the group. */
+ * A row is (token, query head of the group): row = token * heads + head within its block. If the
+ * group has more heads than a block has rows, it is split into several parts. */
 #ifndef CN_CUDA_ATTN_PREFILL_CUH
 #define CN_CUDA_ATTN_PREFILL_CUH
 
@@ -16,7 +16,7 @@ typedef struct cn_prefill_params {
     uint32_t n_heads, group;
     uint32_t heads, n_parts; /* query heads of a block; parts of the group */
     uint32_t block_tokens;   /* query tokens of a block */
-    float scale;             /* of scores, log2(e) included */
+    float scale;             /* factor of the scores, including log2(e) */
 } cn_prefill_params;
 
 typedef struct cn_prefill_block {
@@ -30,7 +30,7 @@ typedef struct cn_prefill_block {
     uint32_t n_resident;  /* slots of the sequence */
 } cn_prefill_block;
 
-/* The rows of this block; false: none. */
+/* Computes the rows of this block. Returns false when it has none. */
 __device__ static inline bool cn_prefill_block_of(cn_prefill_block &b, const cn_prefill_params &p,
                                                   uint32_t index, uint32_t part, uint32_t seq)
 {
@@ -60,7 +60,7 @@ __device__ static inline size_t cn_prefill_row(const cn_prefill_params &p,
     return (token * p.n_heads + b.first_head + row % b.heads) * p.pool.head_dim;
 }
 
-/* Slots that a row sees; of a row that is not used, those of the last. */
+/* Returns the number of slots that a row sees; for an unused row, that of the last row. */
 __device__ static inline uint32_t cn_prefill_limit(const cn_prefill_block &b, uint32_t row)
 {
     return min(b.first_limit + row / b.heads, b.n_slots);
@@ -81,8 +81,8 @@ static inline cn_prefill_params cn_prefill_params_of(const cn_attn_args *a)
     return p;
 }
 
-/* Divides the work into blocks of up to max_rows rows: (kv heads and parts, blocks of the longest
- * chunk, sequences). */
+/* Divides the work into blocks of up to max_rows rows. Returns the grid (kv heads * parts, blocks
+ * of the longest chunk, sequences). */
 static inline dim3 cn_prefill_plan(cn_prefill_params *p, const cn_attn_args *a, uint32_t max_rows)
 {
     p->heads = cn_min_u32(p->group, max_rows);
@@ -93,7 +93,8 @@ static inline dim3 cn_prefill_plan(cn_prefill_params *p, const cn_attn_args *a, 
                 a->batch->n_seqs - a->batch->n_decode);
 }
 
-/* attn_prefill_sm90.cu: whether its kernel serves this device and shape; the launcher. */
+/* attn_prefill_sm90.cu: returns true when its kernel supports this device and shape; the
+ * launcher. */
 extern "C" bool cn_attn_prefill_sm90_fits(const cn_stream *s, const cn_attn_args *a);
 extern "C" cn_status cn_attn_prefill_sm90(cn_stream *s, const cn_attn_args *a);
 

@@ -1,22 +1,24 @@
 /* attn_prefill_sm90.cu - causal attention of a chunk of queries on compute capability 9.0, head_dim
- * up to 128: attn_prefill.cu's work and rows, by the means of FlashAttention 3 (arXiv 2407.08608).
+ * up to 128. It does the work of attn_prefill.cu with the same rows and the methods of
+ * FlashAttention 3 (arXiv 2407.08608).
  *
- * A block takes up to 128 rows of one (sequence, kv head), 64 a warpgroup; a third warpgroup
- * fetches. Queries stay in shared memory; keys and values pass through a ring of two stages, tiles
- * of 128 slots, by tensor maps over the pool: a tile is boxes of the pool's own tiles, wherever
- * their blocks lie. Both products are wgmma, the weights an operand from registers. Two things hide
- * the softmax: each warpgroup starts the next tile's scores before it weighs this one's values, and
- * the two warpgroups take turns, one multiplying while the other takes exponentials.
+ * A block computes up to 128 rows of one (sequence, kv head), 64 per warpgroup; a third warpgroup
+ * fetches. Queries stay in shared memory. Keys and values pass through a ring of two stages, in
+ * tiles of 128 slots. Tensor maps over the pool copy them: a tile consists of boxes of the pool's
+ * own tiles, whose blocks can be anywhere. Both products use wgmma; the weights are an operand from
+ * registers. Two things hide the softmax: each warpgroup starts the scores of the next tile before
+ * it multiplies this tile's weights by its values, and the two warpgroups alternate: one multiplies
+ * while the other computes exponentials.
  *
- * Tiles come last to first, so those with hidden slots come first. Slots beyond the sequence hold
- * anything: their scores are replaced, and their values cleared in shared memory, since 0 times
- * anything need not be 0.
+ * Tiles are computed last to first, so those with hidden slots come first. Slots past the end of
+ * the sequence have undefined content. Their scores are replaced, and their values are cleared in
+ * shared memory, because 0 times an undefined value may not be 0.
  *
  * q, out [T, hq, d], pool as in kv_layout.h; bf16 in and out, f32 sums, weights rounded to bf16.
- * Grid (kv heads, blocks of the longest chunk, sequences), last rows first; block 384. Bytes: K and
- * V once a block from L2, 4 * d * hk * kv_len from memory; operations 4 * hq * d per (query,
- * visible slot), and what the last tiles' hidden slots add.
- * Twin: cpu_attn.c. */
+ * Grid (kv heads, blocks of the longest chunk, sequences), last rows first; block 384. Bytes moved:
+ * K and V once per block from L2, and 4 * d * hk * kv_len from memory. Operations: 4 * hq * d per
+ * (query, visible slot), plus those for the hidden slots of the last tiles.
+ * CPU version: cpu_attn.c. */
 #include "cuda/attn/attn_prefill.cuh"
 #include "cuda/hopper.cuh"
 
@@ -28,7 +30,7 @@ enum {
     THREADS = (CONSUMERS + 1) * CN_WARPGROUP,
     FETCH_REGISTERS = 24,
     COMPUTE_REGISTERS = 240,
-    TURN_BARRIER = 1, /* and 2: a warpgroup's turn to multiply */
+    TURN_BARRIER = 1, /* barriers 1 and 2: it is a warpgroup's turn to multiply */
     VALUES_BARRIER = 3
 };
 
@@ -55,7 +57,8 @@ typedef struct prefill_barriers {
 
 /* ---- fetching: one thread ---- */
 
-/* Slots [tile * TILE, n_resident) of a part, up to a tile; whole tiles of the pool. */
+/* Copies slots [tile * TILE, n_resident) of the keys or values, at most a tile, in whole tiles of
+ * the pool. */
 template <int D>
 __device__ static inline void fetch_part(const cn_prefill_params &p, const cn_prefill_block &b,
                                          const CUtensorMap *pool, unsigned char *to,
@@ -126,8 +129,8 @@ start_scores(float scores[TILE / 2], const unsigned char *queries, const unsigne
     cn_wgmma_start<TILE, D>(scores, queries, BOX_BYTES, keys, BOX_BYTES);
 }
 
-/* Starts out += weights * values. Rows of values are contiguous in the product's columns, boxes of
- * 64 columns; 16 rows further is + 16 * CN_ROW_BYTES >> 4. */
+/* Starts out += weights * values. Rows of values are contiguous along the columns of the product,
+ * in boxes of 64 columns. Adding 16 * CN_ROW_BYTES >> 4 to the descriptor moves it by 16 rows. */
 template <int D>
 __device__ static __forceinline__ void
 start_values(float out[D / 2], const uint32_t weights[TILE / 4], const unsigned char *values)
@@ -142,9 +145,9 @@ start_values(float out[D / 2], const uint32_t weights[TILE / 4], const unsigned 
 /* ---- softmax: each thread has rows g and g + 8 of its warp's 16 ---- */
 
 typedef struct softmax_state {
-    float max[2], sum[2]; /* of raw scores; of this thread's columns */
-    float keep[2];        /* what sums before the last tile count now */
-    uint32_t limit[2];    /* slots that the rows see */
+    float max[2], sum[2]; /* maximum of raw scores; sum over this thread's columns */
+    float keep[2];        /* factor for the sums before the last tile */
+    uint32_t limit[2];    /* number of slots that the rows see */
 } softmax_state;
 
 __device__ static inline void hide(float scores[TILE / 2], const softmax_state &x, uint32_t tile)
@@ -164,7 +167,7 @@ __device__ static inline void softmax(float scores[TILE / 2], softmax_state &x, 
         for (uint32_t i = 0; i < TILE / 2; i++)
             if (i / 2 % 2 == h) top = fmaxf(top, scores[i]);
         top = cn_quad_max(top);
-        /* A row that has seen no slot yet: every exponential is 0. */
+        /* A row that has seen no slot yet has base 0, so that every exponential is 0. */
         const float base = top == -CUDART_INF_F ? 0 : top * scale;
         x.keep[h] = cn_exp2(x.max[h] * scale - base);
         x.max[h] = top;
@@ -185,9 +188,9 @@ __device__ static inline void pack_weights(uint32_t weights[TILE / 4], const flo
     for (uint32_t i = 0; i < TILE / 4; i++) weights[i] = cn_pack2(scores[2 * i], scores[2 * i + 1]);
 }
 
-/* ---- computing: a warpgroup ---- */
+/* ---- computing: by warpgroup ---- */
 
-/* Clears the values of slots that the sequence has not, in the first tile's stage. */
+/* Clears the values of slots past the end of the sequence, in the stage of the first tile. */
 template <int D>
 __device__ static inline void clear_values(const prefill_shared<D> &shared, uint32_t first_row)
 {
@@ -235,7 +238,7 @@ __device__ static inline void store(const cn_prefill_params &p, const cn_prefill
     }
 }
 
-/* Long: registers that a matrix product is still writing cannot be passed around. */
+/* Long: registers that a matrix product is still writing cannot be passed between functions. */
 template <int D>
 __device__ static inline void compute(const cn_prefill_params &p, const cn_prefill_block &b,
                                       const prefill_shared<D> &shared, prefill_barriers *barriers,
@@ -272,7 +275,7 @@ __device__ static inline void compute(const cn_prefill_params &p, const cn_prefi
     pack_weights(weights, scores);
     for (uint32_t i = 1; i < n_tiles; i++) {
         const uint32_t tile = n_tiles - 1 - i, stage = i % STAGES;
-        const uint32_t last = (i - 1) % STAGES; /* the stage whose values are to be weighed */
+        const uint32_t last = (i - 1) % STAGES; /* the stage whose values are multiplied next */
         cn_barrier_wait(&barriers->keys_full[stage], i / STAGES & 1);
         take_turn(group);
         cn_wgmma_begin();

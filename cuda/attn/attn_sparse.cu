@@ -1,11 +1,11 @@
 /* attn_sparse.cu - one query per sequence over a list of its resident slots per kv head.
  *
- * As attn_decode (attn_one.cuh), but a tile is 64 entries of the list, fetched in place row by row:
- * a row of head_dim bf16 values is whole 32-byte sectors, so nothing is copied together first.
- * index [n_decode, hk, index_stride], n_index [n_decode, hk]; an empty list leaves its rows of out
- * alone.
- * Bytes: (4 * d + 4) * (sum of n_index) + 4 * n_decode * hq * d.
- * Twin: cpu_attn.c. */
+ * Like attn_decode (attn_one.cuh), but a tile is 64 entries of the list, fetched row by row from
+ * their places. A row of head_dim bf16 values consists of whole 32-byte sectors, so the rows need
+ * not be gathered first. index [n_decode, hk, index_stride], n_index [n_decode, hk]; an empty list
+ * leaves its rows of out unchanged.
+ * Bytes moved: (4 * d + 4) * (sum of n_index) + 4 * n_decode * hq * d.
+ * CPU version: cpu_attn.c. */
 #include "cuda/attn/attn_one.cuh"
 
 template <int D> static cn_status launch(cn_stream *s, const cn_one_params &p)

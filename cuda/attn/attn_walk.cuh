@@ -1,13 +1,16 @@
-/* attn_walk.cuh - who does what in decode attention: the slots of a batch cut into equal shares,
- * one a thread block, from lengths that only the device knows. Nothing here depends on the host but
- * the number of sequences, so a recorded graph serves any lengths; each block works its share out
- * anew, in about a microsecond, while the kernel before it still runs.
+/* attn_walk.cuh - splits decode attention into equal shares of the batch's slots, one share for
+ * each thread block. The lengths are known only on the device. The host provides just the number of
+ * sequences, so a recorded graph works for any lengths. Each block computes its share in every
+ * launch, in about a microsecond, while the kernel before it still runs.
  *
- * An item is (sequence, kv head, part of its query heads): a list of slots, counted in steps of 16.
- * Items of one unit are equally long: a sequence in dense attention, a (sequence, kv head) in
- * sparse. Items are counted (sequence, kv head, part) with the part fastest. Even (the default), an
- * item has a place on a line for each step and CN_WALK_COST places before them, what it costs to
- * take up an item at all, and the T places are dealt to G blocks in equal runs:
+ * An item is (sequence, kv head, part of its query heads). It is a list of slots, counted in steps
+ * of 16. Items of one unit have the same length; a unit is a sequence in dense attention and a
+ * (sequence, kv head) in sparse attention. Items are ordered by (sequence, kv head, part), the part
+ * fastest.
+ *
+ * Even split (the default): an item has one place for each step on a line, and before them
+ * CN_WALK_COST places, the cost of starting an item. The T places are divided among G blocks in
+ * equal runs:
  *
  *     items     |  0            |  1            |  2   |  3   |  4 ...
  *     places    | $ $ . . . . . | $ $ . . . . . | $ $ .| $ $ .| $ $ ...
@@ -15,11 +18,12 @@
  *     pieces        |  0  | 1h|  |1t |  2h  |   |2t| 3 |
  *
  * The steps that a block has of one item are a piece. At most one piece of a block begins in the
- * middle of its item and at most one ends there: 2 G partial results at most. Fixed
- * (--batch-invariant): an item is cut by its length alone, each cut is a place and a piece of its
- * own, and blocks take them whole.
+ * middle of its item, and at most one ends there. So there are at most 2 G partial results.
  *
- * The pieces of an item are merged in their order by whichever block finishes last. */
+ * Fixed split (--batch-invariant): an item is split by its length alone. Each part is one place and
+ * one piece, and a block takes whole pieces.
+ *
+ * The block that finishes last merges the pieces of an item, in their order. */
 #ifndef CN_CUDA_ATTN_WALK_CUH
 #define CN_CUDA_ATTN_WALK_CUH
 
@@ -30,8 +34,8 @@ enum {
     CN_WALK_TILE = 64, /* slots fetched together, at a multiple of 64 */
     CN_WALK_TILE_STEPS = CN_WALK_TILE / CN_WALK_STEP,
     CN_WALK_COST = 4,
-    CN_WALK_FIXED_PIECES = 8, /* most pieces of an item, when fixed */
-    CN_WALK_FIXED_STEPS = 128 /* least steps of a piece that is not an item's last, when fixed */
+    CN_WALK_FIXED_PIECES = 8, /* fixed split: most pieces of an item */
+    CN_WALK_FIXED_STEPS = 128 /* fixed split: least steps of a piece that is not the last */
 };
 
 typedef struct cn_walk_shape {
@@ -40,22 +44,22 @@ typedef struct cn_walk_shape {
     bool fixed;
 } cn_walk_shape;
 
-/* Where a block is on the line, and the tile it is at. */
+/* The position of a block on the line, and its current tile. */
 typedef struct cn_walk {
     uint32_t n_places, n_blocks; /* T, and G: the blocks that have a share */
-    uint32_t share, n_larger;    /* places of a share; the first n_larger have one more */
-    uint32_t next, end;          /* of the share: the place its piece begins at, and its end */
-    uint32_t unit, item, at;     /* of that place: `at` counts places in the item */
+    uint32_t share, n_larger;    /* places of a share; the first n_larger shares have one more */
+    uint32_t next, end;          /* first place of the current piece; end of the share */
+    uint32_t unit, item, at;     /* of the place `next`; `at` is its index in the item */
     uint32_t length, n_steps, item_places;
     uint32_t taken;                      /* places of the piece */
-    uint32_t piece_step, step, step_end; /* its first step; those it has still to fetch */
+    uint32_t piece_step, step, step_end; /* first step of the piece; steps still to fetch */
 } cn_walk;
 
-/* Where a piece's result goes. n_pieces 1: it is the item's result. */
+/* Where the result of a piece is stored. n_pieces 1: it is the item's result. */
 typedef struct cn_walk_piece {
     uint32_t n_pieces;
     uint32_t slot;       /* of this piece's partial result */
-    uint32_t first_slot; /* of the item's first; also its count of arrivals */
+    uint32_t first_slot; /* of the item's first piece; also indexes the item's arrival counter */
 } cn_walk_piece;
 
 __device__ static inline uint32_t cn_walk_steps(uint32_t length)
@@ -68,7 +72,7 @@ __device__ static inline uint32_t cn_walk_cost(const cn_walk_shape &s)
     return s.fixed ? 0 : CN_WALK_COST;
 }
 
-/* Steps of a piece, when fixed. */
+/* Returns the steps of a piece in the fixed split. */
 __device__ static inline uint32_t cn_walk_fixed_steps(uint32_t n_steps)
 {
     const uint32_t share = (n_steps + CN_WALK_FIXED_PIECES - 1) / CN_WALK_FIXED_PIECES;
@@ -84,7 +88,7 @@ __device__ static inline uint32_t cn_walk_item_places(const cn_walk_shape &s, ui
     return (n_steps + piece - 1) / piece;
 }
 
-/* Places of units [from, to). Loads run ahead of the sums, eight at a time. */
+/* Returns the places of units [from, to). Eight loads are issued before their values are added. */
 __device__ static inline uint32_t cn_walk_run_places(const cn_walk_shape &s, uint32_t from,
                                                      uint32_t to)
 {
@@ -107,7 +111,7 @@ __device__ static inline void cn_walk_enter(cn_walk &w, const cn_walk_shape &s, 
     w.item_places = cn_walk_item_places(s, w.length);
 }
 
-/* Takes up the piece at the walk's place; false: the share ends before its first step. */
+/* Starts the piece at the walk's place. Returns false when the share ends before its first step. */
 __device__ static inline bool cn_walk_take(cn_walk &w, const cn_walk_shape &s)
 {
     const uint32_t cost = cn_walk_cost(s), left = min(w.item_places - w.at, w.end - w.next);
@@ -125,8 +129,9 @@ __device__ static inline bool cn_walk_take(cn_walk &w, const cn_walk_shape &s)
     return w.step < w.step_end;
 }
 
-/* The beginning of share `block` of n_blocks; false: nothing to do. A whole warp calls it: each
- * lane sums a run of units, and the lane whose run holds the beginning says which it is. */
+/* Finds the beginning of share `block` of n_blocks. Returns false when the block has nothing to do.
+ * Called by a whole warp: each lane sums the places of a run of units, and the lane whose run
+ * contains the beginning gives the unit. */
 __device__ static inline bool cn_walk_begin(cn_walk &w, const cn_walk_shape &s, uint32_t block,
                                             uint32_t n_blocks)
 {
@@ -159,13 +164,13 @@ __device__ static inline bool cn_walk_begin(cn_walk &w, const cn_walk_shape &s, 
     return cn_walk_take(w, s);
 }
 
-/* The step after the tile's last. */
+/* Returns the step after the tile's last step. */
 __device__ static inline uint32_t cn_walk_tile_end(const cn_walk &w)
 {
     return min(w.step_end, (w.step / CN_WALK_TILE_STEPS + 1) * CN_WALK_TILE_STEPS);
 }
 
-/* The tile's slots: [first, last) of the 64 from tile * 64 on. */
+/* The slots of a tile: [first, last) of the 64 slots that begin at tile * 64. */
 typedef struct cn_walk_slots {
     uint32_t tile, first, last;
 } cn_walk_slots;
@@ -179,7 +184,8 @@ __device__ static inline cn_walk_slots cn_walk_slots_of(const cn_walk &w)
     return t;
 }
 
-/* Whether the tile is its piece's first, or last; whether it holds the item's last slot. */
+/* Return true when the tile is the first or the last of its piece, or holds the item's last
+ * slot. */
 __device__ static inline bool cn_walk_is_first(const cn_walk &w) { return w.step == w.piece_step; }
 __device__ static inline bool cn_walk_is_last(const cn_walk &w)
 {
@@ -190,13 +196,14 @@ __device__ static inline bool cn_walk_is_newest(const cn_walk &w)
     return cn_walk_tile_end(w) == w.n_steps;
 }
 
-/* Whether the tile is the last of the share: an item of which only the cost is left has none. */
+/* Returns true when the tile is the last of the share. An item of which the share has only cost
+ * places has no tile. */
 __device__ static inline bool cn_walk_is_end(const cn_walk &w, const cn_walk_shape &s)
 {
     return cn_walk_is_last(w) && w.end - w.next - w.taken <= cn_walk_cost(s);
 }
 
-/* To the share's next tile. The one before was not its last. */
+/* Moves to the next tile of the share. The current tile must not be the last. */
 __device__ static inline void cn_walk_next(cn_walk &w, const cn_walk_shape &s)
 {
     w.step = cn_walk_tile_end(w);
@@ -215,7 +222,7 @@ __device__ static inline void cn_walk_next(cn_walk &w, const cn_walk_shape &s)
     cn_walk_take(w, s);
 }
 
-/* The block whose share holds place x. */
+/* Returns the block whose share contains place x. */
 __device__ static inline uint32_t cn_walk_owner(const cn_walk &w, uint32_t x)
 {
     const uint32_t larger = w.n_larger * (w.share + 1); /* places of the larger shares */
@@ -244,7 +251,7 @@ __device__ static inline cn_walk_piece cn_walk_piece_of(const cn_walk &w, const 
     return p;
 }
 
-/* The slot of the item's i-th piece. */
+/* Returns the slot of the item's i-th piece. */
 __device__ static inline uint32_t cn_walk_slot(const cn_walk_shape &s, uint32_t first_slot,
                                                uint32_t i)
 {

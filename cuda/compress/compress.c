@@ -1,6 +1,7 @@
-/* compress.c - a compression event on the GPU, the host's part: checks, groups of requests of one
- * shape, descriptors and tables through pinned memory, chunks that fit the scratch. See compress.h.
- * The call copies its arguments and returns before the GPU has run anything. */
+/* compress.c - the host's part of a compression event on the GPU: checks requests, groups those of
+ * one shape, sends descriptors and tables through pinned memory, and cuts groups into chunks that
+ * fit the scratch. See compress.h. The call copies its arguments and returns before the GPU has run
+ * anything. */
 #include "cuda/compress/compress.h"
 
 #include <string.h>
@@ -10,13 +11,13 @@
 
 enum {
     PACK_BYTES = CN_CUDA_SIDE_STAGE_BYTES, /* front of the scratch: jobs, then tables */
-    LEAST_SCORE_BYTES = 88 << 20, /* eight requests of 2,304 slots: 36 layers of 8 kv heads */
+    LEAST_SCORE_BYTES = 88 << 20, /* for eight requests of 2,304 slots, 36 layers of 8 kv heads */
     MAX_HEAD_DIM = 256,
     MIN_BLOCK_TOKENS = 16
 };
 static const float LOG2_E = 1.44269504f;
 
-/* ---- what a request takes ---- */
+/* ---- memory that a request needs ---- */
 
 static bool keeps_best(const cn_kv_params *p)
 {
@@ -25,9 +26,10 @@ static bool keeps_best(const cn_kv_params *p)
 
 static bool fills_holes(const cn_kv_params *p) { return keeps_best(p) && p->move == CN_MOVE_FILL; }
 
-/* Where a move would overwrite source block i before its slots are read: a target j < i. The other
- * overlaps are safe in the order of targets (engine/cpu/cpu_compact.c says why). Holes are filled
- * in no order, so that no target but j == i is safe. */
+/* Returns true when a move would overwrite source block i before its slots are read. With move
+ * `order` this needs a target j < i; the other overlaps are safe in the order of targets
+ * (engine/cpu/cpu_compact.c explains why). With move `fill` rows move in no fixed order, so only
+ * the target j == i is safe. */
 static bool must_set_aside(const cn_compress_req *r, uint32_t i)
 {
     const uint32_t end = fills_holes(&r->params) ? r->n_target : cn_min_u32(i, r->n_target);
@@ -55,7 +57,7 @@ static uint32_t work_words(const cn_pools *p, uint32_t n, uint32_t window)
     return (uint32_t)cn_round_up(partials > side ? partials : side, 4);
 }
 
-/* Scores of a unit whose best slots are kept. */
+/* Bytes of the scores of a unit under CN_KEEP_BEST. */
 static size_t score_bytes(const cn_pools *p, uint32_t n, uint32_t window)
 {
     return (2 * (size_t)n + work_words(p, n, window)) * sizeof(uint32_t);
@@ -82,8 +84,8 @@ static cn_status check_request(const cn_compress_args *a, const cn_compress_req 
     const size_t units = p->layout.n_kv_heads * unit_bytes(p, r, count_aside(r));
     CN_TRY(cn_compress_check_request(a, r, PACK_BYTES + units));
     if (pack_bytes(r) > PACK_BYTES)
-        return cn_fail(CN_ERR_ARG, "compressing %u blocks: their tables take %zu bytes, the most "
-                                   "is %d",
+        return cn_fail(CN_ERR_ARG, "compressing %u blocks: their tables need %zu bytes, expected "
+                                   "at most %d",
                        r->n_blocks, pack_bytes(r), PACK_BYTES);
     return CN_OK;
 }
@@ -97,8 +99,8 @@ static cn_status check_shape(const cn_pools *p)
                        l->head_dim);
     if (l->head_dim > MAX_HEAD_DIM || l->block_tokens < MIN_BLOCK_TOKENS ||
         l->block_tokens > CN_COMPRESS_SPAN)
-        return cn_fail(CN_ERR_SHAPE, "head_dim %u (want at most %d), blocks of %u tokens (want %d "
-                                     "to %d)",
+        return cn_fail(CN_ERR_SHAPE, "head_dim %u (expected at most %d), blocks of %u tokens "
+                                     "(expected %d to %d)",
                        l->head_dim, MAX_HEAD_DIM, l->block_tokens, MIN_BLOCK_TOKENS,
                        CN_COMPRESS_SPAN);
     return CN_OK;
@@ -111,7 +113,7 @@ size_t cn_cuda_compress_scratch_bytes(cn_backend *be, const cn_pools *pools, uin
     return PACK_BYTES + (layer > LEAST_SCORE_BYTES ? layer : LEAST_SCORE_BYTES);
 }
 
-/* ---- groups: requests of one shape, in the order of the first of each ---- */
+/* ---- groups: requests of one shape, ordered by the first request of each group ---- */
 
 static bool same_group(const cn_compress_req *a, const cn_compress_req *b)
 {
@@ -131,7 +133,7 @@ static bool leads_group(const cn_compress_req *reqs, uint32_t i)
 
 /* ---- packing ---- */
 
-/* Memory of the host that goes to `device` as it stands. */
+/* Host memory that is copied to `device` unchanged. */
 typedef struct pack {
     char *host, *device;
     size_t bytes;
@@ -174,7 +176,7 @@ static cn_compress_job job_of(const cn_pools *p, const cn_compress_req *r, pack 
         .pool = o->pooling == CN_POOLING_ALWAYS ||
                 (o->pooling == CN_POOLING_FIRST && r->first_event),
         .alpha = o->alpha,
-        .redundancy_p = o->redundancy_p + 0.0f, /* no -0: its sign would make twins */
+        .redundancy_p = o->redundancy_p + 0.0f, /* never -0: a sign bit marks a twin */
         .redundancy_scale = redundancy ? LOG2_E / ((float)pairs_of * o->redundancy_tau) : 0,
         .score_weight = redundancy && convex ? o->lambda : 1,
         .redundancy_weight = !redundancy ? 0 : convex ? 1 - o->lambda : o->lambda,
@@ -212,7 +214,7 @@ static cn_status run_chunk(cn_stream *s, const cn_compress_chunk *c)
     return cn_compress_move(s, c);
 }
 
-/* Divides the scratch behind the pack among the units of a chunk. */
+/* Divides the scratch after the pack among the units of a chunk. */
 static void lay_out(cn_compress_chunk *c, const cn_compress_args *a)
 {
     const size_t units = cn_compress_units(c);
@@ -226,14 +228,15 @@ static void lay_out(cn_compress_chunk *c, const cn_compress_args *a)
     c->aside = at;
 }
 
-/* All jobs and all layers of a group, in chunks: all jobs in some layers, or some jobs in one. */
+/* Runs all jobs and all layers of a group in chunks. A chunk has all jobs in some layers, or, if
+ * these do not fit, some jobs in one layer. */
 static cn_status run_group(cn_stream *s, const cn_compress_args *a, cn_compress_chunk *c,
                            size_t bytes_of_unit)
 {
     const uint32_t n_jobs = c->n_jobs, n_layers = a->pools.layout.n_layers;
     const cn_compress_job *jobs = c->jobs;
     const size_t layer_bytes = a->pools.layout.n_kv_heads * bytes_of_unit;
-    uint32_t fit = n_jobs * n_layers; /* layers of jobs */
+    uint32_t fit = n_jobs * n_layers; /* (job, layer) pairs that fit the scratch */
     if (layer_bytes * fit > a->scratch_bytes - PACK_BYTES)
         fit = (uint32_t)((a->scratch_bytes - PACK_BYTES) / layer_bytes);
     CN_ASSERT(fit > 0);
@@ -291,7 +294,8 @@ static cn_status run_groups(cn_stream *s, const cn_compress_args *a, const cn_co
     return CN_OK;
 }
 
-/* As many of the requests as their jobs and tables fit one pack; n_done becomes how many. */
+/* Runs as many of the requests as have jobs and tables that fit one pack. Sets *n_done to their
+ * number. */
 static cn_status run_some(cn_stream *s, const cn_compress_args *a, const cn_compress_req *reqs,
                           uint32_t n, uint32_t *n_done)
 {

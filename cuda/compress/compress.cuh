@@ -1,5 +1,5 @@
-/* compress.cuh - what the kernels of a compression event share: which unit a block works on, and
- * where its slots stand. See compress.h. */
+/* compress.cuh - code that the kernels of a compression event share: the unit of a thread block,
+ * and the addresses of its slots. See compress.h. */
 #ifndef CN_CUDA_COMPRESS_CUH
 #define CN_CUDA_COMPRESS_CUH
 
@@ -24,7 +24,7 @@ __device__ static inline cn_compress_unit cn_compress_unit_of(const cn_compress_
     return u;
 }
 
-/* The key of resident slot v, its value with part CN_KV_V. */
+/* Returns the key of resident slot v, or its value if part is CN_KV_V. */
 __device__ static inline const cn_bf16 *cn_compress_row(const cn_compress_chunk &c,
                                                         const cn_compress_unit &u, uint32_t v,
                                                         cn_kv_part part)
@@ -35,7 +35,7 @@ __device__ static inline const cn_bf16 *cn_compress_row(const cn_compress_chunk 
                              cn_kv_at(l, u.layer, block, u.head, v % l->block_tokens, part));
 }
 
-/* F or P of slot `slot` of a block. */
+/* Returns the index of F and P of slot `slot` of a block. */
 __device__ static inline size_t cn_compress_side(const cn_compress_chunk &c,
                                                  const cn_compress_unit &u, uint32_t block,
                                                  uint32_t slot)

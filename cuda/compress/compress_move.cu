@@ -1,29 +1,30 @@
 /* compress_move.cu - moves the kept slots of an event into the target blocks.
- * K, V [tokens, d] bf16 rows, P and F through the pool's layout; kept [units, work_words], or the
- * sinks and the newest under the window policy. Grid (units, K and V), 128 threads.
+ * K, V [tokens, d] bf16 rows, P and F in the pool's layout; kept [units, work_words], or the sinks
+ * and the newest slots under policy window.
  *
- * Target slot i takes slot kept[i] >= i, so that what a write replaces has been read by an earlier
- * target slot, or by none, or was set aside (cpu_compact.c). A block works through its targets in
- * order, a tile at a time, with the next tile's rows in registers before it writes this one's: one
- * barrier a tile. Columns are independent of one another, so K and V are different blocks' work.
- * Rows that stand in place are neither read nor written.
+ * Move `order`, grid (units, K and V), 128 threads. Target slot i receives slot kept[i] >= i. A
+ * write therefore replaces a slot that an earlier target slot has read, or that no target needs, or
+ * that was set aside (cpu_compact.c). A block processes its targets in order, tile by tile. It has
+ * the rows of the next tile in registers before it writes those of this tile: one barrier per tile.
+ * K and V do not depend on each other, so different blocks move them. Rows that stay in place are
+ * neither read nor written.
  *
- * Where holes are filled, no row that is read is written, once every source block is set aside that
- * is a target at another place: a block takes a slice of the target slots, lists those that move,
- * and copies their rows, K and V, in no order. Grid (units, slices).
- * Bytes 8 d a kept slot and unit that moves. Twin: cpu_compact.c. Paper C.6. */
+ * Move `fill`, grid (units, slices). Every source block that is a target at another place is set
+ * aside first. After that no row that is read is also written. A block lists the rows of a slice of
+ * target slots that move, and copies their K and V in any order.
+ * Bytes moved: 8 d per unit and kept slot that moves. CPU version: cpu_compact.c. Paper C.6. */
 #include "cuda/compress/compress.cuh"
 
 enum {
     THREADS = 128,
-    VECS = 8, /* of 16 bytes, of a tile in a thread's registers */
+    VECS = 8, /* vectors of 16 bytes of a tile in a thread's registers */
     MAX_ROWS = THREADS,
     SLICE = 2 * THREADS, /* target slots */
     RING = 4,      /* tiles whose addresses are in shared memory */
-    RESIDENT = 5   /* blocks of a multiprocessor: an event of 288 units in one wave of 132 */
+    RESIDENT = 5   /* blocks per multiprocessor: 132 of them run 288 units in one wave */
 };
 
-/* One row: nothing to do where the two are equal. */
+/* One row. It need not move if `from` equals `to`. */
 typedef struct move_row {
     const char *from;
     char *to;
@@ -49,7 +50,7 @@ __device__ static inline char *aside_block(const cn_compress_chunk &c, const cn_
     return c.aside + at * cn_compress_aside_bytes(&c.pools.layout);
 }
 
-/* P (0) or F (1) of a block set aside. */
+/* Returns P (which = 0) or F (which = 1) of a block that was set aside. */
 __device__ static inline uint32_t *aside_side(const cn_compress_chunk &c, const cn_compress_unit &u,
                                               uint32_t number, uint32_t which)
 {
@@ -119,7 +120,7 @@ __global__ static void __launch_bounds__(THREADS, RESIDENT)
             rows[t][threadIdx.x] = row_of(c, u, t * share.rows + threadIdx.x, n_kept, part);
     __syncthreads();
     load_tile(piece[0], share, rows[0]);
-    /* Two tiles a round, so that which registers a tile is in is known when compiling. */
+    /* Two tiles per iteration, so that the registers of a tile are known at compile time. */
     for (uint32_t tile = 0; tile < n_tiles; tile += 2)
 #pragma unroll
         for (uint32_t half = 0; half < 2; half++) {
@@ -135,7 +136,8 @@ __global__ static void __launch_bounds__(THREADS, RESIDENT)
 
 /* ---- K and V into holes ---- */
 
-/* rows[2 * i], rows[2 * i + 1] = K and V of the i-th row of the slice that moves; in any order. */
+/* rows[2 * i] and rows[2 * i + 1] = K and V of the i-th row of the slice that moves, in any
+ * order. */
 __device__ static inline void list_slice(const cn_compress_chunk &c, const cn_compress_unit &u,
                                          move_row *rows, uint32_t *n_rows)
 {
@@ -181,7 +183,8 @@ __global__ static void __launch_bounds__(THREADS)
 
 /* ---- P and F ---- */
 
-/* Which side array a block moves, both of four-byte elements; NULL: this job has none to move. */
+/* Returns the side array that a thread block moves, or NULL if the job does not move it. Both have
+ * elements of four bytes. */
 __device__ static inline uint32_t *side_of(const cn_compress_chunk &c, const cn_compress_unit &u,
                                            uint32_t which)
 {

@@ -1,19 +1,21 @@
-/* compress_score.cu - the scores of a compression event on any GPU from compute capability 8.0, in
- * any shape: attention of the window with its global decay, and redundancy of the keys.
- * K [n, d] and Q [window, group, d] of a unit through the pool's and the windows' layout, bf16;
+/* compress_score.cu - the scores of a compression event on any GPU from compute capability 8.0 on,
+ * in any shape: attention of the window with the global score, and redundancy of the keys.
+ * K [n, d] and Q [window, group, d] of a unit in the layouts of the pool and the windows, bf16;
  * score, redundancy [units, n] f32. Products by mma.sync, f32 sums.
  *
- * Keys are the 16 rows of a fragment, queries its columns: the heads of a group, padded to a power
- * of two, are neighbouring columns, so their maximum stays inside four lanes. A softmax over all
- * slots needs its sums before the first weight, so keys are multiplied twice: partial_kernel leaves
- * (max, sum) of each query over each span, total_kernel makes one number of them, weigh_kernel
- * weighs, and decays. cosine_kernel multiplies 64 keys by those of their block (lightning) or by
- * all (flash); the cosines are symmetric, so the last twin of a column is found in its row, and
- * twin_kernel takes it off the row that it stands in.
+ * Keys are the 16 rows of a fragment, queries its columns. The heads of a group, padded to a power
+ * of two, are neighbouring columns, so their maximum is computed inside four lanes. A softmax over
+ * all slots needs its sum before the first weight, so keys are multiplied twice: partial_kernel
+ * computes (max, sum) of each query over each span, total_kernel combines these into one number per
+ * query, and weigh_kernel computes the weights and applies the decayed global score. cosine_kernel
+ * multiplies 64 keys by the keys of their block (lightning) or by all keys (flash). The twin of a
+ * column is the last row whose cosine is above p. The cosines are symmetric, so the twin of a
+ * column is found in the row of the same number; twin_kernel subtracts its cosine from the row sum
+ * of the twin.
  *
- * Grid (units, spans or 64-slot tiles), 128 threads. Bytes: K twice for attention and, for
- * lightning, (b + 64) / 64 times in blocks of b; all but the first from the second-level cache.
- * Twin: engine/cpu/cpu_score.c. Paper C.2, C.3, C.5, C.7. */
+ * Grid (units, spans or 64-slot tiles), 128 threads. Bytes moved: K twice for attention and, for
+ * lightning, (b + 64) / 64 times in blocks of b; all but the first from the L2 cache.
+ * CPU version: engine/cpu/cpu_score.c. Paper C.2, C.3, C.5, C.7. */
 #include "cuda/attn/attn_common.cuh"
 #include "cuda/compress/compress.cuh"
 
@@ -27,9 +29,9 @@ enum {
     MAX_GROUP = QUERY_TILE,
     NO_TWIN = 0x7fffffff
 };
-static const __device__ float FLOOR_LOG2 = -100.0f; /* no weight is smaller: no denormals */
+static const __device__ float FLOOR_LOG2 = -100.0f; /* the least weight: avoids denormals */
 
-/* The chunk, and how its query rows are padded. */
+/* The chunk, and the padding of its query rows. */
 typedef struct score_params {
     cn_compress_chunk c;
     uint32_t padded;   /* group, rounded up to a power of two */
@@ -39,13 +41,13 @@ typedef struct score_params {
 
 /* ---- tiles ---- */
 
-/* Bytes of `rows` rows of d values, in boxes of 64 columns. */
+/* Returns the bytes of `rows` rows of d values, in boxes of 64 columns. */
 __host__ __device__ static inline uint32_t tile_bytes(uint32_t rows, uint32_t d)
 {
     return (d + CN_BOX_COLS - 1) / CN_BOX_COLS * rows * CN_ROW_BYTES;
 }
 
-/* Keys [first, first + TILE), zeros from n on. */
+/* Loads keys [first, first + TILE), with zeros from n on. */
 __device__ static inline void load_keys(uint32_t to, const cn_compress_chunk &c,
                                         const cn_compress_unit &u, uint32_t first)
 {
@@ -58,8 +60,8 @@ __device__ static inline void load_keys(uint32_t to, const cn_compress_chunk &c,
     }
 }
 
-/* Query rows [first, first + QUERY_TILE) as padded: row r is head r % padded of query r / padded.
- * Zeros where there is none. */
+/* Loads the padded query rows [first, first + QUERY_TILE): row r is head r % padded of query
+ * r / padded. Padding is zeros. */
 __device__ static inline void load_queries(uint32_t to, const score_params &p,
                                            const cn_compress_unit &u, uint32_t first)
 {
@@ -86,7 +88,7 @@ __device__ static inline void tiles_arrived(void)
 }
 
 /* x = the products of this warp's 16 rows of tile `a` (TILE rows) with rows [first, first + STEP)
- * of tile `b` (b_rows rows): x[j] of columns 8 j on. */
+ * of tile `b` (b_rows rows). x[j] has the columns from 8 j on. */
 __device__ static inline void multiply(float x[STEP / 8][4], uint32_t a, uint32_t b,
                                        uint32_t b_rows, uint32_t first, uint32_t d)
 {
@@ -107,7 +109,7 @@ __device__ static inline void multiply(float x[STEP / 8][4], uint32_t a, uint32_
     }
 }
 
-/* Slots that a padded query row sees; 0 for padding. */
+/* Returns the number of slots that a padded query row sees; 0 for padding. */
 __device__ static inline uint32_t n_visible(const score_params &p, uint32_t row)
 {
     const uint32_t query = row / p.padded;
@@ -117,7 +119,7 @@ __device__ static inline uint32_t n_visible(const score_params &p, uint32_t row)
 
 /* ---- sums of the softmax ---- */
 
-/* Adds (max, sum) of one query over more slots. */
+/* Merges (max, sum) of one query over more slots into *total. */
 __device__ static inline void merge(float2 *total, float2 more)
 {
     const float top = fmaxf(total->x, more.x);
@@ -126,7 +128,7 @@ __device__ static inline void merge(float2 *total, float2 more)
     total->x = top;
 }
 
-/* One column of a fragment, this lane's two slots v and v + 8 of it, into the query's sum. */
+/* Adds one column of a fragment to the query's sum. This lane has its slots v and v + 8. */
 __device__ static inline void add_column(float2 *total, float low, float high, uint32_t v,
                                          uint32_t visible)
 {
@@ -183,7 +185,8 @@ __global__ static void __launch_bounds__(THREADS)
     }
 }
 
-/* One number a query, in the place of its first partial sum: log2 of the softmax's denominator. */
+/* Writes one number per query over its first partial sum: log2 of the denominator of the
+ * softmax. */
 __global__ static void __launch_bounds__(THREADS)
     total_kernel(const __grid_constant__ score_params p)
 {
@@ -200,15 +203,15 @@ __global__ static void __launch_bounds__(THREADS)
 
 /* ---- weights ---- */
 
-/* The weight of slot v for a query row. */
+/* Returns the weight of slot v for a query row. */
 __device__ static inline float weight(float logit, float total, uint32_t v, uint32_t visible)
 {
     if (visible == 0) return 0.0f;
     return cn_exp2(v < visible ? fmaxf(logit - total, FLOOR_LOG2) : FLOOR_LOG2);
 }
 
-/* The largest weight of a group, whose columns lie in one fragment or several: the same in the
- * lanes that share it. `columns` of the fragment belong to it. */
+/* Returns the largest weight of a group to all lanes that have columns of the group. `columns`
+ * columns of the group are in one fragment; a larger group spans several fragments. */
 __device__ static inline float group_max(float v, uint32_t columns)
 {
     if (columns >= 4) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 1));
@@ -216,8 +219,8 @@ __device__ static inline float group_max(float v, uint32_t columns)
     return v;
 }
 
-/* Adds to sum[] (this lane's slots v and v + 8) the weights of STEP query rows from `row` on;
- * best[] keeps the largest of a group that goes on in the next rows. */
+/* Adds the weights of STEP query rows from `row` on to sum[] (this lane's slots v and v + 8).
+ * best[] keeps the largest weight of a group that continues in the next rows. */
 __device__ static inline void add_weights(float sum[2], float best[2], const score_params &p,
                                           const float x[STEP / 8][4], const float *totals,
                                           uint32_t row, uint32_t v)
@@ -245,7 +248,7 @@ __device__ static inline void add_weights(float sum[2], float best[2], const sco
     }
 }
 
-/* S of a slot from the sums of its four lanes, each of which counted `shared` times too often. */
+/* Computes S of a slot from the sums of its four lanes. `times` lanes counted each group. */
 __device__ static inline void finish_slot(const score_params &p, const cn_compress_unit &u,
                                           uint32_t v, float sum)
 {
@@ -302,7 +305,7 @@ __global__ static void __launch_bounds__(THREADS)
 
 /* ---- redundancy ---- */
 
-/* inverse[r] = 1 / |key r| of a tile, 0 for a zero key. Two threads a row. */
+/* inverse[r] = 1 / |key r| of a tile, 0 for a zero key. Two threads per row. */
 __device__ static inline void inverse_norms(float *inverse, const char *tile, uint32_t d)
 {
     const uint32_t row = threadIdx.x / 2;
@@ -317,7 +320,7 @@ __device__ static inline void inverse_norms(float *inverse, const char *tile, ui
     if (threadIdx.x % 2 == 0) inverse[row] = sum > 0.0f ? 1.0f / sqrtf(sum) : 0.0f;
 }
 
-/* A row of cosines as this lane has seen it so far, columns ascending. */
+/* The running result of a row of cosines in this lane. Columns are visited in ascending order. */
 typedef struct cosine_row {
     float sum, twin_cosine;
     uint32_t twin;
@@ -331,7 +334,7 @@ __device__ static inline void add_cosine(cosine_row *r, float cosine, uint32_t c
     r->twin_cosine = cosine;
 }
 
-/* Of the four lanes of a row: the sum, and the twin with the highest number. */
+/* Combines the four lanes of a row: the sum, and the twin with the highest number. */
 __device__ static inline void gather_row(cosine_row *r)
 {
 #pragma unroll
@@ -345,7 +348,7 @@ __device__ static inline void gather_row(cosine_row *r)
     }
 }
 
-/* First and end of the slots whose cosines with slot v count. */
+/* Returns the first and the end of the slots whose cosines with slot v count. */
 __device__ static inline uint2 partners(const cn_compress_chunk &c, uint32_t v)
 {
     const uint32_t b = c.pools.layout.block_tokens;
@@ -401,7 +404,8 @@ __global__ static void __launch_bounds__(THREADS)
     }
 }
 
-/* A column's last twin counts nothing: its cosine leaves the row that it stands in. */
+/* The cosine of a column's twin must not count, so it is subtracted from the sum of the twin's
+ * row. */
 __global__ static void __launch_bounds__(THREADS)
     twin_kernel(const __grid_constant__ cn_compress_chunk c)
 {
@@ -446,11 +450,11 @@ static cn_status launch_redundancy(cn_stream *s, const cn_compress_chunk *c)
     return cn_cuda_launch(s, "compress: twins", twin_kernel, {slots, THREADS}, *c);
 }
 
-/* Any shape; three passes over K. */
+/* Supports any shape; makes three passes over K. */
 static cn_status score_portable(cn_stream *s, const cn_compress_chunk *c)
 {
     if (c->group > MAX_GROUP)
-        return cn_fail(CN_ERR_SHAPE, "compression with %u query heads a kv head: want at most %d",
+        return cn_fail(CN_ERR_SHAPE, "compression: %u query heads per kv head: expected at most %d",
                        c->group, MAX_GROUP);
     CN_TRY(launch_attention(s, c));
     return c->redundancy_kind == CN_REDUNDANCY_NONE ? CN_OK : launch_redundancy(s, c);

@@ -1,36 +1,38 @@
 /* compress_score_sm90.cu - an event's scores on compute capability 9.0: attention, global score and
  * lightning redundancy of all units of a chunk in one launch that reads K once.
  *
- * A thread block stays on its multiprocessor and takes the spans of units in turn: number
- * blockIdx.x, then every gridDim.x-th. Two teams have a span each, so that one multiplies while the
- * other computes or waits (one team for d above 128); warps of one more warpgroup fetch for them by
- * tensor maps, keys over the pool, wherever their blocks lie, and the window's queries, each as
- * soon as the team has multiplied the ones before:
- *   1. compare: keys * keys^T, the cosines of a block, summed and searched for twins in registers,
- *      by one team at a time;
- *   2. measure: keys * queries^T; of each query the largest logit and the sum of exponentials over
- *      the span, left in device memory for the unit's other spans;
- *   3. weigh: once the measures of all spans of the unit are there, the logits, in registers
- *      still, as weights of the whole sequence: the largest of the group, mean over the window,
- *      global score.
+ * A thread block stays on its multiprocessor and processes spans of units one after the other:
+ * number blockIdx.x, then every gridDim.x-th. It has two teams with a span each, so that one
+ * multiplies while the other computes or waits (one team for d above 128). Warps of another
+ * warpgroup fetch for them by tensor maps: keys from the pool, whose blocks can be anywhere, and
+ * the window's queries. Each fetch starts as soon as the team has multiplied the previous data.
+ *   1. compare: keys * keys^T, the cosines of a block. They are summed and searched for twins in
+ *      registers, by one team at a time.
+ *   2. measure: keys * queries^T. For each query, the largest logit and the sum of exponentials
+ *      over the span are written to device memory for the other spans of the unit.
+ *   3. weigh: when the measures of all spans of the unit are written, the logits, still in
+ *      registers, become weights of the whole sequence: the largest of the group, mean over the
+ *      window, global score.
  *
- * Step 3 waits for other thread blocks. All of them find a place at once, one to a multiprocessor
- * (two such launches must not meet, and an engine's events come one after the other), and take
- * spans in the order of units, of which the oldest waits for none: while a unit has no more spans
- * than the grid has blocks, its spans are in different blocks, and all move on; nor does a team
- * wait its turn behind a later span. Longer sequences, and windows of several rounds, whose logits
- * no registers hold, run as two launches, the second for step 3, and read K twice.
+ * Step 3 waits for other thread blocks. This cannot deadlock. All blocks run at once, one on each
+ * multiprocessor; two such launches must not run at the same time, and an engine's events run one
+ * after the other. Blocks process spans in the order of units, and the oldest unit waits for no
+ * other. While a unit has no more spans than the grid has blocks, its spans are in different
+ * blocks, so all advance. A team never waits for its turn behind a later span. Longer sequences,
+ * and windows of several rounds, whose logits do not fit in registers, run as two launches, the
+ * second for step 3, and read K twice.
  *
- * Products have keys in the 64-row side of wgmma. Queries, the other side, come in rounds of
- * COLUMNS, in the order of the window's ring: eight of its rows of one head are an atom, and atoms
- * of all heads of the group follow one another, so that a thread finds all heads of a query in its
- * own registers. The group is rounded up to a power of two; heads beyond it repeat its last, which
- * changes no maximum.
+ * Keys are the 64-row side of wgmma. Queries are the other side, in rounds of COLUMNS, in the order
+ * of the window's ring. An atom is eight rows of the ring of one head. Atoms of all heads of the
+ * group follow one another, so a thread has all heads of a query in its own registers. The group is
+ * rounded up to a power of two. Padding heads repeat the last head, which does not change the
+ * maximum.
  *
  * Grid: the multiprocessors; block 640 (384 for d above 128). Bytes of a unit: 2*n*d read (K), 4*n
- * read (F), 8*n written; operations 2*n*d * (COLUMNS * rounds + max(block_tokens, 64)). Nine blocks
- * of 256 tokens, 36 layers, 8 kv heads, d 128, 16 queries of 4 heads: 178 MB and 54 GFLOP; at
- * 3 TB/s and 800 TFLOP/s 59 and 68 us. Twin: cpu_score.c. Paper: Zipage, C.2, C.3, C.7. */
+ * read (F), 8*n written. Operations: 2*n*d * (COLUMNS * rounds + max(block_tokens, 64)). Example:
+ * nine blocks of 256 tokens, 36 layers, 8 kv heads, d 128, 16 queries of 4 heads. That is 178 MB
+ * and 54 GFLOP, which take 59 and 68 us at 3 TB/s and 800 TFLOP/s. CPU version: cpu_score.c. Paper:
+ * Zipage, C.2, C.3, C.7. */
 #include "cuda/compress/compress_score_sm90.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -55,7 +57,7 @@ __device__ static inline score_span span_of(const score_params &p, uint32_t numb
     return x;
 }
 
-/* Columns of a round come in atoms: number j has head j % G of ring rows atom_row(j) on. */
+/* The columns of a round are atoms: atom j has head j % G of the ring rows from atom_row(j) on. */
 __device__ static inline uint32_t atom_row(const score_params &p, uint32_t round, uint32_t j)
 {
     return (round * (ATOMS >> p.group_shift) + (j >> p.group_shift)) * ATOM;
@@ -66,7 +68,7 @@ __device__ static inline uint32_t atom_head(const score_params &p, uint32_t j)
     return min(j & ((1u << p.group_shift) - 1), p.c.group - 1);
 }
 
-/* The ring row of value i of lanes with lane % 4 = quad; it has the head of atom i / 2. */
+/* Returns the ring row of value i in lanes with lane % 4 = quad. Its head is that of atom i / 2. */
 __device__ static inline uint32_t ring_row_of(const score_params &p, uint32_t round, uint32_t i,
                                               uint32_t quad)
 {
@@ -75,7 +77,8 @@ __device__ static inline uint32_t ring_row_of(const score_params &p, uint32_t ro
 
 /* ---- fetching ---- */
 
-/* Slots that the sequence has not keep what shared memory held. */
+/* Fetches the keys of a span. Slots past the end of the sequence keep the old content of shared
+ * memory. */
 template <int D>
 __device__ static inline void fetch_keys(const score_params &p, const team_place<D> &t,
                                          const CUtensorMap *pool, const score_span &x,
@@ -83,7 +86,7 @@ __device__ static inline void fetch_keys(const score_params &p, const team_place
 {
     const cn_kv_layout &l = p.c.pools.layout;
     const uint32_t n = min((uint32_t)SPAN, p.c.n - x.first), lane = threadIdx.x % CN_WARP;
-    const uint32_t at = lane * l.tile_tokens, slot = x.first + at; /* a lane has a tile */
+    const uint32_t at = lane * l.tile_tokens, slot = x.first + at; /* one tile per lane */
     uint32_t row = 0;
     if (at < n)
         row = x.layer * p.rows.layer + x.job->source[slot / l.block_tokens] * p.rows.block +
@@ -102,7 +105,8 @@ __device__ static inline void fetch_keys(const score_params &p, const team_place
                     pool, box * CN_BOX_COLS, row, full);
 }
 
-/* A lane has an atom's box. Rows beyond the window are whatever follows in the pool. */
+/* Fetches the queries of a round. Each lane fetches the box of an atom. Rows past the window are
+ * the rows that follow in the array of windows; their results are not used. */
 template <int D>
 __device__ static inline void fetch_queries(const score_params &p, const team_place<D> &t,
                                             const CUtensorMap *windows, const score_span &x,
@@ -122,13 +126,13 @@ __device__ static inline void fetch_queries(const score_params &p, const team_pl
         cn_box_copy3(cn_shared_address(to), windows, box * CN_BOX_COLS, head, row, full);
 }
 
-/* The number of a team's span. */
+/* Returns the number of a team's span. */
 template <int D> __device__ static inline uint32_t span_number(uint32_t team, uint32_t turn)
 {
     return blockIdx.x + (turn * score_plan<D>::TEAMS + team) * gridDim.x;
 }
 
-/* A warp fetches the keys of a team's spans, or the queries. */
+/* Fetches the keys of a team's spans, or the queries. Called by a warp. */
 template <int D>
 __device__ static inline void fetch(const score_params &p, const team_place<D> &t, uint32_t team,
                                     bool keys, const CUtensorMap *map)
@@ -142,9 +146,9 @@ __device__ static inline void fetch(const score_params &p, const team_place<D> &
     }
 }
 
-/* ---- steps 2 and 3: attention, a team ---- */
+/* ---- steps 2 and 3: attention, by a team ---- */
 
-/* Products of the warpgroup's strips and the round's queries. */
+/* Starts the products of the warpgroup's strips and the round's queries. */
 template <int D>
 __device__ static __forceinline__ void begin_logits(float x[OWN][SUMS], const team_place<D> &t,
                                                     uint32_t turn)
@@ -156,7 +160,7 @@ __device__ static __forceinline__ void begin_logits(float x[OWN][SUMS], const te
                                   score_plan<D>::KEY_BOX, t.queries, score_plan<D>::QUERY_BOX);
 }
 
-/* What a query may not see becomes -inf. */
+/* Waits for the products. Sets the logits of slots that a query must not see to -inf. */
 template <int D>
 __device__ static __forceinline__ void end_logits(float x[OWN][SUMS], const score_params &p,
                                                   const score_span &span, const team_place<D> &t,
@@ -181,15 +185,15 @@ __device__ static __forceinline__ void end_logits(float x[OWN][SUMS], const scor
     }
 }
 
-/* The measure of two sets of slots together. */
+/* Returns the measure of the union of two sets of slots. */
 __device__ static inline float2 merge(float2 a, float2 b)
 {
     const float top = fmaxf(a.x, b.x);
     return make_float2(top, a.y * cn_exp2(a.x - top) + b.y * cn_exp2(b.x - top));
 }
 
-/* The measure of a column over the thread's own rows: the largest logit, in base 2 (LEAST where a
- * query sees none of them), and the sum of exponentials relative to it. */
+/* Returns the measure of a column over the thread's own rows: the largest base-2 logit (LEAST if
+ * the query sees none of them), and the sum of exponentials relative to it. */
 __device__ static __forceinline__ float2 measure_own(const float x[OWN][SUMS], uint32_t i,
                                                      float scale)
 {
@@ -204,7 +208,7 @@ __device__ static __forceinline__ float2 measure_own(const float x[OWN][SUMS], u
     return make_float2(top, sum);
 }
 
-/* Of two columns that two lanes share, each lane takes one. */
+/* Merges two columns that two lanes share. Each lane gets the result of one column. */
 __device__ static __forceinline__ float2 share(float2 low, float2 high, uint32_t lanes)
 {
     const bool upper = threadIdx.x & lanes;
@@ -213,7 +217,7 @@ __device__ static __forceinline__ float2 share(float2 low, float2 high, uint32_t
                                   __shfl_xor_sync(0xffffffffu, other.y, lanes)));
 }
 
-/* Measures over the warp's rows: eight lanes have the same columns, and end with two each. */
+/* Computes measures over the warp's rows. Eight lanes have the same columns; each ends with two. */
 __device__ static __forceinline__ void measure_warp(float2 *out, const float x[OWN][SUMS],
                                                     float scale)
 {
@@ -231,7 +235,7 @@ __device__ static __forceinline__ void measure_warp(float2 *out, const float x[O
     for (uint32_t i = 0; i < 2; i++) out[(first + i) * 4 + lane % 4] = m[i];
 }
 
-/* Over a column's sharers, the same in all of them. */
+/* Merges over the threads that share a column. All of them get the result. */
 __device__ static inline float2 merge_shared(float2 m)
 {
 #pragma unroll
@@ -243,8 +247,8 @@ __device__ static inline float2 merge_shared(float2 m)
     return m;
 }
 
-/* Measures are shared as one word each, which says by itself whether it has been written: before
- * the launch all bits are set, which no sum of exponentials is, nor a NaN that arithmetic makes. */
+/* A measure is shared as one word, which itself shows whether it has been written. All bits are set
+ * before the launch; no sum of exponentials, and no NaN from arithmetic, has all bits set. */
 __device__ static inline void write_measure(float2 *to, float2 m)
 {
     const uint64_t word = (uint64_t)__float_as_uint(m.y) << 32 | __float_as_uint(m.x);
@@ -260,16 +264,17 @@ __device__ static inline float2 read_measure(const float2 *from)
 
 __device__ static inline bool is_written(float2 m) { return ~__float_as_uint(m.y) != 0; }
 
-/* Where a span's measures of the unit stand. */
+/* Returns the measures of a span of the unit. */
 __device__ static inline float2 *measures_at(const score_params &p, const score_span &x,
                                              uint32_t span)
 {
     return p.measures + ((size_t)x.unit * p.c.n_spans + span) * p.c.window * p.c.group;
 }
 
-/* Merging, SHARERS threads have a column each: value column / 4 of the lanes with lane % 4 = column
- * % 4. This is its place among measures; repeats: of a head that another column has too. false: it
- * has none. */
+/* While merging, SHARERS threads have one column: value column / 4 of the lanes with
+ * lane % 4 = column % 4. column_measure sets *at to the column's index among the measures, and
+ * *repeats if the column repeats the head of another column. It returns false when the column has
+ * no measure, because its row is past the window. */
 __device__ static inline uint32_t own_column(void) { return threadIdx.x % TEAM / SHARERS; }
 
 __device__ static inline bool column_measure(uint32_t *at, bool *repeats, const score_params &p,
@@ -282,7 +287,7 @@ __device__ static inline bool column_measure(uint32_t *at, bool *repeats, const 
     return row < p.c.window;
 }
 
-/* Leaves the span's measures for all spans of the unit. */
+/* Writes the span's measures for all spans of the unit. */
 __device__ static __forceinline__ void measure(const score_params &p, const score_span &span,
                                                const float x[OWN][SUMS], team_shared *team,
                                                uint32_t round)
@@ -301,8 +306,8 @@ __device__ static __forceinline__ void measure(const score_params &p, const scor
         write_measure(&measures_at(p, span, span.span)[at], all);
 }
 
-/* base = what makes a logit the base-2 logarithm of its softmax over the sequence. Waits for the
- * unit's other spans. */
+/* Computes base: a logit minus base is the base-2 logarithm of its softmax over the sequence. Waits
+ * for the other spans of the unit. */
 __device__ static inline void find_bases(const score_params &p, const score_span &span,
                                          team_shared *team, uint32_t round)
 {
@@ -332,12 +337,12 @@ __device__ static inline void find_bases(const score_params &p, const score_span
     team_sync();
 }
 
-/* sum += of each query the largest weight of the group. */
+/* sum += the largest weight of the group, for each query. */
 __device__ static __forceinline__ void weigh(float sum[OWN][2], float x[OWN][SUMS],
                                              const score_params &p, const float base[COLUMNS],
                                              uint32_t round)
 {
-    const float least = -100; /* keeps scores and their decay out of the denormals */
+    const float least = -100; /* keeps scores and decayed scores from becoming denormal */
     const uint32_t quad = threadIdx.x % 4, group = 1u << p.group_shift;
 #pragma unroll
     for (uint32_t i = 0; i < VALUES; i++) {
@@ -348,7 +353,7 @@ __device__ static __forceinline__ void weigh(float sum[OWN][2], float x[OWN][SUM
             for (uint32_t h = 0; h < 2; h++) x[s][VALUE(i, h)] = x[s][VALUE(i, h)] * p.scale - b;
     }
 #pragma unroll
-    for (uint32_t step = 1; step < MAX_GROUP; step *= 2) { /* atoms apart: the heads of a query */
+    for (uint32_t step = 1; step < MAX_GROUP; step *= 2) { /* in atoms: the heads of a query */
         if (step >= group) break;
 #pragma unroll
         for (uint32_t i = 0; i < VALUES; i++)
@@ -368,7 +373,8 @@ __device__ static __forceinline__ void weigh(float sum[OWN][2], float x[OWN][SUM
     }
 }
 
-/* F of a slot, 0 where it does not count: scores are not below. */
+/* Returns F of a slot, or 0 if it does not count. 0 has no effect, because scores are never
+ * below. */
 __device__ static inline float history_of(const score_params &p, const score_span &span,
                                           uint32_t slot)
 {
@@ -396,7 +402,7 @@ __device__ static inline void store_scores(const score_params &p, const score_sp
             fmaxf(own / (float)p.c.window, span.job->alpha * history);
 }
 
-/* Steps 2 and 3 in one: a window of one round, whose logits stay in registers. */
+/* Steps 2 and 3 together, for a window of one round, whose logits stay in registers. */
 template <int D>
 __device__ static inline void attend(const score_params &p, const score_span &span,
                                      const team_place<D> &t, uint32_t turn)
@@ -412,14 +418,14 @@ __device__ static inline void attend(const score_params &p, const score_span &sp
     store_scores(p, span, sum, history);
 }
 
-/* One of steps 2 and 3. */
+/* Step 2 or step 3, by p.steps, for a window of any number of rounds. */
 template <int D>
 __device__ static inline void attend_in_rounds(const score_params &p, const score_span &span,
                                                const team_place<D> &t, uint32_t turn)
 {
     float x[OWN][SUMS], sum[OWN][2] = {};
     for (uint32_t round = 0; round < p.n_rounds; round++) {
-        team_sync(); /* the round before has been measured, or weighed */
+        team_sync(); /* the previous round has been measured or weighed */
         if (p.steps == WEIGH) find_bases(p, span, t.shared, round);
         begin_logits(x, t, turn * p.n_rounds + round);
         end_logits(x, p, span, t, round);
@@ -432,7 +438,7 @@ __device__ static inline void attend_in_rounds(const score_params &p, const scor
     if (p.steps == WEIGH) store_scores(p, span, sum, history_of(p, span, span.first + own_row()));
 }
 
-/* A team's spans. */
+/* Computes the spans of a team. */
 template <int D>
 __device__ static inline void compute(const score_params &p, const team_place<D> &t, uint32_t team)
 {
@@ -474,7 +480,8 @@ __global__ static void __launch_bounds__(score_plan<D>::THREADS, 1)
     }
     __syncthreads();
     unsigned char *tiles = dynamic + (0u - cn_shared_address(dynamic)) % 1024;
-    /* The same in all lanes, and seen to be: what follows from it is worked out once a warp. */
+    /* The compiler sees that this is equal in all lanes, so values derived from it are computed
+     * once per warp. */
     const uint32_t thread = __shfl_sync(0xffffffffu, threadIdx.x, 0);
     if (thread >= plan::TEAMS * TEAM) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(plan::FETCH_REGISTERS));
@@ -492,13 +499,13 @@ __global__ static void __launch_bounds__(score_plan<D>::THREADS, 1)
 
 /* ---- launching ---- */
 
-/* At the front of a chunk's work, which has room (compress.h). */
+/* Bytes of the measures. They are at the front of a chunk's work, which has room (compress.h). */
 static size_t measure_bytes(const cn_compress_chunk *c)
 {
     return (size_t)cn_compress_units(c) * c->n_spans * c->window * c->group * sizeof(float2);
 }
 
-/* A box is an atom: rows of the ring are the planes of the map. */
+/* A box is an atom. The rows of the ring are the planes of the map. */
 static cn_status map_windows(CUtensorMap *map, const cn_pools *pools)
 {
     const uint32_t d = pools->layout.head_dim;
@@ -521,9 +528,9 @@ static cn_status launch_steps(cn_stream *s, score_params p, uint32_t steps, cons
     const uint32_t n_spans = cn_compress_units(&p.c) * p.c.n_spans;
     cn_launch how = {dim3(cn_min_u32(n_spans, s->cuda->device.n_sms)), plan::THREADS, plan::BYTES};
     p.steps = steps;
-    /* With both steps the blocks wait for one another. At a priority below the model's that can
-     * deadlock: a kernel of the model that waits for room keeps the blocks that have not started
-     * from starting, and the blocks that run hold that room. */
+    /* With both steps the blocks wait for one another. At a priority below the model's this can
+     * deadlock: a kernel of the model that waits for room prevents the remaining blocks from
+     * starting, while the blocks that run hold that room. */
     how.model_priority = steps == (MEASURE | WEIGH);
     return cn_cuda_launch(s, "compress_score", compress_score_kernel<D>, how, p, maps.pool,
                           maps.windows);

@@ -1,10 +1,10 @@
-/* compress_score_sm90.cuh - pieces of compress_score_sm90.cu: how its thread blocks are made up,
+/* compress_score_sm90.cuh - parts of compress_score_sm90.cu: the structure of its thread blocks,
  * and the cosines of a span's keys.
  *
- * A team, two warpgroups, has a span: its keys in shared memory as rows of wgmma products, 64 rows
- * a strip, two strips a warpgroup. Register i of a product holds row half i / 2 % 2 of column i / 4
- * * 8 + lane % 4 * 2 + i % 2, so that a quad of lanes has rows in common; of its four rows in two
- * strips each lane stores what is found for one. */
+ * A team is two warpgroups and has one span. The span's keys are in shared memory as rows of wgmma
+ * products, 64 rows per strip, two strips per warpgroup. Register i of a product holds row half
+ * i / 2 % 2 of column i / 4 * 8 + lane % 4 * 2 + i % 2. The four lanes of a quad therefore have the
+ * same four rows in two strips, and each lane stores the result of one of them. */
 #ifndef CN_CUDA_COMPRESS_SCORE_SM90_CUH
 #define CN_CUDA_COMPRESS_SCORE_SM90_CUH
 
@@ -15,33 +15,33 @@
 enum {
     SPAN = CN_COMPRESS_SPAN,
     STRIP = 64,   /* slots of one product */
-    COLUMNS = 64, /* queries times heads of one round */
+    COLUMNS = 64, /* queries * heads of one round */
     STRIPS = SPAN / STRIP,
     TEAM_GROUPS = 2,            /* warpgroups of a team */
     OWN = STRIPS / TEAM_GROUPS, /* strips of a warpgroup */
     TEAM = TEAM_GROUPS * CN_WARPGROUP,
     TEAM_WARPS = TEAM / CN_WARP,
-    TEAM_BARRIER = 1,         /* the first team's */
+    TEAM_BARRIER = 1,         /* of the first team */
     SHARERS = TEAM / COLUMNS, /* threads that merge measures of one column */
     VALUES = COLUMNS / 4,     /* columns of a thread */
     SUMS = COLUMNS / 2,       /* registers of a product of COLUMNS columns */
     AT_ONCE = 4,              /* measures that a thread loads before it merges them */
-    PANEL = 2 * STRIP,        /* columns of a product for cosines; STRIP in small blocks */
-    PANEL_VALUES = PANEL / 4, /* of a row; padded, a quad's lanes read 16 bytes from other banks */
+    PANEL = 2 * STRIP,        /* columns of a product for cosines; STRIP for small blocks */
+    PANEL_VALUES = PANEL / 4, /* of a row in a lane; padding puts a quad's reads in other banks */
     ATOM = 8,                 /* columns of one head: consecutive rows of the window's ring */
     ATOMS = COLUMNS / ATOM,
     MAX_GROUP = ATOMS,
     MAX_HEAD_DIM = 256
 };
 
-/* Sums of cosines to take away are counted in whole steps: additions of integers give the same in
- * every order. A block's 256 cosines stay below 2^31. */
+/* Sums of cosines to subtract are counted in integer steps, because integer sums do not depend on
+ * their order. The 256 cosines of a block stay below 2^31. */
 static const float COSINE_STEPS = 4194304.0f;
 
 /* The largest logit of a query that sees no slot: every exponential relative to it is 0. */
 static const float LEAST = -1e30f;
 
-/* Which steps a launch takes. */
+/* The steps that a launch runs. */
 enum { MEASURE = 1, WEIGH = 2 };
 
 typedef struct score_params {
@@ -50,22 +50,22 @@ typedef struct score_params {
     uint32_t steps;
     uint32_t group_shift; /* log2 of G */
     uint32_t n_rounds;    /* of the window */
-    float scale;          /* log2(e) / sqrt(d): logits are of base 2 */
+    float scale;          /* log2(e) / sqrt(d), for base-2 logits */
     float2 *measures;     /* [units, n_spans, window * group] largest logit, sum relative to it */
 } score_params;
 
-/* What a team has in hand. */
+/* The span that a team works on. */
 typedef struct score_span {
     const cn_compress_job *job;
     uint32_t layer, kv_head, unit, span;
     uint32_t first; /* slot */
 } score_span;
 
-/* How shared memory is divided: keys and queries are tiles of wgmma, boxes of 64 columns. */
+/* The layout of shared memory. Keys and queries are tiles of wgmma, in boxes of 64 columns. */
 template <int D> struct score_plan {
     static constexpr uint32_t TEAMS = D <= 128 ? 2 : 1;
     static constexpr uint32_t THREADS = TEAMS * TEAM + CN_WARPGROUP;
-    /* Of a thread; the block has THREADS times 65536 / THREADS, in eights. */
+    /* Registers per thread. At launch a thread has 65536 / THREADS, in multiples of eight. */
     static constexpr uint32_t COMPUTE_REGISTERS = TEAMS == 2 ? 112 : 232, FETCH_REGISTERS = 32;
     static constexpr uint32_t BOXES = D / CN_BOX_COLS;
     static constexpr uint32_t KEY_BOX = SPAN * CN_ROW_BYTES, QUERY_BOX = COLUMNS * CN_ROW_BYTES;
@@ -77,18 +77,18 @@ template <int D> struct score_plan {
 typedef struct team_shared {
     uint64_t keys_full, keys_empty, queries_full, queries_empty; /* barriers */
     uint64_t compared;                    /* barrier: the team is done with a span's cosines */
-    float2 measures[TEAM_WARPS][COLUMNS]; /* column i * 4 + lane % 4, largest and sum */
-    float base[COLUMNS];                  /* what turns a logit into log2 of its weight */
-    __align__(16) float inv_norm[SPAN / PANEL][4][PANEL_VALUES + 4]; /* as lane % 4 has them */
-    int32_t twins[SPAN]; /* what sums of cosines lose, in steps */
-    score_span span[2];  /* in hand, and the next: written with its keys */
+    float2 measures[TEAM_WARPS][COLUMNS]; /* largest logit and sum of column i * 4 + lane % 4 */
+    float base[COLUMNS];                  /* logit - base = log2 of its weight */
+    __align__(16) float inv_norm[SPAN / PANEL][4][PANEL_VALUES + 4]; /* ordered by lane % 4 */
+    int32_t twins[SPAN]; /* what is subtracted from sums of cosines, in steps */
+    score_span span[2];  /* the current span and the next, which is written with its keys */
 } team_shared;
 
-/* What a thread works with: the team's tiles and the rest. */
+/* The memory of a thread's team: its tiles and the rest. */
 template <int D> struct team_place {
     unsigned char *keys, *queries;
     team_shared *shared;
-    uint32_t strip; /* the warpgroup's first; of a computing thread */
+    uint32_t strip; /* first strip of the warpgroup; used by threads that compute */
 
     __device__ team_place(unsigned char *tiles, team_shared *teams, uint32_t team,
                           uint32_t first_strip)
@@ -106,7 +106,8 @@ __device__ static inline void team_sync(void)
     cn_sync_some(TEAM_BARRIER + threadIdx.x / TEAM, TEAM);
 }
 
-/* Begins sums = rows * columns^T over D, both tiles; boxes of theirs so many bytes apart. */
+/* Starts sums = rows * columns^T over D. Both are tiles whose boxes are row_box and column_box
+ * bytes apart. */
 template <int N, int D>
 __device__ static __forceinline__ void begin_product(float *sums, const unsigned char *rows,
                                                      uint32_t row_box, const unsigned char *columns,
@@ -116,20 +117,20 @@ __device__ static __forceinline__ void begin_product(float *sums, const unsigned
     cn_wgmma_start<N, D>(sums, rows, row_box, columns, column_box);
 }
 
-/* The first strip of a thread's warpgroup. */
+/* Returns the first strip of a thread's warpgroup. */
 __device__ static inline uint32_t first_strip(uint32_t thread)
 {
     return thread % TEAM / CN_WARPGROUP * OWN;
 }
 
-/* The row, a slot of the span, that the thread has in half h of its warpgroup's strip s. */
+/* Returns the row, a slot of the span, that the thread has in half h of its warpgroup's strip s. */
 __device__ static inline uint32_t row_of(uint32_t s, uint32_t h)
 {
     const uint32_t warp = threadIdx.x % CN_WARPGROUP / CN_WARP, lane = threadIdx.x % CN_WARP;
     return (first_strip(threadIdx.x) + s) * STRIP + warp * 16 + lane / 4 + h * 8;
 }
 
-/* Of a quad's four rows each lane stores one. */
+/* Each lane of a quad stores one of the quad's four rows. */
 static_assert(OWN * 2 == 4, "a row for each lane of a quad");
 __device__ static inline bool owns(uint32_t s, uint32_t h) { return threadIdx.x % 4 == s * 2 + h; }
 __device__ static inline uint32_t own_row(void)
@@ -137,19 +138,19 @@ __device__ static inline uint32_t own_row(void)
     return row_of(threadIdx.x % 4 / 2, threadIdx.x % 2);
 }
 
-/* The register of value i of a product's row half h: of column i / 2 * 8 + lane % 4 * 2 + i % 2. */
+/* The register of value i in row half h of a product: column i / 2 * 8 + lane % 4 * 2 + i % 2. */
 #define VALUE(i, h) ((i) / 2 * 4 + (h)*2 + (i) % 2)
 
 /* ---- cosines ---- */
 
-/* Where one over the length of a slot's key stands, 0 for a zero key. */
+/* Returns the address of 1 / |key| of a slot; the value is 0 for a zero key. */
 __device__ static inline float *inv_norm_of(team_shared *team, uint32_t slot)
 {
     return &team->inv_norm[slot / PANEL][slot % 8 / 2][slot % PANEL / 8 * 2 + slot % 2];
 }
 
-/* Finds the length of the thread's own key. The order of a row's pieces of sixteen bytes does not
- * matter; in this one any eight lanes read from all banks. */
+/* Computes 1 / |key| of the thread's own key. The pieces of sixteen bytes of a row may be read in
+ * any order; in this order any eight lanes read from all banks. */
 template <int D> __device__ static inline void find_norms(const team_place<D> &t)
 {
     static_assert(TEAM == SPAN, "a thread has a row");
@@ -170,13 +171,13 @@ template <int D> __device__ static inline void find_norms(const team_place<D> &t
     team_sync();
 }
 
-/* What a thread knows of its two rows of a strip. */
+/* The running result of a thread for its two rows of a strip. */
 typedef struct row_pair {
     uint32_t row[2];
-    float sum[2];       /* of products with keys of length 1 */
-    float threshold[2]; /* such products above it belong to twins */
-    float twin[2];      /* the product of the last of them */
-    int32_t last[2];    /* its row, or -1 */
+    float sum[2];       /* of products with keys scaled to length 1 */
+    float threshold[2]; /* keys whose product is above it are candidates for the twin */
+    float twin[2];      /* the product of the last candidate, the twin */
+    int32_t last[2];    /* the row of the twin, or -1 */
 } row_pair;
 
 __device__ static __forceinline__ void begin_rows(row_pair &r, team_shared *team, float p,
@@ -191,7 +192,7 @@ __device__ static __forceinline__ void begin_rows(row_pair &r, team_shared *team
     }
 }
 
-/* x[VALUE(i, h)] of an i that is known late. */
+/* Returns x[VALUE(i, h)] for an i that is not known at compile time. */
 template <int P>
 __device__ static __forceinline__ float pick(const float x[P / 2], uint32_t h, uint32_t i)
 {
@@ -201,15 +202,15 @@ __device__ static __forceinline__ float pick(const float x[P / 2], uint32_t h, u
     return v;
 }
 
-/* Values of a row in the panel that it lies in have a bit each, the last bit 0. This is the bit of
- * its own slot, where the thread has that. */
+/* Each value of a row in the panel that contains the row has a bit; the last value has bit 0.
+ * Returns the bit of the row's own slot, or 0 if another thread has that slot. */
 template <int P> __device__ static __forceinline__ uint32_t own_bit(uint32_t row)
 {
     const uint32_t i = row % P / 8 * 2 + row % 2;
     return row / 2 % 4 == threadIdx.x % 4 ? 1u << (P / 4 - 1 - i) : 0;
 }
 
-/* The bits of other blocks' slots, in a panel no smaller than a block. */
+/* Returns the bits of slots of other blocks. The panel must not be smaller than a block. */
 template <int P>
 __device__ static __forceinline__ uint32_t other_blocks(uint32_t row, uint32_t block_tokens)
 {
@@ -218,10 +219,10 @@ __device__ static __forceinline__ uint32_t other_blocks(uint32_t row, uint32_t b
     return all & ~(all >> (P / 4 - each) << (P / 4 - each - first));
 }
 
-/* Adds the panel of P columns from `column` on, the row's own slot too; panels come from the last
- * to the first, so that the last twin is found first. How far a product stays below the threshold
- * is what three instructions work out, add up and collect the sign of, in four chains that do not
- * wait for one another. */
+/* Adds the panel of P columns from `column` on, including the row's own slot. Panels are visited
+ * from the last to the first, so the last candidate, the twin, is found first. For each product
+ * three instructions compute its distance below the threshold, add it up, and collect its sign.
+ * They run in four independent chains. */
 template <int P>
 __device__ static __forceinline__ void add_panel(row_pair &r, const float x[P / 2],
                                                  team_shared *team, uint32_t column,
@@ -229,10 +230,10 @@ __device__ static __forceinline__ void add_panel(row_pair &r, const float x[P / 
 {
     constexpr uint32_t EACH = P / 4, HALF = EACH / 2; /* values of a row */
     constexpr uint32_t LOAD = sizeof(float4) / sizeof(float);
-    constexpr bool mixed = P == STRIP; /* of several blocks, or of one */
+    constexpr bool mixed = P == STRIP; /* the panel may have slots of several blocks */
     const uint32_t first = column + threadIdx.x % 4 * 2;
     const float *inv_norm = inv_norm_of(team, first);
-    uint32_t others[2] = {}, signs[2][2] = {}; /* of a row half, of the first and last values */
+    uint32_t others[2] = {}, signs[2][2] = {}; /* by row half; signs of the first and last values */
     float distances[2][2] = {};
 #pragma unroll
     for (uint32_t h = 0; mixed && h < 2; h++) others[h] = other_blocks<P>(r.row[h], block_tokens);
@@ -262,7 +263,8 @@ __device__ static __forceinline__ void add_panel(row_pair &r, const float x[P / 
     }
 }
 
-/* The rows' sums over the quad, for the lanes that store them, and what their twins lose. */
+/* Combines the rows' results over the quad. The lane that stores a row gets its sum, and adds the
+ * cosine of the row's twin to the amount that is subtracted from the twin's row. */
 __device__ static __forceinline__ void finish_rows(row_pair &r, team_shared *team, uint32_t s,
                                                    float *own_sum)
 {
@@ -278,14 +280,15 @@ __device__ static __forceinline__ void finish_rows(row_pair &r, team_shared *tea
         }
         if (!owns(s, h)) continue;
         const float inv = *inv_norm_of(team, r.row[h]);
-        *own_sum = inv > 0 ? r.sum[h] * inv - 1 : 0; /* a key is no neighbour of itself */
+        *own_sum = inv > 0 ? r.sum[h] * inv - 1 : 0; /* minus its cosine with itself */
         if (r.last[h] >= 0)
             atomicAdd(&team->twins[r.last[h]], __float2int_rn(r.twin[h] * inv * COSINE_STEPS));
     }
 }
 
-/* Cosines are symmetric: a row is searched for what a column must lose. P: columns of a panel, at
- * most as many as a block has, but for the smallest. */
+/* Computes the rows' sums and twins. Cosines are symmetric, so the twin of a column is found in the
+ * row of the same number. P is the columns of a panel: at most the block size, or STRIP if blocks
+ * are smaller. */
 template <int D, int P>
 __device__ static inline void compare_rows(const team_place<D> &t, uint32_t block_tokens,
                                            float twin_p, float *own_sum)
@@ -309,8 +312,8 @@ __device__ static inline void compare_rows(const team_place<D> &t, uint32_t bloc
     }
 }
 
-/* Two teams compare by turns: left to themselves they fall into step, and then want the tensor
- * cores at the same time and wait for memory and other blocks at the same time. */
+/* Two teams alternate in comparing. Without this they synchronise: both use the tensor cores at the
+ * same time, and both wait for memory and other blocks at the same time. */
 template <int D>
 __device__ static inline void wait_turn(const team_place<D> &t, uint32_t team, uint32_t turn)
 {

@@ -1,15 +1,16 @@
-/* compress_select.cu - which slots an event keeps: redundancy softmax, pooling, the weighted final
- * score, window slots forced in, and the n_target * b best by radix selection, ties to the newer.
- * score, redundancy [units, n] f32 in; work [units, work_words] out: the kept slot that each target
- * slot takes; F of the target blocks out. Grid units, 512 threads.
+/* compress_select.cu - selects the slots that an event keeps: redundancy softmax, pooling, the
+ * weighted final score, window slots forced in, and the n_target * b best slots by radix selection;
+ * ties go to the higher slot.
+ * In: score, redundancy [units, n] f32. Out: work [units, work_words], the kept slot that each
+ * target slot receives; F of the target blocks. Grid units, 512 threads.
  *
- * A score becomes an unsigned key in the order of floats. Keys and scores stay in shared memory,
- * or, above SHARED_SLOTS, keys where the redundancy stood. Three histograms of 11, 11 and 10 bits
- * find the least key that is kept; then each thread lists those among its own consecutive slots.
- * Where holes are filled, it puts what stays in its place and lists the holes and the kept slots
- * behind them; a second pass pairs these. A unit's time is not its bytes, 8 n from the second-level
- * cache, but what must wait for what: two rounds of loads and some twenty barriers. Twin:
- * cpu_select.c, cpu_score.c (combine). */
+ * A score becomes an unsigned key in the order of floats. Keys and scores are in shared memory.
+ * Above SHARED_SLOTS the keys overwrite the redundancy instead. Three histograms of 11, 11 and 10
+ * bits find the least key that is kept. Then each thread lists the kept slots among its own
+ * consecutive slots. With move `fill` it leaves kept target slots in place and lists the holes and
+ * the kept slots behind the targets; a second pass pairs these.
+ * The time of a unit depends on latency, two rounds of loads and about twenty barriers, and not on
+ * its bytes, 8 n from the L2 cache. CPU versions: cpu_select.c, cpu_score.c (combine). */
 #include "cuda/attn/attn_common.cuh"
 #include "cuda/compress/compress.cuh"
 
@@ -20,7 +21,7 @@ enum {
     DIGIT_BITS = 11,
     BINS = 1 << DIGIT_BITS,
     BINS_EACH = BINS / THREADS,
-    AT_ONCE = 5, /* slots of which a thread loads the scores before it uses them */
+    AT_ONCE = 5, /* scores that a thread loads before it uses the first */
     POOL_RADIUS = 2
 };
 
@@ -29,10 +30,10 @@ typedef struct select_shared {
     uint32_t warp_counts[2][WARPS];
     float warp_values[2][CN_WARP];
     uint32_t bin, wanted, in_bin;
-    uint32_t n_stay; /* kept slots that are target slots */
+    uint32_t n_stay; /* number of kept slots below n_kept, which stay in place */
 } select_shared;
 
-/* In the order of the floats; both zeros equal, NaN below all. */
+/* Maps a float to an unsigned integer of the same order. Both zeros are equal; NaN is lowest. */
 __device__ static inline uint32_t ordered_bits(float x)
 {
     const uint32_t bits = __float_as_uint(x + 0.0f);
@@ -61,7 +62,8 @@ typedef struct softmax {
     float top, inverse;
 } softmax;
 
-/* Leaves the scaled row sums in keys, each for the thread that put it there. */
+/* Computes the softmax of the row sums. Writes the scaled row sums to keys; each thread later reads
+ * those that it wrote. */
 __device__ static inline softmax softmax_of(uint32_t *keys, const float *rows, uint32_t n,
                                             float scale, select_shared *shared)
 {
@@ -107,7 +109,8 @@ __device__ static inline float pooled(const float *score, uint32_t v, uint32_t n
     return top;
 }
 
-/* keys[v] for all slots; keys may be where the redundancy is. All threads see `score`. */
+/* Computes keys[v] for all slots. keys may overwrite the redundancy. `score` must be visible to all
+ * threads. */
 __device__ static inline void make_keys(uint32_t *keys, const float *score,
                                         const cn_compress_chunk &c, const cn_compress_unit &u,
                                         select_shared *shared)
@@ -129,7 +132,7 @@ __device__ static inline void make_keys(uint32_t *keys, const float *score,
 
 /* ---- selection ---- */
 
-/* Exclusive sum over the block's threads. counts is free again after their next barrier. */
+/* Exclusive sum over the threads of the block. counts may be reused after their next barrier. */
 __device__ static inline uint32_t scan(uint32_t v, uint32_t counts[WARPS])
 {
     const uint32_t lane = threadIdx.x % CN_WARP, warp = threadIdx.x / CN_WARP;
@@ -144,8 +147,9 @@ __device__ static inline uint32_t scan(uint32_t v, uint32_t counts[WARPS])
     return sum - v + __reduce_add_sync(0xffffffffu, lane < warp ? counts[lane] : 0);
 }
 
-/* Among keys whose bits above shift + bits are those of `prefix`, the digit of the wanted-th
- * largest: shared->bin; how many of that digit there are and are wanted: in_bin, wanted. */
+/* Finds the digit [shift, shift + bits) of the wanted-th largest key among the keys whose higher
+ * bits equal those of `prefix`. Writes the digit to shared->bin, the number of keys with this digit
+ * to in_bin, and how many of these must be kept to wanted. */
 __device__ static inline void find_digit(const uint32_t *keys, uint32_t n, uint32_t prefix,
                                          uint32_t shift, uint32_t bits, select_shared *shared)
 {
@@ -158,7 +162,7 @@ __device__ static inline void find_digit(const uint32_t *keys, uint32_t n, uint3
             atomicAdd(&shared->histogram[key >> shift & (n_bins - 1)], 1u);
     }
     __syncthreads();
-    /* Thread t has bins t * BINS_EACH on, counted from the top. */
+    /* Thread t has the BINS_EACH bins from t * BINS_EACH on, counted from the highest bin. */
     uint32_t own = 0;
     const uint32_t first = BINS - 1 - threadIdx.x * BINS_EACH;
 #pragma unroll
@@ -174,14 +178,15 @@ __device__ static inline void find_digit(const uint32_t *keys, uint32_t n, uint3
     __syncthreads();
 }
 
-/* Where a unit's selection goes. */
+/* The result of a unit's selection. */
 typedef struct kept_list {
-    uint32_t *work; /* [2 n], the unit's part: the slot that each target slot takes, and more */
+    uint32_t *work; /* [2 n], the unit's part: the slot for each target slot, then lists */
     uint32_t n_kept;
 } kept_list;
 
-/* Slot v, before which `before` are kept, where holes are filled: stays, or is noted in work as a
- * hole, from n_kept on, or as one that goes to a hole, from n on. */
+/* Move `fill`: handles slot v, before which `before` slots are kept. A kept slot below n_kept
+ * stays. Other slots below n_kept are holes, listed in work from n_kept on. Kept slots from n_kept
+ * on move to holes; they are listed in work from n on. */
 __device__ static inline void put_or_note(const kept_list &list, uint32_t n, uint32_t v,
                                           uint32_t before, bool kept, select_shared *shared)
 {
@@ -192,7 +197,8 @@ __device__ static inline void put_or_note(const kept_list &list, uint32_t n, uin
     if (v >= n_kept && kept) list.work[n + before] = v;
 }
 
-/* There are as many holes as kept slots that do not stay. */
+/* Assigns the kept slots that do not stay to the holes. There are as many of one as of the
+ * other. */
 __device__ static inline void fill_holes(const kept_list &list, uint32_t n,
                                          const select_shared *shared)
 {
@@ -201,14 +207,15 @@ __device__ static inline void fill_holes(const kept_list &list, uint32_t n,
         list.work[holes[i]] = goes[i];
 }
 
-/* Lists the kept slots: keys above `least`, and of those equal all but the n_skip oldest. */
+/* Lists the kept slots: all with keys above `least`, and those with equal keys except the n_skip
+ * lowest slots. */
 __device__ static inline void list_kept(const kept_list &list, const uint32_t *keys, uint32_t n,
                                         uint32_t least, uint32_t n_skip, bool fills,
                                         select_shared *shared)
 {
-    const uint32_t each = (n + THREADS - 1) / THREADS | 1; /* odd: of a warp, each its own bank */
+    const uint32_t each = (n + THREADS - 1) / THREADS | 1; /* odd: lanes use different banks */
     const uint32_t first = min(threadIdx.x * each, n), end = min(first + each, n);
-    uint32_t n_above = 0, n_equal = 0; /* the thread's, then those before */
+    uint32_t n_above = 0, n_equal = 0; /* of this thread; after the scan, of earlier threads */
     for (uint32_t v = first; v < end; v++) {
         n_above += keys[v] > least;
         n_equal += keys[v] == least;
@@ -230,7 +237,7 @@ __device__ static inline void list_kept(const kept_list &list, const uint32_t *k
     __syncthreads();
 }
 
-/* F of the target slots. */
+/* Writes F of the target slots. */
 __device__ static inline void write_scores(const kept_list &list, const float *score,
                                            const cn_compress_chunk &c, const cn_compress_unit &u)
 {

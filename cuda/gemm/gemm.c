@@ -1,8 +1,8 @@
-/* gemm.c - matrix products: the table of plans and cuBLASLt.
+/* gemm.c - the ops gemm and gemm_silu_mul: the table of plans, and products by cuBLASLt.
  *
  * out [T,N] = x [T,K] * weight [N,K]^T, row-major. cuBLASLt is column-major, so it computes
- * out^T [N,T] = weight^T(K,N)^T * x^T(K,T): the form "TN", its fastest, without a copy. With
- * cuBLASLt, gemm_silu_mul is a product followed by silu_mul. */
+ * out^T [N,T] = weight^T(K,N)^T * x^T(K,T). This is its form "TN", the fastest one, and needs no
+ * copy. With cuBLASLt, gemm_silu_mul is a product followed by silu_mul. */
 #include "cuda/gemm/gemm.h"
 
 #include <string.h>
@@ -49,7 +49,7 @@ static cn_status library_failed(cublasStatus_t status, const char *what)
         if (status_ != CUBLAS_STATUS_SUCCESS) return library_failed(status_, #call);               \
     } while (0)
 
-/* A product in the library's words; plain values, nothing to free. */
+/* A product as cuBLASLt describes it. Plain values; nothing must be freed. */
 typedef struct library_problem {
     cublasLtMatmulDescOpaque_t product;
     cublasLtMatrixLayoutOpaque_t weight, x, out;
@@ -75,7 +75,8 @@ static cn_status describe(library_problem *p, cn_gemm_shape shape, uint32_t n_to
     return CN_OK;
 }
 
-/* With batch_invariant no algorithm may split a row's sum: how it does so depends on the batch. */
+/* With batch_invariant no algorithm may split the sum of a row, because the split depends on the
+ * batch. */
 static cn_status set_preference(cublasLtMatmulPreferenceOpaque_t *p, bool batch_invariant)
 {
     const size_t scratch_bytes = CN_CUDA_GEMM_SCRATCH_BYTES;
@@ -159,7 +160,8 @@ cn_status cn_gemm_run(cn_stream *s, const cn_gemm_call *call, const cn_gemm_plan
     return cn_cuda_silu_mul(s, &gate);
 }
 
-/* The library's first algorithm, where batch_invariant asks for it one that takes all batches. */
+/* Plans the library's first algorithm; with batch_invariant, the first one that supports all batch
+ * sizes. */
 static cn_status plan_library(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
                               cn_gemm_plan *plan)
 {
@@ -194,28 +196,31 @@ static cn_status check_call(const cn_gemm_call *c)
 {
     const cn_gemm_shape *s = &c->shape;
     if (s->n == 0 || s->k == 0)
-        return cn_fail(CN_ERR_SHAPE, "gemm: empty weight [%u, %u]", s->n, s->k);
+        return cn_fail(CN_ERR_SHAPE, "gemm: weight of shape [%u, %u]: expected both above 0", s->n,
+                       s->k);
     if (s->k % 8 != 0)
-        return cn_fail(CN_ERR_SHAPE, "gemm: k = %u is not a multiple of 8", s->k);
-    if (s->has_bias && s->out_f32) return cn_fail(CN_ERR_SHAPE, "gemm: a bias with an f32 output");
+        return cn_fail(CN_ERR_SHAPE, "gemm: k of %u: expected a multiple of 8", s->k);
+    if (s->has_bias && s->out_f32)
+        return cn_fail(CN_ERR_SHAPE, "gemm: a bias with an f32 output is not supported");
     return CN_OK;
 }
 
-/* A plan is known to serve the most rows of its bucket. Where it does not serve fewer, which is
- * said before anything is launched, the library's choice for that many does. */
+/* A plan is known to support the most rows of its bucket. If it does not support fewer rows, it
+ * fails before anything is launched, and the library's choice for that number of rows is used. */
 static cn_status run_or_replan(cn_stream *s, const cn_gemm_call *call, const cn_gemm_plan *plan)
 {
     cn_cuda *c = s->cuda;
     const cn_status status = cn_gemm_run(s, call, plan);
     if (status == CN_OK || c->opts.batch_invariant) return status;
-    cn_log(CN_LOG_DEBUG, "gemm %u x %u, %u rows: planned anew", call->shape.n, call->shape.k,
+    cn_log(CN_LOG_DEBUG, "gemm %u x %u, %u rows: planned again", call->shape.n, call->shape.k,
            call->n_tokens);
     cn_gemm_plan other = {.kind = CN_GEMM_UNPLANNED};
     CN_TRY(plan_library(c, call->shape, call->n_tokens, &other));
     return cn_gemm_run(s, call, &other);
 }
 
-/* Planned for the most rows of the bucket, so that the order of calls changes nothing. */
+/* Runs a call by its plan. A plan is made for the most rows of its bucket, so that it does not
+ * depend on the order of calls. */
 static cn_status run_planned(cn_stream *s, const cn_gemm_call *call)
 {
     CN_TRY(check_call(call));
@@ -256,12 +261,12 @@ cn_status cn_cuda_gemm_silu_mul(cn_stream *s, const cn_gemm_silu_mul_args *a)
     return run_planned(s, &call);
 }
 
-/* ---- life ---- */
+/* ---- opening and closing ---- */
 
 cn_status cn_cuda_gemm_open(cn_cuda *c)
 {
     c->gemm = cn_calloc(1, sizeof *c->gemm);
-    if (!c->gemm) return cn_fail(CN_ERR_MEMORY, "out of memory for the table of matrix products");
+    if (!c->gemm) return cn_fail(CN_ERR_MEMORY, "out of memory for the plans of matrix products");
     LIBRARY(cublasLtCreate(&c->gemm->library));
     CN_TRY(cn_gemm_skinny_open(c));
     return cn_gemm_tune(c);

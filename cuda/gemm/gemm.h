@@ -1,11 +1,11 @@
-/* gemm.h - matrix products of the CUDA backend: which kernel multiplies which shape, and what was
- * timed to decide that.
+/* gemm.h - matrix products of the CUDA backend: the choice of a kernel for each shape, and the
+ * timings behind it.
  *
  * Owner: cn_cuda. Thread: the engine's. Stage: timed at start, looked up in every step.
  *
- * Batch sizes fall into buckets; a plan is chosen for (n, k, kind of output) and bucket. Two kinds
- * of plan: cuBLASLt with one of its algorithms, and own kernels for small batches on Hopper
- * (gemm_skinny.cu). Without timings the library's first proposal is taken. */
+ * Batch sizes are grouped into buckets. A plan is chosen for (n, k, kind of output) and bucket.
+ * There are two kinds of plan: cuBLASLt with one of its algorithms, and own kernels for small
+ * batches on Hopper (gemm_skinny.cu). Without timings the library's first proposal is used. */
 #ifndef CN_CUDA_GEMM_H
 #define CN_CUDA_GEMM_H
 
@@ -19,7 +19,7 @@ extern "C" {
 
 enum { CN_GEMM_BUCKETS = 38, CN_GEMM_MAX_SHAPES = 16, CN_GEMM_MAX_SKINNY = 256 };
 
-/* Most rows of each bucket; the last takes all that are more. */
+/* The most rows of each bucket. The last bucket also takes larger batches. */
 extern const uint32_t cn_gemm_buckets[CN_GEMM_BUCKETS];
 uint32_t cn_gemm_bucket(uint32_t n_tokens);
 
@@ -34,17 +34,18 @@ typedef struct cn_gemm_call {
     cn_gemm_shape shape;
     void *out;
     const void *x, *weight, *bias;
-    void *gate_up; /* gated: where the library leaves what is to be gated, [T, 2I] */
+    void *gate_up; /* gated: the library's output before the gate, [T, 2I] */
     uint32_t n_tokens;
 } cn_gemm_call;
 
-/* An own kernel: a block multiplies `rows` weight rows by all tokens over 1/splits of k. In a
- * cluster of splits * sharers blocks the splits add up and the sharers share the reading of x. */
+/* The configuration of an own kernel. A block multiplies `rows` weight rows by all tokens over
+ * 1/splits of k. In a cluster of splits * sharers blocks, the sums of the splits are added, and the
+ * sharers share their reads of x. */
 typedef struct cn_gemm_skinny {
     uint32_t rows;    /* 64, 128 or 192 */
     uint32_t splits;  /* 1, 2, 4 or 8 */
     uint32_t sharers; /* 1, 2, 4 or 8 */
-    uint32_t stages;  /* tiles of shared memory that are filled ahead */
+    uint32_t stages;  /* stages in shared memory that are filled ahead */
 } cn_gemm_skinny;
 
 typedef enum cn_gemm_kind { CN_GEMM_UNPLANNED, CN_GEMM_LIBRARY, CN_GEMM_SKINNY } cn_gemm_kind;
@@ -69,17 +70,18 @@ struct cn_cuda_gemm_state {
 cn_status cn_cuda_gemm_open(cn_cuda *c);
 void cn_cuda_gemm_close(cn_cuda *c);
 
-/* The entry of a shape, made when missing; NULL when there is no room for more. */
+/* Returns the entry of a shape, adding it if missing; NULL when the table is full. */
 cn_gemm_entry *cn_gemm_find(cn_cuda_gemm_state *g, cn_gemm_shape shape);
 
-/* Multiplies as planned. */
+/* Runs a product by the plan. */
 cn_status cn_gemm_run(cn_stream *s, const cn_gemm_call *call, const cn_gemm_plan *plan);
 
-/* Up to `most` plans of the library for this many rows, in its order of preference; *n may be 0. */
+/* Gets up to `most` plans of the library for this number of rows, in its order of preference. *n
+ * may be 0. */
 cn_status cn_gemm_propose(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens, cn_gemm_plan *plans,
                           uint32_t most, uint32_t *n);
 
-/* Whether the library can run the plan for this many rows. */
+/* Returns true when the library can run the plan for this number of rows. */
 bool cn_gemm_library_accepts(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
                              const cn_gemm_plan *plan);
 
@@ -87,26 +89,27 @@ bool cn_gemm_library_accepts(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
 cn_status cn_gemm_skinny_open(cn_cuda *c);
 bool cn_gemm_skinny_fits(const cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
                          cn_gemm_skinny config);
-/* The most stages with which so many blocks of a kernel fit in an SM, at least the fewest. */
+/* Returns the most stages with which blocks_per_sm blocks of a kernel fit in an SM, but never fewer
+ * than a kernel needs. */
 uint32_t cn_gemm_skinny_stages(const cn_cuda *c, uint32_t n_tokens, uint32_t rows,
                                uint32_t blocks_per_sm);
-/* What to take when nothing was timed; rows = 0 when no own kernel fits. */
+/* Returns the configuration to use without timings; rows = 0 when no own kernel fits. */
 cn_gemm_skinny cn_gemm_skinny_default(const cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens);
 cn_status cn_gemm_skinny_run(cn_stream *s, const cn_gemm_call *call, cn_gemm_skinny config);
 
 /* ---- timing: gemm_tune.c and gemm_cache.c ---- */
 
-/* Plans the model's shapes for all buckets: from the cache, else by timing them in the memory that
- * is not yet in use. */
+/* Plans the model's shapes for all buckets: from the cache file, or else by timing them in memory
+ * that is not in use yet. */
 cn_status cn_gemm_tune(cn_cuda *c);
 
-/* Fills in the plans that the cache file has; false when there is none of this GPU and these
- * versions, or it is damaged. */
+/* Reads plans from the cache file. Returns false when there is no file for this GPU and these
+ * versions, or when the file is damaged. */
 bool cn_gemm_cache_load(cn_cuda *c);
-/* A cache that cannot be written is a warning. */
+/* Writes the cache file. Logs a warning if that fails. */
 void cn_gemm_cache_save(const cn_cuda *c);
 
-/* n random bf16 values in (-1, 1), the same for a seed. */
+/* Fills out with n random bf16 values in (-1, 1). The same seed gives the same values. */
 cn_status cn_gemm_fill_random(cn_stream *s, void *out, size_t n, uint64_t seed);
 
 #ifdef __cplusplus

@@ -1,7 +1,8 @@
-/* gemm_cache.c - the timings of gemm_tune.c on disk, one file for each GPU, set of shapes and set
- * of versions; its name is a hash of all that the timings depend on, and its first line says it in
- * words. Text: a line per plan, "n k f32 bias gated bucket own rows splits sharers stages" or
- * "... library HEX". A file that is not exactly what was written is ignored and written anew. */
+/* gemm_cache.c - stores the timings of gemm_tune.c on disk, one file for each GPU, set of shapes
+ * and set of versions. The file name is a hash of all that the timings depend on; the first line of
+ * the file is the same as text. Then follows a line per plan, "n k f32 bias gated bucket own rows
+ * splits sharers stages" or "... library HEX", and a last line "end". A damaged file is ignored and
+ * replaced. */
 #include <errno.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -11,7 +12,7 @@
 
 enum { KEY_BYTES = 768, PATH_BYTES = 4096, FORMAT = 3 };
 
-/* Everything the choice of plans depends on. */
+/* Writes everything that the choice of plans depends on to key. */
 static void make_key(const cn_cuda *c, char key[KEY_BYTES])
 {
     const cn_cuda_backend_opts *o = &c->opts;
@@ -89,7 +90,7 @@ static bool read_plans(cn_cuda *c, FILE *f, const char *key)
         if (strcmp(line, "end\n") == 0) return true;
         if (!parse_line(c, line)) return false;
     }
-    return false; /* cut off */
+    return false; /* the last line is missing */
 }
 
 bool cn_gemm_cache_load(cn_cuda *c)
@@ -140,7 +141,7 @@ static bool write_plans(const cn_cuda *c, const char *path, const char *key)
     return fclose(f) == 0 && written;
 }
 
-/* Every folder of the path, as mkdir -p. */
+/* Makes every folder of the path, like mkdir -p. */
 static bool make_folders(const char *path)
 {
     char part[PATH_BYTES];

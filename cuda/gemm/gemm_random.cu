@@ -1,7 +1,7 @@
 /* gemm_random.cu - random operands for timing matrix products. The power that a product draws, and
  * with it the clock rate, depends on the values: zeros would be too fast.
- * out [n] bf16 uniform in (-1, 1), a hash of seed and index. Grid n / BLOCK, two values a thread.
- * Bytes 2*n. */
+ * out [n] bf16 uniform in (-1, 1), a hash of seed and index. Grid n / BLOCK, two values per thread.
+ * Bytes moved: 2*n. */
 #include "cuda/gemm/gemm.h"
 #include "cuda/launch.cuh"
 #include "cuda/util.cuh"

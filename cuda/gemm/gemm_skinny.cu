@@ -2,24 +2,25 @@
  *
  * out [T,N] = x [T,K] * weight [N,K]^T (+ bias [N]); bf16 in, f32 sums, bf16 or f32 out; T at most
  * CN_GEMM_MAX_SKINNY, K a multiple of 64. Gated: weight [2I,K], out [T,I] = silu(first half) *
- * second half, a block computing both halves of its columns. The sides are swapped: weight rows
- * are the 64-row side of wgmma, tokens its other side, TOKENS of them in the compiled kernel, so
- * that little is computed for rows that are not there.
+ * second half; a block computes both halves of its columns. The sides are swapped: weight rows are
+ * the 64-row side of wgmma, tokens the other side. The compiled kernel has TOKENS of them, so
+ * little is computed for missing rows.
  *
- * A block has a warpgroup for every 64 weight rows and a warp that copies: tiles of 64 columns of
- * weights and x, one or more of them a stage, so that a stage is some 30 KiB and what happens once
- * a stage (two barriers, two copies) stays small beside reading it. The first stages of weights are
- * asked for before the previous kernel has ended (weights are never written), which hides the ramp.
+ * A block has a warpgroup for every 64 weight rows and a warp that copies. It copies tiles of 64
+ * columns of weights and x, one or more tiles per stage. A stage is about 30 KiB, so the fixed cost
+ * of a stage (two barriers, two copies) is small compared with reading it. The copies of the first
+ * stages of weights start before the previous kernel has ended, because weights are never written.
+ * This hides the latency of the start.
  *
- * Blocks form clusters of splits * sharers. The splits divide K of the same rows and add up
- * through each other's shared memory, always in the order of their ranks: the same bits in every
- * run, and for every T of a configuration. The sharers have rows of their own and the same part of
- * K: each stage of x is read once and sent to all of them, because for more than some 64 tokens x
- * is what the second-level cache is busiest with. A stage is filled anew when all sharers have
- * emptied it.
+ * Blocks form clusters of splits * sharers. The splits divide K of the same rows. Their sums are
+ * added through shared memory, always in the order of ranks. The bits are then the same in every
+ * run and for every T of a configuration. The sharers have different rows and the same part of K.
+ * Each stage of x is read once and sent to all of them, because for more than about 64 tokens x
+ * causes most of the load of the L2 cache. A stage is filled again when all sharers have emptied
+ * it.
  *
- * Grid ceil(ceil(N / rows) / sharers) * splits * sharers. Bytes 2*N*K + out from memory, and
- * 2*T*K*ceil(N/rows)/sharers from the cache. Twin: cpu_gemm.c (and cpu_norm.c). */
+ * Grid ceil(ceil(N / rows) / sharers) * splits * sharers. Bytes moved: 2*N*K + out from memory, and
+ * 2*T*K*ceil(N/rows)/sharers from the cache. CPU versions: cpu_gemm.c and cpu_norm.c. */
 #include "cuda/gemm/gemm.h"
 #include "cuda/hopper.cuh"
 #include "cuda/launch.cuh"
@@ -43,7 +44,7 @@ typedef struct skinny_barriers {
     uint64_t full[MAX_STAGES], empty[MAX_STAGES];
 } skinny_barriers;
 
-/* Three stages fit in half an SM's shared memory. */
+/* Tiles of a stage, so that three stages fit in half of an SM's shared memory. */
 constexpr __host__ __device__ uint32_t tiles_per_stage(uint32_t tokens, uint32_t rows)
 {
     return tokens + rows <= 74 ? 4 : tokens + rows <= 148 ? 2 : 1;
@@ -58,9 +59,9 @@ template <int TOKENS, int GROUPS> struct stage {
     static constexpr uint32_t BYTES = WEIGHT_BYTES + TILES * TOKENS * CN_ROW_BYTES;
 };
 
-/* A block's part of the work. */
+/* The part of the work that a block does. */
 typedef struct skinny_part {
-    uint32_t split, sharer; /* its place in the cluster */
+    uint32_t split, sharer; /* the block's place in the cluster */
     uint32_t first_column;  /* of out */
     uint32_t first_tile;    /* of K */
     uint32_t n_stages;      /* to multiply */
@@ -83,7 +84,7 @@ __device__ static inline skinny_part my_part(const skinny_params &p)
     return part;
 }
 
-/* A ring's place: which stage, and whether it came round an odd number of times. */
+/* A place in the ring: the stage, and whether the number of completed rounds is odd. */
 typedef struct ring {
     uint32_t stage, odd;
 } ring;
@@ -95,9 +96,10 @@ __device__ static inline void ring_next(ring *r, uint32_t stages)
     r->odd ^= 1;
 }
 
-/* ---- the copying warp: one thread of it ---- */
+/* ---- the copying warp: one of its threads ---- */
 
-/* Weights from a tile of K on into a stage; its barrier then waits for these and for x. */
+/* Copies the weights from a tile of K on into a stage. The stage's barrier then waits for these
+ * weights and for x. */
 template <int TOKENS, int GROUPS>
 __device__ static inline void load_weights(char *to, uint64_t *full, const CUtensorMap *weight,
                                            const skinny_params &p, const skinny_part &part,
@@ -108,7 +110,7 @@ __device__ static inline void load_weights(char *to, uint64_t *full, const CUten
     cn_tma_load(to, weight, full, tile, part.first_column, CN_CACHE_EVICT_FIRST);
 }
 
-/* x likewise: the sharers take turns to send it to all of them. */
+/* Copies x likewise. The sharers alternate in sending x to all of them. */
 __device__ static inline void load_x(char *to, uint64_t *full, const CUtensorMap *x,
                                      const skinny_params &p, const skinny_part &part,
                                      uint32_t tile, uint32_t turn)
@@ -120,7 +122,7 @@ __device__ static inline void load_x(char *to, uint64_t *full, const CUtensorMap
                            (uint16_t)(p.sharer_ranks << part.split));
 }
 
-/* Before anything else: the barriers, and the first stages' weights. */
+/* Initialises the barriers and starts the copies of the first stages' weights. Called first. */
 template <int TOKENS, int GROUPS>
 __device__ static inline void begin_copies(char *base, skinny_barriers *b,
                                            const CUtensorMap *weight, const skinny_params &p,
@@ -138,7 +140,8 @@ __device__ static inline void begin_copies(char *base, skinny_barriers *b,
                                      part.first_tile + i * st::TILES);
 }
 
-/* Once all barriers of the cluster are there: x, then the rest as stages fall empty. */
+/* Copies x of the first stages, then the other stages as they become empty. Called after all
+ * barriers of the cluster are initialised. */
 template <int TOKENS, int GROUPS>
 __device__ static inline void copy_tiles(char *base, skinny_barriers *b, const CUtensorMap *weight,
                                          const CUtensorMap *x, const skinny_params &p,
@@ -163,7 +166,7 @@ __device__ static inline void copy_tiles(char *base, skinny_barriers *b, const C
 
 /* ---- the warpgroups ---- */
 
-/* A warp's word to all sharers that it has read a stage. */
+/* Signals to all sharers that this warp has read a stage. */
 __device__ static inline void give_back(uint64_t *empty, const skinny_params &p,
                                         const skinny_part &part)
 {
@@ -175,15 +178,16 @@ __device__ static inline void give_back(uint64_t *empty, const skinny_params &p,
     }
 }
 
-/* A warpgroup's 64 weight rows times all tokens. A stage is given back once the products after it
- * have begun, so that the tensor cores do not wait for the copying warp. */
+/* Multiplies the warpgroup's 64 weight rows by all tokens. A stage is given back after the products
+ * of the next stage have started, so that the tensor cores do not wait for the copying warp. */
 template <int TOKENS, int GROUPS>
 __device__ __forceinline__ static void multiply_tiles(float *sums, const char *base,
                                                       skinny_barriers *b, const skinny_params &p,
                                                       const skinny_part &part)
 {
     using st = stage<TOKENS, GROUPS>;
-    /* The same in the whole warp, and known to be: descriptors live in the warp's registers. */
+    /* The compiler sees that this is equal in the whole warp, so descriptors are kept in uniform
+     * registers. */
     const uint32_t group = __shfl_sync(0xffffffffu, threadIdx.x / CN_WARPGROUP, 0);
     ring at = {0, 0};
     uint32_t last = 0;
@@ -208,8 +212,8 @@ __device__ __forceinline__ static void multiply_tiles(float *sums, const char *b
     cn_wgmma_wait<0>();
 }
 
-/* The padding of a token's row of sums in shared memory: the 8 rows x 4 tokens that a warp stores
- * at once fall into different banks. */
+/* Padding of a token's row of sums in shared memory. With it the 8 rows x 4 tokens that a warp
+ * stores at once are in different banks. */
 enum { SUMS_PAD = 4 };
 
 template <int TOKENS, int GROUPS>
@@ -229,7 +233,7 @@ __device__ __forceinline__ static void store_sums(float *shared, const float *su
 
 /* ---- the outputs ---- */
 
-/* Four neighbours of a token's row, the last ones of the row perhaps fewer. */
+/* Stores four neighbours of a token's row, or fewer at the end of the row. */
 __device__ static inline void store_out(const skinny_params &p, uint32_t token, uint32_t column,
                                         const float v[4])
 {
@@ -249,7 +253,7 @@ __device__ static inline void store_out(const skinny_params &p, uint32_t token, 
         }
 }
 
-/* Four sums over the splits, in the order of their ranks. */
+/* v = four sums over the splits, added in the order of ranks. */
 __device__ static inline void add_splits(float v[4], const skinny_params &p,
                                          const skinny_part &part, const float *shared)
 {
@@ -269,7 +273,7 @@ __device__ static inline void add_splits(float v[4], const skinny_params &p,
     v[3] = sum.w;
 }
 
-/* This block's share of the outputs that its splits computed. */
+/* Computes and stores this block's share of the outputs of its splits. */
 template <int GROUPS>
 __device__ static inline void add_and_store(const skinny_params &p, const skinny_part &part,
                                             const float *shared)
@@ -312,7 +316,7 @@ __global__ static void __launch_bounds__(GROUPS *CN_WARPGROUP + CN_WARP)
     cn_overlap_next();
     if (leads) begin_copies<TOKENS, GROUPS>(base, &barriers, &weight, p, part);
     __syncwarp();
-    if (p.sharers > 1) cn_cluster_meet(); /* the others' barriers are there too */
+    if (p.sharers > 1) cn_cluster_meet(); /* the barriers of the others are initialised */
     __syncthreads();
     float sums[TOKENS / 2] = {};
     if (!copies)
@@ -320,7 +324,7 @@ __global__ static void __launch_bounds__(GROUPS *CN_WARPGROUP + CN_WARP)
     else if (leads)
         copy_tiles<TOKENS, GROUPS>(base, &barriers, &weight, &x, p, part);
     __syncwarp();
-    __syncthreads(); /* all products are done: the stages' memory is free for the sums */
+    __syncthreads(); /* all products are done: the memory of the stages is free for the sums */
     if (!copies) store_sums<TOKENS, GROUPS>((float *)base, sums);
     __syncwarp();
     if (p.splits > 1)
@@ -329,7 +333,7 @@ __global__ static void __launch_bounds__(GROUPS *CN_WARPGROUP + CN_WARP)
         __syncthreads();
     add_and_store<GROUPS>(p, part, (const float *)base);
     __syncwarp();
-    if (p.splits * p.sharers > 1) cn_cluster_meet(); /* nobody leaves what others still use */
+    if (p.splits * p.sharers > 1) cn_cluster_meet(); /* others may still read this block */
 #endif
 }
 
@@ -348,7 +352,7 @@ static const struct {
 };
 enum { N_KERNELS = sizeof kernels / sizeof *kernels };
 
-/* The kernel of the fewest tokens that takes n_tokens. */
+/* Returns the kernel with the fewest tokens that supports n_tokens. */
 static uint32_t kernel_for(uint32_t n_tokens)
 {
     uint32_t i = 0;
@@ -361,7 +365,7 @@ static size_t stage_bytes(uint32_t tokens, uint32_t rows)
     return (size_t)tiles_per_stage(tokens, rows) * (tokens + rows) * CN_ROW_BYTES;
 }
 
-/* Shared memory of `stages` stages, enough for the sums that follow in the same place. */
+/* Shared memory for `stages` stages, and for the sums that later use the same memory. */
 static size_t shared_bytes(uint32_t tokens, uint32_t rows, uint32_t stages)
 {
     const size_t tile_bytes = stages * stage_bytes(tokens, rows);
@@ -379,7 +383,7 @@ extern "C" uint32_t cn_gemm_skinny_stages(const cn_cuda *c, uint32_t n_tokens, u
     return stages;
 }
 
-/* Rows of weights that a block covers, in columns of out. */
+/* Columns of out that a block computes. */
 static uint32_t columns_of(cn_gemm_shape shape, cn_gemm_skinny config)
 {
     return shape.gated ? config.rows / 2 : config.rows;
@@ -411,7 +415,9 @@ extern "C" bool cn_gemm_skinny_fits(const cn_cuda *c, cn_gemm_shape shape, uint3
     return shared_bytes(tokens, config.rows, config.stages) + 2048 <= c->device.shared_bytes;
 }
 
-/* As many blocks as run at once, wide ones before many splits; for more, wide ones. */
+/* Chooses the configuration with the most blocks that can run at once. Among equals it prefers wide
+ * blocks to many splits. If every configuration has more blocks than run at once, it chooses
+ * 128 rows without splits. */
 extern "C" cn_gemm_skinny cn_gemm_skinny_default(const cn_cuda *c, cn_gemm_shape shape,
                                                  uint32_t n_tokens)
 {
@@ -435,8 +441,8 @@ extern "C" cn_gemm_skinny cn_gemm_skinny_default(const cn_cuda *c, cn_gemm_shape
 
 /* ---- launching ---- */
 
-/* A map of [halves, rows, columns] bf16 whose box is box_rows of each half and `tiles` tiles of 64
- * columns, laid out [tile, half, row]: one copy a stage. */
+/* Encodes a map of [halves, rows, columns] bf16. Its box is box_rows rows of each half and `tiles`
+ * tiles of 64 columns, with the layout [tile, half, row], so a stage is one copy. */
 static cn_status make_map(CUtensorMap *map, const void *base, uint32_t halves, uint32_t rows,
                           uint32_t columns, uint32_t box_rows, uint32_t tiles)
 {
@@ -463,7 +469,7 @@ extern "C" cn_status cn_gemm_skinny_run(cn_stream *s, const cn_gemm_call *call,
     const cn_gemm_shape shape = call->shape;
     const uint32_t kernel = kernel_for(call->n_tokens), tokens = kernels[kernel].tokens;
     if (!cn_gemm_skinny_fits(s->cuda, shape, call->n_tokens, config))
-        return cn_fail(CN_ERR_SHAPE, "gemm: no own kernel for %u x %u x %u", call->n_tokens,
+        return cn_fail(CN_ERR_SHAPE, "gemm: no own kernel fits %u x %u x %u", call->n_tokens,
                        shape.n, shape.k);
     CUtensorMap weight, x;
     const uint32_t tiles = tiles_per_stage(tokens, config.rows);

@@ -1,11 +1,11 @@
-/* gemm_tune.c - times every candidate of each of the model's matrix products, per batch bucket. It
- * uses memory of the backend's one allocation, which is free at start. If that is too small, it
+/* gemm_tune.c - times all candidates for each matrix product of the model, for each batch bucket.
+ * It uses memory of the backend's one allocation, which is free at start. If that is too small, it
  * allocates and frees its own.
  *
- * Each run reads another copy of the weights, so they come from memory and not from the cache, as
- * in a step, where other layers are read in between. Runs follow each other without a gap, like
- * the ops of a step. A candidate is timed twice and its better time counts; one that is far behind
- * after the first time is dropped. */
+ * Each run reads another copy of the weights, so they come from memory and not from the cache. This
+ * is so in a step too, where other layers are read in between. Runs follow each other without a
+ * gap, like the ops of a step. A candidate is timed twice and its better time counts. A candidate
+ * that is far slower than the best after the first time is not timed again. */
 #include "cuda/gemm/gemm.h"
 
 enum { LIBRARY_CANDIDATES = 8, MAX_CANDIDATES = 96, MAX_MODEL_SHAPES = 5 };
@@ -14,13 +14,13 @@ typedef struct tuner {
     cn_cuda *c;
     cn_stream *s;
     cudaEvent_t start, end;
-    char *memory; /* weights, x, out one after the other */
-    bool apart;   /* not of the backend's one allocation */
+    char *memory; /* weights, x and out, one after the other */
+    bool apart;   /* memory is not part of the backend's one allocation */
     size_t weight_bytes, x_bytes, out_bytes;
-    uint32_t turn; /* which copy of the weights is next */
+    uint32_t turn; /* number of the next run; selects the copy of the weights */
 } tuner;
 
-/* A product of the model and the most rows it is asked for. */
+/* A product of the model, and the most rows that it can have. */
 typedef struct model_shape {
     cn_gemm_shape shape;
     uint32_t most_tokens;
@@ -62,15 +62,16 @@ static cn_status run_once(tuner *t, cn_gemm_shape shape, uint32_t n_tokens,
     return cn_gemm_run(t->s, &call, plan);
 }
 
-/* How often to run it for a figure that a timer's resolution does not matter to. */
+/* Returns the number of runs for which the resolution of the timer does not matter. */
 static uint32_t repeats(cn_gemm_shape shape, uint32_t n_tokens)
 {
     const double bytes = (double)weight_bytes(shape), flop = bytes * n_tokens;
-    const double us = bytes / 3e6 + flop / 6e8; /* near 3 TB/s and 600 TFLOP/s */
+    const double us = bytes / 3e6 + flop / 6e8; /* at about 3 TB/s and 600 TFLOP/s */
     return us > 100 ? 3 : us > 15 ? (uint32_t)(300 / us) : 20;
 }
 
-/* Microseconds of one run; *us stays as it is when the candidate cannot run. */
+/* Lowers *us to the microseconds of one run, if these are fewer. Leaves *us unchanged when the
+ * candidate cannot run. */
 static cn_status time_plan(tuner *t, cn_gemm_shape shape, uint32_t n_tokens,
                            const cn_gemm_plan *plan, float *us)
 {
@@ -89,7 +90,8 @@ static cn_status time_plan(tuner *t, cn_gemm_shape shape, uint32_t n_tokens,
 
 /* ---- the candidates of a bucket ---- */
 
-/* Sharing x pays where x is much, splitting where the rows alone make too few blocks. */
+/* Returns true when a configuration can be fast. Sharing x helps only if x is large. Splitting
+ * helps only if the rows alone give too few blocks. */
 static bool worth_timing(const cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
                          cn_gemm_skinny config)
 {
@@ -99,7 +101,7 @@ static bool worth_timing(const cn_cuda *c, cn_gemm_shape shape, uint32_t n_token
     return cn_gemm_skinny_fits(c, shape, n_tokens, config);
 }
 
-/* With the stages that let one or two blocks fit in an SM. */
+/* Adds the configuration with the stages for one block per SM and with those for two. */
 static void add_own(const cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
                     cn_gemm_skinny config, cn_gemm_plan *plans, uint32_t *n)
 {
@@ -165,15 +167,16 @@ static cn_status plan_bucket(tuner *t, cn_gemm_shape shape, uint32_t n_tokens, c
             CN_TRY(time_plan(t, shape, n_tokens, &plans[i], &us[i]));
     for (uint32_t i = 0; i < n; i++)
         if (us[i] < us[best]) best = i;
-    if (n == 0 || us[best] == never) return CN_OK; /* planned at its first use, or refused there */
+    if (n == 0 || us[best] == never) return CN_OK; /* planned, or refused, at its first use */
     for (uint32_t i = 0; i < n; i++) log_plan(shape, n_tokens, &plans[i], us[i], i == best);
     *out = plans[best];
     return CN_OK;
 }
 
-/* ---- all of them ---- */
+/* ---- all buckets of all shapes ---- */
 
-/* The memory wanted, less where there is less: at least one copy of the largest weight. */
+/* Takes memory for at least 1 GiB of weights and at least one copy of the largest weight. Leaves
+ * t->memory NULL when the GPU has too little memory. */
 static cn_status take_memory(tuner *t, const model_shape *shapes, uint32_t n)
 {
     const size_t want_weights = (size_t)1 << 30;
@@ -195,8 +198,8 @@ static cn_status take_memory(tuner *t, const model_shape *shapes, uint32_t n)
     if (t->apart && cudaMalloc(&memory, bytes) != cudaSuccess) {
         (void)cudaGetLastError();
         cn_log(CN_LOG_WARN,
-               "no %zu bytes of GPU memory to time matrix products in: cuBLAS's own choice is "
-               "taken",
+               "cannot allocate %zu bytes of GPU memory to time matrix products: using the choice "
+               "of cuBLAS",
                bytes);
         return CN_OK;
     }

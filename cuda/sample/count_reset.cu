@@ -1,8 +1,8 @@
 /* count_reset.cu - rebuilds one row of token counts: high bit = in the prompt, low 15 bits = times
  * in the output, saturating.
- * counts [slots, V] u16; prompt [n_prompt], output [n_output] ids; one beyond the vocabulary is
- * ignored. Two launches: clear the row, then a thread per token, 16-bit compare-and-swap. Bytes
- * 2*V + 4*(n_prompt + n_output). Twin: cpu_sample.c. */
+ * counts [slots, V] u16; prompt [n_prompt], output [n_output] ids. An id outside the vocabulary is
+ * ignored. Two launches: clear the row, then one thread per token with a 16-bit compare-and-swap.
+ * Bytes moved: 2*V + 4*(n_prompt + n_output). CPU version: cpu_sample.c. */
 #include "cuda/launch.cuh"
 #include "cuda/util.cuh"
 

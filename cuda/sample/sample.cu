@@ -1,20 +1,22 @@
-/* sample.cu - logits to tokens: the GPU's version of cpu_sample.c, equal to it token for token.
- * logits [n_rows, V] f32, left as they are; tokens [n_rows]. Meanings: cn_sample_row in ops.h;
- * arithmetic: engine/sample_math.h. Weights are integers, so neither the order of sums nor that of
- * atomics shows in a result.
+/* sample.cu - samples tokens from logits. It is the GPU's version of cpu_sample.c and gives the
+ * same tokens.
+ * logits [n_rows, V] f32, not changed; tokens [n_rows]. ops.h defines cn_sample_row,
+ * engine/sample_math.h the arithmetic. Weights are integers, so results do not depend on the order
+ * of sums or of atomics.
  *
- * Grid: 8 blocks a row, a group (group.cuh); block 512. The parts of a row hold its values in
- * shared memory and edit and search them there; the logits are read from device memory once. Grid
+ * Grid: a group of 8 blocks per row (group.cuh); block 512. The parts of a row hold its values in
+ * shared memory, and edit and search them there. The logits are read from device memory once. Grid
  * and launch depend on n_rows alone.
  *
- * Nothing is sorted. top_k and top_p are thresholds of the distance below the largest value, found
- * by histograms over its bits: a coarse one, then finer ones of the bin where the threshold lies.
- * Before that, top_k bounds it by the distances of each thread's own best: k threads with a value
- * inside a bin are k values. Few survivors (the usual top_k) are gathered into one block and ranked
- * by counting who is ahead of whom.
+ * Nothing is sorted. top_k and top_p are thresholds of the distance below the largest value. They
+ * are found by histograms over the bits of the distance: a coarse one, then finer ones of the bin
+ * that contains the threshold. Before that, top_k gets an upper bound from the distance of each
+ * thread's best value: if k threads have a value inside a bin, there are at least k such values. If
+ * few candidates are left (as usual with top_k), one block gathers them and ranks each by counting
+ * the candidates ahead of it.
  *
- * Bytes 4*n_rows*V, and 2*V for each row with penalties. Shared memory V/2 bytes a block, 17 KiB
- * more. Twin: cpu_sample.c. */
+ * Bytes moved: 4*n_rows*V, and 2*V for each row with penalties. Shared memory: V/2 bytes per block,
+ * and 17 KiB more. CPU version: cpu_sample.c. */
 #include "cuda/sample/sample_part.cuh"
 
 /* ---- thresholds ---- */
@@ -36,7 +38,7 @@ __device__ static inline void add_to_bin(board *b, uint32_t bin, uint64_t weight
     if (high) atomicAdd(&b->mass_high[bin], high);
 }
 
-/* Adds up the bins of all parts and finds the first at which the sum reaches need. */
+/* Adds up the bins of all parts and finds the first bin at which the sum reaches need. */
 __device__ static __noinline__ located locate(part *t, bool by_weight, uint64_t need)
 {
     uint32_t count = 0;
@@ -60,9 +62,9 @@ __device__ static __noinline__ located locate(part *t, bool by_weight, uint64_t 
     return shared()->found;
 }
 
-/* A distance within which there are at least k values, if few threads suffice to see that. Its bin
- * is one too many: a weight may rise by rounding where the distance does, by far less than a bin,
- * and min_p cuts by weight. */
+/* Returns a distance within which there are at least k values, or NO_LIMIT if the threads' best
+ * values are too few to show one. The result is one bin too large on purpose: rounding may let a
+ * weight rise with the distance, by far less than a bin, and min_p cuts by weight. */
 __device__ static uint32_t limit_of_top(part *t, uint32_t k, uint64_t own_best, scaling s)
 {
     clear_bins(t);
@@ -74,7 +76,8 @@ __device__ static uint32_t limit_of_top(part *t, uint32_t k, uint64_t own_best, 
     return l.bin == NO_BIN ? NO_LIMIT : coarse_bin_end(l.bin + 1);
 }
 
-/* Nothing beyond it weighs more than `weight`. A margin covers the logarithm's error. */
+/* Returns a distance beyond which no value weighs more than `weight`. A margin covers the error of
+ * the logarithm. */
 __device__ static uint32_t limit_of_weight(uint64_t weight)
 {
     if (weight == 0) return NO_LIMIT;
@@ -82,8 +85,8 @@ __device__ static uint32_t limit_of_weight(uint64_t weight)
     return distance_of(below * 1.001f + 0.001f);
 }
 
-/* The least limit such that the candidates within it amount to need, in weight or in number; they
- * do so in all. x holds scaled logits. */
+/* Returns the least limit such that the candidates within it reach need, in weight or in number.
+ * All candidates together must reach it. x holds scaled logits. */
 __device__ static __noinline__ uint32_t threshold(part *t, bool by_weight, uint64_t need, bounds b)
 {
     const float *x = &shared()->x->x;
@@ -115,7 +118,7 @@ __device__ static __noinline__ uint32_t threshold(part *t, bool by_weight, uint6
 
 /* ---- few candidates ---- */
 
-/* Lists the candidates on this part's board, as many as fit; returns how many the row has. */
+/* Lists the candidates on this part's board, as many as fit. Returns how many the whole row has. */
 __device__ static __noinline__ uint32_t collect_few(part *t, bounds b, scaling s)
 {
     board *own = own_board(t);
@@ -136,7 +139,8 @@ __device__ static __noinline__ uint32_t collect_few(part *t, bounds b, scaling s
     return (uint32_t)warp_reduce<sum, PARTS>(n);
 }
 
-/* Thread i's of the candidates that all parts listed, n <= FEW in all; no value from n on. */
+/* Returns to thread i the i-th of the n candidates that all parts listed. From n on, returns a
+ * candidate of value -inf. */
 __device__ static candidate gather_few(const part *t)
 {
     uint32_t at = threadIdx.x;
@@ -163,7 +167,8 @@ __device__ static __noinline__ void write_token(const part *t, uint32_t token, r
     if ((*count & COUNT_OUTPUT_MAX) < COUNT_OUTPUT_MAX) *count = (uint16_t)(*count + 1);
 }
 
-/* The first part writes the n best of n_ranks <= THREADS, thread i's being `rank`, 0: none. */
+/* Writes the n best of n_ranks <= THREADS candidates. `rank` is that of thread i's candidate; 0: it
+ * has none. Called by the first part only. */
 __device__ static void write_best(part *t, uint32_t n, uint64_t rank, uint32_t n_ranks,
                                   raw_logits raw)
 {
@@ -179,8 +184,8 @@ __device__ static void write_best(part *t, uint32_t n, uint64_t rank, uint32_t n
     out->logprob = logprob_of(ranked_value(rank), raw);
 }
 
-/* The n best logits, in order. Where so many are as good as the n-th that they are not few, every
- * part lists its n best one by one. */
+/* Writes the n best logits, in order. If too many are as good as the n-th for one block to rank,
+ * every part lists its n best one by one. */
 __device__ static __noinline__ void write_top(part *t, uint32_t n, uint64_t own_best,
                                               raw_logits raw)
 {
@@ -204,7 +209,8 @@ __device__ static __noinline__ void write_top(part *t, uint32_t n, uint64_t own_
     write_best(t, n, i < n_ranks ? cn_group_load(&shown(t, i / n)->top[i % n]) : 0, n_ranks, raw);
 }
 
-/* With no logit above -inf every logprob is -inf. */
+/* Writes the logprobs of the best tokens. Returns what write_token needs for the sampled one. If no
+ * logit is above -inf, every logprob is -inf. */
 __device__ static __noinline__ raw_logits write_logprobs(part *t, uint64_t own_best)
 {
     raw_logits raw = {ranked_value(group_max(t, own_best)), INFINITY};
@@ -227,7 +233,7 @@ __device__ static __noinline__ raw_logits write_logprobs(part *t, uint64_t own_b
 
 /* ---- the draw ---- */
 
-/* top_k, top_p and the draw among n candidates in one block, a thread each. */
+/* Applies top_k and top_p and draws among n candidates in one block, one thread per candidate. */
 __device__ static void draw_from_few(part *t, uint32_t n, scaling s, raw_logits raw)
 {
     shared_memory *m = shared();
@@ -235,7 +241,7 @@ __device__ static void draw_from_few(part *t, uint32_t n, scaling s, raw_logits 
     const uint32_t i = threadIdx.x;
     const candidate c = gather_few(t);
     const float below = scaled(c.value, s);
-    /* Distance above, id below: the nearest first, and never equal. */
+    /* Distance in the high bits, id in the low bits: nearest first, and never equal. */
     const uint64_t rank = (uint64_t)distance_of(below) << 32 | c.id;
     uint64_t weight = i < n ? cn_sample_weight(below) : 0, mass_ahead = 0;
     uint32_t n_ahead = 0;
@@ -265,8 +271,8 @@ __device__ static void draw_from_few(part *t, uint32_t n, scaling s, raw_logits 
     if (before <= point && point - before < weight) write_token(t, c.id, raw);
 }
 
-/* The value at which this part's cumulative weight exceeds `point`, which lies below their sum:
- * its segment first, then the few values of each thread. */
+/* Draws the value at which this part's cumulative weight exceeds `point`, which must be below the
+ * part's sum. It finds the segment first, then searches the few values of each thread. */
 __device__ static void draw_at(part *t, uint64_t point, bounds b, raw_logits raw)
 {
     const float *x = &shared()->x->x;
@@ -285,13 +291,13 @@ __device__ static void draw_at(part *t, uint64_t point, bounds b, raw_logits raw
     write_token(t, t->begin + i, raw);
 }
 
-/* x holds scaled logits; mass: of the candidates within b. */
+/* Applies top_p and draws. x holds scaled logits; mass is that of the candidates within b. */
 __device__ static void draw_from_many(part *t, group_total mass, bounds b, raw_logits raw)
 {
     const cn_sample_row *r = &shared()->row;
     if (r->top_p < 1.0f) {
         const uint64_t need = cn_sample_nucleus(r->top_p, mass.all);
-        /* All values that weigh (total - need) / V or less weigh no more than total - need. */
+        /* All values that weigh (total - need) / V or less weigh at most total - need together. */
         const uint32_t limit = limit_of_weight((mass.all - need) / t->p->args.vocab);
         b.limit = min(b.limit, limit);
         b.limit = threshold(t, true, need, b);
@@ -303,7 +309,7 @@ __device__ static void draw_from_many(part *t, group_total mass, bounds b, raw_l
     draw_at(t, point - mass.before, b, raw);
 }
 
-/* Reduces the edited values to one token. All exchanges are the same for all parts. */
+/* Chooses the token from the edited values. All parts make the same exchanges. */
 __device__ static void choose_token(part *t, uint64_t own_best, raw_logits raw)
 {
     const cn_sample_row *r = &shared()->row;
@@ -402,11 +408,11 @@ static cn_status check_sample(const cn_stream *s, const cn_sample_args *a)
     const size_t most = s->cuda->device.shared_bytes;
     const size_t need = cn_cuda_sample_scratch_bytes(&s->cuda->table, a->n_rows, a->vocab);
     if (shared_bytes(chunk_of(a->vocab)) > most)
-        return cn_fail(CN_ERR_SHAPE, "sample: a vocabulary of %u does not fit %d blocks of %zu "
-                                     "bytes of shared memory",
+        return cn_fail(CN_ERR_SHAPE, "sample: a vocabulary of %u does not fit in %d blocks with "
+                                     "%zu bytes of shared memory",
                        a->vocab, PARTS, most);
     if (a->scratch_bytes < need)
-        return cn_fail(CN_ERR_SHAPE, "sample: scratch of %zu bytes, %u rows need %zu",
+        return cn_fail(CN_ERR_SHAPE, "sample: scratch of %zu bytes: %u rows need %zu bytes",
                        a->scratch_bytes, a->n_rows, need);
     return CN_OK;
 }

@@ -1,6 +1,6 @@
-/* sample_part.cuh - one block's part of a row that is being sampled (sample.cu): what it holds in
- * shared memory, reductions over the block and over the row's parts, and the passes over its
- * values: loading, editing, scaling, summing up. */
+/* sample_part.cuh - one block's part of a row that is sampled (sample.cu): its shared memory,
+ * reductions over the block and over the row's parts, and the passes over its values, which load,
+ * edit, scale and sum them. */
 #ifndef CN_CUDA_SAMPLE_PART_CUH
 #define CN_CUDA_SAMPLE_PART_CUH
 
@@ -19,9 +19,9 @@ enum {
 };
 static const uint32_t NO_BIN = UINT32_MAX, NO_LIMIT = UINT32_MAX;
 
-/* A distance: the bits of what a scaled logit, which is 0 or below, lies below 0. Larger means
- * less likely; NaN does not occur. The coarse bins: one for all that is nearer than 1/8, then 64
- * an octave up to 32, beyond the reach of every weight. */
+/* A distance is the bits of -x for a scaled logit x, which is 0 or below. Larger means less likely;
+ * NaN does not occur. Coarse bins: one for all distances below 1/8, then 64 per octave up to 32,
+ * where every weight is 0. */
 static const uint32_t COARSE_START = 0x3e000000, COARSE_SHIFT = 17; /* 0.125f */
 
 typedef struct candidate {
@@ -29,7 +29,7 @@ typedef struct candidate {
     uint32_t id;
 } candidate;
 
-/* What a part shows the others. */
+/* The data that a part shares with the others. */
 typedef struct board {
     uint64_t value;
     uint32_t n_few, padding;
@@ -43,11 +43,11 @@ typedef struct board {
     };
 } board;
 
-/* Where `need` is reached: the bin, and what of need is left for it. */
+/* The bin at which `need` is reached, and the part of need that this bin must provide. */
 typedef struct located {
     uint64_t need;
-    uint32_t bin; /* NO_BIN: nowhere */
-    bool whole;   /* all of the bin or its only value: no finer look is needed */
+    uint32_t bin; /* NO_BIN: need is not reached */
+    bool whole;   /* the whole bin is needed, or it has one value: no finer search is needed */
 } located;
 
 typedef struct shared_memory {
@@ -63,8 +63,8 @@ typedef struct shared_memory {
 
 typedef struct sample_params {
     cn_sample_args args;
-    uint32_t chunk;     /* values of a part: a multiple of 4 */
-    uint32_t *arrivals; /* [1 + n_rows] 0 at the start: tickets, then a counter of each row */
+    uint32_t chunk;     /* values of a part; a multiple of 4 */
+    uint32_t *arrivals; /* [1 + n_rows] 0 at the start: tickets, then one counter per row */
     char *boards;       /* [n_rows, 2, PARTS] boards; both NULL with clusters */
 } sample_params;
 
@@ -79,21 +79,21 @@ typedef struct part {
     const sample_params *p;
     cn_group group;
     uint32_t row, begin, n; /* ids begin .. begin + n */
-    uint32_t n4;            /* n in fours, the last filled up with -inf */
+    uint32_t n4;            /* groups of four values, the last padded with -inf */
 } part;
 
-/* How values become scaled logits. */
+/* The parameters that turn values into scaled logits. */
 typedef struct scaling {
     float max, temperature;
 } scaling;
 
-/* Which values are candidates: not beyond `limit`, and weighing `least`. */
+/* A value is a candidate if its distance is at most `limit` and its weight at least `least`. */
 typedef struct bounds {
     uint64_t least;
     uint32_t limit;
 } bounds;
 
-/* What logprobs need of the raw logits. */
+/* Properties of the raw logits that logprobs need. */
 typedef struct raw_logits {
     float max;
     double log_mass; /* of exp(logit - max), in natural logarithm */
@@ -123,27 +123,29 @@ __device__ static inline uint32_t coarse_bin_start(uint32_t bin)
     return bin == 0 ? 0 : COARSE_START + ((bin - 1) << COARSE_SHIFT);
 }
 
-/* The last distance of a coarse bin. */
+/* Returns the last distance of a coarse bin. */
 __device__ static inline uint32_t coarse_bin_end(uint32_t bin)
 {
     return bin >= BINS - 1 ? NO_LIMIT : coarse_bin_start(bin + 1) - 1;
 }
 
-/* The weight of a scaled logit, 0 when it is no candidate. */
+/* Returns the weight of a scaled logit, or 0 when it is no candidate. */
 __device__ static inline uint64_t weight_within(float scaled, bounds b)
 {
     const uint64_t w = cn_sample_weight(scaled);
     return (distance_of(scaled) <= b.limit) & (w >= b.least) ? w : 0;
 }
 
-/* Values this far below the largest, or farther, are beyond the limit; a margin covers rounding. */
+/* Returns v such that values whose difference from the largest is below v are beyond the limit. A
+ * margin covers rounding. */
 __device__ static inline float far_below(uint32_t limit, float temperature)
 {
     if (limit >= 0x7f800000u) return -INFINITY;
     return -__uint_as_float(limit) * temperature * 1.0001f;
 }
 
-/* Larger for a larger value; of equal values the lower id. Never 0. */
+/* Returns a rank that is larger for a larger value and, of equal values, for the lower id. Never
+ * 0. */
 __device__ static inline uint64_t ranked(float x, uint32_t id)
 {
     return (uint64_t)cn_sample_key(x) << 32 | (uint32_t)~id;
@@ -163,7 +165,7 @@ __device__ static inline float logprob_of(float logit, raw_logits raw)
     return x == x ? (float)((double)x - raw.log_mass) : -INFINITY;
 }
 
-/* ---- reductions: of a block, and of a group ---- */
+/* ---- reductions over a block and over a group ---- */
 
 struct sum {
     __device__ static uint64_t of(uint64_t a, uint64_t b) { return a + b; }
@@ -180,11 +182,11 @@ template <typename Op, int LANES> __device__ static inline uint64_t warp_reduce(
     return v;
 }
 
-/* The same in all threads. */
+/* All threads get the result. */
 template <typename Op> __device__ static __noinline__ uint64_t block_reduce(part *t, uint64_t v)
 {
     v = warp_reduce<Op, CN_WARP>(v);
-    __syncthreads(); /* nobody still reads `reduced` */
+    __syncthreads(); /* no thread still reads `reduced` */
     if (threadIdx.x % CN_WARP == 0) shared()->reduced[threadIdx.x / CN_WARP] = v;
     __syncthreads();
     return warp_reduce<Op, WARPS>(shared()->reduced[threadIdx.x % WARPS]);
@@ -202,7 +204,8 @@ __device__ static inline const board *shown(const part *t, uint32_t from)
 
 __device__ static __noinline__ void exchange(part *t) { cn_group_exchange(&t->group); }
 
-/* Shows v, the same in all threads; returns to lane i what part i % PARTS showed. */
+/* Shares v, which is equal in all threads. Returns to lane i the value that part i % PARTS
+ * shared. */
 __device__ static __noinline__ uint64_t exchange_value(part *t, uint64_t v)
 {
     if (threadIdx.x == 0) own_board(t)->value = v;
@@ -215,12 +218,12 @@ __device__ static uint64_t group_max(part *t, uint64_t v)
     return warp_reduce<maximum, PARTS>(exchange_value(t, block_reduce<maximum>(t, v)));
 }
 
-/* `before`: of the parts with lower ids. */
+/* `before` is the sum of the parts with lower ids. */
 typedef struct group_total {
     uint64_t before, own, all;
 } group_total;
 
-/* own: the same in all threads. */
+/* `own` must be equal in all threads. */
 __device__ static group_total group_sum(part *t, uint64_t own)
 {
     const uint64_t v = exchange_value(t, own);
@@ -228,7 +231,7 @@ __device__ static group_total group_sum(part *t, uint64_t own)
     return {warp_reduce<sum, PARTS>(lower ? v : 0), own, warp_reduce<sum, PARTS>(v)};
 }
 
-/* Inclusive, in the order of the threads. */
+/* Inclusive sum in the order of the threads. */
 __device__ static __noinline__ uint64_t block_scan(part *t, uint64_t v)
 {
     const uint32_t lane = threadIdx.x % CN_WARP, warp = threadIdx.x / CN_WARP;
@@ -256,7 +259,8 @@ __device__ static inline float largest(float4 v)
     return fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w));
 }
 
-/* The largest value that a thread has met, and the first four that held it. */
+/* The largest value that a thread has visited, and the index of the first group of four that has
+ * it. */
 typedef struct best_four {
     float value;
     uint32_t at;
@@ -269,7 +273,7 @@ __device__ static inline void meet(best_four *best, float4 v, uint32_t at)
     best->value = x > best->value ? x : best->value;
 }
 
-/* The same as ranked() of the value, which stands in x; 0 when the thread met none. */
+/* Returns ranked() of the value, which is in x; 0 when the thread visited none. */
 __device__ static inline uint64_t rank_best(const part *t, best_four best)
 {
     if (threadIdx.x >= t->n4) return 0;
@@ -281,7 +285,7 @@ __device__ static inline uint64_t rank_best(const part *t, best_four best)
     return ranked(best.value, t->begin + best.at * 4 + first);
 }
 
-/* x = the raw logits, NaN as -inf. Returns this thread's largest, ranked. */
+/* x = the raw logits, with NaN as -inf. Returns the rank of this thread's largest. */
 __device__ static uint64_t load_logits(const part *t)
 {
     const cn_sample_args *a = &t->p->args;
@@ -312,7 +316,8 @@ __device__ static uint64_t load_logits(const part *t)
     return rank_best(t, best);
 }
 
-/* Bans and biases, in this order. Biases are added in turn: a token may have several. */
+/* Applies bans, then biases. Biases are added one after the other, because a token may have
+ * several. */
 __device__ static __noinline__ void ban_and_bias(const part *t)
 {
     const cn_sample_args *a = &t->p->args;
@@ -373,7 +378,7 @@ __device__ static __noinline__ void penalise(const part *t)
     __syncthreads();
 }
 
-/* x = the values after bans, biases and penalties; returns this thread's largest, ranked. */
+/* x = the values after bans, biases and penalties. Returns the rank of this thread's largest. */
 __device__ static uint64_t edit_values(const part *t, uint64_t own_best)
 {
     const cn_sample_row *r = &shared()->row;
@@ -387,7 +392,7 @@ __device__ static uint64_t edit_values(const part *t, uint64_t own_best)
     return rank_best(t, best);
 }
 
-/* This thread's largest value, ranked, among those that rank below `below`; 0: none. */
+/* Returns the largest rank below `below` among this thread's values; 0: none. */
 __device__ static __noinline__ uint64_t next_best(const part *t, uint64_t below)
 {
     const float *x = &shared()->x->x;
@@ -400,8 +405,9 @@ __device__ static __noinline__ uint64_t next_best(const part *t, uint64_t below)
     return best;
 }
 
-/* Warps sum up consecutive segments of the candidates' weights, scaled logits in x (`segment`);
- * returns the sum of all, the same in all threads. With `s` the values in x are scaled first. */
+/* Groups of four values in a segment. sum_segments lets each warp sum the weights of the candidates
+ * in one segment to `segment`, and returns the sum of all segments to all threads. x holds scaled
+ * logits; if SCALE, the values in x are scaled first. */
 __device__ static inline uint32_t segment_fours(const part *t)
 {
     return (t->n4 + WARPS - 1) / WARPS;

@@ -1,5 +1,4 @@
-/* api_request.c - a table of the fields a body may have, and a reader for each. See
- * api_request.h. */
+/* api_request.c - a table of the fields of a body, and a reader for each. See api_request.h. */
 #include "engine/api/api_request.h"
 
 #include <string.h>
@@ -13,7 +12,7 @@ enum { SHOWN_BYTES = 96 };
 static cn_status refuse(const char *key, const char *want, const json_t *found)
 {
     char shown[SHOWN_BYTES];
-    return cn_fail(CN_ERR_ARG, "%s: want %s, found %s", key, want,
+    return cn_fail(CN_ERR_ARG, "%s: expected %s, got %s", key, want,
                    cn_json_describe(found, shown, sizeof shown));
 }
 
@@ -52,7 +51,7 @@ static cn_status join_parts(cn_api_request *r, const char *where, json_t *parts,
         const char *type = json_string_value(json_object_get(part, "type"));
         json_t *value = json_object_get(part, "text");
         if (!type || strcmp(type, "text") != 0 || !json_is_string(value))
-            status = refuse(where, "parts of {\"type\": \"text\", \"text\": ...} alone",
+            status = refuse(where, "only parts of {\"type\": \"text\", \"text\": ...}",
                             json_is_object(part) && type ? json_object_get(part, "type") : part);
         if (status == CN_OK && i > 0) status = cn_buf_add(&text, "\n", 1);
         if (status == CN_OK)
@@ -91,7 +90,7 @@ static cn_status check_members(const char *where, json_t *message, bool is_answe
     return CN_OK;
 }
 
-/* The reasoning of an assistant message, under either of the names that vLLM has given it. */
+/* The reasoning of an assistant message, under either of vLLM's two names for it. */
 static cn_status read_reasoning(const char *where, json_t *message, const char **out)
 {
     const char *key;
@@ -99,7 +98,7 @@ static cn_status read_reasoning(const char *where, json_t *message, const char *
     json_object_foreach(message, key, v)
     {
         if (!is_reasoning(key) || json_is_null(v)) continue;
-        if (!json_is_string(v)) return refuse(where, "reasoning as text", v);
+        if (!json_is_string(v)) return refuse(where, "reasoning as a string", v);
         const char *text = json_string_value(v);
         if (*out && strcmp(*out, text) != 0)
             return cn_fail(CN_ERR_ARG,
@@ -111,7 +110,7 @@ static cn_status read_reasoning(const char *where, json_t *message, const char *
 
 static cn_status read_message(cn_api_request *r, size_t i, json_t *message)
 {
-    /* "developer" is OpenAI's newer name of what chat templates call "system". */
+    /* "developer" is OpenAI's newer name for the role that chat templates call "system". */
     static const struct {
         const char *sent, *is;
     } roles[] = {{"system", "system"},
@@ -134,7 +133,8 @@ static cn_status read_message(cn_api_request *r, size_t i, json_t *message)
     json_t *content = json_object_get(message, "content");
     if (json_is_array(content)) return join_parts(r, where, content, &out->content);
     if (!content) return cn_fail(CN_ERR_ARG, "%s: content is missing", where);
-    if (!json_is_string(content)) return refuse(where, "content of text or text parts", content);
+    if (!json_is_string(content))
+        return refuse(where, "content as a string or text parts", content);
     out->content = json_string_value(content);
     return CN_OK;
 }
@@ -169,7 +169,7 @@ static cn_status read_ids(const char *key, json_t *array, uint32_t **out, size_t
     return CN_OK;
 }
 
-/* A text, token ids, or an array of exactly one of either. */
+/* A string, token ids, or an array of exactly one of either. */
 static cn_status set_prompt(cn_api_request *r, const char *key, json_t *v)
 {
     json_t *first = json_array_get(v, 0);
@@ -179,11 +179,12 @@ static cn_status set_prompt(cn_api_request *r, const char *key, json_t *v)
                        json_array_size(v));
     if (list) v = first;
     if (json_is_string(v)) {
-        if (json_string_length(v) == 0) return cn_fail(CN_ERR_ARG, "%s: is empty", key);
+        if (json_string_length(v) == 0)
+            return cn_fail(CN_ERR_ARG, "%s: expected a non-empty string", key);
         r->params.text = json_string_value(v);
         return CN_OK;
     }
-    if (json_array_size(v) == 0) return refuse(key, "text or token ids", v);
+    if (json_array_size(v) == 0) return refuse(key, "a string or token ids", v);
     CN_TRY(read_ids(key, v, &r->tokens, &r->params.n_tokens));
     r->params.tokens = r->tokens;
     return CN_OK;
@@ -199,13 +200,14 @@ static cn_status set_stop_token_ids(cn_api_request *r, const char *key, json_t *
 
 static cn_status set_stop(cn_api_request *r, const char *key, json_t *v)
 {
-    if (!json_is_string(v) && !json_is_array(v)) return refuse(key, "text or an array of texts", v);
+    if (!json_is_string(v) && !json_is_array(v))
+        return refuse(key, "a string or an array of strings", v);
     size_t n = json_is_string(v) ? 1 : json_array_size(v);
     r->stop = cn_calloc(n, sizeof *r->stop);
     if (!r->stop) return out_of_memory(key);
     for (size_t i = 0; i < n; i++) {
         json_t *text = json_is_string(v) ? v : json_array_get(v, i);
-        if (json_string_length(text) == 0) return refuse(key, "texts that are not empty", text);
+        if (json_string_length(text) == 0) return refuse(key, "non-empty strings", text);
         r->stop[i] = json_string_value(text);
     }
     r->params.sampling.stop = r->stop;
@@ -227,7 +229,7 @@ static cn_status set_logit_bias(cn_api_request *r, const char *key, json_t *v)
         size_t digits = strspn(id, "0123456789");
         char shown[SHOWN_BYTES];
         if (digits == 0 || digits > 9 || id[digits])
-            return cn_fail(CN_ERR_ARG, "%s: want token ids as keys, found \"%s\"", key,
+            return cn_fail(CN_ERR_ARG, "%s: expected token ids as keys, got \"%s\"", key,
                            cn_json_printable(id, shown, sizeof shown));
         double x = json_number_value(bias);
         if (!json_is_number(bias) || !(x >= -100 && x <= 100))
@@ -241,7 +243,7 @@ static cn_status set_logit_bias(cn_api_request *r, const char *key, json_t *v)
     return CN_OK;
 }
 
-/* ---- scalars that are no row of the option table ---- */
+/* ---- scalars without a row in the option table ---- */
 
 static cn_status set_seed(cn_api_request *r, const char *key, json_t *v)
 {
@@ -292,7 +294,7 @@ static cn_status set_template_kwargs(cn_api_request *r, const char *key, json_t 
         bool on = false;
         if (strcmp(member, "enable_thinking") != 0) {
             char shown[SHOWN_BYTES];
-            return cn_fail(CN_ERR_ARG, "%s: unknown member '%s', known is enable_thinking", key,
+            return cn_fail(CN_ERR_ARG, "%s: unknown member '%s': expected enable_thinking", key,
                            cn_json_printable(member, shown, sizeof shown));
         }
         if (json_is_null(value)) continue;
@@ -302,7 +304,7 @@ static cn_status set_template_kwargs(cn_api_request *r, const char *key, json_t 
     return CN_OK;
 }
 
-/* Chat: a switch, with the number of alternatives in top_logprobs (read after all fields). */
+/* Chat: a switch. The number of alternatives is in top_logprobs, which is read after all fields. */
 static cn_status set_chat_logprobs(cn_api_request *r, const char *key, json_t *v)
 {
     bool on = false;
@@ -319,7 +321,7 @@ static cn_status set_completion_logprobs(cn_api_request *r, const char *key, jso
     return CN_OK;
 }
 
-/* Read by finish_fields(), once all others are known. */
+/* finish_chat() reads the field, once all other fields are known. */
 static cn_status set_later(cn_api_request *r, const char *key, json_t *v)
 {
     (void)r, (void)key, (void)v;
@@ -351,13 +353,13 @@ static const struct field {
     {"chat_template_kwargs", CHAT, set_template_kwargs},
 };
 
-/* Of no consequence to the answer. */
+/* Accepted without effect: they do not change the answer. */
 static const char *const harmless[] = {
     "model",          "user",        "metadata",         "store",      "service_tier",
     "prompt_cache_key", "request_id", "safety_identifier", "parallel_tool_calls",
 };
 
-/* Accepted at the value, as JSON, that asks for what happens anyway. */
+/* Accepted only at this value (as JSON), which means what cinch does anyway. */
 static const struct neutral {
     const char *key, *value;
 } neutrals[] = {
@@ -403,10 +405,10 @@ static cn_status check_neutral(const char *key, const json_t *v)
         bool same = equal_values(v, want);
         json_decref(want);
         return same ? CN_OK
-                    : cn_fail(CN_ERR_ARG, "%s: not supported; only %s is, found %s", key,
+                    : cn_fail(CN_ERR_ARG, "%s: only %s is supported, got %s", key,
                               neutrals[i].value, cn_json_describe(v, shown, sizeof shown));
     }
-    return cn_fail(CN_ERR_ARG, "%s: unknown field, found %s",
+    return cn_fail(CN_ERR_ARG, "%s: unknown field, got %s",
                    cn_json_printable(key, name, sizeof name),
                    cn_json_describe(v, shown, sizeof shown));
 }

@@ -1,13 +1,16 @@
-/* api_request.h - the JSON body of /v1/chat/completions and /v1/completions, as OpenAI and vLLM
- * spell it, read into cn_request_params.
+/* api_request.h - reads the JSON body of /v1/chat/completions and /v1/completions, with the fields
+ * of OpenAI and vLLM, into cn_request_params.
  *
- * Owner: the caller; cn_api_request_free() after the engine has taken the request. Thread: any; a
- * request belongs to one thread at a time. Stage: 1, before the engine knows of the request.
+ * Owner: the caller; call cn_api_request_free() after cn_engine_submit. Thread: any; a request
+ * belongs to one thread at a time. Stage: 1, before the engine gets the request.
  *
- * Nothing is dropped silently. A field is (1) read; (2) of no consequence here ("user", "store");
- * (3) accepted at the one value that asks for what happens anyway ("echo": false); or (4) an error
- * that names it. null counts as absent. Scalars of sampling and `kv` are rows of the option table,
- * with its bounds. */
+ * No field is ignored silently. A field is
+ *   1. read; or
+ *   2. accepted without effect, because it cannot change the answer ("user", "store"); or
+ *   3. accepted only at the value that means what cinch does anyway ("echo": false); or
+ *   4. an error that names the field.
+ * null counts as absent. Scalars of sampling and `kv` are rows of the option table, with its
+ * bounds. */
 #ifndef CN_API_REQUEST_H
 #define CN_API_REQUEST_H
 
@@ -22,39 +25,40 @@ typedef enum cn_api_endpoint {
 } cn_api_endpoint;
 
 const char *cn_api_endpoint_path(cn_api_endpoint e);
-/* False when no endpoint has this path. */
+/* False if no endpoint has this path. */
 bool cn_api_endpoint_find(const char *path, cn_api_endpoint *out);
 
-/* What a field that the body leaves out gets; both from the engine. Plain values. */
+/* The values of fields that the body does not set; from cn_engine_default_sampling and
+ * cn_engine_default_kv. */
 typedef struct cn_api_defaults {
     cn_sampling sampling;
     cn_kv_params kv;
 } cn_api_defaults;
 
 enum {
-    CN_API_MAX_DEPTH = 32,                /* nesting of a body */
-    CN_API_DEFAULT_COMPLETION_TOKENS = 16 /* max_tokens of /v1/completions, by OpenAI's rule */
+    CN_API_MAX_DEPTH = 32,                /* maximum nesting of a body */
+    CN_API_DEFAULT_COMPLETION_TOKENS = 16 /* default max_tokens of /v1/completions, as in OpenAI */
 };
 
 typedef struct cn_api_request {
     cn_api_endpoint endpoint;
-    cn_request_params params; /* custom_id, klass: for the caller to set */
+    cn_request_params params; /* the caller sets custom_id and klass */
     bool stream;
     bool stream_usage; /* stream_options.include_usage */
 
-    /* What params points to. */
-    json_t *keep; /* the body, and strings made from it */
+    /* Memory that params points to. */
+    json_t *keep; /* the body, and strings built from it */
     cn_message *messages;
     uint32_t *tokens, *stop_token_ids;
     const char **stop;
     cn_logit_bias *logit_bias;
 } cn_api_request;
 
-/* Reads body (of cn_json_parse_request), which the request keeps a reference to. CN_ERR_ARG names
- * field, value and what is wanted; *out is then empty, and at_fault (unless NULL) has the field's
- * name, or "" when no single field is at fault. */
+/* Reads a body from cn_json_parse_request and keeps a reference to it. CN_ERR_ARG names the field,
+ * its value and what was expected. *out is then empty, and at_fault (unless NULL) has the name of
+ * the invalid field, or "" if no single field is invalid. */
 cn_status cn_api_request_parse(cn_api_request *out, cn_api_endpoint endpoint, json_t *body,
                                const cn_api_defaults *defaults, cn_buf *at_fault);
-void cn_api_request_free(cn_api_request *r); /* leaves an empty one; empty is fine */
+void cn_api_request_free(cn_api_request *r); /* leaves *r empty; an empty request is fine */
 
 #endif

@@ -1,4 +1,4 @@
-/* api_response.c - events in, one body out. See api_response.h. */
+/* api_response.c - builds bodies and chunks from events. See api_response.h. */
 #include "engine/api/api_response.h"
 
 #include <math.h>
@@ -8,10 +8,10 @@
 #include "engine/api/http_status.h"
 #include "engine/utf8.h"
 
-/* JSON has no infinities; vLLM writes the same stand-in for a probability of 0. */
+/* JSON has no infinities. vLLM writes the same value for a probability of 0. */
 #define LOWEST_LOGPROB (-9999.0)
 
-/* The logprobs of one choice, in the shape of its endpoint. */
+/* The logprobs of one choice, in the format of its endpoint. */
 typedef struct logprobs {
     json_t *content;                            /* chat */
     json_t *tokens, *values, *tops, *offsets;   /* completions */
@@ -19,8 +19,8 @@ typedef struct logprobs {
 } logprobs;
 
 typedef struct choice {
-    cn_buf text, reasoning; /* streamed: since the last chunk */
-    bool began, told_end;   /* chunks: has had its first, its last */
+    cn_buf text, reasoning; /* when streamed: since the last chunk */
+    bool began, told_end;   /* when streamed: the first, the last chunk was taken */
     size_t answer_at; /* byte of text */
     logprobs logprobs;
     cn_finish finish;
@@ -32,7 +32,7 @@ typedef struct choice {
 struct cn_api_result {
     cn_api_endpoint endpoint;
     bool wants_logprobs;
-    uint32_t n_top; /* alternatives asked for; events may bring more */
+    uint32_t n_top; /* requested alternatives; events may have more */
     cn_token_bytes_fn token_bytes;
     void *user;
     uint64_t n_tokens;
@@ -83,7 +83,7 @@ static json_t *logprob_value(float logprob)
     return json_real(isfinite(logprob) ? (double)logprob : LOWEST_LOGPROB);
 }
 
-/* The token as text, with U+FFFD for bytes that are no UTF-8, and its bytes as they are. */
+/* The token as text, with U+FFFD for invalid UTF-8, and its raw bytes. */
 static cn_status token_text(const cn_api_result *r, uint32_t token, cn_buf *text, const char **raw,
                             size_t *n_raw)
 {
@@ -137,8 +137,8 @@ static size_t count_chars(const char *utf8, size_t n)
     return chars;
 }
 
-/* Two tokens may share a text; the likelier one comes first and stays. A text may hold a NUL, at
- * which keys end before jansson 2.14. */
+/* Two tokens may have the same text. The more likely one comes first and is kept. A text may
+ * contain a NUL; before jansson 2.14 a key ends there. */
 static bool add_new_key(json_t *object, const cn_buf *key, json_t *value)
 {
 #if JANSSON_VERSION_HEX >= 0x020e00
@@ -260,7 +260,7 @@ void cn_api_result_usage(const cn_api_result *r, cn_usage *out)
 
 /* ---- the body ---- */
 
-/* Text from outside (paths, messages) may be no UTF-8, which JSON cannot hold. */
+/* External text (paths, messages) may be invalid UTF-8, which JSON cannot represent. */
 static json_t *any_text(const char *s)
 {
     cn_buf text = {0};
@@ -285,7 +285,7 @@ static json_t *logprobs_json(const cn_api_result *r, const logprobs *l)
                      array_or_empty(l->tokens), "top_logprobs", array_or_empty(l->tops));
 }
 
-/* Content is null when the reasoning took all there was, as vLLM has it. */
+/* Content is null when the output is only reasoning, as in vLLM. */
 static json_t *message_json(const choice *c)
 {
     const char *text = c->text.len ? c->text.data : c->reasoning.len ? NULL : "";
@@ -297,7 +297,7 @@ static json_t *message_json(const choice *c)
     return m;
 }
 
-/* The stop string, the stop token's id, or null for an EOS and every other end, as in vLLM. */
+/* The stop string or the stop token's id; null for an EOS and any other finish, as in vLLM. */
 static json_t *stop_reason_json(const choice *c)
 {
     if (c->stop_reason) return any_text(c->stop_reason);
@@ -313,7 +313,7 @@ static json_t *choice_json(const cn_api_result *r, uint32_t i)
     if (r->endpoint == CN_API_CHAT) {
         json_object_set_new(o, "message", message_json(c));
     } else {
-        /* A completion has one text: what was thought stands before what was said. */
+        /* A completion has one text: the reasoning, then the content. */
         cn_buf whole = {0};
         if (cn_buf_add(&whole, c->reasoning.data, c->reasoning.len) == CN_OK &&
             cn_buf_add(&whole, c->text.data, c->text.len) == CN_OK)
@@ -380,7 +380,7 @@ static json_t *delta_json(choice *c)
     return delta;
 }
 
-/* What logprobs have come since the last chunk; the offsets go on counting. */
+/* Takes the logprobs since the last chunk. offset_chars is not reset. */
 static json_t *take_logprobs(const cn_api_result *r, logprobs *l)
 {
     json_t *taken = logprobs_json(r, l);

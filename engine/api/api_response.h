@@ -1,11 +1,11 @@
-/* api_response.h - the events of a request gathered into the JSON bodies that OpenAI and vLLM
+/* api_response.h - collects the events of a request into the JSON bodies that OpenAI and vLLM
  * clients parse: chat.completion, text_completion, and the error object.
  *
- * Owner: the caller. Thread: the engine's, which makes the events. Stage: 7, after sampling.
+ * Owner: the caller. Thread: the engine's, which delivers the events. Stage: 8, after sampling.
  *
- * Beyond OpenAI's fields: message.reasoning_content; choices[].stop_reason, and thinking_truncated
- * where the thinking budget ended the reasoning; and usage.kv, what the KV cache of the request
- * went through (of n samples: sums, and the largest peak). */
+ * Fields beyond OpenAI's: message.reasoning_content; choices[].stop_reason;
+ * choices[].thinking_truncated if the thinking budget ended the reasoning; and usage.kv, the
+ * compression figures of the request (over n samples: sums, and the largest peak). */
 #ifndef CN_API_RESPONSE_H
 #define CN_API_RESPONSE_H
 
@@ -14,52 +14,52 @@
 #include "engine/api/api_request.h"
 #include "engine/base.h"
 
-/* The bytes a token stands for, not always whole UTF-8; NULL when the id is unknown. */
+/* Returns the bytes of a token, which may be incomplete UTF-8; NULL if the id is unknown. */
 typedef const char *(*cn_token_bytes_fn)(void *user, uint32_t token, size_t *n_bytes);
 
 typedef struct cn_api_result cn_api_result;
 
-/* A result for one request, before it is submitted; keeps nothing of it. The token function is
- * asked only when the request wants logprobs. */
+/* Creates the result of a request that is not submitted yet; keeps no pointer to it. token_bytes is
+ * called only if the request has logprobs on. */
 cn_status cn_api_result_create(cn_api_result **out, const cn_api_request *request,
                                cn_token_bytes_fn token_bytes, void *user);
 void cn_api_result_free(cn_api_result *r); /* NULL is fine */
 
-/* Takes one event. A failure here (memory) is kept and ends up in cn_api_result_error. */
+/* Adds one event. A failure (out of memory) is kept; cn_api_result_error returns it. */
 void cn_api_result_add(cn_api_result *r, const cn_event *ev);
 
-/* Tokens taken so far, all samples: 0 means that the engine has not begun to answer. */
+/* Tokens added so far, all samples. 0: the engine has not generated any yet. */
 uint64_t cn_api_result_n_tokens(const cn_api_result *r);
 bool cn_api_result_was_cancelled(const cn_api_result *r);
 /* Why a sample failed, or NULL. */
 const char *cn_api_result_error(const cn_api_result *r);
 
 uint32_t cn_api_result_n_choices(const cn_api_result *r);
-/* The content behind the reasoning, whether a parser set that apart or not, n bytes: what is
- * graded. */
+/* The content after the reasoning, n bytes, whether or not a parser separated the reasoning. This
+ * is the text that is graded. */
 const char *cn_api_result_answer(const cn_api_result *r, uint32_t choice, size_t *n);
 void cn_api_result_usage(const cn_api_result *r, cn_usage *out);         /* over all samples */
 
-/* The body of a done, unfailed result. id without its prefix ("chatcmpl-", "cmpl-"), created in
- * seconds since the epoch. NULL when memory is out. */
+/* The body of a result that is complete and has no error. id has no prefix ("chatcmpl-", "cmpl-");
+ * created is in seconds since the epoch. NULL when out of memory. */
 json_t *cn_api_result_body(const cn_api_result *r, const char *id, const char *model,
                            int64_t created);
 
-/* The next chunk of a streamed reply: what one choice has said since its last chunk, taken out of
- * the result. NULL when there is nothing new, or memory is out. With `usage`, chunks have the null
- * that stream_options.include_usage asks for. */
+/* The next chunk of a streamed response: the output of one choice since its last chunk. That output
+ * is removed from the result. NULL when there is no new output or when out of memory. With `usage`,
+ * the chunk has "usage": null, as stream_options.include_usage requires. */
 json_t *cn_api_result_take_chunk(cn_api_result *r, const char *id, const char *model,
                                  int64_t created, bool usage);
-/* The chunk behind the last: no choices, the usage. */
+/* The chunk after the last one: no choices, only the usage. */
 json_t *cn_api_result_usage_chunk(const cn_api_result *r, const char *id, const char *model,
                                   int64_t created);
 
-/* {policy, budget, compressions, evicted, peak_tokens, freed_bytes}: usage.kv of a body. */
+/* usage.kv of a body: {policy, budget, compressions, evicted, peak_tokens, freed_bytes}. */
 json_t *cn_api_kv_json(const cn_kv_usage *u);
 
-/* {"error": {message, type, param, code, line}}: type is "rate_limit_error" for 429,
- * "invalid_request_error" for another 4xx, else "internal_error"; param, code NULL or "" give null;
- * line 0 leaves the member out. */
+/* {"error": {message, type, param, code, line}}. type is "rate_limit_error" for 429,
+ * "invalid_request_error" for other 4xx, else "internal_error". A param or code of NULL or "" is
+ * written as null; with line 0 the member is omitted. */
 json_t *cn_api_error_body(int http_status, const char *message, const char *param,
                           const char *code, uint64_t line);
 

@@ -1,4 +1,4 @@
-/* http_status.h - the HTTP statuses that cinch answers with, in replies and in batch lines. */
+/* http_status.h - the HTTP status codes that cinch sends, in responses and in batch lines. */
 #ifndef CN_HTTP_STATUS_H
 #define CN_HTTP_STATUS_H
 

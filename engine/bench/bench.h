@@ -1,10 +1,10 @@
-/* bench.h - what the modes of `cinch bench throughput` share: one engine, requests that run to a
- * fixed length whatever the model says, and the counts of what has ended.
+/* bench.h - shared by the modes of `cinch bench throughput`: one engine, requests of a fixed output
+ * length, and counters of the requests that have ended.
  *
- *   bench_throughput.c  a dataset, all at once, until it is done
+ *   bench_throughput.c  a dataset: all requests at once, until all have ended
  *   bench_steady.c      a steady state: requests of every age, replaced as they end
- *   bench_serve.c       none of it: a client of a running server
- *   bench_decode.c      single steps: decode at a given residency, prefill
+ *   bench_serve.c       uses none of this: it is a client of a running server
+ *   bench_decode.c      single steps: decode with a given number of resident tokens, and prefill
  *
  * Owner: cn_cmd_bench. Thread: the engine's. */
 #ifndef CN_BENCH_H
@@ -18,25 +18,29 @@
 typedef struct cn_bench {
     cn_engine *engine;
     const cn_config *config;
-    cn_timeline *timeline; /* NULL: none is wanted */
+    cn_timeline *timeline; /* NULL: no timeline */
     uint64_t done, failed, prompt_tokens, output_tokens; /* of requests that ended */
 } cn_bench;
 
-/* Queues a request of exactly output_len tokens, of the configured sampling and kv policy.
- * CN_ERR_BUSY when the queue is full. request: its id, out; may be NULL. */
+/* Submits a request with exactly output_len output tokens, the configured sampling and the
+ * configured kv policy. CN_ERR_BUSY if the queue is full. *request is set to its id; request may be
+ * NULL. */
 cn_status cn_bench_submit(cn_bench *b, const cn_tokens *prompt, uint32_t output_len,
                           uint64_t *request);
 
-/* One engine step, and the timeline's row when it is time for one. */
+/* Runs one engine step, and writes a row of the timeline if one is due. CN_ERR_DEVICE if a request
+ * failed. */
 cn_status cn_bench_step(cn_bench *b, bool *idle);
 
-/* Replaces *out with n tokens of the whole vocabulary, the same for the same stream number. */
+/* Replaces *out with n random tokens of the whole vocabulary. --seed and the stream number
+ * determine them. */
 cn_status cn_bench_random_tokens(const cn_bench *b, uint64_t stream, uint32_t n, cn_tokens *out);
 
-/* `cinch bench serve`: the dataset through a server's HTTP, request by request. */
+/* `cinch bench serve`: sends the dataset to a server over HTTP, one request per prompt. */
 cn_status cn_bench_serve(const cn_config *c);
 
-/* The modes of throughput. Each prints its figures and leaves them in *json as an object. */
+/* Modes of `cinch bench throughput`. Each prints its figures and returns them in *json, an
+ * object. */
 cn_status cn_bench_steady(cn_bench *b, json_t **json);
 cn_status cn_bench_steps(cn_bench *b, json_t **json);
 

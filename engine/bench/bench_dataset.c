@@ -14,7 +14,7 @@ enum {
     MAX_DEPTH = 16,
     MAX_LINE_BYTES = 32 << 20
 };
-/* Numbers of token streams, apart from each other. */
+/* First stream numbers of prefixes, and of the rest of each prompt. The ranges are disjoint. */
 static const uint64_t PREFIX_STREAMS = UINT64_C(1) << 40, OWN_STREAMS = UINT64_C(1) << 41;
 static const size_t max_sharegpt_bytes = (size_t)2 << 30;
 
@@ -27,14 +27,14 @@ typedef struct loader {
     uint64_t n_dropped; /* too long for the engine */
 } loader;
 
-/* A workload is run whole unless --num-prompts says otherwise. */
+/* All of a workload is used unless --num-prompts is given. */
 static bool is_full(const loader *l)
 {
     const bool whole = l->c->workload && !cn_config_is_given(l->c, &l->c->num_prompts);
     return !whole && l->out->n >= l->c->num_prompts;
 }
 
-/* Adds a prompt, taking over its tokens; drops one that does not fit. */
+/* Adds a prompt and takes ownership of its tokens. Drops a prompt that does not fit. */
 static cn_status add(loader *l, cn_tokens *tokens, uint32_t output_len)
 {
     cn_bench_dataset *d = l->out;
@@ -63,7 +63,7 @@ static cn_status encode(loader *l, const char *text, cn_tokens *out)
 
 /* ---- random ---- */
 
-/* The n-th number of a seed's sequence: the same on every machine. */
+/* The n-th number of a seed's sequence, the same on every machine. */
 static uint64_t draw(uint64_t seed, uint64_t n)
 {
     const uint64_t key[] = {seed, n};
@@ -77,7 +77,7 @@ static uint32_t vary(uint32_t len, float ratio, uint64_t random)
     return x < 1 ? 1 : (uint32_t)(x + 0.5);
 }
 
-/* Appends the first n tokens of a stream: the same for the same seed and stream. */
+/* Appends the first n tokens of a stream. Seed and stream number determine them. */
 static cn_status add_random(const loader *l, uint64_t stream, uint32_t n, cn_tokens *out)
 {
     const uint32_t vocab = l->m->vocab;
@@ -141,7 +141,7 @@ static cn_status load_sharegpt(loader *l)
     CN_TRY(cn_json_load_file(&file, l->c->dataset_path, max_sharegpt_bytes, MAX_DEPTH));
     cn_status status = CN_OK;
     if (!json_is_array(file))
-        status = cn_fail(CN_ERR_ARG, "%s: want an array of conversations", l->c->dataset_path);
+        status = cn_fail(CN_ERR_ARG, "%s: expected an array of conversations", l->c->dataset_path);
     for (size_t i = 0; status == CN_OK && !is_full(l) && i < json_array_size(file); i++)
         status = add_conversation(l, json_array_get(file, i));
     json_decref(file);
@@ -168,7 +168,7 @@ static cn_status load_lines(loader *l, const char *path,
         status = cn_json_parse(&object, line.text, line.n, where, MAX_LINE_BYTES, MAX_DEPTH,
                                CN_ERR_ARG);
         if (status == CN_OK && !json_is_object(object))
-            status = cn_fail(CN_ERR_ARG, "%s: want an object", where);
+            status = cn_fail(CN_ERR_ARG, "%s: expected an object", where);
         const cn_json_at at = {.object = object, .where = where, .error = CN_ERR_ARG};
         if (status == CN_OK) status = add_line(l, &at);
         json_decref(object);
@@ -191,8 +191,8 @@ static cn_status add_custom(loader *l, const cn_json_at *at)
     return status;
 }
 
-/* Random tokens of the lengths that the line says; the first prefix_tokens are those of every line
- * that names the same prefix. */
+/* Adds a prompt of random tokens with the lengths in the line. Lines with the same `prefix` share
+ * their first prefix_tokens tokens. */
 static cn_status add_lengths(loader *l, const cn_json_at *at)
 {
     const uint32_t longest = l->m->max_model_len;
@@ -227,9 +227,9 @@ cn_status cn_bench_dataset_load(cn_bench_dataset *out, const cn_config *c, const
         status = load_lines(&l, c->dataset_path, add_custom);
     cn_buf_free(&l.text);
     if (status == CN_OK && l.n_dropped)
-        cn_log(CN_LOG_WARN, "%llu prompts left out: longer with their output than %u tokens",
+        cn_log(CN_LOG_WARN, "%llu prompts left out: prompt and output exceed %u tokens",
                (unsigned long long)l.n_dropped, m->max_model_len);
-    if (status == CN_OK && out->n == 0) status = cn_fail(CN_ERR_ARG, "no prompt to run");
+    if (status == CN_OK && out->n == 0) status = cn_fail(CN_ERR_ARG, "the dataset has no prompts");
     if (status != CN_OK) cn_bench_dataset_free(out);
     return status;
 }

@@ -1,16 +1,18 @@
-/* bench_decode.c - the time of single steps: a decode step at a given batch and residency, and the
- * prefill of one prompt. Each figure stands beside what the device could do at best, measured in
- * the same run: a decode step beside one reading of its weights, keys and values, a prefill beside
- * its matrix products alone. Where the backend records steps, a step is also timed replayed without
- * a pause; what an ordinary step takes longer, the device is idle. */
+/* bench_decode.c - the time of single steps: a decode step with a given batch size and number of
+ * resident tokens, and the prefill of one prompt.
+ *
+ * Each figure is printed beside a lower bound that is measured in the same run. For a decode step
+ * that is one read of its weights, keys and values, for a prefill its matrix products alone. If the
+ * backend records step graphs, a step is also timed by replays without a pause. The device is idle
+ * for the rest of an ordinary step. */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "engine/bench/bench.h"
 
 enum {
-    LEAD_STEPS = 8,   /* until all is as it will be */
-    REFILL_STEPS = 2, /* until a step is launched before the last one's tokens are read again */
+    LEAD_STEPS = 8,   /* steps until the batch is in its steady state */
+    REFILL_STEPS = 2, /* until steps are again launched before the last one's tokens are read */
     PREFILL_ROUNDS = 3,
     MAX_LIST = 64,
     PREFILL_STREAM = 1 << 16
@@ -29,13 +31,13 @@ static cn_status parse_list(const char *option, const char *text, uint32_t max, 
         errno = 0;
         const unsigned long x = strtoul(p, &end, 10);
         if (end == p || *p < '0' || *p > '9' || errno || x == 0 || x > max || out->n == MAX_LIST)
-            return cn_fail(CN_ERR_ARG, "--%s %s: want numbers from 1 to %u, as in 1,8", option,
+            return cn_fail(CN_ERR_ARG, "--%s %s: expected numbers from 1 to %u, as in 1,8", option,
                            text, max);
         out->at[out->n++] = (uint32_t)x;
         p = end;
         if (*p == '\0') return CN_OK;
         if (*p != ',')
-            return cn_fail(CN_ERR_ARG, "--%s %s: want a comma at '%s'", option, text, p);
+            return cn_fail(CN_ERR_ARG, "--%s %s: expected a comma at '%s'", option, text, p);
     }
 }
 
@@ -45,16 +47,16 @@ typedef struct decode {
     cn_bench *b;
     cn_tokens tokens; /* scratch */
     uint64_t *requests; /* [max_num_seqs] */
-    double read_bytes_s; /* 0: unknown */
+    double read_bytes_s; /* bytes per second; 0: unknown */
 } decode;
 
 typedef struct batch_time {
     uint32_t batch;
-    double resident; /* tokens a request held, mean over the timed steps */
+    double resident; /* tokens that a request held, mean over the timed steps */
     double step_s, replay_s;
 } batch_time;
 
-/* One step; *n_tokens is what it brought. */
+/* Runs one step; *n_tokens is the number of tokens it generated. */
 static cn_status count_step(decode *d, uint64_t *n_tokens)
 {
     cn_stats before, after;
@@ -64,13 +66,13 @@ static cn_status count_step(decode *d, uint64_t *n_tokens)
     cn_engine_stats(d->b->engine, &after);
     *n_tokens = after.generation_tokens - before.generation_tokens;
     if (idle || after.preemptions > 0)
-        return cn_fail(CN_ERR_ARG, "the pool of %u blocks does not hold --resident %u for every "
-                                   "batch of --batches %s",
+        return cn_fail(CN_ERR_ARG, "the pool of %u blocks cannot hold --resident %u for every "
+                                   "batch of --batches %s: lower one of the two",
                        after.blocks_total, d->b->config->resident, d->b->config->batches);
     return CN_OK;
 }
 
-/* n steps, each of which must bring every request of the batch a token. */
+/* Runs n steps. Each step must generate a token for every request of the batch. */
 static cn_status run_batch(decode *d, uint32_t batch, uint32_t n)
 {
     const cn_config *c = d->b->config;
@@ -85,7 +87,7 @@ static cn_status run_batch(decode *d, uint32_t batch, uint32_t n)
     return CN_OK;
 }
 
-/* Steps in which a batch's prompts can be computed, beside the requests that decode already. */
+/* Number of steps to compute a batch's prompts beside the requests that decode already. */
 static uint32_t prefill_steps(const decode *d, uint32_t batch, uint32_t prompt_len)
 {
     const uint32_t most = d->b->config->max_num_batched_tokens;
@@ -93,8 +95,8 @@ static uint32_t prefill_steps(const decode *d, uint32_t batch, uint32_t prompt_l
 }
 
 /* Submits the batch and steps until every request decodes. Request i has the same prompt in every
- * batch, so that the prefix cache brings most of it back. No request may outgrow what is timed: the
- * scheduler keeps a block free for one that does. */
+ * batch, so that most of it is in the prefix cache. The output length covers only the timed steps,
+ * because the scheduler keeps a block free for a request that can grow further. */
 static cn_status start_batch(decode *d, uint32_t batch, uint32_t prompt_len)
 {
     const cn_config *c = d->b->config;
@@ -122,9 +124,9 @@ static cn_status report_batch(const decode *d, const batch_time *t, json_t *rows
     const double bytes = (double)cn_engine_step_weight_bytes(e) +
                          (double)cn_engine_kv_token_bytes(e) * t->resident * t->batch;
     const double floor_s = d->read_bytes_s > 0 ? bytes / d->read_bytes_s : 0;
-    printf("decode, batch %u, %.0f resident: %.3f ms a step", t->batch, t->resident,
+    printf("decode, batch %u, %.0f resident: %.3f ms per step", t->batch, t->resident,
            step_s * 1e3);
-    if (floor_s > 0) printf(", floor %.3f ms, %.1f %% of it", floor_s * 1e3,
+    if (floor_s > 0) printf(", floor %.3f ms (%.1f %% of the step)", floor_s * 1e3,
                             100 * floor_s / step_s);
     if (replay_s > 0) printf(", idle %.2f %%", 100 * (1 - replay_s / step_s));
     printf("\n");
@@ -146,13 +148,15 @@ static cn_status time_batch(decode *d, uint32_t batch, json_t *rows)
     const uint32_t lead = LEAD_STEPS + REFILL_STEPS + 1 + steps / 2 +
                           prefill_steps(d, batch, c->resident) / 2;
     if (c->resident <= lead)
-        return cn_fail(CN_ERR_ARG, "--resident %u is less than the steps around it: want over %u",
+        return cn_fail(CN_ERR_ARG,
+                       "--resident %u is too small for --batches and --decode-steps: expected "
+                       "over %u",
                        c->resident, lead);
     cn_stats before, after;
     cn_engine_stats(d->b->engine, &before);
     CN_TRY(start_batch(d, batch, c->resident - lead));
     cn_engine_stats(d->b->engine, &after);
-    double first_s, last_s; /* replays of the steps before and after those that are timed */
+    double first_s, last_s; /* replay times before and after the timed steps */
     CN_TRY(cn_engine_replay_time(d->b->engine, batch, steps, &first_s));
     CN_TRY(run_batch(d, batch, REFILL_STEPS));
     const double began_s = cn_now_s();
@@ -161,7 +165,7 @@ static cn_status time_batch(decode *d, uint32_t batch, json_t *rows)
     CN_TRY(cn_engine_replay_time(d->b->engine, batch, steps, &last_s));
     const double middle = (REFILL_STEPS + steps / 2.0) / (REFILL_STEPS + steps);
     t.replay_s = first_s + middle * (last_s - first_s);
-    /* Those that decoded while others' prompts were computed hold more. */
+    /* Requests that decoded while others' prompts were computed hold more tokens. */
     const double said = (double)(after.generation_tokens - before.generation_tokens) / batch;
     t.resident = c->resident - lead + said + REFILL_STEPS + steps / 2.0;
     CN_TRY(cancel_batch(d, batch));
@@ -204,7 +208,7 @@ static cn_status time_prompt(cn_bench *b, uint64_t stream, uint32_t n, cn_tokens
 static cn_status time_length(cn_bench *b, uint32_t n, cn_tokens *tokens, json_t *rows)
 {
     double best_s = 0, products_s = 0;
-    for (uint32_t i = 0; i <= PREFILL_ROUNDS; i++) { /* the first one warms up */
+    for (uint32_t i = 0; i <= PREFILL_ROUNDS; i++) { /* the first round warms up */
         double s;
         CN_TRY(time_prompt(b, PREFILL_STREAM + (uint64_t)n * 8 + i, n, tokens, &s));
         if (i == 1 || (i > 1 && s < best_s)) best_s = s;

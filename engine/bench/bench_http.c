@@ -1,5 +1,5 @@
-/* bench_http.c - see bench_http.h. The replies it reads are chunked or end with the connection: it
- * asks for the latter of a reply of known length, by closing. */
+/* bench_http.c - see bench_http.h. A reply is chunked or ends with the connection. The request asks
+ * for "Connection: close", so that a reply of known length ends with the connection. */
 #include "engine/bench/bench_http.h"
 
 #include <event2/buffer.h>
@@ -18,7 +18,7 @@ enum { MAX_HEAD_BYTES = 64 << 10 };
 typedef struct call {
     struct bufferevent *bev;
     cn_bench_reply reply;
-    int status; /* 0: the head has not come */
+    int status; /* 0: the head is not complete */
     bool chunked;
     cn_http_chunks chunks;
 } call;
@@ -30,7 +30,7 @@ cn_status cn_bench_target_parse(cn_bench_target *out, const char *url)
     *out = (cn_bench_target){0};
     if (sscanf(url, "http://%200[^:/]:%5[0-9]%n", out->host, port, &n) != 2 ||
         (url[n] && strcmp(url + n, "/") != 0))
-        return cn_fail(CN_ERR_ARG, "%s: want http://host:port", url);
+        return cn_fail(CN_ERR_ARG, "%s: expected http://host:port", url);
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
     struct addrinfo *found;
     const int bad = getaddrinfo(out->host, port, &hints, &found);
@@ -48,7 +48,7 @@ static void end(call *c, const char *error)
     cn_free(c);
 }
 
-/* False while the head has not come whole. */
+/* Reads the head of the reply. False while it is not complete. */
 static bool take_head(call *c)
 {
     struct evbuffer *in = bufferevent_get_input(c->bev);
@@ -64,7 +64,7 @@ static bool take_head(call *c)
     return true;
 }
 
-/* Hands on what is there. True when the last chunk has come. */
+/* Passes on the bytes that have arrived. True after the last chunk or a bad one. */
 static bool take_body(call *c, bool *bad)
 {
     struct evbuffer *in = bufferevent_get_input(c->bev);
@@ -88,13 +88,13 @@ static void on_read(struct bufferevent *bev, void *arg)
     bool bad = false;
     if (c->status == 0 && !take_head(c)) {
         if (evbuffer_get_length(bufferevent_get_input(bev)) > MAX_HEAD_BYTES)
-            end(c, "the reply's head has no end");
+            end(c, "the head of the reply is too long");
         return;
     }
     if (c->status < 100)
-        end(c, "the reply is no HTTP");
+        end(c, "the reply is not HTTP");
     else if (take_body(c, &bad))
-        end(c, bad ? "the reply's chunks are malformed" : NULL);
+        end(c, bad ? "the chunks of the reply are malformed" : NULL);
 }
 
 static void on_event(struct bufferevent *bev, short what, void *arg)
@@ -104,7 +104,7 @@ static void on_event(struct bufferevent *bev, short what, void *arg)
     if (what & BEV_EVENT_ERROR)
         end(c, evutil_socket_error_to_string(EVUTIL_SOCKET_ERROR()));
     else if (what & BEV_EVENT_EOF)
-        end(c, c->status && !c->chunked ? NULL : "the server closed before the end");
+        end(c, c->status && !c->chunked ? NULL : "the server closed the connection too early");
 }
 
 static void write_request(call *c, const cn_bench_target *t, const char *path, const cn_buf *body)
@@ -126,7 +126,7 @@ cn_status cn_bench_http_start(struct event_base *base, const cn_bench_target *ta
     call *c = cn_calloc(1, sizeof *c);
     if (!c) return cn_fail(CN_ERR_MEMORY, "out of memory for a request");
     c->reply = *reply;
-    /* A failure to connect is told from the loop, never from within this call. */
+    /* A failure to connect is reported from the event loop, never within this call. */
     c->bev = bufferevent_socket_new(base, -1, BEV_OPT_CLOSE_ON_FREE | BEV_OPT_DEFER_CALLBACKS);
     if (!c->bev) {
         cn_free(c);

@@ -1,7 +1,7 @@
-/* bench_serve.c - `cinch bench serve`: the dataset's prompts as streamed completions to a running
- * server, at the times that --request-rate and --burstiness draw, at most --max-concurrency at
- * once. Prompts go as token ids and output lengths are fixed, so that the work is that of `cinch
- * bench throughput` with the same options. See bench_serve.h. */
+/* bench_serve.c - `cinch bench serve`: sends the dataset's prompts as streamed completions to a
+ * running server. --request-rate and --burstiness determine the arrival times; at most
+ * --max-concurrency requests are in flight. Prompts are token ids and output lengths are fixed, so
+ * that the work is that of `cinch bench throughput` with the same options. See bench_serve.h. */
 #include "engine/bench/bench_serve.h"
 
 #include <math.h>
@@ -22,8 +22,8 @@ typedef struct run run;
 typedef struct flight {
     run *run;
     cn_served *served;
-    cn_buf line; /* of the event stream, so far */
-    bool done;   /* data: [DONE] has come */
+    cn_buf line; /* the current line of the event stream */
+    bool done;   /* data: [DONE] has arrived */
 } flight;
 
 struct run {
@@ -31,15 +31,15 @@ struct run {
     cn_bench_target target;
     struct event_base *base;
     struct event *timer;
-    cn_buf reply; /* of the question after the model */
+    cn_buf reply; /* of /v1/models */
     int reply_status;
     char *model;
-    json_t *options; /* members of every body */
+    json_t *options; /* members of the body of every request */
     cn_bench_dataset dataset;
     cn_served *served;  /* [dataset.n] */
     flight *flights;    /* [dataset.n] */
     uint32_t n_sent, n_due, n_under_way, n_over;
-    double began_s, due_s; /* due_s: of request n_due */
+    double began_s, due_s; /* due_s: time of request n_due */
     cn_status status;
 };
 
@@ -70,7 +70,7 @@ static cn_status read_model(run *r, cn_bench_model *m)
     const cn_json_at at = {first, "/v1/models", CN_ERR_IO};
     cn_status status =
         first ? cn_json_str(&at, "id", CN_JSON_REQUIRED, &id)
-              : cn_fail(CN_ERR_IO, "%s/v1/models names no model", r->config->base_url);
+              : cn_fail(CN_ERR_IO, "%s/v1/models lists no model", r->config->base_url);
     if (status == CN_OK)
         status = cn_json_u32(&at, "max_model_len", CN_JSON_OPTIONAL, 1, INT32_MAX, &max_len);
     if (status == CN_OK && max_len) m->max_model_len = max_len;
@@ -93,7 +93,7 @@ static cn_status ask_model(run *r, cn_bench_model *m)
 
 /* ---- a request's body ---- */
 
-/* Sets the option's member, "kv.budget" inside "kv". Takes over the value. */
+/* Sets the member of an option; "kv.budget" is a member of "kv". Takes ownership of value. */
 static bool set_member(json_t *body, const char *key, json_t *value)
 {
     const char *dot = strchr(key, '.');
@@ -106,7 +106,8 @@ static bool set_member(json_t *body, const char *key, json_t *value)
     return json_object_set_new(inner, dot + 1, value) == 0;
 }
 
-/* What the user chose of sampling and kv, as the body spells it; the rest is the server's. */
+/* Builds the members of the sampling and kv options that were given. The server's defaults apply to
+ * the others. */
 static cn_status read_options(run *r)
 {
     size_t n;
@@ -168,8 +169,8 @@ static void take_piece(cn_served *s)
     if (!note_piece(s)) snprintf(s->error, sizeof s->error, "out of memory");
 }
 
-/* Most events are pieces and nothing else, as their text shows: parsing each would take the
- * processor from a server on the same machine. */
+/* True if the text shows that an event is a piece and nothing else, as most are. Parsing each of
+ * them would take processor time from a server on the same machine. */
 static bool is_plain_piece(const char *text)
 {
     return strstr(text, "\"choices\":[{") && !strstr(text, "\"usage\":{") &&
@@ -228,13 +229,13 @@ static void end_flight(void *user, int status, const char *error)
     run *r = f->run;
     s->end_s = cn_now_s();
     if (error) snprintf(s->error, sizeof s->error, "%s", error);
-    /* A refusal is one line of JSON, not an event. */
+    /* An error reply is one line of JSON, not an event. */
     if (status != CN_HTTP_OK && !*s->error && f->line.len)
         snprintf(s->error, sizeof s->error, "status %d: %.100s", status, f->line.data);
     else if (status != CN_HTTP_OK && !*s->error)
         snprintf(s->error, sizeof s->error, "status %d", status);
     else if (!f->done && !*s->error)
-        snprintf(s->error, sizeof s->error, "the stream has no end");
+        snprintf(s->error, sizeof s->error, "the stream ended without [DONE]");
     s->completed = !*s->error && s->first_s > 0;
     cn_buf_free(&f->line);
     r->n_under_way--;
@@ -250,7 +251,7 @@ static double uniform(const run *r, uint64_t *n)
     return ((double)(cn_hash64(0, key, sizeof key) >> 11) + 0.5) / 9007199254740992.0;
 }
 
-/* A gamma variate of this shape and scale 1 (Marsaglia and Tsang). */
+/* A gamma variate of this shape and of scale 1 (Marsaglia and Tsang). */
 static double gamma_variate(const run *r, double shape, uint64_t *n)
 {
     if (shape < 1)
@@ -264,7 +265,7 @@ static double gamma_variate(const run *r, double shape, uint64_t *n)
     }
 }
 
-/* Seconds between request i and the next. */
+/* Seconds between request i and the next one. */
 static double gap_s(const run *r, uint32_t i)
 {
     const double rate = (double)r->config->request_rate, shape = (double)r->config->burstiness;
@@ -288,7 +289,7 @@ static cn_status send_one(run *r)
     return status;
 }
 
-/* Sends what is due and may go, and sets the timer for the next. */
+/* Sends the due requests, up to --max-concurrency, and sets the timer for the next one. */
 static void send_due(run *r)
 {
     const uint32_t most = r->config->max_concurrency ? r->config->max_concurrency : UINT32_MAX;
@@ -345,7 +346,7 @@ static cn_status report(run *r, double duration_s)
         failed = json_dump_file(figures, c->output_json, JSON_INDENT(1) | JSON_REAL_PRECISION(9));
     json_decref(figures);
     if (failed)
-        return cn_fail(CN_ERR_IO, "%s: the figures could not be written", c->output_json);
+        return cn_fail(CN_ERR_IO, "%s: cannot write the figures", c->output_json);
     for (uint32_t i = 0; i < r->dataset.n; i++)
         if (!r->served[i].completed)
             return cn_fail(CN_ERR_IO, "request %u failed: %s", i + 1, r->served[i].error);

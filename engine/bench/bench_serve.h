@@ -1,6 +1,6 @@
-/* bench_serve.h - what `cinch bench serve` measures, request by request, and what it makes of it.
+/* bench_serve.h - what `cinch bench serve` measures for each request, and the figures of a run.
  *
- *   bench_serve.c         sends the dataset's requests at their times, gathers when pieces come
+ *   bench_serve.c         sends the dataset's requests, records when pieces arrive
  *   bench_serve_report.c  the figures, under the names of `vllm bench serve`
  *   bench_http.c          the client
  *
@@ -21,10 +21,11 @@ typedef struct cn_served {
     char error[128];
 } cn_served;
 
-/* The figures of a run as an object, detail arrays with --save-detailed; NULL: out of memory. */
+/* Returns the figures of a run as an object, with detail arrays under --save-detailed; NULL if out
+ * of memory. */
 json_t *cn_served_figures(const cn_served *requests, uint32_t n, const cn_config *c,
                           const char *model, double duration_s);
-/* Prints the table that people read, of such an object. */
+/* Prints such an object as a table. */
 void cn_served_print(const json_t *figures);
 
 #endif

@@ -1,6 +1,7 @@
-/* bench_serve_report.c - see bench_serve.h. Times as vLLM defines them: TTFT from sending to the
- * first piece; TPOT the rest over the tokens after the first, per request; ITL each gap between two
- * pieces; E2EL the whole. Percentiles are interpolated as numpy does. */
+/* bench_serve_report.c - see bench_serve.h. Times are defined as in vLLM. TTFT: from sending to the
+ * first piece. TPOT: the time from the first to the last piece over the tokens after the first, per
+ * request. ITL: each gap between two pieces. E2EL: from sending to the last piece. Percentiles are
+ * interpolated as in numpy. */
 #include "engine/bench/bench_serve.h"
 
 #include <math.h>
@@ -45,7 +46,7 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Of sorted values. */
+/* The quantile q, 0 to 1, of sorted values. */
 static double percentile(const values *a, double q)
 {
     if (a->n == 0) return 0;
@@ -78,8 +79,8 @@ static void set_metric(json_t *o, const char *name, values *a)
 
 /* ---- peaks ---- */
 
-/* Output tokens of the busiest second of the run. Pieces may hold several tokens: each stands for
- * its share. */
+/* Sets the output tokens of the busiest second of the run. A piece may hold several tokens, so each
+ * piece counts as an equal share of its request's tokens. */
 static bool set_busiest(json_t *o, const cn_served *r, uint32_t n, double start_s,
                         double duration_s)
 {
@@ -99,7 +100,7 @@ static bool set_busiest(json_t *o, const cn_served *r, uint32_t n, double start_
     return json_object_set_new(o, "max_output_tokens_per_s", json_real(most)) == 0;
 }
 
-/* Most requests under way at any moment. */
+/* Sets the largest number of requests in flight at any time. */
 static bool set_concurrency(json_t *o, const cn_served *r, uint32_t n)
 {
     values sent = {0}, ended = {0};

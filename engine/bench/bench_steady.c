@@ -1,19 +1,19 @@
-/* bench_steady.c - the steady state of a long run, reached without the run: requests of every age
- * from 0 to --output-len, as many of such a mixture as memory holds, each replaced by a new one as
- * it ends; then --steady-steps steps are timed.
+/* bench_steady.c - the steady state of a long run, without the long run. Requests of every age from
+ * 0 to --output-len are started, as many as memory holds. Each is replaced by a new one when it
+ * ends. Then --steady-steps steps are timed.
  *
- * A request of age a has said a tokens. It enters as one whose prompt has them behind its own and
- * whose output is what is left; where a compression would have capped it by then, its prompt has as
- * many tokens as it would hold, so that memory, attention and the time of its next event are those
- * of its age (positions differ, which costs nothing). The oldest enters first: that is the order in
- * which they would have been admitted. New requests wait behind them, so that every block which
- * becomes free is asked for. */
+ * A request of age a has generated a tokens. It is submitted with these tokens at the end of its
+ * prompt and with the rest as its output length. If compression would have capped it by then, its
+ * prompt has as many tokens as it would hold. So its memory, its attention and the time of its next
+ * event are those of its age. Only positions differ, which costs nothing. The oldest request is
+ * submitted first, as it would have been admitted first. New requests wait behind them, so that
+ * every block that becomes free is used. */
 #include "compress/policy.h"
 #include "engine/bench/bench.h"
 
 enum {
-    QUEUE = 4,      /* new requests waiting */
-    SETTLED = 32,   /* steps without another request admitted: memory is full */
+    QUEUE = 4,      /* new requests that wait */
+    SETTLED = 32,   /* steps without an admission before memory counts as full */
     NEW_STREAM = 1 << 20 /* token streams of requests that start at age 0 */
 };
 
@@ -21,7 +21,7 @@ typedef struct steady {
     cn_bench *b;
     cn_tokens tokens; /* scratch */
     uint32_t block_tokens, n_max;
-    uint32_t n_aged; /* requests that begin with an age */
+    uint32_t n_aged; /* requests that start with an age */
     uint64_t n_new;
 } steady;
 
@@ -38,8 +38,8 @@ typedef struct sums {
 
 /* ---- what a request of some age holds ---- */
 
-/* Tokens that a request of `known` tokens holds: below its cap all, from there on a block that
- * fills up and is emptied again. */
+/* Tokens that a request with `known` tokens holds. Below its cap that is all of them. From there
+ * on, its last block fills up and is emptied again. */
 static uint32_t tokens_held(const steady *t, uint32_t known)
 {
     const uint32_t b = t->block_tokens;
@@ -55,8 +55,8 @@ static uint32_t age_of(const steady *t, uint32_t i)
     return (uint32_t)((2 * (n - i) - 1) * len / (2 * n));
 }
 
-/* Share of the ages at which a request must have a query slot: with hybrid scheduling those that
- * have come to the window of their first event, without it all. */
+/* Share of the ages at which a request must have a query slot. With hybrid scheduling these are the
+ * ages from the window of the first event on, else all ages. */
 static double slot_share(const steady *t)
 {
     const cn_config *c = t->b->config;
@@ -68,7 +68,8 @@ static double slot_share(const steady *t)
     return end > free_until ? (double)(end - free_until) / c->output_len : 0;
 }
 
-/* As many as memory holds: blocks over the mean of what a request holds, and slots. */
+/* Number of requests that memory holds: by blocks, over the mean that a request holds, and by
+ * slots. */
 static uint32_t count_aged(const steady *t)
 {
     const cn_config *c = t->b->config;
@@ -106,7 +107,7 @@ static cn_status step(steady *t)
     return cn_bench_step(t->b, &idle);
 }
 
-/* Until everybody who fits runs. */
+/* Submits the requests with an age, and steps until all that fit are running. */
 static cn_status fill(steady *t)
 {
     for (uint32_t i = 0; i < t->n_aged; i++) CN_TRY(submit_aged(t, i));
@@ -121,7 +122,7 @@ static cn_status fill(steady *t)
     return CN_OK;
 }
 
-/* Runs until n more steps have been launched, and adds up what each step saw. */
+/* Runs until n more steps are launched. Sums what each step has seen. */
 static cn_status run_steps(steady *t, uint32_t n, sums *out)
 {
     cn_stats s;
@@ -146,7 +147,7 @@ static moment now(const steady *t)
     return m;
 }
 
-/* Steps missed by all but one in a hundred events between two marks. */
+/* The 99th percentile of the steps missed by the events between two moments. */
 static uint32_t missed_p99(const moment *a, const moment *z)
 {
     uint64_t total = 0, seen = 0;

@@ -1,7 +1,7 @@
-/* bench_throughput.c - `cinch bench throughput`: a dataset's requests all at once, none streamed,
- * and how long the whole takes; or one of the other modes of bench.h. Output lengths are fixed
- * (ignore_eos), so that a run's work does not depend on what the model says. Prompts are tokenised
- * and the model is loaded before the clock starts. */
+/* bench_throughput.c - `cinch bench throughput`: submits all requests of a dataset at once, without
+ * streaming, and measures the total time; or runs one of the other modes of bench.h. Output lengths
+ * are fixed (ignore_eos), so that the work does not depend on the model's output. The clock starts
+ * after the model is loaded and the prompts are tokenised. */
 #include <string.h>
 
 #include "engine/bench/bench.h"
@@ -56,7 +56,7 @@ cn_status cn_bench_random_tokens(const cn_bench *b, uint64_t stream, uint32_t n,
 
 /* ---- a dataset, all at once ---- */
 
-/* Keeps the engine's queue full until all is done. */
+/* Keeps the engine's queue full until all requests have ended. */
 static cn_status run(cn_bench *b, const cn_bench_dataset *d, double *elapsed_s)
 {
     const double began_s = cn_now_s();
@@ -131,7 +131,7 @@ static cn_status write_json(json_t *figures, const cn_config *c)
         return cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
     if (!c->output_json) return CN_OK;
     if (json_dump_file(figures, c->output_json, JSON_INDENT(1) | JSON_REAL_PRECISION(9)))
-        return cn_fail(CN_ERR_IO, "%s: the figures could not be written", c->output_json);
+        return cn_fail(CN_ERR_IO, "%s: cannot write the figures", c->output_json);
     return CN_OK;
 }
 
@@ -163,8 +163,8 @@ static cn_status bench(const cn_config *c)
     return status != CN_OK ? status : closed;
 }
 
-/* Measuring an engine and measuring a server take different options of one command. What the word
- * at hand has no use for is refused. */
+/* `bench throughput` and `bench serve` take different options. Rejects the options of the other
+ * one. */
 static cn_status check_word(const cn_config *c, bool server)
 {
     const uint32_t refused = server ? CN_SECTION_ENGINE | CN_SECTION_BENCH_THROUGHPUT
@@ -173,7 +173,7 @@ static cn_status check_word(const cn_config *c, bool server)
     const cn_option *o = cn_options(&n);
     for (size_t i = 0; i < n; i++)
         if (c->given[i] && o[i].section & refused)
-            return cn_fail(CN_ERR_ARG, "--%s: an option of bench %s, which bench %s does not take",
+            return cn_fail(CN_ERR_ARG, "--%s: bench %s takes this option, bench %s does not",
                            o[i].name, server ? "throughput" : "serve",
                            server ? "serve" : "throughput");
     return CN_OK;
@@ -183,7 +183,7 @@ static cn_status run_word(const cn_config *c, const char *word)
 {
     const bool server = strcmp(word, "serve") == 0;
     if (!server && strcmp(word, "throughput") != 0)
-        return cn_fail(CN_ERR_ARG, "want one word, throughput or serve");
+        return cn_fail(CN_ERR_ARG, "expected one word, throughput or serve");
     CN_TRY(check_word(c, server));
     return server ? cn_bench_serve(c) : bench(c);
 }

@@ -7,7 +7,7 @@
 struct cn_timeline {
     FILE *file;
     char *path;
-    double interval_s, began_s, row_s; /* row_s: of the last row; 0 before the first tick */
+    double interval_s, began_s, row_s; /* row_s: time of the last row; 0 before the first tick */
     cn_stats last;
 };
 

@@ -1,9 +1,9 @@
-/* checkpoint.c - which tensor of a file goes where, the checks, and conversion to a weight dtype.
- * See checkpoint.h.
+/* checkpoint.c - maps tensors of a file to fused matrices, checks them, and converts elements to a
+ * weight dtype. See checkpoint.h.
  *
- * Extra tensors. What lies outside the model's parts (another layer number, a vision tower) is
- * ignored as every loader does. What hangs on a part that is computed here would change the result
- * (a bias, a norm, a quantization scale), so it is refused. */
+ * Extra tensors. A tensor outside the model's parts (another layer number, a vision tower) is
+ * ignored, as in other loaders. A tensor that belongs to a part computed here (a bias, a norm, a
+ * quantization scale) would change the result, so it is refused. */
 #include "engine/checkpoint/checkpoint.h"
 
 #include <math.h>
@@ -25,8 +25,8 @@ struct cn_checkpoint {
 typedef enum need { ALWAYS, QK_NORM, QKV_BIAS, O_BIAS, UNTIED } need;
 typedef enum dim { ONE, HIDDEN, QUERY, KV, HEAD, INTER, VOCAB } dim;
 
-/* A tensor's name (after "model.layers.N." in a layer), matrix and shape. Parts of one matrix
- * follow one another in its order. */
+/* A tensor's name (after "model.layers.N." in a layer), matrix and shape. The parts of one matrix
+ * are adjacent rows of the table, in the matrix's order. */
 typedef struct part_spec {
     const char *name;
     cn_weight_id id;
@@ -107,7 +107,7 @@ static void add_parts(cn_checkpoint *ck, const part_spec *specs, size_t n, const
                       uint32_t layer)
 {
     const cn_model_config *c = &ck->config;
-    uint64_t next = 0; /* free element of the matrix that the last part belongs to */
+    uint64_t next = 0; /* first free element of the current matrix */
     for (size_t i = 0; i < n; i++) {
         if (i == 0 || specs[i].id != specs[i - 1].id) next = 0;
         if (!needed(c, specs[i].need)) continue;
@@ -127,7 +127,7 @@ static cn_status list_parts(cn_checkpoint *ck)
 {
     size_t most = N_HEAD_SPECS + (size_t)N_LAYER_SPECS * ck->config.n_layers;
     ck->parts = cn_calloc(most, sizeof *ck->parts);
-    if (!ck->parts) return cn_fail(CN_ERR_MEMORY, "no memory for a table of %zu tensors", most);
+    if (!ck->parts) return cn_fail(CN_ERR_MEMORY, "out of memory for a table of %zu tensors", most);
     add_parts(ck, head_specs, N_HEAD_SPECS, "", 0);
     for (uint32_t layer = 0; layer < ck->config.n_layers; layer++) {
         char prefix[32];
@@ -169,16 +169,16 @@ static cn_status bind(cn_weight_part *p, const cn_st_tensor *t, const char *dir)
     bool fits = rows == 1 ? t->n_dims == 1 && t->shape[0] == cols
                           : t->n_dims == 2 && t->shape[0] == rows && t->shape[1] == cols;
     if (!fits)
-        return cn_fail(CN_ERR_MODEL, "%s: tensor %s has shape %s, config.json makes it %s", t->file,
-                       t->name, cn_st_shape_text(t, found, sizeof found), want);
+        return cn_fail(CN_ERR_MODEL, "%s: tensor %s: expected shape %s from config.json, got %s",
+                       t->file, t->name, want, cn_st_shape_text(t, found, sizeof found));
     if (!weight_dtype(t->dtype, &p->tensor.dtype))
-        return cn_fail(CN_ERR_MODEL, "%s: tensor %s is %s; supported weights are F32, BF16 and F16",
+        return cn_fail(CN_ERR_MODEL, "%s: tensor %s: expected dtype F32, BF16 or F16, got %s",
                        t->file, t->name, cn_st_dtype_name(t->dtype));
     p->tensor.data = t->data;
     return CN_OK;
 }
 
-/* A tied model may bring its lm_head along, but the two must be one. */
+/* The files of a tied model may contain lm_head, but it must equal the embedding. */
 static cn_status check_tied(const cn_checkpoint *ck, const cn_st_tensor *head)
 {
     const cn_st_tensor *embed = cn_safetensors_find(ck->tensors, head_specs[0].name);
@@ -186,8 +186,8 @@ static cn_status check_tied(const cn_checkpoint *ck, const cn_st_tensor *head)
         memcmp(head->data, embed->data, (size_t)head->n_bytes) == 0)
         return CN_OK;
     return cn_fail(CN_ERR_MODEL,
-                   "%s: tensor %s differs from %s, yet config.json ties them; "
-                   "tie_word_embeddings should be false",
+                   "%s: tensor %s differs from %s, but config.json ties them: set "
+                   "tie_word_embeddings to false",
                    head->file, head->name, embed->name);
 }
 
@@ -196,7 +196,7 @@ static bool starts_with(const char *s, const char *prefix)
     return strncmp(s, prefix, strlen(prefix)) == 0;
 }
 
-/* Whether a tensor hangs on a part of the model that is computed here. */
+/* Whether a tensor belongs to a part of the model that is computed here. */
 static bool within_model(const cn_model_config *c, const char *name)
 {
     const char *layers = "model.layers.", *inv_freq = ".rotary_emb.inv_freq";
@@ -216,11 +216,11 @@ static int by_name(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* Refuses the tensors of the file that no part asks for and that would count. */
+/* Refuses tensors that no part uses but that would change the result. */
 static cn_status check_extras(const cn_checkpoint *ck)
 {
     const char **names = cn_calloc(ck->n_parts, sizeof *names);
-    if (!names) return cn_fail(CN_ERR_MEMORY, "no memory for %zu names", ck->n_parts);
+    if (!names) return cn_fail(CN_ERR_MEMORY, "out of memory for %zu names", ck->n_parts);
     for (size_t i = 0; i < ck->n_parts; i++) names[i] = ck->parts[i].name;
     qsort(names, ck->n_parts, sizeof *names, by_name);
     cn_status status = CN_OK;
@@ -232,14 +232,14 @@ static cn_status check_extras(const cn_checkpoint *ck)
             status = check_tied(ck, t);
         else if (within_model(&ck->config, t->name))
             status = cn_fail(CN_ERR_MODEL,
-                             "%s: tensor %s is not supported: %s of this config has "
-                             "no such part",
+                             "%s: tensor %s is not supported: %s with this config.json has no such "
+                             "tensor",
                              t->file, t->name, ck->config.architecture);
         else
             ignored++;
     }
     cn_free(names);
-    if (status == CN_OK && ignored) cn_log(CN_LOG_DEBUG, "%zu tensors are not used", ignored);
+    if (status == CN_OK && ignored) cn_log(CN_LOG_DEBUG, "ignored %zu tensors", ignored);
     return status;
 }
 
@@ -256,7 +256,7 @@ cn_status cn_checkpoint_open(cn_checkpoint **out, const char *dir, const cn_mode
 {
     *out = NULL;
     cn_checkpoint *ck = cn_calloc(1, sizeof *ck);
-    if (!ck) return cn_fail(CN_ERR_MEMORY, "no memory for a checkpoint");
+    if (!ck) return cn_fail(CN_ERR_MEMORY, "out of memory for a checkpoint");
     ck->config = *c;
     ck->seed = seed;
     ck->dummy_scale = (float)((double)c->initializer_range / sqrt(4294967295.0 / 3));
@@ -304,7 +304,7 @@ static uint32_t to_bits(float x)
 
 static float f32_of_f16(uint16_t half)
 {
-    /* The exponent's bias differs by 112; the product also makes subnormals normal, exactly. */
+    /* The exponent biases differ by 112. The product also converts subnormals exactly. */
     uint32_t bits = to_bits(from_bits((uint32_t)(half & 0x7fff) << 13) * 0x1p112f);
     if ((half & 0x7c00) == 0x7c00) bits |= UINT32_C(0x7f800000); /* infinity and NaN */
     return from_bits(bits | (uint32_t)(half & 0x8000) << 16);
@@ -313,7 +313,7 @@ static float f32_of_f16(uint16_t half)
 static uint16_t bf16_of_f32(float x)
 {
     uint32_t bits = to_bits(x);
-    if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40); /* NaN stays one */
+    if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40); /* NaN stays NaN */
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
@@ -332,7 +332,7 @@ bool cn_checkpoint_is_random(const cn_checkpoint *ck, const cn_weight_part *p, u
     return true;
 }
 
-/* n elements as f32. data is of any alignment, hence memcpy. */
+/* Reads n elements as f32. memcpy, because data may have any alignment. */
 static void read_f32(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t first, uint64_t n,
                      float *out)
 {

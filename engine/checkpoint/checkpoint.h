@@ -1,10 +1,10 @@
-/* checkpoint.h - which tensor of a checkpoint goes where: each tensor that a config asks for, found
- * and checked, with its place in the fused matrices of the forward pass (weights.h).
+/* checkpoint.h - finds and checks each tensor that a config requires, and gives its place in the
+ * fused matrices of the forward pass (weights.h).
  *
- * Owner: engine. Thread: one at a time. Stage: start; closed again once the weights are loaded.
+ * Owner: engine. Thread: one at a time. Stage: start; closed once the weights are loaded.
  *
- * Dummy weights (--load-format dummy) exist for any config without a file. Norm weights are 1; the
- * elements of another tensor are those of dummy_weight.h with
+ * Dummy weights (--load-format dummy) need no weight file and exist for any config. Norm weights
+ * are 1; the elements of other tensors are those of dummy_weight.h with
  *   key      = cn_hash64(cn_hash64(0, seed as 8 bytes, little-endian), name), 64 bits
  *   scale    = (float)(std / sqrt((2^32 - 1) / 3)), std the f32 initializer_range, in double */
 #ifndef CN_CHECKPOINT_H
@@ -19,7 +19,7 @@ typedef enum cn_weight_id {
     CN_W_EMBED,
     CN_W_FINAL_NORM,
     CN_W_LM_HEAD,
-    CN_W_ATTN_NORM, /* from here on one for each layer */
+    CN_W_ATTN_NORM, /* this and all later ones exist once per layer */
     CN_W_QKV,
     CN_W_QKV_BIAS,
     CN_W_Q_NORM,
@@ -32,7 +32,7 @@ typedef enum cn_weight_id {
     CN_W_COUNT
 } cn_weight_id;
 
-/* A tensor as it lies in a file: row-major [rows, cols], of any alignment. A vector has one row. */
+/* A tensor as stored in a file: row-major [rows, cols], of any alignment. A vector has one row. */
 typedef struct cn_host_tensor {
     const void *data;
     cn_dtype dtype;
@@ -44,34 +44,35 @@ typedef struct cn_weight_part {
     char name[64];         /* in the checkpoint: "model.layers.3.self_attn.k_proj.weight" */
     cn_weight_id id;       /* the fused matrix it belongs to */
     uint32_t layer;        /* 0 outside the layers */
-    uint64_t first_elem;   /* of that matrix: where the part begins; parts are contiguous */
-    cn_host_tensor tensor; /* data is NULL for a dummy */
+    uint64_t first_elem;   /* offset of the part in that matrix; parts are contiguous */
+    cn_host_tensor tensor; /* data is NULL for dummy weights */
 } cn_weight_part;
 
 typedef struct cn_checkpoint cn_checkpoint;
 
-/* Finds every tensor the config asks for and checks its dtype and shape; reads none (but compares
- * the two ends of a tied pair when a file has both). CN_ERR_MODEL names the file, the tensor and
- * the numbers. Tensors beyond those are ignored unless they belong to a part of the model that is
- * computed here (a bias, a norm that the architecture does not have): refused by name.
- * CN_OPT_LOAD_DUMMY opens no weight file; `seed` is for it alone. */
+/* Finds every tensor that the config requires and checks its dtype and shape. Reads no elements,
+ * except to compare embedding and lm_head when they are tied and the files have both. CN_ERR_MODEL
+ * names the file, the tensor and the numbers. Other tensors are ignored, unless they belong to a
+ * part of the model that is computed here (a bias or norm that the architecture does not have);
+ * these are refused by name. With CN_OPT_LOAD_DUMMY no weight file is opened; only then is `seed`
+ * used. */
 cn_status cn_checkpoint_open(cn_checkpoint **out, const char *dir, const cn_model_config *c,
                              cn_opt_load_format format, uint64_t seed);
 void cn_checkpoint_close(cn_checkpoint *ck); /* NULL is fine */
 
-/* All parts, [*n], in the order of the layers. */
+/* All parts, [*n], in layer order. */
 const cn_weight_part *cn_checkpoint_parts(const cn_checkpoint *ck, size_t *n);
 
-/* The config it was opened with. Borrowed from ck. */
+/* The config that was passed to cn_checkpoint_open. Borrowed from ck. */
 const cn_model_config *cn_checkpoint_config(const cn_checkpoint *ck);
 
-/* n elements of a part from element `first` on, as `dtype` (CN_F32 or CN_BF16, rounded to nearest
- * even), into host memory. */
+/* Writes n elements of a part, from element `first`, to host memory as `dtype` (CN_F32 or CN_BF16,
+ * rounded to nearest even). */
 void cn_checkpoint_read(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t first,
                         uint64_t n, cn_dtype dtype, void *out);
 
-/* Whether a part's elements are dummy_weight.h's, and with which key and scale: a device may then
- * make them itself. False for what a file has, and for the ones of a norm. */
+/* Whether the elements of a part are those of dummy_weight.h, and with which key and scale, so that
+ * a device can compute them itself. False for tensors of a file and for norms, which are 1. */
 bool cn_checkpoint_is_random(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t *key,
                              float *scale);
 

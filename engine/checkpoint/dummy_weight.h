@@ -1,15 +1,17 @@
-/* dummy_weight.h - the numbers of dummy weights (--load-format dummy), defined down to the bit, so
- * that every backend makes the same model, in any order. A leaf shared by C and CUDA C++.
+/* dummy_weight.h - the values of dummy weights (--load-format dummy), defined bit by bit. A leaf
+ * shared by C and CUDA C++.
  *
- * An element depends on the tensor's key (the seed and its name in a checkpoint), its scale and its
- * index i in that tensor alone, in 32-bit integers and one f32 product:
+ * Every backend computes the same model, in any order of elements. An element depends only on the
+ * tensor's key (a hash of the seed and its name), its scale, and the element's index i in the
+ * tensor. The arithmetic is in 32-bit integers and one f32 product:
  *   mix(x):  x ^= x >> 16; x *= 0x7feb352d; x ^= x >> 15; x *= 0x846ca68b; x ^= x >> 16
  *   a        = mix(lo32(i) ^ mix(hi32(i) ^ lo32(key)))
  *   b        = mix(a ^ hi32(key))
  *   n        = (a & 0xffff) + (a >> 16) + (b & 0xffff) + (b >> 16) - 131070
  *   element  = (float)n * scale, rounded to nearest even bf16
- * The sum of four uniform 16-bit numbers has the right mean and deviation and ends at 3.46
- * deviations; bf16, so that backends of either weight dtype hold the same model. */
+ * The sum of four uniform 16-bit numbers has the required mean and standard deviation. Its range is
+ * 3.46 deviations to each side. Elements are bf16, so that backends of either weight dtype hold the
+ * same model. */
 #ifndef CN_DUMMY_WEIGHT_H
 #define CN_DUMMY_WEIGHT_H
 
@@ -35,7 +37,7 @@ CN_HOST_DEVICE static inline uint16_t cn_dummy_weight(uint64_t key, float scale,
     float x = (float)n * scale;
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16); /* finite, so this rounds it */
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16); /* rounds, because x is finite */
 }
 
 #endif

@@ -49,7 +49,7 @@ cn_status cn_generation_config_parse(cn_generation_config *out, const char *text
     cn_json_at a = {tree, what, CN_ERR_MODEL};
     cn_status status = CN_OK;
     if (!json_is_object(tree))
-        status = cn_fail(CN_ERR_MODEL, "%s: want an object, found %s", what,
+        status = cn_fail(CN_ERR_MODEL, "%s: expected an object, got %s", what,
                          cn_json_describe(tree, shown, sizeof shown));
     if (status == CN_OK) status = read_config(&a, out);
     json_decref(tree);

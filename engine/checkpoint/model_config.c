@@ -1,5 +1,5 @@
-/* model_config.c - config.json to a checked struct. Defaults of absent keys are those of the
- * configuration classes of transformers. See model_config.h. */
+/* model_config.c - reads config.json into a checked struct. See model_config.h. Absent keys get the
+ * defaults of the configuration classes of transformers. */
 #include "engine/checkpoint/model_config.h"
 
 #include <math.h>
@@ -24,8 +24,8 @@ enum {
 typedef struct architecture {
     const char *name;
     bool qk_norm;
-    bool always_qkv_bias;    /* else attention_bias says, for q, k, v and o alike */
-    bool has_sliding_window; /* the class reads sliding_window */
+    bool always_qkv_bias;    /* if false, attention_bias decides for q, k, v and o */
+    bool has_sliding_window; /* the class in transformers reads sliding_window */
     uint32_t head_dim;       /* when absent; 0: hidden / heads */
     uint32_t max_position;   /* when absent */
     int64_t bos, eos;        /* when absent; -1: none */
@@ -44,7 +44,7 @@ static cn_status find_architecture(const cn_json_at *a, const architecture **out
     CN_TRY(cn_json_arr(a, "architectures", CN_JSON_REQUIRED, &list));
     const json_t *first = json_array_get(list, 0);
     if (json_array_size(list) != 1 || !json_is_string(first))
-        return cn_fail(a->error, "%s: architectures: want one name, found %s", a->where,
+        return cn_fail(a->error, "%s: architectures: expected one name, got %s", a->where,
                        cn_json_describe(list, shown, sizeof shown));
     for (size_t i = 0; i < sizeof architectures / sizeof *architectures; i++) {
         *out = &architectures[i];
@@ -56,7 +56,7 @@ static cn_status find_architecture(const cn_json_at *a, const architecture **out
                    a->where, cn_json_describe(first, shown, sizeof shown));
 }
 
-/* Sizes, and what must divide what. */
+/* Reads the sizes and checks their divisibility. */
 static cn_status read_sizes(const cn_json_at *a, const architecture *arch, cn_model_config *c)
 {
     CN_TRY(cn_json_u32(a, "hidden_size", CN_JSON_REQUIRED, 2, MAX_WIDTH, &c->hidden));
@@ -121,7 +121,7 @@ static cn_status refuse_sliding_window(const cn_json_at *a, const architecture *
                    a->where, window, first);
 }
 
-/* What would change the result and is not computed here. */
+/* Refuses features that change the result and that are not implemented. */
 static cn_status refuse_unsupported(const cn_json_at *a, const architecture *arch,
                                     const cn_model_config *c)
 {
@@ -144,7 +144,7 @@ static cn_status refuse_unsupported(const cn_json_at *a, const architecture *arc
     return refuse_sliding_window(a, arch, c);
 }
 
-/* The rope dictionary: rope_scaling when it says anything, else rope_parameters, else NULL. */
+/* The rope dictionary: rope_scaling if it is not empty, else rope_parameters, else NULL. */
 static cn_status find_rope(const cn_json_at *a, cn_json_at *rope, char *place)
 {
     static const char *const keys[] = {"rope_scaling", "rope_parameters"};
@@ -175,8 +175,8 @@ static cn_status read_llama3(const cn_json_at *r, cn_rope_scaling *s)
     CN_TRY(cn_json_f64(r, "low_freq_factor", CN_JSON_REQUIRED, 1e-6, 1e6, &s->low_freq_factor));
     CN_TRY(cn_json_f64(r, "high_freq_factor", CN_JSON_REQUIRED, 1e-6, 1e6, &s->high_freq_factor));
     if (s->high_freq_factor <= s->low_freq_factor)
-        return cn_fail(r->error, "%s: high_freq_factor %g is not above low_freq_factor %g",
-                       r->where, s->high_freq_factor, s->low_freq_factor);
+        return cn_fail(r->error, "%s: high_freq_factor %g must exceed low_freq_factor %g", r->where,
+                       s->high_freq_factor, s->low_freq_factor);
     return CN_OK;
 }
 
@@ -208,8 +208,8 @@ static cn_status read_yarn(const cn_json_at *r, cn_model_config *c)
 
     double stretched = floor(s->original_max_position * s->factor);
     if (stretched > MAX_POSITION)
-        return cn_fail(r->error, "%s: %u positions times factor %g is more than %d", r->where,
-                       s->original_max_position, s->factor, MAX_POSITION);
+        return cn_fail(r->error, "%s: %u positions times factor %g exceed the limit of %d",
+                       r->where, s->original_max_position, s->factor, MAX_POSITION);
     c->max_position = cn_max_u32(c->max_position, (uint32_t)stretched);
     return CN_OK;
 }
@@ -236,7 +236,7 @@ static cn_status read_rope(const cn_json_at *a, cn_model_config *c)
                        a->where, partial);
     if (strcmp(type, "default") == 0) return CN_OK;
 
-    /* A length outside the dictionary has priority, as Phi-3 files have it. */
+    /* A length outside the dictionary has priority, as in the files of Phi-3. */
     const char *key = "original_max_position_embeddings";
     uint32_t *original = &c->rope.original_max_position;
     *original = c->max_position;
@@ -312,7 +312,7 @@ cn_status cn_model_config_parse(cn_model_config *out, const char *text, size_t n
     cn_json_at a = {tree, what, CN_ERR_MODEL};
     cn_status status = CN_OK;
     if (!json_is_object(tree))
-        status = cn_fail(CN_ERR_MODEL, "%s: want an object, found %s", what,
+        status = cn_fail(CN_ERR_MODEL, "%s: expected an object, got %s", what,
                          cn_json_describe(tree, shown, sizeof shown));
     if (status == CN_OK) status = read_config(&a, out);
     json_decref(tree);
@@ -324,8 +324,10 @@ cn_status cn_model_config_load(cn_model_config *out, const char *model_dir)
     cn_buf path = {0}, text = {0};
     struct stat folder;
     if (stat(model_dir, &folder) != 0 || !S_ISDIR(folder.st_mode))
-        return cn_fail(CN_ERR_IO, "--model %s: no such directory: it takes a checkpoint that "
-                       "was downloaded, with config.json in it", model_dir);
+        return cn_fail(CN_ERR_IO,
+                       "--model %s: no such directory: expected a downloaded checkpoint with "
+                       "config.json",
+                       model_dir);
     cn_status status = cn_buf_addf(&path, "%s/config.json", model_dir);
     if (status == CN_OK) status = cn_json_read_file(&text, path.data, CONFIG_MAX_BYTES);
     if (status == CN_OK) status = cn_model_config_parse(out, text.data, text.len, path.data);

@@ -1,12 +1,12 @@
 /* model_config.h - config.json of a Hugging Face checkpoint as one checked struct.
  *
- * Owner: whoever loads it; a plain value, copy freely. Thread: any. Stage: before anything else of
- * the model is read; `cinch plan` needs nothing more.
+ * Owner: the caller; a plain value that can be copied. Thread: any. Stage: start, before any other
+ * file of the model is read. `cinch plan` reads only this file.
  *
  * Supported: Qwen3ForCausalLM (per-head q/k norm), Qwen2ForCausalLM (q/k/v bias), LlamaForCausalLM
- * (attention_bias or none). What a checkpoint asks for beyond that is refused by name, never
- * ignored: other architectures, quantization, active sliding windows, other rope types or
- * activations, partial rotary embeddings, MLP biases. */
+ * (with or without attention_bias). Any other feature is refused by name, never ignored: other
+ * architectures, quantization, active sliding windows, other rope types or activations, partial
+ * rotary embeddings, MLP biases. */
 #ifndef CN_MODEL_CONFIG_H
 #define CN_MODEL_CONFIG_H
 
@@ -15,15 +15,15 @@
 
 typedef enum cn_rope_type { CN_ROPE_DEFAULT, CN_ROPE_LLAMA3, CN_ROPE_YARN } cn_rope_type;
 
-/* rope_scaling (or rope_parameters of transformers 5). Fields of other types are 0. */
+/* rope_scaling (or rope_parameters of transformers 5). Fields of the other types are 0. */
 typedef struct cn_rope_scaling {
     cn_rope_type type;
     double factor;
     uint32_t original_max_position;
     double low_freq_factor, high_freq_factor; /* llama3 */
     double beta_fast, beta_slow;              /* yarn */
-    double attention_factor;                  /* yarn: multiplies cos and sin; worked out here */
-    bool truncate;                            /* yarn: whole dimensions bound the ramp */
+    double attention_factor;                  /* yarn: multiplies cos and sin; 1 otherwise */
+    bool truncate;                            /* yarn: round the bounds of the ramp to dimensions */
 } cn_rope_scaling;
 
 enum { CN_MAX_EOS = 8 };
@@ -31,32 +31,33 @@ enum { CN_MAX_EOS = 8 };
 typedef struct cn_model_config {
     char architecture[64];
     uint32_t hidden, intermediate, n_layers, n_heads, n_kv_heads, head_dim, vocab;
-    uint32_t max_position; /* context length; under YaRN the stretched one */
+    uint32_t max_position; /* context length; with YaRN the extended one */
     float rms_eps;
     double rope_theta;
     cn_rope_scaling rope;
     bool tied;    /* lm_head is the embedding matrix */
     bool qk_norm; /* RMS norm of each query and key head before RoPE */
     bool qkv_bias, o_bias;
-    cn_dtype dtype; /* what config.json says the weights are; CN_BF16 when it does not */
+    cn_dtype dtype; /* of the weights, by config.json; CN_BF16 if it does not say */
     uint32_t eos[CN_MAX_EOS];
     uint32_t n_eos;
     int64_t bos; /* -1: none */
     float initializer_range;
 } cn_model_config;
 
-/* Reads model_dir/config.json. CN_ERR_IO when it is not there, CN_ERR_MODEL when it is malformed
- * or asks for something unsupported; the text names the key, the value and what is supported. */
+/* Reads model_dir/config.json. CN_ERR_IO when the file is missing. CN_ERR_MODEL when it is
+ * malformed or requires an unsupported feature; the text names the key, the value and the supported
+ * values. */
 cn_status cn_model_config_load(cn_model_config *out, const char *model_dir);
 
-/* From the text of a config.json, `what` naming it in errors. */
+/* The same from the text of a config.json; `what` names it in errors. */
 cn_status cn_model_config_parse(cn_model_config *out, const char *text, size_t n,
                                 const char *what);
 
-/* Parameters that a forward pass reads; the embedding counts once when tied. */
+/* Number of parameters of the model; a tied embedding counts once. */
 uint64_t cn_model_config_n_params(const cn_model_config *c);
 
-/* Of all fields that change a result: to refuse a resume or a cache of another model. */
+/* Hash of all fields that change a result. Used to reject a resume or a cache of another model. */
 uint64_t cn_model_config_hash(const cn_model_config *c);
 
 #endif

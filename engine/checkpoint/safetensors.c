@@ -1,4 +1,4 @@
-/* safetensors.c - maps shards and checks everything their headers claim. See safetensors.h. */
+/* safetensors.c - maps shards and checks their headers. See safetensors.h. */
 #include "engine/checkpoint/safetensors.h"
 
 #include <errno.h>
@@ -12,7 +12,7 @@
 
 #include "engine/json.h"
 
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "views are read as they lie in the file");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "views use the byte order of the file");
 
 enum {
     LENGTH_BYTES = 8,
@@ -33,7 +33,7 @@ typedef struct shard {
 struct cn_safetensors {
     shard *shards;
     size_t n_shards;
-    cn_st_tensor *tensors; /* by name once opened */
+    cn_st_tensor *tensors; /* sorted by name once opened */
     size_t n_tensors, cap_tensors;
 };
 
@@ -84,7 +84,7 @@ static cn_status check_name(const cn_st_tensor *t)
 {
     size_t n = strlen(t->name);
     if (n == 0 || n > NAME_MAX_BYTES)
-        return fail_tensor(t, "a name of %zu bytes, want 1 to %d", n, NAME_MAX_BYTES);
+        return fail_tensor(t, "a name of %zu bytes: expected 1 to %d", n, NAME_MAX_BYTES);
     for (const unsigned char *p = (const unsigned char *)t->name; *p; p++)
         if (*p < 0x20 || *p == 0x7f) return fail_tensor(t, "control character in the name");
     return CN_OK;
@@ -103,21 +103,21 @@ static cn_status read_dtype(const cn_json_at *a, cn_st_tensor *t)
                        cn_json_printable(name, shown, sizeof shown));
 }
 
-/* Shape, and the bytes that shape and dtype make. */
+/* Reads the shape; the size in bytes follows from shape and dtype. */
 static cn_status read_shape(const cn_json_at *a, cn_st_tensor *t)
 {
     json_t *list = NULL;
     CN_TRY(cn_json_arr(a, "shape", CN_JSON_REQUIRED, &list));
     size_t n = json_array_size(list);
     if (n > CN_ST_MAX_DIMS)
-        return fail_tensor(t, "%zu dimensions, at most %d are supported", n, CN_ST_MAX_DIMS);
+        return fail_tensor(t, "%zu dimensions: expected at most %d", n, CN_ST_MAX_DIMS);
     t->n_bytes = dtypes[t->dtype].n_bytes;
     for (size_t i = 0; i < n; i++) {
         char shown[64];
         const json_t *item = json_array_get(list, i);
         int64_t size;
         if (!cn_json_as_i64(item, 0, INT64_MAX, &size))
-            return fail_tensor(t, "shape[%zu]: want a size, found %s", i,
+            return fail_tensor(t, "shape[%zu]: expected a size, got %s", i,
                                cn_json_describe(item, shown, sizeof shown));
         t->shape[i] = (uint64_t)size;
         t->n_dims++;
@@ -138,12 +138,13 @@ static cn_status read_span(const cn_json_at *a, cn_st_tensor *t, const unsigned 
     if (json_array_size(list) != 2 ||
         !cn_json_as_i64(json_array_get(list, 0), 0, INT64_MAX, &begin) ||
         !cn_json_as_i64(json_array_get(list, 1), 0, INT64_MAX, &end))
-        return fail_tensor(t, "data_offsets: want two whole numbers from 0 on");
+        return fail_tensor(t, "data_offsets: expected two whole numbers, at least 0");
     if (begin > end || (uint64_t)end > data_bytes)
-        return fail_tensor(t, "data_offsets [%lld, %lld] lie outside the %llu bytes of data",
+        return fail_tensor(t, "data_offsets [%lld, %lld] are outside the %llu bytes of data",
                            (long long)begin, (long long)end, (unsigned long long)data_bytes);
     if ((uint64_t)(end - begin) != t->n_bytes)
-        return fail_tensor(t, "data_offsets [%lld, %lld] span %lld bytes, shape %s of %s is %llu",
+        return fail_tensor(t,
+                           "data_offsets [%lld, %lld] span %lld bytes, but shape %s of %s has %llu",
                            (long long)begin, (long long)end, (long long)(end - begin),
                            cn_st_shape_text(t, shown, sizeof shown), dtypes[t->dtype].name,
                            (unsigned long long)t->n_bytes);
@@ -156,13 +157,14 @@ static cn_status add_tensor(cn_safetensors *s, const cn_st_tensor *t)
     if (s->n_tensors == s->cap_tensors) {
         size_t cap = s->cap_tensors ? 2 * s->cap_tensors : 64;
         cn_st_tensor *grown = cn_realloc(s->tensors, cap, sizeof *grown);
-        if (!grown) return cn_fail(CN_ERR_MEMORY, "%s: no memory for %zu tensors", t->file, cap);
+        if (!grown)
+            return cn_fail(CN_ERR_MEMORY, "%s: out of memory for %zu tensors", t->file, cap);
         s->tensors = grown;
         s->cap_tensors = cap;
     }
     cn_st_tensor copy = *t;
     copy.name = cn_strdup(t->name);
-    if (!copy.name) return cn_fail(CN_ERR_MEMORY, "%s: no memory for a name", t->file);
+    if (!copy.name) return cn_fail(CN_ERR_MEMORY, "%s: out of memory for a name", t->file);
     s->tensors[s->n_tensors++] = copy;
     return CN_OK;
 }
@@ -181,7 +183,7 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const cn_st_tensor *)a)->name, ((const cn_st_tensor *)b)->name);
 }
 
-/* The spans, in order of place, must tile the data. */
+/* The spans, sorted by offset, must cover the data without overlap or gap. */
 static cn_status check_tiling(const shard *f, cn_st_tensor *tensors, size_t n,
                               const unsigned char *data, uint64_t data_bytes)
 {
@@ -190,7 +192,8 @@ static cn_status check_tiling(const shard *f, cn_st_tensor *tensors, size_t n,
     for (size_t i = 0; i < n; i++) {
         uint64_t begin = (uint64_t)((const unsigned char *)tensors[i].data - data);
         if (begin < end)
-            return fail_tensor(&tensors[i], "data from byte %llu overlaps tensor %s to byte %llu",
+            return fail_tensor(&tensors[i],
+                               "data from byte %llu overlaps tensor %s, which ends at byte %llu",
                                (unsigned long long)begin, tensors[i - 1].name,
                                (unsigned long long)end);
         if (begin > end)
@@ -199,7 +202,7 @@ static cn_status check_tiling(const shard *f, cn_st_tensor *tensors, size_t n,
         end = begin + tensors[i].n_bytes;
     }
     if (end != data_bytes)
-        return cn_fail(CN_ERR_MODEL, "%s: tensors fill %llu bytes of data, the file has %llu",
+        return cn_fail(CN_ERR_MODEL, "%s: tensors cover %llu bytes of data, but the file has %llu",
                        f->path, (unsigned long long)end, (unsigned long long)data_bytes);
     return CN_OK;
 }
@@ -217,7 +220,7 @@ static cn_status read_tensors(cn_safetensors *s, const shard *f, json_t *header,
         char place[NAME_MAX_BYTES], shown[96];
         CN_TRY(check_name(&t));
         if (!json_is_object(entry))
-            return fail_tensor(&t, "want an object, found %s",
+            return fail_tensor(&t, "expected an object, got %s",
                                cn_json_describe(entry, shown, sizeof shown));
         snprintf(place, sizeof place, "%s: tensor %s", f->path,
                  cn_json_printable(name, shown, sizeof shown));
@@ -234,14 +237,14 @@ static cn_status read_shard(cn_safetensors *s, const shard *f)
 {
     uint64_t length;
     if (f->n_bytes < LENGTH_BYTES)
-        return cn_fail(CN_ERR_MODEL, "%s: %zu bytes are too few for a safetensors file", f->path,
-                       f->n_bytes);
+        return cn_fail(CN_ERR_MODEL, "%s: %zu bytes are too few for a safetensors file: download "
+                       "it again", f->path, f->n_bytes);
     memcpy(&length, f->image, LENGTH_BYTES);
     uint64_t rest = f->n_bytes - LENGTH_BYTES;
     if (length > rest || length > HEADER_MAX_BYTES)
         return cn_fail(CN_ERR_MODEL,
-                       "%s: a header of %llu bytes; the file has %llu after its length, and at "
-                       "most %d are read",
+                       "%s: header of %llu bytes exceeds the %llu bytes that follow, or the limit "
+                       "of %d",
                        f->path, (unsigned long long)length, (unsigned long long)rest,
                        HEADER_MAX_BYTES);
     json_t *header;
@@ -280,7 +283,8 @@ static cn_status map_file(shard *f)
     return status;
 }
 
-/* A file beside the index: no way out of its folder, nothing hidden, nothing a terminal obeys. */
+/* Whether name is a file in the folder of the index: no path, no hidden file, no control character.
+ */
 static bool plain_file_name(const char *name)
 {
     size_t n = strlen(name);
@@ -302,13 +306,13 @@ static cn_status open_shard(cn_safetensors *s, const char *dir, const char *name
 
 /* ---- a whole checkpoint ---- */
 
-/* Orders the tensors by name for find; a name may occur once. */
+/* Sorts the tensors by name for find. A name may occur only once. */
 static cn_status index_names(cn_safetensors *s)
 {
     if (s->n_tensors) qsort(s->tensors, s->n_tensors, sizeof *s->tensors, by_name);
     for (size_t i = 1; i < s->n_tensors; i++)
         if (by_name(&s->tensors[i - 1], &s->tensors[i]) == 0)
-            return fail_tensor(&s->tensors[i], "also in %s", s->tensors[i - 1].file);
+            return fail_tensor(&s->tensors[i], "is also in %s", s->tensors[i - 1].file);
     return CN_OK;
 }
 
@@ -320,38 +324,39 @@ static cn_status create(cn_safetensors **out, size_t n_shards)
     if (!s || !shards) {
         cn_free(s);
         cn_free(shards);
-        return cn_fail(CN_ERR_MEMORY, "no memory for %zu shards", n_shards);
+        return cn_fail(CN_ERR_MEMORY, "out of memory for %zu shards", n_shards);
     }
     s->shards = shards;
     *out = s;
     return CN_OK;
 }
 
-/* The shards of an index, each once, as the keys of *out. weight_map: tensor -> file name. */
+/* Collects the shards of an index as the keys of *out, each once. weight_map maps tensors to file
+ * names. */
 static cn_status list_shards(const cn_json_at *index, json_t *weight_map, json_t **out)
 {
     const char *name;
     json_t *file;
     char tensor[96], shown[96];
     *out = json_object();
-    if (!*out) return cn_fail(CN_ERR_MEMORY, "%s: no memory for its shards", index->where);
+    if (!*out) return cn_fail(CN_ERR_MEMORY, "%s: out of memory for its shards", index->where);
     json_object_foreach(weight_map, name, file)
     {
         if (!json_is_string(file) || !plain_file_name(json_string_value(file)))
-            return cn_fail(CN_ERR_MODEL, "%s: tensor %s: want a file name, found %s", index->where,
-                           cn_json_printable(name, tensor, sizeof tensor),
+            return cn_fail(CN_ERR_MODEL, "%s: tensor %s: expected a file name, got %s",
+                           index->where, cn_json_printable(name, tensor, sizeof tensor),
                            cn_json_describe(file, shown, sizeof shown));
         if (json_object_set_new(*out, json_string_value(file), json_true()) != 0)
-            return cn_fail(CN_ERR_MEMORY, "%s: no memory for its shards", index->where);
+            return cn_fail(CN_ERR_MEMORY, "%s: out of memory for its shards", index->where);
     }
     size_t n = json_object_size(*out);
     if (n == 0 || n > MAX_SHARDS)
-        return cn_fail(CN_ERR_MODEL, "%s: weight_map names %zu files, want 1 to %d", index->where,
-                       n, MAX_SHARDS);
+        return cn_fail(CN_ERR_MODEL, "%s: weight_map names %zu files: expected 1 to %d",
+                       index->where, n, MAX_SHARDS);
     return CN_OK;
 }
 
-/* Every entry of the index must be where it says. */
+/* Every tensor of the index must be in the file that the index names. */
 static cn_status check_index(const cn_safetensors *s, const cn_json_at *index, json_t *weight_map)
 {
     const char *name;
@@ -394,7 +399,7 @@ static cn_status open_index(cn_safetensors **out, const char *dir, const char *p
     return status;
 }
 
-/* Closes what a failed open has left. */
+/* Frees everything after a failed open. */
 static cn_status finish_open(cn_safetensors **out, cn_status status)
 {
     if (status == CN_OK) return CN_OK;
@@ -416,8 +421,8 @@ static cn_status open_dir(cn_safetensors **out, const char *dir, const char *ind
     }
     if (access(index, F_OK) == 0) return open_index(out, dir, index);
     return cn_fail(CN_ERR_IO,
-                   "%s: neither model.safetensors nor model.safetensors.index.json is there; "
-                   "other weight files are not supported",
+                   "%s: expected model.safetensors or model.safetensors.index.json; other weight "
+                   "files are not supported",
                    dir);
 }
 
@@ -435,7 +440,7 @@ static cn_status open_image(cn_safetensors *s, const void *image, size_t n, cons
 {
     shard *f = &s->shards[s->n_shards++];
     *f = (shard){.path = cn_strdup(what), .image = image, .n_bytes = n};
-    if (!f->path) return cn_fail(CN_ERR_MEMORY, "%s: no memory for its name", what);
+    if (!f->path) return cn_fail(CN_ERR_MEMORY, "%s: out of memory for its name", what);
     CN_TRY(read_shard(s, f));
     return index_names(s);
 }

@@ -1,25 +1,25 @@
 /* safetensors.h - a checkpoint's tensors as checked views of memory-mapped shards.
  *
- * Owner: cn_checkpoint (weights.h). Thread: opening and closing by one; reading by any.
- * Stage: loading. Nothing is read of the data itself here; views point into the mappings.
+ * Owner: cn_checkpoint (checkpoint.h). Thread: one for opening and closing; any for reading.
+ * Stage: loading. Opening reads only the headers; views point into the mappings.
  *
- * A shard: u64 length of the header, little-endian; the header, JSON; the data. Every shard obeys,
- * or opening it fails with the file, the tensor and the numbers in the text:
- *   1. the header fits the file, is one JSON object, names every tensor once;
+ * A shard is the u64 length of the header (little-endian), the header (JSON), and the data. Opening
+ * checks these invariants; a violation is an error with the file, the tensor and the numbers:
+ *   1. the header fits the file, is one JSON object, and names every tensor once;
  *   2. a tensor's dtype is known, its shape does not overflow, and its data_offsets span exactly
  *      shape * dtype bytes;
- *   3. the spans cover the data without overlap, hole or rest.
- * Across shards a name occurs once, and the index lies about no tensor's place.
+ *   3. the spans cover the data without an overlap, a gap or a remainder;
+ *   4. a name occurs in one shard only, and every tensor is in the shard that the index names.
  *
- * A file that another process cuts short while it is mapped still faults on access: replace a
+ * If another process truncates a mapped file, an access still faults. Replace the files of a
  * checkpoint by renaming, never in place. */
 #ifndef CN_SAFETENSORS_H
 #define CN_SAFETENSORS_H
 
 #include "engine/base.h"
 
-/* The dtypes of the format. Only CN_ST_F32, _BF16 and _F16 can be weights; others may stand in a
- * file as long as nobody asks for them. */
+/* The dtypes of the format. Weights can be CN_ST_F32, _BF16 or _F16. A file may contain tensors of
+ * other dtypes if the model does not use them. */
 typedef enum cn_st_dtype {
     CN_ST_BOOL,
     CN_ST_U8,
@@ -58,9 +58,9 @@ typedef struct cn_safetensors cn_safetensors;
 /* Opens dir/model.safetensors, or the shards that dir/model.safetensors.index.json names. */
 cn_status cn_safetensors_open(cn_safetensors **out, const char *dir);
 
-/* One shard already in memory; image[n] is borrowed until the close, `what` names it in errors. For
- * tests: the rest of the last page follows a mapped file, and hides a read past its end; a
- * sanitizer sees such a read of an image. */
+/* Opens one shard that is already in memory. image[n] is borrowed until the close; `what` names it
+ * in errors. For tests: a read past the end of a mapped file may hit the rest of the last page and
+ * go unnoticed, while a sanitizer detects a read past an image. */
 cn_status cn_safetensors_open_image(cn_safetensors **out, const void *image, size_t n,
                                     const char *what);
 
@@ -69,7 +69,7 @@ void cn_safetensors_close(cn_safetensors *s); /* NULL is fine */
 /* The tensor of that name, or NULL. */
 const cn_st_tensor *cn_safetensors_find(const cn_safetensors *s, const char *name);
 
-/* All tensors, by name. */
+/* All tensors, sorted by name. */
 size_t cn_safetensors_count(const cn_safetensors *s);
 const cn_st_tensor *cn_safetensors_at(const cn_safetensors *s, size_t i);
 

@@ -1,11 +1,11 @@
-/* cmd_docs.c - `cinch docs`: docs/CONFIG.md and docs/cinch.1, printed from the option table and
- * the command table, so that neither page can fall behind the program. */
+/* cmd_docs.c - `cinch docs`: prints docs/CONFIG.md and docs/cinch.1 from the option table and the
+ * command table, so that both pages always match the program. */
 #include <string.h>
 
 #include "engine/cmd/command.h"
 #include "engine/options/option_value.h"
 
-/* The sections some command takes: the others have no effect yet, and no page. */
+/* The sections that a command takes. Other sections have no effect and are not documented. */
 static uint32_t offered_sections(void)
 {
     size_t n;
@@ -61,7 +61,7 @@ static void config_commands(void)
 {
     size_t n;
     const cn_command *cmd = cn_commands(&n);
-    printf("\n## Which command takes what\n\n| command | sections |\n|---|---|\n");
+    printf("\n## Sections of each command\n\n| command | sections |\n|---|---|\n");
     for (size_t i = 0; i < n; i++) {
         printf("| `cinch %s` |", cmd[i].name);
         for (uint32_t bit = 0; bit < CN_N_SECTIONS; bit++)
@@ -69,7 +69,7 @@ static void config_commands(void)
                 printf(" %s", cn_section_name((cn_option_section)(1U << bit)));
         printf(" |\n");
     }
-    printf("\nA library user sets the options of");
+    printf("\nA program that uses the library sets the options of");
     for (uint32_t bit = 0; bit < CN_N_SECTIONS; bit++)
         if ((uint32_t)CN_SECTIONS_LIBRARY >> bit & 1)
             printf(" %s,", cn_section_name((cn_option_section)(1U << bit)));
@@ -82,10 +82,11 @@ static void print_config(void)
         "# Options\n\n"
         "Printed by `make docs` from the option table (`engine/options/option_table.c`); do not "
         "edit.\n\n"
-        "`--name value` or `--name=value`; a switch is `--name` or `--no-name`; `_` may stand "
-        "for `-`. The last one counts. An option that a command has no use for is an error, "
-        "never ignored. A JSON key sets the same thing for one request, in its body, within "
-        "the same bounds (`kv.budget` is `budget` in the object `kv`).\n");
+        "An option is `--name value` or `--name=value`; a switch is `--name` or `--no-name`. "
+        "`_` may replace `-`. If an option is given twice, the last value counts. An option "
+        "that the command does not use is an error, never ignored. A JSON key sets the same "
+        "value for one request, in its body, within the same bounds (`kv.budget` is `budget` "
+        "in the object `kv`).\n");
     config_commands();
     for (uint32_t bit = 0; bit < CN_N_SECTIONS; bit++)
         if (offered_sections() >> bit & 1) config_section((cn_option_section)(1U << bit));
@@ -157,9 +158,10 @@ static void print_man(void)
            ".SH NAME\ncinch \\- inference of large language models with a compressed KV cache\n"
            ".SH SYNOPSIS\n.B cinch\n.I command\n[\\fIoptions\\fR]\n"
            ".SH DESCRIPTION\n"
-           ".B cinch\nruns a checkpoint in the Hugging Face layout over files of prompts.\n"
-           "A switch is turned off as \\fB\\-\\-no\\-\\fIname\\fR.\n"
-           "An option that a command has no use for is an error.\n");
+           ".B cinch\nanswers files of prompts, or HTTP requests, with a checkpoint in the Hugging "
+           "Face layout.\n"
+           "A switch is turned off with \\fB\\-\\-no\\-\\fIname\\fR.\n"
+           "An option that the command does not use is an error.\n");
     man_commands();
     for (uint32_t bit = 0; bit < CN_N_SECTIONS; bit++) {
         cn_option_section s = (cn_option_section)(1U << bit);
@@ -174,7 +176,7 @@ static void print_man(void)
            ".TP\n0\nEverything was answered.\n"
            ".TP\n1\nNothing was done.\n"
            ".TP\n2\n\\fBrun\\-batch\\fR: some lines ended in an error.\n"
-           ".TP\n3\n\\fBrun\\-batch\\fR: stopped; \\fB\\-\\-resume\\fR goes on.\n");
+           ".TP\n3\n\\fBrun\\-batch\\fR: stopped; \\fB\\-\\-resume\\fR continues.\n");
 }
 
 int cn_cmd_docs(int argc, char **argv)
@@ -189,7 +191,7 @@ int cn_cmd_docs(int argc, char **argv)
     } else if (strcmp(page, "man") == 0) {
         print_man();
     } else {
-        cn_log(CN_LOG_ERROR, "cinch docs: want one page, config or man");
+        cn_log(CN_LOG_ERROR, "cinch docs: expected one page, config or man");
         return CN_EXIT_FAILED;
     }
     return fflush(stdout) ? CN_EXIT_FAILED : CN_EXIT_OK;

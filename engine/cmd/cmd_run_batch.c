@@ -1,8 +1,8 @@
-/* cmd_run_batch.c - `cinch run-batch`: opens what a run needs in the order in which mistakes are
- * cheap to find, runs it, and says how it went.
+/* cmd_run_batch.c - `cinch run-batch`: opens what a run needs, cheap checks first, runs the batch,
+ * and prints a summary.
  *
- * Exit codes: 0 every line is answered, 2 some lines ended in an error, 3 stopped and --resume goes
- * on, 1 nothing was done. */
+ * Exit codes: 0 every line is answered, 2 some lines ended in an error, 3 stopped and --resume
+ * continues, 1 nothing was done. */
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
@@ -15,8 +15,8 @@
 
 /* ---- signals ---- */
 
-static volatile int n_signals; /* written by the handler alone; int is sig_atomic_t here */
-_Static_assert(sizeof(int) == sizeof(sig_atomic_t), "the counter must be written in one piece");
+static volatile int n_signals; /* only the handler writes it; int is sig_atomic_t here */
+_Static_assert(sizeof(int) == sizeof(sig_atomic_t), "the counter must be written atomically");
 
 static void count_signal(int number)
 {
@@ -24,7 +24,7 @@ static void count_signal(int number)
     if (n_signals < 2) n_signals = n_signals + 1;
 }
 
-/* Without SA_RESTART: a read from a silent pipe must return. */
+/* Without SA_RESTART, so that a signal interrupts a read from an idle pipe. */
 static void heed_signals(void)
 {
     struct sigaction count = {.sa_handler = count_signal};
@@ -33,7 +33,8 @@ static void heed_signals(void)
     sigaction(SIGTERM, &count, NULL);
 }
 
-/* A closed pipe and a file at its limit are errors of write(2), to be told like a full disk. */
+/* A closed pipe or a file at its size limit then makes write(2) fail, which is reported like a full
+ * disk. */
 static void ignore_write_signals(void)
 {
     signal(SIGPIPE, SIG_IGN);
@@ -53,7 +54,7 @@ static cn_status check_two_files(const cn_batch_run *run)
     return CN_OK;
 }
 
-/* Goes on with an output that has lines: the record must agree, the tail is repaired. */
+/* Resumes an output that has lines: checks the record, repairs the end and reads the lines. */
 static cn_status take_up(cn_batch_run *run, const cn_buf *record)
 {
     const cn_config *c = run->config;
@@ -61,7 +62,7 @@ static cn_status take_up(cn_batch_run *run, const cn_buf *record)
     CN_TRY(cn_run_record_check(c->output_file, record));
     CN_TRY(cn_batch_output_repair(run->output, &removed));
     if (removed)
-        cn_log(CN_LOG_INFO, "%s: cut off a torn last line of %llu bytes", c->output_file,
+        cn_log(CN_LOG_INFO, "%s: removed an incomplete last line of %llu bytes", c->output_file,
                (unsigned long long)removed);
     cn_status status = cn_resume_scan(run->output, c->retry_errors, &run->ids, &run->totals);
     return status == CN_OK ? CN_OK : cn_fail_within(status, "%s", c->output_file);
@@ -77,7 +78,7 @@ static cn_status prepare_output(cn_batch_run *run)
     }
     if (has_lines && !c->resume)
         return cn_fail(CN_ERR_ARG,
-                       "%s is not empty: go on with it by --resume, or remove it", c->output_file);
+                       "%s is not empty: continue it with --resume, or remove it", c->output_file);
     cn_buf record = {0};
     cn_status status = cn_run_record_make(&record, c);
     if (status == CN_OK)
@@ -89,7 +90,7 @@ static cn_status prepare_output(cn_batch_run *run)
 static cn_status open_run(cn_batch_run *run, cn_batch_drive *drive)
 {
     const cn_config *c = run->config;
-    cn_model_config model; /* a wrong directory is found before any file is made */
+    cn_model_config model; /* finds a wrong directory before a file is made */
     CN_TRY(cn_model_config_load(&model, c->model));
     CN_TRY(cn_line_reader_open(&run->input, c->input_file, CN_BATCH_MAX_LINE_BYTES));
     CN_TRY(cn_batch_output_open(&run->output, c->output_file));
@@ -118,11 +119,11 @@ static void print_second_runs(FILE *f, const cn_batch_run *r)
 {
     const cn_agreement *a = &r->agreement;
     if (r->config->loop_rescue != CN_OPT_RESCUE_OFF)
-        fprintf(f, "loops: %llu requests asked once more\n", (unsigned long long)r->n_rescued);
+        fprintf(f, "loops: %llu requests submitted again\n", (unsigned long long)r->n_rescued);
     if (r->config->audit_percent > 0)
         fprintf(f,
-                "audit: %llu answers replayed under full KV, which finds the same of %llu tokens "
-                "the likeliest in %.2f %%; log-probability gap %.4f per token\n",
+                "audit: %llu answers replayed under full KV: of %llu tokens, the most likely is "
+                "the same for %.2f %%; log-probability gap %.4f per token\n",
                 (unsigned long long)a->outputs, (unsigned long long)a->tokens,
                 100 * cn_agreement_share(a), cn_agreement_gap(a));
 }
@@ -132,8 +133,8 @@ static void warn_of_changes(const cn_batch_run *r)
     const char *in = r->config->input_file, *out = r->config->output_file;
     if (r->n_changed == 0) return;
     cn_log(CN_LOG_WARN,
-           "%llu answered lines of %s differ from the requests that were answered (%s); their old "
-           "answers are kept: remove them from %s, or remove that file, to answer again",
+           "%llu lines of %s have changed since they were answered (%s); their old answers are "
+           "kept: to answer them again, remove their lines from %s, or remove that file",
            (unsigned long long)r->n_changed, in, r->changed.data, out);
 }
 
@@ -150,7 +151,7 @@ static void print_summary(FILE *f, const summary *s)
             (unsigned long long)e->prompt_tokens, (unsigned long long)e->cached_tokens,
             (unsigned long long)e->generation_tokens);
     if (e->preemptions)
-        fprintf(f, "kv: %llu preemptions, %llu tokens computed again\n",
+        fprintf(f, "kv: %llu preemptions, %llu tokens recomputed\n",
                 (unsigned long long)e->preemptions, (unsigned long long)e->recomputed_tokens);
     if (e->compressions)
         fprintf(f, "kv: %llu compressions, %llu tokens evicted, %llu bytes freed\n",
@@ -159,12 +160,12 @@ static void print_summary(FILE *f, const summary *s)
     if (*r->why)
         fprintf(f, "stopped: %s%s\n", r->why,
                 s->exit_code == CN_EXIT_RESUMABLE && cn_batch_output_is_file(r->output)
-                    ? "; --resume goes on"
+                    ? "; --resume continues"
                     : "");
     print_second_runs(f, r);
     warn_of_changes(r);
     if (r->config->grade != CN_OPT_GRADE_NONE && r->n_answered && !r->totals.graded)
-        cn_log(CN_LOG_WARN, "--answer-field %s: no line has it, so nothing was graded",
+        cn_log(CN_LOG_WARN, "--answer-field %s: no line has this field, so nothing was graded",
                r->config->answer_field);
     if (r->config->grade != CN_OPT_GRADE_NONE)
         fprintf(f, "exact match %llu/%llu\n", (unsigned long long)r->totals.matched,
@@ -217,7 +218,7 @@ static void write_summary(const summary *s)
     if (!path) return;
     json_t *json = summary_json(s);
     if (!json || json_dump_file(json, path, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) != 0)
-        cn_log(CN_LOG_ERROR, "%s: the summary could not be written", path);
+        cn_log(CN_LOG_ERROR, "%s: cannot write the summary", path);
     json_decref(json);
 }
 
@@ -235,7 +236,8 @@ static int run_batch(cn_batch_run *run, cn_batch_drive *drive)
     const cn_config *c = run->config;
     const bool to_file = cn_batch_output_is_file(run->output);
     if (!to_file)
-        cn_log(CN_LOG_INFO, "--output-file %s is no regular file: a stopped run cannot be resumed",
+        cn_log(CN_LOG_INFO,
+               "--output-file %s is not a regular file: a stopped run cannot be resumed",
                c->output_file);
     heed_signals();
     drive->n_signals = &n_signals;
@@ -263,7 +265,7 @@ int cn_cmd_run_batch(int argc, char **argv)
     cn_config *c = cn_command_begin(argc, argv, NULL, &exit_code);
     if (!c) return exit_code;
     ignore_write_signals();
-    /* Full KV takes no memory of its own, and replays and rescues ask for it. */
+    /* Replays and rescues use full KV, which needs no extra memory. */
     if (c->audit_percent > 0 || c->loop_rescue == CN_OPT_RESCUE_FULL)
         c->kv_policies |= 1U << CN_KV_FULL;
     cn_batch_run run = {.config = c};

@@ -1,12 +1,12 @@
-/* cmd_serve.c - `cinch serve`: the HTTP endpoint until a signal says stop. The first SIGTERM or
- * SIGINT drains within --shutdown-timeout, the second ends at once. */
+/* cmd_serve.c - `cinch serve`: runs the HTTP server until a signal stops it. The first SIGTERM or
+ * SIGINT drains within --shutdown-timeout, the second one stops immediately. */
 #include <signal.h>
 #include <sys/resource.h>
 
 #include "engine/cmd/command.h"
 #include "engine/serve/server.h"
 
-static cn_server *server; /* for the handler alone; set before it is installed */
+static cn_server *server; /* only for the handler; set before the handler is installed */
 
 static void on_signal(int number)
 {
@@ -22,21 +22,22 @@ static void heed_signals(void)
     sigaction(SIGTERM, &stop, NULL);
 }
 
-/* A client that goes, and a log at its limit, are errors of a write. */
+/* A disconnected client or a log at its size limit then makes a write fail. */
 static void ignore_write_signals(void)
 {
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
 }
 
-/* Each connection takes a descriptor: as many as the system lets this process have. */
+/* Each connection needs a file descriptor. Raises the limit as far as the system allows. */
 static void raise_file_limit(const cn_config *c)
 {
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
     limit.rlim_cur = limit.rlim_max;
     if (setrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < c->max_connections + 64)
-        cn_log(CN_LOG_WARN, "only %llu files may be open: fewer than --max-connections %u",
+        cn_log(CN_LOG_WARN,
+               "the limit of open files, %llu, is too low for --max-connections %u: raise it",
                (unsigned long long)limit.rlim_cur, c->max_connections);
 }
 

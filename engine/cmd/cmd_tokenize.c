@@ -1,4 +1,4 @@
-/* cmd_tokenize.c - `cinch tokenize`: text to token ids and back, for people and for comparisons
+/* cmd_tokenize.c - `cinch tokenize`: text to token ids and back, for inspection and for comparison
  * with other tokenizers. */
 #include <errno.h>
 #include <jansson.h>
@@ -30,7 +30,7 @@ static cn_status add_json(cn_buf *out, json_t *value)
     return status;
 }
 
-/* Bytes of a token may be no UTF-8; U+FFFD stands for them. */
+/* Appends the text of ids. U+FFFD replaces bytes that are not UTF-8. */
 static cn_status add_text(job *j, bool as_json, const cn_tokens *ids)
 {
     cn_buf text = {0};
@@ -71,7 +71,7 @@ static cn_status add_ids(job *j)
 static cn_status render_chat(job *j, json_t *list)
 {
     size_t n = json_array_size(list);
-    if (!json_is_array(list)) return cn_fail(CN_ERR_ARG, "--chat wants an array of messages");
+    if (!json_is_array(list)) return cn_fail(CN_ERR_ARG, "--chat: expected an array of messages");
     CN_TRY(cn_json_refuse_nul(list, "messages", CN_ERR_ARG));
     cn_message *messages = cn_calloc(n, sizeof *messages);
     if (!messages) return cn_fail(CN_ERR_MEMORY, "out of memory for %zu messages", n);
@@ -98,13 +98,15 @@ static cn_status render_chat(job *j, json_t *list)
 static cn_status parse_ids(job *j, const json_t *list)
 {
     const uint32_t vocab = cn_tokenizer_vocab_size(j->tokenizer);
-    if (!json_is_array(list)) return cn_fail(CN_ERR_ARG, "--decode wants an array of token ids");
+    if (!json_is_array(list))
+        return cn_fail(CN_ERR_ARG, "--decode: expected an array of token ids");
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *item = json_array_get(list, i);
         const json_int_t id = json_integer_value(item);
-        if (!json_is_integer(item)) return cn_fail(CN_ERR_ARG, "token %zu is no number", i);
+        if (!json_is_integer(item))
+            return cn_fail(CN_ERR_ARG, "token %zu: expected an integer", i);
         if (id < 0 || id >= vocab)
-            return cn_fail(CN_ERR_ARG, "token %zu is %lld: the vocabulary has %u", i,
+            return cn_fail(CN_ERR_ARG, "token %zu is %lld: expected an id below %u", i,
                            (long long)id, vocab);
         CN_TRY(cn_tokens_add(&j->ids, &(uint32_t){(uint32_t)id}, 1));
     }
@@ -125,7 +127,7 @@ static cn_status run_one(job *j, json_t *value, const char *text, size_t n)
         text = j->rendered.data;
         n = j->rendered.len;
     } else if (value) {
-        if (!json_is_string(value)) return cn_fail(CN_ERR_ARG, "the line is not a JSON string");
+        if (!json_is_string(value)) return cn_fail(CN_ERR_ARG, "expected a JSON string");
         text = json_string_value(value);
         n = json_string_length(value);
     }
@@ -149,13 +151,13 @@ static cn_status run_json(job *j, const char *text, size_t n)
 {
     json_error_t error;
     json_t *value = json_loadb(text, n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &error);
-    if (!value) return cn_fail(CN_ERR_ARG, "input is no JSON: %s", error.text);
+    if (!value) return cn_fail(CN_ERR_ARG, "the input is not JSON: %s", error.text);
     cn_status status = run_one(j, value, NULL, 0);
     json_decref(value);
     return status;
 }
 
-/* Plain ids to decode: numbers with anything but digits between them. */
+/* Decodes plain ids: numbers with anything but digits between them. */
 static cn_status run_plain_ids(job *j, const char *text, size_t n)
 {
     json_t *list = json_array();
@@ -177,7 +179,7 @@ static cn_status flush(job *j)
     size_t wrote = j->out.len ? fwrite(j->out.data, 1, j->out.len, stdout) : 0;
     bool ok = wrote == j->out.len && fflush(stdout) == 0;
     cn_buf_clear(&j->out);
-    return ok ? CN_OK : cn_fail(CN_ERR_IO, "writing standard output: %s", strerror(errno));
+    return ok ? CN_OK : cn_fail(CN_ERR_IO, "cannot write standard output: %s", strerror(errno));
 }
 
 static cn_status run_lines(job *j, FILE *in)

@@ -1,10 +1,10 @@
-/* command.c - the table of subcommands and what they share. To add one: its function in its own
- * file, its declaration in command.h, a row here, and `make docs`. */
+/* command.c - the table of subcommands and what they share. To add one: write its function in a
+ * file of its own, declare it in command.h, add a row here, and run `make docs`. */
 #include "engine/cmd/command.h"
 
 #include <string.h>
 
-/* What an engine is made with. */
+/* The options of an engine. */
 enum {
     ENGINE_SECTIONS = CN_SECTION_GENERAL | CN_SECTION_CHECKPOINT | CN_SECTION_MODEL |
                       CN_SECTION_ENGINE | CN_SECTION_KV
@@ -14,21 +14,21 @@ static const cn_command commands[] = {
     {"run-batch", "--model DIR -i IN.jsonl -o OUT.jsonl", "answer a file of requests",
      ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_PROMPTS | CN_SECTION_RUN_BATCH,
      cn_cmd_run_batch},
-    {"serve", "--model DIR", "answer over HTTP, as OpenAI's API has it",
+    {"serve", "--model DIR", "answer over HTTP with OpenAI's API",
      ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_SHARING | CN_SECTION_SERVE, cn_cmd_serve},
     {"compare", "--model DIR -i IN.jsonl [MORE.jsonl...] --arms full,zip:384,window:384",
-     "measure compressed KV against full KV: quality, agreement, speed, memory",
+     "compare compressed KV with full KV: quality, agreement, speed, memory",
      ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_PROMPTS | CN_SECTION_COMPARE,
      cn_cmd_compare},
-    {"bench", "throughput|serve --model DIR", "measure requests and tokens per second, or a server",
+    {"bench", "throughput|serve --model DIR", "measure the throughput of an engine, or a server",
      ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_BENCH | CN_SECTION_BENCH_THROUGHPUT |
          CN_SECTION_BENCH_SERVE,
      cn_cmd_bench},
-    {"plan", "--model DIR", "print memory, KV blocks and concurrency before anything is loaded",
+    {"plan", "--model DIR", "print memory, KV blocks and concurrency without loading the model",
      ENGINE_SECTIONS | CN_SECTION_SHARING | CN_SECTION_PLAN, cn_cmd_plan},
     {"docs", "config|man", "print docs/CONFIG.md or the manual page from the option table",
      CN_SECTION_GENERAL, cn_cmd_docs},
-    {"tokenize", "--model DIR [options]", "text to token ids, or back",
+    {"tokenize", "--model DIR [options]", "convert text to token ids, or back",
      CN_SECTION_GENERAL | CN_SECTION_CHECKPOINT | CN_SECTION_TOKENIZE, cn_cmd_tokenize},
 };
 
@@ -83,6 +83,6 @@ void cn_commands_help(FILE *f)
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         fprintf(f, "  %-10s  %s\n", commands[i].name, commands[i].summary);
     fprintf(f, "  %-10s  %s\n", "version", "print the version");
-    fprintf(f, "  %-10s  %s\n", "help", "print this");
+    fprintf(f, "  %-10s  %s\n", "help", "print this list");
     fprintf(f, "\ncinch help COMMAND lists the options of a command.\n");
 }

@@ -1,5 +1,5 @@
-/* command.h - the subcommands of the cinch program as one table: name, what it takes, function.
- * `cinch help`, docs/CONFIG.md and the manual page are printed from it.
+/* command.h - the table of the cinch program's subcommands: name, options, function. `cinch help`,
+ * docs/CONFIG.md and the manual page are printed from it.
  *
  * Owner: main(). Thread: main. Stage: before the first request. */
 #ifndef CN_COMMAND_H
@@ -7,12 +7,12 @@
 
 #include "engine/options/options.h"
 
-/* Exit codes of every subcommand; run-batch alone uses the last two. */
+/* Exit codes of every subcommand; only run-batch uses the last two. */
 enum {
     CN_EXIT_OK = 0,
     CN_EXIT_FAILED = 1,      /* nothing done: bad options, no model */
     CN_EXIT_SOME_ERRORS = 2, /* everything answered or recorded, some lines with an error */
-    CN_EXIT_RESUMABLE = 3    /* stopped; --resume goes on */
+    CN_EXIT_RESUMABLE = 3    /* stopped; --resume continues */
 };
 
 typedef struct cn_command {
@@ -26,9 +26,9 @@ typedef struct cn_command {
 const cn_command *cn_commands(size_t *n);
 const cn_command *cn_command_find(const char *name); /* NULL when unknown */
 
-/* What every subcommand begins with: parse argv under the command's sections, print --help or the
- * error, check the options together, set the log level. Returns the configuration, which the
- * caller frees, or NULL with *exit_code when the command is over already. first_positional as in
+/* The first call of every subcommand: parses argv by the command's sections, prints --help or the
+ * error, checks the options together, sets the log level. Returns the configuration, which the
+ * caller frees, or NULL with *exit_code if the command is already finished. first_positional as in
  * cn_config_parse_args. argv[0] must be the command's name. */
 cn_config *cn_command_begin(int argc, char **argv, int *first_positional, int *exit_code);
 

@@ -1,11 +1,11 @@
-/* plan.c - `cinch plan`: what a model would take and how many requests would run at once, from
- * config.json and the options alone, on the device that would run it. No weight is read and no KV
- * memory is taken.
+/* plan.c - `cinch plan`: how much memory a model needs and how many requests run at once, from
+ * config.json and the options alone, on the device that would run it. Reads no weights and
+ * allocates no KV memory.
  *
- * Expected tokens/s is a ceiling made of two measurements of a fraction of a second: how fast the
- * backend's GEMM reads a weight matrix for one row, and how fast it multiplies it for as many rows
- * as requests run at once. A step is taken to be the GEMMs of all parameters, plus one reading of
- * all resident K and V at the first speed. */
+ * Expected tokens/s is an upper bound from two measurements of a fraction of a second. One is how
+ * fast the backend's GEMM reads a weight matrix for one row. The other is how fast it multiplies
+ * the matrix for as many rows as requests run at once. The model of a step is the GEMMs of all
+ * parameters, plus one read of all resident K and V at the first speed. */
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,23 +22,23 @@ typedef struct plan_report {
     cn_memory_plan memory; /* of start */
     cn_dtype matrix_dtype;
     uint32_t max_model_len;
-    uint32_t running;         /* requests at once, as the default policy has it */
-    uint32_t resident_tokens; /* of each, on the average */
+    uint32_t running;         /* requests at once, with the default policy */
+    uint32_t resident_tokens; /* mean of a request */
     double read_bytes_per_s, flops_per_s, tokens_per_s;
 } plan_report;
 
 /* ---- measuring ---- */
 
-/* 64 MiB in f32, 512 in bf16 on a device: no cache holds it, and starting a product is cheap beside
- * it. */
+/* 64 MiB in f32, on a device 512 MiB in bf16: more than any cache holds, and long enough that the
+ * time to start a GEMM does not matter. */
 enum { PROBE_COLS = 2048, PROBE_ROWS = 8192, PROBE_DEVICE_ROWS = 131072 };
 
-/* Of a device's memory, with some rows in bf16 beside the weight. */
+/* Bytes of device memory for the weight, and n_rows rows of x and out, all in bf16. */
 static uint64_t probe_bytes(uint32_t n_rows)
 {
     const uint64_t elems = (uint64_t)PROBE_DEVICE_ROWS * PROBE_COLS +
                            (uint64_t)n_rows * (PROBE_DEVICE_ROWS + PROBE_COLS);
-    return elems * sizeof(uint16_t) + 4096; /* each of the three begins on a boundary */
+    return elems * sizeof(uint16_t) + 4096; /* the three arrays are aligned */
 }
 
 typedef struct probe {
@@ -48,7 +48,7 @@ typedef struct probe {
     void *weight, *x, *out;
 } probe;
 
-/* Seconds of one GEMM of n_tokens rows: the best of a few, after one to warm up. */
+/* Measures one GEMM of n_tokens rows: the best of three, after one that warms up. */
 static cn_status time_gemm(const probe *p, uint32_t n_tokens, double *seconds)
 {
     const cn_gemm_args a = {.out = p->out, .x = p->x, .weight = p->weight, .n_tokens = n_tokens,
@@ -118,10 +118,10 @@ static cn_status load_config(plan_report *r)
     return CN_OK;
 }
 
-/* What an engine would refuse although its memory can be planned. */
+/* Rejects what an engine would reject although its memory can be planned. */
 static cn_status check_start(const plan_report *r)
 {
-    cn_config known = *r->config; /* borrows all of it */
+    cn_config known = *r->config; /* borrows the strings */
     known.max_model_len = r->max_model_len;
     CN_TRY(cn_config_validate(&known, CN_SECTION_ENGINE));
     return cn_policy_check(&known.kv, r->memory.block_tokens, known.kv.window_tokens);
@@ -136,7 +136,7 @@ static cn_status fill(plan_report *r, cn_backend *be, cn_stream *s)
     r->matrix_dtype = be->matrix_dtype;
     const bool capped = c->kv.policy != CN_KV_FULL;
     r->running = capped ? r->memory.concurrency_capped : r->memory.concurrency_full;
-    /* A request of full KV holds half its final length on the average. */
+    /* A request with full KV holds half its final length on average. */
     const uint32_t half_tokens = cn_max_u32(r->memory.max_request_tokens / 2, 1);
     r->resident_tokens = capped ? cn_min_u32(budget_tokens(r), r->max_model_len) : half_tokens;
     r->running = cn_max_u32(r->running, 1);
@@ -155,10 +155,10 @@ static void print_bytes(const char *what, uint64_t n)
 static void print_concurrency(const plan_report *r)
 {
     const cn_memory_plan *p = &r->memory;
-    printf("%-12s %u requests of %u tokens at once, full KV, before any is preempted",
+    printf("%-12s %u requests of %u tokens at once, full KV, without preemption",
            "concurrency", p->concurrency_full, r->max_model_len);
     if (p->max_request_tokens < r->max_model_len)
-        printf("; the longest that fits alone has %u", p->max_request_tokens);
+        printf("; the longest request that fits alone has %u tokens", p->max_request_tokens);
     printf("\n");
     if (p->n_max_blocks)
         printf("%-12s %u requests of any output length at budget %u (%u blocks each)\n", "",

@@ -1,8 +1,8 @@
-/* compare.c - `cinch compare`: the arms of --arms, each over every input file, on one engine.
+/* compare.c - `cinch compare`: runs each arm of --arms over every input file, on one engine.
  *
- * The prefix cache is off unless asked for: later arms would find the prompts of earlier ones. The
- * figures are printed when a task is through, and the JSON file is renewed after every arm, so that
- * a long comparison that is stopped has what it measured. */
+ * The prefix cache is off by default, because later arms would find the prompts of earlier ones. A
+ * task's figures are printed when the task is done. The JSON file is rewritten after every arm, so
+ * that a comparison that is stopped keeps what it has measured. */
 #include <string.h>
 
 #include "engine/cmd/command.h"

@@ -9,7 +9,7 @@
 enum { NAME_MAX_BYTES = 64 };
 static const char json_prefix[] = "kv.";
 
-/* The row behind a key of a `kv` object, or NULL. */
+/* The option row of a key of a `kv` object, or NULL. */
 static const cn_option *find_key(const char *key, size_t len)
 {
     size_t n;
@@ -31,10 +31,11 @@ static cn_status refuse_key(const char *key, size_t len)
         if (o[i].json && strncmp(o[i].json, json_prefix, sizeof json_prefix - 1) == 0)
             used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "",
                                      o[i].json + sizeof json_prefix - 1);
-    return cn_fail(CN_ERR_ARG, "unknown key '%.*s': want one of %s", (int)len, key, known);
+    return cn_fail(CN_ERR_ARG, "unknown key '%.*s': expected one of %s", (int)len, key, known);
 }
 
-/* Sets in c what one part between colons says; `place` counts them, 0 is the policy. */
+/* Applies one part of an arm to c. Parts are separated by colons; `place` is the part's index. Part
+ * 0 is the policy. */
 static cn_status set_part(cn_config *c, char *part, uint32_t place)
 {
     if (place == 0) return cn_config_set(c, "kv-policy", part);
@@ -50,7 +51,7 @@ static cn_status set_part(cn_config *c, char *part, uint32_t place)
     }
     if (!o) return refuse_key(part, len);
     if (!part[len] && o->type != CN_OPTION_BOOL)
-        return cn_fail(CN_ERR_ARG, "'%s' is no switch: write %s=value", part,
+        return cn_fail(CN_ERR_ARG, "'%s' is not a switch: write %s=value", part,
                        o->json + sizeof json_prefix - 1);
     return cn_option_set_text(c, o, value);
 }
@@ -84,7 +85,7 @@ static cn_status check_twice(const cn_compare_arms *a)
     const char *label = a->arms[a->n - 1].label;
     for (uint32_t i = 0; i + 1 < a->n; i++)
         if (strcmp(a->arms[i].label, label) == 0)
-            return cn_fail(CN_ERR_ARG, "--arms %s: the arm stands twice", label);
+            return cn_fail(CN_ERR_ARG, "--arms %s: the arm is given twice", label);
     return CN_OK;
 }
 

@@ -1,10 +1,10 @@
-/* compare_arms.h - the arms of a comparison: what `--arms full,zip:384,zip:512:window=48` means.
+/* compare_arms.h - the arms of a comparison: parses `--arms full,zip:384,zip:512:window=48`.
  *
  *   list  arm{,arm}
  *   arm   policy[:budget]{:key=value | :switch | :no-switch}
  *
- * The keys are those of a request's `kv` object, the rows of the option table with their bounds;
- * what an arm does not say is what the command line's --kv-* options say.
+ * The keys are those of a request's `kv` object, with the bounds of the option table. A key that an
+ * arm does not set has the value of the --kv-* option.
  *
  * Owner: cinch compare. Thread: main. Stage: before an engine exists. */
 #ifndef CN_COMPARE_ARMS_H
@@ -18,17 +18,17 @@ typedef struct cn_compare_arm {
 } cn_compare_arm;
 
 typedef struct cn_compare_arms {
-    cn_compare_arm *arms; /* [n] arms[0] is full KV, in front whether the list names it or not */
+    cn_compare_arm *arms; /* [n] arms[0] is full KV, even if the list does not name it */
     uint32_t n;
 } cn_compare_arms;
 
-/* Reads c->arms over the defaults c->kv. CN_ERR_ARG names the arm and what of it is wrong, with
- * the known policies or keys. *out is to be freed in any case. */
+/* Parses c->arms with the defaults c->kv. CN_ERR_ARG names the arm, its invalid part, and the known
+ * policies or keys. Free *out in every case. */
 cn_status cn_compare_arms_parse(cn_compare_arms *out, const cn_config *c);
 void cn_compare_arms_free(cn_compare_arms *a);
 
-/* Declares in c what the arms need of one engine: their policies, the widest window, and the
- * smallest budget, which leaves the most query slots. */
+/* Sets in c what one engine needs for all arms: their policies, the largest window, and the
+ * smallest budget, which gives the most query slots. */
 void cn_compare_arms_declare(const cn_compare_arms *a, cn_config *c);
 
 #endif

@@ -102,7 +102,7 @@ static const struct {
     {"exact", text_exact},
     {"95 %", text_interval},
     {"same output", text_identical},
-    {"parts at", text_divergence},
+    {"diverges at", text_divergence},
     {"same best", text_same_best},
     {"gap/token", text_gap},
     {"tokens/s", text_speed},
@@ -152,8 +152,8 @@ void cn_compare_print(FILE *f, const cn_compare_report *r, uint32_t task)
 
 /* ---- files ---- */
 
-/* Never leaves half a file: what was there stays until the new one is whole. A pipe or a device
- * (/dev/stdout) is written to, for a file in its place would hide it. */
+/* Replaces the file when the new text is complete, so that there is never a partial file. Writes
+ * directly to a pipe or a device (/dev/stdout), because a rename would put a file in its place. */
 static cn_status replace_file(const char *path, const char *text, size_t n)
 {
     struct stat s;
@@ -258,7 +258,7 @@ static cn_status draw(const cn_compare_report *r, cn_svg_panel *panels, cn_svg_p
         }
     }
     const cn_svg_plot plot = {
-        .x_title = "most KV tokens of a request, mean",
+        .x_title = "peak KV tokens of a request, mean",
         .y_title = graded ? "exact match, 95 % interval" : "agreement with full KV",
         .series = policies,
         .n_series = sizeof policies / sizeof *policies,

@@ -12,17 +12,17 @@ typedef struct cn_compare_report {
     const cn_compare_task *tasks; /* [n_tasks] */
     uint32_t n_tasks;
     cn_compare_figures *figures; /* [n_tasks, arms->n] */
-    uint32_t n_done;             /* of them, in order */
+    uint32_t n_done;             /* figures that are set, from the first on */
 } cn_compare_report;
 
-/* One task's arms as a Markdown table with aligned columns. */
+/* Prints one task's arms as a Markdown table with aligned columns. */
 void cn_compare_print(FILE *f, const cn_compare_report *r, uint32_t task);
 
-/* All that is done so far, in place of what the file held. CN_ERR_IO names the path. */
+/* Writes all figures so far, replacing the file's contents. CN_ERR_IO names the path. */
 cn_status cn_compare_write_json(const cn_compare_report *r, const char *path);
 
-/* Exact match, or without grading the agreement with full KV, over the tokens kept: an SVG file
- * with a panel per task. */
+/* Writes an SVG file with a panel per task: exact match (without grading, agreement with full KV)
+ * over the peak KV tokens of a request. */
 cn_status cn_compare_write_plot(const cn_compare_report *r, const char *path);
 
 #endif

@@ -21,16 +21,16 @@ typedef struct output {
 struct cn_compare_run {
     cn_engine *engine;
     const cn_compare_task *task;
-    output *full, *other; /* [task->n] of full KV, kept; of the arm after it */
+    output *full, *other; /* [task->n] of full KV (kept); of the current arm */
     bool has_full;
 
-    /* The pass that runs. */
+    /* The current pass. */
     output *outputs;
     bool replays;
     cn_agreement agreement;
     uint32_t n_done;
-    cn_status status; /* of a callback */
-    uint64_t n_steps, running_sum, held_blocks_sum; /* over steps with a request */
+    cn_status status; /* the last error of a callback */
+    uint64_t n_steps, running_sum, held_blocks_sum; /* over steps that had a running request */
     cn_stats before;
     double full_tokens_per_s;
 };
@@ -67,7 +67,7 @@ static bool is_audited(const cn_compare_run *r, uint32_t i)
     return cn_audit_picks(c->compare_audit_percent, c->seed, id, sizeof *id);
 }
 
-/* Whether a line takes part in the pass. */
+/* True if line i takes part in the pass. */
 static bool has_work(const cn_compare_run *r, uint32_t i)
 {
     if (!r->replays) return true;
@@ -75,7 +75,8 @@ static bool has_work(const cn_compare_run *r, uint32_t i)
     return !o->refused && is_audited(r, i) && !same_tokens(&o->said, &r->full[i].said);
 }
 
-/* Hands line i to the engine; CN_ERR_BUSY when it has to wait. */
+/* Submits line i. CN_ERR_BUSY: it has to wait. In the first pass, a line that the engine rejects
+ * counts as refused. */
 static cn_status submit(cn_compare_run *r, const cn_kv_params *kv, uint32_t i)
 {
     output *o = &r->outputs[i];
@@ -153,7 +154,8 @@ static uint32_t first_difference(const cn_transcript *a, const cn_transcript *b)
     return i;
 }
 
-/* How the tokens part from full KV's, and the audit of the lines that never do. */
+/* Counts the outputs equal to full KV's, finds the median of the first differences of the others,
+ * and adds the agreement of the audited equal outputs, which are not replayed. */
 static cn_status compare_tokens(cn_compare_run *r, cn_compare_figures *f)
 {
     const uint32_t n = r->task->n;
@@ -212,7 +214,7 @@ static void add_usage(const cn_compare_run *r, cn_compare_figures *f)
     f->peak_tokens = n ? peak_sum / n : 0;
 }
 
-/* What the requests say they went through must be what the engine counted. */
+/* Checks that the sums over the requests' usage equal the engine's counters. */
 static cn_status check_totals(const cn_compare_run *r, const cn_compare_figures *f)
 {
     cn_stats now;

@@ -12,7 +12,7 @@ static cn_status set_name(cn_compare_task *t)
     return t->name ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a task");
 }
 
-/* An empty item at the end, or NULL. */
+/* Appends an empty item and returns it; NULL if out of memory. */
 static cn_batch_item *new_item(cn_compare_task *t)
 {
     if (t->n == t->cap) {
@@ -36,9 +36,9 @@ static cn_status read_line(cn_compare_task *t, const cn_config *c, const cn_line
     CN_TRY(cn_batch_item_identify(item, line, &format));
     CN_TRY(cn_batch_item_read(item, &format, defaults));
     if (c->answer_field && !item->reference)
-        return cn_fail(CN_ERR_ARG, "%s: no reference answer", c->answer_field);
+        return cn_fail(CN_ERR_ARG, "%s: expected a reference answer, got nothing", c->answer_field);
     if (item->request.params.sampling.n != 1)
-        return cn_fail(CN_ERR_ARG, "n is %u: a comparison takes one sample a prompt",
+        return cn_fail(CN_ERR_ARG, "n is %u: a comparison takes one sample per prompt",
                        item->request.params.sampling.n);
     return CN_OK;
 }
@@ -59,7 +59,7 @@ static cn_status read_lines(cn_compare_task *t, const cn_engine *e, cn_line_read
         if (status != CN_OK)
             return cn_fail_within(status, "line %llu", (unsigned long long)line.number);
     }
-    return t->n ? CN_OK : cn_fail(CN_ERR_ARG, "no line to run");
+    return t->n ? CN_OK : cn_fail(CN_ERR_ARG, "the file has no requests");
 }
 
 cn_status cn_compare_task_load(cn_compare_task *out, const cn_engine *e, const char *path)

@@ -1,5 +1,5 @@
-/* compare_task.h - one input file of a comparison, read whole: its requests, to be asked once per
- * arm, and its reference answers.
+/* compare_task.h - one input file of a comparison, read whole: its requests, which every arm runs
+ * once, and its reference answers.
  *
  * Owner: cinch compare. Thread: the engine's. Stage: before the first arm runs. */
 #ifndef CN_COMPARE_TASK_H
@@ -9,15 +9,15 @@
 #include "engine/offline/batch_input.h"
 
 typedef struct cn_compare_task {
-    char *name;       /* the file's, without folder and ending */
+    char *name;       /* the file's name without directory and extension */
     const char *path; /* borrowed */
     cn_batch_item *items; /* [n] */
     uint32_t n, cap;
 } cn_compare_task;
 
-/* At most --limit lines of the file, with the engine's defaults where they say nothing. A line
- * that is no request is CN_ERR_ARG with path and line; so are several samples a prompt. *out is to
- * be freed in any case. */
+/* Reads at most --limit lines of the file. What a line does not set has the engine's default.
+ * CN_ERR_ARG names path and line if a line is not a request or asks for several samples. Free *out
+ * in every case. */
 cn_status cn_compare_task_load(cn_compare_task *out, const cn_engine *e, const char *path);
 void cn_compare_task_free(cn_compare_task *t);
 

@@ -14,13 +14,13 @@ enum {
     LEGEND_HEIGHT = 34,
     LABEL_HEIGHT = 12,
     LABEL_CHAR_WIDTH = 6,
-    MAX_LABELS = 64 /* points of a panel that get one */
+    MAX_LABELS = 64 /* points of a panel that get a label */
 };
 
 static const char *const colours[CN_SVG_MAX_SERIES] = {"#1b6ca8", "#c0392b", "#2e8b57",
                                                        "#8e44ad", "#d08000", "#555555"};
 
-/* One panel on the page: its corner, and the scale of x. */
+/* The place of a panel's axes on the page, and the scale of x. */
 typedef struct frame {
     double left, top, width, height; /* of the axes */
     double x_max;
@@ -60,7 +60,7 @@ static cn_status add_line(cn_buf *out, double x1, double y1, double x2, double y
                        x1, y1, x2, y2, colour);
 }
 
-/* The least 1, 2 or 5 times a power of ten that is at least x. */
+/* The smallest number that is 1, 2 or 5 times a power of ten and at least x. */
 static double round_up_nicely(double x)
 {
     const double power = pow(10, floor(log10(x)));
@@ -119,20 +119,20 @@ static cn_status add_point(cn_buf *out, const frame *f, const cn_svg_point *p)
                        100 * p->low, 100 * p->high, p->x);
 }
 
-/* True when a label has to end at its point, for want of room to the right of it. */
+/* True if a label has to end at its point, because there is no room to the right of the point. */
 static bool ends_at_point(const frame *f, double x, const char *label)
 {
     const double width = LABEL_CHAR_WIDTH * (double)strlen(label);
     return x + width > f->left + f->width + RIGHT && x - width > f->left - LEFT;
 }
 
-/* Where the labels of a panel's points stand, from the highest point to the lowest. */
+/* The places of a panel's labels, from the highest point to the lowest. */
 typedef struct labels {
     uint32_t n;
     struct label {
         const cn_svg_point *point;
         double x, y;
-        bool ends; /* at its point */
+        bool ends; /* the text ends at the point */
     } at[MAX_LABELS];
 } labels;
 
@@ -141,8 +141,9 @@ static bool share_columns(const struct label *a, const struct label *b)
     return fabs(a->x - b->x) < RIGHT;
 }
 
-/* Beside their points, to the right where there is room; one that would touch another of about the
- * same x moves below it, and those that would leave the axes that way push the ones above up. */
+/* Places the labels beside their points, to the right if there is room. A label that would touch
+ * another of about the same x moves below it. If that puts it outside the axes, it moves up and
+ * pushes up the labels above it. */
 static void place_labels(labels *l, const frame *f)
 {
     for (uint32_t i = 0; i < l->n; i++) {

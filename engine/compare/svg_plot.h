@@ -1,5 +1,5 @@
-/* svg_plot.h - a scatter plot with error bars as SVG text: panels side by side, two to a row, one
- * scale of x for all, y from 0 to 1 as per cent.
+/* svg_plot.h - a scatter plot with error bars as SVG text. Panels are two to a row and share one
+ * scale of x. y goes from 0 to 1 and is shown in percent.
  *
  * Owner: the caller. Thread: any. Stage: reports. */
 #ifndef CN_SVG_PLOT_H
@@ -10,8 +10,8 @@
 typedef struct cn_svg_point {
     const char *label;
     double x;            /* >= 0 */
-    double y, low, high; /* 0 .. 1; the bar from low to high */
-    uint32_t series;     /* colour */
+    double y, low, high; /* 0 .. 1; the error bar goes from low to high */
+    uint32_t series;     /* selects the colour */
 } cn_svg_point;
 
 typedef struct cn_svg_panel {
@@ -30,7 +30,7 @@ typedef struct cn_svg_plot {
 
 enum { CN_SVG_MAX_SERIES = 6 };
 
-/* Appends the whole document. */
+/* Appends the complete document. */
 cn_status cn_svg_plot_write(cn_buf *out, const cn_svg_plot *p);
 
 #endif

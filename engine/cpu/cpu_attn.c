@@ -1,16 +1,18 @@
 /* cpu_attn.c - paged causal attention: attn_decode, attn_prefill, attn_sparse.
  *
- * A pass takes up to CN_CPU_ATTN_ROWS query rows of one (sequence, kv head): the query heads of
- * the group, for one token (decode) or for neighbouring tokens (prefill). It walks the keys in
- * tiles of the KV layout, each loaded once for all rows: the tile's keys are transposed, so that
- * scores are sums over d with tokens in the lanes; softmax is online, per tile; values are added
- * token by token with dimensions in the lanes. Every SPLIT tokens the running result is merged
- * into the row's total and starts anew, whether or not another thread took that split.
+ * A pass computes up to CN_CPU_ATTN_ROWS query rows of one (sequence, kv head): the query heads of
+ * the group, for one token (decode) or for neighbouring tokens (prefill). It reads the keys in
+ * tiles of the KV layout, each tile once for all rows:
+ *   1. The keys of the tile are transposed. Scores are then sums over d with tokens in the lanes.
+ *   2. Softmax is online, tile by tile.
+ *   3. Values are added token by token with dimensions in the lanes.
+ * After every SPLIT tokens the result of the split is merged into the row's total. This happens
+ * even if one thread runs all splits.
  *
- * Same bits for a row wherever it runs. A row's arithmetic is: its splits in order, in each its
- * tiles in order, in each the tokens it sees, in order. Neither the other rows of the pass, nor
- * the chunk of the prompt, nor the number of threads enters. In the last tile of a row, tokens
- * beyond its limit get weight 0 and are never multiplied.
+ * A row has the same bits wherever it runs. Its arithmetic is its splits in order, in each split
+ * its tiles in order, in each tile the tokens it sees in order. The result does not depend on the
+ * other rows of the pass, the chunk of the prompt or the number of threads. In the last tile of a
+ * row, tokens past its limit get weight 0 and are never multiplied.
  *
  * Bytes read: 2 * 4 * d per token and kv head, once per pass. */
 #include <math.h>
@@ -38,14 +40,13 @@ typedef struct update {
     float *c;
     size_t c_stride;
     const float *alpha; /* [rows]; NULL: c starts at 0 */
-    /* Memory of b's shape that is needed next, or NULL: fetched while b is worked on, since the
-     * keys of the next block are too far away for the hardware to guess. */
+    /* Memory of b's shape that is needed next, or NULL. It is prefetched while b is used, because
+     * the hardware cannot predict the address of the next KV block. */
     const float *ahead;
 } update;
 
-/* rows <= BLOCK_ROWS and vecs <= BLOCK_VECS are constants wherever this is inlined, so that the
- * sums stay in registers. One multiply-add per k and element, in order of k: the same for every
- * block size. */
+/* rows <= BLOCK_ROWS and vecs <= BLOCK_VECS are constants wherever this is inlined, so the sums
+ * stay in registers. An element is one multiply-add per k, in order of k, for every block size. */
 CN_INLINE void update_block(const update *u, uint32_t row, uint32_t rows, uint32_t col,
                             uint32_t vecs)
 {
@@ -100,7 +101,7 @@ static void rank_update(const update *u)
 
 /* ---- one tile ---- */
 
-/* One square of CN_VEC x CN_VEC, by log2(CN_VEC) perfect shuffles. */
+/* Transposes a square of CN_VEC x CN_VEC by log2(CN_VEC) perfect shuffles. */
 static void transpose_square(float *dst, size_t dst_stride, const float *src, size_t src_stride)
 {
     cn_vec rows[CN_VEC], next[CN_VEC];
@@ -123,7 +124,7 @@ static void transpose_square(float *dst, size_t dst_stride, const float *src, si
     for (int i = 0; i < CN_VEC; i++) cn_vec_store(dst + (size_t)i * dst_stride, rows[i]);
 }
 
-/* keys[d, tile] from rows[tile, d], which the tile's values follow: they are fetched meanwhile. */
+/* keys[d, tile] = the transpose of rows[tile, d]. */
 static void transpose_keys(float *keys, const float *rows, uint32_t tile, uint32_t d)
 {
     for (uint32_t t = 0; t < tile; t += CN_VEC)
@@ -132,8 +133,8 @@ static void transpose_keys(float *keys, const float *rows, uint32_t tile, uint32
         }
 }
 
-/* Online softmax of one row: scores[tile], of which the first n count, become weights; max and sum
- * move on; returns what the row's earlier sums are to be multiplied by. */
+/* Online softmax of one row. Turns scores[tile], of which the first n are valid, into weights and
+ * updates max and sum. Returns the factor by which the row's earlier sums must be multiplied. */
 static float softmax_tile(float *scores, uint32_t n, uint32_t tile, float *max, float *sum)
 {
     for (uint32_t t = n; t < tile; t++) scores[t] = -INFINITY;
@@ -159,7 +160,7 @@ typedef struct attn_pass {
     uint32_t d, tile;
 } attn_pass;
 
-/* Rows [row, row + rows) take in the first k values of a tile at their weights. */
+/* Adds the first k values of a tile, times their weights, to rows [row, row + rows). */
 static void add_values(const attn_pass *p, cn_cpu_attn_scratch *w, size_t row, uint32_t rows,
                        uint32_t k, const float *values, const float *ahead)
 {
@@ -175,14 +176,14 @@ static void add_values(const attn_pass *p, cn_cpu_attn_scratch *w, size_t row, u
     rank_update(&u);
 }
 
-/* Adds one tile, slots [start, start + tile), to the running split. keys[tile, d] are followed by
- * the values; `next` is the tile after this one or NULL. */
+/* Adds one tile, slots [start, start + tile), to the current split. The values follow keys[tile, d]
+ * in memory; `next` is the next tile or NULL. */
 static void add_tile(const attn_pass *p, cn_cpu_attn_scratch *w, const float *keys,
                      const float *next, uint32_t start)
 {
     uint32_t d = p->d, tile = p->tile, heads = p->heads;
     const float *values = keys + (size_t)tile * d;
-    /* Tokens below `first` see nothing of the tile, from `full` on all of it. */
+    /* Tokens below `first` see no slot of the tile; tokens from `full` on see all of it. */
     uint32_t first = p->limit > start ? 0 : start + 1 - p->limit;
     uint32_t full = p->limit >= start + tile ? 0 : start + tile - p->limit;
     full = cn_min_u32(full, p->tokens);
@@ -221,8 +222,8 @@ static void start_rows(float *out, float *max, float *sum, uint32_t rows, uint32
     }
 }
 
-/* total (max, sum, out) takes in one split of one row. A split of which the row saw nothing changes
- * nothing: its weight is exp(-inf). */
+/* Merges one split of one row into the row's total (max, sum, out). A split of which the row sees
+ * no slot changes nothing, because its weight is exp(-inf). */
 static void merge_row(float *out, float *max, float *sum, const float *split_out, float split_max,
                       float split_sum, uint32_t d)
 {
@@ -251,8 +252,8 @@ static void finish_row(float *dst, const float *out, float sum, uint32_t d)
 
 /* ---- passes over a sequence ---- */
 
-/* Queries [query, query + tokens) of sequence `seq`, `heads` query heads of kv head `kv_head` from
- * group member `member` on. */
+/* Queries [query, query + tokens) of sequence `seq`, and of kv head `kv_head` the query heads
+ * [member, member + heads) of the group. */
 typedef struct query_block {
     uint32_t seq, kv_head, query, tokens, member, heads;
 } query_block;
@@ -284,7 +285,7 @@ static attn_pass load_queries(const cn_attn_args *a, const query_block *b, cn_cp
                        .tile = a->layout.tile_tokens};
 }
 
-/* The tile that holds slot t: its keys, then its values. */
+/* Returns the tile that holds slot t: its keys, then its values. */
 static const float *tile_at(const cn_attn_args *a, const query_block *b, uint32_t t)
 {
     const cn_kv_layout *l = &a->layout;
@@ -293,7 +294,7 @@ static const float *tile_at(const cn_attn_args *a, const query_block *b, uint32_
                                             t % l->block_tokens, CN_KV_K);
 }
 
-/* Tiles of slots [start, end) into a fresh split. start is a multiple of SPLIT. */
+/* Computes the tiles of slots [start, end) as a new split. start is a multiple of SPLIT. */
 static void run_split(const cn_attn_args *a, const query_block *b, const attn_pass *p,
                       cn_cpu_attn_scratch *w, uint32_t start, uint32_t end)
 {
@@ -316,7 +317,7 @@ static void finish_block(const cn_attn_args *a, const query_block *b, cn_cpu_att
         }
 }
 
-/* All splits of one query block, in order. */
+/* Computes all splits of one query block, in order. */
 static void run_block(const cn_attn_args *a, const query_block *b, cn_cpu_attn_scratch *w)
 {
     attn_pass p = load_queries(a, b, w);
@@ -338,7 +339,7 @@ typedef struct attn_job {
     uint32_t head_parts;   /* passes per kv head: 1 unless the group is larger than a pass */
     uint32_t block_tokens; /* query tokens per pass */
     uint32_t n_blocks;     /* of the longest sequence */
-    uint32_t n_splits;     /* of the longest sequence, when splits run side by side */
+    uint32_t n_splits;     /* of the longest sequence */
 } attn_job;
 
 static attn_job make_job(cn_stream *s, const cn_attn_args *a)
@@ -352,7 +353,7 @@ static attn_job make_job(cn_stream *s, const cn_attn_args *a)
     return job;
 }
 
-/* The kv head and group part of work item `item` of a sequence. */
+/* Returns the block of work item `item`, a kv head and a part of its group, of a sequence. */
 static query_block make_block(const attn_job *job, uint32_t seq, uint32_t item)
 {
     query_block b = {.seq = seq, .kv_head = item / job->head_parts, .tokens = 1};
@@ -368,7 +369,7 @@ static void prefill_task(void *ctx, uint32_t task, uint32_t worker)
     uint32_t items = job->args->layout.n_kv_heads * job->head_parts;
     uint32_t seq = v->n_decode + task / (items * job->n_blocks);
     query_block b = make_block(job, seq, task % items);
-    /* Last blocks first: they see most. */
+    /* Last blocks first, because they see the most slots and take longest. */
     uint32_t block = job->n_blocks - 1 - task / items % job->n_blocks;
     uint32_t n_q = v->q_start[seq + 1] - v->q_start[seq];
     b.query = block * job->block_tokens;
@@ -381,10 +382,12 @@ static cn_status check_shape(const cn_attn_args *a)
 {
     uint32_t d = a->layout.head_dim, hk = a->layout.n_kv_heads;
     if (d % 16 != 0 || d > CN_CPU_MAX_HEAD_DIM)
-        return cn_fail(CN_ERR_SHAPE, "attention: head_dim %u is not a multiple of 16 up to %d", d,
+        return cn_fail(CN_ERR_SHAPE,
+                       "attention: head_dim %u: expected a multiple of 16, at most %d", d,
                        CN_CPU_MAX_HEAD_DIM);
     if (a->n_heads == 0 || a->n_heads % hk != 0)
-        return cn_fail(CN_ERR_SHAPE, "attention: %u query heads do not divide over %u kv heads",
+        return cn_fail(CN_ERR_SHAPE,
+                       "attention: %u query heads: expected a multiple of the %u kv heads",
                        a->n_heads, hk);
     return CN_OK;
 }
@@ -399,7 +402,7 @@ cn_status cn_cpu_attn_prefill(cn_stream *s, const cn_attn_args *a)
     return CN_OK;
 }
 
-/* ---- decode: tasks are (sequence, kv head, part of the group), or each split of them ---- */
+/* ---- decode: tasks are (sequence, kv head, part of the group), or the splits of these ---- */
 
 static void decode_task(void *ctx, uint32_t task, uint32_t worker)
 {
@@ -409,7 +412,7 @@ static void decode_task(void *ctx, uint32_t task, uint32_t worker)
     run_block(job->args, &b, &job->cpu->attn[worker]);
 }
 
-/* Floats of one split's result: out[heads, d], max[heads], sum[heads]. */
+/* Floats of the result of one split: out[heads, d], max[heads], sum[heads]. */
 static size_t part_elems(const attn_job *job)
 {
     return (size_t)job->heads * (job->args->layout.head_dim + 2);
@@ -469,7 +472,7 @@ cn_status cn_cpu_attn_decode(cn_stream *s, const cn_attn_args *a)
 
 /* ---- sparse decode: the slots of an index list, in list order, as if they were a sequence ---- */
 
-/* Tiles [start, end) of the list into a fresh split. */
+/* Computes the entries [start, end) of the list as a new split, tile by tile. */
 static void run_sparse_split(const cn_attn_args *a, const query_block *b, const attn_pass *p,
                              cn_cpu_attn_scratch *w, const uint32_t *index, uint32_t start,
                              uint32_t end)
@@ -522,7 +525,7 @@ static cn_status check_index(const cn_attn_sparse_args *a)
     uint32_t n_lists = a->attn.batch->n_decode * a->attn.layout.n_kv_heads;
     for (uint32_t i = 0; i < n_lists; i++)
         if (a->n_index[i] == 0 || a->n_index[i] > a->index_stride)
-            return cn_fail(CN_ERR_SHAPE, "attn_sparse: list %u has %u slots, not 1..%u", i,
+            return cn_fail(CN_ERR_SHAPE, "attn_sparse: list %u has %u slots: expected 1 to %u", i,
                            a->n_index[i], a->index_stride);
     return CN_OK;
 }

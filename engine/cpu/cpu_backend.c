@@ -1,4 +1,4 @@
-/* cpu_backend.c - the CPU's op table, memory and life cycle. */
+/* cpu_backend.c - the op table of the CPU backend; its memory; opening and closing. */
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -21,8 +21,8 @@ void cn_cpu_parallel(cn_stream *s, uint32_t n_tasks, cn_cpu_task_fn fn, void *ct
 
 /* ---- memory ---- */
 
-/* Straight from the system: pages come zeroed and are taken when first touched, so a pool costs
- * what requests use of it. A header page holds the size for mem_free. */
+/* Memory comes directly from the system. Pages are zeroed, and are allocated when first touched, so
+ * a pool costs only the part that requests use. A header page holds the size for mem_free. */
 enum { MEM_HEADER_BYTES = 4096 };
 
 static cn_status mem_alloc(cn_backend *be, size_t bytes, void **out)
@@ -63,7 +63,7 @@ static cn_status run_mem_copy(cn_stream *s, const void *args)
     return CN_OK;
 }
 
-/* Host and device memory are one: writing and reading are the same copy. */
+/* Host and device memory are the same, so writing and reading are the same copy. */
 static cn_status mem_transfer(cn_stream *s, void *dst, const void *src, size_t bytes)
 {
     mem_copy c = {dst, src, bytes};
@@ -72,7 +72,8 @@ static cn_status mem_transfer(cn_stream *s, void *dst, const void *src, size_t b
 
 /* ---- ops ---- */
 
-/* The table's entry of an op: run now, or queue with a copy of the arguments. */
+/* Defines the table entry of an op. On an immediate stream the op runs at once; on a threaded
+ * stream it is queued with a copy of its arguments. */
 #define CPU_OP(op, function)                                                                \
     static cn_status run_##op(cn_stream *s, const void *args) { return function(s, args); } \
     static cn_status enqueue_##op(cn_stream *s, const cn_##op##_args *a)                    \
@@ -92,7 +93,7 @@ CPU_OP(attn_sparse, cn_cpu_attn_sparse)
 CPU_OP(silu_mul, cn_cpu_silu_mul)
 CPU_OP(gather, cn_cpu_gather)
 
-/* Rows of a step are sampled side by side, each worker in its own part of the scratch. */
+/* Rows of a step are sampled in parallel. Each worker uses its own part of the scratch. */
 static void sample_task(void *ctx, uint32_t row, uint32_t worker)
 {
     const cn_sample_args *a = ctx;
@@ -110,7 +111,8 @@ static cn_status sample_rows(cn_stream *s, const cn_sample_args *a)
 {
     size_t need = sample_scratch_bytes(&cn_cpu_stream_owner(s)->table, a->n_rows, a->vocab);
     if (a->scratch_bytes < need)
-        return cn_fail(CN_ERR_SHAPE, "sample: scratch of %zu bytes, vocabulary %u needs %zu",
+        return cn_fail(CN_ERR_SHAPE,
+                       "sample: scratch of %zu bytes: a vocabulary of %u needs %zu bytes",
                        a->scratch_bytes, a->vocab, need);
     cn_cpu_parallel(s, a->n_rows, sample_task, (void *)a);
     return CN_OK;
@@ -213,7 +215,9 @@ static cn_status open_parts(cn_cpu *cpu, uint32_t n_threads)
     cpu->attn = cn_calloc_aligned(cpu->n_workers, sizeof *cpu->attn);
     cpu->attn_parts = cn_calloc_aligned(cpu->n_attn_parts, sizeof *cpu->attn_parts);
     if (!cpu->attn || !cpu->attn_parts)
-        return cn_fail(CN_ERR_MEMORY, "cpu backend: no workspace for %u threads", n_threads);
+        return cn_fail(CN_ERR_MEMORY,
+                       "cpu backend: out of memory for the workspace of %u threads; use fewer",
+                       n_threads);
     CN_TRY(cn_cpu_gemm_create(&cpu->gemm, cpu->n_workers));
     return cn_cpu_pool_create(&cpu->pool, n_threads);
 }

@@ -1,10 +1,11 @@
 /* cpu_compact.c - moves the kept slots of one (layer, kv head) into the target blocks (paper C.6,
  * algorithm 4).
  *
- * Target slot i takes slot kept[i] >= i, whether kept tokens close ranks or fill holes. A write to
- * target block j at slot s therefore happens after every slot below j*b + s has been read or
- * dropped. Where the target is also source block i <= j, what it overwrites is such a slot: safe in
- * place. Where i > j it may not be, and source block i is copied aside before the first move. */
+ * Target slot i receives slot kept[i] >= i, with move `order` and with move `fill`. Therefore, when
+ * slot s of target block j is written, every slot below j*b + s has been read or dropped. If target
+ * block j is also source block i <= j, the overwritten slot is one of these, and moving in place is
+ * safe. If i > j the slot may not have been read yet, so source block i is copied to the stage
+ * before the first move. */
 #include <string.h>
 
 #include "engine/base.h"
@@ -20,7 +21,7 @@ void cn_cpu_stage_plan(const cn_compress_req *req, uint32_t *index, cn_cpu_stage
     }
 }
 
-/* A staged block: its K and V as they stand in the pool, then F, then P. */
+/* A staged block has its K and V in the layout of the pool, then F, then P. */
 static size_t staged_floats(const cn_kv_layout *l)
 {
     return l->head_bytes / sizeof(float) + 2 * (size_t)l->block_tokens;
@@ -31,7 +32,7 @@ size_t cn_cpu_stage_floats(const cn_pools *pools, uint32_t n)
     return n / pools->layout.block_tokens * staged_floats(&pools->layout);
 }
 
-/* One head's part of a block: contiguous rows and side entries. */
+/* The part of one head in a block: contiguous rows and side entries. */
 typedef struct head_block {
     float *kv;        /* [b/tile, 2, tile, d] */
     float *score;     /* [b] or NULL */
@@ -67,7 +68,8 @@ static void copy_aside(const cn_kv_layout *l, head_block dst, head_block src)
     if (src.origin) memcpy(dst.origin, src.origin, b * sizeof *dst.origin);
 }
 
-/* Moves n_rows slots that are consecutive in one tile of either block. The blocks may be one. */
+/* Moves n_rows slots. They are consecutive and in one tile, in src and in dst. Both blocks may be
+ * the same. */
 static void move_run(const cn_kv_layout *l, head_block dst, uint32_t dst_slot, head_block src,
                      uint32_t src_slot, uint32_t n_rows)
 {

@@ -1,5 +1,5 @@
-/* cpu_compress.c - one compression event: checks, then per request, layer and kv head: gather the
- * keys, run the table of scores, keep the best slots, move them. See cpu_compress.h. */
+/* cpu_compress.c - the op `compress`: checks a request, then, for each layer and kv head, gathers
+ * the keys, runs the table of scores, keeps the best slots and moves them. See cpu_compress.h. */
 #include "engine/cpu/cpu_compress.h"
 
 #include <cblas.h>
@@ -10,8 +10,8 @@
 
 enum { ALIGN_FLOATS = 16 }; /* parts of the scratch start on cache lines */
 
-/* The scratch of one request: five arrays of a word per slot, then memory that serves the scores
- * (keys, then work) and, once the slots are chosen, the staged blocks of the move. */
+/* The scratch of one request: five arrays with a word for each slot, then memory that the scores
+ * use (keys, then work). After the slots are chosen, the same memory holds the staged blocks. */
 typedef struct scratch {
     float *score, *redundancy; /* [n] */
     uint32_t *bits, *kept;     /* [n] */

@@ -1,6 +1,7 @@
-/* cpu_copy.c - copy_blocks: whole blocks and whole query slots, from one memory to another. All
- * memory is the host's here: the strides of the planes are the only difference. The list may change
- * as soon as the op returns, so it travels with the arguments, a piece of it at a time. */
+/* cpu_copy.c - copy_blocks: copies whole KV blocks, their side arrays, and whole query slots, from
+ * one memory to another. On the CPU all memory is host memory; only the strides of the planes
+ * differ. The caller may change the list when the op returns, so the list is copied with the
+ * arguments, one piece at a time. */
 #include <string.h>
 
 #include "engine/cpu/cpu_ops.h"

@@ -1,23 +1,24 @@
-/* cpu_gemm.c - out = x * weight^T (+ bias) by OpenBLAS, cut so that a row's bits never depend on
- * the batch.
+/* cpu_gemm.c - out = x * weight^T (+ bias) by OpenBLAS. The shape of the calls does not depend on
+ * the batch, so the bits of a row never do.
  *
- * A BLAS picks its kernel, and with it the order of a row's sums, by the shape of the call. So the
- * shapes of the calls are made a function of N and K alone:
+ * A BLAS chooses its kernel, and so the order of a row's sums, by the shape of the call. The shapes
+ * of the calls are therefore a function of N and K alone:
  *   columns  in panels of PANEL,
  *   k        in chunks of CHUNK, added up in order,
- *   rows     in tiles of one height; a batch's last rows take a lower tile only where that was
- *            shown to change nothing, else the tile is filled up with zero rows.
- * What remains is the library's own doing: that a row of a tile is summed like every other row of
- * it, and like a row of a lower tile. That is not assumed: before a brick (columns x k) is first
- * used, one row is put at every place of every tile height and the results are compared bit by bit
- * (probe_brick). The brick's full tile is the highest whose rows are all alike; height 1 is so
- * without proof. Lower tiles are used where they equal it.
+ *   rows     in tiles of one height. The last rows of a batch use a lower tile only if a probe has
+ *            shown that this changes no bit; otherwise zero rows fill up the tile.
+ * Two properties then depend on the library: each row of a tile is summed like every other row of
+ * the tile, and like a row of a lower tile. Both are tested, not assumed. A brick is a shape of
+ * columns x k. Before it is first used, probe_brick puts one row at every place of every tile
+ * height and compares the results bit by bit. The full tile of the brick is the highest tile whose
+ * rows are all equal; for height 1 this is always true. Lower tiles are used if they equal the full
+ * one.
  *
- * Where OpenBLAS has kernels for small matrices (AVX-512), tiles of 8 rows are fastest: they skip
- * the packing of the weights that would dominate at decode batches. Elsewhere the product is taken
- * the other way round, weight * x^T, which puts rows side by side in the lanes of a vector: on
- * AVX2 that makes rows of a tile of 16 alike. OpenBLAS runs one thread per call: panels are spread
- * over our pool. */
+ * If OpenBLAS has kernels for small matrices (AVX-512), tiles of 8 rows are fastest, because these
+ * kernels do not pack the weights. Packing would dominate at decode batches. On other CPUs the
+ * product is transposed, weight * x^T, which puts rows in the lanes of a vector. On AVX2 the rows
+ * of a tile of 16 are then equal. OpenBLAS uses one thread per call; our pool runs the panels in
+ * parallel. */
 #include <cblas.h>
 #include <pthread.h>
 #include <string.h>
@@ -26,24 +27,24 @@
 
 enum {
     PANEL = 64,
-    CHUNK = 1024, /* 8 * PANEL * CHUNK multiplications stay with the small-matrix kernels */
+    CHUNK = 1024, /* 8 * PANEL * CHUNK multiplications still use the small-matrix kernels */
     MAX_TILE = 64,
     MAX_HEIGHTS = 8,
     PROBE_SUMS = 512,
-    MIN_TASK_MULS = 1 << 17 /* less work does not pay for waking a thread */
+    MIN_TASK_MULS = 1 << 17 /* with less work a task costs more to start than it saves */
 };
 
 typedef struct gemm_scratch {
-    float x[MAX_TILE * CHUNK];   /* rows filled up to a tile */
+    float x[MAX_TILE * CHUNK];   /* rows padded to a tile */
     float out[MAX_TILE * PANEL]; /* a tile that cannot be written in place */
 } gemm_scratch;
 
 struct cn_cpu_gemm {
-    bool rows_in_lanes;            /* weight * x^T: a tile comes out as [cols, height] */
-    uint32_t heights[MAX_HEIGHTS]; /* that are tried, from high to low, down to 1 */
+    bool rows_in_lanes;            /* weight * x^T: the output of a tile is [cols, height] */
+    uint32_t heights[MAX_HEIGHTS]; /* tile heights to try, descending, the last is 1 */
     uint32_t n_heights;
-    /* [columns][k]: bit i says that heights[i] may be used; the lowest bit is the full tile. 0: not
-     * probed yet. */
+    /* [columns][k]: bit i is set if heights[i] may be used; the lowest set bit is the full tile. 0:
+     * not probed yet. */
     uint16_t usable[PANEL + 1][CHUNK + 1];
     pthread_mutex_t probe_mutex;
     float probe_weight[PANEL * CHUNK], probe_x[MAX_TILE * CHUNK];
@@ -59,7 +60,7 @@ static bool has_small_matrix_kernels(void)
     return false;
 }
 
-/* Any numbers do whose sums round: xorshift in [-1, 1). */
+/* xorshift in [-1, 1). Any numbers are suitable if their sums are rounded. */
 static void fill_random(float *p, size_t n, uint32_t seed)
 {
     for (size_t i = 0; i < n; i++) {
@@ -102,7 +103,8 @@ void cn_cpu_gemm_free(cn_cpu_gemm *g)
 
 /* ---- one brick: rows x columns x k ---- */
 
-/* A tile of `rows` in the gemm's own orientation: out[rows, cols], or out[cols, rows]. */
+/* Computes a tile of `rows` in the orientation of the gemm: out[rows, cols], or out[cols, rows] if
+ * rows_in_lanes. */
 static void call_blas(const cn_cpu_gemm *g, const float *x, size_t x_stride, const float *weight,
                       size_t weight_stride, float *out, size_t out_stride, uint32_t rows,
                       uint32_t cols, uint32_t k, bool accumulate)
@@ -118,7 +120,7 @@ static void call_blas(const cn_cpu_gemm *g, const float *x, size_t x_stride, con
                     out, (blasint)out_stride);
 }
 
-/* A tile that stands aside is without gaps. */
+/* A tile in scratch memory has no gaps between its rows. */
 static size_t aside_stride(const cn_cpu_gemm *g, uint32_t rows, uint32_t cols)
 {
     return g->rows_in_lanes ? rows : cols;
@@ -130,7 +132,7 @@ static size_t aside_elem(const cn_cpu_gemm *g, uint32_t row, uint32_t col, uint3
     return g->rows_in_lanes ? (size_t)col * rows + row : (size_t)row * cols + col;
 }
 
-/* One row, at every place of a tile of `height`, overwriting and then accumulating. */
+/* Computes a tile of `height` equal rows, first overwriting and then accumulating. */
 static void probe_tile(cn_cpu_gemm *g, uint32_t height, uint32_t cols, uint32_t k)
 {
     size_t stride = aside_stride(g, height, cols);
@@ -139,7 +141,7 @@ static void probe_tile(cn_cpu_gemm *g, uint32_t height, uint32_t cols, uint32_t 
                   accumulate);
 }
 
-/* Do all rows of probe_out hold probe_want? */
+/* Returns true when all rows of probe_out equal probe_want. */
 static bool rows_are_alike(const cn_cpu_gemm *g, uint32_t height, uint32_t cols)
 {
     for (uint32_t r = 0; r < height; r++)
@@ -157,8 +159,9 @@ static void draw_probe_row(cn_cpu_gemm *g, uint32_t k, uint32_t trial)
         memcpy(g->probe_x + (size_t)r * k, g->probe_x, k * sizeof(float));
 }
 
-/* Which of the heights `among` have rows like the first row of the tile heights[full]? Two orders
- * of one sum often round alike, so at least PROBE_SUMS sums are compared per place. */
+/* Returns those heights of `among` whose rows all equal the first row of the tile heights[full].
+ * Two orders of one sum often round to the same bits, so at least PROBE_SUMS sums are compared at
+ * each place. */
 static uint16_t probe_heights(cn_cpu_gemm *g, uint32_t full, uint16_t among, uint32_t cols,
                               uint32_t k)
 {
@@ -191,7 +194,7 @@ static uint32_t full_height(const cn_cpu_gemm *g, uint32_t cols, uint32_t k)
     return g->heights[__builtin_ctz(g->usable[cols][k])];
 }
 
-/* The lowest usable tile that holds `rows`. */
+/* Returns the height of the lowest usable tile that has room for `rows`. */
 static uint32_t usable_height(const cn_cpu_gemm *g, uint32_t rows, uint32_t cols, uint32_t k)
 {
     uint32_t best = full_height(g, cols, k);
@@ -205,7 +208,7 @@ typedef struct brick {
     uint32_t row, rows, col, cols, k0, k;
 } brick;
 
-/* A brick of at most a full tile's rows. */
+/* Computes a brick that has at most as many rows as a full tile. */
 static void run_tile(const cn_cpu_gemm *g, const cn_gemm_args *a, const brick *b,
                      gemm_scratch *scratch)
 {
@@ -248,7 +251,7 @@ static void run_brick(const cn_cpu_gemm *g, const cn_gemm_args *a, const brick *
     }
 }
 
-/* ---- the whole ---- */
+/* ---- the whole product ---- */
 
 typedef struct gemm_job {
     cn_cpu_gemm *gemm;
@@ -266,7 +269,8 @@ static void add_bias(const cn_gemm_args *a, uint32_t row, uint32_t rows, uint32_
     }
 }
 
-/* A panel times a group of row tiles: a brick of weights stays in the cache meanwhile. */
+/* Computes a panel of columns for a group of row tiles. Each brick of weights stays in the cache
+ * while all tiles use it. */
 static void run_panel(const gemm_job *job, gemm_scratch *scratch, uint32_t col, uint32_t group)
 {
     const cn_gemm_args *a = job->args;
@@ -290,7 +294,8 @@ static void run_task(void *ctx, uint32_t task, uint32_t worker)
         run_panel(job, &job->gemm->scratch[worker], (panel + i) * PANEL, group);
 }
 
-/* Enough tasks for all threads to end together, none too small. No bit depends on the cut. */
+/* Cuts the product into enough tasks for all threads to end at about the same time, none too small.
+ * No bit of the result depends on the cut. Returns the number of tasks. */
 static uint32_t cut_tasks(gemm_job *job, uint32_t n_threads)
 {
     const cn_gemm_args *a = job->args;
@@ -309,7 +314,8 @@ cn_status cn_cpu_gemm_run(cn_stream *s, const cn_gemm_args *a)
 {
     cn_cpu *cpu = cn_cpu_stream_owner(s);
     if (a->n == 0 || a->k == 0)
-        return cn_fail(CN_ERR_SHAPE, "gemm: weight [%u, %u] is empty", a->n, a->k);
+        return cn_fail(CN_ERR_SHAPE, "gemm: weight of shape [%u, %u]: expected both above 0", a->n,
+                       a->k);
     if (a->n_tokens == 0) return CN_OK;
     pthread_mutex_lock(&cpu->gemm->probe_mutex);
     const uint32_t cols[] = {cn_min_u32(PANEL, a->n), a->n % PANEL};

@@ -1,5 +1,5 @@
-/* cpu_norm.c - the row-wise ops: embed, gather, rmsnorm, silu_mul. A row is one thread's, and its
- * sums have one order, so its bits depend on nothing else. */
+/* cpu_norm.c - the row-wise ops: embed, gather, rmsnorm, silu_mul. One thread computes a row, in
+ * one order of sums, so the bits of a row depend only on its input. */
 #include <math.h>
 #include <string.h>
 
@@ -51,8 +51,9 @@ cn_status cn_cpu_embed(cn_stream *s, const cn_embed_args *a)
 {
     for (uint32_t t = 0; t < a->n_tokens; t++)
         if (embed_id(a, t) >= a->vocab)
-            return cn_fail(CN_ERR_SHAPE, "embed: token %u, id %u is not below the vocabulary %u", t,
-                           embed_id(a, t), a->vocab);
+            return cn_fail(CN_ERR_SHAPE,
+                           "embed: token %u has id %u: expected less than the vocabulary size %u",
+                           t, embed_id(a, t), a->vocab);
     for_rows(s, a, a->n_tokens, a->hidden, embed_row);
     return CN_OK;
 }

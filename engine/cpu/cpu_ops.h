@@ -1,8 +1,9 @@
-/* cpu_ops.h - the CPU backend from inside: its state, how an op spreads over threads, and the ops.
+/* cpu_ops.h - private header of the CPU backend: its state, its parallel loop, and the ops.
  *
- * Owner: cn_backend_cpu_open. Thread: ops of the immediate stream run on the engine thread with the
- * pool, ops of a threaded stream on that stream's thread alone. Each cn_cpu_<op> runs to its end;
- * cpu_backend.c queues it. Argument structs, shapes and meanings: engine/ops.h. */
+ * Owner: cn_backend_cpu_open. Thread: ops of an immediate stream run on the engine thread and the
+ * pool; ops of a threaded stream run on that stream's thread alone. Each cn_cpu_<op> returns when
+ * it is done; the table in cpu_backend.c does the queueing. engine/ops.h defines argument structs
+ * and shapes. */
 #ifndef CN_CPU_OPS_H
 #define CN_CPU_OPS_H
 
@@ -18,7 +19,7 @@ enum {
     CN_CPU_ATTN_ROWS = 64 /* query rows that share one pass over keys and values */
 };
 
-/* Working memory of one thread inside attention; rows are query heads of neighbouring tokens. */
+/* Working memory of one thread in attention. Rows are query heads of neighbouring tokens. */
 typedef struct cn_cpu_attn_scratch {
     float q[CN_CPU_ATTN_ROWS * CN_CPU_MAX_HEAD_DIM];   /* [rows, d], times scale */
     float keys[CN_CPU_MAX_HEAD_DIM * CN_CPU_MAX_TILE]; /* [d, tile]: one tile, transposed */
@@ -38,9 +39,9 @@ typedef struct cn_cpu {
     cn_backend table;
     cn_cpu_pool *pool;
     bool threaded;             /* the option */
-    uint64_t used_workers;     /* bit i: threaded stream i + threads of the pool lives */
-    uint32_t n_streams;        /* alive */
-    uint32_t n_workers;        /* threads of the pool, and CN_CPU_MAX_STREAMS threaded streams */
+    uint64_t used_workers;     /* bit i: the threaded stream with worker n_pool + i exists */
+    uint32_t n_streams;        /* that exist */
+    uint32_t n_workers;        /* threads of the pool, plus CN_CPU_MAX_STREAMS threaded streams */
     cn_cpu_attn_scratch *attn; /* [n_workers] */
     cn_cpu_gemm *gemm;
     /* Partial results of attention over parts of a long sequence; the immediate stream only. */
@@ -49,11 +50,12 @@ typedef struct cn_cpu {
 } cn_cpu;
 
 /* Runs fn over tasks [0, n_tasks): on the pool for an immediate stream, one after the other for a
- * threaded one. fn's `worker` is below cn_cpu.n_workers either way. A task's result must not depend
- * on its worker. */
+ * threaded stream. The `worker` passed to fn is always below cn_cpu.n_workers. A task's result must
+ * not depend on the worker that runs it. */
 void cn_cpu_parallel(cn_stream *s, uint32_t n_tasks, cn_cpu_task_fn fn, void *ctx);
 
-/* Items per task so that a task touches some 16 Ki elements: small loops stay on one thread. */
+/* Returns the items per task for which a task reads about 16 Ki elements. Small loops then stay on
+ * one thread. */
 static inline uint32_t cn_cpu_grain(uint32_t elems_per_item)
 {
     return cn_max_u32(1, 16384 / cn_max_u32(1, elems_per_item));
@@ -74,7 +76,7 @@ cn_status cn_cpu_silu_mul(cn_stream *s, const cn_silu_mul_args *a);
 cn_status cn_cpu_gather(cn_stream *s, const cn_gather_args *a);
 cn_status cn_cpu_copy_blocks(cn_stream *s, const cn_copy_args *a);
 
-/* out[d] = x[d] / rms(x) * weight[d], the sum of squares in one fixed order. */
+/* out[n] = x[n] / rms(x) * weight[n], with the sum of squares in a fixed order. */
 void cn_cpu_rms_scale(float *out, const float *x, const float *weight, uint32_t n, float eps);
 
 #endif

@@ -1,11 +1,11 @@
-/* cpu_pool.c - see cpu_pool.h.
+/* cpu_pool.c - a thread pool around a lock-free gate. See cpu_pool.h.
  *
- * The gate is one word: an epoch that names the loop, an OPEN bit, and the number of workers
- * inside. The caller opens the gate (epoch + 1), works, closes it, and waits until nobody is
- * inside. A worker enters by adding 1 to an open gate of an epoch it has not served.
- *   1. The job's fields change only while the gate is closed and nobody is inside.
- *   2. A worker reads them only inside: its entry synchronises with the opening.
- *   3. Nobody can enter a closed gate, so a late worker costs nothing. */
+ * The gate is one word: an epoch that identifies the loop, an OPEN bit, and the number of workers
+ * inside. The caller opens the gate (epoch + 1), runs tasks, closes the gate, and waits until no
+ * worker is inside. A worker enters by adding 1 to an open gate whose epoch it has not served.
+ *   1. The fields of the job change only while the gate is closed and no worker is inside.
+ *   2. A worker reads them only inside; its entry synchronises with the opening.
+ *   3. A worker cannot enter a closed gate, so the caller never waits for a late worker. */
 #include "engine/cpu/cpu_pool.h"
 
 #include <pthread.h>
@@ -33,7 +33,7 @@ struct cn_cpu_pool {
     void *ctx;
     uint32_t n_tasks;
 
-    pthread_mutex_t mutex; /* for sleeping only: the gate itself is lock-free */
+    pthread_mutex_t mutex; /* for sleeping only; the gate is lock-free */
     pthread_cond_t changed;
     uint32_t n_threads, n_started;
     worker *workers; /* [n_threads - 1] */
@@ -55,8 +55,9 @@ static void run_tasks(cn_cpu_pool *p, uint32_t worker_index)
     }
 }
 
-/* Wakes sleepers after a change of gate or stop. Sequential consistency makes this safe: a sleeper
- * counts itself before its last look at the gate, and the gate has changed before this look. */
+/* Wakes sleeping threads after a change of gate or stop. Sequential consistency makes this safe: a
+ * thread increments n_asleep before it last reads the gate, and the gate changes before n_asleep is
+ * read here. */
 static void wake_all(cn_cpu_pool *p)
 {
     if (atomic_load(&p->n_asleep) == 0) return;
@@ -108,7 +109,7 @@ cn_status cn_cpu_pool_create(cn_cpu_pool **out, uint32_t n_threads)
 {
     *out = NULL;
     if (n_threads < 1 || n_threads > MAX_THREADS)
-        return cn_fail(CN_ERR_ARG, "threads: %u is not in 1..%d", n_threads, MAX_THREADS);
+        return cn_fail(CN_ERR_ARG, "%u threads: expected 1 to %d", n_threads, MAX_THREADS);
     cn_cpu_pool *p = cn_calloc(1, sizeof *p);
     if (!p) return cn_fail(CN_ERR_MEMORY, "thread pool: out of memory");
     pthread_mutex_init(&p->mutex, NULL);
@@ -163,7 +164,7 @@ void cn_cpu_pool_run(cn_cpu_pool *p, uint32_t n_tasks, cn_cpu_task_fn fn, void *
         for (uint32_t i = 0; i < n_tasks; i++) fn(ctx, i, 0);
         return;
     }
-    CN_ASSERT(n_tasks < UINT32_MAX - MAX_THREADS); /* next_task overshoots by one per thread */
+    CN_ASSERT(n_tasks < UINT32_MAX - MAX_THREADS); /* each thread may add 1 past n_tasks */
     p->fn = fn;
     p->ctx = ctx;
     p->n_tasks = n_tasks;

@@ -1,11 +1,11 @@
-/* cpu_pool.h - a pool of threads that share the tasks of one loop at a time.
+/* cpu_pool.h - a thread pool that runs the tasks of one loop at a time.
  *
- * Owner: the CPU backend. Thread: one caller at a time; the caller works too, as worker 0. Stage:
+ * Owner: the CPU backend. Thread: one caller at a time, which also runs tasks, as worker 0. Stage:
  * inside every op of stream 0.
  *
- * A step runs some fifty short loops, so a worker that runs out of tasks spins for a few tens of
- * microseconds before it sleeps, and a loop never waits for a worker that has not joined it: on a
- * busy machine the caller finishes alone rather than stall for a thread that was not scheduled. */
+ * A step runs about fifty short loops. A worker without tasks therefore spins for a few tens of
+ * microseconds before it sleeps. A loop never waits for a worker that has not joined it: on a busy
+ * machine the caller finishes alone instead of waiting for a thread that was not scheduled. */
 #ifndef CN_CPU_POOL_H
 #define CN_CPU_POOL_H
 
@@ -13,12 +13,12 @@
 
 typedef struct cn_cpu_pool cn_cpu_pool;
 
-/* One task of a loop. `worker` < n_threads names the thread, for its scratch memory. */
+/* One task of a loop. `worker` < n_threads identifies the thread, for its scratch memory. */
 typedef void (*cn_cpu_task_fn)(void *ctx, uint32_t task, uint32_t worker);
 
 /* n_threads >= 1 counts the caller. CN_ERR_MEMORY when a thread cannot be started. */
 cn_status cn_cpu_pool_create(cn_cpu_pool **out, uint32_t n_threads);
-void cn_cpu_pool_free(cn_cpu_pool *p); /* NULL is fine; no loop may be running */
+void cn_cpu_pool_free(cn_cpu_pool *p); /* p may be NULL; no loop may be running */
 
 uint32_t cn_cpu_pool_n_threads(const cn_cpu_pool *p);
 
@@ -26,7 +26,7 @@ uint32_t cn_cpu_pool_n_threads(const cn_cpu_pool *p);
  * and returns when all calls have returned. */
 void cn_cpu_pool_run(cn_cpu_pool *p, uint32_t n_tasks, cn_cpu_task_fn fn, void *ctx);
 
-/* Cores this process may run on. */
+/* Returns the number of cores that this process may run on. */
 uint32_t cn_cpu_count(void);
 
 #endif

@@ -1,6 +1,7 @@
-/* cpu_rope.c - rope_store: per token, split qkv into heads, normalise q and k heads where the model
- * does, rotate them, and store: k and v in the pool, q for attention and, for holders of a query
- * slot, in the observation window. Heads' halves are multiples of 8, so vectors of 8 fit all. */
+/* cpu_rope.c - rope_store: splits each token's qkv into heads, normalises q and k heads if the
+ * model does, rotates them, and stores k and v in the pool. q is stored for attention and, if the
+ * request holds a query slot, in the observation window. Half a head is a multiple of 8 elements,
+ * so vectors of 8 fit. */
 #include <string.h>
 
 #include "engine/cpu/cpu_ops.h"
@@ -11,7 +12,7 @@ typedef float vec8 __attribute__((vector_size(32), aligned(4), may_alias));
 static vec8 *at(float *p) { return (vec8 *)p; }
 static const vec8 *from(const float *p) { return (const vec8 *)p; }
 
-/* rotate-half: pairs are (i, i + d/2). `out` may be x. */
+/* RoPE, rotate-half: pairs are (i, i + d/2). `out` may be x. */
 static void rotate(float *out, const float *x, const float *cos_row, const float *sin_row,
                    uint32_t head_dim)
 {
@@ -80,7 +81,8 @@ cn_status cn_cpu_rope_store(cn_stream *s, const cn_rope_store_args *a)
 {
     uint32_t d = a->layout.head_dim;
     if (d % 16 != 0 || d > CN_CPU_MAX_HEAD_DIM)
-        return cn_fail(CN_ERR_SHAPE, "rope_store: head_dim %u is not a multiple of 16 up to %d", d,
+        return cn_fail(CN_ERR_SHAPE,
+                       "rope_store: head_dim %u: expected a multiple of 16, at most %d", d,
                        CN_CPU_MAX_HEAD_DIM);
     store_job job = {a, cn_cpu_grain((a->n_heads + 2 * a->layout.n_kv_heads) * d)};
     cn_cpu_parallel(s, (uint32_t)cn_ceil_div(a->batch->n_tokens, job.grain), store_tokens, &job);

@@ -1,9 +1,10 @@
-/* cpu_sample.c - logits to tokens, a row at a time.
+/* cpu_sample.c - samples tokens from logits, one row at a time.
  *
- * The logits are copied to scratch with bans, biases, penalties and temperature applied; from then
- * on a row is a list of candidates (id, key, weight) in id order that min_p, top_k and top_p
- * shorten in turn. Thresholds come from a radix select over the keys' bits, counting candidates
- * for top_k and weights for top_p: three passes, no sort. Arithmetic: engine/sample_math.h. */
+ * The logits are copied to scratch with bans, biases, penalties and temperature applied. After that
+ * a row is a list of candidates (id, key, weight) in id order, which min_p, top_k and top_p shorten
+ * one after the other. Thresholds come from a radix select over the bits of the keys, which counts
+ * candidates for top_k and weights for top_p: three passes, no sort. engine/sample_math.h defines
+ * the arithmetic. */
 #include "engine/cpu/cpu_sample.h"
 
 #include <math.h>
@@ -19,13 +20,13 @@ enum {
     COUNT_OUTPUT_MAX = 0x7fff
 };
 
-/* A row's scratch, and the candidates in it. */
+/* The scratch of a row and its candidates. */
 typedef struct candidates {
     uint64_t *mass;   /* [RADIX_BINS] */
     uint64_t *weight; /* [n] */
     uint32_t *key;    /* [n] cn_sample_key of the logit */
     uint32_t *id;     /* [n] ascending */
-    float *logit;     /* [V] processed logits; only candidates() reads them */
+    float *logit;     /* [V] processed logits; gather_candidates() is the last reader */
     uint32_t n;
 } candidates;
 
@@ -66,7 +67,8 @@ static void process_logits(const cn_sample_args *a, uint32_t row, float *out)
     }
 }
 
-/* The largest of x[n]; ties: the lower index; 0 when nothing is above -inf. NaN is never it. */
+/* Returns the index of the largest of x[n]; ties: the lower index. NaN is never chosen. Returns 0
+ * when no element is above -inf. */
 static uint32_t argmax(const float *x, uint32_t n)
 {
     uint32_t best = 0;
@@ -87,7 +89,7 @@ static uint64_t sum(const uint64_t *weight, uint32_t n)
     return total;
 }
 
-/* out[n] = logits relative to the largest, over the temperature; out may be x. */
+/* out[n] = logits relative to the largest, divided by the temperature; out may be x. */
 static void scale(const float *x, float *out, uint32_t n, float max, float temperature)
 {
     for (uint32_t i = 0; i < n; i++) out[i] = cn_sample_scale(x[i], max, temperature);
@@ -98,8 +100,8 @@ static void weigh(const float *restrict scaled, uint64_t *restrict weight, uint3
     for (uint32_t i = 0; i < n; i++) weight[i] = cn_sample_weight(scaled[i]);
 }
 
-/* The candidates of scaled and weighed logits: those that weigh `least`. Every entry is written
- * and only the index depends on the test: a branch on it could not be predicted. */
+/* Collects the candidates: the tokens whose weight is at least `least`. Every entry is written and
+ * only the index depends on the test, because a branch would be mispredicted often. */
 static void gather_candidates(candidates *c, uint32_t vocab, uint64_t least)
 {
     uint64_t *weight = c->weight;
@@ -114,8 +116,8 @@ static void gather_candidates(candidates *c, uint32_t vocab, uint64_t least)
     c->n = n;
 }
 
-/* The largest key such that the candidates at or above it amount to `need`: in weight, or in
- * number. They amount to it in all. */
+/* Returns the largest key such that the candidates at or above it reach `need`, in weight or in
+ * number. All candidates together must reach it. */
 static uint32_t threshold_key(const candidates *c, bool by_weight, uint64_t need)
 {
     static const uint32_t shift[RADIX_LEVELS] = {21, 10, 0};
@@ -188,7 +190,7 @@ cn_cpu_distribution cn_cpu_sample_distribution(const cn_sample_args *a, uint32_t
     return (cn_cpu_distribution){c.id, c.weight, c.n};
 }
 
-/* The first id whose cumulative weight exceeds the point that the row's number covers. */
+/* Returns the first id whose cumulative weight exceeds the point drawn for the row. */
 static uint32_t draw(const cn_cpu_distribution *d, const cn_sample_row *r)
 {
     if (d->n == 1) return d->ids[0];
@@ -209,7 +211,7 @@ static float logprob_of(float logit, float max, double mass)
     return x == x ? (float)((double)x - mass) : -INFINITY;
 }
 
-/* The logprobs of the raw logits: of `token`, and of the best ones, by insertion. */
+/* Writes the logprobs of the raw logits: of `token`, and of the best tokens, by insertion sort. */
 static void write_logprobs(const cn_sample_args *a, uint32_t row, uint32_t token, void *scratch)
 {
     const float *logits = a->logits + (size_t)row * a->vocab;
@@ -255,8 +257,9 @@ static cn_status check_tokens(const uint32_t *tokens, uint32_t n, uint32_t vocab
 {
     for (uint32_t i = 0; i < n; i++) {
         if (tokens[i] >= vocab) {
-            return cn_fail(CN_ERR_SHAPE, "count_reset: token %u of a vocabulary of %u", tokens[i],
-                           vocab);
+            return cn_fail(CN_ERR_SHAPE,
+                           "count_reset: token %u: expected less than the vocabulary size %u",
+                           tokens[i], vocab);
         }
     }
     return CN_OK;

@@ -1,20 +1,20 @@
-/* cpu_sample.h - the sampling ops of the CPU backend, the specification of the others (ops.h).
- * Thread: cn_cpu_sample_row is reentrant, rows with different scratch may run at once (two rows
- * never share a count slot). Nothing here allocates. */
+/* cpu_sample.h - the sampling ops of the CPU backend, the specification for other backends.
+ * Thread: rows with different scratch may run at once, because two rows never share a count slot.
+ * Nothing here allocates. */
 #ifndef CN_CPU_SAMPLE_H
 #define CN_CPU_SAMPLE_H
 
 #include "engine/ops.h"
 
-/* Scratch that one row needs: a multiple of 64 bytes. A backend that spreads rows over n threads
- * answers sample_scratch_bytes with n times this. */
+/* Returns the scratch that one row needs, a multiple of 64 bytes. n threads need n times this. */
 size_t cn_cpu_sample_scratch_bytes(uint32_t vocab);
 
-/* One row: writes a->tokens[row], the logprobs asked for, and the row's count. */
+/* Samples one row: writes a->tokens[row] and the requested logprobs, and updates the counts. */
 void cn_cpu_sample_row(const cn_sample_args *a, uint32_t row, void *scratch);
 
-/* What a row draws from: ids in ascending order and their weights (sample_math.h; probability =
- * weight / sum). They lie in `scratch`. Greedy rows and forced ones have one id. */
+/* The distribution that a row draws from: ids in ascending order and their weights
+ * (sample_math.h; probability = weight / sum). Both arrays are in `scratch`. Greedy rows and forced
+ * rows have one id. */
 typedef struct cn_cpu_distribution {
     const uint32_t *ids;     /* [n] */
     const uint64_t *weights; /* [n] */
@@ -23,7 +23,7 @@ typedef struct cn_cpu_distribution {
 cn_cpu_distribution cn_cpu_sample_distribution(const cn_sample_args *a, uint32_t row,
                                                void *scratch);
 
-/* CN_ERR_SHAPE when a token is not of the vocabulary. */
+/* CN_ERR_SHAPE when a token is not in the vocabulary. */
 cn_status cn_cpu_count_reset(cn_stream *s, const cn_count_reset_args *a);
 
 #endif

@@ -1,11 +1,12 @@
-/* cpu_score.c - the rows of the table of scores (engine/cpu/score.h) on the CPU.
+/* cpu_score.c - the CPU functions of the table of scores (engine/cpu/score.h).
  *
- * Products: the window's queries by all keys, and the keys by themselves in square panels, through
- * sgemm; keys come transposed and products stay below PRODUCT_MAX, where OpenBLAS multiplies
- * without packing its operands first, about twice as fast at these depths. Everything else is one
- * or two vectorised passes over what a product left in the cache. The cosine matrix is symmetric,
- * so only panels on and above its diagonal are computed; a panel above it also gives the sums of
- * its columns to the rows it mirrors. */
+ * sgemm computes two kinds of products: the window's queries times all keys, and the keys times
+ * themselves in square panels. Keys are transposed and products stay below PRODUCT_MAX. OpenBLAS
+ * then multiplies without packing its operands, about twice as fast at these depths. The rest is
+ * one or two vectorised passes over the result of a product in the cache.
+ *
+ * The cosine matrix is symmetric, so only panels on and above its diagonal are computed. A panel
+ * above the diagonal is also used as its mirror image below the diagonal. */
 #include <cblas.h>
 #include <math.h>
 #include <string.h>
@@ -17,13 +18,13 @@ enum {
     CHUNK_ROWS = 32,       /* query rows of one product, at least one group */
     PANEL_TOKENS = 64,     /* side of a panel of cosines */
     PRODUCT_MAX = 1000000, /* rows * columns * depth */
-    COLUMN_STEP = 16,      /* slots come in multiples of the smallest block */
+    COLUMN_STEP = 16,      /* the smallest block; the number of slots is a multiple of it */
     POOL_RADIUS = 2,
 };
 static const float LOG2_E = 1.44269504f;
 static const uint32_t NO_TWIN = UINT32_MAX;
 
-/* Window queries of one product: as many as fill CHUNK_ROWS with the heads of a group. */
+/* Window queries of one product: as many as fit in CHUNK_ROWS with all heads of their group. */
 static uint32_t chunk_queries(const cn_pools *p)
 {
     return cn_max_u32(1, CHUNK_ROWS * p->layout.n_kv_heads / p->n_heads);
@@ -37,8 +38,9 @@ size_t cn_score_work_floats(const cn_pools *p, uint32_t n)
     return attention > redundancy ? attention : redundancy;
 }
 
-/* max(2^x, 2^-100) for x <= 0, relative error below 2e-7 (Cephes polynomial). The floor keeps
- * scores, and their decay, out of the denormals. No branch, no call: loops over it vectorise. */
+/* max(2^x, 2^-100) for x <= 0, relative error below 2e-7 (Cephes polynomial). The lower limit keeps
+ * scores, and decayed scores, from becoming denormal. No branch and no call, so that loops over it
+ * vectorise. */
 static inline float exp2_neg(float x)
 {
     const float round_magic = 12582912.0f; /* 1.5 * 2^23: the sum's low bits are the integer */
@@ -60,7 +62,7 @@ static inline float exp2_neg(float x)
     return out.f;
 }
 
-/* x[i] = 2^(x[i] - max); returns 1 / sum: base-2 softmax, yet to be scaled. */
+/* Base-2 softmax without the scaling: x[i] = 2^(x[i] - max). Returns 1 / sum, the scale. */
 static float softmax2(float *x, uint32_t n)
 {
     float top = -INFINITY, sum = 0;
@@ -74,8 +76,8 @@ static float softmax2(float *x, uint32_t n)
     return 1.0f / sum;
 }
 
-/* score[v] += max over the group of softmax(logits[g])[v] for one window query, which sees the
- * first n_visible of n slots. logits[group, n] is overwritten. */
+/* Adds one window query, which sees the first n_visible of n slots: score[v] += max over the group
+ * of softmax(logits[g])[v]. Overwrites logits[group, n]. */
 static void add_query(float *score, float *logits, uint32_t n, uint32_t group, uint32_t n_visible)
 {
     float *best = logits;
@@ -116,7 +118,7 @@ void cn_cpu_score_attention(const cn_score_job *job)
     const cn_pools *p = job->pools;
     const uint32_t n = job->n, d = p->layout.head_dim, w = job->req->params.window_tokens;
     const uint32_t group = p->n_heads / p->layout.n_kv_heads, chunk = chunk_queries(p);
-    /* Base-2 logits: the factor log2(e) costs nothing inside the product's own. */
+    /* Base-2 logits: the factor log2(e) is part of the product's scale and costs nothing. */
     const float scale = LOG2_E / sqrtf((float)d);
     float *queries = job->work, *logits = queries + (size_t)chunk * group * d;
 
@@ -167,8 +169,8 @@ void cn_cpu_score_pooling(const cn_score_job *job)
     }
 }
 
-/* Row sums of the cosine matrix and, per column, its twin: the last row above p. A column's
- * candidates are met in ascending order of row, so the last one met stands. */
+/* Row sums of the cosine matrix and, for each column, its twin: the last row whose cosine is above
+ * p. Rows of a column are visited in ascending order, so a later twin replaces an earlier one. */
 typedef struct cosines {
     const float *keys_t; /* [d, n] */
     uint32_t d, n;
@@ -199,7 +201,8 @@ static void panel_product(const cosines *c, uint32_t r0, uint32_t n_r, uint32_t 
                 c->keys_t + r0, (int)c->n, c->keys_t + c0, (int)c->n, 0, c->panel, (int)n_c);
 }
 
-/* One row of a panel, as cosines, added to the columns c0...: their sums, and their twins. */
+/* Converts one row of a panel to cosines and adds it to the columns from c0 on: to their sums and
+ * twins. A column's sum equals its row's sum because the matrix is symmetric. */
 static void add_to_columns(const cosines *c, uint32_t row, const float *x, uint32_t c0,
                            uint32_t n_c)
 {
@@ -215,7 +218,7 @@ static void add_to_columns(const cosines *c, uint32_t row, const float *x, uint3
     }
 }
 
-/* The same row of a panel above the diagonal in the place of the column it mirrors. */
+/* Adds the same row of a panel above the diagonal as the column that it mirrors. */
 static void add_as_column(const cosines *c, uint32_t row, const float *x, uint32_t c0, uint32_t n_c)
 {
     const float inv_r = c->inv_norm[row], *inv = c->inv_norm + c0, p = c->p;
@@ -234,7 +237,7 @@ static void add_as_column(const cosines *c, uint32_t row, const float *x, uint32
     c->twin_cosine[row] = x[last] * inv_r * inv[last];
 }
 
-/* All pairs of the slots [lo, hi), panel by panel. */
+/* Adds all pairs of the slots [lo, hi), panel by panel. */
 static void add_span(const cosines *c, uint32_t lo, uint32_t hi)
 {
     for (uint32_t r0 = lo; r0 < hi; r0 += PANEL_TOKENS) {
@@ -252,8 +255,8 @@ static void add_span(const cosines *c, uint32_t lo, uint32_t hi)
     }
 }
 
-/* R = softmax(row sums / (span * tau)) over all slots, cosines taken inside spans of `span` slots:
- * a block, or the whole sequence. */
+/* R = softmax(row sums / (span * tau)) over all slots. Cosines are computed inside spans of `span`
+ * slots: a block, or the whole sequence. */
 static void redundancy(const cn_score_job *job, uint32_t span)
 {
     const uint32_t n = job->n;

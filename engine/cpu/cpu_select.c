@@ -1,15 +1,16 @@
-/* cpu_select.c - which slots an event keeps: top-k by score, or sinks and the newest; and which of
- * them goes where when they fill holes.
+/* cpu_select.c - selects the slots that an event keeps: top-k by score, or sinks and the newest.
+ * Also chooses their target slots when they fill holes.
  *
- * Top-k is a radix selection with digits of one bit: the k-th largest value is built from its
- * highest bit down, each by one vectorised count over all scores, then one pass collects what is
- * above it and the newest of what equals it. No sort, no data-dependent branch. */
+ * Top-k is a radix selection with digits of one bit. The k-th largest value is built from its
+ * highest bit down, with one vectorised count over all scores for each bit. One more pass collects
+ * the slots above that value and the highest slots that equal it. No sort, no data-dependent
+ * branch. */
 #include <string.h>
 
 #include "engine/base.h"
 #include "engine/cpu/cpu_compress.h"
 
-/* An unsigned integer in the order of the floats; both zeros equal, NaN below all. */
+/* Maps a float to an unsigned integer of the same order. Both zeros are equal; NaN is lowest. */
 static inline uint32_t ordered_bits(float x)
 {
     union {
@@ -33,7 +34,7 @@ void cn_cpu_select_top(const float *score, uint32_t n, uint32_t k, uint32_t *bit
     CN_ASSERT(k <= n);
     if (k == 0) return;
     for (uint32_t i = 0; i < n; i++) bits[i] = ordered_bits(score[i]);
-    /* The largest value that at least k scores reach: the k-th largest. */
+    /* The k-th largest score is the largest value that at least k scores reach. */
     uint32_t threshold = 0, n_reach = n;
     for (uint32_t bit = 1u << 31; bit != 0 && n_reach != k; bit >>= 1) {
         uint32_t count = count_from(bits, n, threshold | bit);
@@ -41,7 +42,8 @@ void cn_cpu_select_top(const float *score, uint32_t n, uint32_t k, uint32_t *bit
         threshold |= bit;
         n_reach = count;
     }
-    /* n_reach > k only when scores equal the threshold: the oldest of these are left out. */
+    /* n_reach > k only when several scores equal the threshold. The lowest slots of these are left
+     * out. */
     uint32_t n_skip = n_reach - k, at = 0;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t skip = bits[i] == threshold && n_skip > 0;
@@ -59,7 +61,7 @@ void cn_cpu_fill_holes(uint32_t *kept, uint32_t k, uint32_t *scratch)
     while (n_stay < k && kept[n_stay] < k) n_stay++;
     const uint32_t n_tail = k - n_stay;
     memcpy(scratch, kept + n_stay, n_tail * sizeof *kept);
-    /* From the end on: what stays at i was at most at i, so nothing unread is overwritten. */
+    /* Backwards: a kept slot i is at index <= i of kept, so no unread entry is overwritten. */
     for (uint32_t i = k, tail = n_tail; i-- > 0;) {
         const bool stays = n_stay > 0 && kept[n_stay - 1] == i;
         n_stay -= stays;

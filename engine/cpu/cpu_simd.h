@@ -1,10 +1,10 @@
 /* cpu_simd.h - short f32 vectors in the compiler's vector extension, and exp over them.
  *
- * A leaf of the CPU backend. Arithmetic that fixes a row's bits (sums, exp) is written with these
- * vectors, never left to auto-vectorised loops: where a compiler cuts a loop may depend on
- * alignment or on the trip count, where these lanes fall depends on the index alone. Strict C
- * (-std=c11) fuses no multiplication with an addition, so cn_vec_fma does exactly where it stands:
- * two compilations of one expression cannot differ either. */
+ * A leaf of the CPU backend. Arithmetic that determines the bits of a row (sums, exp) uses these
+ * vectors instead of auto-vectorised loops. A compiler may split a loop by alignment or by trip
+ * count; the lane of an element here depends on its index alone. Strict C (-std=c11) never fuses a
+ * multiplication with an addition. Only cn_vec_fma does, so two compilations of one expression give
+ * the same bits. */
 #ifndef CN_CPU_SIMD_H
 #define CN_CPU_SIMD_H
 
@@ -15,7 +15,7 @@
 #include <immintrin.h>
 #endif
 
-/* Vectors pass between inlined functions only, so their calling convention does not matter. */
+/* Vectors are passed only between inlined functions, so their calling convention has no effect. */
 #pragma GCC diagnostic ignored "-Wpsabi"
 
 #if defined(__AVX512F__)
@@ -35,10 +35,10 @@ CN_INLINE cn_vec cn_vec_load(const float *p) { return *(const cn_vec_unaligned *
 
 CN_INLINE void cn_vec_store(float *p, cn_vec v) { *(cn_vec_unaligned *)p = v; }
 
-/* Subtracting 0 keeps -0, so that it compiles to a broadcast alone. */
+/* Subtracting 0 keeps -0, so this compiles to a single broadcast. */
 CN_INLINE cn_vec cn_vec_set(float x) { return x - (cn_vec){0}; }
 
-/* a * b + c, rounded once where the machine can. */
+/* a * b + c, rounded once if the CPU has FMA. */
 CN_INLINE cn_vec cn_vec_fma(cn_vec a, cn_vec b, cn_vec c)
 {
 #if defined(__AVX512F__)
@@ -50,7 +50,7 @@ CN_INLINE cn_vec cn_vec_fma(cn_vec a, cn_vec b, cn_vec c)
 #endif
 }
 
-/* n < CN_VEC elements; the other lanes are 0. */
+/* Loads n < CN_VEC elements; the other lanes are 0. */
 CN_INLINE cn_vec cn_vec_load_n(const float *p, uint32_t n)
 {
     cn_vec v = {0};
@@ -65,7 +65,7 @@ CN_INLINE cn_vec cn_vec_select(cn_ivec mask, cn_vec yes, cn_vec no)
 
 CN_INLINE cn_vec cn_vec_max(cn_vec a, cn_vec b) { return cn_vec_select(a > b, a, b); }
 
-/* Lanes are added in halves: always the same tree. */
+/* Adds the lanes in halves, so the order of the sums is always the same tree. */
 CN_INLINE float cn_vec_sum(cn_vec v)
 {
     float lane[CN_VEC];
@@ -90,7 +90,7 @@ CN_INLINE float cn_vec_largest(cn_vec v)
  * exponent bits. ln2 is split in two so that r keeps its bits. */
 CN_INLINE cn_vec cn_vec_exp(cn_vec x)
 {
-    const float round_to_int = 12582912.0f; /* 1.5 * 2^23: adding it leaves an integer */
+    const float round_to_int = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
     cn_vec lo = cn_vec_set(-87.0f), hi = cn_vec_set(88.0f);
     cn_ivec in_range = x >= lo;
     x = cn_vec_select(x < lo, lo, cn_vec_select(x > hi, hi, x));

@@ -1,8 +1,8 @@
-/* cpu_stream.c - see cpu_stream.h.
+/* cpu_stream.c - streams as threads with a bounded queue, and fences. See cpu_stream.h.
  *
- * A fence counts: `recorded` is the number of records so far (the submitter's), `completed` the
- * latest of them that a stream has reached. A wait is for the count at the time of the wait, so a
- * fence can be recorded again while somebody still waits for an earlier point. */
+ * A fence counts. `recorded` is the number of records that were submitted; `completed` is the
+ * number of the latest one that a stream has run. A wait takes the number at the time of its
+ * submission, so a fence can be recorded again while a stream still waits for an earlier record. */
 #include "engine/cpu/cpu_stream.h"
 
 #include <pthread.h>
@@ -32,10 +32,10 @@ struct cn_stream {
 struct cn_fence {
     pthread_mutex_t mutex; /* guards completed and n_pending */
     pthread_cond_t reached;
-    uint64_t recorded; /* the submitter's own */
+    uint64_t recorded; /* used by the submitting thread only */
     uint64_t completed;
-    uint32_t n_pending; /* records and waits that streams have yet to run */
-    cn_stream *stream;  /* of the last record; the submitter's own */
+    uint32_t n_pending; /* records and waits that streams have not run yet */
+    cn_stream *stream;  /* of the last record; used by the submitting thread only */
 };
 
 typedef struct fence_point {
@@ -67,7 +67,7 @@ static cn_status await_point(cn_stream *s, const void *args)
     return CN_OK;
 }
 
-/* After an error ops are skipped, fences are not: somebody may wait for them. */
+/* After an error, ops are skipped. Fences are not, because a thread may wait for them. */
 static cn_status run_closure(cn_stream *s, const closure *c, cn_status error)
 {
     bool is_fence = c->fn == reach_point || c->fn == await_point;

@@ -2,14 +2,14 @@
  *
  * Owner: the CPU backend. Thread: one submitter (the engine thread). Stage: every op.
  *
- * An immediate stream runs an op on the caller, together with the pool's threads, before the
- * submission returns. A threaded stream has a thread and a bounded queue: a submission copies the
- * argument struct and returns, and blocks only while the queue is full. What the struct points to
- * must stay valid until the stream has run it (engine/ops.h). A threaded stream never uses the
- * pool, so that compression does not slow the model down.
+ * On an immediate stream an op runs on the caller and the pool before the submission returns.
+ * A threaded stream is a thread with a bounded queue: a submission copies the argument struct and
+ * returns; it blocks only while the queue is full. Memory that the struct points to must stay valid
+ * until the stream has run the op (engine/ops.h). A threaded stream never uses the pool, so that
+ * compression does not delay the model.
  *
- * An error of a threaded stream sticks: later work of the stream is skipped, and cn_cpu_stream_sync
- * and the fences recorded on it report the first error's text. */
+ * An error of a threaded stream is permanent: the stream skips later ops, and cn_cpu_stream_sync
+ * and the fences recorded on it report the text of the first error. */
 #ifndef CN_CPU_STREAM_H
 #define CN_CPU_STREAM_H
 
@@ -18,25 +18,25 @@
 
 struct cn_cpu;
 
-/* An op as it runs, on whichever thread the stream has. */
+/* An op. It runs on the thread of the stream. */
 typedef cn_status (*cn_cpu_op_fn)(cn_stream *s, const void *args);
 
 enum { CN_CPU_MAX_ARGS_BYTES = 1024 };
 
 cn_status cn_cpu_stream_create(cn_stream **out, struct cn_cpu *cpu, bool threaded,
                                uint32_t worker);
-void cn_cpu_stream_free(cn_stream *s); /* runs what is queued first; NULL is fine */
-uint32_t cn_cpu_stream_worker(const cn_stream *s); /* of a threaded one: its index of scratch */
+void cn_cpu_stream_free(cn_stream *s); /* runs queued ops first; s may be NULL */
+uint32_t cn_cpu_stream_worker(const cn_stream *s); /* threaded streams: the index of its scratch */
 struct cn_cpu *cn_cpu_stream_owner(const cn_stream *s);
 bool cn_cpu_stream_is_threaded(const cn_stream *s);
 
-/* Runs fn(s, args) now (immediate) or queues it with a copy of args[bytes]. */
+/* Runs fn(s, args) now (stream 0) or queues it with a copy of args[bytes] (stream 1). */
 cn_status cn_cpu_stream_submit(cn_stream *s, cn_cpu_op_fn fn, const void *args, size_t bytes);
 cn_status cn_cpu_stream_sync(cn_stream *s);
 
-/* The table's fence entries. A fence that was never recorded counts as done. */
+/* The fence entries of the op table. A fence that was never recorded counts as done. */
 cn_status cn_cpu_fence_create(cn_backend *be, cn_fence **out);
-void cn_cpu_fence_free(cn_fence *f); /* waits for what refers to it; NULL is fine */
+void cn_cpu_fence_free(cn_fence *f); /* waits for queued records and waits; f may be NULL */
 cn_status cn_cpu_fence_record(cn_fence *f, cn_stream *s);
 cn_status cn_cpu_fence_wait(cn_stream *s, cn_fence *f);
 cn_status cn_cpu_fence_done(cn_fence *f, bool *done);

@@ -1,8 +1,8 @@
 /* score.h - the table of scores that decide which tokens a `zip` event keeps.
  *
- * A score is one row: its name, which requests use it and its CPU function, the specification of
- * any other implementation. An event runs the rows that apply, in table order, for each (layer, kv
- * head) on its own; every row reads and writes one cn_score_job.
+ * A score is one row: its name, the requests that use it, and its CPU function, which is the
+ * specification for other backends. An event runs the rows that apply, in table order, separately
+ * for each (layer, kv head). Every row reads and writes one cn_score_job.
  * To add a score: one row, one function, one reference in tests/golden/make_compress.py.
  *
  * Thread: the rows run on the backend's compression stream. The table is constant.
@@ -13,14 +13,14 @@
 #include "engine/ops.h"
 
 /* One (layer, kv head) of one request's event. n resident slots, d = head_dim. Slots are in token
- * order but for those that an earlier event filled as holes (move `fill`): what is said of newer
- * tokens and of neighbours then goes by slots. The window is in order always. */
+ * order, except those that an earlier event filled as holes (move `fill`). Rules about newer tokens
+ * and neighbours then use the order of slots. The window is always in token order. */
 typedef struct cn_score_job {
     const cn_pools *pools;
     const cn_compress_req *req;
     uint32_t layer, kv_head, n;
     const float *keys_t; /* [d, n] the head's keys, transposed */
-    float *score;        /* [n] S in the making; the final score after the last row */
+    float *score;        /* [n] S after each row; the final score after the last row */
     float *redundancy;   /* [n] R */
     float *work;         /* [cn_score_work_floats(pools, n)] */
 } cn_score_job;
@@ -31,28 +31,28 @@ typedef struct cn_score {
     void (*cpu)(const cn_score_job *job);
 } cn_score;
 
-/* The rows, in the order in which they apply. */
+/* Returns the rows, in the order in which they apply. */
 const cn_score *cn_score_table(size_t *n_rows);
 
-/* Floats of job->work that serve every row, for n slots. */
+/* Returns the floats of job->work that any row needs for n slots. */
 size_t cn_score_work_floats(const cn_pools *pools, uint32_t n);
 
 /* The CPU functions (engine/cpu/cpu_score.c). */
 
 /* C.2. S[v] = mean over the window's queries of the largest softmax(q.k / sqrt(d))[v] among the
- * group's query heads; causal inside the last w slots. */
+ * group's query heads. Causal inside the last w slots. */
 void cn_cpu_score_attention(const cn_score_job *job);
-/* C.3. S = max(alpha * F, S) on the slots [0, n_history), not at the first event; F = S. */
+/* C.3. S = max(alpha * F, S) on the slots [0, n_history), except at the first event; F = S. */
 void cn_cpu_score_global(const cn_score_job *job);
 /* C.4. S[v] = max of S[v-2 .. v+2]. */
 void cn_cpu_score_pooling(const cn_score_job *job);
-/* C.7. R = softmax(row sums / (b * tau)) of the keys' cosines inside each block; diagonal 0, and
- * each column's last row above p set to 0: of a group of twins the newest is kept. */
+/* C.7. R = softmax(row sums / (b * tau)) of the keys' cosines inside each block. The diagonal is 0,
+ * and in each column the last row above p is set to 0: of similar keys the newest is kept. */
 void cn_cpu_score_lightning(const cn_score_job *job);
 /* C.5. The same over all pairs of the sequence, row sums divided by n. O(n^2) time, O(n) memory. */
 void cn_cpu_score_flash(const cn_score_job *job);
-/* C.5, eq. 4. lambda * S - (1 - lambda) * R (convex) or S - lambda * R (subtract). Without a
- * redundancy score S stands as it is. */
+/* C.5, eq. 4. S = lambda * S - (1 - lambda) * R (convex) or S - lambda * R (subtract). Does not
+ * apply without a redundancy score: S is then unchanged. */
 void cn_cpu_score_combine(const cn_score_job *job);
 
 #endif

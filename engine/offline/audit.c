@@ -67,7 +67,7 @@ void cn_audit_add(cn_agreement *a, const cn_transcript *t, uint32_t *at, const c
         a->same_best += lp->top[0].token == t->best[*at];
         a->gap_nats += (double)t->logprobs[*at] - (double)lp->chosen.logprob;
     }
-    if (ev->last && ev->finish == CN_FINISH_LENGTH) a->outputs++; /* whole, not cancelled */
+    if (ev->last && ev->finish == CN_FINISH_LENGTH) a->outputs++; /* complete, not cancelled */
 }
 
 void cn_agreement_between(cn_agreement *a, const cn_transcript *own, const cn_transcript *full)

@@ -3,9 +3,9 @@
 
 #include <time.h>
 
-enum { IDLE_WAIT_MS = 200, MAX_ERRORS_SHOWN = 10 /* all are in the output */ };
+enum { IDLE_WAIT_MS = 200, MAX_ERRORS_SHOWN = 10 /* the output has all of them */ };
 
-/* ---- the way to the engine ---- */
+/* ---- the port to the engine ---- */
 
 static const char *token_bytes(void *user, uint32_t token, size_t *n_bytes)
 {
@@ -49,7 +49,7 @@ static void show_fault(void *drive, const cn_batch_run *run, uint64_t line, cons
     if (run->n_errors < MAX_ERRORS_SHOWN)
         cn_log(CN_LOG_WARN, "line %llu: %s", (unsigned long long)line, message);
     else
-        cn_log(CN_LOG_WARN, "more error lines are in the output alone");
+        cn_log(CN_LOG_WARN, "further error lines are only in the output");
 }
 
 static void open_port(cn_batch_drive *d)
@@ -86,11 +86,11 @@ static void heed_wishes(cn_batch_drive *d, cn_batch_run *run)
     d->n_heeded = *d->n_signals;
     if (d->n_heeded > 0 && run->state == CN_BATCH_RUNNING) {
         cn_batch_run_drain(run, false, "interrupted");
-        cn_log(CN_LOG_INFO, "finishing the requests that run; interrupt again to stop at once");
+        cn_log(CN_LOG_INFO, "finishing the running requests; interrupt again to stop immediately");
     }
     if (d->n_heeded > 1) cn_batch_run_stop(run, false, "interrupted twice");
     if (d->until && (int64_t)time(NULL) >= d->until)
-        cn_batch_run_drain(run, false, "the time of --until has come");
+        cn_batch_run_drain(run, false, "the time of --until is reached");
 }
 
 static void show_progress(cn_batch_drive *d, const cn_batch_run *run)

@@ -1,8 +1,8 @@
-/* batch_drive.h - runs a batch on an engine of its own, as `cinch run-batch` does: steps the engine
- * and heeds signals, the clock and the terminal between steps.
+/* batch_drive.h - runs a batch on its own engine, for `cinch run-batch`: steps the engine, and
+ * between steps checks for signals, checks the clock and shows the progress.
  *
- * Owner: cmd_run_batch.c. Thread: the engine's. Stage: the loop around all of them. A first signal
- * drains, a second one stops. */
+ * Owner: cmd_run_batch.c. Thread: the engine's. Stage: the loop around all stages. The first signal
+ * drains the run, the second one stops it. */
 #ifndef CN_BATCH_DRIVE_H
 #define CN_BATCH_DRIVE_H
 
@@ -11,22 +11,24 @@
 #include "engine/offline/progress.h"
 
 typedef struct cn_batch_drive {
-    /* Set by the caller, and its own. */
+    /* Set by the caller, who owns them. */
     cn_engine *engine;
-    int64_t until; /* admit nothing from this time on (seconds since the epoch); 0: never */
-    const volatile int *n_signals; /* counted by the caller's handler */
+    int64_t until; /* admit nothing from this time on (seconds since the epoch); 0: no limit */
+    const volatile int *n_signals; /* counter of the caller's signal handler */
     cn_progress progress;
 
-    /* The drive's. */
+    /* Internal. */
     cn_batch_port port;
-    int n_heeded; /* signals */
+    int n_heeded; /* signals acted on so far */
 } cn_batch_drive;
 
-/* Runs to the end, or to a stop: run->state, why and the counts say which. Sets run->port, which
- * is part of d, and run->max_inflight. The engine may hold requests still after a stop; free it. */
+/* Runs until the batch ends or is stopped: see run->state, run->why and the counts. Sets run->port,
+ * which is part of d, and run->max_inflight. After a stop the engine may still hold requests: free
+ * it. */
 void cn_batch_drive_all(cn_batch_drive *d, cn_batch_run *run);
 
-/* The next moment at which local clocks show `minutes` after midnight, later than now. */
+/* The next time after `now` at which local clocks show `minutes` after midnight. Both times are in
+ * seconds since the epoch. */
 int64_t cn_next_time_of_day(int32_t minutes, int64_t now);
 
 #endif

@@ -20,7 +20,7 @@ static cn_status keep_text(char **out, const char *text)
     return *out ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a line's text");
 }
 
-/* Text, or a whole number as text: what people put into id and answer columns. */
+/* Reads a string, or a number as text: id and answer columns have both. */
 static cn_status text_of(char **out, const char *field, json_t *v)
 {
     char shown[SHOWN_BYTES];
@@ -32,16 +32,16 @@ static cn_status text_of(char **out, const char *field, json_t *v)
         free(text);
         return status;
     }
-    return cn_fail(CN_ERR_ARG, "%s: want text or a number, found %s", field,
+    return cn_fail(CN_ERR_ARG, "%s: expected a string or a number, got %s", field,
                    cn_json_describe(v, shown, sizeof shown));
 }
 
-/* ---- step 1 ---- */
+/* ---- step 1: identify ---- */
 
 void cn_batch_item_use_line_id(cn_batch_item *item, const cn_line *line)
 {
-    /* The number enters, because a malformed line may stand twice; the text, because a line that
-     * was mended since is another one. */
+    /* The hash covers the number, because two malformed lines may have the same text, and the text,
+     * because a corrected line is a new one. */
     cn_id text = cn_id_of("line text", line->text, line->n);
     const uint64_t key[] = {line->number, text.hi, text.lo};
     item->id = cn_id_of("line", key, sizeof key);
@@ -65,13 +65,13 @@ static cn_status read_custom_id(cn_batch_item *item, const cn_batch_format *form
     cn_status status = CN_OK;
     if (!v || (!format->prompt_field && !json_is_string(v))) {
         char shown[SHOWN_BYTES];
-        status = cn_fail(CN_ERR_ARG, "%s: want text, found %s", field,
+        status = cn_fail(CN_ERR_ARG, "%s: expected a string, got %s", field,
                          v ? cn_json_describe(v, shown, sizeof shown) : "nothing");
     } else {
         status = text_of(&item->custom_id, field, v);
     }
     if (status == CN_OK && (!*item->custom_id || strlen(item->custom_id) > MAX_ID_BYTES)) {
-        status = cn_fail(CN_ERR_ARG, "%s: want 1 to %d bytes, found %zu", field,
+        status = cn_fail(CN_ERR_ARG, "%s: expected 1 to %d bytes, got %zu", field,
                          (int)MAX_ID_BYTES, strlen(item->custom_id));
         cn_free(item->custom_id);
         item->custom_id = NULL;
@@ -79,7 +79,7 @@ static cn_status read_custom_id(cn_batch_item *item, const cn_batch_format *form
     return status == CN_ERR_ARG ? fail_field(item, field) : status;
 }
 
-/* Adds the hash of a value to *h. */
+/* Adds a value to the hash *h. False if out of memory. */
 static bool add_value(uint64_t *h, const json_t *v)
 {
     char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT | JSON_SORT_KEYS);
@@ -107,13 +107,13 @@ cn_status cn_batch_item_identify(cn_batch_item *item, const cn_line *line,
     item->line = line->number;
     cn_batch_item_use_line_id(item, line);
     if (line->too_long)
-        return cn_fail(CN_ERR_ARG, "the line is longer than %d bytes",
+        return cn_fail(CN_ERR_ARG, "the line exceeds the limit of %d bytes",
                        (int)CN_BATCH_MAX_LINE_BYTES);
     CN_TRY(cn_json_parse_request(&item->object, line->text, line->n, "the line",
                                  CN_BATCH_MAX_LINE_BYTES, CN_BATCH_MAX_DEPTH));
     if (!json_is_object(item->object)) {
         char shown[SHOWN_BYTES];
-        return cn_fail(CN_ERR_ARG, "the line: want an object, found %s",
+        return cn_fail(CN_ERR_ARG, "the line: expected an object, got %s",
                        cn_json_describe(item->object, shown, sizeof shown));
     }
     item->asked = hash_request(item, format);
@@ -122,9 +122,9 @@ cn_status cn_batch_item_identify(cn_batch_item *item, const cn_line *line,
     return format->answer_field ? read_reference(item, format->answer_field) : CN_OK;
 }
 
-/* ---- step 2 ---- */
+/* ---- step 2: read ---- */
 
-/* The body of a line that is not OpenAI's. */
+/* Makes the request body of a line that has a prompt field. */
 static cn_status make_body(cn_batch_item *item, const char *field, json_t **out)
 {
     json_t *v = json_object_get(item->object, field);
@@ -135,7 +135,7 @@ static cn_status make_body(cn_batch_item *item, const char *field, json_t **out)
         *out = json_pack("{s:[{s:s, s:O}]}", "messages", "role", "user", "content", v);
     } else {
         char shown[SHOWN_BYTES];
-        cn_fail(CN_ERR_ARG, "%s: want the prompt as text, or messages, found %s", field,
+        cn_fail(CN_ERR_ARG, "%s: expected the prompt as a string or as messages, got %s", field,
                 v ? cn_json_describe(v, shown, sizeof shown) : "nothing");
         return fail_field(item, field);
     }
@@ -149,14 +149,14 @@ static cn_status find_endpoint(cn_batch_item *item, cn_api_endpoint *out)
     if (cn_json_refuse_nul(method, "method", CN_ERR_ARG) != CN_OK)
         return fail_field(item, "method");
     if (method && (!json_is_string(method) || strcmp(json_string_value(method), "POST") != 0)) {
-        cn_fail(CN_ERR_ARG, "method: want \"POST\", found %s",
+        cn_fail(CN_ERR_ARG, "method: expected \"POST\", got %s",
                 cn_json_describe(method, shown, sizeof shown));
         return fail_field(item, "method");
     }
     json_t *url = json_object_get(item->object, "url");
     if (cn_json_refuse_nul(url, "url", CN_ERR_ARG) != CN_OK) return fail_field(item, "url");
     if (json_is_string(url) && cn_api_endpoint_find(json_string_value(url), out)) return CN_OK;
-    cn_fail(CN_ERR_ARG, "url: want %s or %s, found %s", cn_api_endpoint_path(CN_API_CHAT),
+    cn_fail(CN_ERR_ARG, "url: expected %s or %s, got %s", cn_api_endpoint_path(CN_API_CHAT),
             cn_api_endpoint_path(CN_API_COMPLETION),
             url ? cn_json_describe(url, shown, sizeof shown) : "nothing");
     return fail_field(item, "url");
@@ -170,7 +170,7 @@ static cn_status find_body(cn_batch_item *item, json_t **out)
         return CN_OK;
     }
     char shown[SHOWN_BYTES];
-    cn_fail(CN_ERR_ARG, "body: want an object, found %s",
+    cn_fail(CN_ERR_ARG, "body: expected an object, got %s",
             *out ? cn_json_describe(*out, shown, sizeof shown) : "nothing");
     return fail_field(item, "body");
 }
@@ -181,7 +181,7 @@ cn_status cn_batch_item_check(cn_batch_item *item, cn_api_endpoint endpoint)
     json_t *body;
     CN_TRY(find_endpoint(item, &own));
     if (own != endpoint) {
-        cn_fail(CN_ERR_ARG, "url: want %s, the batch's endpoint, found %s",
+        cn_fail(CN_ERR_ARG, "url: expected %s, the batch's endpoint, got %s",
                 cn_api_endpoint_path(endpoint), cn_api_endpoint_path(own));
         return fail_field(item, "url");
     }
@@ -206,7 +206,7 @@ cn_status cn_batch_item_read(cn_batch_item *item, const cn_batch_format *format,
     json_decref(body);
     CN_TRY(status);
     if (item->request.stream) {
-        cn_fail(CN_ERR_ARG, "stream: a batch does not stream");
+        cn_fail(CN_ERR_ARG, "stream: not supported in a batch");
         return fail_field(item, "stream");
     }
     item->request.params.custom_id = item->custom_id;

@@ -1,12 +1,12 @@
-/* batch_input.h - a line of a batch file as a request: OpenAI's batch lines
+/* batch_input.h - a line of a batch file as a request. A line is OpenAI's batch line
  *   {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
- * or, with a prompt field, any JSON object that has the prompt under that name (text, sent as one
- * user message, or an array of messages) and, if wanted, an id and a reference answer.
+ * or, with a prompt field, any JSON object that has the prompt in that field: a string, sent as one
+ * user message, or an array of messages. It may also have an id and a reference answer.
  *
  * Owner: the caller. Thread: one. Stage: 1.
  *
- * Reading is in two steps, so that a line which was answered before costs no more than its id:
- * identify, then read. */
+ * Parsing has two steps, identify and read. A line that is answered already needs only the
+ * first. */
 #ifndef CN_BATCH_INPUT_H
 #define CN_BATCH_INPUT_H
 
@@ -28,34 +28,34 @@ typedef struct cn_batch_format {
 
 typedef struct cn_batch_item {
     uint64_t line;
-    cn_id id;        /* of the custom_id; of number and text of a line that has none of its own */
+    cn_id id;        /* hash of the custom_id, or of number and text of the line if that has none */
     char *custom_id; /* NULL: the line has none */
-    /* Hash of what the line asks, however its JSON is spelled: endpoint and body, or the prompt. 0:
-     * unknown, for it has no object, or memory was out. */
+    /* Hash of the request, independent of the JSON's formatting: endpoint and body, or the prompt.
+     * 0: unknown, because the line is not an object, or out of memory. */
     uint64_t asked;
     char *reference; /* the reference answer, or NULL */
     json_t *object;  /* the line */
     cn_api_request request;
-    cn_buf at_fault; /* after a failure: the field, or empty */
+    cn_buf at_fault; /* after a failure: the invalid field, or empty */
 } cn_batch_item;     /* zero-initialise */
 
-/* Step 1: object, what it asks, custom_id, reference, id. CN_ERR_ARG: the line is at fault; line
- * and id are set in any case, the other fields as far as they could be read. */
+/* Step 1: sets object, asked, custom_id, reference and id. CN_ERR_ARG: the line is invalid. `line`
+ * and `id` are always set, the other fields as far as they could be read. */
 cn_status cn_batch_item_identify(cn_batch_item *item, const cn_line *line,
                                  const cn_batch_format *format);
 
-/* Gives an item whose custom_id another line has the id of its own line. */
+/* Sets the id of an item to the hash of its line, because an earlier line has its custom_id. */
 void cn_batch_item_use_line_id(cn_batch_item *item, const cn_line *line);
 
-/* Whether an identified OpenAI line asks this endpoint and has a body, without reading that.
- * CN_ERR_ARG: the line is at fault. */
+/* Checks that an identified OpenAI line names this endpoint and has a body. Does not parse the
+ * body. CN_ERR_ARG: the line is invalid. */
 cn_status cn_batch_item_check(cn_batch_item *item, cn_api_endpoint endpoint);
 
-/* Step 2: the request, with custom_id and class set. CN_ERR_ARG: the line is at fault. */
+/* Step 2: parses the request and sets its custom_id and class. CN_ERR_ARG: the line is invalid. */
 cn_status cn_batch_item_read(cn_batch_item *item, const cn_batch_format *format,
                              const cn_api_defaults *defaults);
 
-/* Drops what only submitting needs: the line's JSON and the request. */
+/* Frees what only submission needs: the line's JSON and the request. */
 void cn_batch_item_drop_request(cn_batch_item *item);
 void cn_batch_item_free(cn_batch_item *item); /* leaves an empty one */
 

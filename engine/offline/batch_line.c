@@ -11,7 +11,7 @@
 static const char id_prefix[] = "cinch-", request_prefix[] = "cinch-batch-";
 enum { MAX_DEPTH = 16, F32_DIGITS = 9, ASKED_DIGITS = 16 };
 
-/* Appends the text of a line, whose reference it takes over; NULL is out of memory. */
+/* Appends the text of a line and releases its reference. A NULL line means out of memory. */
 static cn_status append_line(cn_buf *out, json_t *line)
 {
     char *text = line ? json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(F32_DIGITS)) : NULL;
@@ -68,7 +68,7 @@ static uint64_t count_of(const json_t *v)
     return json_is_integer(v) && json_integer_value(v) > 0 ? (uint64_t)json_integer_value(v) : 0;
 }
 
-/* The hash at the end of a request_id; 0 when it has none. */
+/* The hash at the end of a request_id; 0 if it has none. */
 static uint64_t asked_of(const char *request_id)
 {
     const size_t before = sizeof request_prefix - 1 + CN_ID_TEXT_BYTES - 1;
@@ -85,7 +85,7 @@ static cn_status read_figures(cn_batch_line_figures *out, const json_t *line)
     const json_t *usage = member(line, "response", "body", "usage");
     if (!id || strncmp(id, id_prefix, sizeof id_prefix - 1) != 0 ||
         !cn_id_parse(id + sizeof id_prefix - 1, &out->id))
-        return cn_fail(CN_ERR_ARG, "its id is none of cinch's");
+        return cn_fail(CN_ERR_ARG, "its id was not made by cinch");
     const bool unasked = json_is_null(json_object_get(line, "response")) &&
                          json_is_object(json_object_get(line, "error"));
     if (!unasked && !json_is_integer(status_code))
@@ -102,8 +102,9 @@ static cn_status read_figures(cn_batch_line_figures *out, const json_t *line)
     return CN_OK;
 }
 
-/* The texts and alternatives of tokens may hold a NUL, in values and in keys, where jansson reads
- * none. No figure depends on them: U+FDD0, which is no character of any text, takes its place. */
+/* The texts of tokens and their alternatives may contain a NUL, in values and in keys. jansson does
+ * not read it in keys. The figures do not depend on these texts, so U+FDD0, a noncharacter,
+ * replaces the NUL. */
 static cn_status mask_nuls(cn_buf *masked, const char *text, size_t n)
 {
     static const char nul[] = "\\u0000", mask[] = "\\ufdd0";

@@ -15,7 +15,7 @@ enum { TAIL_BYTES = 64 << 10 };
 struct cn_batch_output {
     char *path;
     int fd;
-    bool is_file;   /* a regular file; else a stream: standard output, a pipe, /dev/null */
+    bool is_file;   /* false: a stream, such as standard output, a pipe or /dev/null */
     uint64_t bytes; /* of the file */
 };
 
@@ -109,7 +109,7 @@ cn_status cn_batch_output_append(cn_batch_output *o, const char *text, size_t n)
     }
     cn_status status = fail_io(o, "write");
     if (done > 0 && o->is_file && ftruncate(o->fd, (off_t)o->bytes) != 0)
-        cn_log(CN_LOG_WARN, "%s: a torn last line stays; --resume repairs it", o->path);
+        cn_log(CN_LOG_WARN, "%s: an incomplete last line remains; --resume removes it", o->path);
     return status;
 }
 
@@ -157,14 +157,14 @@ static cn_status copy_line(void *user, const char *text, size_t n, uint64_t numb
     return cn_batch_output_append(f->to, f->line.data, f->line.len);
 }
 
-/* Fills `to`, a file beside `o`, and puts it in o's place. */
+/* Writes the kept lines to the file `to` and renames it to o's path. */
 static cn_status replace_by(cn_batch_output *o, cn_batch_output *to, filter *f)
 {
     struct stat st;
     CN_TRY(truncate_to(to, 0));
     CN_TRY(cn_batch_output_each(o, copy_line, f));
     if (fstat(o->fd, &st) != 0 || fchmod(to->fd, st.st_mode & 07777) != 0)
-        return fail_io(o, "copy its mode");
+        return fail_io(o, "copy the file mode");
     CN_TRY(cn_batch_output_sync(to));
     if (rename(to->path, o->path) != 0) return fail_io(o, "rename");
     const int old = o->fd;

@@ -22,13 +22,13 @@ static void free_job(cn_batch_job *job)
     cn_free(job);
 }
 
-/* Takes the first one out; NULL when there is none. */
+/* Removes and returns the first job; NULL if there is none. */
 static cn_batch_job *pop(cn_list *jobs)
 {
     return CN_CONTAINER_OF(cn_list_pop(jobs), cn_batch_job, node);
 }
 
-/* Gives the job an end other than a result, with the thread's last error. */
+/* Ends the job without a result, with the thread's last error. */
 static void fail_job(cn_batch_job *job, cn_status status, const char *code)
 {
     const char *text = cn_last_error();
@@ -45,7 +45,8 @@ static const char *error_of(const cn_batch_job *job)
 
 /* ---- stopping ---- */
 
-/* Gives up second submissions: a rescue is put back, a replay has its line already. */
+/* Drops the jobs that wait for a second submission. A rescue is put back; a replay has its line
+ * already. */
 static void drop_again(cn_batch_run *run)
 {
     for (cn_batch_job *job; (job = pop(&run->again));) {
@@ -76,7 +77,8 @@ void cn_batch_run_drain(cn_batch_run *run, bool failed, const char *fmt, ...)
     }
 }
 
-/* A job that waits stays for cn_batch_run_end: its request may be on its way to submit still. */
+/* Keeps the waiting job for cn_batch_run_end, because a call of submit may still use its
+ * request. */
 void cn_batch_run_stop(cn_batch_run *run, bool failed, const char *why)
 {
     if (run->state == CN_BATCH_STOPPED) return;
@@ -89,7 +91,7 @@ void cn_batch_run_stop(cn_batch_run *run, bool failed, const char *why)
 
 /* ---- writing ---- */
 
-/* A line that cannot be written stops the run, or pauses it. */
+/* Stops the run, or pauses it if `pauses` is set, because a line could not be written. */
 static void bear_write_failure(cn_batch_run *run)
 {
     if (!run->pauses) {
@@ -100,7 +102,7 @@ static void bear_write_failure(cn_batch_run *run)
     snprintf(run->why, sizeof run->why, "%s", cn_last_error());
 }
 
-/* Writes the line of a job; takes over body. */
+/* Writes the line of a job and takes ownership of body. False if that failed. */
 static bool write_line(cn_batch_run *run, cn_batch_output *to, const cn_batch_item *item,
                        int http_status, json_t *body, const cn_batch_notes *notes)
 {
@@ -118,7 +120,8 @@ static bool write_line(cn_batch_run *run, cn_batch_output *to, const cn_batch_it
     return true;
 }
 
-/* An error line; under --strict the end of the run instead. False: paused, to be tried again. */
+/* Writes an error line; under --strict drains the run instead. False: the run is paused, try again
+ * later. */
 static bool reject(cn_batch_run *run, const cn_batch_item *item, int http_status,
                    const char *message, const char *code)
 {
@@ -149,7 +152,7 @@ static uint32_t count_matches(const cn_batch_run *run, const cn_batch_job *job)
     return matched;
 }
 
-/* False: paused, to be tried again. */
+/* Writes the line of an answered job. False: the run is paused, try again later. */
 static bool answer(cn_batch_run *run, const cn_batch_job *job)
 {
     const cn_config *c = run->config;
@@ -177,7 +180,7 @@ static bool answer(cn_batch_run *run, const cn_batch_job *job)
     return true;
 }
 
-/* ---- coming back ---- */
+/* ---- returned jobs ---- */
 
 static void take_replay(cn_batch_run *run, cn_batch_job *job, const cn_event *ev)
 {
@@ -193,7 +196,7 @@ static void take_output(cn_batch_job *job, const cn_event *ev)
     cn_api_result_add(job->result, ev);
     job->looped |= ev->finish == CN_FINISH_REPETITION;
     if (job->audited && ev->sample == 0 && cn_transcript_add(&job->said, ev) != CN_OK)
-        job->audited = false; /* no memory: the answer counts */
+        job->audited = false; /* out of memory: the answer is kept without an audit */
 }
 
 void cn_batch_job_event(void *user, const cn_event *ev)
@@ -230,14 +233,14 @@ static void enlarge(const cn_config *c, cn_kv_params *kv)
         kv->budget_tokens = UINT32_MAX;
 }
 
-/* Whether a loop would be answered by a second attempt. */
+/* True if a loop of this job would lead to a second attempt. */
 static bool may_be_rescued(const cn_batch_run *run, const cn_batch_job *job)
 {
     return run->config->loop_rescue != CN_OPT_RESCUE_OFF && !job->rescued_by &&
            job->item.request.params.kv.policy != CN_KV_FULL;
 }
 
-/* Gives the engine what the job has to ask next. */
+/* Submits the job's next request to the engine. */
 static cn_status hand_over(cn_batch_run *run, cn_batch_job *job)
 {
     job->asked = job->item.request;
@@ -257,7 +260,8 @@ static cn_status hand_over(cn_batch_run *run, cn_batch_job *job)
     return CN_OK;
 }
 
-/* Whether the engine will have room without our doing, or by what is in flight. */
+/* True if a BUSY engine will get room: this run has jobs in flight, or others use the engine
+ * too. */
 static bool is_worth_waiting(const cn_batch_run *run)
 {
     return run->inflight.n > 0 || run->port->shared;
@@ -265,7 +269,7 @@ static bool is_worth_waiting(const cn_batch_run *run)
 
 static void conclude(cn_batch_run *run, cn_batch_job *job);
 
-/* Hands the job to the engine, keeps it as waiting, or ends it with an error line. */
+/* Submits the job, keeps it as waiting, or ends it: with an error line, or by draining the run. */
 static void submit(cn_batch_run *run, cn_batch_job *job)
 {
     cn_status status = hand_over(run, job);
@@ -287,7 +291,7 @@ static void submit(cn_batch_run *run, cn_batch_job *job)
 
 /* ---- the end of a line ---- */
 
-/* Makes a job that looped one that is to be rescued: what it said is forgotten but for its cost. */
+/* Queues a job that looped for its rescue. Keeps only the usage of the output that looped. */
 static void begin_rescue(cn_batch_run *run, cn_batch_job *job)
 {
     job->unrescued = job->result;
@@ -298,7 +302,7 @@ static void begin_rescue(cn_batch_run *run, cn_batch_job *job)
     cn_list_prepend(&run->again, &job->node);
 }
 
-/* The engine cannot hold the rescue: the answer is the one that looped. */
+/* The engine cannot run the rescue, so the answer is the output that looped. */
 static void give_up_rescue(cn_batch_job *job)
 {
     cn_api_result_free(job->result);
@@ -310,7 +314,7 @@ static void give_up_rescue(cn_batch_job *job)
 
 static bool settle(cn_batch_run *run, cn_batch_job *job);
 
-/* Of a job without a result. */
+/* Settles a job without a result. */
 static bool settle_failure(cn_batch_run *run, cn_batch_job *job)
 {
     if (job->status == CN_ERR_BUSY && run->state == CN_BATCH_RUNNING) {
@@ -334,8 +338,8 @@ static bool settle_failure(cn_batch_run *run, cn_batch_job *job)
     return true;
 }
 
-/* Says what is left to say about a job that came back, and frees it unless it goes on. False:
- * paused, the job is as before. */
+/* Settles a returned job: writes its line, puts it back, or queues it again. Frees the job unless
+ * it is queued. False: the run is paused and the job is unchanged. */
 static bool settle(cn_batch_run *run, cn_batch_job *job)
 {
     const bool running = run->state == CN_BATCH_RUNNING;
@@ -344,7 +348,7 @@ static bool settle(cn_batch_run *run, cn_batch_job *job)
     const bool lost = stopped || (!job->replays && cn_api_result_was_cancelled(job->result));
     const bool to_rescue = !lost && job->looped && may_be_rescued(run, job);
     if (job->replays) {
-        /* Its line is written. */
+        /* Its line is written already. */
     } else if (lost) {
         run->n_put_back++;
     } else if (cn_api_result_error(job->result)) {
@@ -376,7 +380,7 @@ void cn_batch_run_settle(cn_batch_run *run)
     }
 }
 
-/* Settles a job that never was in flight. */
+/* Settles a job that was not in flight. */
 static void conclude(cn_batch_run *run, cn_batch_job *job)
 {
     if (!settle(run, job)) cn_list_append(&run->finished, &job->node);
@@ -390,7 +394,7 @@ void cn_batch_run_retry(cn_batch_run *run)
     cn_batch_run_settle(run);
 }
 
-/* Submits the first of those that go again; false when it has to wait. */
+/* Submits the first job of `again`; false if it has to wait. */
 static bool submit_again(cn_batch_run *run)
 {
     cn_batch_job *job = pop(&run->again);
@@ -418,7 +422,7 @@ static bool submit_again(cn_batch_run *run)
 
 /* ---- reading ---- */
 
-/* Counts a line that is done if it asks something else than its output line was written for. */
+/* Counts a finished line whose request differs from the one that its output line answers. */
 static cn_status count_change(cn_batch_run *run, const cn_batch_item *item)
 {
     enum { CHANGED_SHOWN = 3, ID_SHOWN_BYTES = 80 };
@@ -432,15 +436,16 @@ static cn_status count_change(cn_batch_run *run, const cn_batch_item *item)
                        cn_json_printable(item->custom_id, shown, sizeof shown));
 }
 
-/* Tells the item by its id: *skip when the output has its line. CN_ERR_ARG: the line is at fault,
- * and *code may say in which way. */
+/* Identifies the item. *skip: the output has its line. CN_ERR_ARG: the line is invalid; *code may
+ * hold the code of the error. */
 static cn_status identify(cn_batch_run *run, cn_batch_item *item, const cn_line *line,
                           const cn_batch_format *format, bool *skip, const char **code)
 {
     cn_status status = cn_batch_item_identify(item, line, format);
     if (status != CN_OK && status != CN_ERR_ARG) return status;
     if (item->custom_id && cn_id_set_marks(&run->ids, item->id) & CN_ID_SEEN) {
-        status = cn_fail(CN_ERR_ARG, "custom_id \"%s\" stands in an earlier line: each has its own",
+        status = cn_fail(CN_ERR_ARG,
+                         "custom_id \"%s\" is already used by an earlier line: each needs its own",
                          item->custom_id);
         *code = "duplicate_custom_id";
         cn_batch_item_use_line_id(item, line);
@@ -451,7 +456,7 @@ static cn_status identify(cn_batch_run *run, cn_batch_item *item, const cn_line 
     return status;
 }
 
-/* Makes the item's request. */
+/* Parses the item's request and decides whether it is audited. */
 static cn_status prepare(cn_batch_run *run, cn_batch_job *job, const cn_batch_format *format)
 {
     CN_TRY(cn_batch_item_read(&job->item, format, &run->port->defaults));

@@ -11,7 +11,7 @@
 
 enum { HEAD_BYTES = 64 << 10, SAMPLE_BYTES = 4 << 10, N_SAMPLES = 256 };
 
-/* Adds a hash of what pread finds at offset; short at the end of the file. */
+/* Adds the hash of n bytes at `offset`; fewer at the end of the file. */
 static cn_status add_range(uint64_t *h, int fd, const char *path, uint64_t offset, size_t n)
 {
     char data[SAMPLE_BYTES];
@@ -38,7 +38,7 @@ static cn_status add_samples(uint64_t *h, int fd, const char *path, uint64_t siz
     return CN_OK;
 }
 
-/* Adds name, size and content of dir/name. */
+/* Adds name, size and content of dir/name: all of it, or samples. */
 static cn_status add_file(uint64_t *h, const char *dir, const char *name, bool whole)
 {
     cn_buf path = {0};
@@ -83,7 +83,7 @@ static int keep_entry(const struct dirent *e)
     return is_weights(e->d_name) || is_read_whole(e->d_name);
 }
 
-/* Byte order, not the locale's: the same on every machine. */
+/* Byte order instead of the locale's: the same on every machine. */
 static int by_name(const struct dirent **a, const struct dirent **b)
 {
     return strcmp((*a)->d_name, (*b)->d_name);

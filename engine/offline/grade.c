@@ -1,4 +1,4 @@
-/* grade.c - answers as pieces of text, found without copying. See grade.h. */
+/* grade.c - finds and compares answers in a text without copying. See grade.h. */
 #include "engine/offline/grade.h"
 
 #include <ctype.h>
@@ -24,7 +24,7 @@ static bool same(piece a, piece b) { return a.n == b.n && memcmp(a.s, b.s, a.n) 
 
 static piece piece_of(const char *text) { return (piece){text, strlen(text)}; }
 
-/* What stands behind the first `what`, or nothing. */
+/* The text after the first `what`, or nothing. */
 static piece after(piece text, const char *what)
 {
     const size_t len = strlen(what);
@@ -48,13 +48,14 @@ static piece after_reasoning(piece output)
 
 /* ---- boxed ---- */
 
-/* What stands between the brace that text begins with and the one that closes it. */
+/* The text between the brace that `text` begins with and the brace that closes it; nothing if none
+ * does. */
 static piece inside_braces(piece text)
 {
     size_t depth = 0;
     for (size_t i = 0; i < text.n; i++) {
         if (text.s[i] == '\\' && i + 1 < text.n) {
-            i++; /* an escaped brace is a sign, not a brace */
+            i++; /* an escaped brace is text */
             continue;
         }
         if (text.s[i] == '{') depth++;
@@ -79,7 +80,7 @@ static piece boxed(piece text)
     return trim((piece){line.s, end ? (size_t)(end - line.s) : line.n});
 }
 
-/* $...$ around an answer says nothing. */
+/* Removes $...$ around an answer, which does not change its value. */
 static piece without_dollars(piece p)
 {
     if (p.n >= 2 && p.s[0] == '$' && p.s[p.n - 1] == '$') p = (piece){p.s + 1, p.n - 2};
@@ -88,7 +89,7 @@ static piece without_dollars(piece p)
 
 /* ---- numbers ---- */
 
-/* A decimal number: digits of the whole part and of the fraction, separators still inside. */
+/* A decimal number: the digits of the whole part, with their separators, and of the fraction. */
 typedef struct number {
     bool negative;
     piece whole, fraction;
@@ -103,7 +104,8 @@ static size_t digits_at(const char *s, size_t n)
     return len;
 }
 
-/* Digits with commas between groups of three: "1,234,567", but "1,2" ends before the comma. */
+/* Length of digits with commas between groups of three: "1,234,567"; "1,2" ends before the
+ * comma. */
 static size_t grouped_digits(const char *s, size_t n)
 {
     size_t len = digits_at(s, n);
@@ -112,7 +114,7 @@ static size_t grouped_digits(const char *s, size_t n)
     return len;
 }
 
-/* Reads the number that starts at p; returns its length, 0 when there is none. */
+/* Reads the number that starts at p. Returns its length, 0 if there is none. */
 static size_t read_number(piece p, number *out)
 {
     *out = (number){0};
@@ -129,8 +131,8 @@ static size_t read_number(piece p, number *out)
     return out->whole.n || after_point ? at : 0;
 }
 
-/* A minus belongs to a number unless it stands behind a digit or a letter: in "3-2" and "gpt-4" it
- * is something else. */
+/* Finds the last number. A sign belongs to a number unless it follows a digit or a letter, as in
+ * "3-2" and "gpt-4". */
 static bool last_number(piece text, number *out)
 {
     bool found = false;
@@ -148,7 +150,7 @@ static bool last_number(piece text, number *out)
     return found;
 }
 
-/* Next digit of a whole part from the left, leading zeros and separators skipped. */
+/* Removes leading zeros and separators from a whole part. */
 static piece significant(piece whole)
 {
     while (whole.n && (whole.s[0] == '0' || whole.s[0] == ',')) whole.s++, whole.n--;
@@ -179,7 +181,7 @@ static piece without_trailing_zeros(piece fraction)
     return fraction;
 }
 
-/* Digit by digit, so that no answer is too long to be compared. */
+/* Compares digit by digit, so that numbers of any length can be compared. */
 static bool same_number(const number *a, const number *b)
 {
     piece fa = without_trailing_zeros(a->fraction), fb = without_trailing_zeros(b->fraction);

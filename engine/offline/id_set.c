@@ -1,5 +1,5 @@
-/* id_set.c - open addressing with linear probing; the marks live in the two low bits of an entry,
- * and an entry without marks is free. See id_set.h. */
+/* id_set.c - open addressing with linear probing. The marks are in the two low bits of an entry; an
+ * entry without marks is free. See id_set.h. */
 #include "engine/offline/id_set.h"
 
 #include <string.h>
@@ -10,8 +10,8 @@ cn_id cn_id_of(const char *kind, const void *text, size_t n)
 {
     uint64_t seed = cn_hash64(0, kind, strlen(kind));
     cn_id id = {.hi = cn_hash64(seed, text, n)};
-    /* The second pass starts where the first one ended, so that texts which agree in one half do
-     * not agree in the other. */
+    /* The seed of the second hash is the first one, so that texts which agree in one half do not
+     * agree in the other. */
     id.lo = cn_hash64(id.hi, text, n) & ~(uint64_t)MARK_BITS;
     return id;
 }
@@ -45,7 +45,7 @@ bool cn_id_parse(const char *text, cn_id *out)
            parse_hex(text + 16, &out->lo) && (out->lo & MARK_BITS) == 0;
 }
 
-/* The slot of id, or the free one where it belongs. */
+/* Index of the slot of id, or of the free slot where it belongs. */
 static size_t find(const cn_id_set *s, cn_id id)
 {
     size_t i = (size_t)id.hi & (s->cap - 1);

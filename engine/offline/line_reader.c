@@ -15,7 +15,7 @@ struct cn_line_reader {
     int fd;
     size_t max_line_bytes;
     uint64_t total_bytes;
-    char *data; /* [cap]; data[start .. end) is read but not handed out */
+    char *data; /* [cap]; data[start .. end) is read but not returned */
     size_t cap, start, end;
     size_t searched; /* no newline in data[start .. start + searched) */
     uint64_t consumed; /* bytes of the file before data[start] */
@@ -33,7 +33,7 @@ cn_status cn_line_reader_open(cn_line_reader **out, const char *path, size_t max
         return cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
     if (S_ISDIR(st.st_mode)) {
         if (!standard) close(fd);
-        return cn_fail(CN_ERR_IO, "%s: is a directory, want a file of JSON lines", path);
+        return cn_fail(CN_ERR_IO, "%s: expected a file of JSON lines, got a directory", path);
     }
     cn_line_reader *r = cn_calloc(1, sizeof *r);
     char *name = cn_strdup(path);
@@ -62,7 +62,7 @@ uint64_t cn_line_reader_bytes_done(const cn_line_reader *r) { return r->consumed
 uint64_t cn_line_reader_bytes_total(const cn_line_reader *r) { return r->total_bytes; }
 int cn_line_reader_fd(const cn_line_reader *r) { return r->fd; }
 
-/* Room for READ_BYTES behind data[end). */
+/* Makes room for READ_BYTES after data[end). */
 static cn_status make_room(cn_line_reader *r)
 {
     if (r->cap - r->end >= READ_BYTES) return CN_OK;
@@ -82,7 +82,7 @@ static cn_status make_room(cn_line_reader *r)
     return CN_OK;
 }
 
-/* Reads more, or finds that there is nothing yet (*waiting). */
+/* Reads more bytes. *waiting: no bytes are available yet. */
 static cn_status fill(cn_line_reader *r, int wait_ms, bool *waiting)
 {
     *waiting = false;
@@ -113,8 +113,8 @@ static void consume(cn_line_reader *r, size_t n)
     r->searched = 0;
 }
 
-/* Cuts the next line off the buffer: data[start .. start + n) and what ends it. False when the
- * buffer has no whole line. */
+/* Removes the next line and its newline from the buffer. False if the buffer has no complete
+ * line. */
 static bool cut(cn_line_reader *r, cn_line *line)
 {
     const char *from = r->data + r->start;
@@ -133,7 +133,7 @@ static bool cut(cn_line_reader *r, cn_line *line)
     return true;
 }
 
-/* Drops what is left of a line that was too long. */
+/* Drops the rest of a line that was too long. */
 static void drop_rest(cn_line_reader *r)
 {
     const char *from = r->data + r->start;
@@ -149,7 +149,7 @@ static bool is_blank(const cn_line *line)
     return true;
 }
 
-/* Byte order mark and carriage return. */
+/* Removes a byte order mark and a carriage return. */
 static void tidy_ends(cn_line *line)
 {
     if (line->number == 1 && line->n >= 3 && memcmp(line->text, "\xEF\xBB\xBF", 3) == 0) {

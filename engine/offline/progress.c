@@ -7,7 +7,7 @@
 
 #define BAR_INTERVAL_S 0.25
 #define PLAIN_INTERVAL_S 10.0
-#define RATE_MEMORY_S 10.0 /* the rate is that of about the last so many seconds */
+#define RATE_MEMORY_S 10.0 /* the rate is smoothed over about this many seconds */
 enum { PLAIN_WIDTH = 200, DEFAULT_WIDTH = 80, BAR_CELLS = 20, LINE_BYTES = 1024 };
 
 void cn_progress_begin(cn_progress *p, cn_opt_progress mode, FILE *f)
@@ -27,7 +27,7 @@ bool cn_progress_is_due(const cn_progress *p)
     return !p->off && cn_now_s() - p->shown_s >= (p->bar ? BAR_INTERVAL_S : PLAIN_INTERVAL_S);
 }
 
-/* All lines of the input: known at its end, else judged by the bytes so far. 0: no idea. */
+/* Number of lines of the input: known at its end, else estimated from bytes; 0: unknown. */
 static uint64_t requests_total(const cn_progress_figures *g)
 {
     if (g->input_ended) return g->read;
@@ -41,9 +41,9 @@ bool cn_progress_tokens_left(const cn_progress_figures *g, uint64_t *tokens)
 {
     const uint64_t total = requests_total(g);
     if (total == 0 || g->answered_now == 0) return false;
-    /* The short ones finish first: their mean alone would tell too little. Counting what runs still
-     * as time without an end (an exponential law, censored) errs on the long side, and is exact
-     * when all is done. */
+    /* Short answers finish first, so the mean of the finished ones is too small. Adding the tokens
+     * of those that still run (as for a censored exponential law) overestimates, and is exact when
+     * all are finished. */
     const double mean = (double)g->stats.generation_tokens / (double)g->answered_now;
     *tokens = (uint64_t)((double)(total - g->done) * mean);
     return true;

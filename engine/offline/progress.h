@@ -1,19 +1,19 @@
-/* progress.h - how far a batch is: one line redrawn on a terminal, a plain line now and then
- * elsewhere, on standard error.
+/* progress.h - shows the progress of a batch on standard error: on a terminal one line that is
+ * redrawn, elsewhere a plain line every 10 seconds.
  *
- * Owner: cn_batch_drive. Thread: one. Stage: beside all of them. */
+ * Owner: cn_batch_drive. Thread: one. Stage: beside all stages. */
 #ifndef CN_PROGRESS_H
 #define CN_PROGRESS_H
 
 #include "engine/base.h"
 #include "engine/options/options.h"
 
-/* What there is to tell. Requests of earlier runs of the file count as read and as done. */
+/* The figures to show. Requests of earlier runs of the file count as read and as done. */
 typedef struct cn_progress_figures {
     uint64_t read, done, errors;             /* lines; errors are done too */
     uint64_t answered_now;                   /* by this run */
     uint64_t input_bytes, input_bytes_total; /* total 0: unknown */
-    bool input_ended;                        /* read is all there is */
+    bool input_ended;                        /* `read` is the total */
     cn_stats stats;                          /* of this run's engine */
 } cn_progress_figures;
 
@@ -22,18 +22,18 @@ typedef struct cn_progress {
     bool bar, off;
     double started_s, shown_s, rate_s;
     uint64_t rate_tokens;
-    double tokens_per_s; /* smoothed; 0 until it is known */
+    double tokens_per_s; /* smoothed; 0: not known yet */
 } cn_progress;
 
 void cn_progress_begin(cn_progress *p, cn_opt_progress mode, FILE *f);
 
-/* True when it is time to show something; cheap, to be asked at every step. */
+/* True when a line is due. Cheap: call it at every step. */
 bool cn_progress_is_due(const cn_progress *p);
 void cn_progress_show(cn_progress *p, const cn_progress_figures *g);
-void cn_progress_end(cn_progress *p); /* takes the bar off the terminal */
+void cn_progress_end(cn_progress *p); /* removes the bar from the terminal */
 
-/* What is left to do: tokens still to be generated, estimated from the answers so far. False while
- * nothing is known about lengths or the number of requests. */
+/* Estimates the tokens still to be generated from the answers so far. False while the lengths or
+ * the number of requests are unknown. */
 bool cn_progress_tokens_left(const cn_progress_figures *g, uint64_t *tokens);
 
 /* The line, at most `width` characters. */

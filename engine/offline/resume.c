@@ -16,7 +16,7 @@ static const char record_suffix[] = ".cinch-run";
 
 /* ---- the record ---- */
 
-/* {"option": "value"} out of "option=value" lines. */
+/* Converts "option=value" lines to {"option": "value"}. */
 static json_t *options_json(const cn_buf *lines)
 {
     json_t *options = json_object();
@@ -50,7 +50,7 @@ cn_status cn_run_record_make(cn_buf *out, const cn_config *c)
     if (text)
         status = cn_buf_addf(out, "%s\n", text);
     else if (status == CN_OK)
-        status = cn_fail(CN_ERR_MEMORY, "no JSON of the options: out of memory, or not UTF-8");
+        status = cn_fail(CN_ERR_MEMORY, "options as JSON: out of memory, or a value is not UTF-8");
     free(text);
     json_decref(record);
     cn_buf_free(&lines);
@@ -91,7 +91,7 @@ static bool same_option(const json_t *a, const json_t *b)
     return a == b || (a && b && json_equal(a, b));
 }
 
-/* The first option that differs, either way round. */
+/* Fails at the first option that differs or that only one of the two has. */
 static cn_status compare_options(json_t *then, json_t *now)
 {
     const char *name;
@@ -103,8 +103,8 @@ static cn_status compare_options(json_t *then, json_t *now)
             const json_t *a = json_object_get(then, name), *b = json_object_get(now, name);
             if (!same_option(a, b))
                 return cn_fail(CN_ERR_ARG,
-                               "--%s was %s and is now %s, and changes results: go on with the "
-                               "old value, or write another output file",
+                               "--%s was %s and is now %s, which changes results: use the old "
+                               "value, or write another output file",
                                name, shown(a), shown(b));
         }
     return CN_OK;
@@ -120,14 +120,17 @@ static cn_status compare(json_t *then, json_t *now)
     json_t *v;
     if (json_integer_value(format) != RECORD_FORMAT || !json_is_string(model) ||
         !json_is_string(version) || !json_is_object(options))
-        return cn_fail(CN_ERR_ARG, "is no record of a run");
+        return cn_fail(CN_ERR_ARG, "is not the record of a run");
     json_object_foreach(options, name, v) if (!json_is_string(v))
-        return cn_fail(CN_ERR_ARG, "is no record of a run: option %s", name);
+        return cn_fail(CN_ERR_ARG, "is not the record of a run: option %s: expected a string",
+                       name);
     if (!json_equal(model, json_object_get(now, "model")))
-        return cn_fail(CN_ERR_ARG, "the checkpoint is another one than the run began with");
+        return cn_fail(CN_ERR_ARG,
+                       "the checkpoint differs from that of the run: use the old one, or write "
+                       "another output file");
     if (!json_equal(version, json_object_get(now, "version")))
-        cn_log(CN_LOG_WARN, "the run began with cinch %s, this is %s", json_string_value(version),
-               CINCH_VERSION);
+        cn_log(CN_LOG_WARN, "the run began with cinch %s, this is cinch %s",
+               json_string_value(version), CINCH_VERSION);
     return compare_options(options, json_object_get(now, "options"));
 }
 
@@ -156,7 +159,7 @@ cn_status cn_run_record_check(const char *output_path, const cn_buf *record)
     cn_status status = CN_OK;
     if (access(path.data, F_OK) != 0)
         status = cn_fail(CN_ERR_ARG,
-                         "%s is not there: --resume goes on only with an output that run-batch "
+                         "%s does not exist: --resume only continues an output that run-batch "
                          "began",
                          path.data);
     if (status == CN_OK)

@@ -1,27 +1,29 @@
-/* option_value.h - one option's value: what the parsers of the command line, of JSON and the
- * generators of help share. Private to the options*.c files.
+/* option_value.h - operations on one option's value, shared by the parsers of the command line and
+ * of JSON and by the generators of help. Private to the options*.c files.
+ *
  * Thread: any. Stage: before a request exists. */
 #ifndef CN_OPTION_VALUE_H
 #define CN_OPTION_VALUE_H
 
 #include "engine/options/options.h"
 
-/* Where c has the value of o, of the type that the row says. */
+/* The field of c for option o; its C type follows from the row's type (cn_option_type). */
 const void *cn_option_field(const cn_option *o, const cn_config *c);
 
-/* Sets o in c from text and marks it given. CN_ERR_ARG names the option, the value, the bounds. */
+/* Sets o in c from text and marks it given. CN_ERR_ARG names the option, the value and the bounds.
+ */
 cn_status cn_option_set_text(cn_config *c, const cn_option *o, const char *text);
 
-/* Stores v in the field of a U32, I32 or F32 row; false when v is out of its bounds. */
+/* Stores v in the field of a U32, I32 or F32 row; false if v is out of bounds. */
 bool cn_option_store_number(const cn_option *o, void *field, double v);
 
-/* Index of the name text[0..len) in the row's `values`, or -1. */
+/* Index of the name text[0 .. len) in the row's `values`, or -1. */
 int cn_option_name_index(const cn_option *o, const char *text, size_t len);
 
-/* What the row accepts, in words: "a whole number from 1 to 65536". */
+/* Writes what the row accepts, in words: "a whole number from 1 to 65536". */
 void cn_option_bounds(const cn_option *o, char *text, size_t size);
 
-/* CN_ERR_ARG "<label> <value>: want <bounds>". */
+/* CN_ERR_ARG "<label> <value>: expected <bounds>". */
 cn_status cn_option_refuse(const cn_option *o, const char *label, const char *value);
 
 #endif

@@ -1,5 +1,6 @@
-/* options.c - the option table at work: defaults, text to value and back, and the fingerprint of
- * what changes results. The rows are in option_table.c, the command line in options_cli.c. */
+/* options.c - operations on the option table: defaults, text to value and back, and the fingerprint
+ * of the options that change results. The rows are in option_table.c, the command line in
+ * options_cli.c. */
 #include "engine/options/options.h"
 
 #include <errno.h>
@@ -57,13 +58,14 @@ void cn_option_bounds(const cn_option *o, char *text, size_t size)
     } else if (o->type == CN_OPTION_TIME) {
         snprintf(text, size, "a time of day, HH:MM");
     } else if (o->type == CN_OPTION_STRING) {
-        snprintf(text, size, "a text that is not empty");
+        snprintf(text, size, "a non-empty string");
     } else if (o->type == CN_OPTION_ENUM) {
         snprintf(text, size, "one of %s", o->values);
     } else if (o->type == CN_OPTION_SET) {
-        snprintf(text, size, "a comma list out of %s", o->values);
+        snprintf(text, size, "a comma-separated list of %s", o->values);
     } else if (o->type == CN_OPTION_BYTES) {
-        snprintf(text, size, "bytes, with K, M, G, T for powers of 1024, k, m, g, t of 1000%s",
+        snprintf(text, size,
+                 "bytes, with K, M, G, T for powers of 1024, k, m, g, t for powers of 1000%s",
                  zero);
     } else {
         const char *kind = o->flags & CN_OPTION_PERCENT ? "a percentage"
@@ -83,7 +85,7 @@ cn_status cn_option_refuse(const cn_option *o, const char *label, const char *va
 {
     char bounds[256];
     cn_option_bounds(o, bounds, sizeof bounds);
-    return cn_fail(CN_ERR_ARG, "%s %s: want %s", label, value, bounds);
+    return cn_fail(CN_ERR_ARG, "%s %s: expected %s", label, value, bounds);
 }
 
 static bool within_bounds(const cn_option *o, double v)
@@ -111,7 +113,8 @@ bool cn_option_store_number(const cn_option *o, void *field, double v)
 
 /* ---- text to value ---- */
 
-/* Decimal digits alone, with a sign or a fraction where the type has one: no hex, nan, blanks. */
+/* Accepts only decimal digits, with a sign or a fraction if the type has one: no hex, nan, blanks.
+ */
 static bool parse_number(const char *text, bool fraction, double *out)
 {
     if (text[strspn(text, fraction ? "+-.0123456789eE" : "-0123456789")] || !*text) return false;
@@ -121,7 +124,7 @@ static bool parse_number(const char *text, bool fraction, double *out)
     return !*end && isfinite(*out);
 }
 
-/* Unsigned with an optional unit: K, M, G, T are powers of 1024, lower case powers of 1000. */
+/* Unsigned, with an optional suffix: K, M, G, T are powers of 1024, lower case powers of 1000. */
 static bool parse_u64(const char *text, bool unit, uint64_t *out)
 {
     size_t digits = strspn(text, "0123456789");
@@ -333,7 +336,7 @@ void cn_config_overlay_sampling(const cn_config *c, cn_sampling *io)
 
 /* ---- value to text ---- */
 
-/* Fewest digits that read back as the same float. */
+/* Writes the fewest digits (at least 6) that read back as the same float. */
 static cn_status format_float(float v, cn_buf *out)
 {
     char text[32];

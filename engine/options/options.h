@@ -1,9 +1,9 @@
-/* options.h - every option of cinch, once. A row of the table (option_table.c) gives the command
- * line flag, the key a request's JSON may carry, bounds, default, --help, docs/CONFIG.md and the
- * manual page. Nothing else in the tree parses a flag or reads the environment.
+/* options.h - every option of cinch, defined once. A row of the table (option_table.c) gives the
+ * command line flag, the key in a request's JSON, bounds, default, --help, docs/CONFIG.md and the
+ * manual page. No other code parses flags or reads the environment.
  *
- * Owner: whoever created the cn_config. Thread: any, one at a time; the table is constant.
- * Stage: before a request exists (configuration) and 1 (a request's own fields). */
+ * Owner: the creator of the cn_config. Thread: any, one at a time; the table is constant.
+ * Stage: before a request exists (configuration), and stage 1 (fields of a request). */
 #ifndef CN_OPTIONS_H
 #define CN_OPTIONS_H
 
@@ -20,10 +20,10 @@ typedef enum cn_opt_load_format {
 typedef enum cn_opt_dtype { CN_OPT_DTYPE_AUTO, CN_OPT_DTYPE_FLOAT32 } cn_opt_dtype;
 typedef enum cn_opt_generation_config {
     CN_OPT_GENERATION_AUTO, /* the checkpoint's generation_config.json */
-    CN_OPT_GENERATION_VLLM  /* vLLM's defaults, the file ignored */
+    CN_OPT_GENERATION_VLLM  /* vLLM's defaults; the file is ignored */
 } cn_opt_generation_config;
-/* The families of chat templates and their names: the one list of them. What a family is: traits in
- * engine/text/chat_template.c. */
+/* The only list of chat template families and their names. engine/text/chat_template.c defines
+ * their traits. */
 #define CN_CHAT_FAMILIES(X)       \
     X(CHATML, "chatml")           \
     X(QWEN2, "qwen2")             \
@@ -33,7 +33,7 @@ typedef enum cn_opt_generation_config {
     X(NONE, "none")
 #define CN_CHAT_FAMILY_VALUE(id, name) CN_OPT_CHAT_##id,
 typedef enum cn_opt_chat_template {
-    CN_OPT_CHAT_AUTO, /* the checkpoint's own */
+    CN_OPT_CHAT_AUTO, /* that of the checkpoint */
     CN_CHAT_FAMILIES(CN_CHAT_FAMILY_VALUE) CN_OPT_N_CHAT
 } cn_opt_chat_template;
 #undef CN_CHAT_FAMILY_VALUE
@@ -56,23 +56,23 @@ typedef enum cn_opt_grade {
 } cn_opt_grade;
 typedef enum cn_opt_rescue {
     CN_OPT_RESCUE_OFF,
-    CN_OPT_RESCUE_BUDGET, /* once more with four times the budget */
-    CN_OPT_RESCUE_FULL    /* once more with full KV */
+    CN_OPT_RESCUE_BUDGET, /* run again with four times the budget */
+    CN_OPT_RESCUE_FULL    /* run again with full KV */
 } cn_opt_rescue;
 typedef enum cn_opt_progress {
-    CN_OPT_PROGRESS_AUTO, /* a bar on a terminal, plain lines elsewhere */
+    CN_OPT_PROGRESS_AUTO, /* a bar on a terminal, plain lines otherwise */
     CN_OPT_PROGRESS_BAR,
     CN_OPT_PROGRESS_PLAIN,
     CN_OPT_PROGRESS_NONE
 } cn_opt_progress;
 typedef enum cn_opt_dataset {
     CN_OPT_DATASET_RANDOM,   /* seeded random token ids */
-    CN_OPT_DATASET_SHAREGPT, /* ShareGPT JSON: first human and assistant turn */
+    CN_OPT_DATASET_SHAREGPT, /* ShareGPT JSON: the first human and assistant turns */
     CN_OPT_DATASET_CUSTOM    /* JSONL with a "prompt" field */
 } cn_opt_dataset;
 
 typedef enum cn_opt_thinking {
-    CN_OPT_THINKING_AUTO, /* what the chat template does by itself */
+    CN_OPT_THINKING_AUTO, /* the default of the chat template */
     CN_OPT_THINKING_OFF,
     CN_OPT_THINKING_ON
 } cn_opt_thinking;
@@ -105,13 +105,13 @@ struct cn_config {
     cn_opt_reasoning_parser reasoning_parser;
 
     /* engine */
-    char *device;                   /* "auto", "cpu", "cuda" or "cuda:1" */
-    float gpu_memory_utilization;   /* share of the GPU's memory */
+    char *device;                   /* "auto", "cpu", "cuda" or "cuda:N" */
+    float gpu_memory_utilization;   /* fraction of GPU memory */
     bool batch_invariant;
     uint32_t n_threads;             /* 0 = cores */
     uint32_t block_tokens;          /* 0 = the backend's default */
     uint64_t kv_cache_memory_bytes; /* 0 = auto */
-    uint32_t n_blocks_override;     /* 0 = from the memory */
+    uint32_t n_blocks_override;     /* 0 = computed from the memory */
     uint32_t max_num_seqs;
     uint32_t max_num_batched_tokens;
     bool enable_prefix_caching;
@@ -119,18 +119,18 @@ struct cn_config {
     cn_opt_scheduling scheduling_policy;
     cn_opt_async async_scheduling;
     bool enforce_eager;
-    uint32_t max_queue; /* requests of a class waiting; beyond it a submit is CN_ERR_BUSY */
-    uint32_t batch_floor; /* interactive requests that may pass a batch one; 0 = any number */
-    float swap_space_gib; /* host memory for batch requests that make way; 0 = none */
+    uint32_t max_queue; /* waiting requests of a class; beyond it a submit returns CN_ERR_BUSY */
+    uint32_t batch_floor; /* interactive admissions past a waiting batch request; 0 = no limit */
+    float swap_space_gib; /* host memory for the KV of compressed batch requests; 0 = none */
 
-    /* kv: what a request gets when its own kv object says nothing */
-    cn_kv_params kv;
-    uint32_t kv_policies; /* bit 1 << cn_kv_policy: what may arrive beside kv.policy */
+    /* kv */
+    cn_kv_params kv;      /* of requests without a kv object */
+    uint32_t kv_policies; /* bit 1 << cn_kv_policy: policies allowed besides kv.policy */
     bool hybrid_scheduling;
     bool tail_relaxation;
     bool sync_compression;
 
-    /* sampling: vLLM's defaults, and whatever was given (cn_config_is_given) */
+    /* sampling: vLLM's defaults and the options that were given (cn_config_is_given) */
     cn_sampling sampling;
 
     /* prompts */
@@ -150,14 +150,14 @@ struct cn_config {
 
     /* serve */
     char *host;
-    uint32_t port; /* 0 = any that is free */
-    char *uds;     /* path of a unix socket, in place of host and port, or NULL */
+    uint32_t port; /* 0 = any free port */
+    char *uds;     /* path of a unix socket instead of host and port, or NULL */
     char *api_keys, *api_key_file;
     uint32_t max_connections, max_requests_per_key;
     uint64_t max_header_bytes, max_body_bytes, max_buffered_bytes;
     uint32_t request_timeout_s, idle_timeout_s, shutdown_timeout_s;
     char *access_log; /* "-" = standard output, "off" */
-    char *spool; /* directory of files and batches, or NULL: none are kept */
+    char *spool; /* directory of files and batches; NULL = no files and batches */
     uint32_t max_files, max_batches, max_batch_inflight;
     uint64_t max_file_bytes, max_spool_bytes, max_batch_lines;
 
@@ -169,7 +169,7 @@ struct cn_config {
 
     /* bench */
     char *base_url, *bench_api_key;
-    float request_rate, burstiness; /* rate 0: all at once */
+    float request_rate, burstiness; /* rate 0 = all at once */
     uint32_t max_concurrency;       /* 0 = no limit */
     bool save_detailed;
     cn_opt_dataset dataset_name;
@@ -177,15 +177,15 @@ struct cn_config {
     uint32_t input_len, output_len, num_prompts;
     float random_range_ratio;
     char *workload;                      /* path or NULL */
-    uint32_t steady_steps, warmup_steps; /* steady_steps 0: off */
-    uint32_t resident, decode_steps;     /* resident 0: off */
-    char *batches, *prefill;             /* lists of numbers; prefill NULL: off */
+    uint32_t steady_steps, warmup_steps; /* steady_steps 0 = off */
+    uint32_t resident, decode_steps;     /* resident 0 = off */
+    char *batches, *prefill;             /* lists of numbers; prefill NULL = off */
     char *timeline;                      /* path or NULL */
     float timeline_interval;
     char *output_json;
 
     /* tokenize */
-    char *text; /* NULL = from the file */
+    char *text; /* NULL = read `file` */
     char *file; /* "-" = standard input */
     bool jsonl, decode, chat, render, special, pieces;
     cn_opt_thinking thinking;
@@ -193,7 +193,7 @@ struct cn_config {
     /* plan */
     bool json;
 
-    bool given[CN_OPTION_MAX]; /* by row: set by the user, not by default */
+    bool given[CN_OPTION_MAX]; /* by row: whether the user set the option */
 };
 
 /* Policies that requests may have: bit i is cn_kv_policy i. */
@@ -211,12 +211,12 @@ typedef enum cn_option_type {
     CN_OPTION_F32,   /* float */
     CN_OPTION_BYTES, /* uint64_t; "2G" = 2 * 1024^3, "2g" = 2 * 1000^3 */
     CN_OPTION_ENUM,  /* a C enum: the index of the name in `values` */
-    CN_OPTION_SET,   /* uint32_t: bit 1 << index for each name of a comma list */
+    CN_OPTION_SET,   /* uint32_t: bit 1 << index for each name of a comma-separated list */
     CN_OPTION_TIME,  /* int32_t: HH:MM as minutes after midnight */
     CN_OPTION_STRING /* char *, owned, not empty; NULL = unset */
 } cn_option_type;
 
-/* A section is what a subcommand accepts as a whole: bits, so that a command can name several. */
+/* A subcommand accepts whole sections. They are bits, so that a command can combine them. */
 typedef enum cn_option_section {
     CN_SECTION_GENERAL = 1 << 0,
     CN_SECTION_CHECKPOINT = 1 << 1,
@@ -238,9 +238,9 @@ typedef enum cn_option_section {
 } cn_option_section;
 enum { CN_N_SECTIONS = 17 };
 const char *cn_section_name(cn_option_section s);  /* "run-batch" */
-const char *cn_section_intro(cn_option_section s); /* a sentence for its page */
+const char *cn_section_intro(cn_option_section s); /* a sentence for docs/CONFIG.md */
 
-/* What a cn_config made for the library may set: the options of the engine itself. */
+/* The sections that cn_config_set accepts: the options of the engine. */
 enum {
     CN_SECTIONS_LIBRARY = CN_SECTION_GENERAL | CN_SECTION_CHECKPOINT | CN_SECTION_MODEL |
                           CN_SECTION_ENGINE | CN_SECTION_KV | CN_SECTION_SAMPLING |
@@ -248,14 +248,14 @@ enum {
 };
 
 enum {
-    CN_OPTION_RESULT = 1 << 0,     /* changes what a request is answered */
+    CN_OPTION_RESULT = 1 << 0,     /* changes the answer to a request */
     CN_OPTION_ZERO_OK = 1 << 1,    /* 0 is allowed below min; the help says what it means */
     CN_OPTION_ABOVE_MIN = 1 << 2,  /* min itself is excluded */
     CN_OPTION_POW2 = 1 << 3,       /* a power of two (or an allowed 0) */
-    CN_OPTION_FROM_MODEL = 1 << 4, /* generation_config.json speaks before the default */
+    CN_OPTION_FROM_MODEL = 1 << 4, /* generation_config.json overrides the default */
     CN_OPTION_REQUIRED = 1 << 5,
-    CN_OPTION_PERCENT = 1 << 6,    /* F32: may be written with a % behind */
-    CN_OPTION_WRITTEN = 1 << 7     /* STRING: a file that is written at the end */
+    CN_OPTION_PERCENT = 1 << 6,    /* F32: a % may follow the number */
+    CN_OPTION_WRITTEN = 1 << 7     /* STRING: a file that is written at the end of the run */
 };
 
 typedef struct cn_option {
@@ -265,56 +265,57 @@ typedef struct cn_option {
     cn_option_section section;
     uint32_t flags;
     size_t offset;        /* in cn_config */
-    const char *fallback; /* the default as text, or NULL: unset (all bits zero) */
+    const char *fallback; /* the default as text; NULL: unset (all bits zero) */
     double min, max;      /* numbers only */
     const char *values;   /* ENUM and SET: "full|window|zip", in the order of the C enum */
-    const char *json;     /* key in a request's body, "kv.budget" = budget in its kv object */
+    const char *json;     /* key in a request's body; "kv.budget" is budget in its kv object */
     const char *help;
 } cn_option;
 
 const cn_option *cn_options(size_t *n);
-/* '_' equals '-'; NULL when unknown. The same name may stand in several sections that no command
- * takes together: cn_option_find gives the first, cn_option_find_in the one in `sections`, or else
- * the first. */
+/* Finds an option by name; '_' equals '-'. NULL when unknown. Two sections may have options of the
+ * same name if no command accepts both. cn_option_find returns the first; cn_option_find_in returns
+ * the one in `sections`, else the first. */
 const cn_option *cn_option_find(const char *name);
 const cn_option *cn_option_find_in(const char *name, uint32_t sections);
 
-/* The option's value in c as text the parser would take back; appends nothing when unset. */
+/* Appends the option's value in c as text that the parser accepts; nothing when unset. */
 cn_status cn_option_format(const cn_option *o, const cn_config *c, cn_buf *out);
 
-/* A copy of its own, strings included; free with cn_config_free. */
+/* Deep copy; free it with cn_config_free. */
 cn_status cn_config_copy(cn_config **out, const cn_config *c);
 
 /* ---- command line ----
- * Parses argv[1..argc) into c. Flags: --name value, --name=value, --bool, --no-bool, and -x value
- * for rows with a short name. Options and positional arguments may mix; "--" ends the options. On
- * return argv is reordered so that argv[*first_positional .. argc) are the positional ones. With
- * first_positional NULL a positional argument is an error.
- * CN_ERR_ARG names an unknown option and the nearest known one, an option of a section outside
- * `sections`, or a bad value with its bounds. --help sets c->help and ends parsing. */
+ * Parses argv[1 .. argc) into c. Flags: --name value, --name=value, --bool, --no-bool, and -x value
+ * for rows with a short name. Options and positional arguments may be mixed; "--" ends the options.
+ * On return argv is reordered so that argv[*first_positional .. argc) are the positional arguments.
+ * If first_positional is NULL, a positional argument is an error.
+ * CN_ERR_ARG names an unknown option and the most similar known one, an option of a section outside
+ * `sections`, or an invalid value with its bounds. --help sets c->help and ends parsing. */
 cn_status cn_config_parse_args(cn_config *c, uint32_t sections, int argc, char **argv,
                                int *first_positional);
 
-/* The checks that need more than one option, and the required ones of `sections`. CN_ERR_ARG with
- * the numbers and the option to change. */
+/* Checks options that depend on each other, and that the required options of `sections` are given.
+ * CN_ERR_ARG has the numbers and the option to change. */
 cn_status cn_config_validate(const cn_config *c, uint32_t sections);
 
-/* Whether the user chose the option of this field of c, as against its default. */
+/* Whether the user set the option of this field of c. */
 bool cn_config_is_given(const cn_config *c, const void *field);
 
-/* Writes the sampling options the user chose over *io. The defaults of an engine are c->sampling,
- * then the checkpoint's generation_config.json, then this. */
+/* Overwrites *io with the sampling options that the user set. The defaults of an engine are
+ * c->sampling, overwritten by the checkpoint's generation_config.json, then by this. */
 void cn_config_overlay_sampling(const cn_config *c, cn_sampling *io);
 
-/* "name=value" lines of the options that change results, in table order: what a resumed run must
- * share with the one it continues. Paths of the checkpoint are not in it, the caller adds the
- * checkpoint's own fingerprint. */
+/* Appends "name=value" lines of the options that change results, in table order. A resumed run must
+ * have the same lines as the run it continues. Paths of the checkpoint are not included; the caller
+ * adds the checkpoint's fingerprint. */
 cn_status cn_config_result_text(const cn_config *c, cn_buf *out);
 
 /* ---- a request's JSON ----
- * Sets the field of *s or *kv that the body's `key` names, out of `sections` (sampling, kv), with
- * the row's bounds. null keeps what is there. An object sets its members ("kv": {...}); an unknown
- * member is an error. *known tells whether the key is a row's; when it is not, nothing changed. */
+ * Sets the field of *s or *kv that `key` of a body names, if its row is in `sections` (sampling,
+ * kv). The row's bounds apply. null leaves the field unchanged. An object sets its members
+ * ("kv": {...}); an unknown member is an error. *known: whether a row has this key; if not, nothing
+ * has changed. */
 cn_status cn_request_set_json(cn_sampling *s, cn_kv_params *kv, uint32_t sections, const char *key,
                               json_t *value, bool *known);
 
@@ -322,8 +323,8 @@ cn_status cn_request_set_json(cn_sampling *s, cn_kv_params *kv, uint32_t section
 json_t *cn_kv_params_json(const cn_kv_params *kv);
 
 /* ---- places ---- */
-/* Where things may be kept that can be made again, in "cinch" under XDG_CACHE_HOME or ~/.cache;
- * appends nothing when the environment names neither. */
+/* Appends the folder for data that can be recomputed: "cinch" under XDG_CACHE_HOME or ~/.cache.
+ * Appends nothing if the environment sets neither XDG_CACHE_HOME nor HOME. */
 cn_status cn_cache_dir(cn_buf *out);
 
 /* ---- printing ---- */

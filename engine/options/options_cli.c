@@ -1,5 +1,5 @@
-/* options_cli.c - the option table on the command line: flags to values, the checks that need
- * several options, and --help. */
+/* options_cli.c - the command line: flags to values, checks that involve several options, and
+ * --help. See options.h. */
 #include <errno.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -14,7 +14,7 @@ enum { NAME_MAX_BYTES = 64 };
 
 static uint32_t min3(uint32_t a, uint32_t b, uint32_t c) { return cn_min_u32(cn_min_u32(a, b), c); }
 
-/* Levenshtein distance of two short names; UINT32_MAX when one is too long to be a typing error. */
+/* Levenshtein distance of two names; UINT32_MAX if one exceeds NAME_MAX_BYTES. */
 static uint32_t edit_distance(const char *a, const char *b)
 {
     uint32_t row[NAME_MAX_BYTES + 1];
@@ -48,12 +48,12 @@ static cn_status refuse_unknown(const char *arg, const char *name, uint32_t sect
     }
     if (nearest && best <= strlen(nearest->name) / 2)
         return cn_fail(CN_ERR_ARG, "unknown option %s: did you mean --%s?", arg, nearest->name);
-    return cn_fail(CN_ERR_ARG, "unknown option %s: --help lists what this command takes", arg);
+    return cn_fail(CN_ERR_ARG, "unknown option %s: --help lists the options of this command", arg);
 }
 
 /* ---- one flag ---- */
 
-/* A flag as it was typed: the row it names, and its value when that is part of the word. */
+/* A flag as typed: the row that it names, and the value if it is part of the same argument. */
 typedef struct flag {
     const cn_option *option;
     bool negated;      /* --no-name */
@@ -90,14 +90,15 @@ static cn_status read_flag(const char *arg, uint32_t sections, flag *out)
     }
     if (!out->option) return refuse_unknown(arg, copy, sections);
     if (!(out->option->section & sections))
-        return cn_fail(CN_ERR_ARG, "%s: an option of the %s section, which this command does not "
-                       "take", arg, cn_section_name(out->option->section));
+        return cn_fail(CN_ERR_ARG, "%s is an option of the %s section, which this command does not "
+                       "accept", arg, cn_section_name(out->option->section));
     if (out->negated && (out->option->type != CN_OPTION_BOOL || out->value))
-        return cn_fail(CN_ERR_ARG, "%s: only a switch is negated, and takes no value then", arg);
+        return cn_fail(CN_ERR_ARG, "%s: only a switch can be negated, and then takes no value",
+                       arg);
     return CN_OK;
 }
 
-/* Applies argv[*at], and argv[*at + 1] when that is its value, and moves *at behind them. */
+/* Applies argv[*at], with argv[*at + 1] if that is its value, and advances *at past them. */
 static cn_status apply_flag(cn_config *c, uint32_t sections, int argc, char **argv, int *at)
 {
     const char *arg = argv[*at];
@@ -118,7 +119,7 @@ static cn_status apply_flag(cn_config *c, uint32_t sections, int argc, char **ar
 
 static bool is_help(const char *arg) { return !strcmp(arg, "--help") || !strcmp(arg, "-h"); }
 
-/* Parses, collecting the positional arguments in order in kept[]. */
+/* Parses the options and collects the positional arguments, in order, in kept[]. */
 static cn_status parse_into(cn_config *c, uint32_t sections, int argc, char **argv, char **kept,
                             int *n_kept)
 {
@@ -148,7 +149,7 @@ cn_status cn_config_parse_args(cn_config *c, uint32_t sections, int argc, char *
     int n_kept = 0;
     cn_status status = parse_into(c, sections, argc, argv, kept, &n_kept);
     if (status == CN_OK && n_kept && !first_positional && !c->help)
-        status = cn_fail(CN_ERR_ARG, "stray argument '%s': options begin with --", kept[0]);
+        status = cn_fail(CN_ERR_ARG, "unexpected argument '%s': options begin with --", kept[0]);
     if (status == CN_OK && first_positional) {
         *first_positional = argc - n_kept;
         if (n_kept) memcpy(argv + argc - n_kept, kept, (size_t)n_kept * sizeof *kept);
@@ -157,7 +158,7 @@ cn_status cn_config_parse_args(cn_config *c, uint32_t sections, int argc, char *
     return status;
 }
 
-/* ---- checks that need several options ---- */
+/* ---- checks that involve several options ---- */
 
 static cn_status check_required(const cn_config *c, uint32_t sections)
 {
@@ -169,7 +170,7 @@ static cn_status check_required(const cn_config *c, uint32_t sections)
     return CN_OK;
 }
 
-/* A switch that is off asks for nothing. */
+/* Whether the user set the option; a switch must also be on. */
 static bool is_asked_for(const cn_config *c, const cn_option *o)
 {
     const void *field = cn_option_field(o, c);
@@ -177,7 +178,7 @@ static bool is_asked_for(const cn_config *c, const cn_option *o)
     return on && cn_config_is_given(c, field);
 }
 
-/* Options that mean something beside another one alone. */
+/* Checks options that only have an effect together with another option. */
 static cn_status check_company(const cn_config *c, uint32_t sections)
 {
     static const struct {
@@ -198,7 +199,7 @@ static cn_status check_company(const cn_config *c, uint32_t sections)
     return CN_OK;
 }
 
-/* Whether a file can be written at `path`, which need not be there yet. errno says why not. */
+/* Whether a file can be written at `path`, which need not exist. Sets errno if not. */
 static bool can_write(const char *path)
 {
     struct stat s;
@@ -218,7 +219,8 @@ static bool can_write(const char *path)
     return ok;
 }
 
-/* Files that are written when all is over: a wrong path is told now, not after a night of work. */
+/* Checks the paths of files that are written at the end, so that an invalid path is reported before
+ * hours of work. */
 static cn_status check_written(const cn_config *c, uint32_t sections)
 {
     size_t n;
@@ -236,13 +238,13 @@ static cn_status check_engine(const cn_config *c)
 {
     if (c->max_num_batched_tokens < c->max_num_seqs)
         return cn_fail(CN_ERR_ARG,
-                       "max-num-batched-tokens %u is below max-num-seqs %u, and every running "
-                       "request takes a token a step: raise the first or lower the second",
+                       "--max-num-batched-tokens %u is below --max-num-seqs %u, but every running "
+                       "request needs one token per step: raise the first or lower the second",
                        c->max_num_batched_tokens, c->max_num_seqs);
     if (!c->enable_chunked_prefill && c->max_num_batched_tokens < c->max_model_len)
         return cn_fail(CN_ERR_ARG,
-                       "max-num-batched-tokens %u is below max-model-len %u, which needs "
-                       "enable-chunked-prefill",
+                       "--max-num-batched-tokens %u is below --max-model-len %u: raise it or use "
+                       "--enable-chunked-prefill",
                        c->max_num_batched_tokens, c->max_model_len);
     return CN_OK;
 }
@@ -250,15 +252,15 @@ static cn_status check_engine(const cn_config *c)
 static cn_status check_sampling(const cn_sampling *s)
 {
     if (s->max_tokens && s->min_tokens > s->max_tokens)
-        return cn_fail(CN_ERR_ARG, "min-tokens %u is above max-tokens %u", s->min_tokens,
+        return cn_fail(CN_ERR_ARG, "--min-tokens %u exceeds --max-tokens %u", s->min_tokens,
                        s->max_tokens);
     if (s->repetition_min_pattern_size > s->repetition_max_pattern_size)
         return cn_fail(CN_ERR_ARG,
-                       "repetition-min-pattern-size %u is above repetition-max-pattern-size %u",
+                       "--repetition-min-pattern-size %u exceeds --repetition-max-pattern-size %u",
                        s->repetition_min_pattern_size, s->repetition_max_pattern_size);
     if (s->repetition_max_pattern_size && s->repetition_min_count < 2)
         return cn_fail(CN_ERR_ARG,
-                       "repetition-min-count %u: a loop is 2 repeats of its pattern at least",
+                       "--repetition-min-count %u: expected at least 2 repeats of a pattern",
                        s->repetition_min_count);
     return CN_OK;
 }
@@ -266,7 +268,7 @@ static cn_status check_sampling(const cn_sampling *s)
 static cn_status check_kv(const cn_kv_params *kv)
 {
     if (kv->window_tokens > kv->budget_tokens)
-        return cn_fail(CN_ERR_ARG, "kv-window %u is above kv-budget %u", kv->window_tokens,
+        return cn_fail(CN_ERR_ARG, "kv-window %u exceeds kv-budget %u", kv->window_tokens,
                        kv->budget_tokens);
     return cn_policy_check_sinks(kv);
 }
@@ -274,7 +276,8 @@ static cn_status check_kv(const cn_kv_params *kv)
 static cn_status check_prompts(const cn_config *c)
 {
     if (c->grade != CN_OPT_GRADE_NONE && !c->answer_field)
-        return cn_fail(CN_ERR_ARG, "--grade needs --answer-field, the reference answers");
+        return cn_fail(CN_ERR_ARG,
+                       "--grade needs --answer-field, the field with the reference answer");
     return CN_OK;
 }
 
@@ -284,9 +287,11 @@ static cn_status check_run_batch(const cn_config *c)
         return cn_fail(CN_ERR_ARG, "--answer-field %s needs --grade", c->answer_field);
     bool to_stdout = strcmp(c->output_file, "-") == 0;
     if (c->resume && to_stdout)
-        return cn_fail(CN_ERR_ARG, "--resume needs an output file: standard output is no record");
+        return cn_fail(CN_ERR_ARG,
+                       "--resume needs an output file: standard output cannot be read back");
     if (!to_stdout && strcmp(c->input_file, c->output_file) == 0)
-        return cn_fail(CN_ERR_ARG, "--input-file and --output-file are both %s", c->input_file);
+        return cn_fail(CN_ERR_ARG, "--input-file and --output-file are both %s: use two files",
+                       c->input_file);
     return CN_OK;
 }
 
@@ -294,7 +299,7 @@ static cn_status check_serve(const cn_config *c)
 {
     const bool port = cn_config_is_given(c, &c->port);
     if (c->uds && (port || cn_config_is_given(c, &c->host)))
-        return cn_fail(CN_ERR_ARG, "--uds %s listens on no port: leave out --%s", c->uds,
+        return cn_fail(CN_ERR_ARG, "--uds %s replaces --host and --port: leave out --%s", c->uds,
                        port ? "port" : "host");
     return CN_OK;
 }
@@ -306,9 +311,11 @@ static cn_status check_bench(const cn_config *c)
     bool steps = c->resident || c->prefill;
     if ((c->workload != NULL) + (c->steady_steps > 0) + steps + !random > 1)
         return cn_fail(CN_ERR_ARG, "--workload, --steady-steps, --resident or --prefill, and "
-                                   "--dataset-name are different measurements: want one");
+                                   "--dataset-name are different measurements: choose one");
     if (c->workload && (input_len || cn_config_is_given(c, &c->output_len)))
-        return cn_fail(CN_ERR_ARG, "--workload %s brings its own lengths", c->workload);
+        return cn_fail(CN_ERR_ARG,
+                       "--workload %s has its own lengths: leave out --input-len and --output-len",
+                       c->workload);
     if (!random && !c->dataset_path)
         return cn_fail(CN_ERR_ARG, "--dataset-name needs --dataset-path, unless it is random");
     if (random && c->dataset_path)
@@ -316,20 +323,20 @@ static cn_status check_bench(const cn_config *c)
                        c->dataset_path);
     if (!random && (input_len || c->random_range_ratio > 0))
         return cn_fail(CN_ERR_ARG,
-                       "--input-len and --random-range-ratio are of random requests: a dataset "
-                       "brings its own lengths");
+                       "--input-len and --random-range-ratio apply only to random requests: a "
+                       "dataset has its own lengths");
     return CN_OK;
 }
 
 static cn_status check_tokenize(const cn_config *c)
 {
     if (c->text && cn_config_is_given(c, &c->file))
-        return cn_fail(CN_ERR_ARG, "--text and --file %s are both the input: want one", c->file);
+        return cn_fail(CN_ERR_ARG, "--text and --file %s both set the input: choose one", c->file);
     if (c->decode && (c->chat || c->pieces))
-        return cn_fail(CN_ERR_ARG, "--decode goes from ids to text, --%s the other way: want one",
+        return cn_fail(CN_ERR_ARG, "--decode converts ids to text, --%s text to ids: choose one",
                        c->chat ? "chat" : "pieces");
     if (c->render && c->pieces)
-        return cn_fail(CN_ERR_ARG, "--render prints no tokens, --pieces nothing else: want one");
+        return cn_fail(CN_ERR_ARG, "--render prints the prompt, --pieces its tokens: choose one");
     return CN_OK;
 }
 

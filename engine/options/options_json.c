@@ -1,5 +1,5 @@
-/* options_json.c - the option table in a request's JSON: the rows with a `json` key, under the
- * same bounds as their flags. */
+/* options_json.c - options in a request's JSON: the rows with a `json` key, with the same bounds as
+ * their flags. See options.h. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,7 +17,7 @@ static const cn_option *find_key(const char *key, uint32_t sections)
     return NULL;
 }
 
-/* Whether some row's key is a member of the object `key`. */
+/* Whether the key of some row is a member of the object `key`. */
 static bool is_object_key(const char *key, uint32_t sections)
 {
     size_t n, len = strlen(key);
@@ -29,7 +29,8 @@ static bool is_object_key(const char *key, uint32_t sections)
     return false;
 }
 
-/* The options of a request live in its own structs, at the place they have in the config's. */
+/* A request has its own cn_sampling and cn_kv_params, so the offset of a field in cn_config is
+ * converted to an offset in these structs. */
 static void *request_field(const cn_option *o, cn_sampling *s, cn_kv_params *kv)
 {
     if (o->section == CN_SECTION_SAMPLING)
@@ -63,7 +64,7 @@ static cn_status set_value(const cn_option *o, void *field, const json_t *value)
 static cn_status set_members(cn_sampling *s, cn_kv_params *kv, uint32_t sections, const char *key,
                              json_t *object)
 {
-    if (!json_is_object(object)) return cn_fail(CN_ERR_ARG, "%s: want an object", key);
+    if (!json_is_object(object)) return cn_fail(CN_ERR_ARG, "%s: expected an object", key);
     const char *member;
     json_t *value;
     json_object_foreach(object, member, value)

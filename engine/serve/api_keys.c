@@ -12,7 +12,7 @@ enum { MAX_KEY_BYTES = 256, MAX_LINE_BYTES = 1024 };
 
 typedef struct api_key {
     char *name;
-    char secret[MAX_KEY_BYTES]; /* padded with zeros: compared whole */
+    char secret[MAX_KEY_BYTES]; /* padded with zeros: the whole array is compared */
 } api_key;
 
 struct cn_api_keys {
@@ -27,13 +27,14 @@ static cn_status add_key(cn_api_keys *k, const char *text, size_t n, const char 
     const char *secret = colon ? colon + 1 : text;
     size_t n_secret = n - (colon ? n_name + 1 : 0);
     if (n_secret < CN_API_KEY_MIN_BYTES || n_secret >= MAX_KEY_BYTES || (colon && n_name == 0))
-        return cn_fail(CN_ERR_ARG, "%s: key %u has %zu bytes, or no name before its colon: want %d "
-                       "to %d bytes", where, k->n + 1, n_secret, CN_API_KEY_MIN_BYTES,
-                       MAX_KEY_BYTES - 1);
+        return cn_fail(CN_ERR_ARG, "%s: key %u: expected KEY or NAME:KEY with a key of %d to %d "
+                       "bytes, got a key of %zu bytes%s", where, k->n + 1, CN_API_KEY_MIN_BYTES,
+                       MAX_KEY_BYTES - 1, n_secret,
+                       colon && n_name == 0 ? " and an empty name" : "");
     for (size_t i = 0; i < n; i++)
         if (text[i] <= ' ' || text[i] > '~')
-            return cn_fail(CN_ERR_ARG, "%s: key %u has blanks or bytes beyond ASCII", where,
-                           k->n + 1);
+            return cn_fail(CN_ERR_ARG, "%s: key %u: expected printable ASCII without spaces, got "
+                           "byte 0x%02x", where, k->n + 1, (unsigned char)text[i]);
     char numbered[32];
     snprintf(numbered, sizeof numbered, "key-%u", k->n + 1);
     char *name = colon ? cn_strndup(text, n_name) : cn_strdup(numbered);
@@ -45,7 +46,8 @@ static cn_status add_key(cn_api_keys *k, const char *text, size_t n, const char 
     }
     for (uint32_t i = 0; i < k->n; i++)
         if (strcmp(keys[i].name, name) == 0) {
-            cn_status status = cn_fail(CN_ERR_ARG, "%s: the name \"%s\" stands twice", where, name);
+            cn_status status = cn_fail(CN_ERR_ARG, "%s: duplicate key name \"%s\": give each key "
+                                       "its own name", where, name);
             cn_free(name);
             return status;
         }
@@ -87,7 +89,8 @@ static cn_status add_file(cn_api_keys *k, const char *path)
     if (fstat(cn_line_reader_fd(r), &st) != 0)
         status = cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
     else if (st.st_mode & (S_IROTH | S_IWOTH))
-        status = cn_fail(CN_ERR_ARG, "%s: everybody may read or write it: chmod o-rw", path);
+        status = cn_fail(CN_ERR_ARG, "%s: the key file is readable or writable by every user: run "
+                         "chmod o-rw", path);
     else
         status = add_lines(k, r, path);
     cn_line_reader_close(r);
@@ -101,7 +104,8 @@ cn_status cn_api_keys_load(cn_api_keys **out, const char *list, const char *path
     cn_status status = list ? add_list(k, list) : CN_OK;
     if (status == CN_OK && path) status = add_file(k, path);
     if (status == CN_OK && path && k->n == 0)
-        status = cn_fail(CN_ERR_ARG, "%s: no key in it", path);
+        status = cn_fail(CN_ERR_ARG, "%s: the key file has no keys: expected a line KEY or "
+                         "NAME:KEY for each client", path);
     if (status == CN_OK)
         *out = k;
     else
@@ -127,7 +131,8 @@ const char *cn_api_keys_name(const cn_api_keys *k, uint32_t key)
 
 /* ---- finding ---- */
 
-/* Every byte of every key is looked at, whatever is found: the loop has one way through. */
+/* Compares every byte of every key and never branches on the result, so that the time does not
+ * depend on which key matches or how much of it does. */
 static uint32_t find_secret(const cn_api_keys *k, const char *secret, size_t n)
 {
     char padded[MAX_KEY_BYTES] = {0};
@@ -151,7 +156,7 @@ static int base64_value(char c)
     return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
 
-/* The bytes decoded into out[size], or -1. */
+/* Returns the number of bytes decoded into out[size], or -1. */
 static ptrdiff_t decode_base64(const char *text, char *out, size_t size)
 {
     uint32_t bits = 0, n_bits = 0;

@@ -1,7 +1,8 @@
-/* api_keys.h - who may ask: named keys from --api-key and --api-key-file.
+/* api_keys.h - named API keys from --api-key and --api-key-file.
  *
- * Owner: cn_server. Thread: HTTP. A key file has one key a line, "name:key" or the key alone (named
- * key-1, key-2 by their order); blank lines and lines that begin with # are skipped. */
+ * Owner: cn_server. Thread: HTTP. A key file has one key per line: "name:key" or only the key. The
+ * i-th key gets the name key-i when it has no name. Blank lines and lines that begin with # are
+ * skipped. */
 #ifndef CN_API_KEYS_H
 #define CN_API_KEYS_H
 
@@ -11,17 +12,19 @@ typedef struct cn_api_keys cn_api_keys;
 
 enum { CN_API_KEY_NONE = UINT32_MAX, CN_API_KEY_MIN_BYTES = 8 };
 
-/* `list`: comma separated, name:key or key, or NULL; `path`: a file, or NULL. CN_ERR_ARG for a key
- * shorter than CN_API_KEY_MIN_BYTES, a name given twice, a file that others may read. */
+/* `list`: comma-separated keys, each name:key or key; may be NULL. `path`: a key file; may be NULL.
+ * CN_ERR_ARG: a key shorter than CN_API_KEY_MIN_BYTES, a duplicate name, or a file that every user
+ * may read or write. */
 cn_status cn_api_keys_load(cn_api_keys **out, const char *list, const char *path);
 void cn_api_keys_free(cn_api_keys *k); /* NULL is fine */
 
 uint32_t cn_api_keys_count(const cn_api_keys *k);
 const char *cn_api_keys_name(const cn_api_keys *k, uint32_t key);
 
-/* The key that an Authorization header carries, or CN_API_KEY_NONE: "Bearer KEY" or, if allowed,
- * "Basic base64(anybody:KEY)", which is what browsers ask their users for. Takes the same time
- * whichever key matches, and however much of it does. NULL is no header. */
+/* Returns the index of the key in an Authorization header, or CN_API_KEY_NONE. Accepts "Bearer KEY"
+ * and, with allow_basic, "Basic base64(NAME:KEY)" with any name, which browsers send after asking
+ * for a name and a password. The time does not depend on which key matches or how much of it does.
+ * NULL means that there is no header. */
 uint32_t cn_api_keys_find(const cn_api_keys *k, const char *authorization, bool allow_basic);
 
 #endif

@@ -1,5 +1,5 @@
-/* assets.c - takes the files in as they are, by the assembler. The Makefile names them as what this
- * file depends on. See assets.h. */
+/* assets.c - embeds files unchanged with the assembler's .incbin. The Makefile lists them as
+ * dependencies of this file. See assets.h. */
 #include "engine/serve/assets.h"
 
 #define INCLUDE_FILE(symbol, path)                   \

@@ -1,5 +1,5 @@
-/* assets.h - the files that are part of the program: the page at / and the description of the
- * routes at /openapi.json. NUL-terminated. Thread: any. */
+/* assets.h - files embedded in the program: the page at / and the route description at
+ * /openapi.json. NUL-terminated. Thread: any. */
 #ifndef CN_ASSETS_H
 #define CN_ASSETS_H
 

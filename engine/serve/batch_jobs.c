@@ -1,5 +1,5 @@
-/* batch_jobs.c - the list of batches: opening a spool, turns, and what clients ask. See
- * batch_jobs.h. */
+/* batch_jobs.c - the list of batches: opens the spool, shares the lines in flight among batches and
+ * answers client requests. See batch_jobs.h. */
 #include "engine/serve/batch_jobs.h"
 
 #include <stdlib.h>
@@ -9,14 +9,14 @@
 #include "engine/serve/batch_jobs_state.h"
 
 enum {
-    MAX_KEPT = 10000, /* records; the oldest that is over makes room */
+    MAX_KEPT = 10000, /* records; a new one replaces the oldest finished one */
     MAX_FAULTS_LOGGED = 10,
     MAX_METADATA = 16,
     MAX_METADATA_KEY = 64,
     MAX_METADATA_VALUE = 512
 };
 
-/* ---- the way to the engine ---- */
+/* ---- access to the engine ---- */
 
 static cn_status port_submit(void *batches, cn_batch_job *job)
 {
@@ -72,7 +72,7 @@ static uint32_t count_unfinished(const cn_batches *b)
     return n;
 }
 
-/* Takes over the record, also when it fails. */
+/* Takes over the record, even on failure. */
 static cn_status add(cn_batches *b, cn_batch_record *record)
 {
     cn_batch *batch = cn_calloc(1, sizeof *batch);
@@ -128,12 +128,12 @@ static cn_status take_name(void *user, const char *name)
         json_decref(o);
     }
     if (status == CN_OK) return add(b, &record);
-    cn_log(CN_LOG_ERROR, "spool: %s is not taken up: %s", id.text, cn_last_error());
+    cn_log(CN_LOG_ERROR, "spool: skipped batch %s: %s", id.text, cn_last_error());
     b->n_unread++;
     return status == CN_ERR_MEMORY ? status : CN_OK;
 }
 
-/* A batch that could not be read may have any file. */
+/* A batch whose record could not be read may own any file. */
 static bool is_being_written(void *user, const cn_spool_id *file)
 {
     const cn_batches *b = user;
@@ -162,7 +162,7 @@ static cn_status open_spool(cn_batches *b, const cn_batches_opts *o)
     CN_TRY(cn_files_open(&b->files, b->spool, &o->files, is_being_written, b));
     for (size_t i = 0; i < b->n; i++)
         if (!is_over(b->all[i]))
-            cn_log(CN_LOG_INFO, "spool: %s is taken up, %s", b->all[i]->record.id.text,
+            cn_log(CN_LOG_INFO, "spool: loaded batch %s, %s", b->all[i]->record.id.text,
                    cn_batch_status_name(b->all[i]->record.status));
     return CN_OK;
 }
@@ -202,7 +202,7 @@ void cn_batches_close(cn_batches *b)
 
 cn_files *cn_batches_files(cn_batches *b) { return b->files; }
 
-/* ---- turns ---- */
+/* ---- sharing the engine ---- */
 
 static bool asks_lines(const cn_batch *b)
 {
@@ -216,8 +216,8 @@ static uint32_t count_inflight(const cn_batches *b)
     return n;
 }
 
-/* What stands before the turns of all: who has lines to ask, and what unfinished batches hold of
- * the quota on bytes. */
+/* Counts, once per pump, the batches that have lines to submit, and the bytes of unfinished batches
+ * that count against the quota. */
 static void take_stock(cn_batches *b)
 {
     uint64_t bytes = 0;
@@ -230,8 +230,8 @@ static void take_stock(cn_batches *b)
     cn_files_set_unlisted_bytes(b->files, bytes);
 }
 
-/* Each may have the same share of what may be in flight, as far as there is room; who takes less
- * leaves the rest unused, which keeps room for the next batch that comes. */
+/* Gives each batch an equal share of max_inflight, limited by what is free. A share that a batch
+ * does not use stays free for the next new batch. */
 static void give_room(cn_batches *b, cn_batch *batch)
 {
     const uint32_t n_inflight = count_inflight(b);
@@ -259,7 +259,7 @@ void cn_batches_drain(cn_batches *b)
 {
     b->draining = true;
     for (size_t i = 0; i < b->n; i++)
-        if (b->all[i]->running) cn_batch_run_drain(&b->all[i]->run, false, "the server stops");
+        if (b->all[i]->running) cn_batch_run_drain(&b->all[i]->run, false, "server stopping");
 }
 
 void cn_batches_abandon(cn_batches *b)
@@ -282,16 +282,16 @@ static cn_status check_metadata(json_t *metadata)
     const char *key;
     json_t *v;
     if (json_object_size(metadata) > MAX_METADATA)
-        return cn_fail(CN_ERR_ARG, "metadata: want at most %d pairs, found %zu",
+        return cn_fail(CN_ERR_ARG, "metadata: expected at most %d pairs, got %zu",
                        (int)MAX_METADATA, json_object_size(metadata));
     json_object_foreach(metadata, key, v)
     {
         char shown[96];
         if (strlen(key) > MAX_METADATA_KEY)
-            return cn_fail(CN_ERR_ARG, "metadata: a key has %zu bytes, at most %d fit",
-                           strlen(key), (int)MAX_METADATA_KEY);
+            return cn_fail(CN_ERR_ARG, "metadata: expected keys of at most %d bytes, got %zu bytes",
+                           (int)MAX_METADATA_KEY, strlen(key));
         if (!json_is_string(v) || json_string_length(v) > MAX_METADATA_VALUE)
-            return cn_fail(CN_ERR_ARG, "metadata: want text of at most %d bytes, found %s",
+            return cn_fail(CN_ERR_ARG, "metadata: expected a string of at most %d bytes, got %s",
                            (int)MAX_METADATA_VALUE, cn_json_describe(v, shown, sizeof shown));
     }
     return CN_OK;
@@ -306,11 +306,11 @@ static cn_status read_input(const cn_batches *b, const cn_json_at *at, cn_batch_
                               ? cn_files_find(b->files, &r->input)
                               : NULL;
     if (!file)
-        return cn_fail(CN_ERR_ARG, "input_file_id: there is no file \"%s\"",
+        return cn_fail(CN_ERR_ARG, "input_file_id: no such file: \"%s\"",
                        cn_json_printable(text, shown, sizeof shown));
     if (strcmp(file->purpose, "batch") != 0)
-        return cn_fail(CN_ERR_ARG, "input_file_id: want a file of purpose batch, %s is of %s",
-                       file->id.text, file->purpose);
+        return cn_fail(CN_ERR_ARG, "input_file_id: expected a file with purpose batch, got %s with "
+                       "purpose %s", file->id.text, file->purpose);
     return CN_OK;
 }
 
@@ -320,7 +320,7 @@ static cn_status read_endpoint(const cn_json_at *at, cn_batch_record *r)
     const char *text = NULL;
     CN_TRY(cn_json_str(at, "endpoint", CN_JSON_REQUIRED, &text));
     if (cn_api_endpoint_find(text, &r->endpoint)) return CN_OK;
-    return cn_fail(CN_ERR_ARG, "endpoint: want %s or %s, found \"%s\"",
+    return cn_fail(CN_ERR_ARG, "endpoint: expected %s or %s, got \"%s\"",
                    cn_api_endpoint_path(CN_API_CHAT), cn_api_endpoint_path(CN_API_COMPLETION),
                    cn_json_printable(text, shown, sizeof shown));
 }
@@ -333,8 +333,8 @@ static cn_status read_window(const cn_json_at *at, cn_batch_record *r)
     CN_TRY(cn_json_str(at, "completion_window", CN_JSON_OPTIONAL, &text));
     if (!cn_batch_window_read(text, &window_s))
         return cn_fail(CN_ERR_ARG,
-                       "completion_window: want a time such as 24h, 90m or 7d, at most 30 days, "
-                       "found \"%s\"",
+                       "completion_window: expected a time such as 24h, 90m or 7d, at most 30 "
+                       "days, got \"%s\"",
                        cn_json_printable(text, shown, sizeof shown));
     snprintf(r->window, sizeof r->window, "%s", text);
     r->expires_at = r->created_at + window_s;
@@ -362,7 +362,7 @@ static cn_status read_request(const cn_batches *b, const json_t *body, cn_batch_
     return cn_spool_id_make(&r->errors, cn_file_prefix);
 }
 
-/* The oldest that is over makes room for the record of another. */
+/* When MAX_KEPT records are kept, removes the oldest finished one. */
 static void forget_old(cn_batches *b)
 {
     if (b->n < MAX_KEPT) return;
@@ -392,8 +392,8 @@ cn_status cn_batches_create(cn_batches *b, const json_t *body, const char **para
     *param = NULL;
     if (count_unfinished(b) >= b->opts.max_batches)
         return cn_fail(CN_ERR_BUSY,
-                       "%u batches are not over yet, and no more may be (--max-batches): wait for "
-                       "one, or cancel it",
+                       "there are already %u unfinished batches (--max-batches): wait until one "
+                       "finishes, or cancel one",
                        b->opts.max_batches);
     cn_batch_record r = {.created_at = cn_batches_now(b), .order = b->next_order};
     cn_status status = read_request(b, body, &r, param);
@@ -427,7 +427,7 @@ cn_status cn_batches_list(const cn_batches *b, const cn_spool_id *after, uint32_
 {
     size_t i = after ? index_of(b, after) : b->n;
     if (after && i == b->n)
-        return cn_fail(CN_ERR_ARG, "after: there is no batch \"%s\"", after->text);
+        return cn_fail(CN_ERR_ARG, "after: no such batch: \"%s\"", after->text);
     json_t *data = json_array();
     bool ok = data != NULL;
     for (; ok && i > 0 && json_array_size(data) < limit; i--)
@@ -440,13 +440,13 @@ cn_status cn_batches_list(const cn_batches *b, const cn_spool_id *after, uint32_
 cn_status cn_batches_cancel(cn_batches *b, const cn_spool_id *id, json_t **batch)
 {
     const size_t i = index_of(b, id);
-    if (i == b->n) return cn_fail(CN_ERR_ARG, "there is no batch \"%s\"", id->text);
+    if (i == b->n) return cn_fail(CN_ERR_ARG, "no such batch: \"%s\"", id->text);
     cn_batch *batch_i = b->all[i];
     const cn_batch_status now = batch_i->record.status;
     if (now == CN_BATCH_STATUS_CANCELLING) return show(batch_i, batch);
     if (now != CN_BATCH_STATUS_VALIDATING && now != CN_BATCH_STATUS_IN_PROGRESS)
-        return cn_fail(CN_ERR_ARG, "%s is %s: only one that is validating or in progress can be "
-                       "cancelled", id->text, cn_batch_status_name(now));
+        return cn_fail(CN_ERR_ARG, "cannot cancel %s: expected status validating or in_progress, "
+                       "got %s", id->text, cn_batch_status_name(now));
     if (!cn_batch_enter(batch_i, CN_BATCH_STATUS_CANCELLING))
         return cn_fail(CN_ERR_IO, "%s", batch_i->paused);
     cn_batch_abandon(batch_i);

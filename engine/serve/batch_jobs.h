@@ -1,20 +1,22 @@
-/* batch_jobs.h - the batches of a server: many at once on one engine, each a cn_batch_run, kept in
- * a spool so that a process killed at any instant loses no finished line and repeats none.
+/* batch_jobs.h - the batches of a server: many cn_batch_runs at once on one engine.
  *
- * Owner: spool_thread.c, or a test. Thread: one, the batch thread; so also what opts.submit's jobs
- * come back on.
+ * A spool holds their state. A process that is killed at any instant loses no finished line and
+ * repeats none.
  *
- *   files/<output id>, files/<error id>   lines as they finish, each by one write; they become
- *                                         files of /v1/files when the batch is over
- *   batches/<id>.json                     written whole at each change of status, before the change
- *                                         is visible
+ * Owner: spool_thread.c, or a test. Thread: the batch thread only; jobs given to opts.submit must
+ * also end on it.
+ *
+ *   files/<output id>, files/<error id>   lines as they finish, each appended with one write; the
+ *                                         files appear in /v1/files when the batch ends
+ *   batches/<id>.json                     replaced whole at each change of status, before clients
+ *                                         can see the change
  *
  * Invariants:
- *   1. What a batch has done is what its two files hold: no other count is trusted after a start.
- *   2. A batch that has begun goes on only with a model and options that give the same answers.
- *   3. At most max_inflight lines of all batches are with the engine, the same number of each batch
- *      that has as many to ask.
- *   4. A failure to write pauses the batch it meets, with the cause, and is tried again. */
+ *   1. The two files of a batch define which lines are done. After a start no other count is used.
+ *   2. A batch that has begun resumes only with a model and options that give the same answers.
+ *   3. At most max_inflight lines of all batches are in flight. Each batch gets the same share of
+ *      them if it has enough lines.
+ *   4. A failed write pauses its batch, records the cause, and is retried. */
 #ifndef CN_BATCH_JOBS_H
 #define CN_BATCH_JOBS_H
 
@@ -27,13 +29,13 @@ typedef struct cn_batches cn_batches;
 typedef struct cn_batches_opts {
     const char *dir;
     const cn_config *config; /* borrowed: the engine's */
-    const char *model;       /* as clients know it; borrowed */
+    const char *model;       /* the name that clients use; borrowed */
     cn_file_limits files;
     uint64_t max_lines;    /* of one batch */
-    uint32_t max_batches;  /* that are not over */
-    uint32_t max_inflight; /* lines with the engine */
-    int64_t (*now)(void);  /* seconds since the epoch; NULL: the clock */
-    /* The way to the engine, as in cn_batch_port. */
+    uint32_t max_batches;  /* unfinished batches */
+    uint32_t max_inflight; /* lines in flight, all batches */
+    int64_t (*now)(void);  /* seconds since the epoch; NULL: the system clock */
+    /* Access to the engine, as in cn_batch_port. */
     void *user;
     cn_api_defaults defaults;
     cn_status (*submit)(void *user, cn_batch_job *job);
@@ -41,39 +43,41 @@ typedef struct cn_batches_opts {
     uint64_t (*n_tokens)(void *user, cn_batch_job *job);
 } cn_batches_opts;
 
-/* Opens the spool and takes up what is in it, a line of log for each batch that is not over. */
+/* Opens the spool and loads its batches. Logs one line for each unfinished batch. */
 cn_status cn_batches_open(cn_batches **out, const cn_batches_opts *o);
-/* Ends what is in flight, leaving every batch to the next start. Nothing is freed while lines are
- * with the engine: pump until idle first. */
+/* Cancels the lines in flight. The batches resume at the next start. Frees nothing: call
+ * cn_batches_pump until cn_batches_is_idle, then cn_batches_close. */
 void cn_batches_abandon(cn_batches *b);
 void cn_batches_close(cn_batches *b); /* NULL is fine */
 
-/* Writes what came back, asks what there is room for, moves batches on. To be called when jobs came
- * back, and after *wait_ms at the latest. */
+/* Writes finished lines, submits new ones while there is room, and advances the batches. Call it
+ * when jobs have ended, and after *wait_ms at the latest. */
 void cn_batches_pump(cn_batches *b, int *wait_ms);
 
-/* Begins no more lines; what has tokens may finish. */
+/* Starts no more lines. Lines that have tokens may finish. */
 void cn_batches_drain(cn_batches *b);
-/* Whether no line is with the engine. */
+/* Returns true when no line is in flight. */
 bool cn_batches_is_idle(const cn_batches *b);
 
 cn_files *cn_batches_files(cn_batches *b);
 
-/* ---- what clients ask ---- */
+/* ---- client requests ---- */
 
-/* From the body of POST /v1/batches. CN_ERR_ARG, *param the field at fault; CN_ERR_BUSY when there
- * are max_batches; CN_ERR_IO when it could not be written. */
+/* Creates a batch from the body of POST /v1/batches. CN_ERR_ARG: the body is invalid and *param is
+ * the field at fault, or NULL. CN_ERR_BUSY: max_batches are unfinished. CN_ERR_IO: the record could
+ * not be written. */
 cn_status cn_batches_create(cn_batches *b, const json_t *body, const char **param,
                             json_t **batch);
-/* CN_ERR_ARG when its state does not allow it. */
+/* CN_ERR_ARG: no such batch, or its status does not allow a cancel. CN_ERR_IO: the record could not
+ * be written. */
 cn_status cn_batches_cancel(cn_batches *b, const cn_spool_id *id, json_t **batch);
-/* NULL: there is none, or no memory. */
+/* NULL: no such batch, or out of memory. */
 json_t *cn_batches_get(const cn_batches *b, const cn_spool_id *id);
-/* The newest first, from behind `after` (NULL: from the start): an OpenAI list. CN_ERR_ARG when
- * there is no such batch. */
+/* An OpenAI list of batches, newest first, that starts after the batch `after` (NULL: with the
+ * newest). CN_ERR_ARG: there is no batch `after`. */
 cn_status cn_batches_list(const cn_batches *b, const cn_spool_id *after, uint32_t limit,
                           json_t **list);
-/* The unfinished batch that reads this file, or NULL. */
+/* The unfinished batch whose input is this file, or NULL. */
 const cn_batch_record *cn_batches_reader_of(const cn_batches *b, const cn_spool_id *file);
 
 #endif

@@ -30,7 +30,7 @@ static cn_status add_fault(cn_batch_check *c, const char *code, const char *mess
     return cn_fail(CN_ERR_MEMORY, "out of memory for a batch's errors");
 }
 
-/* CN_ERR_ARG: the line is at fault, *code says in which way. */
+/* CN_ERR_ARG: the line is invalid and *code is the reason. */
 static cn_status check_line(cn_batch_check *c, cn_batch_item *item, const cn_line *line,
                             const char **code)
 {
@@ -40,7 +40,7 @@ static cn_status check_line(cn_batch_check *c, cn_batch_item *item, const cn_lin
     CN_TRY(status);
     if (cn_id_set_marks(&c->ids, item->id)) {
         *code = "duplicate_custom_id";
-        return cn_fail(CN_ERR_ARG, "custom_id \"%s\" stands in an earlier line: each has its own",
+        return cn_fail(CN_ERR_ARG, "duplicate custom_id \"%s\": give each line its own",
                        item->custom_id);
     }
     CN_TRY(cn_id_set_add(&c->ids, item->id, CN_ID_SEEN));
@@ -67,7 +67,7 @@ cn_status cn_batch_check_some(cn_batch_check *c, uint32_t n, bool *done)
         cn_line line;
         cn_line_state state;
         CN_TRY(cn_line_reader_next(c->reader, 0, &line, &state));
-        if (state == CN_LINE_WAIT) continue; /* a signal */
+        if (state == CN_LINE_WAIT) continue; /* interrupted by a signal */
         if (state == CN_LINE_END) {
             *done = true;
             return c->n_lines ? CN_OK
@@ -75,8 +75,8 @@ cn_status cn_batch_check_some(cn_batch_check *c, uint32_t n, bool *done)
         }
         if (++c->n_lines > c->max_lines) {
             *done = true;
-            snprintf(text, sizeof text, "the input file has more than %llu lines "
-                     "(--max-batch-lines)", (unsigned long long)c->max_lines);
+            snprintf(text, sizeof text, "the input file exceeds %llu lines (--max-batch-lines): "
+                     "split it", (unsigned long long)c->max_lines);
             return add_fault(c, "too_many_lines", text, NULL, line.number);
         }
         CN_TRY(take_line(c, &line));

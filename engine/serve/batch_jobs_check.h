@@ -1,8 +1,9 @@
-/* batch_jobs_check.h - a look over a batch's input before its first line is asked: what OpenAI
- * calls validating. A line's own request is read when it is its turn; here it must be a line of a
- * batch, for this endpoint, with a custom_id of its own.
+/* batch_jobs_check.h - validates the input of a batch before its first line is submitted.
  *
- * Owner: cn_batch. Thread: the batch thread. In pieces, so that nothing else waits for it. */
+ * Each line must be a batch line for the batch's endpoint with a unique custom_id. The request in
+ * the line is checked later, when the line is submitted.
+ *
+ * Owner: cn_batch. Thread: the batch thread. Works in pieces, so that nothing else waits for it. */
 #ifndef CN_BATCH_JOBS_CHECK_H
 #define CN_BATCH_JOBS_CHECK_H
 
@@ -21,8 +22,8 @@ enum { CN_BATCH_FAULTS_SHOWN = 100 };
 
 cn_status cn_batch_check_open(cn_batch_check *c, const char *path, cn_api_endpoint endpoint,
                               uint64_t max_lines);
-/* Looks at the next n lines at most. *done: all were seen, or enough to refuse the file. */
+/* Checks at most the next n lines. *done: all lines were checked, or the file has too many. */
 cn_status cn_batch_check_some(cn_batch_check *c, uint32_t n, bool *done);
-void cn_batch_check_close(cn_batch_check *c); /* an empty one is fine */
+void cn_batch_check_close(cn_batch_check *c); /* a zeroed one is fine */
 
 #endif

@@ -9,7 +9,7 @@
 enum { MAX_WINDOW_S = 30 * 86400 };
 
 static const struct {
-    const char *name, *at; /* at: the member with its time */
+    const char *name, *at; /* at: the JSON member with its start time */
     bool final;
 } statuses[CN_BATCH_N_STATUSES] = {
     [CN_BATCH_STATUS_VALIDATING] = {"validating", NULL, false},
@@ -55,7 +55,7 @@ bool cn_batch_window_read(const char *text, int64_t *seconds)
     return *seconds > 0 && *seconds <= MAX_WINDOW_S;
 }
 
-/* ---- what clients see ---- */
+/* ---- the client's object ---- */
 
 static json_t *text_or_null(const char *text)
 {
@@ -119,7 +119,7 @@ json_t *cn_batch_record_public(const cn_batch_record *r, const cn_batch_counts *
     return NULL;
 }
 
-/* ---- what the spool keeps ---- */
+/* ---- the spool's record ---- */
 
 json_t *cn_batch_record_json(const cn_batch_record *r)
 {
@@ -138,7 +138,8 @@ static cn_status read_id(const cn_json_at *at, const char *key, const char *pref
     const char *text = NULL;
     CN_TRY(cn_json_str(at, key, CN_JSON_REQUIRED, &text));
     if (cn_spool_id_read(out, prefix, text)) return CN_OK;
-    return cn_fail(CN_ERR_MODEL, "%s: %s is no id", at->where, key);
+    return cn_fail(CN_ERR_MODEL, "%s: %s: expected an id that starts with %s", at->where, key,
+                   prefix);
 }
 
 static cn_status read_times(cn_batch_record *r, const cn_json_at *at)

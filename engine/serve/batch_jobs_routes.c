@@ -1,5 +1,5 @@
-/* batch_jobs_routes.c - /v1/batches: create, list, get, cancel. Thread: HTTP; functions with a
- * cn_batches run on the batch thread. */
+/* batch_jobs_routes.c - /v1/batches: create, list, get, cancel. Thread: HTTP, except functions with
+ * a cn_batches parameter, which run on the batch thread. */
 #include <string.h>
 
 #include "engine/json.h"
@@ -14,7 +14,7 @@ static void work_create(cn_spool_ask *a, cn_batches *b)
     cn_status status = cn_json_parse(&body, a->body.data ? a->body.data : "", a->body.len, "body",
                                      MAX_BODY_BYTES, MAX_BODY_DEPTH, CN_ERR_ARG);
     if (status == CN_OK && !json_is_object(body))
-        status = cn_fail(CN_ERR_ARG, "body: want an object");
+        status = cn_fail(CN_ERR_ARG, "body: expected an object");
     if (status == CN_OK) status = cn_batches_create(b, body, &param, &a->reply);
     json_decref(body);
     if (status == CN_ERR_ARG)
@@ -31,7 +31,7 @@ static bool is_there(cn_spool_ask *a, cn_batches *b)
 {
     a->reply = cn_batches_get(b, &a->id);
     if (a->reply) return true;
-    cn_fail(CN_ERR_ARG, "there is no batch \"%s\"", a->id.text);
+    cn_fail(CN_ERR_ARG, "no such batch: \"%s\"", a->id.text);
     cn_spool_refuse(a, CN_HTTP_NOT_FOUND, "id", NULL);
     return false;
 }
@@ -71,7 +71,7 @@ static void ask_with_id(void *part, cn_exchange *x, void (*work)(cn_spool_ask *a
 {
     cn_spool_id id;
     if (!cn_spool_id_read(&id, cn_batch_prefix, cn_exchange_param(x, 0))) {
-        cn_exchange_error(x, CN_HTTP_NOT_FOUND, "there is no such batch", "id", NULL);
+        cn_exchange_error(x, CN_HTTP_NOT_FOUND, "no such batch", "id", NULL);
         return;
     }
     cn_spool_ask *a = cn_spool_ask_begin(part, x, work);
@@ -89,7 +89,7 @@ static void handle_list(void *part, cn_exchange *x)
     uint32_t limit;
     const char *after = cn_exchange_query(x, "after");
     if (after && !cn_spool_id_read(&after_id, cn_batch_prefix, after)) {
-        cn_exchange_error(x, CN_HTTP_BAD_REQUEST, "after: want the id of a batch", "after", NULL);
+        cn_exchange_error(x, CN_HTTP_BAD_REQUEST, "after: expected a batch id", "after", NULL);
         return;
     }
     if (!cn_spool_read_limit(x, LIST_DEFAULT, LIST_MOST, &limit)) return;

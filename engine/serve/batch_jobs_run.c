@@ -1,5 +1,5 @@
-/* batch_jobs_run.c - how one batch goes on: see the states in batch_jobs_record.h. Every step may
- * fail and is then tried again, so each can be done twice. */
+/* batch_jobs_run.c - moves one batch through the states of batch_jobs_record.h. Every step may fail
+ * and is then retried, so every step may run twice. */
 #include <string.h>
 #include <time.h>
 
@@ -29,14 +29,14 @@ static void wait_at_most(int *wait_ms, int ms)
 static void pause(cn_batch *b, const char *why)
 {
     if (strcmp(b->paused, why) != 0)
-        cn_log(CN_LOG_WARN, "%s is paused: %s", b->record.id.text, why);
+        cn_log(CN_LOG_WARN, "%s: paused: %s", b->record.id.text, why);
     snprintf(b->paused, sizeof b->paused, "%s", why);
     b->retry_at = cn_batches_now(b->all) + RETRY_AFTER_S;
 }
 
 static void unpause(cn_batch *b)
 {
-    if (*b->paused) cn_log(CN_LOG_INFO, "%s goes on", b->record.id.text);
+    if (*b->paused) cn_log(CN_LOG_INFO, "%s: resumed", b->record.id.text);
     b->paused[0] = '\0';
 }
 
@@ -80,7 +80,7 @@ static void close_check(cn_batch *b)
     b->checking = false;
 }
 
-/* The outcome of a validation, on the disk. */
+/* Writes the result of the validation to disk. */
 static void conclude_check(cn_batch *b)
 {
     cn_batch_record *r = &b->record;
@@ -88,7 +88,7 @@ static void conclude_check(cn_batch *b)
         json_decref(r->faults);
         r->faults = json_incref(b->check.faults);
         if (!cn_batch_enter(b, CN_BATCH_STATUS_FAILED)) return;
-        cn_log(CN_LOG_INFO, "%s failed: %llu lines of its input are no requests", r->id.text,
+        cn_log(CN_LOG_INFO, "%s: failed: %llu errors in the input file", r->id.text,
                (unsigned long long)b->check.n_faults);
     } else {
         r->counts.total = b->check.n_lines;
@@ -132,7 +132,7 @@ static cn_status open_output(cn_batch *b, const cn_spool_id *id, cn_batch_output
     CN_TRY(status);
     CN_TRY(cn_batch_output_repair(*out, &removed));
     if (removed)
-        cn_log(CN_LOG_INFO, "%s: cut off a torn last line of %llu bytes", b->record.id.text,
+        cn_log(CN_LOG_INFO, "%s: removed an incomplete last line of %llu bytes", b->record.id.text,
                (unsigned long long)removed);
     return cn_resume_scan(*out, false, &b->run.ids, &b->run.totals);
 }
@@ -143,7 +143,7 @@ static cn_status open_files(cn_batch *b)
     cn_buf path = {0};
     CN_TRY(cn_spool_path(b->all->spool, CN_SPOOL_FILES, b->record.input.text, &path));
     cn_status status = CN_OK;
-    /* What is over needs its input no more. */
+    /* Later statuses do not read the input. */
     if (b->record.status == CN_BATCH_STATUS_IN_PROGRESS)
         status = cn_line_reader_open(&run->input, path.data, CN_BATCH_MAX_LINE_BYTES);
     cn_buf_free(&path);
@@ -163,13 +163,14 @@ static void close_run(cn_batch *b)
     b->running = b->expiring = false;
 }
 
-/* Whether a batch that has begun may go on under this server. */
+/* Returns true when a batch that has begun may resume on this server. */
 static bool may_go_on(cn_batch *b)
 {
     if (b->record.status != CN_BATCH_STATUS_IN_PROGRESS || !b->record.run_record) return true;
     if (cn_batches_now(b->all) >= b->record.expires_at) return true;
     if (cn_run_record_compare(b->record.run_record, b->all->run_record.data) == CN_OK) return true;
-    cn_fail_within(CN_ERR_ARG, "its answers would not be of a piece (or cancel it)");
+    cn_fail_within(CN_ERR_ARG, "cannot resume: the answers would change (restart the server as "
+                               "before, or cancel the batch)");
     pause(b, cn_last_error());
     b->held = true;
     return false;
@@ -239,7 +240,7 @@ static cn_status publish(cn_batch *b, cn_batch_output *o, const cn_spool_id *id,
     return cn_files_publish(b->all->files, id, name, cn_batch_output_bytes(o));
 }
 
-/* Turns what was written into files, then enters a final status. */
+/* Publishes the output and error files, then enters a final status. */
 static void finish(cn_batch *b, cn_batch_status final)
 {
     cn_batch_record *r = &b->record;
@@ -253,7 +254,7 @@ static void finish(cn_batch *b, cn_batch_status final)
     r->counts = cn_batch_counts_now(b);
     if (!cn_batch_enter(b, final)) return;
     close_run(b);
-    cn_log(CN_LOG_INFO, "%s is %s: %llu answered, %llu errors of %llu lines", r->id.text,
+    cn_log(CN_LOG_INFO, "%s: %s: %llu answered and %llu failed of %llu lines", r->id.text,
            cn_batch_status_name(final), (unsigned long long)r->counts.completed,
            (unsigned long long)r->counts.failed, (unsigned long long)r->counts.total);
 }
@@ -267,7 +268,7 @@ static cn_status write_expired(cn_batch *b, const cn_line *line)
     const cn_batch_format format = {0};
     cn_status status = cn_batch_item_identify(&item, line, &format);
     const bool done = cn_id_set_marks(&run->ids, item.id) & CN_ID_DONE;
-    if (status == CN_ERR_ARG) status = CN_OK; /* it has the id of its line */
+    if (status == CN_ERR_ARG) status = CN_OK; /* an invalid line still has the id of its line */
     if (status == CN_OK && !done) {
         cn_buf_clear(&run->line);
         status = cn_batch_line_format_unasked(
@@ -282,7 +283,7 @@ static cn_status write_expired(cn_batch *b, const cn_line *line)
     return status;
 }
 
-/* A slice of the lines that were not answered in time. */
+/* Writes error lines for a slice of the lines that were not answered in time. */
 static cn_status expire_some(cn_batch *b, bool *done)
 {
     for (uint32_t i = 0; i < LINES_PER_SLICE; i++) {
@@ -298,8 +299,9 @@ static cn_status expire_some(cn_batch *b, bool *done)
     return CN_OK;
 }
 
-/* Stops what runs; then, with files opened anew, says of each line that has none what became of
- * it. What fails begins anew too, and finds those that were written. */
+/* Cancels the lines in flight, reopens the files and writes an error line for each line without an
+ * answer. After a failure the next call starts over: the scan of the files finds the lines that are
+ * already written. */
 static void expire(cn_batch *b, int *wait_ms)
 {
     bool done = false;
@@ -323,7 +325,7 @@ static void expire(cn_batch *b, int *wait_ms)
 
 /* ---- in progress ---- */
 
-/* Now and then, so that a power cut costs little. */
+/* Syncs at most every SYNC_EVERY_S, so that a power failure loses few lines. */
 static void sync_lines(cn_batch *b)
 {
     const int64_t now = cn_batches_now(b->all);
@@ -336,15 +338,16 @@ static void sync_lines(cn_batch *b)
         cn_log(CN_LOG_WARN, "%s: %s", b->record.id.text, cn_last_error());
 }
 
-/* Whether the quota lets more lines be asked. What is in flight is written still. */
+/* Returns true when the quota allows more lines to be submitted. Lines in flight are written in any
+ * case. */
 static bool has_room(cn_batch *b)
 {
     if (cn_files_have_room(b->all->files, 0)) return true;
-    pause(b, "the spool is full (--max-spool-bytes): delete files and it goes on");
+    pause(b, "the spool is full (--max-spool-bytes): delete files to resume");
     return false;
 }
 
-/* The run is over: all lines are done, or it was not to go on. */
+/* The run has ended: all lines are done, or it was drained or stopped. */
 static void conclude_run(cn_batch *b)
 {
     if (b->run.state == CN_BATCH_RUNNING) {
@@ -360,7 +363,7 @@ static void run_lines(cn_batch *b, int *wait_ms)
     const bool opens = !b->running;
     if (opens && b->all->draining) return;
     if (!open_run(b)) return;
-    if (opens) wait_at_most(wait_ms, 0); /* its share is reckoned at its next turn */
+    if (opens) wait_at_most(wait_ms, 0); /* the next pump computes its share */
     cn_batch_run *run = &b->run;
     b->all->slice_left = LINES_PER_SLICE;
     cn_batch_run_retry(run);

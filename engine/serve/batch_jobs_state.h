@@ -1,5 +1,5 @@
-/* batch_jobs_state.h - the insides of cn_batches, shared by batch_jobs.c (the list, and what
- * clients ask) and batch_jobs_run.c (how one batch goes on). Internal to these. */
+/* batch_jobs_state.h - the internals of cn_batches, shared by batch_jobs.c (the list and client
+ * requests) and batch_jobs_run.c (the progress of one batch). Internal to these. */
 #ifndef CN_BATCH_JOBS_STATE_H
 #define CN_BATCH_JOBS_STATE_H
 
@@ -14,13 +14,13 @@ typedef struct cn_batch {
     bool checking;
 
     cn_batch_run run; /* from IN_PROGRESS on */
-    bool running;     /* run has its files */
-    bool expiring;    /* and is read once more for the lines that were not answered in time */
+    bool running;     /* run has its files open */
+    bool expiring;    /* the input is read again for the lines that were not answered in time */
     uint64_t synced_bytes;
     int64_t synced_at;
 
-    char paused[256]; /* why nothing goes on; "" when it does */
-    bool held;        /* until the next start, or a cancel */
+    char paused[256]; /* why the batch is paused; "" when it is not */
+    bool held;        /* paused until the next start or a cancel: another configuration */
     int64_t retry_at;
 } cn_batch;
 
@@ -29,31 +29,31 @@ struct cn_batches {
     cn_batch_port port;
     cn_spool *spool;
     cn_files *files;
-    cn_buf run_record; /* of this server: what answers depend on */
+    cn_buf run_record; /* of this server: what answers depend on (resume.h) */
     cn_batch **all;    /* [n], by order */
     size_t n, cap;
-    size_t first_live; /* all before it are over */
-    uint32_t n_unread; /* records that could not be taken up */
+    size_t first_live; /* all batches before it have ended */
+    uint32_t n_unread; /* records that could not be loaded */
     uint64_t next_order;
-    size_t turn;         /* who is first at the next pump */
-    uint32_t n_asking;   /* batches that have lines to ask, as of the last pump */
-    uint32_t slice_left; /* lines that may be read before others get their turn */
+    size_t turn;         /* rotates which batch a pump serves first */
+    uint32_t n_asking;   /* batches that have lines to submit, as of the last pump */
+    uint32_t slice_left; /* lines that this batch may still read in this pump */
     bool draining;
 };
 
 /* batch_jobs_run.c: */
 
 int64_t cn_batches_now(const cn_batches *b);
-/* Moves a batch on; *wait_ms is lowered to when it wants its next turn. */
+/* Advances a batch. Lowers *wait_ms to the time at which the batch must be called again. */
 void cn_batch_go_on(cn_batch *b, int *wait_ms);
-/* Enters a status, on the disk first. False: paused. */
+/* Enters a status after its record is on disk. False: that failed and the batch is paused. */
 bool cn_batch_enter(cn_batch *b, cn_batch_status status);
-/* Ends what is in flight; nothing more is written. */
+/* Stops the run and cancels its lines in flight. */
 void cn_batch_abandon(cn_batch *b);
-/* Closes files; nothing may be in flight. */
+/* Closes the files. No line may be in flight. */
 void cn_batch_close(cn_batch *b);
 cn_batch_counts cn_batch_counts_now(const cn_batch *b);
-/* Of its two files, while they are no files of /v1/files. */
+/* Bytes of the batch's two files while they are not yet in /v1/files. */
 uint64_t cn_batch_bytes(const cn_batch *b);
 
 #endif

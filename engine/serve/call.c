@@ -1,4 +1,4 @@
-/* call.c - the owner's side of a call. See call.h and service_state.h. */
+/* call.c - the functions of a call that its owner uses. See call.h and service_state.h. */
 #include <string.h>
 
 #include "engine/serve/service_state.h"
@@ -72,7 +72,7 @@ cn_status cn_call_start(cn_call **out, cn_service *s, cn_call_opts *o)
         .mail.open = cn_intake_take,
         .cancel_mail.open = cn_engine_thread_cancel,
         .news_mail.open = open_news,
-        .refs = 2, /* the owner's and that of its way */
+        .refs = 2, /* the owner's, and that of its way through the threads */
         .service = s,
         .klass = o->klass,
         .reply_to = o->reply_to,
@@ -93,7 +93,7 @@ cn_status cn_call_start(cn_call **out, cn_service *s, cn_call_opts *o)
     }
     call->refs = 1;
     cn_call_unref(call);
-    return cn_fail(CN_ERR_BUSY, "too many requests wait to be read: try again later");
+    return cn_fail(CN_ERR_BUSY, "too many requests are waiting to be read: try again later");
 }
 
 void cn_call_cancel(cn_call *call)
@@ -113,7 +113,7 @@ void cn_call_release(cn_call *call)
 
 bool cn_call_is_over(const cn_call *call)
 {
-    cn_call *c = (cn_call *)(uintptr_t)call; /* the lock is no part of what is asked */
+    cn_call *c = (cn_call *)(uintptr_t)call; /* locking does not change what the caller sees */
     pthread_mutex_lock(&c->lock);
     bool over = c->over;
     pthread_mutex_unlock(&c->lock);

@@ -1,15 +1,15 @@
-/* call.h - one request to the engine from any part of the server, on its way and back.
+/* call.h - one request to the engine from any part of the server, and its answer.
  *
  *     owner's thread          intake thread             engine thread           owner's thread
  *   cn_call_start --mail--> parse, check, tokenise --mail--> submit, step ... --mail--> news()
  *   cn_call_cancel ---------------------------------mail--> cancel
  *
- * Owner: who started it, until cn_call_release(). Thread: all functions on the owner's thread,
- * which is the one that empties the mailbox `reply_to`; there news() runs too.
+ * Owner: the caller of cn_call_start(), until cn_call_release(). Thread: the owner's thread, which
+ * is the one that empties the mailbox `reply_to`; news() runs on it too.
  *
- * Output is gathered in one cn_api_result per call, whoever reads it: a slow reader finds one big
- * piece instead of many small ones, and what waits for it is bounded by what the request may
- * generate. At most one news message of a call is under way. */
+ * Each call collects its output in one cn_api_result. A slow reader gets one large piece instead of
+ * many small ones, so its unread output is bounded by what the request may generate. At most one
+ * news message of a call is in flight. */
 #ifndef CN_CALL_H
 #define CN_CALL_H
 
@@ -17,54 +17,54 @@
 #include "engine/api/api_response.h"
 #include "engine/serve/mailbox.h"
 
-typedef struct cn_service cn_service; /* service.h: the threads behind */
+typedef struct cn_service cn_service; /* service.h: the intake and engine threads */
 typedef struct cn_call cn_call;
 
-/* Called when something new is to be had: output of a streamed call, or the end. */
+/* Called when there is something new: output of a streamed call, or the end. */
 typedef void (*cn_call_news_fn)(void *user, cn_call *call);
 
 typedef struct cn_call_opts {
-    /* Either a request that was read already (batch lines), borrowed until the call is released
-     * and over; or the JSON text of one, which the call takes over in any case. */
+    /* Exactly one of the two. request: already parsed (batch lines), borrowed until the call is
+     * released and over. body: JSON text, which the call takes over even on failure. */
     const cn_api_request *request;
     cn_buf body;
     cn_api_endpoint endpoint; /* of body */
     cn_class klass;
-    const char *custom_id; /* enters the seed of a body without one; copied; may be NULL */
+    const char *custom_id; /* enters the seed when the request has none; copied; may be NULL */
     cn_mailbox *reply_to;
     cn_call_news_fn news;
     void *user;
 } cn_call_opts;
 
-/* CN_ERR_BUSY when too many wait at the intake, or the server drains and the class is batch;
- * nothing is kept then but the loss of body. */
+/* CN_ERR_BUSY: too many requests wait at the intake. On failure there is no call, and body is
+ * freed. */
 cn_status cn_call_start(cn_call **out, cn_service *s, cn_call_opts *o);
 
-/* Asks for an early end, which comes as CN_ERR_CANCELLED, or as the proper end if that was first.
- * The engine frees the request's KV at its next step. */
+/* Requests an early end. The call ends with CN_ERR_CANCELLED, or normally if it finished first. The
+ * engine frees the request's KV at its next step. */
 void cn_call_cancel(cn_call *call);
-/* Gives the call up: cancelled if it runs, and silent from now on. NULL is fine. A borrowed
- * request must stay until the end has been told: do not release such a call before. */
+/* Drops the owner's reference: cancels the call if it runs, and calls news() no more. NULL is fine.
+ * A borrowed request must stay valid until the call is over: release such a call only then. */
 void cn_call_release(cn_call *call);
 
-/* ---- from news() on ---- */
+/* ---- after news() ---- */
 
 bool cn_call_is_over(const cn_call *call);
-/* Of a call that is over: CN_OK; CN_ERR_ARG the request is at fault; CN_ERR_BUSY the engine's queue
- * is full; CN_ERR_CANCELLED; anything else is the server's fault. The text, and the field at fault
- * ("" when none). */
+/* The status of a call that is over. CN_ERR_ARG: the request is invalid. CN_ERR_BUSY: the engine's
+ * queue is full. CN_ERR_CANCELLED: cancelled, or the server is stopping. Other errors are the
+ * server's. _error: the text. _at_fault: the invalid field, or "". */
 cn_status cn_call_status(const cn_call *call);
 const char *cn_call_error(const cn_call *call);
 const char *cn_call_at_fault(const cn_call *call);
 
-/* What the body asked for; once output has come or the call is over with CN_OK. */
+/* The parsed request. Valid once there is output, or the call is over with CN_OK. */
 const cn_api_request *cn_call_request(const cn_call *call);
 
-/* The output so far, locked against the engine thread until cn_call_unlock: take from it, do
- * nothing slow. NULL before the request was accepted. */
+/* The output so far. It locks out the engine thread until cn_call_unlock: do nothing slow between.
+ * NULL, and not locked, before the engine has accepted the request. */
 cn_api_result *cn_call_lock(cn_call *call);
 void cn_call_unlock(cn_call *call);
-/* Of a call that is over: its output becomes the caller's. NULL when there is none. */
+/* Moves the output of a call that is over to the caller. NULL when there is none. */
 cn_api_result *cn_call_take_result(cn_call *call);
 
 #endif

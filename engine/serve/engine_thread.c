@@ -1,12 +1,12 @@
-/* engine_thread.c - the thread that owns cn_engine: take requests and cancels, step, deliver.
+/* engine_thread.c - the thread that owns cn_engine: takes requests and cancels, steps, delivers.
  * See service.h. */
 #include <string.h>
 
 #include "engine/serve/service_state.h"
 
-enum { MAILS_PER_STEP = 64 }; /* a burst of arrivals delays what decodes by no more */
+enum { MAILS_PER_STEP = 64 }; /* limits how long a burst of arrivals delays decoding */
 
-/* ---- calls that the engine has ---- */
+/* ---- calls in the engine ---- */
 
 static void count_active(cn_call *call, uint32_t change)
 {
@@ -73,7 +73,7 @@ static void observe_end(cn_call *call, const cn_event *ev)
         cn_serve_stats_observe(stats, CN_HIST_TPOT_S, decode_s / (per_sample - 1), 1);
 }
 
-/* The end of all samples as the status of the call. */
+/* The status of a call whose samples have all ended. */
 static cn_status end_status(const cn_api_result *r)
 {
     const char *error = cn_api_result_error(r);
@@ -107,7 +107,7 @@ static cn_status submit(cn_service *s, cn_call *call)
     cn_request_params p = call->request->params;
     cn_api_result *result;
     if (atomic_load(&call->cancelled)) return cn_fail(CN_ERR_CANCELLED, "cancelled");
-    if (s->engine_stop) return cn_fail(CN_ERR_CANCELLED, "the server stops");
+    if (s->engine_stop) return cn_fail(CN_ERR_CANCELLED, "the server is stopping");
     if (s->failed) return cn_fail(CN_ERR_DEVICE, "the engine has failed: %s", s->failure.data);
     p.messages = NULL;
     p.text = NULL;
@@ -166,7 +166,7 @@ static void publish(cn_service *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Ends every call that the engine has: it will deliver no more. */
+/* Ends every call in the engine, which delivers nothing more. */
 static void end_all(cn_service *s, cn_status status)
 {
     for (cn_call *call; (call = CN_CONTAINER_OF(s->active.head, cn_call, node));) {
@@ -219,7 +219,7 @@ void *cn_engine_thread_main(void *service)
             publish(s);
         }
     }
-    cn_fail(CN_ERR_CANCELLED, "the server stops");
+    cn_fail(CN_ERR_CANCELLED, "the server is stopping");
     end_all(s, CN_ERR_CANCELLED);
     for (cn_mail *mail; (mail = cn_mailbox_take(s->engine_box));) mail->open(mail);
     return NULL;

@@ -1,5 +1,5 @@
-/* files_multipart.c - see files_multipart.h. A window of the body is kept in which the delimiter,
- * or a whole header, is looked for; what can be neither is handed on. */
+/* files_multipart.c - see files_multipart.h. Keeps a window of the body, searches it for the
+ * delimiter or a whole header, and passes on the bytes that cannot be part of either. */
 #include "engine/serve/files_multipart.h"
 
 #include <string.h>
@@ -14,7 +14,7 @@ enum {
 
 typedef enum parse_state {
     IN_PREAMBLE,
-    AFTER_BOUNDARY, /* a line end, or the two dashes of the last one */
+    AFTER_BOUNDARY, /* expects a line end, or the two dashes of the last boundary */
     IN_HEADER,
     IN_DATA,
     IN_EPILOGUE
@@ -26,7 +26,7 @@ struct cn_multipart {
     uint32_t n_parts;
     char delimiter[MAX_BOUNDARY + 5]; /* CR LF - - boundary */
     size_t delimiter_len;
-    char window[WINDOW_BYTES + 1]; /* [len], and a NUL while a header is read */
+    char window[WINDOW_BYTES + 1]; /* [len], plus a NUL while a header is read */
     size_t len;
 };
 
@@ -34,7 +34,7 @@ struct cn_multipart {
 
 typedef enum scan { SCAN_PARAM, SCAN_END, SCAN_BAD } scan;
 
-/* Reads `; key=value` or `; key="value"` at *at. A backslash in quotes stands for what follows. */
+/* Reads `; key=value` or `; key="value"` at *at. In quotes, a backslash escapes '"' and '\'. */
 static scan next_param(const char **at, char *key, char *value, size_t size)
 {
     const char *p = *at + strspn(*at, " \t");
@@ -77,7 +77,7 @@ static cn_status read_boundary(cn_multipart *m, const char *content_type)
     static const char want[] = "multipart/form-data";
     char key[CN_MULTIPART_MAX_NAME + 1], value[CN_MULTIPART_MAX_NAME + 1];
     if (!content_type || strncasecmp(content_type, want, sizeof want - 1) != 0)
-        return cn_fail(CN_ERR_ARG, "Content-Type: want %s", want);
+        return cn_fail(CN_ERR_ARG, "Content-Type: expected %s", want);
     const char *at = content_type + sizeof want - 1;
     scan s;
     while ((s = next_param(&at, key, value, sizeof value)) == SCAN_PARAM) {
@@ -87,8 +87,8 @@ static cn_status read_boundary(cn_multipart *m, const char *content_type)
         m->delimiter_len = (size_t)snprintf(m->delimiter, sizeof m->delimiter, "\r\n--%s", value);
         return CN_OK;
     }
-    return cn_fail(CN_ERR_ARG, "Content-Type: want %s with a boundary of 1 to %d characters", want,
-                   (int)MAX_BOUNDARY);
+    return cn_fail(CN_ERR_ARG, "Content-Type: expected %s with a boundary of 1 to %d characters",
+                   want, (int)MAX_BOUNDARY);
 }
 
 cn_status cn_multipart_create(cn_multipart **out, const char *content_type,
@@ -97,7 +97,7 @@ cn_status cn_multipart_create(cn_multipart **out, const char *content_type,
     cn_multipart *m = cn_calloc(1, sizeof *m);
     if (!m) return cn_fail(CN_ERR_MEMORY, "out of memory for an upload");
     m->sink = *sink;
-    /* The first boundary may begin the body: its line end is put in front. */
+    /* The first boundary may begin the body. The delimiter includes a line end, so add one. */
     memcpy(m->window, "\r\n", 2);
     m->len = 2;
     cn_status status = read_boundary(m, content_type);
@@ -121,7 +121,7 @@ static cn_status read_disposition(cn_multipart *m, const char *at)
     scan s;
     at += strspn(at, " \t");
     if (strncasecmp(at, want, sizeof want - 1) != 0)
-        return cn_fail(CN_ERR_ARG, "Content-Disposition of a part: want %s", want);
+        return cn_fail(CN_ERR_ARG, "Content-Disposition of a part: expected %s", want);
     at += sizeof want - 1;
     while ((s = next_param(&at, key, value, sizeof value)) == SCAN_PARAM) {
         if (!is_plain_text(value)) s = SCAN_BAD;
@@ -135,16 +135,16 @@ static cn_status read_disposition(cn_multipart *m, const char *at)
         }
     }
     if (s == SCAN_BAD || !has_name || !*name)
-        return cn_fail(CN_ERR_ARG, "Content-Disposition of a part: want a name, and texts of at "
-                       "most %d bytes", (int)CN_MULTIPART_MAX_NAME);
+        return cn_fail(CN_ERR_ARG, "Content-Disposition of a part: expected a name, and UTF-8 "
+                       "values of at most %d bytes", (int)CN_MULTIPART_MAX_NAME);
     return m->sink.begin(m->sink.user, name, has_filename ? filename : NULL);
 }
 
-/* Finds the field in header[n], lines with CR LF, NUL-terminated. */
+/* Finds Content-Disposition in header[n], a NUL-terminated text of lines that end in CR LF. */
 static cn_status read_header(cn_multipart *m, char *header, size_t n)
 {
     static const char field[] = "Content-Disposition:";
-    if (strlen(header) != n) return cn_fail(CN_ERR_ARG, "a part's header has a NUL");
+    if (strlen(header) != n) return cn_fail(CN_ERR_ARG, "a part's header contains a NUL");
     for (char *line = header; *line;) {
         char *end = strstr(line, "\r\n");
         char *next = end ? end + 2 : line + strlen(line);
@@ -153,7 +153,7 @@ static cn_status read_header(cn_multipart *m, char *header, size_t n)
             return read_disposition(m, line + sizeof field - 1);
         line = next;
     }
-    return cn_fail(CN_ERR_ARG, "a part has no Content-Disposition");
+    return cn_fail(CN_ERR_ARG, "a part of the form has no Content-Disposition");
 }
 
 /* ---- the window ---- */
@@ -164,12 +164,12 @@ static void consume(cn_multipart *m, size_t n)
     m->len -= n;
 }
 
-/* Each of these takes what it can from the window; *more: another may go on. */
+/* Each of these consumes what it can of the window. *more: call the next state's function. */
 
 static cn_status take_data(cn_multipart *m, bool *more)
 {
     const char *found = memmem(m->window, m->len, m->delimiter, m->delimiter_len);
-    const size_t keep = m->delimiter_len - 1; /* may be the beginning of one */
+    const size_t keep = m->delimiter_len - 1; /* the last bytes may begin a delimiter */
     const size_t n = found ? (size_t)(found - m->window) : m->len > keep ? m->len - keep : 0;
     const bool in_part = m->state == IN_DATA;
     if (in_part && n > 0) CN_TRY(m->sink.data(m->sink.user, m->window, n));
@@ -184,21 +184,23 @@ static cn_status take_boundary_end(cn_multipart *m, bool *more)
 {
     size_t blanks = 0;
     while (blanks < m->len && (m->window[blanks] == ' ' || m->window[blanks] == '\t')) blanks++;
-    if (blanks > MAX_BOUNDARY) return cn_fail(CN_ERR_ARG, "a boundary is followed by blanks");
+    if (blanks > MAX_BOUNDARY)
+        return cn_fail(CN_ERR_ARG, "a boundary is followed by more than %d blanks",
+                       (int)MAX_BOUNDARY);
     *more = m->len - blanks >= 2;
     if (!*more) return CN_OK;
     const char *at = m->window + blanks;
     if (memcmp(at, "\r\n", 2) == 0) {
         if (m->n_parts++ == CN_MULTIPART_MAX_PARTS)
-            return cn_fail(CN_ERR_ARG, "the form has more than %d parts",
+            return cn_fail(CN_ERR_ARG, "the form exceeds %d parts",
                            (int)CN_MULTIPART_MAX_PARTS);
         m->state = IN_HEADER;
-        /* Its line end stays, for a header without fields is that and another. */
+        /* Keep the line end: together with another one it is the end of an empty header. */
         consume(m, blanks);
         return CN_OK;
     }
     if (blanks > 0 || memcmp(at, "--", 2) != 0)
-        return cn_fail(CN_ERR_ARG, "a boundary is followed by other text");
+        return cn_fail(CN_ERR_ARG, "expected a line end or \"--\" after a boundary");
     m->state = IN_EPILOGUE;
     return CN_OK;
 }
@@ -210,7 +212,7 @@ static cn_status take_header(cn_multipart *m, bool *more)
     if (!found && m->len < CN_MULTIPART_MAX_HEADER) return CN_OK;
     const size_t n = found ? (size_t)(found - m->window) : m->len;
     if (n >= CN_MULTIPART_MAX_HEADER)
-        return cn_fail(CN_ERR_ARG, "a part's header is longer than %d bytes",
+        return cn_fail(CN_ERR_ARG, "a part's header exceeds %d bytes",
                        (int)CN_MULTIPART_MAX_HEADER);
     m->window[n] = '\0';
     CN_TRY(n < 2 ? read_header(m, m->window + n, 0) : read_header(m, m->window + 2, n - 2));

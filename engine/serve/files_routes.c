@@ -1,8 +1,8 @@
-/* files_routes.c - /v1/files: upload, list, get, content, delete. Thread: HTTP; functions with a
- * cn_batches run on the batch thread.
+/* files_routes.c - /v1/files: upload, list, get, content, delete. Thread: HTTP, except functions
+ * with a cn_batches parameter, which run on the batch thread.
  *
- * An upload goes to the disk as it comes: BEGIN (a place in the spool, asked before the first byte
- * of the body is read) -> bytes -> KEEP. */
+ * An upload is written to disk as it arrives: BEGIN (reserves space in the spool before the first
+ * byte of the body is read) -> bytes -> KEEP. */
 #include <string.h>
 #include <unistd.h>
 
@@ -10,13 +10,13 @@
 #include "engine/serve/spool_thread.h"
 
 enum {
-    FORM_BYTES = 64 << 10, /* of a body that are not the file */
+    FORM_BYTES = 64 << 10, /* most bytes of an upload's body beside the file */
     LIST_MOST = 10000
 };
 
 /* ---- get, list, delete ---- */
 
-/* Why an operation of the spool failed. */
+/* Answers with the failure of a spool operation. */
 static void refuse_status(cn_spool_ask *a, cn_status status)
 {
     if (status == CN_ERR_IO)
@@ -29,7 +29,7 @@ static const cn_file *find_file(cn_spool_ask *a, cn_batches *b)
 {
     const cn_file *file = cn_files_find(cn_batches_files(b), &a->id);
     if (file) return file;
-    cn_fail(CN_ERR_ARG, "there is no file \"%s\"", a->id.text);
+    cn_fail(CN_ERR_ARG, "no such file: \"%s\"", a->id.text);
     cn_spool_refuse(a, CN_HTTP_NOT_FOUND, "id", NULL);
     return NULL;
 }
@@ -45,7 +45,7 @@ static void work_delete(cn_spool_ask *a, cn_batches *b)
     if (!find_file(a, b)) return;
     const cn_batch_record *reader = cn_batches_reader_of(b, &a->id);
     if (reader) {
-        cn_fail(CN_ERR_ARG, "%s is the input of %s, which is not over: cancel that first",
+        cn_fail(CN_ERR_ARG, "%s is the input of the unfinished batch %s: cancel that batch first",
                 a->id.text, reader->id.text);
         cn_spool_refuse(a, CN_HTTP_CONFLICT, "id", "file_in_use");
         return;
@@ -57,13 +57,13 @@ static void work_delete(cn_spool_ask *a, cn_batches *b)
         a->reply = json_pack("{s:s, s:s, s:b}", "id", a->id.text, "object", "file", "deleted", 1);
 }
 
-/* Asks about the file of the path; an id that is none is not found. */
+/* Begins a question about the file in the path. A malformed id is answered 404. */
 static cn_spool_ask *begin_with_id(void *part, cn_exchange *x,
                                    void (*work)(cn_spool_ask *a, cn_batches *b))
 {
     cn_spool_id id;
     if (!cn_spool_id_read(&id, cn_file_prefix, cn_exchange_param(x, 0))) {
-        cn_exchange_error(x, CN_HTTP_NOT_FOUND, "there is no such file", "id", NULL);
+        cn_exchange_error(x, CN_HTTP_NOT_FOUND, "no such file", "id", NULL);
         return NULL;
     }
     cn_spool_ask *a = cn_spool_ask_begin(part, x, work);
@@ -86,7 +86,7 @@ static void handle_delete(void *part, cn_exchange *x)
 typedef struct list_form {
     uint32_t limit;
     bool ascending;
-    char purpose[32]; /* "" is any */
+    char purpose[32]; /* "": any */
 } list_form;
 
 static void work_list(cn_spool_ask *a, cn_batches *b)
@@ -106,7 +106,7 @@ static void work_list(cn_spool_ask *a, cn_batches *b)
         }
     }
     if (!begun) {
-        cn_fail(CN_ERR_ARG, "after: there is no file \"%s\"", a->id.text);
+        cn_fail(CN_ERR_ARG, "after: no such file: \"%s\"", a->id.text);
         cn_spool_refuse(a, CN_HTTP_BAD_REQUEST, "after", NULL);
     } else {
         a->reply = data && ok ? cn_spool_list_json(data, more) : NULL;
@@ -114,18 +114,18 @@ static void work_list(cn_spool_ask *a, cn_batches *b)
     json_decref(data);
 }
 
-/* False after an error reply. A text of the query is gone when the next one is read. */
+/* Returns false after an error reply. Each cn_exchange_query() overwrites the text of the last. */
 static bool read_list_form(cn_exchange *x, list_form *form, cn_spool_id *after)
 {
     const char *text = cn_exchange_query(x, "after");
     if (text && !cn_spool_id_read(after, cn_file_prefix, text)) {
-        cn_exchange_error(x, CN_HTTP_BAD_REQUEST, "after: want the id of a file", "after", NULL);
+        cn_exchange_error(x, CN_HTTP_BAD_REQUEST, "after: expected a file id", "after", NULL);
         return false;
     }
     text = cn_exchange_query(x, "order");
     form->ascending = text && strcmp(text, "asc") == 0;
     if (text && !form->ascending && strcmp(text, "desc") != 0) {
-        cn_exchange_error(x, CN_HTTP_BAD_REQUEST, "order: want asc or desc", "order", NULL);
+        cn_exchange_error(x, CN_HTTP_BAD_REQUEST, "order: expected asc or desc", "order", NULL);
         return false;
     }
     text = cn_exchange_query(x, "purpose");
@@ -153,7 +153,7 @@ static void handle_list(void *part, cn_exchange *x)
 /* ---- content ---- */
 
 typedef struct content_form {
-    int fd; /* -1: none, or given away */
+    int fd; /* -1: not open, or passed to the reply */
     uint64_t bytes;
 } content_form;
 
@@ -207,7 +207,7 @@ static void handle_content(void *part, cn_exchange *x)
 
 typedef struct upload_form {
     cn_multipart *parser;
-    cn_upload upload; /* fd -1: not begun, or over */
+    cn_upload upload; /* fd -1: not begun, or ended */
     uint64_t announced_bytes;
     bool begun, whole;
     bool in_file, has_file, in_purpose;
@@ -219,7 +219,8 @@ typedef struct upload_form {
 static void free_upload(void *form)
 {
     upload_form *f = form;
-    if (f->upload.fd >= 0) close(f->upload.fd); /* the server ends: the next start removes it */
+    /* Open only when the server stops: the next start removes the temporary file. */
+    if (f->upload.fd >= 0) close(f->upload.fd);
     cn_multipart_free(f->parser);
     cn_free(f);
 }
@@ -230,9 +231,9 @@ static cn_status begin_field(void *form, const char *name, const char *filename)
     f->in_file = strcmp(name, "file") == 0;
     f->in_purpose = strcmp(name, "purpose") == 0;
     if (!f->in_file && !f->in_purpose)
-        return cn_fail(CN_ERR_ARG, "the form has a field \"%s\": want file and purpose", name);
+        return cn_fail(CN_ERR_ARG, "unknown form field \"%s\": expected file and purpose", name);
     if ((f->in_file && f->has_file) || (f->in_purpose && *f->purpose))
-        return cn_fail(CN_ERR_ARG, "the form has two fields \"%s\"", name);
+        return cn_fail(CN_ERR_ARG, "duplicate form field \"%s\"", name);
     if (!f->in_file) return CN_OK;
     f->has_file = true;
     snprintf(f->filename, sizeof f->filename, "%s", filename && *filename ? filename : "upload");
@@ -250,7 +251,7 @@ static cn_status add_to_field(void *form, const char *data, size_t n)
     }
     const size_t has = strlen(f->purpose);
     if (n >= sizeof f->purpose - has || memchr(data, '\0', n))
-        return cn_fail(CN_ERR_ARG, "purpose: want batch");
+        return cn_fail(CN_ERR_ARG, "purpose: expected batch");
     memcpy(f->purpose + has, data, n);
     f->purpose[has + n] = '\0';
     return CN_OK;
@@ -265,13 +266,13 @@ static cn_status end_field(void *form)
 static cn_status check_form(const upload_form *f)
 {
     CN_TRY(cn_multipart_finish(f->parser));
-    if (!f->has_file) return cn_fail(CN_ERR_ARG, "the form has no field \"file\"");
+    if (!f->has_file) return cn_fail(CN_ERR_ARG, "missing form field \"file\"");
     if (strcmp(f->purpose, "batch") != 0)
-        return cn_fail(CN_ERR_ARG, "purpose: want batch, found \"%s\"", f->purpose);
+        return cn_fail(CN_ERR_ARG, "purpose: expected batch, got \"%s\"", f->purpose);
     return CN_OK;
 }
 
-/* ---- upload: the way ---- */
+/* ---- upload: the stages ---- */
 
 static void work_begin(cn_spool_ask *a, cn_batches *b)
 {
@@ -301,7 +302,7 @@ static void work_drop(cn_spool_ask *a, cn_batches *b)
     cn_upload_drop(cn_batches_files(b), &f->upload);
 }
 
-/* A client that went, or whose upload was refused, leaves a file half written. */
+/* Removes the partial file of an upload that was refused, or whose client has disconnected. */
 static bool give_up(cn_spool_ask *a)
 {
     const upload_form *f = a->form;
@@ -388,7 +389,7 @@ static void handle_upload(void *part, cn_exchange *x)
     if (f->begun)
         end_upload(a);
     else
-        f->whole = true; /* a body of no bytes */
+        f->whole = true; /* an empty body */
 }
 
 /* ---- the table ---- */

@@ -24,12 +24,12 @@ typedef struct point {
 typedef struct ring {
     point *points; /* [capacity] */
     uint32_t capacity;
-    uint64_t n; /* written since the start; point i lies at i % capacity */
+    uint64_t n; /* written since the start; point i is at i % capacity */
 } ring;
 
 struct cn_history {
     ring rings[CN_HISTORY_N_SPANS];
-    double sum[N_SERIES]; /* of the samples that will make the next long point */
+    double sum[N_SERIES]; /* of the samples for the next point of the day ring */
     uint32_t n_summed;
     bool begun;
     cn_stats last;

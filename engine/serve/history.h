@@ -1,7 +1,7 @@
-/* history.h - what the server's page draws: the engine's figures over the last minutes and over
- * the last day, sampled by a timer and kept in two rings.
+/* history.h - the engine's figures over the last minutes and the last day, for the server's page. A
+ * timer samples them into two rings.
  *
- * Owner: the status part. Thread: one. Memory: fixed at creation; nothing grows overnight. */
+ * Owner: the status part. Thread: one. Memory: fixed at creation. */
 #ifndef CN_HISTORY_H
 #define CN_HISTORY_H
 
@@ -11,7 +11,7 @@
 
 enum {
     CN_HISTORY_STEP_S = 2,      /* between two samples */
-    CN_HISTORY_LONG_STEPS = 150 /* samples that make one of the long ring: 5 minutes */
+    CN_HISTORY_LONG_STEPS = 150 /* samples per point of the day ring: 5 minutes */
 };
 
 typedef enum cn_history_span {
@@ -24,12 +24,14 @@ typedef struct cn_history cn_history;
 cn_status cn_history_create(cn_history **out);
 void cn_history_free(cn_history *h); /* NULL is fine */
 
-/* A sample at now_s (cn_now_s). Rates are taken since the last one; the first only begins. */
+/* Adds a sample at now_s (cn_now_s). Rates are per second since the previous sample, so the first
+ * sample adds no point. */
 void cn_history_add(cn_history *h, const cn_stats *s, double now_s);
 
-/* {"step_s", "output_tokens_per_s": [...], "prompt_tokens_per_s", "running", "waiting", "kv_used",
- * "kv_spared"}: oldest first, the last is now. kv_* are shares of all blocks; spared is what the
- * running requests would hold more, had nothing been evicted. NULL when memory is out. */
+/* {"step_s", "points", "output_tokens_per_s": [...], "prompt_tokens_per_s", "running", "waiting",
+ * "kv_used", "kv_spared"}. points: the capacity. Arrays are oldest first; the last value is the
+ * newest. kv_* are fractions of all blocks. kv_spared: the blocks that running requests would hold
+ * in addition if nothing had been evicted. NULL: out of memory. */
 json_t *cn_history_json(const cn_history *h, cn_history_span span);
 
 /* Output tokens per second over the last n_samples samples. */

@@ -1,11 +1,14 @@
-/* http_accept.c - listening, and who is let in. See http_server.h.
+/* http_accept.c - listens, accepts connections and makes room for new ones. See http_server.h.
  *
- * A connection takes one of --max-connections places. When all are taken, one that has not sent a
- * whole request makes room for the next: one that never did before one that is idle between two,
- * and of these the one that has been slow the longest. Nobody has to go in the first GRACE_S, so a
- * flood pushes no one out who sends what he came to send: the next waits at the door, unread, and
- * those behind it in the kernel's queue. When nobody could make room, since every place has a whole
- * request or a fast upload, the next gets a 503. */
+ * There are at most --max-connections connections. When all are in use, a new connection replaces
+ * one that has not sent a whole request. Connections that never sent one go before connections that
+ * are idle between two requests. Among equals the one that has been slow the longest goes.
+ *
+ * A connection that has been slow for less than GRACE_S is never closed to make room, so a flood
+ * closes no connection that keeps sending its request. Meanwhile the new connection waits unread:
+ * it is the pending connection (`door`). Later ones wait in the kernel's queue. When every
+ * connection has a whole request or a fast upload, none can be closed and the new one gets a
+ * 503. */
 #include "engine/serve/http_state.h"
 
 #include <errno.h>
@@ -48,15 +51,15 @@ void http_accept_resume(cn_http_server *s)
 
 /* ---- room ---- */
 
-/* Who would make room first, or NULL. Neither an upload that waits for its taker nor one that comes
- * fast is slow. */
+/* Returns the connection to close first, or NULL. Skips paused uploads, which wait for the server,
+ * and fast uploads. */
 static connection *find_slowest(const cn_http_server *s, double now)
 {
     connection *slowest = NULL;
     double most_s = 0;
     for (const cn_list_node *at = s->unasked.head; at; at = at->next) {
         connection *c = CN_CONTAINER_OF(at, connection, node);
-        /* Whoever follows has been here for less. */
+        /* The list is in the order of since_s: later ones cannot be slower. */
         if (slowest && !slowest->reused && most_s >= now - c->since_s) break;
         const double slow_s = http_connection_slow_s(c, now);
         const bool is_next = !slowest || slowest->reused > c->reused ||
@@ -68,8 +71,8 @@ static connection *find_slowest(const cn_http_server *s, double now)
     return slowest;
 }
 
-/* Seconds until there is a place for one more: 0 when there is one, which may have been made;
- * INFINITY when nobody could make room. */
+/* Returns the seconds until there is room for one more connection. 0: there is room, maybe because
+ * one was closed. INFINITY: no connection can be closed. */
 static double make_room(cn_http_server *s)
 {
     const double now = cn_now_s();
@@ -77,7 +80,7 @@ static double make_room(cn_http_server *s)
     connection *c = find_slowest(s, now);
     const double left_s = c ? GRACE_S - http_connection_slow_s(c, now) : INFINITY;
     if (left_s > 0) return left_s;
-    http_connection_close(c, "made room");
+    http_connection_close(c, "closed to make room");
     return 0;
 }
 
@@ -85,7 +88,7 @@ static void let_in(cn_http_server *s, int fd, const char *remote)
 {
     const int on = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on); /* a client may lose its power */
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on); /* finds clients that lost power */
     http_connection_open(s, fd, remote);
 }
 
@@ -99,9 +102,9 @@ static void turn_away(cn_http_server *s, int fd)
     evutil_closesocket(fd);
 }
 
-/* ---- the door ---- */
+/* ---- the pending connection ---- */
 
-/* In, away, or to wait at the door. */
+/* Opens the pending connection, refuses it, or lets it wait. */
 static void answer_door(cn_http_server *s)
 {
     const int fd = s->door.fd;
@@ -139,7 +142,7 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
 {
     cn_http_server *s = arg;
     (void)l, (void)len;
-    if (s->door.fd >= 0) { /* accepted in the same go as the one that waits */
+    if (s->door.fd >= 0) { /* accepted in the same callback round as the pending one */
         turn_away(s, fd);
         return;
     }
@@ -150,7 +153,7 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
 
 /* ---- listening ---- */
 
-/* Out of file descriptors, most likely: the next sweep tries again. */
+/* Most likely out of file descriptors: the next sweep retries. */
 static void on_accept_error(struct evconnlistener *l, void *arg)
 {
     cn_http_server *s = arg;
@@ -166,7 +169,7 @@ static cn_status add_listener(cn_http_server *s, int fd, const char *what)
     evutil_make_socket_nonblocking(fd);
     struct evconnlistener *l = NULL;
     if (listen(fd, BACKLOG) == 0)
-        l = evconnlistener_new(s->o.base, on_accept, s, flags, 0, fd); /* it listens already */
+        l = evconnlistener_new(s->o.base, on_accept, s, flags, 0, fd); /* 0: listens already */
     if (!l) {
         cn_status status = cn_fail(CN_ERR_IO, "%s: listen: %s", what, strerror(errno));
         evutil_closesocket(fd);
@@ -201,7 +204,8 @@ cn_status cn_http_server_listen(cn_http_server *s, const char *host, uint16_t *p
     int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     bool ok = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
               bind(fd, found->ai_addr, found->ai_addrlen) == 0;
-    const char *way_out = errno == EADDRINUSE ? ": choose another --port, or stop who has it" : "";
+    const char *way_out =
+        errno == EADDRINUSE ? ": choose another --port, or stop the other program" : "";
     cn_status status = ok ? CN_OK : cn_fail(CN_ERR_IO, "%s: %s%s", what, strerror(errno), way_out);
     freeaddrinfo(found);
     if (status == CN_OK) status = bound_port(fd, port);
@@ -210,16 +214,19 @@ cn_status cn_http_server_listen(cn_http_server *s, const char *host, uint16_t *p
     return status;
 }
 
-/* A socket file is left behind by a server that was killed: nobody answers on it. */
+/* Removes a socket file on which no server answers: a killed server leaves one. */
 static cn_status remove_stale(const char *path, const struct sockaddr_un *at)
 {
     struct stat st;
     if (lstat(path, &st) != 0) return CN_OK;
-    if (!S_ISSOCK(st.st_mode)) return cn_fail(CN_ERR_ARG, "%s: is there, and is no socket", path);
+    if (!S_ISSOCK(st.st_mode))
+        return cn_fail(CN_ERR_ARG, "--uds %s: the file exists and is not a socket: choose another "
+                       "path", path);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     bool answers = fd >= 0 && connect(fd, (const struct sockaddr *)at, sizeof *at) == 0;
     if (fd >= 0) close(fd);
-    if (answers) return cn_fail(CN_ERR_BUSY, "%s: another server listens there", path);
+    if (answers)
+        return cn_fail(CN_ERR_BUSY, "--uds %s: another server listens on this socket", path);
     return unlink(path) == 0 ? CN_OK : cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
 }
 
@@ -227,8 +234,8 @@ cn_status cn_http_server_listen_unix(cn_http_server *s, const char *path)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
     if (strlen(path) >= sizeof at.sun_path)
-        return cn_fail(CN_ERR_ARG, "%s: longer than the %zu bytes of a socket's name", path,
-                       sizeof at.sun_path - 1);
+        return cn_fail(CN_ERR_ARG, "--uds %s: expected a path of at most %zu bytes, got %zu", path,
+                       sizeof at.sun_path - 1, strlen(path));
     memcpy(at.sun_path, path, strlen(path));
     CN_TRY(remove_stale(path, &at));
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);

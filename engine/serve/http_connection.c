@@ -1,5 +1,5 @@
-/* http_connection.c - a connection's bytes in: heads, bodies, what comes too early or too late.
- * See http_state.h. */
+/* http_connection.c - reads a connection's input: heads, bodies, pipelined requests, and what comes
+ * after the last reply. See http_state.h. */
 #include <string.h>
 
 #include "engine/serve/http_state.h"
@@ -23,7 +23,7 @@ double http_connection_slow_s(const connection *c, double now)
 
 /* ---- head ---- */
 
-/* Empty lines before a request are skipped, as RFC 9112 §2.2 asks. */
+/* Skips empty lines before a request, as RFC 9112 §2.2 recommends. */
 static void skip_empty_lines(struct evbuffer *in)
 {
     char two[2];
@@ -36,7 +36,7 @@ static bool has_body(const cn_exchange *x)
     return x->head.chunked || x->head.content_length > 0;
 }
 
-/* The request is whole: from here on a reply says whether the connection stays. */
+/* The request is complete: from here on a reply alone decides whether the connection stays open. */
 static void handle_request(connection *c)
 {
     cn_exchange *x = c->exchange;
@@ -45,7 +45,7 @@ static void handle_request(connection *c)
     x->route->handle(x->route_user, x);
 }
 
-/* The body follows, or there is none; the route may have refused the request already. */
+/* Starts reading the body, or handles a request without one. The route may have replied already. */
 static void begin_body(connection *c)
 {
     cn_exchange *x = c->exchange;
@@ -54,18 +54,18 @@ static void begin_body(connection *c)
     } else if (!has_body(x)) {
         handle_request(c);
     } else {
-        c->state = CONN_BODY; /* the deadline goes on from the head */
+        c->state = CONN_BODY; /* since_s stays: one deadline covers head and body */
         static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
         if (x->head.expects_continue)
             evbuffer_add(bufferevent_get_output(c->bev), go_on, sizeof go_on - 1);
     }
 }
 
-/* What reading came to. */
+/* The result of a reading step. */
 typedef enum reading {
-    READ_WAITS, /* for more bytes */
-    READ_WENT_ON,
-    READ_CLOSED /* the connection is no more */
+    READ_WAITS,   /* needs more bytes */
+    READ_WENT_ON, /* the state may have changed: read on */
+    READ_CLOSED   /* the connection has been freed */
 } reading;
 
 static reading give_up(connection *c)
@@ -74,7 +74,8 @@ static reading give_up(connection *c)
     return READ_CLOSED;
 }
 
-/* Answers what is no request: an exchange of its own, so that it is formatted and logged as all. */
+/* Answers input that is not a valid request. Uses an exchange, so that the reply is formatted and
+ * logged like every other. */
 static reading refuse_head(connection *c, int status, const char *why)
 {
     if (!c->exchange) c->exchange = http_exchange_open(c);
@@ -85,7 +86,7 @@ static reading refuse_head(connection *c, int status, const char *why)
     return READ_WENT_ON;
 }
 
-/* Makes an exchange of the head in front of the input. */
+/* Creates an exchange from the head, the first n bytes of the input. */
 static reading begin_exchange(connection *c, size_t n)
 {
     cn_exchange *x = c->exchange = http_exchange_open(c);
@@ -95,7 +96,8 @@ static reading begin_exchange(connection *c, size_t n)
     const char *why = NULL;
     int status = cn_http_parse_head(&x->head, x->head_text, n, &why);
     if (status) return refuse_head(c, status, why);
-    /* A reply before the end of the body leaves bytes that are no request. */
+    /* After a reply before the end of the body, the rest of the body must not be read as a request:
+     * close. */
     x->close_after = !x->head.keep_alive || !c->server->accepting || has_body(x);
     if (http_route(x) && x->route->flags & CN_ROUTE_UPLOAD) x->route->head(x->route_user, x);
     begin_body(c);
@@ -117,18 +119,19 @@ static reading read_head(connection *c)
     if (length > 0) return begin_exchange(c, length);
     if (n < most) return READ_WAITS;
     return refuse_head(c, CN_HTTP_HEADERS_TOO_LARGE,
-                       "the request's head is too large (--max-header-bytes)");
+                       "the request head exceeds the limit (--max-header-bytes)");
 }
 
 /* ---- body ---- */
 
-/* Takes n bytes of body. False when that is the end of the exchange's reading. */
+/* Takes n bytes of body. Returns false when the exchange must not read more. */
 static bool take_body(cn_exchange *x, const char *data, size_t n)
 {
     cn_http_server *s = x->conn->server;
     x->body_bytes += n;
     if (x->body_bytes > x->route->max_body_bytes) {
-        cn_exchange_error(x, CN_HTTP_CONTENT_TOO_LARGE, "the body is too large", NULL, NULL);
+        cn_exchange_error(x, CN_HTTP_CONTENT_TOO_LARGE, "the request body is too large", NULL,
+                          NULL);
         return false;
     }
     if (x->route->flags & CN_ROUTE_UPLOAD) {
@@ -137,13 +140,13 @@ static bool take_body(cn_exchange *x, const char *data, size_t n)
     }
     if (s->body_total + n > s->o.max_body_total) {
         cn_exchange_error(x, CN_HTTP_UNAVAILABLE,
-                          "too many bytes of requests are in memory: try again", NULL, NULL);
+                          "the buffer for request bodies is full: try again later", NULL, NULL);
         return false;
     }
     s->body_total += n;
     x->charged += n;
     if (cn_buf_add(&x->body, data, n) == CN_OK) return true;
-    cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "out of memory for the body", NULL, NULL);
+    cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "out of memory for the request body", NULL, NULL);
     return false;
 }
 
@@ -153,8 +156,8 @@ static bool body_is_whole(const cn_exchange *x)
                            : x->body_bytes == x->head.content_length;
 }
 
-/* Hands over what the first segment of the input has; false when there is none, or no more is
- * wanted. */
+/* Passes on the first segment of the input. Returns false when there is none, or when the exchange
+ * must not read more. */
 static bool read_body_segment(connection *c)
 {
     cn_exchange *x = c->exchange;
@@ -171,8 +174,7 @@ static bool read_body_segment(connection *c)
         if (n_data > left) n_data = used = (size_t)left;
     }
     if (bad)
-        cn_exchange_error(x, CN_HTTP_BAD_REQUEST, "the chunks of the body are malformed", NULL,
-                          NULL);
+        cn_exchange_error(x, CN_HTTP_BAD_REQUEST, "malformed chunked request body", NULL, NULL);
     else if (n_data > 0)
         bad = !take_body(x, data, n_data);
     evbuffer_drain(in, used);
@@ -203,13 +205,13 @@ void http_connection_process(connection *c)
         case CONN_IDLE:
         case CONN_HEAD: r = read_head(c); break;
         case CONN_BODY: r = read_body(c); break;
-        case CONN_BUSY: return; /* what is pipelined waits */
+        case CONN_BUSY: return; /* a pipelined request waits for the reply */
         case CONN_LINGER: evbuffer_drain(in, evbuffer_get_length(in)); return;
         }
     }
 }
 
-/* The reply has left for the client: the next request, or the end. */
+/* The reply has been sent: expects the next request, or closes. */
 static void next_exchange(connection *c)
 {
     const bool close = c->exchange->close_after;
@@ -256,9 +258,9 @@ static void on_event(struct bufferevent *bev, short what, void *arg)
     (void)bev;
     if (!(what & (BEV_EVENT_EOF | BEV_EVENT_ERROR))) return;
     if (what & BEV_EVENT_EOF && c->exchange && c->exchange->ended)
-        c->exchange->close_after = true; /* it has said all it wanted, and may still listen */
+        c->exchange->close_after = true; /* the client sends no more, but may still read */
     else
-        http_connection_close(c, "client gone");
+        http_connection_close(c, "client disconnected");
 }
 
 static void count_input(struct evbuffer *b, const struct evbuffer_cb_info *info, void *arg)

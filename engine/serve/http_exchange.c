@@ -1,4 +1,4 @@
-/* http_exchange.c - one request's data and its reply. See http_server.h and http_state.h. */
+/* http_exchange.c - the data of one request and its reply. See http_server.h and http_state.h. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -64,7 +64,7 @@ const char *cn_exchange_query(cn_exchange *x, const char *name)
         if (value && (size_t)(value - p) == n_name && memcmp(p, name, n_name) == 0) {
             const size_t n_value = n - n_name - 1;
             cn_buf_clear(&x->query_text);
-            /* Decoded in place: it never gets longer. */
+            /* Decoded text is never longer, so the encoded copy is large enough. */
             if (cn_buf_add(&x->query_text, value + 1, n_value) != CN_OK) return NULL;
             bool ok = cn_http_decode(value + 1, n_value, true, x->query_text.data);
             return ok ? x->query_text.data : NULL;
@@ -120,7 +120,7 @@ void cn_exchange_resume(cn_exchange *x)
     connection *c = x->conn;
     if (!c->paused) return;
     c->paused = false;
-    http_connection_set_state(c, c->state); /* anew: the wait was ours */
+    http_connection_set_state(c, c->state); /* restarts the deadline: the server caused the wait */
     bufferevent_enable(c->bev, EV_READ);
     http_connection_process(c);
 }
@@ -163,7 +163,7 @@ void cn_exchange_set_header(cn_exchange *x, const char *name, const char *value)
     if (cn_buf_addf(&x->headers, "%s: %s\r\n", name, value) != CN_OK) x->close_after = true;
 }
 
-/* n_body < 0: the length is not known. */
+/* n_body: bytes of the body; < 0: not known. */
 static void send_head(cn_exchange *x, int status, const char *content_type, int64_t n_body)
 {
     struct evbuffer *out = bufferevent_get_output(x->conn->bev);
@@ -185,7 +185,7 @@ static void send_head(cn_exchange *x, int status, const char *content_type, int6
     evbuffer_add(out, "\r\n", 2);
 }
 
-/* A HEAD request gets everything but the body. */
+/* A reply to HEAD has no body. */
 static bool wants_body(const cn_exchange *x) { return x->head.method != CN_HTTP_HEAD; }
 
 void cn_exchange_reply(cn_exchange *x, int status, const char *content_type, const void *data,
@@ -272,7 +272,7 @@ void cn_exchange_end(cn_exchange *x)
     struct evbuffer *out = bufferevent_get_output(c->bev);
     if (x->chunked && wants_body(x)) evbuffer_add(out, "0\r\n\r\n", 5);
     x->ended = true;
-    /* With nothing left to write there is no event that would end the exchange. */
+    /* With an empty output buffer no write event follows, and only that event ends the exchange. */
     if (evbuffer_get_length(out) == 0)
         bufferevent_trigger(c->bev, EV_WRITE, BEV_TRIG_DEFER_CALLBACKS);
 }

@@ -1,5 +1,5 @@
-/* http_log.c - the access log: one line of JSON per request. A log that cannot be written (a full
- * disk, a pipe that nobody reads) costs its lines, which are counted, and nothing else. */
+/* http_log.c - the access log: one line of JSON per request. When the log cannot be written (a full
+ * disk, a full pipe), its lines are dropped and counted, and the server continues. */
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -38,7 +38,7 @@ static json_t *line_of(const cn_exchange *x, const char *why)
                      (json_int_t)x->output_tokens, "end", why);
 }
 
-/* A pipe or terminal that would make the loop wait is passed over. */
+/* Drops the line when writing would block the event loop (a full pipe or terminal). */
 static bool write_line(int fd, const char *line, size_t n)
 {
     struct pollfd p = {.fd = fd, .events = POLLOUT};

@@ -27,7 +27,7 @@ size_t cn_http_head_length(const char *text, size_t n, size_t *seen)
 {
     for (size_t i = *seen; i < n; i++) {
         if (text[i] != '\n') continue;
-        /* A head of bare line feeds ends too: the parser refuses it then, instead of waiting. */
+        /* Bare line feeds also end a head, so that the parser refuses it instead of waiting. */
         bool bare = i >= 1 && text[i - 1] == '\n';
         bool crlf = i >= 2 && text[i - 1] == '\r' && text[i - 2] == '\n';
         if (bare || crlf) return i + 1;
@@ -38,7 +38,7 @@ size_t cn_http_head_length(const char *text, size_t n, size_t *seen)
 
 /* ---- characters ---- */
 
-/* tchar of RFC 9110: what methods and field names are made of. */
+/* tchar of RFC 9110: the characters of methods and field names. */
 static bool is_token_char(char c)
 {
     if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9')) return true;
@@ -94,7 +94,7 @@ static cn_http_method find_method(const char *name)
 
 static int parse_target(cn_http_head *h, char *target, const char **why)
 {
-    *why = "the request target is not a path";
+    *why = "expected a path as the request target";
     if (*target != '/') return CN_HTTP_BAD_REQUEST;
     for (const char *p = target; *p; p++)
         if (*p <= ' ' || *p > '~' || *p == '#') return CN_HTTP_BAD_REQUEST;
@@ -102,17 +102,17 @@ static int parse_target(cn_http_head *h, char *target, const char **why)
     if (query) *query++ = '\0';
     h->query = query ? query : target + strlen(target);
     h->path = target;
-    *why = "the path has a bad escape";
+    *why = "invalid percent-encoding in the path";
     return cn_http_decode(target, strlen(target), false, target) ? 0 : CN_HTTP_BAD_REQUEST;
 }
 
 static int parse_version(cn_http_head *h, const char *version, const char **why)
 {
-    *why = "the request line does not end in an HTTP version";
+    *why = "expected an HTTP version at the end of the request line";
     if (strncmp(version, "HTTP/", 5) != 0 || strlen(version) != 8 || !is_digit(version[5]) ||
         version[6] != '.' || !is_digit(version[7]))
         return CN_HTTP_BAD_REQUEST;
-    *why = "only HTTP/1.0 and HTTP/1.1 are spoken here";
+    *why = "unsupported HTTP version: expected HTTP/1.0 or HTTP/1.1";
     if (strcmp(version, "HTTP/1.1") != 0 && strcmp(version, "HTTP/1.0") != 0)
         return CN_HTTP_VERSION_NOT_SUPPORTED;
     h->minor = version[7] == '1';
@@ -121,7 +121,7 @@ static int parse_version(cn_http_head *h, const char *version, const char **why)
 
 static int parse_request_line(cn_http_head *h, char *line, const char **why)
 {
-    *why = "the request line is not METHOD TARGET VERSION";
+    *why = "malformed request line: expected METHOD TARGET VERSION";
     char *target = strchr(line, ' ');
     if (!target) return CN_HTTP_BAD_REQUEST;
     *target++ = '\0';
@@ -153,7 +153,7 @@ static int parse_field(cn_http_head *h, char *line, const char **why)
 {
     *why = "too many header fields";
     if (h->n_fields == CN_HTTP_MAX_HEADERS) return CN_HTTP_HEADERS_TOO_LARGE;
-    *why = "a header field is not NAME: VALUE";
+    *why = "malformed header field: expected NAME: VALUE";
     char *colon = strchr(line, ':');
     if (!colon) return CN_HTTP_BAD_REQUEST;
     *colon = '\0';
@@ -168,7 +168,7 @@ static int parse_field(cn_http_head *h, char *line, const char **why)
     return 0;
 }
 
-/* True when a comma list has the word. */
+/* True when a comma-separated list contains the word, in any case. */
 static bool list_has(const char *list, const char *word)
 {
     size_t n = strlen(word);
@@ -186,11 +186,11 @@ static bool list_has(const char *list, const char *word)
 static int read_length(cn_http_head *h, const char **why)
 {
     const char *text = cn_http_header(h, "Content-Length");
-    *why = "Content-Length stands twice";
+    *why = "duplicate Content-Length";
     if (count_fields(h, "Content-Length") > 1) return CN_HTTP_BAD_REQUEST;
     if (!text) return 0;
     size_t digits = strspn(text, "0123456789");
-    *why = "Content-Length is not a number";
+    *why = "Content-Length: expected a decimal number in range";
     if (digits == 0 || text[digits] || digits > MAX_LENGTH_DIGITS) return CN_HTTP_BAD_REQUEST;
     for (size_t i = 0; i < digits; i++)
         h->content_length = h->content_length * 10 + (uint64_t)(text[i] - '0');
@@ -204,10 +204,10 @@ static int read_framing(cn_http_head *h, const char **why)
     if (status) return status;
     const char *coding = cn_http_header(h, "Transfer-Encoding");
     if (!coding) return 0;
-    *why = "Transfer-Encoding beside Content-Length, twice, or in HTTP/1.0";
+    *why = "Transfer-Encoding must not be repeated, sent with Content-Length, or used in HTTP/1.0";
     if (h->has_length || h->minor == 0 || count_fields(h, "Transfer-Encoding") > 1)
         return CN_HTTP_BAD_REQUEST;
-    *why = "the only transfer coding is chunked";
+    *why = "unsupported Transfer-Encoding: expected chunked";
     if (strcasecmp(coding, "chunked") != 0) return CN_HTTP_NOT_IMPLEMENTED;
     h->chunked = true;
     return 0;
@@ -215,7 +215,7 @@ static int read_framing(cn_http_head *h, const char **why)
 
 static int read_meaning(cn_http_head *h, const char **why)
 {
-    *why = "HTTP/1.1 wants one Host field";
+    *why = "expected exactly one Host field in HTTP/1.1, at most one in HTTP/1.0";
     uint32_t hosts = count_fields(h, "Host");
     if (hosts > 1 || (h->minor == 1 && hosts == 0)) return CN_HTTP_BAD_REQUEST;
     h->keep_alive = h->minor == 1;
@@ -228,13 +228,13 @@ static int read_meaning(cn_http_head *h, const char **why)
         if (list_has(h->fields[i].value, "close")) h->keep_alive = false;
     }
     const char *expect = cn_http_header(h, "Expect");
-    *why = "the only expectation is 100-continue";
+    *why = "unsupported Expect: expected 100-continue";
     if (expect && strcasecmp(expect, "100-continue") != 0) return CN_HTTP_EXPECTATION_FAILED;
     h->expects_continue = expect && h->minor == 1;
     return read_framing(h, why);
 }
 
-/* Ends the line at its CRLF; NULL when it has a bare CR or LF, or a NUL. */
+/* Replaces the line's CR LF by a NUL. Returns NULL when the line has a bare CR or LF, or a NUL. */
 static char *cut_line(char *line, const char *end, char **next)
 {
     char *lf = memchr(line, '\n', (size_t)(end - line));
@@ -252,14 +252,14 @@ int cn_http_parse_head(cn_http_head *out, char *text, size_t n, const char **why
     const char *end = text + n;
     for (char *p = text, *next; p < end; p = next) {
         const bool first = p == text;
-        *why = "a line does not end in CR LF alone";
+        *why = "a line of the head contains a NUL, or a CR or LF outside its CR LF end";
         char *line = cut_line(p, end, &next);
         if (!line) return CN_HTTP_BAD_REQUEST;
         if (!first && !*line) break;
         int status = first ? parse_request_line(out, line, why) : parse_field(out, line, why);
         if (status) return status;
     }
-    *why = "the request line is missing";
+    *why = "missing request line";
     return out->path ? read_meaning(out, why) : CN_HTTP_BAD_REQUEST;
 }
 
@@ -273,7 +273,7 @@ static void begin_size(cn_http_chunks *c)
     c->has_digits = c->after_cr = c->extension = false;
 }
 
-/* One byte of "1a;ext\r\n". False when it is none. */
+/* Takes one byte of a size line such as "1a;ext\r\n". False: malformed. */
 static bool take_size(cn_http_chunks *c, char byte)
 {
     int digit = hex_value(byte);
@@ -295,7 +295,7 @@ static bool take_size(cn_http_chunks *c, char byte)
     return c->extension = c->has_digits && (byte == ';' || is_blank(byte));
 }
 
-/* The CR LF behind a chunk's data. */
+/* Takes one byte of the CR LF behind a chunk's data. False: malformed. */
 static bool take_data_end(cn_http_chunks *c, char byte)
 {
     if (!c->after_cr) return c->after_cr = byte == '\r';
@@ -303,7 +303,7 @@ static bool take_data_end(cn_http_chunks *c, char byte)
     return byte == '\n';
 }
 
-/* Lines that are dropped, up to an empty one. */
+/* Takes one byte of the trailer, whose lines are ignored up to the empty one. False: malformed. */
 static bool take_trailer(cn_http_chunks *c, char byte)
 {
     if (++c->trailer_bytes > MAX_TRAILER) return false;

@@ -1,4 +1,4 @@
-/* http_server.c - the route table, keys and limits, deadlines. See http_server.h. */
+/* http_server.c - routes, keys, limits and deadlines. See http_server.h. */
 #include "engine/serve/http_state.h"
 
 #include <string.h>
@@ -10,7 +10,7 @@ enum { LINGER_S = 2, SWEEP_MS = 500 };
 cn_status cn_http_server_add_routes(cn_http_server *s, const cn_route *routes, size_t n, void *user)
 {
     if (s->n_tables == HTTP_TABLES)
-        return cn_fail(CN_ERR_ARG, "more than %d tables of routes", HTTP_TABLES);
+        return cn_fail(CN_ERR_ARG, "expected at most %d route tables", HTTP_TABLES);
     s->tables[s->n_tables].rows = routes;
     s->tables[s->n_tables].n = n;
     s->tables[s->n_tables++].user = user;
@@ -37,7 +37,7 @@ static bool is_param_text(const char *text, size_t n)
     return n > 0;
 }
 
-/* Compares segment by segment, collecting what {segments} match. */
+/* Compares segment by segment and collects the texts that match {segments}. */
 static bool match_path(const char *pattern, const char *path, cn_buf *params)
 {
     uint32_t n_params = 0;
@@ -57,8 +57,8 @@ static bool match_path(const char *pattern, const char *path, cn_buf *params)
     return !*pattern && !*path;
 }
 
-/* Sets the exchange's route; false when none has its path and method. *methods gets those that the
- * path has. */
+/* Sets the exchange's route. Returns false when no route has its path and method; *methods then has
+ * a bit for each method of the path. */
 static bool find_route(cn_exchange *x, uint32_t *methods)
 {
     const cn_http_server *s = x->conn->server;
@@ -89,12 +89,12 @@ static void refuse_method(cn_exchange *x, uint32_t methods)
     }
     cn_exchange_set_header(x, "Allow", allow);
     char message[128];
-    snprintf(message, sizeof message, "this path does not have this method: it has %s", allow);
+    snprintf(message, sizeof message, "method not allowed for this path: expected %s", allow);
     cn_exchange_error(x, CN_HTTP_METHOD_NOT_ALLOWED, message, NULL, "method_not_allowed");
 }
 
-/* Basic credentials are kept by browsers and sent along with requests that other sites cause, so
- * they may only read. */
+/* Browsers store Basic credentials and add them to requests that other sites cause, so Basic allows
+ * only reading (GET and HEAD). */
 static bool has_key(cn_exchange *x)
 {
     const cn_api_keys *keys = x->conn->server->o.keys;
@@ -108,11 +108,11 @@ static bool refuse_key(cn_exchange *x)
 {
     const char *accept = cn_http_header(&x->head, "Accept");
     const bool browser = accept && strstr(accept, "text/html");
-    x->route = NULL; /* what paths there are is nobody's business without a key */
+    x->route = NULL; /* a client without a key must not learn which paths exist */
     cn_exchange_set_header(x, "WWW-Authenticate", browser ? "Basic realm=\"cinch\"" : "Bearer");
     cn_exchange_error(x, CN_HTTP_UNAUTHORIZED,
-                      "a valid API key is wanted: Authorization: Bearer KEY", NULL,
-                      "invalid_api_key");
+                      "invalid or missing API key: send the header \"Authorization: Bearer KEY\"",
+                      NULL, "invalid_api_key");
     return false;
 }
 
@@ -133,7 +133,8 @@ bool http_route(cn_exchange *x)
 {
     uint32_t methods;
     if (!x->conn->server->begun) {
-        cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "the model is being loaded", NULL, "loading");
+        cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "the model is loading: try again later", NULL,
+                          "loading");
         return false;
     }
     const bool found = find_route(x, &methods);
@@ -141,14 +142,15 @@ bool http_route(cn_exchange *x)
     if (!found && methods) {
         refuse_method(x, methods);
     } else if (!found) {
-        cn_exchange_error(x, CN_HTTP_NOT_FOUND, "there is no such path: /openapi.json has all",
+        cn_exchange_error(x, CN_HTTP_NOT_FOUND, "no such path: see /openapi.json for all paths",
                           NULL, "not_found");
     } else if (x->head.content_length > x->route->max_body_bytes) {
-        cn_exchange_error(x, CN_HTTP_CONTENT_TOO_LARGE, "the body is too large", NULL, NULL);
+        cn_exchange_error(x, CN_HTTP_CONTENT_TOO_LARGE, "the request body is too large", NULL,
+                          NULL);
     } else if (!within_key_limit(x)) {
         cn_exchange_error(x, CN_HTTP_TOO_MANY_REQUESTS,
-                          "this key has as many requests running as it may "
-                          "(--max-requests-per-key)",
+                          "this API key has too many requests in flight (--max-requests-per-key): "
+                          "try again later",
                           NULL, "rate_limit_exceeded");
     } else {
         return true;
@@ -172,12 +174,13 @@ static void time_out(connection *c)
     f->requests_timed_out += c->state != CONN_IDLE;
     cn_serve_stats_unlock(c->server->o.stats);
     if (c->state != CONN_BODY) {
-        http_connection_close(c, "too slow");
+        http_connection_close(c, "timed out");
         return;
     }
     http_connection_set_state(c, CONN_BUSY);
-    cn_exchange_error(c->exchange, CN_HTTP_REQUEST_TIMEOUT, "the request took too long to arrive",
-                      NULL, NULL);
+    cn_exchange_error(c->exchange, CN_HTTP_REQUEST_TIMEOUT,
+                      "timed out while waiting for the whole request (--request-timeout)", NULL,
+                      NULL);
 }
 
 static bool is_stuck(const connection *c, double now)
@@ -200,7 +203,7 @@ static void on_sweep(evutil_socket_t fd, short what, void *arg)
     for (cn_list_node *at = s->asked.head, *next; at; at = next) {
         connection *c = CN_CONTAINER_OF(at, connection, node);
         next = at->next;
-        if (is_stuck(c, now)) http_connection_close(c, "client reads nothing");
+        if (is_stuck(c, now)) http_connection_close(c, "client does not read");
     }
     if (s->out_of_files) http_accept_resume(s);
 }

@@ -1,16 +1,16 @@
 /* http_state.h - connections and exchanges, shared by http_accept.c (listening), http_server.c
- * (routes, deadlines), http_connection.c (bytes in) and http_exchange.c (replies out). Internal to
- * these.
+ * (routes, deadlines), http_connection.c (input), http_exchange.c (replies) and http_log.c.
+ * Internal to these.
  *
- * Where a connection stands:
- *   IDLE     between requests; nothing of the next has come
- *   HEAD     some of a head has come
+ * States of a connection:
+ *   IDLE     between requests; no byte of the next one has arrived
+ *   HEAD     part of a head has arrived
  *   BODY     its exchange exists; the body is being read
- *   BUSY     the request is whole; the reply is awaited or being sent
- *   LINGER   refused or closing: what still comes is dropped, so that the reply is not lost in a
- *            reset; gone at the end of the input or after LINGER_S
- * A connection that has not yet sent a whole request (IDLE, HEAD, BODY) is in the list `unasked`,
- * in the order of since_s: deadlines are looked up there, and room is made there. */
+ *   BUSY     the request is complete or refused; the reply is awaited or being sent
+ *   LINGER   closing: discards input, so that a connection reset does not destroy the reply;
+ *            closed at the end of the input or after LINGER_S
+ * The list `unasked` has the connections that have not sent a whole request (IDLE, HEAD, BODY), in
+ * the order of since_s. Only these have request deadlines and can be closed to make room. */
 #ifndef CN_HTTP_STATE_H
 #define CN_HTTP_STATE_H
 
@@ -25,7 +25,7 @@ enum {
     HTTP_REMOTE_BYTES = 64,
     HTTP_ID_BYTES = 40,
     HTTP_MAX_LISTENERS = 2,
-    HTTP_TABLES = 8 /* of routes */
+    HTTP_TABLES = 8 /* route tables */
 };
 
 typedef enum conn_state { CONN_IDLE, CONN_HEAD, CONN_BODY, CONN_BUSY, CONN_LINGER } conn_state;
@@ -36,30 +36,30 @@ typedef struct connection {
     cn_http_server *server;
     struct bufferevent *bev;
     conn_state state;
-    bool reused;      /* has had a request */
-    bool paused;      /* an upload waits for its taker */
-    double since_s;   /* this state's begin; deadlines count from here */
-    double output_s;  /* last progress of the output, or its begin */
-    uint64_t came;    /* bytes of this request */
-    size_t head_seen; /* bytes of the head looked at */
+    bool reused;      /* has completed a request */
+    bool paused;      /* the route has paused its upload */
+    double since_s;   /* start of the state; deadlines count from here */
+    double output_s;  /* start or last progress of the output */
+    uint64_t came;    /* bytes that arrived for this request */
+    size_t head_seen; /* bytes of the head that were scanned */
     cn_exchange *exchange; /* BODY, BUSY */
     char remote[HTTP_REMOTE_BYTES];
 } connection;
 
 struct cn_exchange {
     connection *conn;
-    const cn_route *route; /* NULL: refused before there was one */
+    const cn_route *route; /* NULL: refused before a route was found */
     void *route_user;
     char *head_text;
     cn_http_head head;
     cn_http_chunks chunks;
-    cn_buf params[CN_HTTP_MAX_PARAMS]; /* what {segments} matched */
-    cn_buf query_text;                 /* the value asked for last */
+    cn_buf params[CN_HTTP_MAX_PARAMS]; /* the texts that {segments} matched */
+    cn_buf query_text;                 /* result of the last cn_exchange_query */
     cn_buf body;
-    uint64_t body_bytes; /* that came */
-    uint64_t charged;    /* against the server's total */
+    uint64_t body_bytes; /* bytes of body that arrived */
+    uint64_t charged;    /* bytes counted in the server's body_total */
     uint32_t key;        /* or CN_API_KEY_NONE */
-    bool counted;        /* against its key's limit */
+    bool counted;        /* counts against its key's limit */
     char id[HTTP_ID_BYTES];
     double began_s;
 
@@ -67,8 +67,8 @@ struct cn_exchange {
     void (*closed)(void *user, cn_exchange *x);
     void (*ready)(void *user, cn_exchange *x);
 
-    cn_buf headers; /* of the reply, beyond the usual */
-    uint32_t retry_s; /* of an error that passes; 0: nobody said */
+    cn_buf headers;   /* additional headers of the reply */
+    uint32_t retry_s; /* Retry-After of a retryable error; 0: the default */
     int status;       /* 0: no reply yet */
     bool chunked, ended, close_after, waits, is_stream;
     uint64_t sent_bytes;
@@ -85,18 +85,18 @@ struct cn_http_server {
     uint32_t n_tables;
     struct evconnlistener *listeners[HTTP_MAX_LISTENERS];
     uint32_t n_listeners;
-    bool begun; /* requests go to their routes */
+    bool begun; /* routes requests; before that every request is answered 503 */
     bool accepting, out_of_files;
     char *unix_path;
-    struct { /* accepted, and waits for a place */
-        int fd;  /* -1: nobody */
+    struct { /* the pending connection: accepted, waiting for room */
+        int fd; /* -1: none */
         char remote[HTTP_REMOTE_BYTES];
         struct event *event;
     } door;
     struct event *sweep;
     cn_list unasked, asked; /* of connections */
     uint32_t n_connections, n_exchanges;
-    uint32_t *running_of_key; /* [keys] */
+    uint32_t *running_of_key; /* [keys] requests in flight */
     uint64_t body_total;
     uint64_t last_id;
     uint64_t id_seed;
@@ -104,13 +104,14 @@ struct cn_http_server {
 
 /* ---- http_connection.c ---- */
 connection *http_connection_open(cn_http_server *s, int fd, const char *remote);
-/* Ends it now: its exchange, if any, is closed and logged as `why`. */
+/* Closes and frees the connection. Closes its exchange, if any, and logs that as `why`. */
 void http_connection_close(connection *c, const char *why);
-/* Goes on with what came: after an exchange has ended, or an upload was resumed. */
+/* Processes the input in the buffer: new input, or what remained when an exchange ended or an
+ * upload was resumed. */
 void http_connection_process(connection *c);
 void http_connection_set_state(connection *c, conn_state state);
-/* Seconds it has been at its request, less one for each 64 KiB that came: what is slow is neither
- * long nor large alone. */
+/* Seconds since since_s, minus one for each 64 KiB that arrived. A large request that arrives fast
+ * is therefore not slow. */
 double http_connection_slow_s(const connection *c, double now);
 
 /* ---- http_exchange.c ---- */
@@ -120,15 +121,16 @@ void http_exchange_close(cn_exchange *x, const char *why);
 /* ---- http_accept.c ---- */
 cn_status http_accept_open(cn_http_server *s);
 void http_accept_close(cn_http_server *s);
-/* Accepts again after a want of files, unless something else forbids it. */
+/* Accepts again after file descriptors ran out or the pending connection was decided, unless the
+ * server is stopping or a connection is pending. */
 void http_accept_resume(cn_http_server *s);
-/* A connection has ended: who waits may come in. */
+/* A connection has closed: schedules the decision on the pending connection. */
 void http_accept_note_place(cn_http_server *s);
 
 /* ---- http_server.c ---- */
 
-/* Finds the route of the exchange and checks key and limits. False when it was refused: the reply
- * is on its way then. */
+/* Finds the route of the exchange and checks the key and the limits. False: refused, and the reply
+ * has been made. */
 bool http_route(cn_exchange *x);
 
 /* ---- http_log.c ---- */

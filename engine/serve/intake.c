@@ -1,15 +1,15 @@
-/* intake.c - the thread that reads bodies and makes tokens, one request at a time, interactive ones
- * first. See service.h. */
+/* intake.c - the thread that parses bodies and tokenises prompts, one request at a time,
+ * interactive requests first. See service.h. */
 #include <string.h>
 
 #include "engine/json.h"
 #include "engine/serve/service_state.h"
 #include "engine/text/prompt.h"
 
-enum { BYTES_PER_TOKEN_SLACK = 4 }; /* NFC may make a text shorter than it came */
+enum { BYTES_PER_TOKEN_SLACK = 4 }; /* NFC normalization may make a text shorter */
 
-/* Longest text that could still fit the context: a refusal costs nothing then. Without a tokenizer
- * any text is refused later, for that. */
+/* Returns the bytes of the longest text that could fit the context. A longer one is refused without
+ * tokenising it. Without a tokenizer there is no limit: any text is refused later. */
 static size_t longest_prompt(const cn_service *s)
 {
     size_t longest = 1;
@@ -48,12 +48,13 @@ cn_status cn_intake_tokens(cn_service *s, const cn_request_params *p, cn_tokens 
 {
     if (prompt_bytes(p) > s->max_prompt_bytes)
         return cn_fail(CN_ERR_ARG,
-                       "a prompt of %zu bytes is longer than the context of %u tokens can be",
+                       "prompt of %zu bytes cannot fit the context length of %u tokens: shorten it "
+                       "or raise --max-model-len",
                        prompt_bytes(p), s->max_model_len);
     return cn_prompt_tokens(s->tokenizer, s->chat, s->vocab, &s->prompt_text, p, out);
 }
 
-/* A client that asks for another model has reached the wrong server. */
+/* Refuses a request for another model: its client has reached the wrong server. */
 static cn_status check_model(cn_call *call, const json_t *body)
 {
     const char *model = json_string_value(json_object_get(body, "model"));
@@ -61,7 +62,7 @@ static cn_status check_model(cn_call *call, const json_t *body)
     char shown[96];
     if (!model || strcmp(model, served) == 0) return CN_OK;
     if (cn_buf_add(&call->at_fault, "model", 5) != CN_OK) cn_buf_clear(&call->at_fault);
-    return cn_fail(CN_ERR_ARG, "model: \"%s\" is not served here, \"%s\" is",
+    return cn_fail(CN_ERR_ARG, "the model \"%s\" does not exist: expected \"%s\"",
                    cn_json_printable(model, shown, sizeof shown), served);
 }
 
@@ -103,7 +104,7 @@ void cn_intake_take(cn_mail *mail)
                     &call->mail);
 }
 
-/* ---- tokens for their own sake ---- */
+/* ---- /tokenize and /detokenize ---- */
 
 static void open_done(cn_mail *mail)
 {
@@ -115,7 +116,7 @@ static void take_token_job(cn_mail *mail)
 {
     cn_token_job *job = CN_CONTAINER_OF(mail, cn_token_job, mail);
     cn_service *s = job->service;
-    job->status = s->intake_stop ? cn_fail(CN_ERR_CANCELLED, "the server stops")
+    job->status = s->intake_stop ? cn_fail(CN_ERR_CANCELLED, "the server is stopping")
                                  : cn_intake_token_job(job);
     if (job->status != CN_OK) {
         const char *text = cn_last_error();

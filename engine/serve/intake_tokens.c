@@ -1,4 +1,4 @@
-/* intake_tokens.c - /tokenize and /detokenize, as vLLM has them:
+/* intake_tokens.c - /tokenize and /detokenize, compatible with vLLM:
  *   {"prompt": "text", "add_special_tokens": true} or {"messages": [...]}, "return_token_strs"
  *     -> {"count", "max_model_len", "tokens", "token_strs"}
  *   {"tokens": [1, 2]} -> {"prompt": "text"}
@@ -12,7 +12,7 @@
 
 /* ---- tokenize ---- */
 
-/* Takes a member that is not the prompt's out of the body. */
+/* Reads a boolean member and removes it from the body, because the rest is parsed as a prompt. */
 static cn_status take_switch(json_t *body, const char *key, bool *out)
 {
     const cn_json_at at = {body, "body", CN_ERR_ARG};
@@ -25,7 +25,7 @@ static cn_status text_tokens(cn_service *s, const char *text, bool add_special, 
 {
     const cn_request_params p = {.text = text};
     if (add_special) return cn_intake_tokens(s, &p, out);
-    if (strlen(text) > s->max_prompt_bytes) return cn_intake_tokens(s, &p, out); /* refuses it */
+    if (strlen(text) > s->max_prompt_bytes) return cn_intake_tokens(s, &p, out); /* refuses */
     return cn_tokenizer_encode(s->tokenizer, text, strlen(text), false, out);
 }
 
@@ -96,7 +96,7 @@ static cn_status decode_ids(cn_service *s, const json_t *ids, cn_buf *text)
     {
         int64_t id;
         if (!cn_json_as_i64(value, 0, (int64_t)s->vocab - 1, &id))
-            return cn_fail(CN_ERR_ARG, "tokens[%zu]: want a token id below %u", i, s->vocab);
+            return cn_fail(CN_ERR_ARG, "tokens[%zu]: expected a token id below %u", i, s->vocab);
         CN_TRY(cn_detok_push(&d, (uint32_t)id, text));
     }
     return cn_detok_flush(&d, text);
@@ -123,9 +123,9 @@ cn_status cn_intake_token_job(cn_token_job *job)
     const char *text = job->body.data ? job->body.data : "";
     CN_TRY(cn_json_parse_request(&body, text, job->body.len, "body", SIZE_MAX, CN_API_MAX_DEPTH));
     cn_status status = !json_is_object(body)
-                           ? cn_fail(CN_ERR_ARG, "body: want an object")
+                           ? cn_fail(CN_ERR_ARG, "body: expected an object")
                        : !job->service->tokenizer
-                           ? cn_fail(CN_ERR_ARG, "this model was loaded without a tokenizer")
+                           ? cn_fail(CN_ERR_ARG, "the server has no tokenizer for this model")
                        : job->decode ? decode(job, body)
                                      : encode(job, body);
     json_decref(body);

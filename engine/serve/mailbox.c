@@ -1,4 +1,4 @@
-/* mailbox.c - two lists under a mutex, and an eventfd that counts 1 while either has a
+/* mailbox.c - two lists under a mutex, and an eventfd that counts 1 while either list has a
  * message. See mailbox.h. */
 #include "engine/serve/mailbox.h"
 
@@ -99,7 +99,7 @@ uint32_t cn_mailbox_open_all(cn_mailbox *box)
 void cn_mailbox_wait(cn_mailbox *box, int timeout_ms)
 {
     struct pollfd p = {.fd = box->fd, .events = POLLIN};
-    poll(&p, 1, timeout_ms); /* a signal ends it early, which the caller's loop bears */
+    poll(&p, 1, timeout_ms); /* a signal may interrupt it: callers loop */
 }
 
 int cn_mailbox_fd(const cn_mailbox *box) { return box->fd; }

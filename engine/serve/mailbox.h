@@ -1,12 +1,14 @@
-/* mailbox.h - what threads of the server say to each other: a bounded queue of intrusive messages
- * with a file descriptor that is readable while any waits. Each thread has one; a message carries
- * the function that its reader runs.
+/* mailbox.h - messages between threads of the server: a bounded queue of intrusive messages with a
+ * file descriptor that is readable while a message waits.
  *
- * Owner: whoever created it, which outlives all that post to it. Thread: post from any; take, wait
- * and the opening of messages on the one thread that the mailbox belongs to.
+ * Each thread has one mailbox. A message carries the function that the reader runs ("opens").
  *
- * Posting allocates nothing: the message is part of what it is about, which must live until it is
- * opened and may be in one mailbox at a time. Two lanes: express messages are taken first. */
+ * Owner: its creator, which must outlive all threads that post to it. Thread: any thread may post;
+ * one thread takes, waits and opens messages.
+ *
+ * Posting allocates nothing: a message is embedded in the object it concerns. That object must live
+ * until the message is opened, and the message may be in only one mailbox at a time. There are two
+ * lanes; express messages are taken first. */
 #ifndef CN_MAILBOX_H
 #define CN_MAILBOX_H
 
@@ -16,30 +18,31 @@
 typedef struct cn_mail cn_mail;
 struct cn_mail {
     cn_list_node node;
-    void (*open)(cn_mail *mail); /* on the reader's thread; may free what the mail is part of */
+    void (*open)(cn_mail *mail); /* runs on the reader's thread; may free the object of the mail */
 };
 
 typedef enum cn_lane { CN_LANE_EXPRESS, CN_LANE_NORMAL, CN_N_LANES } cn_lane;
 
 typedef struct cn_mailbox cn_mailbox;
 
-/* capacity: messages that cn_mailbox_try_post accepts. CN_ERR_IO when there is no descriptor. */
+/* capacity: how many messages may wait before cn_mailbox_try_post fails. CN_ERR_IO: no file
+ * descriptor. */
 cn_status cn_mailbox_create(cn_mailbox **out, uint32_t capacity);
 void cn_mailbox_free(cn_mailbox *box); /* NULL is fine; must be empty */
 
-/* False, nothing done, when `capacity` messages wait already. */
+/* False, and nothing done, when `capacity` messages are waiting. */
 bool cn_mailbox_try_post(cn_mailbox *box, cn_lane lane, cn_mail *mail);
-/* Never refused: for what ends work that was accepted, so that its number is bounded. */
+/* Never fails. For messages about work that was already accepted, which bounds their number. */
 void cn_mailbox_post(cn_mailbox *box, cn_lane lane, cn_mail *mail);
 
-/* The next message, or NULL. */
+/* Removes and returns the next message, or NULL. */
 cn_mail *cn_mailbox_take(cn_mailbox *box);
-/* Opens all that wait now; what they post meanwhile is for the next time. The number opened. */
+/* Opens the messages that are waiting now, not those posted meanwhile. Returns their number. */
 uint32_t cn_mailbox_open_all(cn_mailbox *box);
-/* Sleeps until a message waits, or for timeout_ms (-1: forever). */
+/* Sleeps until a message waits, a signal arrives, or timeout_ms have passed (-1: no timeout). */
 void cn_mailbox_wait(cn_mailbox *box, int timeout_ms);
 
-/* Readable while messages wait: for an event loop that waits for other things too. */
+/* Readable while messages wait. For an event loop that also waits for other descriptors. */
 int cn_mailbox_fd(const cn_mailbox *box);
 uint32_t cn_mailbox_length(cn_mailbox *box);
 

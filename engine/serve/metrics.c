@@ -1,5 +1,5 @@
-/* metrics.c - see metrics.h. Each series is a row of one of four tables; a series that needs more
- * labels than the common two has a few lines of its own below them. */
+/* metrics.c - see metrics.h. Most series are a row of a table. Series with more labels than the two
+ * common ones are written by functions of their own. */
 #include "engine/serve/metrics.h"
 
 #include <math.h>
@@ -45,26 +45,26 @@ static void write_engine_gauges(writer *w, const cn_stats *s)
 {
     const row rows[] = {
         {"vllm:num_requests_running", "Requests in the running list.", s->running},
-        {"vllm:num_requests_waiting", "Requests that wait to be admitted.", s->waiting},
+        {"vllm:num_requests_waiting", "Requests waiting for admission.", s->waiting},
         {"vllm:num_requests_swapped", "Requests whose KV is in the swap space.", s->swapped},
-        {"vllm:kv_cache_usage_perc", "KV blocks in use. 1 means all of them.",
+        {"vllm:kv_cache_usage_perc", "Fraction of KV blocks in use; 1 means all.",
          share(s->blocks_used, s->blocks_total)},
         {"cinch:requests_blocked",
-         "Running requests without the query slot or block that their next token needs.",
+         "Running requests that wait for a query slot or a block.",
          s->blocked},
         {"cinch:requests_compressing", "Running requests whose KV is being compressed.",
          s->compressing},
-        {"cinch:query_slots", "Query slots, which compressed requests need.", s->slots_total},
+        {"cinch:query_slots", "Query slots for requests with KV compression.", s->slots_total},
         {"cinch:query_slots_used", "Query slots in use.", s->slots_used},
         {"cinch:kv_blocks", "KV blocks.", s->blocks_total},
-        {"cinch:kv_blocks_used", "KV blocks that a request holds.", s->blocks_used},
-        {"cinch:kv_blocks_cached", "KV blocks that the prefix cache alone holds.",
+        {"cinch:kv_blocks_used", "KV blocks held by requests.", s->blocks_used},
+        {"cinch:kv_blocks_cached", "KV blocks held only by the prefix cache.",
          s->blocks_cached},
         {"cinch:kv_blocks_spared",
-         "KV blocks that running requests would hold beyond theirs, had nothing been evicted.",
+         "Additional KV blocks that running requests would hold without eviction.",
          (double)s->blocks_spared},
         {"cinch:kv_block_bytes", "Bytes of a KV block, all layers.", (double)s->block_bytes},
-        {"cinch:swap_blocks", "KV blocks for which the swap space has room.",
+        {"cinch:swap_blocks", "Capacity of the swap space in KV blocks.",
          s->swap_blocks_total},
         {"cinch:swap_blocks_used", "KV blocks in the swap space.", s->swap_blocks_used},
     };
@@ -75,7 +75,8 @@ static void write_engine_counters(writer *w, const cn_stats *s)
 {
     const row rows[] = {
         {"vllm:num_preemptions_total", "Preemptions.", (double)s->preemptions},
-        {"vllm:prompt_tokens_total", "Prompt tokens processed.", (double)s->prompt_tokens},
+        {"vllm:prompt_tokens_total", "Prompt tokens of accepted requests.",
+         (double)s->prompt_tokens},
         {"vllm:generation_tokens_total", "Tokens generated.", (double)s->generation_tokens},
         {"vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.",
          (double)s->prefix_queries},
@@ -84,13 +85,13 @@ static void write_engine_counters(writer *w, const cn_stats *s)
         {"cinch:compressions_total", "Compressions of a request's KV.", (double)s->compressions},
         {"cinch:evicted_tokens_total", "Tokens evicted, per layer and kv head.",
          (double)s->evicted_tokens},
-        {"cinch:freed_bytes_total", "Bytes of KV that compressions emptied.",
+        {"cinch:freed_bytes_total", "Bytes of KV freed by compressions.",
          (double)s->freed_bytes},
         {"cinch:compression_seconds_total",
-         "Seconds from the enqueueing of a compression to its end, summed.", s->compression_s},
-        {"cinch:recomputed_tokens_total", "Tokens computed again after a preemption.",
+         "Sum of the seconds from enqueue to end of each compression.", s->compression_s},
+        {"cinch:recomputed_tokens_total", "Tokens recomputed after a preemption.",
          (double)s->recomputed_tokens},
-        {"cinch:steps_total", "Steps of the model.", (double)s->steps},
+        {"cinch:steps_total", "Model steps.", (double)s->steps},
         {"cinch:swapped_out_requests_total", "Requests moved to the swap space.",
          (double)s->swap_outs},
         {"cinch:swapped_in_requests_total", "Requests brought back from the swap space.",
@@ -111,25 +112,26 @@ static void write_serve(writer *w, const cn_serve_figures *f)
 {
     const row gauges[] = {
         {"cinch:connections_open", "Open connections.", f->connections_open},
-        {"cinch:streams_open", "Replies being streamed.", f->streams_open},
+        {"cinch:streams_open", "Open streamed replies.", f->streams_open},
     };
     const row counters[] = {
         {"cinch:connections_accepted_total", "Connections accepted.",
          (double)f->connections_accepted},
-        {"cinch:connections_refused_total", "Connections closed to make room for others.",
+        {"cinch:connections_refused_total",
+         "Connections refused because all were in use or the server was stopping.",
          (double)f->connections_refused},
-        {"cinch:request_timeouts_total", "Requests that took too long to arrive.",
+        {"cinch:request_timeouts_total", "Requests that timed out before they had arrived whole.",
          (double)f->requests_timed_out},
-        {"cinch:client_disconnects_total", "Clients gone before their reply was whole.",
+        {"cinch:client_disconnects_total", "Clients that disconnected before the end of the reply.",
          (double)f->disconnects},
-        {"cinch:access_log_lines_lost_total", "Lines that could not be written.",
+        {"cinch:access_log_lines_lost_total", "Access log lines that could not be written.",
          (double)f->log_lines_lost},
     };
     WRITE_ROWS(w, "gauge", gauges);
     WRITE_ROWS(w, "counter", counters);
 }
 
-/* ---- series with a label of their own ---- */
+/* ---- series with additional labels ---- */
 
 const char *cn_metrics_reason(cn_finish f)
 {
@@ -147,19 +149,19 @@ static void write_ends(writer *w, const cn_serve_figures *f)
     static const char *const classes[] = {"interactive", "batch"};
     static const char *const codes[CN_N_HTTP_CLASSES] = {"", "1xx", "2xx", "3xx", "4xx", "5xx"};
     const char *name = "vllm:request_success_total";
-    write_head(w, name, "counter", "Samples that ended, by reason.");
+    write_head(w, name, "counter", "Finished samples, by reason.");
     for (int i = CN_FINISH_NONE + 1; i < CN_N_FINISHES; i++)
         write_labelled(w, name, "finished_reason", cn_metrics_reason((cn_finish)i),
                        f->finished[i]);
     name = "cinch:requests_total";
-    write_head(w, name, "counter", "Requests that ended, by class.");
+    write_head(w, name, "counter", "Finished requests, by class.");
     for (int i = 0; i < 2; i++) write_labelled(w, name, "class", classes[i], f->finished_class[i]);
     name = "cinch:requests_rejected_total";
-    write_head(w, name, "counter", "Requests refused before they ran: queue full, or at fault.");
+    write_head(w, name, "counter", "Requests refused before they ran: queue full, or invalid.");
     write_labelled(w, name, "reason", "busy", f->rejected_busy);
     write_labelled(w, name, "reason", "invalid", f->rejected_invalid);
     name = "cinch:http_replies_total";
-    write_head(w, name, "counter", "HTTP replies by class of their status.");
+    write_head(w, name, "counter", "HTTP replies, by status class.");
     for (int i = 1; i < CN_N_HTTP_CLASSES; i++)
         write_labelled(w, name, "status", codes[i], f->http_replies[i]);
 }
@@ -191,16 +193,16 @@ uint64_t cn_resident_bytes(void)
 
 static double seconds(struct timeval t) { return (double)t.tv_sec + 1e-6 * (double)t.tv_usec; }
 
-/* The names that Prometheus' client libraries give every process, without our labels. */
+/* The process series of Prometheus' client libraries: their names, and no labels. */
 static void write_process(writer *w, const cn_metrics *m)
 {
     struct rusage u = {0};
     getrusage(RUSAGE_SELF, &u);
-    write_head(w, "process_resident_memory_bytes", "gauge", "Memory of the process.");
+    write_head(w, "process_resident_memory_bytes", "gauge", "Resident memory of the process.");
     WRITE(w, "process_resident_memory_bytes %llu\n", (unsigned long long)cn_resident_bytes());
     write_head(w, "process_cpu_seconds_total", "counter", "Processor time, user and system.");
     WRITE(w, "process_cpu_seconds_total %.17g\n", seconds(u.ru_utime) + seconds(u.ru_stime));
-    write_head(w, "process_start_time_seconds", "gauge", "Start, seconds since the epoch.");
+    write_head(w, "process_start_time_seconds", "gauge", "Start time, seconds since the epoch.");
     WRITE(w, "process_start_time_seconds %.17g\n", m->started_s);
 }
 
@@ -209,14 +211,16 @@ static void write_process(writer *w, const cn_metrics *m)
 static const struct {
     const char *name, *help;
 } histograms[CN_N_HISTOGRAMS] = {
-    [CN_HIST_TTFT_S] = {"vllm:time_to_first_token_seconds", "Arrival to first token."},
-    [CN_HIST_ITL_S] = {"vllm:inter_token_latency_seconds", "Between two tokens of a sample."},
+    [CN_HIST_TTFT_S] = {"vllm:time_to_first_token_seconds", "Time from arrival to first token."},
+    [CN_HIST_ITL_S] = {"vllm:inter_token_latency_seconds", "Time between two tokens of a sample."},
     [CN_HIST_TPOT_S] = {"vllm:request_time_per_output_token_seconds",
                         "Mean time per output token after the first, per request."},
-    [CN_HIST_E2E_S] = {"vllm:e2e_request_latency_seconds", "Arrival to end."},
-    [CN_HIST_QUEUE_S] = {"vllm:request_queue_time_seconds", "Arrival to acceptance."},
-    [CN_HIST_PREFILL_S] = {"vllm:request_prefill_time_seconds", "Acceptance to first token."},
-    [CN_HIST_DECODE_S] = {"vllm:request_decode_time_seconds", "First token to end."},
+    [CN_HIST_E2E_S] = {"vllm:e2e_request_latency_seconds", "Time from arrival to end."},
+    [CN_HIST_QUEUE_S] = {"vllm:request_queue_time_seconds",
+                         "Time from arrival to acceptance by the engine."},
+    [CN_HIST_PREFILL_S] = {"vllm:request_prefill_time_seconds",
+                           "Time from acceptance by the engine to first token."},
+    [CN_HIST_DECODE_S] = {"vllm:request_decode_time_seconds", "Time from first token to end."},
     [CN_HIST_PROMPT_TOKENS] = {"vllm:request_prompt_tokens", "Prompt tokens per request."},
     [CN_HIST_OUTPUT_TOKENS] = {"vllm:request_generation_tokens", "Output tokens per request."},
     [CN_HIST_ITERATION_TOKENS] = {"vllm:iteration_tokens_total", "Tokens per step."},
@@ -255,7 +259,7 @@ double cn_histogram_quantile(const cn_histogram *h, cn_histogram_id id, double q
         }
         below += in;
     }
-    return bounds[n - 1]; /* beyond the last bound: no more is known */
+    return bounds[n - 1]; /* in the last bucket, which has no upper bound */
 }
 
 /* ---- all of it ---- */

@@ -1,5 +1,5 @@
-/* routes_basics.c - /tokenize, /detokenize, /health, /version. Thread: HTTP; tokens are made on the
- * intake thread. */
+/* routes_basics.c - /tokenize, /detokenize, /health, /version. Thread: HTTP; the intake thread does
+ * the tokenising. */
 #include <string.h>
 
 #include "engine/serve/server_parts.h"
@@ -11,10 +11,10 @@ typedef struct basics_part {
 
 /* ---- tokens ---- */
 
-/* Lives until both the intake thread and the exchange are done with it. */
+/* Lives until the intake thread has finished the job and the exchange has ended. */
 typedef struct token_reply {
     cn_token_job job;
-    cn_exchange *x; /* NULL: the client has gone */
+    cn_exchange *x; /* NULL: the exchange has ended */
     bool done;
 } token_reply;
 
@@ -67,8 +67,8 @@ static void handle_tokens(cn_server *server, cn_exchange *x, bool decode)
     } else {
         r->done = true;
         free_if_over(r);
-        cn_exchange_error(x, CN_HTTP_TOO_MANY_REQUESTS, "too many requests wait to be read", NULL,
-                          "queue_full");
+        cn_exchange_error(x, CN_HTTP_TOO_MANY_REQUESTS, "too many requests are waiting to be read: "
+                          "try again later", NULL, "queue_full");
     }
 }
 

@@ -1,7 +1,8 @@
 /* routes_openai.c - /v1/chat/completions and /v1/completions, whole or as server-sent events, and
- * /v1/models. Stage 1 and 8 of a request's way. Thread: HTTP.
+ * /v1/models. Stages 1 and 8 of a request's way. Thread: HTTP.
  *
- * A reply begins when there is something to say: until then a failure still has its own status. */
+ * A streamed reply begins with the first output. Until then a failure can still set the HTTP
+ * status. */
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -46,7 +47,7 @@ static const char *code_of(const cn_call *call)
                                                  : NULL;
 }
 
-/* When a place of the queue is likely to be free. */
+/* Sets Retry-After to the expected time until the queue has room. */
 static void set_retry(cn_server *server, cn_exchange *x)
 {
     cn_serve_stats *stats = cn_service_serve_stats(cn_server_service(server));
@@ -125,11 +126,11 @@ static void end_stream(reply *r)
 
 static void on_ready(void *user, cn_exchange *x);
 
-/* Sends what there is, as far as the client takes it. */
+/* Sends the output that is there, until the client's buffer is full. */
 static void pump(reply *r)
 {
     if (r->ended) return;
-    const bool over = cn_call_is_over(r->call); /* before the last look at the output */
+    const bool over = cn_call_is_over(r->call); /* read before the output, or its end may be lost */
     for (json_t *chunk; cn_exchange_may_send(r->x); send_event(r, chunk)) {
         chunk = take_chunk(r);
         if (!chunk && over) end_stream(r);
@@ -178,7 +179,7 @@ static void on_news(void *user, cn_call *call)
     }
 }
 
-/* The exchange has ended, or the client has: what still runs for it is cancelled. */
+/* The exchange has ended or the client has disconnected: cancels the call if it still runs. */
 static void on_closed(void *user, cn_exchange *x)
 {
     reply *r = user;
@@ -228,10 +229,10 @@ static void handle(cn_server *server, cn_exchange *x, cn_api_endpoint endpoint)
     if (cn_server_is_draining(server))
         cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "the server is stopping", NULL, NULL);
     else if (!is_json(x))
-        cn_exchange_error(x, CN_HTTP_UNSUPPORTED_MEDIA_TYPE, "Content-Type: want application/json",
-                          NULL, NULL);
+        cn_exchange_error(x, CN_HTTP_UNSUPPORTED_MEDIA_TYPE,
+                          "Content-Type: expected application/json", NULL, NULL);
     else if (n == 0)
-        cn_exchange_error(x, CN_HTTP_BAD_REQUEST, "the body is empty", NULL, NULL);
+        cn_exchange_error(x, CN_HTTP_BAD_REQUEST, "the request body is empty", NULL, NULL);
     else
         generate(server, x, endpoint);
 }
@@ -271,7 +272,7 @@ static void handle_model(void *user, cn_exchange *x)
     if (strcmp(cn_exchange_param(x, 0), served) == 0)
         cn_exchange_reply_json(x, CN_HTTP_OK, model_json(server));
     else
-        cn_exchange_error(x, CN_HTTP_NOT_FOUND, "there is no such model", "model",
+        cn_exchange_error(x, CN_HTTP_NOT_FOUND, "the model does not exist", "model",
                           "model_not_found");
 }
 

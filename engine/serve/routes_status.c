@@ -1,9 +1,9 @@
-/* routes_status.c - what the server says of itself: /metrics for Prometheus, the page at / with its
- * figures at /stats, and /openapi.json. Thread: HTTP; a timer of its loop samples the engine.
+/* routes_status.c - the server's status: /metrics for Prometheus, the page at / with its figures at
+ * /stats, and /openapi.json. Thread: HTTP; a timer of its loop samples the engine.
  *
- * The page carries its own script and style. Its Content-Security-Policy lets those two run by a
- * number drawn for each reply, and nothing else: whatever a model or a client writes into a name
- * that the page shows stays text. */
+ * The page contains its own script and style. Its Content-Security-Policy allows only these two,
+ * which carry a nonce drawn for each reply. Text from models and clients therefore cannot run as a
+ * script. */
 #include "engine/serve/server_parts.h"
 
 #include <string.h>
@@ -70,14 +70,14 @@ static void get_metrics(void *part, cn_exchange *x)
     reply_text(x, cn_metrics_text(&m, &text), CN_METRICS_CONTENT_TYPE, &text);
 }
 
-/* ?span=day has the last 24 hours; without it the last minutes come. */
+/* ?span=day returns the last 24 hours; the default, recent, the last minutes. */
 static void get_stats(void *part, cn_exchange *x)
 {
     status_part *p = part;
     cn_service *service = cn_server_service(p->server);
     const char *span = cn_exchange_query(x, "span");
     if (span && strcmp(span, "day") != 0 && strcmp(span, "recent") != 0) {
-        cn_exchange_error(x, CN_HTTP_BAD_REQUEST, "span: want recent or day", "span", NULL);
+        cn_exchange_error(x, CN_HTTP_BAD_REQUEST, "span: expected recent or day", "span", NULL);
         return;
     }
     cn_status_figures f = {
@@ -104,7 +104,7 @@ static cn_status make_nonce(char out[2 * NONCE_BYTES + 1])
     return CN_OK;
 }
 
-/* The page with the nonce in place of each mark. */
+/* Writes the page with each mark replaced by the nonce. */
 static cn_status write_page(const char *nonce, cn_buf *out)
 {
     const char *at = cn_asset_page;

@@ -12,7 +12,7 @@
 
 enum { TICK_MS = 100 };
 
-/* The parts, in the order in which they are opened; they are closed in the opposite one. */
+/* The parts in opening order. They are closed in reverse order. */
 static const cn_server_part *const parts[] = {&cn_openai_part, &cn_basics_part,
                                               &cn_status_part, &cn_spool_server_part};
 enum { N_PARTS = sizeof parts / sizeof *parts };
@@ -22,7 +22,7 @@ struct cn_server {
     struct event_base *base;
     cn_mailbox *mailbox;
     struct event *mail_event, *stop_event, *tick;
-    int stop_fd; /* counts cn_server_stop: written by a signal handler too */
+    int stop_fd; /* eventfd that counts cn_server_stop calls; safe in a signal handler */
     int log_fd;
     cn_api_keys *keys;
     cn_service *service;
@@ -32,7 +32,7 @@ struct cn_server {
     uint16_t port;
     double started_s; /* since the epoch */
     bool draining, engine_failed;
-    double deadline_s; /* of the drain, cn_now_s */
+    double deadline_s; /* end of the drain, cn_now_s */
 };
 
 /* ---- the loop's events ---- */
@@ -59,7 +59,7 @@ static void begin_drain(cn_server *s)
     cn_http_server_stop_accepting(s->http);
     for (uint32_t i = 0; i < s->n_open_parts; i++)
         if (parts[i]->drain) parts[i]->drain(s->part_states[i]);
-    cn_log(CN_LOG_INFO, "stopping: %u requests have %u s to finish",
+    cn_log(CN_LOG_INFO, "stopping: %u requests in flight have %u s to finish (--shutdown-timeout)",
            cn_http_server_n_exchanges(s->http), s->config->shutdown_timeout_s);
 }
 
@@ -75,8 +75,8 @@ static void on_stop(evutil_socket_t fd, short what, void *arg)
         begin_drain(s);
 }
 
-/* Ends the drain; begins one when the engine has failed, so that whoever started the server may
- * start it anew. */
+/* Ends the drain when all work is done or its deadline has passed. Starts a drain when the engine
+ * has failed, so that a supervisor can restart the server. */
 static void on_tick(evutil_socket_t fd, short what, void *arg)
 {
     cn_server *s = arg;
@@ -148,16 +148,16 @@ static cn_status open_parts(cn_server *s)
     return CN_OK;
 }
 
-/* An address that other machines may reach, and nobody has to show a key. */
+/* Warns when other machines may reach the address and no API key is set. */
 static void warn_if_open(const cn_server *s)
 {
     const char *host = s->config->host;
     if (cn_api_keys_count(s->keys) > 0 || s->config->uds) return;
     if (strncmp(host, "127.", 4) == 0 || !strcmp(host, "::1") || !strcmp(host, "localhost")) return;
     cn_log(CN_LOG_WARN, "################################################################");
-    cn_log(CN_LOG_WARN, "ANYONE who can reach %s port %u may use this server: no API key is set.",
+    cn_log(CN_LOG_WARN, "no API key is set: ANYONE who can reach %s port %u can use this server",
            host, s->port);
-    cn_log(CN_LOG_WARN, "Set --api-key-file, or --host 127.0.0.1 and a proxy in front.");
+    cn_log(CN_LOG_WARN, "set --api-key-file, or use --host 127.0.0.1 with a proxy in front");
     cn_log(CN_LOG_WARN, "################################################################");
 }
 
@@ -181,12 +181,12 @@ static void log_address(const cn_server *s, const char *doing)
 
 /* ---- loading ---- */
 
-/* A load on a thread of its own; its mail ends the loop that answers meanwhile. */
+/* Loads the model on another thread, whose mail ends the loop that answers 503 meanwhile. */
 typedef struct loading {
     cn_mail mail;
     cn_server *server;
     cn_status status;
-    cn_buf error; /* the other thread's last */
+    cn_buf error; /* last error of the other thread */
 } loading;
 
 static void on_loaded(cn_mail *mail)
@@ -209,7 +209,7 @@ static cn_status load(cn_server *s)
     loading l = {.mail.open = on_loaded, .server = s};
     pthread_t thread;
     if (pthread_create(&thread, NULL, load_main, &l) != 0)
-        return cn_fail(CN_ERR_MEMORY, "the thread that loads the model could not be started");
+        return cn_fail(CN_ERR_MEMORY, "cannot start the thread that loads the model");
     const bool looped = event_base_dispatch(s->base) >= 0;
     const int cause = errno;
     pthread_join(thread, NULL);
@@ -217,7 +217,7 @@ static cn_status load(cn_server *s)
         cn_mailbox_open_all(s->mailbox);
         l.status = cn_fail(CN_ERR_IO, "the event loop failed: %s", strerror(cause));
     } else if (l.status != CN_OK) {
-        cn_fail(l.status, "%s", l.error.len ? l.error.data : "the model could not be loaded");
+        cn_fail(l.status, "%s", l.error.len ? l.error.data : "cannot load the model");
     }
     cn_buf_free(&l.error);
     return l.status;

@@ -1,4 +1,4 @@
-/* server_parts.h - the parts that make up the server, by name: their tables of hooks.
+/* server_parts.h - the parts of the server: their tables of hooks.
  * Owner: none, they are constant. Thread: HTTP. */
 #ifndef CN_SERVER_PARTS_H
 #define CN_SERVER_PARTS_H

@@ -1,4 +1,4 @@
-/* service.c - start and end of the two threads, and what others may ask them. See service.h. */
+/* service.c - starts and ends the intake and engine threads; getters. See service.h. */
 #include <string.h>
 
 #include "engine/serve/service_state.h"
@@ -8,10 +8,10 @@ enum { INTAKE_CAPACITY = 4096 };
 static cn_status start_threads(cn_service *s)
 {
     if (pthread_create(&s->intake_thread, NULL, cn_intake_main, s) != 0)
-        return cn_fail(CN_ERR_MEMORY, "the intake thread could not be started");
+        return cn_fail(CN_ERR_MEMORY, "cannot start the intake thread");
     s->n_threads = 1;
     if (pthread_create(&s->engine_thread, NULL, cn_engine_thread_main, s) != 0)
-        return cn_fail(CN_ERR_MEMORY, "the engine thread could not be started");
+        return cn_fail(CN_ERR_MEMORY, "cannot start the engine thread");
     s->n_threads = 2;
     return CN_OK;
 }

@@ -1,9 +1,9 @@
-/* service_state.h - the insides of a call and of the service, shared by call.c (the owner's side),
- * intake.c, engine_thread.c and service.c. Internal to these.
+/* service_state.h - the internals of a call and of the service, shared by call.c, intake.c,
+ * intake_tokens.c, engine_thread.c and service.c. Internal to these.
  *
- * A call is counted: its owner, its way through the threads, and each message under way hold one
- * reference. What its threads share is under `lock`; the rest belongs to one of them at a time,
- * handed over with the message. */
+ * A call has a reference count. Its owner, its way through the threads, and each cancel or news
+ * message in flight hold one reference. `lock` protects the fields that threads share. Every other
+ * field belongs to one thread at a time and is handed over with the message. */
 #ifndef CN_SERVICE_STATE_H
 #define CN_SERVICE_STATE_H
 
@@ -13,28 +13,28 @@
 #include "engine/serve/service.h"
 #include "engine/text/chat_template.h"
 
-/* cn_now_s at which it was started, accepted by the engine, brought its first and its latest token;
- * 0: not yet. */
+/* Times (cn_now_s) of the start, of the acceptance by the engine, and of the first and the latest
+ * token; 0: not yet. */
 typedef struct call_times {
     double started_s, submitted_s, first_token_s, last_token_s;
 } call_times;
 
 struct cn_call {
-    cn_mail mail;        /* on its way: intake, then engine */
-    cn_mail cancel_mail; /* to the engine, at most once */
+    cn_mail mail;        /* to the intake, then to the engine */
+    cn_mail cancel_mail; /* to the engine; posted at most once */
     cn_mail news_mail;   /* to the owner */
     atomic_uint refs;
     atomic_bool cancelled;
     cn_service *service;
     cn_class klass;
 
-    /* owner's */
+    /* the owner's */
     cn_mailbox *reply_to;
     cn_call_news_fn news;
     void *user;
     bool released;
 
-    /* intake's, then the engine's, then nobody's */
+    /* the intake thread's, then the engine thread's; read-only when the call is over */
     cn_buf body;
     cn_api_endpoint endpoint;
     char *custom_id;
@@ -42,14 +42,14 @@ struct cn_call {
     const cn_api_request *request;
     cn_tokens tokens;
 
-    /* engine's */
+    /* the engine thread's */
     cn_list_node node; /* of service->active */
     uint64_t engine_request;
     bool submitted;
-    double *last_s; /* [n] last delivery of each sample */
+    double *last_s; /* [n] time of the last delivery of each sample */
 
-    pthread_mutex_t lock;
-    cn_api_result *result; /* NULL before it was accepted */
+    pthread_mutex_t lock;  /* protects the fields below */
+    cn_api_result *result; /* NULL before the engine has the request */
     bool over, news_under_way;
     cn_status status;
     cn_buf error, at_fault;
@@ -63,18 +63,18 @@ struct cn_service {
     uint32_t max_model_len;
     cn_serve_stats *serve_stats;
 
-    /* intake */
+    /* the intake thread's */
     pthread_t intake_thread;
     cn_mailbox *intake_box;
     cn_mail intake_stop_mail;
     bool intake_stop;
-    cn_tokenizer *tokenizer; /* its own: encoding has scratch memory */
+    cn_tokenizer *tokenizer; /* not the engine's: encoding uses scratch memory */
     cn_chat_template *chat;
     uint32_t vocab;
-    size_t max_prompt_bytes; /* more cannot fit the context, however it is cut into tokens */
-    cn_buf prompt_text;
+    size_t max_prompt_bytes; /* a longer prompt cannot fit the context, whatever its tokens */
+    cn_buf prompt_text;      /* scratch */
 
-    /* engine */
+    /* the engine thread's */
     pthread_t engine_thread;
     cn_mailbox *engine_box;
     cn_mail engine_stop_mail;
@@ -82,26 +82,26 @@ struct cn_service {
     cn_list active; /* calls that the engine has accepted and not ended */
     uint32_t n_threads; /* started */
 
-    pthread_mutex_t lock;
-    cn_stats stats; /* after the last step */
+    pthread_mutex_t lock; /* protects the fields below */
+    cn_stats stats;       /* after the last step */
     bool failed;
     cn_buf failure;
 };
 
 /* call.c */
 void cn_call_unref(cn_call *call);
-/* Ends the call with the thread's last error (unless CN_OK), tells the owner, drops the reference
- * of its way. */
+/* Ends the call with this status and, unless it is CN_OK, the thread's last error as its text.
+ * Tells the owner and drops the reference of the call's way through the threads. */
 void cn_call_finish(cn_call *call, cn_status status);
-/* Tells the owner that there is something, unless it has been told and not looked yet. */
+/* Posts a news message to the owner, unless one is in flight. */
 void cn_call_tell(cn_call *call);
 
 /* intake.c */
 cn_status cn_intake_open(cn_service *s);
 void *cn_intake_main(void *service);
 void cn_intake_stop(cn_service *s);
-void cn_intake_take(cn_mail *mail); /* opens a call's message */
-/* Tokens of a prompt, unless it is too long to fit whatever its tokens are. */
+void cn_intake_take(cn_mail *mail); /* opens the message of a call */
+/* Makes the tokens of a prompt. CN_ERR_ARG: it is too long to fit the context, or invalid. */
 cn_status cn_intake_tokens(cn_service *s, const cn_request_params *p, cn_tokens *out);
 
 /* intake_tokens.c */

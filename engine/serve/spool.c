@@ -48,7 +48,7 @@ static cn_status lock_spool(cn_spool *s)
         status = cn_fail(CN_ERR_IO, "%s: %s", path.data, strerror(errno));
     else if (flock(s->lock_fd, LOCK_EX | LOCK_NB) != 0)
         status = errno == EWOULDBLOCK
-                     ? cn_fail(CN_ERR_BUSY, "--spool %s: another server uses it", s->dir)
+                     ? cn_fail(CN_ERR_BUSY, "--spool %s: another server uses this spool", s->dir)
                      : cn_fail(CN_ERR_IO, "%s: lock: %s", path.data, strerror(errno));
     cn_buf_free(&path);
     return status;
@@ -70,7 +70,7 @@ static cn_status open_place(cn_spool *s, cn_spool_place place)
 
 static cn_status remove_temp(void *spool, const char *name)
 {
-    cn_log(CN_LOG_INFO, "spool: dropped a half-written file, %s", name);
+    cn_log(CN_LOG_INFO, "spool: removed an incomplete file, %s", name);
     return cn_spool_remove(spool, CN_SPOOL_TMP, name);
 }
 
@@ -160,7 +160,7 @@ cn_status cn_spool_each(cn_spool *s, cn_spool_place place, cn_spool_name_fn fn, 
     return status;
 }
 
-/* After a change of names: what the directory says survives a power cut. */
+/* Syncs the directory, so that a change of names survives a power failure. */
 static cn_status sync_place(cn_spool *s, cn_spool_place place)
 {
     return fsync(s->fds[place]) == 0 ? CN_OK : fail_io(s, place, "", "fsync");
@@ -181,7 +181,7 @@ cn_status cn_spool_open_name(cn_spool *s, cn_spool_place place, const char *name
     if (opened < 0) return fail_io(s, place, name, "open");
     if (fstat(opened, &st) != 0 || !S_ISREG(st.st_mode)) {
         close(opened);
-        return cn_fail(CN_ERR_IO, "%s/%s/%s: is no regular file", s->dir, place_names[place],
+        return cn_fail(CN_ERR_IO, "%s/%s/%s: expected a regular file", s->dir, place_names[place],
                        name);
     }
     *fd = opened;
@@ -241,7 +241,7 @@ bool cn_spool_has_record(const cn_spool *s, cn_spool_place place, const cn_spool
     return faccessat(s->fds[place], name_of(id).text, F_OK, 0) == 0;
 }
 
-/* A failed write leaves no temporary file behind, for the disk may be full. */
+/* A failed write leaves no temporary file behind, because the disk may be full. */
 static cn_status write_record(cn_spool *s, cn_spool_place place, const char *name,
                               const char *text, size_t n)
 {
@@ -274,7 +274,7 @@ cn_status cn_spool_get_record(cn_spool *s, cn_spool_place place, const cn_spool_
     cn_status status = cn_json_load_file(record, path.data, MAX_RECORD_BYTES, MAX_RECORD_DEPTH);
     if (status == CN_OK && !json_is_object(*record)) {
         json_decref(*record);
-        status = cn_fail(CN_ERR_MODEL, "%s: is no JSON object", path.data);
+        status = cn_fail(CN_ERR_MODEL, "%s: expected a JSON object", path.data);
     }
     cn_buf_free(&path);
     return status;

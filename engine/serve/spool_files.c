@@ -83,8 +83,8 @@ static cn_status put_record(cn_files *f, const cn_file *file)
     json_t *record = cn_file_json(file);
     if (!record || json_object_set_new(record, "order", json_integer((json_int_t)file->order))) {
         json_decref(record);
-        return cn_fail(CN_ERR_MEMORY, "%s: no record: out of memory, or a name that is not UTF-8",
-                       file->id.text);
+        return cn_fail(CN_ERR_MEMORY, "%s: cannot make its record: out of memory, or the file "
+                       "name is not UTF-8", file->id.text);
     }
     cn_status status = cn_spool_put_record(f->spool, CN_SPOOL_FILES, &file->id, record);
     json_decref(record);
@@ -114,7 +114,7 @@ typedef struct opening {
     void *user;
 } opening;
 
-/* The record says that there is a file; its content says how long it is. */
+/* Reads the record of a file. The size is that of the content. */
 static cn_status load(cn_files *f, const cn_spool_id *id)
 {
     cn_file file = {.id = *id};
@@ -137,7 +137,7 @@ static cn_status take_name(void *user, const char *name)
     if (!cn_spool_is_record(name, cn_file_prefix, &id)) return CN_OK;
     cn_status status = load(o->files, &id);
     if (status == CN_OK || status == CN_ERR_MEMORY) return status;
-    cn_log(CN_LOG_WARN, "spool: %s is not taken up: %s", id.text, cn_last_error());
+    cn_log(CN_LOG_WARN, "spool: skipped file %s: %s", id.text, cn_last_error());
     return CN_OK;
 }
 
@@ -146,10 +146,10 @@ static cn_status drop_orphan(void *user, const char *name)
     const opening *o = user;
     cn_spool_id id;
     if (!cn_spool_id_read(&id, cn_file_prefix, name)) return CN_OK;
-    /* A record that cannot be read is no reason to drop what it is about. */
+    /* Keep the content of a file whose record exists but could not be read. */
     if (cn_spool_has_record(o->files->spool, CN_SPOOL_FILES, &id)) return CN_OK;
     if (o->in_use(o->user, &id)) return CN_OK;
-    cn_log(CN_LOG_INFO, "spool: dropped content without a record, %s", name);
+    cn_log(CN_LOG_INFO, "spool: removed content without a record, %s", name);
     return cn_spool_remove(o->files->spool, CN_SPOOL_FILES, name);
 }
 
@@ -200,12 +200,12 @@ cn_status cn_upload_begin(cn_files *f, uint64_t announced, cn_upload *u)
     u->reserved_bytes = announced && announced < l->max_file_bytes ? announced : l->max_file_bytes;
     if (f->n + f->n_uploads >= l->max_files)
         return cn_fail(CN_ERR_BUSY,
-                       "the spool has its %u files (--max-files): delete some first",
+                       "the spool already has %u files (--max-files): delete files first",
                        l->max_files);
     if (!cn_files_have_room(f, u->reserved_bytes))
         return cn_fail(CN_ERR_BUSY,
-                       "the spool holds %llu of its %llu bytes (--max-spool-bytes), and this needs "
-                       "up to %llu: delete files first",
+                       "the spool uses %llu of %llu bytes (--max-spool-bytes), and this upload may "
+                       "need %llu: delete files first",
                        (unsigned long long)taken_bytes(f),
                        (unsigned long long)l->max_bytes, (unsigned long long)u->reserved_bytes);
     CN_TRY(cn_spool_temp_open(f->spool, &u->temp, &u->fd));
@@ -218,11 +218,11 @@ cn_status cn_upload_begin(cn_files *f, uint64_t announced, cn_upload *u)
 cn_status cn_upload_write(cn_upload *u, const void *data, size_t n)
 {
     if (n > u->limit_bytes - u->bytes)
-        return cn_fail(CN_ERR_ARG, "the file is longer than %llu bytes (--max-file-bytes)",
+        return cn_fail(CN_ERR_ARG, "the file exceeds %llu bytes (--max-file-bytes)",
                        (unsigned long long)u->limit_bytes);
     const size_t done = cn_write_all(u->fd, data, n);
     u->bytes += done;
-    return done == n ? CN_OK : cn_fail(CN_ERR_IO, "the spool: write: %s", strerror(errno));
+    return done == n ? CN_OK : cn_fail(CN_ERR_IO, "spool: write: %s", strerror(errno));
 }
 
 static void end_upload(cn_files *f, cn_upload *u)
@@ -266,7 +266,8 @@ cn_status cn_upload_keep(cn_files *f, cn_upload *u, const char *filename, const 
         *out = &f->all[f->n - 1];
         return CN_OK;
     }
-    /* The record first: without it there is no file. What stays behind goes at the next start. */
+    /* Remove the record first: without it the file does not exist. The next start removes content
+     * that stays behind. */
     cn_buf why = {0};
     if (cn_buf_addf(&why, "%s", cn_last_error()) != CN_OK) cn_buf_clear(&why);
     (void)cn_spool_remove_record(f->spool, CN_SPOOL_FILES, &file.id);

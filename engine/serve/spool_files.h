@@ -1,22 +1,22 @@
-/* spool_files.h - the files of /v1/files: what was uploaded, and what batches have written.
+/* spool_files.h - the files of /v1/files: uploads and the outputs of batches.
  *
- *   upload: begin -> bytes, on any one thread -> keep | drop
- *   batch:  cn_batch_output on files/<id>, unseen -> publish
+ *   upload: begin -> write, on any one thread -> keep | drop
+ *   batch:  cn_batch_output writes files/<id>, not listed -> publish
  *
- * Owner: cn_batches. Thread: the batch thread, but for cn_upload_write.
+ * Owner: cn_batches. Thread: the batch thread; cn_upload_write on any one thread.
  *
- * A file exists when its record does. Content without a record belongs to a batch that is under
- * way, or is removed at start. */
+ * A file exists when its record exists. Content without a record belongs to an unfinished batch, or
+ * is removed at start. */
 #ifndef CN_SPOOL_FILES_H
 #define CN_SPOOL_FILES_H
 
 #include "engine/serve/spool.h"
 
-/* What may be refused; a full quota is CN_ERR_BUSY and says which. */
+/* Quotas. Exceeding one is CN_ERR_BUSY with its name; max_file_bytes is CN_ERR_ARG. */
 typedef struct cn_file_limits {
     uint32_t max_files;
     uint64_t max_file_bytes; /* of one upload */
-    uint64_t max_bytes;      /* of all files together, and of what batches write */
+    uint64_t max_bytes;      /* of all files and of what unfinished batches have written */
 } cn_file_limits;
 
 typedef struct cn_file {
@@ -29,17 +29,16 @@ typedef struct cn_file {
 
 typedef struct cn_files cn_files;
 
-/* Reads what the spool has, and drops what is half there; content for which in_use() is true
- * stays. */
+/* Reads the files of the spool. Removes content without a record, except where in_use() is true. */
 typedef bool (*cn_file_in_use_fn)(void *user, const cn_spool_id *id);
 cn_status cn_files_open(cn_files **out, cn_spool *s, const cn_file_limits *limits,
                         cn_file_in_use_fn in_use, void *user);
 void cn_files_close(cn_files *f); /* NULL is fine */
 
 size_t cn_files_count(const cn_files *f);
-/* In the order of their making; valid until the next change. */
+/* In the order of their creation; valid until the next change. */
 const cn_file *cn_files_at(const cn_files *f, size_t i);
-const cn_file *cn_files_find(const cn_files *f, const cn_spool_id *id); /* NULL: none */
+const cn_file *cn_files_find(const cn_files *f, const cn_spool_id *id); /* NULL: no such file */
 /* {id, object: "file", bytes, created_at, filename, purpose, status}. */
 json_t *cn_file_json(const cn_file *file);
 
@@ -57,25 +56,27 @@ typedef struct cn_upload {
     uint64_t reserved_bytes; /* of the quota */
 } cn_upload;
 
-/* announced_bytes: 0 when unknown. CN_ERR_BUSY names the quota that is full. */
+/* Begins an upload and reserves its bytes. announced_bytes: the size of the request body; 0 when
+ * unknown. CN_ERR_BUSY: a quota is full, and the text names it. */
 cn_status cn_upload_begin(cn_files *f, uint64_t announced_bytes, cn_upload *u);
-/* CN_ERR_ARG beyond the limit, CN_ERR_IO when the disk is full. */
+/* CN_ERR_ARG: the file exceeds its limit. CN_ERR_IO: the write failed, for example because the disk
+ * is full. */
 cn_status cn_upload_write(cn_upload *u, const void *data, size_t n);
-/* Makes it a file, or leaves nothing of it; the upload is over in either case. */
+/* Turns the upload into a file. On failure it removes everything. Ends the upload in both cases. */
 cn_status cn_upload_keep(cn_files *f, cn_upload *u, const char *filename, const char *purpose,
                          const cn_file **out);
 void cn_upload_drop(cn_files *f, cn_upload *u);
 
 /* ---- of batches ---- */
 
-/* Makes known what a batch wrote under this id, with its bytes on the disk already. Doing it twice
- * is fine. */
+/* Lists the content that a batch wrote under this id. Its bytes must be synced already. Publishing
+ * an id twice is fine. */
 cn_status cn_files_publish(cn_files *f, const cn_spool_id *id, const char *filename,
                            uint64_t bytes);
 cn_status cn_files_remove(cn_files *f, const cn_spool_id *id);
-/* What batches under way have written: counts against the quota too. */
+/* Sets the bytes that unfinished batches have written. They count against max_bytes. */
 void cn_files_set_unlisted_bytes(cn_files *f, uint64_t bytes);
-/* Whether so many bytes more are within the quota. */
+/* Returns true when `bytes` more are within max_bytes. */
 bool cn_files_have_room(const cn_files *f, uint64_t bytes);
 
 #endif

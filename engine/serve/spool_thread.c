@@ -7,21 +7,21 @@
 
 #include "engine/serve/server_parts.h"
 
-enum { BATCH_RETRY_S = 60 }; /* batches end seldom */
+enum { BATCH_RETRY_S = 60 }; /* long, because batches end rarely */
 
 struct cn_spool_part {
     cn_server *server;
     cn_service *service;
     cn_route routes[CN_FILE_ROUTES + CN_BATCH_ROUTES];
-    cn_list asks; /* all; HTTP thread */
+    cn_list asks; /* all questions; the HTTP thread's */
 
     pthread_t thread;
     bool started;
     cn_mailbox *box; /* the batch thread's */
     cn_mail drain_mail, stop_mail;
-    atomic_bool idle; /* after a drain: no line is with the engine */
+    atomic_bool idle; /* after a drain: no line is in flight */
 
-    cn_batches *batches; /* the batch thread's, once that runs */
+    cn_batches *batches; /* the batch thread's once it runs */
     bool draining, stopping;
 };
 
@@ -59,7 +59,7 @@ static void open_answer(cn_mail *mail)
     if (!a->x)
         free_if_over(a);
     else if (a->then)
-        a->then(a); /* may end the exchange, and the question with it */
+        a->then(a); /* may end the exchange and free the question */
     else
         cn_spool_ask_reply(a);
 }
@@ -123,12 +123,12 @@ bool cn_spool_read_limit(cn_exchange *x, uint32_t fallback, uint32_t most, uint3
     const unsigned long value = n > 0 && n <= 9 && !text[n] ? strtoul(text, NULL, 10) : 0;
     *limit = (uint32_t)value;
     if (value >= 1 && value <= most) return true;
-    snprintf(message, sizeof message, "limit: want a number from 1 to %u", most);
+    snprintf(message, sizeof message, "limit: expected a number from 1 to %u", most);
     cn_exchange_error(x, CN_HTTP_BAD_REQUEST, message, "limit", NULL);
     return false;
 }
 
-/* ---- the way to the engine ---- */
+/* ---- access to the engine ---- */
 
 static void on_news(void *user, cn_call *call)
 {
@@ -136,7 +136,7 @@ static void on_news(void *user, cn_call *call)
     if (!cn_call_is_over(call)) return;
     cn_api_result *result = cn_call_take_result(call);
     cn_status status = cn_call_status(call);
-    /* What the engine failed at is an answer of its own: an error line. */
+    /* An engine failure of this request has a result, which becomes an error line. */
     if (result && cn_api_result_error(result)) status = CN_OK;
     if (status != CN_OK) {
         const char *field = cn_call_at_fault(call);
@@ -241,7 +241,7 @@ static void close_part(void *part)
         p->stop_mail.open = open_stop;
         cn_mailbox_post(p->box, CN_LANE_NORMAL, &p->stop_mail);
         pthread_join(p->thread, NULL);
-        /* Its answers, before what they are about goes. */
+        /* Open its answers before the questions are freed. */
         while (cn_mailbox_open_all(cn_server_mailbox(p->server)) > 0) continue;
     }
     for (cn_spool_ask *a; (a = CN_CONTAINER_OF(p->asks.head, cn_spool_ask, node));) {
@@ -258,7 +258,7 @@ static cn_status start(cn_spool_part *p)
     CN_TRY(cn_mailbox_create(&p->box, UINT32_MAX));
     CN_TRY(open_batches(p));
     if (pthread_create(&p->thread, NULL, thread_main, p) != 0)
-        return cn_fail(CN_ERR_MEMORY, "the batch thread could not be started");
+        return cn_fail(CN_ERR_MEMORY, "cannot start the batch thread");
     p->started = true;
     return CN_OK;
 }
@@ -267,11 +267,11 @@ static void handle_without(void *part, cn_exchange *x)
 {
     (void)part;
     cn_exchange_error(x, CN_HTTP_NOT_FOUND,
-                      "this server keeps no files and runs no batches: start it with --spool DIR",
+                      "files and batches are not enabled on this server: start it with --spool DIR",
                       NULL, "not_found");
 }
 
-/* Without a spool the paths say what they lack, before a body is read. */
+/* Without a spool every route answers, before it reads a body, that --spool is missing. */
 static cn_status add_routes(cn_spool_part *p)
 {
     const cn_config *c = cn_service_config(p->service);

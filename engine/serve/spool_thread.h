@@ -1,11 +1,11 @@
-/* spool_thread.h - the part of a server that keeps files and runs batches: a thread that owns
- * cn_batches, and the way of a route's question to it and back.
+/* spool_thread.h - the part of a server that stores files and runs batches: a thread that owns
+ * cn_batches, and the questions that routes send to it.
  *
  *     HTTP thread                batch thread               HTTP thread
- *   begin, post  --mail-->  work(): looks, writes  --mail-->  then(): replies
+ *   begin, post  --mail-->  work(): reads, writes  --mail-->  then(): replies
  *
- * Owner: cn_server. Thread: as said with each. Why a thread: files are synced to the disk before a
- * reply says that they are there, and neither the HTTP loop nor the engine may wait for a disk. */
+ * Owner: cn_server. Thread: stated with each function. Why a thread: a file is synced to disk
+ * before the reply reports it, and neither the HTTP loop nor the engine may wait for a disk. */
 #ifndef CN_SPOOL_THREAD_H
 #define CN_SPOOL_THREAD_H
 
@@ -17,21 +17,21 @@
 typedef struct cn_spool_part cn_spool_part;
 typedef struct cn_spool_ask cn_spool_ask;
 
-/* A question on its way. */
+/* A question of a route to the batch thread, with its answer. */
 struct cn_spool_ask {
     cn_mail mail;
     cn_spool_part *part;
-    cn_list_node node; /* of the part's */
+    cn_list_node node; /* of the part's asks */
 
     /* HTTP thread */
-    cn_exchange *x; /* NULL: the client has gone */
-    bool under_way;
-    void (*then)(cn_spool_ask *a);     /* NULL: replies */
-    bool (*give_up)(cn_spool_ask *a);  /* the client has gone; true: it went on its way again */
+    cn_exchange *x; /* NULL: the exchange has ended */
+    bool under_way; /* posted, and not answered yet */
+    void (*then)(cn_spool_ask *a);    /* handles the answer; NULL: cn_spool_ask_reply */
+    bool (*give_up)(cn_spool_ask *a); /* the exchange has ended; true: posted again to clean up */
     void (*free_form)(void *form);
-    void *form; /* the route's own */
+    void *form; /* the route's own data */
 
-    /* what is asked: set by the HTTP thread, read by the batch thread */
+    /* the question: set by the HTTP thread, read by the batch thread */
     void (*work)(cn_spool_ask *a, cn_batches *b);
     cn_spool_id id;
     uint32_t limit;
@@ -46,24 +46,25 @@ struct cn_spool_ask {
 
 /* ---- HTTP thread ---- */
 
-/* A question of this exchange, to be posted; NULL after an error reply when there is no memory. */
+/* Creates a question for this exchange; post it next. NULL: out of memory, and an error reply has
+ * been made. */
 cn_spool_ask *cn_spool_ask_begin(cn_spool_part *p, cn_exchange *x,
                                  void (*work)(cn_spool_ask *a, cn_batches *b));
 void cn_spool_ask_post(cn_spool_ask *a);
 /* Sends the answer, or the error. */
 void cn_spool_ask_reply(cn_spool_ask *a);
-/* Reads "limit" (1 to most) of the query; false after an error reply. */
+/* Reads "limit" (1 to most, default fallback) from the query. False after an error reply. */
 bool cn_spool_read_limit(cn_exchange *x, uint32_t fallback, uint32_t most, uint32_t *limit);
 
 /* ---- batch thread ---- */
 
-/* The thread's last error is the answer. */
+/* Answers with the thread's last error. */
 void cn_spool_refuse(cn_spool_ask *a, int http_status, const char *param, const char *code);
 
 /* ---- the routes ---- */
 
 enum { CN_FILE_ROUTES = 5, CN_BATCH_ROUTES = 4 };
-/* In files_routes.c and batch_jobs_routes.c; their user is the part. */
+/* In files_routes.c and batch_jobs_routes.c. The user of the rows is the part. */
 void cn_file_routes(cn_route routes[CN_FILE_ROUTES], size_t max_file_bytes);
 void cn_batch_routes(cn_route routes[CN_BATCH_ROUTES]);
 

@@ -1,5 +1,5 @@
-/* status_json.c - see status_json.h. The keys are the page's (page.html) and those of openapi.json;
- * numbers have six digits, which is more than a page can show. */
+/* status_json.c - see status_json.h. page.html reads these keys and openapi.json describes them.
+ * Numbers have six significant digits, more than the page shows. */
 #include "engine/serve/status_json.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* status_json.h - the object that the server's page draws, GET /stats: figures of the engine, of
- * the server and of the last minutes or the last day.
+/* status_json.h - the object of GET /stats, which the server's page draws: figures of the engine
+ * and the server, and a history of the last minutes or the last day.
  *
  * Owner: the caller. Thread: any; works on copies. */
 #ifndef CN_STATUS_JSON_H

@@ -49,8 +49,9 @@ void cn_added_set_free(cn_added_set *s)
     *s = (cn_added_set){0};
 }
 
-/* The first of tokens[lo .. hi), which agree before byte `depth` and are longer than it, whose byte
- * there is at least `byte`. */
+/* Returns the index of the first token in tokens[lo .. hi) whose byte at `depth` is at least
+ * `byte`; hi if there is none. The tokens in the range are longer than `depth` and equal before
+ * it. */
 static size_t lower_bound(const cn_added_set *s, size_t lo, size_t hi, size_t depth, unsigned byte)
 {
     while (lo < hi) {
@@ -63,8 +64,8 @@ static size_t lower_bound(const cn_added_set *s, size_t lo, size_t hi, size_t de
     return lo;
 }
 
-/* The longest token that text[0 .. n) starts with, or NULL. The sorted list is narrowed byte by
- * byte; in a range that shares a prefix, the token that is the prefix itself comes first. */
+/* Returns the longest token that text[0 .. n) starts with, or NULL. Narrows the sorted list byte by
+ * byte. In a range that shares a prefix, the token equal to the prefix comes first. */
 static const cn_added_token *longest_match(const cn_added_set *s, const char *text, size_t n)
 {
     const cn_added_token *best = NULL;
@@ -82,7 +83,7 @@ static const cn_added_token *longest_match(const cn_added_set *s, const char *te
     return best;
 }
 
-/* The property White_Space: \s of the reference. */
+/* \s of the tokenizers package: the property White_Space. */
 static bool is_space(uint32_t cp)
 {
     utf8proc_category_t c = utf8proc_category((utf8proc_int32_t)cp);
@@ -90,8 +91,8 @@ static bool is_space(uint32_t cp)
            c == UTF8PROC_CATEGORY_ZL || c == UTF8PROC_CATEGORY_ZP;
 }
 
-/* \w of the reference: Alphabetic, marks, decimal digits, connectors, joiners. Alphabetic is
- * letters, letter numbers, marks, and circled or squared letters. */
+/* \w of the tokenizers package: Alphabetic, marks, decimal digits, connectors, joiners. Alphabetic
+ * is letters, letter numbers, marks, and circled or squared letters. */
 static bool is_word(uint32_t cp)
 {
     switch (utf8proc_category((utf8proc_int32_t)cp)) {
@@ -113,7 +114,7 @@ static bool is_word(uint32_t cp)
     }
 }
 
-/* The code point that ends at text[at], at > 0, and its length. */
+/* Returns the code point that ends before text[at], at > 0, and its length in bytes. */
 static uint32_t char_before(const char *text, size_t at, size_t *len)
 {
     size_t start = at - 1;
@@ -133,7 +134,7 @@ static bool touches_word(const char *text, size_t n, size_t start, size_t end)
     return is_word(cp);
 }
 
-/* Where white space that ends at `at` starts, not before `floor`. */
+/* Returns the start of the white space that ends at `at`, but never less than `floor`. */
 static size_t space_before(const char *text, size_t floor, size_t at)
 {
     size_t len;
@@ -152,7 +153,7 @@ static size_t space_after(const char *text, size_t n, size_t at)
     return at;
 }
 
-/* The next place at or after `at` where a token may start; n if none. */
+/* Returns the first index at or after `at` where a token may start; n if there is none. */
 static size_t next_start(const cn_added_set *set, const char *text, size_t n, size_t at)
 {
     if (at >= n || set->len == 0) return n;

@@ -1,9 +1,9 @@
 /* added_tokens.h - finding added and special tokens in a text, before it is split into words.
  * Owner: cn_tokenizer. Immutable once sealed; any thread.
  *
- * The rule is that of the tokenizers package: at the leftmost place where any token stands, the
- * longest one wins; `single_word` drops a match that touches a word character, `lstrip` and
- * `rstrip` widen it over white space. */
+ * The rules are those of the tokenizers package. The leftmost match wins; at one position the
+ * longest token wins. `single_word` drops a match that touches a word character. `lstrip` and
+ * `rstrip` extend a match over the white space beside it. */
 #ifndef CN_ADDED_TOKENS_H
 #define CN_ADDED_TOKENS_H
 
@@ -20,8 +20,8 @@ typedef struct cn_added_token {
 typedef struct cn_added_set {
     cn_added_token *tokens; /* [len], sorted by bytes once sealed */
     size_t len, cap;
-    bool starts[256]; /* first bytes */
-    int only_start;   /* the one first byte, or -1 */
+    bool starts[256]; /* [byte] true if a token starts with it */
+    int only_start;   /* the first byte of all tokens, or -1 if they differ */
 } cn_added_set;
 
 cn_status cn_added_set_add(cn_added_set *s, const cn_added_token *t);
@@ -29,19 +29,19 @@ cn_status cn_added_set_add(cn_added_set *s, const cn_added_token *t);
 cn_status cn_added_set_seal(cn_added_set *s);
 void cn_added_set_free(cn_added_set *s);
 
-/* One pass over a text: zero-initialise but for the first three fields. */
+/* One pass over a text. Set the first three fields and zero-initialise the others. */
 typedef struct cn_added_scan {
     const cn_added_set *set;
     const char *text; /* [n] well-formed UTF-8 */
     size_t n;
-    size_t done;                 /* text before this is handed out */
+    size_t done;                 /* text before this index has been returned */
     size_t search;               /* the next match starts here or later */
-    const cn_added_token *found; /* a match found but not handed out, behind the text before it */
+    const cn_added_token *found; /* match to return after the text before it */
     size_t found_end;
 } cn_added_scan;
 
-/* Hands out the next piece: either text, *token NULL, text[*start .. *end) not empty; or a token.
- * False at the end. */
+/* Returns the next piece. For text, *token is NULL and text[*start .. *end) is not empty. For an
+ * added token, *token is set. False at the end. */
 bool cn_added_scan_next(cn_added_scan *s, size_t *start, size_t *end, const cn_added_token **token);
 
 #endif

@@ -3,19 +3,19 @@
 
 #include <string.h>
 
-/* One line of the merge table, open addressing, empty where result is CN_BPE_NO_TOKEN. */
+/* An entry of the merge table (open addressing); empty if result is CN_BPE_NO_TOKEN. */
 typedef struct merge {
     uint32_t left, right, rank, result;
 } merge;
 
-/* The words of the `ignore_merges` table, open addressing, empty where n is 0. */
+/* An entry of the `ignore_merges` table (open addressing); empty if n is 0. */
 typedef struct whole_word {
-    size_t at; /* in word_text */
+    size_t at; /* offset in word_text */
     uint32_t n, id;
 } whole_word;
 
-/* The cache is direct-mapped: a word that falls on another's line replaces it. A line is one cache
- * line of the processor; words and results that do not fit are not cached. */
+/* The cache is direct-mapped: a word replaces the previous word of its line. An entry has the size
+ * of one processor cache line. Words and results that do not fit are not cached. */
 enum { CACHE_LINES = 1 << 16, CACHE_WORD_BYTES = 32, CACHE_IDS = 7 };
 typedef struct word_key {
     uint64_t part[CACHE_WORD_BYTES / 8];
@@ -27,9 +27,9 @@ typedef struct cache_line {
 } cache_line;
 _Static_assert(sizeof(cache_line) == 64, "one cache line");
 
-/* A symbol of the word being merged. `rank` is that of the pair it forms with its right
- * neighbour, NO_RANK if that pair does not merge, or once the symbol is swallowed by its left
- * neighbour. */
+/* A symbol of the word being merged. `rank` is the rank of the pair that it forms with its right
+ * neighbour. It is NO_RANK if that pair does not merge, or if the symbol has become part of its
+ * left neighbour. */
 enum { NO_RANK = 0xFFFFFFFF, NOWHERE = 0xFFFFFFFF };
 typedef struct symbol {
     uint32_t id, prev, next, rank;
@@ -94,7 +94,7 @@ void cn_bpe_free(cn_bpe *b)
     cn_free(b);
 }
 
-/* The line of the pair, or the empty line where it would go. */
+/* Returns the entry of the pair, or the empty entry where it belongs. */
 static merge *find_merge(const cn_bpe *b, uint32_t left, uint32_t right)
 {
     uint64_t h = ((uint64_t)left << 32 | right) * UINT64_C(0x9E3779B97F4A7C15);
@@ -119,9 +119,9 @@ static uint64_t load64(const char *p)
     return v;
 }
 
-/* A word of 1 to CACHE_WORD_BYTES bytes as whole parts, the last of which overlaps the one before:
- * words of the same length are equal when their keys are, and no load depends on the length but
- * for words under 8 bytes. */
+/* Packs a word of 1 to CACHE_WORD_BYTES bytes into 8-byte parts; the last part may overlap the one
+ * before. Two words of the same length are equal if and only if their keys are. From 8 bytes on,
+ * every load has 8 bytes, so that no load size depends on the length. */
 static inline word_key make_key(const char *word, size_t n)
 {
     word_key k = {{0}};
@@ -159,7 +159,7 @@ static inline size_t key_line(const word_key *k, size_t n)
     return h >> 32 & (CACHE_LINES - 1);
 }
 
-/* The line of the word, or the empty line where it would go. */
+/* Returns the entry of the word, or the empty entry where it belongs. */
 static whole_word *find_word(const cn_bpe *b, const char *word, size_t n)
 {
     for (size_t i = cn_hash64(0, word, n);; i++) {
@@ -212,8 +212,8 @@ static uint64_t heap_pop(cn_bpe *b)
     return top;
 }
 
-/* Each byte brings at most one pair and each merge at most two, and a merge removes a symbol: 3n
- * heap entries are enough. */
+/* A heap of 3n entries is enough: each of the n bytes adds at most one pair, and each of the at
+ * most n - 1 merges adds at most two. */
 static cn_status reserve_scratch(cn_bpe *b, size_t n)
 {
     if (n <= b->symbol_cap) return CN_OK;
@@ -229,7 +229,8 @@ static cn_status reserve_scratch(cn_bpe *b, size_t n)
     return CN_OK;
 }
 
-/* Ranks the pair that starts at symbol i anew and queues it. */
+/* Updates the rank of the pair that starts at symbol i and adds the pair to the heap if it
+ * merges. */
 static void rank_pair(cn_bpe *b, uint32_t i)
 {
     symbol *s = &b->symbols[i];
@@ -269,7 +270,7 @@ static cn_status merge_word(cn_bpe *b, const char *word, size_t n, cn_tokens *ou
     return CN_OK;
 }
 
-/* A word that the cache does not have. */
+/* Encodes a word that is not in the cache. */
 static cn_status encode_anew(cn_bpe *b, const char *word, size_t n, cn_tokens *out)
 {
     const whole_word *whole = b->words ? find_word(b, word, n) : NULL;
@@ -285,7 +286,7 @@ cn_status cn_bpe_encode(cn_bpe *b, const char *word, size_t n, cn_tokens *out)
     cache_line *line = &b->cache[key_line(&key, n)];
     if (line->n_bytes == n && same_key(&line->key, &key)) {
         if (out->cap - out->len < CACHE_IDS) return cn_tokens_add(out, line->ids, line->n_ids);
-        memcpy(out->ids + out->len, line->ids, sizeof line->ids); /* one size: no call */
+        memcpy(out->ids + out->len, line->ids, sizeof line->ids); /* fixed size: inlined */
         out->len += line->n_ids;
         return CN_OK;
     }

@@ -6,16 +6,16 @@
 
 #include "engine/text/jinja_lex.h"
 
-/* What a family's programs say. Lists end with NULL. */
+/* The vocabulary of a family's programs. Lists end with NULL. */
 typedef struct family {
     cn_chat_layout layout;
-    const char *mark;            /* a program with this text is held against the family */
-    const char *const *names;    /* identifiers, beside those of every family */
-    const char *const *strings;  /* literals, beside those of every family */
-    const char *const *required; /* literals without which it is another family */
+    const char *mark;            /* a program with this text is compared with the family */
+    const char *const *names;    /* identifiers, in addition to common_names */
+    const char *const *strings;  /* literals, in addition to common_strings */
+    const char *const *required; /* literals that every program of the family has */
 } family;
 
-/* Jinja's own words, and what all programs call things. */
+/* Jinja keywords, and identifiers that programs of all families use. */
 static const char *const common_names[] = {
     "for",
     "in",
@@ -63,7 +63,8 @@ static const char *const common_names[] = {
 static const char *const common_strings[] = {
     "role", "content", "system", "user", "assistant", "type", "name", "", "\n", "\n\n", "}", NULL,
 };
-/* Literals that speak of tools stand in branches that only tool calls reach; cinch renders none. */
+/* A literal that contains one of these words is only in branches for tool calls. cinch renders no
+ * tool calls, so every family accepts such literals. */
 static const char *const tool_words[] = {"tool",         "Tool",     "function", "arguments",
                                          "\"parameters", "\"name\"", "ipython",  NULL};
 
@@ -182,7 +183,8 @@ static bool listed(const char *const *list, const char *word)
     return false;
 }
 
-/* A literal that is a whole default system message of ChatML; its text, not terminated, or NULL. */
+/* If the literal is a complete default system message of ChatML, returns the text of the message (n
+ * bytes, not terminated), else NULL. */
 static const char *default_system(const char *literal, size_t *n)
 {
     static const char head[] = "<|im_start|>system\n", tail[] = "<|im_end|>\n";
@@ -193,15 +195,15 @@ static const char *default_system(const char *literal, size_t *n)
     return literal + sizeof head - 1;
 }
 
-/* What a program says, as far as the families differ. */
+/* What a program contains, where programs of a family differ. */
 typedef struct findings {
     bool splits, strips, trims, queries, switches, joins, dated, today;
     bool writes_bos, starts_with_bos;
-    bool reads_reasoning; /* message.reasoning_content; the bare name is a variable */
+    bool reads_reasoning; /* as message.reasoning_content; alone it is a variable */
     bool opens_answer, opens_thinking, closes_thinking, empty_thinking, tool_turns;
     unsigned required;  /* bit i: required[i] was seen */
     unsigned defaults;  /* default system messages seen */
-    unsigned open_ends; /* messages of ChatML that end without a newline, as far as read */
+    unsigned open_ends; /* "<|im_end|>" literals of ChatML without a "\n" after them so far */
     unsigned words;
 } findings;
 
@@ -250,12 +252,12 @@ static bool known_string(const family *fam, const cn_chat_traits *traits, const 
         if (strstr(text, *w)) return true;
     size_t n;
     if (fam->layout == CN_CHAT_CHATML && default_system(text, &n)) return true;
-    /* The branch for tools repeats the default system prompt. */
+    /* The branch for tools repeats the default system message. */
     return traits->default_system.len && strcmp(text, traits->default_system.data) == 0;
 }
 
-/* Reads the program once. The first pass collects; the second, `check`, stops at the first word
- * the family does not use and says so in `why`. */
+/* Reads the program once. The first pass (`check` false) collects findings. The second pass stops
+ * at the first word that the family does not use and writes the reason to `why`. */
 static cn_status scan(const char *program, size_t n, const family *fam, bool check, findings *f,
                       cn_chat_traits *traits, cn_buf *why)
 {
@@ -282,27 +284,31 @@ static cn_status scan(const char *program, size_t n, const family *fam, bool che
         const char *what = kind == CN_JINJA_RAW    ? "text"
                            : kind == CN_JINJA_NAME ? "name"
                                                    : "string";
-        status = cn_buf_addf(why, "the %s '%.60s' is not known there", what, text);
+        status = cn_buf_addf(why, "the %s '%.60s' is unknown", what, text);
         break;
     }
     cn_jinja_lex_free(&lex);
     return status;
 }
 
-/* Turns what a ChatML program says into traits; what it may not say goes to `why`. */
+/* Turns the findings of a ChatML program into traits. If cinch cannot render the program, writes
+ * the reason to `why`. */
 static cn_status judge_chatml(const findings *f, cn_chat_traits *t, cn_buf *why)
 {
     if (f->writes_bos && !f->starts_with_bos)
-        return cn_buf_addf(why, "it writes BOS in the middle");
-    if (!f->opens_answer && !f->opens_thinking) return cn_buf_addf(why, "it opens no answer");
-    if (f->open_ends) return cn_buf_addf(why, "it has no newline behind <|im_end|>");
-    if (f->defaults > 1) return cn_buf_addf(why, "it has %u default system prompts", f->defaults);
+        return cn_buf_addf(why, "it writes BOS after other text");
+    if (!f->opens_answer && !f->opens_thinking)
+        return cn_buf_addf(why, "it does not begin an assistant message at the end");
+    if (f->open_ends) return cn_buf_addf(why, "it has no newline after <|im_end|>");
+    if (f->defaults > 1)
+        return cn_buf_addf(why, "it has %u default system messages, expected at most 1",
+                           f->defaults);
     if (f->switches && !f->empty_thinking)
         return cn_buf_addf(why, "its enable_thinking does not write an empty <think> block");
     if (f->queries && !(f->splits && f->closes_thinking && f->strips))
-        return cn_buf_addf(why, "it treats earlier reasoning in a way of its own");
+        return cn_buf_addf(why, "it handles earlier reasoning in an unknown way");
     if (!f->queries && f->reads_reasoning)
-        return cn_buf_addf(why, "it renders reasoning_content in a way of its own");
+        return cn_buf_addf(why, "it renders reasoning_content in an unknown way");
     if (!f->queries && (f->strips || f->splits) && !(f->splits && f->opens_thinking))
         return cn_buf_addf(why, "it changes the text of messages");
     t->history = f->queries  ? CN_HISTORY_SINCE_QUERY
@@ -338,10 +344,10 @@ static cn_status judge(const family *fam, const findings *f, cn_chat_traits *t, 
     t->history = CN_HISTORY_DROP;
     t->joins_systems = f->joins;
     t->opens_thinking = f->opens_thinking;
-    return f->splits ? CN_OK : cn_buf_addf(why, "it keeps earlier reasoning");
+    return f->splits ? CN_OK : cn_buf_addf(why, "it keeps the reasoning of earlier messages");
 }
 
-/* The first family whose mark the program bears, or NULL. */
+/* Returns the first family whose mark the program contains, or NULL. */
 static const family *candidate(const char *program, size_t n)
 {
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)
@@ -352,9 +358,9 @@ static const family *candidate(const char *program, size_t n)
 cn_status cn_chat_recognize(const char *program, size_t n, cn_chat_traits *traits, cn_buf *why)
 {
     cn_buf_clear(why);
-    if (n && program[n - 1] == '\n') n--; /* Jinja drops one */
+    if (n && program[n - 1] == '\n') n--; /* Jinja drops one final newline */
     const family *fam = candidate(program, n);
-    if (!fam) return cn_buf_addf(why, "it bears the marks of no family");
+    if (!fam) return cn_buf_addf(why, "it belongs to no known family");
     findings f = {0};
     CN_TRY(scan(program, n, fam, false, &f, traits, why));
     CN_TRY(scan(program, n, fam, true, &f, traits, why));

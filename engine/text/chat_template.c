@@ -12,8 +12,8 @@
 
 struct cn_chat_template {
     cn_chat_traits traits;
-    cn_buf bos; /* empty where the checkpoint has none */
-    cn_buf why; /* with an unknown layout: why */
+    cn_buf bos; /* empty: the checkpoint has none */
+    cn_buf why; /* the reason for an unknown layout */
 };
 
 /* A piece of a message; not terminated. */
@@ -28,7 +28,7 @@ static cn_status add(cn_buf *out, const char *s) { return cn_buf_add(out, s, str
 
 static cn_status add_span(cn_buf *out, span s) { return cn_buf_add(out, s.at, s.n); }
 
-/* ---- Python's string methods, as far as the templates use them ---- */
+/* ---- Python's string methods that templates use ---- */
 
 static span strip_newlines(span s, bool left, bool right)
 {
@@ -37,14 +37,14 @@ static span strip_newlines(span s, bool left, bool right)
     return s;
 }
 
-/* The text before the first `mark`, or all of it. */
+/* The text before the first `mark`; all of it if there is none. */
 static span before_first(span s, const char *mark)
 {
     const char *found = memmem(s.at, s.n, mark, strlen(mark));
     return found ? (span){s.at, (size_t)(found - s.at)} : s;
 }
 
-/* The text behind the last `mark`, or all of it. */
+/* The text after the last `mark`; all of it if there is none. */
 static span after_last(span s, const char *mark)
 {
     size_t len = strlen(mark);
@@ -98,7 +98,8 @@ static bool is_role(const cn_message *m, const char *role) { return strcmp(m->ro
 
 /* ---- ChatML ---- */
 
-/* Index of the last question of a user that is no tool result; reasoning before it is dropped. */
+/* Index of the last user message that is not a tool result; n - 1 if there is none. Reasoning
+ * before it is dropped. */
 static size_t last_query(const cn_message *messages, size_t n)
 {
     for (size_t i = n; i-- > 0;) {
@@ -110,8 +111,8 @@ static size_t last_query(const cn_message *messages, size_t n)
     return n - 1;
 }
 
-/* Qwen3: the reasoning of an answer, beside its content or else inside it, comes first, newly
- * wrapped, where it is kept. */
+/* Appends an answer in Qwen3's format. Its reasoning is `apart`, or if that is NULL the part of the
+ * content up to </think>. If the reasoning is kept, it comes first, in a new <think> block. */
 static cn_status add_qwen3_answer(span content, const char *apart, bool kept, bool last,
                                   cn_buf *out)
 {
@@ -131,7 +132,7 @@ static cn_status add_qwen3_answer(span content, const char *apart, bool kept, bo
     return add_span(out, content);
 }
 
-/* Tool results that follow one another share one turn of the user. */
+/* Consecutive tool results share one user turn. */
 static cn_status add_tool_turn(const cn_message *messages, size_t n, size_t i, cn_buf *out)
 {
     if (i == 0 || !is_role(&messages[i - 1], "tool")) CN_TRY(add(out, "<|im_start|>user"));
@@ -184,7 +185,7 @@ static cn_status add_llama3_message(const cn_chat_template *t, const char *role,
     return add(out, "<|eot_id|>");
 }
 
-/* The system message of Llama 3.1 and later, there even when the chat has none. */
+/* Appends the system message of Llama 3.1 and later. It is written even if the chat has none. */
 static cn_status add_dated_system(const cn_chat_template *t, const char *system, cn_buf *out)
 {
     char today[64];
@@ -318,7 +319,7 @@ const char *cn_chat_template_name(const cn_chat_template *t)
 
 /* ---- loading ---- */
 
-/* The traits of a family as its newest members have them. */
+/* The traits of a family's newest members. */
 static const struct {
     cn_chat_traits traits;
     const char *default_system;
@@ -350,7 +351,8 @@ static cn_status set_family(cn_chat_traits *t, cn_opt_chat_template family)
     return system ? add(&t->default_system, system) : CN_OK;
 }
 
-/* The program in tokenizer_config.json: a string, or the one named "default" of several. */
+/* Returns the program in tokenizer_config.json: a string, or the entry named "default" of a
+ * list. */
 static const json_t *config_program(const json_t *config)
 {
     const json_t *program = json_object_get(config, "chat_template");
@@ -380,7 +382,7 @@ static cn_status read_config(cn_chat_template *t, const char *path, cn_buf *prog
     return status;
 }
 
-/* Reads a program of its own; no such file is no error. */
+/* Reads a program from its own file. A missing file is not an error. */
 static cn_status read_program(const char *path, cn_buf *program)
 {
     FILE *in = fopen(path, "rb");
@@ -395,7 +397,7 @@ static cn_status read_program(const char *path, cn_buf *program)
     return status;
 }
 
-/* The checkpoint's own program, empty if it has none, and its BOS. */
+/* Reads the checkpoint's BOS and its program, which stays empty if there is none. */
 static cn_status read_checkpoint(cn_chat_template *t, const char *model_dir, cn_buf *program)
 {
     cn_buf path = {0};
@@ -415,7 +417,7 @@ static cn_status load_into(cn_chat_template *t, const char *model_dir, cn_opt_ch
     if (status == CN_OK && program.len)
         status = cn_chat_recognize(program.data, program.len, &t->traits, &t->why);
     else if (status == CN_OK)
-        status = cn_buf_addf(&t->why, "it has none");
+        status = cn_buf_addf(&t->why, "the checkpoint has none");
     cn_buf_free(&program);
     CN_TRY(status);
     const bool own = family == CN_OPT_CHAT_AUTO || family == cn_chat_traits_family(&t->traits);

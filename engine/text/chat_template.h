@@ -1,18 +1,19 @@
-/* chat_template.h - messages to the prompt a model was trained on. Stage 2 of a request's way.
- * Owner: cn_engine. Immutable after load; any thread.
+/* chat_template.h - messages to the prompt a model was trained on.
+ * Owner: cn_engine. Immutable after load; any thread. Stage: 2.
  *
- * A checkpoint brings its template as a Jinja program. cinch has no Jinja: it renders the families
- * below in C, and recognises a checkpoint's program as one of them (chat_recognize.h), details
- * included. A program it does not recognise is refused when a chat is rendered, never guessed at.
+ * A checkpoint has its template as a Jinja program. cinch does not run Jinja. It compares the
+ * program with the families below (chat_recognize.h) and renders the family, with its details, in
+ * C. A program that is not recognised loads, but rendering a chat with it fails; cinch does not
+ * guess.
  *
  *   chatml       <|im_start|>role\ncontent<|im_end|>\n for each message
- *   qwen2        ChatML with a default system prompt; tool results as user turns
- *   qwen3        ChatML; reasoning of answers, inside their content or beside it, is kept behind
- *                the last question alone; thinking can be switched off
+ *   qwen2        ChatML with a default system message; tool results as user turns
+ *   qwen3        ChatML; the reasoning of answers, in their content or in its own field, is
+ *                kept only after the last user question; thinking can be switched off
  *   llama3       <|start_header_id|>role<|end_header_id|>\n\ncontent<|eot_id|>; 3.1 and later with
  *                dates in the system message
- *   deepseek-r1  <｜User｜>content<｜Assistant｜>content<｜end▁of▁sentence｜>, reasoning dropped
- *   none         the contents alone, a newline between two */
+ *   deepseek-r1  <｜User｜>content<｜Assistant｜>content<｜end▁of▁sentence｜>; reasoning is dropped
+ *   none         only the contents, separated by newlines */
 #ifndef CN_CHAT_TEMPLATE_H
 #define CN_CHAT_TEMPLATE_H
 
@@ -20,25 +21,26 @@
 
 typedef struct cn_chat_template cn_chat_template;
 
-/* `family` is the option --chat-template: auto for the checkpoint's own program
- * (chat_template.jinja, else tokenizer_config.json), or a family; where the checkpoint's program is
- * of that family its details are kept. A checkpoint without a program, or with an unknown one,
- * loads: cn_chat_template_check tells. */
+/* `family` is the value of --chat-template: auto for the checkpoint's program (chat_template.jinja,
+ * else tokenizer_config.json), or the name of a family. If the checkpoint's program belongs to the
+ * named family, its details are kept. A checkpoint without a program, or with an unknown one,
+ * loads; use cn_chat_template_check to find out. */
 cn_status cn_chat_template_load(cn_chat_template **out, const char *model_dir,
                                 cn_opt_chat_template family);
 void cn_chat_template_free(cn_chat_template *t); /* NULL is fine */
 
-/* CN_OK if chats can be rendered; else CN_ERR_MODEL, which says why and names --chat-template. */
+/* CN_OK if chats can be rendered, else CN_ERR_MODEL with the reason and --chat-template. */
 cn_status cn_chat_template_check(const cn_chat_template *t);
 
-/* Appends the prompt for n > 0 messages, ending where the assistant's answer begins.
- * enable_thinking: -1 the template's default, 0, 1; ignored by a template without such a switch.
- * CN_ERR_ARG names a role that the template does not render. */
+/* Appends the prompt for n > 0 messages, up to where the assistant's answer begins.
+ * enable_thinking: -1 the template's default, 0 off, 1 on; ignored by a template without this
+ * switch. CN_ERR_ARG names a role that the template does not render; on failure `out` is
+ * unchanged. */
 cn_status cn_chat_template_render(const cn_chat_template *t, const cn_message *messages, size_t n,
                                   int enable_thinking, cn_buf *out);
 
-/* Whether to encode a rendered prompt with add_special: false for all but "none", whose BOS the
- * tokenizer has to write. */
+/* Whether a rendered prompt must be encoded with add_special: false for all families but "none",
+ * where the tokenizer has to add BOS. */
 bool cn_chat_template_add_special(const cn_chat_template *t);
 
 /* The family's name, or "unknown". */

@@ -10,8 +10,9 @@ void cn_detok_init(cn_detok *d, const cn_tokenizer *t, bool skip_special)
     *d = (cn_detok){.tokenizer = t, .skip_special = skip_special};
 }
 
-/* Adds one byte behind the held ones and hands out what that decides. A byte that does not continue
- * the held prefix turns the prefix into U+FFFD and is then looked at by itself. */
+/* Adds one byte to the held bytes and appends the characters that are now complete. If the byte
+ * does not continue the held prefix, the prefix becomes U+FFFD, and the byte is then read on its
+ * own. */
 static cn_status push_byte(cn_detok *d, char byte, cn_buf *out)
 {
     d->held[d->n_held++] = byte;

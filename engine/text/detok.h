@@ -1,8 +1,8 @@
 /* detok.h - streaming decode: tokens in, whole UTF-8 characters out.
  * Owner: one per output stream. Thread: that of its caller.
  *
- * The concatenated output equals what the tokenizers package decodes from the whole list: bytes
- * that are no UTF-8 become U+FFFD, one per maximal broken prefix (utf8.h). */
+ * The concatenated output equals what the tokenizers package decodes from the whole list. Bytes
+ * that are not UTF-8 become U+FFFD, one for each maximal invalid prefix (utf8.h). */
 #ifndef CN_DETOK_H
 #define CN_DETOK_H
 
@@ -17,12 +17,12 @@ typedef struct cn_detok {
 
 void cn_detok_init(cn_detok *d, const cn_tokenizer *t, bool skip_special);
 
-/* Appends the characters that token `id` completes. Special tokens add nothing when skip_special;
- * an id without a token adds nothing. Allocates only if out lacks room: three bytes for each byte
- * of the token, and three more, are always enough. */
+/* Appends the characters that token `id` completes. A special token adds nothing if skip_special is
+ * set. An id without a token adds nothing. Allocates only if `out` lacks room: three bytes for each
+ * byte of the token, and three more, are always enough. */
 cn_status cn_detok_push(cn_detok *d, uint32_t id, cn_buf *out);
 
-/* Appends U+FFFD if a character was left unfinished, and starts anew. */
+/* Appends U+FFFD if a character is incomplete, and resets the decoder. */
 cn_status cn_detok_flush(cn_detok *d, cn_buf *out);
 
 #endif

@@ -11,7 +11,7 @@ static char at(const cn_jinja_lex *l, size_t i) { return i < l->n ? l->src[i] : 
 
 static bool is_name_char(char c) { return isalnum((unsigned char)c) || c == '_'; }
 
-/* Where the next tag opens: "{{", "{%" or "{#". n if there is none. */
+/* Index where the next tag opens: "{{", "{%" or "{#"; n if there is none. */
 static size_t next_open(const cn_jinja_lex *l)
 {
     for (size_t i = l->at; i + 1 < l->n; i++)
@@ -19,7 +19,8 @@ static size_t next_open(const cn_jinja_lex *l)
     return l->n;
 }
 
-/* The raw text up to the next tag, less what white-space control removes, and into that tag. */
+/* Reads the raw text up to the next tag, without what white-space control removes, and enters the
+ * tag. */
 static cn_status read_raw(cn_jinja_lex *l)
 {
     size_t start = l->at, open = next_open(l), end = open;
@@ -44,7 +45,7 @@ static cn_status read_raw(cn_jinja_lex *l)
     return CN_OK;
 }
 
-/* Skips a comment, whose tag is open. */
+/* Skips a comment whose tag is open. */
 static void skip_comment(cn_jinja_lex *l)
 {
     while (l->at < l->n && !(l->src[l->at] == '#' && at(l, l->at + 1) == '}')) l->at++;
@@ -67,7 +68,8 @@ static bool try_close(cn_jinja_lex *l)
     return true;
 }
 
-/* One escape sequence, behind its backslash. Unknown ones keep the backslash, as in Python. */
+/* Reads one escape sequence after its backslash. An unknown sequence keeps the backslash, as in
+ * Python. */
 static cn_status add_escape(cn_jinja_lex *l)
 {
     static const char from[] = "nrt\\'\"", to[] = "\n\r\t\\'\"";
@@ -102,7 +104,7 @@ static cn_status read_string(cn_jinja_lex *l)
     return CN_OK;
 }
 
-/* The next word inside the open tag; CN_JINJA_END when the tag closes instead. */
+/* Reads the next word inside the open tag. *kind is CN_JINJA_END if the tag closes instead. */
 static cn_status read_word(cn_jinja_lex *l, cn_jinja_kind *kind)
 {
     while (isspace((unsigned char)at(l, l->at))) l->at++;

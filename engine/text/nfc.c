@@ -11,7 +11,7 @@ typedef struct range {
     uint32_t first, last;
 } range;
 
-/* Whether a sorted list of ranges holds cp. */
+/* True if a sorted list of ranges contains cp, which must not exceed the last range. */
 static bool in_ranges(const range *list, size_t n, uint32_t cp)
 {
     size_t lo = 0;
@@ -27,9 +27,10 @@ static bool in_ranges(const range *list, size_t n, uint32_t cp)
     ((cp) <= (list)[sizeof(list) / sizeof *(list)-1].last && \
      in_ranges(list, sizeof(list) / sizeof *(list), cp))
 
-/* Scripts and marks younger than Unicode 9, the version that models of this kind were trained with:
- * the tokenizers package takes them for characters that nothing combines with, and so do we. Whole
- * blocks where they are new, so that a later utf8proc makes no difference. */
+/* Scripts and marks that are newer than Unicode 9, the version that models of this kind were
+ * trained with. The tokenizers package treats them as characters that nothing combines with, and so
+ * does cinch. Blocks that are new as a whole are listed whole, so that a later utf8proc makes no
+ * difference. */
 bool cn_nfc_is_younger(uint32_t cp)
 {
     static const range younger[] = {
@@ -46,8 +47,9 @@ bool cn_nfc_is_younger(uint32_t cp)
 
 bool cn_nfc_is_boundary(uint32_t cp)
 {
-    /* U+11A7 is one before the first final consonant of Hangul, so it joins nothing. utf8proc
-     * drops it after a syllable without a final: a boundary keeps it out of such a stretch. */
+    /* U+11A7 is the code point before the first final consonant of Hangul; it joins nothing.
+     * utf8proc drops it after a syllable without a final consonant. As a boundary it never gets
+     * into such a stretch. */
     static const range safe[] = {
         {0x0000, 0x02FF}, {0x0400, 0x0482},   {0x05D0, 0x05EA}, {0x0620, 0x064A}, {0x0904, 0x0928},
         {0x0E01, 0x0E37}, {0x10A0, 0x10FF},   {0x11A7, 0x11A7}, {0x1E00, 0x1EFF}, {0x2010, 0x2027},
@@ -78,8 +80,8 @@ static int compare_keys(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Puts every run of marks into canonical order: by combining class, and inside one class as they
- * came. A key is class, place in the run (which makes the sort stable), code point. */
+/* Sorts every run of marks into canonical order: by combining class, and within a class in their
+ * original order. A key is class, index in the run (which makes the sort stable), code point. */
 static void order_marks(cn_nfc *w, size_t n)
 {
     for (size_t from = 0, to; from < n; from = to) {
@@ -101,7 +103,7 @@ static void order_marks(cn_nfc *w, size_t n)
 /* Decomposes, orders and composes one stretch and appends it to w->text. */
 static cn_status add_stretch(cn_nfc *w, const char *s, size_t n)
 {
-    enum { LONGEST_DECOMPOSITION = 8 }; /* 4 by the standard's stability policy */
+    enum { LONGEST_DECOMPOSITION = 8 }; /* the standard's stability policy allows 4 */
     size_t count = 0, len;
     for (size_t at = 0; at < n; at += len) {
         uint32_t cp;
@@ -124,9 +126,9 @@ static cn_status add_stretch(cn_nfc *w, const char *s, size_t n)
     return CN_OK;
 }
 
-/* Start of the first stretch that may change, at or after `at`: the last boundary before a
- * character that is none (a mark joins the letter before it, unless that is a younger mark). n when
- * there is none. */
+/* Returns the start of the first stretch that may change, at or after `at`; n if there is none.
+ * That is the last boundary before a character that is not a boundary, because a mark joins the
+ * letter before it. Only a younger mark joins nothing: the stretch then starts after it. */
 static size_t stretch_start(const char *s, size_t n, size_t at)
 {
     size_t start = at, len;
@@ -144,7 +146,7 @@ static size_t stretch_start(const char *s, size_t n, size_t at)
     return n;
 }
 
-/* End of a stretch: the first boundary after its first character. */
+/* Returns the end of a stretch: the first boundary after a character that is not a boundary. */
 static size_t stretch_end(const char *s, size_t n, size_t start)
 {
     size_t at = start, len;

@@ -14,7 +14,7 @@ struct cn_pretoken {
     pcre2_jit_stack *stack;
 };
 
-/* PCRE2 10.42 knows Unicode 14; the tokenizers package, Unicode 16. What came between: */
+/* PCRE2 10.42 has the data of Unicode 14; the tokenizers package has Unicode 16. The additions: */
 #define YOUNG_LETTERS                                                                      \
     "\\x{1C89}-\\x{1C8A}\\x{A7CB}-\\x{A7CD}\\x{A7DA}-\\x{A7DC}\\x{105C0}-\\x{105F3}"       \
     "\\x{10D4A}-\\x{10D65}\\x{10D6F}-\\x{10D85}\\x{10EC2}-\\x{10EC4}\\x{1123F}-\\x{11240}" \
@@ -31,8 +31,8 @@ struct cn_pretoken {
 #define LETTER_CLASS "\\p{L}" YOUNG_LETTERS
 #define NUMBER_CLASS "\\p{N}" YOUNG_NUMBERS
 
-/* PCRE2's own \s takes U+180E for a space and, without UCP, no other character above U+007F. The
- * models were trained with \s = the property White_Space, which this spells out. */
+/* PCRE2's own \s matches U+180E and, without UCP, no other character above U+007F. The models were
+ * trained with \s as the property White_Space, so this class lists it. */
 #define SPACE "\\t-\\r\\x{20}\\x{85}\\p{Z}"
 #define TAIL "|[" SPACE "]+(?![^" SPACE "])|[" SPACE "]+"
 #define CONTRACTIONS "'s|'t|'re|'ve|'m|'ll|'d"
@@ -41,7 +41,8 @@ struct cn_pretoken {
     "]+|[" NUMBER_CLASS "]"
 #define MODERN_TAIL "| ?[^" SPACE LETTER_CLASS NUMBER_CLASS "]+[\\r\\n]*|[" SPACE "]*[\\r\\n]+" TAIL
 
-/* `source` is the text in tokenizer.json (GPT-2's is inside ByteLevel), `pattern` ours. */
+/* `source` is the expression in tokenizer.json (GPT-2's is built into ByteLevel); `pattern` is the
+ * same rule for PCRE2. */
 static const struct {
     const char *source, *pattern;
 } rules[] = {
@@ -79,7 +80,7 @@ cn_status cn_pretoken_create(cn_pretoken **out, cn_split_rule rule)
     p->code =
         pcre2_compile((PCRE2_SPTR)rules[rule].pattern, PCRE2_ZERO_TERMINATED,
                       PCRE2_UTF | PCRE2_ANCHORED | PCRE2_NO_START_OPTIMIZE, &error, &where, NULL);
-    CN_ASSERT(p->code); /* constant patterns */
+    CN_ASSERT(p->code); /* the patterns are constants */
     p->jit = pcre2_jit_compile(p->code, PCRE2_JIT_COMPLETE) == 0;
     p->match = pcre2_match_data_create_from_pattern(p->code, NULL);
     p->context = pcre2_match_context_create(NULL);
@@ -89,8 +90,9 @@ cn_status cn_pretoken_create(cn_pretoken **out, cn_split_rule rule)
         return cn_fail(CN_ERR_MEMORY, "out of memory for the split rule");
     }
     if (p->jit) pcre2_jit_stack_assign(p->context, NULL, p->stack);
-    /* The patterns backtrack through one repetition at a time, so a long text needs many steps but
-     * no depth: the step limit, meant for hostile patterns, would only refuse long texts. */
+    /* The patterns backtrack one repetition at a time, so a long text needs many steps but no
+     * depth. The step limit protects against hostile patterns. These patterns are fixed, so it
+     * would only reject long texts. */
     pcre2_set_match_limit(p->context, UINT32_MAX);
     *out = p;
     return CN_OK;
@@ -115,7 +117,7 @@ cn_status cn_pretoken_next_pcre2(cn_pretoken *p, const char *text, size_t n, siz
             : pcre2_match(p->code, subject, n - at, 0, PCRE2_NO_UTF_CHECK, p->match, p->context);
     size_t len = got > 0 ? pcre2_get_ovector_pointer(p->match)[1] : 0;
     if (len == 0) {
-        char why[128] = "it matched nothing";
+        char why[128] = "no match";
         if (got <= 0) pcre2_get_error_message(got, (PCRE2_UCHAR *)why, sizeof why);
         return cn_fail(CN_ERR_ARG, "splitting a text at byte %zu of %zu failed: %s", at, n, why);
     }
@@ -123,7 +125,7 @@ cn_status cn_pretoken_next_pcre2(cn_pretoken *p, const char *text, size_t n, siz
     return CN_OK;
 }
 
-/* ---- words that ASCII decides ---- */
+/* ---- words whose end depends on ASCII alone ---- */
 
 enum { LETTER = 1, DIGIT = 2, BLANK = 4, NEWLINE = 8, OTHER = 16, HIGH = 32 };
 #define L LETTER
@@ -143,7 +145,7 @@ static const unsigned char classes[128] = {
 #undef N
 #undef O
 
-/* Class of text[i]; 0, which is in no class, at the end of the text. */
+/* Class of text[i]; at the end of the text 0, which is in no class. */
 static inline unsigned class_at(const char *text, size_t n, size_t i)
 {
     if (i >= n) return 0;
@@ -151,15 +153,16 @@ static inline unsigned class_at(const char *text, size_t n, size_t i)
     return c < 128 ? classes[c] : HIGH;
 }
 
-/* First place at or after i whose class is not in `mask`. */
+/* Returns the first index at or after i whose class is not in `mask`. */
 static inline size_t run_end(const char *text, size_t n, size_t i, unsigned mask)
 {
     while (class_at(text, n, i) & mask) i++;
     return i;
 }
 
-/* Length of the contraction at text[at] == '\'', 0 if there is none. The long s (U+017F), equal to
- * s where case is ignored, is not ASCII and not seen here. */
+/* Length of the contraction at text[at] == '\''; 0 if there is none. It does not see the long s
+ * (U+017F), which equals s if case is ignored: that is not ASCII, and the caller leaves it to
+ * PCRE2. */
 static size_t contraction_len(const char *text, size_t n, size_t at, bool any_case)
 {
     char a = at + 1 < n ? text[at + 1] : '\0', b = at + 2 < n ? text[at + 2] : '\0';
@@ -170,8 +173,9 @@ static size_t contraction_len(const char *text, size_t n, size_t at, bool any_ca
     return two ? 3 : 0;
 }
 
-/* End of the run of spaces at `at`; 0 if not ASCII alone decides. A run before a newline ends after
- * the run's last newline (not GPT-2); otherwise its last space belongs to the word that follows. */
+/* Returns the end of the word that starts with the white space at `at`; 0 if a byte above 0x7F may
+ * change it. A run with a newline ends after its last newline (not GPT-2). Else the last blank of
+ * the run belongs to the next word. */
 static size_t space_end(const char *text, size_t n, size_t at, bool newline_ends)
 {
     size_t end = run_end(text, n, at, BLANK);
@@ -181,7 +185,7 @@ static size_t space_end(const char *text, size_t n, size_t at, bool newline_ends
     return end == n || end == at + 1 ? end : end - 1;
 }
 
-/* GPT-2's rule at `at`; 0 if not ASCII alone decides. */
+/* Returns the end of the word at `at` by GPT-2's rule; 0 if a byte above 0x7F may change it. */
 static size_t gpt2_ascii_end(const char *text, size_t n, size_t at)
 {
     if (text[at] == '\'') {
@@ -196,8 +200,8 @@ static size_t gpt2_ascii_end(const char *text, size_t n, size_t at)
     return class_at(text, n, end) == HIGH ? 0 : end;
 }
 
-/* Qwen2's and Llama 3's rule at `at`, which differ in how many digits make a word; 0 if not ASCII
- * alone decides. */
+/* Returns the end of the word at `at` by the rule of Qwen2 and Llama 3; 0 if a byte above 0x7F may
+ * change it. The two differ only in max_digits, the most digits in a word. */
 static size_t modern_ascii_end(const char *text, size_t n, size_t at, size_t max_digits)
 {
     unsigned here = class_at(text, n, at), next = class_at(text, n, at + 1);

@@ -7,7 +7,7 @@ static cn_status copy_tokens(uint32_t vocab, const cn_request_params *p, cn_toke
 {
     for (size_t i = 0; i < p->n_tokens; i++)
         if (p->tokens[i] >= vocab)
-            return cn_fail(CN_ERR_ARG, "prompt token %zu is %u: the vocabulary has %u", i,
+            return cn_fail(CN_ERR_ARG, "prompt token %zu is %u: expected an id below %u", i,
                            p->tokens[i], vocab);
     return cn_tokens_add(out, p->tokens, p->n_tokens);
 }
@@ -37,8 +37,8 @@ cn_status cn_prompt_tokens(cn_tokenizer *tokenizer, const cn_chat_template *chat
     for (size_t i = 0; i < out->len; i++)
         if (out->ids[i] >= vocab)
             return cn_fail(CN_ERR_ARG,
-                           "the tokenizer gave id %u, the model's vocabulary has %u: "
-                           "tokenizer.json and config.json do not belong together",
+                           "the tokenizer gave id %u, but the model's vocabulary has %u: "
+                           "tokenizer.json and config.json must be of the same model",
                            out->ids[i], vocab);
     return CN_OK;
 }

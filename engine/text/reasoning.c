@@ -1,8 +1,8 @@
 /* reasoning.c - tracks <think> and </think>. See reasoning.h. */
 #include "engine/text/reasoning.h"
 
-/* A closed tag is the template's own only this near the end of the prompt ("</think>\n\n");
- * farther up it belongs to an earlier turn. */
+/* A </think> is the template's own only among this many last tokens of the prompt ("</think>\n\n").
+ * Before them it belongs to an earlier turn. */
 enum { PROMPT_TAIL_TOKENS = 8 };
 
 static int64_t tag_id(const cn_tokenizer *t, const char *tag)
@@ -70,7 +70,7 @@ cn_reasoning_part cn_reasoning_push(cn_reasoning *r, uint32_t token)
         r->phase = CN_REASONING_AFTER;
         return CN_REASONING_CLOSE;
     }
-    /* A model that writes the tag its prompt, or the parser, already counts as open. */
+    /* The model repeats the opening tag that the prompt or the parser already counted. */
     if (open && r->n_tokens == 0) return CN_REASONING_OPEN;
     r->n_tokens++;
     return CN_REASONING_TEXT;

@@ -3,30 +3,31 @@
  *
  *   BEFORE --- <think> ---> INSIDE --- </think> ---> AFTER
  *
- * Both tags are tokens of the vocabulary and are told by id; the same letters spelt out in other
- * tokens are text. A sample starts INSIDE when its prompt ends in an open <think>, or when the
- * parser is deepseek_r1; AFTER when the prompt ends in a closed one, as templates write it to turn
- * thinking off. Tags that no arrow consumes are text: a </think> nobody opened, a second <think>.
+ * Both tags are tokens of the vocabulary and are recognised by id. The same letters in other tokens
+ * are text. A sample starts INSIDE if the last tag of its prompt is <think>. It starts AFTER if the
+ * prompt ends in </think>, which templates write to turn thinking off. Else it starts INSIDE if the
+ * parser is deepseek_r1. A tag without an arrow is text: </think> in BEFORE, or a second <think>.
  *
- * Budget: when `budget` tokens between the tags are spent, the next token is made to be </think>
- * and the model goes on to its answer. In a vocabulary without </think> all output counts as
- * reasoning, and a spent budget ends the sample. */
+ * Budget: after `budget` tokens between the tags, the next token is forced to </think>, and the
+ * model continues with its answer. If the vocabulary has no </think>, all output counts as
+ * reasoning, and the sample ends when its budget is used up. */
 #ifndef CN_REASONING_H
 #define CN_REASONING_H
 
 #include "engine/options/options.h"
 #include "engine/text/tokenizer.h"
 
-/* How the model marks its reasoning, and whether its text is set apart. One per engine. */
+/* How the model marks its reasoning, and whether reasoning is returned separately. One per
+ * engine. */
 typedef struct cn_output_reasoning {
-    bool split;       /* reasoning text leaves as reasoning, without tags; else all is content */
-    bool from_start;  /* output begins as reasoning, opening tag or not */
+    bool split;       /* true: reasoning is returned as such, without tags; false: as content */
+    bool from_start;  /* output begins as reasoning, with or without an opening tag */
     int64_t open_id;  /* <think>, or -1 */
     int64_t close_id; /* </think>, or -1 */
 } cn_output_reasoning;
 
-/* Looks the tags up. `auto` splits when the vocabulary has both. CN_ERR_ARG when a parser is named
- * whose tags the vocabulary lacks. */
+/* Looks up the tags. `auto` splits if the vocabulary has both. CN_ERR_ARG if the vocabulary lacks
+ * the tags of the named parser. */
 cn_status cn_output_reasoning_choose(const cn_tokenizer *t, cn_opt_reasoning_parser parser,
                                      cn_output_reasoning *out);
 
@@ -47,20 +48,21 @@ typedef struct cn_reasoning {
 void cn_reasoning_init(cn_reasoning *r, const cn_output_reasoning *rules, int32_t budget,
                        const uint32_t *prompt, uint32_t n_prompt);
 
-/* What a token is. */
+/* The kind of a token. */
 typedef enum cn_reasoning_part {
-    CN_REASONING_TEXT, /* of the phase the reasoning is in */
-    CN_REASONING_OPEN, /* the tag that began it */
-    CN_REASONING_CLOSE /* the tag that ended it */
+    CN_REASONING_TEXT, /* text of the current phase */
+    CN_REASONING_OPEN, /* the tag that begins the reasoning */
+    CN_REASONING_CLOSE /* the tag that ends the reasoning */
 } cn_reasoning_part;
 
-/* Takes in one output token. */
+/* Adds one output token and returns its kind. */
 cn_reasoning_part cn_reasoning_push(cn_reasoning *r, uint32_t token);
 
-/* The token that must come after n_pending more, all of them reasoning, or -1. */
+/* The token that must follow after n_pending more tokens, all of them reasoning; -1 if any token
+ * may follow. */
 int32_t cn_reasoning_force(const cn_reasoning *r, uint32_t n_pending);
 
-/* Whether the budget is spent and there is no tag to end the reasoning with. */
+/* True if the budget is used up and the vocabulary has no tag that ends the reasoning. */
 bool cn_reasoning_exhausted(const cn_reasoning *r);
 
 #endif

@@ -1,11 +1,12 @@
 /* stop.c - end of a sample. See stop.h.
  *
- * Stop strings: one Knuth-Morris-Pratt automaton each, fed byte by byte; its state is how much of
- * the string the text ends with, which is also what must be held back.
+ * Stop strings: each has a Knuth-Morris-Pratt automaton that is fed byte by byte. Its state is how
+ * many bytes of the string's beginning are at the end of the text. These bytes must be held back.
  *
- * Repetition: run[p] counts how many last tokens each equal the token p before them. The last
- * p * count tokens are one pattern of p tokens `count` times over iff run[p] >= p * (count - 1).
- * One pass over the pattern sizes per token, whatever the length of the output. */
+ * Repetition: run[p] counts how many of the last tokens each equal the token p positions before.
+ * The last p * count tokens are one pattern of p tokens repeated `count` times if and only if
+ * run[p] >= p * (count - 1). Each token takes one pass over the pattern sizes; the length of the
+ * output does not matter. */
 #include "engine/text/stop.h"
 
 #include <string.h>
@@ -119,7 +120,7 @@ static bool contains(const uint32_t *ids, uint32_t n, uint32_t id)
     return false;
 }
 
-/* Takes in token number n_output (from 0); true when the output now ends in a repetition. */
+/* Records token number n_output (from 0); true if the output now ends in a repetition. */
 static bool repeats(cn_stop *s, uint32_t token)
 {
     bool found = false;
@@ -159,7 +160,7 @@ bool cn_stop_bans_apply(const cn_stop *s, uint32_t n_pending)
 
 /* ---- text ---- */
 
-/* True when byte `c` completes the string. */
+/* Feeds byte `c`; true if it completes the string. */
 static bool advance(stop_string *s, char c)
 {
     uint32_t matched = s->matched;

@@ -39,7 +39,7 @@ static cn_status load_tokenizer(cn_tokenizer **out, const char *path)
     cn_buf text = {0};
     if (access(path, F_OK) != 0)
         return cn_fail(CN_ERR_MODEL,
-                       "%s: %s; transformers writes it: "
+                       "%s: %s; create it with transformers: "
                        "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
                        path, strerror(errno));
     cn_status status = cn_json_read_file(&text, path, MAX_FILE_BYTES);
@@ -48,7 +48,7 @@ static cn_status load_tokenizer(cn_tokenizer **out, const char *path)
     return status;
 }
 
-/* No such file is no error: then the post-processor stands. */
+/* A missing file is not an error: the post-processor then decides. */
 static cn_status load_config(cn_tokenizer *t, const char *path)
 {
     json_t *root;
@@ -109,7 +109,7 @@ bool cn_tokenizer_id(const cn_tokenizer *t, const char *content, uint32_t *id)
     return t && cn_vocab_find(&t->vocab, content, strlen(content), id);
 }
 
-/* Text without added tokens. */
+/* Encodes text that contains no added token. */
 static cn_status encode_words(cn_tokenizer *t, const char *text, size_t n, cn_tokens *out)
 {
     for (size_t at = 0, end; at < n; at = end) {
@@ -119,7 +119,7 @@ static cn_status encode_words(cn_tokenizer *t, const char *text, size_t n, cn_to
     return CN_OK;
 }
 
-/* Raw text between the added tokens that match raw text. */
+/* Encodes the text between two added tokens that match raw text. */
 static cn_status encode_piece(cn_tokenizer *t, const char *text, size_t n, cn_tokens *out)
 {
     if (t->nfc) CN_TRY(cn_nfc_apply(&t->nfc_scratch, text, n, &text, &n));
@@ -157,11 +157,11 @@ cn_status cn_tokenizer_encode(cn_tokenizer *t, const char *text, size_t n_bytes,
                               cn_tokens *out)
 {
     if (!t)
-        return cn_fail(CN_ERR_ARG, "there is no tokenizer.json: give token ids instead of text, or "
-                                   "name a directory that has one by --tokenizer");
-    const size_t max_bytes = (size_t)1 << 28; /* mending and NFC triple it at most */
+        return cn_fail(CN_ERR_ARG, "there is no tokenizer.json: send token ids instead of text, or "
+                                   "set --tokenizer to a directory that has one");
+    const size_t max_bytes = (size_t)1 << 28; /* UTF-8 repair and NFC triple it at most */
     if (n_bytes > max_bytes)
-        return cn_fail(CN_ERR_ARG, "a text of %zu bytes is too long to encode (at most %zu)",
+        return cn_fail(CN_ERR_ARG, "text of %zu bytes exceeds the tokenizer's limit of %zu bytes",
                        n_bytes, max_bytes);
     size_t before = out->len;
     cn_status status = CN_OK;

@@ -1,7 +1,7 @@
 /* tokenizer_json.c - tokenizer.json to a cn_tokenizer. See tokenizer_json.h.
  *
- * Every object is checked against the list of fields known here, so that a field which would change
- * the result is refused by its name. */
+ * Every object is checked against a list of known fields. An unknown field could change the result,
+ * so it is rejected by name. */
 #include "engine/text/tokenizer_json.h"
 
 #include <string.h>
@@ -11,15 +11,15 @@
 
 /* ---- reading JSON with names in the errors ---- */
 
-/* Text and values of a hostile file, made fit for a message. */
+/* Text and values of an untrusted file, made safe to print in a message. */
 enum { SHOWN_BYTES = 80 };
 #define PRINTABLE(text) cn_json_printable(text, (char[SHOWN_BYTES]){0}, SHOWN_BYTES)
 #define SHOWN(value) cn_json_describe(value, (char[SHOWN_BYTES]){0}, SHOWN_BYTES)
 
-/* Refuses any key of `object` that is not in the NULL-terminated list. */
+/* Rejects any key of `object` that is not in the NULL-terminated list. */
 static cn_status check_keys(const json_t *object, const char *what, const char *const *known)
 {
-    if (!json_is_object(object)) return cn_fail(CN_ERR_MODEL, "%s is not an object", what);
+    if (!json_is_object(object)) return cn_fail(CN_ERR_MODEL, "%s: expected an object", what);
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)object, key, value)
@@ -37,7 +37,7 @@ static cn_status read_bool(const json_t *object, const char *what, const char *k
     const json_t *value = json_object_get(object, key);
     *out = json_is_true(value);
     if (!json_is_boolean(value))
-        return cn_fail(CN_ERR_MODEL, "%s: \"%s\" is not true or false", what, key);
+        return cn_fail(CN_ERR_MODEL, "%s: \"%s\": expected true or false", what, key);
     return CN_OK;
 }
 
@@ -69,7 +69,7 @@ static cn_status check_model(const json_t *model)
                       KEYS("type", "dropout", "unk_token", "continuing_subword_prefix",
                            "end_of_word_suffix", "fuse_unk", "byte_fallback", "ignore_merges",
                            "vocab", "merges")));
-    /* Files older than the field are BPE if they have merges. */
+    /* Files written before this field existed are BPE if they have merges. */
     const char *type = json_object_get(model, "type") ? type_of(model) : "BPE";
     if (strcmp(type, "BPE") != 0)
         return cn_fail(CN_ERR_MODEL, "model type \"%s\" is not supported (only BPE)",
@@ -82,9 +82,9 @@ static cn_status check_model(const json_t *model)
     if (!is_empty_text(member(model, "end_of_word_suffix")))
         return cn_fail(CN_ERR_MODEL, "model: \"end_of_word_suffix\" is not supported");
     if (!json_is_object(json_object_get(model, "vocab")))
-        return cn_fail(CN_ERR_MODEL, "model: \"vocab\" is not an object");
+        return cn_fail(CN_ERR_MODEL, "model: \"vocab\": expected an object");
     if (!json_is_array(json_object_get(model, "merges")))
-        return cn_fail(CN_ERR_MODEL, "model: \"merges\" is not an array");
+        return cn_fail(CN_ERR_MODEL, "model: \"merges\": expected an array");
     return CN_OK;
 }
 
@@ -96,15 +96,16 @@ static cn_status read_vocab(cn_tokenizer *t, const json_t *vocab)
     {
         int64_t value;
         if (!cn_json_as_i64(id, 0, CN_VOCAB_MAX_ID, &value))
-            return cn_fail(CN_ERR_MODEL, "vocab: the id of '%s' is %s, not between 0 and %d",
+            return cn_fail(CN_ERR_MODEL, "vocab: the id of '%s' is %s: expected 0 to %d",
                            PRINTABLE(content), SHOWN(id), CN_VOCAB_MAX_ID);
         CN_TRY(cn_vocab_add(&t->vocab, content, strlen(content), (uint32_t)value));
     }
     return CN_OK;
 }
 
-/* unk_token, fuse_unk and byte_fallback say what to do with a byte that has no token. With a token
- * for every byte that UTF-8 can contain they mean nothing, and without one text would get lost. */
+/* unk_token, fuse_unk and byte_fallback define what happens to a byte without a token. They have no
+ * effect if every byte that UTF-8 can contain has a token. Otherwise text could be lost, so the
+ * file is rejected. */
 static cn_status read_byte_ids(const cn_tokenizer *t, uint32_t byte_ids[256])
 {
     for (unsigned byte = 0; byte < 256; byte++) {
@@ -113,7 +114,8 @@ static cn_status read_byte_ids(const cn_tokenizer *t, uint32_t byte_ids[256])
         if (cn_vocab_find(&t->vocab, utf8, n, &byte_ids[byte])) continue;
         byte_ids[byte] = CN_BPE_NO_TOKEN;
         if (byte < 0xC0 || (byte > 0xC1 && byte < 0xF5))
-            return cn_fail(CN_ERR_MODEL, "vocab: no token for byte 0x%02X: not byte-level", byte);
+            return cn_fail(CN_ERR_MODEL,
+                           "vocab: no token for byte 0x%02X: only byte-level is supported", byte);
     }
     return CN_OK;
 }
@@ -148,7 +150,7 @@ static cn_status read_merge(cn_tokenizer *t, const json_t *merge, size_t index, 
     size_t n_a, n_b;
     uint32_t left, right, result;
     if (!split_merge(merge, &a, &n_a, &b, &n_b))
-        return cn_fail(CN_ERR_MODEL, "merges[%zu] is neither \"a b\" nor [\"a\", \"b\"]", index);
+        return cn_fail(CN_ERR_MODEL, "merges[%zu]: expected \"a b\" or [\"a\", \"b\"]", index);
     cn_buf_clear(joined);
     CN_TRY(cn_buf_add(joined, a, n_a));
     CN_TRY(cn_buf_add(joined, b, n_b));
@@ -217,7 +219,7 @@ static cn_status read_normalizer(cn_tokenizer *t, const json_t *normalizer)
     return CN_OK;
 }
 
-/* A ByteLevel pre-tokenizer. *use_regex: it cuts words itself, by GPT-2's rule. */
+/* Reads a ByteLevel pre-tokenizer. *use_regex: it cuts words itself, by GPT-2's rule. */
 static cn_status read_byte_level(const json_t *step, bool *use_regex)
 {
     CN_TRY(check_keys(step, "pre_tokenizer ByteLevel",
@@ -249,7 +251,7 @@ static cn_status read_split(const json_t *step, cn_split_rule *rule)
     if (!regex || !cn_split_rule_of_regex(regex, rule))
         return cn_fail(
             CN_ERR_MODEL,
-            "pre_tokenizer Split: the pattern is not that of Qwen2, Llama 3 or GPT-2: %s",
+            "pre_tokenizer Split: expected the pattern of Qwen2, Llama 3 or GPT-2, got %s",
             cn_json_printable(regex ? regex : "no \"Regex\"", shown, sizeof shown));
     return CN_OK;
 }
@@ -278,13 +280,13 @@ static cn_status read_pre_tokenizer(cn_tokenizer *t, const json_t *step)
         CN_TRY(read_byte_level(json_array_get(list, 1), &use_regex));
         if (use_regex)
             return cn_fail(CN_ERR_MODEL,
-                           "pre_tokenizer ByteLevel: \"use_regex\": true behind a Split is not "
+                           "pre_tokenizer ByteLevel: \"use_regex\": true after a Split is not "
                            "supported");
     } else {
         return cn_fail(CN_ERR_MODEL,
                        "pre_tokenizer \"%s\"%s is not supported (only ByteLevel, or Split then "
                        "ByteLevel)",
-                       PRINTABLE(type), list ? " of these steps" : "");
+                       PRINTABLE(type), list ? " with these steps" : "");
     }
     return cn_pretoken_create(&t->pretoken, rule);
 }
@@ -298,7 +300,7 @@ static cn_status check_decoder(const json_t *decoder)
 
 /* ---- added tokens ---- */
 
-/* Records what the token matches, at *end of added_text, and moves *end. */
+/* Stores the text that the token matches at *end, inside added_text, and moves *end. */
 static cn_status place_added_token(cn_tokenizer *t, const json_t *entry, uint32_t id, char **end)
 {
     static const char what[] = "added token";
@@ -313,7 +315,7 @@ static cn_status place_added_token(cn_tokenizer *t, const json_t *entry, uint32_
     token.n = n;
     if (normalized && t->nfc) {
         CN_TRY(cn_nfc_apply(&t->nfc_scratch, content, n, &text, &token.n));
-        /* What it matches is also what it decodes to. */
+        /* The token decodes to the text that it matches. */
         if (text != content) CN_TRY(cn_vocab_set_bytes(&t->vocab, id, text, token.n));
     }
     memcpy(*end, text, token.n);
@@ -321,9 +323,10 @@ static cn_status place_added_token(cn_tokenizer *t, const json_t *entry, uint32_
     return cn_added_set_add(normalized ? &t->normalized : &t->raw, &token);
 }
 
-/* The tokenizers package does not believe the ids of added tokens: one whose content the model
- * knows takes that id, the others are counted up from the size of the model's vocabulary. A file
- * that says otherwise would be read differently there, so it is refused. */
+/* The tokenizers package ignores the ids of added tokens. If the model's vocabulary has the content
+ * of an added token, the token takes that id. The others take the next ids after the model's
+ * vocabulary. A file with other ids is rejected, because the tokenizers package would read it
+ * differently. */
 static cn_status read_added_token(cn_tokenizer *t, const json_t *entry, uint32_t *next_id,
                                   char **end)
 {
@@ -333,17 +336,18 @@ static cn_status read_added_token(cn_tokenizer *t, const json_t *entry, uint32_t
     const json_t *content = json_object_get(entry, "content");
     const json_t *id = json_object_get(entry, "id");
     int64_t given;
-    if (!json_is_string(content)) return cn_fail(CN_ERR_MODEL, "an added token has no content");
+    if (!json_is_string(content))
+        return cn_fail(CN_ERR_MODEL, "added token: \"content\": expected a string");
     size_t n = json_string_length(content);
     const char *text = json_string_value(content);
-    if (n == 0) return CN_OK; /* as the tokenizers package does */
+    if (n == 0) return CN_OK; /* the tokenizers package ignores it, too */
     bool special;
     CN_TRY(read_bool(entry, "added token", "special", &special));
     uint32_t expected;
     bool known = cn_vocab_find(&t->vocab, text, n, &expected);
     if (!known) expected = *next_id;
     if (!cn_json_as_i64(id, expected, expected, &given))
-        return cn_fail(CN_ERR_MODEL, "added token '%s' has id %s, but its place is %u",
+        return cn_fail(CN_ERR_MODEL, "added token '%s' has id %s, expected %u",
                        PRINTABLE(text), SHOWN(id), expected);
     if (!known) {
         CN_TRY(cn_vocab_add(&t->vocab, text, n, expected));
@@ -355,9 +359,9 @@ static cn_status read_added_token(cn_tokenizer *t, const json_t *entry, uint32_t
 
 static cn_status read_added_tokens(cn_tokenizer *t, const json_t *list)
 {
-    enum { NFC_GROWTH = 3 }; /* bytes, at most, by the standard's stability policy */
+    enum { NFC_GROWTH = 3 }; /* output bytes per input byte, by the standard's stability policy */
     if (!json_is_array(list) && !json_is_null(list))
-        return cn_fail(CN_ERR_MODEL, "\"added_tokens\" is not an array");
+        return cn_fail(CN_ERR_MODEL, "\"added_tokens\": expected an array");
     size_t bytes = 0;
     for (size_t i = 0; i < json_array_size(list); i++)
         bytes += json_string_length(json_object_get(json_array_get(list, i), "content"));
@@ -412,18 +416,19 @@ static cn_status read_template(cn_tokenizer *t, const json_t *processor)
         } else if (name && strcmp(name, "A") == 0) {
             texts++;
         } else {
-            return cn_fail(CN_ERR_MODEL, "%s: single[%zu] is not known", what, i);
+            return cn_fail(CN_ERR_MODEL, "%s: single[%zu] is unknown", what, i);
         }
     }
     if (texts != 1)
-        return cn_fail(CN_ERR_MODEL, "%s: \"single\" has the text %zu times", what, texts);
+        return cn_fail(CN_ERR_MODEL, "%s: \"single\" has the text %zu times, expected once",
+                       what, texts);
     return CN_OK;
 }
 
 static cn_status read_post_processor(cn_tokenizer *t, const json_t *processor, bool nested)
 {
     const char *type = type_of(processor);
-    /* ByteLevel only moves offsets, which nobody asks for here. */
+    /* ByteLevel changes only offsets, which cinch does not use. */
     if (json_is_null(processor) || strcmp(type, "ByteLevel") == 0) return CN_OK;
     if (strcmp(type, "TemplateProcessing") == 0) return read_template(t, processor);
     const json_t *list = json_object_get(processor, "processors");
@@ -447,7 +452,7 @@ cn_status cn_tokenizer_from_json(cn_tokenizer *t, const json_t *root)
                            "pre_tokenizer", "post_processor", "decoder", "model")));
     const json_t *version = member(root, "version");
     if (!json_is_string(version) || strcmp(json_string_value(version), "1.0") != 0)
-        return cn_fail(CN_ERR_MODEL, "version %s is not \"1.0\"", SHOWN(version));
+        return cn_fail(CN_ERR_MODEL, "version: expected \"1.0\", got %s", SHOWN(version));
     CN_TRY(read_model(t, json_object_get(root, "model")));
     CN_TRY(read_normalizer(t, member(root, "normalizer")));
     CN_TRY(read_pre_tokenizer(t, member(root, "pre_tokenizer")));
@@ -456,7 +461,8 @@ cn_status cn_tokenizer_from_json(cn_tokenizer *t, const json_t *root)
     return read_post_processor(t, member(root, "post_processor"), false);
 }
 
-/* Sets `list` to the token that the config names under token_key, if `flag_key` is true. */
+/* Sets `list` to the token that the config has under token_key if `flag_key` is true, else empties
+ * it. */
 static cn_status apply_flag(cn_tokenizer *t, const json_t *config, const char *flag_key,
                             const char *token_key, cn_tokens *list)
 {
@@ -464,7 +470,7 @@ static cn_status apply_flag(cn_tokenizer *t, const json_t *config, const char *f
     if (!json_is_true(json_object_get(config, flag_key))) return CN_OK;
     const json_t *token = json_object_get(config, token_key);
     if (json_is_object(token)) token = json_object_get(token, "content");
-    if (!json_is_string(token)) return CN_OK; /* transformers drops the flag, too */
+    if (!json_is_string(token)) return CN_OK; /* transformers ignores the flag, too */
     uint32_t id;
     if (!cn_vocab_find(&t->vocab, json_string_value(token), json_string_length(token), &id))
         return cn_fail(CN_ERR_MODEL, "%s %s is not in the vocabulary", token_key, SHOWN(token));

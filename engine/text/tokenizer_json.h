@@ -1,5 +1,5 @@
-/* tokenizer_json.h - tokenizer.json to a cn_tokenizer. Private to the tokenizer: tokenizer.c owns
- * the life of the struct, tokenizer_json.c fills it. Thread: the one that loads. */
+/* tokenizer_json.h - tokenizer.json to a cn_tokenizer. Private to the tokenizer: tokenizer.c
+ * creates and frees the struct, tokenizer_json.c fills it. Thread: the one that loads. */
 #ifndef CN_TOKENIZER_JSON_H
 #define CN_TOKENIZER_JSON_H
 
@@ -16,13 +16,13 @@ struct cn_tokenizer {
     cn_vocab vocab;
     cn_bpe *bpe;
     cn_pretoken *pretoken;
-    cn_added_set raw;        /* added tokens that match text as it came */
+    cn_added_set raw;        /* added tokens that match text before normalization */
     cn_added_set normalized; /* added tokens that match normalized text */
-    char *added_text;        /* what they match, all behind one another */
+    char *added_text;        /* the texts that they match, concatenated */
     bool nfc;
-    cn_tokens prefix, suffix; /* of the post-processor */
+    cn_tokens prefix, suffix; /* what the post-processor adds */
     cn_nfc nfc_scratch;
-    cn_buf lossy; /* scratch: a damaged text, mended */
+    cn_buf lossy; /* scratch: a text with invalid UTF-8 replaced */
 };
 
 /* Fills a zeroed tokenizer from the parsed file; on failure the caller frees it. */

@@ -1,10 +1,10 @@
-/* tokens.h - a growable list of token ids. A leaf beside base.h; no shared state. */
+/* tokens.h - a growable list of token ids. Depends on base.h alone; no shared state. */
 #ifndef CN_TOKENS_H
 #define CN_TOKENS_H
 
 #include "engine/base.h"
 
-/* Zero-initialise; free with cn_tokens_free. Clear by len = 0. */
+/* Zero-initialise; free with cn_tokens_free. To clear, set len to 0. */
 typedef struct cn_tokens {
     uint32_t *ids;
     size_t len, cap;

@@ -7,7 +7,8 @@
 
 enum { FREE_SLOT = 0xFFFFFFFF };
 
-/* GPT-2 keeps the printable bytes as they are and shifts the 68 others, in order, to U+0100... */
+/* GPT-2's alphabet keeps the printable bytes and shifts the 68 others, in order, to U+0100 and
+ * up. */
 static bool is_printable(uint32_t byte)
 {
     return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xFF && byte != 0xAD);
@@ -20,7 +21,7 @@ uint32_t cn_vocab_byte_char(unsigned char byte)
     return byte == 0xAD ? 0x143u : 0x100u + 33 + (byte - 0x7Fu);
 }
 
-/* The byte a character stands for, or -1. */
+/* The byte of a character of GPT-2's alphabet, or -1. */
 static int char_byte(uint32_t cp)
 {
     if (cp < 0x100) return is_printable(cp) ? (int)cp : -1;
@@ -30,7 +31,7 @@ static int char_byte(uint32_t cp)
     return shifted < 67 ? (int)(shifted - 33 + 0x7F) : -1;
 }
 
-/* The slot of the content, or the free slot where it would go. */
+/* Returns the slot of the content, or the free slot where it belongs. */
 static uint32_t *find_slot(const cn_vocab *v, const char *content, size_t n)
 {
     for (size_t i = cn_hash64(0, content, n);; i++) {
@@ -96,7 +97,7 @@ cn_status cn_vocab_set_bytes(cn_vocab *v, uint32_t id, const char *content, size
 cn_status cn_vocab_add(cn_vocab *v, const char *content, size_t n, uint32_t id)
 {
     if (id > CN_VOCAB_MAX_ID || n > UINT32_MAX)
-        return cn_fail(CN_ERR_MODEL, "token id %u is above %d", id, CN_VOCAB_MAX_ID);
+        return cn_fail(CN_ERR_MODEL, "token id %u exceeds the maximum of %d", id, CN_VOCAB_MAX_ID);
     if (2 * ((size_t)v->count + 1) > v->table_size) CN_TRY(grow_table(v));
     uint32_t *slot = find_slot(v, content, n);
     if (*slot != FREE_SLOT)

@@ -3,18 +3,18 @@
  *
  * A token has two forms. Its content is the string in tokenizer.json, where byte-level BPE writes
  * every byte as one printable character (GPT-2's alphabet: 'Ġ' is a space). Its bytes are what it
- * stands for in text. */
+ * decodes to. */
 #ifndef CN_VOCAB_H
 #define CN_VOCAB_H
 
 #include "engine/base.h"
 
-enum { CN_VOCAB_MAX_ID = (1 << 22) - 1 }; /* far above any vocabulary, and still affordable */
+enum { CN_VOCAB_MAX_ID = (1 << 22) - 1 }; /* above any known vocabulary, small enough to allocate */
 
 typedef struct cn_vocab_entry {
     size_t content, bytes; /* offsets into text */
     uint32_t n_content, n_bytes;
-    bool present, special, byte_level; /* byte_level: content is wholly of the byte alphabet */
+    bool present, special, byte_level; /* byte_level: content has only byte characters */
 } cn_vocab_entry;
 
 /* Zero-initialise; free with cn_vocab_free. */
@@ -27,8 +27,8 @@ typedef struct cn_vocab {
     size_t table_size;
 } cn_vocab;
 
-/* Adds a token. CN_ERR_MODEL when the id or the content is taken, or the id is too large. Strings
- * handed out earlier move. */
+/* Adds a token. CN_ERR_MODEL if the id or the content is already in use, or the id is too large.
+ * Invalidates pointers to strings returned before. */
 cn_status cn_vocab_add(cn_vocab *v, const char *content, size_t n, uint32_t id);
 void cn_vocab_free(cn_vocab *v);
 
@@ -40,10 +40,10 @@ static inline const char *cn_vocab_bytes(const cn_vocab *v, const cn_vocab_entry
     return v->text.data + e->bytes;
 }
 
-/* Replaces the bytes of a token by those that `content` stands for. */
+/* Replaces the bytes of a token by those that `content` decodes to. */
 cn_status cn_vocab_set_bytes(cn_vocab *v, uint32_t id, const char *content, size_t n);
 
-/* The character of GPT-2's alphabet that stands for a byte. */
+/* The character of GPT-2's alphabet for a byte. */
 uint32_t cn_vocab_byte_char(unsigned char byte);
 
 #endif

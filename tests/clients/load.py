@@ -1,18 +1,19 @@
-"""Many clients at once, over sockets of their own, from another process than the server.
+"""Many clients at once, each with its own sockets, in another process than the server.
 
-    load.py make COUNT TOKENS REQUESTS.jsonl     write a batch file of seeded completions
+    load.py make COUNT TOKENS REQUESTS.jsonl
+        writes a batch file of seeded completions
     load.py streams URL REQUESTS.jsonl OUTPUT.jsonl
-        send every line at once, each as a stream on a connection of its own; all must arrive whole
-        and say what OUTPUT.jsonl, the answers of `cinch run-batch`, says
+        sends every line at once, each as a stream over its own connection; each stream must be
+        complete and equal its answer in OUTPUT.jsonl, the output of `cinch run-batch`
     load.py steady URL COUNT CLIENTS GROWTH_KIB
-        COUNT short requests from CLIENTS connections, streamed or not, some broken off; the
-        server's memory may grow by GROWTH_KIB after the first tenth
+        sends COUNT short requests over CLIENTS connections, some streamed, some disconnected before
+        the answer; the server's memory may grow by GROWTH_KIB after the first tenth
     load.py rude URL PER_KIND
-        PER_KIND connections that send a header byte by byte, PER_KIND that send nothing and
-        PER_KIND that take nothing of a stream, while a well-behaved client asks on: it is answered
-        each time, at the first try
+        opens PER_KIND connections that send a header byte by byte, PER_KIND that send nothing and
+        PER_KIND that read nothing of a stream; a normal client sends requests at the same time, and
+        each must be answered at the first try
 
-Only the standard library: an HTTP client package would measure itself at a thousand streams.
+Uses only the standard library: with a thousand streams, an HTTP package would measure itself.
 """
 import asyncio
 import json
@@ -35,7 +36,7 @@ def make(count, tokens, path):
                                 "body": body}) + "\n")
 
 
-# ---- HTTP, as little as is needed ----
+# ---- a minimal HTTP client ----
 
 async def connect(url):
     at = urlsplit(url)
@@ -43,7 +44,7 @@ async def connect(url):
         try:
             return await asyncio.open_connection(at.hostname, at.port, limit=1 << 20)
         except ConnectionError:
-            await asyncio.sleep(0.05)  # the accept queue is full
+            await asyncio.sleep(0.05)  # the queue of pending connections is full
     raise ConnectionError(url)
 
 
@@ -149,7 +150,7 @@ async def steady_client(url, left, counts):
         kind = draw.randint(0, 9)
         body = {"prompt": " ".join(draw.choice(WORDS) for _ in range(draw.randint(1, 20))),
                 "max_tokens": draw.randint(1, 3), "ignore_eos": True, "stream": kind < 5}
-        if kind == 9:  # goes before the answer
+        if kind == 9:  # disconnects before the answer
             writer.write(post("/v1/completions", {**body, "max_tokens": 50}))
             await writer.drain()
             await asyncio.sleep(0.01)
@@ -181,10 +182,10 @@ async def steady(url, count, clients, growth_kib):
         if not await metric(url, "cinch:kv_blocks_used"):
             return
         await asyncio.sleep(0.1)
-    raise AssertionError("blocks are held with no request left")
+    raise AssertionError("blocks are in use without a request")
 
 
-# ---- rude clients ----
+# ---- misbehaving clients ----
 
 async def drip(url):
     while True:
@@ -202,7 +203,7 @@ async def silent(url):
     while True:
         try:
             reader, writer = await connect(url)
-            await reader.read(1)  # until the server hangs up
+            await reader.read(1)  # until the server closes the connection
             writer.close()
         except (ConnectionError, OSError):
             pass
@@ -237,7 +238,7 @@ async def rude(url, per_kind):
     for t in crowd:
         t.cancel()
     assert not died, died[0]
-    print(f"30 answers beside {len(crowd)} rude connections: median {percentile(times, 0.5):.3f} s, "
+    print(f"30 answers among {len(crowd)} rude connections: median {percentile(times, 0.5):.3f} s, "
           f"slowest {max(times):.3f} s")
     assert max(times) < 20
 

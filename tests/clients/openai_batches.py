@@ -1,8 +1,8 @@
-"""Files and batches through the openai package, as its users write them.
+"""Uses files and batches through the openai package, with the calls of its documentation.
 
     openai_batches.py URL KEY
 
-The server must serve the bundled checkpoint with a spool and want KEY.
+The server must serve the bundled checkpoint, with a spool and the API key KEY.
 """
 import json
 import sys
@@ -75,7 +75,7 @@ def a_batch_runs_to_its_end(client):
     expect(openai.ConflictError, lambda: client.batches.cancel(b.id))
 
 
-def a_batch_at_fault_says_where(client):
+def a_failed_batch_names_the_faulty_line(client):
     f = upload(client, [line("same", "Sort: 1 2"), line("other", "Sort: 2"),
                         line("same", "Sort: 2 1")])
     b = wait(client, start(client, f.id), "failed")
@@ -99,7 +99,8 @@ def a_batch_is_cancelled(client):
 def main():
     url, key = sys.argv[1:]
     client = openai.OpenAI(base_url=url + "/v1", api_key=key, max_retries=0, timeout=60)
-    for use in (files, a_batch_runs_to_its_end, a_batch_at_fault_says_where, a_batch_is_cancelled):
+    for use in (files, a_batch_runs_to_its_end, a_failed_batch_names_the_faulty_line,
+                a_batch_is_cancelled):
         use(client)
         print(use.__name__)
 

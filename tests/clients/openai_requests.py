@@ -1,9 +1,9 @@
-"""Chats and completions through the openai package, as its users write them.
+"""Uses chats and completions through the openai package, with the calls of its documentation.
 
     openai_requests.py URL KEY
 
-The server must serve the bundled checkpoint under the name "tiny" with --kv-policies full,zip and
-want KEY. Each function below is one use; the names of those that ran are printed.
+The server must serve the bundled checkpoint under the name "tiny", with --kv-policies full,zip and
+the API key KEY. Each function below is one use case; its name is printed after it has run.
 """
 import sys
 import time
@@ -23,7 +23,7 @@ def expect(error, call, **members):
         for name, value in members.items():
             assert getattr(e, name) == value, (name, getattr(e, name), str(e))
         return e
-    raise AssertionError(f"no {error.__name__}")
+    raise AssertionError(f"expected {error.__name__}, got no error")
 
 
 def chat(client, **more):
@@ -42,7 +42,7 @@ def a_chat_answers(client):
     assert u.kv["policy"] == "full" and u.kv["compressions"] == 0, u.kv
 
 
-def a_stream_says_the_same(client):
+def a_stream_gives_the_text_of_the_whole_answer(client):
     whole, text, reasoning, usage, finish = chat(client), "", "", None, None
     with chat(client, stream=True, stream_options={"include_usage": True}) as stream:
         for chunk in stream:
@@ -79,7 +79,7 @@ def logprobs_are_typed(client):
         assert bytes(t.bytes).decode(errors="replace") == t.token
 
 
-def stop_strings_and_limits_end_it(client):
+def stop_strings_and_limits_end_an_answer(client):
     r = chat(client, max_tokens=3)
     assert r.choices[0].finish_reason == "length" and r.usage.completion_tokens == 3
     whole = chat(client).choices[0].message.content
@@ -89,7 +89,7 @@ def stop_strings_and_limits_end_it(client):
     assert r.choices[0].message.content == whole[:whole.index(word)]
 
 
-def compression_is_a_field_of_the_request(client):
+def a_request_can_set_its_compression(client):
     r = chat(client, max_tokens=600, extra_body={
         "ignore_eos": True, "kv": {"policy": "zip", "budget": 128, "window": 16}})
     kv = r.usage.kv
@@ -114,7 +114,7 @@ def models(client):
     expect(openai.NotFoundError, lambda: client.models.retrieve("other"))
 
 
-def errors_are_the_packages_own(client):
+def errors_have_the_classes_of_the_package(client):
     e = expect(openai.NotFoundError, lambda: client.chat.completions.create(
         model="other", messages=QUESTION), status_code=404, code="model_not_found")
     assert "other" in e.message
@@ -141,7 +141,7 @@ def value(families, name, **labels):
     return found[0]
 
 
-def leaving_a_stream_cancels_it(client):
+def closing_a_stream_cancels_the_request(client):
     def aborted():
         return value(metrics(client.with_options(base_url=str(client.base_url).replace("/v1/", "/"))),
                      "vllm:request_success_total", finished_reason="abort")
@@ -178,7 +178,7 @@ def prometheus_reads_the_metrics(client):
     assert value(f, "cinch:compression_seconds_total") > 0
 
 
-def tokens_there_and_back(client):
+def detokenize_inverts_tokenize(client):
     root = client.with_options(base_url=str(client.base_url).replace("/v1/", "/"))
     there = root.post("/tokenize", cast_to=object, body={"prompt": "Sort: 3 1 2"})
     assert there["count"] == len(there["tokens"]) > 0
@@ -189,11 +189,12 @@ def tokens_there_and_back(client):
 def main():
     url, key = sys.argv[1:]
     client = openai.OpenAI(base_url=url + "/v1", api_key=key, max_retries=0, timeout=60)
-    for use in (a_chat_answers, a_stream_says_the_same, samples_differ_and_seeds_repeat,
-                logprobs_are_typed, stop_strings_and_limits_end_it,
-                compression_is_a_field_of_the_request, completions, models,
-                errors_are_the_packages_own, leaving_a_stream_cancels_it,
-                prometheus_reads_the_metrics, tokens_there_and_back):
+    for use in (a_chat_answers, a_stream_gives_the_text_of_the_whole_answer,
+                samples_differ_and_seeds_repeat, logprobs_are_typed,
+                stop_strings_and_limits_end_an_answer, a_request_can_set_its_compression,
+                completions, models, errors_have_the_classes_of_the_package,
+                closing_a_stream_cancels_the_request, prometheus_reads_the_metrics,
+                detokenize_inverts_tokenize):
         use(client)
         print(use.__name__)
 

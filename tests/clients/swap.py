@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Chats beside a batch whose compressed requests hold all KV memory and every query slot.
+"""Chats during a batch whose compressed requests hold all KV memory and every query slot.
 
-  swap.py make REQUESTS TOKENS FILE          a batch file
-  swap.py talk URL FILE OUTPUT               runs it as a batch, chats meanwhile, compares
+  swap.py make REQUESTS TOKENS FILE          writes a batch file
+  swap.py talk URL FILE OUTPUT               runs the file as a batch, sends chats, compares
 
-`talk` starts the batch, waits until requests of it have been compressed, and asks chats that are
-long enough to need a slot of their own. Each must be answered while the batch runs; requests of the
-batch must have gone to the swap space for it, and come back; and the batch must say what OUTPUT,
-written by `cinch run-batch` with memory for all, says: text, log-probabilities, usage.
+`talk` starts the batch, waits until requests of the batch have been compressed, and sends chats
+that are long enough to need a query slot. Each chat must be answered while the batch runs. Requests
+of the batch must have moved to the swap space and back. The text, log-probabilities and usage of
+the batch must equal OUTPUT, which `cinch run-batch` wrote with memory for all requests.
 """
 import json
 import sys
@@ -58,7 +58,7 @@ def metric(url, name):
     for line in ask(url + "/metrics").splitlines():
         if line.startswith(name + "{"):
             return float(line.rsplit(" ", 1)[1])
-    fail("no series " + name)
+    fail("no metric " + name)
 
 
 def wait(what, condition):
@@ -66,11 +66,11 @@ def wait(what, condition):
         if condition():
             return
         time.sleep(0.01)
-    fail("never: " + what)
+    fail("not reached in 60 s: " + what)
 
 
 def normal(line):
-    """A line of an output without what may differ between two runs."""
+    """A line of an output without the members that may differ between two runs."""
     answer = json.loads(line)
     body = answer["response"]["body"]
     for key in ("id", "created"):
@@ -100,10 +100,10 @@ def talk(url, path, output):
             fail("chat %d: %s" % (i, answer))
         slowest_s = max(slowest_s, time.monotonic() - began_s)
         if look() != "in_progress":
-            fail("chat %d was answered when the batch was %s" % (i, state["status"]))
+            fail("expected the batch in progress after chat %d, got %s" % (i, state["status"]))
     n_out = metric(url, "cinch:swapped_out_requests_total")
     if n_out < 2:
-        fail("%d requests made way with their KV for %d chats" % (n_out, N_CHATS))
+        fail("expected at least 2 requests swapped out, got %d for %d chats" % (n_out, N_CHATS))
     wait("the end of the batch", lambda: look() == "completed")
     with open(output) as f:
         want = dict(normal(line) for line in f)
@@ -111,13 +111,13 @@ def talk(url, path, output):
                    .splitlines()))
     for name in want:
         if want[name] != got.get(name):
-            fail("%s says something else:\n%s\n%s" % (name, want[name], got.get(name)))
+            fail("%s differs from the offline run:\n%s\n%s" % (name, want[name], got.get(name)))
     for name in ("vllm:num_requests_swapped", "cinch:swap_blocks_used"):
         if metric(url, name) != 0:
-            fail("at the end %s is %g" % (name, metric(url, name)))
+            fail("expected %s to be 0 at the end, got %g" % (name, metric(url, name)))
     if metric(url, "cinch:swapped_in_requests_total") != n_out:
-        fail("not everything came back")
-    print("swap: %d requests made way with their KV for %d chats, the slowest of which took %.1f s"
+        fail("fewer requests were swapped in than out")
+    print("swap: %d requests were swapped out for %d chats; the slowest chat took %.1f s"
           % (n_out, N_CHATS, slowest_s))
 
 

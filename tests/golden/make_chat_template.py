@@ -1,6 +1,6 @@
-"""make_chat_template.py: tests/golden/chat_template/cases.json, chats rendered by transformers'
-apply_chat_template (Jinja) from the templates that public checkpoints carry, and templates that
-must not be recognised. Needs transformers and jinja2; see the README beside the result."""
+"""make_chat_template.py: writes tests/golden/chat_template/cases.json. It has chats rendered by
+transformers' apply_chat_template (Jinja) from the templates of public checkpoints, and templates
+that must not be recognised. Needs transformers and jinja2; see the README in that folder."""
 import datetime
 import json
 import os
@@ -10,12 +10,12 @@ import transformers
 from tokenizers import Tokenizer, models
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-TODAY = "<<today>>"  # in place of the date of rendering
+TODAY = "<<today>>"  # replaces the current date in rendered chats
 
 PLAIN = ("{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content"
          " + '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}"
          "{{- '<|im_start|>assistant\\n' }}{%- endif %}")
-# The common one-line form, with a BOS in front.
+# The common one-line form, with a BOS first.
 PLAIN_BOS = ("{{ bos_token }}{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n'"
              " + message['content'] + '<|im_end|>' + '\\n'}}{% endfor %}"
              "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
@@ -397,7 +397,7 @@ def chats(family, rng, has_tools):
 
 
 def reasoned_chats(rng, has_tools):
-    """Chats whose assistant messages may bring their reasoning beside the content, as (role,
+    """Chats whose assistant messages may have their reasoning in a separate field, as (role,
     content, reasoning or None)."""
     result = "<tool_response>\n1\n</tool_response>"
     yield [("user", "2+2?", None), ("assistant", "4", "easy"), ("user", "3+3?", None)]

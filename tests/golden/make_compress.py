@@ -1,8 +1,8 @@
-"""Naive references of the scores of a compression event, and the golden files made with them.
+"""Naive references for the scores of a compression event, and the golden files made with them.
 
-Written from the paper (Zipage, appendix C) and the definitions in engine/cpu/score.h alone, in
-float64, with no regard for speed. Writes tests/golden/compress (its README says what is there).
-Inputs are not stored: draw() makes them from a seed, here and in tests/test_compress_cpu.c alike.
+Written only from the paper (Zipage, appendix C) and the definitions in engine/cpu/score.h, in
+float64, for clarity and not for speed. Writes tests/golden/compress; the README there describes the
+files. Inputs are not stored: draw() makes them from a seed, as tests/test_compress_cpu.c does.
 """
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ OUT = Path(__file__).parent / "compress"
 
 
 def draw(seed, stream, index):
-    """Uniform in [-1, 1), 24 bits, exact in float32: splitmix64 of (seed, stream, index)."""
+    """Uniform in [-1, 1) with 24 bits, exact in float32: splitmix64 of (seed, stream, index)."""
     with np.errstate(over="ignore"):
         z = np.asarray(index, np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         z += np.uint64(seed) * np.uint64(0xD1B54A32D192ED03) + np.uint64(stream << 56)
@@ -23,7 +23,7 @@ def draw(seed, stream, index):
 
 
 def keys_of(c, layer, head, n):
-    """[n, d]: a slot's key is one of eight centres plus noise, so that twins occur."""
+    """[n, d]: the key of a slot is one of eight centres plus noise, so some keys are similar."""
     d, base = c["head_dim"], (layer * c["kv_heads"] + head) * n
     slot, j = base + np.arange(n)[:, None], np.arange(d)[None, :]
     centre = ((draw(c["seed"], 1, slot) + 1) * 4).astype(np.int64)
@@ -32,7 +32,7 @@ def keys_of(c, layer, head, n):
 
 
 def queries_of(c, layer, head):
-    """[w, group, d], oldest first; position and query head give the values."""
+    """[w, group, d], oldest first. A value depends on its position and query head."""
     w, d, group = c["window"], c["head_dim"], c["heads"] // c["kv_heads"]
     pos = c["position_end"] - w + np.arange(w)
     q_head = (pos[:, None] * c["layers"] + layer) * c["heads"] + head * group + np.arange(group)
@@ -71,7 +71,7 @@ def pooled(s):
 
 
 def cosine_sums(k, p):
-    """Row sums of one span's cosines, and whether a twin hangs on a rounding error."""
+    """Row sums of the cosines in one span, and whether a rounding error could change them."""
     norm = np.linalg.norm(k, axis=1, keepdims=True)
     unit = np.divide(k, norm, out=np.zeros_like(k), where=norm > 0)
     cos = unit @ unit.T
@@ -101,13 +101,13 @@ def weights(c):
 
 
 def select(score, keep):
-    """The `keep` highest; equal scores: the newer. Ascending."""
+    """The `keep` slots with the highest scores, in ascending order. Ties go to the higher slot."""
     order = sorted(range(len(score)), key=lambda v: (-score[v], -v))
     return sorted(order[:keep])
 
 
 def filled(kept, keep):
-    """Where holes are filled: which slot each target slot takes. What is kept below `keep` stays."""
+    """With kv move fill: the kept slot of each target slot. Kept slots below `keep` do not move."""
     holes = sorted(set(range(keep)) - set(kept))
     behind = sorted(v for v in kept if v >= keep)
     place = {v: v for v in kept if v < keep} | dict(zip(holes, behind, strict=True))
@@ -128,7 +128,7 @@ def margin_ok(s, r, score, c, keep):
 
 
 def event(c, layer, head):
-    """Every stage of one (layer, kv head), or None if it hangs on a rounding error."""
+    """Every stage of one (layer, kv head), or None if a rounding error could change the result."""
     b, n = c["block"], c["block"] * c["n_blocks"]
     k, q = keys_of(c, layer, head, n), queries_of(c, layer, head)
     s_att = s = attention(q, k)
@@ -223,7 +223,7 @@ def main():
             if all(heads):
                 break
         else:
-            raise SystemExit(f"{name}: every seed hangs on a rounding error")
+            raise SystemExit(f"{name}: a rounding error could change the result of every seed")
         c["offset"] = len(data)
         for stages, lists in heads:
             data += b"".join(x.astype("<f4").tobytes() for x in stages)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes the golden checkpoints and figures of models/ with transformers. See models/README.md.
+"""Writes the golden checkpoints and figures of models/ with transformers. See models/README.md.
 
-    python make_models.py            everything
-    python make_models.py NAME ...   some of it
+    python make_models.py            writes everything
+    python make_models.py NAME ...   writes some folders
 
-Deterministic: weights come from a seed per model, arithmetic is f32 on the CPU, eager attention.
+Deterministic: each model has a seed for its weights, and runs in f32 on the CPU, eager attention.
 """
 import json
 import math
@@ -22,9 +22,9 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 HERE = pathlib.Path(__file__).resolve().parent / "models"
 ROOT = HERE.parents[2]
 GREEDY_TOKENS = 200
-# A greedy choice closer than this could flip by rounding alone: another seed is taken.
+# Rounding could change a greedy choice with a smaller lead than this: another seed is used.
 MIN_MARGIN = 5e-4
-# Fewer different tokens than this would hardly notice a wrong position or cache slot.
+# A text with fewer distinct tokens may hide a wrong position or cache slot: another seed is used.
 MIN_DISTINCT = 12
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
@@ -70,7 +70,7 @@ MODELS = {
         attention_bias=True, rope_parameters=dict(YARN)), "float16", 80, None, False),
 }
 
-# Config-only folders for the cos/sin table: shapes and scalings that no tiny model has.
+# Folders with only a config, for the cos/sin table: head sizes and scalings that no tiny model has.
 ROPES = {
     "rope-llama3-d128": dict(head_dim=128, max_position_embeddings=131072, rope=dict(LLAMA3)),
     "rope-llama3-d64-x32": dict(head_dim=64, max_position_embeddings=131072,
@@ -88,8 +88,8 @@ ROPE_POSITIONS = [0, 1, 2, 63, 64, 100, 1000, 2047, 8191, 40000, 131071]
 
 
 def random_weights(model, seed):
-    """Spread-out weights: with the usual 0.02 the logits of so small a model are all alike. Small
-    embeddings, or a tied model would only repeat its input."""
+    """Weights with a large spread: with the usual 0.02, the logits of such a small model hardly
+    differ. Embeddings are small, because a tied model would otherwise only repeat its input."""
     g = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
         x = torch.randn(p.shape, generator=g)
@@ -104,7 +104,7 @@ def random_weights(model, seed):
 
 
 def to_old_form(config):
-    """rope_theta at the top, rope_scaling, torch_dtype: config.json before transformers 5."""
+    """config.json before transformers 5: rope_theta at the top, rope_scaling, torch_dtype."""
     rope = config.pop("rope_parameters")
     config["rope_theta"] = rope.pop("rope_theta")
     config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
@@ -126,7 +126,7 @@ def rope_rows(rotary, n_positions):
 
 @torch.no_grad()
 def greedy(model, tokens, n, stop=()):
-    """Token ids, and the smallest lead of a chosen token over the next best."""
+    """Token ids, and the smallest lead of a chosen logit over the next best."""
     out, lead = [], math.inf
     ids, cache = torch.tensor([tokens]), None
     while len(out) < n:
@@ -166,7 +166,7 @@ def make_model(name, seed):
     text, lead = greedy(model, tokens, GREEDY_TOKENS)
     if lead < MIN_MARGIN or len(set(text)) < MIN_DISTINCT:
         return make_model(name, seed + 1000)
-    # Greedy twice: cached decoding and whole recomputation must agree.
+    # Checks the greedy text: cached decoding and recomputing the whole sequence must agree.
     for i, t in enumerate(text):
         again = model(input_ids=torch.tensor([tokens + text[:i]])).logits[0, -1].argmax().item()
         assert again == t, (name, i)
@@ -193,7 +193,7 @@ def make_rope(name):
 
 @torch.no_grad()
 def make_tiny_reasoner():
-    """Four prompts of the bundled checkpoint to their end, and logits at a few positions."""
+    """Runs four prompts of the bundled checkpoint to their end; stores logits at six positions."""
     source, folder = ROOT / "examples" / "tiny-reasoner", HERE / "tiny-reasoner"
     folder.mkdir(exist_ok=True)
     tokenizer, model = AutoTokenizer.from_pretrained(source), load(source)

@@ -1,8 +1,9 @@
-"""Writes sampling/cases.json: logits, sampling parameters, and what an independent implementation keeps.
+"""Writes sampling/cases.json: logits, sampling parameters and the results of a reference.
 
-The reference follows the order of vLLM's sampler with torch operations over a full sort; it shares
-no method with the C code, which selects by radix and sums integers. A case whose result hangs on
-rounding (a threshold met within MARGIN) is drawn again.
+The reference is independent of the C code. It applies the steps of vLLM's sampler in their order,
+with torch operations over a full sort. It shares no method with the C code, which selects by radix
+and sums integers. A case whose result could change by rounding (a threshold met within MARGIN) is
+replaced by a new one.
 """
 import json
 import pathlib
@@ -16,7 +17,7 @@ MARGIN = 1e-5
 
 def draw_case(rng):
     vocab = rng.choice([1, 2, 7, 33, 64, 100])
-    # A coarse grid makes ties, at thresholds too.
+    # A coarse grid creates ties, also at thresholds.
     grid = rng.choice([None, None, 0.5, 2.0])
     logits = [rng.gauss(0, 3) for _ in range(vocab)]
     if grid:
@@ -61,7 +62,7 @@ def penalised(case):
 
 
 def reference(case):
-    """Probabilities [V] in f64, or None when rounding could decide."""
+    """Probabilities [V] in f64, or None when a rounding error could change them."""
     x = penalised(case)
     if case["temperature"] == 0.0:
         return torch.nn.functional.one_hot((x == x.max()).nonzero()[0, 0], x.numel()).double()

@@ -1,6 +1,6 @@
-"""make_tokenizer.py: tests/golden/tokenizer/corpus.jsonl, awkward texts, and expect-NAME.txt, what
-the package tokenizers makes of them: per text a hash of its ids, and a hash of the text decoded
-from those ids. Needs the package tokenizers; see the README beside the results."""
+"""make_tokenizer.py: writes tests/golden/tokenizer/corpus.jsonl, difficult texts, and
+expect-NAME.txt, the results of the package tokenizers: for each text a hash of its ids and a hash
+of the text decoded from those ids. Needs the package tokenizers; see the README in that folder."""
 import json
 import os
 import struct
@@ -19,7 +19,7 @@ MASK = (1 << 64) - 1
 
 
 def hash64(data):
-    """cn_hash64 of engine/base.c, low half."""
+    """The low half of cn_hash64 in engine/base.c."""
     h = 0xCBF29CE484222325
     for byte in data:
         h = (h ^ byte) * 0x100000001B3 & MASK
@@ -31,7 +31,7 @@ def hash64(data):
 
 
 def main():
-    # A NUL inside a JSON string is written as an escape, which a line-based reader can take.
+    # A NUL inside a JSON string is written as an escape, which a line-based reader can read.
     texts = list(awkward.strings(1300, seed=3))
     with open(os.path.join(HERE, "corpus.jsonl"), "w", encoding="utf-8", newline="") as out:
         for text in texts:

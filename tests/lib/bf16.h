@@ -1,11 +1,11 @@
-/* bf16.h - bf16 values in tests: what a device holds of an f32. Thread: any. */
+/* bf16.h - conversion between f32 and bf16, as a device stores it, for tests. Thread: any. */
 #ifndef CN_TEST_BF16_H
 #define CN_TEST_BF16_H
 
 #include <stdint.h>
 #include <string.h>
 
-/* To nearest, ties to even; a NaN stays one. */
+/* Rounds to nearest, ties to even. A NaN stays a NaN. */
 static inline uint16_t to_bf16(float x)
 {
     uint32_t bits;

@@ -1,4 +1,4 @@
-/* defaults.h - the sampling parameters of a request that names none: the option table's. */
+/* defaults.h - the sampling parameters of a request that sets none: the option table's defaults. */
 #ifndef CN_TEST_DEFAULTS_H
 #define CN_TEST_DEFAULTS_H
 

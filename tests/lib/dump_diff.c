@@ -11,7 +11,7 @@
 
 typedef struct entry {
     unsigned long long step;
-    int32_t layer; /* CN_DUMP_NO_LAYER outside */
+    int32_t layer; /* CN_DUMP_NO_LAYER outside the layers */
     cn_dump_name name;
 } entry;
 
@@ -36,7 +36,7 @@ static bool parse_file_name(const char *file, entry *e)
     return false;
 }
 
-/* Before the first layer (-1), in a layer, or after the last. */
+/* Sorts tensors by the pass: before the first layer (-1), in a layer, or after the last. */
 static int64_t place(const entry *e)
 {
     if (e->layer != CN_DUMP_NO_LAYER) return e->layer;
@@ -107,7 +107,7 @@ static bool same_tensor(const tensor *a, const tensor *b, double tolerance, FILE
         largest = diff > largest ? diff : largest;
     }
     if (n_apart == 0) return true;
-    fprintf(out, "row %zu, column %zu: %.9g and %.9g; %zu of %zu elements apart, by up to %.3g\n",
+    fprintf(out, "row %zu, column %zu: %.9g and %.9g; %zu of %zu elements differ, by up to %.3g\n",
             first / a->cols, first % a->cols, (double)a->data[first], (double)b->data[first],
             n_apart, n, largest);
     return false;

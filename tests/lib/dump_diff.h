@@ -1,4 +1,4 @@
-/* dump_diff.h - compares two folders that --dump wrote and finds where they first part.
+/* dump_diff.h - compares two directories that --dump wrote and finds the first difference.
  * Thread: the caller's. */
 #ifndef CN_TEST_DUMP_DIFF_H
 #define CN_TEST_DUMP_DIFF_H
@@ -6,9 +6,10 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-/* Goes through the tensors of folder a in the order of the forward pass and compares each with
- * its namesake in b. True when none is missing, of another shape, or more than `tolerance` apart in
- * an element (a NaN is apart from everything); what was found goes to out. */
+/* Compares the tensors of directory a, in the order of the forward pass, with the tensors of the
+ * same names in b. Returns false when a has no tensors, or at the first tensor that is missing, has
+ * another shape, or has an element that differs by more than `tolerance`. A NaN differs from every
+ * value. Writes the result of each comparison to out. */
 bool dump_diff(const char *a, const char *b, double tolerance, FILE *out);
 
 #endif

@@ -1,5 +1,5 @@
-/* fuzz.c - see fuzz.h. Each input is a corpus entry after a few random edits: flipped bits, odd
- * numbers, inserted words, doubled, moved or dropped pieces, a splice with another entry, a cut. */
+/* fuzz.c - see fuzz.h. Each input is a corpus entry after a few random edits: flipped bits, extreme
+ * numbers, inserted words, repeated, moved or dropped pieces, parts of another entry, a cut. */
 #include "tests/lib/fuzz.h"
 
 #include <fcntl.h>
@@ -12,14 +12,14 @@
 
 enum { DEFAULT_MAX_BYTES = 4096, DEFAULT_RUNS = 20000, MAX_EDITS = 8 };
 
-/* Present when a sanitizer is linked in; it ends the process without a signal. */
+/* Not NULL when a sanitizer is linked in. A sanitizer ends the process without a signal. */
 extern void __sanitizer_set_death_callback(void (*callback)(void)) __attribute__((weak));
 
 static struct {
     char path[128];
     const uint8_t *data;
     size_t size;
-} current; /* what runs now: for the crash handlers, which may not allocate */
+} current; /* the running input, for the crash handlers, which must not allocate */
 
 static uint64_t rng_state;
 
@@ -47,7 +47,7 @@ static void save_current(void)
     int fd = open(current.path, O_WRONLY | O_CREAT | O_TRUNC, 0644);
     bool saved = fd >= 0 && write(fd, current.data, current.size) == (ssize_t)current.size;
     if (fd >= 0) close(fd);
-    say(saved ? "fuzz: input saved; run this program with --replay " : "fuzz: cannot save ");
+    say(saved ? "fuzz: input saved: run this program with --replay " : "fuzz: cannot save ");
     say(current.path);
     say("\n");
     current.data = NULL;
@@ -69,7 +69,7 @@ static void catch_crashes(void)
 
 void fuzz_failed(const char *file, int line, const char *cond)
 {
-    fprintf(stderr, "fuzz: %s:%d: does not hold: %s\n", file, line, cond);
+    fprintf(stderr, "fuzz: %s:%d: check failed: %s\n", file, line, cond);
     abort();
 }
 
@@ -77,7 +77,7 @@ void fuzz_failed(const char *file, int line, const char *cond)
 
 static void run_one(const fuzz_target *t, const uint8_t *data, size_t size)
 {
-    enum { SECONDS_PER_INPUT = 20 }; /* a hang is a failure */
+    enum { SECONDS_PER_INPUT = 20 }; /* a longer run is a failure */
     uint8_t *exact = malloc(size ? size : 1);
     if (!exact) abort();
     memcpy(exact, data, size);
@@ -231,7 +231,7 @@ int fuzz_main(int argc, char **argv, const fuzz_target *t)
     if (!buf) abort();
     for (size_t i = 0; i < t->n_corpus; i++) run_one(t, t->corpus[i].data, t->corpus[i].size);
     for (unsigned long i = 0; i < runs; i++) {
-        rng_state = seed * UINT64_C(1000003) + i; /* an input depends on its number alone */
+        rng_state = seed * UINT64_C(1000003) + i; /* the same number gives the same input */
         run_mutated(t, buf, max);
     }
     free(buf);

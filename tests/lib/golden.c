@@ -1,4 +1,4 @@
-/* golden.c - golden figures are safetensors files themselves. See golden.h. */
+/* golden.c - see golden.h. Golden figures are stored as safetensors files. */
 #include "tests/lib/golden.h"
 
 #include <math.h>
@@ -14,7 +14,7 @@ const char *const golden_models[] = {
 };
 
 struct golden {
-    void *image; /* the whole file, aligned, so that its tensors are too */
+    void *image; /* the whole file; aligned, so its tensors are aligned too */
     cn_safetensors *tensors;
 };
 
@@ -35,7 +35,7 @@ golden *golden_open(const char *name)
     char path[512];
     snprintf(path, sizeof path, "tests/golden/models/%s/golden.safetensors", name);
     FILE *f = fopen(path, "rb");
-    if (!f) broken("%s: cannot open; tests run in the root of the tree", path);
+    if (!f) broken("%s: cannot open: run the test in the root of the tree", path);
     fseek(f, 0, SEEK_END);
     size_t size = (size_t)ftell(f);
     rewind(f);
@@ -59,7 +59,7 @@ static const cn_st_tensor *find(const golden *g, const char *name, cn_st_dtype d
 {
     const cn_st_tensor *t = cn_safetensors_find(g->tensors, name);
     if (!t || t->dtype != dtype || t->n_dims < 1 || t->n_dims > 2 || (uintptr_t)t->data % 4 != 0)
-        broken("no golden tensor %s of %s", name, cn_st_dtype_name(dtype));
+        broken("no golden tensor %s of type %s", name, cn_st_dtype_name(dtype));
     return t;
 }
 

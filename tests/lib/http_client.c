@@ -11,7 +11,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-/* A test has no use for a text that was cut. */
+/* Aborts when a buffer could not hold the text. */
 static void must(cn_status status) { CN_ASSERT(status == CN_OK); }
 
 static int finish_connect(int fd, const struct sockaddr *at, socklen_t n)
@@ -65,7 +65,7 @@ bool http_send_text(int fd, const char *text) { return http_send(fd, text, strle
 
 /* ---- reading ---- */
 
-/* One byte; false at the end. Slow, and never takes what belongs to the next reply. */
+/* Reads one byte; false at the end. Slow, but never reads a byte of the next reply. */
 static bool read_byte(int fd, char *byte)
 {
     ssize_t got;
@@ -184,8 +184,8 @@ json_t *http_ask_json(uint16_t port, const char *method, const char *path, const
     http_ask(port, method, path, NULL, body, &r);
     json_t *json = json_loadb(r.body.data ? r.body.data : "", r.body.len, JSON_ALLOW_NUL, NULL);
     if (r.status != want_status || !json) {
-        fprintf(stderr, "%s %s: status %d, wanted %d: %s\n", method, path, r.status, want_status,
-                r.body.data ? r.body.data : "");
+        fprintf(stderr, "%s %s: expected status %d, got %d: %s\n", method, path, want_status,
+                r.status, r.body.data ? r.body.data : "");
         abort();
     }
     http_reply_free(&r);

@@ -81,7 +81,7 @@ void jobs_work(uint32_t n)
     }
 }
 
-/* ---- a spool in a directory of its own ---- */
+/* ---- a spool in a temporary directory ---- */
 
 static int64_t now(void) { return jobs.now_s; }
 
@@ -141,7 +141,7 @@ int jobs_tear_down(void **state)
     return system(command);
 }
 
-/* A line that asks; "long" is refused by the engine. */
+/* Adds a request line. The engine refuses the prompt "long". */
 void jobs_add_line(cn_buf *text, const char *id, const char *prompt)
 {
     assert_int_equal(cn_buf_addf(text,
@@ -239,7 +239,7 @@ void jobs_run_all(void)
     }
 }
 
-/* ---- what was written ---- */
+/* ---- files that the batches wrote ---- */
 
 json_t *jobs_read_lines(const json_t *batch, const char *member)
 {
@@ -279,7 +279,7 @@ void jobs_check_files(const cn_spool_id *id, int *answered, int *errors)
     json_array_foreach(output, i, line)
     {
         const char *custom_id = jobs_text_of(line, "custom_id");
-        if (json_object_get(seen, custom_id)) fail_msg("%s stands twice", custom_id);
+        if (json_object_get(seen, custom_id)) fail_msg("%s has two lines", custom_id);
         json_object_set_new(seen, custom_id, json_true());
     }
     *errors = (int)json_array_size(error_lines);

@@ -1,5 +1,5 @@
-/* jobs_rig.h - batches in a spool of their own, over an engine that is scripted here: it keeps what
- * it is asked until jobs_work() answers it with "echo <custom_id>"; the prompt "long" is refused.
+/* jobs_rig.h - batches in a temporary spool with a scripted engine. The engine keeps each request
+ * until jobs_work() answers it with "echo <custom_id>". It refuses the prompt "long".
  * Thread: the test's. */
 #ifndef CN_TEST_JOBS_RIG_H
 #define CN_TEST_JOBS_RIG_H
@@ -15,42 +15,42 @@ typedef struct jobs_rig {
     cn_batches *batches;
     cn_batches_opts opts;
 
-    /* the engine */
+    /* the engine: the requests in flight */
     cn_batch_job *asked[JOBS_MAX_ASKED];
     bool cancelled[JOBS_MAX_ASKED];
     uint32_t n, most;
-    uint32_t max; /* more are BUSY */
+    uint32_t max; /* a submit beyond max returns BUSY */
     uint64_t n_submitted;
 } jobs_rig;
 extern jobs_rig jobs;
 
-/* For cmocka: an open, empty spool; and its end. */
+/* Fixtures for cmocka: set_up opens an empty spool, tear_down closes and removes it. */
 int jobs_set_up(void **state);
 int jobs_tear_down(void **state);
 void jobs_open(void);
-/* Leaves as a killed process would, but for memory. */
+/* Leaves the spool as a killed process would, but frees all memory. */
 void jobs_close(void);
 
-/* Ends the cancelled ones and the first n of the others. */
+/* Ends all cancelled requests and the first n of the others. */
 void jobs_work(uint32_t n);
 void jobs_pump(int times);
-/* Works until nothing wants a turn soon. */
+/* Works until no request is in flight and no batch asks to be called again soon. */
 void jobs_run_all(void);
 
 void jobs_add_line(cn_buf *text, const char *id, const char *prompt);
 cn_status jobs_try_upload(const char *text, size_t n, cn_spool_id *id);
 cn_spool_id jobs_upload(const cn_buf *text);
-/* Lines r0, r1, ... */
+/* Uploads n lines with the ids r0, r1, ... */
 cn_spool_id jobs_upload_lines(int n);
 cn_status jobs_try_create(const cn_spool_id *input, const char *window, cn_spool_id *id);
 cn_spool_id jobs_create(const cn_spool_id *input);
 
-const char *jobs_text_of(const json_t *o, const char *key); /* "" when it has none */
+const char *jobs_text_of(const json_t *o, const char *key); /* "" when absent */
 void jobs_expect_status(const cn_spool_id *id, const char *status);
-/* The lines of a file of a batch, as an array. */
+/* Returns the lines of a batch's file as an array. */
 json_t *jobs_read_lines(const json_t *batch, const char *member);
-/* Reads both files of a batch that is over: every line well-formed, every custom_id once, answers
- * right. The number of each in *answered, *errors. */
+/* Reads both files of an ended batch. Every line must be well-formed, every custom_id must have one
+ * line, and answers must be correct. Counts the lines of each file in *answered and *errors. */
 void jobs_check_files(const cn_spool_id *id, int *answered, int *errors);
 void jobs_expect_files(const cn_spool_id *id, int want_answered, int want_errors);
 

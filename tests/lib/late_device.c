@@ -1,8 +1,8 @@
 /* late_device.c - see late_device.h.
  *
- * A point of a stream is a number of its entries: a fence holds the one it was recorded at, is
- * reached when as many have run, and may be recorded again while somebody waits for an earlier
- * one. */
+ * A point of a stream is the number of entries submitted before it. A fence stores the point at
+ * which it was recorded. The fence is reached when that many entries have run. It may be recorded
+ * again while another stream waits for the earlier point. */
 #include "tests/lib/late_device.h"
 
 #include <stdlib.h>
@@ -17,18 +17,18 @@ enum {
     MAX_STREAMS = 8,
     ERROR_BYTES = 512,
     GRAPH_ENTRIES = 1024,
-    PACE_CALLS = 400 /* most calls of the host that a pace lasts */
+    PACE_CALLS = 400 /* most host calls between two draws of the paces */
 };
 
 typedef struct entry entry;
 typedef cn_status (*run_fn)(cn_backend *cpu, cn_stream *s, entry *e);
 
 struct entry {
-    run_fn run;             /* NULL: a wait for another stream */
-    const cn_stream *other; /* of a wait, and the point in it */
+    run_fn run;             /* NULL: a wait for the other stream */
+    const cn_stream *other; /* of a wait: the other stream and the point in it */
     uint64_t point;
-    cn_batch_view view; /* what args->batch named */
-    void *owned;        /* copies of the host's arrays, or NULL */
+    cn_batch_view view; /* a copy of *args->batch */
+    void *owned;        /* copies of arrays of the host, or NULL */
     _Alignas(16) unsigned char args[MAX_ARGS_BYTES];
 };
 
@@ -39,13 +39,13 @@ struct cn_graph {
 
 struct cn_stream {
     struct late_device *device;
-    cn_stream *cpu; /* where its ops run in the end */
+    cn_stream *cpu; /* the CPU backend's stream, which runs the ops */
     bool high;
     entry queue[QUEUE_ENTRIES];
     uint64_t n_submitted, n_run;
     cn_graph *recording;
-    uint32_t pace;   /* ops that may run in one call of the host */
-    cn_status error; /* sticks: what follows is skipped */
+    uint32_t pace;   /* most ops that run in one host call */
+    cn_status error; /* the first error; all later entries are skipped */
     char error_text[ERROR_BYTES];
 };
 
@@ -55,13 +55,13 @@ struct cn_fence {
 };
 
 typedef struct late_device {
-    cn_backend table; /* ctx stays the CPU's */
+    cn_backend table; /* ctx is the CPU backend's */
     cn_backend *cpu;
     cn_stream *streams[MAX_STREAMS]; /* alive */
     uint32_t n_streams;
     test_rng rng;
-    bool held; /* nothing runs before it must */
-    uint32_t calls_left; /* of the present paces */
+    bool held; /* ops run only when a wait needs them */
+    uint32_t calls_left; /* host calls until new paces are drawn */
 } late_device;
 
 static uint64_t chosen_seed;
@@ -88,7 +88,7 @@ static void run_entry(cn_stream *s, entry *e)
     free(e->owned);
 }
 
-/* Runs the oldest entry; false when there is none, or it waits for another stream. */
+/* Runs the oldest entry. False when there is none, or when it waits for another stream. */
 static bool try_run_next(cn_stream *s)
 {
     if (s->n_run == s->n_submitted) return false;
@@ -99,19 +99,19 @@ static bool try_run_next(cn_stream *s)
     return true;
 }
 
-/* Runs a stream up to a point, and of other streams what that waits for. */
+/* Runs a stream up to a point, and the entries of other streams that it waits for. */
 static void run_until(cn_stream *s, uint64_t point)
 {
     while (s->n_run < point) {
         cn_stream *next = s;
         for (uint32_t depth = 0; !try_run_next(next); depth++) {
-            CN_ASSERT(depth < MAX_STREAMS); /* else they wait for one another */
+            CN_ASSERT(depth < MAX_STREAMS); /* else the streams wait for each other */
             next = (cn_stream *)next->queue[next->n_run % QUEUE_ENTRIES].other;
         }
     }
 }
 
-/* At each call of the host: what the device has done meanwhile. */
+/* Called in each host call: runs the ops that the device has completed since the last call. */
 static void pass_time(late_device *d)
 {
     static const uint32_t paces[] = {0, 2, 11};
@@ -141,7 +141,7 @@ static entry *next_entry(cn_stream *s)
     return &s->queue[s->n_submitted++ % QUEUE_ENTRIES];
 }
 
-/* `owned` is freed once the entry has run. */
+/* `owned` is freed after the entry has run. */
 static cn_status submit(cn_stream *s, run_fn run, const void *args, size_t bytes,
                         const cn_batch_view *view, void *owned)
 {
@@ -155,7 +155,7 @@ static cn_status submit(cn_stream *s, run_fn run, const void *args, size_t bytes
     return CN_OK;
 }
 
-/* A copy of host memory; never NULL. */
+/* Returns a copy of host memory, a then b; never NULL. */
 static char *copy_of(const void *a, size_t a_bytes, const void *b, size_t b_bytes)
 {
     char *copy = malloc(a_bytes + b_bytes + 1);
@@ -273,7 +273,7 @@ static void graph_free(cn_graph *g) { free(g); }
 
 static void mem_free(cn_backend *be, void *p)
 {
-    CN_ASSERT(is_idle(device_of(be))); /* nothing that is queued may still use it */
+    CN_ASSERT(is_idle(device_of(be))); /* queued entries may use the memory */
     device_of(be)->cpu->mem_free(device_of(be)->cpu, p);
 }
 
@@ -296,7 +296,7 @@ static cn_status mem_write(cn_stream *s, void *dst, const void *host, size_t byt
     return submit(s, run_mem_copy, &c, sizeof c, NULL, owned);
 }
 
-/* What `host` holds before the stream has run the copy is no one's to read. */
+/* Fills `host` with 0xa5: reading it before the stream has run the copy is an error of the host. */
 static cn_status mem_read(cn_stream *s, void *host, const void *src, size_t bytes)
 {
     const mem_copy c = {host, src, bytes};
@@ -315,7 +315,7 @@ typedef cn_attn_args cn_attn_decode_args, cn_attn_prefill_args;
     RUN_OP(op)                                                                                  \
     static cn_status late_##op(cn_stream *s, const cn_##op##_args *a)                           \
     { return submit(s, run_##op, a, sizeof *a, NULL, NULL); }
-/* Ops that read the batch. What they meet at a row of padding the CPU does not know. */
+/* Ops that read the batch. The CPU's ops do not support padding rows, so these rows are dropped. */
 #define LATE_BATCH_OP(op)                                                                       \
     static cn_status run_##op(cn_backend *cpu, cn_stream *s, entry *e)                          \
     {                                                                                           \
@@ -395,7 +395,7 @@ static void fill_table(cn_backend *t)
 cn_status __real_cn_backend_cpu_open(cn_backend **out, const cn_cpu_backend_opts *o);
 cn_status __wrap_cn_backend_cpu_open(cn_backend **out, const cn_cpu_backend_opts *o);
 
-/* What the linker puts in the place of cn_backend_cpu_open. */
+/* The linker calls this function instead of cn_backend_cpu_open. */
 cn_status __wrap_cn_backend_cpu_open(cn_backend **out, const cn_cpu_backend_opts *o)
 {
     CN_TRY(__real_cn_backend_cpu_open(out, o));

@@ -1,13 +1,13 @@
-/* late_device.h - a CPU that keeps time like a GPU: ops return before they have run, and run later,
- * each stream in its order, the two of them against each other and against the host as a seed has
- * it. What the host changes too early, or reads too early, then shows in the bits.
+/* late_device.h - a CPU backend with the timing of a GPU. Ops return before they have run and run
+ * later, each stream in order. A seed decides how the two streams and the host interleave. A host
+ * that changes or reads data too early then gets other results.
  *
- * A launch keeps what one of CUDA keeps: argument structs and batch views by value, the bytes of
- * mem_write on stream 0, the lists of copies and swaps. All else must stay as it is until the op
- * has run. Steps are recorded as graphs, as on a GPU, padding included.
+ * A launch copies what a CUDA launch copies: argument structs and batch views, the bytes of
+ * mem_write on stream 0, the lists of copies and swaps. All other data must stay unchanged until
+ * the op has run. Steps are recorded as graphs, with padding, as on a GPU.
  *
- * There are no threads: at each call of the host a drawn number of queued ops runs, and a wait runs
- * what it waits for and no more. So a seed is one interleaving, again and again.
+ * There are no threads. Each host call runs a random number of queued ops, and a wait runs only the
+ * ops that it waits for. The same seed therefore always gives the same interleaving.
  *
  * A program that uses this is linked with --wrap=cn_backend_cpu_open (LATE_TESTS in the Makefile).
  * Thread: the test's. */
@@ -16,8 +16,8 @@
 
 #include <stdint.h>
 
-/* CPU backends opened from now on are late ones, by this seed; one seed in four holds all back
- * until the host waits. 0: they are the CPU's own again. */
+/* Makes every CPU backend opened from now on a late device with this seed. One seed in four runs
+ * ops only when the host waits. 0: backends are normal CPU backends again. */
 void late_device_choose(uint64_t seed);
 
 #endif

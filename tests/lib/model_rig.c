@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Tests have no use for a rig that did not open. */
+/* Aborts when the rig cannot open. */
 static void must(cn_status status)
 {
     if (status == CN_OK) return;
@@ -25,7 +25,7 @@ static void open_pools(model_rig *r, const model_rig_opts *o)
     must(r->be->mem_alloc(r->be, cn_kv_pool_elems(&r->pools.layout) * sizeof(float), &r->pools.kv));
     r->tables = new_u32(n_blocks);
     r->kv_len = new_u32(r->max_seqs);
-    /* Block i of sequence s: sequences interleaved, back to front. */
+    /* Block i of sequence s: the sequences are interleaved and the blocks descend. */
     for (uint32_t s = 0; s < r->max_seqs; s++)
         for (uint32_t i = 0; i < r->blocks_per_seq; i++)
             r->tables[s * r->blocks_per_seq + i] = n_blocks - 1 - (i * r->max_seqs + s);

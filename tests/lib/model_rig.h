@@ -1,5 +1,5 @@
-/* model_rig.h - a checkpoint on the CPU with a pool and hand-built block tables: what a test needs
- * to run forward passes without an engine. Failures abort with a message.
+/* model_rig.h - a checkpoint on the CPU with a pool and hand-built block tables, so that a test can
+ * run forward passes without an engine. A failure prints a message and aborts.
  * Thread: the test's. */
 #ifndef CN_TEST_MODEL_RIG_H
 #define CN_TEST_MODEL_RIG_H
@@ -9,9 +9,9 @@
 typedef struct model_rig_opts {
     const char *dir;     /* checkpoint directory */
     uint32_t n_threads;  /* 0 = cores */
-    uint32_t max_tokens; /* of a pass */
+    uint32_t max_tokens; /* in a pass */
     uint32_t max_seqs;
-    uint32_t max_kv_tokens; /* of a sequence */
+    uint32_t max_kv_tokens; /* in a sequence */
     uint32_t block_tokens;
 } model_rig_opts;
 
@@ -24,7 +24,7 @@ typedef struct model_rig {
     cn_model *model;
     cn_pools pools;
     uint32_t max_tokens, max_seqs, blocks_per_seq;
-    uint32_t *tables; /* [max_seqs, blocks_per_seq], blocks scattered over the pool */
+    uint32_t *tables; /* [max_seqs, blocks_per_seq], scattered over the pool */
     uint32_t *kv_len; /* [max_seqs] tokens stored so far */
     cn_batch_view batch;
     uint32_t *tokens, *positions, *kv_slots, *q_start, *batch_kv_len, *batch_tables, *rows;
@@ -34,18 +34,19 @@ typedef struct model_rig {
 model_rig *model_rig_open(const model_rig_opts *o);
 void model_rig_close(model_rig *r);
 
-/* Appends tokens[n] to a sequence. */
+/* One chunk of a pass: appends tokens[n] to a sequence. */
 typedef struct model_rig_chunk {
     uint32_t seq, n;
     const uint32_t *tokens;
 } model_rig_chunk;
 
-/* One forward pass over the chunks; the first n_decode have one token each and run as decodes.
- * Logits [rows, V] of every token (`all`) or of each chunk's last, valid until the next pass. */
+/* Runs one forward pass over the chunks. The first n_decode chunks have one token each and run as
+ * decodes. Returns logits [rows, V] of every token (`all`) or of each chunk's last token, valid
+ * until the next pass. */
 const float *model_rig_pass(model_rig *r, const model_rig_chunk *chunks, uint32_t n_chunks,
                             uint32_t n_decode, bool all);
 
-/* Lets `seq` start over, its first n_shared tokens (whole blocks) being those of `from`. */
+/* Starts `seq` again with the first n_shared tokens (whole blocks) of `from`. */
 void model_rig_share(model_rig *r, uint32_t seq, uint32_t from, uint32_t n_shared);
 void model_rig_reset(model_rig *r, uint32_t seq);
 

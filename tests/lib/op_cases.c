@@ -14,10 +14,10 @@
 #include "tests/lib/bf16.h"
 
 static op_env env;
-static op_case opened_for; /* how env.cuda is open */
-static char why_not[2048]; /* no GPU: the reason */
+static op_case opened_for; /* the options with which env.cuda is open */
+static char why_not[2048]; /* why there is no GPU */
 static uint32_t most_seeds = UINT32_MAX;
-static uint32_t seed; /* of the case that runs */
+static uint32_t seed; /* of the running case */
 static bool running;
 
 void op_ok(cn_status status, const char *call)
@@ -48,7 +48,7 @@ void op_send(op_env *e, const op_tensor *t)
     cn_free(halves);
 }
 
-/* Takes `cpu` over. */
+/* Takes ownership of `cpu`. */
 static op_tensor new_tensor(op_env *e, void *cpu, size_t n, cn_dtype d)
 {
     op_tensor t = {.n = n, .dtype = d, .cpu = cpu};
@@ -282,14 +282,14 @@ static void run_case(void **state)
         worst = fmax(worst, error);
         print_message("    %-20s %-60s error %.1e\n", c->name, env.shape, error);
         if (!(error <= c->tolerance))
-            fail_msg("%s, seed %u, %s: error %g, at most %g", c->name, seed, env.shape, error,
+            fail_msg("%s, seed %u, %s: error %g exceeds %g", c->name, seed, env.shape, error,
                      c->tolerance);
         assert_int_equal(env.cuda->mem_avail(env.cuda), free_before);
     }
     print_message("    %-20s worst error %.1e of %.1e\n", c->name, worst, c->tolerance);
 }
 
-/* 1 when there were too many. */
+/* Returns 1 when there were too many. */
 static int check_near_ties(void)
 {
     const double most = OP_MOST_NEAR_TIES * (double)env.n_decisions;
@@ -301,7 +301,7 @@ static int check_near_ties(void)
     return too_many;
 }
 
-/* After a case, which an assertion may have left. */
+/* Runs after each case, because a failed assertion leaves the case early. */
 static int say_where(void **state)
 {
     const op_case *c = *state;
@@ -310,7 +310,7 @@ static int say_where(void **state)
     return 0;
 }
 
-/* A pattern without a case would test nothing and pass. */
+/* A pattern that matches no case is an error: it would test nothing and pass. */
 static bool any_matches(const op_case *cases, size_t n, const char *pattern)
 {
     for (size_t i = 0; i < n; i++)

@@ -48,7 +48,7 @@ static void fill_pool(paged_batch *b, test_rng *r)
                 }
 }
 
-/* Deals the pool's blocks to the sequences in a shuffled order. */
+/* Gives the pool's blocks to the sequences in a shuffled order. */
 static void deal_blocks(paged_batch *b, test_rng *r)
 {
     uint32_t n = b->layout.n_blocks, next = 0, *order = new_u32(n);

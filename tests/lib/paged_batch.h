@@ -17,8 +17,8 @@ void test_rng_fill(test_rng *r, float *p, size_t n);
 
 enum { PAGED_MAX_SEQS = 16 };
 
-/* A batch and its pool. Sequence i has n_q[i] query tokens, the last of kv_len[i] resident slots;
- * block tables are a random permutation of the pool's blocks, so neighbours are never adjacent. */
+/* A batch and its pool. Sequence i has n_q[i] query tokens, the last of its kv_len[i] resident
+ * slots. Block tables are a random permutation of the pool's blocks. */
 typedef struct paged_batch {
     cn_batch_view view;
     cn_kv_layout layout;
@@ -34,23 +34,23 @@ typedef struct paged_shape {
     uint32_t n_q[PAGED_MAX_SEQS], kv_len[PAGED_MAX_SEQS];
 } paged_shape;
 
-/* The bounds of a drawn shape. Half of the lengths are most_edges blocks or fewer, plus or minus a
- * slot; the others are fewer than most_blocks blocks and up to 40 slots. */
+/* The bounds of a random shape. Half of the lengths are at most most_edges blocks, plus or minus a
+ * slot. The others are fewer than most_blocks blocks plus up to 40 slots. */
 typedef struct paged_limits {
     const uint32_t *dims; /* [n_dims] head_dim */
     uint32_t n_dims, most_seqs;
     uint32_t most_blocks, most_edges;
-    uint32_t most_q; /* query tokens of a prefill */
+    uint32_t most_q; /* most query tokens of a prefill */
 } paged_limits;
 
-/* Two layers; decode sequences first, perhaps none. */
+/* Draws a shape with two layers. Decode sequences come first; there may be none. */
 paged_shape paged_shape_draw(test_rng *r, const paged_limits *most);
 
-/* The pool is filled with random K and V; slots beyond kv_len with NaN, which no op may use. */
+/* Fills the pool with random K and V. Slots beyond kv_len are NaN: no op may use them. */
 paged_batch *paged_batch_create(const paged_shape *s, test_rng *r);
 void paged_batch_free(paged_batch *b);
 
-/* The stored row of resident slot `slot` of a sequence. */
+/* Returns the stored row of resident slot `slot` of a sequence. */
 float *paged_batch_row(const paged_batch *b, uint32_t layer, uint32_t seq, uint32_t kv_head,
                        uint32_t slot, cn_kv_part part);
 

@@ -39,7 +39,7 @@ cn_request_params run_params(const run *r, const char *chat_user_text, cn_messag
 
 static void keep_tokens(run_sample *s, const cn_event *ev)
 {
-    if (ev->n_tokens == 0) return; /* an end alone */
+    if (ev->n_tokens == 0) return; /* the event has only the end */
     while (s->n_tokens + ev->n_tokens > s->cap) {
         s->cap = s->cap ? 2 * s->cap : 2048;
         s->tokens = realloc(s->tokens, s->cap * sizeof *s->tokens);

@@ -1,4 +1,4 @@
-/* scratch_dir.c - a temporary directory with files of a test's making. */
+/* scratch_dir.c - see scratch_dir.h. */
 #include "tests/lib/scratch_dir.h"
 
 #include <dirent.h>

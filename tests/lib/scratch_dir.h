@@ -1,4 +1,4 @@
-/* scratch_dir.h - a temporary directory with files of a test's making. Thread: the test's. */
+/* scratch_dir.h - a temporary directory with files that a test writes. Thread: the test's. */
 #ifndef CN_TEST_SCRATCH_DIR_H
 #define CN_TEST_SCRATCH_DIR_H
 
@@ -8,7 +8,7 @@ typedef struct scratch_dir {
     char path[64];
 } scratch_dir;
 
-/* Makes an empty directory; aborts when it cannot. */
+/* Creates an empty directory. Aborts on failure. */
 void scratch_dir_open(scratch_dir *d);
 /* Writes a file of n bytes; n = 0 removes it. */
 void scratch_dir_put(const scratch_dir *d, const char *name, const char *data, size_t n);

@@ -1,5 +1,5 @@
-# serve.sh - for checks that talk to a running server: to be read with ".". Wants $dir, a scratch
-# directory, and BUILD.
+# serve.sh - functions for checks that use a running server. Source it with ".". Needs $dir, a
+# scratch directory, and BUILD.
 cinch=$(realpath "${BUILD:-build}/cinch")
 served=""
 
@@ -21,21 +21,21 @@ serve() {
     done
 }
 
-# stop: the orderly end, which must be one.
+# stop: ends the server with SIGTERM. The server must exit with 0.
 stop() {
     kill -TERM "$served"
     wait "$served" || { echo "the server ended with an error:"; cat "$dir/serve.log"; exit 1; }
     served=""
 }
 
-# For the trap on EXIT.
+# clean_up: kills the server and removes $dir. For the trap on EXIT.
 clean_up() {
     [ -z "$served" ] || kill -KILL "$served" 2>/dev/null || true
     rm -rf "$dir"
 }
 
-# need_python NAME PACKAGE...: sets $python to one that has the packages, from PyPI on the first
-# run, kept in BUILD/reference/NAME. Without them the check is skipped, and says so; with
+# need_python NAME PACKAGE...: sets $python to a Python with these packages, which come from PyPI on
+# the first run and stay in BUILD/reference/NAME. Prints SKIPPED and exits without them; with
 # REQUIRE_REFERENCES=1 that is a failure.
 need_python() {
     venv=${BUILD:-build}/reference/$1
@@ -43,7 +43,7 @@ need_python() {
     python=$venv/bin/python
     if [ ! -e "$venv/complete" ]; then
         "${PYTHON:-python3}" -m venv "$venv" && "$python" -m pip install -q "$@" &&
-            touch "$venv/complete" || skip "not to be had from PyPI: $*"
+            touch "$venv/complete" || skip "pip cannot install: $*"
     fi
 }
 

@@ -1,4 +1,4 @@
-/* tensor_file.c - safetensors images for tests. See tensor_file.h. */
+/* tensor_file.c - see tensor_file.h. */
 #include "tests/lib/tensor_file.h"
 
 #include <dirent.h>
@@ -70,7 +70,7 @@ void tensor_file_free(tensor_file *f)
 
 void write_file(const char *path, const void *data, size_t n)
 {
-    /* A new file each time: a file system may flush one that is truncated and written again. */
+    /* Removes the old file first: a file system may flush a file that is truncated and reused. */
     unlink(path);
     FILE *f = fopen(path, "wb");
     must(f != NULL, path);

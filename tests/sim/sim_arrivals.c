@@ -1,5 +1,5 @@
-/* sim_arrivals.c - engines and requests drawn from the seed. Small numbers on purpose: shortage,
- * full blocks and events are then a matter of every step. */
+/* sim_arrivals.c - draws engines and requests from the seed. Sizes are small, so that shortages,
+ * full blocks and events occur in every few steps. */
 #include "tests/sim/sim_world.h"
 
 #include <string.h>
@@ -40,13 +40,13 @@ void sim_draw_engine(sim_world *w)
     w->max_live = sim_between(w, 2, SIM_MAX_LIVE - SIM_MAX_SAMPLES);
     w->share_percent = sim_chance(w, 30) ? 0 : sim_between(w, 30, 100);
     w->n_families = sim_between(w, 1, 4);
-    /* With few token ids, unrelated sequences meet in the prefix cache. */
+    /* With few token ids, unrelated sequences share prefixes in the cache. */
     w->n_vocab = sim_chance(w, 50) ? 1u << 30 : sim_between(w, 1, 3);
-    /* full, window, zip: one alone now and then, else a mixture */
+    /* full, window, zip: sometimes one policy only, else a mixture */
     uint32_t alone = sim_below(w, 6);
     for (uint32_t p = 0; p < 3; p++) w->policy_percent[p] = alone < 3 ? 100 * (p == alone) : 33;
-    /* Where there is swap space, now and then capped requests alone, hardly any memory, and so few
-     * interactive ones that batch ones fill it. */
+    /* With swap space, half of the engines have only capped requests, little memory and few
+     * arrivals, so that batch requests fill the memory. */
     if (o->n_swap_blocks > 0 && (o->model_hash >> 32) % 2 == 0) {
         o->batch_floor = (uint32_t)(o->model_hash >> 8) % 16;
         w->arrival_percent = 3 + (uint32_t)(o->model_hash >> 36) % 12;
@@ -70,7 +70,7 @@ static cn_kv_params draw_kv(sim_world *w)
     return kv;
 }
 
-/* A prompt begins like its family's others, or goes on from a finished sequence. */
+/* A prompt starts like others of its family, or continues a finished sequence. */
 static uint32_t draw_prompt(sim_world *w, uint32_t *prompt)
 {
     uint32_t longest = cn_max_u32(1, w->engine.max_model_len / (sim_chance(w, 70) ? 4 : 1) - 1);
@@ -133,6 +133,6 @@ void sim_arrive(sim_world *w)
     for (uint32_t i = 0; i < SIM_MAX_LIVE; i++) n_unused += !w->seqs[i].used;
     if (n_unused < p.n) return;
     w->last_content = sim_random(w);
-    if (cn_scheduler_add(w->s, &p, NULL, seqs) != CN_OK) return; /* can never run: refused */
+    if (cn_scheduler_add(w->s, &p, NULL, seqs) != CN_OK) return; /* refused: it can never run */
     for (uint32_t i = 0; i < p.n; i++) start(w, find_free(w), seqs[i], &p);
 }

@@ -86,7 +86,7 @@ void sim_device_copy_slot(sim_device *d, cn_block_copy c)
     memcpy(d->queries + c.dst * w, d->queries + c.src * w, w * sizeof *d->queries);
 }
 
-/* Moves items of n tags; where one was, nothing of it is left. */
+/* Moves items of n tags and clears their old places. */
 static void move_items(uint64_t *dst, uint32_t n_dst, uint64_t *src, uint32_t n_src, size_t n,
                        const cn_block_copy *moves, uint32_t n_moves)
 {

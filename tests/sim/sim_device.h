@@ -1,9 +1,9 @@
-/* sim_device.h - a backend without a model: every KV slot and every row of a query window holds a
- * tag that names its content, the hash of the whole prefix that it depends on. Sharing is legal
- * exactly where tags are equal.
+/* sim_device.h - a backend without a model. Every KV slot and every row of a query window stores a
+ * tag that identifies its content: the hash of the whole prefix that the content depends on. Two
+ * sequences may share a block exactly where their tags are equal.
  *
- * The swap space holds tags like the device. Stream 0 runs at once. Stream 1 runs each event at
- * some moment between enqueueing and report, which is all that a host can see of two streams. */
+ * The swap space stores tags too. Stream 0 runs at once. Stream 1 runs each event at some moment
+ * between enqueueing and report; a host cannot observe more of two streams. */
 #ifndef CN_SIM_DEVICE_H
 #define CN_SIM_DEVICE_H
 
@@ -19,15 +19,15 @@ typedef struct sim_device {
     uint32_t n_host_blocks, n_host_windows;
     uint64_t *host_kv;      /* [n_host_blocks, block_tokens] */
     uint64_t *host_queries; /* [n_host_windows, window] */
-    char *error;       /* where the first wrong read is described */
+    char *error;       /* description of the first wrong read */
     uint32_t error_bytes;
 } sim_device;
 
-/* As large as the scheduler's options say. False when memory is out. */
+/* Sizes come from the scheduler's options. False when memory is short. */
 bool sim_device_create(sim_device *d, const cn_sched_opts *o, char *error, uint32_t error_bytes);
 void sim_device_free(sim_device *d);
 
-/* Reads the first n slots of a table; false when one does not hold want[i]. */
+/* Reads the first n slots of a table. False when slot i does not hold want[i]. */
 bool sim_device_read(sim_device *d, const char *who, const uint32_t *table, const uint64_t *want,
                      uint32_t n);
 
@@ -42,15 +42,15 @@ void sim_device_write_query(sim_device *d, uint32_t slot, uint32_t w, uint32_t p
 void sim_device_copy_block(sim_device *d, cn_block_copy c);
 void sim_device_copy_slot(sim_device *d, cn_block_copy c);
 
-/* To the swap space and back. Nothing is left where it was. */
+/* Moves to the swap space (`out`) or back, and clears the old places. */
 void sim_device_swap(sim_device *d, const cn_copy_list *m, bool out);
 
 /* Runs a compression: reads the sources and the window, whose tags by position are `positions`,
- * and moves the chosen slots, kept[n_target * block_tokens] in order, to the targets. */
+ * and writes the chosen tags, kept[n_target * block_tokens] in slot order, to the targets. */
 bool sim_device_compress(sim_device *d, const cn_compress_req *req, const uint64_t *resident,
                          const uint64_t *positions, const uint64_t *kept);
 
-/* The tag that a window holds for a position whose KV has this one. */
+/* The tag in the query window for the position with this KV tag. */
 static inline uint64_t sim_query_tag(uint64_t kv_tag) { return ~kv_tag; }
 
 #endif

@@ -1,4 +1,4 @@
-/* sim_exec.c - plans and events carried out on the fake device, tokens read, sequences ended. */
+/* sim_exec.c - runs plans and events on the fake device, reads tokens, ends sequences. */
 #include "tests/sim/sim_world.h"
 
 #include <string.h>
@@ -18,7 +18,7 @@ static sim_seq *find_seq(const cn_seq *seq)
     return q->used && q->seq == seq ? q : NULL;
 }
 
-/* Tags positions up to n: each depends on all before it, and on what compressions left of them. */
+/* Tags positions up to n. A tag depends on all earlier ones and on the compressions before it. */
 static void tag_positions(sim_seq *q, uint32_t n)
 {
     for (; q->n_tags < n; q->n_tags++) {
@@ -29,8 +29,8 @@ static void tag_positions(sim_seq *q, uint32_t n)
 
 /* ---- events ---- */
 
-/* Any set of the right size that holds the window will do: keep each slot with the chance that
- * makes the numbers come out. slots[k], ascending. */
+/* Chooses a random set of k slots that contains the window: keeps each slot with the probability
+ * that gives k slots. slots[k], ascending. */
 static void choose_slots(sim_world *w, const cn_compress_req *req, uint32_t *slots)
 {
     uint32_t n = req->n_blocks * w->engine.block_tokens;
@@ -48,7 +48,7 @@ static void choose_slots(sim_world *w, const cn_compress_req *req, uint32_t *slo
     CN_ASSERT(n_kept == k);
 }
 
-/* The tag that each target slot comes to hold. */
+/* Chooses the tag that each target slot will hold. */
 static void choose_kept(sim_world *w, sim_seq *q, const cn_compress_req *req)
 {
     uint32_t slots[SIM_MAX_LEN], next = 0, behind = 0;
@@ -64,7 +64,7 @@ static void choose_kept(sim_world *w, sim_seq *q, const cn_compress_req *req)
     q->n_kept = k;
 }
 
-/* The last slots hold the last tokens: the window's causal edge stands on that. */
+/* The last slots must hold the last tokens: the causal edge of the window depends on it. */
 static bool check_window(sim_world *w, const sim_seq *q, const cn_compress_req *req)
 {
     if (req->params.policy != CN_KV_ZIP || !q->compressed) return true;
@@ -81,7 +81,7 @@ static bool check_request(sim_world *w, const sim_seq *q, const cn_sched_event *
     if (seq->state != CN_SEQ_COMPRESSING || e->req.n_blocks != seq->n_blocks ||
         e->req.position_end != seq->n_computed || e->req.first_event == q->compressed ||
         e->req.n_history != (q->compressed ? kept : 0) || kept != seq->kv.budget_tokens)
-        return sim_fail(w, "event %llu: its request does not describe sequence %llu",
+        return sim_fail(w, "event %llu: the request does not match sequence %llu",
                         (unsigned long long)e->id, (unsigned long long)seq->id);
     return true;
 }
@@ -106,7 +106,7 @@ bool sim_enqueue_events(sim_world *w, const cn_begin_plan *begin)
     return true;
 }
 
-/* In order, as one stream does it: nothing is reported before what was enqueued earlier. */
+/* With in_order, as in one stream: no event runs or is reported before an earlier one. */
 static bool is_turn(const sim_world *w, const sim_seq *q)
 {
     for (uint32_t i = 0; i < SIM_MAX_LIVE && w->in_order; i++) {
@@ -142,7 +142,7 @@ bool sim_advance_events(sim_world *w)
     return true;
 }
 
-/* The scheduler has passed a boundary: whatever was reported is committed. */
+/* The scheduler has passed a step boundary: every reported event is committed. */
 void sim_apply_commits(sim_world *w)
 {
     for (uint32_t i = 0; i < SIM_MAX_LIVE && w->n_events > 0; i++) {
@@ -171,7 +171,7 @@ static bool check_row(sim_world *w, const sim_seq *q, const cn_plan_row *row, ui
                  (at >= plan->n_decode || row->n_new == 1) && seq->n_computed < q->max_tokens &&
                  (row->n_new == 1 || seq->n_computed <= seq->n_tokens);
     return sound ||
-           sim_fail(w, "row %u of sequence %llu is not sound", at, (unsigned long long)seq->id);
+           sim_fail(w, "row %u of sequence %llu is not valid", at, (unsigned long long)seq->id);
 }
 
 static bool run_row(sim_world *w, sim_seq *q, const cn_plan_row *row)
@@ -179,7 +179,7 @@ static bool run_row(sim_world *w, sim_seq *q, const cn_plan_row *row)
     const cn_seq *seq = row->seq;
     uint32_t n = row->first_pos + row->n_new;
     for (uint32_t p = seq->n_prompt; p < seq->n_tokens; p++) {
-        if (seq->tokens[p] != sim_token(q, p)) return sim_fail(w, "a token changed its place");
+        if (seq->tokens[p] != sim_token(q, p)) return sim_fail(w, "a token has changed");
     }
     tag_positions(q, n);
     const uint64_t *fresh = q->positions + row->first_pos;
@@ -215,7 +215,7 @@ bool sim_execute(sim_world *w, const cn_plan *plan)
         if (row->wants_sample && !note_token(w, row->seq)) return false;
     }
     if (n_tokens != plan->n_tokens || n_tokens > w->engine.max_batched_tokens)
-        return sim_fail(w, "a plan of %u tokens says %u", n_tokens, plan->n_tokens);
+        return sim_fail(w, "rows of %u tokens, but the plan says %u", n_tokens, plan->n_tokens);
     for (uint32_t i = 0; i < plan->fork_copies.n_blocks; i++)
         sim_device_copy_block(&w->device, plan->fork_copies.blocks[i]);
     for (uint32_t i = 0; i < plan->fork_copies.n_slots; i++)
@@ -223,7 +223,7 @@ bool sim_execute(sim_world *w, const cn_plan *plan)
     for (uint32_t i = 0; i < plan->n_forks; i++) {
         uint32_t row = plan->forks[i].leader_row;
         if (row >= plan->n_rows || !plan->rows[row].wants_sample)
-            return sim_fail(w, "a fork of row %u, which samples nothing", row);
+            return sim_fail(w, "a fork of row %u, which has no sample", row);
         if (!note_token(w, plan->forks[i].seq)) return false;
     }
     w->r->tokens += n_tokens;
@@ -259,10 +259,10 @@ bool sim_read_tokens(sim_world *w)
 {
     for (uint32_t i = 0; i < w->n_unread; i++) {
         sim_seq *q = &w->seqs[w->unread[i].who];
-        if (!q->live || q->id != w->unread[i].id) continue; /* ended meanwhile: discarded */
+        if (!q->live || q->id != w->unread[i].id) continue; /* has ended: the token is discarded */
         uint32_t position = q->seq->n_tokens;
         cn_scheduler_append(w->s, q->seq, sim_token(q, position));
-        if (q->seq->n_tokens != position + 1) return sim_fail(w, "a token was not taken");
+        if (q->seq->n_tokens != position + 1) return sim_fail(w, "a token was not appended");
         if (position + 1 == q->n_stop) sim_end(w, q);
         w->moved = true;
     }

@@ -1,12 +1,12 @@
-/* sim_fault.c - bugs planted from outside into the scheduler's state, to show that the simulation
- * catches their kind. Nothing of this is in the production code. */
+/* sim_fault.c - plants bugs in the scheduler's state from outside, to show that the simulation
+ * catches such bugs. Production code contains none of this. */
 #include "scheduler/sched_state.h"
 #include "tests/sim/sim_world.h"
 
 #include <string.h>
 
-/* Of one that still reads the block for a while: dropped at once, it would only be counted wrong.
- */
+/* Drops a reference to a block that its sequence will read for many more steps. Near the sequence's
+ * end, only the reference count would be wrong, and no tag. */
 static bool drop_reference(sim_world *w, const cn_seq *seq)
 {
     if (seq->state != CN_SEQ_RUNNING || seq->n_blocks == 0) return false;
@@ -43,7 +43,7 @@ static bool drop_swap(sim_world *w, const cn_seq *seq)
     return true;
 }
 
-/* Of one that comes back for certain: it is not cancelled, and no token on its way ends it. */
+/* Only for a sequence that will return: no cancellation and no pending token can end it. */
 static bool mistake_swap(sim_world *w, const cn_seq *seq)
 {
     cn_pool *blocks = w->s->swap.space.blocks;
@@ -71,12 +71,12 @@ void sim_strike(sim_world *w)
 
 void sim_strike_event(sim_world *w)
 {
-    /* Of a sequence that is cancelled next nobody would read anything. */
+    /* A cancelled sequence would never read the result, so cancellation must be off. */
     if (w->o.fault != SIM_FAULT_EARLY_COMMIT || w->cancel_percent > 0) return;
     for (uint32_t i = 0; i < SIM_MAX_LIVE; i++) {
         sim_seq *q = &w->seqs[i];
         if (!q->live || q->event != SIM_ENQUEUED || q->run_at <= w->step) continue;
-        /* An event that keeps the first slots where they are may as well never run. */
+        /* An event that leaves the first slots in place has the same result without running. */
         const uint64_t *from = q->compressed ? q->resident : q->positions;
         if (memcmp(q->kept, from, q->n_kept * sizeof *from) == 0) continue;
         cn_scheduler_event_done(w->s, q->sched_event);

@@ -8,7 +8,7 @@
 
 enum { DEFAULT_EPOCH_STEPS = 10000, FAULT_AFTER_STEPS = 100 };
 
-/* splitmix64: a counter and a finaliser. */
+/* splitmix64: a counter and a mixing function. */
 uint64_t sim_mix(uint64_t a, uint64_t b)
 {
     uint64_t z = a + UINT64_C(0x9e3779b97f4a7c15) * (b + 1);
@@ -57,8 +57,7 @@ static void cancel_some(sim_world *w)
     w->r->cancels++;
 }
 
-/* The scheduler's half of a step: commits, events, the plan. */
-/* Begins a step; while somebody waits no cap may grow. */
+/* Begins a step and checks that no cap grows while a sequence waits. */
 static bool begin_step(sim_world *w, cn_begin_plan *begin)
 {
     cn_stats before, after;
@@ -69,7 +68,7 @@ static bool begin_step(sim_world *w, cn_begin_plan *begin)
     w->moved |= after.relaxed_blocks > before.relaxed_blocks;
     const uint32_t n_waiting = before.waiting + before.swapped;
     return n_waiting == 0 || after.relaxed_blocks == before.relaxed_blocks ||
-           sim_fail(w, "a cap grew while %u waited", n_waiting);
+           sim_fail(w, "a cap grew while %u sequences waited", n_waiting);
 }
 
 static bool schedule(sim_world *w, cn_plan *plan)
@@ -110,7 +109,7 @@ static bool step(sim_world *w, bool arrivals)
     return sim_check_waits(w);
 }
 
-/* Everybody has left: nothing may be held, and the engine's totals are the sums of the parts. */
+/* All sequences have ended: nothing may be in use, and the engine's totals must be their sums. */
 static bool check_empty(sim_world *w)
 {
     cn_stats st;

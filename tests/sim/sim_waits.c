@@ -1,5 +1,5 @@
-/* sim_waits.c - somebody advances at every step, nobody is overtaken, and nobody waits beyond the
- * bounds that sim.h states. */
+/* sim_waits.c - checks that some sequence advances at every step, that no sequence is overtaken,
+ * and that no wait exceeds the bounds of sim.h. */
 #include "scheduler/sched_state.h"
 #include "tests/sim/sim_world.h"
 
@@ -25,7 +25,7 @@ static const sim_seq *find_foremost(const sim_world *w, bool waiting)
     return best;
 }
 
-/* Steps that a sequence can take up: a token each, and two to read the last one and end. */
+/* Most steps that a sequence can take: one per token, and two to read the last one and end. */
 static uint64_t work_left(const sim_seq *q) { return q->max_tokens - q->seq->n_computed + 2; }
 
 static bool is_running(const sim_seq *q)
@@ -33,8 +33,8 @@ static bool is_running(const sim_seq *q)
     return q->live && (q->seq->state == CN_SEQ_RUNNING || q->seq->state == CN_SEQ_COMPRESSING);
 }
 
-/* Work of the running ones, or of those alone that entered since the last look: forks of a running
- * leader, and whoever ranks before the one that waits. */
+/* The work left of all running sequences, or with `entered` only of those that have entered since
+ * the last check: forks of a running leader and requests that rank before the waiting one. */
 static uint64_t running_work(const sim_world *w, bool entered)
 {
     uint64_t work = 0;
@@ -45,11 +45,13 @@ static uint64_t running_work(const sim_world *w, bool entered)
     return work;
 }
 
-/* Interactive before batch; but when as many as the floor says have passed, a batch one is next.
- * One that returns from the swap space takes a batch one's turn, before any from the queue.
- * What a step admits of both classes, what it preempts and admits again, and whether a sample
- * forked or was admitted in its leader's place, is seen without its order: the number that has
- * passed is known as a range. */
+/* Interactive sequences go first, until as many as the floor have passed; then a batch sequence is
+ * next. A sequence that returns from the swap space takes the turn of a batch sequence, before any
+ * from the queue.
+ * The check does not see the order of events inside a step: admissions of both classes, preemption
+ * and readmission, and whether a sample was forked or admitted in place of its leader. It therefore
+ * knows the number of passed sequences only as a range. */
+
 bool sim_check_admissions(sim_world *w)
 {
     uint32_t admitted[2] = {0}, left[2] = {0}, n_swapped = 0, n_entered = 0;
@@ -81,7 +83,7 @@ bool sim_check_admissions(sim_world *w)
     const bool certain = left[CN_CLASS_BATCH] > 0 && batch == 0 && unseen == 0 && !aged;
     w->passed_least = certain ? w->passed_least + passing : 0;
     return floor == 0 || w->passed_least <= floor ||
-           sim_fail(w, "%u interactive sequences passed batch ones, the floor is %u",
+           sim_fail(w, "%u interactive sequences passed batch ones: the floor is %u",
                     w->passed_least, floor);
 }
 
@@ -92,7 +94,7 @@ static bool check_overtaking(sim_world *w)
         if (!q->live || !q->was_waiting || is_waiting(q)) continue;
         for (uint32_t j = 0; j < SIM_MAX_LIVE; j++) {
             const sim_seq *other = &w->seqs[j];
-            if (other->klass != q->klass) continue; /* sim_check_admissions */
+            if (other->klass != q->klass) continue; /* checked by sim_check_admissions */
             if (is_waiting(other) && other->was_waiting && ranks_before(other, q))
                 return sim_fail(w, "sequence %llu was admitted past %llu",
                                 (unsigned long long)q->id, (unsigned long long)other->id);
@@ -114,7 +116,7 @@ static bool check_head(sim_world *w)
     w->head_waited += w->n_events == 0;
     if (w->head_waited > w->r->longest_head_wait) w->r->longest_head_wait = w->head_waited;
     if (w->head_waited <= w->head_bound) return true;
-    return sim_fail(w, "sequence %llu, the foremost that waits, has waited %llu steps",
+    return sim_fail(w, "sequence %llu, the foremost waiting one, has waited %llu steps",
                     (unsigned long long)head->id, (unsigned long long)w->head_waited);
 }
 
@@ -139,7 +141,7 @@ bool sim_check_waits(sim_world *w)
 {
     bool waits_for_device = w->n_events > 0 || w->n_unread > 0;
     w->n_idle = w->moved || waits_for_device || w->n_live == 0 ? 0 : w->n_idle + 1;
-    if (w->n_idle > 2) return sim_fail(w, "deadlock: %u sequences, nobody advances", w->n_live);
+    if (w->n_idle > 2) return sim_fail(w, "deadlock: none of %u sequences advances", w->n_live);
     bool good = check_overtaking(w) && check_head(w) && check_foremost(w);
     for (uint32_t i = 0; i < SIM_MAX_LIVE; i++) {
         w->seqs[i].was_waiting = is_waiting(&w->seqs[i]);

@@ -1,8 +1,8 @@
 /* sim_world.h - the state of a simulation, shared by its files.
  *
  *   sim_run.c       epochs and the order of a step
- *   sim_arrivals.c  engines and requests drawn from the seed
- *   sim_exec.c      plans and events carried out on the fake device
+ *   sim_arrivals.c  draws engines and requests from the seed
+ *   sim_exec.c      runs plans and events on the fake device
  *   sim_waits.c     progress and the bounds on waiting
  *   sim_fault.c     planted bugs */
 #ifndef CN_SIM_WORLD_H
@@ -21,24 +21,24 @@ typedef enum sim_event_state {
     SIM_REPORTED
 } sim_event_state;
 
-/* One sequence as its user sees it. Where a fake token or a tag must be known, it is a function of
- * what is here, so recomputing gives the same and so does a fork. */
+/* One sequence as its user sees it. Fake tokens and tags are functions of these fields, so that
+ * recomputing a sequence or forking it gives the same values. */
 typedef struct sim_seq {
-    bool live;   /* not yet finished from here */
+    bool live;   /* not yet finished by the user */
     bool used;   /* live, or its event is not committed */
-    cn_seq *seq; /* NULL once released */
+    cn_seq *seq; /* NULL after its release */
     uint64_t id;
     cn_class klass;
     int32_t priority;
-    uint64_t content; /* of the outputs: request and sample */
+    uint64_t content; /* identifies the outputs: request and sample */
     uint32_t n_prompt, n_stop, max_tokens, n_vocab;
     uint32_t tokens[SIM_MAX_LEN];
     uint32_t n_tags;                 /* positions tagged so far */
     uint64_t positions[SIM_MAX_LEN]; /* tag of each position */
-    uint64_t resident[SIM_MAX_LEN];  /* tag of each resident slot, once compressed */
+    uint64_t resident[SIM_MAX_LEN];  /* tag of each resident slot, after the first event */
     bool compressed;
-    uint64_t salt;                 /* what a compression adds to all later tags */
-    bool was_waiting, was_running, was_swapped; /* at the last look */
+    uint64_t salt;                 /* from a compression; part of all later tags */
+    bool was_waiting, was_running, was_swapped; /* at the last check */
 
     sim_event_state event;
     cn_sched_event *sched_event;
@@ -47,7 +47,7 @@ typedef struct sim_seq {
     uint32_t n_kept;
 } sim_seq;
 
-/* The tokens of a finished sequence, for others to continue. */
+/* The tokens of a finished sequence, which prompts can continue. */
 typedef struct sim_talk {
     uint32_t tokens[SIM_MAX_LEN], n;
 } sim_talk;
@@ -60,9 +60,9 @@ typedef struct sim_world {
     /* drawn per epoch */
     cn_sched_opts engine;
     bool lag, synchronous, in_order;
-    uint32_t event_delay; /* most steps */
+    uint32_t event_delay; /* most steps of delay */
     uint32_t arrival_percent, cancel_percent, max_live;
-    uint32_t share_percent; /* prompts that begin like another */
+    uint32_t share_percent; /* share of prompts that start like another */
     uint32_t policy_percent[3];
     uint32_t n_families, n_vocab;
 
@@ -72,20 +72,20 @@ typedef struct sim_world {
     sim_talk talks[SIM_N_TALKS];
     uint32_t n_live, n_events;
 
-    /* Tokens sampled by the last plan and not yet read. */
+    /* Tokens that the last plan sampled and that are not read yet. */
     struct sim_pending {
         uint32_t who;
         uint64_t id;
     } pending[SIM_MAX_LIVE], unread[SIM_MAX_LIVE];
     uint32_t n_pending, n_unread;
 
-    cn_kv_usage ended; /* sums over ended sequences, against the engine's totals */
+    cn_kv_usage ended; /* sums over ended sequences, to compare with the engine's totals */
     uint64_t ended_recomputed, ended_preemptions;
 
     /* sim_waits.c */
     uint64_t head_id, head_waited, head_bound;
     uint64_t foremost_id, foremost_waited;
-    uint32_t passed_least, passed_most; /* interactive ones in a row, while batch ones waited */
+    uint32_t passed_least, passed_most; /* interactive ones admitted while batch ones waited */
     uint64_t last_preemptions;
     bool was_aged;
     uint32_t n_idle;
@@ -99,22 +99,22 @@ uint32_t sim_between(sim_world *w, uint32_t a, uint32_t b); /* a .. b */
 bool sim_chance(sim_world *w, uint32_t percent);
 uint64_t sim_mix(uint64_t a, uint64_t b);
 
-/* Records the first error; returns false. */
+/* Records the first error. Returns false. */
 bool sim_fail(sim_world *w, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 void sim_draw_engine(sim_world *w);
-void sim_arrive(sim_world *w); /* perhaps */
+void sim_arrive(sim_world *w); /* adds a request with the probability arrival_percent */
 
 uint32_t sim_token(const sim_seq *q, uint32_t position);
 bool sim_enqueue_events(sim_world *w, const cn_begin_plan *begin);
 bool sim_advance_events(sim_world *w);
 void sim_apply_commits(sim_world *w);
 bool sim_execute(sim_world *w, const cn_plan *plan);
-bool sim_read_tokens(sim_world *w); /* of the plan that sim_sampled was told of */
+bool sim_read_tokens(sim_world *w); /* the tokens passed on by the last sim_sampled */
 void sim_sampled(sim_world *w);
 void sim_end(sim_world *w, sim_seq *q);
 
-bool sim_check_admissions(sim_world *w); /* of the plan just made */
+bool sim_check_admissions(sim_world *w); /* of the last plan */
 bool sim_check_waits(sim_world *w);
 
 void sim_strike(sim_world *w);

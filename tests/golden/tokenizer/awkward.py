@@ -1,7 +1,7 @@
-"""awkward.py: texts that tokenizers disagree about, the same ones for the same seed.
+"""awkward.py: texts that tokenizers often treat differently. The same seed gives the same texts.
 
-strings(count, seed) draws count texts; sweep() brings every Unicode code point in several
-surroundings. Both yield str without surrogates."""
+strings(count, seed) yields fixed texts and count random texts. sweep() yields every Unicode code
+point in several contexts. Both yield str without surrogates."""
 import random
 import sys
 import unicodedata
@@ -24,7 +24,7 @@ SPACES = [" ", "  ", "\t", "\n", "\r", "\r\n", "\n\n", "\v", "\f", "\x85", "\u00
 EMOJI = ["👩‍👩‍👧‍👦", "👨🏿‍🚀", "🏳️‍🌈", "🇩🇪", "🇩🇪🇫🇷", "👍🏽", "❤️", "1️⃣", "☃️", "🫠", "😀", "👁️‍🗨️",
          "🧑‍🤝‍🧑", "🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f", "\u200d", "\ufe0f"]
 HANGUL = ["\u1100\u1161", "\u1100\u1161\u11a8", "\uac00\u11a8", "\u11a8", "\u1161", "\uac01", "한국어"]
-# U+11A7 stands where finals are counted from, and is none.
+# U+11A7 is the base of the index of final consonants and is not a final consonant.
 NO_FINAL = ["\uac00\u11a7", "\uac00\u11a7x", "\u1100\u1161\u11a7\u11a8", "\uac01\u11a7", "a\u11a7"]
 CODE = ["def f(x):\n    return x**2\n", "if (a==b){c+=1;}\r\n", "<html>\n\t<body class=\"x\">&nbsp;",
         "SELECT * FROM t WHERE a='b';--", "{\"k\": [1, 2.5e-3, null]}", "\\frac{a}{b}^{n+1}",
@@ -100,7 +100,7 @@ def drawers(rng, cats):
 
 
 def long_strings():
-    """Few, but each of 100 kB and more: nothing may be quadratic."""
+    """A few texts of about 100 kB: no step of a tokenizer may take quadratic time."""
     rng = random.Random(7)
     yield "a" * 100_000
     yield "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(100_000))
@@ -127,7 +127,7 @@ def strings(count, seed=1):
     cats = by_category()
     rng = random.Random(seed)
     draw = drawers(rng, cats)
-    for cat in sorted(cats):  # every category alone, in a word, between words
+    for cat in sorted(cats):  # every category: alone, in a word, between words
         for _ in range(5):
             c = rng.choice(cats[cat])
             yield from (c, f"a{c}b", f"a {c} b", f"{c}{c} {c}1'{c}s")

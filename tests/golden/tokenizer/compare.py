@@ -1,5 +1,6 @@
-"""compare.py CINCH DIR... [--count N] [--seed S] [--sweep] [--long]: ids of `CINCH tokenize`
-against the package tokenizers, text by text, and the way back. Exit status 1 on any difference."""
+"""compare.py CINCH DIR... [--count N] [--seed S] [--sweep] [--long]: compares `CINCH tokenize` with
+the package tokenizers: the ids of each text, and the text decoded from them. Exit status 1 on any
+difference."""
 import argparse
 import json
 import os
@@ -58,8 +59,8 @@ def main():
     p.add_argument("models", nargs="+")
     p.add_argument("--count", type=int, default=12000)
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--sweep", action="store_true", help="every code point, too")
-    p.add_argument("--long", action="store_true", help="the 100 kB texts, too")
+    p.add_argument("--sweep", action="store_true", help="also every code point")
+    p.add_argument("--long", action="store_true", help="also the 100 kB texts")
     a = p.parse_args()
     texts = list(awkward.strings(a.count, a.seed))
     texts += awkward.sweep() if a.sweep else []

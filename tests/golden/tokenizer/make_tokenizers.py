@@ -1,9 +1,10 @@
-"""make_tokenizers.py: trains the two small tokenizers beside it, llama3/ and gpt2/.
+"""make_tokenizers.py: trains the two small tokenizers in this folder, llama3/ and gpt2/.
 
-llama3: the Llama 3 split, ignore_merges (with words in the vocabulary that no merge reaches), 256
-special tokens, BOS by TemplateProcessing. gpt2: ByteLevel's own split, NFC, and added tokens with
-every flag. Trained on the texts of /usr/share/common-licenses and on lines in many scripts.
-Needs the package tokenizers. The results are committed; run it only to change them.
+llama3: the Llama 3 split, ignore_merges (with words in the vocabulary that no merge produces), 256
+special tokens, BOS by TemplateProcessing. gpt2: the default split of ByteLevel, NFC, and added
+tokens with every flag. They are trained on the texts of /usr/share/common-licenses and on lines in
+many scripts. Needs the package tokenizers. The results are in the repository; run this script only
+to change them.
 """
 import glob
 import json
@@ -94,7 +95,7 @@ def gpt2():
                   AddedToken("  ", normalized=False), AddedToken("é", normalized=False),
                   AddedToken("\u0301", normalized=False), AddedToken("\x01\x02", normalized=False)])
 
-    def old_merges(tree):  # the older spelling of merges: "a b"
+    def old_merges(tree):  # the older form of merges: "a b"
         tree["model"]["merges"] = [" ".join(m) for m in tree["model"]["merges"]]
 
     save(t, "gpt2", old_merges)
