@@ -132,7 +132,7 @@ static uint32_t count_moved(bench *b)
 }
 
 /* Compresses all requests once, n per event. Returns the median seconds of an event. */
-static double time_in_turn(bench *b, uint32_t n)
+static double time_queued(bench *b, uint32_t n)
 {
     double seconds[ROUNDS];
     for (uint32_t round = 0; round <= ROUNDS; round++) {
@@ -177,9 +177,9 @@ static void report(bench *b, const char *name, cn_kv_policy policy, cn_kv_redund
     const double event_bytes = floor_bytes(&b->reqs[0].params, count_moved(b));
     for (uint32_t n = 1; n <= REQUESTS; n *= REQUESTS) {
         const double floor = n * event_bytes / b->bytes_per_s;
-        const double turn = time_in_turn(b, n), alone = time_alone(b, n);
+        const double queued = time_queued(b, n), alone = time_alone(b, n);
         printf("%-22s %u request%s  floor %6.3f ms  queued %6.3f ms (%3.0f %%)  alone %6.3f ms\n",
-               name, n, n == 1 ? " " : "s", 1e3 * floor, 1e3 * turn, 100 * floor / turn,
+               name, n, n == 1 ? " " : "s", 1e3 * floor, 1e3 * queued, 100 * floor / queued,
                1e3 * alone);
     }
 }

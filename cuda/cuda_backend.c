@@ -174,7 +174,7 @@ cn_backend_cuda_open(cn_backend **out, const cn_cuda_backend_opts *o)
 {
     *out = NULL;
     cn_cuda_host_set(o->base);
-    if (strcmp(o->version, CINCH_VERSION) != 0 || o->header_bytes != cn_cuda_header_bytes())
+    if (strcmp(o->version, CINCH_VERSION) != 0 || o->header_hash != cn_cuda_header_hash())
         return cn_fail(CN_ERR_DEVICE,
                        "cinch-cuda.so (%s) and the program (%s) were built from different "
                        "sources: build both together (make cuda), or use --device cpu",

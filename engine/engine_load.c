@@ -13,10 +13,7 @@
 
 static cn_status choose_model_len(cn_engine *e)
 {
-    uint32_t wanted = e->config->max_model_len, limit = e->model_config.max_position;
-    if (wanted > limit)
-        return cn_fail(CN_ERR_ARG, "--max-model-len %u: config.json allows at most %u positions",
-                       wanted, limit);
+    CN_TRY(cn_start_check_model_len(e->config, &e->model_config));
     e->max_model_len = cn_start_max_model_len(e->config, &e->model_config);
     return CN_OK;
 }

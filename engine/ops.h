@@ -414,7 +414,7 @@ typedef struct cn_cuda_backend_opts {
     /* Set by cn_backend_cuda_load (engine/backend.h): describes the calling program. */
     const cn_base_calls *base;
     const char *version; /* CINCH_VERSION */
-    size_t header_bytes; /* cn_cuda_header_bytes(); a mismatch means different headers */
+    uint64_t header_hash; /* cn_cuda_header_hash(); a mismatch means different headers */
 
     uint32_t device; /* ordinal */
     /* Size of the single allocation of device memory. It is memory_bytes; or, if that is 0,
@@ -438,9 +438,25 @@ typedef struct cn_cuda_backend_opts {
     const char *cache_dir; /* folder for timings, created if missing; NULL: do not keep them */
 } cn_cuda_backend_opts;
 
-static inline size_t cn_cuda_header_bytes(void)
+/* FNV-1a hash of the sizes of all structs that the program and the backend share. */
+static inline uint64_t cn_cuda_header_hash(void)
 {
-    return sizeof(cn_backend) + sizeof(cn_cuda_backend_opts);
+    static const size_t sizes[] = {
+        sizeof(cn_backend),         sizeof(cn_cuda_backend_opts),
+        sizeof(cn_dummy_fill_args), sizeof(cn_embed_args),
+        sizeof(cn_rmsnorm_args),    sizeof(cn_gemm_args),
+        sizeof(cn_rope_store_args), sizeof(cn_gemm_silu_mul_args),
+        sizeof(cn_attn_args),       sizeof(cn_attn_sparse_args),
+        sizeof(cn_silu_mul_args),   sizeof(cn_gather_args),
+        sizeof(cn_sample_args),     sizeof(cn_count_reset_args),
+        sizeof(cn_copy_args),       sizeof(cn_compress_args),
+        sizeof(cn_compress_req),    sizeof(cn_kv_params),
+        sizeof(cn_pools),           sizeof(cn_kv_layout),
+    };
+    uint64_t hash = 0xcbf29ce484222325;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        hash = (hash ^ sizes[i]) * 0x100000001b3;
+    return hash;
 }
 
 /* The CUDA backend; the only symbol of cinch-cuda.so. */

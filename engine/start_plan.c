@@ -21,6 +21,13 @@ uint32_t cn_start_max_model_len(const cn_config *c, const cn_model_config *m)
     return c->max_model_len ? c->max_model_len : m->max_position;
 }
 
+cn_status cn_start_check_model_len(const cn_config *c, const cn_model_config *m)
+{
+    if (c->max_model_len <= m->max_position) return CN_OK;
+    return cn_fail(CN_ERR_ARG, "--max-model-len %u: config.json allows at most %u positions",
+                   c->max_model_len, m->max_position);
+}
+
 cn_batch_opts cn_start_batch_opts(const cn_config *c, const cn_model_config *m,
                                   uint32_t block_tokens, uint32_t window_tokens)
 {

@@ -45,6 +45,8 @@ typedef struct cn_start_plan {
 uint32_t cn_start_max_rows(const cn_config *c);
 uint32_t cn_start_max_tokens(const cn_config *c);
 uint32_t cn_start_max_model_len(const cn_config *c, const cn_model_config *m);
+/* CN_ERR_ARG when --max-model-len exceeds the positions of the model. */
+cn_status cn_start_check_model_len(const cn_config *c, const cn_model_config *m);
 cn_batch_opts cn_start_batch_opts(const cn_config *c, const cn_model_config *m,
                                   uint32_t block_tokens, uint32_t window_tokens);
 

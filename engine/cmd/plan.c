@@ -111,9 +111,7 @@ static cn_status load_config(plan_report *r)
     const cn_config *c = r->config;
     cn_model_config *m = &r->model;
     CN_TRY(cn_model_config_load(m, c->model));
-    if (c->max_model_len > m->max_position)
-        return cn_fail(CN_ERR_ARG, "--max-model-len %u: config.json allows at most %u positions",
-                       c->max_model_len, m->max_position);
+    CN_TRY(cn_start_check_model_len(c, m));
     r->max_model_len = cn_start_max_model_len(c, m);
     return CN_OK;
 }
