@@ -20,6 +20,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "engine/dtype.h"
 
@@ -74,11 +75,11 @@ CN_KV_FN cn_kv_layout cn_kv_layout_make(uint32_t n_layers, uint32_t n_blocks, ui
                                         uint32_t block_tokens, uint32_t head_dim, cn_dtype dtype)
 {
     cn_kv_layout l;
+    memset(&l, 0, sizeof l); /* layouts are compared and copied whole */
     l.n_layers = n_layers;
     l.n_blocks = n_blocks;
     l.n_kv_heads = n_kv_heads;
     l.block_tokens = block_tokens;
-    l.n_parts = l.tile_bytes = 0;
     l.tile_tokens = block_tokens < CN_KV_TILE_TOKENS ? block_tokens : (uint32_t)CN_KV_TILE_TOKENS;
     l.head_dim = head_dim;
     cn_kv_layout_add(&l, dtype, head_dim);
