@@ -79,7 +79,7 @@ CUDA_DEFS := $(if $(findstring sm_90a,$(CUDA_ARCHS)),-DCN_CUDA_HAS_SM90A)
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo $(CUDA_ARCHS) --threads 2 -Werror all-warnings \
   -Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics \
   -Xcompiler -Wall,-Wextra,-Werror
-# Host code that the program and the GPU backend both have.
+# Host code that is linked into both the program and the GPU backend.
 CUDA_SHARED_SRC := compress/policy.c compress/compress_check.c
 CUDA_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard cuda/*.c cuda/*/*.c)) \
   $(CUDA_SHARED_SRC:%.c=$(BUILD)/cuda-shared/%.o) \

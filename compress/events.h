@@ -1,4 +1,4 @@
-/* events.h - enqueues compression events on stream 1 of the backend and reports finished ones.
+/* events.h - enqueues compression events on the event stream and reports finished ones.
  *
  * Owner: cn_engine. Thread: the engine's. Stage 3 of a request's way.
  *
@@ -16,7 +16,8 @@ typedef struct cn_events cn_events;
 
 typedef struct cn_events_opts {
     cn_backend *backend;
-    cn_stream *model_stream, *stream; /* what events wait for, and where they run */
+    cn_stream *model_stream; /* a batch of events runs behind a fence of this stream */
+    cn_stream *stream;       /* the event stream: runs the events */
     cn_pools pools;
     uint32_t max_batch_events; /* most events between two starts */
     void *scratch;             /* scratch_bytes, from backend->compress_scratch_bytes; borrowed */

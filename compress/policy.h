@@ -2,41 +2,42 @@
  * a request's policy: the block cap, when an event is due, which parameters are valid. Pure
  * functions; no device call. The backends use the table too. DESIGN.md §1.4, §2.
  *
- * To add a policy: a value of cn_kv_policy (engine/cinch.h), its name in CN_POLICY_NAMES, a row in
- * policy.c. A policy that selects tokens in a new way also needs a value of cn_keep and a function
- * for it in each backend that supports the policy (docs/HACKING.md). */
+ * docs/HACKING.md, "Add a policy", lists the steps. A policy that selects tokens in a new way also
+ * needs a value of cn_keep, and a function for it in each backend that supports the policy. */
 #ifndef CN_POLICY_H
 #define CN_POLICY_H
 
 #include "engine/ops.h"
 
-/* In the order of cn_kv_policy. */
+/* Names in the order of cn_kv_policy. */
 #define CN_POLICY_NAMES "full|window|zip"
 enum { CN_N_POLICIES = 3 };
 
 typedef struct cn_policy {
     const char *name;
-    const char *summary; /* for reports: "sinks and the newest tokens" */
-    const char *params;  /* the other members of a kv object that it reads: "budget sinks" */
-    cn_keep keep;        /* how its events choose; CN_KEEP_ALL: it has no cap and no events */
-    bool needs_slot;     /* observes queries */
-    uint32_t planes;     /* of a block, beside K and V: bit i is cn_block_plane i */
-    /* Checks the parameters that are its own, budget already rounded. CN_ERR_ARG. May be NULL. */
+    const char *summary; /* the tokens that it keeps: "sinks and the newest tokens" */
+    const char *params;  /* members of a kv object that the policy reads, except "policy" */
+    cn_keep keep;        /* how events select slots; CN_KEEP_ALL: no cap and no events */
+    bool needs_slot;     /* the policy observes queries: a request needs a query slot */
+    uint32_t planes;     /* planes of a block besides K and V: bit i is cn_block_plane i */
+    /* Checks the policy's own parameters, with the budget rounded. CN_ERR_ARG. May be NULL. */
     cn_status (*check)(const cn_kv_params *kv, uint32_t block_tokens, uint32_t max_window_tokens);
     /* Checks an event against the pools before a backend runs it. CN_ERR_ARG. May be NULL. */
     cn_status (*check_event)(const cn_pools *p, const cn_compress_req *r);
 } cn_policy;
 
-/* The row of a policy, which must be one of cn_kv_policy's. */
+/* Returns the row of a policy. Asserts that the value is one of cn_kv_policy. */
 const cn_policy *cn_policy_of(cn_kv_policy policy);
 
-/* What a set of policies needs together: bit i is cn_kv_policy i. */
+/* What a set of policies needs. */
 typedef struct cn_policy_needs {
-    bool capped;     /* some policy has events */
+    bool capped;     /* some policy has a cap and events */
     bool slots;      /* some policy observes queries */
-    uint32_t planes; /* of a block, beside K and V */
+    uint32_t planes; /* planes of a block besides K and V: bit i is cn_block_plane i */
     uint32_t keeps;  /* bit i is cn_keep i */
 } cn_policy_needs;
+
+/* Bit i of `policies` is cn_kv_policy i. */
 cn_policy_needs cn_policies_need(uint32_t policies);
 
 /* Checks kv against the engine's limits and rounds the budget up to a multiple of the block size.
@@ -50,7 +51,7 @@ cn_status cn_policy_check_sinks(const cn_kv_params *kv);
 /* Block cap N_max = ceil(budget / b) + 1. */
 uint32_t cn_policy_cap(uint32_t budget_tokens, uint32_t block_tokens);
 
-/* The cap of a request; 0 for a policy without one. */
+/* Returns the block cap of a request, or 0 if its policy has no cap. */
 uint32_t cn_policy_n_max(const cn_kv_params *kv, uint32_t block_tokens);
 
 /* Returns true when an event is due: the request has a cap, holds at least n_max blocks, and the

@@ -1,15 +1,15 @@
 /* copy_blocks.cu - copies whole KV blocks and whole query slots, in all layers and planes
  * (paged/planes.h). CPU version: cpu_copy.c.
  *
- * Inside device memory a kernel copies. Pairs are a kernel argument, at most PAIRS for each launch.
+ * A kernel copies inside device memory. Pairs are a kernel argument, at most PAIRS for each launch.
  * Pairs take effect in order, so a pair that depends on an earlier pair of the launch begins a new
  * launch. Grid (pieces of an item, layers, pairs), 16 bytes per thread and iteration. Bytes moved:
  * 2 * item * layers * pairs.
  *
- * To and from host memory the copy engine copies: one 2-D copy for each item and plane, or one copy
- * for each layer where a stride exceeds the copy engine's limit. Host memory is pinned, so the host
- * does not wait and no staging is needed. A block moves once over PCIe: 38 MB for 256 tokens of 36
- * layers and 8 kv heads of 128, 0.8 ms at 50 GB/s. */
+ * The copy engine copies to and from host memory: one 2-D copy for each item and plane, or one copy
+ * for each layer when a stride exceeds the copy engine's limit. Host memory is pinned, so the host
+ * does not wait and needs no staging buffer. A block crosses PCIe once: 38 MB for 256 tokens of 36
+ * layers and 8 kv heads of 128, which takes 0.8 ms at 50 GB/s. */
 #include "cuda/launch.cuh"
 #include "cuda/util.cuh"
 

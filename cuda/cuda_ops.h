@@ -38,9 +38,9 @@ typedef struct cn_cuda_staging {
 struct cn_stream {
     cn_cuda *cuda;
     cudaStream_t handle;
-    /* Of a HIGH stream, else NULL: matrix products and decode attention run on those alone. */
+    /* NULL on a LOW stream: matrix products and decode attention run on HIGH streams only. */
     void *gemm_scratch; /* CN_CUDA_GEMM_SCRATCH_BYTES */
-    void *attn_scratch; /* partial results of cut sequences; zeroed at start */
+    void *attn_scratch; /* partial results of split sequences; zeroed at start */
     bool recording;     /* between graph_begin and graph_end */
     cn_cuda_staging staging;
 };
@@ -84,8 +84,8 @@ struct cn_cuda {
     cn_cuda_backend_opts opts;
     cn_cuda_device device;
     cn_cuda_arena arena;
-    int priority[2];    /* CUDA's, by cn_priority */
-    uint32_t n_streams; /* alive */
+    int priority[2];    /* CUDA's value of each cn_priority */
+    uint32_t n_streams; /* created and not yet freed */
     cn_cuda_gemm_state *gemm;
     size_t attn_scratch_bytes;
 };
@@ -121,7 +121,7 @@ void cn_cuda_mem_usage(cn_backend *be, uint64_t *planned, uint64_t *used);
 
 cn_status cn_cuda_stream_create(cn_backend *be, cn_priority priority, cn_stream **out);
 void cn_cuda_stream_free(cn_stream *s);
-/* Bytes that a HIGH stream takes of the one allocation. */
+/* Bytes that a HIGH stream takes from the arena. */
 size_t cn_cuda_stream_bytes(const cn_cuda *c);
 cn_status cn_cuda_stream_sync(cn_stream *s);
 cn_status cn_cuda_fence_create(cn_backend *be, cn_fence **out);

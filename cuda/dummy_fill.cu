@@ -20,7 +20,8 @@ __global__ static void fill_kernel(uint16_t *out, uint64_t n, uint64_t key, floa
 extern "C" cn_status cn_cuda_dummy_fill(cn_stream *s, const cn_dummy_fill_args *a)
 {
     if (a->n == 0) return CN_OK;
-    if (a->dtype != CN_BF16) return cn_fail(CN_ERR_SHAPE, "dummy_fill: writes bf16 only");
+    if (a->dtype != CN_BF16)
+        return cn_fail(CN_ERR_SHAPE, "dummy_fill: unsupported dtype: expected bf16");
     if (a->n > (uint64_t)INT32_MAX * BLOCK)
         return cn_fail(CN_ERR_SHAPE, "dummy_fill: a tensor of %llu elements is too large",
                        (unsigned long long)a->n);

@@ -141,8 +141,8 @@ extern "C" cn_status cn_cuda_rope_store(cn_stream *s, const cn_rope_store_args *
                        "rope_store: head_dim %u: expected a multiple of 16, at most %d", d,
                        MAX_HEAD_DIM);
     if (!cn_kv_layout_is_uniform(&a->layout, CN_BF16))
-        return cn_fail(CN_ERR_SHAPE, "rope_store: K and V must be bf16 and as wide as head_dim %u",
-                       d);
+        return cn_fail(CN_ERR_SHAPE,
+                       "rope_store: KV layout: expected K and V in bf16, rows of %u elements", d);
     if (b->n_tokens == 0) return CN_OK;
     rope_params p = {};
     p.q = (uint32_t *)a->q;

@@ -126,8 +126,8 @@ cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies)
     for (unsigned i = 0; i < CN_N_POLICIES; i++) {
         const cn_policy *p = cn_policy_of((cn_kv_policy)i);
         if (policies >> i & 1 && p->keep != CN_KEEP_ALL && !(be->keeps >> p->keep & 1))
-            return cn_fail(CN_ERR_DEVICE, "the %s backend lacks the kv policy %s", be->name,
-                           p->name);
+            return cn_fail(CN_ERR_DEVICE, "the %s backend does not support the kv policy %s",
+                           be->name, p->name);
     }
     return CN_OK;
 }

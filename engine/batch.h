@@ -23,7 +23,8 @@ typedef struct cn_batch_opts {
 /* Bytes of device memory that a batch needs, and the same number of host memory. */
 size_t cn_batch_device_bytes(const cn_batch_opts *o);
 
-/* `device`: cn_batch_device_bytes of be's memory, borrowed. CN_ERR_MEMORY. */
+/* `device` is memory of the backend, of cn_batch_device_bytes bytes, and is borrowed.
+ * CN_ERR_MEMORY. */
 cn_status cn_batch_create(cn_batch **out, cn_backend *be, const cn_batch_opts *o, void *device);
 void cn_batch_free(cn_batch *b);
 

@@ -84,7 +84,8 @@ static cn_status fill_sample_row(cn_engine *e, uint32_t i)
     return CN_OK;
 }
 
-/* Copies on the queue of the space that is not the device. */
+/* Copies blocks and query slots inside the device, or between the device and another space on the
+ * stream of that space. */
 static cn_status copy_items(cn_engine *e, const cn_space_memory *from, const cn_space_memory *to,
                             const cn_copy_list *list)
 {

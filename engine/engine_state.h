@@ -47,8 +47,9 @@ struct cn_engine_request {
     cn_sample samples[];
 };
 
-/* The memory of a space (paged/space.h), and the stream that copies its blocks and query slots to
- * and from the device. Swap copies on the model's stream, before the rows that use the blocks. */
+/* The memory of a space (paged/space.h), and the stream that copies blocks and query slots between
+ * this memory and the device. Swap uses the model's stream, so its copies run before the rows that
+ * use the blocks. */
 typedef struct cn_space_memory {
     cn_planes planes;
     cn_stream *copies;
@@ -88,15 +89,15 @@ struct cn_engine {
     cn_chat_template *chat;
 
     cn_backend *backend;
-    cn_stream *stream;       /* of the model, HIGH */
-    cn_stream *event_stream; /* of compression, LOW */
+    cn_stream *stream;       /* priority HIGH: runs the model */
+    cn_stream *event_stream; /* priority LOW: runs compression events */
     cn_start_plan plan;
-    void *weights_memory, *workspace, *batch_memory; /* of the three below */
+    void *weights_memory, *workspace, *batch_memory; /* for weights, model and batch */
     cn_weights *weights;
     cn_model *model;
     cn_dump *dump; /* NULL without --dump */
     cn_pools pools;
-    cn_space_memory device; /* of the pools */
+    cn_space_memory device; /* the pools */
     void *swap_memory;      /* from host_alloc; NULL without --swap-space */
     cn_space_memory swap;   /* in swap_memory */
     cn_scheduler *scheduler;

@@ -18,13 +18,13 @@ typedef struct cn_model cn_model;
 
 typedef struct cn_model_opts {
     cn_backend *backend;
-    cn_stream *stream; /* for the rope tables; a forward pass names its own stream */
+    cn_stream *stream; /* writes the rope tables; each forward pass is given its own stream */
     const cn_model_config *config; /* copied */
     const cn_weights *weights;     /* borrowed */
     void *memory;                  /* backend memory, cn_model_workspace_bytes; borrowed */
     uint32_t max_tokens;           /* of a batch */
     uint32_t max_rows;             /* of logits */
-    uint32_t max_position;         /* positions are below it */
+    uint32_t max_position;         /* every position is less than this */
 } cn_model_opts;
 
 /* Lays out the workspace and writes the rope tables. CN_ERR_DEVICE names an op that the backend

@@ -232,7 +232,7 @@ typedef struct cn_pools {
     cn_dtype act_dtype; /* of q_window */
 } cn_pools;
 
-/* The same as planes. */
+/* Returns the arrays of p as planes. */
 static inline cn_planes cn_pools_planes(const cn_pools *p)
 {
     const cn_kv_layout *l = &p->layout;
@@ -253,7 +253,7 @@ typedef struct cn_block_copy {
     uint32_t src, dst;
 } cn_block_copy;
 
-/* Whole blocks and whole query slots, all layers and planes. */
+/* Copies of whole blocks and of whole query slots: all layers and planes. */
 typedef struct cn_copy_list {
     const cn_block_copy *blocks; /* host, [n_blocks] */
     uint32_t n_blocks;
@@ -261,10 +261,11 @@ typedef struct cn_copy_list {
     uint32_t n_slots;
 } cn_copy_list;
 
-/* Copies items from one memory to another, bit for bit: forks inside the pool, swap to host memory
- * and back. Both memories have the same planes. Inside one memory copies take effect in the order
- * of the list; between two memories no copy of a list depends on another. CN_ERR_SHAPE when query
- * slots are listed and there are none. */
+/* Copies blocks and query slots from one memory to another, bit for bit: inside the pool for
+ * forks, to host memory and back for swap. Both memories must have the same planes. Inside one
+ * memory the copies take effect in the order of the list. Between two memories the copies of a list
+ * must be independent of each other. CN_ERR_SHAPE when the list has query slots and `from` has
+ * none. */
 typedef struct cn_copy_args {
     cn_planes from, to;
     cn_copy_list list;
@@ -279,7 +280,7 @@ static inline cn_status cn_copy_check(const cn_copy_args *a)
     return CN_OK;
 }
 
-/* How an event selects the slots that it keeps. Each policy has one value (compress/policy.h). */
+/* How an event selects the slots that it keeps. A policy has one of these (compress/policy.h). */
 typedef enum cn_keep {
     CN_KEEP_ALL,    /* no events */
     CN_KEEP_RECENT, /* the first sink_tokens and the newest slots */
@@ -317,8 +318,8 @@ struct cn_backend {
     cn_dtype kv_dtype;
     uint32_t default_block_tokens; /* tokens of a KV block when --block-size is 0 */
     bool async; /* ops return before they have run */
-    size_t mem_align; /* mem_alloc takes multiples of it */
-    uint32_t keeps;   /* supported ways to select in an event: bit i is cn_keep i */
+    size_t mem_align; /* sizes of the start plan are multiples of this many bytes */
+    uint32_t keeps;   /* values of cn_keep that `compress` supports: bit i is cn_keep i */
     void *ctx;  /* private to the backend */
 
     void (*close)(cn_backend *be);
@@ -346,10 +347,11 @@ struct cn_backend {
      * once, so benchmarks measure read bandwidth with it. May be NULL. */
     cn_status (*mem_sum)(cn_stream *s, const void *src, size_t bytes, uint64_t *out);
 
-    /* A queue of work on this device. Kernels of a HIGH stream start before those of LOW ones. On
-     * the CPU a HIGH stream runs its ops on the calling thread and the worker threads before they
-     * return, unless the backend is threaded; every other stream has a thread of its own. Taken at
-     * start only. stream_free waits for the stream; a backend is closed after its streams. */
+    /* Creates a stream. A kernel of a HIGH stream starts before waiting kernels of LOW streams. On
+     * the CPU a HIGH stream runs an op on the calling thread and the worker threads before the call
+     * returns, unless the backend is threaded. All other CPU streams have one thread each. Streams
+     * are created at start only. stream_free waits for the stream's work. All streams must be freed
+     * before close. */
     cn_status (*stream_create)(cn_backend *be, cn_priority priority, cn_stream **out);
     void (*stream_free)(cn_stream *s); /* NULL is fine */
     cn_status (*stream_sync)(cn_stream *s);
@@ -394,11 +396,11 @@ struct cn_backend {
 
 typedef struct cn_cpu_backend_opts {
     uint32_t n_threads; /* including the calling thread; 0 = one per core */
-    bool threaded;      /* each stream gets its own thread, as on a second device */
+    bool threaded;      /* HIGH streams have one thread each too: ops return before they have run */
 } cn_cpu_backend_opts;
 
-/* The CPU backend. HIGH streams run on the calling thread and a thread pool; each LOW stream, and
- * with `threaded` every stream, has its own thread. */
+/* The CPU backend. A HIGH stream runs on the calling thread and a thread pool. A LOW stream has its
+ * own thread. With `threaded` every stream has its own thread. */
 cn_status cn_backend_cpu_open(cn_backend **out, const cn_cpu_backend_opts *o);
 
 /* Which matrix products a CUDA backend uses: the fastest measured, or one kind only (for

@@ -172,7 +172,7 @@ cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_
         .act_dtype = be->act_dtype,
         .planes = needs.planes,
         .window_tokens = needs.slots ? c->kv.window_tokens : 0,
-        /* The default policy may have no cap; requests may bring one that has. */
+        /* Requests may use a policy that has a cap even if the default policy has none. */
         .n_max_blocks = needs.capped ? cn_min_u32(cn_policy_cap(c->kv.budget_tokens, block_tokens),
                                                   longest_blocks)
                                      : 0,

@@ -25,7 +25,7 @@ typedef struct cn_planner_input {
     uint32_t n_layers, n_heads, n_kv_heads, head_dim;
     uint32_t block_tokens; /* b */
     cn_dtype kv_dtype, act_dtype;
-    uint32_t planes;            /* of a block, beside K and V: bit i is cn_block_plane i */
+    uint32_t planes;            /* of a block, besides K and V: bit i is cn_block_plane i */
     uint32_t window_tokens;     /* w, rows of a query slot; 0: no policy observes queries */
     /* N_max of the default budget, or the blocks of max_model_len if those are fewer. 0: no
      * declared policy has a cap. */

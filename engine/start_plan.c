@@ -44,7 +44,7 @@ cn_batch_opts cn_start_batch_opts(const cn_config *c, const cn_model_config *m,
 
 /* ---- the list ---- */
 
-/* What the sizes follow from. kv is NULL while the KV memory is not divided yet. */
+/* Inputs of the sizes. kv is NULL until the KV memory is divided. */
 typedef struct sizes {
     const cn_config *c;
     const cn_model_config *m;
@@ -61,7 +61,8 @@ static void add(cn_start_plan *p, const cn_backend *be, const char *name, cn_mem
         (cn_memory_item){name, part, cn_round_up(bytes, be->mem_align), engine_at};
 }
 
-/* The scratch of events. It depends on the shape of the pools, not on how many blocks they have. */
+/* Bytes of scratch for compression events. They depend on the shape of the pools, but not on the
+ * number of blocks, so one block describes the pools. */
 static uint64_t event_bytes(const sizes *z)
 {
     const cn_config *c = z->c;
@@ -88,7 +89,7 @@ static void add_flights(cn_start_plan *p, const sizes *z)
          offsetof(cn_flight, host_tokens)},
         {"log-probabilities", sizeof(float), offsetof(cn_flight, token_logprobs),
          offsetof(cn_flight, host_logprobs)},
-        {"likeliest tokens", CN_MAX_LOGPROBS * sizeof(cn_logprob), offsetof(cn_flight, top),
+        {"top log-probabilities", CN_MAX_LOGPROBS * sizeof(cn_logprob), offsetof(cn_flight, top),
          offsetof(cn_flight, host_top)},
     };
     for (size_t i = 0; i < CN_FLIGHTS; i++) {
@@ -122,7 +123,7 @@ static void add_steps(cn_start_plan *p, const sizes *z)
     add_flights(p, z);
 }
 
-/* By plane. */
+/* The item of each block plane. */
 static const struct {
     const char *name;
     size_t engine_at;
@@ -131,7 +132,7 @@ static const struct {
     [CN_PLANE_SCORE] = {"global scores", offsetof(cn_engine, pools.score)},
     [CN_PLANE_ORIGIN] = {"positions", offsetof(cn_engine, pools.origin)},
 };
-enum { KV_ITEMS = CN_N_BLOCK_PLANES + CN_N_SLOT_PLANES }; /* at most, of the device */
+enum { KV_ITEMS = CN_N_BLOCK_PLANES + CN_N_SLOT_PLANES }; /* most items of CN_PART_KV */
 
 static void add_kv(cn_start_plan *p, const sizes *z)
 {
@@ -192,9 +193,9 @@ static void **pointer_of(struct cn_engine *e, const cn_memory_item *item)
     return (void **)(void *)((char *)e + item->engine_at);
 }
 
-/* By part: what makes an item smaller. */
+/* How to make an item smaller, by part. */
 static const char *const remedies[CN_N_PARTS] = {
-    [CN_PART_WEIGHTS] = "a smaller model",
+    [CN_PART_WEIGHTS] = "use a smaller model",
     [CN_PART_WORKSPACE] = "lower --max-num-batched-tokens or --max-num-seqs",
     [CN_PART_STEPS] = "lower --max-num-batched-tokens or --max-num-seqs",
     [CN_PART_KV] = "lower --kv-cache-memory-bytes",
@@ -290,7 +291,8 @@ cn_status cn_start_wanted_bytes(uint64_t *bytes, const cn_config *c, const cn_mo
     const sizes z = {c, m, be, NULL};
     list_items(&p, &z);
     CN_TRY(cn_memory_plan_make(&p.kv, c, m, be));
-    /* The plan may use up to one block less than the option says; an override may need more. */
+    /* The plan may use up to one block less than --kv-cache-memory-bytes. With
+     * --num-gpu-blocks-override it may use more. */
     const uint64_t kv_bytes =
         p.kv.kv_bytes > c->kv_cache_memory_bytes ? p.kv.kv_bytes : c->kv_cache_memory_bytes;
     *bytes = cn_start_plan_bytes(&p) + kv_bytes + KV_ITEMS * be->mem_align;

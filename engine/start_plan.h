@@ -1,4 +1,4 @@
-/* start_plan.h - one list of all memory that an engine takes at start: the planner sums it,
+/* start_plan.h - one list of all memory that an engine takes at start. The planner sums the list,
  * `cinch plan` prints it, and the engine allocates it. Therefore planned and allocated memory
  * cannot differ.
  *
@@ -15,11 +15,11 @@
 #include "engine/batch.h"
 #include "engine/planner.h"
 
-/* What an item is for. All parts but the last are memory of the device. */
+/* What an item is used for. All parts except the last are device memory. */
 typedef enum cn_memory_part {
     CN_PART_WEIGHTS,
-    CN_PART_WORKSPACE, /* of the forward pass */
-    CN_PART_STEPS,     /* batches, sampling, compression */
+    CN_PART_WORKSPACE, /* the forward pass */
+    CN_PART_STEPS,     /* batch arrays, sampling, compression */
     CN_PART_KV,
     CN_PART_HOST, /* host memory that the device reads and writes directly */
     CN_N_PARTS
@@ -29,7 +29,7 @@ typedef struct cn_memory_item {
     const char *name;
     cn_memory_part part;
     uint64_t bytes;   /* a multiple of the backend's alignment */
-    size_t engine_at; /* offset of the pointer to it in cn_engine */
+    size_t engine_at; /* offset in cn_engine of the pointer to the memory */
 } cn_memory_item;
 
 enum { CN_MAX_MEMORY_ITEMS = 48 };
@@ -65,12 +65,14 @@ cn_status cn_start_wanted_bytes(uint64_t *bytes, const cn_config *c, const cn_mo
 uint64_t cn_start_part_bytes(const cn_start_plan *p, cn_memory_part part);
 uint64_t cn_start_plan_bytes(const cn_start_plan *p);
 
-/* Bytes of the item whose pointer is at this offset of cn_engine; 0: there is none. */
+/* Returns the bytes of the item with this engine_at, or 0 if the plan has no such item. */
 uint64_t cn_start_item_bytes(const cn_start_plan *p, size_t engine_at);
 
-/* Allocates every item of the backend and sets the engine's pointers; frees them. */
 struct cn_engine;
+/* Allocates every item from the backend and sets the engine's pointers. The error names the item
+ * and the option to change. After an error the caller must still call cn_start_plan_free. */
 cn_status cn_start_plan_allocate(const cn_start_plan *p, cn_backend *be, struct cn_engine *e);
+/* Frees every item that was allocated and clears its pointer. */
 void cn_start_plan_free(const cn_start_plan *p, cn_backend *be, struct cn_engine *e);
 
 #endif

@@ -26,7 +26,7 @@ uint32_t cn_step_graph_rows(const cn_engine *e, const cn_plan *plan);
 /* Replays the step of `rows` (from cn_step_graph_rows) into flight f. */
 cn_status cn_step_graph_launch(cn_engine *e, uint32_t rows, const cn_flight *f);
 
-/* In engine.c: enqueues the ops of a step on stream 0, for n_rows logit rows. */
+/* In engine.c: enqueues the ops of a step on the model's stream, for n_rows logit rows. */
 cn_status cn_engine_run_ops(cn_engine *e, cn_flight *f, uint32_t n_rows);
 
 #endif

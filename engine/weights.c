@@ -7,7 +7,7 @@ enum { ALIGN_BYTES = 256, STAGING_BYTES = 1 << 20 };
 
 struct cn_weights {
     cn_backend *backend;
-    cn_stream *stream; /* for loading */
+    cn_stream *stream; /* runs the writes while weights are loaded */
     unsigned char *memory;
     uint32_t n_layers;
     bool tied;

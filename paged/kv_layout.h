@@ -6,14 +6,14 @@
  * Origins: p[layer][block][kv_head][slot], u32: the position of the token that a slot holds.
  * Windows: q[layer][query_slot][window][q_head][head_dim]: a ring, row = position mod window.
  *
- * A token has one row in each part. Today the parts are K and V. Each part has its own dtype and
- * width, so 8-bit K and V with scales, or one latent part, are other lists of parts. A 64-token
+ * A token has one row in each part. The parts are K and V. Each part has its own dtype and width,
+ * so a list of other parts can describe 8-bit K and V with scales, or one latent part. A 64-token
  * tile of one head holds its keys beside its values (32 KiB in bf16 at head_dim 128). Therefore one
  * 2-D tensor map addresses the pool, and compaction and transfers move whole rows.
  *
- * A layout describes one memory and one group of layers of equal shape. Strides are in bytes and
- * belong to the memory: device memory keeps the blocks of a layer together, host memory keeps the
- * layers of a block together (paged/planes.h). */
+ * A layout describes one memory and one group of layers of equal shape. It has the strides of that
+ * memory, in bytes. In device memory the blocks of a layer are contiguous; in host memory the
+ * layers of a block are (paged/planes.h). */
 #ifndef CN_KV_LAYOUT_H
 #define CN_KV_LAYOUT_H
 
@@ -32,13 +32,13 @@
 
 enum { CN_KV_TILE_TOKENS = 64, CN_KV_MAX_PARTS = 4 };
 
-/* Indices of parts. */
+/* The index of a part in cn_kv_layout.part. */
 typedef enum cn_kv_part { CN_KV_K = 0, CN_KV_V = 1 } cn_kv_part;
 
 typedef struct cn_kv_part_shape {
     cn_dtype dtype;
     uint32_t width;     /* elements of a row */
-    uint32_t row_bytes; /* from a slot's row to the next one's in the same tile */
+    uint32_t row_bytes; /* from the row of a slot to that of the next slot in the tile */
     uint32_t tile_at;   /* bytes from the start of a tile to this part's first row */
 } cn_kv_part_shape;
 
@@ -46,16 +46,16 @@ typedef struct cn_kv_layout {
     uint32_t n_layers, n_blocks, n_kv_heads;
     uint32_t block_tokens; /* power of two, 16..256 */
     uint32_t tile_tokens;  /* min(64, block_tokens) */
-    uint32_t head_dim;     /* of a query: the width of K */
+    uint32_t head_dim;     /* elements of a query and of a row of K */
     uint32_t n_parts;
     cn_kv_part_shape part[CN_KV_MAX_PARTS];
-    uint32_t tile_bytes;   /* one head's tile, all parts */
-    uint32_t head_bytes;   /* one head's tiles of a block */
+    uint32_t tile_bytes;   /* a tile of one head, all parts */
+    uint32_t head_bytes;   /* all tiles of one head in a block */
     size_t block_bytes;    /* all heads of a block in one layer */
-    size_t block_stride, layer_stride; /* bytes */
+    size_t block_stride, layer_stride; /* bytes from one block or layer to the next */
 } cn_kv_layout;
 
-/* Appends a part of `width` elements a row. */
+/* Appends a part with rows of `width` elements. */
 CN_KV_FN void cn_kv_layout_add(cn_kv_layout *l, cn_dtype dtype, uint32_t width)
 {
     cn_kv_part_shape *p = &l->part[l->n_parts++];
@@ -70,7 +70,7 @@ CN_KV_FN void cn_kv_layout_add(cn_kv_layout *l, cn_dtype dtype, uint32_t width)
     l->layer_stride = l->n_blocks * l->block_bytes;
 }
 
-/* K and V of head_dim elements each, as a device keeps them. */
+/* Returns the layout of a device pool with the parts K and V, of head_dim elements each. */
 CN_KV_FN cn_kv_layout cn_kv_layout_make(uint32_t n_layers, uint32_t n_blocks, uint32_t n_kv_heads,
                                         uint32_t block_tokens, uint32_t head_dim, cn_dtype dtype)
 {
@@ -87,7 +87,7 @@ CN_KV_FN cn_kv_layout cn_kv_layout_make(uint32_t n_layers, uint32_t n_blocks, ui
     return l;
 }
 
-/* The same shape in another type. */
+/* Returns the same shape with another dtype. */
 CN_KV_FN cn_kv_layout cn_kv_layout_as(const cn_kv_layout *l, cn_dtype dtype)
 {
     return cn_kv_layout_make(l->n_layers, l->n_blocks, l->n_kv_heads, l->block_tokens, l->head_dim,
@@ -97,7 +97,7 @@ CN_KV_FN cn_kv_layout cn_kv_layout_as(const cn_kv_layout *l, cn_dtype dtype)
 /* Bytes of the whole pool. */
 CN_KV_FN size_t cn_kv_pool_bytes(const cn_kv_layout *l) { return l->n_layers * l->layer_stride; }
 
-/* Bytes from the start of a head's part of a block to the row of `slot`. */
+/* Bytes from the first byte of a head in a block to the row of `slot`. */
 CN_KV_FN size_t cn_kv_in_head(const cn_kv_layout *l, uint32_t slot, cn_kv_part part)
 {
     return (size_t)(slot / l->tile_tokens) * l->tile_bytes + l->part[part].tile_at +
@@ -112,16 +112,17 @@ CN_KV_FN size_t cn_kv_at(const cn_kv_layout *l, uint32_t layer, uint32_t block, 
            cn_kv_in_head(l, slot, part);
 }
 
-/* Where K and V have rows of the same length, every distance is a number of such rows: what tensor
- * maps and kernels count in. */
+/* Distances counted in rows, for a uniform layout. Tensor maps and kernels address the pool in
+ * rows. */
 typedef struct cn_kv_rows {
-    uint32_t layer, block, head, tile; /* rows from one to the next */
+    uint32_t layer, block, head, tile; /* rows from one layer, block, head or tile to the next */
     uint32_t value;                    /* rows from a key to its value */
     uint32_t tile_tokens;
     size_t total; /* rows of the pool */
 } cn_kv_rows;
 
-/* True when every part is of this type and as wide as K. */
+/* Returns true when the parts are K and V, both with this dtype and with rows of head_dim
+ * elements. */
 CN_KV_FN bool cn_kv_layout_is_uniform(const cn_kv_layout *l, cn_dtype dtype)
 {
     for (uint32_t i = 0; i < l->n_parts; i++)
@@ -129,7 +130,7 @@ CN_KV_FN bool cn_kv_layout_is_uniform(const cn_kv_layout *l, cn_dtype dtype)
     return l->n_parts == 2;
 }
 
-/* Of a uniform layout. */
+/* The layout must be uniform. */
 CN_KV_FN cn_kv_rows cn_kv_rows_of(const cn_kv_layout *l)
 {
     const uint32_t row_bytes = l->part[CN_KV_K].row_bytes;
@@ -144,7 +145,7 @@ CN_KV_FN cn_kv_rows cn_kv_rows_of(const cn_kv_layout *l)
     return r;
 }
 
-/* ---- counted in elements, where all parts have one type ---- */
+/* ---- counts in elements, for layouts whose parts have one dtype ---- */
 
 CN_KV_FN size_t cn_kv_elem_bytes(const cn_kv_layout *l)
 {
@@ -156,16 +157,16 @@ CN_KV_FN size_t cn_kv_pool_elems(const cn_kv_layout *l)
     return cn_kv_pool_bytes(l) / cn_kv_elem_bytes(l);
 }
 
-/* First element of the row of (layer, block, kv head, slot in block, part). */
+/* Returns the first element of the row of (layer, block, kv head, slot in block, part). */
 CN_KV_FN size_t cn_kv_row(const cn_kv_layout *l, uint32_t layer, uint32_t block, uint32_t head,
                           uint32_t slot, cn_kv_part part)
 {
     return cn_kv_at(l, layer, block, head, slot, part) / cn_kv_elem_bytes(l);
 }
 
-/* ---- beside the pool ---- */
+/* ---- side arrays and query windows ---- */
 
-/* Element of a per-slot side array (global score, origin) of a device. */
+/* Element of a per-slot side array (global score, origin) in device memory. */
 CN_KV_FN size_t cn_kv_side(const cn_kv_layout *l, uint32_t layer, uint32_t block, uint32_t head,
                            uint32_t slot)
 {

@@ -1,20 +1,21 @@
-/* planes.h - the arrays that a block and a query slot consist of, and where they lie in a memory:
- * what forks, swap and later transfers copy. A leaf.
+/* planes.h - the arrays that hold blocks and query slots, and their addresses in one memory. Forks
+ * and swap copy blocks and query slots through them. A leaf.
  *
- * A plane has one item for each block (or query slot) and layer; items are of equal size. K and V
- * are one plane, F and P are others. A memory holds some of the planes, in its own strides:
+ * A plane has one item for each block (or query slot) in each layer. All items of a plane have the
+ * same size. K and V are one plane; F and P are two more. A memory has its own strides, and may
+ * lack a plane:
  *
- *   a device keeps each plane as [layer][item], so a layer is one array for kernels;
- *   host memory keeps each block as [plane][layer], so a block is one contiguous piece.
+ *   A device stores each plane as [layer][item], so that kernels see one array for each layer.
+ *   Host memory stores each block as [plane][layer], so that a block is contiguous.
  *
- * Copying an item is therefore one 2-D copy: n_layers rows of item_bytes. */
+ * Therefore one 2-D copy, n_layers rows of item_bytes, copies an item. */
 #ifndef CN_PLANES_H
 #define CN_PLANES_H
 
 #include "paged/kv_layout.h"
 
 typedef enum cn_block_plane {
-    CN_PLANE_KV,     /* all parts of a row */
+    CN_PLANE_KV,     /* K and V: all parts of the layout, [h_kv, b] rows */
     CN_PLANE_SCORE,  /* F, f32 [h_kv, b] */
     CN_PLANE_ORIGIN, /* P, u32 [h_kv, b] */
     CN_N_BLOCK_PLANES
@@ -26,12 +27,12 @@ typedef enum cn_slot_plane {
 } cn_slot_plane;
 
 typedef struct cn_plane {
-    char *base;        /* NULL: this memory has no such plane */
+    char *base;        /* NULL: this memory lacks the plane */
     size_t item_bytes; /* in one layer */
     size_t item_stride, layer_stride;
 } cn_plane;
 
-/* Where a memory is, seen from the backend that copies. */
+/* Whether a memory is device memory or host memory. */
 typedef enum cn_where { CN_ON_DEVICE, CN_ON_HOST } cn_where;
 
 typedef struct cn_planes {
@@ -41,7 +42,7 @@ typedef struct cn_planes {
     cn_plane slot[CN_N_SLOT_PLANES];
 } cn_planes;
 
-/* Bytes of a block's plane in one layer. */
+/* Bytes of an item of a block plane, in one layer. */
 static inline size_t cn_block_plane_bytes(const cn_kv_layout *l, cn_block_plane plane)
 {
     const size_t side_bytes = (size_t)l->n_kv_heads * l->block_tokens * sizeof(uint32_t);
@@ -53,14 +54,14 @@ static inline char *cn_plane_at(const cn_plane *p, uint32_t layer, uint32_t item
     return p->base + layer * p->layer_stride + item * p->item_stride;
 }
 
-/* A plane of a device: [layer][item]. */
+/* Returns a plane of device memory: [layer][item]. */
 static inline cn_plane cn_plane_by_layer(void *base, size_t item_bytes, size_t n_items)
 {
     const cn_plane p = {(char *)base, item_bytes, item_bytes, item_bytes * n_items};
     return p;
 }
 
-/* Bytes of one item, all its planes and layers. */
+/* Bytes of one block or query slot: all planes that exist, all layers. */
 static inline size_t cn_planes_item_bytes(const cn_plane *planes, uint32_t n, uint32_t n_layers)
 {
     size_t bytes = 0;
@@ -79,8 +80,7 @@ static inline size_t cn_planes_slot_bytes(const cn_planes *p)
     return cn_planes_item_bytes(p->slot, CN_N_SLOT_PLANES, p->n_layers);
 }
 
-/* Lays out items one behind the other from `base`, each [plane][layer], with the planes that
- * `like` has. */
+/* Lays out items from `base` on, each [plane][layer] and contiguous, with the planes of `like`. */
 static inline void cn_planes_pack(cn_plane *out, const cn_plane *like, uint32_t n,
                                   uint32_t n_layers, char *base)
 {
@@ -95,7 +95,7 @@ static inline void cn_planes_pack(cn_plane *out, const cn_plane *like, uint32_t 
     }
 }
 
-/* n_blocks blocks, then query slots, in memory at `base`: the form of host memory. */
+/* Returns the planes of host memory at `base`: n_blocks blocks, then the query slots. */
 static inline cn_planes cn_planes_packed(const cn_planes *like, void *base, uint32_t n_blocks)
 {
     cn_planes p = *like;

@@ -146,7 +146,7 @@ static const char *check_slots(const cn_scheduler *s)
         reserved += holds ? q->n_max + q->sched->n_relaxed : 0;
         REQUIRE(q->query_slot < 0 ||
                     cn_pool_refs(s->device.slots, (uint32_t)q->query_slot) == 1,
-                "a query slot is held and not its sequence's alone");
+                "a held query slot is free or shared");
     }
     REQUIRE(n_slots + cn_space_free_slots(&s->device) == cn_space_total_slots(&s->device),
             "query slots leaked");

@@ -70,8 +70,8 @@ typedef struct cn_seq_sched {
     bool released;        /* by the caller, during its event */
 } cn_seq_sched;
 
-/* The swap space: its free blocks and windows, the swapped sequences, and the copies of this plan.
- * All zero when there is no swap space. */
+/* The swap space: its blocks and query slots (windows) in host memory, the swapped sequences, and
+ * the copies of this plan. All zero when there is no swap space. */
 typedef struct cn_swap {
     cn_space space;
     cn_queue queue;

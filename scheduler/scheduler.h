@@ -4,7 +4,7 @@
  *
  * A step:
  *   cn_scheduler_begin(s, &ev)      commits events reported done, starts the events that are due
- *   enqueue ev.events               on stream 1 behind a fence of stream 0
+ *   enqueue ev.events               on the event stream behind a fence of the model's stream
  *   cn_scheduler_event_done(s, e)   for each event whose fence is done: at any time before begin or
  *                                   schedule; in synchronous mode, here
  *   cn_scheduler_schedule(s, &plan) commits, admits, grows tables, builds the plan

@@ -1,5 +1,5 @@
-/* test_backend_pair.c - a second, threaded CPU backend beside the first: the twin of a second
- * device. Blocks are copied to it and back, ordered by fences alone, while the first goes on. */
+/* test_backend_pair.c - two CPU backends. The second one is threaded and acts as a second device.
+ * Blocks are copied to it and back. Only fences order the copies. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,7 +12,7 @@
 
 enum { LAYERS = 3, BLOCKS = 12, HEADS = 2, BLOCK_TOKENS = 64, DIM = 32, SLOTS = 2, WINDOW = 4 };
 
-/* Pools with every plane on a backend. */
+/* A backend and pools that have every plane. */
 typedef struct device {
     cn_backend *be;
     cn_stream *stream;
@@ -57,7 +57,7 @@ static void close_device(device *d)
     d->be->close(d->be);
 }
 
-/* Every float of a block names the block and a generation. */
+/* Writes to every float of a block a number that encodes the block and a generation. */
 static void fill_block(device *d, uint32_t block, uint32_t generation)
 {
     for (int p = 0; p < CN_N_BLOCK_PLANES; p++)
@@ -80,8 +80,8 @@ static void expect_block(const device *d, uint32_t at, uint32_t block, uint32_t 
         }
 }
 
-/* Each round writes a block anew, copies it to the pair, and brings another back to a place of its
- * own. A copy that ran before its fence would bring the last round's content. */
+/* Each round writes a block, copies it to the second backend, and copies it from there to another
+ * block of the first. A copy that ran before its fence would copy the content of an older round. */
 static void blocks_go_to_the_pair_and_come_back(void **state)
 {
     (void)state;
@@ -101,7 +101,7 @@ static void blocks_go_to_the_pair_and_come_back(void **state)
         cn_block_copy copy = {block, 11 - block};
         cn_copy_args a = {here.planes, pair.planes, {.blocks = &copy, .n_blocks = 1}};
         assert_int_equal(pair.be->copy_blocks(pair.stream, &a), CN_OK);
-        copy = (cn_block_copy){99, 99}; /* the list is the caller's again */
+        copy = (cn_block_copy){99, 99}; /* the list may change once the call returns */
         assert_int_equal(pair.be->fence_record(put, pair.stream), CN_OK);
         assert_int_equal(here.be->fence_wait(back, put), CN_OK);
         cn_block_copy home = {11 - block, 4 + block};
@@ -119,7 +119,7 @@ static void blocks_go_to_the_pair_and_come_back(void **state)
     close_device(&here);
 }
 
-/* More copies than a queue entry holds arrive in the order of the list. */
+/* The list has more copies than one queue entry holds. They run in the order of the list. */
 static void a_long_list_runs_in_order(void **state)
 {
     (void)state;

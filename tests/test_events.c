@@ -74,7 +74,7 @@ static cn_status stream_sync(cn_stream *s)
 static cn_status compress(cn_stream *s, const cn_compress_args *a)
 {
     assert_int_equal(s->index, 1);
-    assert_int_equal(f.n_waits_for_model, f.recorded + 1); /* waits for stream 0 */
+    assert_int_equal(f.n_waits_for_model, f.recorded + 1); /* waits for the model's stream */
     if (f.fails) return cn_fail(CN_ERR_DEVICE, "the device is gone");
     f.batch_sizes[f.recorded++] = a->n_reqs;
     return CN_OK;

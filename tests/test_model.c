@@ -350,7 +350,7 @@ static void a_missing_op_is_refused_by_name(void **state)
     model_rig_close(r);
 }
 
-/* The model uses all planned bytes and none behind them. */
+/* The model writes up to the end of the planned bytes and not beyond. */
 static void the_workspace_has_the_planned_size(void **state)
 {
     (void)state;
@@ -373,7 +373,7 @@ static void the_workspace_has_the_planned_size(void **state)
     for (size_t i = 0; i < GUARD; i++) assert_int_equal(memory[bytes + i], 0xa5);
     size_t last = bytes;
     while (last > 0 && memory[last - 1] == 0) last--;
-    assert_in_range(last, bytes - GUARD, bytes); /* the rope tables end there */
+    assert_in_range(last, bytes - GUARD, bytes); /* the rope tables are at the end */
     cn_model_free(m);
     cn_free(memory);
     model_rig_close(r);

@@ -209,7 +209,7 @@ static void outcome_free(outcome *o)
     cn_free(o->origin);
 }
 
-/* Runs the event on stream 1, on the pools as they were before it, with scratch_bytes of scratch
+/* Runs the event on the LOW stream, on the pools as they were before it, with this much scratch
  * (0: the size that the backend requests). Overwrites the arguments before any wait, because the
  * call must have read them. */
 static cn_status event_run(op_env *env, const event *e, size_t scratch_bytes, outcome *out)

@@ -394,7 +394,7 @@ static double run_rope_store(op_env *e, uint32_t seed)
 
 /* ---- copy_blocks, count_reset ---- */
 
-/* Pools of the same content for both backends. */
+/* Pools with the same content on both backends. */
 typedef struct twin_pools {
     op_tensor kv, score, origin, window;
     cn_pools cpu, cuda;
@@ -415,7 +415,7 @@ static twin_pools twin_pools_create(op_env *e, const cn_kv_layout *l, uint32_t n
     return p;
 }
 
-/* The largest difference; frees both. */
+/* Returns the largest difference between the two, and frees both. */
 static double twin_pools_end(op_env *e, twin_pools *p)
 {
     double error = fmax(op_error(e, &p->kv), op_error(e, &p->score));

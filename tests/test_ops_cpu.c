@@ -604,7 +604,7 @@ static void ops_on_the_second_stream_equal_those_of_the_first(void **state)
     cn_gemm_args a = {.out = second, .x = x, .weight = w, .n_tokens = T, .n = N, .k = K};
     assert_int_equal(be->gemm(backend_rig_side(be), &a), CN_OK);
     a.out = first;
-    assert_int_equal(be->gemm(backend_rig_stream(be), &a), CN_OK); /* runs beside the other */
+    assert_int_equal(be->gemm(backend_rig_stream(be), &a), CN_OK); /* runs beside the LOW stream */
     assert_int_equal(be->stream_sync(backend_rig_side(be)), CN_OK);
     assert_memory_equal(first, second, T * N * sizeof *first);
     void *mem = NULL;

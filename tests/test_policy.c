@@ -125,8 +125,8 @@ static void an_event_is_due_at_the_cap_with_a_full_block(void **state)
     assert_int_equal(cn_policy_first_trigger(3, 64, 16), 64);
 }
 
-/* The names of the option table are those of the rows, and a kv object written for reports has
- * exactly the members that its policy reads. */
+/* The option table has the names of the rows. A kv object for reports has exactly the members that
+ * its policy reads. */
 static void a_policy_is_one_row(void **state)
 {
     (void)state;

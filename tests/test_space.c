@@ -17,7 +17,7 @@ static void a_hold_is_all_or_nothing(void **state)
     assert_true(cn_space_try_hold(&s, 4, false, &b));
     assert_true(a >= 0);
     assert_int_equal(b, -1);
-    assert_false(cn_space_try_hold(&s, 3, true, &c)); /* two blocks are not reserved */
+    assert_false(cn_space_try_hold(&s, 3, true, &c)); /* only two blocks are not reserved */
     assert_int_equal(cn_space_free_slots(&s), 1);     /* the slot was not taken */
     assert_true(cn_space_try_hold(&s, 1, true, &c));
     assert_true(c >= 0 && c != a);
@@ -38,7 +38,7 @@ static void a_cap_grows_only_into_what_is_left(void **state)
     int32_t slot;
     assert_int_equal(cn_space_init(&s, CN_ON_DEVICE, 10, 0), CN_OK);
     assert_true(cn_space_try_hold(&s, 4, false, &slot));
-    assert_false(cn_space_try_hold(&s, 1, true, &slot)); /* it has no slots */
+    assert_false(cn_space_try_hold(&s, 1, true, &slot)); /* the space has no slots */
     assert_true(cn_space_try_grow(&s, 5));
     assert_false(cn_space_try_grow(&s, 5));
     assert_int_equal(cn_space_reservable_blocks(&s), 5);

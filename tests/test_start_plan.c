@@ -203,7 +203,7 @@ static void counting_free(cn_backend *be, void *p)
     cn_free(p);
 }
 
-/* What is allocated is what was planned, and a refusal half way leaves nothing behind. */
+/* Allocated memory equals planned memory. If any allocation fails, all others are freed. */
 static void the_plan_is_what_is_allocated(void **state)
 {
     rig *r = *state;

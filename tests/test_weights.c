@@ -83,7 +83,7 @@ static cn_backend backend_of(cn_dtype dtype)
 
 /* ---- helpers ---- */
 
-/* In memory of the backend, as large as announced. */
+/* Loads into backend memory of cn_weights_bytes. */
 static cn_status load(cn_weights **w, cn_backend *be, const cn_checkpoint *ck)
 {
     void *memory = NULL;
@@ -91,7 +91,7 @@ static cn_status load(cn_weights **w, cn_backend *be, const cn_checkpoint *ck)
     return cn_weights_load(w, be, NULL, ck, memory);
 }
 
-/* The embedding is the first matrix. */
+/* The memory starts with the embedding, the first matrix. */
 static void unload(cn_backend *be, cn_weights *w)
 {
     void *memory = (void *)(uintptr_t)cn_weights_at(w, CN_W_EMBED, 0);

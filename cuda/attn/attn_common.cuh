@@ -23,7 +23,7 @@ enum { CN_ATTN_MAX_HEAD_DIM = 256, CN_CHUNK_BYTES = 16 };
 
 /* ---- the pool ---- */
 
-/* How kernels find keys and values in the pool, in rows of head_dim elements (cn_kv_rows). */
+/* The pool as kernels address it: in rows of head_dim elements (cn_kv_rows). */
 typedef struct cn_attn_pool {
     const cn_bf16 *kv;
     const uint32_t *tables;
@@ -186,8 +186,8 @@ static inline cn_status cn_attn_check(const char *op, const cn_attn_args *a)
         return cn_fail(CN_ERR_SHAPE, "%s: %u query heads: expected a multiple of the %u kv heads",
                        op, a->n_heads, l->n_kv_heads);
     if (!cn_kv_layout_is_uniform(l, CN_BF16))
-        return cn_fail(CN_ERR_SHAPE, "%s: expected K and V in bf16 with head_dim %u", op,
-                       l->head_dim);
+        return cn_fail(CN_ERR_SHAPE, "%s: KV layout: expected K and V in bf16, rows of %u elements",
+                       op, l->head_dim);
     if (cn_kv_rows_of(l).total > INT32_MAX)
         return cn_fail(CN_ERR_SHAPE, "%s: pool of %zu rows: expected at most %d", op,
                        cn_kv_rows_of(l).total, INT32_MAX);

@@ -55,9 +55,9 @@ typedef struct cn_compress_chunk {
     const cn_compress_job *jobs; /* device, [n_jobs] */
     uint32_t n_jobs, first_layer, n_layers;
 
-    cn_keep keep; /* of all jobs, as the next fields */
+    cn_keep keep; /* the same for all jobs, like the next fields */
     cn_kv_redundancy redundancy_kind;
-    bool fills; /* zip with CN_MOVE_FILL */
+    bool fills; /* CN_KEEP_BEST with CN_MOVE_FILL */
     uint32_t n_blocks, n; /* n = n_blocks * block_tokens resident slots */
     uint32_t window;      /* queries */
     uint32_t group;       /* query heads of a kv head */

@@ -167,7 +167,7 @@ static void print_concurrency(const plan_report *r)
            r->read_bytes_per_s / 1e9, r->flops_per_s / 1e9);
 }
 
-/* All that is neither weights nor KV. */
+/* Bytes of device memory except weights and KV. */
 static uint64_t workspace_bytes(const plan_report *r)
 {
     return cn_start_part_bytes(&r->start, CN_PART_WORKSPACE) +
@@ -239,7 +239,7 @@ static cn_status plan(const cn_config *c)
     cn_backend *be = NULL;
     CN_TRY(load_config(&r));
     CN_TRY(cn_backend_open(&be, c, &r.model, probe_bytes(c->max_num_seqs)));
-    cn_stream *s = NULL; /* what it takes of the device's memory is not there for the plan */
+    cn_stream *s = NULL; /* created before the plan, because it takes device memory */
     cn_status status = be->stream_create(be, CN_PRIORITY_HIGH, &s);
     if (status == CN_OK) status = fill(&r, be, s);
     be->stream_free(s);

@@ -124,7 +124,7 @@ CPU_OP(compress, cn_cpu_compress)
 
 /* ---- streams ---- */
 
-/* A threaded stream takes a worker's scratch that no other stream uses. */
+/* A threaded stream gets a worker index, and with it scratch that no other stream uses. */
 static cn_status stream_create(cn_backend *be, cn_priority priority, cn_stream **out)
 {
     cn_cpu *cpu = be->ctx;
@@ -133,7 +133,7 @@ static cn_status stream_create(cn_backend *be, cn_priority priority, cn_stream *
     *out = NULL;
     while (threaded && i < CN_CPU_MAX_STREAMS && cpu->used_workers >> i & 1) i++;
     if (i == CN_CPU_MAX_STREAMS)
-        return cn_fail(CN_ERR_DEVICE, "cpu: %d streams are in use, the most is %d",
+        return cn_fail(CN_ERR_DEVICE, "cpu: %d threaded streams are in use: expected fewer than %d",
                        CN_CPU_MAX_STREAMS, CN_CPU_MAX_STREAMS);
     const uint32_t n_pool = cpu->n_workers - CN_CPU_MAX_STREAMS;
     CN_TRY(cn_cpu_stream_create(out, cpu, threaded, n_pool + i));

@@ -1,5 +1,6 @@
-/* cpu_compress.c - the op `compress`: checks a request, then, for each layer and kv head, gathers
- * the keys, runs the table of scores, keeps the best slots and moves them. See cpu_compress.h. */
+/* cpu_compress.c - the op `compress`: checks a request, then, for each layer and kv head, chooses
+ * the slots to keep and moves them. CN_KEEP_BEST gathers the keys, runs the table of scores and
+ * chooses the best slots. See cpu_compress.h. */
 #include "engine/cpu/cpu_compress.h"
 
 #include <cblas.h>
@@ -63,7 +64,7 @@ void cn_cpu_gather_keys(const cn_pools *pools, const cn_compress_req *req, uint3
 typedef struct unit {
     const cn_pools *pools;
     const cn_compress_req *req;
-    uint32_t layer, kv_head, n, k; /* n resident slots, of which k are kept */
+    uint32_t layer, kv_head, n, k; /* k of the n resident slots are kept */
     const scratch *m;
 } unit;
 
@@ -89,7 +90,7 @@ static void choose_recent(const unit *u)
     cn_cpu_select_window(u->n, u->k, u->req->params.sink_tokens, u->m->kept);
 }
 
-/* Writes kept[k] of the scratch, by cn_keep. */
+/* The chooser of each cn_keep. It writes kept[k] of the scratch. */
 static void (*const choosers[CN_N_KEEPS])(const unit *u) = {
     [CN_KEEP_RECENT] = choose_recent,
     [CN_KEEP_BEST] = choose_best,

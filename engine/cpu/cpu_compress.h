@@ -1,6 +1,6 @@
 /* cpu_compress.h - compression events on the CPU: score, select, move (DESIGN.md §2, paper C).
  *
- * Thread: the worker of stream 1, one event at a time. Nothing here allocates, locks or starts a
+ * Thread: that of the event stream, one event at a time. Nothing here allocates, locks or starts a
  * thread. The work of one (layer, kv head) is a cn_score_job and ends before the next begins.
  * Therefore its keys are read from the pool once and stay in the cache, and a request's result
  * depends only on that request. Matrix products use OpenBLAS, which the backend limits to one

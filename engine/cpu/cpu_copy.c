@@ -1,7 +1,7 @@
 /* cpu_copy.c - copy_blocks: copies whole KV blocks, their side arrays, and whole query slots, from
  * one memory to another. On the CPU all memory is host memory; only the strides of the planes
- * differ. The caller may change the list when the op returns, so the list is copied with the
- * arguments, one piece at a time. */
+ * differ. The caller may change the list once the op returns, and a threaded stream runs the copies
+ * later. The op therefore queues the list itself, in pieces of at most PIECE copies. */
 #include <string.h>
 
 #include "engine/cpu/cpu_ops.h"
@@ -15,9 +15,10 @@ typedef struct copy_piece {
 } copy_piece;
 _Static_assert((int)CN_N_SLOT_PLANES <= (int)CN_N_BLOCK_PLANES &&
                    sizeof(copy_piece) <= CN_CPU_MAX_ARGS_BYTES,
-               "a piece fits in a stream's queue");
+               "a piece fits in an entry of a stream's queue");
 
-/* Copies run in order inside a layer (one may feed the next), layers side by side. */
+/* Inside a layer copies run in order, because one may read what another wrote. Layers run in
+ * parallel. */
 static void copy_layer(void *ctx, uint32_t layer, uint32_t worker)
 {
     (void)worker;

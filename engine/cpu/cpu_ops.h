@@ -13,7 +13,7 @@
 #include "engine/ops.h"
 
 enum {
-    CN_CPU_MAX_STREAMS = 8, /* threaded, at a time */
+    CN_CPU_MAX_STREAMS = 8, /* threaded streams that exist at once */
     CN_CPU_MAX_HEAD_DIM = 256,
     CN_CPU_MAX_TILE = 64, /* tokens; the KV layout's tile */
     CN_CPU_ATTN_ROWS = 64 /* query rows that share one pass over keys and values */
@@ -38,13 +38,13 @@ typedef struct cn_cpu_gemm cn_cpu_gemm;
 typedef struct cn_cpu {
     cn_backend table;
     cn_cpu_pool *pool;
-    bool threaded;             /* the option */
-    uint64_t used_workers;     /* bit i: the threaded stream with worker n_pool + i exists */
-    uint32_t n_streams;        /* that exist */
+    bool threaded;             /* every stream is threaded (cn_cpu_backend_opts) */
+    uint64_t used_workers;     /* bit i: a threaded stream uses worker (threads of the pool + i) */
+    uint32_t n_streams;        /* created and not yet freed */
     uint32_t n_workers;        /* threads of the pool, plus CN_CPU_MAX_STREAMS threaded streams */
     cn_cpu_attn_scratch *attn; /* [n_workers] */
     cn_cpu_gemm *gemm;
-    /* Partial results of attention over parts of a long sequence; the immediate stream only. */
+    /* Partial results of attention over parts of a long sequence; immediate streams only. */
     float *attn_parts;
     size_t n_attn_parts; /* floats */
 } cn_cpu;

@@ -1,7 +1,7 @@
 /* cpu_pool.h - a thread pool that runs the tasks of one loop at a time.
  *
  * Owner: the CPU backend. Thread: one caller at a time, which also runs tasks, as worker 0. Stage:
- * inside every op of stream 0.
+ * inside every op of an immediate stream.
  *
  * A step runs about fifty short loops. A worker without tasks therefore spins for a few tens of
  * microseconds before it sleeps. A loop never waits for a worker that has not joined it: on a busy

@@ -2,7 +2,7 @@
  *
  * Owner: the CPU backend. Thread: one submitter (the engine thread). Stage: every op.
  *
- * On an immediate stream an op runs on the caller and the pool before the submission returns.
+ * An immediate stream runs an op on the caller and the pool before the submission returns.
  * A threaded stream is a thread with a bounded queue: a submission copies the argument struct and
  * returns; it blocks only while the queue is full. Memory that the struct points to must stay valid
  * until the stream has run the op (engine/ops.h). A threaded stream never uses the pool, so that
@@ -26,11 +26,12 @@ enum { CN_CPU_MAX_ARGS_BYTES = 1024 };
 cn_status cn_cpu_stream_create(cn_stream **out, struct cn_cpu *cpu, bool threaded,
                                uint32_t worker);
 void cn_cpu_stream_free(cn_stream *s); /* runs queued ops first; s may be NULL */
-uint32_t cn_cpu_stream_worker(const cn_stream *s); /* threaded streams: the index of its scratch */
+/* The worker index that a threaded stream passes to tasks; no other stream uses it. */
+uint32_t cn_cpu_stream_worker(const cn_stream *s);
 struct cn_cpu *cn_cpu_stream_owner(const cn_stream *s);
 bool cn_cpu_stream_is_threaded(const cn_stream *s);
 
-/* Runs fn(s, args) now (stream 0) or queues it with a copy of args[bytes] (stream 1). */
+/* Runs fn(s, args) now (immediate), or queues it with a copy of args[bytes] (threaded). */
 cn_status cn_cpu_stream_submit(cn_stream *s, cn_cpu_op_fn fn, const void *args, size_t bytes);
 cn_status cn_cpu_stream_sync(cn_stream *s);
 

@@ -196,7 +196,7 @@ struct cn_config {
     bool given[CN_OPTION_MAX]; /* by row: whether the user set the option */
 };
 
-/* Policies that requests may have: bit i is cn_kv_policy i. */
+/* Policies that requests may use: bit i is cn_kv_policy i. */
 static inline uint32_t cn_config_policies(const cn_config *c)
 {
     return c->kv_policies | 1U << c->kv.policy;
@@ -319,7 +319,7 @@ cn_status cn_config_result_text(const cn_config *c, cn_buf *out);
 cn_status cn_request_set_json(cn_sampling *s, cn_kv_params *kv, uint32_t sections, const char *key,
                               json_t *value, bool *known);
 
-/* A kv object with the members that the policy reads; a new reference. */
+/* Returns a kv object with "policy" and the members that this policy reads; a new reference. */
 json_t *cn_kv_params_json(const cn_kv_params *kv);
 
 /* ---- places ---- */

@@ -89,7 +89,7 @@ cn_status cn_request_set_json(cn_sampling *s, cn_kv_params *kv, uint32_t section
     return set_value(o, request_field(o, s, kv), value);
 }
 
-/* Whether `words`, separated by blanks, has the word. */
+/* Returns true when `word` is one of `words`, which are separated by blanks. */
 static bool has_word(const char *words, const char *word)
 {
     const size_t n = strlen(word);

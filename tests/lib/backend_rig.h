@@ -4,11 +4,11 @@
 
 #include "engine/ops.h"
 
-/* A CPU backend of n_threads threads; fails the test when it cannot be had. */
+/* Opens a CPU backend with n_threads threads; fails the test on an error. */
 cn_backend *backend_rig_open(uint32_t n_threads);
 
-/* A stream of priority HIGH, and one of LOW. Created on the first call, freed by
- * backend_rig_close. */
+/* Return the backend's stream of priority HIGH and that of priority LOW. The first call creates the
+ * stream; backend_rig_close frees it. */
 cn_stream *backend_rig_stream(cn_backend *be);
 cn_stream *backend_rig_side(cn_backend *be);
 

@@ -57,7 +57,7 @@ struct cn_fence {
 typedef struct late_device {
     cn_backend table; /* ctx is the CPU backend's */
     cn_backend *cpu;
-    cn_stream *streams[MAX_STREAMS]; /* alive */
+    cn_stream *streams[MAX_STREAMS]; /* created and not yet freed */
     uint32_t n_streams;
     test_rng rng;
     bool held; /* ops run only when a wait needs them */
@@ -105,7 +105,7 @@ static void run_until(cn_stream *s, uint64_t point)
     while (s->n_run < point) {
         cn_stream *next = s;
         for (uint32_t depth = 0; !try_run_next(next); depth++) {
-            CN_ASSERT(depth < MAX_STREAMS); /* else the streams wait for each other */
+            CN_ASSERT(depth < MAX_STREAMS); /* fails when streams wait for each other */
             next = (cn_stream *)next->queue[next->n_run % QUEUE_ENTRIES].other;
         }
     }

@@ -1,9 +1,9 @@
 /* late_device.h - a CPU backend with the timing of a GPU. Ops return before they have run and run
- * later, each stream in order. A seed decides how the two streams and the host interleave. A host
+ * later, each stream in order. A seed decides how the streams and the host interleave. A host
  * that changes or reads data too early then gets other results.
  *
  * A launch copies what a CUDA launch copies: argument structs and batch views, the bytes of
- * mem_write on stream 0, the lists of copies and swaps. All other data must stay unchanged until
+ * mem_write on a HIGH stream, the lists of copies. All other data must stay unchanged until
  * the op has run. Steps are recorded as graphs, with padding, as on a GPU.
  *
  * There are no threads. Each host call runs a random number of queued ops, and a wait runs only the

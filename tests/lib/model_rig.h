@@ -19,7 +19,7 @@ typedef struct model_rig {
     cn_backend *be;
     cn_stream *stream;
     cn_model_config cfg;
-    void *memory[2]; /* of the weights, of the model */
+    void *memory[2]; /* for the weights and for the model */
     cn_weights *weights;
     cn_model *model;
     cn_pools pools;
