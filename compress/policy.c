@@ -95,16 +95,13 @@ static cn_status check_zip_event(const cn_pools *p, const cn_compress_req *r)
 
 static const cn_policy table[CN_N_POLICIES] = {
     [CN_KV_FULL] = {.name = "full",
-                    .summary = "all tokens",
                     .params = "",
                     .keep = CN_KEEP_ALL},
     [CN_KV_WINDOW] = {.name = "window",
-                      .summary = "sinks and the newest tokens",
                       .params = "budget sinks",
                       .keep = CN_KEEP_RECENT,
                       .check = check_window},
     [CN_KV_ZIP] = {.name = "zip",
-                   .summary = "tokens with the best scores",
                    .params = "budget window global alpha pooling redundancy p tau lambda combine "
                              "move",
                    .keep = CN_KEEP_BEST,

@@ -15,7 +15,6 @@ enum { CN_N_POLICIES = 3 };
 
 typedef struct cn_policy {
     const char *name;
-    const char *summary; /* the tokens that it keeps: "sinks and the newest tokens" */
     const char *params;  /* members of a kv object that the policy reads, except "policy" */
     cn_keep keep;        /* how events select slots; CN_KEEP_ALL: no cap and no events */
     bool needs_slot;     /* the policy observes queries: a request needs a query slot */

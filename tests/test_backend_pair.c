@@ -151,12 +151,33 @@ static void there_are_as_many_streams_as_workers(void **state)
     backend_rig_close(be);
 }
 
+/* The engine reuses its host arrays as soon as mem_write on a HIGH stream has returned. */
+static void host_memory_may_change_after_a_write(void **state)
+{
+    (void)state;
+    device d = open_device(true);
+    enum { N = 1 << 20 };
+    uint32_t *host = cn_calloc(N, sizeof *host);
+    uint32_t *memory = take(&d, N * sizeof *memory);
+    for (uint32_t round = 1; round <= 8; round++) {
+        for (uint32_t i = 0; i < N; i++) host[i] = round;
+        assert_int_equal(d.be->mem_write(d.stream, memory, host, N * sizeof *host), CN_OK);
+        memset(host, 0, N * sizeof *host);
+        assert_int_equal(d.be->stream_sync(d.stream), CN_OK);
+        for (uint32_t i = 0; i < N; i++) assert_int_equal(memory[i], round);
+    }
+    d.be->mem_free(d.be, memory);
+    cn_free(host);
+    close_device(&d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks_go_to_the_pair_and_come_back),
         cmocka_unit_test(a_long_list_runs_in_order),
         cmocka_unit_test(there_are_as_many_streams_as_workers),
+        cmocka_unit_test(host_memory_may_change_after_a_write),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

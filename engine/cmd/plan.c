@@ -132,7 +132,7 @@ static cn_status fill(plan_report *r, cn_backend *be, cn_stream *s)
     r->memory = r->start.kv;
     CN_TRY(check_start(r));
     r->matrix_dtype = be->matrix_dtype;
-    const bool capped = c->kv.policy != CN_KV_FULL;
+    const bool capped = cn_policy_of(c->kv.policy)->keep != CN_KEEP_ALL;
     r->running = capped ? r->memory.concurrency_capped : r->memory.concurrency_full;
     /* A request with full KV holds half its final length on average. */
     const uint32_t half_tokens = cn_max_u32(r->memory.max_request_tokens / 2, 1);

@@ -63,11 +63,19 @@ static cn_status run_mem_copy(cn_stream *s, const void *args)
     return CN_OK;
 }
 
-/* Host and device memory are the same, so writing and reading are the same copy. */
-static cn_status mem_transfer(cn_stream *s, void *dst, const void *src, size_t bytes)
+/* Host and device memory are the same, so reading is a copy too. */
+static cn_status mem_read(cn_stream *s, void *host, const void *src, size_t bytes)
 {
-    mem_copy c = {dst, src, bytes};
+    mem_copy c = {host, src, bytes};
     return cn_cpu_stream_submit(s, run_mem_copy, &c, sizeof c);
+}
+
+/* With `threaded`, a HIGH stream has a thread too. The caller may change `host` when this returns,
+ * so this waits for the copy. */
+static cn_status mem_write(cn_stream *s, void *dst, const void *host, size_t bytes)
+{
+    CN_TRY(mem_read(s, dst, host, bytes));
+    return cn_cpu_stream_owner(s)->threaded ? cn_cpu_stream_sync(s) : CN_OK;
 }
 
 /* ---- ops ---- */
@@ -180,8 +188,8 @@ static const cn_backend CPU_TABLE = {
     .mem_free = mem_free,
     .host_alloc = mem_alloc,
     .host_free = mem_free,
-    .mem_write = mem_transfer,
-    .mem_read = mem_transfer,
+    .mem_write = mem_write,
+    .mem_read = mem_read,
     .stream_create = stream_create,
     .stream_free = stream_free,
     .stream_sync = cn_cpu_stream_sync,

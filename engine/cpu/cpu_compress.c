@@ -102,6 +102,7 @@ static void compress_request(const cn_pools *p, const cn_compress_req *r, float 
     const uint32_t b = l->block_tokens, n = r->n_blocks * b;
     const scratch m = scratch_lay_out(p, n, memory);
     const cn_keep keep = cn_policy_of(r->params.policy)->keep;
+    CN_ASSERT(choosers[keep]);
     cn_cpu_stage stage;
     cn_cpu_stage_plan(r, m.stage_index, &stage);
     for (uint32_t layer = 0; layer < l->n_layers; layer++)
