@@ -43,7 +43,8 @@ void cn_weight_shape(const cn_model_config *c, cn_weight_id id, uint64_t *rows, 
     *cols = shapes[id].present ? shapes[id].cols : 0;
 }
 
-cn_dtype cn_weight_dtype(const cn_backend *be, cn_weight_id id)
+/* The dtype in which a backend holds a fused matrix, norm or bias. */
+static cn_dtype dtype_of(const cn_backend *be, cn_weight_id id)
 {
     switch (id) {
     case CN_W_EMBED:
@@ -60,7 +61,7 @@ static uint64_t weight_bytes(const cn_model_config *c, const cn_backend *be, cn_
 {
     uint64_t rows, cols;
     cn_weight_shape(c, id, &rows, &cols);
-    return rows * cols * cn_dtype_bytes(cn_weight_dtype(be, id));
+    return rows * cols * cn_dtype_bytes(dtype_of(be, id));
 }
 
 static void lay_out(cn_weights *w, const cn_model_config *c, const cn_backend *be)
@@ -111,7 +112,7 @@ static cn_status load_part(cn_weights *w, const cn_checkpoint *ck, const cn_weig
                            void *staging)
 {
     cn_stream *stream = w->stream;
-    const cn_dtype dtype = cn_weight_dtype(w->backend, p->id);
+    const cn_dtype dtype = dtype_of(w->backend, p->id);
     size_t elem = cn_dtype_bytes(dtype);
     unsigned char *to = place(w, p->id, p->layer) + p->first_elem * elem;
     uint64_t n = p->tensor.rows * p->tensor.cols, step = STAGING_BYTES / elem;

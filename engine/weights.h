@@ -18,9 +18,6 @@
 /* Rows and columns of a fused matrix. 0 and 0 when the model has none, and for a tied LM_HEAD. */
 void cn_weight_shape(const cn_model_config *c, cn_weight_id id, uint64_t *rows, uint64_t *cols);
 
-/* The dtype in which a backend holds a fused matrix, norm or bias. */
-cn_dtype cn_weight_dtype(const cn_backend *be, cn_weight_id id);
-
 /* Bytes of backend memory that cn_weights_load fills. */
 uint64_t cn_weights_bytes(const cn_model_config *c, const cn_backend *be);
 
