@@ -8,7 +8,7 @@
  *                        `--------------------'  ^               |
  *                                                `--> SWAPPED and back (only if compressed)
  *   cn_scheduler_finish moves a sequence from any state to FINISHED at once. From COMPRESSING it
- *   moves only at the commit, because the event pins both tables.
+ *   moves only at the commit, because the event uses the blocks of both of its tables.
  *   FORKING: a sample that waits until its leader's prefill ends. */
 #ifndef CN_REQUEST_H
 #define CN_REQUEST_H

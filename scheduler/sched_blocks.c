@@ -130,7 +130,7 @@ bool cn_sched_try_preempt(cn_scheduler *s, const cn_seq *q)
     return true;
 }
 
-bool cn_sched_try_free(cn_scheduler *s, const cn_seq *q)
+bool cn_sched_try_preempt_or_swap(cn_scheduler *s, const cn_seq *q)
 {
     const cn_seq *victim = find_victim(s);
     const cn_class klass = victim ? victim->klass : q->klass;

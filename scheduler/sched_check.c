@@ -76,9 +76,13 @@ static const char *check_compressing(const cn_scheduler *s, const cn_seq *q)
     for (uint32_t i = 0; i < st->event.req.n_target; i++) {
         const char *broken = check_private(s, st->target[i]);
         if (broken) return broken;
+        bool own = st->target[i] == q->table[i];
+        REQUIRE(cn_pool_is_pinned(s->device.blocks, st->target[i]) == own,
+                "a target is not pinned although it is in the old table, or the reverse");
     }
-    if (st->spare != CN_NO_BLOCK) return check_private(s, q->table[st->spare]);
-    return NULL;
+    if (st->spare == CN_NO_BLOCK) return NULL;
+    REQUIRE(cn_pool_is_pinned(s->device.blocks, q->table[st->spare]), "a spare is not pinned");
+    return check_private(s, q->table[st->spare]);
 }
 
 static const char *check_lengths(const cn_scheduler *s, const cn_seq *q)
@@ -126,6 +130,8 @@ static const char *check_running(const cn_scheduler *s, const cn_seq *q)
             "a sequence is in the wrong list of holders");
     REQUIRE(!st->ending || q->state == CN_SEQ_COMPRESSING, "an ended sequence still runs");
     if (q->state == CN_SEQ_COMPRESSING) return check_compressing(s, q);
+    for (uint32_t i = 0; i < q->n_blocks; i++)
+        REQUIRE(!cn_pool_is_pinned(s->device.blocks, q->table[i]), "a pin outlived its event");
     /* The next token's block will be written: no other table may hold it. */
     uint32_t at = q->n_resident / s->o.block_tokens;
     return at < q->n_blocks ? check_private(s, q->table[at]) : NULL;

@@ -1,4 +1,4 @@
-/* sched_event.c - compression events: chooses targets, pins both tables, commits.
+/* sched_event.c - compression events: chooses targets, pins own blocks, commits.
  * See sched_state.h; DESIGN.md §3.5 and §4, paper §4.4 and §4.5.
  *
  * target[i] is table[i] if only this sequence holds that block, else a new block. Shared blocks

@@ -45,7 +45,7 @@ static void secure_blocks(cn_scheduler *s)
             bool taken;
             do {
                 taken = cn_pool_try_take(s->device.blocks, 1, &q->table[q->n_blocks]);
-            } while (!taken && cn_sched_try_free(s, q) && q->state == CN_SEQ_RUNNING);
+            } while (!taken && cn_sched_try_preempt_or_swap(s, q) && q->state == CN_SEQ_RUNNING);
             q->n_blocks += taken;
         }
         /* If q itself was swapped out, it is no longer in the list. The loop restarts at the head;

@@ -54,7 +54,7 @@ typedef struct cn_seq_sched {
     /* SWAPPED: table[0, n_host) names its blocks in the swap space; host_window is its window there
      * if it needs a slot. */
     uint32_t n_host, host_window;
-    uint64_t swapped_in_plan; /* number of the plan that swapped it out */
+    uint64_t swap_out_plan; /* the number of the plan that swapped it out */
 
     cn_seq *leader;      /* FORKING: the sequence whose prefill it waits for */
     cn_seq *next_sample; /* the next sample that waits for the same leader */
@@ -165,7 +165,7 @@ bool cn_sched_try_preempt(cn_scheduler *s, const cn_seq *q);
  * wait, a batch request moves to the swap space instead if possible. Returns true also when the
  * moved request is q, which is then no longer RUNNING. Call only before any row of the plan is
  * written. */
-bool cn_sched_try_free(cn_scheduler *s, const cn_seq *q);
+bool cn_sched_try_preempt_or_swap(cn_scheduler *s, const cn_seq *q);
 
 /* Removes a running, uncompressed sequence from the batch and returns it to its queue. */
 void cn_sched_preempt(cn_scheduler *s, cn_seq *q);

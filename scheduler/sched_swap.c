@@ -107,7 +107,7 @@ bool cn_sched_try_swap_out(cn_scheduler *s, cn_seq *q)
     st->hold = CN_HOLD_NONE;
     q->query_slot = -1;
     q->state = CN_SEQ_SWAPPED;
-    st->swapped_in_plan = w->n_plans;
+    st->swap_out_plan = w->n_plans;
     cn_queue_push(&w->queue, q);
     s->stats.swap_outs++;
     s->stats.swapped_out_blocks += st->n_host;
@@ -128,7 +128,7 @@ bool cn_sched_try_swap_in(cn_scheduler *s, cn_seq *q)
     CN_ASSERT(q->state == CN_SEQ_SWAPPED);
     /* The device reads a pending token from the samples of the last step, in which q has no row. A
      * sequence that left in this plan must not return in the same plan. */
-    if (q->n_pending > 0 || st->swapped_in_plan == w->n_plans || s->n_lacking > 0) return false;
+    if (q->n_pending > 0 || st->swap_out_plan == w->n_plans || s->n_lacking > 0) return false;
     const bool needs_slot = cn_policy_needs_slot(&q->kv);
     const uint32_t n = q->n_resident / s->o.block_tokens + 1; /* room for the next token */
     if (cn_pool_available(s->device.blocks) < (uint64_t)n + cn_sched_margin(s)) return false;
