@@ -86,6 +86,11 @@ CUDA_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard cuda/*.c cuda/*/*.c)) \
   $(patsubst %.cu,$(BUILD)/%.cu.o,$(wildcard cuda/*.cu cuda/*/*.cu))
 CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart_static \
   -lrt -ldl -lpthread
+# A checksum of the headers that the program and the GPU backend share: ops.h and what it includes.
+# The program refuses a backend with another sum.
+HEADERS := $(filter %.h,$(shell $(CC) -I. -MM engine/ops.h 2>/dev/null))
+HEADER_SUM := $(firstword $(shell cat /dev/null $(HEADERS) | cksum))
+HEADER_SUM_OBJ := $(BUILD)/engine/backend.o $(BUILD)/cuda/cuda_backend.o
 # Runs on Python 3.10 and newer.
 MATPLOTLIB := 3.10.9
 PLOT_ENV := $(BUILD)/plot-env
@@ -116,6 +121,7 @@ $(call stamp,flags,$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS))
 $(call stamp,members,$(LIB_OBJ))
 $(call stamp,cuda-flags,$(NVCC) $(NVCC_FLAGS))
 $(call stamp,cuda-members,$(CUDA_OBJ))
+$(call stamp,header-sum,$(HEADER_SUM))
 $(call stamp,test-members,$(TEST_LIB_OBJ))
 endif
 
@@ -123,6 +129,9 @@ $(BUILD)/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(call say,CC,$<)
 	$(Q)$(CC) -I. $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
+
+$(HEADER_SUM_OBJ): $(BUILD)/header-sum
+$(HEADER_SUM_OBJ): override CPPFLAGS += -DCN_HEADER_SUM=$(HEADER_SUM)
 
 # The assembler includes these files, so the compiler's dependency list does not name them.
 $(BUILD)/engine/serve/assets.o: engine/serve/page.html engine/serve/openapi.json
@@ -156,7 +165,7 @@ $(BUILD)/tests/%: $(BUILD)/tests/%.o $(TEST_LIB) $(LIB)
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
 
-$(BUILD)/flags $(BUILD)/members $(BUILD)/test-members:
+$(BUILD)/flags $(BUILD)/members $(BUILD)/test-members $(BUILD)/header-sum:
 
 # ---- the GPU backend ----
 

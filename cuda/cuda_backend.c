@@ -174,10 +174,10 @@ cn_backend_cuda_open(cn_backend **out, const cn_cuda_backend_opts *o)
 {
     *out = NULL;
     cn_cuda_host_set(o->base);
-    if (strcmp(o->version, CINCH_VERSION) != 0 || o->header_hash != cn_cuda_header_hash())
+    if (strcmp(o->version, CINCH_VERSION) != 0 || o->header_sum != CN_HEADER_SUM)
         return cn_fail(CN_ERR_DEVICE,
                        "cinch-cuda.so (%s) and the program (%s) were built from different "
-                       "sources: build both together (make cuda), or use --device cpu",
+                       "headers: build both (make all cuda), or use --device cpu",
                        CINCH_VERSION, o->version);
     cn_cuda *c = cn_calloc(1, sizeof *c);
     if (!c) return cn_fail(CN_ERR_MEMORY, "cuda backend: out of memory");

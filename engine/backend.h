@@ -28,7 +28,7 @@ cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_c
  * first policy that the backend does not support. Bit i of `policies` is cn_kv_policy i. */
 cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies);
 
-/* Loads cinch-cuda.so and opens its backend. Sets base, version and header_hash of the options.
+/* Loads cinch-cuda.so and opens its backend. Sets base, version and header_sum of the options.
  * Searches the program's folder, its parent, ../lib/cinch, then the paths of the dynamic loader. */
 cn_status cn_backend_cuda_load(cn_backend **out, cn_cuda_backend_opts o);
 

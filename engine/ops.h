@@ -224,7 +224,7 @@ typedef struct cn_count_reset_args {
 typedef struct cn_pools {
     cn_kv_layout layout;
     void *kv;
-    float *score;     /* global score F, f32, or NULL */
+    float *score;     /* global score F, f32, or NULL; not the score S of an event */
     uint32_t *origin; /* positions P, or NULL */
     void *q_window;   /* [L, n_query_slots, window, hq, d], act dtype, or NULL */
     uint32_t n_query_slots, window; /* window: rows of a ring, the engine's largest w */
@@ -416,7 +416,10 @@ typedef struct cn_cuda_backend_opts {
     /* Set by cn_backend_cuda_load (engine/backend.h): describes the calling program. */
     const cn_base_calls *base;
     const char *version; /* CINCH_VERSION */
-    uint64_t header_hash; /* cn_cuda_header_hash(); a mismatch means different headers */
+    /* CN_HEADER_SUM of the program. The Makefile computes this checksum of the contents of ops.h and
+     * of all headers that it includes, and defines it for the two files that use it. A backend with
+     * another sum was built from other headers. */
+    uint64_t header_sum;
 
     uint32_t device; /* ordinal */
     /* Size of the single allocation of device memory. It is memory_bytes; or, if that is 0,
@@ -439,27 +442,6 @@ typedef struct cn_cuda_backend_opts {
     cn_cuda_gemm_kind gemm;
     const char *cache_dir; /* folder for timings, created if missing; NULL: do not keep them */
 } cn_cuda_backend_opts;
-
-/* FNV-1a hash of the sizes of all structs that the program and the backend share. */
-static inline uint64_t cn_cuda_header_hash(void)
-{
-    static const size_t sizes[] = {
-        sizeof(cn_backend),         sizeof(cn_cuda_backend_opts),
-        sizeof(cn_dummy_fill_args), sizeof(cn_embed_args),
-        sizeof(cn_rmsnorm_args),    sizeof(cn_gemm_args),
-        sizeof(cn_rope_store_args), sizeof(cn_gemm_silu_mul_args),
-        sizeof(cn_attn_args),       sizeof(cn_attn_sparse_args),
-        sizeof(cn_silu_mul_args),   sizeof(cn_gather_args),
-        sizeof(cn_sample_args),     sizeof(cn_count_reset_args),
-        sizeof(cn_copy_args),       sizeof(cn_compress_args),
-        sizeof(cn_compress_req),    sizeof(cn_kv_params),
-        sizeof(cn_pools),           sizeof(cn_kv_layout),
-    };
-    uint64_t hash = 0xcbf29ce484222325;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        hash = (hash ^ sizes[i]) * 0x100000001b3;
-    return hash;
-}
 
 /* The CUDA backend; the only symbol of cinch-cuda.so. */
 cn_status cn_backend_cuda_open(cn_backend **out, const cn_cuda_backend_opts *o);

@@ -37,8 +37,30 @@ refused "invalid ELF header"
 echo "int nothing;" >"$dir/other.c"
 "${CC:-cc}" -shared -fPIC -o "$dir/bin/cinch-cuda.so" "$dir/other.c"
 refused "no cn_backend_cuda_open"
+# header_sum DIR: prints the checksum of the shared headers that the Makefile in DIR computes.
+header_sum() {
+    "${MAKE:-make}" -s --no-print-directory -C "$1" BUILD=build \
+        --eval='header-sum: ; @echo $(HEADER_SUM)' header-sum
+}
+
+# The checksum depends on the contents of the headers, not only on the sizes of the structs.
+mkdir "$dir/tree"
+cp --parents Makefile engine/*.h paged/*.h "$dir/tree"
+sum=$(header_sum "$dir/tree")
+[ "$sum" = "$(cat "$build/header-sum")" ] || { echo "header sum $sum of equal headers"; exit 1; }
+sed -i 's/bool batch_invariant/bool other/; s/bool portable/bool batch_invariant/
+    s/bool other/bool portable/' "$dir/tree/engine/ops.h"
+[ "$sum" != "$(header_sum "$dir/tree")" ] || { echo "equal sums of other headers"; exit 1; }
+
 # The real backend on a machine without a GPU fails too: no driver, no device, or another build.
 if [ -e "$build/cinch-cuda.so" ] && [ ! -e /dev/nvidia0 ]; then
     cp "$build/cinch-cuda.so" "$dir/bin/cinch-cuda.so"
     refused "cuda"
+    # A program with another sum refuses it before it looks for a device.
+    # shellcheck disable=SC2046
+    "${CC:-cc}" -I. -D_GNU_SOURCE -DCN_HEADER_SUM=1 -o "$dir/bin/cinch" engine/backend.c \
+        "$build/engine/main.o" "$build/libcinch.a" \
+        $(pkg-config --cflags --libs jansson libpcre2-8 libutf8proc libevent_core) \
+        -lopenblas -lm -ldl -pthread
+    refused "built from different headers"
 fi
