@@ -109,8 +109,9 @@ bool cn_compress_score_sm90_fits(const cn_stream *s, const cn_compress_chunk *c)
 cn_status cn_compress_score_sm90(cn_stream *s, const cn_compress_chunk *c);
 
 /* work[unit][i] = the kept slot that target slot i < n_target * b receives. With move `order` these
- * ascend. With move `fill` it is i itself if slot i is kept; the others ascend. Writes the scores
- * of these slots to F of the targets. */
+ * ascend. With move `fill` it is i itself if slot i is kept; the others ascend. Where the job is
+ * `global`, writes score[v] of these slots to F of the targets. `score` must therefore still be the
+ * global score. A score that comes after it needs an array of its own, which this step adds. */
 cn_status cn_compress_select(cn_stream *s, const cn_compress_chunk *c);
 
 /* Copies the blocks marked CN_COMPRESS_ASIDE. Does nothing if n_aside is 0. */
