@@ -5,7 +5,7 @@
  * Paper: Zipage, eq. 1 and 2 (DESIGN.md §1.5). All sizes in bytes:
  *
  *   m_kv' = L * h_kv * b * (2 * d * sizeof(kv) + sizeof(F) + sizeof(P))   one block, all layers
- *   m_q   = L * w * h_q * d * sizeof(act)                                 one query slot
+ *   m_q   = L * W * h_q * d * sizeof(act)                                 one query slot
  *   M       = floor(avail / (m_kv' * N_max + m_q))
  *   N_total = floor(avail / (m_kv' + m_q / N_max))
  *
@@ -26,7 +26,7 @@ typedef struct cn_planner_input {
     uint32_t block_tokens; /* b */
     cn_dtype kv_dtype, act_dtype;
     uint32_t planes;            /* of a block, besides K and V: bit i is cn_block_plane i */
-    uint32_t window_tokens;     /* w, rows of a query slot; 0: no policy observes queries */
+    uint32_t window_tokens;     /* W, rows of a query slot; 0: no policy observes queries */
     /* N_max of the default budget, or the blocks of max_model_len if those are fewer. 0: no
      * declared policy has a cap. */
     uint32_t n_max_blocks;

@@ -1,4 +1,5 @@
-/* sched_check.c - checks every invariant of DESIGN.md §3 and of sched_state.h.
+/* sched_check.c - checks the invariants of DESIGN.md §3, which names what is left out, and of
+ * sched_state.h.
  * cn_scheduler_check returns the first broken invariant, so basic ones are checked before those
  * that depend on them. */
 #include "scheduler/sched_state.h"

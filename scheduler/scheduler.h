@@ -125,7 +125,7 @@ void cn_scheduler_stats(const cn_scheduler *s, cn_stats *out);
 /* Sequences in the queue of a class, without samples that wait for their leader. O(1). */
 uint32_t cn_scheduler_waiting_of(const cn_scheduler *s, cn_class klass);
 
-/* Checks every invariant of DESIGN.md §3 over the whole state. Returns NULL, or a static text that
+/* Checks the invariants of DESIGN.md §3 over the whole state. Returns NULL, or a static text that
  * names the first broken invariant. O(blocks + table entries). */
 const char *cn_scheduler_check(const cn_scheduler *s);
 
