@@ -416,9 +416,9 @@ typedef struct cn_cuda_backend_opts {
     /* Set by cn_backend_cuda_load (engine/backend.h): describes the calling program. */
     const cn_base_calls *base;
     const char *version; /* CINCH_VERSION */
-    /* CN_HEADER_SUM of the program. The Makefile computes this checksum of the contents of ops.h and
-     * of all headers that it includes, and defines it for the two files that use it. A backend with
-     * another sum was built from other headers. */
+    /* CN_HEADER_SUM of the program. The Makefile computes this checksum of the contents of ops.h
+     * and of all headers that it includes, and defines it for the two files that use it. A backend
+     * with another sum was built from other headers. */
     uint64_t header_sum;
 
     uint32_t device; /* ordinal */

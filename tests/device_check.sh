@@ -38,6 +38,7 @@ echo "int nothing;" >"$dir/other.c"
 "${CC:-cc}" -shared -fPIC -o "$dir/bin/cinch-cuda.so" "$dir/other.c"
 refused "no cn_backend_cuda_open"
 # header_sum DIR: prints the checksum of the shared headers that the Makefile in DIR computes.
+# shellcheck disable=SC2016 # make expands it
 header_sum() {
     "${MAKE:-make}" -s --no-print-directory -C "$1" BUILD=build \
         --eval='header-sum: ; @echo $(HEADER_SUM)' header-sum

@@ -4,8 +4,7 @@
  *   size      function 70 lines, file 800 lines, line 100 columns (characters, not bytes). A CUDA
  *             kernel may be longer when the comment above it says why: "Long: <reason>".
  *   layers    a folder may include only what the table `layers` lists; every folder may include
- *             the leaves (base.h, list.h, ops.h, kv_layout.h, cinch.h). No header includes itself
- *             through others.
+ *             the leaves (is_leaf()). No header includes itself through others.
  *   files     names are unique; the first line is a comment "name - purpose"; a rule of the
  *             Makefile builds every C file; every header is included by some file.
  *   citations every file, and every section of docs/DESIGN.md, that a comment or document cites
@@ -241,7 +240,7 @@ static bool is_leaf(const char *path)
 
 /* The folders and single headers that a file of `folder` may include, in addition to its own folder
  * and the leaves. The longest matching folder counts. A folder in a list does not include the
- * folders inside it. docs/ARCHITECTURE.md shows this table. */
+ * folders inside it. docs/ARCHITECTURE.md draws the main directions. */
 static const struct {
     const char *folder;
     const char *may[12];

@@ -3,9 +3,9 @@
  * A score is one row: its name, the requests that use it, and its CPU function, which is the
  * specification for other backends. An event runs the rows that apply, in table order, separately
  * for each (layer, kv head). Every row reads and writes one cn_score_job.
- * A row changes job->score in place, because later rows read only S and R. The row `global` stores S
- * as F, so a row before it changes F and a row after it does not. A row before `pooling` is pooled.
- * docs/HACKING.md lists the steps of adding a score, on the GPU too.
+ * A row changes job->score in place, because later rows read only S and R. The row `global` stores
+ * S as F, so a row before it changes F and a row after it does not. A row before `pooling` is
+ * pooled. docs/HACKING.md lists the steps of adding a score, on the GPU too.
  *
  * Thread: the rows run on the event stream. The table is constant.
  * DESIGN.md §2, paper (Zipage) appendix C. */

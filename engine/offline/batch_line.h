@@ -8,7 +8,7 @@
  * {"reference", "matched", "of"}. A request that was submitted twice adds "loop_rescue": {"by",
  * "first": {"completion_tokens", "kv"}}.
  *
- * Owner: the caller. Thread: one. Stage: 7. */
+ * Owner: the caller. Thread: one. Stage: 8, and at the start of a resumed run. */
 #ifndef CN_BATCH_LINE_H
 #define CN_BATCH_LINE_H
 

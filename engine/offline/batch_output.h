@@ -2,7 +2,7 @@
  * the system writes only a part. A process killed at any time leaves whole lines and at most one
  * incomplete line at the end.
  *
- * Owner: cn_batch_run. Thread: one. Stage: 7. A file lock prevents two runs from writing one
+ * Owner: cn_batch_run. Thread: one. Stage: 8. A file lock prevents two runs from writing one
  * file. */
 #ifndef CN_BATCH_OUTPUT_H
 #define CN_BATCH_OUTPUT_H
