@@ -42,6 +42,18 @@ reader=$!
 wait $reader || true
 [ -p "$dir/pipe" ] && [ "$(cat "$dir/seen")" = 1 ]
 
+# Forced continuations: a table per file, a value per document, and no compressed arm that equals
+# full KV.
+"$cinch" compare --model $model -i $model/prompts/sums.jsonl $model/prompts/hops.jsonl --prompt-field prompt \
+    --continue-field prompt --id-field id --arms window:32:sinks=2,full --block-size 16 --limit 2 \
+    --progress none --json "$dir/forced.json" >"$dir/table" 2>"$dir/log" || { cat "$dir/log"; exit 1; }
+[ "$(grep -c '^| ' "$dir/table")" = 6 ]
+[ "$(grep -c '^| full  *|.* 100.00 % |' "$dir/table")" = 2 ]
+grep -q '^hops, 2 documents$' "$dir/table"
+[ "$(grep -c '"continuation_tokens":' "$dir/forced.json")" = 4 ]
+[ "$(grep -c '"nll_minus_full": 0.0,' "$dir/forced.json")" = 2 ]
+grep -q '"complete": true' "$dir/forced.json"
+
 input="--model $model -i $model/prompts/sums.jsonl --prompt-field prompt"
 # shellcheck disable=SC2086
 {
@@ -53,7 +65,18 @@ input="--model $model -i $model/prompts/sums.jsonl --prompt-field prompt"
     refuse "one sample per prompt" $input --arms full --n 2
     refuse "nowhere.jsonl" $input nowhere.jsonl --arms full
     refuse "--num-gpu-blocks-override" $input --arms zip:384 --num-gpu-blocks-override 3
+    forced="$input --arms full --continue-field prompt"
+    for option in "answer-field answer" "temperature 0" "max-tokens 9" "n 2" "audit 5%" "plot $dir/p"; do
+        refuse "--${option%% *} has no effect on a forced continuation" $forced --$option
+    done
+    refuse "--continue-field needs --prompt-field" --model $model -i $model/prompts/sums.jsonl \
+        --arms full --continue-field prompt
+    refuse "line 1: rest: expected a string, got nothing" $forced --continue-field rest
+    refuse "exceed the context length of 64" $forced --max-model-len 64
 }
+echo '{"prompt": "1 + 1", "rest": "2"}' >"$dir/short.jsonl"
+refuse "short.jsonl: line 1: rest: expected at least 2 tokens, got 1" --model $model \
+    -i "$dir/short.jsonl" --prompt-field prompt --continue-field rest --arms full
 echo '{"prompt": 7}' >"$dir/bad.jsonl"
 refuse "bad.jsonl: line 1: prompt: expected the prompt as a string" --model $model -i "$dir/bad.jsonl" \
     --prompt-field prompt --arms full

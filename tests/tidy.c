@@ -259,7 +259,7 @@ static const struct {
      {"engine/options/", "engine/json.h", "engine/utf8.h", "compress/policy.h"}},
     {"engine/offline/", {"engine/", "engine/options/", "engine/text/", "engine/api/"}},
     {"engine/compare/",
-     {"engine/", "engine/options/", "engine/offline/", "engine/cmd/command.h",
+     {"engine/", "engine/options/", "engine/text/", "engine/offline/", "engine/cmd/command.h",
       "compress/policy.h"}},
     {"engine/serve/",
      {"engine/", "engine/options/", "engine/text/", "engine/api/", "engine/offline/"}},

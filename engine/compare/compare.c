@@ -1,11 +1,13 @@
 /* compare.c - `cinch compare`: runs each arm of --arms over every input file, on one engine.
  *
- * The prefix cache is off by default, because later arms would find the prompts of earlier ones. A
- * task's figures are printed when the task is done. The JSON file is rewritten after every arm, so
- * that a comparison that is stopped keeps what it has measured. */
+ * With --continue-field, compare_forced.h does the work. Otherwise the prefix cache is off by
+ * default, because later arms would find the prompts of earlier ones. A task's figures are printed
+ * when the task is done. The JSON file is rewritten after every arm, so that a comparison that is
+ * stopped keeps what it has measured. */
 #include <string.h>
 
 #include "engine/cmd/command.h"
+#include "engine/compare/compare_forced.h"
 #include "engine/compare/compare_report.h"
 
 typedef struct comparison {
@@ -29,16 +31,32 @@ static cn_status load_tasks(comparison *c, char **more, uint32_t n_more)
     return CN_OK;
 }
 
-static cn_status begin(comparison *c, char **more, uint32_t n_more)
+static cn_status open_engine(comparison *c)
 {
     cn_config *config = c->config;
     if (config->answer_field && config->grade == CN_OPT_GRADE_NONE)
         config->grade = CN_OPT_GRADE_EXACT;
-    if (!cn_config_is_given(config, &config->enable_prefix_caching))
+    if (!config->continue_field && !cn_config_is_given(config, &config->enable_prefix_caching))
         config->enable_prefix_caching = false;
     CN_TRY(cn_compare_arms_parse(&c->arms, config));
     cn_compare_arms_declare(&c->arms, config);
-    CN_TRY(cn_engine_create(&c->engine, config));
+    return cn_engine_create(&c->engine, config);
+}
+
+static cn_status force(comparison *c, char **more, uint32_t n_more)
+{
+    const char **paths = cn_calloc((size_t)n_more + 1, sizeof *paths);
+    if (!paths) return cn_fail(CN_ERR_MEMORY, "out of memory for %u files", n_more + 1);
+    paths[0] = c->config->input_file;
+    for (uint32_t i = 0; i < n_more; i++) paths[i + 1] = more[i];
+    cn_status status = cn_compare_forced(c->engine, &c->arms, paths, n_more + 1);
+    cn_free(paths);
+    return status;
+}
+
+static cn_status begin(comparison *c, char **more, uint32_t n_more)
+{
+    cn_config *config = c->config;
     CN_TRY(load_tasks(c, more, n_more));
     cn_compare_figures *figures = cn_calloc((size_t)c->n_tasks * c->arms.n, sizeof *figures);
     if (!figures) return cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
@@ -68,6 +86,8 @@ static cn_status run_task(comparison *c, uint32_t task)
 
 static cn_status compare(comparison *c, char **more, uint32_t n_more)
 {
+    CN_TRY(open_engine(c));
+    if (c->config->continue_field) return force(c, more, n_more);
     CN_TRY(begin(c, more, n_more));
     for (uint32_t i = 0; i < c->n_tasks; i++) CN_TRY(run_task(c, i));
     if (c->config->plot) CN_TRY(cn_compare_write_plot(&c->report, c->config->plot));

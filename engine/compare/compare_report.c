@@ -1,14 +1,13 @@
 /* compare_report.c - see compare_report.h. */
 #include "engine/compare/compare_report.h"
 
-#include <errno.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "compress/policy.h"
 #include "engine/compare/svg_plot.h"
+#include "engine/compare/text_table.h"
 
 static const cn_compare_figures *figures_of(const cn_compare_report *r, uint32_t task, uint32_t arm)
 {
@@ -23,7 +22,7 @@ static double per_second(const cn_compare_figures *f)
 
 /* ---- the table ---- */
 
-enum { CELL_BYTES = 48 };
+enum { CELL_BYTES = CN_TEXT_CELL_BYTES };
 
 static void text_exact(const cn_compare_figures *f, char *s)
 {
@@ -117,56 +116,37 @@ static const struct {
 };
 enum { N_COLUMNS = sizeof columns / sizeof *columns };
 
+typedef struct task_table {
+    const cn_compare_report *r;
+    uint32_t task;
+} task_table;
+
+static const char *table_label(const void *table, uint32_t row)
+{
+    return ((const task_table *)table)->r->arms->arms[row].label;
+}
+
+static void table_cell(const void *table, uint32_t row, uint32_t column, char *s)
+{
+    const task_table *t = table;
+    columns[column].text(figures_of(t->r, t->task, row), s);
+}
+
 void cn_compare_print(FILE *f, const cn_compare_report *r, uint32_t task)
 {
-    char cell[CELL_BYTES];
-    size_t width[N_COLUMNS], label_width = strlen("arm");
-    for (uint32_t a = 0; a < r->arms->n; a++) {
-        const size_t n = strlen(r->arms->arms[a].label);
-        if (n > label_width) label_width = n;
-    }
-    for (uint32_t c = 0; c < N_COLUMNS; c++) {
-        width[c] = strlen(columns[c].title);
-        for (uint32_t a = 0; a < r->arms->n && figures_of(r, task, a); a++) {
-            columns[c].text(figures_of(r, task, a), cell);
-            if (strlen(cell) > width[c]) width[c] = strlen(cell);
-        }
-    }
-    fprintf(f, "\n%s, %u prompts\n\n| %-*s |", r->tasks[task].name, r->tasks[task].n,
-            (int)label_width, "arm");
-    for (uint32_t c = 0; c < N_COLUMNS; c++) fprintf(f, " %*s |", (int)width[c], columns[c].title);
-    fprintf(f, "\n|%.*s|", (int)label_width + 2,
-            "----------------------------------------------------------------");
-    for (uint32_t c = 0; c < N_COLUMNS; c++)
-        fprintf(f, "%.*s:|", (int)width[c] + 1, "------------------------------------------------");
-    for (uint32_t a = 0; a < r->arms->n && figures_of(r, task, a); a++) {
-        fprintf(f, "\n| %-*s |", (int)label_width, r->arms->arms[a].label);
-        for (uint32_t c = 0; c < N_COLUMNS; c++) {
-            columns[c].text(figures_of(r, task, a), cell);
-            fprintf(f, " %*s |", (int)width[c], cell);
-        }
-    }
-    fprintf(f, "\n");
-    fflush(f);
+    const char *titles[N_COLUMNS];
+    for (uint32_t c = 0; c < N_COLUMNS; c++) titles[c] = columns[c].title;
+    uint32_t n_rows = 0;
+    while (n_rows < r->arms->n && figures_of(r, task, n_rows)) n_rows++;
+    fprintf(f, "\n%s, %u prompts\n\n", r->tasks[task].name, r->tasks[task].n);
+    const task_table t = {r, task};
+    cn_text_table_print(f, &(cn_text_table){.corner = "arm", .titles = titles,
+                                            .n_columns = N_COLUMNS, .n_rows = n_rows,
+                                            .data = &t, .label = table_label,
+                                            .cell = table_cell});
 }
 
 /* ---- files ---- */
-
-/* Replaces the file when the new text is complete, so that there is never a partial file. Writes
- * directly to a pipe or a device (/dev/stdout), because a rename would put a file in its place. */
-static cn_status replace_file(const char *path, const char *text, size_t n)
-{
-    struct stat s;
-    const bool is_file = stat(path, &s) != 0 || S_ISREG(s.st_mode);
-    cn_buf tmp = {0};
-    CN_TRY(cn_buf_addf(&tmp, "%s%s", path, is_file ? ".tmp" : ""));
-    FILE *f = fopen(tmp.data, "w");
-    bool ok = f && fwrite(text, 1, n, f) == n;
-    if (f && fclose(f) != 0) ok = false;
-    if (ok && is_file) ok = rename(tmp.data, path) == 0;
-    cn_buf_free(&tmp);
-    return ok ? CN_OK : cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
-}
 
 static json_t *match_json(const cn_compare_figures *f)
 {
@@ -227,7 +207,7 @@ cn_status cn_compare_write_json(const cn_compare_report *r, const char *path)
     char *text = json ? json_dumps(json, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) : NULL;
     json_decref(json);
     if (!text) return cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
-    cn_status status = replace_file(path, text, strlen(text));
+    cn_status status = cn_replace_file(path, text, strlen(text));
     free(text);
     return status;
 }
@@ -275,7 +255,7 @@ cn_status cn_compare_write_plot(const cn_compare_report *r, const char *path)
     cn_svg_point *points = cn_calloc((size_t)r->n_tasks * r->arms->n, sizeof *points);
     cn_status status = panels && points ? draw(r, panels, points, &svg)
                                         : cn_fail(CN_ERR_MEMORY, "out of memory for the plot");
-    if (status == CN_OK) status = replace_file(path, svg.data, svg.len);
+    if (status == CN_OK) status = cn_replace_file(path, svg.data, svg.len);
     cn_free(panels);
     cn_free(points);
     cn_buf_free(&svg);

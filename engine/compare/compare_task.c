@@ -3,13 +3,13 @@
 
 #include <string.h>
 
-static cn_status set_name(cn_compare_task *t)
+cn_status cn_compare_task_name(char **out, const char *path)
 {
-    const char *slash = strrchr(t->path, '/');
-    const char *name = slash ? slash + 1 : t->path;
+    const char *slash = strrchr(path, '/');
+    const char *name = slash ? slash + 1 : path;
     const char *dot = strrchr(name, '.');
-    t->name = cn_strndup(name, dot && dot > name ? (size_t)(dot - name) : strlen(name));
-    return t->name ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a task");
+    *out = cn_strndup(name, dot && dot > name ? (size_t)(dot - name) : strlen(name));
+    return *out ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a task");
 }
 
 /* Appends an empty item and returns it; NULL if out of memory. */
@@ -65,7 +65,7 @@ static cn_status read_lines(cn_compare_task *t, const cn_engine *e, cn_line_read
 cn_status cn_compare_task_load(cn_compare_task *out, const cn_engine *e, const char *path)
 {
     *out = (cn_compare_task){.path = path};
-    CN_TRY(set_name(out));
+    CN_TRY(cn_compare_task_name(&out->name, path));
     cn_line_reader *reader;
     CN_TRY(cn_line_reader_open(&reader, path, CN_BATCH_MAX_LINE_BYTES));
     cn_status status = read_lines(out, e, reader);

@@ -21,4 +21,7 @@ typedef struct cn_compare_task {
 cn_status cn_compare_task_load(cn_compare_task *out, const cn_engine *e, const char *path);
 void cn_compare_task_free(cn_compare_task *t);
 
+/* Sets *out to the file's name without directory and extension. */
+cn_status cn_compare_task_name(char **out, const char *path);
+
 #endif

@@ -295,6 +295,9 @@ static const cn_option options[] = {
         .help = "what to compare with full KV: a comma-separated list of "
                 "policy[:budget[:key=value...]]; keys as in a request's kv object, a switch as "
                 "key or no-key"),
+    ROW(COMPARE, "continue-field", STRING, continue_field, NULL,
+        .help = "force the text of this field after the prompt under every arm and report its "
+                "likelihood; prompts are then plain text, not chats"),
     ROW(COMPARE, "limit", U32, limit, "0", .min = 1, .max = TOKENS_MAX, .flags = ZERO_OK,
         .help = "maximum lines to read of each file; 0 reads all"),
     ROW(COMPARE, "audit", F32, compare_audit_percent, "100", .min = 0, .max = 100,

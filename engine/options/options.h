@@ -163,6 +163,7 @@ struct cn_config {
 
     /* compare */
     char *arms;
+    char *continue_field;
     uint32_t limit; /* lines of each file; 0 = all */
     float compare_audit_percent;
     char *compare_json, *plot; /* paths or NULL */

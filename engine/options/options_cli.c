@@ -188,7 +188,7 @@ static cn_status check_company(const cn_config *c, uint32_t sections)
         {"warmup-steps", "steady-steps"}, {"batches", "resident"},
         {"decode-steps", "resident"},     {"timeline-interval", "timeline"},
         {"save-detailed", "output-json"}, {"render", "chat"},
-        {"enable-thinking", "chat"},
+        {"enable-thinking", "chat"},      {"continue-field", "prompt-field"},
     };
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         const cn_option *o = cn_option_find_in(rules[i].name, sections);
@@ -281,6 +281,26 @@ static cn_status check_prompts(const cn_config *c)
     return CN_OK;
 }
 
+/* Refuses options that have no effect on a forced continuation. */
+static cn_status check_compare(const cn_config *c)
+{
+    size_t n;
+    const cn_option *o = cn_options(&n);
+    if (!c->continue_field) return CN_OK;
+    for (size_t i = 0; i < n; i++) {
+        const void *field = cn_option_field(&o[i], c);
+        const bool unused = o[i].section == CN_SECTION_SAMPLING || field == &c->answer_field ||
+                            field == &c->grade || field == &c->plot ||
+                            field == &c->compare_audit_percent;
+        if (unused && c->given[i])
+            return cn_fail(CN_ERR_ARG,
+                           "--%s has no effect on a forced continuation: leave out --%s or "
+                           "--continue-field",
+                           o[i].name, o[i].name);
+    }
+    return CN_OK;
+}
+
 static cn_status check_run_batch(const cn_config *c)
 {
     if (c->answer_field && c->grade == CN_OPT_GRADE_NONE)
@@ -349,6 +369,7 @@ cn_status cn_config_validate(const cn_config *c, uint32_t sections)
     if (sections & CN_SECTION_SAMPLING) CN_TRY(check_sampling(&c->sampling));
     if (sections & CN_SECTION_KV) CN_TRY(check_kv(&c->kv));
     if (sections & CN_SECTION_PROMPTS) CN_TRY(check_prompts(c));
+    if (sections & CN_SECTION_COMPARE) CN_TRY(check_compare(c));
     if (sections & CN_SECTION_RUN_BATCH) CN_TRY(check_run_batch(c));
     if (sections & CN_SECTION_SERVE) CN_TRY(check_serve(c));
     if (sections & CN_SECTION_BENCH) CN_TRY(check_bench(c));

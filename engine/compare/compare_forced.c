@@ -1,0 +1,44 @@
+/* compare_forced.c - see compare_forced.h. */
+#include "engine/compare/compare_forced.h"
+
+#include "engine/compare/forced_report.h"
+
+static cn_status run_task(cn_forced_report *r, cn_engine *e, uint32_t t)
+{
+    CN_TRY(cn_forced_run_create(&r->runs[t], e, r->arms, &r->tasks[t]));
+    while (cn_forced_run_done(r->runs[t]) < r->tasks[t].n) {
+        CN_TRY(cn_forced_run_group(r->runs[t]));
+        cn_log(CN_LOG_INFO, "%s: %u of %u documents", r->tasks[t].name,
+               cn_forced_run_done(r->runs[t]), r->tasks[t].n);
+        if (r->config->compare_json) CN_TRY(cn_forced_write_json(r, r->config->compare_json));
+    }
+    cn_forced_print(stdout, r, t);
+    return CN_OK;
+}
+
+static cn_status run_tasks(cn_forced_report *r, cn_forced_task *tasks, cn_engine *e,
+                           const char *const *paths)
+{
+    for (uint32_t t = 0; t < r->n_tasks; t++)
+        CN_TRY(cn_forced_task_load(&tasks[t], e, paths[t]));
+    for (uint32_t t = 0; t < r->n_tasks; t++) CN_TRY(run_task(r, e, t));
+    return CN_OK;
+}
+
+cn_status cn_compare_forced(cn_engine *e, const cn_compare_arms *arms, const char *const *paths,
+                            uint32_t n_paths)
+{
+    cn_forced_task *tasks = cn_calloc(n_paths, sizeof *tasks);
+    cn_forced_report r = {.config = cn_engine_config(e), .arms = arms, .tasks = tasks,
+                          .runs = cn_calloc(n_paths, sizeof *r.runs), .n_tasks = n_paths};
+    cn_status status = tasks && r.runs ? run_tasks(&r, tasks, e, paths)
+                                       : cn_fail(CN_ERR_MEMORY, "out of memory for %u files",
+                                                 n_paths);
+    for (uint32_t t = 0; t < n_paths; t++) {
+        if (r.runs) cn_forced_run_free(r.runs[t]);
+        if (tasks) cn_forced_task_free(&tasks[t]);
+    }
+    cn_free(r.runs);
+    cn_free(tasks);
+    return status;
+}

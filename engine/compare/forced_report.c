@@ -1,0 +1,138 @@
+/* forced_report.c - see forced_report.h. */
+#include "engine/compare/forced_report.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/compare/text_table.h"
+
+static double share(const cn_forced_figures *f)
+{
+    return f->tokens ? (double)f->same_best / (double)f->tokens : 1;
+}
+
+static double per_second(const cn_forced_figures *f)
+{
+    return f->timed_s > 0 ? (double)f->timed_tokens / f->timed_s : 0;
+}
+
+static double peak(const cn_forced_run *run, const cn_forced_figures *f)
+{
+    const uint32_t n = cn_forced_run_done(run);
+    return n ? (double)f->peak_sum / n : 0;
+}
+
+/* ---- the table ---- */
+
+enum { NLL, DELTA, ERROR, SAME_BEST, TOKENS, SPEED, PEAK, EVENTS, EVICTED, N_COLUMNS };
+
+static const char *const titles[N_COLUMNS] = {
+    [NLL] = "NLL",        [DELTA] = "to full",      [ERROR] = "error",
+    [TOKENS] = "tokens",  [SAME_BEST] = "same best", [SPEED] = "tokens/s",
+    [PEAK] = "KV peak",   [EVENTS] = "events",      [EVICTED] = "evicted",
+};
+
+typedef struct task_table {
+    const cn_forced_report *r;
+    const cn_forced_run *run;
+} task_table;
+
+static const char *label(const void *table, uint32_t row)
+{
+    return ((const task_table *)table)->r->arms->arms[row].label;
+}
+
+static void cell(const void *table, uint32_t row, uint32_t column, char *s)
+{
+    const task_table *t = table;
+    const cn_forced_figures *f = cn_forced_run_figures(t->run, row);
+    const cn_forced_summary m = cn_forced_run_summary(t->run, row);
+    const size_t n = CN_TEXT_CELL_BYTES;
+    switch (column) {
+    case NLL: snprintf(s, n, "%.4f", m.nll); break;
+    case DELTA: snprintf(s, n, row ? "%+.4f" : "-", m.delta); break;
+    case ERROR: snprintf(s, n, row ? "%.4f" : "-", m.delta_error); break;
+    case SAME_BEST: snprintf(s, n, "%.2f %%", 100 * share(f)); break;
+    case TOKENS: snprintf(s, n, "%llu", (unsigned long long)f->tokens); break;
+    case SPEED: snprintf(s, n, "%.0f", per_second(f)); break;
+    case PEAK: snprintf(s, n, "%.0f", peak(t->run, f)); break;
+    case EVENTS: snprintf(s, n, "%llu", (unsigned long long)f->compressions); break;
+    default: snprintf(s, n, "%llu", (unsigned long long)f->evicted_tokens); break;
+    }
+}
+
+void cn_forced_print(FILE *f, const cn_forced_report *r, uint32_t task)
+{
+    const task_table t = {r, r->runs[task]};
+    fprintf(f, "\n%s, %u documents\n\n", r->tasks[task].name, cn_forced_run_done(t.run));
+    cn_text_table_print(f, &(cn_text_table){.corner = "arm", .titles = titles,
+                                            .n_columns = N_COLUMNS, .n_rows = r->arms->n,
+                                            .data = &t, .label = label, .cell = cell});
+}
+
+/* ---- JSON ---- */
+
+static json_t *documents_json(const cn_forced_task *t, const cn_forced_run *run)
+{
+    json_t *documents = json_array();
+    for (uint32_t i = 0; i < cn_forced_run_done(run); i++) {
+        const cn_forced_document *d = &t->documents[i];
+        json_array_append_new(
+            documents, json_pack("{s:s, s:I, s:I, s:I}", "id", d->id, "line", (json_int_t)d->line,
+                                 "prompt_tokens", (json_int_t)d->prompt.len,
+                                 "continuation_tokens", (json_int_t)d->continuation.len));
+    }
+    return documents;
+}
+
+static json_t *arm_json(const char *name, const cn_forced_run *run, uint32_t arm)
+{
+    const cn_forced_figures *f = cn_forced_run_figures(run, arm);
+    const cn_forced_summary m = cn_forced_run_summary(run, arm);
+    json_t *nll = json_array(), *same_best = json_array();
+    for (uint32_t i = 0; i < cn_forced_run_done(run); i++) {
+        const cn_forced_score *s = &f->scores[i];
+        json_array_append_new(nll, json_real(s->nll));
+        json_array_append_new(same_best, json_real((double)s->same_best / s->tokens));
+    }
+    return json_pack(
+        "{s:s, s:o, s:f, s:f, s:f, s:f, s:I, s:I, s:f, s:f, s:I, s:I, s:{s:o, s:o}}", "arm", name,
+        "kv", cn_kv_params_json(&f->kv), "nll", m.nll, "nll_minus_full", m.delta,
+        "standard_error", m.delta_error, "same_best_share", share(f), "tokens",
+        (json_int_t)f->tokens, "cached_prompt_tokens", (json_int_t)f->cached_tokens,
+        "tokens_per_s", per_second(f), "peak_tokens_mean", peak(run, f), "compressions",
+        (json_int_t)f->compressions, "evicted", (json_int_t)f->evicted_tokens, "by_document",
+        "nll", nll, "same_best_share", same_best);
+}
+
+static json_t *report_json(const cn_forced_report *r)
+{
+    json_t *tasks = json_array();
+    bool complete = true;
+    for (uint32_t t = 0; t < r->n_tasks; t++) {
+        const cn_forced_task *task = &r->tasks[t];
+        const cn_forced_run *run = r->runs[t];
+        complete = complete && run && cn_forced_run_done(run) == task->n;
+        if (!run) continue;
+        json_t *arms = json_array();
+        for (uint32_t a = 0; a < r->arms->n; a++)
+            json_array_append_new(arms, arm_json(r->arms->arms[a].label, run, a));
+        json_array_append_new(
+            tasks, json_pack("{s:s, s:s, s:o, s:o}", "task", task->name, "input", task->path,
+                             "documents", documents_json(task, run), "arms", arms));
+    }
+    return json_pack("{s:s, s:s, s:b, s:o}", "version", CINCH_VERSION, "model", r->config->model,
+                     "complete", complete, "tasks", tasks);
+}
+
+cn_status cn_forced_write_json(const cn_forced_report *r, const char *path)
+{
+    json_t *json = report_json(r);
+    char *text = json ? json_dumps(json, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) : NULL;
+    json_decref(json);
+    if (!text) return cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
+    cn_status status = cn_replace_file(path, text, strlen(text));
+    free(text);
+    return status;
+}

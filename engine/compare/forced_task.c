@@ -1,0 +1,107 @@
+/* forced_task.c - see forced_task.h. */
+#include "engine/compare/forced_task.h"
+
+#include <string.h>
+
+#include "engine/compare/compare_task.h"
+#include "engine/json.h"
+
+/* Appends an empty document and returns it; NULL if out of memory. */
+static cn_forced_document *new_document(cn_forced_task *t)
+{
+    if (t->n == t->cap) {
+        const uint32_t cap = t->cap ? 2 * t->cap : 64;
+        cn_forced_document *documents = cn_realloc(t->documents, cap, sizeof *documents);
+        if (!documents) return NULL;
+        t->documents = documents;
+        t->cap = cap;
+    }
+    cn_forced_document *d = &t->documents[t->n++];
+    *d = (cn_forced_document){0};
+    return d;
+}
+
+static cn_status read_text(cn_tokens *out, cn_engine *e, const json_t *line, const char *field,
+                           bool add_special)
+{
+    const json_t *text = json_object_get(line, field);
+    char shown[96];
+    if (!json_is_string(text))
+        return cn_fail(CN_ERR_ARG, "%s: expected a string, got %s", field,
+                       text ? cn_json_describe(text, shown, sizeof shown) : "nothing");
+    return cn_tokenizer_encode(cn_engine_tokenizer(e), json_string_value(text),
+                               json_string_length(text), add_special, out);
+}
+
+static cn_status read_document(cn_forced_document *d, cn_engine *e, const json_t *line)
+{
+    const cn_config *c = cn_engine_config(e);
+    CN_TRY(read_text(&d->prompt, e, line, c->prompt_field, true));
+    CN_TRY(read_text(&d->continuation, e, line, c->continue_field, false));
+    if (!d->prompt.len)
+        return cn_fail(CN_ERR_ARG, "%s: expected at least 1 token, got 0", c->prompt_field);
+    if (d->continuation.len < 2)
+        return cn_fail(CN_ERR_ARG, "%s: expected at least 2 tokens, got %zu", c->continue_field,
+                       d->continuation.len);
+    if (d->prompt.len + d->continuation.len > cn_engine_max_model_len(e))
+        return cn_fail(CN_ERR_ARG,
+                       "prompt of %zu and continuation of %zu tokens exceed the context length "
+                       "of %u",
+                       d->prompt.len, d->continuation.len, cn_engine_max_model_len(e));
+    return CN_OK;
+}
+
+static cn_status read_line(cn_forced_task *t, cn_engine *e, const cn_line *line)
+{
+    const cn_config *c = cn_engine_config(e);
+    const cn_batch_format format = {.prompt_field = c->prompt_field, .id_field = c->id_field};
+    cn_forced_document *d = new_document(t);
+    if (!d) return cn_fail(CN_ERR_MEMORY, "out of memory for %u lines", t->n + 1);
+    d->line = line->number;
+    cn_batch_item item = {0};
+    cn_status status = cn_batch_item_identify(&item, line, &format);
+    if (status == CN_OK) status = read_document(d, e, item.object);
+    d->id = item.custom_id;
+    item.custom_id = NULL;
+    cn_batch_item_free(&item);
+    return status;
+}
+
+static cn_status read_lines(cn_forced_task *t, cn_engine *e, cn_line_reader *reader)
+{
+    const uint32_t limit = cn_engine_config(e)->limit;
+    while (limit == 0 || t->n < limit) {
+        cn_line line;
+        cn_line_state state;
+        CN_TRY(cn_line_reader_next(reader, -1, &line, &state));
+        if (state == CN_LINE_END) break;
+        if (state != CN_LINE_READY) continue;
+        cn_status status = read_line(t, e, &line);
+        if (status != CN_OK)
+            return cn_fail_within(status, "line %llu", (unsigned long long)line.number);
+    }
+    return t->n ? CN_OK : cn_fail(CN_ERR_ARG, "the file has no documents");
+}
+
+cn_status cn_forced_task_load(cn_forced_task *out, cn_engine *e, const char *path)
+{
+    *out = (cn_forced_task){.path = path};
+    CN_TRY(cn_compare_task_name(&out->name, path));
+    cn_line_reader *reader;
+    CN_TRY(cn_line_reader_open(&reader, path, CN_BATCH_MAX_LINE_BYTES));
+    cn_status status = read_lines(out, e, reader);
+    cn_line_reader_close(reader);
+    return status == CN_OK ? CN_OK : cn_fail_within(status, "%s", path);
+}
+
+void cn_forced_task_free(cn_forced_task *t)
+{
+    for (uint32_t i = 0; i < t->n; i++) {
+        cn_free(t->documents[i].id);
+        cn_tokens_free(&t->documents[i].prompt);
+        cn_tokens_free(&t->documents[i].continuation);
+    }
+    cn_free(t->documents);
+    cn_free(t->name);
+    *t = (cn_forced_task){0};
+}
