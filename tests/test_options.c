@@ -69,13 +69,12 @@ static void rows_are_consistent(void **state)
         if (o[i].json) assert_true(per_request);
         for (size_t j = 0; j < i; j++) {
             assert_true(o[i].offset != o[j].offset);
-            assert_true(!o[i].short_name || o[i].short_name != o[j].short_name);
             assert_true(!o[i].json || !o[j].json || strcmp(o[i].json, o[j].json) != 0);
         }
     }
 }
 
-/* No command, and not the library, may have two options of the same name. */
+/* No command, and not the library, may have two options of the same name or short name. */
 static void names_are_unique_in_every_command(void **state)
 {
     (void)state;
@@ -84,13 +83,25 @@ static void names_are_unique_in_every_command(void **state)
     const cn_command *commands = cn_commands(&n_commands);
     for (size_t i = 0; i < n; i++)
         for (size_t j = 0; j < i; j++) {
-            if (strcmp(o[i].name, o[j].name) != 0) continue;
+            const bool same_short = o[i].short_name && o[i].short_name == o[j].short_name;
+            if (strcmp(o[i].name, o[j].name) != 0 && !same_short) continue;
             const uint32_t both = (uint32_t)o[i].section | (uint32_t)o[j].section;
             assert_true(o[i].section != o[j].section);
             assert_true((both & (uint32_t)CN_SECTIONS_LIBRARY) == 0);
             for (size_t k = 0; k < n_commands; k++)
                 assert_true((commands[k].sections & both) != both);
         }
+}
+
+static void a_short_name_is_that_of_the_command(void **state)
+{
+    cn_config *c = *state;
+    assert_int_equal(parse_line(c, CN_SECTION_CALIBRATE, "-o channels", NULL, NULL), CN_OK);
+    assert_string_equal(c->calibrate_output, "channels");
+    assert_null(c->output_file);
+    assert_int_equal(parse_line(c, CN_SECTION_RUN_BATCH, "-o answers", NULL, NULL), CN_OK);
+    assert_string_equal(c->output_file, "answers");
+    expect_refused(CN_SECTION_COMPARE, "-o x", "section, which this command does not accept");
 }
 
 static void a_percentage_may_have_a_percent_sign(void **state)
@@ -136,6 +147,7 @@ static void enum_names_match_their_enums(void **state)
         {"progress", "none", CN_OPT_PROGRESS_NONE},
         {"loop-rescue", "full", CN_OPT_RESCUE_FULL},
         {"dataset-name", "custom", CN_OPT_DATASET_CUSTOM},
+        {"importance", "mean", CN_OPT_IMPORTANCE_MEAN},
     };
     size_t n, n_enums = 0;
     const cn_option *o = cn_options(&n);
@@ -423,6 +435,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_are_consistent),
         cmocka_unit_test(names_are_unique_in_every_command),
+        WITH_CONFIG(a_short_name_is_that_of_the_command),
         WITH_CONFIG(a_percentage_may_have_a_percent_sign),
         cmocka_unit_test(enum_names_match_their_enums),
         WITH_CONFIG(defaults_come_from_the_table),

@@ -250,7 +250,7 @@ static const struct {
     {"scheduler/", {"paged/", "compress/policy.h"}},
     {"engine/options/", {"compress/policy.h"}},
     {"engine/text/", {"engine/options/", "engine/json.h", "engine/utf8.h"}},
-    {"engine/checkpoint/", {"engine/options/", "engine/json.h"}},
+    {"engine/checkpoint/", {"engine/options/", "engine/json.h", "engine/replace_file.h"}},
     {"engine/cpu/", {"compress/", "engine/sample_math.h"}},
     {"engine/",
      {"engine/options/", "engine/text/", "engine/checkpoint/", "scheduler/", "paged/",

@@ -38,6 +38,7 @@ int cn_cmd_tokenize(int argc, char **argv);
 int cn_cmd_run_batch(int argc, char **argv);
 int cn_cmd_bench(int argc, char **argv);
 int cn_cmd_compare(int argc, char **argv);
+int cn_cmd_calibrate(int argc, char **argv);
 int cn_cmd_plan(int argc, char **argv);
 int cn_cmd_serve(int argc, char **argv);
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "engine/compare/text_table.h"
+#include "engine/replace_file.h"
 
 static double share(const cn_forced_figures *f)
 {

@@ -1,9 +1,7 @@
 /* text_table.c - see text_table.h. */
 #include "engine/compare/text_table.h"
 
-#include <errno.h>
 #include <string.h>
-#include <sys/stat.h>
 
 static size_t widest(const cn_text_table *t, uint32_t column)
 {
@@ -40,18 +38,4 @@ void cn_text_table_print(FILE *f, const cn_text_table *t)
     }
     fprintf(f, "\n");
     fflush(f);
-}
-
-cn_status cn_replace_file(const char *path, const char *text, size_t n)
-{
-    struct stat s;
-    const bool is_file = stat(path, &s) != 0 || S_ISREG(s.st_mode);
-    cn_buf tmp = {0};
-    CN_TRY(cn_buf_addf(&tmp, "%s%s", path, is_file ? ".tmp" : ""));
-    FILE *f = fopen(tmp.data, "w");
-    bool ok = f && fwrite(text, 1, n, f) == n;
-    if (f && fclose(f) != 0) ok = false;
-    if (ok && is_file) ok = rename(tmp.data, path) == 0;
-    cn_buf_free(&tmp);
-    return ok ? CN_OK : cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
 }

@@ -1,4 +1,4 @@
-/* text_table.h - a report's Markdown table with aligned columns, and its file.
+/* text_table.h - a Markdown table with aligned columns.
  *
  * Owner: the caller. Thread: any. Stage: reports. */
 #ifndef CN_TEXT_TABLE_H
@@ -19,10 +19,5 @@ typedef struct cn_text_table {
 } cn_text_table;
 
 void cn_text_table_print(FILE *f, const cn_text_table *t);
-
-/* Replaces the file when the new text is complete, so that there is never a partial file. Writes
- * directly to a pipe or a device (/dev/stdout), because a rename would put a file in its place.
- * CN_ERR_IO names the path. */
-cn_status cn_replace_file(const char *path, const char *text, size_t n);
 
 #endif

@@ -375,6 +375,16 @@ static const cn_option options[] = {
         .help = "encode with BOS and EOS if the tokenizer adds them; decode special tokens"),
     ROW(TOKENIZE, "pieces", BOOL, pieces, "false",
         .help = "one token per line: id, tab, text as a JSON string"),
+
+    ROW(CALIBRATE, "text", STRING, calibrate_text, NULL, .flags = REQUIRED,
+        .help = "text file to run the model over"),
+    ROW(CALIBRATE, "output-file", STRING, calibrate_output, NULL, .short_name = 'o',
+        .flags = WRITTEN, .help = "file to write; select.safetensors beside the model when unset"),
+    ROW(CALIBRATE, "calibrate-len", U32, calibrate_len, "2048", .min = 16, .max = TOKENS_MAX,
+        .help = "tokens of a window; a longer text is cut into windows"),
+    ROW(CALIBRATE, "importance", ENUM, importance, "max", .values = "max|mean",
+        .help = "what ranks the channels of a kv head, summed over the query heads of its group: "
+                "the maximum over tokens of |q * k|, or mean |q| * mean |k|"),
 };
 
 _Static_assert(sizeof options / sizeof *options <= CN_OPTION_MAX, "raise CN_OPTION_MAX");
@@ -414,6 +424,7 @@ static const struct {
     {CN_SECTION_DEBUG, "debug", "For finding where two runs differ."},
     {CN_SECTION_SERVE, "serve", "The HTTP endpoint: its address, API keys and limits."},
     {CN_SECTION_SHARING, "sharing", "How interactive and batch requests share an engine."},
+    {CN_SECTION_CALIBRATE, "calibrate", "Which text measures the channels, and how."},
 };
 _Static_assert(sizeof sections / sizeof *sections == CN_N_SECTIONS, "a row per section");
 

@@ -77,6 +77,11 @@ typedef enum cn_opt_thinking {
     CN_OPT_THINKING_ON
 } cn_opt_thinking;
 
+typedef enum cn_opt_importance {
+    CN_OPT_IMPORTANCE_MAX, /* sum over the group's heads of max over t of |q_t * k_t| */
+    CN_OPT_IMPORTANCE_MEAN /* sum over the group's heads of mean |q| * mean |k| */
+} cn_opt_importance;
+
 enum { CN_OPTION_MAX = 192 };
 
 /* ---- the configuration: one field per row, defaults from cn_config_create() ---- */
@@ -194,6 +199,12 @@ struct cn_config {
     /* plan */
     bool json;
 
+    /* calibrate */
+    char *calibrate_text;
+    char *calibrate_output; /* NULL = select.safetensors in the directory of the model */
+    uint32_t calibrate_len;
+    cn_opt_importance importance;
+
     bool given[CN_OPTION_MAX]; /* by row: whether the user set the option */
 };
 
@@ -235,9 +246,10 @@ typedef enum cn_option_section {
     CN_SECTION_PLAN = 1 << 13,
     CN_SECTION_DEBUG = 1 << 14,
     CN_SECTION_SERVE = 1 << 15,
-    CN_SECTION_SHARING = 1 << 16
+    CN_SECTION_SHARING = 1 << 16,
+    CN_SECTION_CALIBRATE = 1 << 17
 } cn_option_section;
-enum { CN_N_SECTIONS = 17 };
+enum { CN_N_SECTIONS = 18 };
 const char *cn_section_name(cn_option_section s);  /* "run-batch" */
 const char *cn_section_intro(cn_option_section s); /* a sentence for docs/CONFIG.md */
 
@@ -275,8 +287,8 @@ typedef struct cn_option {
 
 const cn_option *cn_options(size_t *n);
 /* Finds an option by name; '_' equals '-'. NULL when unknown. Two sections may have options of the
- * same name if no command accepts both. cn_option_find returns the first; cn_option_find_in returns
- * the one in `sections`, else the first. */
+ * same name or short name if no command accepts both. cn_option_find returns the first;
+ * cn_option_find_in returns the one in `sections`, else the first. */
 const cn_option *cn_option_find(const char *name);
 const cn_option *cn_option_find_in(const char *name, uint32_t sections);
 

@@ -60,13 +60,17 @@ typedef struct flag {
     const char *value; /* after '=', or NULL */
 } flag;
 
-static const cn_option *find_short(char name)
+/* The row of a short name, if possible one of `sections`; NULL when unknown. */
+static const cn_option *find_short(char name, uint32_t sections)
 {
     size_t n;
-    const cn_option *o = cn_options(&n);
-    for (size_t i = 0; i < n; i++)
-        if (o[i].short_name && o[i].short_name == name) return &o[i];
-    return NULL;
+    const cn_option *o = cn_options(&n), *found = NULL;
+    for (size_t i = 0; i < n; i++) {
+        if (!o[i].short_name || o[i].short_name != name) continue;
+        if (o[i].section & sections) return &o[i];
+        if (!found) found = &o[i];
+    }
+    return found;
 }
 
 static cn_status read_flag(const char *arg, uint32_t sections, flag *out)
@@ -86,7 +90,7 @@ static cn_status read_flag(const char *arg, uint32_t sections, flag *out)
             out->negated = true;
         }
     } else if (len == 1 && !name[1]) {
-        out->option = find_short(*name);
+        out->option = find_short(*name, sections);
     }
     if (!out->option) return refuse_unknown(arg, copy, sections);
     if (!(out->option->section & sections))
@@ -360,6 +364,13 @@ static cn_status check_tokenize(const cn_config *c)
     return CN_OK;
 }
 
+static cn_status check_calibrate(const cn_config *c)
+{
+    if (!cn_config_is_given(c, &c->chat_template)) return CN_OK;
+    return cn_fail(CN_ERR_ARG, "--chat-template has no effect on a text file: write rendered chats "
+                               "into it with cinch tokenize --chat --render");
+}
+
 cn_status cn_config_validate(const cn_config *c, uint32_t sections)
 {
     CN_TRY(check_required(c, sections));
@@ -374,6 +385,7 @@ cn_status cn_config_validate(const cn_config *c, uint32_t sections)
     if (sections & CN_SECTION_SERVE) CN_TRY(check_serve(c));
     if (sections & CN_SECTION_BENCH) CN_TRY(check_bench(c));
     if (sections & CN_SECTION_TOKENIZE) CN_TRY(check_tokenize(c));
+    if (sections & CN_SECTION_CALIBRATE) CN_TRY(check_calibrate(c));
     return CN_OK;
 }
 

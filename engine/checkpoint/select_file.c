@@ -1,0 +1,95 @@
+/* select_file.c - see select_file.h. */
+#include "engine/checkpoint/select_file.h"
+
+#include <inttypes.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/checkpoint/safetensors.h"
+#include "engine/json.h"
+#include "engine/replace_file.h"
+
+enum { MAX_BYTES = 16 << 20, HEADER_BYTES = 512, HEADER_STEP = 8, TEXT_BYTES = 512 };
+
+static cn_status check_head(const char *path, const uint8_t *channels, const cn_model_config *m,
+                            uint32_t layer, uint32_t head)
+{
+    for (uint32_t i = 0; i < cn_select_head_channels(m); i++) {
+        if (channels[i] >= m->head_dim)
+            return cn_fail(CN_ERR_MODEL,
+                           "%s: layer %u, kv head %u: expected channels below head_dim %u, got %u",
+                           path, layer, head, m->head_dim, channels[i]);
+        if (i > 0 && channels[i] <= channels[i - 1])
+            return cn_fail(CN_ERR_MODEL,
+                           "%s: layer %u, kv head %u: expected ascending channels, got %u after %u",
+                           path, layer, head, channels[i], channels[i - 1]);
+    }
+    return CN_OK;
+}
+
+static cn_status read_tensor(const char *path, const cn_safetensors *file,
+                             const cn_model_config *m, uint8_t *channels)
+{
+    const cn_st_tensor *t = cn_safetensors_find(file, "channels");
+    const uint32_t n = cn_select_head_channels(m);
+    char shape[64];
+    if (!t) return cn_fail(CN_ERR_MODEL, "%s: expected a tensor channels, got none", path);
+    if (t->dtype != CN_ST_U8 || t->n_dims != 3 || t->shape[0] != m->n_layers ||
+        t->shape[1] != m->n_kv_heads || t->shape[2] != n)
+        return cn_fail(CN_ERR_MODEL, "%s: channels: expected U8 [%u, %u, %u], got %s %s", path,
+                       m->n_layers, m->n_kv_heads, n, cn_st_dtype_name(t->dtype),
+                       cn_st_shape_text(t, shape, sizeof shape));
+    memcpy(channels, t->data, t->n_bytes);
+    for (uint32_t l = 0; l < m->n_layers; l++)
+        for (uint32_t h = 0; h < m->n_kv_heads; h++)
+            CN_TRY(check_head(path, channels + ((size_t)l * m->n_kv_heads + h) * n, m, l, h));
+    return CN_OK;
+}
+
+static cn_status read_file(const char *path, const cn_model_config *m, uint8_t *channels)
+{
+    cn_buf image = {0};
+    cn_safetensors *file = NULL;
+    if (access(path, F_OK) != 0) return cn_fail(CN_ERR_MODEL, "%s: the file is missing", path);
+    cn_status status = cn_json_read_file(&image, path, MAX_BYTES);
+    if (status == CN_OK) status = cn_safetensors_open_image(&file, image.data, image.len, path);
+    if (status == CN_OK) status = read_tensor(path, file, m, channels);
+    cn_safetensors_close(file);
+    cn_buf_free(&image);
+    return status;
+}
+
+cn_status cn_select_channels_load(const char *dir, const cn_model_config *m, uint8_t *channels)
+{
+    char why[TEXT_BYTES];
+    cn_buf path = {0};
+    CN_TRY(cn_buf_addf(&path, "%s/" CN_SELECT_FILE, dir));
+    cn_status status = read_file(path.data, m, channels);
+    cn_buf_free(&path);
+    if (status == CN_OK || status == CN_ERR_MEMORY) return status;
+    snprintf(why, sizeof why, "%s", cn_last_error());
+    return cn_fail(CN_ERR_MODEL, "%s: run cinch calibrate --model %s --text FILES", why, dir);
+}
+
+cn_status cn_select_channels_write(const char *path, const cn_model_config *m,
+                                   const uint8_t *channels, const char *importance,
+                                   uint64_t n_tokens)
+{
+    char header[HEADER_BYTES];
+    const size_t n_bytes = cn_select_channels_n(m);
+    size_t n = (size_t)snprintf(
+        header, sizeof header,
+        "{\"__metadata__\":{\"importance\":\"%s\",\"tokens\":\"%" PRIu64 "\"},\"channels\":{"
+        "\"dtype\":\"U8\",\"shape\":[%u,%u,%u],\"data_offsets\":[0,%zu]}}",
+        importance, n_tokens, m->n_layers, m->n_kv_heads, cn_select_head_channels(m), n_bytes);
+    CN_ASSERT(n + HEADER_STEP <= sizeof header);
+    while (n % HEADER_STEP) header[n++] = ' ';
+    const uint64_t length = n;
+    cn_buf image = {0};
+    cn_status status = cn_buf_add(&image, &length, sizeof length);
+    if (status == CN_OK) status = cn_buf_add(&image, header, n);
+    if (status == CN_OK) status = cn_buf_add(&image, channels, n_bytes);
+    if (status == CN_OK) status = cn_replace_file(path, image.data, image.len);
+    cn_buf_free(&image);
+    return status;
+}

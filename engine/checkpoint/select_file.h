@@ -1,0 +1,38 @@
+/* select_file.h - select.safetensors: the channels of each kv head that labels are made of.
+ * `cinch calibrate` writes it beside the weights.
+ *
+ * Owner: the caller. Thread: any. Stage: start.
+ *
+ * The file has one tensor, `channels` U8 [n_layers, n_kv_heads, head_dim / 4]: for each head
+ * different channel numbers, ascending. Its metadata name the importance that ranked the channels
+ * and the number of tokens it was measured on. */
+#ifndef CN_SELECT_FILE_H
+#define CN_SELECT_FILE_H
+
+#include "engine/base.h"
+#include "engine/checkpoint/model_config.h"
+
+#define CN_SELECT_FILE "select.safetensors"
+
+/* Channels of a kv head that labels have. */
+static inline uint32_t cn_select_head_channels(const cn_model_config *m)
+{
+    return m->head_dim / 4;
+}
+
+/* Channels of all kv heads: the elements of the arrays below. */
+static inline size_t cn_select_channels_n(const cn_model_config *m)
+{
+    return (size_t)m->n_layers * m->n_kv_heads * cn_select_head_channels(m);
+}
+
+/* Reads dir/select.safetensors into channels [n_layers, n_kv_heads, head_dim / 4]. CN_ERR_MODEL
+ * names the file, what was expected, and the command that writes it. */
+cn_status cn_select_channels_load(const char *dir, const cn_model_config *m, uint8_t *channels);
+
+/* Writes such a file. `importance` and n_tokens go into the metadata. CN_ERR_IO names the path. */
+cn_status cn_select_channels_write(const char *path, const cn_model_config *m,
+                                   const uint8_t *channels, const char *importance,
+                                   uint64_t n_tokens);
+
+#endif

@@ -1,0 +1,95 @@
+/* cmd_calibrate.c - `cinch calibrate`: runs the model over text files and writes the channels that
+ * labels are made of. */
+#include "engine/calibrate.h"
+#include "engine/checkpoint/select_file.h"
+#include "engine/cmd/command.h"
+#include "engine/json.h"
+#include "engine/text/tokenizer.h"
+
+enum { MAX_TEXT_BYTES = 64 << 20 };
+
+typedef struct job {
+    const cn_config *c;
+    cn_tokenizer *tokenizer;
+    cn_calibrator *calibrator;
+} job;
+
+static cn_status add_tokens(job *j, const char *path, const cn_tokens *ids)
+{
+    const uint32_t vocab = cn_calibrator_config(j->calibrator)->vocab;
+    const size_t most = j->c->calibrate_len;
+    for (size_t i = 0; i < ids->len; i++)
+        if (ids->ids[i] >= vocab)
+            return cn_fail(CN_ERR_MODEL, "%s: token %u: expected ids below vocab_size %u", path,
+                           ids->ids[i], vocab);
+    for (size_t at = 0; at < ids->len; at += most) {
+        const size_t left = ids->len - at;
+        const uint32_t n = (uint32_t)(left < most ? left : most);
+        CN_TRY(cn_calibrator_add(j->calibrator, ids->ids + at, n));
+    }
+    cn_log(CN_LOG_INFO, "%s: %zu tokens", path, ids->len);
+    return CN_OK;
+}
+
+static cn_status add_file(job *j, const char *path)
+{
+    cn_buf text = {0};
+    cn_tokens ids = {0};
+    cn_status status = cn_json_read_file(&text, path, MAX_TEXT_BYTES);
+    if (status == CN_OK && text.len)
+        status = cn_tokenizer_encode(j->tokenizer, text.data, text.len, true, &ids);
+    if (status == CN_OK) status = add_tokens(j, path, &ids);
+    cn_tokens_free(&ids);
+    cn_buf_free(&text);
+    return status;
+}
+
+static cn_status write_channels(const job *j)
+{
+    static const char *const names[] = {[CN_OPT_IMPORTANCE_MAX] = "max",
+                                        [CN_OPT_IMPORTANCE_MEAN] = "mean"};
+    const cn_model_config *m = cn_calibrator_config(j->calibrator);
+    cn_buf path = {0};
+    uint8_t *channels = cn_calloc(cn_select_channels_n(m), 1);
+    if (!channels) return cn_fail(CN_ERR_MEMORY, "out of memory for the channels");
+    cn_calibrator_channels(j->calibrator, channels);
+    cn_status status = j->c->calibrate_output
+                           ? cn_buf_addf(&path, "%s", j->c->calibrate_output)
+                           : cn_buf_addf(&path, "%s/" CN_SELECT_FILE, j->c->model);
+    if (status == CN_OK)
+        status = cn_select_channels_write(path.data, m, channels, names[j->c->importance],
+                                          cn_calibrator_tokens(j->calibrator));
+    if (status == CN_OK)
+        cn_log(CN_LOG_INFO, "%s: %u of %u channels for each of %u kv heads in %u layers",
+               path.data, cn_select_head_channels(m), m->head_dim, m->n_kv_heads, m->n_layers);
+    cn_buf_free(&path);
+    cn_free(channels);
+    return status;
+}
+
+static cn_status run(job *j, char **more, int n_more)
+{
+    const cn_config *c = j->c;
+    CN_TRY(cn_tokenizer_load(&j->tokenizer, c->tokenizer ? c->tokenizer : c->model));
+    CN_TRY(cn_calibrator_create(&j->calibrator, c->model, c->importance, c->calibrate_len));
+    CN_TRY(add_file(j, c->calibrate_text));
+    for (int i = 0; i < n_more; i++) CN_TRY(add_file(j, more[i]));
+    if (cn_calibrator_tokens(j->calibrator) == 0)
+        return cn_fail(CN_ERR_ARG, "--text %s: expected text, got an empty file",
+                       c->calibrate_text);
+    return write_channels(j);
+}
+
+int cn_cmd_calibrate(int argc, char **argv)
+{
+    int first, exit_code;
+    cn_config *c = cn_command_begin(argc, argv, &first, &exit_code);
+    if (!c) return exit_code;
+    job j = {.c = c};
+    cn_status status = run(&j, argv + first, argc - first);
+    if (status != CN_OK) cn_log(CN_LOG_ERROR, "cinch calibrate: %s", cn_last_error());
+    cn_calibrator_free(j.calibrator);
+    cn_tokenizer_free(j.tokenizer);
+    cn_config_free(c);
+    return status == CN_OK ? CN_EXIT_OK : CN_EXIT_FAILED;
+}

@@ -1,0 +1,322 @@
+/* test_calibrate.c - channels of the calibrator against those of stored queries and keys, ranked by
+ * sums written here; and select.safetensors: what is written is read back, and every kind of
+ * invalid file is refused with its path and the way out. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "engine/calibrate.h"
+#include "engine/checkpoint/safetensors.h"
+#include "engine/checkpoint/select_file.h"
+#include "tests/lib/model_rig.h"
+#include "tests/lib/tensor_file.h"
+
+enum { N_TOKENS = 90, WINDOW = 40 };
+
+/* ---- the calibrator ---- */
+
+/* Queries [layer][t][head][d] and keys [layer][t][kv head][d] of all tokens. */
+static struct {
+    cn_status (*rope_store)(cn_stream *s, const cn_rope_store_args *a);
+    float *q, *k;
+    uint32_t first; /* token of the current window */
+} seen;
+
+static cn_status record(cn_stream *s, const cn_rope_store_args *a)
+{
+    const cn_kv_layout *l = &a->layout;
+    const uint32_t d = l->head_dim, hk = l->n_kv_heads, b = l->block_tokens;
+    CN_TRY(seen.rope_store(s, a));
+    for (uint32_t t = 0; t < a->batch->n_tokens; t++) {
+        const size_t row = (size_t)a->layer * N_TOKENS + seen.first + t;
+        const uint32_t slot = a->batch->kv_slots[t];
+        memcpy(seen.q + row * a->n_heads * d, (const float *)a->q + (size_t)t * a->n_heads * d,
+               (size_t)a->n_heads * d * sizeof(float));
+        for (uint32_t h = 0; h < hk; h++)
+            memcpy(seen.k + (row * hk + h) * d,
+                   (const char *)a->kv + cn_kv_at(l, a->layer, slot / b, h, slot % b, CN_KV_K),
+                   d * sizeof(float));
+    }
+    return CN_OK;
+}
+
+static double importance(const cn_model_config *m, cn_opt_importance rule, uint32_t layer,
+                         uint32_t head, uint32_t channel)
+{
+    const uint32_t group = m->n_heads / m->n_kv_heads, d = m->head_dim;
+    double sum = 0;
+    for (uint32_t g = 0; g < group; g++) {
+        double most = 0, q_sum = 0, k_sum = 0;
+        for (uint32_t t = 0; t < N_TOKENS; t++) {
+            const size_t row = (size_t)layer * N_TOKENS + t;
+            const double q = seen.q[(row * m->n_heads + head * group + g) * d + channel];
+            const double k = seen.k[(row * m->n_kv_heads + head) * d + channel];
+            most = fmax(most, fabs(q * k));
+            q_sum += fabs(q) / N_TOKENS;
+            k_sum += fabs(k) / N_TOKENS;
+        }
+        sum += rule == CN_OPT_IMPORTANCE_MAX ? most : q_sum * k_sum;
+    }
+    return sum;
+}
+
+/* Every chosen channel must be at least as important as every other one. */
+static void check_head(const cn_model_config *m, cn_opt_importance rule, uint32_t layer,
+                       uint32_t head, const uint8_t *channels)
+{
+    double least = INFINITY, most = 0;
+    for (uint32_t c = 0, i = 0; c < m->head_dim; c++) {
+        const double value = importance(m, rule, layer, head, c);
+        if (i < m->head_dim / 4 && channels[i] == c) {
+            least = fmin(least, value);
+            i++;
+        } else {
+            most = fmax(most, value);
+        }
+        if (c == m->head_dim - 1) assert_int_equal(i, m->head_dim / 4);
+    }
+    assert_true(least >= most * (1 - 1e-12));
+}
+
+static void check_model(const char *dir, cn_opt_importance rule)
+{
+    uint32_t tokens[N_TOKENS];
+    model_rig *r = model_rig_open(&(model_rig_opts){.dir = dir, .n_threads = 1,
+                                                    .max_tokens = WINDOW, .max_seqs = 1,
+                                                    .max_kv_tokens = 64, .block_tokens = 16});
+    const cn_model_config m = r->cfg;
+    for (uint32_t t = 0; t < N_TOKENS; t++) tokens[t] = (t * t * 7 + 3) % m.vocab;
+    seen.q = cn_calloc((size_t)m.n_layers * N_TOKENS * m.n_heads * m.head_dim, sizeof(float));
+    seen.k = cn_calloc((size_t)m.n_layers * N_TOKENS * m.n_kv_heads * m.head_dim, sizeof(float));
+    seen.rope_store = r->be->rope_store;
+    r->be->rope_store = record;
+    cn_calibrator *c;
+    assert_int_equal(cn_calibrator_create(&c, dir, rule, WINDOW), CN_OK);
+    for (seen.first = 0; seen.first < N_TOKENS; seen.first += WINDOW) {
+        const uint32_t n = cn_min_u32(WINDOW, N_TOKENS - seen.first);
+        model_rig_reset(r, 0);
+        model_rig_pass(r, &(model_rig_chunk){0, n, tokens + seen.first}, 1, 0, false);
+        assert_int_equal(cn_calibrator_add(c, tokens + seen.first, n), CN_OK);
+    }
+    assert_int_equal(cn_calibrator_tokens(c), N_TOKENS);
+    uint8_t *channels = cn_calloc(cn_select_channels_n(&m), 1);
+    cn_calibrator_channels(c, channels);
+    for (uint32_t l = 0, n = m.head_dim / 4; l < m.n_layers; l++)
+        for (uint32_t h = 0; h < m.n_kv_heads; h++)
+            check_head(&m, rule, l, h, channels + (l * m.n_kv_heads + h) * n);
+    cn_free(channels);
+    cn_calibrator_free(c);
+    model_rig_close(r);
+    cn_free(seen.q);
+    cn_free(seen.k);
+}
+
+static void the_most_important_channels_are_chosen(void **state)
+{
+    (void)state;
+    static const char *const models[] = {"qwen3-bf16", "qwen3-d80-f32", "llama-f32"};
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        char dir[128];
+        snprintf(dir, sizeof dir, "tests/golden/models/%s", models[i]);
+        check_model(dir, CN_OPT_IMPORTANCE_MAX);
+        check_model(dir, CN_OPT_IMPORTANCE_MEAN);
+    }
+}
+
+static void windows_above_the_context_are_refused(void **state)
+{
+    (void)state;
+    cn_calibrator *c;
+    const char *dir = "examples/tiny-reasoner";
+    assert_int_equal(cn_calibrator_create(&c, dir, CN_OPT_IMPORTANCE_MAX, 9000), CN_ERR_ARG);
+    assert_null(c);
+    assert_non_null(strstr(cn_last_error(), "--calibrate-len 9000 exceeds the context length"));
+    assert_int_equal(cn_calibrator_create(&c, "/nowhere", CN_OPT_IMPORTANCE_MAX, 16), CN_ERR_IO);
+    assert_null(c);
+}
+
+/* ---- the file ---- */
+
+static const cn_model_config shape = {.n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16};
+enum { N = 2 * 2 * 4 };
+static const uint8_t good[N] = {0, 1, 2, 3, 12, 13, 14, 15, 1, 5, 6, 9, 0, 4, 8, 15};
+
+typedef struct folder {
+    char dir[64], path[96];
+} folder;
+
+static void open_folder(folder *f)
+{
+    make_folder(f->dir);
+    snprintf(f->path, sizeof f->path, "%s/select.safetensors", f->dir);
+}
+
+static void what_is_written_is_read_back(void **state)
+{
+    (void)state;
+    folder f;
+    uint8_t channels[N] = {0};
+    open_folder(&f);
+    assert_int_equal(cn_select_channels_write(f.path, &shape, good, "max", 4711), CN_OK);
+    assert_int_equal(cn_select_channels_load(f.dir, &shape, channels), CN_OK);
+    assert_memory_equal(channels, good, N);
+    char text[1024];
+    FILE *file = fopen(f.path, "rb");
+    assert_non_null(file);
+    const size_t n = fread(text, 1, sizeof text, file);
+    fclose(file);
+    uint64_t length;
+    memcpy(&length, text, sizeof length);
+    assert_int_equal(length % 8, 0);
+    assert_int_equal(n, 8 + length + N);
+    text[8 + length] = '\0';
+    assert_non_null(strstr(text + 8, "{\"importance\":\"max\",\"tokens\":\"4711\"}"));
+    assert_int_equal(cn_select_channels_write("/nowhere/x", &shape, good, "max", 1), CN_ERR_IO);
+    remove_folder(f.dir);
+}
+
+static void expect_refusal(const folder *f, const cn_model_config *m, const char *words)
+{
+    uint8_t channels[2 * N];
+    char command[128];
+    snprintf(command, sizeof command, ": run cinch calibrate --model %s --text FILES", f->dir);
+    assert_int_equal(cn_select_channels_load(f->dir, m, channels), CN_ERR_MODEL);
+    const char *why = cn_last_error();
+    if (!strstr(why, words) || !strstr(why, f->path) || !strstr(why, command))
+        fail_msg("\"%s\" lacks \"%s\", the path or the command", why, words);
+}
+
+/* Writes the file with another dtype and shape. */
+static void put_tensor(const folder *f, const char *name, const char *dtype, const char *dims,
+                       size_t n_bytes)
+{
+    char header[256];
+    cn_buf image = {0};
+    snprintf(header, sizeof header,
+             "{\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[0,%zu]}}", name, dtype,
+             dims, n_bytes);
+    tensor_file_raw(&image, header, n_bytes);
+    write_file(f->path, image.data, image.len);
+    cn_buf_free(&image);
+}
+
+static void wrong_files_are_refused(void **state)
+{
+    (void)state;
+    folder f;
+    open_folder(&f);
+    expect_refusal(&f, &shape, "the file is missing");
+    write_file(f.path, "short", 5);
+    expect_refusal(&f, &shape, "too few for a safetensors file");
+    put_tensor(&f, "other", "U8", "2,2,4", N);
+    expect_refusal(&f, &shape, "expected a tensor channels");
+    put_tensor(&f, "channels", "I8", "2,2,4", N);
+    expect_refusal(&f, &shape, "expected U8 [2, 2, 4], got I8 [2, 2, 4]");
+    put_tensor(&f, "channels", "U8", "4,4", N);
+    expect_refusal(&f, &shape, "expected U8 [2, 2, 4], got U8 [4, 4]");
+    put_tensor(&f, "channels", "U8", "2,2,4,1", N);
+    expect_refusal(&f, &shape, "got U8 [2, 2, 4, 1]");
+    assert_int_equal(cn_select_channels_write(f.path, &shape, good, "max", 1), CN_OK);
+    cn_model_config other = shape;
+    other.head_dim = 32;
+    expect_refusal(&f, &other, "expected U8 [2, 2, 8], got U8 [2, 2, 4]");
+    other = shape;
+    other.n_layers = 1;
+    expect_refusal(&f, &other, "expected U8 [1, 2, 4]");
+    remove_folder(f.dir);
+}
+
+static void wrong_channels_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t at;
+        uint8_t value;
+        const char *words;
+    } faults[] = {
+        {3, 16, "layer 0, kv head 0: expected channels below head_dim 16, got 16"},
+        {15, 255, "layer 1, kv head 1: expected channels below head_dim 16, got 255"},
+        {9, 1, "layer 1, kv head 0: expected ascending channels, got 1 after 1"},
+        {7, 3, "layer 0, kv head 1: expected ascending channels, got 3 after 14"},
+    };
+    folder f;
+    open_folder(&f);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        uint8_t bad[N];
+        memcpy(bad, good, N);
+        bad[faults[i].at] = faults[i].value;
+        assert_int_equal(cn_select_channels_write(f.path, &shape, bad, "max", 1), CN_OK);
+        expect_refusal(&f, &shape, faults[i].words);
+    }
+    remove_folder(f.dir);
+}
+
+/* A file cut at any byte, or with a changed byte, is refused or has valid channels. */
+static void damaged_files_are_refused(void **state)
+{
+    (void)state;
+    folder f;
+    open_folder(&f);
+    assert_int_equal(cn_select_channels_write(f.path, &shape, good, "mean", 99), CN_OK);
+    unsigned char image[1024];
+    FILE *file = fopen(f.path, "rb");
+    assert_non_null(file);
+    const size_t n = fread(image, 1, sizeof image, file);
+    fclose(file);
+    for (size_t cut = 0; cut < n; cut++) {
+        write_file(f.path, image, cut);
+        expect_refusal(&f, &shape, f.path);
+    }
+    for (size_t i = 0; i < n; i++) {
+        uint8_t channels[N];
+        image[i] ^= 0x10;
+        write_file(f.path, image, n);
+        image[i] ^= 0x10;
+        if (cn_select_channels_load(f.dir, &shape, channels) != CN_OK) continue;
+        for (uint32_t j = 0; j < N; j++)
+            assert_true(channels[j] < 16 && (j % 4 == 0 || channels[j] > channels[j - 1]));
+    }
+    remove_folder(f.dir);
+}
+
+/* The files of the bundled checkpoints fit their models. */
+static void bundled_files_are_valid(void **state)
+{
+    (void)state;
+    static const char *const dirs[] = {"examples/tiny-reasoner", "examples/prose-base"};
+    for (size_t i = 0; i < sizeof dirs / sizeof *dirs; i++) {
+        char path[128];
+        snprintf(path, sizeof path, "%s/config.json", dirs[i]);
+        FILE *present = fopen(path, "r");
+        if (!present) {
+            print_message("skipped: %s is missing\n", dirs[i]);
+            continue;
+        }
+        fclose(present);
+        cn_model_config m;
+        assert_int_equal(cn_model_config_load(&m, dirs[i]), CN_OK);
+        uint8_t *channels = cn_calloc(cn_select_channels_n(&m), 1);
+        if (cn_select_channels_load(dirs[i], &m, channels) != CN_OK)
+            fail_msg("%s", cn_last_error());
+        cn_free(channels);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_most_important_channels_are_chosen),
+        cmocka_unit_test(windows_above_the_context_are_refused),
+        cmocka_unit_test(what_is_written_is_read_back),
+        cmocka_unit_test(wrong_files_are_refused),
+        cmocka_unit_test(wrong_channels_are_refused),
+        cmocka_unit_test(damaged_files_are_refused),
+        cmocka_unit_test(bundled_files_are_valid),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
