@@ -71,11 +71,41 @@ typedef enum cn_kv_combine { CN_COMBINE_CONVEX, CN_COMBINE_SUBTRACT } cn_kv_comb
  * window_tokens of at most one block. */
 typedef enum cn_kv_move { CN_MOVE_ORDER, CN_MOVE_FILL } cn_kv_move;
 
+/* Which tokens a decode step attends to, beside the first and the newest (docs/DESIGN.md §6). The
+ * KV cache keeps all tokens. The engine accepts the selectors of --kv-selectors and --kv-select. */
+typedef enum cn_kv_select {
+    CN_SELECT_NONE,   /* all tokens */
+    CN_SELECT_ORACLE, /* highest attention weights: the upper bound; reads all keys */
+    CN_SELECT_QUEST,  /* pages of 16 tokens, by bounds of their keys (Quest) */
+    CN_SELECT_DS,     /* tokens, by 4-bit labels of their keys (Double Sparsity) */
+    CN_SELECT_TLS,    /* tiles of 64 tokens by bounds, then tokens by labels (AsyncTLS) */
+    CN_SELECT_SPADE,  /* tokens, by the predicted query (AsyncSpade) */
+    CN_SELECT_LAST,   /* tokens, by the query of the step before */
+    CN_SELECT_RANDOM  /* random tokens: a baseline */
+} cn_kv_select;
+const char *cn_kv_select_name(cn_kv_select s); /* "ds" */
+
+/* What `spade` and `last` compare the query with. */
+typedef enum cn_select_keys { CN_SELECT_LABELS, CN_SELECT_ROWS } cn_select_keys;
+
+/* How labels are ranked for the query heads of a kv head: by the largest attention share of any
+ * head, or by the mean of their logits. */
+typedef enum cn_select_group { CN_SELECT_MAX, CN_SELECT_MEAN } cn_select_group;
+
+/* How `spade` weights the recent queries. */
+typedef enum cn_select_weights {
+    CN_WEIGHTS_SOFTMAX, /* softmax of the ridge regression */
+    CN_WEIGHTS_RAW,     /* the ridge regression alone */
+    CN_WEIGHTS_HARMONIC /* equal weights in each window */
+} cn_select_weights;
+
 typedef struct cn_kv_params {
     cn_kv_policy policy;
     uint32_t budget_tokens; /* kept per (layer, kv head); rounded up to the block size */
     uint32_t window_tokens; /* `zip`: observation window w; at most the engine's --kv-window */
-    uint32_t sink_tokens;   /* `window`: first tokens always kept; fewer than budget_tokens */
+    /* First tokens that `window` always keeps (fewer than budget_tokens) and that a selector always
+     * attends to. */
+    uint32_t sink_tokens;
     bool global_score;      /* `zip`: carry a decayed score from one compression to the next */
     float alpha;            /* decay of the global score, 0 to 1 */
     cn_kv_pooling pooling;
@@ -85,6 +115,15 @@ typedef struct cn_kv_params {
     float lambda;         /* weight between attention score and redundancy, 0 to 1 */
     cn_kv_combine combine;
     cn_kv_move move;
+    cn_kv_select select;    /* not `none` requires policy `full` */
+    uint32_t select_tokens; /* k, tokens of a list; rounded up to 16, or to the block size */
+    uint32_t select_tiles;  /* `tls`: tiles of 64 tokens whose labels are ranked */
+    cn_select_keys select_keys;
+    cn_select_group select_group;
+    uint32_t select_window; /* `spade`: recent queries that predict the next one, W */
+    cn_select_weights select_weights;
+    bool select_rotate;     /* `spade`, `last`: rotate past queries to the position of the step */
+    uint32_t recent_tokens; /* newest tokens always attended to; rounded up to a tile of 64 */
 } cn_kv_params;
 
 /* ---- sampling, per request: vLLM's names, defaults and meanings ----
@@ -174,7 +213,7 @@ typedef struct cn_token_logprobs {
     uint32_t n_top;
 } cn_token_logprobs;
 
-/* What compression did to one sample. */
+/* What compression and selection did to one sample. */
 typedef struct cn_kv_usage {
     cn_kv_params params;    /* in force; the budget is rounded up */
     uint32_t compressions;  /* events */
@@ -183,6 +222,9 @@ typedef struct cn_kv_usage {
     /* Bytes of the blocks that compressions emptied, all layers: returned to the pool, or left to
      * the request in place of a new block. */
     uint64_t freed_bytes;
+    /* Selection: decode steps that attended to a list, and the sums over them of the tokens that
+     * they attended to and of the tokens that they could have attended to. */
+    uint64_t selected_steps, selected_tokens, candidate_tokens;
 } cn_kv_usage;
 
 typedef struct cn_usage {
@@ -285,6 +327,7 @@ typedef struct cn_stats {
     uint64_t block_bytes; /* all layers: K, V and the side arrays that move with them */
     uint64_t compressions, evicted_tokens, freed_bytes; /* sums of cn_kv_usage */
     uint64_t relaxed_blocks; /* taken beyond caps (--tail-relaxation) */
+    uint64_t selected_steps, selected_tokens, candidate_tokens; /* sums of cn_kv_usage */
     double compression_s; /* from enqueueing an event to its end, summed over events */
     uint32_t slots_total, slots_used; /* query slots */
     uint32_t compressing;             /* samples with an event in flight */

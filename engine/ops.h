@@ -137,15 +137,19 @@ typedef struct cn_attn_args {
     cn_kv_layout layout;
     uint32_t n_heads, layer;
     float scale; /* 1/sqrt(d) */
+    /* attn_decode: [n_decode] slots that each sequence attends to; 0 leaves its rows of out alone.
+     * NULL: kv_len. */
+    const uint32_t *lengths;
 } cn_attn_args;
 
-/* One query per sequence attends to a list of resident slots, one list per kv head (decode-time
- * selection). */
+/* One query per sequence attends to lengths[s] resident slots: first the list of its kv head, then
+ * the tail. Entry i is index[s, head, i] for i < list_len[s], else slot tail[s] + i - list_len[s].
+ * A sequence of length 0 leaves its rows of out alone. attn.lengths is not used. */
 typedef struct cn_attn_sparse_args {
     cn_attn_args attn;
-    const uint32_t *index;   /* [n_decode, hk, index_stride] slot numbers in the sequence */
-    const uint32_t *n_index; /* [n_decode, hk] */
+    const uint32_t *index; /* [n_decode, hk, index_stride] slot numbers in the sequence */
     uint32_t index_stride;
+    const uint32_t *list_len, *tail, *lengths; /* [n_decode] */
 } cn_attn_sparse_args;
 
 /* out[T,I] = silu(gate_up[T, 0:I]) * gate_up[T, I:2I] */
@@ -220,6 +224,17 @@ typedef struct cn_count_reset_args {
     uint32_t n_prompt, n_output;
 } cn_count_reset_args;
 
+/* What selectors rank instead of keys: by pool block, for complete tiles. Planes that no declared
+ * selector needs are NULL. n_channels is cn_label_channels(d), at most 64. */
+typedef struct cn_digest {
+    const uint8_t *channels; /* [L, hk, n_channels] the channels of K that a label holds */
+    uint32_t n_channels;
+    uint8_t *labels;   /* CN_PLANE_LABELS [L, n_blocks, hk, b, n_channels / 2] */
+    uint16_t *scales;  /* CN_PLANE_SCALES [L, n_blocks, hk, b] f16, largest |k_c| / 7 */
+    void *bounds_16;   /* CN_PLANE_BOUNDS_16 [L, n_blocks, hk, b / 16, min|max, d] */
+    void *bounds_64;   /* CN_PLANE_BOUNDS_64 [L, n_blocks, hk, b / 64, min|max, d] */
+} cn_digest;
+
 /* Device memory of blocks and query slots. Optional arrays are NULL. */
 typedef struct cn_pools {
     cn_kv_layout layout;
@@ -230,6 +245,7 @@ typedef struct cn_pools {
     uint32_t n_query_slots, window; /* window: rows of a ring, the engine's largest w */
     uint32_t n_heads;
     cn_dtype act_dtype; /* of q_window */
+    cn_digest digest;
 } cn_pools;
 
 /* Returns the arrays of p as planes. */
@@ -241,7 +257,13 @@ static inline cn_planes cn_pools_planes(const cn_pools *p)
     cn_planes out;
     out.n_layers = l->n_layers;
     out.where = CN_ON_DEVICE;
-    void *const bases[CN_N_BLOCK_PLANES] = {p->kv, p->score, p->origin};
+    void *const bases[CN_N_BLOCK_PLANES] = {p->kv,
+                                            p->score,
+                                            p->origin,
+                                            p->digest.labels,
+                                            p->digest.scales,
+                                            p->digest.bounds_16,
+                                            p->digest.bounds_64};
     for (int i = 0; i < CN_N_BLOCK_PLANES; i++)
         out.block[i] = cn_plane_by_layer(bases[i], cn_block_plane_bytes(l, (cn_block_plane)i),
                                          l->n_blocks);
@@ -279,6 +301,110 @@ static inline cn_status cn_copy_check(const cn_copy_args *a)
                        a->list.n_slots);
     return CN_OK;
 }
+
+/* ---- selection (DESIGN.md §6): which slots a decode row attends to ----
+ * A unit is (sequence, layer, kv head). Candidates of a sequence are entries of 1, 16 or 64 tokens
+ * from position `base` on. Where a sequence selects, its slots are its positions. */
+
+/* Labels (n_channels values each) and bounds of complete tiles of the KV layout (64 tokens, or a
+ * smaller block), all layers. Every plane of pools.digest that is not NULL is written.
+ * label_c = round(k_c / scale), -7 to 7 (engine/select_math.h). */
+typedef struct cn_digest_tile {
+    uint32_t block, tile; /* tile: index in the block, in tiles of the layout */
+} cn_digest_tile;
+typedef struct cn_digest_args {
+    cn_pools pools;
+    const cn_digest_tile *tiles; /* host, [n] */
+    uint32_t n;
+} cn_digest_args;
+
+/* Predicts the next query of each sequence from its ring (paper AsyncSpade §3, DESIGN.md §6.4).
+ * The rows used are those of positions newest, newest - 1, ..., newest - n_window, as far as they
+ * exist. With n_window 1, or with one row, the result is the newest query. With `rotate` all rows
+ * are rotated to position newest + 1 before they are used. */
+typedef struct cn_predict_args {
+    const void *ring;          /* [L, n_query_slots, rows, hq, d] act, after RoPE */
+    uint32_t n_query_slots, rows, n_heads, head_dim;
+    const uint32_t *slots;     /* [S]; CN_NO_SLOT: the sequence predicts nothing */
+    const uint32_t *newest;    /* [S] position of the newest query to use */
+    const uint32_t *modulus;   /* [S] position p is in row p % modulus */
+    const uint32_t *n_window;  /* [S] W, at most modulus - 1 and CN_MAX_SELECT_WINDOW */
+    const uint8_t *weights;    /* [S] cn_select_weights */
+    const uint8_t *rotate;     /* [S] */
+    uint32_t n_seqs, first_layer, n_layers;
+    /* Ridge, times the mean diagonal of the Gram matrix of the largest window; all windows have the
+     * same ridge. */
+    float eps;
+    const float *cos, *sin;    /* [max_position, d/2] as in rope_store */
+    void *out;                 /* [S, n_layers, hq, d] act */
+} cn_predict_args;
+
+typedef enum cn_sel_key {
+    CN_KEY_ROWS,   /* q_h . k */
+    CN_KEY_LABELS, /* integer product of the quantised query and the label */
+    CN_KEY_BOUNDS, /* largest q . k that the bounds of an entry of 16 or 64 tokens allow */
+    CN_KEY_HASH    /* a hash of (seed, layer, kv head, candidate): random */
+} cn_sel_key;
+typedef enum cn_sel_group {
+    CN_GROUP_MEAN, /* the group's mean query: rows and labels only */
+    CN_GROUP_SUM,  /* sum over heads: bounds only */
+    CN_GROUP_MAX   /* largest log-softmax of any head, over the candidates of the unit */
+} cn_sel_group;
+enum { CN_SEL_TRUE, CN_SEL_PREDICTED, CN_N_SEL_QUERIES };
+
+/* What a sequence does in one stage of a step. It is read on the device, so that one graph serves
+ * all rows. */
+typedef struct cn_sel_stage {
+    uint8_t active;     /* 0: the sequence has no such stage */
+    uint8_t key, group; /* cn_sel_key, cn_sel_group */
+    uint8_t query;      /* CN_SEL_TRUE or CN_SEL_PREDICTED */
+    uint8_t entry_log2; /* tokens of a candidate: 0, 4 or 6 */
+    uint8_t in_tiles;   /* candidate c is token c % 64 of tile tiles[c / 64] */
+    uint8_t reserved[2];
+} cn_sel_stage;
+
+/* Scores candidates. Candidate c of unit (s, l, h) has its score at
+ *   out[(first[s] * n_layers + (l - first_layer) * n[s]) * hk + h * n[s] + c]:
+ * f16 bits as a u16 that sorts in the same order (cn_score_bits, engine/select_math.h), scaled by
+ * 1/sqrt(d). Candidates in tiles that lie below position `base` get 0, the lowest value, and count
+ * in no softmax. Labels are ranked alike, bit by bit, on every backend. */
+typedef struct cn_score_args {
+    const void *q[CN_N_SEL_QUERIES]; /* by query: [S, n_layers, hq, d] act; q_stride elements from
+                                      * a sequence to the next */
+    size_t q_stride[CN_N_SEL_QUERIES];
+    const cn_sel_stage *stage;       /* [S] */
+    cn_pools pools;
+    const uint32_t *tables;          /* [S, table_stride] */
+    uint32_t table_stride;
+    const uint32_t *first, *n;       /* [S] prefix sums of n; candidates of each unit */
+    /* [S] position of the first candidate; a multiple of an entry */
+    const uint32_t *base;
+    const uint32_t *seed;            /* [S] of CN_KEY_HASH */
+    const uint32_t *tiles; /* [S, n_layers, hk, tile_stride] of the stage before; or NULL */
+    uint32_t tile_stride;
+    uint32_t n_seqs, first_layer, n_layers;
+    float *logits;                   /* f32 scratch of group max, ragged alike, by query head */
+    uint16_t *out;
+} cn_score_args;
+
+/* Selects the best min(k, n) candidates of each unit; ties go to the newer one. The result is in
+ * ascending order. With `tokens` it is slots: first positions [0, n_forced), then the tokens of the
+ * selected entries. Without, it is the numbers of the entries (position / entry tokens). */
+typedef struct cn_select_args {
+    const uint16_t *score;
+    const cn_sel_stage *stage;
+    const uint32_t *first, *n, *base; /* as in cn_score_args */
+    const uint32_t *k;                /* [S] */
+    const uint32_t *n_forced;         /* [S]; read with `tokens` */
+    const uint32_t *tiles;            /* as in cn_score_args */
+    uint32_t tile_stride;
+    uint32_t n_seqs, n_layers, n_kv_heads;
+    bool tokens;
+    uint32_t *list;                   /* [S, n_layers, hk, list_stride] */
+    uint32_t list_stride;
+} cn_select_args;
+
+enum { CN_MAX_SELECT_WINDOW = 64 };
 
 /* How an event selects the slots that it keeps. A policy has one of these (compress/policy.h). */
 typedef enum cn_keep {
@@ -381,6 +507,11 @@ struct cn_backend {
     cn_status (*attn_decode)(cn_stream *s, const cn_attn_args *a);
     cn_status (*attn_prefill)(cn_stream *s, const cn_attn_args *a);
     cn_status (*attn_sparse)(cn_stream *s, const cn_attn_sparse_args *a);
+    /* Selection; NULL: the backend supports no selectors. */
+    cn_status (*digest)(cn_stream *s, const cn_digest_args *a);
+    cn_status (*predict)(cn_stream *s, const cn_predict_args *a);
+    cn_status (*score)(cn_stream *s, const cn_score_args *a);
+    cn_status (*select)(cn_stream *s, const cn_select_args *a);
     cn_status (*silu_mul)(cn_stream *s, const cn_silu_mul_args *a);
     cn_status (*gather)(cn_stream *s, const cn_gather_args *a);
     /* Bytes of scratch for a step of at most max_rows rows. */

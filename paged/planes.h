@@ -18,6 +18,11 @@ typedef enum cn_block_plane {
     CN_PLANE_KV,     /* K and V: all parts of the layout, [h_kv, b] rows */
     CN_PLANE_SCORE,  /* F, f32 [h_kv, b] */
     CN_PLANE_ORIGIN, /* P, u32 [h_kv, b] */
+    /* Digests: what selectors rank instead of keys (DESIGN.md §6.3). */
+    CN_PLANE_LABELS,    /* [h_kv, b, d/8]: two 4-bit channels a byte, the even channel low */
+    CN_PLANE_SCALES,    /* f16 [h_kv, b], of the labels */
+    CN_PLANE_BOUNDS_16, /* kv dtype [h_kv, b/16, min|max, d] */
+    CN_PLANE_BOUNDS_64, /* kv dtype [h_kv, b/64, min|max, d]; only in blocks of at least 64 */
     CN_N_BLOCK_PLANES
 } cn_block_plane;
 
@@ -42,11 +47,24 @@ typedef struct cn_planes {
     cn_plane slot[CN_N_SLOT_PLANES];
 } cn_planes;
 
+enum { CN_DIGEST_TILE = 64, CN_DIGEST_PAGE = 16 };
+
+/* Channels of a label: a quarter of a key. */
+static inline uint32_t cn_label_channels(uint32_t head_dim) { return head_dim / 4; }
+
 /* Bytes of an item of a block plane, in one layer. */
 static inline size_t cn_block_plane_bytes(const cn_kv_layout *l, cn_block_plane plane)
 {
-    const size_t side_bytes = (size_t)l->n_kv_heads * l->block_tokens * sizeof(uint32_t);
-    return plane == CN_PLANE_KV ? l->block_bytes : side_bytes;
+    const size_t slots = (size_t)l->n_kv_heads * l->block_tokens;
+    const size_t bounds_bytes = (size_t)2 * l->head_dim * cn_dtype_bytes(l->part[CN_KV_K].dtype);
+    switch (plane) {
+    case CN_PLANE_KV: return l->block_bytes;
+    case CN_PLANE_LABELS: return slots * cn_label_channels(l->head_dim) / 2;
+    case CN_PLANE_SCALES: return slots * sizeof(uint16_t);
+    case CN_PLANE_BOUNDS_16: return slots / CN_DIGEST_PAGE * bounds_bytes;
+    case CN_PLANE_BOUNDS_64: return slots / CN_DIGEST_TILE * bounds_bytes;
+    default: return slots * sizeof(uint32_t); /* F, P */
+    }
 }
 
 static inline char *cn_plane_at(const cn_plane *p, uint32_t layer, uint32_t item)

@@ -265,38 +265,60 @@ static void long_sequences_give_the_same_bits_split_or_not(void **state)
 
 /* ---- sparse ---- */
 
+/* What a sequence attends to: list_len slots of the list of each kv head, then slots from tail on;
+ * sometimes nothing. */
+typedef struct sparse_lists {
+    uint32_t *index, stride;
+    uint32_t list_len[PAGED_MAX_SEQS], tail[PAGED_MAX_SEQS], lengths[PAGED_MAX_SEQS];
+} sparse_lists;
+
+static sparse_lists draw_lists(test_rng *r, const paged_batch *b)
+{
+    sparse_lists l = {.stride = b->view.max_kv};
+    uint32_t hk = b->layout.n_kv_heads;
+    l.index = cn_calloc((size_t)b->view.n_decode * hk * l.stride, sizeof *l.index);
+    for (uint32_t s = 0; s < b->view.n_decode; s++) {
+        uint32_t len = b->kv_len[s];
+        l.tail[s] = test_rng_below(r, len + 1);
+        l.list_len[s] = test_rng_below(r, len + 1);
+        l.lengths[s] = l.list_len[s] + (test_rng_below(r, 3) ? len - l.tail[s] : 0);
+        if (test_rng_below(r, 5) == 0) l.lengths[s] = 0;
+        uint32_t *list = l.index + (size_t)s * hk * l.stride;
+        for (uint32_t i = 0; i < hk * l.stride; i++) list[i] = test_rng_below(r, len);
+    }
+    return l;
+}
+
 static void check_sparse(cn_backend *be, const paged_batch *b, const float *q, test_rng *r)
 {
-    uint32_t hk = b->layout.n_kv_heads, d = b->layout.head_dim, stride = b->view.max_kv;
-    uint32_t n_lists = b->view.n_decode * hk, group = b->n_heads / hk;
-    uint32_t *index = cn_calloc((size_t)n_lists * stride, sizeof *index);
-    uint32_t *n_index = cn_calloc(n_lists, sizeof *n_index);
-    for (uint32_t i = 0; i < n_lists; i++) {
-        uint32_t len = b->kv_len[i / hk];
-        n_index[i] = 1 + test_rng_below(r, len);
-        for (uint32_t j = 0; j < n_index[i]; j++)
-            index[(size_t)i * stride + j] = test_rng_below(r, len);
-    }
+    uint32_t hk = b->layout.n_kv_heads, d = b->layout.head_dim, group = b->n_heads / hk;
+    sparse_lists l = draw_lists(r, b);
+    uint32_t *slots = cn_calloc(2 * l.stride, sizeof *slots);
     float *out = cn_calloc((size_t)b->view.n_tokens * b->n_heads * d, sizeof *out);
-    cn_attn_sparse_args a = {make_args(b, q, out, 1), index, n_index, stride};
+    cn_attn_sparse_args a = {
+        make_args(b, q, out, 1), l.index, l.stride, l.list_len, l.tail, l.lengths};
     assert_int_equal(be->attn_sparse(backend_rig_stream(be), &a), CN_OK);
     for (uint32_t s = 0; s < b->view.n_decode; s++)
         for (uint32_t h = 0; h < b->n_heads; h++) {
             double want[CN_CPU_MAX_HEAD_DIM];
             size_t at = ((size_t)s * b->n_heads + h) * d, list = (size_t)s * hk + h / group;
-            reference_row(b, 1, s, h / group, q + at, index + list * stride, n_index[list], want);
+            for (uint32_t i = 0; i < l.lengths[s]; i++)
+                slots[i] = i < l.list_len[s] ? l.index[list * l.stride + i]
+                                             : l.tail[s] + i - l.list_len[s];
+            reference_row(b, 1, s, h / group, q + at, slots, l.lengths[s], want);
+            if (l.lengths[s] == 0) memset(want, 0, sizeof want);
             assert_true(row_error(out + at, want, d) < TOLERANCE);
         }
     cn_free(out);
-    cn_free(n_index);
-    cn_free(index);
+    cn_free(slots);
+    cn_free(l.index);
 }
 
-static void sparse_attention_reads_only_its_lists(void **state)
+static void sparse_attention_reads_its_lists_and_tails(void **state)
 {
     (void)state;
     cn_backend *be = backend_rig_open(2);
-    for (uint64_t seed = 0; seed < 15; seed++) {
+    for (uint64_t seed = 0; seed < 25; seed++) {
         test_rng r = {seed + 1000};
         paged_shape s = draw_shape(&r);
         s.n_decode = s.n_seqs;
@@ -310,7 +332,7 @@ static void sparse_attention_reads_only_its_lists(void **state)
     backend_rig_close(be);
 }
 
-static void a_list_of_all_slots_gives_the_bits_of_full_attention(void **state)
+static void all_slots_as_list_and_tail_give_the_bits_of_full_attention(void **state)
 {
     (void)state;
     cn_backend *be = backend_rig_open(2);
@@ -327,15 +349,61 @@ static void a_list_of_all_slots_gives_the_bits_of_full_attention(void **state)
     paged_batch *b = paged_batch_create(&s, &r);
     float *q = draw_queries(&r, b, 4), *want = run_attention(be, b, q, 0);
     float *out = cn_calloc(6 * 80, sizeof *out);
-    uint32_t index[2 * 1100], n_index[2] = {1100, 1100};
+    uint32_t index[2 * 1100], length = 1100;
     for (uint32_t i = 0; i < 2 * 1100; i++) index[i] = i % 1100;
-    cn_attn_sparse_args a = {make_args(b, q, out, 0), index, n_index, 1100};
-    assert_int_equal(be->attn_sparse(backend_rig_stream(be), &a), CN_OK);
-    assert_memory_equal(out, want, 6 * 80 * sizeof *out);
+    for (uint32_t list_len = 0; list_len <= 1100; list_len += 275) {
+        cn_attn_sparse_args a = {
+            make_args(b, q, out, 0), index, 1100, &list_len, &list_len, &length};
+        memset(out, 0, 6 * 80 * sizeof *out);
+        assert_int_equal(be->attn_sparse(backend_rig_stream(be), &a), CN_OK);
+        assert_memory_equal(out, want, 6 * 80 * sizeof *out);
+    }
     cn_free(out);
     cn_free(want);
     cn_free(q);
     paged_batch_free(b);
+    backend_rig_close(be);
+}
+
+/* ---- lengths ---- */
+
+/* With lengths of its own, decode attends to that many slots. Few sequences are split over the
+ * threads, many are not. */
+static void lengths_replace_the_resident_slots_and_zero_leaves_a_row_alone(void **state)
+{
+    (void)state;
+    cn_backend *be = backend_rig_open(3);
+    for (uint32_t n_seqs = 2; n_seqs <= 8; n_seqs += 6) {
+        test_rng r = {n_seqs};
+        paged_shape s = {.n_layers = 1,
+                         .n_heads = 2,
+                         .n_kv_heads = 1,
+                         .head_dim = 32,
+                         .block_tokens = 64,
+                         .n_seqs = n_seqs,
+                         .n_decode = n_seqs};
+        uint32_t lengths[8] = {0, 1500, 70, 0, 2100, 1, 1024, 0};
+        for (uint32_t i = 0; i < n_seqs; i++) {
+            s.n_q[i] = 1;
+            s.kv_len[i] = 2100;
+        }
+        paged_batch *b = paged_batch_create(&s, &r);
+        float *q = draw_queries(&r, b, 4), out[8 * 2 * 32], want[8 * 2 * 32];
+        for (uint32_t i = 0; i < 8 * 2 * 32; i++) out[i] = want[i] = -7;
+        cn_attn_args a = make_args(b, q, out, 0);
+        a.lengths = lengths;
+        assert_int_equal(be->attn_decode(backend_rig_stream(be), &a), CN_OK);
+        for (uint32_t i = 0; i < n_seqs; i++) {
+            b->kv_len[i] = lengths[i] ? lengths[i] : 1;
+        }
+        a.out = want;
+        a.lengths = NULL;
+        assert_int_equal(be->attn_decode(backend_rig_stream(be), &a), CN_OK);
+        for (uint32_t i = 0; i < n_seqs * 64; i++)
+            assert_true(out[i] == (lengths[i / 64] ? want[i] : -7));
+        cn_free(q);
+        paged_batch_free(b);
+    }
     backend_rig_close(be);
 }
 
@@ -365,10 +433,10 @@ static void unsupported_shapes_are_refused_by_name(void **state)
     assert_int_equal(be->attn_prefill(backend_rig_stream(be), &a), CN_ERR_SHAPE);
     assert_non_null(strstr(cn_last_error(), "head_dim 72"));
     a.layout.head_dim = 64;
-    uint32_t index[2] = {0, 0}, n_index[2] = {1, 0};
-    cn_attn_sparse_args sparse = {a, index, n_index, 1};
+    uint32_t index[2] = {0, 0}, list_len = 2, tail = 0, length = 4;
+    cn_attn_sparse_args sparse = {a, index, 1, &list_len, &tail, &length};
     assert_int_equal(be->attn_sparse(backend_rig_stream(be), &sparse), CN_ERR_SHAPE);
-    assert_non_null(strstr(cn_last_error(), "list 1 has 0 slots"));
+    assert_non_null(strstr(cn_last_error(), "list of 2 slots of sequence 0: expected at most 1"));
     paged_batch_free(b);
     backend_rig_close(be);
 }
@@ -381,8 +449,9 @@ int main(void)
         cmocka_unit_test(extreme_scores_stay_finite),
         cmocka_unit_test(chunks_and_decode_steps_give_the_bits_of_a_whole_prefill),
         cmocka_unit_test(long_sequences_give_the_same_bits_split_or_not),
-        cmocka_unit_test(sparse_attention_reads_only_its_lists),
-        cmocka_unit_test(a_list_of_all_slots_gives_the_bits_of_full_attention),
+        cmocka_unit_test(sparse_attention_reads_its_lists_and_tails),
+        cmocka_unit_test(all_slots_as_list_and_tail_give_the_bits_of_full_attention),
+        cmocka_unit_test(lengths_replace_the_resident_slots_and_zero_leaves_a_row_alone),
         cmocka_unit_test(unsupported_shapes_are_refused_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

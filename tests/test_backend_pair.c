@@ -44,6 +44,11 @@ static device open_device(bool threaded)
                          .n_heads = HEADS,
                          .act_dtype = CN_F32};
     d.pools.q_window = take(&d, (size_t)LAYERS * SLOTS * WINDOW * HEADS * DIM * sizeof(float));
+    cn_digest *g = &d.pools.digest;
+    g->labels = take(&d, BLOCKS * LAYERS * cn_block_plane_bytes(&l, CN_PLANE_LABELS));
+    g->scales = take(&d, BLOCKS * LAYERS * cn_block_plane_bytes(&l, CN_PLANE_SCALES));
+    g->bounds_16 = take(&d, BLOCKS * LAYERS * cn_block_plane_bytes(&l, CN_PLANE_BOUNDS_16));
+    g->bounds_64 = take(&d, BLOCKS * LAYERS * cn_block_plane_bytes(&l, CN_PLANE_BOUNDS_64));
     d.planes = cn_pools_planes(&d.pools);
     return d;
 }
@@ -52,8 +57,8 @@ static void close_device(device *d)
 {
     assert_int_equal(d->be->stream_sync(d->stream), CN_OK);
     d->be->stream_free(d->stream);
-    void *const memory[] = {d->pools.kv, d->pools.score, d->pools.origin, d->pools.q_window};
-    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) d->be->mem_free(d->be, memory[i]);
+    for (int i = 0; i < CN_N_BLOCK_PLANES; i++) d->be->mem_free(d->be, d->planes.block[i].base);
+    d->be->mem_free(d->be, d->pools.q_window);
     d->be->close(d->be);
 }
 

@@ -205,34 +205,59 @@ static double run_long(op_env *e, uint32_t seed) { return compare(e, &LONG_SHAPE
 /* ---- sparse ---- */
 
 typedef struct slot_lists {
-    op_tensor index, n_index;
+    op_tensor index, list_len, tail, lengths;
     uint32_t stride;
 } slot_lists;
 
-/* Draws for each decode sequence and kv head some of its slots in random order; sometimes all slots
- * or one. */
+/* Draws for each decode sequence and kv head some of its slots in random order, and for each
+ * sequence a tail; sometimes all slots, one or none. */
 static slot_lists draw_lists(op_env *e, const paged_batch *b)
 {
-    const uint32_t n_kv_heads = b->layout.n_kv_heads, n_lists = b->view.n_decode * n_kv_heads;
+    const uint32_t n_kv_heads = b->layout.n_kv_heads, n = b->view.n_decode;
     slot_lists l = {.stride = b->view.max_kv};
-    uint32_t *index = cn_calloc((size_t)n_lists * l.stride, sizeof *index);
-    uint32_t *n_index = cn_calloc(n_lists, sizeof *n_index);
-    for (uint32_t i = 0; i < n_lists; i++) {
-        const uint32_t n = b->kv_len[i / n_kv_heads];
+    uint32_t *index = cn_calloc((size_t)n * n_kv_heads * l.stride, sizeof *index);
+    uint32_t list_len[PAGED_MAX_SEQS], tail[PAGED_MAX_SEQS], lengths[PAGED_MAX_SEQS];
+    for (uint32_t i = 0; i < n * n_kv_heads; i++) {
         uint32_t *list = index + (size_t)i * l.stride;
-        for (uint32_t j = 0; j < n; j++) {
+        for (uint32_t j = 0; j < b->kv_len[i / n_kv_heads]; j++) {
             const uint32_t other = test_rng_below(&e->rng, j + 1);
             list[j] = list[other];
             list[other] = j;
         }
-        const uint32_t kind = test_rng_below(&e->rng, 4);
-        n_index[i] = kind == 0 ? n : kind == 1 ? 1 : 1 + test_rng_below(&e->rng, n);
     }
-    l.index = op_words(e, index, (size_t)n_lists * l.stride);
-    l.n_index = op_words(e, n_index, n_lists);
-    cn_free(n_index);
+    for (uint32_t i = 0; i < n; i++) {
+        const uint32_t len = b->kv_len[i], kind = test_rng_below(&e->rng, 6);
+        list_len[i] = kind == 0 ? len : kind == 1 ? 1 : test_rng_below(&e->rng, len + 1);
+        tail[i] = kind < 2 ? len : test_rng_below(&e->rng, len);
+        lengths[i] = kind == 2 ? 0 : list_len[i] + len - tail[i];
+    }
+    l.index = op_words(e, index, (size_t)n * n_kv_heads * l.stride);
+    l.list_len = op_words(e, list_len, n);
+    l.tail = op_words(e, tail, n);
+    l.lengths = op_words(e, lengths, n);
     cn_free(index);
     return l;
+}
+
+static void free_lists(op_env *e, slot_lists *l)
+{
+    op_tensor_free(e, &l->index);
+    op_tensor_free(e, &l->list_len);
+    op_tensor_free(e, &l->tail);
+    op_tensor_free(e, &l->lengths);
+}
+
+/* Replaces the poison of the results, on both sides, by `value`. */
+static void fill_results(op_env *e, attn_case *c, float value)
+{
+    const size_t n = c->out.n;
+    float *values = cn_calloc(n, sizeof *values);
+    for (size_t i = 0; i < n; i++) values[i] = value;
+    op_tensor_free(e, &c->out);
+    c->out = op_floats(e, values, n, CN_BF16);
+    c->cpu.out = c->out.cpu;
+    c->cuda.out = c->out.cuda;
+    cn_free(values);
 }
 
 static double run_lists(op_env *e, uint32_t seed)
@@ -245,21 +270,24 @@ static double run_lists(op_env *e, uint32_t seed)
         if (seed % 4 == 0) s.kv_len[i] += test_rng_below(&e->rng, 2000);
     }
     open_case(e, &c, &s);
+    fill_results(e, &c, 3); /* both sides leave rows of length 0 alone */
     slot_lists l = draw_lists(e, c.b);
-    const cn_attn_sparse_args cpu = {c.cpu, l.index.cpu, l.n_index.cpu, l.stride};
-    const cn_attn_sparse_args cuda = {c.cuda, l.index.cuda, l.n_index.cuda, l.stride};
+    const cn_attn_sparse_args cpu = {c.cpu,          l.index.cpu, l.stride,
+                                     l.list_len.cpu, l.tail.cpu,  l.lengths.cpu};
+    const cn_attn_sparse_args cuda = {c.cuda,          l.index.cuda, l.stride,
+                                      l.list_len.cuda, l.tail.cuda,  l.lengths.cuda};
     OP_OK(e->cpu->attn_sparse(e->cpu_stream, &cpu));
     OP_OK(e->cuda->attn_sparse(e->cuda_stream, &cuda));
     const double error = op_rows_error(e, &c.out, s.head_dim);
-    op_tensor_free(e, &l.index);
-    op_tensor_free(e, &l.n_index);
+    free_lists(e, &l);
     close_case(e, &c);
     return error;
 }
 
 /* ---- graphs and padding ---- */
 
-/* Compares the row of each present sequence with the CPU's result for that sequence alone. */
+/* Compares the row of each present sequence with the CPU's result for that sequence alone. The
+ * rows of the others must still be poison. */
 static double decode_error(op_env *e, const attn_case *c, const uint32_t *lengths, const float *got)
 {
     const paged_batch *b = c->b;
@@ -268,6 +296,7 @@ static double decode_error(op_env *e, const attn_case *c, const uint32_t *length
     float *want = cn_calloc(row, sizeof *want);
     double worst = 0;
     for (uint32_t i = 0; i < b->view.n_seqs; i++) {
+        if (lengths[i] == 0 && !isnan(got[i * row])) worst = INFINITY;
         if (lengths[i] == 0) continue;
         cn_batch_view one = b->view;
         one.n_seqs = one.n_decode = one.n_tokens = 1;
@@ -286,10 +315,10 @@ static double decode_error(op_env *e, const attn_case *c, const uint32_t *length
     return worst;
 }
 
-/* One graph, and lengths that change only on the GPU. Length 0 marks padding, in any row. */
+/* One graph, and lengths that change only on the GPU: kv_len, where 0 marks padding, in any row, or
+ * lengths beside it. */
 static double run_graph(op_env *e, uint32_t seed)
 {
-    (void)seed;
     static const uint32_t lengths[][6] = {{3000, 3000, 3000, 3000, 3000, 3000},
                                           {1, 0, 2999, 64, 65, 0},
                                           {0, 0, 0, 0, 0, 3000},
@@ -307,7 +336,10 @@ static double run_graph(op_env *e, uint32_t seed)
     attn_case c;
     open_case(e, &c, &s);
     op_tensor kv_len = op_words(e, lengths[0], 6);
-    c.batch.view.kv_len = kv_len.cuda;
+    if (seed == 0)
+        c.batch.view.kv_len = kv_len.cuda;
+    else
+        c.cuda.lengths = kv_len.cuda;
     float *got = cn_calloc(c.out.n, sizeof *got);
     double worst = 0;
     cn_graph *graph = NULL;
@@ -404,9 +436,8 @@ static double run_refusals(op_env *e, uint32_t seed)
 {
     (void)seed;
     const cn_batch_view view = {.n_tokens = 1, .n_seqs = 1, .n_decode = 1};
-    cn_attn_args a = {.batch = &view,
-                      .layout = cn_kv_layout_make(1, 1, 2, 64, 264, CN_BF16),
-                      .n_heads = 4};
+    cn_attn_args a = {
+        .batch = &view, .layout = cn_kv_layout_make(1, 1, 2, 64, 264, CN_BF16), .n_heads = 4};
     assert_int_equal(e->cuda->attn_decode(e->cuda_stream, &a), CN_ERR_SHAPE);
     a.layout = cn_kv_layout_make(1, 1, 2, 64, 72, CN_BF16);
     assert_int_equal(e->cuda->attn_prefill(e->cuda_stream, &a), CN_ERR_SHAPE);
@@ -423,7 +454,7 @@ int main(int argc, char **argv)
         {"attn, dims", DIMS_CASES, TOLERANCE, run_dims, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"attn, long", N_LONG_SHAPES, TOLERANCE, run_long, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"attn, sparse", 60, TOLERANCE, run_lists, .gemm = CN_CUDA_GEMM_LIBRARY},
-        {"attn, graph", 1, TOLERANCE, run_graph, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"attn, graph", 2, TOLERANCE, run_graph, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"attn, chunks", 1, 0, run_chunks, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"attn, refused", 1, 0, run_refusals, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"attn, alone", 1, 0, run_alone, .batch_invariant = true},

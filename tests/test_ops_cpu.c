@@ -375,7 +375,7 @@ static void swapped_blocks_come_back_unchanged(void **state)
     memcpy(kv_was, kv, n_kv * 4);
     memcpy(score_was, score, n_side * 4);
     memcpy(q_was, q, n_q * 4);
-    const cn_pools pools = {l, kv, score, origin, q, SLOTS, W, HQ, CN_F32};
+    const cn_pools pools = {l, kv, score, origin, q, SLOTS, W, HQ, CN_F32, {0}};
     const cn_planes device = cn_pools_planes(&pools);
     void *host = cn_calloc(HOST * cn_planes_block_bytes(&device) + 2 * n_row * L * 4, 1);
     const cn_planes space = cn_planes_packed(&device, host, HOST);
@@ -430,7 +430,7 @@ static void whole_blocks_and_query_slots_are_copied(void **state)
     memcpy(kv_before, kv, n_kv * 4);
     memcpy(score_before, score, n_side * 4);
     const cn_block_copy blocks[] = {{1, 4}, {4, 0}, {2, 2}}, slots[] = {{3, 1}};
-    cn_pools pools = {l, kv, score, origin, q, SLOTS, W, HQ, CN_F32};
+    cn_pools pools = {l, kv, score, origin, q, SLOTS, W, HQ, CN_F32, {0}};
     cn_copy_args a = {.list = {blocks, 3, slots, 1}};
     a.from = a.to = cn_pools_planes(&pools);
     assert_int_equal(be->copy_blocks(backend_rig_stream(be), &a), CN_OK);

@@ -3,7 +3,7 @@
  * q, out [n_decode, hq, d], pool as in kv_layout.h; bf16 in and out, f32 sums, weights rounded to
  * bf16 before the product with the values. Grid: one block per multiprocessor; block: 4 warps that
  * compute and 1 that fetches. attn_one.cuh has the kernel, attn_walk.cuh the split of the work.
- * Bytes moved: 4 * hk * d * (sum of kv_len, each rounded up to 16 slots) + 4 * n_decode * hq * d.
+ * Bytes moved: 4 * hk * d * (sum of lengths, each rounded up to 16) + 4 * n_decode * hq * d.
  * For each piece of a split item, 4 * d * hq / hk more bytes are written and read.
  * CPU version: cpu_attn.c. */
 #include "cuda/attn/attn_one.cuh"
@@ -33,9 +33,7 @@ extern "C" cn_status cn_cuda_attn_decode(cn_stream *s, const cn_attn_args *a)
     CN_TRY(cn_attn_check("attn_decode", a));
     if (a->batch->n_decode == 0) return CN_OK;
     cn_one_params p = cn_one_params_of(s, a);
-    p.walk.lengths = a->batch->kv_len;
-    p.walk.n_units = a->batch->n_decode;
-    p.walk.items_per_unit = a->layout.n_kv_heads * p.n_parts;
+    p.walk.lengths = a->lengths ? a->lengths : a->batch->kv_len;
     /* No kernel starts before the attention of the previous layer has waited for all kernels before
      * it. Then this step's lengths and tables, and all older keys and values, are final. */
     p.early = a->layer > 0;

@@ -40,7 +40,8 @@ typedef struct cn_one_params {
     const cn_bf16 *q; /* [sequence, n_heads, head_dim] */
     cn_attn_pool pool;
     cn_walk_shape walk;
-    const uint32_t *index; /* [unit, index_stride], lists only */
+    /* Lists only, as in cn_attn_sparse_args. */
+    const uint32_t *index, *list_len, *tail;
     uint32_t index_stride;
     uint32_t n_heads, group, n_parts; /* parts of a group: ceil(group / 8) */
     uint32_t n_stages;
@@ -108,7 +109,6 @@ typedef struct cn_one_item {
     uint32_t seq, kv_head, n_heads, query;
 } cn_one_item;
 
-template <bool LIST>
 __device__ static inline cn_one_item cn_one_item_of(const cn_one_params &p, const cn_walk &w)
 {
     /* Divisions are slow enough to matter in a short batch, and usually n_parts is 1. */
@@ -118,8 +118,8 @@ __device__ static inline cn_one_item cn_one_item_of(const cn_one_params &p, cons
         part = w.item % p.n_parts;
     }
     cn_one_item i;
-    i.seq = LIST ? w.unit / p.pool.n_kv_heads : w.unit;
-    i.kv_head = LIST ? w.unit % p.pool.n_kv_heads : head;
+    i.seq = w.unit;
+    i.kv_head = head;
     const uint32_t member = part * CN_ONE_HEADS;
     i.n_heads = min(p.group - member, (uint32_t)CN_ONE_HEADS);
     i.query = (i.seq * p.n_heads + i.kv_head * p.group + member) * p.pool.head_dim;
@@ -176,13 +176,19 @@ __device__ static inline void cn_one_copy_tile(const cn_one_params &p, const cn_
 {
     const uint32_t lane = threadIdx.x % CN_WARP, d = p.pool.head_dim;
     const cn_walk_slots slots = cn_walk_slots_of(w);
-    const uint32_t *list = p.index + (size_t)w.unit * p.index_stride;
-    uint32_t rows[2];
+    const uint32_t *list = NULL;
+    uint32_t list_len = 0, tail = 0, rows[2];
+    if (LIST) {
+        list = p.index + (size_t)(item.seq * p.pool.n_kv_heads + item.kv_head) * p.index_stride;
+        list_len = __ldg(p.list_len + item.seq);
+        tail = __ldg(p.tail + item.seq);
+    }
 #pragma unroll
     for (uint32_t half = 0; half < 2; half++) {
         const uint32_t i = half * CN_WARP + lane, at = slots.tile * CN_WALK_TILE + i;
         const bool used = i >= slots.first && i < slots.last;
-        const uint32_t slot = LIST && used ? __ldg(list + at) : at;
+        uint32_t slot = at;
+        if (LIST && used) slot = at < list_len ? __ldg(list + at) : tail + at - list_len;
         rows[half] = used ? cn_key_row(p.pool, item.seq, item.kv_head, slot) : 0;
     }
     const uint32_t column = lane % 8;
@@ -228,7 +234,7 @@ __device__ static inline void cn_one_start(const cn_one_params &p, const cn_one_
 {
     const uint32_t stage = n % p.n_stages, round = n / p.n_stages;
     uint64_t *barrier = &f.fixed->full[stage];
-    const cn_one_item item = cn_one_item_of<false>(p, w);
+    const cn_one_item item = cn_one_item_of(p, w);
     cn_barrier_wait(&f.fixed->empty[stage], (round & 1) ^ 1);
     cn_one_write_note(&f.fixed->notes[stage], p, w, item);
     const uint32_t n_steps = cn_walk_tile_end(w) - w.step;
@@ -245,7 +251,7 @@ __device__ static inline void cn_one_start_query(const cn_one_params &p, const c
 {
     const uint32_t stage = n % p.n_stages;
     if (!cn_walk_is_first(w)) return;
-    const cn_one_item item = cn_one_item_of<false>(p, w);
+    const cn_one_item item = cn_one_item_of(p, w);
     cn_bulk_copy(cn_shared_address(f.shared.queries(stage)), p.q + item.query,
                  item.n_heads * p.pool.head_dim * (uint32_t)sizeof(cn_bf16), &f.fixed->full[stage]);
 }
@@ -289,7 +295,7 @@ __device__ static inline void cn_one_fetch_rows(const cn_one_params &p,
     for (uint32_t n = 0; more; n++) {
         const uint32_t stage = n % p.n_stages, round = n / p.n_stages;
         uint64_t *barrier = &fixed->full[stage];
-        const cn_one_item item = cn_one_item_of<LIST>(p, w);
+        const cn_one_item item = cn_one_item_of(p, w);
         cn_barrier_wait(&fixed->empty[stage], (round & 1) ^ 1);
         cn_one_copy_tile<D, LIST>(p, w, item, shared, stage);
         if (cn_walk_is_first(w)) cn_one_copy_query<D>(p, item, shared, stage);
@@ -546,8 +552,7 @@ __device__ static inline cn_one_note cn_one_read_note(const cn_one_note *from)
     const uint32_t *words = (const uint32_t *)from;
     const bool reads = threadIdx.x % CN_WARP == 0;
 #pragma unroll
-    for (int i = 0; i < WORDS; i++)
-        x.words[i] = __shfl_sync(0xffffffffu, reads ? words[i] : 0, 0);
+    for (int i = 0; i < WORDS; i++) x.words[i] = __shfl_sync(0xffffffffu, reads ? words[i] : 0, 0);
     return x.note;
 }
 
@@ -665,10 +670,10 @@ static cn_status cn_one_launch_as(cn_stream *s, const char *op, cn_one_params p,
     p.arrivals = (uint32_t *)s->attn_scratch;
     p.partial_sums = (float2 *)(p.arrivals + CN_ONE_ARRIVALS);
     p.partial_out = (float *)(p.partial_sums + n_slots * p.slot_heads);
-    return cn_cuda_launch(s, op, attn_one_kernel<D, BULK, LIST>,
-                          {dim3(dev->n_sms), CN_ONE_THREADS,
-                           shared::FIXED_BYTES + p.n_stages * shared::STAGE_BYTES},
-                          p, *whole, *few);
+    return cn_cuda_launch(
+        s, op, attn_one_kernel<D, BULK, LIST>,
+        {dim3(dev->n_sms), CN_ONE_THREADS, shared::FIXED_BYTES + p.n_stages * shared::STAGE_BYTES},
+        p, *whole, *few);
 }
 
 /* Returns the parameters that both ops share, for sequences [0, n_decode). */
@@ -681,6 +686,8 @@ static inline cn_one_params cn_one_params_of(cn_stream *s, const cn_attn_args *a
     p.n_heads = a->n_heads;
     p.group = a->n_heads / a->layout.n_kv_heads;
     p.n_parts = (uint32_t)cn_ceil_div(p.group, CN_ONE_HEADS);
+    p.walk.n_units = a->batch->n_decode;
+    p.walk.items_per_unit = a->layout.n_kv_heads * p.n_parts;
     p.scale = a->scale * CN_LOG2E;
     p.walk.fixed = s->cuda->opts.batch_invariant;
     return p;

@@ -1,10 +1,11 @@
-/* attn_sparse.cu - one query per sequence over a list of its resident slots per kv head.
+/* attn_sparse.cu - one query per sequence over a list of its resident slots per kv head, then over
+ * the slots of its tail.
  *
- * Like attn_decode (attn_one.cuh), but a tile is 64 entries of the list, fetched row by row from
- * their places. A row of head_dim bf16 values consists of whole 32-byte sectors, so the rows need
- * not be gathered first. index [n_decode, hk, index_stride], n_index [n_decode, hk]; an empty list
- * leaves its rows of out unchanged.
- * Bytes moved: (4 * d + 4) * (sum of n_index) + 4 * n_decode * hq * d.
+ * Like attn_decode (attn_one.cuh), but a tile is 64 entries, fetched row by row from their places.
+ * A row of head_dim bf16 values consists of whole 32-byte sectors, so the rows need not be gathered
+ * first. index [n_decode, hk, index_stride]; list_len, tail, lengths [n_decode]. A sequence of
+ * length 0 leaves its rows of out unchanged.
+ * Bytes moved: 4 * hk * d * (sum of lengths) + 4 * hk * (sum of list_len) + 4 * n_decode * hq * d.
  * CPU version: cpu_attn.c. */
 #include "cuda/attn/attn_one.cuh"
 
@@ -19,10 +20,10 @@ extern "C" cn_status cn_cuda_attn_sparse(cn_stream *s, const cn_attn_sparse_args
     CN_TRY(cn_attn_check("attn_sparse", &a->attn));
     if (a->attn.batch->n_decode == 0) return CN_OK;
     cn_one_params p = cn_one_params_of(s, &a->attn);
-    p.walk.lengths = a->n_index;
-    p.walk.n_units = a->attn.batch->n_decode * a->attn.layout.n_kv_heads;
-    p.walk.items_per_unit = p.n_parts;
+    p.walk.lengths = a->lengths;
     p.index = a->index;
+    p.list_len = a->list_len;
+    p.tail = a->tail;
     p.index_stride = a->index_stride;
     const uint32_t d = a->attn.layout.head_dim;
     if (d <= 64) return launch<64>(s, p);

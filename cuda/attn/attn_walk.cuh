@@ -4,9 +4,8 @@
  * launch, in about a microsecond, while the kernel before it still runs.
  *
  * An item is (sequence, kv head, part of its query heads). It is a list of slots, counted in steps
- * of 16. Items of one unit have the same length; a unit is a sequence in dense attention and a
- * (sequence, kv head) in sparse attention. Items are ordered by (sequence, kv head, part), the part
- * fastest.
+ * of 16. Items of one unit have the same length; a unit is a sequence. Items are ordered by
+ * (sequence, kv head, part), the part fastest.
  *
  * Even split (the default): an item has one place for each step on a line, and before them
  * CN_WALK_COST places, the cost of starting an item. The T places are divided among G blocks in
@@ -39,7 +38,7 @@ enum {
 };
 
 typedef struct cn_walk_shape {
-    const uint32_t *lengths; /* [n_units] slots; 0: the unit is padding */
+    const uint32_t *lengths; /* [n_units] slots; 0: nothing to do for the unit */
     uint32_t n_units, items_per_unit;
     bool fixed;
 } cn_walk_shape;

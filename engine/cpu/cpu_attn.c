@@ -256,6 +256,7 @@ static void finish_row(float *dst, const float *out, float sum, uint32_t d)
  * [member, member + heads) of the group. */
 typedef struct query_block {
     uint32_t seq, kv_head, query, tokens, member, heads;
+    uint32_t limit; /* slots that the first query sees */
 } query_block;
 
 static uint32_t group_size(const cn_attn_args *a) { return a->n_heads / a->layout.n_kv_heads; }
@@ -270,8 +271,7 @@ static size_t query_elem(const cn_attn_args *a, const query_block *b, uint32_t j
 
 static attn_pass load_queries(const cn_attn_args *a, const query_block *b, cn_cpu_attn_scratch *w)
 {
-    const cn_batch_view *v = a->batch;
-    uint32_t d = a->layout.head_dim, n_q = v->q_start[b->seq + 1] - v->q_start[b->seq];
+    uint32_t d = a->layout.head_dim;
     for (uint32_t j = 0; j < b->tokens; j++)
         for (uint32_t h = 0; h < b->heads; h++) {
             const float *q = (const float *)a->q + query_elem(a, b, j, h);
@@ -280,13 +280,13 @@ static attn_pass load_queries(const cn_attn_args *a, const query_block *b, cn_cp
         }
     return (attn_pass){.heads = b->heads,
                        .tokens = b->tokens,
-                       .limit = v->kv_len[b->seq] - n_q + b->query + 1,
+                       .limit = b->limit,
                        .d = d,
                        .tile = a->layout.tile_tokens};
 }
 
-/* Returns the tile that holds slot t: its keys, then its values. */
-static const float *tile_at(const cn_attn_args *a, const query_block *b, uint32_t t)
+/* Returns the key of slot t. The value is tile_tokens rows behind it. */
+static const float *key_at(const cn_attn_args *a, const query_block *b, uint32_t t)
 {
     const cn_kv_layout *l = &a->layout;
     const uint32_t *table = a->batch->tables + (size_t)b->seq * a->batch->table_stride;
@@ -299,9 +299,9 @@ static void run_split(const cn_attn_args *a, const query_block *b, const attn_pa
                       cn_cpu_attn_scratch *w, uint32_t start, uint32_t end)
 {
     start_rows(w->split_out, w->split_max, w->split_sum, p->tokens * p->heads, p->d);
-    const float *tile = tile_at(a, b, start);
+    const float *tile = key_at(a, b, start); /* keys of the tile, then its values */
     for (uint32_t t = start; t < end; t += p->tile) {
-        const float *next = t + p->tile < end ? tile_at(a, b, t + p->tile) : NULL;
+        const float *next = t + p->tile < end ? key_at(a, b, t + p->tile) : NULL;
         add_tile(p, w, tile, next, t);
         tile = next;
     }
@@ -375,6 +375,7 @@ static void prefill_task(void *ctx, uint32_t task, uint32_t worker)
     b.query = block * job->block_tokens;
     if (b.query >= n_q) return;
     b.tokens = cn_min_u32(job->block_tokens, n_q - b.query);
+    b.limit = v->kv_len[seq] - n_q + b.query + 1;
     run_block(job->args, &b, &job->cpu->attn[worker]);
 }
 
@@ -404,11 +405,20 @@ cn_status cn_cpu_attn_prefill(cn_stream *s, const cn_attn_args *a)
 
 /* ---- decode: tasks are (sequence, kv head, part of the group), or the splits of these ---- */
 
+/* Returns the block of item `item` of a decode step, whose limit is 0 if nothing is to be done. */
+static query_block make_decode_block(const attn_job *job, uint32_t item)
+{
+    uint32_t items = job->args->layout.n_kv_heads * job->head_parts;
+    query_block b = make_block(job, item / items, item % items);
+    b.limit = (job->args->lengths ? job->args->lengths : job->args->batch->kv_len)[b.seq];
+    return b;
+}
+
 static void decode_task(void *ctx, uint32_t task, uint32_t worker)
 {
     const attn_job *job = ctx;
-    uint32_t items = job->args->layout.n_kv_heads * job->head_parts;
-    query_block b = make_block(job, task / items, task % items);
+    query_block b = make_decode_block(job, task);
+    if (b.limit == 0) return;
     run_block(job->args, &b, &job->cpu->attn[worker]);
 }
 
@@ -422,13 +432,11 @@ static void decode_split_task(void *ctx, uint32_t task, uint32_t worker)
 {
     const attn_job *job = ctx;
     cn_cpu_attn_scratch *w = &job->cpu->attn[worker];
-    uint32_t items = job->args->layout.n_kv_heads * job->head_parts;
-    uint32_t item = task / job->n_splits, start = task % job->n_splits * SPLIT;
-    query_block b = make_block(job, item / items, item % items);
-    uint32_t kv_len = job->args->batch->kv_len[b.seq], d = job->args->layout.head_dim;
-    if (start >= kv_len) return;
+    uint32_t start = task % job->n_splits * SPLIT, d = job->args->layout.head_dim;
+    query_block b = make_decode_block(job, task / job->n_splits);
+    if (start >= b.limit) return;
     attn_pass p = load_queries(job->args, &b, w);
-    run_split(job->args, &b, &p, w, start, cn_min_u32(kv_len, start + SPLIT));
+    run_split(job->args, &b, &p, w, start, cn_min_u32(b.limit, start + SPLIT));
     float *part = job->cpu->attn_parts + task * part_elems(job);
     memcpy(part, w->split_out, (size_t)b.heads * d * sizeof *part);
     memcpy(part + (size_t)job->heads * d, w->split_max, b.heads * sizeof *part);
@@ -439,11 +447,11 @@ static void decode_merge_task(void *ctx, uint32_t item, uint32_t worker)
 {
     const attn_job *job = ctx;
     cn_cpu_attn_scratch *w = &job->cpu->attn[worker];
-    uint32_t items = job->args->layout.n_kv_heads * job->head_parts;
-    query_block b = make_block(job, item / items, item % items);
-    uint32_t kv_len = job->args->batch->kv_len[b.seq], d = job->args->layout.head_dim;
+    query_block b = make_decode_block(job, item);
+    uint32_t d = job->args->layout.head_dim;
+    if (b.limit == 0) return;
     start_rows(w->out, w->max, w->sum, b.heads, d);
-    for (uint32_t split = 0; split * SPLIT < kv_len; split++) {
+    for (uint32_t split = 0; split * SPLIT < b.limit; split++) {
         const float *part =
             job->cpu->attn_parts + ((size_t)item * job->n_splits + split) * part_elems(job);
         const float *max = part + (size_t)job->heads * d, *sum = max + job->heads;
@@ -470,70 +478,74 @@ cn_status cn_cpu_attn_decode(cn_stream *s, const cn_attn_args *a)
     return CN_OK;
 }
 
-/* ---- sparse decode: the slots of an index list, in list order, as if they were a sequence ---- */
-
-/* Computes the entries [start, end) of the list as a new split, tile by tile. */
-static void run_sparse_split(const cn_attn_args *a, const query_block *b, const attn_pass *p,
-                             cn_cpu_attn_scratch *w, const uint32_t *index, uint32_t start,
-                             uint32_t end)
-{
-    const cn_kv_layout *l = &a->layout;
-    const uint32_t *table = a->batch->tables + (size_t)b->seq * a->batch->table_stride;
-    float *keys = w->gathered, *values = keys + (size_t)p->tile * p->d;
-    start_rows(w->split_out, w->split_max, w->split_sum, p->heads, p->d);
-    for (uint32_t t = start; t < end; t += p->tile) {
-        uint32_t n = cn_min_u32(p->tile, end - t);
-        for (uint32_t i = 0; i < n; i++) {
-            uint32_t slot = index[t + i];
-            const float *key =
-                (const float *)a->kv + cn_kv_row(l, a->layer, table[slot / l->block_tokens],
-                                                 b->kv_head, slot % l->block_tokens, CN_KV_K);
-            memcpy(keys + (size_t)i * p->d, key, p->d * sizeof *key);
-            memcpy(values + (size_t)i * p->d, key + (size_t)p->tile * p->d, p->d * sizeof *key);
-        }
-        add_tile(p, w, keys, NULL, t);
-    }
-}
+/* ---- sparse decode: the list of a kv head, then the tail, as if they were a sequence ---- */
 
 typedef struct sparse_job {
     attn_job attn;
     const cn_attn_sparse_args *args;
 } sparse_job;
 
+/* Gathers entries [start, start + n) into keys[tile, d] and the values behind them. The slots of
+ * the tail are consecutive, so they are copied as far as they share a tile. */
+static void gather_tile(const cn_attn_sparse_args *s, const query_block *b, float *keys,
+                        uint32_t start, uint32_t n)
+{
+    const cn_attn_args *a = &s->attn;
+    const uint32_t d = a->layout.head_dim, tile = a->layout.tile_tokens;
+    const size_t unit = (size_t)b->seq * a->layout.n_kv_heads + b->kv_head;
+    const uint32_t *list = s->index + unit * s->index_stride, list_len = s->list_len[b->seq];
+    float *values = keys + (size_t)tile * d;
+    for (uint32_t i = 0; i < n;) {
+        const uint32_t entry = start + i;
+        const bool is_listed = entry < list_len;
+        const uint32_t slot = is_listed ? list[entry] : s->tail[b->seq] + entry - list_len;
+        const uint32_t run = is_listed ? 1 : cn_min_u32(n - i, tile - slot % tile);
+        const float *key = key_at(a, b, slot);
+        memcpy(keys + (size_t)i * d, key, (size_t)run * d * sizeof *key);
+        memcpy(values + (size_t)i * d, key + (size_t)tile * d, (size_t)run * d * sizeof *key);
+        i += run;
+    }
+}
+
 static void sparse_task(void *ctx, uint32_t task, uint32_t worker)
 {
     const sparse_job *job = ctx;
     const cn_attn_args *a = &job->args->attn;
     cn_cpu_attn_scratch *w = &job->attn.cpu->attn[worker];
-    uint32_t items = a->layout.n_kv_heads * job->attn.head_parts;
-    query_block b = make_block(&job->attn, task / items, task % items);
-    size_t list = (size_t)b.seq * a->layout.n_kv_heads + b.kv_head;
-    const uint32_t *index = job->args->index + list * job->args->index_stride;
-    uint32_t n_index = job->args->n_index[list];
+    query_block b = make_decode_block(&job->attn, task);
+    b.limit = job->args->lengths[b.seq];
+    if (b.limit == 0) return;
     attn_pass p = load_queries(a, &b, w);
-    p.limit = n_index;
     start_rows(w->out, w->max, w->sum, p.heads, p.d);
-    for (uint32_t start = 0; start < n_index; start += SPLIT) {
-        run_sparse_split(a, &b, &p, w, index, start, cn_min_u32(n_index, start + SPLIT));
+    for (uint32_t start = 0; start < p.limit; start += SPLIT) {
+        const uint32_t end = cn_min_u32(p.limit, start + SPLIT);
+        start_rows(w->split_out, w->split_max, w->split_sum, p.heads, p.d);
+        for (uint32_t t = start; t < end; t += p.tile) {
+            gather_tile(job->args, &b, w->gathered, t, cn_min_u32(p.tile, end - t));
+            add_tile(&p, w, w->gathered, NULL, t);
+        }
         merge_split(w, p.heads, p.d);
     }
     finish_block(a, &b, w);
 }
 
-static cn_status check_index(const cn_attn_sparse_args *a)
+static cn_status check_lists(const cn_attn_sparse_args *a)
 {
-    uint32_t n_lists = a->attn.batch->n_decode * a->attn.layout.n_kv_heads;
-    for (uint32_t i = 0; i < n_lists; i++)
-        if (a->n_index[i] == 0 || a->n_index[i] > a->index_stride)
-            return cn_fail(CN_ERR_SHAPE, "attn_sparse: list %u has %u slots: expected 1 to %u", i,
-                           a->n_index[i], a->index_stride);
+    for (uint32_t i = 0; i < a->attn.batch->n_decode; i++) {
+        if (a->lengths[i] == 0) continue;
+        const uint32_t most = cn_min_u32(a->lengths[i], a->index_stride);
+        if (a->list_len[i] > most)
+            return cn_fail(CN_ERR_SHAPE,
+                           "attn_sparse: list of %u slots of sequence %u: expected at most %u",
+                           a->list_len[i], i, most);
+    }
     return CN_OK;
 }
 
 cn_status cn_cpu_attn_sparse(cn_stream *s, const cn_attn_sparse_args *a)
 {
     CN_TRY(check_shape(&a->attn));
-    CN_TRY(check_index(a));
+    CN_TRY(check_lists(a));
     sparse_job job = {make_job(s, &a->attn), a};
     uint32_t n_tasks = a->attn.batch->n_decode * a->attn.layout.n_kv_heads * job.attn.head_parts;
     cn_cpu_parallel(s, n_tasks, sparse_task, &job);

@@ -33,8 +33,7 @@ static cn_status mem_alloc(cn_backend *be, size_t bytes, void **out)
         base = mmap(NULL, bytes + MEM_HEADER_BYTES, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base == MAP_FAILED)
-        return cn_fail(CN_ERR_MEMORY, "cpu: cannot allocate %zu bytes: %s", bytes,
-                       strerror(errno));
+        return cn_fail(CN_ERR_MEMORY, "cpu: cannot allocate %zu bytes: %s", bytes, strerror(errno));
     memcpy(base, &bytes, sizeof bytes);
     *out = base + MEM_HEADER_BYTES;
     return CN_OK;
@@ -98,6 +97,10 @@ CPU_OP(rope_store, cn_cpu_rope_store)
 CPU_OP(attn_decode, cn_cpu_attn_decode)
 CPU_OP(attn_prefill, cn_cpu_attn_prefill)
 CPU_OP(attn_sparse, cn_cpu_attn_sparse)
+CPU_OP(digest, cn_cpu_digest)
+CPU_OP(predict, cn_cpu_predict)
+CPU_OP(score, cn_cpu_score)
+CPU_OP(select, cn_cpu_select)
 CPU_OP(silu_mul, cn_cpu_silu_mul)
 CPU_OP(gather, cn_cpu_gather)
 
@@ -170,6 +173,7 @@ static void close_backend(cn_backend *be)
     cn_cpu_pool_free(cpu->pool);
     cn_cpu_gemm_free(cpu->gemm);
     cn_free(cpu->attn_parts);
+    cn_free(cpu->select);
     cn_free(cpu->attn);
     cn_free(cpu);
 }
@@ -206,6 +210,10 @@ static const cn_backend CPU_TABLE = {
     .attn_decode = enqueue_attn_decode,
     .attn_prefill = enqueue_attn_prefill,
     .attn_sparse = enqueue_attn_sparse,
+    .digest = enqueue_digest,
+    .predict = enqueue_predict,
+    .score = enqueue_score,
+    .select = enqueue_select,
     .silu_mul = enqueue_silu_mul,
     .gather = enqueue_gather,
     .sample_scratch_bytes = sample_scratch_bytes,
@@ -221,8 +229,9 @@ static cn_status open_parts(cn_cpu *cpu, uint32_t n_threads)
     cpu->n_workers = n_threads + CN_CPU_MAX_STREAMS;
     cpu->n_attn_parts = n_threads * ATTN_PART_BYTES_PER_THREAD / sizeof *cpu->attn_parts;
     cpu->attn = cn_calloc_aligned(cpu->n_workers, sizeof *cpu->attn);
+    cpu->select = cn_calloc_aligned(cpu->n_workers, sizeof *cpu->select);
     cpu->attn_parts = cn_calloc_aligned(cpu->n_attn_parts, sizeof *cpu->attn_parts);
-    if (!cpu->attn || !cpu->attn_parts)
+    if (!cpu->attn || !cpu->select || !cpu->attn_parts)
         return cn_fail(CN_ERR_MEMORY,
                        "cpu backend: out of memory for the workspace of %u threads; use fewer",
                        n_threads);

@@ -32,6 +32,12 @@ typedef struct cn_cpu_attn_scratch {
     float gathered[2 * CN_CPU_MAX_TILE * CN_CPU_MAX_HEAD_DIM];
 } cn_cpu_attn_scratch;
 
+/* Working memory of one thread in predict: recent queries of a head, and their Gram matrix. */
+typedef struct cn_cpu_select_scratch {
+    float rows[(CN_MAX_SELECT_WINDOW + 1) * CN_CPU_MAX_HEAD_DIM];
+    double factor[CN_MAX_SELECT_WINDOW * CN_MAX_SELECT_WINDOW];
+} cn_cpu_select_scratch;
+
 typedef struct cn_cpu_gemm cn_cpu_gemm;
 
 /* The backend's ctx. */
@@ -43,6 +49,7 @@ typedef struct cn_cpu {
     uint32_t n_streams;        /* created and not yet freed */
     uint32_t n_workers;        /* threads of the pool, plus CN_CPU_MAX_STREAMS threaded streams */
     cn_cpu_attn_scratch *attn; /* [n_workers] */
+    cn_cpu_select_scratch *select; /* [n_workers] */
     cn_cpu_gemm *gemm;
     /* Partial results of attention over parts of a long sequence; immediate streams only. */
     float *attn_parts;
@@ -72,9 +79,16 @@ cn_status cn_cpu_rope_store(cn_stream *s, const cn_rope_store_args *a);
 cn_status cn_cpu_attn_decode(cn_stream *s, const cn_attn_args *a);
 cn_status cn_cpu_attn_prefill(cn_stream *s, const cn_attn_args *a);
 cn_status cn_cpu_attn_sparse(cn_stream *s, const cn_attn_sparse_args *a);
+cn_status cn_cpu_digest(cn_stream *s, const cn_digest_args *a);
+cn_status cn_cpu_predict(cn_stream *s, const cn_predict_args *a);
+cn_status cn_cpu_score(cn_stream *s, const cn_score_args *a);
+cn_status cn_cpu_select(cn_stream *s, const cn_select_args *a);
 cn_status cn_cpu_silu_mul(cn_stream *s, const cn_silu_mul_args *a);
 cn_status cn_cpu_gather(cn_stream *s, const cn_gather_args *a);
 cn_status cn_cpu_copy_blocks(cn_stream *s, const cn_copy_args *a);
+
+/* Checks the shape of pools that digest and score read; `op` names the op in the error. */
+cn_status cn_cpu_check_selection(const cn_pools *p, const char *op);
 
 /* out[n] = x[n] / rms(x) * weight[n], with the sum of squares in a fixed order. */
 void cn_cpu_rms_scale(float *out, const float *x, const float *weight, uint32_t n, float eps);

@@ -68,11 +68,15 @@ CN_INLINE cn_vec cn_vec_max(cn_vec a, cn_vec b) { return cn_vec_select(a > b, a,
 /* Adds the lanes in halves, so the order of the sums is always the same tree. */
 CN_INLINE float cn_vec_sum(cn_vec v)
 {
-    float lane[CN_VEC];
-    memcpy(lane, &v, sizeof v);
-    for (int half = CN_VEC / 2; half >= 1; half /= 2)
-        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
-    return lane[0];
+#if defined(__AVX512F__)
+    v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15);
+    v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7);
+    v += __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3);
+#else
+    v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 4, 5, 6, 7);
+    v += __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3);
+#endif
+    return v[0] + v[1];
 }
 
 CN_INLINE float cn_vec_largest(cn_vec v)

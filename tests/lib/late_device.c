@@ -337,12 +337,26 @@ static void drop_padding(cn_batch_view *v)
 }
 
 #define PLAIN_OPS(X) \
-    X(embed) X(rmsnorm) X(gemm) X(silu_mul) X(gather) X(sample) X(count_reset) X(compress)
+    X(embed) X(rmsnorm) X(gemm) X(silu_mul) X(gather) X(sample) X(count_reset) X(compress) \
+    X(digest) X(predict) X(score) X(select)
 #define BATCH_OPS(X) X(rope_store) X(attn_decode) X(attn_prefill)
 
 PLAIN_OPS(LATE_OP)
 BATCH_OPS(LATE_BATCH_OP)
 RUN_OP(copy_blocks)
+
+static cn_status run_attn_sparse(cn_backend *cpu, cn_stream *s, entry *e)
+{
+    cn_attn_sparse_args *a = (void *)e->args;
+    drop_padding(&e->view);
+    a->attn.batch = &e->view;
+    return cpu->attn_sparse(s, a);
+}
+
+static cn_status late_attn_sparse(cn_stream *s, const cn_attn_sparse_args *a)
+{
+    return submit(s, run_attn_sparse, a, sizeof *a, a->attn.batch, NULL);
+}
 
 static cn_status late_copy_blocks(cn_stream *s, const cn_copy_args *args)
 {
@@ -389,7 +403,7 @@ static void fill_table(cn_backend *t)
     PLAIN_OPS(SET_OP)
     BATCH_OPS(SET_OP)
     SET_OP(copy_blocks)
-    t->attn_sparse = NULL; /* no model calls it */
+    SET_OP(attn_sparse)
 }
 
 cn_status __real_cn_backend_cpu_open(cn_backend **out, const cn_cpu_backend_opts *o);

@@ -1,0 +1,262 @@
+/* selector.c - the table of selectors, spans and checks of a request's selection parameters. See
+ * selector.h; DESIGN.md §6. */
+#include "compress/selector.h"
+
+#include "compress/policy.h"
+
+/* Tokens that the window policy keeps beside the sinks where the full KV lies elsewhere: one block,
+ * at least this many. Selectors that predict follow that arithmetic on every home, so that their
+ * lists do not depend on it (DESIGN.md §6.5). */
+enum { AWAY_BUDGET_TOKENS = 128, LIST_ALIGN = 16 };
+
+static const cn_selector table[CN_N_SELECTORS] = {
+    [CN_SELECT_NONE] = {.name = "none", .summary = "all tokens", .params = "", .source = ""},
+    [CN_SELECT_ORACLE] = {.name = "oracle",
+                          .summary = "tokens with the largest attention weights",
+                          .params = "select_tokens sinks recent_tokens",
+                          .source = "upper bound",
+                          .entry_tokens = 1},
+    [CN_SELECT_QUEST] = {.name = "quest",
+                         .summary = "pages of 16 by bounds of their keys",
+                         .params = "select_tokens sinks recent_tokens",
+                         .source = "Quest",
+                         .entry_tokens = CN_DIGEST_PAGE,
+                         .planes = 1U << CN_PLANE_BOUNDS_16},
+    [CN_SELECT_DS] = {.name = "ds",
+                      .summary = "tokens by labels",
+                      .params = "select_tokens select_group sinks recent_tokens",
+                      .source = "Double Sparsity",
+                      .entry_tokens = 1,
+                      .planes = 1U << CN_PLANE_LABELS | 1U << CN_PLANE_SCALES},
+    [CN_SELECT_TLS] = {.name = "tls",
+                       .summary = "tiles of 64 by bounds, then tokens by labels",
+                       .params = "select_tokens select_tiles select_group sinks recent_tokens",
+                       .source = "AsyncTLS",
+                       .entry_tokens = 1,
+                       .has_tiles = true,
+                       .planes = 1U << CN_PLANE_LABELS | 1U << CN_PLANE_SCALES |
+                                 1U << CN_PLANE_BOUNDS_64},
+    [CN_SELECT_SPADE] = {.name = "spade",
+                         .summary = "tokens by the predicted query",
+                         .params = "select_tokens select_keys select_window select_weights "
+                                   "select_rotate sinks",
+                         .source = "AsyncSpade",
+                         .entry_tokens = 1,
+                         .predicts = true,
+                         .planes = 1U << CN_PLANE_LABELS | 1U << CN_PLANE_SCALES},
+    [CN_SELECT_LAST] = {.name = "last",
+                        .summary = "tokens by the query of the step before",
+                        .params = "select_tokens select_keys select_rotate sinks",
+                        .source = "baseline",
+                        .entry_tokens = 1,
+                        .predicts = true,
+                        .planes = 1U << CN_PLANE_LABELS | 1U << CN_PLANE_SCALES},
+    [CN_SELECT_RANDOM] = {.name = "random",
+                          .summary = "random tokens",
+                          .params = "select_tokens sinks recent_tokens",
+                          .source = "baseline",
+                          .entry_tokens = 1},
+};
+
+const cn_selector *cn_selector_of(cn_kv_select select)
+{
+    CN_ASSERT((unsigned)select < CN_N_SELECTORS);
+    return &table[select];
+}
+
+const char *cn_kv_select_name(cn_kv_select s)
+{
+    return (unsigned)s < CN_N_SELECTORS ? table[s].name : "?";
+}
+
+cn_selector_needs cn_selectors_need(uint32_t selectors)
+{
+    cn_selector_needs needs = {0};
+    for (unsigned i = 1; i < CN_N_SELECTORS; i++) {
+        if (!(selectors >> i & 1)) continue;
+        needs.any = true;
+        needs.slots |= table[i].predicts;
+        needs.tiles |= table[i].has_tiles;
+        needs.planes |= table[i].planes;
+    }
+    needs.labels = needs.planes >> CN_PLANE_LABELS & 1;
+    return needs;
+}
+
+/* ---- checks ---- */
+
+/* Tokens that the paired form keeps by policy. */
+static uint32_t away_budget(uint32_t block_tokens)
+{
+    return (uint32_t)cn_round_up(AWAY_BUDGET_TOKENS, block_tokens);
+}
+
+static cn_status check_past(const cn_kv_params *kv, uint32_t block_tokens)
+{
+    if (kv->sink_tokens < away_budget(block_tokens)) return CN_OK;
+    return cn_fail(CN_ERR_ARG, "kv sinks of %u tokens: selector %s expects fewer than %u",
+                   kv->sink_tokens, table[kv->select].name, away_budget(block_tokens));
+}
+
+static cn_status check_tiles(const cn_kv_params *kv)
+{
+    const uint64_t ranked = (uint64_t)kv->select_tiles * CN_DIGEST_TILE;
+    const uint64_t needed = (uint64_t)kv->select_tokens + kv->sink_tokens;
+    if (ranked >= needed) return CN_OK;
+    return cn_fail(CN_ERR_ARG,
+                   "kv select_tiles of %u: the %llu tokens of these tiles are fewer than the %llu "
+                   "of select_tokens and sinks; raise select_tiles to %llu",
+                   kv->select_tiles, (unsigned long long)ranked, (unsigned long long)needed,
+                   (unsigned long long)cn_ceil_div(needed, CN_DIGEST_TILE));
+}
+
+static cn_status check_enums(const cn_kv_params *kv)
+{
+    if ((unsigned)kv->select_keys > CN_SELECT_ROWS)
+        return cn_fail(CN_ERR_ARG, "kv select_keys %u: expected a value of cn_select_keys",
+                       (unsigned)kv->select_keys);
+    if ((unsigned)kv->select_group > CN_SELECT_MEAN)
+        return cn_fail(CN_ERR_ARG, "kv select_group %u: expected a value of cn_select_group",
+                       (unsigned)kv->select_group);
+    if ((unsigned)kv->select_weights > CN_WEIGHTS_HARMONIC)
+        return cn_fail(CN_ERR_ARG, "kv select_weights %u: expected a value of cn_select_weights",
+                       (unsigned)kv->select_weights);
+    return CN_OK;
+}
+
+/* 1 to `most`, which the option of that name sets for the engine. */
+static cn_status check_most(const char *field, const char *option, uint32_t value, uint32_t most)
+{
+    if (value >= 1 && value <= most) return CN_OK;
+    return cn_fail(CN_ERR_ARG, "kv %s %u: expected 1 to %u; raise --%s for more", field, value,
+                   most, option);
+}
+
+cn_status cn_selector_check(cn_kv_params *kv, uint32_t block_tokens, const cn_kv_params *most)
+{
+    if ((unsigned)kv->select >= CN_N_SELECTORS)
+        return cn_fail(CN_ERR_ARG, "kv select %u: expected a value of cn_kv_select",
+                       (unsigned)kv->select);
+    if (kv->select == CN_SELECT_NONE) return CN_OK;
+    const cn_selector *row = &table[kv->select];
+    if (kv->policy != CN_KV_FULL)
+        return cn_fail(CN_ERR_ARG,
+                       "kv select %s with kv policy %s: expected policy full, because an evicted "
+                       "token cannot be selected; change one of the two",
+                       row->name, cn_kv_policy_name(kv->policy));
+    CN_TRY(check_enums(kv));
+    CN_TRY(check_most("select_tokens", "select-tokens", kv->select_tokens, most->select_tokens));
+    if (kv->sink_tokens > most->sink_tokens)
+        return cn_fail(CN_ERR_ARG,
+                       "kv sinks of %u tokens with selector %s: expected at most %u; raise "
+                       "--kv-sinks for more",
+                       kv->sink_tokens, row->name, most->sink_tokens);
+    if (kv->select == CN_SELECT_SPADE)
+        CN_TRY(check_most("select_window", "select-window", kv->select_window,
+                          most->select_window));
+    if (row->has_tiles)
+        CN_TRY(check_most("select_tiles", "select-tiles", kv->select_tiles, most->select_tiles));
+    const uint32_t align = row->predicts ? block_tokens : (uint32_t)LIST_ALIGN;
+    kv->select_tokens = (uint32_t)cn_round_up(kv->select_tokens, align);
+    if (row->predicts) return check_past(kv, block_tokens);
+    if (kv->recent_tokens > UINT32_MAX / 2)
+        return cn_fail(CN_ERR_ARG, "kv recent_tokens %u: expected at most %u", kv->recent_tokens,
+                       UINT32_MAX / 2);
+    kv->recent_tokens = (uint32_t)cn_round_up(kv->recent_tokens, CN_DIGEST_TILE);
+    return row->has_tiles ? check_tiles(kv) : CN_OK;
+}
+
+/* ---- spans ---- */
+
+/* The stage that selects the tokens of the list. */
+static cn_sel_stage token_stage(const cn_kv_params *kv)
+{
+    cn_sel_stage st = {.active = 1, .key = CN_KEY_LABELS, .group = CN_GROUP_MAX};
+    switch (kv->select) {
+    case CN_SELECT_ORACLE: st.key = CN_KEY_ROWS; break;
+    case CN_SELECT_QUEST:
+        st.key = CN_KEY_BOUNDS;
+        st.group = CN_GROUP_SUM;
+        st.entry_log2 = 4;
+        break;
+    case CN_SELECT_TLS:
+        st.in_tiles = 1;
+        /* fall through */
+    case CN_SELECT_DS:
+        if (kv->select_group == CN_SELECT_MEAN) st.group = CN_GROUP_MEAN;
+        break;
+    case CN_SELECT_SPADE:
+    case CN_SELECT_LAST:
+        st.query = CN_SEL_PREDICTED;
+        if (kv->select_keys == CN_SELECT_ROWS)
+            st.key = CN_KEY_ROWS;
+        else
+            st.group = CN_GROUP_MEAN;
+        break;
+    case CN_SELECT_RANDOM: st.key = CN_KEY_HASH; break;
+    case CN_SELECT_NONE: break;
+    }
+    return st;
+}
+
+/* First token behind the candidates of a selector that predicts; 0: there are none yet. The
+ * candidates are the tokens that lie elsewhere in the paired form since the request's last event:
+ * an event comes when a block fills, and the list of a step follows the events before the previous
+ * step. The first list is made at the first event. */
+static uint32_t past_end(const cn_kv_params *kv, uint32_t n_prompt, uint32_t position,
+                         uint32_t block_tokens)
+{
+    const uint32_t budget = away_budget(block_tokens);
+    const uint32_t n_max =
+        (uint32_t)cn_ceil_div(kv->select_tokens, block_tokens) + budget / block_tokens + 1;
+    const uint32_t first = cn_policy_first_trigger(n_max, n_prompt, block_tokens);
+    if (position < first) return 0;
+    const uint32_t since = position > first ? (position - 1 - first) / block_tokens : 0;
+    return first + since * block_tokens - (budget - kv->sink_tokens);
+}
+
+/* First token behind the candidates of the other selectors: recent_tokens before the last tile that
+ * was complete before this step. */
+static uint32_t present_end(const cn_kv_params *kv, uint32_t position)
+{
+    const uint32_t complete = position / CN_DIGEST_TILE * CN_DIGEST_TILE;
+    return complete > kv->recent_tokens ? complete - kv->recent_tokens : 0;
+}
+
+cn_select_span cn_select_span_at(const cn_kv_params *kv, uint32_t n_prompt, uint32_t position,
+                                 uint32_t block_tokens)
+{
+    const cn_selector *row = cn_selector_of(kv->select);
+    const cn_select_span dense = {0};
+    if (kv->select == CN_SELECT_NONE || position < n_prompt) return dense;
+    const uint32_t base = (uint32_t)cn_round_up(kv->sink_tokens, row->entry_tokens);
+    const uint32_t tail =
+        row->predicts ? past_end(kv, n_prompt, position, block_tokens) : present_end(kv, position);
+    if (tail <= base || tail - base <= kv->select_tokens) return dense;
+    cn_select_span s = {
+        .listed = true, .n_forced = base, .list_len = base + kv->select_tokens, .tail = tail};
+    s.stage[1] = token_stage(kv);
+    s.base[1] = base;
+    s.n[1] = (tail - base) / row->entry_tokens;
+    s.k[1] = kv->select_tokens / row->entry_tokens;
+    if (!row->has_tiles) return s;
+    s.stage[0] =
+        (cn_sel_stage){.active = 1, .key = CN_KEY_BOUNDS, .group = CN_GROUP_SUM, .entry_log2 = 6};
+    s.n[0] = tail / CN_DIGEST_TILE;
+    s.k[0] = cn_min_u32(kv->select_tiles, s.n[0]);
+    s.n[1] = s.k[0] * CN_DIGEST_TILE;
+    return s;
+}
+
+uint32_t cn_selector_ring_rows(const cn_kv_params *kv)
+{
+    if (!cn_selector_of(kv->select)->predicts) return 0;
+    return (kv->select == CN_SELECT_SPADE ? kv->select_window : 1) + 1;
+}
+
+uint32_t cn_ring_rows(const cn_kv_params *kv)
+{
+    return cn_policy_needs_slot(kv) ? kv->window_tokens : cn_selector_ring_rows(kv);
+}
+
+bool cn_needs_slot(const cn_kv_params *kv) { return cn_ring_rows(kv) > 0; }
