@@ -46,7 +46,7 @@ typedef struct cn_seq {
 
     cn_kv_params kv;    /* checked, with the budget rounded up */
     uint32_t n_max;     /* block cap N_max; 0 for full */
-    int32_t query_slot; /* -1: none */
+    int32_t query_slot; /* of its observation window or its ring; -1: none */
 
     cn_kv_usage usage_kv;
     uint32_t n_cached_tokens;  /* prompt tokens found in the prefix cache at first admission */

@@ -28,17 +28,27 @@ typedef struct prefix_hit {
     cn_prefix_key key;
 } prefix_hit;
 
-/* Writes the leading blocks of q that the prefix cache has to q->table. Takes no reference. The hit
- * leaves at least one token to compute, and never covers the coming observation window. */
+/* Returns the most tokens of q that a prefix hit may cover. At least one token is left to compute,
+ * and every token whose query will be read: those of the coming observation window, and the last of
+ * the prompt, which fill the ring. */
+static uint32_t longest_hit(const cn_scheduler *s, const cn_seq *q)
+{
+    uint32_t n = cn_min_u32(q->n_tokens - 1, cn_seq_window_start(q));
+    /* Decoded tokens must be decoded again (DESIGN.md §4.7), even when the cache has the same
+     * tokens from the prompt of another request. */
+    if (cn_seq_is_apart(s, q)) n = cn_min_u32(n, q->n_prompt);
+    if (!cn_seq_is_ring_user(q)) return n;
+    const uint32_t n_ring = cn_min_u32(q->n_prompt, cn_selector_ring_rows(&q->kv));
+    return cn_min_u32(n, q->n_prompt - n_ring);
+}
+
+/* Writes the leading blocks of q that the prefix cache has to q->table. Takes no reference. */
 static prefix_hit find_prefix(const cn_scheduler *s, cn_seq *q)
 {
     prefix_hit hit = {.key = CN_PREFIX_ROOT};
     if (!s->prefix) return hit;
     uint32_t b = s->o.block_tokens;
-    uint32_t n_most = cn_min_u32(q->n_tokens - 1, cn_seq_window_start(q)) / b;
-    /* Decoded tokens must be decoded again (DESIGN.md §4.7), even when the cache has the same
-     * tokens from the prompt of another request. */
-    if (s->o.decoded_apart) n_most = cn_min_u32(n_most, q->n_prompt / b);
+    const uint32_t n_most = longest_hit(s, q) / b;
     for (; hit.n_blocks < n_most; hit.n_blocks++) {
         const uint32_t *tokens = q->tokens + (size_t)hit.n_blocks * b;
         cn_prefix_key key;
@@ -108,12 +118,9 @@ static bool try_admit(cn_scheduler *s, cn_seq *q, uint32_t budget_tokens)
     bool constrained = cn_seq_needs_hold(q) && !s->o.hybrid;
     if (constrained && !cn_sched_try_grant(s, q)) return false;
     prefix_hit hit;
+    if (!cn_sched_try_ring(s, q)) return false;
     if (!try_blocks(s, q, budget_tokens, &hit)) {
-        if (constrained) {
-            cn_space_release(&s->device, q->n_max, q->query_slot);
-            st->hold = CN_HOLD_NONE;
-            q->query_slot = -1;
-        }
+        cn_sched_release_hold(s, q);
         return false;
     }
     q->n_computed = q->n_resident = hit.n_blocks * s->o.block_tokens;
@@ -187,6 +194,7 @@ static bool try_fork(cn_scheduler *s, const cn_seq *leader, cn_seq *q)
     bool in_window = q->n_prompt > cn_seq_window_start(q);
     if (cn_seq_needs_hold(q) && !cn_sched_try_grant(s, q) && (in_window || !s->o.hybrid))
         return false;
+    if (!cn_sched_try_ring(s, q)) return false;
     for (uint32_t i = 0; i < n_full; i++) {
         q->table[i] = leader->table[i];
         cn_pool_share(s->device.blocks, q->table[i]);
@@ -197,7 +205,7 @@ static bool try_fork(cn_scheduler *s, const cn_seq *leader, cn_seq *q)
         s->block_copies[s->n_block_copies++] =
             (cn_block_copy){leader->table[n_full], q->table[n_full]};
     }
-    if (in_window && q->query_slot >= 0)
+    if (q->query_slot >= 0 && (in_window || cn_seq_is_ring_user(q)))
         s->slot_copies[s->n_slot_copies++] =
             (cn_block_copy){(uint32_t)leader->query_slot, (uint32_t)q->query_slot};
     q->n_blocks = n_full + n_partial;

@@ -1,5 +1,20 @@
 /* sched_blocks.c - grants, releases and preempts what a running sequence holds: blocks, prefix
- * cache entries, a slot or reservation. See sched_state.h. */
+ * cache entries, a slot or reservation. See sched_state.h.
+ *
+ * Holders and ring users take slots from one pool. A sequence that lacks a slot may wait for a ring
+ * user, so a ring user must not wait for the blocks of that sequence (DESIGN.md §3.2, §3.4):
+ *
+ *   1 A ring user takes a free slot at admission only if no running sequence of its class or a
+ *     prior class lacks one. A batch ring user was therefore admitted before every sequence that
+ *     lacks a slot, and an interactive one before every interactive sequence that lacks one.
+ *   2 When a ring user needs a block and none is free, the last admitted sequence without a
+ *     reservation is preempted, a batch sequence before an interactive one. With rule 1, sequences
+ *     that lack a slot are preempted before the ring user. The exception: the ring user is the last
+ *     batch sequence, and interactive sequences lack a slot.
+ *   3 In that case the ring user does not wait in place. It is preempted, and its slot goes to the
+ *     foremost sequence that lacks one.
+ *
+ * A ring user thus advances to its end or returns its slot. */
 #include "scheduler/sched_state.h"
 
 uint32_t cn_seq_limit(const cn_scheduler *s, const cn_seq *q)
@@ -18,7 +33,7 @@ void cn_sched_register(cn_scheduler *s, cn_seq *q)
     uint32_t n_settled = cn_seq_settled(q);
     /* Decoded KV has other bits than the KV of the same tokens in a prompt, so no prompt may find
      * it (DESIGN.md §4.7). */
-    if (s->o.decoded_apart) n_settled = cn_min_u32(n_settled, q->n_prompt);
+    if (cn_seq_is_apart(s, q)) n_settled = cn_min_u32(n_settled, q->n_prompt);
     uint32_t n_full = n_settled / b;
     cn_seq_sched *st = q->sched;
     for (; st->n_registered < n_full; st->n_registered++) {
@@ -65,6 +80,48 @@ void cn_sched_grant(cn_scheduler *s)
     }
 }
 
+bool cn_sched_lacks_slot(const cn_scheduler *s, cn_class klass)
+{
+    const cn_seq_list *none = &s->by_hold[CN_HOLD_NONE];
+    for (const cn_seq *q = none->head; q && s->n_lacking > 0; q = cn_seq_list_next(none, q)) {
+        if (q->klass <= klass && cn_seq_is_lacking(q) && cn_policy_needs_slot(&q->kv)) return true;
+    }
+    return false;
+}
+
+bool cn_sched_try_ring(cn_scheduler *s, cn_seq *q)
+{
+    uint32_t slot;
+    if (!cn_seq_is_ring_user(q)) return true;
+    if (cn_sched_lacks_slot(s, q->klass) || !cn_space_try_take_slot(&s->device, &slot))
+        return false;
+    q->query_slot = (int32_t)slot;
+    return true;
+}
+
+void cn_sched_yield_slot(cn_scheduler *s, cn_seq *q)
+{
+    const cn_seq_list *none = &s->by_hold[CN_HOLD_NONE];
+    if (!cn_seq_is_ring_user(q) || s->n_lacking == 0) return;
+    const cn_seq *first = none->head;
+    while (!cn_seq_is_lacking(first)) first = cn_seq_list_next(none, first);
+    if (!cn_policy_needs_slot(&first->kv) || cn_space_free_slots(&s->device) > 0) return;
+    if (first->n_max > cn_space_reservable_blocks(&s->device)) return;
+    cn_sched_preempt(s, q);
+    cn_sched_grant(s);
+}
+
+void cn_sched_release_hold(cn_scheduler *s, cn_seq *q)
+{
+    cn_seq_sched *st = q->sched;
+    if (st->hold != CN_HOLD_NONE)
+        cn_space_release(&s->device, q->n_max + st->n_relaxed, q->query_slot);
+    else if (q->query_slot >= 0)
+        cn_pool_drop(s->device.slots, (uint32_t)q->query_slot);
+    st->hold = CN_HOLD_NONE;
+    q->query_slot = -1;
+}
+
 void cn_sched_enter(cn_scheduler *s, cn_seq *q)
 {
     q->state = CN_SEQ_RUNNING;
@@ -80,11 +137,9 @@ void cn_sched_leave(cn_scheduler *s, cn_seq *q)
     drop_table(s, q);
     if (st->n_relaxed > 0) cn_sched_unrelax(s, q);
     s->n_lacking -= cn_seq_is_lacking(q);
-    if (st->hold != CN_HOLD_NONE) cn_space_release(&s->device, q->n_max, q->query_slot);
     cn_seq_list_remove(&s->by_hold[st->hold], q);
     cn_seq_list_remove(&s->running, q);
-    st->hold = CN_HOLD_NONE;
-    q->query_slot = -1;
+    cn_sched_release_hold(s, q);
 }
 
 /* Returns the last batch sequence of a list, or the last sequence if none is batch. */

@@ -101,6 +101,10 @@ static const char *check_lengths(const cn_scheduler *s, const cn_seq *q)
             "residency and position disagree");
     REQUIRE(compressed || q->sched->n_registered * b <= cn_seq_settled(q),
             "a block entered the prefix cache before its tokens were known and computed");
+    REQUIRE(q->kv.select == CN_SELECT_NONE || (!compressed && q->sched->trigger == CN_NEVER),
+            "a sequence with a selector has a cap: its slots would not be its positions");
+    REQUIRE(compressed || !cn_seq_is_apart(s, q) || q->sched->n_registered * b <= q->n_prompt,
+            "a decoded block that no prompt may find entered the prefix cache");
     if (!compressed) return NULL;
     REQUIRE(q->n_blocks <= q->n_max + n_relaxed, "a compressed sequence exceeds its cap");
     for (uint32_t i = 0; i < q->n_blocks; i++) {
@@ -118,8 +122,9 @@ static const char *check_running(const cn_scheduler *s, const cn_seq *q)
     const char *broken = check_lengths(s, q);
     if (broken) return broken;
     bool holds = st->hold != CN_HOLD_NONE;
-    REQUIRE((q->query_slot >= 0) == (holds && cn_policy_needs_slot(&q->kv)),
-            "a query slot without its reservation, or the reverse");
+    REQUIRE((q->query_slot >= 0) ==
+                (cn_seq_is_ring_user(q) || (holds && cn_policy_needs_slot(&q->kv))),
+            "a query slot without its reservation or ring, or the reverse");
     REQUIRE(!holds || cn_seq_needs_hold(q), "a slot or reservation that is not needed");
     REQUIRE(st->n_relaxed == 0 || (holds && s->o.tail_relaxation),
             "a cap grew without a reservation or without tail relaxation");
@@ -141,11 +146,16 @@ static const char *check_running(const cn_scheduler *s, const cn_seq *q)
 static const char *check_slots(const cn_scheduler *s)
 {
     uint32_t n_holders = 0, n_slots = 0, reserved = 0, n_lacking = 0, n_compressing = 0;
+    bool lacks_slot[2] = {false, false}; /* of a class, so far */
     for (const cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q)) {
         const char *broken = check_running(s, q);
         if (broken) return broken;
         bool holds = q->sched->hold != CN_HOLD_NONE;
         REQUIRE(!holds || n_lacking == 0, "a slot was granted past the foremost that lacks one");
+        REQUIRE(!cn_seq_is_ring_user(q) || !(lacks_slot[CN_CLASS_INTERACTIVE] ||
+                                             lacks_slot[q->klass]),
+                "a ring user took a slot past a sequence that lacks one");
+        lacks_slot[q->klass] |= cn_seq_is_lacking(q) && cn_policy_needs_slot(&q->kv);
         n_lacking += cn_seq_is_lacking(q);
         n_compressing += q->state == CN_SEQ_COMPRESSING;
         n_holders += holds;

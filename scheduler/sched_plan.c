@@ -47,10 +47,11 @@ static void secure_blocks(cn_scheduler *s)
                 taken = cn_pool_try_take(s->device.blocks, 1, &q->table[q->n_blocks]);
             } while (!taken && cn_sched_try_preempt_or_swap(s, q) && q->state == CN_SEQ_RUNNING);
             q->n_blocks += taken;
+            if (!taken && q->state == CN_SEQ_RUNNING) cn_sched_yield_slot(s, q);
         }
-        /* If q itself was swapped out, it is no longer in the list. The loop restarts at the head;
-         * the sequences ahead of q have their blocks already. */
-        const bool left = q->state == CN_SEQ_SWAPPED;
+        /* If q itself was swapped out or preempted, it is no longer in the list. The loop restarts
+         * at the head; the sequences ahead of q have their blocks already. */
+        const bool left = q->state == CN_SEQ_SWAPPED || q->state == CN_SEQ_WAITING;
         next = left ? s->running.head : cn_seq_list_next(&s->running, q);
     }
 }
@@ -86,7 +87,7 @@ static uint32_t count_ready(const cn_scheduler *s, const cn_seq *q)
     if (q->state != CN_SEQ_RUNNING) return 0;
     uint32_t room = q->n_blocks * s->o.block_tokens - q->n_resident;
     uint32_t ready = cn_min_u32(cn_seq_limit(s, q) - q->n_computed, room);
-    if (!s->o.decoded_apart) return ready;
+    if (!cn_seq_is_apart(s, q)) return ready;
     return cn_min_u32(ready, q->n_computed < q->n_prompt ? q->n_prompt - q->n_computed : 1);
 }
 

@@ -19,6 +19,7 @@
 #ifndef CN_SCHED_STATE_H
 #define CN_SCHED_STATE_H
 
+#include "compress/selector.h"
 #include "paged/prefix_cache.h"
 #include "paged/space.h"
 #include "scheduler/queue.h"
@@ -30,10 +31,11 @@ enum { CN_AGED_PREEMPTIONS = 8 };
 
 enum { CN_NEVER = UINT32_MAX };
 
-/* What an admitted sequence holds: nothing, a slot or reservation, or compressed KV. The last of
- * NONE is preempted first, then the last of GRANTED. A compressed sequence cannot be recomputed and
- * is never preempted. Each list is in order of admission, because slots are granted in that
- * order. */
+/* What an admitted sequence holds: no reservation, a reservation (and a slot if its policy needs
+ * one), or compressed KV. The last of NONE is preempted first, then the last of GRANTED. A
+ * compressed sequence cannot be recomputed and is never preempted. Each list is in order of
+ * admission, because slots are granted in that order. Ring users are in NONE, although they have a
+ * slot. */
 typedef enum cn_hold { CN_HOLD_NONE, CN_HOLD_GRANTED, CN_HOLD_COMPRESSED, CN_N_HOLDS } cn_hold;
 
 typedef struct cn_seq_sched {
@@ -50,6 +52,7 @@ typedef struct cn_seq_sched {
     uint32_t lost_tokens;  /* n_computed when it was preempted */
     bool was_admitted;
     bool by_floor; /* batch, admitted past interactive ones: never preempted or swapped for them */
+    bool leaves;   /* chosen to make way for an interactive sequence; only within sched_way.c */
 
     /* SWAPPED: table[0, n_host) names its blocks in the swap space; host_window is its window there
      * if it needs a slot. */
@@ -141,6 +144,20 @@ static inline uint32_t cn_seq_window_start(const cn_seq *q)
     return q->sched->trigger - (cn_policy_needs_slot(&q->kv) ? q->kv.window_tokens : 0);
 }
 
+/* A ring user has a selector that predicts. From its admission until it leaves the batch it has a
+ * query slot without a reservation. It can be preempted like a sequence without a slot. */
+static inline bool cn_seq_is_ring_user(const cn_seq *q)
+{
+    return cn_selector_ring_rows(&q->kv) > 0;
+}
+
+/* Returns true when the tokens that q decodes get other KV bits than in a prefill. Such tokens stay
+ * out of the prefix cache and are recomputed one a step (DESIGN.md §4.7). */
+static inline bool cn_seq_is_apart(const cn_scheduler *s, const cn_seq *q)
+{
+    return s->o.decoded_apart || q->kv.select != CN_SELECT_NONE;
+}
+
 /* Returns true when an event is due and the sequence has more to compute after it. */
 static inline bool cn_seq_is_due(const cn_seq *q, uint32_t block_tokens)
 {
@@ -176,6 +193,21 @@ void cn_sched_grant(cn_scheduler *s);
 /* Grants a slot or reservation to q, which is about to run. Returns false when a running sequence
  * lacks one or when none is free. */
 bool cn_sched_try_grant(cn_scheduler *s, cn_seq *q);
+
+/* Gives q, which is about to run, the slot of its ring. Returns true also when q is no ring user.
+ * Returns false when no slot is free, or when a running sequence of the same or a prior class lacks
+ * one. */
+bool cn_sched_try_ring(cn_scheduler *s, cn_seq *q);
+
+/* Returns true when a running sequence of this or a prior class lacks a query slot. */
+bool cn_sched_lacks_slot(const cn_scheduler *s, cn_class klass);
+
+/* Preempts q if it is a ring user whose slot is all that the foremost sequence without one lacks.
+ * Call only before any row of the plan is written, when q would wait in place for a block. */
+void cn_sched_yield_slot(cn_scheduler *s, cn_seq *q);
+
+/* Releases the slot and the reservation of q, which is in no list of holders. */
+void cn_sched_release_hold(cn_scheduler *s, cn_seq *q);
 
 /* Removes a sequence from the running list and releases all that it holds. */
 void cn_sched_leave(cn_scheduler *s, cn_seq *q);

@@ -101,11 +101,9 @@ bool cn_sched_try_swap_out(cn_scheduler *s, cn_seq *q)
         w->out_windows[w->n_out_windows++] =
             (cn_block_copy){(uint32_t)q->query_slot, st->host_window};
     }
-    cn_space_release(&s->device, q->n_max + st->n_relaxed, q->query_slot);
     cn_seq_list_remove(&s->by_hold[CN_HOLD_COMPRESSED], q);
     cn_seq_list_remove(&s->running, q);
-    st->hold = CN_HOLD_NONE;
-    q->query_slot = -1;
+    cn_sched_release_hold(s, q);
     q->state = CN_SEQ_SWAPPED;
     st->swap_out_plan = w->n_plans;
     cn_queue_push(&w->queue, q);

@@ -1,10 +1,11 @@
 /* sched_way.c - preempts or swaps out batch sequences to make room for an interactive sequence.
  * See sched_state.h; DESIGN.md §3.4.
  *
- * The interactive sequence is the head of its queue and lacks a seat or blocks, or it runs and
- * cannot advance without a slot or reservation. Batch sequences that can be recomputed are
- * preempted first, last admitted first. Compressed ones cannot be recomputed; they move to the swap
- * space if there is one. No sequence is moved unless the interactive one then gets all it needs. */
+ * The interactive sequence is the head of its queue and lacks a seat, blocks or the slot of its
+ * ring, or it runs and cannot advance without a slot or reservation. Batch sequences that hold what
+ * it lacks leave the batch, the last admitted first. Those that can be recomputed are preempted
+ * first. Compressed ones cannot be recomputed; they move to the swap space if there is one. No
+ * sequence is moved unless the interactive one then gets all it needs. */
 #include "scheduler/sched_state.h"
 
 /* Amounts of each resource, free or needed. */
@@ -36,12 +37,31 @@ static uint32_t count_own(const cn_scheduler *s, const cn_seq *q)
     return n;
 }
 
-static void add_held(const cn_scheduler *s, const cn_seq *v, room *have)
+/* What becomes free when v leaves the batch. */
+static room held_room(const cn_scheduler *s, const cn_seq *v)
 {
-    have->blocks += count_own(s, v);
-    have->seats++;
-    have->slots += v->query_slot >= 0;
-    if (v->sched->hold != CN_HOLD_NONE) have->reservable += v->n_max + v->sched->n_relaxed;
+    const bool reserves = v->sched->hold != CN_HOLD_NONE;
+    return (room){.blocks = count_own(s, v),
+                  .seats = 1,
+                  .slots = v->query_slot >= 0,
+                  .reservable = reserves ? v->n_max + v->sched->n_relaxed : 0};
+}
+
+/* Returns true when some of `held` is still short. */
+static bool helps(const room *held, const room *have, const room *want)
+{
+    return (held->blocks > 0 && have->blocks < want->blocks) ||
+           (held->seats > 0 && have->seats < want->seats) ||
+           (held->slots > 0 && have->slots < want->slots) ||
+           (held->reservable > 0 && have->reservable < want->reservable);
+}
+
+static void add_room(room *have, const room *held)
+{
+    have->blocks += held->blocks;
+    have->seats += held->seats;
+    have->slots += held->slots;
+    have->reservable += held->reservable;
 }
 
 /* Returns true when q is a batch sequence that may be preempted for an interactive one: it can be
@@ -53,51 +73,50 @@ static bool makes_way(const cn_seq *q)
            q->preemptions + 1 < CN_AGED_PREEMPTIONS;
 }
 
-/* Returns true when v holds the kind of resource that is needed: a seat, or a slot or
- * reservation. */
-static bool helps(const cn_seq *v, const room *want)
-{
-    return want->seats > 0 || v->sched->hold != CN_HOLD_NONE;
-}
-
 static cn_seq *before(const cn_seq *q) { return q->sched->links[CN_LINK_RUNNING].prev; }
 
-/* Preempts and swaps out as few sequences as needed to free the room `want`. Returns false and
- * changes nothing when all of them together would not free enough. */
+/* Preempts and swaps out sequences that hold what is short until the room `want` is free. Returns
+ * false and changes nothing when all of them together would not free enough. */
 static bool try_make_room(cn_scheduler *s, const room *want)
 {
     room have = free_room(s);
     cn_swap_room left = cn_sched_swap_room(s);
-    uint32_t n_preempt = 0, n_swap = 0;
-    for (const cn_seq *v = s->running.tail; v && !suffices(&have, want); v = before(v)) {
-        if (!makes_way(v) || !helps(v, want)) continue;
-        add_held(s, v, &have);
-        n_preempt++;
+    for (cn_seq *v = s->running.tail; v && !suffices(&have, want); v = before(v)) {
+        const room held = held_room(s, v);
+        if (!makes_way(v) || !helps(&held, &have, want)) continue;
+        add_room(&have, &held);
+        v->sched->leaves = true;
     }
-    for (const cn_seq *v = s->running.tail; v && !suffices(&have, want); v = before(v)) {
-        if (!cn_sched_is_movable(s, v) || !cn_sched_try_room(s, v, &left)) continue;
-        add_held(s, v, &have);
-        n_swap++;
+    for (cn_seq *v = s->running.tail; v && !suffices(&have, want); v = before(v)) {
+        const room held = held_room(s, v);
+        if (!cn_sched_is_movable(s, v) || !helps(&held, &have, want)) continue;
+        if (!cn_sched_try_room(s, v, &left)) continue;
+        add_room(&have, &held);
+        v->sched->leaves = true;
     }
-    if (!suffices(&have, want)) return false;
-    for (cn_seq *v = s->running.tail, *next; n_preempt > 0; v = next) {
+    const bool enough = suffices(&have, want);
+    for (cn_seq *v = s->running.tail, *next; v; v = next) {
         next = before(v);
-        if (!makes_way(v) || !helps(v, want)) continue;
-        cn_sched_preempt(s, v);
-        n_preempt--;
+        const bool leaves = v->sched->leaves;
+        v->sched->leaves = false;
+        if (!leaves || !enough) continue;
+        if (v->usage_kv.compressions == 0) {
+            cn_sched_preempt(s, v);
+        } else {
+            const bool moved = cn_sched_try_swap_out(s, v);
+            CN_ASSERT(moved);
+        }
     }
-    for (cn_seq *v = s->running.tail, *next; n_swap > 0; v = next) {
-        next = before(v);
-        n_swap -= cn_sched_is_movable(s, v) && cn_sched_try_swap_out(s, v);
-    }
-    return true;
+    return enough;
 }
 
 void cn_sched_make_way(cn_scheduler *s)
 {
     cn_seq *q = cn_sched_next_interactive(s);
     if (!q) return;
-    room want = {.blocks = cn_sched_count_wanted(s, q), .seats = 1};
+    const bool ring = cn_seq_is_ring_user(q);
+    if (ring && cn_sched_lacks_slot(s, q->klass)) return; /* a free slot would not go to q */
+    room want = {.blocks = cn_sched_count_wanted(s, q), .seats = 1, .slots = ring};
     if (cn_seq_needs_hold(q) && !s->o.hybrid) {
         want.slots = cn_policy_needs_slot(&q->kv);
         want.reservable = q->n_max;

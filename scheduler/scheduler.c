@@ -106,6 +106,24 @@ typedef struct seq_shape {
     uint32_t table_blocks; /* entries of its table: more than max_blocks if its cap may grow */
 } seq_shape;
 
+/* Checks the policy and the selector against the engine's limits and rounds their sizes up. */
+static cn_status check_kv(const cn_sched_opts *o, cn_kv_params *kv)
+{
+    CN_TRY(cn_policy_check(kv, o->block_tokens, o->window_tokens));
+    CN_TRY(cn_selector_check(kv, o->block_tokens, &o->select_most));
+    if (cn_policy_needs_slot(kv) && o->n_query_slots == 0)
+        return cn_fail(CN_ERR_ARG,
+                       "kv policy %s needs query slots, but the engine has none; declare the "
+                       "policy with --kv-policies",
+                       cn_kv_policy_name(kv->policy));
+    const uint32_t n_rows = o->n_query_slots > 0 ? o->window_tokens : 0;
+    if (cn_ring_rows(kv) <= n_rows) return CN_OK;
+    return cn_fail(CN_ERR_ARG,
+                   "kv select %s needs query slots of %u rows, but the engine's have %u; declare "
+                   "the selector with --kv-selectors",
+                   cn_kv_select_name(kv->select), cn_ring_rows(kv), n_rows);
+}
+
 static cn_status check_group(const cn_scheduler *s, const cn_group_params *p, seq_shape *shape)
 {
     const cn_sched_opts *o = &s->o;
@@ -120,7 +138,7 @@ static cn_status check_group(const cn_scheduler *s, const cn_group_params *p, se
                        "shorten one of them or raise --max-model-len",
                        p->n_prompt, p->max_output, o->max_model_len);
     shape->kv = p->kv;
-    CN_TRY(cn_policy_check(&shape->kv, o->block_tokens, o->window_tokens));
+    CN_TRY(check_kv(o, &shape->kv));
     shape->max_tokens = p->n_prompt + p->max_output;
     /* A request never reaches a cap above the context length, so n_max stops at that length. */
     const uint32_t longest_blocks = (uint32_t)cn_ceil_div(o->max_model_len, o->block_tokens);
@@ -130,11 +148,6 @@ static cn_status check_group(const cn_scheduler *s, const cn_group_params *p, se
                        "kv budget of %u tokens: its block cap of %u exceeds the pool of %u blocks "
                        "of %u tokens; lower the budget or raise --kv-cache-memory-bytes",
                        shape->kv.budget_tokens, shape->n_max, o->n_blocks, o->block_tokens);
-    if (cn_policy_needs_slot(&shape->kv) && o->n_query_slots == 0)
-        return cn_fail(CN_ERR_ARG,
-                       "kv policy %s needs query slots, but the engine has none; declare the "
-                       "policy with --kv-policies",
-                       cn_kv_policy_name(shape->kv.policy));
     shape->trigger = cn_policy_first_trigger(shape->n_max, p->n_prompt, o->block_tokens);
     if (shape->trigger >= shape->max_tokens - 1) shape->trigger = CN_NEVER;
     uint32_t n_slots = shape->trigger == CN_NEVER ? shape->max_tokens - 1 : shape->trigger;

@@ -25,7 +25,8 @@ typedef struct cn_sched_opts {
     uint32_t block_tokens;       /* b */
     uint32_t n_blocks;           /* N_total */
     uint32_t n_query_slots;      /* M */
-    uint32_t window_tokens;      /* largest w */
+    uint32_t window_tokens;      /* rows of a query slot: the largest ring of a request */
+    cn_kv_params select_most;    /* the largest selection sizes that a request may have */
     uint32_t max_seqs;           /* most running sequences */
     uint32_t max_batched_tokens; /* most tokens of a step */
     uint32_t max_model_len;
@@ -35,7 +36,8 @@ typedef struct cn_sched_opts {
     bool chunked_prefill;        /* off: a prompt waits for a step in which all of it fits */
     bool decoded_apart;          /* set if decoding gives other bits than prefill: after a
                                   * preemption, decoded tokens are decoded again one a step, and no
-                                  * prompt shares their blocks (DESIGN.md §4.7) */
+                                  * prompt shares their blocks (DESIGN.md §4.7). Always so for a
+                                  * sequence with a selector */
     bool hybrid;                 /* off: constrained scheduling (paper §4.3), concurrency <= M */
     bool priority_order;         /* inside a class: priority first (lower first), then arrival */
     bool tail_relaxation;        /* caps grow while no request waits and memory is left */
@@ -82,7 +84,7 @@ typedef struct cn_plan_row {
     cn_seq *seq;
     uint32_t n_new;      /* query tokens, positions first_pos .. first_pos + n_new - 1 */
     uint32_t first_pos;
-    uint32_t first_slot; /* resident slot of first_pos */
+    uint32_t first_slot; /* resident slot of first_pos; first_pos for a sequence with a selector */
     bool wants_sample;   /* the next token is sampled from the logits of the last query token */
 } cn_plan_row;
 

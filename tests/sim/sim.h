@@ -6,10 +6,11 @@
  * engine is empty; then no block or slot may be in use. The backend is fake (sim_device.h): it
  * stores tags where a real one stores keys, and reports a read of a wrong tag.
  *
- * Checked at every step: cn_scheduler_check; tags; no allocation inside a step; some sequence
- * advances (no deadlock); no cap grows while a sequence waits; no sequence is admitted past the
- * foremost waiting one; and two bounds on waiting, in steps, not counting steps with an unfinished
- * event:
+ * Checked at every step: cn_scheduler_check; tags; the ring of each decode row whose selector
+ * predicts; tokens decoded apart are recomputed one a step; no allocation inside a step; some
+ * sequence advances (no deadlock); no cap grows while a sequence waits; no sequence is admitted
+ * past the foremost waiting one; and two bounds on waiting, in steps, not counting steps with an
+ * unfinished event:
  *
  *   1 The foremost waiting sequence is admitted after at most the work that the running sequences
  *     had left when it became foremost. Every such step computes a token or ends a request. The
@@ -51,6 +52,8 @@ typedef struct sim_opts {
 typedef struct sim_result {
     uint64_t steps, epochs, requests, cancels, tokens, forks;
     uint64_t events, preemptions, prefix_hits, aged;
+    uint64_t selecting; /* sequences with a selector */
+    uint64_t ring_reads, ring_forks, ring_readmissions; /* of sequences with a ring */
     uint64_t relaxed_blocks; /* blocks by which caps grew */
     uint64_t swap_outs, swap_ins;
     uint64_t longest_head_wait, longest_foremost; /* in steps, counted as for the bounds */

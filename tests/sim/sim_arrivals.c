@@ -6,6 +6,22 @@
 
 #include "engine/base.h"
 
+/* Most engines whose requests keep all KV have requests with selectors, beside requests of policy
+ * zip that take slots too. Half of these engines have few slots. */
+static void draw_selection(sim_world *w)
+{
+    static const uint32_t percents[] = {0, 70, 70, 100};
+    cn_sched_opts *o = &w->engine;
+    const uint64_t bits = sim_mix(o->model_hash, 1);
+    w->select_percent = w->policy_percent[0] > 0 ? percents[bits % 4] : 0;
+    if (w->select_percent == 0) return;
+    memcpy(w->policy_percent, (uint32_t[]){70, 10, 20}, 3 * sizeof(uint32_t));
+    if ((bits >> 24) % 2 == 0) o->n_query_slots = 1 + o->n_query_slots / 2;
+    o->select_most.select_tokens = 1 + (uint32_t)(bits >> 8) % 64;
+    o->select_most.select_window = 1 + (uint32_t)(bits >> 16) % (2 * o->block_tokens);
+    o->window_tokens = cn_max_u32(o->window_tokens, o->select_most.select_window + 1);
+}
+
 void sim_draw_engine(sim_world *w)
 {
     static const uint32_t sizes[] = {2, 4, 4, 8, 16};
@@ -54,7 +70,17 @@ void sim_draw_engine(sim_world *w)
         o->n_blocks = 6 + o->n_blocks / 4;
         o->n_query_slots = 1 + o->n_query_slots / 2;
     }
+    draw_selection(w);
     if (w->o.full_only) memcpy(w->policy_percent, (uint32_t[]){100, 0, 0}, 3 * sizeof(uint32_t));
+}
+
+static void draw_selector(sim_world *w, cn_kv_params *kv)
+{
+    static const cn_kv_select selectors[] = {CN_SELECT_SPADE, CN_SELECT_SPADE, CN_SELECT_LAST,
+                                             CN_SELECT_DS};
+    kv->select = selectors[sim_below(w, 4)];
+    kv->select_tokens = sim_between(w, 1, w->engine.select_most.select_tokens);
+    kv->select_window = sim_between(w, 1, w->engine.select_most.select_window);
 }
 
 static cn_kv_params draw_kv(sim_world *w)
@@ -67,6 +93,8 @@ static cn_kv_params draw_kv(sim_world *w)
     kv.window_tokens = sim_between(w, 1, w->engine.window_tokens);
     if (kv.policy == CN_KV_ZIP) kv.budget_tokens = cn_max_u32(kv.budget_tokens, kv.window_tokens);
     if (kv.window_tokens <= w->engine.block_tokens) kv.move = (cn_kv_move)sim_below(w, 2);
+    if (kv.policy == CN_KV_FULL && w->select_percent > 0 && sim_chance(w, w->select_percent))
+        draw_selector(w, &kv);
     return kv;
 }
 
@@ -115,6 +143,7 @@ static void start(sim_world *w, sim_seq *mine, cn_seq *q, const cn_group_params 
         sim_chance(w, 50) ? q->max_tokens : sim_between(w, p->n_prompt + 1, q->max_tokens);
     w->n_live++;
     w->r->requests++;
+    w->r->selecting += q->kv.select != CN_SELECT_NONE;
 }
 
 void sim_arrive(sim_world *w)

@@ -72,6 +72,26 @@ void sim_device_write_query(sim_device *d, uint32_t slot, uint32_t w, uint32_t p
     d->queries[(size_t)slot * d->window + position % w] = tag;
 }
 
+bool sim_device_read_ring(sim_device *d, uint32_t slot, uint32_t rows, uint32_t position,
+                          const uint64_t *tags)
+{
+    CN_ASSERT(slot < d->n_slots && rows <= d->window);
+    for (uint32_t p = position > rows ? position - rows : 0; p < position; p++) {
+        if (d->queries[(size_t)slot * d->window + p % rows] == sim_query_tag(tags[p])) continue;
+        snprintf(d->error, d->error_bytes,
+                 "a row read a wrong query: slot %u, position %u of a ring of %u, before %u", slot,
+                 p, rows, position);
+        return false;
+    }
+    return true;
+}
+
+void sim_device_clear_slot(sim_device *d, uint32_t slot)
+{
+    CN_ASSERT(slot < d->n_slots);
+    memset(d->queries + (size_t)slot * d->window, 0, d->window * sizeof *d->queries);
+}
+
 void sim_device_copy_block(sim_device *d, cn_block_copy c)
 {
     size_t b = d->block_tokens;

@@ -39,6 +39,12 @@ void sim_device_write(sim_device *d, const uint32_t *table, uint32_t first, cons
 void sim_device_write_query(sim_device *d, uint32_t slot, uint32_t w, uint32_t position,
                             uint64_t tag);
 
+/* Reads the ring of a slot before the row of `position`: the queries of the `rows` positions before
+ * it, whose KV tags are tags[position]. False when one is missing. */
+bool sim_device_read_ring(sim_device *d, uint32_t slot, uint32_t rows, uint32_t position,
+                          const uint64_t *tags);
+void sim_device_clear_slot(sim_device *d, uint32_t slot);
+
 void sim_device_copy_block(sim_device *d, cn_block_copy c);
 void sim_device_copy_slot(sim_device *d, cn_block_copy c);
 

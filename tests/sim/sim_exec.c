@@ -18,12 +18,20 @@ static sim_seq *find_seq(const cn_seq *seq)
     return q->used && q->seq == seq ? q : NULL;
 }
 
-/* Tags positions up to n. A tag depends on all earlier ones and on the compressions before it. */
-static void tag_positions(sim_seq *q, uint32_t n)
+static bool is_apart(const sim_world *w, const cn_seq *seq)
 {
+    return w->engine.decoded_apart || seq->kv.select != CN_SELECT_NONE;
+}
+
+/* Tags positions up to n. A tag depends on all earlier ones and on the compressions before it. The
+ * tags of tokens that are decoded apart are the sequence's own. */
+static void tag_positions(const sim_world *w, sim_seq *q, uint32_t n)
+{
+    const uint32_t n_common = is_apart(w, q->seq) ? q->n_prompt : UINT32_MAX;
     for (; q->n_tags < n; q->n_tags++) {
         uint64_t before = q->n_tags ? q->positions[q->n_tags - 1] : 0;
-        q->positions[q->n_tags] = sim_mix(before ^ q->salt, sim_token(q, q->n_tags) + 1);
+        const uint64_t own = q->n_tags < n_common ? 0 : sim_mix(q->id, 1);
+        q->positions[q->n_tags] = sim_mix(before ^ q->salt ^ own, sim_token(q, q->n_tags) + 1);
     }
 }
 
@@ -92,7 +100,7 @@ bool sim_enqueue_events(sim_world *w, const cn_begin_plan *begin)
         cn_sched_event *e = begin->events[i];
         sim_seq *q = find_seq(e->seq);
         if (!q || q->event != SIM_NO_EVENT) return sim_fail(w, "an event of an unknown sequence");
-        tag_positions(q, e->req.position_end);
+        tag_positions(w, q, e->req.position_end);
         if (!check_request(w, q, e) || !check_window(w, q, &e->req)) return false;
         choose_kept(w, q, &e->req);
         q->event = SIM_ENQUEUED;
@@ -170,25 +178,71 @@ static bool check_row(sim_world *w, const sim_seq *q, const cn_plan_row *row, ui
                  seq->n_resident <= seq->n_blocks * w->engine.block_tokens &&
                  (at >= plan->n_decode || row->n_new == 1) && seq->n_computed < q->max_tokens &&
                  (row->n_new == 1 || seq->n_computed <= seq->n_tokens);
+    sound = sound && (seq->kv.select == CN_SELECT_NONE || row->first_slot == row->first_pos);
     return sound ||
            sim_fail(w, "row %u of sequence %llu is not valid", at, (unsigned long long)seq->id);
 }
 
-static bool run_row(sim_world *w, sim_seq *q, const cn_plan_row *row)
+/* Tokens that are decoded apart have rows of their own, after a preemption too. */
+static bool check_apart(sim_world *w, const cn_plan_row *row, bool is_first, bool is_decode)
 {
     const cn_seq *seq = row->seq;
+    if (!is_apart(w, seq)) return true;
+    if (is_first && row->first_pos > seq->n_prompt)
+        return sim_fail(w, "sequence %llu found %u decoded tokens in the prefix cache",
+                        (unsigned long long)seq->id, row->first_pos - seq->n_prompt);
+    const bool in_prompt = row->first_pos + row->n_new <= seq->n_prompt;
+    return in_prompt || (row->first_pos >= seq->n_prompt && is_decode) ||
+           sim_fail(w, "sequence %llu recomputes decoded tokens in a chunk",
+                    (unsigned long long)seq->id);
+}
+
+/* Before the first row after an admission, the slot has no query that the sequence may read. */
+static void enter(sim_world *w, sim_seq *q)
+{
+    q->n_admissions = q->seq->preemptions + 1;
+    if (cn_selector_ring_rows(&q->seq->kv) == 0 || q->seq->query_slot < 0) return;
+    sim_device_clear_slot(&w->device, (uint32_t)q->seq->query_slot);
+    w->r->ring_readmissions += q->seq->preemptions > 0;
+}
+
+/* Queries that a decode row reads: the newest, and one more for each query of the window. */
+static uint32_t count_ring(const cn_kv_params *kv)
+{
+    if (kv->select == CN_SELECT_LAST) return 2;
+    return kv->select == CN_SELECT_SPADE ? kv->select_window + 1 : 0;
+}
+
+static bool read_ring(sim_world *w, const sim_seq *q, const cn_plan_row *row)
+{
+    const cn_seq *seq = row->seq;
+    const uint32_t rows = count_ring(&seq->kv);
+    if (rows == 0 || row->first_pos < seq->n_prompt) return true;
+    if (seq->query_slot < 0) return sim_fail(w, "a row has no slot for its ring");
+    w->r->ring_reads++;
+    return sim_device_read_ring(&w->device, (uint32_t)seq->query_slot, rows, row->first_pos,
+                                q->positions);
+}
+
+static bool run_row(sim_world *w, sim_seq *q, const cn_plan_row *row, bool is_decode)
+{
+    const cn_seq *seq = row->seq;
+    const bool is_first = q->n_admissions != seq->preemptions + 1;
+    if (!check_apart(w, row, is_first, is_decode)) return false;
+    if (is_first) enter(w, q);
     uint32_t n = row->first_pos + row->n_new;
     for (uint32_t p = seq->n_prompt; p < seq->n_tokens; p++) {
         if (seq->tokens[p] != sim_token(q, p)) return sim_fail(w, "a token has changed");
     }
-    tag_positions(q, n);
+    tag_positions(w, q, n);
+    if (!read_ring(w, q, row)) return false;
     const uint64_t *fresh = q->positions + row->first_pos;
     const uint64_t *resident = q->compressed ? q->resident : q->positions;
     if (!sim_device_read(&w->device, "a row", seq->table, resident, row->first_slot)) return false;
     sim_device_write(&w->device, seq->table, row->first_slot, fresh, row->n_new);
     if (q->compressed) memcpy(q->resident + row->first_slot, fresh, row->n_new * sizeof *fresh);
     for (uint32_t i = 0; seq->query_slot >= 0 && i < row->n_new; i++)
-        sim_device_write_query(&w->device, (uint32_t)seq->query_slot, seq->kv.window_tokens,
+        sim_device_write_query(&w->device, (uint32_t)seq->query_slot, cn_ring_rows(&seq->kv),
                                row->first_pos + i, sim_query_tag(fresh[i]));
     return true;
 }
@@ -210,7 +264,8 @@ bool sim_execute(sim_world *w, const cn_plan *plan)
         const cn_plan_row *row = &plan->rows[i];
         sim_seq *q = find_seq(row->seq);
         if (!q || !q->live) return sim_fail(w, "a row of an unknown sequence");
-        if (!check_row(w, q, row, i, plan) || !run_row(w, q, row)) return false;
+        if (!check_row(w, q, row, i, plan)) return false;
+        if (!run_row(w, q, row, i < plan->n_decode)) return false;
         n_tokens += row->n_new;
         if (row->wants_sample && !note_token(w, row->seq)) return false;
     }
@@ -218,6 +273,12 @@ bool sim_execute(sim_world *w, const cn_plan *plan)
         return sim_fail(w, "rows of %u tokens, but the plan says %u", n_tokens, plan->n_tokens);
     for (uint32_t i = 0; i < plan->fork_copies.n_blocks; i++)
         sim_device_copy_block(&w->device, plan->fork_copies.blocks[i]);
+    for (uint32_t i = 0; i < plan->n_forks; i++) {
+        sim_seq *q = find_seq(plan->forks[i].seq);
+        if (!q) return sim_fail(w, "a fork of an unknown sequence");
+        enter(w, q);
+        w->r->ring_forks += cn_selector_ring_rows(&q->seq->kv) > 0;
+    }
     for (uint32_t i = 0; i < plan->fork_copies.n_slots; i++)
         sim_device_copy_slot(&w->device, plan->fork_copies.slots[i]);
     for (uint32_t i = 0; i < plan->n_forks; i++) {

@@ -33,6 +33,13 @@ static bool is_running(const sim_seq *q)
     return q->live && (q->seq->state == CN_SEQ_RUNNING || q->seq->state == CN_SEQ_COMPRESSING);
 }
 
+/* Returns true also when q was preempted and admitted again since the last check: it recomputes its
+ * tokens, one a step where they are decoded apart. */
+static bool has_entered(const sim_seq *q)
+{
+    return !q->was_running || q->seq->preemptions > q->n_preemptions;
+}
+
 /* The work left of all running sequences, or with `entered` only of those that have entered since
  * the last check: forks of a running leader and requests that rank before the waiting one. */
 static uint64_t running_work(const sim_world *w, bool entered)
@@ -40,7 +47,7 @@ static uint64_t running_work(const sim_world *w, bool entered)
     uint64_t work = 0;
     for (uint32_t i = 0; i < SIM_MAX_LIVE; i++) {
         const sim_seq *q = &w->seqs[i];
-        if (is_running(q) && !(entered && q->was_running)) work += work_left(q);
+        if (is_running(q) && (!entered || has_entered(q))) work += work_left(q);
     }
     return work;
 }
@@ -147,6 +154,7 @@ bool sim_check_waits(sim_world *w)
         w->seqs[i].was_waiting = is_waiting(&w->seqs[i]);
         w->seqs[i].was_running = is_running(&w->seqs[i]);
         w->seqs[i].was_swapped = is_swapped(&w->seqs[i]);
+        w->seqs[i].n_preemptions = w->seqs[i].live ? w->seqs[i].seq->preemptions : 0;
     }
     return good;
 }

@@ -38,7 +38,9 @@ typedef struct sim_seq {
     uint64_t resident[SIM_MAX_LEN];  /* tag of each resident slot, after the first event */
     bool compressed;
     uint64_t salt;                 /* from a compression; part of all later tags */
+    uint32_t n_admissions;         /* up to the last row, a fork included */
     bool was_waiting, was_running, was_swapped; /* at the last check */
+    uint32_t n_preemptions;                     /* at the last check */
 
     sim_event_state event;
     cn_sched_event *sched_event;
@@ -64,6 +66,7 @@ typedef struct sim_world {
     uint32_t arrival_percent, cancel_percent, max_live;
     uint32_t share_percent; /* share of prompts that start like another */
     uint32_t policy_percent[3];
+    uint32_t select_percent; /* of the requests that keep all KV */
     uint32_t n_families, n_vocab;
 
     cn_scheduler *s;
