@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "compress/policy.h"
+#include "compress/selector.h"
 #include "engine/start_plan.h"
 
 #define CUDA_LIBRARY "cinch-cuda.so"
@@ -100,9 +101,10 @@ cn_status cn_backend_cuda_load(cn_backend **out, cn_cuda_backend_opts o)
 
 /* ---- choosing ---- */
 
-cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies)
+cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t selectors)
 {
     const cn_policy_needs needs = cn_policies_need(policies);
+    const cn_selector_needs selects = cn_selectors_need(selectors);
     const struct {
         const char *name;
         bool there;
@@ -119,6 +121,11 @@ cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies)
         {"count_reset", be->count_reset},
         {"copy_blocks", be->copy_blocks},
         {"compress", be->compress || !needs.capped},
+        {"attn_sparse", be->attn_sparse || !selects.any},
+        {"score", be->score || !selects.any},
+        {"select", be->select || !selects.any},
+        {"digest", be->digest || !selects.planes},
+        {"predict", be->predict || !selects.slots},
     };
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
         if (!ops[i].there)
@@ -183,7 +190,7 @@ static cn_status open_cuda(cn_backend **out, const start_sizes *sizes, uint32_t 
     cn_status status = cn_backend_cuda_load(out, o);
     cn_buf_free(&cache);
     CN_TRY(status);
-    status = cn_backend_check_ops(*out, cn_config_policies(c));
+    status = cn_backend_check_ops(*out, cn_config_policies(c), cn_config_selectors(c));
     if (status == CN_OK) return CN_OK;
     (*out)->close(*out);
     *out = NULL;

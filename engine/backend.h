@@ -26,7 +26,7 @@ cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_c
 
 /* CN_ERR_DEVICE names the first missing op that every model or one of the policies needs, or the
  * first policy that the backend does not support. Bit i of `policies` is cn_kv_policy i. */
-cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies);
+cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t selectors);
 
 /* Loads cinch-cuda.so and opens its backend. Sets base, version and header_sum of the options.
  * Searches the program's folder, its parent, ../lib/cinch, then the paths of the dynamic loader. */

@@ -1,7 +1,7 @@
 /* batch.c - flattens a plan. One host buffer and one device buffer of the same layout:
  *
  *   tokens | sampled rows | positions | kv_slots | q_rows | q_start | kv_len | logit rows
- *   | sample rows | tables | bans | biases
+ *   | sample rows | selection | tables | bans | biases
  *
  * Each array has a fixed, 64-byte-aligned offset, sized for the largest step. One copy moves
  * everything up to the last table in use. Bans and biases are rare and have copies of their own. */
@@ -9,6 +9,7 @@
 
 #include <string.h>
 
+#include "compress/selector.h"
 #include "engine/base.h"
 
 typedef enum section {
@@ -21,6 +22,7 @@ typedef enum section {
     SEC_KV_LEN,
     SEC_LOGIT_ROWS,
     SEC_SAMPLE,
+    SEC_SELECT, /* engine/select.h; empty without selectors */
     SEC_TABLES, /* large: only the part in use is copied */
     SEC_BANS,
     SEC_BIASES,
@@ -36,6 +38,8 @@ struct cn_batch {
     cn_batch_view view; /* device pointers */
     cn_seq **logit_seq; /* [max_seqs] */
     uint32_t n_logit_rows, n_bans, n_biases;
+    cn_select_builder select;
+    bool selects; /* some row of the current step attends to a list */
 };
 
 static void section_offsets(const cn_batch_opts *o, size_t offset[N_SECTIONS + 1])
@@ -50,6 +54,7 @@ static void section_offsets(const cn_batch_opts *o, size_t offset[N_SECTIONS + 1
         [SEC_KV_LEN] = sizeof(uint32_t) * o->max_seqs,
         [SEC_LOGIT_ROWS] = sizeof(uint32_t) * o->max_seqs,
         [SEC_SAMPLE] = sizeof(cn_sample_row) * o->max_seqs,
+        [SEC_SELECT] = o->select_room > 0 ? cn_select_bytes(o->max_seqs) : 0,
         [SEC_BANS] = sizeof(uint32_t) * o->max_bans,
         [SEC_BIASES] = sizeof(cn_logit_bias) * o->max_biases,
         [SEC_TABLES] = sizeof(uint32_t) * o->max_seqs * o->max_blocks_per_seq,
@@ -97,6 +102,15 @@ cn_status cn_batch_create(cn_batch **out, cn_backend *be, const cn_batch_opts *o
     }
     b->device = device;
     b->view = view_of(b, b->device);
+    if (o->select_room > 0) {
+        const cn_status status =
+            cn_select_builder_init(&b->select, o->max_seqs, o->block_tokens, o->select_room,
+                                   o->select_seed, b->device + b->offset[SEC_SELECT]);
+        if (status != CN_OK) {
+            cn_batch_free(b);
+            return status;
+        }
+    }
     *out = b;
     return CN_OK;
 }
@@ -106,6 +120,7 @@ void cn_batch_free(cn_batch *b)
     if (!b) return;
     cn_free(b->host);
     cn_free(b->logit_seq);
+    cn_select_builder_free(&b->select);
     cn_free(b);
 }
 
@@ -120,7 +135,7 @@ static void build_row_tokens(cn_batch *b, const cn_plan_row *row, uint32_t at)
     uint32_t *tokens = host_at(b, SEC_TOKENS), *positions = host_at(b, SEC_POSITIONS);
     uint32_t *kv_slots = host_at(b, SEC_KV_SLOTS);
     int32_t *q_rows = host_at(b, SEC_Q_ROWS), *sampled_rows = host_at(b, SEC_SAMPLED_ROWS);
-    uint32_t block_tokens = b->opts.block_tokens, window = seq->kv.window_tokens;
+    uint32_t block_tokens = b->opts.block_tokens, window = cn_ring_rows(&seq->kv);
     for (uint32_t i = 0; i < row->n_new; i++) {
         uint32_t position = row->first_pos + i, slot = row->first_slot + i;
         CN_ASSERT(position <= seq->n_tokens && slot / block_tokens < seq->n_blocks);
@@ -214,6 +229,8 @@ void cn_batch_build(cn_batch *b, const cn_plan *plan, uint32_t pad_rows)
     v->max_q = max_q;
     v->max_kv = max_kv;
     if (pad_rows > 0) pad(b, plan, pad_rows);
+    b->selects = b->opts.select_room > 0 &&
+                 cn_select_build(&b->select, plan, host_at(b, SEC_SELECT));
 }
 
 uint32_t cn_batch_n_logit_rows(const cn_batch *b) { return b->n_logit_rows; }
@@ -262,6 +279,11 @@ cn_status cn_batch_upload(cn_batch *b, cn_stream *s, const uint32_t *sampled)
 }
 
 const cn_batch_view *cn_batch_device_view(const cn_batch *b) { return &b->view; }
+
+const cn_select_view *cn_batch_select_view(const cn_batch *b)
+{
+    return b->selects ? &b->select.view : NULL;
+}
 
 static const void *device_at(const cn_batch *b, section s) { return b->device + b->offset[s]; }
 

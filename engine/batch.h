@@ -8,6 +8,7 @@
 #define CN_BATCH_H
 
 #include "engine/ops.h"
+#include "engine/select.h"
 #include "scheduler/scheduler.h"
 
 typedef struct cn_batch cn_batch;
@@ -18,6 +19,8 @@ typedef struct cn_batch_opts {
     uint32_t max_blocks_per_seq;
     uint32_t max_bans, max_biases; /* over all rows of a step */
     uint32_t block_tokens, window_tokens;
+    uint32_t select_room; /* cn_select_scratch.room; 0: no selectors */
+    uint32_t select_seed; /* of selector `random` */
 } cn_batch_opts;
 
 /* Bytes of device memory that a batch needs, and the same number of host memory. */
@@ -48,6 +51,7 @@ bool cn_batch_try_add_bias(cn_batch *b, cn_logit_bias bias, uint32_t *index);
  * the ids that the host has not read yet. */
 cn_status cn_batch_upload(cn_batch *b, cn_stream *s, const uint32_t *sampled);
 const cn_batch_view *cn_batch_device_view(const cn_batch *b);
+const cn_select_view *cn_batch_select_view(const cn_batch *b); /* NULL: all rows are dense */
 const uint32_t *cn_batch_logit_rows(const cn_batch *b);      /* device */
 const cn_sample_row *cn_batch_sample_rows(const cn_batch *b); /* device */
 const uint32_t *cn_batch_bans(const cn_batch *b);            /* device */

@@ -144,9 +144,9 @@ static cn_status sample(cn_engine *e, cn_flight *f, float *logits, uint32_t n_ro
 cn_status cn_engine_run_ops(cn_engine *e, cn_flight *f, uint32_t n_rows)
 {
     float *logits = NULL;
-    CN_TRY(cn_model_forward(e->model, e->stream,
-                            cn_batch_device_view(e->batch), &e->pools,
-                            cn_batch_logit_rows(e->batch), n_rows, &logits));
+    CN_TRY(cn_model_forward(e->model, e->stream, cn_batch_device_view(e->batch), &e->pools,
+                            cn_batch_select_view(e->batch), cn_batch_logit_rows(e->batch), n_rows,
+                            &logits));
     return n_rows > 0 ? sample(e, f, logits, n_rows) : CN_OK;
 }
 
@@ -164,6 +164,16 @@ static cn_status fill_flight(cn_engine *e, cn_flight *f)
     return CN_OK;
 }
 
+/* Digests the tiles that the step's rows completed, before a fork copies them. */
+static cn_status digest_tiles(cn_engine *e, const cn_plan *plan, const cn_flight *f)
+{
+    if (!f->tiles) return CN_OK;
+    const uint32_t n = cn_select_completed_tiles(plan, e->plan.kv.block_tokens, f->tiles);
+    if (n == 0) return CN_OK;
+    const cn_digest_args a = {.pools = e->pools, .tiles = f->tiles, .n = n};
+    return e->backend->digest(e->stream, &a);
+}
+
 static cn_status launch(cn_engine *e, const cn_plan *plan)
 {
     cn_flight *f = &e->flights[e->flight_tail % CN_FLIGHTS];
@@ -174,6 +184,7 @@ static cn_status launch(cn_engine *e, const cn_plan *plan)
                            cn_flight_other(e, f)->tokens));
     CN_TRY(graph_rows > 0 ? cn_step_graph_launch(e, graph_rows, f)
                           : cn_engine_run_ops(e, f, f->n_rows));
+    CN_TRY(digest_tiles(e, plan, f));
     CN_TRY(copy_items(e, &e->device, &e->device, &plan->fork_copies));
     CN_TRY(read_back(e, f));
     e->flight_tail++;
@@ -181,6 +192,23 @@ static cn_status launch(cn_engine *e, const cn_plan *plan)
 }
 
 /* ---- collect ---- */
+
+/* Counts the tokens that the step of a delivered token attended to. Only delivered tokens count, so
+ * the sums do not depend on preemptions or on asynchronous scheduling. */
+static void count_selected(cn_engine *e, cn_seq *seq)
+{
+    const uint32_t position = seq->n_tokens - 2; /* the step's; it sampled the newest token */
+    const cn_select_span s =
+        cn_select_span_at(&seq->kv, seq->n_prompt, position, e->plan.kv.block_tokens);
+    if (!s.listed) return;
+    const uint64_t resident = position + 1, read = s.list_len + resident - s.tail;
+    seq->usage_kv.selected_steps++;
+    seq->usage_kv.selected_tokens += read;
+    seq->usage_kv.candidate_tokens += resident;
+    e->stats->selected_steps++;
+    e->stats->selected_tokens += read;
+    e->stats->candidate_tokens += resident;
+}
 
 static void take_token(cn_engine *e, const cn_flight *f, uint32_t i)
 {
@@ -190,6 +218,7 @@ static void take_token(cn_engine *e, const cn_flight *f, uint32_t i)
     cn_scheduler_append(e->scheduler, seq, token);
     if (s->done) return; /* the sample ended while the step was in flight */
     e->stats->generation_tokens++;
+    if (seq->kv.select != CN_SELECT_NONE) count_selected(e, seq);
     int32_t n_logprobs = s->request->sampling.logprobs;
     cn_token_logprobs lp = {
         .chosen = {token, f->host_logprobs[i]},

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "engine/backend.h"
+#include "engine/checkpoint/select_file.h"
 #include "engine/start_plan.h"
 #include "engine/step_graph.h"
 
@@ -71,6 +72,8 @@ static cn_status load_model(cn_engine *e)
         .max_tokens = cn_start_max_tokens(c),
         .max_rows = e->max_rows,
         .max_position = e->max_model_len,
+        .select = &e->select,
+        .dense_layers = c->select_dense_layers,
     };
     CN_TRY(cn_model_create(&e->model, &o));
     if (!c->dump) return CN_OK;
@@ -85,6 +88,7 @@ static cn_status load_model(cn_engine *e)
 static cn_status check_default_kv(const cn_config *c, const cn_memory_plan *plan)
 {
     cn_kv_params kv = c->kv;
+    CN_TRY(cn_selector_check(&kv, plan->block_tokens, &c->kv));
     return cn_policy_check(&kv, plan->block_tokens, plan->window_tokens);
 }
 
@@ -118,6 +122,7 @@ static cn_status make_scheduler(cn_engine *e, const cn_memory_plan *plan)
         .n_blocks = plan->n_blocks,
         .n_query_slots = plan->n_query_slots,
         .window_tokens = plan->window_tokens,
+        .select_most = c->kv,
         .max_seqs = c->max_num_seqs,
         .max_batched_tokens = c->max_num_batched_tokens,
         .max_model_len = e->max_model_len,
@@ -145,10 +150,47 @@ static cn_status make_batch(cn_engine *e, const cn_memory_plan *plan)
     return cn_batch_create(&e->batch, e->backend, &o, e->batch_memory);
 }
 
+/* The sizes of the scratch of selection, whose memory the start plan has allocated. */
+static void describe_selection(cn_engine *e, const cn_memory_plan *plan)
+{
+    const cn_select_scratch sizes =
+        cn_start_select_scratch(e->config, &e->model_config, plan->block_tokens);
+    e->select.room = sizes.room;
+    e->select.list_stride = sizes.list_stride;
+    e->select.tile_stride = sizes.tile_stride;
+    e->pools.digest.n_channels = cn_label_channels(e->model_config.head_dim);
+}
+
+/* The channels of labels: select.safetensors, or the first ones with dummy weights. */
+static cn_status load_channels(cn_engine *e)
+{
+    const cn_model_config *m = &e->model_config;
+    if (!e->pools.digest.channels) return CN_OK;
+    const uint32_t n = cn_label_channels(m->head_dim);
+    const size_t n_heads = (size_t)m->n_layers * m->n_kv_heads;
+    uint8_t *channels = cn_calloc(n_heads, n);
+    if (!channels) return cn_fail(CN_ERR_MEMORY, "out of host memory for label channels");
+    cn_status status = CN_OK;
+    if (e->config->load_format == CN_OPT_LOAD_DUMMY)
+        for (size_t i = 0; i < n_heads * n; i++) channels[i] = (uint8_t)(i % n);
+    else
+        status = cn_select_channels_load(e->config->model, m, channels);
+    if (status == CN_OK)
+        status = e->backend->mem_write(e->stream, (void *)(uintptr_t)e->pools.digest.channels,
+                                       channels, n_heads * n);
+    if (status == CN_OK) status = e->backend->stream_sync(e->stream);
+    cn_free(channels);
+    return status;
+}
+
 static cn_status make_flight(cn_engine *e, cn_flight *f)
 {
+    const size_t n_tiles = e->config->max_num_batched_tokens / CN_DIGEST_TILE + e->max_rows;
+    const bool digests = cn_selectors_need(cn_config_selectors(e->config)).planes != 0;
+    if (digests) f->tiles = cn_calloc(n_tiles, sizeof *f->tiles);
     f->seqs = cn_calloc(e->max_rows, sizeof(cn_seq *));
-    if (!f->seqs) return cn_fail(CN_ERR_MEMORY, "out of host memory for %u samples", e->max_rows);
+    if (!f->seqs || (digests && !f->tiles))
+        return cn_fail(CN_ERR_MEMORY, "out of host memory for %u samples", e->max_rows);
     return e->backend->fence_create(e->backend, &f->fence);
 }
 
@@ -211,10 +253,13 @@ static cn_status build(cn_engine *e)
     CN_TRY(e->backend->stream_create(e->backend, CN_PRIORITY_HIGH, &e->stream));
     CN_TRY(e->backend->stream_create(e->backend, CN_PRIORITY_LOW, &e->event_stream));
     CN_TRY(cn_start_plan_make(&e->plan, e->config, &e->model_config, e->backend));
+    CN_TRY(cn_start_check_selectors(e->config, &e->model_config, kv->block_tokens));
     CN_TRY(check_default_kv(e->config, kv));
     CN_TRY(cn_start_plan_allocate(&e->plan, e->backend, e));
     CN_TRY(load_model(e));
+    describe_selection(e, kv);
     describe_pools(e, kv);
+    CN_TRY(load_channels(e));
     CN_TRY(make_scheduler(e, kv));
     CN_TRY(make_batch(e, kv));
     CN_TRY(make_sampling(e));
@@ -265,7 +310,10 @@ void cn_engine_free(cn_engine *e)
     if (e->stream) e->backend->stream_free(e->stream);
     if (e->event_stream) e->backend->stream_free(e->event_stream);
     if (e->backend) e->backend->close(e->backend);
-    for (uint32_t i = 0; i < CN_FLIGHTS; i++) cn_free(e->flights[i].seqs);
+    for (uint32_t i = 0; i < CN_FLIGHTS; i++) {
+        cn_free(e->flights[i].seqs);
+        cn_free(e->flights[i].tiles);
+    }
     cn_free(e->count_owner);
     cn_chat_template_free(e->chat);
     cn_tokenizer_free(e->tokenizer);

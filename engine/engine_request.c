@@ -157,6 +157,21 @@ static cn_status check_forced(const cn_engine *e, const cn_request_params *p, ui
     return CN_OK;
 }
 
+/* Checks that the policy and the selector are declared. The scheduler checks their parameters. */
+static cn_status check_kv(const cn_engine *e, const cn_kv_params *kv)
+{
+    const cn_config *c = e->config;
+    if ((unsigned)kv->policy < CN_N_POLICIES && !(cn_config_policies(c) >> kv->policy & 1))
+        return cn_fail(CN_ERR_ARG,
+                       "kv.policy %s is not enabled: add it to --kv-policies at start",
+                       cn_kv_policy_name(kv->policy));
+    if ((unsigned)kv->select < CN_N_SELECTORS && !(cn_config_selectors(c) >> kv->select & 1))
+        return cn_fail(CN_ERR_ARG,
+                       "kv.select %s is not enabled: add it to --kv-selectors at start",
+                       cn_kv_select_name(kv->select));
+    return CN_OK;
+}
+
 static cn_status schedule_request(cn_engine *e, const cn_request_params *p, cn_engine_request *r,
                                   uint32_t max_output)
 {
@@ -185,10 +200,7 @@ cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn
         return cn_fail(CN_ERR_BUSY, "the queue is full (--max-queue %u): try again later",
                        e->config->max_queue);
     CN_TRY(cn_sampling_check(&p->sampling, e->model_config.vocab, e->max_model_len));
-    if (!(cn_config_policies(e->config) >> p->kv.policy & 1))
-        return cn_fail(CN_ERR_ARG,
-                       "kv.policy %s is not enabled: add it to --kv-policies at start",
-                       cn_kv_policy_name(p->kv.policy));
+    CN_TRY(check_kv(e, &p->kv));
     e->prompt.len = 0;
     CN_TRY(cn_prompt_tokens(e->tokenizer, e->chat, e->model_config.vocab, &e->prompt_text, p,
                             &e->prompt));

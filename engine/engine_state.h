@@ -63,6 +63,7 @@ typedef struct cn_flight {
     cn_seq **seqs; /* [max_rows] the sequence of each row */
     uint32_t n_rows;
     bool logprobs; /* some row has logprobs on */
+    cn_digest_tile *tiles; /* host: tiles that the step completed; NULL: no digests */
     /* Device arrays and their host copies, [max_rows]. */
     uint32_t *tokens;
     float *token_logprobs;
@@ -116,6 +117,7 @@ struct cn_engine {
 
     cn_events *events; /* NULL: no declared policy compresses */
     void *compress_scratch;
+    cn_select_scratch select;
 
     cn_list requests; /* all live requests, in order of arrival */
     uint64_t next_id;

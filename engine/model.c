@@ -9,6 +9,7 @@
 
 #include "engine/backend.h"
 #include "engine/rope.h"
+#include "engine/select_step.h"
 
 enum { ALIGN_BYTES = 256 };
 
@@ -34,6 +35,8 @@ struct cn_model {
     void *memory;
     workspace ws;
     uint32_t max_tokens, max_rows, max_position;
+    const cn_select_scratch *select;
+    uint32_t dense_layers;
     cn_dump *dump;
     uint64_t n_passes;
 };
@@ -105,7 +108,7 @@ static cn_status write_rope_tables(cn_model *m, cn_stream *s)
 cn_status cn_model_create(cn_model **out, const cn_model_opts *o)
 {
     *out = NULL;
-    CN_TRY(cn_backend_check_ops(o->backend, 0));
+    CN_TRY(cn_backend_check_ops(o->backend, 0, 0));
     cn_model *m = cn_calloc(1, sizeof *m);
     if (!m) return cn_fail(CN_ERR_MEMORY, "model: out of memory");
     *m = (cn_model){.be = o->backend,
@@ -116,7 +119,9 @@ cn_status cn_model_create(cn_model **out, const cn_model_opts *o)
                                   o->max_position),
                     .max_tokens = o->max_tokens,
                     .max_rows = o->max_rows,
-                    .max_position = o->max_position};
+                    .max_position = o->max_position,
+                    .select = o->select,
+                    .dense_layers = o->dense_layers};
     const cn_status status = write_rope_tables(m, o->stream);
     if (status != CN_OK) {
         cn_model_free(m);
@@ -138,6 +143,7 @@ typedef struct pass {
     cn_stream *s;
     const cn_batch_view *batch;
     const cn_pools *pools;
+    const cn_select_view *select; /* NULL: every row attends to all tokens */
 } pass;
 
 static cn_status dump(const pass *p, cn_dump_name name, int32_t layer, size_t offset, uint32_t rows,
@@ -219,6 +225,20 @@ static cn_status rope_store(const pass *p, uint32_t layer)
                 m->cfg.n_heads * m->cfg.head_dim);
 }
 
+static cn_select_step select_step(const pass *p)
+{
+    const cn_model *m = p->m;
+    return (cn_select_step){.be = m->be,
+                            .stream = p->s,
+                            .batch = p->batch,
+                            .pools = p->pools,
+                            .view = p->select,
+                            .scratch = m->select,
+                            .first_layer = m->dense_layers,
+                            .cos = at(m, m->ws.cos),
+                            .sin = at(m, m->ws.sin)};
+}
+
 static cn_status attend(const pass *p, uint32_t layer)
 {
     const cn_model *m = p->m;
@@ -230,7 +250,12 @@ static cn_status attend(const pass *p, uint32_t layer)
                       .n_heads = m->cfg.n_heads,
                       .layer = layer,
                       .scale = 1.0f / sqrtf((float)m->cfg.head_dim)};
-    if (p->batch->n_decode > 0) CN_TRY(m->be->attn_decode(p->s, &a));
+    if (p->select && layer >= m->dense_layers) {
+        const cn_select_step step = select_step(p);
+        CN_TRY(cn_select_attend(&step, &a));
+    } else if (p->batch->n_decode > 0) {
+        CN_TRY(m->be->attn_decode(p->s, &a));
+    }
     if (p->batch->n_seqs > p->batch->n_decode) CN_TRY(m->be->attn_prefill(p->s, &a));
     return dump(p, CN_DUMP_ATTN, (int32_t)layer, m->ws.attn, p->batch->n_tokens,
                 m->cfg.n_heads * m->cfg.head_dim);
@@ -314,14 +339,19 @@ static cn_status logits_of(const pass *p, const uint32_t *rows, uint32_t n_rows)
 }
 
 cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_batch_view *b, const cn_pools *pools,
-                           const uint32_t *logit_rows, uint32_t n_rows, float **logits)
+                           const cn_select_view *select, const uint32_t *logit_rows,
+                           uint32_t n_rows, float **logits)
 {
     CN_ASSERT(b->n_tokens > 0 && b->n_tokens <= m->max_tokens && n_rows <= m->max_rows);
     *logits = NULL;
-    pass p = {m, s, b, pools};
+    pass p = {m, s, b, pools, select};
     if (m->dump) cn_dump_begin_step(m->dump, m->n_passes);
     m->n_passes++;
     CN_TRY(embed(&p));
+    if (select) {
+        const cn_select_step step = select_step(&p);
+        CN_TRY(cn_select_predict(&step));
+    }
     for (uint32_t layer = 0; layer < m->cfg.n_layers; layer++) {
         CN_TRY(attention_branch(&p, layer));
         CN_TRY(mlp_branch(&p, layer));

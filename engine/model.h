@@ -12,6 +12,7 @@
 #include "engine/checkpoint/model_config.h"
 #include "engine/dump.h"
 #include "engine/ops.h"
+#include "engine/select.h"
 #include "engine/weights.h"
 
 typedef struct cn_model cn_model;
@@ -25,6 +26,8 @@ typedef struct cn_model_opts {
     uint32_t max_tokens;           /* of a batch */
     uint32_t max_rows;             /* of logits */
     uint32_t max_position;         /* every position is less than this */
+    const cn_select_scratch *select; /* borrowed; unused by passes that select nothing */
+    uint32_t dense_layers;         /* first layers, in which every row attends to all tokens */
 } cn_model_opts;
 
 /* Lays out the workspace and writes the rope tables. CN_ERR_DEVICE names an op that the backend
@@ -39,11 +42,13 @@ size_t cn_model_workspace_bytes(const cn_model_config *cfg, const cn_backend *be
 /* Dumps tensors of later passes to d, which is borrowed (NULL: no dump). Pass n is step n. */
 void cn_model_set_dump(cn_model *m, cn_dump *d);
 
-/* Runs all layers over the batch and stores its K, V and observed queries in the pools. Sets
- * *logits to the f32 logits [n_rows, V] of the batch's tokens logit_rows[n_rows] (a device array);
- * they are valid until the next pass. NULL when n_rows is 0. Enqueues on s and returns. */
+/* Runs all layers over the batch and stores its K, V and observed queries in the pools. Decode rows
+ * attend to the tokens that `select` says; NULL: to all tokens. Sets *logits to the f32 logits
+ * [n_rows, V] of the batch's tokens logit_rows[n_rows] (a device array); they are valid until the
+ * next pass. NULL when n_rows is 0. Enqueues on s and returns. */
 cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_batch_view *b, const cn_pools *pools,
-                           const uint32_t *logit_rows, uint32_t n_rows, float **logits);
+                           const cn_select_view *select, const uint32_t *logit_rows,
+                           uint32_t n_rows, float **logits);
 
 /* Enqueues only the matrix products of a pass of n_tokens tokens and n_rows rows of logits, on
  * whatever data the last pass left in the workspace. Benchmarks compare a prefill with it. */

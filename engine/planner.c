@@ -4,6 +4,9 @@
 #include <unistd.h>
 
 #include "compress/policy.h"
+#include "compress/selector.h"
+
+enum { RING_PERCENT = 5 }; /* of the KV memory, for query slots where no policy has a cap */
 
 static uint64_t block_bytes(const cn_planner_input *in)
 {
@@ -30,9 +33,17 @@ static void divide(cn_memory_plan *p, const cn_planner_input *in)
     const uint64_t n_max = in->n_max_blocks;
     if (in->n_blocks_override) {
         p->n_blocks = in->n_blocks_override;
-        p->n_query_slots = n_max ? (uint32_t)(p->n_blocks / n_max) : 0;
+        p->n_query_slots = n_max ? (uint32_t)(p->n_blocks / n_max) : in->max_seqs;
     } else if (n_max == 0) {
-        p->n_blocks = clamp_u32(in->avail_bytes / p->block_bytes);
+        const uint64_t slots_bytes = in->avail_bytes / 100 * RING_PERCENT;
+        if (in->window_tokens > 0) {
+            const uint32_t most = clamp_u32(slots_bytes / p->query_slot_bytes);
+            p->n_query_slots = cn_min_u32(cn_max_u32(most, 1), in->max_seqs);
+        }
+        const uint64_t taken = p->n_query_slots * p->query_slot_bytes;
+        p->n_blocks = taken < in->avail_bytes
+                          ? clamp_u32((in->avail_bytes - taken) / p->block_bytes)
+                          : 0;
     } else {
         const uint64_t request_bytes = p->block_bytes * n_max + p->query_slot_bytes;
         p->n_query_slots = clamp_u32(in->avail_bytes / request_bytes);
@@ -77,7 +88,6 @@ static cn_status divide_swap(cn_memory_plan *p, const cn_planner_input *in)
 cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *in)
 {
     CN_ASSERT(in->block_tokens > 0 && in->n_layers > 0 && in->max_seqs > 0);
-    CN_ASSERT(in->window_tokens == 0 || in->n_max_blocks > 0);
     cn_memory_plan p = {
         .block_tokens = in->block_tokens,
         .window_tokens = in->window_tokens,
@@ -114,7 +124,7 @@ cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *in)
     p.concurrency_full = cn_min_u32(in->max_seqs, (uint32_t)(p.n_blocks / longest_blocks));
     if (in->n_max_blocks)
         p.concurrency_capped = cn_min_u32(in->max_seqs, p.n_blocks / in->n_max_blocks);
-    if (in->window_tokens)
+    if (in->window_tokens && in->n_max_blocks)
         p.concurrency_capped = cn_min_u32(p.concurrency_capped, p.n_query_slots);
     CN_TRY(divide_swap(&p, in));
     *out = p;
@@ -150,10 +160,20 @@ uint32_t cn_planner_block_tokens(const cn_config *c, const cn_backend *be)
     return c->block_tokens > 0 ? c->block_tokens : be->default_block_tokens;
 }
 
+/* Rows of a query slot: for zip's observation window, and for the queries that a selector predicts
+ * from and the one that it predicts for. */
+static uint32_t ring_rows(const cn_config *c)
+{
+    const bool zip = cn_policies_need(cn_config_policies(c)).slots;
+    const bool ring = cn_selectors_need(cn_config_selectors(c)).slots;
+    return cn_max_u32(zip ? c->kv.window_tokens : 0, ring ? c->kv.select_window + 1 : 0);
+}
+
 cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_model_config *m,
                               const cn_backend *be)
 {
     const cn_policy_needs needs = cn_policies_need(cn_config_policies(c));
+    const cn_selector_needs selects = cn_selectors_need(cn_config_selectors(c));
     const uint32_t max_model_len = c->max_model_len ? c->max_model_len : m->max_position;
     const uint32_t block_tokens = cn_planner_block_tokens(c, be);
     uint64_t avail_bytes = c->kv_cache_memory_bytes;
@@ -170,8 +190,8 @@ cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_
         .block_tokens = block_tokens,
         .kv_dtype = be->kv_dtype,
         .act_dtype = be->act_dtype,
-        .planes = needs.planes,
-        .window_tokens = needs.slots ? c->kv.window_tokens : 0,
+        .planes = needs.planes | selects.planes,
+        .window_tokens = ring_rows(c),
         /* Requests may use a policy that has a cap even if the default policy has none. */
         .n_max_blocks = needs.capped ? cn_min_u32(cn_policy_cap(c->kv.budget_tokens, block_tokens),
                                                   longest_blocks)

@@ -10,8 +10,8 @@
  *   N_total = floor(avail / (m_kv' + m_q / N_max))
  *
  * M is at most the number of requests that may run at once; memory that those slots do not need
- * goes to blocks. Without a capped policy (N_max = 0) there are no query slots and
- * N_total = floor(avail / m_kv'). */
+ * goes to blocks. Without a capped policy (N_max = 0) query slots, if a selector needs them, take
+ * 5 % of the memory, and blocks the rest. */
 #ifndef CN_PLANNER_H
 #define CN_PLANNER_H
 

@@ -39,7 +39,40 @@ cn_batch_opts cn_start_batch_opts(const cn_config *c, const cn_model_config *m,
         .max_biases = c->max_num_seqs * CN_MAX_LOGIT_BIASES,
         .block_tokens = block_tokens,
         .window_tokens = window_tokens,
+        .select_room = cn_start_select_scratch(c, m, block_tokens).room,
+        .select_seed = (uint32_t)c->seed,
     };
+}
+
+cn_status cn_start_check_selectors(const cn_config *c, const cn_model_config *m,
+                                   uint32_t block_tokens)
+{
+    if (!cn_selectors_need(cn_config_selectors(c)).any) return CN_OK;
+    if (block_tokens < CN_DIGEST_TILE)
+        return cn_fail(CN_ERR_ARG,
+                       "--block-size %u: selectors expect at least %u; raise it, or leave out "
+                       "--kv-select and --kv-selectors",
+                       block_tokens, (unsigned)CN_DIGEST_TILE);
+    if (c->select_dense_layers >= m->n_layers)
+        return cn_fail(CN_ERR_ARG,
+                       "--select-dense-layers %u: expected fewer than the model's %u layers",
+                       c->select_dense_layers, m->n_layers);
+    return CN_OK;
+}
+
+cn_select_scratch cn_start_select_scratch(const cn_config *c, const cn_model_config *m,
+                                          uint32_t block_tokens)
+{
+    const cn_select_limits l = {
+        .selectors = cn_config_selectors(c),
+        .max_tokens = c->kv.select_tokens,
+        .max_tiles = c->kv.select_tiles,
+        .max_sinks = c->kv.sink_tokens,
+        .block_tokens = block_tokens,
+        .max_rows = cn_start_max_rows(c),
+        .max_model_len = cn_start_max_model_len(c, m),
+    };
+    return cn_select_scratch_sizes(&l);
 }
 
 /* ---- the list ---- */
@@ -102,6 +135,35 @@ static void add_flights(cn_start_plan *p, const sizes *z)
     }
 }
 
+static void add_selection(cn_start_plan *p, const sizes *z)
+{
+    const cn_model_config *m = z->m;
+    const cn_selector_needs needs = cn_selectors_need(cn_config_selectors(z->c));
+    const cn_select_scratch s =
+        cn_start_select_scratch(z->c, m, cn_planner_block_tokens(z->c, z->be));
+    const uint64_t rows = cn_start_max_rows(z->c), q_elems = (uint64_t)m->n_heads * m->head_dim;
+    const size_t at = offsetof(cn_engine, select);
+    add(p, z->be, "selection scores", CN_PART_STEPS,
+        (uint64_t)s.room * m->n_kv_heads * sizeof(uint16_t),
+        at + offsetof(cn_select_scratch, score));
+    add(p, z->be, "selection logits", CN_PART_STEPS, (uint64_t)s.room * m->n_heads * sizeof(float),
+        at + offsetof(cn_select_scratch, logits));
+    add(p, z->be, "selected tokens", CN_PART_STEPS,
+        rows * m->n_kv_heads * s.list_stride * sizeof(uint32_t),
+        at + offsetof(cn_select_scratch, list));
+    add(p, z->be, "selected tiles", CN_PART_STEPS,
+        rows * m->n_kv_heads * s.tile_stride * sizeof(uint32_t),
+        at + offsetof(cn_select_scratch, tiles));
+    if (needs.slots)
+        add(p, z->be, "predicted queries", CN_PART_STEPS,
+            rows * m->n_layers * q_elems * cn_dtype_bytes(z->be->act_dtype),
+            at + offsetof(cn_select_scratch, predicted));
+    if (needs.labels)
+        add(p, z->be, "label channels", CN_PART_STEPS,
+            (uint64_t)m->n_layers * m->n_kv_heads * cn_label_channels(m->head_dim),
+            offsetof(cn_engine, pools.digest.channels));
+}
+
 static void add_steps(cn_start_plan *p, const sizes *z)
 {
     const cn_config *c = z->c;
@@ -120,6 +182,7 @@ static void add_steps(cn_start_plan *p, const sizes *z)
         offsetof(cn_engine, sample_scratch));
     add(p, be, "compression scratch", CN_PART_STEPS, event_bytes(z),
         offsetof(cn_engine, compress_scratch));
+    add_selection(p, z);
     add_flights(p, z);
 }
 
@@ -131,6 +194,10 @@ static const struct {
     [CN_PLANE_KV] = {"keys and values", offsetof(cn_engine, pools.kv)},
     [CN_PLANE_SCORE] = {"global scores", offsetof(cn_engine, pools.score)},
     [CN_PLANE_ORIGIN] = {"positions", offsetof(cn_engine, pools.origin)},
+    [CN_PLANE_LABELS] = {"labels", offsetof(cn_engine, pools.digest.labels)},
+    [CN_PLANE_SCALES] = {"label scales", offsetof(cn_engine, pools.digest.scales)},
+    [CN_PLANE_BOUNDS_16] = {"bounds of pages", offsetof(cn_engine, pools.digest.bounds_16)},
+    [CN_PLANE_BOUNDS_64] = {"bounds of tiles", offsetof(cn_engine, pools.digest.bounds_64)},
 };
 enum { KV_ITEMS = CN_N_BLOCK_PLANES + CN_N_SLOT_PLANES }; /* most items of CN_PART_KV */
 

@@ -45,6 +45,12 @@ typedef struct cn_start_plan {
 uint32_t cn_start_max_rows(const cn_config *c);
 uint32_t cn_start_max_tokens(const cn_config *c);
 uint32_t cn_start_max_model_len(const cn_config *c, const cn_model_config *m);
+/* CN_ERR_ARG when selectors are declared and the block size or the dense layers exclude them. */
+cn_status cn_start_check_selectors(const cn_config *c, const cn_model_config *m,
+                                   uint32_t block_tokens);
+/* Sizes of the scratch of selection; all 0 without selectors. */
+cn_select_scratch cn_start_select_scratch(const cn_config *c, const cn_model_config *m,
+                                          uint32_t block_tokens);
 /* CN_ERR_ARG when --max-model-len exceeds the positions of the model. */
 cn_status cn_start_check_model_len(const cn_config *c, const cn_model_config *m);
 cn_batch_opts cn_start_batch_opts(const cn_config *c, const cn_model_config *m,

@@ -58,7 +58,7 @@ input="--model $model -i $model/prompts/sums.jsonl --prompt-field prompt"
 # shellcheck disable=SC2086
 {
     refuse "--arms is missing" $input
-    refuse "kv-policy quest: expected one of full|window|zip" $input --arms full,quest:384
+    refuse "dance: expected a policy, one of full|window|zip, or a selector" $input --arms full,dance:384
     refuse "unknown key 'windov': expected one of policy, budget, window" $input --arms zip:windov=4
     refuse "--grade needs --answer-field" $input --arms full --grade exact
     refuse "answers: expected a reference answer, got nothing" $input --arms full --answer-field answers

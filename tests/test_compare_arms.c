@@ -85,13 +85,40 @@ static void one_engine_holds_all_arms(void **state)
     cn_config_free(c);
 }
 
+static void selectors_are_arms_with_full_kv(void **state)
+{
+    (void)state;
+    cn_config *c =
+        make_config("ds:256,tls:128:select_tiles=300:sinks=9,zip:384,spade:no-select_rotate");
+    c->kv.select = CN_SELECT_QUEST;
+    cn_compare_arms a;
+    assert_int_equal(cn_compare_arms_parse(&a, c), CN_OK);
+    assert_int_equal(a.arms[0].kv.select, CN_SELECT_NONE);
+    assert_int_equal(a.arms[1].kv.policy, CN_KV_FULL);
+    assert_int_equal(a.arms[1].kv.select, CN_SELECT_DS);
+    assert_int_equal(a.arms[1].kv.select_tokens, 256);
+    assert_int_equal(a.arms[3].kv.select, CN_SELECT_NONE);
+    assert_int_equal(a.arms[3].kv.budget_tokens, 384);
+    assert_false(a.arms[4].kv.select_rotate);
+    cn_compare_arms_declare(&a, c);
+    assert_int_equal(c->kv.select, CN_SELECT_NONE);
+    assert_int_equal(c->kv_selectors, 1u << CN_SELECT_NONE | 1u << CN_SELECT_DS |
+                                          1u << CN_SELECT_TLS | 1u << CN_SELECT_SPADE);
+    assert_int_equal(c->kv.select_tiles, 300);
+    assert_int_equal(c->kv.sink_tokens, 9);
+    cn_compare_arms_free(&a);
+    cn_config_free(c);
+}
+
 static void mistakes_are_named_with_the_valid_choices(void **state)
 {
     (void)state;
     static const struct {
         const char *arms, *names, *lists;
     } cases[] = {
-        {"full,quest:384", "quest", "full|window|zip"},
+        {"full,dance:384", "dance: expected a policy", "full|window|zip"},
+        {"full,dance:384", "or a selector", "one of oracle|quest|ds"},
+        {"ds:x=1", "unknown key 'x'", "select_tokens"},
         {"zip:384:windov=48", "windov", "window, sinks, global, alpha, pooling"},
         {"zip:384:windov=48", "--arms zip:384:windov=48", "lambda, combine, move"},
         {"zip:384:no-windov", "no-windov", "pooling"},
@@ -101,7 +128,7 @@ static void mistakes_are_named_with_the_valid_choices(void **state)
         {"zip:384:pooling=sometimes", "sometimes", "first|never|always"},
         {"zip:0", "kv-budget 0", "from 1"},
         {"zip:384:", "zip:384:", "unknown key ''"},
-        {"full,,zip", "kv-policy ''", "full|window|zip"},
+        {"full,,zip", "'': expected a policy", "full|window|zip"},
         {"zip:16:window=48", "kv-window 48", "kv-budget 16"},
         {"zip:384,window:64,zip:384", "zip:384", "given twice"},
     };
@@ -123,6 +150,7 @@ int main(void)
         cmocka_unit_test(keys_set_what_the_options_set),
         cmocka_unit_test(full_kv_comes_first),
         cmocka_unit_test(one_engine_holds_all_arms),
+        cmocka_unit_test(selectors_are_arms_with_full_kv),
         cmocka_unit_test(mistakes_are_named_with_the_valid_choices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -24,7 +24,7 @@ static void short_runs_hold_every_invariant(void **state)
     (void)state;
     sim_result r;
     uint64_t events = 0, preemptions = 0, forks = 0, hits = 0, cancels = 0, relaxed = 0, turns = 0;
-    uint64_t outs = 0, ins = 0;
+    uint64_t outs = 0, ins = 0, ring_reads = 0, ring_forks = 0, ring_readmissions = 0;
     for (uint64_t seed = 1; seed <= 10; seed++) {
         run_well((sim_opts){.seed = seed, .steps = 10000, .epoch_steps = 500}, &r);
         events += r.events;
@@ -36,10 +36,14 @@ static void short_runs_hold_every_invariant(void **state)
         turns += r.batch_turns;
         outs += r.swap_outs;
         ins += r.swap_ins;
+        ring_reads += r.ring_reads;
+        ring_forks += r.ring_forks;
+        ring_readmissions += r.ring_readmissions;
     }
     /* A run without any of these would have tested nothing. */
     assert_true(events > 1000 && preemptions > 100 && forks > 100);
     assert_true(hits > 1000 && cancels > 100 && relaxed > 100 && turns > 100);
+    assert_true(ring_reads > 5000 && ring_forks > 30 && ring_readmissions > 50);
     assert_true(ins > 30 && outs > ins); /* the others ended in the swap space */
 }
 

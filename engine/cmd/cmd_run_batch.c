@@ -157,6 +157,11 @@ static void print_summary(FILE *f, const summary *s)
         fprintf(f, "kv: %llu compressions, %llu tokens evicted, %llu bytes freed\n",
                 (unsigned long long)e->compressions, (unsigned long long)e->evicted_tokens,
                 (unsigned long long)e->freed_bytes);
+    if (e->selected_steps)
+        fprintf(f, "kv: %llu decode steps attended to %.0f of %.0f tokens on average\n",
+                (unsigned long long)e->selected_steps,
+                (double)e->selected_tokens / (double)e->selected_steps,
+                (double)e->candidate_tokens / (double)e->selected_steps);
     if (*r->why)
         fprintf(f, "stopped: %s%s\n", r->why,
                 s->exit_code == CN_EXIT_RESUMABLE && cn_batch_output_is_file(r->output)
@@ -194,11 +199,13 @@ static json_t *summary_json(const summary *s)
                              "errors", (json_int_t)r->totals.errors, "prompt_tokens",
                              (json_int_t)r->totals.prompt_tokens, "completion_tokens",
                              (json_int_t)r->totals.completion_tokens);
-    json_t *kv = json_pack("{s:I, s:I, s:I, s:I, s:I}", "preemptions", (json_int_t)e->preemptions,
-                           "recomputed_tokens", (json_int_t)e->recomputed_tokens, "compressions",
-                           (json_int_t)e->compressions, "evicted_tokens",
-                           (json_int_t)e->evicted_tokens, "freed_bytes",
-                           (json_int_t)e->freed_bytes);
+    json_t *kv = json_pack(
+        "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "preemptions", (json_int_t)e->preemptions,
+        "recomputed_tokens", (json_int_t)e->recomputed_tokens, "compressions",
+        (json_int_t)e->compressions, "evicted_tokens", (json_int_t)e->evicted_tokens, "freed_bytes",
+        (json_int_t)e->freed_bytes, "selected_steps", (json_int_t)e->selected_steps,
+        "selected_tokens", (json_int_t)e->selected_tokens, "candidate_tokens",
+        (json_int_t)e->candidate_tokens);
     return json_pack(
         "{s:s, s:i, s:s?, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:o, s:o, s:o, s:I, "
         "s:o}",

@@ -122,6 +122,8 @@ static cn_status check_start(const plan_report *r)
     cn_config known = *r->config; /* borrows the strings */
     known.max_model_len = r->max_model_len;
     CN_TRY(cn_config_validate(&known, CN_SECTION_ENGINE));
+    CN_TRY(cn_start_check_selectors(&known, &r->model, r->memory.block_tokens));
+    CN_TRY(cn_selector_check(&known.kv, r->memory.block_tokens, &r->config->kv));
     return cn_policy_check(&known.kv, r->memory.block_tokens, known.kv.window_tokens);
 }
 

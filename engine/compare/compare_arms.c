@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "compress/policy.h"
+#include "compress/selector.h"
 #include "engine/options/option_value.h"
 
 enum { NAME_MAX_BYTES = 64 };
@@ -24,7 +25,7 @@ static const cn_option *find_key(const char *key, size_t len)
 
 static cn_status refuse_key(const char *key, size_t len)
 {
-    char known[256];
+    char known[512];
     size_t n, used = 0;
     const cn_option *o = cn_options(&n);
     for (size_t i = 0; i < n && used < sizeof known; i++)
@@ -34,13 +35,29 @@ static cn_status refuse_key(const char *key, size_t len)
     return cn_fail(CN_ERR_ARG, "unknown key '%.*s': expected one of %s", (int)len, key, known);
 }
 
-/* Applies one part of an arm to c. Parts are separated by colons; `place` is the part's index. Part
- * 0 is the policy. */
+/* Part 0 of an arm: a policy, or a selector, which has the policy `full`. */
+static cn_status set_name(cn_config *c, const char *name)
+{
+    for (unsigned i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++)
+        if (strcmp(name, cn_kv_select_name((cn_kv_select)i)) == 0) {
+            CN_TRY(cn_config_set(c, "kv-policy", cn_kv_policy_name(CN_KV_FULL)));
+            return cn_config_set(c, "kv-select", name);
+        }
+    if (cn_config_set(c, "kv-policy", name) != CN_OK)
+        return cn_fail(CN_ERR_ARG, "%s: expected a policy, one of %s, or a selector, one of %s",
+                       *name ? name : "''", CN_POLICY_NAMES,
+                       CN_SELECTOR_NAMES + strlen("none|"));
+    return cn_config_set(c, "kv-select", cn_kv_select_name(CN_SELECT_NONE));
+}
+
+/* Applies one part of an arm to c. Parts are separated by colons; `place` is the part's index. A
+ * number in place 1 is the budget of a policy or the select_tokens of a selector. */
 static cn_status set_part(cn_config *c, char *part, uint32_t place)
 {
-    if (place == 0) return cn_config_set(c, "kv-policy", part);
+    if (place == 0) return set_name(c, part);
     if (place == 1 && part[0] && part[strspn(part, "0123456789")] == '\0')
-        return cn_config_set(c, "kv-budget", part);
+        return cn_config_set(c, c->kv.select == CN_SELECT_NONE ? "kv-budget" : "select-tokens",
+                             part);
     size_t len = strcspn(part, "=");
     const char *value = part[len] ? part + len + 1 : "true";
     const cn_option *o = find_key(part, len);
@@ -118,19 +135,32 @@ void cn_compare_arms_free(cn_compare_arms *a)
     *a = (cn_compare_arms){0};
 }
 
+/* The engine reserves memory for the largest sizes of the selectors. */
+static void declare_sizes(const cn_kv_params *kv, cn_kv_params *most)
+{
+    if (kv->select == CN_SELECT_NONE) return;
+    most->select_tokens = cn_max_u32(most->select_tokens, kv->select_tokens);
+    most->select_tiles = cn_max_u32(most->select_tiles, kv->select_tiles);
+    most->select_window = cn_max_u32(most->select_window, kv->select_window);
+    most->sink_tokens = cn_max_u32(most->sink_tokens, kv->sink_tokens);
+}
+
 void cn_compare_arms_declare(const cn_compare_arms *a, cn_config *c)
 {
     uint32_t window = 0, budget = 0;
-    c->kv_policies = 0;
+    c->kv_policies = c->kv_selectors = 0;
     for (uint32_t i = 0; i < a->n; i++) {
         const cn_kv_params *kv = &a->arms[i].kv;
         c->kv_policies |= 1U << kv->policy;
+        c->kv_selectors |= 1U << kv->select;
+        declare_sizes(kv, &c->kv);
         const cn_policy *policy = cn_policy_of(kv->policy);
         if (policy->needs_slot) window = cn_max_u32(window, kv->window_tokens);
         if (policy->keep == CN_KEEP_ALL) continue;
         budget = budget ? cn_min_u32(budget, kv->budget_tokens) : kv->budget_tokens;
     }
     c->kv.policy = CN_KV_FULL;
+    c->kv.select = CN_SELECT_NONE;
     if (window) c->kv.window_tokens = window;
     if (budget) c->kv.budget_tokens = budget;
 }

@@ -47,6 +47,7 @@ void cn_audit_params(cn_request_params *io, const cn_transcript *t)
     io->forced = t->tokens;
     io->n_forced = t->n;
     io->kv.policy = CN_KV_FULL;
+    io->kv.select = CN_SELECT_NONE;
     io->sampling = (cn_sampling){
         .n = 1,
         .top_p = 1,

@@ -2,6 +2,7 @@
  * a request's JSON that has an option. To add an option: a field in struct cn_config, a row here,
  * and `make docs`. See options.h. */
 #include "compress/policy.h"
+#include "compress/selector.h"
 #include "engine/options/options.h"
 
 #define ROW(section_, name_, type_, field_, fallback_, ...)                              \
@@ -117,7 +118,8 @@ static const cn_option options[] = {
         .help = "newest queries that score the cache; a request may set fewer"),
     ROW(KV, "kv-sinks", U32, kv.sink_tokens, "4", .min = 0, .max = TOKENS_MAX, .flags = RESULT,
         .json = "kv.sinks",
-        .help = "first tokens that policy window always keeps; fewer than --kv-budget"),
+        .help = "first tokens that policy window always keeps (fewer than --kv-budget), and that "
+                "a selector always attends to"),
     ROW(KV, "kv-global", BOOL, kv.global_score, "true", .flags = RESULT, .json = "kv.global",
         .help = "carry a decayed score from one compression to the next"),
     ROW(KV, "kv-alpha", F32, kv.alpha, "0.8", .min = 0, .max = 1, .flags = RESULT,
@@ -144,6 +146,44 @@ static const cn_option options[] = {
                 "the budget, to the places of evicted tokens"),
     ROW(KV, "kv-policies", SET, kv_policies, "full", .values = CN_POLICY_NAMES,
         .help = "policies that requests may use besides --kv-policy; memory is reserved for them"),
+    ROW(KV, "kv-select", ENUM, kv.select, "none", .values = CN_SELECTOR_NAMES, .flags = RESULT,
+        .json = "kv.select",
+        .help = "tokens that a decode step attends to, beside the first and the newest: none is "
+                "all; ds and tls rank labels of keys, quest and tls bounds of pages and tiles, "
+                "spade and last use past queries, oracle reads all keys"),
+    ROW(KV, "kv-selectors", SET, kv_selectors, "none", .values = CN_SELECTOR_NAMES,
+        .help = "selectors that requests may use besides --kv-select; memory is reserved for them"),
+    ROW(KV, "select-tokens", U32, kv.select_tokens, "2048", .min = 1, .max = TOKENS_MAX,
+        .flags = RESULT, .json = "kv.select_tokens",
+        .help = "tokens that a selector chooses, rounded up to 16, or to the block size for spade "
+                "and last; a request may set fewer"),
+    ROW(KV, "select-tiles", U32, kv.select_tiles, "128", .min = 1, .max = TOKENS_MAX / 64,
+        .flags = RESULT, .json = "kv.select_tiles",
+        .help = "tiles of 64 tokens whose labels selector tls ranks; a request may set fewer"),
+    ROW(KV, "select-keys", ENUM, kv.select_keys, "labels", .values = "labels|rows",
+        .flags = RESULT, .json = "kv.select_keys",
+        .help = "what spade and last rank: labels of the keys, or the keys"),
+    ROW(KV, "select-group", ENUM, kv.select_group, "max", .values = "max|mean", .flags = RESULT,
+        .json = "kv.select_group",
+        .help = "score of a label for the query heads of a kv head: the largest attention share "
+                "of any head, or the mean logit"),
+    ROW(KV, "select-window", U32, kv.select_window, "16", .min = 1, .max = CN_MAX_SELECT_WINDOW,
+        .flags = RESULT, .json = "kv.select_window",
+        .help = "past queries from which spade predicts the next; a request may set fewer"),
+    ROW(KV, "select-weights", ENUM, kv.select_weights, "softmax",
+        .values = "softmax|raw|harmonic", .flags = RESULT, .json = "kv.select_weights",
+        .help = "weights of past queries in spade's prediction; raw and harmonic are for "
+                "comparison"),
+    ROW(KV, "select-rotate", BOOL, kv.select_rotate, "true", .flags = RESULT,
+        .json = "kv.select_rotate",
+        .help = "rotate past queries to the position of the step"),
+    ROW(KV, "recent-tokens", U32, kv.recent_tokens, "64", .min = 0, .max = TOKENS_MAX,
+        .flags = RESULT, .json = "kv.recent_tokens",
+        .help = "newest tokens that every step attends to, rounded up to tiles of 64; spade and "
+                "last attend to all tokens behind their candidates instead"),
+    ROW(KV, "select-dense-layers", U32, select_dense_layers, "2", .min = 0, .max = 1024,
+        .flags = RESULT,
+        .help = "first layers that attend to all tokens, whatever the selector"),
     ROW(KV, "hybrid-scheduling", BOOL, hybrid_scheduling, "true",
         .help = "admit requests before they have a query slot, until they need one"),
     ROW(KV, "tail-relaxation", BOOL, tail_relaxation, "false", .flags = RESULT,

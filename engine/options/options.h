@@ -131,6 +131,8 @@ struct cn_config {
     /* kv */
     cn_kv_params kv;      /* of requests without a kv object */
     uint32_t kv_policies; /* bit 1 << cn_kv_policy: policies allowed besides kv.policy */
+    uint32_t kv_selectors; /* bit 1 << cn_kv_select: selectors allowed besides kv.select */
+    uint32_t select_dense_layers;
     bool hybrid_scheduling;
     bool tail_relaxation;
     bool sync_compression;
@@ -212,6 +214,12 @@ struct cn_config {
 static inline uint32_t cn_config_policies(const cn_config *c)
 {
     return c->kv_policies | 1U << c->kv.policy;
+}
+
+/* Selectors that requests may have: bit i is cn_kv_select i. */
+static inline uint32_t cn_config_selectors(const cn_config *c)
+{
+    return c->kv_selectors | 1U << c->kv.select;
 }
 
 /* ---- the table ---- */

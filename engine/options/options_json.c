@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "compress/policy.h"
+#include "compress/selector.h"
 #include "engine/options/option_value.h"
 
 enum { KEY_MAX_BYTES = 64 };
@@ -117,15 +118,18 @@ json_t *cn_kv_params_json(const cn_kv_params *kv)
 {
     static const char prefix[] = "kv.";
     const cn_policy *policy = cn_policy_of(kv->policy);
+    const cn_selector *selector = cn_selector_of(kv->select);
     json_t *object = json_object();
     size_t n;
     const cn_option *o = cn_options(&n);
     json_object_set_new(object, "policy", json_string(policy->name));
+    if (kv->select != CN_SELECT_NONE)
+        json_object_set_new(object, "select", json_string(selector->name));
     for (size_t i = 0; i < n; i++) {
         if (o[i].section != CN_SECTION_KV || !o[i].json) continue;
         const char *key = o[i].json + strlen(prefix);
         const size_t at = o[i].offset - offsetof(struct cn_config, kv);
-        if (has_word(policy->params, key))
+        if (has_word(policy->params, key) || has_word(selector->params, key))
             json_object_set_new(object, key, value_json(&o[i], (const char *)kv + at));
     }
     return object;

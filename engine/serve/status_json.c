@@ -29,7 +29,7 @@ static json_t *kv_json(const cn_status_figures *f)
     const cn_config *c = f->metrics.config;
     return json_pack(
         "{s:s, s:i, s:i, s:o, s:i, s:i, s:i, s:o, s:i, s:i, s:o, s:o, s:o, s:f,"
-        " s:o, s:o, s:o, s:o, s:i, s:i, s:o}",
+        " s:o, s:o, s:o, s:o, s:i, s:i, s:o, s:s, s:o, s:o, s:o}",
         "policy", cn_kv_policy_name(c->kv.policy), "budget", (int)c->kv.budget_tokens,
         "block_tokens", (int)s->block_tokens, "block_bytes", integer(s->block_bytes), "blocks",
         (int)s->blocks_total, "used", (int)s->blocks_used, "cached", (int)s->blocks_cached,
@@ -39,7 +39,10 @@ static json_t *kv_json(const cn_status_figures *f)
         s->compression_s, "preemptions", integer(s->preemptions), "recomputed_tokens",
         integer(s->recomputed_tokens), "prefix_queries", integer(s->prefix_queries), "prefix_hits",
         integer(s->cached_tokens), "swap_blocks", (int)s->swap_blocks_total, "swap_used",
-        (int)s->swap_blocks_used, "swapped_bytes", integer(s->swapped_out_bytes));
+        (int)s->swap_blocks_used, "swapped_bytes", integer(s->swapped_out_bytes), "select",
+        cn_kv_select_name(c->kv.select), "selected_steps", integer(s->selected_steps),
+        "selected_tokens", integer(s->selected_tokens), "candidate_tokens",
+        integer(s->candidate_tokens));
 }
 
 static json_t *ends_json(const cn_serve_figures *f)

@@ -136,7 +136,7 @@ const float *model_rig_pass(model_rig *r, const model_rig_chunk *chunks, uint32_
     uint32_t n_rows = all ? b->n_tokens : n_chunks;
     for (uint32_t i = 0; i < n_rows; i++) r->rows[i] = all ? i : r->q_start[i + 1] - 1;
     float *logits = NULL;
-    must(cn_model_forward(r->model, r->stream, b, &r->pools, r->rows, n_rows,
+    must(cn_model_forward(r->model, r->stream, b, &r->pools, NULL, r->rows, n_rows,
                           &logits));
     return logits;
 }

@@ -1,0 +1,213 @@
+/* select.c - see select.h. All u32 arrays come first, then stages, then bytes; each has a fixed
+ * offset of max_rows elements. */
+#include "engine/select.h"
+
+#include <string.h>
+
+enum {
+    ALIGN_BYTES = 64,
+    /* Candidates of one launch of `score`. A step with more is split, so this bounds memory, not
+     * what can run. */
+    MOST_CANDIDATES = 1 << 20
+};
+
+typedef enum array {
+    DENSE_LEN,
+    LIST_LEN,
+    TAIL,
+    LENGTHS,
+    N_FORCED,
+    SEED,
+    RING_SLOT,
+    NEWEST,
+    MODULUS,
+    N_WINDOW,
+    STAGE_ARRAYS, /* then, for each stage: */
+    FIRST = 0,
+    N,
+    BASE,
+    K,
+    N_STAGE_ARRAYS,
+    N_U32_ARRAYS = STAGE_ARRAYS + CN_SELECT_STAGES * N_STAGE_ARRAYS
+} array;
+
+/* Offsets in the memory of a step's arrays. */
+static size_t u32_at(uint32_t rows, uint32_t i)
+{
+    return i * cn_round_up(rows * sizeof(uint32_t), ALIGN_BYTES);
+}
+
+static size_t stage_at(uint32_t rows, uint32_t i)
+{
+    return u32_at(rows, N_U32_ARRAYS) + i * cn_round_up(rows * sizeof(cn_sel_stage), ALIGN_BYTES);
+}
+
+static size_t byte_at(uint32_t rows, uint32_t i)
+{
+    return stage_at(rows, CN_SELECT_STAGES) + i * cn_round_up(rows, ALIGN_BYTES);
+}
+
+size_t cn_select_bytes(uint32_t max_rows) { return byte_at(max_rows, 2); }
+
+cn_select_scratch cn_select_scratch_sizes(const cn_select_limits *l)
+{
+    const cn_selector_needs needs = cn_selectors_need(l->selectors);
+    if (!needs.any) return (cn_select_scratch){0};
+    const uint64_t all = (uint64_t)l->max_rows * l->max_model_len;
+    const uint32_t list = (uint32_t)cn_round_up(l->max_tokens, l->block_tokens) +
+                          (uint32_t)cn_round_up(l->max_sinks, CN_DIGEST_PAGE);
+    return (cn_select_scratch){
+        .room = cn_max_u32(all < MOST_CANDIDATES ? (uint32_t)all : MOST_CANDIDATES,
+                           l->max_model_len),
+        .list_stride = list,
+        .tile_stride = needs.tiles ? l->max_tiles : 0,
+    };
+}
+
+/* ---- building ---- */
+
+static uint32_t *u32_array(const cn_select_builder *b, char *base, uint32_t i)
+{
+    return (uint32_t *)(void *)(base + u32_at(b->max_rows, i));
+}
+
+static uint32_t *stage_array(const cn_select_builder *b, char *base, uint32_t stage, array a)
+{
+    return u32_array(b, base, STAGE_ARRAYS + stage * N_STAGE_ARRAYS + a);
+}
+
+static cn_sel_stage *stages_of(const cn_select_builder *b, char *base, uint32_t stage)
+{
+    return (cn_sel_stage *)(void *)(base + stage_at(b->max_rows, stage));
+}
+
+cn_status cn_select_builder_init(cn_select_builder *b, uint32_t max_rows, uint32_t block_tokens,
+                                 uint32_t room, uint32_t seed, char *device)
+{
+    *b = (cn_select_builder){
+        .max_rows = max_rows, .block_tokens = block_tokens, .room = room, .seed = seed};
+    b->ranges = cn_calloc(max_rows, sizeof *b->ranges);
+    if (!b->ranges)
+        return cn_fail(CN_ERR_MEMORY, "selection: out of host memory for %u rows", max_rows);
+    cn_select_view *v = &b->view;
+    v->dense_len = u32_array(b, device, DENSE_LEN);
+    v->list_len = u32_array(b, device, LIST_LEN);
+    v->tail = u32_array(b, device, TAIL);
+    v->lengths = u32_array(b, device, LENGTHS);
+    v->n_forced = u32_array(b, device, N_FORCED);
+    v->seed = u32_array(b, device, SEED);
+    v->ring_slots = u32_array(b, device, RING_SLOT);
+    v->newest = u32_array(b, device, NEWEST);
+    v->modulus = u32_array(b, device, MODULUS);
+    v->n_window = u32_array(b, device, N_WINDOW);
+    v->weights = (const uint8_t *)device + byte_at(max_rows, 0);
+    v->rotate = (const uint8_t *)device + byte_at(max_rows, 1);
+    for (uint32_t i = 0; i < CN_SELECT_STAGES; i++)
+        v->stage[i] = (cn_select_stage_view){.stage = stages_of(b, device, i),
+                                             .first = stage_array(b, device, i, FIRST),
+                                             .n = stage_array(b, device, i, N),
+                                             .base = stage_array(b, device, i, BASE),
+                                             .k = stage_array(b, device, i, K)};
+    v->ranges = b->ranges;
+    return CN_OK;
+}
+
+void cn_select_builder_free(cn_select_builder *b) { cn_free(b->ranges); }
+
+static void build_ring(cn_select_builder *b, char *host, uint32_t row, const cn_seq *q,
+                       uint32_t position, bool listed)
+{
+    const bool predicts = listed && cn_selector_of(q->kv.select)->predicts;
+    CN_ASSERT(!predicts || q->query_slot >= 0);
+    u32_array(b, host, RING_SLOT)[row] = predicts ? (uint32_t)q->query_slot : CN_NO_SLOT;
+    u32_array(b, host, NEWEST)[row] = position - 1;
+    const uint32_t rows = predicts ? cn_selector_ring_rows(&q->kv) : 1;
+    u32_array(b, host, MODULUS)[row] = rows;
+    u32_array(b, host, N_WINDOW)[row] = rows - 1;
+    host[byte_at(b->max_rows, 0) + row] = (char)q->kv.select_weights;
+    host[byte_at(b->max_rows, 1) + row] = (char)q->kv.select_rotate;
+    b->view.n_predicted += predicts;
+}
+
+/* Adds a row to the current range, or to a new one if its candidates would exceed the room. Sets
+ * where its candidates begin in the scores of each stage. */
+static void place_candidates(cn_select_builder *b, char *host, uint32_t row,
+                             const uint32_t n[CN_SELECT_STAGES])
+{
+    cn_select_view *v = &b->view;
+    cn_row_range *range = v->n_ranges > 0 ? &b->ranges[v->n_ranges - 1] : NULL;
+    bool fits = range != NULL;
+    uint32_t first[CN_SELECT_STAGES];
+    for (uint32_t i = 0; fits && i < CN_SELECT_STAGES; i++) {
+        first[i] = stage_array(b, host, i, FIRST)[row - 1] + stage_array(b, host, i, N)[row - 1];
+        fits = (uint64_t)first[i] + n[i] <= b->room;
+    }
+    if (!fits) {
+        range = &b->ranges[v->n_ranges++];
+        range->start = row;
+        memset(first, 0, sizeof first);
+    }
+    range->end = row + 1;
+    for (uint32_t i = 0; i < CN_SELECT_STAGES; i++) {
+        stage_array(b, host, i, FIRST)[row] = first[i];
+        stage_array(b, host, i, N)[row] = n[i];
+    }
+}
+
+static void build_row(cn_select_builder *b, char *host, uint32_t row, const cn_plan_row *r)
+{
+    const cn_seq *q = r->seq;
+    const cn_select_span s = cn_select_span_at(&q->kv, q->n_prompt, r->first_pos, b->block_tokens);
+    const uint32_t kv_len = r->first_slot + 1;
+    CN_ASSERT(!s.listed || r->first_slot == r->first_pos);
+    u32_array(b, host, DENSE_LEN)[row] = s.listed ? 0 : kv_len;
+    u32_array(b, host, LIST_LEN)[row] = s.list_len;
+    u32_array(b, host, TAIL)[row] = s.tail;
+    u32_array(b, host, LENGTHS)[row] = s.listed ? s.list_len + kv_len - s.tail : 0;
+    u32_array(b, host, N_FORCED)[row] = s.n_forced;
+    u32_array(b, host, SEED)[row] = b->seed ^ r->first_pos * UINT32_C(0x9e3779b1);
+    build_ring(b, host, row, q, r->first_pos, s.listed);
+    place_candidates(b, host, row, s.n);
+    for (uint32_t i = 0; i < CN_SELECT_STAGES; i++) {
+        stages_of(b, host, i)[row] = s.stage[i];
+        stage_array(b, host, i, BASE)[row] = s.base[i];
+        stage_array(b, host, i, K)[row] = s.k[i];
+        b->view.stage[i].n_active += s.stage[i].active;
+    }
+    b->view.n_listed += s.listed;
+    b->view.n_dense += !s.listed;
+}
+
+static bool any_selects(const cn_plan *plan)
+{
+    for (uint32_t r = 0; r < plan->n_decode; r++)
+        if (plan->rows[r].seq->kv.select != CN_SELECT_NONE) return true;
+    return false;
+}
+
+bool cn_select_build(cn_select_builder *b, const cn_plan *plan, char *host)
+{
+    cn_select_view *v = &b->view;
+    v->n_listed = v->n_dense = v->n_predicted = v->n_ranges = 0;
+    for (uint32_t i = 0; i < CN_SELECT_STAGES; i++) v->stage[i].n_active = 0;
+    if (!any_selects(plan)) return false;
+    for (uint32_t r = 0; r < plan->n_decode; r++) build_row(b, host, r, &plan->rows[r]);
+    return v->n_listed > 0;
+}
+
+uint32_t cn_select_completed_tiles(const cn_plan *plan, uint32_t block_tokens,
+                                   cn_digest_tile *tiles)
+{
+    uint32_t n = 0;
+    for (uint32_t r = 0; r < plan->n_rows; r++) {
+        const cn_plan_row *row = &plan->rows[r];
+        if (row->first_slot != row->first_pos) continue;
+        const uint32_t end = (row->first_slot + row->n_new) / CN_DIGEST_TILE;
+        for (uint32_t t = row->first_slot / CN_DIGEST_TILE; t < end; t++) {
+            const uint32_t slot = t * CN_DIGEST_TILE;
+            tiles[n++] = (cn_digest_tile){row->seq->table[slot / block_tokens],
+                                          slot % block_tokens / CN_DIGEST_TILE};
+        }
+    }
+    return n;
+}

@@ -1,0 +1,85 @@
+/* select.h - what a step needs to select tokens: the arrays of its decode rows and the scratch of
+ * the ops. The numbers come from cn_select_span_at (compress/selector.h). DESIGN.md §6.
+ *
+ * Owner: cn_batch for the arrays, cn_engine for the scratch. Thread: engine only. Stage: 5 and 6 of
+ * a request's way. */
+#ifndef CN_SELECT_H
+#define CN_SELECT_H
+
+#include "compress/selector.h"
+#include "scheduler/scheduler.h"
+
+/* Device memory, one item of the start list each. Rows: of the largest step. */
+typedef struct cn_select_scratch {
+    void *score;     /* u16 [room, hk] */
+    void *logits;    /* f32 [room, hq] */
+    void *list;      /* u32 [rows, hk, list_stride] */
+    void *tiles;     /* u32 [rows, hk, tile_stride]; NULL without `tls` */
+    void *predicted; /* act [rows, L, hq, d]; NULL without selectors that predict */
+    uint32_t room;   /* candidates of one launch of `score`, all its sequences */
+    uint32_t list_stride, tile_stride;
+} cn_select_scratch;
+
+/* The arrays of one stage, [S] each on the device; as in cn_score_args. */
+typedef struct cn_select_stage_view {
+    const cn_sel_stage *stage;
+    const uint32_t *first, *n, *base, *k;
+    uint32_t n_active; /* known to the host */
+} cn_select_stage_view;
+
+/* Decode rows [start, end) whose candidates fit the scratch together. */
+typedef struct cn_row_range {
+    uint32_t start, end;
+} cn_row_range;
+
+/* The decode rows of a step. Arrays are [n_decode] on the device; numbers and ranges are the
+ * host's. */
+typedef struct cn_select_view {
+    uint32_t n_listed; /* rows that attend to a list; 0: the step is dense, nothing else is set */
+    uint32_t n_dense;  /* rows that attend to all tokens */
+    uint32_t n_predicted;
+    const uint32_t *dense_len, *list_len, *tail, *lengths; /* as the attention ops take them */
+    const uint32_t *n_forced, *seed;
+    const uint32_t *ring_slots, *newest, *modulus, *n_window; /* as in cn_predict_args */
+    const uint8_t *weights, *rotate;
+    cn_select_stage_view stage[CN_SELECT_STAGES];
+    const cn_row_range *ranges;
+    uint32_t n_ranges;
+} cn_select_view;
+
+/* Sizes of the scratch for these declarations (bits of cn_kv_select), the largest list and the
+ * largest step. Pointers are left NULL. */
+typedef struct cn_select_limits {
+    uint32_t selectors, max_tokens, max_tiles, block_tokens, max_sinks;
+    uint32_t max_rows, max_model_len;
+} cn_select_limits;
+cn_select_scratch cn_select_scratch_sizes(const cn_select_limits *l);
+
+/* Bytes of the arrays of a step of at most max_rows rows. */
+size_t cn_select_bytes(uint32_t max_rows);
+
+/* Host memory of a builder. */
+typedef struct cn_select_builder {
+    uint32_t max_rows, block_tokens, room;
+    uint32_t seed;               /* of selector `random` */
+    cn_row_range *ranges;     /* [max_rows] */
+    cn_select_view view;         /* device pointers */
+} cn_select_builder;
+
+/* `device`: cn_select_bytes of memory, 64-byte aligned, where the caller copies what
+ * cn_select_build writes to host memory. CN_ERR_MEMORY. */
+cn_status cn_select_builder_init(cn_select_builder *b, uint32_t max_rows, uint32_t block_tokens,
+                                 uint32_t room, uint32_t seed, char *device);
+void cn_select_builder_free(cn_select_builder *b);
+
+/* Writes the arrays of the plan's decode rows to `host` (cn_select_bytes) and the view's numbers.
+ * Returns false when no row selects; host is then untouched. */
+bool cn_select_build(cn_select_builder *b, const cn_plan *plan, char *host);
+
+/* Appends the tiles of 64 tokens that the rows of a plan complete to tiles, which has room for
+ * max_batched_tokens / 64 + max_seqs; returns their number. Rows of compressed sequences have
+ * none: their slots are not positions. */
+uint32_t cn_select_completed_tiles(const cn_plan *plan, uint32_t block_tokens,
+                                   cn_digest_tile *tiles);
+
+#endif

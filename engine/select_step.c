@@ -1,0 +1,120 @@
+/* select_step.c - see select_step.h. */
+#include "engine/select_step.h"
+
+/* Ridge of the regression, times the mean diagonal of the Gram matrix (sparse attention is not
+ * sensitive to it: DESIGN.md §6.4). */
+static const float RIDGE = 0.01f;
+
+cn_status cn_select_predict(const cn_select_step *p)
+{
+    const cn_select_view *v = p->view;
+    if (v->n_predicted == 0) return CN_OK;
+    const cn_predict_args a = {
+        .ring = p->pools->q_window,
+        .n_query_slots = p->pools->n_query_slots,
+        .rows = p->pools->window,
+        .n_heads = p->pools->n_heads,
+        .head_dim = p->pools->layout.head_dim,
+        .slots = v->ring_slots,
+        .newest = v->newest,
+        .modulus = v->modulus,
+        .n_window = v->n_window,
+        .weights = v->weights,
+        .rotate = v->rotate,
+        .n_seqs = p->batch->n_decode,
+        .first_layer = p->first_layer,
+        .n_layers = p->pools->layout.n_layers - p->first_layer,
+        .eps = RIDGE,
+        .cos = p->cos,
+        .sin = p->sin,
+        .out = p->scratch->predicted,
+    };
+    return p->be->predict(p->stream, &a);
+}
+
+/* A row of an array of n elements for each row of the batch; NULL stays NULL. */
+static void *at_row(void *array, size_t row, size_t n, size_t elem_bytes)
+{
+    return array ? (char *)array + row * n * elem_bytes : NULL;
+}
+
+/* One stage of the rows of a range, in one layer. */
+static cn_status run_stage(const cn_select_step *p, uint32_t layer, const void *q, uint32_t i,
+                           cn_row_range range)
+{
+    const cn_select_view *v = p->view;
+    const cn_select_stage_view *st = &v->stage[i];
+    const cn_select_scratch *m = p->scratch;
+    const cn_kv_layout *l = &p->pools->layout;
+    const bool last = i + 1 == CN_SELECT_STAGES;
+    const uint32_t r = range.start;
+    const size_t e = cn_dtype_bytes(p->pools->act_dtype);
+    const size_t q_row = (size_t)p->pools->n_heads * l->head_dim;
+    const size_t predicted_row = q_row * (l->n_layers - p->first_layer);
+    if (st->n_active == 0) return CN_OK;
+    uint32_t *tiles = at_row(m->tiles, r, (size_t)l->n_kv_heads * m->tile_stride, sizeof *tiles);
+    uint32_t *list = at_row(m->list, r, (size_t)l->n_kv_heads * m->list_stride, sizeof *list);
+    char *predicted = at_row(m->predicted, r, predicted_row, e);
+    const cn_score_args score = {
+        .q = {[CN_SEL_TRUE] = (const char *)q + r * q_row * e,
+              [CN_SEL_PREDICTED] =
+                  predicted ? predicted + (layer - p->first_layer) * q_row * e : NULL},
+        .q_stride = {[CN_SEL_TRUE] = q_row, [CN_SEL_PREDICTED] = predicted_row},
+        .stage = st->stage + r,
+        .pools = *p->pools,
+        .tables = p->batch->tables + (size_t)r * p->batch->table_stride,
+        .table_stride = p->batch->table_stride,
+        .first = st->first + r,
+        .n = st->n + r,
+        .base = st->base + r,
+        .seed = v->seed + r,
+        .tiles = last ? tiles : NULL,
+        .tile_stride = m->tile_stride,
+        .n_seqs = range.end - r,
+        .first_layer = layer,
+        .n_layers = 1,
+        .logits = m->logits,
+        .out = m->score,
+    };
+    CN_TRY(p->be->score(p->stream, &score));
+    const cn_select_args select = {
+        .score = m->score,
+        .stage = score.stage,
+        .first = score.first,
+        .n = score.n,
+        .base = score.base,
+        .k = st->k + r,
+        .n_forced = v->n_forced + r,
+        .tiles = score.tiles,
+        .tile_stride = m->tile_stride,
+        .n_seqs = score.n_seqs,
+        .n_layers = 1,
+        .n_kv_heads = l->n_kv_heads,
+        .tokens = last,
+        .list = last ? list : tiles,
+        .list_stride = last ? m->list_stride : m->tile_stride,
+    };
+    return p->be->select(p->stream, &select);
+}
+
+cn_status cn_select_attend(const cn_select_step *p, const cn_attn_args *attn)
+{
+    const cn_select_view *v = p->view;
+    for (uint32_t g = 0; g < v->n_ranges; g++)
+        for (uint32_t i = 0; i < CN_SELECT_STAGES; i++)
+            CN_TRY(run_stage(p, attn->layer, attn->q, i, v->ranges[g]));
+    if (v->n_dense > 0) {
+        cn_attn_args dense = *attn;
+        dense.lengths = v->dense_len;
+        CN_TRY(p->be->attn_decode(p->stream, &dense));
+    }
+    const cn_attn_sparse_args sparse = {
+        .attn = *attn,
+        .index = p->scratch->list,
+        .index_stride = p->scratch->list_stride,
+        .list_len = v->list_len,
+        .tail = v->tail,
+        .lengths = v->lengths,
+    };
+    return p->be->attn_sparse(p->stream, &sparse);
+}

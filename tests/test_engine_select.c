@@ -1,0 +1,319 @@
+/* test_engine_select.c - selection inside the engine: results depend neither on batch composition
+ * nor on chunks, preemption, prefix sharing, forks or asynchronous scheduling; selectors and
+ * policies mix in one batch; usage adds up; wrong parameters are refused by name. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "compress/selector.h"
+#include "tests/lib/run_engine.h"
+
+enum { N_PROMPTS = CN_N_SELECTORS + 1, MAX_TOKENS = 170, LIST = 64 };
+static const char *prompts[N_PROMPTS];
+
+static const char *const options[] = {
+    "block-size", "64", "kv-policies", "full,zip", "kv-selectors",
+    "oracle,quest,ds,tls,spade,last,random", "select-tokens", "128", "select-tiles", "4",
+    "kv-budget", "128", "select-dense-layers", "1", "enable-prefix-caching", "false", NULL};
+
+/* Request i has selector i; the last one compresses instead. */
+static void set_kv(cn_kv_params *kv, uint32_t i)
+{
+    if (i == CN_N_SELECTORS) {
+        kv->policy = CN_KV_ZIP;
+        return;
+    }
+    kv->select = (cn_kv_select)i;
+    kv->select_tokens = LIST;
+    kv->select_tiles = 3;
+}
+
+static run *open_run(const char *const *extra)
+{
+    const char *all[48];
+    uint32_t k = 0;
+    for (const char *const *o = options; *o; o++) all[k++] = *o;
+    for (const char *const *o = extra; o && *o; o++) all[k++] = *o;
+    all[k] = NULL;
+    run *r = malloc(sizeof *r);
+    assert_non_null(r);
+    run_open(r, all);
+    return r;
+}
+
+static uint32_t submit(run *r, uint32_t i, uint32_t n)
+{
+    cn_message m;
+    cn_request_params p = run_params(r, prompts[i], &m, MAX_TOKENS);
+    set_kv(&p.kv, i);
+    p.sampling.ignore_eos = true;
+    p.sampling.logprobs = 0;
+    p.sampling.n = n;
+    if (n > 1) {
+        p.sampling.temperature = 1;
+        p.sampling.has_seed = true;
+        p.sampling.seed = 7;
+    }
+    return run_submit(r, &p);
+}
+
+static run *run_all(const char *const *extra)
+{
+    run *r = open_run(extra);
+    for (uint32_t i = 0; i < N_PROMPTS; i++) submit(r, i, 1);
+    run_finish(r);
+    return r;
+}
+
+static void close_run(run *r)
+{
+    run_close(r);
+    free(r);
+}
+
+static run *reference;
+
+static int setup(void **state)
+{
+    (void)state;
+    assert_int_equal(run_load_prompts("story", prompts, NULL, N_PROMPTS), N_PROMPTS);
+    reference = run_all(NULL);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    close_run(reference);
+    return 0;
+}
+
+/* The same tokens, and log-probabilities to the bit: the lists were the same. */
+static void assert_same(const run *got)
+{
+    for (uint32_t i = 0; i < N_PROMPTS; i++) {
+        run_assert_same(reference, i, got, i, 0);
+        if (reference->samples[i][0].logprob_hash != got->samples[i][0].logprob_hash)
+            fail_msg("request %u (%s): other log-probabilities", i,
+                     i < CN_N_SELECTORS ? cn_kv_select_name((cn_kv_select)i) : "zip");
+    }
+}
+
+static void usage_counts_what_steps_attended_to(void **state)
+{
+    (void)state;
+    uint64_t steps = 0, tokens = 0, candidates = 0;
+    for (uint32_t i = 0; i < N_PROMPTS; i++) {
+        const cn_usage *u = &reference->samples[i][0].usage;
+        const bool selects = i != CN_SELECT_NONE && i < CN_N_SELECTORS;
+        assert_true((u->kv.selected_steps > 0) == selects);
+        if (!selects) continue;
+        assert_int_equal(u->kv.params.select, i);
+        assert_true(u->kv.selected_steps < u->completion_tokens);
+        assert_true(u->kv.selected_tokens < u->kv.candidate_tokens);
+        /* The list and the sinks, and a tail of at least one token. */
+        assert_true(u->kv.selected_tokens > u->kv.selected_steps * (LIST + 4));
+        steps += u->kv.selected_steps;
+        tokens += u->kv.selected_tokens;
+        candidates += u->kv.candidate_tokens;
+    }
+    assert_int_equal(steps, reference->stats.selected_steps);
+    assert_int_equal(tokens, reference->stats.selected_tokens);
+    assert_int_equal(candidates, reference->stats.candidate_tokens);
+}
+
+/* Selectors read other tokens, so each gives other log-probabilities than full attention. */
+static void every_selector_changes_the_result(void **state)
+{
+    (void)state;
+    run *full = open_run(NULL);
+    for (uint32_t i = 0; i < N_PROMPTS; i++) {
+        cn_message m;
+        cn_request_params p = run_params(full, prompts[i], &m, MAX_TOKENS);
+        p.sampling.ignore_eos = true;
+        p.sampling.logprobs = 0;
+        run_submit(full, &p);
+    }
+    run_finish(full);
+    for (uint32_t i = 0; i < N_PROMPTS; i++) {
+        const bool same = full->samples[i][0].logprob_hash == reference->samples[i][0].logprob_hash;
+        assert_true(same == (i == CN_SELECT_NONE));
+    }
+    close_run(full);
+}
+
+/* A list longer than the context selects nothing. */
+static void a_short_sequence_is_dense(void **state)
+{
+    (void)state;
+    run *r = open_run((const char *[]){"select-tokens", "4096", "select-tiles", "128", NULL});
+    for (uint32_t i = 0; i < CN_N_SELECTORS; i++) {
+        cn_message m;
+        cn_request_params p = run_params(r, prompts[0], &m, 80);
+        p.kv.select = (cn_kv_select)i;
+        p.sampling.logprobs = 0;
+        run_submit(r, &p);
+    }
+    run_finish(r);
+    for (uint32_t i = 1; i < CN_N_SELECTORS; i++) {
+        run_assert_same(r, 0, r, i, 0);
+        assert_true(r->samples[0][0].logprob_hash == r->samples[i][0].logprob_hash);
+    }
+    assert_int_equal(r->stats.selected_steps, 0);
+    close_run(r);
+}
+
+static void a_request_alone_gives_the_same_tokens(void **state)
+{
+    (void)state;
+    run *r = run_all((const char *[]){"max-num-seqs", "1", NULL});
+    assert_same(r);
+    close_run(r);
+}
+
+static void chunks_of_a_prompt_give_the_same_tokens(void **state)
+{
+    (void)state;
+    run *r = run_all(
+        (const char *[]){"max-num-batched-tokens", "48", "max-num-seqs", "16", NULL});
+    assert_same(r);
+    close_run(r);
+}
+
+static void asynchronous_scheduling_gives_the_same_tokens(void **state)
+{
+    (void)state;
+    run *r = run_all((const char *[]){"async-scheduling", "on", NULL});
+    assert_same(r);
+    assert_int_equal(r->stats.selected_tokens, reference->stats.selected_tokens);
+    close_run(r);
+}
+
+/* Decoded tokens come back by decoding, so that their KV is that of the lists. */
+static void preemption_changes_nothing(void **state)
+{
+    (void)state;
+    run *r = run_all((const char *[]){"num-gpu-blocks-override", "20", NULL});
+    assert_true(r->stats.preemptions > 0 && r->stats.recomputed_tokens > 0);
+    assert_same(r);
+    close_run(r);
+}
+
+/* The second turn finds the prompt in the prefix cache, with its digests; never decoded tokens. */
+static void a_prefix_hit_changes_nothing(void **state)
+{
+    (void)state;
+    run *r = open_run((const char *[]){"enable-prefix-caching", "true", NULL});
+    for (uint32_t i = 0; i < N_PROMPTS; i++) submit(r, i, 1);
+    run_finish(r);
+    for (uint32_t i = 0; i < N_PROMPTS; i++) submit(r, i, 1);
+    run_finish(r);
+    uint32_t n_hits = 0;
+    for (uint32_t i = 0; i < N_PROMPTS; i++) {
+        run_assert_same(reference, i, r, i, 0);
+        run_assert_same(reference, i, r, N_PROMPTS + i, 0);
+        assert_true(reference->samples[i][0].logprob_hash ==
+                    r->samples[N_PROMPTS + i][0].logprob_hash);
+        n_hits += r->samples[N_PROMPTS + i][0].usage.cached_tokens > 0;
+    }
+    assert_true(n_hits >= N_PROMPTS - 2); /* a ring leaves short prompts without a hit */
+    close_run(r);
+}
+
+/* Samples share the prompt's blocks and copy the ring of the first one. Alone, without a free
+ * slot for the copy, a sample waits and gives the same tokens. */
+static void forks_give_the_same_tokens(void **state)
+{
+    (void)state;
+    run *together = open_run(NULL);
+    run *apart = open_run((const char *[]){"max-num-seqs", "1", NULL});
+    for (uint32_t i = 0; i < N_PROMPTS; i++) submit(together, i, 2), submit(apart, i, 2);
+    run_finish(together);
+    run_finish(apart);
+    for (uint32_t i = 0; i < N_PROMPTS; i++)
+        for (uint32_t s = 0; s < 2; s++) run_assert_same(together, i, apart, i, s);
+    close_run(together);
+    close_run(apart);
+}
+
+/* ---- refusals ---- */
+
+static void expect_refused_start(const char *const *extra, const char *text)
+{
+    cn_config *c = cn_config_create();
+    assert_non_null(c);
+    assert_int_equal(cn_config_set(c, "model", "examples/tiny-reasoner"), CN_OK);
+    for (const char *const *o = extra; *o; o += 2)
+        assert_int_equal(cn_config_set(c, o[0], o[1]), CN_OK);
+    cn_engine *e = NULL;
+    assert_int_equal(cn_engine_create(&e, c), CN_ERR_ARG);
+    if (!strstr(cn_last_error(), text)) fail_msg("'%s' lacks '%s'", cn_last_error(), text);
+    assert_null(e);
+    cn_config_free(c);
+}
+
+static void wrong_starts_are_refused(void **state)
+{
+    (void)state;
+    expect_refused_start((const char *[]){"kv-selectors", "ds", "block-size", "32", NULL},
+                         "--block-size 32");
+    expect_refused_start((const char *[]){"kv-select", "tls", "kv-policy", "zip", NULL},
+                         "kv select tls with kv policy zip");
+    expect_refused_start((const char *[]){"kv-select", "ds", "select-dense-layers", "64", NULL},
+                         "--select-dense-layers 64");
+    expect_refused_start((const char *[]){"kv-select", "tls", "select-tiles", "2", NULL},
+                         "select_tiles of 2");
+}
+
+static void expect_refused(run *r, const cn_kv_params *kv, const char *text)
+{
+    cn_message m;
+    cn_request_params p = run_params(r, prompts[0], &m, 8);
+    p.kv = *kv;
+    assert_int_equal(cn_engine_submit(r->engine, &p, NULL, NULL, NULL), CN_ERR_ARG);
+    if (!strstr(cn_last_error(), text)) fail_msg("'%s' lacks '%s'", cn_last_error(), text);
+}
+
+static void wrong_requests_are_refused(void **state)
+{
+    (void)state;
+    run *r = open_run((const char *[]){"kv-selectors", "ds,tls,spade", NULL});
+    cn_kv_params good, kv;
+    cn_engine_default_kv(r->engine, &good);
+    good.select = CN_SELECT_TLS;
+    kv = good, kv.select = CN_SELECT_QUEST;
+    expect_refused(r, &kv, "kv.select quest is not enabled: add it to --kv-selectors");
+    kv = good, kv.policy = CN_KV_ZIP;
+    expect_refused(r, &kv, "kv select tls with kv policy zip");
+    kv = good, kv.select_tokens = 129;
+    expect_refused(r, &kv, "kv select_tokens 129: expected 1 to 128; raise --select-tokens");
+    kv = good, kv.select_tiles = 5;
+    expect_refused(r, &kv, "kv select_tiles 5: expected 1 to 4; raise --select-tiles");
+    kv = good, kv.sink_tokens = 5;
+    expect_refused(r, &kv, "kv sinks of 5 tokens with selector tls: expected at most 4");
+    kv = good, kv.select = CN_SELECT_SPADE, kv.select_window = 17;
+    expect_refused(r, &kv, "kv select_window 17: expected 1 to 16; raise --select-window");
+    close_run(r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(usage_counts_what_steps_attended_to),
+        cmocka_unit_test(every_selector_changes_the_result),
+        cmocka_unit_test(a_short_sequence_is_dense),
+        cmocka_unit_test(a_request_alone_gives_the_same_tokens),
+        cmocka_unit_test(chunks_of_a_prompt_give_the_same_tokens),
+        cmocka_unit_test(asynchronous_scheduling_gives_the_same_tokens),
+        cmocka_unit_test(preemption_changes_nothing),
+        cmocka_unit_test(a_prefix_hit_changes_nothing),
+        cmocka_unit_test(forks_give_the_same_tokens),
+        cmocka_unit_test(wrong_starts_are_refused),
+        cmocka_unit_test(wrong_requests_are_refused),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
