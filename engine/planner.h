@@ -26,7 +26,7 @@ typedef struct cn_planner_input {
     uint32_t block_tokens; /* b */
     cn_dtype kv_dtype, act_dtype;
     uint32_t planes;            /* of a block, besides K and V: bit i is cn_block_plane i */
-    uint32_t window_tokens;     /* W, rows of a query slot; 0: no policy observes queries */
+    uint32_t window_tokens;     /* W, rows of a query slot; 0: nothing reads past queries */
     /* N_max of the default budget, or the blocks of max_model_len if those are fewer. 0: no
      * declared policy has a cap. */
     uint32_t n_max_blocks;
@@ -38,14 +38,14 @@ typedef struct cn_planner_input {
 
 typedef struct cn_memory_plan {
     uint32_t block_tokens;     /* b */
-    uint32_t window_tokens;    /* w, rows of a query slot; 0 without an observing policy */
+    uint32_t window_tokens;    /* W, rows of a query slot; 0 without query slots */
     uint32_t n_max_blocks;     /* as in the input: blocks of a capped request; 0 without a cap */
     uint32_t planes;           /* of a block, besides K and V: bit i is cn_block_plane i */
     uint64_t block_bytes;      /* m_kv' */
     uint64_t query_slot_bytes; /* m_q */
     uint64_t kv_bytes;         /* all blocks and all query slots */
     uint32_t n_blocks;         /* N_total */
-    uint32_t n_query_slots;    /* M; 0 without an observing policy */
+    uint32_t n_query_slots;    /* M; 0: no policy or selector reads past queries */
     /* Requests that can run at once without any preemption, even at their longest: with full KV,
      * each of max_model_len tokens; and with the capped policy at the default budget (0: no such
      * policy is declared). */

@@ -53,7 +53,7 @@ static uint64_t position_bytes(const cn_select_shape *z, const cn_kv_params *kv,
 
 double cn_select_row_bytes(const cn_select_shape *z, const cn_kv_params *kv, uint32_t n_tokens)
 {
-    CN_ASSERT(z->dense_layers < z->n_layers && z->block_tokens > 0);
+    CN_ASSERT(z->dense_layers <= z->n_layers && z->block_tokens > 0);
     const uint32_t b = z->block_tokens, first = n_tokens > b / 2 ? n_tokens - b / 2 : 1;
     double bytes = 0;
     for (uint32_t i = 0; i < b; i++) bytes += (double)position_bytes(z, kv, first + i);

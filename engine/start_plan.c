@@ -182,7 +182,9 @@ static void add_steps(cn_start_plan *p, const sizes *z)
         offsetof(cn_engine, sample_scratch));
     add(p, be, "compression scratch", CN_PART_STEPS, event_bytes(z),
         offsetof(cn_engine, compress_scratch));
+    const uint64_t before = cn_start_part_bytes(p, CN_PART_STEPS);
     add_selection(p, z);
+    p->select_bytes = cn_start_part_bytes(p, CN_PART_STEPS) - before;
     add_flights(p, z);
 }
 

@@ -132,6 +132,23 @@ for want in 'N_total = 139 blocks of 64 tokens' 'M = 19 slots of 48 queries' \
     '19 requests of any output length at budget 384'; do
     grep -qF -e "$want" "$dir/out" || fail "no $want"
 done
+grep -q selection "$dir/out" && fail "a plan without selectors speaks of selection"
+# Selection: per token 6 layers x 2 heads of 16 / 2 + 2 bytes of labels and 2 x 64 x 4 / 64 of bounds.
+"$cinch" plan --model $model --kv-cache-memory-bytes 600M --kv-selectors ds,spade,tls \
+    --select-tokens 256 --select-tiles 2 >"$dir/out"
+for want in '^queries .*, M = [0-9]* slots of 17 queries' \
+    '^selection    digests of 216 bytes per token, 3.5 % of its K and V; scratch of' \
+    ' 1.0x .* 3.0x  at 11 x 4096$' '^ *ds( +[0-9]+){4} +- +[0-9.]+x$' '^ *spade( +[0-9]+){4}' \
+    '^ *tls +kv select_tiles of 2: .*raise select_tiles to 5$'; do
+    grep -qE -e "$want" "$dir/out" || fail "no $want"
+done
+"$cinch" plan --model $model --kv-cache-memory-bytes 600M --kv-select ds --select-tokens 256 \
+    --json >"$dir/out"
+for want in '"digest_bytes_per_token": 120' '"kv_bytes_per_token": 6144' '"select": "ds"' \
+    '"batch_tokens": [0-9]' '"expected_speed_up": [12]'; do
+    grep -qE -e "$want" "$dir/out" || fail "no $want"
+done
+refused "select_tiles to 5" plan --model $model --kv-select tls --select-tokens 256 --select-tiles 2
 refused "--kv-cache-memory-bytes" plan --model $model --kv-cache-memory-bytes 64K
 refused "--max-model-len 9000" plan --model $model --max-model-len 9000
 refused "/no/such" plan --model /no/such

@@ -94,6 +94,70 @@ static void full_kv_has_no_slots(void **state)
     assert_int_equal(p.concurrency_capped, 0);
 }
 
+/* Labels of d/4 channels in 4 bits, their f16 scales, and minimum and maximum of each channel per
+ * page of 16 and tile of 64, beside K and V. */
+static void digests_are_planes_of_a_block(void **state)
+{
+    (void)state;
+    static const struct {
+        cn_block_plane plane;
+        uint32_t bytes; /* of a block, one layer and kv head */
+    } digests[] = {{CN_PLANE_LABELS, 256 * 128 / 4 / 2},
+                   {CN_PLANE_SCALES, 256 * 2},
+                   {CN_PLANE_BOUNDS_16, 256 / 16 * 2 * 128 * 2},
+                   {CN_PLANE_BOUNDS_64, 256 / 64 * 2 * 128 * 2}};
+    cn_planner_input in = qwen3_8b();
+    cn_memory_plan p;
+    in.n_max_blocks = in.window_tokens = in.planes = 0;
+    uint64_t bytes = 36u * 8 * 256 * (2 * 128 * 2);
+    for (size_t i = 0; i < sizeof digests / sizeof *digests; i++) {
+        in.planes |= 1U << digests[i].plane;
+        bytes += 36u * 8 * digests[i].bytes;
+        assert_int_equal(cn_memory_plan_divide(&p, &in), CN_OK);
+        assert_int_equal(p.block_bytes, bytes);
+        assert_int_equal(p.n_blocks, in.avail_bytes / bytes);
+        assert_int_equal(p.planes, in.planes);
+    }
+}
+
+/* Without a capped policy rings take 5 % of the memory: at least one, at most max_seqs. */
+static void rings_without_a_cap_take_five_percent(void **state)
+{
+    (void)state;
+    cn_planner_input in = qwen3_8b();
+    cn_memory_plan p;
+    in.n_max_blocks = in.planes = 0;
+    in.window_tokens = 17;
+    const uint64_t slot_bytes = 36u * 17 * 32 * 128 * 2;
+    assert_int_equal(cn_memory_plan_divide(&p, &in), CN_OK);
+    assert_int_equal(p.query_slot_bytes, slot_bytes);
+    assert_int_equal(p.n_query_slots, in.avail_bytes / 20 / slot_bytes);
+    assert_int_equal(p.n_blocks,
+                     (in.avail_bytes - p.n_query_slots * slot_bytes) / p.block_bytes);
+    assert_int_equal(p.concurrency_capped, 0);
+
+    in.max_seqs = 7; /* blocks get what further slots would have taken */
+    assert_int_equal(cn_memory_plan_divide(&p, &in), CN_OK);
+    assert_int_equal(p.n_query_slots, 7);
+    assert_int_equal(p.n_blocks, (in.avail_bytes - 7 * slot_bytes) / p.block_bytes);
+    assert_true(p.kv_bytes <= in.avail_bytes);
+
+    /* 5 % is less than a slot, and two blocks fit beside one. */
+    in.avail_bytes = 2 * p.block_bytes + slot_bytes;
+    assert_true(in.avail_bytes / 20 < slot_bytes);
+    assert_int_equal(cn_memory_plan_divide(&p, &in), CN_OK);
+    assert_int_equal(p.n_query_slots, 1);
+    assert_int_equal(p.n_blocks, 2);
+    in.avail_bytes--;
+    assert_int_equal(cn_memory_plan_divide(&p, &in), CN_ERR_MEMORY);
+    in.avail_bytes = slot_bytes / 2;
+    assert_int_equal(cn_memory_plan_divide(&p, &in), CN_ERR_MEMORY);
+
+    in.n_blocks_override = 40;
+    assert_int_equal(cn_memory_plan_divide(&p, &in), CN_OK);
+    assert_int_equal(p.n_query_slots, 7);
+}
+
 static void few_sequences_leave_memory_to_blocks(void **state)
 {
     (void)state;
@@ -193,6 +257,28 @@ static void options_decide_the_plan(void **state)
     assert_int_equal(p.n_query_slots, 0);
     assert_int_equal(p.planes, 0);
     assert_true(p.concurrency_capped > 0);
+
+    /* Declared selectors add digests, and slots if one predicts: the rings of the policy and of the
+     * selector share the slots, which have the rows of the larger. */
+    c->kv.policy = CN_KV_FULL;
+    c->block_tokens = 64;
+    c->kv_selectors = 1U << CN_SELECT_DS;
+    assert_int_equal(cn_memory_plan_make(&p, c, &m, &cpu), CN_OK);
+    assert_int_equal(p.planes, 1U << CN_PLANE_LABELS | 1U << CN_PLANE_SCALES);
+    assert_int_equal(p.block_bytes, block_bytes + 6 * 2 * 64 * (64 / 8 + 2));
+    assert_int_equal(p.n_query_slots + p.window_tokens, 0);
+    c->kv.select = CN_SELECT_SPADE;
+    c->kv.select_window = 12;
+    assert_int_equal(cn_memory_plan_make(&p, c, &m, &cpu), CN_OK);
+    assert_int_equal(p.window_tokens, 13);
+    assert_true(p.n_query_slots > 0 && p.n_max_blocks == 0);
+    c->kv_policies |= 1U << CN_KV_ZIP;
+    c->kv.window_tokens = 48;
+    assert_int_equal(cn_memory_plan_make(&p, c, &m, &cpu), CN_OK);
+    assert_int_equal(p.window_tokens, 48);
+    c->kv.select_window = 60;
+    assert_int_equal(cn_memory_plan_make(&p, c, &m, &cpu), CN_OK);
+    assert_int_equal(p.window_tokens, 61);
     cn_config_free(c);
 }
 
@@ -238,6 +324,8 @@ int main(void)
         cmocka_unit_test(equations_of_the_paper_hold),
         cmocka_unit_test(memory_is_used_and_never_exceeded),
         cmocka_unit_test(full_kv_has_no_slots),
+        cmocka_unit_test(digests_are_planes_of_a_block),
+        cmocka_unit_test(rings_without_a_cap_take_five_percent),
         cmocka_unit_test(few_sequences_leave_memory_to_blocks),
         cmocka_unit_test(options_decide_the_plan),
         cmocka_unit_test(swap_space_holds_whole_requests),

@@ -170,6 +170,98 @@ static void weights_that_do_not_fit_are_refused(void **state)
     assert_int_equal(cn_start_plan_make(&p, r->config, &r->model, &r->device), CN_ERR_MEMORY);
 }
 
+/* ---- selection ---- */
+
+static uint64_t item_bytes(const cn_start_plan *p, const char *name)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < p->n_items; i++)
+        if (strcmp(p->items[i].name, name) == 0) bytes += p->items[i].bytes;
+    return bytes;
+}
+
+/* `exact` bytes, rounded up to the backend's alignment. */
+static void has_item(const rig *r, const cn_start_plan *p, const char *name, uint64_t exact)
+{
+    if (item_bytes(p, name) != cn_round_up(exact, r->cpu->mem_align))
+        fail_msg("%s: %llu bytes: expected %llu", name, (unsigned long long)item_bytes(p, name),
+                 (unsigned long long)exact);
+}
+
+/* The items that each selector needs: 6 layers, 8 query heads and 2 kv heads of 64. A step has 16
+ * rows; lists have 256 tokens and up to 16 sinks. */
+static void selectors_add_their_items(void **state)
+{
+    rig *r = *state;
+    const uint64_t scores = 16 * 8192, rows = 16;
+    set(r, "max-num-seqs", "16");
+    set(r, "kv-cache-memory-bytes", "64M");
+    set(r, "select-tokens", "200"); /* rounded up to blocks of 64 */
+    set(r, "select-tiles", "9");
+    cn_start_plan p = plan_of(r, r->cpu);
+    assert_int_equal(p.select_bytes, 0);
+    assert_int_equal(item_bytes(&p, "selection scores") + item_bytes(&p, "labels"), 0);
+
+    set(r, "kv-select", "random");
+    p = plan_of(r, r->cpu);
+    has_item(r, &p, "selection scores", scores * 2 * 2);
+    has_item(r, &p, "selection logits", scores * 8 * 4);
+    has_item(r, &p, "selected tokens", rows * 2 * (256 + 16) * 4);
+    assert_int_equal(item_bytes(&p, "selected tiles") + item_bytes(&p, "predicted queries"), 0);
+    assert_int_equal(item_bytes(&p, "label channels") + item_bytes(&p, "labels"), 0);
+    assert_int_equal(p.kv.planes, 0);
+
+    set(r, "kv-selectors", "tls");
+    p = plan_of(r, r->cpu);
+    has_item(r, &p, "selected tiles", rows * 2 * 9 * 4);
+    has_item(r, &p, "label channels", 6 * 2 * 16);
+    const uint64_t slots = 6ull * 2 * p.kv.n_blocks * 64;
+    has_item(r, &p, "labels", slots * 8);
+    has_item(r, &p, "label scales", slots * 2);
+    has_item(r, &p, "bounds of tiles", slots / 64 * 2 * 64 * 4);
+    assert_int_equal(item_bytes(&p, "bounds of pages") + item_bytes(&p, "query slots"), 0);
+
+    set(r, "kv-selectors", "quest,spade");
+    p = plan_of(r, r->cpu);
+    has_item(r, &p, "bounds of pages", 6ull * 2 * p.kv.n_blocks * 64 / 16 * 2 * 64 * 4);
+    has_item(r, &p, "predicted queries", rows * 6 * 8 * 64 * 4);
+    has_item(r, &p, "query slots", p.kv.n_query_slots * 6ull * 17 * 8 * 64 * 4);
+    assert_int_equal(item_bytes(&p, "selected tiles") + item_bytes(&p, "bounds of tiles"), 0);
+    assert_int_equal(p.select_bytes,
+                     item_bytes(&p, "selection scores") + item_bytes(&p, "selection logits") +
+                         item_bytes(&p, "selected tokens") + item_bytes(&p, "predicted queries") +
+                         item_bytes(&p, "label channels"));
+
+    /* The scores of a step of many long requests stop at a million candidates. */
+    set(r, "max-num-seqs", "1024");
+    p = plan_of(r, r->cpu);
+    has_item(r, &p, "selection scores", (1u << 20) * 2 * 2);
+    set(r, "max-num-seqs", "256");
+    set(r, "kv-selectors", "none");
+    set(r, "kv-select", "none");
+    set(r, "kv-cache-memory-bytes", "0");
+    set(r, "select-tokens", "2048");
+    set(r, "select-tiles", "128");
+}
+
+static void sizes_that_exclude_selectors_are_refused(void **state)
+{
+    rig *r = *state;
+    cn_config *c = r->config;
+    assert_int_equal(cn_start_check_selectors(c, &r->model, 16), CN_OK);
+    set(r, "kv-selectors", "ds");
+    assert_int_equal(cn_start_check_selectors(c, &r->model, 64), CN_OK);
+    assert_int_equal(cn_start_check_selectors(c, &r->model, 32), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "--block-size 32"));
+    set(r, "select-dense-layers", "5");
+    assert_int_equal(cn_start_check_selectors(c, &r->model, 64), CN_OK);
+    set(r, "select-dense-layers", "6");
+    assert_int_equal(cn_start_check_selectors(c, &r->model, 64), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "--select-dense-layers 6"));
+    set(r, "select-dense-layers", "2");
+    set(r, "kv-selectors", "none");
+}
+
 /* ---- allocating ---- */
 
 static uint64_t device_taken, host_taken;
@@ -213,6 +305,7 @@ static void the_plan_is_what_is_allocated(void **state)
     be.mem_free = be.host_free = counting_free;
     set(r, "kv-policy", "zip");
     set(r, "swap-space", "0.25");
+    set(r, "kv-selectors", "quest,tls,spade");
     device_bytes = (size_t)1 << 30;
     const cn_start_plan p = plan_of(r, &be);
     cn_engine *e = cn_calloc(1, sizeof *e);
@@ -222,6 +315,9 @@ static void the_plan_is_what_is_allocated(void **state)
     assert_int_equal(device_taken, cn_start_plan_bytes(&p));
     assert_int_equal(host_taken, cn_start_part_bytes(&p, CN_PART_HOST));
     assert_true(e->pools.kv && e->pools.score && e->pools.q_window && e->swap_memory);
+    assert_true(e->pools.digest.labels && e->pools.digest.scales && e->pools.digest.channels);
+    assert_true(e->pools.digest.bounds_16 && e->pools.digest.bounds_64 && e->select.predicted);
+    assert_true(e->select.score && e->select.logits && e->select.list && e->select.tiles);
     assert_true(e->weights_memory && e->flights[1].host_top && e->compress_scratch);
     cn_start_plan_free(&p, &be, e);
     assert_int_equal(n_taken, 0);
@@ -234,6 +330,7 @@ static void the_plan_is_what_is_allocated(void **state)
     }
     cn_free(e);
     set(r, "kv-policy", "full");
+    set(r, "kv-selectors", "none");
     set(r, "swap-space", "0");
 }
 
@@ -245,6 +342,8 @@ int main(void)
         cmocka_unit_test(a_given_kv_size_is_used),
         cmocka_unit_test(a_given_kv_size_decides_the_device_memory),
         cmocka_unit_test(weights_that_do_not_fit_are_refused),
+        cmocka_unit_test(selectors_add_their_items),
+        cmocka_unit_test(sizes_that_exclude_selectors_are_refused),
         cmocka_unit_test(the_plan_is_what_is_allocated),
     };
     return cmocka_run_group_tests_name("start_plan", tests, setup, teardown);

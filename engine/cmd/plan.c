@@ -5,7 +5,8 @@
  * Expected tokens/s is an upper bound from two measurements of a fraction of a second. One is how
  * fast the backend's GEMM reads a weight matrix for one row. The other is how fast it multiplies
  * the matrix for as many rows as requests run at once. The model of a step is the GEMMs of all
- * parameters, plus one read of all resident K and V at the first speed. */
+ * parameters, plus one read at the first speed of all resident K and V, or of what the default
+ * selector reads instead (engine/select_cost.h). */
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,7 @@
 #include "compress/policy.h"
 #include "engine/backend.h"
 #include "engine/cmd/command.h"
+#include "engine/cmd/plan_select.h"
 #include "engine/start_plan.h"
 
 typedef struct plan_report {
@@ -24,6 +26,7 @@ typedef struct plan_report {
     uint32_t max_model_len;
     uint32_t running;         /* requests at once, with the default policy */
     uint32_t resident_tokens; /* mean of a request */
+    cn_plan_selection selection;
     double read_bytes_per_s, flops_per_s, tokens_per_s;
 } plan_report;
 
@@ -89,9 +92,9 @@ static cn_status measure(cn_backend *be, cn_stream *s, plan_report *r)
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
         if (memory[i]) be->mem_free(be, memory[i]);
     CN_TRY(status);
-    const uint32_t b = r->memory.block_tokens;
-    const double token_bytes = (double)r->memory.block_bytes / b;
-    const double kv_bytes = token_bytes * r->resident_tokens * r->running;
+    const cn_plan_selection *sel = &r->selection;
+    const double kv_bytes =
+        cn_select_row_bytes(&sel->shape, &sel->kv, r->resident_tokens) * r->running;
     const double params = (double)cn_model_config_n_params(&r->model);
     const double step_s =
         2 * params * r->running / r->flops_per_s + kv_bytes / r->read_bytes_per_s;
@@ -140,6 +143,7 @@ static cn_status fill(plan_report *r, cn_backend *be, cn_stream *s)
     const uint32_t half_tokens = cn_max_u32(r->memory.max_request_tokens / 2, 1);
     r->resident_tokens = capped ? cn_min_u32(budget_tokens(r), r->max_model_len) : half_tokens;
     r->running = cn_max_u32(r->running, 1);
+    CN_TRY(cn_plan_selection_make(&r->selection, c, &r->model, &r->start, be));
     return measure(be, s, r);
 }
 
@@ -204,6 +208,7 @@ static void print_table(const plan_report *r)
                p->n_swap_blocks, p->n_swap_windows, p->n_swap_requests, budget_tokens(r));
     }
     print_concurrency(r);
+    cn_plan_selection_print(&r->selection);
 }
 
 static cn_status print_json(const plan_report *r)
@@ -212,7 +217,7 @@ static cn_status print_json(const plan_report *r)
     const cn_memory_plan *p = &r->memory;
     json_t *json = json_pack(
         "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
-        "s:f, s:f, s:f}",
+        "s:f, s:f, s:f, s:o}",
         "architecture", m->architecture, "parameters", (json_int_t)cn_model_config_n_params(m),
         "weight_bytes", (json_int_t)cn_start_part_bytes(&r->start, CN_PART_WEIGHTS),
         "workspace_bytes", (json_int_t)workspace_bytes(r), "kv_bytes",
@@ -226,7 +231,7 @@ static cn_status print_json(const plan_report *r)
         (json_int_t)p->swap_bytes, "swap_requests", (json_int_t)p->n_swap_requests,
         "read_bytes_per_s",
         r->read_bytes_per_s, "flops_per_s", r->flops_per_s, "expected_tokens_per_s",
-        r->tokens_per_s);
+        r->tokens_per_s, "selection", cn_plan_selection_json(&r->selection));
     char *text = json ? json_dumps(json, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) : NULL;
     json_decref(json);
     if (!text) return cn_fail(CN_ERR_MEMORY, "out of memory for the plan");
