@@ -24,8 +24,9 @@
 cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_config *m,
                           uint64_t least_bytes);
 
-/* CN_ERR_DEVICE names the first missing op that every model or one of the policies needs, or the
- * first policy that the backend does not support. Bit i of `policies` is cn_kv_policy i. */
+/* CN_ERR_DEVICE names the first missing op that every model, one of the policies or one of the
+ * selectors needs, or the first policy that the backend does not support. Bit i of `policies` is
+ * cn_kv_policy i, bit i of `selectors` cn_kv_select i. */
 cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t selectors);
 
 /* Loads cinch-cuda.so and opens its backend. Sets base, version and header_sum of the options.

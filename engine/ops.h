@@ -318,7 +318,7 @@ typedef struct cn_digest_args {
     uint32_t n;
 } cn_digest_args;
 
-/* Predicts the next query of each sequence from its ring (paper AsyncSpade §3, DESIGN.md §6.4).
+/* Predicts the next query of each sequence from its ring (AsyncSpade §3 and §4.2, DESIGN.md §6.4).
  * The rows used are those of positions newest, newest - 1, ..., newest - n_window, as far as they
  * exist. With n_window 1, or with one row, the result is the newest query. With `rotate` all rows
  * are rotated to position newest + 1 before they are used. */

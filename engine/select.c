@@ -11,7 +11,8 @@ enum {
     MOST_CANDIDATES = 1 << 20
 };
 
-typedef enum array {
+/* Arrays of u32 by row; those of the stages follow, stage by stage. */
+typedef enum row_array {
     DENSE_LEN,
     LIST_LEN,
     TAIL,
@@ -22,14 +23,10 @@ typedef enum array {
     NEWEST,
     MODULUS,
     N_WINDOW,
-    STAGE_ARRAYS, /* then, for each stage: */
-    FIRST = 0,
-    N,
-    BASE,
-    K,
-    N_STAGE_ARRAYS,
-    N_U32_ARRAYS = STAGE_ARRAYS + CN_SELECT_STAGES * N_STAGE_ARRAYS
-} array;
+    N_ROW_ARRAYS
+} row_array;
+typedef enum stage_array { FIRST, N, BASE, K, N_STAGE_ARRAYS } stage_array;
+enum { N_U32_ARRAYS = N_ROW_ARRAYS + CN_SELECT_STAGES * N_STAGE_ARRAYS };
 
 /* Offsets in the memory of a step's arrays. */
 static size_t u32_at(uint32_t rows, uint32_t i)
@@ -54,13 +51,16 @@ cn_select_scratch cn_select_scratch_sizes(const cn_select_limits *l)
     const cn_selector_needs needs = cn_selectors_need(l->selectors);
     if (!needs.any) return (cn_select_scratch){0};
     const uint64_t all = (uint64_t)l->max_rows * l->max_model_len;
-    const uint32_t list = (uint32_t)cn_round_up(l->max_tokens, l->block_tokens) +
-                          (uint32_t)cn_round_up(l->max_sinks, CN_DIGEST_PAGE);
+    /* A list is shorter than its sequence, because a step without more candidates is dense. */
+    const uint64_t list = cn_round_up(l->max_tokens, l->block_tokens) +
+                          cn_round_up(l->max_sinks, CN_DIGEST_PAGE);
+    const uint32_t longest = (uint32_t)cn_round_up(l->max_model_len, CN_DIGEST_PAGE);
     return (cn_select_scratch){
         .room = cn_max_u32(all < MOST_CANDIDATES ? (uint32_t)all : MOST_CANDIDATES,
                            l->max_model_len),
-        .list_stride = list,
-        .tile_stride = needs.tiles ? l->max_tiles : 0,
+        .list_stride = list < longest ? (uint32_t)list : longest,
+        .tile_stride =
+            needs.tiles ? cn_min_u32(l->max_tiles, cn_max_u32(longest / CN_DIGEST_TILE, 1)) : 0,
     };
 }
 
@@ -71,9 +71,9 @@ static uint32_t *u32_array(const cn_select_builder *b, char *base, uint32_t i)
     return (uint32_t *)(void *)(base + u32_at(b->max_rows, i));
 }
 
-static uint32_t *stage_array(const cn_select_builder *b, char *base, uint32_t stage, array a)
+static uint32_t *of_stage(const cn_select_builder *b, char *base, uint32_t stage, stage_array a)
 {
-    return u32_array(b, base, STAGE_ARRAYS + stage * N_STAGE_ARRAYS + a);
+    return u32_array(b, base, N_ROW_ARRAYS + stage * N_STAGE_ARRAYS + a);
 }
 
 static cn_sel_stage *stages_of(const cn_select_builder *b, char *base, uint32_t stage)
@@ -104,10 +104,10 @@ cn_status cn_select_builder_init(cn_select_builder *b, uint32_t max_rows, uint32
     v->rotate = (const uint8_t *)device + byte_at(max_rows, 1);
     for (uint32_t i = 0; i < CN_SELECT_STAGES; i++)
         v->stage[i] = (cn_select_stage_view){.stage = stages_of(b, device, i),
-                                             .first = stage_array(b, device, i, FIRST),
-                                             .n = stage_array(b, device, i, N),
-                                             .base = stage_array(b, device, i, BASE),
-                                             .k = stage_array(b, device, i, K)};
+                                             .first = of_stage(b, device, i, FIRST),
+                                             .n = of_stage(b, device, i, N),
+                                             .base = of_stage(b, device, i, BASE),
+                                             .k = of_stage(b, device, i, K)};
     v->ranges = b->ranges;
     return CN_OK;
 }
@@ -139,7 +139,7 @@ static void place_candidates(cn_select_builder *b, char *host, uint32_t row,
     bool fits = range != NULL;
     uint32_t first[CN_SELECT_STAGES];
     for (uint32_t i = 0; fits && i < CN_SELECT_STAGES; i++) {
-        first[i] = stage_array(b, host, i, FIRST)[row - 1] + stage_array(b, host, i, N)[row - 1];
+        first[i] = of_stage(b, host, i, FIRST)[row - 1] + of_stage(b, host, i, N)[row - 1];
         fits = (uint64_t)first[i] + n[i] <= b->room;
     }
     if (!fits) {
@@ -149,8 +149,8 @@ static void place_candidates(cn_select_builder *b, char *host, uint32_t row,
     }
     range->end = row + 1;
     for (uint32_t i = 0; i < CN_SELECT_STAGES; i++) {
-        stage_array(b, host, i, FIRST)[row] = first[i];
-        stage_array(b, host, i, N)[row] = n[i];
+        of_stage(b, host, i, FIRST)[row] = first[i];
+        of_stage(b, host, i, N)[row] = n[i];
     }
 }
 
@@ -170,8 +170,8 @@ static void build_row(cn_select_builder *b, char *host, uint32_t row, const cn_p
     place_candidates(b, host, row, s.n);
     for (uint32_t i = 0; i < CN_SELECT_STAGES; i++) {
         stages_of(b, host, i)[row] = s.stage[i];
-        stage_array(b, host, i, BASE)[row] = s.base[i];
-        stage_array(b, host, i, K)[row] = s.k[i];
+        of_stage(b, host, i, BASE)[row] = s.base[i];
+        of_stage(b, host, i, K)[row] = s.k[i];
         b->view.stage[i].n_active += s.stage[i].active;
     }
     b->view.n_listed += s.listed;

@@ -15,7 +15,7 @@ typedef struct cn_select_scratch {
     void *logits;    /* f32 [room, hq] */
     void *list;      /* u32 [rows, hk, list_stride] */
     void *tiles;     /* u32 [rows, hk, tile_stride]; NULL without `tls` */
-    void *predicted; /* act [rows, L, hq, d]; NULL without selectors that predict */
+    void *predicted; /* act [rows, layers that select, hq, d]; NULL if no selector predicts */
     uint32_t room;   /* candidates of one launch of `score`, all its sequences */
     uint32_t list_stride, tile_stride;
 } cn_select_scratch;
@@ -47,12 +47,13 @@ typedef struct cn_select_view {
     uint32_t n_ranges;
 } cn_select_view;
 
-/* Sizes of the scratch for these declarations (bits of cn_kv_select), the largest list and the
- * largest step. Pointers are left NULL. */
 typedef struct cn_select_limits {
-    uint32_t selectors, max_tokens, max_tiles, block_tokens, max_sinks;
-    uint32_t max_rows, max_model_len;
+    uint32_t selectors;                        /* bit i is cn_kv_select i */
+    uint32_t max_tokens, max_tiles, max_sinks; /* of a request */
+    uint32_t block_tokens, max_model_len;
+    uint32_t max_rows; /* of a step */
 } cn_select_limits;
+/* Sizes of the scratch, all 0 without selectors. Pointers are left NULL. */
 cn_select_scratch cn_select_scratch_sizes(const cn_select_limits *l);
 
 /* Bytes of the arrays of a step of at most max_rows rows. */
@@ -62,7 +63,7 @@ size_t cn_select_bytes(uint32_t max_rows);
 typedef struct cn_select_builder {
     uint32_t max_rows, block_tokens, room;
     uint32_t seed;               /* of selector `random` */
-    cn_row_range *ranges;     /* [max_rows] */
+    cn_row_range *ranges;        /* [max_rows] */
     cn_select_view view;         /* device pointers */
 } cn_select_builder;
 
@@ -73,11 +74,12 @@ cn_status cn_select_builder_init(cn_select_builder *b, uint32_t max_rows, uint32
 void cn_select_builder_free(cn_select_builder *b);
 
 /* Writes the arrays of the plan's decode rows to `host` (cn_select_bytes) and the view's numbers.
- * Returns false when no row selects; host is then untouched. */
+ * Returns false when every row attends to all tokens; the arrays and the view then have no
+ * meaning. */
 bool cn_select_build(cn_select_builder *b, const cn_plan *plan, char *host);
 
-/* Appends the tiles of 64 tokens that the rows of a plan complete to tiles, which has room for
- * max_batched_tokens / 64 + max_seqs; returns their number. Rows of compressed sequences have
+/* Writes the tiles of 64 tokens that the rows of a plan complete to `tiles`, which has room for
+ * max_batched_tokens / 64 + max_seqs. Returns their number. Rows of compressed sequences have
  * none: their slots are not positions. */
 uint32_t cn_select_completed_tiles(const cn_plan *plan, uint32_t block_tokens,
                                    cn_digest_tile *tiles);

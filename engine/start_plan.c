@@ -142,6 +142,7 @@ static void add_selection(cn_start_plan *p, const sizes *z)
     const cn_select_scratch s =
         cn_start_select_scratch(z->c, m, cn_planner_block_tokens(z->c, z->be));
     const uint64_t rows = cn_start_max_rows(z->c), q_elems = (uint64_t)m->n_heads * m->head_dim;
+    const uint32_t n_selecting = m->n_layers - cn_min_u32(z->c->select_dense_layers, m->n_layers);
     const size_t at = offsetof(cn_engine, select);
     add(p, z->be, "selection scores", CN_PART_STEPS,
         (uint64_t)s.room * m->n_kv_heads * sizeof(uint16_t),
@@ -156,7 +157,7 @@ static void add_selection(cn_start_plan *p, const sizes *z)
         at + offsetof(cn_select_scratch, tiles));
     if (needs.slots)
         add(p, z->be, "predicted queries", CN_PART_STEPS,
-            rows * m->n_layers * q_elems * cn_dtype_bytes(z->be->act_dtype),
+            rows * n_selecting * q_elems * cn_dtype_bytes(z->be->act_dtype),
             at + offsetof(cn_select_scratch, predicted));
     if (needs.labels)
         add(p, z->be, "label channels", CN_PART_STEPS,

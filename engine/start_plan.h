@@ -46,6 +46,8 @@ typedef struct cn_start_plan {
 uint32_t cn_start_max_rows(const cn_config *c);
 uint32_t cn_start_max_tokens(const cn_config *c);
 uint32_t cn_start_max_model_len(const cn_config *c, const cn_model_config *m);
+cn_batch_opts cn_start_batch_opts(const cn_config *c, const cn_model_config *m,
+                                  uint32_t block_tokens, uint32_t window_tokens);
 /* CN_ERR_ARG when selectors are declared and the block size or the dense layers exclude them. */
 cn_status cn_start_check_selectors(const cn_config *c, const cn_model_config *m,
                                    uint32_t block_tokens);
@@ -54,8 +56,6 @@ cn_select_scratch cn_start_select_scratch(const cn_config *c, const cn_model_con
                                           uint32_t block_tokens);
 /* CN_ERR_ARG when --max-model-len exceeds the positions of the model. */
 cn_status cn_start_check_model_len(const cn_config *c, const cn_model_config *m);
-cn_batch_opts cn_start_batch_opts(const cn_config *c, const cn_model_config *m,
-                                  uint32_t block_tokens, uint32_t window_tokens);
 
 /* CN_ERR_MEMORY when the parts do not fit, or when the KV memory is too small for one request. The
  * text has the numbers and the option to change. */

@@ -52,7 +52,7 @@ typedef struct cn_seq_sched {
     uint32_t lost_tokens;  /* n_computed when it was preempted */
     bool was_admitted;
     bool by_floor; /* batch, admitted past interactive ones: never preempted or swapped for them */
-    bool leaves;   /* chosen to make way for an interactive sequence; only within sched_way.c */
+    bool leaves;   /* chosen to leave the batch for an interactive one; only within sched_way.c */
 
     /* SWAPPED: table[0, n_host) names its blocks in the swap space; host_window is its window there
      * if it needs a slot. */

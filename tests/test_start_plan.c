@@ -224,13 +224,21 @@ static void selectors_add_their_items(void **state)
     set(r, "kv-selectors", "quest,spade");
     p = plan_of(r, r->cpu);
     has_item(r, &p, "bounds of pages", 6ull * 2 * p.kv.n_blocks * 64 / 16 * 2 * 64 * 4);
-    has_item(r, &p, "predicted queries", rows * 6 * 8 * 64 * 4);
+    has_item(r, &p, "predicted queries", rows * (6 - 2) * 8 * 64 * 4);
     has_item(r, &p, "query slots", p.kv.n_query_slots * 6ull * 17 * 8 * 64 * 4);
     assert_int_equal(item_bytes(&p, "selected tiles") + item_bytes(&p, "bounds of tiles"), 0);
     assert_int_equal(p.select_bytes,
                      item_bytes(&p, "selection scores") + item_bytes(&p, "selection logits") +
                          item_bytes(&p, "selected tokens") + item_bytes(&p, "predicted queries") +
                          item_bytes(&p, "label channels"));
+
+    /* No list is longer than the context. */
+    set(r, "select-tokens", "1073741824");
+    set(r, "select-tiles", "16777216");
+    set(r, "kv-selectors", "tls");
+    p = plan_of(r, r->cpu);
+    has_item(r, &p, "selected tokens", rows * 2 * 8192 * 4);
+    has_item(r, &p, "selected tiles", rows * 2 * (8192 / 64) * 4);
 
     /* The scores of a step of many long requests stop at a million candidates. */
     set(r, "max-num-seqs", "1024");

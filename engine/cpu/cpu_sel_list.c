@@ -1,8 +1,8 @@
 /* cpu_sel_list.c - select: the best candidates of each unit, in ascending order. Tasks are units.
  *
- * Two histograms, of the high and of the low byte of the scores, give the lowest selected score.
- * One pass then takes all candidates above it and the newest of those equal to it. Time is linear
- * in the number of candidates. */
+ * The lowest selected score is found bit by bit: each of 16 passes counts the scores that are at
+ * least a value. One more pass takes all candidates above the lowest selected score and the newest
+ * of those equal to it. Time is linear in the number of candidates. */
 #include "engine/cpu/cpu_ops.h"
 
 enum { COUNT_BLOCK = 32768 /* scores that are counted in 16 bits */ };
