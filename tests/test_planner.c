@@ -257,11 +257,25 @@ static void options_decide_the_plan(void **state)
     assert_int_equal(p.n_query_slots, 0);
     assert_int_equal(p.planes, 0);
     assert_true(p.concurrency_capped > 0);
+    cn_config_free(c);
+}
 
-    /* Declared selectors add digests, and slots if one predicts: the rings of the policy and of the
-     * selector share the slots, which have the rows of the larger. */
-    c->kv.policy = CN_KV_FULL;
-    c->block_tokens = 64;
+/* Declared selectors add digests, and query slots if one predicts. The windows of policies and the
+ * rings of selectors share the slots, which have the rows of the larger. */
+static void selectors_decide_the_plan(void **state)
+{
+    (void)state;
+    const cn_backend cpu = {.name = "any",
+                            .kv_dtype = CN_F32,
+                            .act_dtype = CN_F32,
+                            .default_block_tokens = 64};
+    const cn_model_config m = {.n_layers = 6, .n_heads = 8, .n_kv_heads = 2, .head_dim = 64,
+                               .max_position = 8192};
+    const uint64_t block_bytes = 6 * 2 * 64 * 2 * 64 * 4;
+    cn_memory_plan p;
+    cn_config *c = cn_config_create();
+    assert_non_null(c);
+    c->kv_cache_memory_bytes = 64 << 20;
     c->kv_selectors = 1U << CN_SELECT_DS;
     assert_int_equal(cn_memory_plan_make(&p, c, &m, &cpu), CN_OK);
     assert_int_equal(p.planes, 1U << CN_PLANE_LABELS | 1U << CN_PLANE_SCALES);
@@ -328,6 +342,7 @@ int main(void)
         cmocka_unit_test(rings_without_a_cap_take_five_percent),
         cmocka_unit_test(few_sequences_leave_memory_to_blocks),
         cmocka_unit_test(options_decide_the_plan),
+        cmocka_unit_test(selectors_decide_the_plan),
         cmocka_unit_test(swap_space_holds_whole_requests),
         cmocka_unit_test(impossible_plans_name_numbers_and_options),
     };
