@@ -1,8 +1,7 @@
 /* select_step.c - see select_step.h. */
 #include "engine/select_step.h"
 
-/* Ridge of the regression, times the mean diagonal of the Gram matrix (sparse attention is not
- * sensitive to it: DESIGN.md §6.4). */
+/* eps of DESIGN.md §6.4. The paper gives no value. */
 static const float RIDGE = 0.01f;
 
 cn_status cn_select_predict(const cn_select_step *p)

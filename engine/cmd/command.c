@@ -17,7 +17,7 @@ static const cn_command commands[] = {
     {"serve", "--model DIR", "answer over HTTP with OpenAI's API",
      ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_SHARING | CN_SECTION_SERVE, cn_cmd_serve},
     {"compare", "--model DIR -i IN.jsonl [MORE.jsonl...] --arms full,zip:384,window:384",
-     "compare compressed KV with full KV: quality, agreement, speed, memory",
+     "compare compressed KV and selectors with full KV: quality, agreement, speed, memory",
      ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_PROMPTS | CN_SECTION_COMPARE,
      cn_cmd_compare},
     {"bench", "throughput|serve --model DIR", "measure the throughput of an engine, or a server",

@@ -333,8 +333,8 @@ static const cn_option options[] = {
 
     ROW(COMPARE, "arms", STRING, arms, NULL, .flags = REQUIRED,
         .help = "what to compare with full KV: a comma-separated list of "
-                "policy[:budget[:key=value...]]; keys as in a request's kv object, a switch as "
-                "key or no-key"),
+                "policy[:budget[:key=value...]] and selector[:select_tokens[:key=value...]]; keys "
+                "as in a request's kv object, a switch as key or no-key"),
     ROW(COMPARE, "continue-field", STRING, continue_field, NULL,
         .help = "force the text of this field after the prompt under every arm and report its "
                 "likelihood; prompts are then plain text, not chats"),
