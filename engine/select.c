@@ -178,10 +178,13 @@ static void build_row(cn_select_builder *b, char *host, uint32_t row, const cn_p
     b->view.n_dense += !s.listed;
 }
 
-static bool any_selects(const cn_plan *plan)
+bool cn_select_any_listed(const cn_plan *plan, uint32_t block_tokens)
 {
-    for (uint32_t r = 0; r < plan->n_decode; r++)
-        if (plan->rows[r].seq->kv.select != CN_SELECT_NONE) return true;
+    for (uint32_t i = 0; i < plan->n_decode; i++) {
+        const cn_plan_row *r = &plan->rows[i];
+        const cn_seq *q = r->seq;
+        if (cn_select_span_at(&q->kv, q->n_prompt, r->first_pos, block_tokens).listed) return true;
+    }
     return false;
 }
 
@@ -190,9 +193,9 @@ bool cn_select_build(cn_select_builder *b, const cn_plan *plan, char *host)
     cn_select_view *v = &b->view;
     v->n_listed = v->n_dense = v->n_predicted = v->n_ranges = 0;
     for (uint32_t i = 0; i < CN_SELECT_STAGES; i++) v->stage[i].n_active = 0;
-    if (!any_selects(plan)) return false;
+    if (!cn_select_any_listed(plan, b->block_tokens)) return false;
     for (uint32_t r = 0; r < plan->n_decode; r++) build_row(b, host, r, &plan->rows[r]);
-    return v->n_listed > 0;
+    return true;
 }
 
 uint32_t cn_select_completed_tiles(const cn_plan *plan, uint32_t block_tokens,

@@ -73,9 +73,11 @@ cn_status cn_select_builder_init(cn_select_builder *b, uint32_t max_rows, uint32
                                  uint32_t room, uint32_t seed, char *device);
 void cn_select_builder_free(cn_select_builder *b);
 
+/* Some decode row of the plan attends to a list. */
+bool cn_select_any_listed(const cn_plan *plan, uint32_t block_tokens);
+
 /* Writes the arrays of the plan's decode rows to `host` (cn_select_bytes) and the view's numbers.
- * Returns false when every row attends to all tokens; the arrays and the view then have no
- * meaning. */
+ * Returns false when no row attends to a list; host is then untouched. */
 bool cn_select_build(cn_select_builder *b, const cn_plan *plan, char *host);
 
 /* Writes the tiles of 64 tokens that the rows of a plan complete to `tiles`, which has room for

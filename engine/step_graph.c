@@ -60,6 +60,8 @@ uint32_t cn_step_graph_rows(const cn_engine *e, const cn_plan *plan)
     if (e->n_graph_buckets == 0 || plan->n_decode != plan->n_rows || plan->n_forks > 0) return 0;
     for (uint32_t i = 0; i < plan->n_rows; i++)
         if (!plan->rows[i].wants_sample) return 0;
+    /* A recorded step attends to all tokens. */
+    if (cn_select_any_listed(plan, e->plan.kv.block_tokens)) return 0;
     return bucket_rows(bucket_of(plan->n_rows));
 }
 

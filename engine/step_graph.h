@@ -6,8 +6,8 @@
  * A graph has a fixed number of rows, its bucket; a smaller step is padded. Everything that changes
  * between steps is in device arrays (engine/batch.h). Their addresses are fixed, except that steps
  * alternate between two sets of output arrays (cn_flight); each bucket is therefore recorded once
- * for each set. Only steps in which every row decodes and samples are replayed. Others run op by
- * op. */
+ * for each set. Only steps in which every row decodes, samples and attends to all its tokens are
+ * replayed. Others run op by op. */
 #ifndef CN_STEP_GRAPH_H
 #define CN_STEP_GRAPH_H
 

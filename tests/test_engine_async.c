@@ -4,11 +4,11 @@
  *     test_engine_async [SEEDS [FIRST [cuda]]]
  *
  * A seed draws a model with random weights, an engine, and requests that arrive over time. They
- * have different policies, budgets, scores and classes, shared prefixes and samples; some are
- * greedy, some are cancelled. The scenario runs twice, the second time synchronously and without
- * swap space. The seed also chooses when an event commits: whenever the worker thread is done, as
- * late as possible, as early as possible, or together with all others. In the first case the timing
- * varies between runs of a seed. The thread sanitizer checks all cases (TSAN_TESTS).
+ * have different policies, selectors, budgets, scores and classes, shared prefixes and samples;
+ * some are greedy, some are cancelled. The scenario runs twice, the second time synchronously and
+ * without swap space. The seed also chooses when an event commits: whenever the worker thread is
+ * done, as late as possible, as early as possible, or together with all others. In the first case
+ * the timing varies between runs of a seed. The thread sanitizer checks all cases (TSAN_TESTS).
  *
  * On a GPU with --batch-invariant, a token's bits depend on whether a prefill or a decode step made
  * its keys. There memory is ample, prompts are computed at once, and only tokens are compared. */
@@ -20,13 +20,16 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "compress/selector.h"
 #include "engine/engine_state.h"
 #include "tests/lib/late_device.h"
 #include "tests/lib/paged_batch.h"
 #include "tests/lib/run_engine.h"
 #include "tests/lib/scratch_dir.h"
 
-enum { MAX_REQUESTS = 16, MAX_PROMPT = 120, MAX_OUTPUT = 120, MAX_OPTIONS = 44, CONTEXT = 256 };
+enum { MAX_REQUESTS = 16, MAX_PROMPT = 120, MAX_OUTPUT = 120, MAX_OPTIONS = 52, CONTEXT = 256 };
+/* Of engines with selectors. spade and last select from position 256 on. */
+enum { SELECT_CONTEXT = 400, SELECT_TOKENS = 64, SELECT_TILES = 3, SELECT_WINDOW = 8 };
 /* One in LATE_SHARE seeds also runs on the late device. Fewer do under the thread sanitizer,
  * because that device has no threads. */
 #if defined(__SANITIZE_THREAD__)
@@ -53,15 +56,16 @@ typedef struct scenario {
     scratch_dir dir; /* holds the model's config.json */
     char values[MAX_OPTIONS][32];
     const char *options[MAX_OPTIONS + 1]; /* name, value, ..., NULL */
-    uint32_t n_options, block, window, vocab;
+    uint32_t n_options, block, window, vocab, n_layers, context;
     ask asks[MAX_REQUESTS];
     uint32_t n_asks;
-    bool swaps;
+    bool swaps, selects;
 } scenario;
 
 /* Totals over all seeds, so that the test fails when nothing was tested. */
 static struct {
     uint64_t compressions, preemptions, cancelled, cached, beside, moved;
+    uint64_t selected[CN_N_SELECTORS]; /* steps, by selector */
 } seen;
 
 /* ---- when events commit ---- */
@@ -121,6 +125,7 @@ static void draw_model(scenario *x)
     static const uint32_t heads[][2] = {{1, 1}, {2, 1}, {4, 2}, {4, 1}, {6, 2}, {3, 3}, {8, 1}};
     const uint32_t *h = heads[below(x, sizeof heads / sizeof *heads)];
     x->vocab = between(x, 60, 200);
+    x->n_layers = between(x, 1, 3);
     char text[1024];
     int n = snprintf(text, sizeof text,
                      "{\"architectures\": [\"Qwen3ForCausalLM\"], \"model_type\": \"qwen3\","
@@ -130,8 +135,8 @@ static void draw_model(scenario *x)
                      "\"rope_theta\": 10000.0, \"rms_norm_eps\": 1e-6,"
                      "\"tie_word_embeddings\": true, \"hidden_act\": \"silu\","
                      "\"attention_bias\": false, \"initializer_range\": 0.4}",
-                     16 * between(x, 1, 4), 16 * between(x, 1, 4), between(x, 1, 3), h[0], h[1],
-                     16 * between(x, 1, 4), x->vocab, CONTEXT);
+                     16 * between(x, 1, 4), 16 * between(x, 1, 4), x->n_layers, h[0], h[1],
+                     16 * between(x, 1, 4), x->vocab, SELECT_CONTEXT);
     scratch_dir_open(&x->dir);
     scratch_dir_put(&x->dir, "config.json", text, (size_t)n);
     x->options[x->n_options++] = "model";
@@ -141,9 +146,24 @@ static void draw_model(scenario *x)
     set(x, "seed", below(x, 1000));
 }
 
+/* The CUDA backend lacks the ops of selection. */
+static void draw_selection(scenario *x)
+{
+    if (!x->selects) return;
+    x->options[x->n_options++] = "kv-selectors";
+    x->options[x->n_options++] = "oracle,quest,ds,tls,spade,last,random";
+    set(x, "select-tokens", SELECT_TOKENS);
+    set(x, "select-tiles", SELECT_TILES);
+    set(x, "select-window", SELECT_WINDOW);
+    set(x, "select-dense-layers", below(x, x->n_layers));
+}
+
 static void draw_engine(scenario *x)
 {
-    x->block = 16u << below(x, 2);
+    x->block = 16u << below(x, 4);
+    x->selects = x->block >= CN_DIGEST_TILE && !on_gpu;
+    x->context = x->selects ? SELECT_CONTEXT : CONTEXT;
+    set(x, "max-model-len", x->context);
     x->window = between(x, 1, 32);
     x->options[x->n_options++] = "kv-policies";
     x->options[x->n_options++] = "full,window,zip";
@@ -155,8 +175,9 @@ static void draw_engine(scenario *x)
     const uint32_t batched = between(x, 16, 200);
     set(x, "max-num-batched-tokens", on_gpu ? MAX_REQUESTS * MAX_PROMPT : batched);
     /* From a pool that just holds the longest request to a pool that holds all requests. */
-    const uint32_t n_blocks = CONTEXT / x->block + below(x, chance(x, 50) ? 4 : 30);
-    set(x, "num-gpu-blocks-override", on_gpu ? 3 * MAX_REQUESTS * CONTEXT / x->block : n_blocks);
+    const uint32_t most = (uint32_t)cn_ceil_div(x->context, x->block);
+    const uint32_t n_blocks = most + below(x, chance(x, 50) ? 4 : 30);
+    set(x, "num-gpu-blocks-override", on_gpu ? 3 * MAX_REQUESTS * most : n_blocks);
     set_switch(x, "hybrid-scheduling", chance(x, 80));
     set_switch(x, "enable-prefix-caching", chance(x, 70) && !on_gpu);
     x->options[x->n_options++] = "device";
@@ -164,6 +185,22 @@ static void draw_engine(scenario *x)
     if (on_gpu) set_switch(x, "batch-invariant", true);
     x->options[x->n_options++] = "async-scheduling";
     x->options[x->n_options++] = chance(x, 50) ? "on" : "off";
+    draw_selection(x);
+}
+
+static void draw_select(scenario *x, cn_kv_params *kv)
+{
+    if (!x->selects || chance(x, 50)) return;
+    kv->policy = CN_KV_FULL;
+    kv->select = (cn_kv_select)between(x, 1, CN_N_SELECTORS - 1);
+    kv->select_tokens = between(x, 1, SELECT_TOKENS);
+    kv->select_tiles = between(x, 2, SELECT_TILES);
+    kv->select_keys = (cn_select_keys)below(x, 2);
+    kv->select_group = (cn_select_group)below(x, 2);
+    kv->select_window = between(x, 1, SELECT_WINDOW);
+    kv->select_weights = (cn_select_weights)below(x, 3);
+    kv->select_rotate = chance(x, 70);
+    kv->recent_tokens = chance(x, 50) ? below(x, 65) : 0;
 }
 
 static cn_kv_params draw_kv(scenario *x)
@@ -171,7 +208,7 @@ static cn_kv_params draw_kv(scenario *x)
     const uint32_t policy = below(x, 6);
     const cn_kv_move move = (cn_kv_move)below(x, 2);
     const uint32_t widest = move == CN_MOVE_FILL ? cn_min_u32(x->window, x->block) : x->window;
-    return (cn_kv_params){
+    cn_kv_params kv = {
         .policy = policy == 0 ? CN_KV_FULL : policy == 1 ? CN_KV_WINDOW : CN_KV_ZIP,
         .budget_tokens = between(x, 32, 80),
         .window_tokens = between(x, 1, widest),
@@ -186,6 +223,8 @@ static cn_kv_params draw_kv(scenario *x)
         .combine = (cn_kv_combine)below(x, 2),
         .move = move,
     };
+    draw_select(x, &kv);
+    return kv;
 }
 
 /* The prompts of a scenario share a prefix. */
@@ -203,6 +242,8 @@ static void draw_asks(scenario *x)
         a->kv = draw_kv(x);
         a->n = chance(x, 80) ? 1 : between(x, 2, 3);
         a->max_tokens = between(x, chance(x, 10) ? 1 : 40, MAX_OUTPUT);
+        if (cn_selector_of(a->kv.select)->predicts && chance(x, 70))
+            a->max_tokens = SELECT_CONTEXT - a->n_prompt - below(x, 60);
         a->greedy = chance(x, 75);
         a->ignore_eos = chance(x, 80);
         a->at_step = chance(x, 50) ? 0 : below(x, 100);
@@ -316,6 +357,10 @@ static void check_accounts(const scenario *x, const run *r)
             sum.preemptions += u->preemptions;
             sum.recomputed_tokens += u->recomputed_tokens;
             sum.generation_tokens += u->completion_tokens;
+            sum.selected_steps += u->kv.selected_steps;
+            sum.selected_tokens += u->kv.selected_tokens;
+            sum.candidate_tokens += u->kv.candidate_tokens;
+            seen.selected[x->asks[i].kv.select] += u->kv.selected_steps;
         }
     assert_int_equal(sum.compressions, r->stats.compressions);
     assert_int_equal(sum.evicted_tokens, r->stats.evicted_tokens);
@@ -323,6 +368,9 @@ static void check_accounts(const scenario *x, const run *r)
     assert_int_equal(sum.preemptions, r->stats.preemptions);
     assert_int_equal(sum.recomputed_tokens, r->stats.recomputed_tokens);
     assert_int_equal(sum.generation_tokens, r->stats.generation_tokens);
+    assert_int_equal(sum.selected_steps, r->stats.selected_steps);
+    assert_int_equal(sum.selected_tokens, r->stats.selected_tokens);
+    assert_int_equal(sum.candidate_tokens, r->stats.candidate_tokens);
 }
 
 static scenario *draw_scenario(uint64_t seed)
@@ -370,6 +418,9 @@ static void asynchronous_and_synchronous_events_give_the_same_bits(void **state)
                   (unsigned long long)seen.preemptions, (unsigned long long)seen.cached,
                   (unsigned long long)seen.cancelled, (unsigned long long)seen.moved);
     if (n_seeds < 20) return;
+    for (uint32_t i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS && !on_gpu; i++)
+        if (seen.selected[i] == 0)
+            fail_msg("no step of selector %s attended to a list", cn_kv_select_name(i));
     assert_true(seen.compressions > 5 * n_seeds && seen.beside > n_seeds && seen.cancelled > 0);
     assert_true(on_gpu || (seen.preemptions > 0 && seen.cached > n_seeds && seen.moved > 0));
 }
