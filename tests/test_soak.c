@@ -1,6 +1,7 @@
 /* test_soak.c - an engine under random traffic, with its accounting checked at every step:
- * arrivals, cancels, shared prefixes, several samples, all policies, too few blocks. Every request
- * ends once, nothing is left in use, and a request that is repeated gives the same answer.
+ * arrivals, cancels, shared prefixes, several samples, all policies and selectors, too few blocks.
+ * Every request ends once, nothing is left in use, and a request that is repeated gives the same
+ * answer. Engines with an even seed have small blocks and no selectors.
  *
  *   build/tests/test_soak [SECONDS [DEVICE [SEED [OPTION VALUE]...]]]     default: 4 cpu 1
  *   build/tests/test_soak 60 late 1        the late device (late_device.h) instead of the CPU
@@ -16,11 +17,16 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "compress/selector.h"
 #include "engine/engine.h"
 #include "tests/lib/late_device.h"
 #include "tests/lib/paged_batch.h"
 
-enum { MAX_LIVE = 64, MAX_PROMPT = 400, CANARY_TOKENS = 60, N_CANARIES = 2 };
+enum { MAX_LIVE = 64, MAX_PROMPT = 400, CANARY_TOKENS = 60 };
+/* Requests that are repeated: full KV, zip, then one for each selector. */
+enum { N_PLAIN_CANARIES = 2, N_CANARIES = N_PLAIN_CANARIES + CN_N_SELECTORS - 1 };
+/* Most that a request with a selector may have. */
+enum { SELECT_TOKENS = 128, SELECT_TILES = 4, SELECT_WINDOW = 12 };
 
 /* A request in flight. */
 typedef struct guest {
@@ -37,7 +43,7 @@ typedef struct soak {
     cn_engine *engine;
     test_rng rng;
     uint32_t vocab;
-    bool compresses, repeats;
+    bool compresses, selects, repeats;
     guest guests[MAX_LIVE];
     uint32_t n_live;
     uint64_t submitted, ended, cancelled, canaries;
@@ -62,15 +68,23 @@ static cn_status create(soak *s, const char *policies)
 {
     static const char *const fixed[] = {
         "model",          "examples/tiny-reasoner", "check-invariants", "true",
-        "block-size",     "16",                     "kv-budget",        "64",
-        "max-num-seqs",   "24",                     "max-model-len",    "1024",
-        "max-num-batched-tokens", "96",             "num-gpu-blocks-override", "96",
+        "kv-budget",      "64",                     "max-model-len",    "1024",
+        "max-num-seqs",   "24",                     "max-num-batched-tokens", "96",
         "gpu-memory-utilization", "0.5",            NULL,
+    };
+    static const char *const dense[] = {"block-size", "16", "num-gpu-blocks-override", "96", NULL};
+    static const char *const selecting[] = {
+        "block-size",    "64",  "num-gpu-blocks-override", "28",
+        "kv-selectors",  "oracle,quest,ds,tls,spade,last,random",
+        "select-tokens", "128", "select-tiles",            "4",
+        "select-window", "12",  "select-dense-layers",     "1",  NULL,
     };
     cn_config *c = cn_config_create();
     assert_non_null(c);
     for (size_t i = 0; fixed[i]; i += 2)
         assert_int_equal(cn_config_set(c, fixed[i], fixed[i + 1]), CN_OK);
+    for (const char *const *o = s->selects ? selecting : dense; *o; o += 2)
+        assert_int_equal(cn_config_set(c, o[0], o[1]), CN_OK);
     const bool late = strcmp(device, "late") == 0;
     late_device_choose(late ? seed + 1 : 0);
     assert_int_equal(cn_config_set(c, "device", late ? "cpu" : device), CN_OK);
@@ -86,13 +100,19 @@ static cn_status create(soak *s, const char *policies)
     return status;
 }
 
-/* Opens an engine. A backend without compression runs with full KV only. */
+/* Opens an engine. A backend without the ops of selection or compression runs without them. */
 static void open_engine(soak *s)
 {
     s->compresses = true;
+    s->selects = seed % 2 == 1;
     if (create(s, "full,window,zip") == CN_OK) return;
+    if (s->selects && strstr(cn_last_error(), "lacks the op")) {
+        print_message("    without selectors: %s\n", cn_last_error());
+        s->selects = false;
+        if (create(s, "full,window,zip") == CN_OK) return;
+    }
     s->compresses = false;
-    if (!strstr(cn_last_error(), "lacks compress") || create(s, "full") != CN_OK)
+    if (!strstr(cn_last_error(), "lacks the op compress") || create(s, "full") != CN_OK)
         fail_msg("%s", cn_last_error());
     print_message("    full KV only: this backend does not compress\n");
 }
@@ -113,11 +133,13 @@ static void check_canary(guest *g, const cn_usage *u)
         memcpy(worth, g->logprobs, sizeof g->logprobs);
     }
     s->canary_known[g->canary] = true;
+    assert_true((u->kv.selected_steps > 0) == (g->canary >= N_PLAIN_CANARIES));
     for (uint32_t i = 0; s->repeats && i < CANARY_TOKENS; i++)
         if (g->tokens[i] != known[i] || g->logprobs[i] != worth[i])
-            fail_msg("canary %d, token %u: %u (%.9g), the first time %u (%.9g); %llu were asked "
-                     "before; this time %u tokens were cached, %u compressions, %u preemptions",
-                     g->canary, i, g->tokens[i], (double)g->logprobs[i], known[i],
+            fail_msg("canary %d (selector %s), token %u: %u (%.9g), the first time %u (%.9g); %llu "
+                     "were asked before; this time %u tokens were cached, %u compressions, %u "
+                     "preemptions",
+                     g->canary, cn_kv_select_name(u->kv.params.select), i, g->tokens[i], (double)g->logprobs[i], known[i],
                      (double)worth[i], (unsigned long long)s->canaries - 1,
                      u->cached_tokens, u->kv.compressions, u->preemptions);
 }
@@ -179,6 +201,41 @@ static guest *free_guest(soak *s)
     return NULL;
 }
 
+static void random_kv(soak *s, cn_kv_params *kv)
+{
+    const cn_kv_policy policies[] = {CN_KV_FULL, CN_KV_WINDOW, CN_KV_ZIP};
+    if (s->compresses) kv->policy = policies[below(s, 3)];
+    if (!s->selects || kv->policy != CN_KV_FULL) return;
+    kv->select = (cn_kv_select)below(s, CN_N_SELECTORS);
+    kv->select_tokens = 1 + below(s, SELECT_TOKENS);
+    kv->select_tiles = SELECT_TILES - below(s, 2);
+    if (kv->select == CN_SELECT_TLS) kv->select_tokens = 1 + below(s, SELECT_TOKENS / 2);
+    kv->select_keys = (cn_select_keys)below(s, 2);
+    kv->select_group = (cn_select_group)below(s, 2);
+    kv->select_window = 1 + below(s, SELECT_WINDOW);
+    kv->select_weights = (cn_select_weights)below(s, 3);
+    kv->select_rotate = !one_in(s, 3);
+    kv->recent_tokens = one_in(s, 2) ? 0 : below(s, 130);
+}
+
+/* A prompt of 90 tokens, and more where a selector needs more to have candidates. */
+static void make_canary(const soak *s, int32_t canary, uint32_t *tokens, cn_request_params *p)
+{
+    const cn_kv_select select =
+        canary < N_PLAIN_CANARIES ? CN_SELECT_NONE
+                                  : (cn_kv_select)(CN_SELECT_NONE + 1 + canary - N_PLAIN_CANARIES);
+    p->n_tokens = cn_selector_of(select)->predicts ? 300 : 90;
+    for (uint32_t i = 0; i < p->n_tokens; i++) tokens[i] = (i * 37 + 5) % s->vocab;
+    p->sampling.temperature = 0;
+    p->sampling.max_tokens = CANARY_TOKENS;
+    p->sampling.ignore_eos = true;
+    p->sampling.logprobs = 0;
+    if (canary == 1 && s->compresses) p->kv.policy = CN_KV_ZIP;
+    p->kv.select = select;
+    p->kv.select_tokens = 16;
+    p->kv.recent_tokens = 0;
+}
+
 static void submit(soak *s, int32_t canary)
 {
     uint32_t tokens[MAX_PROMPT];
@@ -188,18 +245,11 @@ static void submit(soak *s, int32_t canary)
     cn_engine_default_sampling(s->engine, &p.sampling);
     cn_engine_default_kv(s->engine, &p.kv);
     if (canary >= 0) {
-        for (p.n_tokens = 0; p.n_tokens < 90; p.n_tokens++)
-            tokens[p.n_tokens] = ((uint32_t)p.n_tokens * 37 + 5) % s->vocab;
-        p.sampling.temperature = 0;
-        p.sampling.max_tokens = CANARY_TOKENS;
-        p.sampling.ignore_eos = true;
-        p.sampling.logprobs = 0;
-        if (canary == 1 && s->compresses) p.kv.policy = CN_KV_ZIP;
+        make_canary(s, canary, tokens, &p);
     } else {
         p.n_tokens = random_prompt(s, tokens);
         random_sampling(s, &p.sampling);
-        const cn_kv_policy policies[] = {CN_KV_FULL, CN_KV_WINDOW, CN_KV_ZIP};
-        if (s->compresses) p.kv.policy = policies[below(s, 3)];
+        random_kv(s, &p.kv);
         p.klass = one_in(s, 3) ? CN_CLASS_INTERACTIVE : CN_CLASS_BATCH;
     }
     *g = (guest){.soak = s,
@@ -237,7 +287,8 @@ static void run_traffic(soak *s)
         bool idle;
         const uint32_t most = tide[turn / TIDE_TURNS % N_TIDES];
         while (s->n_live < most && one_in(s, 2)) submit(s, -1);
-        if (!s->canary_runs && most > 0) submit(s, (int32_t)below(s, N_CANARIES));
+        const uint32_t n_canaries = s->selects ? N_CANARIES : N_PLAIN_CANARIES;
+        if (!s->canary_runs && most > 0) submit(s, (int32_t)below(s, n_canaries));
         if (one_in(s, 10)) cancel_one(s);
         step(s, &idle);
     }
@@ -256,13 +307,14 @@ static void after_the_traffic_nothing_is_in_use(void **state)
     cn_stats stats;
     cn_engine_stats(s->engine, &stats);
     print_message("    %s, %.0f s: %llu requests, %llu cancelled, %llu steps, %llu tokens, %llu "
-                  "preemptions, %llu compressions, %llu moves to swap space, %llu repeated "
-                  "requests, %llu of them preempted\n",
+                  "preemptions, %llu compressions, %llu moves to swap space, %llu selected steps, "
+                  "%llu repeated requests, %llu of them preempted\n",
                   device, seconds, (unsigned long long)s->submitted,
                   (unsigned long long)s->cancelled, (unsigned long long)stats.steps,
                   (unsigned long long)stats.generation_tokens,
                   (unsigned long long)stats.preemptions, (unsigned long long)stats.compressions,
-                  (unsigned long long)stats.swap_outs, (unsigned long long)s->canaries,
+                  (unsigned long long)stats.swap_outs, (unsigned long long)stats.selected_steps,
+                  (unsigned long long)s->canaries,
                   (unsigned long long)s->preempted);
     assert_int_equal(s->n_live, 0);
     assert_int_equal(s->ended, s->submitted);
@@ -270,6 +322,7 @@ static void after_the_traffic_nothing_is_in_use(void **state)
     assert_int_equal(stats.blocks_used + stats.swapped + stats.swap_blocks_used, 0);
     assert_true(s->canaries > 0 && s->cancelled > 0);
     assert_true(!s->compresses || stats.compressions > 0);
+    assert_true(!s->selects || stats.selected_steps > 0);
     cn_engine_free(s->engine);
     free(s);
 }
