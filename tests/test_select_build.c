@@ -1,0 +1,273 @@
+/* test_select_build.c - what a step uploads to select tokens: the numbers of each decode row, the
+ * ranges of rows whose candidates fit the scratch together, dense rows between rows with lists,
+ * and the tiles that a step completes. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "engine/select.h"
+#include "tests/lib/paged_batch.h"
+
+enum { MAX_ROWS = 24, CONTEXT = 4096, SEED = 12345, UNTOUCHED = 0xa5 };
+
+/* A plan of drawn rows. The builder's device memory is the host memory that it writes, so that the
+ * test can read the view. */
+typedef struct rig {
+    test_rng rng;
+    uint32_t block;
+    cn_seq seqs[MAX_ROWS];
+    cn_plan_row rows[MAX_ROWS];
+    cn_plan plan;
+    cn_select_builder b;
+    char *memory;
+} rig;
+
+static uint32_t below(rig *r, uint32_t n) { return test_rng_below(&r->rng, n); }
+
+static void draw_row(rig *r, uint32_t i, cn_kv_select select)
+{
+    const cn_kv_params most = {.select_tokens = 512, .select_tiles = 64, .select_window = 16,
+                               .sink_tokens = 8};
+    cn_seq *q = &r->seqs[i];
+    q->kv = (cn_kv_params){
+        .policy = CN_KV_FULL,
+        .select = select,
+        .select_tokens = 1 + below(r, 200),
+        .select_tiles = 8 + below(r, 8),
+        .select_window = 1 + below(r, 16),
+        .select_weights = (cn_select_weights)below(r, 3),
+        .select_rotate = below(r, 2) == 0,
+        .sink_tokens = below(r, 9),
+        .recent_tokens = below(r, 100),
+    };
+    assert_int_equal(cn_selector_check(&q->kv, r->block, &most), CN_OK);
+    q->n_prompt = 1 + below(r, 600);
+    q->query_slot = (int32_t)below(r, 100);
+    const uint32_t position = q->n_prompt + below(r, CONTEXT - q->n_prompt);
+    r->rows[i] =
+        (cn_plan_row){.seq = q, .n_new = 1, .first_pos = position, .first_slot = position};
+}
+
+static uint32_t most_candidates(const rig *r)
+{
+    uint32_t most = 1;
+    for (uint32_t i = 0; i < r->plan.n_decode; i++) {
+        const cn_plan_row *row = &r->rows[i];
+        const cn_select_span s = cn_select_span_at(&row->seq->kv, row->seq->n_prompt,
+                                                   row->first_pos, r->block);
+        most = cn_max_u32(most, cn_max_u32(s.n[0], s.n[1]));
+    }
+    return most;
+}
+
+static void open_builder(rig *r, uint32_t room)
+{
+    const size_t bytes = cn_select_bytes(MAX_ROWS);
+    r->memory = aligned_alloc(64, cn_round_up(bytes, 64));
+    assert_non_null(r->memory);
+    memset(r->memory, UNTOUCHED, bytes);
+    assert_int_equal(
+        cn_select_builder_init(&r->b, MAX_ROWS, r->block, room, SEED, r->memory), CN_OK);
+}
+
+static void close_builder(rig *r)
+{
+    cn_select_builder_free(&r->b);
+    free(r->memory);
+}
+
+/* Every array of a row holds what its span says. Returns whether the row attends to a list. */
+static bool check_row(const rig *r, uint32_t i)
+{
+    const cn_select_view *v = &r->b.view;
+    const cn_plan_row *row = &r->rows[i];
+    const cn_seq *q = row->seq;
+    const cn_select_span s =
+        cn_select_span_at(&q->kv, q->n_prompt, row->first_pos, r->block);
+    const uint32_t resident = row->first_slot + 1;
+    assert_int_equal(v->dense_len[i], s.listed ? 0 : resident);
+    assert_int_equal(v->lengths[i], s.listed ? s.list_len + resident - s.tail : 0);
+    assert_int_equal(v->list_len[i], s.list_len);
+    assert_int_equal(v->tail[i], s.tail);
+    assert_int_equal(v->n_forced[i], s.n_forced);
+    for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) {
+        const cn_select_stage_view *st = &v->stage[k];
+        assert_memory_equal(&st->stage[i], &s.stage[k], sizeof s.stage[k]);
+        assert_int_equal(st->n[i], s.n[k]);
+        assert_int_equal(st->base[i], s.base[k]);
+        assert_int_equal(st->k[i], s.k[k]);
+    }
+    const bool predicts = s.listed && cn_selector_of(q->kv.select)->predicts;
+    assert_int_equal(v->ring_slots[i], predicts ? (uint32_t)q->query_slot : CN_NO_SLOT);
+    if (!predicts) return s.listed;
+    assert_int_equal(v->newest[i], row->first_pos - 1);
+    assert_int_equal(v->modulus[i], v->n_window[i] + 1);
+    assert_int_equal(v->n_window[i], q->kv.select == CN_SELECT_LAST ? 1 : q->kv.select_window);
+    assert_int_equal(v->weights[i], q->kv.select_weights);
+    assert_int_equal(v->rotate[i], q->kv.select_rotate);
+    return true;
+}
+
+static void check_counts(const rig *r)
+{
+    const cn_select_view *v = &r->b.view;
+    uint32_t n_listed = 0, n_predicted = 0, n_active[CN_SELECT_STAGES] = {0};
+    for (uint32_t i = 0; i < r->plan.n_decode; i++) {
+        n_listed += check_row(r, i);
+        n_predicted += v->ring_slots[i] != CN_NO_SLOT;
+        for (uint32_t k = 0; k < CN_SELECT_STAGES; k++)
+            n_active[k] += v->stage[k].stage[i].active;
+    }
+    assert_int_equal(v->n_listed, n_listed);
+    assert_int_equal(v->n_dense, r->plan.n_decode - n_listed);
+    assert_int_equal(v->n_predicted, n_predicted);
+    for (uint32_t k = 0; k < CN_SELECT_STAGES; k++)
+        assert_int_equal(v->stage[k].n_active, n_active[k]);
+}
+
+/* Ranges follow each other and hold all decode rows. In a range the candidates of a stage lie behind
+ * each other and fit the room, and the row behind the range would not fit. */
+static void check_ranges(const rig *r, uint32_t room)
+{
+    const cn_select_view *v = &r->b.view;
+    uint32_t next = 0;
+    for (uint32_t g = 0; g < v->n_ranges; g++) {
+        const cn_row_range range = v->ranges[g];
+        uint32_t end[CN_SELECT_STAGES] = {0};
+        assert_int_equal(range.start, next);
+        assert_true(range.end > range.start);
+        for (uint32_t i = range.start; i < range.end; i++)
+            for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) {
+                assert_int_equal(v->stage[k].first[i], end[k]);
+                end[k] += v->stage[k].n[i];
+                assert_true(end[k] <= room);
+            }
+        next = range.end;
+        if (next == r->plan.n_decode) continue;
+        bool fits = true;
+        for (uint32_t k = 0; k < CN_SELECT_STAGES; k++)
+            fits &= end[k] + v->stage[k].n[next] <= room;
+        assert_false(fits);
+    }
+    assert_int_equal(next, r->plan.n_decode);
+}
+
+static void rows_and_ranges_are_right_for_drawn_plans(void **state)
+{
+    (void)state;
+    rig *r = calloc(1, sizeof *r);
+    assert_non_null(r);
+    uint32_t n_built = 0, n_split = 0, n_dense_between = 0;
+    for (uint64_t seed = 1; seed <= 300; seed++) {
+        r->rng = (test_rng){seed};
+        r->block = 64U << below(r, 3);
+        const uint32_t n = 1 + below(r, MAX_ROWS), n_decode = 1 + below(r, n);
+        for (uint32_t i = 0; i < n; i++)
+            draw_row(r, i, (cn_kv_select)below(r, CN_N_SELECTORS));
+        for (uint32_t i = n_decode; i < n; i++) /* of prompts: rows of the step, not of selection */
+            r->rows[i].first_pos = r->rows[i].first_slot = 0, r->rows[i].n_new = 5;
+        r->plan = (cn_plan){.rows = r->rows, .n_rows = n, .n_decode = n_decode};
+        const uint32_t room = most_candidates(r) + below(r, 3 * CONTEXT);
+        open_builder(r, room);
+        if (cn_select_build(&r->b, &r->plan, r->memory)) {
+            const cn_select_view *v = &r->b.view;
+            check_counts(r);
+            check_ranges(r, room);
+            n_built++;
+            n_split += v->n_ranges > 1;
+            for (uint32_t i = 1; i + 1 < n_decode; i++)
+                n_dense_between += v->dense_len[i] > 0 && v->lengths[i - 1] > 0 &&
+                                   v->lengths[i + 1] > 0;
+        }
+        close_builder(r);
+    }
+    assert_true(n_built > 200 && n_split > 100 && n_dense_between > 100);
+    free(r);
+}
+
+static void a_step_without_lists_writes_nothing(void **state)
+{
+    (void)state;
+    rig *r = calloc(1, sizeof *r);
+    assert_non_null(r);
+    r->block = 64;
+    draw_row(r, 0, CN_SELECT_NONE);
+    draw_row(r, 1, CN_SELECT_DS);
+    r->rows[1].first_pos = r->rows[1].first_slot = r->seqs[1].n_prompt = 20;
+    r->plan = (cn_plan){.rows = r->rows, .n_rows = 2, .n_decode = 2};
+    open_builder(r, CONTEXT);
+    assert_false(cn_select_any_listed(&r->plan, r->block));
+    assert_false(cn_select_build(&r->b, &r->plan, r->memory));
+    assert_int_equal(r->b.view.n_listed, 0);
+    for (size_t i = 0; i < cn_select_bytes(MAX_ROWS); i++)
+        assert_int_equal((unsigned char)r->memory[i], UNTOUCHED);
+    r->rows[1].first_pos = r->rows[1].first_slot = 2000;
+    assert_true(cn_select_any_listed(&r->plan, r->block));
+    assert_true(cn_select_build(&r->b, &r->plan, r->memory));
+    check_counts(r);
+    assert_int_equal(r->b.view.n_dense, 1);
+    close_builder(r);
+    free(r);
+}
+
+/* A step is split only where the candidates of its rows exceed the room. The room holds any single
+ * row, and no more than all rows have. */
+static void the_room_is_bounded_and_holds_a_row(void **state)
+{
+    (void)state;
+    cn_select_limits l = {.selectors = 1U << CN_SELECT_DS,
+                          .max_tokens = 100,
+                          .max_tiles = 7,
+                          .block_tokens = 64,
+                          .max_sinks = 5,
+                          .max_rows = 10,
+                          .max_model_len = 1000};
+    cn_select_scratch s = cn_select_scratch_sizes(&l);
+    assert_int_equal(s.room, 10000);
+    assert_int_equal(s.list_stride, 128 + 16);
+    assert_int_equal(s.tile_stride, 0);
+    l.selectors |= 1U << CN_SELECT_TLS;
+    l.max_model_len = 1U << 20;
+    s = cn_select_scratch_sizes(&l);
+    assert_int_equal(s.room, 1U << 20);
+    assert_int_equal(s.tile_stride, 7);
+    l.max_model_len = 3U << 20;
+    assert_int_equal(cn_select_scratch_sizes(&l).room, 3U << 20);
+    l.selectors = 1U << CN_SELECT_NONE;
+    assert_int_equal(cn_select_scratch_sizes(&l).room, 0);
+}
+
+static void tiles_are_those_that_the_rows_complete(void **state)
+{
+    (void)state;
+    uint32_t table[] = {7, 3, 9};
+    cn_seq q = {.table = table};
+    /* Slots 60 to 259 complete tiles 0 to 3; one decoded token completes tile 4, the next one none;
+     * slots of a compressed sequence are not positions. */
+    const cn_plan_row rows[] = {
+        {.seq = &q, .n_new = 1, .first_pos = 319, .first_slot = 319},
+        {.seq = &q, .n_new = 1, .first_pos = 320, .first_slot = 320},
+        {.seq = &q, .n_new = 1, .first_pos = 500, .first_slot = 127},
+        {.seq = &q, .n_new = 200, .first_pos = 60, .first_slot = 60},
+    };
+    const cn_plan plan = {.rows = rows, .n_rows = 4, .n_decode = 3};
+    const cn_digest_tile expected[] = {{9, 0}, {7, 0}, {7, 1}, {3, 0}, {3, 1}};
+    cn_digest_tile tiles[8];
+    assert_int_equal(cn_select_completed_tiles(&plan, 128, tiles), 5);
+    assert_memory_equal(tiles, expected, sizeof expected);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_and_ranges_are_right_for_drawn_plans),
+        cmocka_unit_test(a_step_without_lists_writes_nothing),
+        cmocka_unit_test(the_room_is_bounded_and_holds_a_row),
+        cmocka_unit_test(tiles_are_those_that_the_rows_complete),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
