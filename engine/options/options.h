@@ -216,10 +216,10 @@ static inline uint32_t cn_config_policies(const cn_config *c)
     return c->kv_policies | 1U << c->kv.policy;
 }
 
-/* Selectors that requests may have: bit i is cn_kv_select i. */
+/* Selectors that requests may have: bit i is cn_kv_select i. `none` needs no memory. */
 static inline uint32_t cn_config_selectors(const cn_config *c)
 {
-    return c->kv_selectors | 1U << c->kv.select;
+    return c->kv_selectors | 1U << c->kv.select | 1U << CN_SELECT_NONE;
 }
 
 /* ---- the table ---- */
