@@ -12,7 +12,7 @@
 #include "compress/selector.h"
 #include "tests/lib/run_engine.h"
 
-enum { N_PROMPTS = CN_N_SELECTORS + 1, MAX_TOKENS = 170, LIST = 64 };
+enum { N_PROMPTS = CN_N_SELECTORS + 1, MAX_TOKENS = 130, LIST = 64 };
 static const char *prompts[N_PROMPTS];
 
 static const char *const options[] = {
@@ -229,15 +229,96 @@ static void a_prefix_hit_changes_nothing(void **state)
 static void forks_give_the_same_tokens(void **state)
 {
     (void)state;
+    static const uint32_t forked[] = {CN_SELECT_TLS, CN_SELECT_SPADE, CN_SELECT_LAST};
+    enum { N_FORKED = sizeof forked / sizeof *forked };
     run *together = open_run(NULL);
     run *apart = open_run((const char *[]){"max-num-seqs", "1", NULL});
-    for (uint32_t i = 0; i < N_PROMPTS; i++) submit(together, i, 2), submit(apart, i, 2);
+    for (uint32_t i = 0; i < N_FORKED; i++)
+        submit(together, forked[i], 2), submit(apart, forked[i], 2);
     run_finish(together);
     run_finish(apart);
-    for (uint32_t i = 0; i < N_PROMPTS; i++)
-        for (uint32_t s = 0; s < 2; s++) run_assert_same(together, i, apart, i, s);
+    for (uint32_t i = 0; i < N_FORKED; i++)
+        for (uint32_t s = 0; s < 2; s++) {
+            assert_true(together->samples[i][s].usage.kv.selected_steps > 0);
+            run_assert_same(together, i, apart, i, s);
+        }
     close_run(together);
     close_run(apart);
+}
+
+static void other_options_change_nothing(void **state)
+{
+    (void)state;
+    run *r = run_all((const char *[]){"swap-space", "0.05", "hybrid-scheduling", "false",
+                                      "enforce-eager", "true", "batch-invariant", "true",
+                                      "enable-prefix-caching", "true", NULL});
+    assert_same(r);
+    close_run(r);
+}
+
+/* ---- unusual requests ---- */
+
+enum { EDGE_TOKENS = 280, N_EDGE = CN_N_SELECTORS + 3 };
+
+/* The engine's default is `ds` with a list of 16 tokens. Requests 0 to 7 name each selector and
+ * have a prompt of one token, fewer than a ring holds. */
+static run *run_edges(const char *const *extra)
+{
+    static const uint32_t prompt[] = {65};
+    static const char *const stops[] = {"Answer", "so"};
+    run *r = open_run(extra);
+    for (uint32_t i = 0; i < N_EDGE; i++) {
+        cn_message m;
+        cn_request_params p = run_params(r, prompts[0], &m, EDGE_TOKENS);
+        p.sampling.ignore_eos = true;
+        p.sampling.logprobs = 3;
+        if (i < CN_N_SELECTORS) {
+            p.kv.select = (cn_kv_select)i;
+            p.kv.select_tiles = 3;
+            p.messages = NULL;
+            p.n_messages = 0;
+            p.tokens = prompt;
+            p.n_tokens = 1;
+        } else if (i == CN_N_SELECTORS) {
+            p.sampling.max_tokens = 1;
+        } else if (i == CN_N_SELECTORS + 1) {
+            p.sampling.temperature = 1;
+            p.sampling.has_seed = true;
+            p.sampling.repetition_penalty = 1.2f;
+            p.sampling.frequency_penalty = 0.3f;
+        } else {
+            p.sampling.stop = stops;
+            p.sampling.n_stop = 2;
+            p.kv.select = CN_SELECT_NONE;
+            p.kv.policy = CN_KV_ZIP;
+        }
+        run_submit(r, &p);
+    }
+    run_finish(r);
+    return r;
+}
+
+#define EDGE_OPTIONS "kv-select", "ds", "select-tokens", "16", "recent-tokens", "0"
+
+static void unusual_requests_give_the_same_tokens(void **state)
+{
+    (void)state;
+    run *r = run_edges((const char *[]){EDGE_OPTIONS, NULL});
+    run *tight = run_edges((const char *[]){EDGE_OPTIONS, "async-scheduling", "on",
+                                            "num-gpu-blocks-override", "20", "swap-space", "0.05",
+                                            NULL});
+    assert_true(tight->stats.preemptions > 0);
+    for (uint32_t i = 0; i < N_EDGE; i++) {
+        const run_sample *s = &r->samples[i][0];
+        run_assert_same(r, i, tight, i, 0);
+        assert_true(s->logprob_hash == tight->samples[i][0].logprob_hash);
+        const bool selects = i < CN_N_SELECTORS ? i != CN_SELECT_NONE : i == CN_N_SELECTORS + 1;
+        assert_true((s->usage.kv.selected_steps > 0) == selects);
+    }
+    assert_int_equal(r->samples[CN_N_SELECTORS][0].n_tokens, 1);
+    assert_int_equal(r->samples[CN_N_SELECTORS + 1][0].usage.kv.params.select, CN_SELECT_DS);
+    close_run(r);
+    close_run(tight);
 }
 
 /* ---- refusals ---- */
@@ -289,6 +370,12 @@ static void wrong_requests_are_refused(void **state)
     expect_refused(r, &kv, "kv.select quest is not enabled: add it to --kv-selectors");
     kv = good, kv.policy = CN_KV_ZIP;
     expect_refused(r, &kv, "kv select tls with kv policy zip");
+    kv.select = CN_SELECT_NONE; /* needs no entry in --kv-selectors */
+    cn_message m;
+    cn_request_params p = run_params(r, prompts[0], &m, 1);
+    p.kv = kv;
+    run_submit(r, &p);
+    run_finish(r);
     kv = good, kv.select_tokens = 129;
     expect_refused(r, &kv, "kv select_tokens 129: expected 1 to 128; raise --select-tokens");
     kv = good, kv.select_tiles = 5;
@@ -312,6 +399,8 @@ int main(void)
         cmocka_unit_test(preemption_changes_nothing),
         cmocka_unit_test(a_prefix_hit_changes_nothing),
         cmocka_unit_test(forks_give_the_same_tokens),
+        cmocka_unit_test(other_options_change_nothing),
+        cmocka_unit_test(unusual_requests_give_the_same_tokens),
         cmocka_unit_test(wrong_starts_are_refused),
         cmocka_unit_test(wrong_requests_are_refused),
     };
