@@ -10,8 +10,8 @@ need_python clients openai==3.52.0 prometheus_client==0.26.0
 key=a-key-for-the-test
 (umask 077 && echo "# API keys
 test:$key" >"$dir/keys")
-serve --kv-policies full,zip --kv-cache-memory-bytes 128M --api-key-file "$dir/keys" \
-    --spool "$dir/spool"
+serve --kv-policies full,zip --kv-selectors ds --select-tokens 64 \
+    --kv-cache-memory-bytes 128M --api-key-file "$dir/keys" --spool "$dir/spool"
 "$python" tests/clients/openai_requests.py "$url" $key
 "$python" tests/clients/openai_batches.py "$url" $key
 stop

@@ -21,7 +21,8 @@ static int open_rig(void **state)
     (void)state;
     strcpy(dir, "/tmp/cinch_status_XXXXXX");
     if (!mkdtemp(dir)) return -1;
-    const char *const options[] = {"--spool", dir, NULL}; /* enables the routes of batches */
+    const char *const options[] = {"--spool", dir, /* enables the routes of batches */
+                                   "--kv-selectors", "ds", "--select-tokens", "64", NULL};
     serve_rig_open(&rig, options);
     return 0;
 }
@@ -126,6 +127,40 @@ static void figures_count_the_requests(void **state)
                                "engine=\"0\"} 1\n";
     assert_non_null(strstr(r.body.data, want));
     http_reply_free(&r);
+}
+
+/* Fails unless /metrics has the line "NAME{labels} VALUE". */
+static void expect_metric(const http_reply *r, const char *name, json_int_t value)
+{
+    char want[160];
+    snprintf(want, sizeof want, "\n%s{model_name=\"tiny\",engine=\"0\"} %lld\n", name,
+             (long long)value);
+    if (!strstr(r->body.data, want)) fail_msg("no %s", want);
+}
+
+static void figures_count_selected_tokens(void **state)
+{
+    (void)state;
+    static const char *const keys[] = {"selected_steps", "selected_tokens", "candidate_tokens"};
+    const json_int_t tokens = figure("engine", "output_tokens");
+    json_t *reply = http_ask_json(rig.port, "POST", "/v1/completions",
+                                  "{\"prompt\": \"Sort: 3 1 2\", \"max_tokens\": 240, "
+                                  "\"ignore_eos\": true, \"kv\": {\"select\": \"ds\", "
+                                  "\"select_tokens\": 16, \"recent_tokens\": 0}}", 200);
+    json_t *kv = json_object_get(json_object_get(reply, "usage"), "kv");
+    expect_output_tokens(tokens + 240);
+    http_reply r;
+    http_ask(rig.port, "GET", "/metrics", NULL, NULL, &r);
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        char name[64];
+        const json_int_t n = json_integer_value(json_object_get(kv, keys[i]));
+        assert_true(n > 0);
+        assert_int_equal(figure("kv", keys[i]), n);
+        snprintf(name, sizeof name, "cinch:%s_total", keys[i]);
+        expect_metric(&r, name, n);
+    }
+    http_reply_free(&r);
+    json_decref(reply);
 }
 
 static void page_and_figures_need_a_key(void **state)
@@ -247,6 +282,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_page_can_run_only_its_own_script),
         cmocka_unit_test(figures_count_the_requests),
+        cmocka_unit_test(figures_count_selected_tokens),
         cmocka_unit_test(page_and_figures_need_a_key),
         cmocka_unit_test(openapi_describes_exactly_the_served_routes),
         cmocka_unit_test(openapi_has_every_body_option_with_its_bounds),

@@ -2,8 +2,9 @@
 
     openai_requests.py URL KEY
 
-The server must serve the bundled checkpoint under the name "tiny", with --kv-policies full,zip and
-the API key KEY. Each function below is one use case; its name is printed after it has run.
+The server must serve the bundled checkpoint under the name "tiny", with --kv-policies full,zip,
+--kv-selectors ds, --select-tokens 64 and the API key KEY. Each function below is one use case; its
+name is printed after it has run.
 """
 import sys
 import time
@@ -97,6 +98,24 @@ def a_request_can_set_its_compression(client):
     assert kv["compressions"] > 0 and kv["freed_bytes"] > 0 and kv["peak_tokens"] < 600, kv
 
 
+def a_request_can_select_its_tokens(client):
+    whole = chat(client, max_tokens=400, extra_body={"ignore_eos": True})
+    assert whole.usage.kv["select"] == "none" and whole.usage.kv["selected_steps"] == 0
+    r = chat(client, max_tokens=400, extra_body={
+        "ignore_eos": True, "kv": {"select": "ds", "select_tokens": 64}})
+    kv = r.usage.kv
+    assert kv["policy"] == "full" and kv["select"] == "ds", kv
+    assert kv["selected_steps"] > 100 and kv["selected_tokens"] < kv["candidate_tokens"], kv
+    assert r.choices[0].message.content != whole.choices[0].message.content
+    for select, error in (({"select": "quest"}, "kv.select quest is not enabled"),
+                          ({"select": "ds", "select_tokens": 0}, "kv.select_tokens 0")):
+        try:
+            chat(client, extra_body={"kv": select})
+            raise AssertionError("not refused: %s" % select)
+        except openai.BadRequestError as e:
+            assert error in str(e), e
+
+
 def completions(client):
     whole = client.completions.create(model="tiny", prompt="Sort: 3 1 2", max_tokens=12,
                                       temperature=0, logprobs=2)
@@ -176,6 +195,7 @@ def prometheus_reads_the_metrics(client):
     assert value(f, "vllm:generation_tokens_total") > 0
     assert value(f, "cinch:compressions_total") > 0 and value(f, "cinch:freed_bytes_total") > 0
     assert value(f, "cinch:compression_seconds_total") > 0
+    assert value(f, "cinch:candidate_tokens_total") > value(f, "cinch:selected_tokens_total") > 0
 
 
 def detokenize_inverts_tokenize(client):
@@ -192,7 +212,7 @@ def main():
     for use in (a_chat_answers, a_stream_gives_the_text_of_the_whole_answer,
                 samples_differ_and_seeds_repeat, logprobs_are_typed,
                 stop_strings_and_limits_end_an_answer, a_request_can_set_its_compression,
-                completions, models, errors_have_the_classes_of_the_package,
+                a_request_can_select_its_tokens, completions, models, errors_have_the_classes_of_the_package,
                 closing_a_stream_cancels_the_request, prometheus_reads_the_metrics,
                 detokenize_inverts_tokenize):
         use(client)
