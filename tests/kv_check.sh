@@ -1,7 +1,7 @@
 #!/bin/sh
 # Checks every KV option: the flag and the field of a request's kv object have the same effect, both
 # change the answer, and a wrong value is refused with its name and value. Requests with different
-# policies, budgets and scores run in one batch. BUILD is the build directory.
+# policies, budgets, scores and selectors run in one batch. BUILD is the build directory.
 set -eu
 cinch=$(realpath "${BUILD:-build}/cinch")
 model=examples/tiny-reasoner
@@ -65,10 +65,11 @@ cp "$dir/out" "$dir/fields"
 [ "$(wc -l <"$dir/fields")" = 17 ]
 
 # same ID ARGUMENTS...: the answer with these flags must equal the answer of line ID with fields.
+# $tokens is its length, if not 120.
 same() {
     id=$1
     shift
-    ask flag 120 >"$dir/in"
+    ask flag "${tokens:-120}" >"$dir/in"
     # shellcheck disable=SC2086
     run $small "$@"
     answer "$dir/fields" "$id" >"$dir/want"
@@ -93,6 +94,105 @@ for option in $options; do
     esac
     same "$option" --kv-policy $policy --kv-budget $budget "$@"
     answer "$dir/fields" $plain | cmp -s - "$dir/want" && fail "$option changes nothing"
+done
+
+# ---- the same for selectors ----
+
+selectors="oracle quest ds tls spade last random"
+most="--select-tokens 128 --select-tiles 4 --select-window 16"
+small="--block-size 64 --kv-selectors $(echo "$selectors" | tr ' ' ,) $most"
+# Each option beside a selector that reads it. spade and last select from position 256 on.
+options='ds:select_tokens=32 ds:select_group=mean ds:recent_tokens=64 ds:sinks=1 tls:select_tiles=1
+    spade:select_keys=rows spade:select_window=3 spade:select_weights=raw spade:select_rotate=false'
+
+# length SELECTOR: sets $tokens to an output length at which the selector selects.
+length() {
+    case $1 in spade | last) tokens=300 ;; *) tokens=120 ;; esac
+}
+
+# object SELECTOR KEY VALUE: prints a kv object with short lists.
+object() {
+    printf '{"select": "%s"' "$1"
+    [ "$2" = select_tokens ] || printf ', "select_tokens": 16'
+    [ "$2" = recent_tokens ] || printf ', "recent_tokens": 0'
+    case $3 in
+    false | [0-9]*) printf ', "%s": %s}' "$2" "$3" ;;
+    *) printf ', "%s": "%s"}' "$2" "$3" ;;
+    esac
+}
+
+{
+    ask none-short 120
+    ask none-long 300
+    for select in $selectors; do
+        length "$select"
+        ask "$select" "$tokens" "$(object "$select" policy full)"
+    done
+    for option in $options; do
+        pair=${option#*:}
+        length "${option%%:*}"
+        ask "$option" "$tokens" "$(object "${option%%:*}" "${pair%%=*}" "${pair#*=}")"
+    done
+} >"$dir/in"
+# shellcheck disable=SC2086
+run $small --summary-json "$dir/summary"
+cp "$dir/out" "$dir/fields"
+[ "$(grep -c '"error":null' "$dir/fields")" = 18 ]
+grep -q '^kv: [1-9][0-9]* decode steps attended to [1-9][0-9]* of [1-9][0-9]* tokens' "$dir/log" ||
+    fail "no selection in the last lines"
+for key in selected_steps selected_tokens candidate_tokens; do
+    grep -q "\"$key\": [1-9]" "$dir/summary" || fail "summary: no $key"
+    answer "$dir/fields" ds | grep -q "\"select\":\"ds\",.*\"$key\":[1-9]" || fail "usage: no $key"
+    answer "$dir/fields" none-short | grep -q "\"select\":\"none\",.*\"$key\":0" ||
+        fail "usage without a selector: $key"
+done
+
+# choices FILE ID: prints an answer without its usage, which names the selector.
+choices() {
+    answer "$1" "$2" | sed 's/"usage":.*//' | grep . || fail "$2: no answer"
+}
+
+for select in $selectors; do
+    length "$select"
+    same "$select" --kv-select "$select" --select-tokens 16 --recent-tokens 0
+    [ "$tokens" = 300 ] && plain=none-long || plain=none-short
+    choices "$dir/fields" "$plain" >"$dir/want"
+    choices "$dir/fields" "$select" | cmp -s - "$dir/want" && fail "$select changes nothing"
+done
+for option in $options; do
+    select=${option%%:*}
+    key=${option#*:}
+    value=${key#*=}
+    key=${key%%=*}
+    length "$select"
+    set -- --kv-select "$select" --select-tokens 16 --recent-tokens 0
+    case $key in
+    sinks) set -- "$@" --kv-sinks "$value" ;;
+    select_rotate) set -- "$@" --no-select-rotate ;;
+    *) set -- "$@" "--$(echo "$key" | tr _ -)" "$value" ;;
+    esac
+    same "$option" "$@"
+    choices "$dir/fields" "$select" >"$dir/want"
+    choices "$dir/fields" "$option" | cmp -s - "$dir/want" && fail "$option changes nothing"
+done
+tokens=120
+ask flag 120 "$(object ds sinks 4)" >"$dir/in"
+# shellcheck disable=SC2086
+run $small --select-dense-layers 3
+choices "$dir/fields" ds >"$dir/want"
+choices "$dir/out" flag | cmp -s - "$dir/want" && fail "select-dense-layers changes nothing"
+
+# A file of answers keeps its options of selection.
+{ ask one 8 && ask two 8; } >"$dir/in"
+run --block-size 64 --kv-select ds --select-tokens 64
+for other in "--kv-select tls --select-tokens 64" "--select-tokens 64" \
+    "--kv-select ds --select-tokens 32" \
+    "--kv-select ds --select-tokens 64 --select-dense-layers 3"; do
+    # shellcheck disable=SC2086
+    "$cinch" run-batch --model $model -i "$dir/in" -o "$dir/out" --temperature 0 --progress none \
+        --resume --block-size 64 --kv-policies full,window,zip $other >"$dir/log" 2>&1 &&
+        fail "resumed with $other"
+    grep -q 'which changes results' "$dir/log" || fail "resume with $other"
 done
 
 # ---- every block size, over and under the budget ----
@@ -142,15 +242,48 @@ field '{"policy": "zip", "budget": 64, "window": 17, "move": "fill"}' \
     'window of 17 tokens: with kv move fill expected at most a block of 16'
 field '{"policy": "zip", "scores": 1}' "unknown member 'scores'"
 field '7' 'kv: expected an object'
-code=2
-run --block-size 16 --kv-budget 64 --kv-window 32 --num-gpu-blocks-override 200
-answer "$dir/out" good | grep -q . || fail "a good line beside bad ones has no answer"
-n=0
-while read -r text; do
-    n=$((n + 1))
-    grep "\"custom_id\":\"bad$n\"" "$dir/out" | sed 's/\\"/"/g' | grep -qF -e "$text" ||
-        { grep "\"bad$n\"" "$dir/out" >"$dir/log" || :; fail "not refused with '$text'"; }
-done <"$dir/texts"
+
+# refused ARGUMENTS...: answers the good line and refuses the bad ones with their texts.
+refused() {
+    code=2
+    run "$@"
+    answer "$dir/out" good | grep -q . || fail "a good line beside bad ones has no answer"
+    n=0
+    while read -r text; do
+        n=$((n + 1))
+        grep "\"custom_id\":\"bad$n\"" "$dir/out" | sed 's/\\"/"/g' | grep -qF -e "$text" ||
+            { grep "\"bad$n\"" "$dir/out" >"$dir/log" || :; fail "not refused with '$text'"; }
+    done <"$dir/texts"
+}
+refused --block-size 16 --kv-budget 64 --kv-window 32 --num-gpu-blocks-override 200
+
+ask good 8 '{"select": "none", "policy": "zip"}' >"$dir/in"
+: >"$dir/texts"
+names='none|oracle|quest|ds|tls|spade|last|random'
+field '{"select": "dance"}' "kv.select \"dance\": expected one of $names"
+field '{"select": 1}' 'kv.select 1'
+field '{"select": "quest"}' 'kv.select quest is not enabled: add it to --kv-selectors'
+field '{"policy": "zip"}' 'kv select ds with kv policy zip: expected policy full'
+field '{"select_tokens": 0}' 'kv.select_tokens 0'
+field '{"select_tokens": "many"}' 'kv.select_tokens "many"'
+field '{"select_tokens": 129}' 'kv select_tokens 129: expected 1 to 128; raise --select-tokens'
+field '{"select": "tls", "select_tiles": 0}' 'kv.select_tiles 0'
+field '{"select": "tls", "select_tiles": 5}' \
+    'kv select_tiles 5: expected 1 to 4; raise --select-tiles'
+field '{"select": "tls", "select_tiles": 2}' 'kv select_tiles of 2: the 128 tokens of these tiles'
+field '{"select": "spade", "select_window": 65}' 'kv.select_window 65'
+field '{"select": "spade", "select_window": 17}' \
+    'kv select_window 17: expected 1 to 16; raise --select-window'
+field '{"select_keys": "heads"}' 'kv.select_keys "heads": expected one of labels|rows'
+field '{"select_group": "sum"}' 'kv.select_group "sum": expected one of max|mean'
+field '{"select_weights": "soft"}' \
+    'kv.select_weights "soft": expected one of softmax|raw|harmonic'
+field '{"select_rotate": "yes"}' 'kv.select_rotate "yes"'
+field '{"recent_tokens": -1}' 'kv.recent_tokens -1'
+field '{"sinks": 5}' 'kv sinks of 5 tokens with selector ds: expected at most 4'
+field '{"select_layers": 1}' "unknown member 'select_layers'"
+# shellcheck disable=SC2086
+refused --block-size 64 --kv-select ds --kv-selectors tls,spade $most
 
 # flag TEXT ARGUMENTS...: run-batch must refuse the arguments with TEXT.
 flag() {
@@ -178,6 +311,22 @@ flag 'kv-move random: expected one of order|fill' --kv-move random
 flag 'window of 17 tokens: with kv move fill expected at most a block of 16' --kv-policy zip \
     --kv-move fill --kv-window 17 --block-size 16
 flag 'kv-policies full,quest' --kv-policies full,quest
+flag "kv-select dance: expected one of $names" --kv-select dance
+flag 'kv-selectors ds,dance' --kv-selectors ds,dance
+flag 'kv select ds with kv policy zip' --kv-select ds --kv-policy zip
+flag 'select-tokens 0' --select-tokens 0
+flag 'select-tiles 0' --select-tiles 0
+flag 'kv select_tiles of 1' --kv-select tls --select-tiles 1
+flag 'select-keys heads: expected one of labels|rows' --select-keys heads
+flag 'select-group sum: expected one of max|mean' --select-group sum
+flag 'select-window 65' --select-window 65
+flag 'select-weights soft: expected one of softmax|raw|harmonic' --select-weights soft
+flag 'select-rotate' --select-rotate=maybe
+flag 'recent-tokens -1' --recent-tokens -1
+flag 'select-dense-layers 2000' --select-dense-layers 2000
+flag '--select-dense-layers 200: expected fewer than the model' --select-dense-layers 200 \
+    --kv-selectors ds
+flag '--block-size 32: selectors expect at least 64' --block-size 32 --kv-selectors ds
 flag '3 KV blocks are too few for one request, which needs 7 blocks of 64 tokens' --kv-policy zip \
     --kv-budget 384 --num-gpu-blocks-override 3
 echo "kv: ok"
