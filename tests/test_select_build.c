@@ -129,8 +129,8 @@ static void check_counts(const rig *r)
         assert_int_equal(v->stage[k].n_active, n_active[k]);
 }
 
-/* Ranges follow each other and hold all decode rows. In a range the candidates of a stage lie behind
- * each other and fit the room, and the row behind the range would not fit. */
+/* Ranges follow each other and hold all decode rows. In a range the candidates of a stage lie
+ * behind each other and fit the room, and the row behind the range would not fit. */
 static void check_ranges(const rig *r, uint32_t room)
 {
     const cn_select_view *v = &r->b.view;

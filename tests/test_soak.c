@@ -139,9 +139,10 @@ static void check_canary(guest *g, const cn_usage *u)
             fail_msg("canary %d (selector %s), token %u: %u (%.9g), the first time %u (%.9g); %llu "
                      "were asked before; this time %u tokens were cached, %u compressions, %u "
                      "preemptions",
-                     g->canary, cn_kv_select_name(u->kv.params.select), i, g->tokens[i], (double)g->logprobs[i], known[i],
-                     (double)worth[i], (unsigned long long)s->canaries - 1,
-                     u->cached_tokens, u->kv.compressions, u->preemptions);
+                     g->canary, cn_kv_select_name(u->kv.params.select), i, g->tokens[i],
+                     (double)g->logprobs[i], known[i], (double)worth[i],
+                     (unsigned long long)s->canaries - 1, u->cached_tokens, u->kv.compressions,
+                     u->preemptions);
 }
 
 static void on_event(void *user, const cn_event *ev)
