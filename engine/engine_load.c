@@ -305,6 +305,7 @@ void cn_engine_free(cn_engine *e)
     cn_model_free(e->model);
     cn_dump_close(e->dump);
     cn_events_free(e->events);
+    cn_select_probe_free(e->select_probe);
     if (e->backend) free_device_memory(e);
     cn_weights_free(e->weights);
     if (e->stream) e->backend->stream_free(e->stream);

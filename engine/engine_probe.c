@@ -94,3 +94,23 @@ const cn_event_stats *cn_engine_event_stats(const cn_engine *e)
     static const cn_event_stats none;
     return e->events ? cn_events_stats(e->events) : &none;
 }
+
+cn_status cn_engine_probe_selection(cn_engine *e, uint32_t every)
+{
+    const cn_select_probe_opts o = {
+        .every = every,
+        .max_rows = e->max_rows,
+        .pools = &e->pools,
+        .scratch = &e->select,
+        .first_layer = e->config->select_dense_layers,
+    };
+    CN_ASSERT(!e->backend->async && !e->select_probe);
+    CN_TRY(cn_select_probe_create(&e->select_probe, &o));
+    cn_model_set_probe(e->model, e->select_probe);
+    return CN_OK;
+}
+
+cn_select_figures cn_engine_take_selection(cn_engine *e)
+{
+    return e->select_probe ? cn_select_probe_take(e->select_probe) : (cn_select_figures){0};
+}

@@ -1,5 +1,6 @@
-/* engine_probe.h - measurements for benchmarks, beyond the engine's statistics: the bytes that a
- * step must read, the limits of its device, and the time that requests waited for compression.
+/* engine_probe.h - measurements for benchmarks and comparisons, beyond the engine's statistics: the
+ * bytes that a step must read, the limits of its device, the time that requests waited for
+ * compression, and what selectors choose.
  *
  * Owner: cn_engine. Thread: the engine's. Stage: between steps, never inside one. */
 #ifndef CN_ENGINE_PROBE_H
@@ -7,6 +8,7 @@
 
 #include "compress/events.h"
 #include "engine/engine.h"
+#include "engine/select_probe.h"
 
 /* Bytes of weights that every decode step reads: all, except the embedding table (a step reads one
  * row of it per request) when that table is not also the output matrix. */
@@ -32,5 +34,14 @@ cn_status cn_engine_replay_time(cn_engine *e, uint32_t rows, uint32_t n, double 
 
 /* Totals since the engine's start; zeros if no declared policy compresses. */
 const cn_event_stats *cn_engine_event_stats(const cn_engine *e);
+
+/* From now on measures the selections of the decode steps whose position is a multiple of `every`.
+ * Call once, with every > 0, on an engine that runs on the CPU and declares a selector.
+ * CN_ERR_MEMORY. */
+cn_status cn_engine_probe_selection(cn_engine *e, uint32_t every);
+
+/* Returns the sums since the last call; zeros if selection is not measured. The next step of a
+ * request then has no churn. */
+cn_select_figures cn_engine_take_selection(cn_engine *e);
 
 #endif

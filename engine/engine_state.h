@@ -118,6 +118,7 @@ struct cn_engine {
     cn_events *events; /* NULL: no declared policy compresses */
     void *compress_scratch;
     cn_select_scratch select;
+    cn_select_probe *select_probe; /* NULL: selection is not measured */
 
     cn_list requests; /* all live requests, in order of arrival */
     uint64_t next_id;

@@ -38,6 +38,7 @@ struct cn_model {
     const cn_select_scratch *select;
     uint32_t dense_layers;
     cn_dump *dump;
+    cn_select_probe *probe;
     uint64_t n_passes;
 };
 
@@ -134,6 +135,7 @@ cn_status cn_model_create(cn_model **out, const cn_model_opts *o)
 void cn_model_free(cn_model *m) { cn_free(m); }
 
 void cn_model_set_dump(cn_model *m, cn_dump *d) { m->dump = d; }
+void cn_model_set_probe(cn_model *m, cn_select_probe *p) { m->probe = p; }
 
 /* ---- the forward pass ---- */
 
@@ -236,7 +238,8 @@ static cn_select_step select_step(const pass *p)
                             .scratch = m->select,
                             .first_layer = m->dense_layers,
                             .cos = at(m, m->ws.cos),
-                            .sin = at(m, m->ws.sin)};
+                            .sin = at(m, m->ws.sin),
+                            .probe = m->probe};
 }
 
 static cn_status attend(const pass *p, uint32_t layer)

@@ -12,7 +12,7 @@
 #include "engine/checkpoint/model_config.h"
 #include "engine/dump.h"
 #include "engine/ops.h"
-#include "engine/select.h"
+#include "engine/select_step.h"
 #include "engine/weights.h"
 
 typedef struct cn_model cn_model;
@@ -41,6 +41,9 @@ size_t cn_model_workspace_bytes(const cn_model_config *cfg, const cn_backend *be
 
 /* Dumps tensors of later passes to d, which is borrowed (NULL: no dump). Pass n is step n. */
 void cn_model_set_dump(cn_model *m, cn_dump *d);
+
+/* Lets p, which is borrowed, observe the selections of later passes (NULL: nothing does). */
+void cn_model_set_probe(cn_model *m, cn_select_probe *p);
 
 /* Runs all layers over the batch and stores its K, V and observed queries in the pools. Decode rows
  * attend to the tokens that `select` says; NULL: to all tokens. Sets *logits to the f32 logits

@@ -1,5 +1,5 @@
 /* select_step.c - see select_step.h. */
-#include "engine/select_step.h"
+#include "engine/select_probe.h"
 
 /* eps of DESIGN.md §6.4. The paper gives no value. */
 static const float RIDGE = 0.01f;
@@ -115,5 +115,6 @@ cn_status cn_select_attend(const cn_select_step *p, const cn_attn_args *attn)
         .tail = v->tail,
         .lengths = v->lengths,
     };
-    return p->be->attn_sparse(p->stream, &sparse);
+    CN_TRY(p->be->attn_sparse(p->stream, &sparse));
+    return p->probe ? cn_select_probe_observe(p->probe, p, &sparse) : CN_OK;
 }

@@ -7,6 +7,8 @@
 
 #include "engine/select.h"
 
+typedef struct cn_select_probe cn_select_probe; /* select_probe.h */
+
 /* The arguments of one pass, for all its layers. */
 typedef struct cn_select_step {
     const cn_backend *be;
@@ -17,6 +19,7 @@ typedef struct cn_select_step {
     const cn_select_scratch *scratch;
     uint32_t first_layer; /* layers below it are dense */
     const float *cos, *sin;
+    cn_select_probe *probe; /* NULL: nothing is measured */
 } cn_select_step;
 
 /* Predicts the queries of all layers from the rings. Call before any layer writes a ring. */
