@@ -1,6 +1,7 @@
 #!/bin/sh
-# Runs `cinch compare` with two tasks and three arms. Checks the table, the JSON and the plot, and
-# the errors for wrong arms, lines and options. BUILD is the build directory.
+# Runs `cinch compare` with two tasks and three arms, forced continuations and selecting arms. Checks
+# the tables, the JSON and the plot, and the errors for wrong arms, lines and options. BUILD is the
+# build directory.
 set -eu
 cinch=$(realpath "${BUILD:-build}/cinch")
 model=examples/tiny-reasoner
@@ -54,6 +55,26 @@ grep -q '^hops, 2 documents$' "$dir/table"
 [ "$(grep -c '"nll_minus_full": 0.0,' "$dir/forced.json")" = 2 ]
 grep -q '"complete": true' "$dir/forced.json"
 
+# --select-probe adds three columns, in which `full` has no figures, and changes no other result.
+for probe in 0 3; do
+    "$cinch" compare --model $model -i $model/prompts/story.jsonl --prompt-field prompt \
+        --continue-field prompt --arms oracle:64,ds:64 --recent-tokens 0 --limit 1 \
+        --select-probe $probe --progress none --json "$dir/probe$probe.json" >"$dir/table$probe" \
+        2>"$dir/log" || { cat "$dir/log"; exit 1; }
+done
+head -n 4 "$dir/table3" | grep -q '|  *mass |  *oracle |  *churn |$'
+grep -q '^| full  *|.* - |  *- |  *- |$' "$dir/table3"
+grep -q '^| oracle:64  *|.* 0\.[0-9]* |  *1.000 |  *0\.[0-9]* |$' "$dir/table3"
+grep -q '^| ds:64  *|.* 0\.[0-9]* |  *0\.[0-9]* |  *0\.[0-9]* |$' "$dir/table3"
+[ "$(cat "$dir/table0" "$dir/probe0.json" | grep -c churn)" = 0 ]
+for key in recalled_mass oracle_overlap churn probed_steps; do
+    [ "$(grep -c "\"$key\":" "$dir/probe3.json")" = 3 ]
+done
+[ "$(grep -c '"recalled_mass": null' "$dir/probe3.json")" = 1 ]
+[ "$(grep -c '"oracle_overlap": 1.0,' "$dir/probe3.json")" = 1 ]
+for i in 0 3; do grep '"nll' "$dir/probe$i.json" >"$dir/nll$i"; done
+cmp "$dir/nll0" "$dir/nll3"
+
 input="--model $model -i $model/prompts/sums.jsonl --prompt-field prompt"
 # shellcheck disable=SC2086
 {
@@ -71,6 +92,11 @@ input="--model $model -i $model/prompts/sums.jsonl --prompt-field prompt"
     done
     refuse "--continue-field needs --prompt-field" --model $model -i $model/prompts/sums.jsonl \
         --arms full --continue-field prompt
+    refuse "--select-probe needs --continue-field" $input --arms ds:64 --select-probe 8
+    refuse "--select-probe 8: no arm of --arms full,zip:64 has a selector" $forced --select-probe 8 \
+        --arms full,zip:64
+    refuse "--select-probe 8: expected --device cpu, got cuda" $forced --select-probe 8 --arms ds:64 \
+        --device cuda
     refuse "line 1: rest: expected a string, got nothing" $forced --continue-field rest
     refuse "exceed the context length of 64" $forced --max-model-len 64
 }

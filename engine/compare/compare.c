@@ -6,9 +6,11 @@
  * stopped keeps what it has measured. */
 #include <string.h>
 
+#include "compress/selector.h"
 #include "engine/cmd/command.h"
 #include "engine/compare/compare_forced.h"
 #include "engine/compare/compare_report.h"
+#include "engine/engine_probe.h"
 
 typedef struct comparison {
     cn_config *config;
@@ -31,6 +33,19 @@ static cn_status load_tasks(comparison *c, char **more, uint32_t n_more)
     return CN_OK;
 }
 
+/* The probe reads device memory, so --device auto is the CPU with it. */
+static cn_status check_probe(cn_config *c)
+{
+    if (c->select_probe == 0) return CN_OK;
+    if (!cn_selectors_need(c->kv_selectors).any)
+        return cn_fail(CN_ERR_ARG, "--select-probe %u: no arm of --arms %s has a selector",
+                       c->select_probe, c->arms);
+    if (strcmp(c->device, "auto") == 0) return cn_config_set(c, "device", "cpu");
+    if (strcmp(c->device, "cpu") == 0) return CN_OK;
+    return cn_fail(CN_ERR_ARG, "--select-probe %u: expected --device cpu, got %s", c->select_probe,
+                   c->device);
+}
+
 static cn_status open_engine(comparison *c)
 {
     cn_config *config = c->config;
@@ -40,7 +55,10 @@ static cn_status open_engine(comparison *c)
         config->enable_prefix_caching = false;
     CN_TRY(cn_compare_arms_parse(&c->arms, config));
     cn_compare_arms_declare(&c->arms, config);
-    return cn_engine_create(&c->engine, config);
+    CN_TRY(check_probe(config));
+    CN_TRY(cn_engine_create(&c->engine, config));
+    if (config->select_probe == 0) return CN_OK;
+    return cn_engine_probe_selection(c->engine, config->select_probe);
 }
 
 static cn_status force(comparison *c, char **more, uint32_t n_more)

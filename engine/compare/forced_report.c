@@ -2,6 +2,7 @@
 #include "engine/compare/forced_report.h"
 
 #include <jansson.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,14 +25,25 @@ static double peak(const cn_forced_run *run, const cn_forced_figures *f)
     return n ? (double)f->peak_sum / n : 0;
 }
 
+/* The mean of a sum; NAN without units. */
+static double mean(double sum, uint64_t n)
+{
+    return n ? sum / (double)n : (double)NAN;
+}
+
 /* ---- the table ---- */
 
-enum { NLL, DELTA, ERROR, SAME_BEST, TOKENS, SPEED, PEAK, EVENTS, EVICTED, N_COLUMNS };
+/* The columns from MASS on are printed with --select-probe only. */
+enum {
+    NLL, DELTA, ERROR, SAME_BEST, TOKENS, SPEED, PEAK, EVENTS, EVICTED, MASS, ORACLE, CHURN,
+    N_COLUMNS
+};
 
 static const char *const titles[N_COLUMNS] = {
     [NLL] = "NLL",        [DELTA] = "to full",      [ERROR] = "error",
     [TOKENS] = "tokens",  [SAME_BEST] = "same best", [SPEED] = "tokens/s",
     [PEAK] = "KV peak",   [EVENTS] = "events",      [EVICTED] = "evicted",
+    [MASS] = "mass",      [ORACLE] = "oracle",      [CHURN] = "churn",
 };
 
 typedef struct task_table {
@@ -42,6 +54,11 @@ typedef struct task_table {
 static const char *label(const void *table, uint32_t row)
 {
     return ((const task_table *)table)->r->arms->arms[row].label;
+}
+
+static void put_mean(char *s, double value)
+{
+    snprintf(s, CN_TEXT_CELL_BYTES, isnan(value) ? "-" : "%.3f", value);
 }
 
 static void cell(const void *table, uint32_t row, uint32_t column, char *s)
@@ -59,16 +76,20 @@ static void cell(const void *table, uint32_t row, uint32_t column, char *s)
     case SPEED: snprintf(s, n, "%.0f", per_second(f)); break;
     case PEAK: snprintf(s, n, "%.0f", peak(t->run, f)); break;
     case EVENTS: snprintf(s, n, "%llu", (unsigned long long)f->compressions); break;
-    default: snprintf(s, n, "%llu", (unsigned long long)f->evicted_tokens); break;
+    case EVICTED: snprintf(s, n, "%llu", (unsigned long long)f->evicted_tokens); break;
+    case MASS: put_mean(s, mean(f->selection.mass, f->selection.units)); break;
+    case ORACLE: put_mean(s, mean(f->selection.overlap, f->selection.units)); break;
+    default: put_mean(s, mean(f->selection.churn, f->selection.n_churn)); break;
     }
 }
 
 void cn_forced_print(FILE *f, const cn_forced_report *r, uint32_t task)
 {
     const task_table t = {r, r->runs[task]};
+    const uint32_t n_columns = r->config->select_probe ? N_COLUMNS : MASS;
     fprintf(f, "\n%s, %u documents\n\n", r->tasks[task].name, cn_forced_run_done(t.run));
     cn_text_table_print(f, &(cn_text_table){.corner = "arm", .titles = titles,
-                                            .n_columns = N_COLUMNS, .n_rows = r->arms->n,
+                                            .n_columns = n_columns, .n_rows = r->arms->n,
                                             .data = &t, .label = label, .cell = cell});
 }
 
@@ -87,7 +108,21 @@ static json_t *documents_json(const cn_forced_task *t, const cn_forced_run *run)
     return documents;
 }
 
-static json_t *arm_json(const char *name, const cn_forced_run *run, uint32_t arm)
+/* null without a value. */
+static json_t *mean_json(double value)
+{
+    return isnan(value) ? json_null() : json_real(value);
+}
+
+static void add_selection_json(json_t *arm, const cn_select_figures *f)
+{
+    json_object_set_new(arm, "recalled_mass", mean_json(mean(f->mass, f->units)));
+    json_object_set_new(arm, "oracle_overlap", mean_json(mean(f->overlap, f->units)));
+    json_object_set_new(arm, "churn", mean_json(mean(f->churn, f->n_churn)));
+    json_object_set_new(arm, "probed_steps", json_integer((json_int_t)f->steps));
+}
+
+static json_t *arm_json(const cn_forced_report *r, const cn_forced_run *run, uint32_t arm)
 {
     const cn_forced_figures *f = cn_forced_run_figures(run, arm);
     const cn_forced_summary m = cn_forced_run_summary(run, arm);
@@ -97,14 +132,16 @@ static json_t *arm_json(const char *name, const cn_forced_run *run, uint32_t arm
         json_array_append_new(nll, json_real(s->nll));
         json_array_append_new(same_best, json_real((double)s->same_best / s->tokens));
     }
-    return json_pack(
-        "{s:s, s:o, s:f, s:f, s:f, s:f, s:I, s:I, s:f, s:f, s:I, s:I, s:{s:o, s:o}}", "arm", name,
-        "kv", cn_kv_params_json(&f->kv), "nll", m.nll, "nll_minus_full", m.delta,
-        "standard_error", m.delta_error, "same_best_share", share(f), "tokens",
-        (json_int_t)f->tokens, "cached_prompt_tokens", (json_int_t)f->cached_tokens,
+    json_t *json = json_pack(
+        "{s:s, s:o, s:f, s:f, s:f, s:f, s:I, s:I, s:f, s:f, s:I, s:I, s:{s:o, s:o}}", "arm",
+        r->arms->arms[arm].label, "kv", cn_kv_params_json(&f->kv), "nll", m.nll,
+        "nll_minus_full", m.delta, "standard_error", m.delta_error, "same_best_share", share(f),
+        "tokens", (json_int_t)f->tokens, "cached_prompt_tokens", (json_int_t)f->cached_tokens,
         "tokens_per_s", per_second(f), "peak_tokens_mean", peak(run, f), "compressions",
         (json_int_t)f->compressions, "evicted", (json_int_t)f->evicted_tokens, "by_document",
         "nll", nll, "same_best_share", same_best);
+    if (r->config->select_probe) add_selection_json(json, &f->selection);
+    return json;
 }
 
 static json_t *report_json(const cn_forced_report *r)
@@ -118,7 +155,7 @@ static json_t *report_json(const cn_forced_report *r)
         if (!run) continue;
         json_t *arms = json_array();
         for (uint32_t a = 0; a < r->arms->n; a++)
-            json_array_append_new(arms, arm_json(r->arms->arms[a].label, run, a));
+            json_array_append_new(arms, arm_json(r, run, a));
         json_array_append_new(
             tasks, json_pack("{s:s, s:s, s:o, s:o}", "task", task->name, "input", task->path,
                              "documents", documents_json(task, run), "arms", arms));

@@ -131,6 +131,16 @@ static void add_figures(cn_forced_run *r, cn_forced_figures *f)
     f->timed_tokens += r->n_tokens - r->n_tokens_begun;
 }
 
+static void add_selection(cn_select_figures *f, const cn_select_figures *group)
+{
+    f->steps += group->steps;
+    f->units += group->units;
+    f->n_churn += group->n_churn;
+    f->mass += group->mass;
+    f->overlap += group->overlap;
+    f->churn += group->churn;
+}
+
 /* The blocks that a document takes while its prompt stays in the prefix cache: its own tokens, and
  * the cap of an arm that copies what it keeps of shared blocks. */
 static uint32_t blocks_of(const cn_forced_run *r, const cn_forced_document *d, uint32_t b)
@@ -168,6 +178,8 @@ static cn_status run_arms(cn_forced_run *r, bool keeping, cn_progress *progress)
         clear(r, r->outputs);
         CN_TRY(run_requests(r, &r->arms->arms[a], progress));
         add_figures(r, &r->figures[a]);
+        const cn_select_figures selection = cn_engine_take_selection(r->engine);
+        add_selection(&r->figures[a].selection, &selection);
     }
     return CN_OK;
 }

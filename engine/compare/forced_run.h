@@ -13,6 +13,7 @@
 
 #include "engine/compare/compare_arms.h"
 #include "engine/compare/forced_task.h"
+#include "engine/engine_probe.h"
 #include "engine/offline/audit.h"
 
 /* One document under one arm. Neither counts the first token, which the prompt predicts. */
@@ -32,6 +33,7 @@ typedef struct cn_forced_figures {
     uint64_t cached_tokens; /* prompt tokens that the prefix cache had */
     uint64_t compressions, evicted_tokens;
     uint64_t peak_sum; /* peak resident tokens, sum over documents */
+    cn_select_figures selection; /* zeros without --select-probe */
 } cn_forced_figures;
 
 typedef struct cn_forced_run cn_forced_run;

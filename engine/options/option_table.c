@@ -338,6 +338,11 @@ static const cn_option options[] = {
     ROW(COMPARE, "continue-field", STRING, continue_field, NULL,
         .help = "force the text of this field after the prompt under every arm and report its "
                 "likelihood; prompts are then plain text, not chats"),
+    ROW(COMPARE, "select-probe", U32, select_probe, "0", .min = 1, .max = TOKENS_MAX,
+        .flags = ZERO_OK,
+        .help = "with --continue-field: at every N-th position, measure the attention mass that "
+                "selecting arms read, their overlap with oracle and the churn of their lists, on "
+                "the CPU; 0 measures nothing"),
     ROW(COMPARE, "limit", U32, limit, "0", .min = 1, .max = TOKENS_MAX, .flags = ZERO_OK,
         .help = "maximum lines to read of each file; 0 reads all"),
     ROW(COMPARE, "audit", F32, compare_audit_percent, "100", .min = 0, .max = 100,

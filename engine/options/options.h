@@ -171,6 +171,7 @@ struct cn_config {
     /* compare */
     char *arms;
     char *continue_field;
+    uint32_t select_probe; /* probe steps at multiples of this position; 0 = none */
     uint32_t limit; /* lines of each file; 0 = all */
     float compare_audit_percent;
     char *compare_json, *plot; /* paths or NULL */

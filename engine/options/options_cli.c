@@ -193,6 +193,7 @@ static cn_status check_company(const cn_config *c, uint32_t sections)
         {"decode-steps", "resident"},     {"timeline-interval", "timeline"},
         {"save-detailed", "output-json"}, {"render", "chat"},
         {"enable-thinking", "chat"},      {"continue-field", "prompt-field"},
+        {"select-probe", "continue-field"},
     };
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         const cn_option *o = cn_option_find_in(rules[i].name, sections);
