@@ -316,28 +316,35 @@ static void make_checkpoint(const char *model, int byte)
 static void fingerprints_depend_on_content_not_names(void **state)
 {
     (void)state;
-    char a[64], b[64], file[80];
+    char a[64], b[64], file[96];
     snprintf(a, sizeof a, "%s/a", dir);
     snprintf(b, sizeof b, "%s/b", dir);
     make_checkpoint(a, 5);
     make_checkpoint(b, 5);
     uint64_t fa, fb;
-    assert_int_equal(cn_fingerprint(&fa, a, NULL), CN_OK);
-    assert_int_equal(cn_fingerprint(&fb, b, NULL), CN_OK);
+    assert_int_equal(cn_fingerprint(&fa, a, NULL, false), CN_OK);
+    assert_int_equal(cn_fingerprint(&fb, b, NULL, false), CN_OK);
     assert_true(fa == fb);
     snprintf(file, sizeof file, "%s/README.md", b);
     put(file, "x", 1);
-    assert_int_equal(cn_fingerprint(&fb, b, NULL), CN_OK);
+    assert_int_equal(cn_fingerprint(&fb, b, NULL, false), CN_OK);
     assert_true(fa == fb);
     make_checkpoint(b, 6);
-    assert_int_equal(cn_fingerprint(&fb, b, NULL), CN_OK);
+    assert_int_equal(cn_fingerprint(&fb, b, NULL, false), CN_OK);
     assert_true(fa != fb);
     make_checkpoint(b, 5);
     snprintf(file, sizeof file, "%s/config.json", b);
     put(file, "[]", 2);
-    assert_int_equal(cn_fingerprint(&fb, b, NULL), CN_OK);
+    assert_int_equal(cn_fingerprint(&fb, b, NULL, false), CN_OK);
     assert_true(fa != fb);
-    assert_int_equal(cn_fingerprint(&fb, "/no/such", NULL), CN_ERR_IO);
+    make_checkpoint(b, 5);
+    snprintf(file, sizeof file, "%s/select.safetensors", b);
+    put(file, "x", 1);
+    assert_int_equal(cn_fingerprint(&fb, b, NULL, false), CN_OK);
+    assert_true(fa == fb);
+    assert_int_equal(cn_fingerprint(&fb, b, NULL, true), CN_OK);
+    assert_true(fa != fb);
+    assert_int_equal(cn_fingerprint(&fb, "/no/such", NULL, false), CN_ERR_IO);
 }
 
 static void a_run_resumes_only_with_its_first_configuration(void **state)

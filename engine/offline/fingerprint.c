@@ -9,6 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "engine/checkpoint/select_file.h"
+
 enum { HEAD_BYTES = 64 << 10, SAMPLE_BYTES = 4 << 10, N_SAMPLES = 256 };
 
 /* Adds the hash of n bytes at `offset`; fewer at the end of the file. */
@@ -66,7 +68,12 @@ static bool ends_in(const char *name, const char *end)
     return n >= m && strcmp(name + n - m, end) == 0;
 }
 
-static bool is_weights(const char *name) { return ends_in(name, ".safetensors"); }
+static bool is_channels(const char *name) { return strcmp(name, CN_SELECT_FILE) == 0; }
+
+static bool is_weights(const char *name)
+{
+    return ends_in(name, ".safetensors") && !is_channels(name);
+}
 
 static bool is_read_whole(const char *name)
 {
@@ -83,30 +90,34 @@ static int keep_entry(const struct dirent *e)
     return is_weights(e->d_name) || is_read_whole(e->d_name);
 }
 
+static int keep_channels(const struct dirent *e) { return is_channels(e->d_name); }
+
 /* Byte order instead of the locale's: the same on every machine. */
 static int by_name(const struct dirent **a, const struct dirent **b)
 {
     return strcmp((*a)->d_name, (*b)->d_name);
 }
 
-static cn_status add_directory(uint64_t *h, const char *dir)
+static cn_status add_directory(uint64_t *h, const char *dir, int (*keep)(const struct dirent *))
 {
     struct dirent **entries = NULL;
-    int n = scandir(dir, &entries, keep_entry, by_name);
+    int n = scandir(dir, &entries, keep, by_name);
     if (n < 0) return cn_fail(CN_ERR_IO, "%s: %s", dir, strerror(errno));
     cn_status status = CN_OK;
     for (int i = 0; i < n; i++) {
         if (status == CN_OK)
-            status = add_file(h, dir, entries[i]->d_name, is_read_whole(entries[i]->d_name));
+            status = add_file(h, dir, entries[i]->d_name, !is_weights(entries[i]->d_name));
         free(entries[i]);
     }
     free(entries);
     return status;
 }
 
-cn_status cn_fingerprint(uint64_t *out, const char *model_dir, const char *tokenizer_dir)
+cn_status cn_fingerprint(uint64_t *out, const char *model_dir, const char *tokenizer_dir,
+                         bool uses_labels)
 {
     *out = 0;
-    CN_TRY(add_directory(out, model_dir));
-    return tokenizer_dir ? add_directory(out, tokenizer_dir) : CN_OK;
+    CN_TRY(add_directory(out, model_dir, keep_entry));
+    if (uses_labels) CN_TRY(add_directory(out, model_dir, keep_channels));
+    return tokenizer_dir ? add_directory(out, tokenizer_dir, keep_entry) : CN_OK;
 }

@@ -6,13 +6,15 @@
  * Covers the whole of config.json, generation_config.json, the tokenizer's files and the index. Of
  * each .safetensors file it covers name, size, the first 64 KiB (the header) and 256 samples of 4
  * KiB spread over the rest. Training changes all of a tensor, so samples suffice. Names of
- * directories, times and other files do not matter: a copy has the same fingerprint. */
+ * directories, times and other files do not matter: a copy has the same fingerprint.
+ * select.safetensors counts only for a run that uses labels. */
 #ifndef CN_FINGERPRINT_H
 #define CN_FINGERPRINT_H
 
 #include "engine/base.h"
 
 /* tokenizer_dir NULL: the tokenizer is in model_dir. CN_ERR_IO if a directory cannot be read. */
-cn_status cn_fingerprint(uint64_t *out, const char *model_dir, const char *tokenizer_dir);
+cn_status cn_fingerprint(uint64_t *out, const char *model_dir, const char *tokenizer_dir,
+                         bool uses_labels);
 
 #endif

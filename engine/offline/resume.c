@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "compress/selector.h"
 #include "engine/json.h"
 #include "engine/offline/batch_line.h"
 #include "engine/offline/fingerprint.h"
@@ -38,7 +39,8 @@ cn_status cn_run_record_make(cn_buf *out, const cn_config *c)
 {
     uint64_t model;
     char model_text[17];
-    CN_TRY(cn_fingerprint(&model, c->model, c->tokenizer));
+    CN_TRY(cn_fingerprint(&model, c->model, c->tokenizer,
+                          cn_selectors_need(cn_config_selectors(c)).labels));
     snprintf(model_text, sizeof model_text, "%016llx", (unsigned long long)model);
     cn_buf lines = {0};
     cn_status status = cn_config_result_text(c, &lines);
