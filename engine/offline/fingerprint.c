@@ -113,11 +113,15 @@ static cn_status add_directory(uint64_t *h, const char *dir, int (*keep)(const s
     return status;
 }
 
-cn_status cn_fingerprint(uint64_t *out, const char *model_dir, const char *tokenizer_dir,
-                         bool uses_labels)
+cn_status cn_fingerprint(uint64_t *out, const char *model_dir, const char *tokenizer_dir)
 {
     *out = 0;
     CN_TRY(add_directory(out, model_dir, keep_entry));
-    if (uses_labels) CN_TRY(add_directory(out, model_dir, keep_channels));
     return tokenizer_dir ? add_directory(out, tokenizer_dir, keep_entry) : CN_OK;
+}
+
+cn_status cn_fingerprint_channels(uint64_t *out, const char *model_dir)
+{
+    *out = 0;
+    return add_directory(out, model_dir, keep_channels);
 }

@@ -7,14 +7,18 @@
  * each .safetensors file it covers name, size, the first 64 KiB (the header) and 256 samples of 4
  * KiB spread over the rest. Training changes all of a tensor, so samples suffice. Names of
  * directories, times and other files do not matter: a copy has the same fingerprint.
- * select.safetensors counts only for a run that uses labels. */
+ *
+ * select.safetensors has a fingerprint of its own, because only runs with selectors that rank
+ * labels depend on it. */
 #ifndef CN_FINGERPRINT_H
 #define CN_FINGERPRINT_H
 
 #include "engine/base.h"
 
 /* tokenizer_dir NULL: the tokenizer is in model_dir. CN_ERR_IO if a directory cannot be read. */
-cn_status cn_fingerprint(uint64_t *out, const char *model_dir, const char *tokenizer_dir,
-                         bool uses_labels);
+cn_status cn_fingerprint(uint64_t *out, const char *model_dir, const char *tokenizer_dir);
+
+/* The same of select.safetensors alone; 0 when there is none. */
+cn_status cn_fingerprint_channels(uint64_t *out, const char *model_dir);
 
 #endif

@@ -37,17 +37,20 @@ static json_t *options_json(const cn_buf *lines)
 
 cn_status cn_run_record_make(cn_buf *out, const cn_config *c)
 {
-    uint64_t model;
-    char model_text[17];
-    CN_TRY(cn_fingerprint(&model, c->model, c->tokenizer,
-                          cn_selectors_need(cn_config_selectors(c)).labels));
+    uint64_t model, channels;
+    char model_text[17], channels_text[17];
+    const bool labels = cn_selectors_need(cn_config_selectors(c)).labels;
+    CN_TRY(cn_fingerprint(&model, c->model, c->tokenizer));
+    CN_TRY(cn_fingerprint_channels(&channels, c->model));
     snprintf(model_text, sizeof model_text, "%016llx", (unsigned long long)model);
+    snprintf(channels_text, sizeof channels_text, "%016llx", (unsigned long long)channels);
     cn_buf lines = {0};
     cn_status status = cn_config_result_text(c, &lines);
     json_t *record = NULL;
     if (status == CN_OK)
-        record = json_pack("{s:i, s:s, s:s, s:o}", "cinch_run", RECORD_FORMAT, "version",
-                           CINCH_VERSION, "model", model_text, "options", options_json(&lines));
+        record = json_pack("{s:i, s:s, s:s, s:s*, s:o}", "cinch_run", RECORD_FORMAT, "version",
+                           CINCH_VERSION, "model", model_text, "channels",
+                           labels ? channels_text : NULL, "options", options_json(&lines));
     char *text = record ? json_dumps(record, JSON_INDENT(1)) : NULL;
     if (text)
         status = cn_buf_addf(out, "%s\n", text);
@@ -129,6 +132,12 @@ static cn_status compare(json_t *then, json_t *now)
     if (!json_equal(model, json_object_get(now, "model")))
         return cn_fail(CN_ERR_ARG,
                        "the checkpoint differs from that of the run: use the old one, or write "
+                       "another output file");
+    const json_t *channels = json_object_get(then, "channels");
+    const json_t *channels_now = json_object_get(now, "channels");
+    if (channels && channels_now && !json_equal(channels, channels_now))
+        return cn_fail(CN_ERR_ARG,
+                       "select.safetensors differs from that of the run: use the old one, or write "
                        "another output file");
     if (!json_equal(version, json_object_get(now, "version")))
         cn_log(CN_LOG_WARN, "the run began with cinch %s, this is cinch %s",
