@@ -47,14 +47,15 @@ static void host_free(cn_backend *be, void *p)
 
 /* ---- ops: each is a range in the timeline of a profiler ---- */
 
-#define CUDA_OP(op, type)                                                                          \
-    static cn_status op(cn_stream *s, const type *a)                                               \
+#define CUDA_OP_AS(function, op, type)                                                             \
+    static cn_status function(cn_stream *s, const type *a)                                         \
     {                                                                                              \
         nvtxRangePushA(#op);                                                                       \
         cn_status status = cn_cuda_##op(s, a);                                                     \
         nvtxRangePop();                                                                            \
         return status;                                                                             \
     }
+#define CUDA_OP(op, type) CUDA_OP_AS(op, op, type)
 
 CUDA_OP(embed, cn_embed_args)
 CUDA_OP(rmsnorm, cn_rmsnorm_args)
@@ -64,6 +65,8 @@ CUDA_OP(rope_store, cn_rope_store_args)
 CUDA_OP(attn_decode, cn_attn_args)
 CUDA_OP(attn_prefill, cn_attn_args)
 CUDA_OP(attn_sparse, cn_attn_sparse_args)
+CUDA_OP(score, cn_score_args)
+CUDA_OP_AS(select_best, select, cn_select_args) /* select is a function of POSIX */
 CUDA_OP(silu_mul, cn_silu_mul_args)
 CUDA_OP(gather, cn_gather_args)
 CUDA_OP(sample, cn_sample_args)
@@ -134,6 +137,8 @@ static const cn_backend CUDA_TABLE = {
     .attn_decode = attn_decode,
     .attn_prefill = attn_prefill,
     .attn_sparse = attn_sparse,
+    .score = score,
+    .select = select_best,
     .silu_mul = silu_mul,
     .gather = gather,
     .sample_scratch_bytes = cn_cuda_sample_scratch_bytes,
@@ -164,6 +169,7 @@ static cn_status open_parts(cn_cuda *c)
     CN_CUDA(cudaDeviceGetStreamPriorityRange(&c->priority[CN_PRIORITY_LOW],
                                              &c->priority[CN_PRIORITY_HIGH]));
     c->attn_scratch_bytes = cn_cuda_attn_scratch_bytes(&c->opts);
+    c->select_scratch_bytes = cn_cuda_select_scratch_bytes(&c->opts);
     CN_TRY(ask_caller(c));
     CN_TRY(cn_cuda_arena_open(&c->arena, &c->opts));
     return cn_cuda_gemm_open(c);

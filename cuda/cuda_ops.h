@@ -38,9 +38,11 @@ typedef struct cn_cuda_staging {
 struct cn_stream {
     cn_cuda *cuda;
     cudaStream_t handle;
-    /* NULL on a LOW stream: matrix products and decode attention run on HIGH streams only. */
+    /* NULL on a LOW stream: matrix products, decode attention and selection run on HIGH streams
+     * only. */
     void *gemm_scratch; /* CN_CUDA_GEMM_SCRATCH_BYTES */
     void *attn_scratch; /* partial results of split sequences; zeroed at start */
+    void *select_scratch; /* partial results of `score` */
     bool recording;     /* between graph_begin and graph_end */
     cn_cuda_staging staging;
 };
@@ -87,7 +89,7 @@ struct cn_cuda {
     int priority[2];    /* CUDA's value of each cn_priority */
     uint32_t n_streams; /* created and not yet freed */
     cn_cuda_gemm_state *gemm;
-    size_t attn_scratch_bytes;
+    size_t attn_scratch_bytes, select_scratch_bytes;
 };
 
 /* ---- errors ---- */
@@ -156,6 +158,10 @@ size_t cn_cuda_attn_scratch_bytes(const cn_cuda_backend_opts *o);
 cn_status cn_cuda_attn_decode(cn_stream *s, const cn_attn_args *a);
 cn_status cn_cuda_attn_prefill(cn_stream *s, const cn_attn_args *a);
 cn_status cn_cuda_attn_sparse(cn_stream *s, const cn_attn_sparse_args *a);
+/* Scratch that score needs for the largest step under these options. */
+size_t cn_cuda_select_scratch_bytes(const cn_cuda_backend_opts *o);
+cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a);
+cn_status cn_cuda_select(cn_stream *s, const cn_select_args *a);
 cn_status cn_cuda_silu_mul(cn_stream *s, const cn_silu_mul_args *a);
 cn_status cn_cuda_gather(cn_stream *s, const cn_gather_args *a);
 size_t cn_cuda_sample_scratch_bytes(cn_backend *be, uint32_t max_rows, uint32_t vocab);

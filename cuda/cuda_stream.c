@@ -32,7 +32,8 @@ static void staging_close(cn_cuda_staging *st)
 size_t cn_cuda_stream_bytes(const cn_cuda *c)
 {
     return cn_round_up(CN_CUDA_GEMM_SCRATCH_BYTES, CN_CUDA_ALIGN_BYTES) +
-           cn_round_up(c->attn_scratch_bytes, CN_CUDA_ALIGN_BYTES);
+           cn_round_up(c->attn_scratch_bytes, CN_CUDA_ALIGN_BYTES) +
+           cn_round_up(c->select_scratch_bytes, CN_CUDA_ALIGN_BYTES);
 }
 
 static cn_status open_parts(cn_stream *s, cn_priority priority)
@@ -46,6 +47,7 @@ static cn_status open_parts(cn_stream *s, cn_priority priority)
     CN_TRY(cn_cuda_arena_take(&c->arena, CN_CUDA_GEMM_SCRATCH_BYTES, &s->gemm_scratch));
     CN_TRY(cn_cuda_arena_take(&c->arena, c->attn_scratch_bytes, &s->attn_scratch));
     CN_CUDA(cudaMemsetAsync(s->attn_scratch, 0, c->attn_scratch_bytes, s->handle));
+    CN_TRY(cn_cuda_arena_take(&c->arena, c->select_scratch_bytes, &s->select_scratch));
     return CN_OK;
 }
 
@@ -77,6 +79,7 @@ void cn_cuda_stream_free(cn_stream *s)
     staging_close(&s->staging);
     if (s->gemm_scratch) cn_cuda_arena_give(&c->arena, s->gemm_scratch);
     if (s->attn_scratch) cn_cuda_arena_give(&c->arena, s->attn_scratch);
+    if (s->select_scratch) cn_cuda_arena_give(&c->arena, s->select_scratch);
     c->n_streams--;
     cn_free(s);
 }

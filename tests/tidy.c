@@ -279,6 +279,7 @@ static const struct {
     {"cuda/gemm/", {"cuda/"}},
     {"cuda/compress/", {"cuda/", "cuda/attn/", "compress/"}},
     {"cuda/sample/", {"cuda/", "engine/sample_math.h"}},
+    {"cuda/select/", {"cuda/", "engine/select_math.h"}},
     {"tests/", {"*"}},
     {"bench/", {"*"}},
     {"examples/", {"cinch.h"}},

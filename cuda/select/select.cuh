@@ -1,0 +1,41 @@
+/* select.cuh - code that the kernels of selection share: the unit of a thread block, and the
+ * addresses of its candidates. DESIGN.md §6. Arrays: engine/ops.h. */
+#ifndef CN_CUDA_SELECT_CUH
+#define CN_CUDA_SELECT_CUH
+
+#include "cuda/launch.cuh"
+#include "cuda/util.cuh"
+
+/* A unit is (sequence, layer of the call, kv head). */
+typedef struct cn_sel_unit {
+    uint32_t index, seq, row, head;
+} cn_sel_unit;
+
+__device__ static inline cn_sel_unit cn_sel_unit_of(uint32_t index, uint32_t n_layers,
+                                                    uint32_t n_kv_heads)
+{
+    cn_sel_unit u;
+    u.index = index;
+    u.head = index % n_kv_heads;
+    u.row = index / n_kv_heads % n_layers;
+    u.seq = index / n_kv_heads / n_layers;
+    return u;
+}
+
+/* Returns the index of the unit's first score. */
+__device__ static inline size_t cn_sel_first(const cn_sel_unit &u, uint32_t first, uint32_t n,
+                                             uint32_t n_layers, uint32_t n_kv_heads)
+{
+    return ((size_t)first * n_layers + (size_t)u.row * n) * n_kv_heads + (size_t)u.head * n;
+}
+
+/* Returns the position of the first token of candidate c. tiles: the unit's; NULL unless the stage
+ * is in tiles. */
+__device__ static inline uint32_t cn_sel_position(const uint32_t *tiles, uint32_t base,
+                                                  uint32_t entry_log2, uint32_t c)
+{
+    if (tiles) return tiles[c / CN_DIGEST_TILE] * CN_DIGEST_TILE + c % CN_DIGEST_TILE;
+    return base + (c << entry_log2);
+}
+
+#endif
