@@ -5,6 +5,7 @@
 
 #include "cuda/cuda_ops.h"
 #include "cuda/gemm/gemm.h"
+#include "cuda/select/digest.h"
 #include "cuda/tensor_map.h"
 
 /* ---- memory ---- */
@@ -65,6 +66,8 @@ CUDA_OP(rope_store, cn_rope_store_args)
 CUDA_OP(attn_decode, cn_attn_args)
 CUDA_OP(attn_prefill, cn_attn_args)
 CUDA_OP(attn_sparse, cn_attn_sparse_args)
+CUDA_OP(digest, cn_digest_args)
+CUDA_OP(predict, cn_predict_args)
 CUDA_OP(score, cn_score_args)
 CUDA_OP_AS(select_best, select, cn_select_args) /* select is a function of POSIX */
 CUDA_OP(silu_mul, cn_silu_mul_args)
@@ -137,6 +140,8 @@ static const cn_backend CUDA_TABLE = {
     .attn_decode = attn_decode,
     .attn_prefill = attn_prefill,
     .attn_sparse = attn_sparse,
+    .digest = digest,
+    .predict = predict,
     .score = score,
     .select = select_best,
     .silu_mul = silu_mul,

@@ -1,0 +1,145 @@
+/* digest.cu - labels and bounds of the keys of complete tiles.
+ *
+ * Tiles are a kernel argument, at most TILES for each launch. Grid (layers, kv heads, tiles). A
+ * thread block copies the keys of its tile and head to shared memory. Half a warp or a warp writes
+ * the label of a token, with two channels per lane. A thread computes the bounds of two channels of
+ * an entry, token by token as the CPU does, so the bits are equal even for zeros of both signs.
+ * Bytes moved for each token, layer and kv head: 2 d of keys, d / 8 + 2 of labels and scales,
+ * 4 d / 16 of bounds of pages, 4 d / 64 of bounds of tiles. CPU version: cpu_digest.c. */
+#include "cuda/launch.cuh"
+#include "cuda/select/digest.h"
+#include "cuda/util.cuh"
+#include "engine/select_math.h"
+
+enum { TILES = 256, BLOCK = 128, MAX_HEAD_DIM = 256 };
+
+typedef struct digest_tiles {
+    cn_digest_tile tile[TILES];
+} digest_tiles;
+
+/* The keys of a tile of one head in one layer, in shared memory. */
+typedef struct digest_keys {
+    uint4 *rows;     /* [n, stride] */
+    uint32_t n, d;
+    uint32_t stride; /* vectors; odd, so that a channel of successive tokens has several banks */
+    size_t side;     /* of the first slot in arrays by slot (cn_kv_side) */
+} digest_keys;
+
+__host__ __device__ static inline uint32_t row_stride(uint32_t d) { return d / CN_VEC8 | 1; }
+
+__device__ static void load_keys(const digest_keys &t, const uint4 *from)
+{
+    const uint32_t vecs = t.d / CN_VEC8;
+#pragma unroll 8
+    for (uint32_t i = threadIdx.x; i < t.n * vecs; i += BLOCK)
+        t.rows[i / vecs * t.stride + i % vecs] = from[i];
+}
+
+__device__ static inline float key_of(const digest_keys &t, uint32_t token, uint32_t channel)
+{
+    return __bfloat162float(((const cn_bf16 *)(t.rows + token * t.stride))[channel]);
+}
+
+/* channels[g.n_channels] are those of the tile's layer and head. */
+__device__ static void write_labels(const digest_keys &t, const cn_digest &g,
+                                    const uint8_t *channels)
+{
+    const uint32_t lanes = g.n_channels > CN_WARP ? CN_WARP : CN_WARP / 2; /* of a token */
+    const uint32_t lane = threadIdx.x % lanes;
+    const bool has_channels = 2 * lane < g.n_channels;
+    const uint32_t even = has_channels ? channels[2 * lane] : 0;
+    const uint32_t odd = has_channels ? channels[2 * lane + 1] : 0;
+    /* n is a multiple of 16, so all lanes of a warp make the same iterations. */
+    for (uint32_t i = threadIdx.x / lanes; i < t.n; i += BLOCK / lanes) {
+        const float x = key_of(t, i, even), y = key_of(t, i, odd);
+        float largest = has_channels ? fmaxf(fabsf(x), fabsf(y)) : 0.0f;
+        for (uint32_t offset = lanes / 2; offset > 0; offset /= 2)
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+        const uint16_t scale = cn_label_scale(largest);
+        if (lane == 0) g.scales[t.side + i] = scale;
+        if (has_channels)
+            g.labels[(t.side + i) * (g.n_channels / 2) + lane] =
+                cn_label_byte(cn_label_of(x, scale), cn_label_of(y, scale));
+    }
+}
+
+/* bounds[entry, min|max, d] of the tile's entries of `entry` tokens. */
+__device__ static void write_bounds(const digest_keys &t, void *bounds, uint32_t entry)
+{
+    const uint32_t pairs = t.d / 2;
+    uint32_t *out = (uint32_t *)bounds + t.side / entry * 2 * pairs;
+    for (uint32_t u = threadIdx.x; u < t.n / entry * pairs; u += BLOCK) {
+        const uint32_t first = u / pairs * entry, pair = u % pairs;
+        float2 low, high;
+        for (uint32_t i = first; i < first + entry; i++) {
+            const uint32_t bits = ((const uint32_t *)(t.rows + i * t.stride))[pair];
+            const float x = __uint_as_float(bits << 16);
+            const float y = __uint_as_float(bits & 0xffff0000u);
+            if (i == first) low = high = make_float2(x, y);
+            low.x = x < low.x ? x : low.x;
+            low.y = y < low.y ? y : low.y;
+            high.x = x > high.x ? x : high.x;
+            high.y = y > high.y ? y : high.y;
+        }
+        uint32_t *at = out + (size_t)(u / pairs) * 2 * pairs + pair;
+        at[0] = cn_pack2(low.x, low.y);
+        at[pairs] = cn_pack2(high.x, high.y);
+    }
+}
+
+__global__ static void __launch_bounds__(BLOCK)
+    digest_kernel(const __grid_constant__ cn_pools pools,
+                  const __grid_constant__ digest_tiles tiles)
+{
+    extern __shared__ uint4 shared[];
+    const cn_kv_layout *l = &pools.layout;
+    const cn_digest &g = pools.digest;
+    const uint32_t layer = blockIdx.x, head = blockIdx.y;
+    const cn_digest_tile at = tiles.tile[blockIdx.z];
+    const uint32_t slot = at.tile * l->tile_tokens;
+    digest_keys t;
+    t.rows = shared;
+    t.n = l->tile_tokens;
+    t.d = l->head_dim;
+    t.stride = row_stride(t.d);
+    t.side = cn_kv_side(l, layer, at.block, head, slot);
+    cn_overlap_next();
+    cn_wait_previous();
+    load_keys(t, (const uint4 *)((const char *)pools.kv +
+                                 cn_kv_at(l, layer, at.block, head, slot, CN_KV_K)));
+    __syncthreads();
+    if (g.labels)
+        write_labels(t, g, g.channels + ((size_t)layer * l->n_kv_heads + head) * g.n_channels);
+    if (g.bounds_16) write_bounds(t, g.bounds_16, CN_DIGEST_PAGE);
+    if (g.bounds_64) write_bounds(t, g.bounds_64, CN_DIGEST_TILE);
+}
+
+static cn_status check_pools(const cn_pools *p)
+{
+    const cn_kv_layout *l = &p->layout;
+    if (!cn_kv_layout_is_uniform(l, CN_BF16))
+        return cn_fail(CN_ERR_SHAPE,
+                       "digest: KV layout: expected K and V in bf16, rows of %u elements",
+                       l->head_dim);
+    if (l->head_dim % 16 != 0 || l->head_dim > MAX_HEAD_DIM)
+        return cn_fail(CN_ERR_SHAPE, "digest: head_dim %u: expected a multiple of 16, at most %d",
+                       l->head_dim, MAX_HEAD_DIM);
+    CN_ASSERT(!p->digest.labels || p->digest.n_channels == cn_label_channels(l->head_dim));
+    CN_ASSERT(!p->digest.bounds_64 || l->block_tokens >= CN_DIGEST_TILE);
+    return CN_OK;
+}
+
+extern "C" cn_status cn_cuda_digest(cn_stream *s, const cn_digest_args *a)
+{
+    const cn_kv_layout *l = &a->pools.layout;
+    CN_TRY(check_pools(&a->pools));
+    const size_t bytes = (size_t)l->tile_tokens * row_stride(l->head_dim) * sizeof(uint4);
+    for (uint32_t i = 0; i < a->n; i += TILES) {
+        const uint32_t n = cn_min_u32(a->n - i, TILES);
+        const dim3 grid(l->n_layers, l->n_kv_heads, n);
+        digest_tiles tiles;
+        memcpy(tiles.tile, a->tiles + i, n * sizeof *tiles.tile);
+        CN_TRY(cn_cuda_launch(s, "digest", digest_kernel, {grid, BLOCK, bytes}, a->pools, tiles));
+    }
+    return CN_OK;
+}
