@@ -231,6 +231,8 @@ void cn_batch_build(cn_batch *b, const cn_plan *plan, uint32_t pad_rows)
     if (pad_rows > 0) pad(b, plan, pad_rows);
     b->selects = b->opts.select_room > 0 &&
                  cn_select_build(&b->select, plan, host_at(b, SEC_SELECT));
+    /* A padding row has no arrays of selection. */
+    CN_ASSERT(!b->selects || pad_rows == 0);
 }
 
 uint32_t cn_batch_n_logit_rows(const cn_batch *b) { return b->n_logit_rows; }

@@ -161,7 +161,7 @@ static void draw_selection(scenario *x)
 static void draw_engine(scenario *x)
 {
     x->block = 16u << below(x, 4);
-    x->selects = x->block >= CN_DIGEST_TILE && !on_gpu;
+    x->selects = x->block >= CN_DIGEST_TILE;
     x->context = x->selects ? SELECT_CONTEXT : CONTEXT;
     set(x, "max-model-len", x->context);
     x->window = between(x, 1, 32);
