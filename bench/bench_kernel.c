@@ -365,6 +365,101 @@ static void record_copy_blocks(bench *b, const void *ctx)
     }
 }
 
+/* ---- selection ---- */
+
+enum {
+    TILE_TOKENS = 64,
+    WINDOW = 16, /* queries that predict one */
+    CHANNELS = HEAD_DIM / 4,
+    /* Of the arrays below in the first 64 KiB of the bench's memory. */
+    CHANNELS_AT = 0,
+    WORDS_AT = 16384,
+    FLAGS_AT = 32768,
+    COS_AT = 36864,
+    SIN_AT = 49152
+};
+
+typedef struct query_words {
+    uint32_t slots[MAX_SEQS], newest[MAX_SEQS], modulus[MAX_SEQS], n_window[MAX_SEQS];
+} query_words;
+
+/* Writes the small arrays of the ops; cosines and sines stay random. */
+static void write_select_arrays(bench *b)
+{
+    static uint8_t channels[LAYERS * KV_HEADS * CHANNELS], flags[2][MAX_SEQS];
+    static query_words w;
+    for (size_t i = 0; i < sizeof channels; i++) channels[i] = (uint8_t)(i * 5 % HEAD_DIM);
+    memset(flags[0], CN_WEIGHTS_SOFTMAX, MAX_SEQS);
+    memset(flags[1], 1, MAX_SEQS);
+    for (uint32_t i = 0; i < MAX_SEQS; i++) {
+        w.slots[i] = i;
+        w.newest[i] = 1000 + i;
+        w.modulus[i] = WINDOW + 1;
+        w.n_window[i] = WINDOW;
+    }
+    bench_must(b->be->mem_write(b->s, b->memory + CHANNELS_AT, channels, sizeof channels));
+    bench_must(b->be->mem_write(b->s, b->memory + WORDS_AT, &w, sizeof w));
+    bench_must(b->be->mem_write(b->s, b->memory + FLAGS_AT, flags, sizeof flags));
+}
+
+static void record_digest(bench *b, const void *ctx)
+{
+    const ops_run *r = ctx; /* n_tokens is the number of tiles */
+    const uint32_t tiles = BLOCK_TOKENS / TILE_TOKENS;
+    const uint32_t n_blocks = (uint32_t)cn_ceil_div(r->n_tokens, tiles);
+    const cn_kv_layout l =
+        cn_kv_layout_make(LAYERS, n_blocks, KV_HEADS, BLOCK_TOKENS, HEAD_DIM, CN_BF16);
+    const size_t slots = cn_kv_side_elems(&l);
+    static cn_digest_tile list[MAX_TOKENS / TILE_TOKENS];
+    for (uint32_t i = 0; i < r->n_tokens; i++) list[i] = (cn_digest_tile){i / tiles, i % tiles};
+    for (uint32_t i = 0; i < r->copies; i++) {
+        char *at = b->memory + 65536 + i * r->stride;
+        char *planes = at + cn_kv_pool_bytes(&l);
+        cn_digest_args a = {.pools = {.layout = l, .kv = at, .n_heads = HEADS},
+                            .tiles = list,
+                            .n = r->n_tokens};
+        cn_digest *g = &a.pools.digest;
+        g->channels = (const uint8_t *)b->memory + CHANNELS_AT;
+        g->n_channels = CHANNELS;
+        g->bounds_16 = planes;
+        g->bounds_64 = planes + slots / 16 * HEAD_DIM * 4;
+        g->labels = (uint8_t *)planes + slots / 64 * 5 * HEAD_DIM * 4;
+        g->scales = (uint16_t *)(void *)(g->labels + slots * CHANNELS / 2);
+        bench_must(b->be->digest(b->s, &a));
+    }
+}
+
+static void record_predict(bench *b, const void *ctx)
+{
+    const ops_run *r = ctx; /* n_tokens is the number of sequences */
+    const query_words *w = (const void *)(b->memory + WORDS_AT);
+    const size_t ring_bytes =
+        (size_t)LAYERS * r->n_tokens * (WINDOW + 1) * HEADS * HEAD_DIM * 2;
+    for (uint32_t i = 0; i < r->copies; i++) {
+        char *at = b->memory + 65536 + i * r->stride;
+        const cn_predict_args a = {.ring = at,
+                                   .n_query_slots = r->n_tokens,
+                                   .rows = WINDOW + 1,
+                                   .n_heads = HEADS,
+                                   .head_dim = HEAD_DIM,
+                                   .slots = w->slots,
+                                   .newest = w->newest,
+                                   .modulus = w->modulus,
+                                   .n_window = w->n_window,
+                                   .weights = (const uint8_t *)b->memory + FLAGS_AT,
+                                   .rotate = (const uint8_t *)b->memory + FLAGS_AT + MAX_SEQS,
+                                   .n_seqs = r->n_tokens,
+                                   .n_layers = LAYERS,
+                                   .eps = 0.01f,
+                                   .cos = (const void *)(b->memory + COS_AT),
+                                   .sin = (const void *)(b->memory + SIN_AT),
+                                   .out = at + ring_bytes};
+        bench_must(b->be->predict(b->s, &a));
+    }
+}
+
+/* ---- running ops ---- */
+
 static void print_op(bench *b, const char *name, uint32_t n_tokens, size_t bytes, size_t stride,
                      void (*record)(bench *b, const void *ctx))
 {
@@ -373,6 +468,24 @@ static void print_op(bench *b, const char *name, uint32_t n_tokens, size_t bytes
     const double s = time_graph(b, record, &r) / r.copies;
     printf("%-12s %6u  %9.2f us  %7.0f GB/s  %5.1f %%\n", name, n_tokens, s * 1e6,
            (double)bytes / s / 1e9, 100 * (double)bytes / s / b->read_bytes_s);
+}
+
+/* Digests of tiles that a step completes, and predictions for its sequences. */
+static void bench_select_ops(bench *b)
+{
+    static const uint32_t tiles[] = {1, 4, 64}, seqs[] = {1, 8, 64};
+    const size_t head_rows = (size_t)LAYERS * KV_HEADS, d = HEAD_DIM;
+    const size_t query_bytes = (size_t)LAYERS * HEADS * HEAD_DIM * 2;
+    write_select_arrays(b);
+    for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++) {
+        const size_t blocks = cn_ceil_div(tiles[i] * TILE_TOKENS, BLOCK_TOKENS);
+        const size_t token_bytes = 2 * d + d / 8 + 2 + 4 * d / 16 + 4 * d / 64;
+        print_op(b, "digest", tiles[i], tiles[i] * TILE_TOKENS * head_rows * token_bytes,
+                 blocks * BLOCK_TOKENS * head_rows * (token_bytes + 2 * d), record_digest);
+    }
+    for (size_t i = 0; i < sizeof seqs / sizeof *seqs; i++)
+        print_op(b, "predict", seqs[i], seqs[i] * (WINDOW + 2) * query_bytes,
+                 seqs[i] * (WINDOW + 2) * query_bytes, record_predict);
 }
 
 static void bench_ops(void)
@@ -391,6 +504,7 @@ static void bench_ops(void)
     const size_t block_bytes = (size_t)LAYERS * KV_HEADS * BLOCK_TOKENS * HEAD_DIM * 4;
     print_op(&b, "copy_blocks", 1, 2 * block_bytes, 2 * block_bytes, record_copy_blocks);
     print_op(&b, "copy_blocks", 16, 32 * block_bytes, 32 * block_bytes, record_copy_blocks);
+    bench_select_ops(&b);
     close_bench(&b);
 }
 
