@@ -4,7 +4,7 @@
  * Each figure is printed beside a lower bound that is measured in the same run. For a decode step
  * that is one read of its weights, keys and values, for a prefill its matrix products alone. If the
  * backend records step graphs, a step is also timed by replays without a pause. The device is idle
- * for the rest of an ordinary step. */
+ * for the rest of an ordinary step. With a selector only the step is timed. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -120,19 +120,22 @@ static cn_status cancel_batch(decode *d, uint32_t batch)
 static cn_status report_batch(const decode *d, const batch_time *t, json_t *rows)
 {
     const cn_engine *e = d->b->engine;
-    const double step_s = t->step_s, replay_s = t->replay_s;
+    /* A step that selects reads less than the floor and is not recorded, so both are left out. */
+    const bool selects = d->b->config->kv.select != CN_SELECT_NONE;
+    const double step_s = t->step_s, replay_s = selects ? 0 : t->replay_s;
     const double bytes = (double)cn_engine_step_weight_bytes(e) +
                          (double)cn_engine_kv_token_bytes(e) * t->resident * t->batch;
-    const double floor_s = d->read_bytes_s > 0 ? bytes / d->read_bytes_s : 0;
+    const double floor_s = d->read_bytes_s > 0 && !selects ? bytes / d->read_bytes_s : 0;
     printf("decode, batch %u, %.0f resident: %.3f ms per step", t->batch, t->resident,
            step_s * 1e3);
     if (floor_s > 0) printf(", floor %.3f ms (%.1f %% of the step)", floor_s * 1e3,
                             100 * floor_s / step_s);
     if (replay_s > 0) printf(", idle %.2f %%", 100 * (1 - replay_s / step_s));
     printf("\n");
-    json_t *row = json_pack("{s:I, s:f, s:f, s:f}", "batch", (json_int_t)t->batch, "resident",
-                            t->resident, "ms_per_step", step_s * 1e3, "bytes_per_step", bytes);
+    json_t *row = json_pack("{s:I, s:f, s:f}", "batch", (json_int_t)t->batch, "resident",
+                            t->resident, "ms_per_step", step_s * 1e3);
     if (!row) return cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
+    if (!selects) json_object_set_new(row, "bytes_per_step", json_real(bytes));
     if (floor_s > 0) json_object_set_new(row, "floor_ms", json_real(floor_s * 1e3));
     if (floor_s > 0) json_object_set_new(row, "floor_share", json_real(floor_s / step_s));
     if (replay_s > 0) json_object_set_new(row, "replay_ms", json_real(replay_s * 1e3));
