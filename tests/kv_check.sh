@@ -107,7 +107,7 @@ options='ds:select_tokens=32 ds:select_group=mean ds:recent_tokens=64 ds:sinks=1
 
 # length SELECTOR: sets $tokens to an output length at which the selector selects.
 length() {
-    case $1 in spade | last) tokens=300 ;; *) tokens=120 ;; esac
+    case $1 in spade | last) tokens=230 ;; *) tokens=72 ;; esac
 }
 
 # object SELECTOR KEY VALUE: prints a kv object with short lists.
