@@ -258,5 +258,3 @@ uint32_t cn_ring_rows(const cn_kv_params *kv)
 {
     return cn_policy_needs_slot(kv) ? kv->window_tokens : cn_selector_ring_rows(kv);
 }
-
-bool cn_needs_slot(const cn_kv_params *kv) { return cn_ring_rows(kv) > 0; }

@@ -65,7 +65,4 @@ uint32_t cn_selector_ring_rows(const cn_kv_params *kv);
  * request uses no query slot. */
 uint32_t cn_ring_rows(const cn_kv_params *kv);
 
-/* Returns true when the policy or the selector needs a query slot. */
-bool cn_needs_slot(const cn_kv_params *kv);
-
 #endif

@@ -86,7 +86,7 @@ static double importance_of(const cn_calibrator *c, uint32_t layer, uint32_t kv_
 static void choose(const cn_calibrator *c, uint32_t layer, uint32_t kv_head, uint8_t *out)
 {
     double value[UINT8_MAX + 1];
-    const uint32_t d = c->config.head_dim, n = cn_select_head_channels(&c->config);
+    const uint32_t d = c->config.head_dim, n = cn_label_channels(c->config.head_dim);
     CN_ASSERT(d <= UINT8_MAX + 1);
     for (uint32_t i = 0; i < d; i++) value[i] = importance_of(c, layer, kv_head, i);
     for (uint32_t i = 0, n_out = 0; i < d; i++) {
@@ -99,7 +99,7 @@ static void choose(const cn_calibrator *c, uint32_t layer, uint32_t kv_head, uin
 
 void cn_calibrator_channels(const cn_calibrator *c, uint8_t *out)
 {
-    const uint32_t n = cn_select_head_channels(&c->config);
+    const uint32_t n = cn_label_channels(c->config.head_dim);
     for (uint32_t l = 0; l < c->config.n_layers; l++)
         for (uint32_t h = 0; h < c->config.n_kv_heads; h++, out += n) choose(c, l, h, out);
 }

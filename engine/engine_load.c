@@ -166,18 +166,17 @@ static cn_status load_channels(cn_engine *e)
 {
     const cn_model_config *m = &e->model_config;
     if (!e->pools.digest.channels) return CN_OK;
-    const uint32_t n = cn_label_channels(m->head_dim);
-    const size_t n_heads = (size_t)m->n_layers * m->n_kv_heads;
-    uint8_t *channels = cn_calloc(n_heads, n);
+    const size_t n = cn_select_channels_n(m);
+    uint8_t *channels = cn_calloc(n, 1);
     if (!channels) return cn_fail(CN_ERR_MEMORY, "out of host memory for label channels");
     cn_status status = CN_OK;
     if (e->config->load_format == CN_OPT_LOAD_DUMMY)
-        for (size_t i = 0; i < n_heads * n; i++) channels[i] = (uint8_t)(i % n);
+        for (size_t i = 0; i < n; i++) channels[i] = (uint8_t)(i % cn_label_channels(m->head_dim));
     else
         status = cn_select_channels_load(e->config->model, m, channels);
     if (status == CN_OK)
         status = e->backend->mem_write(e->stream, (void *)(uintptr_t)e->pools.digest.channels,
-                                       channels, n_heads * n);
+                                       channels, n);
     if (status == CN_OK) status = e->backend->stream_sync(e->stream);
     cn_free(channels);
     return status;

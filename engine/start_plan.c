@@ -2,6 +2,7 @@
 #include "engine/start_plan.h"
 
 #include "compress/policy.h"
+#include "engine/checkpoint/select_file.h"
 #include "engine/engine_state.h"
 #include "engine/planner.h"
 #include "engine/step_graph.h"
@@ -161,8 +162,7 @@ static void add_selection(cn_start_plan *p, const sizes *z)
             at + offsetof(cn_select_scratch, predicted));
     if (needs.labels)
         add(p, z->be, "label channels", CN_PART_STEPS,
-            (uint64_t)m->n_layers * m->n_kv_heads * cn_label_channels(m->head_dim),
-            offsetof(cn_engine, pools.digest.channels));
+            cn_select_channels_n(m), offsetof(cn_engine, pools.digest.channels));
 }
 
 static void add_steps(cn_start_plan *p, const sizes *z)

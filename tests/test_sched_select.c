@@ -64,15 +64,13 @@ static void the_ring_of_a_request_is_its_window_or_that_of_its_selector(void **s
     kv = rig_window(8);
     kv.window_tokens = WINDOW;
     assert_int_equal(cn_ring_rows(&kv), 0);
-    assert_false(cn_needs_slot(&kv));
     kv = select_kv(CN_SELECT_SPADE, 4);
     kv.window_tokens = WINDOW;
     assert_int_equal(cn_ring_rows(&kv), 5);
-    assert_true(cn_needs_slot(&kv));
     kv.select = CN_SELECT_LAST;
     assert_int_equal(cn_ring_rows(&kv), 2);
     kv.select = CN_SELECT_DS;
-    assert_false(cn_needs_slot(&kv));
+    assert_int_equal(cn_ring_rows(&kv), 0);
 }
 
 static void a_ring_user_has_a_slot_from_its_admission_to_its_end(void **state)

@@ -14,7 +14,7 @@ enum { MAX_BYTES = 16 << 20, HEADER_BYTES = 512, HEADER_STEP = 8, TEXT_BYTES = 5
 static cn_status check_head(const char *path, const uint8_t *channels, const cn_model_config *m,
                             uint32_t layer, uint32_t head)
 {
-    for (uint32_t i = 0; i < cn_select_head_channels(m); i++) {
+    for (uint32_t i = 0; i < cn_label_channels(m->head_dim); i++) {
         if (channels[i] >= m->head_dim)
             return cn_fail(CN_ERR_MODEL,
                            "%s: layer %u, kv head %u: expected channels below head_dim %u, got %u",
@@ -31,7 +31,7 @@ static cn_status read_tensor(const char *path, const cn_safetensors *file,
                              const cn_model_config *m, uint8_t *channels)
 {
     const cn_st_tensor *t = cn_safetensors_find(file, "channels");
-    const uint32_t n = cn_select_head_channels(m);
+    const uint32_t n = cn_label_channels(m->head_dim);
     char shape[64];
     if (!t) return cn_fail(CN_ERR_MODEL, "%s: expected a tensor channels, got none", path);
     if (t->dtype != CN_ST_U8 || t->n_dims != 3 || t->shape[0] != m->n_layers ||
@@ -81,7 +81,7 @@ cn_status cn_select_channels_write(const char *path, const cn_model_config *m,
         header, sizeof header,
         "{\"__metadata__\":{\"importance\":\"%s\",\"tokens\":\"%" PRIu64 "\"},\"channels\":{"
         "\"dtype\":\"U8\",\"shape\":[%u,%u,%u],\"data_offsets\":[0,%zu]}}",
-        importance, n_tokens, m->n_layers, m->n_kv_heads, cn_select_head_channels(m), n_bytes);
+        importance, n_tokens, m->n_layers, m->n_kv_heads, cn_label_channels(m->head_dim), n_bytes);
     CN_ASSERT(n + HEADER_STEP <= sizeof header);
     while (n % HEADER_STEP) header[n++] = ' ';
     const uint64_t length = n;

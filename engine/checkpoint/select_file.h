@@ -11,19 +11,14 @@
 
 #include "engine/base.h"
 #include "engine/checkpoint/model_config.h"
+#include "paged/planes.h"
 
 #define CN_SELECT_FILE "select.safetensors"
-
-/* Channels of a kv head that labels have. */
-static inline uint32_t cn_select_head_channels(const cn_model_config *m)
-{
-    return m->head_dim / 4;
-}
 
 /* Channels of all kv heads: the elements of the arrays below. */
 static inline size_t cn_select_channels_n(const cn_model_config *m)
 {
-    return (size_t)m->n_layers * m->n_kv_heads * cn_select_head_channels(m);
+    return (size_t)m->n_layers * m->n_kv_heads * cn_label_channels(m->head_dim);
 }
 
 /* Reads dir/select.safetensors into channels [n_layers, n_kv_heads, head_dim / 4]. CN_ERR_MODEL

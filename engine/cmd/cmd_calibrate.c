@@ -61,7 +61,7 @@ static cn_status write_channels(const job *j)
                                           cn_calibrator_tokens(j->calibrator));
     if (status == CN_OK)
         cn_log(CN_LOG_INFO, "%s: %u of %u channels for each of %u kv heads in %u layers",
-               path.data, cn_select_head_channels(m), m->head_dim, m->n_kv_heads, m->n_layers);
+               path.data, cn_label_channels(m->head_dim), m->head_dim, m->n_kv_heads, m->n_layers);
     cn_buf_free(&path);
     cn_free(channels);
     return status;
