@@ -99,6 +99,22 @@ typedef enum cn_select_weights {
     CN_WEIGHTS_HARMONIC /* equal weights in each window */
 } cn_select_weights;
 
+/* Where the full KV of a request lies (docs/DESIGN.md §7). The engine accepts the homes of
+ * --kv-homes and --kv-home. */
+typedef enum cn_kv_home {
+    CN_HOME_DEVICE, /* in the KV cache of the device that runs the model */
+    CN_HOME_PEER,   /* in the memory of the cache device (--cache-device) */
+    CN_HOME_HOST    /* in host memory */
+} cn_kv_home;
+const char *cn_kv_home_name(cn_kv_home h); /* "peer" */
+
+/* With which query `tls` ranks its tiles when the KV lies elsewhere: one step ahead. */
+typedef enum cn_select_query {
+    CN_QUERY_LAST,      /* the newest, rotated to the step */
+    CN_QUERY_PREDICTED, /* as `spade` predicts it */
+    CN_QUERY_UNION      /* the largest score of any of the newest select_window queries */
+} cn_select_query;
+
 typedef struct cn_kv_params {
     cn_kv_policy policy;
     uint32_t budget_tokens; /* kept per (layer, kv head); rounded up to the block size */
@@ -124,6 +140,10 @@ typedef struct cn_kv_params {
     cn_select_weights select_weights;
     bool select_rotate;     /* `spade`, `last`: rotate past queries to the position of the step */
     uint32_t recent_tokens; /* newest tokens always attended to; rounded up to a tile of 64 */
+    cn_kv_home home;        /* not `device` requires a selector that ranks ahead */
+    uint32_t select_cap;    /* most entries that an exchange replaces in a unit; 0: a share of the
+                             * exchange area that depends on the home (cn_away_of) */
+    cn_select_query select_query; /* `tls` away */
 } cn_kv_params;
 
 /* ---- sampling, per request: vLLM's names, defaults and meanings ----
@@ -225,6 +245,9 @@ typedef struct cn_kv_usage {
     /* Selection: decode steps that attended to a list, and the sums over them of the tokens that
      * they attended to and of the tokens that they could have attended to. */
     uint64_t selected_steps, selected_tokens, candidate_tokens;
+    /* Away requests: steps with an exchange, and the sums over steps, layers and kv heads of the
+     * entries that were fetched and of those that the cap left out. */
+    uint64_t exchanges, fetched_entries, missed_entries;
 } cn_kv_usage;
 
 typedef struct cn_usage {

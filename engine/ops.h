@@ -406,6 +406,54 @@ typedef struct cn_select_args {
 
 enum { CN_MAX_SELECT_WINDOW = 64 };
 
+/* ---- exchange (DESIGN.md §7): which tokens of the home space lie in a sequence's exchange area ----
+ * An entry is a token or a tile of 64. Unit (s, l, h) has k[s] entries in its area; entry e is the
+ * slots [e * entry tokens, (e + 1) * entry tokens) of the sequence's table. */
+typedef struct cn_move {
+    uint32_t entry;  /* of the exchange area: what is overwritten */
+    uint32_t source; /* number of the candidate: position / entry tokens */
+} cn_move;
+
+/* Replaces entries of the exchange areas by better ones. For each unit the wanted set is the best
+ * k[s] candidates that are not held; ties go to the newer one. Entries of the area outside this set
+ * are victims, in ascending order of entry. Wanted candidates outside the area are newcomers, best
+ * first. The first min(cap[s], newcomers) newcomers replace the first victims: `chosen` is updated
+ * in place and the pairs are written to `moves`. n_missed counts the other newcomers. With `fill`
+ * the area is empty before: entry i receives the i-th wanted candidate in ascending order of
+ * position, and cap is not read. There are always at least k[s] candidates that are not held. */
+typedef struct cn_exchange_args {
+    const uint16_t *score;            /* output of `score` */
+    const uint32_t *first, *n, *base; /* [S] as in cn_score_args */
+    const uint8_t *entry_log2;        /* [S] 0 or 6 */
+    const uint32_t *k, *cap;          /* [S]; k 0: the sequence has no exchange */
+    const uint32_t *slots;            /* [S] row of `chosen` */
+    /* Policy `zip`: slots [held_from[s], held_from[s] + n_held[s]) of the sequence's table hold
+     * positions (P, plane `origin` of `local`) that are no candidates. NULL: nothing is held. */
+    cn_pools local;
+    const uint32_t *local_tables, *held_from, *n_held;
+    uint32_t local_stride;
+    uint32_t n_seqs, first_layer, n_layers;
+    bool fill;
+    uint32_t *chosen; /* [L, n_slots, hk, chosen_stride] number of the candidate in each entry */
+    uint32_t n_slots, chosen_stride;
+    cn_move *moves;   /* [S, n_layers, hk, move_stride] */
+    uint32_t *n_moves, *n_missed; /* [S, n_layers, hk] */
+    uint32_t move_stride;
+} cn_exchange_args;
+
+/* Copies K and V of the moved entries from the home space to the exchange areas, and writes P of
+ * their slots where `local` has it. */
+typedef struct cn_fetch_args {
+    cn_pools local, home; /* two memories; both can be addressed by the backend */
+    const uint32_t *local_tables, *home_tables; /* [S, local_stride], [S, home_stride] */
+    uint32_t local_stride, home_stride;
+    const uint8_t *entry_log2;  /* [S] */
+    const cn_move *moves;       /* as in cn_exchange_args */
+    const uint32_t *n_moves;
+    uint32_t move_stride;
+    uint32_t n_seqs, first_layer, n_layers;
+} cn_fetch_args;
+
 /* How an event selects the slots that it keeps. A policy has one of these (compress/policy.h). */
 typedef enum cn_keep {
     CN_KEEP_ALL,    /* no events */
@@ -512,6 +560,9 @@ struct cn_backend {
     cn_status (*predict)(cn_stream *s, const cn_predict_args *a);
     cn_status (*score)(cn_stream *s, const cn_score_args *a);
     cn_status (*select)(cn_stream *s, const cn_select_args *a);
+    /* Exchange with a home space; NULL: the backend supports no away requests. */
+    cn_status (*exchange)(cn_stream *s, const cn_exchange_args *a);
+    cn_status (*fetch)(cn_stream *s, const cn_fetch_args *a);
     cn_status (*silu_mul)(cn_stream *s, const cn_silu_mul_args *a);
     cn_status (*gather)(cn_stream *s, const cn_gather_args *a);
     /* Bytes of scratch for a step of at most max_rows rows. */

@@ -13,6 +13,7 @@
 #ifndef CN_REQUEST_H
 #define CN_REQUEST_H
 
+#include "compress/away.h"
 #include "compress/policy.h"
 #include "engine/base.h"
 
@@ -47,6 +48,14 @@ typedef struct cn_seq {
     cn_kv_params kv;    /* checked, with the budget rounded up */
     uint32_t n_max;     /* block cap N_max; 0 for full */
     int32_t query_slot; /* of its observation window or its ring; -1: none */
+
+    /* Away requests (compress/away.h); all 0 otherwise. The home blocks and the home slot are taken
+     * at admission together with the device blocks, and kept until the end or a preemption. */
+    uint32_t *home_table; /* [n_home_blocks] block i holds positions [i b, (i + 1) b) */
+    uint32_t n_home_blocks;
+    uint32_t home_slot;   /* row of `chosen` in the home space */
+    uint32_t home_len;    /* tokens home at the last commit; 0 before the first */
+    uint32_t n_exchange;  /* X, leading blocks of the table after the first commit; else 0 */
 
     cn_kv_usage usage_kv;
     uint32_t n_cached_tokens;  /* prompt tokens found in the prefix cache at first admission */

@@ -45,6 +45,9 @@ typedef struct cn_sched_opts {
                                   * request before it is next; 0: no limit */
     uint32_t n_swap_blocks;      /* blocks of the swap space in host memory; 0: no swap space */
     uint32_t n_swap_windows;     /* query windows of the swap space */
+    /* By cn_kv_home, `device` unused: blocks of the home space and rows of `chosen`. 0: the home is
+     * not declared, and a request for it is refused. */
+    uint32_t n_home_blocks[CN_N_HOMES], n_home_slots[CN_N_HOMES];
 } cn_sched_opts;
 
 cn_status cn_scheduler_create(cn_scheduler **out, const cn_sched_opts *o);
@@ -71,6 +74,14 @@ typedef struct cn_sched_event {
     uint64_t id;
     cn_seq *seq;
     cn_compress_req req; /* argument of the compress op; its tables stay valid until the commit */
+    /* Away requests. `puts` are copies from device blocks to home blocks, before the compression:
+     * at a first event all blocks of the request, later the one that filled. A first event also
+     * has exchange[n_exchange], the blocks of the exchange area that `fill` writes after the
+     * compression; later events have n_exchange 0. home_len is the value after the commit. */
+    const cn_block_copy *puts;
+    uint32_t n_puts;
+    const uint32_t *exchange;
+    uint32_t n_exchange, home_len;
 } cn_sched_event;
 
 typedef struct cn_begin_plan {

@@ -1,0 +1,47 @@
+/* away.h - the numbers of an away request: a request whose full KV lies in a home space, on a cache
+ * device or in host memory. Pure functions; no device call. DESIGN.md §7.
+ *
+ * The block table of an away request is [X exchange blocks | policy blocks | spare]. Before its
+ * first event the request is dense and has no exchange area. From the first event on the area is
+ * always full, so attention reads all resident slots. */
+#ifndef CN_AWAY_H
+#define CN_AWAY_H
+
+#include "engine/ops.h"
+
+/* In the order of cn_kv_home. */
+#define CN_HOME_NAMES "device|peer|host"
+enum { CN_N_HOMES = 3 };
+
+typedef struct cn_away {
+    uint32_t n_exchange;   /* X, blocks of the exchange area; 0: the request is not away */
+    uint32_t entry_tokens; /* of an exchange entry: 1, or 64 for tiles */
+    uint32_t n_entries;    /* entries of the area of a unit: X * b / entry_tokens */
+    uint32_t cap;          /* most entries that one exchange replaces in a unit; at least 1 */
+} cn_away;
+
+/* kv has been checked. All 0 for home `device`. */
+cn_away cn_away_of(const cn_kv_params *kv, uint32_t block_tokens);
+
+/* Tokens that a policy `window` keeps beside an exchange area by default: one block, at least 128
+ * tokens. */
+uint32_t cn_away_budget(uint32_t block_tokens);
+
+/* Block cap N_max = X + ceil(budget / b) + 1. 0 for a policy without a cap. */
+uint32_t cn_away_n_max(const cn_kv_params *kv, uint32_t block_tokens);
+
+/* What an exchange ranks. home_len: tokens that were home at the request's last commit. */
+typedef struct cn_away_span {
+    uint32_t base; /* position of the first candidate: a multiple of an entry */
+    uint32_t n;    /* candidates, in entries */
+    bool excludes_held; /* policy `zip`: tokens that the policy's area holds are no candidates.
+                         * Otherwise the range has none of them. */
+} cn_away_span;
+cn_away_span cn_away_span_of(const cn_kv_params *kv, uint32_t home_len, uint32_t block_tokens);
+
+/* Checks kv.home against policy and selector, and completes the parameters: policy `full` with an
+ * away home becomes `window` with cn_away_budget. select_tokens is rounded up to a block. Call
+ * before cn_policy_check and cn_selector_check. CN_ERR_ARG names field, value and the way out. */
+cn_status cn_away_check(cn_kv_params *kv, uint32_t block_tokens);
+
+#endif
