@@ -39,13 +39,24 @@ STEPS ?= 100000
 SEED ?= 1
 WARN := -Wall -Wextra -Wshadow -Wconversion -Werror
 CFLAGS ?=
+# Protection against memory errors in host code. The options of the processor are x86-64's. FORTIFY
+# needs an optimised build, and would hide accesses from a sanitizer.
+HARDEN := -fstack-protector-strong
+ifneq ($(findstring x86_64,$(shell $(CC) -dumpmachine 2>/dev/null)),)
+HARDEN += -fstack-clash-protection -fcf-protection
+endif
+ifeq ($(SANITIZER)$(filter -O0,$(OPT)),)
+HARDEN += -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3
+endif
+HARDEN_LINK := -Wl,-z,relro -Wl,-z,now -Wl,-z,noexecstack
 PKGS := jansson libpcre2-8 libutf8proc libevent_core
 # Errors are hidden here when a library is missing: `make deps` installs it or says how.
 PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 PKG_LIBS := $(shell pkg-config --libs $(PKGS) 2>/dev/null)
 override CPPFLAGS += -D_GNU_SOURCE
 override CFLAGS += -std=c11 -g $(OPT) -march=$(ARCH) -fno-math-errno -fopenmp-simd -pthread \
-  $(WARN) $(PKG_CFLAGS)
+  -fPIE $(HARDEN) $(WARN) $(PKG_CFLAGS)
+override LDFLAGS += $(HARDEN_LINK)
 LIBS := $(PKG_LIBS) -lopenblas -lm -ldl -pthread
 ifdef SANITIZER
 override CFLAGS += -fsanitize=$(SANITIZER) -fno-omit-frame-pointer -fno-sanitize-recover=all
@@ -77,6 +88,7 @@ CUDA_ARCHS ?= -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_80,cod
   -gencode arch=compute_80,code=compute_80
 CUDA_DEFS := $(if $(findstring sm_90a,$(CUDA_ARCHS)),-DCN_CUDA_HAS_SM90A)
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo $(CUDA_ARCHS) --threads 2 -Werror all-warnings \
+  $(addprefix -Xcompiler ,$(HARDEN)) \
   -Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics \
   -Xcompiler -Wall,-Wextra,-Werror
 # Host code that is linked into both the program and the GPU backend.
@@ -154,16 +166,16 @@ $(TEST_LIB): $(TEST_LIB_OBJ) $(BUILD)/test-members
 
 $(BUILD)/cinch: $(BUILD)/engine/main.o $(LIB)
 	$(call say,LD,$@)
-	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+	$(Q)$(CC) -pie $(LDFLAGS) -o $@ $^ $(LIBS)
 
 $(EXAMPLE_BIN) $(BENCH_BIN): %: %.o $(LIB)
 	$(call say,LD,$@)
-	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+	$(Q)$(CC) -pie $(LDFLAGS) -o $@ $^ $(LIBS)
 
 $(LATE_TESTS): override LDFLAGS += -Wl,--wrap=cn_backend_cpu_open
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(TEST_LIB) $(LIB)
 	$(call say,LD,$@)
-	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
+	$(Q)$(CC) -pie $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
 
 $(BUILD)/flags $(BUILD)/members $(BUILD)/test-members $(BUILD)/header-sum:
 
@@ -289,7 +301,7 @@ tidy: $(BUILD)/tests/tidy
 $(BUILD)/tests/tidy: tests/tidy.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(call say,CC,$<)
-	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $<
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -pie $(LDFLAGS) -o $@ $<
 
 # ---- documents printed by the program ----
 
