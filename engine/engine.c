@@ -67,6 +67,8 @@ static cn_status fill_sample_row(cn_engine *e, uint32_t i)
     row->position = s->seq->n_tokens + n_pending;
     if (n_pending > 0) row->prev_row = prev_row;
     bool bans_apply = false;
+    /* Without memory for its output the sample ends when this token is read. */
+    if (!s->output && cn_engine_open_output(e, s) != CN_OK) return CN_OK;
     cn_output_row(s->output, n_pending, row, &bans_apply);
     uint32_t at = row->position - s->seq->n_prompt; /* index of the output token of this row */
     if (at < s->request->n_forced) row->force_token = (int32_t)s->request->forced[at];
@@ -226,7 +228,9 @@ static void take_token(cn_engine *e, const cn_flight *f, uint32_t i)
         .n_top = n_logprobs < 0 ? 0 : cn_min_u32((uint32_t)n_logprobs, e->model_config.vocab),
     };
     cn_finish finish = CN_FINISH_NONE;
-    cn_status status = cn_output_push(s->output, token, n_logprobs < 0 ? NULL : &lp, &finish);
+    cn_status status = s->output
+                           ? cn_output_push(s->output, token, n_logprobs < 0 ? NULL : &lp, &finish)
+                           : cn_fail(CN_ERR_MEMORY, "out of memory for a sample's output");
     bool failed = status != CN_OK;
     cn_engine_deliver(e, s, failed ? CN_FINISH_ERROR : finish, failed ? cn_last_error() : NULL);
 }

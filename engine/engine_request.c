@@ -50,6 +50,7 @@ static cn_status copy_sampling(cn_sampling *out, const cn_sampling *s)
 static void free_request(cn_engine_request *r)
 {
     for (uint32_t i = 0; i < r->n_samples; i++) cn_output_free(r->samples[i].output);
+    cn_stop_rules_free(r->stop);
     free_sampling_lists(&r->sampling);
     cn_free(r->bans);
     cn_free(r->forced);
@@ -76,21 +77,20 @@ static cn_status copy_forced(cn_engine_request *r, const cn_request_params *p)
     return ok ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for %zu forced tokens", p->n_forced);
 }
 
-static cn_status make_outputs(cn_engine *e, cn_engine_request *r, uint32_t max_output)
+cn_status cn_engine_open_output(const cn_engine *e, cn_sample *sample)
 {
-    cn_output_opts o = {
+    cn_engine_request *r = sample->request;
+    const cn_stop_opts stop = {&r->sampling, e->eos, e->n_eos, r->max_output};
+    if (!r->stop) CN_TRY(cn_stop_rules_create(&r->stop, &stop));
+    const cn_output_opts o = {
         .tokenizer = e->tokenizer,
         .sampling = &r->sampling,
-        .eos = e->eos,
-        .n_eos = e->n_eos,
-        .max_output = max_output,
+        .stop = r->stop,
         .reasoning = e->reasoning,
-        .prompt = e->prompt.ids,
-        .n_prompt = (uint32_t)e->prompt.len,
+        .prompt = sample->seq->tokens,
+        .n_prompt = sample->seq->n_prompt,
     };
-    for (uint32_t i = 0; i < r->n_samples; i++)
-        CN_TRY(cn_output_create(&r->samples[i].output, &o));
-    return CN_OK;
+    return cn_output_create(&sample->output, &o);
 }
 
 static cn_status make_request(cn_engine *e, const cn_request_params *p, uint32_t max_output,
@@ -106,6 +106,7 @@ static cn_status make_request(cn_engine *e, const cn_request_params *p, uint32_t
     }
     r->id = e->next_id;
     r->needs_counts = cn_sampling_needs_counts(&r->sampling);
+    r->max_output = max_output;
     r->n_samples = r->n_live = n;
     for (uint32_t i = 0; i < n; i++)
         r->samples[i] = (cn_sample){
@@ -115,7 +116,6 @@ static cn_status make_request(cn_engine *e, const cn_request_params *p, uint32_t
         };
     status = make_bans(e, r);
     if (status == CN_OK) status = copy_forced(r, p);
-    if (status == CN_OK) status = make_outputs(e, r, max_output);
     if (status != CN_OK) {
         free_request(r);
         return status;
@@ -125,6 +125,21 @@ static cn_status make_request(cn_engine *e, const cn_request_params *p, uint32_t
 }
 
 /* ---- submit ---- */
+
+static cn_status check_samples(const cn_engine *e, const cn_request_params *p)
+{
+    const uint32_t n = p->sampling.n, n_most = e->config->max_n, n_queue = e->config->max_queue;
+    if (n > n_most)
+        return cn_fail(CN_ERR_ARG, "n: expected at most %u samples (--max-n), got %u", n_most, n);
+    if (n > n_queue)
+        return cn_fail(CN_ERR_ARG, "n: %u samples exceed the queue of %u (--max-queue)", n,
+                       n_queue);
+    if (cn_scheduler_waiting_of(e->scheduler, p->klass) > n_queue - n)
+        return cn_fail(CN_ERR_BUSY,
+                       "the queue has no room for %u samples (--max-queue %u): try again later", n,
+                       n_queue);
+    return CN_OK;
+}
 
 static cn_status check_lengths(const cn_engine *e, const cn_sampling *s, uint32_t *max_output)
 {
@@ -172,13 +187,12 @@ static cn_status check_kv(const cn_engine *e, const cn_kv_params *kv)
     return CN_OK;
 }
 
-static cn_status schedule_request(cn_engine *e, const cn_request_params *p, cn_engine_request *r,
-                                  uint32_t max_output)
+static cn_status schedule_request(cn_engine *e, const cn_request_params *p, cn_engine_request *r)
 {
     cn_group_params group = {
         .prompt = e->prompt.ids,
         .n_prompt = (uint32_t)e->prompt.len,
-        .max_output = max_output,
+        .max_output = r->max_output,
         .n = r->n_samples,
         .klass = p->klass,
         .priority = p->priority,
@@ -196,10 +210,8 @@ cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn
                            uint64_t *request)
 {
     CN_ASSERT(p->klass == CN_CLASS_INTERACTIVE || p->klass == CN_CLASS_BATCH);
-    if (cn_scheduler_waiting_of(e->scheduler, p->klass) >= e->config->max_queue)
-        return cn_fail(CN_ERR_BUSY, "the queue is full (--max-queue %u): try again later",
-                       e->config->max_queue);
     CN_TRY(cn_sampling_check(&p->sampling, e->model_config.vocab, e->max_model_len));
+    CN_TRY(check_samples(e, p));
     CN_TRY(check_kv(e, &p->kv));
     e->prompt.len = 0;
     CN_TRY(cn_prompt_tokens(e->tokenizer, e->chat, e->model_config.vocab, &e->prompt_text, p,
@@ -209,7 +221,7 @@ cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn
     CN_TRY(check_forced(e, p, max_output));
     cn_engine_request *r = NULL;
     CN_TRY(make_request(e, p, max_output, &r));
-    cn_status status = schedule_request(e, p, r, max_output);
+    cn_status status = schedule_request(e, p, r);
     if (status != CN_OK) {
         free_request(r);
         return status;
@@ -236,7 +248,7 @@ static void usage_of(const cn_sample *s, cn_usage *u)
         .recomputed_tokens = seq->recomputed_tokens,
         .kv = seq->usage_kv,
     };
-    cn_output_usage(s->output, u);
+    if (s->output) cn_output_usage(s->output, u);
 }
 
 /* The scheduler takes back the sample's blocks and slot at once. This is safe although a step in
@@ -289,7 +301,10 @@ void cn_engine_deliver(cn_engine *e, cn_sample *sample, cn_finish finish, const 
         end_sample(e, sample);
         ev.last = r->n_live == 0;
     }
-    cn_output_take(sample->output, finish, &ev);
+    if (sample->output)
+        cn_output_take(sample->output, finish, &ev);
+    else
+        ev.text = ev.reasoning = "", ev.stop_token = -1;
     ev.finish = finish;
     if (ev.n_tokens == 0 && finish == CN_FINISH_NONE) return;
     if (ev.last) e->stats->requests_done++;

@@ -24,7 +24,7 @@ typedef struct cn_engine_request cn_engine_request;
 typedef struct cn_sample {
     cn_engine_request *request;
     cn_seq *seq;
-    cn_output *output;
+    cn_output *output; /* NULL before its first token is sampled */
     uint64_t seed;
     int32_t count_slot; /* row of the penalty counts, or -1 */
     uint32_t n_in_flight; /* launched steps whose token for it is unread */
@@ -37,6 +37,8 @@ struct cn_engine_request {
     cn_event_fn fn;
     void *user;
     cn_sampling sampling; /* owns its lists */
+    uint32_t max_output;  /* tokens of a sample */
+    cn_stop_rules *stop;  /* of all samples; NULL before the first token is sampled */
     uint32_t *bans;       /* [n_bans] EOS and stop ids, banned below min_tokens */
     uint32_t n_bans;
     uint32_t *forced; /* [n_forced] the first output tokens, forced instead of sampled */
@@ -134,6 +136,8 @@ static inline const cn_flight *cn_flight_other(const cn_engine *e, const cn_flig
 }
 
 /* engine_request.c */
+/* Makes the output of a sample that samples its first token. */
+cn_status cn_engine_open_output(const cn_engine *e, cn_sample *sample);
 void cn_engine_deliver(cn_engine *e, cn_sample *sample, cn_finish finish, const char *error);
 void cn_engine_sweep_cancelled(cn_engine *e);
 /* Call when the tokens of a flight with a row of this sample have been read. Drops the request if

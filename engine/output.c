@@ -82,8 +82,7 @@ static cn_status reserve_text(cn_buf *b)
 static cn_status output_init(cn_output *o, const cn_output_opts *opts)
 {
     const cn_sampling *p = opts->sampling;
-    cn_stop_opts stop = {p, opts->eos, opts->n_eos, opts->max_output};
-    CN_TRY(cn_stop_create(&o->stop, &stop));
+    CN_TRY(cn_stop_create(&o->stop, opts->stop));
     CN_TRY(reserve_text(&o->content.buf));
     CN_TRY(reserve_text(&o->thinking.buf));
     o->n_top = p->logprobs > 0 ? (uint32_t)p->logprobs : 0;

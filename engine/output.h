@@ -1,8 +1,8 @@
 /* output.h - one sample's output: takes tokens, gives text, reasoning, logprobs and the finish.
  *
  * Owner: cn_engine, one per sample. Thread: engine only. Stage 7 of a request's way, after
- * sampling. Buffers are allocated at creation and grow only when output that was not taken exceeds
- * them.
+ * sampling. The engine creates it when the sample first samples a token. Buffers are allocated at
+ * creation and grow only when output that was not taken exceeds them.
  *
  *   token -> stop.c: does it end the sample? -> reasoning.c: reasoning, answer or tag?
  *         -> detok.c: whole characters -> stop.c: stop strings, held-back text -> cn_event
@@ -16,15 +16,14 @@
 
 #include "engine/ops.h"
 #include "engine/text/reasoning.h"
+#include "engine/text/stop.h"
 
 typedef struct cn_output cn_output;
 
 typedef struct cn_output_opts {
     const cn_tokenizer *tokenizer; /* borrowed for the output's life */
     const cn_sampling *sampling;   /* checked (cn_sampling_check); copied where kept */
-    const uint32_t *eos;           /* [n_eos] copied */
-    uint32_t n_eos;
-    uint32_t max_output; /* tokens; at least 1 */
+    const cn_stop_rules *stop;     /* of the request; borrowed for the output's life */
     cn_output_reasoning reasoning;
     const uint32_t *prompt; /* [n_prompt] searched for reasoning tags at its end; not kept */
     uint32_t n_prompt;

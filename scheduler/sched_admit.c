@@ -226,7 +226,7 @@ bool cn_sched_fork(cn_scheduler *s, cn_seq *leader)
         next = q->sched->next_sample;
         q->sched->next_sample = NULL;
         q->sched->leader = NULL;
-        s->n_forking--;
+        s->n_forking[q->klass]--;
         if (try_fork(s, leader, q)) {
             cn_sched_enter(s, q);
             s->fork_leaders[s->n_forks] = leader;

@@ -251,7 +251,7 @@ static const char *check_lists(const cn_scheduler *s)
     REQUIRE(n_held == s->running.n, "a running sequence is in no list of holders");
     REQUIRE(n_state[CN_SEQ_RUNNING] + n_state[CN_SEQ_COMPRESSING] == s->running.n &&
                 n_state[CN_SEQ_WAITING] == s->waiting[0].n + s->waiting[1].n &&
-                n_state[CN_SEQ_FORKING] == s->n_forking &&
+                n_state[CN_SEQ_FORKING] == cn_sched_count_forking(s) &&
                 n_state[CN_SEQ_SWAPPED] == s->swap.queue.n,
             "states and lists disagree");
     REQUIRE(s->running.n <= s->o.max_seqs, "more sequences run than max_seqs");

@@ -89,7 +89,8 @@ bool cn_sched_try_event(cn_scheduler *s, cn_seq *q)
 
 static bool anybody_waits(const cn_scheduler *s)
 {
-    return s->waiting[0].n + s->waiting[1].n + s->n_forking + s->n_lacking + s->swap.queue.n > 0;
+    return s->waiting[0].n + s->waiting[1].n + cn_sched_count_forking(s) + s->n_lacking +
+               s->swap.queue.n > 0;
 }
 
 /* The most blocks that running sequences without a cap can come to hold. Relaxation never takes

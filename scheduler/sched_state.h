@@ -93,7 +93,8 @@ struct cn_scheduler {
     cn_seq_list all, running, aged, by_hold[CN_N_HOLDS];
     uint32_t n_passed; /* interactive admissions in a row while a batch sequence waited */
     uint32_t n_lacking; /* running sequences that need a slot or reservation and lack it */
-    uint32_t n_forking, n_compressing, n_blocked;
+    uint32_t n_forking[2]; /* by class: samples that wait for their leader */
+    uint32_t n_compressing, n_blocked;
     uint32_t n_in_group; /* unfinished sequences of groups of several samples */
     uint64_t last_seq_id, last_event_id;
 
@@ -110,6 +111,11 @@ struct cn_scheduler {
     cn_stats stats; /* counters and sizes; cn_scheduler_stats fills in the other fields */
     uint32_t *check_refs; /* [n_blocks] scratch of cn_scheduler_check */
 };
+
+static inline uint32_t cn_sched_count_forking(const cn_scheduler *s)
+{
+    return s->n_forking[0] + s->n_forking[1];
+}
 
 /* ---- limits that follow from a sequence's lengths ---- */
 

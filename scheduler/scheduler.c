@@ -229,7 +229,7 @@ cn_status cn_scheduler_add(cn_scheduler *s, const cn_group_params *p, void *cons
         q->sched->next_sample = i + 1 < p->n ? seqs[i + 1] : NULL;
     }
     seqs[0]->sched->samples = p->n > 1 ? seqs[1] : NULL;
-    s->n_forking += p->n - 1;
+    s->n_forking[p->klass] += p->n - 1;
     cn_sched_enqueue(s, seqs[0]);
     return CN_OK;
 }
@@ -253,7 +253,7 @@ static void promote_sample(cn_scheduler *s, cn_seq *leader)
     first->sched->next_sample = NULL;
     first->sched->leader = NULL;
     for (cn_seq *q = first->sched->samples; q; q = q->sched->next_sample) q->sched->leader = first;
-    s->n_forking--;
+    s->n_forking[first->klass]--;
     cn_sched_enqueue(s, first);
 }
 
@@ -264,7 +264,7 @@ static void leave_leader(cn_scheduler *s, cn_seq *q)
     *link = q->sched->next_sample;
     q->sched->next_sample = NULL;
     q->sched->leader = NULL;
-    s->n_forking--;
+    s->n_forking[q->klass]--;
 }
 
 void cn_sched_end(cn_scheduler *s, cn_seq *q)
@@ -316,7 +316,7 @@ static uint64_t count_spared(const cn_scheduler *s)
 
 uint32_t cn_scheduler_waiting_of(const cn_scheduler *s, cn_class klass)
 {
-    return s->waiting[klass].n;
+    return s->waiting[klass].n + s->n_forking[klass];
 }
 
 cn_stats *cn_scheduler_counters(cn_scheduler *s) { return &s->stats; }
@@ -326,7 +326,7 @@ void cn_scheduler_stats(const cn_scheduler *s, cn_stats *out)
     const cn_swap_room left = cn_sched_swap_room(s);
     *out = s->stats;
     out->running = s->running.n;
-    out->waiting = s->waiting[0].n + s->waiting[1].n + s->n_forking;
+    out->waiting = s->waiting[0].n + s->waiting[1].n + cn_sched_count_forking(s);
     out->blocked = s->n_blocked;
     out->compressing = s->n_compressing;
     out->blocks_used = out->blocks_total - cn_pool_available(s->device.blocks);

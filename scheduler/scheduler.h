@@ -135,7 +135,7 @@ cn_stats *cn_scheduler_counters(cn_scheduler *s);
 /* Writes all counters and the current state to *out. O(running). */
 void cn_scheduler_stats(const cn_scheduler *s, cn_stats *out);
 
-/* Sequences in the queue of a class, without samples that wait for their leader. O(1). */
+/* Sequences of a class that wait: in its queue, or for their leader. O(1). */
 uint32_t cn_scheduler_waiting_of(const cn_scheduler *s, cn_class klass);
 
 /* Checks the invariants of DESIGN.md §3 over the whole state. Returns NULL, or a static text that

@@ -1,5 +1,6 @@
 /* test_engine.c - the engine end to end on the bundled checkpoint: the same tokens for any batch,
  * chunks, cache and memory; sampling by seed; samples, cancels, usage. */
+#include <malloc.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -412,6 +413,69 @@ static void a_full_queue_answers_busy_and_keeps_nothing(void **state)
     run_close(&r);
 }
 
+static void ignore(void *user, const cn_event *ev) { (void)user, (void)ev; }
+
+static cn_status submit_n(run *r, uint32_t n)
+{
+    cn_message m;
+    cn_request_params p = run_params(r, prompts[0], &m, 2);
+    p.sampling.n = n;
+    return cn_engine_submit(r->engine, &p, ignore, NULL, NULL);
+}
+
+static void limits_count_samples(void **state)
+{
+    (void)state;
+    run r;
+    run_open(&r, (const char *[]){"max-queue", "8", "max-n", "9", NULL});
+    assert_int_equal(submit_n(&r, 10), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "at most 9 samples (--max-n), got 10"));
+    assert_int_equal(submit_n(&r, 9), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "--max-queue"));
+    assert_int_equal(submit_n(&r, 5), CN_OK);
+    assert_int_equal(submit_n(&r, 4), CN_ERR_BUSY);
+    assert_non_null(strstr(cn_last_error(), "4 samples (--max-queue 8)"));
+    assert_int_equal(submit_n(&r, 3), CN_OK);
+    assert_int_equal(submit_n(&r, 1), CN_ERR_BUSY);
+    run_finish(&r);
+    assert_int_equal(submit_n(&r, 8), CN_OK);
+    run_finish(&r);
+    run_close(&r);
+    run_open(&r, NULL);
+    assert_int_equal(submit_n(&r, 129), CN_ERR_ARG);
+    assert_int_equal(submit_n(&r, 128), CN_OK);
+    run_finish(&r);
+    run_close(&r);
+}
+
+/* A waiting request has a copy of its stop strings. Its samples have no buffers before they run. */
+static void a_waiting_request_takes_little_memory(void **state)
+{
+    (void)state;
+    enum { N = 128, N_STOPS = 64 };
+    static char stop[1025];
+    const char *stops[N_STOPS];
+    memset(stop, 's', sizeof stop - 1);
+    for (int i = 0; i < N_STOPS; i++) stops[i] = stop;
+    run r;
+    run_open(&r, NULL);
+    cn_message m;
+    cn_request_params p = run_params(&r, prompts[0], &m, 2);
+    p.sampling.n = N;
+    p.sampling.stop = stops;
+    p.sampling.n_stop = N_STOPS;
+    p.sampling.repetition_max_pattern_size = 1024;
+    p.sampling.repetition_min_count = 4;
+    const uint64_t allocs = cn_alloc_count();
+    const struct mallinfo2 before = mallinfo2();
+    assert_int_equal(cn_engine_submit(r.engine, &p, ignore, NULL, NULL), CN_OK);
+    assert_true(cn_alloc_count() - allocs < 2 * N + 2 * N_STOPS);
+    const struct mallinfo2 after = mallinfo2();
+    assert_true(after.uordblks + after.hblkhd - before.uordblks - before.hblkhd < 1 << 20);
+    run_finish(&r);
+    run_close(&r);
+}
+
 static void steps_do_not_allocate(void **state)
 {
     (void)state;
@@ -460,6 +524,8 @@ int main(void)
         cmocka_unit_test(a_cancel_frees_everything),
         cmocka_unit_test(callbacks_may_submit_and_cancel),
         cmocka_unit_test(a_full_queue_answers_busy_and_keeps_nothing),
+        cmocka_unit_test(limits_count_samples),
+        cmocka_unit_test(a_waiting_request_takes_little_memory),
         cmocka_unit_test(steps_do_not_allocate),
         cmocka_unit_test(faulty_requests_are_refused_with_numbers),
     };

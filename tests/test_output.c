@@ -61,18 +61,27 @@ static run plain(void)
     return (run){.max_output = 1000, .take_every = 1, .sampling = default_sampling()};
 }
 
+static cn_stop_rules *rules; /* of the output that was opened last */
+
+static void close_output(cn_output *out)
+{
+    cn_output_free(out);
+    cn_stop_rules_free(rules);
+    rules = NULL;
+}
+
 static cn_output *open_output(run *r)
 {
     static const uint32_t eos[] = {EOS};
     while (r->stops[r->sampling.n_stop]) r->sampling.n_stop++;
     r->sampling.stop = r->stops;
     assert_int_equal(cn_sampling_check(&r->sampling, N_TOKENS, 5000), CN_OK);
+    const cn_stop_opts stop = {&r->sampling, eos, 1, r->max_output};
+    assert_int_equal(cn_stop_rules_create(&rules, &stop), CN_OK);
     cn_output_opts o = {
         .tokenizer = &vocab,
         .sampling = &r->sampling,
-        .eos = eos,
-        .n_eos = 1,
-        .max_output = r->max_output,
+        .stop = rules,
         .prompt = r->prompt,
         .n_prompt = r->n_prompt,
     };
@@ -106,7 +115,7 @@ static void play(run *r, const uint32_t *tokens, uint32_t n)
     }
     cn_output_usage(out, &r->usage);
     take(r, out, finish == CN_FINISH_NONE ? CN_FINISH_CANCELLED : finish);
-    cn_output_free(out);
+    close_output(out);
 }
 
 #define PLAY(r, ...)                                                                               \
@@ -139,7 +148,7 @@ static void characters_are_never_split(void **state)
     take(&r, out, CN_FINISH_NONE); /* nothing is delivered twice */
     assert_string_equal(r.text, "\xc3\xa9");
     assert_int_equal(r.n_tokens, 2);
-    cn_output_free(out);
+    close_output(out);
 
     r = plain(); /* a text that ends inside a character */
     r.max_output = 2;
@@ -213,7 +222,7 @@ static void held_text_is_delivered_when_no_stop_string_follows(void **state)
     assert_int_equal(cn_output_push(out, A, NULL, &finish), CN_OK);
     take(&r, out, CN_FINISH_NONE);
     assert_string_equal(r.text, "xSTa");
-    cn_output_free(out);
+    close_output(out);
 
     static const cn_finish ends[] = {CN_FINISH_CANCELLED, CN_FINISH_LENGTH, CN_FINISH_STOP};
     for (int i = 0; i < 3; i++) {
@@ -429,7 +438,7 @@ static void the_thinking_budget_is_in_the_row_and_the_usage(void **state)
     assert_int_equal(r.usage.reasoning_tokens, 1);
     cn_output_row(out, 0, &row, &bans_apply);
     assert_int_equal(row.force_token, -1);
-    cn_output_free(out);
+    close_output(out);
 }
 
 static void a_budget_without_tags_ends_the_sample(void **state)
@@ -438,10 +447,12 @@ static void a_budget_without_tags_ends_the_sample(void **state)
     run r = plain();
     r.sampling.thinking_token_budget = 2;
     cn_output *out = NULL;
+    const cn_stop_opts stop = {&r.sampling, NULL, 0, 10};
+    assert_int_equal(cn_stop_rules_create(&rules, &stop), CN_OK);
     cn_output_opts o = {
         .tokenizer = &vocab,
         .sampling = &r.sampling,
-        .max_output = 10,
+        .stop = rules,
         .reasoning = {.open_id = -1, .close_id = -1},
     };
     assert_int_equal(cn_output_create(&out, &o), CN_OK);
@@ -455,7 +466,7 @@ static void a_budget_without_tags_ends_the_sample(void **state)
     cn_output_usage(out, &r.usage);
     expect(&r, "ab", "", CN_FINISH_THINKING_BUDGET);
     assert_true(r.usage.thinking_truncated);
-    cn_output_free(out);
+    close_output(out);
 }
 
 /* ---- logprobs and memory ---- */
@@ -482,7 +493,7 @@ static void logprobs_survive_growth(void **state)
         assert_int_equal(ev.logprobs[i].top[0].token, i);
         assert_int_equal(ev.logprobs[i].top[1].token, i + 1);
     }
-    cn_output_free(out);
+    close_output(out);
 
     r = plain();
     r.sampling.logprobs = 0; /* only of the chosen token */
@@ -492,7 +503,7 @@ static void logprobs_survive_growth(void **state)
     cn_output_take(out, CN_FINISH_NONE, &ev);
     assert_int_equal(ev.logprobs[0].n_top, 0);
     assert_true(ev.logprobs[0].chosen.logprob == -0.5f);
-    cn_output_free(out);
+    close_output(out);
 }
 
 /* Takes one delivery and appends its text to *text and *reasoning. Returns the length of its
@@ -534,7 +545,7 @@ static void a_nul_is_kept_in_texts(void **state)
     assert_int_equal(answer_at, 0);
     cn_buf_free(&text);
     cn_buf_free(&reasoning);
-    cn_output_free(out);
+    close_output(out);
 }
 
 static void a_steady_stream_allocates_nothing(void **state)
@@ -555,7 +566,7 @@ static void a_steady_stream_allocates_nothing(void **state)
     }
     assert_int_equal(bytes, 4000 * 5);
     assert_int_equal(cn_alloc_count(), before);
-    cn_output_free(out);
+    close_output(out);
 }
 
 int main(void)

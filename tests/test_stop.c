@@ -10,13 +10,30 @@
 #include "engine/text/stop.h"
 #include "tests/lib/defaults.h"
 
-static cn_stop *create(const cn_sampling *p, uint32_t max_output)
+static cn_stop_rules *create_rules(const cn_sampling *p, uint32_t max_output)
 {
     static const uint32_t eos[] = {100, 101};
     cn_stop_opts o = {p, eos, 2, max_output};
+    cn_stop_rules *rules = NULL;
+    assert_int_equal(cn_stop_rules_create(&rules, &o), CN_OK);
+    return rules;
+}
+
+static cn_stop_rules *kept; /* of the sample that create() returned last */
+
+static cn_stop *create(const cn_sampling *p, uint32_t max_output)
+{
     cn_stop *s = NULL;
-    assert_int_equal(cn_stop_create(&s, &o), CN_OK);
+    kept = create_rules(p, max_output);
+    assert_int_equal(cn_stop_create(&s, kept), CN_OK);
     return s;
+}
+
+static void destroy(cn_stop *s)
+{
+    cn_stop_free(s);
+    cn_stop_rules_free(kept);
+    kept = NULL;
 }
 
 /* ---- tokens ---- */
@@ -34,13 +51,13 @@ static void eos_stop_tokens_and_length_end(void **state)
     assert_int_equal(cn_stop_token(s), -1);
     assert_int_equal(cn_stop_push_token(s, 8), CN_FINISH_STOP); /* comes before the length */
     assert_int_equal(cn_stop_token(s), 8);
-    cn_stop_free(s);
+    destroy(s);
 
     p.ignore_eos = true;
     s = create(&p, 2);
     assert_int_equal(cn_stop_push_token(s, 100), CN_FINISH_NONE);
     assert_int_equal(cn_stop_push_token(s, 100), CN_FINISH_LENGTH);
-    cn_stop_free(s);
+    destroy(s);
 }
 
 static void min_tokens_prevents_every_end_except_the_length(void **state)
@@ -58,11 +75,11 @@ static void min_tokens_prevents_every_end_except_the_length(void **state)
     assert_int_equal(cn_stop_push_token(s, 5), CN_FINISH_NONE);
     assert_false(cn_stop_bans_apply(s, 0));
     assert_int_equal(cn_stop_push_token(s, 100), CN_FINISH_STOP);
-    cn_stop_free(s);
+    destroy(s);
     s = create(&p, 2); /* the context may be shorter than min_tokens */
     assert_int_equal(cn_stop_push_token(s, 1), CN_FINISH_NONE);
     assert_int_equal(cn_stop_push_token(s, 1), CN_FINISH_LENGTH);
-    cn_stop_free(s);
+    destroy(s);
 }
 
 /* The check of vLLM, over the whole list. */
@@ -97,7 +114,7 @@ static void repetition_equals_brute_force(void **state)
             assert_int_equal(cn_stop_push_token(s, tokens[n]),
                              want ? CN_FINISH_REPETITION : CN_FINISH_NONE);
         }
-        cn_stop_free(s);
+        destroy(s);
     }
 }
 
@@ -146,7 +163,7 @@ static void stops_match_across_tokens_earliest_first(void **state)
             const char *reason = NULL;
             assert_int_equal(feed(s, cases[i].text, piece, &reason), cases[i].left);
             if (cases[i].reason) assert_string_equal(reason, cases[i].reason);
-            cn_stop_free(s);
+            destroy(s);
         }
     }
 }
@@ -176,7 +193,7 @@ static void held_text_is_the_longest_start_of_a_stop(void **state)
     }
     cn_stop_cut_text(s);
     assert_int_equal(cn_stop_held(s), 0);
-    cn_stop_free(s);
+    destroy(s);
 }
 
 static void stop_strings_wait_for_min_tokens(void **state)
@@ -198,7 +215,40 @@ static void stop_strings_wait_for_min_tokens(void **state)
     assert_true(cn_stop_push_text(s, "b", 1, &m)); /* starts before, ends after */
     assert_int_equal(m.length, 2);
     assert_int_equal(m.end, 1);
-    cn_stop_free(s);
+    destroy(s);
+}
+
+/* Samples of a request share the rules and keep their own place in them. */
+static void samples_share_the_rules(void **state)
+{
+    (void)state;
+    enum { N_STOPS = 64, N_SAMPLES = 32 };
+    static char texts[N_STOPS][1025];
+    const char *stops[N_STOPS];
+    for (int i = 0; i < N_STOPS; i++) {
+        memset(texts[i], 'a' + i % 26, sizeof texts[i] - 1);
+        texts[i][0] = 'A';
+        stops[i] = texts[i];
+    }
+    cn_sampling p = default_sampling();
+    p.stop = stops;
+    p.n_stop = N_STOPS;
+    cn_stop_rules *rules = create_rules(&p, 5000);
+    cn_stop *samples[N_SAMPLES];
+    const uint64_t allocs = cn_alloc_count();
+    for (int i = 0; i < N_SAMPLES; i++)
+        assert_int_equal(cn_stop_create(&samples[i], rules), CN_OK);
+    assert_true(cn_alloc_count() - allocs <= 4 * N_SAMPLES);
+    cn_stop_match m;
+    for (int i = 0; i < N_SAMPLES; i++) cn_stop_push_token(samples[i], 1);
+    assert_false(cn_stop_push_text(samples[0], texts[2], 1000, &m));
+    assert_int_equal(cn_stop_held(samples[0]), 1000);
+    assert_int_equal(cn_stop_held(samples[1]), 0);
+    assert_false(cn_stop_push_text(samples[1], texts[2] + 1000, 24, &m));
+    assert_true(cn_stop_push_text(samples[0], texts[2] + 1000, 24, &m));
+    assert_int_equal(m.length, 1024);
+    for (int i = 0; i < N_SAMPLES; i++) cn_stop_free(samples[i]);
+    cn_stop_rules_free(rules);
 }
 
 int main(void)
@@ -210,6 +260,7 @@ int main(void)
         cmocka_unit_test(stops_match_across_tokens_earliest_first),
         cmocka_unit_test(held_text_is_the_longest_start_of_a_stop),
         cmocka_unit_test(stop_strings_wait_for_min_tokens),
+        cmocka_unit_test(samples_share_the_rules),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -97,7 +97,10 @@ static const cn_option options[] = {
     ROW(ENGINE, "enforce-eager", BOOL, enforce_eager, "false",
         .help = "run every step op by op, without recorded graphs (for debugging)"),
     ROW(ENGINE, "max-queue", U32, max_queue, "4096", .min = 1, .max = 16777216,
-        .help = "maximum waiting requests of a class; further ones are refused as busy"),
+        .help = "maximum waiting samples of a class; a request that would exceed it is refused as "
+                "busy"),
+    ROW(ENGINE, "max-n", U32, max_n, "128", .min = 1, .max = 1024,
+        .help = "maximum samples of a request (n)"),
 
     ROW(SHARING, "batch-floor", U32, batch_floor, "8", .min = 1, .max = 65536, .flags = ZERO_OK,
         .help = "interactive requests that may be admitted past a waiting batch request; 0 is "
@@ -296,7 +299,7 @@ static const cn_option options[] = {
         .help = "maximum open connections; at the limit, a new one replaces the connection that "
                 "has been slowest, for at least half a second, to send a whole request"),
     ROW(SERVE, "max-requests-per-key", U32, max_requests_per_key, "4096", .min = 1,
-        .max = 1048576, .help = "maximum requests of one API key that run at once"),
+        .max = 1048576, .help = "maximum samples of one API key that run or wait at once"),
     ROW(SERVE, "max-header-bytes", BYTES, max_header_bytes, "16384", .min = 1024, .max = 1048576,
         .help = "maximum bytes of request line and header fields"),
     ROW(SERVE, "max-body-bytes", BYTES, max_body_bytes, "32M", .min = 1024, .max = 1073741824,

@@ -124,7 +124,8 @@ struct cn_config {
     cn_opt_scheduling scheduling_policy;
     cn_opt_async async_scheduling;
     bool enforce_eager;
-    uint32_t max_queue; /* waiting requests of a class; beyond it a submit returns CN_ERR_BUSY */
+    uint32_t max_queue; /* waiting samples of a class; beyond it a submit returns CN_ERR_BUSY */
+    uint32_t max_n;     /* samples of a request */
     uint32_t batch_floor; /* interactive admissions past a waiting batch request; 0 = no limit */
     float swap_space_gib; /* host memory for the KV of compressed batch requests; 0 = none */
 

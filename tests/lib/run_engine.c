@@ -59,6 +59,7 @@ static void on_event(void *user, const cn_event *ev)
     run_sample *s = &slot->run->samples[slot->request][ev->sample];
     uint64_t allocs = cn_alloc_count();
     assert_int_equal(s->finish, CN_FINISH_NONE);
+    slot->run->n_begun += s->n_tokens == 0 && ev->n_tokens > 0;
     keep_tokens(s, ev);
     check(cn_buf_add(&s->text, ev->text, ev->text_len));
     check(cn_buf_add(&s->reasoning, ev->reasoning, ev->reasoning_len));
@@ -81,11 +82,11 @@ uint32_t run_submit(run *r, const cn_request_params *p)
 void run_finish(run *r)
 {
     for (bool idle = false; !idle;) {
-        uint32_t done = r->n_done;
+        uint32_t done = r->n_done, begun = r->n_begun;
         uint64_t allocs = cn_alloc_count() - r->callback_allocs;
         check(cn_engine_step(r->engine, &idle));
         cn_engine_stats(r->engine, &r->stats);
-        if (r->n_done == done)
+        if (r->n_done == done && r->n_begun == begun)
             r->step_allocs += cn_alloc_count() - r->callback_allocs - allocs;
         r->peak_running = cn_max_u32(r->peak_running, r->stats.running);
     }

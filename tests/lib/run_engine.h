@@ -24,7 +24,8 @@ typedef struct run {
     uint64_t ids[RUN_MAX_REQUESTS];
     cn_stats stats;        /* at the end */
     uint32_t peak_running; /* over all steps */
-    uint64_t step_allocs;  /* heap allocations in steps in which no request ended */
+    uint64_t step_allocs;  /* heap allocations in steps in which no sample began or ended */
+    uint32_t n_begun;      /* samples with output */
     uint64_t callback_allocs; /* allocations of this file, not counted above */
     struct run_slot {
         struct run *run;
