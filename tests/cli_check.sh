@@ -68,6 +68,33 @@ done <<T
 --plot /proc/version/x: Not a directory|compare $model -i examples/prompts.jsonl --arms zip --plot /proc/version/x
 --retry-errors needs --resume|run-batch $model -i examples/prompts.jsonl -o $dir/o --retry-errors
 --id-field needs --prompt-field|run-batch $model -i examples/prompts.jsonl -o $dir/o --id-field id
+--kv-budget needs --kv-policy window or zip|plan $model --kv-budget 2048
+--kv-budget needs --kv-policy window or zip|run-batch $model -i x -o $dir/o --kv-budget 384 --kv-select ds
+--kv-window needs --kv-policy zip|serve $model --kv-window 32 --kv-policies full,window
+--kv-sinks needs --kv-policy window, or --kv-select oracle|bench throughput $model --kv-sinks 8
+--kv-global needs --kv-policy zip|run-batch $model -i x -o $dir/o --no-kv-global
+--sync-compression needs --kv-policy window or zip|bench throughput $model --sync-compression
+--tail-relaxation needs --kv-policy window or zip|serve $model --tail-relaxation
+--hybrid-scheduling needs --kv-policy window or zip|serve $model --no-hybrid-scheduling
+--select-tokens needs --kv-select oracle|run-batch $model -i x -o $dir/o --select-tokens 64 --kv-policy zip
+--select-tiles needs --kv-select tls|plan $model --select-tiles 8 --kv-selectors ds
+--select-group needs --kv-select ds or tls|plan $model --select-group mean --kv-select quest
+--select-dense-layers needs --kv-select oracle|plan $model --select-dense-layers 1
+--recent-tokens needs --kv-select oracle|plan $model --recent-tokens 1
+--kv-policy has no effect on cinch compare|compare $model -i x --arms zip --kv-policy zip
+--kv-selectors has no effect on cinch compare|compare $model -i x --arms zip --kv-selectors ds
+--kv-alpha needs an arm of --arms that reads it: zip|compare $model -i x --arms window:64 --kv-alpha 0.5
+--arms window:64:alpha=1: window does not read alpha: it reads budget sinks|compare $model -i x --arms window:64:alpha=1
+--arms ds:64:budget=64: ds does not read budget|compare $model -i x --arms ds:64:budget=64
+--loop-rescue needs --repetition-max-pattern-size|run-batch $model -i x -o $dir/o --loop-rescue full --kv-policy zip
+--loop-rescue needs --kv-policy window or zip|run-batch $model -i x -o $dir/o --loop-rescue full --repetition-max-pattern-size 8 --repetition-min-count 2
+--repetition-min-count needs --repetition-max-pattern-size|run-batch $model -i x -o $dir/o --prompt-field q --repetition-min-count 3
+--gpu-memory-utilization has no effect with --device cpu|plan $model --device cpu --gpu-memory-utilization 0.5
+--max-batches needs --spool|serve $model --max-batches 5
+--max-file-bytes needs --spool|serve $model --max-file-bytes 5M
+--num-prompts has no effect with --resident|bench throughput $model --resident 64 --num-prompts 5
+--input-len has no effect with --prefill|bench throughput $model --prefill 64 --input-len 5
+--random-range-ratio has no effect with --steady-steps|bench throughput $model --steady-steps 6 --random-range-ratio 0.5
 --model Qwen/Qwen3-8B: no such directory|plan --model Qwen/Qwen3-8B
 T
 [ ! -e "$dir/o" ]

@@ -185,7 +185,7 @@ choices "$dir/out" flag | cmp -s - "$dir/want" && fail "select-dense-layers chan
 # A file of answers keeps its options of selection.
 { ask one 8 && ask two 8; } >"$dir/in"
 run --block-size 64 --kv-select ds --select-tokens 64
-for other in "--kv-select tls --select-tokens 64" "--select-tokens 64" \
+for other in "--kv-select tls --select-tokens 64" "--kv-selectors ds --select-tokens 64" \
     "--kv-select ds --select-tokens 32" \
     "--kv-select ds --select-tokens 64 --select-dense-layers 3"; do
     # shellcheck disable=SC2086
@@ -295,9 +295,9 @@ flag() {
 }
 flag 'kv-policy quest: expected one of full|window|zip' --kv-policy quest
 flag 'kv-budget 0' --kv-budget 0
-flag 'kv-window 128 exceeds kv-budget 64' --kv-budget 64 --kv-window 128
-flag 'kv sinks of 65 tokens leave no room for the newest in a budget of 64' --kv-budget 64 \
-    --kv-sinks 65
+flag 'kv-window 128 exceeds kv-budget 64' --kv-policy zip --kv-budget 64 --kv-window 128
+flag 'kv sinks of 65 tokens leave no room for the newest in a budget of 64' --kv-policies window \
+    --kv-budget 64 --kv-sinks 65
 flag 'kv sinks of 64 tokens leave no room for the newest in a budget of 64' --kv-policy window \
     --kv-budget 64 --kv-sinks 64
 flag 'kv-alpha 1.5' --kv-alpha 1.5

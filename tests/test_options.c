@@ -327,6 +327,22 @@ static void conflicting_options_are_refused(void **state)
     expect_invalid(CN_SECTION_KV, "--kv-policy window --kv-budget 64 --kv-sinks 64",
                    "kv sinks of 64 tokens leave no room for the newest in a budget of 64");
     expect_invalid(CN_SECTION_KV, "--kv-policy window --kv-budget 64 --kv-sinks 63", NULL);
+    const uint32_t engine = CN_SECTION_ENGINE | CN_SECTION_KV;
+    expect_invalid(engine, "--kv-budget 64", "--kv-budget needs --kv-policy window or zip");
+    expect_invalid(engine, "--kv-budget 64 --kv-policies window", NULL);
+    expect_invalid(engine, "--kv-sinks 2", "--kv-sinks needs --kv-policy window, or --kv-select");
+    expect_invalid(engine, "--kv-sinks 2 --kv-select last", NULL);
+    expect_invalid(engine, "--select-tiles 9 --kv-select ds", "needs --kv-select tls");
+    expect_invalid(engine, "--select-tiles 9 --kv-selectors ds,tls", NULL);
+    expect_invalid(engine, "--tail-relaxation --kv-select ds", "needs --kv-policy window or zip");
+    const uint32_t answers = CN_SECTION_PROMPTS | CN_SECTION_RUN_BATCH | CN_SECTION_SAMPLING;
+    expect_invalid(answers, "-i a -o b --loop-rescue full", "--repetition-max-pattern-size");
+    expect_invalid(answers, "-i a -o b --loop-rescue off", NULL);
+    expect_invalid(answers, "-i a -o b --prompt-field q --repetition-min-count 2",
+                   "--repetition-max-pattern-size");
+    expect_invalid(answers, "-i a -o b --repetition-min-count 2", NULL); /* bodies may set it */
+    expect_invalid(CN_SECTION_SERVE, "--max-batches 9", "--max-batches needs --spool");
+    expect_invalid(CN_SECTION_SERVE, "--max-batches 9 --spool d", NULL);
     expect_invalid(CN_SECTION_SERVE, "--uds /tmp/s --port 80", "leave out --port");
     expect_invalid(CN_SECTION_SERVE, "--uds /tmp/s --host ::", "leave out --host");
     expect_invalid(CN_SECTION_SERVE, "--uds /tmp/s", NULL);

@@ -55,6 +55,7 @@ static cn_status open_engine(comparison *c)
         config->enable_prefix_caching = false;
     CN_TRY(cn_compare_arms_parse(&c->arms, config));
     cn_compare_arms_declare(&c->arms, config);
+    CN_TRY(cn_config_check_kv_readers(config));
     CN_TRY(check_probe(config));
     CN_TRY(cn_engine_create(&c->engine, config));
     if (config->select_probe == 0) return CN_OK;

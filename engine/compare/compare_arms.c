@@ -50,6 +50,19 @@ static cn_status set_name(cn_config *c, const char *name)
     return cn_config_set(c, "kv-select", cn_kv_select_name(CN_SELECT_NONE));
 }
 
+/* The policy or the selector of an arm, and the keys that it reads. */
+static const char *reader_name(const cn_kv_params *kv)
+{
+    const bool selects = kv->select != CN_SELECT_NONE;
+    return selects ? cn_kv_select_name(kv->select) : cn_kv_policy_name(kv->policy);
+}
+
+static const char *reader_params(const cn_kv_params *kv)
+{
+    const bool selects = kv->select != CN_SELECT_NONE;
+    return selects ? cn_selector_of(kv->select)->params : cn_policy_of(kv->policy)->params;
+}
+
 /* Applies one part of an arm to c. Parts are separated by colons; `place` is the part's index. A
  * number in place 1 is the budget of a policy or the select_tokens of a selector. */
 static cn_status set_part(cn_config *c, char *part, uint32_t place)
@@ -67,6 +80,10 @@ static cn_status set_part(cn_config *c, char *part, uint32_t place)
         value = "false";
     }
     if (!o) return refuse_key(part, len);
+    if (!cn_option_is_read(o, reader_params(&c->kv)))
+        return cn_fail(CN_ERR_ARG, "%s does not read %s: it reads %s", reader_name(&c->kv),
+                       o->json + sizeof json_prefix - 1,
+                       *reader_params(&c->kv) ? reader_params(&c->kv) : "nothing");
     if (!part[len] && o->type != CN_OPTION_BOOL)
         return cn_fail(CN_ERR_ARG, "'%s' is not a switch: write %s=value", part,
                        o->json + sizeof json_prefix - 1);

@@ -282,7 +282,7 @@ static const cn_option options[] = {
     ROW(RUN_BATCH, "loop-rescue", ENUM, loop_rescue, "off", .values = "off|budget|full",
         .flags = RESULT,
         .help = "run a compressed request once more if it ends in a loop: with four times the "
-                "budget, or with full KV; needs repetition detection"),
+                "budget, or with full KV; needs --repetition-max-pattern-size"),
 
     ROW(SERVE, "host", STRING, host, "127.0.0.1",
         .help = "address to listen on; set API keys if it is not 127.0.0.1"),

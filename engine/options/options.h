@@ -322,6 +322,11 @@ cn_status cn_config_parse_args(cn_config *c, uint32_t sections, int argc, char *
  * CN_ERR_ARG has the numbers and the option to change. */
 cn_status cn_config_validate(const cn_config *c, uint32_t sections);
 
+/* Checks that each given option of the kv section is read by a policy or selector that requests may
+ * use. cn_config_validate does this, except for `cinch compare`, whose arms are read later.
+ * CN_ERR_ARG names the option that is missing. */
+cn_status cn_config_check_kv_readers(const cn_config *c);
+
 /* Whether the user set the option of this field of c. */
 bool cn_config_is_given(const cn_config *c, const void *field);
 

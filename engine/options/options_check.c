@@ -1,0 +1,401 @@
+/* options_check.c - the checks that involve several options: options that need another one, options
+ * that exclude each other, and values that must fit together. See options.h. */
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "compress/policy.h"
+#include "compress/selector.h"
+#include "engine/options/option_value.h"
+
+/* ---- options that need other options ---- */
+
+static cn_status check_required(const cn_config *c, uint32_t sections)
+{
+    size_t n;
+    const cn_option *o = cn_options(&n);
+    for (size_t i = 0; i < n; i++)
+        if (o[i].section & sections && o[i].flags & CN_OPTION_REQUIRED && !c->given[i])
+            return cn_fail(CN_ERR_ARG, "--%s is missing: %s", o[i].name, o[i].help);
+    return CN_OK;
+}
+
+/* Whether the user set the option; a switch must also be on, and an enumerated option must not have
+ * its first value, which is the default. */
+static bool is_asked_for(const cn_config *c, const cn_option *o)
+{
+    const void *field = cn_option_field(o, c);
+    bool on = true;
+    if (o->type == CN_OPTION_BOOL) on = *(const bool *)field;
+    if (o->type == CN_OPTION_ENUM) on = *(const int *)field != 0;
+    return on && cn_config_is_given(c, field);
+}
+
+/* Whether the option is in force: asked for, and not turned off by a 0. */
+static bool is_on(const cn_config *c, const cn_option *o)
+{
+    const bool zero = o->type == CN_OPTION_U32 && *(const uint32_t *)cn_option_field(o, c) == 0;
+    return is_asked_for(c, o) && !zero;
+}
+
+/* Checks options that only have an effect together with another option. */
+static cn_status check_company(const cn_config *c, uint32_t sections)
+{
+    static const struct {
+        const char *name, *needs;
+    } rules[] = {
+        {"id-field", "prompt-field"},     {"retry-errors", "resume"},
+        {"warmup-steps", "steady-steps"}, {"batches", "resident"},
+        {"decode-steps", "resident"},     {"timeline-interval", "timeline"},
+        {"save-detailed", "output-json"}, {"render", "chat"},
+        {"enable-thinking", "chat"},      {"continue-field", "prompt-field"},
+        {"select-probe", "continue-field"}, {"max-files", "spool"},
+        {"max-file-bytes", "spool"},        {"max-spool-bytes", "spool"},
+        {"max-batch-lines", "spool"},       {"max-batches", "spool"},
+        {"max-batch-inflight", "spool"},    {"loop-rescue", "repetition-max-pattern-size"},
+    };
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        const cn_option *o = cn_option_find_in(rules[i].name, sections);
+        const cn_option *other = cn_option_find_in(rules[i].needs, sections);
+        if (o->section & sections && is_asked_for(c, o) && !is_on(c, other))
+            return cn_fail(CN_ERR_ARG, "--%s needs --%s", o->name, other->name);
+    }
+    return CN_OK;
+}
+
+/* ---- options that a policy or a selector reads ---- */
+
+static const char json_prefix[] = "kv.";
+enum { READERS_BYTES = 128 };
+
+bool cn_option_is_read(const cn_option *o, const char *params)
+{
+    if (!o->json || strncmp(o->json, json_prefix, sizeof json_prefix - 1) != 0) return false;
+    const char *key = o->json + sizeof json_prefix - 1;
+    const size_t n = strlen(key);
+    for (const char *p = params; *p; p += strspn(p, " ")) {
+        const size_t len = strcspn(p, " ");
+        if (len == n && memcmp(p, key, n) == 0) return true;
+        p += len;
+    }
+    return false;
+}
+
+/* The policies or selectors that read an option: "window or zip". */
+static void list_readers(char *text, uint32_t set, const char *(*name)(uint32_t))
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (uint32_t i = 0; set >> i && used < READERS_BYTES; i++) {
+        if (!(set >> i & 1)) continue;
+        const char *before = !used ? "" : set >> i == 1 ? " or " : ", ";
+        used += (size_t)snprintf(text + used, READERS_BYTES - used, "%s%s", before, name(i));
+    }
+}
+
+static const char *policy_name(uint32_t i) { return cn_kv_policy_name((cn_kv_policy)i); }
+static const char *selector_name(uint32_t i) { return cn_kv_select_name((cn_kv_select)i); }
+
+/* Bits of the policies and of the selectors that read the option. */
+typedef struct readers {
+    uint32_t policies, selectors;
+} readers;
+
+static readers readers_of(const cn_config *c, const cn_option *o)
+{
+    const void *field = cn_option_field(o, c);
+    readers r = {0};
+    const bool events = field == &c->tail_relaxation || field == &c->sync_compression ||
+                        field == &c->hybrid_scheduling;
+    for (uint32_t i = 0; i < CN_N_POLICIES; i++) {
+        const cn_policy *p = cn_policy_of((cn_kv_policy)i);
+        const bool reads = events ? p->keep != CN_KEEP_ALL : cn_option_is_read(o, p->params);
+        r.policies |= (uint32_t)reads << i;
+    }
+    for (uint32_t i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
+        const cn_selector *s = cn_selector_of((cn_kv_select)i);
+        const bool reads =
+            field == &c->select_dense_layers || cn_option_is_read(o, s->params);
+        r.selectors |= (uint32_t)reads << i;
+    }
+    return r;
+}
+
+cn_status cn_config_check_kv_readers(const cn_config *c)
+{
+    size_t n;
+    const cn_option *o = cn_options(&n);
+    for (size_t i = 0; i < n; i++) {
+        if (o[i].section != CN_SECTION_KV || !c->given[i]) continue;
+        const readers r = readers_of(c, &o[i]);
+        const bool chooses = !r.policies && !r.selectors;
+        if (chooses || r.policies & cn_config_policies(c) || r.selectors & cn_config_selectors(c))
+            continue;
+        char policies[READERS_BYTES], selectors[READERS_BYTES];
+        list_readers(policies, r.policies, policy_name);
+        list_readers(selectors, r.selectors, selector_name);
+        if (c->arms)
+            return cn_fail(CN_ERR_ARG, "--%s needs an arm of --arms that reads it: %s%s%s",
+                           o[i].name, policies, *policies && *selectors ? ", " : "", selectors);
+        return cn_fail(CN_ERR_ARG, "--%s needs %s%s%s%s%s", o[i].name,
+                       *policies ? "--kv-policy " : "", policies,
+                       *policies && *selectors ? ", or " : "", *selectors ? "--kv-select " : "",
+                       selectors);
+    }
+    return CN_OK;
+}
+
+/* Refuses options that choose policies or selectors, because the arms choose them. */
+static cn_status check_arms_choose(const cn_config *c)
+{
+    const void *const choosers[] = {&c->kv.policy, &c->kv_policies, &c->kv.select,
+                                    &c->kv_selectors};
+    static const char *const names[] = {"kv-policy", "kv-policies", "kv-select", "kv-selectors"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (cn_config_is_given(c, choosers[i]))
+            return cn_fail(CN_ERR_ARG, "--%s has no effect on cinch compare: --arms names the "
+                           "policies and selectors", names[i]);
+    return CN_OK;
+}
+
+/* ---- files ---- */
+
+/* Whether a file can be written at `path`, which need not exist. Sets errno if not. */
+static bool can_write(const char *path)
+{
+    struct stat s;
+    if (stat(path, &s) == 0) {
+        if (!S_ISDIR(s.st_mode)) return access(path, W_OK) == 0;
+        errno = EISDIR;
+        return false;
+    }
+    if (errno != ENOENT) return false;
+    const char *slash = strrchr(path, '/');
+    if (!slash) return access(".", W_OK | X_OK) == 0;
+    char *folder = cn_strdup(path);
+    if (!folder) return false;
+    folder[slash == path ? 1 : slash - path] = '\0';
+    const bool ok = access(folder, W_OK | X_OK) == 0;
+    cn_free(folder);
+    return ok;
+}
+
+/* Checks the paths of files that are written at the end, so that an invalid path is reported before
+ * hours of work. */
+static cn_status check_written(const cn_config *c, uint32_t sections)
+{
+    size_t n;
+    const cn_option *o = cn_options(&n);
+    for (size_t i = 0; i < n; i++) {
+        if (!(o[i].section & sections) || !(o[i].flags & CN_OPTION_WRITTEN)) continue;
+        const char *path = *(char *const *)cn_option_field(&o[i], c);
+        if (path && !can_write(path))
+            return cn_fail(CN_ERR_ARG, "--%s %s: %s", o[i].name, path, strerror(errno));
+    }
+    return CN_OK;
+}
+
+/* ---- values that must fit together ---- */
+
+static cn_status check_engine(const cn_config *c)
+{
+    if (cn_config_is_given(c, &c->gpu_memory_utilization) && strcmp(c->device, "cpu") == 0)
+        return cn_fail(CN_ERR_ARG, "--gpu-memory-utilization has no effect with --device cpu: set "
+                                   "--kv-cache-memory-bytes");
+    if (c->max_num_batched_tokens < c->max_num_seqs)
+        return cn_fail(CN_ERR_ARG,
+                       "--max-num-batched-tokens %u is below --max-num-seqs %u, but every running "
+                       "request needs one token per step: raise the first or lower the second",
+                       c->max_num_batched_tokens, c->max_num_seqs);
+    if (!c->enable_chunked_prefill && c->max_num_batched_tokens < c->max_model_len)
+        return cn_fail(CN_ERR_ARG,
+                       "--max-num-batched-tokens %u is below --max-model-len %u: raise it or use "
+                       "--enable-chunked-prefill",
+                       c->max_num_batched_tokens, c->max_model_len);
+    return CN_OK;
+}
+
+/* Whether a request's body may set what the options leave open. */
+static bool has_bodies(const cn_config *c, uint32_t sections)
+{
+    return sections & CN_SECTION_SERVE || (sections & CN_SECTION_RUN_BATCH && !c->prompt_field);
+}
+
+/* The sizes of a loop only have a meaning while loops are detected. */
+static cn_status check_detection(const cn_config *c)
+{
+    const bool count = cn_config_is_given(c, &c->sampling.repetition_min_count);
+    const bool size = cn_config_is_given(c, &c->sampling.repetition_min_pattern_size);
+    if ((!count && !size) || c->sampling.repetition_max_pattern_size) return CN_OK;
+    return cn_fail(CN_ERR_ARG, "--%s needs --repetition-max-pattern-size",
+                   count ? "repetition-min-count" : "repetition-min-pattern-size");
+}
+
+static cn_status check_sampling(const cn_sampling *s)
+{
+    if (s->max_tokens && s->min_tokens > s->max_tokens)
+        return cn_fail(CN_ERR_ARG, "--min-tokens %u exceeds --max-tokens %u", s->min_tokens,
+                       s->max_tokens);
+    if (s->repetition_min_pattern_size > s->repetition_max_pattern_size)
+        return cn_fail(CN_ERR_ARG,
+                       "--repetition-min-pattern-size %u exceeds --repetition-max-pattern-size %u",
+                       s->repetition_min_pattern_size, s->repetition_max_pattern_size);
+    if (s->repetition_max_pattern_size && s->repetition_min_count < 2)
+        return cn_fail(CN_ERR_ARG,
+                       "--repetition-min-count %u: expected at least 2 repeats of a pattern",
+                       s->repetition_min_count);
+    return CN_OK;
+}
+
+static cn_status check_kv(const cn_kv_params *kv)
+{
+    if (kv->window_tokens > kv->budget_tokens)
+        return cn_fail(CN_ERR_ARG, "kv-window %u exceeds kv-budget %u", kv->window_tokens,
+                       kv->budget_tokens);
+    return cn_policy_check_sinks(kv);
+}
+
+static cn_status check_prompts(const cn_config *c)
+{
+    if (c->grade != CN_OPT_GRADE_NONE && !c->answer_field)
+        return cn_fail(CN_ERR_ARG,
+                       "--grade needs --answer-field, the field with the reference answer");
+    return CN_OK;
+}
+
+/* Refuses options that have no effect on a forced continuation. */
+static cn_status check_compare(const cn_config *c)
+{
+    size_t n;
+    const cn_option *o = cn_options(&n);
+    if (!c->continue_field) return CN_OK;
+    for (size_t i = 0; i < n; i++) {
+        const void *field = cn_option_field(&o[i], c);
+        const bool unused = o[i].section == CN_SECTION_SAMPLING || field == &c->answer_field ||
+                            field == &c->grade || field == &c->plot ||
+                            field == &c->compare_audit_percent;
+        if (unused && c->given[i])
+            return cn_fail(CN_ERR_ARG,
+                           "--%s has no effect on a forced continuation: leave out --%s or "
+                           "--continue-field",
+                           o[i].name, o[i].name);
+    }
+    return CN_OK;
+}
+
+static cn_status check_rescue(const cn_config *c)
+{
+    if (c->loop_rescue == CN_OPT_RESCUE_OFF || cn_policies_need(cn_config_policies(c)).capped)
+        return CN_OK;
+    return cn_fail(CN_ERR_ARG, "--loop-rescue needs --kv-policy window or zip: only compressed "
+                               "requests are run once more");
+}
+
+static cn_status check_run_batch(const cn_config *c)
+{
+    CN_TRY(check_rescue(c));
+    if (c->answer_field && c->grade == CN_OPT_GRADE_NONE)
+        return cn_fail(CN_ERR_ARG, "--answer-field %s needs --grade", c->answer_field);
+    bool to_stdout = strcmp(c->output_file, "-") == 0;
+    if (c->resume && to_stdout)
+        return cn_fail(CN_ERR_ARG,
+                       "--resume needs an output file: standard output cannot be read back");
+    if (!to_stdout && strcmp(c->input_file, c->output_file) == 0)
+        return cn_fail(CN_ERR_ARG, "--input-file and --output-file are both %s: use two files",
+                       c->input_file);
+    return CN_OK;
+}
+
+static cn_status check_serve(const cn_config *c)
+{
+    const bool port = cn_config_is_given(c, &c->port);
+    if (c->uds && (port || cn_config_is_given(c, &c->host)))
+        return cn_fail(CN_ERR_ARG, "--uds %s replaces --host and --port: leave out --%s", c->uds,
+                       port ? "port" : "host");
+    return CN_OK;
+}
+
+/* Refuses the options of a dataset for the measurements that have none. */
+static cn_status check_bench_mode(const cn_config *c)
+{
+    const char *mode = c->resident ? "resident" : c->prefill ? "prefill" : "steady-steps";
+    const bool steps = c->resident || c->prefill;
+    const char *unused = NULL;
+    if (!steps && !c->steady_steps) return CN_OK;
+    if (cn_config_is_given(c, &c->num_prompts)) unused = "num-prompts";
+    if (cn_config_is_given(c, &c->random_range_ratio)) unused = "random-range-ratio";
+    if (steps && cn_config_is_given(c, &c->input_len)) unused = "input-len";
+    if (steps && cn_config_is_given(c, &c->output_len)) unused = "output-len";
+    if (!unused) return CN_OK;
+    return cn_fail(CN_ERR_ARG, "--%s has no effect with --%s: leave it out", unused, mode);
+}
+
+static cn_status check_bench(const cn_config *c)
+{
+    CN_TRY(check_bench_mode(c));
+    bool random = c->dataset_name == CN_OPT_DATASET_RANDOM;
+    bool input_len = cn_config_is_given(c, &c->input_len);
+    bool steps = c->resident || c->prefill;
+    if ((c->workload != NULL) + (c->steady_steps > 0) + steps + !random > 1)
+        return cn_fail(CN_ERR_ARG, "--workload, --steady-steps, --resident or --prefill, and "
+                                   "--dataset-name are different measurements: choose one");
+    if (c->workload && (input_len || cn_config_is_given(c, &c->output_len)))
+        return cn_fail(CN_ERR_ARG,
+                       "--workload %s has its own lengths: leave out --input-len and --output-len",
+                       c->workload);
+    if (!random && !c->dataset_path)
+        return cn_fail(CN_ERR_ARG, "--dataset-name needs --dataset-path, unless it is random");
+    if (random && c->dataset_path)
+        return cn_fail(CN_ERR_ARG, "--dataset-path %s needs --dataset-name sharegpt or custom",
+                       c->dataset_path);
+    if (!random && (input_len || c->random_range_ratio > 0))
+        return cn_fail(CN_ERR_ARG,
+                       "--input-len and --random-range-ratio apply only to random requests: a "
+                       "dataset has its own lengths");
+    return CN_OK;
+}
+
+static cn_status check_tokenize(const cn_config *c)
+{
+    if (c->text && cn_config_is_given(c, &c->file))
+        return cn_fail(CN_ERR_ARG, "--text and --file %s both set the input: choose one", c->file);
+    if (c->decode && (c->chat || c->pieces))
+        return cn_fail(CN_ERR_ARG, "--decode converts ids to text, --%s text to ids: choose one",
+                       c->chat ? "chat" : "pieces");
+    if (c->render && c->pieces)
+        return cn_fail(CN_ERR_ARG, "--render prints the prompt, --pieces its tokens: choose one");
+    return CN_OK;
+}
+
+static cn_status check_calibrate(const cn_config *c)
+{
+    if (!cn_config_is_given(c, &c->chat_template)) return CN_OK;
+    return cn_fail(CN_ERR_ARG, "--chat-template has no effect on a text file: write rendered chats "
+                               "into it with cinch tokenize --chat --render");
+}
+
+cn_status cn_config_validate(const cn_config *c, uint32_t sections)
+{
+    CN_TRY(check_required(c, sections));
+    CN_TRY(check_company(c, sections));
+    CN_TRY(check_written(c, sections));
+    if (sections & CN_SECTION_ENGINE) CN_TRY(check_engine(c));
+    if (sections & CN_SECTION_SAMPLING) {
+        if (!has_bodies(c, sections)) CN_TRY(check_detection(c));
+        CN_TRY(check_sampling(&c->sampling));
+    }
+    if (sections & CN_SECTION_COMPARE) CN_TRY(check_arms_choose(c));
+    else if (sections & CN_SECTION_ENGINE && sections & CN_SECTION_KV)
+        CN_TRY(cn_config_check_kv_readers(c));
+    if (sections & CN_SECTION_KV) CN_TRY(check_kv(&c->kv));
+    if (sections & CN_SECTION_PROMPTS) CN_TRY(check_prompts(c));
+    if (sections & CN_SECTION_COMPARE) CN_TRY(check_compare(c));
+    if (sections & CN_SECTION_RUN_BATCH) CN_TRY(check_run_batch(c));
+    if (sections & CN_SECTION_SERVE) CN_TRY(check_serve(c));
+    if (sections & CN_SECTION_BENCH) CN_TRY(check_bench(c));
+    if (sections & CN_SECTION_TOKENIZE) CN_TRY(check_tokenize(c));
+    if (sections & CN_SECTION_CALIBRATE) CN_TRY(check_calibrate(c));
+    return CN_OK;
+}
+
