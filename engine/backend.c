@@ -51,20 +51,35 @@ static void *open_in(const char *dir, const char *name, bool *found)
     return *found ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
 }
 
-static cn_status load_library(void **library)
+/* Writes the folder of the program; false if it is unknown. */
+static bool program_folder(char program[PATH_MAX])
 {
-    static const char *const places[] = {"", "/..", "/../lib/cinch"};
-    char program[PATH_MAX], dir[PATH_MAX + 16];
-    ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+    ssize_t n = readlink("/proc/self/exe", program, PATH_MAX - 1);
     program[n > 0 ? n : 0] = '\0';
     char *slash = strrchr(program, '/');
     if (slash) *slash = '\0';
-    bool found = false;
-    *library = NULL;
-    for (size_t i = 0; slash && i < sizeof places / sizeof *places && !found; i++) {
+    return slash != NULL;
+}
+
+/* Opens the first shared object in the places where an installation or a build has it. */
+static void *open_beside(const char *program, bool *found)
+{
+    static const char *const places[] = {"", "/..", "/../lib/cinch"};
+    char dir[PATH_MAX + 16];
+    void *library = NULL;
+    *found = false;
+    for (size_t i = 0; i < sizeof places / sizeof *places && !*found; i++) {
         snprintf(dir, sizeof dir, "%s%s", program, places[i]);
-        *library = open_in(dir, CUDA_LIBRARY, &found);
+        library = open_in(dir, CUDA_LIBRARY, found);
     }
+    return library;
+}
+
+static cn_status load_library(void **library)
+{
+    char program[PATH_MAX];
+    bool found = false;
+    *library = program_folder(program) ? open_beside(program, &found) : NULL;
     if (!found) *library = dlopen(CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL);
     if (*library) return CN_OK;
     const char *reason = dlerror();
@@ -197,27 +212,61 @@ static cn_status open_cuda(cn_backend **out, const start_sizes *sizes, uint32_t 
     return cn_fail(status, "%s: use --device cpu", cn_last_error());
 }
 
-/* A machine without a GPU needs no message. If a GPU exists but the build or its memory is missing,
- * the user must know: the CPU is far slower. */
-static void tell_of_cpu(void)
+void cn_device_explain_cpu(cn_device_choice *out, const cn_cpu_reason *r)
 {
-    const bool has_driver = access("/dev/nvidiactl", F_OK) == 0;
-    cn_log(has_driver ? CN_LOG_WARN : CN_LOG_DEBUG,
-           "--device auto uses the CPU because the GPU is not available: %s", cn_last_error());
+    out->gpu_unused = r->has_gpu && !r->float32;
+    if (!r->has_gpu)
+        snprintf(out->why, sizeof out->why, "cpu: no GPU found");
+    else if (r->float32)
+        snprintf(out->why, sizeof out->why, "cpu: --dtype float32 does not run on a GPU");
+    else if (r->missing)
+        snprintf(out->why, sizeof out->why, "cpu: a GPU is here, but %s is not: make cuda%s",
+                 r->missing, r->installed ? " in the source tree builds it" : "");
+    else
+        snprintf(out->why, sizeof out->why, "cpu: a GPU is here, but not usable: %s", r->error);
+}
+
+/* Explains why --device auto took the CPU, after the GPU could not be opened. */
+static void explain_cpu(cn_device_choice *out, const cn_config *c)
+{
+    char program[PATH_MAX], here[PATH_MAX], missing[PATH_MAX + 32] = CUDA_LIBRARY;
+    bool found = false, installed = false;
+    cn_log(CN_LOG_DEBUG, "--device auto uses the CPU: %s", cn_last_error());
+    if (program_folder(program)) {
+        open_beside(program, &found);
+        const char *folder = strrchr(program, '/');
+        installed = folder && strcmp(folder, "/bin") == 0;
+        if (installed)
+            snprintf(missing, sizeof missing, "%.*s/lib/cinch/" CUDA_LIBRARY,
+                     (int)(folder - program), program);
+        else
+            snprintf(missing, sizeof missing, "%s/" CUDA_LIBRARY, program);
+        const size_t n = getcwd(here, sizeof here) ? strlen(here) : 0;
+        if (n > 1 && strncmp(missing, here, n) == 0 && missing[n] == '/')
+            memmove(missing, missing + n + 1, strlen(missing + n + 1) + 1);
+    }
+    cn_device_explain_cpu(out, &(cn_cpu_reason){.has_gpu = access("/dev/nvidiactl", F_OK) == 0,
+                                                .float32 = c->dtype == CN_OPT_DTYPE_FLOAT32,
+                                                .missing = found ? NULL : missing,
+                                                .installed = installed,
+                                                .error = cn_last_error()});
 }
 
 cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_config *m,
-                          uint64_t least_bytes)
+                          uint64_t least_bytes, cn_device_choice *choice)
 {
     const start_sizes sizes = {c, m, least_bytes};
     device_kind kind;
     uint32_t ordinal;
     *out = NULL;
+    *choice = (cn_device_choice){.why = "cpu: --device cpu"};
     CN_TRY(parse_device(c->device, &kind, &ordinal));
+    if (kind != DEVICE_CPU)
+        snprintf(choice->why, sizeof choice->why, "cuda:%u: --device %s", ordinal, c->device);
     if (kind == DEVICE_CUDA) return open_cuda(out, &sizes, ordinal);
     if (kind == DEVICE_AUTO) {
         if (open_cuda(out, &sizes, 0) == CN_OK) return CN_OK;
-        tell_of_cpu();
+        explain_cpu(choice, c);
     }
     return open_cpu(out, c);
 }

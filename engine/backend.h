@@ -12,17 +12,32 @@
 #include "engine/ops.h"
 #include "engine/options/options.h"
 
+/* Which device was chosen, for people. */
+typedef struct cn_device_choice {
+    char why[512];   /* "cuda:0: --device auto", "cpu: no GPU found" */
+    bool gpu_unused; /* the machine has a GPU, but --device auto took the CPU */
+} cn_device_choice;
+
 /* Opens the backend of --device, sized for this model and for the largest step of these options.
  *
  * On a GPU it takes the memory that --gpu-memory-utilization allows. With --kv-cache-memory-bytes
  * it takes what the engine needs at start (start_plan.h), at least least_bytes.
- * auto takes the first GPU if it can be opened, else the CPU. The reason is logged: as a warning
- * when the machine has an NVIDIA driver, else at debug level.
+ * auto takes the first GPU if it can be opened, else the CPU. *choice says why.
  *
  * CN_ERR_ARG when --device is not a valid name; CN_ERR_DEVICE or CN_ERR_MEMORY with one line that
  * says what is missing. Close with (*out)->close. */
 cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_config *m,
-                          uint64_t least_bytes);
+                          uint64_t least_bytes, cn_device_choice *choice);
+
+/* What --device auto knows when it takes the CPU. */
+typedef struct cn_cpu_reason {
+    bool has_gpu;        /* the machine has an NVIDIA driver */
+    bool float32;        /* --dtype float32 */
+    const char *missing; /* where the CUDA backend was expected; NULL: it is there */
+    bool installed;      /* the program is not in a build directory */
+    const char *error;   /* why the GPU could not be opened */
+} cn_cpu_reason;
+void cn_device_explain_cpu(cn_device_choice *out, const cn_cpu_reason *r);
 
 /* CN_ERR_DEVICE names the first missing op that every model, one of the policies or one of the
  * selectors needs, or the first policy that the backend does not support. Bit i of `policies` is

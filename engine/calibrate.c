@@ -10,6 +10,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/select_file.h"
 #include "engine/model.h"
+#include "engine/start_line.h"
 #include "engine/weights.h"
 
 struct cn_calibrator {
@@ -191,6 +192,8 @@ static cn_status build(cn_calibrator *c, const char *dir)
     CN_TRY(cn_backend_cpu_open(&c->backend, &(cn_cpu_backend_opts){0}));
     c->rope_store = c->backend->rope_store;
     c->backend->rope_store = observe;
+    const cn_device_choice choice = {.why = "cpu: calibration runs on the CPU"};
+    cn_start_line_log(&(cn_start_facts){dir, &c->config, c->backend, &choice, NULL, NULL});
     CN_TRY(c->backend->stream_create(c->backend, CN_PRIORITY_HIGH, &c->stream));
     CN_TRY(load_weights(c, dir));
     CN_TRY(make_model(c));

@@ -7,6 +7,7 @@
 
 #include "engine/backend.h"
 #include "engine/checkpoint/select_file.h"
+#include "engine/start_line.h"
 #include "engine/start_plan.h"
 #include "engine/step_graph.h"
 
@@ -248,12 +249,15 @@ static cn_status build(cn_engine *e)
 {
     cn_memory_plan *kv = &e->plan.kv;
     CN_TRY(load_checkpoint_texts(e));
-    CN_TRY(cn_backend_open(&e->backend, e->config, &e->model_config, 0));
+    cn_device_choice choice;
+    CN_TRY(cn_backend_open(&e->backend, e->config, &e->model_config, 0, &choice));
     CN_TRY(e->backend->stream_create(e->backend, CN_PRIORITY_HIGH, &e->stream));
     CN_TRY(e->backend->stream_create(e->backend, CN_PRIORITY_LOW, &e->event_stream));
     CN_TRY(cn_start_plan_make(&e->plan, e->config, &e->model_config, e->backend));
     CN_TRY(cn_start_check_selectors(e->config, &e->model_config, kv->block_tokens));
     CN_TRY(check_default_kv(e->config, kv));
+    cn_start_line_log(&(cn_start_facts){e->config->model, &e->model_config, e->backend, &choice,
+                                        e->config, kv});
     CN_TRY(cn_start_plan_allocate(&e->plan, e->backend, e));
     CN_TRY(load_model(e));
     describe_selection(e, kv);

@@ -27,6 +27,7 @@ typedef struct plan_report {
     uint32_t running;         /* requests at once, with the default policy */
     uint32_t resident_tokens; /* mean of a request */
     cn_plan_selection selection;
+    cn_device_choice device;
     double read_bytes_per_s, flops_per_s, tokens_per_s;
 } plan_report;
 
@@ -187,6 +188,7 @@ static void print_table(const plan_report *r)
     printf("%-12s %s, %.1f M parameters: %u layers, hidden %u, %u query and %u kv heads of %u\n",
            "model", m->architecture, (double)cn_model_config_n_params(m) / 1e6, m->n_layers,
            m->hidden, m->n_heads, m->n_kv_heads, m->head_dim);
+    printf("%-12s %s\n", "device", r->device.why);
     print_bytes("weights", cn_start_part_bytes(&r->start, CN_PART_WEIGHTS));
     printf(" in %s\n", r->matrix_dtype == CN_F32 ? "f32" : "bf16");
     print_bytes("workspace", workspace_bytes(r));
@@ -245,7 +247,8 @@ static cn_status plan(const cn_config *c)
     plan_report r = {.config = c};
     cn_backend *be = NULL;
     CN_TRY(load_config(&r));
-    CN_TRY(cn_backend_open(&be, c, &r.model, probe_bytes(c->max_num_seqs)));
+    CN_TRY(cn_backend_open(&be, c, &r.model, probe_bytes(c->max_num_seqs),
+                           &r.device));
     cn_stream *s = NULL; /* created before the plan, because it takes device memory */
     cn_status status = be->stream_create(be, CN_PRIORITY_HIGH, &s);
     if (status == CN_OK) status = fill(&r, be, s);

@@ -1,0 +1,39 @@
+#!/bin/sh
+# Checks what a command prints when it loads a model: one line that says what it runs on. BUILD is
+# the build directory.
+set -eu
+cinch=$(realpath "${BUILD:-build}/cinch")
+model=examples/tiny-reasoner
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+head -2 examples/prompts.jsonl >"$dir/in"
+echo "The quick brown fox jumps over the lazy dog." >"$dir/text"
+
+# says TEXT ARGUMENTS...: the command must succeed and print one line at start that has TEXT.
+says() {
+    text=$1
+    shift
+    "$cinch" "$@" --model $model >"$dir/log" 2>&1 </dev/null ||
+        { echo "cinch $*: failed"; cat "$dir/log"; exit 1; }
+    [ "$(grep -c "^info: tiny-reasoner (Qwen3ForCausalLM, 10.8M parameters) on $text" "$dir/log")" = 1 ] ||
+        { echo "cinch $*: expected one line with '$text'"; cat "$dir/log"; exit 1; }
+}
+
+cpu="cpu: --device cpu; float32"
+says "$cpu; KV 7.9 MiB, 1280 tokens; policy zip, requests may choose full, budget 512 tokens; 2 requests of any length" \
+    run-batch -i "$dir/in" -o "$dir/out" --prompt-field prompt --max-tokens 2 --device cpu \
+    --kv-cache-memory-bytes 8M --kv-policy zip --kv-budget 500
+says "$cpu; KV .*; policy full; .* at once" bench throughput --num-prompts 1 --input-len 4 \
+    --output-len 2 --device cpu
+says "$cpu; KV .*; policy full, requests may choose zip, budget 64 tokens; " compare -i "$dir/in" \
+    --prompt-field prompt --arms zip:64 --max-tokens 2 --device cpu
+says "cpu: calibration runs on the CPU; float32$" calibrate --text "$dir/text" -o "$dir/channels"
+[ -e /dev/nvidiactl ] || says "cpu: no GPU found; float32" bench throughput --num-prompts 1 \
+    --input-len 4 --output-len 2
+
+. tests/lib/serve.sh
+trap clean_up EXIT
+serve --device cpu
+grep -q "^info: .* on $cpu; KV" "$dir/serve.log" || { cat "$dir/serve.log"; exit 1; }
+stop
+echo "start: ok"
