@@ -103,9 +103,13 @@ cn_status cn_batch_create(cn_batch **out, cn_backend *be, const cn_batch_opts *o
     b->device = device;
     b->view = view_of(b, b->device);
     if (o->select_room > 0) {
+        const cn_select_builder_opts select = {.max_rows = o->max_seqs,
+                                               .block_tokens = o->block_tokens,
+                                               .room = o->select_room,
+                                               .seed = o->select_seed,
+                                               .selectors = o->selectors};
         const cn_status status =
-            cn_select_builder_init(&b->select, o->max_seqs, o->block_tokens, o->select_room,
-                                   o->select_seed, b->device + b->offset[SEC_SELECT]);
+            cn_select_builder_init(&b->select, &select, b->device + b->offset[SEC_SELECT]);
         if (status != CN_OK) {
             cn_batch_free(b);
             return status;
@@ -190,7 +194,7 @@ static void pad(cn_batch *b, const cn_plan *plan, uint32_t n_rows)
     b->view.max_kv = b->opts.max_blocks_per_seq * b->opts.block_tokens;
 }
 
-void cn_batch_build(cn_batch *b, const cn_plan *plan, uint32_t pad_rows)
+void cn_batch_build(cn_batch *b, const cn_plan *plan, cn_step_shape shape)
 {
     CN_ASSERT(plan->n_tokens <= b->opts.max_tokens && plan->n_rows <= b->opts.max_seqs);
     uint32_t *q_start = host_at(b, SEC_Q_START), *kv_len = host_at(b, SEC_KV_LEN);
@@ -204,7 +208,7 @@ void cn_batch_build(cn_batch *b, const cn_plan *plan, uint32_t pad_rows)
         max_kv = cn_max_u32(max_kv, len);
     }
     CN_ASSERT(stride <= b->opts.max_blocks_per_seq);
-    if (pad_rows > 0) stride = b->opts.max_blocks_per_seq;
+    if (shape.rows > 0) stride = b->opts.max_blocks_per_seq;
     b->n_logit_rows = b->n_bans = b->n_biases = 0;
     for (uint32_t r = 0; r < plan->n_rows; r++) {
         const cn_plan_row *row = &plan->rows[r];
@@ -228,11 +232,9 @@ void cn_batch_build(cn_batch *b, const cn_plan *plan, uint32_t pad_rows)
     v->table_stride = stride;
     v->max_q = max_q;
     v->max_kv = max_kv;
-    if (pad_rows > 0) pad(b, plan, pad_rows);
+    if (shape.rows > 0) pad(b, plan, shape.rows);
     b->selects = b->opts.select_room > 0 &&
-                 cn_select_build(&b->select, plan, host_at(b, SEC_SELECT));
-    /* A padding row has no arrays of selection. */
-    CN_ASSERT(!b->selects || pad_rows == 0);
+                 cn_select_build(&b->select, plan, shape, host_at(b, SEC_SELECT));
 }
 
 uint32_t cn_batch_n_logit_rows(const cn_batch *b) { return b->n_logit_rows; }

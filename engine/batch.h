@@ -21,6 +21,7 @@ typedef struct cn_batch_opts {
     uint32_t block_tokens, window_tokens;
     uint32_t select_room; /* cn_select_scratch.room; 0: no selectors */
     uint32_t select_seed; /* of selector `random` */
+    uint32_t selectors;   /* that requests may have: bit i is cn_kv_select i */
 } cn_batch_opts;
 
 /* Bytes of device memory that a batch needs, and the same number of host memory. */
@@ -32,9 +33,9 @@ cn_status cn_batch_create(cn_batch **out, cn_backend *be, const cn_batch_opts *o
 void cn_batch_free(cn_batch *b);
 
 /* Starts a step: flattens the plan's rows. Adds one logit row for each row that samples, in plan
- * order, then one for each fork. pad_rows > 0: the plan must only decode; it is padded to that many
- * rows (engine/ops.h), and tables to their maximum length, as a step graph requires. */
-void cn_batch_build(cn_batch *b, const cn_plan *plan, uint32_t pad_rows);
+ * order, then one for each fork. shape.rows > 0: the plan must only decode; it is padded to that
+ * many rows (engine/ops.h), and tables to their maximum length, as a step graph requires. */
+void cn_batch_build(cn_batch *b, const cn_plan *plan, cn_step_shape shape);
 
 /* The sampling parameters of logit row i. The engine fills them before cn_batch_upload. prev_row is
  * set: the row of the previous step's sample op that holds the sequence's pending token, if it has

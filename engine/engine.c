@@ -179,13 +179,13 @@ static cn_status digest_tiles(cn_engine *e, const cn_plan *plan, const cn_flight
 static cn_status launch(cn_engine *e, const cn_plan *plan)
 {
     cn_flight *f = &e->flights[e->flight_tail % CN_FLIGHTS];
-    uint32_t graph_rows = cn_step_graph_rows(e, plan);
-    cn_batch_build(e->batch, plan, graph_rows);
+    const cn_step_shape shape = cn_step_graph_shape(e, plan);
+    cn_batch_build(e->batch, plan, shape);
     CN_TRY(fill_flight(e, f));
     CN_TRY(cn_batch_upload(e->batch, e->stream,
                            cn_flight_other(e, f)->tokens));
-    CN_TRY(graph_rows > 0 ? cn_step_graph_launch(e, graph_rows, f)
-                          : cn_engine_run_ops(e, f, f->n_rows));
+    CN_TRY(shape.rows > 0 ? cn_step_graph_launch(e, shape, f) : cn_engine_run_ops(e, f, f->n_rows));
+    e->last_shape = shape;
     CN_TRY(digest_tiles(e, plan, f));
     CN_TRY(copy_items(e, &e->device, &e->device, &plan->fork_copies));
     CN_TRY(read_back(e, f));

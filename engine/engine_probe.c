@@ -73,17 +73,18 @@ cn_status cn_engine_products_time(cn_engine *e, uint32_t n_tokens, double *secon
     return CN_OK;
 }
 
-cn_status cn_engine_replay_time(cn_engine *e, uint32_t rows, uint32_t n, double *seconds)
+cn_status cn_engine_replay_time(cn_engine *e, uint32_t n, double *seconds)
 {
     *seconds = 0;
-    if (e->n_graph_buckets == 0) return CN_OK;
+    const cn_step_shape shape = e->last_shape;
+    if (shape.rows == 0) return CN_OK;
     /* Use the flight that the next step will fill, to keep the tokens of the last step. */
     const cn_flight *f = &e->flights[e->flight_tail % CN_FLIGHTS];
     CN_TRY(wait_all(e));
-    CN_TRY(cn_step_graph_launch(e, rows, f));
+    CN_TRY(cn_step_graph_launch(e, shape, f));
     CN_TRY(wait_all(e));
     const double began_s = cn_now_s();
-    for (uint32_t i = 0; i < n; i++) CN_TRY(cn_step_graph_launch(e, rows, f));
+    for (uint32_t i = 0; i < n; i++) CN_TRY(cn_step_graph_launch(e, shape, f));
     CN_TRY(wait_all(e));
     *seconds = (cn_now_s() - began_s) / n;
     return CN_OK;

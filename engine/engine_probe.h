@@ -26,11 +26,10 @@ cn_status cn_engine_read_bandwidth(cn_engine *e, double *bytes_per_s);
  * runs. Waits for all work. */
 cn_status cn_engine_products_time(cn_engine *e, uint32_t n_tokens, double *seconds);
 
-/* Seconds of one decode step of `rows` requests without host work between steps: replays the graph
- * of the last launched step n times in a row. 0 when the engine runs without graphs. The last step
- * must have been a decode step of that many rows. Its requests can continue, but their KV and
- * output are invalid afterwards. Waits for all work. */
-cn_status cn_engine_replay_time(cn_engine *e, uint32_t rows, uint32_t n, double *seconds);
+/* Seconds of the last launched step without host work between steps: replays its graph n times in a
+ * row. 0 when it ran op by op. The requests of the step can continue, but their KV and output are
+ * invalid afterwards. Waits for all work. */
+cn_status cn_engine_replay_time(cn_engine *e, uint32_t n, double *seconds);
 
 /* Totals since the engine's start; zeros if no declared policy compresses. */
 const cn_event_stats *cn_engine_event_stats(const cn_engine *e);

@@ -111,8 +111,9 @@ struct cn_engine {
     size_t sample_scratch_bytes;
     cn_flight flights[CN_FLIGHTS];
     uint32_t flight_head, flight_tail; /* oldest in flight, next to launch */
-    cn_graph **graphs;                 /* [n_graph_buckets, CN_FLIGHTS], see step_graph.h */
+    cn_graph **graphs;                 /* see step_graph.c */
     uint32_t n_graph_buckets;
+    cn_step_shape last_shape;          /* of the last launched step */
     uint32_t max_in_flight;            /* flights left unread when a step returns: 0 or 1 */
     uint32_t *count_tokens; /* device, [max_model_len]: tokens from which counts are rebuilt */
     cn_sample **count_owner; /* [max_num_seqs] the sample that uses each row of counts, or NULL */

@@ -68,7 +68,7 @@ cn_select_scratch cn_select_scratch_sizes(const cn_select_limits *l)
 
 static uint32_t *u32_array(const cn_select_builder *b, char *base, uint32_t i)
 {
-    return (uint32_t *)(void *)(base + u32_at(b->max_rows, i));
+    return (uint32_t *)(void *)(base + u32_at(b->opts.max_rows, i));
 }
 
 static uint32_t *of_stage(const cn_select_builder *b, char *base, uint32_t stage, stage_array a)
@@ -78,14 +78,14 @@ static uint32_t *of_stage(const cn_select_builder *b, char *base, uint32_t stage
 
 static cn_sel_stage *stages_of(const cn_select_builder *b, char *base, uint32_t stage)
 {
-    return (cn_sel_stage *)(void *)(base + stage_at(b->max_rows, stage));
+    return (cn_sel_stage *)(void *)(base + stage_at(b->opts.max_rows, stage));
 }
 
-cn_status cn_select_builder_init(cn_select_builder *b, uint32_t max_rows, uint32_t block_tokens,
-                                 uint32_t room, uint32_t seed, char *device)
+cn_status cn_select_builder_init(cn_select_builder *b, const cn_select_builder_opts *o,
+                                 char *device)
 {
-    *b = (cn_select_builder){
-        .max_rows = max_rows, .block_tokens = block_tokens, .room = room, .seed = seed};
+    const uint32_t max_rows = o->max_rows;
+    *b = (cn_select_builder){.opts = *o};
     b->ranges = cn_calloc(max_rows, sizeof *b->ranges);
     if (!b->ranges)
         return cn_fail(CN_ERR_MEMORY, "selection: out of host memory for %u rows", max_rows);
@@ -124,9 +124,9 @@ static void build_ring(cn_select_builder *b, char *host, uint32_t row, const cn_
     const uint32_t rows = predicts ? cn_selector_ring_rows(&q->kv) : 1;
     u32_array(b, host, MODULUS)[row] = rows;
     u32_array(b, host, N_WINDOW)[row] = rows - 1;
-    host[byte_at(b->max_rows, 0) + row] = (char)q->kv.select_weights;
-    host[byte_at(b->max_rows, 1) + row] = (char)q->kv.select_rotate;
-    b->view.n_predicted += predicts;
+    host[byte_at(b->opts.max_rows, 0) + row] = (char)q->kv.select_weights;
+    host[byte_at(b->opts.max_rows, 1) + row] = (char)q->kv.select_rotate;
+    b->view.runs_predict |= predicts;
 }
 
 /* Adds a row to the current range, or to a new one if its candidates would exceed the room. Sets
@@ -140,7 +140,7 @@ static void place_candidates(cn_select_builder *b, char *host, uint32_t row,
     uint32_t first[CN_SELECT_STAGES];
     for (uint32_t i = 0; fits && i < CN_SELECT_STAGES; i++) {
         first[i] = of_stage(b, host, i, FIRST)[row - 1] + of_stage(b, host, i, N)[row - 1];
-        fits = (uint64_t)first[i] + n[i] <= b->room;
+        fits = (uint64_t)first[i] + n[i] <= b->opts.room;
     }
     if (!fits) {
         range = &b->ranges[v->n_ranges++];
@@ -157,7 +157,8 @@ static void place_candidates(cn_select_builder *b, char *host, uint32_t row,
 static void build_row(cn_select_builder *b, char *host, uint32_t row, const cn_plan_row *r)
 {
     const cn_seq *q = r->seq;
-    const cn_select_span s = cn_select_span_at(&q->kv, q->n_prompt, r->first_pos, b->block_tokens);
+    const cn_select_span s =
+        cn_select_span_at(&q->kv, q->n_prompt, r->first_pos, b->opts.block_tokens);
     const uint32_t kv_len = r->first_slot + 1;
     CN_ASSERT(!s.listed || r->first_slot == r->first_pos);
     u32_array(b, host, DENSE_LEN)[row] = s.listed ? 0 : kv_len;
@@ -165,36 +166,83 @@ static void build_row(cn_select_builder *b, char *host, uint32_t row, const cn_p
     u32_array(b, host, TAIL)[row] = s.tail;
     u32_array(b, host, LENGTHS)[row] = s.listed ? s.list_len + kv_len - s.tail : 0;
     u32_array(b, host, N_FORCED)[row] = s.n_forced;
-    u32_array(b, host, SEED)[row] = b->seed ^ r->first_pos * UINT32_C(0x9e3779b1);
+    u32_array(b, host, SEED)[row] = b->opts.seed ^ r->first_pos * UINT32_C(0x9e3779b1);
     build_ring(b, host, row, q, r->first_pos, s.listed);
     place_candidates(b, host, row, s.n);
     for (uint32_t i = 0; i < CN_SELECT_STAGES; i++) {
         stages_of(b, host, i)[row] = s.stage[i];
         of_stage(b, host, i, BASE)[row] = s.base[i];
         of_stage(b, host, i, K)[row] = s.k[i];
-        b->view.stage[i].n_active += s.stage[i].active;
+        b->view.stage[i].runs |= s.stage[i].active;
     }
-    b->view.n_listed += s.listed;
-    b->view.n_dense += !s.listed;
+    b->view.runs_dense |= !s.listed;
 }
 
-bool cn_select_any_listed(const cn_plan *plan, uint32_t block_tokens)
+/* A row that attends to nothing, in either attention op. */
+static void build_padding(cn_select_builder *b, char *host, uint32_t row)
 {
+    for (uint32_t i = 0; i < N_U32_ARRAYS; i++) u32_array(b, host, i)[row] = 0;
+    u32_array(b, host, RING_SLOT)[row] = CN_NO_SLOT;
+    u32_array(b, host, MODULUS)[row] = 1;
+    for (uint32_t i = 0; i < CN_SELECT_STAGES; i++) stages_of(b, host, i)[row] = (cn_sel_stage){0};
+    for (uint32_t i = 0; i < 2; i++) host[byte_at(b->opts.max_rows, i) + row] = 0;
+}
+
+uint32_t cn_select_flavours(uint32_t selectors)
+{
+    uint32_t flavours = 1U << CN_SELECT_PLAIN;
+    for (uint32_t i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++)
+        if (selectors >> i & 1)
+            flavours |= 1U << (cn_selector_of((cn_kv_select)i)->has_tiles ? CN_SELECT_TWO_STAGES
+                                                                          : CN_SELECT_ONE_STAGE);
+    return flavours;
+}
+
+cn_select_flavour cn_select_flavour_of(const cn_plan *plan, uint32_t block_tokens, uint32_t room,
+                                       bool *fits)
+{
+    cn_select_flavour flavour = CN_SELECT_PLAIN;
+    uint64_t n[CN_SELECT_STAGES] = {0};
     for (uint32_t i = 0; i < plan->n_decode; i++) {
         const cn_plan_row *r = &plan->rows[i];
         const cn_seq *q = r->seq;
-        if (cn_select_span_at(&q->kv, q->n_prompt, r->first_pos, block_tokens).listed) return true;
+        const cn_select_span s = cn_select_span_at(&q->kv, q->n_prompt, r->first_pos, block_tokens);
+        if (s.stage[0].active) flavour = CN_SELECT_TWO_STAGES;
+        else if (s.listed && flavour == CN_SELECT_PLAIN) flavour = CN_SELECT_ONE_STAGE;
+        for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) n[k] += s.n[k];
     }
-    return false;
+    *fits = n[0] <= room && n[1] <= room;
+    return flavour;
 }
 
-bool cn_select_build(cn_select_builder *b, const cn_plan *plan, char *host)
+/* Sets what a step of this shape launches. */
+static void fix_shape(cn_select_builder *b, cn_step_shape shape)
 {
     cn_select_view *v = &b->view;
-    v->n_listed = v->n_dense = v->n_predicted = v->n_ranges = 0;
-    for (uint32_t i = 0; i < CN_SELECT_STAGES; i++) v->stage[i].n_active = 0;
-    if (!cn_select_any_listed(plan, b->block_tokens)) return false;
+    CN_ASSERT(v->n_ranges <= 1);
+    v->n_ranges = 1;
+    b->ranges[0] = (cn_row_range){0, shape.rows};
+    v->runs_dense = true;
+    v->runs_predict = cn_selectors_need(b->opts.selectors).slots;
+    v->stage[0].runs = shape.flavour == CN_SELECT_TWO_STAGES;
+    v->stage[1].runs = true;
+}
+
+bool cn_select_build(cn_select_builder *b, const cn_plan *plan, cn_step_shape shape, char *host)
+{
+    cn_select_view *v = &b->view;
+    bool fits;
+    const cn_select_flavour need =
+        cn_select_flavour_of(plan, b->opts.block_tokens, b->opts.room, &fits);
+    v->runs_dense = v->runs_predict = false;
+    v->n_ranges = 0;
+    for (uint32_t i = 0; i < CN_SELECT_STAGES; i++) v->stage[i].runs = false;
+    if (shape.rows == 0) shape.flavour = need;
+    CN_ASSERT(need <= shape.flavour && (fits || shape.rows == 0));
+    if (shape.flavour == CN_SELECT_PLAIN) return false;
     for (uint32_t r = 0; r < plan->n_decode; r++) build_row(b, host, r, &plan->rows[r]);
+    for (uint32_t r = plan->n_decode; r < shape.rows; r++) build_padding(b, host, r);
+    if (shape.rows > 0) fix_shape(b, shape);
     return true;
 }
 

@@ -24,7 +24,7 @@ typedef struct cn_select_scratch {
 typedef struct cn_select_stage_view {
     const cn_sel_stage *stage;
     const uint32_t *first, *n, *base, *k;
-    uint32_t n_active; /* known to the host */
+    bool runs; /* known to the host */
 } cn_select_stage_view;
 
 /* Decode rows [start, end) whose candidates fit the scratch together. */
@@ -32,12 +32,27 @@ typedef struct cn_row_range {
     uint32_t start, end;
 } cn_row_range;
 
-/* The decode rows of a step. Arrays are [n_decode] on the device; numbers and ranges are the
- * host's. */
+/* The ops that a step launches to select. Each includes those before it. */
+typedef enum cn_select_flavour {
+    CN_SELECT_PLAIN, /* none: all rows attend to all tokens */
+    CN_SELECT_ONE_STAGE,
+    CN_SELECT_TWO_STAGES, /* tiles are ranked first */
+    CN_SELECT_FLAVOURS
+} cn_select_flavour;
+
+/* The number of rows and the flavour of a recorded step (engine/step_graph.h). rows 0: the step
+ * runs op by op, with the rows of its plan and the flavour that they need. */
+typedef struct cn_step_shape {
+    uint32_t rows;
+    cn_select_flavour flavour;
+} cn_step_shape;
+
+/* The decode rows of a step. Arrays are [n_decode] on the device; flags and ranges are the host's.
+ * A step of a given shape launches what its flavour can need, whatever its rows need: what a row
+ * does is a number on the device. */
 typedef struct cn_select_view {
-    uint32_t n_listed; /* rows that attend to a list; 0: the step is dense, nothing else is set */
-    uint32_t n_dense;  /* rows that attend to all tokens */
-    uint32_t n_predicted;
+    bool runs_dense;   /* some row attends to all tokens */
+    bool runs_predict; /* some row predicts its query */
     const uint32_t *dense_len, *list_len, *tail, *lengths; /* as the attention ops take them */
     const uint32_t *n_forced, *seed;
     const uint32_t *ring_slots, *newest, *modulus, *n_window; /* as in cn_predict_args */
@@ -53,32 +68,45 @@ typedef struct cn_select_limits {
     uint32_t block_tokens, max_model_len;
     uint32_t max_rows; /* of a step */
 } cn_select_limits;
+
 /* Sizes of the scratch, all 0 without selectors. Pointers are left NULL. */
 cn_select_scratch cn_select_scratch_sizes(const cn_select_limits *l);
 
 /* Bytes of the arrays of a step of at most max_rows rows. */
 size_t cn_select_bytes(uint32_t max_rows);
 
+typedef struct cn_select_builder_opts {
+    uint32_t max_rows, block_tokens;
+    uint32_t room;      /* cn_select_scratch.room */
+    uint32_t seed;      /* of selector `random` */
+    uint32_t selectors; /* that requests may have: bit i is cn_kv_select i */
+} cn_select_builder_opts;
+
 /* Host memory of a builder. */
 typedef struct cn_select_builder {
-    uint32_t max_rows, block_tokens, room;
-    uint32_t seed;               /* of selector `random` */
-    cn_row_range *ranges;        /* [max_rows] */
-    cn_select_view view;         /* device pointers */
+    cn_select_builder_opts opts;
+    cn_row_range *ranges; /* [max_rows] */
+    cn_select_view view;  /* device pointers */
 } cn_select_builder;
 
 /* `device`: cn_select_bytes of memory, 64-byte aligned, where the caller copies what
  * cn_select_build writes to host memory. CN_ERR_MEMORY. */
-cn_status cn_select_builder_init(cn_select_builder *b, uint32_t max_rows, uint32_t block_tokens,
-                                 uint32_t room, uint32_t seed, char *device);
+cn_status cn_select_builder_init(cn_select_builder *b, const cn_select_builder_opts *o,
+                                 char *device);
 void cn_select_builder_free(cn_select_builder *b);
 
-/* Some decode row of the plan attends to a list. */
-bool cn_select_any_listed(const cn_plan *plan, uint32_t block_tokens);
+/* The flavours that steps of requests with these selectors can need: bit i is cn_select_flavour
+ * i. */
+uint32_t cn_select_flavours(uint32_t selectors);
 
-/* Writes the arrays of the plan's decode rows to `host` (cn_select_bytes) and the view's numbers.
- * Returns false when no row attends to a list; host is then untouched. */
-bool cn_select_build(cn_select_builder *b, const cn_plan *plan, char *host);
+/* The flavour that the plan's decode rows need. *fits: their candidates fit `room` together. */
+cn_select_flavour cn_select_flavour_of(const cn_plan *plan, uint32_t block_tokens, uint32_t room,
+                                       bool *fits);
+
+/* Writes the arrays of the plan's decode rows to `host` (cn_select_bytes) and sets the view. With
+ * shape.rows, the rows behind them are padding that attends to nothing, and all candidates must fit
+ * the room. Returns false for a plain step; host is then untouched. */
+bool cn_select_build(cn_select_builder *b, const cn_plan *plan, cn_step_shape shape, char *host);
 
 /* Writes the tiles of 64 tokens that the rows of a plan complete to `tiles`, which has room for
  * max_batched_tokens / 64 + max_seqs. Returns their number. Rows of compressed sequences have

@@ -7,7 +7,7 @@ static const float RIDGE = 0.01f;
 cn_status cn_select_predict(const cn_select_step *p)
 {
     const cn_select_view *v = p->view;
-    if (v->n_predicted == 0) return CN_OK;
+    if (!v->runs_predict) return CN_OK;
     const cn_predict_args a = {
         .ring = p->pools->q_window,
         .n_query_slots = p->pools->n_query_slots,
@@ -50,7 +50,7 @@ static cn_status run_stage(const cn_select_step *p, uint32_t layer, const void *
     const size_t e = cn_dtype_bytes(p->pools->act_dtype);
     const size_t q_row = (size_t)p->pools->n_heads * l->head_dim;
     const size_t predicted_row = q_row * (l->n_layers - p->first_layer);
-    if (st->n_active == 0) return CN_OK;
+    if (!st->runs) return CN_OK;
     uint32_t *tiles = at_row(m->tiles, r, (size_t)l->n_kv_heads * m->tile_stride, sizeof *tiles);
     uint32_t *list = at_row(m->list, r, (size_t)l->n_kv_heads * m->list_stride, sizeof *list);
     char *predicted = at_row(m->predicted, r, predicted_row, e);
@@ -102,7 +102,7 @@ cn_status cn_select_attend(const cn_select_step *p, const cn_attn_args *attn)
     for (uint32_t g = 0; g < v->n_ranges; g++)
         for (uint32_t i = 0; i < CN_SELECT_STAGES; i++)
             CN_TRY(run_stage(p, attn->layer, attn->q, i, v->ranges[g]));
-    if (v->n_dense > 0) {
+    if (v->runs_dense) {
         cn_attn_args dense = *attn;
         dense.lengths = v->dense_len;
         CN_TRY(p->be->attn_decode(p->stream, &dense));

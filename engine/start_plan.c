@@ -42,6 +42,7 @@ cn_batch_opts cn_start_batch_opts(const cn_config *c, const cn_model_config *m,
         .window_tokens = window_tokens,
         .select_room = cn_start_select_scratch(c, m, block_tokens).room,
         .select_seed = (uint32_t)c->seed,
+        .selectors = cn_config_selectors(c),
     };
 }
 

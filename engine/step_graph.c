@@ -11,62 +11,74 @@ static uint32_t bucket_of(uint32_t rows)
     return (uint32_t)cn_ceil_div(rows, CN_GRAPH_ROWS_STEP) + 2;
 }
 
-static uint32_t flight_index(const cn_engine *e, const cn_flight *f)
+/* graphs[n_graph_buckets, CN_SELECT_FLAVOURS, CN_FLIGHTS]; NULL: not recorded. */
+static cn_graph **graph_at(const cn_engine *e, cn_step_shape shape, const cn_flight *f)
 {
-    return (uint32_t)(f - e->flights);
+    const size_t at = (size_t)bucket_of(shape.rows) * CN_SELECT_FLAVOURS + shape.flavour;
+    return &e->graphs[at * CN_FLIGHTS + (size_t)(f - e->flights)];
 }
 
-/* Records the step of an empty plan padded to `rows`. */
-static cn_status record(cn_engine *e, uint32_t rows, cn_flight *f, cn_graph **out)
+/* Records the step of an empty plan padded to a shape. */
+static cn_status record(cn_engine *e, cn_step_shape shape, cn_flight *f)
 {
     cn_backend *be = e->backend;
     cn_stream *stream = e->stream;
     const cn_plan nothing = {0};
-    cn_batch_build(e->batch, &nothing, rows);
+    cn_batch_build(e->batch, &nothing, shape);
     CN_TRY(cn_batch_upload(e->batch, stream, cn_flight_other(e, f)->tokens));
-    CN_TRY(cn_engine_run_ops(e, f, rows)); /* a first call may set things up; not while recording */
+    /* A first call may set things up, which is not possible while recording. */
+    CN_TRY(cn_engine_run_ops(e, f, shape.rows));
     CN_TRY(be->stream_sync(stream));
     CN_TRY(be->graph_begin(stream));
-    cn_status status = cn_engine_run_ops(e, f, rows);
-    cn_status ended = be->graph_end(stream, out);
+    cn_status status = cn_engine_run_ops(e, f, shape.rows);
+    cn_status ended = be->graph_end(stream, graph_at(e, shape, f));
     return status != CN_OK ? status : ended;
 }
 
 cn_status cn_step_graphs_record(cn_engine *e)
 {
     if (!e->backend->graph_begin || e->config->enforce_eager || e->config->dump) return CN_OK;
-    uint32_t n = bucket_of(e->config->max_num_seqs) + 1;
-    e->graphs = cn_calloc((size_t)n * CN_FLIGHTS, sizeof(cn_graph *));
+    const uint32_t n = bucket_of(e->config->max_num_seqs) + 1;
+    const uint32_t flavours = cn_select_flavours(cn_config_selectors(e->config));
+    e->graphs = cn_calloc((size_t)n * CN_SELECT_FLAVOURS * CN_FLIGHTS, sizeof(cn_graph *));
     if (!e->graphs) return cn_fail(CN_ERR_MEMORY, "out of host memory for %u graphs", n);
-    double start = cn_now_s();
+    const double start = cn_now_s();
+    uint32_t n_recorded = 0;
     e->n_graph_buckets = n;
-    for (uint32_t i = 0; i < n; i++)
-        for (uint32_t k = 0; k < CN_FLIGHTS; k++)
-            CN_TRY(record(e, bucket_rows(i), &e->flights[k], &e->graphs[i * CN_FLIGHTS + k]));
-    cn_log(CN_LOG_INFO, "recorded %u decode graphs, up to %u rows, in %.1f s", n * CN_FLIGHTS,
+    for (uint32_t i = 0; i < n * CN_SELECT_FLAVOURS; i++) {
+        const cn_step_shape shape = {bucket_rows(i / CN_SELECT_FLAVOURS),
+                                     (cn_select_flavour)(i % CN_SELECT_FLAVOURS)};
+        if (!(flavours >> shape.flavour & 1)) continue;
+        for (uint32_t k = 0; k < CN_FLIGHTS; k++, n_recorded++)
+            CN_TRY(record(e, shape, &e->flights[k]));
+    }
+    cn_log(CN_LOG_INFO, "recorded %u decode graphs, up to %u rows, in %.1f s", n_recorded,
            bucket_rows(n - 1), cn_now_s() - start);
     return CN_OK;
 }
 
 void cn_step_graphs_free(cn_engine *e)
 {
-    for (uint32_t i = 0; i < e->n_graph_buckets * CN_FLIGHTS; i++)
+    for (uint32_t i = 0; i < e->n_graph_buckets * CN_SELECT_FLAVOURS * CN_FLIGHTS; i++)
         if (e->graphs[i]) e->backend->graph_free(e->graphs[i]);
     cn_free(e->graphs);
 }
 
-uint32_t cn_step_graph_rows(const cn_engine *e, const cn_plan *plan)
+cn_step_shape cn_step_graph_shape(const cn_engine *e, const cn_plan *plan)
 {
-    if (e->n_graph_buckets == 0 || plan->n_decode != plan->n_rows || plan->n_forks > 0) return 0;
+    const cn_step_shape op_by_op = {0};
+    if (e->n_graph_buckets == 0 || plan->n_decode != plan->n_rows || plan->n_forks > 0)
+        return op_by_op;
     for (uint32_t i = 0; i < plan->n_rows; i++)
-        if (!plan->rows[i].wants_sample) return 0;
-    /* A recorded step attends to all tokens. */
-    if (cn_select_any_listed(plan, e->plan.kv.block_tokens)) return 0;
-    return bucket_rows(bucket_of(plan->n_rows));
+        if (!plan->rows[i].wants_sample) return op_by_op;
+    bool fits;
+    const cn_select_flavour flavour =
+        cn_select_flavour_of(plan, e->plan.kv.block_tokens, e->select.room, &fits);
+    if (!fits) return op_by_op;
+    return (cn_step_shape){bucket_rows(bucket_of(plan->n_rows)), flavour};
 }
 
-cn_status cn_step_graph_launch(cn_engine *e, uint32_t rows, const cn_flight *f)
+cn_status cn_step_graph_launch(cn_engine *e, cn_step_shape shape, const cn_flight *f)
 {
-    cn_graph *g = e->graphs[bucket_of(rows) * CN_FLIGHTS + flight_index(e, f)];
-    return e->backend->graph_launch(e->stream, g);
+    return e->backend->graph_launch(e->stream, *graph_at(e, shape, f));
 }

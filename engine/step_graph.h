@@ -6,8 +6,10 @@
  * A graph has a fixed number of rows, its bucket; a smaller step is padded. Everything that changes
  * between steps is in device arrays (engine/batch.h). Their addresses are fixed, except that steps
  * alternate between two sets of output arrays (cn_flight); each bucket is therefore recorded once
- * for each set. Only steps in which every row decodes, samples and attends to all its tokens are
- * replayed. Others run op by op. */
+ * for each set, and once for each flavour of selection (engine/select.h) that a declared selector
+ * can need. Only steps in which every row decodes and samples, and in which all candidates fit the
+ * scratch together, are replayed. Others run op by op. The op `digest` follows the graph: its tiles
+ * are arguments, and few steps complete one. */
 #ifndef CN_STEP_GRAPH_H
 #define CN_STEP_GRAPH_H
 
@@ -15,16 +17,17 @@
 
 enum { CN_GRAPH_ROWS_STEP = 8 }; /* buckets are 1, 2, 4 and its multiples */
 
-/* Records all buckets up to max_num_seqs and logs one line. Does nothing for a backend without
- * graphs, with --enforce-eager, or with --dump. */
+/* Records all buckets up to max_num_seqs in each flavour and logs one line. Does nothing for a
+ * backend without graphs, with --enforce-eager, or with --dump. */
 cn_status cn_step_graphs_record(cn_engine *e);
 void cn_step_graphs_free(cn_engine *e);
 
-/* Rows of the smallest bucket that holds the plan, or 0 when it must run op by op. */
-uint32_t cn_step_graph_rows(const cn_engine *e, const cn_plan *plan);
+/* The smallest bucket that holds the plan, and the flavour that it needs; 0 rows when it must run
+ * op by op. */
+cn_step_shape cn_step_graph_shape(const cn_engine *e, const cn_plan *plan);
 
-/* Replays the step of `rows` (from cn_step_graph_rows) into flight f. */
-cn_status cn_step_graph_launch(cn_engine *e, uint32_t rows, const cn_flight *f);
+/* Replays the step of a shape (from cn_step_graph_shape) into flight f. */
+cn_status cn_step_graph_launch(cn_engine *e, cn_step_shape shape, const cn_flight *f);
 
 /* In engine.c: enqueues the ops of a step on the model's stream, for n_rows logit rows. */
 cn_status cn_engine_run_ops(cn_engine *e, cn_flight *f, uint32_t n_rows);

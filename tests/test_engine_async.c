@@ -1,6 +1,7 @@
 /* test_engine_async.c - compression beside the model gives the same tokens, and the same bits of
  * their log-probabilities, as compression inside the step. A device that runs all ops late
- * (tests/lib/late_device.h) gives the same too. An engine may be freed while events are in flight.
+ * (tests/lib/late_device.h) and runs steps from recorded graphs gives the same too. An engine may
+ * be freed while events are in flight.
  *     test_engine_async [SEEDS [FIRST [cuda]]]
  *
  * A seed draws a model with random weights, an engine, and requests that arrive over time. They
@@ -66,6 +67,7 @@ typedef struct scenario {
 static struct {
     uint64_t compressions, preemptions, cancelled, cached, beside, moved;
     uint64_t selected[CN_N_SELECTORS]; /* steps, by selector */
+    uint64_t recorded[CN_SELECT_FLAVOURS]; /* steps that ran from a graph */
 } seen;
 
 /* ---- when events commit ---- */
@@ -146,7 +148,6 @@ static void draw_model(scenario *x)
     set(x, "seed", below(x, 1000));
 }
 
-/* The CUDA backend lacks the ops of selection. */
 static void draw_selection(scenario *x)
 {
     if (!x->selects) return;
@@ -305,6 +306,7 @@ static run *run_scenario(scenario *x, bool synchronous, commit_time chosen, uint
         if (cn_engine_step(r->engine, &idle) != CN_OK) fail_msg("%s", cn_last_error());
         cn_engine_stats(r->engine, &r->stats);
         seen.beside += !synchronous && r->stats.compressing > 0;
+        seen.recorded[r->engine->last_shape.flavour] += r->engine->last_shape.rows > 0;
     }
     run_finish(r);
     return r;
@@ -433,8 +435,11 @@ static void a_device_that_runs_late_gives_the_same_bits(void **state)
 {
     (void)state;
     if (on_gpu) skip();
+    memset(seen.recorded, 0, sizeof seen.recorded);
     for (uint64_t seed = first_seed; seed < first_seed + n_seeds / LATE_SHARE; seed++)
         run_twice(draw_scenario(seed), seed, true);
+    for (uint32_t i = 0; n_seeds / LATE_SHARE >= 10 && i < CN_SELECT_FLAVOURS; i++)
+        assert_true(seen.recorded[i] > n_seeds);
 }
 
 /* Recorded steps have padding rows, also when --max-num-batched-tokens has no tokens for them. */

@@ -1,7 +1,8 @@
 /* test_engine_cuda.c - the whole engine on a GPU with the bundled checkpoint: its tokens compared
  * with the CPU's and with a second run; the same tokens in any batch under --batch-invariant, also
- * for a request that was in the swap space; its memory compared with the plan. Without a GPU only
- * the refusals are tested. */
+ * for a request that was in the swap space; the same tokens with every selector, whether steps run
+ * from graphs or op by op; its memory compared with the plan. Without a GPU only the refusals are
+ * tested. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,6 +11,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "compress/selector.h"
 #include "engine/engine_state.h"
 #include "engine/offline/audit.h"
 #include "tests/lib/run_engine.h"
@@ -283,6 +285,64 @@ static void a_swapped_request_continues_unchanged(void **state)
     close_talk(&moved);
 }
 
+enum { N_SELECTING = CN_N_SELECTORS + 1, SELECT_OUTPUT = 120, TLS_OUTPUT = 60 };
+
+#define SELECT_OPTIONS                                                                             \
+    CUDA, "batch-invariant", "true", "block-size", "64", "kv-policies", "full,zip",                \
+        "kv-selectors", "oracle,quest,ds,tls,spade,last,random", "select-tokens", "128",           \
+        "select-tiles", "4", "kv-budget", "128", "select-dense-layers", "1"
+
+/* Request i has selector i; the last one compresses instead. Requests with two stages end first. */
+static void ask_selecting(talk *t, uint32_t i)
+{
+    enum { STORY = 7 };
+    cn_message m;
+    cn_request_params p = params_of(t, i % PER_TASK * N_TASKS + STORY, &m);
+    p.kv.policy = i == CN_N_SELECTORS ? CN_KV_ZIP : CN_KV_FULL;
+    p.kv.select = i == CN_N_SELECTORS ? CN_SELECT_NONE : (cn_kv_select)i;
+    p.kv.select_tokens = 64;
+    p.kv.select_tiles = 3;
+    p.sampling.max_tokens = p.kv.select == CN_SELECT_TLS ? TLS_OUTPUT : SELECT_OUTPUT;
+    p.sampling.ignore_eos = true;
+    assert_int_equal(cn_engine_submit(t->engine, &p, keep, &t->said[i], NULL), CN_OK);
+}
+
+/* Runs all requests and counts steps that ran from a graph, by flavour. */
+static void ask_all_selecting(talk *t, uint32_t recorded[CN_SELECT_FLAVOURS])
+{
+    for (uint32_t i = 0; i < N_SELECTING; i++) ask_selecting(t, i);
+    for (bool idle = false; !idle;) {
+        if (cn_engine_step(t->engine, &idle) != CN_OK) fail_msg("%s", cn_last_error());
+        const cn_step_shape shape = t->engine->last_shape;
+        recorded[shape.flavour] += shape.rows > 0;
+    }
+}
+
+/* A batch with every selector, full KV and zip. */
+static void steps_that_select_are_the_same_op_by_op(void **state)
+{
+    (void)state;
+    if (no_gpu) skip();
+    talk graphs, eager;
+    cn_stats s;
+    uint32_t recorded[CN_SELECT_FLAVOURS] = {0}, none[CN_SELECT_FLAVOURS] = {0};
+    open_talk(&graphs, (const char *[]){SELECT_OPTIONS, NULL});
+    ask_all_selecting(&graphs, recorded);
+    cn_engine_stats(graphs.engine, &s);
+    print_message("    %llu selecting steps of requests; steps from graphs: %u plain, %u of one "
+                  "stage, %u of two\n",
+                  (unsigned long long)s.selected_steps, recorded[CN_SELECT_PLAIN],
+                  recorded[CN_SELECT_ONE_STAGE], recorded[CN_SELECT_TWO_STAGES]);
+    assert_true(recorded[CN_SELECT_ONE_STAGE] > 10 && recorded[CN_SELECT_TWO_STAGES] > 10);
+    close_engine(&graphs);
+    open_talk(&eager, (const char *[]){SELECT_OPTIONS, "enforce-eager", "true", NULL});
+    ask_all_selecting(&eager, none);
+    for (uint32_t i = 0; i < CN_SELECT_FLAVOURS; i++) assert_int_equal(none[i], 0);
+    for (uint32_t i = 0; i < N_SELECTING; i++) assert_same(&graphs, &eager, i);
+    close_talk(&graphs);
+    close_talk(&eager);
+}
+
 static void memory_is_as_planned(void **state)
 {
     (void)state;
@@ -335,6 +395,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_run_repeats_itself),
         cmocka_unit_test(batch_composition_changes_nothing),
         cmocka_unit_test(a_swapped_request_continues_unchanged),
+        cmocka_unit_test(steps_that_select_are_the_same_op_by_op),
         cmocka_unit_test(memory_is_as_planned),
         cmocka_unit_test(faults_end_in_one_line),
     };

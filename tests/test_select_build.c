@@ -22,6 +22,7 @@ typedef struct rig {
     cn_seq seqs[MAX_ROWS];
     cn_plan_row rows[MAX_ROWS];
     cn_plan plan;
+    uint32_t selectors; /* declared */
     cn_select_builder b;
     char *memory;
 } rig;
@@ -70,8 +71,9 @@ static void open_builder(rig *r, uint32_t room)
     r->memory = aligned_alloc(64, cn_round_up(bytes, 64));
     assert_non_null(r->memory);
     memset(r->memory, UNTOUCHED, bytes);
-    assert_int_equal(
-        cn_select_builder_init(&r->b, MAX_ROWS, r->block, room, SEED, r->memory), CN_OK);
+    const cn_select_builder_opts o = {.max_rows = MAX_ROWS, .block_tokens = r->block, .room = room,
+                                      .seed = SEED, .selectors = r->selectors};
+    assert_int_equal(cn_select_builder_init(&r->b, &o, r->memory), CN_OK);
 }
 
 static void close_builder(rig *r)
@@ -112,21 +114,28 @@ static bool check_row(const rig *r, uint32_t i)
     return true;
 }
 
-static void check_counts(const rig *r)
+/* Every row is right. Returns whether some row attends to a list. */
+static bool check_rows(const rig *r)
+{
+    bool listed = false;
+    for (uint32_t i = 0; i < r->plan.n_decode; i++) listed |= check_row(r, i);
+    return listed;
+}
+
+/* A step op by op launches what its rows need. */
+static void check_launches(const rig *r)
 {
     const cn_select_view *v = &r->b.view;
-    uint32_t n_listed = 0, n_predicted = 0, n_active[CN_SELECT_STAGES] = {0};
+    bool dense = false, predicts = false, active[CN_SELECT_STAGES] = {0};
     for (uint32_t i = 0; i < r->plan.n_decode; i++) {
-        n_listed += check_row(r, i);
-        n_predicted += v->ring_slots[i] != CN_NO_SLOT;
-        for (uint32_t k = 0; k < CN_SELECT_STAGES; k++)
-            n_active[k] += v->stage[k].stage[i].active;
+        dense |= v->dense_len[i] > 0;
+        predicts |= v->ring_slots[i] != CN_NO_SLOT;
+        for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) active[k] |= v->stage[k].stage[i].active;
     }
-    assert_int_equal(v->n_listed, n_listed);
-    assert_int_equal(v->n_dense, r->plan.n_decode - n_listed);
-    assert_int_equal(v->n_predicted, n_predicted);
+    assert_int_equal(v->runs_dense, dense);
+    assert_int_equal(v->runs_predict, predicts);
     for (uint32_t k = 0; k < CN_SELECT_STAGES; k++)
-        assert_int_equal(v->stage[k].n_active, n_active[k]);
+        assert_int_equal(v->stage[k].runs, active[k]);
 }
 
 /* Ranges follow each other and hold all decode rows. In a range the candidates of a stage lie
@@ -156,6 +165,39 @@ static void check_ranges(const rig *r, uint32_t room)
     assert_int_equal(next, r->plan.n_decode);
 }
 
+/* Returns the flavour that the rows need, and whether they fit. */
+static cn_select_flavour flavour_of(const rig *r, uint32_t room, bool *fits)
+{
+    bool listed = false, tiles = false;
+    uint64_t n[CN_SELECT_STAGES] = {0};
+    for (uint32_t i = 0; i < r->plan.n_decode; i++) {
+        const cn_plan_row *row = &r->rows[i];
+        const cn_select_span s = cn_select_span_at(&row->seq->kv, row->seq->n_prompt,
+                                                   row->first_pos, r->block);
+        listed |= s.listed;
+        tiles |= s.listed && row->seq->kv.select == CN_SELECT_TLS;
+        for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) n[k] += s.n[k];
+    }
+    *fits = n[0] <= room && n[1] <= room;
+    return tiles ? CN_SELECT_TWO_STAGES : listed ? CN_SELECT_ONE_STAGE : CN_SELECT_PLAIN;
+}
+
+/* Draws a plan with decode rows of any selector, then rows of prompts, which are rows of the step
+ * but not of selection. */
+static void draw_plan(rig *r, uint64_t seed)
+{
+    r->rng = (test_rng){seed};
+    r->block = 64U << below(r, 3);
+    r->selectors = (1U << CN_N_SELECTORS) - 1;
+    const uint32_t n = 1 + below(r, MAX_ROWS), n_decode = 1 + below(r, n);
+    for (uint32_t i = 0; i < n; i++) draw_row(r, i, (cn_kv_select)below(r, CN_N_SELECTORS));
+    for (uint32_t i = n_decode; i < n; i++)
+        r->rows[i].first_pos = r->rows[i].first_slot = 0, r->rows[i].n_new = 5;
+    r->plan = (cn_plan){.rows = r->rows, .n_rows = n, .n_decode = n_decode};
+}
+
+static const cn_step_shape op_by_op;
+
 static void rows_and_ranges_are_right_for_drawn_plans(void **state)
 {
     (void)state;
@@ -163,23 +205,24 @@ static void rows_and_ranges_are_right_for_drawn_plans(void **state)
     assert_non_null(r);
     uint32_t n_built = 0, n_split = 0, n_dense_between = 0;
     for (uint64_t seed = 1; seed <= 300; seed++) {
-        r->rng = (test_rng){seed};
-        r->block = 64U << below(r, 3);
-        const uint32_t n = 1 + below(r, MAX_ROWS), n_decode = 1 + below(r, n);
-        for (uint32_t i = 0; i < n; i++)
-            draw_row(r, i, (cn_kv_select)below(r, CN_N_SELECTORS));
-        for (uint32_t i = n_decode; i < n; i++) /* of prompts: rows of the step, not of selection */
-            r->rows[i].first_pos = r->rows[i].first_slot = 0, r->rows[i].n_new = 5;
-        r->plan = (cn_plan){.rows = r->rows, .n_rows = n, .n_decode = n_decode};
+        draw_plan(r, seed);
         const uint32_t room = most_candidates(r) + below(r, 3 * CONTEXT);
         open_builder(r, room);
-        if (cn_select_build(&r->b, &r->plan, r->memory)) {
+        bool fits, fits_as_told;
+        const cn_select_flavour flavour = flavour_of(r, room, &fits);
+        assert_int_equal(cn_select_flavour_of(&r->plan, r->block, room, &fits_as_told), flavour);
+        assert_int_equal(fits_as_told, fits);
+        const bool built = cn_select_build(&r->b, &r->plan, op_by_op, r->memory);
+        assert_int_equal(built, flavour != CN_SELECT_PLAIN);
+        if (built) {
             const cn_select_view *v = &r->b.view;
-            check_counts(r);
+            assert_true(check_rows(r));
+            check_launches(r);
             check_ranges(r, room);
+            assert_int_equal(v->n_ranges == 1, fits);
             n_built++;
             n_split += v->n_ranges > 1;
-            for (uint32_t i = 1; i + 1 < n_decode; i++)
+            for (uint32_t i = 1; i + 1 < r->plan.n_decode; i++)
                 n_dense_between += v->dense_len[i] > 0 && v->lengths[i - 1] > 0 &&
                                    v->lengths[i + 1] > 0;
         }
@@ -187,6 +230,74 @@ static void rows_and_ranges_are_right_for_drawn_plans(void **state)
     }
     assert_true(n_built > 200 && n_split > 100 && n_dense_between > 100);
     free(r);
+}
+
+/* A padding row attends to nothing, predicts nothing and is active in no stage. */
+static void check_padding(const rig *r, uint32_t row)
+{
+    const cn_select_view *v = &r->b.view;
+    assert_int_equal(v->dense_len[row] | v->lengths[row] | v->list_len[row], 0);
+    assert_int_equal(v->ring_slots[row], CN_NO_SLOT);
+    for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) {
+        assert_int_equal(v->stage[k].stage[row].active, 0);
+        assert_int_equal(v->stage[k].n[row], 0);
+    }
+}
+
+/* A step of a shape launches the same ops whatever its rows are, also with none. */
+static void a_shape_fixes_what_is_launched(void **state)
+{
+    (void)state;
+    rig *r = calloc(1, sizeof *r);
+    assert_non_null(r);
+    uint32_t n_built[CN_SELECT_FLAVOURS] = {0};
+    for (uint64_t seed = 1; seed <= 200; seed++) {
+        draw_plan(r, seed);
+        if (seed % 4 == 0) r->plan.n_decode = 0;
+        r->plan.n_rows = r->plan.n_decode;
+        const bool predicts = seed % 3 > 0;
+        const uint32_t room = MAX_ROWS * CONTEXT;
+        bool fits;
+        const cn_select_flavour need = flavour_of(r, room, &fits);
+        const uint32_t more = below(r, CN_SELECT_FLAVOURS - need);
+        const cn_step_shape shape = {r->plan.n_rows + below(r, MAX_ROWS - r->plan.n_rows + 1),
+                                     (cn_select_flavour)(need + more)};
+        if (shape.rows == 0) continue;
+        if (!predicts) r->selectors &= ~(1U << CN_SELECT_SPADE | 1U << CN_SELECT_LAST);
+        open_builder(r, room);
+        const bool built = cn_select_build(&r->b, &r->plan, shape, r->memory);
+        assert_int_equal(built, shape.flavour != CN_SELECT_PLAIN);
+        n_built[shape.flavour]++;
+        const cn_select_view *v = &r->b.view;
+        if (built) {
+            check_rows(r);
+            for (uint32_t i = r->plan.n_rows; i < shape.rows; i++) check_padding(r, i);
+            assert_int_equal(v->n_ranges, 1);
+            assert_int_equal(v->ranges[0].start, 0);
+            assert_int_equal(v->ranges[0].end, shape.rows);
+            assert_true(v->runs_dense && v->stage[1].runs);
+            assert_int_equal(v->runs_predict, predicts);
+            assert_int_equal(v->stage[0].runs, shape.flavour == CN_SELECT_TWO_STAGES);
+        }
+        close_builder(r);
+    }
+    for (uint32_t i = 0; i < CN_SELECT_FLAVOURS; i++) assert_true(n_built[i] > 5);
+    free(r);
+}
+
+static void flavours_are_those_of_the_declared_selectors(void **state)
+{
+    (void)state;
+    const uint32_t plain = 1U << CN_SELECT_PLAIN, one = 1U << CN_SELECT_ONE_STAGE;
+    const uint32_t two = 1U << CN_SELECT_TWO_STAGES, tls = 1U << CN_SELECT_TLS;
+    assert_int_equal(cn_select_flavours(0), plain);
+    assert_int_equal(cn_select_flavours(1U << CN_SELECT_NONE), plain);
+    assert_int_equal(cn_select_flavours(1U << CN_SELECT_NONE | tls), plain | two);
+    for (uint32_t i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
+        if (i == CN_SELECT_TLS) continue;
+        assert_int_equal(cn_select_flavours(1U << i), plain | one);
+        assert_int_equal(cn_select_flavours(1U << i | tls), plain | one | two);
+    }
 }
 
 static void a_step_without_lists_writes_nothing(void **state)
@@ -200,16 +311,14 @@ static void a_step_without_lists_writes_nothing(void **state)
     r->rows[1].first_pos = r->rows[1].first_slot = r->seqs[1].n_prompt = 20;
     r->plan = (cn_plan){.rows = r->rows, .n_rows = 2, .n_decode = 2};
     open_builder(r, CONTEXT);
-    assert_false(cn_select_any_listed(&r->plan, r->block));
-    assert_false(cn_select_build(&r->b, &r->plan, r->memory));
-    assert_int_equal(r->b.view.n_listed, 0);
+    assert_false(cn_select_build(&r->b, &r->plan, op_by_op, r->memory));
     for (size_t i = 0; i < cn_select_bytes(MAX_ROWS); i++)
         assert_int_equal((unsigned char)r->memory[i], UNTOUCHED);
     r->rows[1].first_pos = r->rows[1].first_slot = 2000;
-    assert_true(cn_select_any_listed(&r->plan, r->block));
-    assert_true(cn_select_build(&r->b, &r->plan, r->memory));
-    check_counts(r);
-    assert_int_equal(r->b.view.n_dense, 1);
+    assert_true(cn_select_build(&r->b, &r->plan, op_by_op, r->memory));
+    assert_true(check_rows(r));
+    check_launches(r);
+    assert_true(r->b.view.runs_dense);
     close_builder(r);
     free(r);
 }
@@ -270,6 +379,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_and_ranges_are_right_for_drawn_plans),
+        cmocka_unit_test(a_shape_fixes_what_is_launched),
+        cmocka_unit_test(flavours_are_those_of_the_declared_selectors),
         cmocka_unit_test(a_step_without_lists_writes_nothing),
         cmocka_unit_test(the_room_is_bounded_and_holds_a_row),
         cmocka_unit_test(tiles_are_those_that_the_rows_complete),

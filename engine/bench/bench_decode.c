@@ -160,12 +160,12 @@ static cn_status time_batch(decode *d, uint32_t batch, json_t *rows)
     CN_TRY(start_batch(d, batch, c->resident - lead));
     cn_engine_stats(d->b->engine, &after);
     double first_s, last_s; /* replay times before and after the timed steps */
-    CN_TRY(cn_engine_replay_time(d->b->engine, batch, steps, &first_s));
+    CN_TRY(cn_engine_replay_time(d->b->engine, steps, &first_s));
     CN_TRY(run_batch(d, batch, REFILL_STEPS));
     const double began_s = cn_now_s();
     CN_TRY(run_batch(d, batch, steps));
     batch_time t = {.batch = batch, .step_s = (cn_now_s() - began_s) / steps};
-    CN_TRY(cn_engine_replay_time(d->b->engine, batch, steps, &last_s));
+    CN_TRY(cn_engine_replay_time(d->b->engine, steps, &last_s));
     const double middle = (REFILL_STEPS + steps / 2.0) / (REFILL_STEPS + steps);
     t.replay_s = first_s + middle * (last_s - first_s);
     /* Requests that decoded while others' prompts were computed hold more tokens. */
