@@ -40,8 +40,9 @@ typedef struct cn_away_span {
 cn_away_span cn_away_span_of(const cn_kv_params *kv, uint32_t home_len, uint32_t block_tokens);
 
 /* Checks kv.home against policy and selector, and completes the parameters: policy `full` with an
- * away home becomes `window` with cn_away_budget. select_tokens is rounded up to a block. Call
- * before cn_policy_check and cn_selector_check. CN_ERR_ARG names field, value and the way out. */
+ * away home becomes `window` with cn_away_budget. Call before cn_selector_check, which rounds
+ * select_tokens and sink_tokens up, and cn_policy_check. CN_ERR_ARG names field, value and the way
+ * out. */
 cn_status cn_away_check(cn_kv_params *kv, uint32_t block_tokens);
 
 #endif

@@ -2,12 +2,10 @@
  * selector.h; DESIGN.md §6. */
 #include "compress/selector.h"
 
+#include "compress/away.h"
 #include "compress/policy.h"
 
-/* Tokens that the window policy keeps beside the sinks where the full KV lies elsewhere: one block,
- * at least this many. Selectors that predict follow that arithmetic on every home, so that their
- * lists do not depend on it (DESIGN.md §6.5). */
-enum { AWAY_BUDGET_TOKENS = 128, LIST_ALIGN = 16 };
+enum { LIST_ALIGN = 16 };
 
 static const cn_selector table[CN_N_SELECTORS] = {
     [CN_SELECT_NONE] = {.name = "none", .summary = "all tokens", .params = "", .source = ""},
@@ -34,6 +32,7 @@ static const cn_selector table[CN_N_SELECTORS] = {
                        .source = "AsyncTLS",
                        .entry_tokens = 1,
                        .has_tiles = true,
+                       .away = true,
                        .planes = 1U << CN_PLANE_LABELS | 1U << CN_PLANE_SCALES |
                                  1U << CN_PLANE_BOUNDS_64},
     [CN_SELECT_SPADE] = {.name = "spade",
@@ -43,6 +42,7 @@ static const cn_selector table[CN_N_SELECTORS] = {
                          .source = "AsyncSpade",
                          .entry_tokens = 1,
                          .predicts = true,
+                         .away = true,
                          .planes = 1U << CN_PLANE_LABELS | 1U << CN_PLANE_SCALES},
     [CN_SELECT_LAST] = {.name = "last",
                         .summary = "tokens by the query of the step before",
@@ -50,6 +50,7 @@ static const cn_selector table[CN_N_SELECTORS] = {
                         .source = "baseline",
                         .entry_tokens = 1,
                         .predicts = true,
+                        .away = true,
                         .planes = 1U << CN_PLANE_LABELS | 1U << CN_PLANE_SCALES},
     [CN_SELECT_RANDOM] = {.name = "random",
                           .summary = "random tokens",
@@ -85,23 +86,19 @@ cn_selector_needs cn_selectors_need(uint32_t selectors)
 
 /* ---- checks ---- */
 
-/* Tokens that the paired form keeps by policy. */
-static uint32_t away_budget(uint32_t block_tokens)
-{
-    return (uint32_t)cn_round_up(AWAY_BUDGET_TOKENS, block_tokens);
-}
-
 static cn_status check_past(const cn_kv_params *kv, uint32_t block_tokens)
 {
-    if (kv->sink_tokens < away_budget(block_tokens)) return CN_OK;
+    if (kv->sink_tokens < cn_away_budget(block_tokens)) return CN_OK;
     return cn_fail(CN_ERR_ARG, "kv sinks of %u tokens: selector %s expects fewer than %u",
-                   kv->sink_tokens, table[kv->select].name, away_budget(block_tokens));
+                   kv->sink_tokens, table[kv->select].name, cn_away_budget(block_tokens));
 }
 
 static cn_status check_tiles(const cn_kv_params *kv)
 {
     const uint64_t ranked = (uint64_t)kv->select_tiles * CN_DIGEST_TILE;
-    const uint64_t needed = (uint64_t)kv->select_tokens + kv->sink_tokens;
+    /* Away, the sinks are in the policy's blocks. */
+    const uint32_t sinks = kv->home == CN_HOME_DEVICE ? kv->sink_tokens : 0;
+    const uint64_t needed = (uint64_t)kv->select_tokens + sinks;
     if (ranked >= needed) return CN_OK;
     return cn_fail(CN_ERR_ARG,
                    "kv select_tiles of %u: the %llu tokens of these tiles are fewer than the %llu "
@@ -124,6 +121,14 @@ static cn_status check_enums(const cn_kv_params *kv)
     return CN_OK;
 }
 
+/* Whether the selector reads more queries of the past than the newest. */
+static bool reads_window(const cn_kv_params *kv)
+{
+    if (kv->select == CN_SELECT_SPADE) return true;
+    return table[kv->select].has_tiles && kv->home != CN_HOME_DEVICE &&
+           kv->select_query != CN_QUERY_LAST;
+}
+
 /* 1 to `most`, which the option of that name sets for the engine. */
 static cn_status check_most(const char *field, const char *option, uint32_t value, uint32_t most)
 {
@@ -139,10 +144,12 @@ cn_status cn_selector_check(cn_kv_params *kv, uint32_t block_tokens, const cn_kv
                        (unsigned)kv->select);
     if (kv->select == CN_SELECT_NONE) return CN_OK;
     const cn_selector *row = &table[kv->select];
-    if (kv->policy != CN_KV_FULL)
+    const bool away = kv->home != CN_HOME_DEVICE;
+    if (kv->policy != CN_KV_FULL && !away)
         return cn_fail(CN_ERR_ARG,
                        "kv select %s with kv policy %s: expected policy full, because an evicted "
-                       "token cannot be selected; change one of the two",
+                       "token cannot be selected; change one of the two, or set kv home to peer "
+                       "or host, where all tokens are kept",
                        row->name, cn_kv_policy_name(kv->policy));
     CN_TRY(check_enums(kv));
     CN_TRY(check_most("select_tokens", "select-tokens", kv->select_tokens, most->select_tokens));
@@ -151,14 +158,17 @@ cn_status cn_selector_check(cn_kv_params *kv, uint32_t block_tokens, const cn_kv
                        "kv sinks of %u tokens with selector %s: expected at most %u; raise "
                        "--kv-sinks for more",
                        kv->sink_tokens, row->name, most->sink_tokens);
-    if (kv->select == CN_SELECT_SPADE)
+    if (reads_window(kv))
         CN_TRY(check_most("select_window", "select-window", kv->select_window,
                           most->select_window));
     if (row->has_tiles)
         CN_TRY(check_most("select_tiles", "select-tiles", kv->select_tiles, most->select_tiles));
-    const uint32_t align = row->predicts ? block_tokens : (uint32_t)LIST_ALIGN;
+    const uint32_t align = row->predicts || away ? block_tokens : (uint32_t)LIST_ALIGN;
     kv->select_tokens = (uint32_t)cn_round_up(kv->select_tokens, align);
-    if (row->predicts) return check_past(kv, block_tokens);
+    /* A tile that has a sink would be no candidate. */
+    if (row->has_tiles && away)
+        kv->sink_tokens = (uint32_t)cn_round_up(kv->sink_tokens, CN_DIGEST_TILE);
+    if (row->predicts) return away ? CN_OK : check_past(kv, block_tokens);
     if (kv->recent_tokens > UINT32_MAX / 2)
         return cn_fail(CN_ERR_ARG, "kv recent_tokens %u: expected at most %u", kv->recent_tokens,
                        UINT32_MAX / 2);
@@ -199,20 +209,23 @@ static cn_sel_stage token_stage(const cn_kv_params *kv)
     return st;
 }
 
-/* First token behind the candidates of a selector that predicts; 0: there are none yet. The
- * candidates are the tokens that lie elsewhere in the paired form since the request's last event:
- * an event comes when a block fills, and the list of a step follows the events before the previous
- * step. The first list is made at the first event. */
+/* First token behind the candidates of a selector that predicts; 0: there are none yet. They are
+ * those of the same request with policy `window` and its KV elsewhere: an event comes when a block
+ * fills, and the list of a step follows the events before the previous step. The first list is made
+ * at the first event. */
 static uint32_t past_end(const cn_kv_params *kv, uint32_t n_prompt, uint32_t position,
                          uint32_t block_tokens)
 {
-    const uint32_t budget = away_budget(block_tokens);
-    const uint32_t n_max =
-        (uint32_t)cn_ceil_div(kv->select_tokens, block_tokens) + budget / block_tokens + 1;
+    cn_kv_params away = *kv;
+    away.home = CN_HOME_PEER;
+    away.policy = CN_KV_WINDOW;
+    away.budget_tokens = cn_away_budget(block_tokens);
+    const uint32_t n_max = cn_away_n_max(&away, block_tokens);
     const uint32_t first = cn_policy_first_trigger(n_max, n_prompt, block_tokens);
     if (position < first) return 0;
     const uint32_t since = position > first ? (position - 1 - first) / block_tokens : 0;
-    return first + since * block_tokens - (budget - kv->sink_tokens);
+    const cn_away_span s = cn_away_span_of(&away, first + since * block_tokens, block_tokens);
+    return s.base + s.n;
 }
 
 /* First token behind the candidates of the other selectors: recent_tokens before the last tile that
@@ -228,7 +241,8 @@ cn_select_span cn_select_span_at(const cn_kv_params *kv, uint32_t n_prompt, uint
 {
     const cn_selector *row = cn_selector_of(kv->select);
     const cn_select_span dense = {0};
-    if (kv->select == CN_SELECT_NONE || position < n_prompt) return dense;
+    if (kv->select == CN_SELECT_NONE || kv->home != CN_HOME_DEVICE || position < n_prompt)
+        return dense;
     const uint32_t base = (uint32_t)cn_round_up(kv->sink_tokens, row->entry_tokens);
     const uint32_t tail =
         row->predicts ? past_end(kv, n_prompt, position, block_tokens) : present_end(kv, position);
@@ -250,11 +264,18 @@ cn_select_span cn_select_span_at(const cn_kv_params *kv, uint32_t n_prompt, uint
 
 uint32_t cn_selector_ring_rows(const cn_kv_params *kv)
 {
-    if (!cn_selector_of(kv->select)->predicts) return 0;
-    return (kv->select == CN_SELECT_SPADE ? kv->select_window : 1) + 1;
+    const cn_selector *row = cn_selector_of(kv->select);
+    if (!row->predicts && !(row->away && kv->home != CN_HOME_DEVICE)) return 0;
+    return (reads_window(kv) ? kv->select_window : 1) + 1;
 }
 
 uint32_t cn_ring_rows(const cn_kv_params *kv)
 {
     return cn_policy_needs_slot(kv) ? kv->window_tokens : cn_selector_ring_rows(kv);
+}
+
+bool cn_kv_needs_slot(const cn_kv_params *kv)
+{
+    return cn_policy_needs_slot(kv) ||
+           (kv->home != CN_HOME_DEVICE && cn_selector_ring_rows(kv) > 0);
 }

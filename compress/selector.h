@@ -22,6 +22,7 @@ typedef struct cn_selector {
     uint32_t entry_tokens; /* of a list: 1 or 16 */
     bool has_tiles;        /* a stage over tiles comes first */
     bool predicts;         /* ranks by a query of the past: needs a ring, and candidates lag */
+    bool away;             /* can rank for a home elsewhere (away.h): needs a ring there */
     uint32_t planes;       /* digest planes of a block: bit i is cn_block_plane i */
 } cn_selector;
 
@@ -37,14 +38,15 @@ typedef struct cn_selector_needs {
 } cn_selector_needs;
 cn_selector_needs cn_selectors_need(uint32_t selectors);
 
-/* Checks the selection parameters and rounds select_tokens and recent_tokens up. `most` is the
- * engine's default: a request's select_tokens, select_tiles, select_window and, with a selector,
- * sink_tokens must not exceed it. CN_ERR_ARG names field, value and limit. */
+/* Checks the selection parameters and rounds select_tokens, recent_tokens and, for tiles of a home
+ * elsewhere, sink_tokens up. `most` is the engine's default: a request's select_tokens,
+ * select_tiles, select_window and, with a selector, sink_tokens must not exceed it. Call before
+ * cn_policy_check. CN_ERR_ARG names field, value and limit. */
 cn_status cn_selector_check(cn_kv_params *kv, uint32_t block_tokens, const cn_kv_params *most);
 
 /* What a decode step does for a sequence. */
 typedef struct cn_select_span {
-    bool listed; /* false: the step attends to all tokens, and nothing below is set */
+    bool listed; /* false: the step attends to all resident tokens, and nothing below is set */
     cn_sel_stage stage[CN_SELECT_STAGES]; /* stage 0: tiles, active only for has_tiles */
     uint32_t n[CN_SELECT_STAGES], base[CN_SELECT_STAGES], k[CN_SELECT_STAGES];
     uint32_t n_forced; /* first tokens, always in the list */
@@ -59,6 +61,10 @@ cn_select_span cn_select_span_at(const cn_kv_params *kv, uint32_t n_prompt, uint
 
 /* Rows of the ring of recent queries that a request needs: W + 1; 0 without a ring. */
 uint32_t cn_selector_ring_rows(const cn_kv_params *kv);
+
+/* Returns true when a request needs a query slot together with its reservation: its policy observes
+ * queries, or exchanges with its home read a ring of queries. */
+bool cn_kv_needs_slot(const cn_kv_params *kv);
 
 /* Rows of a query slot that a request uses as a ring: the query of position p is in row p modulo
  * this number. They are the observation window of its policy or the ring of its selector. 0: the

@@ -109,8 +109,8 @@ typedef struct seq_shape {
 /* Checks the policy and the selector against the engine's limits and rounds their sizes up. */
 static cn_status check_kv(const cn_sched_opts *o, cn_kv_params *kv)
 {
-    CN_TRY(cn_policy_check(kv, o->block_tokens, o->window_tokens));
     CN_TRY(cn_selector_check(kv, o->block_tokens, &o->select_most));
+    CN_TRY(cn_policy_check(kv, o->block_tokens, o->window_tokens));
     if (cn_policy_needs_slot(kv) && o->n_query_slots == 0)
         return cn_fail(CN_ERR_ARG,
                        "kv policy %s needs query slots, but the engine has none; declare the "
