@@ -406,7 +406,7 @@ typedef struct cn_select_args {
 
 enum { CN_MAX_SELECT_WINDOW = 64 };
 
-/* ---- exchange (DESIGN.md §7): which tokens of the home space lie in a sequence's exchange area ----
+/* ---- exchange (DESIGN.md §7): which tokens of the home space lie in an exchange area ----
  * An entry is a token or a tile of 64. Unit (s, l, h) has k[s] entries in its area; entry e is the
  * slots [e * entry tokens, (e + 1) * entry tokens) of the sequence's table. */
 typedef struct cn_move {
@@ -420,7 +420,8 @@ typedef struct cn_move {
  * first. The first min(cap[s], newcomers) newcomers replace the first victims: `chosen` is updated
  * in place and the pairs are written to `moves`. n_missed counts the other newcomers. With `fill`
  * the area is empty before: entry i receives the i-th wanted candidate in ascending order of
- * position, and cap is not read. There are always at least k[s] candidates that are not held. */
+ * position, and cap is not read. There are always at least k[s] candidates that are not held, and
+ * no entry of an area is held. */
 typedef struct cn_exchange_args {
     const uint16_t *score;            /* output of `score` */
     const uint32_t *first, *n, *base; /* [S] as in cn_score_args */

@@ -101,6 +101,8 @@ CPU_OP(digest, cn_cpu_digest)
 CPU_OP(predict, cn_cpu_predict)
 CPU_OP(score, cn_cpu_score)
 CPU_OP(select, cn_cpu_select)
+CPU_OP(exchange, cn_cpu_exchange)
+CPU_OP(fetch, cn_cpu_fetch)
 CPU_OP(silu_mul, cn_cpu_silu_mul)
 CPU_OP(gather, cn_cpu_gather)
 
@@ -214,6 +216,8 @@ static const cn_backend CPU_TABLE = {
     .predict = enqueue_predict,
     .score = enqueue_score,
     .select = enqueue_select,
+    .exchange = enqueue_exchange,
+    .fetch = enqueue_fetch,
     .silu_mul = enqueue_silu_mul,
     .gather = enqueue_gather,
     .sample_scratch_bytes = sample_scratch_bytes,

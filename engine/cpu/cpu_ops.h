@@ -16,6 +16,7 @@ enum {
     CN_CPU_MAX_STREAMS = 8, /* threaded streams that exist at once */
     CN_CPU_MAX_HEAD_DIM = 256,
     CN_CPU_MAX_TILE = 64, /* tokens; the KV layout's tile */
+    CN_CPU_MARKED = 1 << 15, /* candidates that exchange marks at once */
     CN_CPU_ATTN_ROWS = 64 /* query rows that share one pass over keys and values */
 };
 
@@ -32,10 +33,12 @@ typedef struct cn_cpu_attn_scratch {
     float gathered[2 * CN_CPU_MAX_TILE * CN_CPU_MAX_HEAD_DIM];
 } cn_cpu_attn_scratch;
 
-/* Working memory of one thread in predict: recent queries of a head, and their Gram matrix. */
+/* Working memory of one thread in predict (recent queries of a head, and their Gram matrix) and in
+ * exchange (a bit for each of some candidates). */
 typedef struct cn_cpu_select_scratch {
     float rows[(CN_MAX_SELECT_WINDOW + 1) * CN_CPU_MAX_HEAD_DIM];
     double factor[CN_MAX_SELECT_WINDOW * CN_MAX_SELECT_WINDOW];
+    uint64_t held[CN_CPU_MARKED / 64], chosen[CN_CPU_MARKED / 64];
 } cn_cpu_select_scratch;
 
 typedef struct cn_cpu_gemm cn_cpu_gemm;
@@ -83,6 +86,8 @@ cn_status cn_cpu_digest(cn_stream *s, const cn_digest_args *a);
 cn_status cn_cpu_predict(cn_stream *s, const cn_predict_args *a);
 cn_status cn_cpu_score(cn_stream *s, const cn_score_args *a);
 cn_status cn_cpu_select(cn_stream *s, const cn_select_args *a);
+cn_status cn_cpu_exchange(cn_stream *s, const cn_exchange_args *a);
+cn_status cn_cpu_fetch(cn_stream *s, const cn_fetch_args *a);
 cn_status cn_cpu_silu_mul(cn_stream *s, const cn_silu_mul_args *a);
 cn_status cn_cpu_gather(cn_stream *s, const cn_gather_args *a);
 cn_status cn_cpu_copy_blocks(cn_stream *s, const cn_copy_args *a);
