@@ -349,8 +349,16 @@ static void every_score_agrees_with_its_reference(void **state)
     }
 }
 
-/* Target slot i of (layer, head) must hold K, V and P of slot kept[i] of the case, and its new
- * F. */
+/* P of a source slot after the event. */
+static uint32_t new_origin(const golden_case *c, uint64_t row)
+{
+    const uint32_t slot = (uint32_t)(row % c->n);
+    if (c->req.first_event) return slot;
+    return slot < c->req.n_history ? origin_of(c, row) : c->req.position_end - c->n + slot;
+}
+
+/* Target slot i of (layer, head) must hold K and V of slot kept[i] of the case, its position, and
+ * its new F. */
 static void check_moved(const world *w, const golden_case *c, uint32_t layer, uint32_t head,
                         const uint32_t *kept)
 {
@@ -366,7 +374,7 @@ static void check_moved(const world *w, const golden_case *c, uint32_t layer, ui
             if (k[j] != case_key(c, row, j) || v[j] != draw(c->seed, VALUE, row * c->d + j))
                 fail_msg("%s: target slot %u does not hold slot %u", c->name, i, kept[i]);
         size_t side = cn_kv_side(l, layer, block, head, slot);
-        assert_int_equal(w->pools.origin[side], origin_of(c, row));
+        assert_int_equal(w->pools.origin[side], new_origin(c, row));
         float want = global ? f_new[kept[i]] : (draw(c->seed, HISTORY, row) + 1) / 128;
         assert_close(c, "moved global score", &w->pools.score[side], &want, 1, 1e-9);
     }
@@ -553,7 +561,7 @@ static void concentrated_attention_stays_finite(void **state)
     }
     size_t side = cn_kv_side(&w.pools.layout, 0, target[c.req.n_target - 1], 0, c.b - 1);
     uint64_t newest = c.n - 1;
-    assert_int_equal(w.pools.origin[side], origin_of(&c, newest));
+    assert_int_equal(w.pools.origin[side], new_origin(&c, newest));
     world_free(&w);
 }
 

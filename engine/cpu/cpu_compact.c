@@ -83,6 +83,20 @@ static void move_run(const cn_kv_layout *l, head_block dst, uint32_t dst_slot, h
         memmove(dst.origin + dst_slot, src.origin + src_slot, n_rows * sizeof *dst.origin);
 }
 
+/* Writes P of the target slots whose source slots have none: before its first event a request has
+ * no P, later no slot from n_history on has it. */
+static void write_positions(const cn_pools *p, const cn_compress_req *req, uint32_t layer,
+                            uint32_t kv_head, const uint32_t *kept)
+{
+    const uint32_t b = p->layout.block_tokens;
+    const uint32_t first = req->first_event ? 0 : req->position_end - req->n_blocks * b;
+    const uint32_t n_written = req->first_event ? 0 : req->n_history;
+    for (uint32_t i = 0; i < req->n_target * b; i++)
+        if (kept[i] >= n_written)
+            p->origin[cn_kv_side(&p->layout, layer, req->target[i / b], kv_head, i % b)] =
+                first + kept[i];
+}
+
 void cn_cpu_compact(const cn_pools *pools, const cn_compress_req *req, uint32_t layer,
                     uint32_t kv_head, const uint32_t *kept, const cn_cpu_stage *stage,
                     float *stage_mem)
@@ -106,4 +120,5 @@ void cn_cpu_compact(const cn_pools *pools, const cn_compress_req *req, uint32_t 
         move_run(l, in_pool(pools, layer, req->target[dst_block], kv_head), dst_slot, src, src_slot,
                  n_run);
     }
+    if (pools->origin) write_positions(pools, req, layer, kv_head, kept);
 }
