@@ -116,8 +116,10 @@ cn_status cn_backend_cuda_load(cn_backend **out, cn_cuda_backend_opts o)
 
 /* ---- choosing ---- */
 
-cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t selectors)
+cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t selectors,
+                               uint32_t homes)
 {
+    const bool away = homes & ~(1U << CN_HOME_DEVICE);
     const cn_policy_needs needs = cn_policies_need(policies);
     const cn_selector_needs selects = cn_selectors_need(selectors);
     const struct {
@@ -141,6 +143,8 @@ cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t
         {"select", be->select || !selects.any},
         {"digest", be->digest || !selects.planes},
         {"predict", be->predict || !selects.slots},
+        {"exchange", be->exchange || !away},
+        {"fetch", be->fetch || !away},
     };
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
         if (!ops[i].there)
@@ -205,7 +209,8 @@ static cn_status open_cuda(cn_backend **out, const start_sizes *sizes, uint32_t 
     cn_status status = cn_backend_cuda_load(out, o);
     cn_buf_free(&cache);
     CN_TRY(status);
-    status = cn_backend_check_ops(*out, cn_config_policies(c), cn_config_selectors(c));
+    status = cn_backend_check_ops(*out, cn_config_policies(c), cn_config_selectors(c),
+                                  1U << c->kv.home);
     if (status == CN_OK) return CN_OK;
     (*out)->close(*out);
     *out = NULL;

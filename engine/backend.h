@@ -39,10 +39,11 @@ typedef struct cn_cpu_reason {
 } cn_cpu_reason;
 void cn_device_explain_cpu(cn_device_choice *out, const cn_cpu_reason *r);
 
-/* CN_ERR_DEVICE names the first missing op that every model, one of the policies or one of the
- * selectors needs, or the first policy that the backend does not support. Bit i of `policies` is
- * cn_kv_policy i, bit i of `selectors` cn_kv_select i. */
-cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t selectors);
+/* CN_ERR_DEVICE names the first missing op that every model, one of the policies, selectors or
+ * homes needs, or the first policy that the backend does not support. Bit i of `policies` is
+ * cn_kv_policy i, bit i of `selectors` cn_kv_select i, bit i of `homes` cn_kv_home i. */
+cn_status cn_backend_check_ops(const cn_backend *be, uint32_t policies, uint32_t selectors,
+                               uint32_t homes);
 
 /* Loads cinch-cuda.so and opens its backend. Sets base, version and header_sum of the options.
  * Searches the program's folder, its parent, ../lib/cinch, then the paths of the dynamic loader. */

@@ -109,7 +109,7 @@ static cn_status write_rope_tables(cn_model *m, cn_stream *s)
 cn_status cn_model_create(cn_model **out, const cn_model_opts *o)
 {
     *out = NULL;
-    CN_TRY(cn_backend_check_ops(o->backend, 0, 0));
+    CN_TRY(cn_backend_check_ops(o->backend, 0, 0, 0));
     cn_model *m = cn_calloc(1, sizeof *m);
     if (!m) return cn_fail(CN_ERR_MEMORY, "model: out of memory");
     *m = (cn_model){.be = o->backend,

@@ -335,23 +335,31 @@ static void a_missing_op_is_refused_by_name(void **state)
     assert_null(m);
     lacking = *r->be;
     lacking.compress = NULL;
-    assert_int_equal(cn_backend_check_ops(&lacking, 1U << CN_KV_FULL, 0), CN_OK);
-    assert_int_equal(cn_backend_check_ops(&lacking, 1U << CN_KV_ZIP, 0), CN_ERR_DEVICE);
+    assert_int_equal(cn_backend_check_ops(&lacking, 1U << CN_KV_FULL, 0, 0), CN_OK);
+    assert_int_equal(cn_backend_check_ops(&lacking, 1U << CN_KV_ZIP, 0, 0), CN_ERR_DEVICE);
     assert_non_null(strstr(cn_last_error(), "compress"));
     lacking = *r->be;
     lacking.copy_blocks = NULL;
-    assert_int_equal(cn_backend_check_ops(&lacking, 1U << CN_KV_FULL, 0), CN_ERR_DEVICE);
+    assert_int_equal(cn_backend_check_ops(&lacking, 1U << CN_KV_FULL, 0, 0), CN_ERR_DEVICE);
     assert_non_null(strstr(cn_last_error(), "copy_blocks"));
     lacking = *r->be;
     lacking.keeps &= ~(1U << CN_KEEP_BEST);
-    assert_int_equal(cn_backend_check_ops(&lacking, 1U << CN_KV_WINDOW, 0), CN_OK);
-    assert_int_equal(cn_backend_check_ops(&lacking, 1U << CN_KV_ZIP, 0), CN_ERR_DEVICE);
+    assert_int_equal(cn_backend_check_ops(&lacking, 1U << CN_KV_WINDOW, 0, 0), CN_OK);
+    assert_int_equal(cn_backend_check_ops(&lacking, 1U << CN_KV_ZIP, 0, 0), CN_ERR_DEVICE);
     assert_non_null(strstr(cn_last_error(), "policy zip"));
     lacking = *r->be;
     lacking.predict = NULL;
-    assert_int_equal(cn_backend_check_ops(&lacking, 0, 1U << CN_SELECT_DS), CN_OK);
-    assert_int_equal(cn_backend_check_ops(&lacking, 0, 1U << CN_SELECT_LAST), CN_ERR_DEVICE);
+    assert_int_equal(cn_backend_check_ops(&lacking, 0, 1U << CN_SELECT_DS, 0), CN_OK);
+    assert_int_equal(cn_backend_check_ops(&lacking, 0, 1U << CN_SELECT_LAST, 0), CN_ERR_DEVICE);
     assert_non_null(strstr(cn_last_error(), "predict"));
+    lacking = *r->be;
+    lacking.fetch = NULL;
+    assert_int_equal(cn_backend_check_ops(&lacking, 0, 0, 1U << CN_HOME_DEVICE), CN_OK);
+    assert_int_equal(cn_backend_check_ops(&lacking, 0, 0, 1U << CN_HOME_HOST), CN_ERR_DEVICE);
+    assert_non_null(strstr(cn_last_error(), "fetch"));
+    lacking.exchange = NULL;
+    assert_int_equal(cn_backend_check_ops(&lacking, 0, 0, 1U << CN_HOME_PEER), CN_ERR_DEVICE);
+    assert_non_null(strstr(cn_last_error(), "exchange"));
     model_rig_close(r);
 }
 
