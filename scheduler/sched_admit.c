@@ -118,9 +118,10 @@ static bool try_admit(cn_scheduler *s, cn_seq *q, uint32_t budget_tokens)
     bool constrained = cn_seq_needs_hold(q) && !s->o.hybrid;
     if (constrained && !cn_sched_try_grant(s, q)) return false;
     prefix_hit hit;
-    if (!cn_sched_try_ring(s, q)) return false;
-    if (!try_blocks(s, q, budget_tokens, &hit)) {
+    if (!cn_sched_try_ring(s, q) || !cn_sched_try_home(s, q) ||
+        !try_blocks(s, q, budget_tokens, &hit)) {
         cn_sched_release_hold(s, q);
+        cn_sched_release_home(s, q);
         return false;
     }
     q->n_computed = q->n_resident = hit.n_blocks * s->o.block_tokens;
@@ -131,10 +132,10 @@ static bool try_admit(cn_scheduler *s, cn_seq *q, uint32_t budget_tokens)
     return true;
 }
 
-/* Returns the class whose request is admitted next: interactive, unless none waits or the batch
- * floor is reached (DESIGN.md §3.1). A batch request that must yield to an aged request does not
- * block interactive requests, because the aged request may be one of them. A swapped request was
- * admitted before and never yields. */
+/* Returns the class whose turn it is: interactive, unless none waits or the batch floor is reached
+ * (DESIGN.md §3.1). A batch request that must yield to an aged request does not block interactive
+ * requests, because the aged request may be one of them. A swapped request was admitted before and
+ * never yields. */
 static cn_class next_class(const cn_scheduler *s)
 {
     const cn_seq *batch = cn_queue_peek(&s->waiting[CN_CLASS_BATCH]);
@@ -153,7 +154,11 @@ static void count_passing(cn_scheduler *s, cn_class admitted)
 
 cn_seq *cn_sched_admit_next(cn_scheduler *s, uint32_t budget_tokens)
 {
-    const cn_class klass = next_class(s);
+    const cn_seq *first = cn_queue_peek(&s->waiting[CN_CLASS_INTERACTIVE]);
+    cn_class klass = next_class(s);
+    /* Swapped sequences keep their home blocks. The one that lacks them waits until these sequences
+     * have returned and ended. */
+    if (s->swap.queue.n > 0 && first && cn_sched_lacks_home(s, first)) klass = CN_CLASS_BATCH;
     const bool swapped = klass == CN_CLASS_BATCH && s->swap.queue.n > 0;
     cn_queue *waiting = swapped ? &s->swap.queue : &s->waiting[klass];
     cn_seq *q = cn_queue_peek(waiting);
@@ -190,11 +195,14 @@ static bool try_fork(cn_scheduler *s, const cn_seq *leader, cn_seq *q)
     uint32_t n_partial = q->n_prompt % b != 0;
     if (s->running.n >= s->o.max_seqs || must_yield(s, q)) return false;
     if (cn_pool_available(s->device.blocks) < n_partial + cn_sched_margin(s)) return false;
+    if (!cn_sched_try_home(s, q)) return false;
     /* A window that reaches into the prompt must be copied, so q needs its slot at once. */
     bool in_window = q->n_prompt > cn_seq_window_start(q);
-    if (cn_seq_needs_hold(q) && !cn_sched_try_grant(s, q) && (in_window || !s->o.hybrid))
+    bool waits = cn_seq_needs_hold(q) && !cn_sched_try_grant(s, q);
+    if ((waits && (in_window || !s->o.hybrid)) || !cn_sched_try_ring(s, q)) {
+        cn_sched_release_home(s, q);
         return false;
-    if (!cn_sched_try_ring(s, q)) return false;
+    }
     for (uint32_t i = 0; i < n_full; i++) {
         q->table[i] = leader->table[i];
         cn_pool_share(s->device.blocks, q->table[i]);

@@ -52,7 +52,7 @@ static void drop_table(cn_scheduler *s, cn_seq *q)
 
 static bool try_hold(cn_scheduler *s, cn_seq *q)
 {
-    return cn_space_try_hold(&s->device, q->n_max, cn_policy_needs_slot(&q->kv),
+    return cn_space_try_hold(&s->device, q->n_max, cn_kv_needs_slot(&q->kv),
                                    &q->query_slot);
 }
 
@@ -84,7 +84,7 @@ bool cn_sched_lacks_slot(const cn_scheduler *s, cn_class klass)
 {
     const cn_seq_list *none = &s->by_hold[CN_HOLD_NONE];
     for (const cn_seq *q = none->head; q && s->n_lacking > 0; q = cn_seq_list_next(none, q)) {
-        if (q->klass <= klass && cn_seq_is_lacking(q) && cn_policy_needs_slot(&q->kv)) return true;
+        if (q->klass <= klass && cn_seq_is_lacking(q) && cn_kv_needs_slot(&q->kv)) return true;
     }
     return false;
 }
@@ -105,7 +105,7 @@ void cn_sched_yield_slot(cn_scheduler *s, cn_seq *q)
     if (!cn_seq_is_ring_user(q) || s->n_lacking == 0) return;
     const cn_seq *first = none->head;
     while (!cn_seq_is_lacking(first)) first = cn_seq_list_next(none, first);
-    if (!cn_policy_needs_slot(&first->kv) || cn_space_free_slots(&s->device) > 0) return;
+    if (!cn_kv_needs_slot(&first->kv) || cn_space_free_slots(&s->device) > 0) return;
     if (first->n_max > cn_space_reservable_blocks(&s->device)) return;
     cn_sched_preempt(s, q);
     cn_sched_grant(s);
@@ -140,6 +140,7 @@ void cn_sched_leave(cn_scheduler *s, cn_seq *q)
     cn_seq_list_remove(&s->by_hold[st->hold], q);
     cn_seq_list_remove(&s->running, q);
     cn_sched_release_hold(s, q);
+    cn_sched_release_home(s, q);
 }
 
 /* Returns the last batch sequence of a list, or the last sequence if none is batch. */

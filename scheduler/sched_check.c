@@ -33,7 +33,7 @@ static const char *count_refs(const cn_scheduler *s, const cn_seq *q)
         s->check_refs[q->table[i]]++;
     }
     if (q->state != CN_SEQ_COMPRESSING) return NULL;
-    for (uint32_t i = 0; i < q->sched->event.req.n_target; i++) {
+    for (uint32_t i = 0; i + 1 < q->n_max; i++) {
         uint32_t block = q->sched->target[i];
         REQUIRE(block < n_blocks, "a target block does not exist");
         s->check_refs[block] += block != q->table[i];
@@ -67,14 +67,41 @@ static const char *check_private(const cn_scheduler *s, uint32_t block)
     return NULL;
 }
 
+/* Checks what the event of an away request puts into its home. */
+static const char *check_puts(const cn_scheduler *s, const cn_seq *q)
+{
+    const cn_sched_event *e = &q->sched->event;
+    const bool away = q->sched->n_home > 0, first = q->n_exchange == 0;
+    const uint32_t n_puts = !away ? 0 : first ? q->n_blocks : 1;
+    REQUIRE(e->n_puts == n_puts && e->home_len == (away ? q->n_computed : 0),
+            "an event puts a wrong number of blocks into its home");
+    for (uint32_t i = 0; i < n_puts; i++) {
+        const uint32_t from = first ? i : q->n_blocks - 1;
+        const uint32_t to = first ? i : q->n_computed / s->o.block_tokens - 1;
+        REQUIRE(to < q->n_home_blocks && e->puts[i].src == q->table[from] &&
+                    e->puts[i].dst == q->home_table[to],
+                "an event puts a block into a wrong place of its home");
+    }
+    const uint32_t n_area = away && first ? cn_seq_area_blocks(q, s->o.block_tokens) : 0;
+    REQUIRE(e->n_exchange == n_area &&
+                (n_area == 0 || e->exchange == q->sched->target + e->req.n_target),
+            "an event fills a wrong exchange area");
+    return NULL;
+}
+
 static const char *check_compressing(const cn_scheduler *s, const cn_seq *q)
 {
     const cn_seq_sched *st = q->sched;
     REQUIRE(st->hold == CN_HOLD_COMPRESSED, "the sequence of an event has no slot or reservation");
-    REQUIRE(st->event.seq == q && st->event.req.n_blocks == q->n_blocks &&
-                st->event.req.n_target == q->n_max - 1,
+    const uint32_t n_area = cn_seq_area_blocks(q, s->o.block_tokens);
+    REQUIRE(st->event.seq == q && st->event.req.n_blocks == q->n_blocks - q->n_exchange &&
+                st->event.req.n_target == q->n_max - 1 - n_area &&
+                st->event.req.table == q->table + q->n_exchange &&
+                st->event.req.target == st->target + q->n_exchange,
             "an event does not match its sequence");
-    for (uint32_t i = 0; i < st->event.req.n_target; i++) {
+    const char *wrong = check_puts(s, q);
+    if (wrong) return wrong;
+    for (uint32_t i = 0; i + 1 < q->n_max; i++) {
         const char *broken = check_private(s, st->target[i]);
         if (broken) return broken;
         bool own = st->target[i] == q->table[i];
@@ -101,8 +128,16 @@ static const char *check_lengths(const cn_scheduler *s, const cn_seq *q)
             "residency and position disagree");
     REQUIRE(compressed || q->sched->n_registered * b <= cn_seq_settled(q),
             "a block entered the prefix cache before its tokens were known and computed");
-    REQUIRE(q->kv.select == CN_SELECT_NONE || (!compressed && q->sched->trigger == CN_NEVER),
+    REQUIRE(q->kv.select == CN_SELECT_NONE || q->kv.home != CN_HOME_DEVICE ||
+                (!compressed && q->sched->trigger == CN_NEVER),
             "a sequence with a selector has a cap: its slots would not be its positions");
+    REQUIRE(q->n_exchange == (compressed ? cn_seq_area_blocks(q, b) : 0),
+            "an exchange area without its event, or the reverse");
+    const bool was_put = compressed && q->sched->n_home > 0;
+    REQUIRE(was_put ? q->home_len % b == 0 && q->home_len > 0 &&
+                          q->n_computed - q->home_len == q->n_resident - (q->n_max - 1) * b
+                    : q->home_len == 0,
+            "the tokens that are home do not match the resident slots");
     REQUIRE(compressed || !cn_seq_is_apart(s, q) || q->sched->n_registered * b <= q->n_prompt,
             "a decoded block that no prompt may find entered the prefix cache");
     if (!compressed) return NULL;
@@ -123,7 +158,7 @@ static const char *check_running(const cn_scheduler *s, const cn_seq *q)
     if (broken) return broken;
     bool holds = st->hold != CN_HOLD_NONE;
     REQUIRE((q->query_slot >= 0) ==
-                (cn_seq_is_ring_user(q) || (holds && cn_policy_needs_slot(&q->kv))),
+                (cn_seq_is_ring_user(q) || (holds && cn_kv_needs_slot(&q->kv))),
             "a query slot without its reservation or ring, or the reverse");
     REQUIRE(!holds || cn_seq_needs_hold(q), "a slot or reservation that is not needed");
     REQUIRE(st->n_relaxed == 0 || (holds && s->o.tail_relaxation),
@@ -155,7 +190,7 @@ static const char *check_slots(const cn_scheduler *s)
         REQUIRE(!cn_seq_is_ring_user(q) || !(lacks_slot[CN_CLASS_INTERACTIVE] ||
                                              lacks_slot[q->klass]),
                 "a ring user took a slot past a sequence that lacks one");
-        lacks_slot[q->klass] |= cn_seq_is_lacking(q) && cn_policy_needs_slot(&q->kv);
+        lacks_slot[q->klass] |= cn_seq_is_lacking(q) && cn_kv_needs_slot(&q->kv);
         n_lacking += cn_seq_is_lacking(q);
         n_compressing += q->state == CN_SEQ_COMPRESSING;
         n_holders += holds;
@@ -179,6 +214,7 @@ static const char *check_slots(const cn_scheduler *s)
 static const char *check_idle(const cn_seq *q)
 {
     const bool swapped = q->state == CN_SEQ_SWAPPED;
+    REQUIRE(swapped || q->n_home_blocks == 0, "a sequence that does not run holds home blocks");
     REQUIRE(q->n_blocks == 0 && q->query_slot < 0 && q->sched->hold == CN_HOLD_NONE,
             "a sequence that does not run holds blocks or a slot");
     REQUIRE(swapped || q->state == CN_SEQ_FINISHED || q->usage_kv.compressions == 0,
@@ -209,7 +245,7 @@ static const char *check_swap(const cn_scheduler *s)
                         cn_pool_refs(w->space.blocks, q->table[k]) == 1,
                     "a host block of a swapped sequence does not exist, is free or is shared");
         n_blocks += st->n_host;
-        if (!cn_policy_needs_slot(&q->kv)) continue;
+        if (!cn_kv_needs_slot(&q->kv)) continue;
         REQUIRE(cn_pool_refs(w->space.slots, st->host_window) == 1,
                 "a host window of a swapped sequence is free or shared");
         n_windows++;
@@ -217,6 +253,40 @@ static const char *check_swap(const cn_scheduler *s)
     REQUIRE(n_blocks + left.blocks == s->o.n_swap_blocks &&
                 n_windows + left.windows == s->o.n_swap_windows,
             "swap space leaked");
+    return NULL;
+}
+
+/* Checks that each block and slot of a home belongs to one running or swapped sequence, and that
+ * such a sequence has all of its home. */
+static const char *check_home(const cn_scheduler *s, cn_kv_home home)
+{
+    const cn_space *space = &s->home[home];
+    const char *broken = cn_space_check(space);
+    if (broken) return broken;
+    const uint32_t n_total = cn_space_total_blocks(space);
+    uint32_t n_slots = 0;
+    memset(s->check_refs, 0, n_total * sizeof *s->check_refs);
+    for (const cn_seq *q = s->all.head; q; q = cn_seq_list_next(&s->all, q)) {
+        if (q->kv.home != home || q->n_home_blocks + q->sched->n_home == 0) continue;
+        const bool idle = q->state == CN_SEQ_WAITING || q->state == CN_SEQ_FORKING ||
+                          q->state == CN_SEQ_FINISHED;
+        REQUIRE(q->n_home_blocks == (idle ? 0 : q->sched->n_home),
+                "a sequence has device blocks without its home blocks, or the reverse");
+        for (uint32_t i = 0; i < q->n_home_blocks; i++) {
+            REQUIRE(q->home_table[i] < n_total, "a table names a home block that does not exist");
+            s->check_refs[q->home_table[i]]++;
+        }
+        if (idle) continue;
+        REQUIRE(q->home_slot < cn_space_total_slots(space) &&
+                    cn_pool_refs(space->slots, q->home_slot) == 1,
+                "a held home slot does not exist, is free or is shared");
+        n_slots++;
+    }
+    for (uint32_t b = 0; b < n_total; b++)
+        REQUIRE(s->check_refs[b] <= 1 && s->check_refs[b] == cn_pool_refs(space->blocks, b),
+                "references to home blocks differ from the home tables");
+    REQUIRE(n_slots + cn_space_free_slots(space) == cn_space_total_slots(space),
+            "home slots leaked");
     return NULL;
 }
 
@@ -264,5 +334,6 @@ const char *cn_scheduler_check(const cn_scheduler *s)
     if (!broken) broken = check_pool(s);
     if (!broken) broken = check_slots(s);
     if (!broken) broken = check_swap(s);
+    for (int h = 0; h < CN_N_HOMES && !broken; h++) broken = check_home(s, (cn_kv_home)h);
     return broken;
 }

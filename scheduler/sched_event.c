@@ -6,6 +6,10 @@
  * N_max - 1, and the request's own blocks for the rest. Because own blocks keep their index, kept
  * rows can move in order: a target slot is never behind the source slot that is read next.
  *
+ * An away request keeps its exchange area beside the compressed blocks. Both together are the
+ * targets: at its first event those of the area come last, so that the others have the index of
+ * their source. The commit puts the area in front.
+ *
  * With tail relaxation a sequence may take another block when its event is due. Its reservation
  * grows with it, so the invariants of caps still hold: no request is preempted for a block beyond a
  * cap. The next event takes the extra blocks back. */
@@ -55,11 +59,42 @@ static void choose_targets(cn_scheduler *s, cn_seq *q, uint32_t n_target)
     }
 }
 
+/* Blocks that the sequence of an event keeps besides the spare: targets of the compression and the
+ * exchange area. */
+static uint32_t count_kept(const cn_seq *q) { return q->n_max - 1; }
+
+/* Completes the event of an away request: what it puts into the home space, and at a first event
+ * the exchange area. Sources and targets of a later event do not include the area. */
+static void send_home(cn_scheduler *s, cn_seq *q)
+{
+    cn_seq_sched *st = q->sched;
+    cn_sched_event *e = &st->event;
+    const uint32_t n_area = cn_seq_area_blocks(q, s->o.block_tokens);
+    e->puts = st->puts;
+    e->home_len = q->n_computed;
+    e->req.n_target -= n_area;
+    if (e->req.first_event) {
+        e->n_puts = q->n_blocks;
+        for (uint32_t i = 0; i < q->n_blocks; i++)
+            st->puts[i] = (cn_block_copy){q->table[i], q->home_table[i]};
+        e->exchange = st->target + e->req.n_target;
+        e->n_exchange = n_area;
+        return;
+    }
+    e->n_puts = 1;
+    st->puts[0] = (cn_block_copy){q->table[q->n_blocks - 1],
+                                  q->home_table[q->n_computed / s->o.block_tokens - 1]};
+    e->req.table += n_area;
+    e->req.n_blocks -= n_area;
+    e->req.target += n_area;
+    e->req.n_history = e->req.n_target * s->o.block_tokens;
+}
+
 bool cn_sched_try_event(cn_scheduler *s, cn_seq *q)
 {
     CN_ASSERT(q->sched->hold != CN_HOLD_NONE && cn_seq_is_due(q, s->o.block_tokens));
     cn_seq_sched *st = q->sched;
-    const uint32_t n_target = q->n_max - 1;
+    const uint32_t n_target = count_kept(q);
     if (count_shared(s, q, n_target) > cn_pool_available(s->device.blocks)) return false;
     choose_targets(s, q, n_target);
     bool first = q->usage_kv.compressions == 0;
@@ -84,6 +119,7 @@ bool cn_sched_try_event(cn_scheduler *s, cn_seq *q)
                 .first_event = first,
                 .n_history = first ? 0 : n_target * s->o.block_tokens},
     };
+    if (st->n_home > 0) send_home(s, q);
     return true;
 }
 
@@ -106,6 +142,7 @@ static uint64_t count_uncapped(const cn_scheduler *s)
 bool cn_sched_try_relax(cn_scheduler *s, cn_seq *q)
 {
     CN_ASSERT(q->sched->hold != CN_HOLD_NONE && cn_seq_is_due(q, s->o.block_tokens));
+    if (q->sched->n_home > 0) return false; /* its table must keep the exchange area and the cap */
     if (!s->o.tail_relaxation || anybody_waits(s) || cn_pool_available(s->device.blocks) == 0)
         return false;
     if (!cn_space_try_grow(&s->device, count_uncapped(s))) return false;
@@ -137,7 +174,7 @@ void cn_scheduler_event_done(cn_scheduler *s, cn_sched_event *e)
 static uint32_t drop_old_table(cn_scheduler *s, cn_seq *q)
 {
     const cn_seq_sched *st = q->sched;
-    uint32_t n_target = st->event.req.n_target, n_released = 0;
+    uint32_t n_target = count_kept(q), n_released = 0;
     for (uint32_t i = q->n_blocks; i-- > 0;) {
         uint32_t block = q->table[i];
         /* The pin is from this event: only the owner pins a block, and a pinned block is never
@@ -154,12 +191,18 @@ static void commit(cn_scheduler *s, cn_seq *q)
 {
     cn_seq_sched *st = q->sched;
     CN_ASSERT(q->state == CN_SEQ_COMPRESSING && st->event_done);
-    uint32_t n_target = st->event.req.n_target, kept = n_target * s->o.block_tokens;
+    const cn_sched_event *e = &st->event;
+    uint32_t n_target = count_kept(q), kept = n_target * s->o.block_tokens;
     uint32_t n_released = drop_old_table(s, q), evicted = q->n_resident - kept;
     if (st->n_relaxed > 0) cn_sched_unrelax(s, q);
     q->n_blocks = n_target + (st->spare != CN_NO_BLOCK);
-    memcpy(q->table, st->target, q->n_blocks * sizeof *q->table);
+    /* A first event's exchange area moves from the end of the targets to the front. */
+    memcpy(q->table, st->target + n_target - e->n_exchange, e->n_exchange * sizeof *q->table);
+    memcpy(q->table + e->n_exchange, st->target, (n_target - e->n_exchange) * sizeof *q->table);
+    if (st->spare != CN_NO_BLOCK) q->table[n_target] = st->target[n_target];
     q->n_resident = kept;
+    if (e->n_exchange > 0) q->n_exchange = e->n_exchange;
+    q->home_len = e->home_len;
     q->state = CN_SEQ_RUNNING;
     s->n_compressing--;
     if (st->ending) {

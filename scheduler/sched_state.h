@@ -8,6 +8,7 @@
  *   sched_event.c   compression events: targets, pins, commit; tail relaxation
  *   sched_way.c     preempts or swaps out batch sequences for interactive ones
  *   sched_swap.c    moves compressed batch sequences to host memory and back
+ *   sched_home.c    home blocks of away requests
  *   sched_check.c   checks the invariants
  *
  * The lists that a sequence is in, by cn_seq.state:
@@ -19,6 +20,7 @@
 #ifndef CN_SCHED_STATE_H
 #define CN_SCHED_STATE_H
 
+#include "compress/away.h"
 #include "compress/selector.h"
 #include "paged/prefix_cache.h"
 #include "paged/space.h"
@@ -35,7 +37,7 @@ enum { CN_NEVER = UINT32_MAX };
  * one), or compressed KV. The last of NONE is preempted first, then the last of GRANTED. A
  * compressed sequence cannot be recomputed and is never preempted. Each list is in order of
  * admission, because slots are granted in that order. Ring users are in NONE, although they have a
- * slot. */
+ * slot. Home blocks are no part of this: see sched_home.c. */
 typedef enum cn_hold { CN_HOLD_NONE, CN_HOLD_GRANTED, CN_HOLD_COMPRESSED, CN_N_HOLDS } cn_hold;
 
 typedef struct cn_seq_sched {
@@ -44,6 +46,7 @@ typedef struct cn_seq_sched {
 
     uint32_t trigger;    /* resident slots at the first event; CN_NEVER: it ends before an event */
     uint32_t max_blocks; /* most entries its table can have under its own cap */
+    uint32_t n_home;     /* home blocks that it takes at admission; 0: it needs no home */
     uint32_t n_relaxed;  /* blocks by which its cap, reservation and trigger have grown */
     cn_hold hold;
 
@@ -67,6 +70,7 @@ typedef struct cn_seq_sched {
 
     cn_sched_event event; /* at most one at a time */
     uint32_t *target;     /* [n_max] target blocks of the event, then the spare block */
+    cn_block_copy *puts;  /* [max_blocks] of the event; only if n_home > 0 */
     uint32_t spare;       /* table index of the block left for decoding, or CN_NO_BLOCK */
     bool event_done;      /* reported, not yet committed */
     bool ending;          /* finished during its event: freed at the commit */
@@ -87,6 +91,7 @@ typedef struct cn_swap {
 struct cn_scheduler {
     cn_sched_opts o;
     cn_space device; /* blocks, query slots, reservations */
+    cn_space home[CN_N_HOMES]; /* home blocks and slots; `device` and undeclared ones are zero */
     cn_swap swap;
     cn_prefix_cache *prefix; /* NULL when off */
     cn_queue waiting[2]; /* by class */
@@ -109,7 +114,7 @@ struct cn_scheduler {
     uint32_t n_rows, n_decode, n_tokens, n_block_copies, n_slot_copies, n_forks;
 
     cn_stats stats; /* counters and sizes; cn_scheduler_stats fills in the other fields */
-    uint32_t *check_refs; /* [n_blocks] scratch of cn_scheduler_check */
+    uint32_t *check_refs; /* scratch of cn_scheduler_check: one item for each block of a space */
 };
 
 static inline uint32_t cn_sched_count_forking(const cn_scheduler *s)
@@ -142,19 +147,28 @@ static inline bool cn_seq_is_lacking(const cn_seq *q)
     return cn_seq_needs_hold(q) && q->sched->hold == CN_HOLD_NONE;
 }
 
-/* First position of the first observation window. A sequence without its slot or reservation may
- * not advance past this position, and a prefix hit never reaches past it (DESIGN.md §3.3). */
+/* First position whose query the first event reads: of its observation window, or of the ring of an
+ * away request. A sequence without its slot or reservation may not advance past this position, and
+ * a prefix hit never reaches past it (DESIGN.md §3.3). */
 static inline uint32_t cn_seq_window_start(const cn_seq *q)
 {
     if (!cn_seq_needs_hold(q)) return UINT32_MAX;
-    return q->sched->trigger - (cn_policy_needs_slot(&q->kv) ? q->kv.window_tokens : 0);
+    const uint32_t n = cn_kv_needs_slot(&q->kv) ? cn_ring_rows(&q->kv) : 0;
+    return q->sched->trigger - cn_min_u32(q->sched->trigger, n);
 }
 
-/* A ring user has a selector that predicts. From its admission until it leaves the batch it has a
- * query slot without a reservation. It can be preempted like a sequence without a slot. */
+/* A ring user has a selector that predicts, and its KV on the device. From its admission until it
+ * leaves the batch it has a query slot without a reservation. It can be preempted like a sequence
+ * without a slot. The ring of an away request comes with its reservation. */
 static inline bool cn_seq_is_ring_user(const cn_seq *q)
 {
-    return cn_selector_ring_rows(&q->kv) > 0;
+    return q->kv.home == CN_HOME_DEVICE && cn_selector_ring_rows(&q->kv) > 0;
+}
+
+/* X: blocks of the exchange area from the first event on. */
+static inline uint32_t cn_seq_area_blocks(const cn_seq *q, uint32_t block_tokens)
+{
+    return cn_away_of(&q->kv, block_tokens).n_exchange;
 }
 
 /* Returns true when the tokens that q decodes get other KV bits than in a prefill. Such tokens stay
@@ -255,6 +269,25 @@ uint32_t cn_sched_margin(const cn_scheduler *s);
  * not fit and went to the queue. From the next step on it finds the leader's blocks in the prefix
  * cache. */
 bool cn_sched_fork(cn_scheduler *s, cn_seq *leader);
+
+/* ---- sched_home.c ---- */
+cn_status cn_sched_home_init(cn_scheduler *s);
+void cn_sched_home_free(cn_scheduler *s);
+
+/* Free in a home space, or what q takes there at admission. */
+typedef struct cn_home_room {
+    uint32_t blocks, slots;
+} cn_home_room;
+cn_home_room cn_sched_home_room(const cn_scheduler *s, cn_kv_home home);
+cn_home_room cn_seq_home_wanted(const cn_seq *q);
+
+/* Returns true when the home of q, which has none yet, has too little room for it. */
+bool cn_sched_lacks_home(const cn_scheduler *s, const cn_seq *q);
+
+/* Takes the home blocks and the home slot of q, which is about to run. Returns true also when q
+ * needs none. Returns false and changes nothing when there are too few. */
+bool cn_sched_try_home(cn_scheduler *s, cn_seq *q);
+void cn_sched_release_home(cn_scheduler *s, cn_seq *q);
 
 /* ---- sched_way.c: call only before any row of the plan is written ---- */
 

@@ -5,7 +5,7 @@
  * compressed sequences move, because others can be recomputed. All blocks of a compressed sequence
  * are its own, because an event writes them: none is shared, cached or pinned, so all can move. The
  * sequence releases its blocks, slot and reservation at once; the copies run before the rows that
- * use them next.
+ * use them next. An away sequence keeps its home blocks and its home slot.
  *
  * A swapped sequence returns when a seat, a slot and its blocks are free. It is the foremost of its
  * class: no batch request is admitted from the queue before it, and the batch floor counts for it.
@@ -127,7 +127,7 @@ bool cn_sched_try_swap_in(cn_scheduler *s, cn_seq *q)
     /* The device reads a pending token from the samples of the last step, in which q has no row. A
      * sequence that left in this plan must not return in the same plan. */
     if (q->n_pending > 0 || st->swap_out_plan == w->n_plans || s->n_lacking > 0) return false;
-    const bool needs_slot = cn_policy_needs_slot(&q->kv);
+    const bool needs_slot = cn_kv_needs_slot(&q->kv);
     const uint32_t n = q->n_resident / s->o.block_tokens + 1; /* room for the next token */
     if (cn_pool_available(s->device.blocks) < (uint64_t)n + cn_sched_margin(s)) return false;
     if (!cn_space_try_hold(&s->device, q->n_max + st->n_relaxed, needs_slot, &q->query_slot))
@@ -158,6 +158,7 @@ void cn_sched_swap_drop(cn_scheduler *s, cn_seq *q)
     cn_swap *w = &s->swap;
     cn_seq_sched *st = q->sched;
     while (st->n_host > 0) cn_pool_drop(w->space.blocks, q->table[--st->n_host]);
-    if (cn_policy_needs_slot(&q->kv)) cn_pool_drop(w->space.slots, st->host_window);
+    if (cn_kv_needs_slot(&q->kv)) cn_pool_drop(w->space.slots, st->host_window);
     cn_queue_remove(&w->queue, q);
+    cn_sched_release_home(s, q);
 }

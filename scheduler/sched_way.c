@@ -1,8 +1,8 @@
 /* sched_way.c - preempts or swaps out batch sequences to make room for an interactive sequence.
  * See sched_state.h; DESIGN.md §3.4.
  *
- * The interactive sequence is the head of its queue and lacks a seat, blocks or the slot of its
- * ring, or it runs and cannot advance without a slot or reservation. Batch sequences that hold what
+ * The interactive sequence is the head of its queue and lacks a seat, blocks, home blocks or the
+ * slot of its ring, or it runs and cannot advance without a slot or reservation. Batch sequences that hold what
  * it lacks leave the batch, the last admitted first. Those that can be recomputed are preempted
  * first. Compressed ones cannot be recomputed; they move to the swap space if there is one. No
  * sequence is moved unless the interactive one then gets all it needs. */
@@ -12,20 +12,23 @@
 typedef struct room {
     uint64_t blocks;
     uint32_t seats, slots, reservable;
+    cn_home_room home; /* of the home of the interactive sequence */
 } room;
 
-static room free_room(const cn_scheduler *s)
+static room free_room(const cn_scheduler *s, cn_kv_home home)
 {
     return (room){.blocks = cn_pool_available(s->device.blocks),
                   .seats = s->o.max_seqs - s->running.n,
                   .slots = cn_space_free_slots(&s->device),
-                  .reservable = cn_space_reservable_blocks(&s->device)};
+                  .reservable = cn_space_reservable_blocks(&s->device),
+                  .home = cn_sched_home_room(s, home)};
 }
 
 static bool suffices(const room *have, const room *want)
 {
     return have->blocks >= want->blocks && have->seats >= want->seats &&
-           have->slots >= want->slots && have->reservable >= want->reservable;
+           have->slots >= want->slots && have->reservable >= want->reservable &&
+           have->home.blocks >= want->home.blocks && have->home.slots >= want->home.slots;
 }
 
 /* Blocks that become available when q leaves the batch. */
@@ -37,14 +40,16 @@ static uint32_t count_own(const cn_scheduler *s, const cn_seq *q)
     return n;
 }
 
-/* What becomes free when v leaves the batch. */
-static room held_room(const cn_scheduler *s, const cn_seq *v)
+/* What becomes free when v leaves the batch. A compressed sequence keeps its home. */
+static room held_room(const cn_scheduler *s, const cn_seq *v, cn_kv_home home)
 {
     const bool reserves = v->sched->hold != CN_HOLD_NONE;
+    const bool leaves_home = v->kv.home == home && v->usage_kv.compressions == 0;
     return (room){.blocks = count_own(s, v),
                   .seats = 1,
                   .slots = v->query_slot >= 0,
-                  .reservable = reserves ? v->n_max + v->sched->n_relaxed : 0};
+                  .reservable = reserves ? v->n_max + v->sched->n_relaxed : 0,
+                  .home = leaves_home ? cn_seq_home_wanted(v) : (cn_home_room){0, 0}};
 }
 
 /* Returns true when some of `held` is still short. */
@@ -53,7 +58,9 @@ static bool helps(const room *held, const room *have, const room *want)
     return (held->blocks > 0 && have->blocks < want->blocks) ||
            (held->seats > 0 && have->seats < want->seats) ||
            (held->slots > 0 && have->slots < want->slots) ||
-           (held->reservable > 0 && have->reservable < want->reservable);
+           (held->reservable > 0 && have->reservable < want->reservable) ||
+           (held->home.blocks > 0 && have->home.blocks < want->home.blocks) ||
+           (held->home.slots > 0 && have->home.slots < want->home.slots);
 }
 
 static void add_room(room *have, const room *held)
@@ -62,6 +69,8 @@ static void add_room(room *have, const room *held)
     have->seats += held->seats;
     have->slots += held->slots;
     have->reservable += held->reservable;
+    have->home.blocks += held->home.blocks;
+    have->home.slots += held->home.slots;
 }
 
 /* Returns true when q is a batch sequence that may be preempted for an interactive one: it can be
@@ -75,20 +84,21 @@ static bool makes_way(const cn_seq *q)
 
 static cn_seq *before(const cn_seq *q) { return q->sched->links[CN_LINK_RUNNING].prev; }
 
-/* Preempts and swaps out sequences that hold what is short until the room `want` is free. Returns
- * false and changes nothing when all of them together would not free enough. */
-static bool try_make_room(cn_scheduler *s, const room *want)
+/* Preempts and swaps out sequences that hold what is short until the room `want` is free for q.
+ * Returns false and changes nothing when all of them together would not free enough. */
+static bool try_make_room(cn_scheduler *s, const cn_seq *q, const room *want)
 {
-    room have = free_room(s);
+    const cn_kv_home home = q->kv.home;
+    room have = free_room(s, home);
     cn_swap_room left = cn_sched_swap_room(s);
     for (cn_seq *v = s->running.tail; v && !suffices(&have, want); v = before(v)) {
-        const room held = held_room(s, v);
+        const room held = held_room(s, v, home);
         if (!makes_way(v) || !helps(&held, &have, want)) continue;
         add_room(&have, &held);
         v->sched->leaves = true;
     }
     for (cn_seq *v = s->running.tail; v && !suffices(&have, want); v = before(v)) {
-        const room held = held_room(s, v);
+        const room held = held_room(s, v, home);
         if (!cn_sched_is_movable(s, v) || !helps(&held, &have, want)) continue;
         if (!cn_sched_try_room(s, v, &left)) continue;
         add_room(&have, &held);
@@ -116,12 +126,15 @@ void cn_sched_make_way(cn_scheduler *s)
     if (!q) return;
     const bool ring = cn_seq_is_ring_user(q);
     if (ring && cn_sched_lacks_slot(s, q->klass)) return; /* a free slot would not go to q */
-    room want = {.blocks = cn_sched_count_wanted(s, q), .seats = 1, .slots = ring};
+    room want = {.blocks = cn_sched_count_wanted(s, q),
+                 .seats = 1,
+                 .slots = ring,
+                 .home = cn_seq_home_wanted(q)};
     if (cn_seq_needs_hold(q) && !s->o.hybrid) {
-        want.slots = cn_policy_needs_slot(&q->kv);
+        want.slots = cn_kv_needs_slot(&q->kv);
         want.reservable = q->n_max;
     }
-    try_make_room(s, &want);
+    try_make_room(s, q, &want);
 }
 
 static bool is_stuck(const cn_scheduler *s, const cn_seq *q)
@@ -144,8 +157,8 @@ void cn_sched_make_way_to_hold(cn_scheduler *s)
         n_ahead++;
     }
     if (!q) return;
-    const room want = {.slots = cn_policy_needs_slot(&q->kv), .reservable = q->n_max};
-    if (!try_make_room(s, &want)) return;
+    const room want = {.slots = cn_kv_needs_slot(&q->kv), .reservable = q->n_max};
+    if (!try_make_room(s, q, &want)) return;
     for (cn_seq *v = none->head, *next; n_ahead > 0; v = next) {
         next = cn_seq_list_next(none, v);
         if (!cn_seq_is_lacking(v)) continue;

@@ -37,6 +37,10 @@ static cn_status create_parts(cn_scheduler *s)
         CN_TRY(
             cn_prefix_cache_create(&s->prefix, s->device.blocks, o->block_tokens, o->model_hash));
     CN_TRY(cn_sched_swap_init(&s->swap, o->n_swap_blocks, o->n_swap_windows));
+    CN_TRY(cn_sched_home_init(s));
+    uint32_t n_checked = o->n_blocks;
+    for (int h = 0; h < CN_N_HOMES; h++)
+        n_checked = cn_max_u32(n_checked, cn_space_total_blocks(&s->home[h]));
     s->begun = cn_calloc(o->max_seqs, sizeof *s->begun);
     s->done = cn_calloc(o->max_seqs, sizeof *s->done);
     s->rows = cn_calloc(o->max_seqs, sizeof *s->rows);
@@ -44,7 +48,7 @@ static cn_status create_parts(cn_scheduler *s)
     s->slot_copies = cn_calloc(o->max_seqs, sizeof *s->slot_copies);
     s->forks = cn_calloc(o->max_seqs, sizeof *s->forks);
     s->fork_leaders = cn_calloc(o->max_seqs, sizeof *s->fork_leaders);
-    s->check_refs = cn_calloc(o->n_blocks, sizeof *s->check_refs);
+    s->check_refs = cn_calloc(n_checked, sizeof *s->check_refs);
     if (!s->begun || !s->done || !s->rows || !s->block_copies || !s->slot_copies || !s->forks ||
         !s->fork_leaders || !s->check_refs)
         return cn_fail(CN_ERR_MEMORY, "out of memory for a scheduler of %u requests", o->max_seqs);
@@ -86,6 +90,7 @@ void cn_scheduler_free(cn_scheduler *s)
     while (s->all.head) cn_sched_destroy_seq(s, s->all.head);
     for (int c = 0; c < 2; c++) cn_queue_free(&s->waiting[c]);
     cn_sched_swap_free(&s->swap);
+    cn_sched_home_free(s);
     cn_prefix_cache_free(s->prefix);
     cn_space_free(&s->device);
     cn_free(s->begun);
@@ -102,13 +107,14 @@ void cn_scheduler_free(cn_scheduler *s)
 /* The most that a request can hold, from its lengths and its policy. */
 typedef struct seq_shape {
     cn_kv_params kv;
-    uint32_t max_tokens, n_max, trigger, max_blocks;
+    uint32_t max_tokens, n_max, trigger, max_blocks, n_home;
     uint32_t table_blocks; /* entries of its table: more than max_blocks if its cap may grow */
 } seq_shape;
 
 /* Checks the policy and the selector against the engine's limits and rounds their sizes up. */
 static cn_status check_kv(const cn_sched_opts *o, cn_kv_params *kv)
 {
+    CN_TRY(cn_away_check(kv, o->block_tokens));
     CN_TRY(cn_selector_check(kv, o->block_tokens, &o->select_most));
     CN_TRY(cn_policy_check(kv, o->block_tokens, o->window_tokens));
     if (cn_policy_needs_slot(kv) && o->n_query_slots == 0)
@@ -122,6 +128,28 @@ static cn_status check_kv(const cn_sched_opts *o, cn_kv_params *kv)
                    "kv select %s needs query slots of %u rows, but the engine's have %u; declare "
                    "the selector with --kv-selectors",
                    cn_kv_select_name(kv->select), cn_ring_rows(kv), n_rows);
+}
+
+/* Sets the home blocks of a request with KV elsewhere. One that ends before its first event needs
+ * none. */
+static cn_status check_home(const cn_scheduler *s, const cn_group_params *p, seq_shape *shape)
+{
+    const cn_kv_home home = shape->kv.home;
+    shape->n_home = 0;
+    if (home == CN_HOME_DEVICE) return CN_OK;
+    const uint32_t n_blocks = cn_space_total_blocks(&s->home[home]);
+    if (n_blocks == 0)
+        return cn_fail(CN_ERR_ARG,
+                       "kv home %s, but the engine has no such home; declare it with --kv-homes",
+                       cn_kv_home_name(home));
+    if (shape->trigger == CN_NEVER) return CN_OK;
+    shape->n_home = (uint32_t)cn_ceil_div(shape->max_tokens, s->o.block_tokens);
+    if (shape->n_home <= n_blocks) return CN_OK;
+    return cn_fail(CN_ERR_ARG,
+                   "prompt of %u tokens and output of %u need %u blocks of %u tokens in kv home "
+                   "%s, which has %u; shorten one of them or raise --home-space",
+                   p->n_prompt, p->max_output, shape->n_home, s->o.block_tokens,
+                   cn_kv_home_name(home), n_blocks);
 }
 
 static cn_status check_group(const cn_scheduler *s, const cn_group_params *p, seq_shape *shape)
@@ -142,7 +170,7 @@ static cn_status check_group(const cn_scheduler *s, const cn_group_params *p, se
     shape->max_tokens = p->n_prompt + p->max_output;
     /* A request never reaches a cap above the context length, so n_max stops at that length. */
     const uint32_t longest_blocks = (uint32_t)cn_ceil_div(o->max_model_len, o->block_tokens);
-    shape->n_max = cn_min_u32(cn_policy_n_max(&shape->kv, o->block_tokens), longest_blocks);
+    shape->n_max = cn_min_u32(cn_away_n_max(&shape->kv, o->block_tokens), longest_blocks);
     if (shape->n_max > o->n_blocks)
         return cn_fail(CN_ERR_ARG,
                        "kv budget of %u tokens: its block cap of %u exceeds the pool of %u blocks "
@@ -161,12 +189,14 @@ static cn_status check_group(const cn_scheduler *s, const cn_group_params *p, se
                        "--kv-cache-memory-bytes",
                        p->n_prompt, p->max_output, cn_kv_policy_name(shape->kv.policy),
                        shape->max_blocks, o->block_tokens, o->n_blocks);
-    return CN_OK;
+    return check_home(s, p, shape);
 }
 
 static cn_seq *create_seq(const cn_group_params *p, const seq_shape *shape)
 {
-    size_t n_arrays = (size_t)shape->max_tokens + shape->table_blocks + shape->n_max;
+    const size_t n_puts = shape->n_home > 0 ? shape->max_blocks : 0;
+    size_t n_arrays = (size_t)shape->max_tokens + shape->table_blocks + shape->n_max +
+                      shape->n_home + n_puts * (sizeof(cn_block_copy) / sizeof(uint32_t));
     seq_mem *m = cn_calloc(1, sizeof *m + n_arrays * sizeof *m->arrays);
     if (!m) return NULL;
     cn_seq *q = &m->seq;
@@ -174,6 +204,8 @@ static cn_seq *create_seq(const cn_group_params *p, const seq_shape *shape)
     q->tokens = m->arrays;
     q->table = q->tokens + shape->max_tokens;
     q->sched->target = q->table + shape->table_blocks;
+    q->home_table = q->sched->target + shape->n_max;
+    q->sched->puts = (cn_block_copy *)(void *)(q->home_table + shape->n_home);
     memcpy(q->tokens, p->prompt, p->n_prompt * sizeof *p->prompt);
     q->n_prompt = q->n_tokens = p->n_prompt;
     q->max_tokens = shape->max_tokens;
@@ -184,6 +216,7 @@ static cn_seq *create_seq(const cn_group_params *p, const seq_shape *shape)
     q->query_slot = -1;
     q->sched->trigger = shape->trigger;
     q->sched->max_blocks = shape->max_blocks;
+    q->sched->n_home = shape->n_home;
     q->sched->in_group = p->n > 1;
     return q;
 }

@@ -95,7 +95,7 @@ typedef struct cn_plan_row {
     cn_seq *seq;
     uint32_t n_new;      /* query tokens, positions first_pos .. first_pos + n_new - 1 */
     uint32_t first_pos;
-    uint32_t first_slot; /* resident slot of first_pos; first_pos for a sequence with a selector */
+    uint32_t first_slot; /* resident slot of first_pos; first_pos before the first event */
     bool wants_sample;   /* the next token is sampled from the logits of the last query token */
 } cn_plan_row;
 

@@ -1,0 +1,64 @@
+/* sched_home.c - home blocks and home slots: where the full KV of away requests lies, on a cache
+ * device or in host memory. See sched_state.h; DESIGN.md §7.
+ *
+ * A request takes all home blocks that it can come to need, and its slot, together with its first
+ * device blocks, and keeps them until it ends or is preempted. It therefore never waits for home
+ * blocks while it holds device blocks. Home blocks are not shared and enter no prefix cache. A
+ * sequence in the swap space keeps its home. */
+#include "scheduler/sched_state.h"
+
+static cn_space *home_of(cn_scheduler *s, const cn_seq *q) { return &s->home[q->kv.home]; }
+
+cn_status cn_sched_home_init(cn_scheduler *s)
+{
+    for (int h = 0; h < CN_N_HOMES; h++) {
+        const uint32_t n_blocks = s->o.n_home_blocks[h], n_slots = s->o.n_home_slots[h];
+        if (h == CN_HOME_DEVICE || n_blocks == 0 || n_slots == 0) continue;
+        const cn_where where = h == CN_HOME_HOST ? CN_ON_HOST : CN_ON_DEVICE;
+        CN_TRY(cn_space_init(&s->home[h], where, n_blocks, n_slots));
+    }
+    return CN_OK;
+}
+
+void cn_sched_home_free(cn_scheduler *s)
+{
+    for (int h = 0; h < CN_N_HOMES; h++) cn_space_free(&s->home[h]);
+}
+
+cn_home_room cn_sched_home_room(const cn_scheduler *s, cn_kv_home home)
+{
+    const cn_space *space = &s->home[home];
+    return (cn_home_room){cn_space_free_blocks(space), cn_space_free_slots(space)};
+}
+
+cn_home_room cn_seq_home_wanted(const cn_seq *q)
+{
+    return (cn_home_room){q->sched->n_home, q->sched->n_home > 0};
+}
+
+bool cn_sched_lacks_home(const cn_scheduler *s, const cn_seq *q)
+{
+    const cn_home_room want = cn_seq_home_wanted(q), have = cn_sched_home_room(s, q->kv.home);
+    return want.blocks > have.blocks || want.slots > have.slots;
+}
+
+bool cn_sched_try_home(cn_scheduler *s, cn_seq *q)
+{
+    CN_ASSERT(q->n_home_blocks == 0);
+    if (cn_sched_lacks_home(s, q)) return false;
+    if (q->sched->n_home == 0) return true;
+    const bool taken = cn_pool_try_take(home_of(s, q)->blocks, q->sched->n_home, q->home_table) &&
+                       cn_space_try_take_slot(home_of(s, q), &q->home_slot);
+    CN_ASSERT(taken);
+    q->n_home_blocks = q->sched->n_home;
+    return true;
+}
+
+void cn_sched_release_home(cn_scheduler *s, cn_seq *q)
+{
+    if (q->n_home_blocks == 0) return;
+    cn_space *home = home_of(s, q);
+    while (q->n_home_blocks > 0) cn_pool_drop(home->blocks, q->home_table[--q->n_home_blocks]);
+    cn_pool_drop(home->slots, q->home_slot);
+    q->home_slot = 0;
+}
