@@ -2,10 +2,10 @@
  * See sched_state.h; DESIGN.md §3.4.
  *
  * The interactive sequence is the head of its queue and lacks a seat, blocks, home blocks or the
- * slot of its ring, or it runs and cannot advance without a slot or reservation. Batch sequences that hold what
- * it lacks leave the batch, the last admitted first. Those that can be recomputed are preempted
- * first. Compressed ones cannot be recomputed; they move to the swap space if there is one. No
- * sequence is moved unless the interactive one then gets all it needs. */
+ * slot of its ring, or it runs and cannot advance without a slot or reservation. Batch sequences
+ * that hold what it lacks leave the batch, the last admitted first. Those that can be recomputed
+ * are preempted first. Compressed ones cannot be recomputed; they move to the swap space if there
+ * is one. No sequence is moved unless the interactive one then gets all it needs. */
 #include "scheduler/sched_state.h"
 
 /* Amounts of each resource, free or needed. */

@@ -247,7 +247,7 @@ static const struct {
 } layers[] = {
     {"paged/", {NULL}},
     {"compress/", {"paged/"}},
-    {"scheduler/", {"paged/", "compress/policy.h", "compress/selector.h"}},
+    {"scheduler/", {"paged/", "compress/away.h", "compress/policy.h", "compress/selector.h"}},
     {"engine/options/", {"compress/policy.h", "compress/selector.h"}},
     {"engine/text/", {"engine/options/", "engine/json.h", "engine/utf8.h"}},
     {"engine/checkpoint/",
