@@ -464,9 +464,9 @@ typedef enum cn_keep {
 } cn_keep;
 
 /* One request of a compression event (DESIGN.md §2). It has n = n_blocks * block_tokens resident
- * slots, all full. Where the pools have P, the event writes it for the target slots. At a first event
- * source slot i has position i. Later P moves with slots below n_history, and slot i from there on
- * has position position_end - n + i. The window's query u (0 = oldest) is in ring row
+ * slots, all full. Where the pools have P, the event writes it for the target slots. At a first
+ * event source slot i has position i. Later P moves with slots below n_history, and slot i from
+ * there on has position position_end - n + i. The window's query u (0 = oldest) is in ring row
  * (position_end - w + u) mod w, where position_end is the number of tokens so far. */
 typedef struct cn_compress_req {
     cn_kv_params params; /* params.move: which target slot receives which kept slot (cn_kv_move) */
