@@ -2,7 +2,7 @@
  * each op as a share of the read bandwidth measured in the same run. Compares matrix products with
  * cuBLASLt too, and runs the matrix products and row-wise ops of a whole decode step in one graph.
  *
- * Usage: bench_kernel [-v] [gemm|ops|step]...   (default: all three; -v prints every candidate that
+ * Usage: bench_kernel [-v] [gemm|ops|step|select]...   (default: all; -v prints every candidate that
  * was timed for a product)
  * The model is Qwen3-8B's shape with random weights. Ops are timed in graphs in which every node
  * reads other weights, several times more than the L2 cache holds. */
@@ -374,6 +374,7 @@ enum {
     /* Of the arrays below in the first 64 KiB of the bench's memory. */
     CHANNELS_AT = 0,
     WORDS_AT = 16384,
+    UNITS_AT = 24576,
     FLAGS_AT = 32768,
     COS_AT = 36864,
     SIN_AT = 49152
@@ -382,6 +383,21 @@ enum {
 typedef struct query_words {
     uint32_t slots[MAX_SEQS], newest[MAX_SEQS], modulus[MAX_SEQS], n_window[MAX_SEQS];
 } query_words;
+
+/* What `select` reads of its sequences. */
+typedef struct select_words {
+    cn_sel_stage stage[MAX_SEQS];
+    uint32_t first[MAX_SEQS], n[MAX_SEQS], base[MAX_SEQS], k[MAX_SEQS], n_forced[MAX_SEQS];
+} select_words;
+_Static_assert(UNITS_AT + sizeof(select_words) <= FLAGS_AT, "the arrays do not overlap");
+
+/* A launch of `select` in a step: n_seqs sequences with n candidates in each unit, of which k are
+ * selected. */
+typedef struct select_shape {
+    const char *name;
+    uint32_t n_seqs, n, k, entry_log2;
+    bool tokens;
+} select_shape;
 
 /* Writes the small arrays of the ops; cosines and sines stay random. */
 static void write_select_arrays(bench *b)
@@ -458,6 +474,58 @@ static void record_predict(bench *b, const void *ctx)
     }
 }
 
+static void record_select(bench *b, const void *ctx)
+{
+    const select_shape *z = ctx;
+    const select_words *w = (const void *)(b->memory + UNITS_AT);
+    const size_t n_scores = (size_t)z->n_seqs * KV_HEADS * z->n;
+    const cn_select_args a = {.score = (const uint16_t *)(void *)(b->memory + 65536),
+                              .stage = w->stage,
+                              .first = w->first,
+                              .n = w->n,
+                              .base = w->base,
+                              .k = w->k,
+                              .n_forced = w->n_forced,
+                              .n_seqs = z->n_seqs,
+                              .n_layers = 1,
+                              .n_kv_heads = KV_HEADS,
+                              .tokens = z->tokens,
+                              .list = (uint32_t *)(void *)(b->memory + 65536 + 2 * n_scores),
+                              .list_stride = z->k << z->entry_log2};
+    for (uint32_t i = 0; i < LAYERS; i++) bench_must(b->be->select(b->s, &a));
+}
+
+/* The launches of LAYERS layers. In a step the scores were written just before, so they are in the
+ * L2 cache; here all launches read the same scores. */
+static void time_select(bench *b, const select_shape *z)
+{
+    static select_words w;
+    for (uint32_t i = 0; i < z->n_seqs; i++) {
+        w.stage[i] = (cn_sel_stage){.active = 1, .entry_log2 = (uint8_t)z->entry_log2};
+        w.first[i] = i * z->n;
+        w.n[i] = z->n;
+        w.k[i] = z->k;
+    }
+    bench_must(b->be->mem_write(b->s, b->memory + UNITS_AT, &w, sizeof w));
+    const double s = time_graph(b, record_select, z);
+    printf("select, %-22s %u x %-6u %9.2f us, %6.3f ms for %d layers\n", z->name, z->n_seqs, z->n,
+           s * 1e6 / LAYERS, s * 1e3, LAYERS);
+}
+
+static void bench_select(void)
+{
+    bench b;
+    if (!open_bench(&b, CN_CUDA_GEMM_LIBRARY, 1)) return;
+    static const select_shape shapes[] = {
+        {"tokens", 8, 32768 - 68, 2048, 0, true},   {"tokens", 16, 32768 - 68, 2048, 0, true},
+        {"tokens", 4, 131072 - 68, 2048, 0, true},  {"tokens", 64, 8192 - 68, 2048, 0, true},
+        {"tiles", 8, 511, 128, 6, false},           {"tokens of 128 tiles", 8, 8192, 2048, 0, true},
+        {"pages", 8, 2043, 128, 4, true},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) time_select(&b, &shapes[i]);
+    close_bench(&b);
+}
+
 /* ---- running ops ---- */
 
 static void print_op(bench *b, const char *name, uint32_t n_tokens, size_t bytes, size_t stride,
@@ -513,7 +581,7 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(void);
-    } parts[] = {{"gemm", bench_gemm}, {"ops", bench_ops}, {"step", bench_step}};
+    } parts[] = {{"gemm", bench_gemm}, {"ops", bench_ops}, {"step", bench_step}, {"select", bench_select}};
     cn_backend *probe = NULL;
     if (cn_backend_cuda_load(&probe, (cn_cuda_backend_opts){.memory_bytes = 256 << 20}) != CN_OK) {
         printf("skipped: %s\n", cn_last_error());

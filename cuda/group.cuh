@@ -23,12 +23,25 @@ typedef struct cn_group {
     uint32_t *arrivals; /* 0 at the start of the kernel */
 } cn_group;
 
-__device__ static inline void cn_group_cluster_barrier(void)
+/* The two halves of a barrier of the cluster. */
+__device__ static inline void cn_group_cluster_arrive(void)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release;\n"
-                 "barrier.cluster.wait.acquire;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 #endif
+}
+
+__device__ static inline void cn_group_cluster_wait(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+
+__device__ static inline void cn_group_cluster_barrier(void)
+{
+    cn_group_cluster_arrive();
+    cn_group_cluster_wait();
 }
 
 /* Returns the address in another part's shared memory that corresponds to p in this part's. */

@@ -1,6 +1,7 @@
 /* engine_probe.c - see engine_probe.h. */
 #include "engine/engine_probe.h"
 
+#include "engine/select_cost.h"
 #include "engine/step_graph.h"
 
 enum { ROUNDS = 3 };
@@ -10,10 +11,19 @@ uint64_t cn_engine_step_weight_bytes(const cn_engine *e)
     return cn_weights_step_bytes(&e->model_config, e->backend);
 }
 
-uint64_t cn_engine_kv_token_bytes(const cn_engine *e)
+double cn_engine_row_bytes(const cn_engine *e, const cn_kv_params *kv, double resident)
 {
     const cn_kv_layout *l = &e->pools.layout;
-    return l->block_bytes / l->block_tokens * l->n_layers;
+    const cn_select_shape shape = {.n_layers = l->n_layers,
+                                   .dense_layers = e->config->select_dense_layers,
+                                   .n_heads = e->pools.n_heads,
+                                   .n_kv_heads = l->n_kv_heads,
+                                   .head_dim = l->head_dim,
+                                   .block_tokens = l->block_tokens,
+                                   .kv_dtype = l->part[CN_KV_K].dtype,
+                                   .act_dtype = e->pools.act_dtype};
+    if (kv->select == CN_SELECT_NONE) return (double)cn_select_kv_bytes(&shape) * resident;
+    return cn_select_row_bytes(&shape, kv, (uint32_t)resident);
 }
 
 static cn_status wait_all(cn_engine *e)

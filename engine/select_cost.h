@@ -1,7 +1,8 @@
 /* select_cost.h - how many bytes a decode step reads with and without a selector, and from how many
- * tokens in the batch a selector makes the step shorter. Pure arithmetic for `cinch plan`.
+ * tokens in the batch a selector makes the step shorter. Pure arithmetic for `cinch plan` and
+ * `cinch bench`.
  *
- * Owner: none; plain functions. Thread: any. Stage: none; no engine calls them.
+ * Owner: none; plain functions. Thread: any. Stage: none; no step calls them.
  *
  * A step of requests of equal length reads all weights once. Each request reads, per layer:
  *

@@ -47,7 +47,7 @@ static void open_fixture(fixture *x, const char *audit)
     set(c, section, "enable-prefix-caching", "false");
     set(c, section, "progress", "none");
     set(c, section, "arms", "zip:128:window=16,window:96,zip:1024:no-global");
-    assert_int_equal(cn_compare_arms_parse(&x->arms, c), CN_OK);
+    assert_int_equal(cn_compare_arms_parse(&x->arms, c->arms, c), CN_OK);
     assert_int_equal(x->arms.n, N_ARMS);
     cn_compare_arms_declare(&x->arms, c);
     if (cn_engine_create(&x->engine, c) != CN_OK) fail_msg("%s", cn_last_error());

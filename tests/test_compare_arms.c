@@ -26,7 +26,7 @@ static void keys_set_what_the_options_set(void **state)
     c->kv.global_score = false; /* the command line's --no-kv-global */
     c->kv.alpha = 0.25f;
     cn_compare_arms a;
-    assert_int_equal(cn_compare_arms_parse(&a, c), CN_OK);
+    assert_int_equal(cn_compare_arms_parse(&a, c->arms, c), CN_OK);
     assert_int_equal(a.n, 5);
     const cn_kv_params *kv = &a.arms[1].kv;
     assert_string_equal(a.arms[1].label, "zip:384:window=48:no-global");
@@ -61,7 +61,7 @@ static void full_kv_comes_first(void **state)
         cn_config *c = make_config(lists[i]);
         c->kv.policy = CN_KV_ZIP;
         cn_compare_arms a;
-        assert_int_equal(cn_compare_arms_parse(&a, c), CN_OK);
+        assert_int_equal(cn_compare_arms_parse(&a, c->arms, c), CN_OK);
         assert_int_equal(a.n, 2);
         assert_string_equal(a.arms[0].label, "full");
         assert_int_equal(a.arms[0].kv.policy, CN_KV_FULL);
@@ -77,7 +77,7 @@ static void one_engine_holds_all_arms(void **state)
     cn_config *c = make_config("full,zip:384:window=48,zip:512:window=32,window:128");
     c->kv.window_tokens = 99; /* of the arm that has no observation window */
     cn_compare_arms a;
-    assert_int_equal(cn_compare_arms_parse(&a, c), CN_OK);
+    assert_int_equal(cn_compare_arms_parse(&a, c->arms, c), CN_OK);
     cn_compare_arms_declare(&a, c);
     assert_int_equal(c->kv_policies, 1u << CN_KV_FULL | 1u << CN_KV_ZIP | 1u << CN_KV_WINDOW);
     assert_int_equal(c->kv.window_tokens, 48);
@@ -93,7 +93,7 @@ static void selectors_are_arms_with_full_kv(void **state)
         make_config("ds:256,tls:128:select_tiles=300:sinks=9,zip:384,spade:no-select_rotate");
     c->kv.select = CN_SELECT_QUEST;
     cn_compare_arms a;
-    assert_int_equal(cn_compare_arms_parse(&a, c), CN_OK);
+    assert_int_equal(cn_compare_arms_parse(&a, c->arms, c), CN_OK);
     assert_int_equal(a.arms[0].kv.select, CN_SELECT_NONE);
     assert_int_equal(a.arms[1].kv.policy, CN_KV_FULL);
     assert_int_equal(a.arms[1].kv.select, CN_SELECT_DS);
@@ -136,7 +136,7 @@ static void mistakes_are_named_with_the_valid_choices(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         cn_config *c = make_config(cases[i].arms);
         cn_compare_arms a;
-        assert_int_equal(cn_compare_arms_parse(&a, c), CN_ERR_ARG);
+        assert_int_equal(cn_compare_arms_parse(&a, c->arms, c), CN_ERR_ARG);
         const char *e = cn_last_error();
         if (!strstr(e, cases[i].names) || !strstr(e, cases[i].lists))
             fail_msg("%s: got '%s'", cases[i].arms, e);

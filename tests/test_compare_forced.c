@@ -79,7 +79,7 @@ static void open_fixture(fixture *x, const char *option, const char *value)
     set(c, "progress", "none");
     set(c, "arms", "window:64,zip:64:window=8,zip:1024");
     set(c, option, value);
-    assert_int_equal(cn_compare_arms_parse(&x->arms, c), CN_OK);
+    assert_int_equal(cn_compare_arms_parse(&x->arms, c->arms, c), CN_OK);
     assert_int_equal(x->arms.n, N_ARMS);
     cn_compare_arms_declare(&x->arms, c);
     if (cn_engine_create(&x->engine, c) != CN_OK) fail_msg("%s", cn_last_error());

@@ -13,17 +13,20 @@
 #include <jansson.h>
 
 #include "engine/bench/bench_timeline.h"
+#include "engine/compare/compare_arms.h"
 #include "engine/engine_probe.h"
 
 typedef struct cn_bench {
     cn_engine *engine;
-    const cn_config *config;
+    cn_config *config;
+    cn_kv_params kv; /* of submitted requests */
+    cn_compare_arms arms;  /* of --arms; n is 0 without */
     cn_timeline *timeline; /* NULL: no timeline */
     uint64_t done, failed, prompt_tokens, output_tokens; /* of requests that ended */
 } cn_bench;
 
-/* Submits a request with exactly output_len output tokens, the configured sampling and the
- * configured kv policy. CN_ERR_BUSY if the queue is full. *request is set to its id; request may be
+/* Submits a request with exactly output_len output tokens, the configured sampling and
+ * b->kv. CN_ERR_BUSY if the queue is full. *request is set to its id; request may be
  * NULL. */
 cn_status cn_bench_submit(cn_bench *b, const cn_tokens *prompt, uint32_t output_len,
                           uint64_t *request);

@@ -2,9 +2,10 @@
  * resident tokens, and the prefill of one prompt.
  *
  * Each figure is printed beside a lower bound that is measured in the same run. For a decode step
- * that is one read of its weights, keys and values, for a prefill its matrix products alone. If the
- * backend records step graphs, a step is also timed by replays without a pause. The device is idle
- * for the rest of an ordinary step. With a selector only the step is timed. */
+ * that is one read of its weights, keys and values, for a prefill its matrix products alone. A step
+ * with a selector reads digests and scores, and only the keys and values that it attends to. If the
+ * step ran from a graph, it is also timed by replays without a pause. The device is idle for the
+ * rest of an ordinary step. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -18,23 +19,39 @@ enum {
     PREFILL_STREAM = 1 << 16
 };
 
+/* Numbers of an option; for --batches those of requests, each with the tokens that they hold. */
 typedef struct number_list {
-    uint32_t at[MAX_LIST];
+    uint32_t at[MAX_LIST], resident[MAX_LIST];
     uint32_t n;
 } number_list;
 
-static cn_status parse_list(const char *option, const char *text, uint32_t max, number_list *out)
+/* Reads a number from 1 to max at *p and moves *p behind it. */
+static bool try_number(const char **p, uint32_t max, uint32_t *out)
+{
+    char *end;
+    errno = 0;
+    const unsigned long x = strtoul(*p, &end, 10);
+    if (end == *p || **p < '0' || **p > '9' || errno || x == 0 || x > max) return false;
+    *out = (uint32_t)x;
+    *p = end;
+    return true;
+}
+
+/* resident: that of a number without its own; 0: numbers have none. */
+static cn_status parse_list(const char *option, const char *text, uint32_t max, uint32_t resident,
+                            number_list *out)
 {
     out->n = 0;
     for (const char *p = text;; p++) {
-        char *end;
-        errno = 0;
-        const unsigned long x = strtoul(p, &end, 10);
-        if (end == p || *p < '0' || *p > '9' || errno || x == 0 || x > max || out->n == MAX_LIST)
+        if (out->n == MAX_LIST || !try_number(&p, max, &out->at[out->n]))
             return cn_fail(CN_ERR_ARG, "--%s %s: expected numbers from 1 to %u, as in 1,8", option,
                            text, max);
-        out->at[out->n++] = (uint32_t)x;
-        p = end;
+        out->resident[out->n] = resident;
+        if (resident > 0 && *p == 'x' && (p++, !try_number(&p, UINT32_MAX, &out->resident[out->n])))
+            return cn_fail(CN_ERR_ARG, "--%s %s: expected resident tokens behind the x, as in "
+                                       "8x4096",
+                           option, text);
+        out->n++;
         if (*p == '\0') return CN_OK;
         if (*p != ',')
             return cn_fail(CN_ERR_ARG, "--%s %s: expected a comma at '%s'", option, text, p);
@@ -47,11 +64,13 @@ typedef struct decode {
     cn_bench *b;
     cn_tokens tokens; /* scratch */
     uint64_t *requests; /* [max_num_seqs] */
+    uint32_t resident; /* of the current batch */
     double read_bytes_s; /* bytes per second; 0: unknown */
 } decode;
 
 typedef struct batch_time {
     uint32_t batch;
+    const char *arm; /* NULL: without --arms */
     double resident; /* tokens that a request held, mean over the timed steps */
     double step_s, replay_s;
 } batch_time;
@@ -68,21 +87,21 @@ static cn_status count_step(decode *d, uint64_t *n_tokens)
     if (idle || after.preemptions > 0)
         return cn_fail(CN_ERR_ARG, "the pool of %u blocks cannot hold --resident %u for every "
                                    "batch of --batches %s: lower one of the two",
-                       after.blocks_total, d->b->config->resident, d->b->config->batches);
+                       after.blocks_total, d->resident, d->b->config->batches);
     return CN_OK;
 }
 
 /* Runs n steps. Each step must generate a token for every request of the batch. */
 static cn_status run_batch(decode *d, uint32_t batch, uint32_t n)
 {
-    const cn_config *c = d->b->config;
     for (uint32_t i = 0; i < n; i++) {
         uint64_t n_tokens;
         CN_TRY(count_step(d, &n_tokens));
         if (n_tokens != batch)
             return cn_fail(CN_ERR_ARG, "only %llu of %u requests decode: lower --resident %u or "
                                        "--batches %s",
-                           (unsigned long long)n_tokens, batch, c->resident, c->batches);
+                           (unsigned long long)n_tokens, batch, d->resident,
+                           d->b->config->batches);
     }
     return CN_OK;
 }
@@ -120,22 +139,21 @@ static cn_status cancel_batch(decode *d, uint32_t batch)
 static cn_status report_batch(const decode *d, const batch_time *t, json_t *rows)
 {
     const cn_engine *e = d->b->engine;
-    /* A step that selects reads less than the floor and is not recorded, so both are left out. */
-    const bool selects = d->b->config->kv.select != CN_SELECT_NONE;
-    const double step_s = t->step_s, replay_s = selects ? 0 : t->replay_s;
+    const double step_s = t->step_s, replay_s = t->replay_s;
     const double bytes = (double)cn_engine_step_weight_bytes(e) +
-                         (double)cn_engine_kv_token_bytes(e) * t->resident * t->batch;
-    const double floor_s = d->read_bytes_s > 0 && !selects ? bytes / d->read_bytes_s : 0;
-    printf("decode, batch %u, %.0f resident: %.3f ms per step", t->batch, t->resident,
-           step_s * 1e3);
+                         cn_engine_row_bytes(e, &d->b->kv, t->resident) * t->batch;
+    const double floor_s = d->read_bytes_s > 0 ? bytes / d->read_bytes_s : 0;
+    printf("decode, batch %u, %.0f resident", t->batch, t->resident);
+    if (t->arm) printf(", %s", t->arm);
+    printf(": %.3f ms per step", step_s * 1e3);
     if (floor_s > 0) printf(", floor %.3f ms (%.1f %% of the step)", floor_s * 1e3,
                             100 * floor_s / step_s);
     if (replay_s > 0) printf(", idle %.2f %%", 100 * (1 - replay_s / step_s));
     printf("\n");
-    json_t *row = json_pack("{s:I, s:f, s:f}", "batch", (json_int_t)t->batch, "resident",
-                            t->resident, "ms_per_step", step_s * 1e3);
+    json_t *row = json_pack("{s:I, s:f, s:f, s:f}", "batch", (json_int_t)t->batch, "resident",
+                            t->resident, "ms_per_step", step_s * 1e3, "bytes_per_step", bytes);
     if (!row) return cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
-    if (!selects) json_object_set_new(row, "bytes_per_step", json_real(bytes));
+    if (t->arm) json_object_set_new(row, "arm", json_string(t->arm));
     if (floor_s > 0) json_object_set_new(row, "floor_ms", json_real(floor_s * 1e3));
     if (floor_s > 0) json_object_set_new(row, "floor_share", json_real(floor_s / step_s));
     if (replay_s > 0) json_object_set_new(row, "replay_ms", json_real(replay_s * 1e3));
@@ -144,53 +162,70 @@ static cn_status report_batch(const decode *d, const batch_time *t, json_t *rows
                                             : CN_OK;
 }
 
-static cn_status time_batch(decode *d, uint32_t batch, json_t *rows)
+static cn_status time_batch(decode *d, uint32_t batch, const char *arm, json_t *rows)
 {
-    const cn_config *c = d->b->config;
-    const uint32_t steps = c->decode_steps;
+    const uint32_t steps = d->b->config->decode_steps, resident = d->resident;
     const uint32_t lead = LEAD_STEPS + REFILL_STEPS + 1 + steps / 2 +
-                          prefill_steps(d, batch, c->resident) / 2;
-    if (c->resident <= lead)
+                          prefill_steps(d, batch, resident) / 2;
+    if (resident <= lead)
         return cn_fail(CN_ERR_ARG,
                        "--resident %u is too small for --batches and --decode-steps: expected "
                        "over %u",
-                       c->resident, lead);
+                       resident, lead);
     cn_stats before, after;
     cn_engine_stats(d->b->engine, &before);
-    CN_TRY(start_batch(d, batch, c->resident - lead));
+    CN_TRY(start_batch(d, batch, resident - lead));
     cn_engine_stats(d->b->engine, &after);
     double first_s, last_s; /* replay times before and after the timed steps */
     CN_TRY(cn_engine_replay_time(d->b->engine, steps, &first_s));
     CN_TRY(run_batch(d, batch, REFILL_STEPS));
     const double began_s = cn_now_s();
     CN_TRY(run_batch(d, batch, steps));
-    batch_time t = {.batch = batch, .step_s = (cn_now_s() - began_s) / steps};
+    batch_time t = {.batch = batch, .arm = arm, .step_s = (cn_now_s() - began_s) / steps};
     CN_TRY(cn_engine_replay_time(d->b->engine, steps, &last_s));
     const double middle = (REFILL_STEPS + steps / 2.0) / (REFILL_STEPS + steps);
     t.replay_s = first_s + middle * (last_s - first_s);
     /* Requests that decoded while others' prompts were computed hold more tokens. */
     const double said = (double)(after.generation_tokens - before.generation_tokens) / batch;
-    t.resident = c->resident - lead + said + REFILL_STEPS + steps / 2.0;
+    t.resident = resident - lead + said + REFILL_STEPS + steps / 2.0;
     CN_TRY(cancel_batch(d, batch));
     return report_batch(d, &t, rows);
+}
+
+/* Times a batch with the configured `kv`, or with each arm. The first one computes the prompts, the
+ * others find them in the prefix cache. */
+static cn_status time_arms(decode *d, uint32_t batch, json_t *rows)
+{
+    const cn_compare_arms *arms = &d->b->arms;
+    if (arms->n == 0) return time_batch(d, batch, NULL, rows);
+    for (uint32_t i = 0; i < arms->n; i++) {
+        d->b->kv = arms->arms[i].kv;
+        CN_TRY(time_batch(d, batch, arms->arms[i].label, rows));
+    }
+    return CN_OK;
 }
 
 static cn_status time_decode(cn_bench *b, json_t *json)
 {
     decode d = {.b = b};
     number_list batches;
-    CN_TRY(parse_list("batches", b->config->batches, b->config->max_num_seqs, &batches));
+    CN_TRY(parse_list("batches", b->config->batches, b->config->max_num_seqs, b->config->resident,
+                      &batches));
     CN_TRY(cn_engine_read_bandwidth(b->engine, &d.read_bytes_s));
     if (d.read_bytes_s > 0) printf("read bandwidth: %.1f GB/s\n", d.read_bytes_s / 1e9);
     d.requests = cn_calloc(b->config->max_num_seqs, sizeof *d.requests);
     json_t *rows = json_array();
     cn_status status =
         d.requests && rows ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for the requests");
-    for (uint32_t i = 0; status == CN_OK && i < batches.n; i++)
-        status = time_batch(&d, batches.at[i], rows);
+    for (uint32_t i = 0; status == CN_OK && i < batches.n; i++) {
+        d.resident = batches.resident[i];
+        status = time_arms(&d, batches.at[i], rows);
+    }
     cn_tokens_free(&d.tokens);
     cn_free(d.requests);
     json_object_set_new(json, "decode", rows);
+    json_object_set_new(json, "weight_bytes",
+                        json_integer((json_int_t)cn_engine_step_weight_bytes(b->engine)));
     json_object_set_new(json, "read_bytes_per_second", json_real(d.read_bytes_s));
     return status;
 }
@@ -229,7 +264,7 @@ static cn_status time_length(cn_bench *b, uint32_t n, cn_tokens *tokens, json_t 
 static cn_status time_prefill(cn_bench *b, json_t *json)
 {
     number_list lengths;
-    CN_TRY(parse_list("prefill", b->config->prefill, cn_engine_max_model_len(b->engine) - 1,
+    CN_TRY(parse_list("prefill", b->config->prefill, cn_engine_max_model_len(b->engine) - 1, 0,
                       &lengths));
     cn_tokens tokens = {0};
     json_t *rows = json_array();

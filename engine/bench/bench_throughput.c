@@ -27,7 +27,7 @@ cn_status cn_bench_submit(cn_bench *b, const cn_tokens *prompt, uint32_t output_
     cn_request_params p = {.tokens = prompt->ids, .n_tokens = prompt->len,
                            .klass = CN_CLASS_BATCH};
     cn_engine_default_sampling(b->engine, &p.sampling);
-    cn_engine_default_kv(b->engine, &p.kv);
+    p.kv = b->kv;
     p.sampling.ignore_eos = true;
     p.sampling.max_tokens = output_len;
     return cn_engine_submit(b->engine, &p, on_event, b, request);
@@ -151,16 +151,30 @@ static cn_status run_mode(cn_bench *b)
     return status;
 }
 
-static cn_status bench(const cn_config *c)
+static cn_status run_engine(cn_bench *b)
+{
+    const cn_config *c = b->config;
+    CN_TRY(cn_engine_create(&b->engine, c));
+    cn_engine_default_kv(b->engine, &b->kv);
+    cn_status status = CN_OK;
+    if (c->timeline) status = cn_timeline_open(&b->timeline, c->timeline, c->timeline_interval);
+    if (status == CN_OK) status = run_mode(b);
+    const cn_status closed = cn_timeline_close(b->timeline, b->engine);
+    cn_engine_free(b->engine);
+    return status != CN_OK ? status : closed;
+}
+
+static cn_status bench(cn_config *c)
 {
     cn_bench b = {.config = c};
-    CN_TRY(cn_engine_create(&b.engine, c));
-    cn_status status = CN_OK;
-    if (c->timeline) status = cn_timeline_open(&b.timeline, c->timeline, c->timeline_interval);
-    if (status == CN_OK) status = run_mode(&b);
-    const cn_status closed = cn_timeline_close(b.timeline, b.engine);
-    cn_engine_free(b.engine);
-    return status != CN_OK ? status : closed;
+    if (c->decode_arms && c->resident == 0) return cn_fail(CN_ERR_ARG, "--arms needs --resident");
+    cn_status status = c->decode_arms ? cn_compare_arms_parse(&b.arms, c->decode_arms, c) : CN_OK;
+    if (status == CN_OK) {
+        if (c->decode_arms) cn_compare_arms_declare(&b.arms, c);
+        status = run_engine(&b);
+    }
+    cn_compare_arms_free(&b.arms);
+    return status;
 }
 
 /* `bench throughput` and `bench serve` take different options. Rejects the options of the other
@@ -179,7 +193,7 @@ static cn_status check_word(const cn_config *c, bool server)
     return CN_OK;
 }
 
-static cn_status run_word(const cn_config *c, const char *word)
+static cn_status run_word(cn_config *c, const char *word)
 {
     const bool server = strcmp(word, "serve") == 0;
     if (!server && strcmp(word, "throughput") != 0)

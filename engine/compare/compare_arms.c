@@ -123,16 +123,16 @@ static cn_status check_twice(const cn_compare_arms *a)
     return CN_OK;
 }
 
-cn_status cn_compare_arms_parse(cn_compare_arms *out, const cn_config *c)
+cn_status cn_compare_arms_parse(cn_compare_arms *out, const char *list, const cn_config *c)
 {
     static const char full[] = "full";
     uint32_t n = 2;
-    for (const char *p = c->arms; *p; p++) n += *p == ',';
+    for (const char *p = list; *p; p++) n += *p == ',';
     *out = (cn_compare_arms){.arms = cn_calloc(n, sizeof *out->arms)};
     if (!out->arms) return cn_fail(CN_ERR_MEMORY, "out of memory for %u arms", n);
     out->n = 1;
     CN_TRY(parse_arm(&out->arms[0], c, full, sizeof full - 1));
-    for (const char *p = c->arms;; p++) {
+    for (const char *p = list;; p++) {
         size_t len = strcspn(p, ",");
         bool is_full = len == sizeof full - 1 && memcmp(p, full, len) == 0;
         if (!is_full) {

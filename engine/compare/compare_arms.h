@@ -6,7 +6,7 @@
  * The keys are those of a request's `kv` object, with the bounds of the option table. A key that an
  * arm does not set has the value of the --kv-* option.
  *
- * Owner: cinch compare. Thread: main. Stage: before an engine exists. */
+ * Owner: cinch compare, cinch bench. Thread: main. Stage: before an engine exists. */
 #ifndef CN_COMPARE_ARMS_H
 #define CN_COMPARE_ARMS_H
 
@@ -22,9 +22,9 @@ typedef struct cn_compare_arms {
     uint32_t n;
 } cn_compare_arms;
 
-/* Parses c->arms with the defaults c->kv. CN_ERR_ARG names the arm, its invalid part, and the known
+/* Parses a list with the defaults c->kv. CN_ERR_ARG names the arm, its invalid part, and the known
  * policies or keys. Free *out in every case. */
-cn_status cn_compare_arms_parse(cn_compare_arms *out, const cn_config *c);
+cn_status cn_compare_arms_parse(cn_compare_arms *out, const char *list, const cn_config *c);
 void cn_compare_arms_free(cn_compare_arms *a);
 
 /* Sets in c what one engine needs for all arms: their policies, the largest window, and the
