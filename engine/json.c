@@ -94,9 +94,70 @@ cn_status cn_json_parse(json_t **out, const char *text, size_t n, const char *wh
 }
 
 cn_status cn_json_parse_request(json_t **out, const char *text, size_t n, const char *what,
-                                size_t max_bytes, uint32_t max_depth)
+                                const cn_json_limits *limits)
 {
-    return parse(out, text, n, what, max_bytes, max_depth, CN_ERR_ARG, JSON_ALLOW_NUL);
+    *out = NULL;
+    if (n <= limits->max_bytes && cn_json_measure(text, n).values > limits->max_values)
+        return cn_fail(CN_ERR_ARG, "%s: %zu JSON values exceed the limit of %zu", what,
+                       cn_json_measure(text, n).values, limits->max_values);
+    return parse(out, text, n, what, limits->max_bytes, limits->max_depth, CN_ERR_ARG,
+                 JSON_ALLOW_NUL);
+}
+
+/* ---- memory ---- */
+
+/* What jansson allocates for a value, for the table of an array or an object, and for a member, on
+ * a 64-bit machine; tests/test_json.c compares them with the heap. Tables grow by doubling. */
+enum {
+    VALUE_BYTES = 96,
+    ARRAY_BYTES = 160,
+    OBJECT_BYTES = 288,
+    ENTRY_BYTES = 16,
+    PAIR_BYTES = 128
+};
+
+cn_json_size cn_json_measure(const char *text, size_t n)
+{
+    cn_json_size size = {.values = 1, .bytes = VALUE_BYTES};
+    bool inside = false;
+    for (size_t i = 0; i < n; i++) {
+        const char c = text[i];
+        if (inside) {
+            i += c == '\\';
+            inside = c != '"';
+            continue;
+        }
+        inside = c == '"';
+        const bool begins = c == '[' || c == '{';
+        size.values += begins || c == ',';
+        size.bytes += c == '{' ? OBJECT_BYTES : c == '[' ? ARRAY_BYTES : 0;
+        size.bytes += c == ':' ? PAIR_BYTES : 0;
+        size.bytes += begins || c == ',' ? VALUE_BYTES + ENTRY_BYTES : 0;
+    }
+    return size;
+}
+
+static void measure(json_t *value, cn_json_size *size)
+{
+    size_t i;
+    const char *key;
+    json_t *child;
+    size->values++;
+    size->bytes += VALUE_BYTES + ENTRY_BYTES;
+    if (json_is_array(value)) {
+        size->bytes += ARRAY_BYTES;
+        json_array_foreach(value, i, child) measure(child, size);
+    } else if (json_is_object(value)) {
+        size->bytes += OBJECT_BYTES + PAIR_BYTES * json_object_size(value);
+        json_object_foreach(value, key, child) measure(child, size);
+    }
+}
+
+cn_json_size cn_json_measure_tree(json_t *tree)
+{
+    cn_json_size size = {0};
+    measure(tree, &size);
+    return size;
 }
 
 /* ---- NUL ---- */

@@ -31,11 +31,30 @@ cn_status cn_json_read_file(cn_buf *out, const char *path, size_t max_bytes);
 /* Reads and parses a file. CN_ERR_MODEL also when the text is invalid. */
 cn_status cn_json_load_file(json_t **out, const char *path, size_t max_bytes, uint32_t max_depth);
 
+/* What the tree of a text can take at most. A value is an object, an array, a string, a number or a
+ * literal; it takes far more memory than its text. */
+typedef struct cn_json_size {
+    size_t values;
+    size_t bytes; /* of memory, without the text of strings */
+} cn_json_size;
+
+/* Reads the size from the brackets and commas outside strings, without parsing. The text may be
+ * invalid. */
+cn_json_size cn_json_measure(const char *text, size_t n);
+/* The same for a tree. */
+cn_json_size cn_json_measure_tree(json_t *tree);
+
+/* Limits of a request's text. */
+typedef struct cn_json_limits {
+    size_t max_bytes, max_values;
+    uint32_t max_depth;
+} cn_json_limits;
+
 /* cn_json_parse for a request (CN_ERR_ARG), except that a string value may contain a NUL. The
  * reader of such a field must either call cn_json_refuse_nul, which names the field, or use the
- * string's length. */
+ * string's length. A text with too many values is refused before it is parsed. */
 cn_status cn_json_parse_request(json_t **out, const char *text, size_t n, const char *what,
-                                size_t max_bytes, uint32_t max_depth);
+                                const cn_json_limits *limits);
 
 /* Returns `error`, with the path of the string, if a string in value contains a NUL. `where` is the
  * path of value itself. value may be NULL. */

@@ -131,12 +131,14 @@ static const cn_route routes[] = {
      begin_upload, take_upload},
 };
 
+static cn_budget memory = {.most = 4 * MAX_BODY};
+
 static void open_server(void)
 {
     cn_http_opts o = {
         .max_head_bytes = MAX_HEAD,
         .max_connections = 4,
-        .max_body_total = 4 * MAX_BODY,
+        .memory = &memory,
         .request_timeout_s = 60,
         .idle_timeout_s = 60,
         .max_requests_per_key = 2,

@@ -290,6 +290,27 @@ static void bad_messages_are_refused(void **state)
     cn_buf_free(&fault);
 }
 
+/* The request keeps only the text that its parameters point into. */
+static void members_that_are_read_or_ignored_are_dropped(void **state)
+{
+    (void)state;
+    cn_api_request r;
+    accept_chat(&r, "\"metadata\": {\"a\": [{}, {}, {}]}, \"user\": \"u\", \"n\": 2, "
+                    "\"stop\": [\"END\", \"STOP\"], \"logit_bias\": {\"17\": 1}, "
+                    "\"stop_token_ids\": [5, 6], \"kv\": {\"budget\": 512}");
+    json_t *body = json_array_get(r.keep, 0);
+    assert_int_equal(json_object_size(body), 2);
+    assert_non_null(json_object_get(body, "messages"));
+    assert_string_equal(r.params.sampling.stop[1], "STOP");
+    assert_int_equal(r.params.sampling.n, 2);
+    cn_api_request_free(&r);
+    assert_int_equal(parse(&r, CN_API_COMPLETION, "{\"prompt\": [1, 2, 3], \"user\": \"u\"}", NULL),
+                     CN_OK);
+    assert_int_equal(json_object_size(json_array_get(r.keep, 0)), 0);
+    assert_int_equal(r.params.n_tokens, 3);
+    cn_api_request_free(&r);
+}
+
 static void endpoints_have_paths(void **state)
 {
     (void)state;
@@ -314,6 +335,7 @@ int main(void)
         cmocka_unit_test(completion_prompt_is_text_or_tokens),
         cmocka_unit_test(every_refusal_names_field_and_value),
         cmocka_unit_test(bad_messages_are_refused),
+        cmocka_unit_test(members_that_are_read_or_ignored_are_dropped),
         cmocka_unit_test(endpoints_have_paths),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

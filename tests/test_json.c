@@ -1,4 +1,5 @@
 /* test_json.c - strict JSON reading: limits, duplicates, typed getters, error texts. */
+#include <malloc.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -8,6 +9,8 @@
 #include <cmocka.h>
 
 #include "engine/json.h"
+
+static const cn_json_limits limits = {1 << 20, 1 << 20, 8};
 
 static json_t *parse(const char *text)
 {
@@ -65,7 +68,7 @@ static void test_nul_is_refused_by_name(void **state)
     json_t *tree;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *text = cases[i].text;
-        assert_int_equal(cn_json_parse_request(&tree, text, strlen(text), "t", 1 << 20, 8), CN_OK);
+        assert_int_equal(cn_json_parse_request(&tree, text, strlen(text), "t", &limits), CN_OK);
         assert_int_equal(cn_json_refuse_nul(tree, "body", CN_ERR_MODEL), CN_ERR_MODEL);
         if (!strstr(cn_last_error(), cases[i].says))
             fail_msg("'%s' lacks '%s'", cn_last_error(), cases[i].says);
@@ -73,7 +76,7 @@ static void test_nul_is_refused_by_name(void **state)
     }
     const char *s = "kept";
     static const char text[] = "{\"a\": \"x\\u0000\", \"b\": \"\\\\u0000\"}";
-    assert_int_equal(cn_json_parse_request(&tree, text, strlen(text), "t", 1 << 20, 8), CN_OK);
+    assert_int_equal(cn_json_parse_request(&tree, text, strlen(text), "t", &limits), CN_OK);
     const cn_json_at at = {tree, "cfg", CN_ERR_ARG};
     assert_int_equal(cn_json_str(&at, "a", CN_JSON_REQUIRED, &s), CN_ERR_ARG);
     assert_string_equal(s, "kept");
@@ -84,7 +87,7 @@ static void test_nul_is_refused_by_name(void **state)
     assert_int_equal(cn_json_refuse_nul(NULL, "c", CN_ERR_ARG), CN_OK);
     json_decref(tree);
     static const char key[] = "{\"a\\u0000\": 1}";
-    assert_int_equal(cn_json_parse_request(&tree, key, strlen(key), "t", 1 << 20, 8), CN_ERR_ARG);
+    assert_int_equal(cn_json_parse_request(&tree, key, strlen(key), "t", &limits), CN_ERR_ARG);
 }
 
 /* The text of an error must not contain bytes that control a terminal. */
@@ -209,6 +212,63 @@ static void test_files(void **state)
     rmdir(dir);
 }
 
+/* ---- memory ---- */
+
+static void test_values_are_counted_before_parsing(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        size_t values;
+    } cases[] = {
+        {"1", 1}, {"[1,2]", 3}, {"{\"a\": [{}, 2], \"b\": 3}", 6}, {"\"a,[{\\\",[\"", 1},
+        {"[[],{}]", 5}, {"[\"\\\\\",\",,,\"]", 3},
+    };
+    json_t *tree;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *text = cases[i].text;
+        const cn_json_size size = cn_json_measure(text, strlen(text));
+        assert_true(size.values >= cases[i].values && size.values <= cases[i].values + 2);
+    }
+    static const char text[] = "{\"metadata\": [{},{},{},{},{},{},{},{}]}";
+    const cn_json_limits few = {1 << 20, 10, 8};
+    assert_int_equal(cn_json_parse_request(&tree, text, strlen(text), "body", &few), CN_ERR_ARG);
+    assert_null(tree);
+    assert_non_null(strstr(cn_last_error(), "JSON values exceed the limit of 10"));
+}
+
+static size_t heap_bytes(void)
+{
+    const struct mallinfo2 m = mallinfo2();
+    return m.uordblks + m.hblkhd;
+}
+
+/* Both measures must cover what the tree takes, and not exceed it much. */
+static void test_measures_cover_the_heap(void **state)
+{
+    (void)state;
+    enum { N = 20000 };
+    static const char *const items[] = {"{}", "[]", "12", "\"a\"", "[[[[1]]]]",
+                                        "{\"a\":1,\"b\":{\"c\":[]}}", "null", "{\"k\":\"v\"}"};
+    for (size_t i = 0; i < sizeof items / sizeof *items; i++) {
+        cn_buf text = {0};
+        for (int k = 0; k < N; k++)
+            assert_int_equal(cn_buf_addf(&text, "%c%s", k ? ',' : '[', items[i]), CN_OK);
+        assert_int_equal(cn_buf_addf(&text, "]"), CN_OK);
+        const cn_json_size said = cn_json_measure(text.data, text.len);
+        const size_t before = heap_bytes();
+        json_t *tree;
+        assert_int_equal(cn_json_parse_request(&tree, text.data, text.len, "t", &limits), CN_OK);
+        const size_t took = heap_bytes() - before;
+        const size_t kept = cn_json_measure_tree(tree).bytes;
+        if (said.bytes < took || kept < took || kept > 10 * took ||
+            said.bytes > 10 * took)
+            fail_msg("%s: %zu bytes, measured %zu and %zu", items[i], took, said.bytes, kept);
+        json_decref(tree);
+        cn_buf_free(&text);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -216,6 +276,8 @@ int main(void)
         cmocka_unit_test(test_nul_is_refused_by_name),
         cmocka_unit_test(test_getters),   cmocka_unit_test(test_huge_integer_is_read),
         cmocka_unit_test(test_token_ids), cmocka_unit_test(test_files),
+        cmocka_unit_test(test_values_are_counted_before_parsing),
+        cmocka_unit_test(test_measures_cover_the_heap),
     };
     return cmocka_run_group_tests_name("json", tests, NULL, NULL);
 }

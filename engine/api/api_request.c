@@ -471,6 +471,20 @@ static cn_status read_body(cn_api_request *r, json_t *body, const char **key)
     return CN_OK;
 }
 
+/* Removes the members of the body that params does not point into. */
+static void drop_read(const cn_api_request *r, json_t *body)
+{
+    const char *key;
+    json_t *v;
+    void *next;
+    json_object_foreach_safe(body, next, key, v)
+    {
+        const bool borrowed = strcmp(key, "messages") == 0 || strcmp(key, "stop") == 0 ||
+                              (strcmp(key, "prompt") == 0 && r->params.text);
+        if (!borrowed) json_object_del(body, key);
+    }
+}
+
 cn_status cn_api_request_parse(cn_api_request *out, cn_api_endpoint endpoint, json_t *body,
                                const cn_api_defaults *defaults, cn_buf *at_fault)
 {
@@ -483,7 +497,10 @@ cn_status cn_api_request_parse(cn_api_request *out, cn_api_endpoint endpoint, js
     cn_status status = CN_OK;
     if (!out->keep || json_array_append(out->keep, body) != 0) status = out_of_memory("a request");
     if (status == CN_OK) status = read_body(out, body, &key);
-    if (status == CN_OK) return CN_OK;
+    if (status == CN_OK) {
+        drop_read(out, body);
+        return CN_OK;
+    }
     if (at_fault) {
         cn_buf_clear(at_fault);
         if (cn_buf_add(at_fault, key ? key : "", key ? strlen(key) : 0) != CN_OK)

@@ -54,9 +54,10 @@ typedef struct cn_api_request {
     cn_logit_bias *logit_bias;
 } cn_api_request;
 
-/* Reads a body from cn_json_parse_request and keeps a reference to it. CN_ERR_ARG names the field,
- * its value and what was expected. *out is then empty, and at_fault (unless NULL) has the name of
- * the invalid field, or "" if no single field is invalid. */
+/* Reads a body from cn_json_parse_request and keeps a reference to it. Removes the members of body
+ * that the request does not point into. CN_ERR_ARG names the field, its value and what was
+ * expected. *out is then empty, and at_fault (unless NULL) has the name of the invalid field, or ""
+ * if no single field is invalid. */
 cn_status cn_api_request_parse(cn_api_request *out, cn_api_endpoint endpoint, json_t *body,
                                const cn_api_defaults *defaults, cn_buf *at_fault);
 void cn_api_request_free(cn_api_request *r); /* leaves *r empty; an empty request is fine */

@@ -109,8 +109,9 @@ cn_status cn_batch_item_identify(cn_batch_item *item, const cn_line *line,
     if (line->too_long)
         return cn_fail(CN_ERR_ARG, "the line exceeds the limit of %d bytes",
                        (int)CN_BATCH_MAX_LINE_BYTES);
-    CN_TRY(cn_json_parse_request(&item->object, line->text, line->n, "the line",
-                                 CN_BATCH_MAX_LINE_BYTES, CN_BATCH_MAX_DEPTH));
+    static const cn_json_limits limits = {CN_BATCH_MAX_LINE_BYTES, CN_BATCH_MAX_VALUES,
+                                          CN_BATCH_MAX_DEPTH};
+    CN_TRY(cn_json_parse_request(&item->object, line->text, line->n, "the line", &limits));
     if (!json_is_object(item->object)) {
         char shown[SHOWN_BYTES];
         return cn_fail(CN_ERR_ARG, "the line: expected an object, got %s",

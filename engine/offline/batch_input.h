@@ -17,6 +17,7 @@
 
 enum {
     CN_BATCH_MAX_LINE_BYTES = 32 << 20,
+    CN_BATCH_MAX_VALUES = 1 << 20, /* JSON values of a line */
     CN_BATCH_MAX_DEPTH = CN_API_MAX_DEPTH + 1 /* the body is one level down */
 };
 

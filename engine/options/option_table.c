@@ -306,7 +306,8 @@ static const cn_option options[] = {
         .help = "maximum bytes of a JSON body"),
     ROW(SERVE, "max-buffered-bytes", BYTES, max_buffered_bytes, "512M", .min = 1024,
         .max = U64_MAX_AS_DOUBLE,
-        .help = "maximum bytes of bodies in memory, all requests together"),
+        .help = "maximum bytes of host memory for bodies and the requests made from them, all "
+                "requests together"),
     ROW(SERVE, "request-timeout", U32, request_timeout_s, "30", .min = 1, .max = 86400,
         .help = "seconds that a client has to send a request, plus one per 64 KiB of it"),
     ROW(SERVE, "idle-timeout", U32, idle_timeout_s, "75", .min = 1, .max = 86400,

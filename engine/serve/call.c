@@ -8,6 +8,7 @@ static void call_ref(cn_call *call) { atomic_fetch_add(&call->refs, 1); }
 void cn_call_unref(cn_call *call)
 {
     if (atomic_fetch_sub(&call->refs, 1) != 1) return;
+    cn_budget_give(&call->service->memory, call->held_bytes);
     cn_api_result_free(call->result);
     cn_api_request_free(&call->parsed);
     cn_tokens_free(&call->tokens);

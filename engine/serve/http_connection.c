@@ -138,12 +138,12 @@ static bool take_body(cn_exchange *x, const char *data, size_t n)
         x->route->body(x->route_user, x, data, n);
         return x->status == 0;
     }
-    if (s->body_total + n > s->o.max_body_total) {
+    if (!cn_budget_try_take(s->o.memory, n)) {
         cn_exchange_error(x, CN_HTTP_UNAVAILABLE,
-                          "the buffer for request bodies is full: try again later", NULL, NULL);
+                          "the memory for requests is full (--max-buffered-bytes): try again later",
+                          NULL, NULL);
         return false;
     }
-    s->body_total += n;
     x->charged += n;
     if (cn_buf_add(&x->body, data, n) == CN_OK) return true;
     cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "out of memory for the request body", NULL, NULL);

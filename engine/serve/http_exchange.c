@@ -36,7 +36,7 @@ void http_exchange_close(cn_exchange *x, const char *why)
     cn_serve_stats_unlock(s->o.stats);
     http_log(x, why);
     if (closed) closed(x->user, x);
-    s->body_total -= x->charged;
+    cn_budget_give(s->o.memory, x->charged);
     s->n_exchanges--;
     if (x->counted) s->running_of_key[x->key]--;
     for (uint32_t i = 0; i < CN_HTTP_MAX_PARAMS; i++) cn_buf_free(&x->params[i]);

@@ -21,6 +21,7 @@
 #include <sys/types.h>
 
 #include "engine/serve/api_keys.h"
+#include "engine/serve/budget.h"
 #include "engine/serve/http_parse.h"
 #include "engine/serve/serve_stats.h"
 
@@ -61,7 +62,7 @@ typedef struct cn_http_opts {
     cn_serve_stats *stats;      /* borrowed */
     size_t max_head_bytes;
     uint32_t max_connections;
-    uint64_t max_body_total;    /* bytes of bodies in memory, all connections */
+    cn_budget *memory;          /* borrowed; bytes of bodies in memory */
     uint32_t request_timeout_s; /* for a whole request; plus 1 s per 64 KiB that arrived */
     uint32_t idle_timeout_s;    /* between requests; and for a client that reads no output */
     uint32_t max_requests_per_key;

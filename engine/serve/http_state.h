@@ -57,7 +57,7 @@ struct cn_exchange {
     cn_buf query_text;                 /* result of the last cn_exchange_query */
     cn_buf body;
     uint64_t body_bytes; /* bytes of body that arrived */
-    uint64_t charged;    /* bytes counted in the server's body_total */
+    uint64_t charged;    /* bytes taken from the budget of memory */
     uint32_t key;        /* or CN_API_KEY_NONE */
     bool counted;        /* counts against its key's limit */
     char id[HTTP_ID_BYTES];
@@ -97,7 +97,6 @@ struct cn_http_server {
     cn_list unasked, asked; /* of connections */
     uint32_t n_connections, n_exchanges;
     uint32_t *running_of_key; /* [keys] requests in flight */
-    uint64_t body_total;
     uint64_t last_id;
     uint64_t id_seed;
 };

@@ -6,7 +6,10 @@
 #include "engine/serve/service_state.h"
 #include "engine/text/prompt.h"
 
-enum { BYTES_PER_TOKEN_SLACK = 4 }; /* NFC normalization may make a text shorter */
+enum {
+    BYTES_PER_TOKEN_SLACK = 4, /* NFC normalization may make a text shorter */
+    OTHER_VALUES = 65536       /* JSON values of a body besides the ids of its prompt */
+};
 
 /* Returns the bytes of the longest text that could fit the context. A longer one is refused without
  * tokenising it. Without a tokenizer there is no limit: any text is refused later. */
@@ -31,6 +34,9 @@ cn_status cn_intake_open(cn_service *s)
     CN_TRY(cn_chat_template_load(&s->chat, dir, c->chat_template));
     s->vocab = cn_engine_model_config(s->engine)->vocab;
     s->max_prompt_bytes = longest_prompt(s);
+    s->json_limits = (cn_json_limits){.max_bytes = SIZE_MAX,
+                                      .max_values = (size_t)s->max_model_len + OTHER_VALUES,
+                                      .max_depth = CN_API_MAX_DEPTH};
     return CN_OK;
 }
 
@@ -66,16 +72,39 @@ static cn_status check_model(cn_call *call, const json_t *body)
                    cn_json_printable(model, shown, sizeof shown), served);
 }
 
+cn_status cn_intake_parse(cn_service *s, const cn_buf *text, json_t **body, uint64_t *bytes)
+{
+    const char *data = text->data ? text->data : "";
+    const cn_json_size size = cn_json_measure(data, text->len);
+    *bytes = 0;
+    if (size.values <= s->json_limits.max_values) {
+        if (!cn_budget_try_take(&s->memory, size.bytes))
+            return cn_fail(CN_ERR_BUSY, "the memory for requests has no room for %zu bytes of JSON "
+                           "values (--max-buffered-bytes): try again later", size.bytes);
+        *bytes = size.bytes;
+    }
+    cn_status status = cn_json_parse_request(body, data, text->len, "body", &s->json_limits);
+    if (status == CN_OK) return CN_OK;
+    cn_budget_give(&s->memory, *bytes);
+    *bytes = 0;
+    return status;
+}
+
 static cn_status parse_body(cn_call *call)
 {
     json_t *body;
-    CN_TRY(cn_json_parse_request(&body, call->body.data, call->body.len, "body", SIZE_MAX,
-                                 CN_API_MAX_DEPTH));
+    cn_budget *memory = &call->service->memory;
+    CN_TRY(cn_intake_parse(call->service, &call->body, &body, &call->held_bytes));
     cn_buf_free(&call->body);
     cn_status status = check_model(call, body);
     if (status == CN_OK)
         status = cn_api_request_parse(&call->parsed, call->endpoint, body,
                                       &call->service->defaults, &call->at_fault);
+    const uint64_t kept = cn_json_measure_tree(body).bytes;
+    if (kept < call->held_bytes) {
+        cn_budget_give(memory, call->held_bytes - kept);
+        call->held_bytes = kept;
+    }
     json_decref(body);
     call->request = &call->parsed;
     call->parsed.params.klass = call->klass;

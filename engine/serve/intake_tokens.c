@@ -120,8 +120,8 @@ static cn_status decode(cn_token_job *job, json_t *body)
 cn_status cn_intake_token_job(cn_token_job *job)
 {
     json_t *body;
-    const char *text = job->body.data ? job->body.data : "";
-    CN_TRY(cn_json_parse_request(&body, text, job->body.len, "body", SIZE_MAX, CN_API_MAX_DEPTH));
+    uint64_t bytes;
+    CN_TRY(cn_intake_parse(job->service, &job->body, &body, &bytes));
     cn_status status = !json_is_object(body)
                            ? cn_fail(CN_ERR_ARG, "body: expected an object")
                        : !job->service->tokenizer
@@ -129,5 +129,6 @@ cn_status cn_intake_token_job(cn_token_job *job)
                        : job->decode ? decode(job, body)
                                      : encode(job, body);
     json_decref(body);
+    cn_budget_give(&job->service->memory, bytes);
     return status;
 }

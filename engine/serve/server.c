@@ -130,7 +130,7 @@ static cn_status open_http(cn_server *s)
         .stats = cn_service_serve_stats(s->service),
         .max_head_bytes = c->max_header_bytes,
         .max_connections = c->max_connections,
-        .max_body_total = c->max_buffered_bytes,
+        .memory = cn_service_memory(s->service),
         .request_timeout_s = c->request_timeout_s,
         .idle_timeout_s = c->idle_timeout_s,
         .max_requests_per_key = c->max_requests_per_key,
@@ -265,8 +265,9 @@ void cn_server_free(cn_server *s)
             parts[s->n_open_parts]->close(s->part_states[s->n_open_parts]);
     }
     cn_http_server_free(s->http);
-    cn_service_free(s->service);
+    if (s->service) cn_service_stop(s->service);
     while (s->mailbox && cn_mailbox_open_all(s->mailbox) > 0) continue;
+    cn_service_free(s->service);
     if (s->mail_event) event_free(s->mail_event);
     if (s->stop_event) event_free(s->stop_event);
     if (s->tick) event_free(s->tick);

@@ -19,6 +19,7 @@ static cn_status start_threads(cn_service *s)
 static cn_status open_service(cn_service *s, const cn_config *config)
 {
     CN_TRY(cn_config_copy(&s->config, config));
+    s->memory.most = config->max_buffered_bytes;
     CN_TRY(cn_serve_stats_create(&s->serve_stats));
     CN_TRY(cn_mailbox_create(&s->intake_box, INTAKE_CAPACITY));
     return cn_mailbox_create(&s->engine_box, UINT32_MAX);
@@ -48,9 +49,8 @@ cn_status cn_service_create(cn_service **out, const cn_config *config)
     return status;
 }
 
-void cn_service_free(cn_service *s)
+void cn_service_stop(cn_service *s)
 {
-    if (!s) return;
     if (s->n_threads > 0) {
         cn_intake_stop(s);
         pthread_join(s->intake_thread, NULL);
@@ -59,6 +59,13 @@ void cn_service_free(cn_service *s)
         cn_engine_thread_stop(s);
         pthread_join(s->engine_thread, NULL);
     }
+    s->n_threads = 0;
+}
+
+void cn_service_free(cn_service *s)
+{
+    if (!s) return;
+    cn_service_stop(s);
     cn_engine_free(s->engine);
     cn_tokenizer_free(s->tokenizer);
     cn_chat_template_free(s->chat);
@@ -76,6 +83,7 @@ const cn_config *cn_service_config(const cn_service *s) { return s->config; }
 uint32_t cn_service_max_model_len(const cn_service *s) { return s->max_model_len; }
 const cn_api_defaults *cn_service_defaults(const cn_service *s) { return &s->defaults; }
 cn_serve_stats *cn_service_serve_stats(cn_service *s) { return s->serve_stats; }
+cn_budget *cn_service_memory(cn_service *s) { return &s->memory; }
 
 const char *cn_service_model_name(const cn_service *s)
 {

@@ -11,6 +11,7 @@
 #define CN_SERVICE_H
 
 #include "engine/engine.h"
+#include "engine/serve/budget.h"
 #include "engine/serve/call.h"
 #include "engine/serve/serve_stats.h"
 
@@ -18,8 +19,10 @@
 cn_status cn_service_create(cn_service **out, const cn_config *config);
 /* Loads the model, then starts both threads. Call it once. */
 cn_status cn_service_load(cn_service *s);
-/* Cancels running requests, joins both threads and frees the engine. All calls must have been
- * released. NULL is fine. */
+/* Cancels running requests and joins both threads. */
+void cn_service_stop(cn_service *s);
+/* Stops the service and frees the engine. All calls must have been released, and their news
+ * opened. NULL is fine. */
 void cn_service_free(cn_service *s);
 
 const cn_config *cn_service_config(const cn_service *s);
@@ -38,6 +41,8 @@ void cn_service_failure(cn_service *s, cn_buf *text);
 /* Copies the engine's statistics after its last step; returns the server's counters. */
 void cn_service_engine_stats(cn_service *s, cn_stats *out);
 cn_serve_stats *cn_service_serve_stats(cn_service *s);
+/* --max-buffered-bytes: host memory of bodies and of the requests made from them. */
+cn_budget *cn_service_memory(cn_service *s);
 
 /* The body of a /tokenize or /detokenize request, handled on the intake thread, which has the
  * tokenizer. */

@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "engine/json.h"
 #include "engine/serve/service.h"
 #include "engine/text/chat_template.h"
 
@@ -46,6 +47,7 @@ struct cn_call {
     cn_list_node node; /* of service->active */
     uint64_t engine_request;
     bool submitted;
+    uint64_t held_bytes; /* taken from service->memory */
     double *last_s; /* [n] time of the last delivery of each sample */
 
     pthread_mutex_t lock;  /* protects the fields below */
@@ -62,6 +64,7 @@ struct cn_service {
     cn_api_defaults defaults;
     uint32_t max_model_len;
     cn_serve_stats *serve_stats;
+    cn_budget memory;
 
     /* the intake thread's */
     pthread_t intake_thread;
@@ -71,6 +74,7 @@ struct cn_service {
     cn_tokenizer *tokenizer; /* not the engine's: encoding uses scratch memory */
     cn_chat_template *chat;
     uint32_t vocab;
+    cn_json_limits json_limits; /* of a body */
     size_t max_prompt_bytes; /* a longer prompt cannot fit the context, whatever its tokens */
     cn_buf prompt_text;      /* scratch */
 
@@ -101,6 +105,9 @@ cn_status cn_intake_open(cn_service *s);
 void *cn_intake_main(void *service);
 void cn_intake_stop(cn_service *s);
 void cn_intake_take(cn_mail *mail); /* opens the message of a call */
+/* Parses a body. *bytes: what its tree takes from the budget of memory beyond the text, which the
+ * exchange has taken; the caller gives it back. CN_ERR_BUSY: the budget has no room now. */
+cn_status cn_intake_parse(cn_service *s, const cn_buf *text, json_t **body, uint64_t *bytes);
 /* Makes the tokens of a prompt. CN_ERR_ARG: it is too long to fit the context, or invalid. */
 cn_status cn_intake_tokens(cn_service *s, const cn_request_params *p, cn_tokens *out);
 
