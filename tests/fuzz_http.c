@@ -131,7 +131,7 @@ static const cn_route routes[] = {
      begin_upload, take_upload},
 };
 
-static cn_budget memory = {.most = 4 * MAX_BODY};
+static cn_budget memory = {.most = 4 * MAX_BODY}, samples_of_key[2] = {{.most = 2}, {.most = 2}};
 
 static void open_server(void)
 {
@@ -141,7 +141,7 @@ static void open_server(void)
         .memory = &memory,
         .request_timeout_s = 60,
         .idle_timeout_s = 60,
-        .max_requests_per_key = 2,
+        .samples_of_key = samples_of_key,
         .access_log_fd = -1,
     };
     FUZZ_CHECK(cn_serve_stats_create(&stats) == CN_OK);

@@ -62,6 +62,217 @@ static void wait_free_memory(serve_rig *rig)
     assert_int_equal(atomic_load(&memory->used), 0);
 }
 
+static void pause_ms(long ms)
+{
+    const struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+    nanosleep(&t, NULL);
+}
+
+static const char *text_of(const json_t *o, const char *key)
+{
+    const char *text = json_string_value(json_object_get(o, key));
+    return text ? text : "";
+}
+
+/* Sends a request whose reply is not read yet. */
+static int begin(uint16_t port, const char *key, const char *body)
+{
+    cn_buf request = {0};
+    int fd = http_connect(port);
+    assert_true(fd >= 0);
+    assert_int_equal(cn_buf_addf(&request,
+                                 "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                                 "Content-Type: application/json\r\n%s%s%s"
+                                 "Content-Length: %zu\r\n\r\n%s",
+                                 key ? "Authorization: Bearer " : "", key ? key : "",
+                                 key ? "\r\n" : "", strlen(body), body),
+                     CN_OK);
+    assert_true(http_send(fd, request.data, request.len));
+    cn_buf_free(&request);
+    return fd;
+}
+
+/* ---- samples ---- */
+
+/* A completion of n samples that runs until it is cancelled, with 64 stop strings. */
+static const char *worst_body(int n, bool stream)
+{
+    static cn_buf b;
+    cn_buf_clear(&b);
+    assert_int_equal(
+        cn_buf_addf(&b,
+                    "{\"prompt\": \"Compute 12 * 34\", \"n\": %d, \"ignore_eos\": true, "
+                    "\"max_tokens\": 4000, \"stream\": %s, \"stop\": [",
+                    n, stream ? "true" : "false"),
+        CN_OK);
+    for (int i = 0; i < 64; i++)
+        assert_int_equal(cn_buf_addf(&b, "%s\"%c%01023d\"", i ? "," : "", '0' + i % 10, i), CN_OK);
+    assert_int_equal(cn_buf_addf(&b, "]}"), CN_OK);
+    return b.data;
+}
+
+static void a_key_pays_for_its_samples(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--api-key", "ann:ann-secret-1,bob:bob-secret-2",
+                                          "--max-requests-per-key", "4", NULL};
+    static const char two[] = "{\"prompt\": \"a\", \"max_tokens\": 1, \"n\": 2}";
+    static const char four[] = "{\"prompt\": \"a\", \"max_tokens\": 1, \"n\": 4}";
+    static const char five[] = "{\"prompt\": \"a\", \"max_tokens\": 1, \"n\": 5}";
+    serve_rig rig;
+    cn_buf text = {0};
+    serve_rig_open(&rig, options);
+    assert_int_equal(ask(rig.port, "/v1/completions", "ann-secret-1", five, &text), 400);
+    assert_non_null(strstr(text.data, "--max-requests-per-key"));
+    int fd = begin(rig.port, "ann-secret-1", worst_body(3, true));
+    assert_true(serve_rig_wait_running(&rig, 3));
+    assert_int_equal(ask(rig.port, "/v1/completions", "ann-secret-1", two, &text), 429);
+    assert_non_null(strstr(text.data, "no room for 2 samples"));
+    assert_int_equal(ask(rig.port, "/v1/completions", "bob-secret-2", four, NULL), 200);
+    close(fd);
+    assert_true(serve_rig_wait_running(&rig, 0));
+    wait_free_memory(&rig);
+    assert_int_equal(ask(rig.port, "/v1/completions", "ann-secret-1", four, NULL), 200);
+    cn_buf_free(&text);
+    serve_rig_close(&rig);
+}
+
+static void a_cancel_returns_the_memory(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--max-num-seqs", "64", "--max-n", "1024", NULL};
+    serve_rig rig;
+    serve_rig_open(&rig, options);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(
+            ask(rig.port, "/v1/completions", NULL, "{\"prompt\": \"a\", \"n\": 64}", NULL), 200);
+    const uint64_t before = rss_kib();
+    reset_peak();
+    int fd = begin(rig.port, NULL, worst_body(1024, false));
+    cn_stats s = {0};
+    while (s.running < 16) {
+        cn_service_engine_stats(cn_server_service(rig.server), &s);
+        pause_ms(5);
+    }
+    assert_true(peak_kib() - before < 64 << 10); /* 335 MB when each sample had its own automata */
+    close(fd);
+    assert_true(serve_rig_wait_running(&rig, 0));
+    wait_free_memory(&rig);
+    for (int i = 0; i < 100 && rss_kib() > before + before / 10; i++) pause_ms(50);
+    assert_true(rss_kib() <= before + before / 10);
+    serve_rig_close(&rig);
+}
+
+/* ---- batches ---- */
+
+static char *upload(uint16_t port, const char *key, const char *content)
+{
+    cn_buf form = {0}, request = {0};
+    http_reply r;
+    assert_int_equal(cn_buf_addf(&form,
+                                 "--edge\r\nContent-Disposition: form-data; name=\"purpose\""
+                                 "\r\n\r\nbatch\r\n--edge\r\nContent-Disposition: form-data; "
+                                 "name=\"file\"; filename=\"in.jsonl\"\r\n\r\n%s\r\n--edge--\r\n",
+                                 content),
+                     CN_OK);
+    assert_int_equal(
+        cn_buf_addf(&request,
+                    "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+                    "multipart/form-data; boundary=edge\r\n%s%s%sContent-Length: %zu\r\n"
+                    "\r\n%s",
+                    key ? "Authorization: Bearer " : "", key ? key : "", key ? "\r\n" : "",
+                    form.len, form.data),
+        CN_OK);
+    int fd = http_connect(port);
+    assert_true(http_send(fd, request.data, request.len));
+    http_read(fd, false, &r);
+    close(fd);
+    if (r.status != 200) fail_msg("upload: %d %s", r.status, r.body.data);
+    json_t *file = json_loadb(r.body.data, r.body.len, 0, NULL);
+    char *id = cn_strdup(text_of(file, "id"));
+    json_decref(file);
+    http_reply_free(&r);
+    cn_buf_free(&form);
+    cn_buf_free(&request);
+    return id;
+}
+
+static void create_batch(uint16_t port, const char *key, const char *file, char id[64])
+{
+    char body[256];
+    cn_buf text = {0};
+    snprintf(body, sizeof body, "{\"input_file_id\": \"%s\", \"endpoint\": \"/v1/completions\"}",
+             file);
+    assert_int_equal(ask(port, "/v1/batches", key, body, &text), 200);
+    json_t *batch = json_loads(text.data, 0, NULL);
+    snprintf(id, 64, "%s", text_of(batch, "id"));
+    json_decref(batch);
+    cn_buf_free(&text);
+}
+
+/* Waits until the batch has this status, or a "paused" that contains `paused`. */
+static json_t *await_batch(uint16_t port, const char *id, const char *status, const char *paused)
+{
+    char path[96];
+    snprintf(path, sizeof path, "/v1/batches/%s", id);
+    for (int i = 0; i < 600; i++) {
+        json_t *batch = http_ask_json(port, "GET", path, NULL, 200);
+        if (status && strcmp(text_of(batch, "status"), status) == 0) return batch;
+        if (paused && strstr(text_of(batch, "paused"), paused)) return batch;
+        json_decref(batch);
+        pause_ms(50);
+    }
+    fail_msg("%s is not %s", id, status ? status : paused);
+    return NULL;
+}
+
+/* Lines that do not fit beside a running request wait: their batch says why, other clients are
+ * answered, and the batch goes on when there is room. A line that can never fit is an error line.
+ */
+static void a_batch_that_does_not_fit_is_paused(void **state)
+{
+    (void)state;
+    serve_rig rig;
+    scratch_dir dir;
+    char spool[128], id[64];
+    scratch_dir_open(&dir);
+    snprintf(spool, sizeof spool, "%s/spool", dir.path);
+    const char *const options[] = {"--spool", spool, "--max-buffered-bytes", "1M", NULL};
+    serve_rig_open(&rig, options);
+    cn_buf lines = {0};
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(cn_buf_addf(&lines,
+                                     "{\"custom_id\": \"%d\", \"method\": \"POST\", \"url\": "
+                                     "\"/v1/completions\", \"body\": {\"prompt\": \"a\", "
+                                     "\"max_tokens\": 1, \"logprobs\": %d, \"n\": 100}}\n",
+                                     i, i == 3 ? 20 : 0),
+                         CN_OK);
+    char *file = upload(rig.port, NULL, lines.data);
+    int fd = begin(rig.port, NULL, worst_body(100, true));
+    cn_stats s = {0};
+    while (s.running + s.waiting < 100) {
+        cn_service_engine_stats(cn_server_service(rig.server), &s);
+        pause_ms(5);
+    }
+    create_batch(rig.port, NULL, file, id);
+    json_t *batch = await_batch(rig.port, id, NULL, "--max-buffered-bytes");
+    assert_string_equal(text_of(batch, "status"), "in_progress");
+    json_decref(batch);
+    assert_int_equal(
+        ask(rig.port, "/v1/completions", NULL, "{\"prompt\": \"a\", \"max_tokens\": 1}", NULL),
+        200);
+    close(fd);
+    batch = await_batch(rig.port, id, "completed", NULL);
+    const json_t *counts = json_object_get(batch, "request_counts");
+    assert_int_equal(json_integer_value(json_object_get(counts, "completed")), 3);
+    assert_int_equal(json_integer_value(json_object_get(counts, "failed")), 1);
+    json_decref(batch);
+    cn_free(file);
+    cn_buf_free(&lines);
+    serve_rig_close(&rig);
+    scratch_dir_close(&dir);
+}
+
 /* ---- JSON ---- */
 
 /* Returns {"prompt": "hi", "max_tokens": 1, "metadata": [{},{},...]} with n objects. */
@@ -118,6 +329,9 @@ static void values_count_as_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_key_pays_for_its_samples),
+        cmocka_unit_test(a_cancel_returns_the_memory),
+        cmocka_unit_test(a_batch_that_does_not_fit_is_paused),
         cmocka_unit_test(a_body_of_many_objects_is_refused_unparsed),
         cmocka_unit_test(values_count_as_memory),
     };

@@ -14,6 +14,7 @@
 
 static void free_job(cn_batch_job *job)
 {
+    job->run->held_bytes -= job->held_bytes;
     cn_batch_item_free(&job->item);
     cn_api_result_free(job->result);
     cn_api_result_free(job->unrescued);
@@ -41,6 +42,12 @@ static void fail_job(cn_batch_job *job, cn_status status, const char *code)
 static const char *error_of(const cn_batch_job *job)
 {
     return job->error.len ? job->error.data : cn_status_name(job->status);
+}
+
+static void note_refusal(cn_batch_run *run, const char *why)
+{
+    run->refused = true;
+    snprintf(run->refusal, sizeof run->refusal, "%s", why);
 }
 
 /* ---- stopping ---- */
@@ -276,7 +283,7 @@ static void submit(cn_batch_run *run, cn_batch_job *job)
     if (status == CN_OK) return;
     if (status == CN_ERR_BUSY && is_worth_waiting(run)) {
         run->waiting = job;
-        run->refused = true;
+        note_refusal(run, cn_last_error());
         return;
     }
     if (status == CN_ERR_ARG) {
@@ -318,7 +325,7 @@ static bool settle(cn_batch_run *run, cn_batch_job *job);
 static bool settle_failure(cn_batch_run *run, cn_batch_job *job)
 {
     if (job->status == CN_ERR_BUSY && run->state == CN_BATCH_RUNNING) {
-        run->refused = true;
+        note_refusal(run, error_of(job));
         cn_list_prepend(&run->again, &job->node);
         return true;
     }
@@ -401,7 +408,7 @@ static bool submit_again(cn_batch_run *run)
     cn_status status = hand_over(run, job);
     if (status == CN_ERR_BUSY && is_worth_waiting(run)) {
         cn_list_prepend(&run->again, &job->node);
-        run->refused = true;
+        note_refusal(run, cn_last_error());
         return false;
     }
     if (status == CN_OK) return true;
@@ -478,6 +485,9 @@ static void take_line(cn_batch_run *run, const cn_line *line)
     bool skip = false;
     const char *code = NULL;
     cn_status status = identify(run, &job->item, line, &format, &skip, &code);
+    job->held_bytes = line->n;
+    if (job->item.object) job->held_bytes += cn_json_measure_tree(job->item.object).bytes;
+    run->held_bytes += job->held_bytes;
     if (skip && (status == CN_OK || status == CN_ERR_ARG)) {
         run->n_skipped++;
         free_job(job);
@@ -498,6 +508,12 @@ static void take_line(cn_batch_run *run, const cn_line *line)
     free_job(job);
 }
 
+bool cn_batch_run_has_room(const cn_batch_run *run)
+{
+    return run->inflight.n < run->max_inflight &&
+           (run->max_held_bytes == 0 || run->held_bytes < run->max_held_bytes);
+}
+
 void cn_batch_run_admit(cn_batch_run *run, int wait_ms)
 {
     const cn_batch_port *port = run->port;
@@ -511,7 +527,7 @@ void cn_batch_run_admit(cn_batch_run *run, int wait_ms)
         submit(run, job);
     }
     while (run->state == CN_BATCH_RUNNING && !run->paused && !run->input_ended && !run->waiting &&
-           !port->interrupted(port->user) && run->inflight.n < run->max_inflight) {
+           !port->interrupted(port->user) && cn_batch_run_has_room(run)) {
         cn_line line;
         cn_line_state state;
         if (cn_line_reader_next(run->input, run->inflight.n ? 0 : wait_ms, &line, &state) !=

@@ -84,6 +84,7 @@ struct cn_batch_job {
     cn_batch_item item;
     cn_api_request asked;  /* the item's request, as changed for this attempt; owns nothing */
     cn_api_result *result; /* of this attempt */
+    uint64_t held_bytes;   /* its part of the run's held_bytes */
     cn_status status;      /* how it ended; not CN_OK: no result, and `error` has the text */
     cn_buf error;
     const char *code; /* of the error, or NULL */
@@ -108,6 +109,7 @@ struct cn_batch_run {
     cn_batch_output *output;
     cn_batch_output *errors; /* file for the error lines; NULL: output */
     uint32_t max_inflight;
+    uint64_t max_held_bytes; /* of the lines between read and write; 0: no limit */
     bool pauses;            /* instead of stopping, if a line cannot be written */
     cn_id_set ids;          /* lines that earlier runs finished */
     cn_batch_totals totals; /* of the whole file, earlier runs included */
@@ -115,7 +117,9 @@ struct cn_batch_run {
     /* Set by the run. */
     cn_batch_state state;
     bool paused;
-    bool refused;           /* the engine was BUSY at the last admission */
+    bool refused;           /* the engine was BUSY at the last admission, or a job came back BUSY */
+    char refusal[256];      /* the latest reason */
+    uint64_t held_bytes;    /* of the lines between read and write, with their trees */
     char why[256];          /* why it drained, stopped or paused before the end; else "" */
     bool failed;            /* the reason is an error, not a signal or --until */
     bool input_ended;
@@ -136,6 +140,9 @@ struct cn_batch_run {
 /* Reads and submits lines while there is room and input. wait_ms: how long to wait for input from a
  * pipe. Returns immediately unless the run is RUNNING and not paused. */
 void cn_batch_run_admit(cn_batch_run *run, int wait_ms);
+
+/* True if another line may be read: max_inflight and max_held_bytes allow it. */
+bool cn_batch_run_has_room(const cn_batch_run *run);
 
 /* Writes the finished jobs, or queues them to be submitted again. */
 void cn_batch_run_settle(cn_batch_run *run);

@@ -13,7 +13,8 @@ enum {
     MAX_FAULTS_LOGGED = 10,
     MAX_METADATA = 16,
     MAX_METADATA_KEY = 64,
-    MAX_METADATA_VALUE = 512
+    MAX_METADATA_VALUE = 512,
+    HELD_PART = 4 /* lines of batches hold at most this part of --max-buffered-bytes */
 };
 
 /* ---- access to the engine ---- */
@@ -238,6 +239,8 @@ static void give_room(cn_batches *b, cn_batch *batch)
     const uint32_t share = cn_max_u32(1, b->opts.max_inflight / cn_max_u32(1, b->n_asking));
     const uint32_t room = b->opts.max_inflight - cn_min_u32(n_inflight, b->opts.max_inflight);
     batch->run.max_inflight = cn_min_u32(share, batch->run.inflight.n + room);
+    batch->run.max_held_bytes =
+        b->opts.config->max_buffered_bytes / HELD_PART / cn_max_u32(1, b->n_asking);
 }
 
 void cn_batches_pump(cn_batches *b, int *wait_ms)

@@ -9,6 +9,7 @@
 enum {
     LINES_PER_SLICE = 256,
     RETRY_AFTER_S = 2,
+    PAUSE_AFTER_S = 2,
     SYNC_EVERY_S = 5,
     IDLE_WAIT_MS = 1000,
     BUSY_WAIT_MS = 20
@@ -161,6 +162,7 @@ static void close_run(cn_batch *b)
     cn_batch_output_close(b->run.errors);
     b->run = (cn_batch_run){0};
     b->running = b->expiring = false;
+    b->refused_at = 0;
 }
 
 /* Returns true when a batch that has begun may resume on this server. */
@@ -358,6 +360,32 @@ static void conclude_run(cn_batch *b)
     close_run(b);
 }
 
+/* Submits lines. A line that came back refused waits, so that the threads do not pass it back and
+ * forth. Returns false when the engine has refused every line for a while: the batch is paused. */
+static bool submit_lines(cn_batch *b, int *wait_ms)
+{
+    cn_batch_run *run = &b->run;
+    const int64_t now = cn_batches_now(b->all);
+    const uint64_t ended = run->n_answered + run->n_errors;
+    const bool alone = run->inflight.n == 0;
+    bool refused = run->refused;
+    if (refused && run->again.n > 0 && b->ask_at_s < cn_now_s())
+        b->ask_at_s = cn_now_s() + BUSY_WAIT_MS / 1e3;
+    run->refused = false;
+    if (cn_now_s() >= b->ask_at_s)
+        cn_batch_run_admit(run, 0);
+    else
+        wait_at_most(wait_ms, BUSY_WAIT_MS);
+    refused |= run->refused;
+    if (ended != b->ended || (refused && !alone)) b->refused_at = 0;
+    b->ended = ended;
+    if (!refused || !alone) return true;
+    if (b->refused_at == 0) b->refused_at = now;
+    if (now - b->refused_at < PAUSE_AFTER_S) return true;
+    pause(b, run->refusal);
+    return false;
+}
+
 static void run_lines(cn_batch *b, int *wait_ms)
 {
     const bool opens = !b->running;
@@ -369,20 +397,19 @@ static void run_lines(cn_batch *b, int *wait_ms)
     cn_batch_run_retry(run);
     cn_batch_run_settle(run);
     if (!run->paused && !run->input_ended && !has_room(b)) return;
-    cn_batch_run_admit(run, 0);
+    if (!submit_lines(b, wait_ms)) return;
     if (run->paused) {
         pause(b, run->why);
         return;
     }
-    unpause(b);
+    if (b->refused_at == 0) unpause(b);
     sync_lines(b);
     if (cn_batch_run_is_over(run)) {
         conclude_run(b);
         if (!*b->paused && !b->all->draining) wait_at_most(wait_ms, 0);
     } else if (run->refused) {
         wait_at_most(wait_ms, BUSY_WAIT_MS);
-    } else if (run->state == CN_BATCH_RUNNING && !run->input_ended &&
-               run->inflight.n < run->max_inflight) {
+    } else if (run->state == CN_BATCH_RUNNING && !run->input_ended && cn_batch_run_has_room(run)) {
         wait_at_most(wait_ms, 0);
     }
 }

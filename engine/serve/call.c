@@ -9,6 +9,7 @@ void cn_call_unref(cn_call *call)
 {
     if (atomic_fetch_sub(&call->refs, 1) != 1) return;
     cn_budget_give(&call->service->memory, call->held_bytes);
+    if (call->samples) cn_budget_give(call->samples, call->held_samples);
     cn_api_result_free(call->result);
     cn_api_request_free(&call->parsed);
     cn_tokens_free(&call->tokens);
@@ -79,6 +80,7 @@ cn_status cn_call_start(cn_call **out, cn_service *s, cn_call_opts *o)
         .reply_to = o->reply_to,
         .news = o->news,
         .user = o->user,
+        .samples = o->samples,
         .body = o->body,
         .endpoint = o->endpoint,
         .custom_id = custom_id,

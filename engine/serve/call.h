@@ -15,6 +15,7 @@
 
 #include "engine/api/api_request.h"
 #include "engine/api/api_response.h"
+#include "engine/serve/budget.h"
 #include "engine/serve/mailbox.h"
 
 typedef struct cn_service cn_service; /* service.h: the intake and engine threads */
@@ -30,6 +31,7 @@ typedef struct cn_call_opts {
     cn_buf body;
     cn_api_endpoint endpoint; /* of body */
     cn_class klass;
+    cn_budget *samples; /* of the key; the caller has taken one. NULL: no limit */
     const char *custom_id; /* enters the seed when the request has none; copied; may be NULL */
     cn_mailbox *reply_to;
     cn_call_news_fn news;

@@ -1,10 +1,14 @@
 /* engine_thread.c - the thread that owns cn_engine: takes requests and cancels, steps, delivers.
  * See service.h. */
+#include <malloc.h>
 #include <string.h>
 
 #include "engine/serve/service_state.h"
 
-enum { MAILS_PER_STEP = 64 }; /* limits how long a burst of arrivals delays decoding */
+enum {
+    MAILS_PER_STEP = 64, /* limits how long a burst of arrivals delays decoding */
+    TRIM_AFTER_MS = 1000
+};
 
 /* ---- calls in the engine ---- */
 
@@ -127,6 +131,7 @@ void cn_engine_thread_take(cn_mail *mail)
 {
     cn_call *call = CN_CONTAINER_OF(mail, cn_call, mail);
     cn_service *s = call->service;
+    s->untrimmed = true;
     cn_status status = submit(s, call);
     cn_tokens_free(&call->tokens);
     if (status != CN_OK) {
@@ -202,6 +207,17 @@ void cn_engine_thread_stop(cn_service *s)
     cn_mailbox_post(s->engine_box, CN_LANE_NORMAL, &s->engine_stop_mail);
 }
 
+/* Waits for mail. After a second without any, returns the memory of ended requests. */
+static void rest(cn_service *s)
+{
+    cn_mailbox_wait(s->engine_box, s->untrimmed ? TRIM_AFTER_MS : -1);
+    if (!s->untrimmed || cn_mailbox_length(s->engine_box) > 0) return;
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
+    s->untrimmed = false;
+}
+
 void *cn_engine_thread_main(void *service)
 {
     cn_service *s = service;
@@ -213,7 +229,7 @@ void *cn_engine_thread_main(void *service)
         if (s->engine_stop) break;
         if (s->engine_idle) {
             publish(s);
-            cn_mailbox_wait(s->engine_box, -1);
+            rest(s);
         } else {
             step(s);
             publish(s);

@@ -38,7 +38,7 @@ void http_exchange_close(cn_exchange *x, const char *why)
     if (closed) closed(x->user, x);
     cn_budget_give(s->o.memory, x->charged);
     s->n_exchanges--;
-    if (x->counted) s->running_of_key[x->key]--;
+    if (x->counted) cn_budget_give(&s->o.samples_of_key[x->key], 1);
     for (uint32_t i = 0; i < CN_HTTP_MAX_PARAMS; i++) cn_buf_free(&x->params[i]);
     cn_buf_free(&x->query_text);
     cn_buf_free(&x->body);
@@ -97,6 +97,11 @@ uint64_t cn_exchange_announced_bytes(const cn_exchange *x) { return x->head.cont
 const char *cn_exchange_key_name(const cn_exchange *x)
 {
     return x->key == CN_API_KEY_NONE ? "" : cn_api_keys_name(x->conn->server->o.keys, x->key);
+}
+
+cn_budget *cn_exchange_samples(const cn_exchange *x)
+{
+    return x->counted ? &x->conn->server->o.samples_of_key[x->key] : NULL;
 }
 
 const char *cn_exchange_request_id(const cn_exchange *x) { return x->id; }

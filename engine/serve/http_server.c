@@ -120,12 +120,12 @@ static bool within_key_limit(cn_exchange *x)
 {
     cn_http_server *s = x->conn->server;
     if (!(x->route->flags & CN_ROUTE_LIMITED) || x->key == CN_API_KEY_NONE) return true;
-    const uint32_t running = s->running_of_key[x->key];
-    if (running >= s->o.max_requests_per_key) {
-        cn_exchange_set_retry(x, cn_serve_stats_retry_s(s->o.stats, CN_CLASS_INTERACTIVE, running));
+    cn_budget *samples = &s->o.samples_of_key[x->key];
+    if (!cn_budget_try_take(samples, 1)) {
+        cn_exchange_set_retry(x, cn_serve_stats_retry_s(s->o.stats, CN_CLASS_INTERACTIVE,
+                                                        (uint32_t)samples->most));
         return false;
     }
-    s->running_of_key[x->key]++;
     return x->counted = true;
 }
 
@@ -149,7 +149,7 @@ bool http_route(cn_exchange *x)
                           NULL);
     } else if (!within_key_limit(x)) {
         cn_exchange_error(x, CN_HTTP_TOO_MANY_REQUESTS,
-                          "this API key has too many requests in flight (--max-requests-per-key): "
+                          "this API key has too many samples in flight (--max-requests-per-key): "
                           "try again later",
                           NULL, "rate_limit_exceeded");
     } else {
@@ -218,10 +218,8 @@ static cn_status open_server(cn_http_server *s)
 {
     const struct timeval every = {.tv_usec = SWEEP_MS * 1000};
     CN_TRY(cn_random_bytes(&s->id_seed, sizeof s->id_seed));
-    s->running_of_key = cn_calloc(1 + (s->o.keys ? cn_api_keys_count(s->o.keys) : 0),
-                                  sizeof *s->running_of_key);
     s->sweep = event_new(s->o.base, -1, EV_PERSIST, on_sweep, s);
-    if (!s->running_of_key || !s->sweep || event_add(s->sweep, &every) != 0)
+    if (!s->sweep || event_add(s->sweep, &every) != 0)
         return cn_fail(CN_ERR_MEMORY, "out of memory for the HTTP server");
     return http_accept_open(s);
 }
@@ -249,6 +247,5 @@ void cn_http_server_free(cn_http_server *s)
         http_connection_close(c, "server stopped");
     http_accept_close(s);
     if (s->sweep) event_free(s->sweep);
-    cn_free(s->running_of_key);
     cn_free(s);
 }

@@ -65,7 +65,7 @@ typedef struct cn_http_opts {
     cn_budget *memory;          /* borrowed; bytes of bodies in memory */
     uint32_t request_timeout_s; /* for a whole request; plus 1 s per 64 KiB that arrived */
     uint32_t idle_timeout_s;    /* between requests; and for a client that reads no output */
-    uint32_t max_requests_per_key;
+    cn_budget *samples_of_key;  /* borrowed; [keys] samples of each, with their limit */
     int access_log_fd;          /* -1: no log */
 } cn_http_opts;
 
@@ -111,6 +111,8 @@ cn_buf cn_exchange_take_body(cn_exchange *x);
 uint64_t cn_exchange_announced_bytes(const cn_exchange *x);
 /* The name of the request's API key, or "". */
 const char *cn_exchange_key_name(const cn_exchange *x);
+/* The samples of the request's key, of which the exchange has taken one; NULL without a key. */
+cn_budget *cn_exchange_samples(const cn_exchange *x);
 const char *cn_exchange_request_id(const cn_exchange *x); /* "req-...", as in X-Request-Id */
 
 /* The handler's own data. closed() is called once, when the exchange ends: its reply has been sent,

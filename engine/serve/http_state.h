@@ -59,7 +59,7 @@ struct cn_exchange {
     uint64_t body_bytes; /* bytes of body that arrived */
     uint64_t charged;    /* bytes taken from the budget of memory */
     uint32_t key;        /* or CN_API_KEY_NONE */
-    bool counted;        /* counts against its key's limit */
+    bool counted;        /* has taken one of its key's samples */
     char id[HTTP_ID_BYTES];
     double began_s;
 
@@ -96,7 +96,6 @@ struct cn_http_server {
     struct event *sweep;
     cn_list unasked, asked; /* of connections */
     uint32_t n_connections, n_exchanges;
-    uint32_t *running_of_key; /* [keys] requests in flight */
     uint64_t last_id;
     uint64_t id_seed;
 };

@@ -112,6 +112,52 @@ static cn_status parse_body(cn_call *call)
     return status;
 }
 
+/* ---- what a request takes ---- */
+
+static cn_status take_samples(cn_call *call, uint32_t n)
+{
+    if (!call->samples || n <= 1) return CN_OK;
+    if (n > call->samples->most)
+        return cn_fail(CN_ERR_ARG, "n: expected at most %llu samples (--max-requests-per-key), got "
+                       "%u", (unsigned long long)call->samples->most, n);
+    if (!cn_budget_try_take(call->samples, n - 1))
+        return cn_fail(CN_ERR_BUSY, "this API key has no room for %u samples "
+                       "(--max-requests-per-key %llu): try again later", n,
+                       (unsigned long long)call->samples->most);
+    call->held_samples = n - 1;
+    return CN_OK;
+}
+
+/* Host memory of the request's samples without their output. tests/test_serve_bounds.c compares it
+ * with the process. */
+static uint64_t samples_bytes(const cn_sampling *s, size_t n_prompt)
+{
+    enum { SAMPLE_BYTES = 4096, PROMPT_TOKEN_BYTES = 5, LOGPROB_TOKENS = 64 };
+    uint64_t stops = 0, sample = SAMPLE_BYTES + PROMPT_TOKEN_BYTES * (uint64_t)n_prompt;
+    sample += 2 * sizeof(uint32_t) * (uint64_t)s->repetition_max_pattern_size;
+    if (s->logprobs >= 0)
+        sample += LOGPROB_TOKENS * (sizeof(cn_token_logprobs) +
+                                    (uint64_t)s->logprobs * sizeof(cn_logprob));
+    for (size_t i = 0; i < s->n_stop; i++) stops += 4 * strlen(s->stop[i]) + 64;
+    return stops + s->n * (sample + 2 * s->n_stop);
+}
+
+static cn_status take_memory(cn_call *call)
+{
+    cn_budget *memory = &call->service->memory;
+    const uint64_t bytes = samples_bytes(&call->request->params.sampling, call->tokens.len);
+    if (bytes > memory->most)
+        return cn_fail(CN_ERR_ARG, "n: %u samples of this request take %llu bytes of host memory, "
+                       "but --max-buffered-bytes is %llu: lower n",
+                       call->request->params.sampling.n, (unsigned long long)bytes,
+                       (unsigned long long)memory->most);
+    if (!cn_budget_try_take(memory, bytes))
+        return cn_fail(CN_ERR_BUSY, "the memory for requests has no room for %llu bytes "
+                       "(--max-buffered-bytes): try again later", (unsigned long long)bytes);
+    call->held_bytes += bytes;
+    return CN_OK;
+}
+
 void cn_intake_take(cn_mail *mail)
 {
     cn_call *call = CN_CONTAINER_OF(mail, cn_call, mail);
@@ -120,10 +166,13 @@ void cn_intake_take(cn_mail *mail)
     if (s->intake_stop || atomic_load(&call->cancelled))
         status = cn_fail(CN_ERR_CANCELLED, "cancelled");
     if (status == CN_OK && !call->request) status = parse_body(call);
+    if (status == CN_OK) status = take_samples(call, call->request->params.sampling.n);
     if (status == CN_OK) status = cn_intake_tokens(s, &call->request->params, &call->tokens);
+    if (status == CN_OK) status = take_memory(call);
     if (status != CN_OK) {
         cn_serve_figures *f = cn_serve_stats_lock(s->serve_stats);
         f->rejected_invalid += status == CN_ERR_ARG;
+        f->rejected_busy += status == CN_ERR_BUSY;
         cn_serve_stats_unlock(s->serve_stats);
         cn_call_finish(call, status);
         return;

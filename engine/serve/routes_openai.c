@@ -201,6 +201,7 @@ static void generate(cn_server *server, cn_exchange *x, cn_api_endpoint endpoint
         .body = cn_exchange_take_body(x),
         .endpoint = endpoint,
         .klass = CN_CLASS_INTERACTIVE,
+        .samples = cn_exchange_samples(x),
         .reply_to = cn_server_mailbox(server),
         .news = on_news,
         .user = r,

@@ -25,6 +25,7 @@ struct cn_server {
     int stop_fd; /* eventfd that counts cn_server_stop calls; safe in a signal handler */
     int log_fd;
     cn_api_keys *keys;
+    cn_budget *samples_of_key; /* [keys] */
     cn_service *service;
     cn_http_server *http;
     void *part_states[N_PARTS];
@@ -124,6 +125,10 @@ static cn_status open_log(cn_server *s)
 static cn_status open_http(cn_server *s)
 {
     const cn_config *c = s->config;
+    const uint32_t n_keys = cn_api_keys_count(s->keys);
+    s->samples_of_key = cn_calloc(n_keys, sizeof *s->samples_of_key);
+    if (!s->samples_of_key) return cn_fail(CN_ERR_MEMORY, "out of memory for the API keys");
+    for (uint32_t i = 0; i < n_keys; i++) s->samples_of_key[i].most = c->max_requests_per_key;
     const cn_http_opts o = {
         .base = s->base,
         .keys = s->keys,
@@ -133,7 +138,7 @@ static cn_status open_http(cn_server *s)
         .memory = cn_service_memory(s->service),
         .request_timeout_s = c->request_timeout_s,
         .idle_timeout_s = c->idle_timeout_s,
-        .max_requests_per_key = c->max_requests_per_key,
+        .samples_of_key = s->samples_of_key,
         .access_log_fd = s->log_fd,
     };
     return cn_http_server_create(&s->http, &o);
@@ -275,6 +280,7 @@ void cn_server_free(cn_server *s)
     if (s->base) event_base_free(s->base);
     if (s->stop_fd >= 0) close(s->stop_fd);
     if (s->log_fd >= 0) close(s->log_fd);
+    cn_free(s->samples_of_key);
     cn_api_keys_free(s->keys);
     cn_free(s);
 }

@@ -11,7 +11,6 @@
 #define CN_SERVICE_H
 
 #include "engine/engine.h"
-#include "engine/serve/budget.h"
 #include "engine/serve/call.h"
 #include "engine/serve/serve_stats.h"
 

@@ -47,7 +47,9 @@ struct cn_call {
     cn_list_node node; /* of service->active */
     uint64_t engine_request;
     bool submitted;
+    cn_budget *samples;  /* of the key, or NULL */
     uint64_t held_bytes; /* taken from service->memory */
+    uint32_t held_samples; /* taken from samples, besides the exchange's */
     double *last_s; /* [n] time of the last delivery of each sample */
 
     pthread_mutex_t lock;  /* protects the fields below */
@@ -83,6 +85,7 @@ struct cn_service {
     cn_mailbox *engine_box;
     cn_mail engine_stop_mail;
     bool engine_stop, engine_idle;
+    bool untrimmed; /* requests have come since memory was last returned to the system */
     cn_list active; /* calls that the engine has accepted and not ended */
     uint32_t n_threads; /* started */
 
