@@ -203,7 +203,7 @@ static void add_lines(int n)
 typedef struct outcome {
     cn_batch_state state;
     bool failed;
-    char why[256];
+    char why[CN_BATCH_WHY_BYTES];
     uint64_t n_answered, n_errors, n_skipped, n_put_back, n_rescued;
     cn_batch_totals totals;
     cn_agreement agreement;

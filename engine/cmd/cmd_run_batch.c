@@ -72,6 +72,7 @@ static cn_status prepare_output(cn_batch_run *run)
 {
     const cn_config *c = run->config;
     const bool has_lines = cn_batch_output_bytes(run->output) > 0;
+    run->first.watching = !has_lines;
     if (!cn_batch_output_is_file(run->output)) {
         if (!c->resume) return CN_OK;
         return cn_fail(CN_ERR_ARG, "%s: --resume needs a regular file", c->output_file);
@@ -90,9 +91,11 @@ static cn_status prepare_output(cn_batch_run *run)
 static cn_status open_run(cn_batch_run *run, cn_batch_drive *drive)
 {
     const cn_config *c = run->config;
+    const cn_batch_format format = {c->prompt_field, c->id_field, c->answer_field};
     cn_model_config model; /* finds a wrong directory before a file is made */
     CN_TRY(cn_model_config_load(&model, c->model));
     CN_TRY(cn_line_reader_open(&run->input, c->input_file, CN_BATCH_MAX_LINE_BYTES));
+    CN_TRY(cn_first_line_check_file(c->input_file, &format));
     CN_TRY(cn_batch_output_open(&run->output, c->output_file));
     CN_TRY(check_two_files(run));
     CN_TRY(prepare_output(run));
@@ -238,6 +241,15 @@ static int exit_code_of(const cn_batch_run *r)
 
 /* ---- the command ---- */
 
+/* A run that did nothing leaves no files. */
+static void remove_files(cn_batch_run *run)
+{
+    cn_batch_output *o = run->output;
+    if (!o || !cn_batch_output_is_file(o) || cn_batch_output_bytes(o) > 0) return;
+    cn_run_record_remove(run->config->output_file);
+    cn_batch_output_discard(o);
+}
+
 static int run_batch(cn_batch_run *run, cn_batch_drive *drive)
 {
     const cn_config *c = run->config;
@@ -261,6 +273,7 @@ static int run_batch(cn_batch_run *run, cn_batch_drive *drive)
     s.stats.cached_tokens -= run->replayed.cached_tokens;
     s.stats.generation_tokens -= run->replayed.completion_tokens;
     if (run->failed) cn_log(CN_LOG_ERROR, "%s", run->why);
+    if (s.exit_code == CN_EXIT_FAILED) return s.exit_code;
     print_summary(strcmp(c->output_file, "-") == 0 ? stderr : stdout, &s);
     write_summary(&s);
     return s.exit_code;
@@ -283,6 +296,7 @@ int cn_cmd_run_batch(int argc, char **argv)
         cn_log(CN_LOG_ERROR, "cinch run-batch: %s", cn_last_error());
         exit_code = CN_EXIT_FAILED;
     }
+    if (exit_code == CN_EXIT_FAILED) remove_files(&run);
     cn_engine_free(drive.engine);
     cn_batch_run_end(&run);
     cn_batch_output_close(run.output);

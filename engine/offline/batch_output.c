@@ -15,6 +15,7 @@ enum { TAIL_BYTES = 64 << 10 };
 struct cn_batch_output {
     char *path;
     int fd;
+    bool is_new;    /* this process created the file */
     bool is_file;   /* false: a stream, such as standard output, a pipe or /dev/null */
     uint64_t bytes; /* of the file */
 };
@@ -49,7 +50,10 @@ cn_status cn_batch_output_open(cn_batch_output **out, const char *path)
     if (strcmp(path, "-") == 0) {
         o->fd = STDOUT_FILENO;
     } else {
-        o->fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+        const int flags = O_RDWR | O_APPEND | O_CLOEXEC;
+        o->fd = open(path, flags | O_CREAT | O_EXCL, 0666);
+        o->is_new = o->fd >= 0;
+        if (o->fd < 0 && errno == EEXIST) o->fd = open(path, flags | O_CREAT, 0666);
         status = o->fd < 0 ? fail_io(o, "open") : lock_and_measure(o);
     }
     if (status != CN_OK) {
@@ -77,6 +81,13 @@ static cn_status truncate_to(cn_batch_output *o, uint64_t bytes)
     if (ftruncate(o->fd, (off_t)bytes) != 0) return fail_io(o, "truncate");
     o->bytes = bytes;
     return CN_OK;
+}
+
+cn_status cn_batch_output_empty(cn_batch_output *o) { return truncate_to(o, 0); }
+
+void cn_batch_output_discard(cn_batch_output *o)
+{
+    if (o->is_new && o->is_file && o->bytes == 0) unlink(o->path);
 }
 
 cn_status cn_batch_output_repair(cn_batch_output *o, uint64_t *removed_bytes)

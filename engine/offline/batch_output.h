@@ -20,6 +20,11 @@ bool cn_batch_output_is_file(const cn_batch_output *o);
 uint64_t cn_batch_output_bytes(const cn_batch_output *o);
 int cn_batch_output_fd(const cn_batch_output *o);
 
+/* Removes all lines. Only for a regular file. */
+cn_status cn_batch_output_empty(cn_batch_output *o);
+/* Removes the file if this output created it and it is empty. */
+void cn_batch_output_discard(cn_batch_output *o);
+
 /* Removes the text after the last newline. */
 cn_status cn_batch_output_repair(cn_batch_output *o, uint64_t *removed_bytes);
 

@@ -127,6 +127,26 @@ static bool write_line(cn_batch_run *run, cn_batch_output *to, const cn_batch_it
     return true;
 }
 
+static cn_batch_format format_of(const cn_batch_run *run)
+{
+    const cn_config *c = run->config;
+    return (cn_batch_format){c->prompt_field, c->id_field, c->answer_field};
+}
+
+/* Fails the run because its first lines all failed for one reason. Removes their lines. */
+static void give_up(cn_batch_run *run)
+{
+    run->first.watching = false;
+    cn_batch_run_drain(run, true, "the first %d lines all fail for one reason: %s",
+                       (int)CN_FIRST_LINES, run->first.cause);
+    if (cn_batch_output_is_file(run->output) && cn_batch_output_empty(run->output) != CN_OK) {
+        bear_write_failure(run);
+        return;
+    }
+    run->n_errors = run->totals.errors = 0;
+    run->totals.graded = run->totals.matched = 0;
+}
+
 /* Writes an error line; under --strict drains the run instead. False: the run is paused, try again
  * later. */
 static bool reject(cn_batch_run *run, const cn_batch_item *item, int http_status,
@@ -145,6 +165,8 @@ static bool reject(cn_batch_run *run, const cn_batch_item *item, int http_status
     if (!write_line(run, to, item, http_status, body, &notes)) return !run->paused;
     run->n_errors++;
     run->totals.errors++;
+    const cn_batch_format format = format_of(run);
+    if (cn_first_lines_failed(&run->first, item, &format, message)) give_up(run);
     return true;
 }
 
@@ -261,6 +283,7 @@ static cn_status hand_over(cn_batch_run *run, cn_batch_job *job)
             p->sampling.logprobs = CN_AUDIT_LOGPROBS;
     }
     CN_TRY(run->port->submit(run->port->user, job));
+    run->first.watching = false;
     cn_list_append(&run->inflight, &job->node);
     if (!run->port->borrows && !job->audited && !may_be_rescued(run, job))
         cn_batch_item_drop_request(&job->item);
@@ -474,8 +497,7 @@ static cn_status prepare(cn_batch_run *run, cn_batch_job *job, const cn_batch_fo
 
 static void take_line(cn_batch_run *run, const cn_line *line)
 {
-    const cn_config *c = run->config;
-    const cn_batch_format format = {c->prompt_field, c->id_field, c->answer_field};
+    const cn_batch_format format = format_of(run);
     cn_batch_job *job = cn_calloc(1, sizeof *job);
     if (!job) {
         cn_batch_run_drain(run, true, "out of memory for a request");
@@ -490,6 +512,12 @@ static void take_line(cn_batch_run *run, const cn_line *line)
     run->held_bytes += job->held_bytes;
     if (skip && (status == CN_OK || status == CN_ERR_ARG)) {
         run->n_skipped++;
+        free_job(job);
+        return;
+    }
+    if (run->first.watching && run->n_read == 1 &&
+        cn_first_line_check(&job->item, &format) != CN_OK) {
+        cn_batch_run_drain(run, true, "%s", cn_last_error());
         free_job(job);
         return;
     }

@@ -41,6 +41,7 @@
 #include "engine/offline/audit.h"
 #include "engine/offline/batch_input.h"
 #include "engine/offline/batch_output.h"
+#include "engine/offline/first_lines.h"
 #include "engine/offline/resume.h"
 #include "engine/options/options.h"
 
@@ -49,6 +50,8 @@ typedef enum cn_batch_state {
     CN_BATCH_DRAINING,
     CN_BATCH_STOPPED
 } cn_batch_state;
+
+enum { CN_BATCH_WHY_BYTES = 1200 };
 
 typedef struct cn_batch_job cn_batch_job;
 typedef struct cn_batch_run cn_batch_run;
@@ -111,6 +114,9 @@ struct cn_batch_run {
     uint32_t max_inflight;
     uint64_t max_held_bytes; /* of the lines between read and write; 0: no limit */
     bool pauses;            /* instead of stopping, if a line cannot be written */
+    /* first.watching: the run fails, and removes its lines, if the first lines all fail for one
+     * reason or the first lacks a field. Only for an output that is empty. */
+    cn_first_lines first;
     cn_id_set ids;          /* lines that earlier runs finished */
     cn_batch_totals totals; /* of the whole file, earlier runs included */
 
@@ -120,7 +126,7 @@ struct cn_batch_run {
     bool refused;           /* the engine was BUSY at the last admission, or a job came back BUSY */
     char refusal[256];      /* the latest reason */
     uint64_t held_bytes;    /* of the lines between read and write, with their trees */
-    char why[256];          /* why it drained, stopped or paused before the end; else "" */
+    char why[CN_BATCH_WHY_BYTES]; /* why it drained, stopped or paused before the end; else "" */
     bool failed;            /* the reason is an error, not a signal or --until */
     bool input_ended;
     uint64_t n_read, n_skipped;                       /* lines */

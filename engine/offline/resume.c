@@ -11,6 +11,7 @@
 #include "engine/json.h"
 #include "engine/offline/batch_line.h"
 #include "engine/offline/fingerprint.h"
+#include "engine/offline/first_lines.h"
 
 enum { RECORD_FORMAT = 1, MAX_RECORD_BYTES = 1 << 20, MAX_RECORD_DEPTH = 4 };
 static const char record_suffix[] = ".cinch-run";
@@ -35,22 +36,42 @@ static json_t *options_json(const cn_buf *lines)
     return options;
 }
 
+/* The path of the input and a hash of its first line: null for standard input and pipes. */
+static cn_status describe_input(json_t **out, const cn_config *c)
+{
+    uint64_t first = 0;
+    char text[17];
+    *out = json_null();
+    if (!c->input_file) return CN_OK;
+    CN_TRY(cn_first_line_hash(c->input_file, &first));
+    char *path = first ? realpath(c->input_file, NULL) : NULL;
+    snprintf(text, sizeof text, "%016llx", (unsigned long long)first);
+    json_t *input = path ? json_pack("{s:s, s:s}", "path", path, "first_line", text) : NULL;
+    if (input) *out = input;
+    free(path);
+    return CN_OK;
+}
+
 cn_status cn_run_record_make(cn_buf *out, const cn_config *c)
 {
     uint64_t model, channels;
     char model_text[17], channels_text[17];
+    json_t *input;
     const bool labels = cn_selectors_need(cn_config_selectors(c)).labels;
     CN_TRY(cn_fingerprint(&model, c->model, c->tokenizer));
     CN_TRY(cn_fingerprint_channels(&channels, c->model));
     snprintf(model_text, sizeof model_text, "%016llx", (unsigned long long)model);
     snprintf(channels_text, sizeof channels_text, "%016llx", (unsigned long long)channels);
+    CN_TRY(describe_input(&input, c));
     cn_buf lines = {0};
     cn_status status = cn_config_result_text(c, &lines);
     json_t *record = NULL;
     if (status == CN_OK)
-        record = json_pack("{s:i, s:s, s:s, s:s*, s:o}", "cinch_run", RECORD_FORMAT, "version",
-                           CINCH_VERSION, "model", model_text, "channels",
-                           labels ? channels_text : NULL, "options", options_json(&lines));
+        record = json_pack("{s:i, s:s, s:s, s:s*, s:O, s:o}", "cinch_run", RECORD_FORMAT,
+                           "version", CINCH_VERSION, "model", model_text, "channels",
+                           labels ? channels_text : NULL, "input", input, "options",
+                           options_json(&lines));
+    json_decref(input);
     char *text = record ? json_dumps(record, JSON_INDENT(1)) : NULL;
     if (text)
         status = cn_buf_addf(out, "%s\n", text);
@@ -72,6 +93,13 @@ static cn_status write_whole(const char *path, const cn_buf *text)
     close(fd);
     if (status != CN_OK) unlink(path);
     return status;
+}
+
+void cn_run_record_remove(const char *output_path)
+{
+    cn_buf path = {0};
+    if (cn_buf_addf(&path, "%s%s", output_path, record_suffix) == CN_OK) unlink(path.data);
+    cn_buf_free(&path);
 }
 
 cn_status cn_run_record_write(const char *output_path, const cn_buf *record)
@@ -115,6 +143,22 @@ static cn_status compare_options(json_t *then, json_t *now)
     return CN_OK;
 }
 
+/* Refuses another file with another first line. A file that moved, grew or was edited in place is
+ * the same input. */
+static cn_status compare_inputs(const json_t *then, const json_t *now)
+{
+    const char *old = json_string_value(json_object_get(then, "path"));
+    const char *path = json_string_value(json_object_get(now, "path"));
+    const json_t *first = json_object_get(then, "first_line");
+    if (!old || !path || strcmp(old, path) == 0 ||
+        json_equal(first, json_object_get(now, "first_line")))
+        return CN_OK;
+    return cn_fail(CN_ERR_ARG,
+                   "the run reads %s, and %s is another input: its first line differs; give the "
+                   "old input, or write another output file",
+                   old, path);
+}
+
 static cn_status compare(json_t *then, json_t *now)
 {
     const json_t *format = json_object_get(then, "cinch_run");
@@ -133,6 +177,7 @@ static cn_status compare(json_t *then, json_t *now)
         return cn_fail(CN_ERR_ARG,
                        "the checkpoint differs from that of the run: use the old one, or write "
                        "another output file");
+    CN_TRY(compare_inputs(json_object_get(then, "input"), json_object_get(now, "input")));
     const json_t *channels = json_object_get(then, "channels");
     const json_t *channels_now = json_object_get(now, "channels");
     if (channels && channels_now && !json_equal(channels, channels_now))

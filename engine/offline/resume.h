@@ -4,8 +4,9 @@
  *
  * <output>.cinch-run is a JSON object with the checkpoint's fingerprint and every option that
  * changes results. It is written before the first output line, as a temporary file that is renamed.
- * A run resumes only if all of this is the same. The input file is not part of it, because lines
- * are identified by custom_id: the input may have grown. Each output line has a hash of its request
+ * A run resumes only if all of this is the same. Of the input it has the path and a hash of the
+ * first line: a run is refused if both differ. The input may have moved, grown or been edited,
+ * because lines are identified by custom_id. Each output line has a hash of its request
  * (batch_line.h), so that a run can count the lines whose request has changed since. */
 #ifndef CN_RESUME_H
 #define CN_RESUME_H
@@ -18,6 +19,7 @@
 /* Appends the record of a run with this configuration, as the text of the file. */
 cn_status cn_run_record_make(cn_buf *out, const cn_config *c);
 cn_status cn_run_record_write(const char *output_path, const cn_buf *record);
+void cn_run_record_remove(const char *output_path);
 
 /* Compares the record beside output_path with this one. CN_ERR_ARG: there is no record, or it
  * differs; the text names the difference with both values. */

@@ -19,7 +19,7 @@ typedef struct cn_batch {
     uint64_t synced_bytes;
     int64_t synced_at;
 
-    char paused[256]; /* why the batch is paused; "" when it is not */
+    char paused[CN_BATCH_WHY_BYTES]; /* why the batch is paused; "" when it is not */
     bool held;        /* paused until the next start or a cancel: another configuration */
     int64_t retry_at;
     int64_t refused_at; /* since when the engine refuses every line; 0: it does not */
