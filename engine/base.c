@@ -13,6 +13,7 @@
 enum { ERROR_TEXT_BYTES = 2048 };
 static _Thread_local char error_text[ERROR_TEXT_BYTES] = "no error";
 static _Atomic int log_level = CN_LOG_INFO;
+static _Atomic bool bar_drawn;
 static _Atomic uint64_t alloc_count;
 
 const char *cn_last_error(void) { return error_text; }
@@ -61,6 +62,7 @@ void cn_assert_failed(const char *file, int line, const char *cond)
     abort();
 }
 
+bool cn_log_set_bar(bool drawn) { return atomic_exchange(&bar_drawn, drawn); }
 void cn_log_set_level(cn_log_lvl lvl) { atomic_store(&log_level, (int)lvl); }
 
 void cn_log(cn_log_lvl lvl, const char *fmt, ...)
@@ -72,7 +74,8 @@ void cn_log(cn_log_lvl lvl, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    fprintf(stderr, "%s: %s\n", names[lvl], text);
+    const char *clear = atomic_exchange(&bar_drawn, false) ? "\r\033[K" : "";
+    fprintf(stderr, "%s%s: %s\n", clear, names[lvl], text);
 }
 
 void cn_log_forward(cn_status status, const char *file, int line)

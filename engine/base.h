@@ -60,6 +60,9 @@ void cn_assert_failed(const char *file, int line, const char *cond) __attribute_
  * cn_log_set_level (CN_LOG_INFO at start). */
 typedef enum cn_log_lvl { CN_LOG_ERROR, CN_LOG_WARN, CN_LOG_INFO, CN_LOG_DEBUG } cn_log_lvl;
 void cn_log_set_level(cn_log_lvl lvl);
+/* Whether the terminal's current line is a progress bar: cn_log then clears the line first. Returns
+ * whether it was one. */
+bool cn_log_set_bar(bool drawn);
 void cn_log(cn_log_lvl lvl, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* Zeroed, overflow-checked allocation. NULL when out of memory or when n*size overflows. Every heap

@@ -27,19 +27,28 @@ static void a_line_has_the_known_figures(void **state)
 {
     (void)state;
     cn_progress p = {.tokens_per_s = 1500};
-    expect_line(&p, &half, "50/~200 requests (2 errors), 1.5k tokens/s, 30 running, 20 waiting, "
-                           "kv 25%, 15.0k tokens, 0:10 left");
+    expect_line(&p, &half, "50 of about 200 requests (2 errors), 4.8k of about 19.8k tokens, "
+                           "1.5k output tokens/s, 0:10 left, 30 running, 20 waiting, KV 25% full");
     cn_progress_figures g = half;
     g.input_ended = true;
     g.errors = 0;
     p.tokens_per_s = 1;
-    expect_line(&p, &g, "50/100 requests, 1 tokens/s, 30 running, 20 waiting, kv 25%, 5.0k tokens, "
-                        "1:23:20 left");
+    expect_line(&p, &g, "50 of 100 requests, 4.8k of about 9.8k tokens, 1 output tokens/s, "
+                        "1:23:20 left, 30 running, 20 waiting, KV 25% full");
+    g.tokens_earlier = 1000000;
+    expect_line(&p, &g, "50 of 100 requests, 1.00M of about 1.01M tokens, 1 output tokens/s, "
+                        "1:23:20 left, 30 running, 20 waiting, KV 25% full");
+    g.tokens_earlier = 0;
+    g.tokens_total = 4980;
+    expect_line(&p, &g, "50 of 100 requests, 4.8k of 5.0k tokens, 1 output tokens/s, 3:00 left, "
+                        "30 running, 20 waiting, KV 25% full");
+    g.tokens_total = 0;
     g.answered_now = 0;
-    expect_line(&p, &g, "50/100 requests, 1 tokens/s, 30 running, 20 waiting, kv 25%, "
-                        "time left unknown");
+    expect_line(&p, &g, "50 of 100 requests, 4.8k output tokens, 1 output tokens/s, "
+                        "time left unknown, 30 running, 20 waiting, KV 25% full");
     g = (cn_progress_figures){.read = 3};
-    expect_line(&p, &g, "0 requests, 1 tokens/s, 0 running, 0 waiting, kv 0%, time left unknown");
+    expect_line(&p, &g, "0 requests, 0 output tokens, 1 output tokens/s, time left unknown, "
+                        "0 running, 0 waiting, KV 0% full");
 }
 
 static void a_bar_fits_the_terminal(void **state)
@@ -48,9 +57,16 @@ static void a_bar_fits_the_terminal(void **state)
     const cn_progress p = {.bar = true, .tokens_per_s = 1500};
     char text[256];
     cn_progress_format(&p, &half, text, sizeof text, 200);
-    assert_memory_equal(text, "[#####...............] 50/~200", 30);
-    cn_progress_format(&p, &half, text, sizeof text, 40);
-    assert_int_equal(strlen(text), 40);
+    assert_memory_equal(text, "[#####...............] 50 of about 200", 38);
+    static const char *const narrow[] = {
+        "50 of about 200 requests (2 errors), 4.8k of about 19.8k tokens, 0:10 left",
+        "50 of about 200 requests (2 errors), 0:10 left", "50 of about 200 requests (2 errors)",
+        "50 of about 200 requ"};
+    static const size_t widths[] = {79, 50, 40, 20};
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+        cn_progress_format(&p, &half, text, sizeof text, widths[i]);
+        assert_string_equal(text, narrow[i]);
+    }
 }
 
 static void tokens_are_left_until_all_requests_are_done(void **state)
@@ -76,8 +92,8 @@ static void modes_decide_what_is_drawn(void **state)
     static const struct {
         cn_opt_progress mode;
         const char *begins;
-    } modes[] = {{CN_OPT_PROGRESS_AUTO, "50/~200"}, {CN_OPT_PROGRESS_PLAIN, "50/~200"},
-                 {CN_OPT_PROGRESS_BAR, "\r\033[K["}, {CN_OPT_PROGRESS_NONE, ""}};
+    } modes[] = {{CN_OPT_PROGRESS_AUTO, "50 of"}, {CN_OPT_PROGRESS_PLAIN, "50 of"},
+                 {CN_OPT_PROGRESS_BAR, "\r\033[K50 of"}, {CN_OPT_PROGRESS_NONE, ""}};
     for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
         char text[512] = "";
         FILE *f = tmpfile();

@@ -15,6 +15,7 @@
 #include "engine/bench/bench_timeline.h"
 #include "engine/compare/compare_arms.h"
 #include "engine/engine_probe.h"
+#include "engine/offline/progress.h"
 
 typedef struct cn_bench {
     cn_engine *engine;
@@ -23,6 +24,10 @@ typedef struct cn_bench {
     cn_compare_arms arms;  /* of --arms; n is 0 without */
     cn_timeline *timeline; /* NULL: no timeline */
     uint64_t done, failed, prompt_tokens, output_tokens; /* of requests that ended */
+    cn_progress progress;
+    uint64_t n_requests, n_tokens; /* all requests and their output tokens; 0: not known */
+    const volatile int *n_signals; /* counter of the caller's signal handler */
+    bool interrupted;              /* a signal ended the measurement; its figures are partial */
 } cn_bench;
 
 /* Submits a request with exactly output_len output tokens, the configured sampling and
@@ -31,8 +36,8 @@ typedef struct cn_bench {
 cn_status cn_bench_submit(cn_bench *b, const cn_tokens *prompt, uint32_t output_len,
                           uint64_t *request);
 
-/* Runs one engine step, and writes a row of the timeline if one is due. CN_ERR_DEVICE if a request
- * failed. */
+/* Runs one engine step, writes a row of the timeline if one is due, and shows the progress.
+ * CN_ERR_DEVICE if a request failed, CN_ERR_CANCELLED after a signal. */
 cn_status cn_bench_step(cn_bench *b, bool *idle);
 
 /* Replaces *out with n random tokens of the whole vocabulary. --seed and the stream number

@@ -143,6 +143,7 @@ static cn_status report_batch(const decode *d, const batch_time *t, json_t *rows
     const double bytes = (double)cn_engine_step_weight_bytes(e) +
                          cn_engine_row_bytes(e, &d->b->kv, t->resident) * t->batch;
     const double floor_s = d->read_bytes_s > 0 ? bytes / d->read_bytes_s : 0;
+    cn_progress_end(&d->b->progress);
     printf("decode, batch %u, %.0f resident", t->batch, t->resident);
     if (t->arm) printf(", %s", t->arm);
     printf(": %.3f ms per step", step_s * 1e3);
@@ -252,6 +253,7 @@ static cn_status time_length(cn_bench *b, uint32_t n, cn_tokens *tokens, json_t 
         if (i == 1 || (i > 1 && s < best_s)) best_s = s;
     }
     CN_TRY(cn_engine_products_time(b->engine, n, &products_s));
+    cn_progress_end(&b->progress);
     printf("prefill of %u tokens: %.2f ms, its matrix products alone %.2f ms, ratio %.3f\n", n,
            best_s * 1e3, products_s * 1e3, best_s / products_s);
     json_t *row = json_pack("{s:I, s:f, s:f, s:f}", "tokens", (json_int_t)n, "ms", best_s * 1e3,

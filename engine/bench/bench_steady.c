@@ -178,8 +178,9 @@ static cn_status report(const steady *t, const moment *a, const moment *z, const
            (unsigned long long)compressions, p99, 100 * stalled_s / s,
            (unsigned long long)preemptions, (unsigned long long)recomputed);
     *json = json_pack(
-        "{s:f, s:f, s:I, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:I}",
-        "elapsed_time", s, "output_tokens_per_second", out / s, "steps", (json_int_t)steps,
+        "{s:b, s:f, s:f, s:I, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:I}",
+        "complete", !t->b->interrupted, "elapsed_time", s,
+        "output_tokens_per_second", out / s, "steps", (json_int_t)steps,
         "ms_per_step", s / steps * 1e3, "mean_batch", out / steps, "mean_running",
         sum->running / steps, "mean_blocks_used", sum->blocks / steps, "blocks_total",
         (json_int_t)z->stats.blocks_total, "compressions", (json_int_t)compressions,
@@ -204,6 +205,12 @@ cn_status cn_bench_steady(cn_bench *b, json_t **json)
     const moment begin = now(&t);
     if (status == CN_OK) status = run_steps(&t, c->steady_steps, &sum);
     const moment end = now(&t);
+    cn_progress_end(&b->progress);
+    if (b->interrupted && end.stats.steps > begin.stats.steps) {
+        printf("Interrupted: partial figures, %llu of %u steps\n",
+               (unsigned long long)(end.stats.steps - begin.stats.steps), c->steady_steps);
+        status = CN_OK;
+    }
     if (status == CN_OK) status = report(&t, &begin, &end, &sum, json);
     cn_tokens_free(&t.tokens);
     return status;

@@ -2,11 +2,32 @@
  * streaming, and measures the total time; or runs one of the other modes of bench.h. Output lengths
  * are fixed (ignore_eos), so that the work does not depend on the model's output. The clock starts
  * after the model is loaded and the prompts are tokenised. */
+#include <signal.h>
 #include <string.h>
 
 #include "engine/bench/bench.h"
 #include "engine/bench/bench_dataset.h"
 #include "engine/cmd/command.h"
+
+/* ---- signals ---- */
+
+static volatile int n_signals; /* only the handler writes it; int is sig_atomic_t here */
+_Static_assert(sizeof(int) == sizeof(sig_atomic_t), "the counter must be written atomically");
+
+static void count_signal(int number)
+{
+    (void)number;
+    n_signals = 1;
+}
+
+/* The first signal ends the measurement, the second one the process. */
+static void heed_signals(void)
+{
+    struct sigaction count = {.sa_handler = count_signal, .sa_flags = (int)SA_RESETHAND};
+    sigemptyset(&count.sa_mask);
+    sigaction(SIGINT, &count, NULL);
+    sigaction(SIGTERM, &count, NULL);
+}
 
 /* ---- what the modes share ---- */
 
@@ -33,8 +54,22 @@ cn_status cn_bench_submit(cn_bench *b, const cn_tokens *prompt, uint32_t output_
     return cn_engine_submit(b->engine, &p, on_event, b, request);
 }
 
+static void show_progress(cn_bench *b)
+{
+    if (!cn_progress_is_due(&b->progress)) return;
+    cn_progress_figures g = {.read = b->n_requests, .done = b->done, .answered_now = b->done,
+                             .input_ended = b->n_requests > 0, .tokens_total = b->n_tokens};
+    cn_engine_stats(b->engine, &g.stats);
+    cn_progress_show(&b->progress, &g);
+}
+
 cn_status cn_bench_step(cn_bench *b, bool *idle)
 {
+    if (*b->n_signals) {
+        b->interrupted = true;
+        return cn_fail(CN_ERR_CANCELLED, "interrupted");
+    }
+    show_progress(b);
     if (b->timeline) CN_TRY(cn_timeline_tick(b->timeline, b->engine));
     CN_TRY(cn_engine_step(b->engine, idle));
     if (b->failed)
@@ -61,7 +96,10 @@ static cn_status run(cn_bench *b, const cn_bench_dataset *d, double *elapsed_s)
 {
     const double began_s = cn_now_s();
     uint32_t next = 0;
-    while (b->done < d->n) {
+    b->n_requests = d->n;
+    for (uint32_t i = 0; i < d->n; i++) b->n_tokens += d->prompts[i].output_len;
+    cn_status stepped = CN_OK;
+    while (stepped == CN_OK && b->done < d->n) {
         while (next < d->n) {
             const cn_bench_prompt *p = &d->prompts[next];
             cn_status status = cn_bench_submit(b, &p->tokens, p->output_len, NULL);
@@ -70,23 +108,37 @@ static cn_status run(cn_bench *b, const cn_bench_dataset *d, double *elapsed_s)
             next++;
         }
         bool idle;
-        CN_TRY(cn_bench_step(b, &idle));
+        stepped = cn_bench_step(b, &idle);
     }
     *elapsed_s = cn_now_s() - began_s;
-    return CN_OK;
+    cn_progress_end(&b->progress);
+    return b->interrupted ? CN_OK : stepped;
+}
+
+/* Counts the output tokens of requests that have not ended too. */
+static void count_partial(cn_bench *b, uint32_t n_requests)
+{
+    cn_stats s;
+    if (!b->interrupted) return;
+    cn_engine_stats(b->engine, &s);
+    b->output_tokens = s.generation_tokens;
+    printf("Interrupted: partial figures, %llu of %u requests ended\n",
+           (unsigned long long)b->done, n_requests);
 }
 
 static json_t *figures_json(const cn_bench *b, const cn_stats *s, double elapsed_s)
 {
     const uint64_t total = b->prompt_tokens + b->output_tokens;
     return json_pack(
-        "{s:f, s:I, s:I, s:f, s:f, s:f, s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}",
-        "elapsed_time", elapsed_s, "num_requests", (json_int_t)b->done, "total_num_tokens",
+        "{s:b, s:f, s:I, s:I, s:f, s:f, s:f, s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
+        "s:f}",
+        "complete", !b->interrupted, "elapsed_time", elapsed_s,
+        "num_requests", (json_int_t)b->done, "total_num_tokens",
         (json_int_t)total, "requests_per_second", (double)b->done / elapsed_s,
         "tokens_per_second", (double)total / elapsed_s, "output_tokens_per_second",
         (double)b->output_tokens / elapsed_s, "total_input_tokens", (json_int_t)b->prompt_tokens,
         "total_output_tokens", (json_int_t)b->output_tokens, "mean_batch",
-        (double)b->output_tokens / (double)s->steps, "steps", (json_int_t)s->steps,
+        (double)b->output_tokens / (double)(s->steps ? s->steps : 1), "steps", (json_int_t)s->steps,
         "cached_tokens", (json_int_t)s->cached_tokens, "preemptions", (json_int_t)s->preemptions,
         "holder_preemptions", (json_int_t)s->holder_preemptions,
         "recomputed_tokens", (json_int_t)s->recomputed_tokens, "compressions",
@@ -105,6 +157,7 @@ static cn_status bench_dataset(cn_bench *b, json_t **json)
     };
     CN_TRY(cn_bench_dataset_load(&d, b->config, &model));
     cn_status status = run(b, &d, &elapsed_s);
+    if (status == CN_OK) count_partial(b, d.n);
     cn_bench_dataset_free(&d);
     CN_TRY(status);
     cn_stats s;
@@ -156,9 +209,13 @@ static cn_status run_engine(cn_bench *b)
     const cn_config *c = b->config;
     CN_TRY(cn_engine_create(&b->engine, c));
     cn_engine_default_kv(b->engine, &b->kv);
+    heed_signals();
+    cn_progress_begin(&b->progress, c->progress, stderr);
     cn_status status = CN_OK;
     if (c->timeline) status = cn_timeline_open(&b->timeline, c->timeline, c->timeline_interval);
     if (status == CN_OK) status = run_mode(b);
+    cn_progress_end(&b->progress);
+    if (status == CN_OK && b->interrupted) status = cn_fail(CN_ERR_CANCELLED, "interrupted");
     const cn_status closed = cn_timeline_close(b->timeline, b->engine);
     cn_engine_free(b->engine);
     return status != CN_OK ? status : closed;
@@ -166,7 +223,7 @@ static cn_status run_engine(cn_bench *b)
 
 static cn_status bench(cn_config *c)
 {
-    cn_bench b = {.config = c};
+    cn_bench b = {.config = c, .n_signals = &n_signals};
     if (c->decode_arms && c->resident == 0) return cn_fail(CN_ERR_ARG, "--arms needs --resident");
     cn_status status = c->decode_arms ? cn_compare_arms_parse(&b.arms, c->decode_arms, c) : CN_OK;
     if (status == CN_OK) {
@@ -181,7 +238,8 @@ static cn_status bench(cn_config *c)
  * one. */
 static cn_status check_word(const cn_config *c, bool server)
 {
-    const uint32_t refused = server ? CN_SECTION_ENGINE | CN_SECTION_BENCH_THROUGHPUT
+    const uint32_t refused = server ? CN_SECTION_ENGINE | CN_SECTION_BENCH_THROUGHPUT |
+                                          CN_SECTION_PROGRESS
                                     : CN_SECTION_BENCH_SERVE;
     size_t n;
     const cn_option *o = cn_options(&n);

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "engine/checkpoint/model_config.h"
 #include "engine/cmd/command.h"
@@ -141,6 +142,21 @@ static void warn_of_changes(const cn_batch_run *r)
            (unsigned long long)r->n_changed, in, r->changed.data, out);
 }
 
+/* Why the run ended before its time, or that it had nothing to do. */
+static void print_end(FILE *f, const summary *s)
+{
+    const cn_batch_run *r = s->run;
+    const bool resumable =
+        s->exit_code == CN_EXIT_RESUMABLE && cn_batch_output_is_file(r->output);
+    if (*r->why && cn_batch_run_is_complete(r))
+        fprintf(f, "%s, but nothing is left to do: every line has its answer\n", r->why);
+    else if (*r->why)
+        fprintf(f, "stopped: %s%s\n", r->why, resumable ? "; --resume continues" : "");
+    else if (r->n_skipped && r->n_answered + r->n_errors == 0)
+        fprintf(f, "nothing was left to do: all %llu lines were done before\n",
+                (unsigned long long)r->n_skipped);
+}
+
 static void print_summary(FILE *f, const summary *s)
 {
     const cn_batch_run *r = s->run;
@@ -165,11 +181,7 @@ static void print_summary(FILE *f, const summary *s)
                 (unsigned long long)e->selected_steps,
                 (double)e->selected_tokens / (double)e->selected_steps,
                 (double)e->candidate_tokens / (double)e->selected_steps);
-    if (*r->why)
-        fprintf(f, "stopped: %s%s\n", r->why,
-                s->exit_code == CN_EXIT_RESUMABLE && cn_batch_output_is_file(r->output)
-                    ? "; --resume continues"
-                    : "");
+    print_end(f, s);
     print_second_runs(f, r);
     warn_of_changes(r);
     if (r->config->grade != CN_OPT_GRADE_NONE && r->n_answered && !r->totals.graded)
@@ -212,7 +224,8 @@ static json_t *summary_json(const summary *s)
     return json_pack(
         "{s:s, s:i, s:s?, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:o, s:o, s:o, s:I, "
         "s:o}",
-        "version", CINCH_VERSION, "exit_code", s->exit_code, "stopped", *r->why ? r->why : NULL,
+        "version", CINCH_VERSION, "exit_code", s->exit_code, "stopped",
+        *r->why && !cn_batch_run_is_complete(r) ? r->why : NULL,
         "elapsed_s", s->elapsed_s, "answered", (json_int_t)r->n_answered, "errors",
         (json_int_t)r->n_errors, "skipped", (json_int_t)r->n_skipped, "changed",
         (json_int_t)r->n_changed, "prompt_tokens", (json_int_t)e->prompt_tokens, "cached_tokens",
@@ -235,7 +248,8 @@ static void write_summary(const summary *s)
 static int exit_code_of(const cn_batch_run *r)
 {
     const bool empty = r->totals.answered + r->totals.errors == 0;
-    if (*r->why) return r->failed && empty ? CN_EXIT_FAILED : CN_EXIT_RESUMABLE;
+    const bool stopped = *r->why && !cn_batch_run_is_complete(r);
+    if (stopped) return r->failed && empty ? CN_EXIT_FAILED : CN_EXIT_RESUMABLE;
     return r->totals.errors ? CN_EXIT_SOME_ERRORS : CN_EXIT_OK;
 }
 
@@ -250,6 +264,13 @@ static void remove_files(cn_batch_run *run)
     cn_batch_output_discard(o);
 }
 
+/* Answers on a terminal would be mixed with a bar. */
+static cn_opt_progress progress_mode(const cn_config *c)
+{
+    const bool mixed = strcmp(c->output_file, "-") == 0 && isatty(STDOUT_FILENO);
+    return mixed && c->progress == CN_OPT_PROGRESS_AUTO ? CN_OPT_PROGRESS_PLAIN : c->progress;
+}
+
 static int run_batch(cn_batch_run *run, cn_batch_drive *drive)
 {
     const cn_config *c = run->config;
@@ -260,7 +281,7 @@ static int run_batch(cn_batch_run *run, cn_batch_drive *drive)
                c->output_file);
     heed_signals();
     drive->n_signals = &n_signals;
-    cn_progress_begin(&drive->progress, c->progress, stderr);
+    cn_progress_begin(&drive->progress, progress_mode(c), stderr);
     const double started_s = cn_now_s();
     cn_batch_drive_all(drive, run);
     if (cn_batch_output_sync(run->output) != CN_OK)

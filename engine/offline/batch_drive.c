@@ -43,9 +43,8 @@ static bool interrupted(void *drive)
 
 static void show_fault(void *drive, const cn_batch_run *run, uint64_t line, const char *message)
 {
-    cn_batch_drive *d = drive;
+    (void)drive;
     if (run->n_errors > MAX_ERRORS_SHOWN) return;
-    cn_progress_end(&d->progress);
     if (run->n_errors < MAX_ERRORS_SHOWN)
         cn_log(CN_LOG_WARN, "line %llu: %s", (unsigned long long)line, message);
     else
@@ -104,6 +103,7 @@ static void show_progress(cn_batch_drive *d, const cn_batch_run *run)
         .input_bytes = cn_line_reader_bytes_done(run->input),
         .input_bytes_total = cn_line_reader_bytes_total(run->input),
         .input_ended = run->input_ended,
+        .tokens_earlier = d->tokens_earlier,
     };
     cn_engine_stats(d->engine, &g.stats);
     cn_progress_show(&d->progress, &g);
@@ -114,6 +114,7 @@ void cn_batch_drive_all(cn_batch_drive *d, cn_batch_run *run)
     open_port(d);
     run->port = &d->port;
     run->max_inflight = run->config->max_inflight;
+    d->tokens_earlier = run->totals.completion_tokens;
     for (;;) {
         heed_wishes(d, run);
         cn_batch_run_admit(run, IDLE_WAIT_MS);
@@ -126,5 +127,6 @@ void cn_batch_drive_all(cn_batch_drive *d, cn_batch_run *run)
         }
         show_progress(d, run);
     }
+    cn_batch_run_look_for_rest(run);
     cn_progress_end(&d->progress);
 }

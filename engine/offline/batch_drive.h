@@ -20,6 +20,7 @@ typedef struct cn_batch_drive {
     /* Internal. */
     cn_batch_port port;
     int n_heeded; /* signals acted on so far */
+    uint64_t tokens_earlier; /* output tokens of earlier runs */
 } cn_batch_drive;
 
 /* Runs until the batch ends or is stopped: see run->state, run->why and the counts. Sets run->port,

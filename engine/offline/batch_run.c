@@ -579,6 +579,21 @@ bool cn_batch_run_is_over(const cn_batch_run *run)
     return all_read || run->state != CN_BATCH_RUNNING;
 }
 
+void cn_batch_run_look_for_rest(cn_batch_run *run)
+{
+    cn_line line;
+    cn_line_state state;
+    if (run->state != CN_BATCH_DRAINING || run->failed || run->input_ended) return;
+    if (cn_line_reader_next(run->input, 0, &line, &state) == CN_OK)
+        run->input_ended = state == CN_LINE_END;
+}
+
+bool cn_batch_run_is_complete(const cn_batch_run *run)
+{
+    return run->input_ended && run->n_put_back == 0 && run->again.n == 0 &&
+           run->state != CN_BATCH_STOPPED && !run->failed;
+}
+
 static void free_all(cn_list *jobs)
 {
     for (cn_batch_job *job; (job = pop(jobs));) free_job(job);

@@ -171,6 +171,12 @@ void cn_batch_job_event(void *job, const cn_event *ev);
  * back) keeps the thread's last error. */
 void cn_batch_job_end(cn_batch_job *job, cn_status status, cn_api_result *result);
 
+/* Reads on after a run that was drained, to see whether the input has ended. A line that is found
+ * is not answered. */
+void cn_batch_run_look_for_rest(cn_batch_run *run);
+/* True if every line of the input has its line in the output. */
+bool cn_batch_run_is_complete(const cn_batch_run *run);
+
 /* Frees what the run itself holds. Call it after the engine is freed, or when nothing is in
  * flight. */
 void cn_batch_run_end(cn_batch_run *run);

@@ -8,7 +8,7 @@
 #define BAR_INTERVAL_S 0.25
 #define PLAIN_INTERVAL_S 10.0
 #define RATE_MEMORY_S 10.0 /* the rate is smoothed over about this many seconds */
-enum { PLAIN_WIDTH = 200, DEFAULT_WIDTH = 80, BAR_CELLS = 20, LINE_BYTES = 1024 };
+enum { PLAIN_WIDTH = 200, DEFAULT_WIDTH = 80, BAR_CELLS = 20, LINE_BYTES = 1024, PART_BYTES = 96 };
 
 void cn_progress_begin(cn_progress *p, cn_opt_progress mode, FILE *f)
 {
@@ -40,6 +40,11 @@ static uint64_t requests_total(const cn_progress_figures *g)
 bool cn_progress_tokens_left(const cn_progress_figures *g, uint64_t *tokens)
 {
     const uint64_t total = requests_total(g);
+    if (g->tokens_total) {
+        const uint64_t n = g->stats.generation_tokens;
+        *tokens = g->tokens_total > n ? g->tokens_total - n : 0;
+        return true;
+    }
     if (total == 0 || g->answered_now == 0) return false;
     /* Short answers finish first, so the mean of the finished ones is too small. Adding the tokens
      * of those that still run (as for a censored exponential law) overestimates, and is exact when
@@ -82,51 +87,88 @@ static void format_time(char *text, size_t size, double seconds)
                  (unsigned long long)(s / 60 % 60), (unsigned long long)(s % 60));
 }
 
-static void format_left(const cn_progress *p, const cn_progress_figures *g, char *text, size_t size)
-{
-    uint64_t tokens;
-    char count[32], time[32];
-    snprintf(text, size, "time left unknown");
-    if (!cn_progress_tokens_left(g, &tokens)) return;
-    format_count(count, sizeof count, (double)tokens);
-    if (p->tokens_per_s <= 0) {
-        snprintf(text, size, "%s tokens left", count);
-        return;
-    }
-    format_time(time, sizeof time, (double)tokens / p->tokens_per_s);
-    snprintf(text, size, "%s tokens, %s left", count, time);
-}
+/* ---- the parts of the line ---- */
 
-static void format_bar(char bar[BAR_CELLS + 4], uint64_t done, uint64_t total)
+static void format_bar(char *text, uint64_t done, uint64_t total)
 {
     const uint64_t full = total ? done * BAR_CELLS / total : 0;
-    bar[0] = '[';
-    for (uint64_t i = 0; i < BAR_CELLS; i++) bar[1 + i] = i < full ? '#' : '.';
-    memcpy(bar + 1 + BAR_CELLS, "] ", 3);
+    text[0] = '[';
+    for (uint64_t i = 0; i < BAR_CELLS; i++) text[1 + i] = i < full ? '#' : '.';
+    memcpy(text + 1 + BAR_CELLS, "] ", 3);
+}
+
+static void format_requests(const cn_progress_figures *g, char *text)
+{
+    const uint64_t total = requests_total(g);
+    char of[40] = "", errors[40] = "";
+    if (total)
+        snprintf(of, sizeof of, " of %s%llu", g->input_ended ? "" : "about ",
+                 (unsigned long long)total);
+    if (g->errors)
+        snprintf(errors, sizeof errors, " (%llu errors)", (unsigned long long)g->errors);
+    snprintf(text, PART_BYTES, "%llu%s requests%s", (unsigned long long)g->done, of, errors);
+}
+
+static void format_tokens(const cn_progress_figures *g, char *text)
+{
+    uint64_t left;
+    char now[32], all[32] = "";
+    const uint64_t n = g->tokens_earlier + g->stats.generation_tokens;
+    format_count(now, sizeof now, (double)n);
+    if (!cn_progress_tokens_left(g, &left)) {
+        snprintf(text, PART_BYTES, ", %s output tokens", now);
+        return;
+    }
+    format_count(all, sizeof all, (double)(n + left));
+    snprintf(text, PART_BYTES, ", %s of %s%s tokens", now, g->tokens_total ? "" : "about ", all);
+}
+
+static void format_left(const cn_progress *p, const cn_progress_figures *g, char *text)
+{
+    uint64_t tokens;
+    char time[32];
+    snprintf(text, PART_BYTES, ", time left unknown");
+    if (!cn_progress_tokens_left(g, &tokens) || p->tokens_per_s <= 0) return;
+    format_time(time, sizeof time, (double)tokens / p->tokens_per_s);
+    snprintf(text, PART_BYTES, ", %s left", time);
+}
+
+static void format_load(const cn_stats *s, char *text)
+{
+    const double kv = s->blocks_total ? 100.0 * s->blocks_used / s->blocks_total : 0;
+    snprintf(text, PART_BYTES, ", %u running, %u waiting, KV %.0f%% full", s->running, s->waiting,
+             kv);
 }
 
 void cn_progress_format(const cn_progress *p, const cn_progress_figures *g, char *text,
                         size_t size, size_t width)
 {
-    char bar[BAR_CELLS + 4] = "", rate[32], left[96], total_text[32] = "", errors[40] = "";
-    const uint64_t total = requests_total(g);
-    if (p->bar) format_bar(bar, g->done, total);
+    enum { BAR, REQUESTS, TOKENS, RATE, LEFT, LOAD, N_PARTS };
+    static const int by_importance[] = {REQUESTS, LEFT, TOKENS, RATE, BAR, LOAD};
+    char part[N_PARTS][PART_BYTES] = {{0}}, rate[32];
+    if (p->bar) format_bar(part[BAR], g->done, requests_total(g));
+    format_requests(g, part[REQUESTS]);
+    format_tokens(g, part[TOKENS]);
     format_count(rate, sizeof rate, p->tokens_per_s);
-    format_left(p, g, left, sizeof left);
-    if (total)
-        snprintf(total_text, sizeof total_text, "/%s%llu", g->input_ended ? "" : "~",
-                 (unsigned long long)total);
-    if (g->errors)
-        snprintf(errors, sizeof errors, " (%llu errors)", (unsigned long long)g->errors);
-    const cn_stats *s = &g->stats;
-    const double kv = s->blocks_total ? 100.0 * s->blocks_used / s->blocks_total : 0;
-    char line[LINE_BYTES];
-    snprintf(line, sizeof line, "%s%llu%s requests%s, %s tokens/s, %u running, %u waiting, kv "
-                                "%.0f%%, %s",
-             bar, (unsigned long long)g->done, total_text, errors, rate, s->running, s->waiting,
-             kv, left);
+    snprintf(part[RATE], PART_BYTES, ", %s output tokens/s", rate);
+    format_left(p, g, part[LEFT]);
+    format_load(&g->stats, part[LOAD]);
+    size_t used = 0;
+    for (int i = 0; i < N_PARTS; i++) {
+        const size_t n = strlen(part[by_importance[i]]);
+        const bool fits = used + n <= width;
+        if (fits || i == 0)
+            used += n;
+        else
+            part[by_importance[i]][0] = '\0';
+    }
+    char line[LINE_BYTES] = "";
+    for (int i = 0; i < N_PARTS; i++)
+        snprintf(line + strlen(line), sizeof line - strlen(line), "%s", part[i]);
     snprintf(text, size, "%.*s", (int)width, line);
 }
+
+/* ---- drawing ---- */
 
 static size_t terminal_width(FILE *f)
 {
@@ -143,6 +185,7 @@ void cn_progress_show(cn_progress *p, const cn_progress_figures *g)
     if (p->bar) {
         cn_progress_format(p, g, text, sizeof text, terminal_width(p->f) - 1);
         fprintf(p->f, "\r\033[K%s", text);
+        cn_log_set_bar(true);
     } else {
         cn_progress_format(p, g, text, sizeof text, PLAIN_WIDTH);
         fprintf(p->f, "%s\n", text);
@@ -153,6 +196,6 @@ void cn_progress_show(cn_progress *p, const cn_progress_figures *g)
 
 void cn_progress_end(cn_progress *p)
 {
-    if (p->bar && !p->off) fprintf(p->f, "\r\033[K");
+    if (cn_log_set_bar(false)) fprintf(p->f, "\r\033[K");
     fflush(p->f);
 }

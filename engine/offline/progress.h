@@ -14,6 +14,8 @@ typedef struct cn_progress_figures {
     uint64_t answered_now;                   /* by this run */
     uint64_t input_bytes, input_bytes_total; /* total 0: unknown */
     bool input_ended;                        /* `read` is the total */
+    uint64_t tokens_earlier; /* output tokens of earlier runs of the file */
+    uint64_t tokens_total;   /* output tokens of all requests, if they are known; 0: estimate */
     cn_stats stats;                          /* of this run's engine */
 } cn_progress_figures;
 
@@ -36,7 +38,7 @@ void cn_progress_end(cn_progress *p); /* removes the bar from the terminal */
  * the number of requests are unknown. */
 bool cn_progress_tokens_left(const cn_progress_figures *g, uint64_t *tokens);
 
-/* The line, at most `width` characters. */
+/* The line, at most `width` characters: as many of its parts as fit, the most important first. */
 void cn_progress_format(const cn_progress *p, const cn_progress_figures *g, char *text,
                         size_t size, size_t width);
 

@@ -257,7 +257,7 @@ static const cn_option options[] = {
         .flags = RESULT,
         .help = "compare answers with the reference: the whole text, the last \\boxed{}, or the "
                 "last number"),
-    ROW(PROMPTS, "progress", ENUM, progress, "auto", .values = "auto|bar|plain|none",
+    ROW(PROGRESS, "progress", ENUM, progress, "auto", .values = "auto|bar|plain|none",
         .help = "auto is a bar on a terminal and plain lines otherwise"),
 
     ROW(RUN_BATCH, "output-file", STRING, output_file, NULL, .short_name = 'o', .flags = REQUIRED,
@@ -477,6 +477,7 @@ static const struct {
     {CN_SECTION_SERVE, "serve", "The HTTP endpoint: its address, API keys and limits."},
     {CN_SECTION_SHARING, "sharing", "How interactive and batch requests share an engine."},
     {CN_SECTION_CALIBRATE, "calibrate", "Which text measures the channels, and how."},
+    {CN_SECTION_PROGRESS, "progress", "How progress is shown on standard error."},
 };
 _Static_assert(sizeof sections / sizeof *sections == CN_N_SECTIONS, "a row per section");
 

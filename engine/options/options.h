@@ -145,6 +145,8 @@ struct cn_config {
     char *input_file; /* "-" = standard input */
     char *prompt_field, *id_field, *answer_field;
     cn_opt_grade grade;
+
+    /* progress */
     cn_opt_progress progress;
 
     /* run-batch */
@@ -258,9 +260,10 @@ typedef enum cn_option_section {
     CN_SECTION_DEBUG = 1 << 14,
     CN_SECTION_SERVE = 1 << 15,
     CN_SECTION_SHARING = 1 << 16,
-    CN_SECTION_CALIBRATE = 1 << 17
+    CN_SECTION_CALIBRATE = 1 << 17,
+    CN_SECTION_PROGRESS = 1 << 18
 } cn_option_section;
-enum { CN_N_SECTIONS = 18 };
+enum { CN_N_SECTIONS = 19 };
 const char *cn_section_name(cn_option_section s);  /* "run-batch" */
 const char *cn_section_intro(cn_option_section s); /* a sentence for docs/CONFIG.md */
 
