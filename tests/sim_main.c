@@ -53,6 +53,11 @@ int main(int argc, char **argv)
     printf("%llu sequences with a selector; rings: %llu read, %llu forked, %llu filled again\n",
            (unsigned long long)r.selecting, (unsigned long long)r.ring_reads,
            (unsigned long long)r.ring_forks, (unsigned long long)r.ring_readmissions);
+    printf("%llu away sequences: %llu blocks put, %llu areas filled, %llu exchanges of %llu "
+           "entries, %llu returns from swap space for a home\n",
+           (unsigned long long)r.away, (unsigned long long)r.puts, (unsigned long long)r.fills,
+           (unsigned long long)r.exchanges, (unsigned long long)r.moves,
+           (unsigned long long)r.home_returns);
     printf("longest wait as the foremost waiting: %llu steps; longest life as the foremost: "
            "%llu\n",
            (unsigned long long)r.longest_head_wait, (unsigned long long)r.longest_foremost);

@@ -25,6 +25,7 @@ static void short_runs_hold_every_invariant(void **state)
     sim_result r;
     uint64_t events = 0, preemptions = 0, forks = 0, hits = 0, cancels = 0, relaxed = 0, turns = 0;
     uint64_t outs = 0, ins = 0, ring_reads = 0, ring_forks = 0, ring_readmissions = 0;
+    uint64_t away = 0, puts = 0, fills = 0, exchanges = 0, moves = 0;
     for (uint64_t seed = 1; seed <= 10; seed++) {
         run_well((sim_opts){.seed = seed, .steps = 10000, .epoch_steps = 500}, &r);
         events += r.events;
@@ -39,12 +40,18 @@ static void short_runs_hold_every_invariant(void **state)
         ring_reads += r.ring_reads;
         ring_forks += r.ring_forks;
         ring_readmissions += r.ring_readmissions;
+        away += r.away;
+        puts += r.puts;
+        fills += r.fills;
+        exchanges += r.exchanges;
+        moves += r.moves;
     }
     /* A run without any of these would have tested nothing. */
     assert_true(events > 1000 && preemptions > 100 && forks > 100);
     assert_true(hits > 1000 && cancels > 100 && relaxed > 100 && turns > 100);
     assert_true(ring_reads > 5000 && ring_forks > 30 && ring_readmissions > 50);
     assert_true(ins > 30 && outs > ins); /* the others ended in the swap space */
+    assert_true(away > 500 && puts > 5000 && fills > 300 && exchanges > 20000 && moves > 20000);
 }
 
 static void full_kv_never_compresses(void **state)
@@ -174,6 +181,41 @@ static void content_from_the_wrong_swap_space_is_caught(void **state)
     is_caught(SIM_FAULT_WRONG_SWAP, true, "wrong tag");
 }
 
+static void a_late_put_is_caught(void **state)
+{
+    (void)state;
+    is_caught(SIM_FAULT_LATE_PUT, false, "an exchange read a wrong tag");
+    is_caught(SIM_FAULT_LATE_PUT, true, "an exchange read a wrong tag");
+}
+
+static void a_home_block_given_back_early_is_caught(void **state)
+{
+    (void)state;
+    is_caught(SIM_FAULT_EARLY_HOME, false, "references to home blocks differ");
+    is_caught(SIM_FAULT_EARLY_HOME, true, "died of an assertion");
+}
+
+static void a_pack_that_does_not_wait_for_its_exchange_is_caught(void **state)
+{
+    (void)state;
+    is_caught(SIM_FAULT_NO_WAIT, false, "expected");
+    is_caught(SIM_FAULT_NO_WAIT, true, "expected");
+}
+
+static void the_wrong_home_block_is_caught(void **state)
+{
+    (void)state;
+    is_caught(SIM_FAULT_WRONG_HOME, false, "wrong tag");
+    is_caught(SIM_FAULT_WRONG_HOME, true, "wrong tag");
+}
+
+static void device_blocks_without_home_blocks_are_caught(void **state)
+{
+    (void)state;
+    is_caught(SIM_FAULT_HALF_TAKEN, false, "device blocks without its home blocks");
+    is_caught(SIM_FAULT_HALF_TAKEN, true, "has 0 home blocks");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -187,6 +229,11 @@ int main(void)
         cmocka_unit_test(leaked_swap_space_is_caught),
         cmocka_unit_test(swap_space_given_back_early_is_caught),
         cmocka_unit_test(content_from_the_wrong_swap_space_is_caught),
+        cmocka_unit_test(a_late_put_is_caught),
+        cmocka_unit_test(a_home_block_given_back_early_is_caught),
+        cmocka_unit_test(a_pack_that_does_not_wait_for_its_exchange_is_caught),
+        cmocka_unit_test(the_wrong_home_block_is_caught),
+        cmocka_unit_test(device_blocks_without_home_blocks_are_caught),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,7 +7,9 @@
  * stores tags where a real one stores keys, and reports a read of a wrong tag.
  *
  * Checked at every step: cn_scheduler_check; tags; the ring of each decode row whose selector
- * predicts; tokens decoded apart are recomputed one a step; no allocation inside a step; some
+ * predicts; of away sequences, that each entry of the exchange area has the position that `chosen`
+ * says, that no position is resident twice, and the plane of the dense layers; tokens decoded apart
+ * are recomputed one a step; no allocation inside a step; some
  * sequence advances (no deadlock); no cap grows while a sequence waits; no sequence is admitted
  * past the foremost waiting one; and two bounds on waiting, in steps, not counting steps with an
  * unfinished event:
@@ -38,7 +40,12 @@ typedef enum sim_fault {
     SIM_FAULT_STALE_PREFIX, /* a compressed block left in the prefix cache */
     SIM_FAULT_LEAKED_SWAP,  /* a block of the swap space without a holder that is not free */
     SIM_FAULT_EARLY_SWAP,   /* swap space freed while its content is still needed */
-    SIM_FAULT_WRONG_SWAP    /* a sequence that names the wrong block of the swap space */
+    SIM_FAULT_WRONG_SWAP,   /* a sequence that names the wrong block of the swap space */
+    SIM_FAULT_LATE_PUT,     /* a put behind the fill that reads it */
+    SIM_FAULT_EARLY_HOME,   /* a home block freed while it is still needed */
+    SIM_FAULT_NO_WAIT,      /* a pack that does not wait for its exchange */
+    SIM_FAULT_WRONG_HOME,   /* a sequence that names the wrong home block */
+    SIM_FAULT_HALF_TAKEN    /* a sequence with device blocks and without home blocks */
 } sim_fault;
 
 typedef struct sim_opts {
@@ -54,6 +61,9 @@ typedef struct sim_result {
     uint64_t events, preemptions, prefix_hits, aged;
     uint64_t selecting; /* sequences with a selector */
     uint64_t ring_reads, ring_forks, ring_readmissions; /* of sequences with a ring */
+    uint64_t away; /* sequences with a home elsewhere */
+    uint64_t puts, fills, exchanges, moves; /* blocks, first events, rows and packs, entries */
+    uint64_t home_returns; /* returns from the swap space past an interactive one without a home */
     uint64_t relaxed_blocks; /* blocks by which caps grew */
     uint64_t swap_outs, swap_ins;
     uint64_t longest_head_wait, longest_foremost; /* in steps, counted as for the bounds */

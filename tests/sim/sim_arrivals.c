@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/base.h"
+#include "scheduler/sched_state.h"
 
 /* Most engines whose requests keep all KV have requests with selectors, beside requests of policy
  * zip that take slots too. Half of these engines have few slots. */
@@ -20,6 +21,28 @@ static void draw_selection(sim_world *w)
     o->select_most.select_tokens = 1 + (uint32_t)(bits >> 8) % 64;
     o->select_most.select_window = 1 + (uint32_t)(bits >> 16) % (2 * o->block_tokens);
     o->window_tokens = cn_max_u32(o->window_tokens, o->select_most.select_window + 1);
+}
+
+/* Half of the engines have homes for away requests: areas of up to three blocks. */
+static void draw_homes(sim_world *w)
+{
+    cn_sched_opts *o = &w->engine;
+    const uint64_t bits = sim_mix(o->model_hash, 2), more = sim_mix(o->model_hash, 3);
+    const uint32_t b = o->block_tokens, longest = o->max_model_len / b + 1;
+    w->away_percent = 0;
+    if (w->o.full_only || bits % 2 != 0) return;
+    w->away_percent = (bits >> 8) % 2 ? 50 : 90;
+    for (int h = CN_HOME_PEER; h <= CN_HOME_HOST; h++) {
+        if (h == CN_HOME_HOST && (bits >> 16) % 2) break;
+        o->n_home_blocks[h] = longest / 2 + (uint32_t)(more >> 16 * h) % (4 * longest);
+        o->n_home_slots[h] = 1 + (uint32_t)(more >> (16 * h + 8)) % 8;
+    }
+    if (o->n_query_slots == 0) o->n_query_slots = 1 + (uint32_t)(bits >> 24) % 8;
+    cn_kv_params *most = &o->select_most;
+    most->select_tokens = 1 + (uint32_t)(bits >> 32) % (3 * b);
+    if (most->select_window == 0) most->select_window = 1 + (uint32_t)(bits >> 40) % (2 * b);
+    most->sink_tokens = b;
+    o->window_tokens = cn_max_u32(o->window_tokens, most->select_window + 1);
 }
 
 void sim_draw_engine(sim_world *w)
@@ -71,6 +94,7 @@ void sim_draw_engine(sim_world *w)
         o->n_query_slots = 1 + o->n_query_slots / 2;
     }
     draw_selection(w);
+    draw_homes(w);
     if (w->o.full_only) memcpy(w->policy_percent, (uint32_t[]){100, 0, 0}, 3 * sizeof(uint32_t));
 }
 
@@ -83,9 +107,32 @@ static void draw_selector(sim_world *w, cn_kv_params *kv)
     kv->select_window = sim_between(w, 1, w->engine.select_most.select_window);
 }
 
+static void draw_away(sim_world *w, cn_kv_params *kv)
+{
+    static const cn_kv_policy policies[] = {CN_KV_WINDOW, CN_KV_WINDOW, CN_KV_ZIP, CN_KV_ZIP,
+                                            CN_KV_FULL};
+    const uint32_t b = w->engine.block_tokens;
+    const bool has_host = w->engine.n_home_blocks[CN_HOME_HOST] > 0;
+    kv->home = has_host && sim_chance(w, 50) ? CN_HOME_HOST : CN_HOME_PEER;
+    kv->policy = policies[sim_below(w, 5)];
+    draw_selector(w, kv);
+    if (kv->select == CN_SELECT_DS) kv->select = CN_SELECT_SPADE;
+    kv->select_cap = sim_below(w, 5);
+    kv->window_tokens = sim_between(w, 2, w->engine.window_tokens);
+    kv->budget_tokens = sim_between(w, 1, 3 * b);
+    if (kv->policy == CN_KV_ZIP)
+        kv->budget_tokens = cn_max_u32(kv->budget_tokens, kv->window_tokens);
+    kv->sink_tokens = sim_below(w, cn_min_u32(kv->budget_tokens, b + 1));
+    if (kv->window_tokens <= b) kv->move = (cn_kv_move)sim_below(w, 2);
+}
+
 static cn_kv_params draw_kv(sim_world *w)
 {
     cn_kv_params kv = {.policy = CN_KV_FULL, .alpha = 0.8f, .redundancy_tau = 0.4f};
+    if (w->away_percent > 0 && sim_chance(w, w->away_percent)) {
+        draw_away(w, &kv);
+        return kv;
+    }
     uint32_t at = sim_below(w, 100);
     if (at >= w->policy_percent[0]) kv.policy = CN_KV_WINDOW;
     if (at >= w->policy_percent[0] + w->policy_percent[1]) kv.policy = CN_KV_ZIP;
@@ -144,6 +191,7 @@ static void start(sim_world *w, sim_seq *mine, cn_seq *q, const cn_group_params 
     w->n_live++;
     w->r->requests++;
     w->r->selecting += q->kv.select != CN_SELECT_NONE;
+    w->r->away += q->sched->n_home > 0;
 }
 
 void sim_arrive(sim_world *w)

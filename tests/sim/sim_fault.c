@@ -55,6 +55,73 @@ static bool mistake_swap(sim_world *w, const cn_seq *seq)
     return true;
 }
 
+/* ---- homes. Only sequences that go on for a while, and without cancellations. ---- */
+
+static bool goes_on(const sim_world *w, const sim_seq *q)
+{
+    return w->cancel_percent == 0 && q->live && q->seq->state == CN_SEQ_RUNNING &&
+           q->n_stop > q->seq->n_tokens + q->seq->n_pending + 4;
+}
+
+static bool drop_home(sim_world *w, const sim_seq *q)
+{
+    if (!goes_on(w, q) || q->seq->home_len == 0) return false;
+    cn_pool_drop(w->s->home[q->seq->kv.home].blocks, q->seq->home_table[0]);
+    return true;
+}
+
+/* The block must have tokens that no other sequence has, or an old copy might be right. */
+static bool mistake_home(sim_world *w, const sim_seq *q)
+{
+    const cn_seq *seq = q->seq;
+    uint32_t other;
+    if (!goes_on(w, q) || seq->home_len <= seq->n_prompt) return false;
+    cn_space *home = &w->s->home[seq->kv.home];
+    uint32_t *block = &seq->home_table[seq->home_len / w->engine.block_tokens - 1];
+    if (!cn_space_try_take(home, &other)) return false;
+    cn_pool_drop(home->blocks, *block);
+    *block = other;
+    return true;
+}
+
+static bool lose_home(sim_world *w, const sim_seq *q)
+{
+    cn_seq *seq = q->seq;
+    if (!goes_on(w, q) || seq->n_home_blocks == 0 || seq->usage_kv.compressions > 0) return false;
+    if (seq->sched->hold != CN_HOLD_GRANTED || q->n_stop <= seq->sched->trigger + 1) return false;
+    cn_sched_release_home(w->s, seq);
+    return true;
+}
+
+static bool is_time(const sim_world *w, sim_fault fault)
+{
+    return w->o.fault == fault && !w->r->fault_struck && w->step > SIM_FAULT_AFTER_STEPS;
+}
+
+/* The exchange must change what a row of the plan reads. */
+bool sim_strikes_wait(sim_world *w, const cn_plan *plan, uint32_t pack)
+{
+    if (!is_time(w, SIM_FAULT_NO_WAIT)) return false;
+    for (uint32_t i = 0; i < plan->n_decode; i++) {
+        const cn_seq *seq = plan->rows[i].seq;
+        const sim_exchange *e = &w->exchanges[seq->kv.home][pack];
+        for (uint32_t k = 0; e->pending && k < e->n_rows; k++)
+            w->r->fault_struck |= e->rows[k].seq_id == seq->id && e->rows[k].n_moves > 0;
+    }
+    return w->r->fault_struck;
+}
+
+/* The home must not have the right tags from an earlier sequence. */
+bool sim_strikes_put(sim_world *w, const sim_seq *q)
+{
+    const cn_sched_event *e = q->sched_event;
+    const uint64_t *tags = w->device.homes[e->req.params.home].kv[0];
+    if (!is_time(w, SIM_FAULT_LATE_PUT)) return false;
+    for (uint32_t i = 0; i < e->n_exchange * w->engine.block_tokens; i++)
+        w->r->fault_struck |= tags[q->fill[0][i].home] != q->fill[0][i].tag;
+    return w->r->fault_struck;
+}
+
 void sim_strike(sim_world *w)
 {
     for (uint32_t i = 0; i < SIM_MAX_LIVE && !w->r->fault_struck; i++) {
@@ -66,6 +133,10 @@ void sim_strike(sim_world *w)
         if (w->o.fault == SIM_FAULT_LEAKED_SWAP) w->r->fault_struck = leak_swap(w);
         if (w->o.fault == SIM_FAULT_EARLY_SWAP) w->r->fault_struck = drop_swap(w, seq);
         if (w->o.fault == SIM_FAULT_WRONG_SWAP) w->r->fault_struck = mistake_swap(w, seq);
+        const sim_seq *q = &w->seqs[i];
+        if (w->o.fault == SIM_FAULT_EARLY_HOME) w->r->fault_struck = drop_home(w, q);
+        if (w->o.fault == SIM_FAULT_WRONG_HOME) w->r->fault_struck = mistake_home(w, q);
+        if (w->o.fault == SIM_FAULT_HALF_TAKEN) w->r->fault_struck = lose_home(w, q);
     }
 }
 

@@ -4,9 +4,10 @@
 #include <string.h>
 
 #include "engine/base.h"
+#include "scheduler/sched_state.h"
 #include "tests/sim/sim_world.h"
 
-enum { DEFAULT_EPOCH_STEPS = 10000, FAULT_AFTER_STEPS = 100 };
+enum { DEFAULT_EPOCH_STEPS = 10000 };
 
 /* splitmix64: a counter and a mixing function. */
 uint64_t sim_mix(uint64_t a, uint64_t b)
@@ -77,8 +78,8 @@ static bool schedule(sim_world *w, cn_plan *plan)
     cn_begin_plan begin;
     if (!begin_step(w, &begin)) return false;
     if (!check(w) || !sim_enqueue_events(w, &begin)) return false;
-    if (w->o.fault && !w->r->fault_struck && w->step > FAULT_AFTER_STEPS) sim_strike_event(w);
-    if (!sim_advance_events(w)) return false;
+    if (w->o.fault && !w->r->fault_struck && w->step > SIM_FAULT_AFTER_STEPS) sim_strike_event(w);
+    if (!sim_drift(w) || !sim_advance_events(w)) return false;
     cancel_some(w);
     cn_scheduler_schedule(w->s, plan);
     sim_apply_commits(w);
@@ -98,7 +99,7 @@ static bool step(sim_world *w, bool arrivals)
         }
     }
     cancel_some(w);
-    if (w->o.fault && !w->r->fault_struck && w->step > FAULT_AFTER_STEPS) sim_strike(w);
+    if (w->o.fault && !w->r->fault_struck && w->step > SIM_FAULT_AFTER_STEPS) sim_strike(w);
     cn_plan plan;
     if (!schedule(w, &plan)) return false;
     if (!sim_execute(w, &plan)) return false;
@@ -120,6 +121,14 @@ static bool check_empty(sim_world *w)
     if (st.swapped || st.swap_blocks_used || st.swap_windows_used)
         return sim_fail(w, "empty, but %u are swapped, %u blocks and %u windows of swap are held",
                         st.swapped, st.swap_blocks_used, st.swap_windows_used);
+    for (int h = 0; h < CN_N_HOMES; h++) {
+        const cn_space *home = &w->s->home[h];
+        const uint32_t n_blocks = cn_space_total_blocks(home) - cn_space_free_blocks(home);
+        const uint32_t n_slots = cn_space_total_slots(home) - cn_space_free_slots(home);
+        if (n_blocks + n_slots > 0)
+            return sim_fail(w, "empty, but %u blocks and %u slots of home %s are held", n_blocks,
+                            n_slots, cn_kv_home_name((cn_kv_home)h));
+    }
     if (st.compressions != w->ended.compressions || st.evicted_tokens != w->ended.evicted ||
         st.freed_bytes != w->ended.freed_bytes || st.recomputed_tokens != w->ended_recomputed ||
         st.preemptions != w->ended_preemptions)
@@ -144,11 +153,12 @@ static bool run_epoch(sim_world *w, uint64_t n_steps)
     w->last_preemptions = 0;
     w->was_aged = false;
     memset(w->talks, 0, sizeof w->talks);
+    memset(w->exchanges, 0, sizeof w->exchanges);
     if (cn_scheduler_create(&w->s, e) != CN_OK) return sim_fail(w, "%s", cn_last_error());
     bool good = sim_device_create(&w->device, e, w->r->error, sizeof w->r->error);
     for (uint64_t i = 0; good && i < n_steps; i++) good = step(w, true);
     while (good && (w->n_live > 0 || w->n_events > 0)) good = step(w, false);
-    good = good && check_empty(w);
+    good = good && sim_wait_exchanges(w, w->n_exchanges) && check_empty(w);
     sim_device_free(&w->device);
     cn_scheduler_free(w->s);
     w->r->epochs++;
@@ -178,12 +188,13 @@ bool sim_run(const sim_opts *o, sim_result *r)
         snprintf(r->error, sizeof r->error,
                  "seed %llu, step %llu: %s (%u blocks of %u, %u slots, window %u, %u requests, "
                  "%u tokens per step, prefix %d, chunked %d, apart %d, hybrid %d, relaxed %d, "
-                 "swap %u and %u, lag %d, synchronous %d)",
+                 "swap %u and %u, homes %u and %u, lag %d, synchronous %d)",
                  (unsigned long long)o->seed, (unsigned long long)r->steps, text, e->n_blocks,
                  e->block_tokens, e->n_query_slots, e->window_tokens, e->max_seqs,
                  e->max_batched_tokens, e->prefix_caching, e->chunked_prefill,
                  e->decoded_apart, e->hybrid, e->tail_relaxation, e->n_swap_blocks,
-                 e->n_swap_windows, w->lag, w->synchronous);
+                 e->n_swap_windows, e->n_home_blocks[CN_HOME_PEER],
+                 e->n_home_blocks[CN_HOME_HOST], w->lag, w->synchronous);
     }
     cn_free(w);
     return good;

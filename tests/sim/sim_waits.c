@@ -59,6 +59,18 @@ static uint64_t running_work(const sim_world *w, bool entered)
  * and readmission, and whether a sample was forked or admitted in place of its leader. It therefore
  * knows the number of passed sequences only as a range. */
 
+/* Returns true when a waiting interactive sequence lacks home blocks. Sequences in the swap space
+ * then return before it, because they keep their home blocks. */
+static bool lacks_home(const sim_world *w)
+{
+    for (uint32_t i = 0; i < SIM_MAX_LIVE; i++) {
+        const sim_seq *q = &w->seqs[i];
+        if (is_waiting(q) && q->klass == CN_CLASS_INTERACTIVE && cn_sched_lacks_home(w->s, q->seq))
+            return true;
+    }
+    return false;
+}
+
 bool sim_check_admissions(sim_world *w)
 {
     uint32_t admitted[2] = {0}, left[2] = {0}, n_swapped = 0, n_entered = 0;
@@ -82,7 +94,9 @@ bool sim_check_admissions(sim_world *w)
     w->was_aged = w->s->aged.n > 0;
     w->passed_most += passing + unseen;
     if (batch > 0 && left[CN_CLASS_INTERACTIVE] > 0) {
-        if (floor == 0 || w->passed_most < floor * batch)
+        const bool returns = n_entered == 0 && lacks_home(w);
+        w->r->home_returns += returns ? batch : 0;
+        if (!returns && (floor == 0 || w->passed_most < floor * batch))
             return sim_fail(w, "%u batch sequences were admitted past an interactive one", batch);
         w->r->batch_turns += batch;
     }

@@ -2,7 +2,9 @@
  *
  *   sim_run.c       epochs and the order of a step
  *   sim_arrivals.c  draws engines and requests from the seed
- *   sim_exec.c      runs plans and events on the fake device
+ *   sim_exec.c      runs plans on the fake device, reads tokens, ends sequences
+ *   sim_event.c     runs events
+ *   sim_exchange.c  exchanges of away sequences with their homes
  *   sim_waits.c     progress and the bounds on waiting
  *   sim_fault.c     planted bugs */
 #ifndef CN_SIM_WORLD_H
@@ -12,7 +14,16 @@
 #include "tests/sim/sim.h"
 #include "tests/sim/sim_device.h"
 
-enum { SIM_MAX_LIVE = 64, SIM_MAX_LEN = 256, SIM_MAX_SAMPLES = 4, SIM_N_TALKS = 8 };
+enum {
+    SIM_MAX_LIVE = 64,
+    SIM_MAX_LEN = 256,
+    SIM_MAX_SAMPLES = 4,
+    SIM_N_TALKS = 8,
+    SIM_MAX_SEQS = 16,  /* running */
+    SIM_MAX_ENTRIES = 64, /* of an exchange area */
+    SIM_MAX_MOVES = 8,  /* of an exchange */
+    SIM_MAX_RING = 34
+};
 
 typedef enum sim_event_state {
     SIM_NO_EVENT,
@@ -37,6 +48,13 @@ typedef struct sim_seq {
     uint64_t positions[SIM_MAX_LEN]; /* tag of each position */
     uint64_t resident[SIM_MAX_LEN];  /* tag of each resident slot, after the first event */
     bool compressed;
+
+    /* Away, after the first event: the position of each resident slot behind the exchange area,
+     * which has n_area slots, and of each entry of the area in each pack. resident[0, n_area) is
+     * that of the pack that ran last. */
+    uint32_t where[SIM_MAX_LEN];
+    uint32_t chosen[SIM_N_PACKS][SIM_MAX_ENTRIES];
+    uint32_t n_area;
     uint64_t salt;                 /* from a compression; part of all later tags */
     uint32_t n_admissions;         /* up to the last row, a fork included */
     bool was_waiting, was_running, was_swapped; /* at the last check */
@@ -45,9 +63,30 @@ typedef struct sim_seq {
     sim_event_state event;
     cn_sched_event *sched_event;
     uint64_t run_at, report_at; /* steps */
-    uint64_t kept[SIM_MAX_LEN];
+    uint64_t kept[SIM_MAX_LEN]; /* by the compression; behind the exchange area */
+    uint32_t kept_where[SIM_MAX_LEN];
     uint32_t n_kept;
+    sim_move fill[SIM_N_PACKS][SIM_MAX_ENTRIES]; /* of a first event */
+    uint32_t next_area;      /* n_area after the commit */
+    uint64_t after_exchange; /* the event waits for the exchanges up to this number */
 } sim_seq;
+
+/* One row of an exchange E(t, p), with all that it reads of its sequence, which may end before. */
+typedef struct sim_exchange_row {
+    uint64_t seq_id;
+    uint32_t home_slot, query_slot, ring, position;
+    uint64_t queries[SIM_MAX_RING]; /* tags of the n_queries newest positions, oldest first */
+    uint32_t n_queries, n_moves;
+    sim_move moves[SIM_MAX_MOVES];
+} sim_exchange_row;
+
+/* E(t, p) of one home, between its launch and its end. */
+typedef struct sim_exchange {
+    bool pending;
+    uint64_t number; /* in order of launch; one stream runs those of a home in this order */
+    uint32_t n_rows;
+    sim_exchange_row rows[SIM_MAX_SEQS];
+} sim_exchange;
 
 /* The tokens of a finished sequence, which prompts can continue. */
 typedef struct sim_talk {
@@ -67,6 +106,7 @@ typedef struct sim_world {
     uint32_t share_percent; /* share of prompts that start like another */
     uint32_t policy_percent[3];
     uint32_t select_percent; /* of the requests that keep all KV */
+    uint32_t away_percent;   /* of all requests */
     uint32_t n_families, n_vocab;
 
     cn_scheduler *s;
@@ -74,6 +114,8 @@ typedef struct sim_world {
     sim_seq seqs[SIM_MAX_LIVE];
     sim_talk talks[SIM_N_TALKS];
     uint32_t n_live, n_events;
+    sim_exchange exchanges[CN_N_HOMES][SIM_N_PACKS];
+    uint64_t n_exchanges;
 
     /* Tokens that the last plan sampled and that are not read yet. */
     struct sim_pending {
@@ -109,6 +151,10 @@ void sim_draw_engine(sim_world *w);
 void sim_arrive(sim_world *w); /* adds a request with the probability arrival_percent */
 
 uint32_t sim_token(const sim_seq *q, uint32_t position);
+sim_seq *sim_find(const cn_seq *seq); /* NULL: not in use */
+bool sim_is_apart(const sim_world *w, const cn_seq *seq);
+void sim_tag_positions(const sim_world *w, sim_seq *q, uint32_t n);
+
 bool sim_enqueue_events(sim_world *w, const cn_begin_plan *begin);
 bool sim_advance_events(sim_world *w);
 void sim_apply_commits(sim_world *w);
@@ -120,6 +166,18 @@ void sim_end(sim_world *w, sim_seq *q);
 bool sim_check_admissions(sim_world *w); /* of the last plan */
 bool sim_check_waits(sim_world *w);
 
+/* sim_exchange.c. An away sequence exchanges after its first commit. */
+static inline bool sim_exchanges(const cn_seq *seq) { return seq->home_len > 0; }
+void sim_choose_fill(sim_world *w, sim_seq *q, const cn_sched_event *e);
+bool sim_check_area(sim_world *w, sim_seq *q, uint32_t pack); /* and sets its resident tags */
+bool sim_launch_exchanges(sim_world *w, const cn_plan *plan, uint32_t pack);
+bool sim_drift(sim_world *w); /* runs some of the pending exchanges, or none */
+bool sim_wait_pack(sim_world *w, const cn_plan *plan, uint32_t pack);
+bool sim_wait_exchanges(sim_world *w, uint64_t number); /* all up to this one */
+
+enum { SIM_FAULT_AFTER_STEPS = 100 };
+bool sim_strikes_wait(sim_world *w, const cn_plan *plan, uint32_t pack);
+bool sim_strikes_put(sim_world *w, const sim_seq *q);
 void sim_strike(sim_world *w);
 void sim_strike_event(sim_world *w);
 
