@@ -79,6 +79,18 @@ static inline cn_plane cn_plane_by_layer(void *base, size_t item_bytes, size_t n
     return p;
 }
 
+/* Returns K and V of the first n_layers layers of p, without the other planes. Copies from it go to
+ * memories that lack these planes or layers. */
+static inline cn_planes cn_planes_kv(const cn_planes *p, uint32_t n_layers)
+{
+    cn_planes out = *p;
+    out.n_layers = n_layers;
+    for (int i = 0; i < CN_N_BLOCK_PLANES; i++)
+        if (i != CN_PLANE_KV) out.block[i].base = NULL;
+    for (int i = 0; i < CN_N_SLOT_PLANES; i++) out.slot[i].base = NULL;
+    return out;
+}
+
 /* Bytes of one block or query slot: all planes that exist, all layers. */
 static inline size_t cn_planes_item_bytes(const cn_plane *planes, uint32_t n, uint32_t n_layers)
 {

@@ -124,6 +124,47 @@ static void blocks_go_to_the_pair_and_come_back(void **state)
     close_device(&here);
 }
 
+static void check_item(const cn_plane *plane, uint32_t layer, uint32_t block, float value)
+{
+    const float *x = (const float *)(void *)cn_plane_at(plane, layer, block);
+    for (size_t i = 0; i < plane->item_bytes / sizeof *x; i++) assert_true(x[i] == value);
+}
+
+/* A home space has K and V, and digests of its own. The plane of the dense layers has the first
+ * layers only. */
+static void puts_copy_k_and_v_and_the_layers_of_the_source(void **state)
+{
+    (void)state;
+    enum { DENSE = 2, HOME_BLOCKS = 5 };
+    device here = open_device(false), pair = open_device(true);
+    const cn_kv_layout l =
+        cn_kv_layout_make(DENSE, HOME_BLOCKS, HEADS, BLOCK_TOKENS, DIM, CN_F32);
+    const cn_pools dense = {.layout = l, .kv = take(&here, cn_kv_pool_bytes(&l))};
+    const cn_planes plane = cn_pools_planes(&dense);
+    for (uint32_t b = 0; b < BLOCKS; b++) fill_block(&here, b, 1);
+    for (uint32_t b = 0; b < BLOCKS; b++) fill_block(&pair, b, 2);
+    const cn_block_copy puts[] = {{3, 4}, {7, 0}};
+    const cn_copy_list list = {.blocks = puts, .n_blocks = 2};
+    const cn_copy_args put = {cn_planes_kv(&here.planes, LAYERS), pair.planes, list};
+    const cn_copy_args to_plane = {cn_planes_kv(&here.planes, DENSE), plane, list};
+    assert_int_equal(pair.be->copy_blocks(pair.stream, &put), CN_OK);
+    assert_int_equal(here.be->copy_blocks(here.stream, &to_plane), CN_OK);
+    assert_int_equal(pair.be->stream_sync(pair.stream), CN_OK);
+    for (uint32_t layer = 0; layer < LAYERS; layer++)
+        for (uint32_t b = 0; b < BLOCKS; b++)
+            for (int p = 0; p < CN_N_BLOCK_PLANES; p++) {
+                const float put_here = b == 4 ? 1003 : b == 0 ? 1007 : (float)(2000 + b);
+                check_item(&pair.planes.block[p], layer, b,
+                             p == CN_PLANE_KV ? put_here : (float)(2000 + b));
+            }
+    for (uint32_t layer = 0; layer < DENSE; layer++)
+        for (uint32_t b = 0; b < HOME_BLOCKS; b++)
+            check_item(&plane.block[CN_PLANE_KV], layer, b, b == 4 ? 1003 : b == 0 ? 1007 : 0);
+    here.be->mem_free(here.be, dense.kv);
+    close_device(&pair);
+    close_device(&here);
+}
+
 /* The list has more copies than one queue entry holds. They run in the order of the list. */
 static void a_long_list_runs_in_order(void **state)
 {
@@ -180,6 +221,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks_go_to_the_pair_and_come_back),
+        cmocka_unit_test(puts_copy_k_and_v_and_the_layers_of_the_source),
         cmocka_unit_test(a_long_list_runs_in_order),
         cmocka_unit_test(there_are_as_many_streams_as_workers),
         cmocka_unit_test(host_memory_may_change_after_a_write),
