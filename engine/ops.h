@@ -284,10 +284,10 @@ typedef struct cn_copy_list {
 } cn_copy_list;
 
 /* Copies blocks and query slots from one memory to another, bit for bit: inside the pool for
- * forks, to host memory and back for swap. Both memories must have the same planes. Inside one
- * memory the copies take effect in the order of the list. Between two memories the copies of a list
- * must be independent of each other. CN_ERR_SHAPE when the list has query slots and `from` has
- * none. */
+ * forks, to host memory and back for swap, and to a home space. `to` must have the planes and the
+ * layers of `from`; its others keep their content. Inside one memory the copies take effect in the
+ * order of the list. Between two memories the copies of a list must be independent of each other.
+ * CN_ERR_SHAPE when the list has query slots and `from` has none. */
 typedef struct cn_copy_args {
     cn_planes from, to;
     cn_copy_list list;
