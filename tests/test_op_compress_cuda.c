@@ -26,7 +26,7 @@
 /* Tolerance of a score: products are of bf16 values and sums are f32 on both sides. */
 static const double SCORE_TOLERANCE = 1e-3;
 
-enum { MAX_REQS = 4, MAX_BLOCKS = 400, QUERY_SLOTS = 5 };
+enum { MAX_REQS = 4, MAX_BLOCKS = 400, QUERY_SLOTS = 5, MARK = 1 << 30 };
 
 void openblas_set_num_threads(int n_threads);
 
@@ -89,7 +89,7 @@ static void draw_sides(op_env *env, event *e)
     uint32_t *origin = cn_calloc(n, sizeof *origin);
     for (size_t i = 0; i < n; i++) {
         score[i] = (test_rng_uniform(&env->rng) + 1) / 100;
-        origin[i] = (uint32_t)i; /* all different */
+        origin[i] = MARK + (uint32_t)i; /* all different, and no position */
     }
     e->score = op_floats(env, score, n, CN_F32);
     e->origin = op_words(env, origin, n);
@@ -326,17 +326,21 @@ static size_t side_at(const event *e, const where *w, const uint32_t *blocks, ui
     return cn_kv_side(l, w->layer, blocks[slot / l->block_tokens], w->head, slot % l->block_tokens);
 }
 
-/* Returns the slot with this origin. */
+/* Returns the slot with this origin: its own mark below n_history of a later event, otherwise its
+ * position. */
 static uint32_t slot_of(const event *e, const where *w, uint32_t origin, uint32_t n)
 {
     const cn_kv_layout *l = &e->pools.layout;
-    const uint32_t *table = e->reqs[w->req].table;
-    for (uint32_t i = 0; i < n / l->block_tokens; i++) {
-        uint32_t first = (uint32_t)cn_kv_side(l, w->layer, table[i], w->head, 0);
-        if (origin - first < l->block_tokens) return i * l->block_tokens + origin - first;
+    const cn_compress_req *q = &e->reqs[w->req];
+    const uint32_t n_marked = q->first_event ? 0 : q->n_history;
+    for (uint32_t i = 0; i < n / l->block_tokens && origin >= MARK; i++) {
+        uint32_t first = MARK + (uint32_t)cn_kv_side(l, w->layer, q->table[i], w->head, 0);
+        uint32_t slot = i * l->block_tokens + origin - first;
+        if (origin - first < l->block_tokens && slot < n_marked) return slot;
     }
-    FAIL(w, "origin %u is not a slot of the request", origin);
-    return 0;
+    const uint32_t slot = q->first_event ? origin : origin - (q->position_end - n);
+    if (slot < n_marked || slot >= n) FAIL(w, "origin %u is not that of a slot", origin);
+    return slot;
 }
 
 /* kept[i] must ascend. With kv move fill, kept[i] is i if slot i is kept, and the others ascend. */

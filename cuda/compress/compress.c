@@ -172,6 +172,8 @@ static cn_compress_job job_of(const cn_pools *p, const cn_compress_req *r, pack 
         .query_slot = r->query_slot,
         .ring_start = best ? (r->position_end - o->window_tokens) % o->window_tokens : 0,
         .n_history = o->global_score && !r->first_event ? r->n_history : 0,
+        .n_placed = r->first_event ? 0 : r->n_history,
+        .first_position = r->first_event ? 0 : r->position_end - r->n_blocks * b,
         .n_sinks = o->sink_tokens,
         .global = keeps_scores(o),
         .pool = o->pooling == CN_POOLING_ALWAYS ||

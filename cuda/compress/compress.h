@@ -40,6 +40,8 @@ typedef struct cn_compress_job {
     uint32_t query_slot;
     uint32_t ring_start; /* window query u (0 = oldest) is at ring row (ring_start + u) % window */
     uint32_t n_history;  /* slots [0, n_history) have a valid F; 0 without global score */
+    /* P moves with slots [0, n_placed); slot i from there on has position first_position + i. */
+    uint32_t n_placed, first_position;
     uint32_t n_sinks;    /* policy window */
     bool global;         /* F is updated */
     bool pool;           /* this event pools */
@@ -117,7 +119,8 @@ cn_status cn_compress_select(cn_stream *s, const cn_compress_chunk *c);
 /* Copies the blocks marked CN_COMPRESS_ASIDE. Does nothing if n_aside is 0. */
 cn_status cn_compress_set_aside(cn_stream *s, const cn_compress_chunk *c);
 
-/* Target slot i receives K, V, P and, if select has not written it, F of slot work[unit][i]. */
+/* Target slot i receives K, V and, if select has not written it, F of slot work[unit][i]; and the
+ * position of that slot as P. */
 cn_status cn_compress_move(cn_stream *s, const cn_compress_chunk *c);
 
 #ifdef __cplusplus

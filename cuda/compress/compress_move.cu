@@ -192,7 +192,7 @@ __device__ static inline uint32_t *side_of(const cn_compress_chunk &c, const cn_
     return u.job->global ? NULL : (uint32_t *)c.pools.score;
 }
 
-/* Grid (units, P and F). */
+/* Grid (units, P and F). P of slots from n_placed on follows from the slot. */
 __global__ static void __launch_bounds__(THREADS)
     move_sides_kernel(const __grid_constant__ cn_compress_chunk c)
 {
@@ -203,6 +203,7 @@ __global__ static void __launch_bounds__(THREADS)
     uint32_t *side = side_of(c, u, blockIdx.y);
     if (!side) return;
     const uint32_t n_kept = u.job->n_target * b;
+    const uint32_t n_moved = blockIdx.y == 0 ? u.job->n_placed : c.n;
     for (uint32_t first = 0; first < n_kept; first += THREADS) {
         const uint32_t i = first + threadIdx.x;
         uint32_t value = 0;
@@ -212,7 +213,7 @@ __global__ static void __launch_bounds__(THREADS)
                                        ? side + cn_compress_side(c, u, entry, v % b)
                                        : aside_side(c, u, entry - CN_COMPRESS_ASIDE, blockIdx.y) +
                                              v % b;
-            value = *from;
+            value = v < n_moved ? *from : u.job->first_position + v;
         }
         __syncthreads();
         if (i < n_kept) side[cn_compress_side(c, u, u.job->target[i / b], i % b)] = value;
