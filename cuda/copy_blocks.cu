@@ -1,9 +1,10 @@
 /* copy_blocks.cu - copies whole KV blocks and whole query slots, in all layers and planes
  * (paged/planes.h). CPU version: cpu_copy.c.
  *
- * A kernel copies inside device memory. Pairs are a kernel argument, at most PAIRS for each launch.
- * Pairs take effect in order, so a pair that depends on an earlier pair of the launch begins a new
- * launch. Grid (pieces of an item, layers, pairs), 16 bytes per thread and iteration. Bytes moved:
+ * A kernel copies inside device memory, and from one memory to another of the same device or of a
+ * peer. Pairs are a kernel argument, at most PAIRS for each launch. Inside one memory pairs take
+ * effect in order, so a pair that depends on an earlier pair of the launch begins a new launch.
+ * Grid (pieces of an item, layers, pairs), 16 bytes per thread and iteration. Bytes moved:
  * 2 * item * layers * pairs.
  *
  * The copy engine copies to and from host memory: one 2-D copy for each item and plane, or one copy
@@ -15,11 +16,17 @@
 
 enum { PAIRS = 256, BLOCK = 256, PIECE_VECS = 4 * BLOCK };
 
-/* ---- inside the device ---- */
+/* ---- device memory ---- */
+
+/* A plane of one memory, in vectors. */
+typedef struct copy_side {
+    uint4 *base;
+    size_t item, layer; /* from one item or layer to the next */
+} copy_side;
 
 typedef struct copy_plane {
-    uint4 *base;
-    size_t item_vecs, layer_vecs;
+    copy_side from, to;
+    size_t item_vecs;
 } copy_plane;
 
 typedef struct copy_pairs {
@@ -29,9 +36,8 @@ typedef struct copy_pairs {
 __global__ static void copy_kernel(const copy_plane plane, const __grid_constant__ copy_pairs pairs)
 {
     const cn_block_copy c = pairs.pair[blockIdx.z];
-    uint4 *layer = plane.base + blockIdx.y * plane.layer_vecs;
-    const uint4 *src = layer + c.src * plane.item_vecs;
-    uint4 *dst = layer + c.dst * plane.item_vecs;
+    const uint4 *src = plane.from.base + blockIdx.y * plane.from.layer + c.src * plane.from.item;
+    uint4 *dst = plane.to.base + blockIdx.y * plane.to.layer + c.dst * plane.to.item;
     const size_t first = (size_t)blockIdx.x * PIECE_VECS + threadIdx.x;
     uint4 v[PIECE_VECS / BLOCK];
     cn_overlap_next();
@@ -54,38 +60,53 @@ static bool depends(const copy_pairs *chosen, uint32_t n, cn_block_copy c)
     return false;
 }
 
-/* Moves pairs from pairs[*at..n) to `chosen` while they are independent. Returns how many. */
-static uint32_t choose(copy_pairs *chosen, const cn_block_copy *pairs, uint32_t n, uint32_t *at)
+/* Moves pairs from pairs[*at..n) to `chosen` while they are independent. Returns how many. Pairs of
+ * two memories always are. */
+static uint32_t choose(copy_pairs *chosen, const cn_block_copy *pairs, uint32_t n, bool inside,
+                       uint32_t *at)
 {
     uint32_t n_chosen = 0;
     for (; *at < n && n_chosen < PAIRS; (*at)++) {
-        if (pairs[*at].src == pairs[*at].dst) continue;
-        if (depends(chosen, n_chosen, pairs[*at])) break;
+        if (inside && pairs[*at].src == pairs[*at].dst) continue;
+        if (inside && depends(chosen, n_chosen, pairs[*at])) break;
         chosen->pair[n_chosen++] = pairs[*at];
     }
     return n_chosen;
 }
 
-static cn_status copy_plane_items(cn_stream *s, const cn_plane *p, uint32_t n_layers,
-                                  const copy_pairs *pairs, uint32_t n)
+static copy_side side_of(const cn_plane *p)
 {
-    if (!p->base) return CN_OK;
+    copy_side side;
+    side.base = (uint4 *)p->base;
+    side.item = p->item_stride / sizeof(uint4);
+    side.layer = p->layer_stride / sizeof(uint4);
+    return side;
+}
+
+static cn_status copy_plane_items(cn_stream *s, const cn_plane *from, const cn_plane *to,
+                                  uint32_t n_layers, const copy_pairs *pairs, uint32_t n)
+{
+    if (!from->base) return CN_OK;
     copy_plane plane;
-    plane.base = (uint4 *)p->base;
-    plane.item_vecs = p->item_bytes / sizeof(uint4);
-    plane.layer_vecs = p->layer_stride / sizeof(uint4);
+    plane.from = side_of(from);
+    plane.to = side_of(to);
+    plane.item_vecs = from->item_bytes / sizeof(uint4);
     const dim3 grid((unsigned)cn_ceil_div(plane.item_vecs, PIECE_VECS), n_layers, n);
     return cn_cuda_launch(s, "copy_blocks", copy_kernel, {grid, BLOCK}, plane, *pairs);
 }
 
-static cn_status copy_inside(cn_stream *s, const cn_plane *planes, uint32_t n_planes,
-                             uint32_t n_layers, const cn_block_copy *pairs, uint32_t n)
+static cn_status copy_on_device(cn_stream *s, const cn_plane *from, const cn_plane *to,
+                                uint32_t n_planes, uint32_t n_layers, const cn_block_copy *pairs,
+                                uint32_t n)
 {
     copy_pairs chosen;
-    uint32_t at = 0, n_chosen;
-    while ((n_chosen = choose(&chosen, pairs, n, &at)) > 0)
-        for (uint32_t i = 0; i < n_planes; i++)
-            CN_TRY(copy_plane_items(s, &planes[i], n_layers, &chosen, n_chosen));
+    uint32_t at = 0, n_chosen, first = 0;
+    while (first < n_planes && !from[first].base) first++;
+    if (first == n_planes) return CN_OK;
+    const bool inside = from[first].base == to[first].base;
+    while ((n_chosen = choose(&chosen, pairs, n, inside, &at)) > 0)
+        for (uint32_t i = first; i < n_planes; i++)
+            CN_TRY(copy_plane_items(s, &from[i], &to[i], n_layers, &chosen, n_chosen));
     return CN_OK;
 }
 
@@ -124,8 +145,10 @@ extern "C" cn_status cn_cuda_copy_blocks(cn_stream *s, const cn_copy_args *a)
     const uint32_t n_layers = from->n_layers;
     CN_TRY(cn_copy_check(a));
     if (from->where == CN_ON_DEVICE && to->where == CN_ON_DEVICE) {
-        CN_TRY(copy_inside(s, from->block, CN_N_BLOCK_PLANES, n_layers, l->blocks, l->n_blocks));
-        return copy_inside(s, from->slot, CN_N_SLOT_PLANES, n_layers, l->slots, l->n_slots);
+        CN_TRY(copy_on_device(s, from->block, to->block, CN_N_BLOCK_PLANES, n_layers, l->blocks,
+                              l->n_blocks));
+        return copy_on_device(s, from->slot, to->slot, CN_N_SLOT_PLANES, n_layers, l->slots,
+                              l->n_slots);
     }
     CN_TRY(copy_across(s, from->block, to->block, CN_N_BLOCK_PLANES, n_layers, l->blocks,
                        l->n_blocks));

@@ -449,6 +449,28 @@ static double run_copy_blocks(op_env *e, uint32_t seed)
     return twin_pools_end(e, &p);
 }
 
+/* Puts into a home space, and copies of the first layers into a plane, on the same device. */
+static double run_put(op_env *e, uint32_t seed)
+{
+    enum { L = 3, BLOCKS = 12, HOME = 9, HK = 2, BT = 64, D = 64, MOST = 6 };
+    const uint32_t n = 1 + seed % MOST, n_layers = 1 + seed % L;
+    SHAPE(e, "%u blocks, %u layers", n, n_layers);
+    const cn_kv_layout l = cn_kv_layout_make(L, BLOCKS, HK, BT, D, CN_F32);
+    const cn_kv_layout h = cn_kv_layout_make(n_layers, HOME, HK, BT, D, CN_F32);
+    twin_pools from = twin_pools_create(e, &l, 1, 1, HK), to = twin_pools_create(e, &h, 1, 1, HK);
+    cn_block_copy pairs[MOST]; /* some have the same number on both sides */
+    for (uint32_t i = 0; i < n; i++)
+        pairs[i] = (cn_block_copy){i % 2 ? i : BLOCKS - 1 - i, i};
+    cn_copy_args cpu = {.list = {.blocks = pairs, .n_blocks = n}}, cuda = cpu;
+    const cn_planes cpu_all = cn_pools_planes(&from.cpu), cuda_all = cn_pools_planes(&from.cuda);
+    cpu.from = cn_planes_kv(&cpu_all, n_layers);
+    cuda.from = cn_planes_kv(&cuda_all, n_layers);
+    cpu.to = cn_pools_planes(&to.cpu);
+    cuda.to = cn_pools_planes(&to.cuda);
+    RUN_BOTH(e, copy_blocks, &cpu, &cuda);
+    return fmax(twin_pools_end(e, &from), twin_pools_end(e, &to));
+}
+
 /* Blocks and query slots move to host memory of either backend and return to other places. */
 static double run_swap(op_env *e, uint32_t seed)
 {
@@ -639,6 +661,7 @@ static const op_case cases[] = {
     {"silu_mul", 12, 4e-3, run_silu_mul, CN_CUDA_GEMM_FASTEST, false, false},
     {"rope_store", 24, 4e-3, run_rope_store, CN_CUDA_GEMM_FASTEST, false, false},
     {"copy_blocks", 12, 0, run_copy_blocks, CN_CUDA_GEMM_FASTEST, false, false},
+    {"copy_blocks, put", 12, 0, run_put, CN_CUDA_GEMM_FASTEST, false, false},
     {"swap", 12, 0, run_swap, CN_CUDA_GEMM_FASTEST, false, false},
     {"count_reset", 8, 0, run_count_reset, CN_CUDA_GEMM_FASTEST, false, false},
     {"gemm", 32, 4e-3, run_gemm, CN_CUDA_GEMM_LIBRARY, false, false},
