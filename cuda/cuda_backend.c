@@ -70,6 +70,8 @@ CUDA_OP(digest, cn_digest_args)
 CUDA_OP(predict, cn_predict_args)
 CUDA_OP(score, cn_score_args)
 CUDA_OP_AS(select_best, select, cn_select_args) /* select is a function of POSIX */
+CUDA_OP(exchange, cn_exchange_args)
+CUDA_OP(fetch, cn_fetch_args)
 CUDA_OP(silu_mul, cn_silu_mul_args)
 CUDA_OP(gather, cn_gather_args)
 CUDA_OP(sample, cn_sample_args)
@@ -144,6 +146,8 @@ static const cn_backend CUDA_TABLE = {
     .predict = predict,
     .score = score,
     .select = select_best,
+    .exchange = exchange,
+    .fetch = fetch,
     .silu_mul = silu_mul,
     .gather = gather,
     .sample_scratch_bytes = cn_cuda_sample_scratch_bytes,

@@ -162,6 +162,8 @@ cn_status cn_cuda_attn_sparse(cn_stream *s, const cn_attn_sparse_args *a);
 size_t cn_cuda_select_scratch_bytes(const cn_cuda_backend_opts *o);
 cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a);
 cn_status cn_cuda_select(cn_stream *s, const cn_select_args *a);
+cn_status cn_cuda_exchange(cn_stream *s, const cn_exchange_args *a);
+cn_status cn_cuda_fetch(cn_stream *s, const cn_fetch_args *a);
 cn_status cn_cuda_silu_mul(cn_stream *s, const cn_silu_mul_args *a);
 cn_status cn_cuda_gather(cn_stream *s, const cn_gather_args *a);
 size_t cn_cuda_sample_scratch_bytes(cn_backend *be, uint32_t max_rows, uint32_t vocab);

@@ -303,7 +303,7 @@ static void random_rounds_agree_with_sorting(void **state)
 static void long_sequences_agree_with_sorting(void **state)
 {
     (void)state;
-    enum { CASES = 3, ROUNDS = 3, LONGEST = 90000 };
+    enum { CASES = 6, ROUNDS = 4, LONGEST = 90000 };
     cn_backend *be = backend_rig_open(2);
     test_rng r = {12};
     for (int i = 0; i < CASES; i++) run_rounds(be, &r, LONGEST, ROUNDS);

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-enum { POISON = 0xa5, DIM = 16 };
+enum { POISON = 0xa5, DIM = 16, LONG = 10000 /* candidates; then there is one sequence */ };
 
 size_t exchange_case_units(const exchange_case *c)
 {
@@ -75,7 +75,8 @@ static void draw_seq(exchange_case *c, test_rng *r, uint32_t s, uint32_t longest
     c->n_held[s] = c->holds ? test_rng_below(r, 2 * b) : 0;
     c->base[s] = test_rng_below(r, 9) << c->entry_log2[s];
     const uint32_t extra = tiles ? longest / 64 : longest;
-    c->n[s] = k + c->n_held[s] + (test_rng_below(r, 4) ? test_rng_below(r, extra + 1) : 0);
+    const uint32_t drawn[] = {0, extra, test_rng_below(r, extra + 1), test_rng_below(r, extra + 1)};
+    c->n[s] = k + c->n_held[s] + drawn[test_rng_below(r, 4)];
     if (k == 0 && test_rng_below(r, 2)) c->n[s] = 0;
     c->most_n[s] = c->n[s] + 2 * b;
     c->chosen_stride = cn_max_u32(c->chosen_stride, k);
@@ -95,9 +96,10 @@ exchange_case *exchange_case_draw(test_rng *r, uint32_t longest)
 {
     static const uint32_t blocks[] = {16, 64, 256}, heads[] = {1, 2, 4};
     exchange_case *c = cn_calloc(1, sizeof *c);
-    const uint32_t b = blocks[test_rng_below(r, 3)], hk = heads[test_rng_below(r, 3)];
-    const uint32_t n_layers = 1 + test_rng_below(r, 3);
-    c->n_seqs = 1 + test_rng_below(r, EXCHANGE_MAX_SEQS);
+    const bool is_long = longest > LONG;
+    const uint32_t b = blocks[test_rng_below(r, 3)], hk = is_long ? 1 : heads[test_rng_below(r, 3)];
+    const uint32_t n_layers = 1 + test_rng_below(r, is_long ? 2 : 3);
+    c->n_seqs = is_long ? 1 : 1 + test_rng_below(r, EXCHANGE_MAX_SEQS);
     c->first_layer = test_rng_below(r, n_layers);
     c->n_layers = 1 + test_rng_below(r, n_layers - c->first_layer);
     c->holds = test_rng_below(r, 2);
