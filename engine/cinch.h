@@ -351,6 +351,7 @@ typedef struct cn_stats {
     uint64_t compressions, evicted_tokens, freed_bytes; /* sums of cn_kv_usage */
     uint64_t relaxed_blocks; /* taken beyond caps (--tail-relaxation) */
     uint64_t selected_steps, selected_tokens, candidate_tokens; /* sums of cn_kv_usage */
+    uint32_t home_blocks_total, home_blocks_used; /* blocks of kv home peer or host */
     double compression_s; /* from enqueueing an event to its end, summed over events */
     uint32_t slots_total, slots_used; /* query slots */
     uint32_t compressing;             /* samples with an event in flight */

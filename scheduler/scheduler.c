@@ -366,6 +366,11 @@ void cn_scheduler_stats(const cn_scheduler *s, cn_stats *out)
     out->blocks_cached = cn_pool_cached_only(s->device.blocks);
     out->blocks_spared = count_spared(s);
     out->slots_used = out->slots_total - cn_space_free_slots(&s->device);
+    for (int h = 0; h < CN_N_HOMES; h++) {
+        const uint32_t n_total = cn_space_total_blocks(&s->home[h]);
+        out->home_blocks_total += n_total;
+        out->home_blocks_used += n_total - cn_space_free_blocks(&s->home[h]);
+    }
     out->swapped = s->swap.queue.n;
     out->swap_blocks_used = out->swap_blocks_total - left.blocks;
     out->swap_windows_used = s->o.n_swap_windows - left.windows;

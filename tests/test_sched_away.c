@@ -60,15 +60,17 @@ static void step_until(rig *r, const cn_seq *q, cn_seq_state state)
 }
 
 /* Steps until the next event has begun and returns it. */
-static const cn_sched_event *step_to_event(rig *r)
+static const cn_sched_event *step_to_event_within(rig *r, int n_steps)
 {
-    for (int i = 0; i < MAX_STEPS; i++) {
+    for (int i = 0; i < n_steps; i++) {
         rig_step(r);
         if (r->begin.n_events > 0) return r->begin.events[0];
     }
     fail_msg("no event began");
     return NULL;
 }
+
+static const cn_sched_event *step_to_event(rig *r) { return step_to_event_within(r, MAX_STEPS); }
 
 /* ---- admission ---- */
 
@@ -170,6 +172,8 @@ static void each_home_has_its_own_space(void **state)
     assert_int_equal(a->n_home_blocks, 10);
     assert_int_equal(b->n_home_blocks, 18);
     assert_int_equal(cn_space_free_blocks(&r.s->home[CN_HOME_HOST]), 0);
+    assert_int_equal(rig_stats(&r).home_blocks_total, N_HOME + 10);
+    assert_int_equal(rig_stats(&r).home_blocks_used, 28);
     assert_int_equal(free_home(&r), N_HOME - 18);
     rig_done(&r);
 }
@@ -327,6 +331,36 @@ static void zip_uses_its_window_as_the_ring(void **state)
     e = step_to_event(&r);
     assert_int_equal(e->req.n_history, 8);
     step_until(&r, q, CN_SEQ_FINISHED);
+    rig_done(&r);
+}
+
+/* Three tiles in blocks of 64, beside a window of 128 tokens: N_max is 6. */
+static void tiles_have_areas_of_whole_tiles(void **state)
+{
+    (void)state;
+    cn_sched_opts o = options();
+    o.block_tokens = 64;
+    o.max_model_len = 1000;
+    o.select_most.select_tiles = 3;
+    o.select_most.select_tokens = 128;
+    rig r = rig_make(o);
+    const cn_kv_params kv = {.select = CN_SELECT_TLS,
+                             .home = CN_HOME_PEER,
+                             .select_tokens = 100,
+                             .select_tiles = 3,
+                             .sink_tokens = 4};
+    cn_seq *q = rig_add(&r, 1, 100, 500, kv);
+    assert_int_equal(q->kv.policy, CN_KV_WINDOW);
+    assert_int_equal(q->kv.sink_tokens, 64);
+    const cn_sched_event *e = step_to_event_within(&r, 400);
+    assert_int_equal(e->req.position_end, 384);
+    assert_int_equal(e->n_puts, 6);
+    assert_int_equal(e->n_exchange, 3);
+    assert_int_equal(e->req.n_target, 2);
+    assert_int_equal(q->n_exchange, 3);
+    e = step_to_event(&r);
+    assert_int_equal(e->req.n_blocks, 3);
+    assert_int_equal(e->req.position_end, 448);
     rig_done(&r);
 }
 
@@ -507,6 +541,25 @@ static void a_swapped_sequence_returns_when_its_home_is_wanted(void **state)
     rig_done(&r);
 }
 
+/* The home blocks that it would keep are all that the interactive request lacks. */
+static void no_sequence_is_swapped_out_for_its_home(void **state)
+{
+    (void)state;
+    cn_sched_opts o = swap_options();
+    o.max_seqs = 4;
+    rig r = rig_make(o);
+    cn_seq *batch = rig_add(&r, 1, 22, 50, away()); /* 18 of 20 home blocks */
+    step_to_event(&r);
+    cn_seq *q = add_interactive(&r, 40, 10, 20, away());
+    rig_steps(&r, 3);
+    assert_int_equal(batch->state, CN_SEQ_RUNNING);
+    assert_int_equal(q->state, CN_SEQ_WAITING);
+    assert_int_equal(rig_stats(&r).swap_outs, 0);
+    step_until(&r, q, CN_SEQ_FINISHED);
+    assert_int_equal(batch->state, CN_SEQ_FINISHED);
+    rig_done(&r);
+}
+
 static void a_swapped_sequence_that_ends_returns_its_home(void **state)
 {
     (void)state;
@@ -573,6 +626,7 @@ int main(void)
         cmocka_unit_test(later_events_put_the_block_that_filled),
         cmocka_unit_test(a_first_event_replaces_shared_blocks),
         cmocka_unit_test(zip_uses_its_window_as_the_ring),
+        cmocka_unit_test(tiles_have_areas_of_whole_tiles),
         cmocka_unit_test(caps_of_away_requests_never_grow),
         cmocka_unit_test(a_cancelled_event_returns_the_home_at_its_commit),
         cmocka_unit_test(each_sample_has_its_own_home),
@@ -581,6 +635,7 @@ int main(void)
         cmocka_unit_test(batch_requests_give_way_for_home_blocks),
         cmocka_unit_test(a_swapped_sequence_keeps_its_home),
         cmocka_unit_test(a_swapped_sequence_returns_when_its_home_is_wanted),
+        cmocka_unit_test(no_sequence_is_swapped_out_for_its_home),
         cmocka_unit_test(a_swapped_sequence_that_ends_returns_its_home),
         cmocka_unit_test(requests_that_can_never_run_are_refused),
     };

@@ -85,7 +85,7 @@ bool sim_enqueue_events(sim_world *w, const cn_begin_plan *begin)
         sim_tag_positions(w, q, e->req.position_end);
         if (!check_request(w, q, e) || !check_window(w, q, &e->req)) return false;
         choose_kept(w, q, &e->req);
-        if (e->n_exchange > 0) sim_choose_fill(w, q, e);
+        if (e->n_exchange > 0 && !sim_choose_fill(w, q, e)) return false;
         q->after_exchange = w->n_exchanges;
         q->next_area = q->n_area + e->n_exchange * w->engine.block_tokens;
         q->event = SIM_ENQUEUED;

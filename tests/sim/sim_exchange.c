@@ -29,8 +29,18 @@ static cn_away_span span_at(const sim_world *w, const cn_seq *seq, uint32_t home
     return cn_away_span_of(&seq->kv, home_len, w->engine.block_tokens);
 }
 
+/* Policy `window` leaves out of the range what it holds. */
+static bool check_span(sim_world *w, const sim_seq *q, const cn_away_span *span, const sim_set *held)
+{
+    for (uint32_t i = 0; i < span->n && !span->excludes_held; i++)
+        if (set_has(held, span->base + i))
+            return sim_fail(w, "sequence %llu holds the candidate %u", (unsigned long long)q->id,
+                            span->base + i);
+    return true;
+}
+
 /* Chooses n_area candidates, in ascending order, for each pack of a first event. */
-void sim_choose_fill(sim_world *w, sim_seq *q, const cn_sched_event *e)
+bool sim_choose_fill(sim_world *w, sim_seq *q, const cn_sched_event *e)
 {
     const cn_away_span span = span_at(w, e->seq, e->home_len);
     const uint32_t k = e->n_exchange * w->engine.block_tokens;
@@ -41,6 +51,7 @@ void sim_choose_fill(sim_world *w, sim_seq *q, const cn_sched_event *e)
         n_held += at >= span.base && at < span.base + span.n;
         set_add(&held, at);
     }
+    if (!check_span(w, q, &span, &held)) return false;
     for (uint32_t p = 0; p < SIM_N_PACKS; p++) {
         uint32_t left = span.n - n_held, n = 0;
         for (uint32_t at = span.base; at < span.base + span.n; at++) {
@@ -52,14 +63,18 @@ void sim_choose_fill(sim_world *w, sim_seq *q, const cn_sched_event *e)
         }
         CN_ASSERT(n == k);
     }
+    return true;
 }
 
-/* Collects the positions that are resident. */
+/* Collects the positions that are resident, the area behind what the policy holds. */
 static bool find_resident(sim_world *w, const sim_seq *q, uint32_t pack, sim_set *out)
 {
+    const cn_away_span span = span_at(w, q->seq, q->seq->home_len);
+    const uint32_t n = q->seq->n_resident;
     *out = (sim_set){0};
-    for (uint32_t i = 0; i < q->seq->n_resident; i++) {
-        const uint32_t at = i < q->n_area ? q->chosen[pack][i] : q->where[i];
+    for (uint32_t i = q->n_area; i < n + q->n_area; i++) {
+        const uint32_t at = i < n ? q->where[i] : q->chosen[pack][i - n];
+        if (i == n && !check_span(w, q, &span, out)) return false;
         if (!set_add(out, at))
             return sim_fail(w, "position %u of sequence %llu is resident twice", at,
                             (unsigned long long)q->id);

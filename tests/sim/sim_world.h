@@ -168,7 +168,7 @@ bool sim_check_waits(sim_world *w);
 
 /* sim_exchange.c. An away sequence exchanges after its first commit. */
 static inline bool sim_exchanges(const cn_seq *seq) { return seq->home_len > 0; }
-void sim_choose_fill(sim_world *w, sim_seq *q, const cn_sched_event *e);
+bool sim_choose_fill(sim_world *w, sim_seq *q, const cn_sched_event *e);
 bool sim_check_area(sim_world *w, sim_seq *q, uint32_t pack); /* and sets its resident tags */
 bool sim_launch_exchanges(sim_world *w, const cn_plan *plan, uint32_t pack);
 bool sim_drift(sim_world *w); /* runs some of the pending exchanges, or none */
