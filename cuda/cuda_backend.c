@@ -1,6 +1,7 @@
 /* cuda_backend.c - the op table of the CUDA backend; opens and closes it. cn_backend_cuda_open is
  * the one function that cinch-cuda.so exports. */
 #include <nvtx3/nvToolsExt.h>
+#include <pthread.h>
 #include <string.h>
 
 #include "cuda/cuda_ops.h"
@@ -13,6 +14,7 @@
 static cn_status mem_alloc(cn_backend *be, size_t bytes, void **out)
 {
     cn_cuda *c = be->ctx;
+    cn_cuda_use(c);
     CN_TRY(cn_cuda_arena_take(&c->arena, bytes, out));
     CN_CUDA(cudaMemset(*out, 0, bytes));
     CN_CUDA(cudaStreamSynchronize(cudaStreamLegacy));
@@ -52,6 +54,7 @@ static void host_free(cn_backend *be, void *p)
     static cn_status function(cn_stream *s, const type *a)                                         \
     {                                                                                              \
         nvtxRangePushA(#op);                                                                       \
+        cn_cuda_use(s->cuda);                                                                      \
         cn_status status = cn_cuda_##op(s, a);                                                     \
         nvtxRangePop();                                                                            \
         return status;                                                                             \
@@ -81,17 +84,48 @@ CUDA_OP(compress, cn_compress_args)
 
 /* ---- opening and closing ---- */
 
+/* The open backends of the process. A backend can address the memory of all of them. */
+static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
+static cn_cuda *first_open;
+
+static cn_status join_others(cn_cuda *c)
+{
+    cn_status status = CN_OK;
+    pthread_mutex_lock(&open_lock);
+    for (const cn_cuda *o = first_open; o && status == CN_OK; o = o->next_open)
+        status = cn_cuda_join(o, c);
+    if (status == CN_OK) {
+        c->next_open = first_open;
+        first_open = c;
+    }
+    pthread_mutex_unlock(&open_lock);
+    cn_cuda_use(c);
+    return status;
+}
+
+static void leave_others(const cn_cuda *c)
+{
+    pthread_mutex_lock(&open_lock);
+    for (cn_cuda **at = &first_open; *at; at = &(*at)->next_open)
+        if (*at == c) {
+            *at = c->next_open;
+            break;
+        }
+    pthread_mutex_unlock(&open_lock);
+}
+
 /* The CUDA runtime keeps a current device for each thread. The next call reports an error. */
 static void enter(cn_backend *be)
 {
-    const cn_cuda *c = be->ctx;
-    cudaSetDevice(c->device.ordinal);
+    cn_cuda_use(be->ctx);
 }
 
 static void close_backend(cn_backend *be)
 {
     if (!be) return;
     cn_cuda *c = be->ctx;
+    leave_others(c);
+    cn_cuda_use(c);
     cudaDeviceSynchronize();
     cn_cuda_gemm_close(c);
     CN_ASSERT(c->n_streams == 0);
@@ -173,6 +207,7 @@ static cn_status ask_caller(cn_cuda *c)
 static cn_status open_parts(cn_cuda *c)
 {
     CN_TRY(cn_cuda_device_open(&c->device, c->opts.device));
+    CN_TRY(join_others(c));
     if (c->opts.portable) c->device.hopper = false;
     if (c->device.hopper) CN_TRY(cn_map_open());
     CN_CUDA(cudaDeviceGetStreamPriorityRange(&c->priority[CN_PRIORITY_LOW],

@@ -66,6 +66,36 @@ cn_status cn_cuda_device_open(cn_cuda_device *out, uint32_t ordinal)
     return CN_OK;
 }
 
+void cn_cuda_use(const cn_cuda *c)
+{
+    cudaSetDevice(c->device.ordinal);
+}
+
+static cn_status enable_peer(const cn_cuda *from, const cn_cuda *to)
+{
+    int can = 0;
+    CN_CUDA(cudaDeviceCanAccessPeer(&can, from->device.ordinal, to->device.ordinal));
+    if (!can)
+        return cn_fail(CN_ERR_DEVICE,
+                       "GPU %d cannot address the memory of GPU %d: use two GPUs with NVLink or "
+                       "peer access over PCIe",
+                       from->device.ordinal, to->device.ordinal);
+    cn_cuda_use(from);
+    cudaError_t error = cudaDeviceEnablePeerAccess(to->device.ordinal, 0);
+    if (error == cudaErrorPeerAccessAlreadyEnabled) {
+        (void)cudaGetLastError();
+        return CN_OK;
+    }
+    return error == cudaSuccess ? CN_OK : cn_cuda_failed(error, "enabling peer access");
+}
+
+cn_status cn_cuda_join(const cn_cuda *a, const cn_cuda *b)
+{
+    if (a->device.ordinal == b->device.ordinal) return CN_OK;
+    CN_TRY(enable_peer(a, b));
+    return enable_peer(b, a);
+}
+
 /* ---- the one allocation ---- */
 
 static cn_status choose_bytes(const cn_cuda_backend_opts *o, size_t *bytes, size_t *planned)

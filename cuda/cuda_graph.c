@@ -13,6 +13,7 @@ cn_status cn_cuda_graph_end(cn_stream *s, cn_graph **out)
 {
     *out = NULL;
     s->recording = false;
+    cn_cuda_use(s->cuda);
     cudaGraph_t recorded = NULL;
     CN_CUDA(cudaStreamEndCapture(s->handle, &recorded));
     cn_graph *g = cn_calloc(1, sizeof *g);
@@ -30,6 +31,7 @@ cn_status cn_cuda_graph_end(cn_stream *s, cn_graph **out)
 
 cn_status cn_cuda_graph_launch(cn_stream *s, cn_graph *g)
 {
+    cn_cuda_use(s->cuda);
     CN_CUDA(cudaGraphLaunch(g->exec, s->handle));
     return CN_OK;
 }

@@ -18,6 +18,7 @@ extern "C" {
 #endif
 
 enum {
+    CN_CUDA_SIDE_STREAMS = 3, /* LOW streams that the arena has room for */
     CN_CUDA_STAGES = 16, /* pinned chunks of a stream */
     CN_CUDA_STAGE_BYTES = 2 << 20,        /* of a chunk of a HIGH stream */
     CN_CUDA_SIDE_STAGE_BYTES = 512 << 10, /* of a chunk of a LOW stream, which copies only tables */
@@ -38,8 +39,7 @@ typedef struct cn_cuda_staging {
 struct cn_stream {
     cn_cuda *cuda;
     cudaStream_t handle;
-    /* NULL on a LOW stream: matrix products, decode attention and selection run on HIGH streams
-     * only. */
+    /* NULL on a LOW stream: matrix products and decode attention run on HIGH streams only. */
     void *gemm_scratch; /* CN_CUDA_GEMM_SCRATCH_BYTES */
     void *attn_scratch; /* partial results of split sequences; zeroed at start */
     void *select_scratch; /* partial results of `score` */
@@ -90,6 +90,7 @@ struct cn_cuda {
     uint32_t n_streams; /* created and not yet freed */
     cn_cuda_gemm_state *gemm;
     size_t attn_scratch_bytes, select_scratch_bytes;
+    cn_cuda *next_open; /* of the open backends of the process */
 };
 
 /* ---- errors ---- */
@@ -112,6 +113,13 @@ void cn_cuda_host_set(const cn_base_calls *calls);
  * missing. */
 cn_status cn_cuda_device_open(cn_cuda_device *out, uint32_t ordinal);
 
+/* Makes the backend's device current. A process may have several CUDA backends; calls that create
+ * objects or launch kernels need the right one. */
+void cn_cuda_use(const cn_cuda *c);
+
+/* Lets kernels of each of two backends address the memory of the other. */
+cn_status cn_cuda_join(const cn_cuda *a, const cn_cuda *b);
+
 /* Makes the one allocation, sized by the options. */
 cn_status cn_cuda_arena_open(cn_cuda_arena *a, const cn_cuda_backend_opts *o);
 void cn_cuda_arena_close(cn_cuda_arena *a);
@@ -123,7 +131,7 @@ void cn_cuda_mem_usage(cn_backend *be, uint64_t *planned, uint64_t *used);
 
 cn_status cn_cuda_stream_create(cn_backend *be, cn_priority priority, cn_stream **out);
 void cn_cuda_stream_free(cn_stream *s);
-/* Bytes that a HIGH stream takes from the arena. */
+/* Bytes that a HIGH stream and CN_CUDA_SIDE_STREAMS LOW streams take from the arena. */
 size_t cn_cuda_stream_bytes(const cn_cuda *c);
 cn_status cn_cuda_stream_sync(cn_stream *s);
 cn_status cn_cuda_fence_create(cn_backend *be, cn_fence **out);

@@ -33,7 +33,7 @@ size_t cn_cuda_stream_bytes(const cn_cuda *c)
 {
     return cn_round_up(CN_CUDA_GEMM_SCRATCH_BYTES, CN_CUDA_ALIGN_BYTES) +
            cn_round_up(c->attn_scratch_bytes, CN_CUDA_ALIGN_BYTES) +
-           cn_round_up(c->select_scratch_bytes, CN_CUDA_ALIGN_BYTES);
+           (1 + CN_CUDA_SIDE_STREAMS) * cn_round_up(c->select_scratch_bytes, CN_CUDA_ALIGN_BYTES);
 }
 
 static cn_status open_parts(cn_stream *s, cn_priority priority)
@@ -43,11 +43,11 @@ static cn_status open_parts(cn_stream *s, cn_priority priority)
     CN_CUDA(cudaStreamCreateWithPriority(&s->handle, cudaStreamNonBlocking,
                                          c->priority[priority]));
     CN_TRY(staging_open(&s->staging, high ? CN_CUDA_STAGE_BYTES : CN_CUDA_SIDE_STAGE_BYTES));
+    CN_TRY(cn_cuda_arena_take(&c->arena, c->select_scratch_bytes, &s->select_scratch));
     if (!high) return CN_OK;
     CN_TRY(cn_cuda_arena_take(&c->arena, CN_CUDA_GEMM_SCRATCH_BYTES, &s->gemm_scratch));
     CN_TRY(cn_cuda_arena_take(&c->arena, c->attn_scratch_bytes, &s->attn_scratch));
     CN_CUDA(cudaMemsetAsync(s->attn_scratch, 0, c->attn_scratch_bytes, s->handle));
-    CN_TRY(cn_cuda_arena_take(&c->arena, c->select_scratch_bytes, &s->select_scratch));
     return CN_OK;
 }
 
@@ -59,6 +59,7 @@ cn_status cn_cuda_stream_create(cn_backend *be, cn_priority priority, cn_stream 
     if (!s) return cn_fail(CN_ERR_MEMORY, "out of memory for a stream");
     s->cuda = c;
     c->n_streams++;
+    cn_cuda_use(c);
     cn_status status = open_parts(s, priority);
     if (status != CN_OK) {
         cn_cuda_stream_free(s);
@@ -94,8 +95,8 @@ cn_status cn_cuda_stream_sync(cn_stream *s)
 
 cn_status cn_cuda_fence_create(cn_backend *be, cn_fence **out)
 {
-    (void)be;
     *out = NULL;
+    cn_cuda_use(be->ctx);
     cn_fence *f = cn_calloc(1, sizeof *f);
     if (!f) return cn_fail(CN_ERR_MEMORY, "out of memory for a fence");
     cudaError_t error = cudaEventCreateWithFlags(&f->event, cudaEventDisableTiming);
