@@ -429,7 +429,8 @@ typedef struct cn_exchange_args {
     const uint32_t *k, *cap;          /* [S]; k 0: the sequence has no exchange */
     const uint32_t *slots;            /* [S] row of `chosen` */
     /* Policy `zip`: slots [held_from[s], held_from[s] + n_held[s]) of the sequence's table hold
-     * positions (P, plane `origin` of `local`) that are no candidates. NULL: nothing is held. */
+     * positions (P, plane `origin` of `local`) that are no candidates. They are different, and
+     * entries are tokens then. NULL: nothing is held. */
     cn_pools local;
     const uint32_t *local_tables, *held_from, *n_held;
     uint32_t local_stride;

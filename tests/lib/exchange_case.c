@@ -3,7 +3,12 @@
 
 #include <string.h>
 
-enum { POISON = 0xa5, DIM = 16, LONG = 10000 /* candidates; then there is one sequence */ };
+enum {
+    POISON = 0xa5,
+    DIM = 16,
+    LONG = 10000,           /* candidates; then there is one sequence */
+    NO_CANDIDATE = 1 << 28, /* positions from here on, which are held */
+};
 
 size_t exchange_case_units(const exchange_case *c)
 {
@@ -144,7 +149,7 @@ static void hold(exchange_case *c, test_rng *r, const exchange_case_unit *u, con
     for (uint32_t i = 0; i < c->n_held[s]; i++) {
         uint32_t *p = &c->origin[exchange_case_side(c, u, c->held_from[s] + i)];
         if (chosen && test_rng_below(r, 4)) continue;
-        uint32_t position = end + i; /* behind the candidates */
+        uint32_t position = NO_CANDIDATE + i;
         const uint32_t drawn = test_rng_below(r, end + 1);
         bool taken = exchange_case_holds(c, u, drawn);
         for (uint32_t e = 0; chosen && e < c->k[s]; e++) taken |= chosen[u->chosen + e] == drawn;
