@@ -1,4 +1,5 @@
 /* test_api_response.c - bodies have the fields and shapes that OpenAI clients parse. */
+#include <malloc.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,6 +11,7 @@
 
 #include "engine/api/api_response.h"
 #include "engine/offline/batch_line.h"
+#include "tests/lib/result_body.h"
 
 static const char *token_bytes(void *user, uint32_t token, size_t *n)
 {
@@ -66,7 +68,7 @@ static void chat_body_has_openai_fields(void **state)
     size_t n_answer;
     assert_string_equal(cn_api_result_answer(r, 0, &n_answer), "2");
     assert_int_equal(n_answer, 1);
-    json_t *b = cn_api_result_body(r, "77", "m\xff", 1700000000);
+    json_t *b = result_body(r, "77", "m\xff", 1700000000);
     assert_text(b, "id", "chatcmpl-77");
     assert_text(b, "object", "chat.completion");
     assert_text(b, "model", "m\xEF\xBF\xBD");
@@ -101,7 +103,7 @@ static void samples_become_choices_and_usage_adds_up(void **state)
     cn_api_result_add(r, &(cn_event){.sample = 0, SAYS(text, "zero"),
                                      .finish = CN_FINISH_REPETITION, .usage = &usage,
                                      .last = true});
-    json_t *b = cn_api_result_body(r, "8", "m", 0);
+    json_t *b = result_body(r, "8", "m", 0);
     assert_text(b, "id", "cmpl-8");
     assert_text(b, "object", "text_completion");
     assert_text(b, "choices.0.text", "zero");
@@ -128,7 +130,7 @@ static void chat_logprobs_have_tokens_and_bytes(void **state)
     cn_api_result *r = result(CN_API_CHAT, 1, 2);
     cn_api_result_add(r, &(cn_event){SAYS(text, "x"), .logprobs = probs, .n_tokens = 3,
                                      .finish = CN_FINISH_STOP, .usage = &usage, .last = true});
-    json_t *b = cn_api_result_body(r, "1", "m", 0);
+    json_t *b = result_body(r, "1", "m", 0);
     assert_int_equal(json_array_size(at(b, "choices.0.logprobs.content")), 3);
     assert_text(b, "choices.0.logprobs.content.0.token", "a");
     assert_true(json_real_value(at(b, "choices.0.logprobs.content.0.logprob")) == -0.25);
@@ -152,7 +154,7 @@ static void completion_logprobs_are_parallel_arrays(void **state)
     cn_api_result_add(r, &(cn_event){SAYS(text, "x"), .logprobs = probs, .n_tokens = 2});
     cn_api_result_add(r, &(cn_event){SAYS(text, ""), .logprobs = probs, .n_tokens = 1,
                                      .finish = CN_FINISH_STOP, .usage = &usage, .last = true});
-    json_t *b = cn_api_result_body(r, "1", "m", 0);
+    json_t *b = result_body(r, "1", "m", 0);
     assert_text(b, "choices.0.logprobs.tokens.1", "\xc3\xb6");
     assert_number(b, "choices.0.logprobs.text_offset.0", 0);
     assert_number(b, "choices.0.logprobs.text_offset.1", 1);
@@ -170,9 +172,10 @@ static json_t *written(cn_api_result *r)
     cn_buf line = {0};
     cn_batch_line_figures figures;
     const cn_batch_notes none = {0};
-    json_t *body = cn_api_result_body(r, "1", "m", 0);
-    json_incref(body);
-    assert_int_equal(cn_batch_line_format(&line, (cn_id){1, 4}, "id", 200, body, &none), CN_OK);
+    json_t *body = result_body(r, "1", "m", 0);
+    assert_int_equal(cn_batch_line_begin(&line, (cn_id){1, 4}, "id", 200, &none), CN_OK);
+    result_body_text(r, "1", "m", 0, SIZE_MAX, &line);
+    assert_int_equal(cn_batch_line_end(&line, &none), CN_OK);
     assert_null(memchr(line.data, '\0', line.len));
     if (cn_batch_line_parse(&figures, line.data, line.len - 1) != CN_OK)
         fail_msg("%s: %s", line.data, cn_last_error());
@@ -222,8 +225,9 @@ static void a_nul_is_written_the_same_everywhere(void **state)
                             json_string_length(token));
     }
 #if JANSSON_VERSION_HEX >= 0x020e00 /* older versions end a key at its NUL */
-    char *top_text = json_dumps(at(b, "choices.0.logprobs.top_logprobs.0"), JSON_COMPACT);
-    assert_string_equal(top_text, "{\"\\u0000\":-0.5,\"a\\u0000b\":-1.0,\"a\":-2.0}");
+    char *top_text = json_dumps(at(b, "choices.0.logprobs.top_logprobs.0"),
+                                JSON_COMPACT | JSON_ENSURE_ASCII);
+    assert_string_equal(top_text, "{\"\\uFDD0\":-0.5,\"a\\uFDD0b\":-1.0,\"a\":-2.0}");
     free(top_text);
 #endif
     json_decref(b);
@@ -235,7 +239,7 @@ static void content_is_null_when_all_text_is_reasoning(void **state)
     cn_api_result *r = result(CN_API_CHAT, 1, -1);
     cn_api_result_add(r, &(cn_event){SAYS(reasoning, "hm"), .finish = CN_FINISH_LENGTH,
                                      .last = true});
-    json_t *b = cn_api_result_body(r, "1", "m", 0);
+    json_t *b = result_body(r, "1", "m", 0);
     assert_true(json_is_null(at(b, "choices.0.message.content")));
     assert_true(json_is_null(at(b, "usage.kv.budget")));
     json_decref(b);
@@ -243,7 +247,7 @@ static void content_is_null_when_all_text_is_reasoning(void **state)
 
     r = result(CN_API_CHAT, 1, -1);
     cn_api_result_add(r, &(cn_event){.finish = CN_FINISH_STOP, .last = true});
-    b = cn_api_result_body(r, "1", "m", 0);
+    b = result_body(r, "1", "m", 0);
     assert_text(b, "choices.0.message.content", "");
     json_decref(b);
     cn_api_result_free(r);
@@ -274,6 +278,106 @@ static void failures_are_kept(void **state)
     json_decref(e);
 }
 
+/* ---- long results ---- */
+
+enum { N_LONG = 5000, N_TOP = 20 };
+
+/* A result of N_LONG tokens with 20 alternatives each. */
+static cn_api_result *long_result(cn_api_endpoint endpoint, bool ends)
+{
+    static cn_logprob alternatives[N_TOP];
+    for (uint32_t i = 0; i < N_TOP; i++) alternatives[i] = (cn_logprob){100 + i, -(float)i / 3};
+    const cn_token_logprobs p = {{1, -0.125f}, alternatives, N_TOP};
+    cn_api_result *r = result(endpoint, 1, N_TOP);
+    for (int i = 0; i < N_LONG; i++) {
+        const bool last = ends && i == N_LONG - 1;
+        cn_api_result_add(r, &(cn_event){SAYS(text, " b"), .logprobs = &p, .n_tokens = 1,
+                                         .finish = last ? CN_FINISH_LENGTH : CN_FINISH_NONE,
+                                         .usage = last ? &usage : NULL, .last = last});
+    }
+    return r;
+}
+
+static size_t heap_bytes(void)
+{
+    const struct mallinfo2 m = mallinfo2();
+    return m.uordblks + m.hblkhd;
+}
+
+static void logprobs_are_kept_as_numbers(void **state)
+{
+    (void)state;
+    for (int e = 0; e < CN_API_N_ENDPOINTS; e++) {
+        const size_t before = heap_bytes();
+        cn_api_result *r = long_result((cn_api_endpoint)e, true);
+        assert_true((heap_bytes() - before) / N_LONG <= 400);
+        /* Its size as JSON is known without making it. */
+        cn_buf text = {0};
+        result_body_text(r, "1", "m", 0, SIZE_MAX, &text);
+        assert_true(cn_api_result_bytes(r) > text.len / 2 && cn_api_result_bytes(r) < 3 * text.len);
+        cn_buf_free(&text);
+        cn_api_result_free(r);
+    }
+}
+
+/* Writes bodies in pieces; each piece is short and together they are the body. */
+static void a_long_body_is_written_in_pieces(void **state)
+{
+    (void)state;
+    enum { PIECE = 16 << 10, SLICE_MOST = 128 << 10 };
+    for (int e = 0; e < CN_API_N_ENDPOINTS; e++) {
+        cn_api_result *r = long_result((cn_api_endpoint)e, true);
+        cn_buf whole = {0}, joined = {0};
+        result_body_text(r, "1", "m", 0, SIZE_MAX, &whole);
+        cn_api_writer w = {.id = "1", .model = "m", .digits = 17};
+        bool done = false;
+        for (size_t n = 0; !done; n = joined.len) {
+            assert_int_equal(cn_api_result_write(r, &w, &joined, PIECE, &done), CN_OK);
+            assert_true(joined.len - n < PIECE + SLICE_MOST);
+        }
+        assert_string_equal(whole.data, joined.data);
+        json_t *body = result_body(r, "1", "m", 0);
+        json_t *logprobs = at(body, "choices.0.logprobs");
+        const char *member = e == CN_API_CHAT ? "content" : "tokens";
+        assert_int_equal(json_array_size(at(logprobs, member)), N_LONG);
+        assert_true(json_is_null(at(body, "choices.0.stop_reason")));
+        if (e == CN_API_COMPLETION)
+            assert_int_equal(json_integer_value(json_array_get(at(logprobs, "text_offset"),
+                                                               N_LONG - 1)),
+                             2 * (N_LONG - 1));
+        json_decref(body);
+        cn_buf_free(&whole);
+        cn_buf_free(&joined);
+        cn_api_result_free(r);
+    }
+}
+
+/* A client that reads a stream slowly gets many tokens at once, but not in one chunk. */
+static void a_chunk_has_few_logprobs(void **state)
+{
+    (void)state;
+    cn_api_result *r = long_result(CN_API_COMPLETION, true);
+    json_t *chunk;
+    size_t n = 0, n_text = 0;
+    bool ended = false;
+    while ((chunk = cn_api_result_take_chunk(r, "1", "m", 0, false))) {
+        assert_false(ended);
+        json_t *tokens = at(chunk, "choices.0.logprobs.tokens");
+        assert_int_equal(json_integer_value(json_array_get(
+                             at(chunk, "choices.0.logprobs.text_offset"), 0)),
+                         2 * n);
+        assert_true(json_array_size(tokens) <= 256);
+        n += json_array_size(tokens);
+        n_text += json_string_length(at(chunk, "choices.0.text"));
+        ended = !json_is_null(at(chunk, "choices.0.finish_reason"));
+        json_decref(chunk);
+    }
+    assert_true(ended);
+    assert_int_equal(n, N_LONG);
+    assert_int_equal(n_text, 2 * N_LONG);
+    cn_api_result_free(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -284,6 +388,9 @@ int main(void)
         cmocka_unit_test(a_nul_is_written_the_same_everywhere),
         cmocka_unit_test(content_is_null_when_all_text_is_reasoning),
         cmocka_unit_test(failures_are_kept),
+        cmocka_unit_test(logprobs_are_kept_as_numbers),
+        cmocka_unit_test(a_long_body_is_written_in_pieces),
+        cmocka_unit_test(a_chunk_has_few_logprobs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

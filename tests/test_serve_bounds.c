@@ -273,6 +273,71 @@ static void a_batch_that_does_not_fit_is_paused(void **state)
     scratch_dir_close(&dir);
 }
 
+/* ---- responses ---- */
+
+static json_t *chat_of(const char *more)
+{
+    static char body[512];
+    snprintf(body, sizeof body,
+             "{\"messages\": [{\"role\": \"user\", \"content\": \"1 2 3\"}], \"logprobs\": true, "
+             "\"top_logprobs\": 20, \"ignore_eos\": true, %s}",
+             more);
+    return json_string(body);
+}
+
+/* A body with many logprobs comes in parts, and is whole. */
+static void a_long_response_comes_in_parts(void **state)
+{
+    (void)state;
+    serve_rig rig;
+    http_reply r;
+    serve_rig_open(&rig, NULL);
+    json_t *body = chat_of("\"max_tokens\": 300, \"n\": 3");
+    http_ask(rig.port, "POST", "/v1/chat/completions", NULL, json_string_value(body), &r);
+    assert_int_equal(r.status, 200);
+    assert_false(r.truncated);
+    assert_true(r.body.len > 1 << 20);
+    assert_non_null(http_field(&r, "Transfer-Encoding"));
+    json_t *reply = json_loadb(r.body.data, r.body.len, JSON_ALLOW_NUL, NULL), *choice;
+    size_t i;
+    assert_int_equal(json_array_size(json_object_get(reply, "choices")), 3);
+    json_array_foreach(json_object_get(reply, "choices"), i, choice)
+    {
+        json_t *content = json_object_get(json_object_get(choice, "logprobs"), "content");
+        assert_int_equal(json_array_size(content), 300);
+        assert_int_equal(
+            json_array_size(json_object_get(json_array_get(content, 299), "top_logprobs")), 20);
+    }
+    json_decref(reply);
+    json_decref(body);
+    http_reply_free(&r);
+    serve_rig_close(&rig);
+}
+
+static void a_response_has_a_limit(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--max-reply-bytes", "200K", NULL};
+    serve_rig rig;
+    cn_buf text = {0};
+    serve_rig_open(&rig, options);
+    json_t *body = chat_of("\"max_tokens\": 2000");
+    assert_int_equal(ask(rig.port, "/v1/chat/completions", NULL, json_string_value(body), &text),
+                     400);
+    assert_non_null(strstr(text.data, "--max-reply-bytes"));
+    assert_true(serve_rig_wait_running(&rig, 0));
+    cn_stats s;
+    cn_service_engine_stats(cn_server_service(rig.server), &s);
+    assert_true(s.generation_tokens < 200);
+    json_decref(body);
+    body = chat_of("\"max_tokens\": 200, \"stream\": true");
+    assert_int_equal(ask(rig.port, "/v1/chat/completions", NULL, json_string_value(body), NULL),
+                     200);
+    json_decref(body);
+    cn_buf_free(&text);
+    serve_rig_close(&rig);
+}
+
 /* ---- JSON ---- */
 
 /* Returns {"prompt": "hi", "max_tokens": 1, "metadata": [{},{},...]} with n objects. */
@@ -332,6 +397,8 @@ int main(void)
         cmocka_unit_test(a_key_pays_for_its_samples),
         cmocka_unit_test(a_cancel_returns_the_memory),
         cmocka_unit_test(a_batch_that_does_not_fit_is_paused),
+        cmocka_unit_test(a_long_response_comes_in_parts),
+        cmocka_unit_test(a_response_has_a_limit),
         cmocka_unit_test(a_body_of_many_objects_is_refused_unparsed),
         cmocka_unit_test(values_count_as_memory),
     };

@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "tests/lib/http_client.h"
+#include "tests/lib/result_body.h"
 #include "tests/lib/scratch_dir.h"
 #include "tests/lib/serve_rig.h"
 
@@ -603,7 +604,7 @@ static void an_interactive_request_comes_before_batch(void **state)
     }
     assert_int_equal(cn_call_status(call), CN_OK);
     json_t *alone = http_ask_json(rig.port, "POST", "/v1/completions", long_body(300, false), 200);
-    json_t *beside = cn_api_result_body(cn_call_lock(call), "1", "m", 0);
+    json_t *beside = result_body(cn_call_lock(call), "1", "m", 0);
     cn_call_unlock(call);
     assert_string_equal(first_text(beside), first_text(alone));
     json_decref(beside);

@@ -1,28 +1,24 @@
 /* api_response.c - builds bodies and chunks from events. See api_response.h. */
 #include "engine/api/api_response.h"
 
-#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "compress/policy.h"
 #include "engine/api/http_status.h"
 #include "engine/utf8.h"
 
-/* JSON has no infinities. vLLM writes the same value for a probability of 0. */
-#define LOWEST_LOGPROB (-9999.0)
-
-/* The logprobs of one choice, in the format of its endpoint. */
-typedef struct logprobs {
-    json_t *content;                            /* chat */
-    json_t *tokens, *values, *tops, *offsets;   /* completions */
-    size_t offset_chars;
-} logprobs;
+enum {
+    CHUNK_TOKENS = 256, /* most logprobs of a chunk */
+    SLICE_TOKENS = 32   /* logprobs that are made into text at once */
+};
 
 typedef struct choice {
     cn_buf text, reasoning; /* when streamed: since the last chunk */
     bool began, told_end;   /* when streamed: the first, the last chunk was taken */
     size_t answer_at; /* byte of text */
-    logprobs logprobs;
+    cn_api_logprobs logprobs; /* when streamed: since the last chunk */
+    size_t offset_chars;      /* when streamed: of the text of the logprobs taken */
     cn_finish finish;
     char *stop_reason;
     int64_t stop_token;
@@ -32,9 +28,7 @@ typedef struct choice {
 struct cn_api_result {
     cn_api_endpoint endpoint;
     bool wants_logprobs;
-    uint32_t n_top; /* requested alternatives; events may have more */
-    cn_token_bytes_fn token_bytes;
-    void *user;
+    cn_api_logprobs_form form;
     uint64_t n_tokens;
     bool done, cancelled;
     char *error;
@@ -50,9 +44,10 @@ cn_status cn_api_result_create(cn_api_result **out, const cn_api_request *reques
     if (!r) return cn_fail(CN_ERR_MEMORY, "out of memory for %u choices", s->n);
     r->endpoint = request->endpoint;
     r->wants_logprobs = s->logprobs >= 0;
-    r->n_top = s->logprobs > 0 ? (uint32_t)s->logprobs : 0;
-    r->token_bytes = token_bytes;
-    r->user = user;
+    r->form = (cn_api_logprobs_form){.endpoint = request->endpoint,
+                                     .n_top = s->logprobs > 0 ? (uint32_t)s->logprobs : 0,
+                                     .token_bytes = token_bytes,
+                                     .user = user};
     r->n_choices = s->n;
     *out = r;
     return CN_OK;
@@ -65,131 +60,11 @@ void cn_api_result_free(cn_api_result *r)
         choice *c = &r->choices[i];
         cn_buf_free(&c->text);
         cn_buf_free(&c->reasoning);
-        json_decref(c->logprobs.content);
-        json_decref(c->logprobs.tokens);
-        json_decref(c->logprobs.values);
-        json_decref(c->logprobs.tops);
-        json_decref(c->logprobs.offsets);
+        cn_api_logprobs_free(&c->logprobs);
         cn_free(c->stop_reason);
     }
     cn_free(r->error);
     cn_free(r);
-}
-
-/* ---- logprobs ---- */
-
-static json_t *logprob_value(float logprob)
-{
-    return json_real(isfinite(logprob) ? (double)logprob : LOWEST_LOGPROB);
-}
-
-/* The token as text, with U+FFFD for invalid UTF-8, and its raw bytes. */
-static cn_status token_text(const cn_api_result *r, uint32_t token, cn_buf *text, const char **raw,
-                            size_t *n_raw)
-{
-    *n_raw = 0;
-    *raw = r->token_bytes(r->user, token, n_raw);
-    cn_buf_clear(text);
-    CN_TRY(cn_buf_add(text, "", 0));
-    return *raw ? cn_utf8_add_lossy(text, *raw, *n_raw) : cn_buf_addf(text, "<%u>", token);
-}
-
-static json_t *bytes_array(const char *raw, size_t n_raw)
-{
-    json_t *bytes = json_array();
-    for (size_t i = 0; bytes && i < n_raw; i++)
-        json_array_append_new(bytes, json_integer((unsigned char)raw[i]));
-    return bytes;
-}
-
-/* {"token", "logprob", "bytes"} of the chat endpoint. */
-static json_t *chat_logprob(const cn_api_result *r, const cn_logprob *p)
-{
-    cn_buf text = {0};
-    const char *raw;
-    size_t n_raw;
-    json_t *entry = NULL;
-    if (token_text(r, p->token, &text, &raw, &n_raw) == CN_OK)
-        entry = json_pack("{s:s%, s:o, s:o}", "token", text.data, text.len, "logprob",
-                          logprob_value(p->logprob), "bytes", bytes_array(raw, n_raw));
-    cn_buf_free(&text);
-    return entry;
-}
-
-static bool add_chat_logprobs(const cn_api_result *r, logprobs *l, const cn_token_logprobs *p)
-{
-    if (!l->content) l->content = json_array();
-    json_t *entry = chat_logprob(r, &p->chosen), *top = json_array();
-    bool ok = entry && top && l->content;
-    for (uint32_t i = 0; ok && i < cn_min_u32(p->n_top, r->n_top); i++)
-        ok = json_array_append_new(top, chat_logprob(r, &p->top[i])) == 0;
-    if (ok) ok = json_object_set(entry, "top_logprobs", top) == 0;
-    json_decref(top);
-    if (ok) return json_array_append_new(l->content, entry) == 0;
-    json_decref(entry);
-    return false;
-}
-
-static size_t count_chars(const char *utf8, size_t n)
-{
-    size_t chars = 0;
-    for (size_t i = 0; i < n; i++) chars += ((unsigned char)utf8[i] & 0xC0) != 0x80;
-    return chars;
-}
-
-/* Two tokens may have the same text. The more likely one comes first and is kept. A text may
- * contain a NUL; before jansson 2.14 a key ends there. */
-static bool add_new_key(json_t *object, const cn_buf *key, json_t *value)
-{
-#if JANSSON_VERSION_HEX >= 0x020e00
-    if (!json_object_getn(object, key->data, key->len))
-        return json_object_setn_new(object, key->data, key->len, value) == 0;
-#else
-    if (!json_object_get(object, key->data))
-        return json_object_set_new(object, key->data, value) == 0;
-#endif
-    json_decref(value);
-    return true;
-}
-
-static bool add_completion_top(const cn_api_result *r, const cn_token_logprobs *p, json_t *top)
-{
-    cn_buf text = {0};
-    const char *raw;
-    size_t n_raw;
-    bool ok = true;
-    for (uint32_t i = 0; ok && i < cn_min_u32(p->n_top, r->n_top); i++) {
-        ok = token_text(r, p->top[i].token, &text, &raw, &n_raw) == CN_OK;
-        if (ok) ok = add_new_key(top, &text, logprob_value(p->top[i].logprob));
-    }
-    cn_buf_free(&text);
-    return ok;
-}
-
-static bool add_completion_logprobs(const cn_api_result *r, logprobs *l,
-                                    const cn_token_logprobs *p)
-{
-    if (!l->tokens) {
-        l->tokens = json_array();
-        l->values = json_array();
-        l->tops = json_array();
-        l->offsets = json_array();
-    }
-    cn_buf text = {0};
-    const char *raw;
-    size_t n_raw;
-    json_t *top = json_object();
-    bool ok = top && token_text(r, p->chosen.token, &text, &raw, &n_raw) == CN_OK &&
-              add_completion_top(r, p, top);
-    if (ok)
-        ok = json_array_append_new(l->tokens, json_stringn(text.data, text.len)) == 0 &&
-             json_array_append_new(l->values, logprob_value(p->chosen.logprob)) == 0 &&
-             json_array_append(l->tops, top) == 0 &&
-             json_array_append_new(l->offsets, json_integer((json_int_t)l->offset_chars)) == 0;
-    if (ok) l->offset_chars += count_chars(text.data, text.len);
-    json_decref(top);
-    cn_buf_free(&text);
-    return ok;
 }
 
 /* ---- events ---- */
@@ -203,12 +78,8 @@ static bool add_output(cn_api_result *r, choice *c, const cn_event *ev)
 {
     if (cn_buf_add(&c->text, ev->text, ev->text_len) != CN_OK) return false;
     if (cn_buf_add(&c->reasoning, ev->reasoning, ev->reasoning_len) != CN_OK) return false;
-    for (uint32_t i = 0; r->wants_logprobs && ev->logprobs && i < ev->n_tokens; i++) {
-        const cn_token_logprobs *p = &ev->logprobs[i];
-        bool ok = r->endpoint == CN_API_CHAT ? add_chat_logprobs(r, &c->logprobs, p)
-                                             : add_completion_logprobs(r, &c->logprobs, p);
-        if (!ok) return false;
-    }
+    for (uint32_t i = 0; r->wants_logprobs && ev->logprobs && i < ev->n_tokens; i++)
+        if (cn_api_logprobs_add(&c->logprobs, &r->form, &ev->logprobs[i]) != CN_OK) return false;
     return true;
 }
 
@@ -227,6 +98,17 @@ void cn_api_result_add(cn_api_result *r, const cn_event *ev)
     if (ev->stop_reason) c->stop_reason = cn_strdup(ev->stop_reason);
     if (ev->finish == CN_FINISH_ERROR) keep_error(r, ev->error);
     if (ev->finish == CN_FINISH_CANCELLED) r->cancelled = true;
+}
+
+uint64_t cn_api_result_bytes(const cn_api_result *r)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < r->n_choices; i++) {
+        const choice *c = &r->choices[i];
+        bytes += c->text.len + c->reasoning.len;
+        bytes += cn_api_logprobs_json_bytes(&r->form, c->logprobs.n_tokens);
+    }
+    return bytes;
 }
 
 uint64_t cn_api_result_n_tokens(const cn_api_result *r) { return r->n_tokens; }
@@ -276,18 +158,6 @@ static json_t *any_text(const char *s)
 
 static json_t *text_or_null(const char *s) { return s && *s ? any_text(s) : json_null(); }
 
-static json_t *array_or_empty(json_t *a) { return a ? json_incref(a) : json_array(); }
-
-static json_t *logprobs_json(const cn_api_result *r, const logprobs *l)
-{
-    if (!r->wants_logprobs) return json_null();
-    if (r->endpoint == CN_API_CHAT)
-        return json_pack("{s:o, s:n}", "content", array_or_empty(l->content), "refusal");
-    return json_pack("{s:o, s:o, s:o, s:o}", "text_offset", array_or_empty(l->offsets),
-                     "token_logprobs", array_or_empty(l->values), "tokens",
-                     array_or_empty(l->tokens), "top_logprobs", array_or_empty(l->tops));
-}
-
 /* Content is null when the output is only reasoning, as in vLLM. */
 static json_t *message_json(const choice *c)
 {
@@ -308,6 +178,7 @@ static json_t *stop_reason_json(const choice *c)
                                                              : json_null();
 }
 
+/* A choice without its logprobs. */
 static json_t *choice_json(const cn_api_result *r, uint32_t i)
 {
     const choice *c = &r->choices[i];
@@ -323,7 +194,6 @@ static json_t *choice_json(const cn_api_result *r, uint32_t i)
             json_object_set_new(o, "text", json_stringn(whole.data, whole.len));
         cn_buf_free(&whole);
     }
-    json_object_set_new(o, "logprobs", logprobs_json(r, &c->logprobs));
     json_object_set_new(o, "finish_reason", json_string(cn_finish_name(c->finish)));
     json_object_set_new(o, "stop_reason", stop_reason_json(c));
     if (c->usage.thinking_truncated) json_object_set_new(o, "thinking_truncated", json_true());
@@ -358,18 +228,95 @@ static json_t *usage_json(const cn_api_result *r)
                      cn_api_kv_json(&u.kv));
 }
 
-json_t *cn_api_result_body(const cn_api_result *r, const char *id, const char *model,
-                           int64_t created)
+/* ---- the body as text ---- */
+
+/* Appends a value as text, without its last `n_cut` characters, and releases it. */
+static cn_status add_json(cn_buf *out, const cn_api_writer *w, json_t *v, size_t n_first,
+                          size_t n_cut)
+{
+    char *text = v ? json_dumps(v, JSON_COMPACT | JSON_REAL_PRECISION(w->digits)) : NULL;
+    json_decref(v);
+    if (!text) return cn_fail(CN_ERR_MEMORY, "out of memory for a response");
+    cn_status status = cn_buf_add(out, text + n_first, strlen(text) - n_first - n_cut);
+    free(text);
+    return status;
+}
+
+static cn_status write_head(const cn_api_result *r, cn_api_writer *w, cn_buf *out)
+{
+    const bool chat = r->endpoint == CN_API_CHAT;
+    json_t *head = json_pack("{s:s+, s:s, s:I, s:o}", "id", chat ? "chatcmpl-" : "cmpl-", w->id,
+                             "object", chat ? "chat.completion" : "text_completion", "created",
+                             (json_int_t)w->created, "model", any_text(w->model));
+    CN_TRY(add_json(out, w, head, 0, 1));
+    w->state = CN_WRITE_CHOICE;
+    return cn_buf_addf(out, ",\"choices\":[");
+}
+
+static cn_status write_choice(const cn_api_result *r, cn_api_writer *w, cn_buf *out)
+{
+    if (w->choice > 0) CN_TRY(cn_buf_addf(out, ","));
+    CN_TRY(add_json(out, w, choice_json(r, w->choice), 0, 1));
+    w->state = CN_WRITE_LOGPROBS;
+    w->member = 0;
+    w->token = w->offset_chars = 0;
+    return cn_buf_addf(out, ",\"logprobs\":%s", r->wants_logprobs ? "{" : "null");
+}
+
+static cn_status end_choice(const cn_api_result *r, cn_api_writer *w, cn_buf *out)
+{
+    if (r->wants_logprobs)
+        CN_TRY(cn_buf_addf(out, r->endpoint == CN_API_CHAT ? ",\"refusal\":null}" : "}"));
+    w->state = ++w->choice < r->n_choices ? CN_WRITE_CHOICE : CN_WRITE_TAIL;
+    return cn_buf_addf(out, "}");
+}
+
+/* Writes some tokens of a member of the logprobs, or ends the choice. */
+static cn_status write_logprobs(const cn_api_result *r, cn_api_writer *w, cn_buf *out)
+{
+    const cn_api_logprobs *l = &r->choices[w->choice].logprobs;
+    if (!r->wants_logprobs || w->member == cn_api_logprobs_n_members(r->endpoint))
+        return end_choice(r, w, out);
+    if (w->token == 0)
+        CN_TRY(cn_buf_addf(out, "%s\"%s\":[", w->member ? "," : "",
+                           cn_api_logprobs_member(r->endpoint, w->member)));
+    const size_t left = l->n_tokens - w->token;
+    const size_t end = w->token + (left < SLICE_TOKENS ? left : SLICE_TOKENS);
+    if (w->token > 0 && left > 0) CN_TRY(cn_buf_addf(out, ","));
+    json_t *slice =
+        cn_api_logprobs_json(l, &r->form, w->member, w->token, end, &w->offset_chars);
+    CN_TRY(add_json(out, w, slice, 1, 1));
+    w->token = end;
+    if (end < l->n_tokens) return CN_OK;
+    w->token = 0;
+    w->member++;
+    return cn_buf_addf(out, "]");
+}
+
+static cn_status write_tail(const cn_api_result *r, cn_api_writer *w, cn_buf *out)
+{
+    CN_TRY(cn_buf_addf(out, "],\"usage\":"));
+    CN_TRY(add_json(out, w, usage_json(r), 0, 0));
+    w->state = CN_WRITE_DONE;
+    return cn_buf_addf(out, "}");
+}
+
+cn_status cn_api_result_write(const cn_api_result *r, cn_api_writer *w, cn_buf *out,
+                              size_t n_bytes, bool *done)
 {
     CN_ASSERT(r->done && !r->error);
-    const bool chat = r->endpoint == CN_API_CHAT;
-    json_t *choices = json_array();
-    for (uint32_t i = 0; choices && i < r->n_choices; i++)
-        json_array_append_new(choices, choice_json(r, i));
-    return json_pack("{s:s+, s:s, s:I, s:o, s:o, s:o}", "id", chat ? "chatcmpl-" : "cmpl-", id,
-                     "object", chat ? "chat.completion" : "text_completion", "created",
-                     (json_int_t)created, "model", any_text(model), "choices", choices, "usage",
-                     usage_json(r));
+    const size_t most = n_bytes < SIZE_MAX - out->len ? out->len + n_bytes : SIZE_MAX;
+    while (w->state != CN_WRITE_DONE && out->len < most) {
+        switch (w->state) {
+        case CN_WRITE_HEAD: CN_TRY(write_head(r, w, out)); break;
+        case CN_WRITE_CHOICE: CN_TRY(write_choice(r, w, out)); break;
+        case CN_WRITE_LOGPROBS: CN_TRY(write_logprobs(r, w, out)); break;
+        case CN_WRITE_TAIL: CN_TRY(write_tail(r, w, out)); break;
+        case CN_WRITE_DONE: break;
+        }
+    }
+    *done = w->state == CN_WRITE_DONE;
+    return CN_OK;
 }
 
 /* ---- chunks ---- */
@@ -387,21 +334,25 @@ static json_t *delta_json(choice *c)
     return delta;
 }
 
-/* Takes the logprobs since the last chunk. offset_chars is not reset. */
-static json_t *take_logprobs(const cn_api_result *r, logprobs *l)
+/* Takes the logprobs since the last chunk, at most CHUNK_TOKENS. */
+static json_t *take_logprobs(const cn_api_result *r, choice *c)
 {
-    json_t *taken = logprobs_json(r, l);
-    json_t **parts[] = {&l->content, &l->tokens, &l->values, &l->tops, &l->offsets};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        json_decref(*parts[i]);
-        *parts[i] = NULL;
-    }
-    return taken;
+    if (!r->wants_logprobs) return json_null();
+    const size_t n = c->logprobs.n_tokens < CHUNK_TOKENS ? c->logprobs.n_tokens : CHUNK_TOKENS;
+    json_t *o = json_object();
+    for (uint32_t m = 0; m < cn_api_logprobs_n_members(r->endpoint); m++)
+        json_object_set_new(o, cn_api_logprobs_member(r->endpoint, m),
+                            cn_api_logprobs_json(&c->logprobs, &r->form, m, 0, n,
+                                                 &c->offset_chars));
+    if (r->endpoint == CN_API_CHAT) json_object_set_new(o, "refusal", json_null());
+    cn_api_logprobs_drop(&c->logprobs, &r->form, n);
+    return o;
 }
 
 static json_t *chunk_choice(const cn_api_result *r, uint32_t i, choice *c)
 {
-    const bool end = c->finish != CN_FINISH_NONE;
+    /* Logprobs beyond CHUNK_TOKENS come in further chunks, and the end in the last one. */
+    const bool end = c->finish != CN_FINISH_NONE && c->logprobs.n_tokens <= CHUNK_TOKENS;
     json_t *o = json_pack("{s:i}", "index", (int)i);
     if (r->endpoint == CN_API_CHAT) {
         json_object_set_new(o, "delta", delta_json(c));
@@ -410,7 +361,7 @@ static json_t *chunk_choice(const cn_api_result *r, uint32_t i, choice *c)
         if (cn_buf_add(whole, c->text.data ? c->text.data : "", c->text.len) == CN_OK)
             json_object_set_new(o, "text", json_stringn(whole->data, whole->len));
     }
-    json_object_set_new(o, "logprobs", take_logprobs(r, &c->logprobs));
+    json_object_set_new(o, "logprobs", take_logprobs(r, c));
     json_object_set_new(o, "finish_reason",
                         end ? json_string(cn_finish_name(c->finish)) : json_null());
     json_object_set_new(o, "stop_reason", end ? stop_reason_json(c) : json_null());
@@ -438,8 +389,7 @@ json_t *cn_api_result_take_chunk(cn_api_result *r, const char *id, const char *m
     for (uint32_t i = 0; i < r->n_choices; i++) {
         choice *c = &r->choices[i];
         const bool ends = c->finish != CN_FINISH_NONE && !c->told_end;
-        const bool said = c->text.len || c->reasoning.len || c->logprobs.content ||
-                          c->logprobs.tokens;
+        const bool said = c->text.len || c->reasoning.len || c->logprobs.n_tokens;
         if (!ends && !said) continue;
         json_t *choices = json_array();
         json_array_append_new(choices, chunk_choice(r, i, c));

@@ -11,11 +11,9 @@
 
 #include <jansson.h>
 
+#include "engine/api/api_logprobs.h"
 #include "engine/api/api_request.h"
 #include "engine/base.h"
-
-/* Returns the bytes of a token, which may be incomplete UTF-8; NULL if the id is unknown. */
-typedef const char *(*cn_token_bytes_fn)(void *user, uint32_t token, size_t *n_bytes);
 
 typedef struct cn_api_result cn_api_result;
 
@@ -28,6 +26,8 @@ void cn_api_result_free(cn_api_result *r); /* NULL is fine */
 /* Adds one event. A failure (out of memory) is kept; cn_api_result_error returns it. */
 void cn_api_result_add(cn_api_result *r, const cn_event *ev);
 
+/* About the bytes of a body with the output so far; of a stream, with the output not taken. */
+uint64_t cn_api_result_bytes(const cn_api_result *r);
 /* Tokens added so far, all samples. 0: the engine has not generated any yet. */
 uint64_t cn_api_result_n_tokens(const cn_api_result *r);
 bool cn_api_result_was_cancelled(const cn_api_result *r);
@@ -40,14 +40,34 @@ uint32_t cn_api_result_n_choices(const cn_api_result *r);
 const char *cn_api_result_answer(const cn_api_result *r, uint32_t choice, size_t *n);
 void cn_api_result_usage(const cn_api_result *r, cn_usage *out);         /* over all samples */
 
-/* The body of a result that is complete and has no error. id has no prefix ("chatcmpl-", "cmpl-");
- * created is in seconds since the epoch. NULL when out of memory. */
-json_t *cn_api_result_body(const cn_api_result *r, const char *id, const char *model,
-                           int64_t created);
+/* Writes a body piece by piece, so that the text of a long one need not be in memory, and no thread
+ * is busy with it for long. Set id (without its prefix "chatcmpl-" or "cmpl-"), model, created (in
+ * seconds since the epoch) and digits (of real numbers); the rest is the writer's. */
+typedef struct cn_api_writer {
+    const char *id, *model;
+    int64_t created;
+    uint32_t digits;
+    enum {
+        CN_WRITE_HEAD,
+        CN_WRITE_CHOICE,
+        CN_WRITE_LOGPROBS,
+        CN_WRITE_TAIL,
+        CN_WRITE_DONE
+    } state;
+    uint32_t choice, member;
+    size_t token, offset_chars;
+} cn_api_writer;
 
-/* The next chunk of a streamed response: the output of one choice since its last chunk. That output
- * is removed from the result. NULL when there is no new output or when out of memory. With `usage`,
- * the chunk has "usage": null, as stream_options.include_usage requires. */
+/* Appends the next pieces of the body of a result that is complete and has no error, until they
+ * have n_bytes (the text of a choice is one piece, and so are 32 tokens of logprobs), or the body
+ * is *done. */
+cn_status cn_api_result_write(const cn_api_result *r, cn_api_writer *w, cn_buf *out,
+                              size_t n_bytes, bool *done);
+
+/* The next chunk of a streamed response: the output of one choice since its last chunk, with at
+ * most 256 tokens of logprobs. That output is removed from the result. NULL when there is no new
+ * output or when out of memory. With `usage`, the chunk has "usage": null, as
+ * stream_options.include_usage requires. */
 json_t *cn_api_result_take_chunk(cn_api_result *r, const char *id, const char *model,
                                  int64_t created, bool usage);
 /* The chunk after the last one: no choices, only the usage. */

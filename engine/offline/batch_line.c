@@ -9,41 +9,61 @@
 #include "engine/json.h"
 
 static const char id_prefix[] = "cinch-", request_prefix[] = "cinch-batch-";
-enum { MAX_DEPTH = 16, F32_DIGITS = 9, ASKED_DIGITS = 16 };
+enum { MAX_DEPTH = 16, ASKED_DIGITS = 16 };
 
-/* Appends the text of a line and releases its reference. A NULL line means out of memory. */
-static cn_status append_line(cn_buf *out, json_t *line)
+/* Appends an object without its first n_first and last n_cut characters, and releases it. */
+static cn_status append_part(cn_buf *out, json_t *part, size_t n_first, size_t n_cut)
 {
-    char *text = line ? json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(F32_DIGITS)) : NULL;
-    json_decref(line);
-    cn_status status = text ? cn_buf_add(out, text, strlen(text))
+    char *text = part ? json_dumps(part, JSON_COMPACT | JSON_REAL_PRECISION(CN_LINE_DIGITS)) : NULL;
+    json_decref(part);
+    cn_status status = text ? cn_buf_add(out, text + n_first, strlen(text) - n_first - n_cut)
                             : cn_fail(CN_ERR_MEMORY, "out of memory for an output line");
-    if (status == CN_OK) status = cn_buf_add(out, "\n", 1);
     free(text);
     return status;
 }
 
-cn_status cn_batch_line_format(cn_buf *out, cn_id id, const char *custom_id, int status_code,
-                               json_t *body, const cn_batch_notes *notes)
+cn_status cn_batch_line_begin(cn_buf *out, cn_id id, const char *custom_id, int status_code,
+                              const cn_batch_notes *notes)
 {
     char id_text[CN_ID_TEXT_BYTES], asked[1 + ASKED_DIGITS + 1] = "";
     cn_id_format(id, id_text);
     if (notes->asked)
         snprintf(asked, sizeof asked, "-%016llx", (unsigned long long)notes->asked);
-    json_t *line = json_pack("{s:s+, s:s?, s:{s:i, s:s++, s:o}, s:n}", "id", id_prefix, id_text,
-                             "custom_id", custom_id, "response", "status_code", status_code,
-                             "request_id", request_prefix, id_text, asked, "body", body, "error");
-    if (line && notes->reference)
-        json_object_set_new(line, "grade",
+    CN_TRY(append_part(out, json_pack("{s:s+, s:s?, s:{s:i, s:s++}}", "id", id_prefix, id_text,
+                                      "custom_id", custom_id, "response", "status_code",
+                                      status_code, "request_id", request_prefix, id_text, asked),
+                       0, 2));
+    return cn_buf_addf(out, ",\"body\":");
+}
+
+cn_status cn_batch_line_end(cn_buf *out, const cn_batch_notes *notes)
+{
+    json_t *rest = json_pack("{s:n}", "error");
+    if (rest && notes->reference)
+        json_object_set_new(rest, "grade",
                             json_pack("{s:s, s:i, s:i}", "reference", notes->reference, "matched",
                                       (int)notes->matched, "of", (int)notes->of));
-    if (line && notes->rescued_by)
-        json_object_set_new(line, "loop_rescue",
+    if (rest && notes->rescued_by)
+        json_object_set_new(rest, "loop_rescue",
                             json_pack("{s:s, s:{s:I, s:o}}", "by", notes->rescued_by, "first",
                                       "completion_tokens",
                                       (json_int_t)notes->first->completion_tokens, "kv",
                                       cn_api_kv_json(&notes->first->kv)));
-    return append_line(out, line);
+    CN_TRY(cn_buf_addf(out, "},"));
+    CN_TRY(append_part(out, rest, 1, 0));
+    return cn_buf_addf(out, "\n");
+}
+
+cn_status cn_batch_line_format(cn_buf *out, cn_id id, const char *custom_id, int status_code,
+                               json_t *body, const cn_batch_notes *notes)
+{
+    cn_status status = cn_batch_line_begin(out, id, custom_id, status_code, notes);
+    if (status != CN_OK) {
+        json_decref(body);
+        return status;
+    }
+    CN_TRY(append_part(out, body, 0, 0));
+    return cn_batch_line_end(out, notes);
 }
 
 cn_status cn_batch_line_format_unasked(cn_buf *out, cn_id id, const char *custom_id,
@@ -51,9 +71,11 @@ cn_status cn_batch_line_format_unasked(cn_buf *out, cn_id id, const char *custom
 {
     char id_text[CN_ID_TEXT_BYTES];
     cn_id_format(id, id_text);
-    return append_line(out, json_pack("{s:s+, s:s?, s:n, s:{s:s, s:s}}", "id", id_prefix, id_text,
+    CN_TRY(append_part(out, json_pack("{s:s+, s:s?, s:n, s:{s:s, s:s}}", "id", id_prefix, id_text,
                                       "custom_id", custom_id, "response", "error", "code", code,
-                                      "message", message));
+                                      "message", message),
+                       0, 0));
+    return cn_buf_addf(out, "\n");
 }
 
 static json_t *member(const json_t *o, const char *a, const char *b, const char *c)

@@ -26,6 +26,13 @@ typedef struct cn_batch_notes {
     const cn_usage *first;  /* usage of the attempt that looped, all samples */
 } cn_batch_notes;
 
+enum { CN_LINE_DIGITS = 9 }; /* of a real number, which is a float */
+
+/* Append the line in parts: begin, the text of the body, end with its newline. */
+cn_status cn_batch_line_begin(cn_buf *out, cn_id id, const char *custom_id, int status_code,
+                              const cn_batch_notes *notes);
+cn_status cn_batch_line_end(cn_buf *out, const cn_batch_notes *notes);
+
 /* Appends the line with its newline. custom_id may be NULL. Takes ownership of the reference to
  * body, on failure too. A NULL body means out of memory. */
 cn_status cn_batch_line_format(cn_buf *out, cn_id id, const char *custom_id, int status_code,

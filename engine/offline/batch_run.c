@@ -98,6 +98,8 @@ void cn_batch_run_stop(cn_batch_run *run, bool failed, const char *why)
 
 /* ---- writing ---- */
 
+enum { MAX_KEPT_LINE_BYTES = 1 << 20 }; /* capacity of the scratch line between two lines */
+
 /* Stops the run, or pauses it if `pauses` is set, because a line could not be written. */
 static void bear_write_failure(cn_batch_run *run)
 {
@@ -109,14 +111,12 @@ static void bear_write_failure(cn_batch_run *run)
     snprintf(run->why, sizeof run->why, "%s", cn_last_error());
 }
 
-/* Writes the line of a job and takes ownership of body. False if that failed. */
-static bool write_line(cn_batch_run *run, cn_batch_output *to, const cn_batch_item *item,
-                       int http_status, json_t *body, const cn_batch_notes *notes)
+/* Writes the line in run->line, or bears that `status` is a failure to make it. False: failed. */
+static bool put_line(cn_batch_run *run, cn_batch_output *to, cn_status status,
+                     const cn_batch_notes *notes)
 {
-    cn_buf_clear(&run->line);
-    cn_status status = cn_batch_line_format(&run->line, item->id, item->custom_id, http_status,
-                                            body, notes);
     if (status == CN_OK) status = cn_batch_output_append(to, run->line.data, run->line.len);
+    if (run->line.cap > MAX_KEPT_LINE_BYTES) cn_buf_free(&run->line);
     if (status != CN_OK) {
         bear_write_failure(run);
         return false;
@@ -162,7 +162,10 @@ static bool reject(cn_batch_run *run, const cn_batch_item *item, int http_status
     const cn_batch_notes notes = {.asked = item->asked, .reference = item->reference, .of = 1};
     run->port->fault(run->port->user, run, line, message);
     cn_batch_output *to = run->errors ? run->errors : run->output;
-    if (!write_line(run, to, item, http_status, body, &notes)) return !run->paused;
+    cn_buf_clear(&run->line);
+    cn_status status = cn_batch_line_format(&run->line, item->id, item->custom_id, http_status,
+                                            body, &notes);
+    if (!put_line(run, to, status, &notes)) return !run->paused;
     run->n_errors++;
     run->totals.errors++;
     const cn_batch_format format = format_of(run);
@@ -181,24 +184,37 @@ static uint32_t count_matches(const cn_batch_run *run, const cn_batch_job *job)
     return matched;
 }
 
+/* Makes run->line from the result of a job. */
+static cn_status format_answer(cn_batch_run *run, const cn_batch_job *job,
+                               const cn_batch_notes *notes)
+{
+    const cn_config *c = run->config;
+    char id[CN_ID_TEXT_BYTES];
+    bool done;
+    cn_id_format(job->item.id, id);
+    cn_api_writer w = {.id = id,
+                       .model = c->served_model_name ? c->served_model_name : c->model,
+                       .created = (int64_t)time(NULL),
+                       .digits = CN_LINE_DIGITS};
+    cn_buf_clear(&run->line);
+    CN_TRY(cn_batch_line_begin(&run->line, job->item.id, job->item.custom_id, CN_HTTP_OK, notes));
+    CN_TRY(cn_api_result_write(job->result, &w, &run->line, SIZE_MAX, &done));
+    return cn_batch_line_end(&run->line, notes);
+}
+
 /* Writes the line of an answered job. False: the run is paused, try again later. */
 static bool answer(cn_batch_run *run, const cn_batch_job *job)
 {
-    const cn_config *c = run->config;
-    const char *model = c->served_model_name ? c->served_model_name : c->model;
-    char id[CN_ID_TEXT_BYTES];
     cn_usage u, first = {0};
-    cn_id_format(job->item.id, id);
     cn_api_result_usage(job->result, &u);
     if (job->unrescued) cn_api_result_usage(job->unrescued, &first);
-    json_t *body = cn_api_result_body(job->result, id, model, (int64_t)time(NULL));
     const cn_batch_notes notes = {.asked = job->item.asked,
                                   .reference = job->item.reference,
                                   .matched = count_matches(run, job),
                                   .of = cn_api_result_n_choices(job->result),
                                   .rescued_by = job->rescued_by,
                                   .first = &first};
-    if (!write_line(run, run->output, &job->item, CN_HTTP_OK, body, &notes)) return !run->paused;
+    if (!put_line(run, run->output, format_answer(run, job, &notes), &notes)) return !run->paused;
     run->n_rescued += job->rescued_by != NULL;
     run->n_answered++;
     run->totals.answered++;

@@ -308,6 +308,10 @@ static const cn_option options[] = {
         .max = U64_MAX_AS_DOUBLE,
         .help = "maximum bytes of host memory for bodies and the requests made from them, all "
                 "requests together"),
+    ROW(SERVE, "max-reply-bytes", BYTES, max_reply_bytes, "256M", .min = 1024,
+        .max = U64_MAX_AS_DOUBLE,
+        .help = "maximum bytes of a response, about; of a stream, of the part that the client has "
+                "not read"),
     ROW(SERVE, "request-timeout", U32, request_timeout_s, "30", .min = 1, .max = 86400,
         .help = "seconds that a client has to send a request, plus one per 64 KiB of it"),
     ROW(SERVE, "idle-timeout", U32, idle_timeout_s, "75", .min = 1, .max = 86400,

@@ -78,8 +78,13 @@ static void observe_end(cn_call *call, const cn_event *ev)
 }
 
 /* The status of a call whose samples have all ended. */
-static cn_status end_status(const cn_api_result *r)
+static cn_status end_status(const cn_call *call)
 {
+    const cn_api_result *r = call->result;
+    if (call->too_long)
+        return cn_fail(CN_ERR_ARG, "the response exceeds %llu bytes (--max-reply-bytes): ask for "
+                       "fewer tokens, samples or logprobs, or read a stream faster",
+                       (unsigned long long)call->service->config->max_reply_bytes);
     const char *error = cn_api_result_error(r);
     if (error) return cn_fail(CN_ERR_DEVICE, "%s", error);
     return cn_api_result_was_cancelled(r) ? cn_fail(CN_ERR_CANCELLED, "cancelled") : CN_OK;
@@ -94,11 +99,15 @@ static void on_event(void *user, const cn_event *ev)
     if (call->times.first_token_s == 0 && ev->n_tokens > 0) call->times.first_token_s = now;
     call->times.last_token_s = now;
     cn_api_result_add(call->result, ev);
+    const bool too_long =
+        cn_api_result_bytes(call->result) > call->service->config->max_reply_bytes;
     pthread_mutex_unlock(&call->lock);
+    if (too_long && !call->too_long) cn_engine_cancel(call->service->engine, ev->request);
+    call->too_long |= too_long;
     if (ev->finish != CN_FINISH_NONE) observe_end(call, ev);
     if (ev->last) {
         unlink_call(call->service, call);
-        cn_call_finish(call, end_status(call->result));
+        cn_call_finish(call, end_status(call));
     } else if (call->request->stream) {
         cn_call_tell(call);
     }

@@ -270,6 +270,13 @@ void cn_exchange_send(cn_exchange *x, const void *data, size_t n)
     x->sent_bytes += n;
 }
 
+void cn_exchange_abort(cn_exchange *x)
+{
+    x->chunked = false; /* no last chunk */
+    x->close_after = true;
+    cn_exchange_end(x);
+}
+
 void cn_exchange_end(cn_exchange *x)
 {
     CN_ASSERT(x->is_stream && !x->ended);

@@ -155,6 +155,8 @@ void cn_exchange_begin(cn_exchange *x, int status, const char *content_type,
 bool cn_exchange_may_send(cn_exchange *x);
 void cn_exchange_send(cn_exchange *x, const void *data, size_t n);
 void cn_exchange_end(cn_exchange *x);
+/* Ends a stream that cannot be completed: the client sees the connection close. */
+void cn_exchange_abort(cn_exchange *x);
 
 /* Token counts for the access log. */
 void cn_exchange_note_tokens(cn_exchange *x, uint64_t prompt, uint64_t output);

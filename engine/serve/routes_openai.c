@@ -22,7 +22,10 @@ typedef struct reply {
     cn_call *call;
     int64_t created;
     bool begun, ended;
+    cn_api_writer writer; /* of a body that is not streamed */
 } reply;
+
+enum { REAL_DIGITS = 17 };
 
 /* ---- failures ---- */
 
@@ -151,15 +154,60 @@ static void on_ready(void *user, cn_exchange *x)
 
 /* ---- generation ---- */
 
+/* Writes the next part of a body, about the size that a slow client may leave unsent. False: that
+ * failed, and an error has been sent or the connection will be closed. */
+static bool write_part(reply *r, cn_buf *part, bool *done)
+{
+    cn_api_result *result = cn_call_lock(r->call);
+    cn_status status = cn_api_result_write(result, &r->writer, part, CN_HTTP_SEND_HIGH, done);
+    cn_call_unlock(r->call);
+    if (status == CN_OK) return true;
+    r->ended = true;
+    if (r->begun)
+        cn_exchange_abort(r->x);
+    else
+        cn_exchange_error(r->x, CN_HTTP_UNAVAILABLE, cn_last_error(), NULL, NULL);
+    return false;
+}
+
+/* Continues a body that is sent in parts: one part for each time that the client has read the one
+ * before. */
+static void send_parts(void *user, cn_exchange *x)
+{
+    reply *r = user;
+    cn_buf part = {0};
+    bool done = false;
+    while (!r->ended && cn_exchange_may_send(x)) {
+        cn_buf_clear(&part);
+        if (!write_part(r, &part, &done)) break;
+        cn_exchange_send(x, part.data, part.len);
+        if (!done) continue;
+        r->ended = true;
+        cn_exchange_end(x);
+    }
+    cn_buf_free(&part);
+}
+
+/* Sends a short body with its length, a long one in parts. */
 static void reply_whole(reply *r)
 {
-    const char *model = cn_service_model_name(cn_server_service(r->server));
+    cn_buf part = {0};
+    bool done = false;
     note_usage(r);
-    cn_api_result *result = cn_call_lock(r->call);
-    json_t *body = cn_api_result_body(result, reply_id(r), model, r->created);
-    cn_call_unlock(r->call);
-    r->ended = true;
-    cn_exchange_reply_json(r->x, CN_HTTP_OK, body);
+    r->writer = (cn_api_writer){.id = reply_id(r),
+                                .model = cn_service_model_name(cn_server_service(r->server)),
+                                .created = r->created,
+                                .digits = REAL_DIGITS};
+    if (write_part(r, &part, &done) && done) {
+        r->ended = true;
+        cn_exchange_reply(r->x, CN_HTTP_OK, "application/json", part.data, part.len);
+    } else if (!r->ended) {
+        r->begun = true;
+        cn_exchange_begin(r->x, CN_HTTP_OK, "application/json", send_parts);
+        cn_exchange_send(r->x, part.data, part.len);
+        send_parts(r, r->x);
+    }
+    cn_buf_free(&part);
 }
 
 static void on_news(void *user, cn_call *call)
@@ -174,7 +222,7 @@ static void on_news(void *user, cn_call *call)
                           code_of(call));
     } else if (cn_call_request(call)->stream) {
         pump(r);
-    } else if (over) {
+    } else if (over && !r->begun) {
         reply_whole(r);
     }
 }

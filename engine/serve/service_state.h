@@ -47,6 +47,7 @@ struct cn_call {
     cn_list_node node; /* of service->active */
     uint64_t engine_request;
     bool submitted;
+    bool too_long; /* the output exceeds --max-reply-bytes */
     cn_budget *samples;  /* of the key, or NULL */
     uint64_t held_bytes; /* taken from service->memory */
     uint32_t held_samples; /* taken from samples, besides the exchange's */

@@ -1,0 +1,191 @@
+/* api_logprobs.c - see api_logprobs.h. */
+#include "engine/api/api_logprobs.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "engine/utf8.h"
+
+/* JSON has no infinities. vLLM writes the same value for a probability of 0. */
+#define LOWEST_LOGPROB (-9999.0)
+
+enum {
+    NO_TOKEN = UINT32_MAX, /* an alternative that the sample op did not have */
+    FIRST_TOKENS = 16,
+    CHAT_JSON_BYTES = 110, /* of an entry: token, logprob, bytes */
+    COMPLETION_JSON_BYTES = 40
+};
+
+static const char *const members[CN_API_N_ENDPOINTS][4] = {
+    [CN_API_CHAT] = {"content"},
+    [CN_API_COMPLETION] = {"text_offset", "token_logprobs", "tokens", "top_logprobs"},
+};
+enum { TEXT_OFFSET, TOKEN_LOGPROBS, TOKENS, TOP_LOGPROBS };
+
+uint32_t cn_api_logprobs_n_members(cn_api_endpoint e) { return e == CN_API_CHAT ? 1 : 4; }
+
+const char *cn_api_logprobs_member(cn_api_endpoint e, uint32_t member)
+{
+    CN_ASSERT(member < cn_api_logprobs_n_members(e));
+    return members[e][member];
+}
+
+/* ---- the numbers ---- */
+
+void cn_api_logprobs_free(cn_api_logprobs *l)
+{
+    cn_free(l->entries);
+    *l = (cn_api_logprobs){0};
+}
+
+static size_t stride(const cn_api_logprobs_form *f) { return 1 + (size_t)f->n_top; }
+
+cn_status cn_api_logprobs_add(cn_api_logprobs *l, const cn_api_logprobs_form *f,
+                              const cn_token_logprobs *p)
+{
+    const size_t n = stride(f);
+    if (l->n_tokens == l->cap_tokens) {
+        const size_t cap = l->cap_tokens ? l->cap_tokens + l->cap_tokens / 2 : FIRST_TOKENS;
+        cn_logprob *entries = cn_realloc(l->entries, cap, n * sizeof *entries);
+        if (!entries) return cn_fail(CN_ERR_MEMORY, "out of memory for %zu logprobs", cap);
+        l->entries = entries;
+        l->cap_tokens = cap;
+    }
+    cn_logprob *entry = l->entries + l->n_tokens++ * n;
+    entry[0] = p->chosen;
+    for (uint32_t i = 0; i < f->n_top; i++)
+        entry[1 + i] = i < p->n_top ? p->top[i] : (cn_logprob){.token = NO_TOKEN};
+    return CN_OK;
+}
+
+void cn_api_logprobs_drop(cn_api_logprobs *l, const cn_api_logprobs_form *f, size_t n)
+{
+    CN_ASSERT(n <= l->n_tokens);
+    l->n_tokens -= n;
+    if (n == 0) return;
+    memmove(l->entries, l->entries + n * stride(f), l->n_tokens * stride(f) * sizeof *l->entries);
+}
+
+size_t cn_api_logprobs_json_bytes(const cn_api_logprobs_form *f, size_t n)
+{
+    return n * stride(f) * (f->endpoint == CN_API_CHAT ? CHAT_JSON_BYTES : COMPLETION_JSON_BYTES);
+}
+
+/* ---- JSON ---- */
+
+static json_t *logprob_value(float logprob)
+{
+    return json_real(isfinite(logprob) ? (double)logprob : LOWEST_LOGPROB);
+}
+
+/* The token as text, with U+FFFD for invalid UTF-8, and its raw bytes. */
+static cn_status token_text(const cn_api_logprobs_form *f, uint32_t token, cn_buf *text,
+                            const char **raw, size_t *n_raw)
+{
+    *n_raw = 0;
+    *raw = f->token_bytes(f->user, token, n_raw);
+    cn_buf_clear(text);
+    CN_TRY(cn_buf_add(text, "", 0));
+    return *raw ? cn_utf8_add_lossy(text, *raw, *n_raw) : cn_buf_addf(text, "<%u>", token);
+}
+
+static json_t *bytes_array(const char *raw, size_t n_raw)
+{
+    json_t *bytes = json_array();
+    for (size_t i = 0; bytes && i < n_raw; i++)
+        json_array_append_new(bytes, json_integer((unsigned char)raw[i]));
+    return bytes;
+}
+
+/* {"token", "logprob", "bytes"} of the chat endpoint. */
+static json_t *chat_entry(const cn_api_logprobs_form *f, const cn_logprob *p)
+{
+    cn_buf text = {0};
+    const char *raw;
+    size_t n_raw;
+    json_t *entry = NULL;
+    if (token_text(f, p->token, &text, &raw, &n_raw) == CN_OK)
+        entry = json_pack("{s:s%, s:o, s:o}", "token", text.data, text.len, "logprob",
+                          logprob_value(p->logprob), "bytes", bytes_array(raw, n_raw));
+    cn_buf_free(&text);
+    return entry;
+}
+
+static json_t *chat_token(const cn_api_logprobs_form *f, const cn_logprob *entries)
+{
+    json_t *token = chat_entry(f, &entries[0]), *top = json_array();
+    bool ok = token && top;
+    for (uint32_t i = 1; ok && i <= f->n_top && entries[i].token != NO_TOKEN; i++)
+        ok = json_array_append_new(top, chat_entry(f, &entries[i])) == 0;
+    if (ok) ok = json_object_set(token, "top_logprobs", top) == 0;
+    json_decref(top);
+    if (ok) return token;
+    json_decref(token);
+    return NULL;
+}
+
+/* Two tokens may have the same text. The more likely one comes first and is kept. A text may
+ * contain a NUL; before jansson 2.14 a key ends there. */
+static bool add_new_key(json_t *object, const cn_buf *key, json_t *value)
+{
+#if JANSSON_VERSION_HEX >= 0x020e00
+    if (!json_object_getn(object, key->data, key->len))
+        return json_object_setn_new(object, key->data, key->len, value) == 0;
+#else
+    if (!json_object_get(object, key->data))
+        return json_object_set_new(object, key->data, value) == 0;
+#endif
+    json_decref(value);
+    return true;
+}
+
+static size_t count_chars(const char *utf8, size_t n)
+{
+    size_t chars = 0;
+    for (size_t i = 0; i < n; i++) chars += ((unsigned char)utf8[i] & 0xC0) != 0x80;
+    return chars;
+}
+
+/* An element of a member of the completions endpoint. `text` is scratch. */
+static json_t *completion_token(const cn_api_logprobs_form *f, uint32_t member,
+                                const cn_logprob *entries, cn_buf *text, size_t *offset)
+{
+    const char *raw;
+    size_t n_raw;
+    json_t *top;
+    if (member == TOKEN_LOGPROBS) return logprob_value(entries[0].logprob);
+    if (member != TOP_LOGPROBS) {
+        if (token_text(f, entries[0].token, text, &raw, &n_raw) != CN_OK) return NULL;
+        if (member == TOKENS) return json_stringn(text->data, text->len);
+        *offset += count_chars(text->data, text->len);
+        return json_integer((json_int_t)(*offset - count_chars(text->data, text->len)));
+    }
+    bool ok = (top = json_object()) != NULL;
+    for (uint32_t i = 1; ok && i <= f->n_top && entries[i].token != NO_TOKEN; i++) {
+        ok = token_text(f, entries[i].token, text, &raw, &n_raw) == CN_OK;
+        if (ok) ok = add_new_key(top, text, logprob_value(entries[i].logprob));
+    }
+    if (ok) return top;
+    json_decref(top);
+    return NULL;
+}
+
+json_t *cn_api_logprobs_json(const cn_api_logprobs *l, const cn_api_logprobs_form *f,
+                             uint32_t member, size_t first, size_t end, size_t *offset)
+{
+    CN_ASSERT(first <= end && end <= l->n_tokens);
+    cn_buf text = {0};
+    json_t *array = json_array();
+    bool ok = array != NULL;
+    for (size_t i = first; ok && i < end; i++) {
+        const cn_logprob *entries = l->entries + i * stride(f);
+        json_t *value = f->endpoint == CN_API_CHAT
+                            ? chat_token(f, entries)
+                            : completion_token(f, member, entries, &text, offset);
+        ok = json_array_append_new(array, value) == 0;
+    }
+    cn_buf_free(&text);
+    if (ok) return array;
+    json_decref(array);
+    return NULL;
+}

@@ -1,0 +1,46 @@
+/* api_logprobs.h - the log-probabilities of a choice: kept as numbers, written as JSON in slices.
+ *
+ * Owner: cn_api_result, one per choice. Thread: the result's. A token takes 8 bytes for itself and
+ * 8 for each alternative; as JSON it takes ten times as much. */
+#ifndef CN_API_LOGPROBS_H
+#define CN_API_LOGPROBS_H
+
+#include <jansson.h>
+
+#include "engine/api/api_request.h"
+#include "engine/base.h"
+
+/* Returns the bytes of a token, which may be incomplete UTF-8; NULL if the id is unknown. */
+typedef const char *(*cn_token_bytes_fn)(void *user, uint32_t token, size_t *n_bytes);
+
+typedef struct cn_api_logprobs {
+    cn_logprob *entries; /* [n_tokens][1 + n_top] the token, then its alternatives */
+    size_t n_tokens, cap_tokens;
+} cn_api_logprobs; /* zero-initialise */
+
+/* How they are written: for an endpoint, with up to n_top alternatives of a token. */
+typedef struct cn_api_logprobs_form {
+    cn_api_endpoint endpoint;
+    uint32_t n_top;
+    cn_token_bytes_fn token_bytes;
+    void *user;
+} cn_api_logprobs_form;
+
+void cn_api_logprobs_free(cn_api_logprobs *l);
+cn_status cn_api_logprobs_add(cn_api_logprobs *l, const cn_api_logprobs_form *f,
+                              const cn_token_logprobs *p);
+/* Removes the first n tokens. */
+void cn_api_logprobs_drop(cn_api_logprobs *l, const cn_api_logprobs_form *f, size_t n);
+/* About the bytes of n tokens as JSON. */
+size_t cn_api_logprobs_json_bytes(const cn_api_logprobs_form *f, size_t n);
+
+/* The members of the JSON object: "content" for chat, four parallel arrays for completions. */
+uint32_t cn_api_logprobs_n_members(cn_api_endpoint e);
+const char *cn_api_logprobs_member(cn_api_endpoint e, uint32_t member);
+
+/* The array of one member, of tokens [first, end). *offset: the characters of text before `first`;
+ * the member text_offset advances it. NULL: out of memory. */
+json_t *cn_api_logprobs_json(const cn_api_logprobs *l, const cn_api_logprobs_form *f,
+                             uint32_t member, size_t first, size_t end, size_t *offset);
+
+#endif
