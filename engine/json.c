@@ -60,6 +60,39 @@ static uint32_t depth_of(json_t *value)
     return 0;
 }
 
+/* What is wrong, in words of our own: those of the parser are for its programmers. */
+static const char *fault_text(const json_error_t *e)
+{
+    switch (json_error_code(e)) {
+    case json_error_invalid_utf8: return "bytes that are not UTF-8";
+    case json_error_premature_end_of_input: return "the text ends too early";
+    case json_error_end_of_input_expected: return "more text behind the value";
+    case json_error_duplicate_key: return "a duplicate key";
+    case json_error_numeric_overflow: return "a number is too large";
+    case json_error_null_character:
+    case json_error_null_byte_in_key: return "a NUL character (\\u0000)";
+    case json_error_stack_overflow: return "nested too deep";
+    case json_error_out_of_memory: return "out of memory";
+    default: return "unexpected text";
+    }
+}
+
+/* Fails with the fault and the text before it. */
+static cn_status fail_syntax(cn_status error, const char *what, const char *text, size_t n,
+                             const json_error_t *e)
+{
+    enum { NEAR_BYTES = 24 };
+    char near[NEAR_BYTES + 1], shown[4 * NEAR_BYTES], line[24] = "";
+    const size_t end = e->position < 0 ? 0 : (size_t)e->position < n ? (size_t)e->position : n;
+    const size_t begin = end > NEAR_BYTES ? end - NEAR_BYTES : 0;
+    snprintf(near, sizeof near, "%.*s", (int)(end - begin), text + begin);
+    /* The line is given only for a text of several lines. */
+    if (memchr(text, '\n', n)) snprintf(line, sizeof line, "line %d, ", e->line);
+    return cn_fail(error, "%s: %scolumn %d: not JSON: %s%s%s%s", what, line, e->column,
+                   fault_text(e), *near ? " near '" : "",
+                   cn_json_printable(near, shown, sizeof shown), *near ? "'" : "");
+}
+
 static cn_status parse(json_t **out, const char *text, size_t n, const char *what,
                        size_t max_bytes, uint32_t max_depth, cn_status error, size_t flags)
 {
@@ -71,12 +104,7 @@ static cn_status parse(json_t **out, const char *text, size_t n, const char *wha
     json_t *tree = json_loadb(text, n, flags, &e);
     if (!tree && json_error_code(&e) == json_error_numeric_overflow)
         tree = json_loadb(text, n, flags | JSON_DECODE_INT_AS_REAL, &e);
-    if (!tree) {
-        char shown[sizeof e.text * 2], line[24] = ""; /* given only for a text of several lines */
-        if (memchr(text, '\n', n)) snprintf(line, sizeof line, "line %d, ", e.line);
-        return cn_fail(error, "%s: %scolumn %d: not JSON: %s", what, line, e.column,
-                       cn_json_printable(e.text, shown, sizeof shown));
-    }
+    if (!tree) return fail_syntax(error, what, text, n, &e);
     uint32_t depth = depth_of(tree);
     if (depth > max_depth) {
         json_decref(tree);
@@ -222,6 +250,15 @@ static cn_status read_whole(int fd, const char *path, size_t max_bytes, cn_buf *
     return CN_OK;
 }
 
+cn_status cn_refuse_lfs_pointer(const char *path, const void *data, size_t n)
+{
+    static const char begin[] = "version https://git-lfs";
+    if (n < sizeof begin - 1 || memcmp(data, begin, sizeof begin - 1) != 0) return CN_OK;
+    return cn_fail(CN_ERR_MODEL,
+                   "%s is a git-lfs pointer, not the file: run git lfs pull in its directory",
+                   path);
+}
+
 cn_status cn_json_read_file(cn_buf *out, const char *path, size_t max_bytes)
 {
     /* Non-blocking, so that a named pipe in a checkpoint gives an error instead of a hang. */
@@ -229,7 +266,7 @@ cn_status cn_json_read_file(cn_buf *out, const char *path, size_t max_bytes)
     if (fd < 0) return cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
     cn_status status = read_whole(fd, path, max_bytes, out);
     close(fd);
-    return status;
+    return status == CN_OK ? cn_refuse_lfs_pointer(path, out->data, out->len) : status;
 }
 
 cn_status cn_json_load_file(json_t **out, const char *path, size_t max_bytes, uint32_t max_depth)

@@ -28,6 +28,9 @@ cn_status cn_json_parse(json_t **out, const char *text, size_t n, const char *wh
  * exceeds max_bytes. */
 cn_status cn_json_read_file(cn_buf *out, const char *path, size_t max_bytes);
 
+/* CN_ERR_MODEL if data[n] is a git-lfs pointer, which stands for a file that was not downloaded. */
+cn_status cn_refuse_lfs_pointer(const char *path, const void *data, size_t n);
+
 /* Reads and parses a file. CN_ERR_MODEL also when the text is invalid. */
 cn_status cn_json_load_file(json_t **out, const char *path, size_t max_bytes, uint32_t max_depth);
 

@@ -28,7 +28,7 @@ int main(int argc, char **argv)
     }
     const cn_command *cmd = cn_command_find(word);
     if (!cmd) {
-        cn_log(CN_LOG_ERROR, "unknown command '%s': cinch help lists them", word);
+        cn_command_refuse(word);
         return CN_EXIT_FAILED;
     }
     char long_help[] = "--help";

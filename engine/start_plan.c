@@ -24,8 +24,17 @@ uint32_t cn_start_max_model_len(const cn_config *c, const cn_model_config *m)
 
 cn_status cn_start_check_model_len(const cn_config *c, const cn_model_config *m)
 {
-    if (c->max_model_len <= m->max_position) return CN_OK;
-    return cn_fail(CN_ERR_ARG, "--max-model-len %u: config.json allows at most %u positions",
+    const uint32_t most = cn_start_max_model_len(c, m), wanted = c->sampling.max_tokens;
+    if (c->max_model_len <= m->max_position && wanted < most) return CN_OK;
+    if (c->max_model_len <= m->max_position)
+        return cn_fail(CN_ERR_ARG,
+                       "--max-tokens %u: %s allows %u tokens of prompt and output: lower it below "
+                       "that",
+                       wanted, c->max_model_len ? "--max-model-len" : "config.json", most);
+    return cn_fail(CN_ERR_ARG,
+                   "--max-model-len %u: config.json allows at most %u tokens of prompt and output "
+                   "(max_position_embeddings): lower it, or set rope_scaling there if the model "
+                   "supports YaRN",
                    c->max_model_len, m->max_position);
 }
 

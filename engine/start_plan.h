@@ -54,7 +54,8 @@ cn_status cn_start_check_selectors(const cn_config *c, const cn_model_config *m,
 /* Sizes of the scratch of selection; all 0 without selectors. */
 cn_select_scratch cn_start_select_scratch(const cn_config *c, const cn_model_config *m,
                                           uint32_t block_tokens);
-/* CN_ERR_ARG when --max-model-len exceeds the positions of the model. */
+/* CN_ERR_ARG when --max-model-len exceeds the positions of the model, or --max-tokens leaves no
+ * room for a prompt. */
 cn_status cn_start_check_model_len(const cn_config *c, const cn_model_config *m);
 
 /* CN_ERR_MEMORY when the parts do not fit, or when the KV memory is too small for one request. The

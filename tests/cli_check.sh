@@ -28,6 +28,9 @@ expect 0 "usage: cinch" --help
 expect 1 "usage: cinch"
 expect 1 "unknown command 'dance'" dance
 expect 1 "unknown command 'dance'" help dance
+expect 1 "unknown command 'run-bach': did you mean run-batch?" run-bach --model x
+expect 1 "unknown command 'serv': did you mean serve?" help serv
+expect 1 "expected a command before --model, such as cinch run-batch --model" --model x
 expect 0 "# Options" docs config
 expect 0 ".TH CINCH 1" docs man
 expect 1 "config or man" docs
@@ -43,7 +46,7 @@ expect 1 "token 1 is 99999: expected an id below 2048" $decode --text "5 99999"
 # These errors must come before a model is loaded, because a run may take hours: an option without
 # the option it needs, an option of another command, a path that cannot be written.
 model="--model examples/tiny-reasoner"
-while IFS='|' read -r text arguments; do
+while IFS='|' read text arguments; do
     # shellcheck disable=SC2086
     expect 1 "$text" $arguments
 done <<T
@@ -95,9 +98,37 @@ done <<T
 --num-prompts has no effect with --resident|bench throughput $model --resident 64 --num-prompts 5
 --input-len has no effect with --prefill|bench throughput $model --prefill 64 --input-len 5
 --random-range-ratio has no effect with --steady-steps|bench throughput $model --steady-steps 6 --random-range-ratio 0.5
+unexpected argument 'DIR': the checkpoint is given as --model DIR|serve DIR --port 0
+unexpected argument 'b': --input-file takes one file; to join several, pipe them|run-batch $model -i a b -o $dir/o
+kv-policy full,zip: expected one value, not a list: one of full\|window\|zip; --kv-policies takes a list|plan $model --kv-policy full,zip
+kv-select ds,tls: expected one value, not a list: one of|plan $model --kv-select ds,tls
+kv-budget 256,512: expected one value, not a list: a whole number|plan $model --kv-budget 256,512
+--max-model-len 9000: config.json allows at most 8192 tokens|plan $model --max-model-len 9000
+--max-tokens 8192: config.json allows 8192 tokens of prompt and output|run-batch $model -i examples/prompts.jsonl -o $dir/o --prompt-field prompt --max-tokens 8192
+--max-tokens 64: --max-model-len allows 64 tokens|serve $model --max-model-len 64 --max-tokens 64
+no request fits: prompt and output of each exceed the context of 8192 tokens|bench throughput $model --input-len 9000
+the input: column 1: not JSON: the text ends too early near '['|tokenize $model --chat --text [
+the input: column 4: not JSON: unexpected text near '[nix'|tokenize $model --chat --text [nix
 --model Qwen/Qwen3-8B: no such directory|plan --model Qwen/Qwen3-8B
 T
 [ ! -e "$dir/o" ]
+
+# A checkpoint that was cloned without git-lfs, file by file.
+for file in config.json tokenizer.json model-00001-of-00002.safetensors; do
+    rm -rf "$dir/model"
+    cp -r examples/tiny-reasoner "$dir/model"
+    printf 'version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 5\n' >"$dir/model/$file"
+    expect 1 "$dir/model/$file is a git-lfs pointer, not the file: run git lfs pull" \
+        bench throughput --model "$dir/model" --num-prompts 1
+done
+
+# A time that is past today.
+before=$(date -d '1 minute ago' +%H:%M)
+if [ "$before" != 23:59 ]; then
+    expect 0 "--until $before is past today and means tomorrow: requests are admitted until then, for 23 h" \
+        run-batch --model examples/tiny-reasoner -i examples/prompts.jsonl -o "$dir/u" --max-tokens 1 \
+        --prompt-field prompt --until "$before"
+fi
 # A misspelt --answer-field gives a warning, not an error, because lines may lack the field.
 echo '{"q": "Sort: 3 1", "answer": "1 3"}' >"$dir/in.jsonl"
 for field in anser answer; do

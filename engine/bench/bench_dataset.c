@@ -226,10 +226,16 @@ cn_status cn_bench_dataset_load(cn_bench_dataset *out, const cn_config *c, const
     else
         status = load_lines(&l, c->dataset_path, add_custom);
     cn_buf_free(&l.text);
-    if (status == CN_OK && l.n_dropped)
+    if (status == CN_OK && l.n_dropped && out->n)
         cn_log(CN_LOG_WARN, "%llu prompts left out: prompt and output exceed %u tokens",
                (unsigned long long)l.n_dropped, m->max_model_len);
-    if (status == CN_OK && out->n == 0) status = cn_fail(CN_ERR_ARG, "the dataset has no prompts");
+    if (status == CN_OK && out->n == 0)
+        status = l.n_dropped
+                     ? cn_fail(CN_ERR_ARG,
+                               "no request fits: prompt and output of each exceed the context of "
+                               "%u tokens; lower --input-len or --output-len",
+                               m->max_model_len)
+                     : cn_fail(CN_ERR_ARG, "the dataset has no prompts");
     if (status != CN_OK) cn_bench_dataset_free(out);
     return status;
 }

@@ -12,6 +12,7 @@
 #include "engine/bench/bench_dataset.h"
 #include "engine/bench/bench_http.h"
 #include "engine/checkpoint/model_config.h"
+#include "engine/event_log.h"
 #include "engine/json.h"
 #include "engine/serve/http_parse.h"
 
@@ -355,6 +356,7 @@ static cn_status report(run *r, double duration_s)
 
 static cn_status measure(run *r)
 {
+    cn_event_log_begin();
     r->base = event_base_new();
     r->timer = r->base ? event_new(r->base, -1, 0, on_timer, r) : NULL;
     if (!r->timer) return cn_fail(CN_ERR_MEMORY, "out of memory for the event loop");

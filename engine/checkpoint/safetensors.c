@@ -301,6 +301,7 @@ static cn_status open_shard(cn_safetensors *s, const char *dir, const char *name
     shard *f = &s->shards[s->n_shards++];
     f->path = path.data;
     CN_TRY(map_file(f));
+    if (f->mapped) CN_TRY(cn_refuse_lfs_pointer(f->path, f->image, f->n_bytes));
     return read_shard(s, f);
 }
 

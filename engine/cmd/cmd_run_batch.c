@@ -89,6 +89,23 @@ static cn_status prepare_output(cn_batch_run *run)
     return status;
 }
 
+/* A time that is past today is that of tomorrow, which may not be what the user meant. */
+static void set_until(cn_batch_drive *drive, int32_t minutes)
+{
+    const time_t now = time(NULL);
+    drive->until = cn_next_time_of_day(minutes, (int64_t)now);
+    const time_t until = (time_t)drive->until;
+    struct tm today, end;
+    localtime_r(&now, &today);
+    localtime_r(&until, &end);
+    const bool past = today.tm_yday != end.tm_yday;
+    const long long left_min = (drive->until - (int64_t)now + 59) / 60;
+    cn_log(past ? CN_LOG_WARN : CN_LOG_INFO,
+           "--until %02d:%02d%s: requests are admitted until then, for %lld h %lld min",
+           minutes / 60, minutes % 60, past ? " is past today and means tomorrow" : "",
+           left_min / 60, left_min % 60);
+}
+
 static cn_status open_run(cn_batch_run *run, cn_batch_drive *drive)
 {
     const cn_config *c = run->config;
@@ -100,8 +117,7 @@ static cn_status open_run(cn_batch_run *run, cn_batch_drive *drive)
     CN_TRY(cn_batch_output_open(&run->output, c->output_file));
     CN_TRY(check_two_files(run));
     CN_TRY(prepare_output(run));
-    if (c->until_minutes >= 0)
-        drive->until = cn_next_time_of_day(c->until_minutes, (int64_t)time(NULL));
+    if (c->until_minutes >= 0) set_until(drive, c->until_minutes);
     return cn_engine_create(&drive->engine, c);
 }
 

@@ -11,6 +11,8 @@
 #include "engine/text/detok.h"
 #include "engine/text/tokenizer.h"
 
+enum { MAX_DEPTH = 64 }; /* of a JSON input */
+
 typedef struct job {
     const cn_config *c;
     cn_tokenizer *tokenizer;
@@ -149,9 +151,8 @@ static cn_status run_one(job *j, json_t *value, const char *text, size_t n)
 
 static cn_status run_json(job *j, const char *text, size_t n)
 {
-    json_error_t error;
-    json_t *value = json_loadb(text, n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &error);
-    if (!value) return cn_fail(CN_ERR_ARG, "the input is not JSON: %s", error.text);
+    json_t *value;
+    CN_TRY(cn_json_parse_request(&value, text, n, "the input", SIZE_MAX, MAX_DEPTH));
     cn_status status = run_one(j, value, NULL, 0);
     json_decref(value);
     return status;

@@ -50,6 +50,26 @@ const cn_command *cn_command_find(const char *name)
     return NULL;
 }
 
+void cn_command_refuse(const char *word)
+{
+    const cn_command *nearest = NULL;
+    uint32_t best = UINT32_MAX;
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        const uint32_t distance = cn_edit_distance(word, commands[i].name);
+        if (distance < best) {
+            best = distance;
+            nearest = &commands[i];
+        }
+    }
+    if (word[0] == '-')
+        cn_log(CN_LOG_ERROR, "expected a command before %s, such as cinch run-batch %s", word,
+               word);
+    else if (nearest && best <= strlen(nearest->name) / 3)
+        cn_log(CN_LOG_ERROR, "unknown command '%s': did you mean %s?", word, nearest->name);
+    else
+        cn_log(CN_LOG_ERROR, "unknown command '%s': cinch help lists them", word);
+}
+
 static void print_help(const cn_command *cmd)
 {
     printf("usage: cinch %s %s\n\n%s\n", cmd->name, cmd->synopsis, cmd->summary);

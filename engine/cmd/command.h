@@ -25,6 +25,7 @@ typedef struct cn_command {
 
 const cn_command *cn_commands(size_t *n);
 const cn_command *cn_command_find(const char *name); /* NULL when unknown */
+void cn_command_refuse(const char *word); /* logs that no command has this name, and the nearest */
 
 /* The first call of every subcommand: parses argv by the command's sections, prints --help or the
  * error, checks the options together, sets the log level. Returns the configuration, which the

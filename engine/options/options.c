@@ -215,6 +215,29 @@ static bool set_number(const cn_option *o, void *field, const char *text)
            cn_option_store_number(o, field, v);
 }
 
+/* The row that takes a list of the same names, or NULL. */
+static const cn_option *list_of(const cn_option *single)
+{
+    size_t n;
+    const cn_option *o = cn_options(&n);
+    for (size_t i = 0; i < n && single->type == CN_OPTION_ENUM; i++)
+        if (o[i].type == CN_OPTION_SET && strcmp(o[i].values, single->values) == 0) return &o[i];
+    return NULL;
+}
+
+/* CN_ERR_ARG: the value is out of bounds, or a list where one value is expected. */
+static cn_status refuse_text(const cn_option *o, const char *text)
+{
+    char bounds[256];
+    if (o->type == CN_OPTION_SET || !strchr(text, ','))
+        return cn_option_refuse(o, o->name, *text ? text : "''");
+    cn_option_bounds(o, bounds, sizeof bounds);
+    const cn_option *list = list_of(o);
+    return cn_fail(CN_ERR_ARG, "%s %s: expected one value, not a list: %s%s%s%s", o->name, text,
+                   bounds, list ? "; --" : "", list ? list->name : "",
+                   list ? " takes a list" : "");
+}
+
 cn_status cn_option_set_text(cn_config *c, const cn_option *o, const char *text)
 {
     void *field = (char *)c + o->offset;
@@ -238,7 +261,7 @@ cn_status cn_option_set_text(cn_config *c, const cn_option *o, const char *text)
     } else {
         ok = set_number(o, field, text);
     }
-    if (!ok) return cn_option_refuse(o, o->name, *text ? text : "''");
+    if (!ok) return refuse_text(o, text);
     c->given[row_of(o)] = true;
     return CN_OK;
 }

@@ -322,6 +322,9 @@ cn_status cn_config_copy(cn_config **out, const cn_config *c);
 cn_status cn_config_parse_args(cn_config *c, uint32_t sections, int argc, char **argv,
                                int *first_positional);
 
+/* Levenshtein distance of two names; UINT32_MAX if one is too long to be a name. */
+uint32_t cn_edit_distance(const char *a, const char *b);
+
 /* Checks options that depend on each other, and that the required options of `sections` are given.
  * CN_ERR_ARG has the numbers and the option to change. */
 cn_status cn_config_validate(const cn_config *c, uint32_t sections);

@@ -9,8 +9,7 @@ enum { NAME_MAX_BYTES = 64 };
 
 static uint32_t min3(uint32_t a, uint32_t b, uint32_t c) { return cn_min_u32(cn_min_u32(a, b), c); }
 
-/* Levenshtein distance of two names; UINT32_MAX if one exceeds NAME_MAX_BYTES. */
-static uint32_t edit_distance(const char *a, const char *b)
+uint32_t cn_edit_distance(const char *a, const char *b)
 {
     uint32_t row[NAME_MAX_BYTES + 1];
     size_t n = strlen(b);
@@ -35,7 +34,7 @@ static cn_status refuse_unknown(const char *arg, const char *name, uint32_t sect
     uint32_t best = UINT32_MAX;
     for (size_t i = 0; i < n; i++) {
         if (!(o[i].section & sections)) continue;
-        uint32_t distance = edit_distance(name, o[i].name);
+        uint32_t distance = cn_edit_distance(name, o[i].name);
         if (distance < best) {
             best = distance;
             nearest = &o[i];
@@ -139,6 +138,21 @@ static cn_status parse_into(cn_config *c, uint32_t sections, int argc, char **ar
     return CN_OK;
 }
 
+/* What a positional argument was meant for, if a command takes none. */
+static cn_status refuse_positional(const cn_config *c, uint32_t sections, const char *word)
+{
+    if (sections & CN_SECTION_CHECKPOINT && !c->model)
+        return cn_fail(CN_ERR_ARG,
+                       "unexpected argument '%s': the checkpoint is given as --model %s", word,
+                       word);
+    if (sections & CN_SECTION_RUN_BATCH && c->input_file)
+        return cn_fail(CN_ERR_ARG,
+                       "unexpected argument '%s': --input-file takes one file; to join several, "
+                       "pipe them: cat FILES | cinch run-batch -i -",
+                       word);
+    return cn_fail(CN_ERR_ARG, "unexpected argument '%s': options begin with --", word);
+}
+
 cn_status cn_config_parse_args(cn_config *c, uint32_t sections, int argc, char **argv,
                                int *first_positional)
 {
@@ -148,7 +162,7 @@ cn_status cn_config_parse_args(cn_config *c, uint32_t sections, int argc, char *
     int n_kept = 0;
     cn_status status = parse_into(c, sections, argc, argv, kept, &n_kept);
     if (status == CN_OK && n_kept && !first_positional && !c->help)
-        status = cn_fail(CN_ERR_ARG, "unexpected argument '%s': options begin with --", kept[0]);
+        status = refuse_positional(c, sections, kept[0]);
     if (status == CN_OK && first_positional) {
         *first_positional = argc - n_kept;
         if (n_kept) memcpy(argv + argc - n_kept, kept, (size_t)n_kept * sizeof *kept);

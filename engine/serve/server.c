@@ -10,6 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "engine/event_log.h"
+
 enum { TICK_MS = 100 };
 
 /* The parts in opening order. They are closed in reverse order. */
@@ -100,6 +102,7 @@ static cn_status add_event(cn_server *s, struct event **event, int fd, short wha
 static cn_status open_loop(cn_server *s)
 {
     const struct timeval tick = {.tv_usec = TICK_MS * 1000};
+    cn_event_log_begin();
     s->base = event_base_new();
     if (!s->base) return cn_fail(CN_ERR_MEMORY, "out of memory for the event loop");
     s->stop_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
