@@ -54,7 +54,8 @@ static bool check_window(sim_world *w, const sim_seq *q, const cn_compress_req *
     if (req->params.policy != CN_KV_ZIP || !q->compressed) return true;
     const uint32_t n = req->n_blocks * w->engine.block_tokens, window = req->params.window_tokens;
     const uint64_t *newest = q->positions + req->position_end - window;
-    if (memcmp(q->resident + q->n_area + n - window, newest, window * sizeof *newest) == 0) return true;
+    const uint64_t *last = q->resident + q->n_area + n - window;
+    if (memcmp(last, newest, window * sizeof *newest) == 0) return true;
     return sim_fail(w, "an event's last %u slots are not the last tokens", window);
 }
 

@@ -30,7 +30,8 @@ static cn_away_span span_at(const sim_world *w, const cn_seq *seq, uint32_t home
 }
 
 /* Policy `window` leaves out of the range what it holds. */
-static bool check_span(sim_world *w, const sim_seq *q, const cn_away_span *span, const sim_set *held)
+static bool check_span(sim_world *w, const sim_seq *q, const cn_away_span *span,
+                       const sim_set *held)
 {
     for (uint32_t i = 0; i < span->n && !span->excludes_held; i++)
         if (set_has(held, span->base + i))

@@ -76,7 +76,7 @@ static void enter(sim_world *w, sim_seq *q, uint32_t pack)
     w->r->ring_readmissions += last && q->seq->preemptions > 0;
 }
 
-/* Queries that a decode row reads in line: the newest, and one more for each query of the window. */
+/* Queries that a decode row reads in line: the newest, and one more for each of the window. */
 static uint32_t count_ring(const cn_kv_params *kv)
 {
     if (kv->home != CN_HOME_DEVICE) return 0;
