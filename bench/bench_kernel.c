@@ -2,8 +2,8 @@
  * each op as a share of the read bandwidth measured in the same run. Compares matrix products with
  * cuBLASLt too, and runs the matrix products and row-wise ops of a whole decode step in one graph.
  *
- * Usage: bench_kernel [-v] [gemm|ops|step|select]...   (default: all; -v prints every candidate that
- * was timed for a product)
+ * Usage: bench_kernel [-v] [gemm|ops|step|select]...   (default: all; -v prints every candidate
+ * that was timed for a product)
  * The model is Qwen3-8B's shape with random weights. Ops are timed in graphs in which every node
  * reads other weights, several times more than the L2 cache holds. */
 #include <stdlib.h>
@@ -63,13 +63,14 @@ static double time_graph(bench *b, void (*record)(bench *b, const void *ctx), co
 
 /* ---- set-up ---- */
 
-static bool open_bench(bench *b, cn_cuda_gemm_kind kind, uint64_t gib)
+/* times_products: the backend times matrix products of the model. */
+static bool open_bench(bench *b, cn_cuda_gemm_kind kind, uint64_t gib, bool times_products)
 {
     const cn_cuda_backend_opts o = {.memory_bytes = gib << 30,
                                     .n_heads = HEADS,
                                     .n_kv_heads = KV_HEADS,
                                     .head_dim = HEAD_DIM,
-                                    .hidden = HIDDEN,
+                                    .hidden = times_products ? HIDDEN : 0,
                                     .intermediate = INTERMEDIATE,
                                     .vocab = VOCAB,
                                     .max_seqs = MAX_SEQS,
@@ -78,7 +79,7 @@ static bool open_bench(bench *b, cn_cuda_gemm_kind kind, uint64_t gib)
     *b = (bench){0};
     const double start = cn_now_s();
     if (cn_backend_cuda_load(&b->be, o) != CN_OK) return false;
-    printf("opened in %.2f s, matrix products timed\n", cn_now_s() - start);
+    printf("opened in %.2f s\n", cn_now_s() - start);
     bench_must(b->be->stream_create(b->be, CN_PRIORITY_HIGH, &b->s));
     b->bytes = b->be->mem_avail(b->be) / 4096 * 4096;
     b->memory = bench_alloc(b->be, b->bytes);
@@ -176,7 +177,7 @@ static void bench_gemm(void)
     bench b;
     double read_bytes_s = 0;
     for (int kind = CN_CUDA_GEMM_FASTEST; kind <= CN_CUDA_GEMM_OWN; kind++) {
-        if (!open_bench(&b, (cn_cuda_gemm_kind)kind, PART_GIB)) return;
+        if (!open_bench(&b, (cn_cuda_gemm_kind)kind, PART_GIB, true)) return;
         measure_read(&b);
         if (b.read_bytes_s > read_bytes_s) read_bytes_s = b.read_bytes_s;
         time_products(&b, us[kind]);
@@ -303,7 +304,7 @@ static void bench_step(void)
     double bytes = (double)weight_bytes(&products[4]);
     for (uint32_t i = 0; i < 4; i++) bytes += LAYERS * (double)weight_bytes(&products[i]);
     for (int kind = CN_CUDA_GEMM_FASTEST; kind <= CN_CUDA_GEMM_LIBRARY; kind++) {
-        if (!open_bench(&b, (cn_cuda_gemm_kind)kind, STEP_GIB)) return;
+        if (!open_bench(&b, (cn_cuda_gemm_kind)kind, STEP_GIB, true)) return;
         measure_read(&b);
         const double floor_ms = bytes / b.read_bytes_s * 1e3;
         printf("\na decode step without attention, %s: floor %.3f ms (%.2f GB of weights)\n",
@@ -515,7 +516,7 @@ static void time_select(bench *b, const select_shape *z)
 static void bench_select(void)
 {
     bench b;
-    if (!open_bench(&b, CN_CUDA_GEMM_LIBRARY, 1)) return;
+    if (!open_bench(&b, CN_CUDA_GEMM_LIBRARY, 1, false)) return;
     static const select_shape shapes[] = {
         {"tokens", 8, 32768 - 68, 2048, 0, true},   {"tokens", 16, 32768 - 68, 2048, 0, true},
         {"tokens", 4, 131072 - 68, 2048, 0, true},  {"tokens", 64, 8192 - 68, 2048, 0, true},
@@ -560,7 +561,7 @@ static void bench_ops(void)
 {
     bench b;
     static const uint32_t rows[] = {1, 168, 4096};
-    if (!open_bench(&b, CN_CUDA_GEMM_FASTEST, PART_GIB)) return;
+    if (!open_bench(&b, CN_CUDA_GEMM_FASTEST, PART_GIB, true)) return;
     measure_read(&b);
     printf("\nrow-wise ops: bytes moved per second, and their share of the read bandwidth\n");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -581,7 +582,10 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(void);
-    } parts[] = {{"gemm", bench_gemm}, {"ops", bench_ops}, {"step", bench_step}, {"select", bench_select}};
+    } parts[] = {{"gemm", bench_gemm},
+                 {"ops", bench_ops},
+                 {"step", bench_step},
+                 {"select", bench_select}};
     cn_backend *probe = NULL;
     if (cn_backend_cuda_load(&probe, (cn_cuda_backend_opts){.memory_bytes = 256 << 20}) != CN_OK) {
         printf("skipped: %s\n", cn_last_error());

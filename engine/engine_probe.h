@@ -14,8 +14,8 @@
  * row of it per request) when that table is not also the output matrix. */
 uint64_t cn_engine_step_weight_bytes(const cn_engine *e);
 
-/* Bytes that a decode step reads for a request that holds `resident` tokens: K and V of all of them,
- * or what its selector reads (engine/select_cost.h). Weights are not included. */
+/* Bytes that a decode step reads for a request that holds `resident` tokens: K and V of all, or
+ * what its selector reads (engine/select_cost.h). Weights are not included. */
 double cn_engine_row_bytes(const cn_engine *e, const cn_kv_params *kv, double resident);
 
 /* Bytes per second at which the device reads the KV pool in one pass (op mem_sum); the best of 3

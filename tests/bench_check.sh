@@ -93,6 +93,52 @@ for want in '"batch": 3' '"batch": 1' '"tokens": 40'; do
     grep -qF -e "$want" "$dir/out" || fail "no $want"
 done
 
+# Arms on the same prompts. Of each row, layer and head `ds` reads 10 bytes of labels twice and 6 of
+# scores for 500 candidates (mean of the 64 steps of a block), and K and V of 164.5 tokens.
+"$cinch" bench throughput --model $model --kv-cache-memory-bytes 64M --output-json "$dir/out" \
+    --block-size 64 --resident 80 --batches 3x600,2 --decode-steps 8 --select-dense-layers 0 \
+    --arms ds:64,tls:64:select_tiles=4 >"$dir/line"
+bytes=$((43276800 + 3 * 6 * 2 * (500 * 26 + 512 * 329 / 2)))
+for want in '"batch": 3' '"resident": 600.0' '"batch": 2' '"arm": "full"' '"arm": "ds:64"' \
+    "\"bytes_per_step\": $bytes.0" '"bytes_per_step": 54336000.0' '"weight_bytes": 43276800'; do
+    grep -qF -e "$want" "$dir/out" || fail "no $want"
+done
+[ "$(grep -c '"arm": "tls:64:select_tiles=4"' "$dir/out")" = 2 ] || fail "arms of each batch"
+grep -q '^decode, batch 3, 600 resident, ds:64: [0-9.]* ms per step' "$dir/line" || fail "no arm"
+
+# The bars of bench/gpu_select.sh: S0 4 ms, 1 GB of selection and 2 of 36 layers of 18 GB.
+row() { printf '  {\n   "batch": 8,\n   "resident": %s,\n   "ms_per_step": %s,\n   "bytes_per_step": %s,\n   "arm": "%s"\n  },\n' "$@"; }
+{
+    row 32768.0 12.0 33000000000.0 full
+    row 32768.0 6.0 16000000000.0 ds:2048
+    row 32768.0 6.0 16000000000.0 tls:2048
+    row 97.0 4.0 15000000000.0 full
+    row 97.0 4.0 15000000000.0 ds:2048
+    printf ' "weight_bytes": 15000000000,\n "read_bytes_per_second": 1e12\n'
+} >"$dir/json"
+for dense in 0 2; do
+    awk -v base=96 -v layers=36 -v dense_layers=$dense -f bench/select_bars.awk "$dir/json" \
+        >"$dir/out"
+    case $dense in # 4 + 1 / 0.85 + 0.25 and 0.5; 4 + 0 / 0.85 + 1 / 0.9 + 34 / 36 of the launches
+    0) ds=5.426 tls=5.676 ;;
+    2) ds=5.347 tls=5.583 ;;
+    esac
+    grep -q "^8 x 32768, $dense dense layers, S0 4.000 ms$" "$dir/out" || fail "no S0"
+    grep -q " ds:2048 * 6.000 ms *2.00 x dense  bar *$ds ms" "$dir/out" || fail "no bar $ds"
+    grep -q " tls:2048 .*bar *$tls ms" "$dir/out" || fail "no bar $tls"
+    [ "$(wc -l <"$dir/out")" = 4 ] || fail "lines of a batch"
+done
+
+# The script itself, with the CPU instead of a GPU.
+BASELINE=$cinch CINCH=$cinch DEVICE=cpu SHAPE=../../$model DENSE=0 TOKENS=64 LESS=32 RESIDENT=60 \
+    BATCHES=2x400,2 STEPS=2 SEQS=2 CONTEXT=1024 OUTPUT=150 STEADY=4 ZIP_SEQS=2 SAME=2 HELD=200 \
+    OPTIONS="--kv-cache-memory-bytes 64M --block-size 64" bench/gpu_select.sh "$dir/gpu" >"$dir/out" ||
+    fail "gpu_select.sh"
+for want in '^2 x 400, 0 dense layers, S0 [0-9.]* ms$' '^  ds:64:select_group=mean .* x dense' \
+    '^Steady state: ' '^zip, this build / the older one: [0-9.]* / [0-9.]* ms = [0-9.]*'; do
+    grep -q "$want" "$dir/out" || fail "no $want"
+done
+
 # refused TEXT ARGUMENTS...: cinch must fail with an error that contains TEXT.
 refused() {
     text=$1
@@ -115,6 +161,9 @@ refused "cannot hold --resident 2000" bench throughput --model $model --resident
     --batches 8 --kv-cache-memory-bytes 64M
 refused "--resident 10 is too small" bench throughput --model $model --resident 10
 refused "--batches 1,,2" bench throughput --model $model --resident 100 --batches 1,,2
+refused "behind the x" bench throughput --model $model --resident 100 --batches 8x
+refused "--arms needs --resident" bench throughput --model $model --arms ds:64
+refused "--arms nothing" bench throughput --model $model --resident 100 --arms nothing
 refused "--prefill 0" bench throughput --model $model --prefill 0
 refused "choose one" bench throughput --model $model --prefill 8 --steady-steps 4
 echo '{"prompt_tokens": 5}' >"$dir/bad.jsonl"

@@ -385,10 +385,11 @@ static const cn_option options[] = {
         .flags = ZERO_OK,
         .help = "time decode steps of requests with this many resident tokens each; 0 is off"),
     ROW(BENCH_THROUGHPUT, "batches", STRING, batches, "1,8,32",
-        .help = "with --resident: batch sizes; 8x4096 is 8 requests with 4096 resident tokens each"),
+        .help = "with --resident: batch sizes; 8x4096 is 8 requests with 4096 resident tokens "
+                "each"),
     ROW(BENCH_THROUGHPUT, "arms", STRING, decode_arms, NULL,
-        .help = "with --resident: time each batch with full KV and with each of these, written as in "
-                "cinch compare"),
+        .help = "with --resident: time each batch with full KV and with each of these, written as "
+                "in cinch compare"),
     ROW(BENCH_THROUGHPUT, "decode-steps", U32, decode_steps, "64", .min = 2, .max = TOKENS_MAX,
         .help = "with --resident: steps to time for each batch size"),
     ROW(BENCH_THROUGHPUT, "prefill", STRING, prefill, NULL,
