@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "engine/backend.h"
 #include "tests/lib/exchange_case.h"
 #include "tests/lib/op_cases.h"
 
@@ -124,10 +125,9 @@ static cn_pools pools_of(const cn_kv_layout *l, const op_tensor *kv, int side)
                       .kv = side == ON_CPU ? kv->cpu : kv->cuda};
 }
 
-static void run_side(const world *w, int side, bool fill, cn_stream *s)
+static void run_side(const world *w, int side, bool fill, const cn_backend *be, cn_stream *s)
 {
     const exchange_case *c = w->c;
-    const cn_backend *be = side == ON_CPU ? w->env->cpu : w->env->cuda;
     cn_pools local = pools_of(&c->local, &w->local, side);
     cn_pools home = pools_of(&c->home, &w->home, side);
     local.origin = at(w, ORIGIN, side);
@@ -212,8 +212,8 @@ static double run_rounds(op_env *e, uint32_t longest, bool on_host, bool on_side
     for (uint32_t round = 0; round < ROUNDS; round++) {
         if (round > 0) next_round(&w);
         OP_OK(e->cuda->stream_sync(e->cuda_stream));
-        run_side(&w, ON_CPU, round == 0, e->cpu_stream);
-        run_side(&w, ON_CUDA, round == 0, on_side ? e->cuda_side : e->cuda_stream);
+        run_side(&w, ON_CPU, round == 0, e->cpu, e->cpu_stream);
+        run_side(&w, ON_CUDA, round == 0, e->cuda, on_side ? e->cuda_side : e->cuda_stream);
         OP_OK(e->cuda->stream_sync(e->cuda_side));
         error = fmax(error, compare(&w));
     }
@@ -230,6 +230,49 @@ static double run_exchange(op_env *e, uint32_t seed)
 static double run_long_exchange(op_env *e, uint32_t seed)
 {
     return run_rounds(e, seed % 2 ? 300000 : 40000, false, false);
+}
+
+/* Opens a backend on a second GPU, or on the same one. */
+static cn_backend *open_pair(void)
+{
+    cn_cuda_backend_opts o = {.device = 1, .memory_bytes = 64 << 20, .n_heads = 8, .max_seqs = 8,
+                              .max_tokens = 64, .gemm = CN_CUDA_GEMM_LIBRARY};
+    cn_backend *pair = NULL;
+    if (cn_backend_cuda_load(&pair, o) == CN_OK) return pair;
+    o.device = 0;
+    OP_OK(cn_backend_cuda_load(&pair, o));
+    return pair;
+}
+
+/* A second backend runs the ops on the memory of the first. Only fences order the two. */
+static double run_pair(op_env *e, uint32_t seed)
+{
+    enum { ROUNDS = 4 };
+    (void)seed;
+    double error = 0;
+    cn_backend *pair = open_pair();
+    cn_stream *s = NULL;
+    cn_fence *sent = NULL, *done = NULL;
+    OP_OK(pair->stream_create(pair, CN_PRIORITY_LOW, &s));
+    OP_OK(e->cuda->fence_create(e->cuda, &sent));
+    OP_OK(pair->fence_create(pair, &done));
+    world w = open_world(e, 400, false);
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        if (round > 0) next_round(&w);
+        OP_OK(e->cuda->fence_record(sent, e->cuda_stream));
+        OP_OK(pair->fence_wait(s, sent));
+        run_side(&w, ON_CPU, round == 0, e->cpu, e->cpu_stream);
+        run_side(&w, ON_CUDA, round == 0, pair, s);
+        OP_OK(pair->fence_record(done, s));
+        OP_OK(e->cuda->fence_wait(e->cuda_stream, done));
+        error = fmax(error, compare(&w));
+    }
+    close_world(&w);
+    pair->fence_free(done);
+    e->cuda->fence_free(sent);
+    pair->stream_free(s);
+    pair->close(pair);
+    return error;
 }
 
 static double run_refusals(op_env *e, uint32_t seed)
@@ -255,6 +298,7 @@ int main(int argc, char **argv)
     static const op_case cases[] = {
         {"exchange", 60, 0, run_exchange, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"exchange, long", 12, 0, run_long_exchange, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"exchange, pair", 4, 0, run_pair, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"exchange, refused", 1, 0, run_refusals, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"exchange, portable", 60, 0, run_exchange, .portable = true},
         {"exchange, portable, long", 12, 0, run_long_exchange, .portable = true},
