@@ -317,6 +317,9 @@ typedef struct cn_request_params {
     cn_kv_params kv;
     cn_class klass;
     int32_t priority; /* lower first inside a class, with --scheduling-policy priority */
+    /* Inside a class, the owner whose running requests have the fewest tokens comes first. Owners
+     * do not share the prefix cache, unless --share-prefix-cache is set. */
+    uint32_t owner;
 } cn_request_params;
 
 /* Queues a request; *request is its id (request may be NULL). CN_ERR_ARG when a field is invalid or

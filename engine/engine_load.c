@@ -137,6 +137,7 @@ static cn_status make_scheduler(cn_engine *e, const cn_memory_plan *plan)
         .batch_floor = c->batch_floor,
         .n_swap_blocks = plan->n_swap_blocks,
         .n_swap_windows = plan->n_swap_windows,
+        .share_prefixes = c->share_prefix_cache,
         .priority_order = c->scheduling_policy == CN_OPT_SCHEDULING_PRIORITY,
     };
     CN_TRY(cn_scheduler_create(&e->scheduler, &o));

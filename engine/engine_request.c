@@ -196,6 +196,7 @@ static cn_status schedule_request(cn_engine *e, const cn_request_params *p, cn_e
         .n = r->n_samples,
         .klass = p->klass,
         .priority = p->priority,
+        .owner = p->owner,
         .kv = p->kv,
     };
     void *users[CN_MAX_SAMPLES];

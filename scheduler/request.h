@@ -32,6 +32,7 @@ typedef struct cn_seq {
     cn_seq_state state;
     cn_class klass;
     int32_t priority;
+    uint32_t owner;     /* owners get equal shares inside a class */
     uint32_t sample;    /* index in its group */
 
     uint32_t *tokens;   /* [max_tokens] prompt, then output; tokens[0..n_tokens) are known */

@@ -45,7 +45,7 @@ static uint32_t longest_hit(const cn_scheduler *s, const cn_seq *q)
 /* Writes the leading blocks of q that the prefix cache has to q->table. Takes no reference. */
 static prefix_hit find_prefix(const cn_scheduler *s, cn_seq *q)
 {
-    prefix_hit hit = {.key = CN_PREFIX_ROOT};
+    prefix_hit hit = {.key = cn_sched_root(&s->o, q->owner)};
     if (!s->prefix) return hit;
     uint32_t b = s->o.block_tokens;
     const uint32_t n_most = longest_hit(s, q) / b;
@@ -114,7 +114,7 @@ static bool try_admit(cn_scheduler *s, cn_seq *q, uint32_t budget_tokens)
 {
     cn_seq_sched *st = q->sched;
     /* The host has not read a pending token yet, so it cannot recompute its KV. */
-    if (q->n_pending > 0 || must_yield(s, q)) return false;
+    if (q->n_pending > 0) return false;
     bool constrained = cn_seq_needs_hold(q) && !s->o.hybrid;
     if (constrained && !cn_sched_try_grant(s, q)) return false;
     prefix_hit hit;
@@ -132,16 +132,52 @@ static bool try_admit(cn_scheduler *s, cn_seq *q, uint32_t budget_tokens)
     return true;
 }
 
+void cn_sched_count_loads(const cn_scheduler *s)
+{
+    for (uint32_t i = 0; i < s->n_owner_slots; i++)
+        s->owners[i].load = s->owners[i].n_running = 0;
+    for (const cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q)) {
+        cn_owner *owner = &s->owners[q->sched->owner_slot];
+        owner->load += cn_seq_known(q);
+        owner->n_running++;
+    }
+}
+
+/* Returns true when a is admitted before b of the same class: by priority, then the owner with fewer
+ * running tokens, then by arrival. */
+static bool chosen_before(const cn_scheduler *s, const cn_seq *a, const cn_seq *b)
+{
+    const uint64_t load_a = s->owners[a->sched->owner_slot].load;
+    const uint64_t load_b = s->owners[b->sched->owner_slot].load;
+    const bool by_priority = s->o.priority_order && a->priority != b->priority;
+    return by_priority || load_a == load_b ? cn_seq_before(a, b, s->o.priority_order)
+                                           : load_a < load_b;
+}
+
+/* Returns the sequence of a queue that is admitted next (DESIGN.md §3.1). One that must yield to an
+ * aged sequence is not chosen. NULL: none. */
+static cn_seq *choose(const cn_scheduler *s, const cn_queue *waiting)
+{
+    cn_seq *best = cn_queue_peek(waiting);
+    if (!best || s->n_owners <= 1) return best && !must_yield(s, best) ? best : NULL;
+    cn_sched_count_loads(s);
+    best = NULL;
+    for (uint32_t i = 0; i < waiting->n; i++) {
+        cn_seq *q = waiting->heap[i];
+        if ((!best || chosen_before(s, q, best)) && !must_yield(s, q)) best = q;
+    }
+    return best;
+}
+
 /* Returns the class whose turn it is: interactive, unless none waits or the batch floor is reached
  * (DESIGN.md §3.1). A batch request that must yield to an aged request does not block interactive
  * requests, because the aged request may be one of them. A swapped request was admitted before and
  * never yields. */
 static cn_class next_class(const cn_scheduler *s)
 {
-    const cn_seq *batch = cn_queue_peek(&s->waiting[CN_CLASS_BATCH]);
     if (s->waiting[CN_CLASS_INTERACTIVE].n == 0) return CN_CLASS_BATCH;
     if (s->o.batch_floor == 0 || s->n_passed < s->o.batch_floor) return CN_CLASS_INTERACTIVE;
-    bool ready = s->swap.queue.n > 0 || (batch && !must_yield(s, batch));
+    bool ready = s->swap.queue.n > 0 || choose(s, &s->waiting[CN_CLASS_BATCH]);
     return ready ? CN_CLASS_BATCH : CN_CLASS_INTERACTIVE;
 }
 
@@ -154,15 +190,16 @@ static void count_passing(cn_scheduler *s, cn_class admitted)
 
 cn_seq *cn_sched_admit_next(cn_scheduler *s, uint32_t budget_tokens)
 {
-    const cn_seq *first = cn_queue_peek(&s->waiting[CN_CLASS_INTERACTIVE]);
+    if (budget_tokens == 0 || s->running.n >= s->o.max_seqs) return NULL;
+    const cn_seq *first = choose(s, &s->waiting[CN_CLASS_INTERACTIVE]);
     cn_class klass = next_class(s);
     /* Swapped sequences keep their home blocks. The one that lacks them waits until these sequences
      * have returned and ended. */
     if (s->swap.queue.n > 0 && first && cn_sched_lacks_home(s, first)) klass = CN_CLASS_BATCH;
     const bool swapped = klass == CN_CLASS_BATCH && s->swap.queue.n > 0;
     cn_queue *waiting = swapped ? &s->swap.queue : &s->waiting[klass];
-    cn_seq *q = cn_queue_peek(waiting);
-    if (!q || budget_tokens == 0 || s->running.n >= s->o.max_seqs) return NULL;
+    cn_seq *q = swapped ? cn_queue_peek(waiting) : choose(s, waiting);
+    if (!q) return NULL;
     if (!(swapped ? cn_sched_try_swap_in(s, q) : try_admit(s, q, budget_tokens))) return NULL;
     cn_queue_remove(waiting, q);
     cn_sched_enter(s, q);
@@ -179,9 +216,10 @@ uint64_t cn_sched_count_wanted(const cn_scheduler *s, cn_seq *q)
 
 cn_seq *cn_sched_next_interactive(const cn_scheduler *s)
 {
-    cn_seq *q = cn_queue_peek(&s->waiting[CN_CLASS_INTERACTIVE]);
-    if (!q || next_class(s) != CN_CLASS_INTERACTIVE) return NULL;
-    return q->n_pending > 0 || must_yield(s, q) ? NULL : q;
+    const cn_queue *waiting = &s->waiting[CN_CLASS_INTERACTIVE];
+    if (waiting->n == 0 || next_class(s) != CN_CLASS_INTERACTIVE) return NULL;
+    cn_seq *q = choose(s, waiting);
+    return q && q->n_pending == 0 ? q : NULL;
 }
 
 /* ---- forks ---- */

@@ -172,7 +172,7 @@ void cn_sched_preempt(cn_scheduler *s, cn_seq *q)
     st->lost_tokens = q->n_computed;
     q->n_computed = q->n_resident = 0;
     st->n_registered = 0;
-    st->chain = CN_PREFIX_ROOT;
+    st->chain = cn_sched_root(&s->o, q->owner);
     s->stats.preemptions++;
     if (++q->preemptions == CN_AGED_PREEMPTIONS) cn_seq_list_append(&s->aged, q);
     cn_sched_enqueue(s, q);

@@ -43,6 +43,7 @@ typedef enum cn_hold { CN_HOLD_NONE, CN_HOLD_GRANTED, CN_HOLD_COMPRESSED, CN_N_H
 typedef struct cn_seq_sched {
     cn_seq_link links[CN_N_LINKS];
     uint32_t heap_at; /* index in its queue while waiting or swapped */
+    uint32_t owner_slot; /* index in the scheduler's owners */
 
     uint32_t trigger;    /* resident slots at the first event; CN_NEVER: it ends before an event */
     uint32_t max_blocks; /* most entries its table can have under its own cap */
@@ -88,6 +89,13 @@ typedef struct cn_swap {
     uint64_t n_plans;
 } cn_swap;
 
+typedef struct cn_owner {
+    uint32_t id, n_seqs; /* unfinished */
+    /* As of the last cn_sched_count_loads. */
+    uint64_t load;      /* tokens of its running sequences */
+    uint32_t n_running; /* of its sequences */
+} cn_owner;
+
 struct cn_scheduler {
     cn_sched_opts o;
     cn_space device; /* blocks, query slots, reservations */
@@ -100,6 +108,8 @@ struct cn_scheduler {
     uint32_t n_lacking; /* running sequences that need a slot or reservation and lack it */
     uint32_t n_forking[2]; /* by class: samples that wait for their leader */
     uint32_t n_compressing, n_blocked;
+    cn_owner *owners; /* [n_owner_slots]; those without sequences are used again */
+    uint32_t n_owner_slots, n_owners; /* n_owners: with unfinished sequences */
     uint32_t n_in_group; /* unfinished sequences of groups of several samples */
     uint64_t last_seq_id, last_event_id;
 
@@ -116,6 +126,12 @@ struct cn_scheduler {
     cn_stats stats; /* counters and sizes; cn_scheduler_stats fills in the other fields */
     uint32_t *check_refs; /* scratch of cn_scheduler_check: one item for each block of a space */
 };
+
+/* The key of the empty prefix of an owner. Keys of blocks are serial numbers below 2^63. */
+static inline cn_prefix_key cn_sched_root(const cn_sched_opts *o, uint32_t owner)
+{
+    return o->share_prefixes || owner == 0 ? CN_PREFIX_ROOT : UINT64_C(1) << 63 | owner;
+}
 
 static inline uint32_t cn_sched_count_forking(const cn_scheduler *s)
 {
@@ -254,6 +270,9 @@ void cn_sched_commit_done(cn_scheduler *s);
 /* Admits the foremost waiting or swapped sequence and appends it to the running list. Returns NULL
  * when it cannot be admitted now. */
 cn_seq *cn_sched_admit_next(cn_scheduler *s, uint32_t budget_tokens);
+
+/* Counts load and n_running of each owner. */
+void cn_sched_count_loads(const cn_scheduler *s);
 
 /* The next sequence to admit if it is interactive. NULL when none waits, when a batch sequence is
  * next, or when it could not be admitted even with enough room. */

@@ -1,5 +1,6 @@
-/* sched_way.c - preempts or swaps out batch sequences to make room for an interactive sequence.
- * See sched_state.h; DESIGN.md §3.4.
+/* sched_way.c - preempts or swaps out batch sequences to make room for an interactive sequence, and
+ * interactive ones of an owner with several for one of an owner without any. See sched_state.h;
+ * DESIGN.md §3.4.
  *
  * The interactive sequence is the head of its queue and lacks a seat, blocks, home blocks or the
  * slot of its ring, or it runs and cannot advance without a slot or reservation. Batch sequences
@@ -82,6 +83,17 @@ static bool makes_way(const cn_seq *q)
            q->preemptions + 1 < CN_AGED_PREEMPTIONS;
 }
 
+/* Returns true when v may be preempted for q, the interactive sequence of an owner that runs
+ * nothing: the owner of v keeps another one. */
+static bool gives_share(const cn_scheduler *s, const cn_seq *v, const cn_seq *q)
+{
+    return s->n_owners > 1 && q->klass == CN_CLASS_INTERACTIVE && v->klass == q->klass &&
+           s->owners[q->sched->owner_slot].n_running == 0 &&
+           s->owners[v->sched->owner_slot].n_running > 1 && v->state == CN_SEQ_RUNNING &&
+           v->usage_kv.compressions == 0 && v->preemptions + 1 < CN_AGED_PREEMPTIONS &&
+           !(s->o.priority_order && v->priority < q->priority);
+}
+
 static cn_seq *before(const cn_seq *q) { return q->sched->links[CN_LINK_RUNNING].prev; }
 
 /* Preempts and swaps out sequences that hold what is short until the room `want` is free for q.
@@ -91,6 +103,7 @@ static bool try_make_room(cn_scheduler *s, const cn_seq *q, const room *want)
     const cn_kv_home home = q->kv.home;
     room have = free_room(s, home);
     cn_swap_room left = cn_sched_swap_room(s);
+    if (s->n_owners > 1) cn_sched_count_loads(s);
     for (cn_seq *v = s->running.tail; v && !suffices(&have, want); v = before(v)) {
         const room held = held_room(s, v, home);
         if (!makes_way(v) || !helps(&held, &have, want)) continue;
@@ -103,6 +116,13 @@ static bool try_make_room(cn_scheduler *s, const cn_seq *q, const room *want)
         if (!cn_sched_try_room(s, v, &left)) continue;
         add_room(&have, &held);
         v->sched->leaves = true;
+    }
+    for (cn_seq *v = s->running.tail; v && !suffices(&have, want); v = before(v)) {
+        const room held = held_room(s, v);
+        if (!gives_share(s, v, q) || !helps(&held, &have, want)) continue;
+        add_room(&have, &held);
+        v->sched->leaves = true;
+        s->owners[v->sched->owner_slot].n_running--;
     }
     const bool enough = suffices(&have, want);
     for (cn_seq *v = s->running.tail, *next; v; v = next) {

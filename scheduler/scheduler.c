@@ -101,6 +101,7 @@ void cn_scheduler_free(cn_scheduler *s)
     cn_free(s->forks);
     cn_free(s->fork_leaders);
     cn_free(s->check_refs);
+    cn_free(s->owners);
     cn_free(s);
 }
 
@@ -192,7 +193,7 @@ static cn_status check_group(const cn_scheduler *s, const cn_group_params *p, se
     return check_home(s, p, shape);
 }
 
-static cn_seq *create_seq(const cn_group_params *p, const seq_shape *shape)
+static cn_seq *create_seq(const cn_sched_opts *o, const cn_group_params *p, const seq_shape *shape)
 {
     const size_t n_puts = shape->n_home > 0 ? shape->max_blocks : 0;
     size_t n_arrays = (size_t)shape->max_tokens + shape->table_blocks + shape->n_max +
@@ -211,6 +212,7 @@ static cn_seq *create_seq(const cn_group_params *p, const seq_shape *shape)
     q->max_tokens = shape->max_tokens;
     q->klass = p->klass;
     q->priority = p->priority;
+    q->owner = p->owner;
     q->kv = q->usage_kv.params = shape->kv;
     q->n_max = shape->n_max;
     q->query_slot = -1;
@@ -218,6 +220,7 @@ static cn_seq *create_seq(const cn_group_params *p, const seq_shape *shape)
     q->sched->max_blocks = shape->max_blocks;
     q->sched->n_home = shape->n_home;
     q->sched->in_group = p->n > 1;
+    q->sched->chain = cn_sched_root(o, q->owner);
     return q;
 }
 
@@ -233,6 +236,27 @@ void cn_sched_enqueue(cn_scheduler *s, cn_seq *q)
     cn_queue_push(&s->waiting[q->klass], q);
 }
 
+/* Finds the slot of an owner, or takes a free or a new one. */
+static cn_status find_owner(cn_scheduler *s, uint32_t id, uint32_t *slot)
+{
+    uint32_t unused = s->n_owner_slots;
+    for (*slot = 0; *slot < s->n_owner_slots; ++*slot) {
+        if (s->owners[*slot].n_seqs == 0)
+            unused = *slot;
+        else if (s->owners[*slot].id == id)
+            return CN_OK;
+    }
+    *slot = unused;
+    if (unused == s->n_owner_slots) {
+        cn_owner *owners = cn_realloc(s->owners, s->n_owner_slots + 1, sizeof *owners);
+        if (!owners) return cn_fail(CN_ERR_MEMORY, "out of memory for an owner of requests");
+        s->owners = owners;
+        s->n_owner_slots++;
+    }
+    s->owners[unused] = (cn_owner){.id = id};
+    return CN_OK;
+}
+
 cn_status cn_scheduler_add(cn_scheduler *s, const cn_group_params *p, void *const *users,
                            cn_seq **seqs)
 {
@@ -241,16 +265,21 @@ cn_status cn_scheduler_add(cn_scheduler *s, const cn_group_params *p, void *cons
     CN_ASSERT(p->klass == CN_CLASS_INTERACTIVE || p->klass == CN_CLASS_BATCH);
     if (p->n > UINT32_MAX - s->all.n)
         return cn_fail(CN_ERR_ARG, "%u samples exceed the limit of the scheduler", p->n);
+    uint32_t owner_slot;
     CN_TRY(cn_queue_reserve(&s->waiting[p->klass], s->all.n + p->n));
+    CN_TRY(find_owner(s, p->owner, &owner_slot));
     for (uint32_t i = 0; i < p->n; i++) {
-        seqs[i] = create_seq(p, &shape);
+        seqs[i] = create_seq(&s->o, p, &shape);
         if (seqs[i]) continue;
         while (i-- > 0) cn_free(seqs[i]);
         return cn_fail(CN_ERR_MEMORY, "out of memory for %u samples of %u tokens", p->n,
                        shape.max_tokens);
     }
+    s->n_owners += s->owners[owner_slot].n_seqs == 0;
+    s->owners[owner_slot].n_seqs += p->n;
     for (uint32_t i = 0; i < p->n; i++) {
         cn_seq *q = seqs[i];
+        q->sched->owner_slot = owner_slot;
         q->id = ++s->last_seq_id;
         q->sample = i;
         q->user = users ? users[i] : NULL;
@@ -304,6 +333,7 @@ void cn_sched_end(cn_scheduler *s, cn_seq *q)
 {
     if (q->preemptions >= CN_AGED_PREEMPTIONS) cn_seq_list_remove(&s->aged, q);
     s->n_in_group -= q->sched->in_group;
+    if (--s->owners[q->sched->owner_slot].n_seqs == 0) s->n_owners--;
     q->state = CN_SEQ_FINISHED;
 }
 

@@ -33,6 +33,7 @@ typedef struct cn_sched_opts {
     uint64_t block_bytes;        /* all layers, K, V and side arrays: for freed_bytes */
     uint64_t model_hash;         /* seeds the prefix cache */
     bool prefix_caching;
+    bool share_prefixes;         /* between owners too */
     bool chunked_prefill;        /* off: a prompt waits for a step in which all of it fits */
     bool decoded_apart;          /* set if decoding gives other bits than prefill: after a
                                   * preemption, decoded tokens are decoded again one a step, and no
@@ -60,6 +61,7 @@ typedef struct cn_group_params {
     uint32_t n;             /* samples */
     cn_class klass;
     int32_t priority;
+    uint32_t owner;
     cn_kv_params kv;
 } cn_group_params;
 

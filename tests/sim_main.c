@@ -58,6 +58,8 @@ int main(int argc, char **argv)
            (unsigned long long)r.away, (unsigned long long)r.puts, (unsigned long long)r.fills,
            (unsigned long long)r.exchanges, (unsigned long long)r.moves,
            (unsigned long long)r.home_returns);
+    printf("%llu admissions past a sequence of another owner\n",
+           (unsigned long long)r.shares_checked);
     printf("longest wait as the foremost waiting: %llu steps; longest life as the foremost: "
            "%llu\n",
            (unsigned long long)r.longest_head_wait, (unsigned long long)r.longest_foremost);

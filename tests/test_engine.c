@@ -295,6 +295,32 @@ static void prefix_cache_changes_nothing_and_hits(void **state)
     close_run(cold);
 }
 
+static uint32_t cached_tokens_of(run *r, uint32_t owner)
+{
+    cn_message m;
+    cn_request_params p = run_params(r, prompts[0], &m, 4);
+    p.owner = owner;
+    const uint32_t i = run_submit(r, &p);
+    run_finish(r);
+    return r->samples[i][0].usage.cached_tokens;
+}
+
+static void owners_do_not_share_prefixes(void **state)
+{
+    (void)state;
+    for (int shared = 0; shared < 2; shared++) {
+        run r;
+        run_open(&r, (const char *[]){"block-size", "16", "share-prefix-cache",
+                                      shared ? "true" : "false", NULL});
+        assert_int_equal(cached_tokens_of(&r, 1), 0);
+        assert_true(cached_tokens_of(&r, 1) >= 16);
+        assert_int_equal(cached_tokens_of(&r, 2) >= 16, shared);
+        assert_int_equal(cached_tokens_of(&r, 0) >= 16, shared);
+        assert_true(cached_tokens_of(&r, 2) >= 16);
+        run_close(&r);
+    }
+}
+
 static void a_seed_gives_the_same_tokens_in_any_batch(void **state)
 {
     (void)state;
@@ -519,6 +545,7 @@ int main(void)
         cmocka_unit_test(batch_invariance_holds_after_a_preemption),
         cmocka_unit_test(batch_invariance_holds_for_a_second_turn),
         cmocka_unit_test(prefix_cache_changes_nothing_and_hits),
+        cmocka_unit_test(owners_do_not_share_prefixes),
         cmocka_unit_test(a_seed_gives_the_same_tokens_in_any_batch),
         cmocka_unit_test(samples_share_their_prompt),
         cmocka_unit_test(a_cancel_frees_everything),

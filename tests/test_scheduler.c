@@ -589,6 +589,73 @@ static void a_step_allocates_nothing(void **state)
     rig_done(&r);
 }
 
+/* ---- owners ---- */
+
+static cn_seq *add_for(rig *r, uint32_t owner, uint32_t base, uint32_t n_out, uint32_t n,
+                       cn_class klass)
+{
+    uint32_t prompt[4] = {base, base + 1, base + 2, base + 3};
+    const cn_group_params p = {.prompt = prompt,
+                               .n_prompt = 4,
+                               .max_output = n_out,
+                               .n = n,
+                               .klass = klass,
+                               .owner = owner,
+                               .kv = rig_full()};
+    cn_seq *seqs[16];
+    assert_true(n <= 16);
+    assert_int_equal(cn_scheduler_add(r->s, &p, NULL, seqs), CN_OK);
+    return seqs[0];
+}
+
+/* Owner 1 has many requests. Those of owner 2, which come later, are admitted as soon as it has
+ * fewer running tokens. */
+static void the_owner_with_the_fewest_running_tokens_is_next(void **state)
+{
+    (void)state;
+    for (int klass = 0; klass < 2; klass++) {
+        cn_sched_opts o = rig_options();
+        o.max_seqs = 3;
+        rig r = rig_make(o);
+        cn_seq *a[8], *b[3];
+        for (uint32_t i = 0; i < 8; i++) a[i] = add_for(&r, 1, 10 * i, 4 + i, 1, (cn_class)klass);
+        rig_step(&r);
+        for (uint32_t i = 0; i < 3; i++)
+            b[i] = add_for(&r, 2, 500 + 10 * i, 30, 1, (cn_class)klass);
+        while (a[0]->state != CN_SEQ_FINISHED) rig_step(&r);
+        rig_step(&r);
+        assert_int_equal(b[0]->state, CN_SEQ_RUNNING);
+        while (b[1]->state == CN_SEQ_WAITING) rig_step(&r);
+        assert_int_equal(b[0]->state, CN_SEQ_RUNNING);
+        assert_int_equal(a[7]->state, CN_SEQ_WAITING);
+        rig_steps(&r, 300);
+        assert_int_equal(rig_stats(&r).running + rig_stats(&r).waiting, 0);
+        rig_done(&r);
+    }
+}
+
+/* A request of many samples takes all seats. An owner that runs nothing gets one of them at once,
+ * and only one. */
+static void an_owner_cannot_take_all_seats(void **state)
+{
+    (void)state;
+    cn_sched_opts o = rig_options();
+    o.max_seqs = 4;
+    rig r = rig_make(o);
+    add_for(&r, 1, 10, 20, 12, CN_CLASS_INTERACTIVE);
+    rig_steps(&r, 3);
+    assert_int_equal(rig_stats(&r).running, 4);
+    cn_seq *b = add_for(&r, 2, 500, 3, 1, CN_CLASS_INTERACTIVE);
+    cn_seq *c = add_for(&r, 2, 600, 3, 1, CN_CLASS_INTERACTIVE);
+    rig_step(&r);
+    assert_int_equal(b->state, CN_SEQ_RUNNING);
+    assert_int_equal(c->state, CN_SEQ_WAITING);
+    assert_int_equal(rig_stats(&r).preemptions, 1);
+    rig_steps(&r, 300);
+    assert_int_equal(rig_stats(&r).running + rig_stats(&r).waiting, 0);
+    rig_done(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -614,6 +681,8 @@ int main(void)
         cmocka_unit_test(impossible_requests_are_refused_with_numbers),
         cmocka_unit_test(a_cap_above_the_context_is_never_reached),
         cmocka_unit_test(a_step_allocates_nothing),
+        cmocka_unit_test(the_owner_with_the_fewest_running_tokens_is_next),
+        cmocka_unit_test(an_owner_cannot_take_all_seats),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

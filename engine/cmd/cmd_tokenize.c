@@ -152,7 +152,9 @@ static cn_status run_one(job *j, json_t *value, const char *text, size_t n)
 static cn_status run_json(job *j, const char *text, size_t n)
 {
     json_t *value;
-    CN_TRY(cn_json_parse_request(&value, text, n, "the input", SIZE_MAX, MAX_DEPTH));
+    const cn_json_limits limits = {
+        .max_bytes = SIZE_MAX, .max_values = SIZE_MAX, .max_depth = MAX_DEPTH};
+    CN_TRY(cn_json_parse_request(&value, text, n, "the input", &limits));
     cn_status status = run_one(j, value, NULL, 0);
     json_decref(value);
     return status;

@@ -87,6 +87,9 @@ static const cn_option options[] = {
         .max = 1048576, .help = "maximum tokens of one step, prompts and outputs together"),
     ROW(ENGINE, "enable-prefix-caching", BOOL, enable_prefix_caching, "true",
         .help = "share the KV blocks of equal prompt prefixes"),
+    ROW(ENGINE, "share-prefix-cache", BOOL, share_prefix_cache, "false",
+        .help = "share these blocks between API keys too; the latency and cached_tokens of a "
+                "request then tell whether another key has sent the same prompt"),
     ROW(ENGINE, "enable-chunked-prefill", BOOL, enable_chunked_prefill, "true",
         .help = "split long prompts over several steps, so that other requests keep decoding"),
     ROW(ENGINE, "scheduling-policy", ENUM, scheduling_policy, "fcfs", .values = "fcfs|priority",

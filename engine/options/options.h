@@ -120,6 +120,7 @@ struct cn_config {
     uint32_t max_num_seqs;
     uint32_t max_num_batched_tokens;
     bool enable_prefix_caching;
+    bool share_prefix_cache; /* between API keys */
     bool enable_chunked_prefill;
     cn_opt_scheduling scheduling_policy;
     cn_opt_async async_scheduling;

@@ -11,7 +11,8 @@
  * says, that no position is resident twice, and the plane of the dense layers; tokens decoded apart
  * are recomputed one a step; no allocation inside a step; some
  * sequence advances (no deadlock); no cap grows while a sequence waits; no sequence is admitted
- * past the foremost waiting one; and two bounds on waiting, in steps, not counting steps with an
+ * past a waiting one of its owner, nor past one of an owner with fewer running tokens; owners share
+ * no block, unless prefixes are shared; and two bounds on waiting, in steps, not counting steps with an
  * unfinished event:
  *
  *   1 The foremost waiting sequence is admitted after at most the work that the running sequences
@@ -67,6 +68,7 @@ typedef struct sim_result {
     uint64_t relaxed_blocks; /* blocks by which caps grew */
     uint64_t swap_outs, swap_ins;
     uint64_t longest_head_wait, longest_foremost; /* in steps, counted as for the bounds */
+    uint64_t shares_checked; /* admissions past a sequence of another owner */
     uint64_t batch_turns; /* batch sequences admitted by the floor, past interactive ones */
     bool fault_struck;
     char error[512]; /* empty when every check passed */

@@ -79,6 +79,8 @@ void sim_draw_engine(sim_world *w)
     w->max_live = sim_between(w, 2, SIM_MAX_LIVE - SIM_MAX_SAMPLES);
     w->share_percent = sim_chance(w, 30) ? 0 : sim_between(w, 30, 100);
     w->n_families = sim_between(w, 1, 4);
+    w->n_owners = (o->model_hash >> 40) % 2 ? 1 : 2 + (uint32_t)(o->model_hash >> 41) % 4;
+    o->share_prefixes = (o->model_hash >> 44) % 4 == 0;
     /* With few token ids, unrelated sequences share prefixes in the cache. */
     w->n_vocab = sim_chance(w, 50) ? 1u << 30 : sim_between(w, 1, 3);
     /* full, window, zip: sometimes one policy only, else a mixture */
@@ -178,6 +180,7 @@ static void start(sim_world *w, sim_seq *mine, cn_seq *q, const cn_group_params 
                       .seq = q,
                       .id = q->id,
                       .klass = p->klass,
+                      .owner = p->owner,
                       .priority = w->engine.priority_order ? p->priority : 0,
                       .content = sim_mix(w->last_content, q->sample),
                       .n_prompt = p->n_prompt,
@@ -203,6 +206,8 @@ void sim_arrive(sim_world *w)
                          .n = sim_chance(w, 15) ? sim_between(w, 2, SIM_MAX_SAMPLES) : 1,
                          .klass = sim_chance(w, 30) ? CN_CLASS_INTERACTIVE : CN_CLASS_BATCH,
                          .priority = (int32_t)sim_below(w, 5) - 2,
+                         .owner = (uint32_t)sim_mix(w->engine.model_hash, w->r->requests) %
+                                  w->n_owners,
                          .kv = draw_kv(w)};
     p.max_output = sim_between(w, 1, w->engine.max_model_len - p.n_prompt);
     cn_seq *seqs[SIM_MAX_SAMPLES];

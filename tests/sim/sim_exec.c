@@ -229,6 +229,7 @@ void sim_end(sim_world *w, sim_seq *q)
     w->ended_recomputed += q->seq->recomputed_tokens;
     w->ended_preemptions += q->seq->preemptions;
     w->r->aged += q->seq->preemptions >= CN_AGED_PREEMPTIONS;
+    w->n_left++;
     sim_talk *talk = &w->talks[sim_below(w, SIM_N_TALKS)];
     talk->n = q->seq->n_tokens;
     memcpy(talk->tokens, q->seq->tokens, talk->n * sizeof *talk->tokens);

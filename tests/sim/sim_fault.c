@@ -20,7 +20,8 @@ static bool leave_in_cache(sim_world *w, const cn_seq *seq)
     if (!w->s->prefix || seq->state != CN_SEQ_RUNNING || seq->usage_kv.compressions == 0)
         return false;
     if (seq->n_prompt < w->engine.block_tokens) return false;
-    cn_prefix_cache_insert(w->s->prefix, CN_PREFIX_ROOT, seq->tokens, seq->table[0]);
+    const cn_prefix_key root = cn_sched_root(&w->s->o, seq->owner);
+    cn_prefix_cache_insert(w->s->prefix, root, seq->tokens, seq->table[0]);
     return cn_pool_is_cached(w->s->device.blocks, seq->table[0]);
 }
 

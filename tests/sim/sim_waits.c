@@ -116,9 +116,82 @@ static bool check_overtaking(sim_world *w)
         for (uint32_t j = 0; j < SIM_MAX_LIVE; j++) {
             const sim_seq *other = &w->seqs[j];
             if (other->klass != q->klass) continue; /* checked by sim_check_admissions */
+            if (other->owner != q->owner && other->priority == q->priority)
+                continue; /* checked by check_shares */
             if (is_waiting(other) && other->was_waiting && ranks_before(other, q))
                 return sim_fail(w, "sequence %llu was admitted past %llu",
                                 (unsigned long long)q->id, (unsigned long long)other->id);
+        }
+    }
+    return true;
+}
+
+/* The least and the most tokens that the running sequences of an owner can have had when the last
+ * plan admitted sequences. */
+static uint64_t least_load(const sim_world *w, uint32_t owner)
+{
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < SIM_MAX_LIVE; i++) {
+        const sim_seq *q = &w->seqs[i];
+        if (is_running(q) && q->owner == owner && !has_entered(q)) n += cn_seq_known(q->seq) - 1;
+    }
+    return n;
+}
+
+static uint64_t most_load(const sim_world *w, uint32_t owner)
+{
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < SIM_MAX_LIVE; i++)
+        if (is_running(&w->seqs[i]) && w->seqs[i].owner == owner) n += cn_seq_known(w->seqs[i].seq);
+    return n;
+}
+
+/* An owner that got a sequence admitted past one of another owner must not have had more running
+ * tokens. The check sees the sequences after the step: those of the passed owner may have ended or
+ * been preempted meanwhile, so it compares only in steps in which nothing left. A sequence that has
+ * ended counts until the commit of its event, but the check does not see it. */
+static bool check_shares(sim_world *w)
+{
+    bool left = w->n_left != w->last_left || w->s->stats.preemptions != w->shares_preemptions ||
+                w->s->stats.swap_outs + w->s->stats.swap_ins != w->shares_swaps;
+    for (uint32_t i = 0; i < SIM_MAX_LIVE; i++) left |= w->seqs[i].used && !w->seqs[i].live;
+    w->last_left = w->n_left;
+    w->shares_preemptions = w->s->stats.preemptions;
+    w->shares_swaps = w->s->stats.swap_outs + w->s->stats.swap_ins;
+    for (uint32_t i = 0; i < SIM_MAX_LIVE && !left && w->s->aged.n == 0; i++) {
+        const sim_seq *q = &w->seqs[i];
+        if (!q->live || !q->was_waiting || !is_running(q)) continue;
+        for (uint32_t j = 0; j < SIM_MAX_LIVE; j++) {
+            const sim_seq *other = &w->seqs[j];
+            if (!is_waiting(other) || !other->was_waiting || other->klass != q->klass ||
+                other->owner == q->owner || other->priority != q->priority)
+                continue;
+            w->r->shares_checked++;
+            if (least_load(w, q->owner) > most_load(w, other->owner))
+                return sim_fail(w, "owner %u got sequence %llu admitted past %llu of owner %u",
+                                q->owner, (unsigned long long)q->id,
+                                (unsigned long long)other->id, other->owner);
+        }
+    }
+    return true;
+}
+
+/* Blocks belong to one owner, unless prefixes are shared. */
+static bool check_owners_apart(sim_world *w)
+{
+    static uint32_t owner_of[1 << 16];
+    static uint64_t seen[1 << 16], round;
+    round++;
+    if (w->engine.share_prefixes) return true;
+    for (uint32_t i = 0; i < SIM_MAX_LIVE; i++) {
+        const sim_seq *q = &w->seqs[i];
+        for (uint32_t b = 0; is_running(q) && b < q->seq->n_blocks; b++) {
+            const uint32_t block = q->seq->table[b];
+            if (seen[block] == round && owner_of[block] != q->owner)
+                return sim_fail(w, "block %u belongs to owners %u and %u", block, q->owner,
+                                owner_of[block]);
+            seen[block] = round;
+            owner_of[block] = q->owner;
         }
     }
     return true;
@@ -163,7 +236,8 @@ bool sim_check_waits(sim_world *w)
     bool waits_for_device = w->n_events > 0 || w->n_unread > 0;
     w->n_idle = w->moved || waits_for_device || w->n_live == 0 ? 0 : w->n_idle + 1;
     if (w->n_idle > 2) return sim_fail(w, "deadlock: none of %u sequences advances", w->n_live);
-    bool good = check_overtaking(w) && check_head(w) && check_foremost(w);
+    bool good = check_overtaking(w) && check_shares(w) && check_owners_apart(w) && check_head(w) &&
+                check_foremost(w);
     for (uint32_t i = 0; i < SIM_MAX_LIVE; i++) {
         w->seqs[i].was_waiting = is_waiting(&w->seqs[i]);
         w->seqs[i].was_running = is_running(&w->seqs[i]);

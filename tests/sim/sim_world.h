@@ -41,6 +41,7 @@ typedef struct sim_seq {
     uint64_t id;
     cn_class klass;
     int32_t priority;
+    uint32_t owner;
     uint64_t content; /* identifies the outputs: request and sample */
     uint32_t n_prompt, n_stop, max_tokens, n_vocab;
     uint32_t tokens[SIM_MAX_LEN];
@@ -107,7 +108,7 @@ typedef struct sim_world {
     uint32_t policy_percent[3];
     uint32_t select_percent; /* of the requests that keep all KV */
     uint32_t away_percent;   /* of all requests */
-    uint32_t n_families, n_vocab;
+    uint32_t n_families, n_vocab, n_owners;
 
     cn_scheduler *s;
     sim_device device;
@@ -133,6 +134,8 @@ typedef struct sim_world {
     uint32_t passed_least, passed_most; /* interactive ones admitted while batch ones waited */
     uint64_t last_preemptions;
     bool was_aged;
+    uint64_t n_left, last_left; /* sequences that ended */
+    uint64_t shares_preemptions, shares_swaps;
     uint32_t n_idle;
     bool moved; /* something changed in this step */
 
