@@ -143,8 +143,8 @@ void cn_sched_count_loads(const cn_scheduler *s)
     }
 }
 
-/* Returns true when a is admitted before b of the same class: by priority, then the owner with fewer
- * running tokens, then by arrival. */
+/* Returns true when a is admitted before b of the same class: by priority, then the owner with
+ * fewer running tokens, then by arrival. */
 static bool chosen_before(const cn_scheduler *s, const cn_seq *a, const cn_seq *b)
 {
     const uint64_t load_a = s->owners[a->sched->owner_slot].load;

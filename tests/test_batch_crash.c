@@ -103,7 +103,7 @@ static void a_batch_pauses_on_a_full_disk_and_continues(void **state)
         jobs_pump(1);
         jobs_work(5);
     }
-    json_t *batch = cn_batches_get(jobs.batches, &id);
+    json_t *batch = cn_batches_get(jobs.batches, &jobs_viewer, &id);
     assert_non_null(strstr(jobs_text_of(batch, "paused"), "No space left"));
     assert_string_equal(jobs_text_of(batch, "status"), "in_progress");
     json_decref(batch);
@@ -115,7 +115,7 @@ static void a_batch_pauses_on_a_full_disk_and_continues(void **state)
     jobs_expect_status(&id, "completed");
     jobs_expect_files(&id, 40, 0);
     assert_int_equal(jobs.n_submitted, 40); /* no line was submitted twice */
-    batch = cn_batches_get(jobs.batches, &id);
+    batch = cn_batches_get(jobs.batches, &jobs_viewer, &id);
     assert_null(json_object_get(batch, "paused"));
     json_decref(batch);
 }
@@ -132,7 +132,7 @@ static void a_batch_of_another_configuration_is_paused(void **state)
     jobs.config->kv.budget_tokens += 64;
     jobs_open();
     jobs_run_all();
-    batch = cn_batches_get(jobs.batches, &id);
+    batch = cn_batches_get(jobs.batches, &jobs_viewer, &id);
     assert_string_equal(jobs_text_of(batch, "status"), "in_progress");
     assert_non_null(strstr(jobs_text_of(batch, "paused"), "kv-budget"));
     json_decref(batch);
@@ -164,7 +164,7 @@ static void a_damaged_record_loses_no_lines(void **state)
     in_spool("cd %s/spool && for f in batches/*.json files/*.json; do cp $f $f.whole && "
              "echo '{\"id\":' >$f; done");
     jobs_open();
-    assert_null(cn_batches_get(jobs.batches, &id));
+    assert_null(cn_batches_get(jobs.batches, &jobs_viewer, &id));
     assert_null(cn_files_find(cn_batches_files(jobs.batches), &other));
     jobs_close();
     in_spool("cd %s/spool && for f in batches/*.json files/*.json; do mv $f.whole $f; done");
@@ -218,7 +218,7 @@ static void live(void)
         jobs_work(2);
         jobs.now_s += 5;
     }
-    while (cn_batches_cancel(jobs.batches, &other, &batch) == CN_ERR_IO) continue;
+    while (cn_batches_cancel(jobs.batches, &jobs_viewer, &other, &batch) == CN_ERR_IO) continue;
     json_decref(batch);
     for (int i = 0; i < 6; i++) {
         jobs_run_all();
@@ -246,7 +246,7 @@ static void check_lives(void)
 {
     json_t *list, *batch;
     size_t i;
-    assert_int_equal(cn_batches_list(jobs.batches, NULL, 100, &list), CN_OK);
+    assert_int_equal(cn_batches_list(jobs.batches, &jobs_viewer, NULL, 100, &list), CN_OK);
     json_array_foreach(json_object_get(list, "data"), i, batch)
     {
         cn_spool_id id;

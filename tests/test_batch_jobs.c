@@ -24,7 +24,7 @@ static void a_batch_runs_to_its_end(void **state)
     jobs_expect_status(&id, "completed");
     jobs_expect_files(&id, 40, 0);
     assert_int_equal(jobs.most, 16);
-    json_t *batch = cn_batches_get(jobs.batches, &id);
+    json_t *batch = cn_batches_get(jobs.batches, &jobs_viewer, &id);
     assert_true(json_is_null(json_object_get(batch, "error_file_id")));
     assert_true(json_is_null(json_object_get(batch, "errors")));
     assert_int_equal(json_integer_value(json_object_get(batch, "expires_at")), jobs.now_s + 86400);
@@ -88,7 +88,7 @@ static void an_invalid_input_fails_with_its_line_numbers(void **state)
     jobs_run_all();
     for (int i = 0; i < 2; i++) { /* before and after a restart */
         jobs_expect_status(&id, "failed");
-        json_t *batch = cn_batches_get(jobs.batches, &id);
+        json_t *batch = cn_batches_get(jobs.batches, &jobs_viewer, &id);
         const json_t *faults = json_object_get(batch, "errors");
         assert_int_equal(json_array_size(json_object_get(faults, "data")), 5);
         expect_fault(faults, 0, 2, "invalid_json_line");
@@ -121,7 +121,7 @@ static void an_expired_batch_keeps_its_answers(void **state)
     jobs_run_all();
     jobs_expect_status(&id, "expired");
     jobs_expect_files(&id, 7, 23);
-    json_t *batch = cn_batches_get(jobs.batches, &id);
+    json_t *batch = cn_batches_get(jobs.batches, &jobs_viewer, &id);
     json_t *errors = jobs_read_lines(batch, "error_file_id");
     const json_t *line = json_array_get(errors, 0);
     assert_true(json_is_null(json_object_get(line, "response")));
@@ -153,21 +153,21 @@ static void a_cancelled_batch_keeps_its_answers(void **state)
     (void)state;
     json_t *batch;
     cn_spool_id file = jobs_upload_lines(30), id = jobs_create(&file), early = jobs_create(&file);
-    assert_int_equal(cn_batches_cancel(jobs.batches, &early, &batch), CN_OK);
+    assert_int_equal(cn_batches_cancel(jobs.batches, &jobs_viewer, &early, &batch), CN_OK);
     assert_string_equal(jobs_text_of(batch, "status"), "cancelling");
     json_decref(batch);
     jobs_pump(3);
     jobs_expect_status(&early, "cancelled");
     jobs_work(7);
     jobs_pump(1);
-    assert_int_equal(cn_batches_cancel(jobs.batches, &id, &batch), CN_OK);
+    assert_int_equal(cn_batches_cancel(jobs.batches, &jobs_viewer, &id, &batch), CN_OK);
     json_decref(batch);
     jobs_expect_status(&id, "cancelling");
     jobs_run_all();
     jobs_expect_status(&id, "cancelled");
     jobs_expect_files(&id, 7, 0);
     jobs_expect_files(&early, 0, 0);
-    assert_int_equal(cn_batches_cancel(jobs.batches, &id, &batch), CN_ERR_ARG);
+    assert_int_equal(cn_batches_cancel(jobs.batches, &jobs_viewer, &id, &batch), CN_ERR_ARG);
     assert_int_equal(cn_files_count(cn_batches_files(jobs.batches)), 2);
 }
 
@@ -179,16 +179,16 @@ static void lists_start_at_the_newest_and_have_pages(void **state)
     for (int i = 0; i < 4; i++) ids[i] = jobs_create(&file);
     jobs_close();
     jobs_open();
-    assert_int_equal(cn_batches_list(jobs.batches, NULL, 3, &list), CN_OK);
+    assert_int_equal(cn_batches_list(jobs.batches, &jobs_viewer, NULL, 3, &list), CN_OK);
     assert_string_equal(jobs_text_of(list, "first_id"), ids[3].text);
     assert_string_equal(jobs_text_of(list, "last_id"), ids[1].text);
     assert_true(json_is_true(json_object_get(list, "has_more")));
     json_decref(list);
-    assert_int_equal(cn_batches_list(jobs.batches, &ids[1], 3, &list), CN_OK);
+    assert_int_equal(cn_batches_list(jobs.batches, &jobs_viewer, &ids[1], 3, &list), CN_OK);
     assert_int_equal(json_array_size(json_object_get(list, "data")), 1);
     assert_true(json_is_false(json_object_get(list, "has_more")));
     json_decref(list);
-    assert_int_equal(cn_batches_list(jobs.batches, &file, 3, &list), CN_ERR_ARG);
+    assert_int_equal(cn_batches_list(jobs.batches, &jobs_viewer, &file, 3, &list), CN_ERR_ARG);
 }
 
 /* ---- tests: sharing, quotas ---- */
@@ -279,7 +279,7 @@ static void a_full_quota_pauses_a_batch_until_space_is_free(void **state)
         assert_int_equal(jobs_try_upload(big, sizeof big, &ballast), CN_OK);
     assert_int_equal(jobs_try_upload(big, sizeof big - (80 << 10), &ballast), CN_OK);
     jobs_run_all();
-    json_t *batch = cn_batches_get(jobs.batches, &id);
+    json_t *batch = cn_batches_get(jobs.batches, &jobs_viewer, &id);
     assert_string_equal(jobs_text_of(batch, "status"), "in_progress");
     assert_non_null(strstr(jobs_text_of(batch, "paused"), "--max-spool-bytes"));
     json_decref(batch);
@@ -320,7 +320,7 @@ static void a_request_for_a_batch_is_checked(void **state)
         else
             snprintf(text, sizeof text, "%s", bad[i].text);
         json_t *body = json_loads(text, 0, NULL);
-        assert_int_equal(cn_batches_create(jobs.batches, body, &param, &batch), CN_ERR_ARG);
+        assert_int_equal(cn_batches_create(jobs.batches, &jobs_viewer, body, &param, &batch), CN_ERR_ARG);
         assert_string_equal(param, bad[i].param);
         json_decref(body);
     }

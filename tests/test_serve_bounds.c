@@ -68,6 +68,17 @@ static void pause_ms(long ms)
     nanosleep(&t, NULL);
 }
 
+/* Waits until the engine runs at least n samples. */
+static void wait_running(serve_rig *rig, uint32_t n)
+{
+    cn_stats s = {0};
+    for (int i = 0; i < 6000 && s.running < n; i++) {
+        cn_service_engine_stats(cn_server_service(rig->server), &s);
+        pause_ms(5);
+    }
+    assert_true(s.running >= n);
+}
+
 static const char *text_of(const json_t *o, const char *key)
 {
     const char *text = json_string_value(json_object_get(o, key));
@@ -149,11 +160,7 @@ static void a_cancel_returns_the_memory(void **state)
     const uint64_t before = rss_kib();
     reset_peak();
     int fd = begin(rig.port, NULL, worst_body(1024, false));
-    cn_stats s = {0};
-    while (s.running < 16) {
-        cn_service_engine_stats(cn_server_service(rig.server), &s);
-        pause_ms(5);
-    }
+    wait_running(&rig, 16);
     assert_true(peak_kib() - before < 64 << 10); /* 335 MB when each sample had its own automata */
     close(fd);
     assert_true(serve_rig_wait_running(&rig, 0));
@@ -249,11 +256,7 @@ static void a_batch_that_does_not_fit_is_paused(void **state)
                          CN_OK);
     char *file = upload(rig.port, NULL, lines.data);
     int fd = begin(rig.port, NULL, worst_body(100, true));
-    cn_stats s = {0};
-    while (s.running + s.waiting < 100) {
-        cn_service_engine_stats(cn_server_service(rig.server), &s);
-        pause_ms(5);
-    }
+    wait_running(&rig, 16);
     create_batch(rig.port, NULL, file, id);
     json_t *batch = await_batch(rig.port, id, NULL, "--max-buffered-bytes");
     assert_string_equal(text_of(batch, "status"), "in_progress");
@@ -271,6 +274,189 @@ static void a_batch_that_does_not_fit_is_paused(void **state)
     cn_buf_free(&lines);
     serve_rig_close(&rig);
     scratch_dir_close(&dir);
+}
+
+/* ---- keys ---- */
+
+#define KEYS "ann:ann-secret-1 priority=-5,bob:bob-secret-2,root:root-secret-3 admin"
+
+static int ask_path(uint16_t port, const char *method, const char *key, const char *format,
+                    const char *id, cn_buf *text)
+{
+    char path[128];
+    http_reply r;
+    snprintf(path, sizeof path, format, id);
+    http_ask(port, method, path, key, NULL, &r);
+    const int status = r.status;
+    if (text) {
+        cn_buf_clear(text);
+        assert_int_equal(cn_buf_addf(text, "%s", r.body.data ? r.body.data : ""), CN_OK);
+    }
+    http_reply_free(&r);
+    return status;
+}
+
+static void rights_stand_behind_a_key(void **state)
+{
+    (void)state;
+    cn_api_keys *k;
+    assert_int_equal(cn_api_keys_load(&k, KEYS, NULL), CN_OK);
+    assert_int_equal(cn_api_keys_find(k, "Bearer ann-secret-1", false), 0);
+    assert_int_equal(cn_api_keys_min_priority(k, 0), -5);
+    assert_int_equal(cn_api_keys_min_priority(k, 1), 0);
+    assert_false(cn_api_keys_is_admin(k, 0));
+    assert_true(cn_api_keys_is_admin(k, 2));
+    assert_int_equal(cn_api_keys_find_name(k, "bob"), 1);
+    assert_int_equal(cn_api_keys_find_name(k, "eve"), CN_API_KEY_NONE);
+    cn_api_keys_free(k);
+    static const char *const bad[] = {"ann:ann-secret-1 root",
+                                      "ann:ann-secret-1 priority=", "ann:ann-secret-1 priority=x",
+                                      "ann:ann-secret-1 priority=99999999999"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_equal(cn_api_keys_load(&k, bad[i], NULL), CN_ERR_ARG);
+        assert_non_null(strstr(cn_last_error(), "expected admin or priority=NUMBER"));
+        assert_null(strstr(cn_last_error(), "secret"));
+    }
+}
+
+/* Checks that the file and the batch exist for a key, or do not. */
+static void expect_access(uint16_t port, const char *key, const char *file, const char *batch,
+                          bool sees)
+{
+    cn_buf text = {0};
+    const int want = sees ? 200 : 404;
+    assert_int_equal(ask_path(port, "GET", key, "/v1/files/%s", file, NULL), want);
+    assert_int_equal(ask_path(port, "GET", key, "/v1/files/%s/content", file, NULL), want);
+    assert_int_equal(ask_path(port, "GET", key, "/v1/batches/%s", batch, NULL), want);
+    assert_int_equal(ask_path(port, "GET", key, "/v1/files%s", "", &text), 200);
+    assert_int_equal(strstr(text.data, file) != NULL, sees);
+    assert_int_equal(ask_path(port, "GET", key, "/v1/files?after=%s", file, NULL),
+                     sees ? 200 : 400);
+    assert_int_equal(ask_path(port, "GET", key, "/v1/batches%s", "", &text), 200);
+    assert_int_equal(strstr(text.data, batch) != NULL, sees);
+    assert_int_equal(ask_path(port, "GET", key, "/v1/batches?after=%s", batch, NULL),
+                     sees ? 200 : 400);
+    cn_buf_free(&text);
+}
+
+static void files_and_batches_belong_to_their_key(void **state)
+{
+    (void)state;
+    serve_rig rig;
+    scratch_dir dir;
+    char spool[128], id[64], body[256];
+    cn_buf text = {0};
+    scratch_dir_open(&dir);
+    snprintf(spool, sizeof spool, "%s/spool", dir.path);
+    const char *const options[] = {"--spool", spool, "--api-key", KEYS, NULL};
+    serve_rig_open(&rig, options);
+    char *file =
+        upload(rig.port, "ann-secret-1",
+               "{\"custom_id\": \"a\", \"method\": \"POST\", \"url\": \"/v1/completions\", "
+               "\"body\": {\"prompt\": \"a\", \"max_tokens\": 2}}\n");
+    snprintf(body, sizeof body, "{\"input_file_id\": \"%s\", \"endpoint\": \"/v1/completions\"}",
+             file);
+    assert_int_equal(ask(rig.port, "/v1/batches", "bob-secret-2", body, &text), 400);
+    assert_non_null(strstr(text.data, "no such file"));
+    create_batch(rig.port, "ann-secret-1", file, id);
+    for (int restarted = 0; restarted < 2; restarted++) {
+        expect_access(rig.port, "ann-secret-1", file, id, true);
+        expect_access(rig.port, "bob-secret-2", file, id, false);
+        expect_access(rig.port, "root-secret-3", file, id, true);
+        assert_int_equal(
+            ask_path(rig.port, "POST", "bob-secret-2", "/v1/batches/%s/cancel", id, NULL), 404);
+        assert_int_equal(ask_path(rig.port, "DELETE", "bob-secret-2", "/v1/files/%s", file, NULL),
+                         404);
+        for (int i = 0; i < 200; i++) { /* its output belongs to ann too */
+            assert_int_equal(ask_path(rig.port, "GET", "ann-secret-1", "/v1/batches/%s", id, &text),
+                             200);
+            if (strstr(text.data, "\"completed\",")) break;
+            pause_ms(50);
+        }
+        json_t *batch = json_loads(text.data, 0, NULL);
+        expect_access(rig.port, "ann-secret-1", text_of(batch, "output_file_id"), id, true);
+        expect_access(rig.port, "bob-secret-2", text_of(batch, "output_file_id"), id, false);
+        json_decref(batch);
+        if (restarted) break;
+        serve_rig_close(&rig);
+        serve_rig_open(&rig, options);
+    }
+    assert_int_equal(ask_path(rig.port, "DELETE", "root-secret-3", "/v1/files/%s", file, NULL),
+                     200);
+    cn_free(file);
+    cn_buf_free(&text);
+    serve_rig_close(&rig);
+    scratch_dir_close(&dir);
+}
+
+static int64_t cached_tokens(uint16_t port, const char *key)
+{
+    static char body[2048];
+    cn_buf text = {0};
+    snprintf(body, sizeof body, "{\"max_tokens\": 1, \"prompt\": \"%0600d\"}", 7);
+    assert_int_equal(ask(port, "/v1/completions", key, body, &text), 200);
+    json_t *reply = json_loads(text.data, 0, NULL);
+    json_t *usage = json_object_get(reply, "usage");
+    json_t *n = json_object_get(json_object_get(usage, "prompt_tokens_details"), "cached_tokens");
+    const int64_t cached = json_integer_value(n);
+    json_decref(reply);
+    cn_buf_free(&text);
+    return cached;
+}
+
+static void a_key_does_not_see_what_others_asked(void **state)
+{
+    (void)state;
+    for (int shared = 0; shared < 2; shared++) {
+        const char *const options[] = {"--api-key", KEYS, shared ? "--share-prefix-cache" : NULL,
+                                       NULL};
+        serve_rig rig;
+        serve_rig_open(&rig, options);
+        assert_int_equal(cached_tokens(rig.port, "ann-secret-1"), 0);
+        assert_true(cached_tokens(rig.port, "ann-secret-1") > 0);
+        assert_int_equal(cached_tokens(rig.port, "bob-secret-2") > 0, shared);
+        serve_rig_close(&rig);
+    }
+}
+
+static void a_key_has_a_lowest_priority(void **state)
+{
+    (void)state;
+    static const char low[] = "{\"prompt\": \"a\", \"max_tokens\": 1, \"priority\": -5}";
+    static const char lower[] = "{\"prompt\": \"a\", \"max_tokens\": 1, \"priority\": -6}";
+    static const char none[] = "{\"prompt\": \"a\", \"max_tokens\": 1}";
+    const char *const options[] = {"--api-key", KEYS, "--scheduling-policy", "priority", NULL};
+    serve_rig rig;
+    cn_buf text = {0};
+    serve_rig_open(&rig, options);
+    assert_int_equal(ask(rig.port, "/v1/completions", "ann-secret-1", low, NULL), 200);
+    assert_int_equal(ask(rig.port, "/v1/completions", "ann-secret-1", lower, &text), 400);
+    assert_non_null(strstr(text.data, "may set -5 or more, got -6"));
+    assert_non_null(strstr(text.data, "\"param\":\"priority\""));
+    assert_int_equal(ask(rig.port, "/v1/completions", "bob-secret-2", low, NULL), 400);
+    assert_int_equal(ask(rig.port, "/v1/completions", "bob-secret-2", none, NULL), 200);
+    cn_buf_free(&text);
+    serve_rig_close(&rig);
+}
+
+/* One key fills the engine with samples that run until they are cancelled. */
+static void a_key_is_answered_beside_many_samples_of_another(void **state)
+{
+    (void)state;
+    const char *const options[] = {"--api-key", KEYS, "--max-num-seqs", "16", NULL};
+    serve_rig rig;
+    serve_rig_open(&rig, options);
+    int fd = begin(rig.port, "ann-secret-1", worst_body(128, true));
+    wait_running(&rig, 16);
+    const double began = cn_now_s();
+    assert_int_equal(ask(rig.port, "/v1/completions", "bob-secret-2",
+                         "{\"prompt\": \"a\", \"max_tokens\": 8}", NULL),
+                     200);
+    cn_stats s;
+    cn_service_engine_stats(cn_server_service(rig.server), &s);
+    assert_true(s.generation_tokens < 16 * 1000 && cn_now_s() - began < 60);
+    close(fd);
+    serve_rig_close(&rig);
 }
 
 /* ---- responses ---- */
@@ -397,6 +583,11 @@ int main(void)
         cmocka_unit_test(a_key_pays_for_its_samples),
         cmocka_unit_test(a_cancel_returns_the_memory),
         cmocka_unit_test(a_batch_that_does_not_fit_is_paused),
+        cmocka_unit_test(rights_stand_behind_a_key),
+        cmocka_unit_test(files_and_batches_belong_to_their_key),
+        cmocka_unit_test(a_key_does_not_see_what_others_asked),
+        cmocka_unit_test(a_key_has_a_lowest_priority),
+        cmocka_unit_test(a_key_is_answered_beside_many_samples_of_another),
         cmocka_unit_test(a_long_response_comes_in_parts),
         cmocka_unit_test(a_response_has_a_limit),
         cmocka_unit_test(a_body_of_many_objects_is_refused_unparsed),

@@ -2,6 +2,7 @@
 #include "engine/serve/api_keys.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
@@ -12,6 +13,8 @@ enum { MAX_KEY_BYTES = 256, MAX_LINE_BYTES = 1024 };
 
 typedef struct api_key {
     char *name;
+    bool admin;
+    int32_t min_priority;
     char secret[MAX_KEY_BYTES]; /* padded with zeros: the whole array is compared */
 } api_key;
 
@@ -20,8 +23,33 @@ struct cn_api_keys {
     uint32_t n;
 };
 
-static cn_status add_key(cn_api_keys *k, const char *text, size_t n, const char *where)
+/* Reads the words behind a key: admin, priority=N. */
+static cn_status read_rights(api_key *key, const char *text, size_t n, const char *where)
 {
+    char words[MAX_LINE_BYTES + 1], *save = NULL;
+    snprintf(words, sizeof words, "%.*s", (int)n, text);
+    for (char *word = strtok_r(words, " ", &save); word; word = strtok_r(NULL, " ", &save)) {
+        char *end = word;
+        const bool sets = strncmp(word, "priority=", 9) == 0;
+        const long long priority = sets ? strtoll(word + 9, &end, 10) : 0;
+        const bool valid = sets && end > word + 9 && !*end && priority >= INT32_MIN &&
+                           priority <= INT32_MAX;
+        if (strcmp(word, "admin") == 0)
+            key->admin = true;
+        else if (valid)
+            key->min_priority = (int32_t)priority;
+        else
+            return cn_fail(CN_ERR_ARG, "%s: key \"%s\": expected admin or priority=NUMBER behind the "
+                           "key, got \"%s\"", where, key->name, word);
+    }
+    return CN_OK;
+}
+
+/* `line`: [NAME:]KEY [admin] [priority=N]. */
+static cn_status add_key(cn_api_keys *k, const char *text, size_t n_line, const char *where)
+{
+    const char *blank = memchr(text, ' ', n_line);
+    const size_t n = blank ? (size_t)(blank - text) : n_line;
     const char *colon = memchr(text, ':', n);
     size_t n_name = colon ? (size_t)(colon - text) : 0;
     const char *secret = colon ? colon + 1 : text;
@@ -55,7 +83,7 @@ static cn_status add_key(cn_api_keys *k, const char *text, size_t n, const char 
     memset(key, 0, sizeof *key);
     key->name = name;
     memcpy(key->secret, secret, n_secret);
-    return CN_OK;
+    return read_rights(key, text + n, n_line - n, where);
 }
 
 static cn_status add_list(cn_api_keys *k, const char *list)
@@ -127,6 +155,20 @@ const char *cn_api_keys_name(const cn_api_keys *k, uint32_t key)
 {
     CN_ASSERT(key < k->n);
     return k->keys[key].name;
+}
+
+bool cn_api_keys_is_admin(const cn_api_keys *k, uint32_t key) { return k->keys[key].admin; }
+
+int32_t cn_api_keys_min_priority(const cn_api_keys *k, uint32_t key)
+{
+    return k->keys[key].min_priority;
+}
+
+uint32_t cn_api_keys_find_name(const cn_api_keys *k, const char *name)
+{
+    for (uint32_t i = 0; i < k->n; i++)
+        if (strcmp(k->keys[i].name, name) == 0) return i;
+    return CN_API_KEY_NONE;
 }
 
 /* ---- finding ---- */

@@ -1,8 +1,10 @@
 /* api_keys.h - named API keys from --api-key and --api-key-file.
  *
- * Owner: cn_server. Thread: HTTP. A key file has one key per line: "name:key" or only the key. The
- * i-th key gets the name key-i when it has no name. Blank lines and lines that begin with # are
- * skipped. */
+ * Owner: cn_server. Thread: HTTP; getters on any. A key file has one key per line: "name:key" or
+ * only the key. The i-th key gets the name key-i when it has no name. Blank lines and lines that
+ * begin with # are skipped. Behind the key and a space may stand its rights: "admin" (it sees the
+ * files and batches of all keys) and "priority=N" (the lowest priority that its requests may set;
+ * default 0). */
 #ifndef CN_API_KEYS_H
 #define CN_API_KEYS_H
 
@@ -20,6 +22,9 @@ void cn_api_keys_free(cn_api_keys *k); /* NULL is fine */
 
 uint32_t cn_api_keys_count(const cn_api_keys *k);
 const char *cn_api_keys_name(const cn_api_keys *k, uint32_t key);
+bool cn_api_keys_is_admin(const cn_api_keys *k, uint32_t key);
+int32_t cn_api_keys_min_priority(const cn_api_keys *k, uint32_t key);
+uint32_t cn_api_keys_find_name(const cn_api_keys *k, const char *name); /* or CN_API_KEY_NONE */
 
 /* Returns the index of the key in an Authorization header, or CN_API_KEY_NONE. Accepts "Bearer KEY"
  * and, with allow_basic, "Basic base64(NAME:KEY)" with any name, which browsers send after asking

@@ -22,7 +22,8 @@ enum {
 static cn_status port_submit(void *batches, cn_batch_job *job)
 {
     const cn_batches *b = batches;
-    return b->opts.submit(b->opts.user, job);
+    return b->opts.submit(b->opts.user, job,
+                          CN_CONTAINER_OF(job->run, cn_batch, run)->record.owner);
 }
 
 static void port_cancel(void *batches, cn_batch_job *job)
@@ -300,7 +301,8 @@ static cn_status check_metadata(json_t *metadata)
     return CN_OK;
 }
 
-static cn_status read_input(const cn_batches *b, const cn_json_at *at, cn_batch_record *r)
+static cn_status read_input(const cn_batches *b, const cn_viewer *v, const cn_json_at *at,
+                            cn_batch_record *r)
 {
     char shown[96];
     const char *text = NULL;
@@ -308,7 +310,7 @@ static cn_status read_input(const cn_batches *b, const cn_json_at *at, cn_batch_
     const cn_file *file = cn_spool_id_read(&r->input, cn_file_prefix, text)
                               ? cn_files_find(b->files, &r->input)
                               : NULL;
-    if (!file)
+    if (!file || !cn_viewer_sees(v, file->owner))
         return cn_fail(CN_ERR_ARG, "input_file_id: no such file: \"%s\"",
                        cn_json_printable(text, shown, sizeof shown));
     if (strcmp(file->purpose, "batch") != 0)
@@ -344,13 +346,13 @@ static cn_status read_window(const cn_json_at *at, cn_batch_record *r)
     return CN_OK;
 }
 
-static cn_status read_request(const cn_batches *b, const json_t *body, cn_batch_record *r,
-                              const char **param)
+static cn_status read_request(const cn_batches *b, const cn_viewer *v, const json_t *body,
+                              cn_batch_record *r, const char **param)
 {
     const cn_json_at at = {body, "batch", CN_ERR_ARG};
     json_t *metadata = NULL;
     *param = "input_file_id";
-    CN_TRY(read_input(b, &at, r));
+    CN_TRY(read_input(b, v, &at, r));
     *param = "endpoint";
     CN_TRY(read_endpoint(&at, r));
     *param = "completion_window";
@@ -360,6 +362,8 @@ static cn_status read_request(const cn_batches *b, const json_t *body, cn_batch_
     if (metadata) CN_TRY(check_metadata(metadata));
     r->metadata = json_incref(metadata);
     *param = NULL;
+    r->owner = cn_strdup(v->name);
+    if (!r->owner) return cn_fail(CN_ERR_MEMORY, "out of memory for a batch");
     CN_TRY(cn_spool_id_make(&r->id, cn_batch_prefix));
     CN_TRY(cn_spool_id_make(&r->output, cn_file_prefix));
     return cn_spool_id_make(&r->errors, cn_file_prefix);
@@ -390,7 +394,8 @@ static cn_status show(const cn_batch *b, json_t **batch)
     return *batch ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a batch");
 }
 
-cn_status cn_batches_create(cn_batches *b, const json_t *body, const char **param, json_t **batch)
+cn_status cn_batches_create(cn_batches *b, const cn_viewer *v, const json_t *body,
+                            const char **param, json_t **batch)
 {
     *param = NULL;
     if (count_unfinished(b) >= b->opts.max_batches)
@@ -399,7 +404,7 @@ cn_status cn_batches_create(cn_batches *b, const json_t *body, const char **para
                        "finishes, or cancel one",
                        b->opts.max_batches);
     cn_batch_record r = {.created_at = cn_batches_now(b), .order = b->next_order};
-    cn_status status = read_request(b, body, &r, param);
+    cn_status status = read_request(b, v, body, &r, param);
     if (status != CN_OK) {
         cn_batch_record_free(&r);
         return status;
@@ -419,30 +424,46 @@ cn_status cn_batches_create(cn_batches *b, const json_t *body, const char **para
 
 /* ---- get, list, cancel ---- */
 
-json_t *cn_batches_get(const cn_batches *b, const cn_spool_id *id)
+static bool is_seen(const cn_viewer *v, const cn_batch *b)
+{
+    return cn_viewer_sees(v, b->record.owner);
+}
+
+/* b->n: no such batch for this viewer. */
+static size_t find_seen(const cn_batches *b, const cn_viewer *v, const cn_spool_id *id)
 {
     const size_t i = index_of(b, id);
+    return i < b->n && is_seen(v, b->all[i]) ? i : b->n;
+}
+
+json_t *cn_batches_get(const cn_batches *b, const cn_viewer *v, const cn_spool_id *id)
+{
+    const size_t i = find_seen(b, v, id);
     return i < b->n ? public(b->all[i]) : NULL;
 }
 
-cn_status cn_batches_list(const cn_batches *b, const cn_spool_id *after, uint32_t limit,
-                          json_t **list)
+cn_status cn_batches_list(const cn_batches *b, const cn_viewer *v, const cn_spool_id *after,
+                          uint32_t limit, json_t **list)
 {
-    size_t i = after ? index_of(b, after) : b->n;
+    size_t i = after ? find_seen(b, v, after) : b->n;
     if (after && i == b->n)
         return cn_fail(CN_ERR_ARG, "after: no such batch: \"%s\"", after->text);
     json_t *data = json_array();
-    bool ok = data != NULL;
-    for (; ok && i > 0 && json_array_size(data) < limit; i--)
-        ok = json_array_append_new(data, public(b->all[i - 1])) == 0;
-    *list = ok ? cn_spool_list_json(data, i > 0) : NULL;
+    bool ok = data != NULL, more = false;
+    for (; ok && i > 0 && !more; i--) {
+        if (!is_seen(v, b->all[i - 1])) continue;
+        more = json_array_size(data) == limit;
+        if (!more) ok = json_array_append_new(data, public(b->all[i - 1])) == 0;
+    }
+    *list = ok ? cn_spool_list_json(data, more) : NULL;
     json_decref(data);
     return *list ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a list of batches");
 }
 
-cn_status cn_batches_cancel(cn_batches *b, const cn_spool_id *id, json_t **batch)
+cn_status cn_batches_cancel(cn_batches *b, const cn_viewer *v, const cn_spool_id *id,
+                            json_t **batch)
 {
-    const size_t i = index_of(b, id);
+    const size_t i = find_seen(b, v, id);
     if (i == b->n) return cn_fail(CN_ERR_ARG, "no such batch: \"%s\"", id->text);
     cn_batch *batch_i = b->all[i];
     const cn_batch_status now = batch_i->record.status;

@@ -38,7 +38,7 @@ typedef struct cn_batches_opts {
     /* Access to the engine, as in cn_batch_port. */
     void *user;
     cn_api_defaults defaults;
-    cn_status (*submit)(void *user, cn_batch_job *job);
+    cn_status (*submit)(void *user, cn_batch_job *job, const char *owner);
     void (*cancel)(void *user, cn_batch_job *job);
     uint64_t (*n_tokens)(void *user, cn_batch_job *job);
 } cn_batches_opts;
@@ -63,20 +63,23 @@ cn_files *cn_batches_files(cn_batches *b);
 
 /* ---- client requests ---- */
 
-/* Creates a batch from the body of POST /v1/batches. CN_ERR_ARG: the body is invalid and *param is
+/* A batch that the viewer does not see does not exist for it, nor does a file. */
+
+/* Creates a batch of the viewer from the body of POST /v1/batches. CN_ERR_ARG: the body is invalid and *param is
  * the field at fault, or NULL. CN_ERR_BUSY: max_batches are unfinished. CN_ERR_IO: the record could
  * not be written. */
-cn_status cn_batches_create(cn_batches *b, const json_t *body, const char **param,
-                            json_t **batch);
+cn_status cn_batches_create(cn_batches *b, const cn_viewer *v, const json_t *body,
+                            const char **param, json_t **batch);
 /* CN_ERR_ARG: no such batch, or its status does not allow a cancel. CN_ERR_IO: the record could not
  * be written. */
-cn_status cn_batches_cancel(cn_batches *b, const cn_spool_id *id, json_t **batch);
+cn_status cn_batches_cancel(cn_batches *b, const cn_viewer *v, const cn_spool_id *id,
+                            json_t **batch);
 /* NULL: no such batch, or out of memory. */
-json_t *cn_batches_get(const cn_batches *b, const cn_spool_id *id);
+json_t *cn_batches_get(const cn_batches *b, const cn_viewer *v, const cn_spool_id *id);
 /* An OpenAI list of batches, newest first, that starts after the batch `after` (NULL: with the
  * newest). CN_ERR_ARG: there is no batch `after`. */
-cn_status cn_batches_list(const cn_batches *b, const cn_spool_id *after, uint32_t limit,
-                          json_t **list);
+cn_status cn_batches_list(const cn_batches *b, const cn_viewer *v, const cn_spool_id *after,
+                          uint32_t limit, json_t **list);
 /* The unfinished batch whose input is this file, or NULL. */
 const cn_batch_record *cn_batches_reader_of(const cn_batches *b, const cn_spool_id *file);
 

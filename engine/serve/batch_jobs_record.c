@@ -30,6 +30,7 @@ void cn_batch_record_free(cn_batch_record *r)
     json_decref(r->faults);
     json_decref(r->metadata);
     cn_free(r->run_record);
+    cn_free(r->owner);
     *r = (cn_batch_record){0};
 }
 
@@ -124,9 +125,9 @@ json_t *cn_batch_record_public(const cn_batch_record *r, const cn_batch_counts *
 json_t *cn_batch_record_json(const cn_batch_record *r)
 {
     json_t *o = cn_batch_record_public(r, &r->counts, NULL, NULL);
-    json_t *own = json_pack("{s:I, s:s, s:s, s:s?}", "order", (json_int_t)r->order, "output",
-                            r->output.text, "errors", r->errors.text, "run_record",
-                            r->run_record);
+    json_t *own = json_pack("{s:I, s:s, s:s, s:s, s:s?}", "order", (json_int_t)r->order, "owner",
+                            r->owner, "output", r->output.text, "errors", r->errors.text,
+                            "run_record", r->run_record);
     if (o && own && put(o, "cinch", own)) return o;
     json_decref(o);
     return NULL;
@@ -201,7 +202,10 @@ static cn_status read_own(cn_batch_record *r, const cn_json_at *at)
     json_t *own = NULL;
     CN_TRY(cn_json_obj(at, "cinch", CN_JSON_REQUIRED, &own));
     const cn_json_at in_own = {own, at->where, at->error};
-    const char *run_record = NULL;
+    const char *run_record = NULL, *owner = "";
+    CN_TRY(cn_json_str(&in_own, "owner", CN_JSON_OPTIONAL, &owner));
+    r->owner = cn_strdup(owner);
+    if (!r->owner) return cn_fail(CN_ERR_MEMORY, "out of memory for a batch");
     CN_TRY(read_count(&in_own, "order", &r->order));
     CN_TRY(read_id(&in_own, "output", cn_file_prefix, &r->output));
     CN_TRY(read_id(&in_own, "errors", cn_file_prefix, &r->errors));

@@ -35,6 +35,7 @@ typedef struct cn_batch_counts {
 typedef struct cn_batch_record {
     cn_spool_id id, input, output, errors; /* output and errors get their ids at creation */
     bool has_output, has_errors;           /* set when the batch ends: the file has lines */
+    char *owner; /* name of the API key that made it; "": none */
     uint64_t order;
     cn_api_endpoint endpoint;
     char window[16]; /* completion_window as requested, for example "24h" */

@@ -15,7 +15,7 @@ static void work_create(cn_spool_ask *a, cn_batches *b)
                                      MAX_BODY_BYTES, MAX_BODY_DEPTH, CN_ERR_ARG);
     if (status == CN_OK && !json_is_object(body))
         status = cn_fail(CN_ERR_ARG, "body: expected an object");
-    if (status == CN_OK) status = cn_batches_create(b, body, &param, &a->reply);
+    if (status == CN_OK) status = cn_batches_create(b, &a->viewer, body, &param, &a->reply);
     json_decref(body);
     if (status == CN_ERR_ARG)
         cn_spool_refuse(a, CN_HTTP_BAD_REQUEST, param, NULL);
@@ -29,7 +29,7 @@ static void work_create(cn_spool_ask *a, cn_batches *b)
 
 static bool is_there(cn_spool_ask *a, cn_batches *b)
 {
-    a->reply = cn_batches_get(b, &a->id);
+    a->reply = cn_batches_get(b, &a->viewer, &a->id);
     if (a->reply) return true;
     cn_fail(CN_ERR_ARG, "no such batch: \"%s\"", a->id.text);
     cn_spool_refuse(a, CN_HTTP_NOT_FOUND, "id", NULL);
@@ -43,7 +43,7 @@ static void work_cancel(cn_spool_ask *a, cn_batches *b)
     if (!is_there(a, b)) return;
     json_decref(a->reply);
     a->reply = NULL;
-    cn_status status = cn_batches_cancel(b, &a->id, &a->reply);
+    cn_status status = cn_batches_cancel(b, &a->viewer, &a->id, &a->reply);
     if (status == CN_ERR_ARG)
         cn_spool_refuse(a, CN_HTTP_CONFLICT, "id", "not_cancellable");
     else if (status != CN_OK)
@@ -53,7 +53,8 @@ static void work_cancel(cn_spool_ask *a, cn_batches *b)
 
 static void work_list(cn_spool_ask *a, cn_batches *b)
 {
-    cn_status status = cn_batches_list(b, *a->id.text ? &a->id : NULL, a->limit, &a->reply);
+    cn_status status =
+        cn_batches_list(b, &a->viewer, *a->id.text ? &a->id : NULL, a->limit, &a->reply);
     if (status != CN_OK)
         cn_spool_refuse(a, status == CN_ERR_ARG ? CN_HTTP_BAD_REQUEST : CN_HTTP_INTERNAL_ERROR,
                         "after", NULL);

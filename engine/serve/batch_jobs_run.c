@@ -239,7 +239,7 @@ static cn_status publish(cn_batch *b, cn_batch_output *o, const cn_spool_id *id,
     if (!*has) return cn_spool_remove(b->all->spool, CN_SPOOL_FILES, id->text);
     snprintf(name, sizeof name, "%s_%s.jsonl", b->record.id.text, what);
     CN_TRY(cn_batch_output_sync(o));
-    return cn_files_publish(b->all->files, id, name, cn_batch_output_bytes(o));
+    return cn_files_publish(b->all->files, id, b->record.owner, name, cn_batch_output_bytes(o));
 }
 
 /* Publishes the output and error files, then enters a final status. */

@@ -80,6 +80,8 @@ cn_status cn_call_start(cn_call **out, cn_service *s, cn_call_opts *o)
         .reply_to = o->reply_to,
         .news = o->news,
         .user = o->user,
+        .owner = o->owner,
+        .min_priority = o->min_priority,
         .samples = o->samples,
         .body = o->body,
         .endpoint = o->endpoint,

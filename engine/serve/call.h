@@ -31,6 +31,8 @@ typedef struct cn_call_opts {
     cn_buf body;
     cn_api_endpoint endpoint; /* of body */
     cn_class klass;
+    uint32_t owner;       /* cn_request_params.owner */
+    int32_t min_priority; /* the lowest that the request may set */
     cn_budget *samples; /* of the key; the caller has taken one. NULL: no limit */
     const char *custom_id; /* enters the seed when the request has none; copied; may be NULL */
     cn_mailbox *reply_to;

@@ -122,6 +122,7 @@ static cn_status submit(cn_service *s, cn_call *call)
     if (atomic_load(&call->cancelled)) return cn_fail(CN_ERR_CANCELLED, "cancelled");
     if (s->engine_stop) return cn_fail(CN_ERR_CANCELLED, "the server is stopping");
     if (s->failed) return cn_fail(CN_ERR_DEVICE, "the engine has failed: %s", s->failure.data);
+    p.owner = call->owner;
     p.messages = NULL;
     p.text = NULL;
     p.tokens = call->tokens.ids;

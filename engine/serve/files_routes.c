@@ -28,7 +28,7 @@ static void refuse_status(cn_spool_ask *a, cn_status status)
 static const cn_file *find_file(cn_spool_ask *a, cn_batches *b)
 {
     const cn_file *file = cn_files_find(cn_batches_files(b), &a->id);
-    if (file) return file;
+    if (file && cn_viewer_sees(&a->viewer, file->owner)) return file;
     cn_fail(CN_ERR_ARG, "no such file: \"%s\"", a->id.text);
     cn_spool_refuse(a, CN_HTTP_NOT_FOUND, "id", NULL);
     return NULL;
@@ -98,6 +98,7 @@ static void work_list(cn_spool_ask *a, cn_batches *b)
     json_t *data = json_array();
     for (size_t i = 0; data && i < n && ok && !more; i++) {
         const cn_file *file = cn_files_at(files, form->ascending ? i : n - 1 - i);
+        if (!cn_viewer_sees(&a->viewer, file->owner)) continue;
         if (!begun) {
             begun = strcmp(file->id.text, a->id.text) == 0;
         } else if (!*form->purpose || strcmp(form->purpose, file->purpose) == 0) {
@@ -288,8 +289,8 @@ static void work_keep(cn_spool_ask *a, cn_batches *b)
 {
     upload_form *f = a->form;
     const cn_file *file;
-    cn_status status =
-        cn_upload_keep(cn_batches_files(b), &f->upload, f->filename, f->purpose, &file);
+    cn_status status = cn_upload_keep(cn_batches_files(b), &f->upload, a->viewer.name,
+                                      f->filename, f->purpose, &file);
     if (status == CN_OK)
         a->reply = cn_file_json(file);
     else

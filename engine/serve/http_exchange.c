@@ -94,6 +94,8 @@ cn_buf cn_exchange_take_body(cn_exchange *x)
 
 uint64_t cn_exchange_announced_bytes(const cn_exchange *x) { return x->head.content_length; }
 
+uint32_t cn_exchange_key(const cn_exchange *x) { return x->key; }
+
 const char *cn_exchange_key_name(const cn_exchange *x)
 {
     return x->key == CN_API_KEY_NONE ? "" : cn_api_keys_name(x->conn->server->o.keys, x->key);

@@ -109,6 +109,7 @@ const char *cn_exchange_body(const cn_exchange *x, size_t *n);
 cn_buf cn_exchange_take_body(cn_exchange *x);
 /* Content-Length, or 0 for a chunked body. */
 uint64_t cn_exchange_announced_bytes(const cn_exchange *x);
+uint32_t cn_exchange_key(const cn_exchange *x); /* of the request, or CN_API_KEY_NONE */
 /* The name of the request's API key, or "". */
 const char *cn_exchange_key_name(const cn_exchange *x);
 /* The samples of the request's key, of which the exchange has taken one; NULL without a key. */

@@ -114,6 +114,17 @@ static cn_status parse_body(cn_call *call)
 
 /* ---- what a request takes ---- */
 
+static cn_status check_priority(cn_call *call)
+{
+    const int32_t priority = call->request->params.priority;
+    if (call->service->config->scheduling_policy != CN_OPT_SCHEDULING_PRIORITY ||
+        priority >= call->min_priority)
+        return CN_OK;
+    if (cn_buf_add(&call->at_fault, "priority", 8) != CN_OK) cn_buf_clear(&call->at_fault);
+    return cn_fail(CN_ERR_ARG, "priority: this API key may set %d or more, got %d: the line of the "
+                   "key in the key file sets its limit (priority=N)", call->min_priority, priority);
+}
+
 static cn_status take_samples(cn_call *call, uint32_t n)
 {
     if (!call->samples || n <= 1) return CN_OK;
@@ -166,6 +177,7 @@ void cn_intake_take(cn_mail *mail)
     if (s->intake_stop || atomic_load(&call->cancelled))
         status = cn_fail(CN_ERR_CANCELLED, "cancelled");
     if (status == CN_OK && !call->request) status = parse_body(call);
+    if (status == CN_OK) status = check_priority(call);
     if (status == CN_OK) status = take_samples(call, call->request->params.sampling.n);
     if (status == CN_OK) status = cn_intake_tokens(s, &call->request->params, &call->tokens);
     if (status == CN_OK) status = take_memory(call);

@@ -255,6 +255,7 @@ static void generate(cn_server *server, cn_exchange *x, cn_api_endpoint endpoint
         .user = r,
     };
     cn_status status = CN_OK;
+    cn_server_set_owner(server, cn_exchange_key_name(x), &o);
     if (!r) {
         cn_buf_free(&o.body);
         status = cn_fail(CN_ERR_MEMORY, "out of memory for a reply");

@@ -313,5 +313,16 @@ bool cn_server_is_draining(const cn_server *s) { return s->draining; }
 double cn_server_started_s(const cn_server *s) { return s->started_s; }
 cn_service *cn_server_service(cn_server *s) { return s->service; }
 cn_http_server *cn_server_http(cn_server *s) { return s->http; }
+const cn_api_keys *cn_server_keys(const cn_server *s) { return s->keys; }
+
+void cn_server_set_owner(const cn_server *s, const char *name, cn_call_opts *o)
+{
+    const uint32_t n = cn_api_keys_count(s->keys), key = cn_api_keys_find_name(s->keys, name);
+    o->owner = n == 0 || !*name ? 0 : key == CN_API_KEY_NONE ? n + 1 : key + 1;
+    o->min_priority = n == 0                   ? INT32_MIN
+                      : key == CN_API_KEY_NONE ? 0
+                                               : cn_api_keys_min_priority(s->keys, key);
+}
+
 struct event_base *cn_server_base(cn_server *s) { return s->base; }
 cn_mailbox *cn_server_mailbox(cn_server *s) { return s->mailbox; }

@@ -48,6 +48,8 @@ struct cn_call {
     uint64_t engine_request;
     bool submitted;
     bool too_long; /* the output exceeds --max-reply-bytes */
+    uint32_t owner;
+    int32_t min_priority;
     cn_budget *samples;  /* of the key, or NULL */
     uint64_t held_bytes; /* taken from service->memory */
     uint32_t held_samples; /* taken from samples, besides the exchange's */

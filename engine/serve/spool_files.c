@@ -45,7 +45,18 @@ bool cn_files_have_room(const cn_files *f, uint64_t bytes)
     return taken <= f->limits.max_bytes && bytes <= f->limits.max_bytes - taken;
 }
 
-/* Takes over the file's name. */
+bool cn_viewer_sees(const cn_viewer *v, const char *owner)
+{
+    return v->sees_all || strcmp(v->name, owner) == 0;
+}
+
+static void free_texts(cn_file *file)
+{
+    cn_free(file->filename);
+    cn_free(file->owner);
+}
+
+/* Takes over the file's texts. */
 static cn_status add(cn_files *f, const cn_file *file)
 {
     if (f->n == f->cap) {
@@ -64,7 +75,7 @@ static cn_status add(cn_files *f, const cn_file *file)
 static void forget(cn_files *f, cn_file *file)
 {
     f->bytes -= file->bytes;
-    cn_free(file->filename);
+    free_texts(file);
     memmove(file, file + 1, (size_t)(f->all + f->n - file - 1) * sizeof *file);
     f->n--;
 }
@@ -81,7 +92,8 @@ json_t *cn_file_json(const cn_file *file)
 static cn_status put_record(cn_files *f, const cn_file *file)
 {
     json_t *record = cn_file_json(file);
-    if (!record || json_object_set_new(record, "order", json_integer((json_int_t)file->order))) {
+    if (!record || json_object_set_new(record, "order", json_integer((json_int_t)file->order)) ||
+        json_object_set_new(record, "owner", json_string(file->owner))) {
         json_decref(record);
         return cn_fail(CN_ERR_MEMORY, "%s: cannot make its record: out of memory, or the file "
                        "name is not UTF-8", file->id.text);
@@ -94,16 +106,18 @@ static cn_status put_record(cn_files *f, const cn_file *file)
 static cn_status read_record(cn_file *file, const json_t *record)
 {
     const cn_json_at at = {record, file->id.text, CN_ERR_MODEL};
-    const char *filename = NULL, *purpose = NULL;
+    const char *filename = NULL, *purpose = NULL, *owner = "";
     int64_t order = 0;
     CN_TRY(cn_json_i64(&at, "created_at", CN_JSON_REQUIRED, 0, INT64_MAX, &file->created_at));
     CN_TRY(cn_json_i64(&at, "order", CN_JSON_REQUIRED, 0, INT64_MAX - 1, &order));
     CN_TRY(cn_json_str(&at, "filename", CN_JSON_REQUIRED, &filename));
     CN_TRY(cn_json_str(&at, "purpose", CN_JSON_REQUIRED, &purpose));
+    CN_TRY(cn_json_str(&at, "owner", CN_JSON_OPTIONAL, &owner));
     file->order = (uint64_t)order;
     snprintf(file->purpose, sizeof file->purpose, "%s", purpose);
     file->filename = cn_strdup(filename);
-    return file->filename ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a file's name");
+    file->owner = cn_strdup(owner);
+    return file->filename && file->owner ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a file's name");
 }
 
 /* ---- opening ---- */
@@ -126,7 +140,7 @@ static cn_status load(cn_files *f, const cn_spool_id *id)
     if (fd >= 0) close(fd);
     json_decref(record);
     if (status == CN_OK) status = add(f, &file);
-    if (status != CN_OK) cn_free(file.filename);
+    if (status != CN_OK) free_texts(&file);
     return status;
 }
 
@@ -181,7 +195,7 @@ cn_status cn_files_open(cn_files **out, cn_spool *s, const cn_file_limits *limit
 void cn_files_close(cn_files *f)
 {
     if (!f) return;
-    for (size_t i = 0; i < f->n; i++) cn_free(f->all[i].filename);
+    for (size_t i = 0; i < f->n; i++) free_texts(&f->all[i]);
     cn_free(f->all);
     cn_free(f);
 }
@@ -248,17 +262,18 @@ static cn_status make_file(cn_files *f, cn_file *file)
     return status;
 }
 
-cn_status cn_upload_keep(cn_files *f, cn_upload *u, const char *filename, const char *purpose,
-                         const cn_file **out)
+cn_status cn_upload_keep(cn_files *f, cn_upload *u, const char *owner, const char *filename,
+                         const char *purpose, const cn_file **out)
 {
     cn_file file = {.id = u->temp,
                     .filename = cn_strndup(filename, CN_FILE_NAME_BYTES),
+                    .owner = cn_strdup(owner),
                     .created_at = (int64_t)time(NULL),
                     .bytes = u->bytes,
                     .order = f->next_order};
     snprintf(file.purpose, sizeof file.purpose, "%s", purpose);
     cn_status status = CN_OK;
-    if (!file.filename) status = cn_fail(CN_ERR_MEMORY, "out of memory for a file's name");
+    if (!file.filename || !file.owner) status = cn_fail(CN_ERR_MEMORY, "out of memory for a file's name");
     if (status == CN_OK) status = cn_spool_temp_keep(f->spool, &u->temp, u->fd, CN_SPOOL_FILES);
     if (status == CN_OK) status = make_file(f, &file);
     if (status == CN_OK) {
@@ -273,7 +288,7 @@ cn_status cn_upload_keep(cn_files *f, cn_upload *u, const char *filename, const 
     (void)cn_spool_remove_record(f->spool, CN_SPOOL_FILES, &file.id);
     (void)cn_spool_remove(f->spool, CN_SPOOL_FILES, file.id.text);
     cn_upload_drop(f, u);
-    cn_free(file.filename);
+    free_texts(&file);
     cn_fail(status, "%s", why.data ? why.data : cn_status_name(status));
     cn_buf_free(&why);
     return status;
@@ -281,19 +296,21 @@ cn_status cn_upload_keep(cn_files *f, cn_upload *u, const char *filename, const 
 
 /* ---- of batches ---- */
 
-cn_status cn_files_publish(cn_files *f, const cn_spool_id *id, const char *filename,
-                           uint64_t bytes)
+cn_status cn_files_publish(cn_files *f, const cn_spool_id *id, const char *owner,
+                           const char *filename, uint64_t bytes)
 {
     if (find(f, id)) return CN_OK;
     cn_file file = {.id = *id,
                     .filename = cn_strdup(filename),
+                    .owner = cn_strdup(owner),
                     .purpose = "batch_output",
                     .created_at = (int64_t)time(NULL),
                     .bytes = bytes,
                     .order = f->next_order};
-    cn_status status = file.filename ? make_file(f, &file)
-                                     : cn_fail(CN_ERR_MEMORY, "out of memory for a file's name");
-    if (status != CN_OK) cn_free(file.filename);
+    cn_status status = file.filename && file.owner
+                           ? make_file(f, &file)
+                           : cn_fail(CN_ERR_MEMORY, "out of memory for a file's name");
+    if (status != CN_OK) free_texts(&file);
     return status;
 }
 

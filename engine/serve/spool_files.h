@@ -22,6 +22,7 @@ typedef struct cn_file_limits {
 typedef struct cn_file {
     cn_spool_id id;
     char *filename;
+    char *owner; /* name of the API key that made it; "": none */
     char purpose[16]; /* "batch", "batch_output" */
     int64_t created_at; /* seconds since the epoch */
     uint64_t bytes, order; /* later files have the greater order */
@@ -39,6 +40,14 @@ size_t cn_files_count(const cn_files *f);
 /* In the order of their creation; valid until the next change. */
 const cn_file *cn_files_at(const cn_files *f, size_t i);
 const cn_file *cn_files_find(const cn_files *f, const cn_spool_id *id); /* NULL: no such file */
+/* Who asks: an API key sees its own files and batches, an admin key and a server without keys see
+ * all. */
+typedef struct cn_viewer {
+    const char *name; /* "": no key */
+    bool sees_all;
+} cn_viewer;
+bool cn_viewer_sees(const cn_viewer *v, const char *owner);
+
 /* {id, object: "file", bytes, created_at, filename, purpose, status}. */
 json_t *cn_file_json(const cn_file *file);
 
@@ -63,16 +72,16 @@ cn_status cn_upload_begin(cn_files *f, uint64_t announced_bytes, cn_upload *u);
  * is full. */
 cn_status cn_upload_write(cn_upload *u, const void *data, size_t n);
 /* Turns the upload into a file. On failure it removes everything. Ends the upload in both cases. */
-cn_status cn_upload_keep(cn_files *f, cn_upload *u, const char *filename, const char *purpose,
-                         const cn_file **out);
+cn_status cn_upload_keep(cn_files *f, cn_upload *u, const char *owner, const char *filename,
+                         const char *purpose, const cn_file **out);
 void cn_upload_drop(cn_files *f, cn_upload *u);
 
 /* ---- of batches ---- */
 
 /* Lists the content that a batch wrote under this id. Its bytes must be synced already. Publishing
  * an id twice is fine. */
-cn_status cn_files_publish(cn_files *f, const cn_spool_id *id, const char *filename,
-                           uint64_t bytes);
+cn_status cn_files_publish(cn_files *f, const cn_spool_id *id, const char *owner,
+                           const char *filename, uint64_t bytes);
 cn_status cn_files_remove(cn_files *f, const cn_spool_id *id);
 /* Sets the bytes that unfinished batches have written. They count against max_bytes. */
 void cn_files_set_unlisted_bytes(cn_files *f, uint64_t bytes);

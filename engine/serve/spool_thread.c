@@ -80,7 +80,16 @@ cn_spool_ask *cn_spool_ask_begin(cn_spool_part *p, cn_exchange *x,
         cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "out of memory", NULL, NULL);
         return NULL;
     }
-    *a = (cn_spool_ask){.part = p, .x = x, .work = work, .http_status = 200};
+    const cn_api_keys *keys = cn_server_keys(p->server);
+    const uint32_t key = cn_exchange_key(x);
+    *a = (cn_spool_ask){
+        .part = p,
+        .x = x,
+        .work = work,
+        .viewer = {cn_exchange_key_name(x),
+                   key == CN_API_KEY_NONE || cn_api_keys_is_admin(keys, key)},
+        .http_status = 200,
+    };
     cn_list_append(&p->asks, &a->node);
     cn_exchange_set_user(x, a, on_closed);
     return a;
@@ -151,7 +160,7 @@ static void on_news(void *user, cn_call *call)
     cn_call_release(call);
 }
 
-static cn_status submit(void *part, cn_batch_job *job)
+static cn_status submit(void *part, cn_batch_job *job, const char *owner)
 {
     cn_spool_part *p = part;
     cn_call_opts o = {.request = &job->asked,
@@ -161,6 +170,7 @@ static cn_status submit(void *part, cn_batch_job *job)
                       .news = on_news,
                       .user = job};
     cn_call *call;
+    cn_server_set_owner(p->server, owner, &o);
     CN_TRY(cn_call_start(&call, p->service, &o));
     job->call = call;
     return CN_OK;

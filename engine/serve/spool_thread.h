@@ -33,6 +33,7 @@ struct cn_spool_ask {
 
     /* the question: set by the HTTP thread, read by the batch thread */
     void (*work)(cn_spool_ask *a, cn_batches *b);
+    cn_viewer viewer;
     cn_spool_id id;
     uint32_t limit;
     cn_buf body;

@@ -12,12 +12,14 @@
 #include "tests/lib/jobs_rig.h"
 
 jobs_rig jobs;
+const cn_viewer jobs_viewer = {.name = "", .sees_all = true};
 
 /* ---- the engine ---- */
 
-static cn_status submit(void *user, cn_batch_job *job)
+static cn_status submit(void *user, cn_batch_job *job, const char *owner)
 {
     (void)user;
+    assert_string_equal(owner, "");
     if (jobs.n >= jobs.max) return cn_fail(CN_ERR_BUSY, "the queue is full");
     jobs.cancelled[jobs.n] = false;
     jobs.asked[jobs.n++] = job;
@@ -160,7 +162,7 @@ cn_status jobs_try_upload(const char *text, size_t n, cn_spool_id *id)
     CN_TRY(cn_upload_begin(files, n, &u));
     cn_status status = cn_upload_write(&u, text, n);
     if (status == CN_OK) {
-        status = cn_upload_keep(files, &u, "in.jsonl", "batch", &file);
+        status = cn_upload_keep(files, &u, "", "in.jsonl", "batch", &file);
         if (status == CN_OK) *id = file->id;
     } else {
         cn_upload_drop(files, &u);
@@ -194,7 +196,7 @@ cn_status jobs_try_create(const cn_spool_id *input, const char *window, cn_spool
     json_t *batch;
     json_t *body = json_pack("{s:s, s:s, s:s}", "input_file_id", input->text, "endpoint",
                              "/v1/chat/completions", "completion_window", window);
-    cn_status status = cn_batches_create(jobs.batches, body, &param, &batch);
+    cn_status status = cn_batches_create(jobs.batches, &jobs_viewer, body, &param, &batch);
     json_decref(body);
     if (status != CN_OK) return status;
     assert_true(cn_spool_id_read(id, cn_batch_prefix,
@@ -218,7 +220,7 @@ const char *jobs_text_of(const json_t *o, const char *key)
 
 void jobs_expect_status(const cn_spool_id *id, const char *status)
 {
-    json_t *batch = cn_batches_get(jobs.batches, id);
+    json_t *batch = cn_batches_get(jobs.batches, &jobs_viewer, id);
     assert_non_null(batch);
     assert_string_equal(jobs_text_of(batch, "status"), status);
     json_decref(batch);
@@ -269,7 +271,7 @@ static void expect_echo(const json_t *line)
 
 void jobs_check_files(const cn_spool_id *id, int *answered, int *errors)
 {
-    json_t *batch = cn_batches_get(jobs.batches, id), *seen = json_object(), *line;
+    json_t *batch = cn_batches_get(jobs.batches, &jobs_viewer, id), *seen = json_object(), *line;
     assert_non_null(batch);
     json_t *output = jobs_read_lines(batch, "output_file_id");
     json_t *error_lines = jobs_read_lines(batch, "error_file_id");

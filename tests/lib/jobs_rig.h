@@ -23,6 +23,7 @@ typedef struct jobs_rig {
     uint64_t n_submitted;
 } jobs_rig;
 extern jobs_rig jobs;
+extern const cn_viewer jobs_viewer; /* sees all */
 
 /* Fixtures for cmocka: set_up opens an empty spool, tear_down closes and removes it. */
 int jobs_set_up(void **state);

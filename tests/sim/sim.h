@@ -11,9 +11,9 @@
  * says, that no position is resident twice, and the plane of the dense layers; tokens decoded apart
  * are recomputed one a step; no allocation inside a step; some
  * sequence advances (no deadlock); no cap grows while a sequence waits; no sequence is admitted
- * past a waiting one of its owner, nor past one of an owner with fewer running tokens; owners share
- * no block, unless prefixes are shared; and two bounds on waiting, in steps, not counting steps with an
- * unfinished event:
+ * past a waiting one of its owner, nor past one of an owner with fewer running tokens; owners
+ * share no block, unless prefixes are shared; and two bounds on waiting, in steps, not counting
+ * steps with an unfinished event:
  *
  *   1 The foremost waiting sequence is admitted after at most the work that the running sequences
  *     had left when it became foremost. Every such step computes a token or ends a request. The
