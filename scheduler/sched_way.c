@@ -118,7 +118,7 @@ static bool try_make_room(cn_scheduler *s, const cn_seq *q, const room *want)
         v->sched->leaves = true;
     }
     for (cn_seq *v = s->running.tail; v && !suffices(&have, want); v = before(v)) {
-        const room held = held_room(s, v);
+        const room held = held_room(s, v, home);
         if (!gives_share(s, v, q) || !helps(&held, &have, want)) continue;
         add_room(&have, &held);
         v->sched->leaves = true;
