@@ -27,7 +27,7 @@ static void short_runs_hold_every_invariant(void **state)
     uint64_t shares = 0;
     uint64_t outs = 0, ins = 0, ring_reads = 0, ring_forks = 0, ring_readmissions = 0;
     uint64_t away = 0, puts = 0, fills = 0, exchanges = 0, moves = 0;
-    for (uint64_t seed = 1; seed <= 10; seed++) {
+    for (uint64_t seed = 1; seed <= 12; seed++) {
         run_well((sim_opts){.seed = seed, .steps = 10000, .epoch_steps = 500}, &r);
         events += r.events;
         preemptions += r.preemptions;
