@@ -249,6 +249,7 @@ static void log_memory(const cn_engine *e)
 static cn_status build(cn_engine *e)
 {
     cn_memory_plan *kv = &e->plan.kv;
+    CN_TRY(cn_config_find_models(e->config));
     CN_TRY(load_checkpoint_texts(e));
     cn_device_choice choice;
     CN_TRY(cn_backend_open(&e->backend, e->config, &e->model_config, 0, &choice));

@@ -179,6 +179,9 @@ static void test_refusals(void **state)
         {CONFIG("Qwen3ForCausalLM",
                 ", \"layer_types\": [\"full_attention\", \"sliding_attention\"]"),
          "layer_types[1]: \"sliding_attention\""},
+        {CONFIG("MistralForCausalLM", ", \"sliding_window\": 4096"),
+         "sliding_window: a window of 4096 tokens is not supported"},
+        {CONFIG("MistralForCausalLM", ""), "sliding_window: a window of 4096 tokens"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         expect_refusal(cases[i].text, cases[i].words);

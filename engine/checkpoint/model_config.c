@@ -21,20 +21,30 @@ enum {
     PLACE_BYTES = 512,
 };
 
+typedef enum bias { BIAS_NONE, BIAS_QKV, BIAS_BY_KEY /* attention_bias: q, k, v and o */ } bias;
+
+/* How the class in transformers reads sliding_window. */
+typedef enum sliding {
+    SLIDING_NEVER,
+    SLIDING_BY_SWITCH, /* only with use_sliding_window, from layer max_window_layers on */
+    SLIDING_BY_VALUE   /* in every layer, unless the value is null */
+} sliding;
+
 typedef struct architecture {
     const char *name;
     bool qk_norm;
-    bool always_qkv_bias;    /* if false, attention_bias decides for q, k, v and o */
-    bool has_sliding_window; /* the class in transformers reads sliding_window */
+    bias bias;
+    sliding sliding;
     uint32_t head_dim;       /* when absent; 0: hidden / heads */
     uint32_t max_position;   /* when absent */
     int64_t bos, eos;        /* when absent; -1: none */
 } architecture;
 
 static const architecture architectures[] = {
-    {"Qwen3ForCausalLM", true, false, true, 128, 32768, -1, -1},
-    {"Qwen2ForCausalLM", false, true, true, 0, 32768, -1, -1},
-    {"LlamaForCausalLM", false, false, false, 0, 2048, 1, 2},
+    {"Qwen3ForCausalLM", true, BIAS_BY_KEY, SLIDING_BY_SWITCH, 128, 32768, -1, -1},
+    {"Qwen2ForCausalLM", false, BIAS_QKV, SLIDING_BY_SWITCH, 0, 32768, -1, -1},
+    {"LlamaForCausalLM", false, BIAS_BY_KEY, SLIDING_NEVER, 0, 2048, 1, 2},
+    {"MistralForCausalLM", false, BIAS_NONE, SLIDING_BY_VALUE, 0, 131072, 1, 2},
 };
 
 static cn_status find_architecture(const cn_json_at *a, const architecture **out)
@@ -52,7 +62,7 @@ static cn_status find_architecture(const cn_json_at *a, const architecture **out
     }
     return cn_fail(a->error,
                    "%s: architectures: %s is not supported; supported are Qwen3ForCausalLM, "
-                   "Qwen2ForCausalLM and LlamaForCausalLM",
+                   "Qwen2ForCausalLM, LlamaForCausalLM and MistralForCausalLM",
                    a->where, cn_json_describe(first, shown, sizeof shown));
 }
 
@@ -91,9 +101,23 @@ static cn_status refuse_flag(const cn_json_at *a, const char *key)
     return on ? cn_fail(a->error, "%s: %s true is not supported", a->where, key) : CN_OK;
 }
 
+/* A window that holds every position changes nothing. */
+static cn_status refuse_window_of_all_layers(const cn_json_at *a, const cn_model_config *c)
+{
+    uint32_t window = 4096; /* when absent */
+    if (json_is_null(json_object_get(a->object, "sliding_window"))) return CN_OK;
+    CN_TRY(cn_json_u32(a, "sliding_window", CN_JSON_OPTIONAL, 1, UINT32_MAX, &window));
+    if (window >= c->max_position) return CN_OK;
+    return cn_fail(a->error,
+                   "%s: sliding_window: a window of %u tokens is not supported; supported is null, "
+                   "or a context of at most as many tokens (max_position_embeddings %u)",
+                   a->where, window, c->max_position);
+}
+
 static cn_status refuse_sliding_window(const cn_json_at *a, const architecture *arch,
                                        const cn_model_config *c)
 {
+    if (arch->sliding == SLIDING_BY_VALUE) return refuse_window_of_all_layers(a, c);
     json_t *types = NULL, *type;
     size_t layer;
     CN_TRY(cn_json_arr(a, "layer_types", CN_JSON_OPTIONAL, &types));
@@ -110,7 +134,7 @@ static cn_status refuse_sliding_window(const cn_json_at *a, const architecture *
     bool on = false;
     uint32_t window = UINT32_MAX, first = 28;
     CN_TRY(cn_json_bool(a, "use_sliding_window", CN_JSON_OPTIONAL, &on));
-    if (!on || !arch->has_sliding_window || types) return CN_OK;
+    if (!on || arch->sliding == SLIDING_NEVER || types) return CN_OK;
     if (!cn_json_find(a, "sliding_window")) window = 4096;
     CN_TRY(cn_json_u32(a, "sliding_window", CN_JSON_OPTIONAL, 0, UINT32_MAX, &window));
     CN_TRY(cn_json_u32(a, "max_window_layers", CN_JSON_OPTIONAL, 0, UINT32_MAX, &first));
@@ -288,8 +312,8 @@ static cn_status read_config(const cn_json_at *a, cn_model_config *c)
     CN_TRY(refuse_unsupported(a, arch, c));
 
     c->qk_norm = arch->qk_norm;
-    c->qkv_bias = arch->always_qkv_bias;
-    if (!arch->always_qkv_bias) {
+    c->qkv_bias = arch->bias == BIAS_QKV;
+    if (arch->bias == BIAS_BY_KEY) {
         CN_TRY(cn_json_bool(a, "attention_bias", CN_JSON_OPTIONAL, &c->qkv_bias));
         c->o_bias = c->qkv_bias;
     }

@@ -92,6 +92,7 @@ cn_config *cn_command_begin(int argc, char **argv, int *first_positional, int *e
         *exit_code = CN_EXIT_OK;
     } else if (status == CN_OK) {
         status = cn_config_validate(c, cmd->sections);
+        if (status == CN_OK) status = cn_config_find_models(c);
     }
     if (status == CN_OK && !c->help) {
         cn_log_set_level(c->log_level);

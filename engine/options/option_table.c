@@ -35,7 +35,8 @@ static const cn_option options[] = {
         .help = "check the scheduler's whole state at every step"),
 
     ROW(CHECKPOINT, "model", STRING, model, NULL, .flags = REQUIRED,
-        .help = "checkpoint directory in the Hugging Face layout"),
+        .help = "checkpoint directory in the Hugging Face layout, or org/name of a checkpoint in the "
+                "Hugging Face cache"),
     ROW(CHECKPOINT, "tokenizer", STRING, tokenizer, NULL,
         .help = "directory of tokenizer.json, if it is not that of --model"),
     ROW(CHECKPOINT, "chat-template", ENUM, chat_template, "auto",

@@ -424,10 +424,28 @@ cn_status cn_config_result_text(const cn_config *c, cn_buf *out)
     return CN_OK;
 }
 
-cn_status cn_cache_dir(cn_buf *out)
+/* The value of a variable that is set and not empty, else NULL. */
+static const char *variable(const char *name)
 {
-    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    if (cache && *cache) return cn_buf_addf(out, "%s/cinch", cache);
-    if (home && *home) return cn_buf_addf(out, "%s/.cache/cinch", home);
+    const char *value = getenv(name);
+    return value && *value ? value : NULL;
+}
+
+/* Appends a folder of the user's cache. */
+static cn_status cache_folder(cn_buf *out, const char *name)
+{
+    const char *cache = variable("XDG_CACHE_HOME"), *home = variable("HOME");
+    if (cache) return cn_buf_addf(out, "%s/%s", cache, name);
+    if (home) return cn_buf_addf(out, "%s/.cache/%s", home, name);
     return CN_OK;
+}
+
+cn_status cn_cache_dir(cn_buf *out) { return cache_folder(out, "cinch"); }
+
+cn_status cn_hub_cache_dir(cn_buf *out)
+{
+    const char *hub = variable("HF_HUB_CACHE"), *home = variable("HF_HOME");
+    if (hub) return cn_buf_addf(out, "%s", hub);
+    if (home) return cn_buf_addf(out, "%s/hub", home);
+    return cache_folder(out, "huggingface/hub");
 }

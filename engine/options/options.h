@@ -335,6 +335,11 @@ cn_status cn_config_validate(const cn_config *c, uint32_t sections);
  * CN_ERR_ARG names the option that is missing. */
 cn_status cn_config_check_kv_readers(const cn_config *c);
 
+/* Replaces --model and --tokenizer of the form org/name, if no directory has that name, by the
+ * snapshot in the Hugging Face cache. CN_ERR_IO: the cache has none; the text has the command that
+ * downloads it. */
+cn_status cn_config_find_models(cn_config *c);
+
 /* Whether the user set the option of this field of c. */
 bool cn_config_is_given(const cn_config *c, const void *field);
 
@@ -362,6 +367,10 @@ json_t *cn_kv_params_json(const cn_kv_params *kv);
 /* Appends the folder for data that can be recomputed: "cinch" under XDG_CACHE_HOME or ~/.cache.
  * Appends nothing if the environment sets neither XDG_CACHE_HOME nor HOME. */
 cn_status cn_cache_dir(cn_buf *out);
+
+/* Appends the folder of the Hugging Face cache: HF_HUB_CACHE, or "hub" under HF_HOME, which is
+ * "huggingface" under XDG_CACHE_HOME or ~/.cache when unset. Appends nothing if nothing is set. */
+cn_status cn_hub_cache_dir(cn_buf *out);
 
 /* ---- printing ---- */
 void cn_config_help(FILE *f, uint32_t sections);

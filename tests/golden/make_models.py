@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 HERE = pathlib.Path(__file__).resolve().parent / "models"
@@ -68,6 +68,11 @@ MODELS = {
     "llama-yarn-bias-f16": (LlamaConfig, sizes(
         300, 64, 96, 2, 8, 2, 16, tie_word_embeddings=False, max_position_embeddings=2048,
         attention_bias=True, rope_parameters=dict(YARN)), "float16", 80, None, False),
+    "mistral-bf16": (MistralConfig, sizes(
+        301, 64, 112, 3, 4, 2, 32, tie_word_embeddings=False, max_position_embeddings=2048,
+        sliding_window=None, rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}), "bfloat16", 77, "120KB",
+        True),
 }
 
 # Folders with only a config, for the cos/sin table: head sizes and scalings that no tiny model has.
