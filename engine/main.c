@@ -31,7 +31,8 @@ int main(int argc, char **argv)
         cn_command_refuse(word);
         return CN_EXIT_FAILED;
     }
-    char long_help[] = "--help";
+    char some[] = "--help", every[] = "--help-all";
+    char *long_help = argc > 3 && strcmp(argv[3], every) == 0 ? every : some;
     return help ? cmd->run(2, (char *[]){argv[2], long_help, NULL})
                 : cmd->run(argc - 1, argv + 1);
 }

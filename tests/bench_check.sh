@@ -155,7 +155,7 @@ refused "line 1: prompt" bench throughput --model $model --dataset-name custom \
 refused "there is no tokenizer.json" bench throughput --model "$dir/config-alone" \
     --load-format dummy --dataset-name custom --dataset-path "$dir/custom.jsonl"
 refused "config-alone/tokenizer.json" bench throughput --model "$dir/config-alone"
-refused "the dataset has no prompts" bench throughput --model $model --input-len 9000
+refused "no request fits: prompt and output of each exceed the context of 8192 tokens" bench throughput --model $model --input-len 9000
 
 refused "cannot hold --resident 2000" bench throughput --model $model --resident 2000 \
     --batches 8 --kv-cache-memory-bytes 64M
@@ -182,6 +182,17 @@ for want in 'N_total = 139 blocks of 64 tokens' 'M = 19 slots of 48 queries' \
     grep -qF -e "$want" "$dir/out" || fail "no $want"
 done
 grep -q selection "$dir/out" && fail "a plan without selectors speaks of selection"
+# A plan for a GPU that is not here: bf16, blocks of 256, no speeds.
+"$cinch" plan --model bench/shapes/qwen3-8b --gpu-memory 80G --kv-policy zip >"$dir/out"
+for want in '^device  *a GPU of 80.0 GiB (--gpu-memory), 92 % of it used; not measured$' \
+    '^weights  *15.3 GiB in bf16$' '^kv cache  *5[5-7].[0-9] GiB, N_total = [0-9]* blocks of 256' \
+    '^  *1[67][0-9] requests of any output length at budget 2048'; do
+    grep -q -e "$want" "$dir/out" || fail "no $want"
+done
+grep -qE 'expected|measured now' "$dir/out" && fail "speeds of a GPU that is not here"
+"$cinch" plan --model bench/shapes/qwen3-8b --gpu-memory 80G --json >"$dir/out"
+grep -q '"expected_tokens_per_s": null' "$dir/out" || fail "no null"
+refused "GiB available on the device" plan --model bench/shapes/qwen3-32b --gpu-memory 40G
 # Selection: per token 6 layers x 2 heads of 16 / 2 + 2 bytes of labels and 2 x 64 x 4 / 64 of bounds.
 "$cinch" plan --model $model --kv-cache-memory-bytes 600M --kv-selectors ds,spade,tls \
     --select-tokens 256 --select-tiles 2 >"$dir/out"

@@ -102,6 +102,9 @@ unexpected argument 'DIR': the checkpoint is given as --model DIR|serve DIR --po
 unexpected argument 'b': --input-file takes one file; to join several, pipe them|run-batch $model -i a b -o $dir/o
 kv-policy full,zip: expected one value, not a list: one of full\|window\|zip; --kv-policies takes a list|plan $model --kv-policy full,zip
 kv-select ds,tls: expected one value, not a list: one of|plan $model --kv-select ds,tls
+--gpu-memory plans for a GPU, wherever it is: leave out --device cpu|plan $model --device cpu --gpu-memory 80G
+--dtype float32 does not run on a GPU|plan $model --dtype float32 --gpu-memory 80G
+gpu-memory 80: expected bytes|plan $model --gpu-memory 80
 kv-budget 256,512: expected one value, not a list: a whole number|plan $model --kv-budget 256,512
 --max-model-len 9000: config.json allows at most 8192 tokens|plan $model --max-model-len 9000
 --max-tokens 8192: config.json allows 8192 tokens of prompt and output|run-batch $model -i examples/prompts.jsonl -o $dir/o --prompt-field prompt --max-tokens 8192
@@ -144,6 +147,10 @@ done
 expect 0 "87" tokenize --model examples/tiny-reasoner --text x --no-render
 
 "$cinch" docs config >"$dir/config.md"
+# flags FILE: the options that a help text names, sorted.
+flags() {
+    sed -n 's/^ .*--\(\[no-\]\)\{0,1\}\([a-z0-9-]*\) .*/\2/p' "$1" | sort
+}
 commands=$("$cinch" help | sed -n 's/^  \([a-z-]*\)  .*/\1/p' | grep -vx -e help -e version)
 [ -n "$commands" ]
 for command in $commands; do
@@ -151,7 +158,18 @@ for command in $commands; do
     cp "$dir/out" "$dir/help.text"
     expect 0 "usage: cinch $command" "$command" --help
     cmp "$dir/out" "$dir/help.text"
-    sed -n 's/^ .*--\(\[no-\]\)\{0,1\}\([a-z0-9-]*\) .*/\2/p' "$dir/out" | sort >"$dir/help"
+    flags "$dir/out" >"$dir/usual"
+    expect 0 "usage: cinch $command" help "$command" --help-all
+    cp "$dir/out" "$dir/help.text"
+    expect 0 "usage: cinch $command" "$command" --help-all
+    cmp "$dir/out" "$dir/help.text"
+    flags "$dir/out" >"$dir/help"
+    [ -z "$(comm -23 "$dir/usual" "$dir/help")" ]
+    # --help has few options, and says how many it leaves out.
+    left=$(comm -13 "$dir/usual" "$dir/help" | wc -l)
+    [ "$(wc -l <"$dir/usual")" -le 30 ]
+    [ "$left" = 0 ] || "$cinch" "$command" --help | grep -q "^$left more options: cinch $command --help-all"
+    [ "$command" != run-batch ] || [ "$(wc -l <"$dir/usual")" = 20 ]
     sections=$(sed -n "s/^| \`cinch $command\` | \(.*\) |\$/\1/p" "$dir/config.md")
     for section in $sections; do
         sed -n "/^## $section\$/,/^## /s/^| \`--\([a-z0-9-]*\)\`.*/\1/p" "$dir/config.md"

@@ -255,6 +255,43 @@ static void the_table_has_a_row_per_arm_in_columns(void **state)
     free(text);
 }
 
+/* The longest line of the table; *n_titles counts its columns. */
+static size_t table_width(const cn_compare_report *r, uint32_t *n_titles)
+{
+    char *text = NULL;
+    size_t size = 0, width = 0;
+    FILE *f = open_memstream(&text, &size);
+    cn_compare_print(f, r, 0);
+    fclose(f);
+    *n_titles = 0;
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+        if (strlen(line) > width) width = strlen(line);
+        if (strncmp(line, "| arm ", 6) != 0) continue;
+        for (const char *p = line; *p; p++) *n_titles += *p == '|';
+        *n_titles -= 2; /* the label and the last line */
+    }
+    free(text);
+    return width;
+}
+
+static void the_table_fits_100_columns_unless_wide(void **state)
+{
+    fixture *x = *state;
+    uint32_t few, all;
+    char *const label = x->arms.arms[1].label;
+    char longest[] = "zip:384:window=48:redundancy=none:pooling=never:move=fill";
+    const cn_compare_report r = report_of(x, N_ARMS);
+    assert_true(table_width(&r, &few) <= 100);
+    x->arms.arms[1].label = longest;
+    assert_true(table_width(&r, &few) <= 100);
+    assert_true(few >= 4);
+    x->config->wide = true;
+    assert_true(table_width(&r, &all) > 150);
+    assert_int_equal(all, 15);
+    x->config->wide = false;
+    x->arms.arms[1].label = label;
+}
+
 static void the_plot_names_every_arm(void **state)
 {
     fixture *x = *state;
@@ -285,6 +322,7 @@ int main(void)
         cmocka_unit_test(a_refused_request_counts_as_wrong),
         cmocka_unit_test(json_holds_the_figures),
         cmocka_unit_test(the_table_has_a_row_per_arm_in_columns),
+        cmocka_unit_test(the_table_fits_100_columns_unless_wide),
         cmocka_unit_test(the_plot_names_every_arm),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -70,10 +70,12 @@ void cn_command_refuse(const char *word)
         cn_log(CN_LOG_ERROR, "unknown command '%s': cinch help lists them", word);
 }
 
-static void print_help(const cn_command *cmd)
+static void print_help(const cn_command *cmd, bool all)
 {
     printf("usage: cinch %s %s\n\n%s\n", cmd->name, cmd->synopsis, cmd->summary);
-    cn_config_help(stdout, cmd->sections);
+    const uint32_t n_left_out = cn_config_help(stdout, cmd->sections, all);
+    if (n_left_out)
+        printf("\n%u more options: cinch %s --help-all\n", n_left_out, cmd->name);
 }
 
 cn_config *cn_command_begin(int argc, char **argv, int *first_positional, int *exit_code)
@@ -88,7 +90,7 @@ cn_config *cn_command_begin(int argc, char **argv, int *first_positional, int *e
     }
     cn_status status = cn_config_parse_args(c, cmd->sections, argc, argv, first_positional);
     if (status == CN_OK && c->help) {
-        print_help(cmd);
+        print_help(cmd, c->help_all);
         *exit_code = CN_EXIT_OK;
     } else if (status == CN_OK) {
         status = cn_config_validate(c, cmd->sections);
@@ -110,5 +112,6 @@ void cn_commands_help(FILE *f)
         fprintf(f, "  %-10s  %s\n", commands[i].name, commands[i].summary);
     fprintf(f, "  %-10s  %s\n", "version", "print the version");
     fprintf(f, "  %-10s  %s\n", "help", "print this list");
-    fprintf(f, "\ncinch help COMMAND lists the options of a command.\n");
+    fprintf(f, "\ncinch help COMMAND lists the options of a command that people use, cinch COMMAND "
+               "--help-all all of them.\n");
 }

@@ -14,6 +14,7 @@
 #include "compress/policy.h"
 #include "engine/backend.h"
 #include "engine/cmd/command.h"
+#include "engine/cmd/plan_gpu.h"
 #include "engine/cmd/plan_select.h"
 #include "engine/start_plan.h"
 
@@ -131,6 +132,7 @@ static cn_status check_start(const plan_report *r)
     return cn_policy_check(&known.kv, r->memory.block_tokens, known.kv.window_tokens);
 }
 
+/* s NULL: nothing is measured. */
 static cn_status fill(plan_report *r, cn_backend *be, cn_stream *s)
 {
     const cn_config *c = r->config;
@@ -145,7 +147,7 @@ static cn_status fill(plan_report *r, cn_backend *be, cn_stream *s)
     r->resident_tokens = capped ? cn_min_u32(budget_tokens(r), r->max_model_len) : half_tokens;
     r->running = cn_max_u32(r->running, 1);
     CN_TRY(cn_plan_selection_make(&r->selection, c, &r->model, &r->start, be));
-    return measure(be, s, r);
+    return s ? measure(be, s, r) : CN_OK;
 }
 
 static void print_bytes(const char *what, uint64_t n)
@@ -168,6 +170,7 @@ static void print_concurrency(const plan_report *r)
     if (p->n_max_blocks)
         printf("%-12s %u requests of any output length at budget %u (%u blocks each)\n", "",
                p->concurrency_capped, budget_tokens(r), p->n_max_blocks);
+    if (r->tokens_per_s <= 0) return;
     printf("%-12s about %.0f tokens/s at most, %u requests of %u resident tokens\n", "expected",
            r->tokens_per_s, r->running, r->resident_tokens);
     printf("%-12s measured now: reading %.1f GB/s, multiplying %.1f GFLOP/s\n", "",
@@ -213,13 +216,16 @@ static void print_table(const plan_report *r)
     cn_plan_selection_print(&r->selection);
 }
 
+/* null when nothing was measured. */
+static json_t *measured_json(double x) { return x > 0 ? json_real(x) : json_null(); }
+
 static cn_status print_json(const plan_report *r)
 {
     const cn_model_config *m = &r->model;
     const cn_memory_plan *p = &r->memory;
     json_t *json = json_pack(
         "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
-        "s:f, s:f, s:f, s:o}",
+        "s:o, s:o, s:o, s:o}",
         "architecture", m->architecture, "parameters", (json_int_t)cn_model_config_n_params(m),
         "weight_bytes", (json_int_t)cn_start_part_bytes(&r->start, CN_PART_WEIGHTS),
         "workspace_bytes", (json_int_t)workspace_bytes(r), "kv_bytes",
@@ -232,8 +238,9 @@ static cn_status print_json(const plan_report *r)
         "concurrency_capped", (json_int_t)p->concurrency_capped, "swap_bytes",
         (json_int_t)p->swap_bytes, "swap_requests", (json_int_t)p->n_swap_requests,
         "read_bytes_per_s",
-        r->read_bytes_per_s, "flops_per_s", r->flops_per_s, "expected_tokens_per_s",
-        r->tokens_per_s, "selection", cn_plan_selection_json(&r->selection));
+        measured_json(r->read_bytes_per_s), "flops_per_s", measured_json(r->flops_per_s),
+        "expected_tokens_per_s", measured_json(r->tokens_per_s), "selection",
+        cn_plan_selection_json(&r->selection));
     char *text = json ? json_dumps(json, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) : NULL;
     json_decref(json);
     if (!text) return cn_fail(CN_ERR_MEMORY, "out of memory for the plan");
@@ -242,19 +249,36 @@ static cn_status print_json(const plan_report *r)
     return CN_OK;
 }
 
+/* A plan for a GPU that is not here. Nothing can be measured. */
+static cn_status plan_elsewhere(plan_report *r)
+{
+    const cn_config *c = r->config;
+    cn_plan_gpu gpu;
+    cn_plan_gpu_init(&gpu, c);
+    snprintf(r->device.why, sizeof r->device.why,
+             "a GPU of %.1f GiB (--gpu-memory), %.0f %% of it used; not measured",
+             cn_gib(c->gpu_memory), 100 * (double)c->gpu_memory_utilization);
+    return fill(r, &gpu.backend, NULL);
+}
+
+static cn_status plan_here(plan_report *r)
+{
+    const cn_config *c = r->config;
+    cn_backend *be = NULL;
+    CN_TRY(cn_backend_open(&be, c, &r->model, probe_bytes(c->max_num_seqs), &r->device));
+    cn_stream *s = NULL; /* created before the plan, because it takes device memory */
+    cn_status status = be->stream_create(be, CN_PRIORITY_HIGH, &s);
+    if (status == CN_OK) status = fill(r, be, s);
+    be->stream_free(s);
+    be->close(be);
+    return status;
+}
+
 static cn_status plan(const cn_config *c)
 {
     plan_report r = {.config = c};
-    cn_backend *be = NULL;
     CN_TRY(load_config(&r));
-    CN_TRY(cn_backend_open(&be, c, &r.model, probe_bytes(c->max_num_seqs),
-                           &r.device));
-    cn_stream *s = NULL; /* created before the plan, because it takes device memory */
-    cn_status status = be->stream_create(be, CN_PRIORITY_HIGH, &s);
-    if (status == CN_OK) status = fill(&r, be, s);
-    be->stream_free(s);
-    be->close(be);
-    CN_TRY(status);
+    CN_TRY(c->gpu_memory ? plan_elsewhere(&r) : plan_here(&r));
     if (c->json) return print_json(&r);
     print_table(&r);
     return CN_OK;

@@ -116,6 +116,8 @@ static const struct {
     {"preempted", text_preemptions},
 };
 enum { N_COLUMNS = sizeof columns / sizeof *columns };
+/* Columns of `columns`: quality, speed, memory, and then the rest. */
+static const uint32_t by_importance[N_COLUMNS] = {0, 1, 4, 6, 7, 8, 11, 2, 10, 3, 5, 9, 13, 14, 12};
 
 typedef struct task_table {
     const cn_compare_report *r;
@@ -141,10 +143,12 @@ void cn_compare_print(FILE *f, const cn_compare_report *r, uint32_t task)
     while (n_rows < r->arms->n && figures_of(r, task, n_rows)) n_rows++;
     fprintf(f, "\n%s, %u prompts\n\n", r->tasks[task].name, r->tasks[task].n);
     const task_table t = {r, task};
-    cn_text_table_print(f, &(cn_text_table){.corner = "arm", .titles = titles,
-                                            .n_columns = N_COLUMNS, .n_rows = n_rows,
-                                            .data = &t, .label = table_label,
-                                            .cell = table_cell});
+    const bool wide = r->config->wide;
+    const uint32_t n_left_out = cn_text_table_print(
+        f, &(cn_text_table){.corner = "arm", .titles = titles, .n_columns = N_COLUMNS,
+                            .n_rows = n_rows, .by_importance = wide ? NULL : by_importance,
+                            .data = &t, .label = table_label, .cell = table_cell});
+    if (n_left_out) fprintf(f, "\n%u more columns: --wide\n", n_left_out);
 }
 
 /* ---- files ---- */

@@ -46,6 +46,12 @@ static const char *const titles[N_COLUMNS] = {
     [MASS] = "mass",      [ORACLE] = "oracle",      [CHURN] = "churn",
 };
 
+/* The columns of --select-probe come before those of speed and memory: they were asked for. */
+static const uint32_t by_importance[N_COLUMNS] = {
+    NLL, DELTA, ERROR, SAME_BEST, MASS, ORACLE, CHURN, SPEED, PEAK, EVICTED, TOKENS, EVENTS};
+static const uint32_t without_probe[MASS] = {NLL,  DELTA,   ERROR,  SAME_BEST, SPEED,
+                                             PEAK, EVICTED, TOKENS, EVENTS};
+
 typedef struct task_table {
     const cn_forced_report *r;
     const cn_forced_run *run;
@@ -88,9 +94,13 @@ void cn_forced_print(FILE *f, const cn_forced_report *r, uint32_t task)
     const task_table t = {r, r->runs[task]};
     const uint32_t n_columns = r->config->select_probe ? N_COLUMNS : MASS;
     fprintf(f, "\n%s, %u documents\n\n", r->tasks[task].name, cn_forced_run_done(t.run));
-    cn_text_table_print(f, &(cn_text_table){.corner = "arm", .titles = titles,
-                                            .n_columns = n_columns, .n_rows = r->arms->n,
-                                            .data = &t, .label = label, .cell = cell});
+    const uint32_t *importance = r->config->select_probe ? by_importance : without_probe;
+    const uint32_t n_left_out = cn_text_table_print(
+        f, &(cn_text_table){.corner = "arm", .titles = titles, .n_columns = n_columns,
+                            .n_rows = r->arms->n,
+                            .by_importance = r->config->wide ? NULL : importance,
+                            .data = &t, .label = label, .cell = cell});
+    if (n_left_out) fprintf(f, "\n%u more columns: --wide\n", n_left_out);
 }
 
 /* ---- JSON ---- */

@@ -19,6 +19,7 @@
 #define REQUIRED CN_OPTION_REQUIRED
 #define PERCENT CN_OPTION_PERCENT
 #define WRITTEN CN_OPTION_WRITTEN
+#define USUAL CN_OPTION_USUAL
 
 #define OR_NAME(id, name) "|" name
 
@@ -34,9 +35,9 @@ static const cn_option options[] = {
     ROW(DEBUG, "check-invariants", BOOL, check_invariants, "false",
         .help = "check the scheduler's whole state at every step"),
 
-    ROW(CHECKPOINT, "model", STRING, model, NULL, .flags = REQUIRED,
-        .help = "checkpoint directory in the Hugging Face layout, or org/name of a checkpoint in the "
-                "Hugging Face cache"),
+    ROW(CHECKPOINT, "model", STRING, model, NULL, .flags = REQUIRED | USUAL,
+        .help = "checkpoint directory in the Hugging Face layout, or org/name of a checkpoint in "
+                "the Hugging Face cache"),
     ROW(CHECKPOINT, "tokenizer", STRING, tokenizer, NULL,
         .help = "directory of tokenizer.json, if it is not that of --model"),
     ROW(CHECKPOINT, "chat-template", ENUM, chat_template, "auto",
@@ -48,7 +49,7 @@ static const cn_option options[] = {
     ROW(MODEL, "dtype", ENUM, dtype, "auto", .values = "auto|float32", .flags = RESULT,
         .help = "dtype of activations; auto is float32 on a CPU and bfloat16 on a GPU"),
     ROW(MODEL, "max-model-len", U32, max_model_len, "0", .min = 1, .max = TOKENS_MAX,
-        .flags = RESULT | ZERO_OK,
+        .flags = RESULT | ZERO_OK | USUAL,
         .help = "maximum tokens of prompt plus output; 0 takes it from config.json"),
     ROW(MODEL, "seed", U64, seed, "0", .min = 0, .max = U64_MAX_AS_DOUBLE, .flags = RESULT,
         .help = "seed of requests that set none, and of dummy weights"),
@@ -58,15 +59,16 @@ static const cn_option options[] = {
         .flags = RESULT,
         .help = "sampling defaults: auto reads generation_config.json, vllm uses only vLLM's"),
     ROW(MODEL, "reasoning-parser", ENUM, reasoning_parser, "none",
-        .values = "none|auto|qwen3|deepseek_r1", .flags = RESULT,
+        .values = "none|auto|qwen3|deepseek_r1", .flags = RESULT | USUAL,
         .help = "return the text inside <think> as reasoning_content; auto does so if the "
                 "vocabulary has the tags"),
 
     ROW(ENGINE, "device", STRING, device, "auto",
+        .flags = USUAL,
         .help = "device that runs the model: cpu, cuda or cuda:N; auto is the first GPU if it "
                 "is usable, else the CPU"),
     ROW(ENGINE, "gpu-memory-utilization", F32, gpu_memory_utilization, "0.92", .min = 0, .max = 1,
-        .flags = ABOVE_MIN,
+        .flags = ABOVE_MIN | USUAL,
         .help = "fraction of GPU memory to use, including memory other processes hold; ignored "
                 "when --kv-cache-memory-bytes is set"),
     ROW(ENGINE, "batch-invariant", BOOL, batch_invariant, "false", .flags = RESULT,
@@ -77,12 +79,13 @@ static const cn_option options[] = {
         .flags = RESULT | ZERO_OK | POW2,
         .help = "tokens per KV block; 0 is the device's default: 64 on a CPU, 256 on a GPU"),
     ROW(ENGINE, "kv-cache-memory-bytes", BYTES, kv_cache_memory_bytes, "0", .min = 1,
-        .max = U64_MAX_AS_DOUBLE, .flags = ZERO_OK,
+        .max = U64_MAX_AS_DOUBLE, .flags = ZERO_OK | USUAL,
         .help = "memory of the KV cache, such as 512M or 4G; 0 is 4G (at most a quarter of RAM) "
                 "on a CPU, and what --gpu-memory-utilization leaves on a GPU"),
     ROW(ENGINE, "num-gpu-blocks-override", U32, n_blocks_override, "0", .min = 2, .max = TOKENS_MAX,
         .flags = ZERO_OK, .help = "number of KV blocks, regardless of memory; 0 computes it"),
     ROW(ENGINE, "max-num-seqs", U32, max_num_seqs, "256", .min = 1, .max = 65536,
+        .flags = USUAL,
         .help = "maximum requests that run at once"),
     ROW(ENGINE, "max-num-batched-tokens", U32, max_num_batched_tokens, "2048", .min = 1,
         .max = 1048576, .help = "maximum tokens of one step, prompts and outputs together"),
@@ -113,12 +116,13 @@ static const cn_option options[] = {
         .help = "GiB of host memory to which compressed batch requests are moved when "
                 "interactive requests need their KV memory; with 0 interactive requests wait"),
 
-    ROW(KV, "kv-policy", ENUM, kv.policy, "full", .values = CN_POLICY_NAMES, .flags = RESULT,
+    ROW(KV, "kv-policy", ENUM, kv.policy, "full", .values = CN_POLICY_NAMES,
+        .flags = RESULT | USUAL,
         .json = "kv.policy",
         .help = "KV kept for a request: full keeps all tokens, window the first and the newest, "
                 "zip those with the best scores"),
     ROW(KV, "kv-budget", U32, kv.budget_tokens, "2048", .min = 1, .max = TOKENS_MAX,
-        .flags = RESULT, .json = "kv.budget",
+        .flags = RESULT | USUAL, .json = "kv.budget",
         .help = "tokens kept per layer and kv head, rounded up to the block size"),
     ROW(KV, "kv-window", U32, kv.window_tokens, "16", .min = 1, .max = 4096, .flags = RESULT,
         .json = "kv.window",
@@ -202,7 +206,7 @@ static const cn_option options[] = {
     ROW(SAMPLING, "n", U32, sampling.n, "1", .min = 1, .max = 1024, .flags = RESULT, .json = "n",
         .help = "samples per request"),
     ROW(SAMPLING, "temperature", F32, sampling.temperature, "1", .min = 0, .max = 100,
-        .flags = RESULT | FROM_MODEL, .json = "temperature",
+        .flags = RESULT | FROM_MODEL | USUAL, .json = "temperature",
         .help = "sampling temperature; 0 is greedy"),
     ROW(SAMPLING, "top-p", F32, sampling.top_p, "1", .min = 0, .max = 1,
         .flags = RESULT | FROM_MODEL | ABOVE_MIN, .json = "top_p",
@@ -223,7 +227,7 @@ static const cn_option options[] = {
         .flags = RESULT | FROM_MODEL | ABOVE_MIN, .json = "repetition_penalty",
         .help = "divides the logits of tokens in prompt or output; 1 is off"),
     ROW(SAMPLING, "max-tokens", U32, sampling.max_tokens, NULL, .min = 1, .max = TOKENS_MAX,
-        .flags = RESULT | FROM_MODEL, .json = "max_tokens",
+        .flags = RESULT | FROM_MODEL | USUAL, .json = "max_tokens",
         .help = "maximum tokens to generate; up to the context length when unset"),
     ROW(SAMPLING, "min-tokens", U32, sampling.min_tokens, "0", .min = 0, .max = TOKENS_MAX,
         .flags = RESULT, .json = "min_tokens",
@@ -249,25 +253,28 @@ static const cn_option options[] = {
         .max = 65536, .flags = RESULT, .json = "repetition_detection.min_count",
         .help = "repeats of the pattern that end a request"),
 
-    ROW(PROMPTS, "input-file", STRING, input_file, NULL, .short_name = 'i', .flags = REQUIRED,
+    ROW(PROMPTS, "input-file", STRING, input_file, NULL, .short_name = 'i',
+        .flags = REQUIRED | USUAL,
         .help = "requests, one JSON object per line; - is standard input"),
-    ROW(PROMPTS, "prompt-field", STRING, prompt_field, NULL, .flags = RESULT,
+    ROW(PROMPTS, "prompt-field", STRING, prompt_field, NULL, .flags = RESULT | USUAL,
         .help = "read any JSONL: the field with the prompt, sent as a user message"),
-    ROW(PROMPTS, "id-field", STRING, id_field, NULL, .flags = RESULT,
+    ROW(PROMPTS, "id-field", STRING, id_field, NULL, .flags = RESULT | USUAL,
         .help = "with --prompt-field: the field with the id; the line number when unset"),
-    ROW(PROMPTS, "answer-field", STRING, answer_field, NULL, .flags = RESULT,
+    ROW(PROMPTS, "answer-field", STRING, answer_field, NULL, .flags = RESULT | USUAL,
         .help = "field with the reference answer for --grade"),
     ROW(PROMPTS, "grade", ENUM, grade, "none", .values = "none|exact|boxed|last-number",
-        .flags = RESULT,
+        .flags = RESULT | USUAL,
         .help = "compare answers with the reference: the whole text, the last \\boxed{}, or the "
                 "last number"),
     ROW(PROGRESS, "progress", ENUM, progress, "auto", .values = "auto|bar|plain|none",
         .help = "auto is a bar on a terminal and plain lines otherwise"),
 
-    ROW(RUN_BATCH, "output-file", STRING, output_file, NULL, .short_name = 'o', .flags = REQUIRED,
+    ROW(RUN_BATCH, "output-file", STRING, output_file, NULL, .short_name = 'o',
+        .flags = REQUIRED | USUAL,
         .help = "answers, appended as they finish; - is standard output; FILE.cinch-run stores "
                 "the options that a resumed run must share"),
     ROW(RUN_BATCH, "resume", BOOL, resume, "false",
+        .flags = USUAL,
         .help = "continue an output file: repair its last line and skip the requests it "
                 "answers; a request that changed since keeps its old answer, and a warning "
                 "counts these"),
@@ -275,11 +282,12 @@ static const cn_option options[] = {
         .help = "with --resume: run requests again that ended in an error"),
     ROW(RUN_BATCH, "strict", BOOL, strict, "false", .help = "stop at the first error line"),
     ROW(RUN_BATCH, "until", TIME, until_minutes, NULL,
+        .flags = USUAL,
         .help = "admit no request after this local time, finish the running ones, leave the "
                 "rest for --resume"),
     ROW(RUN_BATCH, "max-inflight", U32, max_inflight, "1024", .min = 1, .max = 16777216,
         .help = "maximum requests read ahead and not yet answered"),
-    ROW(RUN_BATCH, "summary-json", STRING, summary_json, NULL, .flags = WRITTEN,
+    ROW(RUN_BATCH, "summary-json", STRING, summary_json, NULL, .flags = WRITTEN | USUAL,
         .help = "also write the summary to this file"),
     ROW(RUN_BATCH, "audit", F32, audit_percent, "0", .min = 0, .max = 100, .flags = PERCENT,
         .help = "share of the answers that are replayed with full KV, teacher-forced"),
@@ -289,8 +297,10 @@ static const cn_option options[] = {
                 "budget, or with full KV; needs --repetition-max-pattern-size"),
 
     ROW(SERVE, "host", STRING, host, "127.0.0.1",
+        .flags = USUAL,
         .help = "address to listen on; set API keys if it is not 127.0.0.1"),
     ROW(SERVE, "port", U32, port, "8000", .min = 0, .max = 65535,
+        .flags = USUAL,
         .help = "port to listen on; 0 picks a free one"),
     ROW(SERVE, "uds", STRING, uds, NULL,
         .help = "listen on a unix socket at this path instead of a port"),
@@ -298,6 +308,7 @@ static const cn_option options[] = {
         .help = "accepted API keys, a comma-separated list of KEY or NAME:KEY; every user of "
                 "the machine can see it, so prefer --api-key-file"),
     ROW(SERVE, "api-key-file", STRING, api_key_file, NULL,
+        .flags = USUAL,
         .help = "file of accepted API keys, KEY or NAME:KEY, one per line"),
     ROW(SERVE, "max-connections", U32, max_connections, "4096", .min = 1, .max = 1048576,
         .help = "maximum open connections; at the limit, a new one replaces the connection that "
@@ -326,6 +337,7 @@ static const cn_option options[] = {
     ROW(SERVE, "access-log", STRING, access_log, "-",
         .help = "file for one JSON line per request; - is standard output, off is none"),
     ROW(SERVE, "spool", STRING, spool, NULL,
+        .flags = USUAL,
         .help = "directory of /v1/files and /v1/batches, created if missing; batches continue "
                 "from it after a restart"),
     ROW(SERVE, "max-files", U32, max_files, "10000", .min = 1, .max = 1048576,
@@ -343,11 +355,12 @@ static const cn_option options[] = {
         .help = "maximum requests of all batches in the engine at once; each batch gets the "
                 "same share"),
 
-    ROW(COMPARE, "arms", STRING, arms, NULL, .flags = REQUIRED,
+    ROW(COMPARE, "arms", STRING, arms, NULL, .flags = REQUIRED | USUAL,
         .help = "what to compare with full KV: a comma-separated list of "
                 "policy[:budget[:key=value...]] and selector[:select_tokens[:key=value...]]; keys "
                 "as in a request's kv object, a switch as key or no-key"),
     ROW(COMPARE, "continue-field", STRING, continue_field, NULL,
+        .flags = USUAL,
         .help = "force the text of this field after the prompt under every arm and report its "
                 "likelihood; prompts are then plain text, not chats"),
     ROW(COMPARE, "select-probe", U32, select_probe, "0", .min = 1, .max = TOKENS_MAX,
@@ -355,28 +368,35 @@ static const cn_option options[] = {
         .help = "with --continue-field: at every N-th position, measure the attention mass that "
                 "selecting arms read, their overlap with oracle and the churn of their lists, on "
                 "the CPU; 0 measures nothing"),
-    ROW(COMPARE, "limit", U32, limit, "0", .min = 1, .max = TOKENS_MAX, .flags = ZERO_OK,
+    ROW(COMPARE, "limit", U32, limit, "0", .min = 1, .max = TOKENS_MAX, .flags = ZERO_OK | USUAL,
         .help = "maximum lines to read of each file; 0 reads all"),
     ROW(COMPARE, "audit", F32, compare_audit_percent, "100", .min = 0, .max = 100,
         .flags = PERCENT,
         .help = "share of the outputs that are replayed with full KV, teacher-forced"),
-    ROW(COMPARE, "json", STRING, compare_json, NULL, .flags = WRITTEN,
+    ROW(COMPARE, "json", STRING, compare_json, NULL, .flags = WRITTEN | USUAL,
         .help = "also write the results to this file"),
-    ROW(COMPARE, "plot", STRING, plot, NULL, .flags = WRITTEN,
+    ROW(COMPARE, "plot", STRING, plot, NULL, .flags = WRITTEN | USUAL,
         .help = "draw quality against KV kept to this SVG file"),
+    ROW(COMPARE, "wide", BOOL, wide, "false",
+        .flags = USUAL,
+        .help = "print all columns of the table, also beyond 100 characters"),
 
     ROW(BENCH, "dataset-name", ENUM, dataset_name, "random", .values = "random|sharegpt|custom",
         .help = "random token ids, ShareGPT JSON, or JSONL with prompt and optional output_tokens"),
     ROW(BENCH, "dataset-path", STRING, dataset_path, NULL, .help = "file of the dataset"),
     ROW(BENCH, "input-len", U32, input_len, "1024", .min = 1, .max = TOKENS_MAX,
+        .flags = USUAL,
         .help = "prompt tokens of a random request"),
     ROW(BENCH, "output-len", U32, output_len, "128", .min = 1, .max = TOKENS_MAX,
+        .flags = USUAL,
         .help = "tokens generated per request; when unset, a dataset's own lengths are used"),
     ROW(BENCH, "num-prompts", U32, num_prompts, "1000", .min = 1, .max = 16777216,
+        .flags = USUAL,
         .help = "number of requests to run"),
     ROW(BENCH, "random-range-ratio", F32, random_range_ratio, "0", .min = 0, .max = 0.99,
         .help = "random lengths are uniform from length * (1 - ratio) to length * (1 + ratio)"),
     ROW(BENCH, "workload", STRING, workload, NULL,
+        .flags = USUAL,
         .help = "JSONL of lengths: prompt_tokens, output_tokens and, for a shared prefix, "
                 "prefix and prefix_tokens; the tokens are random"),
     ROW(BENCH_THROUGHPUT, "steady-steps", U32, steady_steps, "0", .min = 1, .max = TOKENS_MAX,
@@ -403,22 +423,28 @@ static const cn_option options[] = {
     ROW(BENCH_THROUGHPUT, "timeline-interval", F32, timeline_interval, "0.25", .min = 0,
         .max = 3600, .flags = ABOVE_MIN, .help = "seconds between two rows of the timeline"),
     ROW(BENCH_SERVE, "base-url", STRING, base_url, "http://127.0.0.1:8000",
+        .flags = USUAL,
         .help = "URL of the server to measure"),
     ROW(BENCH_SERVE, "api-key", STRING, bench_api_key, NULL,
         .help = "API key to send to the server"),
     ROW(BENCH_SERVE, "request-rate", F32, request_rate, "0", .min = 0, .max = 1e6,
+        .flags = USUAL,
         .help = "requests per second on average; 0 sends all at once"),
     ROW(BENCH_SERVE, "burstiness", F32, burstiness, "1", .min = 0, .max = 1000, .flags = ABOVE_MIN,
         .help = "shape of the gamma distribution of arrival gaps: 1 is Poisson, less is "
                 "burstier, more is more even"),
     ROW(BENCH_SERVE, "max-concurrency", U32, max_concurrency, "0", .min = 1, .max = 65536,
-        .flags = ZERO_OK, .help = "maximum requests in flight; 0 is no limit"),
+        .flags = ZERO_OK | USUAL, .help = "maximum requests in flight; 0 is no limit"),
     ROW(BENCH_SERVE, "save-detailed", BOOL, save_detailed, "false",
         .help = "also write lengths and times of every request"),
-    ROW(BENCH, "output-json", STRING, output_json, NULL, .flags = WRITTEN,
+    ROW(BENCH, "output-json", STRING, output_json, NULL, .flags = WRITTEN | USUAL,
         .help = "also write the results to this file"),
 
-    ROW(PLAN, "json", BOOL, json, "false", .help = "print the plan as JSON"),
+    ROW(PLAN, "json", BOOL, json, "false", .flags = USUAL, .help = "print the plan as JSON"),
+    ROW(PLAN, "gpu-memory", BYTES, gpu_memory, "0", .min = 1073741824, .max = U64_MAX_AS_DOUBLE,
+        .flags = ZERO_OK | USUAL,
+        .help = "plan for a GPU with this much memory, such as 80G, which need not be here; 0 "
+                "plans for the device of --device"),
 
     ROW(TOKENIZE, "text", STRING, text, NULL, .help = "the input itself, instead of a file"),
     ROW(TOKENIZE, "file", STRING, file, "-", .help = "input file; - is standard input"),
@@ -440,7 +466,8 @@ static const cn_option options[] = {
     ROW(CALIBRATE, "text", STRING, calibrate_text, NULL, .flags = REQUIRED,
         .help = "text file to run the model over"),
     ROW(CALIBRATE, "output-file", STRING, calibrate_output, NULL, .short_name = 'o',
-        .flags = WRITTEN, .help = "file to write; select.safetensors beside the model when unset"),
+        .flags = WRITTEN | USUAL,
+        .help = "file to write; select.safetensors beside the model when unset"),
     ROW(CALIBRATE, "calibrate-len", U32, calibrate_len, "2048", .min = 16, .max = TOKENS_MAX,
         .help = "tokens of a window; a longer text is cut into windows"),
     ROW(CALIBRATE, "importance", ENUM, importance, "max", .values = "max|mean",

@@ -86,7 +86,8 @@ enum { CN_OPTION_MAX = 192 };
 
 /* ---- the configuration: one field per row, defaults from cn_config_create() ---- */
 struct cn_config {
-    bool help; /* --help was among the arguments */
+    bool help;     /* --help or --help-all was among the arguments */
+    bool help_all;
 
     /* general */
     cn_log_lvl log_level;
@@ -179,6 +180,7 @@ struct cn_config {
     uint32_t limit; /* lines of each file; 0 = all */
     float compare_audit_percent;
     char *compare_json, *plot; /* paths or NULL */
+    bool wide;
 
     /* bench */
     char *base_url, *bench_api_key;
@@ -206,6 +208,7 @@ struct cn_config {
 
     /* plan */
     bool json;
+    uint64_t gpu_memory; /* bytes of a GPU to plan for; 0: this machine */
 
     /* calibrate */
     char *calibrate_text;
@@ -283,7 +286,8 @@ enum {
     CN_OPTION_FROM_MODEL = 1 << 4, /* generation_config.json overrides the default */
     CN_OPTION_REQUIRED = 1 << 5,
     CN_OPTION_PERCENT = 1 << 6,    /* F32: a % may follow the number */
-    CN_OPTION_WRITTEN = 1 << 7     /* STRING: a file that is written at the end of the run */
+    CN_OPTION_WRITTEN = 1 << 7,    /* STRING: a file that is written at the end of the run */
+    CN_OPTION_USUAL = 1 << 8       /* --help prints it; --help-all prints all options */
 };
 
 typedef struct cn_option {
@@ -319,7 +323,8 @@ cn_status cn_config_copy(cn_config **out, const cn_config *c);
  * On return argv is reordered so that argv[*first_positional .. argc) are the positional arguments.
  * If first_positional is NULL, a positional argument is an error.
  * CN_ERR_ARG names an unknown option and the most similar known one, an option of a section outside
- * `sections`, or an invalid value with its bounds. --help sets c->help and ends parsing. */
+ * `sections`, or an invalid value with its bounds. --help and --help-all set c->help and end
+ * parsing. */
 cn_status cn_config_parse_args(cn_config *c, uint32_t sections, int argc, char **argv,
                                int *first_positional);
 
@@ -373,6 +378,8 @@ cn_status cn_cache_dir(cn_buf *out);
 cn_status cn_hub_cache_dir(cn_buf *out);
 
 /* ---- printing ---- */
-void cn_config_help(FILE *f, uint32_t sections);
+/* The options of `sections`: all, or those that people use. If these are few, all are printed.
+ * Returns the number of options that were left out. */
+uint32_t cn_config_help(FILE *f, uint32_t sections, bool all);
 
 #endif

@@ -356,6 +356,18 @@ static cn_status check_bench(const cn_config *c)
     return CN_OK;
 }
 
+static cn_status check_plan(const cn_config *c)
+{
+    if (c->gpu_memory == 0) return CN_OK;
+    if (cn_config_is_given(c, &c->device))
+        return cn_fail(CN_ERR_ARG, "--gpu-memory plans for a GPU, wherever it is: leave out "
+                                   "--device %s", c->device);
+    if (c->dtype == CN_OPT_DTYPE_FLOAT32)
+        return cn_fail(CN_ERR_ARG, "--dtype float32 does not run on a GPU: leave it out, or leave "
+                                   "out --gpu-memory");
+    return CN_OK;
+}
+
 static cn_status check_tokenize(const cn_config *c)
 {
     if (c->text && cn_config_is_given(c, &c->file))
@@ -394,6 +406,7 @@ cn_status cn_config_validate(const cn_config *c, uint32_t sections)
     if (sections & CN_SECTION_RUN_BATCH) CN_TRY(check_run_batch(c));
     if (sections & CN_SECTION_SERVE) CN_TRY(check_serve(c));
     if (sections & CN_SECTION_BENCH) CN_TRY(check_bench(c));
+    if (sections & CN_SECTION_PLAN) CN_TRY(check_plan(c));
     if (sections & CN_SECTION_TOKENIZE) CN_TRY(check_tokenize(c));
     if (sections & CN_SECTION_CALIBRATE) CN_TRY(check_calibrate(c));
     return CN_OK;

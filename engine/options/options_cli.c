@@ -42,7 +42,8 @@ static cn_status refuse_unknown(const char *arg, const char *name, uint32_t sect
     }
     if (nearest && best <= strlen(nearest->name) / 2)
         return cn_fail(CN_ERR_ARG, "unknown option %s: did you mean --%s?", arg, nearest->name);
-    return cn_fail(CN_ERR_ARG, "unknown option %s: --help lists the options of this command", arg);
+    return cn_fail(CN_ERR_ARG, "unknown option %s: --help-all lists the options of this command",
+                   arg);
 }
 
 /* ---- one flag ---- */
@@ -115,7 +116,12 @@ static cn_status apply_flag(cn_config *c, uint32_t sections, int argc, char **ar
     return cn_option_set_text(c, f.option, value);
 }
 
-static bool is_help(const char *arg) { return !strcmp(arg, "--help") || !strcmp(arg, "-h"); }
+static bool is_help_all(const char *arg) { return !strcmp(arg, "--help-all"); }
+
+static bool is_help(const char *arg)
+{
+    return !strcmp(arg, "--help") || !strcmp(arg, "-h") || is_help_all(arg);
+}
 
 /* Parses the options and collects the positional arguments, in order, in kept[]. */
 static cn_status parse_into(cn_config *c, uint32_t sections, int argc, char **argv, char **kept,
@@ -127,6 +133,7 @@ static cn_status parse_into(cn_config *c, uint32_t sections, int argc, char **ar
             while (++i < argc) kept[(*n_kept)++] = argv[i];
         } else if (is_help(arg)) {
             c->help = true;
+            c->help_all = is_help_all(arg);
             return CN_OK;
         } else if (arg[0] == '-' && arg[1]) {
             CN_TRY(apply_flag(c, sections, argc, argv, &i));
@@ -209,15 +216,34 @@ static void print_option(FILE *f, const cn_option *o)
                 o->fallback ? o->fallback : "unset");
 }
 
-void cn_config_help(FILE *f, uint32_t sections)
+/* --help prints at most this many options, unless more of them are usual. */
+enum { FEW_OPTIONS = 20 };
+
+static uint32_t count_options(uint32_t sections, uint32_t flags)
+{
+    size_t n;
+    uint32_t count = 0;
+    const cn_option *o = cn_options(&n);
+    for (size_t i = 0; i < n; i++)
+        count += o[i].section & sections && (o[i].flags & flags) == flags;
+    return count;
+}
+
+static void print_section(FILE *f, cn_option_section section, uint32_t flags)
 {
     size_t n;
     const cn_option *o = cn_options(&n);
-    for (uint32_t bit = 0; bit < CN_N_SECTIONS; bit++) {
-        cn_option_section section = (cn_option_section)(1U << bit);
-        if (!(section & sections)) continue;
-        fprintf(f, "\n%s options:\n", cn_section_name(section));
-        for (size_t i = 0; i < n; i++)
-            if (o[i].section == section) print_option(f, &o[i]);
-    }
+    if (count_options(section, flags) == 0) return;
+    fprintf(f, "\n%s options:\n", cn_section_name(section));
+    for (size_t i = 0; i < n; i++)
+        if (o[i].section == section && (o[i].flags & flags) == flags) print_option(f, &o[i]);
+}
+
+uint32_t cn_config_help(FILE *f, uint32_t sections, bool all)
+{
+    const uint32_t n_all = count_options(sections, 0);
+    const uint32_t flags = all || n_all <= FEW_OPTIONS ? 0 : CN_OPTION_USUAL;
+    for (uint32_t bit = 0; bit < CN_N_SECTIONS; bit++)
+        if (sections >> bit & 1) print_section(f, (cn_option_section)(1U << bit), flags);
+    return n_all - count_options(sections, flags);
 }

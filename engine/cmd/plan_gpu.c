@@ -1,0 +1,53 @@
+/* plan_gpu.c - see plan_gpu.h. The figures are those of the CUDA backend on a Hopper GPU. */
+#include "engine/cmd/plan_gpu.h"
+
+enum {
+    ALIGN_BYTES = 256,
+    BLOCK_TOKENS = 256,
+    /* What the driver and the kernels take before the first allocation, and scratch of streams. */
+    TAKEN_MIB = 600,
+    SAMPLE_BYTES = 64,       /* clusters sample without scratch */
+    SCORE_MIB = 88,          /* of compression, at least */
+    SCORE_WORDS_OF_TOKEN = 4 /* of compression, per token and kv head */
+};
+
+static const cn_plan_gpu *gpu_of(cn_backend *be) { return be->ctx; }
+
+static size_t mem_avail(cn_backend *be) { return gpu_of(be)->avail_bytes; }
+
+static size_t sample_scratch_bytes(cn_backend *be, uint32_t max_rows, uint32_t vocab)
+{
+    (void)be;
+    (void)max_rows;
+    (void)vocab;
+    return SAMPLE_BYTES;
+}
+
+static size_t compress_scratch_bytes(cn_backend *be, const cn_pools *pools, uint32_t n_tokens)
+{
+    (void)be;
+    const uint64_t words = (uint64_t)SCORE_WORDS_OF_TOKEN * n_tokens * pools->layout.n_kv_heads;
+    const uint64_t least = (uint64_t)SCORE_MIB << 20, bytes = words * sizeof(uint32_t);
+    return bytes > least ? bytes : least;
+}
+
+void cn_plan_gpu_init(cn_plan_gpu *g, const cn_config *c)
+{
+    const uint64_t taken = (uint64_t)TAKEN_MIB << 20;
+    const uint64_t share =
+        (uint64_t)((double)c->gpu_memory * (double)c->gpu_memory_utilization);
+    *g = (cn_plan_gpu){
+        .backend = {.name = "cuda",
+                    .matrix_dtype = CN_BF16,
+                    .vector_dtype = CN_BF16,
+                    .act_dtype = CN_BF16,
+                    .kv_dtype = CN_BF16,
+                    .default_block_tokens = BLOCK_TOKENS,
+                    .mem_align = ALIGN_BYTES,
+                    .mem_avail = mem_avail,
+                    .sample_scratch_bytes = sample_scratch_bytes,
+                    .compress_scratch_bytes = compress_scratch_bytes},
+        .avail_bytes = share > taken ? share - taken : 0,
+    };
+    g->backend.ctx = g;
+}
