@@ -320,7 +320,8 @@ static void a_request_for_a_batch_is_checked(void **state)
         else
             snprintf(text, sizeof text, "%s", bad[i].text);
         json_t *body = json_loads(text, 0, NULL);
-        assert_int_equal(cn_batches_create(jobs.batches, &jobs_viewer, body, &param, &batch), CN_ERR_ARG);
+        assert_int_equal(cn_batches_create(jobs.batches, &jobs_viewer, body, &param, &batch),
+                         CN_ERR_ARG);
         assert_string_equal(param, bad[i].param);
         json_decref(body);
     }

@@ -32,15 +32,17 @@ static cn_status read_rights(api_key *key, const char *text, size_t n, const cha
         char *end = word;
         const bool sets = strncmp(word, "priority=", 9) == 0;
         const long long priority = sets ? strtoll(word + 9, &end, 10) : 0;
-        const bool valid = sets && end > word + 9 && !*end && priority >= INT32_MIN &&
-                           priority <= INT32_MAX;
+        const bool valid =
+            sets && end > word + 9 && !*end && priority >= INT32_MIN && priority <= INT32_MAX;
         if (strcmp(word, "admin") == 0)
             key->admin = true;
         else if (valid)
             key->min_priority = (int32_t)priority;
         else
-            return cn_fail(CN_ERR_ARG, "%s: key \"%s\": expected admin or priority=NUMBER behind the "
-                           "key, got \"%s\"", where, key->name, word);
+            return cn_fail(CN_ERR_ARG,
+                           "%s: key \"%s\": expected admin or priority=NUMBER behind the "
+                           "key, got \"%s\"",
+                           where, key->name, word);
     }
     return CN_OK;
 }
@@ -55,9 +57,10 @@ static cn_status add_key(cn_api_keys *k, const char *text, size_t n_line, const 
     const char *secret = colon ? colon + 1 : text;
     size_t n_secret = n - (colon ? n_name + 1 : 0);
     if (n_secret < CN_API_KEY_MIN_BYTES || n_secret >= MAX_KEY_BYTES || (colon && n_name == 0))
-        return cn_fail(CN_ERR_ARG, "%s: key %u: expected KEY or NAME:KEY with a key of %d to %d "
-                       "bytes, got a key of %zu bytes%s", where, k->n + 1, CN_API_KEY_MIN_BYTES,
-                       MAX_KEY_BYTES - 1, n_secret,
+        return cn_fail(CN_ERR_ARG,
+                       "%s: key %u: expected KEY or NAME:KEY with a key of %d to %d "
+                       "bytes, got a key of %zu bytes%s",
+                       where, k->n + 1, CN_API_KEY_MIN_BYTES, MAX_KEY_BYTES - 1, n_secret,
                        colon && n_name == 0 ? " and an empty name" : "");
     for (size_t i = 0; i < n; i++)
         if (text[i] <= ' ' || text[i] > '~')

@@ -65,9 +65,9 @@ cn_files *cn_batches_files(cn_batches *b);
 
 /* A batch that the viewer does not see does not exist for it, nor does a file. */
 
-/* Creates a batch of the viewer from the body of POST /v1/batches. CN_ERR_ARG: the body is invalid and *param is
- * the field at fault, or NULL. CN_ERR_BUSY: max_batches are unfinished. CN_ERR_IO: the record could
- * not be written. */
+/* Creates a batch of the viewer from the body of POST /v1/batches. CN_ERR_ARG: the body is invalid
+ * and *param is the field at fault, or NULL. CN_ERR_BUSY: max_batches are unfinished. CN_ERR_IO:
+ * the record could not be written. */
 cn_status cn_batches_create(cn_batches *b, const cn_viewer *v, const json_t *body,
                             const char **param, json_t **batch);
 /* CN_ERR_ARG: no such batch, or its status does not allow a cancel. CN_ERR_IO: the record could not

@@ -1,14 +1,15 @@
 /* http_accept.c - listens, accepts connections and makes room for new ones. See http_server.h.
  *
  * There are at most --max-connections connections. When all are in use, a new connection replaces
- * one that has not sent a whole request. Connections that never sent one go before connections that
- * are idle between two requests. Among equals the one that has been slow the longest goes.
+ * one that lingers or whose client does not read its reply; else one that has not sent a whole
+ * request. Connections that never sent one go before connections that are idle between two
+ * requests. Among equals the one that has been slow the longest goes.
  *
  * A connection that has been slow for less than GRACE_S is never closed to make room, so a flood
  * closes no connection that keeps sending its request. Meanwhile the new connection waits unread:
  * it is the pending connection (`door`). Later ones wait in the kernel's queue. When every
- * connection has a whole request or a fast upload, none can be closed and the new one gets a
- * 503. */
+ * connection waits for its reply, reads it or sends a fast upload, none can be closed and the new
+ * one gets a 503. */
 #include "engine/serve/http_state.h"
 
 #include <errno.h>
@@ -71,16 +72,40 @@ static connection *find_slowest(const cn_http_server *s, double now)
     return slowest;
 }
 
+/* Seconds for which the client of an answered request has neither read its reply nor closed, or has
+ * sent requests without waiting for replies, which its kernel may take unread. Negative when
+ * neither is so. */
+static double stalled_s(const connection *c, double now)
+{
+    const bool unsent = evbuffer_get_length(bufferevent_get_output(c->bev)) > 0;
+    if (c->state == CONN_LINGER) return now - c->since_s;
+    if (c->pipelined_s > 0) return now - c->pipelined_s;
+    return unsent ? now - c->output_s : -1;
+}
+
+/* Returns the connection that has been stalled the longest, or NULL. */
+static connection *find_stalled(const cn_http_server *s, double now)
+{
+    connection *stalled = NULL;
+    for (const cn_list_node *at = s->asked.head; at; at = at->next) {
+        connection *c = CN_CONTAINER_OF(at, connection, node);
+        const double this_s = stalled_s(c, now);
+        if (this_s >= 0 && (!stalled || this_s > stalled_s(stalled, now))) stalled = c;
+    }
+    return stalled;
+}
+
 /* Returns the seconds until there is room for one more connection. 0: there is room, maybe because
  * one was closed. INFINITY: no connection can be closed. */
 static double make_room(cn_http_server *s)
 {
     const double now = cn_now_s();
     if (s->n_connections < s->o.max_connections) return 0;
-    connection *c = find_slowest(s, now);
-    const double left_s = c ? GRACE_S - http_connection_slow_s(c, now) : INFINITY;
-    if (left_s > 0) return left_s;
-    http_connection_close(c, "closed to make room");
+    connection *slowest = find_slowest(s, now), *stalled = find_stalled(s, now);
+    const double slowest_s = slowest ? GRACE_S - http_connection_slow_s(slowest, now) : INFINITY;
+    const double stalled_left_s = stalled ? GRACE_S - stalled_s(stalled, now) : INFINITY;
+    if (slowest_s > 0 && stalled_left_s > 0) return fmin(slowest_s, stalled_left_s);
+    http_connection_close(stalled_left_s <= 0 ? stalled : slowest, "closed to make room");
     return 0;
 }
 

@@ -4,7 +4,7 @@
 
 #include "engine/serve/http_state.h"
 
-enum { READ_HIGH = 256 << 10, BYTES_PER_SECOND = 64 << 10 };
+enum { READ_HIGH = 256 << 10, BYTES_PER_SECOND = 64 << 10, MAX_EMPTY_LINES = 8 };
 
 void http_connection_set_state(connection *c, conn_state state)
 {
@@ -23,12 +23,18 @@ double http_connection_slow_s(const connection *c, double now)
 
 /* ---- head ---- */
 
-/* Skips empty lines before a request, as RFC 9112 §2.2 recommends. */
-static void skip_empty_lines(struct evbuffer *in)
+/* Skips some empty lines before a request, as RFC 9112 §2.2 recommends. They are no progress of the
+ * request. */
+static void skip_empty_lines(connection *c)
 {
+    struct evbuffer *in = bufferevent_get_input(c->bev);
     char two[2];
-    while (evbuffer_copyout(in, two, 2) == 2 && two[0] == '\r' && two[1] == '\n')
+    while (c->n_empty_lines <= MAX_EMPTY_LINES && evbuffer_copyout(in, two, 2) == 2 &&
+           two[0] == '\r' && two[1] == '\n') {
         evbuffer_drain(in, 2);
+        c->came -= c->came < 2 ? c->came : 2;
+        c->n_empty_lines++;
+    }
 }
 
 static bool has_body(const cn_exchange *x)
@@ -108,7 +114,9 @@ static reading read_head(connection *c)
 {
     struct evbuffer *in = bufferevent_get_input(c->bev);
     const size_t most = c->server->o.max_head_bytes;
-    if (c->head_seen == 0) skip_empty_lines(in);
+    if (c->head_seen == 0) skip_empty_lines(c);
+    if (c->n_empty_lines > MAX_EMPTY_LINES)
+        return refuse_head(c, CN_HTTP_BAD_REQUEST, "too many empty lines before the request");
     size_t n = evbuffer_get_length(in);
     if (n == 0) return READ_WAITS;
     if (c->state == CONN_IDLE) http_connection_set_state(c, CONN_HEAD);
@@ -215,11 +223,17 @@ void http_connection_process(connection *c)
 static void next_exchange(connection *c)
 {
     const bool close = c->exchange->close_after;
+    const bool pipelined = evbuffer_get_length(bufferevent_get_input(c->bev)) > 0;
+    if (!pipelined)
+        c->pipelined_s = 0;
+    else if (c->pipelined_s == 0)
+        c->pipelined_s = cn_now_s();
     http_exchange_close(c->exchange, "sent");
     c->exchange = NULL;
     c->reused = true;
     c->paused = false;
     c->head_seen = 0;
+    c->n_empty_lines = 0;
     c->came = 0;
     if (close) {
         http_connection_set_state(c, CONN_LINGER);

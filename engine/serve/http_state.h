@@ -10,7 +10,8 @@
  *   LINGER   closing: discards input, so that a connection reset does not destroy the reply;
  *            closed at the end of the input or after LINGER_S
  * The list `unasked` has the connections that have not sent a whole request (IDLE, HEAD, BODY), in
- * the order of since_s. Only these have request deadlines and can be closed to make room. */
+ * the order of since_s. Only these have request deadlines. They can be closed to make room, and so
+ * can those that linger or whose client does not read its reply. */
 #ifndef CN_HTTP_STATE_H
 #define CN_HTTP_STATE_H
 
@@ -40,7 +41,9 @@ typedef struct connection {
     bool paused;      /* the route has paused its upload */
     double since_s;   /* start of the state; deadlines count from here */
     double output_s;  /* start or last progress of the output */
-    uint64_t came;    /* bytes that arrived for this request */
+    uint64_t came;    /* bytes that arrived for this request, without empty lines before it */
+    uint32_t n_empty_lines; /* before this request */
+    double pipelined_s; /* since when each reply had another request waiting; 0: it had not */
     size_t head_seen; /* bytes of the head that were scanned */
     cn_exchange *exchange; /* BODY, BUSY */
     char remote[HTTP_REMOTE_BYTES];

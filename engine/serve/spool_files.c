@@ -117,7 +117,8 @@ static cn_status read_record(cn_file *file, const json_t *record)
     snprintf(file->purpose, sizeof file->purpose, "%s", purpose);
     file->filename = cn_strdup(filename);
     file->owner = cn_strdup(owner);
-    return file->filename && file->owner ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a file's name");
+    if (file->filename && file->owner) return CN_OK;
+    return cn_fail(CN_ERR_MEMORY, "out of memory for a file's name");
 }
 
 /* ---- opening ---- */
@@ -273,7 +274,8 @@ cn_status cn_upload_keep(cn_files *f, cn_upload *u, const char *owner, const cha
                     .order = f->next_order};
     snprintf(file.purpose, sizeof file.purpose, "%s", purpose);
     cn_status status = CN_OK;
-    if (!file.filename || !file.owner) status = cn_fail(CN_ERR_MEMORY, "out of memory for a file's name");
+    if (!file.filename || !file.owner)
+        status = cn_fail(CN_ERR_MEMORY, "out of memory for a file's name");
     if (status == CN_OK) status = cn_spool_temp_keep(f->spool, &u->temp, u->fd, CN_SPOOL_FILES);
     if (status == CN_OK) status = make_file(f, &file);
     if (status == CN_OK) {
