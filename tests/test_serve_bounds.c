@@ -1,5 +1,6 @@
 /* test_serve_bounds.c - what a client may cost at most: memory and time of a request, of a key and
  * of a batch, and who waits for whom. */
+#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -459,6 +460,61 @@ static void a_key_is_answered_beside_many_samples_of_another(void **state)
     serve_rig_close(&rig);
 }
 
+/* ---- the intake ---- */
+
+static int begin_tokenize(uint16_t port, const cn_buf *body)
+{
+    cn_buf head = {0};
+    int fd = http_connect(port);
+    assert_int_equal(cn_buf_addf(&head,
+                                 "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+                                 "application/json\r\nContent-Length: %zu\r\n\r\n",
+                                 body->len),
+                     CN_OK);
+    assert_true(http_send(fd, head.data, head.len) && http_send(fd, body->data, body->len));
+    cn_buf_free(&head);
+    return fd;
+}
+
+/* Long requests have a limit, and wait behind short ones. */
+static void long_texts_do_not_delay_short_ones(void **state)
+{
+    (void)state;
+    enum { N_LONG = 48 };
+    serve_rig rig;
+    http_reply r;
+    cn_buf body = {0};
+    const char *const options[] = {"--max-model-len", "8192", NULL};
+    serve_rig_open(&rig, options);
+    assert_int_equal(cn_buf_addf(&body, "{\"prompt\": \""), CN_OK);
+    while (body.len < 400000) /* words of letters are the slowest to encode */
+        assert_int_equal(cn_buf_addf(&body, "%.*s ", 20 + (int)(body.len % 40),
+                                     "qwertzuiopasdfghjklyxcvbnmqwertzuiopasdfghjklyxcvbnmqwertz"),
+                         CN_OK);
+    assert_int_equal(cn_buf_addf(&body, "\"}"), CN_OK);
+    int fds[N_LONG];
+    for (int i = 0; i < N_LONG; i++) fds[i] = begin_tokenize(rig.port, &body);
+    pause_ms(100);
+    assert_int_equal(ask(rig.port, "/tokenize", NULL, "{\"prompt\": \"short\"}", NULL), 200);
+    assert_int_equal(
+        ask(rig.port, "/v1/completions", NULL, "{\"prompt\": \"a\", \"max_tokens\": 1}", NULL),
+        200);
+    struct pollfd last = {.fd = fds[N_LONG - 1], .events = POLLIN};
+    assert_int_equal(poll(&last, 1, 0), 0); /* the last long one still waits */
+    for (int i = 0; i < N_LONG; i++) {
+        http_read(fds[i], false, &r);
+        assert_int_equal(r.status, 200);
+        http_reply_free(&r);
+        close(fds[i]);
+    }
+    cn_buf_clear(&body);
+    assert_int_equal(cn_buf_addf(&body, "{\"tokens\": [%*s1]}", 1 << 20, ""), CN_OK);
+    assert_int_equal(ask(rig.port, "/detokenize", NULL, body.data, NULL), 413);
+    assert_int_equal(ask(rig.port, "/tokenize", NULL, body.data, NULL), 413);
+    cn_buf_free(&body);
+    serve_rig_close(&rig);
+}
+
 /* ---- responses ---- */
 
 static json_t *chat_of(const char *more)
@@ -549,7 +605,7 @@ static void a_body_of_many_objects_is_refused_unparsed(void **state)
     assert_int_equal(ask(rig.port, "/v1/completions", NULL, body.data, &text), 400);
     assert_non_null(strstr(text.data, "JSON values exceed the limit"));
     assert_true(peak_kib() - before < 200 << 10);
-    assert_int_equal(ask(rig.port, "/tokenize", NULL, body.data, &text), 400);
+    assert_int_equal(ask(rig.port, "/tokenize", NULL, body.data, &text), 413);
     assert_true(peak_kib() - before < 200 << 10);
     cn_buf_free(&body);
     cn_buf_free(&text);
@@ -588,6 +644,7 @@ int main(void)
         cmocka_unit_test(a_key_does_not_see_what_others_asked),
         cmocka_unit_test(a_key_has_a_lowest_priority),
         cmocka_unit_test(a_key_is_answered_beside_many_samples_of_another),
+        cmocka_unit_test(long_texts_do_not_delay_short_ones),
         cmocka_unit_test(a_long_response_comes_in_parts),
         cmocka_unit_test(a_response_has_a_limit),
         cmocka_unit_test(a_body_of_many_objects_is_refused_unparsed),

@@ -320,6 +320,8 @@ static const cn_option options[] = {
         .help = "maximum bytes of request line and header fields"),
     ROW(SERVE, "max-body-bytes", BYTES, max_body_bytes, "32M", .min = 1024, .max = 1073741824,
         .help = "maximum bytes of a JSON body"),
+    ROW(SERVE, "max-tokenize-bytes", BYTES, max_tokenize_bytes, "1M", .min = 1024,
+        .max = 1073741824, .help = "maximum bytes of a body of /tokenize or /detokenize"),
     ROW(SERVE, "max-buffered-bytes", BYTES, max_buffered_bytes, "512M", .min = 1024,
         .max = U64_MAX_AS_DOUBLE,
         .help = "maximum bytes of host memory for bodies and the requests made from them, all "

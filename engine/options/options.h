@@ -167,6 +167,7 @@ struct cn_config {
     char *api_keys, *api_key_file;
     uint32_t max_connections, max_requests_per_key;
     uint64_t max_header_bytes, max_body_bytes, max_buffered_bytes, max_reply_bytes;
+    uint64_t max_tokenize_bytes;
     uint32_t request_timeout_s, idle_timeout_s, shutdown_timeout_s;
     char *access_log; /* "-" = standard output, "off" */
     char *spool; /* directory of files and batches; NULL = no files and batches */

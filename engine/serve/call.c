@@ -91,7 +91,8 @@ cn_status cn_call_start(cn_call **out, cn_service *s, cn_call_opts *o)
     };
     o->body = (cn_buf){0};
     pthread_mutex_init(&call->lock, NULL);
-    const cn_lane lane = o->klass == CN_CLASS_BATCH ? CN_LANE_NORMAL : CN_LANE_EXPRESS;
+    const bool express = o->klass != CN_CLASS_BATCH && call->body.len <= CN_LARGE_BODY_BYTES;
+    const cn_lane lane = express ? CN_LANE_EXPRESS : CN_LANE_NORMAL;
     if (cn_mailbox_try_post(s->intake_box, lane, &call->mail)) {
         *out = call;
         return CN_OK;

@@ -1,5 +1,5 @@
-/* intake.c - the thread that parses bodies and tokenises prompts, one request at a time,
- * interactive requests first. See service.h. */
+/* intake.c - the thread that parses bodies and tokenises prompts, one request at a time: short
+ * interactive requests first, then long ones and batch requests. See service.h. */
 #include <string.h>
 
 #include "engine/json.h"
@@ -220,7 +220,9 @@ bool cn_service_try_tokens(cn_service *s, cn_token_job *job)
 {
     job->service = s;
     job->mail.open = take_token_job;
-    return cn_mailbox_try_post(s->intake_box, CN_LANE_EXPRESS, &job->mail);
+    const bool express = job->body.len <= CN_LARGE_BODY_BYTES;
+    return cn_mailbox_try_post(s->intake_box, express ? CN_LANE_EXPRESS : CN_LANE_NORMAL,
+                               &job->mail);
 }
 
 /* ---- the thread ---- */

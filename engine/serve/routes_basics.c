@@ -107,7 +107,9 @@ static cn_status open_part(cn_server *server, void **out)
 {
     basics_part *p = cn_calloc(1, sizeof *p);
     if (!p) return cn_fail(CN_ERR_MEMORY, "out of memory for the routes");
-    const size_t most = cn_service_config(cn_server_service(server))->max_body_bytes;
+    const cn_config *c = cn_service_config(cn_server_service(server));
+    const size_t most =
+        c->max_tokenize_bytes < c->max_body_bytes ? c->max_tokenize_bytes : c->max_body_bytes;
     *p = (basics_part){
         .server = server,
         .routes = {

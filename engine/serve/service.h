@@ -6,7 +6,7 @@
  *
  * Why an intake thread: parsing and tokenising a body of several megabytes takes longer than a
  * step. Neither the HTTP loop nor decoding requests may wait for that. The intake thread has its
- * own tokenizer. It takes interactive requests before batch requests, like the scheduler. */
+ * own tokenizer. It takes short interactive requests before long ones and batch requests. */
 #ifndef CN_SERVICE_H
 #define CN_SERVICE_H
 

@@ -14,6 +14,9 @@
 #include "engine/serve/service.h"
 #include "engine/text/chat_template.h"
 
+/* A larger body is read after the smaller ones that wait. */
+enum { CN_LARGE_BODY_BYTES = 64 << 10 };
+
 /* Times (cn_now_s) of the start, of the acceptance by the engine, and of the first and the latest
  * token; 0: not yet. */
 typedef struct call_times {
