@@ -26,7 +26,7 @@ enum {
     CN_ONE_HEADS = 8, /* query heads at a time */
     CN_ONE_WARPS = 4, /* warps that compute */
     CN_ONE_COMPUTE = CN_ONE_WARPS * CN_WARP,
-    CN_ONE_THREADS = CN_ONE_COMPUTE + CN_WARP,
+    CN_ONE_LIST_WARPS = 6, /* warps that fetch the rows of a list */
     CN_ONE_SLICE = CN_WALK_TILE / CN_ONE_WARPS, /* slots of a tile that one warp computes */
     CN_ONE_MAX_STAGES = 12,
     CN_ONE_ARRIVALS = 1 << 16, /* most partial results */
@@ -168,16 +168,30 @@ cn_one_bulk_tile(const cn_one_params &p, const cn_walk &w, const cn_one_item &it
 
 __device__ static inline uint32_t cn_round16(uint32_t n) { return (n + 15) & ~15u; }
 
-/* Copies the tile row by row. Called by a warp; eight lanes copy a row. */
-template <int D, bool LIST>
-__device__ static inline void cn_one_copy_tile(const cn_one_params &p, const cn_walk &w,
-                                               const cn_one_item &item,
-                                               const cn_one_shared<D> &shared, uint32_t stage)
+/* Warps that fetch, and threads of a block. */
+template <bool LIST> __host__ __device__ constexpr uint32_t cn_one_fetch_warps(void)
 {
-    const uint32_t lane = threadIdx.x % CN_WARP, d = p.pool.head_dim;
+    return LIST ? CN_ONE_LIST_WARPS : 1;
+}
+
+template <bool LIST> __host__ __device__ constexpr uint32_t cn_one_threads(void)
+{
+    return CN_ONE_COMPUTE + cn_one_fetch_warps<LIST>() * CN_WARP;
+}
+
+/* The rows of the pool that hold the keys of a tile's slots lane and lane + 32. */
+typedef struct cn_one_rows {
+    uint32_t row[2];
+} cn_one_rows;
+
+template <bool LIST>
+__device__ static inline cn_one_rows cn_one_rows_of(const cn_one_params &p, const cn_walk &w,
+                                                    const cn_one_item &item)
+{
     const cn_walk_slots slots = cn_walk_slots_of(w);
     const uint32_t *list = NULL;
-    uint32_t list_len = 0, tail = 0, rows[2];
+    uint32_t list_len = 0, tail = 0;
+    cn_one_rows rows;
     if (LIST) {
         list = p.index + (size_t)(item.seq * p.pool.n_kv_heads + item.kv_head) * p.index_stride;
         list_len = __ldg(p.list_len + item.seq);
@@ -185,17 +199,29 @@ __device__ static inline void cn_one_copy_tile(const cn_one_params &p, const cn_
     }
 #pragma unroll
     for (uint32_t half = 0; half < 2; half++) {
-        const uint32_t i = half * CN_WARP + lane, at = slots.tile * CN_WALK_TILE + i;
+        const uint32_t i = half * CN_WARP + threadIdx.x % CN_WARP;
+        const uint32_t at = slots.tile * CN_WALK_TILE + i;
         const bool used = i >= slots.first && i < slots.last;
         uint32_t slot = at;
         if (LIST && used) slot = at < list_len ? __ldg(list + at) : tail + at - list_len;
-        rows[half] = used ? cn_key_row(p.pool, item.seq, item.kv_head, slot) : 0;
+        rows.row[half] = used ? cn_key_row(p.pool, item.seq, item.kv_head, slot) : 0;
     }
-    const uint32_t column = lane % 8;
+    return rows;
+}
+
+/* Copies the tile row by row. Called by a warp; eight lanes copy a row. */
+template <int D>
+__device__ static inline void cn_one_copy_tile(const cn_one_params &p, const cn_walk &w,
+                                               const cn_one_rows &rows,
+                                               const cn_one_shared<D> &shared, uint32_t stage)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP, d = p.pool.head_dim, column = lane % 8;
+    const cn_walk_slots slots = cn_walk_slots_of(w);
+#pragma unroll 2
     for (uint32_t base = slots.first; base < cn_round16(slots.last); base += 4) {
         const uint32_t i = base + lane / 8;
-        const uint32_t row =
-            __shfl_sync(0xffffffffu, base < CN_WARP ? rows[0] : rows[1], i % CN_WARP);
+        const uint32_t row = __shfl_sync(
+            0xffffffffu, base < CN_WARP ? rows.row[0] : rows.row[1], i % CN_WARP);
         const cn_bf16 *key = p.pool.kv + (size_t)row * d;
         const cn_bf16 *value = key + d * p.pool.rows.value;
 #pragma unroll
@@ -285,27 +311,40 @@ __device__ static inline void cn_one_fetch_bulk(const cn_one_params &p, const cn
     }
 }
 
-/* Fetches this block's share by cp.async. Called by a warp. */
+/* Moves n tiles on. Returns false when the share has fewer. */
+__device__ static inline bool cn_one_skip(cn_walk &w, const cn_walk_shape &s, uint32_t n)
+{
+    for (; n > 0; n--) {
+        if (cn_walk_is_end(w, s)) return false;
+        cn_walk_next(w, s);
+    }
+    return true;
+}
+
+/* Fetches this block's share by cp.async. The fetching warps take tiles by turns: while one waits
+ * for the entries of a list and of a table, the others copy. */
 template <int D, bool LIST>
 __device__ static inline void cn_one_fetch_rows(const cn_one_params &p,
                                                 const cn_one_shared<D> &shared, cn_one_fixed *fixed,
                                                 cn_walk w)
 {
-    bool more = true;
-    for (uint32_t n = 0; more; n++) {
+    constexpr uint32_t N_WARPS = cn_one_fetch_warps<LIST>();
+    const uint32_t warp = (threadIdx.x - CN_ONE_COMPUTE) / CN_WARP;
+    bool more = cn_one_skip(w, p.walk, warp);
+    for (uint32_t n = warp; more; n += N_WARPS) {
         const uint32_t stage = n % p.n_stages, round = n / p.n_stages;
         uint64_t *barrier = &fixed->full[stage];
         const cn_one_item item = cn_one_item_of(p, w);
+        const cn_one_rows rows = cn_one_rows_of<LIST>(p, w, item);
         cn_barrier_wait(&fixed->empty[stage], (round & 1) ^ 1);
-        cn_one_copy_tile<D, LIST>(p, w, item, shared, stage);
+        cn_one_copy_tile<D>(p, w, rows, shared, stage);
         if (cn_walk_is_first(w)) cn_one_copy_query<D>(p, item, shared, stage);
         cn_barrier_arrive_copied(barrier);
         if (threadIdx.x % CN_WARP == 0) {
             cn_one_write_note(&fixed->notes[stage], p, w, item);
             cn_barrier_arrive(barrier);
         }
-        more = !cn_walk_is_end(w, p.walk);
-        if (more) cn_walk_next(w, p.walk);
+        more = cn_one_skip(w, p.walk, N_WARPS);
     }
 }
 
@@ -585,7 +624,7 @@ __device__ static inline void cn_one_compute(const cn_one_params &p, const cn_on
 /* ---- the kernel ---- */
 
 template <int D, bool BULK, bool LIST>
-__global__ static void __launch_bounds__(CN_ONE_THREADS, 1)
+__global__ static void __launch_bounds__(cn_one_threads<LIST>(), 1)
     attn_one_kernel(const __grid_constant__ cn_one_params p,
                     const __grid_constant__ CUtensorMap whole,
                     const __grid_constant__ CUtensorMap few)
@@ -602,7 +641,7 @@ __global__ static void __launch_bounds__(CN_ONE_THREADS, 1)
         cn_map_prefetch(&whole);
         cn_map_prefetch(&few);
     }
-    if (!(BULK && p.early)) cn_wait_previous();
+    if (!p.early) cn_wait_previous();
     if (fetches) {
         const bool busy = cn_walk_begin(w, p.walk, blockIdx.x, gridDim.x);
         if (threadIdx.x == CN_ONE_COMPUTE) {
@@ -622,6 +661,7 @@ __global__ static void __launch_bounds__(CN_ONE_THREADS, 1)
     if (!fetches) {
         cn_one_compute<D>(p, shared, &fixed);
     } else if (!BULK) {
+        cn_wait_previous();
         cn_overlap_next();
         cn_one_fetch_rows<D, LIST>(p, shared, &fixed, w);
     } else if (threadIdx.x == CN_ONE_COMPUTE) {
@@ -672,7 +712,8 @@ static cn_status cn_one_launch_as(cn_stream *s, const char *op, cn_one_params p,
     p.partial_out = (float *)(p.partial_sums + n_slots * p.slot_heads);
     return cn_cuda_launch(
         s, op, attn_one_kernel<D, BULK, LIST>,
-        {dim3(dev->n_sms), CN_ONE_THREADS, shared::FIXED_BYTES + p.n_stages * shared::STAGE_BYTES},
+        {dim3(dev->n_sms), cn_one_threads<LIST>(),
+         shared::FIXED_BYTES + p.n_stages * shared::STAGE_BYTES},
         p, *whole, *few);
 }
 
