@@ -383,7 +383,8 @@ typedef struct cn_score_args {
     const uint32_t *tiles; /* [S, n_layers, hk, tile_stride] of the stage before; or NULL */
     uint32_t tile_stride;
     uint32_t n_seqs, first_layer, n_layers;
-    float *logits;                   /* f32 scratch of group max, ragged alike, by query head */
+    /* f32 scratch of group max, ragged alike, by query head; NULL: no stage has group rule max */
+    float *logits;
     uint16_t *out;
 } cn_score_args;
 

@@ -1,515 +1,636 @@
 /* score.cu - score: candidates of a selection compared with the query.
  * In: q bf16, keys or digests by block. Out: u16 [units, n], ragged as in cn_score_args.
  *
- * The number of candidates is in device memory. So every unit gets the same number of blocks
- * (parts), which take its chunks in turn; blocks without a chunk end at once. The kinds of keys:
- *   rows    q . k, sums in f32. Some lanes of a warp share a key, 16 bytes each.
+ * Two blocks per multiprocessor, each with an equal run of the step's lots (score.cuh). A warp
+ * loads a lot of keys into the registers of the matrix instructions, at d 128 up to 4.5 KiB, so 24
+ * warps have up to 108 KiB in flight. Keys and heads are compared by the tensor cores, all heads of
+ * the group at once, so keys are read once. The kinds of keys:
+ *   rows    q . k, products of bf16, sums in f32. A mean query is split into two bf16 values.
  *   bounds  sum over channels of max(q_c min_c, q_c max_c), which is one product of width 2 d:
  *           [min(q, 0) | max(q, 0)] . [min | max]. A group's sum is the product with the sum.
- *   labels  integer products, a token per thread. Nibbles become bytes of 16 times their value.
+ *   labels  integer products. Nibbles become bytes of 16 times their value.
  *   hash    no query; the score is the hash.
- * Group rule max takes two more kernels. The first kernel stores the logits by query head, and the
- * largest of each part; the second sums the weights of each part; the third finds the largest share
- * of the group. Sums of weights are integers, so results do not depend on the number of parts.
  *
- * Grid parts * units, 256 threads. Bytes read per candidate and kv head: rows 2 d, bounds 4 d,
- * labels n_channels / 2 + 2; written: 2. Group rule max writes 4 bytes per query head and reads
- * them twice, from the L2 cache if they fit. More than 8 query heads of a kv head read the keys
- * again for every 8. CPU version: cpu_sel_score.c. */
-#include <math_constants.h>
-
-#include "cuda/select/select.cuh"
-#include "engine/select_math.h"
+ * Group rule max takes two more kernels (score_share.cu). This one stores what they need for each
+ * head, and the largest logit of each part.
+ *
+ * Bytes read per candidate and kv head: rows 2 d, bounds 4 d, labels n_channels / 2 + 2; written:
+ * 2. Rule max writes and reads twice, from the L2 cache if it fits: labels 2 bytes a head and 2,
+ * other keys 4 a head. More than 8 heads of a group read rows and bounds again, more than 4 labels.
+ * Block: 384 threads, 80 registers. CPU version: cpu_sel_score.c. */
+#include "cuda/attn/attn_common.cuh"
+#include "cuda/select/score.cuh"
+#include "cuda/select/score_share.h"
 
 enum {
-    THREADS = 256,
+    THREADS = 384,
     WARPS = THREADS / CN_WARP,
     MAX_HEAD_DIM = 256,
     MAX_GROUP = 64, /* query heads of a kv head */
-    CHUNK = 512,    /* candidates */
-    HEADS = 8,      /* query heads of a pass over the keys */
-    MAX_VECS = 2 * MAX_HEAD_DIM / CN_VEC8,
-    LABEL_WORDS = MAX_HEAD_DIM / 4 / 8, /* of eight channels */
-    AT_ONCE = CHUNK / THREADS,          /* labels that a thread loads before it uses the first */
-    BLOCKS = 1024,                      /* wanted in a launch */
-    LEAST_PARTS = 4,                    /* few sequences of many may select */
-    MOST_PARTS = 128
+    WORDS = MAX_HEAD_DIM / 4 / 8, /* of eight channels of a label */
+    QUAD = 4,                     /* heads of a pass over labels */
+    HEADS = 8,                    /* heads of a pass over rows and bounds */
+    BIAS = 65536,                 /* added to products of labels, which are below it */
+    TABLE_PAD = 32                /* elements between rows of the table, to use other banks */
 };
 
-typedef struct score_params {
-    cn_score_args args;
-    cn_kv_rows rows;
-    uint32_t group, n_units, n_parts;
-    uint32_t block_log2, tile_log2; /* tokens of a block, and of a tile of the layout */
-    uint64_t *part_sum;             /* [units, group, n_parts] */
-    float *part_max;                /* the same */
-} score_params;
-
 typedef struct score_shared {
-    float4 query[HEADS][2][MAX_VECS]; /* [heads, half, vec]: four values each */
-    int4 labels[HEADS][2][LABEL_WORDS / 4]; /* quantised: the even channels, the odd ones */
-    float factor[HEADS];                    /* by which products are multiplied */
-    float warp_max[HEADS][WARPS];
+    cn_score_parts parts;
+    uint2 labels[MAX_GROUP][WORDS]; /* quantised queries: even channels, odd channels */
+    uint8_t channels[2 * CN_WARP];  /* of labels */
+    float factor[MAX_GROUP];        /* by which products are multiplied */
+    float warp_max[MAX_GROUP][WARPS];
 } score_shared;
 
-typedef struct score_unit {
-    cn_sel_unit at;
-    uint32_t layer; /* of the model */
-    uint32_t n, base, part;
-    cn_sel_stage stage;
-    const uint32_t *tiles, *table;
-    const cn_bf16 *q; /* [group, d] */
-    float *logits;    /* [group, n]; NULL without group rule max */
-    uint16_t *out;    /* [n] */
-} score_unit;
+/* The memory of a block: the queries [group, d], and a table of what is compared with keys, [heads
+ * or 2, width] each row padded. */
+typedef struct score_memory {
+    score_shared *fixed;
+    cn_bf16 *raw, *table;
+} score_memory;
 
-/* Returns the unit and the part of this block; n is 0 if the block has nothing to do. */
-__device__ static inline score_unit unit_of(const score_params &p)
+/* Where the results of a part go. */
+typedef struct score_out {
+    uint16_t *score;
+    float *logits;
+    uint32_t *pairs;
+    uint16_t *scales;
+} score_out;
+
+/* Returns the number of the first token of lot i. */
+__device__ static inline uint32_t lot_start(const cn_score_part &x, uint32_t i)
 {
-    const cn_score_args &a = p.args;
-    const uint32_t hk = a.pools.layout.n_kv_heads;
-    score_unit u = {};
-    u.at = cn_sel_unit_of(blockIdx.x % p.n_units, a.n_layers, hk);
-    u.part = blockIdx.x / p.n_units;
-    u.stage = a.stage[u.at.seq];
-    const uint32_t n = a.n[u.at.seq];
-    if (!u.stage.active || u.part * CHUNK >= n) return u;
-    const size_t first = cn_sel_first(u.at, a.first[u.at.seq], n, a.n_layers, hk);
-    const size_t q_row = ((size_t)u.at.row * hk + u.at.head) * p.group * a.pools.layout.head_dim;
-    u.n = n;
-    u.layer = a.first_layer + u.at.row;
-    u.base = a.base[u.at.seq];
-    u.table = a.tables + (size_t)u.at.seq * a.table_stride;
-    if (u.stage.in_tiles) u.tiles = a.tiles + (size_t)u.at.index * a.tile_stride;
-    u.out = a.out + first;
-    if (u.stage.key == CN_KEY_HASH) return u;
-    const bool predicted = u.stage.query == CN_SEL_PREDICTED;
-    u.q = (const cn_bf16 *)(predicted ? a.q[CN_SEL_PREDICTED] : a.q[CN_SEL_TRUE]) +
-          u.at.seq * (predicted ? a.q_stride[CN_SEL_PREDICTED] : a.q_stride[CN_SEL_TRUE]) + q_row;
-    if (u.stage.group == CN_GROUP_MAX) u.logits = a.logits + first * p.group;
-    return u;
+    return (x.lot + i) << x.lot_log2;
 }
 
-/* The index of a query head's results of part 0. */
-__device__ static inline size_t part_at(const score_params &p, const score_unit &u, uint32_t h)
-{
-    return ((size_t)u.at.index * p.group + h) * p.n_parts;
-}
+/* ---- where keys lie ---- */
 
-/* Parts of the unit that have a chunk. */
-__device__ static inline uint32_t used_parts(const score_params &p, const score_unit &u)
-{
-    return min(p.n_parts, (u.n + CHUNK - 1) / CHUNK);
-}
+/* A candidate's first token. */
+typedef struct score_token {
+    uint32_t position, block, slot;
+    bool valid; /* it is a candidate of the unit; else the token is another one of the unit */
+} score_token;
 
-__device__ static inline uint32_t position_of(const score_unit &u, uint32_t c)
+/* Returns the token with number `at` on the line of candidates. */
+__device__ static inline score_token token_of(const cn_score_params &p, const cn_score_part &x,
+                                              uint32_t at)
 {
-    return cn_sel_position(u.tiles, u.base, u.stage.entry_log2, c);
+    score_token t;
+    t.valid = at >= x.from && at < x.to;
+    t.position = min(max(at, x.from), x.to - 1);
+    if (x.stage.in_tiles) {
+        const uint32_t *tiles = p.args.tiles + (size_t)x.at.index * p.args.tile_stride;
+        t.position = tiles[t.position / CN_DIGEST_TILE] * CN_DIGEST_TILE +
+                     t.position % CN_DIGEST_TILE;
+    }
+    t.block = __ldg(p.args.tables + (size_t)x.at.seq * p.args.table_stride +
+                    (t.position >> p.block_log2));
+    t.slot = t.position & ((1u << p.block_log2) - 1);
+    return t;
 }
 
 /* Returns the index of a token in the planes with an entry for each slot. */
-__device__ static inline size_t side_of(const score_params &p, const score_unit &u,
-                                        uint32_t position)
+__device__ static inline size_t side_of(const cn_score_params &p, const cn_score_part &x,
+                                        const score_token &t)
 {
     const cn_kv_layout &l = p.args.pools.layout;
-    const size_t block = (size_t)u.layer * l.n_blocks + __ldg(u.table + (position >> p.block_log2));
-    return ((block * l.n_kv_heads + u.at.head) << p.block_log2) +
-           (position & ((1u << p.block_log2) - 1));
+    const size_t blocks = (size_t)x.layer * l.n_blocks + t.block;
+    return ((blocks * l.n_kv_heads + x.at.head) << p.block_log2) + t.slot;
 }
 
-/* Returns the key of a token. */
-__device__ static inline const cn_bf16 *row_of(const score_params &p, const score_unit &u,
-                                               uint32_t position)
+/* Returns the key of a candidate that is not a label. */
+__device__ static inline const uint4 *key_of(const cn_score_params &p, const cn_score_part &x,
+                                             const score_token &t)
 {
     const cn_pools &pools = p.args.pools;
-    const uint32_t slot = position & ((1u << p.block_log2) - 1);
-    const uint32_t block = __ldg(u.table + (position >> p.block_log2));
-    const size_t row = (size_t)u.layer * p.rows.layer + (size_t)block * p.rows.block +
-                       u.at.head * p.rows.head + (slot >> p.tile_log2) * p.rows.tile +
-                       (slot & ((1u << p.tile_log2) - 1));
-    return (const cn_bf16 *)pools.kv + row * pools.layout.head_dim;
+    const uint32_t d = pools.layout.head_dim, entry = x.stage.entry_log2;
+    if (x.stage.key == CN_KEY_BOUNDS) {
+        const void *bounds = entry == 4 ? pools.digest.bounds_16 : pools.digest.bounds_64;
+        return (const uint4 *)((const cn_bf16 *)bounds + (side_of(p, x, t) >> entry) * 2 * d);
+    }
+    const size_t row = (size_t)x.layer * p.rows.layer + (size_t)t.block * p.rows.block +
+                       x.at.head * p.rows.head + (t.slot >> p.tile_log2) * p.rows.tile +
+                       (t.slot & ((1u << p.tile_log2) - 1));
+    return (const uint4 *)((const cn_bf16 *)pools.kv + row * d);
 }
 
 /* ---- queries ---- */
 
-__device__ static inline float &query_at(score_shared *shared, uint32_t r, uint32_t i)
+/* The value that is compared with channel i of keys: of a head, or of the group. */
+__device__ static inline float query_value(const cn_score_params &p, const cn_score_part &x,
+                                           const cn_bf16 *raw, uint32_t row, uint32_t i)
 {
-    float4 &four = shared->query[r][i / 4 % 2][i / CN_VEC8];
-    return reinterpret_cast<float *>(&four)[i % 4];
-}
-
-/* Writes channel i of row r: the values of the heads [first, end), added up. */
-__device__ static inline void load_channel(const score_unit &u, uint32_t d, uint32_t r, uint32_t i,
-                                           uint32_t first, uint32_t end, score_shared *shared)
-{
-    const bool is_bounds = u.stage.key == CN_KEY_BOUNDS;
-    float sum = 0, high = 0;
-    for (uint32_t h = first; h < end; h++) {
-        const float x = __bfloat162float(u.q[(size_t)h * d + i]);
-        sum += is_bounds ? fminf(x, 0.0f) : x;
-        high += fmaxf(x, 0.0f);
+    const uint32_t d = p.args.pools.layout.head_dim;
+    const bool is_max = x.stage.group == CN_GROUP_MAX;
+    float sum = 0;
+    for (uint32_t h = is_max ? row : 0; h < (is_max ? row + 1 : p.group); h++) {
+        const float q = __bfloat162float(raw[h * d + i % d]);
+        if (x.stage.key != CN_KEY_BOUNDS) sum += q;
+        else sum += i < d ? fminf(q, 0.0f) : fmaxf(q, 0.0f);
     }
-    if (u.stage.group == CN_GROUP_MEAN) sum /= (float)(end - first);
-    query_at(shared, r, i) = sum;
-    if (is_bounds) query_at(shared, r, d + i) = high;
+    return x.stage.group == CN_GROUP_MEAN ? sum / (float)p.group : sum;
 }
 
 /* Quantises the label channels of row r. A warp calls it. */
-__device__ static inline void quantise_row(const score_params &p, const score_unit &u, uint32_t r,
-                                           score_shared *shared)
+__device__ static inline void quantise_row(const cn_score_params &p, const cn_score_part &x,
+                                           uint32_t r, score_memory m)
 {
     const cn_pools &pools = p.args.pools;
     const uint32_t n = pools.digest.n_channels, lane = threadIdx.x % CN_WARP;
-    const size_t unit = (size_t)u.layer * pools.layout.n_kv_heads + u.at.head;
-    const uint8_t *channels = pools.digest.channels + unit * n;
-    int8_t *bytes = reinterpret_cast<int8_t *>(shared->labels[r]);
-    float largest = 0;
-    for (uint32_t c = lane; c < n; c += CN_WARP)
-        largest = fmaxf(largest, fabsf(query_at(shared, r, channels[c])));
+    int8_t *bytes = reinterpret_cast<int8_t *>(m.fixed->labels[r]);
+    float value[2], largest = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint32_t c = i * CN_WARP + lane;
+        value[i] = c < n ? query_value(p, x, m.raw, r, m.fixed->channels[c]) : 0;
+        largest = fmaxf(largest, fabsf(value[i]));
+    }
 #pragma unroll
     for (int offset = CN_WARP / 2; offset > 0; offset /= 2)
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
     const float scale = cn_query_scale(largest);
-    for (uint32_t c = lane; c < 8 * LABEL_WORDS; c += CN_WARP) {
-        const int32_t x = c < n ? cn_query_of(query_at(shared, r, channels[c]), scale) : 0;
-        bytes[c % 2 * (4 * LABEL_WORDS) + c / 2] = (int8_t)x;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint32_t c = i * CN_WARP + lane;
+        bytes[c / 8 * 8 + c % 2 * 4 + c % 8 / 2] =
+            (int8_t)(c < n ? cn_query_of(value[i], scale) : 0);
     }
-    if (lane == 0) shared->factor[r] = cn_score_scale(pools.layout.head_dim) * scale;
+    if (lane == 0) m.fixed->factor[r] = cn_score_scale(pools.layout.head_dim) * scale;
 }
 
-/* Loads the query heads [first, first + HEADS) of the group under group rule max, one row each;
- * else one row for the group. Returns the number of rows. */
-__device__ static inline uint32_t load_query(const score_params &p, const score_unit &u,
-                                             uint32_t first, score_shared *shared)
+/* Fills the table: the heads of the group, or the group's query as the sum of two bf16 values. */
+__device__ static inline void fill_table(const cn_score_params &p, const cn_score_part &x,
+                                         score_memory m)
 {
-    const uint32_t d = p.args.pools.layout.head_dim, warp = threadIdx.x / CN_WARP;
-    const uint32_t rows = u.logits ? min((uint32_t)HEADS, p.group - first) : 1;
-    __syncthreads();
-    for (uint32_t i = threadIdx.x; i < d; i += THREADS)
-        for (uint32_t r = 0; r < rows; r++)
-            load_channel(u, d, r, i, u.logits ? first + r : 0, u.logits ? first + r + 1 : p.group,
-                         shared);
-    if (threadIdx.x < rows) shared->factor[threadIdx.x] = cn_score_scale(d);
-    __syncthreads();
-    if (u.stage.key == CN_KEY_LABELS && warp < rows) quantise_row(p, u, warp, shared);
-    __syncthreads();
-    return rows;
+    const uint32_t d = p.args.pools.layout.head_dim;
+    const uint32_t width = x.stage.key == CN_KEY_BOUNDS ? 2 * d : d;
+    const bool is_max = x.stage.group == CN_GROUP_MAX;
+    for (uint32_t at = threadIdx.x; at < (is_max ? p.group : 1) * width; at += THREADS) {
+        const uint32_t row = at / width, i = at % width;
+        const float value = query_value(p, x, m.raw, row, i);
+        const cn_bf16 high = __float2bfloat16_rn(value);
+        m.table[row * (width + TABLE_PAD) + i] = high;
+        if (!is_max)
+            m.table[width + TABLE_PAD + i] =
+                __float2bfloat16_rn(value - __bfloat162float(high));
+    }
+    for (uint32_t h = threadIdx.x; h < p.group; h += THREADS)
+        m.fixed->factor[h] = cn_score_scale(d);
 }
 
-/* ---- logits ---- */
-
-/* Stores the logit of candidate c for row r, which is query head `head` of the group. */
-__device__ static inline void store_logit(const score_unit &u, uint32_t head, uint32_t c, float x)
+/* Prepares the queries of a part. */
+__device__ static inline void load_query(const cn_score_params &p, const cn_score_part &x,
+                                         score_memory m)
 {
-    if (u.logits) u.logits[(size_t)head * u.n + c] = x;
-    else u.out[c] = cn_score_bits(x);
-}
-
-/* Loads the 16 bytes `vec` of a candidate's key; step 1: of its upper bounds. */
-__device__ static inline uint4 load_key(const score_params &p, const score_unit &u,
-                                        uint32_t position, uint32_t step, uint32_t vec)
-{
-    const cn_pools &pools = p.args.pools;
-    const uint32_t d = pools.layout.head_dim, log2 = u.stage.entry_log2;
-    const cn_bf16 *row;
-    if (u.stage.key == CN_KEY_BOUNDS) {
-        const void *bounds = log2 == 4 ? pools.digest.bounds_16 : pools.digest.bounds_64;
-        row = (const cn_bf16 *)bounds + (side_of(p, u, position) >> log2) * 2 * d + step * d;
+    const cn_score_args &a = p.args;
+    const uint32_t d = a.pools.layout.head_dim, warp = threadIdx.x / CN_WARP;
+    const bool predicted = x.stage.query == CN_SEL_PREDICTED;
+    const size_t stride = predicted ? a.q_stride[CN_SEL_PREDICTED] : a.q_stride[CN_SEL_TRUE];
+    const void *q = predicted ? a.q[CN_SEL_PREDICTED] : a.q[CN_SEL_TRUE];
+    const size_t row = ((size_t)x.at.row * a.pools.layout.n_kv_heads + x.at.head) * p.group * d;
+    const uint4 *from = (const uint4 *)((const cn_bf16 *)q + x.at.seq * stride + row);
+    const size_t unit = (size_t)x.layer * a.pools.layout.n_kv_heads + x.at.head;
+    const uint32_t n = a.pools.digest.n_channels;
+    if (x.stage.key == CN_KEY_LABELS && threadIdx.x < n)
+        m.fixed->channels[threadIdx.x] = __ldg(a.pools.digest.channels + unit * n + threadIdx.x);
+    for (uint32_t i = threadIdx.x; i < p.group * d / CN_VEC8; i += THREADS)
+        ((uint4 *)m.raw)[i] = from[i];
+    for (uint32_t i = threadIdx.x; i < p.group * WARPS; i += THREADS)
+        m.fixed->warp_max[0][i] = -CUDART_INF_F;
+    __syncthreads();
+    if (x.stage.key == CN_KEY_LABELS) {
+        for (uint32_t r = warp; r < (cn_score_is_max(x) ? p.group : 1); r += WARPS)
+            quantise_row(p, x, r, m);
     } else {
-        row = row_of(p, u, position);
+        fill_table(p, x, m);
     }
-    return __ldg((const uint4 *)row + vec);
+    __syncthreads();
 }
 
-/* Rows (STEPS 1) and bounds (STEPS 2). Each warp has a part of the chunk [start, end). CANDS
- * candidates of a lane are computed side by side. */
-template <int STEPS, int CANDS>
-__device__ static inline void dot_chunk(const score_params &p, const score_unit &u, uint32_t first,
-                                        uint32_t rows, uint32_t start, uint32_t end,
-                                        const score_shared *shared, float best[HEADS])
+/* ---- labels ---- */
+
+/* c[16, 8] += a[16, 32] * b[32, 8], bytes. */
+__device__ static inline void mma_bytes(uint32_t c[4], const uint32_t a[4], uint2 b)
 {
-    const uint32_t vecs = p.args.pools.layout.head_dim / CN_VEC8;
-    const uint32_t lanes = vecs <= 1 ? 1 : 1u << (32 - __clz((int)(vecs - 1))); /* of a key */
-    const uint32_t warp = threadIdx.x / CN_WARP, lane = threadIdx.x % CN_WARP;
-    const uint32_t sub = lane % lanes, keys = CN_WARP / lanes;
-    const uint32_t from = start + warp * (CHUNK / WARPS), to = min(end, from + CHUNK / WARPS);
-    for (uint32_t c0 = from + lane / lanes; c0 - lane / lanes < to; c0 += keys * CANDS) {
-        float x[CANDS][STEPS][CN_VEC8];
-        bool below[CANDS];
-#pragma unroll
-        for (uint32_t k = 0; k < CANDS; k++) {
-            const uint32_t c = c0 + k * keys, position = c < to ? position_of(u, c) : 0;
-            const bool loads = c < to && position >= u.base && sub < vecs;
-            below[k] = c < to && position < u.base;
-#pragma unroll
-            for (uint32_t i = 0; i < STEPS; i++)
-                cn_unpack8(x[k][i],
-                           loads ? load_key(p, u, position, i, sub) : make_uint4(0, 0, 0, 0));
-        }
-#pragma unroll
-        for (uint32_t r = 0; r < HEADS; r++) {
-            if (r >= rows) break;
-            float sum[CANDS] = {};
-#pragma unroll
-            for (uint32_t i = 0; i < STEPS; i++) {
-                const uint32_t vec = sub < vecs ? i * vecs + sub : 0;
-                const float4 low = shared->query[r][0][vec], high = shared->query[r][1][vec];
-                const float q[CN_VEC8] = {low.x,  low.y,  low.z,  low.w,
-                                          high.x, high.y, high.z, high.w};
-#pragma unroll
-                for (uint32_t k = 0; k < CANDS; k++)
-#pragma unroll
-                    for (uint32_t j = 0; j < CN_VEC8; j++) sum[k] += q[j] * x[k][i][j];
-            }
-#pragma unroll
-            for (uint32_t k = 0; k < CANDS; k++) {
-                for (uint32_t offset = lanes / 2; offset > 0; offset /= 2)
-                    sum[k] += __shfl_xor_sync(0xffffffffu, sum[k], offset);
-                if (c0 + k * keys >= to) continue;
-                const float logit = below[k] ? CUDART_NAN_F : sum[k] * shared->factor[r];
-                best[r] = fmaxf(best[r], logit); /* ignores NaN */
-                if (sub == 0) store_logit(u, first + r, c0 + k * keys, logit);
-            }
-        }
-    }
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
 }
 
-/* Loads a label; n is its number of bytes, a multiple of 2. */
-__device__ static inline void load_label(uint32_t words[LABEL_WORDS], const uint8_t *label,
-                                         uint32_t n)
+template <int N_WORDS>
+__device__ static inline void load_label(uint32_t words[N_WORDS], const uint8_t *label,
+                                         uint32_t n_bytes)
 {
-    if (n == 16 || n == 32) {
-#pragma unroll
-        for (uint32_t i = 0; i < LABEL_WORDS / 4; i++) {
-            if (16 * i >= n) break;
-            const uint4 four = __ldg((const uint4 *)label + i);
-            words[4 * i] = four.x;
-            words[4 * i + 1] = four.y;
-            words[4 * i + 2] = four.z;
-            words[4 * i + 3] = four.w;
-        }
-    } else if (n == 8) {
-        const uint2 two = __ldg((const uint2 *)label);
-        words[0] = two.x;
-        words[1] = two.y;
+    if constexpr (N_WORDS == 4) {
+        const uint4 four = __ldcs((const uint4 *)label);
+        words[0] = four.x;
+        words[1] = four.y;
+        words[2] = four.z;
+        words[3] = four.w;
     } else {
 #pragma unroll
-        for (uint32_t i = 0; i < 2 * LABEL_WORDS; i++)
-            if (2 * i < n)
-                words[i / 2] |= (uint32_t)__ldg((const uint16_t *)label + i) << (16 * (i % 2));
+        for (uint32_t i = 0; i < N_WORDS; i++) {
+            words[i] = 4 * i < n_bytes ? __ldg((const uint16_t *)(label + 4 * i)) : 0;
+            if (4 * i + 2 < n_bytes)
+                words[i] |= (uint32_t)__ldg((const uint16_t *)(label + 4 * i + 2)) << 16;
+        }
     }
 }
 
-/* The product of a label and a quantised query. Nibbles in the high halves of bytes are values
- * times 16, so the sum is, too. */
-__device__ static inline int32_t label_dot(const uint32_t words[LABEL_WORDS], uint32_t n_words,
-                                           const int4 query[2][LABEL_WORDS / 4])
+/* out = products of two labels with four heads, plus BIAS, all times 16.
+ *
+ * A lane has two whole labels, of the rows g and g + 8 (g = lane / 4) in the mma's terms. Product j
+ * takes word j of all labels. Its 32 channels are those of four different labels, of the lanes
+ * 4 g to 4 g + 3. So column n has query n % 2 in the channels of lane n / 2 of the four, and zeros
+ * in the others. The result of a lane is then that of its own labels, for two heads. */
+template <int N_WORDS>
+__device__ static inline void label_products(uint32_t out[QUAD / 2][4], const uint32_t a[N_WORDS],
+                                             const uint32_t b[N_WORDS],
+                                             const uint2 query[QUAD / 2][N_WORDS], bool four)
 {
     const uint32_t upper = 0xf0f0f0f0u;
-    int32_t dot = 0;
 #pragma unroll
-    for (uint32_t i = 0; i < LABEL_WORDS / 4; i++) {
-        if (4 * i >= n_words) break;
-        const int4 e = query[0][i], o = query[1][i];
-        const int32_t even[4] = {e.x, e.y, e.z, e.w}, odd[4] = {o.x, o.y, o.z, o.w};
+    for (uint32_t pair = 0; pair < QUAD / 2; pair++)
 #pragma unroll
-        for (uint32_t j = 0; j < 4; j++) {
-            dot = __dp4a((int32_t)(words[4 * i + j] << 4 & upper), even[j], dot);
-            dot = __dp4a((int32_t)(words[4 * i + j] & upper), odd[j], dot);
-        }
+        for (uint32_t i = 0; i < 4; i++) out[pair][i] = BIAS * 16;
+#pragma unroll
+    for (uint32_t j = 0; j < N_WORDS; j++) {
+        const uint32_t rows[4] = {a[j] << 4 & upper, b[j] << 4 & upper, a[j] & upper,
+                                  b[j] & upper};
+        mma_bytes(out[0], rows, query[0][j]);
+        if (four) mma_bytes(out[1], rows, query[1][j]);
     }
-    return dot >> 4;
 }
 
-__device__ static inline void label_chunk(const score_params &p, const score_unit &u,
-                                          uint32_t first, uint32_t rows, uint32_t start,
-                                          uint32_t end, const score_shared *shared,
-                                          float best[HEADS])
+__device__ static inline float as_ordered(float x) /* an integer that sorts as x does */
+{
+    const int32_t bits = __float_as_int(x);
+    return __int_as_float(bits ^ (bits >> 31 & 0x7fffffff));
+}
+
+/* Adds a warp's largest logit of a head. */
+__device__ static inline void add_max(score_memory m, uint32_t head, float best)
+{
+    const int32_t top = __reduce_max_sync(0xffffffffu, __float_as_int(as_ordered(best)));
+    float &max = m.fixed->warp_max[head][threadIdx.x / CN_WARP];
+    if (threadIdx.x % CN_WARP == 0) max = fmaxf(max, as_ordered(__int_as_float(top)));
+}
+
+/* Queries of a quad of heads as a lane needs them. */
+template <int N_WORDS> struct label_query {
+    uint2 words[QUAD / 2][N_WORDS];
+    float factor[QUAD], best[QUAD];
+};
+
+/* Loads the heads [first, first + QUAD); with `one` the query of the group. */
+template <int N_WORDS>
+__device__ static inline label_query<N_WORDS> load_quad(const cn_score_params &p, score_memory m,
+                                                        uint32_t first, bool one)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP, last = one ? 0 : p.group - 1;
+    const bool own = lane / 8 == lane % 4;
+    label_query<N_WORDS> q;
+#pragma unroll
+    for (uint32_t h = 0; h < QUAD; h++) {
+        q.factor[h] = m.fixed->factor[min(first + h, last)];
+        q.best[h] = -CUDART_INF_F;
+    }
+#pragma unroll
+    for (uint32_t pair = 0; pair < QUAD / 2; pair++)
+#pragma unroll
+        for (uint32_t j = 0; j < N_WORDS; j++) {
+            const uint32_t head = min(first + 2 * pair + lane / 4 % 2, last);
+            q.words[pair][j] = own ? m.fixed->labels[head][j] : make_uint2(0, 0);
+        }
+    return q;
+}
+
+/* Labels of a lane: two, 32 tokens apart. */
+template <int N_WORDS> struct label_two {
+    uint32_t words[2][N_WORDS];
+    uint32_t c[2]; /* the candidates */
+    bool valid[2];
+    uint16_t scale_bits[2];
+    bool below[2];
+};
+
+/* A lot of labels. */
+typedef struct label_lot_at {
+    uint32_t start; /* number of its first token */
+    size_t side;    /* of its first label, if its labels are contiguous */
+} label_lot_at;
+
+template <bool WHOLE>
+__device__ static inline label_lot_at lot_at(const cn_score_params &p, const cn_score_part &x,
+                                             uint32_t start)
+{
+    label_lot_at lot = {start, 0};
+    if constexpr (WHOLE) {
+        score_token t = token_of(p, x, start);
+        t.slot = start & ((1u << p.block_log2) - 1);
+        lot.side = side_of(p, x, t);
+    }
+    return lot;
+}
+
+/* Loads the labels from token i of a lot on. WHOLE: the labels of the lot are contiguous. */
+template <int N_WORDS, bool WHOLE>
+__device__ static inline label_two<N_WORDS> load_two(const cn_score_params &p,
+                                                     const cn_score_part &x,
+                                                     const label_lot_at &lot, uint32_t i)
 {
     const cn_digest &g = p.args.pools.digest;
-    const uint32_t n_bytes = g.n_channels / 2, n_words = (n_bytes + 3) / 4;
-    uint32_t words[AT_ONCE][LABEL_WORDS] = {};
-    float scale[AT_ONCE];
-    bool below[AT_ONCE];
+    label_two<N_WORDS> l;
 #pragma unroll
-    for (uint32_t k = 0; k < AT_ONCE; k++) {
-        const uint32_t c = start + k * THREADS + threadIdx.x;
-        const uint32_t position = c < end ? position_of(u, c) : 0;
-        below[k] = position < u.base;
-        scale[k] = 0;
-        if (c >= end || below[k]) continue;
-        const size_t side = side_of(p, u, position);
-        load_label(words[k], g.labels + side * n_bytes, n_bytes);
-        scale[k] = cn_f16_value(__ldg(g.scales + side));
-    }
-#pragma unroll
-    for (uint32_t r = 0; r < HEADS; r++) {
-        if (r >= rows) break;
-#pragma unroll
-        for (uint32_t k = 0; k < AT_ONCE; k++) {
-            const uint32_t c = start + k * THREADS + threadIdx.x;
-            if (c >= end) continue;
-            const int32_t dot = label_dot(words[k], n_words, shared->labels[r]);
-            const float logit =
-                below[k] ? CUDART_NAN_F : cn_label_logit(dot, scale[k], shared->factor[r]);
-            best[r] = fmaxf(best[r], logit); /* ignores NaN */
-            store_logit(u, first + r, c, logit);
+    for (uint32_t k = 0; k < 2; k++) {
+        const uint32_t in_lot = i + k * CN_WARP + threadIdx.x % CN_WARP, at = lot.start + in_lot;
+        size_t side = lot.side + in_lot;
+        l.below[k] = false;
+        if constexpr (!WHOLE) {
+            const score_token t = token_of(p, x, at);
+            side = side_of(p, x, t);
+            l.below[k] = t.position < x.base;
         }
+        load_label<N_WORDS>(l.words[k], g.labels + side * p.label_bytes, p.label_bytes);
+        l.scale_bits[k] = __ldcs(g.scales + side);
+        l.c[k] = at - x.from;
+        l.valid[k] = at >= x.from && at < x.to;
     }
+    return l;
 }
 
-__device__ static inline void hash_chunk(const score_params &p, const score_unit &u, uint32_t start,
-                                         uint32_t end)
+/* The scale of a label; NaN below the base. */
+template <int N_WORDS>
+__device__ static inline float scale_of(const label_two<N_WORDS> &l, uint32_t k)
 {
-    for (uint32_t c = start + threadIdx.x; c < end; c += THREADS) {
-        const uint32_t position = position_of(u, c);
-        u.out[c] = position < u.base ? 0
-                                     : cn_hash_score(p.args.seed[u.at.seq], u.layer, u.at.head,
-                                                     position);
-    }
+    return l.below[k] ? CUDART_NAN_F : __half2float(__ushort_as_half(l.scale_bits[k]));
 }
 
-/* ---- kernels ---- */
-
-/* Writes the largest logit of the part, of the query heads [first, first + rows). */
-__device__ static inline void store_max(const score_params &p, const score_unit &u, uint32_t first,
-                                        uint32_t rows, float best[HEADS], score_shared *shared)
+/* Stores the products of a label with two heads under rule max; `product` has BIAS added. Updates
+ * the largest logits. */
+__device__ static inline void store_pair(const cn_score_params &p, const cn_score_part &x,
+                                         const score_out &out, uint32_t c, float scale,
+                                         uint32_t pair, const uint32_t product[2],
+                                         const float factor[2], float best[2])
 {
-#pragma unroll
-    for (uint32_t r = 0; r < HEADS; r++) {
-#pragma unroll
-        for (int offset = CN_WARP / 2; offset > 0; offset /= 2)
-            best[r] = fmaxf(best[r], __shfl_xor_sync(0xffffffffu, best[r], offset));
-        if (threadIdx.x % CN_WARP == 0) shared->warp_max[r][threadIdx.x / CN_WARP] = best[r];
+    const float bias = -CN_SCORE_BIAS(BIAS) * scale;
+    const float logit[2] = {cn_score_logit(product[0], scale, bias, factor[0]),
+                            cn_score_logit(product[1], scale, bias, factor[1])};
+    if (2 * pair >= p.group) return;
+    best[0] = fmaxf(best[0], logit[0]); /* ignores NaN */
+    best[1] = fmaxf(best[1], logit[1]);
+    if (p.products) {
+        out.pairs[(size_t)pair * x.n + c] =
+            __byte_perm(product[0], product[1], 0x5410) ^ (BIAS & 0x8000u ? 0 : 0x80008000u);
+        return;
     }
-    __syncthreads();
-    if (threadIdx.x >= rows) return;
-    float top = -CUDART_INF_F;
-    for (uint32_t w = 0; w < WARPS; w++) top = fmaxf(top, shared->warp_max[threadIdx.x][w]);
-    p.part_max[part_at(p, u, first + threadIdx.x) + u.part] = top;
+    out.logits[(size_t)2 * pair * x.n + c] = logit[0];
+    if (2 * pair + 1 < p.group) out.logits[(size_t)(2 * pair + 1) * x.n + c] = logit[1];
 }
 
-__global__ static void __launch_bounds__(THREADS, 4)
-    logits_kernel(const __grid_constant__ score_params p)
+/* Computes a lot of labels under rule max, for the heads [first, first + QUAD) of the group. */
+template <int N_WORDS, bool WHOLE>
+__device__ static inline void label_quad(const cn_score_params &p, const cn_score_part &x,
+                                         score_memory m, uint32_t start, uint32_t first,
+                                         const score_out &out)
 {
-    __shared__ score_shared shared;
-    cn_overlap_next();
-    cn_wait_previous();
-    const score_unit u = unit_of(p);
-    if (u.n == 0) return;
-    const uint32_t n_rows = u.logits ? p.group : 1, step = p.n_parts * CHUNK;
-    for (uint32_t first = 0; first < n_rows; first += HEADS) {
-        float best[HEADS];
+    label_query<N_WORDS> q = load_quad<N_WORDS>(p, m, first, false);
+    const label_lot_at lot = lot_at<WHOLE>(p, x, start);
+    const bool four = first + 2 < p.group;
+    label_two<N_WORDS> next = load_two<N_WORDS, WHOLE>(p, x, lot, 0);
+#pragma unroll 1
+    for (uint32_t i = 0; i < 4; i++) {
+        uint32_t product[QUAD / 2][4];
+        const label_two<N_WORDS> l = next;
+        if (i < 3) next = load_two<N_WORDS, WHOLE>(p, x, lot, (i + 1) * 64);
+        label_products<N_WORDS>(product, l.words[0], l.words[1], q.words, four);
 #pragma unroll
-        for (uint32_t r = 0; r < HEADS; r++) best[r] = -CUDART_INF_F;
-        const uint32_t rows = u.q ? load_query(p, u, first, &shared) : 0;
-        for (uint32_t start = u.part * CHUNK; start < u.n; start += step) {
-            const uint32_t end = min(start + CHUNK, u.n);
-            switch (u.stage.key) {
-            case CN_KEY_LABELS: label_chunk(p, u, first, rows, start, end, &shared, best); break;
-            case CN_KEY_BOUNDS:
-                dot_chunk<2, 1>(p, u, first, rows, start, end, &shared, best);
-                break;
-            case CN_KEY_ROWS: dot_chunk<1, 2>(p, u, first, rows, start, end, &shared, best); break;
-            default: hash_chunk(p, u, start, end);
+        for (uint32_t k = 0; k < 2; k++) {
+            const float scale = scale_of(l, k);
+            if (!l.valid[k]) continue;
+            if (first == 0 && p.products)
+                out.scales[l.c[k]] = __half_as_ushort(__float2half_rn(scale));
+#pragma unroll
+            for (uint32_t pair = 0; pair < QUAD / 2; pair++) {
+                const uint32_t both[2] = {product[pair][2 * k] >> 4, product[pair][2 * k + 1] >> 4};
+                store_pair(p, x, out, l.c[k], scale, first / 2 + pair, both, q.factor + 2 * pair,
+                           q.best + 2 * pair);
             }
         }
-        if (u.logits) store_max(p, u, first, rows, best, &shared);
     }
-}
-
-/* Returns the largest logit of a query head. A warp calls it. */
-__device__ static inline float head_max(const score_params &p, const score_unit &u, uint32_t h)
-{
-    const float *part = p.part_max + part_at(p, u, h);
-    float top = -CUDART_INF_F;
-    for (uint32_t i = threadIdx.x % CN_WARP; i < used_parts(p, u); i += CN_WARP)
-        top = fmaxf(top, part[i]);
 #pragma unroll
-    for (int offset = CN_WARP / 2; offset > 0; offset /= 2)
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));
-    return top;
+    for (uint32_t h = 0; h < QUAD; h++)
+        if (first + h < p.group) add_max(m, first + h, q.best[h]);
 }
 
-__device__ static inline uint64_t warp_sum64(uint64_t v)
+/* Computes a lot of labels with one query for the group. */
+template <int N_WORDS, bool WHOLE>
+__device__ static inline void label_mean(const cn_score_params &p, const cn_score_part &x,
+                                         score_memory m, uint32_t start, const score_out &out)
 {
+    const label_query<N_WORDS> q = load_quad<N_WORDS>(p, m, 0, true);
+    const label_lot_at lot = lot_at<WHOLE>(p, x, start);
+    constexpr uint32_t EACH = N_WORDS > 4 ? 1 : WHOLE ? 4 : 2; /* loaded before the first is used */
+    label_two<N_WORDS> all[EACH];
+#pragma unroll(N_WORDS > 4 ? 1 : 4)
+    for (uint32_t i = 0; i < 4; i++) {
+        if (i % EACH == 0) {
 #pragma unroll
-    for (int offset = CN_WARP / 2; offset > 0; offset /= 2)
-        v += __shfl_xor_sync(0xffffffffu, (unsigned long long)v, offset);
-    return v;
+            for (uint32_t j = 0; j < EACH; j++)
+                all[j] = load_two<N_WORDS, WHOLE>(p, x, lot, (i + j) * 64);
+        }
+        uint32_t product[QUAD / 2][4];
+        float logit[2];
+        const label_two<N_WORDS> &l = all[i % EACH];
+        label_products<N_WORDS>(product, l.words[0], l.words[1], q.words, false);
+#pragma unroll
+        for (uint32_t k = 0; k < 2; k++) {
+            const float scale = scale_of(l, k);
+            logit[k] = cn_score_logit(product[0][2 * k] >> 4, scale, -CN_SCORE_BIAS(BIAS) * scale,
+                                      q.factor[0]);
+        }
+        const uint32_t bits = cn_score_bits2(logit[0], logit[1]);
+        if (l.valid[0]) out.score[l.c[0]] = (uint16_t)bits;
+        if (l.valid[1]) out.score[l.c[1]] = (uint16_t)(bits >> 16);
+    }
 }
 
-/* The sums of the part's weights, for each query head. */
-__global__ static void __launch_bounds__(THREADS)
-    sum_kernel(const __grid_constant__ score_params p)
+template <int N_WORDS, bool WHOLE>
+__device__ static inline void label_lot(const cn_score_params &p, const cn_score_part &x,
+                                        score_memory m, uint32_t start, const score_out &out)
 {
-    __shared__ float top[MAX_GROUP];
-    __shared__ uint64_t sums[MAX_GROUP][WARPS];
-    cn_overlap_next();
-    cn_wait_previous();
-    const score_unit u = unit_of(p);
-    if (u.n == 0 || !u.logits) return;
-    const uint32_t warp = threadIdx.x / CN_WARP, lane = threadIdx.x % CN_WARP;
-    for (uint32_t h = warp; h < p.group; h += WARPS) {
-        const float x = head_max(p, u, h);
-        if (lane == 0) top[h] = x;
+    if (!cn_score_is_max(x)) {
+        label_mean<N_WORDS, WHOLE>(p, x, m, start, out);
+        return;
     }
-    __syncthreads();
-    for (uint32_t h = 0; h < p.group; h++) {
-        const float *row = u.logits + (size_t)h * u.n;
-        uint64_t sum = 0;
-        for (uint32_t start = u.part * CHUNK; start < u.n; start += p.n_parts * CHUNK)
-            for (uint32_t c = start + threadIdx.x; c < min(start + CHUNK, u.n); c += THREADS)
-                sum += cn_sample_weight(row[c] - top[h]);
-        sum = warp_sum64(sum);
-        if (lane == 0) sums[h][warp] = sum;
+    for (uint32_t first = 0; first < p.group; first += QUAD)
+        label_quad<N_WORDS, WHOLE>(p, x, m, start, first, out);
+}
+
+/* ---- rows and bounds ---- */
+
+/* sums[16, 8] = keys[16, width] * table[8, width]^T. low, high: the keys of rows g and g + 8; high
+ * is NULL if they are not needed. */
+__device__ static inline void dot_keys(float sums[4], const uint4 *low, const uint4 *high,
+                                       const cn_bf16 *table, uint32_t width)
+{
+    const uint32_t t = threadIdx.x % 4, vecs = width / CN_VEC8;
+    const uint4 *q = (const uint4 *)table, none = make_uint4(0, 0, 0, 0);
+    float even[4] = {}, odd[4] = {};
+    for (uint32_t from = t; from < vecs + t; from += 16) {
+        uint4 a[4], c[4];
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            a[i] = from + 4 * i < vecs ? __ldcs(low + from + 4 * i) : none;
+            c[i] = high && from + 4 * i < vecs ? __ldcs(high + from + 4 * i) : none;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint4 b = from + 4 * i < vecs ? q[from + 4 * i] : none;
+            const uint32_t first[4] = {a[i].x, c[i].x, a[i].y, c[i].y};
+            const uint32_t second[4] = {a[i].z, c[i].z, a[i].w, c[i].w};
+            cn_mma(even, first, b.x, b.y);
+            cn_mma(odd, second, b.z, b.w);
+        }
     }
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) sums[i] = even[i] + odd[i];
+}
+
+/* Computes a lot of rows or bounds. */
+__device__ static inline void key_lot(const cn_score_params &p, const cn_score_part &x,
+                                      score_memory m, uint32_t start, const score_out &out)
+{
+    const uint32_t d = p.args.pools.layout.head_dim, entry = x.stage.entry_log2;
+    const bool is_bounds = x.stage.key == CN_KEY_BOUNDS, is_max = cn_score_is_max(x);
+    const uint32_t width = is_bounds ? 2 * d : d, n_rows = is_max ? p.group : 2;
+    const uint32_t lane = threadIdx.x % CN_WARP, g = lane / 4, t = lane % 4;
+    const score_token token[2] = {token_of(p, x, start + (g << entry)),
+                                  token_of(p, x, start + ((is_bounds ? g : g + 8) << entry))};
+    const uint4 *low = key_of(p, x, token[0]), *high = is_bounds ? NULL : key_of(p, x, token[1]);
+    for (uint32_t first = 0; first < n_rows; first += HEADS) {
+        float sums[4], best[2] = {-CUDART_INF_F, -CUDART_INF_F};
+        const uint32_t row = min(first + g, n_rows - 1);
+        dot_keys(sums, low, high, m.table + row * (width + TABLE_PAD), width);
+#pragma unroll
+        for (uint32_t k = 0; k < 2; k++) {
+            const uint32_t c = (start + ((g + 8 * k) << entry) - x.from) >> entry;
+            const bool below = token[k].position < x.base;
+            if (!token[k].valid || (k == 1 && is_bounds)) continue;
+            if (!is_max) {
+                const float sum = (sums[2 * k] + sums[2 * k + 1]) * m.fixed->factor[0];
+                if (t == 0) out.score[c] = cn_score_bits(below ? CUDART_NAN_F : sum);
+                continue;
+            }
+#pragma unroll
+            for (uint32_t i = 0; i < 2; i++) {
+                const uint32_t head = first + 2 * t + i;
+                if (head >= p.group) continue;
+                const float logit = below ? CUDART_NAN_F : sums[2 * k + i] * m.fixed->factor[head];
+                best[i] = fmaxf(best[i], logit); /* ignores NaN */
+                out.logits[(size_t)head * x.n + c] = logit;
+            }
+        }
+        if (!is_max) continue;
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) {
+            const float top = cn_column_max(best[i]);
+            float &max = m.fixed->warp_max[min(first + 2 * t + i, MAX_GROUP - 1u)]
+                                          [threadIdx.x / CN_WARP];
+            if (g == 0 && first + 2 * t + i < p.group) max = fmaxf(max, top);
+        }
+    }
+}
+
+__device__ static inline void hash_lot(const cn_score_params &p, const cn_score_part &x,
+                                       uint32_t start, const score_out &out)
+{
+    for (uint32_t i = threadIdx.x % CN_WARP; i < 256; i += CN_WARP) {
+        const score_token t = token_of(p, x, start + i);
+        if (!t.valid) continue;
+        out.score[start + i - x.from] =
+            t.position < x.base
+                ? 0
+                : cn_hash_score(p.args.seed[x.at.seq], x.layer, x.at.head, t.position);
+    }
+}
+
+/* ---- the kernel ---- */
+
+/* Writes the largest logits of the part, and the factors of its queries. */
+__device__ static inline void store_max(const cn_score_params &p, const cn_score_part &x,
+                                        score_memory m)
+{
     __syncthreads();
     for (uint32_t h = threadIdx.x; h < p.group; h += THREADS) {
-        uint64_t sum = 0;
-        for (uint32_t w = 0; w < WARPS; w++) sum += sums[h][w];
-        p.part_sum[part_at(p, u, h) + u.part] = sum;
+        float top = -CUDART_INF_F;
+        for (uint32_t w = 0; w < WARPS; w++) top = fmaxf(top, m.fixed->warp_max[h][w]);
+        cn_score_slot *slot = p.slots + (size_t)x.slot * p.group + h;
+        slot->max = top;
+        slot->factor = m.fixed->factor[h];
     }
 }
 
-/* The largest share of the group. */
-__global__ static void __launch_bounds__(THREADS)
-    share_kernel(const __grid_constant__ score_params p)
+/* Computes a part. */
+__device__ static inline void compute_part(const cn_score_params &p, const cn_score_part &x,
+                                           score_memory m)
 {
-    __shared__ float top[MAX_GROUP], log_sum[MAX_GROUP];
-    cn_overlap_next();
-    cn_wait_previous();
-    const score_unit u = unit_of(p);
-    if (u.n == 0 || !u.logits) return;
-    const uint32_t warp = threadIdx.x / CN_WARP, lane = threadIdx.x % CN_WARP;
-    for (uint32_t h = warp; h < p.group; h += WARPS) {
-        const float x = head_max(p, u, h);
-        const uint64_t *part = p.part_sum + part_at(p, u, h);
-        uint64_t sum = 0;
-        for (uint32_t i = lane; i < used_parts(p, u); i += CN_WARP) sum += part[i];
-        sum = warp_sum64(sum);
-        if (lane > 0) continue;
-        top[h] = x;
-        log_sum[h] = cn_log_weights(sum);
+    score_out out = {};
+    out.score = p.args.out + x.first;
+    if (cn_score_is_max(x)) {
+        out.logits = cn_score_logits(p, x);
+        out.pairs = cn_score_pairs(p, x);
+        out.scales = cn_score_scales(p, x);
     }
-    __syncthreads();
-    for (uint32_t start = u.part * CHUNK; start < u.n; start += p.n_parts * CHUNK)
-        for (uint32_t c = start + threadIdx.x; c < min(start + CHUNK, u.n); c += THREADS) {
-            float best = (u.logits[c] - top[0]) - log_sum[0];
-            for (uint32_t h = 1; h < p.group; h++)
-                best = fmaxf(best, (u.logits[(size_t)h * u.n + c] - top[h]) - log_sum[h]);
-            u.out[c] = cn_score_bits(best);
+    if (x.stage.key != CN_KEY_HASH) load_query(p, x, m);
+    for (uint32_t i = threadIdx.x / CN_WARP; i < x.n_lots; i += WARPS) {
+        const uint32_t start = lot_start(x, i);
+        switch (x.stage.key) {
+        case CN_KEY_LABELS:
+            if (p.label_bytes != 16) label_lot<WORDS, false>(p, x, m, start, out);
+            else if (x.stage.in_tiles || p.block_log2 < x.lot_log2)
+                label_lot<4, false>(p, x, m, start, out);
+            else label_lot<4, true>(p, x, m, start, out);
+            break;
+        case CN_KEY_HASH: hash_lot(p, x, start, out); break;
+        default: key_lot(p, x, m, start, out);
         }
+    }
+    if (cn_score_is_max(x)) store_max(p, x, m);
+}
+
+__global__ static void __launch_bounds__(THREADS, CN_SCORE_BLOCKS)
+    score_kernel(const __grid_constant__ cn_score_params p)
+{
+    extern __shared__ uint4 dynamic[];
+    __shared__ score_shared fixed;
+    score_memory m;
+    m.fixed = &fixed;
+    m.raw = (cn_bf16 *)dynamic;
+    m.table = m.raw + p.group * p.args.pools.layout.head_dim;
+    cn_score_seq *seqs = (cn_score_seq *)((unsigned char *)m.table + p.table_bytes);
+    cn_overlap_next();
+    if (!p.early) cn_wait_previous();
+    cn_score_plan plan = cn_score_divide<THREADS>(p, seqs);
+    cn_score_find(plan, p, 0, &fixed.parts);
+    cn_wait_previous();
+    __syncthreads();
+    for (uint32_t i = 0; fixed.parts.part[i % 2].n_lots > 0; i++) {
+        const cn_score_part &x = fixed.parts.part[i % 2];
+        cn_score_find(plan, p, i + 1, &fixed.parts);
+        compute_part(p, x, m);
+        __syncthreads();
+    }
 }
 
 /* ---- on the host ---- */
 
-enum { SLOT_BYTES = sizeof(uint64_t) + sizeof(float) };
-
-/* Room for LEAST_PARTS parts of the largest step, and for BLOCKS blocks of any step. */
+/* Room for the units of the largest step of one layer, and for the blocks of a launch. */
 extern "C" size_t cn_cuda_select_scratch_bytes(const cn_cuda_backend_opts *o)
 {
-    return (size_t)o->n_heads * (LEAST_PARTS * (size_t)o->max_seqs + BLOCKS) * SLOT_BYTES;
+    enum { LAYERS = 4, BLOCKS = 512 };
+    return (size_t)o->n_heads * (LAYERS * (size_t)o->max_seqs + BLOCKS) * sizeof(cn_score_slot);
 }
 
 static cn_status check(const cn_score_args *a)
@@ -536,28 +657,35 @@ static cn_status check(const cn_score_args *a)
 extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
 {
     CN_TRY(check(a));
+    const cn_cuda_device *dev = &s->cuda->device;
     const cn_kv_layout *l = &a->pools.layout;
-    score_params p = {};
+    cn_score_params p = {};
     p.args = *a;
     p.rows = cn_kv_rows_of(l);
     p.group = a->pools.n_heads / l->n_kv_heads;
-    p.n_units = a->n_seqs * a->n_layers * l->n_kv_heads;
+    p.seq_units = a->n_layers * l->n_kv_heads;
+    p.n_units = a->n_seqs * p.seq_units;
     if (p.n_units == 0) return CN_OK;
     CN_ASSERT(s->select_scratch);
-    const size_t slots = s->cuda->select_scratch_bytes / SLOT_BYTES;
-    const size_t room = slots / ((size_t)p.n_units * p.group);
-    if (room == 0)
+    const size_t slots = s->cuda->select_scratch_bytes / sizeof(cn_score_slot) / p.group;
+    const uint32_t n_blocks = CN_SCORE_BLOCKS * dev->n_sms;
+    if (p.n_units + (size_t)n_blocks > slots)
         return cn_fail(CN_ERR_SHAPE,
-                       "score: %u units of %u query heads: expected at most %zu query heads in all",
-                       p.n_units, p.group, slots);
-    const uint32_t wanted = cn_max_u32(LEAST_PARTS, cn_min_u32(MOST_PARTS, BLOCKS / p.n_units));
-    p.n_parts = room < wanted ? (uint32_t)room : wanted;
-    while (1u << p.block_log2 < l->block_tokens) p.block_log2++;
-    while (1u << p.tile_log2 < l->tile_tokens) p.tile_log2++;
-    p.part_sum = (uint64_t *)s->select_scratch;
-    p.part_max = (float *)(p.part_sum + slots);
-    const cn_launch how = {dim3(p.n_units * p.n_parts), THREADS};
-    CN_TRY(cn_cuda_launch(s, "score: logits", logits_kernel, how, p));
-    CN_TRY(cn_cuda_launch(s, "score: sums", sum_kernel, how, p));
-    return cn_cuda_launch(s, "score: shares", share_kernel, how, p);
+                       "score: %u units of %u query heads: expected at most %zu units", p.n_units,
+                       p.group, slots > n_blocks ? slots - n_blocks : 0);
+    p.block_log2 = cn_log2_u32(l->block_tokens);
+    p.tile_log2 = cn_log2_u32(l->tile_tokens);
+    p.label_bytes = a->pools.digest.n_channels / 2;
+    p.products = p.group > 1 && a->pools.digest.n_channels <= 32;
+    /* No kernel starts before the attention of the previous layer has waited for all kernels before
+     * it (attn_decode.cu). */
+    p.early = a->n_layers == 1 && a->first_layer > 0;
+    p.slots = (cn_score_slot *)s->select_scratch;
+    const uint32_t d = l->head_dim, rows = cn_max_u32(p.group, 2);
+    p.table_bytes = rows * (2 * d + TABLE_PAD) * (uint32_t)sizeof(cn_bf16);
+    cn_launch how = {dim3(n_blocks), THREADS};
+    how.shared_bytes = p.group * d * sizeof(cn_bf16) + p.table_bytes +
+                       (a->n_seqs + (size_t)1) * sizeof(cn_score_seq);
+    CN_TRY(cn_cuda_launch(s, "score", score_kernel, how, p));
+    return a->logits ? cn_score_share(s, p) : CN_OK;
 }

@@ -1,0 +1,245 @@
+/* score.cuh - what the kernels of `score` share: the division of a step's candidates among thread
+ * blocks, and where scores and partial results are stored.
+ *
+ * The numbers of candidates are in device memory and a grid is fixed. So every block divides the
+ * step itself. A lot is the work of a warp: at most 32 d bytes of keys. The lots of
+ * all units, in the order of the units, are divided among the blocks in equal runs:
+ *
+ *     lots      | unit 0          | unit 1    | unit 3 (2 is not active) | ...
+ *     blocks    | 0        | 1       | 2        | 3        | ...
+ *
+ * The lots that a block has of one unit are a part of that unit. Unit u and block b have at most
+ * one part, and its partial results are in slot u + b: units and blocks both ascend along the lots,
+ * so no two parts share a slot, and the parts of a unit are in successive slots. */
+#ifndef CN_CUDA_SCORE_CUH
+#define CN_CUDA_SCORE_CUH
+
+#include <cub/block/block_scan.cuh>
+#include <cuda_fp16.h>
+
+#include "cuda/select/select.cuh"
+#include "engine/select_math.h"
+
+enum { CN_SCORE_BLOCKS = 2 /* thread blocks of a multiprocessor */ };
+
+/* The results of a part, for one query head: rule max only. */
+typedef struct cn_score_slot {
+    uint64_t sum; /* of weights */
+    float max;    /* largest logit */
+    float factor; /* of the query: labels only */
+} cn_score_slot;
+
+typedef struct cn_score_params {
+    cn_score_args args;
+    cn_kv_rows rows;
+    uint32_t group, seq_units, n_units; /* seq_units: units of a sequence */
+    uint32_t block_log2, tile_log2;     /* tokens of a block, and of a tile of the layout */
+    uint32_t label_bytes, table_bytes;
+    bool products; /* labels under rule max: integer products are stored, not logits */
+    bool early;    /* digests, tables and the arrays of a step are final before the wait */
+    cn_score_slot *slots; /* [n_units + n_blocks, group] */
+} cn_score_params;
+
+/* A sequence, as its blocks divide it. Candidates have numbers on a line: the position of the first
+ * token, or the index of the candidate if they are in tiles. */
+typedef struct cn_score_seq {
+    uint32_t place; /* lots of the sequences before */
+    uint32_t lots;  /* of a unit */
+    uint32_t n, base, first;
+    alignas(8) cn_sel_stage stage;
+} cn_score_seq;
+
+/* The division of a step. */
+typedef struct cn_score_plan {
+    const cn_score_seq *seqs; /* [n_seqs + 1] in shared memory */
+    uint32_t n_seqs, seq_units;
+    uint32_t share, n_larger; /* lots of a block; the first n_larger blocks have one more */
+    uint32_t next, end;       /* lots of this block that are left */
+} cn_score_plan;
+
+/* A part of a unit. */
+typedef struct cn_score_part {
+    cn_sel_unit at;
+    cn_sel_stage stage;
+    uint32_t layer; /* of the model */
+    uint32_t n, base;
+    uint32_t from, to; /* the unit's candidates on their line */
+    uint32_t lot_log2; /* tokens of a lot */
+    uint32_t lot, n_lots;
+    uint32_t slot, first_slot, n_slots; /* of this part, and of the unit's parts */
+    size_t first;                       /* index of the unit's first score */
+} cn_score_part;
+
+__device__ static inline uint32_t cn_score_lot_log2(const cn_sel_stage &stage)
+{
+    if (stage.key == CN_KEY_ROWS) return 4;
+    if (stage.key == CN_KEY_BOUNDS) return stage.entry_log2 + 3;
+    return 8;
+}
+
+/* Returns the lots of a unit. */
+__device__ static inline uint32_t cn_score_lots(const cn_score_seq &s)
+{
+    const uint32_t from = s.stage.in_tiles ? 0 : s.base, log2 = cn_score_lot_log2(s.stage);
+    if (!s.stage.active || s.n == 0) return 0;
+    return ((from + (s.n << s.stage.entry_log2) - 1) >> log2) - (from >> log2) + 1;
+}
+
+/* Fills seqs[n_seqs + 1] and finds the share of this block. Called by all THREADS of the block. */
+template <int THREADS>
+__device__ static inline cn_score_plan cn_score_divide(const cn_score_params &p, cn_score_seq *seqs)
+{
+    typedef cub::BlockScan<uint32_t, THREADS, cub::BLOCK_SCAN_WARP_SCANS> scan;
+    __shared__ typename scan::TempStorage temp;
+    const cn_score_args &a = p.args;
+    uint32_t total = 0;
+    for (uint32_t from = 0; from < a.n_seqs; from += THREADS) {
+        const uint32_t i = from + threadIdx.x;
+        cn_score_seq s = {};
+        if (i < a.n_seqs) {
+            *reinterpret_cast<uint2 *>(&s.stage) = __ldg((const uint2 *)a.stage + i);
+            s.n = a.n[i];
+            s.base = a.base[i];
+            s.first = a.first[i];
+        }
+        uint32_t before, sum;
+        s.lots = cn_score_lots(s);
+        scan(temp).ExclusiveSum(s.lots * p.seq_units, before, sum);
+        s.place = total + before;
+        if (i < a.n_seqs) seqs[i] = s;
+        total += sum;
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) seqs[a.n_seqs].place = total;
+    __syncthreads();
+    cn_score_plan plan;
+    plan.seqs = seqs;
+    plan.n_seqs = a.n_seqs;
+    plan.seq_units = p.seq_units;
+    plan.share = total / gridDim.x;
+    plan.n_larger = total % gridDim.x;
+    plan.next = blockIdx.x * plan.share + min(blockIdx.x, plan.n_larger);
+    plan.end = plan.next + plan.share + (blockIdx.x < plan.n_larger ? 1 : 0);
+    return plan;
+}
+
+/* Returns the block that has a lot. */
+__device__ static inline uint32_t cn_score_owner(const cn_score_plan &plan, uint32_t place)
+{
+    const uint32_t larger = plan.n_larger * (plan.share + 1); /* lots of the larger shares */
+    if (place < larger) return place / (plan.share + 1);
+    return plan.n_larger + (place - larger) / plan.share;
+}
+
+/* Takes the next part of the share. Returns false when nothing is left. Its divisions take half a
+ * microsecond, so one thread calls it. */
+__device__ static inline bool cn_score_next(cn_score_plan &plan, const cn_score_params &p,
+                                            cn_score_part &x)
+{
+    if (plan.next >= plan.end) return false;
+    uint32_t low = 0, high = plan.n_seqs; /* seqs[low].place <= next < seqs[high].place */
+    while (high - low > 1) {
+        const uint32_t middle = (low + high) / 2;
+        if (plan.seqs[middle].place <= plan.next) low = middle;
+        else high = middle;
+    }
+    const cn_score_seq s = plan.seqs[low];
+    const cn_score_args &a = p.args;
+    const uint32_t unit_lots = s.lots, unit = (plan.next - s.place) / unit_lots;
+    const uint32_t unit_place = s.place + unit * unit_lots, done = plan.next - unit_place;
+    x.at = cn_sel_unit_of(low * plan.seq_units + unit, a.n_layers, a.pools.layout.n_kv_heads);
+    x.stage = s.stage;
+    x.layer = a.first_layer + x.at.row;
+    x.n = s.n;
+    x.base = s.base;
+    x.from = s.stage.in_tiles ? 0 : s.base;
+    x.to = x.from + (s.n << s.stage.entry_log2);
+    x.lot_log2 = cn_score_lot_log2(s.stage);
+    x.lot = (x.from >> x.lot_log2) + done;
+    x.n_lots = min(unit_lots - done, plan.end - plan.next);
+    const uint32_t owner = cn_score_owner(plan, unit_place);
+    x.first_slot = x.at.index + owner;
+    x.n_slots = cn_score_owner(plan, unit_place + unit_lots - 1) - owner + 1;
+    x.slot = x.at.index + blockIdx.x;
+    x.first = cn_sel_first(x.at, s.first, s.n, a.n_layers, a.pools.layout.n_kv_heads);
+    plan.next += x.n_lots;
+    return true;
+}
+
+/* The current part of a block and the next one, in shared memory. n_lots 0: none. */
+typedef struct cn_score_parts {
+    cn_score_part part[2];
+} cn_score_parts;
+
+/* Thread 0 finds part `number` of the block. Other threads may use it after a barrier. */
+__device__ static inline void cn_score_find(cn_score_plan &plan, const cn_score_params &p,
+                                            uint32_t number, cn_score_parts *parts)
+{
+    if (threadIdx.x > 0) return;
+    cn_score_part x = {};
+    cn_score_next(plan, p, x);
+    parts->part[number % 2] = x;
+}
+
+/* The candidates of a part: [first, end). */
+typedef struct cn_score_span {
+    uint32_t first, end;
+} cn_score_span;
+
+__device__ static inline cn_score_span cn_score_span_of(const cn_score_part &x)
+{
+    const uint32_t from = max(x.lot << x.lot_log2, x.from);
+    const uint32_t to = min((x.lot + x.n_lots) << x.lot_log2, x.to);
+    return {(from - x.from) >> x.stage.entry_log2, (to - x.from) >> x.stage.entry_log2};
+}
+
+__device__ static inline bool cn_score_is_max(const cn_score_part &x)
+{
+    return x.stage.group == CN_GROUP_MAX && x.stage.key != CN_KEY_HASH;
+}
+
+/* ---- what rule max stores for each candidate ----
+ * Logits: f32 [group, n]. Products: pairs of 16-bit products plus 32768, u32 [pairs of heads, n],
+ * then the scales of the labels, f16 [n]: of four heads 10 bytes a candidate, not 16. */
+
+__device__ static inline float *cn_score_logits(const cn_score_params &p, const cn_score_part &x)
+{
+    return p.args.logits + x.first * p.group;
+}
+
+__device__ static inline uint32_t *cn_score_pairs(const cn_score_params &p, const cn_score_part &x)
+{
+    return (uint32_t *)cn_score_logits(p, x);
+}
+
+__device__ static inline uint16_t *cn_score_scales(const cn_score_params &p, const cn_score_part &x)
+{
+    return (uint16_t *)(cn_score_pairs(p, x) + (size_t)((p.group + 1) / 2) * x.n);
+}
+
+/* ---- logits ---- */
+
+/* The float with the bits of 2^23, or'ed with u < 2^23, is 2^23 + u. */
+#define CN_SCORE_BIAS(u) (8388608.0f + (float)(u))
+
+/* cn_label_logit of a product plus a number u: (product * scale) * factor. bias is
+ * -CN_SCORE_BIAS(u) * scale, which is exact, so that the sum in the fmaf is exact before it is
+ * rounded. */
+__device__ static inline float cn_score_logit(uint32_t biased, float scale, float bias,
+                                              float factor)
+{
+    return fmaf(__uint_as_float(0x4b000000u | biased), scale, bias) * factor;
+}
+
+/* cn_score_bits of two numbers: of x in the low half. */
+__device__ static inline uint32_t cn_score_bits2(float x, float y)
+{
+    uint32_t h;
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(h) : "f"(y), "f"(x));
+    asm("add.rn.f16x2 %0, %0, %1;" : "+r"(h) : "r"(0)); /* -0 becomes 0 */
+    const __half2 pair = *reinterpret_cast<__half2 *>(&h);
+    const uint32_t key = h ^ ((h >> 15 & 0x00010001u) * 0xffffu | 0x80008000u);
+    return key & __heq2_mask(pair, pair); /* NaN is 0 */
+}
+
+#endif
