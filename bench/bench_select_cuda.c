@@ -1,0 +1,348 @@
+/* bench_select_cuda.c - times the GPU's kernels of selection beside the read bandwidth of the same
+ * run, in the shape of Qwen3-8B: 32 query heads, 8 kv heads, head_dim 128, blocks of 256, bf16.
+ *
+ *   bench_select_cuda [PATTERN]   (cases whose names contain PATTERN)
+ *
+ * A case is a graph of launches, each on layers of its own, several times more than the L2 cache
+ * holds. It prints the time of a launch, the bytes that the launch must read and write over that
+ * time, their share of the read bandwidth, and the time of a step of 36 layers. Blocks are in
+ * random order, and digests and keys are random bits. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench/bench_util.h"
+
+enum {
+    LAYERS = 36,
+    HEADS = 32,
+    KV_HEADS = 8,
+    GROUP = HEADS / KV_HEADS,
+    DIM = 128,
+    CHANNELS = DIM / 4,
+    LABEL_BYTES = CHANNELS / 2,
+    BLOCK = 256,
+    MAX_SEQS = 64,
+    MAX_TABLE = 1024, /* blocks of a sequence */
+    MAX_LIST = 2176,
+    TILES = 128, /* of tls */
+    ROUNDS = 7,
+    RUNS = 3,
+    GIB = 28
+};
+
+typedef struct bench {
+    cn_backend *be;
+    cn_stream *stream;
+    char *memory;
+    size_t bytes;
+    double read_bytes_s;
+    uint64_t random;
+} bench;
+
+typedef enum what { SCORE, SCORE_SELECT, ATTEND } what;
+
+typedef struct bench_case {
+    const char *name;
+    what what;
+    uint32_t n_seqs, n_tokens;
+    uint32_t n_layers; /* of a launch */
+    cn_sel_stage stage;
+} bench_case;
+
+#define STAGE(...) {.active = 1, __VA_ARGS__}
+#define MEAN STAGE(.key = CN_KEY_LABELS, .group = CN_GROUP_MEAN)
+#define MAX STAGE(.key = CN_KEY_LABELS, .group = CN_GROUP_MAX)
+#define QUEST STAGE(.key = CN_KEY_BOUNDS, .group = CN_GROUP_SUM, .entry_log2 = 4)
+#define TLS STAGE(.key = CN_KEY_BOUNDS, .group = CN_GROUP_SUM, .entry_log2 = 6)
+#define TLS_MEAN STAGE(.key = CN_KEY_LABELS, .group = CN_GROUP_MEAN, .in_tiles = 1)
+#define TLS_MAX STAGE(.key = CN_KEY_LABELS, .group = CN_GROUP_MAX, .in_tiles = 1)
+#define ROWS STAGE(.key = CN_KEY_ROWS, .group = CN_GROUP_MAX)
+#define ROWS_MEAN STAGE(.key = CN_KEY_ROWS, .group = CN_GROUP_MEAN)
+
+static const bench_case cases[] = {
+    {"large labels mean", SCORE, 8, 32768, 9, MEAN},
+    {"large labels max", SCORE, 8, 32768, 9, MAX},
+    {"large quest", SCORE, 8, 32768, 4, QUEST},
+    {"large tls tiles", SCORE, 8, 32768, 18, TLS},
+    {"large rows max", SCORE, 8, 32768, 1, ROWS},
+    {"large rows mean", SCORE, 8, 32768, 1, ROWS_MEAN},
+    {"line labels mean", SCORE, 8, 32768, 1, MEAN},
+    {"line labels mean", SCORE, 16, 32768, 1, MEAN},
+    {"line labels mean", SCORE, 4, 131072, 1, MEAN},
+    {"line labels max", SCORE, 8, 32768, 1, MAX},
+    {"line labels max", SCORE, 16, 32768, 1, MAX},
+    {"line labels max", SCORE, 4, 131072, 1, MAX},
+    {"line quest", SCORE, 8, 32768, 1, QUEST},
+    {"line tls tiles", SCORE, 8, 32768, 1, TLS},
+    {"line tls tiles", SCORE, 4, 131072, 1, TLS},
+    {"line tls tokens mean", SCORE, 8, 32768, 1, TLS_MEAN},
+    {"line tls tokens max", SCORE, 8, 32768, 1, TLS_MAX},
+    {"line labels mean+select", SCORE_SELECT, 8, 32768, 1, MEAN},
+    {"line labels max+select", SCORE_SELECT, 8, 32768, 1, MAX},
+    {"large attn_sparse", ATTEND, 64, 2144, 1, MEAN},
+    {"line attn_sparse", ATTEND, 8, 2144, 1, MEAN},
+    {"line attn_sparse", ATTEND, 16, 2144, 1, MEAN},
+};
+
+/* ---- memory ---- */
+
+/* The arrays of a step, [MAX_SEQS], and the lists. */
+typedef struct arrays {
+    cn_sel_stage stage[MAX_SEQS];
+    uint32_t first[MAX_SEQS], n[MAX_SEQS], base[MAX_SEQS], seed[MAX_SEQS], k[MAX_SEQS];
+    uint32_t n_forced[MAX_SEQS], list_len[MAX_SEQS], tail[MAX_SEQS], lengths[MAX_SEQS];
+    uint32_t tables[MAX_SEQS * MAX_TABLE];
+    uint32_t tiles[MAX_SEQS * KV_HEADS * TILES];
+    uint32_t lists[MAX_SEQS * KV_HEADS * MAX_LIST];
+    uint8_t channels[LAYERS * KV_HEADS * CHANNELS];
+} arrays;
+
+typedef struct bench_run {
+    const bench_case *c;
+    const arrays *on_device;
+    cn_pools pools;
+    cn_batch_view batch;
+    char *q, *score, *logits, *list, *out;
+    uint32_t n_launches;
+} bench_run;
+
+static char *carve(bench *b, char **at, size_t bytes)
+{
+    char *p = *at;
+    *at += (bytes + 1023) / 1024 * 1024;
+    if (*at > b->memory + b->bytes) {
+        fprintf(stderr, "bench_select_cuda: a case needs more than %zu bytes\n", b->bytes);
+        exit(1);
+    }
+    return p;
+}
+
+static void shuffle(bench *b, uint32_t *values, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        const uint32_t j = (uint32_t)(bench_random(&b->random) % (i + 1)), v = values[i];
+        values[i] = values[j];
+        values[j] = v;
+    }
+}
+
+/* Fills `out` with n ascending numbers below `end`, at equal steps with random offsets. */
+static void draw_list(bench *b, uint32_t *out, uint32_t n, uint32_t end)
+{
+    const uint32_t step = end / n;
+    for (uint32_t i = 0; i < n; i++)
+        out[i] = i * step + (uint32_t)(bench_random(&b->random) % step);
+}
+
+static uint32_t context_of(const bench_case *c) { return c->what == ATTEND ? 8192 : c->n_tokens; }
+
+static void write_arrays(bench *b, const bench_case *c, arrays *on_device)
+{
+    static arrays a;
+    static uint32_t order[MAX_SEQS * MAX_TABLE];
+    const uint32_t context = context_of(c), blocks = context / BLOCK, log2 = c->stage.entry_log2;
+    uint32_t first = 0;
+    for (uint32_t i = 0; i < c->n_seqs * blocks; i++) order[i] = i;
+    shuffle(b, order, c->n_seqs * blocks);
+    for (uint32_t s = 0; s < c->n_seqs; s++) {
+        a.stage[s] = c->stage;
+        a.n[s] = c->stage.in_tiles ? TILES * 64 : context >> log2;
+        a.first[s] = first;
+        first += a.n[s];
+        a.k[s] = cn_min_u32(a.n[s], 2048);
+        a.list_len[s] = 2048;
+        a.tail[s] = context - 96;
+        a.lengths[s] = 2144;
+        for (uint32_t i = 0; i < blocks; i++) a.tables[s * MAX_TABLE + i] = order[s * blocks + i];
+    }
+    for (uint32_t u = 0; u < c->n_seqs * KV_HEADS; u++) {
+        draw_list(b, a.tiles + u * TILES, TILES, context / 64);
+        draw_list(b, a.lists + u * MAX_LIST, 2048, context);
+    }
+    for (size_t i = 0; i < sizeof a.channels; i++) a.channels[i] = (uint8_t)(i % CHANNELS * 4);
+    bench_must(b->be->mem_write(b->stream, on_device, &a, sizeof a));
+    bench_must(b->be->stream_sync(b->stream));
+}
+
+static void open_run(bench *b, const bench_case *c, bench_run *r)
+{
+    char *at = b->memory;
+    const uint32_t blocks = context_of(c) / BLOCK;
+    const bool needs_kv = c->what == ATTEND || c->stage.key == CN_KEY_ROWS;
+    const uint32_t layers = !needs_kv ? LAYERS : c->n_seqs > 16 ? 2 : c->what == ATTEND ? 24 : 4;
+    *r = (bench_run){.c = c, .n_launches = layers / c->n_layers};
+    cn_kv_layout l =
+        cn_kv_layout_make(layers, c->n_seqs * blocks, KV_HEADS, BLOCK, DIM, CN_BF16);
+    const size_t slots = cn_kv_side_elems(&l), n = (size_t)c->n_seqs * context_of(c) * KV_HEADS;
+    arrays *on_device = (void *)carve(b, &at, sizeof *on_device);
+    write_arrays(b, c, on_device);
+    r->on_device = on_device;
+    r->q = carve(b, &at, (size_t)MAX_SEQS * LAYERS * HEADS * DIM * 2);
+    r->out = carve(b, &at, (size_t)MAX_SEQS * HEADS * DIM * 2);
+    r->score = carve(b, &at, n * c->n_layers * 2);
+    r->logits = carve(b, &at, n * c->n_layers * GROUP * 4);
+    r->list = carve(b, &at, (size_t)MAX_SEQS * KV_HEADS * MAX_LIST * 4);
+    r->pools = (cn_pools){.layout = l, .n_heads = HEADS, .act_dtype = CN_BF16};
+    r->pools.digest.channels = on_device->channels;
+    r->pools.digest.n_channels = CHANNELS;
+    if (needs_kv) {
+        r->pools.kv = carve(b, &at, cn_kv_pool_bytes(&l));
+    } else {
+        r->pools.digest.labels = (uint8_t *)carve(b, &at, slots * LABEL_BYTES);
+        r->pools.digest.scales = (uint16_t *)(void *)carve(b, &at, slots * 2);
+        r->pools.digest.bounds_16 = carve(b, &at, slots / 16 * DIM * 4);
+        r->pools.digest.bounds_64 = carve(b, &at, slots / 64 * DIM * 4);
+    }
+    r->batch = (cn_batch_view){.n_tokens = c->n_seqs,
+                               .n_seqs = c->n_seqs,
+                               .n_decode = c->n_seqs,
+                               .kv_len = on_device->lengths,
+                               .tables = on_device->tables,
+                               .table_stride = MAX_TABLE,
+                               .max_q = 1,
+                               .max_kv = context_of(c)};
+}
+
+/* ---- launches ---- */
+
+static void record_score(bench *b, const bench_run *r, uint32_t i)
+{
+    const bench_case *c = r->c;
+    const arrays *a = r->on_device;
+    const size_t q_row = (size_t)HEADS * DIM;
+    const cn_score_args score = {.q = {r->q, r->q},
+                                 .q_stride = {q_row * c->n_layers, q_row * c->n_layers},
+                                 .stage = a->stage,
+                                 .pools = r->pools,
+                                 .tables = a->tables,
+                                 .table_stride = MAX_TABLE,
+                                 .first = a->first,
+                                 .n = a->n,
+                                 .base = a->base,
+                                 .seed = a->seed,
+                                 .tiles = a->tiles,
+                                 .tile_stride = TILES,
+                                 .n_seqs = c->n_seqs,
+                                 .first_layer = i * c->n_layers,
+                                 .n_layers = c->n_layers,
+                                 .logits = c->stage.group == CN_GROUP_MAX
+                                               ? (float *)(void *)r->logits
+                                               : NULL,
+                                 .out = (uint16_t *)(void *)r->score};
+    bench_must(b->be->score(b->stream, &score));
+    if (c->what == SCORE) return;
+    const cn_select_args select = {.score = score.out,
+                                   .stage = a->stage,
+                                   .first = a->first,
+                                   .n = a->n,
+                                   .base = a->base,
+                                   .k = a->k,
+                                   .n_forced = a->n_forced,
+                                   .tiles = a->tiles,
+                                   .tile_stride = TILES,
+                                   .n_seqs = c->n_seqs,
+                                   .n_layers = 1,
+                                   .n_kv_heads = KV_HEADS,
+                                   .tokens = true,
+                                   .list = (uint32_t *)(void *)r->list,
+                                   .list_stride = MAX_LIST};
+    bench_must(b->be->select(b->stream, &select));
+}
+
+static void record_attend(bench *b, const bench_run *r, uint32_t i)
+{
+    const arrays *a = r->on_device;
+    const cn_attn_sparse_args sparse = {.attn = {.out = r->out,
+                                                 .q = r->q,
+                                                 .kv = r->pools.kv,
+                                                 .batch = &r->batch,
+                                                 .layout = r->pools.layout,
+                                                 .n_heads = HEADS,
+                                                 .layer = i,
+                                                 .scale = 1.0f / sqrtf(DIM)},
+                                        .index = a->lists,
+                                        .index_stride = MAX_LIST,
+                                        .list_len = a->list_len,
+                                        .tail = a->tail,
+                                        .lengths = a->lengths};
+    bench_must(b->be->attn_sparse(b->stream, &sparse));
+}
+
+static void record(bench *b, const bench_run *r)
+{
+    for (uint32_t i = 0; i < r->n_launches; i++)
+        if (r->c->what == ATTEND) record_attend(b, r, i);
+        else record_score(b, r, i);
+}
+
+/* Bytes that a launch must read, and write. */
+static void count_bytes(const bench_case *c, double *reads, double *writes)
+{
+    const double units = (double)c->n_seqs * c->n_layers * KV_HEADS;
+    const uint32_t n = c->stage.in_tiles ? TILES * 64 : c->n_tokens >> c->stage.entry_log2;
+    const double key = c->stage.key == CN_KEY_ROWS     ? 2 * DIM
+                       : c->stage.key == CN_KEY_LABELS ? LABEL_BYTES + 2
+                                                       : 4 * DIM;
+    *reads = units * n * key;
+    *writes = units * n * 2;
+    if (c->what == SCORE_SELECT) *writes += units * 2048 * 4;
+    if (c->what != ATTEND) return;
+    *reads = units * (c->n_tokens * 4.0 * DIM + 2048 * 4);
+    *writes = (double)c->n_seqs * HEADS * DIM * 2;
+}
+
+static void run_case(bench *b, const bench_case *c)
+{
+    bench_run r;
+    cn_graph *graph = NULL;
+    double seconds[ROUNDS], reads, writes;
+    open_run(b, c, &r);
+    record(b, &r);
+    bench_must(b->be->stream_sync(b->stream));
+    bench_must(b->be->graph_begin(b->stream));
+    record(b, &r);
+    bench_must(b->be->graph_end(b->stream, &graph));
+    for (uint32_t round = 0; round <= ROUNDS; round++) { /* the first round warms up */
+        const double start = cn_now_s();
+        for (uint32_t i = 0; i < RUNS; i++) bench_must(b->be->graph_launch(b->stream, graph));
+        bench_must(b->be->stream_sync(b->stream));
+        if (round > 0) seconds[round - 1] = (cn_now_s() - start) / RUNS / r.n_launches;
+    }
+    b->be->graph_free(graph);
+    count_bytes(c, &reads, &writes);
+    const double s = bench_median(seconds, ROUNDS), rate = (reads + writes) / s;
+    printf("%-24s %2u x %6u x %2u layers %8.1f MB %9.2f us %6.0f GB/s %5.1f %% (reads %5.1f %%) "
+           "%7.3f ms a step\n",
+           c->name, c->n_seqs, c->n_tokens, c->n_layers, (reads + writes) * 1e-6, s * 1e6,
+           rate * 1e-9, 100 * rate / b->read_bytes_s, 100 * reads / s / b->read_bytes_s,
+           s * 1e3 * LAYERS / c->n_layers);
+    fflush(stdout);
+}
+
+int main(int argc, char **argv)
+{
+    bench b = {.random = 1};
+    const cn_cuda_backend_opts o = {.memory_bytes = (uint64_t)GIB << 30,
+                                    .n_heads = HEADS,
+                                    .n_kv_heads = KV_HEADS,
+                                    .head_dim = DIM,
+                                    .max_seqs = 256};
+    if (cn_backend_cuda_load(&b.be, o) != CN_OK) {
+        printf("skipped: %s\n", cn_last_error());
+        return 0;
+    }
+    bench_must(b.be->stream_create(b.be, CN_PRIORITY_HIGH, &b.stream));
+    b.bytes = (b.be->mem_avail(b.be) - ((size_t)1 << 20)) / 4096 * 4096;
+    b.memory = bench_alloc(b.be, b.bytes);
+    bench_fill_bf16(b.be, b.stream, b.memory, b.bytes, 1, -7, -1);
+    b.read_bytes_s = bench_read_bandwidth(b.be, b.stream, b.memory, (size_t)4 << 30);
+    printf("read bandwidth: %.0f GB/s\n", b.read_bytes_s * 1e-9);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (argc < 2 || strstr(cases[i].name, argv[1])) run_case(&b, &cases[i]);
+    b.be->mem_free(b.be, b.memory);
+    b.be->stream_free(b.stream);
+    b.be->close(b.be);
+    return 0;
+}
