@@ -4,9 +4,9 @@
  * file of the model is read. `cinch plan` reads only this file.
  *
  * Supported: Qwen3ForCausalLM (per-head q/k norm), Qwen2ForCausalLM (q/k/v bias), LlamaForCausalLM
- * (with or without attention_bias), MistralForCausalLM (without a sliding window). Any other feature
- * is refused by name, never ignored: other architectures, quantization, active sliding windows,
- * other rope types or activations, partial rotary embeddings, MLP biases. */
+ * (with or without attention_bias), MistralForCausalLM (without a sliding window). Any other
+ * feature is refused by name, never ignored: other architectures, quantization, active sliding
+ * windows, other rope types or activations, partial rotary embeddings, MLP biases. */
 #ifndef CN_MODEL_CONFIG_H
 #define CN_MODEL_CONFIG_H
 
