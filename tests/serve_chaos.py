@@ -244,7 +244,7 @@ class Chaos:
             self.settle(server)
             if kind < 0.3:  # killed during an upload that gets no reply
                 with socket.create_connection(("127.0.0.1", server.port)) as s:
-                    s.sendall(b"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Length: 99999\r\n"
+                    s.sendall(b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999\r\n"
                               b"Content-Type: multipart/form-data; boundary=e\r\n\r\n--e\r\n"
                               b"Content-Disposition: form-data; name=\"file\"\r\n\r\nhalf")
                     time.sleep(self.rng.random() * 0.1)

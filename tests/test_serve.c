@@ -365,23 +365,33 @@ static void malformed_http_is_refused_in_json(void **state)
     assert_int_equal(raw_status("nonsense\r\n\r\n"), 400);
     assert_int_equal(raw_status("GET /health HTTP/3.0\r\n\r\n"), 505);
     assert_int_equal(raw_status("GET /health HTTP/1.1\r\n\r\n"), 400);
-    assert_int_equal(raw_status("BREW /health HTTP/1.1\r\nHost: h\r\n\r\n"), 405);
-    assert_int_equal(raw_status("POST /tokenize HTTP/1.1\r\nHost: h\r\nContent-Length: 70000\r\n"
-                                "\r\n"), 413);
-    assert_int_equal(raw_status("POST /health HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\nx"),
-                     405);
-    assert_int_equal(raw_status("POST /tokenize HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked"
-                                "\r\n\r\nxyz\r\n"), 400);
-    assert_int_equal(raw_status("POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n"
-                                "Content-Type: text/plain\r\n\r\n{}"), 415);
+    assert_int_equal(raw_status("BREW /health HTTP/1.1\r\nHost: localhost\r\n\r\n"), 405);
+    assert_int_equal(raw_status("POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+                                "application/json\r\nContent-Length: 70000\r\n"
+                                "\r\n"),
+                     413);
+    assert_int_equal(
+        raw_status("POST /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\nx"), 405);
+    assert_int_equal(raw_status("POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+                                "application/json\r\nTransfer-Encoding: chunked"
+                                "\r\n\r\nxyz\r\n"),
+                     400);
+    assert_int_equal(
+        raw_status("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n"
+                   "Content-Type: text/plain\r\n\r\n{}"),
+        415);
     assert_int_equal(raw_status("\r\n\r\nGET /health HTTP/1.0\r\n\r\n"), 200);
     char large[8192] = "GET /health HTTP/1.1\r\nHost: ";
     memset(large + strlen(large), 'h', 5000);
     assert_int_equal(raw_status(large), 431);
     /* The length of a chunked body is unknown until it has arrived. */
     cn_buf body = {0};
-    assert_int_equal(cn_buf_addf(&body, "POST /tokenize HTTP/1.1\r\nHost: h\r\n"
-                                 "Transfer-Encoding: chunked\r\n\r\n"), CN_OK);
+    assert_int_equal(
+        cn_buf_addf(
+            &body,
+            "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            "Transfer-Encoding: chunked\r\n\r\n"),
+        CN_OK);
     char piece[4096];
     memset(piece, 'x', sizeof piece);
     for (int i = 0; i < 17; i++) {
@@ -401,7 +411,7 @@ static void a_connection_is_used_again(void **state)
     int fd = http_connect(rig.port);
     for (int i = 0; i < 3; i++) {
         http_reply r;
-        assert_true(http_send_text(fd, "GET /version HTTP/1.1\r\nHost: h\r\n\r\n"));
+        assert_true(http_send_text(fd, "GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"));
         http_read(fd, false, &r);
         assert_int_equal(r.status, 200);
         assert_string_equal(http_field(&r, "Connection"), "keep-alive");
@@ -413,9 +423,11 @@ static void a_connection_is_used_again(void **state)
 static void pipelined_requests_are_answered_in_order(void **state)
 {
     (void)state;
-    static const char two[] = "POST /tokenize HTTP/1.1\r\nHost: h\r\nContent-Length: 16\r\n\r\n"
-                              "{\"prompt\": \"abc\"}"
-                              "GET /version HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n";
+    static const char two[] =
+        "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+        "application/json\r\nContent-Length: 16\r\n\r\n"
+        "{\"prompt\": \"abc\"}"
+        "GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
     http_reply first, second;
     int fd = http_connect(rig.port);
     char byte;
@@ -440,8 +452,13 @@ static void a_chunked_request_is_read_in_pieces(void **state)
 {
     (void)state;
     static const char *const pieces[] = {
-        "POST /tokenize HTT", "P/1.1\r\nHost: h\r\nTransfer-Encoding: chu", "nked\r\n\r\n5\r",
-        "\n{\"pro\r\nc\r\nmpt\": \"ab", "c\"}\r", "\n0\r\n\r", "\n",
+        "POST /tokenize HTT",
+        "P/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chu",
+        "nked\r\n\r\n5\r",
+        "\n{\"pro\r\nc\r\nmpt\": \"ab",
+        "c\"}\r",
+        "\n0\r\n\r",
+        "\n",
     };
     const struct timespec pause = {.tv_nsec = 5000000};
     http_reply r;
@@ -461,7 +478,8 @@ static void continue_is_sent_when_expected(void **state)
     (void)state;
     http_reply r;
     int fd = http_connect(rig.port);
-    assert_true(http_send_text(fd, "POST /tokenize HTTP/1.1\r\nHost: h\r\nContent-Length: 17\r\n"
+    assert_true(http_send_text(fd, "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+                                   "application/json\r\nContent-Length: 17\r\n"
                                    "Expect: 100-continue\r\n\r\n"));
     http_read(fd, true, &r);
     assert_int_equal(r.status, 100);
@@ -578,8 +596,9 @@ static void loading_is_answered_503(void **state)
     serve_rig slow = {.config = s.config};
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, create_server, &s), 0);
-    expect_loading(path, "GET /health HTTP/1.1\r\nHost: h\r\n\r\n");
-    expect_loading(path, "POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}");
+    expect_loading(path, "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    expect_loading(
+        path, "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}");
     int gate = open(pipe, O_WRONLY); /* waits for the reader */
     assert_true(gate >= 0 && unlink(pipe) == 0);
     close(gate);

@@ -460,6 +460,97 @@ static void a_key_is_answered_beside_many_samples_of_another(void **state)
     serve_rig_close(&rig);
 }
 
+/* ---- pages of other sites ---- */
+
+static int status_of(uint16_t port, const char *head)
+{
+    http_reply r;
+    cn_buf request = {0};
+    int fd = http_connect(port);
+    assert_int_equal(cn_buf_addf(&request, "%s\r\n\r\n", head), CN_OK);
+    assert_true(http_send(fd, request.data, request.len));
+    http_read(fd, false, &r);
+    const int status = r.status;
+    http_reply_free(&r);
+    cn_buf_free(&request);
+    close(fd);
+    return status;
+}
+
+#define GET_MODELS "GET /v1/models HTTP/1.1\r\n"
+
+static void without_keys_the_host_and_the_origin_count(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *head;
+        int status, with_key;
+    } cases[] = {
+        {GET_MODELS "Host: localhost:8000", 200, 401},
+        {GET_MODELS "Host: 127.0.0.1:8000", 200, 401},
+        {GET_MODELS "Host: [::1]:8000", 200, 401},
+        {GET_MODELS "Host: 192.168.7.9", 200, 401},
+        {GET_MODELS "Host: LocalHost", 200, 401},
+        {GET_MODELS "Host: good.example", 200, 401},
+        {GET_MODELS "Host: evil.example", 403, 401},
+        {GET_MODELS "Host: evil.example:8000", 403, 401},
+        {GET_MODELS "Host: localhost.evil.example", 403, 401},
+        {GET_MODELS "Host: ", 403, 401},
+        {GET_MODELS "Host: localhost:8000\r\nOrigin: http://localhost:8000", 200, 401},
+        {GET_MODELS "Host: localhost:8000\r\nOrigin: http://localhost:9000", 403, 401},
+        {GET_MODELS "Host: localhost:8000\r\nOrigin: https://evil.example", 403, 401},
+        {GET_MODELS "Host: localhost:8000\r\nOrigin: null", 403, 401},
+        {"GET /health HTTP/1.1\r\nHost: evil.example", 200, 200},
+        {GET_MODELS "Host: evil.example\r\nOrigin: https://evil.example\r\nAuthorization: Bearer "
+                    "ann-secret-1",
+         403, 200},
+    };
+    for (int keyed = 0; keyed < 2; keyed++) {
+        const char *const options[] = {"--allowed-hosts", "other.example,good.example",
+                                       keyed ? "--api-key" : NULL, KEYS, NULL};
+        serve_rig rig;
+        serve_rig_open(&rig, options);
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            const int want = keyed ? cases[i].with_key : cases[i].status;
+            const int got = status_of(rig.port, cases[i].head);
+            if (got != want) fail_msg("%s: expected %d, got %d", cases[i].head, want, got);
+        }
+        serve_rig_close(&rig);
+    }
+}
+
+/* A page of another site can send these types without asking the server first. */
+static void other_types_are_refused(void **state)
+{
+    (void)state;
+    static const char *const paths[] = {"/v1/completions",
+                                        "/v1/chat/completions",
+                                        "/tokenize",
+                                        "/detokenize",
+                                        "/v1/batches",
+                                        "/v1/files",
+                                        "/v1/batches/batch_000000000000000000000000/cancel"};
+    static const char *const types[] = {"", "Content-Type: text/plain\r\n",
+                                        "Content-Type: application/x-www-form-urlencoded\r\n",
+                                        "Content-Type: application/jsonx\r\n"};
+    serve_rig rig;
+    scratch_dir dir;
+    char spool[128], head[512];
+    scratch_dir_open(&dir);
+    snprintf(spool, sizeof spool, "%s/spool", dir.path);
+    const char *const options[] = {"--spool", spool, NULL};
+    serve_rig_open(&rig, options);
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
+        for (size_t k = 0; k < sizeof types / sizeof *types; k++) {
+            snprintf(head, sizeof head,
+                     "POST %s HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: 2", paths[i],
+                     types[k]);
+            if (status_of(rig.port, head) != 415) fail_msg("%s %s", paths[i], types[k]);
+        }
+    serve_rig_close(&rig);
+    scratch_dir_close(&dir);
+}
+
 /* ---- the intake ---- */
 
 static int begin_tokenize(uint16_t port, const cn_buf *body)
@@ -644,6 +735,8 @@ int main(void)
         cmocka_unit_test(a_key_does_not_see_what_others_asked),
         cmocka_unit_test(a_key_has_a_lowest_priority),
         cmocka_unit_test(a_key_is_answered_beside_many_samples_of_another),
+        cmocka_unit_test(without_keys_the_host_and_the_origin_count),
+        cmocka_unit_test(other_types_are_refused),
         cmocka_unit_test(long_texts_do_not_delay_short_ones),
         cmocka_unit_test(a_long_response_comes_in_parts),
         cmocka_unit_test(a_response_has_a_limit),

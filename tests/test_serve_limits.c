@@ -34,10 +34,11 @@ static void send_request(int fd, const char *key, const char *body)
 {
     char request[1024];
     assert_true(fd >= 0);
-    snprintf(request, sizeof request,
-             "POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
-             "%s%s%sContent-Length: %zu\r\n\r\n%s", key ? "Authorization: Bearer " : "",
-             key ? key : "", key ? "\r\n" : "", strlen(body), body);
+    snprintf(
+        request, sizeof request,
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        "%s%s%sContent-Length: %zu\r\n\r\n%s",
+        key ? "Authorization: Bearer " : "", key ? key : "", key ? "\r\n" : "", strlen(body), body);
     assert_true(http_send_text(fd, request));
 }
 
@@ -98,12 +99,14 @@ static void keys_give_access_to_their_routes(void **state)
     /* Browsers send the user's key as a password. It is accepted only for reading. */
     http_reply r;
     int fd = http_connect(rig.port);
-    assert_true(http_send_text(fd, "GET /v1/models HTTP/1.1\r\nHost: h\r\nAuthorization: Basic "
-                                   "eDphbm4tc2VjcmV0LTE=\r\n\r\n"));
+    assert_true(http_send_text(fd,
+                               "GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Basic "
+                               "eDphbm4tc2VjcmV0LTE=\r\n\r\n"));
     http_read(fd, false, &r);
     assert_int_equal(r.status, 200);
     http_reply_free(&r);
-    assert_true(http_send_text(fd, "POST /tokenize HTTP/1.1\r\nHost: h\r\nAuthorization: Basic "
+    assert_true(http_send_text(fd, "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+                                   "application/json\r\nAuthorization: Basic "
                                    "eDphbm4tc2VjcmV0LTE=\r\nContent-Length: 2\r\n\r\n{}"));
     http_read(fd, false, &r);
     assert_int_equal(r.status, 401);
@@ -122,8 +125,9 @@ static void a_body_without_a_key_is_not_read(void **state)
     http_reply r;
     serve_rig_open(&rig, options);
     int fd = http_connect(rig.port);
-    assert_true(http_send_text(fd, "POST /tokenize HTTP/1.1\r\nHost: h\r\n"
-                                   "Content-Length: 1000000\r\n\r\n"));
+    assert_true(http_send_text(
+        fd, "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            "Content-Length: 1000000\r\n\r\n"));
     http_read(fd, false, &r);
     assert_int_equal(r.status, 401);
     assert_string_equal(http_field(&r, "Connection"), "close");
@@ -268,8 +272,11 @@ static void slow_senders_are_dropped(void **state)
     serve_rig rig;
     serve_rig_open(&rig, options);
     static const char *const beginnings[] = {
-        "", "GET /hea", "GET /health HTTP/1.1\r\nHost: h\r\nX: ",
-        "POST /tokenize HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n{\"pro",
+        "",
+        "GET /hea",
+        "GET /health HTTP/1.1\r\nHost: localhost\r\nX: ",
+        "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+        "application/json\r\nContent-Length: 100\r\n\r\n{\"pro",
     };
     for (size_t i = 0; i < 4; i++) {
         cn_buf out = {0};
@@ -294,7 +301,7 @@ static void slow_senders_are_dropped(void **state)
     http_reply r;
     cn_buf out = {0};
     int fd = http_connect(rig.port);
-    assert_true(http_send_text(fd, "GET /health HTTP/1.1\r\nHost: h\r\n\r\n"));
+    assert_true(http_send_text(fd, "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"));
     http_read(fd, false, &r);
     assert_int_equal(r.status, 200);
     http_reply_free(&r);
@@ -424,7 +431,7 @@ static void expect_status(int fd, int status)
     http_reply_free(&r);
 }
 
-static const char health[] = "GET /health HTTP/1.1\r\nHost: h\r\n\r\n";
+static const char health[] = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
 /* The tokens of an answer that takes as long as the flood, some seconds. */
 #if defined(__SANITIZE_THREAD__)
@@ -463,8 +470,9 @@ static void a_flood_does_not_close_active_connections(void **state)
     char piece[20000];
     memset(piece, 'x', sizeof piece);
     int upload = http_connect(rig.port);
-    assert_true(http_send_text(upload, "POST /tokenize HTTP/1.1\r\nHost: h\r\n"
-                                       "Content-Length: 300000\r\n\r\n"));
+    assert_true(http_send_text(
+        upload, "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                "Content-Length: 300000\r\n\r\n"));
     for (int i = 0; i < 15; i++) {
         assert_true(http_send(upload, piece, sizeof piece));
         pause_ms(100);
@@ -502,8 +510,9 @@ static void an_idle_connection_is_closed_before_a_fast_upload(void **state)
     pause_ms(700);
     int upload = http_connect(rig.port);
     memset(body, 'x', sizeof body);
-    assert_true(http_send_text(upload, "POST /tokenize HTTP/1.1\r\nHost: h\r\n"
-                                       "Content-Length: 300001\r\n\r\n"));
+    assert_true(http_send_text(
+        upload, "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                "Content-Length: 300001\r\n\r\n"));
     assert_true(http_send(upload, body, sizeof body));
     pause_ms(200);
     assert_int_equal(get_status(rig.port, "/health", NULL), 200);
@@ -623,7 +632,8 @@ static void buffered_bodies_have_a_limit(void **state)
     http_reply r;
     serve_rig_open(&rig, options);
     memset(body, 'x', sizeof body - 1);
-    const char head[] = "POST /tokenize HTTP/1.1\r\nHost: h\r\nContent-Length: 16000\r\n\r\n";
+    const char head[] = "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+                        "application/json\r\nContent-Length: 16000\r\n\r\n";
     int first = http_connect(rig.port), second = http_connect(rig.port);
     assert_true(http_send_text(first, head) && http_send_text(first, body));
     const struct timespec pause = {.tv_nsec = 200000000};

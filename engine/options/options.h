@@ -165,6 +165,7 @@ struct cn_config {
     uint32_t port; /* 0 = any free port */
     char *uds;     /* path of a unix socket instead of host and port, or NULL */
     char *api_keys, *api_key_file;
+    char *allowed_hosts; /* comma-separated, or NULL */
     uint32_t max_connections, max_requests_per_key;
     uint64_t max_header_bytes, max_body_bytes, max_buffered_bytes, max_reply_bytes;
     uint64_t max_tokenize_bytes;

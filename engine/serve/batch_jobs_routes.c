@@ -104,10 +104,11 @@ static void handle_list(void *part, cn_exchange *x)
 void cn_batch_routes(cn_route routes[CN_BATCH_ROUTES])
 {
     const cn_route rows[CN_BATCH_ROUTES] = {
-        {CN_HTTP_POST, "/v1/batches", 0, handle_create, MAX_BODY_BYTES, NULL, NULL},
+        {CN_HTTP_POST, "/v1/batches", CN_ROUTE_JSON, handle_create, MAX_BODY_BYTES, NULL, NULL},
         {CN_HTTP_GET, "/v1/batches", 0, handle_list, 0, NULL, NULL},
         {CN_HTTP_GET, "/v1/batches/{id}", 0, handle_get, 0, NULL, NULL},
-        {CN_HTTP_POST, "/v1/batches/{id}/cancel", 0, handle_cancel, MAX_BODY_BYTES, NULL, NULL},
+        {CN_HTTP_POST, "/v1/batches/{id}/cancel", CN_ROUTE_JSON, handle_cancel, MAX_BODY_BYTES,
+         NULL, NULL},
     };
     memcpy(routes, rows, sizeof rows);
 }

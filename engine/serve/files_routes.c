@@ -398,8 +398,8 @@ static void handle_upload(void *part, cn_exchange *x)
 void cn_file_routes(cn_route routes[CN_FILE_ROUTES], size_t max_file_bytes)
 {
     const cn_route rows[CN_FILE_ROUTES] = {
-        {CN_HTTP_POST, "/v1/files", CN_ROUTE_UPLOAD, handle_upload, max_file_bytes + FORM_BYTES,
-         head_upload, body_upload},
+        {CN_HTTP_POST, "/v1/files", CN_ROUTE_UPLOAD | CN_ROUTE_FORM, handle_upload,
+         max_file_bytes + FORM_BYTES, head_upload, body_upload},
         {CN_HTTP_GET, "/v1/files", 0, handle_list, 0, NULL, NULL},
         {CN_HTTP_GET, "/v1/files/{id}", 0, handle_get, 0, NULL, NULL},
         {CN_HTTP_DELETE, "/v1/files/{id}", 0, handle_delete, 0, NULL, NULL},

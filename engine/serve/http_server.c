@@ -2,6 +2,7 @@
 #include "engine/serve/http_state.h"
 
 #include <string.h>
+#include <strings.h>
 
 enum { LINGER_S = 2, SWEEP_MS = 500 };
 
@@ -129,6 +130,26 @@ static bool within_key_limit(cn_exchange *x)
     return x->counted = true;
 }
 
+static bool has_type(const cn_exchange *x, const char *want)
+{
+    const char *type = cn_http_header(&x->head, "Content-Type");
+    const size_t n = strlen(want);
+    return type && strncasecmp(type, want, n) == 0 && strchr("; \t", type[n]);
+}
+
+/* Other types are those that a page of another site can send without asking the server first. */
+static bool accepts_type(cn_exchange *x)
+{
+    const uint32_t kinds = x->route->flags & (CN_ROUTE_JSON | CN_ROUTE_FORM);
+    if (kinds == 0 || !(x->head.chunked || x->head.content_length > 0)) return true;
+    const bool json = kinds & CN_ROUTE_JSON;
+    if (has_type(x, json ? "application/json" : "multipart/form-data")) return true;
+    cn_exchange_error(x, CN_HTTP_UNSUPPORTED_MEDIA_TYPE,
+                      json ? "Content-Type: expected application/json"
+                           : "Content-Type: expected multipart/form-data", NULL, NULL);
+    return false;
+}
+
 bool http_route(cn_exchange *x)
 {
     uint32_t methods;
@@ -138,7 +159,9 @@ bool http_route(cn_exchange *x)
         return false;
     }
     const bool found = find_route(x, &methods);
-    if (!(found && x->route->flags & CN_ROUTE_OPEN) && !has_key(x)) return refuse_key(x);
+    const bool open = found && x->route->flags & CN_ROUTE_OPEN;
+    if (!open && !has_key(x)) return refuse_key(x);
+    if (!open && !http_origin_is_allowed(x)) return false;
     if (!found && methods) {
         refuse_method(x, methods);
     } else if (!found) {
@@ -153,7 +176,7 @@ bool http_route(cn_exchange *x)
                           "try again later",
                           NULL, "rate_limit_exceeded");
     } else {
-        return true;
+        return accepts_type(x);
     }
     return false;
 }

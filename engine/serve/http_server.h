@@ -38,7 +38,9 @@ enum {
 typedef enum cn_route_flags {
     CN_ROUTE_OPEN = 1 << 0,    /* needs no key */
     CN_ROUTE_LIMITED = 1 << 1, /* counts against --max-requests-per-key while in flight */
-    CN_ROUTE_UPLOAD = 1 << 2   /* body() gets the body piece by piece */
+    CN_ROUTE_UPLOAD = 1 << 2,  /* body() gets the body piece by piece */
+    CN_ROUTE_JSON = 1 << 3,    /* a body must be application/json */
+    CN_ROUTE_FORM = 1 << 4     /* a body must be multipart/form-data */
 } cn_route_flags;
 
 typedef struct cn_route {
@@ -59,6 +61,8 @@ typedef struct cn_route {
 typedef struct cn_http_opts {
     struct event_base *base;
     const cn_api_keys *keys;    /* borrowed; NULL or no keys: every route is open */
+    const char *host;           /* borrowed; the address or name that clients use, or NULL */
+    const char *allowed_hosts;  /* borrowed; further names, comma-separated; NULL: none; "*": any */
     cn_serve_stats *stats;      /* borrowed */
     size_t max_head_bytes;
     uint32_t max_connections;

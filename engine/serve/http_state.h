@@ -134,6 +134,12 @@ void http_accept_note_place(cn_http_server *s);
  * has been made. */
 bool http_route(cn_exchange *x);
 
+/* ---- http_origin.c ---- */
+
+/* Without API keys, checks the Host and the Origin of the request. False: refused, and the reply
+ * has been made. */
+bool http_origin_is_allowed(cn_exchange *x);
+
 /* ---- http_log.c ---- */
 void http_log(const cn_exchange *x, const char *why);
 

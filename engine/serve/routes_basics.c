@@ -110,11 +110,12 @@ static cn_status open_part(cn_server *server, void **out)
     const cn_config *c = cn_service_config(cn_server_service(server));
     const size_t most =
         c->max_tokenize_bytes < c->max_body_bytes ? c->max_tokenize_bytes : c->max_body_bytes;
+    const uint32_t limited = CN_ROUTE_LIMITED | CN_ROUTE_JSON;
     *p = (basics_part){
         .server = server,
         .routes = {
-            {CN_HTTP_POST, "/tokenize", CN_ROUTE_LIMITED, handle_tokenize, most, NULL, NULL},
-            {CN_HTTP_POST, "/detokenize", CN_ROUTE_LIMITED, handle_detokenize, most, NULL, NULL},
+            {CN_HTTP_POST, "/tokenize", limited, handle_tokenize, most, NULL, NULL},
+            {CN_HTTP_POST, "/detokenize", limited, handle_detokenize, most, NULL, NULL},
             {CN_HTTP_GET, "/health", CN_ROUTE_OPEN, handle_health, 0, NULL, NULL},
             {CN_HTTP_GET, "/version", 0, handle_version, 0, NULL, NULL},
         },

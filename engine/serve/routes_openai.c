@@ -5,7 +5,6 @@
  * status. */
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <time.h>
 
 #include "engine/json.h"
@@ -236,12 +235,6 @@ static void on_closed(void *user, cn_exchange *x)
     cn_free(r);
 }
 
-static bool is_json(const cn_exchange *x)
-{
-    const char *type = cn_exchange_header(x, "Content-Type");
-    return type && strncasecmp(type, "application/json", 16) == 0 && strchr("; \t", type[16]);
-}
-
 static void generate(cn_server *server, cn_exchange *x, cn_api_endpoint endpoint)
 {
     reply *r = cn_calloc(1, sizeof *r);
@@ -278,9 +271,6 @@ static void handle(cn_server *server, cn_exchange *x, cn_api_endpoint endpoint)
     cn_exchange_body(x, &n);
     if (cn_server_is_draining(server))
         cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "the server is stopping", NULL, NULL);
-    else if (!is_json(x))
-        cn_exchange_error(x, CN_HTTP_UNSUPPORTED_MEDIA_TYPE,
-                          "Content-Type: expected application/json", NULL, NULL);
     else if (n == 0)
         cn_exchange_error(x, CN_HTTP_BAD_REQUEST, "the request body is empty", NULL, NULL);
     else
@@ -333,7 +323,7 @@ static cn_status open_part(cn_server *server, void **out)
     openai_part *p = cn_calloc(1, sizeof *p);
     if (!p) return cn_fail(CN_ERR_MEMORY, "out of memory for the routes");
     const size_t most = cn_service_config(cn_server_service(server))->max_body_bytes;
-    const uint32_t limited = CN_ROUTE_LIMITED;
+    const uint32_t limited = CN_ROUTE_LIMITED | CN_ROUTE_JSON;
     *p = (openai_part){
         .server = server,
         .routes = {

@@ -135,6 +135,8 @@ static cn_status open_http(cn_server *s)
     const cn_http_opts o = {
         .base = s->base,
         .keys = s->keys,
+        .host = c->host,
+        .allowed_hosts = c->uds ? "*" : c->allowed_hosts,
         .stats = cn_service_serve_stats(s->service),
         .max_head_bytes = c->max_header_bytes,
         .max_connections = c->max_connections,

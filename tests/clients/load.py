@@ -50,7 +50,7 @@ async def connect(url):
 
 def post(path, body):
     data = json.dumps(body).encode()
-    return (f"POST {path} HTTP/1.1\r\nHost: load\r\nContent-Type: application/json\r\n"
+    return (f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(data)}\r\n\r\n").encode() + data
 
 
@@ -76,7 +76,7 @@ async def read_reply(reader):
 
 async def ask(url, path, body=None):
     reader, writer = await connect(url)
-    writer.write(post(path, body) if body else f"GET {path} HTTP/1.1\r\nHost: load\r\n\r\n".encode())
+    writer.write(post(path, body) if body else f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     status, data = await asyncio.wait_for(read_reply(reader), 60)
     writer.close()
     return status, data
@@ -191,7 +191,7 @@ async def drip(url):
     while True:
         try:
             reader, writer = await connect(url)
-            for byte in b"POST /v1/completions HTTP/1.1\r\nHost: slow\r\nX-Slow: " + b"a" * 9999:
+            for byte in b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Slow: " + b"a" * 9999:
                 writer.write(bytes([byte]))
                 await writer.drain()
                 await asyncio.sleep(0.3)

@@ -165,7 +165,7 @@ void http_ask(uint16_t port, const char *method, const char *path, const char *k
     int fd = http_connect(port);
     *out = (http_reply){0};
     if (fd < 0) return;
-    must(cn_buf_addf(&request, "%s %s HTTP/1.1\r\nHost: test\r\n", method, path));
+    must(cn_buf_addf(&request, "%s %s HTTP/1.1\r\nHost: localhost\r\n", method, path));
     if (key) must(cn_buf_addf(&request, "Authorization: Bearer %s\r\n", key));
     if (body)
         must(cn_buf_addf(&request, "Content-Type: application/json\r\nContent-Length: %zu\r\n",
