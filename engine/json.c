@@ -269,14 +269,29 @@ cn_status cn_json_read_file(cn_buf *out, const char *path, size_t max_bytes)
     return status == CN_OK ? cn_refuse_lfs_pointer(path, out->data, out->len) : status;
 }
 
+static cn_status parse_file(json_t **out, const cn_buf *text, const char *path, size_t max_bytes,
+                            uint32_t max_depth)
+{
+    return cn_json_parse(out, text->data, text->len, path, max_bytes, max_depth, CN_ERR_MODEL);
+}
+
 cn_status cn_json_load_file(json_t **out, const char *path, size_t max_bytes, uint32_t max_depth)
 {
     cn_buf text = {0};
     *out = NULL;
     cn_status status = cn_json_read_file(&text, path, max_bytes);
-    if (status == CN_OK)
-        status =
-            cn_json_parse(out, text.data, text.len, path, max_bytes, max_depth, CN_ERR_MODEL);
+    if (status == CN_OK) status = parse_file(out, &text, path, max_bytes, max_depth);
+    cn_buf_free(&text);
+    return status;
+}
+
+cn_status cn_json_load_fd(json_t **out, int fd, const char *path, size_t max_bytes,
+                          uint32_t max_depth)
+{
+    cn_buf text = {0};
+    *out = NULL;
+    cn_status status = read_whole(fd, path, max_bytes, &text);
+    if (status == CN_OK) status = parse_file(out, &text, path, max_bytes, max_depth);
     cn_buf_free(&text);
     return status;
 }

@@ -33,6 +33,9 @@ cn_status cn_refuse_lfs_pointer(const char *path, const void *data, size_t n);
 
 /* Reads and parses a file. CN_ERR_MODEL also when the text is invalid. */
 cn_status cn_json_load_file(json_t **out, const char *path, size_t max_bytes, uint32_t max_depth);
+/* The same for an open file, which `path` names in errors. */
+cn_status cn_json_load_fd(json_t **out, int fd, const char *path, size_t max_bytes,
+                          uint32_t max_depth);
 
 /* What the tree of a text can take at most. A value is an object, an array, a string, a number or a
  * literal; it takes far more memory than its text. */

@@ -1,5 +1,6 @@
 /* test_batch_jobs.c - batches in a spool with a scripted engine: every state transition, how
  * batches share the engine, and what is refused. */
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -7,8 +8,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
 #include <cmocka.h>
 
+#include "engine/json.h"
 #include "tests/lib/jobs_rig.h"
 
 /* ---- tests: states ---- */
@@ -269,6 +274,97 @@ static void quotas_are_enforced(void **state)
     jobs_expect_status(&id, "failed");
 }
 
+/* Uploads that have begun and send nothing cannot keep the quota. */
+static void reservations_of_unfinished_uploads_expire(void **state)
+{
+    (void)state;
+    enum { N = 4 };
+    static char data[1 << 20];
+    cn_upload uploads[N], other;
+    jobs.opts.files.upload_expires_s = 0.05;
+    jobs_close();
+    jobs_open();
+    cn_files *files = cn_batches_files(jobs.batches);
+    for (int i = 0; i < N; i++) assert_int_equal(cn_upload_begin(files, 0, &uploads[i]), CN_OK);
+    assert_int_equal(cn_upload_write(&uploads[0], data, 1000), CN_OK);
+    assert_int_equal(cn_upload_begin(files, 0, &other), CN_ERR_BUSY);
+    const struct timespec pause = {.tv_nsec = 60000000};
+    nanosleep(&pause, NULL);
+    assert_int_equal(cn_upload_write(&uploads[0], data, 1000), CN_OK); /* nobody needs the space */
+    assert_int_equal(cn_upload_begin(files, 0, &other), CN_OK);
+    assert_int_equal(cn_upload_write(&uploads[0], data, 1), CN_ERR_BUSY);
+    assert_non_null(strstr(cn_last_error(), "--max-spool-bytes"));
+    assert_int_equal(cn_upload_write(&other, data, sizeof data), CN_OK);
+    cn_upload_drop(files, &other);
+    for (int i = 0; i < N; i++) cn_upload_drop(files, &uploads[i]);
+    assert_true(cn_files_have_room(files, 4 << 20)); /* no reservation is left */
+    assert_false(cn_files_have_room(files, (4 << 20) + 1));
+}
+
+static void in_spool(char path[128], const char *name)
+{
+    snprintf(path, 128, "%s/spool/%s", jobs.dir, name);
+}
+
+/* What the server did not make is ignored: it neither stops the start nor is read. */
+static void foreign_names_in_the_spool_are_ignored(void **state)
+{
+    (void)state;
+    char path[128], target[128];
+    const cn_spool_id file = jobs_upload_lines(3);
+    jobs_close();
+    in_spool(path, "tmp/a-directory");
+    assert_int_equal(mkdir(path, 0700), 0);
+    in_spool(path, "files/file-aaaaaaaaaaaaaaaaaaaaaaaa");
+    assert_int_equal(mkdir(path, 0700), 0);
+    in_spool(path, "files/file-bbbbbbbbbbbbbbbbbbbbbbbb");
+    assert_int_equal(mkfifo(path, 0600), 0);
+    in_spool(path, "files/file-bbbbbbbbbbbbbbbbbbbbbbbb.json");
+    assert_int_equal(mkfifo(path, 0600), 0);
+    in_spool(path, "files/file-cccccccccccccccccccccccc");
+    assert_int_equal(close(open(path, O_CREAT | O_WRONLY, 0600)), 0);
+    in_spool(path, "files/file-cccccccccccccccccccccccc.json");
+    snprintf(target, sizeof target, "%s.json", file.text); /* a record that could be read */
+    assert_int_equal(symlink(target, path), 0);
+    in_spool(path, "batches/batch_aaaaaaaaaaaaaaaaaaaaaaaa.json");
+    assert_int_equal(mkfifo(path, 0600), 0);
+    jobs_open();
+    cn_files *files = cn_batches_files(jobs.batches);
+    assert_int_equal(cn_files_count(files), 1);
+    assert_string_equal(cn_files_at(files, 0)->id.text, file.text);
+    const cn_spool_id id = jobs_create(&file);
+    jobs_run_all();
+    jobs_expect_files(&id, 3, 0);
+}
+
+/* A name that a batch would write to must be a regular file. */
+static void a_batch_does_not_write_through_a_link(void **state)
+{
+    (void)state;
+    char path[128], target[128];
+    const cn_spool_id file = jobs_upload_lines(3), id = jobs_create(&file);
+    json_t *records = NULL;
+    in_spool(path, "batches/");
+    snprintf(path + strlen(path), 128 - strlen(path), "%s.json", id.text);
+    assert_int_equal(cn_json_load_file(&records, path, 1 << 16, 8), CN_OK);
+    char name[64];
+    snprintf(name, sizeof name, "files/%s",
+             jobs_text_of(json_object_get(records, "cinch"), "output"));
+    json_decref(records);
+    in_spool(path, name);
+    in_spool(target, "target");
+    assert_int_equal(symlink(target, path), 0);
+    jobs_pump(5);
+    json_t *batch = cn_batches_get(jobs.batches, &jobs_viewer, &id);
+    assert_non_null(strstr(jobs_text_of(batch, "paused"), "expected a regular file"));
+    json_decref(batch);
+    assert_int_equal(access(target, F_OK), -1);
+    unlink(path);
+    jobs.now_s += 10;
+    jobs_run_all();
+    jobs_expect_files(&id, 3, 0);
+}
+
 static void a_full_quota_pauses_a_batch_until_space_is_free(void **state)
 {
     (void)state;
@@ -347,6 +443,9 @@ int main(void)
         IN_DIR(batches_share_the_engine),
         IN_DIR(a_busy_engine_is_retried),
         IN_DIR(quotas_are_enforced),
+        IN_DIR(reservations_of_unfinished_uploads_expire),
+        IN_DIR(foreign_names_in_the_spool_are_ignored),
+        IN_DIR(a_batch_does_not_write_through_a_link),
         IN_DIR(a_full_quota_pauses_a_batch_until_space_is_free),
         IN_DIR(a_request_for_a_batch_is_checked),
     };

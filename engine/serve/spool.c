@@ -42,7 +42,7 @@ static cn_status lock_spool(cn_spool *s)
 {
     cn_buf path = {0};
     CN_TRY(cn_buf_addf(&path, "%s/lock", s->dir));
-    s->lock_fd = open(path.data, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    s->lock_fd = open(path.data, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
     cn_status status = CN_OK;
     if (s->lock_fd < 0)
         status = cn_fail(CN_ERR_IO, "%s: %s", path.data, strerror(errno));
@@ -68,10 +68,14 @@ static cn_status open_place(cn_spool *s, cn_spool_place place)
     return status;
 }
 
+/* Ignores what the server did not make, such as a directory. */
 static cn_status remove_temp(void *spool, const char *name)
 {
-    cn_log(CN_LOG_INFO, "spool: removed an incomplete file, %s", name);
-    return cn_spool_remove(spool, CN_SPOOL_TMP, name);
+    if (cn_spool_remove(spool, CN_SPOOL_TMP, name) == CN_OK)
+        cn_log(CN_LOG_INFO, "spool: removed an incomplete file, %s", name);
+    else
+        cn_log(CN_LOG_WARN, "spool: ignored: %s", cn_last_error());
+    return CN_OK;
 }
 
 static cn_status open_all(cn_spool *s, const char *dir)
@@ -134,8 +138,16 @@ bool cn_spool_id_read(cn_spool_id *out, const char *prefix, const char *text)
 
 /* ---- names ---- */
 
+static cn_status refuse_kind(const cn_spool *s, cn_spool_place place, const char *name)
+{
+    return cn_fail(CN_ERR_IO, "%s/%s/%s: expected a regular file", s->dir, place_names[place], name);
+}
+
 cn_status cn_spool_path(const cn_spool *s, cn_spool_place place, const char *name, cn_buf *out)
 {
+    struct stat st;
+    if (fstatat(s->fds[place], name, &st, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISREG(st.st_mode))
+        return refuse_kind(s, place, name);
     return cn_buf_addf(out, "%s/%s/%s", s->dir, place_names[place], name);
 }
 
@@ -177,12 +189,13 @@ cn_status cn_spool_open_name(cn_spool *s, cn_spool_place place, const char *name
                              uint64_t *bytes)
 {
     struct stat st;
-    int opened = openat(s->fds[place], name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-    if (opened < 0) return fail_io(s, place, name, "open");
+    /* Non-blocking, so that a named pipe gives an error instead of a hang. */
+    int opened = openat(s->fds[place], name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (opened < 0)
+        return errno == ELOOP ? refuse_kind(s, place, name) : fail_io(s, place, name, "open");
     if (fstat(opened, &st) != 0 || !S_ISREG(st.st_mode)) {
         close(opened);
-        return cn_fail(CN_ERR_IO, "%s/%s/%s: expected a regular file", s->dir, place_names[place],
-                       name);
+        return refuse_kind(s, place, name);
     }
     *fd = opened;
     *bytes = (uint64_t)st.st_size;
@@ -269,14 +282,17 @@ cn_status cn_spool_put_record(cn_spool *s, cn_spool_place place, const cn_spool_
 cn_status cn_spool_get_record(cn_spool *s, cn_spool_place place, const cn_spool_id *id,
                               json_t **record)
 {
-    cn_buf path = {0};
-    CN_TRY(cn_spool_path(s, place, name_of(id).text, &path));
-    cn_status status = cn_json_load_file(record, path.data, MAX_RECORD_BYTES, MAX_RECORD_DEPTH);
+    int fd;
+    uint64_t bytes;
+    const record_name name = name_of(id);
+    CN_TRY(cn_spool_open_name(s, place, name.text, &fd, &bytes));
+    cn_status status =
+        cn_json_load_fd(record, fd, name.text, MAX_RECORD_BYTES, MAX_RECORD_DEPTH);
+    close(fd);
     if (status == CN_OK && !json_is_object(*record)) {
         json_decref(*record);
-        status = cn_fail(CN_ERR_MODEL, "%s: expected a JSON object", path.data);
+        status = cn_fail(CN_ERR_MODEL, "%s: expected a JSON object", name.text);
     }
-    cn_buf_free(&path);
     return status;
 }
 

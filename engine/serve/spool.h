@@ -48,7 +48,7 @@ bool cn_spool_id_read(cn_spool_id *out, const char *prefix, const char *text);
 
 /* ---- names ---- */
 
-/* Appends the path of a name. */
+/* Appends the path of a name. CN_ERR_IO: it exists and is not a regular file. */
 cn_status cn_spool_path(const cn_spool *s, cn_spool_place place, const char *name, cn_buf *out);
 /* Calls fn for each name of a place, in any order; fn may remove it. Stops at the first failure. */
 typedef cn_status (*cn_spool_name_fn)(void *user, const char *name);

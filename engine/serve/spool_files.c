@@ -15,7 +15,7 @@ struct cn_files {
     cn_file *all; /* [n], by order */
     size_t n, cap;
     uint64_t bytes, reserved_bytes, unlisted_bytes, next_order;
-    uint32_t n_uploads;
+    cn_list uploads;
 };
 
 /* ---- the list ---- */
@@ -164,8 +164,11 @@ static cn_status drop_orphan(void *user, const char *name)
     /* Keep the content of a file whose record exists but could not be read. */
     if (cn_spool_has_record(o->files->spool, CN_SPOOL_FILES, &id)) return CN_OK;
     if (o->in_use(o->user, &id)) return CN_OK;
-    cn_log(CN_LOG_INFO, "spool: removed content without a record, %s", name);
-    return cn_spool_remove(o->files->spool, CN_SPOOL_FILES, name);
+    if (cn_spool_remove(o->files->spool, CN_SPOOL_FILES, name) == CN_OK)
+        cn_log(CN_LOG_INFO, "spool: removed content without a record, %s", name);
+    else
+        cn_log(CN_LOG_WARN, "spool: ignored: %s", cn_last_error());
+    return CN_OK;
 }
 
 static int by_order(const void *a, const void *b)
@@ -208,15 +211,35 @@ cn_status cn_files_open_content(cn_files *f, const cn_spool_id *id, int *fd, uin
 
 /* ---- uploads ---- */
 
+/* Takes back what old uploads have reserved and not written. */
+static void expire_reservations(cn_files *f)
+{
+    const double now = cn_now_s();
+    if (f->limits.upload_expires_s == 0) return;
+    for (cn_list_node *at = f->uploads.head; at; at = at->next) {
+        cn_upload *u = CN_CONTAINER_OF(at, cn_upload, node);
+        const uint64_t written = atomic_load(&u->bytes);
+        if (now - u->began_s < f->limits.upload_expires_s || written >= u->reserved_bytes) continue;
+        atomic_store(&u->expired, true);
+        atomic_store(&u->limit_bytes, written);
+        f->reserved_bytes -= u->reserved_bytes - written;
+        u->reserved_bytes = written;
+        cn_log(CN_LOG_WARN, "spool: the reservation of an unfinished upload has expired, %s",
+               u->temp.text);
+    }
+}
+
 cn_status cn_upload_begin(cn_files *f, uint64_t announced, cn_upload *u)
 {
     const cn_file_limits *l = &f->limits;
-    *u = (cn_upload){.fd = -1, .limit_bytes = l->max_file_bytes};
+    *u = (cn_upload){.fd = -1, .began_s = cn_now_s()};
     u->reserved_bytes = announced && announced < l->max_file_bytes ? announced : l->max_file_bytes;
-    if (f->n + f->n_uploads >= l->max_files)
+    atomic_store(&u->limit_bytes, u->reserved_bytes);
+    if (f->n + f->uploads.n >= l->max_files)
         return cn_fail(CN_ERR_BUSY,
                        "the spool already has %u files (--max-files): delete files first",
                        l->max_files);
+    if (!cn_files_have_room(f, u->reserved_bytes)) expire_reservations(f);
     if (!cn_files_have_room(f, u->reserved_bytes))
         return cn_fail(CN_ERR_BUSY,
                        "the spool uses %llu of %llu bytes (--max-spool-bytes), and this upload may "
@@ -224,19 +247,23 @@ cn_status cn_upload_begin(cn_files *f, uint64_t announced, cn_upload *u)
                        (unsigned long long)taken_bytes(f),
                        (unsigned long long)l->max_bytes, (unsigned long long)u->reserved_bytes);
     CN_TRY(cn_spool_temp_open(f->spool, &u->temp, &u->fd));
-    if (u->limit_bytes > u->reserved_bytes) u->limit_bytes = u->reserved_bytes;
     f->reserved_bytes += u->reserved_bytes;
-    f->n_uploads++;
+    cn_list_append(&f->uploads, &u->node);
     return CN_OK;
 }
 
 cn_status cn_upload_write(cn_upload *u, const void *data, size_t n)
 {
-    if (n > u->limit_bytes - u->bytes)
+    const uint64_t limit = atomic_load(&u->limit_bytes), bytes = atomic_load(&u->bytes);
+    if (bytes > limit || n > limit - bytes) {
+        if (atomic_load(&u->expired))
+            return cn_fail(CN_ERR_BUSY, "the upload was slow and the spool is full "
+                           "(--max-spool-bytes): delete files and upload it again");
         return cn_fail(CN_ERR_ARG, "the file exceeds %llu bytes (--max-file-bytes)",
-                       (unsigned long long)u->limit_bytes);
+                       (unsigned long long)limit);
+    }
     const size_t done = cn_write_all(u->fd, data, n);
-    u->bytes += done;
+    atomic_fetch_add(&u->bytes, done);
     return done == n ? CN_OK : cn_fail(CN_ERR_IO, "spool: write: %s", strerror(errno));
 }
 
@@ -245,7 +272,7 @@ static void end_upload(cn_files *f, cn_upload *u)
     close(u->fd);
     u->fd = -1;
     f->reserved_bytes -= u->reserved_bytes;
-    f->n_uploads--;
+    cn_list_remove(&f->uploads, &u->node);
 }
 
 void cn_upload_drop(cn_files *f, cn_upload *u)

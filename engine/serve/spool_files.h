@@ -10,6 +10,9 @@
 #ifndef CN_SPOOL_FILES_H
 #define CN_SPOOL_FILES_H
 
+#include <stdatomic.h>
+
+#include "engine/list.h"
 #include "engine/serve/spool.h"
 
 /* Quotas. Exceeding one is CN_ERR_BUSY with its name; max_file_bytes is CN_ERR_ARG. */
@@ -17,6 +20,9 @@ typedef struct cn_file_limits {
     uint32_t max_files;
     uint64_t max_file_bytes; /* of one upload */
     uint64_t max_bytes;      /* of all files and of what unfinished batches have written */
+    /* After this time an upload loses the reservation of what it has not sent, when another one
+     * needs the space; 0: never. */
+    double upload_expires_s;
 } cn_file_limits;
 
 typedef struct cn_file {
@@ -61,14 +67,18 @@ enum { CN_FILE_NAME_BYTES = 256 };
 typedef struct cn_upload {
     cn_spool_id temp;
     int fd;
-    uint64_t bytes, limit_bytes;
+    atomic_uint_fast64_t bytes;       /* written */
+    atomic_uint_fast64_t limit_bytes; /* lowered when the reservation expires */
+    atomic_bool expired;
     uint64_t reserved_bytes; /* of the quota */
+    double began_s;
+    cn_list_node node; /* of the files' uploads */
 } cn_upload;
 
 /* Begins an upload and reserves its bytes. announced_bytes: the size of the request body; 0 when
  * unknown. CN_ERR_BUSY: a quota is full, and the text names it. */
 cn_status cn_upload_begin(cn_files *f, uint64_t announced_bytes, cn_upload *u);
-/* CN_ERR_ARG: the file exceeds its limit. CN_ERR_IO: the write failed, for example because the disk
+/* CN_ERR_ARG: the file exceeds its limit. CN_ERR_BUSY: its reservation has expired. CN_ERR_IO: the write failed, for example because the disk
  * is full. */
 cn_status cn_upload_write(cn_upload *u, const void *data, size_t n);
 /* Turns the upload into a file. On failure it removes everything. Ends the upload in both cases. */

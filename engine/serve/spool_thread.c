@@ -7,7 +7,10 @@
 
 #include "engine/serve/server_parts.h"
 
-enum { BATCH_RETRY_S = 60 }; /* long, because batches end rarely */
+enum {
+    BATCH_RETRY_S = 60, /* long, because batches end rarely */
+    UPLOAD_EXPIRES_S = 60
+};
 
 struct cn_spool_part {
     cn_server *server;
@@ -230,7 +233,7 @@ static cn_status open_batches(cn_spool_part *p)
         .dir = c->spool,
         .config = c,
         .model = cn_service_model_name(p->service),
-        .files = {c->max_files, c->max_file_bytes, c->max_spool_bytes},
+        .files = {c->max_files, c->max_file_bytes, c->max_spool_bytes, UPLOAD_EXPIRES_S},
         .max_lines = c->max_batch_lines,
         .max_batches = c->max_batches,
         .max_inflight = c->max_batch_inflight,
