@@ -176,8 +176,18 @@ static cn_status digest_tiles(cn_engine *e, const cn_plan *plan, const cn_flight
     return e->backend->digest(e->stream, &a);
 }
 
+/* The positions of a plan are less than this. */
+static uint32_t end_position(const cn_plan *plan)
+{
+    uint32_t end = 0;
+    for (uint32_t i = 0; i < plan->n_rows; i++)
+        end = cn_max_u32(end, plan->rows[i].first_pos + plan->rows[i].n_new);
+    return end;
+}
+
 static cn_status launch(cn_engine *e, const cn_plan *plan)
 {
+    CN_TRY(cn_model_cover(e->model, e->stream, end_position(plan)));
     cn_flight *f = &e->flights[e->flight_tail % CN_FLIGHTS];
     const cn_step_shape shape = cn_step_graph_shape(e, plan);
     cn_batch_build(e->batch, plan, shape);

@@ -20,6 +20,9 @@ static cn_status choose_model_len(cn_engine *e)
     return CN_OK;
 }
 
+/* A checkpoint may announce a context that no request will use; its tables would take minutes. */
+enum { EAGER_POSITIONS = 131072 };
+
 /* Dummy weights need only config.json. Without a tokenizer.json beside it, prompts and output are
  * token ids. */
 static cn_status load_tokenizer(cn_engine *e, const char *dir)
@@ -73,6 +76,7 @@ static cn_status load_model(cn_engine *e)
         .max_tokens = cn_start_max_tokens(c),
         .max_rows = e->max_rows,
         .max_position = e->max_model_len,
+        .eager_positions = EAGER_POSITIONS,
         .select = &e->select,
         .dense_layers = c->select_dense_layers,
     };

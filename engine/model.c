@@ -35,6 +35,7 @@ struct cn_model {
     void *memory;
     workspace ws;
     uint32_t max_tokens, max_rows, max_position;
+    uint32_t n_covered; /* positions in the rope tables */
     const cn_select_scratch *select;
     uint32_t dense_layers;
     cn_dump *dump;
@@ -91,17 +92,24 @@ static const void *weight(const cn_model *m, cn_weight_id id, uint32_t layer)
 
 /* ---- life ---- */
 
-static cn_status write_rope_tables(cn_model *m, cn_stream *s)
+cn_status cn_model_cover(cn_model *m, cn_stream *s, uint32_t n_positions)
 {
-    size_t n = (size_t)m->max_position * (m->cfg.head_dim / 2);
-    float *tables = cn_calloc(2 * n, sizeof *tables);
-    if (!tables)
-        return cn_fail(CN_ERR_MEMORY, "rope: out of memory for %u positions", m->max_position);
-    cn_rope_table(&m->cfg, m->max_position, tables, tables + n);
-    cn_status status = m->be->mem_write(s, at(m, m->ws.cos), tables, n * sizeof *tables);
+    enum { STEP_POSITIONS = 16384 };
+    CN_ASSERT(n_positions <= m->max_position);
+    if (n_positions <= m->n_covered) return CN_OK;
+    const uint32_t first = m->n_covered, half = m->cfg.head_dim / 2;
+    const uint64_t end = cn_round_up(n_positions, STEP_POSITIONS);
+    const uint32_t n = (uint32_t)(end < m->max_position ? end : m->max_position) - first;
+    const size_t n_values = (size_t)n * half, offset = (size_t)first * half * sizeof(float);
+    float *tables = cn_calloc(2 * n_values, sizeof *tables);
+    if (!tables) return cn_fail(CN_ERR_MEMORY, "rope: out of memory for %u positions", n);
+    cn_rope_table(&m->cfg, first, n, tables, tables + n_values);
+    const size_t bytes = n_values * sizeof *tables;
+    cn_status status = m->be->mem_write(s, at(m, m->ws.cos + offset), tables, bytes);
     if (status == CN_OK)
-        status = m->be->mem_write(s, at(m, m->ws.sin), tables + n, n * sizeof *tables);
+        status = m->be->mem_write(s, at(m, m->ws.sin + offset), tables + n_values, bytes);
     if (status == CN_OK) status = m->be->stream_sync(s);
+    if (status == CN_OK) m->n_covered = first + n;
     cn_free(tables);
     return status;
 }
@@ -123,7 +131,8 @@ cn_status cn_model_create(cn_model **out, const cn_model_opts *o)
                     .max_position = o->max_position,
                     .select = o->select,
                     .dense_layers = o->dense_layers};
-    const cn_status status = write_rope_tables(m, o->stream);
+    const uint32_t n_eager = o->eager_positions ? o->eager_positions : o->max_position;
+    const cn_status status = cn_model_cover(m, o->stream, cn_min_u32(n_eager, o->max_position));
     if (status != CN_OK) {
         cn_model_free(m);
         return status;

@@ -26,6 +26,7 @@ typedef struct cn_model_opts {
     uint32_t max_tokens;           /* of a batch */
     uint32_t max_rows;             /* of logits */
     uint32_t max_position;         /* every position is less than this */
+    uint32_t eager_positions;      /* in the rope tables at creation; 0: all */
     const cn_select_scratch *select; /* borrowed; unused by passes that select nothing */
     uint32_t dense_layers;         /* first layers, in which every row attends to all tokens */
 } cn_model_opts;
@@ -34,6 +35,10 @@ typedef struct cn_model_opts {
  * lacks. */
 cn_status cn_model_create(cn_model **out, const cn_model_opts *o);
 void cn_model_free(cn_model *m); /* NULL is fine */
+
+/* Extends the rope tables to the first n_positions positions. Call it before a pass with later ones
+ * than eager_positions; it waits for s if it has to extend. */
+cn_status cn_model_cover(cn_model *m, cn_stream *s, uint32_t n_positions);
 
 /* Bytes of backend memory that a model needs. Reads only the dtypes of be. */
 size_t cn_model_workspace_bytes(const cn_model_config *cfg, const cn_backend *be,

@@ -72,7 +72,8 @@ void cn_rope_inv_freq(const cn_model_config *c, float *inv_freq)
     }
 }
 
-void cn_rope_table(const cn_model_config *c, uint32_t n_positions, float *cos_out, float *sin_out)
+void cn_rope_table(const cn_model_config *c, uint32_t first, uint32_t n_positions, float *cos_out,
+                   float *sin_out)
 {
     float inv_freq[MAX_HALF];
     uint32_t half = c->head_dim / 2;
@@ -81,7 +82,7 @@ void cn_rope_table(const cn_model_config *c, uint32_t n_positions, float *cos_ou
     float factor = (float)c->rope.attention_factor;
     for (size_t p = 0; p < n_positions; p++) {
         for (size_t i = 0; i < half; i++) {
-            float angle = (float)p * inv_freq[i];
+            float angle = (float)(first + p) * inv_freq[i];
             cos_out[p * half + i] = (float)cos((double)angle) * factor;
             sin_out[p * half + i] = (float)sin((double)angle) * factor;
         }

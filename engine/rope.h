@@ -16,8 +16,9 @@
  * llama3 or YaRN scaling. */
 void cn_rope_inv_freq(const cn_model_config *c, float *inv_freq);
 
-/* cos_out and sin_out, each [n_positions, head_dim/2] f32, for positions 0..n_positions-1, times
- * the attention factor of YaRN. */
-void cn_rope_table(const cn_model_config *c, uint32_t n_positions, float *cos_out, float *sin_out);
+/* cos_out and sin_out, each [n_positions, head_dim/2] f32, for positions first .. first +
+ * n_positions - 1, times the attention factor of YaRN. */
+void cn_rope_table(const cn_model_config *c, uint32_t first, uint32_t n_positions, float *cos_out,
+                   float *sin_out);
 
 #endif

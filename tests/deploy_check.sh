@@ -45,6 +45,24 @@ else
     skip "no systemd-analyze"
 fi
 
+for setting in MemoryMax= LimitCORE=0 TasksMax=; do
+    grep -q "^$setting" "$dir/cinch.service" || { echo "$doc: the unit has no $setting"; exit 1; }
+done
+
+# ---- the key file ----
+
+# A file that the group may read is a warning, one that everybody may read an error.
+echo "night-shift:0123456789abcdef0123" >"$dir/keys"
+chmod 640 "$dir/keys"
+serve --api-key-file "$dir/keys"
+grep -q "^warning: .*keys: the key file is readable or writable by its group" "$dir/serve.log" ||
+    { echo "no warning about the key file"; cat "$dir/serve.log"; exit 1; }
+stop
+chmod 600 "$dir/keys"
+serve --api-key-file "$dir/keys"
+if grep -q "key file is" "$dir/serve.log"; then echo "a needless warning"; exit 1; fi
+stop
+
 # ---- nginx ----
 
 command -v nginx >/dev/null && command -v openssl >/dev/null || skip "no nginx, or no openssl"
@@ -90,6 +108,10 @@ early = sum(t < (times[0] + times[-1]) / 2 for t in times)
 assert times[-1] - times[0] > 0.05 and early > len(times) / 10, (times[-1] - times[0], early)
 P
 [ "$(curl -sk -o "$dir/out" -w '%{http_code}' "https://127.0.0.1:$port/v1/models")" = 401 ]
+# A burst beyond the limit is answered 429 by nginx.
+curl -sk --parallel --parallel-max 40 -o /dev/null -w '%{http_code}\n' \
+    "https://127.0.0.1:$port/health?[1-600]" >"$dir/codes" 2>/dev/null
+grep -q 429 "$dir/codes" || { echo "nginx limits no requests"; sort "$dir/codes" | uniq -c; exit 1; }
 kill "$proxy"
 wait "$proxy" || true
 proxy=""

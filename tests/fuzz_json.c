@@ -30,7 +30,7 @@ static void check_model(const cn_model_config *c)
 
     float inv_freq[128], cos_row[2 * 128], sin_row[2 * 128];
     cn_rope_inv_freq(c, inv_freq);
-    cn_rope_table(c, 2, cos_row, sin_row);
+    cn_rope_table(c, 0, 2, cos_row, sin_row);
     for (uint32_t i = 0; i < c->head_dim / 2; i++) {
         FUZZ_CHECK(isfinite(inv_freq[i]) && inv_freq[i] >= 0 && inv_freq[i] <= 1);
         FUZZ_CHECK(isfinite(cos_row[c->head_dim / 2 + i]) && sin_row[i] == 0);

@@ -7,10 +7,13 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <cmocka.h>
 
 #include "engine/engine_state.h"
+#include "engine/json.h"
 #include "tests/lib/run_engine.h"
+#include "tests/lib/scratch_dir.h"
 
 enum { N_PROMPTS = 4, MAX_TOKENS = 64 };
 static const char *prompts[N_PROMPTS], *answers[N_PROMPTS];
@@ -509,6 +512,35 @@ static void steps_do_not_allocate(void **state)
     assert_int_equal(reference->step_allocs, 0);
 }
 
+/* A checkpoint that announces an absurd context loads as fast as another. */
+static void a_long_context_loads_fast(void **state)
+{
+    (void)state;
+    scratch_dir dir;
+    json_t *config = NULL;
+    scratch_dir_open(&dir);
+    assert_int_equal(cn_json_load_file(&config, "examples/tiny-reasoner/config.json", 1 << 16, 8),
+                     CN_OK);
+    json_object_set_new(config, "max_position_embeddings", json_integer(16777216));
+    char *dumped = json_dumps(config, 0);
+    scratch_dir_put(&dir, "config.json", dumped, strlen(dumped));
+    cn_config *c = cn_config_create();
+    assert_int_equal(cn_config_set(c, "model", dir.path), CN_OK);
+    assert_int_equal(cn_config_set(c, "load-format", "dummy"), CN_OK);
+    assert_int_equal(cn_config_set(c, "kv-cache-memory-bytes", "64M"), CN_OK);
+    assert_int_equal(cn_config_set(c, "threads", "1"), CN_OK);
+    const clock_t began = clock();
+    cn_engine *e;
+    if (cn_engine_create(&e, c) != CN_OK) fail_msg("%s", cn_last_error());
+    assert_true((double)(clock() - began) / CLOCKS_PER_SEC < 2);
+    assert_int_equal(cn_engine_max_model_len(e), 16777216);
+    cn_engine_free(e);
+    cn_config_free(c);
+    free(dumped);
+    json_decref(config);
+    scratch_dir_close(&dir);
+}
+
 static void faulty_requests_are_refused_with_numbers(void **state)
 {
     (void)state;
@@ -554,6 +586,7 @@ int main(void)
         cmocka_unit_test(limits_count_samples),
         cmocka_unit_test(a_waiting_request_takes_little_memory),
         cmocka_unit_test(steps_do_not_allocate),
+        cmocka_unit_test(a_long_context_loads_fast),
         cmocka_unit_test(faulty_requests_are_refused_with_numbers),
     };
     return cmocka_run_group_tests(tests, run_reference, close_reference);

@@ -286,6 +286,35 @@ static void a_prompt_in_chunks_has_the_bits_of_a_whole_one(void **state)
     model_rig_close(r);
 }
 
+/* Rope tables that are extended while a model runs have the values of whole ones. */
+static void positions_may_be_covered_later(void **state)
+{
+    (void)state;
+    enum { LEN = 200, FIRST = 7 };
+    test_rng rng = {6};
+    model_rig *r = open_golden("qwen3-bf16", LEN, 1, 32);
+    uint32_t tokens[LEN], vocab = r->cfg.vocab;
+    for (uint32_t i = 0; i < LEN; i++) tokens[i] = test_rng_below(&rng, vocab);
+    const model_rig_chunk first = {0, FIRST, tokens}, rest = {0, LEN - FIRST, tokens + FIRST};
+    const size_t bytes = (size_t)(LEN - FIRST) * vocab * sizeof(float);
+    float *want = cn_calloc(bytes, 1);
+    model_rig_pass(r, &first, 1, 0, true);
+    memcpy(want, model_rig_pass(r, &rest, 1, 0, true), bytes);
+    model_rig_close(r);
+    const model_rig_opts o = {.dir = "tests/golden/models/qwen3-bf16",
+                              .n_threads = 2,
+                              .max_tokens = LEN,
+                              .max_seqs = 1,
+                              .max_kv_tokens = 512,
+                              .block_tokens = 32,
+                              .eager_positions = FIRST};
+    r = model_rig_open(&o);
+    model_rig_pass(r, &first, 1, 0, true);
+    assert_memory_equal(model_rig_pass(r, &rest, 1, 0, true), want, bytes);
+    model_rig_close(r);
+    cn_free(want);
+}
+
 static void a_shared_prefix_gives_the_bits_of_a_computed_one(void **state)
 {
     (void)state;
@@ -400,6 +429,7 @@ int main(void)
         cmocka_unit_test(a_batch_of_64_has_the_bits_of_64_batches_of_one),
         cmocka_unit_test(the_bundled_model_is_batch_invariant),
         cmocka_unit_test(a_prompt_in_chunks_has_the_bits_of_a_whole_one),
+        cmocka_unit_test(positions_may_be_covered_later),
         cmocka_unit_test(a_shared_prefix_gives_the_bits_of_a_computed_one),
         cmocka_unit_test(a_pass_allocates_nothing),
         cmocka_unit_test(a_missing_op_is_refused_by_name),

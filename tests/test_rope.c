@@ -43,7 +43,7 @@ static void compare(const char *name)
     float *sin_table = malloc((last + 1) * half * sizeof *sin_table);
     assert_non_null(cos_table);
     assert_non_null(sin_table);
-    cn_rope_table(&c, (uint32_t)last + 1, cos_table, sin_table);
+    cn_rope_table(&c, 0, (uint32_t)last + 1, cos_table, sin_table);
     for (size_t p = 0; p < n_positions; p++) {
         double angle_error = 3e-7 * positions[p] + 3e-7;
         size_t at = positions[p] * half;
@@ -82,7 +82,7 @@ static void test_properties(void **state)
     load(&c, "rope-llama3-d128");
     float scaled[128], plain[128], cos0[64], sin0[64];
     cn_rope_inv_freq(&c, scaled);
-    cn_rope_table(&c, 1, cos0, sin0);
+    cn_rope_table(&c, 0, 1, cos0, sin0);
     c.rope.type = CN_ROPE_DEFAULT;
     cn_rope_inv_freq(&c, plain);
     for (size_t i = 0; i < 64; i++) assert_true(cos0[i] == 1 && sin0[i] == 0);

@@ -124,6 +124,9 @@ static cn_status add_file(cn_api_keys *k, const char *path)
                          "chmod o-rw", path);
     else
         status = add_lines(k, r, path);
+    if (status == CN_OK && st.st_mode & (S_IRGRP | S_IWGRP))
+        cn_log(CN_LOG_WARN, "%s: the key file is readable or writable by its group: run chmod g-rw "
+               "unless every member may use the keys", path);
     cn_line_reader_close(r);
     return status;
 }

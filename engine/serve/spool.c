@@ -140,7 +140,8 @@ bool cn_spool_id_read(cn_spool_id *out, const char *prefix, const char *text)
 
 static cn_status refuse_kind(const cn_spool *s, cn_spool_place place, const char *name)
 {
-    return cn_fail(CN_ERR_IO, "%s/%s/%s: expected a regular file", s->dir, place_names[place], name);
+    return cn_fail(CN_ERR_IO, "%s/%s/%s: expected a regular file", s->dir, place_names[place],
+                   name);
 }
 
 cn_status cn_spool_path(const cn_spool *s, cn_spool_place place, const char *name, cn_buf *out)

@@ -78,8 +78,8 @@ typedef struct cn_upload {
 /* Begins an upload and reserves its bytes. announced_bytes: the size of the request body; 0 when
  * unknown. CN_ERR_BUSY: a quota is full, and the text names it. */
 cn_status cn_upload_begin(cn_files *f, uint64_t announced_bytes, cn_upload *u);
-/* CN_ERR_ARG: the file exceeds its limit. CN_ERR_BUSY: its reservation has expired. CN_ERR_IO: the write failed, for example because the disk
- * is full. */
+/* CN_ERR_ARG: the file exceeds its limit. CN_ERR_BUSY: its reservation has expired. CN_ERR_IO: the
+ * write failed, for example because the disk is full. */
 cn_status cn_upload_write(cn_upload *u, const void *data, size_t n);
 /* Turns the upload into a file. On failure it removes everything. Ends the upload in both cases. */
 cn_status cn_upload_keep(cn_files *f, cn_upload *u, const char *owner, const char *filename,

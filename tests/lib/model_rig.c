@@ -56,7 +56,8 @@ model_rig *model_rig_open(const model_rig_opts *o)
                                       .memory = r->memory[1],
                                       .max_tokens = o->max_tokens,
                                       .max_rows = o->max_tokens,
-                                      .max_position = o->max_kv_tokens};
+                                      .max_position = o->max_kv_tokens,
+                                      .eager_positions = o->eager_positions};
     must(cn_model_create(&r->model, &model_opts));
     open_pools(r, o);
     r->tokens = new_u32(o->max_tokens);
@@ -136,6 +137,7 @@ const float *model_rig_pass(model_rig *r, const model_rig_chunk *chunks, uint32_
     uint32_t n_rows = all ? b->n_tokens : n_chunks;
     for (uint32_t i = 0; i < n_rows; i++) r->rows[i] = all ? i : r->q_start[i + 1] - 1;
     float *logits = NULL;
+    must(cn_model_cover(r->model, r->stream, b->max_kv));
     must(cn_model_forward(r->model, r->stream, b, &r->pools, NULL, r->rows, n_rows,
                           &logits));
     return logits;

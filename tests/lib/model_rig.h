@@ -13,6 +13,7 @@ typedef struct model_rig_opts {
     uint32_t max_seqs;
     uint32_t max_kv_tokens; /* in a sequence */
     uint32_t block_tokens;
+    uint32_t eager_positions; /* of cn_model_opts; each pass covers its own */
 } model_rig_opts;
 
 typedef struct model_rig {
