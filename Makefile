@@ -1,10 +1,14 @@
 ## cinch: an inference engine for large language models.
 ##
-##   make demo      install what is missing, build, answer examples/prompts.jsonl
+##   make demo      install what is missing, build, answer examples/prompts.jsonl; uses a GPU if
+##                  the machine has one
 ##   make check     install what is missing, build, run every test and the style check
 ##   make           build build/cinch and build/libcinch.a
-##   make cuda      build build/cinch-cuda.so, the GPU backend; needs CUDA 13's nvcc, not a GPU
+##   make cuda      build build/cinch-cuda.so, the GPU backend, with the nvcc of CUDA 13 that is
+##                  installed, or with one from PyPI; needs no GPU
 ##   make install   PREFIX=/usr/local DESTDIR=
+##   make deb       build/cinch_VERSION_amd64.deb, for x86-64-v3
+##   make wheel     build/cinch-VERSION-....whl, for x86-64-v3
 ##
 ## Tests:  test [T=name]  sim [SEED=n STEPS=n]  fuzz [T=name FUZZ_RUNS=n SEED=n]  scripts
 ##         asan  ubsan  tsan  golden  tidy  nightly (long tests, about an hour)
@@ -82,7 +86,11 @@ PROGRAM_OBJ := $(BUILD)/engine/main.o $(addsuffix .o,$(TEST_BIN) $(SIM_BIN) $(FU
   $(TOOL_BIN) $(EXAMPLE_BIN) $(BENCH_BIN))
 # Machine code for compute capability 9.0a (Hopper) and 8.0, and PTX that the driver compiles for
 # newer GPUs.
-CUDA_HOME ?= /usr/local/cuda
+# Without an installed CUDA 13, `make cuda` takes the compiler from PyPI into CUDA_ENV.
+CUDA_ENV := build/cuda-env
+ifndef CUDA_HOME
+CUDA_HOME := $(shell .ci/cuda find $(CUDA_ENV))
+endif
 NVCC ?= $(CUDA_HOME)/bin/nvcc
 CUDA_ARCHS ?= -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_80,code=sm_80 \
   -gencode arch=compute_80,code=compute_80
@@ -113,7 +121,7 @@ TSAN_TESTS ?= ops_cpu attn_cpu select_cpu predict_cpu exchange_cpu backend_pair 
 NIGHTLY := nightly-sim nightly-fuzz nightly-async nightly-soak nightly-chaos
 
 .PHONY: all cpu cuda help deps demo check test sim fuzz scripts asan ubsan tsan golden tidy docs \
-  docs-check install examples programs test-programs bench plot-env plots clean nightly \
+  docs-check install deb wheel package-check examples programs test-programs bench plot-env plots clean nightly \
   $(NIGHTLY)
 all: $(BUILD)/cinch $(LIB)
 cpu: all
@@ -144,6 +152,11 @@ $(BUILD)/%.o: %.c $(BUILD)/flags
 
 $(HEADER_SUM_OBJ): $(BUILD)/header-sum
 $(HEADER_SUM_OBJ): override CPPFLAGS += -DCN_HEADER_SUM=$(HEADER_SUM)
+
+# These run on any x86-64 processor, to refuse one that the rest cannot run on.
+ifneq ($(filter x86_64%,$(shell $(CC) -dumpmachine 2>/dev/null)),)
+$(BUILD)/engine/main.o $(BUILD)/engine/cpu_check.o: override CFLAGS += -march=x86-64
+endif
 
 # The assembler includes these files, so the compiler's dependency list does not name them.
 $(BUILD)/engine/serve/assets.o: engine/serve/page.html engine/serve/openapi.json
@@ -181,7 +194,13 @@ $(BUILD)/flags $(BUILD)/members $(BUILD)/test-members $(BUILD)/header-sum:
 
 # ---- the GPU backend ----
 
+ifneq ($(CUDA_HOME),)
 cuda: $(BUILD)/cinch-cuda.so
+else
+cuda:
+	@.ci/cuda get $(CUDA_ENV)
+	+@$(MAKE) --no-print-directory cuda
+endif
 
 $(BUILD)/cuda/%.o: cuda/%.c $(BUILD)/flags $(BUILD)/cuda-flags
 	@mkdir -p $(@D)
@@ -223,8 +242,10 @@ define in-turn
 +@bad=0; for t in $(1); do $(MAKE) --no-print-directory $(2) $$t || bad=1; done; exit $$bad
 endef
 
+# Not empty on a machine with an NVIDIA driver.
+GPU ?= $(wildcard /dev/nvidiactl)
 demo: deps
-	$(REST) all
+	$(REST) all $(if $(GPU),cuda)
 	@rm -f $(BUILD)/demo.jsonl
 	$(BUILD)/cinch run-batch --model examples/tiny-reasoner -i examples/prompts.jsonl \
 	  -o $(BUILD)/demo.jsonl --prompt-field prompt --id-field id --answer-field answer \
@@ -321,15 +342,37 @@ VERSION = $(shell sed -n 's/.*define CINCH_VERSION "\(.*\)"/\1/p' engine/cinch.h
 
 install: all
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include \
-	  $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/share/man/man1
+	  $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/share/man/man1 \
+	  $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	install -m 755 $(BUILD)/cinch $(DESTDIR)$(PREFIX)/bin/cinch
 	install -m 644 $(LIB) $(DESTDIR)$(PREFIX)/lib/libcinch.a
 	install -m 644 engine/cinch.h $(DESTDIR)$(PREFIX)/include/cinch.h
 	if [ -e $(BUILD)/cinch-cuda.so ]; then \
 	  install -D -m 755 $(BUILD)/cinch-cuda.so $(DESTDIR)$(PREFIX)/lib/cinch/cinch-cuda.so; fi
 	install -m 644 docs/cinch.1 $(DESTDIR)$(PREFIX)/share/man/man1/cinch.1
+	$(BUILD)/cinch docs bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/cinch
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' -e 's|@REQUIRES@|$(PKGS)|' \
 	  engine/cinch.pc.in >$(DESTDIR)$(PREFIX)/lib/pkgconfig/cinch.pc
+
+# Packages are built in directories of their own, for any processor with x86-64-v3. A wheel cannot
+# declare libraries of the system, so its program is linked with the static ones.
+PACKAGE_ARCH := x86-64-v3
+PACKAGES := build
+STATIC_LIBS := -Wl,-Bstatic $(patsubst %,-l%,jansson pcre2-8 utf8proc event_core openblas) \
+  -Wl,-Bdynamic -lm -ldl -pthread
+
+# Installs the packages into a fresh chroot and a fresh virtual environment. Needs root and debootstrap.
+package-check: deb wheel
+	@$(RUN) tests/package_try.sh
+
+deb: deps
+	$(REST) BUILD=build-deb ARCH=$(PACKAGE_ARCH) all
+	@MAKE="$(MAKE)" BUILD=build-deb ARCH=$(PACKAGE_ARCH) VERSION=$(VERSION) OUT=$(PACKAGES) \
+	  sh examples/deploy/make_deb.sh
+
+wheel: deps
+	$(REST) BUILD=build-wheel ARCH=$(PACKAGE_ARCH) LIBS='$(STATIC_LIBS)' all
+	@$(PYTHON) examples/deploy/make_wheel.py build-wheel/cinch $(VERSION) $(PACKAGES)
 
 # ---- speed ----
 
@@ -366,7 +409,7 @@ plots: plot-env
 	  --xlabel 'budget of the paper, tokens' -o $(PLOTS)/budgets.svg
 
 clean:
-	rm -rf $(BUILD) build-address build-undefined build-thread
+	rm -rf $(BUILD) build-address build-undefined build-thread build-deb build-wheel
 
 -include $(CUDA_OBJ:.o=.d)
 -include $(LIB_OBJ:.o=.d) $(TEST_LIB_OBJ:.o=.d) $(PROGRAM_OBJ:.o=.d)

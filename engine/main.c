@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "engine/cmd/command.h"
+#include "engine/cpu_check.h"
 
 static bool any_of(const char *word, const char *a, const char *b, const char *c)
 {
@@ -11,6 +12,7 @@ static bool any_of(const char *word, const char *a, const char *b, const char *c
 
 int main(int argc, char **argv)
 {
+    if (!cn_cpu_check(stderr, cn_cpu_needs)) return CN_EXIT_FAILED;
     if (argc < 2) {
         cn_commands_help(stderr);
         return CN_EXIT_FAILED;

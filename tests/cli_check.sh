@@ -33,8 +33,25 @@ expect 1 "unknown command 'serv': did you mean serve?" help serv
 expect 1 "expected a command before --model, such as cinch run-batch --model" --model x
 expect 0 "# Options" docs config
 expect 0 ".TH CINCH 1" docs man
-expect 1 "config or man" docs
-expect 1 "config or man" docs config man
+expect 1 "config, man or bash" docs
+expect 1 "config, man or bash" docs config man
+
+# completes WORDS... gives WANTED: what bash offers for the last word.
+"$cinch" docs bash >"$dir/completion"
+completes() {
+    wanted=$1
+    shift
+    got=$(bash -c '. "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _cinch; echo "${COMPREPLY[*]}"' \
+        "$dir/completion" "$@")
+    [ "$got" = "$wanted" ] || { echo "completion of '$*': expected '$wanted', got '$got'"; exit 1; }
+}
+completes "run-batch" cinch ru
+completes "run-batch" cinch help ru
+completes "--kv-policy --kv-policies" cinch serve --kv-poli
+completes "full window zip" cinch plan --kv-policy ""
+completes "zip" cinch run-batch --model x --kv-policy z
+completes "--input-len" cinch bench --in
+completes "" cinch tokenize --kv-po
 expect 1 "unknown option --nonsense" docs --nonsense
 
 decode="tokenize --model examples/tiny-reasoner --decode"

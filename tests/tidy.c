@@ -274,7 +274,7 @@ static const struct {
     {"engine/cmd/",
      {"engine/", "engine/options/", "engine/text/", "engine/checkpoint/", "engine/offline/",
       "engine/serve/", "compress/policy.h", "compress/selector.h"}},
-    {"engine/main.c", {"engine/cmd/command.h"}},
+    {"engine/main.c", {"engine/cmd/command.h", "engine/cpu_check.h"}},
     {"cuda/",
      {"cuda/gemm/gemm.h", "cuda/select/digest.h", "engine/checkpoint/dummy_weight.h"}},
     {"cuda/attn/", {"cuda/"}},

@@ -1,5 +1,5 @@
 /* cmd_docs.c - `cinch docs`: prints docs/CONFIG.md and docs/cinch.1 from the option table and the
- * command table, so that both pages always match the program. */
+ * command table, and a completion for bash, so that they always match the program. */
 #include <string.h>
 
 #include "engine/cmd/command.h"
@@ -179,6 +179,54 @@ static void print_man(void)
            ".TP\n3\n\\fBrun\\-batch\\fR: stopped; \\fB\\-\\-resume\\fR continues.\n");
 }
 
+/* ---- bash completion ---- */
+
+/* Prints the words of a command's options, and the values of those that have names. */
+static void bash_command(const cn_command *cmd)
+{
+    size_t n;
+    const cn_option *o = cn_options(&n);
+    printf("    %s)\n        options='", cmd->name);
+    for (size_t i = 0; i < n; i++)
+        if (o[i].section & cmd->sections) printf("--%s ", o[i].name);
+    printf("--help --help-all'\n        case $last in\n");
+    for (size_t i = 0; i < n; i++) {
+        if (!(o[i].section & cmd->sections) || !o[i].values) continue;
+        printf("        --%s) values='", o[i].name);
+        print_escaped(o[i].values, '|', " ");
+        printf("' ;;\n");
+    }
+    printf("        esac\n        ;;\n");
+}
+
+static void print_bash(void)
+{
+    size_t n;
+    const cn_command *cmd = cn_commands(&n);
+    printf("# Completion of the cinch command for bash. Printed by `cinch docs bash`; do not edit.\n"
+           "_cinch() {\n"
+           "    local word=${COMP_WORDS[COMP_CWORD]} last=${COMP_WORDS[COMP_CWORD - 1]}\n"
+           "    local options='' values='' commands='");
+    for (size_t i = 0; i < n; i++) printf("%s ", cmd[i].name);
+    printf("version help'\n"
+           "    COMPREPLY=()\n"
+           "    if [ \"$COMP_CWORD\" = 1 ] ||\n"
+           "        [ \"$COMP_CWORD:${COMP_WORDS[1]}\" = 2:help ]; then\n"
+           "        COMPREPLY=($(compgen -W \"$commands\" -- \"$word\"))\n"
+           "        return\n"
+           "    fi\n"
+           "    case ${COMP_WORDS[1]} in\n");
+    for (size_t i = 0; i < n; i++) bash_command(&cmd[i]);
+    printf("    esac\n"
+           "    if [ -n \"$values\" ]; then\n"
+           "        COMPREPLY=($(compgen -W \"$values\" -- \"$word\"))\n"
+           "    elif [ \"${word:0:1}\" = - ]; then\n"
+           "        COMPREPLY=($(compgen -W \"$options\" -- \"$word\"))\n"
+           "    fi\n"
+           "}\n"
+           "complete -o default -F _cinch cinch\n");
+}
+
 int cn_cmd_docs(int argc, char **argv)
 {
     int first, exit_code;
@@ -190,8 +238,10 @@ int cn_cmd_docs(int argc, char **argv)
         print_config();
     } else if (strcmp(page, "man") == 0) {
         print_man();
+    } else if (strcmp(page, "bash") == 0) {
+        print_bash();
     } else {
-        cn_log(CN_LOG_ERROR, "cinch docs: expected one page, config or man");
+        cn_log(CN_LOG_ERROR, "cinch docs: expected one page: config, man or bash");
         return CN_EXIT_FAILED;
     }
     return fflush(stdout) ? CN_EXIT_FAILED : CN_EXIT_OK;
