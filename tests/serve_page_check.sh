@@ -54,13 +54,23 @@ file=$(ask /v1/files -F purpose=batch -F "file=@$dir/job.jsonl" | sed 's/.*"id":
 ask /v1/batches -H 'Content-Type: application/json' -d '{"input_file_id": "'"$file"'",
     "endpoint": "/v1/completions", "completion_window": "24h",
     "metadata": {"name": "<b>night</b> run"}}' >"$dir/batch"
-sleep 4
+# Long enough for a compression of each running line, and for a rate.
+tries=0
+until ask /stats | grep -qE '"compressions":([3-9]|[1-9][0-9])'; do
+    tries=$((tries + 1))
+    [ $tries -lt 300 ] || { echo "no compressions"; ask /stats; exit 1; }
+    sleep 0.2
+done
+sleep 2
 open_page 1280
 expect '<span class="id">&lt;b&gt;night&lt;/b&gt; run</span><span class="good">in progress</span>'
-expect '<span class="left">about [0-9]+ (s|min|h)[^<]* left</span>'
-expect 'aria-valuemax="6" aria-valuenow="3"'
-expect '<i class="done" style="width: 33.33[0-9]*%;"></i><i class="failed" style="width: 16.66[0-9]*%'
-expect '3 of 6 · 1 failed · batch_'
+expect '<span class="left">about [0-9]+ (s|min|h)[^<]* left, done about ([A-Z][a-z][a-z],? )?[0-2][0-9]:[0-5][0-9]</span>'
+expect 'aria-valuemax="100" aria-valuenow="[0-9]+"'
+expect '<i class="done" style="width: [0-9.]+%;"></i><i class="failed" style="width: 16.66[0-9]*%'
+expect 'job.jsonl · 3 of 6 lines · 1 failed · [0-9,k. ]+ of about [0-9,k. ]+ output tokens · batch_'
+expect '<span class="key" id="key-done">done</span><span class="key failed" id="key-failed">failed</span>'
+expect '<span class="key">in use</span><span class="key pale">prefix cache</span>'
+expect '<th colspan="4" scope="colgroup">batch requests</th>'
 expect '<span id="model">tiny</span>'
 expect '<span id="state" class="good" role="status">working</span>'
 expect '<span id="running">3</span>'
@@ -76,4 +86,54 @@ expect 'id="chart-kv"[^>]*viewBox="0 0 4[0-9][0-9] '
 curl -sS "$url/" -o "$dir/refused" -w '%{http_code}' | grep -qx 401
 kill -KILL "$served"
 served=""
+rm -r "$dir/spool"
+
+# ---- in a browser that is told its size and colours ----
+
+need_python page playwright==1.65.2
+# browse WHAT...: runs the client.
+browse() {
+    "$python" tests/clients/page.py "$browser" "$url/" "$key" "$@" || exit 1
+}
+
+# job NAME LINES BODY: starts a job of equal lines and sets $batch. The file is NAME.jsonl.
+job() {
+    for i in $(seq 1 "$2"); do
+        echo '{"custom_id": "'"$i"'", "method": "POST", "url": "/v1/completions", "body": {'"$3"'}}'
+    done >"$dir/$1.jsonl"
+    file=$(ask /v1/files -F purpose=batch -F "file=@$dir/$1.jsonl" | sed 's/.*"id": *"\([^"]*\)".*/\1/')
+    batch=$(ask /v1/batches -H 'Content-Type: application/json' -d '{"input_file_id": "'"$file"'",
+        "endpoint": "/v1/completions", "completion_window": "24h"}' |
+        sed 's/.*"id": *"\(batch_[^"]*\)".*/\1/')
+}
+
+# Without a spool the page says how batches are enabled.
+serve --kv-cache-memory-bytes 64M --api-key "$key"
+browse text 'Batches are off. To enable them, start the server with --spool DIR'
+kill -KILL "$served"
+served=""
+
+serve --kv-cache-memory-bytes 64M --api-key "$key" --spool "$dir/spool" --max-num-seqs 8
+browse text 'No batch jobs\.' 'no request yet'
+for i in 1 2 3 4 5 6; do job "old-$i" 1 '"prompt": "Sort: 3 1", "max_tokens": 2'; done
+echo nonsense >"$dir/broken.jsonl"
+file=$(ask /v1/files -F purpose=batch -F "file=@$dir/broken.jsonl" | sed 's/.*"id": *"\([^"]*\)".*/\1/')
+ask /v1/batches -H 'Content-Type: application/json' -d '{"input_file_id": "'"$file"'",
+    "endpoint": "/v1/completions", "completion_window": "24h"}' >"$dir/batch"
+tries=0
+until ask "/v1/batches?limit=9" >"$dir/list" && ! grep -qE '"status":"(validating|in_progress|finalizing)"' "$dir/list"; do
+    tries=$((tries + 1))
+    [ $tries -lt 100 ] || { echo "the jobs do not end"; cat "$dir/list"; exit 1; }
+    sleep 0.2
+done
+browse look
+browse text '7 finished jobs, 1 failed'
+open_page 1280
+expect 'line 1: the line: column 8: not JSON'
+# No line has finished when the job is first shown.
+job night 24 '"prompt": "Sort: 3 1", "max_tokens": 900, "ignore_eos": true'
+sleep 2
+browse text 'night\.jsonl' '0 of 24 lines' 'of at most [0-9.,]+( k)? output tokens' \
+    'at most [0-9]+ (s|min) left, done by [0-2][0-9]:[0-5][0-9]'
+browse time
 echo "serve page: ok"

@@ -203,7 +203,7 @@ static void print_bash(void)
 {
     size_t n;
     const cn_command *cmd = cn_commands(&n);
-    printf("# Completion of the cinch command for bash. Printed by `cinch docs bash`; do not edit.\n"
+    printf("# Completion of the cinch command for bash, printed by `cinch docs bash`.\n"
            "_cinch() {\n"
            "    local word=${COMP_WORDS[COMP_CWORD]} last=${COMP_WORDS[COMP_CWORD - 1]}\n"
            "    local options='' values='' commands='");

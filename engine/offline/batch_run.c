@@ -222,6 +222,7 @@ static bool answer(cn_batch_run *run, const cn_batch_job *job)
     run->totals.cached_tokens += u.cached_tokens;
     run->totals.completion_tokens += u.completion_tokens;
     run->totals.reasoning_tokens += u.reasoning_tokens;
+    cn_lengths_add(&run->totals.lengths, u.completion_tokens);
     return true;
 }
 
@@ -584,6 +585,31 @@ void cn_batch_run_admit(cn_batch_run *run, int wait_ms)
         run->n_read++;
         take_line(run, &line);
     }
+}
+
+/* ---- tokens ---- */
+
+/* Most output tokens of a job: max_tokens of each sample, or else the context. */
+static uint64_t most_tokens(const cn_batch_job *job, uint32_t context)
+{
+    const cn_sampling *s = &job->asked.params.sampling;
+    const uint64_t each = s->max_tokens ? cn_min_u32(s->max_tokens, context) : context;
+    return each * (s->n ? s->n : 1);
+}
+
+cn_batch_tokens cn_batch_run_tokens(const cn_batch_run *run, uint64_t unread, uint32_t context)
+{
+    const cn_batch_port *port = run->port;
+    cn_unfinished u = {.unread = unread + run->again.n + (run->waiting != NULL), .limit = context};
+    for (const cn_list_node *at = run->inflight.head; at; at = at->next) {
+        cn_batch_job *job = CN_CONTAINER_OF(at, cn_batch_job, node);
+        if (job->replays) continue;
+        cn_lengths_add(&u.running, port->n_tokens(port->user, job));
+        u.limit_sum += most_tokens(job, context);
+    }
+    return (cn_batch_tokens){.done = run->totals.completion_tokens + u.running.sum,
+                             .to_come = cn_tokens_to_come(&run->totals.lengths, &u),
+                             .at_most = run->totals.lengths.count == 0};
 }
 
 /* ---- the end ---- */

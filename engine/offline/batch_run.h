@@ -171,6 +171,16 @@ void cn_batch_job_event(void *job, const cn_event *ev);
  * back) keeps the thread's last error. */
 void cn_batch_job_end(cn_batch_job *job, cn_status status, cn_api_result *result);
 
+/* Output tokens of the whole file. */
+typedef struct cn_batch_tokens {
+    uint64_t done;
+    double to_come; /* an estimate */
+    bool at_most;   /* no line has finished: every line counts with its limit */
+} cn_batch_tokens;
+
+/* unread: lines of the input that were not read yet; context: most tokens of a request. */
+cn_batch_tokens cn_batch_run_tokens(const cn_batch_run *run, uint64_t unread, uint32_t context);
+
 /* Reads on after a run that was drained, to see whether the input has ended. A line that is found
  * is not answered. */
 void cn_batch_run_look_for_rest(cn_batch_run *run);

@@ -248,6 +248,7 @@ static void add_to_totals(cn_batch_totals *t, const cn_batch_line_figures *f)
     t->cached_tokens += f->cached_tokens;
     t->completion_tokens += f->completion_tokens;
     t->reasoning_tokens += f->reasoning_tokens;
+    if (!f->is_error) cn_lengths_add(&t->lengths, f->completion_tokens);
     t->graded += f->graded;
     t->matched += f->matched;
 }

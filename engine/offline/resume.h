@@ -14,6 +14,7 @@
 #include "engine/base.h"
 #include "engine/offline/batch_output.h"
 #include "engine/offline/id_set.h"
+#include "engine/offline/token_forecast.h"
 #include "engine/options/options.h"
 
 /* Appends the record of a run with this configuration, as the text of the file. */
@@ -33,6 +34,7 @@ typedef struct cn_batch_totals {
     uint64_t answered, errors;
     uint64_t prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens;
     uint64_t graded, matched; /* choices with a reference answer, and those that equal it */
+    cn_lengths lengths;       /* output tokens of each answered line */
 } cn_batch_totals;
 
 /* Reads the lines of o. Adds the ids of finished lines to `ids`, with the hashes of their requests,

@@ -9,6 +9,7 @@
 #include "engine/serve/batch_jobs_state.h"
 
 enum {
+    MEASURE_MS = 1000,
     MAX_KEPT = 10000, /* records; a new one replaces the oldest finished one */
     MAX_FAULTS_LOGGED = 10,
     MAX_METADATA = 16,
@@ -256,6 +257,8 @@ void cn_batches_pump(cn_batches *b, int *wait_ms)
         if (is_over(batch)) continue;
         give_room(b, batch);
         cn_batch_go_on(batch, wait_ms);
+        cn_batch_measure(batch);
+        if (batch->running && *wait_ms > MEASURE_MS) *wait_ms = MEASURE_MS;
     }
 }
 
@@ -384,8 +387,15 @@ static void forget_old(cn_batches *b)
 static json_t *public(const cn_batch *b)
 {
     const cn_batch_counts counts = cn_batch_counts_now(b);
-    return cn_batch_record_public(&b->record, &counts, b->all->opts.model,
-                                  *b->paused ? b->paused : NULL);
+    json_t *o = cn_batch_record_public(&b->record, &counts, b->all->opts.model,
+                                       *b->paused ? b->paused : NULL);
+    const cn_file *input = cn_files_find(b->all->files, &b->record.input);
+    bool ok = o && json_object_set_new(o, "progress", cn_batch_progress_json(b)) == 0;
+    if (ok && input)
+        ok = json_object_set_new(o, "input_filename", json_string(input->filename)) == 0;
+    if (ok) return o;
+    json_decref(o);
+    return NULL;
 }
 
 static cn_status show(const cn_batch *b, json_t **batch)

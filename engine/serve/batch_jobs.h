@@ -34,6 +34,7 @@ typedef struct cn_batches_opts {
     uint64_t max_lines;    /* of one batch */
     uint32_t max_batches;  /* unfinished batches */
     uint32_t max_inflight; /* lines in flight, all batches */
+    uint32_t max_model_len; /* most tokens of a request */
     int64_t (*now)(void);  /* seconds since the epoch; NULL: the system clock */
     /* Access to the engine, as in cn_batch_port. */
     void *user;

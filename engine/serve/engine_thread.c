@@ -46,9 +46,11 @@ static void observe_tokens(cn_call *call, const cn_event *ev, double now)
     if (ev->n_tokens == 0) return;
     double *last = &call->last_s[ev->sample];
     if (call->times.first_token_s == 0)
-        cn_serve_stats_observe(stats, CN_HIST_TTFT_S, now - call->times.started_s, 1);
+        cn_serve_stats_observe_class(stats, call->klass, CN_HIST_TTFT_S,
+                                     now - call->times.started_s, 1);
     if (*last > 0)
-        cn_serve_stats_observe(stats, CN_HIST_ITL_S, (now - *last) / ev->n_tokens, ev->n_tokens);
+        cn_serve_stats_observe_class(stats, call->klass, CN_HIST_ITL_S,
+                                     (now - *last) / ev->n_tokens, ev->n_tokens);
     *last = now;
 }
 
@@ -66,8 +68,10 @@ static void observe_end(cn_call *call, const cn_event *ev)
     cn_usage u;
     cn_api_result_usage(call->result, &u);
     const double decode_s = t->last_token_s - t->first_token_s;
-    cn_serve_stats_observe(stats, CN_HIST_E2E_S, t->last_token_s - t->started_s, 1);
-    cn_serve_stats_observe(stats, CN_HIST_QUEUE_S, t->submitted_s - t->started_s, 1);
+    cn_serve_stats_observe_class(stats, call->klass, CN_HIST_E2E_S,
+                                 t->last_token_s - t->started_s, 1);
+    cn_serve_stats_observe_class(stats, call->klass, CN_HIST_QUEUE_S,
+                                 t->submitted_s - t->started_s, 1);
     cn_serve_stats_observe(stats, CN_HIST_PREFILL_S, t->first_token_s - t->submitted_s, 1);
     cn_serve_stats_observe(stats, CN_HIST_DECODE_S, decode_s, 1);
     cn_serve_stats_observe(stats, CN_HIST_PROMPT_TOKENS, u.prompt_tokens, 1);

@@ -70,15 +70,28 @@ cn_serve_figures *cn_serve_stats_lock(cn_serve_stats *s)
 
 void cn_serve_stats_unlock(cn_serve_stats *s) { pthread_mutex_unlock(&s->lock); }
 
-void cn_serve_stats_observe(cn_serve_stats *s, cn_histogram_id id, double value, uint64_t times)
+static void add_value(cn_histogram *h, cn_histogram_id id, double value, uint64_t times)
 {
     uint32_t n, i = 0;
     const double *bounds = cn_histogram_bounds(id, &n);
     while (i < n && value > bounds[i]) i++;
-    cn_histogram *h = &cn_serve_stats_lock(s)->histograms[id];
     h->counts[i == n ? CN_HIST_MAX_BUCKETS : i] += times;
     h->n += times;
     h->sum += value * (double)times;
+}
+
+void cn_serve_stats_observe(cn_serve_stats *s, cn_histogram_id id, double value, uint64_t times)
+{
+    add_value(&cn_serve_stats_lock(s)->histograms[id], id, value, times);
+    cn_serve_stats_unlock(s);
+}
+
+void cn_serve_stats_observe_class(cn_serve_stats *s, cn_class klass, cn_histogram_id id,
+                                  double value, uint64_t times)
+{
+    cn_serve_figures *f = cn_serve_stats_lock(s);
+    add_value(&f->histograms[id], id, value, times);
+    add_value(&f->of_class[klass][id], id, value, times);
     cn_serve_stats_unlock(s);
 }
 

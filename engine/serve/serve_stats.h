@@ -37,6 +37,7 @@ enum { CN_N_FINISHES = CN_FINISH_ERROR + 1, CN_N_HTTP_CLASSES = 6 };
 
 typedef struct cn_serve_figures {
     cn_histogram histograms[CN_N_HISTOGRAMS];
+    cn_histogram of_class[2][CN_N_HISTOGRAMS]; /* by cn_class; only what has one */
     uint64_t finished[CN_N_FINISHES];        /* samples by cn_finish */
     uint64_t finished_class[2];              /* requests by cn_class */
     uint32_t active_class[2]; /* requests in the engine: waiting or running */
@@ -54,6 +55,9 @@ cn_status cn_serve_stats_create(cn_serve_stats **out);
 void cn_serve_stats_free(cn_serve_stats *s);
 
 void cn_serve_stats_observe(cn_serve_stats *s, cn_histogram_id id, double value, uint64_t times);
+/* The same for a figure of a request of a class. */
+void cn_serve_stats_observe_class(cn_serve_stats *s, cn_class klass, cn_histogram_id id,
+                                  double value, uint64_t times);
 /* Locks and returns the figures. Call cn_serve_stats_unlock after use. */
 cn_serve_figures *cn_serve_stats_lock(cn_serve_stats *s);
 void cn_serve_stats_unlock(cn_serve_stats *s);

@@ -77,7 +77,7 @@ static json_t *quantile(const cn_histogram *h, cn_histogram_id id, double q)
     return isnan(v) ? json_null() : json_real(v);
 }
 
-static json_t *latency_json(const cn_serve_figures *f)
+static json_t *latencies(const cn_histogram *histograms)
 {
     static const struct {
         const char *key;
@@ -88,7 +88,7 @@ static json_t *latency_json(const cn_serve_figures *f)
                 {"e2e_s", CN_HIST_E2E_S}};
     json_t *o = json_object();
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        const cn_histogram *h = &f->histograms[rows[i].id];
+        const cn_histogram *h = &histograms[rows[i].id];
         json_object_set_new(o, rows[i].key,
                             json_pack("{s:o, s:o, s:o}", "p50", quantile(h, rows[i].id, 0.5),
                                       "p90", quantile(h, rows[i].id, 0.9), "p99",
@@ -97,14 +97,24 @@ static json_t *latency_json(const cn_serve_figures *f)
     return o;
 }
 
+/* Of all requests, and of each class. */
+static json_t *latency_json(const cn_serve_figures *f)
+{
+    json_t *o = latencies(f->histograms);
+    json_object_set_new(o, "interactive", latencies(f->of_class[CN_CLASS_INTERACTIVE]));
+    json_object_set_new(o, "batch", latencies(f->of_class[CN_CLASS_BATCH]));
+    return o;
+}
+
 static json_t *whole_json(const cn_status_figures *f)
 {
     const cn_serve_figures *serve = &f->metrics.serve;
     const uint64_t now = (uint64_t)f->now_s, started = (uint64_t)f->metrics.started_s;
-    return json_pack("{s:s, s:s, s:o, s:o, s:b, s:s?, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
+    return json_pack("{s:s, s:s, s:o, s:o, s:b, s:b, s:s?, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
                      "version", CINCH_VERSION, "model", f->metrics.model_name, "now", integer(now),
-                     "started", integer(started), "draining", (int)f->draining, "failure",
-                     f->failure, "memory_bytes", integer(cn_resident_bytes()), "engine",
+                     "started", integer(started), "batches", f->metrics.config->spool != NULL,
+                     "draining", (int)f->draining, "failure", f->failure, "memory_bytes",
+                     integer(cn_resident_bytes()), "engine",
                      engine_json(f), "kv", kv_json(f), "requests", requests_json(serve), "http",
                      http_json(serve), "latency", latency_json(serve), "history",
                      cn_history_json(f->history, f->span));
