@@ -67,7 +67,7 @@ override CFLAGS += -fsanitize=$(SANITIZER) -fno-omit-frame-pointer -fno-sanitize
 override LDFLAGS += -fsanitize=$(SANITIZER)
 endif
 
-LIB_SRC := $(filter-out engine/main.c,$(wildcard engine/*.c engine/*/*.c)) \
+LIB_SRC := $(filter-out engine/main.c,$(wildcard engine/*.c engine/*/*.c engine/*/*/*.c)) \
   $(wildcard scheduler/*.c paged/*.c compress/*.c)
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o)
 LIB := $(BUILD)/libcinch.a

@@ -302,10 +302,14 @@ typedef struct cn_request_params {
     /* Without a sampling.seed, the seed is a hash of the engine's seed and custom_id, or of the
      * request's id when custom_id is NULL. */
     const char *custom_id;
-    /* Set exactly one of: messages (rendered by the chat template), text, tokens. */
+    /* Set exactly one of: messages and chat (both rendered by the chat template), text, tokens. */
     const cn_message *messages;
     size_t n_messages;
-    int enable_thinking; /* switch of the chat template: -1 = its default, 0 = off, 1 = on */
+    int enable_thinking; /* of `messages`: -1 = the template's default, 0 = off, 1 = on */
+    /* The variables of the chat template, an object of the library jansson: "messages" and, where
+     * wanted, "tools", "documents", "add_generation_prompt", "continue_final_message" and those
+     * that only this template has. It must stay valid and unchanged until the call returns. */
+    const struct json_t *chat;
     const char *text;
     const uint32_t *tokens;
     size_t n_tokens;

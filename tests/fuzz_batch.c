@@ -8,6 +8,7 @@
 #include "engine/offline/batch_input.h"
 #include "engine/offline/batch_line.h"
 #include "engine/offline/grade.h"
+#include "tests/lib/chat_params.h"
 #include "tests/lib/fuzz.h"
 
 static const cn_api_defaults defaults = {.sampling = {.n = 1, .top_p = 1, .logprobs = -1}};
@@ -16,9 +17,9 @@ static void check_request(const cn_batch_item *item)
 {
     const cn_request_params *p = &item->request.params;
     const cn_sampling *s = &p->sampling;
-    FUZZ_CHECK((p->n_messages > 0) + (p->text != NULL) + (p->tokens != NULL) == 1);
-    for (size_t i = 0; i < p->n_messages; i++)
-        FUZZ_CHECK(p->messages[i].role && p->messages[i].content);
+    FUZZ_CHECK((chat_size(p) > 0) + (p->text != NULL) + (p->tokens != NULL) == 1);
+    for (size_t i = 0; i < chat_size(p); i++)
+        FUZZ_CHECK(chat_text(p, i, "role") && chat_member(p, i, "content"));
     FUZZ_CHECK(s->n >= 1 && s->n <= 1024 && s->logprobs >= -1 && s->logprobs <= 20);
     FUZZ_CHECK(s->temperature >= 0 && s->top_p > 0 && s->top_p <= 1);
     for (size_t i = 0; i < s->n_stop; i++) FUZZ_CHECK(*s->stop[i]);

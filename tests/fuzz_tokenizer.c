@@ -1,11 +1,10 @@
-/* fuzz_tokenizer.c - feeds hostile tokenizer.json files, chat templates and texts. Must hold: no
+/* fuzz_tokenizer.c - feeds hostile tokenizer.json files and texts. Must hold: no
  * crash; a refusal has a printable text; a tokenizer that loads encodes any bytes, every id has a
  * token, and the ids decode to valid UTF-8, token by token with the same result as all at once. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/text/chat_recognize.h"
 #include "engine/text/detok.h"
 #include "engine/text/tokenizer.h"
 #include "engine/utf8.h"
@@ -50,21 +49,10 @@ static void check_text(cn_tokenizer *t, const char *text, size_t n)
     cn_buf_free(&pieces);
 }
 
-static void check_template(const char *text, size_t n)
-{
-    cn_chat_traits traits = {0};
-    cn_buf why = {0};
-    FUZZ_CHECK(cn_chat_recognize(text, n, &traits, &why) == CN_OK);
-    FUZZ_CHECK((traits.layout == CN_CHAT_UNKNOWN) == (why.len > 0));
-    cn_chat_traits_free(&traits);
-    cn_buf_free(&why);
-}
-
 static void run(const uint8_t *data, size_t size)
 {
     static const char awkward[] = "I'LL <a> <b>  <b>\n\xff été e\u0301 ab  \r\n 12 \0 x<a";
     const char *text = (const char *)data;
-    check_template(text, size);
     check_text(bundled, text, size);
     cn_tokenizer *t;
     cn_status status = cn_tokenizer_parse(&t, text, size, "in");
@@ -100,13 +88,6 @@ static const char *const words[] = {
     "<|im_start|>",
     "<think>",
     "</think>",
-    "{% if %}",
-    "{{-",
-    "-}}",
-    "{#",
-    "'<|im_end|>\\n'",
-    "message.content",
-    "last_query_index",
     "\xe2\x80",
     "\xf0\x9f",
     "\xed\xa0\x80",
@@ -158,9 +139,6 @@ int main(int argc, char **argv)
     char *file = make_corpus_file();
     const fuzz_input corpus[] = {
         {file, strlen(file)},
-        FUZZ_TEXT("{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + "
-                  "message.content + '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt "
-                  "%}{{- '<|im_start|>assistant\\n' }}{%- endif %}"),
         FUZZ_TEXT(
             "<|im_start|>user\nIt's 12,345 naïve re\u0301sume\u0301s 中文 🙂<|im_end|>\n"),
     };

@@ -10,6 +10,7 @@
 
 #include "engine/api/api_request.h"
 #include "engine/json.h"
+#include "tests/lib/chat_params.h"
 
 static const cn_api_defaults defaults = {
     .sampling = {.n = 1, .temperature = 0.6f, .top_p = 1, .repetition_penalty = 1, .logprobs = -1,
@@ -49,9 +50,10 @@ static void chat_fields_are_read(void **state)
                     "\"kv\": {\"policy\": \"zip\", \"budget\": 512, \"window\": 48}");
     const cn_request_params *p = &r.params;
     const cn_sampling *s = &p->sampling;
-    assert_int_equal(p->n_messages, 1);
-    assert_string_equal(p->messages[0].role, "user");
-    assert_string_equal(p->messages[0].content, "hi");
+    assert_int_equal(chat_size(p), 1);
+    assert_string_equal(chat_text(p, 0, "role"), "user");
+    assert_string_equal(chat_text(p, 0, "content"), "hi");
+    assert_true(json_is_false(json_object_get(p->chat, "enable_thinking")));
     assert_null(p->text);
     assert_true(s->temperature == 0 && s->top_p == 0.5f);
     assert_int_equal(s->top_k, 20);
@@ -69,7 +71,6 @@ static void chat_fields_are_read(void **state)
     assert_int_equal(p->priority, -3);
     assert_int_equal(s->min_tokens, 2);
     assert_true(s->ignore_eos);
-    assert_int_equal(p->enable_thinking, 0);
     assert_int_equal(p->kv.policy, CN_KV_ZIP);
     assert_int_equal(p->kv.budget_tokens, 512);
     assert_int_equal(p->kv.window_tokens, 48);
@@ -135,8 +136,12 @@ static void message_text_may_come_in_parts(void **state)
               "{\"type\": \"text\", \"text\": \"tw\\u00f6\"}]}]}",
               NULL),
         CN_OK);
-    assert_int_equal(r.params.n_messages, 3);
-    assert_string_equal(r.params.messages[2].content, "one\ntw\xc3\xb6");
+    assert_int_equal(chat_size(&r.params), 3);
+    assert_string_equal(chat_text(&r.params, 0, "name"), "x");
+    const json_t *parts = chat_member(&r.params, 2, "content");
+    assert_int_equal(json_array_size(parts), 2);
+    assert_string_equal(json_string_value(json_object_get(json_array_get(parts, 1), "text")),
+                        "tw\xc3\xb6");
     cn_api_request_free(&r);
 }
 
@@ -152,11 +157,55 @@ static void reasoning_of_answers_is_read(void **state)
               "{\"role\": \"assistant\", \"content\": \"c\", \"reasoning_content\": null}]}",
               NULL),
         CN_OK);
-    assert_int_equal(r.params.n_messages, 4);
-    assert_null(r.params.messages[0].reasoning);
-    assert_string_equal(r.params.messages[1].reasoning, "why");
-    assert_string_equal(r.params.messages[2].reasoning, "how");
-    assert_null(r.params.messages[3].reasoning);
+    assert_int_equal(chat_size(&r.params), 4);
+    assert_null(chat_member(&r.params, 0, "reasoning_content"));
+    static const char *const names[] = {"reasoning", "reasoning_content"};
+    for (size_t i = 0; i < 2; i++) {
+        assert_string_equal(chat_text(&r.params, 1, names[i]), "why");
+        assert_string_equal(chat_text(&r.params, 2, names[i]), "how");
+    }
+    assert_null(chat_member(&r.params, 3, "reasoning_content"));
+    cn_api_request_free(&r);
+}
+
+static void tool_calls_and_results_are_read(void **state)
+{
+    (void)state;
+    cn_api_request r;
+    assert_int_equal(
+        parse(&r, CN_API_CHAT,
+              "{\"messages\": [{\"role\": \"user\", \"content\": \"u\"},"
+              "{\"role\": \"assistant\", \"content\": null, \"tool_calls\": [{\"id\": \"c1\","
+              " \"type\": \"function\", \"function\": {\"name\": \"f\", \"arguments\":"
+              " \"{\\\"a\\\": [1]}\"}}, {\"function\": {\"name\": \"g\"}}]},"
+              "{\"role\": \"tool\", \"content\": \"42\", \"tool_call_id\": \"c1\"}]}",
+              NULL),
+        CN_OK);
+    const cn_request_params *p = &r.params;
+    assert_true(json_is_null(chat_member(p, 1, "content")));
+    json_t *want = json_pack("[{s:s, s:s, s:{s:s, s:{s:[i]}}}, {s:s, s:{s:s, s:{}}}]", "type",
+                             "function", "id", "c1", "function", "name", "f", "arguments", "a", 1,
+                             "type", "function", "function", "name", "g", "arguments");
+    assert_non_null(want);
+    assert_true(json_equal(chat_member(p, 1, "tool_calls"), want));
+    json_decref(want);
+    assert_string_equal(chat_text(p, 2, "role"), "tool");
+    assert_string_equal(chat_text(p, 2, "tool_call_id"), "c1");
+    cn_api_request_free(&r);
+}
+
+static void variables_of_the_template_are_passed_on(void **state)
+{
+    (void)state;
+    cn_api_request r;
+    accept_chat(&r, "\"chat_template_kwargs\": {\"mode\": [1], \"unset\": null}, "
+                    "\"documents\": [{\"text\": \"t\"}], \"add_generation_prompt\": false, "
+                    "\"continue_final_message\": true");
+    json_t *want = json_pack("{s:[i], s:[{s:s}], s:b, s:b}", "mode", 1, "documents", "text", "t",
+                             "add_generation_prompt", 0, "continue_final_message", 1);
+    json_object_set(want, "messages", json_object_get(r.params.chat, "messages"));
+    assert_true(json_equal(want, r.params.chat));
+    json_decref(want);
     cn_api_request_free(&r);
 }
 
@@ -170,8 +219,8 @@ static void the_developer_role_becomes_system(void **state)
                            "{\"role\": \"user\", \"content\": \"u\"}]}",
                            NULL),
                      CN_OK);
-    assert_string_equal(r.params.messages[0].role, "system");
-    assert_string_equal(r.params.messages[1].role, "user");
+    assert_string_equal(chat_text(&r.params, 0, "role"), "system");
+    assert_string_equal(chat_text(&r.params, 1, "role"), "user");
     cn_api_request_free(&r);
 }
 
@@ -222,6 +271,12 @@ static const struct refusal {
     {CN_API_CHAT, "\"stream\": \"yes\"", "stream", "yes"},
     {CN_API_CHAT, "\"stream_options\": {\"include_usage\": true}", "stream_options", "stream"},
     {CN_API_CHAT, "\"chat_template_kwargs\": {\"tools\": 1}", "chat_template_kwargs", "tools"},
+    {CN_API_CHAT, "\"chat_template_kwargs\": {\"enable_thinking\": 1}", "chat_template_kwargs",
+     "true or false"},
+    {CN_API_CHAT, "\"documents\": [1]", "documents", "objects"},
+    {CN_API_CHAT, "\"add_generation_prompt\": 1", "add_generation_prompt", "true or false"},
+    {CN_API_CHAT, "\"continue_final_message\": true", "continue_final_message",
+     "add_generation_prompt"},
     {CN_API_CHAT, "\"kv\": {\"policy\": \"zap\"}", "kv", "zap"},
     {CN_API_CHAT, "\"kv\": {\"budgit\": 1}", "kv", "budgit"},
     {CN_API_CHAT, "\"kv\": 7", "kv", "object"},
@@ -265,12 +320,18 @@ static void bad_messages_are_refused(void **state)
     (void)state;
     static const char *const messages[] = {
         "[]", "{}", "\"hi\"", "[1]", "[{}]", "[{\"role\": \"user\"}]", "[{\"content\": \"x\"}]",
-        "[{\"role\": \"tool\", \"content\": \"x\"}]", "[{\"role\": 1, \"content\": \"x\"}]",
+        "[{\"role\": \"function\", \"content\": \"x\"}]", "[{\"role\": 1, \"content\": \"x\"}]",
         "[{\"role\": \"user\", \"content\": null}]", "[{\"role\": \"user\", \"content\": 1}]",
         "[{\"role\": \"user\", \"content\": [{\"type\": \"image_url\", \"image_url\": {}}]}]",
         "[{\"role\": \"user\", \"content\": [\"x\"]}]",
         "[{\"role\": \"user\", \"content\": [{\"type\": \"text\"}]}]",
         "[{\"role\": \"assistant\", \"content\": \"x\", \"tool_calls\": [{}]}]",
+        "[{\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"name\": \"f\","
+        " \"arguments\": \"[1]\"}}]}]",
+        "[{\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"name\": \"f\","
+        " \"arguments\": \"{\"}}]}]",
+        "[{\"role\": \"user\", \"content\": \"x\", \"tool_calls\": [{}]}]",
+        "[{\"role\": \"user\", \"content\": \"x\", \"tool_call_id\": \"c\"}]",
         "[{\"role\": \"assistant\", \"content\": \"x\", \"reasoning_content\": [\"y\"]}]",
         "[{\"role\": \"assistant\", \"content\": \"x\", \"reasoning\": 1}]",
         "[{\"role\": \"assistant\", \"content\": \"x\", \"reasoning_content\": \"y\","
@@ -331,6 +392,8 @@ int main(void)
         cmocka_unit_test(harmless_and_neutral_fields_pass),
         cmocka_unit_test(message_text_may_come_in_parts),
         cmocka_unit_test(reasoning_of_answers_is_read),
+        cmocka_unit_test(tool_calls_and_results_are_read),
+        cmocka_unit_test(variables_of_the_template_are_passed_on),
         cmocka_unit_test(the_developer_role_becomes_system),
         cmocka_unit_test(completion_prompt_is_text_or_tokens),
         cmocka_unit_test(every_refusal_names_field_and_value),

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "engine/offline/batch_input.h"
+#include "tests/lib/chat_params.h"
 
 /* ---- lines ---- */
 
@@ -257,9 +258,9 @@ static void tables_are_read_by_field_name(void **state)
                      CN_OK);
     assert_string_equal(item.custom_id, "12");
     assert_string_equal(item.reference, "r");
-    assert_int_equal(item.request.params.n_messages, 1);
-    assert_string_equal(item.request.params.messages[0].role, "user");
-    assert_string_equal(item.request.params.messages[0].content, "q\xc3\xa9");
+    assert_int_equal(chat_size(&item.request.params), 1);
+    assert_string_equal(chat_text(&item.request.params, 0, "role"), "user");
+    assert_string_equal(chat_text(&item.request.params, 0, "content"), "q\xc3\xa9");
     cn_batch_item_free(&item);
 
     assert_int_equal(read_item(&item, "{\"question\": [{\"role\": \"system\", \"content\": \"s\"}, "
@@ -267,7 +268,7 @@ static void tables_are_read_by_field_name(void **state)
                                &plain),
                      CN_OK);
     assert_string_equal(item.custom_id, "7"); /* = the line number */
-    assert_int_equal(item.request.params.n_messages, 2);
+    assert_int_equal(chat_size(&item.request.params), 2);
     cn_batch_item_free(&item);
 }
 

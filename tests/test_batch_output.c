@@ -397,6 +397,32 @@ static void a_run_resumes_only_with_its_first_configuration(void **state)
     cn_config_free(c);
 }
 
+/* --chat-template FILE: the content of the file counts, not only its name. */
+static void a_run_resumes_only_with_its_first_chat_template(void **state)
+{
+    (void)state;
+    char model[64], chat[80];
+    snprintf(model, sizeof model, "%s/model", dir);
+    snprintf(chat, sizeof chat, "%s/chat.jinja", model);
+    make_checkpoint(model, 5);
+    put(chat, "one", 3);
+    cn_config *c = cn_config_create();
+    c->model = cn_strdup(model);
+    cn_free(c->chat_template);
+    c->chat_template = cn_strdup(chat);
+    cn_buf record = {0}, other = {0};
+    assert_int_equal(cn_run_record_make(&record, c), CN_OK);
+    assert_int_equal(cn_run_record_write(path, &record), CN_OK);
+    assert_int_equal(cn_run_record_check(path, &record), CN_OK);
+    put(chat, "two", 3);
+    assert_int_equal(cn_run_record_make(&other, c), CN_OK);
+    assert_int_equal(cn_run_record_check(path, &other), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "the file of --chat-template differs"));
+    cn_buf_free(&record);
+    cn_buf_free(&other);
+    cn_config_free(c);
+}
+
 #define IN_DIR(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
 
 int main(void)
@@ -412,6 +438,7 @@ int main(void)
         IN_DIR(an_unknown_line_is_refused_with_its_number),
         IN_DIR(fingerprints_depend_on_content_not_names),
         IN_DIR(a_run_resumes_only_with_its_first_configuration),
+        IN_DIR(a_run_resumes_only_with_its_first_chat_template),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,6 +13,7 @@
 
 #include "engine/offline/batch_drive.h"
 #include "engine/offline/batch_line.h"
+#include "tests/lib/chat_params.h"
 
 /* ---- the engine: takes max_queue requests and answers each with "echo <custom_id>", one token per
  * step, in max_tokens steps (default 2). The prompt "loop" ends in a loop unless the request has
@@ -73,7 +74,7 @@ void cn_engine_stats(const cn_engine *e, cn_stats *out) { *out = e->stats; }
 cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn fn, void *user,
                            uint64_t *request)
 {
-    const char *prompt = p->n_messages ? p->messages[0].content : p->text;
+    const char *prompt = p->chat ? chat_text(p, 0, "content") : p->text;
     if (strcmp(prompt, "long") == 0) return cn_fail(CN_ERR_ARG, "the prompt has 9 tokens");
     if (strcmp(prompt, "sick") == 0) return cn_fail(CN_ERR_DEVICE, "the device is gone");
     if (p->kv.policy != CN_KV_FULL && p->kv.budget_tokens > 3000)

@@ -132,7 +132,6 @@ static void enum_names_match_their_enums(void **state)
         {"load-format", "dummy", CN_OPT_LOAD_DUMMY},
         {"dtype", "float32", CN_OPT_DTYPE_FLOAT32},
         {"generation-config", "vllm", CN_OPT_GENERATION_VLLM},
-        {"chat-template", "none", CN_OPT_CHAT_NONE},
         {"enable-thinking", "on", CN_OPT_THINKING_ON},
         {"reasoning-parser", "deepseek_r1", CN_OPT_REASONING_DEEPSEEK_R1},
         {"scheduling-policy", "priority", CN_OPT_SCHEDULING_PRIORITY},
@@ -267,9 +266,6 @@ static void bad_values_are_named_with_bounds(void **state)
     expect_refused(ALL_SECTIONS, "--block-size 48", "power of two from 16 to 256, or 0");
     expect_refused(ALL_SECTIONS, "--block-size 8", "power of two");
     expect_refused(ALL_SECTIONS, "--top-p 0", "above 0 up to 1");
-    expect_refused(ALL_SECTIONS, "--chat-template vicuna",
-                   "chat-template vicuna: expected one of auto|chatml|qwen2|qwen3|llama3|"
-                   "deepseek-r1|none");
     expect_refused(ALL_SECTIONS, "--temperature nan", "a number");
     expect_refused(ALL_SECTIONS, "--temperature inf", "a number");
     expect_refused(ALL_SECTIONS, "--temperature=-0.1", "a number");

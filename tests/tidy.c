@@ -249,7 +249,10 @@ static const struct {
     {"compress/", {"paged/"}},
     {"scheduler/", {"paged/", "compress/away.h", "compress/policy.h", "compress/selector.h"}},
     {"engine/options/", {"compress/policy.h", "compress/selector.h"}},
-    {"engine/text/", {"engine/options/", "engine/json.h", "engine/utf8.h"}},
+    {"engine/text/",
+     {"engine/options/", "engine/json.h", "engine/utf8.h", "engine/text/jinja/jinja.h",
+      "engine/text/jinja/jinja_pystring.h"}},
+    {"engine/text/jinja/", {"engine/json.h", "engine/utf8.h"}},
     {"engine/checkpoint/",
      {"engine/options/", "engine/json.h", "engine/replace_file.h", "paged/planes.h"}},
     {"engine/cpu/", {"compress/", "engine/sample_math.h", "engine/select_math.h"}},
@@ -361,7 +364,8 @@ static bool is_built(const source *f)
         "tests/lib/",  "tests/test_", "tests/fuzz_", "tests/sim_",  "tests/sim/",
         "tests/tidy.c", "tests/diff_dumps.c",
     };
-    /* engine/ and cuda/ may have folders, one level deep. */
+    /* engine/ and cuda/ may have folders, one level deep; engine/ in one place two levels. */
+    if (starts(f->path, "engine/text/jinja/")) return true;
     const char *rest = starts(f->path, "engine/") ? f->path + strlen("engine/")
                        : starts(f->path, "cuda/") ? f->path + strlen("cuda/")
                                                   : NULL;

@@ -3,18 +3,12 @@
 
 #include <string.h>
 
+#include "engine/api/api_chat.h"
 #include "engine/json.h"
 #include "engine/ops.h"
 #include "engine/options/options.h"
 
 enum { SHOWN_BYTES = 96 };
-
-static cn_status refuse(const char *key, const char *want, const json_t *found)
-{
-    char shown[SHOWN_BYTES];
-    return cn_fail(CN_ERR_ARG, "%s: expected %s, got %s", key, want,
-                   cn_json_describe(found, shown, sizeof shown));
-}
 
 static cn_status out_of_memory(const char *key)
 {
@@ -27,129 +21,36 @@ static cn_status as_i64(const char *key, const json_t *v, int64_t min, int64_t m
     char want[SHOWN_BYTES];
     snprintf(want, sizeof want, "a whole number from %lld to %lld", (long long)min,
              (long long)max);
-    return refuse(key, want, v);
+    return cn_api_refuse(key, want, v);
 }
 
 static cn_status as_bool(const char *key, const json_t *v, bool *out)
 {
-    if (!json_is_boolean(v)) return refuse(key, "true or false", v);
+    if (!json_is_boolean(v)) return cn_api_refuse(key, "true or false", v);
     *out = json_is_true(v);
     return CN_OK;
 }
 
-/* ---- messages ---- */
-
-/* The text of a content array: its text parts, one per line, as vLLM joins them. */
-static cn_status join_parts(cn_api_request *r, const char *where, json_t *parts, const char **out)
-{
-    cn_buf text = {0};
-    cn_status status = cn_buf_add(&text, "", 0);
-    size_t i;
-    json_t *part;
-    json_array_foreach(parts, i, part)
-    {
-        const char *type = json_string_value(json_object_get(part, "type"));
-        json_t *value = json_object_get(part, "text");
-        if (!type || strcmp(type, "text") != 0 || !json_is_string(value))
-            status = refuse(where, "only parts of {\"type\": \"text\", \"text\": ...}",
-                            json_is_object(part) && type ? json_object_get(part, "type") : part);
-        if (status == CN_OK && i > 0) status = cn_buf_add(&text, "\n", 1);
-        if (status == CN_OK)
-            status = cn_buf_add(&text, json_string_value(value), json_string_length(value));
-        if (status != CN_OK) break;
-    }
-    if (status == CN_OK) {
-        json_t *joined = json_stringn(text.data, text.len);
-        *out = json_string_value(joined);
-        if (!joined || json_array_append_new(r->keep, joined) != 0) status = out_of_memory(where);
-    }
-    cn_buf_free(&text);
-    return status;
-}
-
-static bool is_reasoning(const char *key)
-{
-    return strcmp(key, "reasoning_content") == 0 || strcmp(key, "reasoning") == 0;
-}
-
-static cn_status check_members(const char *where, json_t *message, bool is_answer)
-{
-    const char *key;
-    json_t *v;
-    json_object_foreach(message, key, v)
-    {
-        bool read = !strcmp(key, "role") || !strcmp(key, "content") || !strcmp(key, "name") ||
-                    (is_answer && is_reasoning(key));
-        bool nothing = json_is_null(v) || (json_is_array(v) && json_array_size(v) == 0);
-        if (!read && !nothing) {
-            char shown[SHOWN_BYTES];
-            return cn_fail(CN_ERR_ARG, "%s: member '%s' is not supported", where,
-                           cn_json_printable(key, shown, sizeof shown));
-        }
-    }
-    return CN_OK;
-}
-
-/* The reasoning of an assistant message, under either of vLLM's two names for it. */
-static cn_status read_reasoning(const char *where, json_t *message, const char **out)
-{
-    const char *key;
-    json_t *v;
-    json_object_foreach(message, key, v)
-    {
-        if (!is_reasoning(key) || json_is_null(v)) continue;
-        if (!json_is_string(v)) return refuse(where, "reasoning as a string", v);
-        const char *text = json_string_value(v);
-        if (*out && strcmp(*out, text) != 0)
-            return cn_fail(CN_ERR_ARG,
-                           "%s: reasoning and reasoning_content differ: send one of them", where);
-        *out = text;
-    }
-    return CN_OK;
-}
-
-static cn_status read_message(cn_api_request *r, size_t i, json_t *message)
-{
-    /* "developer" is OpenAI's newer name for the role that chat templates call "system". */
-    static const struct {
-        const char *sent, *is;
-    } roles[] = {{"system", "system"},
-                 {"developer", "system"},
-                 {"user", "user"},
-                 {"assistant", "assistant"}};
-    cn_message *out = &r->messages[i];
-    char where[32];
-    snprintf(where, sizeof where, "messages[%zu]", i);
-    if (!json_is_object(message)) return refuse(where, "an object", message);
-    json_t *role = json_object_get(message, "role");
-    for (size_t k = 0; json_is_string(role) && k < sizeof roles / sizeof *roles; k++)
-        if (strcmp(json_string_value(role), roles[k].sent) == 0) out->role = roles[k].is;
-    if (!role) return cn_fail(CN_ERR_ARG, "%s: role is missing", where);
-    if (!out->role)
-        return refuse(where, "role \"system\", \"developer\", \"user\" or \"assistant\"", role);
-    const bool is_answer = strcmp(out->role, "assistant") == 0;
-    CN_TRY(check_members(where, message, is_answer));
-    if (is_answer) CN_TRY(read_reasoning(where, message, &out->reasoning));
-    json_t *content = json_object_get(message, "content");
-    if (json_is_array(content)) return join_parts(r, where, content, &out->content);
-    if (!content) return cn_fail(CN_ERR_ARG, "%s: content is missing", where);
-    if (!json_is_string(content))
-        return refuse(where, "content as a string or text parts", content);
-    out->content = json_string_value(content);
-    return CN_OK;
-}
+/* ---- the chat ---- */
 
 static cn_status set_messages(cn_api_request *r, const char *key, json_t *v)
 {
-    size_t n = json_array_size(v);
-    if (n == 0) return refuse(key, "an array of messages, at least one", v);
-    r->messages = cn_calloc(n, sizeof *r->messages);
-    if (!r->messages) return out_of_memory(key);
-    for (size_t i = 0; i < n; i++)
-        CN_TRY(read_message(r, i, json_array_get(v, i)));
-    r->params.messages = r->messages;
-    r->params.n_messages = n;
-    return CN_OK;
+    return cn_api_chat_messages(r->chat, key, v);
+}
+
+static cn_status set_documents(cn_api_request *r, const char *key, json_t *v)
+{
+    return cn_api_chat_documents(r->chat, key, v);
+}
+
+static cn_status set_switch(cn_api_request *r, const char *key, json_t *v)
+{
+    return cn_api_chat_switch(r->chat, key, v);
+}
+
+static cn_status set_template_kwargs(cn_api_request *r, const char *key, json_t *v)
+{
+    return cn_api_chat_kwargs(r->chat, key, v);
 }
 
 /* ---- prompt, token lists, stop ---- */
@@ -184,7 +85,7 @@ static cn_status set_prompt(cn_api_request *r, const char *key, json_t *v)
         r->params.text = json_string_value(v);
         return CN_OK;
     }
-    if (json_array_size(v) == 0) return refuse(key, "a string or token ids", v);
+    if (json_array_size(v) == 0) return cn_api_refuse(key, "a string or token ids", v);
     CN_TRY(read_ids(key, v, &r->tokens, &r->params.n_tokens));
     r->params.tokens = r->tokens;
     return CN_OK;
@@ -192,7 +93,7 @@ static cn_status set_prompt(cn_api_request *r, const char *key, json_t *v)
 
 static cn_status set_stop_token_ids(cn_api_request *r, const char *key, json_t *v)
 {
-    if (!json_is_array(v)) return refuse(key, "an array of token ids", v);
+    if (!json_is_array(v)) return cn_api_refuse(key, "an array of token ids", v);
     CN_TRY(read_ids(key, v, &r->stop_token_ids, &r->params.sampling.n_stop_token_ids));
     r->params.sampling.stop_token_ids = r->stop_token_ids;
     return CN_OK;
@@ -201,13 +102,13 @@ static cn_status set_stop_token_ids(cn_api_request *r, const char *key, json_t *
 static cn_status set_stop(cn_api_request *r, const char *key, json_t *v)
 {
     if (!json_is_string(v) && !json_is_array(v))
-        return refuse(key, "a string or an array of strings", v);
+        return cn_api_refuse(key, "a string or an array of strings", v);
     size_t n = json_is_string(v) ? 1 : json_array_size(v);
     r->stop = cn_calloc(n, sizeof *r->stop);
     if (!r->stop) return out_of_memory(key);
     for (size_t i = 0; i < n; i++) {
         json_t *text = json_is_string(v) ? v : json_array_get(v, i);
-        if (json_string_length(text) == 0) return refuse(key, "non-empty strings", text);
+        if (json_string_length(text) == 0) return cn_api_refuse(key, "non-empty strings", text);
         r->stop[i] = json_string_value(text);
     }
     r->params.sampling.stop = r->stop;
@@ -218,7 +119,7 @@ static cn_status set_stop(cn_api_request *r, const char *key, json_t *v)
 /* {"token id": bias}, bias from -100 to 100. */
 static cn_status set_logit_bias(cn_api_request *r, const char *key, json_t *v)
 {
-    if (!json_is_object(v)) return refuse(key, "an object of token ids and biases", v);
+    if (!json_is_object(v)) return cn_api_refuse(key, "an object of token ids and biases", v);
     r->logit_bias = cn_calloc(json_object_size(v), sizeof *r->logit_bias);
     if (!r->logit_bias) return out_of_memory(key);
     size_t n = 0;
@@ -233,7 +134,7 @@ static cn_status set_logit_bias(cn_api_request *r, const char *key, json_t *v)
                            cn_json_printable(id, shown, sizeof shown));
         double x = json_number_value(bias);
         if (!json_is_number(bias) || !(x >= -100 && x <= 100))
-            return refuse(key, "biases from -100 to 100", bias);
+            return cn_api_refuse(key, "biases from -100 to 100", bias);
         uint32_t token = 0;
         for (size_t i = 0; i < digits; i++) token = token * 10 + (uint32_t)(id[i] - '0');
         r->logit_bias[n++] = (cn_logit_bias){.token = token, .bias = (float)x};
@@ -269,7 +170,7 @@ static cn_status set_stream(cn_api_request *r, const char *key, json_t *v)
 
 static cn_status set_stream_options(cn_api_request *r, const char *key, json_t *v)
 {
-    if (!json_is_object(v)) return refuse(key, "an object", v);
+    if (!json_is_object(v)) return cn_api_refuse(key, "an object", v);
     const char *member;
     json_t *value;
     json_object_foreach(v, member, value)
@@ -280,26 +181,6 @@ static cn_status set_stream_options(cn_api_request *r, const char *key, json_t *
                            cn_json_printable(member, shown, sizeof shown));
         }
         CN_TRY(as_bool("stream_options.include_usage", value, &r->stream_usage));
-    }
-    return CN_OK;
-}
-
-static cn_status set_template_kwargs(cn_api_request *r, const char *key, json_t *v)
-{
-    if (!json_is_object(v)) return refuse(key, "an object", v);
-    const char *member;
-    json_t *value;
-    json_object_foreach(v, member, value)
-    {
-        bool on = false;
-        if (strcmp(member, "enable_thinking") != 0) {
-            char shown[SHOWN_BYTES];
-            return cn_fail(CN_ERR_ARG, "%s: unknown member '%s': expected enable_thinking", key,
-                           cn_json_printable(member, shown, sizeof shown));
-        }
-        if (json_is_null(value)) continue;
-        CN_TRY(as_bool("chat_template_kwargs.enable_thinking", value, &on));
-        r->params.enable_thinking = on;
     }
     return CN_OK;
 }
@@ -351,6 +232,9 @@ static const struct field {
     {"stream", BOTH, set_stream},
     {"stream_options", BOTH, set_stream_options},
     {"chat_template_kwargs", CHAT, set_template_kwargs},
+    {"documents", CHAT, set_documents},
+    {"add_generation_prompt", CHAT, set_switch},
+    {"continue_final_message", CHAT, set_switch},
 };
 
 /* Accepted without effect: they do not change the answer. */
@@ -363,9 +247,7 @@ static const char *const harmless[] = {
 static const struct neutral {
     const char *key, *value;
 } neutrals[] = {
-    {"add_generation_prompt", "true"},
     {"best_of", "1"},
-    {"continue_final_message", "false"},
     {"detokenize", "true"},
     {"early_stopping", "false"},
     {"echo", "false"},
@@ -445,7 +327,11 @@ static cn_status finish_chat(cn_api_request *r, json_t *body, const char **key)
         if (s->logprobs >= 0) s->logprobs = (int32_t)n;
     }
     *key = "messages";
-    return r->messages ? CN_OK : cn_fail(CN_ERR_ARG, "%s: missing", *key);
+    if (!json_object_get(r->chat, *key)) return cn_fail(CN_ERR_ARG, "%s: missing", *key);
+    *key = "continue_final_message";
+    CN_TRY(cn_api_chat_check(r->chat));
+    r->params.chat = r->chat;
+    return CN_OK;
 }
 
 static cn_status finish_completion(cn_api_request *r, const char **key)
@@ -460,7 +346,7 @@ static cn_status finish_completion(cn_api_request *r, const char **key)
 static cn_status read_body(cn_api_request *r, json_t *body, const char **key)
 {
     json_t *v;
-    if (!json_is_object(body)) return refuse("body", "an object", body);
+    if (!json_is_object(body)) return cn_api_refuse("body", "an object", body);
     json_object_foreach(body, *key, v) CN_TRY(read_field(r, *key, v));
     cn_status status = r->endpoint == CN_API_CHAT ? finish_chat(r, body, key)
                                                   : finish_completion(r, key);
@@ -495,7 +381,9 @@ cn_status cn_api_request_parse(cn_api_request *out, cn_api_endpoint endpoint, js
     };
     const char *key = "";
     cn_status status = CN_OK;
-    if (!out->keep || json_array_append(out->keep, body) != 0) status = out_of_memory("a request");
+    out->chat = json_object();
+    if (!out->keep || !out->chat || json_array_append(out->keep, body) != 0)
+        status = out_of_memory("a request");
     if (status == CN_OK) status = read_body(out, body, &key);
     if (status == CN_OK) {
         drop_read(out, body);
@@ -512,11 +400,11 @@ cn_status cn_api_request_parse(cn_api_request *out, cn_api_endpoint endpoint, js
 
 void cn_api_request_free(cn_api_request *r)
 {
-    cn_free(r->messages);
     cn_free(r->tokens);
     cn_free(r->stop_token_ids);
     cn_free((void *)r->stop);
     cn_free(r->logit_bias);
+    json_decref(r->chat);
     json_decref(r->keep);
     *r = (cn_api_request){0};
 }

@@ -47,8 +47,8 @@ typedef struct cn_api_request {
     bool stream_usage; /* stream_options.include_usage */
 
     /* Memory that params points to. */
-    json_t *keep; /* the body, and strings built from it */
-    cn_message *messages;
+    json_t *keep; /* the body */
+    json_t *chat; /* the variables of the chat template */
     uint32_t *tokens, *stop_token_ids;
     const char **stop;
     cn_logit_bias *logit_bias;

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "engine/cmd/command.h"
-#include "engine/json.h"
 #include "engine/text/chat_template.h"
 #include "engine/text/detok.h"
 #include "engine/text/tokenizer.h"
@@ -70,30 +69,29 @@ static cn_status add_ids(job *j)
 
 /* ---- one input ---- */
 
-static cn_status render_chat(job *j, json_t *list)
+static cn_status check_messages(const json_t *messages)
 {
-    size_t n = json_array_size(list);
-    if (!json_is_array(list)) return cn_fail(CN_ERR_ARG, "--chat: expected an array of messages");
-    CN_TRY(cn_json_refuse_nul(list, "messages", CN_ERR_ARG));
-    cn_message *messages = cn_calloc(n, sizeof *messages);
-    if (!messages) return cn_fail(CN_ERR_MEMORY, "out of memory for %zu messages", n);
-    cn_status status = CN_OK;
-    for (size_t i = 0; i < n && status == CN_OK; i++) {
-        const json_t *m = json_array_get(list, i);
-        messages[i] = (cn_message){
-            .role = json_string_value(json_object_get(m, "role")),
-            .content = json_string_value(json_object_get(m, "content")),
-            .reasoning = json_string_value(json_object_get(m, "reasoning_content")),
-        };
-        if (!messages[i].role || !messages[i].content)
-            status = cn_fail(CN_ERR_ARG, "message %zu lacks \"role\" or \"content\"", i);
-    }
-    int thinking =
-        j->c->thinking == CN_OPT_THINKING_AUTO ? -1 : j->c->thinking == CN_OPT_THINKING_ON;
+    for (size_t i = 0; i < json_array_size(messages); i++)
+        if (!json_is_string(json_object_get(json_array_get(messages, i), "role")))
+            return cn_fail(CN_ERR_ARG, "message %zu lacks \"role\"", i);
+    return CN_OK;
+}
+
+/* `value` is a list of messages, or an object with all variables of the template. */
+static cn_status render_chat(job *j, json_t *value)
+{
+    json_t *variables = json_is_array(value) ? json_pack("{s:O}", "messages", value)
+                                             : json_incref(value);
     cn_buf_clear(&j->rendered);
-    if (status == CN_OK)
-        status = cn_chat_template_render(j->chat, messages, n, thinking, &j->rendered);
-    cn_free(messages);
+    cn_status status = CN_OK;
+    if (!json_is_array(json_object_get(variables, "messages")))
+        status = cn_fail(CN_ERR_ARG, "--chat: expected an array of messages, or an object with it");
+    if (status == CN_OK) status = check_messages(json_object_get(variables, "messages"));
+    if (status == CN_OK && j->c->thinking != CN_OPT_THINKING_AUTO)
+        json_object_set_new(variables, "enable_thinking",
+                            json_boolean(j->c->thinking == CN_OPT_THINKING_ON));
+    if (status == CN_OK) status = cn_chat_template_render(j->chat, variables, &j->rendered);
+    json_decref(variables);
     return status;
 }
 

@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 #include "engine/checkpoint/select_file.h"
+#include "engine/json.h"
+#include "engine/text/chat_template.h"
 
 enum { HEAD_BYTES = 64 << 10, SAMPLE_BYTES = 4 << 10, N_SAMPLES = 256 };
 
@@ -118,6 +120,17 @@ cn_status cn_fingerprint(uint64_t *out, const char *model_dir, const char *token
     *out = 0;
     CN_TRY(add_directory(out, model_dir, keep_entry));
     return tokenizer_dir ? add_directory(out, tokenizer_dir, keep_entry) : CN_OK;
+}
+
+cn_status cn_fingerprint_template(uint64_t *out, const char *chat_template)
+{
+    cn_buf text = {0};
+    *out = 0;
+    if (cn_chat_template_is_known(chat_template)) return CN_OK;
+    cn_status status = cn_json_read_file(&text, chat_template, CN_CHAT_TEMPLATE_MAX_BYTES);
+    if (status == CN_OK) *out = cn_hash64(0, text.data ? text.data : "", text.len);
+    cn_buf_free(&text);
+    return status;
 }
 
 cn_status cn_fingerprint_channels(uint64_t *out, const char *model_dir)

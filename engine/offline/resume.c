@@ -54,12 +54,14 @@ static cn_status describe_input(json_t **out, const cn_config *c)
 
 cn_status cn_run_record_make(cn_buf *out, const cn_config *c)
 {
-    uint64_t model, channels;
-    char model_text[17], channels_text[17];
+    uint64_t model, channels, chat;
+    char model_text[17], channels_text[17], chat_text[17];
     json_t *input;
     const bool labels = cn_selectors_need(cn_config_selectors(c)).labels;
     CN_TRY(cn_fingerprint(&model, c->model, c->tokenizer));
     CN_TRY(cn_fingerprint_channels(&channels, c->model));
+    CN_TRY(cn_fingerprint_template(&chat, c->chat_template));
+    snprintf(chat_text, sizeof chat_text, "%016llx", (unsigned long long)chat);
     snprintf(model_text, sizeof model_text, "%016llx", (unsigned long long)model);
     snprintf(channels_text, sizeof channels_text, "%016llx", (unsigned long long)channels);
     CN_TRY(describe_input(&input, c));
@@ -67,9 +69,10 @@ cn_status cn_run_record_make(cn_buf *out, const cn_config *c)
     cn_status status = cn_config_result_text(c, &lines);
     json_t *record = NULL;
     if (status == CN_OK)
-        record = json_pack("{s:i, s:s, s:s, s:s*, s:O, s:o}", "cinch_run", RECORD_FORMAT,
+        record = json_pack("{s:i, s:s, s:s, s:s*, s:s*, s:O, s:o}", "cinch_run", RECORD_FORMAT,
                            "version", CINCH_VERSION, "model", model_text, "channels",
-                           labels ? channels_text : NULL, "input", input, "options",
+                           labels ? channels_text : NULL, "chat_template",
+                           chat ? chat_text : NULL, "input", input, "options",
                            options_json(&lines));
     json_decref(input);
     char *text = record ? json_dumps(record, JSON_INDENT(1)) : NULL;
@@ -184,6 +187,12 @@ static cn_status compare(json_t *then, json_t *now)
         return cn_fail(CN_ERR_ARG,
                        "select.safetensors differs from that of the run: use the old one, or write "
                        "another output file");
+    const json_t *chat = json_object_get(then, "chat_template");
+    const json_t *chat_now = json_object_get(now, "chat_template");
+    if (chat && chat_now && !json_equal(chat, chat_now))
+        return cn_fail(CN_ERR_ARG,
+                       "the file of --chat-template differs from that of the run: use the old one, "
+                       "or write another output file");
     if (!json_equal(version, json_object_get(now, "version")))
         cn_log(CN_LOG_WARN, "the run began with cinch %s, this is cinch %s",
                json_string_value(version), CINCH_VERSION);
@@ -220,8 +229,7 @@ cn_status cn_run_record_check(const char *output_path, const cn_buf *record)
                          path.data);
     if (status == CN_OK)
         status = cn_json_load_file(&then, path.data, MAX_RECORD_BYTES, MAX_RECORD_DEPTH);
-    if (status == CN_OK)
-        status = parse_record(&now, record->data, record->len);
+    if (status == CN_OK) status = parse_record(&now, record->data, record->len);
     if (status == CN_OK) {
         status = compare(then, now);
         if (status != CN_OK) cn_fail_within(status, "%s", path.data);

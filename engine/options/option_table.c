@@ -21,8 +21,6 @@
 #define WRITTEN CN_OPTION_WRITTEN
 #define USUAL CN_OPTION_USUAL
 
-#define OR_NAME(id, name) "|" name
-
 #define U64_MAX_AS_DOUBLE 18446744073709551615.0
 #define TOKENS_MAX 1073741824.0 /* 2^30, so that lengths and budgets cannot overflow */
 
@@ -40,9 +38,9 @@ static const cn_option options[] = {
                 "the Hugging Face cache"),
     ROW(CHECKPOINT, "tokenizer", STRING, tokenizer, NULL,
         .help = "directory of tokenizer.json, if it is not that of --model"),
-    ROW(CHECKPOINT, "chat-template", ENUM, chat_template, "auto",
-        .values = "auto" CN_CHAT_FAMILIES(OR_NAME), .flags = RESULT,
-        .help = "family of the chat template; auto detects that of the checkpoint"),
+    ROW(CHECKPOINT, "chat-template", STRING, chat_template, "auto", .flags = RESULT,
+        .help = "chat template: auto for that of the checkpoint, a Jinja file, or one that comes "
+                "with cinch: chatml, qwen2, qwen3, llama3, deepseek-r1, none"),
 
     ROW(MODEL, "load-format", ENUM, load_format, "auto", .values = "auto|safetensors|dummy",
         .flags = RESULT, .help = "auto means safetensors; dummy uses seeded random weights"),
@@ -459,7 +457,8 @@ static const cn_option options[] = {
                 "messages"),
     ROW(TOKENIZE, "decode", BOOL, decode, "false", .help = "convert ids to text"),
     ROW(TOKENIZE, "chat", BOOL, chat, "false",
-        .help = "the input is a JSON list of messages for the chat template"),
+        .help = "the input is a JSON list of messages for the chat template, or an object with "
+                "messages and other variables of the template"),
     ROW(TOKENIZE, "enable-thinking", ENUM, thinking, "auto", .values = "auto|off|on",
         .help = "with --chat: the thinking switch of the template, if it has one"),
     ROW(TOKENIZE, "render", BOOL, render, "false",

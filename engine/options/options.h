@@ -22,21 +22,6 @@ typedef enum cn_opt_generation_config {
     CN_OPT_GENERATION_AUTO, /* the checkpoint's generation_config.json */
     CN_OPT_GENERATION_VLLM  /* vLLM's defaults; the file is ignored */
 } cn_opt_generation_config;
-/* The only list of chat template families and their names. engine/text/chat_template.c defines
- * their traits. */
-#define CN_CHAT_FAMILIES(X)       \
-    X(CHATML, "chatml")           \
-    X(QWEN2, "qwen2")             \
-    X(QWEN3, "qwen3")             \
-    X(LLAMA3, "llama3")           \
-    X(DEEPSEEK_R1, "deepseek-r1") \
-    X(NONE, "none")
-#define CN_CHAT_FAMILY_VALUE(id, name) CN_OPT_CHAT_##id,
-typedef enum cn_opt_chat_template {
-    CN_OPT_CHAT_AUTO, /* that of the checkpoint */
-    CN_CHAT_FAMILIES(CN_CHAT_FAMILY_VALUE) CN_OPT_N_CHAT
-} cn_opt_chat_template;
-#undef CN_CHAT_FAMILY_VALUE
 typedef enum cn_opt_reasoning_parser {
     CN_OPT_REASONING_NONE,
     CN_OPT_REASONING_AUTO, /* on when the vocabulary has <think> and </think> */
@@ -99,7 +84,7 @@ struct cn_config {
     /* checkpoint */
     char *model;     /* directory */
     char *tokenizer; /* directory; NULL = model */
-    cn_opt_chat_template chat_template;
+    char *chat_template; /* "auto", a family or a file */
 
     /* model */
     cn_opt_load_format load_format;

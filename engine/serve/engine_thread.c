@@ -128,6 +128,7 @@ static cn_status submit(cn_service *s, cn_call *call)
     if (s->failed) return cn_fail(CN_ERR_DEVICE, "the engine has failed: %s", s->failure.data);
     p.owner = call->owner;
     p.messages = NULL;
+    p.chat = NULL;
     p.text = NULL;
     p.tokens = call->tokens.ids;
     p.n_tokens = call->tokens.len;

@@ -40,14 +40,23 @@ cn_status cn_intake_open(cn_service *s)
     return CN_OK;
 }
 
+/* Bytes of all strings in a value, whose depth the parser of the body has limited. */
+static size_t text_bytes(json_t *v)
+{
+    size_t n = json_string_length(v), i;
+    const char *key;
+    json_t *item;
+    json_array_foreach(v, i, item) n += text_bytes(item);
+    json_object_foreach(v, key, item)
+        if (strcmp(key, "reasoning") != 0) n += text_bytes(item); /* a copy of reasoning_content */
+    return n;
+}
+
+/* A template may leave out parts of a chat, but hardly most of it. */
 static size_t prompt_bytes(const cn_request_params *p)
 {
-    size_t n = p->text ? strlen(p->text) : 0;
-    for (size_t i = 0; i < p->n_messages; i++) {
-        const cn_message *m = &p->messages[i];
-        n += strlen(m->content) + (m->reasoning ? strlen(m->reasoning) : 0);
-    }
-    return n;
+    json_t *messages = json_object_get(p->chat, "messages");
+    return (p->text ? strlen(p->text) : 0) + text_bytes(messages);
 }
 
 cn_status cn_intake_tokens(cn_service *s, const cn_request_params *p, cn_tokens *out)

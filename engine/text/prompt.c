@@ -12,12 +12,37 @@ static cn_status copy_tokens(uint32_t vocab, const cn_request_params *p, cn_toke
     return cn_tokens_add(out, p->tokens, p->n_tokens);
 }
 
-static cn_status encode_messages(cn_tokenizer *tokenizer, const cn_chat_template *chat,
-                                 cn_buf *scratch, const cn_request_params *p, cn_tokens *out)
+/* The variables of a chat template for plain messages. A new reference; NULL: out of memory. */
+static json_t *variables_of(const cn_request_params *p)
+{
+    json_t *messages = json_array(), *variables = json_pack("{s:o}", "messages", messages);
+    for (size_t i = 0; variables && i < p->n_messages; i++) {
+        const cn_message *m = &p->messages[i];
+        json_t *message = json_object();
+        json_object_set_new_nocheck(message, "role", json_string_nocheck(m->role));
+        json_object_set_new_nocheck(message, "content", json_string_nocheck(m->content));
+        if (m->reasoning)
+            json_object_set_new_nocheck(message, "reasoning_content",
+                                        json_string_nocheck(m->reasoning));
+        if (json_array_append_new(messages, message) == 0) continue;
+        json_decref(variables);
+        return NULL;
+    }
+    if (variables && p->enable_thinking >= 0)
+        json_object_set_new(variables, "enable_thinking", json_boolean(p->enable_thinking));
+    return variables;
+}
+
+static cn_status encode_chat(cn_tokenizer *tokenizer, const cn_chat_template *chat,
+                             cn_buf *scratch, const cn_request_params *p, cn_tokens *out)
 {
     if (cn_chat_template_check(chat) != CN_OK) return cn_fail_within(CN_ERR_ARG, "messages");
+    json_t *own = p->chat ? NULL : variables_of(p);
+    if (!p->chat && !own) return cn_fail(CN_ERR_MEMORY, "out of memory for the messages");
     cn_buf_clear(scratch);
-    CN_TRY(cn_chat_template_render(chat, p->messages, p->n_messages, p->enable_thinking, scratch));
+    cn_status status = cn_chat_template_render(chat, own ? own : p->chat, scratch);
+    json_decref(own);
+    CN_TRY(status);
     return cn_tokenizer_encode(tokenizer, scratch->data, scratch->len,
                                cn_chat_template_add_special(chat), out);
 }
@@ -25,12 +50,12 @@ static cn_status encode_messages(cn_tokenizer *tokenizer, const cn_chat_template
 cn_status cn_prompt_tokens(cn_tokenizer *tokenizer, const cn_chat_template *chat, uint32_t vocab,
                            cn_buf *scratch, const cn_request_params *p, cn_tokens *out)
 {
-    if ((p->messages != NULL) + (p->text != NULL) + (p->tokens != NULL) != 1)
+    if ((p->messages || p->chat) + (p->text != NULL) + (p->tokens != NULL) != 1)
         return cn_fail(CN_ERR_ARG, "a request needs exactly one of messages, text and tokens");
     if (p->tokens)
         CN_TRY(copy_tokens(vocab, p, out));
-    else if (p->messages)
-        CN_TRY(encode_messages(tokenizer, chat, scratch, p, out));
+    else if (!p->text)
+        CN_TRY(encode_chat(tokenizer, chat, scratch, p, out));
     else
         CN_TRY(cn_tokenizer_encode(tokenizer, p->text, strlen(p->text), true, out));
     if (out->len == 0) return cn_fail(CN_ERR_ARG, "the prompt is empty");

@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
+#include "tests/lib/chat_params.h"
 #include "tests/lib/jobs_rig.h"
 
 jobs_rig jobs;
@@ -47,7 +48,7 @@ static void answer(cn_batch_job *job)
     char text[64];
     const uint32_t token = 5;
     const cn_usage usage = {.prompt_tokens = 3, .completion_tokens = 1, .cached_tokens = 2};
-    const char *prompt = job->asked.params.messages[0].content;
+    const char *prompt = chat_text(&job->asked.params, 0, "content");
     if (strcmp(prompt, "long") == 0) {
         cn_fail(CN_ERR_ARG, "the prompt has 9 tokens");
         cn_batch_job_end(job, CN_ERR_ARG, NULL);

@@ -1,0 +1,262 @@
+/* api_chat.c - messages and other variables of the chat template. See api_chat.h. */
+#include "engine/api/api_chat.h"
+
+#include <string.h>
+
+#include "engine/json.h"
+
+enum { SHOWN_BYTES = 96, WHERE_BYTES = 128, MAX_ARGUMENT_DEPTH = 32 };
+
+static cn_status put(json_t *object, const char *key, json_t *value)
+{
+    return json_object_set_new(object, key, value) == 0
+               ? CN_OK
+               : cn_fail(CN_ERR_MEMORY, "out of memory for %s", key);
+}
+
+static cn_status unsupported(const char *where, const char *member)
+{
+    char shown[SHOWN_BYTES];
+    return cn_fail(CN_ERR_ARG, "%s: member '%s' is not supported", where,
+                   cn_json_printable(member, shown, sizeof shown));
+}
+
+static bool is_nothing(const json_t *v)
+{
+    return !v || json_is_null(v) || (json_is_array(v) && json_array_size(v) == 0);
+}
+
+static bool is_reasoning(const char *key)
+{
+    return strcmp(key, "reasoning_content") == 0 || strcmp(key, "reasoning") == 0;
+}
+
+/* ---- messages ---- */
+
+enum { SYSTEM = 1, USER = 2, ASSISTANT = 4, TOOL = 8, ALL = 15 };
+
+/* "developer" is OpenAI's newer name for the role that chat templates call "system". */
+static const struct role {
+    const char *sent, *is;
+    unsigned bit;
+} roles[] = {{"system", "system", SYSTEM},
+             {"developer", "system", SYSTEM},
+             {"user", "user", USER},
+             {"assistant", "assistant", ASSISTANT},
+             {"tool", "tool", TOOL}};
+
+/* The members of a message, and the roles that may have them. */
+static const struct {
+    const char *name;
+    unsigned roles;
+} members[] = {
+    {"role", ALL},
+    {"content", ALL},
+    {"name", ALL},
+    {"reasoning_content", ASSISTANT},
+    {"reasoning", ASSISTANT},
+    {"tool_calls", ASSISTANT},
+    {"tool_call_id", TOOL},
+};
+
+static cn_status check_members(const char *where, json_t *message, unsigned role)
+{
+    const char *key;
+    json_t *v;
+    json_object_foreach(message, key, v)
+    {
+        bool known = is_nothing(v);
+        for (size_t i = 0; i < sizeof members / sizeof *members; i++)
+            known = known || (strcmp(key, members[i].name) == 0 && members[i].roles & role);
+        if (!known) return unsupported(where, key);
+    }
+    return CN_OK;
+}
+
+/* The reasoning of an assistant message, under either of vLLM's two names for it. */
+static cn_status read_reasoning(const char *where, json_t *message, json_t *out)
+{
+    const char *key;
+    json_t *v, *found = NULL;
+    json_object_foreach(message, key, v)
+    {
+        if (!is_reasoning(key) || json_is_null(v)) continue;
+        if (!json_is_string(v)) return cn_api_refuse(where, "reasoning as a string", v);
+        if (found && !json_equal(found, v))
+            return cn_fail(CN_ERR_ARG,
+                           "%s: reasoning and reasoning_content differ: send one of them", where);
+        found = v;
+    }
+    if (!found) return CN_OK;
+    CN_TRY(put(out, "reasoning_content", json_incref(found)));
+    return put(out, "reasoning", json_incref(found));
+}
+
+static cn_status read_content(const char *where, json_t *content, bool optional, json_t *out)
+{
+    size_t i;
+    json_t *part;
+    json_array_foreach(content, i, part)
+    {
+        const char *type = json_string_value(json_object_get(part, "type"));
+        if (!type || strcmp(type, "text") != 0 || !json_is_string(json_object_get(part, "text")))
+            return cn_api_refuse(where, "only parts of {\"type\": \"text\", \"text\": ...}",
+                                 json_is_object(part) && type ? json_object_get(part, "type")
+                                                              : part);
+    }
+    if (optional && json_is_null(content)) content = NULL;
+    if (!content && !optional) return cn_fail(CN_ERR_ARG, "%s: content is missing", where);
+    if (content && !json_is_string(content) && !json_is_array(content))
+        return cn_api_refuse(where, "content as a string or text parts", content);
+    return put(out, "content", content ? json_incref(content) : json_null());
+}
+
+/* Arguments are sent as JSON text. Templates expect the object. */
+static cn_status read_arguments(const char *where, json_t *arguments, json_t *function)
+{
+    json_t *parsed = NULL;
+    if (is_nothing(arguments) || (json_is_string(arguments) && !json_string_length(arguments)))
+        parsed = json_object();
+    else if (json_is_object(arguments))
+        parsed = json_incref(arguments);
+    else if (json_is_string(arguments))
+        CN_TRY(cn_json_parse(&parsed, json_string_value(arguments), json_string_length(arguments),
+                             where, SIZE_MAX, MAX_ARGUMENT_DEPTH, CN_ERR_ARG));
+    if (json_is_object(parsed)) return put(function, "arguments", parsed);
+    json_decref(parsed);
+    return cn_api_refuse(where, "arguments as the text of a JSON object", arguments);
+}
+
+static cn_status read_tool_call(const char *where, json_t *call, json_t *out)
+{
+    json_t *function = json_object_get(call, "function"), *copy = json_object();
+    json_t *name = json_object_get(function, "name"), *id = json_object_get(call, "id");
+    const char *type = json_string_value(json_object_get(call, "type"));
+    CN_TRY(put(out, "type", json_string("function")));
+    CN_TRY(put(out, "function", copy));
+    if (type && strcmp(type, "function") != 0)
+        return cn_api_refuse(where, "type \"function\"", json_object_get(call, "type"));
+    if (!json_is_string(name)) return cn_api_refuse(where, "a function with a name", call);
+    if (json_is_string(id)) CN_TRY(put(out, "id", json_incref(id)));
+    CN_TRY(put(copy, "name", json_incref(name)));
+    return read_arguments(where, json_object_get(function, "arguments"), copy);
+}
+
+static cn_status read_tool_calls(const char *message, json_t *calls, json_t *out)
+{
+    size_t i;
+    json_t *call, *list = json_array();
+    if (is_nothing(calls)) {
+        json_decref(list);
+        return CN_OK;
+    }
+    CN_TRY(put(out, "tool_calls", list));
+    if (!json_is_array(calls)) return cn_api_refuse(message, "tool_calls as an array", calls);
+    json_array_foreach(calls, i, call)
+    {
+        char where[WHERE_BYTES];
+        json_t *copy = json_object();
+        snprintf(where, sizeof where, "%s.tool_calls[%zu]", message, i);
+        if (json_array_append_new(list, copy) != 0)
+            return cn_fail(CN_ERR_MEMORY, "out of memory for %s", where);
+        CN_TRY(read_tool_call(where, call, copy));
+    }
+    return CN_OK;
+}
+
+static cn_status read_message(json_t *list, size_t i, json_t *message)
+{
+    const struct role *role = NULL;
+    char where[WHERE_BYTES / 2];
+    json_t *out = json_object(), *sent = json_object_get(message, "role");
+    snprintf(where, sizeof where, "messages[%zu]", i);
+    if (json_array_append_new(list, out) != 0)
+        return cn_fail(CN_ERR_MEMORY, "out of memory for %s", where);
+    if (!json_is_object(message)) return cn_api_refuse(where, "an object", message);
+    for (size_t k = 0; json_is_string(sent) && k < sizeof roles / sizeof *roles; k++)
+        if (strcmp(json_string_value(sent), roles[k].sent) == 0) role = &roles[k];
+    if (!sent) return cn_fail(CN_ERR_ARG, "%s: role is missing", where);
+    if (!role)
+        return cn_api_refuse(
+            where, "role \"system\", \"developer\", \"user\", \"assistant\" or \"tool\"", sent);
+    CN_TRY(check_members(where, message, role->bit));
+    CN_TRY(put(out, "role", json_string(role->is)));
+    json_t *calls = json_object_get(message, "tool_calls");
+    CN_TRY(read_content(where, json_object_get(message, "content"), !is_nothing(calls), out));
+    static const char *const names[] = {"name", "tool_call_id"};
+    for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
+        json_t *v = json_object_get(message, names[k]);
+        if (json_is_string(v)) CN_TRY(put(out, names[k], json_incref(v)));
+    }
+    if (role->bit != ASSISTANT) return CN_OK;
+    CN_TRY(read_reasoning(where, message, out));
+    return read_tool_calls(where, calls, out);
+}
+
+cn_status cn_api_chat_messages(json_t *variables, const char *key, json_t *v)
+{
+    json_t *list = json_array();
+    CN_TRY(put(variables, "messages", list));
+    if (json_array_size(v) == 0) return cn_api_refuse(key, "an array of messages, at least one", v);
+    for (size_t i = 0; i < json_array_size(v); i++)
+        CN_TRY(read_message(list, i, json_array_get(v, i)));
+    return CN_OK;
+}
+
+/* ---- other variables ---- */
+
+cn_status cn_api_chat_documents(json_t *variables, const char *key, json_t *v)
+{
+    size_t i;
+    json_t *document;
+    if (!json_is_array(v)) return cn_api_refuse(key, "an array of objects", v);
+    json_array_foreach(v, i, document) if (!json_is_object(document)) return cn_api_refuse(
+        key, "an array of objects", document);
+    return put(variables, "documents", json_incref(v));
+}
+
+cn_status cn_api_chat_switch(json_t *variables, const char *key, json_t *v)
+{
+    if (!json_is_boolean(v)) return cn_api_refuse(key, "true or false", v);
+    return put(variables, key, json_incref(v));
+}
+
+/* Variables that only some templates have, such as enable_thinking. */
+cn_status cn_api_chat_kwargs(json_t *variables, const char *key, json_t *v)
+{
+    static const char *const fields[] = {"messages", "tools", "documents", "add_generation_prompt",
+                                         "continue_final_message"};
+    const char *name;
+    json_t *value;
+    if (!json_is_object(v)) return cn_api_refuse(key, "an object", v);
+    json_object_foreach(v, name, value)
+    {
+        for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+            if (strcmp(name, fields[i]) == 0)
+                return cn_fail(CN_ERR_ARG, "%s: %s is a field of the body: set it there", key,
+                               name);
+        /* null means "not set", as elsewhere in a body. */
+        if (json_is_null(value)) continue;
+        if (strcmp(name, "enable_thinking") == 0 && !json_is_boolean(value))
+            return cn_api_refuse("chat_template_kwargs.enable_thinking", "true or false", value);
+        CN_TRY(put(variables, name, json_incref(value)));
+    }
+    return CN_OK;
+}
+
+cn_status cn_api_chat_check(const json_t *variables)
+{
+    const json_t *prompt = json_object_get(variables, "add_generation_prompt");
+    const json_t *continues = json_object_get(variables, "continue_final_message");
+    if (json_is_true(continues) && !json_is_false(prompt))
+        return cn_fail(CN_ERR_ARG,
+                       "continue_final_message: needs \"add_generation_prompt\": false");
+    return CN_OK;
+}
+
+cn_status cn_api_refuse(const char *key, const char *want, const json_t *found)
+{
+    char shown[SHOWN_BYTES];
+    return cn_fail(CN_ERR_ARG, "%s: expected %s, got %s", key, want,
+                   cn_json_describe(found, shown, sizeof shown));
+}

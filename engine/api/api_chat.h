@@ -1,0 +1,27 @@
+/* api_chat.h - the fields of a chat body that become variables of the chat template.
+ * Private to engine/api/. Owner: cn_api_request, which owns the variables. Stage: 1.
+ *
+ * Messages are copied in the form that templates expect: "developer" becomes "system", reasoning is
+ * in reasoning_content and reasoning, the arguments of tool calls are objects, and an absent
+ * content is null. */
+#ifndef CN_API_CHAT_H
+#define CN_API_CHAT_H
+
+#include <jansson.h>
+
+#include "engine/base.h"
+
+/* Each reads the field `key` with the value v and sets members of `variables`. CN_ERR_ARG names the
+ * field, the value and what was expected. */
+cn_status cn_api_chat_messages(json_t *variables, const char *key, json_t *v);
+cn_status cn_api_chat_documents(json_t *variables, const char *key, json_t *v);
+cn_status cn_api_chat_switch(json_t *variables, const char *key, json_t *v);
+cn_status cn_api_chat_kwargs(json_t *variables, const char *key, json_t *v);
+
+/* Fields that exclude each other. */
+cn_status cn_api_chat_check(const json_t *variables);
+
+/* "KEY: expected WANT, got FOUND". */
+cn_status cn_api_refuse(const char *key, const char *want, const json_t *found);
+
+#endif
