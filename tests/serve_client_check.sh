@@ -11,7 +11,7 @@ key=a-key-for-the-test
 (umask 077 && echo "# API keys
 test:$key" >"$dir/keys")
 serve --kv-policies full,zip --kv-selectors ds --select-tokens 64 \
-    --kv-cache-memory-bytes 128M --api-key-file "$dir/keys" --spool "$dir/spool"
+    --kv-cache-memory-bytes 128M --tool-call-parser hermes --api-key-file "$dir/keys" --spool "$dir/spool"
 "$python" tests/clients/openai_requests.py "$url" $key
 "$python" tests/clients/openai_batches.py "$url" $key
 stop

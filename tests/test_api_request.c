@@ -16,6 +16,7 @@ static const cn_api_defaults defaults = {
     .sampling = {.n = 1, .temperature = 0.6f, .top_p = 1, .repetition_penalty = 1, .logprobs = -1,
                  .thinking_token_budget = -1, .skip_special_tokens = true},
     .kv = {.policy = CN_KV_FULL, .budget_tokens = 2048, .window_tokens = 16, .sink_tokens = 4},
+    .tool_parser = CN_OPT_TOOLS_HERMES,
 };
 
 static cn_status parse(cn_api_request *r, cn_api_endpoint endpoint, const char *text, cn_buf *fault)
@@ -245,6 +246,51 @@ static void completion_prompt_is_text_or_tokens(void **state)
     }
 }
 
+#define TOOL                                                                                       \
+    "{\"type\": \"function\", \"function\": {\"name\": \"f\", \"parameters\": {}}}"
+
+/* Tools reach the template, and the answer is searched for calls, unless they are not wanted. */
+static void tools_are_passed_on(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *rest;
+        bool passed, one;
+    } cases[] = {
+        {"\"tools\": [" TOOL "]", true, false},
+        {"\"tool_choice\": \"auto\", \"tools\": [" TOOL "], \"parallel_tool_calls\": false", true,
+         true},
+        {"\"tool_choice\": \"none\", \"tools\": [" TOOL "]", false, false},
+        {"\"tools\": [], \"tool_choice\": \"auto\", \"parallel_tool_calls\": true", false,
+         false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cn_api_request r;
+        accept_chat(&r, cases[i].rest);
+        const json_t *tools = json_object_get(r.params.chat, "tools");
+        assert_int_equal(json_array_size(tools), cases[i].passed);
+        assert_int_equal(r.tool_parser,
+                         cases[i].passed ? CN_OPT_TOOLS_HERMES : CN_OPT_TOOLS_NONE);
+        assert_int_equal(r.one_tool_call, cases[i].one);
+        cn_api_request_free(&r);
+    }
+}
+
+static void tools_need_a_parser(void **state)
+{
+    (void)state;
+    cn_api_defaults without = defaults;
+    without.tool_parser = CN_OPT_TOOLS_NONE;
+    cn_api_request r;
+    json_t *body = json_loads(CHAT_START "\"tools\": [" TOOL "]}", 0, NULL);
+    assert_int_equal(cn_api_request_parse(&r, CN_API_CHAT, body, &without, NULL), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "tools: needs --tool-call-parser"));
+    json_object_set_new(body, "tool_choice", json_string("none"));
+    assert_int_equal(cn_api_request_parse(&r, CN_API_CHAT, body, &without, NULL), CN_OK);
+    cn_api_request_free(&r);
+    json_decref(body);
+}
+
 /* A body after CHAT_START (or a whole completion body), the faulty field, a part of the error. */
 static const struct refusal {
     cn_api_endpoint endpoint;
@@ -281,7 +327,13 @@ static const struct refusal {
     {CN_API_CHAT, "\"kv\": {\"budgit\": 1}", "kv", "budgit"},
     {CN_API_CHAT, "\"kv\": 7", "kv", "object"},
     {CN_API_CHAT, "\"best_of\": 4", "best_of", "4"},
-    {CN_API_CHAT, "\"tools\": [{\"type\": \"function\"}]", "tools", "array"},
+    {CN_API_CHAT, "\"tools\": 1", "tools", "array"},
+    {CN_API_CHAT, "\"tools\": [{\"type\": \"function\"}]", "tools", "tools[0]"},
+    {CN_API_CHAT, "\"tools\": [" TOOL ", {\"type\": \"web\"}]", "tools", "tools[1]"},
+    {CN_API_CHAT, "\"tools\": [" TOOL "], \"tool_choice\": \"required\"", "tool_choice",
+     "cannot be enforced"},
+    {CN_API_CHAT, "\"tool_choice\": {\"type\": \"function\"}", "tool_choice", "auto"},
+    {CN_API_CHAT, "\"parallel_tool_calls\": 0", "parallel_tool_calls", "true or false"},
     {CN_API_CHAT, "\"response_format\": {\"type\": \"json_object\"}", "response_format", "object"},
     {CN_API_CHAT, "\"tempreature\": 0.5", "tempreature", "unknown"},
     {CN_API_CHAT, "\"prompt\": \"x\"", "prompt", "unknown"},
@@ -396,6 +448,8 @@ int main(void)
         cmocka_unit_test(variables_of_the_template_are_passed_on),
         cmocka_unit_test(the_developer_role_becomes_system),
         cmocka_unit_test(completion_prompt_is_text_or_tokens),
+        cmocka_unit_test(tools_are_passed_on),
+        cmocka_unit_test(tools_need_a_parser),
         cmocka_unit_test(every_refusal_names_field_and_value),
         cmocka_unit_test(bad_messages_are_refused),
         cmocka_unit_test(members_that_are_read_or_ignored_are_dropped),

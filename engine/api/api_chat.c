@@ -244,6 +244,41 @@ cn_status cn_api_chat_kwargs(json_t *variables, const char *key, json_t *v)
     return CN_OK;
 }
 
+/* [{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}] */
+cn_status cn_api_chat_tools(json_t *variables, const char *key, json_t *v)
+{
+    size_t i;
+    json_t *tool;
+    if (!json_is_array(v)) return cn_api_refuse(key, "an array of tools", v);
+    if (json_array_size(v) == 0) return CN_OK;
+    json_array_foreach(v, i, tool)
+    {
+        char where[WHERE_BYTES];
+        const json_t *function = json_object_get(tool, "function");
+        const char *type = json_string_value(json_object_get(tool, "type"));
+        const json_t *parameters = json_object_get(function, "parameters");
+        snprintf(where, sizeof where, "tools[%zu]", i);
+        if (!type || strcmp(type, "function") != 0)
+            return cn_api_refuse(where, "{\"type\": \"function\", \"function\": ...}", tool);
+        if (json_string_length(json_object_get(function, "name")) == 0)
+            return cn_api_refuse(where, "a function with a name", tool);
+        if (parameters && !json_is_null(parameters) && !json_is_object(parameters))
+            return cn_api_refuse(where, "parameters as a JSON schema", parameters);
+    }
+    return put(variables, "tools", json_incref(v));
+}
+
+cn_status cn_api_chat_tool_choice(json_t *variables, const char *key, json_t *v)
+{
+    const char *choice = json_string_value(v);
+    if (!choice || (strcmp(choice, "auto") != 0 && strcmp(choice, "none") != 0))
+        return cn_api_refuse(key, "\"auto\" or \"none\" (a call cannot be enforced)", v);
+    /* The model is not told of tools that it must not use. */
+    if (strcmp(choice, "none") == 0) json_object_del(variables, "tools");
+    return CN_OK;
+}
+
+
 cn_status cn_api_chat_check(const json_t *variables)
 {
     const json_t *prompt = json_object_get(variables, "add_generation_prompt");

@@ -53,6 +53,19 @@ static cn_status set_template_kwargs(cn_api_request *r, const char *key, json_t 
     return cn_api_chat_kwargs(r->chat, key, v);
 }
 
+static cn_status set_tools(cn_api_request *r, const char *key, json_t *v)
+{
+    return cn_api_chat_tools(r->chat, key, v);
+}
+
+static cn_status set_parallel_calls(cn_api_request *r, const char *key, json_t *v)
+{
+    bool parallel = true;
+    CN_TRY(as_bool(key, v, &parallel));
+    r->one_tool_call = !parallel;
+    return CN_OK;
+}
+
 /* ---- prompt, token lists, stop ---- */
 
 static cn_status read_ids(const char *key, json_t *array, uint32_t **out, size_t *n_out)
@@ -233,6 +246,9 @@ static const struct field {
     {"stream_options", BOTH, set_stream_options},
     {"chat_template_kwargs", CHAT, set_template_kwargs},
     {"documents", CHAT, set_documents},
+    {"tools", CHAT, set_tools},
+    {"tool_choice", CHAT, set_later},
+    {"parallel_tool_calls", CHAT, set_parallel_calls},
     {"add_generation_prompt", CHAT, set_switch},
     {"continue_final_message", CHAT, set_switch},
 };
@@ -240,7 +256,7 @@ static const struct field {
 /* Accepted without effect: they do not change the answer. */
 static const char *const harmless[] = {
     "model",          "user",        "metadata",         "store",      "service_tier",
-    "prompt_cache_key", "request_id", "safety_identifier", "parallel_tool_calls",
+    "prompt_cache_key", "request_id", "safety_identifier",
 };
 
 /* Accepted only at this value (as JSON), which means what cinch does anyway. */
@@ -259,8 +275,6 @@ static const struct neutral {
     {"return_token_ids", "false"},
     {"return_tokens_as_token_ids", "false"},
     {"spaces_between_special_tokens", "true"},
-    {"tool_choice", "\"none\""},
-    {"tools", "[]"},
     {"use_beam_search", "false"},
 };
 
@@ -310,7 +324,8 @@ static cn_status read_field(cn_api_request *r, const char *key, json_t *v)
 
 /* ---- fields that depend on others ---- */
 
-static cn_status finish_chat(cn_api_request *r, json_t *body, const char **key)
+static cn_status finish_chat(cn_api_request *r, json_t *body, cn_opt_tool_parser parser,
+                             const char **key)
 {
     cn_sampling *s = &r->params.sampling;
     json_t *v = json_object_get(body, *key = "max_completion_tokens");
@@ -326,6 +341,12 @@ static cn_status finish_chat(cn_api_request *r, json_t *body, const char **key)
             return cn_fail(CN_ERR_ARG, "%s: needs \"logprobs\": true", *key);
         if (s->logprobs >= 0) s->logprobs = (int32_t)n;
     }
+    v = json_object_get(body, *key = "tool_choice");
+    if (v && !json_is_null(v)) CN_TRY(cn_api_chat_tool_choice(r->chat, *key, v));
+    *key = "tools";
+    if (json_object_get(r->chat, *key) && parser == CN_OPT_TOOLS_NONE)
+        return cn_fail(CN_ERR_ARG, "%s: needs --tool-call-parser of the engine", *key);
+    if (json_object_get(r->chat, *key)) r->tool_parser = parser;
     *key = "messages";
     if (!json_object_get(r->chat, *key)) return cn_fail(CN_ERR_ARG, "%s: missing", *key);
     *key = "continue_final_message";
@@ -343,12 +364,13 @@ static cn_status finish_completion(cn_api_request *r, const char **key)
     return r->params.text || r->tokens ? CN_OK : cn_fail(CN_ERR_ARG, "%s: missing", *key);
 }
 
-static cn_status read_body(cn_api_request *r, json_t *body, const char **key)
+static cn_status read_body(cn_api_request *r, json_t *body, cn_opt_tool_parser parser,
+                           const char **key)
 {
     json_t *v;
     if (!json_is_object(body)) return cn_api_refuse("body", "an object", body);
     json_object_foreach(body, *key, v) CN_TRY(read_field(r, *key, v));
-    cn_status status = r->endpoint == CN_API_CHAT ? finish_chat(r, body, key)
+    cn_status status = r->endpoint == CN_API_CHAT ? finish_chat(r, body, parser, key)
                                                   : finish_completion(r, key);
     CN_TRY(status);
     *key = "stream_options";
@@ -384,7 +406,7 @@ cn_status cn_api_request_parse(cn_api_request *out, cn_api_endpoint endpoint, js
     out->chat = json_object();
     if (!out->keep || !out->chat || json_array_append(out->keep, body) != 0)
         status = out_of_memory("a request");
-    if (status == CN_OK) status = read_body(out, body, &key);
+    if (status == CN_OK) status = read_body(out, body, defaults->tool_parser, &key);
     if (status == CN_OK) {
         drop_read(out, body);
         return CN_OK;

@@ -17,6 +17,7 @@
 #include <jansson.h>
 
 #include "engine/base.h"
+#include "engine/options/options.h"
 
 typedef enum cn_api_endpoint {
     CN_API_CHAT,       /* /v1/chat/completions */
@@ -33,6 +34,7 @@ bool cn_api_endpoint_find(const char *path, cn_api_endpoint *out);
 typedef struct cn_api_defaults {
     cn_sampling sampling;
     cn_kv_params kv;
+    cn_opt_tool_parser tool_parser; /* none: tools are refused */
 } cn_api_defaults;
 
 enum {
@@ -45,6 +47,8 @@ typedef struct cn_api_request {
     cn_request_params params; /* the caller sets custom_id and klass */
     bool stream;
     bool stream_usage; /* stream_options.include_usage */
+    cn_opt_tool_parser tool_parser; /* none: the answer is not searched for calls */
+    bool one_tool_call;             /* parallel_tool_calls is false */
 
     /* Memory that params points to. */
     json_t *keep; /* the body */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "compress/policy.h"
+#include "engine/api/api_tools.h"
 #include "engine/api/http_status.h"
 #include "engine/utf8.h"
 
@@ -15,6 +16,8 @@ enum {
 
 typedef struct choice {
     cn_buf text, reasoning; /* when streamed: since the last chunk */
+    cn_tool_finder tools;
+    size_t n_told_calls;        /* when streamed: calls in chunks */
     bool began, told_end;   /* when streamed: the first, the last chunk was taken */
     size_t answer_at; /* byte of text */
     cn_api_logprobs logprobs; /* when streamed: since the last chunk */
@@ -49,6 +52,9 @@ cn_status cn_api_result_create(cn_api_result **out, const cn_api_request *reques
                                      .token_bytes = token_bytes,
                                      .user = user};
     r->n_choices = s->n;
+    for (uint32_t i = 0; i < s->n; i++)
+        r->choices[i].tools = (cn_tool_finder){.form = request->tool_parser,
+                                               .only_one = request->one_tool_call};
     *out = r;
     return CN_OK;
 }
@@ -61,6 +67,7 @@ void cn_api_result_free(cn_api_result *r)
         cn_buf_free(&c->text);
         cn_buf_free(&c->reasoning);
         cn_api_logprobs_free(&c->logprobs);
+        cn_tool_finder_free(&c->tools);
         cn_free(c->stop_reason);
     }
     cn_free(r->error);
@@ -76,7 +83,8 @@ static void keep_error(cn_api_result *r, const char *text)
 
 static bool add_output(cn_api_result *r, choice *c, const cn_event *ev)
 {
-    if (cn_buf_add(&c->text, ev->text, ev->text_len) != CN_OK) return false;
+    const bool end = ev->finish != CN_FINISH_NONE;
+    if (cn_tool_finder_add(&c->tools, ev->text, ev->text_len, end, &c->text) != CN_OK) return false;
     if (cn_buf_add(&c->reasoning, ev->reasoning, ev->reasoning_len) != CN_OK) return false;
     for (uint32_t i = 0; r->wants_logprobs && ev->logprobs && i < ev->n_tokens; i++)
         if (cn_api_logprobs_add(&c->logprobs, &r->form, &ev->logprobs[i]) != CN_OK) return false;
@@ -93,7 +101,7 @@ void cn_api_result_add(cn_api_result *r, const cn_event *ev)
     if (ev->finish == CN_FINISH_NONE) return;
     c->finish = ev->finish;
     c->stop_token = ev->stop_token;
-    c->answer_at = ev->answer_at;
+    c->answer_at = ev->answer_at < c->text.len ? ev->answer_at : c->text.len;
     if (ev->usage) c->usage = *ev->usage;
     if (ev->stop_reason) c->stop_reason = cn_strdup(ev->stop_reason);
     if (ev->finish == CN_FINISH_ERROR) keep_error(r, ev->error);
@@ -158,15 +166,31 @@ static json_t *any_text(const char *s)
 
 static json_t *text_or_null(const char *s) { return s && *s ? any_text(s) : json_null(); }
 
-/* Content is null when the output is only reasoning, as in vLLM. */
+/* The calls of a whole message, which have no index. */
+static json_t *message_calls(const json_t *calls)
+{
+    json_t *out = json_deep_copy(calls);
+    for (size_t i = 0; i < json_array_size(out); i++)
+        json_object_del(json_array_get(out, i), "index");
+    return out;
+}
+
+static const char *finish_name(const choice *c)
+{
+    return c->tools.calls && c->finish == CN_FINISH_STOP ? "tool_calls" : cn_finish_name(c->finish);
+}
+
+/* Content is null when the output is only reasoning or tool calls, as in vLLM. */
 static json_t *message_json(const choice *c)
 {
-    const char *text = c->text.len ? c->text.data : c->reasoning.len ? NULL : "";
+    const bool none = c->reasoning.len || c->tools.calls;
+    const char *text = c->text.len ? c->text.data : none ? NULL : "";
     json_t *m = json_pack("{s:s, s:o}", "role", "assistant", "content",
                           text ? json_stringn(text, c->text.len) : json_null());
     if (m && c->reasoning.len)
         json_object_set_new(m, "reasoning_content",
                             json_stringn(c->reasoning.data, c->reasoning.len));
+    if (m && c->tools.calls) json_object_set_new(m, "tool_calls", message_calls(c->tools.calls));
     return m;
 }
 
@@ -194,7 +218,7 @@ static json_t *choice_json(const cn_api_result *r, uint32_t i)
             json_object_set_new(o, "text", json_stringn(whole.data, whole.len));
         cn_buf_free(&whole);
     }
-    json_object_set_new(o, "finish_reason", json_string(cn_finish_name(c->finish)));
+    json_object_set_new(o, "finish_reason", json_string(finish_name(c)));
     json_object_set_new(o, "stop_reason", stop_reason_json(c));
     if (c->usage.thinking_truncated) json_object_set_new(o, "thinking_truncated", json_true());
     return o;
@@ -321,6 +345,17 @@ cn_status cn_api_result_write(const cn_api_result *r, cn_api_writer *w, cn_buf *
 
 /* ---- chunks ---- */
 
+/* The calls since the last chunk; NULL: none. */
+static json_t *take_calls(choice *c)
+{
+    const size_t n = json_array_size(c->tools.calls);
+    if (c->n_told_calls == n) return NULL;
+    json_t *out = json_array();
+    while (c->n_told_calls < n)
+        json_array_append(out, json_array_get(c->tools.calls, c->n_told_calls++));
+    return out;
+}
+
 static json_t *delta_json(choice *c)
 {
     json_t *delta = json_object();
@@ -331,6 +366,8 @@ static json_t *delta_json(choice *c)
     if (c->text.len || !c->began)
         json_object_set_new(delta, "content", json_stringn(c->text.data ? c->text.data : "",
                                                            c->text.len));
+    json_t *calls = take_calls(c);
+    if (calls) json_object_set_new(delta, "tool_calls", calls);
     return delta;
 }
 
@@ -363,7 +400,7 @@ static json_t *chunk_choice(const cn_api_result *r, uint32_t i, choice *c)
     }
     json_object_set_new(o, "logprobs", take_logprobs(r, c));
     json_object_set_new(o, "finish_reason",
-                        end ? json_string(cn_finish_name(c->finish)) : json_null());
+                        end ? json_string(finish_name(c)) : json_null());
     json_object_set_new(o, "stop_reason", end ? stop_reason_json(c) : json_null());
     if (end && c->usage.thinking_truncated)
         json_object_set_new(o, "thinking_truncated", json_true());
@@ -389,7 +426,8 @@ json_t *cn_api_result_take_chunk(cn_api_result *r, const char *id, const char *m
     for (uint32_t i = 0; i < r->n_choices; i++) {
         choice *c = &r->choices[i];
         const bool ends = c->finish != CN_FINISH_NONE && !c->told_end;
-        const bool said = c->text.len || c->reasoning.len || c->logprobs.n_tokens;
+        const bool said = c->text.len || c->reasoning.len || c->logprobs.n_tokens ||
+                          c->n_told_calls < json_array_size(c->tools.calls);
         if (!ends && !said) continue;
         json_t *choices = json_array();
         json_array_append_new(choices, chunk_choice(r, i, c));

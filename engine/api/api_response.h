@@ -3,6 +3,7 @@
  *
  * Owner: the caller. Thread: the engine's, which delivers the events. Stage: 8, after sampling.
  *
+ * With tools, calls in the text become message.tool_calls (api_tools.h).
  * Fields beyond OpenAI's: message.reasoning_content; choices[].stop_reason;
  * choices[].thinking_truncated if the thinking budget ended the reasoning; and usage.kv, the
  * compression figures of the request (over n samples: sums, and the largest peak). */

@@ -46,7 +46,7 @@ static cn_status read_line(cn_compare_task *t, const cn_config *c, const cn_line
 static cn_status read_lines(cn_compare_task *t, const cn_engine *e, cn_line_reader *reader)
 {
     const cn_config *c = cn_engine_config(e);
-    cn_api_defaults defaults;
+    cn_api_defaults defaults = {.tool_parser = c->tool_call_parser};
     cn_engine_default_sampling(e, &defaults.sampling);
     cn_engine_default_kv(e, &defaults.kv);
     while (c->limit == 0 || t->n < c->limit) {

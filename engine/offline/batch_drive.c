@@ -51,7 +51,7 @@ static void show_fault(void *drive, const cn_batch_run *run, uint64_t line, cons
         cn_log(CN_LOG_WARN, "further error lines are only in the output");
 }
 
-static void open_port(cn_batch_drive *d)
+static void open_port(cn_batch_drive *d, const cn_config *c)
 {
     d->port = (cn_batch_port){.user = d,
                               .submit = submit,
@@ -61,6 +61,7 @@ static void open_port(cn_batch_drive *d)
                               .fault = show_fault};
     cn_engine_default_sampling(d->engine, &d->port.defaults.sampling);
     cn_engine_default_kv(d->engine, &d->port.defaults.kv);
+    d->port.defaults.tool_parser = c->tool_call_parser;
 }
 
 /* ---- the loop ---- */
@@ -111,7 +112,7 @@ static void show_progress(cn_batch_drive *d, const cn_batch_run *run)
 
 void cn_batch_drive_all(cn_batch_drive *d, cn_batch_run *run)
 {
-    open_port(d);
+    open_port(d, run->config);
     run->port = &d->port;
     run->max_inflight = run->config->max_inflight;
     d->tokens_earlier = run->totals.completion_tokens;

@@ -61,6 +61,11 @@ static const cn_option options[] = {
         .help = "return the text inside <think> as reasoning_content; auto does so if the "
                 "vocabulary has the tags"),
 
+    ROW(MODEL, "tool-call-parser", ENUM, tool_call_parser, "none",
+        .values = "none|hermes|llama3_json", .flags = RESULT,
+        .help = "accept tools, and return calls of them as tool_calls: hermes reads <tool_call> "
+                "(Hermes, Qwen), llama3_json a JSON object as the whole answer (Llama 3)"),
+
     ROW(ENGINE, "device", STRING, device, "auto",
         .flags = USUAL,
         .help = "device that runs the model: cpu, cuda or cuda:N; auto is the first GPU if it "

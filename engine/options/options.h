@@ -28,6 +28,11 @@ typedef enum cn_opt_reasoning_parser {
     CN_OPT_REASONING_QWEN3,
     CN_OPT_REASONING_DEEPSEEK_R1
 } cn_opt_reasoning_parser;
+typedef enum cn_opt_tool_parser {
+    CN_OPT_TOOLS_NONE,
+    CN_OPT_TOOLS_HERMES,
+    CN_OPT_TOOLS_LLAMA3_JSON
+} cn_opt_tool_parser;
 typedef enum cn_opt_async { CN_OPT_ASYNC_AUTO, CN_OPT_ASYNC_ON, CN_OPT_ASYNC_OFF } cn_opt_async;
 typedef enum cn_opt_scheduling {
     CN_OPT_SCHEDULING_FCFS,
@@ -94,6 +99,7 @@ struct cn_config {
     char *served_model_name; /* NULL = model as given */
     cn_opt_generation_config generation_config;
     cn_opt_reasoning_parser reasoning_parser;
+    cn_opt_tool_parser tool_call_parser;
 
     /* engine */
     char *device;                   /* "auto", "cpu", "cuda" or "cuda:N" */

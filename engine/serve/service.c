@@ -31,6 +31,7 @@ cn_status cn_service_load(cn_service *s)
     s->max_model_len = cn_engine_max_model_len(s->engine);
     cn_engine_default_sampling(s->engine, &s->defaults.sampling);
     cn_engine_default_kv(s->engine, &s->defaults.kv);
+    s->defaults.tool_parser = s->config->tool_call_parser;
     cn_engine_stats(s->engine, &s->stats);
     CN_TRY(cn_intake_open(s));
     return start_threads(s);

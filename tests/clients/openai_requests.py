@@ -3,7 +3,7 @@
     openai_requests.py URL KEY
 
 The server must serve the bundled checkpoint under the name "tiny", with --kv-policies full,zip,
---kv-selectors ds, --select-tokens 64 and the API key KEY. Each function below is one use case; its
+--kv-selectors ds, --select-tokens 64, --tool-call-parser hermes and the API key KEY. Each function below is one use case; its
 name is printed after it has run.
 """
 import sys
@@ -116,6 +116,27 @@ def a_request_can_select_its_tokens(client):
             assert error in str(e), e
 
 
+def tools_are_accepted(client):
+    """The bundled checkpoint calls no tools: its answers must stay as they are."""
+    tool = {"type": "function", "function": {"name": "multiply", "parameters": {"type": "object"}}}
+    plain = chat(client).choices[0].message.content
+    for choice in ("auto", "none"):
+        choice = chat(client, tools=[tool], tool_choice=choice).choices[0]
+        assert choice.finish_reason == "stop" and choice.message.content == plain
+        assert choice.message.tool_calls is None
+    with chat(client, tools=[tool], stream=True) as stream:
+        deltas = [choice.delta for chunk in stream for choice in chunk.choices]
+    assert "".join(delta.content or "" for delta in deltas) == plain
+    assert not any(delta.tool_calls for delta in deltas)
+    call = {"id": "call_1", "type": "function", "function": {"name": "multiply", "arguments": "{}"}}
+    history = [{"role": "assistant", "content": "", "tool_calls": [call]},
+               {"role": "tool", "content": "408", "tool_call_id": "call_1"}] + QUESTION
+    r = client.chat.completions.create(model="tiny", messages=QUESTION + history, max_tokens=3)
+    assert r.usage.prompt_tokens > chat(client, max_tokens=1).usage.prompt_tokens
+    expect(openai.BadRequestError, lambda: chat(client, tools=[tool], tool_choice="required"),
+           param="tool_choice")
+
+
 def completions(client):
     whole = client.completions.create(model="tiny", prompt="Sort: 3 1 2", max_tokens=12,
                                       temperature=0, logprobs=2)
@@ -212,7 +233,8 @@ def main():
     for use in (a_chat_answers, a_stream_gives_the_text_of_the_whole_answer,
                 samples_differ_and_seeds_repeat, logprobs_are_typed,
                 stop_strings_and_limits_end_an_answer, a_request_can_set_its_compression,
-                a_request_can_select_its_tokens, completions, models, errors_have_the_classes_of_the_package,
+                a_request_can_select_its_tokens, tools_are_accepted, completions, models,
+                errors_have_the_classes_of_the_package,
                 closing_a_stream_cancels_the_request, prometheus_reads_the_metrics,
                 detokenize_inverts_tokenize):
         use(client)

@@ -1,0 +1,200 @@
+/* test_api_tools.c - tool calls in the text of an answer, cut into pieces at any place, and in the
+ * bodies and chunks of a response. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <jansson.h>
+
+#include "engine/api/api_response.h"
+#include "engine/api/api_tools.h"
+
+/* The content and the calls "name arguments;" that a text has. */
+typedef struct found {
+    char content[256], calls[256];
+} found;
+
+static void describe(const cn_tool_finder *f, const cn_buf *content, found *out)
+{
+    size_t i, len = 0;
+    json_t *call;
+    snprintf(out->content, sizeof out->content, "%s", content->data ? content->data : "");
+    *out->calls = '\0';
+    json_array_foreach(f->calls, i, call)
+    {
+        const json_t *function = json_object_get(call, "function");
+        assert_int_equal(json_integer_value(json_object_get(call, "index")), i);
+        assert_int_equal(json_string_length(json_object_get(call, "id")), 29);
+        assert_string_equal(json_string_value(json_object_get(call, "type")), "function");
+        len += (size_t)snprintf(out->calls + len, sizeof out->calls - len, "%s %s;",
+                                json_string_value(json_object_get(function, "name")),
+                                json_string_value(json_object_get(function, "arguments")));
+    }
+}
+
+/* Gives the text in pieces: the first `first` bytes, then `rest` bytes each. */
+static found find(cn_opt_tool_parser form, bool only_one, const char *text, size_t first,
+                  size_t rest)
+{
+    cn_tool_finder f = {.form = form, .only_one = only_one};
+    cn_buf content = {0};
+    found out;
+    size_t at = 0, n = strlen(text);
+    for (size_t want = first; at < n; want = rest) {
+        size_t len = want < n - at ? want : n - at;
+        assert_int_equal(cn_tool_finder_add(&f, text + at, len, false, &content), CN_OK);
+        at += len;
+    }
+    assert_int_equal(cn_tool_finder_add(&f, NULL, 0, true, &content), CN_OK);
+    describe(&f, &content, &out);
+    cn_tool_finder_free(&f);
+    cn_buf_free(&content);
+    return out;
+}
+
+#define CALL(name, args) \
+    "<tool_call>\n{\"name\": \"" name "\", \"arguments\": " args "}\n</tool_call>"
+
+static const struct {
+    cn_opt_tool_parser form;
+    const char *text, *content, *calls;
+} answers[] = {
+    {CN_OPT_TOOLS_NONE, CALL("f", "{}"), CALL("f", "{}"), ""},
+    {CN_OPT_TOOLS_HERMES, "", "", ""},
+    {CN_OPT_TOOLS_HERMES, " plain < text\n\n", " plain < text\n\n", ""},
+    {CN_OPT_TOOLS_HERMES, CALL("f", "{\"a\": 1}"), "", "f {\"a\": 1};"},
+    {CN_OPT_TOOLS_HERMES, "I look.\n\n" CALL("f", "{}") "\n" CALL("g", "{\"x\": \"é\"}") "\n",
+     "I look.", "f {};g {\"x\": \"é\"};"},
+    {CN_OPT_TOOLS_HERMES, "<tool_call>{\"name\": \"f\"}</tool_call>", "", "f {};"},
+    {CN_OPT_TOOLS_HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {}}", "", "f {};"},
+    {CN_OPT_TOOLS_HERMES, "a <tool_call>{\"name\": \"f\"", "a <tool_call>{\"name\": \"f\"", ""},
+    {CN_OPT_TOOLS_HERMES, "<tool_call>no</tool_call> x " CALL("f", "{}"),
+     "<tool_call>no</tool_call> x", "f {};"},
+    {CN_OPT_TOOLS_HERMES, "<tool_call>{\"name\": 1}</tool_call>",
+     "<tool_call>{\"name\": 1}</tool_call>", ""},
+    {CN_OPT_TOOLS_HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": 1}</tool_call>",
+     "<tool_call>{\"name\": \"f\", \"arguments\": 1}</tool_call>", ""},
+    {CN_OPT_TOOLS_HERMES, "the <tool_cal", "the <tool_cal", ""},
+    {CN_OPT_TOOLS_LLAMA3_JSON, "{\"name\": \"f\", \"parameters\": {\"a\": [1]}}", "",
+     "f {\"a\": [1]};"},
+    {CN_OPT_TOOLS_LLAMA3_JSON,
+     " <|python_tag|> {\"name\": \"f\", \"arguments\": {}}; {\"name\": "
+     "\"g\", \"parameters\": {}} ",
+     "", "f {};g {};"},
+    {CN_OPT_TOOLS_LLAMA3_JSON, "It is {\"name\": \"f\"}", "It is {\"name\": \"f\"}", ""},
+    {CN_OPT_TOOLS_LLAMA3_JSON, "{\"name\": \"f\", \"parameters\": {}} and more",
+     "{\"name\": \"f\", \"parameters\": {}} and more", ""},
+    {CN_OPT_TOOLS_LLAMA3_JSON, "{\"answer\": 1}", "{\"answer\": 1}", ""},
+    {CN_OPT_TOOLS_LLAMA3_JSON, "<|python_tag|>print(1)", "<|python_tag|>print(1)", ""},
+    {CN_OPT_TOOLS_LLAMA3_JSON, "  ", "  ", ""},
+};
+
+static void calls_are_found_however_the_text_is_cut(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof answers / sizeof *answers; i++) {
+        const char *text = answers[i].text;
+        for (size_t first = 1; first <= strlen(text) + 1; first++)
+            for (size_t rest = 1; rest <= 200; rest += 199) {
+                found got = find(answers[i].form, false, text, first, rest);
+                if (strcmp(got.content, answers[i].content) || strcmp(got.calls, answers[i].calls))
+                    fail_msg("'%s' cut at %zu: content '%s', calls '%s'", text, first, got.content,
+                             got.calls);
+            }
+    }
+}
+
+static void one_call_is_kept_if_they_may_not_be_parallel(void **state)
+{
+    (void)state;
+    found got = find(CN_OPT_TOOLS_HERMES, true, CALL("f", "{}") CALL("g", "{}") "end", 7, 7);
+    assert_string_equal(got.calls, "f {};");
+    assert_string_equal(got.content, "end");
+}
+
+/* Text that cannot be part of a call is content at once: a stream does not stall. */
+static void content_is_not_held_back(void **state)
+{
+    (void)state;
+    cn_tool_finder f = {.form = CN_OPT_TOOLS_HERMES};
+    cn_buf content = {0};
+    assert_int_equal(cn_tool_finder_add(&f, "One two <tool", 13, false, &content), CN_OK);
+    assert_string_equal(content.data, "One two");
+    assert_int_equal(cn_tool_finder_add(&f, "box", 3, false, &content), CN_OK);
+    assert_string_equal(content.data, "One two <toolbox");
+    cn_tool_finder_free(&f);
+    cn_buf_free(&content);
+}
+
+/* ---- responses ---- */
+
+static cn_api_result *result_of(const char *const *pieces)
+{
+    const cn_api_request request = {.endpoint = CN_API_CHAT,
+                                    .params = {.sampling = {.n = 1, .logprobs = -1}},
+                                    .tool_parser = CN_OPT_TOOLS_HERMES};
+    cn_api_result *r;
+    assert_int_equal(cn_api_result_create(&r, &request, NULL, NULL), CN_OK);
+    for (; *pieces; pieces++) {
+        const bool end = !pieces[1];
+        const cn_event ev = {.text = *pieces,
+                             .text_len = strlen(*pieces),
+                             .n_tokens = 1,
+                             .stop_token = -1,
+                             .finish = end ? CN_FINISH_STOP : CN_FINISH_NONE,
+                             .last = end};
+        cn_api_result_add(r, &ev);
+    }
+    return r;
+}
+
+static void a_body_has_the_calls(void **state)
+{
+    (void)state;
+    const char *const pieces[] = {"<tool_call>{\"name\": \"f\"}</tool", "_call>", NULL};
+    cn_api_result *r = result_of(pieces);
+    json_t *body = cn_api_result_body(r, "x", "m", 1);
+    const json_t *choice = json_array_get(json_object_get(body, "choices"), 0);
+    const json_t *message = json_object_get(choice, "message");
+    const json_t *call = json_array_get(json_object_get(message, "tool_calls"), 0);
+    assert_string_equal(json_string_value(json_object_get(choice, "finish_reason")), "tool_calls");
+    assert_true(json_is_null(json_object_get(message, "content")));
+    assert_null(json_object_get(call, "index"));
+    assert_string_equal(
+        json_string_value(json_object_get(json_object_get(call, "function"), "name")), "f");
+    json_decref(body);
+    cn_api_result_free(r);
+}
+
+static void a_stream_has_a_chunk_for_each_call(void **state)
+{
+    (void)state;
+    const char *const pieces[] = {"Hm. <tool_call>{\"name\": \"f\"}</tool_call>",
+                                  CALL("g", "{\"a\": 1}"), NULL};
+    cn_api_result *r = result_of(pieces);
+    json_t *chunk = cn_api_result_take_chunk(r, "x", "m", 1, false);
+    const json_t *choice = json_array_get(json_object_get(chunk, "choices"), 0);
+    const json_t *delta = json_object_get(choice, "delta");
+    const json_t *calls = json_object_get(delta, "tool_calls");
+    assert_string_equal(json_string_value(json_object_get(delta, "content")), "Hm.");
+    assert_int_equal(json_array_size(calls), 2);
+    assert_int_equal(json_integer_value(json_object_get(json_array_get(calls, 1), "index")), 1);
+    assert_string_equal(json_string_value(json_object_get(choice, "finish_reason")), "tool_calls");
+    json_decref(chunk);
+    assert_null(cn_api_result_take_chunk(r, "x", "m", 1, false));
+    cn_api_result_free(r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(calls_are_found_however_the_text_is_cut),
+        cmocka_unit_test(one_call_is_kept_if_they_may_not_be_parallel),
+        cmocka_unit_test(content_is_not_held_back),
+        cmocka_unit_test(a_body_has_the_calls),
+        cmocka_unit_test(a_stream_has_a_chunk_for_each_call),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
