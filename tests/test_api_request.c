@@ -114,12 +114,81 @@ static void harmless_and_neutral_fields_pass(void **state)
         "\"model\": \"m\", \"user\": \"u\", \"metadata\": {\"a\": \"b\"}, \"store\": true",
         "\"response_format\": {\"type\": \"text\"}, \"tools\": [], \"tool_choice\": \"none\"",
         "\"add_generation_prompt\": true, \"best_of\": 1, \"length_penalty\": 1.0",
+        "\"service_tier\": \"flex\", \"verbosity\": \"low\", \"cache_salt\": \"s\"",
         "\"stream\": true, \"stream_options\": {\"include_usage\": true}",
         "\"logprobs\": false, \"top_logprobs\": 0",
     };
     cn_api_request r;
     for (size_t i = 0; i < sizeof rests / sizeof *rests; i++) {
         accept_chat(&r, rests[i]);
+        cn_api_request_free(&r);
+    }
+}
+
+static void unknown_fields_bring_warnings(void **state)
+{
+    (void)state;
+    cn_api_unknown unknown;
+    cn_api_unknown_init(&unknown, false);
+    cn_api_defaults accepting = defaults;
+    accepting.unknown = &unknown;
+    char text[4096] = CHAT_START "\"tempreature\": 0.5, \"store\": true, \"zap\": null, "
+                                 "\"mystery\": {\"a\": [1]}}";
+    cn_api_request r;
+    json_t *body = json_loads(text, 0, NULL);
+    assert_int_equal(cn_api_request_parse(&r, CN_API_CHAT, body, &accepting, NULL), CN_OK);
+    assert_int_equal(json_array_size(r.warnings), 2);
+    assert_string_equal(json_string_value(json_array_get(r.warnings, 0)),
+                        "tempreature: unknown field, ignored");
+    assert_int_equal(unknown.n_logged, 2);
+    cn_api_request_free(&r);
+    json_decref(body);
+
+    /* Names are logged once, and a request has a limited number of warnings. */
+    snprintf(text, sizeof text, CHAT_START "\"tempreature\": 1");
+    for (int i = 0; i < 2 * CN_API_LOGGED_NAMES; i++)
+        snprintf(text + strlen(text), 32, ", \"unknown%d\": 1", i);
+    strcat(text, "}");
+    body = json_loads(text, 0, NULL);
+    assert_int_equal(cn_api_request_parse(&r, CN_API_CHAT, body, &accepting, NULL), CN_OK);
+    assert_int_equal(json_array_size(r.warnings), CN_API_MAX_WARNINGS);
+    assert_int_equal(unknown.n_logged, CN_API_LOGGED_NAMES);
+    cn_api_request_free(&r);
+    json_decref(body);
+    cn_api_unknown_destroy(&unknown);
+}
+
+static void members_of_kv_are_never_ignored(void **state)
+{
+    (void)state;
+    cn_api_unknown unknown;
+    cn_api_unknown_init(&unknown, false);
+    cn_api_defaults accepting = defaults;
+    accepting.unknown = &unknown;
+    json_t *body = json_loads(CHAT_START "\"kv\": {\"budgit\": 1}}", 0, NULL);
+    cn_api_request r;
+    assert_int_equal(cn_api_request_parse(&r, CN_API_CHAT, body, &accepting, NULL), CN_ERR_ARG);
+    json_decref(body);
+    cn_api_unknown_destroy(&unknown);
+}
+
+static void reasoning_effort_is_the_templates_switch(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *rest;
+        int thinking;
+    } cases[] = {
+        {"\"reasoning_effort\": \"none\"", 0},
+        {"\"reasoning_effort\": \"low\"", 1},
+        {"\"reasoning_effort\": null", -1},
+        {"\"reasoning_effort\": \"none\", \"chat_template_kwargs\": {\"enable_thinking\": true}",
+         1},
+    };
+    cn_api_request r;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        accept_chat(&r, cases[i].rest);
+        assert_int_equal(r.params.enable_thinking, cases[i].thinking);
         cn_api_request_free(&r);
     }
 }
@@ -326,6 +395,7 @@ static const struct refusal {
     {CN_API_CHAT, "\"kv\": {\"policy\": \"zap\"}", "kv", "zap"},
     {CN_API_CHAT, "\"kv\": {\"budgit\": 1}", "kv", "budgit"},
     {CN_API_CHAT, "\"kv\": 7", "kv", "object"},
+    {CN_API_CHAT, "\"reasoning_effort\": \"huge\"", "reasoning_effort", "huge"},
     {CN_API_CHAT, "\"best_of\": 4", "best_of", "4"},
     {CN_API_CHAT, "\"tools\": 1", "tools", "array"},
     {CN_API_CHAT, "\"tools\": [{\"type\": \"function\"}]", "tools", "tools[0]"},
@@ -442,6 +512,9 @@ int main(void)
         cmocka_unit_test(an_absent_field_has_the_engines_default),
         cmocka_unit_test(max_completion_tokens_comes_before_max_tokens),
         cmocka_unit_test(harmless_and_neutral_fields_pass),
+        cmocka_unit_test(unknown_fields_bring_warnings),
+        cmocka_unit_test(members_of_kv_are_never_ignored),
+        cmocka_unit_test(reasoning_effort_is_the_templates_switch),
         cmocka_unit_test(message_text_may_come_in_parts),
         cmocka_unit_test(reasoning_of_answers_is_read),
         cmocka_unit_test(tool_calls_and_results_are_read),

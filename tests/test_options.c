@@ -149,6 +149,7 @@ static void enum_names_match_their_enums(void **state)
         {"select-group", "mean", CN_SELECT_MEAN},
         {"select-weights", "harmonic", CN_WEIGHTS_HARMONIC},
         {"grade", "last-number", CN_OPT_GRADE_LAST_NUMBER},
+        {"unknown-fields", "refuse", CN_OPT_UNKNOWN_REFUSE},
         {"progress", "none", CN_OPT_PROGRESS_NONE},
         {"loop-rescue", "full", CN_OPT_RESCUE_FULL},
         {"dataset-name", "custom", CN_OPT_DATASET_CUSTOM},

@@ -249,6 +249,28 @@ static void two_runs_give_the_same_file(void **state)
     expect_as_reference();
 }
 
+static void unknown_fields_are_counted_or_refused(void **state)
+{
+    (void)state;
+    static const char line[] =
+        "{\"custom_id\": \"u%d\", \"method\": \"POST\", \"url\": \"/v1/completions\", \"body\": "
+        "{\"prompt\": \"1 + 1\", \"max_tokens\": 1, \"mystery\": 1}}\n";
+    char text[256];
+    put_text(in_path, "w", "");
+    for (int i = 0; i < 2; i++) {
+        snprintf(text, sizeof text, line, i);
+        put_text(in_path, "a", text);
+    }
+    expect_exit(0, &plain);
+    expect_log("warnings: 2 answers");
+    expect_log("the unknown field mystery");
+    assert_null(strstr(strstr(get_text(log_path), "field mystery") + 1, "field mystery"));
+    assert_non_null(strstr(get_text(out_path), "\"warnings\":[\"mystery: unknown field"));
+    unlink(out_path);
+    expect_exit(2, &(launch){.extra = {"--unknown-fields", "refuse"}});
+    expect_log("0 answered, 2 errors");
+}
+
 /* Kills the program at moments from its start to after its end. */
 static void kill_9_at_any_moment_loses_nothing(void **state)
 {
@@ -365,7 +387,7 @@ static void faults_become_error_lines_and_strict_stops(void **state)
              "{\"custom_id\": \"b\", \"url\": \"/v1/completions\", \"body\": {\"prompt\": \"x\", "
              "\"max_tokens\": 9000}}\n"
              "{\"custom_id\": \"c\", \"url\": \"/v1/completions\", \"body\": {\"prompt\": \"x\", "
-             "\"tempo\": 2}}\n"
+             "\"kv\": {\"tempo\": 2}}}\n"
              "{\"custom_id\": \"a\", \"url\": \"/v1/completions\", \"body\": {\"prompt\": \"x\"}}\n"
              "nonsense\n"
              "{\"custom_id\": \"d\", \"url\": \"/v1/chat/completions\", \"body\": {\"messages\": "
@@ -375,7 +397,7 @@ static void faults_become_error_lines_and_strict_stops(void **state)
     const char *text = get_text(out_path);
     assert_int_equal(count_lines(out_path), 6);
     static const char *const wanted[] = {"\"line\":2",  "\"line\":3", "\"line\":4", "\"line\":5",
-                                         "\"param\":\"tempo\"", "duplicate_custom_id",
+                                         "\"param\":\"kv\"", "duplicate_custom_id",
                                          "\"top_logprobs\"", "\"index\":1"};
     text = get_text(out_path);
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
@@ -637,6 +659,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(two_runs_give_the_same_file),
+        TEST(unknown_fields_are_counted_or_refused),
         TEST(kill_9_at_any_moment_loses_nothing),
         TEST(an_incomplete_last_line_is_answered_again),
         TEST(a_full_disk_stops_with_a_file_to_resume),

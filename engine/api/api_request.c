@@ -240,6 +240,7 @@ static const struct field {
     {"logprobs", COMPLETION, set_completion_logprobs},
     {"top_logprobs", CHAT, set_later},
     {"max_completion_tokens", CHAT, set_later},
+    {"reasoning_effort", CHAT, set_later},
     {"seed", BOTH, set_seed},
     {"priority", BOTH, set_priority},
     {"stream", BOTH, set_stream},
@@ -255,8 +256,18 @@ static const struct field {
 
 /* Accepted without effect: they do not change the answer. */
 static const char *const harmless[] = {
-    "model",          "user",        "metadata",         "store",      "service_tier",
-    "prompt_cache_key", "request_id", "safety_identifier",
+    "model",
+    "cache_salt",
+    "metadata",
+    "prediction",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "request_id",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+    "verbosity",
 };
 
 /* Accepted only at this value (as JSON), which means what cinch does anyway. */
@@ -291,9 +302,9 @@ static bool equal_values(const json_t *a, const json_t *b)
     return json_equal(a, b);
 }
 
-static cn_status check_neutral(const char *key, const json_t *v)
+static cn_status check_neutral(cn_api_request *r, const char *key, const json_t *v)
 {
-    char shown[SHOWN_BYTES], name[SHOWN_BYTES];
+    char shown[SHOWN_BYTES];
     for (size_t i = 0; i < sizeof neutrals / sizeof *neutrals; i++) {
         if (strcmp(key, neutrals[i].key) != 0) continue;
         json_t *want = json_loads(neutrals[i].value, JSON_DECODE_ANY, NULL);
@@ -304,9 +315,7 @@ static cn_status check_neutral(const char *key, const json_t *v)
                     : cn_fail(CN_ERR_ARG, "%s: only %s is supported, got %s", key,
                               neutrals[i].value, cn_json_describe(v, shown, sizeof shown));
     }
-    return cn_fail(CN_ERR_ARG, "%s: unknown field, got %s",
-                   cn_json_printable(key, name, sizeof name),
-                   cn_json_describe(v, shown, sizeof shown));
+    return cn_api_unknown_take(r->unknown, key, v, &r->warnings);
 }
 
 static cn_status read_field(cn_api_request *r, const char *key, json_t *v)
@@ -319,10 +328,25 @@ static cn_status read_field(cn_api_request *r, const char *key, json_t *v)
     bool known;
     CN_TRY(cn_request_set_json(&r->params.sampling, &r->params.kv,
                                CN_SECTION_SAMPLING | CN_SECTION_KV, key, v, &known));
-    return known ? CN_OK : check_neutral(key, v);
+    return known ? CN_OK : check_neutral(r, key, v);
 }
 
 /* ---- fields that depend on others ---- */
+
+/* OpenAI's effort as the switch of the chat template, unless the template's own argument is set. A
+ * template without the switch ignores it. */
+static cn_status set_effort(cn_api_request *r, const char *key, const json_t *v)
+{
+    static const char *const efforts[] = {"none", "minimal", "low", "medium", "high", "xhigh"};
+    const char *effort = json_string_value(v);
+    size_t i = 0, n = sizeof efforts / sizeof *efforts;
+    while (effort && i < n && strcmp(effort, efforts[i]) != 0) i++;
+    if (!effort || i == n)
+        return cn_api_refuse(
+            key, "\"none\", \"minimal\", \"low\", \"medium\", \"high\" or \"xhigh\"", v);
+    if (r->params.enable_thinking < 0) r->params.enable_thinking = i > 0;
+    return CN_OK;
+}
 
 static cn_status finish_chat(cn_api_request *r, json_t *body, cn_opt_tool_parser parser,
                              const char **key)
@@ -347,6 +371,8 @@ static cn_status finish_chat(cn_api_request *r, json_t *body, cn_opt_tool_parser
     if (json_object_get(r->chat, *key) && parser == CN_OPT_TOOLS_NONE)
         return cn_fail(CN_ERR_ARG, "%s: needs --tool-call-parser of the engine", *key);
     if (json_object_get(r->chat, *key)) r->tool_parser = parser;
+    v = json_object_get(body, *key = "reasoning_effort");
+    if (v && !json_is_null(v)) CN_TRY(set_effort(r, *key, v));
     *key = "messages";
     if (!json_object_get(r->chat, *key)) return cn_fail(CN_ERR_ARG, "%s: missing", *key);
     *key = "continue_final_message";
@@ -398,6 +424,7 @@ cn_status cn_api_request_parse(cn_api_request *out, cn_api_endpoint endpoint, js
 {
     *out = (cn_api_request){
         .endpoint = endpoint,
+        .unknown = defaults->unknown,
         .params = {.enable_thinking = -1, .sampling = defaults->sampling, .kv = defaults->kv},
         .keep = json_array(),
     };
@@ -407,6 +434,7 @@ cn_status cn_api_request_parse(cn_api_request *out, cn_api_endpoint endpoint, js
     if (!out->keep || !out->chat || json_array_append(out->keep, body) != 0)
         status = out_of_memory("a request");
     if (status == CN_OK) status = read_body(out, body, defaults->tool_parser, &key);
+    out->unknown = NULL;
     if (status == CN_OK) {
         drop_read(out, body);
         return CN_OK;
@@ -428,6 +456,7 @@ void cn_api_request_free(cn_api_request *r)
     cn_free(r->logit_bias);
     json_decref(r->chat);
     json_decref(r->keep);
+    json_decref(r->warnings);
     *r = (cn_api_request){0};
 }
 

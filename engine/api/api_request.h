@@ -8,7 +8,7 @@
  *   1. read; or
  *   2. accepted without effect, because it cannot change the answer ("user", "store"); or
  *   3. accepted only at the value that means what cinch does anyway ("echo": false); or
- *   4. an error that names the field.
+ *   4. unknown: accepted with a warning, or with --unknown-fields refuse an error that names it.
  * null counts as absent. Scalars of sampling and `kv` are rows of the option table, with its
  * bounds. */
 #ifndef CN_API_REQUEST_H
@@ -16,6 +16,7 @@
 
 #include <jansson.h>
 
+#include "engine/api/api_unknown.h"
 #include "engine/base.h"
 #include "engine/options/options.h"
 
@@ -35,6 +36,7 @@ typedef struct cn_api_defaults {
     cn_sampling sampling;
     cn_kv_params kv;
     cn_opt_tool_parser tool_parser; /* none: tools are refused */
+    cn_api_unknown *unknown; /* NULL: unknown fields are refused */
 } cn_api_defaults;
 
 enum {
@@ -49,6 +51,9 @@ typedef struct cn_api_request {
     bool stream_usage; /* stream_options.include_usage */
     cn_opt_tool_parser tool_parser; /* none: the answer is not searched for calls */
     bool one_tool_call;             /* parallel_tool_calls is false */
+
+    json_t *warnings;  /* array of texts about ignored fields; NULL: none */
+    cn_api_unknown *unknown; /* while it is parsed */
 
     /* Memory that params points to. */
     json_t *keep; /* the body */

@@ -34,6 +34,7 @@ struct cn_api_result {
     cn_api_logprobs_form form;
     uint64_t n_tokens;
     bool done, cancelled;
+    json_t *warnings; /* NULL: none, or the stream has sent them */
     char *error;
     uint32_t n_choices;
     choice choices[];
@@ -52,6 +53,10 @@ cn_status cn_api_result_create(cn_api_result **out, const cn_api_request *reques
                                      .token_bytes = token_bytes,
                                      .user = user};
     r->n_choices = s->n;
+    if (request->warnings && !(r->warnings = json_deep_copy(request->warnings))) {
+        cn_free(r);
+        return cn_fail(CN_ERR_MEMORY, "out of memory for warnings");
+    }
     for (uint32_t i = 0; i < s->n; i++)
         r->choices[i].tools = (cn_tool_finder){.form = request->tool_parser,
                                                .only_one = request->one_tool_call};
@@ -70,6 +75,7 @@ void cn_api_result_free(cn_api_result *r)
         cn_tool_finder_free(&c->tools);
         cn_free(c->stop_reason);
     }
+    json_decref(r->warnings);
     cn_free(r->error);
     cn_free(r);
 }
@@ -122,6 +128,7 @@ uint64_t cn_api_result_bytes(const cn_api_result *r)
 uint64_t cn_api_result_n_tokens(const cn_api_result *r) { return r->n_tokens; }
 bool cn_api_result_was_cancelled(const cn_api_result *r) { return r->cancelled; }
 const char *cn_api_result_error(const cn_api_result *r) { return r->error; }
+bool cn_api_result_has_warnings(const cn_api_result *r) { return r->warnings != NULL; }
 uint32_t cn_api_result_n_choices(const cn_api_result *r) { return r->n_choices; }
 
 const char *cn_api_result_answer(const cn_api_result *r, uint32_t i, size_t *n)
@@ -321,6 +328,10 @@ static cn_status write_tail(const cn_api_result *r, cn_api_writer *w, cn_buf *ou
 {
     CN_TRY(cn_buf_addf(out, "],\"usage\":"));
     CN_TRY(add_json(out, w, usage_json(r), 0, 0));
+    if (r->warnings) {
+        CN_TRY(cn_buf_addf(out, ",\"warnings\":"));
+        CN_TRY(add_json(out, w, json_incref(r->warnings), 0, 0));
+    }
     w->state = CN_WRITE_DONE;
     return cn_buf_addf(out, "}");
 }
@@ -433,6 +444,8 @@ json_t *cn_api_result_take_chunk(cn_api_result *r, const char *id, const char *m
         json_array_append_new(choices, chunk_choice(r, i, c));
         json_t *chunk = chunk_json(r, id, model, created, choices);
         if (usage) json_object_set_new(chunk, "usage", json_null());
+        if (r->warnings) json_object_set_new(chunk, "warnings", r->warnings);
+        r->warnings = NULL;
         return chunk;
     }
     return NULL;

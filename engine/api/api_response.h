@@ -6,7 +6,8 @@
  * With tools, calls in the text become message.tool_calls (api_tools.h).
  * Fields beyond OpenAI's: message.reasoning_content; choices[].stop_reason;
  * choices[].thinking_truncated if the thinking budget ended the reasoning; and usage.kv, the
- * compression figures of the request (over n samples: sums, and the largest peak). */
+ * compression figures of the request (over n samples: sums, and the largest peak); warnings, texts
+ * about fields that were ignored, if there are any (of a stream: in the first chunk). */
 #ifndef CN_API_RESPONSE_H
 #define CN_API_RESPONSE_H
 
@@ -35,6 +36,8 @@ bool cn_api_result_was_cancelled(const cn_api_result *r);
 /* Why a sample failed, or NULL. */
 const char *cn_api_result_error(const cn_api_result *r);
 
+/* The request had fields that were ignored, and no chunk has said so. */
+bool cn_api_result_has_warnings(const cn_api_result *r);
 uint32_t cn_api_result_n_choices(const cn_api_result *r);
 /* The content after the reasoning, n bytes, whether or not a parser separated the reasoning. This
  * is the text that is graded. */

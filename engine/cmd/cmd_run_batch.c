@@ -197,6 +197,9 @@ static void print_summary(FILE *f, const summary *s)
                 (unsigned long long)e->selected_steps,
                 (double)e->selected_tokens / (double)e->selected_steps,
                 (double)e->candidate_tokens / (double)e->selected_steps);
+    if (r->n_warned)
+        fprintf(f, "warnings: %llu answers to requests with unknown fields, which were ignored\n",
+                (unsigned long long)r->n_warned);
     print_end(f, s);
     print_second_runs(f, r);
     warn_of_changes(r);
@@ -239,7 +242,7 @@ static json_t *summary_json(const summary *s)
         (json_int_t)e->candidate_tokens);
     return json_pack(
         "{s:s, s:i, s:s?, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:o, s:o, s:o, s:I, "
-        "s:o}",
+        "s:I, s:o}",
         "version", CINCH_VERSION, "exit_code", s->exit_code, "stopped",
         *r->why && !cn_batch_run_is_complete(r) ? r->why : NULL,
         "elapsed_s", s->elapsed_s, "answered", (json_int_t)r->n_answered, "errors",
@@ -248,7 +251,8 @@ static json_t *summary_json(const summary *s)
         (json_int_t)e->cached_tokens, "completion_tokens", (json_int_t)e->generation_tokens,
         "requests_per_s", per_second(s, r->n_answered),
         "output_tokens_per_s", per_second(s, e->generation_tokens), "kv", kv, "file", file,
-        "exact_match", match, "loop_rescues", (json_int_t)r->n_rescued, "audit", audit_json(r));
+        "exact_match", match, "warnings", (json_int_t)r->n_warned,
+        "loop_rescues", (json_int_t)r->n_rescued, "audit", audit_json(r));
 }
 
 static void write_summary(const summary *s)

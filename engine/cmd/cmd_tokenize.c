@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "engine/cmd/command.h"
+#include "engine/json.h"
 #include "engine/text/chat_template.h"
 #include "engine/text/detok.h"
 #include "engine/text/tokenizer.h"

@@ -12,15 +12,17 @@ enum {
 
 static const cn_command commands[] = {
     {"run-batch", "--model DIR -i IN.jsonl -o OUT.jsonl", "answer a file of requests",
-     ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_PROMPTS | CN_SECTION_RUN_BATCH |
-         CN_SECTION_PROGRESS,
+     ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_BODIES | CN_SECTION_PROMPTS |
+         CN_SECTION_RUN_BATCH | CN_SECTION_PROGRESS,
      cn_cmd_run_batch},
     {"serve", "--model DIR", "answer over HTTP with OpenAI's API",
-     ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_SHARING | CN_SECTION_SERVE, cn_cmd_serve},
+     ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_BODIES | CN_SECTION_SHARING |
+         CN_SECTION_SERVE,
+     cn_cmd_serve},
     {"compare", "--model DIR -i IN.jsonl [MORE.jsonl...] --arms full,zip:384,window:384",
      "compare compressed KV and selectors with full KV: quality, agreement, speed, memory",
-     ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_PROMPTS | CN_SECTION_COMPARE |
-         CN_SECTION_PROGRESS,
+     ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_BODIES | CN_SECTION_PROMPTS |
+         CN_SECTION_COMPARE | CN_SECTION_PROGRESS,
      cn_cmd_compare},
     {"bench", "throughput|serve --model DIR", "measure the throughput of an engine, or a server",
      ENGINE_SECTIONS | CN_SECTION_SAMPLING | CN_SECTION_BENCH | CN_SECTION_BENCH_THROUGHPUT |

@@ -43,10 +43,11 @@ static cn_status read_line(cn_compare_task *t, const cn_config *c, const cn_line
     return CN_OK;
 }
 
-static cn_status read_lines(cn_compare_task *t, const cn_engine *e, cn_line_reader *reader)
+static cn_status read_lines(cn_compare_task *t, const cn_engine *e, cn_line_reader *reader,
+                            cn_api_unknown *unknown)
 {
     const cn_config *c = cn_engine_config(e);
-    cn_api_defaults defaults = {.tool_parser = c->tool_call_parser};
+    cn_api_defaults defaults = {.tool_parser = c->tool_call_parser, .unknown = unknown};
     cn_engine_default_sampling(e, &defaults.sampling);
     cn_engine_default_kv(e, &defaults.kv);
     while (c->limit == 0 || t->n < c->limit) {
@@ -68,7 +69,10 @@ cn_status cn_compare_task_load(cn_compare_task *out, const cn_engine *e, const c
     CN_TRY(cn_compare_task_name(&out->name, path));
     cn_line_reader *reader;
     CN_TRY(cn_line_reader_open(&reader, path, CN_BATCH_MAX_LINE_BYTES));
-    cn_status status = read_lines(out, e, reader);
+    cn_api_unknown unknown;
+    cn_api_unknown_init(&unknown, cn_engine_config(e)->unknown_fields == CN_OPT_UNKNOWN_REFUSE);
+    cn_status status = read_lines(out, e, reader, &unknown);
+    cn_api_unknown_destroy(&unknown);
     cn_line_reader_close(reader);
     return status == CN_OK ? CN_OK : cn_fail_within(status, "%s", path);
 }

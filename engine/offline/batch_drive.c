@@ -62,6 +62,7 @@ static void open_port(cn_batch_drive *d, const cn_config *c)
     cn_engine_default_sampling(d->engine, &d->port.defaults.sampling);
     cn_engine_default_kv(d->engine, &d->port.defaults.kv);
     d->port.defaults.tool_parser = c->tool_call_parser;
+    d->port.defaults.unknown = &d->unknown;
 }
 
 /* ---- the loop ---- */
@@ -112,6 +113,7 @@ static void show_progress(cn_batch_drive *d, const cn_batch_run *run)
 
 void cn_batch_drive_all(cn_batch_drive *d, cn_batch_run *run)
 {
+    cn_api_unknown_init(&d->unknown, run->config->unknown_fields == CN_OPT_UNKNOWN_REFUSE);
     open_port(d, run->config);
     run->port = &d->port;
     run->max_inflight = run->config->max_inflight;
@@ -129,5 +131,6 @@ void cn_batch_drive_all(cn_batch_drive *d, cn_batch_run *run)
         show_progress(d, run);
     }
     cn_batch_run_look_for_rest(run);
+    cn_api_unknown_destroy(&d->unknown);
     cn_progress_end(&d->progress);
 }

@@ -215,6 +215,7 @@ static bool answer(cn_batch_run *run, const cn_batch_job *job)
                                   .rescued_by = job->rescued_by,
                                   .first = &first};
     if (!put_line(run, run->output, format_answer(run, job, &notes), &notes)) return !run->paused;
+    run->n_warned += cn_api_result_has_warnings(job->result);
     run->n_rescued += job->rescued_by != NULL;
     run->n_answered++;
     run->totals.answered++;

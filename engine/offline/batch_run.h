@@ -137,6 +137,7 @@ struct cn_batch_run {
     cn_list finished;       /* not yet written */
     cn_list again;          /* to submit again, newest first */
     cn_batch_job *waiting;  /* read, but the engine's queue was full */
+    uint64_t n_warned;      /* answered lines with fields that were ignored */
     uint64_t n_rescued;     /* written lines that were submitted twice */
     cn_agreement agreement; /* of the replays so far */
     cn_usage replayed;      /* prompt, cached and output tokens of replays */

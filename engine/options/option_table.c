@@ -269,6 +269,11 @@ static const cn_option options[] = {
         .flags = RESULT | USUAL,
         .help = "compare answers with the reference: the whole text, the last \\boxed{}, or the "
                 "last number"),
+    ROW(BODIES, "unknown-fields", ENUM, unknown_fields, "warn", .values = "warn|refuse",
+        .flags = USUAL,
+        .help = "fields of a request that cinch does not know: warn ignores them and says so in "
+                "the response; refuse makes them an error"),
+
     ROW(PROGRESS, "progress", ENUM, progress, "auto", .values = "auto|bar|plain|none",
         .help = "auto is a bar on a terminal and plain lines otherwise"),
 
@@ -524,6 +529,7 @@ static const struct {
     {CN_SECTION_SHARING, "sharing", "How interactive and batch requests share an engine."},
     {CN_SECTION_CALIBRATE, "calibrate", "Which text measures the channels, and how."},
     {CN_SECTION_PROGRESS, "progress", "How progress is shown on standard error."},
+    {CN_SECTION_BODIES, "bodies", "How the JSON bodies of requests are read."},
 };
 _Static_assert(sizeof sections / sizeof *sections == CN_N_SECTIONS, "a row per section");
 

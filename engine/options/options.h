@@ -67,6 +67,8 @@ typedef enum cn_opt_thinking {
     CN_OPT_THINKING_ON
 } cn_opt_thinking;
 
+typedef enum cn_opt_unknown { CN_OPT_UNKNOWN_WARN, CN_OPT_UNKNOWN_REFUSE } cn_opt_unknown;
+
 typedef enum cn_opt_importance {
     CN_OPT_IMPORTANCE_MAX, /* sum over the group's heads of max over t of |q_t * k_t| */
     CN_OPT_IMPORTANCE_MEAN /* sum over the group's heads of mean |q| * mean |k| */
@@ -133,6 +135,9 @@ struct cn_config {
 
     /* sampling: vLLM's defaults and the options that were given (cn_config_is_given) */
     cn_sampling sampling;
+
+    /* bodies */
+    cn_opt_unknown unknown_fields;
 
     /* prompts */
     char *input_file; /* "-" = standard input */
@@ -258,9 +263,10 @@ typedef enum cn_option_section {
     CN_SECTION_SERVE = 1 << 15,
     CN_SECTION_SHARING = 1 << 16,
     CN_SECTION_CALIBRATE = 1 << 17,
-    CN_SECTION_PROGRESS = 1 << 18
+    CN_SECTION_PROGRESS = 1 << 18,
+    CN_SECTION_BODIES = 1 << 19
 } cn_option_section;
-enum { CN_N_SECTIONS = 19 };
+enum { CN_N_SECTIONS = 20 };
 const char *cn_section_name(cn_option_section s);  /* "run-batch" */
 const char *cn_section_intro(cn_option_section s); /* a sentence for docs/CONFIG.md */
 

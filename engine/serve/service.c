@@ -19,6 +19,8 @@ static cn_status start_threads(cn_service *s)
 static cn_status open_service(cn_service *s, const cn_config *config)
 {
     CN_TRY(cn_config_copy(&s->config, config));
+    cn_api_unknown_init(&s->unknown, config->unknown_fields == CN_OPT_UNKNOWN_REFUSE);
+    s->defaults.unknown = &s->unknown;
     s->memory.most = config->max_buffered_bytes;
     CN_TRY(cn_serve_stats_create(&s->serve_stats));
     CN_TRY(cn_mailbox_create(&s->intake_box, INTAKE_CAPACITY));
@@ -76,6 +78,7 @@ void cn_service_free(cn_service *s)
     cn_buf_free(&s->prompt_text);
     cn_buf_free(&s->failure);
     cn_config_free(s->config);
+    cn_api_unknown_destroy(&s->unknown);
     pthread_mutex_destroy(&s->lock);
     cn_free(s);
 }

@@ -1,0 +1,48 @@
+/* api_unknown.c - see api_unknown.h. */
+#include "engine/api/api_unknown.h"
+
+#include <string.h>
+
+#include "engine/json.h"
+
+enum { SHOWN_BYTES = 96 };
+
+void cn_api_unknown_init(cn_api_unknown *u, bool refuse)
+{
+    *u = (cn_api_unknown){.refuse = refuse};
+    pthread_mutex_init(&u->lock, NULL);
+}
+
+void cn_api_unknown_destroy(cn_api_unknown *u) { pthread_mutex_destroy(&u->lock); }
+
+/* True the first time that it is called with this name, while the table has room. */
+static bool is_new(cn_api_unknown *u, const char *key)
+{
+    const uint64_t hash = cn_hash64(0, key, strlen(key));
+    uint32_t i = 0;
+    pthread_mutex_lock(&u->lock);
+    while (i < u->n_logged && u->logged[i] != hash) i++;
+    const bool fresh = i == u->n_logged && i < CN_API_LOGGED_NAMES;
+    if (fresh) u->logged[u->n_logged++] = hash;
+    pthread_mutex_unlock(&u->lock);
+    return fresh;
+}
+
+cn_status cn_api_unknown_take(cn_api_unknown *u, const char *key, const json_t *value,
+                              json_t **warnings)
+{
+    char name[SHOWN_BYTES], shown[SHOWN_BYTES];
+    cn_json_printable(key, name, sizeof name);
+    if (!u || u->refuse)
+        return cn_fail(CN_ERR_ARG, "%s: unknown field, got %s", name,
+                       cn_json_describe(value, shown, sizeof shown));
+    if (is_new(u, key))
+        cn_log(CN_LOG_WARN, "a request has the unknown field %s, which is ignored "
+               "(--unknown-fields refuse makes this an error)", name);
+    if (!*warnings) *warnings = json_array();
+    if (*warnings && json_array_size(*warnings) >= CN_API_MAX_WARNINGS) return CN_OK;
+    if (!*warnings ||
+        json_array_append_new(*warnings, json_sprintf("%s: unknown field, ignored", name)) != 0)
+        return cn_fail(CN_ERR_MEMORY, "out of memory for a warning");
+    return CN_OK;
+}
