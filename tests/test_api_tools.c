@@ -150,12 +150,24 @@ static cn_api_result *result_of(const char *const *pieces)
     return r;
 }
 
+static json_t *body_of(const cn_api_result *r)
+{
+    cn_api_writer writer = {.id = "x", .model = "m", .created = 1, .digits = 17};
+    cn_buf text = {0};
+    bool done = false;
+    assert_int_equal(cn_api_result_write(r, &writer, &text, SIZE_MAX, &done), CN_OK);
+    assert_true(done);
+    json_t *body = json_loadb(text.data, text.len, 0, NULL);
+    cn_buf_free(&text);
+    return body;
+}
+
 static void a_body_has_the_calls(void **state)
 {
     (void)state;
     const char *const pieces[] = {"<tool_call>{\"name\": \"f\"}</tool", "_call>", NULL};
     cn_api_result *r = result_of(pieces);
-    json_t *body = cn_api_result_body(r, "x", "m", 1);
+    json_t *body = body_of(r);
     const json_t *choice = json_array_get(json_object_get(body, "choices"), 0);
     const json_t *message = json_object_get(choice, "message");
     const json_t *call = json_array_get(json_object_get(message, "tool_calls"), 0);
