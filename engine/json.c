@@ -144,6 +144,13 @@ enum {
     PAIR_BYTES = 128
 };
 
+/* True if the next character from i on, but for one space, closes a bracket. */
+static bool closes_at(const char *text, size_t i, size_t n)
+{
+    i += i < n && text[i] == ' ';
+    return i < n && (text[i] == ']' || text[i] == '}');
+}
+
 cn_json_size cn_json_measure(const char *text, size_t n)
 {
     cn_json_size size = {.values = 1, .bytes = VALUE_BYTES};
@@ -156,11 +163,12 @@ cn_json_size cn_json_measure(const char *text, size_t n)
             continue;
         }
         inside = c == '"';
-        const bool begins = c == '[' || c == '{';
-        size.values += begins || c == ',';
+        /* A value follows each comma and each bracket that is not closed at once. */
+        const bool follows = c == ',' || ((c == '[' || c == '{') && !closes_at(text, i + 1, n));
+        size.values += follows;
         size.bytes += c == '{' ? OBJECT_BYTES : c == '[' ? ARRAY_BYTES : 0;
         size.bytes += c == ':' ? PAIR_BYTES : 0;
-        size.bytes += begins || c == ',' ? VALUE_BYTES + ENTRY_BYTES : 0;
+        size.bytes += follows ? VALUE_BYTES + ENTRY_BYTES : 0;
     }
     return size;
 }

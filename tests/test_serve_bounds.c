@@ -297,29 +297,6 @@ static int ask_path(uint16_t port, const char *method, const char *key, const ch
     return status;
 }
 
-static void rights_stand_behind_a_key(void **state)
-{
-    (void)state;
-    cn_api_keys *k;
-    assert_int_equal(cn_api_keys_load(&k, KEYS, NULL), CN_OK);
-    assert_int_equal(cn_api_keys_find(k, "Bearer ann-secret-1", false), 0);
-    assert_int_equal(cn_api_keys_min_priority(k, 0), -5);
-    assert_int_equal(cn_api_keys_min_priority(k, 1), 0);
-    assert_false(cn_api_keys_is_admin(k, 0));
-    assert_true(cn_api_keys_is_admin(k, 2));
-    assert_int_equal(cn_api_keys_find_name(k, "bob"), 1);
-    assert_int_equal(cn_api_keys_find_name(k, "eve"), CN_API_KEY_NONE);
-    cn_api_keys_free(k);
-    static const char *const bad[] = {"ann:ann-secret-1 root",
-                                      "ann:ann-secret-1 priority=", "ann:ann-secret-1 priority=x",
-                                      "ann:ann-secret-1 priority=99999999999"};
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        assert_int_equal(cn_api_keys_load(&k, bad[i], NULL), CN_ERR_ARG);
-        assert_non_null(strstr(cn_last_error(), "expected admin or priority=NUMBER"));
-        assert_null(strstr(cn_last_error(), "secret"));
-    }
-}
-
 /* Checks that the file and the batch exist for a key, or do not. */
 static void expect_access(uint16_t port, const char *key, const char *file, const char *batch,
                           bool sees)
@@ -724,13 +701,75 @@ static void values_count_as_memory(void **state)
     serve_rig_close(&rig);
 }
 
+/* ---- the worst request ---- */
+
+/* The formula of docs/DEPLOY.md, section "What a request costs". */
+static uint64_t most_bytes(uint64_t body, uint64_t values, uint64_t n, uint64_t context,
+                           uint64_t reply)
+{
+    return 2 * body + 528 * values + n * (49152 + 5 * context) + 2 * reply + (8 << 20);
+}
+
+/* Everything that makes a request large, at once: a long body with as many JSON values as may be,
+ * the most samples, stop strings, alternatives, and an answer without an end. */
+static cn_buf worst_request(uint32_t n_values)
+{
+    cn_buf b = {0};
+    assert_int_equal(
+        cn_buf_addf(&b,
+                    "{\"prompt\": \"Compute 12 * 34\", \"n\": 128, \"ignore_eos\": true, "
+                    "\"logprobs\": 20, \"temperature\": 3, "
+                    "\"user\": \"%01000000d\", "
+                    "\"max_tokens\": 4000, \"metadata\": [{}",
+                    7),
+        CN_OK);
+    for (uint32_t i = 0; i < n_values; i++) assert_int_equal(cn_buf_add(&b, ",{}", 3), CN_OK);
+    assert_int_equal(cn_buf_addf(&b, "], \"stop\": ["), CN_OK);
+    for (int i = 0; i < 64; i++)
+        assert_int_equal(cn_buf_addf(&b, "%s\"%c%01023d\"", i ? "," : "", '0' + i % 10, i), CN_OK);
+    assert_int_equal(cn_buf_addf(&b, "]}"), CN_OK);
+    return b;
+}
+
+static void the_worst_request_stays_within_the_formula(void **state)
+{
+    (void)state;
+    enum { REPLY = 8 << 20, VALUES = 73000 };
+    const char *const options[] = {"--max-reply-bytes",
+                                   "8M",
+                                   "--kv-cache-memory-bytes",
+                                   "32M",
+                                   "--max-model-len",
+                                   "8192",
+                                   NULL};
+    serve_rig rig;
+    cn_buf text = {0}, body = worst_request(VALUES);
+    serve_rig_open(&rig, options);
+    for (int i = 0; i < 2; i++) /* the memory that any request needs */
+        assert_int_equal(
+            ask(rig.port, "/v1/completions", NULL,
+                "{\"prompt\": \"a\", \"n\": 128, \"max_tokens\": 20, \"ignore_eos\": true}", NULL),
+            200);
+    const uint64_t before = rss_kib();
+    reset_peak();
+    assert_int_equal(ask(rig.port, "/v1/completions", NULL, body.data, &text), 400);
+    if (!strstr(text.data, "--max-reply-bytes")) fail_msg("%s", text.data);
+    const uint64_t took = (peak_kib() - before) * 1024;
+    const uint64_t most = most_bytes(body.len, VALUES + 200, 128, 8192, REPLY);
+    if (took > most || took < most / 20)
+        fail_msg("took %llu bytes, the formula says at most %llu", (unsigned long long)took,
+                 (unsigned long long)most);
+    cn_buf_free(&body);
+    cn_buf_free(&text);
+    serve_rig_close(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_key_pays_for_its_samples),
         cmocka_unit_test(a_cancel_returns_the_memory),
         cmocka_unit_test(a_batch_that_does_not_fit_is_paused),
-        cmocka_unit_test(rights_stand_behind_a_key),
         cmocka_unit_test(files_and_batches_belong_to_their_key),
         cmocka_unit_test(a_key_does_not_see_what_others_asked),
         cmocka_unit_test(a_key_has_a_lowest_priority),
@@ -742,6 +781,7 @@ int main(void)
         cmocka_unit_test(a_response_has_a_limit),
         cmocka_unit_test(a_body_of_many_objects_is_refused_unparsed),
         cmocka_unit_test(values_count_as_memory),
+        cmocka_unit_test(the_worst_request_stays_within_the_formula),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
