@@ -140,7 +140,6 @@ cn_status cn_jparse_exprs(cn_jparser *p, bool with_cond, cn_jnode **out);
 cn_status cn_jparse_target(cn_jparser *p, cn_jnode **out);
 /* NAME | NAME(args) | ..., the current token is the first name. */
 cn_status cn_jparse_filters(cn_jparser *p, cn_jnode *operand, cn_jnode **out);
-cn_status cn_jparse_filter(cn_jparser *p, cn_jnode *operand, cn_jnode **out);
 
 /* The whole template, as a list of statements. */
 cn_status cn_jparse(cn_jparser *p, cn_jnode **out);

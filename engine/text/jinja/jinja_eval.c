@@ -10,7 +10,7 @@ cn_status cn_jfail_undefined(cn_jvalue v)
                    v.text.at);
 }
 
-cn_status cn_jlookup(cn_jrun *run, cn_jtext name, cn_jvalue *out)
+static cn_status lookup(cn_jrun *run, cn_jtext name, cn_jvalue *out)
 {
     for (const cn_jscope *s = run->scope; s; s = s->parent) {
         CN_TRY(cn_jwork(run, 1 + s->vars.n / 8));
@@ -116,7 +116,7 @@ static cn_status eval_const(cn_jrun *run, const cn_jnode *n, cn_jvalue *out)
 
 static cn_status eval_name(cn_jrun *run, const cn_jnode *n, cn_jvalue *out)
 {
-    return cn_jlookup(run, n->value.text, out);
+    return lookup(run, n->value.text, out);
 }
 
 static cn_status eval_member(cn_jrun *run, const cn_jnode *n, cn_jvalue *out)
@@ -295,7 +295,7 @@ static cn_status eval_args(cn_jrun *run, const cn_jnode *n, arg_room *room)
     return CN_OK;
 }
 
-cn_status cn_jcall_value(cn_jrun *run, cn_jvalue f, const cn_jargs *args, cn_jvalue *out)
+static cn_status call_value(cn_jrun *run, cn_jvalue f, const cn_jargs *args, cn_jvalue *out)
 {
     if (f.kind == CN_J_BUILTIN)
         return cn_jbuiltin_call(run, f.bound->builtin, f.bound->self, args, out);
@@ -311,7 +311,7 @@ static cn_status eval_call(cn_jrun *run, const cn_jnode *n, cn_jvalue *out)
     arg_room room;
     CN_TRY(cn_jeval(run, n->a, &f));
     CN_TRY(eval_args(run, n->b, &room));
-    return cn_jcall_value(run, f, &room.args, out);
+    return call_value(run, f, &room.args, out);
 }
 
 cn_status cn_jeval_filter(cn_jrun *run, const cn_jnode *n, cn_jvalue operand, cn_jvalue *out)

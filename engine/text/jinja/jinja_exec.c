@@ -10,7 +10,7 @@ cn_status cn_jscope_new(cn_jrun *run, cn_jscope *parent, cn_jscope **out)
     return CN_OK;
 }
 
-cn_status cn_jscope_set(cn_jrun *run, cn_jscope *scope, cn_jtext name, cn_jvalue v)
+static cn_status set_variable(cn_jrun *run, cn_jscope *scope, cn_jtext name, cn_jvalue v)
 {
     CN_TRY(cn_jwork(run, 1 + scope->vars.n / 8));
     return cn_jdict_put(&run->arena, &scope->vars, cn_jstring(name), v);
@@ -29,7 +29,7 @@ static cn_status assign_member(cn_jrun *run, const cn_jnode *target, cn_jvalue v
 
 static cn_status assign(cn_jrun *run, const cn_jnode *target, cn_jvalue v)
 {
-    if (target->kind == CN_JN_NAME) return cn_jscope_set(run, run->scope, target->value.text, v);
+    if (target->kind == CN_JN_NAME) return set_variable(run, run->scope, target->value.text, v);
     if (target->kind == CN_JN_MEMBER) return assign_member(run, target, v);
     cn_jlist *items;
     CN_TRY(cn_jdeeper(run));
@@ -96,7 +96,7 @@ static cn_status run_loop(cn_jrun *run, const cn_jnode *n, cn_jvalue over, size_
     for (; loop->index < loop->items->n && run->jump != CN_J_BREAK; loop->index++) {
         CN_TRY(cn_jscope_new(run, outer, &run->scope));
         cn_jvalue self = {.kind = CN_J_LOOP, .loop = loop};
-        CN_TRY(cn_jscope_set(run, run->scope, CN_JTEXT("loop"), self));
+        CN_TRY(set_variable(run, run->scope, CN_JTEXT("loop"), self));
         CN_TRY(assign(run, n->a, loop->items->at[loop->index]));
         CN_TRY(cn_jexec(run, n->d));
         if (run->jump == CN_J_CONTINUE) run->jump = CN_J_GO_ON;
@@ -151,7 +151,7 @@ static cn_status bind(cn_jrun *run, const cn_jmacro *m, const cn_jargs *args, cn
             v = *by_name;
         else if (p->a)
             CN_TRY(cn_jeval(run, p->a, &v));
-        CN_TRY(cn_jscope_set(run, scope, p->value.text, v));
+        CN_TRY(set_variable(run, scope, p->value.text, v));
     }
     CN_TRY(cn_jlist_new(&run->arena, CN_J_TUPLE, 0, &rest));
     CN_TRY(cn_jdict_new(&run->arena, CN_J_DICT, 0, &more));
@@ -162,9 +162,9 @@ static cn_status bind(cn_jrun *run, const cn_jmacro *m, const cn_jargs *args, cn
         CN_TRY(cn_jdict_put(&run->arena, more.dict, p->key, p->value));
     }
     cn_jvalue *caller = cn_jdict_find_text(more.dict, CN_JTEXT("caller"));
-    CN_TRY(cn_jscope_set(run, scope, CN_JTEXT("varargs"), rest));
-    CN_TRY(cn_jscope_set(run, scope, CN_JTEXT("kwargs"), more));
-    return caller ? cn_jscope_set(run, scope, CN_JTEXT("caller"), *caller) : CN_OK;
+    CN_TRY(set_variable(run, scope, CN_JTEXT("varargs"), rest));
+    CN_TRY(set_variable(run, scope, CN_JTEXT("kwargs"), more));
+    return caller ? set_variable(run, scope, CN_JTEXT("caller"), *caller) : CN_OK;
 }
 
 cn_status cn_jmacro_call(cn_jrun *run, const cn_jmacro *m, const cn_jargs *args, cn_jvalue *out)
@@ -198,7 +198,7 @@ static cn_status exec_macro(cn_jrun *run, const cn_jnode *n)
 {
     cn_jvalue macro;
     CN_TRY(new_macro(run, n->a, n->b, n->value.text, &macro));
-    return cn_jscope_set(run, run->scope, n->value.text, macro);
+    return set_variable(run, run->scope, n->value.text, macro);
 }
 
 /* {% call(x) f(y) %}: the parser adds the argument caller=caller to the call. */
@@ -208,7 +208,7 @@ static cn_status exec_call_block(cn_jrun *run, const cn_jnode *n)
     cn_jscope *scope, *outer = run->scope;
     CN_TRY(new_macro(run, n->b, n->c, CN_JTEXT("caller"), &caller));
     CN_TRY(cn_jscope_new(run, outer, &scope));
-    CN_TRY(cn_jscope_set(run, scope, CN_JTEXT("caller"), caller));
+    CN_TRY(set_variable(run, scope, CN_JTEXT("caller"), caller));
     run->scope = scope;
     CN_TRY(cn_jeval(run, n->a, &out));
     run->scope = outer;
@@ -269,7 +269,7 @@ static cn_status exec_with(cn_jrun *run, const cn_jnode *n)
     for (const cn_jnode *p = n->a; p; p = p->next) {
         cn_jvalue v;
         CN_TRY(cn_jeval(run, p->a, &v));
-        CN_TRY(cn_jscope_set(run, scope, p->value.text, v));
+        CN_TRY(set_variable(run, scope, p->value.text, v));
     }
     return exec_inside(run, scope, n->b);
 }

@@ -374,7 +374,7 @@ static cn_status parse_postfix(cn_jparser *p, cn_jnode **out)
     }
 }
 
-cn_status cn_jparse_filter(cn_jparser *p, cn_jnode *operand, cn_jnode **out)
+static cn_status parse_filter(cn_jparser *p, cn_jnode *operand, cn_jnode **out)
 {
     if (p->now.kind != CN_JT_NAME) return cn_jparse_fail(p, "the name of a filter");
     CN_TRY(cn_jparse_node(p, CN_JN_FILTER, out));
@@ -387,10 +387,10 @@ cn_status cn_jparse_filter(cn_jparser *p, cn_jnode *operand, cn_jnode **out)
 
 cn_status cn_jparse_filters(cn_jparser *p, cn_jnode *operand, cn_jnode **out)
 {
-    CN_TRY(cn_jparse_filter(p, operand, out));
+    CN_TRY(parse_filter(p, operand, out));
     while (cn_jparse_at_sign(p, "|")) {
         CN_TRY(cn_jparse_advance(p));
-        CN_TRY(cn_jparse_filter(p, *out, out));
+        CN_TRY(parse_filter(p, *out, out));
     }
     return CN_OK;
 }
@@ -436,7 +436,7 @@ static cn_status parse_filters_and_tests(cn_jparser *p, cn_jnode **out)
     for (;;) {
         if (cn_jparse_at_sign(p, "|")) {
             CN_TRY(cn_jparse_advance(p));
-            CN_TRY(cn_jparse_filter(p, *out, out));
+            CN_TRY(parse_filter(p, *out, out));
         } else if (cn_jparse_at_name(p, "is")) {
             CN_TRY(parse_test(p, *out, out));
         } else if (cn_jparse_at_sign(p, "(")) {

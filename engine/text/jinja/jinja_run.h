@@ -80,7 +80,6 @@ cn_status cn_jfrom_json(cn_jrun *run, const json_t *json, cn_jvalue *out);
 cn_status cn_jeval(cn_jrun *run, const cn_jnode *n, cn_jvalue *out);
 /* A filter or a chain of filters; the innermost operand, if NULL, is `operand`. */
 cn_status cn_jeval_filter(cn_jrun *run, const cn_jnode *n, cn_jvalue operand, cn_jvalue *out);
-cn_status cn_jlookup(cn_jrun *run, cn_jtext name, cn_jvalue *out);
 cn_status cn_jmember(cn_jrun *run, cn_jvalue object, cn_jtext name, cn_jvalue *out);
 cn_status cn_jitem(cn_jrun *run, cn_jvalue object, cn_jvalue key, cn_jvalue *out);
 cn_status cn_jslice(cn_jrun *run, cn_jvalue v, const cn_jvalue part[3], cn_jvalue *out);
@@ -88,7 +87,6 @@ cn_status cn_jbinary(cn_jrun *run, cn_jop op, cn_jvalue a, cn_jvalue b, cn_jvalu
 cn_status cn_jcompare(cn_jrun *run, cn_jop op, cn_jvalue a, cn_jvalue b, bool *out);
 /* "%s ..." % args. */
 cn_status cn_jformat(cn_jrun *run, cn_jtext format, const cn_jargs *args, cn_jvalue *out);
-cn_status cn_jcall_value(cn_jrun *run, cn_jvalue f, const cn_jargs *args, cn_jvalue *out);
 /* "'x' is undefined". */
 cn_status cn_jfail_undefined(cn_jvalue v);
 
@@ -99,7 +97,6 @@ cn_status cn_jmacro_call(cn_jrun *run, const cn_jmacro *m, const cn_jargs *args,
 /* loop(items) of a recursive loop. */
 cn_status cn_jloop_call(cn_jrun *run, const cn_jloop *loop, const cn_jargs *args, cn_jvalue *out);
 cn_status cn_jloop_member(cn_jrun *run, cn_jvalue loop, cn_jtext name, cn_jvalue *out);
-cn_status cn_jscope_set(cn_jrun *run, cn_jscope *scope, cn_jtext name, cn_jvalue v);
 cn_status cn_jscope_new(cn_jrun *run, cn_jscope *parent, cn_jscope **out);
 
 #endif

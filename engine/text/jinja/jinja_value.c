@@ -149,7 +149,8 @@ bool cn_jtext_same(cn_jtext a, cn_jtext b)
     return a.n == b.n && (a.n == 0 || memcmp(a.at, b.at, a.n) == 0);
 }
 
-int cn_jtext_order(cn_jtext a, cn_jtext b)
+/* By code points. */
+static int text_order(cn_jtext a, cn_jtext b)
 {
     size_t n = a.n < b.n ? a.n : b.n;
     int order = n ? memcmp(a.at, b.at, n) : 0;
@@ -258,7 +259,7 @@ static bool order(cn_jvalue a, cn_jvalue b, int *out, int depth)
     }
     if (a.kind != b.kind || depth == COMPARE_DEPTH) return false;
     if (a.kind == CN_J_STRING) {
-        *out = cn_jtext_order(a.text, b.text);
+        *out = text_order(a.text, b.text);
         return true;
     }
     if (a.kind != CN_J_LIST && a.kind != CN_J_TUPLE) return false;

@@ -114,8 +114,6 @@ static inline bool cn_jtext_is(cn_jtext t, const char *s)
     return t.n == n && __builtin_memcmp(t.at, s, n) == 0;
 }
 bool cn_jtext_same(cn_jtext a, cn_jtext b);
-/* <0, 0, >0 by code points. */
-int cn_jtext_order(cn_jtext a, cn_jtext b);
 
 /* bool(v). */
 bool cn_jtruth(cn_jvalue v);
