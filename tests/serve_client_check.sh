@@ -23,4 +23,9 @@ lines = [json.loads(line) for line in text.splitlines()]
 assert len(lines) > 25 and sys.argv[2] not in text, len(lines)
 assert any("test" in line.values() for line in lines), lines[0]
 P
+rm "$dir/access.log"
+serve --served-model-name tiny,alias --api-key-file "$dir/keys" --root-path /llm \
+    --allowed-origins https://a.example,https://b.example --kv-cache-memory-bytes 32M
+"$python" tests/clients/http_surface.py "$url" $key "$dir/access.log"
+stop
 echo "serve clients: ok"

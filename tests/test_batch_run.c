@@ -337,7 +337,8 @@ static void faulty_lines_get_error_lines_and_the_run_continues(void **state)
     add_line("over", "long");                               /* 4: refused by the engine */
     add_line("bad", "fail");                                /* 5: fails in the engine */
     add_text("{\"custom_id\": \"odd\", \"url\": \"/v1/chat/completions\", \"body\": "
-             "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}], \"tempo\": 1}}\n"); /* 6 */
+             "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}], "
+             "\"kv\": {\"tempo\": 1}}}\n");            /* 6 */
     add_line("r0", "and again");                            /* 7 */
     outcome o = run_default();
     assert_int_equal(o.n_answered, 1);
@@ -350,7 +351,7 @@ static void faulty_lines_get_error_lines_and_the_run_continues(void **state)
         const char *param, *code;
     } wanted[] = {{NULL, 2, 400, NULL, NULL},       {"r0", 3, 400, NULL, "duplicate_custom_id"},
                   {"over", 4, 400, NULL, NULL},     {"bad", 5, 500, NULL, NULL},
-                  {"odd", 6, 400, "tempo", NULL},   {"r0", 7, 400, NULL, "duplicate_custom_id"}};
+                  {"odd", 6, 400, "kv", NULL},   {"r0", 7, 400, NULL, "duplicate_custom_id"}};
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         json_t *line = line_of(all, wanted[i].id, wanted[i].line);
         if (!line) fail_msg("no error line for line %d", wanted[i].line);

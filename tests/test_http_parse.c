@@ -114,6 +114,7 @@ static void request_lines_are_strict(void **state)
         assert_refused(text, 400);
     }
     assert_refused("GET / HTTP/2.0\r\nHost: h\r\n\r\n", 505);
+    assert_refused("PRI * HTTP/2.0\r\n\r\n", 400);
     assert_refused("GET / HTTP/1.2\r\nHost: h\r\n\r\n", 505);
 }
 

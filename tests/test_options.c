@@ -168,6 +168,28 @@ static void enum_names_match_their_enums(void **state)
     }
 }
 
+static void models_have_the_names_given_or_that_of_the_directory(void **state)
+{
+    cn_config *c = *state;
+    cn_served_names s;
+    static const char *const paths[] = {"tests", "./tests/", "tests/lib/.."};
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+        cn_free(c->model);
+        c->model = cn_strdup(paths[i]);
+        assert_int_equal(cn_served_names_make(&s, c), CN_OK);
+        assert_int_equal(s.n, 1);
+        assert_string_equal(s.names[0], "tests");
+        cn_served_names_free(&s);
+    }
+    c->served_model_name = cn_strdup("a,org/b,c");
+    assert_int_equal(cn_served_names_make(&s, c), CN_OK);
+    assert_int_equal(s.n, 3);
+    assert_string_equal(s.names[0], "a");
+    assert_true(cn_served_names_have(&s, "org/b") && cn_served_names_have(&s, "c"));
+    assert_false(cn_served_names_have(&s, "b") || cn_served_names_have(&s, "a,org/b"));
+    cn_served_names_free(&s);
+}
+
 static void defaults_come_from_the_table(void **state)
 {
     const cn_config *c = *state;
@@ -315,6 +337,12 @@ static void conflicting_options_are_refused(void **state)
     expect_invalid(CN_SECTION_CHECKPOINT, "", "--model is missing");
     expect_invalid(CN_SECTION_ENGINE, "--max-num-batched-tokens 128", "max-num-seqs 256");
     expect_invalid(CN_SECTION_ENGINE, "--max-num-batched-tokens 256", NULL);
+    expect_invalid(CN_SECTION_MODEL, "--served-model-name a,,b", "separated by commas");
+    expect_invalid(CN_SECTION_MODEL, "--served-model-name a,b", NULL);
+    expect_invalid(CN_SECTION_SERVE, "--allowed-origins ,x", "separated by commas");
+    expect_invalid(CN_SECTION_SERVE, "--root-path llm", "without a slash at its end");
+    expect_invalid(CN_SECTION_SERVE, "--root-path /llm/", "without a slash at its end");
+    expect_invalid(CN_SECTION_SERVE, "--root-path /llm", NULL);
     expect_invalid(CN_SECTION_MODEL | CN_SECTION_ENGINE,
                    "--max-model-len 4096 --no-enable-chunked-prefill", "4096");
     expect_invalid(CN_SECTION_SAMPLING, "--min-tokens 5 --max-tokens 4", "min-tokens 5");
@@ -457,6 +485,7 @@ int main(void)
         WITH_CONFIG(a_short_name_is_that_of_the_command),
         WITH_CONFIG(a_percentage_may_have_a_percent_sign),
         cmocka_unit_test(enum_names_match_their_enums),
+        WITH_CONFIG(models_have_the_names_given_or_that_of_the_directory),
         WITH_CONFIG(defaults_come_from_the_table),
         WITH_CONFIG(every_value_prints_and_reads_back),
         WITH_CONFIG(flags_take_every_form),

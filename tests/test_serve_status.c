@@ -156,7 +156,7 @@ static void figures_count_selected_tokens(void **state)
         const json_int_t n = json_integer_value(json_object_get(kv, keys[i]));
         assert_true(n > 0);
         assert_int_equal(figure("kv", keys[i]), n);
-        snprintf(name, sizeof name, "cinch:%s_total", keys[i]);
+        snprintf(name, sizeof name, "cinch_%s_total", keys[i]);
         expect_metric(&r, name, n);
     }
     http_reply_free(&r);

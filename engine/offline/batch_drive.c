@@ -63,6 +63,7 @@ static void open_port(cn_batch_drive *d, const cn_config *c)
     cn_engine_default_kv(d->engine, &d->port.defaults.kv);
     d->port.defaults.tool_parser = c->tool_call_parser;
     d->port.defaults.unknown = &d->unknown;
+    d->port.model = d->names.names[0];
 }
 
 /* ---- the loop ---- */
@@ -114,6 +115,8 @@ static void show_progress(cn_batch_drive *d, const cn_batch_run *run)
 void cn_batch_drive_all(cn_batch_drive *d, cn_batch_run *run)
 {
     cn_api_unknown_init(&d->unknown, run->config->unknown_fields == CN_OPT_UNKNOWN_REFUSE);
+    if (cn_served_names_make(&d->names, run->config) != CN_OK)
+        cn_batch_run_stop(run, true, cn_last_error());
     open_port(d, run->config);
     run->port = &d->port;
     run->max_inflight = run->config->max_inflight;
@@ -132,5 +135,6 @@ void cn_batch_drive_all(cn_batch_drive *d, cn_batch_run *run)
     }
     cn_batch_run_look_for_rest(run);
     cn_api_unknown_destroy(&d->unknown);
+    cn_served_names_free(&d->names);
     cn_progress_end(&d->progress);
 }

@@ -20,6 +20,7 @@ typedef struct cn_batch_drive {
     /* Internal. */
     cn_batch_port port;
     cn_api_unknown unknown;
+    cn_served_names names;
     int n_heeded; /* signals acted on so far */
     uint64_t tokens_earlier; /* output tokens of earlier runs */
 } cn_batch_drive;

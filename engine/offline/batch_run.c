@@ -188,12 +188,11 @@ static uint32_t count_matches(const cn_batch_run *run, const cn_batch_job *job)
 static cn_status format_answer(cn_batch_run *run, const cn_batch_job *job,
                                const cn_batch_notes *notes)
 {
-    const cn_config *c = run->config;
     char id[CN_ID_TEXT_BYTES];
     bool done;
     cn_id_format(job->item.id, id);
     cn_api_writer w = {.id = id,
-                       .model = c->served_model_name ? c->served_model_name : c->model,
+                       .model = run->port->model,
                        .created = (int64_t)time(NULL),
                        .digits = CN_LINE_DIGITS};
     cn_buf_clear(&run->line);

@@ -61,6 +61,7 @@ typedef struct cn_batch_run cn_batch_run;
 typedef struct cn_batch_port {
     void *user;
     cn_api_defaults defaults;
+    const char *model; /* in responses */
     /* Other clients use the same engine. So a BUSY engine can get room even if this run has nothing
      * in flight. */
     bool shared;

@@ -52,7 +52,8 @@ static const cn_option options[] = {
     ROW(MODEL, "seed", U64, seed, "0", .min = 0, .max = U64_MAX_AS_DOUBLE, .flags = RESULT,
         .help = "seed of requests that set none, and of dummy weights"),
     ROW(MODEL, "served-model-name", STRING, served_model_name, NULL, .flags = RESULT,
-        .help = "model name in responses; when unset, the value of --model"),
+        .help = "names of the model in requests, separated by commas; responses have the first; "
+                "when unset, the name of its directory"),
     ROW(MODEL, "generation-config", ENUM, generation_config, "auto", .values = "auto|vllm",
         .flags = RESULT,
         .help = "sampling defaults: auto reads generation_config.json, vllm uses only vLLM's"),
@@ -348,6 +349,12 @@ static const cn_option options[] = {
                 "read nothing of its response"),
     ROW(SERVE, "shutdown-timeout", U32, shutdown_timeout_s, "30", .min = 0, .max = 86400,
         .help = "seconds that running requests have to finish after SIGTERM"),
+    ROW(SERVE, "allowed-origins", STRING, allowed_origins, NULL,
+        .help = "origins of web pages that may use the server (CORS), separated by commas; * is "
+                "every origin"),
+    ROW(SERVE, "root-path", STRING, root_path, NULL,
+        .help = "path under which a proxy publishes the server, for example /llm; requests may "
+                "have it or not"),
     ROW(SERVE, "access-log", STRING, access_log, "-",
         .help = "file for one JSON line per request; - is standard output, off is none"),
     ROW(SERVE, "spool", STRING, spool, NULL,

@@ -98,7 +98,7 @@ struct cn_config {
     cn_opt_dtype dtype;
     uint32_t max_model_len; /* 0 = from config.json */
     uint64_t seed;
-    char *served_model_name; /* NULL = model as given */
+    char *served_model_name; /* names, separated by commas; NULL = of the model's directory */
     cn_opt_generation_config generation_config;
     cn_opt_reasoning_parser reasoning_parser;
     cn_opt_tool_parser tool_call_parser;
@@ -166,6 +166,8 @@ struct cn_config {
     uint64_t max_header_bytes, max_body_bytes, max_buffered_bytes, max_reply_bytes;
     uint64_t max_tokenize_bytes;
     uint32_t request_timeout_s, idle_timeout_s, shutdown_timeout_s;
+    char *allowed_origins; /* separated by commas, or "*"; NULL = none */
+    char *root_path;       /* "/llm"; NULL = none */
     char *access_log; /* "-" = standard output, "off" */
     char *spool; /* directory of files and batches; NULL = no files and batches */
     uint32_t max_files, max_batches, max_batch_inflight;
@@ -343,6 +345,18 @@ cn_status cn_config_check_kv_readers(const cn_config *c);
  * snapshot in the Hugging Face cache. CN_ERR_IO: the cache has none; the text has the command that
  * downloads it. */
 cn_status cn_config_find_models(cn_config *c);
+
+/* The model's names in requests and responses, the first of which responses have: those of
+ * --served-model-name, or the name of the model's directory. CN_ERR_MEMORY. */
+enum { CN_MAX_SERVED_NAMES = 16 };
+typedef struct cn_served_names {
+    char *text; /* of all names */
+    const char *names[CN_MAX_SERVED_NAMES];
+    uint32_t n;
+} cn_served_names;
+cn_status cn_served_names_make(cn_served_names *out, const cn_config *c);
+void cn_served_names_free(cn_served_names *s); /* leaves *s empty */
+bool cn_served_names_have(const cn_served_names *s, const char *name);
 
 /* Whether the user set the option of this field of c. */
 bool cn_config_is_given(const cn_config *c, const void *field);

@@ -9,6 +9,36 @@
 #include "compress/selector.h"
 #include "engine/options/option_value.h"
 
+/* ---- options with a form ---- */
+
+/* Parts without a comma, none of them empty. */
+static cn_status check_list(const char *option, const char *text, uint32_t max_parts)
+{
+    uint32_t n = 1;
+    for (const char *p = text; (p = strchr(p, ',')); p++) n++;
+    if (*text == ',' || text[strlen(text) - 1] == ',' || strstr(text, ",,"))
+        return cn_fail(CN_ERR_ARG, "--%s \"%s\": expected values separated by commas", option,
+                       text);
+    if (n > max_parts)
+        return cn_fail(CN_ERR_ARG, "--%s: expected at most %u values, got %u", option, max_parts,
+                       n);
+    return CN_OK;
+}
+
+static cn_status check_forms(const cn_config *c)
+{
+    static const char path_chars[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                     "0123456789/-_.~";
+    const char *root = c->root_path;
+    if (c->served_model_name)
+        CN_TRY(check_list("served-model-name", c->served_model_name, CN_MAX_SERVED_NAMES));
+    if (c->allowed_origins) CN_TRY(check_list("allowed-origins", c->allowed_origins, UINT32_MAX));
+    if (root && (*root != '/' || root[strspn(root, path_chars)] || root[strlen(root) - 1] == '/'))
+        return cn_fail(CN_ERR_ARG, "--root-path \"%s\": expected a path such as /llm, without a "
+                       "slash at its end", root);
+    return CN_OK;
+}
+
 /* ---- options that need other options ---- */
 
 static cn_status check_required(const cn_config *c, uint32_t sections)
@@ -390,6 +420,7 @@ static cn_status check_calibrate(const cn_config *c)
 cn_status cn_config_validate(const cn_config *c, uint32_t sections)
 {
     CN_TRY(check_required(c, sections));
+    CN_TRY(check_forms(c));
     CN_TRY(check_company(c, sections));
     CN_TRY(check_written(c, sections));
     if (sections & CN_SECTION_ENGINE) CN_TRY(check_engine(c));

@@ -177,6 +177,7 @@ cn_status cn_batches_open(cn_batches **out, const cn_batches_opts *o)
     b->opts = *o;
     b->port = (cn_batch_port){.user = b,
                               .defaults = o->defaults,
+                              .model = o->model,
                               .shared = true,
                               .borrows = true,
                               .submit = port_submit,

@@ -226,11 +226,18 @@ static void free_upload(void *form)
     cn_free(f);
 }
 
+/* OpenAI's expiry of a file, as its package sends it. Files are kept until they are deleted. */
+static bool is_expiry(const char *name)
+{
+    return strcmp(name, "expires_after") == 0 || strncmp(name, "expires_after[", 14) == 0;
+}
+
 static cn_status begin_field(void *form, const char *name, const char *filename)
 {
     upload_form *f = form;
     f->in_file = strcmp(name, "file") == 0;
     f->in_purpose = strcmp(name, "purpose") == 0;
+    if (is_expiry(name)) return CN_OK;
     if (!f->in_file && !f->in_purpose)
         return cn_fail(CN_ERR_ARG, "unknown form field \"%s\": expected file and purpose", name);
     if ((f->in_file && f->has_file) || (f->in_purpose && *f->purpose))
@@ -250,6 +257,7 @@ static cn_status add_to_field(void *form, const char *data, size_t n)
             f->http_status = status == CN_ERR_ARG ? CN_HTTP_CONTENT_TOO_LARGE : CN_HTTP_NO_STORAGE;
         return status;
     }
+    if (!f->in_purpose) return CN_OK;
     const size_t has = strlen(f->purpose);
     if (n >= sizeof f->purpose - has || memchr(data, '\0', n))
         return cn_fail(CN_ERR_ARG, "purpose: expected batch");

@@ -102,6 +102,7 @@ static reading begin_exchange(connection *c, size_t n)
     const char *why = NULL;
     int status = cn_http_parse_head(&x->head, x->head_text, n, &why);
     if (status) return refuse_head(c, status, why);
+    http_note_client_id(x);
     /* After a reply before the end of the body, the rest of the body must not be read as a request:
      * close. */
     x->close_after = !x->head.keep_alive || !c->server->accepting || has_body(x);

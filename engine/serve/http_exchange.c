@@ -43,11 +43,21 @@ void http_exchange_close(cn_exchange *x, const char *why)
     cn_buf_free(&x->query_text);
     cn_buf_free(&x->body);
     cn_buf_free(&x->headers);
+    cn_buf_free(&x->refusal);
     cn_free(x->head_text);
     cn_free(x);
 }
 
 /* ---- the request ---- */
+
+void http_note_client_id(cn_exchange *x)
+{
+    enum { MAX_CLIENT_ID = 128 };
+    const char *id = cn_http_header(&x->head, "X-Request-Id");
+    size_t n = 0;
+    while (id && id[n] > ' ' && id[n] <= '~') n++;
+    if (id && !id[n] && n > 0 && n <= MAX_CLIENT_ID) x->client_id = id;
+}
 
 const char *cn_exchange_param(const cn_exchange *x, uint32_t i)
 {
@@ -184,7 +194,8 @@ static void send_head(cn_exchange *x, int status, const char *content_type, int6
     evbuffer_add_printf(out,
                         "HTTP/1.1 %d %s\r\nDate: %s\r\nContent-Type: %s\r\nX-Request-Id: %s\r\n"
                         "X-Content-Type-Options: nosniff\r\n",
-                        status, reason(status), date, content_type, x->id);
+                        status, reason(status), date, content_type,
+                        x->client_id ? x->client_id : x->id);
     if (n_body >= 0) evbuffer_add_printf(out, "Content-Length: %lld\r\n", (long long)n_body);
     if (x->chunked) evbuffer_add(out, "Transfer-Encoding: chunked\r\n", 28);
     evbuffer_add_printf(out, "Connection: %s\r\n", x->close_after ? "close" : "keep-alive");
@@ -227,6 +238,8 @@ void cn_exchange_error(cn_exchange *x, int status, const char *message, const ch
     snprintf(seconds, sizeof seconds, "%u", cn_max_u32(x->retry_s, 1));
     if (status == CN_HTTP_TOO_MANY_REQUESTS || status == CN_HTTP_UNAVAILABLE)
         cn_exchange_set_header(x, "Retry-After", seconds);
+    cn_buf_clear(&x->refusal);
+    if (cn_buf_addf(&x->refusal, "%s", message) != CN_OK) cn_buf_clear(&x->refusal);
     cn_exchange_reply_json(x, status, cn_api_error_body(status, message, param, code, 0));
 }
 

@@ -29,13 +29,17 @@ static json_t *line_of(const cn_exchange *x, const char *why)
     strftime(seconds, sizeof seconds, "%Y-%m-%dT%H:%M:%S", gmtime_r(&now.tv_sec, &tm));
     snprintf(stamp, sizeof stamp, "%s.%03ldZ", seconds, now.tv_nsec / 1000000);
     const char *method = x->head.path ? cn_http_method_name(x->head.method) : "";
-    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:o, s:i, s:I, s:I, s:f, s:I, s:I, s:s}", "time",
+    json_t *line = json_pack(
+        "{s:s, s:s, s:s, s:s, s:s, s:o, s:i, s:I, s:I, s:f, s:I, s:I, s:s}", "time",
                      stamp, "id", x->id, "remote", x->conn->remote, "key", cn_exchange_key_name(x),
                      "method", method, "path", lossy_text(x->head.path ? x->head.path : ""),
                      "status", x->status, "bytes_in", (json_int_t)x->body_bytes, "bytes_out",
                      (json_int_t)x->sent_bytes, "seconds", cn_now_s() - x->began_s,
                      "prompt_tokens", (json_int_t)x->prompt_tokens, "output_tokens",
                      (json_int_t)x->output_tokens, "end", why);
+    if (line && x->client_id) json_object_set_new(line, "client_id", lossy_text(x->client_id));
+    if (line && x->refusal.len) json_object_set_new(line, "error", lossy_text(x->refusal.data));
+    return line;
 }
 
 /* Drops the line when writing would block the event loop (a full pipe or terminal). */

@@ -23,7 +23,7 @@ static bool name_of(const char *host, char name[MAX_NAME])
     return true;
 }
 
-static bool list_has(const char *list, const char *name)
+bool http_list_has(const char *list, const char *name)
 {
     for (const char *p = list; p && *p;) {
         const size_t n = strcspn(p, ",");
@@ -53,17 +53,19 @@ bool http_origin_is_allowed(cn_exchange *x)
     char name[MAX_NAME] = "";
     if (o->keys && cn_api_keys_count(o->keys) > 0) return true;
     const bool named = host && name_of(host, name);
-    if (host && !(named && is_own_name(o, name)) && !list_has(o->allowed_hosts, name)) {
+    if (host && !(named && is_own_name(o, name)) && !http_list_has(o->allowed_hosts, name)) {
         cn_exchange_error(x, CN_HTTP_FORBIDDEN,
                           "Host: this name may not be used for a server without API keys: add it "
                           "to --allowed-hosts, or set --api-key-file", NULL, "host_not_allowed");
         return false;
     }
     const char *page = origin ? strstr(origin, "://") : NULL;
-    if (origin && !(page && host && strcasecmp(page + 3, host) == 0)) {
+    const bool own = page && host && strcasecmp(page + 3, host) == 0;
+    if (origin && !own && !http_list_has(o->allowed_origins, origin)) {
         cn_exchange_error(x, CN_HTTP_FORBIDDEN,
-                          "Origin: pages of other sites may not use a server without API keys: "
-                          "set --api-key-file", NULL, "origin_not_allowed");
+                          "Origin: pages of other sites may not use a server without API keys: add "
+                          "it to --allowed-origins, or set --api-key-file",
+                          NULL, "origin_not_allowed");
         return false;
     }
     return true;

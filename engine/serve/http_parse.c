@@ -129,6 +129,9 @@ static int parse_request_line(cn_http_head *h, char *line, const char **why)
     if (!version || !is_token(line)) return CN_HTTP_BAD_REQUEST;
     *version++ = '\0';
     h->method = find_method(line);
+    /* The preface of HTTP/2 is a client's mistake, not a version that the server could speak. */
+    *why = "HTTP/2 is not supported: expected HTTP/1.1";
+    if (strcmp(line, "PRI") == 0 && strcmp(version, "HTTP/2.0") == 0) return CN_HTTP_BAD_REQUEST;
     int status = parse_version(h, version, why);
     return status ? status : parse_target(h, target, why);
 }

@@ -58,17 +58,27 @@ static bool match_path(const char *pattern, const char *path, cn_buf *params)
     return !*pattern && !*path;
 }
 
+/* The path without --root-path, which a proxy may leave in it. */
+static const char *own_path(const cn_exchange *x)
+{
+    const char *root = x->conn->server->o.root_path, *path = x->head.path;
+    const size_t n = root ? strlen(root) : 0;
+    if (n == 0 || strncmp(path, root, n) != 0 || (path[n] && path[n] != '/')) return path;
+    return path[n] ? path + n : "/";
+}
+
 /* Sets the exchange's route. Returns false when no route has its path and method; *methods then has
  * a bit for each method of the path. */
 static bool find_route(cn_exchange *x, uint32_t *methods)
 {
     const cn_http_server *s = x->conn->server;
+    const char *path = own_path(x);
     const cn_http_method wanted = x->head.method == CN_HTTP_HEAD ? CN_HTTP_GET : x->head.method;
     *methods = 0;
     for (uint32_t t = 0; t < s->n_tables; t++) {
         for (size_t i = 0; i < s->tables[t].n; i++) {
             const cn_route *r = &s->tables[t].rows[i];
-            if (!match_path(r->path, x->head.path, x->params)) continue;
+            if (!match_path(r->path, path, x->params)) continue;
             *methods |= 1U << r->method;
             if (r->method != wanted) continue;
             x->route = r;
@@ -77,6 +87,29 @@ static bool find_route(cn_exchange *x, uint32_t *methods)
         }
     }
     return false;
+}
+
+/* Whether a row before the i-th has its path. */
+static bool is_named_before(const cn_http_server *s, size_t i)
+{
+    const char *path = cn_http_server_route(s, i)->path;
+    size_t k = 0;
+    while (k < i && strcmp(cn_http_server_route(s, k)->path, path) != 0) k++;
+    return k < i;
+}
+
+/* Names the paths that exist. */
+static void refuse_path(cn_exchange *x)
+{
+    const cn_http_server *s = x->conn->server;
+    cn_buf message = {0};
+    const cn_route *r;
+    bool ok = cn_buf_addf(&message, "no such path: expected one of") == CN_OK;
+    for (size_t i = 0; ok && (r = cn_http_server_route(s, i)); i++)
+        if (!is_named_before(s, i))
+            ok = cn_buf_addf(&message, "%s %s", i > 0 ? "," : "", r->path) == CN_OK;
+    cn_exchange_error(x, CN_HTTP_NOT_FOUND, ok ? message.data : "no such path", NULL, "not_found");
+    cn_buf_free(&message);
 }
 
 static void refuse_method(cn_exchange *x, uint32_t methods)
@@ -153,6 +186,8 @@ static bool accepts_type(cn_exchange *x)
 bool http_route(cn_exchange *x)
 {
     uint32_t methods;
+    http_cors_allow(x);
+    if (http_cors_preflight(x)) return false;
     if (!x->conn->server->begun) {
         cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "the model is loading: try again later", NULL,
                           "loading");
@@ -165,8 +200,7 @@ bool http_route(cn_exchange *x)
     if (!found && methods) {
         refuse_method(x, methods);
     } else if (!found) {
-        cn_exchange_error(x, CN_HTTP_NOT_FOUND, "no such path: see /openapi.json for all paths",
-                          NULL, "not_found");
+        refuse_path(x);
     } else if (x->head.content_length > x->route->max_body_bytes) {
         cn_exchange_error(x, CN_HTTP_CONTENT_TOO_LARGE, "the request body is too large", NULL,
                           NULL);

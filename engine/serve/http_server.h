@@ -71,6 +71,8 @@ typedef struct cn_http_opts {
     uint32_t idle_timeout_s;    /* between requests; and for a client that reads no output */
     cn_budget *samples_of_key;  /* borrowed; [keys] samples of each, with their limit */
     int access_log_fd;          /* -1: no log */
+    const char *allowed_origins; /* --allowed-origins, borrowed; NULL: none */
+    const char *root_path;       /* --root-path, borrowed; NULL: none */
 } cn_http_opts;
 
 cn_status cn_http_server_create(cn_http_server **out, const cn_http_opts *o);
@@ -118,7 +120,8 @@ uint32_t cn_exchange_key(const cn_exchange *x); /* of the request, or CN_API_KEY
 const char *cn_exchange_key_name(const cn_exchange *x);
 /* The samples of the request's key, of which the exchange has taken one; NULL without a key. */
 cn_budget *cn_exchange_samples(const cn_exchange *x);
-const char *cn_exchange_request_id(const cn_exchange *x); /* "req-...", as in X-Request-Id */
+const char *cn_exchange_request_id(const cn_exchange *x); /* "req-..."; X-Request-Id has it
+                                                           * unless the client sent its own */
 
 /* The handler's own data. closed() is called once, when the exchange ends: its reply has been sent,
  * or the client has disconnected. The exchange is freed after that. */

@@ -64,6 +64,7 @@ struct cn_exchange {
     uint32_t key;        /* or CN_API_KEY_NONE */
     bool counted;        /* has taken one of its key's samples */
     char id[HTTP_ID_BYTES];
+    const char *client_id; /* the client's X-Request-Id, if it can be echoed; else NULL */
     double began_s;
 
     void *user;
@@ -71,6 +72,7 @@ struct cn_exchange {
     void (*ready)(void *user, cn_exchange *x);
 
     cn_buf headers;   /* additional headers of the reply */
+    cn_buf refusal;   /* message of an error reply, for the access log */
     uint32_t retry_s; /* Retry-After of a retryable error; 0: the default */
     int status;       /* 0: no reply yet */
     bool chunked, ended, close_after, waits, is_stream;
@@ -118,6 +120,8 @@ double http_connection_slow_s(const connection *c, double now);
 /* ---- http_exchange.c ---- */
 cn_exchange *http_exchange_open(connection *c);
 void http_exchange_close(cn_exchange *x, const char *why);
+/* Sets client_id if the request has an X-Request-Id that can be echoed. */
+void http_note_client_id(cn_exchange *x);
 
 /* ---- http_accept.c ---- */
 cn_status http_accept_open(cn_http_server *s);
@@ -139,6 +143,15 @@ bool http_route(cn_exchange *x);
 /* Without API keys, checks the Host and the Origin of the request. False: refused, and the reply
  * has been made. */
 bool http_origin_is_allowed(cn_exchange *x);
+/* A comma-separated list has the name, in any case, or is "*". NULL: an empty list. */
+bool http_list_has(const char *list, const char *name);
+
+/* ---- http_cors.c ---- */
+
+/* Adds the headers that let a page of an allowed origin read the reply. */
+void http_cors_allow(cn_exchange *x);
+/* Answers a browser's question whether a page may send a request. False: x is none. */
+bool http_cors_preflight(cn_exchange *x);
 
 /* ---- http_log.c ---- */
 void http_log(const cn_exchange *x, const char *why);

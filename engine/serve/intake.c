@@ -75,7 +75,7 @@ static cn_status check_model(cn_call *call, const json_t *body)
     const char *model = json_string_value(json_object_get(body, "model"));
     const char *served = cn_service_model_name(call->service);
     char shown[96];
-    if (!model || strcmp(model, served) == 0) return CN_OK;
+    if (!model || cn_served_names_have(cn_service_names(call->service), model)) return CN_OK;
     if (cn_buf_add(&call->at_fault, "model", 5) != CN_OK) cn_buf_clear(&call->at_fault);
     return cn_fail(CN_ERR_ARG, "the model \"%s\" does not exist: expected \"%s\"",
                    cn_json_printable(model, shown, sizeof shown), served);

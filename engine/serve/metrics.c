@@ -49,24 +49,24 @@ static void write_engine_gauges(writer *w, const cn_stats *s)
         {"vllm:num_requests_swapped", "Requests whose KV is in the swap space.", s->swapped},
         {"vllm:kv_cache_usage_perc", "Fraction of KV blocks in use; 1 means all.",
          share(s->blocks_used, s->blocks_total)},
-        {"cinch:requests_blocked",
+        {"cinch_requests_blocked",
          "Running requests that wait for a query slot or a block.",
          s->blocked},
-        {"cinch:requests_compressing", "Running requests whose KV is being compressed.",
+        {"cinch_requests_compressing", "Running requests whose KV is being compressed.",
          s->compressing},
-        {"cinch:query_slots", "Query slots for requests with KV compression.", s->slots_total},
-        {"cinch:query_slots_used", "Query slots in use.", s->slots_used},
-        {"cinch:kv_blocks", "KV blocks.", s->blocks_total},
-        {"cinch:kv_blocks_used", "KV blocks held by requests.", s->blocks_used},
-        {"cinch:kv_blocks_cached", "KV blocks held only by the prefix cache.",
+        {"cinch_query_slots", "Query slots for requests with KV compression.", s->slots_total},
+        {"cinch_query_slots_used", "Query slots in use.", s->slots_used},
+        {"cinch_kv_blocks", "KV blocks.", s->blocks_total},
+        {"cinch_kv_blocks_used", "KV blocks held by requests.", s->blocks_used},
+        {"cinch_kv_blocks_cached", "KV blocks held only by the prefix cache.",
          s->blocks_cached},
-        {"cinch:kv_blocks_spared",
+        {"cinch_kv_blocks_spared",
          "Additional KV blocks that running requests would hold without eviction.",
          (double)s->blocks_spared},
-        {"cinch:kv_block_bytes", "Bytes of a KV block, all layers.", (double)s->block_bytes},
-        {"cinch:swap_blocks", "Capacity of the swap space in KV blocks.",
+        {"cinch_kv_block_bytes", "Bytes of a KV block, all layers.", (double)s->block_bytes},
+        {"cinch_swap_blocks", "Capacity of the swap space in KV blocks.",
          s->swap_blocks_total},
-        {"cinch:swap_blocks_used", "KV blocks in the swap space.", s->swap_blocks_used},
+        {"cinch_swap_blocks_used", "KV blocks in the swap space.", s->swap_blocks_used},
     };
     WRITE_ROWS(w, "gauge", rows);
 }
@@ -82,33 +82,33 @@ static void write_engine_counters(writer *w, const cn_stats *s)
          (double)s->prefix_queries},
         {"vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.",
          (double)s->cached_tokens},
-        {"cinch:compressions_total", "Compressions of a request's KV.", (double)s->compressions},
-        {"cinch:evicted_tokens_total", "Tokens evicted, per layer and kv head.",
+        {"cinch_compressions_total", "Compressions of a request's KV.", (double)s->compressions},
+        {"cinch_evicted_tokens_total", "Tokens evicted, per layer and kv head.",
          (double)s->evicted_tokens},
-        {"cinch:freed_bytes_total", "Bytes of KV freed by compressions.",
+        {"cinch_freed_bytes_total", "Bytes of KV freed by compressions.",
          (double)s->freed_bytes},
-        {"cinch:compression_seconds_total",
+        {"cinch_compression_seconds_total",
          "Sum of the seconds from enqueue to end of each compression.", s->compression_s},
-        {"cinch:selected_steps_total", "Decode steps of a request that attended to a list.",
+        {"cinch_selected_steps_total", "Decode steps of a request that attended to a list.",
          (double)s->selected_steps},
-        {"cinch:selected_tokens_total", "Tokens that these steps attended to.",
+        {"cinch_selected_tokens_total", "Tokens that these steps attended to.",
          (double)s->selected_tokens},
-        {"cinch:candidate_tokens_total", "Tokens that these steps could have attended to.",
+        {"cinch_candidate_tokens_total", "Tokens that these steps could have attended to.",
          (double)s->candidate_tokens},
-        {"cinch:recomputed_tokens_total", "Tokens recomputed after a preemption.",
+        {"cinch_recomputed_tokens_total", "Tokens recomputed after a preemption.",
          (double)s->recomputed_tokens},
-        {"cinch:steps_total", "Model steps.", (double)s->steps},
-        {"cinch:swapped_out_requests_total", "Requests moved to the swap space.",
+        {"cinch_steps_total", "Model steps.", (double)s->steps},
+        {"cinch_swapped_out_requests_total", "Requests moved to the swap space.",
          (double)s->swap_outs},
-        {"cinch:swapped_in_requests_total", "Requests brought back from the swap space.",
+        {"cinch_swapped_in_requests_total", "Requests brought back from the swap space.",
          (double)s->swap_ins},
-        {"cinch:swapped_out_blocks_total", "KV blocks moved to the swap space.",
+        {"cinch_swapped_out_blocks_total", "KV blocks moved to the swap space.",
          (double)s->swapped_out_blocks},
-        {"cinch:swapped_in_blocks_total", "KV blocks brought back from the swap space.",
+        {"cinch_swapped_in_blocks_total", "KV blocks brought back from the swap space.",
          (double)s->swapped_in_blocks},
-        {"cinch:swapped_out_bytes_total", "Bytes moved to the swap space, windows included.",
+        {"cinch_swapped_out_bytes_total", "Bytes moved to the swap space, windows included.",
          (double)s->swapped_out_bytes},
-        {"cinch:swapped_in_bytes_total", "Bytes brought back from the swap space.",
+        {"cinch_swapped_in_bytes_total", "Bytes brought back from the swap space.",
          (double)s->swapped_in_bytes},
     };
     WRITE_ROWS(w, "counter", rows);
@@ -117,20 +117,20 @@ static void write_engine_counters(writer *w, const cn_stats *s)
 static void write_serve(writer *w, const cn_serve_figures *f)
 {
     const row gauges[] = {
-        {"cinch:connections_open", "Open connections.", f->connections_open},
-        {"cinch:streams_open", "Open streamed replies.", f->streams_open},
+        {"cinch_connections_open", "Open connections.", f->connections_open},
+        {"cinch_streams_open", "Open streamed replies.", f->streams_open},
     };
     const row counters[] = {
-        {"cinch:connections_accepted_total", "Connections accepted.",
+        {"cinch_connections_accepted_total", "Connections accepted.",
          (double)f->connections_accepted},
-        {"cinch:connections_refused_total",
+        {"cinch_connections_refused_total",
          "Connections refused because all were in use or the server was stopping.",
          (double)f->connections_refused},
-        {"cinch:request_timeouts_total", "Requests that timed out before they had arrived whole.",
+        {"cinch_request_timeouts_total", "Requests that timed out before they had arrived whole.",
          (double)f->requests_timed_out},
-        {"cinch:client_disconnects_total", "Clients that disconnected before the end of the reply.",
+        {"cinch_client_disconnects_total", "Clients that disconnected before the end of the reply.",
          (double)f->disconnects},
-        {"cinch:access_log_lines_lost_total", "Access log lines that could not be written.",
+        {"cinch_access_log_lines_lost_total", "Access log lines that could not be written.",
          (double)f->log_lines_lost},
     };
     WRITE_ROWS(w, "gauge", gauges);
@@ -159,14 +159,14 @@ static void write_ends(writer *w, const cn_serve_figures *f)
     for (int i = CN_FINISH_NONE + 1; i < CN_N_FINISHES; i++)
         write_labelled(w, name, "finished_reason", cn_metrics_reason((cn_finish)i),
                        f->finished[i]);
-    name = "cinch:requests_total";
+    name = "cinch_requests_total";
     write_head(w, name, "counter", "Finished requests, by class.");
     for (int i = 0; i < 2; i++) write_labelled(w, name, "class", classes[i], f->finished_class[i]);
-    name = "cinch:requests_rejected_total";
+    name = "cinch_requests_rejected_total";
     write_head(w, name, "counter", "Requests refused before they ran: queue full, or invalid.");
     write_labelled(w, name, "reason", "busy", f->rejected_busy);
     write_labelled(w, name, "reason", "invalid", f->rejected_invalid);
-    name = "cinch:http_replies_total";
+    name = "cinch_http_replies_total";
     write_head(w, name, "counter", "HTTP replies, by status class.");
     for (int i = 1; i < CN_N_HTTP_CLASSES; i++)
         write_labelled(w, name, "status", codes[i], f->http_replies[i]);
@@ -183,8 +183,8 @@ static void write_info(writer *w, const cn_metrics *m)
           w->labels.data, m->engine.block_tokens, m->engine.blocks_total,
           c->enable_prefix_caching ? "True" : "False", (double)c->gpu_memory_utilization,
           cn_kv_policy_name(c->kv.policy), c->kv.budget_tokens);
-    write_head(w, "cinch:build_info", "gauge", "The version of cinch.");
-    WRITE(w, "cinch:build_info{version=\"" CINCH_VERSION "\"} 1\n");
+    write_head(w, "cinch_build_info", "gauge", "The version of cinch.");
+    WRITE(w, "cinch_build_info{version=\"" CINCH_VERSION "\"} 1\n");
 }
 
 uint64_t cn_resident_bytes(void)
@@ -230,7 +230,7 @@ static const struct {
     [CN_HIST_PROMPT_TOKENS] = {"vllm:request_prompt_tokens", "Prompt tokens per request."},
     [CN_HIST_OUTPUT_TOKENS] = {"vllm:request_generation_tokens", "Output tokens per request."},
     [CN_HIST_ITERATION_TOKENS] = {"vllm:iteration_tokens_total", "Tokens per step."},
-    [CN_HIST_STEP_S] = {"cinch:step_seconds", "Time of a step."},
+    [CN_HIST_STEP_S] = {"cinch_step_seconds", "Time of a step."},
 };
 
 static void write_histogram(writer *w, cn_histogram_id id, const cn_histogram *h)

@@ -1,5 +1,5 @@
 /* metrics.h - the server's figures as Prometheus text (exposition format 0.0.4). Names are those
- * that vLLM's dashboards read; figures that vLLM does not have begin with "cinch:".
+ * that vLLM's dashboards read; figures that vLLM does not have begin with "cinch_".
  *
  * Owner: the caller. Thread: any; works on copies, so that no thread waits for the formatting. */
 #ifndef CN_METRICS_H

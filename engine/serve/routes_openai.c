@@ -289,10 +289,10 @@ static void handle_completion(void *user, cn_exchange *x)
 
 /* ---- models ---- */
 
-static json_t *model_json(cn_server *server)
+static json_t *model_json(cn_server *server, const char *name)
 {
     cn_service *s = cn_server_service(server);
-    return json_pack("{s:s, s:s, s:I, s:s, s:s, s:I}", "id", cn_service_model_name(s), "object",
+    return json_pack("{s:s, s:s, s:I, s:s, s:s, s:I}", "id", name, "object",
                      "model", "created", (json_int_t)cn_server_started_s(server), "owned_by",
                      "cinch", "root", cn_service_model_name(s), "max_model_len",
                      (json_int_t)cn_service_max_model_len(s));
@@ -301,16 +301,20 @@ static json_t *model_json(cn_server *server)
 static void handle_models(void *user, cn_exchange *x)
 {
     cn_server *server = ((openai_part *)user)->server;
+    const cn_served_names *names = cn_service_names(cn_server_service(server));
+    json_t *data = json_array();
+    for (uint32_t i = 0; i < names->n; i++)
+        json_array_append_new(data, model_json(server, names->names[i]));
     cn_exchange_reply_json(x, CN_HTTP_OK,
-                           json_pack("{s:s, s:[o]}", "object", "list", "data", model_json(server)));
+                           json_pack("{s:s, s:o}", "object", "list", "data", data));
 }
 
 static void handle_model(void *user, cn_exchange *x)
 {
     cn_server *server = ((openai_part *)user)->server;
-    const char *served = cn_service_model_name(cn_server_service(server));
-    if (strcmp(cn_exchange_param(x, 0), served) == 0)
-        cn_exchange_reply_json(x, CN_HTTP_OK, model_json(server));
+    const char *name = cn_exchange_param(x, 0);
+    if (cn_served_names_have(cn_service_names(cn_server_service(server)), name))
+        cn_exchange_reply_json(x, CN_HTTP_OK, model_json(server, name));
     else
         cn_exchange_error(x, CN_HTTP_NOT_FOUND, "the model does not exist", "model",
                           "model_not_found");

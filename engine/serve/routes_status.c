@@ -140,9 +140,15 @@ static void get_page(void *part, cn_exchange *x)
 
 static void get_openapi(void *part, cn_exchange *x)
 {
-    (void)part;
-    cn_exchange_reply(x, CN_HTTP_OK, "application/json", cn_asset_openapi,
-                      strlen(cn_asset_openapi));
+    static const char url[] = "\"url\": \"/\"";
+    const status_part *p = part;
+    const char *root = cn_service_config(cn_server_service(p->server))->root_path;
+    const char *at = strstr(cn_asset_openapi, url);
+    cn_buf text = {0};
+    CN_ASSERT(at);
+    cn_status status = cn_buf_addf(&text, "%.*s\"url\": \"%s\"%s", (int)(at - cn_asset_openapi),
+                                   cn_asset_openapi, root ? root : "/", at + strlen(url));
+    reply_text(x, status, "application/json", &text);
 }
 
 /* ---- the part ---- */

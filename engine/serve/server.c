@@ -145,6 +145,8 @@ static cn_status open_http(cn_server *s)
         .idle_timeout_s = c->idle_timeout_s,
         .samples_of_key = s->samples_of_key,
         .access_log_fd = s->log_fd,
+        .allowed_origins = c->allowed_origins,
+        .root_path = c->root_path,
     };
     return cn_http_server_create(&s->http, &o);
 }

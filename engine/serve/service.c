@@ -21,6 +21,7 @@ static cn_status open_service(cn_service *s, const cn_config *config)
     CN_TRY(cn_config_copy(&s->config, config));
     cn_api_unknown_init(&s->unknown, config->unknown_fields == CN_OPT_UNKNOWN_REFUSE);
     s->defaults.unknown = &s->unknown;
+    CN_TRY(cn_served_names_make(&s->names, config));
     s->memory.most = config->max_buffered_bytes;
     CN_TRY(cn_serve_stats_create(&s->serve_stats));
     CN_TRY(cn_mailbox_create(&s->intake_box, INTAKE_CAPACITY));
@@ -78,6 +79,7 @@ void cn_service_free(cn_service *s)
     cn_buf_free(&s->prompt_text);
     cn_buf_free(&s->failure);
     cn_config_free(s->config);
+    cn_served_names_free(&s->names);
     cn_api_unknown_destroy(&s->unknown);
     pthread_mutex_destroy(&s->lock);
     cn_free(s);
@@ -89,10 +91,8 @@ const cn_api_defaults *cn_service_defaults(const cn_service *s) { return &s->def
 cn_serve_stats *cn_service_serve_stats(cn_service *s) { return s->serve_stats; }
 cn_budget *cn_service_memory(cn_service *s) { return &s->memory; }
 
-const char *cn_service_model_name(const cn_service *s)
-{
-    return s->config->served_model_name ? s->config->served_model_name : s->config->model;
-}
+const cn_served_names *cn_service_names(const cn_service *s) { return &s->names; }
+const char *cn_service_model_name(const cn_service *s) { return s->names.names[0]; }
 
 void cn_service_failure(cn_service *s, cn_buf *text)
 {

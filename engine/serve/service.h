@@ -25,7 +25,8 @@ void cn_service_stop(cn_service *s);
 void cn_service_free(cn_service *s);
 
 const cn_config *cn_service_config(const cn_service *s);
-/* --served-model-name, or --model when that is not set. */
+/* The names of the model in requests; responses have the first. */
+const cn_served_names *cn_service_names(const cn_service *s);
 const char *cn_service_model_name(const cn_service *s);
 uint32_t cn_service_max_model_len(const cn_service *s);
 

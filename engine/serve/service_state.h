@@ -71,6 +71,7 @@ struct cn_service {
     cn_engine *engine;
     cn_api_defaults defaults;
     cn_api_unknown unknown;
+    cn_served_names names;
     uint32_t max_model_len;
     cn_serve_stats *serve_stats;
     cn_budget memory;

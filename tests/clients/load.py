@@ -179,7 +179,7 @@ async def steady(url, count, clients, growth_kib):
     assert set(counts) == {"left", 200}, counts
     assert memory - first <= growth_kib
     for _ in range(100):
-        if not await metric(url, "cinch:kv_blocks_used"):
+        if not await metric(url, "cinch_kv_blocks_used"):
             return
         await asyncio.sleep(0.1)
     raise AssertionError("blocks are in use without a request")

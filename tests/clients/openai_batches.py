@@ -20,7 +20,8 @@ def line(custom_id, question, **more):
 
 def upload(client, lines):
     text = "".join(json.dumps(x) + "\n" for x in lines)
-    return client.files.create(file=("requests.jsonl", text.encode()), purpose="batch")
+    return client.files.create(file=("requests.jsonl", text.encode()), purpose="batch",
+                               expires_after={"anchor": "created_at", "seconds": 86400})
 
 
 def start(client, file_id, **more):

@@ -210,11 +210,11 @@ def closing_a_stream_cancels_the_request(client):
 def prometheus_reads_the_metrics(client):
     f = metrics(client.with_options(base_url=str(client.base_url).replace("/v1/", "/")))
     for name in ("vllm:num_requests_running", "vllm:num_requests_waiting",
-                 "vllm:kv_cache_usage_perc", "cinch:requests_blocked", "cinch:query_slots_used"):
+                 "vllm:kv_cache_usage_perc", "cinch_requests_blocked", "cinch_query_slots_used"):
         assert f[name].type == "gauge", name
     for name in ("vllm:prompt_tokens", "vllm:generation_tokens", "vllm:num_preemptions",
-                 "vllm:prefix_cache_queries", "vllm:prefix_cache_hits", "cinch:compressions",
-                 "cinch:evicted_tokens", "cinch:freed_bytes", "cinch:compression_seconds"):
+                 "vllm:prefix_cache_queries", "vllm:prefix_cache_hits", "cinch_compressions",
+                 "cinch_evicted_tokens", "cinch_freed_bytes", "cinch_compression_seconds"):
         assert f[name].type == "counter", name
     for name in ("vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds",
                  "vllm:request_time_per_output_token_seconds", "vllm:e2e_request_latency_seconds",
@@ -224,9 +224,9 @@ def prometheus_reads_the_metrics(client):
         buckets = [s.value for s in family.samples if s.name == name + "_bucket"]
         assert buckets == sorted(buckets) and buckets[-1] == value(f, name + "_count") > 0, name
     assert value(f, "vllm:generation_tokens_total") > 0
-    assert value(f, "cinch:compressions_total") > 0 and value(f, "cinch:freed_bytes_total") > 0
-    assert value(f, "cinch:compression_seconds_total") > 0
-    assert value(f, "cinch:candidate_tokens_total") > value(f, "cinch:selected_tokens_total") > 0
+    assert value(f, "cinch_compressions_total") > 0 and value(f, "cinch_freed_bytes_total") > 0
+    assert value(f, "cinch_compression_seconds_total") > 0
+    assert value(f, "cinch_candidate_tokens_total") > value(f, "cinch_selected_tokens_total") > 0
 
 
 def detokenize_inverts_tokenize(client):

@@ -89,7 +89,7 @@ def talk(url, path, output):
         state.update(json.loads(ask(url + "/v1/batches/" + batch)))
         return state["status"]
 
-    wait("compressions", lambda: metric(url, "cinch:compressions_total") >= 16)
+    wait("compressions", lambda: metric(url, "cinch_compressions_total") >= 16)
     slowest_s = 0
     for i in range(N_CHATS):
         began_s = time.monotonic()
@@ -101,7 +101,7 @@ def talk(url, path, output):
         slowest_s = max(slowest_s, time.monotonic() - began_s)
         if look() != "in_progress":
             fail("expected the batch in progress after chat %d, got %s" % (i, state["status"]))
-    n_out = metric(url, "cinch:swapped_out_requests_total")
+    n_out = metric(url, "cinch_swapped_out_requests_total")
     if n_out < 2:
         fail("expected at least 2 requests swapped out, got %d for %d chats" % (n_out, N_CHATS))
     wait("the end of the batch", lambda: look() == "completed")
@@ -112,10 +112,10 @@ def talk(url, path, output):
     for name in want:
         if want[name] != got.get(name):
             fail("%s differs from the offline run:\n%s\n%s" % (name, want[name], got.get(name)))
-    for name in ("vllm:num_requests_swapped", "cinch:swap_blocks_used"):
+    for name in ("vllm:num_requests_swapped", "cinch_swap_blocks_used"):
         if metric(url, name) != 0:
             fail("expected %s to be 0 at the end, got %g" % (name, metric(url, name)))
-    if metric(url, "cinch:swapped_in_requests_total") != n_out:
+    if metric(url, "cinch_swapped_in_requests_total") != n_out:
         fail("fewer requests were swapped in than out")
     print("swap: %d requests were swapped out for %d chats; the slowest chat took %.1f s"
           % (n_out, N_CHATS, slowest_s))
