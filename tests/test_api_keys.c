@@ -1,4 +1,4 @@
-/* test_api_keys.c - the rights that stand behind a key. tests/test_serve_limits.c tests the keys. */
+/* test_api_keys.c - the rights behind a key. tests/test_serve_limits.c tests the keys. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
