@@ -71,7 +71,10 @@ static cn_status fill_sample_row(cn_engine *e, uint32_t i)
     if (!s->output && cn_engine_open_output(e, s) != CN_OK) return CN_OK;
     cn_output_row(s->output, n_pending, row, &bans_apply);
     uint32_t at = row->position - s->seq->n_prompt; /* index of the output token of this row */
-    if (at < s->request->n_forced) row->force_token = (int32_t)s->request->forced[at];
+    if (at < s->request->n_forced) {
+        row->force_token = (int32_t)s->request->forced[at];
+        row->prev_row = -1; /* also behind the same token */
+    }
     uint32_t index = 0;
     for (uint32_t b = 0; bans_apply && b < s->request->n_bans; b++) {
         const bool added = cn_batch_try_add_ban(e->batch, s->request->bans[b], &index);
