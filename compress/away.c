@@ -19,6 +19,20 @@ static bool is_away(const cn_kv_params *kv) { return kv->home != CN_HOME_DEVICE;
 
 static bool has_tiles(const cn_kv_params *kv) { return cn_selector_of(kv->select)->has_tiles; }
 
+uint32_t cn_away_selectors(void)
+{
+    uint32_t selectors = 0;
+    for (unsigned i = 0; i < CN_N_SELECTORS; i++)
+        if (cn_selector_of((cn_kv_select)i)->away) selectors |= 1U << i;
+    return selectors;
+}
+
+const char *cn_away_params(const cn_kv_params *kv)
+{
+    if (!is_away(kv)) return "";
+    return has_tiles(kv) ? "home select_cap select_query" : "home select_cap";
+}
+
 /* ---- derived numbers ---- */
 
 static uint32_t default_cap(const cn_kv_params *kv, uint32_t n_entries)

@@ -20,6 +20,12 @@ typedef struct cn_away {
     uint32_t cap;          /* most entries that one exchange replaces in a unit; at least 1 */
 } cn_away;
 
+/* Selectors that an away request may have: bit i is cn_kv_select i. */
+uint32_t cn_away_selectors(void);
+
+/* The other members of a kv object that are read because of its home: "home select_cap". */
+const char *cn_away_params(const cn_kv_params *kv);
+
 /* kv has been checked. All 0 for home `device`. */
 cn_away cn_away_of(const cn_kv_params *kv, uint32_t block_tokens);
 

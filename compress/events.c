@@ -120,7 +120,9 @@ cn_status cn_events_start(cn_events *v, uint64_t step)
     };
     CN_TRY(be->fence_record(v->step_fence, v->o.model_stream));
     CN_TRY(be->fence_wait(v->o.stream, v->step_fence));
+    if (v->o.before) CN_TRY(v->o.before(v->o.ctx, b->users, b->n_events));
     CN_TRY(be->compress(v->o.stream, &args));
+    if (v->o.after) CN_TRY(v->o.after(v->o.ctx, b->users, b->n_events));
     CN_TRY(be->fence_record(b->fence, v->o.stream));
     b->started_at = step;
     b->started_s = cn_now_s();

@@ -22,6 +22,10 @@ typedef struct cn_events_opts {
     uint32_t max_batch_events; /* most events between two starts */
     void *scratch;             /* scratch_bytes, from backend->compress_scratch_bytes; borrowed */
     size_t scratch_bytes;
+    /* Enqueue on `stream` what a batch does besides, before and behind its compressions. The fence
+     * of the batch covers both. May be NULL. */
+    cn_status (*before)(void *ctx, void *const *users, uint32_t n);
+    cn_status (*after)(void *ctx, void *const *users, uint32_t n);
     void (*done)(void *ctx, void *user); /* called for a done event; must not call cn_events_* */
     void *ctx;
 } cn_events_opts;

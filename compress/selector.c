@@ -178,8 +178,7 @@ cn_status cn_selector_check(cn_kv_params *kv, uint32_t block_tokens, const cn_kv
 
 /* ---- spans ---- */
 
-/* The stage that selects the tokens of the list. */
-static cn_sel_stage token_stage(const cn_kv_params *kv)
+cn_sel_stage cn_selector_token_stage(const cn_kv_params *kv)
 {
     cn_sel_stage st = {.active = 1, .key = CN_KEY_LABELS, .group = CN_GROUP_MAX};
     switch (kv->select) {
@@ -249,7 +248,7 @@ cn_select_span cn_select_span_at(const cn_kv_params *kv, uint32_t n_prompt, uint
     if (tail <= base || tail - base <= kv->select_tokens) return dense;
     cn_select_span s = {
         .listed = true, .n_forced = base, .list_len = base + kv->select_tokens, .tail = tail};
-    s.stage[1] = token_stage(kv);
+    s.stage[1] = cn_selector_token_stage(kv);
     s.base[1] = base;
     s.n[1] = (tail - base) / row->entry_tokens;
     s.k[1] = kv->select_tokens / row->entry_tokens;
@@ -259,6 +258,19 @@ cn_select_span cn_select_span_at(const cn_kv_params *kv, uint32_t n_prompt, uint
     s.n[0] = tail / CN_DIGEST_TILE;
     s.k[0] = cn_min_u32(kv->select_tiles, s.n[0]);
     s.n[1] = s.k[0] * CN_DIGEST_TILE;
+    return s;
+}
+
+cn_select_span cn_select_span_away(const cn_kv_params *kv, uint32_t block_tokens)
+{
+    const uint32_t area = cn_away_of(kv, block_tokens).n_exchange * block_tokens;
+    cn_select_span s = {0};
+    if (!cn_selector_of(kv->select)->has_tiles || kv->select_tokens >= area) return s;
+    s.listed = true;
+    s.list_len = s.k[1] = kv->select_tokens;
+    s.tail = s.n[1] = area;
+    s.stage[1] = cn_selector_token_stage(kv);
+    s.stage[1].in_tiles = 0;
     return s;
 }
 

@@ -44,6 +44,9 @@ cn_selector_needs cn_selectors_need(uint32_t selectors);
  * cn_policy_check. CN_ERR_ARG names field, value and limit. */
 cn_status cn_selector_check(cn_kv_params *kv, uint32_t block_tokens, const cn_kv_params *most);
 
+/* The stage that ranks tokens. */
+cn_sel_stage cn_selector_token_stage(const cn_kv_params *kv);
+
 /* What a decode step does for a sequence. */
 typedef struct cn_select_span {
     bool listed; /* false: the step attends to all resident tokens, and nothing below is set */
@@ -58,6 +61,10 @@ typedef struct cn_select_span {
  * tokens. It depends on these numbers alone, not on batch composition. kv has been checked. */
 cn_select_span cn_select_span_at(const cn_kv_params *kv, uint32_t n_prompt, uint32_t position,
                                  uint32_t block_tokens);
+
+/* The span of a step of an away request past its first commit: the tokens of its exchange area are
+ * candidates if its selector ranks them again (`tls`). Then numbers are slots of its table. */
+cn_select_span cn_select_span_away(const cn_kv_params *kv, uint32_t block_tokens);
 
 /* Rows of the ring of recent queries that a request needs: W + 1; 0 without a ring. */
 uint32_t cn_selector_ring_rows(const cn_kv_params *kv);

@@ -1,22 +1,25 @@
 /* planner.c - eq. 1 and 2 of the paper in 64-bit integers. See planner.h. */
 #include "engine/planner.h"
 
+#include <string.h>
 #include <unistd.h>
 
+#include "compress/away.h"
 #include "compress/policy.h"
 #include "compress/selector.h"
 
 enum { RING_PERCENT = 5 }; /* of the KV memory, for query slots where no policy has a cap */
 
-static uint64_t block_bytes(const cn_planner_input *in)
+/* Bytes of a block with K, V and these planes, in n_layers layers. */
+static uint64_t block_bytes(const cn_planner_input *in, uint32_t planes, uint32_t n_layers)
 {
-    const cn_kv_layout l = cn_kv_layout_make(in->n_layers, 1, in->n_kv_heads, in->block_tokens,
+    const cn_kv_layout l = cn_kv_layout_make(n_layers, 1, in->n_kv_heads, in->block_tokens,
                                              in->head_dim, in->kv_dtype);
-    const uint32_t planes = in->planes | 1U << CN_PLANE_KV;
     uint64_t bytes = 0;
     for (int i = 0; i < CN_N_BLOCK_PLANES; i++)
-        if (planes >> i & 1) bytes += cn_block_plane_bytes(&l, (cn_block_plane)i);
-    return bytes * in->n_layers;
+        if ((planes | 1U << CN_PLANE_KV) >> i & 1)
+            bytes += cn_block_plane_bytes(&l, (cn_block_plane)i);
+    return bytes * n_layers;
 }
 
 static uint64_t query_slot_bytes(const cn_planner_input *in)
@@ -85,18 +88,70 @@ static cn_status divide_swap(cn_memory_plan *p, const cn_planner_input *in)
     return CN_OK;
 }
 
-cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *in)
+/* The home space, and what it takes from the device's memory. */
+static cn_status divide_home(cn_memory_plan *p, cn_planner_input *in)
 {
-    CN_ASSERT(in->block_tokens > 0 && in->n_layers > 0 && in->max_seqs > 0);
+    cn_home_plan *h = &p->home;
+    h->home = in->home;
+    if (in->home == CN_HOME_DEVICE) return CN_OK;
+    const char *name = cn_kv_home_name(in->home);
+    h->planes = in->home_planes;
+    /* Digests of KV in host memory lie on the device. */
+    const uint64_t kv = block_bytes(in, 0, in->n_layers);
+    const uint64_t digests = block_bytes(in, in->home_planes, in->n_layers) - kv;
+    h->block_bytes = in->home == CN_HOME_PEER ? kv + digests : kv;
+    h->n_blocks = clamp_u32(in->home_bytes / h->block_bytes);
+    h->n_slots = in->max_seqs;
+    h->bytes = h->n_blocks * h->block_bytes;
+    const uint64_t need = in->n_max_blocks * h->block_bytes;
+    if (h->bytes < need)
+        return cn_fail(CN_ERR_ARG,
+                       "--home-space %.4g: kv home %s expects at least %.4g, %llu bytes, for one "
+                       "request of %u blocks; raise it or lower --select-tokens",
+                       cn_gib(in->home_bytes), name, cn_gib(need) * 1.0001,
+                       (unsigned long long)need, in->n_max_blocks);
+    if (in->dense_layers > 0) h->plane_bytes = h->n_blocks * block_bytes(in, 0, in->dense_layers);
+    h->device_bytes = h->plane_bytes + (in->home == CN_HOME_HOST ? h->n_blocks * digests : 0);
+    if (in->n_blocks_override) return CN_OK;
+    if (h->device_bytes >= in->avail_bytes)
+        return cn_fail(CN_ERR_MEMORY,
+                       "%llu bytes of KV cache: the %u dense layers and the digests of %u home "
+                       "blocks need %llu; raise --kv-cache-memory-bytes, or lower --home-space "
+                       "or --select-dense-layers",
+                       (unsigned long long)in->avail_bytes, in->dense_layers, h->n_blocks,
+                       (unsigned long long)h->device_bytes);
+    in->avail_bytes -= h->device_bytes;
+    return CN_OK;
+}
+
+/* Slots beyond those that leave room for the longest prompt become blocks. */
+static void leave_room_for_prompt(cn_memory_plan *p, const cn_planner_input *in)
+{
+    if (in->home == CN_HOME_DEVICE || in->n_blocks_override || p->n_query_slots == 0) return;
+    const uint64_t prompt = cn_ceil_div(in->max_model_len, in->block_tokens) * p->block_bytes;
+    const uint64_t room = in->avail_bytes > prompt ? in->avail_bytes - prompt : 0;
+    const uint64_t request = p->block_bytes * in->n_max_blocks + p->query_slot_bytes;
+    const uint32_t most = cn_max_u32(1, clamp_u32(room / request));
+    if (p->n_query_slots <= most) return;
+    p->n_query_slots = most;
+    p->n_blocks = clamp_u32((in->avail_bytes - most * p->query_slot_bytes) / p->block_bytes);
+}
+
+cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *given)
+{
+    CN_ASSERT(given->block_tokens > 0 && given->n_layers > 0 && given->max_seqs > 0);
+    cn_planner_input with = *given, *in = &with;
     cn_memory_plan p = {
         .block_tokens = in->block_tokens,
         .window_tokens = in->window_tokens,
         .n_max_blocks = in->n_max_blocks,
         .planes = in->planes,
-        .block_bytes = block_bytes(in),
+        .block_bytes = block_bytes(in, in->planes, in->n_layers),
         .query_slot_bytes = query_slot_bytes(in),
     };
+    CN_TRY(divide_home(&p, in));
     divide(&p, in);
+    leave_room_for_prompt(&p, in);
 
     /* One full block and the next one, or one capped request. */
     const uint32_t least = cn_max_u32(2, in->n_max_blocks);
@@ -117,7 +172,8 @@ cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *in)
                        in->n_max_blocks ? " or lower --kv-budget" : "");
     }
 
-    p.kv_bytes = p.n_blocks * p.block_bytes + p.n_query_slots * p.query_slot_bytes;
+    p.kv_bytes = p.n_blocks * p.block_bytes + p.n_query_slots * p.query_slot_bytes +
+                 p.home.device_bytes;
     const uint64_t pool_tokens = (uint64_t)p.n_blocks * in->block_tokens;
     p.max_request_tokens = cn_min_u32(in->max_model_len, clamp_u32(pool_tokens));
     const uint64_t longest_blocks = cn_ceil_div(in->max_model_len, in->block_tokens);
@@ -145,14 +201,58 @@ static uint64_t host_kv_bytes(void)
 }
 
 /* Leaves the machine enough memory for everything else. */
-static cn_status check_swap_bytes(uint64_t bytes)
+static cn_status check_host_space(const char *option, uint64_t bytes)
 {
     const uint64_t all = cn_host_bytes(), most = all / 10 * 7;
     if (all == 0 || bytes <= most) return CN_OK;
     return cn_fail(CN_ERR_ARG,
-                   "--swap-space %.4g exceeds 70 %% of the machine's %.4g GiB of memory: lower it "
+                   "--%s %.4g exceeds 70 %% of the machine's %.4g GiB of memory: lower it "
                    "to %.4g",
-                   cn_gib(bytes), cn_gib(all), cn_gib(most));
+                   option, cn_gib(bytes), cn_gib(all), cn_gib(most));
+}
+
+static uint64_t bytes_of_gib(float gib) { return (uint64_t)((double)gib * (double)CN_GIB); }
+
+uint32_t cn_planner_away_n_max(const cn_config *c, uint32_t block_tokens)
+{
+    const uint32_t zip = cn_config_policies(c) >> CN_KV_ZIP & 1 ? c->kv.budget_tokens : 0;
+    const uint32_t window =
+        cn_config_policies(c) >> CN_KV_WINDOW & 1 ? c->kv.budget_tokens : 0;
+    const uint32_t budget = cn_max_u32(cn_away_budget(block_tokens), cn_max_u32(zip, window));
+    uint32_t n_exchange = 0;
+    for (unsigned i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
+        if (!(cn_config_selectors(c) & cn_away_selectors() & 1U << i)) continue;
+        cn_kv_params kv = c->kv;
+        kv.home = cn_config_away(c);
+        kv.select = (cn_kv_select)i;
+        n_exchange = cn_max_u32(n_exchange, cn_away_of(&kv, block_tokens).n_exchange);
+    }
+    return n_exchange + cn_policy_cap(budget, block_tokens);
+}
+
+/* Blocks of the largest capped request. */
+static uint32_t most_blocks(const cn_config *c, uint32_t block_tokens)
+{
+    const bool capped =
+        cn_policies_need(c->kv_policies | 1U << c->kv.policy).capped;
+    const uint32_t n = capped ? cn_policy_cap(c->kv.budget_tokens, block_tokens) : 0;
+    if (cn_config_away(c) == CN_HOME_DEVICE) return n;
+    return cn_max_u32(n, cn_planner_away_n_max(c, block_tokens));
+}
+
+/* What the home space of these options needs. */
+static cn_status describe_home(cn_planner_input *in, const cn_config *c, const cn_model_config *m)
+{
+    in->home = cn_config_away(c);
+    if (in->home == CN_HOME_DEVICE) return CN_OK;
+    in->home_bytes = bytes_of_gib(c->home_space_gib);
+    in->home_planes = cn_selectors_need(cn_config_selectors(c) & cn_away_selectors()).planes;
+    in->dense_layers = cn_min_u32(c->select_dense_layers, m->n_layers);
+    /* Exchanges with `zip` read which tokens the policy holds. */
+    if (cn_config_policies(c) >> CN_KV_ZIP & 1) in->planes |= 1U << CN_PLANE_ORIGIN;
+    const bool on_host = in->home == CN_HOME_HOST ||
+                         (c->cache_device && strcmp(c->cache_device, "cpu") == 0);
+    return on_host ? check_host_space("home-space", in->home_bytes) : CN_OK;
 }
 
 uint32_t cn_planner_block_tokens(const cn_config *c, const cn_backend *be)
@@ -173,15 +273,15 @@ cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_
                               const cn_backend *be)
 {
     const cn_policy_needs needs = cn_policies_need(cn_config_policies(c));
-    const cn_selector_needs selects = cn_selectors_need(cn_config_selectors(c));
+    const cn_selector_needs selects = cn_selectors_need(cn_config_local_selectors(c));
     const uint32_t max_model_len = c->max_model_len ? c->max_model_len : m->max_position;
     const uint32_t block_tokens = cn_planner_block_tokens(c, be);
     uint64_t avail_bytes = c->kv_cache_memory_bytes;
     if (avail_bytes == 0) avail_bytes = host_kv_bytes();
-    const uint64_t swap_bytes = (uint64_t)((double)c->swap_space_gib * (double)CN_GIB);
-    CN_TRY(check_swap_bytes(swap_bytes));
+    const uint64_t swap_bytes = bytes_of_gib(c->swap_space_gib);
+    CN_TRY(check_host_space("swap-space", swap_bytes));
     const uint32_t longest_blocks = (uint32_t)cn_ceil_div(max_model_len, block_tokens);
-    const cn_planner_input in = {
+    cn_planner_input in = {
         .avail_bytes = avail_bytes,
         .n_layers = m->n_layers,
         .n_heads = m->n_heads,
@@ -193,13 +293,12 @@ cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_
         .planes = needs.planes | selects.planes,
         .window_tokens = ring_rows(c),
         /* Requests may use a policy that has a cap even if the default policy has none. */
-        .n_max_blocks = needs.capped ? cn_min_u32(cn_policy_cap(c->kv.budget_tokens, block_tokens),
-                                                  longest_blocks)
-                                     : 0,
+        .n_max_blocks = cn_min_u32(most_blocks(c, block_tokens), longest_blocks),
         .max_model_len = max_model_len,
         .max_seqs = c->max_num_seqs,
         .n_blocks_override = c->n_blocks_override,
         .swap_bytes = swap_bytes,
     };
+    CN_TRY(describe_home(&in, c, m));
     return cn_memory_plan_divide(out, &in);
 }

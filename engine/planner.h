@@ -34,7 +34,30 @@ typedef struct cn_planner_input {
     uint32_t max_seqs;          /* requests running at once */
     uint32_t n_blocks_override; /* N_total; 0: compute it from avail_bytes */
     uint64_t swap_bytes;        /* host memory for compressed requests; 0: none */
+    /* Home space of requests whose KV lies elsewhere; home CN_HOME_DEVICE: none. */
+    cn_kv_home home;
+    uint64_t home_bytes;
+    uint32_t home_planes;  /* digests by home block, like `planes` */
+    uint32_t dense_layers; /* their KV by home block lies in avail_bytes */
 } cn_planner_input;
+
+/* The home space: docs/DESIGN.md §7.
+ *
+ *   N_home = floor(home_bytes / (b * (m + D_there)))
+ *
+ * m is the K and V of a token, D_there its digests in the home space. The dense layers of all home
+ * blocks are taken from avail_bytes before M and N_total are computed, and M leaves room for the
+ * longest prompt, which is computed with full attention. */
+typedef struct cn_home_plan {
+    cn_kv_home home;      /* CN_HOME_DEVICE: none */
+    uint32_t n_blocks;    /* N_home */
+    uint32_t n_slots;     /* requests with a home at once: rows of `chosen` */
+    uint64_t block_bytes; /* in the home space, with digests */
+    uint64_t bytes;       /* of all blocks */
+    uint32_t planes;      /* as in the input */
+    uint64_t plane_bytes; /* dense layers of all home blocks, on the device */
+    uint64_t device_bytes; /* these, and with home `host` the digests of all home blocks */
+} cn_home_plan;
 
 typedef struct cn_memory_plan {
     uint32_t block_tokens;     /* b */
@@ -54,6 +77,7 @@ typedef struct cn_memory_plan {
     /* The swap space, by eq. 1 for requests at the default budget. */
     uint64_t swap_bytes;
     uint32_t n_swap_blocks, n_swap_windows, n_swap_requests;
+    cn_home_plan home;
 } cn_memory_plan;
 
 /* The plan for these options, this checkpoint and this backend (its dtypes). CN_ERR_MEMORY when not
@@ -65,6 +89,9 @@ cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_
 
 /* Tokens of a block: --block-size, or the backend's default. */
 uint32_t cn_planner_block_tokens(const cn_config *c, const cn_backend *be);
+
+/* Block cap of the largest request whose KV lies elsewhere. */
+uint32_t cn_planner_away_n_max(const cn_config *c, uint32_t block_tokens);
 
 /* Bytes of memory of the machine; 0 when unknown. */
 uint64_t cn_host_bytes(void);

@@ -266,9 +266,32 @@ static void all_steps_keep_their_promises(void **state)
             }
 }
 
+/* After its first commit `tls` ranks the tokens of its exchange area, by their slots. */
+static void tiles_away_are_listed_by_slot(void **state)
+{
+    (void)state;
+    cn_kv_params kv = {.policy = CN_KV_WINDOW, .select = CN_SELECT_TLS, .home = CN_HOME_PEER,
+                       .budget_tokens = 256, .select_tiles = 6, .select_tokens = 256};
+    const cn_select_span s = cn_select_span_away(&kv, 256);
+    assert_true(s.listed);
+    assert_int_equal(s.n[1], 512); /* six tiles take two blocks */
+    assert_int_equal(s.tail, 512);
+    assert_int_equal(s.k[1], 256);
+    assert_int_equal(s.list_len, 256);
+    assert_int_equal(s.base[1] + s.n_forced, 0);
+    assert_false(s.stage[0].active || s.stage[1].in_tiles);
+    assert_int_equal(s.stage[1].key, CN_KEY_LABELS);
+    kv.select_tokens = 512; /* all of the area */
+    assert_false(cn_select_span_away(&kv, 256).listed);
+    kv.select = CN_SELECT_SPADE;
+    kv.select_tokens = 256;
+    assert_false(cn_select_span_away(&kv, 256).listed);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tiles_away_are_listed_by_slot),
         cmocka_unit_test(lists_and_tails_are_rounded_up),
         cmocka_unit_test(errors_name_the_value_and_the_limit),
         cmocka_unit_test(needs_are_those_of_all_selectors_together),

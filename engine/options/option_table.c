@@ -1,6 +1,7 @@
 /* option_table.c - one row per option: every option of every subcommand, and every scalar field of
  * a request's JSON that has an option. To add an option: a field in struct cn_config, a row here,
  * and `make docs`. See options.h. */
+#include "compress/away.h"
 #include "compress/policy.h"
 #include "compress/selector.h"
 #include "engine/options/options.h"
@@ -199,6 +200,30 @@ static const cn_option options[] = {
     ROW(KV, "select-dense-layers", U32, select_dense_layers, "2", .min = 0, .max = 1024,
         .flags = RESULT,
         .help = "first layers that attend to all tokens, whatever the selector"),
+    ROW(KV, "kv-home", ENUM, kv.home, "device", .values = CN_HOME_NAMES, .flags = RESULT,
+        .json = "kv.home",
+        .help = "where all KV of a request with spade or last lies: on the device, on the cache "
+                "device (peer), or in host memory (host); away from the device, the KV cache holds "
+                "the newest tokens and those that the selector chose"),
+    ROW(KV, "kv-homes", SET, kv_homes, "device", .values = CN_HOME_NAMES,
+        .help = "homes that requests may use besides --kv-home; at most one of peer and host"),
+    ROW(KV, "select-cap", U32, kv.select_cap, "0", .min = 0, .max = TOKENS_MAX,
+        .flags = RESULT, .json = "kv.select_cap",
+        .help = "tokens per layer and kv head that one step brings back from the home at most; 0 "
+                "is an eighth of the selected tokens for peer, a 32nd for host; a request may set "
+                "fewer"),
+    ROW(KV, "select-query", ENUM, kv.select_query, "last", .values = "last|predicted|union",
+        .flags = RESULT, .json = "kv.select_query",
+        .help = "query by which tls ranks tiles away from the device: the last, the predicted, or "
+                "each of the newest"),
+    ROW(KV, "home-space", F32, home_space_gib, "0", .min = 0, .max = 65536,
+        .help = "GiB for the KV of requests with kv home peer or host, on the cache device or in "
+                "host memory"),
+    ROW(KV, "cache-device", STRING, cache_device, NULL,
+        .help = "device that holds the KV of kv home peer and ranks it: cuda:N, another GPU than "
+                "the model's; or cpu, a second CPU backend beside a model on the CPU"),
+    ROW(KV, "packs", U32, n_packs, "4", .min = 1, .max = CN_MAX_PACKS,
+        .help = "groups of layers after which a step's exchange with the home begins"),
     ROW(KV, "hybrid-scheduling", BOOL, hybrid_scheduling, "true",
         .help = "admit requests before they have a query slot, until they need one"),
     ROW(KV, "tail-relaxation", BOOL, tail_relaxation, "false", .flags = RESULT,

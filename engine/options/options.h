@@ -74,7 +74,7 @@ typedef enum cn_opt_importance {
     CN_OPT_IMPORTANCE_MEAN /* sum over the group's heads of mean |q| * mean |k| */
 } cn_opt_importance;
 
-enum { CN_OPTION_MAX = 192 };
+enum { CN_OPTION_MAX = 192, CN_MAX_PACKS = 64 };
 
 /* ---- the configuration: one field per row, defaults from cn_config_create() ---- */
 struct cn_config {
@@ -129,6 +129,10 @@ struct cn_config {
     uint32_t kv_policies; /* bit 1 << cn_kv_policy: policies allowed besides kv.policy */
     uint32_t kv_selectors; /* bit 1 << cn_kv_select: selectors allowed besides kv.select */
     uint32_t select_dense_layers;
+    uint32_t kv_homes;    /* bit 1 << cn_kv_home: homes allowed besides kv.home */
+    float home_space_gib; /* memory of kv home peer or host */
+    char *cache_device;   /* of kv home peer, or NULL */
+    uint32_t n_packs;
     bool hybrid_scheduling;
     bool tail_relaxation;
     bool sync_compression;
@@ -219,16 +223,41 @@ struct cn_config {
     bool given[CN_OPTION_MAX]; /* by row: whether the user set the option */
 };
 
+/* Homes that requests may have: bit i is cn_kv_home i. */
+static inline uint32_t cn_config_homes(const cn_config *c)
+{
+    return c->kv_homes | 1U << c->kv.home;
+}
+
+/* The declared home that is not the device, or CN_HOME_DEVICE. */
+static inline cn_kv_home cn_config_away(const cn_config *c)
+{
+    const uint32_t homes = cn_config_homes(c);
+    if (homes >> CN_HOME_PEER & 1) return CN_HOME_PEER;
+    return homes >> CN_HOME_HOST & 1 ? CN_HOME_HOST : CN_HOME_DEVICE;
+}
+
 /* Policies that requests may use: bit i is cn_kv_policy i. */
 static inline uint32_t cn_config_policies(const cn_config *c)
 {
-    return c->kv_policies | 1U << c->kv.policy;
+    /* Away from the device the policy `full` becomes `window`. */
+    const uint32_t away = cn_config_away(c) != CN_HOME_DEVICE ? 1U << CN_KV_WINDOW : 0;
+    return c->kv_policies | 1U << c->kv.policy | away;
 }
 
 /* Selectors that requests may have: bit i is cn_kv_select i. `none` needs no memory. */
 static inline uint32_t cn_config_selectors(const cn_config *c)
 {
     return c->kv_selectors | 1U << c->kv.select | 1U << CN_SELECT_NONE;
+}
+
+/* Selectors that select on the device: those of requests with home `device`, and `tls`, which
+ * ranks the labels of the tiles that came back from its home. */
+static inline uint32_t cn_config_local_selectors(const cn_config *c)
+{
+    const bool local = cn_config_homes(c) >> CN_HOME_DEVICE & 1;
+    const uint32_t away = 1U << CN_SELECT_NONE | 1U << CN_SELECT_TLS;
+    return cn_config_selectors(c) & (local ? UINT32_MAX : away);
 }
 
 /* ---- the table ---- */

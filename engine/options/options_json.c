@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compress/away.h"
 #include "compress/policy.h"
 #include "compress/selector.h"
 #include "engine/options/option_value.h"
@@ -129,7 +130,8 @@ json_t *cn_kv_params_json(const cn_kv_params *kv)
         if (o[i].section != CN_SECTION_KV || !o[i].json) continue;
         const char *key = o[i].json + strlen(prefix);
         const size_t at = o[i].offset - offsetof(struct cn_config, kv);
-        if (has_word(policy->params, key) || has_word(selector->params, key))
+        if (has_word(policy->params, key) || has_word(selector->params, key) ||
+            has_word(cn_away_params(kv), key))
             json_object_set_new(object, key, value_json(&o[i], (const char *)kv + at));
     }
     return object;
