@@ -40,7 +40,7 @@ typedef enum cn_priority { CN_PRIORITY_HIGH, CN_PRIORITY_LOW } cn_priority;
 typedef struct cn_fence cn_fence;   /* a point in a stream; reusable */
 typedef struct cn_graph cn_graph;   /* recorded ops that one call replays */
 
-#define CN_NO_SLOT UINT32_MAX /* in kv_slots: a padding row */
+#define CN_NO_SLOT UINT32_MAX /* in kv_slots: K and V are not stored, as of a padding row */
 
 /* The step's batch as flat arrays. Decoding sequences come first: the first n_decode have exactly
  * one query token each. Tokens are in the order of their sequences. */
@@ -444,8 +444,8 @@ typedef struct cn_exchange_args {
     uint32_t move_stride;
 } cn_exchange_args;
 
-/* Copies K and V of the moved entries from the home space to the exchange areas, and writes P of
- * their slots where `local` has it. */
+/* Copies K and V of the moved entries from the home space to the exchange areas, and their labels
+ * and scales where both memories have them; and writes P of their slots where `local` has it. */
 typedef struct cn_fetch_args {
     cn_pools local, home; /* two memories; both can be addressed by the backend */
     const uint32_t *local_tables, *home_tables; /* [S, local_stride], [S, home_stride] */

@@ -47,7 +47,7 @@ typedef struct cn_planes {
     cn_plane slot[CN_N_SLOT_PLANES];
 } cn_planes;
 
-enum { CN_DIGEST_TILE = 64, CN_DIGEST_PAGE = 16 };
+enum { CN_DIGEST_TILE = 64, CN_DIGEST_PAGE = 16, CN_DIGEST_TILE_LOG2 = 6 };
 
 /* Channels of a label: a quarter of a key. */
 static inline uint32_t cn_label_channels(uint32_t head_dim) { return head_dim / 4; }

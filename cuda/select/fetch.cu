@@ -54,7 +54,17 @@ typedef struct fetch_piece {
     uint4 *to;
 } fetch_piece;
 
-/* Returns piece e of a unit, and writes P of a token with its first piece. */
+/* Copies the label and the scale of a token. */
+__device__ static inline void copy_label(const cn_fetch_args &a, size_t to, size_t from)
+{
+    const uint32_t n = a.local.digest.n_channels / 4; /* a label in units of two bytes */
+    const uint16_t *x = (const uint16_t *)a.home.digest.labels + from * n;
+    uint16_t *y = (uint16_t *)a.local.digest.labels + to * n;
+    for (uint32_t i = 0; i < n; i++) y[i] = x[i];
+    a.local.digest.scales[to] = a.home.digest.scales[from];
+}
+
+/* Returns piece e of a unit, and writes P and the label of a token with its first piece. */
 __device__ static inline fetch_piece piece_of(const fetch_params &p, const fetch_unit &u,
                                               uint32_t e)
 {
@@ -72,8 +82,13 @@ __device__ static inline fetch_piece piece_of(const fetch_params &p, const fetch
     piece.to = (uint4 *)((char *)p.args.local.kv +
                          cn_kv_at(&to, u.layer, to_block, u.head, slot % b, part)) +
                vec % p.vecs;
-    if (vec == 0 && p.args.local.origin)
-        p.args.local.origin[cn_kv_side(&to, u.layer, to_block, u.head, slot % b)] = position;
+    if (vec == 0) {
+        const size_t at = cn_kv_side(&to, u.layer, to_block, u.head, slot % b);
+        if (p.args.local.origin) p.args.local.origin[at] = position;
+        if (p.args.local.digest.labels && p.args.home.digest.labels)
+            copy_label(p.args, at,
+                       cn_kv_side(&from, u.layer, from_block, u.head, position % b));
+    }
     return piece;
 }
 

@@ -17,6 +17,19 @@ static void copy_rows(const cn_fetch_args *a, uint32_t layer, uint32_t head, uin
     }
 }
 
+/* The same for labels and scales. */
+static void copy_labels(const cn_fetch_args *a, uint32_t layer, uint32_t head, uint32_t dst_block,
+                        uint32_t dst_slot, uint32_t src_block, uint32_t src_slot, uint32_t n)
+{
+    const cn_digest *to = &a->local.digest, *from = &a->home.digest;
+    const size_t bytes = to->n_channels / 2;
+    const size_t dst = cn_kv_side(&a->local.layout, layer, dst_block, head, dst_slot);
+    const size_t src = cn_kv_side(&a->home.layout, layer, src_block, head, src_slot);
+    if (!to->labels || !from->labels) return;
+    memcpy(to->labels + dst * bytes, from->labels + src * bytes, n * bytes);
+    memcpy(to->scales + dst, from->scales + src, n * sizeof *to->scales);
+}
+
 static void fetch_task(void *ctx, uint32_t task, uint32_t worker)
 {
     (void)worker;
@@ -34,6 +47,8 @@ static void fetch_task(void *ctx, uint32_t task, uint32_t worker)
             const uint32_t position = moves[i].source * entry + t;
             copy_rows(a, layer, head, local[slot / b], slot % b, home[position / b], position % b,
                       n);
+            copy_labels(a, layer, head, local[slot / b], slot % b, home[position / b],
+                        position % b, n);
             if (!a->local.origin) continue;
             uint32_t *p = a->local.origin + cn_kv_side(l, layer, local[slot / b], head, slot % b);
             for (uint32_t j = 0; j < n; j++) p[j] = position + j;

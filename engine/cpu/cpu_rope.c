@@ -54,6 +54,7 @@ static void store_token(const cn_rope_store_args *a, uint32_t t)
                                      row % a->window, 0);
         memcpy((float *)a->q_window + at_row, q, (size_t)hq * d * sizeof *q);
     }
+    if (b->kv_slots[t] == CN_NO_SLOT) return;
     uint32_t block = b->kv_slots[t] / l->block_tokens, slot = b->kv_slots[t] % l->block_tokens;
     const float *k = x + (size_t)hq * d, *v = k + (size_t)hk * d;
     for (uint32_t h = 0; h < hk; h++) {
