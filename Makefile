@@ -81,7 +81,7 @@ EXAMPLE_BIN := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 BENCH_BIN := $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c))
 TOOL_BIN := $(BUILD)/tests/diff_dumps
 # Tests that can run on the late device (tests/lib/late_device.h) instead of the CPU backend.
-LATE_TESTS := $(BUILD)/tests/test_soak $(BUILD)/tests/test_engine_async
+LATE_TESTS := $(BUILD)/tests/test_soak $(BUILD)/tests/test_engine_async $(BUILD)/tests/test_engine_away $(BUILD)/tests/test_engine_away_timing
 PROGRAM_OBJ := $(BUILD)/engine/main.o $(addsuffix .o,$(TEST_BIN) $(SIM_BIN) $(FUZZ_BIN) \
   $(TOOL_BIN) $(EXAMPLE_BIN) $(BENCH_BIN))
 # Machine code for compute capability 9.0a (Hopper) and 8.0, and PTX that the driver compiles for
@@ -115,7 +115,7 @@ HEADER_SUM_OBJ := $(BUILD)/engine/backend.o $(BUILD)/cuda/cuda_backend.o
 MATPLOTLIB := 3.10.9
 PLOT_ENV := $(BUILD)/plot-env
 # Tests that start threads, for the thread sanitizer. Run others with TSAN_TESTS="a b".
-TSAN_TESTS ?= ops_cpu attn_cpu select_cpu predict_cpu exchange_cpu backend_pair away_pair engine_zip engine_async serve_batches mailbox serve serve_limits serve_bounds serve_attacks serve_status
+TSAN_TESTS ?= ops_cpu attn_cpu select_cpu predict_cpu exchange_cpu backend_pair away_pair engine_zip engine_async engine_away engine_away_timing serve_batches mailbox serve serve_limits serve_bounds serve_attacks serve_status
 
 # The parts of `make nightly`, without the thread sanitizer.
 NIGHTLY := nightly-sim nightly-fuzz nightly-async nightly-soak nightly-chaos

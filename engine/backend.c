@@ -18,7 +18,8 @@
 
 typedef enum device_kind { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } device_kind;
 
-static cn_status parse_device(const char *text, device_kind *kind, uint32_t *ordinal)
+static cn_status parse_device(const char *option, const char *text, device_kind *kind,
+                              uint32_t *ordinal)
 {
     *ordinal = 0;
     if (strcmp(text, "auto") == 0) {
@@ -35,7 +36,7 @@ static cn_status parse_device(const char *text, device_kind *kind, uint32_t *ord
     const bool numbered = strncmp(text, "cuda:", strlen("cuda:")) == 0 && *digits &&
                           strlen(digits) <= 3 && !digits[strspn(digits, "0123456789")];
     if (!numbered)
-        return cn_fail(CN_ERR_ARG, "--device %s: expected auto, cpu, cuda or cuda:N", text);
+        return cn_fail(CN_ERR_ARG, "--%s %s: expected auto, cpu, cuda or cuda:N", option, text);
     *ordinal = (uint32_t)strtoul(digits, NULL, 10);
     return CN_OK;
 }
@@ -265,7 +266,7 @@ cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_c
     uint32_t ordinal;
     *out = NULL;
     *choice = (cn_device_choice){.why = "cpu: --device cpu"};
-    CN_TRY(parse_device(c->device, &kind, &ordinal));
+    CN_TRY(parse_device("device", c->device, &kind, &ordinal));
     if (kind != DEVICE_CPU)
         snprintf(choice->why, sizeof choice->why, "cuda:%u: --device %s", ordinal, c->device);
     if (kind == DEVICE_CUDA) return open_cuda(out, &sizes, ordinal);
@@ -274,4 +275,41 @@ cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_c
         explain_cpu(choice, c);
     }
     return open_cpu(out, c);
+}
+
+static cn_status cache_bytes(const void *ctx, cn_backend *be, uint64_t *bytes)
+{
+    (void)be;
+    *bytes = *(const uint64_t *)ctx;
+    return CN_OK;
+}
+
+cn_status cn_backend_open_cache(cn_backend **out, const cn_config *c, const cn_model_config *m,
+                                const cn_backend *model_be, uint64_t bytes)
+{
+    device_kind kind;
+    uint32_t ordinal;
+    *out = NULL;
+    CN_TRY(parse_device("cache-device", c->cache_device, &kind, &ordinal));
+    const char *name = kind == DEVICE_CPU ? "cpu" : "cuda";
+    if (kind == DEVICE_AUTO || strcmp(model_be->name, name) != 0)
+        return cn_fail(CN_ERR_ARG, "--cache-device %s: expected %s beside a model on %s",
+                       c->cache_device, strcmp(model_be->name, "cpu") == 0 ? "cpu" : "cuda:N",
+                       model_be->name);
+    if (kind == DEVICE_CPU) {
+        const cn_cpu_backend_opts o = {.n_threads = 1, .threaded = true};
+        return cn_backend_cpu_open(out, &o);
+    }
+    const cn_cuda_backend_opts o = {
+        .device = ordinal,
+        .wanted_bytes = cache_bytes,
+        .wanted_ctx = &bytes,
+        .n_heads = m->n_heads,
+        .n_kv_heads = m->n_kv_heads,
+        .head_dim = m->head_dim,
+        .max_seqs = cn_start_max_rows(c),
+        .max_tokens = cn_start_max_rows(c),
+        .batch_invariant = c->batch_invariant,
+    };
+    return cn_backend_cuda_load(out, o);
 }

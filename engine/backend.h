@@ -39,6 +39,11 @@ typedef struct cn_cpu_reason {
 } cn_cpu_reason;
 void cn_device_explain_cpu(cn_device_choice *out, const cn_cpu_reason *r);
 
+/* Opens the backend of --cache-device beside that of --device, with this much device memory. On a
+ * CPU it is a second, threaded backend. */
+cn_status cn_backend_open_cache(cn_backend **out, const cn_config *c, const cn_model_config *m,
+                                const cn_backend *model_be, uint64_t bytes);
+
 /* CN_ERR_DEVICE names the first missing op that every model, one of the policies, selectors or
  * homes needs, or the first policy that the backend does not support. Bit i of `policies` is
  * cn_kv_policy i, bit i of `selectors` cn_kv_select i, bit i of `homes` cn_kv_home i. */

@@ -1,10 +1,11 @@
 /* batch.c - flattens a plan. One host buffer and one device buffer of the same layout:
  *
  *   tokens | sampled rows | positions | kv_slots | q_rows | q_start | kv_len | logit rows
- *   | sample rows | selection | tables | bans | biases
+ *   | sample rows | selection | plane slots | plane and pool lengths | tables | bans | biases
+ *   | plane tables
  *
  * Each array has a fixed, 64-byte-aligned offset, sized for the largest step. One copy moves
- * everything up to the last table in use. Bans and biases are rare and have copies of their own. */
+ * everything up to the last table in use. The others are rare and have copies of their own. */
 #include "engine/batch.h"
 
 #include <string.h>
@@ -23,9 +24,13 @@ typedef enum section {
     SEC_LOGIT_ROWS,
     SEC_SAMPLE,
     SEC_SELECT, /* engine/select.h; empty without selectors */
+    SEC_PLANE_SLOTS, /* cn_plane_view; empty without a plane */
+    SEC_PLANE_LEN,
+    SEC_POOL_LEN,
     SEC_TABLES, /* large: only the part in use is copied */
     SEC_BANS,
     SEC_BIASES,
+    SEC_PLANE_TABLES,
     N_SECTIONS
 } section;
 
@@ -40,6 +45,7 @@ struct cn_batch {
     uint32_t n_logit_rows, n_bans, n_biases;
     cn_select_builder select;
     bool selects; /* some row of the current step attends to a list */
+    uint32_t plane_stride, plane_max_kv; /* 0: no row of the current step reads the plane */
 };
 
 static void section_offsets(const cn_batch_opts *o, size_t offset[N_SECTIONS + 1])
@@ -55,9 +61,13 @@ static void section_offsets(const cn_batch_opts *o, size_t offset[N_SECTIONS + 1
         [SEC_LOGIT_ROWS] = sizeof(uint32_t) * o->max_seqs,
         [SEC_SAMPLE] = sizeof(cn_sample_row) * o->max_seqs,
         [SEC_SELECT] = o->select_room > 0 ? cn_select_bytes(o->max_seqs) : 0,
+        [SEC_PLANE_SLOTS] = o->max_home_blocks > 0 ? sizeof(uint32_t) * o->max_tokens : 0,
+        [SEC_PLANE_LEN] = o->max_home_blocks > 0 ? sizeof(uint32_t) * o->max_seqs : 0,
+        [SEC_POOL_LEN] = o->max_home_blocks > 0 ? sizeof(uint32_t) * o->max_seqs : 0,
         [SEC_BANS] = sizeof(uint32_t) * o->max_bans,
         [SEC_BIASES] = sizeof(cn_logit_bias) * o->max_biases,
         [SEC_TABLES] = sizeof(uint32_t) * o->max_seqs * o->max_blocks_per_seq,
+        [SEC_PLANE_TABLES] = sizeof(uint32_t) * o->max_seqs * o->max_home_blocks,
     };
     offset[0] = 0;
     for (int i = 0; i < N_SECTIONS; i++) offset[i + 1] = cn_round_up(offset[i] + bytes[i], 64);
@@ -194,6 +204,39 @@ static void pad(cn_batch *b, const cn_plan *plan, uint32_t n_rows)
     b->view.max_kv = b->opts.max_blocks_per_seq * b->opts.block_tokens;
 }
 
+/* The plane arrays of a decode row. A row past its first commit reads its dense layers from the
+ * plane, by position. */
+static void build_plane_row(cn_batch *b, const cn_plan_row *row, uint32_t r)
+{
+    const cn_seq *q = row->seq;
+    const uint32_t block_tokens = b->opts.block_tokens, at = row->first_pos;
+    const uint32_t length = q->home_len > 0 ? at + 1 : 0;
+    uint32_t *tables = host_at(b, SEC_PLANE_TABLES);
+    ((uint32_t *)host_at(b, SEC_PLANE_LEN))[r] = length;
+    ((uint32_t *)host_at(b, SEC_POOL_LEN))[r] = length > 0 ? 0 : row->first_slot + 1;
+    if (length == 0) return;
+    const uint32_t n = (uint32_t)cn_ceil_div(length, block_tokens);
+    CN_ASSERT(row->n_new == 1 && n <= q->n_home_blocks);
+    ((uint32_t *)host_at(b, SEC_PLANE_SLOTS))[r] =
+        q->home_table[at / block_tokens] * block_tokens + at % block_tokens;
+    memcpy(&tables[(size_t)r * b->plane_stride], q->home_table, n * sizeof *tables);
+}
+
+static void build_plane(cn_batch *b, const cn_plan *plan)
+{
+    b->plane_stride = b->plane_max_kv = 0;
+    if (b->opts.max_home_blocks == 0) return;
+    for (uint32_t r = 0; r < plan->n_decode; r++)
+        if (plan->rows[r].seq->home_len > 0)
+            b->plane_max_kv = cn_max_u32(b->plane_max_kv, plan->rows[r].first_pos + 1);
+    if (b->plane_max_kv == 0) return;
+    b->plane_stride = (uint32_t)cn_ceil_div(b->plane_max_kv, b->opts.block_tokens);
+    CN_ASSERT(b->plane_stride <= b->opts.max_home_blocks);
+    uint32_t *slots = host_at(b, SEC_PLANE_SLOTS);
+    for (uint32_t t = 0; t < plan->n_tokens; t++) slots[t] = CN_NO_SLOT;
+    for (uint32_t r = 0; r < plan->n_decode; r++) build_plane_row(b, &plan->rows[r], r);
+}
+
 void cn_batch_build(cn_batch *b, const cn_plan *plan, cn_step_shape shape)
 {
     CN_ASSERT(plan->n_tokens <= b->opts.max_tokens && plan->n_rows <= b->opts.max_seqs);
@@ -235,6 +278,8 @@ void cn_batch_build(cn_batch *b, const cn_plan *plan, cn_step_shape shape)
     if (shape.rows > 0) pad(b, plan, shape.rows);
     b->selects = b->opts.select_room > 0 &&
                  cn_select_build(&b->select, plan, shape, host_at(b, SEC_SELECT));
+    build_plane(b, plan);
+    CN_ASSERT(b->plane_stride == 0 || shape.rows == 0); /* no graph has the plane */
 }
 
 uint32_t cn_batch_n_logit_rows(const cn_batch *b) { return b->n_logit_rows; }
@@ -279,6 +324,10 @@ cn_status cn_batch_upload(cn_batch *b, cn_stream *s, const uint32_t *sampled)
     if (b->n_biases)
         CN_TRY(b->be->mem_write(s, b->device + at[SEC_BIASES], b->host + at[SEC_BIASES],
                                 b->n_biases * sizeof(cn_logit_bias)));
+    if (b->plane_stride)
+        CN_TRY(b->be->mem_write(s, b->device + at[SEC_PLANE_TABLES],
+                                b->host + at[SEC_PLANE_TABLES],
+                                sizeof(uint32_t) * b->view.n_decode * b->plane_stride));
     return CN_OK;
 }
 
@@ -290,6 +339,17 @@ const cn_select_view *cn_batch_select_view(const cn_batch *b)
 }
 
 static const void *device_at(const cn_batch *b, section s) { return b->device + b->offset[s]; }
+
+cn_plane_view cn_batch_plane_view(const cn_batch *b)
+{
+    if (b->plane_stride == 0) return (cn_plane_view){0};
+    return (cn_plane_view){.slots = device_at(b, SEC_PLANE_SLOTS),
+                           .tables = device_at(b, SEC_PLANE_TABLES),
+                           .lengths = device_at(b, SEC_PLANE_LEN),
+                           .pool_lengths = device_at(b, SEC_POOL_LEN),
+                           .table_stride = b->plane_stride,
+                           .max_kv = b->plane_max_kv};
+}
 
 const uint32_t *cn_batch_logit_rows(const cn_batch *b) { return device_at(b, SEC_LOGIT_ROWS); }
 const cn_sample_row *cn_batch_sample_rows(const cn_batch *b) { return device_at(b, SEC_SAMPLE); }

@@ -7,6 +7,7 @@
 #ifndef CN_BATCH_H
 #define CN_BATCH_H
 
+#include "engine/home.h"
 #include "engine/ops.h"
 #include "engine/select.h"
 #include "scheduler/scheduler.h"
@@ -22,6 +23,7 @@ typedef struct cn_batch_opts {
     uint32_t select_room; /* cn_select_scratch.room; 0: no selectors */
     uint32_t select_seed; /* of selector `random` */
     uint32_t selectors;   /* that requests may have: bit i is cn_kv_select i */
+    uint32_t max_home_blocks; /* of a row that reads the plane of dense layers; 0: no plane */
 } cn_batch_opts;
 
 /* Bytes of device memory that a batch needs, and the same number of host memory. */
@@ -53,6 +55,8 @@ bool cn_batch_try_add_bias(cn_batch *b, cn_logit_bias bias, uint32_t *index);
 cn_status cn_batch_upload(cn_batch *b, cn_stream *s, const uint32_t *sampled);
 const cn_batch_view *cn_batch_device_view(const cn_batch *b);
 const cn_select_view *cn_batch_select_view(const cn_batch *b); /* NULL: all rows are dense */
+/* The plane arrays of the step; all NULL when no row reads the plane. */
+cn_plane_view cn_batch_plane_view(const cn_batch *b);
 const uint32_t *cn_batch_logit_rows(const cn_batch *b);      /* device */
 const cn_sample_row *cn_batch_sample_rows(const cn_batch *b); /* device */
 const uint32_t *cn_batch_bans(const cn_batch *b);            /* device */

@@ -358,6 +358,9 @@ typedef struct cn_stats {
     uint64_t compressions, evicted_tokens, freed_bytes; /* sums of cn_kv_usage */
     uint64_t relaxed_blocks; /* taken beyond caps (--tail-relaxation) */
     uint64_t selected_steps, selected_tokens, candidate_tokens; /* sums of cn_kv_usage */
+    uint64_t exchanges, fetched_entries, missed_entries;        /* sums of cn_kv_usage */
+    uint64_t fetched_bytes, put_bytes; /* K and V from homes, and to homes */
+    double stall_s; /* time that the host waited for exchanges. A GPU waits by itself: 0 */
     uint32_t home_blocks_total, home_blocks_used; /* blocks of kv home peer or host */
     double compression_s; /* from enqueueing an event to its end, summed over events */
     uint32_t slots_total, slots_used; /* query slots */

@@ -93,6 +93,7 @@ static cn_status load_model(cn_engine *e)
 static cn_status check_default_kv(const cn_config *c, const cn_memory_plan *plan)
 {
     cn_kv_params kv = c->kv;
+    CN_TRY(cn_home_check(c, &kv, plan->block_tokens));
     CN_TRY(cn_selector_check(&kv, plan->block_tokens, &c->kv));
     return cn_policy_check(&kv, plan->block_tokens, plan->window_tokens);
 }
@@ -122,6 +123,7 @@ static void describe_pools(cn_engine *e, const cn_memory_plan *plan)
 static cn_status make_scheduler(cn_engine *e, const cn_memory_plan *plan)
 {
     const cn_config *c = e->config;
+    const cn_kv_home home = plan->home.home;
     cn_sched_opts o = {
         .block_tokens = plan->block_tokens,
         .n_blocks = plan->n_blocks,
@@ -139,6 +141,10 @@ static cn_status make_scheduler(cn_engine *e, const cn_memory_plan *plan)
         .decoded_apart = c->batch_invariant,
         .tail_relaxation = c->tail_relaxation,
         .batch_floor = c->batch_floor,
+        .n_home_blocks = {[CN_HOME_PEER] = home == CN_HOME_PEER ? plan->home.n_blocks : 0,
+                          [CN_HOME_HOST] = home == CN_HOME_HOST ? plan->home.n_blocks : 0},
+        .n_home_slots = {[CN_HOME_PEER] = home == CN_HOME_PEER ? plan->home.n_slots : 0,
+                         [CN_HOME_HOST] = home == CN_HOME_HOST ? plan->home.n_slots : 0},
         .n_swap_blocks = plan->n_swap_blocks,
         .n_swap_windows = plan->n_swap_windows,
         .share_prefixes = c->share_prefix_cache,
@@ -168,34 +174,86 @@ static void describe_selection(cn_engine *e, const cn_memory_plan *plan)
 }
 
 /* The channels of labels: select.safetensors, or the first ones with dummy weights. */
-static cn_status load_channels(cn_engine *e)
+static cn_status read_channels(const cn_engine *e, uint8_t *channels)
 {
     const cn_model_config *m = &e->model_config;
-    if (!e->pools.digest.channels) return CN_OK;
-    const size_t n = cn_select_channels_n(m);
+    if (e->config->load_format != CN_OPT_LOAD_DUMMY)
+        return cn_select_channels_load(e->config->model, m, channels);
+    for (size_t i = 0; i < cn_select_channels_n(m); i++)
+        channels[i] = (uint8_t)(i % cn_label_channels(m->head_dim));
+    return CN_OK;
+}
+
+/* Writes the channels to the digests that have labels: those of the pools, and of the home. */
+static cn_status load_channels(cn_engine *e)
+{
+    const size_t n = cn_select_channels_n(&e->model_config);
+    const struct {
+        cn_backend *be;
+        cn_stream *stream;
+        const uint8_t *to;
+    } places[] = {{e->backend, e->stream, e->pools.digest.channels},
+                  {e->home.be, e->home.stream, e->home.env.home.digest.channels}};
+    if (!places[0].to && !places[1].to) return CN_OK;
     uint8_t *channels = cn_calloc(n, 1);
     if (!channels) return cn_fail(CN_ERR_MEMORY, "out of host memory for label channels");
-    cn_status status = CN_OK;
-    if (e->config->load_format == CN_OPT_LOAD_DUMMY)
-        for (size_t i = 0; i < n; i++) channels[i] = (uint8_t)(i % cn_label_channels(m->head_dim));
-    else
-        status = cn_select_channels_load(e->config->model, m, channels);
-    if (status == CN_OK)
-        status = e->backend->mem_write(e->stream, (void *)(uintptr_t)e->pools.digest.channels,
-                                       channels, n);
-    if (status == CN_OK) status = e->backend->stream_sync(e->stream);
+    cn_status status = read_channels(e, channels);
+    for (size_t i = 0; i < 2; i++) {
+        if (!places[i].to) continue;
+        cn_backend *be = places[i].be;
+        void *to = (void *)(uintptr_t)places[i].to;
+        if (status == CN_OK) status = be->mem_write(places[i].stream, to, channels, n);
+        if (status == CN_OK) status = be->stream_sync(places[i].stream);
+    }
     cn_free(channels);
     return status;
+}
+
+/* Does nothing if no home besides the device is declared. */
+static cn_status make_home(cn_engine *e, const cn_memory_plan *plan)
+{
+    if (!e->home.be) return CN_OK;
+    cn_home_opts o = {
+        .model_be = e->backend,
+        .model_stream = e->stream,
+        .event_stream = e->event_stream,
+        .config = e->config,
+        .model = &e->model_config,
+        .plan = plan,
+        .local = e->pools,
+    };
+    cn_model_rope(e->model, &o.cos, &o.sin);
+    CN_TRY(cn_home_create(&e->home, &o));
+    cn_model_set_home(e->model, &e->home);
+    const cn_home_plan *h = &plan->home;
+    cn_log(CN_LOG_INFO, "kv home %s: %.2f GiB, %u blocks of %u tokens", cn_kv_home_name(h->home),
+           cn_gib(h->bytes), h->n_blocks, plan->block_tokens);
+    return CN_OK;
+}
+
+/* Host memory of a step's exchange. */
+static cn_status make_flight_exchange(cn_engine *e, cn_flight *f)
+{
+    if (!e->home.be) return CN_OK;
+    const uint32_t b = e->plan.kv.block_tokens, n = e->config->max_num_seqs;
+    const cn_exchange_sizes z = cn_exchange_sizes_of(e->config, &e->model_config, b, false);
+    CN_TRY(cn_exchange_rows_init(&f->exchange, &z, b));
+    f->exchange_seqs = cn_calloc(n, sizeof(cn_seq *));
+    f->attended = cn_calloc(n, sizeof *f->attended);
+    if (!f->exchange_seqs || !f->attended)
+        return cn_fail(CN_ERR_MEMORY, "out of host memory for %u requests with a home", n);
+    return e->home.be->fence_create(e->home.be, &f->counts_read);
 }
 
 static cn_status make_flight(cn_engine *e, cn_flight *f)
 {
     const size_t n_tiles = e->config->max_num_batched_tokens / CN_DIGEST_TILE + e->max_rows;
-    const bool digests = cn_selectors_need(cn_config_selectors(e->config)).planes != 0;
+    const bool digests = cn_selectors_need(cn_config_local_selectors(e->config)).planes != 0;
     if (digests) f->tiles = cn_calloc(n_tiles, sizeof *f->tiles);
     f->seqs = cn_calloc(e->max_rows, sizeof(cn_seq *));
     if (!f->seqs || (digests && !f->tiles))
         return cn_fail(CN_ERR_MEMORY, "out of host memory for %u samples", e->max_rows);
+    CN_TRY(make_flight_exchange(e, f));
     return e->backend->fence_create(e->backend, &f->fence);
 }
 
@@ -211,6 +269,18 @@ static cn_status make_sampling(cn_engine *e)
         choice == CN_OPT_ASYNC_ON || (choice == CN_OPT_ASYNC_AUTO && e->backend->async);
     for (uint32_t i = 0; i < CN_FLIGHTS; i++) CN_TRY(make_flight(e, &e->flights[i]));
     return CN_OK;
+}
+
+static cn_status before_events(void *ctx, void *const *events, uint32_t n)
+{
+    cn_engine *e = ctx;
+    return cn_home_before_events(&e->home, (cn_sched_event *const *)events, n);
+}
+
+static cn_status after_events(void *ctx, void *const *events, uint32_t n)
+{
+    cn_engine *e = ctx;
+    return cn_home_after_events(&e->home, (cn_sched_event *const *)events, n);
 }
 
 static void event_done(void *ctx, void *event)
@@ -231,6 +301,8 @@ static cn_status make_events(cn_engine *e, const cn_memory_plan *plan)
         .max_batch_events = e->config->max_num_seqs,
         .scratch = e->compress_scratch,
         .scratch_bytes = cn_start_item_bytes(&e->plan, offsetof(cn_engine, compress_scratch)),
+        .before = e->home.be ? before_events : NULL,
+        .after = e->home.be ? after_events : NULL,
         .done = event_done,
         .ctx = e,
     };
@@ -255,6 +327,7 @@ static cn_status build(cn_engine *e)
     cn_memory_plan *kv = &e->plan.kv;
     CN_TRY(cn_config_find_models(e->config));
     CN_TRY(load_checkpoint_texts(e));
+    CN_TRY(cn_home_check_start(e->config));
     cn_device_choice choice;
     CN_TRY(cn_backend_open(&e->backend, e->config, &e->model_config, 0, &choice));
     CN_TRY(e->backend->stream_create(e->backend, CN_PRIORITY_HIGH, &e->stream));
@@ -264,10 +337,13 @@ static cn_status build(cn_engine *e)
     CN_TRY(check_default_kv(e->config, kv));
     cn_start_line_log(&(cn_start_facts){e->config->model, &e->model_config, e->backend, &choice,
                                         e->config, kv});
+    CN_TRY(cn_home_open(&e->home, e->config, &e->model_config, e->backend,
+                        cn_start_part_bytes(&e->plan, CN_PART_CACHE)));
     CN_TRY(cn_start_plan_allocate(&e->plan, e->backend, e));
     CN_TRY(load_model(e));
     describe_selection(e, kv);
     describe_pools(e, kv);
+    CN_TRY(make_home(e, kv));
     CN_TRY(load_channels(e));
     CN_TRY(make_scheduler(e, kv));
     CN_TRY(make_batch(e, kv));
@@ -296,8 +372,10 @@ static void free_device_memory(cn_engine *e)
 {
     cn_backend *be = e->backend;
     cn_step_graphs_free(e);
-    for (uint32_t i = 0; i < CN_FLIGHTS; i++)
+    for (uint32_t i = 0; i < CN_FLIGHTS; i++) {
         if (e->flights[i].fence) be->fence_free(e->flights[i].fence);
+        if (e->flights[i].counts_read) e->home.be->fence_free(e->flights[i].counts_read);
+    }
     cn_start_plan_free(&e->plan, be, e);
 }
 
@@ -306,6 +384,7 @@ void cn_engine_free(cn_engine *e)
     if (!e) return;
     if (e->backend && e->backend->enter) e->backend->enter(e->backend);
     if (e->stream) e->backend->stream_sync(e->stream);
+    cn_home_sync(&e->home);
     if (e->event_stream) e->backend->stream_sync(e->event_stream);
     for (cn_engine_request *r; (r = CN_CONTAINER_OF(e->requests.head, cn_engine_request, node));)
         cn_engine_drop_request(e, r);
@@ -315,14 +394,19 @@ void cn_engine_free(cn_engine *e)
     cn_dump_close(e->dump);
     cn_events_free(e->events);
     cn_select_probe_free(e->select_probe);
+    cn_home_free(&e->home);
     if (e->backend) free_device_memory(e);
     cn_weights_free(e->weights);
     if (e->stream) e->backend->stream_free(e->stream);
     if (e->event_stream) e->backend->stream_free(e->event_stream);
+    cn_home_close(&e->home, e->backend);
     if (e->backend) e->backend->close(e->backend);
     for (uint32_t i = 0; i < CN_FLIGHTS; i++) {
         cn_free(e->flights[i].seqs);
         cn_free(e->flights[i].tiles);
+        cn_exchange_rows_free(&e->flights[i].exchange);
+        cn_free(e->flights[i].exchange_seqs);
+        cn_free(e->flights[i].attended);
     }
     cn_free(e->count_owner);
     cn_chat_template_free(e->chat);

@@ -172,9 +172,10 @@ static cn_status check_forced(const cn_engine *e, const cn_request_params *p, ui
     return CN_OK;
 }
 
-/* Checks that the policy and the selector are declared. The scheduler checks their parameters. */
-static cn_status check_kv(const cn_engine *e, const cn_kv_params *kv)
+/* Checks that policy, selector and home are declared. The scheduler checks their parameters. */
+static cn_status check_kv(const cn_engine *e, const cn_kv_params *given)
 {
+    cn_kv_params completed = *given, *kv = &completed;
     const cn_config *c = e->config;
     if ((unsigned)kv->policy < CN_N_POLICIES && !(cn_config_policies(c) >> kv->policy & 1))
         return cn_fail(CN_ERR_ARG,
@@ -184,7 +185,9 @@ static cn_status check_kv(const cn_engine *e, const cn_kv_params *kv)
         return cn_fail(CN_ERR_ARG,
                        "kv.select %s is not enabled: add it to --kv-selectors at start",
                        cn_kv_select_name(kv->select));
-    return CN_OK;
+    if ((unsigned)kv->policy >= CN_N_POLICIES || (unsigned)kv->select >= CN_N_SELECTORS)
+        return CN_OK; /* the scheduler refuses it */
+    return cn_home_check(c, kv, e->plan.kv.block_tokens);
 }
 
 static cn_status schedule_request(cn_engine *e, const cn_request_params *p, cn_engine_request *r)

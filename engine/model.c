@@ -40,6 +40,7 @@ struct cn_model {
     uint32_t dense_layers;
     cn_dump *dump;
     cn_select_probe *probe;
+    cn_home *home;
     uint64_t n_passes;
 };
 
@@ -145,6 +146,13 @@ void cn_model_free(cn_model *m) { cn_free(m); }
 
 void cn_model_set_dump(cn_model *m, cn_dump *d) { m->dump = d; }
 void cn_model_set_probe(cn_model *m, cn_select_probe *p) { m->probe = p; }
+void cn_model_set_home(cn_model *m, cn_home *h) { m->home = h; }
+
+void cn_model_rope(const cn_model *m, const float **cos, const float **sin)
+{
+    *cos = at(m, m->ws.cos);
+    *sin = at(m, m->ws.sin);
+}
 
 /* ---- the forward pass ---- */
 
@@ -213,6 +221,35 @@ static cn_status linear(const pass *p, size_t out, size_t x, cn_weight_id id, co
     return dump(p, name, (int32_t)layer, out, a.n_tokens, n);
 }
 
+/* Rows past their first commit keep the dense layers' K and V in the plane. */
+static bool reads_plane(const pass *p, uint32_t layer)
+{
+    const cn_home *h = p->m->home;
+    return h && h->plane_view.slots && layer < p->m->dense_layers;
+}
+
+/* Attention of the decode rows in a dense layer: rows with a plane read it, others the pool. */
+static cn_status attend_dense(const pass *p, const cn_attn_args *attn)
+{
+    const cn_model *m = p->m;
+    cn_attn_args a = *attn;
+    if (reads_plane(p, a.layer)) {
+        const cn_plane_view *plane = &m->home->plane_view;
+        cn_batch_view batch = *p->batch;
+        batch.tables = plane->tables;
+        batch.table_stride = plane->table_stride;
+        batch.max_kv = plane->max_kv;
+        batch.kv_len = a.lengths = plane->lengths;
+        a.batch = &batch;
+        a.layout = m->home->plane.layout;
+        a.kv = m->home->plane.kv;
+        CN_TRY(m->be->attn_decode(p->s, &a));
+        a = *attn;
+        a.lengths = plane->pool_lengths;
+    }
+    return m->be->attn_decode(p->s, &a);
+}
+
 static cn_status rope_store(const pass *p, uint32_t layer)
 {
     const cn_model *m = p->m;
@@ -232,6 +269,16 @@ static cn_status rope_store(const pass *p, uint32_t layer)
                             .n_query_slots = p->pools->n_query_slots,
                             .window = p->pools->window};
     CN_TRY(m->be->rope_store(p->s, &a));
+    if (reads_plane(p, layer)) {
+        const cn_plane_view *plane = &m->home->plane_view;
+        cn_batch_view batch = *p->batch;
+        batch.kv_slots = plane->slots;
+        a.batch = &batch;
+        a.layout = m->home->plane.layout;
+        a.kv = m->home->plane.kv;
+        a.q_window = NULL;
+        CN_TRY(m->be->rope_store(p->s, &a));
+    }
     return dump(p, CN_DUMP_Q, (int32_t)layer, m->ws.q, p->batch->n_tokens,
                 m->cfg.n_heads * m->cfg.head_dim);
 }
@@ -266,7 +313,7 @@ static cn_status attend(const pass *p, uint32_t layer)
         const cn_select_step step = select_step(p);
         CN_TRY(cn_select_attend(&step, &a));
     } else if (p->batch->n_decode > 0) {
-        CN_TRY(m->be->attn_decode(p->s, &a));
+        CN_TRY(attend_dense(p, &a));
     }
     if (p->batch->n_seqs > p->batch->n_decode) CN_TRY(m->be->attn_prefill(p->s, &a));
     return dump(p, CN_DUMP_ATTN, (int32_t)layer, m->ws.attn, p->batch->n_tokens,
@@ -365,8 +412,10 @@ cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_batch_view *b, co
         CN_TRY(cn_select_predict(&step));
     }
     for (uint32_t layer = 0; layer < m->cfg.n_layers; layer++) {
+        if (m->home) CN_TRY(cn_home_enter_layer(m->home, layer));
         CN_TRY(attention_branch(&p, layer));
         CN_TRY(mlp_branch(&p, layer));
+        if (m->home) CN_TRY(cn_home_leave_layer(m->home, layer));
     }
     if (n_rows == 0) return CN_OK;
     CN_TRY(norm(&p, true, CN_W_FINAL_NORM, 0, CN_DUMP_FINAL_NORM));

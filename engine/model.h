@@ -11,6 +11,7 @@
 #include "engine/base.h"
 #include "engine/checkpoint/model_config.h"
 #include "engine/dump.h"
+#include "engine/home.h"
 #include "engine/ops.h"
 #include "engine/select_step.h"
 #include "engine/weights.h"
@@ -49,6 +50,12 @@ void cn_model_set_dump(cn_model *m, cn_dump *d);
 
 /* Lets p, which is borrowed, observe the selections of later passes (NULL: nothing does). */
 void cn_model_set_probe(cn_model *m, cn_select_probe *p);
+
+/* The rope tables [max_position, d/2], on the device. */
+void cn_model_rope(const cn_model *m, const float **cos, const float **sin);
+
+/* Later passes begin and end the layers of h, which is borrowed (NULL: none). */
+void cn_model_set_home(cn_model *m, cn_home *h);
 
 /* Runs all layers over the batch and stores its K, V and observed queries in the pools. Decode rows
  * attend to the tokens that `select` says; NULL: to all tokens. Sets *logits to the f32 logits

@@ -154,13 +154,19 @@ static void place_candidates(cn_select_builder *b, char *host, uint32_t row,
     }
 }
 
+static cn_select_span span_of(const cn_plan_row *r, uint32_t block_tokens)
+{
+    const cn_seq *q = r->seq;
+    if (q->home_len > 0) return cn_select_span_away(&q->kv, block_tokens);
+    return cn_select_span_at(&q->kv, q->n_prompt, r->first_pos, block_tokens);
+}
+
 static void build_row(cn_select_builder *b, char *host, uint32_t row, const cn_plan_row *r)
 {
     const cn_seq *q = r->seq;
-    const cn_select_span s =
-        cn_select_span_at(&q->kv, q->n_prompt, r->first_pos, b->opts.block_tokens);
+    const cn_select_span s = span_of(r, b->opts.block_tokens);
     const uint32_t kv_len = r->first_slot + 1;
-    CN_ASSERT(!s.listed || r->first_slot == r->first_pos);
+    CN_ASSERT(!s.listed || r->first_slot == r->first_pos || q->home_len > 0);
     u32_array(b, host, DENSE_LEN)[row] = s.listed ? 0 : kv_len;
     u32_array(b, host, LIST_LEN)[row] = s.list_len;
     u32_array(b, host, TAIL)[row] = s.tail;
@@ -204,9 +210,7 @@ cn_select_flavour cn_select_flavour_of(const cn_plan *plan, uint32_t block_token
     cn_select_flavour flavour = CN_SELECT_PLAIN;
     uint64_t n[CN_SELECT_STAGES] = {0};
     for (uint32_t i = 0; i < plan->n_decode; i++) {
-        const cn_plan_row *r = &plan->rows[i];
-        const cn_seq *q = r->seq;
-        const cn_select_span s = cn_select_span_at(&q->kv, q->n_prompt, r->first_pos, block_tokens);
+        const cn_select_span s = span_of(&plan->rows[i], block_tokens);
         if (s.stage[0].active) flavour = CN_SELECT_TWO_STAGES;
         else if (s.listed && flavour == CN_SELECT_PLAIN) flavour = CN_SELECT_ONE_STAGE;
         for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) n[k] += s.n[k];

@@ -1,9 +1,6 @@
 /* select_step.c - see select_step.h. */
 #include "engine/select_probe.h"
 
-/* eps of DESIGN.md §6.4. The paper gives no value. */
-static const float RIDGE = 0.01f;
-
 cn_status cn_select_predict(const cn_select_step *p)
 {
     const cn_select_view *v = p->view;
@@ -23,7 +20,7 @@ cn_status cn_select_predict(const cn_select_step *p)
         .n_seqs = p->batch->n_decode,
         .first_layer = p->first_layer,
         .n_layers = p->pools->layout.n_layers - p->first_layer,
-        .eps = RIDGE,
+        .eps = CN_SELECT_RIDGE,
         .cos = p->cos,
         .sin = p->sin,
         .out = p->scratch->predicted,

@@ -7,6 +7,9 @@
 
 #include "engine/select.h"
 
+/* eps of DESIGN.md §6.4. The paper gives no value. */
+#define CN_SELECT_RIDGE 0.01f
+
 typedef struct cn_select_probe cn_select_probe; /* select_probe.h */
 
 /* The arguments of one pass, for all its layers. */

@@ -52,6 +52,9 @@ cn_batch_opts cn_start_batch_opts(const cn_config *c, const cn_model_config *m,
         .select_room = cn_start_select_scratch(c, m, block_tokens).room,
         .select_seed = (uint32_t)c->seed,
         .selectors = cn_config_selectors(c),
+        .max_home_blocks = cn_config_away(c) != CN_HOME_DEVICE && c->select_dense_layers > 0
+                               ? (uint32_t)cn_ceil_div(cn_start_max_model_len(c, m), block_tokens)
+                               : 0,
     };
 }
 
@@ -75,7 +78,7 @@ cn_select_scratch cn_start_select_scratch(const cn_config *c, const cn_model_con
                                           uint32_t block_tokens)
 {
     const cn_select_limits l = {
-        .selectors = cn_config_selectors(c),
+        .selectors = cn_config_local_selectors(c),
         .max_tokens = c->kv.select_tokens,
         .max_tiles = c->kv.select_tiles,
         .max_sinks = c->kv.sink_tokens,
@@ -149,7 +152,7 @@ static void add_flights(cn_start_plan *p, const sizes *z)
 static void add_selection(cn_start_plan *p, const sizes *z)
 {
     const cn_model_config *m = z->m;
-    const cn_selector_needs needs = cn_selectors_need(cn_config_selectors(z->c));
+    const cn_selector_needs needs = cn_selectors_need(cn_config_local_selectors(z->c));
     const cn_select_scratch s =
         cn_start_select_scratch(z->c, m, cn_planner_block_tokens(z->c, z->be));
     const uint64_t rows = cn_start_max_rows(z->c), q_elems = (uint64_t)m->n_heads * m->head_dim;
@@ -175,6 +178,59 @@ static void add_selection(cn_start_plan *p, const sizes *z)
             cn_select_channels_n(m), offsetof(cn_engine, pools.digest.channels));
 }
 
+/* Memory of an exchange; `at` is the offset of its cn_exchange_scratch in cn_engine. */
+static void add_exchange(cn_start_plan *p, const sizes *z, cn_memory_part part, bool fill,
+                         size_t at)
+{
+    const cn_model_config *m = z->m;
+    const cn_exchange_sizes s =
+        cn_exchange_sizes_of(z->c, m, cn_planner_block_tokens(z->c, z->be), fill);
+    const uint64_t units = (uint64_t)s.max_rows * s.pack_layers * m->n_kv_heads;
+    const uint64_t scores = (uint64_t)s.room * s.pack_layers;
+    const uint64_t q_bytes =
+        (uint64_t)m->n_heads * m->head_dim * cn_dtype_bytes(z->be->act_dtype);
+    add(p, z->be, fill ? "fill arrays" : "exchange arrays", part, cn_exchange_bytes(&s),
+        at + offsetof(cn_exchange_scratch, arrays));
+    add(p, z->be, fill ? "fill queries" : "exchange queries", part,
+        (uint64_t)s.max_rows * s.pack_layers * q_bytes,
+        at + offsetof(cn_exchange_scratch, predicted));
+    add(p, z->be, fill ? "fill scores" : "exchange scores", part,
+        scores * m->n_kv_heads * sizeof(uint16_t), at + offsetof(cn_exchange_scratch, score));
+    add(p, z->be, fill ? "fill logits" : "exchange logits", part,
+        scores * m->n_heads * sizeof(float), at + offsetof(cn_exchange_scratch, logits));
+    add(p, z->be, fill ? "fill moves" : "exchange moves", part,
+        units * s.move_stride * sizeof(cn_move), at + offsetof(cn_exchange_scratch, moves));
+    add(p, z->be, fill ? "fill counts" : "exchange counts", part,
+        2 * cn_exchange_counts(&s, m->n_kv_heads) * sizeof(uint32_t),
+        at + offsetof(cn_exchange_scratch, counts));
+}
+
+/* What exchanges with a home need, besides the home space. */
+static void add_home_steps(cn_start_plan *p, const sizes *z)
+{
+    const cn_config *c = z->c;
+    const cn_model_config *m = z->m;
+    const cn_kv_home home = cn_config_away(c);
+    const cn_memory_part part = home == CN_HOME_PEER ? CN_PART_CACHE : CN_PART_STEPS;
+    if (home == CN_HOME_DEVICE) return;
+    const uint32_t b = cn_planner_block_tokens(c, z->be);
+    const cn_exchange_sizes step = cn_exchange_sizes_of(c, m, b, false);
+    const uint64_t entries = cn_exchange_sizes_of(c, m, b, true).move_stride;
+    add_exchange(p, z, part, false, offsetof(cn_engine, home.step));
+    add_exchange(p, z, part, true, offsetof(cn_engine, home.fill));
+    add(p, z->be, "exchanged tokens", part,
+        (uint64_t)m->n_layers * c->max_num_seqs * m->n_kv_heads * entries * sizeof(uint32_t),
+        offsetof(cn_engine, home.env.chosen));
+    if (cn_selectors_need(cn_config_selectors(c)).labels)
+        add(p, z->be, "label channels of the home", part, cn_select_channels_n(m),
+            offsetof(cn_engine, home.env.home.digest.channels));
+    for (size_t i = 0; i < CN_FLIGHTS; i++)
+        add(p, z->be, "exchange counts", CN_PART_HOST,
+            2 * cn_exchange_counts(&step, m->n_kv_heads) * sizeof(uint32_t),
+            offsetof(cn_engine, flights) + i * sizeof(cn_flight) +
+                offsetof(cn_flight, host_counts));
+}
+
 static void add_steps(cn_start_plan *p, const sizes *z)
 {
     const cn_config *c = z->c;
@@ -196,6 +252,7 @@ static void add_steps(cn_start_plan *p, const sizes *z)
     const uint64_t before = cn_start_part_bytes(p, CN_PART_STEPS);
     add_selection(p, z);
     p->select_bytes = cn_start_part_bytes(p, CN_PART_STEPS) - before;
+    add_home_steps(p, z);
     add_flights(p, z);
 }
 
@@ -212,7 +269,47 @@ static const struct {
     [CN_PLANE_BOUNDS_16] = {"bounds of pages", offsetof(cn_engine, pools.digest.bounds_16)},
     [CN_PLANE_BOUNDS_64] = {"bounds of tiles", offsetof(cn_engine, pools.digest.bounds_64)},
 };
-enum { KV_ITEMS = CN_N_BLOCK_PLANES + CN_N_SLOT_PLANES }; /* most items of CN_PART_KV */
+/* The item of each block plane of the home space. */
+static const struct {
+    const char *name;
+    size_t engine_at;
+} home_planes[CN_N_BLOCK_PLANES] = {
+    [CN_PLANE_KV] = {"home space", offsetof(cn_engine, home.env.home.kv)},
+    [CN_PLANE_LABELS] = {"labels of the home", offsetof(cn_engine, home.env.home.digest.labels)},
+    [CN_PLANE_SCALES] = {"label scales of the home",
+                         offsetof(cn_engine, home.env.home.digest.scales)},
+    [CN_PLANE_BOUNDS_64] = {"bounds of the home",
+                            offsetof(cn_engine, home.env.home.digest.bounds_64)},
+};
+
+/* Most items of CN_PART_KV: those of blocks and slots; of a home its digests and dense layers. */
+static uint64_t most_kv_items(const cn_config *c)
+{
+    const uint64_t n = CN_N_BLOCK_PLANES + CN_N_SLOT_PLANES;
+    return cn_config_away(c) == CN_HOME_DEVICE ? n : n + CN_N_BLOCK_PLANES;
+}
+
+static void add_home(cn_start_plan *p, const sizes *z)
+{
+    const cn_home_plan *h = &z->kv->home;
+    const cn_model_config *m = z->m;
+    if (h->home == CN_HOME_DEVICE) return;
+    const bool peer = h->home == CN_HOME_PEER;
+    const cn_kv_layout l = cn_kv_layout_make(m->n_layers, h->n_blocks, m->n_kv_heads,
+                                             z->kv->block_tokens, m->head_dim, z->be->kv_dtype);
+    for (int i = 0; i < CN_N_BLOCK_PLANES; i++) {
+        if (!((h->planes | 1U << CN_PLANE_KV) >> i & 1)) continue;
+        /* Host memory is too slow to be ranked. */
+        const cn_memory_part part = peer                  ? CN_PART_CACHE
+                                    : i == CN_PLANE_KV ? CN_PART_HOST
+                                                       : CN_PART_KV;
+        add(p, z->be, home_planes[i].name, part,
+            (uint64_t)m->n_layers * h->n_blocks * cn_block_plane_bytes(&l, (cn_block_plane)i),
+            home_planes[i].engine_at);
+    }
+    add(p, z->be, "dense layers of the home", CN_PART_KV, h->plane_bytes,
+        offsetof(cn_engine, home.plane.kv));
+}
 
 static void add_kv(cn_start_plan *p, const sizes *z)
 {
@@ -228,6 +325,7 @@ static void add_kv(cn_start_plan *p, const sizes *z)
     add(p, z->be, "query slots", CN_PART_KV, kv->n_query_slots * kv->query_slot_bytes,
         offsetof(cn_engine, pools.q_window));
     add(p, z->be, "swap space", CN_PART_HOST, kv->swap_bytes, offsetof(cn_engine, swap_memory));
+    add_home(p, z);
 }
 
 static void list_items(cn_start_plan *p, const sizes *z)
@@ -254,8 +352,8 @@ uint64_t cn_start_part_bytes(const cn_start_plan *p, cn_memory_part part)
 uint64_t cn_start_plan_bytes(const cn_start_plan *p)
 {
     uint64_t bytes = 0;
-    for (int part = 0; part < CN_N_PARTS; part++)
-        if (part != CN_PART_HOST) bytes += cn_start_part_bytes(p, (cn_memory_part)part);
+    for (int part = 0; part < CN_PART_HOST; part++)
+        bytes += cn_start_part_bytes(p, (cn_memory_part)part);
     return bytes;
 }
 
@@ -279,7 +377,8 @@ static const char *const remedies[CN_N_PARTS] = {
     [CN_PART_WORKSPACE] = "lower --max-num-batched-tokens or --max-num-seqs",
     [CN_PART_STEPS] = "lower --max-num-batched-tokens or --max-num-seqs",
     [CN_PART_KV] = "lower --kv-cache-memory-bytes",
-    [CN_PART_HOST] = "lower --swap-space or --max-num-seqs",
+    [CN_PART_HOST] = "lower --swap-space, --home-space or --max-num-seqs",
+    [CN_PART_CACHE] = "lower --home-space or --max-num-seqs",
 };
 
 cn_status cn_start_plan_allocate(const cn_start_plan *p, cn_backend *be, struct cn_engine *e)
@@ -287,9 +386,10 @@ cn_status cn_start_plan_allocate(const cn_start_plan *p, cn_backend *be, struct 
     for (uint32_t i = 0; i < p->n_items; i++) {
         const cn_memory_item *item = &p->items[i];
         void *memory = NULL;
+        cn_backend *of = item->part == CN_PART_CACHE ? e->home.be : be;
         const cn_status status = item->part == CN_PART_HOST
-                                     ? be->host_alloc(be, item->bytes, &memory)
-                                     : be->mem_alloc(be, item->bytes, &memory);
+                                     ? of->host_alloc(of, item->bytes, &memory)
+                                     : of->mem_alloc(of, item->bytes, &memory);
         if (status != CN_OK)
             return cn_fail_within(status, "%.2f GiB for %s (%s)", cn_gib(item->bytes), item->name,
                                   remedies[item->part]);
@@ -303,7 +403,8 @@ void cn_start_plan_free(const cn_start_plan *p, cn_backend *be, struct cn_engine
     for (uint32_t i = 0; i < p->n_items; i++) {
         void **memory = pointer_of(e, &p->items[i]);
         if (*memory && p->items[i].part == CN_PART_HOST) be->host_free(be, *memory);
-        if (*memory && p->items[i].part != CN_PART_HOST) be->mem_free(be, *memory);
+        cn_backend *of = p->items[i].part == CN_PART_CACHE ? e->home.be : be;
+        if (*memory && p->items[i].part != CN_PART_HOST) of->mem_free(of, *memory);
         *memory = NULL;
     }
 }
@@ -314,7 +415,7 @@ void cn_start_plan_free(const cn_start_plan *p, cn_backend *be, struct cn_engine
 static cn_status device_kv_bytes(const cn_start_plan *p, const cn_config *c, cn_backend *be,
                                  uint64_t *kv_bytes)
 {
-    const uint64_t avail = be->mem_avail(be), rounding = KV_ITEMS * be->mem_align;
+    const uint64_t avail = be->mem_avail(be), rounding = most_kv_items(c) * be->mem_align;
     const uint64_t rest = cn_start_plan_bytes(p) + rounding;
     const uint64_t least_kv_bytes = c->kv_cache_memory_bytes ? c->kv_cache_memory_bytes : 1;
     if (rest + least_kv_bytes > avail)
@@ -375,6 +476,6 @@ cn_status cn_start_wanted_bytes(uint64_t *bytes, const cn_config *c, const cn_mo
      * --num-gpu-blocks-override it may use more. */
     const uint64_t kv_bytes =
         p.kv.kv_bytes > c->kv_cache_memory_bytes ? p.kv.kv_bytes : c->kv_cache_memory_bytes;
-    *bytes = cn_start_plan_bytes(&p) + kv_bytes + KV_ITEMS * be->mem_align;
+    *bytes = cn_start_plan_bytes(&p) + kv_bytes + most_kv_items(c) * be->mem_align;
     return CN_OK;
 }

@@ -15,13 +15,15 @@
 #include "engine/batch.h"
 #include "engine/planner.h"
 
-/* What an item is used for. All parts except the last are device memory. */
+/* What an item is used for. All parts before CN_PART_HOST are memory of the device that runs the
+ * model. */
 typedef enum cn_memory_part {
     CN_PART_WEIGHTS,
     CN_PART_WORKSPACE, /* the forward pass */
     CN_PART_STEPS,     /* batch arrays, sampling, compression */
     CN_PART_KV,
     CN_PART_HOST, /* host memory that the device reads and writes directly */
+    CN_PART_CACHE, /* memory of the cache device */
     CN_N_PARTS
 } cn_memory_part;
 
@@ -32,7 +34,7 @@ typedef struct cn_memory_item {
     size_t engine_at; /* offset in cn_engine of the pointer to the memory */
 } cn_memory_item;
 
-enum { CN_MAX_MEMORY_ITEMS = 48 };
+enum { CN_MAX_MEMORY_ITEMS = 64 };
 
 typedef struct cn_start_plan {
     cn_memory_plan kv;

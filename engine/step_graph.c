@@ -70,7 +70,7 @@ cn_step_shape cn_step_graph_shape(const cn_engine *e, const cn_plan *plan)
     if (e->n_graph_buckets == 0 || plan->n_decode != plan->n_rows || plan->n_forks > 0)
         return op_by_op;
     for (uint32_t i = 0; i < plan->n_rows; i++)
-        if (!plan->rows[i].wants_sample) return op_by_op;
+        if (!plan->rows[i].wants_sample || plan->rows[i].seq->home_len > 0) return op_by_op;
     bool fits;
     const cn_select_flavour flavour =
         cn_select_flavour_of(plan, e->plan.kv.block_tokens, e->select.room, &fits);

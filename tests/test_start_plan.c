@@ -342,6 +342,56 @@ static void the_plan_is_what_is_allocated(void **state)
     set(r, "swap-space", "0");
 }
 
+/* The home space lies on the cache device, or in host memory. What a peer's exchanges need lies
+ * there too. */
+static void a_home_has_its_own_memory(void **state)
+{
+    rig *r = *state;
+    static const struct {
+        const char *homes;
+        cn_memory_part kv, scratch;
+    } cases[] = {{"peer", CN_PART_CACHE, CN_PART_CACHE}, {"host", CN_PART_HOST, CN_PART_STEPS}};
+    cn_backend be = r->device, cache = r->device;
+    be.mem_alloc = cache.mem_alloc = counting_mem_alloc;
+    be.host_alloc = counting_host_alloc;
+    be.mem_free = be.host_free = cache.mem_free = counting_free;
+    set(r, "kv-selectors", "spade");
+    set(r, "home-space", "0.125");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        set(r, "kv-homes", cases[i].homes);
+        set(r, "kv-home", cases[i].homes);
+        device_bytes = (size_t)1 << 30;
+        device_taken = host_taken = 0;
+        n_until_refused = UINT32_MAX;
+        const cn_start_plan p = plan_of(r, &be);
+        const cn_home_plan *h = &p.kv.home;
+        const uint64_t given = UINT64_C(1) << 27;
+        assert_in_range(h->n_blocks * h->block_bytes, given - h->block_bytes, given);
+        cn_engine *e = cn_calloc(1, sizeof *e);
+        e->home.be = &cache;
+        assert_int_equal(cn_start_plan_allocate(&p, &be, e), CN_OK);
+        assert_int_equal(device_taken, cn_start_plan_bytes(&p) +
+                                           cn_start_part_bytes(&p, CN_PART_CACHE));
+        assert_int_equal(host_taken, cn_start_part_bytes(&p, CN_PART_HOST));
+        for (uint32_t k = 0; k < p.n_items; k++) {
+            if (p.items[k].engine_at == offsetof(cn_engine, home.env.home.kv))
+                assert_int_equal(p.items[k].part, cases[i].kv);
+            if (p.items[k].engine_at == offsetof(cn_engine, home.step.score))
+                assert_int_equal(p.items[k].part, cases[i].scratch);
+        }
+        assert_true(e->home.env.home.kv && e->home.plane.kv && e->home.env.chosen);
+        assert_true(e->home.env.home.digest.labels && e->home.env.home.digest.channels);
+        assert_null(e->pools.digest.labels); /* no request selects on the device */
+        cn_start_plan_free(&p, &be, e);
+        assert_int_equal(n_taken, 0);
+        cn_free(e);
+    }
+    set(r, "kv-homes", "device");
+    set(r, "kv-home", "device");
+    set(r, "home-space", "0");
+    set(r, "kv-selectors", "none");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -353,6 +403,7 @@ int main(void)
         cmocka_unit_test(selectors_add_their_items),
         cmocka_unit_test(sizes_that_exclude_selectors_are_refused),
         cmocka_unit_test(the_plan_is_what_is_allocated),
+        cmocka_unit_test(a_home_has_its_own_memory),
     };
     return cmocka_run_group_tests_name("start_plan", tests, setup, teardown);
 }

@@ -48,6 +48,7 @@ void cn_audit_params(cn_request_params *io, const cn_transcript *t)
     io->n_forced = t->n;
     io->kv.policy = CN_KV_FULL;
     io->kv.select = CN_SELECT_NONE;
+    io->kv.home = CN_HOME_DEVICE;
     io->sampling = (cn_sampling){
         .n = 1,
         .top_p = 1,

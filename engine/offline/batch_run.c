@@ -273,10 +273,14 @@ enum { RESCUE_BUDGET_FACTOR = 4 };
 
 static void enlarge(const cn_config *c, cn_kv_params *kv)
 {
-    if (c->loop_rescue == CN_OPT_RESCUE_FULL)
+    if (c->loop_rescue == CN_OPT_RESCUE_FULL) {
         kv->policy = CN_KV_FULL;
-    else if (__builtin_mul_overflow(kv->budget_tokens, RESCUE_BUDGET_FACTOR, &kv->budget_tokens))
+        kv->select = CN_SELECT_NONE;
+        kv->home = CN_HOME_DEVICE;
+    } else if (__builtin_mul_overflow(kv->budget_tokens, RESCUE_BUDGET_FACTOR,
+                                      &kv->budget_tokens)) {
         kv->budget_tokens = UINT32_MAX;
+    }
 }
 
 /* True if a loop of this job would lead to a second attempt. */

@@ -1,0 +1,415 @@
+/* exchange.c - see exchange.h. The arrays: u32 by row, stages, bytes by row, then the tables, of
+ * which only the part in use is copied. */
+#include "engine/exchange.h"
+
+#include <string.h>
+
+#include "engine/planner.h"
+#include "engine/select_step.h"
+
+enum {
+    ALIGN_BYTES = 64,
+    /* Candidates times layers of one launch of `score`. An exchange with more is split, so this
+     * bounds memory, not what can run. */
+    MOST_SCORES = 1 << 20
+};
+
+/* ---- packs and sizes ---- */
+
+cn_packs cn_packs_make(uint32_t dense_layers, uint32_t model_layers, uint32_t n)
+{
+    const uint32_t n_layers = model_layers - cn_min_u32(dense_layers, model_layers);
+    return (cn_packs){dense_layers, n_layers, cn_min_u32(n, n_layers)};
+}
+
+uint32_t cn_pack_start(const cn_packs *p, uint32_t pack)
+{
+    return p->first_layer + (uint32_t)((uint64_t)p->n_layers * pack / p->n);
+}
+
+uint32_t cn_pack_most_layers(const cn_packs *p)
+{
+    return p->n ? (uint32_t)cn_ceil_div(p->n_layers, p->n) : 0;
+}
+
+/* The largest exchange area and cap of any selector. */
+static cn_away most_of(const cn_config *c, uint32_t block_tokens)
+{
+    cn_away most = {0};
+    for (unsigned i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
+        if (!(cn_config_selectors(c) & cn_away_selectors() & 1U << i)) continue;
+        cn_kv_params kv = c->kv;
+        kv.home = cn_config_away(c);
+        kv.select = (cn_kv_select)i;
+        const cn_away a = cn_away_of(&kv, block_tokens);
+        most.n_entries = cn_max_u32(most.n_entries, a.n_entries);
+        most.cap = cn_max_u32(most.cap, a.cap);
+    }
+    return most;
+}
+
+cn_exchange_sizes cn_exchange_sizes_of(const cn_config *c, const cn_model_config *m,
+                                       uint32_t block_tokens, bool fill)
+{
+    if (cn_config_away(c) == CN_HOME_DEVICE) return (cn_exchange_sizes){0};
+    const cn_packs packs = cn_packs_make(c->select_dense_layers, m->n_layers, c->n_packs);
+    const uint32_t layers = cn_max_u32(cn_pack_most_layers(&packs), 1);
+    const uint32_t longest = c->max_model_len ? c->max_model_len : m->max_position;
+    const uint32_t rows = fill ? 1 : c->max_num_seqs;
+    const uint64_t all = (uint64_t)rows * longest;
+    const cn_away most = most_of(c, block_tokens);
+    return (cn_exchange_sizes){
+        .max_rows = rows,
+        .max_local = cn_planner_away_n_max(c, block_tokens),
+        .max_home = (uint32_t)cn_ceil_div(longest, block_tokens),
+        .room = cn_max_u32(longest, all < MOST_SCORES / layers ? (uint32_t)all
+                                                               : MOST_SCORES / layers),
+        .move_stride = fill ? most.n_entries : most.cap,
+        .pack_layers = layers,
+        .n_layers = packs.n_layers,
+    };
+}
+
+size_t cn_exchange_counts(const cn_exchange_sizes *z, uint32_t n_kv_heads)
+{
+    return (size_t)z->max_rows * z->n_layers * n_kv_heads;
+}
+
+/* ---- the arrays ---- */
+
+typedef enum row_array {
+    RING_SLOT,
+    NEWEST,
+    MODULUS,
+    N_WINDOW,
+    FIRST,
+    N,
+    BASE,
+    K,
+    CAP,
+    HOME_SLOT,
+    HELD_FROM,
+    N_HELD,
+    N_ROW_ARRAYS
+} row_array;
+typedef enum byte_array { WEIGHTS, ROTATE, ENTRY_LOG2, N_BYTE_ARRAYS } byte_array;
+
+static size_t u32_at(const cn_exchange_sizes *z, uint32_t i)
+{
+    return i * cn_round_up(z->max_rows * sizeof(uint32_t), ALIGN_BYTES);
+}
+
+static size_t stages_at(const cn_exchange_sizes *z) { return u32_at(z, N_ROW_ARRAYS); }
+
+static size_t byte_at(const cn_exchange_sizes *z, uint32_t i)
+{
+    return stages_at(z) + cn_round_up(z->max_rows * sizeof(cn_sel_stage), ALIGN_BYTES) +
+           i * cn_round_up(z->max_rows, ALIGN_BYTES);
+}
+
+static size_t tables_at(const cn_exchange_sizes *z) { return byte_at(z, N_BYTE_ARRAYS); }
+
+size_t cn_exchange_bytes(const cn_exchange_sizes *z)
+{
+    if (z->max_rows == 0) return 0;
+    return tables_at(z) + sizeof(uint32_t) * z->max_rows * ((size_t)z->max_local + z->max_home);
+}
+
+static size_t home_tables_at(const cn_exchange_rows *r)
+{
+    return tables_at(&r->sizes) + sizeof(uint32_t) * r->n_rows * r->local_stride;
+}
+
+static uint32_t *u32_of(const cn_exchange_rows *r, char *base, row_array a)
+{
+    return (uint32_t *)(void *)(base + u32_at(&r->sizes, a));
+}
+
+cn_status cn_exchange_rows_init(cn_exchange_rows *r, const cn_exchange_sizes *z,
+                                uint32_t block_tokens)
+{
+    *r = (cn_exchange_rows){.sizes = *z, .block_tokens = block_tokens};
+    r->host = cn_calloc_aligned(cn_exchange_bytes(z), 1);
+    r->ranges = cn_calloc(z->max_rows, sizeof *r->ranges);
+    if (r->host && r->ranges) return CN_OK;
+    return cn_fail(CN_ERR_MEMORY, "exchange: out of host memory for %u rows", z->max_rows);
+}
+
+void cn_exchange_rows_free(cn_exchange_rows *r)
+{
+    cn_free(r->host);
+    cn_free(r->ranges);
+    *r = (cn_exchange_rows){0};
+}
+
+void cn_exchange_rows_begin(cn_exchange_rows *r, uint32_t n_rows, uint32_t local_stride,
+                            uint32_t home_stride)
+{
+    CN_ASSERT(n_rows <= r->sizes.max_rows && local_stride <= r->sizes.max_local &&
+              home_stride <= r->sizes.max_home);
+    r->n_rows = n_rows;
+    r->n_added = r->n_ranges = 0;
+    r->local_stride = local_stride;
+    r->home_stride = home_stride;
+    r->holds = false;
+}
+
+/* Returns where the candidates of row i begin in the scores of its range. */
+static uint32_t place(cn_exchange_rows *r, uint32_t i, uint32_t n)
+{
+    cn_row_range *range = r->n_ranges > 0 ? &r->ranges[r->n_ranges - 1] : NULL;
+    uint32_t first = 0;
+    if (range) first = u32_of(r, r->host, FIRST)[i - 1] + u32_of(r, r->host, N)[i - 1];
+    if (!range || (uint64_t)first + n > r->sizes.room) {
+        CN_ASSERT(n <= r->sizes.room);
+        range = &r->ranges[r->n_ranges++];
+        range->start = i;
+        first = 0;
+    }
+    range->end = i + 1;
+    return first;
+}
+
+uint32_t cn_exchange_local_blocks(const cn_kv_params *kv, uint32_t block_tokens)
+{
+    const uint32_t held = kv->policy == CN_KV_ZIP ? kv->budget_tokens / block_tokens : 0;
+    return cn_away_of(kv, block_tokens).n_exchange + held;
+}
+
+static void copy_tables(cn_exchange_rows *r, uint32_t i, const cn_exchange_row *row)
+{
+    uint32_t *local = (uint32_t *)(void *)(r->host + tables_at(&r->sizes));
+    uint32_t *home = (uint32_t *)(void *)(r->host + home_tables_at(r));
+    const uint32_t n = cn_exchange_local_blocks(row->kv, r->block_tokens);
+    const uint32_t head = cn_min_u32(n, row->n_local[0]);
+    CN_ASSERT(n <= r->local_stride && n <= row->n_local[0] + row->n_local[1]);
+    local += (size_t)i * r->local_stride;
+    memcpy(local, row->local[0], head * sizeof *local);
+    if (n > head) memcpy(local + head, row->local[1], (n - head) * sizeof *local);
+    memcpy(home + (size_t)i * r->home_stride, row->home,
+           row->home_len / r->block_tokens * sizeof *home);
+}
+
+/* What an exchange ranks: tokens, or for `tls` tiles. */
+static cn_sel_stage stage_of(const cn_kv_params *kv)
+{
+    if (cn_selector_of(kv->select)->has_tiles)
+        return (cn_sel_stage){.active = 1,
+                              .key = CN_KEY_BOUNDS,
+                              .group = CN_GROUP_SUM,
+                              .query = CN_SEL_PREDICTED,
+                              .entry_log2 = CN_DIGEST_TILE_LOG2};
+    return cn_selector_token_stage(kv);
+}
+
+void cn_exchange_rows_add(cn_exchange_rows *r, const cn_exchange_row *row)
+{
+    const cn_kv_params *kv = row->kv;
+    const cn_away away = cn_away_of(kv, r->block_tokens);
+    const cn_away_span span = cn_away_span_of(kv, row->home_len, r->block_tokens);
+    const uint32_t i = r->n_added++, ring = cn_ring_rows(kv);
+    const cn_sel_stage stage = stage_of(kv);
+    CN_ASSERT(i < r->n_rows && away.cap <= r->sizes.move_stride && ring >= 2);
+    const uint32_t values[N_ROW_ARRAYS] = {
+        [RING_SLOT] = row->query_slot,
+        [NEWEST] = row->newest,
+        [MODULUS] = ring,
+        [N_WINDOW] = cn_min_u32(cn_selector_ring_rows(kv), ring) - 1,
+        [FIRST] = place(r, i, span.n),
+        [N] = span.n,
+        [BASE] = span.base,
+        [K] = away.n_entries,
+        [CAP] = away.cap,
+        [HOME_SLOT] = row->home_slot,
+        [HELD_FROM] = away.n_exchange * r->block_tokens,
+        [N_HELD] = span.excludes_held ? kv->budget_tokens : 0,
+    };
+    for (uint32_t a = 0; a < N_ROW_ARRAYS; a++) u32_of(r, r->host, (row_array)a)[i] = values[a];
+    ((cn_sel_stage *)(void *)(r->host + stages_at(&r->sizes)))[i] = stage;
+    r->host[byte_at(&r->sizes, WEIGHTS) + i] = (char)kv->select_weights;
+    r->host[byte_at(&r->sizes, ROTATE) + i] = (char)(kv->select_rotate || stage.entry_log2 > 0);
+    r->host[byte_at(&r->sizes, ENTRY_LOG2) + i] = (char)stage.entry_log2;
+    r->holds |= span.excludes_held;
+    copy_tables(r, i, row);
+}
+
+/* ---- running ---- */
+
+/* One exchange of the layers of a pack. */
+typedef struct job {
+    const cn_exchange_env *x;
+    cn_stream *s;
+    const cn_exchange_rows *r;
+    const cn_exchange_scratch *m;
+    uint32_t first_layer, n_layers;
+    bool fill;
+    uint32_t *moved, *missed; /* of this pack, [rows, n_layers, hk] */
+} job;
+
+static const uint32_t *device_u32(const job *j, row_array a)
+{
+    return u32_of(j->r, j->m->arrays, a);
+}
+
+static const uint8_t *device_bytes(const job *j, byte_array a)
+{
+    return (const uint8_t *)j->m->arrays + byte_at(&j->r->sizes, a);
+}
+
+static const uint32_t *device_table(const job *j, size_t at)
+{
+    return (const uint32_t *)(const void *)((const char *)j->m->arrays + at);
+}
+
+static const cn_sel_stage *device_stages(const job *j)
+{
+    return (const cn_sel_stage *)(const void *)((const char *)j->m->arrays +
+                                                stages_at(&j->r->sizes));
+}
+
+static cn_status predict(const job *j)
+{
+    const cn_pools *p = &j->x->local;
+    const cn_predict_args a = {
+        .ring = p->q_window,
+        .n_query_slots = p->n_query_slots,
+        .rows = p->window,
+        .n_heads = p->n_heads,
+        .head_dim = p->layout.head_dim,
+        .slots = device_u32(j, RING_SLOT),
+        .newest = device_u32(j, NEWEST),
+        .modulus = device_u32(j, MODULUS),
+        .n_window = device_u32(j, N_WINDOW),
+        .weights = device_bytes(j, WEIGHTS),
+        .rotate = device_bytes(j, ROTATE),
+        .n_seqs = j->r->n_rows,
+        .first_layer = j->first_layer,
+        .n_layers = j->n_layers,
+        .eps = CN_SELECT_RIDGE,
+        .cos = j->x->cos,
+        .sin = j->x->sin,
+        .out = j->m->predicted,
+    };
+    return j->x->be->predict(j->s, &a);
+}
+
+static cn_status score(const job *j, cn_row_range range)
+{
+    const cn_pools *p = &j->x->local;
+    const uint32_t r = range.start;
+    const size_t q_row = (size_t)j->n_layers * p->n_heads * p->layout.head_dim;
+    const cn_score_args a = {
+        .q = {[CN_SEL_PREDICTED] =
+                  (const char *)j->m->predicted + r * q_row * cn_dtype_bytes(p->act_dtype)},
+        .q_stride = {[CN_SEL_PREDICTED] = q_row},
+        .stage = device_stages(j) + r,
+        .pools = j->x->home,
+        .tables = device_table(j, home_tables_at(j->r)) + (size_t)r * j->r->home_stride,
+        .table_stride = j->r->home_stride,
+        .first = device_u32(j, FIRST) + r,
+        .n = device_u32(j, N) + r,
+        .base = device_u32(j, BASE) + r,
+        .n_seqs = range.end - r,
+        .first_layer = j->first_layer,
+        .n_layers = j->n_layers,
+        .logits = j->m->logits,
+        .out = j->m->score,
+    };
+    return j->x->be->score(j->s, &a);
+}
+
+/* Units of row r in arrays [rows, n_layers, hk]. */
+static size_t unit_of(const job *j, uint32_t r)
+{
+    return (size_t)r * j->n_layers * j->x->home.layout.n_kv_heads;
+}
+
+static cn_status replace(const job *j, cn_row_range range)
+{
+    const uint32_t r = range.start;
+    const size_t unit = unit_of(j, r);
+    const uint32_t *tables = device_table(j, tables_at(&j->r->sizes));
+    const cn_exchange_args a = {
+        .score = j->m->score,
+        .first = device_u32(j, FIRST) + r,
+        .n = device_u32(j, N) + r,
+        .base = device_u32(j, BASE) + r,
+        .entry_log2 = device_bytes(j, ENTRY_LOG2) + r,
+        .k = device_u32(j, K) + r,
+        .cap = device_u32(j, CAP) + r,
+        .slots = device_u32(j, HOME_SLOT) + r,
+        .local = j->x->local,
+        .local_tables = j->r->holds ? tables + (size_t)r * j->r->local_stride : NULL,
+        .held_from = device_u32(j, HELD_FROM) + r,
+        .n_held = device_u32(j, N_HELD) + r,
+        .local_stride = j->r->local_stride,
+        .n_seqs = range.end - r,
+        .first_layer = j->first_layer,
+        .n_layers = j->n_layers,
+        .fill = j->fill,
+        .chosen = j->x->chosen,
+        .n_slots = j->x->n_slots,
+        .chosen_stride = j->x->chosen_stride,
+        .moves = (cn_move *)j->m->moves + unit * j->r->sizes.move_stride,
+        .n_moves = j->moved + unit,
+        .n_missed = j->missed + unit,
+        .move_stride = j->r->sizes.move_stride,
+    };
+    return j->x->be->exchange(j->s, &a);
+}
+
+static cn_status fetch(const job *j)
+{
+    cn_pools local = j->x->local;
+    if (!j->x->copies_labels) local.digest = (cn_digest){0};
+    const cn_fetch_args a = {
+        .local = local,
+        .home = j->x->home,
+        .local_tables = device_table(j, tables_at(&j->r->sizes)),
+        .home_tables = device_table(j, home_tables_at(j->r)),
+        .local_stride = j->r->local_stride,
+        .home_stride = j->r->home_stride,
+        .entry_log2 = device_bytes(j, ENTRY_LOG2),
+        .moves = j->m->moves,
+        .n_moves = j->moved,
+        .move_stride = j->r->sizes.move_stride,
+        .n_seqs = j->r->n_rows,
+        .first_layer = j->first_layer,
+        .n_layers = j->n_layers,
+    };
+    return j->x->be->fetch(j->s, &a);
+}
+
+cn_status cn_exchange_upload(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows *r,
+                             const cn_exchange_scratch *m)
+{
+    CN_ASSERT(r->n_added == r->n_rows);
+    const size_t tables = sizeof(uint32_t) * r->n_rows * ((size_t)r->local_stride + r->home_stride);
+    return x->be->mem_write(s, m->arrays, r->host, tables_at(&r->sizes) + tables);
+}
+
+cn_status cn_exchange_run(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows *r,
+                          const cn_exchange_scratch *m, const cn_packs *packs, uint32_t pack,
+                          bool fill)
+{
+    const uint32_t hk = x->home.layout.n_kv_heads, start = cn_pack_start(packs, pack);
+    const size_t before = (size_t)r->n_rows * (start - packs->first_layer) * hk;
+    uint32_t *counts = m->counts;
+    const job j = {
+        .x = x,
+        .s = s,
+        .r = r,
+        .m = m,
+        .first_layer = start,
+        .n_layers = cn_pack_start(packs, pack + 1) - start,
+        .fill = fill,
+        .moved = counts + before,
+        .missed = counts + cn_exchange_counts(&r->sizes, hk) + before,
+    };
+    CN_TRY(predict(&j));
+    for (uint32_t g = 0; g < r->n_ranges; g++) {
+        CN_TRY(score(&j, r->ranges[g]));
+        CN_TRY(replace(&j, r->ranges[g]));
+    }
+    return fetch(&j);
+}

@@ -1,0 +1,97 @@
+/* exchange.h - an exchange: predicts the next query of each away sequence, ranks the tokens of its
+ * home, and brings those that entered the set of the best into the exchange area of its table. The
+ * arrays of the sequences, the sizes of the scratch, and the ops of some layers. DESIGN.md §7.
+ *
+ * Owner: cn_home. Thread: engine. Stage: 6 of a request's way. */
+#ifndef CN_EXCHANGE_H
+#define CN_EXCHANGE_H
+
+#include "compress/away.h"
+#include "engine/checkpoint/model_config.h"
+#include "engine/options/options.h"
+#include "engine/select.h"
+
+/* Consecutive layers whose exchange runs as one. */
+typedef struct cn_packs {
+    uint32_t first_layer, n_layers; /* all layers with an exchange: those that are not dense */
+    uint32_t n;
+} cn_packs;
+cn_packs cn_packs_make(uint32_t dense_layers, uint32_t model_layers, uint32_t n);
+/* First layer of pack p; of pack n: the layer behind the last. */
+uint32_t cn_pack_start(const cn_packs *p, uint32_t pack);
+uint32_t cn_pack_most_layers(const cn_packs *p);
+
+typedef struct cn_exchange_sizes {
+    uint32_t max_rows;  /* sequences of one exchange */
+    uint32_t max_local, max_home; /* blocks of their tables */
+    uint32_t room;      /* candidates of one launch of `score`, all its sequences */
+    uint32_t move_stride; /* moves of a unit */
+    uint32_t pack_layers, n_layers;
+} cn_exchange_sizes;
+/* fill: of the exchange that fills the area of one sequence; else of a step's exchange. */
+cn_exchange_sizes cn_exchange_sizes_of(const cn_config *c, const cn_model_config *m,
+                                       uint32_t block_tokens, bool fill);
+
+/* Device memory, one item of the start list each. */
+typedef struct cn_exchange_scratch {
+    void *arrays;    /* cn_exchange_bytes */
+    void *predicted; /* act [rows, pack layers, hq, d] */
+    void *score;     /* u16 [room, pack layers, hk] */
+    void *logits;    /* f32 [room, pack layers, hq] */
+    void *moves;     /* cn_move [rows, pack layers, hk, move_stride] */
+    void *counts;    /* u32 [2, rows, layers, hk]: moved, then missed; ordered by pack */
+} cn_exchange_scratch;
+size_t cn_exchange_bytes(const cn_exchange_sizes *z);
+/* Elements of each half of `counts`. */
+size_t cn_exchange_counts(const cn_exchange_sizes *z, uint32_t n_kv_heads);
+
+/* One sequence of an exchange. */
+typedef struct cn_exchange_row {
+    const cn_kv_params *kv;
+    uint32_t query_slot, home_slot, home_len;
+    uint32_t newest;          /* position of its newest query */
+    const uint32_t *local[2]; /* its block table in two parts, exchange area first */
+    uint32_t n_local[2];
+    const uint32_t *home;
+} cn_exchange_row;
+
+/* The arrays of an exchange, on the host. They must not change before the stream has run the
+ * upload. */
+typedef struct cn_exchange_rows {
+    cn_exchange_sizes sizes;
+    uint32_t block_tokens;
+    char *host;           /* cn_exchange_bytes */
+    cn_row_range *ranges; /* [max_rows] rows whose candidates fit the room */
+    uint32_t n_rows, n_added, n_ranges, local_stride, home_stride;
+    bool holds; /* some policy's area holds tokens that are no candidates */
+} cn_exchange_rows;
+/* CN_ERR_MEMORY. Free also after an error. */
+cn_status cn_exchange_rows_init(cn_exchange_rows *r, const cn_exchange_sizes *z,
+                                uint32_t block_tokens);
+void cn_exchange_rows_free(cn_exchange_rows *r);
+/* Starts an exchange of n_rows rows, which the caller then adds. */
+void cn_exchange_rows_begin(cn_exchange_rows *r, uint32_t n_rows, uint32_t local_stride,
+                            uint32_t home_stride);
+void cn_exchange_rows_add(cn_exchange_rows *r, const cn_exchange_row *row);
+
+/* Blocks of its table that an exchange reads: the exchange area and what the policy holds. */
+uint32_t cn_exchange_local_blocks(const cn_kv_params *kv, uint32_t block_tokens);
+
+/* What all exchanges of an engine share. */
+typedef struct cn_exchange_env {
+    cn_backend *be;
+    cn_pools local, home;
+    uint32_t *chosen; /* [L, n_slots, hk, chosen_stride] */
+    uint32_t n_slots, chosen_stride;
+    bool copies_labels; /* with K and V, for `tls` */
+    const float *cos, *sin; /* rope tables */
+} cn_exchange_env;
+
+/* Enqueues the upload of the rows, and the exchange of the layers of one pack. */
+cn_status cn_exchange_upload(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows *r,
+                             const cn_exchange_scratch *m);
+cn_status cn_exchange_run(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows *r,
+                          const cn_exchange_scratch *m, const cn_packs *packs, uint32_t pack,
+                          bool fill);
+
+#endif

@@ -1,0 +1,132 @@
+/* away_scenario.c - see away_scenario.h. */
+#include "tests/lib/away_scenario.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+uint32_t away_below(away_scenario *x, uint32_t n) { return test_rng_below(&x->rng, n); }
+
+uint32_t away_between(away_scenario *x, uint32_t a, uint32_t b)
+{
+    return a + away_below(x, b - a + 1);
+}
+
+bool away_chance(away_scenario *x, uint32_t percent) { return away_below(x, 100) < percent; }
+
+void away_set_text(away_scenario *x, const char *name, const char *text)
+{
+    assert_true(x->n_options + 2 <= AWAY_MAX_OPTIONS);
+    x->options[x->n_options++] = name;
+    x->options[x->n_options++] = text;
+}
+
+void away_set(away_scenario *x, const char *name, uint32_t value)
+{
+    char *text = x->values[x->n_options];
+    snprintf(text, sizeof x->values[0], "%u", value);
+    away_set_text(x, name, text);
+}
+
+void away_draw_model(away_scenario *x, uint32_t most_layers)
+{
+    static const uint32_t heads[][2] = {{1, 1}, {2, 1}, {4, 2}, {4, 1}, {3, 3}};
+    const uint32_t *h = heads[away_below(x, sizeof heads / sizeof *heads)];
+    x->vocab = away_between(x, 60, 200);
+    x->n_layers = away_between(x, 1, most_layers);
+    char text[1024];
+    int n = snprintf(text, sizeof text,
+                     "{\"architectures\": [\"Qwen3ForCausalLM\"], \"model_type\": \"qwen3\","
+                     "\"hidden_size\": %u, \"intermediate_size\": %u, \"num_hidden_layers\": %u,"
+                     "\"num_attention_heads\": %u, \"num_key_value_heads\": %u, \"head_dim\": %u,"
+                     "\"vocab_size\": %u, \"max_position_embeddings\": %u, \"eos_token_id\": 3,"
+                     "\"rope_theta\": 10000.0, \"rms_norm_eps\": 1e-6,"
+                     "\"tie_word_embeddings\": true, \"hidden_act\": \"silu\","
+                     "\"attention_bias\": false, \"initializer_range\": 0.4}",
+                     16 * away_between(x, 1, 3), 16 * away_between(x, 1, 3), x->n_layers, h[0],
+                     h[1], 16 * away_between(x, 1, 3), x->vocab, AWAY_CONTEXT);
+    scratch_dir_open(&x->dir);
+    scratch_dir_put(&x->dir, "config.json", text, (size_t)n);
+    away_set_text(x, "model", x->dir.path);
+    away_set_text(x, "load-format", "dummy");
+    away_set(x, "seed", away_below(x, 1000));
+    away_set_text(x, "device", "cpu");
+    away_set(x, "threads", 1);
+    x->block = 64u << away_below(x, 2);
+    away_set(x, "block-size", x->block);
+    away_set(x, "max-model-len", AWAY_CONTEXT);
+    away_set_text(x, "kv-selectors", "spade,last");
+    away_set(x, "select-tokens", AWAY_MAX_LIST);
+    away_set(x, "select-window", AWAY_SELECT_WINDOW);
+    away_set(x, "packs", away_between(x, 1, 3));
+}
+
+void away_set_home(away_scenario *x, const char *home)
+{
+    away_set_text(x, "kv-homes", strcmp(home, "peer") == 0 ? "device,peer" : "device,host");
+    away_set_text(x, "home-space", "0.1");
+    if (strcmp(home, "peer") == 0) away_set_text(x, "cache-device", "cpu");
+}
+
+void away_draw_select(away_scenario *x, cn_kv_params *kv)
+{
+    *kv = (cn_kv_params){
+        .select = away_chance(x, 70) ? CN_SELECT_SPADE : CN_SELECT_LAST,
+        .select_tokens = away_between(x, 1, x->block),
+        .select_keys = (cn_select_keys)away_below(x, 2),
+        .select_window = away_between(x, 1, AWAY_SELECT_WINDOW),
+        .select_weights = (cn_select_weights)away_below(x, 3),
+        .select_rotate = away_chance(x, 70),
+        .sink_tokens = away_below(x, 5),
+        .budget_tokens = 128,
+    };
+}
+
+run *away_open_run(away_scenario *x)
+{
+    run *r = malloc(sizeof *r);
+    assert_non_null(r);
+    x->options[x->n_options] = NULL;
+    run_open(r, x->options);
+    return r;
+}
+
+void away_close_run(run *r)
+{
+    run_close(r);
+    free(r);
+}
+
+void away_submit(run *r, const away_ask *a)
+{
+    cn_request_params p = {.tokens = a->prompt, .n_tokens = a->n_prompt, .kv = a->kv,
+                           .klass = a->klass};
+    cn_engine_default_sampling(r->engine, &p.sampling);
+    p.sampling.max_tokens = a->max_tokens;
+    p.sampling.ignore_eos = true;
+    p.sampling.temperature = a->greedy ? 0 : 1;
+    p.sampling.logprobs = 0;
+    p.sampling.n = a->n;
+    if (a->is_forced) {
+        p.forced = a->forced;
+        p.n_forced = a->max_tokens;
+    }
+    run_submit(r, &p);
+}
+
+void away_step(run *r)
+{
+    bool idle;
+    if (cn_engine_step(r->engine, &idle) != CN_OK) fail_msg("%s", cn_last_error());
+    cn_engine_stats(r->engine, &r->stats);
+}
+
+void away_free_scenario(away_scenario *x)
+{
+    scratch_dir_close(&x->dir);
+    free(x);
+}

@@ -1,0 +1,340 @@
+/* test_engine_away_timing.c - requests with and without a home give the same tokens and usage,
+ * whatever the timing.
+ *     test_engine_away_timing [SEEDS [FIRST]]
+ *
+ * A seed draws requests that arrive over time; some are cancelled. They run once alone, one after
+ * the other, and once together: with chunks, preemption, swap, forks and prefix hits, with events
+ * that commit early or late, and on a device and a cache device that run all ops late. No token,
+ * log-probability or count may differ. An engine may be freed, and all requests may be cancelled,
+ * at any step. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "compress/away.h"
+#include "compress/selector.h"
+#include "engine/engine_state.h"
+#include "tests/lib/away_scenario.h"
+#include "tests/lib/late_device.h"
+
+/* The late device has no threads, so the thread sanitizer skips it. One in LATE_SHARE seeds runs
+ * there. */
+#if defined(__SANITIZE_THREAD__)
+enum { DEFAULT_SEEDS = 2, LATE_SHARE = 10 };
+#else
+enum { DEFAULT_SEEDS = 8, LATE_SHARE = 2 };
+#endif
+static uint32_t n_seeds = DEFAULT_SEEDS, first_seed = 1;
+
+/* Totals, so that the test fails when nothing was tested. */
+static struct {
+    uint64_t exchanges, compressions, preemptions, cached, cancelled, moved, beside;
+} seen;
+
+/* ---- timing ---- */
+
+typedef enum commit_time { BY_LUCK, LATE, EARLY, AT_ONCE, N_COMMIT_TIMES } commit_time;
+enum { LATE_POLLS = 7, CLOSED_POLLS = 60, OPEN_POLLS = 20 };
+static commit_time when;
+static uint32_t n_polls;
+static cn_status (*fence_done)(cn_fence *f, bool *done);
+static cn_status (*fence_sync)(cn_fence *f);
+
+/* Replaces the backend's fence_done, which only events call. */
+static cn_status fence_done_when(cn_fence *f, bool *done)
+{
+    *done = false;
+    n_polls++;
+    if (when == LATE && n_polls % LATE_POLLS != 0) return CN_OK;
+    if (when == AT_ONCE && n_polls % (CLOSED_POLLS + OPEN_POLLS) < CLOSED_POLLS) return CN_OK;
+    if (when == EARLY || when == AT_ONCE) {
+        cn_status status = fence_sync(f);
+        if (status != CN_OK) return status;
+    }
+    return fence_done(f, done);
+}
+
+static void choose_when(cn_engine *e, commit_time chosen)
+{
+    fence_done = e->backend->fence_done;
+    fence_sync = e->backend->fence_sync;
+    when = chosen;
+    n_polls = 0;
+    if (when != BY_LUCK) e->backend->fence_done = fence_done_when;
+}
+
+static void draw_timed_kv(away_scenario *x, away_ask *a, cn_kv_home home)
+{
+    const uint32_t kind = away_below(x, 10);
+    away_draw_select(x, &a->kv);
+    a->kv.window_tokens = away_between(x, 2, 8);
+    a->kv.alpha = 0.8f;
+    a->kv.lambda = 0.2f;
+    a->kv.redundancy = CN_REDUNDANCY_NONE;
+    a->kv.redundancy_tau = 0.4f;
+    a->kv.global_score = true;
+    if (kind < 2) { /* no home, and no selector or no policy */
+        a->kv.policy = kind == 0 ? CN_KV_ZIP : CN_KV_FULL;
+        if (kind == 0 || away_chance(x, 50)) a->kv.select = CN_SELECT_NONE;
+        return;
+    }
+    a->kv.home = home;
+    a->kv.select_cap = away_chance(x, 50) ? 0 : away_between(x, 1, 16);
+    if (home == CN_HOME_HOST) a->kv.select_keys = CN_SELECT_LABELS;
+    if (kind >= 8) a->kv.policy = CN_KV_ZIP;
+    if (kind == 7) a->kv.policy = CN_KV_WINDOW;
+    if (kind != 5 && kind != 6) return;
+    a->kv.select = CN_SELECT_TLS;
+    a->kv.select_tiles = away_between(x, 2, 3);
+    a->kv.select_tokens = away_between(x, 1, 100);
+    a->kv.select_group = (cn_select_group)away_below(x, 2);
+    a->kv.select_query = (cn_select_query)away_below(x, 2);
+    a->kv.select_cap = away_chance(x, 50) ? 0 : 1;
+    a->kv.select_keys = CN_SELECT_LABELS;
+}
+
+static void draw_asks(away_scenario *x, cn_kv_home home)
+{
+    uint32_t common[AWAY_CONTEXT];
+    for (uint32_t i = 0; i < AWAY_CONTEXT; i++) common[i] = away_below(x, x->vocab);
+    x->n_asks = away_between(x, 3, AWAY_MAX_REQUESTS);
+    for (uint32_t r = 0; r < x->n_asks; r++) {
+        away_ask *a = &x->asks[r];
+        a->n_prompt = away_between(x, 1, away_chance(x, 30) ? 400 : 150);
+        const uint32_t alike = away_chance(x, 50) ? away_below(x, a->n_prompt) : 0;
+        for (uint32_t i = 0; i < a->n_prompt; i++)
+            a->prompt[i] = i < alike ? common[i] : away_below(x, x->vocab);
+        const uint32_t room = AWAY_CONTEXT - a->n_prompt;
+        a->max_tokens = away_between(x, away_chance(x, 80) ? 149 : 1, room);
+        a->max_tokens = cn_min_u32(a->max_tokens, 330);
+        a->n = away_chance(x, 80) ? 1 : 2;
+        a->greedy = away_chance(x, 60);
+        a->klass = r < x->n_asks * 2 / 3 ? CN_CLASS_BATCH : CN_CLASS_INTERACTIVE;
+        a->at_step = a->klass == CN_CLASS_INTERACTIVE ? away_between(x, 100, 300)
+                     : away_chance(x, 50)                  ? 0
+                                                      : away_below(x, 100);
+        a->cancel_at = away_chance(x, 20) ? a->at_step + away_between(x, 1, 300) : 0;
+        draw_timed_kv(x, a, home);
+    }
+}
+
+static away_scenario *draw_timing(uint64_t seed)
+{
+    away_scenario *x = calloc(1, sizeof *x);
+    assert_non_null(x);
+    x->rng.state = seed;
+    away_draw_model(x, 3);
+    const char *home = away_chance(x, 70) ? "peer" : "host";
+    away_set_home(x, home);
+    away_set_text(x, "kv-policies", "full,window,zip");
+    away_set(x, "kv-budget", 128);
+    away_set(x, "kv-window", 8);
+    away_set(x, "select-cap", 16);
+    away_set_text(x, "kv-selectors", "spade,last,tls");
+    away_set(x, "select-tiles", 3);
+    away_set(x, "select-dense-layers", away_below(x, x->n_layers));
+    draw_asks(x, strcmp(home, "peer") == 0 ? CN_HOME_PEER : CN_HOME_HOST);
+    return x;
+}
+
+/* The device's memory and how steps are composed. */
+static void draw_shortage(away_scenario *x)
+{
+    const uint32_t most = (uint32_t)cn_ceil_div(AWAY_CONTEXT, x->block);
+    away_set(x, "num-gpu-blocks-override", most + 2 + away_below(x, away_chance(x, 60) ? 8 : 40));
+    away_set(x, "max-num-seqs", away_between(x, 2, 8));
+    away_set(x, "max-num-batched-tokens", away_between(x, 16, 300));
+    away_set_text(x, "enable-prefix-caching", away_chance(x, 70) ? "true" : "false");
+    away_set_text(x, "async-scheduling", away_chance(x, 60) ? "on" : "off");
+    away_set_text(x, "swap-space", away_chance(x, 60) ? "0.05" : "0");
+    away_set_text(x, "hybrid-scheduling", away_chance(x, 80) ? "true" : "false");
+}
+
+static run *run_asks(away_scenario *x, commit_time chosen, bool cancels)
+{
+    run *r = away_open_run(x);
+    choose_when(r->engine, chosen);
+    for (uint32_t n = 0, next = 0; next < x->n_asks || n < 700; n++) {
+        while (next < x->n_asks && x->asks[next].at_step <= n) away_submit(r, &x->asks[next++]);
+        for (uint32_t i = 0; cancels && i < next; i++)
+            if (x->asks[i].cancel_at == n && n > 0) cn_engine_cancel(r->engine, r->ids[i]);
+        away_step(r);
+        seen.beside += r->stats.compressing > 0;
+    }
+    run_finish(r);
+    assert_int_equal(r->stats.home_blocks_used, 0);
+    return r;
+}
+
+static void compare_sample(const run_sample *a, const run_sample *b, uint64_t seed, uint32_t i)
+{
+    const bool cut = a->finish == CN_FINISH_CANCELLED;
+    assert_true(a->n_tokens <= b->n_tokens);
+    for (uint32_t t = 0; t < a->n_tokens; t++)
+        if (a->tokens[t] != b->tokens[t])
+            fail_msg("seed %llu, request %u: token %u is %u, alone %u", (unsigned long long)seed, i,
+                     t, a->tokens[t], b->tokens[t]);
+    seen.cancelled += cut;
+    if (cut) return;
+    assert_int_equal(a->n_tokens, b->n_tokens);
+    if (a->logprob_hash != b->logprob_hash)
+        fail_msg("seed %llu, request %u: other log-probabilities", (unsigned long long)seed, i);
+    const cn_kv_usage *u = &a->usage.kv, *v = &b->usage.kv;
+    assert_int_equal(u->exchanges, v->exchanges);
+    assert_int_equal(u->fetched_entries, v->fetched_entries);
+    assert_int_equal(u->missed_entries, v->missed_entries);
+    assert_int_equal(u->selected_tokens, v->selected_tokens);
+}
+
+/* Sums over requests equal what the engine counted. */
+static void check_accounts(const away_scenario *x, const run *r)
+{
+    cn_kv_usage sum = {0};
+    for (uint32_t i = 0; i < x->n_asks; i++)
+        for (uint32_t s = 0; s < x->asks[i].n; s++) {
+            const cn_kv_usage *u = &r->samples[i][s].usage.kv;
+            sum.exchanges += u->exchanges;
+            sum.fetched_entries += u->fetched_entries;
+            sum.missed_entries += u->missed_entries;
+            sum.selected_steps += u->selected_steps;
+            sum.selected_tokens += u->selected_tokens;
+        }
+    assert_int_equal(sum.exchanges, r->stats.exchanges);
+    assert_int_equal(sum.fetched_entries, r->stats.fetched_entries);
+    assert_int_equal(sum.missed_entries, r->stats.missed_entries);
+    assert_int_equal(sum.selected_steps, r->stats.selected_steps);
+    assert_int_equal(sum.selected_tokens, r->stats.selected_tokens);
+    assert_int_equal(r->stats.home_blocks_used, 0);
+}
+
+static void run_both(uint64_t seed, bool late)
+{
+    away_scenario *x = draw_timing(seed);
+    const uint32_t n_options = x->n_options;
+    away_set_text(x, "sync-compression", "true");
+    away_set_text(x, "enable-prefix-caching", "false");
+    late_device_choose(0);
+    away_set(x, "max-num-seqs", 1);
+    run *alone = run_asks(x, BY_LUCK, false);
+    x->n_options = n_options;
+    draw_shortage(x);
+    late_device_choose(late ? seed : 0);
+    run *beside = run_asks(x, (commit_time)(seed % N_COMMIT_TIMES), true);
+    for (uint32_t i = 0; i < x->n_asks; i++)
+        for (uint32_t s = 0; s < x->asks[i].n; s++)
+            compare_sample(&beside->samples[i][s], &alone->samples[i][s], seed, i);
+    check_accounts(x, alone);
+    check_accounts(x, beside);
+    seen.exchanges += beside->stats.exchanges;
+    seen.compressions += beside->stats.compressions;
+    seen.preemptions += beside->stats.preemptions;
+    seen.cached += beside->stats.cached_tokens;
+    seen.moved += beside->stats.swap_outs;
+    away_close_run(alone);
+    away_close_run(beside);
+    late_device_choose(0);
+    away_free_scenario(x);
+}
+
+static void timing_changes_nothing(void **state)
+{
+    (void)state;
+    seen.exchanges = 0;
+    for (uint64_t seed = first_seed; seed < first_seed + n_seeds; seed++) run_both(seed, false);
+    print_message("%u seeds: %llu exchanges, %llu compressions, %llu steps beside, %llu "
+                  "preemptions, %llu cached tokens, %llu cancelled, %llu moves to swap space\n",
+                  n_seeds, (unsigned long long)seen.exchanges,
+                  (unsigned long long)seen.compressions, (unsigned long long)seen.beside,
+                  (unsigned long long)seen.preemptions, (unsigned long long)seen.cached,
+                  (unsigned long long)seen.cancelled, (unsigned long long)seen.moved);
+    if (n_seeds < DEFAULT_SEEDS) return;
+    assert_true(seen.exchanges > 100 * n_seeds && seen.beside > n_seeds);
+}
+
+static void late_devices_change_nothing(void **state)
+{
+    (void)state;
+    for (uint64_t seed = first_seed; seed < first_seed + n_seeds / LATE_SHARE; seed++)
+        run_both(seed, true);
+}
+
+/* ---- ends ---- */
+
+/* The late device leaves events, fills and exchanges in the streams. */
+static run *run_until(away_scenario *x, uint32_t n_steps)
+{
+    run *r = away_open_run(x);
+    for (uint32_t i = 0; i < x->n_asks; i++) away_submit(r, &x->asks[i]);
+    for (uint32_t i = 0; i < n_steps; i++) away_step(r);
+    return r;
+}
+
+static away_scenario *draw_end(uint64_t seed)
+{
+    away_scenario *x = draw_timing(seed);
+    away_set_text(x, "async-scheduling", away_chance(x, 70) ? "on" : "off");
+    away_set(x, "max-num-batched-tokens", 2048);
+    for (uint32_t r = 0; r < x->n_asks; r++) x->asks[r].cancel_at = 0;
+    return x;
+}
+
+/* Whatever is in flight: puts, fills, exchanges, events. */
+static void an_engine_can_be_freed_at_any_step(void **state)
+{
+    (void)state;
+    uint64_t exchanges = 0, compressing = 0;
+    for (uint64_t seed = first_seed; seed < first_seed + n_seeds; seed++) {
+        away_scenario *x = draw_end(seed);
+        late_device_choose(seed % 2 == 0 ? seed : 0);
+        run *r = run_until(x, 120 + away_below(x, 260));
+        exchanges += r->stats.exchanges;
+        compressing += r->stats.compressing > 0;
+        away_close_run(r);
+        late_device_choose(0);
+        away_free_scenario(x);
+    }
+    assert_true(n_seeds < 8 || (exchanges > 100 && compressing > 0));
+}
+
+/* All requests are cancelled in one step; blocks of the device and of the home become free, and the
+ * engine goes on. */
+static void cancelled_requests_return_their_homes(void **state)
+{
+    (void)state;
+    uint64_t compressing = 0;
+    for (uint64_t seed = first_seed; seed < first_seed + n_seeds; seed++) {
+        away_scenario *x = draw_end(seed);
+        late_device_choose(seed % 2 == 0 ? seed : 0);
+        run *r = run_until(x, 120 + away_below(x, 260));
+        compressing += r->stats.compressing > 0;
+        for (uint32_t i = 0; i < x->n_asks; i++) cn_engine_cancel(r->engine, r->ids[i]);
+        away_step(r);
+        for (uint32_t i = 0; i < x->n_asks; i++) away_submit(r, &x->asks[i]);
+        run_finish(r);
+        cn_engine_stats(r->engine, &r->stats);
+        assert_int_equal(r->stats.home_blocks_used, 0);
+        assert_int_equal(r->stats.blocks_used, 0);
+        assert_int_equal(r->stats.slots_used, 0);
+        away_close_run(r);
+        late_device_choose(0);
+        away_free_scenario(x);
+    }
+    assert_true(n_seeds < 8 || compressing > 0);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1) n_seeds = (uint32_t)strtoul(argv[1], NULL, 10);
+    if (argc > 2) first_seed = (uint32_t)strtoul(argv[2], NULL, 10);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(timing_changes_nothing),
+        cmocka_unit_test(late_devices_change_nothing),
+        cmocka_unit_test(an_engine_can_be_freed_at_any_step),
+        cmocka_unit_test(cancelled_requests_return_their_homes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
