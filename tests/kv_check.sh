@@ -195,6 +195,52 @@ for other in "--kv-select tls --select-tokens 64" "--kv-selectors ds --select-to
     grep -q 'which changes results' "$dir/log" || fail "resume with $other"
 done
 
+# ---- the same for homes ----
+
+homes="--device cpu --cache-device cpu --home-space 0.1"
+small="--block-size 64 --kv-selectors spade,tls --select-tokens 64 --select-tiles 2 $homes"
+tokens=300
+{
+    ask device $tokens '{"select": "spade"}'
+    ask peer $tokens '{"select": "spade", "home": "peer"}'
+    ask cap $tokens '{"select": "spade", "home": "peer", "select_cap": 1}'
+    ask tiles $tokens '{"select": "tls", "home": "peer"}'
+    ask query $tokens '{"select": "tls", "home": "peer", "select_query": "predicted"}'
+} >"$dir/in"
+# shellcheck disable=SC2086
+run $small --kv-homes peer --summary-json "$dir/summary"
+cp "$dir/out" "$dir/fields"
+grep -q '^kv: [1-9][0-9]* exchanges with the home, [1-9][0-9]* tokens fetched and' "$dir/log" ||
+    fail "no exchanges in the last lines"
+for key in exchanges fetched missed fetched_bytes put_bytes; do
+    grep -q "\"$key\": [1-9]" "$dir/summary" || fail "summary: no $key"
+done
+answer "$dir/fields" cap | grep -q '"home":"peer","exchanges":[1-9].*"fetched":[1-9].*"missed":[1-9]' ||
+    fail "usage: no exchanges"
+answer "$dir/fields" device | grep -q '"home":"device","exchanges":0,"fetched":0,"missed":0' ||
+    fail "usage without a home"
+same device --kv-select spade --kv-homes peer
+same peer --kv-select spade --kv-home peer
+same cap --kv-select spade --kv-home peer --select-cap 1
+same tiles --kv-select tls --kv-home peer
+same query --kv-select tls --kv-home peer --select-query predicted
+for pair in device:peer peer:cap tiles:query; do
+    choices "$dir/fields" "${pair%:*}" >"$dir/want"
+    choices "$dir/fields" "${pair#*:}" | cmp -s - "$dir/want" && fail "$pair: no difference"
+done
+
+# The device changes nothing that a file of answers keeps; home and cap do.
+{ ask one 8 && ask two 8; } >"$dir/in"
+# shellcheck disable=SC2086
+run $small --kv-select spade --kv-home peer
+for other in "--kv-home device --kv-homes peer" "--kv-home peer --select-cap 3"; do
+    # shellcheck disable=SC2086
+    "$cinch" run-batch --model $model -i "$dir/in" -o "$dir/out" --temperature 0 --progress none \
+        --resume --kv-policies full,window,zip $small --kv-select spade $other >"$dir/log" 2>&1 &&
+        fail "resumed with $other"
+    grep -q 'which changes results' "$dir/log" || fail "resume with $other"
+done
+
 # ---- every block size, over and under the budget ----
 
 for block in 16 32 64 128 256; do
@@ -323,6 +369,15 @@ flag 'select-window 65' --select-window 65
 flag 'select-weights soft: expected one of softmax|raw|harmonic' --select-weights soft
 flag 'select-rotate' --select-rotate=maybe
 flag 'recent-tokens -1' --recent-tokens -1
+flag 'kv-home disk: expected one of device|peer|host' --kv-home disk
+flag 'kv-homes peer,disk' --kv-homes peer,disk
+flag 'select-cap -1' --select-cap -1
+flag 'select-query all: expected one of last|predicted|union' --select-query all
+flag 'packs 0' --packs 0
+flag 'home-space -1' --home-space -1
+flag 'kv home peer: --home-space is missing' --kv-homes peer --kv-selectors spade
+flag 'kv home peer without a selector' --kv-home peer --kv-selectors spade --cache-device cpu \
+    --home-space 0.5 --device cpu
 flag 'select-dense-layers 2000' --select-dense-layers 2000
 flag '--select-dense-layers 200: expected fewer than the model' --select-dense-layers 200 \
     --kv-selectors ds

@@ -154,6 +154,9 @@ void cn_api_result_usage(const cn_api_result *r, cn_usage *out)
         out->kv.selected_steps += u->kv.selected_steps;
         out->kv.selected_tokens += u->kv.selected_tokens;
         out->kv.candidate_tokens += u->kv.candidate_tokens;
+        out->kv.exchanges += u->kv.exchanges;
+        out->kv.fetched_entries += u->kv.fetched_entries;
+        out->kv.missed_entries += u->kv.missed_entries;
         out->kv.peak_tokens = cn_max_u32(out->kv.peak_tokens, u->kv.peak_tokens);
     }
 }
@@ -236,14 +239,17 @@ json_t *cn_api_kv_json(const cn_kv_usage *u)
     const cn_kv_policy policy = u->params.policy;
     const bool is_capped = cn_policy_of(policy)->keep != CN_KEEP_ALL;
     return json_pack(
-        "{s:s, s:o, s:I, s:I, s:I, s:I, s:s, s:I, s:I, s:I}", "policy", cn_kv_policy_name(policy),
+        "{s:s, s:o, s:I, s:I, s:I, s:I, s:s, s:I, s:I, s:I, s:s, s:I, s:I, s:I}", "policy",
+        cn_kv_policy_name(policy),
         "budget",
         is_capped ? json_integer(u->params.budget_tokens) : json_null(), "compressions",
         (json_int_t)u->compressions, "evicted", (json_int_t)u->evicted, "peak_tokens",
         (json_int_t)u->peak_tokens, "freed_bytes", (json_int_t)u->freed_bytes,
         "select", cn_kv_select_name(u->params.select), "selected_steps",
         (json_int_t)u->selected_steps, "selected_tokens", (json_int_t)u->selected_tokens,
-        "candidate_tokens", (json_int_t)u->candidate_tokens);
+        "candidate_tokens", (json_int_t)u->candidate_tokens, "home",
+        cn_kv_home_name(u->params.home), "exchanges", (json_int_t)u->exchanges, "fetched",
+        (json_int_t)u->fetched_entries, "missed", (json_int_t)u->missed_entries);
 }
 
 static json_t *usage_json(const cn_api_result *r)

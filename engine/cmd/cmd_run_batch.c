@@ -197,6 +197,10 @@ static void print_summary(FILE *f, const summary *s)
                 (unsigned long long)e->selected_steps,
                 (double)e->selected_tokens / (double)e->selected_steps,
                 (double)e->candidate_tokens / (double)e->selected_steps);
+    if (e->exchanges)
+        fprintf(f, "kv: %llu exchanges with the home, %llu tokens fetched and %llu missed\n",
+                (unsigned long long)e->exchanges, (unsigned long long)e->fetched_entries,
+                (unsigned long long)e->missed_entries);
     if (r->n_warned)
         fprintf(f, "warnings: %llu answers to requests with unknown fields, which were ignored\n",
                 (unsigned long long)r->n_warned);
@@ -234,12 +238,16 @@ static json_t *summary_json(const summary *s)
                              (json_int_t)r->totals.prompt_tokens, "completion_tokens",
                              (json_int_t)r->totals.completion_tokens);
     json_t *kv = json_pack(
-        "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "preemptions", (json_int_t)e->preemptions,
+        "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "preemptions",
+        (json_int_t)e->preemptions,
         "recomputed_tokens", (json_int_t)e->recomputed_tokens, "compressions",
         (json_int_t)e->compressions, "evicted_tokens", (json_int_t)e->evicted_tokens, "freed_bytes",
         (json_int_t)e->freed_bytes, "selected_steps", (json_int_t)e->selected_steps,
         "selected_tokens", (json_int_t)e->selected_tokens, "candidate_tokens",
-        (json_int_t)e->candidate_tokens);
+        (json_int_t)e->candidate_tokens, "exchanges", (json_int_t)e->exchanges, "fetched",
+        (json_int_t)e->fetched_entries, "missed", (json_int_t)e->missed_entries, "fetched_bytes",
+        (json_int_t)e->fetched_bytes, "put_bytes", (json_int_t)e->put_bytes, "stall_us",
+        (json_int_t)(e->stall_s * 1e6));
     return json_pack(
         "{s:s, s:i, s:s?, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:o, s:o, s:o, s:I, "
         "s:I, s:o}",

@@ -67,6 +67,9 @@ static void write_engine_gauges(writer *w, const cn_stats *s)
         {"cinch_swap_blocks", "Capacity of the swap space in KV blocks.",
          s->swap_blocks_total},
         {"cinch_swap_blocks_used", "KV blocks in the swap space.", s->swap_blocks_used},
+        {"cinch_home_blocks", "Blocks of kv home peer or host.", s->home_blocks_total},
+        {"cinch_home_blocks_used", "Blocks of kv home peer or host in use.",
+         s->home_blocks_used},
     };
     WRITE_ROWS(w, "gauge", rows);
 }
@@ -95,6 +98,17 @@ static void write_engine_counters(writer *w, const cn_stats *s)
          (double)s->selected_tokens},
         {"cinch_candidate_tokens_total", "Tokens that these steps could have attended to.",
          (double)s->candidate_tokens},
+        {"cinch_exchanges_total", "Steps of a request that exchanged tokens with its kv home.",
+         (double)s->exchanges},
+        {"cinch_fetched_total", "Tokens that these steps brought back, per layer and kv head.",
+         (double)s->fetched_entries},
+        {"cinch_missed_total", "Tokens that --select-cap left at the home, per layer and kv head.",
+         (double)s->missed_entries},
+        {"cinch_fetched_bytes_total", "Bytes of KV brought back from a kv home.",
+         (double)s->fetched_bytes},
+        {"cinch_put_bytes_total", "Bytes of KV copied to a kv home.", (double)s->put_bytes},
+        {"cinch_exchange_stall_seconds_total",
+         "Seconds that the host waited for exchanges; 0 where the device waits.", s->stall_s},
         {"cinch_recomputed_tokens_total", "Tokens recomputed after a preemption.",
          (double)s->recomputed_tokens},
         {"cinch_steps_total", "Model steps.", (double)s->steps},

@@ -29,7 +29,8 @@ static json_t *kv_json(const cn_status_figures *f)
     const cn_config *c = f->metrics.config;
     return json_pack(
         "{s:s, s:i, s:i, s:o, s:i, s:i, s:i, s:o, s:i, s:i, s:o, s:o, s:o, s:f,"
-        " s:o, s:o, s:o, s:o, s:i, s:i, s:o, s:s, s:o, s:o, s:o}",
+        " s:o, s:o, s:o, s:o, s:i, s:i, s:o, s:s, s:o, s:o, s:o,"
+        " s:s, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o}",
         "policy", cn_kv_policy_name(c->kv.policy), "budget", (int)c->kv.budget_tokens,
         "block_tokens", (int)s->block_tokens, "block_bytes", integer(s->block_bytes), "blocks",
         (int)s->blocks_total, "used", (int)s->blocks_used, "cached", (int)s->blocks_cached,
@@ -42,7 +43,11 @@ static json_t *kv_json(const cn_status_figures *f)
         (int)s->swap_blocks_used, "swapped_bytes", integer(s->swapped_out_bytes), "select",
         cn_kv_select_name(c->kv.select), "selected_steps", integer(s->selected_steps),
         "selected_tokens", integer(s->selected_tokens), "candidate_tokens",
-        integer(s->candidate_tokens));
+        integer(s->candidate_tokens), "home", cn_kv_home_name(c->kv.home), "home_blocks",
+        (int)s->home_blocks_total, "home_used", (int)s->home_blocks_used, "exchanges",
+        integer(s->exchanges), "fetched", integer(s->fetched_entries), "missed",
+        integer(s->missed_entries), "stall_us", integer((uint64_t)(s->stall_s * 1e6)),
+        "fetched_bytes", integer(s->fetched_bytes), "put_bytes", integer(s->put_bytes));
 }
 
 static json_t *ends_json(const cn_serve_figures *f)
