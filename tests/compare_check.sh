@@ -55,6 +55,18 @@ grep -q '^hops, 2 documents$' "$dir/table"
 [ "$(grep -c '"nll_minus_full": 0.0,' "$dir/forced.json")" = 2 ]
 grep -q '"complete": true' "$dir/forced.json"
 
+# Arms with a home are compared like others, and are not probed.
+homes="--arms spade:64,spade:64:home=peer,zip:128:select=spade:select_tokens=64:home=peer"
+homes="$homes --cache-device cpu --home-space 0.1 --device cpu --block-size 64"
+# shellcheck disable=SC2086
+"$cinch" compare --model $model -i $model/prompts/story.jsonl --prompt-field prompt \
+    --continue-field prompt $homes --limit 2 --progress none >"$dir/homes" 2>"$dir/log" ||
+    { cat "$dir/log"; exit 1; }
+[ "$(grep -c '^| .*home=peer  *| [0-9.]* | [+-][0-9.]* |.* [1-9][0-9]* |$' "$dir/homes")" = 2 ]
+# shellcheck disable=SC2086
+refuse 'select-probe 3: an arm has kv home peer' --model $model -i $model/prompts/story.jsonl \
+    --prompt-field prompt --continue-field prompt $homes --select-probe 3
+
 # --select-probe adds three columns, in which `full` has no figures, and changes no other result.
 for probe in 0 3; do
     "$cinch" compare --model $model -i $model/prompts/story.jsonl --prompt-field prompt \

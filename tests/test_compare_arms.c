@@ -111,6 +111,30 @@ static void selectors_are_arms_with_full_kv(void **state)
     cn_config_free(c);
 }
 
+/* The engine of a comparison has the homes of its arms, and room for the largest exchange. */
+static void arms_may_have_a_home(void **state)
+{
+    (void)state;
+    cn_config *c = make_config("spade:512:home=peer,last:1024,"
+                               "zip:256:select=spade:select_tokens=64:home=peer:select_cap=9");
+    c->kv.home = CN_HOME_PEER;
+    cn_compare_arms a;
+    assert_int_equal(cn_compare_arms_parse(&a, c), CN_OK);
+    assert_int_equal(a.arms[0].kv.home, CN_HOME_DEVICE);
+    assert_int_equal(a.arms[1].kv.home, CN_HOME_PEER);
+    assert_int_equal(a.arms[2].kv.home, CN_HOME_DEVICE);
+    assert_int_equal(a.arms[3].kv.policy, CN_KV_ZIP);
+    assert_int_equal(a.arms[3].kv.select, CN_SELECT_SPADE);
+    assert_int_equal(a.arms[3].kv.budget_tokens, 256);
+    assert_int_equal(a.arms[3].kv.home, CN_HOME_PEER);
+    cn_compare_arms_declare(&a, c);
+    assert_int_equal(c->kv.home, CN_HOME_DEVICE);
+    assert_int_equal(c->kv_homes, 1u << CN_HOME_DEVICE | 1u << CN_HOME_PEER);
+    assert_int_equal(c->kv.select_cap, 512 / 8);
+    cn_compare_arms_free(&a);
+    cn_config_free(c);
+}
+
 static void mistakes_are_named_with_the_valid_choices(void **state)
 {
     (void)state;
@@ -152,6 +176,7 @@ int main(void)
         cmocka_unit_test(full_kv_comes_first),
         cmocka_unit_test(one_engine_holds_all_arms),
         cmocka_unit_test(selectors_are_arms_with_full_kv),
+        cmocka_unit_test(arms_may_have_a_home),
         cmocka_unit_test(mistakes_are_named_with_the_valid_choices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -3,11 +3,12 @@
 
 #include <string.h>
 
+#include "compress/away.h"
 #include "compress/policy.h"
 #include "compress/selector.h"
 #include "engine/options/option_value.h"
 
-enum { NAME_MAX_BYTES = 64 };
+enum { NAME_MAX_BYTES = 64, MAX_BLOCK_TOKENS = 256 };
 static const char json_prefix[] = "kv.";
 
 /* The option row of a key of a `kv` object, or NULL. */
@@ -38,6 +39,7 @@ static cn_status refuse_key(const char *key, size_t len)
 /* Part 0 of an arm: a policy, or a selector, which has the policy `full`. */
 static cn_status set_name(cn_config *c, const char *name)
 {
+    CN_TRY(cn_config_set(c, "kv-home", cn_kv_home_name(CN_HOME_DEVICE)));
     for (unsigned i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++)
         if (strcmp(name, cn_kv_select_name((cn_kv_select)i)) == 0) {
             CN_TRY(cn_config_set(c, "kv-policy", cn_kv_policy_name(CN_KV_FULL)));
@@ -162,14 +164,22 @@ static void declare_sizes(const cn_kv_params *kv, cn_kv_params *most)
     most->sink_tokens = cn_max_u32(most->sink_tokens, kv->sink_tokens);
 }
 
+/* The largest blocks give the largest default of select_cap. */
+static uint32_t most_cap(const cn_kv_params *kv)
+{
+    return cn_away_of(kv, MAX_BLOCK_TOKENS).cap;
+}
+
 void cn_compare_arms_declare(const cn_compare_arms *a, cn_config *c)
 {
-    uint32_t window = 0, budget = 0;
-    c->kv_policies = c->kv_selectors = 0;
+    uint32_t window = 0, budget = 0, cap = 0;
+    c->kv_policies = c->kv_selectors = c->kv_homes = 0;
     for (uint32_t i = 0; i < a->n; i++) {
         const cn_kv_params *kv = &a->arms[i].kv;
         c->kv_policies |= 1U << kv->policy;
         c->kv_selectors |= 1U << kv->select;
+        c->kv_homes |= 1U << kv->home;
+        cap = cn_max_u32(cap, most_cap(kv));
         declare_sizes(kv, &c->kv);
         const cn_policy *policy = cn_policy_of(kv->policy);
         if (policy->needs_slot) window = cn_max_u32(window, kv->window_tokens);
@@ -178,6 +188,8 @@ void cn_compare_arms_declare(const cn_compare_arms *a, cn_config *c)
     }
     c->kv.policy = CN_KV_FULL;
     c->kv.select = CN_SELECT_NONE;
+    c->kv.home = CN_HOME_DEVICE;
+    c->kv.select_cap = cap;
     if (window) c->kv.window_tokens = window;
     if (budget) c->kv.budget_tokens = budget;
 }

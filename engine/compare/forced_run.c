@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "compress/away.h"
 #include "compress/policy.h"
 #include "engine/offline/progress.h"
 
@@ -66,7 +67,7 @@ static cn_status submit(cn_forced_run *r, const cn_compare_arm *arm, uint32_t i)
 
 static bool keeps_all(const cn_compare_arm *arm)
 {
-    return cn_policy_of(arm->kv.policy)->keep == CN_KEEP_ALL;
+    return cn_policy_of(arm->kv.policy)->keep == CN_KEEP_ALL && arm->kv.home == CN_HOME_DEVICE;
 }
 
 static void clear(cn_forced_run *r, output *outputs)
@@ -147,9 +148,9 @@ static uint32_t blocks_of(const cn_forced_run *r, const cn_forced_document *d, u
 {
     uint32_t most = 0;
     for (uint32_t a = 0; a < r->arms->n; a++) {
-        const cn_compare_arm *arm = &r->arms->arms[a];
-        if (keeps_all(arm)) continue;
-        most = cn_max_u32(most, (uint32_t)cn_ceil_div(arm->kv.budget_tokens, b) + 1);
+        cn_kv_params kv = r->arms->arms[a].kv;
+        if (keeps_all(&r->arms->arms[a]) || cn_away_check(&kv, b) != CN_OK) continue;
+        most = cn_max_u32(most, cn_away_n_max(&kv, b));
     }
     return (uint32_t)cn_ceil_div(d->prompt.len + d->continuation.len, b) + 1 + most;
 }
