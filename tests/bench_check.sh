@@ -208,6 +208,22 @@ for want in '"digest_bytes_per_token": 120' '"kv_bytes_per_token": 6144' '"selec
     '"batch_tokens": [0-9]' '"expected_speed_up": [12]'; do
     grep -qE -e "$want" "$dir/out" || fail "no $want"
 done
+# A home: its blocks, the bytes of an exchange, and the batch that hides it.
+home="--device cpu --kv-selectors spade --select-tokens 256 --home-space 0.5"
+# shellcheck disable=SC2086
+"$cinch" plan --model $model $home --kv-homes peer --cache-device cpu >"$dir/out"
+grep -q "^home  *peer, 0.50 GiB, N_home = 1339 blocks of 64 tokens, 400896 bytes each" "$dir/out" ||
+    fail "no home"
+grep -q "^  *room for 10 requests of 8192 tokens" "$dir/out" || fail "no room"
+# 4 layers, 2 kv heads, 32 tokens of 2 * 64 f32
+grep -q "^exchange  *at most 32 tokens .* 131072 bytes of a request" "$dir/out" || fail "no exchange"
+grep -q "^  *hidden behind the step .* with 4 packs" "$dir/out" || fail "no hidden batch"
+# shellcheck disable=SC2086
+"$cinch" plan --model $model $home --kv-homes host --json >"$dir/out"
+grep -q '"home": "host"' "$dir/out" || fail "no home in JSON"
+grep -q '"select_cap": 8' "$dir/out" || fail "no cap of home host"
+# shellcheck disable=SC2086
+refused "--cache-device is missing" plan --model $model $home --kv-homes peer
 refused "select_tiles to 5" plan --model $model --kv-select tls --select-tokens 256 --select-tiles 2
 refused "--kv-cache-memory-bytes" plan --model $model --kv-cache-memory-bytes 64K
 refused "--max-model-len 9000" plan --model $model --max-model-len 9000

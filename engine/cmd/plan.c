@@ -15,7 +15,9 @@
 #include "engine/backend.h"
 #include "engine/cmd/command.h"
 #include "engine/cmd/plan_gpu.h"
+#include "engine/cmd/plan_home.h"
 #include "engine/cmd/plan_select.h"
+#include "engine/home.h"
 #include "engine/start_plan.h"
 
 typedef struct plan_report {
@@ -29,6 +31,7 @@ typedef struct plan_report {
     uint32_t resident_tokens; /* mean of a request */
     cn_plan_selection selection;
     cn_device_choice device;
+    cn_plan_home home;
     double read_bytes_per_s, flops_per_s, tokens_per_s;
 } plan_report;
 
@@ -128,6 +131,8 @@ static cn_status check_start(const plan_report *r)
     known.max_model_len = r->max_model_len;
     CN_TRY(cn_config_validate(&known, CN_SECTION_ENGINE));
     CN_TRY(cn_start_check_selectors(&known, &r->model, r->memory.block_tokens));
+    CN_TRY(cn_home_check_start(&known));
+    CN_TRY(cn_home_check(&known, &known.kv, r->memory.block_tokens));
     CN_TRY(cn_selector_check(&known.kv, r->memory.block_tokens, &r->config->kv));
     return cn_policy_check(&known.kv, r->memory.block_tokens, known.kv.window_tokens);
 }
@@ -147,7 +152,9 @@ static cn_status fill(plan_report *r, cn_backend *be, cn_stream *s)
     r->resident_tokens = capped ? cn_min_u32(budget_tokens(r), r->max_model_len) : half_tokens;
     r->running = cn_max_u32(r->running, 1);
     CN_TRY(cn_plan_selection_make(&r->selection, c, &r->model, &r->start, be));
-    return s ? measure(be, s, r) : CN_OK;
+    if (s) CN_TRY(measure(be, s, r));
+    cn_plan_home_make(&r->home, c, &r->model, &r->start, be->kv_dtype, r->read_bytes_per_s);
+    return CN_OK;
 }
 
 static void print_bytes(const char *what, uint64_t n)
@@ -167,7 +174,11 @@ static void print_concurrency(const plan_report *r)
     if (p->max_request_tokens < r->max_model_len)
         printf("; the longest request that fits alone has %u tokens", p->max_request_tokens);
     printf("\n");
-    if (p->n_max_blocks)
+    const bool away = p->home.home != CN_HOME_DEVICE;
+    if (p->n_max_blocks && away)
+        printf("%-12s %u requests of any output length with the largest cap (%u blocks each)\n", "",
+               p->concurrency_capped, p->n_max_blocks);
+    else if (p->n_max_blocks)
         printf("%-12s %u requests of any output length at budget %u (%u blocks each)\n", "",
                p->concurrency_capped, budget_tokens(r), p->n_max_blocks);
     if (r->tokens_per_s <= 0) return;
@@ -214,6 +225,7 @@ static void print_table(const plan_report *r)
     }
     print_concurrency(r);
     cn_plan_selection_print(&r->selection);
+    cn_plan_home_print(&r->home);
 }
 
 /* null when nothing was measured. */
@@ -225,7 +237,7 @@ static cn_status print_json(const plan_report *r)
     const cn_memory_plan *p = &r->memory;
     json_t *json = json_pack(
         "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
-        "s:o, s:o, s:o, s:o}",
+        "s:o, s:o, s:o, s:o, s:o}",
         "architecture", m->architecture, "parameters", (json_int_t)cn_model_config_n_params(m),
         "weight_bytes", (json_int_t)cn_start_part_bytes(&r->start, CN_PART_WEIGHTS),
         "workspace_bytes", (json_int_t)workspace_bytes(r), "kv_bytes",
@@ -240,7 +252,7 @@ static cn_status print_json(const plan_report *r)
         "read_bytes_per_s",
         measured_json(r->read_bytes_per_s), "flops_per_s", measured_json(r->flops_per_s),
         "expected_tokens_per_s", measured_json(r->tokens_per_s), "selection",
-        cn_plan_selection_json(&r->selection));
+        cn_plan_selection_json(&r->selection), "home", cn_plan_home_json(&r->home));
     char *text = json ? json_dumps(json, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) : NULL;
     json_decref(json);
     if (!text) return cn_fail(CN_ERR_MEMORY, "out of memory for the plan");

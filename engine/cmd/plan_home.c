@@ -1,0 +1,94 @@
+/* plan_home.c - see plan_home.h.
+ *
+ * A step reads the weights once and the resident K and V of each request. The exchange of pack p of
+ * a step has until pack p of the next step begins, so with n packs the transfers hide while they
+ * take at most (n - 1) / n of the step. */
+#include "engine/cmd/plan_home.h"
+
+#include <string.h>
+
+#include "engine/exchange.h"
+
+/* Measured rates of rows of single tokens: over NVLink, and from host memory over PCIe 5. */
+static const double NVLINK_BYTES_PER_S = 380e9, PCIE_BYTES_PER_S = 18e9;
+
+static double link_rate(const cn_config *c, double read_bytes_per_s)
+{
+    if (c->cache_device && strcmp(c->cache_device, "cpu") == 0) return read_bytes_per_s;
+    return cn_config_away(c) == CN_HOME_PEER ? NVLINK_BYTES_PER_S : PCIE_BYTES_PER_S;
+}
+
+/* The largest n with n * step_bytes / link <= share * (weights + n * resident) / read. */
+static uint32_t hidden_batch(const cn_plan_home *p, double weight_bytes, double resident_bytes,
+                             double read_bytes_per_s)
+{
+    const double share = (double)(p->n_packs - 1) / p->n_packs;
+    const double fixed_s = share * weight_bytes / read_bytes_per_s;
+    const double each_s = (double)p->step_bytes / p->link_bytes_per_s -
+                          share * resident_bytes / read_bytes_per_s;
+    return each_s * UINT32_MAX <= fixed_s ? UINT32_MAX : (uint32_t)(fixed_s / each_s);
+}
+
+void cn_plan_home_make(cn_plan_home *out, const cn_config *c, const cn_model_config *m,
+                            const cn_start_plan *start, cn_dtype kv_dtype, double read_bytes_per_s)
+{
+    const uint32_t b = start->kv.block_tokens;
+    cn_plan_home p = {.plan = start->kv.home, .block_tokens = b};
+    *out = p;
+    if (p.plan.home == CN_HOME_DEVICE) return;
+    const cn_exchange_sizes z = cn_exchange_sizes_of(c, m, b, false);
+    const cn_packs packs = cn_packs_make(c->select_dense_layers, m->n_layers, c->n_packs);
+    const cn_kv_layout l = cn_kv_layout_make(1, 1, m->n_kv_heads, b, m->head_dim, kv_dtype);
+    const uint64_t row_bytes = l.tile_bytes / l.tile_tokens; /* K and V of a token and kv head */
+    const uint64_t units = (uint64_t)packs.n_layers * m->n_kv_heads;
+    const double resident = (double)(cn_planner_away_n_max(c, b) - 1) * (double)l.block_bytes *
+                            m->n_layers;
+    p.max_model_len = cn_start_max_model_len(c, m);
+    p.n_longest = p.plan.n_blocks / (uint32_t)cn_ceil_div(p.max_model_len, b);
+    p.n_packs = packs.n;
+    p.cap = z.move_stride;
+    p.step_bytes = units * p.cap * row_bytes;
+    p.cache_bytes = cn_start_part_bytes(start, CN_PART_CACHE);
+    p.link_bytes_per_s = link_rate(c, read_bytes_per_s);
+    p.hidden_batch =
+        hidden_batch(&p, (double)cn_start_part_bytes(start, CN_PART_WEIGHTS), resident,
+                     read_bytes_per_s);
+    *out = p;
+}
+
+void cn_plan_home_print(const cn_plan_home *p)
+{
+    const cn_home_plan *h = &p->plan;
+    if (h->home == CN_HOME_DEVICE) return;
+    printf("%-12s %s, %.2f GiB, N_home = %u blocks of %u tokens, %llu bytes each\n", "home",
+           cn_kv_home_name(h->home), cn_gib(h->bytes), h->n_blocks, p->block_tokens,
+           (unsigned long long)h->block_bytes);
+    printf("%-12s room for %u requests of %u tokens\n", "", p->n_longest, p->max_model_len);
+    printf("%-12s %.2f GiB of the KV cache for its dense layers and digests", "",
+           cn_gib(h->device_bytes));
+    if (p->cache_bytes)
+        printf("; %.2f GiB in all on the cache device", cn_gib(p->cache_bytes));
+    printf("\n%-12s at most %u tokens per layer and kv head and step, %llu bytes of a request, "
+           "over a link of %.0f GB/s\n",
+           "exchange", p->cap, (unsigned long long)p->step_bytes, p->link_bytes_per_s / 1e9);
+    if (p->hidden_batch == UINT32_MAX)
+        printf("%-12s hidden behind the step at any batch, with %u packs\n", "", p->n_packs);
+    else
+        printf("%-12s hidden behind the step up to a batch of %u, with %u packs\n", "",
+               p->hidden_batch, p->n_packs);
+}
+
+json_t *cn_plan_home_json(const cn_plan_home *p)
+{
+    const cn_home_plan *h = &p->plan;
+    if (h->home == CN_HOME_DEVICE) return json_null();
+    json_t *batch = p->hidden_batch == UINT32_MAX ? json_null() : json_integer(p->hidden_batch);
+    return json_pack("{s:s, s:I, s:I, s:I, s:i, s:I, s:I, s:I, s:I, s:f, s:o}", "home",
+                     cn_kv_home_name(h->home), "bytes", (json_int_t)h->bytes, "blocks",
+                     (json_int_t)h->n_blocks, "block_bytes", (json_int_t)h->block_bytes,
+                     "longest_requests", (int)p->n_longest, "device_bytes",
+                     (json_int_t)h->device_bytes, "cache_device_bytes",
+                     (json_int_t)p->cache_bytes, "select_cap", (json_int_t)p->cap, "step_bytes",
+                     (json_int_t)p->step_bytes, "link_bytes_per_s", p->link_bytes_per_s,
+                     "hidden_batch", batch);
+}

@@ -1,0 +1,31 @@
+/* plan_home.h - what a home besides the device adds to a plan: its blocks, the bytes that a step of
+ * a request moves at most, and the batch up to which these transfers hide behind the step. Only
+ * `cinch plan` uses it.
+ *
+ * Owner: the caller; plain values. Thread: main. Stage: none. */
+#ifndef CN_PLAN_HOME_H
+#define CN_PLAN_HOME_H
+
+#include <jansson.h>
+
+#include "engine/start_plan.h"
+
+typedef struct cn_plan_home {
+    cn_home_plan plan; /* home CN_HOME_DEVICE: nothing is printed */
+    uint32_t block_tokens, n_packs;
+    uint32_t max_model_len, n_longest; /* requests of this length that fit the home space */
+    uint32_t cap;         /* tokens of a unit that a step brings back, by default */
+    uint64_t step_bytes;  /* of a request: K and V of `cap` tokens in all units */
+    uint64_t cache_bytes; /* memory of the cache device */
+    double link_bytes_per_s;
+    uint32_t hidden_batch; /* requests up to which the transfers hide; UINT32_MAX: any number */
+} cn_plan_home;
+
+/* read_bytes_per_s: of the device that runs the model. */
+void cn_plan_home_make(cn_plan_home *out, const cn_config *c, const cn_model_config *m,
+                            const cn_start_plan *start, cn_dtype kv_dtype, double read_bytes_per_s);
+void cn_plan_home_print(const cn_plan_home *p);
+/* Returns null without a home; NULL when out of memory. */
+json_t *cn_plan_home_json(const cn_plan_home *p);
+
+#endif
