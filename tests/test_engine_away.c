@@ -223,6 +223,21 @@ static void expect_copied(const cn_engine *e, const cn_seq *q, uint32_t layer, u
                      position);
 }
 
+/* The plane of the dense layers has all tokens that are home. */
+static void expect_plane(const cn_engine *e, const cn_seq *q)
+{
+    const cn_kv_layout *l = &e->home.plane.layout, *m = &e->home.env.home.layout;
+    const uint32_t b = l->block_tokens;
+    for (uint32_t layer = 0; layer < e->home.packs.first_layer; layer++)
+        for (uint32_t i = 0; i < q->home_len / b; i++) {
+            const uint32_t block = q->home_table[i];
+            assert_memory_equal(
+                (const char *)e->home.plane.kv + cn_kv_at(l, layer, block, 0, 0, CN_KV_K),
+                (const char *)e->home.env.home.kv + cn_kv_at(m, layer, block, 0, 0, CN_KV_K),
+                l->block_bytes);
+        }
+}
+
 /* `chosen` after a step holds the lists of the next position. */
 static void check_chosen(const cn_engine *e, const cn_seq *q, const lists *home, bool last_of_cap)
 {
@@ -339,6 +354,7 @@ static void compare_with_home(uint64_t seed, const char *home, bool capped, form
         if (!q || q->home_len == 0 || q->state != CN_SEQ_RUNNING) continue;
         sync_all(r->engine);
         const bool alike = r->engine->home.packs.first_layer == 0 && f == WINDOW;
+        expect_plane(r->engine, q);
         check_chosen(r->engine, q, alike ? at_home : NULL, !capped);
     }
     const cn_kv_usage *u = &r->samples[0][0].usage.kv;
