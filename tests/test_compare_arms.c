@@ -119,7 +119,7 @@ static void arms_may_have_a_home(void **state)
                                "zip:256:select=spade:select_tokens=64:home=peer:select_cap=9");
     c->kv.home = CN_HOME_PEER;
     cn_compare_arms a;
-    assert_int_equal(cn_compare_arms_parse(&a, c), CN_OK);
+    assert_int_equal(cn_compare_arms_parse(&a, c->arms, c), CN_OK);
     assert_int_equal(a.arms[0].kv.home, CN_HOME_DEVICE);
     assert_int_equal(a.arms[1].kv.home, CN_HOME_PEER);
     assert_int_equal(a.arms[2].kv.home, CN_HOME_DEVICE);

@@ -30,7 +30,7 @@ static uint32_t hidden_batch(const cn_plan_home *p, double weight_bytes, double 
 }
 
 void cn_plan_home_make(cn_plan_home *out, const cn_config *c, const cn_model_config *m,
-                            const cn_start_plan *start, cn_dtype kv_dtype, double read_bytes_per_s)
+                       const cn_start_plan *start, cn_dtype kv_dtype, double read_bytes_per_s)
 {
     const uint32_t b = start->kv.block_tokens;
     cn_plan_home p = {.plan = start->kv.home, .block_tokens = b};
@@ -50,9 +50,10 @@ void cn_plan_home_make(cn_plan_home *out, const cn_config *c, const cn_model_con
     p.step_bytes = units * p.cap * row_bytes;
     p.cache_bytes = cn_start_part_bytes(start, CN_PART_CACHE);
     p.link_bytes_per_s = link_rate(c, read_bytes_per_s);
-    p.hidden_batch =
-        hidden_batch(&p, (double)cn_start_part_bytes(start, CN_PART_WEIGHTS), resident,
-                     read_bytes_per_s);
+    p.measured = read_bytes_per_s > 0;
+    if (p.measured)
+        p.hidden_batch = hidden_batch(&p, (double)cn_start_part_bytes(start, CN_PART_WEIGHTS),
+                                      resident, read_bytes_per_s);
     *out = p;
 }
 
@@ -68,9 +69,10 @@ void cn_plan_home_print(const cn_plan_home *p)
            cn_gib(h->device_bytes));
     if (p->cache_bytes)
         printf("; %.2f GiB in all on the cache device", cn_gib(p->cache_bytes));
-    printf("\n%-12s at most %u tokens per layer and kv head and step, %llu bytes of a request, "
-           "over a link of %.0f GB/s\n",
-           "exchange", p->cap, (unsigned long long)p->step_bytes, p->link_bytes_per_s / 1e9);
+    printf("\n%-12s at most %u tokens per layer and kv head and step, %llu bytes of a request\n",
+           "exchange", p->cap, (unsigned long long)p->step_bytes);
+    if (!p->measured) return;
+    printf("%-12s over a link of %.0f GB/s\n", "", p->link_bytes_per_s / 1e9);
     if (p->hidden_batch == UINT32_MAX)
         printf("%-12s hidden behind the step at any batch, with %u packs\n", "", p->n_packs);
     else
@@ -82,7 +84,8 @@ json_t *cn_plan_home_json(const cn_plan_home *p)
 {
     const cn_home_plan *h = &p->plan;
     if (h->home == CN_HOME_DEVICE) return json_null();
-    json_t *batch = p->hidden_batch == UINT32_MAX ? json_null() : json_integer(p->hidden_batch);
+    const bool known = p->measured && p->hidden_batch != UINT32_MAX;
+    json_t *batch = known ? json_integer(p->hidden_batch) : json_null();
     return json_pack("{s:s, s:I, s:I, s:I, s:i, s:I, s:I, s:I, s:I, s:f, s:o}", "home",
                      cn_kv_home_name(h->home), "bytes", (json_int_t)h->bytes, "blocks",
                      (json_int_t)h->n_blocks, "block_bytes", (json_int_t)h->block_bytes,

@@ -17,13 +17,14 @@ typedef struct cn_plan_home {
     uint32_t cap;         /* tokens of a unit that a step brings back, by default */
     uint64_t step_bytes;  /* of a request: K and V of `cap` tokens in all units */
     uint64_t cache_bytes; /* memory of the cache device */
+    bool measured; /* the read bandwidth is known, and with it the next two */
     double link_bytes_per_s;
     uint32_t hidden_batch; /* requests up to which the transfers hide; UINT32_MAX: any number */
 } cn_plan_home;
 
-/* read_bytes_per_s: of the device that runs the model. */
+/* read_bytes_per_s: of the device that runs the model; 0: not measured. */
 void cn_plan_home_make(cn_plan_home *out, const cn_config *c, const cn_model_config *m,
-                            const cn_start_plan *start, cn_dtype kv_dtype, double read_bytes_per_s);
+                       const cn_start_plan *start, cn_dtype kv_dtype, double read_bytes_per_s);
 void cn_plan_home_print(const cn_plan_home *p);
 /* Returns null without a home; NULL when out of memory. */
 json_t *cn_plan_home_json(const cn_plan_home *p);

@@ -346,7 +346,7 @@ static const cn_option options[] = {
         .help = "file of accepted API keys, KEY or NAME:KEY, one per line"),
     ROW(SERVE, "allowed-hosts", STRING, allowed_hosts, NULL,
         .help = "names by which clients may address a server without API keys, comma-separated, "
-                "besides localhost, IP addresses, --host and the machine's name; * allows any"),
+                "besides localhost, IP addresses, the machine's name and --host; * allows any"),
     ROW(SERVE, "max-connections", U32, max_connections, "4096", .min = 1, .max = 1048576,
         .help = "maximum open connections; at the limit, a new one replaces the connection that "
                 "has been slowest, for at least half a second, to read its reply or to send a "
