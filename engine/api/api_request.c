@@ -333,9 +333,9 @@ static cn_status read_field(cn_api_request *r, const char *key, json_t *v)
 
 /* ---- fields that depend on others ---- */
 
-/* OpenAI's effort as the switch of the chat template, unless the template's own argument is set. A
- * template without the switch ignores it. */
-static cn_status set_effort(cn_api_request *r, const char *key, const json_t *v)
+/* OpenAI's effort as variables of the chat template: its own, and the switch of templates that can
+ * only think or not. chat_template_kwargs comes first. */
+static cn_status set_effort(cn_api_request *r, const char *key, json_t *v)
 {
     static const char *const efforts[] = {"none", "minimal", "low", "medium", "high", "xhigh"};
     const char *effort = json_string_value(v);
@@ -344,8 +344,11 @@ static cn_status set_effort(cn_api_request *r, const char *key, const json_t *v)
     if (!effort || i == n)
         return cn_api_refuse(
             key, "\"none\", \"minimal\", \"low\", \"medium\", \"high\" or \"xhigh\"", v);
-    if (r->params.enable_thinking < 0) r->params.enable_thinking = i > 0;
-    return CN_OK;
+    int failed = 0;
+    if (!json_object_get(r->chat, key)) failed |= json_object_set(r->chat, key, v);
+    if (!json_object_get(r->chat, "enable_thinking"))
+        failed |= json_object_set_new(r->chat, "enable_thinking", json_boolean(i > 0));
+    return failed ? out_of_memory("a request") : CN_OK;
 }
 
 static cn_status finish_chat(cn_api_request *r, json_t *body, cn_opt_tool_parser parser,

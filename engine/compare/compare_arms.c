@@ -65,6 +65,17 @@ static const char *reader_params(const cn_kv_params *kv)
     return selects ? cn_selector_of(kv->select)->params : cn_policy_of(kv->policy)->params;
 }
 
+/* Returns true when the arm reads the key, or the key chooses what the arm is. */
+static bool is_read(const cn_option *o, const cn_kv_params *kv)
+{
+    const cn_kv_policy stays = /* what an away arm keeps on the device by default */
+        kv->home != CN_HOME_DEVICE && kv->policy == CN_KV_FULL ? CN_KV_WINDOW : kv->policy;
+    return cn_option_is_read(o, "select home") ||
+           cn_option_is_read(o, cn_policy_of(stays)->params) ||
+           cn_option_is_read(o, cn_away_params(kv)) ||
+           (kv->select != CN_SELECT_NONE && cn_option_is_read(o, reader_params(kv)));
+}
+
 /* Applies one part of an arm to c. Parts are separated by colons; `place` is the part's index. A
  * number in place 1 is the budget of a policy or the select_tokens of a selector. */
 static cn_status set_part(cn_config *c, char *part, uint32_t place)
@@ -82,7 +93,7 @@ static cn_status set_part(cn_config *c, char *part, uint32_t place)
         value = "false";
     }
     if (!o) return refuse_key(part, len);
-    if (!cn_option_is_read(o, reader_params(&c->kv)))
+    if (!is_read(o, &c->kv))
         return cn_fail(CN_ERR_ARG, "%s does not read %s: it reads %s", reader_name(&c->kv),
                        o->json + sizeof json_prefix - 1,
                        *reader_params(&c->kv) ? reader_params(&c->kv) : "nothing");

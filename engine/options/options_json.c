@@ -92,14 +92,6 @@ cn_status cn_request_set_json(cn_sampling *s, cn_kv_params *kv, uint32_t section
 }
 
 /* Returns true when `word` is one of `words`, which are separated by blanks. */
-static bool has_word(const char *words, const char *word)
-{
-    const size_t n = strlen(word);
-    for (const char *p = words; (p = strstr(p, word)); p += n)
-        if ((p == words || p[-1] == ' ') && (p[n] == ' ' || !p[n])) return true;
-    return false;
-}
-
 static json_t *value_json(const cn_option *o, const void *field)
 {
     switch (o->type) {
@@ -130,8 +122,9 @@ json_t *cn_kv_params_json(const cn_kv_params *kv)
         if (o[i].section != CN_SECTION_KV || !o[i].json) continue;
         const char *key = o[i].json + strlen(prefix);
         const size_t at = o[i].offset - offsetof(struct cn_config, kv);
-        if (has_word(policy->params, key) || has_word(selector->params, key) ||
-            has_word(cn_away_params(kv), key))
+        if (cn_option_is_read(&o[i], policy->params) ||
+            cn_option_is_read(&o[i], selector->params) ||
+            cn_option_is_read(&o[i], cn_away_params(kv)))
             json_object_set_new(object, key, value_json(&o[i], (const char *)kv + at));
     }
     return object;
