@@ -301,7 +301,7 @@ static void bad_requests_are_refused_by_name(void **state)
     assert_error("POST", chat, "", 400, NULL);
     assert_error("POST", chat, chat_body("\"temperature\": -1"), 400, "temperature");
     assert_error("POST", chat, chat_body("\"kv\": {\"policy\": \"window\"}"), 400, NULL);
-    assert_error("POST", chat, chat_body("\"unheard\": 1"), 400, "unheard");
+    assert_error("POST", chat, chat_body("\"kv\": {\"unheard\": 1}"), 400, "kv");
     assert_error("POST", chat, chat_body("\"max_tokens\": 1000000"), 400, NULL);
     assert_error("POST", chat, chat_body("\"n\": 1, \"n\": 2"), 400, NULL);
     assert_error("POST", chat, chat_body("\"stop\": \"\\u0000\""), 400, "stop");
