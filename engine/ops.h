@@ -171,7 +171,7 @@ enum { CN_MAX_LOGPROBS = 20 };
 
 /* One row to sample. The steps, in vLLM's order:
  *   1. logprobs of the raw logits;
- *   2. bans and biases, then repetition, frequency and presence penalties;
+ *   2. the mask, bans and biases, then repetition, frequency and presence penalties;
  *   3. temperature 0: take the largest logit (ties: the lower id). Otherwise divide by the
  *      temperature, then apply min_p, top_k and top_p, each to the tokens that are left (all ties
  *      at a threshold are kept);
@@ -195,6 +195,7 @@ typedef struct cn_sample_row {
     int32_t n_logprobs; /* -1: none; 0: the chosen token's; else also the min(n_logprobs, V) best */
     uint32_t ban_start, n_ban;   /* into bans[] */
     uint32_t bias_start, n_bias; /* into biases[] */
+    uint32_t mask; /* 1 + row of masks: tokens without a bit are banned; 0: none */
 } cn_sample_row;
 
 typedef struct cn_sample_args {
@@ -203,6 +204,8 @@ typedef struct cn_sample_args {
     const cn_sample_row *rows;
     const uint32_t *bans;
     const cn_logit_bias *biases;
+    /* [., ceil(V / 32)] bit i % 32 of word i / 32 is token i; NULL when no row has a mask. */
+    const uint32_t *masks;
     /* [n_count_slots, V] token counts of penalised requests: the low 15 bits count occurrences in
      * the output (saturating), the high bit is set if the prompt has the token. The op counts the
      * sampled token. */

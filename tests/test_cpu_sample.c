@@ -408,6 +408,29 @@ static void forced_token_overrides_bans_and_is_counted(void **state)
     bench_free(b);
 }
 
+static void mask_bans_the_tokens_without_a_bit(void **state)
+{
+    (void)state;
+    enum { VOCAB = 70, WORDS = 3 };
+    bench *b = bench_create(1, VOCAB);
+    uint32_t masks[2 * WORDS] = {[WORDS] = 1u << 7, [WORDS + 1] = 1u << 31, [WORDS + 2] = 1u << 5};
+    b->args.masks = masks;
+    b->rows[0].mask = 2;
+    b->logits[63] = 5.0f;
+    b->logits[8] = 50.0f;
+    b->rows[0].temperature = 0.0f;
+    assert_int_equal(sample_one(b), 63);
+    b->rows[0].temperature = 2.0f;
+    for (uint32_t i = 0; i < 200; i++) {
+        b->rows[0].position = i;
+        const uint32_t token = sample_one(b);
+        assert_true(token == 7 || token == 63 || token == 69);
+    }
+    b->rows[0].force_token = 8;
+    assert_int_equal(sample_one(b), 8);
+    bench_free(b);
+}
+
 static void counts_saturate_and_keep_the_prompt_mark(void **state)
 {
     (void)state;
@@ -475,6 +498,7 @@ int main(void)
         cmocka_unit_test(ties_at_a_threshold_are_all_kept),
         cmocka_unit_test(hostile_logits_give_a_token),
         cmocka_unit_test(forced_token_overrides_bans_and_is_counted),
+        cmocka_unit_test(mask_bans_the_tokens_without_a_bit),
         cmocka_unit_test(counts_saturate_and_keep_the_prompt_mark),
         cmocka_unit_test(top_k_of_a_large_vocabulary_equals_a_sort),
         cmocka_unit_test(nothing_is_allocated_and_short_scratch_is_refused),

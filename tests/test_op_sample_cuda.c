@@ -16,7 +16,7 @@ enum { MAX_BANS = 600, MAX_BIASES = 80 };
 /* All arrays that the op reads and writes, on both sides. */
 typedef struct sampling_case {
     uint32_t n_rows, vocab;
-    op_tensor logits, counts, bans, biases, rows, tokens, logprobs, top;
+    op_tensor logits, counts, bans, biases, masks, rows, tokens, logprobs, top;
     void *cpu_scratch, *cuda_scratch;
     cn_sample_args cpu, cuda;
 } sampling_case;
@@ -80,6 +80,7 @@ static cn_sample_row draw_row(op_env *e, uint32_t row, uint32_t vocab)
     r.n_bias = coin(e) ? 0 : below(e, MAX_BIASES);
     r.ban_start = row * MAX_BANS;
     r.bias_start = row * MAX_BIASES;
+    r.mask = coin(e) ? 0 : row + 1;
     return r;
 }
 
@@ -120,6 +121,25 @@ static op_tensor draw_biases(op_env *e, uint32_t n, uint32_t vocab)
     return t;
 }
 
+/* Masks with few or many tokens, at least one. */
+static op_tensor draw_masks(op_env *e, uint32_t n_rows, uint32_t vocab)
+{
+    const uint32_t words = (vocab + 31) / 32;
+    uint32_t *masks = cn_calloc((size_t)n_rows * words, sizeof *masks);
+    for (uint32_t r = 0; r < n_rows; r++) {
+        uint32_t *mask = masks + (size_t)r * words;
+        const uint32_t n = below(e, coin(e) ? 20 : 4 * vocab), more = below(e, vocab);
+        mask[more / 32] |= 1u << more % 32;
+        for (uint32_t i = 0; i < n; i++) {
+            const uint32_t id = below(e, vocab);
+            mask[id / 32] |= 1u << id % 32;
+        }
+    }
+    op_tensor t = op_words(e, masks, (size_t)n_rows * words);
+    cn_free(masks);
+    return t;
+}
+
 static void connect(op_env *e, sampling_case *c)
 {
     cn_sample_args *a[] = {&c->cpu, &c->cuda};
@@ -128,6 +148,7 @@ static void connect(op_env *e, sampling_case *c)
         *a[gpu] = (cn_sample_args){.logits = SIDE(c->logits), .n_rows = c->n_rows,
                                    .vocab = c->vocab, .rows = SIDE(c->rows),
                                    .bans = SIDE(c->bans), .biases = SIDE(c->biases),
+                                   .masks = SIDE(c->masks),
                                    .counts = SIDE(c->counts), .tokens = SIDE(c->tokens),
                                    .token_logprobs = SIDE(c->logprobs), .top = SIDE(c->top)};
 #undef SIDE
@@ -155,6 +176,7 @@ static sampling_case draw_case(op_env *e, uint32_t n_rows, uint32_t vocab)
     cn_free(logits);
     c.counts = draw_counts(e, n);
     c.bans = draw_words(e, (size_t)n_rows * MAX_BANS, vocab);
+    c.masks = draw_masks(e, n_rows, vocab);
     c.biases = draw_biases(e, n_rows * MAX_BIASES, vocab);
     c.tokens = poison_words(e, n_rows);
     c.logprobs = op_poison(e, n_rows, CN_F32);
@@ -166,7 +188,7 @@ static sampling_case draw_case(op_env *e, uint32_t n_rows, uint32_t vocab)
 
 static void free_case(op_env *e, sampling_case *c)
 {
-    op_tensor *all[] = {&c->logits, &c->counts, &c->bans,     &c->biases,
+    op_tensor *all[] = {&c->logits, &c->counts, &c->bans,     &c->biases, &c->masks,
                         &c->rows,   &c->tokens, &c->logprobs, &c->top};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) op_tensor_free(e, all[i]);
     cn_free(c->cpu_scratch);

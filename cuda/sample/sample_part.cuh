@@ -316,6 +316,20 @@ __device__ static uint64_t load_logits(const part *t)
     return rank_best(t, best);
 }
 
+/* Bans the tokens without a bit in the row's mask. */
+__device__ static __noinline__ void apply_mask(const part *t)
+{
+    const size_t words = (t->p->args.vocab + 31) / 32;
+    const uint32_t *mask = t->p->args.masks + (shared()->row.mask - 1) * words;
+    float *x = &shared()->x->x;
+    __syncthreads(); /* others may still read the raw values */
+    for (uint32_t i = threadIdx.x; i < t->n; i += THREADS) {
+        const uint32_t id = t->begin + i;
+        if (!(mask[id / 32] >> id % 32 & 1)) x[i] = -INFINITY;
+    }
+    __syncthreads();
+}
+
 /* Applies bans, then biases. Biases are added one after the other, because a token may have
  * several. */
 __device__ static __noinline__ void ban_and_bias(const part *t)
@@ -378,11 +392,13 @@ __device__ static __noinline__ void penalise(const part *t)
     __syncthreads();
 }
 
-/* x = the values after bans, biases and penalties. Returns the rank of this thread's largest. */
+/* x = the values after the mask, bans, biases and penalties. Returns the rank of this thread's
+ * largest. */
 __device__ static uint64_t edit_values(const part *t, uint64_t own_best)
 {
     const cn_sample_row *r = &shared()->row;
-    if (r->n_ban == 0 && r->n_bias == 0 && r->count_slot < 0) return own_best;
+    if (r->n_ban == 0 && r->n_bias == 0 && r->count_slot < 0 && r->mask == 0) return own_best;
+    if (r->mask) apply_mask(t);
     if (r->n_ban > 0 || r->n_bias > 0) ban_and_bias(t);
     if (r->count_slot >= 0) penalise(t);
     best_four best = {-INFINITY, threadIdx.x};

@@ -48,12 +48,18 @@ static candidates carve(void *scratch, uint32_t vocab)
     return c;
 }
 
-/* out[V] = the row's logits after bans, biases and penalties. */
+static void apply_mask(const uint32_t *mask, uint32_t vocab, float *x)
+{
+    for (uint32_t i = 0; i < vocab; i++) x[i] = mask[i / 32] >> i % 32 & 1 ? x[i] : -INFINITY;
+}
+
+/* out[V] = the row's logits after the mask, bans, biases and penalties. */
 static void process_logits(const cn_sample_args *a, uint32_t row, float *out)
 {
     const cn_sample_row *r = &a->rows[row];
     const float *in = a->logits + (size_t)row * a->vocab;
     for (uint32_t i = 0; i < a->vocab; i++) out[i] = in[i] == in[i] ? in[i] : -INFINITY;
+    if (r->mask) apply_mask(a->masks + (r->mask - 1) * cn_ceil_div(a->vocab, 32), a->vocab, out);
     for (uint32_t i = 0; i < r->n_ban; i++) out[a->bans[r->ban_start + i]] = -INFINITY;
     for (uint32_t i = 0; i < r->n_bias; i++) {
         const cn_logit_bias *b = &a->biases[r->bias_start + i];
