@@ -180,7 +180,7 @@ static void add_logit_row(cn_batch *b, cn_seq *seq, uint32_t token_row)
     b->logit_seq[b->n_logit_rows++] = seq;
 }
 
-/* A padding row: it stores nothing, attends to nothing and samples token 0. */
+/* A padding row: it stores nothing and attends to nothing. No token is sampled for it. */
 static void build_padding(cn_batch *b, uint32_t row)
 {
     ((uint32_t *)host_at(b, SEC_TOKENS))[row] = 0;
@@ -191,8 +191,6 @@ static void build_padding(cn_batch *b, uint32_t row)
     ((uint32_t *)host_at(b, SEC_Q_START))[row + 1] = row + 1;
     ((uint32_t *)host_at(b, SEC_KV_LEN))[row] = 0;
     ((uint32_t *)host_at(b, SEC_LOGIT_ROWS))[row] = row;
-    ((cn_sample_row *)host_at(b, SEC_SAMPLE))[row] =
-        (cn_sample_row){.force_token = 0, .prev_row = -1, .count_slot = -1, .n_logprobs = -1};
 }
 
 static void pad(cn_batch *b, const cn_plan *plan, uint32_t n_rows)

@@ -109,14 +109,13 @@ void cn_calibrator_channels(const cn_calibrator *c, uint8_t *out)
 
 cn_status cn_calibrator_add(cn_calibrator *c, const uint32_t *tokens, uint32_t n)
 {
-    float *logits;
     CN_ASSERT(n > 0 && n <= c->max_tokens);
     const uint32_t ends[2] = {0, n};
     c->batch.n_tokens = c->batch.max_q = c->batch.max_kv = n;
     c->batch.tokens = tokens;
     c->batch.q_start = ends;
     c->batch.kv_len = &ends[1];
-    CN_TRY(cn_model_forward(c->model, c->stream, &c->batch, &c->pools, NULL, NULL, 0, &logits));
+    CN_TRY(cn_model_forward(c->model, c->stream, &c->batch, &c->pools, NULL, NULL, 0));
     c->n_tokens += n;
     return CN_OK;
 }

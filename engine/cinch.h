@@ -182,6 +182,23 @@ typedef struct cn_sampling {
     size_t n_logit_bias;
 } cn_sampling;
 
+/* ---- structured output, per request ----
+ * The answer is a text of this form. Only tokens that continue such a text are sampled, and the
+ * sample ends when the text cannot continue. max_tokens may cut it. Reasoning before </think> is
+ * free. docs/STRUCTURED_OUTPUT.md lists the keywords of schemas and the syntax of expressions. */
+typedef enum cn_structure_kind {
+    CN_STRUCTURE_NONE,
+    CN_STRUCTURE_JSON,   /* any JSON object; text is not read */
+    CN_STRUCTURE_SCHEMA, /* JSON that is valid under the JSON Schema in text */
+    CN_STRUCTURE_REGEX,  /* a match of the regular expression in text */
+    CN_STRUCTURE_CHOICE  /* one of the strings of the JSON array in text */
+} cn_structure_kind;
+
+typedef struct cn_structure {
+    cn_structure_kind kind;
+    const char *text;
+} cn_structure;
+
 /* ---- engine configuration: one field per row of the option table (docs/CONFIG.md) ---- */
 typedef struct cn_config cn_config;
 
@@ -318,6 +335,7 @@ typedef struct cn_request_params {
     const uint32_t *forced;
     size_t n_forced;
     cn_sampling sampling;
+    cn_structure structure; /* requires min_tokens 0 and no forced tokens */
     cn_kv_params kv;
     cn_class klass;
     int32_t priority; /* lower first inside a class, with --scheduling-policy priority */

@@ -2,7 +2,9 @@
  *
  * Stage 3 of a request's way. launch() enqueues a step, collect() reads its tokens. With
  * asynchronous scheduling, collect() runs one step later, so that the device never waits for the
- * host (DESIGN.md §4.5). */
+ * host (DESIGN.md §4.5). A step with structured output is collected one step later too, but between
+ * the model and the sample op of the next step: the token masks depend on the tokens, and the model
+ * runs meanwhile. */
 #include "engine/step_graph.h"
 
 #include <string.h>
@@ -128,15 +130,17 @@ static cn_status read_back(cn_engine *e, cn_flight *f)
     return be->fence_record(f->fence, e->stream);
 }
 
-static cn_status sample(cn_engine *e, cn_flight *f, float *logits, uint32_t n_rows)
+static cn_status sample(cn_engine *e, cn_flight *f)
 {
+    if (f->n_rows == 0) return CN_OK;
     cn_sample_args args = {
-        .logits = logits,
-        .n_rows = n_rows,
+        .logits = cn_model_logits(e->model),
+        .n_rows = f->n_rows,
         .vocab = e->model_config.vocab,
         .rows = cn_batch_sample_rows(e->batch),
         .bans = cn_batch_bans(e->batch),
         .biases = cn_batch_biases(e->batch),
+        .masks = e->masks,
         .counts = e->counts,
         .prev_tokens = cn_flight_other(e, f)->tokens,
         .tokens = f->tokens,
@@ -148,24 +152,23 @@ static cn_status sample(cn_engine *e, cn_flight *f, float *logits, uint32_t n_ro
     return e->backend->sample(e->stream, &args);
 }
 
-cn_status cn_engine_run_ops(cn_engine *e, cn_flight *f, uint32_t n_rows)
+cn_status cn_engine_run_model(cn_engine *e, uint32_t n_rows)
 {
-    float *logits = NULL;
-    CN_TRY(cn_model_forward(e->model, e->stream, cn_batch_device_view(e->batch), &e->pools,
-                            cn_batch_select_view(e->batch), cn_batch_logit_rows(e->batch), n_rows,
-                            &logits));
-    return n_rows > 0 ? sample(e, f, logits, n_rows) : CN_OK;
+    return cn_model_forward(e->model, e->stream, cn_batch_device_view(e->batch), &e->pools,
+                            cn_batch_select_view(e->batch), cn_batch_logit_rows(e->batch), n_rows);
 }
 
 static cn_status fill_flight(cn_engine *e, cn_flight *f)
 {
     f->n_rows = cn_batch_n_logit_rows(e->batch);
     f->logprobs = false;
+    f->n_masks = 0;
     for (uint32_t i = 0; i < f->n_rows; i++) {
         CN_TRY(fill_sample_row(e, i));
         f->seqs[i] = cn_batch_logit_seq(e->batch, i);
         cn_sample *s = f->seqs[i]->user;
         s->n_in_flight++;
+        if (s->request->grammar) cn_batch_sample_row(e->batch, i)->mask = ++f->n_masks;
         f->logprobs |= s->request->sampling.logprobs >= 0;
     }
     return CN_OK;
@@ -230,12 +233,14 @@ static cn_status run_step(cn_engine *e, cn_flight *f, const cn_plan *plan, cn_st
         CN_TRY(cn_home_wait(&e->home, e->stream));
         return cn_step_graph_launch(e, shape, f);
     }
-    if (!e->home.be) return cn_engine_run_ops(e, f, f->n_rows);
+    if (!e->home.be) return cn_engine_run_model(e, f->n_rows);
     const cn_plane_view plane = cn_batch_plane_view(e->batch);
     CN_TRY(cn_home_begin_step(&e->home, &f->exchange, &plane));
-    CN_TRY(cn_engine_run_ops(e, f, f->n_rows));
+    CN_TRY(cn_engine_run_model(e, f->n_rows));
     return cn_home_end_step(&e->home, f->host_counts, f->counts_read);
 }
+
+static cn_status collect(cn_engine *e);
 
 static cn_status launch(cn_engine *e, const cn_plan *plan)
 {
@@ -250,6 +255,11 @@ static cn_status launch(cn_engine *e, const cn_plan *plan)
     e->last_shape = shape;
     CN_TRY(digest_tiles(e, plan, f));
     CN_TRY(copy_items(e, &e->device, &e->device, &plan->fork_copies));
+    if (f->n_masks > 0) {
+        while (n_flights(e) > 0) CN_TRY(collect(e));
+        cn_structure_write_masks(e, f);
+    }
+    CN_TRY(sample(e, f));
     CN_TRY(read_back(e, f));
     e->flight_tail++;
     return CN_OK;
@@ -335,9 +345,12 @@ static void take_token(cn_engine *e, cn_flight *f, uint32_t i)
         .n_top = n_logprobs < 0 ? 0 : cn_min_u32((uint32_t)n_logprobs, e->model_config.vocab),
     };
     cn_finish finish = CN_FINISH_NONE;
+    const bool reasons = s->output && cn_output_reasons(s->output);
     cn_status status = s->output
                            ? cn_output_push(s->output, token, n_logprobs < 0 ? NULL : &lp, &finish)
                            : cn_fail(CN_ERR_MEMORY, "out of memory for a sample's output");
+    if (status == CN_OK && s->request->grammar && !reasons && !cn_output_reasons(s->output))
+        status = cn_structure_push(e, s, token, &finish);
     bool failed = status != CN_OK;
     cn_engine_deliver(e, s, failed ? CN_FINISH_ERROR : finish, failed ? cn_last_error() : NULL);
 }

@@ -409,6 +409,7 @@ void cn_engine_free(cn_engine *e)
         cn_free(e->flights[i].attended);
     }
     cn_free(e->count_owner);
+    cn_grammars_free(e->grammars);
     cn_chat_template_free(e->chat);
     cn_tokenizer_free(e->tokenizer);
     cn_tokens_free(&e->prompt);

@@ -50,6 +50,7 @@ static cn_status copy_sampling(cn_sampling *out, const cn_sampling *s)
 static void free_request(cn_engine_request *r)
 {
     for (uint32_t i = 0; i < r->n_samples; i++) cn_output_free(r->samples[i].output);
+    cn_structure_close(r);
     cn_stop_rules_free(r->stop);
     free_sampling_lists(&r->sampling);
     cn_free(r->bans);
@@ -116,6 +117,7 @@ static cn_status make_request(cn_engine *e, const cn_request_params *p, uint32_t
         };
     status = make_bans(e, r);
     if (status == CN_OK) status = copy_forced(r, p);
+    if (status == CN_OK) status = cn_structure_open(e, p, r);
     if (status != CN_OK) {
         free_request(r);
         return status;

@@ -1,6 +1,6 @@
 /* engine_state.h - the engine's structs. Internal to the files of the engine: engine.c (the step),
  * engine_load.c (start and end), engine_request.c (submit, deliver, cancel), engine_probe.c,
- * start_plan.c and step_graph.c. */
+ * structure.c, start_plan.c and step_graph.c. */
 #ifndef CN_ENGINE_STATE_H
 #define CN_ENGINE_STATE_H
 
@@ -10,6 +10,7 @@
 #include "engine/engine.h"
 #include "engine/engine_probe.h"
 #include "engine/home.h"
+#include "engine/grammar/grammars.h"
 #include "engine/list.h"
 #include "engine/model.h"
 #include "engine/output.h"
@@ -29,6 +30,8 @@ typedef struct cn_sample {
     uint64_t seed;
     int32_t count_slot; /* row of the penalty counts, or -1 */
     uint32_t n_in_flight; /* launched steps whose token for it is unread */
+    cn_matcher matcher;   /* of the request's grammar */
+    const char *mask_error; /* why the last mask could not be made, or NULL */
     bool done;
 } cn_sample;
 
@@ -44,6 +47,7 @@ struct cn_engine_request {
     uint32_t n_bans;
     uint32_t *forced; /* [n_forced] the first output tokens, forced instead of sampled */
     uint32_t n_forced;
+    cn_grammar *grammar; /* of structured output, or NULL */
     bool needs_counts;
     bool cancelled;
     uint32_t n_samples, n_live;
@@ -66,6 +70,7 @@ typedef struct cn_flight {
     cn_seq **seqs; /* [max_rows] the sequence of each row */
     uint32_t n_rows;
     bool logprobs; /* some row has logprobs on */
+    uint32_t n_masks; /* rows with structured output */
     cn_digest_tile *tiles; /* host: tiles that the step completed; NULL: no digests */
     /* Device arrays and their host copies, [max_rows]. */
     uint32_t *tokens;
@@ -117,6 +122,10 @@ struct cn_engine {
     uint16_t *counts; /* device, [max_num_seqs, V] */
     void *sample_scratch;
     size_t sample_scratch_bytes;
+    cn_grammars *grammars; /* NULL before the first request with structured output */
+    /* Host memory that the sample op reads, [max_rows, ceil(V / 32)]. Written when the tokens of
+     * all steps before are read, so that no launched step reads it any more. */
+    uint32_t *masks;
     cn_flight flights[CN_FLIGHTS];
     uint32_t flight_head, flight_tail; /* oldest in flight, next to launch */
     cn_graph **graphs;                 /* see step_graph.c */
@@ -144,6 +153,15 @@ static inline const cn_flight *cn_flight_other(const cn_engine *e, const cn_flig
 {
     return &e->flights[f == e->flights];
 }
+
+/* structure.c */
+/* Compiles the grammar of a request. CN_ERR_ARG says what is wrong with it. */
+cn_status cn_structure_open(cn_engine *e, const cn_request_params *p, cn_engine_request *r);
+void cn_structure_close(cn_engine_request *r);
+/* Writes the masks of a flight's rows. All earlier tokens must have been read. */
+void cn_structure_write_masks(cn_engine *e, const cn_flight *f);
+/* Takes a token of the answer. *finish becomes CN_FINISH_STOP when the text is complete. */
+cn_status cn_structure_push(cn_engine *e, cn_sample *s, uint32_t token, cn_finish *finish);
 
 /* engine_request.c */
 /* Makes the output of a sample that samples its first token. */

@@ -399,10 +399,9 @@ static cn_status logits_of(const pass *p, const uint32_t *rows, uint32_t n_rows)
 
 cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_batch_view *b, const cn_pools *pools,
                            const cn_select_view *select, const uint32_t *logit_rows,
-                           uint32_t n_rows, float **logits)
+                           uint32_t n_rows)
 {
     CN_ASSERT(b->n_tokens > 0 && b->n_tokens <= m->max_tokens && n_rows <= m->max_rows);
-    *logits = NULL;
     pass p = {m, s, b, pools, select};
     if (m->dump) cn_dump_begin_step(m->dump, m->n_passes);
     m->n_passes++;
@@ -419,10 +418,10 @@ cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_batch_view *b, co
     }
     if (n_rows == 0) return CN_OK;
     CN_TRY(norm(&p, true, CN_W_FINAL_NORM, 0, CN_DUMP_FINAL_NORM));
-    CN_TRY(logits_of(&p, logit_rows, n_rows));
-    *logits = at(m, m->ws.logits);
-    return CN_OK;
+    return logits_of(&p, logit_rows, n_rows);
 }
+
+float *cn_model_logits(const cn_model *m) { return at(m, m->ws.logits); }
 
 cn_status cn_model_products(cn_model *m, cn_stream *s, uint32_t n_tokens, uint32_t n_rows)
 {

@@ -58,12 +58,13 @@ void cn_model_rope(const cn_model *m, const float **cos, const float **sin);
 void cn_model_set_home(cn_model *m, cn_home *h);
 
 /* Runs all layers over the batch and stores its K, V and observed queries in the pools. Decode rows
- * attend to the tokens that `select` says; NULL: to all tokens. Sets *logits to the f32 logits
- * [n_rows, V] of the batch's tokens logit_rows[n_rows] (a device array); they are valid until the
- * next pass. NULL when n_rows is 0. Enqueues on s and returns. */
+ * attend to the tokens that `select` says; NULL: to all tokens. Computes the logits of the batch's
+ * tokens logit_rows[n_rows] (a device array). Enqueues on s and returns. */
 cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_batch_view *b, const cn_pools *pools,
                            const cn_select_view *select, const uint32_t *logit_rows,
-                           uint32_t n_rows, float **logits);
+                           uint32_t n_rows);
+/* The f32 logits [n_rows, V] of the last pass, on the device; valid until the next pass. */
+float *cn_model_logits(const cn_model *m);
 
 /* Enqueues only the matrix products of a pass of n_tokens tokens and n_rows rows of logits, on
  * whatever data the last pass left in the workspace. Benchmarks compare a prefill with it. */

@@ -270,6 +270,18 @@ void cn_output_row(const cn_output *o, uint32_t n_pending, cn_sample_row *row, b
     *bans_apply = cn_stop_bans_apply(o->stop, n_pending);
 }
 
+bool cn_output_reasons(const cn_output *o)
+{
+    return o->reasoning.phase == CN_REASONING_INSIDE && o->reasoning.rules.close_id >= 0;
+}
+
+bool cn_output_may_reason(const cn_output *o)
+{
+    const cn_output_reasoning *rules = &o->reasoning.rules;
+    return o->reasoning.phase == CN_REASONING_BEFORE && rules->split && rules->open_id >= 0 &&
+           rules->close_id >= 0;
+}
+
 /* ---- delivery ---- */
 
 void cn_output_take(cn_output *o, cn_finish finish, cn_event *ev)

@@ -43,6 +43,11 @@ void cn_output_row(const cn_output *o, uint32_t n_pending, cn_sample_row *row, b
 cn_status cn_output_push(cn_output *o, uint32_t token, const cn_token_logprobs *lp,
                          cn_finish *finish);
 
+/* Whether the next token is reasoning that a </think> will end; and whether it may be the <think>
+ * that begins it. */
+bool cn_output_reasons(const cn_output *o);
+bool cn_output_may_reason(const cn_output *o);
+
 /* Sets text, reasoning, their lengths, tokens, n_tokens, logprobs, finish, stop_reason, stop_token
  * and answer_at of *ev to the output since the last take. `finish` is how the sample ends, or
  * CN_FINISH_NONE; at the end, held-back text is delivered too. The pointers are valid until the

@@ -247,6 +247,8 @@ static void add_steps(cn_start_plan *p, const sizes *z)
     add(p, be, "sampling scratch", CN_PART_STEPS,
         be->sample_scratch_bytes(be, (uint32_t)rows, m->vocab),
         offsetof(cn_engine, sample_scratch));
+    add(p, be, "token masks", CN_PART_HOST, rows * cn_ceil_div(m->vocab, 32) * sizeof(uint32_t),
+        offsetof(cn_engine, masks));
     add(p, be, "compression scratch", CN_PART_STEPS, event_bytes(z),
         offsetof(cn_engine, compress_scratch));
     const uint64_t before = cn_start_part_bytes(p, CN_PART_STEPS);

@@ -18,7 +18,8 @@ static cn_graph **graph_at(const cn_engine *e, cn_step_shape shape, const cn_fli
     return &e->graphs[at * CN_FLIGHTS + (size_t)(f - e->flights)];
 }
 
-/* Records the step of an empty plan padded to a shape. */
+/* Records the model's ops of an empty plan padded to a shape. The sample op stays outside: what it
+ * reads may be known only while the model runs. */
 static cn_status record(cn_engine *e, cn_step_shape shape, cn_flight *f)
 {
     cn_backend *be = e->backend;
@@ -27,10 +28,10 @@ static cn_status record(cn_engine *e, cn_step_shape shape, cn_flight *f)
     cn_batch_build(e->batch, &nothing, shape);
     CN_TRY(cn_batch_upload(e->batch, stream, cn_flight_other(e, f)->tokens));
     /* A first call may set things up, which is not possible while recording. */
-    CN_TRY(cn_engine_run_ops(e, f, shape.rows));
+    CN_TRY(cn_engine_run_model(e, shape.rows));
     CN_TRY(be->stream_sync(stream));
     CN_TRY(be->graph_begin(stream));
-    cn_status status = cn_engine_run_ops(e, f, shape.rows);
+    cn_status status = cn_engine_run_model(e, shape.rows);
     cn_status ended = be->graph_end(stream, graph_at(e, shape, f));
     return status != CN_OK ? status : ended;
 }

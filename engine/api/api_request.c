@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "engine/api/api_chat.h"
+#include "engine/api/api_structure.h"
 #include "engine/json.h"
 #include "engine/ops.h"
 #include "engine/options/options.h"
@@ -252,6 +253,8 @@ static const struct field {
     {"parallel_tool_calls", CHAT, set_parallel_calls},
     {"add_generation_prompt", CHAT, set_switch},
     {"continue_final_message", CHAT, set_switch},
+    {"response_format", BOTH, cn_api_set_response_format},
+    {"structured_outputs", BOTH, cn_api_set_structured_outputs},
 };
 
 /* Accepted without effect: they do not change the answer. */
@@ -282,7 +285,6 @@ static const struct neutral {
     {"include_reasoning", "true"},
     {"length_penalty", "1"},
     {"modalities", "[\"text\"]"},
-    {"response_format", "{\"type\": \"text\"}"},
     {"return_token_ids", "false"},
     {"return_tokens_as_token_ids", "false"},
     {"spaces_between_special_tokens", "true"},

@@ -46,6 +46,7 @@ void cn_audit_params(cn_request_params *io, const cn_transcript *t)
 {
     io->forced = t->tokens;
     io->n_forced = t->n;
+    io->structure = (cn_structure){.kind = CN_STRUCTURE_NONE}; /* the tokens are given */
     io->kv.policy = CN_KV_FULL;
     io->kv.select = CN_SELECT_NONE;
     io->kv.home = CN_HOME_DEVICE;

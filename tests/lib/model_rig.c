@@ -136,11 +136,9 @@ const float *model_rig_pass(model_rig *r, const model_rig_chunk *chunks, uint32_
     for (uint32_t i = 0; i < n_chunks; i++) add_chunk(r, i, &chunks[i]);
     uint32_t n_rows = all ? b->n_tokens : n_chunks;
     for (uint32_t i = 0; i < n_rows; i++) r->rows[i] = all ? i : r->q_start[i + 1] - 1;
-    float *logits = NULL;
     must(cn_model_cover(r->model, r->stream, b->max_kv));
-    must(cn_model_forward(r->model, r->stream, b, &r->pools, NULL, r->rows, n_rows,
-                          &logits));
-    return logits;
+    must(cn_model_forward(r->model, r->stream, b, &r->pools, NULL, r->rows, n_rows));
+    return cn_model_logits(r->model);
 }
 
 void model_rig_share(model_rig *r, uint32_t seq, uint32_t from, uint32_t n_shared)

@@ -1,0 +1,517 @@
+/* automaton.c - see automaton.h. A place is a node and a frame. A frame is the node that a call
+ * returns to and the frame around the call; equal frames are one, and so are equal states. */
+#include "engine/grammar/automaton.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    UNKNOWN = UINT32_MAX, /* a transition that was not taken yet */
+    BYTES = 256,
+    FIRST_TABLE = 64,
+    MAX_WORK = 4 * CN_AUTOMATON_MAX_PLACES,
+    NO_FRAME = 0
+};
+
+typedef struct place {
+    uint32_t node, frame;
+} place;
+
+typedef struct frame {
+    place around; /* where the call returns to */
+    uint32_t depth;
+} frame;
+
+typedef struct state {
+    place *places; /* [n] sorted; those with a byte edge */
+    uint32_t n;
+    bool accepts;
+    uint32_t *next; /* [BYTES], or NULL */
+    uint32_t *mask; /* or NULL */
+} state;
+
+/* A hash table of indices: slots[cap], cap a power of two; 0 is a free slot. */
+typedef struct index_table {
+    uint32_t *slots;
+    uint32_t cap, n;
+} index_table;
+
+typedef struct tables {
+    frame *frames; /* [0] is that of the root rule */
+    state *states; /* [0] is CN_STATE_NONE */
+    uint32_t n_frames, cap_frames, n_states, cap_states;
+    index_table frame_index, state_index;
+    uint64_t bytes;
+} tables;
+
+struct cn_automaton {
+    cn_net net;
+    const cn_vocabulary *vocabulary;
+    uint64_t *total_bytes;
+    tables t;
+    cn_list matchers;
+    uint32_t start;
+    /* The closure being made: work[] are the places that it has met, in order. */
+    place *work, *kernel;
+    uint32_t n_work, n_kernel, cap_work;
+    index_table met; /* of work, index + 1 */
+    bool accepts;
+};
+
+static cn_status too_large(void)
+{
+    return cn_fail(CN_ERR_MEMORY,
+                   "the grammar has too many states: expected fewer alternatives or smaller "
+                   "bounds");
+}
+
+static cn_status no_memory(void) { return cn_fail(CN_ERR_MEMORY, "out of memory for a grammar"); }
+
+/* ---- hash tables ---- */
+
+static uint64_t hash_place(place p) { return cn_hash64(p.frame, &p, sizeof p); }
+
+static cn_status table_grow(index_table *t)
+{
+    const uint32_t cap = t->cap ? 2 * t->cap : FIRST_TABLE;
+    uint32_t *slots = cn_calloc(cap, sizeof *slots);
+    if (!slots) return no_memory();
+    cn_free(t->slots);
+    *t = (index_table){slots, cap, 0};
+    return CN_OK;
+}
+
+static void table_put(index_table *t, uint64_t hash, uint32_t value)
+{
+    uint32_t at = (uint32_t)hash & (t->cap - 1);
+    while (t->slots[at]) at = (at + 1) & (t->cap - 1);
+    t->slots[at] = value;
+    t->n++;
+}
+
+static bool is_full(const index_table *t) { return 2 * (t->n + 1) > t->cap; }
+
+/* ---- frames ---- */
+
+static cn_status intern_frame(tables *t, place around, uint32_t *out)
+{
+    if (is_full(&t->frame_index)) {
+        CN_TRY(table_grow(&t->frame_index));
+        t->bytes += t->frame_index.cap / 2 * sizeof(uint32_t);
+        for (uint32_t i = 1; i < t->n_frames; i++)
+            table_put(&t->frame_index, hash_place(t->frames[i].around), i);
+    }
+    const uint32_t mask = t->frame_index.cap - 1;
+    const uint64_t hash = hash_place(around);
+    for (uint32_t at = (uint32_t)hash & mask; t->frame_index.slots[at]; at = (at + 1) & mask) {
+        *out = t->frame_index.slots[at];
+        const place p = t->frames[*out].around;
+        if (p.node == around.node && p.frame == around.frame) return CN_OK;
+    }
+    if (t->n_frames == t->cap_frames) {
+        const uint32_t cap = 2 * t->cap_frames;
+        frame *frames = cn_realloc(t->frames, cap, sizeof *frames);
+        if (!frames) return no_memory();
+        t->bytes += (cap - t->cap_frames) * sizeof *frames;
+        t->frames = frames;
+        t->cap_frames = cap;
+    }
+    *out = t->n_frames++;
+    t->frames[*out] = (frame){around, t->frames[around.frame].depth + 1};
+    table_put(&t->frame_index, hash, *out);
+    return CN_OK;
+}
+
+/* ---- states ---- */
+
+static uint64_t hash_places(const place *places, uint32_t n, bool accepts)
+{
+    return cn_hash64(accepts, places, n * sizeof *places);
+}
+
+static int compare_places(const void *pa, const void *pb)
+{
+    const place *a = pa, *b = pb;
+    if (a->node != b->node) return a->node < b->node ? -1 : 1;
+    return a->frame < b->frame ? -1 : a->frame > b->frame;
+}
+
+static cn_status add_state(tables *t, const place *places, uint32_t n, bool accepts, uint32_t *out)
+{
+    if (t->n_states == t->cap_states) {
+        const uint32_t cap = 2 * t->cap_states;
+        state *states = cn_realloc(t->states, cap, sizeof *states);
+        if (!states) return no_memory();
+        t->bytes += (cap - t->cap_states) * sizeof *states;
+        t->states = states;
+        t->cap_states = cap;
+    }
+    place *copy = cn_calloc(n + 1, sizeof *copy);
+    if (!copy) return no_memory();
+    if (n > 0) memcpy(copy, places, n * sizeof *copy);
+    t->bytes += (n + 1) * sizeof *copy;
+    *out = t->n_states++;
+    t->states[*out] = (state){.places = copy, .n = n, .accepts = accepts};
+    return CN_OK;
+}
+
+/* Sorts the places. */
+static cn_status intern_state(tables *t, place *places, uint32_t n, bool accepts, uint32_t *out)
+{
+    *out = CN_STATE_NONE;
+    if (n == 0 && !accepts) return CN_OK;
+    qsort(places, n, sizeof *places, compare_places);
+    if (is_full(&t->state_index)) {
+        CN_TRY(table_grow(&t->state_index));
+        t->bytes += t->state_index.cap / 2 * sizeof(uint32_t);
+        for (uint32_t i = 1; i < t->n_states; i++) {
+            const state *s = &t->states[i];
+            table_put(&t->state_index, hash_places(s->places, s->n, s->accepts), i);
+        }
+    }
+    const uint32_t mask = t->state_index.cap - 1;
+    const uint64_t hash = hash_places(places, n, accepts);
+    for (uint32_t at = (uint32_t)hash & mask; t->state_index.slots[at]; at = (at + 1) & mask) {
+        *out = t->state_index.slots[at];
+        const state *s = &t->states[*out];
+        if (s->n == n && s->accepts == accepts &&
+            memcmp(s->places, places, n * sizeof *places) == 0)
+            return CN_OK;
+    }
+    CN_TRY(add_state(t, places, n, accepts, out));
+    table_put(&t->state_index, hash, *out);
+    return CN_OK;
+}
+
+static void free_tables(tables *t)
+{
+    for (uint32_t i = 0; i < t->n_states; i++) {
+        cn_free(t->states[i].places);
+        cn_free(t->states[i].next);
+        cn_free(t->states[i].mask);
+    }
+    cn_free(t->states);
+    cn_free(t->frames);
+    cn_free(t->frame_index.slots);
+    cn_free(t->state_index.slots);
+    *t = (tables){0};
+}
+
+static cn_status make_tables(tables *t)
+{
+    *t = (tables){.frames = cn_calloc(FIRST_TABLE, sizeof *t->frames),
+                  .states = cn_calloc(FIRST_TABLE, sizeof *t->states),
+                  .n_frames = 1,
+                  .n_states = 1,
+                  .cap_frames = FIRST_TABLE,
+                  .cap_states = FIRST_TABLE};
+    if (!t->frames || !t->states) {
+        t->n_states = 0;
+        free_tables(t);
+        return no_memory();
+    }
+    t->bytes = FIRST_TABLE * (sizeof *t->frames + sizeof *t->states);
+    return CN_OK;
+}
+
+/* ---- closures ---- */
+
+static cn_status grow_work(cn_automaton *a)
+{
+    if (a->cap_work >= MAX_WORK) return too_large();
+    const uint32_t cap = a->cap_work ? 2 * a->cap_work : FIRST_TABLE;
+    place *work = cn_realloc(a->work, cap, sizeof *work);
+    if (!work) return no_memory();
+    a->work = work;
+    place *kernel = cn_realloc(a->kernel, cap, sizeof *kernel);
+    if (!kernel) return no_memory();
+    a->kernel = kernel;
+    a->cap_work = cap;
+    return CN_OK;
+}
+
+/* Adds a place to the closure, unless it has it or cannot be completed. */
+static cn_status meet(cn_automaton *a, place p)
+{
+    if (a->net.nodes[p.node].height + a->t.frames[p.frame].depth > CN_NET_MAX_DEPTH) return CN_OK;
+    if (is_full(&a->met)) {
+        CN_TRY(table_grow(&a->met));
+        for (uint32_t i = 0; i < a->n_work; i++) table_put(&a->met, hash_place(a->work[i]), i + 1);
+    }
+    const uint32_t mask = a->met.cap - 1;
+    const uint64_t hash = hash_place(p);
+    for (uint32_t at = (uint32_t)hash & mask; a->met.slots[at]; at = (at + 1) & mask) {
+        const place q = a->work[a->met.slots[at] - 1];
+        if (q.node == p.node && q.frame == p.frame) return CN_OK;
+    }
+    if (a->n_work == a->cap_work) CN_TRY(grow_work(a));
+    a->work[a->n_work++] = p;
+    table_put(&a->met, hash, a->n_work);
+    return CN_OK;
+}
+
+static cn_status enter_call(cn_automaton *a, const cn_net_edge *e, uint32_t around)
+{
+    const cn_net_node *after = &a->net.nodes[e->to];
+    uint32_t inside = around;
+    if (after->height + a->t.frames[around].depth > CN_NET_MAX_DEPTH) return CN_OK;
+    if (!after->end) {
+        const uint32_t least = a->net.nodes[a->net.rules[e->rule].start].height + 1u;
+        if (least + a->t.frames[around].depth > CN_NET_MAX_DEPTH) return CN_OK;
+        CN_TRY(intern_frame(&a->t, (place){e->to, around}, &inside));
+    }
+    return meet(a, (place){a->net.rules[e->rule].start, inside});
+}
+
+static cn_status follow(cn_automaton *a, place p)
+{
+    const cn_net_node *node = &a->net.nodes[p.node];
+    if (node->end) {
+        if (p.frame != NO_FRAME) return meet(a, a->t.frames[p.frame].around);
+        a->accepts = true;
+    }
+    bool reads = false;
+    for (uint32_t i = node->edges; i; i = a->net.edges[i].next) {
+        const cn_net_edge *e = &a->net.edges[i];
+        if (e->kind == CN_EDGE_BYTE) reads = true;
+        if (e->kind == CN_EDGE_EMPTY) CN_TRY(meet(a, (place){e->to, p.frame}));
+        if (e->kind == CN_EDGE_CALL) CN_TRY(enter_call(a, e, p.frame));
+    }
+    if (reads) a->kernel[a->n_kernel++] = p;
+    return CN_OK;
+}
+
+static void open_closure(cn_automaton *a)
+{
+    a->n_work = a->n_kernel = a->met.n = 0;
+    a->accepts = false;
+    if (a->met.slots) memset(a->met.slots, 0, a->met.cap * sizeof *a->met.slots);
+}
+
+static cn_status close_closure(cn_automaton *a, uint32_t *out)
+{
+    for (uint32_t i = 0; i < a->n_work; i++) CN_TRY(follow(a, a->work[i]));
+    if (a->n_kernel > CN_AUTOMATON_MAX_PLACES) return too_large();
+    return intern_state(&a->t, a->kernel, a->n_kernel, a->accepts, out);
+}
+
+/* ---- transitions ---- */
+
+static cn_status make_next(cn_automaton *a, uint32_t from, uint8_t byte, uint32_t *out)
+{
+    open_closure(a);
+    for (uint32_t i = 0; i < a->t.states[from].n; i++) {
+        const place p = a->t.states[from].places[i];
+        for (uint32_t k = a->net.nodes[p.node].edges; k; k = a->net.edges[k].next) {
+            const cn_net_edge *e = &a->net.edges[k];
+            if (e->kind == CN_EDGE_BYTE && e->lo <= byte && byte <= e->hi)
+                CN_TRY(meet(a, (place){e->to, p.frame}));
+        }
+    }
+    CN_TRY(close_closure(a, out));
+    if (!a->t.states[from].next) {
+        uint32_t *next = cn_calloc(BYTES, sizeof *next);
+        if (!next) return no_memory();
+        for (uint32_t i = 0; i < BYTES; i++) next[i] = UNKNOWN;
+        a->t.states[from].next = next;
+        a->t.bytes += BYTES * sizeof *next;
+    }
+    a->t.states[from].next[byte] = *out;
+    return CN_OK;
+}
+
+static cn_status find_next(cn_automaton *a, uint32_t from, uint8_t byte, uint32_t *out)
+{
+    const uint64_t before = a->t.bytes;
+    if (before > CN_AUTOMATON_MAX_BYTES) return too_large();
+    const cn_status status = make_next(a, from, byte, out);
+    *a->total_bytes += a->t.bytes - before;
+    return status;
+}
+
+static inline cn_status step(cn_automaton *a, uint32_t from, uint8_t byte, uint32_t *out)
+{
+    const uint32_t *next = a->t.states[from].next;
+    if (next && next[byte] != UNKNOWN) {
+        *out = next[byte];
+        return CN_OK;
+    }
+    return find_next(a, from, byte, out);
+}
+
+/* ---- masks ---- */
+
+static cn_status walk_trie(cn_automaton *a, uint32_t from, uint32_t *mask)
+{
+    const cn_token_trie *trie = &a->vocabulary->trie;
+    uint32_t at_depth[CN_TRIE_MAX_DEPTH + 1] = {from};
+    for (uint32_t i = 0; i < trie->n_nodes;) {
+        const cn_trie_node *node = &trie->nodes[i];
+        uint32_t to;
+        CN_TRY(step(a, at_depth[node->depth - 1], node->byte, &to));
+        if (to == CN_STATE_NONE) {
+            i = node->skip;
+            continue;
+        }
+        at_depth[node->depth] = to;
+        for (uint32_t k = 0; k < node->n_ids; k++) {
+            const uint32_t id = trie->ids[node->first_id + k];
+            mask[id / 32] |= 1u << id % 32;
+        }
+        i++;
+    }
+    return CN_OK;
+}
+
+cn_status cn_matcher_mask(cn_matcher *m, const uint32_t **mask)
+{
+    cn_automaton *a = m->automaton;
+    const cn_vocabulary *v = a->vocabulary;
+    *mask = a->t.states[m->state].mask;
+    if (*mask) return CN_OK;
+    uint32_t *words = cn_calloc(v->mask_words, sizeof *words);
+    if (!words) return no_memory();
+    const cn_status status = walk_trie(a, m->state, words);
+    if (status != CN_OK) {
+        cn_free(words);
+        return status;
+    }
+    if (a->t.states[m->state].accepts)
+        for (uint32_t i = 0; i < v->n_eos; i++) words[v->eos[i] / 32] |= 1u << v->eos[i] % 32;
+    a->t.states[m->state].mask = words;
+    a->t.bytes += v->mask_words * sizeof *words;
+    *a->total_bytes += v->mask_words * sizeof *words;
+    *mask = words;
+    return CN_OK;
+}
+
+/* ---- matchers ---- */
+
+void cn_matcher_start(cn_matcher *m, cn_automaton *a)
+{
+    *m = (cn_matcher){.automaton = a, .state = a->start};
+    cn_list_append(&a->matchers, &m->node);
+}
+
+void cn_matcher_end(cn_matcher *m)
+{
+    if (m->automaton) cn_list_remove(&m->automaton->matchers, &m->node);
+    *m = (cn_matcher){0};
+}
+
+cn_status cn_matcher_push(cn_matcher *m, const char *bytes, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t to = CN_STATE_NONE;
+        const cn_status status = step(m->automaton, m->state, (uint8_t)bytes[i], &to);
+        m->state = to;
+        CN_TRY(status);
+        if (to == CN_STATE_NONE)
+            return cn_fail(CN_ERR_ARG, "byte %u does not continue a text of the grammar",
+                           (uint8_t)bytes[i]);
+    }
+    return CN_OK;
+}
+
+bool cn_matcher_accepts(const cn_matcher *m) { return m->automaton->t.states[m->state].accepts; }
+
+bool cn_matcher_is_complete(const cn_matcher *m) { return m->automaton->t.states[m->state].n == 0; }
+
+/* ---- memory ---- */
+
+uint64_t cn_automaton_bytes(const cn_automaton *a) { return a->t.bytes + cn_net_bytes(&a->net); }
+
+/* The frame of `to` that equals frame f of `from`. A frame is made after those around it. */
+static cn_status move_frame(const tables *from, tables *to, uint32_t f, uint32_t *out)
+{
+    uint32_t inside[CN_NET_MAX_DEPTH + 1], n = 0;
+    for (; f != NO_FRAME; f = from->frames[f].around.frame) inside[n++] = f;
+    *out = NO_FRAME;
+    while (n > 0)
+        CN_TRY(intern_frame(to, (place){from->frames[inside[--n]].around.node, *out}, out));
+    return CN_OK;
+}
+
+static cn_status move_state(cn_automaton *a, tables *to, uint32_t id, uint32_t *out)
+{
+    const state *s = &a->t.states[id];
+    while (a->cap_work < s->n) CN_TRY(grow_work(a));
+    for (uint32_t i = 0; i < s->n; i++) {
+        a->kernel[i].node = s->places[i].node;
+        CN_TRY(move_frame(&a->t, to, s->places[i].frame, &a->kernel[i].frame));
+    }
+    return intern_state(to, a->kernel, s->n, s->accepts, out);
+}
+
+static cn_status move_all(cn_automaton *a, tables *to, uint32_t *start, uint32_t *states)
+{
+    CN_TRY(move_state(a, to, a->start, start));
+    uint32_t i = 0;
+    for (cn_list_node *at = a->matchers.head; at; at = at->next, i++)
+        CN_TRY(move_state(a, to, CN_CONTAINER_OF(at, cn_matcher, node)->state, &states[i]));
+    return CN_OK;
+}
+
+cn_status cn_automaton_shrink(cn_automaton *a)
+{
+    tables fresh;
+    uint32_t start, i = 0;
+    CN_TRY(make_tables(&fresh));
+    uint32_t *states = cn_calloc(a->matchers.n + 1, sizeof *states);
+    const cn_status status = states ? move_all(a, &fresh, &start, states) : no_memory();
+    if (status != CN_OK) {
+        free_tables(&fresh);
+        cn_free(states);
+        return status;
+    }
+    for (cn_list_node *at = a->matchers.head; at; at = at->next)
+        CN_CONTAINER_OF(at, cn_matcher, node)->state = states[i++];
+    cn_free(states);
+    *a->total_bytes += fresh.bytes - a->t.bytes;
+    free_tables(&a->t);
+    a->t = fresh;
+    a->start = start;
+    return CN_OK;
+}
+
+cn_status cn_automaton_create(cn_automaton **out, cn_net *net, const cn_vocabulary *vocabulary,
+                              uint64_t *bytes)
+{
+    cn_automaton *a = cn_calloc(1, sizeof *a);
+    if (!a) {
+        cn_net_free(net);
+        return no_memory();
+    }
+    a->net = *net;
+    *net = (cn_net){0};
+    a->vocabulary = vocabulary;
+    a->total_bytes = bytes;
+    cn_status status = make_tables(&a->t);
+    *bytes += cn_automaton_bytes(a);
+    if (status == CN_OK) {
+        const uint64_t before = a->t.bytes;
+        open_closure(a);
+        status = meet(a, (place){a->net.rules[0].start, NO_FRAME});
+        if (status == CN_OK) status = close_closure(a, &a->start);
+        *bytes += a->t.bytes - before;
+    }
+    if (status != CN_OK) {
+        cn_automaton_free(a);
+        return status;
+    }
+    *out = a;
+    return CN_OK;
+}
+
+void cn_automaton_free(cn_automaton *a)
+{
+    if (!a) return;
+    CN_ASSERT(a->matchers.n == 0);
+    *a->total_bytes -= cn_automaton_bytes(a);
+    free_tables(&a->t);
+    cn_net_free(&a->net);
+    cn_free(a->work);
+    cn_free(a->kernel);
+    cn_free(a->met.slots);
+    cn_free(a);
+}

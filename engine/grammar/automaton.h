@@ -1,0 +1,64 @@
+/* automaton.h - runs a network on bytes and tells which tokens may follow.
+ *
+ * A state is the set of the places in the network where a walk may be that has read the text so
+ * far. A place is a node and the calls it is inside of. States are numbered as they are met, with
+ * their transitions and their token masks, so that equal texts of all requests share the work. A
+ * place from which the end cannot be reached within CN_NET_MAX_DEPTH calls is left out, so that
+ * every state can be completed.
+ *
+ * Owner: cn_grammars. Thread: engine only. Memory is bounded by cn_automaton_shrink, which keeps
+ * the states of live matchers only, and by CN_AUTOMATON_MAX_*. */
+#ifndef CN_AUTOMATON_H
+#define CN_AUTOMATON_H
+
+#include "engine/grammar/network.h"
+#include "engine/grammar/token_trie.h"
+#include "engine/list.h"
+
+typedef struct cn_automaton cn_automaton;
+
+enum {
+    CN_AUTOMATON_MAX_PLACES = 8192,     /* of a state */
+    CN_AUTOMATON_MAX_BYTES = 256 << 20, /* of one automaton, beyond its network */
+    CN_STATE_NONE = 0                   /* the state without places: no text goes on */
+};
+
+typedef struct cn_vocabulary {
+    cn_token_trie trie;
+    uint32_t mask_words; /* of a mask: one bit for each token of the model */
+    const uint32_t *eos; /* [n_eos] may follow a complete text */
+    uint32_t n_eos;
+} cn_vocabulary;
+
+/* Takes the network, also on failure, where *net is freed. `bytes` is added to and subtracted from
+ * as memory is taken and given back. */
+cn_status cn_automaton_create(cn_automaton **out, cn_net *net, const cn_vocabulary *vocabulary,
+                              uint64_t *bytes);
+void cn_automaton_free(cn_automaton *a); /* it has no matchers; NULL is fine */
+
+/* The text of one sample. */
+typedef struct cn_matcher {
+    cn_list_node node; /* in the automaton */
+    cn_automaton *automaton;
+    uint32_t state;
+} cn_matcher;
+
+void cn_matcher_start(cn_matcher *m, cn_automaton *a);
+void cn_matcher_end(cn_matcher *m); /* a matcher that was not started is fine */
+
+/* Adds bytes to the text. CN_ERR_ARG when they do not fit, CN_ERR_MEMORY when a bound is exceeded.
+ * The state is then CN_STATE_NONE. */
+cn_status cn_matcher_push(cn_matcher *m, const char *bytes, size_t n);
+/* The text matches. */
+bool cn_matcher_accepts(const cn_matcher *m);
+/* No byte can be added to the text. */
+bool cn_matcher_is_complete(const cn_matcher *m);
+/* The tokens that may follow: bit i % 32 of word i / 32 is token i. Valid until the automaton is
+ * shrunk or freed. CN_ERR_MEMORY when a bound is exceeded. */
+cn_status cn_matcher_mask(cn_matcher *m, const uint32_t **mask);
+
+uint64_t cn_automaton_bytes(const cn_automaton *a);
+/* Forgets all states but those of its matchers. On failure nothing changes. */
+cn_status cn_automaton_shrink(cn_automaton *a);
+
+#endif

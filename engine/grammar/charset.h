@@ -1,0 +1,33 @@
+/* charset.h - a set of Unicode characters, and the network that reads one of them as UTF-8 or in a
+ * JSON string.
+ *
+ * Owner: the caller; plain values. Thread: any. */
+#ifndef CN_CHARSET_H
+#define CN_CHARSET_H
+
+#include "engine/grammar/network.h"
+
+enum { CN_CHARSET_RANGES = 48, CN_LAST_CHAR = 0x10ffff };
+
+typedef struct cn_charset {
+    struct {
+        uint32_t lo, hi;
+    } range[CN_CHARSET_RANGES];
+    uint32_t n;
+} cn_charset;
+
+/* How a text is written: as it is, or between the quotes of a JSON string. There, only the
+ * characters that must be escaped are. */
+typedef enum cn_text_form { CN_TEXT_PLAIN, CN_TEXT_JSON } cn_text_form;
+
+/* False when the set has too many ranges. */
+bool cn_charset_try_add(cn_charset *c, uint32_t lo, uint32_t hi);
+/* Sorts and merges the ranges. Call it after the last add. */
+void cn_charset_normalize(cn_charset *c);
+bool cn_charset_try_negate(cn_charset *c); /* of a normalized set */
+
+/* Adds a network that reads one character of the normalized set. */
+void cn_charset_emit(const cn_charset *c, cn_text_form form, cn_net *net, uint32_t from,
+                     uint32_t to);
+
+#endif

@@ -1,0 +1,61 @@
+/* network.h - a grammar as rules. A rule is a network of nodes joined by edges; an edge reads one
+ * byte, reads nothing, or calls a rule. A text matches if a walk from the start of the root rule to
+ * its end reads it.
+ *
+ * Owner: the compiler while it builds, then cn_automaton, which only reads it. Thread: one.
+ *
+ * A failure while building (memory, or more than CN_NET_MAX_NODES) is kept in `status`, and later
+ * calls do nothing, so that builders need to test it only at the end. */
+#ifndef CN_NETWORK_H
+#define CN_NETWORK_H
+
+#include "engine/base.h"
+
+enum {
+    CN_NET_MAX_NODES = 1 << 17, /* and the same number of edges, times 4 */
+    CN_NET_MAX_DEPTH = 100,     /* calls inside one another */
+    CN_NET_NO_END = 255         /* height of a node from which the end cannot be reached */
+};
+
+typedef enum cn_edge_kind { CN_EDGE_BYTE, CN_EDGE_EMPTY, CN_EDGE_CALL } cn_edge_kind;
+
+typedef struct cn_net_edge {
+    uint32_t to, next;    /* next edge of the same node; 0: none */
+    uint32_t rule;        /* of a call; `to` is where it returns to */
+    uint8_t kind, lo, hi; /* a byte edge reads lo to hi */
+} cn_net_edge;
+
+typedef struct cn_net_node {
+    uint32_t edges; /* first edge; 0: none */
+    uint8_t height; /* calls inside one another that a walk to the end of the rule needs */
+    bool end;       /* the end of a rule; it has no edges */
+} cn_net_node;
+
+typedef struct cn_net_rule {
+    uint32_t start, end;
+} cn_net_rule;
+
+typedef struct cn_net {
+    cn_net_node *nodes;
+    cn_net_edge *edges; /* edge 0 is unused */
+    cn_net_rule *rules; /* rule 0 is the root */
+    uint32_t n_nodes, n_edges, n_rules;
+    uint32_t cap_nodes, cap_edges, cap_rules;
+    cn_status status;
+} cn_net;
+
+void cn_net_free(cn_net *n); /* leaves *n empty */
+size_t cn_net_bytes(const cn_net *n);
+
+uint32_t cn_net_rule_new(cn_net *n);
+uint32_t cn_net_node_new(cn_net *n);
+void cn_net_byte(cn_net *n, uint32_t from, uint32_t to, uint8_t lo, uint8_t hi);
+void cn_net_empty(cn_net *n, uint32_t from, uint32_t to);
+void cn_net_call(cn_net *n, uint32_t from, uint32_t to, uint32_t rule);
+/* Reads the bytes one after the other; returns the node behind them. */
+uint32_t cn_net_text(cn_net *n, uint32_t from, const char *bytes, size_t len);
+
+/* Computes heights. CN_ERR_ARG when the root matches no text. */
+cn_status cn_net_finish(cn_net *n);
+
+#endif

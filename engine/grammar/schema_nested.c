@@ -1,0 +1,296 @@
+/* schema_nested.c - objects and arrays of a schema. See schema_parts.h. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/grammar/charset.h"
+#include "engine/grammar/schema_parts.h"
+
+enum { MAX_NAME_BYTES = 256, NOWHERE = UINT32_MAX };
+
+/* ---- arrays ---- */
+
+static void close_array(cn_schema_job *job, uint32_t from, uint32_t to, bool empty)
+{
+    const uint32_t close = empty ? from : cn_net_node_new(job->net);
+    if (!empty) cn_net_call(job->net, from, close, job->rules.space);
+    cn_net_byte(job->net, close, to, ']', ']');
+}
+
+cn_status cn_schema_emit_array(cn_schema_job *job, uint32_t part, cn_net_rule rule)
+{
+    cn_net *net = job->net;
+    json_t *schema = job->parts[part].schema;
+    json_t *items = json_object_get(schema, "items"),
+           *first = json_object_get(schema, "prefixItems");
+    uint32_t least = 0, most = UINT32_MAX, rest = job->rules.any_value, called;
+    CN_TRY(cn_schema_count(job, part, "minItems", &least));
+    CN_TRY(cn_schema_count(job, part, "maxItems", &most));
+    const cn_schema_part rest_place = {
+        .parent = part, .keyword = "items", .index = CN_SCHEMA_NO_INDEX};
+    if (items) CN_TRY(cn_schema_rule(job, items, rest_place, &rest));
+    if (first && !json_is_array(first))
+        return cn_schema_wrong(job, part, "prefixItems: expected an array of schemas");
+    const uint32_t n_first = (uint32_t)json_array_size(first);
+    uint32_t at = cn_json_mark(net, &job->rules, rule.start, '[');
+    const uint32_t n = most != UINT32_MAX ? most : cn_max_u32(least, n_first);
+    for (uint32_t i = 0; i < n && net->status == CN_OK; i++) {
+        const cn_schema_part place = {.parent = part, .keyword = "prefixItems", .index = i};
+        called = rest;
+        if (i < n_first) CN_TRY(cn_schema_rule(job, json_array_get(first, i), place, &called));
+        if (i >= least) close_array(job, at, rule.end, i == 0);
+        if (i > 0) at = cn_json_mark(net, &job->rules, at, ',');
+        const uint32_t next = cn_net_node_new(net);
+        cn_net_call(net, at, next, called);
+        at = next;
+    }
+    if (most == UINT32_MAX) {
+        const uint32_t item = cn_net_node_new(net), behind = cn_net_node_new(net);
+        cn_net_empty(net, n > 0 ? cn_json_mark(net, &job->rules, at, ',') : at, item);
+        cn_net_call(net, item, behind, rest);
+        cn_net_empty(net, cn_json_mark(net, &job->rules, behind, ','), item);
+        close_array(job, behind, rule.end, false);
+    }
+    if (n >= least) close_array(job, at, rule.end, n == 0);
+    return CN_OK;
+}
+
+/* ---- names of other members ---- */
+
+typedef struct name_text {
+    const char *text; /* as in JSON, without the quotes */
+    size_t len;
+} name_text;
+
+typedef struct other_names {
+    cn_schema_job *job;
+    uint32_t character; /* rule: a character, escaped only where it must be */
+    uint32_t free, end; /* behind bytes that begin no known name; behind the closing quote */
+} other_names;
+
+static int compare_names(const void *pa, const void *pb)
+{
+    const name_text *a = pa, *b = pb;
+    const size_t n = a->len < b->len ? a->len : b->len;
+    const int order = memcmp(a->text, b->text, n);
+    if (order != 0) return order;
+    return a->len < b->len ? -1 : a->len > b->len;
+}
+
+/* Leaves the known names: reads a character that none of them has here. A name with an escape or a
+ * character beyond ASCII here excludes all of that kind. */
+static void leave_names(const other_names *o, const bool *known, uint32_t from)
+{
+    cn_net *net = o->job->net;
+    bool beyond = false;
+    for (int b = 0x80; b < 256; b++) beyond |= known[b];
+    for (int b = 0x20; b < 0x80; b++)
+        if (b != '"' && b != '\\' && !known[b])
+            cn_net_byte(net, from, o->free, (uint8_t)b, (uint8_t)b);
+    cn_charset set = {.n = 0};
+    if (!known['\\']) {
+        cn_charset_try_add(&set, 0, 0x1f);
+        cn_charset_try_add(&set, '"', '"');
+        cn_charset_try_add(&set, '\\', '\\');
+    }
+    if (!beyond) cn_charset_try_add(&set, 0x80, CN_LAST_CHAR);
+    cn_charset_emit(&set, CN_TEXT_JSON, net, from, o->free);
+}
+
+/* `names` are sorted and have the same first `at` bytes, which were read. */
+static void emit_names(const other_names *o, const name_text *names, size_t n, size_t at,
+                       uint32_t from)
+{
+    cn_net *net = o->job->net;
+    bool known[256] = {false};
+    if (net->status != CN_OK) return;
+    if (n == 0 || names[0].len > at) cn_net_byte(net, from, o->end, '"', '"');
+    for (size_t i = 0; i < n; i++)
+        if (names[i].len > at) known[(uint8_t)names[i].text[at]] = true;
+    leave_names(o, known, from);
+    for (size_t i = 0; i < n;) {
+        size_t end = i + 1;
+        if (names[i].len == at) {
+            i++;
+            continue;
+        }
+        while (end < n && names[end].text[at] == names[i].text[at]) end++;
+        const uint32_t next = cn_net_text(net, from, &names[i].text[at], 1);
+        emit_names(o, names + i, end - i, at + 1, next);
+        i = end;
+    }
+}
+
+/* A rule that reads a string which is none of the names. */
+static cn_status other_name_rule(cn_schema_job *job, uint32_t part, name_text *names, size_t n,
+                                 uint32_t *rule)
+{
+    cn_net *net = job->net;
+    *rule = job->rules.any_string;
+    if (n == 0) return CN_OK;
+    for (size_t i = 0; i < n; i++)
+        if (names[i].len > MAX_NAME_BYTES)
+            return cn_schema_wrong(job, part,
+                                   "a property name of %zu bytes beside additionalProperties: "
+                                   "expected at most %d",
+                                   names[i].len, MAX_NAME_BYTES);
+    qsort(names, n, sizeof *names, compare_names);
+    const uint32_t character = cn_net_rule_new(net);
+    *rule = cn_net_rule_new(net);
+    CN_TRY(net->status);
+    cn_charset all = {.n = 0};
+    cn_charset_try_add(&all, 0, CN_LAST_CHAR);
+    cn_charset_emit(&all, CN_TEXT_JSON, net, net->rules[character].start,
+                    net->rules[character].end);
+    const cn_net_rule r = net->rules[*rule];
+    const other_names o = {job, character, cn_net_node_new(net), r.end};
+    cn_net_call(net, o.free, o.free, character);
+    cn_net_byte(net, o.free, o.end, '"', '"');
+    emit_names(&o, names, n, 0, cn_net_text(net, r.start, "\"", 1));
+    return net->status;
+}
+
+/* ---- objects ---- */
+
+typedef struct member {
+    char *text; /* the name as a JSON string; from json_dumps */
+    uint32_t value;
+    bool required;
+} member;
+
+typedef struct members {
+    member *list;
+    size_t n;
+    bool others; /* there may be members of other names */
+    uint32_t other_name, other_value;
+} members;
+
+static bool is_required(const json_t *schema, const char *name)
+{
+    size_t i;
+    json_t *v;
+    json_array_foreach(json_object_get(schema, "required"), i, v)
+    {
+        const char *text = json_string_value(v);
+        if (text && strcmp(text, name) == 0) return true;
+    }
+    return false;
+}
+
+static cn_status add_member(members *m, const char *name, uint32_t value, bool required)
+{
+    json_t *string = json_string(name);
+    char *text = string ? json_dumps(string, JSON_ENCODE_ANY) : NULL;
+    json_decref(string);
+    member *list = cn_realloc(m->list, m->n + 1, sizeof *list);
+    if (list) m->list = list;
+    if (!text || !list) {
+        free(text);
+        return cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
+    }
+    m->list[m->n++] = (member){text, value, required};
+    return CN_OK;
+}
+
+static cn_status read_others(cn_schema_job *job, uint32_t part, members *m)
+{
+    json_t *schema = job->parts[part].schema;
+    json_t *v = json_object_get(schema, "additionalProperties");
+    m->others = v ? !json_is_false(v) : !json_object_get(schema, "properties");
+    m->other_value = job->rules.any_value;
+    const cn_schema_part place = {
+        .parent = part, .keyword = "additionalProperties", .index = CN_SCHEMA_NO_INDEX};
+    return v && m->others ? cn_schema_rule(job, v, place, &m->other_value) : CN_OK;
+}
+
+static cn_status read_members(cn_schema_job *job, uint32_t part, members *m)
+{
+    json_t *schema = job->parts[part].schema, *v;
+    json_t *properties = json_object_get(schema, "properties");
+    json_t *required = json_object_get(schema, "required");
+    const char *name;
+    size_t i;
+    if (properties && !json_is_object(properties))
+        return cn_schema_wrong(job, part, "properties: expected an object of schemas");
+    if (required && !json_is_array(required))
+        return cn_schema_wrong(job, part, "required: expected an array of names");
+    CN_TRY(read_others(job, part, m));
+    json_object_foreach(properties, name, v)
+    {
+        uint32_t value;
+        const cn_schema_part place = {
+            .parent = part, .keyword = "properties", .name = name, .index = CN_SCHEMA_NO_INDEX};
+        CN_TRY(cn_schema_rule(job, v, place, &value));
+        CN_TRY(add_member(m, name, value, is_required(schema, name)));
+    }
+    json_array_foreach(required, i, v)
+    {
+        name = json_string_value(v);
+        if (!name) return cn_schema_wrong(job, part, "required: expected an array of names");
+        if (json_object_get(properties, name)) continue;
+        if (!m->others && json_object_get(schema, "additionalProperties"))
+            return cn_schema_wrong(job, part, "required names '%.64s', which is no property", name);
+        bool twice = false;
+        for (size_t k = 0; k < i; k++) twice |= json_equal(json_array_get(required, k), v);
+        if (!twice) CN_TRY(add_member(m, name, m->other_value, true));
+    }
+    return CN_OK;
+}
+
+static cn_status name_others(cn_schema_job *job, uint32_t part, members *m)
+{
+    if (!m->others) return CN_OK;
+    name_text *names = cn_calloc(m->n + 1, sizeof *names);
+    if (!names) return cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
+    for (size_t i = 0; i < m->n; i++)
+        names[i] = (name_text){m->list[i].text + 1, strlen(m->list[i].text) - 2};
+    const cn_status status = other_name_rule(job, part, names, m->n, &m->other_name);
+    cn_free(names);
+    return status;
+}
+
+/* Reads members in order. `none` is the node where no member was read yet, `some` where one was;
+ * both lead to the same member, `some` over a comma. */
+static void emit_members(cn_schema_job *job, const members *m, cn_net_rule rule)
+{
+    cn_net *net = job->net;
+    const cn_json_rules *r = &job->rules;
+    uint32_t none = cn_json_mark(net, r, rule.start, '{'), some = NOWHERE;
+    for (size_t i = 0; i <= m->n && net->status == CN_OK; i++) {
+        if (i == m->n && !m->others) break;
+        const uint32_t here = cn_net_node_new(net);
+        const uint32_t next = i == m->n && some != NOWHERE ? some : cn_net_node_new(net);
+        if (none != NOWHERE) cn_net_empty(net, none, here);
+        if (some != NOWHERE) cn_net_empty(net, cn_json_mark(net, r, some, ','), here);
+        uint32_t name;
+        if (i == m->n)
+            cn_net_call(net, here, name = cn_net_node_new(net), m->other_name);
+        else
+            name = cn_net_text(net, here, m->list[i].text, strlen(m->list[i].text));
+        const uint32_t value = i == m->n ? m->other_value : m->list[i].value;
+        cn_net_call(net, cn_json_mark(net, r, name, ':'), next, value);
+        if (i == m->n) {
+            if (some == NOWHERE) cn_net_empty(net, cn_json_mark(net, r, next, ','), here);
+        } else if (m->list[i].required) {
+            none = NOWHERE;
+        } else if (some != NOWHERE) {
+            cn_net_empty(net, some, next);
+        }
+        some = next;
+    }
+    if (none != NOWHERE) cn_net_byte(net, none, rule.end, '}', '}');
+    if (some == NOWHERE) return;
+    const uint32_t close = cn_net_node_new(net);
+    cn_net_call(net, some, close, r->space);
+    cn_net_byte(net, close, rule.end, '}', '}');
+}
+
+cn_status cn_schema_emit_object(cn_schema_job *job, uint32_t part, cn_net_rule rule)
+{
+    members m = {.n = 0};
+    cn_status status = read_members(job, part, &m);
+    if (status == CN_OK) status = name_others(job, part, &m);
+    if (status == CN_OK) emit_members(job, &m, rule);
+    for (size_t i = 0; i < m.n; i++) free(m.list[i].text);
+    cn_free(m.list);
+    return status;
+}

@@ -1,0 +1,142 @@
+/* structure.c - structured output: the grammars of requests, token masks, and the text that a
+ * sample has so far. See engine_state.h.
+ *
+ * A grammar begins behind the reasoning. Inside the reasoning any token may follow but EOS. */
+#include <string.h>
+
+#include "engine/engine_state.h"
+
+static bool is_eos(const cn_engine *e, uint32_t token)
+{
+    for (uint32_t i = 0; i < e->n_eos; i++)
+        if (e->eos[i] == token) return true;
+    return false;
+}
+
+/* ---- open ---- */
+
+/* Special tokens, EOS and the tags of reasoning are no text of an answer. */
+static uint32_t list_tokens(const cn_engine *e, cn_token_bytes *out)
+{
+    uint32_t n = 0;
+    for (uint32_t id = 0; id < e->model_config.vocab; id++) {
+        const char *bytes;
+        size_t len;
+        bool special;
+        if (!cn_tokenizer_token(e->tokenizer, id, &bytes, &len, &special) || special) continue;
+        if (is_eos(e, id) || id == e->reasoning.open_id || id == e->reasoning.close_id) continue;
+        if (len <= CN_TRIE_MAX_DEPTH) out[n++] = (cn_token_bytes){bytes, id, (uint32_t)len};
+    }
+    return n;
+}
+
+/* The trie of the vocabulary is made for the first request that needs it. */
+static cn_status make_grammars(cn_engine *e)
+{
+    cn_token_bytes *tokens = cn_calloc(e->model_config.vocab, sizeof *tokens);
+    if (!tokens) return cn_fail(CN_ERR_MEMORY, "out of memory for the vocabulary");
+    const cn_grammars_opts o = {.tokens = tokens,
+                                .n_tokens = list_tokens(e, tokens),
+                                .vocab = e->model_config.vocab,
+                                .eos = e->eos,
+                                .n_eos = e->n_eos};
+    const cn_status status = cn_grammars_create(&e->grammars, &o);
+    cn_free(tokens);
+    return status;
+}
+
+static const char *name_of(cn_structure_kind kind)
+{
+    static const char *const names[] = {
+        [CN_STRUCTURE_NONE] = "none",     [CN_STRUCTURE_JSON] = "json_object",
+        [CN_STRUCTURE_SCHEMA] = "json",   [CN_STRUCTURE_REGEX] = "regex",
+        [CN_STRUCTURE_CHOICE] = "choice",
+    };
+    return names[kind];
+}
+
+cn_status cn_structure_open(cn_engine *e, const cn_request_params *p, cn_engine_request *r)
+{
+    const cn_structure *s = &p->structure;
+    if (s->kind == CN_STRUCTURE_NONE) return CN_OK;
+    if (!e->tokenizer) return cn_fail(CN_ERR_ARG, "structured output: the model has no tokenizer");
+    if (p->sampling.min_tokens > 0)
+        return cn_fail(CN_ERR_ARG,
+                       "structured output: expected min_tokens 0, got %u: the text ends where its "
+                       "form does",
+                       p->sampling.min_tokens);
+    if (p->n_forced > 0)
+        return cn_fail(CN_ERR_ARG, "structured output: expected no forced tokens, got %zu",
+                       p->n_forced);
+    if (!e->grammars) CN_TRY(make_grammars(e));
+    const cn_status status = cn_grammars_open(e->grammars, s, &r->grammar);
+    if (status != CN_OK) return cn_fail_within(status, "structured output (%s)", name_of(s->kind));
+    for (uint32_t i = 0; i < r->n_samples; i++)
+        cn_grammar_match(r->grammar, &r->samples[i].matcher);
+    return CN_OK;
+}
+
+void cn_structure_close(cn_engine_request *r)
+{
+    for (uint32_t i = 0; i < r->n_samples; i++) cn_matcher_end(&r->samples[i].matcher);
+    cn_grammars_close(r->grammar);
+    r->grammar = NULL;
+}
+
+/* ---- masks ---- */
+
+static void allow(uint32_t *mask, uint32_t token) { mask[token / 32] |= 1u << token % 32; }
+
+static void write_mask(cn_engine *e, cn_sample *s, uint32_t *mask)
+{
+    const uint32_t n = cn_grammars_mask_words(e->grammars);
+    const uint32_t *words;
+    if (!s->output || cn_output_reasons(s->output)) {
+        memset(mask, 0xff, n * sizeof *mask);
+        for (uint32_t i = 0; i < e->n_eos; i++) mask[e->eos[i] / 32] &= ~(1u << e->eos[i] % 32);
+        return;
+    }
+    if (cn_grammars_mask(e->grammars, &s->matcher, &words) != CN_OK) {
+        s->mask_error = "structured output: the form of the text needs too many states; expected "
+                        "fewer alternatives or smaller bounds";
+        return;
+    }
+    memcpy(mask, words, n * sizeof *mask);
+    if (cn_output_may_reason(s->output) && s->seq->n_tokens == s->seq->n_prompt)
+        allow(mask, (uint32_t)e->reasoning.open_id);
+    for (uint32_t i = 0; i < n; i++)
+        if (mask[i]) return;
+    s->mask_error = "structured output: no token of the vocabulary continues the text";
+}
+
+void cn_structure_write_masks(cn_engine *e, const cn_flight *f)
+{
+    const uint32_t n = cn_grammars_mask_words(e->grammars);
+    uint32_t *mask = e->masks;
+    for (uint32_t i = 0; i < f->n_rows; i++) {
+        cn_sample *s = f->seqs[i]->user;
+        if (!s->request->grammar) continue;
+        if (!s->done) write_mask(e, s, mask);
+        mask += n;
+    }
+}
+
+/* ---- tokens ---- */
+
+cn_status cn_structure_push(cn_engine *e, cn_sample *s, uint32_t token, cn_finish *finish)
+{
+    const char *bytes;
+    size_t n;
+    bool special;
+    if (s->mask_error) return cn_fail(CN_ERR_MEMORY, "%s", s->mask_error);
+    bool complete = is_eos(e, token) && cn_matcher_accepts(&s->matcher);
+    if (!complete) {
+        if (!cn_tokenizer_token(e->tokenizer, token, &bytes, &n, &special))
+            return cn_fail(CN_ERR_ARG, "structured output: token %u is no text", token);
+        const cn_status status = cn_matcher_push(&s->matcher, bytes, n);
+        if (status != CN_OK) return cn_fail_within(status, "structured output: token %u", token);
+        complete = cn_matcher_is_complete(&s->matcher);
+    }
+    if (complete) *finish = CN_FINISH_STOP;
+    return CN_OK;
+}

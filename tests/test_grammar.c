@@ -1,0 +1,409 @@
+/* test_grammar.c - grammars on texts: schemas, expressions, choices; token masks against the rule
+ * that a token may follow if and only if its bytes can; bounds. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/grammar/grammars.h"
+
+enum { BYTES = 256, WORDS = 12, EOS = BYTES + WORDS, VOCAB = EOS + 1 };
+
+static char bytes[BYTES];
+static const char *const words[WORDS] = {"{\"", "\":", "\": ", ", \"", "true",     "null",
+                                         "12",  "\"}", "ab",   "ab",   "\xc3\xa9", "a\n"};
+static const uint32_t eos[] = {EOS};
+
+static cn_grammars *make(uint64_t most)
+{
+    cn_token_bytes tokens[BYTES + WORDS];
+    for (uint32_t i = 0; i < BYTES; i++) {
+        bytes[i] = (char)i;
+        tokens[i] = (cn_token_bytes){&bytes[i], i, 1};
+    }
+    for (uint32_t i = 0; i < WORDS; i++)
+        tokens[BYTES + i] = (cn_token_bytes){words[i], BYTES + i, (uint32_t)strlen(words[i])};
+    const cn_grammars_opts o = {.tokens = tokens,
+                                .n_tokens = BYTES + WORDS,
+                                .vocab = VOCAB,
+                                .eos = eos,
+                                .n_eos = 1,
+                                .bytes = most};
+    cn_grammars *g;
+    assert_int_equal(cn_grammars_create(&g, &o), CN_OK);
+    return g;
+}
+
+static cn_grammar *open_grammar(cn_grammars *g, cn_structure_kind kind, const char *text)
+{
+    const cn_structure s = {kind, text};
+    cn_grammar *grammar = NULL;
+    if (cn_grammars_open(g, &s, &grammar) != CN_OK) fail_msg("%s: %s", text, cn_last_error());
+    return grammar;
+}
+
+static bool matches(cn_grammar *grammar, const char *text)
+{
+    cn_matcher m;
+    cn_grammar_match(grammar, &m);
+    const bool ok = cn_matcher_push(&m, text, strlen(text)) == CN_OK && cn_matcher_accepts(&m);
+    cn_matcher_end(&m);
+    return ok;
+}
+
+/* Lists end with NULL. */
+static void check(cn_structure_kind kind, const char *text, const char *const *good,
+                  const char *const *bad)
+{
+    cn_grammars *g = make(0);
+    cn_grammar *grammar = open_grammar(g, kind, text);
+    for (; *good; good++)
+        if (!matches(grammar, *good)) fail_msg("%s does not read %s", text, *good);
+    for (; *bad; bad++)
+        if (matches(grammar, *bad)) fail_msg("%s reads %s", text, *bad);
+    cn_grammars_close(grammar);
+    cn_grammars_free(g);
+}
+
+#define LIST(...) ((const char *const[]){__VA_ARGS__, NULL})
+#define SCHEMA(text, good, bad) check(CN_STRUCTURE_SCHEMA, text, good, bad)
+#define REGEX(text, good, bad) check(CN_STRUCTURE_REGEX, text, good, bad)
+
+static void scalars(void **state)
+{
+    (void)state;
+    SCHEMA("{\"type\":\"string\"}", LIST("\"\"", "\"a\\n\\u00e9\\ud83d\\ude00é\""),
+           LIST("\"", "\"\n\"", "\"\\x\"", "\"\\ud800\"", "\"\\udc00\"", "\"\xff\"", "1"));
+    SCHEMA("{\"type\":\"string\",\"minLength\":2,\"maxLength\":3}",
+           LIST("\"éé\"", "\"\\u0041b\\\"\"", "\"\\ud83d\\ude00x\""),
+           LIST("\"é\"", "\"abcd\"", "\"\\ud83d\\ude00\""));
+    SCHEMA("{\"type\":[\"boolean\",\"null\"]}", LIST("true", "false", "null"), LIST("1", "tru"));
+    SCHEMA("{\"type\":\"number\"}", LIST("0", "-0.5", "1e9", "12.25E-3", "999999999999999"),
+           LIST("01", ".5", "1.", "+1", "1e", "-", "1000000000000000", "NaN"));
+    SCHEMA("{\"enum\":[1,\"a\\\"b\",null,[1,2],\"é\"]}",
+           LIST("1", "\"a\\\"b\"", "null", "[1,2]", "\"é\""), LIST("2", "\"a\"", "[1]", "1.0"));
+    SCHEMA("{\"type\":\"string\",\"enum\":[1,\"x\"]}", LIST("\"x\""), LIST("1"));
+    SCHEMA("{\"const\":{\"a\":true}}", LIST("{\"a\":true}"), LIST("{}", "{\"a\":false}"));
+}
+
+static void numbers_keep_their_bounds(void **state)
+{
+    (void)state;
+    static const int64_t bounds[] = {-1000, -999, -101, -100, -10, -9, -1, 0, 1, 7, 10, 99, 123};
+    enum { N = sizeof bounds / sizeof *bounds };
+    cn_grammars *g = make(0);
+    for (int i = 0; i < N; i++)
+        for (int k = i; k < N; k++) {
+            char schema[96], text[32];
+            const long long lo = bounds[i], hi = bounds[k];
+            snprintf(schema, sizeof schema,
+                     "{\"type\":\"integer\",\"minimum\":%lld,\"maximum\":%lld}", lo, hi);
+            cn_grammar *grammar = open_grammar(g, CN_STRUCTURE_SCHEMA, schema);
+            for (long long x = -1100; x <= 1100; x++) {
+                snprintf(text, sizeof text, "%lld", x);
+                if (matches(grammar, text) != (x >= lo && x <= hi)) fail_msg("%s %s", schema, text);
+            }
+            cn_grammars_close(grammar);
+        }
+    cn_grammars_free(g);
+    SCHEMA("{\"type\":\"number\",\"exclusiveMinimum\":0,\"maximum\":2}",
+           LIST("1", "2", "0.5", "0.001", "1.999"), LIST("0", "0.0", "0.00", "-1", "2.5", "2.0e1"));
+    SCHEMA("{\"type\":\"number\",\"minimum\":-2,\"exclusiveMaximum\":-0.0}",
+           LIST("-2", "-1.5", "-0.5", "-1.0"), LIST("0", "-0.0", "0.5", "-2.5", "1"));
+    SCHEMA("{\"type\":\"integer\",\"exclusiveMinimum\":3,\"exclusiveMaximum\":5.5}", LIST("4", "5"),
+           LIST("3", "6", "4.0"));
+}
+
+static void objects(void **state)
+{
+    (void)state;
+    SCHEMA("{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{\"type\":"
+           "\"null\"},\"c\":{\"const\":1}},\"required\":[\"b\"],\"additionalProperties\":false}",
+           LIST("{\"b\":null}", "{\"a\": 1,\"b\":null}", "{\n  \"a\":1, \"b\": null, \"c\":1\n}",
+                "{\"b\":null,\"c\":1}"),
+           LIST("{}", "{\"a\":1}", "{\"c\":1,\"b\":null}", "{\"b\":null,}", "{\"b\":null,\"d\":1}",
+                "{\"b\":null,\"b\":null}", "{\"b\":null} ", " {\"b\":null}"));
+    SCHEMA("{\"properties\":{\"a\":{},\"b\":{}}}",
+           LIST("{}", "{\"a\":[1]}", "{\"b\":{\"x\":[]}}", "{\"a\":1,\"b\":2}"), LIST("{\"c\":1}"));
+    SCHEMA(
+        "{\"type\":\"object\",\"properties\":{\"ab\":{\"const\":1},\"b\":{\"const\":2},"
+        "\"é\":{\"const\":3}},\"additionalProperties\":{\"type\":\"boolean\"}}",
+        LIST("{}", "{\"ab\":1}", "{\"a\":true}", "{\"abc\":true}", "{\"\":false}",
+             "{\"ab\":1,\"b\":2,\"x\":true,\"yé\":false}", "{\"b\":2,\"\\\"\":true}"),
+        LIST("{\"ab\":true}", "{\"b\":true}", "{\"é\":true}", "{\"\\u0062\":true}", "{\"x\":1}"));
+    SCHEMA("{\"type\":\"object\",\"additionalProperties\":{\"type\":\"null\"}}",
+           LIST("{}", "{\"a\":null, \"b\":null}"), LIST("{\"a\":1}"));
+    SCHEMA("{\"type\":\"object\",\"required\":[\"x\"]}", LIST("{\"x\":1}", "{\"x\":1,\"y\":2}"),
+           LIST("{}", "{\"y\":1}"));
+}
+
+static void arrays(void **state)
+{
+    (void)state;
+    SCHEMA("{\"type\":\"array\",\"items\":{\"type\":\"null\"}}",
+           LIST("[]", "[null]", "[null, null]"), LIST("[1]", "[null,]", "[,]"));
+    SCHEMA("{\"items\":{\"const\":1},\"minItems\":2,\"maxItems\":3}", LIST("[1,1]", "[1,1,1]"),
+           LIST("[]", "[1]", "[1,1,1,1]"));
+    SCHEMA("{\"items\":{\"const\":1},\"minItems\":1}", LIST("[1]", "[1,1,1,1]"), LIST("[]"));
+    SCHEMA("{\"items\":{\"const\":1},\"maxItems\":0}", LIST("[]"), LIST("[1]"));
+    SCHEMA("{\"prefixItems\":[{\"const\":1},{\"const\":2}],\"items\":false}",
+           LIST("[]", "[1]", "[1,2]"), LIST("[2]", "[1,2,3]"));
+    SCHEMA("{\"type\":\"array\"}", LIST("[]", "[1,\"a\",{}]"), LIST("[", "{}"));
+}
+
+static void references(void **state)
+{
+    (void)state;
+    SCHEMA("{\"$ref\":\"#/$defs/node\",\"$defs\":{\"node\":{\"type\":\"object\",\"properties\":"
+           "{\"v\":{\"type\":\"integer\"},\"next\":{\"anyOf\":[{\"$ref\":\"#/$defs/node\"},"
+           "{\"type\":\"null\"}]}},\"required\":[\"v\",\"next\"]}}}",
+           LIST("{\"v\":1,\"next\":null}", "{\"v\":1,\"next\":{\"v\":2,\"next\":null}}"),
+           LIST("{\"v\":1}", "{\"v\":1,\"next\":{}}"));
+    SCHEMA("{\"anyOf\":[{\"$ref\":\"#\"},{\"const\":1}]}", LIST("1"), LIST("2"));
+    SCHEMA("{\"allOf\":[{\"type\":\"null\"}],\"description\":\"x\"}", LIST("null"), LIST("1"));
+    SCHEMA("{\"$defs\":{\"a/b\":{\"const\":1}},\"items\":{\"$ref\":\"#/$defs/a~1b\"}}", LIST("[1]"),
+           LIST("[2]"));
+}
+
+static void patterns(void **state)
+{
+    (void)state;
+    SCHEMA("{\"pattern\":\"^a+$\"}", LIST("\"a\"", "\"aa\""), LIST("\"\"", "\"ab\""));
+    SCHEMA("{\"pattern\":\"b\"}", LIST("\"b\"", "\"abc\"", "\"é\\\"b\""), LIST("\"ac\""));
+    SCHEMA("{\"pattern\":\"^a|b$\"}", LIST("\"ax\"", "\"xb\""), LIST("\"xa\"", "\"bx\""));
+    SCHEMA("{\"pattern\":\"^[^x]$\"}", LIST("\"a\"", "\"\\\"\"", "\"\\n\"", "\"é\""),
+           LIST("\"x\"", "\"\n\"", "\"\"\""));
+    SCHEMA("{\"type\":\"string\",\"format\":\"date\"}", LIST("\"2024-12-31\""),
+           LIST("\"2024-02-30\"", "\"2024-13-01\"", "\"2024-04-31\""));
+    REGEX("[a-c]{2,3}(?:x|yy)*\\d?", LIST("ab", "abcx", "aayyx7"), LIST("a", "abcd", "aby"));
+    REGEX("\\w+@[^\\s@]+\\.com", LIST("a_b@c.com"), LIST("@c.com", "a@ .com", "a@\xc3\xa9.com"));
+    REGEX("[\\u00e0-\\u00ff]{1,2}|\\x41.", LIST("é", "éê", "Ab", "Aé"), LIST("e", "A\n", "B"));
+    REGEX("", LIST(""), LIST("a"));
+    REGEX("(a|)b*?", LIST("", "a", "abb", "b"), LIST("ba"));
+    check(CN_STRUCTURE_CHOICE, "[\"yes\",\"no\",\"nope\"]", LIST("yes", "no", "nope"),
+          LIST("y", "nop", "yesno"));
+    check(CN_STRUCTURE_JSON, NULL, LIST("{}", "{\"a\":[{\"b\":1e5}]}"), LIST("[]", "1"));
+}
+
+static void refuse(cn_structure_kind kind, const char *text, const char *error)
+{
+    cn_grammars *g = make(0);
+    const cn_structure s = {kind, text};
+    cn_grammar *grammar;
+    const cn_status status = cn_grammars_open(g, &s, &grammar);
+    if (status != CN_ERR_ARG || !strstr(cn_last_error(), error))
+        fail_msg("%s: status %d, %s", text, (int)status, cn_last_error());
+    cn_grammars_free(g);
+}
+
+static void what_is_not_supported_is_refused_by_name(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *error;
+    } schemas[] = {
+        {"{\"properties\":{\"a\":{\"items\":{\"oneOf\":[]}}}}",
+         "schema at #/properties/a/items: keyword 'oneOf' is not supported"},
+        {"{\"anyOf\":[{},{\"multipleOf\":2}]}", "at #/anyOf/1: keyword 'multipleOf'"},
+        {"{\"uniqueItems\":true}", "keyword 'uniqueItems'"},
+        {"{\"type\":\"text\"}", "expected the name of a JSON type, got \"text\""},
+        {"{\"$ref\":\"#/$defs/x\"}", "$ref: expected a part of this schema"},
+        {"{\"$ref\":\"http://x/y\"}", "$ref: expected a part of this schema"},
+        {"{\"$defs\":{\"a\":{\"$ref\":\"#/$defs/a\"}},\"items\":{\"$ref\":\"#/$defs/a\"}}",
+         "refers to itself"},
+        {"{\"anyOf\":[{\"type\":\"null\"}],\"minLength\":2}", "minLength beside anyOf"},
+        {"{\"enum\":[1],\"const\":1}", "const beside enum"},
+        {"{\"enum\":[]}", "enum: expected an array of values"},
+        {"{\"pattern\":\"a\",\"minLength\":2}", "not supported together"},
+        {"{\"format\":\"iri\"}", "format \"iri\" is not supported"},
+        {"{\"pattern\":\"(?=a)\"}", "pattern: regular expression, byte 1: only groups"},
+        {"{\"pattern\":\"a\\\\b\"}", "byte 2: this escape"},
+        {"{\"type\":\"integer\",\"minimum\":1,\"maximum\":0}", "a whole number between them"},
+        {"{\"type\":\"number\",\"minimum\":0.1,\"maximum\":0.9}", "a whole number between them"},
+        {"{\"maxLength\":-1}", "maxLength: expected a whole number"},
+        {"{\"maxLength\":131072}", "needs more than 131072 nodes"},
+        {"{\"minLength\":3,\"maxLength\":2}", "no text matches"},
+        {"{\"properties\":{\"a\":false},\"required\":[\"a\"]}", "no text matches"},
+        {"{\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]}", "no text matches"},
+        {"{\"required\":[\"a\"],\"additionalProperties\":false}", "which is no property"},
+        {"{", "schema"},
+        {"3", "expected an object, true or false, got 3"},
+    };
+    for (size_t i = 0; i < sizeof schemas / sizeof *schemas; i++)
+        refuse(CN_STRUCTURE_SCHEMA, schemas[i].text, schemas[i].error);
+    refuse(CN_STRUCTURE_REGEX, "a{3,2}", "bounds are swapped");
+    refuse(CN_STRUCTURE_REGEX, "(a", "byte 2: expected )");
+    refuse(CN_STRUCTURE_REGEX, "a)", "expected ( before )");
+    refuse(CN_STRUCTURE_REGEX, "[a", "expected ]");
+    refuse(CN_STRUCTURE_REGEX, "*a", "nothing to repeat");
+    refuse(CN_STRUCTURE_REGEX, "a^b", "at the ends of the expression only");
+    refuse(CN_STRUCTURE_REGEX, "((((a{9999}){9999}){9999}){9999}){9999}", "needs more than");
+    refuse(CN_STRUCTURE_CHOICE, "[]", "1 to 4096 strings");
+    refuse(CN_STRUCTURE_CHOICE, "[\"a\",3]", "non-empty strings");
+}
+
+/* ---- masks ---- */
+
+static bool allowed(const uint32_t *mask, uint32_t token)
+{
+    return mask[token / 32] >> token % 32 & 1;
+}
+
+static bool can_follow(cn_grammar *grammar, const char *text, size_t n, uint32_t token)
+{
+    cn_matcher m;
+    cn_grammar_match(grammar, &m);
+    assert_int_equal(cn_matcher_push(&m, text, n), CN_OK);
+    const bool ok = token == EOS    ? cn_matcher_accepts(&m)
+                    : token < BYTES ? cn_matcher_push(&m, &bytes[token], 1) == CN_OK
+                                    : cn_matcher_push(&m, words[token - BYTES],
+                                                      strlen(words[token - BYTES])) == CN_OK;
+    cn_matcher_end(&m);
+    return ok;
+}
+
+static const char *const drawn[] = {
+    "{\"type\":\"object\",\"properties\":{\"ab\":{\"type\":\"string\",\"maxLength\":4},\"t\":{"
+    "\"type\":\"boolean\"},\"n\":{\"type\":\"integer\"}},\"required\":[\"t\"]}",
+    "{\"type\":\"array\",\"items\":{\"anyOf\":[{\"type\":\"null\"},{\"type\":\"string\"}]},"
+    "\"maxItems\":4}",
+    "{\"$ref\":\"#/$defs/t\",\"$defs\":{\"t\":{\"properties\":{\"ab\":{\"items\":{\"$ref\":"
+    "\"#/$defs/t\"}}}}}}",
+    "{\"type\":\"object\",\"properties\":{\"ab\":{}},\"additionalProperties\":true}",
+};
+
+/* Draws a text token by token from the masks; `most` bounds the memory. Every drawn text must end
+ * in a state that accepts, or go on. */
+static void draw_texts(uint64_t most, uint32_t n_texts, bool compare)
+{
+    cn_grammars *g = make(most);
+    uint64_t h = 7;
+    uint32_t n_whole = 0;
+    for (uint32_t i = 0; i < n_texts; i++) {
+        cn_grammar *grammar =
+            open_grammar(g, CN_STRUCTURE_SCHEMA, drawn[i % (sizeof drawn / sizeof *drawn)]);
+        char text[256];
+        size_t n = 0;
+        cn_matcher m;
+        cn_grammar_match(grammar, &m);
+        while (n < 100) {
+            const uint32_t *mask;
+            assert_int_equal(cn_grammars_mask(g, &m, &mask), CN_OK);
+            uint32_t can[VOCAB], n_can = 0;
+            for (uint32_t t = 0; t < VOCAB; t++) {
+                if (allowed(mask, t)) can[n_can++] = t;
+                if (compare) assert_int_equal(allowed(mask, t), can_follow(grammar, text, n, t));
+            }
+            assert_true(n_can > 0);
+            h = cn_hash64(h, &i, sizeof i);
+            const uint32_t token = can[h % n_can];
+            if (token == EOS) {
+                assert_true(cn_matcher_accepts(&m));
+                n_whole++;
+                break;
+            }
+            const char *add = token < BYTES ? &bytes[token] : words[token - BYTES];
+            const size_t len = token < BYTES ? 1 : strlen(add);
+            assert_int_equal(cn_matcher_push(&m, add, len), CN_OK);
+            memcpy(text + n, add, len);
+            n += len;
+            assert_true(!cn_matcher_is_complete(&m) || cn_matcher_accepts(&m));
+        }
+        cn_matcher_end(&m);
+        cn_grammars_close(grammar);
+    }
+    assert_true(n_whole > n_texts / 8);
+    cn_grammars_free(g);
+}
+
+static void masks_have_the_tokens_that_may_follow(void **state)
+{
+    (void)state;
+    draw_texts(0, 24, true);
+}
+
+static void forgotten_states_are_made_again(void **state)
+{
+    (void)state;
+    draw_texts(1, 100, false); /* every mask is made with the memory full */
+}
+
+static void equal_grammars_are_one(void **state)
+{
+    (void)state;
+    cn_grammars *g = make(0);
+    cn_grammar *a = open_grammar(g, CN_STRUCTURE_SCHEMA, "{\"type\":\"null\"}");
+    cn_grammar *b = open_grammar(g, CN_STRUCTURE_SCHEMA, "{\"type\":\"null\"}");
+    cn_grammar *c = open_grammar(g, CN_STRUCTURE_REGEX, "null");
+    assert_ptr_equal(a, b);
+    assert_ptr_not_equal(a, c);
+    cn_grammars_close(a);
+    cn_grammars_close(b);
+    cn_grammars_close(c);
+    assert_ptr_equal(open_grammar(g, CN_STRUCTURE_SCHEMA, "{\"type\":\"null\"}"), a);
+    cn_grammars_close(a);
+    cn_grammars_free(g);
+}
+
+static void hostile_expressions_stay_within_bounds(void **state)
+{
+    (void)state;
+    cn_grammars *g = make(1 << 20);
+    /* 2^40 states in a deterministic automaton. */
+    cn_grammar *grammar = open_grammar(g, CN_STRUCTURE_REGEX, "(a|b)*a(a|b){40}");
+    cn_matcher m;
+    uint64_t h = 3;
+    cn_grammar_match(grammar, &m);
+    for (int i = 0; i < 3000; i++) {
+        const uint32_t *mask;
+        h = cn_hash64(h, &i, sizeof i);
+        assert_int_equal(cn_grammars_mask(g, &m, &mask), CN_OK);
+        assert_true(allowed(mask, 'a') && allowed(mask, 'b') && !allowed(mask, 'c'));
+        assert_int_equal(cn_matcher_push(&m, h & 1 ? "a" : "b", 1), CN_OK);
+    }
+    cn_matcher_end(&m);
+    cn_grammars_close(grammar);
+    cn_grammars_free(g);
+}
+
+static void values_inside_one_another_end(void **state)
+{
+    (void)state;
+    cn_grammars *g = make(0);
+    cn_grammar *grammar = open_grammar(g, CN_STRUCTURE_SCHEMA, "{\"type\":\"array\"}");
+    cn_matcher m;
+    cn_grammar_match(grammar, &m);
+    uint32_t depth = 0;
+    while (cn_matcher_push(&m, "[", 1) == CN_OK) depth++;
+    cn_matcher_end(&m);
+    assert_in_range(depth, 50, CN_NET_MAX_DEPTH);
+    cn_grammar_match(grammar, &m);
+    for (uint32_t i = 0; i < depth; i++) assert_int_equal(cn_matcher_push(&m, "[", 1), CN_OK);
+    for (uint32_t i = 0; i < depth; i++) assert_int_equal(cn_matcher_push(&m, "]", 1), CN_OK);
+    assert_true(cn_matcher_is_complete(&m));
+    cn_matcher_end(&m);
+    cn_grammars_close(grammar);
+    cn_grammars_free(g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(scalars),
+        cmocka_unit_test(numbers_keep_their_bounds),
+        cmocka_unit_test(objects),
+        cmocka_unit_test(arrays),
+        cmocka_unit_test(references),
+        cmocka_unit_test(patterns),
+        cmocka_unit_test(what_is_not_supported_is_refused_by_name),
+        cmocka_unit_test(masks_have_the_tokens_that_may_follow),
+        cmocka_unit_test(forgotten_states_are_made_again),
+        cmocka_unit_test(equal_grammars_are_one),
+        cmocka_unit_test(hostile_expressions_stay_within_bounds),
+        cmocka_unit_test(values_inside_one_another_end),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
