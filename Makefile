@@ -118,7 +118,8 @@ PLOT_ENV := $(BUILD)/plot-env
 TSAN_TESTS ?= ops_cpu attn_cpu select_cpu predict_cpu exchange_cpu backend_pair away_pair engine_zip engine_async engine_away engine_away_timing serve_batches mailbox serve serve_limits serve_bounds serve_attacks serve_status
 
 # The parts of `make nightly`, without the thread sanitizer.
-NIGHTLY := nightly-sim nightly-fuzz nightly-async nightly-soak nightly-chaos
+NIGHTLY := nightly-sim nightly-fuzz nightly-async nightly-soak nightly-chaos \
+  nightly-structured
 
 .PHONY: all cpu cuda help deps demo check test sim fuzz scripts asan ubsan tsan golden tidy docs \
   docs-check install deb wheel package-check examples programs test-programs bench plot-env plots clean nightly \
@@ -294,6 +295,8 @@ nightly-soak: $(BUILD)/tests/test_soak
 	@$(RUN) --args "240 late $(SEED)" $^
 nightly-chaos: programs
 	@CHAOS_ROUNDS=50 CHAOS_SEED=$(SEED) $(RUN) tests/chaos_check.sh
+nightly-structured: programs
+	@STRUCTURED_N=10000 SEED=$(SEED) $(RUN) tests/serve_structured_check.sh
 
 ASAN := SANITIZER=address,undefined OPT=-O1
 UBSAN := SANITIZER=undefined OPT=-O1
