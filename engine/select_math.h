@@ -126,11 +126,105 @@ CN_HOST_DEVICE static inline float cn_score_scale(uint32_t head_dim)
 }
 
 /* ---- group rule max: the logarithm of a share ----
- * Share of a candidate: weight / sum of the weights of all candidates of the head, with the weights
- * cn_sample_weight(logit - largest). log(share) = (logit - largest) - cn_log_weights(sum). */
+ * log(share) = logit - log(sum of exp(logit) over all candidates of the head).
+ *
+ * Candidates are summed lot by lot; a lot (cn_lot_log2) depends on the stage and the positions
+ * alone. A weight is exp(logit) in units of 2^-22 of the lot's largest power of two, truncated to
+ * an integer, so the sum of a lot fits in 32 bits and does not depend on the order. The sums of
+ * lots are added up in cn_exp_sum, which does not depend on the order either. */
 
-/* log(sum / 2^40) for a sum of at least one weight; 0 for 0. Relative error below 1e-6. */
-CN_HOST_DEVICE static inline float cn_log_weights(uint64_t sum)
+enum {
+    CN_WEIGHT_FRACTION = 22, /* the weight of 2^e in a lot with largest exponent e is 2^22 */
+    CN_LOT_MAX_LOG2 = 8,     /* the most candidates of a lot are 2^8 */
+    CN_EXPONENT_BIAS = 8192  /* exponents of two are stored plus this, from 0 to 16384 */
+};
+
+/* Tokens of a lot, as a power of two. Lots start at its multiples. */
+CN_HOST_DEVICE static inline uint32_t cn_lot_log2(uint32_t is_rows, uint32_t entry_log2)
+{
+    if (entry_log2 > 0) return entry_log2 + 3;
+    return is_rows ? 4 : CN_LOT_MAX_LOG2;
+}
+
+/* x log2(e), plus the bias, in units of 2^14: 0 to 1. Logits beyond +-5,678 count as these, NaN as
+ * the lowest. A weight is 0 at CN_NO_WEIGHT. */
+#define CN_NO_WEIGHT (-768.0f)
+CN_HOST_DEVICE static inline float cn_weight_place(float x)
+{
+    const float place = fmaf(x, 1.44269504f / 16384.0f, 0.5f);
+#ifdef __CUDA_ARCH__
+    return __saturatef(place);
+#else
+    const float positive = place > 0.0f ? place : 0.0f;
+    return positive < 1.0f ? positive : 1.0f;
+#endif
+}
+
+/* The exponent of two that is nearest to a place, plus CN_EXPONENT_BASE. */
+#define CN_EXPONENT_BASE 0x44400000u /* the bits of 768 */
+CN_HOST_DEVICE static inline uint32_t cn_weight_exponent(float place)
+{
+    return cn_float_bits(place + 768.0f); /* the unit in the last place of the sum is 2^-14 */
+}
+
+/* The weight of a place in a lot with the largest exponent `top`. The relative error is below
+ * 2^-11. */
+CN_HOST_DEVICE static inline uint32_t cn_weight_in_lot(float place, uint32_t top)
+{
+    const float sum = place + 768.0f;
+    const float f = place - (sum - 768.0f); /* in units of 2^14, |f| <= 2^-15 */
+    /* 2^22 2^(2^14 f) + 2^23, whose unit in the last place is 1. */
+    float v = 0.0558382829f * 4194304.0f * 16384.0f * 16384.0f * 16384.0f;
+    v = fmaf(v, f, 0.242639479f * 4194304.0f * 16384.0f * 16384.0f);
+    v = fmaf(v, f, 0.693136734f * 4194304.0f * 16384.0f);
+    v = fmaf(v, f, 0.999924557f * 4194304.0f + 8388608.0f);
+    const uint32_t weight = cn_float_bits(v) & 0x7fffffu, shift = top - cn_float_bits(sum);
+#ifdef __CUDA_ARCH__
+    return __funnelshift_rc(weight, 0, shift); /* 0 from 32 on */
+#else
+    const uint32_t shifted = weight >> (shift & 31);
+    return shift < 32 ? shifted : 0;
+#endif
+}
+
+/* A sum of lots. Exponents are divided into bins of 16. sum[i] is that of the lots of bin top - i,
+ * in units of 2^(16 (top - i) - CN_EXPONENT_BIAS - CN_WEIGHT_FRACTION). Lots of lower bins do not
+ * count: they are below 2^-32 of the largest. */
+typedef struct cn_exp_sum {
+    uint64_t sum[3];
+    uint32_t top;
+} cn_exp_sum;
+
+/* The sum of one lot: its largest exponent, with CN_EXPONENT_BASE, and its weights. */
+CN_HOST_DEVICE static inline cn_exp_sum cn_exp_sum_of(uint32_t top, uint32_t weights)
+{
+    const uint32_t exponent = top - CN_EXPONENT_BASE;
+    cn_exp_sum s = {{(uint64_t)weights << (exponent & 15), 0, 0}, exponent >> 4};
+    return s;
+}
+
+/* s, relative to the bin `top`, which is not below its own. */
+CN_HOST_DEVICE static inline cn_exp_sum cn_exp_sum_at(cn_exp_sum s, uint32_t top)
+{
+    const uint32_t up = top - s.top;
+    s.sum[2] = up == 0 ? s.sum[2] : up == 1 ? s.sum[1] : up == 2 ? s.sum[0] : 0;
+    s.sum[1] = up == 0 ? s.sum[1] : up == 1 ? s.sum[0] : 0;
+    s.sum[0] = up == 0 ? s.sum[0] : 0;
+    s.top = top;
+    return s;
+}
+
+CN_HOST_DEVICE static inline cn_exp_sum cn_exp_sum_add(cn_exp_sum a, cn_exp_sum b)
+{
+    const uint32_t top = a.top > b.top ? a.top : b.top;
+    a = cn_exp_sum_at(a, top);
+    b = cn_exp_sum_at(b, top);
+    for (uint32_t i = 0; i < 3; i++) a.sum[i] += b.sum[i];
+    return a;
+}
+
+/* log(sum * 2^exponent); 0 for the sum 0. Relative error below 1e-6. */
+CN_HOST_DEVICE static inline float cn_log_scaled(uint64_t sum, int32_t exponent)
 {
     if (sum == 0) return 0.0f;
 #ifdef __CUDA_ARCH__
@@ -138,11 +232,11 @@ CN_HOST_DEVICE static inline float cn_log_weights(uint64_t sum)
 #else
     const int zeros = __builtin_clzll(sum);
 #endif
-    /* sum / 2^40 = m 2^e with m in [0.71, 1.42); the low bits are dropped. */
+    /* sum = m 2^e with m in [0.71, 1.42); the low bits are dropped. */
     const uint32_t mantissa = (uint32_t)(sum << zeros >> 40) & 0x7fffffu;
     const uint32_t upper = mantissa >= 0x3504f3u; /* m above sqrt(2): halve it */
     const float m = cn_float_of_bits(mantissa | (127u - upper) << 23);
-    const float e = (float)(63 - zeros - CN_WEIGHT_BITS + (int)upper);
+    const float e = (float)(63 - zeros + exponent + (int)upper);
     const float x = m - 1.0f;
     float p = 7.0376836292e-2f; /* Cephes: log(1 + x) = x - x^2 / 2 + x^3 p(x) */
     p = fmaf(p, x, -1.1514610310e-1f);
@@ -156,6 +250,13 @@ CN_HOST_DEVICE static inline float cn_log_weights(uint64_t sum)
     const float square = x * x;
     const float tail = fmaf(p, square * x, -0.5f * square);
     return fmaf(e, 0.693147182f, tail + x);
+}
+
+/* log of a sum of exp(logit). */
+CN_HOST_DEVICE static inline float cn_exp_sum_log(cn_exp_sum s)
+{
+    const uint64_t sum = s.sum[0] + (s.sum[1] >> 16) + (s.sum[2] >> 32);
+    return cn_log_scaled(sum, (int32_t)(16 * s.top) - CN_EXPONENT_BIAS - CN_WEIGHT_FRACTION);
 }
 
 /* ---- random ---- */

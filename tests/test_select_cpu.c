@@ -68,16 +68,60 @@ static void f16_is_the_nearest_and_scores_keep_the_order(void **state)
     assert_true(cn_score_bits(-INFINITY) > 0);
 }
 
-static void logarithms_of_weights_are_close(void **state)
+static void logarithms_are_close(void **state)
 {
     (void)state;
-    for (uint64_t sum = (uint64_t)1 << CN_WEIGHT_BITS; sum < (uint64_t)1 << 58;
-         sum += sum / 700 + 3) {
-        const double want = log(ldexp((double)sum, -CN_WEIGHT_BITS));
-        assert_true(fabs((double)cn_log_weights(sum) - want) <= 1e-6 * want + 1e-7);
+    for (uint64_t sum = (uint64_t)1 << 40; sum < (uint64_t)1 << 58; sum += sum / 700 + 3) {
+        const double want = log(ldexp((double)sum, -40));
+        assert_true(fabs((double)cn_log_scaled(sum, -40) - want) <= 1e-6 * want + 1e-7);
     }
-    assert_true(cn_log_weights((uint64_t)1 << CN_WEIGHT_BITS) == 0.0f);
-    assert_true(cn_log_weights(0) == 0.0f);
+    assert_true(cn_log_scaled((uint64_t)1 << 40, -40) == 0.0f);
+    assert_true(cn_log_scaled(0, -40) == 0.0f);
+}
+
+/* Adds up exp(x[i]) by lots of `lot`, in an order that `r` draws. */
+static float log_of_sum(const float *x, uint32_t n, uint32_t lot, test_rng *r)
+{
+    cn_exp_sum halves[2] = {{{0}, 0}, {{0}, 0}};
+    for (uint32_t from = 0; from < n; from += lot) {
+        uint32_t top = 0, sum = 0;
+        for (uint32_t i = from; i < n && i < from + lot; i++) {
+            const uint32_t e = cn_weight_exponent(cn_weight_place(x[i]));
+            top = e > top ? e : top;
+        }
+        for (uint32_t i = from; i < n && i < from + lot; i++)
+            sum += cn_weight_in_lot(cn_weight_place(x[i]), top);
+        cn_exp_sum *half = &halves[test_rng_below(r, 2)];
+        *half = test_rng_below(r, 2) ? cn_exp_sum_add(*half, cn_exp_sum_of(top, sum))
+                                     : cn_exp_sum_add(cn_exp_sum_of(top, sum), *half);
+    }
+    return cn_exp_sum_log(cn_exp_sum_add(halves[0], halves[1]));
+}
+
+static void sums_of_weights_are_close_in_any_order(void **state)
+{
+    (void)state;
+    enum { MOST = 3000 };
+    static float x[MOST];
+    test_rng r = {11};
+    for (int round = 0; round < 300; round++) {
+        const uint32_t n = 1 + test_rng_below(&r, MOST), lot = 1U << (3 + test_rng_below(&r, 6));
+        const float width = ldexpf(1, (int)test_rng_below(&r, 12) - 2);
+        const float middle = ldexpf(test_rng_uniform(&r) - 0.5f, (int)test_rng_below(&r, 12));
+        double largest = -INFINITY, sum = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            x[i] = middle + width * (test_rng_uniform(&r) - 0.5f);
+            largest = fmax(largest, (double)x[i]);
+        }
+        for (uint32_t i = 0; i < n; i++) sum += exp((double)x[i] - largest);
+        const float got = log_of_sum(x, n, lot, &r);
+        assert_true(fabs((double)got - (largest + log(sum))) <= 1e-3 + 1e-6 * fabs(largest));
+        for (int again = 0; again < 3; again++) assert_true(log_of_sum(x, n, lot, &r) == got);
+    }
+    const uint32_t top = cn_weight_exponent(cn_weight_place(3.0f));
+    assert_int_equal(cn_weight_in_lot(CN_NO_WEIGHT, top), 0);
+    assert_int_equal(cn_weight_in_lot(cn_weight_place(NAN), top), 0);
+    assert_int_equal(cn_weight_in_lot(cn_weight_place(-INFINITY), top), 0);
 }
 
 static void quantised_values_are_the_nearest_and_bounded(void **state)
@@ -723,7 +767,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(f16_is_the_nearest_and_scores_keep_the_order),
-        cmocka_unit_test(logarithms_of_weights_are_close),
+        cmocka_unit_test(logarithms_are_close),
+        cmocka_unit_test(sums_of_weights_are_close_in_any_order),
         cmocka_unit_test(quantised_values_are_the_nearest_and_bounded),
         cmocka_unit_test(digests_hold_labels_and_bounds_of_complete_tiles),
         cmocka_unit_test(random_steps_agree_with_plain_loops_and_sorting),

@@ -11,26 +11,30 @@
  *   labels  integer products. Nibbles become bytes of 16 times their value.
  *   hash    no query; the score is the hash.
  *
- * Group rule max takes two more kernels (score_share.cu). This one stores what they need for each
- * head, and the largest logit of each part.
+ * Group rule max takes one more kernel (score_share.cu). This one stores what it needs for each
+ * head, and the sum of the weights of each part, lot by lot (engine/select_math.h). Steps with a
+ * stage of rule max have a kernel of their own, whose threads have more registers.
  *
  * Bytes read per candidate and kv head: rows 2 d, bounds 4 d, labels n_channels / 2 + 2; written:
- * 2. Rule max writes and reads twice, from the L2 cache if it fits: labels 2 bytes a head and 2,
+ * 2. Rule max also writes and reads, from the L2 cache if it fits: labels 2 bytes a head and 2,
  * other keys 4 a head. More than 8 heads of a group read rows and bounds again, more than 4 labels.
- * Block: 384 threads, 80 registers. CPU version: cpu_sel_score.c. */
+ * Block: 384 threads, 80 registers; with rule max 256, 128. CPU version: cpu_sel_score.c. */
 #include "cuda/attn/attn_common.cuh"
 #include "cuda/select/score.cuh"
 #include "cuda/select/score_share.h"
 
 enum {
     THREADS = 384,
-    WARPS = THREADS / CN_WARP,
+    MAX_THREADS = 256, /* with rule max */
+    MAX_WARPS = MAX_THREADS / CN_WARP,
     MAX_HEAD_DIM = 256,
     MAX_GROUP = 64, /* query heads of a kv head */
     WORDS = MAX_HEAD_DIM / 4 / 8, /* of eight channels of a label */
     QUAD = 4,                     /* heads of a pass over labels */
     HEADS = 8,                    /* heads of a pass over rows and bounds */
-    BIAS = 65536,                 /* added to products of labels, which are below it */
+    /* Added to products of labels, which are below 2^16. Then the low 16 bits of one that is below
+     * 2^15 are it plus 2^15. */
+    BIAS = 3 << 15,
     TABLE_PAD = 32                /* elements between rows of the table, to use other banks */
 };
 
@@ -39,7 +43,6 @@ typedef struct score_shared {
     uint2 labels[MAX_GROUP][WORDS]; /* quantised queries: even channels, odd channels */
     uint8_t channels[2 * CN_WARP];  /* of labels */
     float factor[MAX_GROUP];        /* by which products are multiplied */
-    float warp_max[MAX_GROUP][WARPS];
 } score_shared;
 
 /* The memory of a block: the queries [group, d], and a table of what is compared with keys, [heads
@@ -47,6 +50,7 @@ typedef struct score_shared {
 typedef struct score_memory {
     score_shared *fixed;
     cn_bf16 *raw, *table;
+    cn_exp_sum (*sums)[MAX_WARPS]; /* of the lots of each warp, by head; rule max only */
 } score_memory;
 
 /* Where the results of a part go. */
@@ -165,7 +169,7 @@ __device__ static inline void fill_table(const cn_score_params &p, const cn_scor
     const uint32_t d = p.args.pools.layout.head_dim;
     const uint32_t width = x.stage.key == CN_KEY_BOUNDS ? 2 * d : d;
     const bool is_max = x.stage.group == CN_GROUP_MAX;
-    for (uint32_t at = threadIdx.x; at < (is_max ? p.group : 1) * width; at += THREADS) {
+    for (uint32_t at = threadIdx.x; at < (is_max ? p.group : 1) * width; at += blockDim.x) {
         const uint32_t row = at / width, i = at % width;
         const float value = query_value(p, x, m.raw, row, i);
         const cn_bf16 high = __float2bfloat16_rn(value);
@@ -174,11 +178,12 @@ __device__ static inline void fill_table(const cn_score_params &p, const cn_scor
             m.table[width + TABLE_PAD + i] =
                 __float2bfloat16_rn(value - __bfloat162float(high));
     }
-    for (uint32_t h = threadIdx.x; h < p.group; h += THREADS)
+    for (uint32_t h = threadIdx.x; h < p.group; h += blockDim.x)
         m.fixed->factor[h] = cn_score_scale(d);
 }
 
 /* Prepares the queries of a part. */
+template <bool MAX>
 __device__ static inline void load_query(const cn_score_params &p, const cn_score_part &x,
                                          score_memory m)
 {
@@ -193,13 +198,14 @@ __device__ static inline void load_query(const cn_score_params &p, const cn_scor
     const uint32_t n = a.pools.digest.n_channels;
     if (x.stage.key == CN_KEY_LABELS && threadIdx.x < n)
         m.fixed->channels[threadIdx.x] = __ldg(a.pools.digest.channels + unit * n + threadIdx.x);
-    for (uint32_t i = threadIdx.x; i < p.group * d / CN_VEC8; i += THREADS)
+    for (uint32_t i = threadIdx.x; i < p.group * d / CN_VEC8; i += blockDim.x)
         ((uint4 *)m.raw)[i] = from[i];
-    for (uint32_t i = threadIdx.x; i < p.group * WARPS; i += THREADS)
-        m.fixed->warp_max[0][i] = -CUDART_INF_F;
+    if constexpr (MAX)
+        for (uint32_t i = threadIdx.x; i < p.group * MAX_WARPS; i += blockDim.x) m.sums[0][i] = {};
     __syncthreads();
     if (x.stage.key == CN_KEY_LABELS) {
-        for (uint32_t r = warp; r < (cn_score_is_max(x) ? p.group : 1); r += WARPS)
+        for (uint32_t r = warp; r < (cn_score_is_max(x.stage) ? p.group : 1);
+             r += blockDim.x / CN_WARP)
             quantise_row(p, x, r, m);
     } else {
         fill_table(p, x, m);
@@ -238,7 +244,7 @@ __device__ static inline void load_label(uint32_t words[N_WORDS], const uint8_t 
     }
 }
 
-/* out = products of two labels with four heads, plus BIAS, all times 16.
+/* out = products of two labels with four heads, plus BIAS, all times 16, plus 2^23, as floats.
  *
  * A lane has two whole labels, of the rows g and g + 8 (g = lane / 4) in the mma's terms. Product j
  * takes word j of all labels. Its 32 channels are those of four different labels, of the lanes
@@ -253,7 +259,7 @@ __device__ static inline void label_products(uint32_t out[QUAD / 2][4], const ui
 #pragma unroll
     for (uint32_t pair = 0; pair < QUAD / 2; pair++)
 #pragma unroll
-        for (uint32_t i = 0; i < 4; i++) out[pair][i] = BIAS * 16;
+        for (uint32_t i = 0; i < 4; i++) out[pair][i] = 0x4b000000u + BIAS * 16;
 #pragma unroll
     for (uint32_t j = 0; j < N_WORDS; j++) {
         const uint32_t rows[4] = {a[j] << 4 & upper, b[j] << 4 & upper, a[j] & upper,
@@ -263,24 +269,17 @@ __device__ static inline void label_products(uint32_t out[QUAD / 2][4], const ui
     }
 }
 
-__device__ static inline float as_ordered(float x) /* an integer that sorts as x does */
+/* cn_label_logit of such a product. */
+__device__ static inline float label_logit(uint32_t product, float scale, float factor)
 {
-    const int32_t bits = __float_as_int(x);
-    return __int_as_float(bits ^ (bits >> 31 & 0x7fffffff));
-}
-
-/* Adds a warp's largest logit of a head. */
-__device__ static inline void add_max(score_memory m, uint32_t head, float best)
-{
-    const int32_t top = __reduce_max_sync(0xffffffffu, __float_as_int(as_ordered(best)));
-    float &max = m.fixed->warp_max[head][threadIdx.x / CN_WARP];
-    if (threadIdx.x % CN_WARP == 0) max = fmaxf(max, as_ordered(__int_as_float(top)));
+    const float sixteenth = scale * 0.0625f, bias = -CN_SCORE_BIAS(BIAS * 16) * sixteenth;
+    return cn_score_logit(product, sixteenth, bias, factor);
 }
 
 /* Queries of a quad of heads as a lane needs them. */
 template <int N_WORDS> struct label_query {
     uint2 words[QUAD / 2][N_WORDS];
-    float factor[QUAD], best[QUAD];
+    float factor[QUAD];
 };
 
 /* Loads the heads [first, first + QUAD); with `one` the query of the group. */
@@ -292,10 +291,7 @@ __device__ static inline label_query<N_WORDS> load_quad(const cn_score_params &p
     const bool own = lane / 8 == lane % 4;
     label_query<N_WORDS> q;
 #pragma unroll
-    for (uint32_t h = 0; h < QUAD; h++) {
-        q.factor[h] = m.fixed->factor[min(first + h, last)];
-        q.best[h] = -CUDART_INF_F;
-    }
+    for (uint32_t h = 0; h < QUAD; h++) q.factor[h] = m.fixed->factor[min(first + h, last)];
 #pragma unroll
     for (uint32_t pair = 0; pair < QUAD / 2; pair++)
 #pragma unroll
@@ -367,26 +363,48 @@ __device__ static inline float scale_of(const label_two<N_WORDS> &l, uint32_t k)
     return l.below[k] ? CUDART_NAN_F : __half2float(__ushort_as_half(l.scale_bits[k]));
 }
 
-/* Stores the products of a label with two heads under rule max; `product` has BIAS added. Updates
- * the largest logits. */
-__device__ static inline void store_pair(const cn_score_params &p, const cn_score_part &x,
-                                         const score_out &out, uint32_t c, float scale,
-                                         uint32_t pair, const uint32_t product[2],
-                                         const float factor[2], float best[2])
+/* Adds a lot to the warp's sum of a head. Called by one lane. */
+__device__ static inline void add_lot(score_memory m, uint32_t head, uint32_t top, uint32_t weights)
 {
-    const float bias = -CN_SCORE_BIAS(BIAS) * scale;
-    const float logit[2] = {cn_score_logit(product[0], scale, bias, factor[0]),
-                            cn_score_logit(product[1], scale, bias, factor[1])};
+    cn_exp_sum &sum = m.sums[head][threadIdx.x / CN_WARP];
+    sum = cn_exp_sum_add(sum, cn_exp_sum_of(top, weights));
+}
+
+/* Stores the products of a label with two heads under rule max, or their logits. */
+__device__ static inline void store_pair(const cn_score_params &p, const cn_score_part &x,
+                                         const score_out &out, uint32_t c, uint32_t pair,
+                                         const uint32_t product[2], const float logit[2])
+{
     if (2 * pair >= p.group) return;
-    best[0] = fmaxf(best[0], logit[0]); /* ignores NaN */
-    best[1] = fmaxf(best[1], logit[1]);
     if (p.products) {
         out.pairs[(size_t)pair * x.n + c] =
-            __byte_perm(product[0], product[1], 0x5410) ^ (BIAS & 0x8000u ? 0 : 0x80008000u);
+            (product[0] >> 4 & 0xffffu) | (product[1] << 12 & 0xffff0000u);
         return;
     }
     out.logits[(size_t)2 * pair * x.n + c] = logit[0];
     if (2 * pair + 1 < p.group) out.logits[(size_t)(2 * pair + 1) * x.n + c] = logit[1];
+}
+
+/* Adds the weights of a lane's candidates, [head][candidate], to the warp's sums. */
+__device__ static inline void add_quad(const cn_score_params &p, score_memory m, uint32_t first,
+                                       const float place[QUAD][8])
+{
+    const uint32_t lane = threadIdx.x % CN_WARP;
+    uint32_t own_top = 0, own_sum = 0; /* of head first + lane */
+#pragma unroll
+    for (uint32_t h = 0; h < QUAD; h++) {
+        float best = place[h][0];
+        uint32_t sum = 0;
+#pragma unroll
+        for (uint32_t k = 1; k < 8; k++) best = fmaxf(best, place[h][k]);
+        const uint32_t top = __reduce_max_sync(0xffffffffu, cn_weight_exponent(best));
+#pragma unroll
+        for (uint32_t k = 0; k < 8; k++) sum += cn_weight_in_lot(place[h][k], top);
+        sum = __reduce_add_sync(0xffffffffu, sum);
+        own_top = lane == h ? top : own_top;
+        own_sum = lane == h ? sum : own_sum;
+    }
+    if (lane < QUAD && first + lane < p.group) add_lot(m, first + lane, own_top, own_sum);
 }
 
 /* Computes a lot of labels under rule max, for the heads [first, first + QUAD) of the group. */
@@ -395,33 +413,43 @@ __device__ static inline void label_quad(const cn_score_params &p, const cn_scor
                                          score_memory m, uint32_t start, uint32_t first,
                                          const score_out &out)
 {
-    label_query<N_WORDS> q = load_quad<N_WORDS>(p, m, first, false);
+    const label_query<N_WORDS> q = load_quad<N_WORDS>(p, m, first, false);
     const label_lot_at lot = lot_at<WHOLE>(p, x, start);
     const bool four = first + 2 < p.group;
-    label_two<N_WORDS> next = load_two<N_WORDS, WHOLE>(p, x, lot, 0);
-#pragma unroll 1
+    constexpr uint32_t EACH = N_WORDS > 4 ? 1 : WHOLE ? 4 : 2; /* loaded before the first is used */
+    label_two<N_WORDS> all[EACH];
+    float place[QUAD][8];
+#pragma unroll
     for (uint32_t i = 0; i < 4; i++) {
+        if (i % EACH == 0) {
+#pragma unroll
+            for (uint32_t j = 0; j < EACH; j++)
+                all[j] = load_two<N_WORDS, WHOLE>(p, x, lot, (i + j) * 64);
+        }
         uint32_t product[QUAD / 2][4];
-        const label_two<N_WORDS> l = next;
-        if (i < 3) next = load_two<N_WORDS, WHOLE>(p, x, lot, (i + 1) * 64);
+        const label_two<N_WORDS> &l = all[i % EACH];
         label_products<N_WORDS>(product, l.words[0], l.words[1], q.words, four);
 #pragma unroll
         for (uint32_t k = 0; k < 2; k++) {
             const float scale = scale_of(l, k);
-            if (!l.valid[k]) continue;
-            if (first == 0 && p.products)
+            if (first == 0 && p.products && l.valid[k])
                 out.scales[l.c[k]] = __half_as_ushort(__float2half_rn(scale));
 #pragma unroll
             for (uint32_t pair = 0; pair < QUAD / 2; pair++) {
-                const uint32_t both[2] = {product[pair][2 * k] >> 4, product[pair][2 * k + 1] >> 4};
-                store_pair(p, x, out, l.c[k], scale, first / 2 + pair, both, q.factor + 2 * pair,
-                           q.best + 2 * pair);
+                float logit[2];
+#pragma unroll
+                for (uint32_t h = 0; h < 2; h++) {
+                    logit[h] = label_logit(product[pair][2 * k + h], scale,
+                                           q.factor[2 * pair + h]);
+                    place[2 * pair + h][2 * i + k] =
+                        l.valid[k] ? cn_weight_place(logit[h]) : CN_NO_WEIGHT;
+                }
+                if (l.valid[k])
+                    store_pair(p, x, out, l.c[k], first / 2 + pair, product[pair] + 2 * k, logit);
             }
         }
     }
-#pragma unroll
-    for (uint32_t h = 0; h < QUAD; h++)
-        if (first + h < p.group) add_max(m, first + h, q.best[h]);
+    add_quad(p, m, first, place);
 }
 
 /* Computes a lot of labels with one query for the group. */
@@ -447,8 +475,7 @@ __device__ static inline void label_mean(const cn_score_params &p, const cn_scor
 #pragma unroll
         for (uint32_t k = 0; k < 2; k++) {
             const float scale = scale_of(l, k);
-            logit[k] = cn_score_logit(product[0][2 * k] >> 4, scale, -CN_SCORE_BIAS(BIAS) * scale,
-                                      q.factor[0]);
+            logit[k] = label_logit(product[0][2 * k], scale, q.factor[0]);
         }
         const uint32_t bits = cn_score_bits2(logit[0], logit[1]);
         if (l.valid[0]) out.score[l.c[0]] = (uint16_t)bits;
@@ -456,16 +483,17 @@ __device__ static inline void label_mean(const cn_score_params &p, const cn_scor
     }
 }
 
-template <int N_WORDS, bool WHOLE>
+template <int N_WORDS, bool WHOLE, bool MAX>
 __device__ static inline void label_lot(const cn_score_params &p, const cn_score_part &x,
                                         score_memory m, uint32_t start, const score_out &out)
 {
-    if (!cn_score_is_max(x)) {
-        label_mean<N_WORDS, WHOLE>(p, x, m, start, out);
-        return;
-    }
-    for (uint32_t first = 0; first < p.group; first += QUAD)
-        label_quad<N_WORDS, WHOLE>(p, x, m, start, first, out);
+    if constexpr (MAX)
+        if (cn_score_is_max(x.stage)) {
+            for (uint32_t first = 0; first < p.group; first += QUAD)
+                label_quad<N_WORDS, WHOLE>(p, x, m, start, first, out);
+            return;
+        }
+    label_mean<N_WORDS, WHOLE>(p, x, m, start, out);
 }
 
 /* ---- rows and bounds ---- */
@@ -498,19 +526,47 @@ __device__ static inline void dot_keys(float sums[4], const uint4 *low, const ui
     for (uint32_t i = 0; i < 4; i++) sums[i] = even[i] + odd[i];
 }
 
+/* Sums over the lanes with the same lane % 4. */
+__device__ static inline uint32_t column_add(uint32_t v)
+{
+#pragma unroll
+    for (int offset = 4; offset < CN_WARP; offset *= 2)
+        v += __shfl_xor_sync(0xffffffffu, v, offset);
+    return v;
+}
+
+/* Adds the weights of a lane's candidates, of the heads first + 2 t and the next (t = lane % 4), to
+ * the warp's sums. */
+__device__ static inline void add_heads(const cn_score_params &p, score_memory m, uint32_t first,
+                                        const float place[2][2])
+{
+    const uint32_t lane = threadIdx.x % CN_WARP;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint32_t head = first + 2 * (lane % 4) + i;
+        const float best = cn_column_max(fmaxf(place[i][0], place[i][1]));
+        const uint32_t top = cn_weight_exponent(best);
+        const uint32_t sum = column_add(cn_weight_in_lot(place[i][0], top) +
+                                        cn_weight_in_lot(place[i][1], top));
+        if (lane < 4 && head < p.group) add_lot(m, head, top, sum);
+    }
+}
+
 /* Computes a lot of rows or bounds. */
+template <bool MAX>
 __device__ static inline void key_lot(const cn_score_params &p, const cn_score_part &x,
                                       score_memory m, uint32_t start, const score_out &out)
 {
     const uint32_t d = p.args.pools.layout.head_dim, entry = x.stage.entry_log2;
-    const bool is_bounds = x.stage.key == CN_KEY_BOUNDS, is_max = cn_score_is_max(x);
+    const bool is_bounds = x.stage.key == CN_KEY_BOUNDS;
+    const bool is_max = MAX && cn_score_is_max(x.stage);
     const uint32_t width = is_bounds ? 2 * d : d, n_rows = is_max ? p.group : 2;
     const uint32_t lane = threadIdx.x % CN_WARP, g = lane / 4, t = lane % 4;
     const score_token token[2] = {token_of(p, x, start + (g << entry)),
                                   token_of(p, x, start + ((is_bounds ? g : g + 8) << entry))};
     const uint4 *low = key_of(p, x, token[0]), *high = is_bounds ? NULL : key_of(p, x, token[1]);
     for (uint32_t first = 0; first < n_rows; first += HEADS) {
-        float sums[4], best[2] = {-CUDART_INF_F, -CUDART_INF_F};
+        float sums[4], place[2][2] = {{CN_NO_WEIGHT, CN_NO_WEIGHT}, {CN_NO_WEIGHT, CN_NO_WEIGHT}};
         const uint32_t row = min(first + g, n_rows - 1);
         dot_keys(sums, low, high, m.table + row * (width + TABLE_PAD), width);
 #pragma unroll
@@ -521,25 +577,17 @@ __device__ static inline void key_lot(const cn_score_params &p, const cn_score_p
             if (!is_max) {
                 const float sum = (sums[2 * k] + sums[2 * k + 1]) * m.fixed->factor[0];
                 if (t == 0) out.score[c] = cn_score_bits(below ? CUDART_NAN_F : sum);
-                continue;
             }
 #pragma unroll
-            for (uint32_t i = 0; i < 2; i++) {
+            for (uint32_t i = 0; is_max && i < 2; i++) {
                 const uint32_t head = first + 2 * t + i;
                 if (head >= p.group) continue;
                 const float logit = below ? CUDART_NAN_F : sums[2 * k + i] * m.fixed->factor[head];
-                best[i] = fmaxf(best[i], logit); /* ignores NaN */
+                place[i][k] = cn_weight_place(logit);
                 out.logits[(size_t)head * x.n + c] = logit;
             }
         }
-        if (!is_max) continue;
-#pragma unroll
-        for (uint32_t i = 0; i < 2; i++) {
-            const float top = cn_column_max(best[i]);
-            float &max = m.fixed->warp_max[min(first + 2 * t + i, MAX_GROUP - 1u)]
-                                          [threadIdx.x / CN_WARP];
-            if (g == 0 && first + 2 * t + i < p.group) max = fmaxf(max, top);
-        }
+        if (is_max) add_heads(p, m, first, place);
     }
 }
 
@@ -558,68 +606,72 @@ __device__ static inline void hash_lot(const cn_score_params &p, const cn_score_
 
 /* ---- the kernel ---- */
 
-/* Writes the largest logits of the part, and the factors of its queries. */
-__device__ static inline void store_max(const cn_score_params &p, const cn_score_part &x,
-                                        score_memory m)
+/* Writes the sums of the part and the factors of its queries, and where they are. */
+__device__ static inline void store_sums(const cn_score_params &p, const cn_score_part &x,
+                                         score_memory m)
 {
     __syncthreads();
-    for (uint32_t h = threadIdx.x; h < p.group; h += THREADS) {
-        float top = -CUDART_INF_F;
-        for (uint32_t w = 0; w < WARPS; w++) top = fmaxf(top, m.fixed->warp_max[h][w]);
-        cn_score_slot *slot = p.slots + (size_t)x.slot * p.group + h;
-        slot->max = top;
-        slot->factor = m.fixed->factor[h];
+    for (uint32_t h = threadIdx.x; h < p.group; h += MAX_THREADS) {
+        cn_exp_sum sum = m.sums[h][0];
+        for (uint32_t w = 1; w < MAX_WARPS; w++) sum = cn_exp_sum_add(sum, m.sums[h][w]);
+        p.slots[(size_t)x.slot * p.group + h] = {sum, m.fixed->factor[h]};
     }
+    if (threadIdx.x == 0) p.units[x.at.index] = {x.first_slot, x.n_slots};
 }
 
 /* Computes a part. */
+template <bool MAX>
 __device__ static inline void compute_part(const cn_score_params &p, const cn_score_part &x,
                                            score_memory m)
 {
     score_out out = {};
     out.score = p.args.out + x.first;
-    if (cn_score_is_max(x)) {
-        out.logits = cn_score_logits(p, x);
-        out.pairs = cn_score_pairs(p, x);
-        out.scales = cn_score_scales(p, x);
+    const bool is_max = MAX && cn_score_is_max(x.stage);
+    if (is_max) {
+        out.logits = cn_score_logits(p, x.first);
+        out.pairs = cn_score_pairs(p, x.first);
+        out.scales = cn_score_scales(p, x.first, x.n);
     }
-    if (x.stage.key != CN_KEY_HASH) load_query(p, x, m);
-    for (uint32_t i = threadIdx.x / CN_WARP; i < x.n_lots; i += WARPS) {
+    if (x.stage.key != CN_KEY_HASH) load_query<MAX>(p, x, m);
+    for (uint32_t i = threadIdx.x / CN_WARP; i < x.n_lots; i += blockDim.x / CN_WARP) {
         const uint32_t start = lot_start(x, i);
         switch (x.stage.key) {
         case CN_KEY_LABELS:
-            if (p.label_bytes != 16) label_lot<WORDS, false>(p, x, m, start, out);
+            if (p.label_bytes != 16) label_lot<WORDS, false, MAX>(p, x, m, start, out);
             else if (x.stage.in_tiles || p.block_log2 < x.lot_log2)
-                label_lot<4, false>(p, x, m, start, out);
-            else label_lot<4, true>(p, x, m, start, out);
+                label_lot<4, false, MAX>(p, x, m, start, out);
+            else label_lot<4, true, MAX>(p, x, m, start, out);
             break;
         case CN_KEY_HASH: hash_lot(p, x, start, out); break;
-        default: key_lot(p, x, m, start, out);
+        default: key_lot<MAX>(p, x, m, start, out);
         }
     }
-    if (cn_score_is_max(x)) store_max(p, x, m);
+    if (is_max) store_sums(p, x, m);
 }
 
-__global__ static void __launch_bounds__(THREADS, CN_SCORE_BLOCKS)
+template <bool MAX>
+__global__ static void __launch_bounds__(MAX ? MAX_THREADS : THREADS, CN_SCORE_BLOCKS)
     score_kernel(const __grid_constant__ cn_score_params p)
 {
     extern __shared__ uint4 dynamic[];
     __shared__ score_shared fixed;
+    __shared__ cn_exp_sum sums[MAX ? MAX_GROUP : 1][MAX_WARPS];
     score_memory m;
+    m.sums = sums;
     m.fixed = &fixed;
     m.raw = (cn_bf16 *)dynamic;
     m.table = m.raw + p.group * p.args.pools.layout.head_dim;
     cn_score_seq *seqs = (cn_score_seq *)((unsigned char *)m.table + p.table_bytes);
     cn_overlap_next();
     if (!p.early) cn_wait_previous();
-    cn_score_plan plan = cn_score_divide<THREADS>(p, seqs);
+    cn_score_plan plan = cn_score_divide<MAX ? MAX_THREADS : THREADS>(p, seqs);
     cn_score_find(plan, p, 0, &fixed.parts);
     cn_wait_previous();
     __syncthreads();
     for (uint32_t i = 0; fixed.parts.part[i % 2].n_lots > 0; i++) {
         const cn_score_part &x = fixed.parts.part[i % 2];
         cn_score_find(plan, p, i + 1, &fixed.parts);
-        compute_part(p, x, m);
+        compute_part<MAX>(p, x, m);
         __syncthreads();
     }
 }
@@ -630,7 +682,8 @@ __global__ static void __launch_bounds__(THREADS, CN_SCORE_BLOCKS)
 extern "C" size_t cn_cuda_select_scratch_bytes(const cn_cuda_backend_opts *o)
 {
     enum { LAYERS = 4, BLOCKS = 512 };
-    return (size_t)o->n_heads * (LAYERS * (size_t)o->max_seqs + BLOCKS) * sizeof(cn_score_slot);
+    return (size_t)o->n_heads * (LAYERS * (size_t)o->max_seqs + BLOCKS) *
+           (sizeof(cn_score_slot) + sizeof(cn_score_unit));
 }
 
 static cn_status check(const cn_score_args *a)
@@ -667,7 +720,8 @@ extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
     p.n_units = a->n_seqs * p.seq_units;
     if (p.n_units == 0) return CN_OK;
     CN_ASSERT(s->select_scratch);
-    const size_t slots = s->cuda->select_scratch_bytes / sizeof(cn_score_slot) / p.group;
+    const size_t slots = s->cuda->select_scratch_bytes /
+                         (p.group * sizeof(cn_score_slot) + sizeof(cn_score_unit));
     const uint32_t n_blocks = CN_SCORE_BLOCKS * dev->n_sms;
     if (p.n_units + (size_t)n_blocks > slots)
         return cn_fail(CN_ERR_SHAPE,
@@ -681,11 +735,14 @@ extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
      * it (attn_decode.cu). */
     p.early = a->n_layers == 1 && a->first_layer > 0;
     p.slots = (cn_score_slot *)s->select_scratch;
+    p.units = (cn_score_unit *)(p.slots + slots * p.group);
     const uint32_t d = l->head_dim, rows = cn_max_u32(p.group, 2);
     p.table_bytes = rows * (2 * d + TABLE_PAD) * (uint32_t)sizeof(cn_bf16);
     cn_launch how = {dim3(n_blocks), THREADS};
     how.shared_bytes = p.group * d * sizeof(cn_bf16) + p.table_bytes +
                        (a->n_seqs + (size_t)1) * sizeof(cn_score_seq);
-    CN_TRY(cn_cuda_launch(s, "score", score_kernel, how, p));
-    return a->logits ? cn_score_share(s, p) : CN_OK;
+    if (!a->logits) return cn_cuda_launch(s, "score", score_kernel<false>, how, p);
+    how.block = MAX_THREADS;
+    CN_TRY(cn_cuda_launch(s, "score", score_kernel<true>, how, p));
+    return cn_score_share(s, p);
 }

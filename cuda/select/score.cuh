@@ -24,10 +24,14 @@ enum { CN_SCORE_BLOCKS = 2 /* thread blocks of a multiprocessor */ };
 
 /* The results of a part, for one query head: rule max only. */
 typedef struct cn_score_slot {
-    uint64_t sum; /* of weights */
-    float max;    /* largest logit */
+    cn_exp_sum sum;
     float factor; /* of the query: labels only */
 } cn_score_slot;
+
+/* Where the results of a unit's parts are: rule max only. */
+typedef struct cn_score_unit {
+    uint32_t first_slot, n_slots;
+} cn_score_unit;
 
 typedef struct cn_score_params {
     cn_score_args args;
@@ -38,6 +42,7 @@ typedef struct cn_score_params {
     bool products; /* labels under rule max: integer products are stored, not logits */
     bool early;    /* digests, tables and the arrays of a step are final before the wait */
     cn_score_slot *slots; /* [n_units + n_blocks, group] */
+    cn_score_unit *units; /* [n_units] */
 } cn_score_params;
 
 /* A sequence, as its blocks divide it. Candidates have numbers on a line: the position of the first
@@ -72,9 +77,7 @@ typedef struct cn_score_part {
 
 __device__ static inline uint32_t cn_score_lot_log2(const cn_sel_stage &stage)
 {
-    if (stage.key == CN_KEY_ROWS) return 4;
-    if (stage.key == CN_KEY_BOUNDS) return stage.entry_log2 + 3;
-    return 8;
+    return cn_lot_log2(stage.key == CN_KEY_ROWS, stage.entry_log2);
 }
 
 /* Returns the lots of a unit. */
@@ -181,40 +184,30 @@ __device__ static inline void cn_score_find(cn_score_plan &plan, const cn_score_
     parts->part[number % 2] = x;
 }
 
-/* The candidates of a part: [first, end). */
-typedef struct cn_score_span {
-    uint32_t first, end;
-} cn_score_span;
-
-__device__ static inline cn_score_span cn_score_span_of(const cn_score_part &x)
+__device__ static inline bool cn_score_is_max(const cn_sel_stage &stage)
 {
-    const uint32_t from = max(x.lot << x.lot_log2, x.from);
-    const uint32_t to = min((x.lot + x.n_lots) << x.lot_log2, x.to);
-    return {(from - x.from) >> x.stage.entry_log2, (to - x.from) >> x.stage.entry_log2};
-}
-
-__device__ static inline bool cn_score_is_max(const cn_score_part &x)
-{
-    return x.stage.group == CN_GROUP_MAX && x.stage.key != CN_KEY_HASH;
+    return stage.active && stage.group == CN_GROUP_MAX && stage.key != CN_KEY_HASH;
 }
 
 /* ---- what rule max stores for each candidate ----
  * Logits: f32 [group, n]. Products: pairs of 16-bit products plus 32768, u32 [pairs of heads, n],
  * then the scales of the labels, f16 [n]: of four heads 10 bytes a candidate, not 16. */
 
-__device__ static inline float *cn_score_logits(const cn_score_params &p, const cn_score_part &x)
+/* first: index of the unit's first score; n: its candidates. */
+__device__ static inline float *cn_score_logits(const cn_score_params &p, size_t first)
 {
-    return p.args.logits + x.first * p.group;
+    return p.args.logits + first * p.group;
 }
 
-__device__ static inline uint32_t *cn_score_pairs(const cn_score_params &p, const cn_score_part &x)
+__device__ static inline uint32_t *cn_score_pairs(const cn_score_params &p, size_t first)
 {
-    return (uint32_t *)cn_score_logits(p, x);
+    return (uint32_t *)cn_score_logits(p, first);
 }
 
-__device__ static inline uint16_t *cn_score_scales(const cn_score_params &p, const cn_score_part &x)
+__device__ static inline uint16_t *cn_score_scales(const cn_score_params &p, size_t first,
+                                                   uint32_t n)
 {
-    return (uint16_t *)(cn_score_pairs(p, x) + (size_t)((p.group + 1) / 2) * x.n);
+    return (uint16_t *)(cn_score_pairs(p, first) + (size_t)((p.group + 1) / 2) * n);
 }
 
 /* ---- logits ---- */

@@ -331,6 +331,22 @@ static void score_task(void *ctx, uint32_t task, uint32_t worker)
     }
 }
 
+/* The sum of the weights of a lot. */
+static cn_exp_sum sum_lot(const float *logits, uint32_t n)
+{
+    float place[1 << CN_LOT_MAX_LOG2];
+    uint32_t top = 0, sum = 0;
+#pragma omp simd reduction(max : top)
+    for (uint32_t c = 0; c < n; c++) {
+        place[c] = cn_weight_place(logits[c]);
+        const uint32_t exponent = cn_weight_exponent(place[c]);
+        top = exponent > top ? exponent : top;
+    }
+#pragma omp simd reduction(+ : sum)
+    for (uint32_t c = 0; c < n; c++) sum += cn_weight_in_lot(place[c], top);
+    return cn_exp_sum_of(top, sum);
+}
+
 /* The logarithms of the shares of all candidates, for one query head, in place of its logits. */
 static void share_task(void *ctx, uint32_t task, uint32_t worker)
 {
@@ -338,15 +354,17 @@ static void share_task(void *ctx, uint32_t task, uint32_t worker)
     const score_job *job = ctx;
     const score_unit u = unit_of(job, task / job->group);
     if (!u.stage.active || !u.logits) return;
-    float *row = u.logits + (size_t)(task % job->group) * u.n, largest = -INFINITY;
-#pragma omp simd reduction(max : largest)
-    for (uint32_t c = 0; c < u.n; c++) largest = row[c] > largest ? row[c] : largest;
-    uint64_t sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (uint32_t c = 0; c < u.n; c++) sum += cn_sample_weight(row[c] - largest);
-    const float log_sum = cn_log_weights(sum);
+    float *row = u.logits + (size_t)(task % job->group) * u.n;
+    const uint32_t entry = u.stage.entry_log2, from = u.tiles ? 0 : u.base >> entry;
+    const uint32_t lot = 1U << (cn_lot_log2(u.stage.key == CN_KEY_ROWS, entry) - entry);
+    cn_exp_sum sum = {0};
+    for (uint32_t c = 0, n; c < u.n; c += n) {
+        n = cn_min_u32(lot - (from + c) % lot, u.n - c);
+        sum = cn_exp_sum_add(sum, sum_lot(row + c, n));
+    }
+    const float log_sum = cn_exp_sum_log(sum);
 #pragma omp simd
-    for (uint32_t c = 0; c < u.n; c++) row[c] = (row[c] - largest) - log_sum;
+    for (uint32_t c = 0; c < u.n; c++) row[c] -= log_sum;
 }
 
 /* The largest share of the group. */
