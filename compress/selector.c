@@ -208,6 +208,20 @@ cn_sel_stage cn_selector_token_stage(const cn_kv_params *kv)
     return st;
 }
 
+cn_selector_rules cn_selector_rules_of(cn_kv_select select)
+{
+    cn_selector_rules rules = {0};
+    for (uint32_t i = 0; i < 4; i++) {
+        const cn_kv_params kv = {.select = select,
+                                 .select_group = i % 2 ? CN_SELECT_MEAN : CN_SELECT_MAX,
+                                 .select_keys = i / 2 ? CN_SELECT_ROWS : CN_SELECT_LABELS};
+        const cn_sel_stage stage = token_stage(&kv);
+        if (cn_sel_stage_is_max(&stage)) rules.max = true;
+        else rules.other = true;
+    }
+    return rules;
+}
+
 /* First token behind the candidates of a selector that predicts; 0: there are none yet. They are
  * those of the same request with policy `window` and its KV elsewhere: an event comes when a block
  * fills, and the list of a step follows the events before the previous step. The first list is made

@@ -38,6 +38,18 @@ typedef struct cn_selector_needs {
 } cn_selector_needs;
 cn_selector_needs cn_selectors_need(uint32_t selectors);
 
+/* The group rules by which requests of a selector can rank tokens. */
+typedef struct cn_selector_rules {
+    bool max, other; /* other: mean, sum or none */
+} cn_selector_rules;
+cn_selector_rules cn_selector_rules_of(cn_kv_select select);
+
+/* Returns true for a stage with group rule max. */
+static inline bool cn_sel_stage_is_max(const cn_sel_stage *st)
+{
+    return st->active && st->group == CN_GROUP_MAX && st->key != CN_KEY_HASH;
+}
+
 /* Checks the selection parameters and rounds select_tokens, recent_tokens and, for tiles of a home
  * elsewhere, sink_tokens up. `most` is the engine's default: a request's select_tokens,
  * select_tiles, select_window and, with a selector, sink_tokens must not exceed it. Call before

@@ -180,6 +180,7 @@ static void build_row(cn_select_builder *b, char *host, uint32_t row, const cn_p
         of_stage(b, host, i, BASE)[row] = s.base[i];
         of_stage(b, host, i, K)[row] = s.k[i];
         b->view.stage[i].runs |= s.stage[i].active;
+        b->view.stage[i].runs_max |= cn_sel_stage_is_max(&s.stage[i]);
     }
     b->view.runs_dense |= !s.listed;
 }
@@ -194,29 +195,43 @@ static void build_padding(cn_select_builder *b, char *host, uint32_t row)
     for (uint32_t i = 0; i < 2; i++) host[byte_at(b->opts.max_rows, i) + row] = 0;
 }
 
+static cn_select_flavour flavour_with(bool tiles, bool max)
+{
+    if (tiles) return max ? CN_SELECT_TWO_STAGES_MAX : CN_SELECT_TWO_STAGES;
+    return max ? CN_SELECT_ONE_STAGE_MAX : CN_SELECT_ONE_STAGE;
+}
+
 uint32_t cn_select_flavours(uint32_t selectors)
 {
     uint32_t flavours = 1U << CN_SELECT_PLAIN;
-    for (uint32_t i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++)
-        if (selectors >> i & 1)
-            flavours |= 1U << (cn_selector_of((cn_kv_select)i)->has_tiles ? CN_SELECT_TWO_STAGES
-                                                                          : CN_SELECT_ONE_STAGE);
+    bool any_tiles = false, any_max = false;
+    for (uint32_t i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
+        if (!(selectors >> i & 1)) continue;
+        const bool tiles = cn_selector_of((cn_kv_select)i)->has_tiles;
+        const cn_selector_rules rules = cn_selector_rules_of((cn_kv_select)i);
+        if (rules.max) flavours |= 1U << flavour_with(tiles, true);
+        if (rules.other) flavours |= 1U << flavour_with(tiles, false);
+        any_tiles |= tiles;
+        any_max |= rules.max;
+    }
+    if (any_tiles && any_max) flavours |= 1U << CN_SELECT_TWO_STAGES_MAX;
     return flavours;
 }
 
 cn_select_flavour cn_select_flavour_of(const cn_plan *plan, uint32_t block_tokens, uint32_t room,
                                        bool *fits)
 {
-    cn_select_flavour flavour = CN_SELECT_PLAIN;
+    bool listed = false, tiles = false, max = false;
     uint64_t n[CN_SELECT_STAGES] = {0};
     for (uint32_t i = 0; i < plan->n_decode; i++) {
         const cn_select_span s = span_of(&plan->rows[i], block_tokens);
-        if (s.stage[0].active) flavour = CN_SELECT_TWO_STAGES;
-        else if (s.listed && flavour == CN_SELECT_PLAIN) flavour = CN_SELECT_ONE_STAGE;
+        listed |= s.listed;
+        tiles |= s.stage[0].active;
+        max |= cn_sel_stage_is_max(&s.stage[1]);
         for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) n[k] += s.n[k];
     }
     *fits = n[0] <= room && n[1] <= room;
-    return flavour;
+    return listed ? flavour_with(tiles, max) : CN_SELECT_PLAIN;
 }
 
 /* Sets what a step of this shape launches. */
@@ -228,8 +243,10 @@ static void fix_shape(cn_select_builder *b, cn_step_shape shape)
     b->ranges[0] = (cn_row_range){0, shape.rows};
     v->runs_dense = true;
     v->runs_predict = cn_selectors_need(b->opts.selectors).slots;
-    v->stage[0].runs = shape.flavour == CN_SELECT_TWO_STAGES;
+    v->stage[0].runs = cn_select_has_tiles(shape.flavour);
+    v->stage[0].runs_max = false;
     v->stage[1].runs = true;
+    v->stage[1].runs_max = cn_select_has_max(shape.flavour);
 }
 
 bool cn_select_build(cn_select_builder *b, const cn_plan *plan, cn_step_shape shape, char *host)
@@ -240,9 +257,11 @@ bool cn_select_build(cn_select_builder *b, const cn_plan *plan, cn_step_shape sh
         cn_select_flavour_of(plan, b->opts.block_tokens, b->opts.room, &fits);
     v->runs_dense = v->runs_predict = false;
     v->n_ranges = 0;
-    for (uint32_t i = 0; i < CN_SELECT_STAGES; i++) v->stage[i].runs = false;
+    for (uint32_t i = 0; i < CN_SELECT_STAGES; i++)
+        v->stage[i].runs = v->stage[i].runs_max = false;
     if (shape.rows == 0) shape.flavour = need;
     CN_ASSERT(need <= shape.flavour && (fits || shape.rows == 0));
+    CN_ASSERT(cn_select_has_max(shape.flavour) || !cn_select_has_max(need));
     if (shape.flavour == CN_SELECT_PLAIN) return false;
     for (uint32_t r = 0; r < plan->n_decode; r++) build_row(b, host, r, &plan->rows[r]);
     for (uint32_t r = plan->n_decode; r < shape.rows; r++) build_padding(b, host, r);

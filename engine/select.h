@@ -24,7 +24,8 @@ typedef struct cn_select_scratch {
 typedef struct cn_select_stage_view {
     const cn_sel_stage *stage;
     const uint32_t *first, *n, *base, *k;
-    bool runs; /* known to the host */
+    bool runs;     /* known to the host */
+    bool runs_max; /* some row has group rule max */
 } cn_select_stage_view;
 
 /* Decode rows [start, end) whose candidates fit the scratch together. */
@@ -32,13 +33,23 @@ typedef struct cn_row_range {
     uint32_t start, end;
 } cn_row_range;
 
-/* The ops that a step launches to select. Each includes those before it. */
+/* The ops that a step launches to select. MAX: some row ranks tokens by group rule max, which takes
+ * a kernel more. */
 typedef enum cn_select_flavour {
     CN_SELECT_PLAIN, /* none: all rows attend to all tokens */
     CN_SELECT_ONE_STAGE,
+    CN_SELECT_ONE_STAGE_MAX,
     CN_SELECT_TWO_STAGES, /* tiles are ranked first */
+    CN_SELECT_TWO_STAGES_MAX,
     CN_SELECT_FLAVOURS
 } cn_select_flavour;
+
+static inline bool cn_select_has_tiles(cn_select_flavour f) { return f >= CN_SELECT_TWO_STAGES; }
+
+static inline bool cn_select_has_max(cn_select_flavour f)
+{
+    return f == CN_SELECT_ONE_STAGE_MAX || f == CN_SELECT_TWO_STAGES_MAX;
+}
 
 /* The number of rows and the flavour of a recorded step (engine/step_graph.h). rows 0: the step
  * runs op by op, with the rows of its plan and the flavour that they need. */

@@ -69,7 +69,7 @@ static cn_status run_stage(const cn_select_step *p, uint32_t layer, const void *
         .n_seqs = range.end - r,
         .first_layer = layer,
         .n_layers = 1,
-        .logits = m->logits,
+        .logits = st->runs_max ? m->logits : NULL,
         .out = m->score,
     };
     CN_TRY(p->be->score(p->stream, &score));

@@ -127,15 +127,22 @@ static void check_launches(const rig *r)
 {
     const cn_select_view *v = &r->b.view;
     bool dense = false, predicts = false, active[CN_SELECT_STAGES] = {0};
+    bool max[CN_SELECT_STAGES] = {0};
     for (uint32_t i = 0; i < r->plan.n_decode; i++) {
         dense |= v->dense_len[i] > 0;
         predicts |= v->ring_slots[i] != CN_NO_SLOT;
-        for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) active[k] |= v->stage[k].stage[i].active;
+        for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) {
+            const cn_sel_stage *st = &v->stage[k].stage[i];
+            active[k] |= st->active;
+            max[k] |= st->active && st->group == CN_GROUP_MAX && st->key != CN_KEY_HASH;
+        }
     }
     assert_int_equal(v->runs_dense, dense);
     assert_int_equal(v->runs_predict, predicts);
-    for (uint32_t k = 0; k < CN_SELECT_STAGES; k++)
+    for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) {
         assert_int_equal(v->stage[k].runs, active[k]);
+        assert_int_equal(v->stage[k].runs_max, max[k]);
+    }
 }
 
 /* Ranges follow each other and hold all decode rows. In a range the candidates of a stage lie
@@ -165,10 +172,22 @@ static void check_ranges(const rig *r, uint32_t room)
     assert_int_equal(next, r->plan.n_decode);
 }
 
+static bool ranks_by_max(const cn_kv_params *kv)
+{
+    switch (kv->select) {
+    case CN_SELECT_ORACLE: return true;
+    case CN_SELECT_DS:
+    case CN_SELECT_TLS: return kv->select_group == CN_SELECT_MAX;
+    case CN_SELECT_SPADE:
+    case CN_SELECT_LAST: return kv->select_keys == CN_SELECT_ROWS;
+    default: return false;
+    }
+}
+
 /* Returns the flavour that the rows need, and whether they fit. */
 static cn_select_flavour flavour_of(const rig *r, uint32_t room, bool *fits)
 {
-    bool listed = false, tiles = false;
+    bool listed = false, tiles = false, max = false;
     uint64_t n[CN_SELECT_STAGES] = {0};
     for (uint32_t i = 0; i < r->plan.n_decode; i++) {
         const cn_plan_row *row = &r->rows[i];
@@ -176,10 +195,12 @@ static cn_select_flavour flavour_of(const rig *r, uint32_t room, bool *fits)
                                                    row->first_pos, r->block);
         listed |= s.listed;
         tiles |= s.listed && row->seq->kv.select == CN_SELECT_TLS;
+        max |= s.listed && ranks_by_max(&row->seq->kv);
         for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) n[k] += s.n[k];
     }
     *fits = n[0] <= room && n[1] <= room;
-    return tiles ? CN_SELECT_TWO_STAGES : listed ? CN_SELECT_ONE_STAGE : CN_SELECT_PLAIN;
+    if (!listed) return CN_SELECT_PLAIN;
+    return (cn_select_flavour)((tiles ? CN_SELECT_TWO_STAGES : CN_SELECT_ONE_STAGE) + max);
 }
 
 /* Draws a plan with decode rows of any selector, then rows of prompts, which are rows of the step
@@ -263,6 +284,7 @@ static void a_shape_fixes_what_is_launched(void **state)
         const cn_step_shape shape = {r->plan.n_rows + below(r, MAX_ROWS - r->plan.n_rows + 1),
                                      (cn_select_flavour)(need + more)};
         if (shape.rows == 0) continue;
+        if (cn_select_has_max(need) && !cn_select_has_max(shape.flavour)) continue;
         if (!predicts) r->selectors &= ~(1U << CN_SELECT_SPADE | 1U << CN_SELECT_LAST);
         open_builder(r, room);
         const bool built = cn_select_build(&r->b, &r->plan, shape, r->memory);
@@ -277,7 +299,11 @@ static void a_shape_fixes_what_is_launched(void **state)
             assert_int_equal(v->ranges[0].end, shape.rows);
             assert_true(v->runs_dense && v->stage[1].runs);
             assert_int_equal(v->runs_predict, predicts);
-            assert_int_equal(v->stage[0].runs, shape.flavour == CN_SELECT_TWO_STAGES);
+            assert_int_equal(v->stage[0].runs, shape.flavour == CN_SELECT_TWO_STAGES ||
+                                                   shape.flavour == CN_SELECT_TWO_STAGES_MAX);
+            assert_false(v->stage[0].runs_max);
+            assert_int_equal(v->stage[1].runs_max, shape.flavour == CN_SELECT_ONE_STAGE_MAX ||
+                                                       shape.flavour == CN_SELECT_TWO_STAGES_MAX);
         }
         close_builder(r);
     }
@@ -289,14 +315,20 @@ static void flavours_are_those_of_the_declared_selectors(void **state)
 {
     (void)state;
     const uint32_t plain = 1U << CN_SELECT_PLAIN, one = 1U << CN_SELECT_ONE_STAGE;
-    const uint32_t two = 1U << CN_SELECT_TWO_STAGES, tls = 1U << CN_SELECT_TLS;
+    const uint32_t two = 1U << CN_SELECT_TWO_STAGES, one_max = 1U << CN_SELECT_ONE_STAGE_MAX;
+    const uint32_t two_max = 1U << CN_SELECT_TWO_STAGES_MAX, tls = 1U << CN_SELECT_TLS;
+    const uint32_t of[CN_N_SELECTORS] = {
+        [CN_SELECT_ORACLE] = one_max,      [CN_SELECT_QUEST] = one,
+        [CN_SELECT_DS] = one | one_max,    [CN_SELECT_SPADE] = one | one_max,
+        [CN_SELECT_LAST] = one | one_max,  [CN_SELECT_RANDOM] = one,
+    };
     assert_int_equal(cn_select_flavours(0), plain);
     assert_int_equal(cn_select_flavours(1U << CN_SELECT_NONE), plain);
-    assert_int_equal(cn_select_flavours(1U << CN_SELECT_NONE | tls), plain | two);
+    assert_int_equal(cn_select_flavours(1U << CN_SELECT_NONE | tls), plain | two | two_max);
     for (uint32_t i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
         if (i == CN_SELECT_TLS) continue;
-        assert_int_equal(cn_select_flavours(1U << i), plain | one);
-        assert_int_equal(cn_select_flavours(1U << i | tls), plain | one | two);
+        assert_int_equal(cn_select_flavours(1U << i), plain | of[i]);
+        assert_int_equal(cn_select_flavours(1U << i | tls), plain | of[i] | two | two_max);
     }
 }
 
