@@ -181,6 +181,7 @@ static void patterns(void **state)
     REGEX("[a-c]{2,3}(?:x|yy)*\\d?", LIST("ab", "abcx", "aayyx7"), LIST("a", "abcd", "aby"));
     REGEX("\\w+@[^\\s@]+\\.com", LIST("a_b@c.com"), LIST("@c.com", "a@ .com", "a@\xc3\xa9.com"));
     REGEX("[\\u00e0-\\u00ff]{1,2}|\\x41.", LIST("é", "éê", "Ab", "Aé"), LIST("e", "A\n", "B"));
+    REGEX("[^\\s]|\\S", LIST("a", "\x01"), LIST(" ", "\x1c", "\x1f", "\xc3\xa9"));
     REGEX("", LIST(""), LIST("a"));
     REGEX("(a|)b*?", LIST("", "a", "abb", "b"), LIST("ba"));
     check(CN_STRUCTURE_CHOICE, "[\"yes\",\"no\",\"nope\"]", LIST("yes", "no", "nope"),

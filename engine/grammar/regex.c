@@ -63,6 +63,13 @@ static cn_status new_set(parser *p, const cn_charset *set, uint32_t *out)
 
 /* ---- characters and classes ---- */
 
+/* Dialects differ in which characters beyond ASCII the named classes have, and whether \s has the
+ * separators 1C to 1F. A class and its complement therefore both leave them out. */
+static bool try_add_disputed(cn_charset *set)
+{
+    return cn_charset_try_add(set, 0x1c, 0x1f) && cn_charset_try_add(set, 0x80, CN_LAST_CHAR);
+}
+
 static bool add_named(cn_charset *set, char name)
 {
     cn_charset c = {.n = 0};
@@ -82,9 +89,7 @@ static bool add_named(cn_charset *set, char name)
         break;
     }
     if (name < 'a') {
-        /* Dialects differ in which characters beyond ASCII the three classes have. Both the class
-         * and its complement therefore leave them out. */
-        cn_charset_try_add(&c, 0x80, CN_LAST_CHAR);
+        try_add_disputed(&c);
         cn_charset_normalize(&c);
         if (!cn_charset_try_negate(&c)) return false;
     }
@@ -180,8 +185,7 @@ static cn_status parse_class(parser *p, uint32_t *out)
     }
     if (p->at == p->end) return wrong(p, "expected ]");
     p->at++;
-    /* As for \\D: dialects differ beyond ASCII. */
-    if (negated && any_named && !cn_charset_try_add(&set, 0x80, CN_LAST_CHAR))
+    if (negated && any_named && !try_add_disputed(&set))
         return wrong(p, "the class has too many ranges");
     cn_charset_normalize(&set);
     if (negated && !cn_charset_try_negate(&set)) return wrong(p, "the class has too many ranges");
