@@ -227,8 +227,11 @@ static cn_status bench(cn_config *c)
     if (c->decode_arms && c->resident == 0) return cn_fail(CN_ERR_ARG, "--arms needs --resident");
     cn_status status = c->decode_arms ? cn_compare_arms_parse(&b.arms, c->decode_arms, c) : CN_OK;
     if (status == CN_OK) {
-        if (c->decode_arms) cn_compare_arms_declare(&b.arms, c);
-        status = run_engine(&b);
+        if (c->decode_arms) {
+            cn_compare_arms_declare(&b.arms, c);
+            status = cn_config_check_kv_readers(c);
+        }
+        if (status == CN_OK) status = run_engine(&b);
     }
     cn_compare_arms_free(&b.arms);
     return status;

@@ -165,7 +165,7 @@ cn_status cn_config_check_kv_readers(const cn_config *c)
         char policies[READERS_BYTES], selectors[READERS_BYTES];
         list_readers(policies, r.policies, policy_name);
         list_readers(selectors, r.selectors, selector_name);
-        if (c->arms)
+        if (c->arms || c->decode_arms)
             return cn_fail(CN_ERR_ARG, "--%s needs an arm of --arms that reads it: %s%s%s",
                            o[i].name, policies, *policies && *selectors ? ", " : "", selectors);
         return cn_fail(CN_ERR_ARG, "--%s needs %s%s%s%s%s", o[i].name,
@@ -429,8 +429,8 @@ cn_status cn_config_validate(const cn_config *c, uint32_t sections)
         CN_TRY(check_sampling(&c->sampling));
     }
     if (sections & CN_SECTION_COMPARE) CN_TRY(check_arms_choose(c));
-    else if (sections & CN_SECTION_ENGINE && sections & CN_SECTION_KV)
-        CN_TRY(cn_config_check_kv_readers(c));
+    else if (sections & CN_SECTION_ENGINE && sections & CN_SECTION_KV && !c->decode_arms)
+        CN_TRY(cn_config_check_kv_readers(c)); /* with arms, when they are known */
     if (sections & CN_SECTION_KV) CN_TRY(check_kv(&c->kv));
     if (sections & CN_SECTION_PROMPTS) CN_TRY(check_prompts(c));
     if (sections & CN_SECTION_COMPARE) CN_TRY(check_compare(c));
