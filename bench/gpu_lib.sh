@@ -14,6 +14,8 @@ out=${1:?usage: $0 OUTDIR}
 mkdir -p "$out"
 cinch=${CINCH:-build/cinch}
 shape=${SHAPE:-qwen3-8b}
+memory="--gpu-memory-utilization ${UTIL:-0.9}"
+[ "${DEVICE:-cuda}" != cpu ] || memory= # the option is refused there
 
 # bench NAME OPTIONS...: runs one measurement, writes $out/NAME.json and NAME.log, prints its lines.
 bench() {
@@ -25,8 +27,8 @@ bench() {
     fi
     echo "== $name: $*"
     if timeout -k 10 "${LIMIT:-300}" "$cinch" bench throughput --model "bench/shapes/$shape" \
-        --load-format dummy --device "${DEVICE:-cuda}" --gpu-memory-utilization "${UTIL:-0.9}" \
-        --temperature 1 --output-json "$out/$name.tmp" "$@" >"$out/$name.log" 2>&1; then
+        --load-format dummy --device "${DEVICE:-cuda}" $memory --temperature 1 \
+        --output-json "$out/$name.tmp" "$@" >"$out/$name.log" 2>&1; then
         mv "$out/$name.tmp" "$out/$name.json"
         grep -v '^info:' "$out/$name.log" || true
     else

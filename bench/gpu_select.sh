@@ -35,9 +35,11 @@ bench steady-zip --kv-policy zip --kv-budget "$tokens" --max-model-len "${CONTEX
 steps() { sed -n 's/^   "ms_per_step": \([0-9.e+-]*\),*$/\1/p' "$out/$1.json"; }
 new=$cinch
 for policy in full zip; do
+    budget=
+    [ $policy = full ] || budget="--kv-budget 2048"
     for build in new base; do
         [ $build = new ] && cinch=$new || cinch=$BASELINE
-        bench "$build-$policy" --kv-policy $policy --kv-budget 2048 --resident "${HELD:-2176}" \
+        bench "$build-$policy" --kv-policy $policy $budget --resident "${HELD:-2176}" \
             --batches "${SAME:-64,8}" --max-model-len 4352 --max-num-seqs 64 ${OPTIONS-}
     done
     steps "new-$policy" >"$out/new.txt"

@@ -7,7 +7,9 @@ shift
 [ $# -gt 0 ] || set -- 8192 16384
 for len in "$@"; do
     for policy in zip full; do
-        bench "steady-$policy-$len" --kv-policy "$policy" --kv-budget "${BUDGET:-2048}" \
+        budget=
+        [ $policy = full ] || budget="--kv-budget ${BUDGET:-2048}"
+        bench "steady-$policy-$len" --kv-policy "$policy" $budget \
             --max-model-len 17408 --max-num-seqs "${SEQS:-256}" --input-len 128 \
             --output-len "$len" --steady-steps "${STEPS:-1500}" \
             --timeline "$out/steady-$policy-$len.csv"
