@@ -286,6 +286,11 @@ typedef struct cn_event {
      * new. Both end with a NUL but may also contain U+0000: use the lengths. */
     const char *text, *reasoning;
     size_t text_len, reasoning_len; /* bytes */
+    const uint32_t *prompt; /* [n_prompt] token ids of the prompt */
+    uint32_t n_prompt;
+    /* [n_prompt] with cn_request_params.score_prompt, once the prompt is computed; else NULL. The
+     * first token has no context: its logprob is NAN. */
+    const cn_token_logprobs *prompt_logprobs;
     const uint32_t *tokens; /* [n_tokens] new token ids */
     uint32_t n_tokens;
     const cn_token_logprobs *logprobs; /* [n_tokens], or NULL */
@@ -334,6 +339,10 @@ typedef struct cn_request_params {
      * are still the model's. n_forced is at most the number of tokens the request may generate. */
     const uint32_t *forced;
     size_t n_forced;
+    bool score_prompt;     /* deliver cn_event.prompt_logprobs */
+    uint32_t n_prompt_top; /* with alternatives, at most 20 */
+    bool no_output;        /* end when the prompt is computed, with CN_FINISH_LENGTH */
+    uint32_t truncate_prompt; /* keep only the last tokens of the prompt; 0 = all */
     cn_sampling sampling;
     cn_structure structure; /* requires min_tokens 0 and no forced tokens */
     cn_kv_params kv;
@@ -349,6 +358,9 @@ typedef struct cn_request_params {
  * keeps nothing of the request and never calls fn for it. */
 cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn fn, void *user,
                            uint64_t *request);
+/* Queues n requests of one class, or none of them. Their ids follow each other, from *first on. */
+cn_status cn_engine_submit_all(cn_engine *e, const cn_request_params *p, size_t n, cn_event_fn fn,
+                               void *user, uint64_t *first);
 /* Ends a request with CN_FINISH_CANCELLED at the next step. Unknown and ended ids are ignored. */
 void cn_engine_cancel(cn_engine *e, uint64_t request);
 

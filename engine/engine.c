@@ -260,6 +260,7 @@ static cn_status launch(cn_engine *e, const cn_plan *plan)
         cn_structure_write_masks(e, f);
     }
     CN_TRY(sample(e, f));
+    if (e->n_scored > 0) CN_TRY(cn_prompt_scores_step(e, plan)); /* replaces the logits */
     CN_TRY(read_back(e, f));
     e->flight_tail++;
     return CN_OK;
@@ -335,6 +336,10 @@ static void take_token(cn_engine *e, cn_flight *f, uint32_t i)
     uint32_t token = f->host_tokens[i];
     cn_scheduler_append(e->scheduler, seq, token);
     if (s->done) return; /* the sample ended while the step was in flight */
+    if (s->request->no_output) {
+        cn_engine_deliver(e, s, CN_FINISH_LENGTH, NULL);
+        return;
+    }
     e->stats->generation_tokens++;
     if (seq->kv.select != CN_SELECT_NONE) count_selected(e, seq);
     if (exchanged) count_exchange(e, f, row);

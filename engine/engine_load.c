@@ -268,6 +268,7 @@ static cn_status make_sampling(cn_engine *e)
     e->max_in_flight =
         choice == CN_OPT_ASYNC_ON || (choice == CN_OPT_ASYNC_AUTO && e->backend->async);
     for (uint32_t i = 0; i < CN_FLIGHTS; i++) CN_TRY(make_flight(e, &e->flights[i]));
+    CN_TRY(e->backend->fence_create(e->backend, &e->piece.fence));
     return CN_OK;
 }
 
@@ -376,6 +377,7 @@ static void free_device_memory(cn_engine *e)
         if (e->flights[i].fence) be->fence_free(e->flights[i].fence);
         if (e->flights[i].counts_read) e->home.be->fence_free(e->flights[i].counts_read);
     }
+    if (e->piece.fence) be->fence_free(e->piece.fence);
     cn_start_plan_free(&e->plan, be, e);
 }
 

@@ -55,6 +55,7 @@ static void free_request(cn_engine_request *r)
     free_sampling_lists(&r->sampling);
     cn_free(r->bans);
     cn_free(r->forced);
+    cn_prompt_scores_free(r->scores);
     cn_free(r);
 }
 
@@ -115,9 +116,13 @@ static cn_status make_request(cn_engine *e, const cn_request_params *p, uint32_t
             .seed = cn_sampling_seed(&p->sampling, e->config->seed, p->custom_id, r->id),
             .count_slot = -1,
         };
+    r->no_output = p->no_output;
     status = make_bans(e, r);
     if (status == CN_OK) status = copy_forced(r, p);
     if (status == CN_OK) status = cn_structure_open(e, p, r);
+    if (status == CN_OK && p->score_prompt)
+        status = cn_prompt_scores_create(&r->scores, e->prompt.ids, (uint32_t)e->prompt.len,
+                                         p->n_prompt_top);
     if (status != CN_OK) {
         free_request(r);
         return status;
@@ -143,8 +148,10 @@ static cn_status check_samples(const cn_engine *e, const cn_request_params *p)
     return CN_OK;
 }
 
-static cn_status check_lengths(const cn_engine *e, const cn_sampling *s, uint32_t *max_output)
+static cn_status check_lengths(const cn_engine *e, const cn_request_params *p,
+                               uint32_t *max_output)
 {
+    const cn_sampling *s = &p->sampling;
     size_t n_prompt = e->prompt.len;
     if (n_prompt >= e->max_model_len)
         return cn_fail(CN_ERR_ARG,
@@ -157,7 +164,7 @@ static cn_status check_lengths(const cn_engine *e, const cn_sampling *s, uint32_
                        "prompt of %zu tokens and max_tokens %u exceed the context length of %u: "
                        "lower max_tokens to %u",
                        n_prompt, s->max_tokens, e->max_model_len, room);
-    *max_output = s->max_tokens ? s->max_tokens : room;
+    *max_output = p->no_output ? 1 : s->max_tokens ? s->max_tokens : room;
     return CN_OK;
 }
 
@@ -202,6 +209,7 @@ static cn_status schedule_request(cn_engine *e, const cn_request_params *p, cn_e
         .klass = p->klass,
         .priority = p->priority,
         .owner = p->owner,
+        .skips_prefix = p->score_prompt,
         .kv = p->kv,
     };
     void *users[CN_MAX_SAMPLES];
@@ -219,11 +227,14 @@ cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn
     CN_TRY(cn_sampling_check(&p->sampling, e->model_config.vocab, e->max_model_len));
     CN_TRY(check_samples(e, p));
     CN_TRY(check_kv(e, &p->kv));
+    if (p->n_prompt_top > CN_MAX_LOGPROBS)
+        return cn_fail(CN_ERR_ARG, "prompt_logprobs: expected at most %d alternatives, got %u",
+                       CN_MAX_LOGPROBS, p->n_prompt_top);
     e->prompt.len = 0;
     CN_TRY(cn_prompt_tokens(e->tokenizer, e->chat, e->model_config.vocab, &e->prompt_text, p,
                             &e->prompt));
     uint32_t max_output = 0;
-    CN_TRY(check_lengths(e, &p->sampling, &max_output));
+    CN_TRY(check_lengths(e, p, &max_output));
     CN_TRY(check_forced(e, p, max_output));
     cn_engine_request *r = NULL;
     CN_TRY(make_request(e, p, max_output, &r));
@@ -234,10 +245,30 @@ cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn
     }
     r->fn = fn;
     r->user = user;
+    e->n_scored += r->scores != NULL;
     cn_list_append(&e->requests, &r->node);
     e->next_id++;
     e->stats->prompt_tokens += e->prompt.len;
     if (request) *request = r->id;
+    return CN_OK;
+}
+
+cn_status cn_engine_submit_all(cn_engine *e, const cn_request_params *p, size_t n, cn_event_fn fn,
+                               void *user, uint64_t *first)
+{
+    const uint64_t next_id = e->next_id, prompt_tokens = e->stats->prompt_tokens;
+    CN_ASSERT(n > 0);
+    *first = next_id;
+    for (size_t i = 0; i < n; i++) {
+        const cn_status status = cn_engine_submit(e, &p[i], fn, user, NULL);
+        if (status == CN_OK) continue;
+        while (e->next_id > next_id) {
+            cn_engine_drop_request(e, CN_CONTAINER_OF(e->requests.tail, cn_engine_request, node));
+            e->next_id--;
+        }
+        e->stats->prompt_tokens = prompt_tokens;
+        return n > 1 ? cn_fail_within(status, "prompt %zu of %zu", i + 1, n) : status;
+    }
     return CN_OK;
 }
 
@@ -249,7 +280,7 @@ static void usage_of(const cn_sample *s, cn_usage *u)
     *u = (cn_usage){
         .prompt_tokens = seq->n_prompt,
         .cached_tokens = seq->n_cached_tokens,
-        .completion_tokens = seq->n_tokens - seq->n_prompt,
+        .completion_tokens = s->request->no_output ? 0 : seq->n_tokens - seq->n_prompt,
         .preemptions = seq->preemptions,
         .recomputed_tokens = seq->recomputed_tokens,
         .kv = seq->usage_kv,
@@ -275,6 +306,7 @@ void cn_engine_drop_request(cn_engine *e, cn_engine_request *r)
         if (!r->samples[i].done) end_sample(e, &r->samples[i]);
         cn_scheduler_release(e->scheduler, r->samples[i].seq);
     }
+    e->n_scored -= r->scores != NULL;
     cn_list_remove(&e->requests, &r->node);
     free_request(r);
 }
@@ -299,7 +331,12 @@ void cn_engine_deliver(cn_engine *e, cn_sample *sample, cn_finish finish, const 
 {
     cn_engine_request *r = sample->request;
     cn_usage usage;
-    cn_event ev = {.request = r->id, .sample = sample->seq->sample, .error = error};
+    cn_event ev = {.request = r->id,
+                   .sample = sample->seq->sample,
+                   .prompt = sample->seq->tokens,
+                   .n_prompt = sample->seq->n_prompt,
+                   .error = error};
+    if (r->scores && r->scores->n == r->scores->n_prompt) ev.prompt_logprobs = r->scores->tokens;
     if (finish != CN_FINISH_NONE) {
         cn_scheduler_finish(e->scheduler, sample->seq); /* before usage_of: completes the usage */
         usage_of(sample, &usage);

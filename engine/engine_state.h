@@ -15,6 +15,7 @@
 #include "engine/model.h"
 #include "engine/output.h"
 #include "engine/planner.h"
+#include "engine/prompt_scores.h"
 #include "engine/sampler.h"
 #include "engine/start_plan.h"
 #include "engine/text/chat_template.h"
@@ -48,6 +49,8 @@ struct cn_engine_request {
     uint32_t *forced; /* [n_forced] the first output tokens, forced instead of sampled */
     uint32_t n_forced;
     cn_grammar *grammar; /* of structured output, or NULL */
+    cn_prompt_scores *scores; /* NULL: the prompt is not scored */
+    bool no_output;
     bool needs_counts;
     bool cancelled;
     uint32_t n_samples, n_live;
@@ -119,6 +122,8 @@ struct cn_engine {
     cn_scheduler *scheduler;
     cn_batch *batch;
 
+    cn_prompt_piece piece;
+    uint32_t n_scored; /* live requests whose prompts are scored */
     uint16_t *counts; /* device, [max_num_seqs, V] */
     void *sample_scratch;
     size_t sample_scratch_bytes;

@@ -41,6 +41,7 @@ struct cn_model {
     cn_dump *dump;
     cn_select_probe *probe;
     cn_home *home;
+    bool is_normed; /* the final norm of the last pass has run */
     uint64_t n_passes;
 };
 
@@ -416,8 +417,17 @@ cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_batch_view *b, co
         CN_TRY(mlp_branch(&p, layer));
         if (m->home) CN_TRY(cn_home_leave_layer(m->home, layer));
     }
-    if (n_rows == 0) return CN_OK;
-    CN_TRY(norm(&p, true, CN_W_FINAL_NORM, 0, CN_DUMP_FINAL_NORM));
+    m->is_normed = false;
+    return n_rows > 0 ? cn_model_more_logits(m, s, b, logit_rows, n_rows) : CN_OK;
+}
+
+cn_status cn_model_more_logits(cn_model *m, cn_stream *s, const cn_batch_view *b,
+                               const uint32_t *logit_rows, uint32_t n_rows)
+{
+    const pass p = {.m = m, .s = s, .batch = b};
+    CN_ASSERT(n_rows > 0 && n_rows <= m->max_rows);
+    if (!m->is_normed) CN_TRY(norm(&p, true, CN_W_FINAL_NORM, 0, CN_DUMP_FINAL_NORM));
+    m->is_normed = true;
     return logits_of(&p, logit_rows, n_rows);
 }
 

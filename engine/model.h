@@ -66,6 +66,11 @@ cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_batch_view *b, co
 /* The f32 logits [n_rows, V] of the last pass, on the device; valid until the next pass. */
 float *cn_model_logits(const cn_model *m);
 
+/* Computes the logits of other tokens of the last pass, whose view is b. They replace those of
+ * before. */
+cn_status cn_model_more_logits(cn_model *m, cn_stream *s, const cn_batch_view *b,
+                               const uint32_t *logit_rows, uint32_t n_rows);
+
 /* Enqueues only the matrix products of a pass of n_tokens tokens and n_rows rows of logits, on
  * whatever data the last pass left in the workspace. Benchmarks compare a prefill with it. */
 cn_status cn_model_products(cn_model *m, cn_stream *s, uint32_t n_tokens, uint32_t n_rows);

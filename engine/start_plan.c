@@ -149,6 +149,31 @@ static void add_flights(cn_start_plan *p, const sizes *z)
     }
 }
 
+static void add_prompt_piece(cn_start_plan *p, const sizes *z)
+{
+    const uint64_t rows = cn_start_max_rows(z->c);
+    const struct {
+        uint64_t row_bytes;
+        size_t device_at, host_at; /* in a cn_prompt_piece */
+    } arrays[] = {
+        {sizeof(uint32_t), offsetof(cn_prompt_piece, rows), offsetof(cn_prompt_piece, host_rows)},
+        {sizeof(cn_sample_row), offsetof(cn_prompt_piece, samples),
+         offsetof(cn_prompt_piece, host_samples)},
+        {sizeof(float), offsetof(cn_prompt_piece, logprobs),
+         offsetof(cn_prompt_piece, host_logprobs)},
+        {CN_MAX_LOGPROBS * sizeof(cn_logprob), offsetof(cn_prompt_piece, top),
+         offsetof(cn_prompt_piece, host_top)},
+    };
+    const size_t piece_at = offsetof(cn_engine, piece);
+    add(p, z->be, "prompt scores", CN_PART_STEPS, rows * sizeof(uint32_t),
+        piece_at + offsetof(cn_prompt_piece, tokens));
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+        const uint64_t bytes = rows * arrays[i].row_bytes;
+        add(p, z->be, "prompt scores", CN_PART_STEPS, bytes, piece_at + arrays[i].device_at);
+        add(p, z->be, "prompt scores", CN_PART_HOST, bytes, piece_at + arrays[i].host_at);
+    }
+}
+
 static void add_selection(cn_start_plan *p, const sizes *z)
 {
     const cn_model_config *m = z->m;
@@ -256,6 +281,7 @@ static void add_steps(cn_start_plan *p, const sizes *z)
     p->select_bytes = cn_start_part_bytes(p, CN_PART_STEPS) - before;
     add_home_steps(p, z);
     add_flights(p, z);
+    add_prompt_piece(p, z);
 }
 
 /* The item of each block plane. */

@@ -34,6 +34,7 @@ typedef struct cn_seq {
     int32_t priority;
     uint32_t owner;     /* owners get equal shares inside a class */
     uint32_t sample;    /* index in its group */
+    bool skips_prefix;  /* the prefix cache is not read for it */
 
     uint32_t *tokens;   /* [max_tokens] prompt, then output; tokens[0..n_tokens) are known */
     uint32_t n_prompt, n_tokens;

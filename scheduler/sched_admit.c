@@ -46,7 +46,7 @@ static uint32_t longest_hit(const cn_scheduler *s, const cn_seq *q)
 static prefix_hit find_prefix(const cn_scheduler *s, cn_seq *q)
 {
     prefix_hit hit = {.key = cn_sched_root(&s->o, q->owner)};
-    if (!s->prefix) return hit;
+    if (!s->prefix || q->skips_prefix) return hit;
     uint32_t b = s->o.block_tokens;
     const uint32_t n_most = longest_hit(s, q) / b;
     for (; hit.n_blocks < n_most; hit.n_blocks++) {

@@ -213,6 +213,7 @@ static cn_seq *create_seq(const cn_sched_opts *o, const cn_group_params *p, cons
     q->klass = p->klass;
     q->priority = p->priority;
     q->owner = p->owner;
+    q->skips_prefix = p->skips_prefix;
     q->kv = q->usage_kv.params = shape->kv;
     q->n_max = shape->n_max;
     q->query_slot = -1;

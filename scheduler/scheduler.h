@@ -62,6 +62,7 @@ typedef struct cn_group_params {
     cn_class klass;
     int32_t priority;
     uint32_t owner;
+    bool skips_prefix;      /* computes the whole prompt, whatever the prefix cache has */
     cn_kv_params kv;
 } cn_group_params;
 

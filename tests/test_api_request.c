@@ -158,6 +158,39 @@ static void unknown_fields_bring_warnings(void **state)
     cn_api_unknown_destroy(&unknown);
 }
 
+static void completions_have_many_prompts_and_scores(void **state)
+{
+    (void)state;
+    cn_api_request r;
+    assert_int_equal(parse(&r, CN_API_COMPLETION,
+                           "{\"prompt\": [\"a\", [7, 8], \"b\"], \"max_tokens\": 0, "
+                           "\"echo\": true, \"logprobs\": 3, "
+                           "\"truncate_prompt_tokens\": 5}", NULL), CN_OK);
+    assert_int_equal(r.n_prompts, 3);
+    assert_string_equal(r.params.text, "a");
+    assert_true(r.params.no_output && r.echo && r.params.score_prompt);
+    assert_int_equal(r.params.n_prompt_top, 3);
+    assert_int_equal(r.params.truncate_prompt, 5);
+    cn_request_params p = r.params;
+    cn_api_request_set_prompt(&r, 1, &p);
+    assert_null(p.text);
+    assert_int_equal(p.n_tokens, 2);
+    assert_int_equal(p.tokens[1], 8);
+    cn_api_request_set_prompt(&r, 2, &p);
+    assert_string_equal(p.text, "b");
+    assert_null(p.tokens);
+    cn_api_request_free(&r);
+    assert_int_equal(parse(&r, CN_API_COMPLETION, "{\"prompt\": [[7], \"b\"]}", NULL), CN_OK);
+    cn_api_request_set_prompt(&r, 1, &p);
+    assert_string_equal(p.text, "b");
+    cn_api_request_free(&r);
+    /* Without logprobs an echo needs no scores. */
+    assert_int_equal(parse(&r, CN_API_COMPLETION, "{\"prompt\": \"a\", \"echo\": true}", NULL),
+                     CN_OK);
+    assert_false(r.params.score_prompt);
+    cn_api_request_free(&r);
+}
+
 static void members_of_kv_are_never_ignored(void **state)
 {
     (void)state;
@@ -459,9 +492,16 @@ static const struct refusal {
     {CN_API_COMPLETION, "{\"prompt\": []}", "prompt", "array"},
     {CN_API_COMPLETION, "{\"prompt\": {}}", "prompt", "object"},
     {CN_API_COMPLETION, "{\"prompt\": [1, \"a\"]}", "prompt", "\"a\""},
-    {CN_API_COMPLETION, "{\"prompt\": [\"a\", \"b\"]}", "prompt", "2 prompts"},
+    {CN_API_COMPLETION, "{\"prompt\": [\"a\", 3]}", "prompt", "3"},
+    {CN_API_COMPLETION, "{\"prompt\": [\"a\", []]}", "prompt", "array"},
     {CN_API_COMPLETION, "{\"prompt\": \"a\", \"messages\": []}", "messages", "unknown"},
-    {CN_API_COMPLETION, "{\"prompt\": \"a\", \"echo\": true}", "echo", "true"},
+    {CN_API_COMPLETION, "{\"prompt\": \"a\", \"echo\": 1}", "echo", "1"},
+    {CN_API_COMPLETION, "{\"prompt\": \"a\", \"max_tokens\": -1}", "max_tokens", "-1"},
+    {CN_API_COMPLETION, "{\"prompt\": \"a\", \"prompt_logprobs\": 21}", "prompt_logprobs", "21"},
+    {CN_API_COMPLETION, "{\"prompt\": \"a\", \"prompt_logprobs\": 1, \"stream\": true}",
+     "prompt_logprobs", "stream"},
+    {CN_API_COMPLETION, "{\"prompt\": \"a\", \"truncate_prompt_tokens\": 0}",
+     "truncate_prompt_tokens", "0"},
     {CN_API_COMPLETION, "[1]", "", "object"},
 };
 
@@ -560,6 +600,7 @@ int main(void)
         cmocka_unit_test(max_completion_tokens_comes_before_max_tokens),
         cmocka_unit_test(harmless_and_neutral_fields_pass),
         cmocka_unit_test(unknown_fields_bring_warnings),
+        cmocka_unit_test(completions_have_many_prompts_and_scores),
         cmocka_unit_test(members_of_kv_are_never_ignored),
         cmocka_unit_test(reasoning_effort_is_the_templates_switch),
         cmocka_unit_test(structured_output_is_read),

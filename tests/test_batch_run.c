@@ -71,8 +71,7 @@ cn_tokenizer *cn_engine_tokenizer(cn_engine *e)
 
 void cn_engine_stats(const cn_engine *e, cn_stats *out) { *out = e->stats; }
 
-cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn fn, void *user,
-                           uint64_t *request)
+static cn_status submit(cn_engine *e, const cn_request_params *p, cn_event_fn fn, void *user)
 {
     const char *prompt = p->chat ? chat_text(p, 0, "content") : p->text;
     if (strcmp(prompt, "long") == 0) return cn_fail(CN_ERR_ARG, "the prompt has 9 tokens");
@@ -91,8 +90,16 @@ cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn
     r->left = p->sampling.max_tokens ? p->sampling.max_tokens : 2;
     snprintf(r->text, sizeof r->text, "%s %s", strcmp(prompt, "fail") == 0 ? "fail" : "echo",
              p->custom_id);
-    *request = e->n_requests++;
+    e->n_requests++;
     e->most_live = cn_max_u32(e->most_live, live_requests());
+    return CN_OK;
+}
+
+cn_status cn_engine_submit_all(cn_engine *e, const cn_request_params *p, size_t n, cn_event_fn fn,
+                               void *user, uint64_t *first)
+{
+    *first = e->n_requests;
+    for (size_t i = 0; i < n; i++) CN_TRY(submit(e, &p[i], fn, user));
     return CN_OK;
 }
 
@@ -512,6 +519,24 @@ static void grades_add_up_over_runs(void **state)
     cn_config_free(c);
 }
 
+static void a_line_may_have_many_prompts(void **state)
+{
+    (void)state;
+    add_text("{\"custom_id\": \"a\", \"url\": \"/v1/completions\", \"body\": "
+             "{\"prompt\": [\"hi\", \"there\"], \"n\": 1}}\n");
+    outcome o = run_default();
+    assert_int_equal(o.n_answered, 1);
+    assert_int_equal(fake.n_requests, 2);
+    json_t *all = output();
+    json_t *body = json_object_get(json_object_get(json_array_get(all, 0), "response"), "body");
+    json_t *choices = json_object_get(body, "choices");
+    assert_int_equal(json_array_size(choices), 2);
+    json_t *second = json_array_get(choices, 1);
+    assert_int_equal(json_integer_value(json_object_get(second, "index")), 1);
+    assert_string_equal(json_string_value(json_object_get(second, "text")), "echo a");
+    json_decref(all);
+}
+
 /* ---- requests that are submitted again ---- */
 
 /* Runs one "loop" line among others under zip with this budget. Returns its output line, which is
@@ -713,6 +738,7 @@ int main(void)
         IN_DIR(until_stops_reading_lines),
         IN_DIR(an_engine_failure_keeps_the_written_lines),
         IN_DIR(grades_add_up_over_runs),
+        IN_DIR(a_line_may_have_many_prompts),
         IN_DIR(a_loop_is_retried_once_with_more_kv),
         IN_DIR(a_second_loop_is_the_answer),
         IN_DIR(a_rescue_that_exceeds_the_pool_keeps_the_first_answer),

@@ -75,6 +75,7 @@ size_t cn_api_logprobs_json_bytes(const cn_api_logprobs_form *f, size_t n)
 
 static json_t *logprob_value(float logprob)
 {
+    if (isnan(logprob)) return json_null(); /* the first token of a prompt has no context */
     return json_real(isfinite(logprob) ? (double)logprob : LOWEST_LOGPROB);
 }
 
@@ -160,6 +161,7 @@ static json_t *completion_token(const cn_api_logprobs_form *f, uint32_t member,
         *offset += count_chars(text->data, text->len);
         return json_integer((json_int_t)(*offset - count_chars(text->data, text->len)));
     }
+    if (isnan(entries[0].logprob)) return json_null();
     bool ok = (top = json_object()) != NULL;
     for (uint32_t i = 1; ok && i <= f->n_top && entries[i].token != NO_TOKEN; i++) {
         ok = token_text(f, entries[i].token, text, &raw, &n_raw) == CN_OK;
@@ -167,6 +169,51 @@ static json_t *completion_token(const cn_api_logprobs_form *f, uint32_t member,
     }
     if (ok) return top;
     json_decref(top);
+    return NULL;
+}
+
+/* {"<id>": {"logprob", "rank", "decoded_token"}} of a token and its alternatives. */
+static json_t *prompt_token(const cn_api_logprobs_form *f, const cn_logprob *entries, cn_buf *text)
+{
+    json_t *token = json_object();
+    bool ok = token != NULL;
+    for (uint32_t i = 0; ok && i <= f->n_top; i++) {
+        /* The alternatives first: they have a rank. */
+        const cn_logprob *p = &entries[(i + 1) % (f->n_top + 1)];
+        char id[16];
+        const char *raw;
+        size_t n_raw;
+        snprintf(id, sizeof id, "%u", p->token);
+        if (p->token == NO_TOKEN || json_object_get(token, id)) continue;
+        ok = token_text(f, p->token, text, &raw, &n_raw) == CN_OK;
+        if (ok)
+            ok = json_object_set_new(
+                     token, id,
+                     json_pack("{s:o, s:o, s:s%}", "logprob", logprob_value(p->logprob), "rank",
+                               i < f->n_top ? json_integer(i + 1) : json_null(), "decoded_token",
+                               text->data, text->len)) == 0;
+    }
+    if (ok) return token;
+    json_decref(token);
+    return NULL;
+}
+
+json_t *cn_api_prompt_logprobs_json(const cn_api_logprobs *l, const cn_api_logprobs_form *f,
+                                    size_t first, size_t end)
+{
+    CN_ASSERT(first <= end && end <= l->n_tokens);
+    cn_buf text = {0};
+    json_t *array = json_array();
+    bool ok = array != NULL;
+    for (size_t i = first; ok && i < end; i++) {
+        const cn_logprob *entries = l->entries + i * stride(f);
+        ok = json_array_append_new(array, isnan(entries[0].logprob)
+                                              ? json_null()
+                                              : prompt_token(f, entries, &text)) == 0;
+    }
+    cn_buf_free(&text);
+    if (ok) return array;
+    json_decref(array);
     return NULL;
 }
 

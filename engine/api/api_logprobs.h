@@ -43,4 +43,9 @@ const char *cn_api_logprobs_member(cn_api_endpoint e, uint32_t member);
 json_t *cn_api_logprobs_json(const cn_api_logprobs *l, const cn_api_logprobs_form *f,
                              uint32_t member, size_t first, size_t end, size_t *offset);
 
+/* Tokens [first, end) of a prompt in vLLM's form: null for the first, then objects of ids. NULL:
+ * out of memory. */
+json_t *cn_api_prompt_logprobs_json(const cn_api_logprobs *l, const cn_api_logprobs_form *f,
+                                    size_t first, size_t end);
+
 #endif

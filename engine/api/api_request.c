@@ -84,24 +84,33 @@ static cn_status read_ids(const char *key, json_t *array, uint32_t **out, size_t
     return CN_OK;
 }
 
-/* A string, token ids, or an array of exactly one of either. */
-static cn_status set_prompt(cn_api_request *r, const char *key, json_t *v)
+static cn_status read_prompt(const char *key, json_t *v, struct cn_api_prompt *out)
 {
-    json_t *first = json_array_get(v, 0);
-    bool list = json_is_string(first) || json_is_array(first);
-    if (list && json_array_size(v) > 1)
-        return cn_fail(CN_ERR_ARG, "%s: a list of %zu prompts: send one request for each", key,
-                       json_array_size(v));
-    if (list) v = first;
     if (json_is_string(v)) {
         if (json_string_length(v) == 0)
             return cn_fail(CN_ERR_ARG, "%s: expected a non-empty string", key);
-        r->params.text = json_string_value(v);
+        out->text = json_string_value(v);
         return CN_OK;
     }
     if (json_array_size(v) == 0) return cn_api_refuse(key, "a string or token ids", v);
-    CN_TRY(read_ids(key, v, &r->tokens, &r->params.n_tokens));
-    r->params.tokens = r->tokens;
+    return read_ids(key, v, &out->tokens, &out->n_tokens);
+}
+
+/* A string, token ids, or an array of either. */
+static cn_status set_prompt(cn_api_request *r, const char *key, json_t *v)
+{
+    json_t *first = json_array_get(v, 0);
+    const bool list = json_is_string(first) || json_is_array(first);
+    const size_t n = list ? json_array_size(v) : 1;
+    if (n > CN_API_MAX_PROMPTS)
+        return cn_fail(CN_ERR_ARG, "%s: expected at most %d prompts, got %zu", key,
+                       CN_API_MAX_PROMPTS, n);
+    r->prompts = cn_calloc(n, sizeof *r->prompts);
+    if (!r->prompts) return out_of_memory(key);
+    r->n_prompts = (uint32_t)n;
+    for (size_t i = 0; i < n; i++)
+        CN_TRY(read_prompt(key, list ? json_array_get(v, i) : v, &r->prompts[i]));
+    cn_api_request_set_prompt(r, 0, &r->params);
     return CN_OK;
 }
 
@@ -189,12 +198,16 @@ static cn_status set_stream_options(cn_api_request *r, const char *key, json_t *
     json_t *value;
     json_object_foreach(v, member, value)
     {
-        if (strcmp(member, "include_usage") != 0) {
-            char shown[SHOWN_BYTES];
-            return cn_fail(CN_ERR_ARG, "%s: unknown member '%s'", key,
-                           cn_json_printable(member, shown, sizeof shown));
+        if (json_is_null(value)) continue;
+        if (strcmp(member, "include_usage") == 0) {
+            CN_TRY(as_bool("stream_options.include_usage", value, &r->stream_usage));
+        } else if (strcmp(member, "continuous_usage_stats") == 0) {
+            CN_TRY(as_bool("stream_options.continuous_usage_stats", value, &r->chunk_usage));
+        } else {
+            char name[SHOWN_BYTES];
+            snprintf(name, sizeof name, "stream_options.%.64s", member);
+            CN_TRY(cn_api_unknown_take(r->unknown, name, value, &r->warnings));
         }
-        CN_TRY(as_bool("stream_options.include_usage", value, &r->stream_usage));
     }
     return CN_OK;
 }
@@ -214,6 +227,42 @@ static cn_status set_completion_logprobs(cn_api_request *r, const char *key, jso
     CN_TRY(as_i64(key, v, 0, CN_MAX_LOGPROBS, &n));
     r->params.sampling.logprobs = (int32_t)n;
     return CN_OK;
+}
+
+static cn_status set_prompt_logprobs(cn_api_request *r, const char *key, json_t *v)
+{
+    int64_t n;
+    CN_TRY(as_i64(key, v, 0, CN_MAX_LOGPROBS, &n));
+    r->prompt_logprobs = (int32_t)n;
+    return CN_OK;
+}
+
+static cn_status set_echo(cn_api_request *r, const char *key, json_t *v)
+{
+    return as_bool(key, v, &r->echo);
+}
+
+static cn_status set_return_token_ids(cn_api_request *r, const char *key, json_t *v)
+{
+    return as_bool(key, v, &r->return_token_ids);
+}
+
+static cn_status set_truncate(cn_api_request *r, const char *key, json_t *v)
+{
+    int64_t n;
+    CN_TRY(as_i64(key, v, 1, UINT32_MAX, &n));
+    r->params.truncate_prompt = (uint32_t)n;
+    return CN_OK;
+}
+
+/* 0: only the prompt is computed. */
+static cn_status set_completion_tokens(cn_api_request *r, const char *key, json_t *v)
+{
+    bool known;
+    r->params.no_output = json_is_integer(v) && json_integer_value(v) == 0;
+    if (r->params.no_output) return CN_OK;
+    return cn_request_set_json(&r->params.sampling, &r->params.kv, CN_SECTION_SAMPLING, key, v,
+                               &known);
 }
 
 /* finish_chat() reads the field, once all other fields are known. */
@@ -241,6 +290,11 @@ static const struct field {
     {"logprobs", COMPLETION, set_completion_logprobs},
     {"top_logprobs", CHAT, set_later},
     {"max_completion_tokens", CHAT, set_later},
+    {"max_tokens", COMPLETION, set_completion_tokens},
+    {"echo", COMPLETION, set_echo},
+    {"prompt_logprobs", BOTH, set_prompt_logprobs},
+    {"return_token_ids", BOTH, set_return_token_ids},
+    {"truncate_prompt_tokens", BOTH, set_truncate},
     {"reasoning_effort", CHAT, set_later},
     {"seed", BOTH, set_seed},
     {"priority", BOTH, set_priority},
@@ -392,7 +446,7 @@ static cn_status finish_completion(cn_api_request *r, const char **key)
     if (s->max_tokens == 0)
         s->max_tokens = cn_max_u32(CN_API_DEFAULT_COMPLETION_TOKENS, s->min_tokens);
     *key = "prompt";
-    return r->params.text || r->tokens ? CN_OK : cn_fail(CN_ERR_ARG, "%s: missing", *key);
+    return r->prompts ? CN_OK : cn_fail(CN_ERR_ARG, "%s: missing", *key);
 }
 
 static cn_status read_body(cn_api_request *r, json_t *body, cn_opt_tool_parser parser,
@@ -405,8 +459,15 @@ static cn_status read_body(cn_api_request *r, json_t *body, cn_opt_tool_parser p
                                                   : finish_completion(r, key);
     CN_TRY(status);
     *key = "stream_options";
-    if (r->stream_usage && !r->stream)
+    if ((r->stream_usage || r->chunk_usage) && !r->stream)
         return cn_fail(CN_ERR_ARG, "%s: needs \"stream\": true", *key);
+    *key = "prompt_logprobs";
+    if (r->prompt_logprobs >= 0 && r->stream)
+        return cn_fail(CN_ERR_ARG, "%s: not available with \"stream\": true", *key);
+    const int32_t echoed = r->echo ? r->params.sampling.logprobs : -1;
+    const int32_t most = r->prompt_logprobs > echoed ? r->prompt_logprobs : echoed;
+    r->params.score_prompt = most >= 0;
+    r->params.n_prompt_top = most > 0 ? (uint32_t)most : 0;
     return CN_OK;
 }
 
@@ -416,10 +477,13 @@ static void drop_read(const cn_api_request *r, json_t *body)
     const char *key;
     json_t *v;
     void *next;
+    bool has_text = false;
+    for (uint32_t i = 0; r->prompts && i < r->n_prompts; i++)
+        if (r->prompts[i].text) has_text = true;
     json_object_foreach_safe(body, next, key, v)
     {
         const bool borrowed = strcmp(key, "messages") == 0 || strcmp(key, "stop") == 0 ||
-                              (strcmp(key, "prompt") == 0 && r->params.text);
+                              (strcmp(key, "prompt") == 0 && has_text);
         if (!borrowed) json_object_del(body, key);
     }
 }
@@ -430,6 +494,8 @@ cn_status cn_api_request_parse(cn_api_request *out, cn_api_endpoint endpoint, js
     *out = (cn_api_request){
         .endpoint = endpoint,
         .unknown = defaults->unknown,
+        .prompt_logprobs = -1,
+        .n_prompts = 1,
         .params = {.enable_thinking = -1, .sampling = defaults->sampling, .kv = defaults->kv},
         .keep = json_array(),
     };
@@ -453,9 +519,33 @@ cn_status cn_api_request_parse(cn_api_request *out, cn_api_endpoint endpoint, js
     return status;
 }
 
+void cn_api_request_set_prompt(const cn_api_request *r, uint32_t i, cn_request_params *io)
+{
+    if (!r->prompts) return;
+    CN_ASSERT(i < r->n_prompts);
+    io->text = r->prompts[i].text;
+    io->tokens = r->prompts[i].tokens;
+    io->n_tokens = r->prompts[i].n_tokens;
+}
+
+cn_status cn_api_request_submit(const cn_api_request *r, cn_engine *e, cn_event_fn fn, void *user,
+                                uint64_t *first)
+{
+    cn_request_params *all = cn_calloc(r->n_prompts, sizeof *all);
+    if (!all) return cn_fail(CN_ERR_MEMORY, "out of memory for %u prompts", r->n_prompts);
+    for (uint32_t i = 0; i < r->n_prompts; i++) {
+        all[i] = r->params;
+        cn_api_request_set_prompt(r, i, &all[i]);
+    }
+    const cn_status status = cn_engine_submit_all(e, all, r->n_prompts, fn, user, first);
+    cn_free(all);
+    return status;
+}
+
 void cn_api_request_free(cn_api_request *r)
 {
-    cn_free(r->tokens);
+    for (uint32_t i = 0; r->prompts && i < r->n_prompts; i++) cn_free(r->prompts[i].tokens);
+    cn_free(r->prompts);
     cn_free(r->stop_token_ids);
     cn_free((void *)r->stop);
     cn_free(r->logit_bias);

@@ -41,6 +41,7 @@ typedef struct cn_api_defaults {
 
 enum {
     CN_API_MAX_DEPTH = 32,                /* maximum nesting of a body */
+    CN_API_MAX_PROMPTS = 1024,            /* of a completion */
     CN_API_DEFAULT_COMPLETION_TOKENS = 16 /* default max_tokens of /v1/completions, as in OpenAI */
 };
 
@@ -51,6 +52,18 @@ typedef struct cn_api_request {
     bool stream_usage; /* stream_options.include_usage */
     cn_opt_tool_parser tool_parser; /* none: the answer is not searched for calls */
     bool one_tool_call;             /* parallel_tool_calls is false */
+    bool chunk_usage;  /* stream_options.continuous_usage_stats */
+    bool echo;         /* the text begins with the prompt, and so do the logprobs */
+    bool return_token_ids;
+    int32_t prompt_logprobs; /* alternatives of each prompt token; -1: off */
+    /* The prompts of a completion; params has the first. Each becomes an engine request of its own
+     * and params.sampling.n choices. */
+    struct cn_api_prompt {
+        const char *text; /* NULL: tokens */
+        uint32_t *tokens;
+        size_t n_tokens;
+    } *prompts;
+    uint32_t n_prompts; /* 1 for a chat, which has no prompts[] */
 
     json_t *warnings;  /* array of texts about ignored fields; NULL: none */
     cn_api_unknown *unknown; /* while it is parsed */
@@ -58,7 +71,7 @@ typedef struct cn_api_request {
     /* Memory that params points to. */
     json_t *keep; /* the body */
     json_t *chat; /* the variables of the chat template */
-    uint32_t *tokens, *stop_token_ids;
+    uint32_t *stop_token_ids;
     const char **stop;
     cn_logit_bias *logit_bias;
 } cn_api_request;
@@ -69,6 +82,11 @@ typedef struct cn_api_request {
  * if no single field is invalid. */
 cn_status cn_api_request_parse(cn_api_request *out, cn_api_endpoint endpoint, json_t *body,
                                const cn_api_defaults *defaults, cn_buf *at_fault);
+/* Sets the prompt of *io to the i-th of r; leaves that of a chat. */
+void cn_api_request_set_prompt(const cn_api_request *r, uint32_t i, cn_request_params *io);
+/* Submits all prompts or none; see cn_engine_submit_all. */
+cn_status cn_api_request_submit(const cn_api_request *r, cn_engine *e, cn_event_fn fn, void *user,
+                                uint64_t *first);
 void cn_api_request_free(cn_api_request *r); /* leaves *r empty; an empty request is fine */
 
 #endif

@@ -18,20 +18,34 @@ typedef struct choice {
     cn_buf text, reasoning; /* when streamed: since the last chunk */
     cn_tool_finder tools;
     size_t n_told_calls;        /* when streamed: calls in chunks */
+    bool told;              /* an event of it has come */
     bool began, told_end;   /* when streamed: the first, the last chunk was taken */
     size_t answer_at; /* byte of text */
     cn_api_logprobs logprobs; /* when streamed: since the last chunk */
     size_t offset_chars;      /* when streamed: of the text of the logprobs taken */
+    cn_buf token_ids;         /* with return_token_ids; when streamed: since the last chunk */
+    uint32_t n_tokens;
     cn_finish finish;
     char *stop_reason;
     int64_t stop_token;
     cn_usage usage;
 } choice;
 
+/* One of the prompts, and what the first event about it has told. */
+typedef struct prompt {
+    char *echo; /* the text to repeat; NULL: none, or that of the tokens */
+    bool known;
+    uint32_t n_tokens;
+    cn_buf token_ids;         /* with return_token_ids */
+    cn_api_logprobs logprobs; /* with prompt_logprobs */
+} prompt;
+
 struct cn_api_result {
     cn_api_endpoint endpoint;
-    bool wants_logprobs;
-    cn_api_logprobs_form form;
+    bool wants_logprobs, wants_ids, wants_prompt, echoes, chunk_usage;
+    cn_api_logprobs_form form, prompt_form;
+    uint32_t n_samples; /* of each prompt */
+    prompt *prompts;
     uint64_t n_tokens;
     bool done, cancelled;
     json_t *warnings; /* NULL: none, or the stream has sent them */
@@ -40,28 +54,48 @@ struct cn_api_result {
     choice choices[];
 };
 
+static cn_status make_prompts(cn_api_result *r, const cn_api_request *request, uint32_t n)
+{
+    r->prompts = cn_calloc(n, sizeof *r->prompts);
+    bool ok = r->prompts != NULL;
+    for (uint32_t i = 0; ok && request->echo && i < n; i++) {
+        const char *text = request->prompts[i].text;
+        ok = !text || (r->prompts[i].echo = cn_strdup(text));
+    }
+    if (ok && request->warnings) ok = (r->warnings = json_deep_copy(request->warnings));
+    return ok ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for %u choices", r->n_choices);
+}
+
 cn_status cn_api_result_create(cn_api_result **out, const cn_api_request *request,
                                cn_token_bytes_fn token_bytes, void *user)
 {
     const cn_sampling *s = &request->params.sampling;
-    cn_api_result *r = cn_calloc(1, sizeof *r + s->n * sizeof *r->choices);
-    if (!r) return cn_fail(CN_ERR_MEMORY, "out of memory for %u choices", s->n);
+    const uint32_t n_prompts = cn_max_u32(request->n_prompts, 1), n = s->n * n_prompts;
+    cn_api_result *r = cn_calloc(1, sizeof *r + n * sizeof *r->choices);
+    if (!r) return cn_fail(CN_ERR_MEMORY, "out of memory for %u choices", n);
     r->endpoint = request->endpoint;
     r->wants_logprobs = s->logprobs >= 0;
+    r->wants_ids = request->return_token_ids;
+    r->wants_prompt = request->params.score_prompt && request->prompt_logprobs >= 0;
+    r->echoes = request->echo;
+    r->chunk_usage = request->chunk_usage;
     r->form = (cn_api_logprobs_form){.endpoint = request->endpoint,
                                      .n_top = s->logprobs > 0 ? (uint32_t)s->logprobs : 0,
                                      .token_bytes = token_bytes,
                                      .user = user};
-    r->n_choices = s->n;
-    if (request->warnings && !(r->warnings = json_deep_copy(request->warnings))) {
-        cn_free(r);
-        return cn_fail(CN_ERR_MEMORY, "out of memory for warnings");
-    }
-    for (uint32_t i = 0; i < s->n; i++)
+    r->prompt_form = r->form;
+    r->prompt_form.n_top = r->wants_prompt ? (uint32_t)request->prompt_logprobs : 0;
+    r->n_choices = n;
+    r->n_samples = s->n;
+    for (uint32_t i = 0; i < n; i++)
         r->choices[i].tools = (cn_tool_finder){.form = request->tool_parser,
                                                .only_one = request->one_tool_call};
-    *out = r;
-    return CN_OK;
+    const cn_status status = make_prompts(r, request, n_prompts);
+    if (status == CN_OK)
+        *out = r;
+    else
+        cn_api_result_free(r);
+    return status;
 }
 
 void cn_api_result_free(cn_api_result *r)
@@ -73,8 +107,15 @@ void cn_api_result_free(cn_api_result *r)
         cn_buf_free(&c->reasoning);
         cn_api_logprobs_free(&c->logprobs);
         cn_tool_finder_free(&c->tools);
+        cn_buf_free(&c->token_ids);
         cn_free(c->stop_reason);
     }
+    for (uint32_t i = 0; r->prompts && i < r->n_choices / r->n_samples; i++) {
+        cn_free(r->prompts[i].echo);
+        cn_buf_free(&r->prompts[i].token_ids);
+        cn_api_logprobs_free(&r->prompts[i].logprobs);
+    }
+    cn_free(r->prompts);
     json_decref(r->warnings);
     cn_free(r->error);
     cn_free(r);
@@ -87,14 +128,75 @@ static void keep_error(cn_api_result *r, const char *text)
     if (!r->error) r->error = cn_strdup(text ? text : "the request failed");
 }
 
+static prompt *prompt_of(const cn_api_result *r, uint32_t i)
+{
+    return &r->prompts[i / r->n_samples];
+}
+
+/* Appends the text of the prompt, as it was sent or that of its tokens. */
+static cn_status add_echo(const cn_api_result *r, const prompt *p, const cn_event *ev, cn_buf *out)
+{
+    if (p->echo) return cn_buf_add(out, p->echo, strlen(p->echo));
+    cn_buf raw = {0};
+    cn_status status = CN_OK;
+    for (uint32_t i = 0; status == CN_OK && i < ev->n_prompt; i++) {
+        size_t n = 0;
+        const char *bytes = r->form.token_bytes(r->form.user, ev->prompt[i], &n);
+        if (bytes) status = cn_buf_add(&raw, bytes, n);
+    }
+    if (status == CN_OK && raw.len > 0) status = cn_utf8_add_lossy(out, raw.data, raw.len);
+    cn_buf_free(&raw);
+    return status;
+}
+
+/* Takes what the first event of a prompt tells. */
+static cn_status add_prompt(cn_api_result *r, prompt *p, const cn_event *ev)
+{
+    p->known = true;
+    p->n_tokens = ev->n_prompt;
+    if (r->wants_ids)
+        CN_TRY(cn_buf_add(&p->token_ids, (const char *)ev->prompt,
+                          ev->n_prompt * sizeof *ev->prompt));
+    for (uint32_t i = 0; r->wants_prompt && ev->prompt_logprobs && i < ev->n_prompt; i++)
+        CN_TRY(cn_api_logprobs_add(&p->logprobs, &r->prompt_form, &ev->prompt_logprobs[i]));
+    return CN_OK;
+}
+
+/* The text of a completion is its reasoning, then its content: the prompt goes before both. */
+static cn_status begin_choice(cn_api_result *r, choice *c, const cn_event *ev)
+{
+    prompt *p = prompt_of(r, ev->sample);
+    c->told = true;
+    if (!p->known) CN_TRY(add_prompt(r, p, ev));
+    if (!r->echoes) return CN_OK;
+    for (uint32_t i = 0; r->wants_logprobs && ev->prompt_logprobs && i < ev->n_prompt; i++)
+        CN_TRY(cn_api_logprobs_add(&c->logprobs, &r->form, &ev->prompt_logprobs[i]));
+    return add_echo(r, p, ev, &c->reasoning);
+}
+
 static bool add_output(cn_api_result *r, choice *c, const cn_event *ev)
 {
     const bool end = ev->finish != CN_FINISH_NONE;
+    if (!c->told && begin_choice(r, c, ev) != CN_OK) return false;
     if (cn_tool_finder_add(&c->tools, ev->text, ev->text_len, end, &c->text) != CN_OK) return false;
     if (cn_buf_add(&c->reasoning, ev->reasoning, ev->reasoning_len) != CN_OK) return false;
+    c->n_tokens += ev->n_tokens;
+    if (r->wants_ids && ev->n_tokens > 0 &&
+        cn_buf_add(&c->token_ids, (const char *)ev->tokens, ev->n_tokens * sizeof *ev->tokens))
+        return false;
     for (uint32_t i = 0; r->wants_logprobs && ev->logprobs && i < ev->n_tokens; i++)
         if (cn_api_logprobs_add(&c->logprobs, &r->form, &ev->logprobs[i]) != CN_OK) return false;
     return true;
+}
+
+cn_event cn_api_event_of(const cn_api_request *request, uint64_t first, uint32_t *n_left,
+                         const cn_event *ev)
+{
+    cn_event e = *ev;
+    if (request->n_prompts <= 1) return e;
+    e.sample += (uint32_t)(ev->request - first) * request->params.sampling.n;
+    e.last = ev->last && --*n_left == 0;
+    return e;
 }
 
 void cn_api_result_add(cn_api_result *r, const cn_event *ev)
@@ -119,8 +221,11 @@ uint64_t cn_api_result_bytes(const cn_api_result *r)
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < r->n_choices; i++) {
         const choice *c = &r->choices[i];
-        bytes += c->text.len + c->reasoning.len;
+        bytes += c->text.len + c->reasoning.len + 2 * c->token_ids.len;
         bytes += cn_api_logprobs_json_bytes(&r->form, c->logprobs.n_tokens);
+        const prompt *p = prompt_of(r, i);
+        bytes += 2 * p->token_ids.len;
+        bytes += cn_api_logprobs_json_bytes(&r->prompt_form, p->logprobs.n_tokens);
     }
     return bytes;
 }
@@ -144,6 +249,10 @@ void cn_api_result_usage(const cn_api_result *r, cn_usage *out)
     *out = r->choices[0].usage;
     for (uint32_t i = 1; i < r->n_choices; i++) {
         const cn_usage *u = &r->choices[i].usage;
+        if (i % r->n_samples == 0) {
+            out->prompt_tokens += u->prompt_tokens;
+            out->cached_tokens += u->cached_tokens;
+        }
         out->completion_tokens += u->completion_tokens;
         out->reasoning_tokens += u->reasoning_tokens;
         out->preemptions += u->preemptions;
@@ -212,6 +321,28 @@ static json_t *stop_reason_json(const choice *c)
                                                              : json_null();
 }
 
+static json_t *ids_json(const cn_buf *ids)
+{
+    json_t *array = json_array();
+    uint32_t id;
+    for (size_t at = 0; array && at < ids->len; at += sizeof id) {
+        memcpy(&id, ids->data + at, sizeof id);
+        if (json_array_append_new(array, json_integer(id)) == 0) continue;
+        json_decref(array);
+        return NULL;
+    }
+    return array;
+}
+
+/* Ids of the prompt belong to a choice of a completion, and to the whole body of a chat. */
+static void set_ids(const cn_api_result *r, json_t *o, uint32_t i, bool with_prompt)
+{
+    if (!r->wants_ids) return;
+    json_object_set_new(o, "token_ids", ids_json(&r->choices[i].token_ids));
+    if (with_prompt && r->endpoint == CN_API_COMPLETION)
+        json_object_set_new(o, "prompt_token_ids", ids_json(&prompt_of(r, i)->token_ids));
+}
+
 /* A choice without its logprobs. */
 static json_t *choice_json(const cn_api_result *r, uint32_t i)
 {
@@ -231,6 +362,7 @@ static json_t *choice_json(const cn_api_result *r, uint32_t i)
     json_object_set_new(o, "finish_reason", json_string(finish_name(c)));
     json_object_set_new(o, "stop_reason", stop_reason_json(c));
     if (c->usage.thinking_truncated) json_object_set_new(o, "thinking_truncated", json_true());
+    set_ids(r, o, i, true);
     return o;
 }
 
@@ -304,8 +436,36 @@ static cn_status end_choice(const cn_api_result *r, cn_api_writer *w, cn_buf *ou
 {
     if (r->wants_logprobs)
         CN_TRY(cn_buf_addf(out, r->endpoint == CN_API_CHAT ? ",\"refusal\":null}" : "}"));
-    w->state = ++w->choice < r->n_choices ? CN_WRITE_CHOICE : CN_WRITE_TAIL;
-    return cn_buf_addf(out, "}");
+    w->state = CN_WRITE_PROMPT;
+    w->token = 0;
+    return CN_OK;
+}
+
+/* Writes some tokens of the prompt's logprobs, or what follows them. */
+static cn_status write_prompt(const cn_api_result *r, cn_api_writer *w, cn_buf *out)
+{
+    /* A chat has them once, behind its choices. */
+    const bool chat = r->endpoint == CN_API_CHAT, behind = w->choice == r->n_choices;
+    const bool wanted = r->wants_prompt && chat == behind;
+    const cn_api_logprobs *l = &prompt_of(r, behind ? 0 : w->choice)->logprobs;
+    if (wanted && w->token < l->n_tokens) {
+        const size_t left = l->n_tokens - w->token;
+        const size_t end = w->token + (left < SLICE_TOKENS ? left : SLICE_TOKENS);
+        CN_TRY(cn_buf_addf(out, w->token ? "," : ",\"prompt_logprobs\":["));
+        CN_TRY(add_json(out, w, cn_api_prompt_logprobs_json(l, &r->prompt_form, w->token, end), 1,
+                        1));
+        w->token = end;
+        if (end < l->n_tokens) return CN_OK;
+        CN_TRY(cn_buf_addf(out, "]"));
+    }
+    if (behind) {
+        w->state = CN_WRITE_TAIL;
+        return CN_OK;
+    }
+    w->token = 0;
+    const bool last = ++w->choice == r->n_choices;
+    if (!last) w->state = CN_WRITE_CHOICE;
+    return cn_buf_addf(out, last ? "}]" : "}");
 }
 
 /* Writes some tokens of a member of the logprobs, or ends the choice. */
@@ -332,7 +492,11 @@ static cn_status write_logprobs(const cn_api_result *r, cn_api_writer *w, cn_buf
 
 static cn_status write_tail(const cn_api_result *r, cn_api_writer *w, cn_buf *out)
 {
-    CN_TRY(cn_buf_addf(out, "],\"usage\":"));
+    if (r->wants_ids && r->endpoint == CN_API_CHAT) {
+        CN_TRY(cn_buf_addf(out, ",\"prompt_token_ids\":"));
+        CN_TRY(add_json(out, w, ids_json(&r->prompts[0].token_ids), 0, 0));
+    }
+    CN_TRY(cn_buf_addf(out, ",\"usage\":"));
     CN_TRY(add_json(out, w, usage_json(r), 0, 0));
     if (r->warnings) {
         CN_TRY(cn_buf_addf(out, ",\"warnings\":"));
@@ -352,6 +516,7 @@ cn_status cn_api_result_write(const cn_api_result *r, cn_api_writer *w, cn_buf *
         case CN_WRITE_HEAD: CN_TRY(write_head(r, w, out)); break;
         case CN_WRITE_CHOICE: CN_TRY(write_choice(r, w, out)); break;
         case CN_WRITE_LOGPROBS: CN_TRY(write_logprobs(r, w, out)); break;
+        case CN_WRITE_PROMPT: CN_TRY(write_prompt(r, w, out)); break;
         case CN_WRITE_TAIL: CN_TRY(write_tail(r, w, out)); break;
         case CN_WRITE_DONE: break;
         }
@@ -421,8 +586,10 @@ static json_t *chunk_choice(const cn_api_result *r, uint32_t i, choice *c)
     json_object_set_new(o, "stop_reason", end ? stop_reason_json(c) : json_null());
     if (end && c->usage.thinking_truncated)
         json_object_set_new(o, "thinking_truncated", json_true());
+    set_ids(r, o, i, !c->began);
     cn_buf_clear(&c->text);
     cn_buf_clear(&c->reasoning);
+    cn_buf_clear(&c->token_ids);
     c->began = true;
     c->told_end = end;
     return o;
@@ -437,6 +604,14 @@ static json_t *chunk_json(const cn_api_result *r, const char *id, const char *mo
                      (json_int_t)created, "model", any_text(model), "choices", choices);
 }
 
+/* The usage of one choice so far. */
+static json_t *chunk_usage_json(const cn_api_result *r, uint32_t i)
+{
+    const json_int_t n_prompt = prompt_of(r, i)->n_tokens, n_output = r->choices[i].n_tokens;
+    return json_pack("{s:I, s:I, s:I}", "prompt_tokens", n_prompt, "completion_tokens", n_output,
+                     "total_tokens", n_prompt + n_output);
+}
+
 json_t *cn_api_result_take_chunk(cn_api_result *r, const char *id, const char *model,
                                  int64_t created, bool usage)
 {
@@ -444,12 +619,18 @@ json_t *cn_api_result_take_chunk(cn_api_result *r, const char *id, const char *m
         choice *c = &r->choices[i];
         const bool ends = c->finish != CN_FINISH_NONE && !c->told_end;
         const bool said = c->text.len || c->reasoning.len || c->logprobs.n_tokens ||
-                          c->n_told_calls < json_array_size(c->tools.calls);
+                          c->token_ids.len || c->n_told_calls < json_array_size(c->tools.calls);
+        const bool first = !c->began && i == 0;
         if (!ends && !said) continue;
         json_t *choices = json_array();
         json_array_append_new(choices, chunk_choice(r, i, c));
         json_t *chunk = chunk_json(r, id, model, created, choices);
-        if (usage) json_object_set_new(chunk, "usage", json_null());
+        if (r->chunk_usage)
+            json_object_set_new(chunk, "usage", chunk_usage_json(r, i));
+        else if (usage)
+            json_object_set_new(chunk, "usage", json_null());
+        if (first && r->wants_ids && r->endpoint == CN_API_CHAT)
+            json_object_set_new(chunk, "prompt_token_ids", ids_json(&r->prompts[0].token_ids));
         if (r->warnings) json_object_set_new(chunk, "warnings", r->warnings);
         r->warnings = NULL;
         return chunk;

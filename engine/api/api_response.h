@@ -25,7 +25,14 @@ cn_status cn_api_result_create(cn_api_result **out, const cn_api_request *reques
                                cn_token_bytes_fn token_bytes, void *user);
 void cn_api_result_free(cn_api_result *r); /* NULL is fine */
 
-/* Adds one event. A failure (out of memory) is kept; cn_api_result_error returns it. */
+/* The event of an engine request as one of the whole request, whose engine requests have ids from
+ * `first` on: with the index of the choice, and `last` only for the last of them all. *n_left: how
+ * many have not ended. */
+cn_event cn_api_event_of(const cn_api_request *request, uint64_t first, uint32_t *n_left,
+                         const cn_event *ev);
+
+/* Adds one event, whose `sample` is the choice. A failure (out of memory) is kept;
+ * cn_api_result_error returns it. */
 void cn_api_result_add(cn_api_result *r, const cn_event *ev);
 
 /* About the bytes of a body with the output so far; of a stream, with the output not taken. */
@@ -55,6 +62,7 @@ typedef struct cn_api_writer {
         CN_WRITE_HEAD,
         CN_WRITE_CHOICE,
         CN_WRITE_LOGPROBS,
+        CN_WRITE_PROMPT,
         CN_WRITE_TAIL,
         CN_WRITE_DONE
     } state;

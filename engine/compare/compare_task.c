@@ -37,6 +37,9 @@ static cn_status read_line(cn_compare_task *t, const cn_config *c, const cn_line
     CN_TRY(cn_batch_item_read(item, &format, defaults));
     if (c->answer_field && !item->reference)
         return cn_fail(CN_ERR_ARG, "%s: expected a reference answer, got nothing", c->answer_field);
+    if (item->request.n_prompts != 1 || item->request.params.no_output)
+        return cn_fail(CN_ERR_ARG, "a comparison takes one prompt per line, and max_tokens "
+                       "above 0");
     if (item->request.params.sampling.n != 1)
         return cn_fail(CN_ERR_ARG, "n is %u: a comparison takes one sample per prompt",
                        item->request.params.sampling.n);

@@ -20,13 +20,14 @@ static cn_status submit(void *drive, cn_batch_job *job)
     cn_batch_drive *d = drive;
     if (!job->result)
         CN_TRY(cn_api_result_create(&job->result, &job->item.request, token_bytes, d->engine));
-    return cn_engine_submit(d->engine, &job->asked.params, cn_batch_job_event, job,
-                            &job->request);
+    job->n_left = job->asked.n_prompts;
+    return cn_api_request_submit(&job->asked, d->engine, cn_batch_job_event, job, &job->request);
 }
 
 static void cancel(void *drive, cn_batch_job *job)
 {
-    cn_engine_cancel(((cn_batch_drive *)drive)->engine, job->request);
+    for (uint32_t i = 0; i < job->asked.n_prompts; i++)
+        cn_engine_cancel(((cn_batch_drive *)drive)->engine, job->request + i);
 }
 
 static uint64_t n_tokens(void *drive, cn_batch_job *job)

@@ -248,11 +248,12 @@ static void take_output(cn_batch_job *job, const cn_event *ev)
 void cn_batch_job_event(void *user, const cn_event *ev)
 {
     cn_batch_job *job = user;
+    const cn_event e = cn_api_event_of(&job->asked, job->request, &job->n_left, ev);
     if (job->replays)
-        take_replay(job->run, job, ev);
+        take_replay(job->run, job, &e);
     else
-        take_output(job, ev);
-    if (!ev->last) return;
+        take_output(job, &e);
+    if (!e.last) return;
     cn_list_remove(&job->run->inflight, &job->node);
     cn_list_append(&job->run->finished, &job->node);
 }
@@ -287,6 +288,7 @@ static void enlarge(const cn_config *c, cn_kv_params *kv)
 static bool may_be_rescued(const cn_batch_run *run, const cn_batch_job *job)
 {
     return run->config->loop_rescue != CN_OPT_RESCUE_OFF && !job->rescued_by &&
+           job->item.request.n_prompts == 1 &&
            job->item.request.params.kv.policy != CN_KV_FULL;
 }
 
@@ -511,7 +513,8 @@ static cn_status identify(cn_batch_run *run, cn_batch_item *item, const cn_line 
 static cn_status prepare(cn_batch_run *run, cn_batch_job *job, const cn_batch_format *format)
 {
     CN_TRY(cn_batch_item_read(&job->item, format, &run->port->defaults));
-    job->audited = cn_audit_picks(run->config->audit_percent, run->config->seed, &job->item.id,
+    job->audited = job->item.request.n_prompts == 1 && !job->item.request.params.no_output &&
+                   cn_audit_picks(run->config->audit_percent, run->config->seed, &job->item.id,
                                   sizeof job->item.id);
     return CN_OK;
 }

@@ -94,7 +94,8 @@ struct cn_batch_job {
     const char *code; /* of the error, or NULL */
 
     /* Used by the port. */
-    uint64_t request;
+    uint64_t request; /* id of the first engine request */
+    uint32_t n_left;  /* engine requests that have not ended */
     void *call;
 
     bool looped;               /* repetition detection stopped a sample */

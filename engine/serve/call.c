@@ -5,14 +5,22 @@
 
 static void call_ref(cn_call *call) { atomic_fetch_add(&call->refs, 1); }
 
+void cn_call_free_tokens(cn_call *call)
+{
+    for (uint32_t i = 0; call->tokens && i < call->request->n_prompts; i++)
+        cn_tokens_free(&call->tokens[i]);
+    cn_free(call->tokens);
+    call->tokens = NULL;
+}
+
 void cn_call_unref(cn_call *call)
 {
     if (atomic_fetch_sub(&call->refs, 1) != 1) return;
     cn_budget_give(&call->service->memory, call->held_bytes);
     if (call->samples) cn_budget_give(call->samples, call->held_samples);
+    cn_call_free_tokens(call);
     cn_api_result_free(call->result);
     cn_api_request_free(&call->parsed);
-    cn_tokens_free(&call->tokens);
     cn_buf_free(&call->body);
     cn_buf_free(&call->error);
     cn_buf_free(&call->at_fault);

@@ -94,10 +94,18 @@ static cn_status end_status(const cn_call *call)
     return cn_api_result_was_cancelled(r) ? cn_fail(CN_ERR_CANCELLED, "cancelled") : CN_OK;
 }
 
-static void on_event(void *user, const cn_event *ev)
+static void cancel_all(cn_call *call)
+{
+    for (uint32_t i = 0; i < call->request->n_prompts; i++)
+        cn_engine_cancel(call->service->engine, call->engine_request + i);
+}
+
+static void on_event(void *user, const cn_event *event)
 {
     cn_call *call = user;
     const double now = cn_now_s();
+    const cn_event e =
+        cn_api_event_of(call->request, call->engine_request, &call->n_left, event), *ev = &e;
     observe_tokens(call, ev, now);
     pthread_mutex_lock(&call->lock);
     if (call->times.first_token_s == 0 && ev->n_tokens > 0) call->times.first_token_s = now;
@@ -106,7 +114,7 @@ static void on_event(void *user, const cn_event *ev)
     const bool too_long =
         cn_api_result_bytes(call->result) > call->service->config->max_reply_bytes;
     pthread_mutex_unlock(&call->lock);
-    if (too_long && !call->too_long) cn_engine_cancel(call->service->engine, ev->request);
+    if (too_long && !call->too_long) cancel_all(call);
     call->too_long |= too_long;
     if (ev->finish != CN_FINISH_NONE) observe_end(call, ev);
     if (ev->last) {
@@ -119,27 +127,43 @@ static void on_event(void *user, const cn_event *ev)
 
 /* ---- submit, cancel ---- */
 
+/* Submits the tokens of all prompts, or none. */
+static cn_status submit_prompts(cn_service *s, cn_call *call)
+{
+    const uint32_t n = call->request->n_prompts;
+    cn_request_params *all = cn_calloc(n, sizeof *all);
+    if (!all) return cn_fail(CN_ERR_MEMORY, "out of memory for %u prompts", n);
+    for (uint32_t i = 0; i < n; i++) {
+        all[i] = call->request->params;
+        all[i].owner = call->owner;
+        all[i].messages = NULL;
+        all[i].chat = NULL;
+        all[i].text = NULL;
+        all[i].tokens = call->tokens[i].ids;
+        all[i].n_tokens = call->tokens[i].len;
+    }
+    call->n_left = n;
+    const cn_status status =
+        cn_engine_submit_all(s->engine, all, n, on_event, call, &call->engine_request);
+    cn_free(all);
+    return status;
+}
+
 static cn_status submit(cn_service *s, cn_call *call)
 {
-    cn_request_params p = call->request->params;
+    const uint32_t n = call->request->params.sampling.n * call->request->n_prompts;
     cn_api_result *result;
     if (atomic_load(&call->cancelled)) return cn_fail(CN_ERR_CANCELLED, "cancelled");
     if (s->engine_stop) return cn_fail(CN_ERR_CANCELLED, "the server is stopping");
     if (s->failed) return cn_fail(CN_ERR_DEVICE, "the engine has failed: %s", s->failure.data);
-    p.owner = call->owner;
-    p.messages = NULL;
-    p.chat = NULL;
-    p.text = NULL;
-    p.tokens = call->tokens.ids;
-    p.n_tokens = call->tokens.len;
-    call->last_s = cn_calloc(p.sampling.n, sizeof *call->last_s);
+    call->last_s = cn_calloc(n, sizeof *call->last_s);
     if (!call->last_s) return cn_fail(CN_ERR_MEMORY, "out of memory for a request");
     CN_TRY(cn_api_result_create(&result, call->request, token_bytes, s->engine));
     pthread_mutex_lock(&call->lock);
     call->result = result;
     call->times.submitted_s = cn_now_s();
     pthread_mutex_unlock(&call->lock);
-    return cn_engine_submit(s->engine, &p, on_event, call, &call->engine_request);
+    return submit_prompts(s, call);
 }
 
 void cn_engine_thread_take(cn_mail *mail)
@@ -148,7 +172,7 @@ void cn_engine_thread_take(cn_mail *mail)
     cn_service *s = call->service;
     s->untrimmed = true;
     cn_status status = submit(s, call);
-    cn_tokens_free(&call->tokens);
+    cn_call_free_tokens(call);
     if (status != CN_OK) {
         cn_serve_figures *f = cn_serve_stats_lock(s->serve_stats);
         f->rejected_invalid += status == CN_ERR_ARG;
@@ -166,7 +190,7 @@ void cn_engine_thread_cancel(cn_mail *mail)
 {
     cn_call *call = CN_CONTAINER_OF(mail, cn_call, cancel_mail);
     if (call->submitted && !cn_call_is_over(call))
-        cn_engine_cancel(call->service->engine, call->engine_request);
+        cancel_all(call);
     cn_call_unref(call);
 }
 

@@ -8,7 +8,7 @@
 
 enum {
     BYTES_PER_TOKEN_SLACK = 4, /* NFC normalization may make a text shorter */
-    OTHER_VALUES = 65536       /* JSON values of a body besides the ids of its prompt */
+    OTHER_VALUES = 1 << 20     /* JSON values of a body besides the ids of one prompt */
 };
 
 /* Returns the bytes of the longest text that could fit the context. A longer one is refused without
@@ -165,16 +165,38 @@ static uint64_t samples_bytes(const cn_sampling *s, size_t n_prompt)
 static cn_status take_memory(cn_call *call)
 {
     cn_budget *memory = &call->service->memory;
-    const uint64_t bytes = samples_bytes(&call->request->params.sampling, call->tokens.len);
+    const cn_request_params *p = &call->request->params;
+    const uint64_t score_bytes =
+        p->score_prompt ? sizeof(cn_token_logprobs) + 3 * (1 + p->n_prompt_top) * sizeof(cn_logprob)
+                        : 0;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < call->request->n_prompts; i++)
+        bytes += samples_bytes(&p->sampling, call->tokens[i].len) +
+                 call->tokens[i].len * score_bytes;
     if (bytes > memory->most)
         return cn_fail(CN_ERR_ARG, "n: %u samples of this request take %llu bytes of host memory, "
                        "but --max-buffered-bytes is %llu: lower n",
-                       call->request->params.sampling.n, (unsigned long long)bytes,
+                       p->sampling.n, (unsigned long long)bytes,
                        (unsigned long long)memory->most);
     if (!cn_budget_try_take(memory, bytes))
         return cn_fail(CN_ERR_BUSY, "the memory for requests has no room for %llu bytes "
                        "(--max-buffered-bytes): try again later", (unsigned long long)bytes);
     call->held_bytes += bytes;
+    return CN_OK;
+}
+
+static cn_status make_tokens(cn_service *s, cn_call *call)
+{
+    cn_request_params p = call->request->params;
+    const uint32_t n = call->request->n_prompts;
+    call->tokens = cn_calloc(n, sizeof *call->tokens);
+    if (!call->tokens) return cn_fail(CN_ERR_MEMORY, "out of memory for %u prompts", n);
+    for (uint32_t i = 0; i < n; i++) {
+        cn_api_request_set_prompt(call->request, i, &p);
+        const cn_status status = cn_intake_tokens(s, &p, &call->tokens[i]);
+        if (status != CN_OK)
+            return n > 1 ? cn_fail_within(status, "prompt %u of %u", i + 1, n) : status;
+    }
     return CN_OK;
 }
 
@@ -187,8 +209,9 @@ void cn_intake_take(cn_mail *mail)
         status = cn_fail(CN_ERR_CANCELLED, "cancelled");
     if (status == CN_OK && !call->request) status = parse_body(call);
     if (status == CN_OK) status = check_priority(call);
-    if (status == CN_OK) status = take_samples(call, call->request->params.sampling.n);
-    if (status == CN_OK) status = cn_intake_tokens(s, &call->request->params, &call->tokens);
+    if (status == CN_OK)
+        status = take_samples(call, call->request->params.sampling.n * call->request->n_prompts);
+    if (status == CN_OK) status = make_tokens(s, call);
     if (status == CN_OK) status = take_memory(call);
     if (status != CN_OK) {
         cn_serve_figures *f = cn_serve_stats_lock(s->serve_stats);

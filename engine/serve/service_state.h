@@ -44,11 +44,12 @@ struct cn_call {
     char *custom_id;
     cn_api_request parsed;
     const cn_api_request *request;
-    cn_tokens tokens;
+    cn_tokens *tokens; /* [request->n_prompts] */
 
     /* the engine thread's */
     cn_list_node node; /* of service->active */
-    uint64_t engine_request;
+    uint64_t engine_request; /* the first of n_prompts */
+    uint32_t n_left;         /* engine requests that have not ended */
     bool submitted;
     bool too_long; /* the output exceeds --max-reply-bytes */
     uint32_t owner;
@@ -105,6 +106,7 @@ struct cn_service {
 
 /* call.c */
 void cn_call_unref(cn_call *call);
+void cn_call_free_tokens(cn_call *call);
 /* Ends the call with this status and, unless it is CN_OK, the thread's last error as its text.
  * Tells the owner and drops the reference of the call's way through the threads. */
 void cn_call_finish(cn_call *call, cn_status status);

@@ -58,6 +58,11 @@ cn_status cn_prompt_tokens(cn_tokenizer *tokenizer, const cn_chat_template *chat
         CN_TRY(encode_chat(tokenizer, chat, scratch, p, out));
     else
         CN_TRY(cn_tokenizer_encode(tokenizer, p->text, strlen(p->text), true, out));
+    if (p->truncate_prompt > 0 && out->len > p->truncate_prompt) {
+        memmove(out->ids, out->ids + out->len - p->truncate_prompt,
+                p->truncate_prompt * sizeof *out->ids);
+        out->len = p->truncate_prompt;
+    }
     if (out->len == 0) return cn_fail(CN_ERR_ARG, "the prompt is empty");
     for (size_t i = 0; i < out->len; i++)
         if (out->ids[i] >= vocab)

@@ -147,6 +147,76 @@ def completions(client):
     assert "".join(c.text for p in parts for c in p.choices) == whole.choices[0].text
 
 
+def whole_completions(client):
+    """Lists of prompts, echo, scores of prompts, and no output."""
+    def complete(prompt, **more):
+        return client.completions.create(model="tiny", prompt=prompt, temperature=0, **more)
+
+    texts = ["Sort: 3 1 2", "Compute 12 * 34 by hand.", "a"]
+    one = [complete(t, max_tokens=8) for t in texts]
+    many = complete(texts, max_tokens=8)
+    assert [c.index for c in many.choices] == [0, 1, 2]
+    assert [c.text for c in many.choices] == [r.choices[0].text for r in one]
+    for kind in ("prompt_tokens", "completion_tokens"):
+        assert getattr(many.usage, kind) == sum(getattr(r.usage, kind) for r in one), kind
+    pairs = complete(texts[:2], max_tokens=3, n=2)
+    assert len(pairs.choices) == 4 and pairs.choices[0].text == pairs.choices[1].text
+    parts = {0: "", 1: "", 2: ""}
+    for chunk in complete(texts, max_tokens=8, stream=True, echo=True):
+        for c in chunk.choices:
+            parts[c.index] += c.text
+    assert list(parts.values()) == [t + r.choices[0].text for t, r in zip(texts, one)], parts
+
+    ids = complete(texts[1], max_tokens=1, extra_body={"return_token_ids": True})
+    prompt = ids.choices[0].prompt_token_ids
+    assert len(prompt) == ids.usage.prompt_tokens and len(ids.choices[0].token_ids) == 1
+    r = complete(prompt, max_tokens=0, echo=True, logprobs=1)
+    assert r.choices[0].text == texts[1] and r.usage.completion_tokens == 0
+    assert r.choices[0].finish_reason == "length"
+    p = r.choices[0].logprobs
+    assert "".join(p.tokens) == texts[1] and p.token_logprobs[0] is None and p.top_logprobs[0] is None
+    assert all(v <= max(t.values()) <= 0 for v, t in zip(p.token_logprobs[1:], p.top_logprobs[1:]))
+    assert [texts[1][at:].startswith(t) for at, t in zip(p.text_offset, p.tokens)] == [True] * len(prompt)
+    # The score of a token is what the model gives it as output.
+    longer = complete(prompt, max_tokens=4, logprobs=0, extra_body={"return_token_ids": True})
+    again = complete(prompt + longer.choices[0].token_ids, max_tokens=1, echo=True, logprobs=1)
+    for a, b in zip(longer.choices[0].logprobs.token_logprobs,
+                    again.choices[0].logprobs.token_logprobs[len(prompt):]):
+        assert abs(a - b) < 1e-4, (a, b)
+    r = complete(texts[1], max_tokens=1, extra_body={"prompt_logprobs": 2})
+    scores = r.choices[0].prompt_logprobs
+    assert scores[0] is None and len(scores) == len(prompt)
+    for token, score, value in zip(prompt[1:], scores[1:], p.token_logprobs[1:]):
+        assert score[str(token)]["logprob"] == value
+    cut = complete(texts[1], max_tokens=1, extra_body={"truncate_prompt_tokens": 3,
+                                                       "return_token_ids": True})
+    assert cut.choices[0].prompt_token_ids == prompt[-3:]
+
+
+def chats_continue_and_show_tokens(client):
+    whole = chat(client, extra_body={"return_token_ids": True})
+    text, ids = whole.choices[0].message.content, whole.choices[0].token_ids
+    assert len(whole.prompt_token_ids) == whole.usage.prompt_tokens
+    assert len(ids) == whole.usage.completion_tokens
+    r = client.chat.completions.create(
+        model="tiny", temperature=0, messages=QUESTION + [{"role": "assistant", "content": text[:40]}],
+        extra_body={"continue_final_message": True, "add_generation_prompt": False,
+                    "return_token_ids": True})
+    n = len(whole.prompt_token_ids)
+    root = client.with_options(base_url=str(client.base_url).replace("/v1/", "/"))
+    back = root.post("/detokenize", cast_to=object, body={"tokens": r.prompt_token_ids[n:]})
+    assert r.prompt_token_ids[:n] == whole.prompt_token_ids and back["prompt"] == text[:40], back
+    seen, told = [], []
+    for chunk in chat(client, stream=True, stream_options={"continuous_usage_stats": True},
+                      extra_body={"return_token_ids": True}):
+        told += [chunk.prompt_token_ids] if hasattr(chunk, "prompt_token_ids") else []
+        for c in chunk.choices:
+            seen += c.token_ids
+            assert chunk.usage.completion_tokens == len(seen), (chunk.usage, len(seen))
+            assert chunk.usage.prompt_tokens == whole.usage.prompt_tokens
+    assert seen == ids and told == [whole.prompt_token_ids]
+
+
 def fields_without_effect_and_unknown_ones_are_accepted(client):
     r = chat(client, max_tokens=1, user="u", store=True, metadata={"a": "b"}, verbosity="low",
              service_tier="flex", reasoning_effort="low", extra_body={"no_such_field": 1})
@@ -244,6 +314,7 @@ def main():
                 samples_differ_and_seeds_repeat, logprobs_are_typed,
                 stop_strings_and_limits_end_an_answer, a_request_can_set_its_compression,
                 a_request_can_select_its_tokens, tools_are_accepted, completions,
+                whole_completions, chats_continue_and_show_tokens,
                 fields_without_effect_and_unknown_ones_are_accepted, models,
                 errors_have_the_classes_of_the_package,
                 closing_a_stream_cancels_the_request, prometheus_reads_the_metrics,
