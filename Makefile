@@ -119,7 +119,7 @@ TSAN_TESTS ?= ops_cpu attn_cpu select_cpu predict_cpu exchange_cpu backend_pair 
 
 # The parts of `make nightly`, without the thread sanitizer.
 NIGHTLY := nightly-sim nightly-fuzz nightly-async nightly-soak nightly-chaos \
-  nightly-structured
+  nightly-structured nightly-clients
 
 .PHONY: all cpu cuda help deps demo check test sim fuzz scripts asan ubsan tsan golden tidy docs \
   docs-check install deb wheel package-check examples programs test-programs bench plot-env plots clean nightly \
@@ -297,6 +297,8 @@ nightly-chaos: programs
 	@CHAOS_ROUNDS=50 CHAOS_SEED=$(SEED) $(RUN) tests/chaos_check.sh
 nightly-structured: programs
 	@STRUCTURED_N=10000 SEED=$(SEED) $(RUN) tests/serve_structured_check.sh
+nightly-clients: programs
+	@$(RUN) tests/nightly_clients.sh
 
 ASAN := SANITIZER=address,undefined OPT=-O1
 UBSAN := SANITIZER=undefined OPT=-O1

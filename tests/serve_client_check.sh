@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs the unmodified openai package from PyPI against a running server, and checks its metrics with
-# the parser of Prometheus. BUILD is the build directory.
+# Runs the unmodified packages openai, litellm and langchain-openai from PyPI against a running
+# server, and checks its metrics with the parser of Prometheus. BUILD is the build directory.
 set -eu
 dir=$(mktemp -d)
 . tests/lib/serve.sh
@@ -14,6 +14,9 @@ serve --kv-policies full,zip --kv-selectors ds --select-tokens 64 \
     --kv-cache-memory-bytes 128M --tool-call-parser hermes --api-key-file "$dir/keys" --spool "$dir/spool"
 "$python" tests/clients/openai_requests.py "$url" $key
 "$python" tests/clients/openai_batches.py "$url" $key
+need_python frameworks litellm==1.106.2 langchain-openai==1.7.3
+"$python" tests/clients/frameworks.py "$url" $key 2>"$dir/frameworks.log" ||
+    { cat "$dir/frameworks.log"; exit 1; }
 stop
 # The access log has a line of JSON for each request, with the name of the key and never the key.
 "$python" - "$dir/access.log" $key <<'P'

@@ -1,0 +1,47 @@
+#!/bin/sh
+# Runs lm-eval, guidellm and schemathesis from PyPI against a running server. lm-eval's loglikelihoods
+# must equal those of transformers, with the checkpoint, tokenizer and task of this tree: nothing is
+# downloaded but the packages. BUILD is the build directory.
+set -eu
+dir=$(mktemp -d)
+. tests/lib/serve.sh
+trap clean_up EXIT
+
+need_python heavy-clients "lm-eval[api]==0.4.13" guidellm==0.8.1 schemathesis==4.32.5 torch==2.15.0 \
+    transformers==5.23.0 accelerate==1.15.0 peft==0.21.2
+bin=$(dirname "$python")
+export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 HF_HOME="$dir/hf"
+serve --kv-cache-memory-bytes 64M --spool "$dir/spool" --max-reply-bytes 4M
+
+"$python" tests/clients/lm_eval_compare.py task "$dir/task"
+lm_eval() {
+    "$bin/lm_eval" --tasks cinch_choice --include_path "$dir/task" --log_samples "$@" \
+        >"$dir/lm_eval.log" 2>&1 || { cat "$dir/lm_eval.log"; exit 1; }
+}
+lm_eval --model local-completions --batch_size 4 --output_path "$dir/served" --model_args \
+    "model=tiny,base_url=$url/v1/completions,tokenizer=examples/tiny-reasoner,tokenizer_backend=huggingface,num_concurrent=2"
+lm_eval --model hf --device cpu --output_path "$dir/reference" --model_args \
+    "pretrained=examples/tiny-reasoner,dtype=float32"
+"$python" tests/clients/lm_eval_compare.py compare "$dir/served" "$dir/reference"
+
+"$bin/guidellm" run --backend "kind=openai_http,target=$url" \
+    --tokenizer "kind=hf_auto,model=examples/tiny-reasoner" \
+    --data "kind=synthetic_text,prompt_tokens=32,output_tokens=16" \
+    --profile "kind=concurrent,streams=2" --constraint "kind=max_requests,count=6" \
+    --output "kind=json,path=$dir/guide.json" --disable-console >"$dir/guide.log" 2>&1 ||
+    { cat "$dir/guide.log"; exit 1; }
+"$python" - "$dir/guide.json" <<'P'
+import json, sys
+requests = json.load(open(sys.argv[1]))["benchmarks"][0]["requests"]
+assert len(requests["successful"]) >= 6 and not requests["errored"], {k: len(v) for k, v in requests.items()}
+P
+echo "guidellm: ok"
+
+# Valid bodies may still be refused for what a schema cannot say: ids of files that do not exist,
+# policies that are not enabled, tokens above the vocabulary.
+"$bin/schemathesis" run "$url/openapi.json" --url "$url" --checks all --phases fuzzing,coverage \
+    --exclude-checks ignored_auth,positive_data_acceptance --max-examples "${EXAMPLES:-120}" \
+    --request-timeout 60 --seed 7 >"$dir/schema.log" 2>&1 || { cat "$dir/schema.log"; exit 1; }
+grep generated "$dir/schema.log"
+stop
+echo "nightly clients: ok"
