@@ -246,6 +246,8 @@ static void detokenize_inverts_tokenize(void **state)
     json_decref(http_ask_json(rig.port, "POST", "/tokenize", "{\"prompt\": 3}", 400));
     json_decref(http_ask_json(rig.port, "POST", "/tokenize", "[]", 400));
     json_decref(http_ask_json(rig.port, "POST", "/tokenize", "{}", 400));
+    json_decref(http_ask_json(rig.port, "POST", "/tokenize",
+                              "{\"prompt\": \"a\", \"messages\": [true]}", 400));
     free(ids);
     json_decref(r);
     json_decref(back);
