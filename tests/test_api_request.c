@@ -461,6 +461,8 @@ static const struct refusal {
     {CN_API_CHAT, "\"kv\": {\"budgit\": 1}", "kv", "budgit"},
     {CN_API_CHAT, "\"kv\": 7", "kv", "object"},
     {CN_API_CHAT, "\"reasoning_effort\": \"huge\"", "reasoning_effort", "huge"},
+    {CN_API_CHAT, "\"bad_words\": [\"x\"]", "bad_words", "array"},
+    {CN_API_CHAT, "\"allowed_token_ids\": [1]", "allowed_token_ids", "array"},
     {CN_API_CHAT, "\"best_of\": 4", "best_of", "4"},
     {CN_API_CHAT, "\"tools\": 1", "tools", "array"},
     {CN_API_CHAT, "\"tools\": [{\"type\": \"function\"}]", "tools", "tools[0]"},

@@ -331,6 +331,8 @@ static const char *const harmless[] = {
 static const struct neutral {
     const char *key, *value;
 } neutrals[] = {
+    {"allowed_token_ids", "[]"},
+    {"bad_words", "[]"},
     {"best_of", "1"},
     {"detokenize", "true"},
     {"early_stopping", "false"},
