@@ -333,6 +333,7 @@ static cn_status build(cn_engine *e)
     CN_TRY(cn_backend_open(&e->backend, e->config, &e->model_config, 0, &choice));
     CN_TRY(e->backend->stream_create(e->backend, CN_PRIORITY_HIGH, &e->stream));
     CN_TRY(e->backend->stream_create(e->backend, CN_PRIORITY_LOW, &e->event_stream));
+    CN_TRY(cn_home_open_beside(&e->home, e->config, e->backend));
     CN_TRY(cn_start_plan_make(&e->plan, e->config, &e->model_config, e->backend));
     CN_TRY(cn_start_check_selectors(e->config, &e->model_config, kv->block_tokens));
     CN_TRY(check_default_kv(e->config, kv));

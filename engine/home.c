@@ -37,27 +37,31 @@ cn_status cn_home_check_start(const cn_config *c)
     return CN_OK;
 }
 
-cn_status cn_home_open(cn_home *h, const cn_config *c, const cn_model_config *m,
-                       cn_backend *model_be, uint64_t bytes)
+cn_status cn_home_open_beside(cn_home *h, const cn_config *c, cn_backend *model_be)
 {
     const cn_kv_home home = cn_config_away(c);
     if (home == CN_HOME_DEVICE) return CN_OK;
-    const uint32_t selectors = cn_config_selectors(c), homes = cn_config_homes(c);
-    CN_TRY(cn_backend_check_ops(model_be, cn_config_policies(c), selectors, homes));
-    if (home == CN_HOME_HOST) {
-        h->be = model_be;
-        return CN_OK;
-    }
+    CN_TRY(cn_backend_check_ops(model_be, cn_config_policies(c), cn_config_selectors(c),
+                                cn_config_homes(c)));
+    if (home != CN_HOME_HOST) return CN_OK;
+    h->be = model_be;
+    /* Beside a model on the same device the exchange must not delay it. */
+    return model_be->stream_create(model_be, CN_PRIORITY_LOW, &h->stream);
+}
+
+cn_status cn_home_open(cn_home *h, const cn_config *c, const cn_model_config *m,
+                       cn_backend *model_be, uint64_t bytes)
+{
+    if (cn_config_away(c) != CN_HOME_PEER) return CN_OK;
     CN_TRY(cn_backend_open_cache(&h->be, c, m, model_be, bytes));
-    return cn_backend_check_ops(h->be, 0, selectors, homes);
+    CN_TRY(h->be->stream_create(h->be, CN_PRIORITY_HIGH, &h->stream));
+    return cn_backend_check_ops(h->be, 0, cn_config_selectors(c), cn_config_homes(c));
 }
 
 static cn_status create_streams(cn_home *h)
 {
     const bool own = h->be != h->o.model_be;
     cn_backend *be = h->be, *model_be = h->o.model_be;
-    /* Beside a model on the same device the exchange must not delay it. */
-    CN_TRY(be->stream_create(be, own ? CN_PRIORITY_HIGH : CN_PRIORITY_LOW, &h->stream));
     h->fills = h->o.event_stream;
     if (own) CN_TRY(be->stream_create(be, CN_PRIORITY_LOW, &h->fills));
     for (uint32_t p = 0; p < h->packs.n; p++) {

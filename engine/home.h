@@ -59,8 +59,11 @@ typedef struct cn_home {
 
 /* CN_ERR_ARG when the options of homes are not possible. */
 cn_status cn_home_check_start(const cn_config *c);
+/* Checks the ops of the model's backend, and creates the stream of home `host` there. Call before
+ * the memory plan, because a stream takes device memory. CN_ERR_DEVICE names a missing op. */
+cn_status cn_home_open_beside(cn_home *h, const cn_config *c, cn_backend *model_be);
 /* Opens the cache device of --cache-device with this much memory. The options have been checked.
- * CN_ERR_DEVICE names an op that a backend lacks. */
+ * CN_ERR_DEVICE names an op that the backend lacks. */
 cn_status cn_home_open(cn_home *h, const cn_config *c, const cn_model_config *m,
                        cn_backend *model_be, uint64_t bytes);
 /* Call when the memory of the start plan is allocated. */

@@ -50,7 +50,7 @@ completes "run-batch" cinch help ru
 completes "--kv-policy --kv-policies" cinch serve --kv-poli
 completes "full window zip" cinch plan --kv-policy ""
 completes "zip" cinch run-batch --model x --kv-policy z
-completes "--input-len" cinch bench --in
+completes "--include-stop-str-in-output --input-len" cinch bench --in
 completes "" cinch tokenize --kv-po
 expect 1 "unknown option --nonsense" docs --nonsense
 

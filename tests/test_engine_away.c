@@ -526,8 +526,7 @@ static void a_backend_without_exchange_is_refused_by_name(void **state)
              (const char *const[]){PEER, "kv-select", "spade", NULL}; *s; s += 2)
         assert_int_equal(cn_config_set(c, s[0], s[1]), CN_OK);
     cn_home h = {0};
-    const cn_model_config m = {0};
-    assert_int_equal(cn_home_open(&h, c, &m, &lacking, 0), CN_ERR_DEVICE);
+    assert_int_equal(cn_home_open_beside(&h, c, &lacking), CN_ERR_DEVICE);
     assert_non_null(strstr(cn_last_error(), "lacks the op exchange"));
     cn_home_close(&h, &lacking);
     cn_config_free(c);

@@ -273,7 +273,7 @@ __device__ static inline void label_products(uint32_t out[QUAD / 2][4], const ui
 __device__ static inline float label_logit(uint32_t product, float scale, float factor)
 {
     const float sixteenth = scale * 0.0625f, bias = -CN_SCORE_BIAS(BIAS * 16) * sixteenth;
-    return fmaf(__uint_as_float(product), sixteenth, bias) * factor;
+    return cn_score_logit(product, sixteenth, bias, factor);
 }
 
 /* Queries of a quad of heads as a lane needs them. */
@@ -305,36 +305,33 @@ __device__ static inline label_query<N_WORDS> load_quad(const cn_score_params &p
 /* Labels of a lane: two, 32 tokens apart. */
 template <int N_WORDS> struct label_two {
     uint32_t words[2][N_WORDS];
-    bool valid[2]; /* they are candidates of the unit */
+    uint32_t c[2]; /* the candidates */
+    bool valid[2];
     uint16_t scale_bits[2];
     bool below[2];
 };
 
-/* A lot of labels. With contiguous labels, also where those of this lane begin. */
+/* A lot of labels. */
 typedef struct label_lot_at {
     uint32_t start; /* number of its first token */
-    const uint8_t *labels;
-    const uint16_t *scales;
+    size_t side;    /* of its first label, if its labels are contiguous */
 } label_lot_at;
 
 template <bool WHOLE>
 __device__ static inline label_lot_at lot_at(const cn_score_params &p, const cn_score_part &x,
                                              uint32_t start)
 {
-    label_lot_at lot = {start, NULL, NULL};
+    label_lot_at lot = {start, 0};
     if constexpr (WHOLE) {
         score_token t = token_of(p, x, start);
         t.slot = start & ((1u << p.block_log2) - 1);
-        const size_t side = side_of(p, x, t) + threadIdx.x % CN_WARP;
-        lot.labels = p.args.pools.digest.labels + side * p.label_bytes;
-        lot.scales = p.args.pools.digest.scales + side;
+        lot.side = side_of(p, x, t);
     }
     return lot;
 }
 
-/* Loads the labels from token i of a lot on. WHOLE: the labels of the lot are contiguous. FULL: all
- * its tokens are candidates. */
-template <int N_WORDS, bool WHOLE, bool FULL>
+/* Loads the labels from token i of a lot on. WHOLE: the labels of the lot are contiguous. */
+template <int N_WORDS, bool WHOLE>
 __device__ static inline label_two<N_WORDS> load_two(const cn_score_params &p,
                                                      const cn_score_part &x,
                                                      const label_lot_at &lot, uint32_t i)
@@ -343,19 +340,18 @@ __device__ static inline label_two<N_WORDS> load_two(const cn_score_params &p,
     label_two<N_WORDS> l;
 #pragma unroll
     for (uint32_t k = 0; k < 2; k++) {
-        const uint32_t in_lot = i + k * CN_WARP, at = lot.start + in_lot + threadIdx.x % CN_WARP;
+        const uint32_t in_lot = i + k * CN_WARP + threadIdx.x % CN_WARP, at = lot.start + in_lot;
+        size_t side = lot.side + in_lot;
         l.below[k] = false;
-        if constexpr (WHOLE) {
-            load_label<N_WORDS>(l.words[k], lot.labels + in_lot * N_WORDS * 4, N_WORDS * 4);
-            l.scale_bits[k] = __ldcs(lot.scales + in_lot);
-        } else {
+        if constexpr (!WHOLE) {
             const score_token t = token_of(p, x, at);
-            const size_t side = side_of(p, x, t);
-            load_label<N_WORDS>(l.words[k], g.labels + side * p.label_bytes, p.label_bytes);
-            l.scale_bits[k] = __ldcs(g.scales + side);
+            side = side_of(p, x, t);
             l.below[k] = t.position < x.base;
         }
-        l.valid[k] = FULL || (at >= x.from && at < x.to);
+        load_label<N_WORDS>(l.words[k], g.labels + side * p.label_bytes, p.label_bytes);
+        l.scale_bits[k] = __ldcs(g.scales + side);
+        l.c[k] = at - x.from;
+        l.valid[k] = at >= x.from && at < x.to;
     }
     return l;
 }
@@ -374,20 +370,15 @@ __device__ static inline void add_lot(score_memory m, uint32_t head, uint32_t to
     sum = cn_exp_sum_add(sum, cn_exp_sum_of(top, weights));
 }
 
-/* The 16-bit products of two heads plus 2^15. */
-__device__ static inline uint32_t pack_products(const uint32_t product[2])
-{
-    return (product[0] >> 4 & 0xffffu) | (product[1] << 12 & 0xffff0000u);
-}
-
-/* Stores the products of candidate c with two heads under rule max, or their logits. */
+/* Stores the products of a label with two heads under rule max, or their logits. */
 __device__ static inline void store_pair(const cn_score_params &p, const cn_score_part &x,
                                          const score_out &out, uint32_t c, uint32_t pair,
                                          const uint32_t product[2], const float logit[2])
 {
     if (2 * pair >= p.group) return;
     if (p.products) {
-        out.pairs[(size_t)pair * x.n + c] = pack_products(product);
+        out.pairs[(size_t)pair * x.n + c] =
+            (product[0] >> 4 & 0xffffu) | (product[1] << 12 & 0xffff0000u);
         return;
     }
     out.logits[(size_t)2 * pair * x.n + c] = logit[0];
@@ -416,22 +407,16 @@ __device__ static inline void add_quad(const cn_score_params &p, score_memory m,
     if (lane < QUAD && first + lane < p.group) add_lot(m, first + lane, own_top, own_sum);
 }
 
-/* Computes a lot of labels under rule max, for the heads [first, first + QUAD) of the group. FULL:
- * also, the group has all these heads, and products are stored. */
-template <int N_WORDS, bool WHOLE, bool FULL>
+/* Computes a lot of labels under rule max, for the heads [first, first + QUAD) of the group. */
+template <int N_WORDS, bool WHOLE>
 __device__ static inline void label_quad(const cn_score_params &p, const cn_score_part &x,
                                          score_memory m, uint32_t start, uint32_t first,
                                          const score_out &out)
 {
     const label_query<N_WORDS> q = load_quad<N_WORDS>(p, m, first, false);
     const label_lot_at lot = lot_at<WHOLE>(p, x, start);
-    const bool four = FULL || first + 2 < p.group;
+    const bool four = first + 2 < p.group;
     constexpr uint32_t EACH = N_WORDS > 4 ? 1 : WHOLE ? 4 : 2; /* loaded before the first is used */
-    /* The lane's first candidate. It is below 0 where a lot begins before the unit's candidates. */
-    const int32_t c = (int32_t)(start + threadIdx.x % CN_WARP - x.from);
-    uint32_t *pairs[QUAD / 2] = {out.pairs + (size_t)(first / 2) * x.n + c,
-                                 out.pairs + (size_t)(first / 2 + 1) * x.n + c};
-    uint16_t *scales = out.scales + c;
     label_two<N_WORDS> all[EACH];
     float place[QUAD][8];
 #pragma unroll
@@ -439,7 +424,7 @@ __device__ static inline void label_quad(const cn_score_params &p, const cn_scor
         if (i % EACH == 0) {
 #pragma unroll
             for (uint32_t j = 0; j < EACH; j++)
-                all[j] = load_two<N_WORDS, WHOLE, FULL>(p, x, lot, (i + j) * 64);
+                all[j] = load_two<N_WORDS, WHOLE>(p, x, lot, (i + j) * 64);
         }
         uint32_t product[QUAD / 2][4];
         const label_two<N_WORDS> &l = all[i % EACH];
@@ -447,9 +432,8 @@ __device__ static inline void label_quad(const cn_score_params &p, const cn_scor
 #pragma unroll
         for (uint32_t k = 0; k < 2; k++) {
             const float scale = scale_of(l, k);
-            const uint32_t at = i * 64 + k * CN_WARP;
-            if (first == 0 && l.valid[k] && (FULL || p.products))
-                scales[at] = l.below[k] ? 0x7fffu : l.scale_bits[k]; /* NaN below the base */
+            if (first == 0 && p.products && l.valid[k])
+                out.scales[l.c[k]] = __half_as_ushort(__float2half_rn(scale));
 #pragma unroll
             for (uint32_t pair = 0; pair < QUAD / 2; pair++) {
                 float logit[2];
@@ -460,10 +444,8 @@ __device__ static inline void label_quad(const cn_score_params &p, const cn_scor
                     place[2 * pair + h][2 * i + k] =
                         l.valid[k] ? cn_weight_place(logit[h]) : CN_NO_WEIGHT;
                 }
-                if (FULL) pairs[pair][at] = pack_products(product[pair] + 2 * k);
-                else if (l.valid[k])
-                    store_pair(p, x, out, (uint32_t)c + at, first / 2 + pair,
-                               product[pair] + 2 * k, logit);
+                if (l.valid[k])
+                    store_pair(p, x, out, l.c[k], first / 2 + pair, product[pair] + 2 * k, logit);
             }
         }
     }
@@ -478,25 +460,26 @@ __device__ static inline void label_mean(const cn_score_params &p, const cn_scor
     const label_query<N_WORDS> q = load_quad<N_WORDS>(p, m, 0, true);
     const label_lot_at lot = lot_at<WHOLE>(p, x, start);
     constexpr uint32_t EACH = N_WORDS > 4 ? 1 : WHOLE ? 4 : 2; /* loaded before the first is used */
-    const uint32_t c = start - x.from + threadIdx.x % CN_WARP; /* the lane's first candidate */
     label_two<N_WORDS> all[EACH];
 #pragma unroll(N_WORDS > 4 ? 1 : 4)
     for (uint32_t i = 0; i < 4; i++) {
         if (i % EACH == 0) {
 #pragma unroll
             for (uint32_t j = 0; j < EACH; j++)
-                all[j] = load_two<N_WORDS, WHOLE, false>(p, x, lot, (i + j) * 64);
+                all[j] = load_two<N_WORDS, WHOLE>(p, x, lot, (i + j) * 64);
         }
         uint32_t product[QUAD / 2][4];
         float logit[2];
         const label_two<N_WORDS> &l = all[i % EACH];
         label_products<N_WORDS>(product, l.words[0], l.words[1], q.words, false);
 #pragma unroll
-        for (uint32_t k = 0; k < 2; k++)
-            logit[k] = label_logit(product[0][2 * k], scale_of(l, k), q.factor[0]);
-        const uint32_t bits = cn_score_bits2(logit[0], logit[1]), at = c + i * 64;
-        if (l.valid[0]) out.score[at] = (uint16_t)bits;
-        if (l.valid[1]) out.score[at + CN_WARP] = (uint16_t)(bits >> 16);
+        for (uint32_t k = 0; k < 2; k++) {
+            const float scale = scale_of(l, k);
+            logit[k] = label_logit(product[0][2 * k], scale, q.factor[0]);
+        }
+        const uint32_t bits = cn_score_bits2(logit[0], logit[1]);
+        if (l.valid[0]) out.score[l.c[0]] = (uint16_t)bits;
+        if (l.valid[1]) out.score[l.c[1]] = (uint16_t)(bits >> 16);
     }
 }
 
@@ -506,11 +489,8 @@ __device__ static inline void label_lot(const cn_score_params &p, const cn_score
 {
     if constexpr (MAX)
         if (cn_score_is_max(x.stage)) {
-            const bool full = N_WORDS == 4 && p.products && start >= x.from && start + 256 <= x.to;
             for (uint32_t first = 0; first < p.group; first += QUAD)
-                if (full && first + QUAD <= p.group)
-                    label_quad<N_WORDS, WHOLE, N_WORDS == 4>(p, x, m, start, first, out);
-                else label_quad<N_WORDS, WHOLE, false>(p, x, m, start, first, out);
+                label_quad<N_WORDS, WHOLE>(p, x, m, start, first, out);
             return;
         }
     label_mean<N_WORDS, WHOLE>(p, x, m, start, out);

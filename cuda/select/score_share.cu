@@ -27,20 +27,18 @@ typedef struct share_head {
 /* What is stored of a unit, and the candidates [start, end) of a block. */
 typedef struct share_part {
     const float *logits;
-    const uint32_t *pairs;
+    const uint32_t *pairs; /* NULL: logits are stored */
     const uint16_t *scales;
     uint16_t *out;
     uint32_t n, start, end;
 } share_part;
 
 /* What is stored of AT_ONCE candidates from c on, THREADS apart, for the heads [first, first +
- * QUAD). Candidates from `end` on repeat the last one, and heads from the group's end on others.
- * PAIRS: pairs of products and scales are stored, not logits. */
+ * QUAD). Candidates from `end` on repeat the last one, and heads from the group's end on others. */
 typedef struct share_raw {
     uint32_t words[AT_ONCE][QUAD]; /* logits; or QUAD / 2 pairs and a scale */
 } share_raw;
 
-template <bool PAIRS>
 __device__ static inline share_raw load_raw(const share_part &s, uint32_t first, uint32_t c,
                                             uint32_t group)
 {
@@ -48,12 +46,15 @@ __device__ static inline share_raw load_raw(const share_part &s, uint32_t first,
 #pragma unroll
     for (uint32_t i = 0; i < AT_ONCE; i++) {
         const uint32_t at = min(c + i * THREADS, s.end - 1);
+        if (s.pairs) {
 #pragma unroll
-        for (uint32_t k = 0; PAIRS && k < QUAD / 2; k++)
-            raw.words[i][k] = s.pairs[(size_t)min(first / 2 + k, (group - 1) / 2) * s.n + at];
-        if (PAIRS) raw.words[i][QUAD / 2] = s.scales[at];
+            for (uint32_t k = 0; k < QUAD / 2; k++)
+                raw.words[i][k] = s.pairs[(size_t)min(first / 2 + k, (group - 1) / 2) * s.n + at];
+            raw.words[i][QUAD / 2] = s.scales[at];
+            continue;
+        }
 #pragma unroll
-        for (uint32_t h = 0; !PAIRS && h < QUAD; h++)
+        for (uint32_t h = 0; h < QUAD; h++)
             raw.words[i][h] =
                 __float_as_uint(s.logits[(size_t)min(first + h, group - 1) * s.n + at]);
     }
@@ -61,9 +62,9 @@ __device__ static inline share_raw load_raw(const share_part &s, uint32_t first,
 }
 
 /* Raises best[] to the shares of the heads [first, first + QUAD). */
-template <bool PAIRS>
 __device__ static inline void add_quad(float best[AT_ONCE], const share_raw &raw,
-                                       const share_head *heads, uint32_t first, uint32_t group)
+                                       const share_part &s, const share_head *heads, uint32_t first,
+                                       uint32_t group)
 {
     share_head quad[QUAD]; /* from the group's end on the last one */
 #pragma unroll
@@ -76,9 +77,9 @@ __device__ static inline void add_quad(float best[AT_ONCE], const share_raw &raw
 #pragma unroll
         for (uint32_t h = 0; h < QUAD; h++) {
             const uint32_t both = raw.words[i][h / 2];
-            const float logit = PAIRS ? cn_score_logit(h % 2 ? both >> 16 : both & 0xffffu, x,
-                                                       bias, quad[h].factor)
-                                      : __uint_as_float(raw.words[i][h]);
+            const float logit = s.pairs ? cn_score_logit(h % 2 ? both >> 16 : both & 0xffffu, x,
+                                                         bias, quad[h].factor)
+                                        : __uint_as_float(raw.words[i][h]);
             best[i] = fmaxf(best[i], logit - quad[h].log_sum); /* ignores NaN */
         }
     }
@@ -108,15 +109,18 @@ __device__ static inline void load_heads(const cn_score_params &p, uint32_t unit
 }
 
 /* Returns the part of block `part` of n_parts. */
-__device__ static inline share_part part_of(const cn_score_params &p, size_t first, uint32_t n,
-                                            uint32_t part, uint32_t n_parts)
+__device__ static inline share_part part_of(const cn_score_params &p, const cn_sel_stage &stage,
+                                            size_t first, uint32_t n, uint32_t part,
+                                            uint32_t n_parts)
 {
     const uint32_t each = (n + n_parts - 1) / n_parts;
     share_part s = {};
     s.n = n;
     s.logits = cn_score_logits(p, first);
-    s.pairs = cn_score_pairs(p, first);
-    s.scales = cn_score_scales(p, first, n);
+    if (p.products && stage.key == CN_KEY_LABELS) {
+        s.pairs = cn_score_pairs(p, first);
+        s.scales = cn_score_scales(p, first, n);
+    }
     s.out = p.args.out + first;
     s.start = min(part * each, n);
     s.end = min(s.start + each, n);
@@ -124,11 +128,10 @@ __device__ static inline share_part part_of(const cn_score_params &p, size_t fir
 }
 
 /* Computes the scores of a block's part. */
-template <bool PAIRS>
 __device__ static inline void score_part(const cn_score_params &p, const share_part &s,
                                          uint32_t unit, share_head *heads)
 {
-    share_raw next = load_raw<PAIRS>(s, 0, s.start + threadIdx.x, p.group);
+    share_raw next = load_raw(s, 0, s.start + threadIdx.x, p.group);
     load_heads(p, unit, heads);
     for (uint32_t c = s.start + threadIdx.x; c < s.end; c += AT_ONCE * THREADS) {
         float best[AT_ONCE];
@@ -137,9 +140,9 @@ __device__ static inline void score_part(const cn_score_params &p, const share_p
         for (uint32_t quad = 0; quad < p.group; quad += QUAD) {
             const share_raw raw = next;
             const bool last = quad + QUAD >= p.group;
-            next = load_raw<PAIRS>(s, last ? 0 : quad + QUAD, last ? c + AT_ONCE * THREADS : c,
+            next = load_raw(s, last ? 0 : quad + QUAD, last ? c + AT_ONCE * THREADS : c,
                                    p.group);
-            add_quad<PAIRS>(best, raw, heads, quad, p.group);
+            add_quad(best, raw, s, heads, quad, p.group);
         }
 #pragma unroll
         for (uint32_t i = 0; i < AT_ONCE; i += 2) {
@@ -164,11 +167,10 @@ __global__ static void __launch_bounds__(THREADS, BLOCKS)
     *reinterpret_cast<uint2 *>(&stage) = __ldg((const uint2 *)a.stage + u.seq);
     const uint32_t n = a.n[u.seq];
     const size_t first = cn_sel_first(u, a.first[u.seq], n, a.n_layers, hk);
-    const share_part s = part_of(p, first, n, blockIdx.x % n_parts, n_parts);
+    const share_part s = part_of(p, stage, first, n, blockIdx.x % n_parts, n_parts);
     cn_wait_previous();
     if (!cn_score_is_max(stage) || s.start == s.end) return;
-    if (p.products && stage.key == CN_KEY_LABELS) score_part<true>(p, s, u.index, heads);
-    else score_part<false>(p, s, u.index, heads);
+    score_part(p, s, u.index, heads);
 }
 
 cn_status cn_score_share(cn_stream *s, const cn_score_params &p)
