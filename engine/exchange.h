@@ -19,7 +19,6 @@ typedef struct cn_packs {
 cn_packs cn_packs_make(uint32_t dense_layers, uint32_t model_layers, uint32_t n);
 /* First layer of pack p; of pack n: the layer behind the last. */
 uint32_t cn_pack_start(const cn_packs *p, uint32_t pack);
-uint32_t cn_pack_most_layers(const cn_packs *p);
 
 typedef struct cn_exchange_sizes {
     uint32_t max_rows;  /* sequences of one exchange */
