@@ -7,10 +7,10 @@ static void call_ref(cn_call *call) { atomic_fetch_add(&call->refs, 1); }
 
 void cn_call_free_tokens(cn_call *call)
 {
-    for (uint32_t i = 0; call->tokens && i < call->request->n_prompts; i++)
-        cn_tokens_free(&call->tokens[i]);
+    for (uint32_t i = 0; i < call->n_tokens; i++) cn_tokens_free(&call->tokens[i]);
     cn_free(call->tokens);
     call->tokens = NULL;
+    call->n_tokens = 0;
 }
 
 void cn_call_unref(cn_call *call)

@@ -324,6 +324,9 @@ void http_connection_close(connection *c, const char *why)
     cn_http_server *s = c->server;
     if (c->exchange) http_exchange_close(c->exchange, why);
     cn_list_remove(c->list, &c->node);
+    /* libevent may write what is left after this call. */
+    evbuffer_remove_cb(bufferevent_get_input(c->bev), count_input, c);
+    evbuffer_remove_cb(bufferevent_get_output(c->bev), note_output, c);
     bufferevent_free(c->bev);
     cn_free(c);
     s->n_connections--;

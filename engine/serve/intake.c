@@ -191,6 +191,7 @@ static cn_status make_tokens(cn_service *s, cn_call *call)
     const uint32_t n = call->request->n_prompts;
     call->tokens = cn_calloc(n, sizeof *call->tokens);
     if (!call->tokens) return cn_fail(CN_ERR_MEMORY, "out of memory for %u prompts", n);
+    call->n_tokens = n;
     for (uint32_t i = 0; i < n; i++) {
         cn_api_request_set_prompt(call->request, i, &p);
         const cn_status status = cn_intake_tokens(s, &p, &call->tokens[i]);

@@ -44,7 +44,9 @@ struct cn_call {
     char *custom_id;
     cn_api_request parsed;
     const cn_api_request *request;
-    cn_tokens *tokens; /* [request->n_prompts] */
+    /* One for each prompt of the request, which may be gone when the call ends. */
+    cn_tokens *tokens;
+    uint32_t n_tokens;
 
     /* the engine thread's */
     cn_list_node node; /* of service->active */
