@@ -23,6 +23,7 @@
 
 #include "compress/selector.h"
 #include "engine/engine_state.h"
+#include "tests/lib/commit_time.h"
 #include "tests/lib/late_device.h"
 #include "tests/lib/paged_batch.h"
 #include "tests/lib/run_engine.h"
@@ -69,37 +70,6 @@ static struct {
     uint64_t selected[CN_N_SELECTORS]; /* steps, by selector */
     uint64_t recorded[CN_SELECT_FLAVOURS]; /* steps that ran from a graph */
 } seen;
-
-/* ---- when events commit ---- */
-
-typedef enum commit_time { BY_LUCK, LATE, EARLY, AT_ONCE, N_COMMIT_TIMES } commit_time;
-enum { LATE_POLLS = 7, CLOSED_POLLS = 60, OPEN_POLLS = 20 };
-static commit_time when;
-static uint32_t n_polls;
-static cn_status (*fence_done)(cn_fence *f, bool *done);
-static cn_status (*fence_sync)(cn_fence *f);
-
-/* Replaces the backend's fence_done, which only events call. */
-static cn_status fence_done_when(cn_fence *f, bool *done)
-{
-    *done = false;
-    n_polls++;
-    if (when == LATE && n_polls % LATE_POLLS != 0) return CN_OK;
-    if (when == AT_ONCE && n_polls % (CLOSED_POLLS + OPEN_POLLS) < CLOSED_POLLS) return CN_OK;
-    if (when == EARLY || when == AT_ONCE) {
-        cn_status status = fence_sync(f);
-        if (status != CN_OK) return status;
-    }
-    return fence_done(f, done);
-}
-
-static void choose_when(cn_engine *e, commit_time chosen)
-{
-    fence_done = e->backend->fence_done;
-    fence_sync = e->backend->fence_sync;
-    when = chosen;
-    if (when != BY_LUCK) e->backend->fence_done = fence_done_when;
-}
 
 /* ---- drawing ---- */
 
@@ -296,7 +266,7 @@ static run *run_scenario(scenario *x, bool synchronous, commit_time chosen, uint
     run_open(r, x->options);
     assert_true(r->engine->backend->async == (on_gpu || late_seed > 0));
     x->n_options = n_options;
-    choose_when(r->engine, chosen);
+    commit_time_choose(r->engine, chosen);
     for (uint32_t step = 0, next = 0; next < x->n_asks || step < 250; step++) {
         /* Submitted in order, so that a request has the same number and seed in both runs. */
         while (next < x->n_asks && x->asks[next].at_step <= step) submit(r, &x->asks[next++]);
@@ -319,8 +289,7 @@ static run *run_until_compressing(scenario *x)
     assert_non_null(r);
     x->options[x->n_options] = NULL;
     run_open(r, x->options);
-    choose_when(r->engine, AT_ONCE);
-    n_polls = 0;
+    commit_time_choose(r->engine, AT_ONCE);
     for (uint32_t i = 0; i < x->n_asks; i++) submit(r, &x->asks[i]);
     for (bool idle = false; !idle && r->stats.compressing == 0;) {
         if (cn_engine_step(r->engine, &idle) != CN_OK) fail_msg("%s", cn_last_error());

@@ -18,6 +18,7 @@
 #include "compress/away.h"
 #include "compress/selector.h"
 #include "engine/engine_state.h"
+#include "tests/lib/commit_time.h"
 #include "tests/lib/away_scenario.h"
 #include "tests/lib/late_device.h"
 
@@ -36,36 +37,6 @@ static struct {
 } seen;
 
 /* ---- timing ---- */
-
-typedef enum commit_time { BY_LUCK, LATE, EARLY, AT_ONCE, N_COMMIT_TIMES } commit_time;
-enum { LATE_POLLS = 7, CLOSED_POLLS = 60, OPEN_POLLS = 20 };
-static commit_time when;
-static uint32_t n_polls;
-static cn_status (*fence_done)(cn_fence *f, bool *done);
-static cn_status (*fence_sync)(cn_fence *f);
-
-/* Replaces the backend's fence_done, which only events call. */
-static cn_status fence_done_when(cn_fence *f, bool *done)
-{
-    *done = false;
-    n_polls++;
-    if (when == LATE && n_polls % LATE_POLLS != 0) return CN_OK;
-    if (when == AT_ONCE && n_polls % (CLOSED_POLLS + OPEN_POLLS) < CLOSED_POLLS) return CN_OK;
-    if (when == EARLY || when == AT_ONCE) {
-        cn_status status = fence_sync(f);
-        if (status != CN_OK) return status;
-    }
-    return fence_done(f, done);
-}
-
-static void choose_when(cn_engine *e, commit_time chosen)
-{
-    fence_done = e->backend->fence_done;
-    fence_sync = e->backend->fence_sync;
-    when = chosen;
-    n_polls = 0;
-    if (when != BY_LUCK) e->backend->fence_done = fence_done_when;
-}
 
 static void draw_timed_kv(away_scenario *x, away_ask *a, cn_kv_home home)
 {
@@ -157,7 +128,7 @@ static void draw_shortage(away_scenario *x)
 static run *run_asks(away_scenario *x, commit_time chosen, bool cancels)
 {
     run *r = away_open_run(x);
-    choose_when(r->engine, chosen);
+    commit_time_choose(r->engine, chosen);
     for (uint32_t n = 0, next = 0; next < x->n_asks || n < 700; n++) {
         while (next < x->n_asks && x->asks[next].at_step <= n) away_submit(r, &x->asks[next++]);
         for (uint32_t i = 0; cancels && i < next; i++)
