@@ -455,22 +455,6 @@ static void preemption_returns_the_home(void **state)
     rig_done(&r);
 }
 
-static cn_seq *add_interactive(rig *r, uint32_t base, uint32_t n_prompt, uint32_t n_out,
-                               cn_kv_params kv)
-{
-    uint32_t prompt[64];
-    cn_seq *q = NULL;
-    for (uint32_t i = 0; i < n_prompt; i++) prompt[i] = base + i;
-    const cn_group_params p = {.prompt = prompt,
-                               .n_prompt = n_prompt,
-                               .max_output = n_out,
-                               .n = 1,
-                               .klass = CN_CLASS_INTERACTIVE,
-                               .kv = kv};
-    assert_int_equal(cn_scheduler_add(r->s, &p, NULL, &q), CN_OK);
-    return q;
-}
-
 static void batch_requests_give_way_for_home_blocks(void **state)
 {
     (void)state;
@@ -480,7 +464,7 @@ static void batch_requests_give_way_for_home_blocks(void **state)
     cn_seq *full = rig_add(&r, 90, 10, 20, rig_full());
     cn_seq *batch = rig_add(&r, 1, 10, 60, away()); /* 18 home blocks */
     rig_step(&r);
-    cn_seq *q = add_interactive(&r, 40, 10, 20, away()); /* 8 home blocks */
+    cn_seq *q = rig_add_of_class(&r, CN_CLASS_INTERACTIVE, 40, 10, 20, away()); /* 8 home blocks */
     rig_step(&r);
     assert_int_equal(q->state, CN_SEQ_RUNNING);
     assert_int_equal(batch->state, CN_SEQ_WAITING);
@@ -507,7 +491,7 @@ static void a_swapped_sequence_keeps_its_home(void **state)
     step_to_event(&r);
     uint32_t home[18];
     memcpy(home, batch->home_table, sizeof home);
-    cn_seq *q = add_interactive(&r, 90, 5, 8, rig_full());
+    cn_seq *q = rig_add_of_class(&r, CN_CLASS_INTERACTIVE, 90, 5, 8, rig_full());
     rig_step(&r);
     assert_int_equal(batch->state, CN_SEQ_SWAPPED);
     assert_int_equal(batch->n_home_blocks, 18);
@@ -531,9 +515,10 @@ static void a_swapped_sequence_returns_when_its_home_is_wanted(void **state)
     rig r = rig_make(swap_options());
     cn_seq *batch = rig_add(&r, 1, 22, 50, away());
     step_to_event(&r);
-    cn_seq *full = add_interactive(&r, 90, 5, 8, rig_full());
+    cn_seq *full = rig_add_of_class(&r, CN_CLASS_INTERACTIVE, 90, 5, 8, rig_full());
     rig_step(&r);
-    cn_seq *q = add_interactive(&r, 40, 10, 20, away()); /* 8 home blocks: 2 are left */
+    /* 8 home blocks: 2 are left */
+    cn_seq *q = rig_add_of_class(&r, CN_CLASS_INTERACTIVE, 40, 10, 20, away());
     step_until(&r, full, CN_SEQ_FINISHED);
     assert_int_equal(batch->state, CN_SEQ_SWAPPED);
     step_until(&r, batch, CN_SEQ_FINISHED);
@@ -550,7 +535,7 @@ static void no_sequence_is_swapped_out_for_its_home(void **state)
     rig r = rig_make(o);
     cn_seq *batch = rig_add(&r, 1, 22, 50, away()); /* 18 of 20 home blocks */
     step_to_event(&r);
-    cn_seq *q = add_interactive(&r, 40, 10, 20, away());
+    cn_seq *q = rig_add_of_class(&r, CN_CLASS_INTERACTIVE, 40, 10, 20, away());
     rig_steps(&r, 3);
     assert_int_equal(batch->state, CN_SEQ_RUNNING);
     assert_int_equal(q->state, CN_SEQ_WAITING);
@@ -566,7 +551,7 @@ static void a_swapped_sequence_that_ends_returns_its_home(void **state)
     rig r = rig_make(swap_options());
     cn_seq *batch = rig_add(&r, 1, 22, 50, away());
     step_to_event(&r);
-    add_interactive(&r, 90, 5, 8, rig_full());
+    rig_add_of_class(&r, CN_CLASS_INTERACTIVE, 90, 5, 8, rig_full());
     rig_step(&r);
     assert_int_equal(batch->state, CN_SEQ_SWAPPED);
     cn_scheduler_finish(r.s, batch);

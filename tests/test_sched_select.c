@@ -31,22 +31,6 @@ static cn_kv_params select_kv(cn_kv_select select, uint32_t window)
 
 static cn_kv_params spade(void) { return select_kv(CN_SELECT_SPADE, 2); }
 
-static cn_seq *add_of_class(rig *r, cn_class klass, uint32_t base, uint32_t n_prompt,
-                            uint32_t n_out, cn_kv_params kv)
-{
-    uint32_t prompt[64];
-    cn_seq *q = NULL;
-    for (uint32_t i = 0; i < n_prompt; i++) prompt[i] = base + i;
-    const cn_group_params p = {.prompt = prompt,
-                               .n_prompt = n_prompt,
-                               .max_output = n_out,
-                               .n = 1,
-                               .klass = klass,
-                               .kv = kv};
-    assert_int_equal(cn_scheduler_add(r->s, &p, NULL, &q), CN_OK);
-    return q;
-}
-
 /* Steps until the state is reached. */
 static void step_until(rig *r, const cn_seq *q, cn_seq_state state)
 {
@@ -265,7 +249,7 @@ static void a_ring_user_takes_no_slot_that_a_running_request_lacks(void **state)
     assert_int_equal(b->state, CN_SEQ_RUNNING);
     assert_int_equal(b->query_slot, -1);
     assert_int_equal(c->state, CN_SEQ_WAITING);
-    cn_seq *now = add_of_class(&r, CN_CLASS_INTERACTIVE, 90, 4, 8, spade());
+    cn_seq *now = rig_add_of_class(&r, CN_CLASS_INTERACTIVE, 90, 4, 8, spade());
     rig_step(&r);
     assert_true(now->query_slot >= 0);
     step_until(&r, a, CN_SEQ_FINISHED);
@@ -288,7 +272,7 @@ static void a_ring_user_that_waits_for_a_block_gives_up_its_slot(void **state)
     cn_seq *ring = rig_add(&r, 1, 4, 16, spade());
     rig_step(&r);
     ring->preemptions = CN_AGED_PREEMPTIONS - 1;
-    cn_seq *zip = add_of_class(&r, CN_CLASS_INTERACTIVE, 50, 4, 30, rig_zip(8));
+    cn_seq *zip = rig_add_of_class(&r, CN_CLASS_INTERACTIVE, 50, 4, 30, rig_zip(8));
     rig_steps(&r, 7);
     assert_int_equal(zip->n_computed, 10); /* its window begins here */
     assert_int_equal(zip->query_slot, -1);
@@ -315,7 +299,7 @@ static void a_batch_ring_user_makes_way_with_its_slot(void **state)
         cn_seq *ring = rig_add(&r, 1, 4, 40, spade());
         cn_seq *full = rig_add(&r, 50, 4, 40, rig_full());
         rig_step(&r);
-        cn_seq *now = add_of_class(&r, CN_CLASS_INTERACTIVE, 90, 10, 20, wants[i]);
+        cn_seq *now = rig_add_of_class(&r, CN_CLASS_INTERACTIVE, 90, 10, 20, wants[i]);
         rig_step(&r);
         if (i == 1) rig_step(&r); /* zip runs to its window first */
         assert_int_equal(now->state, CN_SEQ_RUNNING);
@@ -337,7 +321,7 @@ static void zip_and_ring_users_share_the_slots_and_all_end(void **state)
     cn_seq *q[8];
     for (uint32_t i = 0; i < 8; i++) {
         const cn_class klass = i % 3 == 2 ? CN_CLASS_INTERACTIVE : CN_CLASS_BATCH;
-        q[i] = add_of_class(&r, klass, 100 * i, 6, 30, i % 2 ? spade() : rig_zip(8));
+        q[i] = rig_add_of_class(&r, klass, 100 * i, 6, 30, i % 2 ? spade() : rig_zip(8));
         rig_steps(&r, 2);
     }
     for (int i = 0; i < 8; i++) {

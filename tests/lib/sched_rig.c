@@ -85,6 +85,22 @@ cn_seq *rig_add(rig *r, uint32_t base, uint32_t n_prompt, uint32_t n_out, cn_kv_
     return q;
 }
 
+cn_seq *rig_add_of_class(rig *r, cn_class klass, uint32_t base, uint32_t n_prompt, uint32_t n_out,
+                         cn_kv_params kv)
+{
+    uint32_t prompt[64];
+    cn_seq *q = NULL;
+    for (uint32_t i = 0; i < n_prompt; i++) prompt[i] = base + i;
+    const cn_group_params p = {.prompt = prompt,
+                               .n_prompt = n_prompt,
+                               .max_output = n_out,
+                               .n = 1,
+                               .klass = klass,
+                               .kv = kv};
+    assert_int_equal(cn_scheduler_add(r->s, &p, NULL, &q), CN_OK);
+    return q;
+}
+
 void rig_step(rig *r)
 {
     cn_scheduler_begin(r->s, &r->begin);

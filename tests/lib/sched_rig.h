@@ -31,6 +31,8 @@ cn_kv_params rig_window(uint32_t budget);
 cn_status rig_try_add(rig *r, uint32_t base, uint32_t n_prompt, uint32_t n_out, uint32_t n,
                       cn_kv_params kv, cn_seq **seqs);
 cn_seq *rig_add(rig *r, uint32_t base, uint32_t n_prompt, uint32_t n_out, cn_kv_params kv);
+cn_seq *rig_add_of_class(rig *r, cn_class klass, uint32_t base, uint32_t n_prompt, uint32_t n_out,
+                         cn_kv_params kv);
 
 /* Runs one step. Without lag, appends sampled tokens at once and finishes ended sequences. */
 void rig_step(rig *r);
