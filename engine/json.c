@@ -4,9 +4,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "engine/replace_file.h"
 
 enum { DESCRIBE_BYTES = 96 };
 
@@ -119,6 +122,33 @@ cn_status cn_json_parse(json_t **out, const char *text, size_t n, const char *wh
                         size_t max_bytes, uint32_t max_depth, cn_status error)
 {
     return parse(out, text, n, what, max_bytes, max_depth, error, 0);
+}
+
+cn_status cn_json_parse_object(json_t **out, const char *text, size_t n, const char *what,
+                               size_t max_bytes, uint32_t max_depth, cn_status error)
+{
+    char shown[96];
+    json_t *tree;
+    *out = NULL;
+    CN_TRY(cn_json_parse(&tree, text, n, what, max_bytes, max_depth, error));
+    if (json_is_object(tree)) {
+        *out = tree;
+        return CN_OK;
+    }
+    cn_status status = cn_fail(error, "%s: expected an object, got %s", what,
+                               cn_json_describe(tree, shown, sizeof shown));
+    json_decref(tree);
+    return status;
+}
+
+cn_status cn_json_write_file(json_t *tree, const char *path)
+{
+    char *text = tree ? json_dumps(tree, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) : NULL;
+    json_decref(tree);
+    if (!text) return cn_fail(CN_ERR_MEMORY, "%s: out of memory for its text", path);
+    cn_status status = cn_replace_file(path, text, strlen(text));
+    free(text);
+    return status;
 }
 
 cn_status cn_json_parse_request(json_t **out, const char *text, size_t n, const char *what,

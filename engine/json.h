@@ -24,6 +24,14 @@
 cn_status cn_json_parse(json_t **out, const char *text, size_t n, const char *what,
                         size_t max_bytes, uint32_t max_depth, cn_status error);
 
+/* cn_json_parse for a text that must be an object. */
+cn_status cn_json_parse_object(json_t **out, const char *text, size_t n, const char *what,
+                               size_t max_bytes, uint32_t max_depth, cn_status error);
+
+/* Replaces the file `path` (cn_replace_file) by the indented text of a tree, which it frees. `tree`
+ * may be NULL, the result of a json_pack without memory: CN_ERR_MEMORY. */
+cn_status cn_json_write_file(json_t *tree, const char *path);
+
 /* Appends the text of a regular file. CN_ERR_IO when it cannot be read, CN_ERR_MODEL when it
  * exceeds max_bytes. */
 cn_status cn_json_read_file(cn_buf *out, const char *path, size_t max_bytes);

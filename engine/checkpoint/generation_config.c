@@ -42,16 +42,12 @@ static cn_status read_config(const cn_json_at *a, cn_generation_config *g)
 cn_status cn_generation_config_parse(cn_generation_config *out, const char *text, size_t n,
                                      const char *what)
 {
-    char shown[96];
     json_t *tree;
     memset(out, 0, sizeof *out);
-    CN_TRY(cn_json_parse(&tree, text, n, what, CONFIG_MAX_BYTES, CONFIG_MAX_DEPTH, CN_ERR_MODEL));
+    CN_TRY(cn_json_parse_object(&tree, text, n, what, CONFIG_MAX_BYTES, CONFIG_MAX_DEPTH,
+                                CN_ERR_MODEL));
     cn_json_at a = {tree, what, CN_ERR_MODEL};
-    cn_status status = CN_OK;
-    if (!json_is_object(tree))
-        status = cn_fail(CN_ERR_MODEL, "%s: expected an object, got %s", what,
-                         cn_json_describe(tree, shown, sizeof shown));
-    if (status == CN_OK) status = read_config(&a, out);
+    cn_status status = read_config(&a, out);
     json_decref(tree);
     return status;
 }

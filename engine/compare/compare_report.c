@@ -1,13 +1,13 @@
 /* compare_report.c - see compare_report.h. */
 #include "engine/compare/compare_report.h"
 
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "compress/policy.h"
 #include "engine/compare/svg_plot.h"
 #include "engine/compare/text_table.h"
+#include "engine/json.h"
 #include "engine/replace_file.h"
 
 static const cn_compare_figures *figures_of(const cn_compare_report *r, uint32_t task, uint32_t arm)
@@ -208,13 +208,7 @@ static json_t *report_json(const cn_compare_report *r)
 
 cn_status cn_compare_write_json(const cn_compare_report *r, const char *path)
 {
-    json_t *json = report_json(r);
-    char *text = json ? json_dumps(json, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) : NULL;
-    json_decref(json);
-    if (!text) return cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
-    cn_status status = cn_replace_file(path, text, strlen(text));
-    free(text);
-    return status;
+    return cn_json_write_file(report_json(r), path);
 }
 
 /* ---- the plot ---- */

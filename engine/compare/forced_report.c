@@ -1,13 +1,12 @@
 /* forced_report.c - see forced_report.h. */
 #include "engine/compare/forced_report.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/compare/text_table.h"
-#include "engine/replace_file.h"
+#include "engine/json.h"
 
 static double share(const cn_forced_figures *f)
 {
@@ -176,11 +175,5 @@ static json_t *report_json(const cn_forced_report *r)
 
 cn_status cn_forced_write_json(const cn_forced_report *r, const char *path)
 {
-    json_t *json = report_json(r);
-    char *text = json ? json_dumps(json, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) : NULL;
-    json_decref(json);
-    if (!text) return cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
-    cn_status status = cn_replace_file(path, text, strlen(text));
-    free(text);
-    return status;
+    return cn_json_write_file(report_json(r), path);
 }

@@ -127,24 +127,27 @@ static cn_status parse_not(cn_jparser *p, cn_jnode **out)
     return CN_OK;
 }
 
-static cn_status parse_and(cn_jparser *p, cn_jnode **out)
+/* operand (word operand)*, grouped from the left. */
+static cn_status parse_word_chain(cn_jparser *p, const char *word, cn_jnode_kind kind,
+                                  cn_status (*operand)(cn_jparser *, cn_jnode **),
+                                  cn_jnode **out)
 {
-    CN_TRY(parse_not(p, out));
-    while (cn_jparse_at_name(p, "and")) {
+    CN_TRY(operand(p, out));
+    while (cn_jparse_at_name(p, word)) {
         CN_TRY(cn_jparse_advance(p));
-        CN_TRY(join(p, CN_JN_AND, CN_JOP_NONE, parse_not, out));
+        CN_TRY(join(p, kind, CN_JOP_NONE, operand, out));
     }
     return CN_OK;
 }
 
+static cn_status parse_and(cn_jparser *p, cn_jnode **out)
+{
+    return parse_word_chain(p, "and", CN_JN_AND, parse_not, out);
+}
+
 static cn_status parse_or(cn_jparser *p, cn_jnode **out)
 {
-    CN_TRY(parse_and(p, out));
-    while (cn_jparse_at_name(p, "or")) {
-        CN_TRY(cn_jparse_advance(p));
-        CN_TRY(join(p, CN_JN_OR, CN_JOP_NONE, parse_and, out));
-    }
-    return CN_OK;
+    return parse_word_chain(p, "or", CN_JN_OR, parse_and, out);
 }
 
 static cn_status parse_cond(cn_jparser *p, cn_jnode **out)
