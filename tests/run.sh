@@ -39,6 +39,8 @@ for program in "$@"; do
         grep '^SKIPPED' "$log" # a skipped check is always reported
     else
         printf 'FAIL  %-40s %4d failed  exit %d\n' "$program" "$bad" "$status"
+        # The errors first, so that they show also where a long log is cut.
+        grep '^\[  *\(ERROR\|LINE\|FAILED\) *\]' "$log" | head -20 | sed 's/^/    /'
         sed 's/^/    /' "$log"
     fi
 done
