@@ -296,7 +296,6 @@ static const cn_option options[] = {
         .help = "compare answers with the reference: the whole text, the last \\boxed{}, or the "
                 "last number"),
     ROW(BODIES, "unknown-fields", ENUM, unknown_fields, "warn", .values = "warn|refuse",
-        .flags = USUAL,
         .help = "fields of a request that cinch does not know: warn ignores them and says so in "
                 "the response; refuse makes them an error"),
 
