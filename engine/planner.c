@@ -261,11 +261,13 @@ uint32_t cn_planner_block_tokens(const cn_config *c, const cn_backend *be)
 }
 
 /* Rows of a query slot: for zip's observation window, and for the queries that a selector predicts
- * from and the one that it predicts for. */
+ * from and the one that it predicts for. Every exchange with a home reads past queries. */
 static uint32_t ring_rows(const cn_config *c)
 {
+    const uint32_t selectors = cn_config_selectors(c);
     const bool zip = cn_policies_need(cn_config_policies(c)).slots;
-    const bool ring = cn_selectors_need(cn_config_selectors(c)).slots;
+    const bool away = cn_config_away(c) != CN_HOME_DEVICE && (selectors & cn_away_selectors()) != 0;
+    const bool ring = away || cn_selectors_need(selectors).slots;
     return cn_max_u32(zip ? c->kv.window_tokens : 0, ring ? c->kv.select_window + 1 : 0);
 }
 

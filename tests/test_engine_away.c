@@ -317,7 +317,7 @@ typedef enum form { WINDOW, ZIP, TILES } form;
 /* Two to four tiles of 64, and a shorter list of their tokens. */
 static void set_tiles(away_scenario *x, away_ask *a)
 {
-    away_set_text(x, "kv-selectors", "spade,last,tls");
+    away_set_text(x, "kv-selectors", "tls");
     away_set(x, "select-tiles", 4);
     a->kv.select = CN_SELECT_TLS;
     a->kv.select_tiles = away_between(x, 2, 4);
