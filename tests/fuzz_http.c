@@ -123,7 +123,7 @@ static void end_upload(void *user, cn_exchange *x)
 static const cn_route routes[] = {
     {CN_HTTP_POST, "/echo", 0, handle_echo, MAX_BODY, NULL, NULL},
     {CN_HTTP_GET, "/echo", CN_ROUTE_OPEN, handle_echo, 0, NULL, NULL},
-    {CN_HTTP_GET, "/late", CN_ROUTE_OPEN, handle_late, 0, NULL, NULL},
+    {CN_HTTP_GET, "/late", CN_ROUTE_OPEN | CN_ROUTE_LONG, handle_late, 0, NULL, NULL},
     {CN_HTTP_GET, "/v1/files/{id}", CN_ROUTE_OPEN, handle_item, 0, NULL, NULL},
     {CN_HTTP_DELETE, "/v1/files/{id}/{part}", 0, handle_item, 0, NULL, NULL},
     {CN_HTTP_GET, "/stream", CN_ROUTE_OPEN | CN_ROUTE_LIMITED, handle_stream, 0, NULL, NULL},

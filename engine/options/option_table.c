@@ -349,7 +349,7 @@ static const cn_option options[] = {
     ROW(SERVE, "max-connections", U32, max_connections, "4096", .min = 1, .max = 1048576,
         .help = "maximum open connections; at the limit, a new one replaces the connection that "
                 "has been slowest, for at least half a second, to read its reply or to send a "
-                "whole request"),
+                "whole request; requests in flight hold at most seven eighths"),
     ROW(SERVE, "max-requests-per-key", U32, max_requests_per_key, "4096", .min = 1,
         .max = 1048576, .help = "maximum samples of one API key that run or wait at once"),
     ROW(SERVE, "max-header-bytes", BYTES, max_header_bytes, "16384", .min = 1024, .max = 1048576,

@@ -411,7 +411,7 @@ void cn_file_routes(cn_route routes[CN_FILE_ROUTES], size_t max_file_bytes)
         {CN_HTTP_GET, "/v1/files", 0, handle_list, 0, NULL, NULL},
         {CN_HTTP_GET, "/v1/files/{id}", 0, handle_get, 0, NULL, NULL},
         {CN_HTTP_DELETE, "/v1/files/{id}", 0, handle_delete, 0, NULL, NULL},
-        {CN_HTTP_GET, "/v1/files/{id}/content", 0, handle_content, 0, NULL, NULL},
+        {CN_HTTP_GET, "/v1/files/{id}/content", CN_ROUTE_LONG, handle_content, 0, NULL, NULL},
     };
     memcpy(routes, rows, sizeof rows);
 }

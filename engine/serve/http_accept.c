@@ -5,11 +5,17 @@
  * request. Connections that never sent one go before connections that are idle between two
  * requests. Among equals the one that has been slow the longest goes.
  *
- * A connection that has been slow for less than GRACE_S is never closed to make room, so a flood
- * closes no connection that keeps sending its request. Meanwhile the new connection waits unread:
- * it is the pending connection (`door`). Later ones wait in the kernel's queue. When every
- * connection waits for its reply, reads it or sends a fast upload, none can be closed and the new
- * one gets a 503. */
+ * A connection that has been slow for less than GRACE_S is not closed to make room, so a flood
+ * closes no connection that keeps sending its request. The exception: when most of the connections
+ * without a whole request are kept from an earlier one, the one that has been idle the longest is
+ * closed at once. Clients that send a short request now and then could otherwise hold every
+ * connection. While none can be closed yet, the new connection waits unread: it is the pending
+ * connection (`door`). Later ones wait in the kernel's queue. When every connection waits for its
+ * reply, reads it or sends a fast upload, none can be closed and the new one gets a 503.
+ *
+ * Requests whose replies take long hold at most seven eighths of the connections. A further one
+ * replaces one whose client does not read, or is answered 429. Short requests are therefore
+ * answered beside any number of running ones. */
 #include "engine/serve/http_state.h"
 
 #include <errno.h>
@@ -83,16 +89,30 @@ static double stalled_s(const connection *c, double now)
     return unsent ? now - c->output_s : -1;
 }
 
-/* Returns the connection that has been stalled the longest, or NULL. */
-static connection *find_stalled(const cn_http_server *s, double now)
+/* Returns the connection that has been stalled the longest, or NULL. long_only: of those whose
+ * request counts in n_long. */
+static connection *find_stalled(const cn_http_server *s, bool long_only, double now)
 {
     connection *stalled = NULL;
     for (const cn_list_node *at = s->asked.head; at; at = at->next) {
         connection *c = CN_CONTAINER_OF(at, connection, node);
         const double this_s = stalled_s(c, now);
+        if (long_only && !(c->exchange && c->exchange->counted_long)) continue;
         if (this_s >= 0 && (!stalled || this_s > stalled_s(stalled, now))) stalled = c;
     }
     return stalled;
+}
+
+/* Returns the kept connection that has been idle the longest if most connections without a whole
+ * request are kept; else NULL. */
+static connection *find_surplus(const cn_http_server *s)
+{
+    if (s->n_kept <= s->unasked.n / 2) return NULL;
+    for (const cn_list_node *at = s->unasked.head; at; at = at->next) {
+        connection *c = CN_CONTAINER_OF(at, connection, node);
+        if (c->kept) return c;
+    }
+    return NULL;
 }
 
 /* Returns the seconds until there is room for one more connection. 0: there is room, maybe because
@@ -101,12 +121,42 @@ static double make_room(cn_http_server *s)
 {
     const double now = cn_now_s();
     if (s->n_connections < s->o.max_connections) return 0;
-    connection *slowest = find_slowest(s, now), *stalled = find_stalled(s, now);
+    connection *slowest = find_slowest(s, now), *stalled = find_stalled(s, false, now);
     const double slowest_s = slowest ? GRACE_S - http_connection_slow_s(slowest, now) : INFINITY;
     const double stalled_left_s = stalled ? GRACE_S - stalled_s(stalled, now) : INFINITY;
-    if (slowest_s > 0 && stalled_left_s > 0) return fmin(slowest_s, stalled_left_s);
-    http_connection_close(stalled_left_s <= 0 ? stalled : slowest, "closed to make room");
+    connection *last = stalled_left_s <= 0 ? stalled : slowest_s <= 0 ? slowest : find_surplus(s);
+    if (!last) return fmin(slowest_s, stalled_left_s);
+    http_connection_close(last, "closed to make room");
     return 0;
+}
+
+static bool make_room_for_long(cn_http_server *s)
+{
+    const double now = cn_now_s();
+    if (s->n_long < s->o.max_connections - s->o.max_connections / 8) return true;
+    connection *stalled = find_stalled(s, true, now);
+    if (!stalled || stalled_s(stalled, now) < GRACE_S) return false;
+    http_connection_close(stalled, "closed to make room");
+    return true;
+}
+
+bool http_accept_long(cn_exchange *x)
+{
+    cn_http_server *s = x->conn->server;
+    if (!(x->route->flags & CN_ROUTE_LONG)) return true;
+    if (make_room_for_long(s)) {
+        s->n_long++;
+        return x->counted_long = true;
+    }
+    char message[160];
+    snprintf(message, sizeof message,
+             "%u requests are in flight, the most that %u connections allow (--max-connections): "
+             "try again later", s->n_long, s->o.max_connections);
+    cn_serve_stats_lock(s->o.stats)->rejected_busy++;
+    cn_serve_stats_unlock(s->o.stats);
+    cn_exchange_set_retry(x, cn_serve_stats_retry_s(s->o.stats, CN_CLASS_INTERACTIVE, s->n_long));
+    cn_exchange_error(x, CN_HTTP_TOO_MANY_REQUESTS, message, NULL, "queue_full");
+    return false;
 }
 
 static void let_in(cn_http_server *s, int fd, const char *remote)

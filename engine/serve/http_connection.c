@@ -14,6 +14,10 @@ void http_connection_set_state(connection *c, conn_state state)
     if (c->list) cn_list_remove(c->list, &c->node);
     c->list = state == CONN_BUSY || state == CONN_LINGER ? &s->asked : &s->unasked;
     cn_list_append(c->list, &c->node);
+    s->n_kept -= c->kept;
+    c->kept = c->reused && (state == CONN_IDLE || state == CONN_HEAD);
+    s->n_kept += c->kept;
+    if (c->kept) http_accept_note_place(s);
 }
 
 double http_connection_slow_s(const connection *c, double now)
@@ -48,7 +52,7 @@ static void handle_request(connection *c)
     cn_exchange *x = c->exchange;
     x->close_after = !x->head.keep_alive || !c->server->accepting;
     http_connection_set_state(c, CONN_BUSY);
-    x->route->handle(x->route_user, x);
+    if (http_accept_long(x)) x->route->handle(x->route_user, x);
 }
 
 /* Starts reading the body, or handles a request without one. The route may have replied already. */
@@ -61,6 +65,8 @@ static void begin_body(connection *c)
         handle_request(c);
     } else {
         c->state = CONN_BODY; /* since_s stays: one deadline covers head and body */
+        c->server->n_kept -= c->kept;
+        c->kept = false;
         static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
         if (x->head.expects_continue)
             evbuffer_add(bufferevent_get_output(c->bev), go_on, sizeof go_on - 1);
@@ -324,6 +330,7 @@ void http_connection_close(connection *c, const char *why)
     cn_http_server *s = c->server;
     if (c->exchange) http_exchange_close(c->exchange, why);
     cn_list_remove(c->list, &c->node);
+    s->n_kept -= c->kept;
     /* libevent may write what is left after this call. */
     evbuffer_remove_cb(bufferevent_get_input(c->bev), count_input, c);
     evbuffer_remove_cb(bufferevent_get_output(c->bev), note_output, c);

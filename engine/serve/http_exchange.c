@@ -38,6 +38,7 @@ void http_exchange_close(cn_exchange *x, const char *why)
     if (closed) closed(x->user, x);
     cn_budget_give(s->o.memory, x->charged);
     s->n_exchanges--;
+    s->n_long -= x->counted_long;
     if (x->counted) cn_budget_give(&s->o.samples_of_key[x->key], 1);
     for (uint32_t i = 0; i < CN_HTTP_MAX_PARAMS; i++) cn_buf_free(&x->params[i]);
     cn_buf_free(&x->query_text);

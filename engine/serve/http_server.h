@@ -12,7 +12,8 @@
  *
  * Limits: each connection holds at most a head, one body within its route's limit, and about
  * CN_HTTP_SEND_HIGH bytes of a stream that its client has not read. When all connections are in
- * use, a new one replaces one that is slow to send a whole request (http_accept.c). */
+ * use, a new one replaces one that is slow to send a whole request or to read its reply. Requests
+ * whose replies take long leave an eighth of the connections to others (http_accept.c). */
 #ifndef CN_HTTP_SERVER_H
 #define CN_HTTP_SERVER_H
 
@@ -40,7 +41,9 @@ typedef enum cn_route_flags {
     CN_ROUTE_LIMITED = 1 << 1, /* counts against --max-requests-per-key while in flight */
     CN_ROUTE_UPLOAD = 1 << 2,  /* body() gets the body piece by piece */
     CN_ROUTE_JSON = 1 << 3,    /* a body must be application/json */
-    CN_ROUTE_FORM = 1 << 4     /* a body must be multipart/form-data */
+    CN_ROUTE_FORM = 1 << 4,    /* a body must be multipart/form-data */
+    CN_ROUTE_LONG = 1 << 5     /* its reply may take long: such requests may hold seven eighths of
+                                * the connections; not with CN_ROUTE_UPLOAD */
 } cn_route_flags;
 
 typedef struct cn_route {

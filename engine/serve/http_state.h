@@ -11,7 +11,8 @@
  *            closed at the end of the input or after LINGER_S
  * The list `unasked` has the connections that have not sent a whole request (IDLE, HEAD, BODY), in
  * the order of since_s. Only these have request deadlines. They can be closed to make room, and so
- * can those that linger or whose client does not read its reply. */
+ * can those that linger or whose client does not read its reply. IDLE and HEAD connections of which
+ * a request was answered are `kept`. */
 #ifndef CN_HTTP_STATE_H
 #define CN_HTTP_STATE_H
 
@@ -38,6 +39,7 @@ typedef struct connection {
     struct bufferevent *bev;
     conn_state state;
     bool reused;      /* has completed a request */
+    bool kept;        /* reused, and IDLE or HEAD */
     bool paused;      /* the route has paused its upload */
     double since_s;   /* start of the state; deadlines count from here */
     double output_s;  /* start or last progress of the output */
@@ -63,6 +65,7 @@ struct cn_exchange {
     uint64_t charged;    /* bytes taken from the budget of memory */
     uint32_t key;        /* or CN_API_KEY_NONE */
     bool counted;        /* has taken one of its key's samples */
+    bool counted_long;   /* is one of n_long */
     char id[HTTP_ID_BYTES];
     const char *client_id; /* the client's X-Request-Id, if it can be echoed; else NULL */
     double began_s;
@@ -101,6 +104,8 @@ struct cn_http_server {
     struct event *sweep;
     cn_list unasked, asked; /* of connections */
     uint32_t n_connections, n_exchanges;
+    uint32_t n_kept;  /* connections that are kept open between requests */
+    uint32_t n_long;  /* complete requests of CN_ROUTE_LONG that are not answered in full */
     uint64_t last_id;
     uint64_t id_seed;
 };
@@ -129,8 +134,11 @@ void http_accept_close(cn_http_server *s);
 /* Accepts again after file descriptors ran out or the pending connection was decided, unless the
  * server is stopping or a connection is pending. */
 void http_accept_resume(cn_http_server *s);
-/* A connection has closed: schedules the decision on the pending connection. */
+/* A connection has closed or is kept: schedules the decision on the pending connection. */
 void http_accept_note_place(cn_http_server *s);
+/* Counts a complete request of CN_ROUTE_LONG. False: there are too many, and the reply has been
+ * made. */
+bool http_accept_long(cn_exchange *x);
 
 /* ---- http_server.c ---- */
 

@@ -110,7 +110,7 @@ static cn_status open_part(cn_server *server, void **out)
     const cn_config *c = cn_service_config(cn_server_service(server));
     const size_t most =
         c->max_tokenize_bytes < c->max_body_bytes ? c->max_tokenize_bytes : c->max_body_bytes;
-    const uint32_t limited = CN_ROUTE_LIMITED | CN_ROUTE_JSON;
+    const uint32_t limited = CN_ROUTE_LIMITED | CN_ROUTE_LONG | CN_ROUTE_JSON;
     *p = (basics_part){
         .server = server,
         .routes = {

@@ -327,7 +327,7 @@ static cn_status open_part(cn_server *server, void **out)
     openai_part *p = cn_calloc(1, sizeof *p);
     if (!p) return cn_fail(CN_ERR_MEMORY, "out of memory for the routes");
     const size_t most = cn_service_config(cn_server_service(server))->max_body_bytes;
-    const uint32_t limited = CN_ROUTE_LIMITED | CN_ROUTE_JSON;
+    const uint32_t limited = CN_ROUTE_LIMITED | CN_ROUTE_LONG | CN_ROUTE_JSON;
     *p = (openai_part){
         .server = server,
         .routes = {

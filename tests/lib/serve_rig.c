@@ -1,6 +1,7 @@
 /* serve_rig.c - see serve_rig.h. */
 #include "tests/lib/serve_rig.h"
 
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -46,6 +47,7 @@ void serve_rig_open(serve_rig *r, const char *const *options)
 
 void serve_rig_run(serve_rig *r)
 {
+    signal(SIGPIPE, SIG_IGN); /* as cmd_serve.c */
     r->port = cn_server_port(r->server);
     const int failed = pthread_create(&r->thread, NULL, run_server, r);
     CN_ASSERT(!failed);
