@@ -191,7 +191,8 @@ typedef enum cn_structure_kind {
     CN_STRUCTURE_JSON,   /* any JSON object; text is not read */
     CN_STRUCTURE_SCHEMA, /* JSON that is valid under the JSON Schema in text */
     CN_STRUCTURE_REGEX,  /* a match of the regular expression in text */
-    CN_STRUCTURE_CHOICE  /* one of the strings of the JSON array in text */
+    CN_STRUCTURE_CHOICE, /* one of the strings of the JSON array in text */
+    CN_STRUCTURE_CALLS   /* calls of functions, as the JSON object in text describes them */
 } cn_structure_kind;
 
 typedef struct cn_structure {

@@ -50,7 +50,7 @@ static const char *name_of(cn_structure_kind kind)
     static const char *const names[] = {
         [CN_STRUCTURE_NONE] = "none",     [CN_STRUCTURE_JSON] = "json_object",
         [CN_STRUCTURE_SCHEMA] = "json",   [CN_STRUCTURE_REGEX] = "regex",
-        [CN_STRUCTURE_CHOICE] = "choice",
+        [CN_STRUCTURE_CHOICE] = "choice", [CN_STRUCTURE_CALLS] = "tool_choice",
     };
     return names[kind];
 }

@@ -382,6 +382,7 @@ static void completion_prompt_is_text_or_tokens(void **state)
 
 #define TOOL                                                                                       \
     "{\"type\": \"function\", \"function\": {\"name\": \"f\", \"parameters\": {}}}"
+#define NAMED(name) "{\"type\": \"function\", \"function\": {\"name\": \"" name "\"}}"
 
 /* Tools reach the template, and the answer is searched for calls, unless they are not wanted. */
 static void tools_are_passed_on(void **state)
@@ -406,6 +407,38 @@ static void tools_are_passed_on(void **state)
         assert_int_equal(r.tool_parser,
                          cases[i].passed ? CN_OPT_TOOLS_HERMES : CN_OPT_TOOLS_NONE);
         assert_int_equal(r.one_tool_call, cases[i].one);
+        cn_api_request_free(&r);
+    }
+}
+
+/* "required" and a named function make the answer calls. */
+static void calls_can_be_required(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *rest, *text;
+        cn_api_tool_choice choice;
+    } cases[] = {
+        {"\"tool_choice\": \"auto\"", NULL, CN_API_TOOL_AUTO},
+        {"\"tool_choice\": \"required\"", "\"one\":false,\"functions\":[{\"name\":\"f\"",
+         CN_API_TOOL_REQUIRED},
+        {"\"tool_choice\": \"required\", \"parallel_tool_calls\": false", "\"one\":true",
+         CN_API_TOOL_REQUIRED},
+        {"\"tool_choice\": " NAMED("f"), "\"one\":true,\"functions\":[{\"name\":\"f\"",
+         CN_API_TOOL_NAMED},
+        {"\"tool_choice\": " NAMED("g"), "\"functions\":[{\"name\":\"g\"}]", CN_API_TOOL_NAMED},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cn_api_request r;
+        char rest[512];
+        snprintf(rest, sizeof rest, "\"tools\": [" TOOL ", %s], %s",
+                 "{\"type\": \"function\", \"function\": {\"name\": \"g\"}}", cases[i].rest);
+        accept_chat(&r, rest);
+        assert_int_equal(r.tool_choice, cases[i].choice);
+        assert_int_equal(r.params.structure.kind,
+                         cases[i].text ? CN_STRUCTURE_CALLS : CN_STRUCTURE_NONE);
+        if (cases[i].text) assert_non_null(strstr(r.params.structure.text, cases[i].text));
+        assert_int_equal(json_array_size(json_object_get(r.params.chat, "tools")), 2);
         cn_api_request_free(&r);
     }
 }
@@ -467,9 +500,14 @@ static const struct refusal {
     {CN_API_CHAT, "\"tools\": 1", "tools", "array"},
     {CN_API_CHAT, "\"tools\": [{\"type\": \"function\"}]", "tools", "tools[0]"},
     {CN_API_CHAT, "\"tools\": [" TOOL ", {\"type\": \"web\"}]", "tools", "tools[1]"},
-    {CN_API_CHAT, "\"tools\": [" TOOL "], \"tool_choice\": \"required\"", "tool_choice",
-     "cannot be enforced"},
-    {CN_API_CHAT, "\"tool_choice\": {\"type\": \"function\"}", "tool_choice", "auto"},
+    {CN_API_CHAT, "\"tools\": [" TOOL "], \"tool_choice\": \"any\"", "tool_choice", "\"any\""},
+    {CN_API_CHAT, "\"tools\": [" TOOL "], \"tool_choice\": {\"type\": \"function\"}", "tool_choice",
+     "\"required\" or"},
+    {CN_API_CHAT, "\"tools\": [" TOOL "], \"tool_choice\": " NAMED("no"), "tool_choice",
+     "the name of one of the tools"},
+    {CN_API_CHAT, "\"tool_choice\": \"required\"", "tool_choice", "expected tools beside it"},
+    {CN_API_CHAT, "\"tools\": [" TOOL "], \"tool_choice\": \"required\", "
+     "\"response_format\": {\"type\": \"json_object\"}", "tool_choice", "another structure"},
     {CN_API_CHAT, "\"parallel_tool_calls\": 0", "parallel_tool_calls", "true or false"},
     {CN_API_CHAT, "\"response_format\": \"json\"", "response_format", "\"json\""},
     {CN_API_CHAT, "\"response_format\": {\"type\": \"xml\"}", "response_format", "\"xml\""},
@@ -613,6 +651,7 @@ int main(void)
         cmocka_unit_test(the_developer_role_becomes_system),
         cmocka_unit_test(completion_prompt_is_text_or_tokens),
         cmocka_unit_test(tools_are_passed_on),
+        cmocka_unit_test(calls_can_be_required),
         cmocka_unit_test(tools_need_a_parser),
         cmocka_unit_test(every_refusal_names_field_and_value),
         cmocka_unit_test(bad_messages_are_refused),

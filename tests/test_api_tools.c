@@ -77,6 +77,10 @@ static const struct {
     {CN_OPT_TOOLS_HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": 1}</tool_call>",
      "<tool_call>{\"name\": \"f\", \"arguments\": 1}</tool_call>", ""},
     {CN_OPT_TOOLS_HERMES, "the <tool_cal", "the <tool_cal", ""},
+    {CN_OPT_TOOLS_HERMES, CALL("f", "{\"a\": \"\\\"</tool_call>\"}") " x", " x",
+     "f {\"a\": \"\\\"</tool_call>\"};"},
+    {CN_OPT_TOOLS_HERMES, "<tool_call>{\"f</tool_call>" CALL("g", "{}"),
+     "<tool_call>{\"f</tool_call>", "g {};"},
     {CN_OPT_TOOLS_LLAMA3_JSON, "{\"name\": \"f\", \"parameters\": {\"a\": [1]}}", "",
      "f {\"a\": [1]};"},
     {CN_OPT_TOOLS_LLAMA3_JSON,
@@ -130,10 +134,11 @@ static void content_is_not_held_back(void **state)
 
 /* ---- responses ---- */
 
-static cn_api_result *result_of(const char *const *pieces)
+static cn_api_result *result_of(const char *const *pieces, cn_api_tool_choice choice)
 {
     const cn_api_request request = {.endpoint = CN_API_CHAT,
                                     .params = {.sampling = {.n = 1, .logprobs = -1}},
+                                    .tool_choice = choice,
                                     .tool_parser = CN_OPT_TOOLS_HERMES};
     cn_api_result *r;
     assert_int_equal(cn_api_result_create(&r, &request, NULL, NULL), CN_OK);
@@ -166,7 +171,7 @@ static void a_body_has_the_calls(void **state)
 {
     (void)state;
     const char *const pieces[] = {"<tool_call>{\"name\": \"f\"}</tool", "_call>", NULL};
-    cn_api_result *r = result_of(pieces);
+    cn_api_result *r = result_of(pieces, CN_API_TOOL_AUTO);
     json_t *body = body_of(r);
     const json_t *choice = json_array_get(json_object_get(body, "choices"), 0);
     const json_t *message = json_object_get(choice, "message");
@@ -180,12 +185,55 @@ static void a_body_has_the_calls(void **state)
     cn_api_result_free(r);
 }
 
+/* As in OpenAI: "stop" if tool_choice names the function. The length is told in any case. */
+static void the_finish_depends_on_the_tool_choice(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        [CN_API_TOOL_AUTO] = "tool_calls",
+        [CN_API_TOOL_REQUIRED] = "tool_calls",
+        [CN_API_TOOL_NAMED] = "stop",
+    };
+    const char *const pieces[] = {CALL("f", "{}"), NULL};
+    for (int choice = CN_API_TOOL_AUTO; choice <= CN_API_TOOL_NAMED; choice++) {
+        cn_api_result *r = result_of(pieces, (cn_api_tool_choice)choice);
+        json_t *body = body_of(r), *chunk = cn_api_result_take_chunk(r, "x", "m", 1, false);
+        json_t *const both[] = {body, chunk};
+        for (int i = 0; i < 2; i++) {
+            const json_t *c = json_array_get(json_object_get(both[i], "choices"), 0);
+            const json_t *message = json_object_get(c, i ? "delta" : "message");
+            assert_int_equal(json_array_size(json_object_get(message, "tool_calls")), 1);
+            assert_string_equal(json_string_value(json_object_get(c, "finish_reason")),
+                                names[choice]);
+        }
+        json_decref(body);
+        json_decref(chunk);
+        cn_api_result_free(r);
+    }
+}
+
+/* A schema may allow arguments that are no object. */
+static void forced_calls_have_arguments_of_any_type(void **state)
+{
+    (void)state;
+    cn_tool_finder f = {.form = CN_OPT_TOOLS_LLAMA3_JSON, .is_forced = true};
+    cn_buf content = {0};
+    found out;
+    static const char text[] = "{\"name\": \"f\", \"parameters\": 7}";
+    assert_int_equal(cn_tool_finder_add(&f, text, sizeof text - 1, true, &content), CN_OK);
+    describe(&f, &content, &out);
+    assert_string_equal(out.calls, "f 7;");
+    assert_string_equal(out.content, "");
+    cn_tool_finder_free(&f);
+    cn_buf_free(&content);
+}
+
 static void a_stream_has_a_chunk_for_each_call(void **state)
 {
     (void)state;
     const char *const pieces[] = {"Hm. <tool_call>{\"name\": \"f\"}</tool_call>",
                                   CALL("g", "{\"a\": 1}"), NULL};
-    cn_api_result *r = result_of(pieces);
+    cn_api_result *r = result_of(pieces, CN_API_TOOL_AUTO);
     json_t *chunk = cn_api_result_take_chunk(r, "x", "m", 1, false);
     const json_t *choice = json_array_get(json_object_get(chunk, "choices"), 0);
     const json_t *delta = json_object_get(choice, "delta");
@@ -206,6 +254,8 @@ int main(void)
         cmocka_unit_test(one_call_is_kept_if_they_may_not_be_parallel),
         cmocka_unit_test(content_is_not_held_back),
         cmocka_unit_test(a_body_has_the_calls),
+        cmocka_unit_test(the_finish_depends_on_the_tool_choice),
+        cmocka_unit_test(forced_calls_have_arguments_of_any_type),
         cmocka_unit_test(a_stream_has_a_chunk_for_each_call),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

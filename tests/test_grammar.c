@@ -200,6 +200,34 @@ static void refuse(cn_structure_kind kind, const char *text, const char *error)
     cn_grammars_free(g);
 }
 
+/* Functions f(a: integer), fg() and h(any). */
+#define FUNCTIONS                                                                    \
+    "\"functions\":[{\"name\":\"f\",\"parameters\":{\"type\":\"object\","            \
+    "\"properties\":{\"a\":{\"$ref\":\"#/$defs/x\"}},\"required\":[\"a\"],"          \
+    "\"$defs\":{\"x\":{\"type\":\"integer\"}}}},"                                    \
+    "{\"name\":\"fg\"},{\"name\":\"h\",\"parameters\":{}}]}"
+#define CALL(name, args) "{\"name\":\"" name "\",\"args\":" args "}"
+#define TAGGED(name, args) "<c>" CALL(name, args) "</c>"
+
+static void calls(void **state)
+{
+    (void)state;
+    check(CN_STRUCTURE_CALLS,
+          "{\"begin\":\"<c>\",\"between\":\"\",\"end\":\"</c>\",\"arguments\":\"args\","
+          "\"one\":true," FUNCTIONS,
+          LIST(TAGGED("f", "{\"a\":1}"), TAGGED("fg", "{}"), TAGGED("h", "{\"b\":[1]}"),
+               "<c>\n{\"name\": \"f\", \"args\": {\"a\": 12}}\n</c>"),
+          LIST("", "<c></c>", CALL("fg", "{}"), TAGGED("f", "{}"), TAGGED("f", "{\"a\":\"x\"}"),
+               TAGGED("g", "{}"), TAGGED("fg", "{\"a\":1}"), "<c>{\"name\":\"fg\"}</c>",
+               TAGGED("h", "1"), TAGGED("fg", "{}") TAGGED("fg", "{}")));
+    check(CN_STRUCTURE_CALLS,
+          "{\"begin\":\"\",\"between\":\";\",\"end\":\"\",\"arguments\":\"args\",\"one\":false,"
+          FUNCTIONS,
+          LIST(CALL("fg", "{}"), CALL("f", "{\"a\":1}") "; " CALL("fg", "{}") ";" CALL("h", "{}")),
+          LIST(CALL("fg", "{}") ";", CALL("fg", "{}") CALL("fg", "{}"),
+               CALL("fg", "{}") " " CALL("fg", "{}")));
+}
+
 static void what_is_not_supported_is_refused_by_name(void **state)
 {
     (void)state;
@@ -399,6 +427,7 @@ int main(void)
         cmocka_unit_test(arrays),
         cmocka_unit_test(references),
         cmocka_unit_test(patterns),
+        cmocka_unit_test(calls),
         cmocka_unit_test(what_is_not_supported_is_refused_by_name),
         cmocka_unit_test(masks_have_the_tokens_that_may_follow),
         cmocka_unit_test(forgotten_states_are_made_again),

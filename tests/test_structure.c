@@ -14,13 +14,19 @@
     "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\",\"minimum\":10,"             \
     "\"maximum\":99},\"b\":{\"type\":\"string\",\"maxLength\":8}},\"required\":[\"a\",\"b\"]}"
 
+#define CALLS                                                                                      \
+    "{\"begin\":\"<tool_call>\",\"between\":\"\",\"end\":\"</tool_call>\","                            \
+    "\"arguments\":\"arguments\",\"one\":true,"                                                      \
+    "\"functions\":[{\"name\":\"f\",\"parameters\":" SCHEMA "},{\"name\":\"g\"}]}"
+
 static const cn_structure forms[] = {
     {CN_STRUCTURE_SCHEMA, SCHEMA},
     {CN_STRUCTURE_REGEX, "[a-z]{2,5}(-\\d\\d){1,3}"},
     {CN_STRUCTURE_CHOICE, "[\"yes\",\"no\",\"nobody\"]"},
     {CN_STRUCTURE_JSON, NULL},
+    {CN_STRUCTURE_CALLS, CALLS},
 };
-enum { N_FORMS = sizeof forms / sizeof *forms, N_REQUESTS = 12 };
+enum { N_FORMS = sizeof forms / sizeof *forms, N_REQUESTS = 14 };
 
 static uint32_t submit(run *r, uint32_t i, cn_structure form, uint32_t max_tokens)
 {
@@ -63,6 +69,10 @@ static void check_text(const cn_structure *form, const run_sample *s)
     case CN_STRUCTURE_SCHEMA:
         assert_true(sscanf(text, "{ \"a\" : %u , \"b\" : \"", &a) == 1 && a >= 10 && a <= 99);
         assert_true(text[strlen(text) - 1] == '}');
+        break;
+    case CN_STRUCTURE_CALLS:
+        assert_int_equal(strncmp(text, "<tool_call>", 11), 0);
+        assert_string_equal(text + strlen(text) - 12, "</tool_call>");
         break;
     default: assert_true(text[0] == '{' && text[strlen(text) - 1] == '}'); break;
     }

@@ -268,17 +268,6 @@ cn_status cn_api_chat_tools(json_t *variables, const char *key, json_t *v)
     return put(variables, "tools", json_incref(v));
 }
 
-cn_status cn_api_chat_tool_choice(json_t *variables, const char *key, json_t *v)
-{
-    const char *choice = json_string_value(v);
-    if (!choice || (strcmp(choice, "auto") != 0 && strcmp(choice, "none") != 0))
-        return cn_api_refuse(key, "\"auto\" or \"none\" (a call cannot be enforced)", v);
-    /* The model is not told of tools that it must not use. */
-    if (strcmp(choice, "none") == 0) json_object_del(variables, "tools");
-    return CN_OK;
-}
-
-
 cn_status cn_api_chat_check(const json_t *variables)
 {
     const json_t *prompt = json_object_get(variables, "add_generation_prompt");

@@ -19,8 +19,6 @@ cn_status cn_api_chat_switch(json_t *variables, const char *key, json_t *v);
 cn_status cn_api_chat_kwargs(json_t *variables, const char *key, json_t *v);
 
 cn_status cn_api_chat_tools(json_t *variables, const char *key, json_t *v);
-/* After `tools`: "none" removes them. */
-cn_status cn_api_chat_tool_choice(json_t *variables, const char *key, json_t *v);
 
 /* Fields that exclude each other. */
 cn_status cn_api_chat_check(const json_t *variables);

@@ -409,6 +409,21 @@ static cn_status set_effort(cn_api_request *r, const char *key, json_t *v)
     return failed ? out_of_memory("a request") : CN_OK;
 }
 
+static cn_status finish_tools(cn_api_request *r, json_t *body, cn_opt_tool_parser parser,
+                              const char **key)
+{
+    json_t *choice = json_object_get(body, "tool_choice");
+    const char *text = json_string_value(choice);
+    /* The model is not told of tools that it must not use. */
+    if (text && strcmp(text, "none") == 0) json_object_del(r->chat, "tools");
+    *key = "tools";
+    if (json_object_get(r->chat, *key) && parser == CN_OPT_TOOLS_NONE)
+        return cn_fail(CN_ERR_ARG, "%s: needs --tool-call-parser of the engine", *key);
+    if (json_object_get(r->chat, *key)) r->tool_parser = parser;
+    *key = "tool_choice";
+    return choice && !json_is_null(choice) ? cn_api_set_tool_choice(r, *key, choice) : CN_OK;
+}
+
 static cn_status finish_chat(cn_api_request *r, json_t *body, cn_opt_tool_parser parser,
                              const char **key)
 {
@@ -426,12 +441,7 @@ static cn_status finish_chat(cn_api_request *r, json_t *body, cn_opt_tool_parser
             return cn_fail(CN_ERR_ARG, "%s: needs \"logprobs\": true", *key);
         if (s->logprobs >= 0) s->logprobs = (int32_t)n;
     }
-    v = json_object_get(body, *key = "tool_choice");
-    if (v && !json_is_null(v)) CN_TRY(cn_api_chat_tool_choice(r->chat, *key, v));
-    *key = "tools";
-    if (json_object_get(r->chat, *key) && parser == CN_OPT_TOOLS_NONE)
-        return cn_fail(CN_ERR_ARG, "%s: needs --tool-call-parser of the engine", *key);
-    if (json_object_get(r->chat, *key)) r->tool_parser = parser;
+    CN_TRY(finish_tools(r, body, parser, key));
     v = json_object_get(body, *key = "reasoning_effort");
     if (v && !json_is_null(v)) CN_TRY(set_effort(r, *key, v));
     *key = "messages";

@@ -39,6 +39,13 @@ typedef struct cn_api_defaults {
     cn_api_unknown *unknown; /* NULL: unknown fields are refused */
 } cn_api_defaults;
 
+/* What tool_choice asks for. REQUIRED and NAMED: params.structure makes the answer calls. */
+typedef enum cn_api_tool_choice {
+    CN_API_TOOL_AUTO, /* or none: the request has no tools then */
+    CN_API_TOOL_REQUIRED,
+    CN_API_TOOL_NAMED
+} cn_api_tool_choice;
+
 enum {
     CN_API_MAX_DEPTH = 32,                /* maximum nesting of a body */
     CN_API_MAX_PROMPTS = 1024,            /* of a completion */
@@ -51,6 +58,7 @@ typedef struct cn_api_request {
     bool stream;
     bool stream_usage; /* stream_options.include_usage */
     cn_opt_tool_parser tool_parser; /* none: the answer is not searched for calls */
+    cn_api_tool_choice tool_choice;
     bool one_tool_call;             /* parallel_tool_calls is false */
     bool chunk_usage;  /* stream_options.continuous_usage_stats */
     bool echo;         /* the text begins with the prompt, and so do the logprobs */

@@ -43,6 +43,7 @@ typedef struct prompt {
 struct cn_api_result {
     cn_api_endpoint endpoint;
     bool wants_logprobs, wants_ids, wants_prompt, echoes, chunk_usage;
+    bool names_call; /* tool_choice names a function */
     cn_api_logprobs_form form, prompt_form;
     uint32_t n_samples; /* of each prompt */
     prompt *prompts;
@@ -79,6 +80,7 @@ cn_status cn_api_result_create(cn_api_result **out, const cn_api_request *reques
     r->wants_prompt = request->params.score_prompt && request->prompt_logprobs >= 0;
     r->echoes = request->echo;
     r->chunk_usage = request->chunk_usage;
+    r->names_call = request->tool_choice == CN_API_TOOL_NAMED;
     r->form = (cn_api_logprobs_form){.endpoint = request->endpoint,
                                      .n_top = s->logprobs > 0 ? (uint32_t)s->logprobs : 0,
                                      .token_bytes = token_bytes,
@@ -88,8 +90,10 @@ cn_status cn_api_result_create(cn_api_result **out, const cn_api_request *reques
     r->n_choices = n;
     r->n_samples = s->n;
     for (uint32_t i = 0; i < n; i++)
-        r->choices[i].tools = (cn_tool_finder){.form = request->tool_parser,
-                                               .only_one = request->one_tool_call};
+        r->choices[i].tools =
+            (cn_tool_finder){.form = request->tool_parser,
+                             .only_one = request->one_tool_call,
+                             .is_forced = request->tool_choice != CN_API_TOOL_AUTO};
     const cn_status status = make_prompts(r, request, n_prompts);
     if (status == CN_OK)
         *out = r;
@@ -294,9 +298,11 @@ static json_t *message_calls(const json_t *calls)
     return out;
 }
 
-static const char *finish_name(const choice *c)
+/* As in OpenAI: "stop" after the call of a function that tool_choice names. */
+static const char *finish_name(const cn_api_result *r, const choice *c)
 {
-    return c->tools.calls && c->finish == CN_FINISH_STOP ? "tool_calls" : cn_finish_name(c->finish);
+    const bool calls = c->tools.calls && c->finish == CN_FINISH_STOP && !r->names_call;
+    return calls ? "tool_calls" : cn_finish_name(c->finish);
 }
 
 /* Content is null when the output is only reasoning or tool calls, as in vLLM. */
@@ -359,7 +365,7 @@ static json_t *choice_json(const cn_api_result *r, uint32_t i)
             json_object_set_new(o, "text", json_stringn(whole.data, whole.len));
         cn_buf_free(&whole);
     }
-    json_object_set_new(o, "finish_reason", json_string(finish_name(c)));
+    json_object_set_new(o, "finish_reason", json_string(finish_name(r, c)));
     json_object_set_new(o, "stop_reason", stop_reason_json(c));
     if (c->usage.thinking_truncated) json_object_set_new(o, "thinking_truncated", json_true());
     set_ids(r, o, i, true);
@@ -582,7 +588,7 @@ static json_t *chunk_choice(const cn_api_result *r, uint32_t i, choice *c)
     }
     json_object_set_new(o, "logprobs", take_logprobs(r, c));
     json_object_set_new(o, "finish_reason",
-                        end ? json_string(finish_name(c)) : json_null());
+                        end ? json_string(finish_name(r, c)) : json_null());
     json_object_set_new(o, "stop_reason", end ? stop_reason_json(c) : json_null());
     if (end && c->usage.thinking_truncated)
         json_object_set_new(o, "thinking_truncated", json_true());

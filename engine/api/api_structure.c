@@ -4,34 +4,40 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/api/api_chat.h"
+#include "engine/api/api_tools.h"
 #include "engine/json.h"
 
 enum { SHOWN_BYTES = 96 };
 
-static cn_status refuse(const char *where, const char *want, const json_t *found)
+/* Takes the text, a new string. */
+static cn_status set_text(cn_api_request *r, const char *key, cn_structure_kind kind, json_t *text)
 {
-    char shown[SHOWN_BYTES];
-    return cn_fail(CN_ERR_ARG, "%s: expected %s, got %s", where, want,
-                   cn_json_describe(found, shown, sizeof shown));
+    if (!text || json_array_append_new(r->keep, text) != 0)
+        return cn_fail(CN_ERR_MEMORY, "out of memory for %s", key);
+    r->params.structure = (cn_structure){kind, json_string_value(text)};
+    return CN_OK;
+}
+
+static cn_status refuse_second(const cn_api_request *r, const char *key)
+{
+    if (r->params.structure.kind == CN_STRUCTURE_NONE) return CN_OK;
+    return cn_fail(CN_ERR_ARG,
+                   "%s: the request asks for another structure too: expected one of "
+                   "response_format, structured_outputs with one structure, and a tool_choice that "
+                   "requires calls",
+                   key);
 }
 
 /* Sets the structure; its text is the JSON of v, or v itself if it is a string. */
 static cn_status set(cn_api_request *r, const char *key, cn_structure_kind kind, const json_t *v)
 {
-    if (r->params.structure.kind != CN_STRUCTURE_NONE)
-        return cn_fail(CN_ERR_ARG,
-                       "%s: the request asks for another structure too: expected one of "
-                       "response_format and structured_outputs, with one structure",
-                       key);
-    char *dumped = json_is_string(v) ? NULL : json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
-    json_t *text =
-        json_is_string(v) ? json_string(json_string_value(v)) : json_string(dumped ? dumped : "");
-    const bool ok = (dumped || json_is_string(v)) && text;
+    CN_TRY(refuse_second(r, key));
+    if (json_is_string(v)) return set_text(r, key, kind, json_string(json_string_value(v)));
+    char *dumped = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
+    json_t *text = dumped ? json_string(dumped) : NULL;
     free(dumped);
-    if (!ok || json_array_append_new(r->keep, text) != 0)
-        return cn_fail(CN_ERR_MEMORY, "out of memory for %s", key);
-    r->params.structure = (cn_structure){kind, json_string_value(text)};
-    return CN_OK;
+    return set_text(r, key, kind, text);
 }
 
 /* {"name": ..., "schema": {...}, "strict": true, "description": ...} */
@@ -40,7 +46,7 @@ static cn_status set_json_schema(cn_api_request *r, json_t *format)
     static const char where[] = "response_format.json_schema";
     json_t *v = json_object_get(format, "json_schema"), *value;
     const char *member;
-    if (!json_is_object(v)) return refuse(where, "an object with the schema", v);
+    if (!json_is_object(v)) return cn_api_refuse(where, "an object with the schema", v);
     json_object_foreach(v, member, value)
     {
         const bool known = !strcmp(member, "name") || !strcmp(member, "schema") ||
@@ -54,7 +60,7 @@ static cn_status set_json_schema(cn_api_request *r, json_t *format)
     }
     json_t *schema = json_object_get(v, "schema");
     if (!json_is_object(schema))
-        return refuse("response_format.json_schema.schema", "an object", schema);
+        return cn_api_refuse("response_format.json_schema.schema", "an object", schema);
     return set(r, "response_format", CN_STRUCTURE_SCHEMA, schema);
 }
 
@@ -63,7 +69,7 @@ cn_status cn_api_set_response_format(cn_api_request *r, const char *key, json_t 
     const char *type = json_string_value(json_object_get(v, "type"));
     const char *member;
     json_t *value;
-    if (!type) return refuse(key, "an object with a type", v);
+    if (!type) return cn_api_refuse(key, "an object with a type", v);
     const bool schema = strcmp(type, "json_schema") == 0;
     json_object_foreach(v, member, value)
     {
@@ -76,7 +82,7 @@ cn_status cn_api_set_response_format(cn_api_request *r, const char *key, json_t 
     if (schema) return set_json_schema(r, v);
     if (strcmp(type, "json_object") == 0) return set(r, key, CN_STRUCTURE_JSON, v);
     if (strcmp(type, "text") == 0) return CN_OK;
-    return refuse("response_format.type", "text, json_object or json_schema",
+    return cn_api_refuse("response_format.type", "text, json_object or json_schema",
                   json_object_get(v, "type"));
 }
 
@@ -84,7 +90,7 @@ cn_status cn_api_set_structured_outputs(cn_api_request *r, const char *key, json
 {
     const char *member;
     json_t *value;
-    if (!json_is_object(v)) return refuse(key, "an object", v);
+    if (!json_is_object(v)) return cn_api_refuse(key, "an object", v);
     json_object_foreach(v, member, value)
     {
         if (json_is_null(value) || json_is_false(value)) continue;
@@ -100,12 +106,52 @@ cn_status cn_api_set_structured_outputs(cn_api_request *r, const char *key, json
                            "json_object",
                            key, cn_json_printable(member, shown, sizeof shown));
         if (kind == CN_STRUCTURE_REGEX && !json_is_string(value))
-            return refuse("structured_outputs.regex", "a string", value);
+            return cn_api_refuse("structured_outputs.regex", "a string", value);
         if (kind == CN_STRUCTURE_CHOICE && !json_is_array(value))
-            return refuse("structured_outputs.choice", "an array of strings", value);
+            return cn_api_refuse("structured_outputs.choice", "an array of strings", value);
         if (kind == CN_STRUCTURE_SCHEMA && !json_is_object(value) && !json_is_string(value))
-            return refuse("structured_outputs.json", "a schema, or its text", value);
+            return cn_api_refuse("structured_outputs.json", "a schema, or its text", value);
         CN_TRY(set(r, key, kind, value));
     }
     return CN_OK;
+}
+
+/* {"type": "function", "function": {"name": ...}} */
+static const char *named_function(const json_t *v)
+{
+    const char *type = json_string_value(json_object_get(v, "type"));
+    if (!type || strcmp(type, "function") != 0) return NULL;
+    return json_string_value(json_object_get(json_object_get(v, "function"), "name"));
+}
+
+static bool has_tool(const json_t *tools, const char *name)
+{
+    size_t i;
+    json_t *tool;
+    json_array_foreach(tools, i, tool)
+    {
+        const json_t *function = json_object_get(tool, "function");
+        if (strcmp(json_string_value(json_object_get(function, "name")), name) == 0) return true;
+    }
+    return false;
+}
+
+cn_status cn_api_set_tool_choice(cn_api_request *r, const char *key, json_t *v)
+{
+    const char *choice = json_string_value(v), *name = named_function(v);
+    const json_t *tools = json_object_get(r->chat, "tools");
+    const bool required = choice && strcmp(choice, "required") == 0;
+    if (choice && (strcmp(choice, "auto") == 0 || strcmp(choice, "none") == 0)) return CN_OK;
+    if (!required && !name)
+        return cn_api_refuse(key,
+                             "\"auto\", \"none\", \"required\" or "
+                             "{\"type\": \"function\", \"function\": {\"name\": ...}}",
+                             v);
+    if (!tools) return cn_fail(CN_ERR_ARG, "%s: expected tools beside it, got none", key);
+    if (name && !has_tool(tools, name))
+        return cn_api_refuse(key, "the name of one of the tools", v);
+    CN_TRY(refuse_second(r, key));
+    r->tool_choice = required ? CN_API_TOOL_REQUIRED : CN_API_TOOL_NAMED;
+    return set_text(r, key, CN_STRUCTURE_CALLS,
+                    cn_tool_calls_form(r->tool_parser, tools, name, name || r->one_tool_call));
 }

@@ -35,11 +35,11 @@ static cn_status add_call(cn_tool_finder *f, const json_t *object, bool *is_call
     const json_t *name = json_object_get(object, "name");
     const json_t *arguments = json_object_get(object, "arguments");
     if (!arguments) arguments = json_object_get(object, "parameters");
-    *is_call = json_is_string(name) && (!arguments || json_is_object(arguments));
+    *is_call = json_is_string(name) && (!arguments || json_is_object(arguments) || f->is_forced);
     if (!*is_call || (f->only_one && f->calls)) return CN_OK;
     char id[5 + 2 * ID_BYTES + 1];
     CN_TRY(make_id(id));
-    char *text = arguments ? json_dumps(arguments, 0) : NULL;
+    char *text = arguments ? json_dumps(arguments, JSON_ENCODE_ANY) : NULL;
     if (!f->calls) f->calls = json_array();
     json_t *call = json_pack("{s:i, s:s, s:s, s:{s:O, s:s}}", "index",
                              (int)json_array_size(f->calls), "id", id, "type", "function",
@@ -130,19 +130,36 @@ static cn_status leave_content(cn_tool_finder *f, bool end, bool *more, cn_buf *
     return CN_OK;
 }
 
+/* The first closing tag in text[n] that is not inside of a JSON string, or NULL. */
+static const char *find_close(const char *text, size_t n)
+{
+    const char *end = text + n, *at = text;
+    bool quoted = false;
+    for (;;) {
+        const char *tag = memmem(at, (size_t)(end - at), call_close, strlen(call_close));
+        for (; tag && at < tag; at++) {
+            if (*at == '"') quoted = !quoted;
+            if (*at == '\\' && quoted) at++;
+        }
+        if (!tag || !quoted) return tag;
+        at = tag + 1;
+    }
+}
+
 /* Inside of a call, up to its closing tag; a complete object at the end of the answer needs no tag.
  * What is no call is content, with its tags. *more: the call has ended. */
 static cn_status leave_call(cn_tool_finder *f, bool end, bool *more, cn_buf *content)
 {
     const char *text = f->held.data + f->call_at;
     size_t n = f->held.len - f->call_at, close = strlen(call_close);
-    const char *tag = memmem(text, n, call_close, close);
+    const char *tag = find_close(text, n);
     *more = tag || end;
     if (!*more) return CN_OK;
-    if (tag) n = (size_t)(tag - text);
-    const size_t all = f->call_at + n + (tag ? close : 0);
     bool is_call = false;
-    CN_TRY(add_calls(f, text, n, &is_call));
+    CN_TRY(add_calls(f, text, tag ? (size_t)(tag - text) : n, &is_call));
+    /* In text that is no JSON, quotes say nothing. */
+    if (!is_call) tag = memmem(text, n, call_close, close);
+    const size_t all = f->call_at + (tag ? (size_t)(tag - text) + close : n);
     f->call_at = 0;
     if (!is_call) return release(f, all, content);
     drop(&f->held, all);
@@ -192,4 +209,32 @@ void cn_tool_finder_free(cn_tool_finder *f)
     cn_buf_free(&f->held);
     json_decref(f->calls);
     *f = (cn_tool_finder){0};
+}
+
+json_t *cn_tool_calls_form(cn_opt_tool_parser form, const json_t *tools, const char *name,
+                           bool one)
+{
+    const bool hermes = form == CN_OPT_TOOLS_HERMES;
+    size_t i;
+    json_t *tool, *functions = json_array();
+    json_array_foreach(tools, i, tool)
+    {
+        const json_t *function = json_object_get(tool, "function");
+        json_t *parameters = json_object_get(function, "parameters");
+        json_t *entry = json_pack("{s:O}", "name", json_object_get(function, "name"));
+        const bool chosen =
+            !name || strcmp(name, json_string_value(json_object_get(entry, "name"))) == 0;
+        if (json_is_object(parameters)) json_object_set(entry, "parameters", parameters);
+        if (chosen) json_array_append(functions, entry);
+        json_decref(entry);
+    }
+    json_t *all = json_pack("{s:s, s:s, s:s, s:s, s:b, s:o}", "begin", hermes ? call_open : "",
+                            "between", hermes ? "" : ";", "end", hermes ? call_close : "",
+                            "arguments", hermes ? "arguments" : "parameters", "one", (int)one,
+                            "functions", functions);
+    char *text = all ? json_dumps(all, JSON_COMPACT) : NULL;
+    json_t *string = text ? json_string(text) : NULL;
+    json_decref(all);
+    free(text);
+    return string;
 }

@@ -7,7 +7,9 @@
  *                them, perhaps after <|python_tag|>
  *
  * Text that may become a call is held back until the call is complete, so a call is told in one
- * piece. What turns out to be no call is content. White space around calls is dropped. */
+ * piece. What turns out to be no call is content. White space around calls is dropped.
+ *
+ * With tool_choice "required" or a named function, structured output makes the answer calls. */
 #ifndef CN_API_TOOLS_H
 #define CN_API_TOOLS_H
 
@@ -19,6 +21,7 @@
 typedef struct cn_tool_finder {
     cn_opt_tool_parser form;
     bool only_one;   /* calls after the first are dropped */
+    bool is_forced;  /* structured output makes the answer calls: arguments may be of any type */
     bool is_content; /* llama3_json: the answer is no call */
     size_t call_at;  /* hermes: byte of `held` after <tool_call>; 0: outside of a call */
     cn_buf held;
@@ -29,5 +32,10 @@ typedef struct cn_tool_finder {
 cn_status cn_tool_finder_add(cn_tool_finder *f, const char *text, size_t n, bool end,
                              cn_buf *content);
 void cn_tool_finder_free(cn_tool_finder *f);
+
+/* The text of cn_structure for calls of `tools`, which are members of a body: of the one with this
+ * name, or of any if it is NULL. `one`: exactly one call. NULL when out of memory. */
+json_t *cn_tool_calls_form(cn_opt_tool_parser form, const json_t *tools, const char *name,
+                           bool one);
 
 #endif

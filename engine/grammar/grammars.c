@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "engine/grammar/calls.h"
 #include "engine/grammar/regex.h"
 #include "engine/grammar/schema.h"
 #include "engine/json.h"
@@ -107,15 +108,28 @@ static cn_status emit_choice(const json_t *list, cn_net *net)
     return net->status;
 }
 
-/* Reads the text, which is JSON: a schema or a list of choices. */
+static cn_status emit_schema(json_t *schema, cn_net *net)
+{
+    cn_json_rules rules;
+    cn_json_rules_add(net, &rules);
+    CN_TRY(net->status);
+    if (schema) return cn_schema_emit(schema, net, &rules, 0);
+    cn_net_call(net, net->rules[0].start, net->rules[0].end, rules.any_object);
+    return net->status;
+}
+
+/* Reads the text, which is JSON: a schema, a list of choices or a form of calls. */
 static cn_status emit_json(const cn_structure *s, cn_net *net)
 {
     json_t *value;
+    const bool calls = s->kind == CN_STRUCTURE_CALLS, choice = s->kind == CN_STRUCTURE_CHOICE;
     CN_TRY(cn_json_parse(&value, s->text, strlen(s->text),
-                         s->kind == CN_STRUCTURE_CHOICE ? "choice" : "schema", CN_SCHEMA_MAX_BYTES,
-                         CN_SCHEMA_MAX_DEPTH, CN_ERR_ARG));
-    const cn_status status =
-        s->kind == CN_STRUCTURE_CHOICE ? emit_choice(value, net) : cn_schema_emit(value, net);
+                         calls ? "tools" : choice ? "choice" : "schema",
+                         calls ? CN_CALLS_MAX_BYTES : CN_SCHEMA_MAX_BYTES, CN_SCHEMA_MAX_DEPTH,
+                         CN_ERR_ARG));
+    const cn_status status = calls    ? cn_calls_emit(value, net)
+                             : choice ? emit_choice(value, net)
+                                      : emit_schema(value, net);
     json_decref(value);
     return status;
 }
@@ -125,8 +139,9 @@ static cn_status emit_root(const cn_structure *s, cn_net *net)
     cn_net_rule_new(net);
     CN_TRY(net->status);
     switch (s->kind) {
-    case CN_STRUCTURE_JSON: return cn_schema_emit_any_object(net);
+    case CN_STRUCTURE_JSON: return emit_schema(NULL, net);
     case CN_STRUCTURE_SCHEMA:
+    case CN_STRUCTURE_CALLS:
     case CN_STRUCTURE_CHOICE: return emit_json(s, net);
     case CN_STRUCTURE_REGEX:
         return cn_regex_emit(s->text, strlen(s->text), false, CN_TEXT_PLAIN, net,

@@ -468,14 +468,13 @@ static cn_status emit_part(cn_schema_job *job, uint32_t part)
     return CN_OK;
 }
 
-cn_status cn_schema_emit(json_t *schema, cn_net *net)
+cn_status cn_schema_emit(json_t *schema, cn_net *net, const cn_json_rules *shared, uint32_t rule)
 {
-    cn_schema_job job = {.root = schema, .net = net};
-    cn_json_rules_add(net, &job.rules);
-    CN_TRY(net->status);
+    cn_schema_job job = {.root = schema, .net = net, .rules = *shared};
     job.parts = cn_calloc(CN_SCHEMA_MAX_PARTS, sizeof *job.parts);
     if (!job.parts) return cn_fail(CN_ERR_MEMORY, "out of memory for a schema");
-    job.parts[0] = (cn_schema_part){.schema = schema, .keyword = "", .index = CN_SCHEMA_NO_INDEX};
+    job.parts[0] = (cn_schema_part){
+        .schema = schema, .rule = rule, .keyword = "", .index = CN_SCHEMA_NO_INDEX};
     job.n_parts = 1;
     cn_status status = CN_OK;
     for (uint32_t i = 0; i < job.n_parts && status == CN_OK; i++) {
@@ -484,13 +483,4 @@ cn_status cn_schema_emit(json_t *schema, cn_net *net)
     }
     cn_free(job.parts);
     return status;
-}
-
-cn_status cn_schema_emit_any_object(cn_net *net)
-{
-    cn_json_rules rules;
-    cn_json_rules_add(net, &rules);
-    CN_TRY(net->status);
-    cn_net_call(net, net->rules[0].start, net->rules[0].end, rules.any_object);
-    return net->status;
 }

@@ -11,7 +11,7 @@
 
 #include <jansson.h>
 
-#include "engine/grammar/network.h"
+#include "engine/grammar/json_rules.h"
 
 enum {
     CN_SCHEMA_MAX_BYTES = 64 << 10, /* of its text */
@@ -19,10 +19,8 @@ enum {
     CN_SCHEMA_MAX_PARTS = 4096 /* schemas inside it */
 };
 
-/* Adds rules to a network whose root rule is the only one, and makes the root read the schema.
- * CN_ERR_ARG names the keyword and its place. */
-cn_status cn_schema_emit(json_t *schema, cn_net *net);
-/* The same for any JSON object. */
-cn_status cn_schema_emit_any_object(cn_net *net);
+/* Adds rules to a network, and makes `rule`, which is empty, read the schema. `shared` is from
+ * cn_json_rules_add. CN_ERR_ARG names the keyword and its place. */
+cn_status cn_schema_emit(json_t *schema, cn_net *net, const cn_json_rules *shared, uint32_t rule);
 
 #endif

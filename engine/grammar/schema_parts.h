@@ -31,7 +31,7 @@ typedef struct cn_schema_job {
     json_t *root;
     cn_net *net;
     cn_json_rules rules;
-    cn_schema_part *parts; /* [CN_SCHEMA_MAX_PARTS]; 0 is the root, which has rule 0 */
+    cn_schema_part *parts; /* [CN_SCHEMA_MAX_PARTS]; 0 is the root */
     uint32_t n_parts;
 } cn_schema_job;
 

@@ -9,6 +9,7 @@ import sys
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # downloads nothing
 import litellm
+import pydantic
 from langchain_openai import ChatOpenAI, OpenAI
 
 url, key = sys.argv[1] + "/v1", sys.argv[2]
@@ -54,6 +55,25 @@ def langchain_answers():
     assert "".join(llm.stream(TEXTS[1])) == one[1]
 
 
-for use in (litellm_answers, langchain_answers):
+class Point(pydantic.BaseModel):
+    """A point in the plane."""
+    x: int = pydantic.Field(ge=0, le=99)
+    y: int = pydantic.Field(ge=0, le=99)
+
+
+def langchain_calls_tools():
+    chat = ChatOpenAI(model="tiny", base_url=url, api_key=key, temperature=1, max_retries=0,
+                      max_tokens=300, seed=3)
+    calls = chat.bind_tools([Point], tool_choice="Point").invoke(TEXTS[0]).tool_calls
+    assert len(calls) == 1 and calls[0]["name"] == "Point", calls
+    Point(**calls[0]["args"])
+    one = chat.bind_tools([Point], tool_choice="any", parallel_tool_calls=False)
+    assert [c["name"] for c in one.invoke(TEXTS[0]).tool_calls] == ["Point"]
+    for method in ("function_calling", "json_schema"):
+        point = chat.with_structured_output(Point, method=method).invoke(TEXTS[0])
+        assert isinstance(point, Point) and 0 <= point.x <= 99, point
+
+
+for use in (litellm_answers, langchain_answers, langchain_calls_tools):
     use()
     print(use.__name__)

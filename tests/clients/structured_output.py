@@ -2,9 +2,10 @@
 
     structured_output.py CINCH MODEL [N] [SEED]
 
-Draws N schemas and some expressions and choices, answers each with run-batch at temperature 2, and
-checks every whole answer with the jsonschema package, or with Python's re. An answer that max_tokens
-cut is not checked. Prints the figures; the exit status is 1 if an answer is wrong.
+Draws N schemas, of answers or of tools, and some expressions and choices. Answers each with
+run-batch at temperature 2, and checks every whole answer with the jsonschema package, or with
+Python's re. An answer that max_tokens cut is not checked. Prints the figures; the exit status is 1 if
+an answer is wrong.
 """
 import json
 import os
@@ -120,8 +121,22 @@ def root(r):
     return s
 
 
+def functions(r):
+    tools = []
+    for name in r.sample(["f", "fg", "look_up", "get weather", "g-1"], r.randrange(1, 4)):
+        function = {"name": name}
+        if r.random() < 0.9:
+            function["parameters"] = dict(members(r, 0), **{"$defs": root(r)["$defs"]})
+        tools.append({"type": "function", "function": function})
+    named = {"type": "function", "function": {"name": r.choice(tools)["function"]["name"]}}
+    return {"tools": tools, "tool_choice": r.choice(["required", named]),
+            "parallel_tool_calls": r.random() < 0.2}
+
+
 def draw(r, i):
-    kind = r.randrange(20)
+    kind = r.randrange(24)
+    if kind > 19:
+        return functions(r)
     if kind == 0:
         return {"structured_outputs": {"regex": r.choice(REGEXES)}}
     if kind == 1:
@@ -140,8 +155,34 @@ def formats(name, text):
     return re.fullmatch(FORMATS[name], text) is not None
 
 
-def check(form, answer):
+def validate(schema, answer):
+    checker = jsonschema.FormatChecker(formats=())
+    for name in FORMATS:
+        checker.checks(name)(lambda text, name=name: not isinstance(text, str)
+                             or formats(name, text))
+    jsonschema.Draft202012Validator(schema, format_checker=checker).validate(json.loads(answer))
+
+
+def check_calls(form, message):
+    assert message["content"] is None, "content beside calls"
+    calls, choice = message["tool_calls"], form["tool_choice"]
+    assert len(calls) == 1 or (form["parallel_tool_calls"] and choice == "required"), "several calls"
+    for call in calls:
+        name = call["function"]["name"]
+        assert choice == "required" or choice["function"]["name"] == name, "another function"
+        asked = next(t["function"] for t in form["tools"] if t["function"]["name"] == name)
+        validate(asked.get("parameters", {"const": {}}), call["function"]["arguments"])
+
+
+def check(form, choice):
     """Raises an exception if the answer has not the form."""
+    if "tools" in form:
+        finish = "tool_calls" if form["tool_choice"] == "required" else "stop"
+        assert choice["finish_reason"] == finish, choice["finish_reason"]
+        check_calls(form, choice["message"])
+        return
+    assert choice["finish_reason"] == "stop", choice["finish_reason"]
+    answer = choice["message"]["content"]
     asked = form.get("structured_outputs", {})
     if "regex" in asked:
         assert re.fullmatch(asked["regex"], answer), "no match"
@@ -150,12 +191,24 @@ def check(form, answer):
     elif "response_format" in form and form["response_format"]["type"] == "json_object":
         assert isinstance(json.loads(answer), dict), "no object"
     else:
-        s = asked.get("json") or form["response_format"]["json_schema"]["schema"]
-        checker = jsonschema.FormatChecker(formats=())
-        for name in FORMATS:
-            checker.checks(name)(lambda text, name=name: not isinstance(text, str)
-                                 or formats(name, text))
-        jsonschema.Draft202012Validator(s, format_checker=checker).validate(json.loads(answer))
+        validate(asked.get("json") or form["response_format"]["json_schema"]["schema"], answer)
+
+
+def answer(cinch, model, parser, chosen, forms, r):
+    """The output lines of run-batch for the chosen forms, with this parser of tool calls."""
+    with tempfile.TemporaryDirectory() as folder:
+        prompts, answers = os.path.join(folder, "in"), os.path.join(folder, "out")
+        with open(prompts, "w") as f:
+            for i in chosen:
+                body = {"messages": [{"role": "user", "content": "Answer as asked."}],
+                        "temperature": 2, "max_tokens": 120, "seed": r.randrange(1 << 30),
+                        **forms[i]}
+                f.write(json.dumps({"custom_id": str(i), "url": "/v1/chat/completions",
+                                    "method": "POST", "body": body}) + "\n")
+        subprocess.run([cinch, "run-batch", "--model", model, "-i", prompts, "-o", answers,
+                        "--tool-call-parser", parser, "--log-level", "error"], check=False,
+                       stderr=subprocess.DEVNULL)
+        return [json.loads(line) for line in open(answers)]
 
 
 def main():
@@ -163,17 +216,9 @@ def main():
     n = int(sys.argv[3]) if len(sys.argv) > 3 else 300
     r = random.Random(int(sys.argv[4]) if len(sys.argv) > 4 else 1)
     forms = [draw(r, i) for i in range(n)]
-    with tempfile.TemporaryDirectory() as folder:
-        prompts, answers = os.path.join(folder, "in"), os.path.join(folder, "out")
-        with open(prompts, "w") as f:
-            for i, form in enumerate(forms):
-                body = {"messages": [{"role": "user", "content": "Answer as asked."}],
-                        "temperature": 2, "max_tokens": 120, "seed": r.randrange(1 << 30), **form}
-                f.write(json.dumps({"custom_id": str(i), "url": "/v1/chat/completions",
-                                    "method": "POST", "body": body}) + "\n")
-        subprocess.run([cinch, "run-batch", "--model", model, "-i", prompts, "-o", answers,
-                        "--log-level", "error"], check=False, stderr=subprocess.DEVNULL)
-        lines = [json.loads(line) for line in open(answers)]
+    lines = []
+    for k, parser in enumerate(("hermes", "llama3_json")):
+        lines += answer(cinch, model, parser, range(k, n, 2), forms, r)
     counts = {"whole": 0, "cut": 0, "refused": 0, "wrong": 0}
     for line in lines:
         form, body = forms[int(line["custom_id"])], line["response"]["body"]
@@ -188,13 +233,12 @@ def main():
             counts["cut"] += 1
             continue
         try:
-            assert choice["finish_reason"] == "stop", choice["finish_reason"]
-            check(form, choice["message"]["content"])
+            check(form, choice)
             counts["whole"] += 1
         except Exception as e:
             counts["wrong"] += 1
             print(f"{type(e).__name__}: {str(e)[:300]}\n  form {json.dumps(form)}\n"
-                  f"  answer {choice['message']['content']!r}", file=sys.stderr)
+                  f"  answer {choice['message']!r}", file=sys.stderr)
     print("structured output:", ", ".join(f"{v} {k}" for k, v in counts.items()))
     fine = counts["wrong"] == 0 and len(lines) == n and counts["whole"] > 0.4 * n
     sys.exit(0 if fine else 1)

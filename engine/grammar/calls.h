@@ -1,0 +1,25 @@
+/* calls.h - calls of functions as a network, for requests whose answer must be tool calls.
+ *
+ * The form is a JSON object:
+ *   begin, between, end  the text before, between and after calls
+ *   arguments            the name of the member that has the arguments
+ *   one                  true: exactly one call, false: one or more
+ *   functions            [{"name": ..., "parameters": a JSON Schema}]; no parameters: no arguments
+ * A call is {"name": NAME, ARGUMENTS: VALUE}, where VALUE is valid under the parameters of NAME.
+ * White space is as in other JSON (json_rules.h), and may stand around a call.
+ *
+ * Thread: any; no state. */
+#ifndef CN_CALLS_H
+#define CN_CALLS_H
+
+#include <jansson.h>
+
+#include "engine/grammar/network.h"
+
+enum { CN_CALLS_MAX_BYTES = 256 << 10 }; /* of the form's text */
+
+/* Makes the root rule, which must be the only one, read the form. CN_ERR_ARG names the function and
+ * the keyword of its parameters that is not supported. */
+cn_status cn_calls_emit(json_t *form, cn_net *net);
+
+#endif
