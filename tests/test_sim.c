@@ -191,6 +191,13 @@ static void a_late_put_is_caught(void **state)
     is_caught(SIM_FAULT_LATE_PUT, true, "an exchange read a wrong tag");
 }
 
+static void a_digest_before_its_put_is_caught(void **state)
+{
+    (void)state;
+    is_caught(SIM_FAULT_EARLY_DIGEST, false, "an exchange read a wrong digest");
+    is_caught(SIM_FAULT_EARLY_DIGEST, true, "an exchange read a wrong digest");
+}
+
 static void a_home_block_given_back_early_is_caught(void **state)
 {
     (void)state;
@@ -233,6 +240,7 @@ int main(void)
         cmocka_unit_test(swap_space_given_back_early_is_caught),
         cmocka_unit_test(content_from_the_wrong_swap_space_is_caught),
         cmocka_unit_test(a_late_put_is_caught),
+        cmocka_unit_test(a_digest_before_its_put_is_caught),
         cmocka_unit_test(a_home_block_given_back_early_is_caught),
         cmocka_unit_test(a_pack_that_does_not_wait_for_its_exchange_is_caught),
         cmocka_unit_test(the_wrong_home_block_is_caught),

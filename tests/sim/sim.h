@@ -8,12 +8,12 @@
  *
  * Checked at every step: cn_scheduler_check; tags; the ring of each decode row whose selector
  * predicts; of away sequences, that each entry of the exchange area has the position that `chosen`
- * says, that no position is resident twice, and the plane of the dense layers; tokens decoded apart
- * are recomputed one a step; no allocation inside a step; some
- * sequence advances (no deadlock); no cap grows while a sequence waits; no sequence is admitted
- * past a waiting one of its owner, nor past one of an owner with fewer running tokens; owners
- * share no block, unless prefixes are shared; and two bounds on waiting, in steps, not counting
- * steps with an unfinished event:
+ * says, that no position is resident twice, the plane of the dense layers, and that an exchange
+ * ranks tiles whose tokens are home and whose digests are of these tokens; tokens decoded apart are
+ * recomputed one a step; no allocation inside a step; some sequence advances (no deadlock); no cap
+ * grows while a sequence waits; no sequence is admitted past a waiting one of its owner, nor past
+ * one of an owner with fewer running tokens; owners share no block, unless prefixes are shared; and
+ * two bounds on waiting, in steps, not counting steps with an unfinished event:
  *
  *   1 The foremost waiting sequence is admitted after at most the work that the running sequences
  *     had left when it became foremost. Every such step computes a token or ends a request. The
@@ -44,6 +44,7 @@ typedef enum sim_fault {
     SIM_FAULT_WRONG_SWAP,   /* a sequence that names the wrong block of the swap space */
     SIM_FAULT_LATE_PUT,     /* a put behind the fill that reads it */
     SIM_FAULT_EARLY_HOME,   /* a home block freed while it is still needed */
+    SIM_FAULT_EARLY_DIGEST, /* the digests of a put, computed before the put */
     SIM_FAULT_NO_WAIT,      /* a pack that does not wait for its exchange */
     SIM_FAULT_WRONG_HOME,   /* a sequence that names the wrong home block */
     SIM_FAULT_HALF_TAKEN    /* a sequence with device blocks and without home blocks */

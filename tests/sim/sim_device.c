@@ -6,6 +6,14 @@
 
 #include "engine/base.h"
 
+static uint64_t digest_of(const uint64_t *tags)
+{
+    uint64_t digest = 0;
+    for (int i = 0; i < SIM_TILE_TOKENS; i++)
+        digest = (digest ^ tags[i]) * UINT64_C(0x9e3779b97f4a7c15);
+    return digest;
+}
+
 /* Returns false when memory is short. */
 static bool alloc_tags(uint64_t *tags[SIM_N_PACKS], size_t n)
 {
@@ -29,12 +37,15 @@ static bool create_home(sim_home *h, const cn_sched_opts *o, uint32_t n_blocks, 
     h->plane = cn_calloc(n_blocks * b, sizeof *h->plane);
     for (int p = 0; p < SIM_N_PACKS; p++)
         h->chosen[p] = cn_calloc(n_slots * n_entries, sizeof **h->chosen);
-    return alloc_tags(h->kv, n_blocks * b) && h->plane && h->chosen[0] && h->chosen[1];
+    return alloc_tags(h->kv, n_blocks * b) &&
+           alloc_tags(h->digest, n_blocks * b / SIM_TILE_TOKENS) && h->plane && h->chosen[0] &&
+           h->chosen[1];
 }
 
 static void free_home(sim_home *h)
 {
     free_tags(h->kv);
+    free_tags(h->digest);
     cn_free(h->plane);
     for (int p = 0; p < SIM_N_PACKS; p++) cn_free(h->chosen[p]);
 }
@@ -212,6 +223,44 @@ void sim_device_put(sim_device *d, sim_home *h, const cn_block_copy *puts, uint3
             memcpy(h->kv[p] + c.dst * b, d->kv[p] + c.src * b, b * sizeof **d->kv);
         if (plane) memcpy(h->plane + c.dst * b, d->kv[0] + c.src * b, b * sizeof **d->kv);
     }
+}
+
+void sim_device_digest(sim_device *d, sim_home *h, const cn_block_copy *puts, uint32_t n)
+{
+    const uint32_t of_block = d->block_tokens / SIM_TILE_TOKENS;
+    for (uint32_t i = 0; i < n * of_block; i++) {
+        const size_t tile = (size_t)puts[i / of_block].dst * of_block + i % of_block;
+        for (int p = 0; p < SIM_N_PACKS; p++)
+            h->digest[p][tile] = digest_of(h->kv[p] + tile * SIM_TILE_TOKENS);
+    }
+}
+
+uint32_t sim_device_tiles(const sim_device *d, const uint32_t *home_table, const uint64_t *tags,
+                          uint32_t first, uint32_t n, sim_tile *out)
+{
+    uint32_t n_tiles = 0, at = first - first % SIM_TILE_TOKENS;
+    for (; at < first + n; at += SIM_TILE_TOKENS) {
+        sim_tile *t = &out[n_tiles++];
+        *t = (sim_tile){.position = at, .home = slot_of(d, home_table, at)};
+        memcpy(t->tags, tags + at, sizeof t->tags);
+    }
+    return n_tiles;
+}
+
+bool sim_device_rank(sim_device *d, const sim_home *h, uint32_t pack, const sim_tile *tiles,
+                     uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        const sim_tile *t = &tiles[i];
+        CN_ASSERT(t->home / d->block_tokens < h->n_blocks);
+        const bool right = memcmp(h->kv[pack] + t->home, t->tags, sizeof t->tags) == 0;
+        if (right && h->digest[pack][t->home / SIM_TILE_TOKENS] == digest_of(t->tags)) continue;
+        snprintf(d->error, d->error_bytes,
+                 "an exchange read a wrong %s at position %u, home block %u, pack %u",
+                 right ? "digest" : "tag", t->position, t->home / d->block_tokens, pack);
+        return false;
+    }
+    return true;
 }
 
 sim_move sim_device_move(const sim_device *d, const uint32_t *area, const uint32_t *home_table,

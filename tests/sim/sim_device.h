@@ -4,8 +4,8 @@
  *
  * The layers are two packs. Each has its own tags, because a step runs its packs one after another
  * and the exchange behind a pack runs beside the next one. The swap space and the homes store tags
- * too. Of a home there is also the plane of the dense layers, by home block, and `chosen`: the
- * position that each entry of an exchange area has.
+ * too. Of a home there is also the digest of each tile, the plane of the dense layers, by home
+ * block, and `chosen`: the position that each entry of an exchange area has.
  *
  * Stream 0 runs at once. Stream 1 runs each event at some moment between enqueueing and report; a
  * host cannot observe more of two streams. sim_exchange.c runs the streams of the exchanges. */
@@ -17,11 +17,12 @@
 
 #include "scheduler/scheduler.h"
 
-enum { SIM_N_PACKS = 2 };
+enum { SIM_N_PACKS = 2, SIM_TILE_TOKENS = 2 };
 
 typedef struct sim_home {
     uint32_t n_blocks, n_slots, n_entries;
     uint64_t *kv[SIM_N_PACKS];     /* [n_blocks, block_tokens] */
+    uint64_t *digest[SIM_N_PACKS]; /* [n_blocks, block_tokens / SIM_TILE_TOKENS] */
     uint64_t *plane;               /* [n_blocks, block_tokens] on the device: the dense layers */
     uint32_t *chosen[SIM_N_PACKS]; /* [n_slots, n_entries] */
 } sim_home;
@@ -74,6 +75,25 @@ bool sim_device_compress(sim_device *d, const cn_compress_req *req, const uint64
 /* Copies blocks of all packs to a home, as the event of an away request does. With `plane`, their
  * dense layers too. */
 void sim_device_put(sim_device *d, sim_home *h, const cn_block_copy *puts, uint32_t n, bool plane);
+
+/* Computes the digests of put blocks from the tags that the home has now. */
+void sim_device_digest(sim_device *d, sim_home *h, const cn_block_copy *puts, uint32_t n);
+
+/* A tile whose tokens an exchange ranks: its first position, slot in kv of the home, and tags. */
+typedef struct sim_tile {
+    uint32_t position, home;
+    uint64_t tags[SIM_TILE_TOKENS];
+} sim_tile;
+
+/* Reads tokens and digests of tiles. False when the home does not hold a tag, or when a digest was
+ * computed from other tags. */
+bool sim_device_rank(sim_device *d, const sim_home *h, uint32_t pack, const sim_tile *tiles,
+                     uint32_t n);
+
+/* Resolves the tiles that have the positions first .. first + n - 1. tags are by position. Returns
+ * their number. */
+uint32_t sim_device_tiles(const sim_device *d, const uint32_t *home_table, const uint64_t *tags,
+                          uint32_t first, uint32_t n, sim_tile *out);
 
 /* One entry of an exchange: the tag of `position` goes from the home to the device. */
 typedef struct sim_move {

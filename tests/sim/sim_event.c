@@ -119,27 +119,37 @@ static bool fill_area(sim_world *w, sim_seq *q)
     sim_home *home = &w->device.homes[e->req.params.home];
     w->r->fills += n > 0;
     for (uint32_t p = 0; p < SIM_N_PACKS && n > 0; p++)
-        if (!sim_device_exchange(&w->device, home, p, e->seq->home_slot, q->fill[p], n))
+        if (!sim_device_rank(&w->device, home, p, q->fill_tiles, q->n_fill_tiles) ||
+            !sim_device_exchange(&w->device, home, p, e->seq->home_slot, q->fill[p], n))
             return false;
     return true;
 }
 
-/* The order of the event stream: exchanges of the steps before, put, compress, fill. */
-static bool run_event(sim_world *w, sim_seq *q)
+static void put(sim_world *w, const sim_seq *q)
 {
     const cn_sched_event *e = q->sched_event;
     sim_home *home = &w->device.homes[e->req.params.home];
+    const bool early = sim_strikes_digest(w, q);
+    if (early) sim_device_digest(&w->device, home, e->puts, e->n_puts);
+    sim_device_put(&w->device, home, e->puts, e->n_puts, e->req.first_event);
+    if (!early) sim_device_digest(&w->device, home, e->puts, e->n_puts);
+    w->r->puts += e->n_puts;
+}
+
+/* The order of the event stream: exchanges of the steps before, put, digest, compress, fill. */
+static bool run_event(sim_world *w, sim_seq *q)
+{
+    const cn_sched_event *e = q->sched_event;
     const bool late = sim_strikes_put(w, q);
     q->event = SIM_EXECUTED;
     if (!sim_wait_exchanges(w, q->after_exchange)) return false;
-    if (!late) sim_device_put(&w->device, home, e->puts, e->n_puts, e->req.first_event);
+    if (!late) put(w, q);
     if (!sim_device_compress(&w->device, &e->req,
                              q->compressed ? q->resident + q->n_area : q->positions, q->positions,
                              q->kept))
         return false;
     if (!fill_area(w, q)) return false;
-    if (late) sim_device_put(&w->device, home, e->puts, e->n_puts, e->req.first_event);
-    w->r->puts += e->n_puts;
+    if (late) put(w, q);
     return true;
 }
 

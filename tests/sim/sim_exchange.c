@@ -1,7 +1,7 @@
 /* sim_exchange.c - exchanges of away sequences with their homes. E(t, p) is launched behind pack p
  * of step t and runs at any moment until pack p of step t+1, an event, or a copy of step t+1 needs
- * it. It may replace any entries of the area, up to the cap, by any candidates that are neither
- * chosen nor held. See sim_world.h. */
+ * it. It reads the tiles of all candidates. It may replace any entries of the area, up to the cap,
+ * by any candidates that are neither chosen nor held. See sim_world.h. */
 #include "tests/sim/sim_world.h"
 
 #include "compress/selector.h"
@@ -53,6 +53,8 @@ bool sim_choose_fill(sim_world *w, sim_seq *q, const cn_sched_event *e)
         set_add(&held, at);
     }
     if (!check_span(w, q, &span, &held)) return false;
+    q->n_fill_tiles = sim_device_tiles(&w->device, e->seq->home_table, q->positions, span.base,
+                                       span.n, q->fill_tiles);
     for (uint32_t p = 0; p < SIM_N_PACKS; p++) {
         uint32_t left = span.n - n_held, n = 0;
         for (uint32_t at = span.base; at < span.base + span.n; at++) {
@@ -91,6 +93,8 @@ static void choose_moves(sim_world *w, sim_seq *q, uint32_t pack, sim_set *resid
     const uint32_t cap = cn_away_of(&seq->kv, w->engine.block_tokens).cap;
     uint32_t n_tries = sim_below(w, cn_min_u32(cap, SIM_MAX_MOVES) + 1);
     sim_set replaced = {0};
+    row->n_tiles = sim_device_tiles(&w->device, seq->home_table, q->positions, span.base, span.n,
+                                    row->tiles);
     for (; n_tries > 0; n_tries--) {
         const uint32_t at = span.base + sim_below(w, span.n), entry = sim_below(w, q->n_area);
         if (set_has(resident, at) || !set_add(&replaced, entry)) continue;
@@ -169,6 +173,8 @@ static bool run_exchange(sim_world *w, uint32_t home, uint32_t pack)
     e->pending = false;
     for (uint32_t i = 0; i < e->n_rows; i++) {
         const sim_exchange_row *row = &e->rows[i];
+        const sim_home *from = &w->device.homes[home];
+        if (!sim_device_rank(&w->device, from, pack, row->tiles, row->n_tiles)) return false;
         if (!sim_device_read_ring(&w->device, pack, row->query_slot, row->ring, row->position + 1,
                                   row->queries, row->n_queries) ||
             !sim_device_exchange(&w->device, &w->device.homes[home], pack, row->home_slot,

@@ -1,5 +1,6 @@
 /* sim_fault.c - plants bugs in the scheduler's state from outside, to show that the simulation
  * catches such bugs. Production code contains none of this. */
+#include "compress/away.h"
 #include "scheduler/sched_state.h"
 #include "tests/sim/sim_world.h"
 
@@ -58,10 +59,15 @@ static bool mistake_swap(sim_world *w, const cn_seq *seq)
 
 /* ---- homes. Only sequences that go on for a while, and without cancellations. ---- */
 
+static bool has_tokens_left(const sim_seq *q)
+{
+    return q->n_stop > q->seq->n_tokens + q->seq->n_pending + 4;
+}
+
 static bool goes_on(const sim_world *w, const sim_seq *q)
 {
     return w->cancel_percent == 0 && q->live && q->seq->state == CN_SEQ_RUNNING &&
-           q->n_stop > q->seq->n_tokens + q->seq->n_pending + 4;
+           has_tokens_left(q);
 }
 
 static bool drop_home(sim_world *w, const sim_seq *q)
@@ -122,6 +128,24 @@ bool sim_strikes_put(sim_world *w, const sim_seq *q)
     if (!is_time(w, SIM_FAULT_LATE_PUT)) return false;
     for (uint32_t i = 0; i < e->n_exchange * w->engine.block_tokens; i++)
         w->r->fault_struck |= tags[q->fill[0][i].home] != q->fill[0][i].tag;
+    return w->r->fault_struck;
+}
+
+/* The exchange of the fill, or of the next step, must rank a tile whose tokens are not yet home. */
+bool sim_strikes_digest(sim_world *w, const sim_seq *q)
+{
+    const cn_sched_event *e = q->sched_event;
+    const uint32_t b = w->engine.block_tokens;
+    if (!is_time(w, SIM_FAULT_EARLY_DIGEST)) return false;
+    if (e->n_exchange == 0 && !(w->cancel_percent == 0 && q->live && has_tokens_left(q)))
+        return false;
+    const cn_away_span span = cn_away_span_of(&e->req.params, e->home_len, b);
+    const uint64_t *tags = w->device.homes[e->req.params.home].kv[0];
+    for (uint32_t i = 0; i < e->n_puts * b; i++) {
+        const uint32_t at = e->home_len - e->n_puts * b + i;
+        w->r->fault_struck |= at >= span.base && at < span.base + span.n &&
+                              tags[e->puts[i / b].dst * b + i % b] != q->positions[at];
+    }
     return w->r->fault_struck;
 }
 

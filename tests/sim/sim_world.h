@@ -67,6 +67,8 @@ typedef struct sim_seq {
     uint64_t kept[SIM_MAX_LEN]; /* by the compression; behind the exchange area */
     uint32_t kept_where[SIM_MAX_LEN];
     uint32_t n_kept;
+    sim_tile fill_tiles[SIM_MAX_LEN / SIM_TILE_TOKENS]; /* ranked by the fill of a first event */
+    uint32_t n_fill_tiles;
     sim_move fill[SIM_N_PACKS][SIM_MAX_ENTRIES]; /* of a first event */
     uint32_t next_area;      /* n_area after the commit */
     uint64_t after_exchange; /* the event waits for the exchanges up to this number */
@@ -77,7 +79,8 @@ typedef struct sim_exchange_row {
     uint64_t seq_id;
     uint32_t home_slot, query_slot, ring, position;
     uint64_t queries[SIM_MAX_RING]; /* tags of the n_queries newest positions, oldest first */
-    uint32_t n_queries, n_moves;
+    sim_tile tiles[SIM_MAX_LEN / SIM_TILE_TOKENS]; /* ranked */
+    uint32_t n_queries, n_tiles, n_moves;
     sim_move moves[SIM_MAX_MOVES];
 } sim_exchange_row;
 
@@ -181,6 +184,7 @@ bool sim_wait_exchanges(sim_world *w, uint64_t number); /* all up to this one */
 enum { SIM_FAULT_AFTER_STEPS = 100 };
 bool sim_strikes_wait(sim_world *w, const cn_plan *plan, uint32_t pack);
 bool sim_strikes_put(sim_world *w, const sim_seq *q);
+bool sim_strikes_digest(sim_world *w, const sim_seq *q);
 void sim_strike(sim_world *w);
 void sim_strike_event(sim_world *w);
 
