@@ -244,6 +244,50 @@ static void a_busy_engine_is_retried(void **state)
     assert_int_equal(jobs.most, 3);
 }
 
+/* Pumps once a second. The pauses are longer than the wait after a refusal. */
+static void pump_for(int seconds, bool refuses)
+{
+    const struct timespec wait = {.tv_nsec = 25000000};
+    for (int i = 0; i < seconds; i++) {
+        if (refuses) jobs_refuse_one();
+        jobs_pump(1);
+        jobs.now_s++;
+        nanosleep(&wait, NULL);
+    }
+}
+
+static void expect_paused(const cn_spool_id *id, bool paused)
+{
+    json_t *batch = cn_batches_get(jobs.batches, &jobs_viewer, id);
+    const char *why = jobs_text_of(batch, "paused");
+    if (paused) assert_non_null(strstr(why, "the memory for requests has no room"));
+    else assert_string_equal(why, "");
+    json_decref(batch);
+}
+
+/* The intake refuses one line while others wait there, so some line is always in flight. */
+static void lines_refused_one_at_a_time_pause_their_batch(void **state)
+{
+    (void)state;
+    cn_spool_id file = jobs_upload_lines(3), id = jobs_create(&file);
+    jobs.at_intake = true;
+    pump_for(12, true);
+    expect_paused(&id, true);
+
+    jobs.at_intake = false; /* the engine runs all lines, then one, which is enough to go on */
+    pump_for(4, false);
+    assert_int_equal(jobs.n, 3);
+    expect_paused(&id, false);
+    jobs_refuse_one();
+    jobs_refuse_one();
+    jobs.max = 1;
+    pump_for(6, false);
+    assert_int_equal(jobs.n, 1);
+    expect_paused(&id, false);
+    jobs_run_all();
+    jobs_expect_files(&id, 3, 0);
+}
+
 static void quotas_are_enforced(void **state)
 {
     (void)state;
@@ -442,6 +486,7 @@ int main(void)
         IN_DIR(lists_start_at_the_newest_and_have_pages),
         IN_DIR(batches_share_the_engine),
         IN_DIR(a_busy_engine_is_retried),
+        IN_DIR(lines_refused_one_at_a_time_pause_their_batch),
         IN_DIR(quotas_are_enforced),
         IN_DIR(reservations_of_unfinished_uploads_expire),
         IN_DIR(foreign_names_in_the_spool_are_ignored),

@@ -42,6 +42,8 @@ typedef struct cn_batches_opts {
     cn_status (*submit)(void *user, cn_batch_job *job, const char *owner);
     void (*cancel)(void *user, cn_batch_job *job);
     uint64_t (*n_tokens)(void *user, cn_batch_job *job);
+    /* False while the job waits at the intake, which may still refuse it. */
+    bool (*is_accepted)(void *user, const cn_batch_job *job);
 } cn_batches_opts;
 
 /* Opens the spool and loads its batches. Logs one line for each unfinished batch. */

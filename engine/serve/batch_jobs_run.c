@@ -407,14 +407,23 @@ static void conclude_run(cn_batch *b)
     close_run(b);
 }
 
+/* Returns true when the engine has accepted a line in flight. The intake returns lines one at a
+ * time, so a batch whose lines are all refused may have lines in flight at any moment. */
+static bool has_accepted_line(const cn_batch *b)
+{
+    const cn_batches_opts *o = &b->all->opts;
+    for (const cn_list_node *at = b->run.inflight.head; at; at = at->next)
+        if (o->is_accepted(o->user, CN_CONTAINER_OF(at, cn_batch_job, node))) return true;
+    return false;
+}
+
 /* Submits lines. A line that came back refused waits, so that the threads do not pass it back and
- * forth. Returns false when the engine has refused every line for a while: the batch is paused. */
+ * forth. Returns false when every line has been refused for a while: the batch is paused. */
 static bool submit_lines(cn_batch *b, int *wait_ms)
 {
     cn_batch_run *run = &b->run;
     const int64_t now = cn_batches_now(b->all);
     const uint64_t ended = run->n_answered + run->n_errors;
-    const bool alone = run->inflight.n == 0;
     bool refused = run->refused;
     if (refused && run->again.n > 0 && b->ask_at_s < cn_now_s())
         b->ask_at_s = cn_now_s() + BUSY_WAIT_MS / 1e3;
@@ -424,9 +433,10 @@ static bool submit_lines(cn_batch *b, int *wait_ms)
     else
         wait_at_most(wait_ms, BUSY_WAIT_MS);
     refused |= run->refused;
-    if (ended != b->ended || (refused && !alone)) b->refused_at = 0;
+    const bool accepted = (refused || b->refused_at != 0) && has_accepted_line(b);
+    if (ended != b->ended || accepted) b->refused_at = 0;
     b->ended = ended;
-    if (!refused || !alone) return true;
+    if (!refused || accepted) return true;
     if (b->refused_at == 0) b->refused_at = now;
     if (now - b->refused_at < PAUSE_AFTER_S) return true;
     pause(b, run->refusal);

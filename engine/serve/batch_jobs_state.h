@@ -30,7 +30,7 @@ typedef struct cn_batch {
     char paused[CN_BATCH_WHY_BYTES]; /* why the batch is paused; "" when it is not */
     bool held;        /* paused until the next start or a cancel: another configuration */
     int64_t retry_at;
-    int64_t refused_at; /* since when the engine refuses every line; 0: it does not */
+    int64_t refused_at; /* since when every line is refused; 0: not the case */
     uint64_t ended;     /* lines answered or failed, as of the last submission */
     double ask_at_s;    /* cn_now_s; no line is submitted before, because one was refused */
 } cn_batch;

@@ -195,6 +195,14 @@ static uint64_t n_tokens(void *part, cn_batch_job *job)
     return n;
 }
 
+static bool is_accepted(void *part, const cn_batch_job *job)
+{
+    (void)part;
+    if (!cn_call_lock(job->call)) return false;
+    cn_call_unlock(job->call);
+    return true;
+}
+
 /* ---- the thread ---- */
 
 static void open_drain(cn_mail *mail)
@@ -243,6 +251,7 @@ static cn_status open_batches(cn_spool_part *p)
         .submit = submit,
         .cancel = cancel,
         .n_tokens = n_tokens,
+        .is_accepted = is_accepted,
     };
     return cn_batches_open(&p->batches, &o);
 }

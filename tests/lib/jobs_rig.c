@@ -42,6 +42,12 @@ static uint64_t n_tokens(void *user, cn_batch_job *job)
     return 0;
 }
 
+static bool is_accepted(void *user, const cn_batch_job *job)
+{
+    (void)user, (void)job;
+    return !jobs.at_intake;
+}
+
 static void answer(cn_batch_job *job)
 {
     cn_api_result *result;
@@ -82,6 +88,17 @@ void jobs_work(uint32_t n)
             jobs.asked[jobs.n++] = asked[i];
         }
     }
+}
+
+void jobs_refuse_one(void)
+{
+    if (jobs.n == 0) return;
+    cn_batch_job *job = jobs.asked[0];
+    jobs.n--;
+    memmove(jobs.asked, jobs.asked + 1, jobs.n * sizeof *jobs.asked);
+    memmove(jobs.cancelled, jobs.cancelled + 1, jobs.n * sizeof *jobs.cancelled);
+    cn_fail(CN_ERR_BUSY, "the memory for requests has no room");
+    cn_batch_job_end(job, CN_ERR_BUSY, NULL);
 }
 
 /* ---- a spool in a temporary directory ---- */
@@ -129,7 +146,8 @@ int jobs_set_up(void **state)
                              .defaults = {.sampling = {.n = 1, .top_p = 1, .logprobs = -1}},
                              .submit = submit,
                              .cancel = cancel,
-                             .n_tokens = n_tokens};
+                             .n_tokens = n_tokens,
+                             .is_accepted = is_accepted};
     jobs_open();
     return 0;
 }

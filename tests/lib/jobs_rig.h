@@ -20,6 +20,7 @@ typedef struct jobs_rig {
     bool cancelled[JOBS_MAX_ASKED];
     uint32_t n, most;
     uint32_t max; /* a submit beyond max returns BUSY */
+    bool at_intake; /* the requests in flight are not accepted yet */
     uint64_t n_submitted;
 } jobs_rig;
 extern jobs_rig jobs;
@@ -34,6 +35,8 @@ void jobs_close(void);
 
 /* Ends all cancelled requests and the first n of the others. */
 void jobs_work(uint32_t n);
+/* Refuses the first request. Nothing happens when none is in flight. */
+void jobs_refuse_one(void);
 void jobs_pump(int times);
 /* Works until no request is in flight and no batch asks to be called again soon. */
 void jobs_run_all(void);
