@@ -215,9 +215,11 @@ static void build_plane_row(cn_batch *b, const cn_plan_row *row, uint32_t r)
     if (length == 0) return;
     const uint32_t n = (uint32_t)cn_ceil_div(length, block_tokens);
     CN_ASSERT(row->n_new == 1 && n <= q->n_home_blocks);
+    const uint32_t first = b->opts.plane_first[q->kv.home];
+    uint32_t *table = &tables[(size_t)r * b->plane_stride];
+    for (uint32_t i = 0; i < n; i++) table[i] = first + q->home_table[i];
     ((uint32_t *)host_at(b, SEC_PLANE_SLOTS))[r] =
-        q->home_table[at / block_tokens] * block_tokens + at % block_tokens;
-    memcpy(&tables[(size_t)r * b->plane_stride], q->home_table, n * sizeof *tables);
+        table[at / block_tokens] * block_tokens + at % block_tokens;
 }
 
 static void build_plane(cn_batch *b, const cn_plan *plan)

@@ -24,6 +24,7 @@ typedef struct cn_batch_opts {
     uint32_t select_seed; /* of selector `random` */
     uint32_t selectors;   /* that requests may have: bit i is cn_kv_select i */
     uint32_t max_home_blocks; /* of a row that reads the plane of dense layers; 0: no plane */
+    uint32_t plane_first[CN_N_HOMES]; /* the plane's first block of each home */
 } cn_batch_opts;
 
 /* Bytes of device memory that a batch needs, and the same number of host memory. */

@@ -98,7 +98,7 @@ static cn_status copy_items(cn_engine *e, const cn_space_memory *from, const cn_
 {
     if (list->n_blocks == 0 && list->n_slots == 0) return CN_OK;
     /* An exchange may still read or write these blocks. */
-    CN_TRY(cn_home_wait(&e->home, (to == &e->device ? from : to)->copies));
+    CN_TRY(cn_home_wait(&e->homes, (to == &e->device ? from : to)->copies));
     const cn_copy_args args = {.from = from->planes, .to = to->planes, .list = *list};
     return e->backend->copy_blocks((to == &e->device ? from : to)->copies, &args);
 }
@@ -193,23 +193,24 @@ static uint32_t end_position(const cn_plan *plan)
     return end;
 }
 
-/* The rows of a step's exchange: decode rows past their first commit. */
-static void fill_exchange(cn_engine *e, cn_flight *f, const cn_plan *plan)
+/* The rows of a step's exchange with one home: decode rows past their first commit. */
+static void fill_exchange(const cn_engine *e, cn_home_step *st, cn_kv_home kind,
+                          const cn_plan *plan)
 {
     const uint32_t b = e->plan.kv.block_tokens;
     uint32_t n = 0, local = 0, home = 0;
     for (uint32_t r = 0; r < plan->n_decode; r++) {
         const cn_plan_row *row = &plan->rows[r];
-        if (row->seq->home_len == 0) continue;
-        f->exchange_seqs[n] = row->seq;
+        if (row->seq->home_len == 0 || row->seq->kv.home != kind) continue;
+        st->seqs[n] = row->seq;
         const cn_select_span s = cn_select_span_away(&row->seq->kv, b);
-        f->attended[n++] = row->first_slot + 1 - (s.listed ? s.tail - s.list_len : 0);
+        st->attended[n++] = row->first_slot + 1 - (s.listed ? s.tail - s.list_len : 0);
         local = cn_max_u32(local, cn_exchange_local_blocks(&row->seq->kv, b));
         home = cn_max_u32(home, row->seq->home_len / b);
     }
-    cn_exchange_rows_begin(&f->exchange, n, local, home);
+    cn_exchange_rows_begin(&st->rows, n, local, home);
     for (uint32_t i = 0; i < n; i++) {
-        const cn_seq *q = f->exchange_seqs[i];
+        const cn_seq *q = st->seqs[i];
         const cn_exchange_row row = {
             .kv = &q->kv,
             .query_slot = (uint32_t)q->query_slot,
@@ -220,24 +221,25 @@ static void fill_exchange(cn_engine *e, cn_flight *f, const cn_plan *plan)
             .n_local = {q->n_blocks},
             .home = q->home_table,
         };
-        cn_exchange_rows_add(&f->exchange, &row);
+        cn_exchange_rows_add(&st->rows, &row);
     }
 }
 
-/* Runs the ops of a step, and beside them the exchanges with a home. A graph has no exchanges, so
- * it waits for those of the step before. */
+/* Runs the ops of a step, and beside them the exchanges with homes. A graph has no exchanges, so it
+ * waits for those of the step before. */
 static cn_status run_step(cn_engine *e, cn_flight *f, const cn_plan *plan, cn_step_shape shape)
 {
-    if (e->home.be) fill_exchange(e, f, plan);
+    for (int h = 0; h < CN_N_HOMES; h++)
+        if (e->homes.at[h].be) fill_exchange(e, &f->away[h], (cn_kv_home)h, plan);
     if (shape.rows > 0) {
-        CN_TRY(cn_home_wait(&e->home, e->stream));
+        CN_TRY(cn_home_wait(&e->homes, e->stream));
         return cn_step_graph_launch(e, shape, f);
     }
-    if (!e->home.be) return cn_engine_run_model(e, f->n_rows);
+    if (!cn_homes_any(&e->homes)) return cn_engine_run_model(e, f->n_rows);
     const cn_plane_view plane = cn_batch_plane_view(e->batch);
-    CN_TRY(cn_home_begin_step(&e->home, &f->exchange, &plane));
+    CN_TRY(cn_home_begin_step(&e->homes, f->away, &plane));
     CN_TRY(cn_engine_run_model(e, f->n_rows));
-    return cn_home_end_step(&e->home, f->host_counts, f->counts_read);
+    return cn_home_end_step(&e->homes);
 }
 
 static cn_status collect(cn_engine *e);
@@ -286,12 +288,12 @@ static void count_selected(cn_engine *e, cn_seq *seq)
 }
 
 /* Sums the counts of row i over layers and kv heads; they are ordered by pack. */
-static uint64_t sum_counts(const cn_engine *e, const cn_flight *f, uint32_t i, bool missed)
+static uint64_t sum_counts(const cn_engine *e, const cn_home_step *st, uint32_t i, bool missed)
 {
-    const cn_packs *packs = &e->home.packs;
-    const cn_exchange_rows *r = &f->exchange;
+    const cn_packs *packs = &e->homes.packs;
+    const cn_exchange_rows *r = &st->rows;
     const uint32_t hk = e->model_config.n_kv_heads;
-    const uint32_t *at = f->host_counts + missed * cn_exchange_counts(&r->sizes, hk);
+    const uint32_t *at = st->counts + missed * cn_exchange_counts(&r->sizes, hk);
     uint64_t sum = 0;
     for (uint32_t p = 0; p < packs->n; p++) {
         const uint32_t n = (cn_pack_start(packs, p + 1) - cn_pack_start(packs, p)) * hk;
@@ -302,36 +304,44 @@ static uint64_t sum_counts(const cn_engine *e, const cn_flight *f, uint32_t i, b
 }
 
 /* Counts the exchange of row i, whose token is delivered. */
-static void count_exchange(cn_engine *e, const cn_flight *f, uint32_t i)
+static void count_exchange(cn_engine *e, const cn_home_step *st, uint32_t i)
 {
-    cn_kv_usage *u = &f->exchange_seqs[i]->usage_kv;
-    const uint64_t moved = sum_counts(e, f, i, false), missed = sum_counts(e, f, i, true);
+    cn_kv_usage *u = &st->seqs[i]->usage_kv;
+    const uint64_t moved = sum_counts(e, st, i, false), missed = sum_counts(e, st, i, true);
     const cn_kv_layout *l = &e->pools.layout;
-    const uint64_t resident = f->exchange_seqs[i]->n_tokens - 1;
+    const uint64_t resident = st->seqs[i]->n_tokens - 1;
     u->exchanges++;
     u->fetched_entries += moved;
     u->missed_entries += missed;
     u->selected_steps++;
-    u->selected_tokens += f->attended[i];
+    u->selected_tokens += st->attended[i];
     u->candidate_tokens += resident;
     e->stats->exchanges++;
     e->stats->fetched_entries += moved;
     e->stats->missed_entries += missed;
     e->stats->fetched_bytes +=
-        moved * cn_away_of(&f->exchange_seqs[i]->kv, l->block_tokens).entry_tokens *
+        moved * cn_away_of(&st->seqs[i]->kv, l->block_tokens).entry_tokens *
         (l->tile_bytes / l->tile_tokens);
     e->stats->selected_steps++;
-    e->stats->selected_tokens += f->attended[i];
+    e->stats->selected_tokens += st->attended[i];
     e->stats->candidate_tokens += resident;
+}
+
+/* Returns the row of a sequence in the exchange of a step, or n_rows if it has none. Rows are in
+ * the order of the step's tokens. Rows that compute tokens again have no token. */
+static uint32_t exchange_row(cn_home_step *st, const cn_seq *seq)
+{
+    uint32_t row = st->n_counted;
+    while (row < st->rows.n_rows && st->seqs[row] != seq) row++;
+    if (row < st->rows.n_rows) st->n_counted = row + 1;
+    return row;
 }
 
 static void take_token(cn_engine *e, cn_flight *f, uint32_t i)
 {
     cn_seq *seq = f->seqs[i];
-    const bool exchanged = f->n_counted < f->exchange.n_rows &&
-                           f->exchange_seqs[f->n_counted] == seq;
-    const uint32_t row = f->n_counted;
-    f->n_counted += exchanged;
+    cn_home_step *st = &f->away[seq->kv.home];
+    const uint32_t row = exchange_row(st, seq);
     cn_sample *s = seq->user;
     uint32_t token = f->host_tokens[i];
     cn_scheduler_append(e->scheduler, seq, token);
@@ -342,7 +352,7 @@ static void take_token(cn_engine *e, cn_flight *f, uint32_t i)
     }
     e->stats->generation_tokens++;
     if (seq->kv.select != CN_SELECT_NONE) count_selected(e, seq);
-    if (exchanged) count_exchange(e, f, row);
+    if (row < st->rows.n_rows) count_exchange(e, st, row);
     int32_t n_logprobs = s->request->sampling.logprobs;
     cn_token_logprobs lp = {
         .chosen = {token, f->host_logprobs[i]},
@@ -364,8 +374,11 @@ static cn_status collect(cn_engine *e)
 {
     cn_flight *f = &e->flights[e->flight_head % CN_FLIGHTS];
     CN_TRY(e->backend->fence_sync(f->fence));
-    if (f->exchange.n_rows > 0) CN_TRY(e->home.be->fence_sync(f->counts_read));
-    f->n_counted = 0;
+    for (int h = 0; h < CN_N_HOMES; h++) {
+        cn_home_step *st = &f->away[h];
+        if (st->rows.n_rows > 0) CN_TRY(e->homes.at[h].be->fence_sync(st->read));
+        st->n_counted = 0;
+    }
     e->flight_head++;
     for (uint32_t i = 0; i < f->n_rows; i++) {
         cn_sample *s = f->seqs[i]->user;
@@ -416,7 +429,10 @@ void cn_engine_stats(const cn_engine *e, cn_stats *out)
 {
     cn_scheduler_stats(e->scheduler, out);
     if (e->events) out->compression_s = cn_events_stats(e->events)->total_s;
-    out->stall_s = e->home.stall_s;
-    out->put_bytes = e->home.put_blocks * e->home.env.home.layout.block_bytes *
-                     e->home.env.home.layout.n_layers;
+    out->stall_s = e->homes.stall_s;
+    for (int h = 0; h < CN_N_HOMES; h++) {
+        const cn_home *home = &e->homes.at[h];
+        const cn_kv_layout *l = &home->env.home.layout;
+        out->put_bytes += home->put_blocks * l->block_bytes * l->n_layers;
+    }
 }

@@ -123,7 +123,6 @@ static void describe_pools(cn_engine *e, const cn_memory_plan *plan)
 static cn_status make_scheduler(cn_engine *e, const cn_memory_plan *plan)
 {
     const cn_config *c = e->config;
-    const cn_kv_home home = plan->home.home;
     cn_sched_opts o = {
         .block_tokens = plan->block_tokens,
         .n_blocks = plan->n_blocks,
@@ -141,15 +140,15 @@ static cn_status make_scheduler(cn_engine *e, const cn_memory_plan *plan)
         .decoded_apart = c->batch_invariant,
         .tail_relaxation = c->tail_relaxation,
         .batch_floor = c->batch_floor,
-        .n_home_blocks = {[CN_HOME_PEER] = home == CN_HOME_PEER ? plan->home.n_blocks : 0,
-                          [CN_HOME_HOST] = home == CN_HOME_HOST ? plan->home.n_blocks : 0},
-        .n_home_slots = {[CN_HOME_PEER] = home == CN_HOME_PEER ? plan->home.n_slots : 0,
-                         [CN_HOME_HOST] = home == CN_HOME_HOST ? plan->home.n_slots : 0},
         .n_swap_blocks = plan->n_swap_blocks,
         .n_swap_windows = plan->n_swap_windows,
         .share_prefixes = c->share_prefix_cache,
         .priority_order = c->scheduling_policy == CN_OPT_SCHEDULING_PRIORITY,
     };
+    for (int h = 0; h < CN_N_HOMES; h++) {
+        o.n_home_blocks[h] = plan->homes[h].n_blocks;
+        o.n_home_slots[h] = plan->homes[h].n_slots;
+    }
     CN_TRY(cn_scheduler_create(&e->scheduler, &o));
     e->stats = cn_scheduler_counters(e->scheduler);
     return CN_OK;
@@ -157,8 +156,9 @@ static cn_status make_scheduler(cn_engine *e, const cn_memory_plan *plan)
 
 static cn_status make_batch(cn_engine *e, const cn_memory_plan *plan)
 {
-    const cn_batch_opts o = cn_start_batch_opts(e->config, &e->model_config, plan->block_tokens,
-                                                plan->window_tokens);
+    cn_batch_opts o = cn_start_batch_opts(e->config, &e->model_config, plan->block_tokens,
+                                          plan->window_tokens);
+    for (int h = 0; h < CN_N_HOMES; h++) o.plane_first[h] = e->homes.at[h].plane_first;
     return cn_batch_create(&e->batch, e->backend, &o, e->batch_memory);
 }
 
@@ -184,21 +184,23 @@ static cn_status read_channels(const cn_engine *e, uint8_t *channels)
     return CN_OK;
 }
 
-/* Writes the channels to the digests that have labels: those of the pools, and of the home. */
+/* Writes the channels to the digests that have labels: those of the pools, and of homes. */
 static cn_status load_channels(cn_engine *e)
 {
     const size_t n = cn_select_channels_n(&e->model_config);
+    const cn_home *peer = &e->homes.at[CN_HOME_PEER], *host = &e->homes.at[CN_HOME_HOST];
     const struct {
         cn_backend *be;
         cn_stream *stream;
         const uint8_t *to;
     } places[] = {{e->backend, e->stream, e->pools.digest.channels},
-                  {e->home.be, e->home.stream, e->home.env.home.digest.channels}};
-    if (!places[0].to && !places[1].to) return CN_OK;
+                  {peer->be, peer->stream, peer->env.home.digest.channels},
+                  {host->be, host->stream, host->env.home.digest.channels}};
+    if (!places[0].to && !places[1].to && !places[2].to) return CN_OK;
     uint8_t *channels = cn_calloc(n, 1);
     if (!channels) return cn_fail(CN_ERR_MEMORY, "out of host memory for label channels");
     cn_status status = read_channels(e, channels);
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         if (!places[i].to) continue;
         cn_backend *be = places[i].be;
         void *to = (void *)(uintptr_t)places[i].to;
@@ -210,9 +212,9 @@ static cn_status load_channels(cn_engine *e)
 }
 
 /* Does nothing if no home besides the device is declared. */
-static cn_status make_home(cn_engine *e, const cn_memory_plan *plan)
+static cn_status make_homes(cn_engine *e, const cn_memory_plan *plan)
 {
-    if (!e->home.be) return CN_OK;
+    if (!cn_homes_any(&e->homes)) return CN_OK;
     cn_home_opts o = {
         .model_be = e->backend,
         .model_stream = e->stream,
@@ -223,26 +225,16 @@ static cn_status make_home(cn_engine *e, const cn_memory_plan *plan)
         .local = e->pools,
     };
     cn_model_rope(e->model, &o.cos, &o.sin);
-    CN_TRY(cn_home_create(&e->home, &o));
-    cn_model_set_home(e->model, &e->home);
-    const cn_home_plan *h = &plan->home;
-    cn_log(CN_LOG_INFO, "kv home %s: %.2f GiB, %u blocks of %u tokens", cn_kv_home_name(h->home),
-           cn_gib(h->bytes), h->n_blocks, plan->block_tokens);
+    CN_TRY(cn_home_create(&e->homes, &o));
+    cn_model_set_homes(e->model, &e->homes);
+    for (int i = 0; i < CN_N_HOMES; i++) {
+        const cn_home_plan *h = &plan->homes[i];
+        if (h->n_blocks > 0)
+            cn_log(CN_LOG_INFO, "kv home %s: %.2f GiB, %u blocks of %u tokens",
+                   cn_kv_home_name((cn_kv_home)i), cn_gib(h->bytes), h->n_blocks,
+                   plan->block_tokens);
+    }
     return CN_OK;
-}
-
-/* Host memory of a step's exchange. */
-static cn_status make_flight_exchange(cn_engine *e, cn_flight *f)
-{
-    if (!e->home.be) return CN_OK;
-    const uint32_t b = e->plan.kv.block_tokens, n = e->config->max_num_seqs;
-    const cn_exchange_sizes z = cn_exchange_sizes_of(e->config, &e->model_config, b, false);
-    CN_TRY(cn_exchange_rows_init(&f->exchange, &z, b));
-    f->exchange_seqs = cn_calloc(n, sizeof(cn_seq *));
-    f->attended = cn_calloc(n, sizeof *f->attended);
-    if (!f->exchange_seqs || !f->attended)
-        return cn_fail(CN_ERR_MEMORY, "out of host memory for %u requests with a home", n);
-    return e->home.be->fence_create(e->home.be, &f->counts_read);
 }
 
 static cn_status make_flight(cn_engine *e, cn_flight *f)
@@ -253,7 +245,8 @@ static cn_status make_flight(cn_engine *e, cn_flight *f)
     f->seqs = cn_calloc(e->max_rows, sizeof(cn_seq *));
     if (!f->seqs || (digests && !f->tiles))
         return cn_fail(CN_ERR_MEMORY, "out of host memory for %u samples", e->max_rows);
-    CN_TRY(make_flight_exchange(e, f));
+    for (int h = 0; h < CN_N_HOMES; h++)
+        CN_TRY(cn_home_step_init(&f->away[h], &e->homes, (cn_kv_home)h));
     return e->backend->fence_create(e->backend, &f->fence);
 }
 
@@ -275,13 +268,13 @@ static cn_status make_sampling(cn_engine *e)
 static cn_status before_events(void *ctx, void *const *events, uint32_t n)
 {
     cn_engine *e = ctx;
-    return cn_home_before_events(&e->home, (cn_sched_event *const *)events, n);
+    return cn_home_before_events(&e->homes, (cn_sched_event *const *)events, n);
 }
 
 static cn_status after_events(void *ctx, void *const *events, uint32_t n)
 {
     cn_engine *e = ctx;
-    return cn_home_after_events(&e->home, (cn_sched_event *const *)events, n);
+    return cn_home_after_events(&e->homes, (cn_sched_event *const *)events, n);
 }
 
 static void event_done(void *ctx, void *event)
@@ -302,8 +295,8 @@ static cn_status make_events(cn_engine *e, const cn_memory_plan *plan)
         .max_batch_events = e->config->max_num_seqs,
         .scratch = e->compress_scratch,
         .scratch_bytes = cn_start_item_bytes(&e->plan, offsetof(cn_engine, compress_scratch)),
-        .before = e->home.be ? before_events : NULL,
-        .after = e->home.be ? after_events : NULL,
+        .before = cn_homes_any(&e->homes) ? before_events : NULL,
+        .after = cn_homes_any(&e->homes) ? after_events : NULL,
         .done = event_done,
         .ctx = e,
     };
@@ -333,19 +326,19 @@ static cn_status build(cn_engine *e)
     CN_TRY(cn_backend_open(&e->backend, e->config, &e->model_config, 0, &choice));
     CN_TRY(e->backend->stream_create(e->backend, CN_PRIORITY_HIGH, &e->stream));
     CN_TRY(e->backend->stream_create(e->backend, CN_PRIORITY_LOW, &e->event_stream));
-    CN_TRY(cn_home_open_beside(&e->home, e->config, e->backend));
+    CN_TRY(cn_home_open_beside(&e->homes, e->config, e->backend));
     CN_TRY(cn_start_plan_make(&e->plan, e->config, &e->model_config, e->backend));
     CN_TRY(cn_start_check_selectors(e->config, &e->model_config, kv->block_tokens));
     CN_TRY(check_default_kv(e->config, kv));
     cn_start_line_log(&(cn_start_facts){e->config->model, &e->model_config, e->backend, &choice,
                                         e->config, kv});
-    CN_TRY(cn_home_open(&e->home, e->config, &e->model_config, e->backend,
+    CN_TRY(cn_home_open(&e->homes, e->config, &e->model_config, e->backend,
                         cn_start_part_bytes(&e->plan, CN_PART_CACHE)));
     CN_TRY(cn_start_plan_allocate(&e->plan, e->backend, e));
     CN_TRY(load_model(e));
     describe_selection(e, kv);
     describe_pools(e, kv);
-    CN_TRY(make_home(e, kv));
+    CN_TRY(make_homes(e, kv));
     CN_TRY(load_channels(e));
     CN_TRY(make_scheduler(e, kv));
     CN_TRY(make_batch(e, kv));
@@ -376,7 +369,8 @@ static void free_device_memory(cn_engine *e)
     cn_step_graphs_free(e);
     for (uint32_t i = 0; i < CN_FLIGHTS; i++) {
         if (e->flights[i].fence) be->fence_free(e->flights[i].fence);
-        if (e->flights[i].counts_read) e->home.be->fence_free(e->flights[i].counts_read);
+        for (int h = 0; h < CN_N_HOMES; h++)
+            cn_home_step_free(&e->flights[i].away[h], &e->homes, (cn_kv_home)h);
     }
     if (e->piece.fence) be->fence_free(e->piece.fence);
     cn_start_plan_free(&e->plan, be, e);
@@ -387,7 +381,7 @@ void cn_engine_free(cn_engine *e)
     if (!e) return;
     if (e->backend && e->backend->enter) e->backend->enter(e->backend);
     if (e->stream) e->backend->stream_sync(e->stream);
-    cn_home_sync(&e->home);
+    cn_home_sync(&e->homes);
     if (e->event_stream) e->backend->stream_sync(e->event_stream);
     for (cn_engine_request *r; (r = CN_CONTAINER_OF(e->requests.head, cn_engine_request, node));)
         cn_engine_drop_request(e, r);
@@ -397,19 +391,16 @@ void cn_engine_free(cn_engine *e)
     cn_dump_close(e->dump);
     cn_events_free(e->events);
     cn_select_probe_free(e->select_probe);
-    cn_home_free(&e->home);
+    cn_home_free(&e->homes);
     if (e->backend) free_device_memory(e);
     cn_weights_free(e->weights);
     if (e->stream) e->backend->stream_free(e->stream);
     if (e->event_stream) e->backend->stream_free(e->event_stream);
-    cn_home_close(&e->home, e->backend);
+    cn_home_close(&e->homes, e->backend);
     if (e->backend) e->backend->close(e->backend);
     for (uint32_t i = 0; i < CN_FLIGHTS; i++) {
         cn_free(e->flights[i].seqs);
         cn_free(e->flights[i].tiles);
-        cn_exchange_rows_free(&e->flights[i].exchange);
-        cn_free(e->flights[i].exchange_seqs);
-        cn_free(e->flights[i].attended);
     }
     cn_free(e->count_owner);
     cn_grammars_free(e->grammars);

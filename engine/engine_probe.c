@@ -29,7 +29,7 @@ double cn_engine_row_bytes(const cn_engine *e, const cn_kv_params *kv, double re
 static cn_status wait_all(cn_engine *e)
 {
     CN_TRY(e->backend->stream_sync(e->stream));
-    cn_home_sync(&e->home);
+    cn_home_sync(&e->homes);
     return e->backend->stream_sync(e->event_stream);
 }
 

@@ -82,13 +82,7 @@ typedef struct cn_flight {
     uint32_t *host_tokens;
     float *host_logprobs;
     cn_logprob *host_top;
-    /* Away rows of the step: their exchange, and what each row attended to. */
-    cn_exchange_rows exchange;
-    cn_seq **exchange_seqs; /* [max_num_seqs] */
-    uint32_t *attended;     /* [max_num_seqs] */
-    uint32_t n_counted;     /* rows whose tokens have been read */
-    cn_fence *counts_read;  /* of the home's backend */
-    uint32_t *host_counts;  /* [2, max_num_seqs, layers, hk], as cn_exchange_scratch.counts */
+    cn_home_step away[CN_N_HOMES]; /* its away rows, by cn_kv_home */
 } cn_flight;
 
 enum { CN_FLIGHTS = 2 };
@@ -140,7 +134,7 @@ struct cn_engine {
     uint32_t *count_tokens; /* device, [max_model_len]: tokens from which counts are rebuilt */
     cn_sample **count_owner; /* [max_num_seqs] the sample that uses each row of counts, or NULL */
 
-    cn_home home; /* be NULL: no home besides the device is declared */
+    cn_homes homes; /* peer and host, where declared */
     cn_events *events; /* NULL: no declared policy compresses */
     void *compress_scratch;
     cn_select_scratch select;

@@ -33,13 +33,13 @@ static uint32_t most_layers(const cn_packs *p)
 }
 
 /* The largest exchange area and cap of any selector. */
-static cn_away most_of(const cn_config *c, uint32_t block_tokens)
+static cn_away most_of(const cn_config *c, cn_kv_home home, uint32_t block_tokens)
 {
     cn_away most = {0};
     for (unsigned i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
         if (!(cn_config_selectors(c) & cn_away_selectors() & 1U << i)) continue;
         cn_kv_params kv = c->kv;
-        kv.home = cn_config_away(c);
+        kv.home = home;
         kv.select = (cn_kv_select)i;
         const cn_away a = cn_away_of(&kv, block_tokens);
         most.n_entries = cn_max_u32(most.n_entries, a.n_entries);
@@ -49,15 +49,15 @@ static cn_away most_of(const cn_config *c, uint32_t block_tokens)
 }
 
 cn_exchange_sizes cn_exchange_sizes_of(const cn_config *c, const cn_model_config *m,
-                                       uint32_t block_tokens, bool fill)
+                                       cn_kv_home home, uint32_t block_tokens, bool fill)
 {
-    if (cn_config_away(c) == CN_HOME_DEVICE) return (cn_exchange_sizes){0};
+    if (!(cn_config_away(c) >> home & 1)) return (cn_exchange_sizes){0};
     const cn_packs packs = cn_packs_make(c->select_dense_layers, m->n_layers, c->n_packs);
     const uint32_t layers = cn_max_u32(most_layers(&packs), 1);
     const uint32_t longest = c->max_model_len ? c->max_model_len : m->max_position;
     const uint32_t rows = fill ? 1 : c->max_num_seqs;
     const uint64_t all = (uint64_t)rows * longest;
-    const cn_away most = most_of(c, block_tokens);
+    const cn_away most = most_of(c, home, block_tokens);
     return (cn_exchange_sizes){
         .max_rows = rows,
         .max_local = cn_planner_away_n_max(c, block_tokens),

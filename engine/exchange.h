@@ -27,9 +27,10 @@ typedef struct cn_exchange_sizes {
     uint32_t move_stride; /* moves of a unit */
     uint32_t pack_layers, n_layers;
 } cn_exchange_sizes;
-/* fill: of the exchange that fills the area of one sequence; else of a step's exchange. */
+/* All 0 if `home` is not declared, or is `device`. fill: of the exchange that fills the area of one
+ * sequence; else of a step's exchange. */
 cn_exchange_sizes cn_exchange_sizes_of(const cn_config *c, const cn_model_config *m,
-                                       uint32_t block_tokens, bool fill);
+                                       cn_kv_home home, uint32_t block_tokens, bool fill);
 
 /* Device memory, one item of the start list each. */
 typedef struct cn_exchange_scratch {
@@ -76,7 +77,7 @@ void cn_exchange_rows_add(cn_exchange_rows *r, const cn_exchange_row *row);
 /* Blocks of its table that an exchange reads: the exchange area and what the policy holds. */
 uint32_t cn_exchange_local_blocks(const cn_kv_params *kv, uint32_t block_tokens);
 
-/* What all exchanges of an engine share. */
+/* What all exchanges with a home share. */
 typedef struct cn_exchange_env {
     cn_backend *be;
     cn_pools local, home;

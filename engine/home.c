@@ -5,96 +5,130 @@
 
 /* ---- checks and start ---- */
 
-cn_status cn_home_check_start(const cn_config *c)
+/* --home-space and --host-space: each declared home has a size, and no size lacks its home. */
+static cn_status check_spaces(const cn_config *c)
 {
-    const uint32_t homes = cn_config_homes(c);
-    const cn_kv_home home = cn_config_away(c);
-    const char *name = cn_kv_home_name(home);
-    if (homes >> CN_HOME_PEER & 1 && homes >> CN_HOME_HOST & 1)
-        return cn_fail(CN_ERR_ARG, "--kv-homes peer,host: expected at most one of peer and host");
-    if (home == CN_HOME_DEVICE && c->cache_device)
-        return cn_fail(CN_ERR_ARG, "--cache-device %s: only kv home peer uses it; add peer to "
+    const uint32_t away = cn_config_away(c);
+    const bool peer = away >> CN_HOME_PEER & 1, host = away >> CN_HOME_HOST & 1;
+    if (!host && c->host_space_gib > 0)
+        return cn_fail(CN_ERR_ARG, "--host-space %.4g: kv home host is not declared; add host to "
                                    "--kv-homes, or leave it out",
-                       c->cache_device);
-    if (home == CN_HOME_DEVICE && c->home_space_gib > 0)
+                       (double)c->host_space_gib);
+    if (!away && c->home_space_gib > 0)
         return cn_fail(CN_ERR_ARG, "--home-space %.4g: no home is declared; add peer or host to "
                                    "--kv-homes, or leave it out",
                        (double)c->home_space_gib);
-    if (home == CN_HOME_DEVICE) return CN_OK;
-    if (!(c->home_space_gib > 0))
-        return cn_fail(CN_ERR_ARG, "kv home %s: --home-space is missing; set it to GiB of memory "
-                                   "for the KV of these requests",
-                       name);
-    if (home == CN_HOME_PEER && !c->cache_device)
+    if (!peer && c->host_space_gib > 0 && c->home_space_gib > 0)
+        return cn_fail(CN_ERR_ARG,
+                       "--home-space %.4g and --host-space %.4g: kv home host is the only home; "
+                       "leave one of the two out",
+                       (double)c->home_space_gib, (double)c->host_space_gib);
+    for (int h = 0; h < CN_N_HOMES; h++)
+        if (away >> h & 1 && !(cn_config_home_gib(c, (cn_kv_home)h) > 0))
+            return cn_fail(CN_ERR_ARG, "kv home %s: --home-space is missing; set it to GiB of "
+                                       "memory for the KV of these requests",
+                           cn_kv_home_name((cn_kv_home)h));
+    return CN_OK;
+}
+
+cn_status cn_home_check_start(const cn_config *c)
+{
+    const uint32_t away = cn_config_away(c);
+    const bool peer = away >> CN_HOME_PEER & 1;
+    if (c->cache_device && !away)
+        return cn_fail(CN_ERR_ARG, "--cache-device %s: only kv home peer uses it; add peer to "
+                                   "--kv-homes, or leave it out",
+                       c->cache_device);
+    CN_TRY(check_spaces(c));
+    if (!away) return CN_OK;
+    if (peer && !c->cache_device)
         return cn_fail(CN_ERR_ARG, "kv home peer: --cache-device is missing");
-    if (home == CN_HOME_HOST && c->cache_device)
+    if (!peer && c->cache_device)
         return cn_fail(CN_ERR_ARG, "--cache-device %s: kv home host uses host memory; leave it out",
                        c->cache_device);
     if (!(cn_config_selectors(c) & cn_away_selectors()))
         return cn_fail(CN_ERR_ARG, "--kv-homes %s: no selector can use it; add spade, last or tls "
                                    "to --kv-selectors",
-                       name);
+                       cn_kv_home_name(peer ? CN_HOME_PEER : CN_HOME_HOST));
     return CN_OK;
 }
 
-cn_status cn_home_open_beside(cn_home *h, const cn_config *c, cn_backend *model_be)
+bool cn_homes_any(const cn_homes *hs) { return hs->at[CN_HOME_PEER].be || hs->at[CN_HOME_HOST].be; }
+
+/* Returns the declared home behind h, or the first one if h is NULL. NULL: there is none. */
+static cn_home *next_home(cn_homes *hs, cn_home *h)
 {
-    const cn_kv_home home = cn_config_away(c);
-    if (home == CN_HOME_DEVICE) return CN_OK;
-    CN_TRY(cn_backend_check_ops(model_be, cn_config_policies(c), cn_config_selectors(c),
-                                cn_config_homes(c)));
-    if (home != CN_HOME_HOST) return CN_OK;
-    h->be = model_be;
-    /* Beside a model on the same device the exchange must not delay it. */
-    return model_be->stream_create(model_be, CN_PRIORITY_LOW, &h->stream);
+    for (h = h ? h + 1 : hs->at; h < hs->at + CN_N_HOMES; h++)
+        if (h->be) return h;
+    return NULL;
 }
 
-cn_status cn_home_open(cn_home *h, const cn_config *c, const cn_model_config *m,
+cn_status cn_home_open_beside(cn_homes *hs, const cn_config *c, cn_backend *model_be)
+{
+    const uint32_t away = cn_config_away(c);
+    if (!away) return CN_OK;
+    CN_TRY(cn_backend_check_ops(model_be, cn_config_policies(c), cn_config_selectors(c),
+                                cn_config_homes(c)));
+    if (!(away >> CN_HOME_HOST & 1)) return CN_OK;
+    hs->at[CN_HOME_HOST].be = model_be;
+    /* Beside a model on the same device the exchange must not delay it. */
+    return model_be->stream_create(model_be, CN_PRIORITY_LOW, &hs->at[CN_HOME_HOST].stream);
+}
+
+cn_status cn_home_open(cn_homes *hs, const cn_config *c, const cn_model_config *m,
                        cn_backend *model_be, uint64_t bytes)
 {
-    if (cn_config_away(c) != CN_HOME_PEER) return CN_OK;
+    cn_home *h = &hs->at[CN_HOME_PEER];
+    if (!(cn_config_away(c) >> CN_HOME_PEER & 1)) return CN_OK;
     CN_TRY(cn_backend_open_cache(&h->be, c, m, model_be, bytes));
     CN_TRY(h->be->stream_create(h->be, CN_PRIORITY_HIGH, &h->stream));
     return cn_backend_check_ops(h->be, 0, cn_config_selectors(c), cn_config_homes(c));
 }
 
-static cn_status create_streams(cn_home *h)
+static cn_status create_streams(cn_homes *hs, cn_home *h)
 {
-    const bool own = h->be != h->o.model_be;
-    cn_backend *be = h->be, *model_be = h->o.model_be;
-    h->fills = h->o.event_stream;
-    if (own) CN_TRY(be->stream_create(be, CN_PRIORITY_LOW, &h->fills));
-    for (uint32_t p = 0; p < h->packs.n; p++) {
-        CN_TRY(model_be->fence_create(model_be, &h->stepped[p]));
-        CN_TRY(be->fence_create(be, &h->done[p]));
-    }
-    CN_TRY(model_be->fence_create(model_be, &h->put));
-    CN_TRY(model_be->fence_create(model_be, &h->compressed));
-    return be->fence_create(be, &h->filled);
+    h->fills = hs->o.event_stream;
+    if (h->be != hs->o.model_be)
+        CN_TRY(h->be->stream_create(h->be, CN_PRIORITY_LOW, &h->fills));
+    for (uint32_t p = 0; p < hs->packs.n; p++) CN_TRY(h->be->fence_create(h->be, &h->done[p]));
+    return h->be->fence_create(h->be, &h->filled);
 }
 
-/* Describes the home space; its memory is allocated. */
-static void describe(cn_home *h)
+static cn_kv_home kind_of(const cn_homes *hs, const cn_home *h) { return (cn_kv_home)(h - hs->at); }
+
+/* Describes a home space; its memory is allocated. */
+static void describe(const cn_homes *hs, cn_home *h)
 {
-    const cn_home_plan *plan = &h->o.plan->home;
-    const cn_kv_layout *l = &h->o.local.layout;
+    const cn_home_plan *plan = &hs->o.plan->homes[kind_of(hs, h)];
+    const cn_kv_layout *l = &hs->o.local.layout;
     cn_pools *p = &h->env.home;
     p->layout = cn_kv_layout_make(l->n_layers, plan->n_blocks, l->n_kv_heads, l->block_tokens,
                                   l->head_dim, l->part[CN_KV_K].dtype);
-    p->n_heads = h->o.local.n_heads;
-    p->act_dtype = h->o.local.act_dtype;
+    p->n_heads = hs->o.local.n_heads;
+    p->act_dtype = hs->o.local.act_dtype;
     p->digest.n_channels = cn_label_channels(l->head_dim);
-    h->plane.layout = cn_kv_layout_make(h->packs.first_layer, plan->n_blocks, l->n_kv_heads,
-                                        l->block_tokens, l->head_dim, l->part[CN_KV_K].dtype);
-    h->plane.n_heads = p->n_heads;
-    h->plane.act_dtype = p->act_dtype;
     h->env.be = h->be;
-    h->env.local = h->o.local;
+    h->env.local = hs->o.local;
     h->env.n_slots = plan->n_slots;
-    h->env.copies_labels = cn_config_selectors(h->o.config) >> CN_SELECT_TLS & 1;
+    h->env.copies_labels = cn_config_selectors(hs->o.config) >> CN_SELECT_TLS & 1;
     h->env.chosen_stride = h->fill_rows.sizes.move_stride;
-    h->env.cos = h->o.cos;
-    h->env.sin = h->o.sin;
+    h->env.cos = hs->o.cos;
+    h->env.sin = hs->o.sin;
+}
+
+/* Describes the plane of dense layers: the blocks of each home, one home behind the other. */
+static void describe_plane(cn_homes *hs)
+{
+    const cn_kv_layout *l = &hs->o.local.layout;
+    uint32_t n_blocks = 0;
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
+        h->plane_first = n_blocks;
+        n_blocks += hs->o.plan->homes[kind_of(hs, h)].n_blocks;
+    }
+    hs->plane.layout = cn_kv_layout_make(hs->packs.first_layer, n_blocks, l->n_kv_heads,
+                                         l->block_tokens, l->head_dim, l->part[CN_KV_K].dtype);
+    hs->plane.n_heads = hs->o.local.n_heads;
+    hs->plane.act_dtype = hs->o.local.act_dtype;
 }
 
 static cn_status make_tiles(cn_home *h)
@@ -108,50 +142,97 @@ static cn_status make_tiles(cn_home *h)
     return CN_OK;
 }
 
-cn_status cn_home_create(cn_home *h, const cn_home_opts *o)
+static cn_status create_home(cn_homes *hs, cn_home *h)
 {
-    const uint32_t b = o->plan->block_tokens;
-    h->o = *o;
-    h->packs =
-        cn_packs_make(o->config->select_dense_layers, o->model->n_layers, o->config->n_packs);
-    const cn_exchange_sizes z = cn_exchange_sizes_of(o->config, o->model, b, true);
+    const uint32_t b = hs->o.plan->block_tokens;
+    const cn_exchange_sizes z =
+        cn_exchange_sizes_of(hs->o.config, hs->o.model, kind_of(hs, h), b, true);
     CN_TRY(cn_exchange_rows_init(&h->fill_rows, &z, b));
-    describe(h);
+    describe(hs, h);
     h->fill_arrays = cn_calloc_aligned((size_t)h->env.n_slots * cn_exchange_bytes(&z), 1);
     if (!h->fill_arrays)
         return cn_fail(CN_ERR_MEMORY, "out of host memory for %u requests with a home",
                        h->env.n_slots);
     CN_TRY(make_tiles(h));
-    return create_streams(h);
+    return create_streams(hs, h);
 }
 
-void cn_home_sync(cn_home *h)
+cn_status cn_home_create(cn_homes *hs, const cn_home_opts *o)
 {
-    if (h->stream) h->be->stream_sync(h->stream);
-    if (h->fills && h->fills != h->o.event_stream) h->be->stream_sync(h->fills);
+    cn_backend *model_be = o->model_be;
+    hs->o = *o;
+    hs->packs =
+        cn_packs_make(o->config->select_dense_layers, o->model->n_layers, o->config->n_packs);
+    describe_plane(hs);
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) CN_TRY(create_home(hs, h));
+    for (uint32_t p = 0; p < hs->packs.n; p++)
+        CN_TRY(model_be->fence_create(model_be, &hs->stepped[p]));
+    CN_TRY(model_be->fence_create(model_be, &hs->put));
+    return model_be->fence_create(model_be, &hs->compressed);
 }
 
-void cn_home_free(cn_home *h)
+cn_status cn_home_step_init(cn_home_step *st, const cn_homes *hs, cn_kv_home home)
 {
-    cn_backend *be = h->be, *model_be = h->o.model_be;
-    for (uint32_t p = 0; p < CN_MAX_PACKS; p++) {
-        if (h->stepped[p]) model_be->fence_free(h->stepped[p]);
-        if (h->done[p]) be->fence_free(h->done[p]);
+    const cn_home *h = &hs->at[home];
+    if (!h->be) return CN_OK;
+    const uint32_t b = hs->o.plan->block_tokens, n = hs->o.config->max_num_seqs;
+    uint32_t *counts = st->counts;
+    const cn_exchange_sizes z =
+        cn_exchange_sizes_of(hs->o.config, hs->o.model, home, b, false);
+    *st = (cn_home_step){.counts = counts};
+    CN_TRY(cn_exchange_rows_init(&st->rows, &z, b));
+    st->seqs = cn_calloc(n, sizeof(cn_seq *));
+    st->attended = cn_calloc(n, sizeof *st->attended);
+    if (!st->seqs || !st->attended)
+        return cn_fail(CN_ERR_MEMORY, "out of host memory for %u requests with a home", n);
+    return h->be->fence_create(h->be, &st->read);
+}
+
+void cn_home_step_free(cn_home_step *st, const cn_homes *hs, cn_kv_home home)
+{
+    if (st->read) hs->at[home].be->fence_free(st->read);
+    cn_exchange_rows_free(&st->rows);
+    cn_free(st->seqs);
+    cn_free(st->attended);
+    *st = (cn_home_step){.counts = st->counts};
+}
+
+void cn_home_sync(cn_homes *hs)
+{
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
+        if (h->stream) h->be->stream_sync(h->stream);
+        if (h->fills && h->fills != hs->o.event_stream) h->be->stream_sync(h->fills);
     }
-    if (h->put) model_be->fence_free(h->put);
-    if (h->compressed) model_be->fence_free(h->compressed);
-    if (h->filled) be->fence_free(h->filled);
-    if (h->stream) be->stream_free(h->stream);
-    if (h->fills && h->fills != h->o.event_stream) be->stream_free(h->fills);
+}
+
+static void free_home(const cn_homes *hs, cn_home *h)
+{
+    for (uint32_t p = 0; p < CN_MAX_PACKS; p++)
+        if (h->done[p]) h->be->fence_free(h->done[p]);
+    if (h->filled) h->be->fence_free(h->filled);
+    if (h->stream) h->be->stream_free(h->stream);
+    if (h->fills && h->fills != hs->o.event_stream) h->be->stream_free(h->fills);
     cn_exchange_rows_free(&h->fill_rows);
     cn_free(h->fill_arrays);
     cn_free(h->tiles);
 }
 
-void cn_home_close(cn_home *h, const cn_backend *model_be)
+void cn_home_free(cn_homes *hs)
 {
-    if (h->be && h->be != model_be) h->be->close(h->be);
-    h->be = NULL;
+    cn_backend *model_be = hs->o.model_be;
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) free_home(hs, h);
+    for (uint32_t p = 0; p < CN_MAX_PACKS; p++)
+        if (hs->stepped[p]) model_be->fence_free(hs->stepped[p]);
+    if (hs->put) model_be->fence_free(hs->put);
+    if (hs->compressed) model_be->fence_free(hs->compressed);
+}
+
+void cn_home_close(cn_homes *hs, const cn_backend *model_be)
+{
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
+        if (h->be != model_be) h->be->close(h->be);
+        h->be = NULL;
+    }
 }
 
 /* ---- requests ---- */
@@ -179,89 +260,131 @@ cn_status cn_home_check(const cn_config *c, cn_kv_params *kv, uint32_t block_tok
 
 /* ---- steps ---- */
 
-cn_status cn_home_begin_step(cn_home *h, const cn_exchange_rows *rows, const cn_plane_view *plane)
+/* The rows of the pass with this home; NULL: none. */
+static cn_home_step *step_of(const cn_homes *hs, const cn_home *h)
 {
-    h->in_pass = true;
-    h->plane_view = *plane;
-    h->rows = rows->n_rows > 0 ? rows : NULL;
-    return h->rows ? cn_exchange_upload(&h->env, h->stream, rows, &h->step) : CN_OK;
+    cn_home_step *st = hs->steps ? &hs->steps[kind_of(hs, h)] : NULL;
+    return st && st->rows.n_rows > 0 ? st : NULL;
 }
 
-cn_status cn_home_end_step(cn_home *h, uint32_t *counts, cn_fence *read)
+cn_status cn_home_begin_step(cn_homes *hs, cn_home_step *steps, const cn_plane_view *plane)
 {
-    const cn_exchange_rows *r = h->rows;
-    h->in_pass = false;
-    h->rows = NULL;
-    h->plane_view = (cn_plane_view){0};
-    if (!r) return CN_OK;
-    const uint32_t hk = h->env.home.layout.n_kv_heads;
-    const size_t half = cn_exchange_counts(&r->sizes, hk);
-    const size_t bytes = sizeof(uint32_t) * r->n_rows * r->sizes.n_layers * hk;
-    const uint32_t *from = h->step.counts;
-    CN_TRY(h->be->mem_read(h->stream, counts, from, bytes));
-    CN_TRY(h->be->mem_read(h->stream, counts + half, from + half, bytes));
-    return h->be->fence_record(read, h->stream);
-}
-
-/* The pack that begins, or ends, with a layer; packs.n: none. */
-static uint32_t pack_at(const cn_home *h, uint32_t layer, bool ends)
-{
-    uint32_t p = 0;
-    while (p < h->packs.n && cn_pack_start(&h->packs, p + ends) != layer + ends) p++;
-    return p;
-}
-
-cn_status cn_home_enter_layer(cn_home *h, uint32_t layer)
-{
-    if (!h->in_pass) return CN_OK;
-    const uint32_t p = pack_at(h, layer, false);
-    if (p == h->packs.n) return CN_OK;
-    const double began_s = cn_now_s();
-    CN_TRY(h->o.model_be->fence_wait(h->o.model_stream, h->done[p]));
-    h->stall_s += cn_now_s() - began_s;
+    hs->in_pass = true;
+    hs->plane_view = *plane;
+    const bool any = steps[CN_HOME_PEER].rows.n_rows + steps[CN_HOME_HOST].rows.n_rows > 0;
+    hs->steps = any ? steps : NULL;
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
+        const cn_home_step *st = step_of(hs, h);
+        if (st) CN_TRY(cn_exchange_upload(&h->env, h->stream, &st->rows, &h->step));
+    }
     return CN_OK;
 }
 
-cn_status cn_home_leave_layer(cn_home *h, uint32_t layer)
+static cn_status read_counts(const cn_homes *hs, const cn_home *h)
 {
-    if (!h->rows) return CN_OK;
-    const uint32_t p = pack_at(h, layer, true);
-    if (p == h->packs.n) return CN_OK;
-    CN_TRY(h->o.model_be->fence_record(h->stepped[p], h->o.model_stream));
-    CN_TRY(h->be->fence_wait(h->stream, h->stepped[p]));
-    CN_TRY(cn_exchange_run(&h->env, h->stream, h->rows, &h->step, &h->packs, p, false));
-    return h->be->fence_record(h->done[p], h->stream);
+    const cn_home_step *st = step_of(hs, h);
+    if (!st) return CN_OK;
+    const uint32_t hk = h->env.home.layout.n_kv_heads;
+    const size_t half = cn_exchange_counts(&st->rows.sizes, hk);
+    const size_t bytes = sizeof(uint32_t) * st->rows.n_rows * st->rows.sizes.n_layers * hk;
+    const uint32_t *from = h->step.counts;
+    CN_TRY(h->be->mem_read(h->stream, st->counts, from, bytes));
+    CN_TRY(h->be->mem_read(h->stream, st->counts + half, from + half, bytes));
+    return h->be->fence_record(st->read, h->stream);
 }
 
-cn_status cn_home_wait(cn_home *h, cn_stream *s)
+cn_status cn_home_end_step(cn_homes *hs)
 {
-    for (uint32_t p = 0; p < h->packs.n; p++) CN_TRY(h->o.model_be->fence_wait(s, h->done[p]));
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) CN_TRY(read_counts(hs, h));
+    hs->in_pass = false;
+    hs->steps = NULL;
+    hs->plane_view = (cn_plane_view){0};
+    return CN_OK;
+}
+
+/* The pack that begins, or ends, with a layer; packs.n: none. */
+static uint32_t pack_at(const cn_homes *hs, uint32_t layer, bool ends)
+{
+    uint32_t p = 0;
+    while (p < hs->packs.n && cn_pack_start(&hs->packs, p + ends) != layer + ends) p++;
+    return p;
+}
+
+cn_status cn_home_enter_layer(cn_homes *hs, uint32_t layer)
+{
+    if (!hs->in_pass) return CN_OK;
+    const uint32_t p = pack_at(hs, layer, false);
+    if (p == hs->packs.n) return CN_OK;
+    const double began_s = cn_now_s();
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h))
+        CN_TRY(hs->o.model_be->fence_wait(hs->o.model_stream, h->done[p]));
+    hs->stall_s += cn_now_s() - began_s;
+    return CN_OK;
+}
+
+cn_status cn_home_leave_layer(cn_homes *hs, uint32_t layer)
+{
+    if (!hs->steps) return CN_OK;
+    const uint32_t p = pack_at(hs, layer, true);
+    if (p == hs->packs.n) return CN_OK;
+    CN_TRY(hs->o.model_be->fence_record(hs->stepped[p], hs->o.model_stream));
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
+        const cn_home_step *st = step_of(hs, h);
+        if (!st) continue;
+        CN_TRY(h->be->fence_wait(h->stream, hs->stepped[p]));
+        CN_TRY(cn_exchange_run(&h->env, h->stream, &st->rows, &h->step, &hs->packs, p, false));
+        CN_TRY(h->be->fence_record(h->done[p], h->stream));
+    }
+    return CN_OK;
+}
+
+cn_status cn_home_wait(cn_homes *hs, cn_stream *s)
+{
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h))
+        for (uint32_t p = 0; p < hs->packs.n; p++)
+            CN_TRY(hs->o.model_be->fence_wait(s, h->done[p]));
     return CN_OK;
 }
 
 /* ---- compression events ---- */
 
-/* Copies blocks of the device to the home space, and their dense layers to the plane. */
-static cn_status put(cn_home *h, const cn_sched_event *ev)
+static cn_home *home_of(cn_homes *hs, const cn_sched_event *ev)
 {
-    const cn_planes local = cn_pools_planes(&h->o.local);
-    const uint32_t n_dense = h->packs.first_layer;
-    cn_copy_args a = {cn_planes_kv(&local, local.n_layers), cn_pools_planes(&h->env.home),
-                      {.blocks = ev->puts, .n_blocks = ev->n_puts}};
-    CN_TRY(h->o.model_be->copy_blocks(h->o.event_stream, &a));
+    return &hs->at[ev->seq->kv.home];
+}
+
+/* Copies blocks of the device to the home space. */
+static cn_status put(cn_homes *hs, const cn_sched_event *ev)
+{
+    cn_home *h = home_of(hs, ev);
+    const cn_planes local = cn_pools_planes(&hs->o.local);
+    const cn_copy_args a = {cn_planes_kv(&local, local.n_layers), cn_pools_planes(&h->env.home),
+                            {.blocks = ev->puts, .n_blocks = ev->n_puts}};
     h->put_blocks += ev->n_puts;
-    /* Later tokens are written to the plane as they are computed. */
+    return hs->o.model_be->copy_blocks(hs->o.event_stream, &a);
+}
+
+/* Copies the dense layers of the blocks of a first put to the plane. Later tokens are written there
+ * as they are computed. */
+static cn_status put_dense(cn_homes *hs, const cn_sched_event *ev)
+{
+    const cn_home *h = home_of(hs, ev);
+    const cn_planes local = cn_pools_planes(&hs->o.local);
+    const uint32_t n_dense = hs->packs.first_layer;
     if (ev->n_exchange == 0 || n_dense == 0) return CN_OK;
-    a.from = cn_planes_kv(&local, n_dense);
-    a.to = cn_pools_planes(&h->plane);
-    return h->o.model_be->copy_blocks(h->o.event_stream, &a);
+    cn_copy_args a = {cn_planes_kv(&local, n_dense), cn_pools_planes(&hs->plane),
+                      {.blocks = ev->puts, .n_blocks = ev->n_puts}};
+    cn_plane *to = &a.to.block[CN_PLANE_KV];
+    to->base += h->plane_first * to->item_stride;
+    return hs->o.model_be->copy_blocks(hs->o.event_stream, &a);
 }
 
 /* Digests the blocks of a put. Consecutive home blocks are one call. */
-static cn_status digest(cn_home *h, const cn_sched_event *ev)
+static cn_status digest(cn_homes *hs, const cn_sched_event *ev)
 {
+    const cn_home *h = home_of(hs, ev);
     const uint32_t of_block = h->env.home.layout.block_tokens / CN_DIGEST_TILE;
-    if (h->o.plan->home.planes == 0) return CN_OK;
+    if (hs->o.plan->homes[kind_of(hs, h)].planes == 0) return CN_OK;
     for (uint32_t i = 0, n; i < ev->n_puts; i += n) {
         const uint32_t first = ev->puts[i].dst;
         for (n = 1; i + n < ev->n_puts && ev->puts[i + n].dst == first + n;) n++;
@@ -273,28 +396,35 @@ static cn_status digest(cn_home *h, const cn_sched_event *ev)
     return CN_OK;
 }
 
-static bool any_puts(cn_sched_event *const *events, uint32_t n)
+/* Returns true when some event puts blocks into a home; h NULL: into any. */
+static bool any_puts(cn_homes *hs, const cn_home *h, cn_sched_event *const *events, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
-        if (events[i]->n_puts > 0) return true;
+        if (events[i]->n_puts > 0 && (!h || home_of(hs, events[i]) == h)) return true;
     return false;
 }
 
-cn_status cn_home_before_events(cn_home *h, cn_sched_event *const *events, uint32_t n)
+cn_status cn_home_before_events(cn_homes *hs, cn_sched_event *const *events, uint32_t n)
 {
-    CN_TRY(cn_home_wait(h, h->o.event_stream));
-    if (!any_puts(events, n)) return CN_OK;
+    CN_TRY(cn_home_wait(hs, hs->o.event_stream));
+    if (!any_puts(hs, NULL, events, n)) return CN_OK;
+    for (uint32_t i = 0; i < n; i++) {
+        if (events[i]->n_puts == 0) continue;
+        CN_TRY(put(hs, events[i]));
+        CN_TRY(put_dense(hs, events[i]));
+    }
+    CN_TRY(hs->o.model_be->fence_record(hs->put, hs->o.event_stream));
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h))
+        if (any_puts(hs, h, events, n)) CN_TRY(h->be->fence_wait(h->fills, hs->put));
     for (uint32_t i = 0; i < n; i++)
-        if (events[i]->n_puts > 0) CN_TRY(put(h, events[i]));
-    CN_TRY(h->o.model_be->fence_record(h->put, h->o.event_stream));
-    CN_TRY(h->be->fence_wait(h->fills, h->put));
-    for (uint32_t i = 0; i < n; i++) CN_TRY(digest(h, events[i]));
+        if (events[i]->n_puts > 0) CN_TRY(digest(hs, events[i]));
     return CN_OK;
 }
 
 /* Fills the exchange area of one request: the exchange of the step before its first one. */
-static cn_status fill(cn_home *h, const cn_sched_event *ev)
+static cn_status fill(cn_homes *hs, const cn_sched_event *ev)
 {
+    cn_home *h = home_of(hs, ev);
     cn_exchange_rows *r = &h->fill_rows;
     const cn_seq *q = ev->seq;
     char *own = r->host;
@@ -313,19 +443,24 @@ static cn_status fill(cn_home *h, const cn_sched_event *ev)
                            ev->home_len / r->block_tokens);
     cn_exchange_rows_add(r, &row);
     cn_status status = cn_exchange_upload(&h->env, h->fills, r, &h->fill);
-    for (uint32_t p = 0; status == CN_OK && p < h->packs.n; p++)
-        status = cn_exchange_run(&h->env, h->fills, r, &h->fill, &h->packs, p, true);
+    for (uint32_t p = 0; status == CN_OK && p < hs->packs.n; p++)
+        status = cn_exchange_run(&h->env, h->fills, r, &h->fill, &hs->packs, p, true);
     r->host = own;
     return status;
 }
 
-cn_status cn_home_after_events(cn_home *h, cn_sched_event *const *events, uint32_t n)
+cn_status cn_home_after_events(cn_homes *hs, cn_sched_event *const *events, uint32_t n)
 {
-    if (!any_puts(events, n)) return CN_OK;
-    CN_TRY(h->o.model_be->fence_record(h->compressed, h->o.event_stream));
-    CN_TRY(h->be->fence_wait(h->fills, h->compressed));
+    if (!any_puts(hs, NULL, events, n)) return CN_OK;
+    CN_TRY(hs->o.model_be->fence_record(hs->compressed, hs->o.event_stream));
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h))
+        if (any_puts(hs, h, events, n)) CN_TRY(h->be->fence_wait(h->fills, hs->compressed));
     for (uint32_t i = 0; i < n; i++)
-        if (events[i]->n_exchange > 0) CN_TRY(fill(h, events[i]));
-    CN_TRY(h->be->fence_record(h->filled, h->fills));
-    return h->o.model_be->fence_wait(h->o.event_stream, h->filled);
+        if (events[i]->n_exchange > 0) CN_TRY(fill(hs, events[i]));
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
+        if (!any_puts(hs, h, events, n)) continue;
+        CN_TRY(h->be->fence_record(h->filled, h->fills));
+        CN_TRY(hs->o.model_be->fence_wait(hs->o.event_stream, h->filled));
+    }
+    return CN_OK;
 }

@@ -1,6 +1,7 @@
 /* home.h - where the full KV of away requests lies: on a cache device (home `peer`) or in host
- * memory (home `host`). Runs the exchanges of steps beside the model, and what compression events
- * do beside the compression: puts, digests, and the first exchange of a request. DESIGN.md §7.
+ * memory (home `host`); an engine may have both. Runs the exchanges of steps beside the model, and
+ * what compression events do beside the compression: puts, digests, and the first exchange of a
+ * request. DESIGN.md §7.
  *
  * Owner: cn_engine. Thread: the engine's. Stage: 6 of a request's way.
  *
@@ -34,67 +35,92 @@ typedef struct cn_plane_view {
     uint32_t table_stride, max_kv;
 } cn_plane_view;
 
+/* The away rows of a step with one home: the rows of their exchange, and what the caller counts
+ * when the step's tokens are read. */
+typedef struct cn_home_step {
+    cn_exchange_rows rows;
+    cn_seq **seqs;      /* [max_num_seqs] of the rows */
+    uint32_t *attended; /* [max_num_seqs] tokens that each row attended to */
+    uint32_t n_counted; /* leading rows that have been counted, or have no token */
+    cn_fence *read;     /* of the home's backend: `counts` has been written */
+    uint32_t *counts;   /* host, [2, max_num_seqs, layers, hk], as cn_exchange_scratch.counts */
+} cn_home_step;
+
+/* One home: `peer` or `host`. */
 typedef struct cn_home {
-    cn_backend *be; /* runs exchanges: the cache device, or model_be; NULL: no home is declared */
-    cn_home_opts o;
+    cn_backend *be; /* runs exchanges: the cache device, or model_be; NULL: it is not declared */
     cn_exchange_env env; /* env.home: the home space */
-    /* K and V of the dense layers by home block, on the device; NULL without dense layers. */
-    cn_pools plane;
-    cn_packs packs;
     cn_stream *stream; /* exchanges of steps */
     cn_stream *fills;  /* digests and exchanges of events; the event stream with home `host` */
-    cn_fence *stepped[CN_MAX_PACKS], *done[CN_MAX_PACKS]; /* of pack p: its layers, its exchange */
-    cn_fence *put, *compressed, *filled;                  /* of events */
+    cn_fence *done[CN_MAX_PACKS]; /* the exchange of pack p */
+    cn_fence *filled;             /* the fills of events */
     cn_exchange_scratch step, fill;
     cn_exchange_rows fill_rows;
     char *fill_arrays;     /* host, [n_slots] cn_exchange_bytes of fill_rows, by home slot */
     cn_digest_tile *tiles; /* host, [N_home * tiles of a block]: all tiles, by home block */
-    /* The pass of the model that is being enqueued; NULL: no step with exchanges. */
-    const cn_exchange_rows *rows;
+    uint32_t plane_first;  /* its first block in the plane */
+    uint64_t put_blocks;
+} cn_home;
+
+typedef struct cn_homes {
+    cn_home at[CN_N_HOMES]; /* by cn_kv_home, `device` unused */
+    cn_home_opts o;
+    /* K and V of the dense layers by home block, on the device; the blocks of all homes. NULL
+     * without dense layers. */
+    cn_pools plane;
+    cn_packs packs;
+    cn_fence *stepped[CN_MAX_PACKS]; /* the layers of pack p */
+    cn_fence *put, *compressed;      /* of events */
+    /* The pass of the model that is being enqueued; by home, NULL: no step with exchanges. */
+    cn_home_step *steps;
     bool in_pass;
     cn_plane_view plane_view;
-    uint64_t put_blocks;
     double stall_s; /* of the host, in cn_home_enter_layer */
-} cn_home;
+} cn_homes;
+
+/* Returns true when a home besides the device is declared. */
+bool cn_homes_any(const cn_homes *hs);
 
 /* CN_ERR_ARG when the options of homes are not possible. */
 cn_status cn_home_check_start(const cn_config *c);
 /* Checks the ops of the model's backend, and creates the stream of home `host` there. Call before
  * the memory plan, because a stream takes device memory. CN_ERR_DEVICE names a missing op. */
-cn_status cn_home_open_beside(cn_home *h, const cn_config *c, cn_backend *model_be);
+cn_status cn_home_open_beside(cn_homes *hs, const cn_config *c, cn_backend *model_be);
 /* Opens the cache device of --cache-device with this much memory. The options have been checked.
  * CN_ERR_DEVICE names an op that the backend lacks. */
-cn_status cn_home_open(cn_home *h, const cn_config *c, const cn_model_config *m,
+cn_status cn_home_open(cn_homes *hs, const cn_config *c, const cn_model_config *m,
                        cn_backend *model_be, uint64_t bytes);
 /* Call when the memory of the start plan is allocated. */
-cn_status cn_home_create(cn_home *h, const cn_home_opts *o);
-/* Waits for all work of the home. */
-void cn_home_sync(cn_home *h);
-/* Frees streams, fences and host memory. h may be zeroed. */
-void cn_home_free(cn_home *h);
+cn_status cn_home_create(cn_homes *hs, const cn_home_opts *o);
+/* Allocates the host arrays of a step with one home; the start plan allocates `counts`. */
+cn_status cn_home_step_init(cn_home_step *st, const cn_homes *hs, cn_kv_home home);
+void cn_home_step_free(cn_home_step *st, const cn_homes *hs, cn_kv_home home);
+/* Waits for all work of the homes. */
+void cn_home_sync(cn_homes *hs);
+/* Frees streams, fences and host memory. hs may be zeroed. */
+void cn_home_free(cn_homes *hs);
 /* Closes the cache device, whose memory the caller has freed. */
-void cn_home_close(cn_home *h, const cn_backend *model_be);
+void cn_home_close(cn_homes *hs, const cn_backend *model_be);
 
 /* Checks a request against the options: its home is declared, its cap fits. Completes kv. */
 cn_status cn_home_check(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens);
 
 /* ---- steps ---- */
 
-/* Begins a step whose layers call cn_home_enter_layer and cn_home_leave_layer. Uploads the rows,
- * which may be none. */
-cn_status cn_home_begin_step(cn_home *h, const cn_exchange_rows *rows, const cn_plane_view *plane);
-/* Ends it: reads the counts of the rows back to `counts` (host_alloc, 2 * cn_exchange_counts). They
- * are there when `read`, a fence of h->be, is done. */
-cn_status cn_home_end_step(cn_home *h, uint32_t *counts, cn_fence *read);
-cn_status cn_home_enter_layer(cn_home *h, uint32_t layer);
-cn_status cn_home_leave_layer(cn_home *h, uint32_t layer);
+/* Begins a step whose layers call cn_home_enter_layer and cn_home_leave_layer. Uploads the rows of
+ * steps[CN_N_HOMES], which may be none. */
+cn_status cn_home_begin_step(cn_homes *hs, cn_home_step *steps, const cn_plane_view *plane);
+/* Ends it: enqueues the copy of the counts of the rows to the host. */
+cn_status cn_home_end_step(cn_homes *hs);
+cn_status cn_home_enter_layer(cn_homes *hs, uint32_t layer);
+cn_status cn_home_leave_layer(cn_homes *hs, uint32_t layer);
 /* Lets a stream of model_be wait for the exchanges of the last step. */
-cn_status cn_home_wait(cn_home *h, cn_stream *s);
+cn_status cn_home_wait(cn_homes *hs, cn_stream *s);
 
 /* ---- compression events ---- */
 
 /* What events do before and after the compression, on the event stream. */
-cn_status cn_home_before_events(cn_home *h, cn_sched_event *const *events, uint32_t n);
-cn_status cn_home_after_events(cn_home *h, cn_sched_event *const *events, uint32_t n);
+cn_status cn_home_before_events(cn_homes *hs, cn_sched_event *const *events, uint32_t n);
+cn_status cn_home_after_events(cn_homes *hs, cn_sched_event *const *events, uint32_t n);
 
 #endif

@@ -40,7 +40,7 @@ struct cn_model {
     uint32_t dense_layers;
     cn_dump *dump;
     cn_select_probe *probe;
-    cn_home *home;
+    cn_homes *homes;
     bool is_normed; /* the final norm of the last pass has run */
     uint64_t n_passes;
 };
@@ -147,7 +147,7 @@ void cn_model_free(cn_model *m) { cn_free(m); }
 
 void cn_model_set_dump(cn_model *m, cn_dump *d) { m->dump = d; }
 void cn_model_set_probe(cn_model *m, cn_select_probe *p) { m->probe = p; }
-void cn_model_set_home(cn_model *m, cn_home *h) { m->home = h; }
+void cn_model_set_homes(cn_model *m, cn_homes *hs) { m->homes = hs; }
 
 void cn_model_rope(const cn_model *m, const float **cos, const float **sin)
 {
@@ -225,8 +225,8 @@ static cn_status linear(const pass *p, size_t out, size_t x, cn_weight_id id, co
 /* Rows past their first commit keep the dense layers' K and V in the plane. */
 static bool reads_plane(const pass *p, uint32_t layer)
 {
-    const cn_home *h = p->m->home;
-    return h && h->plane_view.slots && layer < p->m->dense_layers;
+    const cn_homes *hs = p->m->homes;
+    return hs && hs->plane_view.slots && layer < p->m->dense_layers;
 }
 
 /* Attention of the decode rows in a dense layer: rows with a plane read it, others the pool. */
@@ -235,15 +235,15 @@ static cn_status attend_dense(const pass *p, const cn_attn_args *attn)
     const cn_model *m = p->m;
     cn_attn_args a = *attn;
     if (reads_plane(p, a.layer)) {
-        const cn_plane_view *plane = &m->home->plane_view;
+        const cn_plane_view *plane = &m->homes->plane_view;
         cn_batch_view batch = *p->batch;
         batch.tables = plane->tables;
         batch.table_stride = plane->table_stride;
         batch.max_kv = plane->max_kv;
         batch.kv_len = a.lengths = plane->lengths;
         a.batch = &batch;
-        a.layout = m->home->plane.layout;
-        a.kv = m->home->plane.kv;
+        a.layout = m->homes->plane.layout;
+        a.kv = m->homes->plane.kv;
         CN_TRY(m->be->attn_decode(p->s, &a));
         a = *attn;
         a.lengths = plane->pool_lengths;
@@ -271,12 +271,12 @@ static cn_status rope_store(const pass *p, uint32_t layer)
                             .window = p->pools->window};
     CN_TRY(m->be->rope_store(p->s, &a));
     if (reads_plane(p, layer)) {
-        const cn_plane_view *plane = &m->home->plane_view;
+        const cn_plane_view *plane = &m->homes->plane_view;
         cn_batch_view batch = *p->batch;
         batch.kv_slots = plane->slots;
         a.batch = &batch;
-        a.layout = m->home->plane.layout;
-        a.kv = m->home->plane.kv;
+        a.layout = m->homes->plane.layout;
+        a.kv = m->homes->plane.kv;
         a.q_window = NULL;
         CN_TRY(m->be->rope_store(p->s, &a));
     }
@@ -412,10 +412,10 @@ cn_status cn_model_forward(cn_model *m, cn_stream *s, const cn_batch_view *b, co
         CN_TRY(cn_select_predict(&step));
     }
     for (uint32_t layer = 0; layer < m->cfg.n_layers; layer++) {
-        if (m->home) CN_TRY(cn_home_enter_layer(m->home, layer));
+        if (m->homes) CN_TRY(cn_home_enter_layer(m->homes, layer));
         CN_TRY(attention_branch(&p, layer));
         CN_TRY(mlp_branch(&p, layer));
-        if (m->home) CN_TRY(cn_home_leave_layer(m->home, layer));
+        if (m->homes) CN_TRY(cn_home_leave_layer(m->homes, layer));
     }
     m->is_normed = false;
     return n_rows > 0 ? cn_model_more_logits(m, s, b, logit_rows, n_rows) : CN_OK;

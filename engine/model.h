@@ -55,7 +55,7 @@ void cn_model_set_probe(cn_model *m, cn_select_probe *p);
 void cn_model_rope(const cn_model *m, const float **cos, const float **sin);
 
 /* Later passes begin and end the layers of h, which is borrowed (NULL: none). */
-void cn_model_set_home(cn_model *m, cn_home *h);
+void cn_model_set_homes(cn_model *m, cn_homes *hs);
 
 /* Runs all layers over the batch and stores its K, V and observed queries in the pools. Decode rows
  * attend to the tokens that `select` says; NULL: to all tokens. Computes the logits of the batch's

@@ -4,7 +4,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "compress/away.h"
 #include "compress/policy.h"
 #include "compress/selector.h"
 
@@ -88,19 +87,18 @@ static cn_status divide_swap(cn_memory_plan *p, const cn_planner_input *in)
     return CN_OK;
 }
 
-/* The home space, and what it takes from the device's memory. */
-static cn_status divide_home(cn_memory_plan *p, cn_planner_input *in)
+/* A home space, and what it takes from the device's memory. */
+static cn_status divide_home(cn_memory_plan *p, cn_planner_input *in, cn_kv_home home)
 {
-    cn_home_plan *h = &p->home;
-    h->home = in->home;
-    if (in->home == CN_HOME_DEVICE) return CN_OK;
-    const char *name = cn_kv_home_name(in->home);
+    cn_home_plan *h = &p->homes[home];
+    const uint64_t home_bytes = in->home_bytes[home];
+    if (home_bytes == 0) return CN_OK;
     h->planes = in->home_planes;
     /* Digests of KV in host memory lie on the device. */
     const uint64_t kv = block_bytes(in, 0, in->n_layers);
     const uint64_t digests = block_bytes(in, in->home_planes, in->n_layers) - kv;
-    h->block_bytes = in->home == CN_HOME_PEER ? kv + digests : kv;
-    h->n_blocks = clamp_u32(in->home_bytes / h->block_bytes);
+    h->block_bytes = home == CN_HOME_PEER ? kv + digests : kv;
+    h->n_blocks = clamp_u32(home_bytes / h->block_bytes);
     h->n_slots = in->max_seqs;
     h->bytes = h->n_blocks * h->block_bytes;
     const uint64_t need = in->n_max_blocks * h->block_bytes;
@@ -108,10 +106,11 @@ static cn_status divide_home(cn_memory_plan *p, cn_planner_input *in)
         return cn_fail(CN_ERR_ARG,
                        "--home-space %.4g: kv home %s expects at least %.4g, %llu bytes, for one "
                        "request of %u blocks; raise it or lower --select-tokens",
-                       cn_gib(in->home_bytes), name, cn_gib(need) * 1.0001,
+                       cn_gib(home_bytes), cn_kv_home_name(home), cn_gib(need) * 1.0001,
                        (unsigned long long)need, in->n_max_blocks);
     if (in->dense_layers > 0) h->plane_bytes = h->n_blocks * block_bytes(in, 0, in->dense_layers);
-    h->device_bytes = h->plane_bytes + (in->home == CN_HOME_HOST ? h->n_blocks * digests : 0);
+    h->device_bytes = h->plane_bytes + (home == CN_HOME_HOST ? h->n_blocks * digests : 0);
+    p->home_device_bytes += h->device_bytes;
     if (in->n_blocks_override) return CN_OK;
     if (h->device_bytes >= in->avail_bytes)
         return cn_fail(CN_ERR_MEMORY,
@@ -124,10 +123,15 @@ static cn_status divide_home(cn_memory_plan *p, cn_planner_input *in)
     return CN_OK;
 }
 
+static bool has_home(const cn_planner_input *in)
+{
+    return in->home_bytes[CN_HOME_PEER] + in->home_bytes[CN_HOME_HOST] > 0;
+}
+
 /* Slots beyond those that leave room for the longest prompt become blocks. */
 static void leave_room_for_prompt(cn_memory_plan *p, const cn_planner_input *in)
 {
-    if (in->home == CN_HOME_DEVICE || in->n_blocks_override || p->n_query_slots == 0) return;
+    if (!has_home(in) || in->n_blocks_override || p->n_query_slots == 0) return;
     const uint64_t prompt = cn_ceil_div(in->max_model_len, in->block_tokens) * p->block_bytes;
     const uint64_t room = in->avail_bytes > prompt ? in->avail_bytes - prompt : 0;
     const uint64_t request = p->block_bytes * in->n_max_blocks + p->query_slot_bytes;
@@ -149,7 +153,8 @@ cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *giv
         .block_bytes = block_bytes(in, in->planes, in->n_layers),
         .query_slot_bytes = query_slot_bytes(in),
     };
-    CN_TRY(divide_home(&p, in));
+    CN_TRY(divide_home(&p, in, CN_HOME_PEER));
+    CN_TRY(divide_home(&p, in, CN_HOME_HOST));
     divide(&p, in);
     leave_room_for_prompt(&p, in);
 
@@ -173,7 +178,7 @@ cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *giv
     }
 
     p.kv_bytes = p.n_blocks * p.block_bytes + p.n_query_slots * p.query_slot_bytes +
-                 p.home.device_bytes;
+                 p.home_device_bytes;
     const uint64_t pool_tokens = (uint64_t)p.n_blocks * in->block_tokens;
     p.max_request_tokens = cn_min_u32(in->max_model_len, clamp_u32(pool_tokens));
     const uint64_t longest_blocks = cn_ceil_div(in->max_model_len, in->block_tokens);
@@ -223,7 +228,7 @@ uint32_t cn_planner_away_n_max(const cn_config *c, uint32_t block_tokens)
     for (unsigned i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
         if (!(cn_config_selectors(c) & cn_away_selectors() & 1U << i)) continue;
         cn_kv_params kv = c->kv;
-        kv.home = cn_config_away(c);
+        kv.home = CN_HOME_PEER; /* the area is equally large for every home */
         kv.select = (cn_kv_select)i;
         n_exchange = cn_max_u32(n_exchange, cn_away_of(&kv, block_tokens).n_exchange);
     }
@@ -236,23 +241,24 @@ static uint32_t most_blocks(const cn_config *c, uint32_t block_tokens)
     const bool capped =
         cn_policies_need(c->kv_policies | 1U << c->kv.policy).capped;
     const uint32_t n = capped ? cn_policy_cap(c->kv.budget_tokens, block_tokens) : 0;
-    if (cn_config_away(c) == CN_HOME_DEVICE) return n;
+    if (!cn_config_away(c)) return n;
     return cn_max_u32(n, cn_planner_away_n_max(c, block_tokens));
 }
 
-/* What the home space of these options needs. */
+/* What the home spaces of these options need. */
 static cn_status describe_home(cn_planner_input *in, const cn_config *c, const cn_model_config *m)
 {
-    in->home = cn_config_away(c);
-    if (in->home == CN_HOME_DEVICE) return CN_OK;
-    in->home_bytes = bytes_of_gib(c->home_space_gib);
+    const uint32_t away = cn_config_away(c);
+    if (!away) return CN_OK;
+    for (int h = 0; h < CN_N_HOMES; h++)
+        if (away >> h & 1) in->home_bytes[h] = bytes_of_gib(cn_config_home_gib(c, (cn_kv_home)h));
     in->home_planes = cn_selectors_need(cn_config_selectors(c) & cn_away_selectors()).planes;
     in->dense_layers = cn_min_u32(c->select_dense_layers, m->n_layers);
     /* Exchanges with `zip` read which tokens the policy holds. */
     if (cn_config_policies(c) >> CN_KV_ZIP & 1) in->planes |= 1U << CN_PLANE_ORIGIN;
-    const bool on_host = in->home == CN_HOME_HOST ||
-                         (c->cache_device && strcmp(c->cache_device, "cpu") == 0);
-    return on_host ? check_host_space("home-space", in->home_bytes) : CN_OK;
+    const bool peer_on_host = c->cache_device && strcmp(c->cache_device, "cpu") == 0;
+    return check_host_space("home-space", in->home_bytes[CN_HOME_HOST] +
+                                              (peer_on_host ? in->home_bytes[CN_HOME_PEER] : 0));
 }
 
 uint32_t cn_planner_block_tokens(const cn_config *c, const cn_backend *be)

@@ -15,6 +15,7 @@
 #ifndef CN_PLANNER_H
 #define CN_PLANNER_H
 
+#include "compress/away.h"
 #include "engine/base.h"
 #include "engine/checkpoint/model_config.h"
 #include "engine/ops.h"
@@ -34,14 +35,13 @@ typedef struct cn_planner_input {
     uint32_t max_seqs;          /* requests running at once */
     uint32_t n_blocks_override; /* N_total; 0: compute it from avail_bytes */
     uint64_t swap_bytes;        /* host memory for compressed requests; 0: none */
-    /* Home space of requests whose KV lies elsewhere; home CN_HOME_DEVICE: none. */
-    cn_kv_home home;
-    uint64_t home_bytes;
+    /* By cn_kv_home, `device` unused: the space of requests whose KV lies there; 0: none. */
+    uint64_t home_bytes[CN_N_HOMES];
     uint32_t home_planes;  /* digests by home block, like `planes` */
     uint32_t dense_layers; /* their KV by home block lies in avail_bytes */
 } cn_planner_input;
 
-/* The home space: docs/DESIGN.md §7.
+/* A home space: docs/DESIGN.md §7.
  *
  *   N_home = floor(home_bytes / (b * (m + D_there)))
  *
@@ -49,8 +49,7 @@ typedef struct cn_planner_input {
  * blocks are taken from avail_bytes before M and N_total are computed, and M leaves room for the
  * longest prompt, which is computed with full attention. */
 typedef struct cn_home_plan {
-    cn_kv_home home;      /* CN_HOME_DEVICE: none */
-    uint32_t n_blocks;    /* N_home */
+    uint32_t n_blocks;    /* N_home; 0: the home is not declared */
     uint32_t n_slots;     /* requests with a home at once: rows of `chosen` */
     uint64_t block_bytes; /* in the home space, with digests */
     uint64_t bytes;       /* of all blocks */
@@ -77,7 +76,8 @@ typedef struct cn_memory_plan {
     /* The swap space, by eq. 1 for requests at the default budget. */
     uint64_t swap_bytes;
     uint32_t n_swap_blocks, n_swap_windows, n_swap_requests;
-    cn_home_plan home;
+    cn_home_plan homes[CN_N_HOMES]; /* by cn_kv_home, `device` unused */
+    uint64_t home_device_bytes;     /* sum of their device_bytes */
 } cn_memory_plan;
 
 /* The plan for these options, this checkpoint and this backend (its dtypes). CN_ERR_MEMORY when not

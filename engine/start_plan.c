@@ -52,7 +52,7 @@ cn_batch_opts cn_start_batch_opts(const cn_config *c, const cn_model_config *m,
         .select_room = cn_start_select_scratch(c, m, block_tokens).room,
         .select_seed = (uint32_t)c->seed,
         .selectors = cn_config_selectors(c),
-        .max_home_blocks = cn_config_away(c) != CN_HOME_DEVICE && c->select_dense_layers > 0
+        .max_home_blocks = cn_config_away(c) && c->select_dense_layers > 0
                                ? (uint32_t)cn_ceil_div(cn_start_max_model_len(c, m), block_tokens)
                                : 0,
     };
@@ -203,13 +203,18 @@ static void add_selection(cn_start_plan *p, const sizes *z)
             cn_select_channels_n(m), offsetof(cn_engine, pools.digest.channels));
 }
 
-/* Memory of an exchange; `at` is the offset of its cn_exchange_scratch in cn_engine. */
-static void add_exchange(cn_start_plan *p, const sizes *z, cn_memory_part part, bool fill,
-                         size_t at)
+/* The offset of a member of a home in cn_engine. */
+#define HOME_AT(home, member) \
+    (offsetof(cn_engine, homes.at) + (size_t)(home) * sizeof(cn_home) + offsetof(cn_home, member))
+
+/* Memory of an exchange, for steps or for the fills of events. */
+static void add_exchange(cn_start_plan *p, const sizes *z, cn_kv_home home, bool fill)
 {
     const cn_model_config *m = z->m;
+    const size_t at = fill ? HOME_AT(home, fill) : HOME_AT(home, step);
+    const cn_memory_part part = home == CN_HOME_PEER ? CN_PART_CACHE : CN_PART_STEPS;
     const cn_exchange_sizes s =
-        cn_exchange_sizes_of(z->c, m, cn_planner_block_tokens(z->c, z->be), fill);
+        cn_exchange_sizes_of(z->c, m, home, cn_planner_block_tokens(z->c, z->be), fill);
     const uint64_t units = (uint64_t)s.max_rows * s.pack_layers * m->n_kv_heads;
     const uint64_t scores = (uint64_t)s.room * s.pack_layers;
     const uint64_t q_bytes =
@@ -231,29 +236,28 @@ static void add_exchange(cn_start_plan *p, const sizes *z, cn_memory_part part, 
 }
 
 /* What exchanges with a home need, besides the home space. */
-static void add_home_steps(cn_start_plan *p, const sizes *z)
+static void add_home_steps(cn_start_plan *p, const sizes *z, cn_kv_home home)
 {
     const cn_config *c = z->c;
     const cn_model_config *m = z->m;
-    const cn_kv_home home = cn_config_away(c);
     const cn_memory_part part = home == CN_HOME_PEER ? CN_PART_CACHE : CN_PART_STEPS;
-    if (home == CN_HOME_DEVICE) return;
+    if (!(cn_config_away(c) >> home & 1)) return;
     const uint32_t b = cn_planner_block_tokens(c, z->be);
-    const cn_exchange_sizes step = cn_exchange_sizes_of(c, m, b, false);
-    const uint64_t entries = cn_exchange_sizes_of(c, m, b, true).move_stride;
-    add_exchange(p, z, part, false, offsetof(cn_engine, home.step));
-    add_exchange(p, z, part, true, offsetof(cn_engine, home.fill));
+    const cn_exchange_sizes step = cn_exchange_sizes_of(c, m, home, b, false);
+    const uint64_t entries = cn_exchange_sizes_of(c, m, home, b, true).move_stride;
+    add_exchange(p, z, home, false);
+    add_exchange(p, z, home, true);
     add(p, z->be, "exchanged tokens", part,
         (uint64_t)m->n_layers * c->max_num_seqs * m->n_kv_heads * entries * sizeof(uint32_t),
-        offsetof(cn_engine, home.env.chosen));
+        HOME_AT(home, env.chosen));
     if (cn_selectors_need(cn_config_selectors(c)).labels)
         add(p, z->be, "label channels of the home", part, cn_select_channels_n(m),
-            offsetof(cn_engine, home.env.home.digest.channels));
+            HOME_AT(home, env.home.digest.channels));
     for (size_t i = 0; i < CN_FLIGHTS; i++)
         add(p, z->be, "exchange counts", CN_PART_HOST,
             2 * cn_exchange_counts(&step, m->n_kv_heads) * sizeof(uint32_t),
-            offsetof(cn_engine, flights) + i * sizeof(cn_flight) +
-                offsetof(cn_flight, host_counts));
+            offsetof(cn_engine, flights) + i * sizeof(cn_flight) + offsetof(cn_flight, away) +
+                (size_t)home * sizeof(cn_home_step) + offsetof(cn_home_step, counts));
 }
 
 static void add_steps(cn_start_plan *p, const sizes *z)
@@ -279,7 +283,7 @@ static void add_steps(cn_start_plan *p, const sizes *z)
     const uint64_t before = cn_start_part_bytes(p, CN_PART_STEPS);
     add_selection(p, z);
     p->select_bytes = cn_start_part_bytes(p, CN_PART_STEPS) - before;
-    add_home_steps(p, z);
+    for (int h = 0; h < CN_N_HOMES; h++) add_home_steps(p, z, (cn_kv_home)h);
     add_flights(p, z);
     add_prompt_piece(p, z);
 }
@@ -297,32 +301,32 @@ static const struct {
     [CN_PLANE_BOUNDS_16] = {"bounds of pages", offsetof(cn_engine, pools.digest.bounds_16)},
     [CN_PLANE_BOUNDS_64] = {"bounds of tiles", offsetof(cn_engine, pools.digest.bounds_64)},
 };
-/* The item of each block plane of the home space. */
+/* The item of each block plane of a home space. */
 static const struct {
     const char *name;
-    size_t engine_at;
+    size_t home_at; /* in cn_home */
 } home_planes[CN_N_BLOCK_PLANES] = {
-    [CN_PLANE_KV] = {"home space", offsetof(cn_engine, home.env.home.kv)},
-    [CN_PLANE_LABELS] = {"labels of the home", offsetof(cn_engine, home.env.home.digest.labels)},
+    [CN_PLANE_KV] = {"home space", offsetof(cn_home, env.home.kv)},
+    [CN_PLANE_LABELS] = {"labels of the home", offsetof(cn_home, env.home.digest.labels)},
     [CN_PLANE_SCALES] = {"label scales of the home",
-                         offsetof(cn_engine, home.env.home.digest.scales)},
+                         offsetof(cn_home, env.home.digest.scales)},
     [CN_PLANE_BOUNDS_64] = {"bounds of the home",
-                            offsetof(cn_engine, home.env.home.digest.bounds_64)},
+                            offsetof(cn_home, env.home.digest.bounds_64)},
 };
 
 /* Most items of CN_PART_KV: those of blocks and slots; of a home its digests and dense layers. */
 static uint64_t most_kv_items(const cn_config *c)
 {
     const uint64_t n = CN_N_BLOCK_PLANES + CN_N_SLOT_PLANES;
-    return cn_config_away(c) == CN_HOME_DEVICE ? n : n + CN_N_BLOCK_PLANES;
+    return cn_config_away(c) ? n + CN_N_BLOCK_PLANES : n;
 }
 
-static void add_home(cn_start_plan *p, const sizes *z)
+static void add_home(cn_start_plan *p, const sizes *z, cn_kv_home home)
 {
-    const cn_home_plan *h = &z->kv->home;
+    const cn_home_plan *h = &z->kv->homes[home];
     const cn_model_config *m = z->m;
-    if (h->home == CN_HOME_DEVICE) return;
-    const bool peer = h->home == CN_HOME_PEER;
+    if (h->n_blocks == 0) return;
+    const bool peer = home == CN_HOME_PEER;
     const cn_kv_layout l = cn_kv_layout_make(m->n_layers, h->n_blocks, m->n_kv_heads,
                                              z->kv->block_tokens, m->head_dim, z->be->kv_dtype);
     for (int i = 0; i < CN_N_BLOCK_PLANES; i++) {
@@ -333,10 +337,9 @@ static void add_home(cn_start_plan *p, const sizes *z)
                                                        : CN_PART_KV;
         add(p, z->be, home_planes[i].name, part,
             (uint64_t)m->n_layers * h->n_blocks * cn_block_plane_bytes(&l, (cn_block_plane)i),
-            home_planes[i].engine_at);
+            offsetof(cn_engine, homes.at) + (size_t)home * sizeof(cn_home) +
+                home_planes[i].home_at);
     }
-    add(p, z->be, "dense layers of the home", CN_PART_KV, h->plane_bytes,
-        offsetof(cn_engine, home.plane.kv));
 }
 
 static void add_kv(cn_start_plan *p, const sizes *z)
@@ -353,7 +356,13 @@ static void add_kv(cn_start_plan *p, const sizes *z)
     add(p, z->be, "query slots", CN_PART_KV, kv->n_query_slots * kv->query_slot_bytes,
         offsetof(cn_engine, pools.q_window));
     add(p, z->be, "swap space", CN_PART_HOST, kv->swap_bytes, offsetof(cn_engine, swap_memory));
-    add_home(p, z);
+    uint64_t plane_bytes = 0;
+    for (int h = 0; h < CN_N_HOMES; h++) {
+        add_home(p, z, (cn_kv_home)h);
+        plane_bytes += kv->homes[h].plane_bytes;
+    }
+    add(p, z->be, "dense layers of homes", CN_PART_KV, plane_bytes,
+        offsetof(cn_engine, homes.plane.kv));
 }
 
 static void list_items(cn_start_plan *p, const sizes *z)
@@ -414,7 +423,7 @@ cn_status cn_start_plan_allocate(const cn_start_plan *p, cn_backend *be, struct 
     for (uint32_t i = 0; i < p->n_items; i++) {
         const cn_memory_item *item = &p->items[i];
         void *memory = NULL;
-        cn_backend *of = item->part == CN_PART_CACHE ? e->home.be : be;
+        cn_backend *of = item->part == CN_PART_CACHE ? e->homes.at[CN_HOME_PEER].be : be;
         const cn_status status = item->part == CN_PART_HOST
                                      ? of->host_alloc(of, item->bytes, &memory)
                                      : of->mem_alloc(of, item->bytes, &memory);
@@ -431,7 +440,7 @@ void cn_start_plan_free(const cn_start_plan *p, cn_backend *be, struct cn_engine
     for (uint32_t i = 0; i < p->n_items; i++) {
         void **memory = pointer_of(e, &p->items[i]);
         if (*memory && p->items[i].part == CN_PART_HOST) be->host_free(be, *memory);
-        cn_backend *of = p->items[i].part == CN_PART_CACHE ? e->home.be : be;
+        cn_backend *of = p->items[i].part == CN_PART_CACHE ? e->homes.at[CN_HOME_PEER].be : be;
         if (*memory && p->items[i].part != CN_PART_HOST) of->mem_free(of, *memory);
         *memory = NULL;
     }

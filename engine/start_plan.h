@@ -34,7 +34,7 @@ typedef struct cn_memory_item {
     size_t engine_at; /* offset in cn_engine of the pointer to the memory */
 } cn_memory_item;
 
-enum { CN_MAX_MEMORY_ITEMS = 64 };
+enum { CN_MAX_MEMORY_ITEMS = 96 };
 
 typedef struct cn_start_plan {
     cn_memory_plan kv;

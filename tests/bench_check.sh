@@ -222,6 +222,12 @@ grep -q "^  *hidden behind the step .* with 4 packs" "$dir/out" || fail "no hidd
 "$cinch" plan --model $model $home --kv-homes host --json >"$dir/out"
 grep -q '"home": "host"' "$dir/out" || fail "no home in JSON"
 grep -q '"select_cap": 8' "$dir/out" || fail "no cap of home host"
+# Both homes in one engine, each with its own size.
+# shellcheck disable=SC2086
+"$cinch" plan --model $model $home --kv-homes peer,host --cache-device cpu --host-space 0.25 \
+    >"$dir/out"
+grep -q "^home  *peer, 0.50 GiB, N_home = 1339 blocks" "$dir/out" || fail "no home peer beside host"
+grep -q "^home  *host, 0.25 GiB, N_home = 682 blocks" "$dir/out" || fail "no home host beside peer"
 # shellcheck disable=SC2086
 refused "--cache-device is missing" plan --model $model $home --kv-homes peer
 refused "select_tiles to 5" plan --model $model --kv-select tls --select-tokens 256 --select-tiles 2

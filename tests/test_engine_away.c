@@ -153,6 +153,11 @@ static void mark_best(const cn_select_span *s, const uint16_t *score, const uint
     }
 }
 
+static const cn_home *home_of(const cn_engine *e, const cn_seq *q)
+{
+    return &e->homes.at[q->kv.home];
+}
+
 /* The sets of a layer that home `device` would choose for `position` from the queries and the home
  * of an away request. */
 static void expect_of(const cn_engine *e, const cn_seq *q, uint32_t position, uint32_t layer,
@@ -160,7 +165,7 @@ static void expect_of(const cn_engine *e, const cn_seq *q, uint32_t position, ui
 {
     static uint16_t score[4 * AWAY_CONTEXT];
     static float logits[8 * AWAY_CONTEXT], predicted[8 * 256];
-    const cn_home *h = &e->home;
+    const cn_home *h = home_of(e, q);
     const uint32_t zero = 0, slot = (uint32_t)q->query_slot, newest = position - 1;
     const uint32_t hk = e->model_config.n_kv_heads, ring = cn_ring_rows(&q->kv);
     const bool reads_window =
@@ -199,18 +204,19 @@ static void expect_of(const cn_engine *e, const cn_seq *q, uint32_t position, ui
 static void expect_copied(const cn_engine *e, const cn_seq *q, uint32_t layer, uint32_t head,
                           uint32_t entry, uint32_t position)
 {
-    const cn_kv_layout *l = &e->pools.layout, *m = &e->home.env.home.layout;
+    const cn_pools *home = &home_of(e, q)->env.home;
+    const cn_kv_layout *l = &e->pools.layout, *m = &home->layout;
     const uint32_t b = l->block_tokens;
     for (int part = CN_KV_K; part <= CN_KV_V; part++) {
         const char *here = (const char *)e->pools.kv +
                            cn_kv_at(l, layer, q->table[entry / b], head, entry % b,
                                     (cn_kv_part)part);
-        const char *there = (const char *)e->home.env.home.kv +
+        const char *there = (const char *)home->kv +
                             cn_kv_at(m, layer, q->home_table[position / b], head, position % b,
                                      (cn_kv_part)part);
         assert_memory_equal(here, there, l->part[part].row_bytes);
     }
-    const cn_digest *to = &e->pools.digest, *from = &e->home.env.home.digest;
+    const cn_digest *to = &e->pools.digest, *from = &home->digest;
     if (q->kv.select == CN_SELECT_TLS) {
         const size_t a = cn_kv_side(l, layer, q->table[entry / b], head, entry % b);
         const size_t c = cn_kv_side(m, layer, q->home_table[position / b], head, position % b);
@@ -226,14 +232,16 @@ static void expect_copied(const cn_engine *e, const cn_seq *q, uint32_t layer, u
 /* The plane of the dense layers has all tokens that are home. */
 static void expect_plane(const cn_engine *e, const cn_seq *q)
 {
-    const cn_kv_layout *l = &e->home.plane.layout, *m = &e->home.env.home.layout;
+    const cn_home *h = home_of(e, q);
+    const cn_kv_layout *l = &e->homes.plane.layout, *m = &h->env.home.layout;
     const uint32_t b = l->block_tokens;
-    for (uint32_t layer = 0; layer < e->home.packs.first_layer; layer++)
+    for (uint32_t layer = 0; layer < e->homes.packs.first_layer; layer++)
         for (uint32_t i = 0; i < q->home_len / b; i++) {
             const uint32_t block = q->home_table[i];
             assert_memory_equal(
-                (const char *)e->home.plane.kv + cn_kv_at(l, layer, block, 0, 0, CN_KV_K),
-                (const char *)e->home.env.home.kv + cn_kv_at(m, layer, block, 0, 0, CN_KV_K),
+                (const char *)e->homes.plane.kv +
+                    cn_kv_at(l, layer, h->plane_first + block, 0, 0, CN_KV_K),
+                (const char *)h->env.home.kv + cn_kv_at(m, layer, block, 0, 0, CN_KV_K),
                 l->block_bytes);
         }
 }
@@ -244,8 +252,8 @@ static void check_chosen(const cn_engine *e, const cn_seq *q, const lists *home,
     const uint32_t position = q->n_computed, hk = e->model_config.n_kv_heads;
     const cn_away away = cn_away_of(&q->kv, e->plan.kv.block_tokens);
     const uint32_t k = away.n_entries, n = away.entry_tokens;
-    const cn_exchange_env *env = &e->home.env;
-    for (uint32_t layer = e->home.packs.first_layer; layer < e->model_config.n_layers; layer++) {
+    const cn_exchange_env *env = &home_of(e, q)->env;
+    for (uint32_t layer = e->homes.packs.first_layer; layer < e->model_config.n_layers; layer++) {
         uint8_t in[4][AWAY_CONTEXT] = {0};
         expect_of(e, q, position, layer, in);
         for (uint32_t head = 0; head < hk; head++) {
@@ -273,9 +281,9 @@ static void check_chosen(const cn_engine *e, const cn_seq *q, const lists *home,
 static void sync_all(cn_engine *e)
 {
     assert_int_equal(e->backend->stream_sync(e->stream), CN_OK);
-    cn_home_sync(&e->home);
+    cn_home_sync(&e->homes);
     assert_int_equal(e->backend->stream_sync(e->event_stream), CN_OK);
-    cn_home_sync(&e->home);
+    cn_home_sync(&e->homes);
 }
 
 static away_scenario *draw_equality(uint64_t seed)
@@ -353,7 +361,7 @@ static void compare_with_home(uint64_t seed, const char *home, bool capped, form
         const cn_seq *q = seq_of(r);
         if (!q || q->home_len == 0 || q->state != CN_SEQ_RUNNING) continue;
         sync_all(r->engine);
-        const bool alike = r->engine->home.packs.first_layer == 0 && f == WINDOW;
+        const bool alike = r->engine->homes.packs.first_layer == 0 && f == WINDOW;
         expect_plane(r->engine, q);
         check_chosen(r->engine, q, alike ? at_home : NULL, !capped);
     }
@@ -442,7 +450,12 @@ static void wrong_starts_are_refused(void **state)
         const char *options[16];
         const char *text;
     } cases[] = {
-        {{"kv-homes", "peer,host"}, "expected at most one of peer and host"},
+        {{"kv-homes", "peer,host", "cache-device", "cpu", "host-space", "0.1", "kv-selectors",
+          "spade"},
+         "kv home peer: --home-space is missing"},
+        {{"kv-homes", "host", "host-space", "0.1", "home-space", "0.1"},
+         "--home-space 0.1 and --host-space 0.1: kv home host is the only home"},
+        {{PEER, "host-space", "0.1"}, "--host-space 0.1: kv home host is not declared"},
         {{"cache-device", "cpu"}, "--cache-device cpu: only kv home peer uses it"},
         {{"home-space", "2"}, "--home-space 2: no home is declared"},
         {{"kv-homes", "peer", "kv-selectors", "spade"}, "kv home peer: --home-space is missing"},
@@ -525,7 +538,7 @@ static void a_backend_without_exchange_is_refused_by_name(void **state)
     for (const char *const *s =
              (const char *const[]){PEER, "kv-select", "spade", NULL}; *s; s += 2)
         assert_int_equal(cn_config_set(c, s[0], s[1]), CN_OK);
-    cn_home h = {0};
+    cn_homes h = {0};
     assert_int_equal(cn_home_open_beside(&h, c, &lacking), CN_ERR_DEVICE);
     assert_non_null(strstr(cn_last_error(), "lacks the op exchange"));
     cn_home_close(&h, &lacking);

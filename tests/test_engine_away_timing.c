@@ -38,9 +38,13 @@ static struct {
 
 /* ---- timing ---- */
 
-static void draw_timed_kv(away_scenario *x, away_ask *a, cn_kv_home home)
+/* homes: "peer", "host" or both. */
+static void draw_timed_kv(away_scenario *x, away_ask *a, const char *homes)
 {
     const uint32_t kind = away_below(x, 10);
+    const bool any = strcmp(homes, "peer,host") == 0;
+    const bool peer = any ? away_chance(x, 50) : strcmp(homes, "peer") == 0;
+    const cn_kv_home home = peer ? CN_HOME_PEER : CN_HOME_HOST;
     away_draw_select(x, &a->kv);
     a->kv.window_tokens = away_between(x, 2, 8);
     a->kv.alpha = 0.8f;
@@ -68,7 +72,7 @@ static void draw_timed_kv(away_scenario *x, away_ask *a, cn_kv_home home)
     a->kv.select_keys = CN_SELECT_LABELS;
 }
 
-static void draw_asks(away_scenario *x, cn_kv_home home)
+static void draw_asks(away_scenario *x, const char *homes)
 {
     uint32_t common[AWAY_CONTEXT];
     for (uint32_t i = 0; i < AWAY_CONTEXT; i++) common[i] = away_below(x, x->vocab);
@@ -89,7 +93,7 @@ static void draw_asks(away_scenario *x, cn_kv_home home)
                      : away_chance(x, 50)                  ? 0
                                                       : away_below(x, 100);
         a->cancel_at = away_chance(x, 20) ? a->at_step + away_between(x, 1, 300) : 0;
-        draw_timed_kv(x, a, home);
+        draw_timed_kv(x, a, homes);
     }
 }
 
@@ -99,7 +103,8 @@ static away_scenario *draw_timing(uint64_t seed)
     assert_non_null(x);
     x->rng.state = seed;
     away_draw_model(x, 3);
-    const char *home = away_chance(x, 70) ? "peer" : "host";
+    static const char *const homes[] = {"peer", "host", "peer,host", "peer,host"};
+    const char *home = homes[away_below(x, 4)];
     away_set_home(x, home);
     away_set_text(x, "kv-policies", "full,window,zip");
     away_set(x, "kv-budget", 128);
@@ -108,7 +113,7 @@ static away_scenario *draw_timing(uint64_t seed)
     away_set_text(x, "kv-selectors", "spade,last,tls");
     away_set(x, "select-tiles", 3);
     away_set(x, "select-dense-layers", away_below(x, x->n_layers));
-    draw_asks(x, strcmp(home, "peer") == 0 ? CN_HOME_PEER : CN_HOME_HOST);
+    draw_asks(x, home);
     return x;
 }
 

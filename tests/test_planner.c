@@ -332,27 +332,39 @@ static void a_home_takes_its_share_of_the_device(void **state)
     enum { KV_BYTES = 36 * 8 * 256 * 2 * 128 * 2, LABELS_BYTES = 36 * 8 * 256 * (16 + 2) };
     const uint64_t dense_bytes = KV_BYTES / 36 * 2;
     cn_planner_input in = qwen3_8b();
-    in.home_bytes = UINT64_C(40) << 30;
+    const uint64_t bytes = UINT64_C(40) << 30;
     in.home_planes = 1U << CN_PLANE_LABELS | 1U << CN_PLANE_SCALES;
     in.dense_layers = 2;
     for (cn_kv_home home = CN_HOME_PEER; home <= CN_HOME_HOST; home++) {
         cn_memory_plan p;
         const uint64_t there = home == CN_HOME_PEER ? LABELS_BYTES : 0;
         const uint64_t here = home == CN_HOME_PEER ? 0 : LABELS_BYTES;
-        in.home = home;
+        memset(in.home_bytes, 0, sizeof in.home_bytes);
+        in.home_bytes[home] = bytes;
         assert_int_equal(cn_memory_plan_divide(&p, &in), CN_OK);
-        assert_int_equal(p.home.block_bytes, KV_BYTES + there);
-        assert_int_equal(p.home.n_blocks, in.home_bytes / (KV_BYTES + there));
-        assert_int_equal(p.home.plane_bytes, p.home.n_blocks * dense_bytes);
-        assert_int_equal(p.home.device_bytes, p.home.n_blocks * (dense_bytes + here));
-        const uint64_t left = in.avail_bytes - p.home.device_bytes;
+        const cn_home_plan *h = &p.homes[home];
+        assert_int_equal(h->block_bytes, KV_BYTES + there);
+        assert_int_equal(h->n_blocks, bytes / (KV_BYTES + there));
+        assert_int_equal(h->plane_bytes, h->n_blocks * dense_bytes);
+        assert_int_equal(h->device_bytes, h->n_blocks * (dense_bytes + here));
+        assert_int_equal(p.home_device_bytes, h->device_bytes);
+        const uint64_t left = in.avail_bytes - h->device_bytes;
         const uint64_t slots = p.n_query_slots * (p.block_bytes * 9 + p.query_slot_bytes);
         assert_true(p.kv_bytes <= in.avail_bytes);
         assert_true(slots + 160 * p.block_bytes <= left); /* a prompt of 40,960 tokens */
         assert_true(slots + 160 * p.block_bytes + p.block_bytes * 9 + p.query_slot_bytes > left);
     }
-    in.home_bytes = 8 * KV_BYTES;
     cn_memory_plan p;
+    in.home_bytes[CN_HOME_PEER] = bytes / 2;
+    in.home_bytes[CN_HOME_HOST] = bytes;
+    assert_int_equal(cn_memory_plan_divide(&p, &in), CN_OK);
+    const cn_home_plan *peer = &p.homes[CN_HOME_PEER], *host = &p.homes[CN_HOME_HOST];
+    assert_int_equal(peer->n_blocks, bytes / 2 / (KV_BYTES + LABELS_BYTES));
+    assert_int_equal(host->n_blocks, bytes / KV_BYTES);
+    assert_int_equal(p.home_device_bytes,
+                     peer->n_blocks * dense_bytes + host->n_blocks * (dense_bytes + LABELS_BYTES));
+    assert_true(p.kv_bytes <= in.avail_bytes && p.kv_bytes > in.avail_bytes - p.block_bytes);
+    in.home_bytes[CN_HOME_HOST] = 8 * KV_BYTES;
     assert_int_equal(cn_memory_plan_divide(&p, &in), CN_ERR_ARG);
     assert_non_null(strstr(cn_last_error(), "kv home host expects at least"));
 }

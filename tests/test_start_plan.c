@@ -349,8 +349,10 @@ static void a_home_has_its_own_memory(void **state)
     rig *r = *state;
     static const struct {
         const char *homes;
+        cn_kv_home home;
         cn_memory_part kv, scratch;
-    } cases[] = {{"peer", CN_PART_CACHE, CN_PART_CACHE}, {"host", CN_PART_HOST, CN_PART_STEPS}};
+    } cases[] = {{"peer", CN_HOME_PEER, CN_PART_CACHE, CN_PART_CACHE},
+                 {"host", CN_HOME_HOST, CN_PART_HOST, CN_PART_STEPS}};
     cn_backend be = r->device, cache = r->device;
     be.mem_alloc = cache.mem_alloc = counting_mem_alloc;
     be.host_alloc = counting_host_alloc;
@@ -364,23 +366,25 @@ static void a_home_has_its_own_memory(void **state)
         device_taken = host_taken = 0;
         n_until_refused = UINT32_MAX;
         const cn_start_plan p = plan_of(r, &be);
-        const cn_home_plan *h = &p.kv.home;
+        const cn_home_plan *h = &p.kv.homes[cases[i].home];
         const uint64_t given = UINT64_C(1) << 27;
         assert_in_range(h->n_blocks * h->block_bytes, given - h->block_bytes, given);
         cn_engine *e = cn_calloc(1, sizeof *e);
-        e->home.be = &cache;
+        cn_home *home = &e->homes.at[cases[i].home];
+        const size_t at = offsetof(cn_engine, homes.at) + cases[i].home * sizeof *home;
+        e->homes.at[CN_HOME_PEER].be = &cache;
         assert_int_equal(cn_start_plan_allocate(&p, &be, e), CN_OK);
         assert_int_equal(device_taken, cn_start_plan_bytes(&p) +
                                            cn_start_part_bytes(&p, CN_PART_CACHE));
         assert_int_equal(host_taken, cn_start_part_bytes(&p, CN_PART_HOST));
         for (uint32_t k = 0; k < p.n_items; k++) {
-            if (p.items[k].engine_at == offsetof(cn_engine, home.env.home.kv))
+            if (p.items[k].engine_at == at + offsetof(cn_home, env.home.kv))
                 assert_int_equal(p.items[k].part, cases[i].kv);
-            if (p.items[k].engine_at == offsetof(cn_engine, home.step.score))
+            if (p.items[k].engine_at == at + offsetof(cn_home, step.score))
                 assert_int_equal(p.items[k].part, cases[i].scratch);
         }
-        assert_true(e->home.env.home.kv && e->home.plane.kv && e->home.env.chosen);
-        assert_true(e->home.env.home.digest.labels && e->home.env.home.digest.channels);
+        assert_true(home->env.home.kv && e->homes.plane.kv && home->env.chosen);
+        assert_true(home->env.home.digest.labels && home->env.home.digest.channels);
         assert_null(e->pools.digest.labels); /* no request selects on the device */
         cn_start_plan_free(&p, &be, e);
         assert_int_equal(n_taken, 0);

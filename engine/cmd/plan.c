@@ -31,7 +31,7 @@ typedef struct plan_report {
     uint32_t resident_tokens; /* mean of a request */
     cn_plan_selection selection;
     cn_device_choice device;
-    cn_plan_home home;
+    cn_plan_home homes[CN_N_HOMES];
     double read_bytes_per_s, flops_per_s, tokens_per_s;
 } plan_report;
 
@@ -153,7 +153,9 @@ static cn_status fill(plan_report *r, cn_backend *be, cn_stream *s)
     r->running = cn_max_u32(r->running, 1);
     CN_TRY(cn_plan_selection_make(&r->selection, c, &r->model, &r->start, be));
     if (s) CN_TRY(measure(be, s, r));
-    cn_plan_home_make(&r->home, c, &r->model, &r->start, be->kv_dtype, r->read_bytes_per_s);
+    for (int h = 0; h < CN_N_HOMES; h++)
+        cn_plan_home_make(&r->homes[h], c, &r->model, &r->start, (cn_kv_home)h, be->kv_dtype,
+                          r->read_bytes_per_s);
     return CN_OK;
 }
 
@@ -174,8 +176,7 @@ static void print_concurrency(const plan_report *r)
     if (p->max_request_tokens < r->max_model_len)
         printf("; the longest request that fits alone has %u tokens", p->max_request_tokens);
     printf("\n");
-    const bool away = p->home.home != CN_HOME_DEVICE;
-    if (p->n_max_blocks && away)
+    if (p->n_max_blocks && cn_config_away(r->config))
         printf("%-12s %u requests of any output length with the largest cap (%u blocks each)\n", "",
                p->concurrency_capped, p->n_max_blocks);
     else if (p->n_max_blocks)
@@ -225,11 +226,21 @@ static void print_table(const plan_report *r)
     }
     print_concurrency(r);
     cn_plan_selection_print(&r->selection);
-    cn_plan_home_print(&r->home);
+    for (int h = 0; h < CN_N_HOMES; h++) cn_plan_home_print(&r->homes[h]);
 }
 
 /* null when nothing was measured. */
 static json_t *measured_json(double x) { return x > 0 ? json_real(x) : json_null(); }
+
+/* The declared homes besides the device. */
+static json_t *homes_json(const plan_report *r)
+{
+    json_t *list = json_array();
+    for (int h = 0; h < CN_N_HOMES; h++)
+        if (r->homes[h].plan.n_blocks > 0)
+            json_array_append_new(list, cn_plan_home_json(&r->homes[h]));
+    return list;
+}
 
 static cn_status print_json(const plan_report *r)
 {
@@ -252,7 +263,7 @@ static cn_status print_json(const plan_report *r)
         "read_bytes_per_s",
         measured_json(r->read_bytes_per_s), "flops_per_s", measured_json(r->flops_per_s),
         "expected_tokens_per_s", measured_json(r->tokens_per_s), "selection",
-        cn_plan_selection_json(&r->selection), "home", cn_plan_home_json(&r->home));
+        cn_plan_selection_json(&r->selection), "homes", homes_json(r));
     char *text = json ? json_dumps(json, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) : NULL;
     json_decref(json);
     if (!text) return cn_fail(CN_ERR_MEMORY, "out of memory for the plan");

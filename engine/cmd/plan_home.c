@@ -12,10 +12,10 @@
 /* Measured rates of rows of single tokens: over NVLink, and from host memory over PCIe 5. */
 static const double NVLINK_BYTES_PER_S = 380e9, PCIE_BYTES_PER_S = 18e9;
 
-static double link_rate(const cn_config *c, double read_bytes_per_s)
+static double link_rate(const cn_config *c, cn_kv_home home, double read_bytes_per_s)
 {
-    if (c->cache_device && strcmp(c->cache_device, "cpu") == 0) return read_bytes_per_s;
-    return cn_config_away(c) == CN_HOME_PEER ? NVLINK_BYTES_PER_S : PCIE_BYTES_PER_S;
+    if (home == CN_HOME_HOST) return PCIE_BYTES_PER_S;
+    return strcmp(c->cache_device, "cpu") == 0 ? read_bytes_per_s : NVLINK_BYTES_PER_S;
 }
 
 /* The largest n with n * step_bytes / link <= share * (weights + n * resident) / read. */
@@ -30,13 +30,14 @@ static uint32_t hidden_batch(const cn_plan_home *p, double weight_bytes, double 
 }
 
 void cn_plan_home_make(cn_plan_home *out, const cn_config *c, const cn_model_config *m,
-                       const cn_start_plan *start, cn_dtype kv_dtype, double read_bytes_per_s)
+                       const cn_start_plan *start, cn_kv_home home, cn_dtype kv_dtype,
+                       double read_bytes_per_s)
 {
     const uint32_t b = start->kv.block_tokens;
-    cn_plan_home p = {.plan = start->kv.home, .block_tokens = b};
+    cn_plan_home p = {.home = home, .plan = start->kv.homes[home], .block_tokens = b};
     *out = p;
-    if (p.plan.home == CN_HOME_DEVICE) return;
-    const cn_exchange_sizes z = cn_exchange_sizes_of(c, m, b, false);
+    if (p.plan.n_blocks == 0) return;
+    const cn_exchange_sizes z = cn_exchange_sizes_of(c, m, home, b, false);
     const cn_packs packs = cn_packs_make(c->select_dense_layers, m->n_layers, c->n_packs);
     const cn_kv_layout l = cn_kv_layout_make(1, 1, m->n_kv_heads, b, m->head_dim, kv_dtype);
     const uint64_t row_bytes = l.tile_bytes / l.tile_tokens; /* K and V of a token and kv head */
@@ -48,8 +49,8 @@ void cn_plan_home_make(cn_plan_home *out, const cn_config *c, const cn_model_con
     p.n_packs = packs.n;
     p.cap = z.move_stride;
     p.step_bytes = units * p.cap * row_bytes;
-    p.cache_bytes = cn_start_part_bytes(start, CN_PART_CACHE);
-    p.link_bytes_per_s = link_rate(c, read_bytes_per_s);
+    if (home == CN_HOME_PEER) p.cache_bytes = cn_start_part_bytes(start, CN_PART_CACHE);
+    p.link_bytes_per_s = link_rate(c, home, read_bytes_per_s);
     p.measured = read_bytes_per_s > 0;
     if (p.measured)
         p.hidden_batch = hidden_batch(&p, (double)cn_start_part_bytes(start, CN_PART_WEIGHTS),
@@ -60,9 +61,9 @@ void cn_plan_home_make(cn_plan_home *out, const cn_config *c, const cn_model_con
 void cn_plan_home_print(const cn_plan_home *p)
 {
     const cn_home_plan *h = &p->plan;
-    if (h->home == CN_HOME_DEVICE) return;
+    if (h->n_blocks == 0) return;
     printf("%-12s %s, %.2f GiB, N_home = %u blocks of %u tokens, %llu bytes each\n", "home",
-           cn_kv_home_name(h->home), cn_gib(h->bytes), h->n_blocks, p->block_tokens,
+           cn_kv_home_name(p->home), cn_gib(h->bytes), h->n_blocks, p->block_tokens,
            (unsigned long long)h->block_bytes);
     printf("%-12s room for %u requests of %u tokens\n", "", p->n_longest, p->max_model_len);
     printf("%-12s %.2f GiB of the KV cache for its dense layers and digests", "",
@@ -83,11 +84,10 @@ void cn_plan_home_print(const cn_plan_home *p)
 json_t *cn_plan_home_json(const cn_plan_home *p)
 {
     const cn_home_plan *h = &p->plan;
-    if (h->home == CN_HOME_DEVICE) return json_null();
     const bool known = p->measured && p->hidden_batch != UINT32_MAX;
     json_t *batch = known ? json_integer(p->hidden_batch) : json_null();
     return json_pack("{s:s, s:I, s:I, s:I, s:i, s:I, s:I, s:I, s:I, s:f, s:o}", "home",
-                     cn_kv_home_name(h->home), "bytes", (json_int_t)h->bytes, "blocks",
+                     cn_kv_home_name(p->home), "bytes", (json_int_t)h->bytes, "blocks",
                      (json_int_t)h->n_blocks, "block_bytes", (json_int_t)h->block_bytes,
                      "longest_requests", (int)p->n_longest, "device_bytes",
                      (json_int_t)h->device_bytes, "cache_device_bytes",

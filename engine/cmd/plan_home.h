@@ -11,7 +11,8 @@
 #include "engine/start_plan.h"
 
 typedef struct cn_plan_home {
-    cn_home_plan plan; /* home CN_HOME_DEVICE: nothing is printed */
+    cn_kv_home home;
+    cn_home_plan plan; /* no blocks: the home is not declared, and nothing is printed */
     uint32_t block_tokens, n_packs;
     uint32_t max_model_len, n_longest; /* requests of this length that fit the home space */
     uint32_t cap;         /* tokens of a unit that a step brings back, by default */
@@ -24,9 +25,10 @@ typedef struct cn_plan_home {
 
 /* read_bytes_per_s: of the device that runs the model; 0: not measured. */
 void cn_plan_home_make(cn_plan_home *out, const cn_config *c, const cn_model_config *m,
-                       const cn_start_plan *start, cn_dtype kv_dtype, double read_bytes_per_s);
+                       const cn_start_plan *start, cn_kv_home home, cn_dtype kv_dtype,
+                       double read_bytes_per_s);
 void cn_plan_home_print(const cn_plan_home *p);
-/* Returns null without a home; NULL when out of memory. */
+/* NULL when out of memory. */
 json_t *cn_plan_home_json(const cn_plan_home *p);
 
 #endif

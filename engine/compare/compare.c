@@ -40,10 +40,12 @@ static cn_status check_probe(cn_config *c)
     if (!cn_selectors_need(c->kv_selectors).any)
         return cn_fail(CN_ERR_ARG, "--select-probe %u: no arm of --arms %s has a selector",
                        c->select_probe, c->arms);
-    if (cn_config_away(c) != CN_HOME_DEVICE)
+    if (cn_config_away(c))
         return cn_fail(CN_ERR_ARG, "--select-probe %u: an arm has kv home %s; the probe expects "
                                    "home device in all arms",
-                       c->select_probe, cn_kv_home_name(cn_config_away(c)));
+                       c->select_probe,
+                       cn_kv_home_name(cn_config_away(c) >> CN_HOME_PEER & 1 ? CN_HOME_PEER
+                                                                             : CN_HOME_HOST));
     if (strcmp(c->device, "auto") == 0) return cn_config_set(c, "device", "cpu");
     if (strcmp(c->device, "cpu") == 0) return CN_OK;
     return cn_fail(CN_ERR_ARG, "--select-probe %u: expected --device cpu, got %s", c->select_probe,

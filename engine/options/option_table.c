@@ -206,7 +206,7 @@ static const cn_option options[] = {
                 "device (peer), or in host memory (host); away from the device, the KV cache holds "
                 "the newest tokens and those that the selector chose"),
     ROW(KV, "kv-homes", SET, kv_homes, "device", .values = CN_HOME_NAMES,
-        .help = "homes that requests may use besides --kv-home; at most one of peer and host"),
+        .help = "homes that requests may use besides --kv-home"),
     ROW(KV, "select-cap", U32, kv.select_cap, "0", .min = 0, .max = TOKENS_MAX,
         .flags = RESULT, .json = "kv.select_cap",
         .help = "tokens per layer and kv head that one step brings back from the home at most; 0 "
@@ -217,8 +217,11 @@ static const cn_option options[] = {
         .help = "query by which tls ranks tiles away from the device: the last, the predicted, or "
                 "each of the newest"),
     ROW(KV, "home-space", F32, home_space_gib, "0", .min = 0, .max = 65536,
-        .help = "GiB for the KV of requests with kv home peer or host, on the cache device or in "
-                "host memory"),
+        .help = "GiB for the KV of requests with kv home peer, on the cache device, and as many "
+                "for those with kv home host, in host memory"),
+    ROW(KV, "host-space", F32, host_space_gib, "0", .min = 0, .max = 65536,
+        .help = "GiB for the KV of requests with kv home host, where they differ from "
+                "--home-space; 0 means --home-space"),
     ROW(KV, "cache-device", STRING, cache_device, NULL,
         .help = "device that holds the KV of kv home peer and ranks it: cuda:N, another GPU than "
                 "the model's; or cpu, a second CPU backend beside a model on the CPU"),

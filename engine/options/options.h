@@ -130,7 +130,8 @@ struct cn_config {
     uint32_t kv_selectors; /* bit 1 << cn_kv_select: selectors allowed besides kv.select */
     uint32_t select_dense_layers;
     uint32_t kv_homes;    /* bit 1 << cn_kv_home: homes allowed besides kv.home */
-    float home_space_gib; /* memory of kv home peer or host */
+    float home_space_gib; /* memory of each declared home besides the device */
+    float host_space_gib; /* memory of kv home host; 0 = home_space_gib */
     char *cache_device;   /* of kv home peer, or NULL */
     uint32_t n_packs;
     bool hybrid_scheduling;
@@ -229,19 +230,23 @@ static inline uint32_t cn_config_homes(const cn_config *c)
     return c->kv_homes | 1U << c->kv.home;
 }
 
-/* The declared home that is not the device, or CN_HOME_DEVICE. */
-static inline cn_kv_home cn_config_away(const cn_config *c)
+/* The declared homes besides the device. */
+static inline uint32_t cn_config_away(const cn_config *c)
 {
-    const uint32_t homes = cn_config_homes(c);
-    if (homes >> CN_HOME_PEER & 1) return CN_HOME_PEER;
-    return homes >> CN_HOME_HOST & 1 ? CN_HOME_HOST : CN_HOME_DEVICE;
+    return cn_config_homes(c) & ~(1U << CN_HOME_DEVICE);
+}
+
+/* GiB for the KV of requests with this home, peer or host. */
+static inline float cn_config_home_gib(const cn_config *c, cn_kv_home home)
+{
+    return home == CN_HOME_HOST && c->host_space_gib > 0 ? c->host_space_gib : c->home_space_gib;
 }
 
 /* Policies that requests may use: bit i is cn_kv_policy i. */
 static inline uint32_t cn_config_policies(const cn_config *c)
 {
     /* Away from the device the policy `full` becomes `window`. */
-    const uint32_t away = cn_config_away(c) != CN_HOME_DEVICE ? 1U << CN_KV_WINDOW : 0;
+    const uint32_t away = cn_config_away(c) ? 1U << CN_KV_WINDOW : 0;
     return c->kv_policies | 1U << c->kv.policy | away;
 }
 

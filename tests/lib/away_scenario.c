@@ -67,9 +67,12 @@ void away_draw_model(away_scenario *x, uint32_t most_layers)
 
 void away_set_home(away_scenario *x, const char *home)
 {
-    away_set_text(x, "kv-homes", strcmp(home, "peer") == 0 ? "device,peer" : "device,host");
+    const bool host = strstr(home, "host") != NULL, peer = strstr(home, "peer") != NULL;
+    away_set_text(x, "kv-homes",
+                  host && peer ? "device,peer,host" : peer ? "device,peer" : "device,host");
     away_set_text(x, "home-space", "0.1");
-    if (strcmp(home, "peer") == 0) away_set_text(x, "cache-device", "cpu");
+    if (host && peer) away_set_text(x, "host-space", "0.05");
+    if (peer) away_set_text(x, "cache-device", "cpu");
 }
 
 void away_draw_select(away_scenario *x, cn_kv_params *kv)

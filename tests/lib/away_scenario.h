@@ -40,7 +40,7 @@ bool away_chance(away_scenario *x, uint32_t percent);
 /* Add an option of the engine. */
 void away_set_text(away_scenario *x, const char *name, const char *text);
 void away_set(away_scenario *x, const char *name, uint32_t value);
-/* Options of an engine with this home, "peer" or "host". */
+/* Options of an engine with this home: "peer", "host", or "peer,host" for both. */
 void away_set_home(away_scenario *x, const char *home);
 
 /* Draws config.json, block size and packs. */
