@@ -36,7 +36,9 @@ typedef struct cn_seq {
     uint32_t sample;    /* index in its group */
     bool skips_prefix;  /* the prefix cache is not read for it */
 
-    uint32_t *tokens;   /* [max_tokens] prompt, then output; tokens[0..n_tokens) are known */
+    /* [max_tokens] prompt, then output; tokens[0..n_tokens) are known. Before the first admission
+     * [n_prompt], shared by the samples of a group, and the other arrays are NULL. */
+    uint32_t *tokens;
     uint32_t n_prompt, n_tokens;
     uint32_t n_pending; /* tokens sampled on the device and not yet read; positions n_tokens.. */
     uint32_t sampled_row; /* the row of the last step's sample op that has the latest of them */

@@ -2,6 +2,8 @@
  * See sched_state.h; DESIGN.md §3.3 and §3.6. */
 #include "scheduler/sched_state.h"
 
+#include <string.h>
+
 uint32_t cn_sched_margin(const cn_scheduler *s)
 {
     uint32_t n = 0;
@@ -42,8 +44,8 @@ static uint32_t longest_hit(const cn_scheduler *s, const cn_seq *q)
     return cn_min_u32(n, q->n_prompt - n_ring);
 }
 
-/* Writes the leading blocks of q that the prefix cache has to q->table. Takes no reference. */
-static prefix_hit find_prefix(const cn_scheduler *s, cn_seq *q)
+/* Writes the leading blocks of q that the prefix cache has to s->hit_blocks. Takes no reference. */
+static prefix_hit find_prefix(const cn_scheduler *s, const cn_seq *q)
 {
     prefix_hit hit = {.key = cn_sched_root(&s->o, q->owner)};
     if (!s->prefix || q->skips_prefix) return hit;
@@ -54,7 +56,7 @@ static prefix_hit find_prefix(const cn_scheduler *s, cn_seq *q)
         cn_prefix_key key;
         uint32_t block = cn_prefix_cache_find(s->prefix, hit.key, tokens, &key);
         if (block == CN_NO_BLOCK || cn_pool_is_pinned(s->device.blocks, block)) break;
-        q->table[hit.n_blocks] = block;
+        s->hit_blocks[hit.n_blocks] = block;
         hit.key = key;
         hit.n_revived += cn_pool_refs(s->device.blocks, block) == 0;
     }
@@ -103,6 +105,8 @@ static bool try_blocks(cn_scheduler *s, cn_seq *q, uint32_t budget_tokens, prefi
     if (!s->o.chunked_prefill && n_uncached > budget_tokens) return false;
     if (cn_pool_available(s->device.blocks) < (uint64_t)n_new + hit->n_revived + reserve)
         return false;
+    if (!cn_sched_try_buffers(s, q)) return false;
+    memcpy(q->table, s->hit_blocks, hit->n_blocks * sizeof *q->table);
     for (uint32_t i = 0; i < hit->n_blocks; i++) cn_pool_share(s->device.blocks, q->table[i]);
     bool taken = cn_pool_try_take(s->device.blocks, n_new, q->table + hit->n_blocks);
     CN_ASSERT(taken);
@@ -208,7 +212,7 @@ cn_seq *cn_sched_admit_next(cn_scheduler *s, uint32_t budget_tokens)
     return q;
 }
 
-uint64_t cn_sched_count_wanted(const cn_scheduler *s, cn_seq *q)
+uint64_t cn_sched_count_wanted(const cn_scheduler *s, const cn_seq *q)
 {
     prefix_hit hit = find_prefix(s, q);
     return (uint64_t)count_first_blocks(s, q) - hit.n_blocks + hit.n_revived + count_reserve(s, q);
@@ -233,7 +237,7 @@ static bool try_fork(cn_scheduler *s, const cn_seq *leader, cn_seq *q)
     uint32_t n_partial = q->n_prompt % b != 0;
     if (s->running.n >= s->o.max_seqs || must_yield(s, q)) return false;
     if (cn_pool_available(s->device.blocks) < n_partial + cn_sched_margin(s)) return false;
-    if (!cn_sched_try_home(s, q)) return false;
+    if (!cn_sched_try_buffers(s, q) || !cn_sched_try_home(s, q)) return false;
     /* A window that reaches into the prompt must be copied, so q needs its slot at once. */
     bool in_window = q->n_prompt > cn_seq_window_start(q);
     bool waits = cn_seq_needs_hold(q) && !cn_sched_try_grant(s, q);

@@ -47,6 +47,7 @@ bool cn_sched_try_home(cn_scheduler *s, cn_seq *q)
     CN_ASSERT(q->n_home_blocks == 0);
     if (cn_sched_lacks_home(s, q)) return false;
     if (q->sched->n_home == 0) return true;
+    if (!cn_sched_try_buffers(s, q)) return false;
     const bool taken = cn_pool_try_take(home_of(s, q)->blocks, q->sched->n_home, q->home_table) &&
                        cn_space_try_take_slot(home_of(s, q), &q->home_slot);
     CN_ASSERT(taken);

@@ -40,6 +40,12 @@ enum { CN_NEVER = UINT32_MAX };
  * slot. Home blocks are no part of this: see sched_home.c. */
 typedef enum cn_hold { CN_HOLD_NONE, CN_HOLD_GRANTED, CN_HOLD_COMPRESSED, CN_N_HOLDS } cn_hold;
 
+/* The prompt of a group, until the last of its sequences is admitted or ends. */
+typedef struct cn_group_prompt {
+    uint32_t refs; /* sequences that were not admitted yet */
+    uint32_t tokens[];
+} cn_group_prompt;
+
 typedef struct cn_seq_sched {
     cn_seq_link links[CN_N_LINKS];
     uint32_t heap_at; /* index in its queue while waiting or swapped */
@@ -48,6 +54,8 @@ typedef struct cn_seq_sched {
     uint32_t trigger;    /* resident slots at the first event; CN_NEVER: it ends before an event */
     uint32_t max_blocks; /* most entries its table can have under its own cap */
     uint32_t n_home;     /* home blocks that it takes at admission; 0: it needs no home */
+    uint32_t table_blocks; /* entries of its table: more than max_blocks if its cap may grow */
+    cn_group_prompt *prompt; /* NULL once it has buffers of its own */
     uint32_t n_relaxed;  /* blocks by which its cap, reservation and trigger have grown */
     cn_hold hold;
 
@@ -112,6 +120,7 @@ struct cn_scheduler {
     uint32_t n_owner_slots, n_owners; /* n_owners: with unfinished sequences */
     uint32_t n_in_group; /* unfinished sequences of groups of several samples */
     uint64_t last_seq_id, last_event_id;
+    uint64_t n_buffered; /* sequences that got buffers: the only allocations of a step */
 
     cn_sched_event **begun, **done; /* [max_seqs] started in this step; done, to be committed */
     uint32_t n_begun, n_done;
@@ -125,6 +134,7 @@ struct cn_scheduler {
 
     cn_stats stats; /* counters and sizes; cn_scheduler_stats fills in the other fields */
     uint32_t *check_refs; /* scratch of cn_scheduler_check: one item for each block of a space */
+    uint32_t *hit_blocks; /* [blocks of the longest context] found by the last look for a prefix */
 };
 
 /* The key of the empty prefix of an owner. Keys of blocks are serial numbers below 2^63. */
@@ -279,7 +289,7 @@ void cn_sched_count_loads(const cn_scheduler *s);
 cn_seq *cn_sched_next_interactive(const cn_scheduler *s);
 
 /* Blocks that must be available before q can be admitted. */
-uint64_t cn_sched_count_wanted(const cn_scheduler *s, cn_seq *q);
+uint64_t cn_sched_count_wanted(const cn_scheduler *s, const cn_seq *q);
 
 /* Blocks that running sequences below their caps may need next, one each. */
 uint32_t cn_sched_margin(const cn_scheduler *s);
@@ -351,5 +361,7 @@ void cn_sched_swap_drop(cn_scheduler *s, cn_seq *q);
 void cn_sched_enqueue(cn_scheduler *s, cn_seq *q);
 void cn_sched_end(cn_scheduler *s, cn_seq *q); /* to FINISHED; q must hold nothing */
 void cn_sched_destroy_seq(cn_scheduler *s, cn_seq *q);
+/* Makes the arrays of a sequence at its first admission. False: no host memory now. */
+bool cn_sched_try_buffers(cn_scheduler *s, cn_seq *q);
 
 #endif

@@ -4,11 +4,9 @@
 
 #include <string.h>
 
-/* One allocation per sequence; its arrays follow. */
 typedef struct seq_mem {
     cn_seq seq;
     cn_seq_sched sched;
-    uint32_t arrays[];
 } seq_mem;
 
 static cn_status check_opts(const cn_sched_opts *o)
@@ -49,8 +47,10 @@ static cn_status create_parts(cn_scheduler *s)
     s->forks = cn_calloc(o->max_seqs, sizeof *s->forks);
     s->fork_leaders = cn_calloc(o->max_seqs, sizeof *s->fork_leaders);
     s->check_refs = cn_calloc(n_checked, sizeof *s->check_refs);
+    s->hit_blocks =
+        cn_calloc(cn_ceil_div(o->max_model_len, o->block_tokens), sizeof *s->hit_blocks);
     if (!s->begun || !s->done || !s->rows || !s->block_copies || !s->slot_copies || !s->forks ||
-        !s->fork_leaders || !s->check_refs)
+        !s->fork_leaders || !s->check_refs || !s->hit_blocks)
         return cn_fail(CN_ERR_MEMORY, "out of memory for a scheduler of %u requests", o->max_seqs);
     return CN_OK;
 }
@@ -101,6 +101,7 @@ void cn_scheduler_free(cn_scheduler *s)
     cn_free(s->forks);
     cn_free(s->fork_leaders);
     cn_free(s->check_refs);
+    cn_free(s->hit_blocks);
     cn_free(s->owners);
     cn_free(s);
 }
@@ -109,7 +110,7 @@ void cn_scheduler_free(cn_scheduler *s)
 typedef struct seq_shape {
     cn_kv_params kv;
     uint32_t max_tokens, n_max, trigger, max_blocks, n_home;
-    uint32_t table_blocks; /* entries of its table: more than max_blocks if its cap may grow */
+    uint32_t table_blocks;
 } seq_shape;
 
 /* Checks the policy and the selector against the engine's limits and rounds their sizes up. */
@@ -193,21 +194,50 @@ static cn_status check_group(const cn_scheduler *s, const cn_group_params *p, se
     return check_home(s, p, shape);
 }
 
-static cn_seq *create_seq(const cn_sched_opts *o, const cn_group_params *p, const seq_shape *shape)
+static cn_group_prompt *create_prompt(const cn_group_params *p)
 {
-    const size_t n_puts = shape->n_home > 0 ? shape->max_blocks : 0;
-    size_t n_arrays = (size_t)shape->max_tokens + shape->table_blocks + shape->n_max +
-                      shape->n_home + n_puts * (sizeof(cn_block_copy) / sizeof(uint32_t));
-    seq_mem *m = cn_calloc(1, sizeof *m + n_arrays * sizeof *m->arrays);
+    cn_group_prompt *prompt =
+        cn_calloc(1, sizeof *prompt + p->n_prompt * sizeof *prompt->tokens);
+    if (prompt) memcpy(prompt->tokens, p->prompt, p->n_prompt * sizeof *prompt->tokens);
+    return prompt;
+}
+
+static void drop_prompt(cn_seq *q)
+{
+    if (--q->sched->prompt->refs == 0) cn_free(q->sched->prompt);
+    q->sched->prompt = NULL;
+}
+
+bool cn_sched_try_buffers(cn_scheduler *s, cn_seq *q)
+{
+    cn_seq_sched *st = q->sched;
+    if (!st->prompt) return true;
+    const size_t n_puts = st->n_home > 0 ? st->max_blocks : 0;
+    const size_t n = (size_t)q->max_tokens + st->table_blocks + q->n_max + st->n_home +
+                     n_puts * (sizeof(cn_block_copy) / sizeof(uint32_t));
+    uint32_t *arrays = cn_calloc(n, sizeof *arrays);
+    if (!arrays) return false;
+    s->n_buffered++;
+    memcpy(arrays, q->tokens, q->n_prompt * sizeof *arrays);
+    drop_prompt(q);
+    q->tokens = arrays;
+    q->table = q->tokens + q->max_tokens;
+    st->target = q->table + st->table_blocks;
+    q->home_table = st->target + q->n_max;
+    st->puts = (cn_block_copy *)(void *)(q->home_table + st->n_home);
+    return true;
+}
+
+static cn_seq *create_seq(const cn_sched_opts *o, const cn_group_params *p, const seq_shape *shape,
+                          cn_group_prompt *prompt)
+{
+    seq_mem *m = cn_calloc(1, sizeof *m);
     if (!m) return NULL;
     cn_seq *q = &m->seq;
     q->sched = &m->sched;
-    q->tokens = m->arrays;
-    q->table = q->tokens + shape->max_tokens;
-    q->sched->target = q->table + shape->table_blocks;
-    q->home_table = q->sched->target + shape->n_max;
-    q->sched->puts = (cn_block_copy *)(void *)(q->home_table + shape->n_home);
-    memcpy(q->tokens, p->prompt, p->n_prompt * sizeof *p->prompt);
+    q->sched->prompt = prompt;
+    prompt->refs++;
+    q->tokens = prompt->tokens;
     q->n_prompt = q->n_tokens = p->n_prompt;
     q->max_tokens = shape->max_tokens;
     q->klass = p->klass;
@@ -219,16 +249,26 @@ static cn_seq *create_seq(const cn_sched_opts *o, const cn_group_params *p, cons
     q->query_slot = -1;
     q->sched->trigger = shape->trigger;
     q->sched->max_blocks = shape->max_blocks;
+    q->sched->table_blocks = shape->table_blocks;
     q->sched->n_home = shape->n_home;
     q->sched->in_group = p->n > 1;
     q->sched->chain = cn_sched_root(o, q->owner);
     return q;
 }
 
+static void free_seq(cn_seq *q)
+{
+    if (q->sched->prompt)
+        drop_prompt(q);
+    else
+        cn_free(q->tokens); /* the first of its arrays */
+    cn_free(q); /* the first member of its allocation */
+}
+
 void cn_sched_destroy_seq(cn_scheduler *s, cn_seq *q)
 {
     cn_seq_list_remove(&s->all, q);
-    cn_free(q); /* the first member of its allocation */
+    free_seq(q);
 }
 
 void cn_sched_enqueue(cn_scheduler *s, cn_seq *q)
@@ -258,6 +298,20 @@ static cn_status find_owner(cn_scheduler *s, uint32_t id, uint32_t *slot)
     return CN_OK;
 }
 
+/* Creates the sequences of a group, or none. */
+static cn_status create_group(const cn_scheduler *s, const cn_group_params *p,
+                              const seq_shape *shape, cn_seq **seqs)
+{
+    cn_group_prompt *prompt = create_prompt(p);
+    uint32_t n = 0;
+    while (prompt && n < p->n && (seqs[n] = create_seq(&s->o, p, shape, prompt))) n++;
+    if (n == p->n) return CN_OK;
+    if (n == 0) cn_free(prompt);
+    while (n > 0) free_seq(seqs[--n]);
+    return cn_fail(CN_ERR_MEMORY, "out of memory for %u samples with a prompt of %u tokens", p->n,
+                   p->n_prompt);
+}
+
 cn_status cn_scheduler_add(cn_scheduler *s, const cn_group_params *p, void *const *users,
                            cn_seq **seqs)
 {
@@ -269,13 +323,7 @@ cn_status cn_scheduler_add(cn_scheduler *s, const cn_group_params *p, void *cons
     uint32_t owner_slot;
     CN_TRY(cn_queue_reserve(&s->waiting[p->klass], s->all.n + p->n));
     CN_TRY(find_owner(s, p->owner, &owner_slot));
-    for (uint32_t i = 0; i < p->n; i++) {
-        seqs[i] = create_seq(&s->o, p, &shape);
-        if (seqs[i]) continue;
-        while (i-- > 0) cn_free(seqs[i]);
-        return cn_fail(CN_ERR_MEMORY, "out of memory for %u samples of %u tokens", p->n,
-                       shape.max_tokens);
-    }
+    CN_TRY(create_group(s, p, &shape, seqs));
     s->n_owners += s->owners[owner_slot].n_seqs == 0;
     s->owners[owner_slot].n_seqs += p->n;
     for (uint32_t i = 0; i < p->n; i++) {

@@ -477,6 +477,12 @@ static void limits_count_samples(void **state)
     run_close(&r);
 }
 
+static uint64_t used_bytes(void)
+{
+    const struct mallinfo2 now = mallinfo2();
+    return now.uordblks + now.hblkhd;
+}
+
 /* A waiting request has a copy of its stop strings. Its samples have no buffers before they run. */
 static void a_waiting_request_takes_little_memory(void **state)
 {
@@ -496,12 +502,33 @@ static void a_waiting_request_takes_little_memory(void **state)
     p.sampling.repetition_max_pattern_size = 1024;
     p.sampling.repetition_min_count = 4;
     const uint64_t allocs = cn_alloc_count();
-    const struct mallinfo2 before = mallinfo2();
+    const uint64_t before = used_bytes();
     assert_int_equal(cn_engine_submit(r.engine, &p, ignore, NULL, NULL), CN_OK);
     assert_true(cn_alloc_count() - allocs < 2 * N + 2 * N_STOPS);
-    const struct mallinfo2 after = mallinfo2();
-    assert_true(after.uordblks + after.hblkhd - before.uordblks - before.hblkhd < 1 << 20);
+    assert_true(used_bytes() - before < 1 << 20);
     run_finish(&r);
+    run_close(&r);
+}
+
+/* The samples of a waiting request share its prompt, and have no room for their output. */
+static void waiting_samples_share_the_prompt(void **state)
+{
+    (void)state;
+    enum { N = 128, N_PROMPT = 3000 };
+    static uint32_t prompt[N_PROMPT];
+    uint64_t id;
+    run r;
+    run_open(&r, NULL);
+    cn_request_params p = {.tokens = prompt, .n_tokens = N_PROMPT, .klass = CN_CLASS_INTERACTIVE};
+    cn_engine_default_sampling(r.engine, &p.sampling);
+    cn_engine_default_kv(r.engine, &p.kv);
+    p.sampling.n = N;
+    const uint64_t before = used_bytes();
+    assert_int_equal(cn_engine_submit(r.engine, &p, ignore, NULL, &id), CN_OK);
+    assert_true(used_bytes() - before < (1 << 18) + N_PROMPT * sizeof *prompt);
+    cn_engine_cancel(r.engine, id);
+    run_finish(&r);
+    assert_true(used_bytes() - before < 1 << 16);
     run_close(&r);
 }
 
@@ -585,6 +612,7 @@ int main(void)
         cmocka_unit_test(a_full_queue_answers_busy_and_keeps_nothing),
         cmocka_unit_test(limits_count_samples),
         cmocka_unit_test(a_waiting_request_takes_little_memory),
+        cmocka_unit_test(waiting_samples_share_the_prompt),
         cmocka_unit_test(steps_do_not_allocate),
         cmocka_unit_test(a_long_context_loads_fast),
         cmocka_unit_test(faulty_requests_are_refused_with_numbers),

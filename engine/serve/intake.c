@@ -148,18 +148,18 @@ static cn_status take_samples(cn_call *call, uint32_t n)
     return CN_OK;
 }
 
-/* Host memory of the request's samples without their output. tests/test_serve_bounds.c compares it
- * with the process. */
+/* Host memory of the request's samples before their admission. tests/test_serve_bounds.c compares
+ * it with the process. */
 static uint64_t samples_bytes(const cn_sampling *s, size_t n_prompt)
 {
     enum { SAMPLE_BYTES = 4096, PROMPT_TOKEN_BYTES = 5, LOGPROB_TOKENS = 64 };
-    uint64_t stops = 0, sample = SAMPLE_BYTES + PROMPT_TOKEN_BYTES * (uint64_t)n_prompt;
+    uint64_t shared = PROMPT_TOKEN_BYTES * (uint64_t)n_prompt, sample = SAMPLE_BYTES;
     sample += 2 * sizeof(uint32_t) * (uint64_t)s->repetition_max_pattern_size;
     if (s->logprobs >= 0)
         sample += LOGPROB_TOKENS * (sizeof(cn_token_logprobs) +
                                     (uint64_t)s->logprobs * sizeof(cn_logprob));
-    for (size_t i = 0; i < s->n_stop; i++) stops += 4 * strlen(s->stop[i]) + 64;
-    return stops + s->n * (sample + 2 * s->n_stop);
+    for (size_t i = 0; i < s->n_stop; i++) shared += 4 * strlen(s->stop[i]) + 64;
+    return shared + s->n * (sample + 2 * s->n_stop);
 }
 
 static cn_status take_memory(cn_call *call)
