@@ -18,6 +18,10 @@ uint64_t cn_engine_step_weight_bytes(const cn_engine *e);
  * what its selector reads (engine/select_cost.h). Weights are not included. */
 double cn_engine_row_bytes(const cn_engine *e, const cn_kv_params *kv, double resident);
 
+/* Rows of a step whose matrix products take as long as reading the weights, roughly: a property of
+ * the device's kind. */
+double cn_engine_rows_of_weights(const cn_engine *e);
+
 /* Bytes per second at which the device reads the KV pool in one pass (op mem_sum); the best of 3
  * passes. 0 for a backend without the op. Waits for all work. */
 cn_status cn_engine_read_bandwidth(cn_engine *e, double *bytes_per_s);

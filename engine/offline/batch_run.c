@@ -604,19 +604,32 @@ static uint64_t most_tokens(const cn_batch_job *job, uint32_t context)
     return each * (s->n ? s->n : 1);
 }
 
-cn_batch_tokens cn_batch_run_tokens(const cn_batch_run *run, uint64_t unread, uint32_t context)
+cn_batch_work cn_batch_run_work(const cn_batch_run *run, uint64_t unread, uint32_t context,
+                                double most_kv)
 {
     const cn_batch_port *port = run->port;
-    cn_unfinished u = {.unread = unread + run->again.n + (run->waiting != NULL), .limit = context};
+    const cn_batch_totals *t = &run->totals;
+    cn_unfinished u = {.unread = unread + run->again.n + (run->waiting != NULL),
+                       .limit = context,
+                       .prompt = t->answered ? (double)t->prompt_tokens / (double)t->answered : 0,
+                       .most_kv = most_kv};
     for (const cn_list_node *at = run->inflight.head; at; at = at->next) {
         cn_batch_job *job = CN_CONTAINER_OF(at, cn_batch_job, node);
         if (job->replays) continue;
         cn_lengths_add(&u.running, port->n_tokens(port->user, job));
         u.limit_sum += most_tokens(job, context);
     }
-    return (cn_batch_tokens){.done = run->totals.completion_tokens + u.running.sum,
-                             .to_come = cn_tokens_to_come(&run->totals.lengths, &u),
-                             .at_most = run->totals.lengths.count == 0};
+    const uint64_t running = u.running.count - u.running.n[0];
+    const cn_to_come to_come = cn_tokens_to_come(&t->lengths, &u);
+    return (cn_batch_work){.tokens = t->completion_tokens + u.running.sum,
+                           .begun = t->answered + running,
+                           .running = running,
+                           .to_begin = u.unread + u.running.n[0],
+                           .kv = cn_kv_now(&u),
+                           .to_come = to_come.tokens,
+                           .kv_to_come = to_come.kv,
+                           .steps = cn_steps_to_come(&t->lengths, &u),
+                           .at_most = t->lengths.count == 0};
 }
 
 /* ---- the end ---- */

@@ -43,6 +43,7 @@
 #include "engine/offline/batch_output.h"
 #include "engine/offline/first_lines.h"
 #include "engine/offline/resume.h"
+#include "engine/offline/time_forecast.h"
 #include "engine/options/options.h"
 
 typedef enum cn_batch_state {
@@ -174,15 +175,10 @@ void cn_batch_job_event(void *job, const cn_event *ev);
  * back) keeps the thread's last error. */
 void cn_batch_job_end(cn_batch_job *job, cn_status status, cn_api_result *result);
 
-/* Output tokens of the whole file. */
-typedef struct cn_batch_tokens {
-    uint64_t done;
-    double to_come; /* an estimate */
-    bool at_most;   /* no line has finished: every line counts with its limit */
-} cn_batch_tokens;
-
-/* unread: lines of the input that were not read yet; context: most tokens of a request. */
-cn_batch_tokens cn_batch_run_tokens(const cn_batch_run *run, uint64_t unread, uint32_t context);
+/* What the whole file has done and has to do. unread: lines of the input that were not read yet;
+ * context: most tokens of a request; most_kv: as in cn_step_cost. */
+cn_batch_work cn_batch_run_work(const cn_batch_run *run, uint64_t unread, uint32_t context,
+                                double most_kv);
 
 /* Reads on after a run that was drained, to see whether the input has ended. A line that is found
  * is not answered. */

@@ -2,6 +2,7 @@
 #include "engine/offline/token_forecast.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 static uint32_t bucket_of(uint64_t tokens)
 {
@@ -49,36 +50,174 @@ static uint32_t last_bucket(const cn_lengths *l)
     return b ? b - 1 : 0;
 }
 
+/* Sum over a line's output tokens to `length` of the tokens that it then holds. */
+static double kv_area(const cn_unfinished *u, double length)
+{
+    const double free = u->most_kv > 0 ? fmax(u->most_kv - u->prompt, 0) : length;
+    const double grown = fmin(length, free), held = u->prompt + grown;
+    const double most = u->most_kv > 0 ? fmin(held, u->most_kv) : held;
+    return (fmin(u->prompt, most) + most) / 2 * grown + most * (length - grown);
+}
+
+/* Adds `share` of the tokens from `from` to `to` of a line. */
+static void add_tokens(cn_to_come *sum, const cn_unfinished *u, double share, double from,
+                       double to)
+{
+    sum->tokens += share * (to - from);
+    sum->kv += share * (kv_area(u, to) - kv_area(u, from));
+}
+
 /* Expected tokens after `from`, of a line that is longer than `from` and has at most `limit`. */
-static double expected_after(const survival *v, uint32_t last, double from, double limit)
+static cn_to_come expected_after(const survival *v, uint32_t last, double from, double limit,
+                                 const cn_unfinished *u)
 {
     const uint32_t first = bucket_of((uint64_t)from);
     const double s_from = first ? v->s[first - 1] : 1, end = fmax(length_of(last), from);
-    if (limit <= from) return 0;
-    double sum = 0, at = from, s = s_from;
+    cn_to_come sum = {0};
+    if (limit <= from || s_from <= 0) return sum;
+    double at = from, s = s_from;
     for (uint32_t b = first; b <= last && at < limit && s > 0; b++) {
         const double next = fmin(fmax(length_of(b), at), limit);
-        sum += s * (next - at);
+        add_tokens(&sum, u, s / s_from, at, next);
         at = next;
         s = v->s[b];
     }
-    if (s > 0 && limit > end)
-        sum += s * v->mean_beyond * (1 - exp(-(limit - end) / fmax(v->mean_beyond, 1)));
-    return s_from > 0 ? sum / s_from : 0;
+    if (s > 0 && limit > end) {
+        const double more = v->mean_beyond * (1 - exp(-(limit - end) / fmax(v->mean_beyond, 1)));
+        add_tokens(&sum, u, s / s_from, end, end + more);
+    }
+    return sum;
 }
 
-double cn_tokens_to_come(const cn_lengths *finished, const cn_unfinished *u)
+/* Most tokens of a line that has not begun: the mean limit of the running lines, if there are any.
+ */
+static double limit_of(const cn_unfinished *u)
 {
-    const uint64_t n = u->running.count;
-    const double limit = n ? (double)u->limit_sum / (double)n : (double)u->limit;
-    if (finished->count == 0)
-        return fmax((double)u->limit_sum - (double)u->running.sum, 0) + (double)u->unread * limit;
+    return u->running.count ? (double)u->limit_sum / (double)u->running.count : (double)u->limit;
+}
+
+cn_to_come cn_tokens_to_come(const cn_lengths *finished, const cn_unfinished *u)
+{
+    const double limit = limit_of(u);
+    cn_to_come sum = {0}, line;
     survival v;
-    estimate(&v, finished, &u->running);
+    const bool known = finished->count > 0;
     const uint32_t last = last_bucket(finished);
-    double sum = (double)u->unread * expected_after(&v, last, 0, limit);
-    for (uint32_t b = 0; b < CN_LENGTH_BUCKETS; b++)
-        if (u->running.n[b])
-            sum += u->running.n[b] * expected_after(&v, last, length_of(b), limit);
+    if (known) estimate(&v, finished, &u->running);
+    for (uint32_t b = 0; b <= CN_LENGTH_BUCKETS; b++) { /* the last: lines that are not read */
+        const bool unread = b == CN_LENGTH_BUCKETS;
+        const double n = unread ? (double)u->unread : u->running.n[b];
+        const double from = unread ? 0 : length_of(b);
+        if (n <= 0) continue;
+        line = (cn_to_come){0};
+        if (known)
+            line = expected_after(&v, last, from, limit, u);
+        else if (limit > from)
+            add_tokens(&line, u, 1, from, limit);
+        sum.tokens += n * line.tokens;
+        sum.kv += n * line.kv;
+    }
+    /* Without the rounding of buckets. */
+    if (!known)
+        sum.tokens =
+            fmax((double)u->limit_sum - (double)u->running.sum, 0) + (double)u->unread * limit;
     return sum;
+}
+
+double cn_kv_now(const cn_unfinished *u)
+{
+    double sum = 0;
+    for (uint32_t b = 1; b < CN_LENGTH_BUCKETS; b++) {
+        const double held = u->prompt + length_of(b);
+        if (u->running.n[b])
+            sum += u->running.n[b] * (u->most_kv > 0 ? fmin(held, u->most_kv) : held);
+    }
+    return sum;
+}
+
+/* ---- steps ---- */
+
+enum { DRAWN_PER_SLOT = 8 }; /* lines that are drawn one by one; those before fill every slot */
+
+/* Draws lengths. The draws are spread evenly over the distribution, so a few give its shape. */
+typedef struct drawer {
+    survival v;
+    bool known; /* false: no line has finished, every line has the length `limit` */
+    uint32_t last;
+    double limit, u;
+} drawer;
+
+/* The final length of a line that is longer than bucket `from` (0: has not begun). */
+static double draw_length(drawer *d, uint32_t from)
+{
+    d->u += 0.6180339887498949;
+    d->u -= floor(d->u);
+    if (!d->known) return d->limit;
+    const double s = d->u * (from ? d->v.s[from - 1] : 1);
+    if (s <= d->v.s[d->last] || from > d->last) {
+        const double beyond = fmax(d->v.s[d->last], 1e-9), mean = fmax(d->v.mean_beyond, 1);
+        const double end = length_of(cn_max_u32(from, d->last));
+        const double share = from > d->last ? d->u : s / beyond;
+        return fmin(end - mean * log(fmax(share, 1e-9)), d->limit);
+    }
+    uint32_t low = from, high = d->last; /* s[high] < s: the first such bucket has the length */
+    while (low < high) {
+        const uint32_t mid = (low + high) / 2;
+        if (d->v.s[mid] < s)
+            high = mid;
+        else
+            low = mid + 1;
+    }
+    return fmin(length_of(low), d->limit);
+}
+
+/* Restores the order of a heap whose root, the smallest, was changed. */
+static void sift_down(double *heap, uint64_t n)
+{
+    for (uint64_t at = 0, child; (child = 2 * at + 1) < n; at = child) {
+        if (child + 1 < n && heap[child + 1] < heap[child]) child++;
+        if (heap[at] <= heap[child]) return;
+        const double moved = heap[at];
+        heap[at] = heap[child];
+        heap[child] = moved;
+    }
+}
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The step at which each running line ends, as a heap. */
+static void end_running(drawer *d, const cn_unfinished *u, double *ends)
+{
+    uint64_t n = 0;
+    for (uint32_t b = 1; b < CN_LENGTH_BUCKETS; b++)
+        for (uint32_t i = 0; i < u->running.n[b]; i++)
+            ends[n++] = fmax(draw_length(d, b) - length_of(b), 0);
+    qsort(ends, n, sizeof *ends, by_value);
+}
+
+double cn_steps_to_come(const cn_lengths *finished, const cn_unfinished *u)
+{
+    const uint64_t slots = u->running.count - u->running.n[0];
+    uint64_t waiting = u->unread + u->running.n[0];
+    double *ends = slots ? cn_calloc(slots, sizeof *ends) : NULL, steps = 0, last = 0;
+    if (!ends) return 0;
+    drawer d = {.known = finished->count > 0, .last = last_bucket(finished), .limit = limit_of(u)};
+    if (d.known) estimate(&d.v, finished, &u->running);
+    if (waiting > DRAWN_PER_SLOT * slots) {
+        const double mean = d.known ? expected_after(&d.v, d.last, 0, d.limit, u).tokens : d.limit;
+        steps = (double)(waiting - DRAWN_PER_SLOT * slots) * mean / (double)slots;
+        waiting = DRAWN_PER_SLOT * slots;
+    }
+    end_running(&d, u, ends);
+    for (; waiting > 0; waiting--) {
+        ends[0] += draw_length(&d, 0);
+        sift_down(ends, slots);
+    }
+    for (uint64_t i = 0; i < slots; i++) last = fmax(last, ends[i]);
+    cn_free(ends);
+    return steps + last;
 }

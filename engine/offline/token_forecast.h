@@ -1,6 +1,7 @@
-/* token_forecast.h - how many output tokens a batch will still generate. The lengths of finished
- * lines, and of running lines, whose final length is at least that so far, give the distribution of
- * lengths (Kaplan-Meier). Without finished lines every line counts with its limit.
+/* token_forecast.h - how many output tokens a batch will still generate, and in how many steps. The
+ * lengths of finished lines, and of running lines, whose final length is at least that so far, give
+ * the distribution of lengths (Kaplan-Meier). Without finished lines every line counts with its
+ * limit.
  *
  * Owner: the caller; plain values. Thread: any. Stage: beside all stages. */
 #ifndef CN_TOKEN_FORECAST_H
@@ -24,9 +25,23 @@ typedef struct cn_unfinished {
     uint64_t limit_sum; /* most tokens that the running lines may have, summed */
     uint64_t unread;    /* lines that have not begun */
     uint64_t limit;     /* most tokens of a line that has not begun, if no line is running */
+    double prompt;      /* mean prompt tokens of a line */
+    double most_kv;     /* most tokens that a line holds in the KV cache; 0: no bound */
 } cn_unfinished;
 
-/* Output tokens that the unfinished lines are expected to add. */
-double cn_tokens_to_come(const cn_lengths *finished, const cn_unfinished *u);
+/* What the unfinished lines are expected to add. kv: for each output token, the tokens that its
+ * line then holds in the KV cache, summed. */
+typedef struct cn_to_come {
+    double tokens, kv;
+} cn_to_come;
+cn_to_come cn_tokens_to_come(const cn_lengths *finished, const cn_unfinished *u);
+
+/* Tokens that the running lines hold in the KV cache. */
+double cn_kv_now(const cn_unfinished *u);
+
+/* Steps until the last line is expected to end, if the running lines that have a token keep their
+ * number and each gets one token per step. More than the tokens over the running lines, because the
+ * longest lines run alone at the end. 0: no line runs, or out of memory. */
+double cn_steps_to_come(const cn_lengths *finished, const cn_unfinished *u);
 
 #endif

@@ -35,6 +35,7 @@ typedef struct cn_batches_opts {
     uint32_t max_batches;  /* unfinished batches */
     uint32_t max_inflight; /* lines in flight, all batches */
     uint32_t max_model_len; /* most tokens of a request */
+    cn_step_cost cost;      /* for the time left */
     int64_t (*now)(void);  /* seconds since the epoch; NULL: the system clock */
     /* Access to the engine, as in cn_batch_port. */
     void *user;

@@ -1,6 +1,5 @@
 /* batch_jobs_run.c - moves one batch through the states of batch_jobs_record.h. Every step may fail
  * and is then retried, so every step may run twice. */
-#include <math.h>
 #include <string.h>
 #include <time.h>
 
@@ -224,50 +223,42 @@ cn_batch_counts cn_batch_counts_now(const cn_batch *b)
     return c;
 }
 
-#define RATE_MEMORY_S 60.0
-
 static bool is_measured(const cn_batch *b)
 {
     return b->running && b->record.status == CN_BATCH_STATUS_IN_PROGRESS && !*b->paused;
 }
 
-static cn_batch_tokens tokens_now(const cn_batch *b)
+static cn_batch_work work_now(const cn_batch *b)
 {
     const cn_batch_counts c = cn_batch_counts_now(b);
     const uint64_t begun = c.completed + c.failed + b->run.inflight.n + b->run.finished.n +
                            b->run.again.n + (b->run.waiting != NULL);
     const uint64_t unread = c.total > begun ? c.total - begun : 0;
-    return cn_batch_run_tokens(&b->run, unread, b->all->opts.max_model_len);
+    const cn_batches_opts *o = &b->all->opts;
+    return cn_batch_run_work(&b->run, unread, o->max_model_len, o->cost.most_kv);
 }
 
 void cn_batch_measure(cn_batch *b)
 {
-    cn_token_rate *r = &b->rate;
-    const double now_s = cn_now_s(), passed_s = now_s - r->at_s;
     if (!is_measured(b)) {
-        *r = (cn_token_rate){0};
+        b->pace = (cn_pace){0};
         return;
     }
-    if (passed_s < 1) return;
-    const uint64_t done = tokens_now(b).done;
-    if (r->at_s > 0 && done >= r->at_tokens) {
-        const double kept = exp(-passed_s / RATE_MEMORY_S);
-        r->tokens = r->tokens * kept + (double)(done - r->at_tokens);
-        r->seconds = r->seconds * kept + passed_s;
-    }
-    r->at_s = now_s;
-    r->at_tokens = done;
+    const double now_s = cn_now_s();
+    if (now_s - b->pace.at_s < 1) return;
+    const cn_batch_work w = work_now(b);
+    cn_pace_add(&b->pace, now_s, &b->all->opts.cost, &w);
 }
 
 json_t *cn_batch_progress_json(const cn_batch *b)
 {
     if (!is_measured(b)) return json_null();
-    const cn_batch_tokens t = tokens_now(b);
-    const double rate = b->rate.seconds > 0 ? b->rate.tokens / b->rate.seconds : 0;
-    return json_pack("{s:I, s:I, s:b, s:f, s:o}", "output_tokens", (json_int_t)t.done,
-                     "output_tokens_to_come", (json_int_t)(t.to_come + 0.5), "at_most",
-                     (int)t.at_most, "output_tokens_per_s", rate, "seconds_left",
-                     rate > 0 ? json_real(t.to_come / rate) : json_null());
+    const cn_batch_work w = work_now(b);
+    return json_pack("{s:I, s:I, s:b, s:f, s:o}", "output_tokens", (json_int_t)w.tokens,
+                     "output_tokens_to_come", (json_int_t)(w.to_come + 0.5), "at_most",
+                     (int)w.at_most, "output_tokens_per_s", cn_pace_tokens_per_s(&b->pace),
+                     "seconds_left",
+                     b->pace.tokens > 0 ? json_real(b->pace.left_s) : json_null());
 }
 
 uint64_t cn_batch_bytes(const cn_batch *b)

@@ -6,13 +6,6 @@
 #include "engine/serve/batch_jobs.h"
 #include "engine/serve/batch_jobs_check.h"
 
-/* Output tokens per second of a batch over about the last minute. Older tokens weigh less. */
-typedef struct cn_token_rate {
-    double at_s;            /* of the last sample; 0: none */
-    uint64_t at_tokens;
-    double tokens, seconds; /* weighed sums */
-} cn_token_rate;
-
 typedef struct cn_batch {
     cn_batches *all;
     cn_batch_record record;
@@ -23,7 +16,7 @@ typedef struct cn_batch {
     cn_batch_run run; /* from IN_PROGRESS on */
     bool running;     /* run has its files open */
     bool expiring;    /* the input is read again for the lines that were not answered in time */
-    cn_token_rate rate;
+    cn_pace pace;
     uint64_t synced_bytes;
     int64_t synced_at;
 
@@ -64,7 +57,7 @@ void cn_batch_abandon(cn_batch *b);
 /* Closes the files. No line may be in flight. */
 void cn_batch_close(cn_batch *b);
 cn_batch_counts cn_batch_counts_now(const cn_batch *b);
-/* Samples the rate of a running batch, at most once a second. */
+/* Samples the pace of a running batch, at most once a second. */
 void cn_batch_measure(cn_batch *b);
 /* {"output_tokens", "output_tokens_to_come", "at_most", "output_tokens_per_s", "seconds_left"} of a
  * running batch; null otherwise. NULL: out of memory. */

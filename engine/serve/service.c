@@ -1,6 +1,7 @@
 /* service.c - starts and ends the intake and engine threads; getters. See service.h. */
 #include <string.h>
 
+#include "engine/engine_probe.h"
 #include "engine/serve/service_state.h"
 
 enum { INTAKE_CAPACITY = 4096 };
@@ -28,12 +29,23 @@ static cn_status open_service(cn_service *s, const cn_config *config)
     return cn_mailbox_create(&s->engine_box, UINT32_MAX);
 }
 
+static cn_step_cost step_cost(const cn_service *s)
+{
+    const cn_kv_params *kv = &s->defaults.kv;
+    const double held = kv->policy == CN_KV_FULL ? s->max_model_len : kv->budget_tokens;
+    return (cn_step_cost){.weights = (double)cn_engine_step_weight_bytes(s->engine),
+                          .token = cn_engine_row_bytes(s->engine, kv, held) / held,
+                          .rows = cn_engine_rows_of_weights(s->engine),
+                          .most_kv = held};
+}
+
 cn_status cn_service_load(cn_service *s)
 {
     CN_TRY(cn_engine_create(&s->engine, s->config));
     s->max_model_len = cn_engine_max_model_len(s->engine);
     cn_engine_default_sampling(s->engine, &s->defaults.sampling);
     cn_engine_default_kv(s->engine, &s->defaults.kv);
+    s->step_cost = step_cost(s);
     s->defaults.tool_parser = s->config->tool_call_parser;
     cn_engine_stats(s->engine, &s->stats);
     CN_TRY(cn_intake_open(s));
@@ -87,6 +99,7 @@ void cn_service_free(cn_service *s)
 
 const cn_config *cn_service_config(const cn_service *s) { return s->config; }
 uint32_t cn_service_max_model_len(const cn_service *s) { return s->max_model_len; }
+cn_step_cost cn_service_step_cost(const cn_service *s) { return s->step_cost; }
 const cn_api_defaults *cn_service_defaults(const cn_service *s) { return &s->defaults; }
 cn_serve_stats *cn_service_serve_stats(cn_service *s) { return s->serve_stats; }
 cn_budget *cn_service_memory(cn_service *s) { return &s->memory; }

@@ -11,6 +11,7 @@
 #define CN_SERVICE_H
 
 #include "engine/engine.h"
+#include "engine/offline/time_forecast.h"
 #include "engine/serve/call.h"
 #include "engine/serve/serve_stats.h"
 
@@ -29,6 +30,7 @@ const cn_config *cn_service_config(const cn_service *s);
 const cn_served_names *cn_service_names(const cn_service *s);
 const char *cn_service_model_name(const cn_service *s);
 uint32_t cn_service_max_model_len(const cn_service *s);
+cn_step_cost cn_service_step_cost(const cn_service *s); /* of requests with the default policy */
 
 /* The values of parameters that a request does not set. */
 const cn_api_defaults *cn_service_defaults(const cn_service *s);

@@ -76,6 +76,7 @@ struct cn_service {
     cn_api_unknown unknown;
     cn_served_names names;
     uint32_t max_model_len;
+    cn_step_cost step_cost;
     cn_serve_stats *serve_stats;
     cn_budget memory;
 

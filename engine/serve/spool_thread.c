@@ -246,6 +246,7 @@ static cn_status open_batches(cn_spool_part *p)
         .max_batches = c->max_batches,
         .max_inflight = c->max_batch_inflight,
         .max_model_len = cn_service_max_model_len(p->service),
+        .cost = cn_service_step_cost(p->service),
         .user = p,
         .defaults = *cn_service_defaults(p->service),
         .submit = submit,
