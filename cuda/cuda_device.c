@@ -12,11 +12,35 @@ static const bool has_hopper_code = true;
 static const bool has_hopper_code = false;
 #endif
 
+/* What an error means for the user, and the way out. */
+static const char *advice(cudaError_t error)
+{
+    switch (error) {
+    case cudaErrorMemoryAllocation:
+        return "too little GPU memory is free: lower --gpu-memory-utilization, or stop other "
+               "programs on this GPU";
+    case cudaErrorDevicesUnavailable:
+        return "another program holds the GPU alone: stop it, or choose another GPU with --device";
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorInvalidDeviceFunction:
+        return "the backend was not built for this GPU: rebuild it (make cuda), or use --device "
+               "cpu";
+    case cudaErrorSystemNotReady:
+        return "the GPU is not ready: start nvidia-fabricmanager, or restart the machine";
+    case cudaErrorSystemDriverMismatch:
+        return "parts of the NVIDIA driver have different versions: restart the machine";
+    case cudaErrorECCUncorrectable:
+        return "the GPU's memory is faulty (nvidia-smi -q -d ECC shows it): choose another GPU "
+               "with --device";
+    default: return "start cinch again; if it happens again, use --device cpu and report it";
+    }
+}
+
 cn_status cn_cuda_failed(cudaError_t error, const char *what)
 {
     (void)cudaGetLastError(); /* clears the error, so that the next call does not report it again */
     cn_status status = error == cudaErrorMemoryAllocation ? CN_ERR_MEMORY : CN_ERR_DEVICE;
-    return cn_fail(status, "CUDA: %s: %s", what, cudaGetErrorString(error));
+    return cn_fail(status, "CUDA error %d in %s: %s", (int)error, what, advice(error));
 }
 
 /* ---- device ---- */

@@ -76,18 +76,34 @@ static void *open_beside(const char *program, bool *found)
     return library;
 }
 
+/* Copies the name of the library that the loader refused: its message begins with the path. */
+static void refused_library(char *name, size_t size)
+{
+    const char *message = dlerror();
+    const size_t n = message ? strcspn(message, ":") : 0;
+    const char *slash = n ? memrchr(message, '/', n) : NULL;
+    const char *begin = slash ? slash + 1 : message;
+    snprintf(name, size, "%.*s", n ? (int)(message + n - begin) : 0, n ? begin : "");
+}
+
 static cn_status load_library(void **library)
 {
-    char program[PATH_MAX];
+    char program[PATH_MAX], refused[256];
     bool found = false;
     *library = program_folder(program) ? open_beside(program, &found) : NULL;
     if (!found) *library = dlopen(CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL);
     if (*library) return CN_OK;
-    const char *reason = dlerror();
+    refused_library(refused, sizeof refused);
+    if (*refused && strcmp(refused, CUDA_LIBRARY) != 0)
+        return cn_fail(CN_ERR_DEVICE,
+                       "%s needs %s, which is missing or has another version: install the CUDA 13 "
+                       "libraries, or use --device cpu",
+                       CUDA_LIBRARY, refused);
     if (found)
         return cn_fail(CN_ERR_DEVICE,
-                       "%s: %s: install the CUDA 13 libraries, or use --device cpu", CUDA_LIBRARY,
-                       reason ? reason : "cannot be loaded");
+                       "%s is damaged or was built for other libraries: rebuild it (make cuda), or "
+                       "use --device cpu",
+                       CUDA_LIBRARY);
     return cn_fail(CN_ERR_DEVICE,
                    "%s not found in %s or in the loader's paths: build it (make cuda), or use "
                    "--device cpu",

@@ -33,8 +33,13 @@ refused "not found in"
 run auto
 [ "$got" = 0 ] || { echo "--device auto: exit $got"; cat "$dir/err"; exit 1; }
 head -c 4096 /dev/zero >"$dir/bin/cinch-cuda.so"
-refused "invalid ELF header"
+refused "cinch-cuda.so is damaged or was built for other libraries: rebuild it (make cuda)"
 echo "int nothing;" >"$dir/other.c"
+"${CC:-cc}" -shared -fPIC -o "$dir/libneeded.so.7" "$dir/other.c"
+"${CC:-cc}" -shared -fPIC -Wl,--no-as-needed -o "$dir/bin/cinch-cuda.so" "$dir/other.c" \
+    "$dir/libneeded.so.7"
+mv "$dir/libneeded.so.7" "$dir/elsewhere"
+refused "cinch-cuda.so needs libneeded.so.7, which is missing or has another version: install"
 "${CC:-cc}" -shared -fPIC -o "$dir/bin/cinch-cuda.so" "$dir/other.c"
 refused "no cn_backend_cuda_open"
 # header_sum DIR: prints the checksum of the shared headers that the Makefile in DIR computes.

@@ -109,12 +109,26 @@ static void ascii_words_equal_those_of_pcre2(void **state)
     }
 }
 
+/* A rule matches any text but the empty one. */
+static void a_failed_split_is_told_in_our_words(void **state)
+{
+    (void)state;
+    size_t end;
+    cn_pretoken *p = create(CN_SPLIT_GPT2);
+    assert_int_equal(cn_pretoken_next_pcre2(p, "ab", 2, 2, &end), CN_ERR_ARG);
+    assert_string_equal(cn_last_error(),
+                        "a text of 2 bytes cannot be split into words after byte 2 (PCRE2 code "
+                        "-1): divide it into shorter texts");
+    cn_pretoken_free(p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(known_words),
         cmocka_unit_test(rules_are_recognised_by_their_text),
         cmocka_unit_test(ascii_words_equal_those_of_pcre2),
+        cmocka_unit_test(a_failed_split_is_told_in_our_words),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

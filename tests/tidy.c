@@ -10,7 +10,8 @@
  *   citations every file, and every section of docs/DESIGN.md, that a comment or document cites
  *             exists.
  *   text      no tabs, no trailing blanks, no marks of unfinished work; getenv only in options.c;
- *             exit() only in main.c and in tests, benchmarks and examples.
+ *             exit() only in main.c and in tests, benchmarks and examples; no error texts of
+ *             libraries outside tests and benchmarks.
  *
  * The check relies on the house style: a function body opens and closes with a brace alone in
  * column one. */
@@ -430,6 +431,20 @@ static bool may_exit(const source *f)
            starts(f->path, "bench/") || starts(f->path, "examples/");
 }
 
+/* Error texts of libraries are for programmers. Those of cinch name the thing and the way out. */
+static void check_library_texts(const source *f, size_t line)
+{
+    static const char *const functions[] = {
+        "pcre2_get_error_message",       "cudaGetErrorString", "cublasLtGetStatusString",
+        "evutil_socket_error_to_string", "cublasGetStatusString", "cudaGetErrorName",
+    };
+    if (starts(f->path, "tests/") || starts(f->path, "bench/")) return;
+    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++)
+        if (calls(f->code_line[line], functions[i]))
+            fault(f, line + 1, "%s: an error text of a library: write a sentence instead",
+                  functions[i]);
+}
+
 static void check_text(const source *f)
 {
     /* Each mark is written in two pieces, so that this file has none. */
@@ -453,6 +468,7 @@ static void check_text(const source *f)
             fault(f, i + 1, "getenv is allowed only in engine/options/options.c");
         if (!may_exit(f) && (calls(code, "exit") || calls(code, "_exit")))
             fault(f, i + 1, "exit below main: return a status");
+        check_library_texts(f, i);
     }
 }
 

@@ -58,6 +58,8 @@ printf '/* TO%s: later */\n' DO >>"$dir/t/engine/x.c"
 expect engine/x.c:3 unfinished
 printf 'char *x = getenv("HOME");\n' >>"$dir/t/engine/x.c"
 expect engine/x.c:3 getenv
+printf 'int f(void) { puts(cudaGetErrorString(1)); }\n' >>"$dir/t/engine/x.c"
+expect engine/x.c:3 "an error text of a library"
 printf 'void f(void) { exit(1); }\n' >>"$dir/t/engine/x.c"
 expect engine/x.c:3 "exit below main"
 printf 'int x;' >>"$dir/t/engine/x.c"

@@ -40,7 +40,10 @@ cn_gemm_entry *cn_gemm_find(cn_cuda_gemm_state *g, cn_gemm_shape shape)
 
 static cn_status library_failed(cublasStatus_t status, const char *what)
 {
-    return cn_fail(CN_ERR_DEVICE, "cuBLASLt: %s: %s", what, cublasLtGetStatusString(status));
+    return cn_fail(CN_ERR_DEVICE,
+                   "cuBLASLt error %d in %s: install the CUDA 13 libraries that fit the driver, or "
+                   "use --device cpu",
+                   (int)status, what);
 }
 
 #define LIBRARY(call)                                                                              \

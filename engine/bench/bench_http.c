@@ -2,6 +2,7 @@
  * for "Connection: close", so that a reply of known length ends with the connection. */
 #include "engine/bench/bench_http.h"
 
+#include <errno.h>
 #include <event2/buffer.h>
 #include <event2/bufferevent.h>
 #include <netdb.h>
@@ -102,7 +103,7 @@ static void on_event(struct bufferevent *bev, short what, void *arg)
     call *c = arg;
     (void)bev;
     if (what & BEV_EVENT_ERROR)
-        end(c, evutil_socket_error_to_string(EVUTIL_SOCKET_ERROR()));
+        end(c, strerror(errno));
     else if (what & BEV_EVENT_EOF)
         end(c, c->status && !c->chunked ? NULL : "the server closed the connection too early");
 }
@@ -137,8 +138,8 @@ cn_status cn_bench_http_start(struct event_base *base, const cn_bench_target *ta
     bufferevent_enable(c->bev, EV_READ | EV_WRITE);
     struct sockaddr *at = (struct sockaddr *)(uintptr_t)&target->address;
     if (bufferevent_socket_connect(c->bev, at, (int)target->n_address) == 0) return CN_OK;
+    const int error = errno;
     bufferevent_free(c->bev);
     cn_free(c);
-    return cn_fail(CN_ERR_IO, "%s: %s", target->host,
-                   evutil_socket_error_to_string(EVUTIL_SOCKET_ERROR()));
+    return cn_fail(CN_ERR_IO, "%s: %s", target->host, strerror(error));
 }

@@ -116,11 +116,11 @@ cn_status cn_pretoken_next_pcre2(cn_pretoken *p, const char *text, size_t n, siz
             ? pcre2_jit_match(p->code, subject, n - at, 0, PCRE2_NO_UTF_CHECK, p->match, p->context)
             : pcre2_match(p->code, subject, n - at, 0, PCRE2_NO_UTF_CHECK, p->match, p->context);
     size_t len = got > 0 ? pcre2_get_ovector_pointer(p->match)[1] : 0;
-    if (len == 0) {
-        char why[128] = "no match";
-        if (got <= 0) pcre2_get_error_message(got, (PCRE2_UCHAR *)why, sizeof why);
-        return cn_fail(CN_ERR_ARG, "splitting a text at byte %zu of %zu failed: %s", at, n, why);
-    }
+    if (len == 0)
+        return cn_fail(CN_ERR_ARG,
+                       "a text of %zu bytes cannot be split into words after byte %zu (PCRE2 code "
+                       "%d): divide it into shorter texts",
+                       n, at, got);
     *end = at + len;
     return CN_OK;
 }
