@@ -184,7 +184,7 @@ done
 grep -q selection "$dir/out" && fail "a plan without selectors speaks of selection"
 # A plan for a GPU that is not here: bf16, blocks of 256, no speeds.
 "$cinch" plan --model bench/shapes/qwen3-8b --gpu-memory 80G --kv-policy zip >"$dir/out"
-for want in '^device  *a GPU of 80.0 GiB (--gpu-memory), 92 % of it used; not measured$' \
+for want in '^device  *a GPU of 80.0 GiB (--gpu-memory), 92 % of it used, 546 MiB assumed for the driver; not measured$' \
     '^weights  *15.3 GiB in bf16$' '^kv cache  *5[5-7].[0-9] GiB, N_total = [0-9]* blocks of 256' \
     '^  *1[67][0-9] requests of any output length at budget 2048'; do
     grep -q -e "$want" "$dir/out" || fail "no $want"

@@ -279,8 +279,9 @@ static cn_status plan_elsewhere(plan_report *r)
     cn_plan_gpu gpu;
     cn_plan_gpu_init(&gpu, c);
     snprintf(r->device.why, sizeof r->device.why,
-             "a GPU of %.1f GiB (--gpu-memory), %.0f %% of it used; not measured",
-             cn_gib(c->gpu_memory), 100 * (double)c->gpu_memory_utilization);
+             "a GPU of %.1f GiB (--gpu-memory), %.0f %% of it used, %d MiB assumed for the driver; "
+             "not measured",
+             cn_gib(c->gpu_memory), 100 * (double)c->gpu_memory_utilization, CN_PLAN_CONTEXT_MIB);
     return fill(r, &gpu.backend, NULL);
 }
 

@@ -4,8 +4,9 @@
 enum {
     ALIGN_BYTES = 256,
     BLOCK_TOKENS = 256,
-    /* What the driver and the kernels take before the first allocation, and scratch of streams. */
-    TAKEN_MIB = 600,
+    /* Scratch of the streams (cn_cuda_stream_bytes): 32 MiB for products, 17 for attention, and for
+     * selection 5 with 32 heads and 256 requests. */
+    STREAMS_MIB = 54,
     SAMPLE_BYTES = 64,       /* clusters sample without scratch */
     SCORE_MIB = 88,          /* of compression, at least */
     SCORE_WORDS_OF_TOKEN = 4 /* of compression, per token and kv head */
@@ -33,7 +34,7 @@ static size_t compress_scratch_bytes(cn_backend *be, const cn_pools *pools, uint
 
 void cn_plan_gpu_init(cn_plan_gpu *g, const cn_config *c)
 {
-    const uint64_t taken = (uint64_t)TAKEN_MIB << 20;
+    const uint64_t taken = (uint64_t)(CN_PLAN_CONTEXT_MIB + STREAMS_MIB) << 20;
     const uint64_t share =
         (uint64_t)((double)c->gpu_memory * (double)c->gpu_memory_utilization);
     *g = (cn_plan_gpu){

@@ -8,6 +8,11 @@
 #include "engine/ops.h"
 #include "engine/options/options.h"
 
+/* Memory of a GPU that the driver takes for a process before its first allocation, with the kernels
+ * of cinch-cuda.so. An assumption, which the plan prints: the real figure depends on the driver and
+ * the GPU, and no allocation of the engine counts it. */
+enum { CN_PLAN_CONTEXT_MIB = 546 };
+
 typedef struct cn_plan_gpu {
     cn_backend backend;
     uint64_t avail_bytes;
