@@ -56,12 +56,15 @@ cn_exchange_sizes cn_exchange_sizes_of(const cn_config *c, const cn_model_config
     const uint32_t layers = cn_max_u32(most_layers(&packs), 1);
     const uint32_t longest = c->max_model_len ? c->max_model_len : m->max_position;
     const uint32_t rows = fill ? 1 : c->max_num_seqs;
+    const uint32_t longest_blocks = (uint32_t)cn_ceil_div(longest, block_tokens);
     const uint64_t all = (uint64_t)rows * longest;
     const cn_away most = most_of(c, home, block_tokens);
     return (cn_exchange_sizes){
         .max_rows = rows,
-        .max_local = cn_planner_away_n_max(c, block_tokens),
-        .max_home = (uint32_t)cn_ceil_div(longest, block_tokens),
+        /* A request may have a larger budget than the default. It has an exchange only if it
+         * reaches its cap. */
+        .max_local = longest_blocks,
+        .max_home = longest_blocks,
         .room = cn_max_u32(longest, all < MOST_SCORES / layers ? (uint32_t)all
                                                                : MOST_SCORES / layers),
         .move_stride = fill ? most.n_entries : most.cap,

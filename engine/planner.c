@@ -272,7 +272,7 @@ static uint32_t ring_rows(const cn_config *c)
 {
     const uint32_t selectors = cn_config_selectors(c);
     const bool zip = cn_policies_need(cn_config_policies(c)).slots;
-    const bool away = cn_config_away(c) != CN_HOME_DEVICE && (selectors & cn_away_selectors()) != 0;
+    const bool away = cn_config_away(c) != 0 && (selectors & cn_away_selectors()) != 0;
     const bool ring = away || cn_selectors_need(selectors).slots;
     return cn_max_u32(zip ? c->kv.window_tokens : 0, ring ? c->kv.select_window + 1 : 0);
 }

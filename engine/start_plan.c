@@ -51,7 +51,7 @@ cn_batch_opts cn_start_batch_opts(const cn_config *c, const cn_model_config *m,
         .window_tokens = window_tokens,
         .select_room = cn_start_select_scratch(c, m, block_tokens).room,
         .select_seed = (uint32_t)c->seed,
-        .selectors = cn_config_selectors(c),
+        .selectors = cn_config_local_selectors(c),
         .max_home_blocks = cn_config_away(c) && c->select_dense_layers > 0
                                ? (uint32_t)cn_ceil_div(cn_start_max_model_len(c, m), block_tokens)
                                : 0,
