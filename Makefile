@@ -104,6 +104,7 @@ CUDA_SHARED_SRC := compress/policy.c compress/compress_check.c
 CUDA_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard cuda/*.c cuda/*/*.c)) \
   $(CUDA_SHARED_SRC:%.c=$(BUILD)/cuda-shared/%.o) \
   $(patsubst %.cu,$(BUILD)/%.cu.o,$(wildcard cuda/*.cu cuda/*/*.cu))
+FAKE_CUDA := $(BUILD)/tests/fake_cuda
 CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart_static \
   -lrt -ldl -lpthread
 # A checksum of the headers that the program and the GPU backend share: ops.h and what it includes.
@@ -196,7 +197,7 @@ $(BUILD)/flags $(BUILD)/members $(BUILD)/test-members $(BUILD)/header-sum:
 # ---- the GPU backend ----
 
 ifneq ($(CUDA_HOME),)
-cuda: $(BUILD)/cinch-cuda.so
+cuda: $(BUILD)/cinch-cuda.so $(FAKE_CUDA)/cinch-cuda.so
 else
 cuda:
 	@.ci/cuda get $(CUDA_ENV)
@@ -222,6 +223,17 @@ $(BUILD)/cuda/%.cu.o: cuda/%.cu $(BUILD)/cuda-flags
 $(BUILD)/cinch-cuda.so: $(CUDA_OBJ) $(BUILD)/cuda-members
 	$(call say,LD,$@)
 	$(Q)$(CC) -shared -Wl,-z,defs $(LDFLAGS) -o $@ $(CUDA_OBJ) $(CUDA_LIBS) -lm
+
+# The same objects with a CUDA runtime that needs no GPU, for tests/pair_check.sh.
+$(FAKE_CUDA)/fake_cuda.o: tests/fake_cuda/fake_cuda.c $(BUILD)/flags $(BUILD)/cuda-flags
+	@mkdir -p $(@D)
+	$(call say,CC,$<)
+	$(Q)$(CC) -I. -isystem $(CUDA_HOME)/include $(CPPFLAGS) $(CFLAGS) -fPIC -MMD -MP -c -o $@ $<
+
+$(FAKE_CUDA)/cinch-cuda.so: $(CUDA_OBJ) $(FAKE_CUDA)/fake_cuda.o $(BUILD)/cuda-members
+	$(call say,LD,$@)
+	$(Q)$(CC) -shared -Wl,-z,defs $(LDFLAGS) -o $@ $(CUDA_OBJ) $(FAKE_CUDA)/fake_cuda.o \
+	  -ldl -lpthread -lm
 
 $(BUILD)/cuda-flags $(BUILD)/cuda-members:
 

@@ -35,8 +35,8 @@ static size_t mem_avail(cn_backend *be)
 
 static cn_status host_alloc(cn_backend *be, size_t bytes, void **out)
 {
-    (void)be;
     *out = NULL;
+    cn_cuda_use(be->ctx);
     CN_CUDA(cudaMallocHost(out, bytes ? bytes : 1));
     memset(*out, 0, bytes);
     return CN_OK;
@@ -44,7 +44,7 @@ static cn_status host_alloc(cn_backend *be, size_t bytes, void **out)
 
 static void host_free(cn_backend *be, void *p)
 {
-    (void)be;
+    cn_cuda_use(be->ctx);
     cudaFreeHost(p);
 }
 
@@ -61,6 +61,7 @@ static void host_free(cn_backend *be, void *p)
     }
 #define CUDA_OP(op, type) CUDA_OP_AS(op, op, type)
 
+CUDA_OP(dummy_fill, cn_dummy_fill_args)
 CUDA_OP(embed, cn_embed_args)
 CUDA_OP(rmsnorm, cn_rmsnorm_args)
 CUDA_OP(gemm, cn_gemm_args)
@@ -81,6 +82,12 @@ CUDA_OP(sample, cn_sample_args)
 CUDA_OP(count_reset, cn_count_reset_args)
 CUDA_OP(copy_blocks, cn_copy_args)
 CUDA_OP(compress, cn_compress_args)
+
+static cn_status mem_sum(cn_stream *s, const void *src, size_t bytes, uint64_t *out)
+{
+    cn_cuda_use(s->cuda);
+    return cn_cuda_mem_sum(s, src, bytes, out);
+}
 
 /* ---- opening and closing ---- */
 
@@ -153,7 +160,7 @@ static const cn_backend CUDA_TABLE = {
     .host_free = host_free,
     .mem_write = cn_cuda_mem_write,
     .mem_read = cn_cuda_mem_read,
-    .mem_sum = cn_cuda_mem_sum,
+    .mem_sum = mem_sum,
     .stream_create = cn_cuda_stream_create,
     .stream_free = cn_cuda_stream_free,
     .stream_sync = cn_cuda_stream_sync,
@@ -163,11 +170,13 @@ static const cn_backend CUDA_TABLE = {
     .fence_wait = cn_cuda_fence_wait,
     .fence_done = cn_cuda_fence_done,
     .fence_sync = cn_cuda_fence_sync,
+    .timed_fence_create = cn_cuda_timed_fence_create,
+    .fence_seconds = cn_cuda_fence_seconds,
     .graph_begin = cn_cuda_graph_begin,
     .graph_end = cn_cuda_graph_end,
     .graph_launch = cn_cuda_graph_launch,
     .graph_free = cn_cuda_graph_free,
-    .dummy_fill = cn_cuda_dummy_fill,
+    .dummy_fill = dummy_fill,
     .embed = embed,
     .rmsnorm = rmsnorm,
     .gemm = gemm,
@@ -206,7 +215,7 @@ static cn_status ask_caller(cn_cuda *c)
 
 static cn_status open_parts(cn_cuda *c)
 {
-    CN_TRY(cn_cuda_device_open(&c->device, c->opts.device));
+    CN_TRY(cn_cuda_device_open(&c->device, &c->opts));
     CN_TRY(join_others(c));
     if (c->opts.portable) c->device.hopper = false;
     if (c->device.hopper) CN_TRY(cn_map_open());

@@ -40,7 +40,11 @@ cn_status cn_cuda_failed(cudaError_t error, const char *what)
 {
     (void)cudaGetLastError(); /* clears the error, so that the next call does not report it again */
     cn_status status = error == cudaErrorMemoryAllocation ? CN_ERR_MEMORY : CN_ERR_DEVICE;
-    return cn_fail(status, "CUDA error %d in %s: %s", (int)error, what, advice(error));
+    int gpu = 0;
+    if (cudaGetDevice(&gpu) != cudaSuccess)
+        return cn_fail(status, "CUDA error %d in %s: %s", (int)error, what, advice(error));
+    return cn_fail(status, "CUDA error %d of GPU %d in %s: %s", (int)error, gpu, what,
+                   advice(error));
 }
 
 /* ---- device ---- */
@@ -64,13 +68,55 @@ static cn_status count_devices(int *n)
     return CN_OK;
 }
 
-cn_status cn_cuda_device_open(cn_cuda_device *out, uint32_t ordinal)
+/* *can: kernels of each device can address the memory of the other. */
+static cn_status are_peers(int a, int b, bool *can)
+{
+    int there = 0, back = 0;
+    CN_CUDA(cudaDeviceCanAccessPeer(&there, a, b));
+    CN_CUDA(cudaDeviceCanAccessPeer(&back, b, a));
+    *can = there && back;
+    return CN_OK;
+}
+
+static cn_status refuse_strangers(int a, int b)
+{
+    return cn_fail(CN_ERR_DEVICE,
+                   "GPU %d and GPU %d cannot address each other's memory: use two GPUs with NVLink "
+                   "or peer access over PCIe",
+                   a, b);
+}
+
+/* Chooses the device of the options among n. */
+static cn_status choose_device(const cn_cuda_backend_opts *o, uint32_t n, uint32_t *ordinal)
+{
+    bool peers = false;
+    const int model = (int)o->beside - 1;
+    *ordinal = o->device;
+    if (o->device == CN_CUDA_ANY_PEER) {
+        for (*ordinal = 0; *ordinal < n; (*ordinal)++) {
+            if ((int)*ordinal == model) continue;
+            CN_TRY(are_peers(model, (int)*ordinal, &peers));
+            if (peers) return CN_OK;
+        }
+        return cn_fail(CN_ERR_DEVICE,
+                       "--cache-device auto: none of %u GPUs is a peer of GPU %d: make another GPU "
+                       "visible, or set --cache-device cuda:%d to use the model's GPU",
+                       n, model, model);
+    }
+    if (*ordinal >= n)
+        return cn_fail(CN_ERR_DEVICE, "--%s cuda:%u: expected cuda:0 to cuda:%u",
+                       o->beside ? "cache-device" : "device", *ordinal, n - 1);
+    if (!o->beside || (int)*ordinal == model || model >= (int)n) return CN_OK;
+    CN_TRY(are_peers(model, (int)*ordinal, &peers));
+    return peers ? CN_OK : refuse_strangers(model, (int)*ordinal);
+}
+
+cn_status cn_cuda_device_open(cn_cuda_device *out, const cn_cuda_backend_opts *o)
 {
     int n = 0;
+    uint32_t ordinal;
     CN_TRY(count_devices(&n));
-    if (ordinal >= (uint32_t)n)
-        return cn_fail(CN_ERR_DEVICE, "--device cuda:%u: expected cuda:0 to cuda:%d", ordinal,
-                       n - 1);
+    CN_TRY(choose_device(o, (uint32_t)n, &ordinal));
     struct cudaDeviceProp p;
     CN_CUDA(cudaGetDeviceProperties(&p, (int)ordinal));
     const int capability = p.major * 10 + p.minor;
@@ -87,6 +133,7 @@ cn_status cn_cuda_device_open(cn_cuda_device *out, uint32_t ordinal)
                        ordinal, p.name, p.major, p.minor, LEAST_COMPUTE / 10, LEAST_COMPUTE % 10);
     cudaError_t error = cudaSetDevice((int)ordinal);
     if (error != cudaSuccess) return cn_cuda_failed(error, p.name);
+    if (o->beside) cn_log(CN_LOG_INFO, "cache device: GPU %u (%s)", ordinal, p.name);
     return CN_OK;
 }
 
@@ -97,13 +144,6 @@ void cn_cuda_use(const cn_cuda *c)
 
 static cn_status enable_peer(const cn_cuda *from, const cn_cuda *to)
 {
-    int can = 0;
-    CN_CUDA(cudaDeviceCanAccessPeer(&can, from->device.ordinal, to->device.ordinal));
-    if (!can)
-        return cn_fail(CN_ERR_DEVICE,
-                       "GPU %d cannot address the memory of GPU %d: use two GPUs with NVLink or "
-                       "peer access over PCIe",
-                       from->device.ordinal, to->device.ordinal);
     cn_cuda_use(from);
     cudaError_t error = cudaDeviceEnablePeerAccess(to->device.ordinal, 0);
     if (error == cudaErrorPeerAccessAlreadyEnabled) {
@@ -115,7 +155,10 @@ static cn_status enable_peer(const cn_cuda *from, const cn_cuda *to)
 
 cn_status cn_cuda_join(const cn_cuda *a, const cn_cuda *b)
 {
+    bool peers = false;
     if (a->device.ordinal == b->device.ordinal) return CN_OK;
+    CN_TRY(are_peers(a->device.ordinal, b->device.ordinal, &peers));
+    if (!peers) return refuse_strangers(a->device.ordinal, b->device.ordinal);
     CN_TRY(enable_peer(a, b));
     return enable_peer(b, a);
 }
@@ -138,9 +181,10 @@ static cn_status choose_bytes(const cn_cuda_backend_opts *o, size_t *bytes, size
         return cn_fail(CN_ERR_MEMORY,
                        "GPU memory: %.2f GiB needed, but %.2f of %.2f GiB are free: lower %s",
                        cn_gib(*bytes), cn_gib(available), cn_gib(total),
-                       o->memory_bytes ? "--kv-cache-memory-bytes, --max-num-seqs or "
-                                         "--max-num-batched-tokens"
-                                       : "--gpu-memory-utilization");
+                       o->beside         ? "--home-space or --max-num-seqs"
+                       : o->memory_bytes ? "--kv-cache-memory-bytes, --max-num-seqs or "
+                                           "--max-num-batched-tokens"
+                                         : "--gpu-memory-utilization");
     *planned = in_use + *bytes;
     return CN_OK;
 }
@@ -166,6 +210,7 @@ void cn_cuda_mem_usage(cn_backend *be, uint64_t *planned, uint64_t *used)
 {
     const cn_cuda *c = be->ctx;
     size_t available = 0, total = 0;
+    cn_cuda_use(c);
     if (cudaMemGetInfo(&available, &total) != cudaSuccess) (void)cudaGetLastError();
     *planned = c->arena.planned_bytes;
     *used = total - available;

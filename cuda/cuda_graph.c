@@ -4,6 +4,7 @@
 
 cn_status cn_cuda_graph_begin(cn_stream *s)
 {
+    cn_cuda_use(s->cuda);
     CN_CUDA(cudaStreamBeginCapture(s->handle, cudaStreamCaptureModeThreadLocal));
     s->recording = true;
     return CN_OK;

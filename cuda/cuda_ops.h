@@ -48,6 +48,7 @@ struct cn_stream {
 };
 
 struct cn_fence {
+    cn_cuda *cuda;
     cudaEvent_t event;
 };
 
@@ -109,12 +110,12 @@ void cn_cuda_host_set(const cn_base_calls *calls);
 
 /* ---- device, memory, streams: cuda_device.c and cuda_stream.c ---- */
 
-/* Finds the device and makes it current. The text of CN_ERR_DEVICE is one line that names what is
- * missing. */
-cn_status cn_cuda_device_open(cn_cuda_device *out, uint32_t ordinal);
+/* Finds the device of the options and makes it current. The text of CN_ERR_DEVICE is one line that
+ * names what is missing. */
+cn_status cn_cuda_device_open(cn_cuda_device *out, const cn_cuda_backend_opts *o);
 
-/* Makes the backend's device current. A process may have several CUDA backends; calls that create
- * objects or launch kernels need the right one. */
+/* Makes the backend's device current. A process may have several CUDA backends, so every function
+ * of the table that calls CUDA calls this first. */
 void cn_cuda_use(const cn_cuda *c);
 
 /* Lets kernels of each of two backends address the memory of the other. */
@@ -140,6 +141,8 @@ cn_status cn_cuda_fence_record(cn_fence *f, cn_stream *s);
 cn_status cn_cuda_fence_wait(cn_stream *s, cn_fence *f);
 cn_status cn_cuda_fence_done(cn_fence *f, bool *done);
 cn_status cn_cuda_fence_sync(cn_fence *f);
+cn_status cn_cuda_timed_fence_create(cn_backend *be, cn_fence **out);
+cn_status cn_cuda_fence_seconds(cn_fence *from, cn_fence *to, double *seconds);
 cn_status cn_cuda_mem_write(cn_stream *s, void *dst, const void *host, size_t bytes);
 /* stage_take returns the next chunk, after the device has read its last content. stage_send copies
  * `bytes` of that chunk to dst. */

@@ -73,6 +73,7 @@ void cn_cuda_stream_free(cn_stream *s)
 {
     if (!s) return;
     cn_cuda *c = s->cuda;
+    cn_cuda_use(c);
     if (s->handle) {
         cudaStreamSynchronize(s->handle);
         cudaStreamDestroy(s->handle);
@@ -87,19 +88,21 @@ void cn_cuda_stream_free(cn_stream *s)
 
 cn_status cn_cuda_stream_sync(cn_stream *s)
 {
+    cn_cuda_use(s->cuda);
     CN_CUDA(cudaStreamSynchronize(s->handle));
     return CN_OK;
 }
 
 /* ---- fences ---- */
 
-cn_status cn_cuda_fence_create(cn_backend *be, cn_fence **out)
+static cn_status create_fence(cn_backend *be, unsigned flags, cn_fence **out)
 {
     *out = NULL;
-    cn_cuda_use(be->ctx);
     cn_fence *f = cn_calloc(1, sizeof *f);
     if (!f) return cn_fail(CN_ERR_MEMORY, "out of memory for a fence");
-    cudaError_t error = cudaEventCreateWithFlags(&f->event, cudaEventDisableTiming);
+    f->cuda = be->ctx;
+    cn_cuda_use(f->cuda);
+    cudaError_t error = cudaEventCreateWithFlags(&f->event, flags);
     if (error != cudaSuccess) {
         cn_free(f);
         return cn_cuda_failed(error, "creating a fence");
@@ -108,27 +111,50 @@ cn_status cn_cuda_fence_create(cn_backend *be, cn_fence **out)
     return CN_OK;
 }
 
+cn_status cn_cuda_fence_create(cn_backend *be, cn_fence **out)
+{
+    return create_fence(be, cudaEventDisableTiming, out);
+}
+
+cn_status cn_cuda_timed_fence_create(cn_backend *be, cn_fence **out)
+{
+    return create_fence(be, cudaEventDefault, out);
+}
+
+cn_status cn_cuda_fence_seconds(cn_fence *from, cn_fence *to, double *seconds)
+{
+    float ms = 0;
+    cn_cuda_use(from->cuda);
+    CN_CUDA(cudaEventElapsedTime(&ms, from->event, to->event));
+    *seconds = ms * 1e-3;
+    return CN_OK;
+}
+
 void cn_cuda_fence_free(cn_fence *f)
 {
     if (!f) return;
+    cn_cuda_use(f->cuda);
     cudaEventDestroy(f->event);
     cn_free(f);
 }
 
 cn_status cn_cuda_fence_record(cn_fence *f, cn_stream *s)
 {
+    cn_cuda_use(s->cuda);
     CN_CUDA(cudaEventRecord(f->event, s->handle));
     return CN_OK;
 }
 
 cn_status cn_cuda_fence_wait(cn_stream *s, cn_fence *f)
 {
+    cn_cuda_use(s->cuda);
     CN_CUDA(cudaStreamWaitEvent(s->handle, f->event, 0));
     return CN_OK;
 }
 
 cn_status cn_cuda_fence_done(cn_fence *f, bool *done)
 {
+    cn_cuda_use(f->cuda);
     cudaError_t error = cudaEventQuery(f->event);
     *done = error != cudaErrorNotReady;
     if (error == cudaErrorNotReady) {
@@ -140,6 +166,7 @@ cn_status cn_cuda_fence_done(cn_fence *f, bool *done)
 
 cn_status cn_cuda_fence_sync(cn_fence *f)
 {
+    cn_cuda_use(f->cuda);
     CN_CUDA(cudaEventSynchronize(f->event));
     return CN_OK;
 }
@@ -156,6 +183,7 @@ cn_status cn_cuda_stage_take(cn_stream *s, char **chunk)
 {
     cn_cuda_staging *st = &s->staging;
     CN_TRY(refuse_recording(s, "a copy from the host"));
+    cn_cuda_use(s->cuda);
     const uint32_t i = st->next % CN_CUDA_STAGES;
     CN_CUDA(cudaEventSynchronize(st->done[i]));
     *chunk = st->host + i * st->chunk_bytes;
@@ -188,6 +216,7 @@ cn_status cn_cuda_mem_read(cn_stream *s, void *host, const void *src, size_t byt
 {
     CN_TRY(refuse_recording(s, "mem_read"));
     if (bytes == 0) return CN_OK;
+    cn_cuda_use(s->cuda);
     CN_CUDA(cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, s->handle));
     return CN_OK;
 }

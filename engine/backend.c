@@ -10,6 +10,7 @@
 
 #include "compress/policy.h"
 #include "compress/selector.h"
+#include "engine/exchange.h"
 #include "engine/start_plan.h"
 
 #define CUDA_LIBRARY "cinch-cuda.so"
@@ -220,6 +221,8 @@ static cn_status open_cuda(cn_backend **out, const start_sizes *sizes, uint32_t 
         .vocab = m->vocab,
         .max_seqs = cn_start_max_rows(c),
         .max_tokens = cn_start_max_tokens(c),
+        .score_layers =
+            cn_config_away(c) >> CN_HOME_HOST & 1 ? cn_pack_most_layers(c, m) : 0,
         .batch_invariant = c->batch_invariant,
         .cache_dir = cache.len ? cache.data : NULL,
     };
@@ -293,39 +296,76 @@ cn_status cn_backend_open(cn_backend **out, const cn_config *c, const cn_model_c
     return open_cpu(out, c);
 }
 
-static cn_status cache_bytes(const void *ctx, cn_backend *be, uint64_t *bytes)
+/* ---- the cache device ---- */
+
+/* The device of --cache-device, and that of the model. A model on `auto` takes GPU 0. */
+typedef struct cache_choice {
+    device_kind kind, model_kind;
+    uint32_t ordinal, model_ordinal;
+} cache_choice;
+
+static cn_status choose_cache(cache_choice *out, const cn_config *c)
 {
-    (void)be;
-    *bytes = *(const uint64_t *)ctx;
-    return CN_OK;
+    cache_choice p;
+    CN_TRY(parse_device("device", c->device, &p.model_kind, &p.model_ordinal));
+    CN_TRY(parse_device("cache-device", c->cache_device, &p.kind, &p.ordinal));
+    if (p.kind == DEVICE_AUTO) {
+        p.kind = p.model_kind == DEVICE_CPU ? DEVICE_CPU : DEVICE_CUDA;
+        p.ordinal = CN_CUDA_ANY_PEER;
+    }
+    *out = p;
+    if (p.model_kind == DEVICE_AUTO || p.model_kind == p.kind) return CN_OK;
+    return cn_fail(CN_ERR_ARG, "--cache-device %s: expected %s beside a model on %s",
+                   c->cache_device, p.model_kind == DEVICE_CPU ? "cpu" : "cuda:N",
+                   p.model_kind == DEVICE_CPU ? "cpu" : "cuda");
 }
 
-cn_status cn_backend_open_cache(cn_backend **out, const cn_config *c, const cn_model_config *m,
-                                const cn_backend *model_be, uint64_t bytes)
+static cn_status cache_bytes(const void *ctx, cn_backend *be, uint64_t *bytes)
 {
-    device_kind kind;
-    uint32_t ordinal;
+    const start_sizes *s = ctx;
+    return cn_start_cache_bytes(bytes, s->config, s->model, be);
+}
+
+static cn_status open_cpu_cache(cn_backend **out)
+{
+    const cn_cpu_backend_opts o = {.n_threads = 1, .threaded = true};
+    return cn_backend_cpu_open(out, &o);
+}
+
+cn_status cn_backend_open_cache(cn_backend **out, const cn_config *c, const cn_model_config *m)
+{
+    const start_sizes sizes = {.config = c, .model = m};
+    cache_choice p;
     *out = NULL;
-    CN_TRY(parse_device("cache-device", c->cache_device, &kind, &ordinal));
-    const char *name = kind == DEVICE_CPU ? "cpu" : "cuda";
-    if (kind == DEVICE_AUTO || strcmp(model_be->name, name) != 0)
-        return cn_fail(CN_ERR_ARG, "--cache-device %s: expected %s beside a model on %s",
-                       c->cache_device, strcmp(model_be->name, "cpu") == 0 ? "cpu" : "cuda:N",
-                       model_be->name);
-    if (kind == DEVICE_CPU) {
-        const cn_cpu_backend_opts o = {.n_threads = 1, .threaded = true};
-        return cn_backend_cpu_open(out, &o);
-    }
+    CN_TRY(choose_cache(&p, c));
+    if (p.kind == DEVICE_CPU) return open_cpu_cache(out);
     const cn_cuda_backend_opts o = {
-        .device = ordinal,
+        .device = p.ordinal,
+        .beside = p.model_ordinal + 1,
         .wanted_bytes = cache_bytes,
-        .wanted_ctx = &bytes,
+        .wanted_ctx = &sizes,
         .n_heads = m->n_heads,
         .n_kv_heads = m->n_kv_heads,
         .head_dim = m->head_dim,
         .max_seqs = cn_start_max_rows(c),
         .max_tokens = cn_start_max_rows(c),
+        .score_layers = cn_pack_most_layers(c, m),
         .batch_invariant = c->batch_invariant,
     };
-    return cn_backend_cuda_load(out, o);
+    const cn_status status = cn_backend_cuda_load(out, o);
+    const bool may_be_cpu = p.model_kind == DEVICE_AUTO && p.ordinal == CN_CUDA_ANY_PEER;
+    if (status == CN_OK || !may_be_cpu) return status;
+    cn_log(CN_LOG_DEBUG, "--cache-device auto uses the CPU: %s", cn_last_error());
+    return open_cpu_cache(out);
+}
+
+cn_status cn_backend_check_pair(const cn_backend *model_be, const cn_backend *cache_be,
+                                const cn_config *c)
+{
+    if (strcmp(model_be->name, cache_be->name) == 0) return CN_OK;
+    return cn_fail(CN_ERR_DEVICE,
+                   "--cache-device %s is on %s, but the model on %s: set --cache-device %s",
+                   c->cache_device, cache_be->name, model_be->name,
+                   strcmp(model_be->name, "cpu") == 0 ? "cpu"
+                                                      : "cuda:N, or cuda:0 for the model's GPU");
 }

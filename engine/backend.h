@@ -39,10 +39,18 @@ typedef struct cn_cpu_reason {
 } cn_cpu_reason;
 void cn_device_explain_cpu(cn_device_choice *out, const cn_cpu_reason *r);
 
-/* Opens the backend of --cache-device beside that of --device, with this much device memory. On a
- * CPU it is a second, threaded backend. */
-cn_status cn_backend_open_cache(cn_backend **out, const cn_config *c, const cn_model_config *m,
-                                const cn_backend *model_be, uint64_t bytes);
+/* Opens the backend of --cache-device, with exactly the device memory that the home needs there
+ * (start_plan.h). Call before cn_backend_open: where both use one GPU, the model gets its share of
+ * what is left. `auto` takes the first peer of the model's GPU. On a CPU it is a second, threaded
+ * backend.
+ *
+ * CN_ERR_ARG when --cache-device is not a valid name beside --device; CN_ERR_DEVICE when there is
+ * no such GPU or no peer, with one line that says so. */
+cn_status cn_backend_open_cache(cn_backend **out, const cn_config *c, const cn_model_config *m);
+
+/* CN_ERR_DEVICE when --device auto took another kind of device than --cache-device. */
+cn_status cn_backend_check_pair(const cn_backend *model_be, const cn_backend *cache_be,
+                                const cn_config *c);
 
 /* CN_ERR_DEVICE names the first missing op that every model, one of the policies, selectors or
  * homes needs, or the first policy that the backend does not support. Bit i of `policies` is

@@ -237,7 +237,8 @@ static cn_status run_step(cn_engine *e, cn_flight *f, const cn_plan *plan, cn_st
     }
     if (!cn_homes_any(&e->homes)) return cn_engine_run_model(e, f->n_rows);
     const cn_plane_view plane = cn_batch_plane_view(e->batch);
-    CN_TRY(cn_home_begin_step(&e->homes, f->away, &plane));
+    f->timed = e->times_exchanges;
+    CN_TRY(cn_home_begin_step(&e->homes, f->away, &plane, f->timed ? f->clock : NULL));
     CN_TRY(cn_engine_run_model(e, f->n_rows));
     return cn_home_end_step(&e->homes);
 }
@@ -379,6 +380,8 @@ static cn_status collect(cn_engine *e)
         if (st->rows.n_rows > 0) CN_TRY(e->homes.at[h].be->fence_sync(st->read));
         st->n_counted = 0;
     }
+    if (f->timed) CN_TRY(cn_home_clock_read(&e->homes, f->clock));
+    f->timed = false;
     e->flight_head++;
     for (uint32_t i = 0; i < f->n_rows; i++) {
         cn_sample *s = f->seqs[i]->user;

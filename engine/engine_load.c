@@ -308,6 +308,12 @@ static void log_memory(const cn_engine *e)
 {
     uint64_t planned, used;
     if (!e->backend->mem_usage) return;
+    cn_backend *cache = e->homes.at[CN_HOME_PEER].be;
+    if (cache) {
+        cache->mem_usage(cache, &planned, &used);
+        cn_log(CN_LOG_INFO, "cache device memory: %.2f GiB planned (home %.2f), %.2f GiB in use",
+               cn_gib(planned), cn_gib(e->plan.kv.homes[CN_HOME_PEER].bytes), cn_gib(used));
+    }
     e->backend->mem_usage(e->backend, &planned, &used);
     cn_log(CN_LOG_INFO,
            "device memory: %.2f GiB planned (weights %.2f, KV %.2f), %.2f GiB in use (%+.1f %%)",
@@ -323,6 +329,7 @@ static cn_status build(cn_engine *e)
     CN_TRY(load_checkpoint_texts(e));
     CN_TRY(cn_home_check_start(e->config));
     cn_device_choice choice;
+    CN_TRY(cn_home_open(&e->homes, e->config, &e->model_config));
     CN_TRY(cn_backend_open(&e->backend, e->config, &e->model_config, 0, &choice));
     CN_TRY(e->backend->stream_create(e->backend, CN_PRIORITY_HIGH, &e->stream));
     CN_TRY(e->backend->stream_create(e->backend, CN_PRIORITY_LOW, &e->event_stream));
@@ -332,8 +339,6 @@ static cn_status build(cn_engine *e)
     CN_TRY(check_default_kv(e->config, kv));
     cn_start_line_log(&(cn_start_facts){e->config->model, &e->model_config, e->backend, &choice,
                                         e->config, kv});
-    CN_TRY(cn_home_open(&e->homes, e->config, &e->model_config, e->backend,
-                        cn_start_part_bytes(&e->plan, CN_PART_CACHE)));
     CN_TRY(cn_start_plan_allocate(&e->plan, e->backend, e));
     CN_TRY(load_model(e));
     describe_selection(e, kv);
@@ -371,6 +376,7 @@ static void free_device_memory(cn_engine *e)
         if (e->flights[i].fence) be->fence_free(e->flights[i].fence);
         for (int h = 0; h < CN_N_HOMES; h++)
             cn_home_step_free(&e->flights[i].away[h], &e->homes, (cn_kv_home)h);
+        cn_home_clock_free(&e->homes, e->flights[i].clock);
     }
     if (e->piece.fence) be->fence_free(e->piece.fence);
     cn_start_plan_free(&e->plan, be, e);

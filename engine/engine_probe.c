@@ -3,10 +3,24 @@
 
 #include <string.h>
 
+#include "compress/policy.h"
+#include "compress/selector.h"
 #include "engine/select_cost.h"
 #include "engine/step_graph.h"
 
 enum { ROUNDS = 3 };
+
+/* The parameters of a request, as the engine completes them. A request that it would refuse keeps
+ * them as they are. */
+static cn_kv_params complete(const cn_engine *e, const cn_kv_params *kv)
+{
+    const uint32_t b = e->pools.layout.block_tokens;
+    cn_kv_params k = *kv;
+    const bool taken = cn_home_check(e->config, &k, b) == CN_OK &&
+                       cn_selector_check(&k, b, &e->config->kv) == CN_OK &&
+                       cn_policy_check(&k, b, e->pools.window) == CN_OK;
+    return taken ? k : *kv;
+}
 
 uint64_t cn_engine_step_weight_bytes(const cn_engine *e)
 {
@@ -25,7 +39,23 @@ double cn_engine_row_bytes(const cn_engine *e, const cn_kv_params *kv, double re
                                    .kv_dtype = l->part[CN_KV_K].dtype,
                                    .act_dtype = e->pools.act_dtype};
     if (kv->select == CN_SELECT_NONE) return (double)cn_select_kv_bytes(&shape) * resident;
-    return cn_select_row_bytes(&shape, kv, (uint32_t)resident);
+    const cn_kv_params completed = complete(e, kv);
+    return cn_select_row_bytes(&shape, &completed, (uint32_t)resident);
+}
+
+uint32_t cn_engine_cap_blocks(const cn_engine *e, const cn_kv_params *kv)
+{
+    const uint32_t b = e->pools.layout.block_tokens;
+    const cn_kv_params completed = complete(e, kv);
+    return completed.home == CN_HOME_DEVICE ? cn_policy_n_max(&completed, b)
+                                            : cn_away_n_max(&completed, b);
+}
+
+uint32_t cn_engine_exchange_entries(const cn_engine *e, const cn_kv_params *kv)
+{
+    const cn_kv_params completed = complete(e, kv);
+    return e->homes.packs.n_layers * e->pools.layout.n_kv_heads *
+           cn_away_of(&completed, e->pools.layout.block_tokens).n_entries;
 }
 
 double cn_engine_rows_of_weights(const cn_engine *e)
@@ -93,6 +123,19 @@ cn_status cn_engine_products_time(cn_engine *e, uint32_t n_tokens, double *secon
     }
     return CN_OK;
 }
+
+cn_status cn_engine_time_exchanges(cn_engine *e, bool on)
+{
+    if (!cn_homes_any(&e->homes))
+        return cn_fail(CN_ERR_DEVICE, "no home is declared: no exchange can be timed");
+    for (uint32_t i = 0; on && i < CN_FLIGHTS; i++)
+        if (!e->flights[i].clock)
+            CN_TRY(cn_home_clock_create(&e->homes, &e->flights[i].clock));
+    e->times_exchanges = on;
+    return CN_OK;
+}
+
+cn_exchange_times cn_engine_exchange_times(const cn_engine *e) { return e->homes.times; }
 
 cn_status cn_engine_replay_time(cn_engine *e, uint32_t n, double *seconds)
 {

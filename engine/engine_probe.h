@@ -8,6 +8,7 @@
 
 #include "compress/events.h"
 #include "engine/engine.h"
+#include "engine/home.h"
 #include "engine/select_probe.h"
 
 /* Bytes of weights that every decode step reads: all, except the embedding table (a step reads one
@@ -22,6 +23,12 @@ double cn_engine_row_bytes(const cn_engine *e, const cn_kv_params *kv, double re
  * the device's kind. */
 double cn_engine_rows_of_weights(const cn_engine *e);
 
+/* Blocks at which a request with these parameters is compressed; 0: never. */
+uint32_t cn_engine_cap_blocks(const cn_engine *e, const cn_kv_params *kv);
+
+/* Entries of the exchange area of a request, over all layers and kv heads; 0 with home `device`. */
+uint32_t cn_engine_exchange_entries(const cn_engine *e, const cn_kv_params *kv);
+
 /* Bytes per second at which the device reads the KV pool in one pass (op mem_sum); the best of 3
  * passes. 0 for a backend without the op. Waits for all work. */
 cn_status cn_engine_read_bandwidth(cn_engine *e, double *bytes_per_s);
@@ -30,6 +37,12 @@ cn_status cn_engine_read_bandwidth(cn_engine *e, double *bytes_per_s);
  * The prefill is split into steps as by the scheduler and has one row of logits. The best of 3
  * runs. Waits for all work. */
 cn_status cn_engine_products_time(cn_engine *e, uint32_t n_tokens, double *seconds);
+
+/* From now on times the exchanges of steps with a home, or no longer. Costs four fences for each
+ * pack of a step. CN_ERR_DEVICE when the engine has no home, or a backend no timed fences. */
+cn_status cn_engine_time_exchanges(cn_engine *e, bool on);
+/* Sums over the timed steps whose tokens have been read. */
+cn_exchange_times cn_engine_exchange_times(const cn_engine *e);
 
 /* Seconds of the last launched step without host work between steps: replays its graph n times in a
  * row. 0 when it ran op by op. The requests of the step can continue, but their KV and output are

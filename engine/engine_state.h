@@ -83,6 +83,8 @@ typedef struct cn_flight {
     float *host_logprobs;
     cn_logprob *host_top;
     cn_home_step away[CN_N_HOMES]; /* its away rows, by cn_kv_home */
+    cn_home_clock *clock;          /* NULL: exchanges were never timed */
+    bool timed;                    /* the step records it */
 } cn_flight;
 
 enum { CN_FLIGHTS = 2 };
@@ -135,6 +137,7 @@ struct cn_engine {
     cn_sample **count_owner; /* [max_num_seqs] the sample that uses each row of counts, or NULL */
 
     cn_homes homes; /* peer and host, where declared */
+    bool times_exchanges;
     cn_events *events; /* NULL: no declared policy compresses */
     void *compress_scratch;
     cn_select_scratch select;

@@ -27,9 +27,10 @@ uint32_t cn_pack_start(const cn_packs *p, uint32_t pack)
     return p->first_layer + (uint32_t)((uint64_t)p->n_layers * pack / p->n);
 }
 
-static uint32_t most_layers(const cn_packs *p)
+uint32_t cn_pack_most_layers(const cn_config *c, const cn_model_config *m)
 {
-    return p->n ? (uint32_t)cn_ceil_div(p->n_layers, p->n) : 0;
+    const cn_packs p = cn_packs_make(c->select_dense_layers, m->n_layers, c->n_packs);
+    return p.n ? (uint32_t)cn_ceil_div(p.n_layers, p.n) : 0;
 }
 
 /* The largest exchange area and cap of any selector. */
@@ -53,7 +54,7 @@ cn_exchange_sizes cn_exchange_sizes_of(const cn_config *c, const cn_model_config
 {
     if (!(cn_config_away(c) >> home & 1)) return (cn_exchange_sizes){0};
     const cn_packs packs = cn_packs_make(c->select_dense_layers, m->n_layers, c->n_packs);
-    const uint32_t layers = cn_max_u32(most_layers(&packs), 1);
+    const uint32_t layers = cn_max_u32(cn_pack_most_layers(c, m), 1);
     const uint32_t longest = c->max_model_len ? c->max_model_len : m->max_position;
     const uint32_t rows = fill ? 1 : c->max_num_seqs;
     const uint32_t longest_blocks = (uint32_t)cn_ceil_div(longest, block_tokens);

@@ -69,27 +69,27 @@ cn_status cn_home_open_beside(cn_homes *hs, const cn_config *c, cn_backend *mode
     if (!away) return CN_OK;
     CN_TRY(cn_backend_check_ops(model_be, cn_config_policies(c), cn_config_selectors(c),
                                 cn_config_homes(c)));
+    if (away >> CN_HOME_PEER & 1)
+        CN_TRY(cn_backend_check_pair(model_be, hs->at[CN_HOME_PEER].be, c));
     if (!(away >> CN_HOME_HOST & 1)) return CN_OK;
     hs->at[CN_HOME_HOST].be = model_be;
     /* Beside a model on the same device the exchange must not delay it. */
     return model_be->stream_create(model_be, CN_PRIORITY_LOW, &hs->at[CN_HOME_HOST].stream);
 }
 
-cn_status cn_home_open(cn_homes *hs, const cn_config *c, const cn_model_config *m,
-                       cn_backend *model_be, uint64_t bytes)
+cn_status cn_home_open(cn_homes *hs, const cn_config *c, const cn_model_config *m)
 {
     cn_home *h = &hs->at[CN_HOME_PEER];
     if (!(cn_config_away(c) >> CN_HOME_PEER & 1)) return CN_OK;
-    CN_TRY(cn_backend_open_cache(&h->be, c, m, model_be, bytes));
+    CN_TRY(cn_backend_open_cache(&h->be, c, m));
+    CN_TRY(cn_backend_check_ops(h->be, 0, cn_config_selectors(c), cn_config_homes(c)));
     CN_TRY(h->be->stream_create(h->be, CN_PRIORITY_HIGH, &h->stream));
-    return cn_backend_check_ops(h->be, 0, cn_config_selectors(c), cn_config_homes(c));
+    return h->be->stream_create(h->be, CN_PRIORITY_LOW, &h->fills);
 }
 
-static cn_status create_streams(cn_homes *hs, cn_home *h)
+static cn_status create_fences(const cn_homes *hs, cn_home *h)
 {
-    h->fills = hs->o.event_stream;
-    if (h->be != hs->o.model_be)
-        CN_TRY(h->be->stream_create(h->be, CN_PRIORITY_LOW, &h->fills));
+    if (h->be == hs->o.model_be) h->fills = hs->o.event_stream;
     for (uint32_t p = 0; p < hs->packs.n; p++) CN_TRY(h->be->fence_create(h->be, &h->done[p]));
     return h->be->fence_create(h->be, &h->filled);
 }
@@ -154,7 +154,7 @@ static cn_status create_home(cn_homes *hs, cn_home *h)
         return cn_fail(CN_ERR_MEMORY, "out of host memory for %u requests with a home",
                        h->env.n_slots);
     CN_TRY(make_tiles(h));
-    return create_streams(hs, h);
+    return create_fences(hs, h);
 }
 
 cn_status cn_home_create(cn_homes *hs, const cn_home_opts *o)
@@ -267,9 +267,11 @@ static cn_home_step *step_of(const cn_homes *hs, const cn_home *h)
     return st && st->rows.n_rows > 0 ? st : NULL;
 }
 
-cn_status cn_home_begin_step(cn_homes *hs, cn_home_step *steps, const cn_plane_view *plane)
+cn_status cn_home_begin_step(cn_homes *hs, cn_home_step *steps, const cn_plane_view *plane,
+                             cn_home_clock *clock)
 {
     hs->in_pass = true;
+    hs->clock = clock;
     hs->plane_view = *plane;
     const bool any = steps[CN_HOME_PEER].rows.n_rows + steps[CN_HOME_HOST].rows.n_rows > 0;
     hs->steps = any ? steps : NULL;
@@ -297,6 +299,7 @@ cn_status cn_home_end_step(cn_homes *hs)
 {
     for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) CN_TRY(read_counts(hs, h));
     hs->in_pass = false;
+    hs->clock = NULL;
     hs->steps = NULL;
     hs->plane_view = (cn_plane_view){0};
     return CN_OK;
@@ -315,11 +318,29 @@ cn_status cn_home_enter_layer(cn_homes *hs, uint32_t layer)
     if (!hs->in_pass) return CN_OK;
     const uint32_t p = pack_at(hs, layer, false);
     if (p == hs->packs.n) return CN_OK;
+    cn_backend *be = hs->o.model_be;
+    cn_home_clock *clock = hs->clock;
     const double began_s = cn_now_s();
+    if (clock) CN_TRY(be->fence_record(clock->waits[p], hs->o.model_stream));
     for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h))
-        CN_TRY(hs->o.model_be->fence_wait(hs->o.model_stream, h->done[p]));
+        CN_TRY(be->fence_wait(hs->o.model_stream, h->done[p]));
     hs->stall_s += cn_now_s() - began_s;
-    return CN_OK;
+    if (!clock) return CN_OK;
+    clock->waited = true;
+    return be->fence_record(clock->goes[p], hs->o.model_stream);
+}
+
+/* The exchange of pack p with one home. */
+static cn_status exchange(const cn_homes *hs, cn_home *h, const cn_home_step *st, uint32_t p)
+{
+    cn_home_span *span = hs->clock ? &hs->clock->spans[kind_of(hs, h)] : NULL;
+    CN_TRY(h->be->fence_wait(h->stream, hs->stepped[p]));
+    if (span) CN_TRY(h->be->fence_record(span->begins[p], h->stream));
+    CN_TRY(cn_exchange_run(&h->env, h->stream, &st->rows, &h->step, &hs->packs, p, false));
+    CN_TRY(h->be->fence_record(h->done[p], h->stream));
+    if (!span) return CN_OK;
+    span->recorded = true;
+    return h->be->fence_record(span->ends[p], h->stream);
 }
 
 cn_status cn_home_leave_layer(cn_homes *hs, uint32_t layer)
@@ -330,10 +351,7 @@ cn_status cn_home_leave_layer(cn_homes *hs, uint32_t layer)
     CN_TRY(hs->o.model_be->fence_record(hs->stepped[p], hs->o.model_stream));
     for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
         const cn_home_step *st = step_of(hs, h);
-        if (!st) continue;
-        CN_TRY(h->be->fence_wait(h->stream, hs->stepped[p]));
-        CN_TRY(cn_exchange_run(&h->env, h->stream, &st->rows, &h->step, &hs->packs, p, false));
-        CN_TRY(h->be->fence_record(h->done[p], h->stream));
+        if (st) CN_TRY(exchange(hs, h, st, p));
     }
     return CN_OK;
 }
@@ -343,6 +361,78 @@ cn_status cn_home_wait(cn_homes *hs, cn_stream *s)
     for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h))
         for (uint32_t p = 0; p < hs->packs.n; p++)
             CN_TRY(hs->o.model_be->fence_wait(s, h->done[p]));
+    return CN_OK;
+}
+
+/* ---- the clock ---- */
+
+cn_status cn_home_clock_create(cn_homes *hs, cn_home_clock **out)
+{
+    cn_backend *model_be = hs->o.model_be;
+    *out = NULL;
+    if (!model_be->timed_fence_create)
+        return cn_fail(CN_ERR_DEVICE, "the %s backend does not time exchanges", model_be->name);
+    cn_home_clock *c = cn_calloc(1, sizeof *c);
+    if (!c) return cn_fail(CN_ERR_MEMORY, "out of memory for the times of exchanges");
+    *out = c;
+    for (uint32_t p = 0; p < hs->packs.n; p++) {
+        CN_TRY(model_be->timed_fence_create(model_be, &c->waits[p]));
+        CN_TRY(model_be->timed_fence_create(model_be, &c->goes[p]));
+        for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
+            cn_home_span *span = &c->spans[kind_of(hs, h)];
+            CN_TRY(h->be->timed_fence_create(h->be, &span->begins[p]));
+            CN_TRY(h->be->timed_fence_create(h->be, &span->ends[p]));
+        }
+    }
+    return CN_OK;
+}
+
+static void free_fence(cn_backend *be, cn_fence *f)
+{
+    if (f) be->fence_free(f);
+}
+
+void cn_home_clock_free(cn_homes *hs, cn_home_clock *c)
+{
+    if (!c) return;
+    for (uint32_t p = 0; p < hs->packs.n; p++) {
+        free_fence(hs->o.model_be, c->waits[p]);
+        free_fence(hs->o.model_be, c->goes[p]);
+        for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
+            free_fence(h->be, c->spans[kind_of(hs, h)].begins[p]);
+            free_fence(h->be, c->spans[kind_of(hs, h)].ends[p]);
+        }
+    }
+    cn_free(c);
+}
+
+/* Adds the time of the exchanges of one home. */
+static cn_status read_span(cn_homes *hs, const cn_home *h, cn_home_span *span)
+{
+    for (uint32_t p = 0; span->recorded && p < hs->packs.n; p++) {
+        double ran_s;
+        CN_TRY(h->be->fence_seconds(span->begins[p], span->ends[p], &ran_s));
+        hs->times.exchange_s += ran_s;
+    }
+    return CN_OK;
+}
+
+cn_status cn_home_clock_read(cn_homes *hs, cn_home_clock *c)
+{
+    bool exchanged = false;
+    for (uint32_t p = 0; c->waited && p < hs->packs.n; p++) {
+        double waited_s;
+        CN_TRY(hs->o.model_be->fence_seconds(c->waits[p], c->goes[p], &waited_s));
+        hs->times.stall_s += waited_s;
+    }
+    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
+        cn_home_span *span = &c->spans[kind_of(hs, h)];
+        CN_TRY(read_span(hs, h, span));
+        exchanged |= span->recorded;
+        span->recorded = false;
+    }
+    hs->times.n_steps += exchanged;
+    c->waited = false;
     return CN_OK;
 }
 

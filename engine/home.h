@@ -15,6 +15,13 @@
 #include "engine/planner.h"
 #include "scheduler/scheduler.h"
 
+/* Sums over the timed steps, in seconds of the devices. */
+typedef struct cn_exchange_times {
+    uint64_t n_steps;
+    double stall_s;    /* the model's stream waited for exchanges of the step before */
+    double exchange_s; /* exchanges ran */
+} cn_exchange_times;
+
 /* What is fixed at start; borrowed. */
 typedef struct cn_home_opts {
     cn_backend *model_be;
@@ -46,6 +53,19 @@ typedef struct cn_home_step {
     uint32_t *counts;   /* host, [2, max_num_seqs, layers, hk], as cn_exchange_scratch.counts */
 } cn_home_step;
 
+/* Timed fences of the exchanges of one step with one home, by pack. */
+typedef struct cn_home_span {
+    cn_fence *begins[CN_MAX_PACKS], *ends[CN_MAX_PACKS];
+    bool recorded;
+} cn_home_span;
+
+/* Timed fences of one step, for benchmarks. */
+typedef struct cn_home_clock {
+    cn_fence *waits[CN_MAX_PACKS], *goes[CN_MAX_PACKS]; /* of pack p: before and behind its wait */
+    bool waited;                                        /* they are recorded */
+    cn_home_span spans[CN_N_HOMES];
+} cn_home_clock;
+
 /* One home: `peer` or `host`. */
 typedef struct cn_home {
     cn_backend *be; /* runs exchanges: the cache device, or model_be; NULL: it is not declared */
@@ -73,9 +93,11 @@ typedef struct cn_homes {
     cn_fence *put, *compressed;      /* of events */
     /* The pass of the model that is being enqueued; by home, NULL: no step with exchanges. */
     cn_home_step *steps;
+    cn_home_clock *clock; /* NULL: the step is not timed */
     bool in_pass;
     cn_plane_view plane_view;
     double stall_s; /* of the host, in cn_home_enter_layer */
+    cn_exchange_times times;
 } cn_homes;
 
 /* Returns true when a home besides the device is declared. */
@@ -83,13 +105,13 @@ bool cn_homes_any(const cn_homes *hs);
 
 /* CN_ERR_ARG when the options of homes are not possible. */
 cn_status cn_home_check_start(const cn_config *c);
+/* Opens the cache device of home `peer` (cn_backend_open_cache) and creates its streams. Call
+ * before the backend of the model is opened. The options have been checked. CN_ERR_DEVICE names an
+ * op that the backend lacks. */
+cn_status cn_home_open(cn_homes *hs, const cn_config *c, const cn_model_config *m);
 /* Checks the ops of the model's backend, and creates the stream of home `host` there. Call before
  * the memory plan, because a stream takes device memory. CN_ERR_DEVICE names a missing op. */
 cn_status cn_home_open_beside(cn_homes *hs, const cn_config *c, cn_backend *model_be);
-/* Opens the cache device of --cache-device with this much memory. The options have been checked.
- * CN_ERR_DEVICE names an op that the backend lacks. */
-cn_status cn_home_open(cn_homes *hs, const cn_config *c, const cn_model_config *m,
-                       cn_backend *model_be, uint64_t bytes);
 /* Call when the memory of the start plan is allocated. */
 cn_status cn_home_create(cn_homes *hs, const cn_home_opts *o);
 /* Allocates the host arrays of a step with one home; the start plan allocates `counts`. */
@@ -108,12 +130,19 @@ cn_status cn_home_check(const cn_config *c, cn_kv_params *kv, uint32_t block_tok
 /* ---- steps ---- */
 
 /* Begins a step whose layers call cn_home_enter_layer and cn_home_leave_layer. Uploads the rows of
- * steps[CN_N_HOMES], which may be none. */
-cn_status cn_home_begin_step(cn_homes *hs, cn_home_step *steps, const cn_plane_view *plane);
+ * steps[CN_N_HOMES], which may be none. clock may be NULL. */
+cn_status cn_home_begin_step(cn_homes *hs, cn_home_step *steps, const cn_plane_view *plane,
+                             cn_home_clock *clock);
 /* Ends it: enqueues the copy of the counts of the rows to the host. */
 cn_status cn_home_end_step(cn_homes *hs);
 cn_status cn_home_enter_layer(cn_homes *hs, uint32_t layer);
 cn_status cn_home_leave_layer(cn_homes *hs, uint32_t layer);
+/* CN_ERR_DEVICE when the backend has no timed fences. Free also after an error. */
+cn_status cn_home_clock_create(cn_homes *hs, cn_home_clock **out);
+void cn_home_clock_free(cn_homes *hs, cn_home_clock *c);
+/* Adds the times of a step to hs->times. Its tokens and counts have been read. */
+cn_status cn_home_clock_read(cn_homes *hs, cn_home_clock *c);
+
 /* Lets a stream of model_be wait for the exchanges of the last step. */
 cn_status cn_home_wait(cn_homes *hs, cn_stream *s);
 

@@ -543,6 +543,10 @@ struct cn_backend {
     cn_status (*fence_wait)(cn_stream *s, cn_fence *f); /* the stream waits, not the host */
     cn_status (*fence_done)(cn_fence *f, bool *done);   /* polls; returns an error of the work */
     cn_status (*fence_sync)(cn_fence *f);               /* the host waits */
+    /* fence_create for a fence whose time can be read. fence_seconds: from the record of one to
+     * that of another, both of this backend and done. NULL: the backend has no clock. */
+    cn_status (*timed_fence_create)(cn_backend *be, cn_fence **out);
+    cn_status (*fence_seconds)(cn_fence *from, cn_fence *to, double *seconds);
 
     /* Between begin and end, ops of s are recorded and not run. Addresses and numbers in their
      * arguments are fixed at recording; the contents of arrays are read at each launch. mem_write
@@ -601,6 +605,8 @@ typedef enum cn_cuda_gemm_kind {
     CN_CUDA_GEMM_OWN /* cinch's kernels, for the shapes they support */
 } cn_cuda_gemm_kind;
 
+#define CN_CUDA_ANY_PEER UINT32_MAX
+
 /* Pointers are borrowed for the call. */
 typedef struct cn_cuda_backend_opts {
     /* Set by cn_backend_cuda_load (engine/backend.h): describes the calling program. */
@@ -611,7 +617,10 @@ typedef struct cn_cuda_backend_opts {
      * with another sum was built from other headers. */
     uint64_t header_sum;
 
-    uint32_t device; /* ordinal */
+    uint32_t device; /* ordinal; CN_CUDA_ANY_PEER: the first device that is a peer of `beside` */
+    /* 1 + the ordinal of the device that runs the model, for a backend beside it; else 0. Another
+     * device must be its peer: kernels of each address the memory of the other. */
+    uint32_t beside;
     /* Size of the single allocation of device memory. It is memory_bytes; or, if that is 0,
      * memory_share of the device's memory minus what is in use. wanted_bytes (may be NULL) is
      * called first, before memory exists, when the table's functions that return sizes already
@@ -626,6 +635,7 @@ typedef struct cn_cuda_backend_opts {
      * timed at start. hidden 0: nothing is timed. */
     uint32_t n_heads, n_kv_heads, head_dim, hidden, intermediate, vocab;
     uint32_t max_seqs, max_tokens;
+    uint32_t score_layers; /* most layers of one call of `score`; 0: one */
 
     bool batch_invariant; /* a row's bits do not depend on batch composition */
     bool portable; /* for tests: use only features of compute capability 8.0 on any device */

@@ -1,7 +1,6 @@
 /* planner.c - eq. 1 and 2 of the paper in 64-bit integers. See planner.h. */
 #include "engine/planner.h"
 
-#include <string.h>
 #include <unistd.h>
 
 #include "compress/policy.h"
@@ -87,11 +86,11 @@ static cn_status divide_swap(cn_memory_plan *p, const cn_planner_input *in)
     return CN_OK;
 }
 
-/* A home space, and what it takes from the device's memory. */
-static cn_status divide_home(cn_memory_plan *p, cn_planner_input *in, cn_kv_home home)
+/* A home space, without what it takes from the KV cache. */
+static cn_status plan_home(cn_home_plan *h, const cn_planner_input *in, cn_kv_home home)
 {
-    cn_home_plan *h = &p->homes[home];
     const uint64_t home_bytes = in->home_bytes[home];
+    *h = (cn_home_plan){0};
     if (home_bytes == 0) return CN_OK;
     h->planes = in->home_planes;
     /* Digests of KV in host memory lie on the device. */
@@ -110,8 +109,16 @@ static cn_status divide_home(cn_memory_plan *p, cn_planner_input *in, cn_kv_home
                        (unsigned long long)need, in->n_max_blocks);
     if (in->dense_layers > 0) h->plane_bytes = h->n_blocks * block_bytes(in, 0, in->dense_layers);
     h->device_bytes = h->plane_bytes + (home == CN_HOME_HOST ? h->n_blocks * digests : 0);
+    return CN_OK;
+}
+
+/* A home space, and what it takes from the device's memory. */
+static cn_status divide_home(cn_memory_plan *p, cn_planner_input *in, cn_kv_home home)
+{
+    cn_home_plan *h = &p->homes[home];
+    CN_TRY(plan_home(h, in, home));
     p->home_device_bytes += h->device_bytes;
-    if (in->n_blocks_override) return CN_OK;
+    if (in->home_bytes[home] == 0 || in->n_blocks_override) return CN_OK;
     if (h->device_bytes >= in->avail_bytes)
         return cn_fail(CN_ERR_MEMORY,
                        "%llu bytes of KV cache: the %u dense layers and the digests of %u home "
@@ -256,7 +263,7 @@ static cn_status describe_home(cn_planner_input *in, const cn_config *c, const c
     in->dense_layers = cn_min_u32(c->select_dense_layers, m->n_layers);
     /* Exchanges with `zip` read which tokens the policy holds. */
     if (cn_config_policies(c) >> CN_KV_ZIP & 1) in->planes |= 1U << CN_PLANE_ORIGIN;
-    const bool peer_on_host = c->cache_device && strcmp(c->cache_device, "cpu") == 0;
+    const bool peer_on_host = cn_config_cache_is_cpu(c);
     return check_host_space("home-space", in->home_bytes[CN_HOME_HOST] +
                                               (peer_on_host ? in->home_bytes[CN_HOME_PEER] : 0));
 }
@@ -277,8 +284,8 @@ static uint32_t ring_rows(const cn_config *c)
     return cn_max_u32(zip ? c->kv.window_tokens : 0, ring ? c->kv.select_window + 1 : 0);
 }
 
-cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_model_config *m,
-                              const cn_backend *be)
+static cn_status make_input(cn_planner_input *out, const cn_config *c, const cn_model_config *m,
+                            const cn_backend *be)
 {
     const cn_policy_needs needs = cn_policies_need(cn_config_policies(c));
     const cn_selector_needs selects = cn_selectors_need(cn_config_local_selectors(c));
@@ -289,7 +296,7 @@ cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_
     const uint64_t swap_bytes = bytes_of_gib(c->swap_space_gib);
     CN_TRY(check_host_space("swap-space", swap_bytes));
     const uint32_t longest_blocks = (uint32_t)cn_ceil_div(max_model_len, block_tokens);
-    cn_planner_input in = {
+    *out = (cn_planner_input){
         .avail_bytes = avail_bytes,
         .n_layers = m->n_layers,
         .n_heads = m->n_heads,
@@ -307,6 +314,21 @@ cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_
         .n_blocks_override = c->n_blocks_override,
         .swap_bytes = swap_bytes,
     };
-    CN_TRY(describe_home(&in, c, m));
+    return describe_home(out, c, m);
+}
+
+cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_model_config *m,
+                              const cn_backend *be)
+{
+    cn_planner_input in;
+    CN_TRY(make_input(&in, c, m, be));
     return cn_memory_plan_divide(out, &in);
+}
+
+cn_status cn_home_plan_make(cn_home_plan *out, const cn_config *c, const cn_model_config *m,
+                            const cn_backend *be)
+{
+    cn_planner_input in;
+    CN_TRY(make_input(&in, c, m, be));
+    return plan_home(out, &in, CN_HOME_PEER);
 }

@@ -87,6 +87,11 @@ typedef struct cn_memory_plan {
 cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_model_config *m,
                               const cn_backend *be);
 
+/* The home space `peer` of that plan alone. It does not depend on the memory of the KV cache. CN_ERR_ARG
+ * as above. */
+cn_status cn_home_plan_make(cn_home_plan *out, const cn_config *c, const cn_model_config *m,
+                            const cn_backend *be);
+
 /* Tokens of a block: --block-size, or the backend's default. */
 uint32_t cn_planner_block_tokens(const cn_config *c, const cn_backend *be);
 

@@ -516,3 +516,16 @@ cn_status cn_start_wanted_bytes(uint64_t *bytes, const cn_config *c, const cn_mo
     *bytes = cn_start_plan_bytes(&p) + kv_bytes + most_kv_items(c) * be->mem_align;
     return CN_OK;
 }
+
+cn_status cn_start_cache_bytes(uint64_t *bytes, const cn_config *c, const cn_model_config *m,
+                               cn_backend *be)
+{
+    cn_start_plan p = {0};
+    const sizes z = {c, m, be, &p.kv};
+    p.kv.block_tokens = cn_planner_block_tokens(c, be);
+    CN_TRY(cn_home_plan_make(&p.kv.homes[CN_HOME_PEER], c, m, be));
+    add_home_steps(&p, &z, CN_HOME_PEER);
+    add_home(&p, &z, CN_HOME_PEER);
+    *bytes = cn_start_part_bytes(&p, CN_PART_CACHE);
+    return CN_OK;
+}

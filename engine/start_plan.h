@@ -71,6 +71,11 @@ cn_status cn_start_plan_make(cn_start_plan *out, const cn_config *c, const cn_mo
 cn_status cn_start_wanted_bytes(uint64_t *bytes, const cn_config *c, const cn_model_config *m,
                                 cn_backend *be);
 
+/* The memory of the cache device that these options need: CN_PART_CACHE of the plan. Works before
+ * any backend has allocated memory. CN_ERR_ARG when the home space is too small. */
+cn_status cn_start_cache_bytes(uint64_t *bytes, const cn_config *c, const cn_model_config *m,
+                               cn_backend *be);
+
 /* Bytes of one part, and of all parts of the device. */
 uint64_t cn_start_part_bytes(const cn_start_plan *p, cn_memory_part part);
 uint64_t cn_start_plan_bytes(const cn_start_plan *p);

@@ -538,10 +538,9 @@ static void a_backend_without_exchange_is_refused_by_name(void **state)
     for (const char *const *s =
              (const char *const[]){PEER, "kv-select", "spade", NULL}; *s; s += 2)
         assert_int_equal(cn_config_set(c, s[0], s[1]), CN_OK);
-    cn_homes h = {0};
+    cn_homes h = {.at[CN_HOME_PEER].be = be};
     assert_int_equal(cn_home_open_beside(&h, c, &lacking), CN_ERR_DEVICE);
     assert_non_null(strstr(cn_last_error(), "lacks the op exchange"));
-    cn_home_close(&h, &lacking);
     cn_config_free(c);
     be->close(be);
 }

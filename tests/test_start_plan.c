@@ -377,6 +377,10 @@ static void a_home_has_its_own_memory(void **state)
         assert_int_equal(device_taken, cn_start_plan_bytes(&p) +
                                            cn_start_part_bytes(&p, CN_PART_CACHE));
         assert_int_equal(host_taken, cn_start_part_bytes(&p, CN_PART_HOST));
+        uint64_t cache_bytes; /* known before the device has memory */
+        device_bytes = 0;
+        assert_int_equal(cn_start_cache_bytes(&cache_bytes, r->config, &r->model, &cache), CN_OK);
+        assert_int_equal(cache_bytes, cn_start_part_bytes(&p, CN_PART_CACHE));
         for (uint32_t k = 0; k < p.n_items; k++) {
             if (p.items[k].engine_at == at + offsetof(cn_home, env.home.kv))
                 assert_int_equal(p.items[k].part, cases[i].kv);

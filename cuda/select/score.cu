@@ -681,8 +681,9 @@ __global__ static void __launch_bounds__(MAX ? MAX_THREADS : THREADS, CN_SCORE_B
 /* Room for the units of the largest step of one layer, and for the blocks of a launch. */
 extern "C" size_t cn_cuda_select_scratch_bytes(const cn_cuda_backend_opts *o)
 {
-    enum { LAYERS = 4, BLOCKS = 512 };
-    return (size_t)o->n_heads * (LAYERS * (size_t)o->max_seqs + BLOCKS) *
+    enum { LEAST_LAYERS = 4, BLOCKS = 512 };
+    const size_t layers = cn_max_u32(o->score_layers, LEAST_LAYERS);
+    return (size_t)o->n_heads * (layers * o->max_seqs + BLOCKS) *
            (sizeof(cn_score_slot) + sizeof(cn_score_unit));
 }
 

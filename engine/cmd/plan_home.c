@@ -5,8 +5,6 @@
  * take at most (n - 1) / n of the step. */
 #include "engine/cmd/plan_home.h"
 
-#include <string.h>
-
 #include "engine/exchange.h"
 
 /* Measured rates of rows of single tokens: over NVLink, and from host memory over PCIe 5. */
@@ -15,7 +13,7 @@ static const double NVLINK_BYTES_PER_S = 380e9, PCIE_BYTES_PER_S = 18e9;
 static double link_rate(const cn_config *c, cn_kv_home home, double read_bytes_per_s)
 {
     if (home == CN_HOME_HOST) return PCIE_BYTES_PER_S;
-    return strcmp(c->cache_device, "cpu") == 0 ? read_bytes_per_s : NVLINK_BYTES_PER_S;
+    return cn_config_cache_is_cpu(c) ? read_bytes_per_s : NVLINK_BYTES_PER_S;
 }
 
 /* The largest n with n * step_bytes / link <= share * (weights + n * resident) / read. */

@@ -30,10 +30,11 @@ struct cn_stream {
 };
 
 struct cn_fence {
-    pthread_mutex_t mutex; /* guards completed and n_pending */
+    pthread_mutex_t mutex; /* guards completed, reached_s and n_pending */
     pthread_cond_t reached;
     uint64_t recorded; /* used by the submitting thread only */
     uint64_t completed;
+    double reached_s;   /* cn_now_s of the latest record that a stream has run */
     uint32_t n_pending; /* records and waits that streams have not run yet */
     cn_stream *stream;  /* of the last record; used by the submitting thread only */
 };
@@ -49,6 +50,7 @@ static cn_status reach_point(cn_stream *s, const void *args)
     const fence_point *p = args;
     pthread_mutex_lock(&p->fence->mutex);
     if (p->fence->completed < p->count) p->fence->completed = p->count;
+    p->fence->reached_s = cn_now_s();
     p->fence->n_pending--;
     pthread_cond_broadcast(&p->fence->reached);
     pthread_mutex_unlock(&p->fence->mutex);
@@ -228,4 +230,18 @@ cn_status cn_cpu_fence_sync(cn_fence *f)
     while (f->completed < f->recorded) pthread_cond_wait(&f->reached, &f->mutex);
     pthread_mutex_unlock(&f->mutex);
     return f->stream ? stream_error(f->stream) : CN_OK;
+}
+
+static double reached_at(cn_fence *f)
+{
+    pthread_mutex_lock(&f->mutex);
+    const double s = f->reached_s;
+    pthread_mutex_unlock(&f->mutex);
+    return s;
+}
+
+cn_status cn_cpu_fence_seconds(cn_fence *from, cn_fence *to, double *seconds)
+{
+    *seconds = reached_at(to) - reached_at(from);
+    return CN_OK;
 }

@@ -42,5 +42,6 @@ cn_status cn_cpu_fence_record(cn_fence *f, cn_stream *s);
 cn_status cn_cpu_fence_wait(cn_stream *s, cn_fence *f);
 cn_status cn_cpu_fence_done(cn_fence *f, bool *done);
 cn_status cn_cpu_fence_sync(cn_fence *f);
+cn_status cn_cpu_fence_seconds(cn_fence *from, cn_fence *to, double *seconds);
 
 #endif

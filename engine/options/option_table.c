@@ -223,8 +223,9 @@ static const cn_option options[] = {
         .help = "GiB for the KV of requests with kv home host, where they differ from "
                 "--home-space; 0 means --home-space"),
     ROW(KV, "cache-device", STRING, cache_device, NULL,
-        .help = "device that holds the KV of kv home peer and ranks it: cuda:N, another GPU than "
-                "the model's; or cpu, a second CPU backend beside a model on the CPU"),
+        .help = "device that holds the KV of kv home peer and ranks it: cuda:N; auto, the first "
+                "GPU that is a peer of the model's; or cpu, a second CPU backend beside a model on "
+                "the CPU; the model's own GPU may serve as both"),
     ROW(KV, "packs", U32, n_packs, "4", .min = 1, .max = CN_MAX_PACKS,
         .help = "groups of layers after which a step's exchange with the home begins"),
     ROW(KV, "hybrid-scheduling", BOOL, hybrid_scheduling, "true",

@@ -449,3 +449,11 @@ cn_status cn_hub_cache_dir(cn_buf *out)
     if (home) return cn_buf_addf(out, "%s/hub", home);
     return cache_folder(out, "huggingface/hub");
 }
+
+bool cn_config_cache_is_cpu(const cn_config *c)
+{
+    const char *cache = c->cache_device;
+    if (!cache) return false;
+    return strcmp(cache, "cpu") == 0 ||
+           (strcmp(cache, "auto") == 0 && strcmp(c->device, "cpu") == 0);
+}

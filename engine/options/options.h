@@ -242,6 +242,9 @@ static inline float cn_config_home_gib(const cn_config *c, cn_kv_home home)
     return home == CN_HOME_HOST && c->host_space_gib > 0 ? c->host_space_gib : c->home_space_gib;
 }
 
+/* Whether the cache device is certainly the CPU, whose memory is that of the host. */
+bool cn_config_cache_is_cpu(const cn_config *c);
+
 /* Policies that requests may use: bit i is cn_kv_policy i. */
 static inline uint32_t cn_config_policies(const cn_config *c)
 {

@@ -395,6 +395,8 @@ static void fill_table(cn_backend *t)
     t->fence_wait = fence_wait;
     t->fence_done = fence_done;
     t->fence_sync = fence_sync;
+    t->timed_fence_create = NULL; /* it runs ops at no particular time */
+    t->fence_seconds = NULL;
     t->graph_begin = graph_begin;
     t->graph_end = graph_end;
     t->graph_launch = graph_launch;

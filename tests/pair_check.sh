@@ -1,0 +1,89 @@
+#!/bin/sh
+# The GPU backend with a CUDA runtime that needs no GPU (tests/fake_cuda). Steps with a home run on
+# two devices and on one in both roles: every call must enter its own device, and memory must be as
+# planned. A device that is missing, is no peer, is lost or is full ends in one line.
+set -eu
+build=$(realpath "${BUILD:-build}")
+model=$(realpath examples/tiny-reasoner)
+if [ ! -e "$build/tests/fake_cuda/cinch-cuda.so" ]; then
+    echo "pair_check: no GPU backend to check: make cuda builds it"
+    exit 0
+fi
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+cp "$build/cinch" "$build/tests/fake_cuda/cinch-cuda.so" "$dir"
+export XDG_CACHE_HOME="$dir/cache"
+text=$(printf '%0900d' 0)
+for i in 1 2 3; do printf '{"id": "%s", "prompt": "%s%s"}\n' $i $i "$text"; done >"$dir/in.jsonl"
+
+# run OPTIONS...: three requests with a home. Sets $got; standard error is in $dir/err.
+run() {
+    got=0
+    rm -f "$dir/out.jsonl"
+    "$dir/cinch" run-batch --model "$model" --load-format dummy --block-size 64 --max-tokens 200 \
+        --ignore-eos --max-model-len 1408 --max-num-seqs 4 --max-num-batched-tokens 256 \
+        --kv-select spade --select-tokens 128 --home-space 0.25 --prompt-field prompt \
+        --id-field id -i "$dir/in.jsonl" -o "$dir/out.jsonl" --log-level info "$@" \
+        --summary-json "$dir/summary.json" 2>"$dir/err" >/dev/null || got=$?
+}
+
+fail() {
+    echo "pair_check: $1, exit code $got:"
+    cat "$dir/err"
+    exit 1
+}
+
+# works TEXT OPTIONS...: all requests end, exchanges ran, and the log has TEXT.
+works() {
+    want=$1
+    shift
+    run "$@"
+    [ "$got" = 0 ] || fail "'$*' failed"
+    [ "$(wc -l <"$dir/out.jsonl")" = 3 ] || fail "'$*': expected 3 answers"
+    grep -q '"exchanges": [1-9]' "$dir/summary.json" || fail "'$*': no exchanges"
+    grep -qF -e "$want" "$dir/err" || fail "'$*': expected '$want'"
+}
+
+# refused TEXT OPTIONS...: one line of error, with TEXT.
+refused() {
+    want=$1
+    shift
+    run "$@"
+    [ "$got" = 1 ] || fail "'$*': expected exit code 1"
+    [ "$(grep -c '^error:' "$dir/err")" = 1 ] || fail "'$*': expected one line of error"
+    grep '^error:' "$dir/err" | grep -qF -e "$want" || fail "'$*': expected '$want'"
+}
+
+# Every function of the backend enters its device.
+cp "$build/tests/test_enter_cuda" "$dir"
+"$dir/test_enter_cuda" >"$dir/err" 2>&1 && got=0 || got=$?
+[ "$got" = 0 ] && ! grep -q SKIPPED "$dir/err" || fail "test_enter_cuda failed"
+
+peer="--kv-home peer --device cuda:0"
+export FAKE_GPUS=2
+# shellcheck disable=SC2086 # options are words
+{
+    works "cache device: GPU 1" $peer --cache-device auto
+    works "cache device: GPU 1" $peer --cache-device cuda:1 --select-keys rows
+    works "cache device: GPU 0" --kv-home peer --device cuda:1 --cache-device cuda:0
+    works "cache device: GPU 0" $peer --cache-device cuda:0
+    works "cache device: GPU 0" $peer --cache-device cuda:0 --enforce-eager \
+        --select-dense-layers 0 --packs 1
+    works "cache device: GPU 1" $peer --cache-device cuda:1 --kv-select tls --select-tiles 4
+    works "kv home host" --kv-home host --device cuda
+    works "kv home host" --kv-home host --device cuda --kv-policies full,zip --kv-budget 128
+    works "cache device: GPU 1" $peer --cache-device auto --kv-cache-memory-bytes 256M
+    works "cache device: GPU 0" $peer --cache-device cuda:0 --kv-cache-memory-bytes 256M
+    works "kv home host" --kv-home host --device cuda --kv-cache-memory-bytes 256M
+    refused "--cache-device cuda:5: expected cuda:0 to cuda:1" $peer --cache-device cuda:5
+    refused "lower --home-space" $peer --cache-device cuda:1 --home-space 16
+    refused "expected cpu beside a model on cpu" --kv-home peer --device cpu --cache-device cuda:1
+    refused "expected cuda:N beside a model on cuda" $peer --cache-device cpu
+    FAKE_PEERS=0 refused "GPU 0 and GPU 1 cannot address each other's memory" $peer \
+        --cache-device cuda:1
+    FAKE_PEERS=0 refused "none of 2 GPUs is a peer of GPU 0" $peer --cache-device auto
+    FAKE_GPUS=1 refused "none of 1 GPUs is a peer of GPU 0" $peer --cache-device auto
+    FAKE_GPUS=1 works "cache device: GPU 0" $peer --cache-device cuda:0
+    FAKE_LOST=1:60 refused "GPU 1: " $peer --cache-device cuda:1
+    FAKE_LOST=0:3000 refused "GPU 0: " $peer --cache-device cuda:1
+}
