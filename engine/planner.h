@@ -87,8 +87,8 @@ typedef struct cn_memory_plan {
 cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_model_config *m,
                               const cn_backend *be);
 
-/* The home space `peer` of that plan alone. It does not depend on the memory of the KV cache. CN_ERR_ARG
- * as above. */
+/* The home space `peer` of that plan alone. It does not depend on the memory of the KV cache.
+ * CN_ERR_ARG as above. */
 cn_status cn_home_plan_make(cn_home_plan *out, const cn_config *c, const cn_model_config *m,
                             const cn_backend *be);
 
