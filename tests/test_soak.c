@@ -6,6 +6,10 @@
  *   build/tests/test_soak [SECONDS [DEVICE [SEED [OPTION VALUE]...]]]     default: 4 cpu 1
  *   build/tests/test_soak 60 late 1        the late device (late_device.h) instead of the CPU
  *   build/tests/test_soak 60 cpu 1 model tests/golden/models/qwen3-bf16 load-format dummy
+ *   build/tests/test_soak 60 cuda 1 kv-homes device,peer home-space 0.02 cache-device auto
+ *
+ * Without arguments the second run has homes, on a pair of CPU backends. Where homes are declared,
+ * half of the requests with a selector has one.
  *
  * Repeated requests are compared where results do not depend on batch composition: on a CPU, and on
  * a GPU with "batch-invariant true". */
@@ -44,6 +48,7 @@ typedef struct soak {
     test_rng rng;
     uint32_t vocab;
     bool compresses, selects, repeats;
+    cn_kv_home home; /* that requests may have besides the device; CN_HOME_DEVICE: none */
     guest guests[MAX_LIVE];
     uint32_t n_live;
     uint64_t submitted, ended, cancelled, canaries;
@@ -202,10 +207,32 @@ static guest *free_guest(soak *s)
     return NULL;
 }
 
+/* A home, with a selector and a policy that it accepts. */
+static void random_home(soak *s, cn_kv_params *kv)
+{
+    const cn_kv_select selectors[] = {CN_SELECT_SPADE, CN_SELECT_LAST, CN_SELECT_TLS};
+    kv->home = s->home;
+    kv->select = selectors[below(s, 3)];
+    if (kv->select == CN_SELECT_TLS) kv->policy = CN_KV_FULL; /* it keeps a tile of sinks */
+    kv->select_tokens = 1 + below(s, SELECT_TOKENS / 2);
+    kv->select_tiles = 1 + below(s, 2);
+    kv->select_query = (cn_select_query)below(s, 2);
+    kv->select_keys = s->home == CN_HOME_PEER ? (cn_select_keys)below(s, 2) : CN_SELECT_LABELS;
+    kv->select_cap = one_in(s, 2) ? 0 : 1;
+    kv->select_group = (cn_select_group)below(s, 2);
+    kv->select_window = 1 + below(s, SELECT_WINDOW);
+    kv->select_weights = (cn_select_weights)below(s, 3);
+    kv->select_rotate = !one_in(s, 3);
+}
+
 static void random_kv(soak *s, cn_kv_params *kv)
 {
     const cn_kv_policy policies[] = {CN_KV_FULL, CN_KV_WINDOW, CN_KV_ZIP};
     if (s->compresses) kv->policy = policies[below(s, 3)];
+    if (s->selects && s->home != CN_HOME_DEVICE && one_in(s, 2)) {
+        random_home(s, kv);
+        return;
+    }
     if (!s->selects || kv->policy != CN_KV_FULL) return;
     kv->select = (cn_kv_select)below(s, CN_N_SELECTORS);
     kv->select_tokens = 1 + below(s, SELECT_TOKENS);
@@ -303,19 +330,20 @@ static void after_the_traffic_nothing_is_in_use(void **state)
     s->rng = (test_rng){seed};
     open_engine(s);
     s->vocab = cn_engine_model_config(s->engine)->vocab;
+    s->home = cn_config_away(cn_engine_config(s->engine));
     run_traffic(s);
     for (bool idle = false; !idle;) step(s, &idle);
     cn_stats stats;
     cn_engine_stats(s->engine, &stats);
     print_message("    %s, %.0f s: %llu requests, %llu cancelled, %llu steps, %llu tokens, %llu "
                   "preemptions, %llu compressions, %llu moves to swap space, %llu selected steps, "
-                  "%llu repeated requests, %llu of them preempted\n",
+                  "%llu exchanges, %llu repeated requests, %llu of them preempted\n",
                   device, seconds, (unsigned long long)s->submitted,
                   (unsigned long long)s->cancelled, (unsigned long long)stats.steps,
                   (unsigned long long)stats.generation_tokens,
                   (unsigned long long)stats.preemptions, (unsigned long long)stats.compressions,
                   (unsigned long long)stats.swap_outs, (unsigned long long)stats.selected_steps,
-                  (unsigned long long)s->canaries,
+                  (unsigned long long)stats.exchanges, (unsigned long long)s->canaries,
                   (unsigned long long)s->preempted);
     assert_int_equal(s->n_live, 0);
     assert_int_equal(s->ended, s->submitted);
@@ -324,16 +352,31 @@ static void after_the_traffic_nothing_is_in_use(void **state)
     assert_true(s->canaries > 0 && s->cancelled > 0);
     assert_true(!s->compresses || stats.compressions > 0);
     assert_true(!s->selects || stats.selected_steps > 0);
+    assert_true(!s->selects || s->home == CN_HOME_DEVICE || stats.exchanges > 0);
+    assert_int_equal(stats.home_blocks_used, 0);
     cn_engine_free(s->engine);
     free(s);
+}
+
+static int declare_homes(void **state)
+{
+    static char *pair[] = {"kv-homes", "device,peer", "home-space", "0.02", "cache-device", "cpu",
+                           NULL};
+    (void)state;
+    options = pair;
+    return 0;
 }
 
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(after_the_traffic_nothing_is_in_use)};
+    const struct CMUnitTest both[] = {
+        cmocka_unit_test(after_the_traffic_nothing_is_in_use),
+        cmocka_unit_test_setup(after_the_traffic_nothing_is_in_use, declare_homes)};
     if (argc > 1) seconds = strtod(argv[1], NULL);
     if (argc > 2) device = argv[2];
     if (argc > 3) seed = (uint32_t)strtoul(argv[3], NULL, 10);
     if (argc > 4) options = argv + 4;
-    return cmocka_run_group_tests_name("soak", tests, NULL, NULL);
+    return argc > 1 ? cmocka_run_group_tests_name("soak", tests, NULL, NULL)
+                    : cmocka_run_group_tests_name("soak", both, NULL, NULL);
 }
