@@ -113,7 +113,9 @@ static void begin(attacker *a, const attack *what, uint16_t port)
 static void a_normal_client_is_answered_beside_each_attack(void **state)
 {
     (void)state;
-    static const char *const options[] = {"--max-connections", "200", NULL};
+    /* An engine with few seats and one thread leaves processor time to the attacker. */
+    static const char *const options[] = {"--max-connections", "200", "--threads", "1",
+                                          "--max-num-seqs", "8", NULL};
     static attacker a;
     for (size_t k = 0; k < sizeof attacks / sizeof *attacks; k++) {
         serve_rig rig;
