@@ -180,6 +180,15 @@ typedef struct cn_sampling {
     size_t n_stop_token_ids;
     const cn_logit_bias *logit_bias; /* [n_logit_bias], at most 1024, each token once */
     size_t n_logit_bias;
+    /* Only these tokens are sampled; no more than the vocabulary has. None: all. An EOS that is not
+     * among them never ends the output. */
+    const uint32_t *allowed_token_ids;
+    size_t n_allowed_token_ids;
+    /* Texts that the output does not contain in the tokens that the tokenizer gives them, at its
+     * start or behind a space. UTF-8 strings of 1 to 1024 bytes that are not only white space; at
+     * most 1024. */
+    const char *const *bad_words;
+    size_t n_bad_words;
 } cn_sampling;
 
 /* ---- structured output, per request ----

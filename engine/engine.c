@@ -2,9 +2,9 @@
  *
  * Stage 3 of a request's way. launch() enqueues a step, collect() reads its tokens. With
  * asynchronous scheduling, collect() runs one step later, so that the device never waits for the
- * host (DESIGN.md §4.5). A step with structured output is collected one step later too, but between
- * the model and the sample op of the next step: the token masks depend on the tokens, and the model
- * runs meanwhile. */
+ * host (DESIGN.md §4.5). A step with token masks is collected one step later too, but between the
+ * model and the sample op of the next step: the masks depend on the tokens, and the model runs
+ * meanwhile. */
 #include "engine/step_graph.h"
 
 #include <string.h>
@@ -168,7 +168,7 @@ static cn_status fill_flight(cn_engine *e, cn_flight *f)
         f->seqs[i] = cn_batch_logit_seq(e->batch, i);
         cn_sample *s = f->seqs[i]->user;
         s->n_in_flight++;
-        if (s->request->grammar) cn_batch_sample_row(e->batch, i)->mask = ++f->n_masks;
+        if (s->request->has_mask) cn_batch_sample_row(e->batch, i)->mask = ++f->n_masks;
         f->logprobs |= s->request->sampling.logprobs >= 0;
     }
     return CN_OK;
@@ -365,6 +365,7 @@ static void take_token(cn_engine *e, cn_flight *f, uint32_t i)
     cn_status status = s->output
                            ? cn_output_push(s->output, token, n_logprobs < 0 ? NULL : &lp, &finish)
                            : cn_fail(CN_ERR_MEMORY, "out of memory for a sample's output");
+    if (status == CN_OK && s->mask_error) status = cn_fail(CN_ERR_MEMORY, "%s", s->mask_error);
     if (status == CN_OK && s->request->grammar && !reasons && !cn_output_reasons(s->output))
         status = cn_structure_push(e, s, token, &finish);
     bool failed = status != CN_OK;

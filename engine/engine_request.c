@@ -32,6 +32,9 @@ static cn_status copy_sampling(cn_sampling *out, const cn_sampling *s)
 {
     bool ok = true;
     *out = *s;
+    /* These two are in cn_engine_request.rules. */
+    out->allowed_token_ids = NULL, out->n_allowed_token_ids = 0;
+    out->bad_words = NULL, out->n_bad_words = 0;
     char **stop = s->n_stop ? cn_calloc(s->n_stop, sizeof *stop) : NULL;
     for (size_t i = 0; stop && i < s->n_stop; i++) {
         stop[i] = cn_strdup(s->stop[i]);

@@ -19,6 +19,7 @@
 #include "engine/sampler.h"
 #include "engine/start_plan.h"
 #include "engine/text/chat_template.h"
+#include "engine/token_rules.h"
 #include "engine/weights.h"
 
 typedef struct cn_engine_request cn_engine_request;
@@ -49,6 +50,8 @@ struct cn_engine_request {
     uint32_t *forced; /* [n_forced] the first output tokens, forced instead of sampled */
     uint32_t n_forced;
     cn_grammar *grammar; /* of structured output, or NULL */
+    cn_token_rules rules;
+    bool has_mask; /* each row has a token mask, because of the grammar or the rules */
     cn_prompt_scores *scores; /* NULL: the prompt is not scored */
     bool no_output;
     bool needs_counts;
@@ -73,7 +76,7 @@ typedef struct cn_flight {
     cn_seq **seqs; /* [max_rows] the sequence of each row */
     uint32_t n_rows;
     bool logprobs; /* some row has logprobs on */
-    uint32_t n_masks; /* rows with structured output */
+    uint32_t n_masks; /* rows with a token mask */
     cn_digest_tile *tiles; /* host: tiles that the step completed; NULL: no digests */
     /* Device arrays and their host copies, [max_rows]. */
     uint32_t *tokens;
@@ -157,7 +160,7 @@ static inline const cn_flight *cn_flight_other(const cn_engine *e, const cn_flig
 }
 
 /* structure.c */
-/* Compiles the grammar of a request. CN_ERR_ARG says what is wrong with it. */
+/* Makes the grammar and the token rules of a request. CN_ERR_ARG says what is wrong with them. */
 cn_status cn_structure_open(cn_engine *e, const cn_request_params *p, cn_engine_request *r);
 void cn_structure_close(cn_engine_request *r);
 /* Writes the masks of a flight's rows. All earlier tokens must have been read. */

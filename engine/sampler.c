@@ -85,24 +85,47 @@ static bool is_utf8(const char *text, size_t n)
     return true;
 }
 
-static cn_status check_stops(const cn_sampling *p, uint32_t vocab)
+static cn_status check_strings(const char *name, const char *const *list, size_t n, size_t most,
+                               size_t most_bytes)
 {
-    CN_TRY(check_count("stop", p->n_stop, CN_MAX_STOP_STRINGS));
-    for (size_t i = 0; i < p->n_stop; i++) {
-        if (!p->stop[i]) return cn_fail(CN_ERR_ARG, "stop[%zu] is NULL: expected a string", i);
-        size_t n = strlen(p->stop[i]);
-        if (n == 0 || n > CN_MAX_STOP_BYTES)
-            return cn_fail(CN_ERR_ARG, "stop[%zu] has %zu bytes: expected 1 to %d", i, n,
-                           CN_MAX_STOP_BYTES);
-        if (!is_utf8(p->stop[i], n)) return cn_fail(CN_ERR_ARG, "stop[%zu] is not valid UTF-8", i);
+    CN_TRY(check_count(name, n, most));
+    for (size_t i = 0; i < n; i++) {
+        if (!list[i]) return cn_fail(CN_ERR_ARG, "%s[%zu] is NULL: expected a string", name, i);
+        const size_t len = strlen(list[i]);
+        if (len == 0 || len > most_bytes)
+            return cn_fail(CN_ERR_ARG, "%s[%zu] has %zu bytes: expected 1 to %zu", name, i, len,
+                           most_bytes);
+        if (!is_utf8(list[i], len))
+            return cn_fail(CN_ERR_ARG, "%s[%zu] is not valid UTF-8", name, i);
     }
-    CN_TRY(check_count("stop_token_ids", p->n_stop_token_ids, CN_MAX_STOP_TOKEN_IDS));
-    for (size_t i = 0; i < p->n_stop_token_ids; i++) {
-        if (p->stop_token_ids[i] < vocab) continue;
-        return cn_fail(CN_ERR_ARG,
-                       "stop_token_ids[%zu] is %u: expected an id below the vocabulary size %u", i,
-                       p->stop_token_ids[i], vocab);
+    return CN_OK;
+}
+
+static cn_status check_ids(const char *name, const uint32_t *ids, size_t n, size_t most,
+                           uint32_t vocab)
+{
+    CN_TRY(check_count(name, n, most));
+    for (size_t i = 0; i < n; i++) {
+        if (ids[i] < vocab) continue;
+        return cn_fail(CN_ERR_ARG, "%s[%zu] is %u: expected an id below the vocabulary size %u",
+                       name, i, ids[i], vocab);
     }
+    return CN_OK;
+}
+
+static cn_status check_token_lists(const cn_sampling *p, uint32_t vocab)
+{
+    CN_TRY(check_strings("stop", p->stop, p->n_stop, CN_MAX_STOP_STRINGS, CN_MAX_STOP_BYTES));
+    CN_TRY(check_ids("stop_token_ids", p->stop_token_ids, p->n_stop_token_ids,
+                     CN_MAX_STOP_TOKEN_IDS, vocab));
+    CN_TRY(check_ids("allowed_token_ids", p->allowed_token_ids, p->n_allowed_token_ids, vocab,
+                     vocab));
+    CN_TRY(check_strings("bad_words", p->bad_words, p->n_bad_words, CN_MAX_BAD_WORDS,
+                         CN_MAX_BAD_WORD_BYTES));
+    for (size_t i = 0; i < p->n_bad_words; i++)
+        if (p->bad_words[i][strspn(p->bad_words[i], CN_WHITE_SPACE)] == '\0')
+            return cn_fail(CN_ERR_ARG,
+                           "bad_words[%zu] is white space: expected other characters too", i);
     return CN_OK;
 }
 
@@ -131,7 +154,7 @@ cn_status cn_sampling_check(const cn_sampling *p, uint32_t vocab, uint32_t max_m
     CN_TRY(check_distribution(p, vocab));
     CN_TRY(check_lengths(p, max_model_len));
     CN_TRY(check_repetition(p));
-    CN_TRY(check_stops(p, vocab));
+    CN_TRY(check_token_lists(p, vocab));
     return check_biases(p, vocab);
 }
 

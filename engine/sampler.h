@@ -14,8 +14,12 @@ enum {
     CN_MAX_STOP_BYTES = 1024, /* of one stop string */
     CN_MAX_STOP_TOKEN_IDS = 1024,
     CN_MAX_LOGIT_BIASES = 1024,
+    CN_MAX_BAD_WORDS = 1024,
+    CN_MAX_BAD_WORD_BYTES = 1024, /* of one bad word */
     CN_MAX_REPETITION_PATTERN = 1024 /* tokens */
 };
+
+#define CN_WHITE_SPACE " \t\n\r\f\v"
 
 /* CN_ERR_ARG names the field, its value and the allowed values. `vocab` bounds the token ids,
  * `max_model_len` the lengths. */

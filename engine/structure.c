@@ -1,5 +1,5 @@
 /* structure.c - structured output: the grammars of requests, token masks, and the text that a
- * sample has so far. See engine_state.h.
+ * sample has so far. See engine_state.h. The masks also have the token rules of requests.
  *
  * A grammar begins behind the reasoning. Inside the reasoning any token may follow but EOS. */
 #include <string.h>
@@ -55,7 +55,23 @@ static const char *name_of(cn_structure_kind kind)
     return names[kind];
 }
 
-cn_status cn_structure_open(cn_engine *e, const cn_request_params *p, cn_engine_request *r)
+/* Refuses rules that leave no first token. */
+static cn_status check_rules(const cn_engine *e, const cn_engine_request *r)
+{
+    const uint32_t vocab = e->model_config.vocab;
+    uint32_t *mask = cn_calloc(cn_mask_words(vocab), sizeof *mask);
+    if (!mask) return cn_fail(CN_ERR_MEMORY, "out of memory for a token mask");
+    cn_mask_fill(mask, vocab);
+    cn_token_rules_apply(&r->rules, NULL, 0, vocab, mask);
+    for (uint32_t i = 0; i < r->n_bans; i++) cn_mask_ban(mask, r->bans[i]);
+    const bool empty = cn_mask_is_empty(mask, vocab);
+    cn_free(mask);
+    if (!empty) return CN_OK;
+    return cn_fail(CN_ERR_ARG, "allowed_token_ids: expected a token that bad_words and min_tokens "
+                               "do not exclude");
+}
+
+static cn_status open_grammar(cn_engine *e, const cn_request_params *p, cn_engine_request *r)
 {
     const cn_structure *s = &p->structure;
     if (s->kind == CN_STRUCTURE_NONE) return CN_OK;
@@ -76,8 +92,18 @@ cn_status cn_structure_open(cn_engine *e, const cn_request_params *p, cn_engine_
     return CN_OK;
 }
 
+cn_status cn_structure_open(cn_engine *e, const cn_request_params *p, cn_engine_request *r)
+{
+    CN_TRY(open_grammar(e, p, r));
+    CN_TRY(cn_token_rules_make(&r->rules, &p->sampling, e->tokenizer, e->model_config.vocab));
+    const bool has_rules = cn_token_rules_apply_ever(&r->rules);
+    r->has_mask = r->grammar || has_rules;
+    return has_rules ? check_rules(e, r) : CN_OK;
+}
+
 void cn_structure_close(cn_engine_request *r)
 {
+    cn_token_rules_free(&r->rules);
     for (uint32_t i = 0; i < r->n_samples; i++) cn_matcher_end(&r->samples[i].matcher);
     cn_grammars_close(r->grammar);
     r->grammar = NULL;
@@ -87,35 +113,54 @@ void cn_structure_close(cn_engine_request *r)
 
 static void allow(uint32_t *mask, uint32_t token) { mask[token / 32] |= 1u << token % 32; }
 
-static void write_mask(cn_engine *e, cn_sample *s, uint32_t *mask)
+/* The tokens that continue the text. False when the grammar exceeds its memory. */
+static bool try_write_form(cn_engine *e, cn_sample *s, uint32_t *mask)
 {
-    const uint32_t n = cn_grammars_mask_words(e->grammars);
+    const uint32_t vocab = e->model_config.vocab;
     const uint32_t *words;
     if (!s->output || cn_output_reasons(s->output)) {
-        memset(mask, 0xff, n * sizeof *mask);
-        for (uint32_t i = 0; i < e->n_eos; i++) mask[e->eos[i] / 32] &= ~(1u << e->eos[i] % 32);
-        return;
+        cn_mask_fill(mask, vocab);
+        for (uint32_t i = 0; i < e->n_eos; i++) cn_mask_ban(mask, e->eos[i]);
+        return true;
     }
-    if (cn_grammars_mask(e->grammars, &s->matcher, &words) != CN_OK) {
+    if (cn_grammars_mask(e->grammars, &s->matcher, &words) != CN_OK) return false;
+    memcpy(mask, words, cn_mask_words(vocab) * sizeof *mask);
+    if (cn_output_may_reason(s->output) && s->seq->n_tokens == s->seq->n_prompt)
+        allow(mask, (uint32_t)e->reasoning.open_id);
+    return true;
+}
+
+static void write_mask(cn_engine *e, cn_sample *s, uint32_t *mask)
+{
+    const cn_engine_request *r = s->request;
+    const uint32_t vocab = e->model_config.vocab;
+    bool bans_apply = false;
+    cn_sample_row row;
+    if (!r->grammar) {
+        cn_mask_fill(mask, vocab);
+    } else if (!try_write_form(e, s, mask)) {
         s->mask_error = "structured output: the form of the text needs too many states; expected "
                         "fewer alternatives or smaller bounds";
         return;
     }
-    memcpy(mask, words, n * sizeof *mask);
-    if (cn_output_may_reason(s->output) && s->seq->n_tokens == s->seq->n_prompt)
-        allow(mask, (uint32_t)e->reasoning.open_id);
-    for (uint32_t i = 0; i < n; i++)
-        if (mask[i]) return;
-    s->mask_error = "structured output: no token of the vocabulary continues the text";
+    cn_token_rules_apply(&r->rules, s->seq->tokens + s->seq->n_prompt,
+                         s->seq->n_tokens - s->seq->n_prompt, vocab, mask);
+    if (s->output) cn_output_row(s->output, 0, &row, &bans_apply);
+    for (uint32_t i = 0; bans_apply && i < r->n_bans; i++) cn_mask_ban(mask, r->bans[i]);
+    if (cn_mask_is_empty(mask, vocab))
+        s->mask_error = r->grammar ? "structured output: no token of the vocabulary that the other "
+                                     "parameters allow continues the text"
+                                   : "allowed_token_ids, bad_words and min_tokens exclude every "
+                                     "token";
 }
 
 void cn_structure_write_masks(cn_engine *e, const cn_flight *f)
 {
-    const uint32_t n = cn_grammars_mask_words(e->grammars);
+    const uint32_t n = cn_mask_words(e->model_config.vocab);
     uint32_t *mask = e->masks;
     for (uint32_t i = 0; i < f->n_rows; i++) {
         cn_sample *s = f->seqs[i]->user;
-        if (!s->request->grammar) continue;
+        if (!s->request->has_mask) continue;
         if (!s->done) write_mask(e, s, mask);
         mask += n;
     }
@@ -128,7 +173,6 @@ cn_status cn_structure_push(cn_engine *e, cn_sample *s, uint32_t token, cn_finis
     const char *bytes;
     size_t n;
     bool special;
-    if (s->mask_error) return cn_fail(CN_ERR_MEMORY, "%s", s->mask_error);
     bool complete = is_eos(e, token) && cn_matcher_accepts(&s->matcher);
     if (!complete) {
         if (!cn_tokenizer_token(e->tokenizer, token, &bytes, &n, &special))

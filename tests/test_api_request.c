@@ -43,7 +43,8 @@ static void chat_fields_are_read(void **state)
 {
     (void)state;
     cn_api_request r;
-    accept_chat(&r, "\"temperature\": 0, \"top_p\": 0.5, \"top_k\": 20, \"n\": 3, \"seed\": -7, "
+    accept_chat(&r, "\"allowed_token_ids\": [0, 4000000000], \"bad_words\": [\"a\", \"b c\"], "
+                    "\"temperature\": 0, \"top_p\": 0.5, \"top_k\": 20, \"n\": 3, \"seed\": -7, "
                     "\"max_tokens\": 12, \"stop\": \"END\", \"stop_token_ids\": [5, 6], "
                     "\"logprobs\": true, \"top_logprobs\": 4, \"logit_bias\": {\"17\": -100}, "
                     "\"priority\": -3, \"min_tokens\": 2, \"ignore_eos\": true, "
@@ -66,6 +67,10 @@ static void chat_fields_are_read(void **state)
     assert_int_equal(s->n_stop_token_ids, 2);
     assert_int_equal(s->stop_token_ids[1], 6);
     assert_int_equal(s->logprobs, 4);
+    assert_int_equal(s->n_allowed_token_ids, 2);
+    assert_int_equal(s->allowed_token_ids[1], 4000000000u);
+    assert_int_equal(s->n_bad_words, 2);
+    assert_string_equal(s->bad_words[1], "b c");
     assert_int_equal(s->n_logit_bias, 1);
     assert_int_equal(s->logit_bias[0].token, 17);
     assert_true(s->logit_bias[0].bias == -100);
@@ -494,8 +499,10 @@ static const struct refusal {
     {CN_API_CHAT, "\"kv\": {\"budgit\": 1}", "kv", "budgit"},
     {CN_API_CHAT, "\"kv\": 7", "kv", "object"},
     {CN_API_CHAT, "\"reasoning_effort\": \"huge\"", "reasoning_effort", "huge"},
-    {CN_API_CHAT, "\"bad_words\": [\"x\"]", "bad_words", "array"},
-    {CN_API_CHAT, "\"allowed_token_ids\": [1]", "allowed_token_ids", "array"},
+    {CN_API_CHAT, "\"bad_words\": \"x\"", "bad_words", "array"},
+    {CN_API_CHAT, "\"bad_words\": [\"\"]", "bad_words", "non-empty"},
+    {CN_API_CHAT, "\"allowed_token_ids\": []", "allowed_token_ids", "at least one"},
+    {CN_API_CHAT, "\"allowed_token_ids\": [-1]", "allowed_token_ids", "-1"},
     {CN_API_CHAT, "\"best_of\": 4", "best_of", "4"},
     {CN_API_CHAT, "\"tools\": 1", "tools", "array"},
     {CN_API_CHAT, "\"tools\": [{\"type\": \"function\"}]", "tools", "tools[0]"},

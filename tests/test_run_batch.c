@@ -446,6 +446,27 @@ static void a_file_with_nuls_is_resumed(void **state)
     assert_int_equal(count_lines(out_path), 4);
 }
 
+/* Token 87 is "x". Its bias would make it the answer, but it is a bad word. */
+static void lines_may_exclude_tokens(void **state)
+{
+    (void)state;
+    put_text(in_path, "w",
+             "{\"custom_id\": \"allowed\", \"url\": \"/v1/chat/completions\", \"body\": "
+             "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}], \"max_tokens\": 3, "
+             "\"allowed_token_ids\": [188]}}\n"
+             "{\"custom_id\": \"bad\", \"url\": \"/v1/completions\", \"body\": "
+             "{\"prompt\": \"hi\", \"max_tokens\": 2, \"allowed_token_ids\": [87, 188], "
+             "\"logit_bias\": {\"87\": 100}, \"bad_words\": [\"x\"]}}\n"
+             "{\"custom_id\": \"none\", \"url\": \"/v1/completions\", \"body\": "
+             "{\"prompt\": \"hi\", \"allowed_token_ids\": []}}\n");
+    expect_exit(2, &plain);
+    expect_log("2 answered, 1 errors");
+    const char *text = get_text(out_path);
+    assert_non_null(strstr(text, "\"content\":\"\\u0000\\u0000\\u0000\""));
+    assert_non_null(strstr(text, "\"text\":\"\\u0000\\u0000\""));
+    assert_non_null(strstr(text, "allowed_token_ids: expected an array of token ids"));
+}
+
 /* Writes one prompt per line, without ids. */
 static void write_prompts(const char *const *prompts)
 {
@@ -666,6 +687,8 @@ int main(void)
         TEST(one_signal_drains_and_a_second_stops),
         TEST(until_leaves_the_rest_to_the_next_run),
         TEST(faults_become_error_lines_and_strict_stops),
+        TEST(lines_may_exclude_tokens),
+        TEST(lines_may_exclude_tokens),
         TEST(a_file_with_nuls_is_resumed),
         TEST(changed_requests_are_counted),
         TEST(resume_refuses_another_model_or_other_options),

@@ -117,9 +117,24 @@ static void lists_are_checked(void **state)
     p = default_sampling();
     p.n_stop = 65;
     refuse(&p, "stop", "65", "64");
+    const char *words[] = {"ok", " \n"};
+    p = default_sampling();
+    p.bad_words = words;
+    p.n_bad_words = 1;
+    accept(&p);
+    p.n_bad_words = 2;
+    refuse(&p, "bad_words[1]", "white space", "expected");
+    p.n_bad_words = 1025;
+    refuse(&p, "bad_words", "1025", "1024");
 
     p = default_sampling();
     const uint32_t ids[] = {0, VOCAB - 1, VOCAB};
+    p.allowed_token_ids = ids;
+    p.n_allowed_token_ids = 3;
+    refuse(&p, "allowed_token_ids[2]", "1000", "vocabulary");
+    p.n_allowed_token_ids = VOCAB + 1;
+    refuse(&p, "allowed_token_ids", "1001", "1000");
+    p.n_allowed_token_ids = 2;
     p.stop_token_ids = ids;
     p.n_stop_token_ids = 2;
     accept(&p);

@@ -15,7 +15,7 @@
     "\"maximum\":99},\"b\":{\"type\":\"string\",\"maxLength\":8}},\"required\":[\"a\",\"b\"]}"
 
 #define CALLS                                                                                      \
-    "{\"begin\":\"<tool_call>\",\"between\":\"\",\"end\":\"</tool_call>\","                         \
+    "{\"begin\":\"<tool_call>\",\"between\":\"\",\"end\":\"</tool_call>\","                        \
     "\"arguments\":\"arguments\",\"one\":true,"                                                    \
     "\"functions\":[{\"name\":\"f\",\"parameters\":" SCHEMA "},{\"name\":\"g\"}]}"
 

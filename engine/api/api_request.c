@@ -122,20 +122,48 @@ static cn_status set_stop_token_ids(cn_api_request *r, const char *key, json_t *
     return CN_OK;
 }
 
+static cn_status set_allowed_token_ids(cn_api_request *r, const char *key, json_t *v)
+{
+    if (json_array_size(v) == 0)
+        return cn_api_refuse(key, "an array of token ids, at least one", v);
+    cn_sampling *s = &r->params.sampling;
+    CN_TRY(read_ids(key, v, &r->allowed_token_ids, &s->n_allowed_token_ids));
+    s->allowed_token_ids = r->allowed_token_ids;
+    return CN_OK;
+}
+
+static cn_status read_strings(const char *key, json_t *array, const char ***out)
+{
+    const size_t n = json_array_size(array);
+    *out = cn_calloc(n, sizeof **out);
+    if (!*out) return out_of_memory(key);
+    for (size_t i = 0; i < n; i++) {
+        json_t *text = json_array_get(array, i);
+        if (json_string_length(text) == 0) return cn_api_refuse(key, "non-empty strings", text);
+        (*out)[i] = json_string_value(text);
+    }
+    return CN_OK;
+}
+
+/* A string, or an array of strings. */
 static cn_status set_stop(cn_api_request *r, const char *key, json_t *v)
 {
     if (!json_is_string(v) && !json_is_array(v))
         return cn_api_refuse(key, "a string or an array of strings", v);
-    size_t n = json_is_string(v) ? 1 : json_array_size(v);
-    r->stop = cn_calloc(n, sizeof *r->stop);
-    if (!r->stop) return out_of_memory(key);
-    for (size_t i = 0; i < n; i++) {
-        json_t *text = json_is_string(v) ? v : json_array_get(v, i);
-        if (json_string_length(text) == 0) return cn_api_refuse(key, "non-empty strings", text);
-        r->stop[i] = json_string_value(text);
-    }
+    json_t *one = json_is_string(v) ? json_pack("[O]", v) : NULL;
+    const cn_status status = read_strings(key, one ? one : v, &r->stop);
+    json_decref(one);
     r->params.sampling.stop = r->stop;
-    r->params.sampling.n_stop = n;
+    r->params.sampling.n_stop = json_is_array(v) ? json_array_size(v) : 1;
+    return status;
+}
+
+static cn_status set_bad_words(cn_api_request *r, const char *key, json_t *v)
+{
+    if (!json_is_array(v)) return cn_api_refuse(key, "an array of strings", v);
+    CN_TRY(read_strings(key, v, &r->bad_words));
+    r->params.sampling.bad_words = r->bad_words;
+    r->params.sampling.n_bad_words = json_array_size(v);
     return CN_OK;
 }
 
@@ -285,6 +313,8 @@ static const struct field {
     {"prompt", COMPLETION, set_prompt},
     {"stop", BOTH, set_stop},
     {"stop_token_ids", BOTH, set_stop_token_ids},
+    {"allowed_token_ids", BOTH, set_allowed_token_ids},
+    {"bad_words", BOTH, set_bad_words},
     {"logit_bias", BOTH, set_logit_bias},
     {"logprobs", CHAT, set_chat_logprobs},
     {"logprobs", COMPLETION, set_completion_logprobs},
@@ -331,8 +361,6 @@ static const char *const harmless[] = {
 static const struct neutral {
     const char *key, *value;
 } neutrals[] = {
-    {"allowed_token_ids", "[]"},
-    {"bad_words", "[]"},
     {"best_of", "1"},
     {"detokenize", "true"},
     {"early_stopping", "false"},
@@ -495,6 +523,7 @@ static void drop_read(const cn_api_request *r, json_t *body)
     json_object_foreach_safe(body, next, key, v)
     {
         const bool borrowed = strcmp(key, "messages") == 0 || strcmp(key, "stop") == 0 ||
+                              strcmp(key, "bad_words") == 0 ||
                               (strcmp(key, "prompt") == 0 && has_text);
         if (!borrowed) json_object_del(body, key);
     }
@@ -559,7 +588,9 @@ void cn_api_request_free(cn_api_request *r)
     for (uint32_t i = 0; r->prompts && i < r->n_prompts; i++) cn_free(r->prompts[i].tokens);
     cn_free(r->prompts);
     cn_free(r->stop_token_ids);
+    cn_free(r->allowed_token_ids);
     cn_free((void *)r->stop);
+    cn_free((void *)r->bad_words);
     cn_free(r->logit_bias);
     json_decref(r->chat);
     json_decref(r->keep);

@@ -79,8 +79,8 @@ typedef struct cn_api_request {
     /* Memory that params points to. */
     json_t *keep; /* the body */
     json_t *chat; /* the variables of the chat template */
-    uint32_t *stop_token_ids;
-    const char **stop;
+    uint32_t *stop_token_ids, *allowed_token_ids;
+    const char **stop, **bad_words;
     cn_logit_bias *logit_bias;
 } cn_api_request;
 

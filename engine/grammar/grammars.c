@@ -59,8 +59,6 @@ void cn_grammars_free(cn_grammars *g)
     cn_free(g);
 }
 
-uint32_t cn_grammars_mask_words(const cn_grammars *g) { return g->vocabulary.mask_words; }
-
 /* ---- memory ---- */
 
 /* The unused grammar that was opened longest ago, or the largest one in use. */

@@ -33,7 +33,6 @@ typedef struct cn_grammars_opts {
 
 cn_status cn_grammars_create(cn_grammars **out, const cn_grammars_opts *o);
 void cn_grammars_free(cn_grammars *g); /* no grammar is in use; NULL is fine */
-uint32_t cn_grammars_mask_words(const cn_grammars *g);
 
 /* Compiles a grammar, or finds it. CN_ERR_ARG says what is wrong with it; CN_ERR_BUSY when the
  * grammars of live requests fill the memory. */

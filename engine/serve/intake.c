@@ -150,15 +150,17 @@ static cn_status take_samples(cn_call *call, uint32_t n)
 
 /* Host memory of the request's samples before their admission. tests/test_serve_bounds.c compares
  * it with the process. */
-static uint64_t samples_bytes(const cn_sampling *s, size_t n_prompt)
+static uint64_t samples_bytes(const cn_sampling *s, uint32_t vocab, size_t n_prompt)
 {
     enum { SAMPLE_BYTES = 4096, PROMPT_TOKEN_BYTES = 5, LOGPROB_TOKENS = 64 };
     uint64_t shared = PROMPT_TOKEN_BYTES * (uint64_t)n_prompt, sample = SAMPLE_BYTES;
+    if (s->n_allowed_token_ids) shared += vocab / 8;
     sample += 2 * sizeof(uint32_t) * (uint64_t)s->repetition_max_pattern_size;
     if (s->logprobs >= 0)
         sample += LOGPROB_TOKENS * (sizeof(cn_token_logprobs) +
                                     (uint64_t)s->logprobs * sizeof(cn_logprob));
     for (size_t i = 0; i < s->n_stop; i++) shared += 4 * strlen(s->stop[i]) + 64;
+    for (size_t i = 0; i < s->n_bad_words; i++) shared += 8 * strlen(s->bad_words[i]) + 32;
     return shared + s->n * (sample + 2 * s->n_stop);
 }
 
@@ -171,7 +173,7 @@ static cn_status take_memory(cn_call *call)
                         : 0;
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < call->request->n_prompts; i++)
-        bytes += samples_bytes(&p->sampling, call->tokens[i].len) +
+        bytes += samples_bytes(&p->sampling, call->service->vocab, call->tokens[i].len) +
                  call->tokens[i].len * score_bytes;
     if (bytes > memory->most)
         return cn_fail(CN_ERR_ARG, "n: %u samples of this request take %llu bytes of host memory, "

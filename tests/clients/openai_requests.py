@@ -248,6 +248,24 @@ def whole_completions(client):
     assert cut.choices[0].prompt_token_ids == prompt[-3:]
 
 
+def tokens_can_be_excluded(client):
+    whole = chat(client, extra_body={"return_token_ids": True}).choices[0]
+    seen = set(whole.token_ids)
+    r = chat(client, max_tokens=20, extra_body={"return_token_ids": True,
+                                                "allowed_token_ids": sorted(seen)[:5]})
+    assert set(r.choices[0].token_ids) <= set(sorted(seen)[:5]), r
+    bad = sorted(set(whole.message.content.split()))
+    other = chat(client, extra_body={"bad_words": bad})
+    assert other.choices[0].message.content.split()[0] not in bad, other
+    text = client.completions.create(model="tiny", prompt="a b c", max_tokens=8, temperature=0,
+                                     extra_body={"bad_words": ["d"]}).choices[0].text
+    assert not text.startswith((" d", "d")), text
+    expect(openai.BadRequestError, lambda: chat(client, extra_body={"allowed_token_ids": []}),
+           param="allowed_token_ids")
+    e = expect(openai.BadRequestError, lambda: chat(client, extra_body={"bad_words": [" "]}))
+    assert "bad_words[0] is white space" in str(e), e
+
+
 def chats_continue_and_show_tokens(client):
     whole = chat(client, extra_body={"return_token_ids": True})
     text, ids = whole.choices[0].message.content, whole.choices[0].token_ids
@@ -369,7 +387,7 @@ def main():
                 samples_differ_and_seeds_repeat, logprobs_are_typed,
                 stop_strings_and_limits_end_an_answer, a_request_can_set_its_compression,
                 a_request_can_select_its_tokens, tools_are_accepted, tools_can_be_required, completions,
-                whole_completions, chats_continue_and_show_tokens,
+                whole_completions, tokens_can_be_excluded, chats_continue_and_show_tokens,
                 fields_without_effect_and_unknown_ones_are_accepted, models,
                 errors_have_the_classes_of_the_package,
                 closing_a_stream_cancels_the_request, prometheus_reads_the_metrics,

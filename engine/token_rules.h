@@ -1,0 +1,42 @@
+/* token_rules.h - which tokens a request may sample: allowed_token_ids and bad_words, with vLLM's
+ * meaning.
+ *
+ * Owner: cn_engine_request. Thread: engine only. Stage 7 of a request's way.
+ *
+ * A bad word is the tokens of its text, and those of the text behind a space if they are as many
+ * and begin with another token. The last token of a bad word is banned when the output ends with
+ * the tokens before it. The same text in other tokens is not banned. */
+#ifndef CN_TOKEN_RULES_H
+#define CN_TOKEN_RULES_H
+
+#include "engine/text/tokenizer.h"
+
+typedef struct cn_token_rules {
+    uint32_t *allowed; /* [cn_mask_words(vocab)] as cn_sample_args.masks; NULL: all tokens */
+    cn_tokens words;   /* the tokens of all bad words, one word after the other */
+    uint32_t *ends;    /* [n_words] where each word ends in `words` */
+    uint32_t n_words;
+} cn_token_rules;
+
+/* Words of the mask of one row. */
+static inline uint32_t cn_mask_words(uint32_t vocab) { return (uint32_t)cn_ceil_div(vocab, 32); }
+/* Allows every token. */
+void cn_mask_fill(uint32_t *mask, uint32_t vocab);
+static inline void cn_mask_ban(uint32_t *mask, uint32_t token)
+{
+    mask[token / 32] &= ~(1u << token % 32);
+}
+bool cn_mask_is_empty(const uint32_t *mask, uint32_t vocab);
+
+/* Makes the rules of checked parameters (cn_sampling_check). CN_ERR_ARG when a bad word needs a
+ * tokenizer, or has a token that the model has not. On failure *out is empty. */
+cn_status cn_token_rules_make(cn_token_rules *out, const cn_sampling *s, cn_tokenizer *tokenizer,
+                              uint32_t vocab);
+void cn_token_rules_free(cn_token_rules *r); /* leaves *r empty */
+/* Whether the rules exclude any token. */
+bool cn_token_rules_apply_ever(const cn_token_rules *r);
+/* Removes the tokens from a mask that may not follow output[n]. */
+void cn_token_rules_apply(const cn_token_rules *r, const uint32_t *output, uint32_t n,
+                          uint32_t vocab, uint32_t *mask);
+
+#endif
