@@ -256,11 +256,25 @@ cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn
     return CN_OK;
 }
 
+/* More samples than the queue holds would find it full for ever. */
+static cn_status check_fit(const cn_engine *e, const cn_request_params *p, size_t n)
+{
+    const uint32_t n_queue = e->config->max_queue;
+    uint64_t samples = 0;
+    for (size_t i = 0; i < n; i++) samples += p[i].sampling.n;
+    if (n == 1 || samples <= n_queue) return CN_OK;
+    return cn_fail(CN_ERR_ARG,
+                   "prompt: %zu prompts with %llu samples exceed the queue of %u: send fewer at "
+                   "once or raise --max-queue",
+                   n, (unsigned long long)samples, n_queue);
+}
+
 cn_status cn_engine_submit_all(cn_engine *e, const cn_request_params *p, size_t n, cn_event_fn fn,
                                void *user, uint64_t *first)
 {
     const uint64_t next_id = e->next_id, prompt_tokens = e->stats->prompt_tokens;
     CN_ASSERT(n > 0);
+    CN_TRY(check_fit(e, p, n));
     *first = next_id;
     for (size_t i = 0; i < n; i++) {
         const cn_status status = cn_engine_submit(e, &p[i], fn, user, NULL);

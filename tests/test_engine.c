@@ -444,6 +444,25 @@ static void a_full_queue_answers_busy_and_keeps_nothing(void **state)
 
 static void ignore(void *user, const cn_event *ev) { (void)user, (void)ev; }
 
+/* A request that no queue state has room for is invalid, not busy. */
+static void more_prompts_than_the_queue_holds_are_refused(void **state)
+{
+    (void)state;
+    run r;
+    run_open(&r, (const char *[]){"max-queue", "4", NULL});
+    cn_message m;
+    uint64_t first;
+    cn_request_params p[3];
+    for (int i = 0; i < 3; i++) p[i] = run_params(&r, prompts[0], &m, 2);
+    p[1].sampling.n = 3;
+    assert_int_equal(cn_engine_submit_all(r.engine, p, 3, ignore, NULL, &first), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "3 prompts with 5 samples exceed the queue of 4"));
+    assert_int_equal(cn_engine_submit_all(r.engine, p, 2, ignore, NULL, &first), CN_OK);
+    assert_int_equal(cn_engine_submit_all(r.engine, p, 2, ignore, NULL, &first), CN_ERR_BUSY);
+    run_finish(&r);
+    run_close(&r);
+}
+
 static cn_status submit_n(run *r, uint32_t n)
 {
     cn_message m;
@@ -610,6 +629,7 @@ int main(void)
         cmocka_unit_test(a_cancel_frees_everything),
         cmocka_unit_test(callbacks_may_submit_and_cancel),
         cmocka_unit_test(a_full_queue_answers_busy_and_keeps_nothing),
+        cmocka_unit_test(more_prompts_than_the_queue_holds_are_refused),
         cmocka_unit_test(limits_count_samples),
         cmocka_unit_test(a_waiting_request_takes_little_memory),
         cmocka_unit_test(waiting_samples_share_the_prompt),

@@ -446,6 +446,22 @@ static void a_file_with_nuls_is_resumed(void **state)
     assert_int_equal(count_lines(out_path), 4);
 }
 
+/* A line that can never be queued is an error line, and the lines behind it are answered. */
+static void a_line_of_more_prompts_than_the_queue_is_an_error(void **state)
+{
+    (void)state;
+    put_text(in_path, "w",
+             "{\"custom_id\": \"a\", \"url\": \"/v1/completions\", \"body\": {\"prompt\": "
+             "[\"a\", \"b\", \"c\"], \"max_tokens\": 2}}\n"
+             "{\"custom_id\": \"b\", \"url\": \"/v1/completions\", \"body\": {\"prompt\": "
+             "[\"a\", \"b\"], \"max_tokens\": 2}}\n");
+    expect_exit(2, &(launch){.extra = {"--max-queue", "2"}});
+    expect_log("1 answered, 1 errors");
+    assert_non_null(strstr(get_text(out_path),
+                           "prompt: 3 prompts with 3 samples exceed the queue of 2: send fewer"));
+    assert_int_equal(count_lines(out_path), 2);
+}
+
 /* Token 87 is "x". Its bias would make it the answer, but it is a bad word. */
 static void lines_may_exclude_tokens(void **state)
 {
@@ -688,6 +704,7 @@ int main(void)
         TEST(until_leaves_the_rest_to_the_next_run),
         TEST(faults_become_error_lines_and_strict_stops),
         TEST(lines_may_exclude_tokens),
+        TEST(a_line_of_more_prompts_than_the_queue_is_an_error),
         TEST(lines_may_exclude_tokens),
         TEST(a_file_with_nuls_is_resumed),
         TEST(changed_requests_are_counted),

@@ -549,6 +549,9 @@ static void a_full_queue_answers_429(void **state)
     http_reply r;
     int waiting[3];
     serve_rig_open(&rig, options);
+    static const char *const too_many = "{\"prompt\": [\"a\", \"b\", \"c\"], \"max_tokens\": 1}";
+    json_t *error = http_ask_json(rig.port, "POST", "/v1/completions", too_many, 400);
+    json_decref(error); /* it would never find room: 429 would make clients try for ever */
     waiting[0] = begin_completion(rig.port, NULL, 6000, true);
     assert_true(serve_rig_wait_running(&rig, 1));
     for (int i = 1; i < 3; i++) waiting[i] = begin_completion(rig.port, NULL, 10, false);

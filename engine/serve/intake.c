@@ -87,6 +87,10 @@ cn_status cn_intake_parse(cn_service *s, const cn_buf *text, json_t **body, uint
     const cn_json_size size = cn_json_measure(data, text->len);
     *bytes = 0;
     if (size.values <= s->json_limits.max_values) {
+        if (size.bytes > s->memory.most)
+            return cn_fail(CN_ERR_ARG, "body: its JSON values take %zu bytes, but "
+                           "--max-buffered-bytes is %llu: send less at once", size.bytes,
+                           (unsigned long long)s->memory.most);
         if (!cn_budget_try_take(&s->memory, size.bytes))
             return cn_fail(CN_ERR_BUSY, "the memory for requests has no room for %zu bytes of JSON "
                            "values (--max-buffered-bytes): try again later", size.bytes);
@@ -175,10 +179,12 @@ static cn_status take_memory(cn_call *call)
     for (uint32_t i = 0; i < call->request->n_prompts; i++)
         bytes += samples_bytes(&p->sampling, call->service->vocab, call->tokens[i].len) +
                  call->tokens[i].len * score_bytes;
-    if (bytes > memory->most)
-        return cn_fail(CN_ERR_ARG, "n: %u samples of this request take %llu bytes of host memory, "
-                       "but --max-buffered-bytes is %llu: lower n",
-                       p->sampling.n, (unsigned long long)bytes,
+    if (bytes + call->held_bytes > memory->most)
+        return cn_fail(CN_ERR_ARG, "n: %u samples of each of %u prompts take %llu bytes of host "
+                       "memory with their body, but --max-buffered-bytes is %llu: lower n or send "
+                       "fewer prompts",
+                       p->sampling.n, call->request->n_prompts,
+                       (unsigned long long)(bytes + call->held_bytes),
                        (unsigned long long)memory->most);
     if (!cn_budget_try_take(memory, bytes))
         return cn_fail(CN_ERR_BUSY, "the memory for requests has no room for %llu bytes "
