@@ -1,8 +1,10 @@
 #!/bin/sh
-# Runs lm-eval, guidellm and schemathesis from PyPI against a running server. lm-eval's loglikelihoods
-# must equal those of transformers, with the checkpoint, tokenizer and task of this tree: nothing is
-# downloaded but the packages. BUILD is the build directory.
+# Runs lm-eval, guidellm and schemathesis from PyPI and Debian's promtool against a running server.
+# lm-eval's loglikelihoods must equal those of transformers, with the checkpoint, tokenizer and task
+# of this tree: nothing is downloaded but the packages. BUILD is the build directory. EXAMPLES is how
+# many bodies schemathesis draws for each route; 300 make more than 5,000 cases.
 set -eu
+root=$PWD
 dir=$(mktemp -d)
 . tests/lib/serve.sh
 trap clean_up EXIT
@@ -47,5 +49,22 @@ cd "$dir" # where schemathesis leaves files
     --exclude-checks ignored_auth,positive_data_acceptance --max-examples "${EXAMPLES:-120}" \
     --request-timeout 60 --seed 7 >"$dir/schema.log" 2>&1 || { cat "$dir/schema.log"; exit 1; }
 grep generated "$dir/schema.log"
+stop
+
+# Every metric but vLLM's, whose names clients expect, must please promtool.
+cd "$root"
+need_promtool
+serve --kv-policies full,zip --kv-selectors ds,spade --kv-homes host --home-space 0.2 \
+    --kv-cache-memory-bytes 256M --spool "$dir/spool"
+for stream in false true; do
+    curl -sf -o /dev/null "$url/v1/completions" -H "Content-Type: application/json" \
+        -d "{\"prompt\": \"Sort: 3 1 2\", \"max_tokens\": 8, \"stream\": $stream}"
+done
+curl -sf "$url/metrics" >"$dir/metrics"
+n=$(grep -c "^# TYPE cinch_" "$dir/metrics")
+"$promtool" check metrics <"$dir/metrics" >"$dir/promtool.log" 2>&1 || true
+if grep -v "^vllm:" "$dir/promtool.log" || [ "$n" -lt 20 ]; then exit 1; fi
+grep -q "^vllm:" "$dir/promtool.log" # it has read them
+echo "promtool: ok, $n metrics of cinch"
 stop
 echo "nightly clients: ok"

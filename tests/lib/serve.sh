@@ -47,6 +47,20 @@ need_python() {
     fi
 }
 
+# need_promtool: sets $promtool, which is installed or comes from Debian's package prometheus on the
+# first run and stays in BUILD/reference/promtool. Otherwise as need_python.
+need_promtool() {
+    promtool=$(command -v promtool || true)
+    [ -z "$promtool" ] || return 0
+    place=$(realpath "${BUILD:-build}")/reference/promtool
+    promtool=$place/usr/bin/promtool
+    [ ! -x "$promtool" ] || return 0
+    mkdir -p "$place"
+    (cd "$place" && apt-get download -q prometheus >/dev/null 2>&1 &&
+        dpkg-deb --fsys-tarfile prometheus_*.deb | tar xf - ./usr/bin/promtool &&
+        rm prometheus_*.deb) || skip "no promtool, and apt-get cannot download prometheus"
+}
+
 skip() {
     echo "SKIPPED $(basename "$0" .sh): $1"
     [ "${REQUIRE_REFERENCES:-0}" = 0 ]
