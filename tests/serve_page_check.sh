@@ -135,5 +135,18 @@ job night 24 '"prompt": "Sort: 3 1", "max_tokens": 900, "ignore_eos": true'
 sleep 2
 browse text 'night\.jsonl' '0 of 24 lines' 'of at most [0-9.,]+( k)? output tokens' \
     'at most [0-9]+ (s|min) left, done by [0-2][0-9]:[0-5][0-9]'
-browse time
+# The time left must be right for one of two jobs. A job whose halves cannot be compared does not
+# count: other programs left the server more of the CPUs in one of them.
+wrong=0
+for again in 1 2 3 4 5 6; do
+    got=0
+    "$python" tests/clients/page.py "$browser" "$url/" "$key" time "$served" || got=$?
+    [ $got != 0 ] || break
+    [ $got = 4 ] || wrong=$((wrong + 1))
+    if [ $wrong = 2 ] || [ $again = 6 ]; then
+        echo "the time left is wrong, or the machine too busy to tell"
+        exit 1
+    fi
+    job "night-$again" 24 '"prompt": "Sort: 3 1", "max_tokens": 900, "ignore_eos": true'
+done
 echo "serve page: ok"
