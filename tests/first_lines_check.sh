@@ -70,10 +70,13 @@ refused "the first 100 lines all fail for one reason: line 1: " -i "$dir/in"
 { lines 60 'nonsense %d' && lines 60 '{"id": %d}'; } >"$dir/in"
 run 2 -i "$dir/in"
 [ "$(wc -l <"$dir/out")" = 120 ] || fail "two reasons"
+! grep -q 'for one reason' "$dir/log" || fail "two reasons are not one"
 rm "$dir"/out*
 lines 99 'nonsense %d' >"$dir/in"
 run 2 -i "$dir/in"
 [ "$(wc -l <"$dir/out")" = 99 ] || fail "99 lines"
+grep -q '^every line fails for one reason: line 1: .*expects one JSON object per line' "$dir/log" ||
+    fail "99 lines: no cause"
 rm "$dir"/out*
 { echo '{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": [5]}}' && lines 120 'x %d'; } \
     >"$dir/in"

@@ -171,6 +171,8 @@ static void print_end(FILE *f, const summary *s)
     else if (r->n_skipped && r->n_answered + r->n_errors == 0)
         fprintf(f, "nothing was left to do: all %llu lines were done before\n",
                 (unsigned long long)r->n_skipped);
+    if (r->first.watching && r->first.n_failed > 0)
+        fprintf(f, "every line fails for one reason: %s\n", r->first.cause);
 }
 
 static void print_summary(FILE *f, const summary *s)
