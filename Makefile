@@ -123,7 +123,7 @@ NIGHTLY := nightly-sim nightly-fuzz nightly-async nightly-soak nightly-chaos \
   nightly-structured nightly-clients
 
 .PHONY: all cpu cuda help deps demo check test sim fuzz scripts asan ubsan tsan golden tidy docs \
-  docs-check install deb wheel package-check examples programs test-programs bench plot-env plots clean nightly \
+  docs-check cuda-deps install deb wheel package-check examples programs test-programs bench plot-env plots clean nightly \
   $(NIGHTLY)
 all: $(BUILD)/cinch $(LIB)
 cpu: all
@@ -203,6 +203,11 @@ cuda:
 	@.ci/cuda get $(CUDA_ENV)
 	+@$(MAKE) --no-print-directory cuda
 endif
+
+# nvcc needs g++.
+cuda-deps:
+	@.ci/deps g++
+$(BUILD)/cuda-flags: cuda-deps
 
 $(BUILD)/cuda/%.o: cuda/%.c $(BUILD)/flags $(BUILD)/cuda-flags
 	@mkdir -p $(@D)

@@ -32,6 +32,12 @@ plan() {
 }
 plan cuda CUDA_HOME= | grep -q '^\.ci/cuda get build/cuda-env' || { echo "make cuda gets no compiler"; exit 1; }
 plan cuda CUDA_HOME="$dir/new" | grep -q "^$dir/new/bin/nvcc" || { echo "make cuda uses another nvcc"; exit 1; }
+plan cuda CUDA_HOME="$dir/new" | grep -q '^\.ci/deps g++' || { echo "make cuda does not look for g++"; exit 1; }
+# Without g++, and without root or apt, .ci/deps names the package.
+mkdir "$dir/few"
+for program in sh cc gcc pkg-config id env; do ln -s "$(command -v $program)" "$dir/few"; done
+PATH="$dir/few" sh .ci/deps g++ 2>"$dir/err" && { echo ".ci/deps: g++ is not missed"; exit 1; }
+grep -q 'install these packages: .* g++$' "$dir/err" || { echo ".ci/deps:"; cat "$dir/err"; exit 1; }
 plan demo GPU=/dev/nvidiactl CUDA_HOME="$dir/new" | grep -q 'nvcc' || { echo "make demo leaves out the GPU"; exit 1; }
 ! plan demo GPU= CUDA_HOME="$dir/new" | grep -q 'nvcc' || { echo "make demo builds for a GPU that is not here"; exit 1; }
 echo "build: ok"

@@ -36,14 +36,14 @@ echo /etc/default/cinch >"$root/DEBIAN/conffiles"
 
 cp README.md docs/DEPLOY.md docs/CONFIG.md "$doc"
 cp LICENSE "$doc/copyright"
-cat >"$doc/README.Debian" <<T
-cinch for Debian
-
-The program needs a processor with $ARCH and says so on an older one.
-
-Service: set the model in /etc/default/cinch, then systemctl enable --now cinch.
-
-GPU: this package runs on the CPU. The CUDA backend is one file, which is built
+# A package that was built after `make cuda` has the backend.
+if [ -e "$root/usr/lib/cinch/cinch-cuda.so" ]; then
+    gpu="GPU: this package has the CUDA backend, so --device auto uses the first GPU. It
+needs NVIDIA's driver and libcublasLt.so.13 (package libcublas-13-0 of NVIDIA).
+DEPLOY.md has the device permissions of the service."
+    where="Runs on the CPU and on NVIDIA GPUs."
+else
+    gpu="GPU: this package runs on the CPU. The CUDA backend is one file, which is built
 from the source of the same version (CUDA 13; make cuda finds nvcc or fetches
 it from PyPI):
 
@@ -51,7 +51,17 @@ it from PyPI):
     install -D build/cinch-cuda.so /usr/lib/cinch/cinch-cuda.so
 
 With it, --device auto uses the first GPU. DEPLOY.md has the device permissions
-of the service.
+of the service."
+    where="Runs on the CPU; README.Debian says how to add the CUDA backend."
+fi
+cat >"$doc/README.Debian" <<T
+cinch for Debian
+
+The program needs a processor with $ARCH and says so on an older one.
+
+Service: set the model in /etc/default/cinch, then systemctl enable --now cinch.
+
+$gpu
 T
 
 # dpkg-shlibdeps reads a source package's control file.
@@ -72,8 +82,7 @@ Description: inference engine for large language models
  Answers files of prompts, or HTTP requests with OpenAI's API, as many at once
  as memory allows, and caps the KV memory of each request.
  .
- Needs a processor with $ARCH. Runs on the CPU; README.Debian says how the CUDA
- backend is had.
+ Needs a processor with $ARCH. $where
 T
 cat >"$root/DEBIAN/postinst" <<'T'
 #!/bin/sh
