@@ -29,7 +29,7 @@ static uint32_t n_seeds = DEFAULT_SEEDS, first_seed = 1;
 
 /* Totals, so that the test fails when nothing was tested. */
 static struct {
-    uint64_t lists, other_layers, exchanges, missed;
+    uint64_t lists, other_layers, kept, exchanges, missed;
 } seen;
 
 /* ---- home equality ---- */
@@ -199,8 +199,8 @@ static void expect_of(const cn_engine *e, const cn_seq *q, uint32_t position, ui
     }
 }
 
-/* K and V of a slot of the exchange area are those of its position in the home, and so are P and,
- * for `tls`, the label. */
+/* K and V of a resident slot are those of its position in the home, and so is P. In the exchange
+ * area of `tls` so is the label. */
 static void expect_copied(const cn_engine *e, const cn_seq *q, uint32_t layer, uint32_t head,
                           uint32_t entry, uint32_t position)
 {
@@ -217,7 +217,7 @@ static void expect_copied(const cn_engine *e, const cn_seq *q, uint32_t layer, u
         assert_memory_equal(here, there, l->part[part].row_bytes);
     }
     const cn_digest *to = &e->pools.digest, *from = &home->digest;
-    if (q->kv.select == CN_SELECT_TLS) {
+    if (q->kv.select == CN_SELECT_TLS && entry / b < q->n_exchange) {
         const size_t a = cn_kv_side(l, layer, q->table[entry / b], head, entry % b);
         const size_t c = cn_kv_side(m, layer, q->home_table[position / b], head, position % b);
         const size_t bytes = to->n_channels / 2;
@@ -227,6 +227,25 @@ static void expect_copied(const cn_engine *e, const cn_seq *q, uint32_t layer, u
     if (!e->pools.origin) return;
     assert_int_equal(e->pools.origin[cn_kv_side(l, layer, q->table[entry / b], head, entry % b)],
                      position);
+}
+
+/* The policy's blocks hold the tokens that the event kept. The exchange area takes blocks that the
+ * event reads, so a fill that runs before the compression changes them. */
+static void expect_kept(const cn_engine *e, const cn_seq *q)
+{
+    const uint32_t b = e->plan.kv.block_tokens, n = q->kv.budget_tokens;
+    for (uint32_t layer = e->homes.packs.first_layer; layer < e->model_config.n_layers; layer++)
+        for (uint32_t head = 0; head < e->model_config.n_kv_heads; head++)
+            for (uint32_t i = 0; i < n; i++) {
+                const uint32_t slot = q->n_exchange * b + i, block = q->table[slot / b];
+                uint32_t position = i < q->kv.sink_tokens ? i : q->home_len - n + i;
+                if (q->kv.policy == CN_KV_ZIP)
+                    position =
+                        e->pools.origin[cn_kv_side(&e->pools.layout, layer, block, head, i % b)];
+                assert_true(position < q->home_len);
+                expect_copied(e, q, layer, head, slot, position);
+                seen.kept++;
+            }
 }
 
 /* The plane of the dense layers has all tokens that are home. */
@@ -355,6 +374,7 @@ static void compare_with_home(uint64_t seed, const char *home, bool capped, form
     if (f == TILES) set_tiles(x, a);
     late_device_choose(seed % 3 == 0 ? seed : 0);
     run *r = away_open_run(x);
+    uint32_t kept_len = 0; /* home_len of the last commit that was checked */
     away_submit(r, a);
     while (r->n_done < 1) {
         away_step(r);
@@ -362,6 +382,8 @@ static void compare_with_home(uint64_t seed, const char *home, bool capped, form
         if (!q || q->home_len == 0 || q->state != CN_SEQ_RUNNING) continue;
         sync_all(r->engine);
         const bool alike = r->engine->homes.packs.first_layer == 0 && f == WINDOW;
+        if (q->home_len != kept_len) expect_kept(r->engine, q);
+        kept_len = q->home_len;
         expect_plane(r->engine, q);
         check_chosen(r->engine, q, alike ? at_home : NULL, !capped);
     }
@@ -384,6 +406,7 @@ static void a_peer_gives_the_lists_of_the_device(void **state)
         compare_with_home(seed, "peer", false, WINDOW);
     if (n_seeds < 4) return;
     assert_true(seen.lists > 1000 && seen.other_layers > 1000 && seen.exchanges > 10 * n_seeds);
+    assert_true(seen.kept > 1000);
     assert_int_equal(seen.missed, 0);
 }
 

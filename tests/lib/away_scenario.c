@@ -59,6 +59,8 @@ void away_draw_model(away_scenario *x, uint32_t most_layers)
     x->block = 64u << away_below(x, 2);
     away_set(x, "block-size", x->block);
     away_set(x, "max-model-len", AWAY_CONTEXT);
+    /* Room for all requests at once. More would be slow, because each step checks all blocks. */
+    away_set(x, "num-gpu-blocks-override", 400);
     away_set_text(x, "kv-selectors", "spade,last");
     away_set(x, "select-tokens", AWAY_MAX_LIST);
     away_set(x, "select-window", AWAY_SELECT_WINDOW);
