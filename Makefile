@@ -79,7 +79,7 @@ SIM_BIN := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/sim_*.c))
 FUZZ_BIN := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/fuzz_*.c))
 EXAMPLE_BIN := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 BENCH_BIN := $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c))
-TOOL_BIN := $(BUILD)/tests/diff_dumps
+TOOL_BIN := $(BUILD)/tests/diff_dumps $(BUILD)/tests/cinch_true_query
 # Tests that can run on the late device (tests/lib/late_device.h) instead of the CPU backend.
 LATE_TESTS := $(BUILD)/tests/test_soak $(BUILD)/tests/test_engine_async $(BUILD)/tests/test_engine_away $(BUILD)/tests/test_engine_away_timing
 PROGRAM_OBJ := $(BUILD)/engine/main.o $(addsuffix .o,$(TEST_BIN) $(SIM_BIN) $(FUZZ_BIN) \
@@ -186,6 +186,10 @@ $(BUILD)/cinch: $(BUILD)/engine/main.o $(LIB)
 $(EXAMPLE_BIN) $(BENCH_BIN): %: %.o $(LIB)
 	$(call say,LD,$@)
 	$(Q)$(CC) -pie $(LDFLAGS) -o $@ $^ $(LIBS)
+
+$(BUILD)/tests/cinch_true_query: %: %.o $(BUILD)/engine/main.o $(LIB)
+	$(call say,LD,$@)
+	$(Q)$(CC) -pie $(LDFLAGS) -Wl,--wrap=cn_home_create -o $@ $^ $(LIBS)
 
 $(LATE_TESTS): override LDFLAGS += -Wl,--wrap=cn_backend_cpu_open
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(TEST_LIB) $(LIB)

@@ -67,6 +67,15 @@ homes="$homes --cache-device cpu --home-space 0.1 --device cpu --block-size 64"
 refuse 'select-probe 3: an arm has kv home peer' --model $model -i $model/prompts/story.jsonl \
     --prompt-field prompt --continue-field prompt $homes --select-probe 3
 
+# Exchanges that rank by the step's own query bring back what it attends to. build/cinch loses tokens.
+arms="last:64:home=peer:select_cap=64:select_keys=rows:no-select_rotate"
+for program in cinch tests/cinch_true_query; do
+    "${BUILD:-build}/$program" compare --model $model -i $model/prompts/story.jsonl --prompt-field prompt \
+        --continue-field prompt --arms $arms --limit 2 --block-size 64 --packs 4 --cache-device cpu \
+        --home-space 0.1 --progress none >>"$dir/true" 2>"$dir/log" || { cat "$dir/log"; exit 1; }
+done
+[ "$(grep -c '^| last:64:.* 100.00 % |' "$dir/true")" = 1 ]
+
 # --select-probe adds three columns, in which `full` has no figures, and changes no other result.
 for probe in 0 3; do
     "$cinch" compare --model $model -i $model/prompts/story.jsonl --prompt-field prompt \
