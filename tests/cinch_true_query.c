@@ -7,8 +7,9 @@
  *
  * In a layer, the exchange begins when the layer's queries are in the ring, and attention waits for
  * it. Each layer that selects needs a pack of its own. `last` then ranks by the true query, and
- * no-select_rotate leaves that query at its own position. The program is linked with
- * --wrap=cn_home_create. */
+ * no-select_rotate leaves that query at its own position. The usual exchange behind the pack finds
+ * nothing left to move, so the counts of fetched and missed tokens are 0. The program is linked
+ * with --wrap=cn_home_create. */
 #include "engine/home.h"
 
 cn_status __real_cn_home_create(cn_home *h, const cn_home_opts *o);
