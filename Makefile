@@ -81,7 +81,8 @@ EXAMPLE_BIN := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 BENCH_BIN := $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c))
 TOOL_BIN := $(BUILD)/tests/diff_dumps $(BUILD)/tests/cinch_true_query
 # Tests that can run on the late device (tests/lib/late_device.h) instead of the CPU backend.
-LATE_TESTS := $(BUILD)/tests/test_soak $(BUILD)/tests/test_engine_async $(BUILD)/tests/test_engine_away $(BUILD)/tests/test_engine_away_timing
+LATE_TESTS := $(addprefix $(BUILD)/tests/test_, soak engine_async engine_auto engine_away \
+  engine_away_timing)
 PROGRAM_OBJ := $(BUILD)/engine/main.o $(addsuffix .o,$(TEST_BIN) $(SIM_BIN) $(FUZZ_BIN) \
   $(TOOL_BIN) $(EXAMPLE_BIN) $(BENCH_BIN))
 # Machine code for compute capability 9.0a (Hopper) and 8.0, and PTX that the driver compiles for

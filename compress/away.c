@@ -11,9 +11,9 @@ enum { LEAST_BUDGET_TOKENS = 128 };
  * moves while a step runs. */
 enum { PEER_SHARE = 8, HOST_SHARE = 32, CAP_TILES = 2 };
 
-static const char *const names[CN_N_HOMES] = {"device", "peer", "host"};
+static const char *const names[CN_N_HOMES + 1] = {"device", "peer", "host", "auto"};
 
-const char *cn_kv_home_name(cn_kv_home h) { return (unsigned)h < CN_N_HOMES ? names[h] : "?"; }
+const char *cn_kv_home_name(cn_kv_home h) { return (unsigned)h <= CN_N_HOMES ? names[h] : "?"; }
 
 static bool is_away(const cn_kv_params *kv) { return kv->home != CN_HOME_DEVICE; }
 
@@ -33,7 +33,22 @@ const char *cn_away_params(const cn_kv_params *kv)
     return has_tiles(kv) ? "home select_cap select_query" : "home select_cap";
 }
 
+cn_kv_params cn_away_form(const cn_kv_params *kv, cn_kv_home home)
+{
+    cn_kv_params form = *kv;
+    if (kv->home != CN_HOME_AUTO) return form;
+    form.home = home;
+    if (home == CN_HOME_DEVICE) form.policy = CN_KV_FULL;
+    return form;
+}
+
 /* ---- derived numbers ---- */
+
+uint32_t cn_home_longest(uint64_t n_blocks, uint32_t n_requests, uint32_t block_tokens)
+{
+    const uint64_t n = n_requests > 0 ? n_blocks / n_requests * block_tokens : 0;
+    return n > UINT32_MAX ? UINT32_MAX : (uint32_t)n;
+}
 
 static uint32_t default_cap(const cn_kv_params *kv, uint32_t n_entries)
 {

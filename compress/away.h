@@ -9,8 +9,10 @@
 
 #include "engine/ops.h"
 
-/* In the order of cn_kv_home. */
+/* In the order of cn_kv_home. A request may ask for `auto`, which is no home: the scheduler gives
+ * it one of the others. */
 #define CN_HOME_NAMES "device|peer|host"
+#define CN_HOME_CHOICES CN_HOME_NAMES "|auto"
 enum { CN_N_HOMES = 3 };
 
 typedef struct cn_away {
@@ -25,6 +27,15 @@ uint32_t cn_away_selectors(void);
 
 /* The other members of a kv object that are read because of its home: "home select_cap". */
 const char *cn_away_params(const cn_kv_params *kv);
+
+/* The parameters that a request with home `auto` has once it is given this home. On the device it
+ * keeps all KV, so its policy is `full`; elsewhere the policy says what stays on the device.
+ * Returns kv unchanged if its home is not `auto`. */
+cn_kv_params cn_away_form(const cn_kv_params *kv, cn_kv_home home);
+
+/* The longest request, in tokens of KV, of which n_requests fit whole into n_blocks blocks. This
+ * is the threshold of home `auto`, for the device and for another home. */
+uint32_t cn_home_longest(uint64_t n_blocks, uint32_t n_requests, uint32_t block_tokens);
 
 /* kv has been checked. All 0 for home `device`. */
 cn_away cn_away_of(const cn_kv_params *kv, uint32_t block_tokens);
@@ -46,9 +57,9 @@ typedef struct cn_away_span {
 cn_away_span cn_away_span_of(const cn_kv_params *kv, uint32_t home_len, uint32_t block_tokens);
 
 /* Checks kv.home against policy and selector, and completes the parameters: policy `full` with an
- * away home becomes `window` with cn_away_budget. Call before cn_selector_check, which rounds
- * select_tokens and sink_tokens up, and cn_policy_check. CN_ERR_ARG names field, value and the way
- * out. */
+ * away home becomes `window` with cn_away_budget. kv.home is not `auto`. Call before
+ * cn_selector_check, which rounds select_tokens and sink_tokens up, and cn_policy_check. CN_ERR_ARG
+ * names field, value and the way out. */
 cn_status cn_away_check(cn_kv_params *kv, uint32_t block_tokens);
 
 #endif

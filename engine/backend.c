@@ -230,7 +230,7 @@ static cn_status open_cuda(cn_backend **out, const start_sizes *sizes, uint32_t 
     cn_buf_free(&cache);
     CN_TRY(status);
     status = cn_backend_check_ops(*out, cn_config_policies(c), cn_config_selectors(c),
-                                  1U << c->kv.home);
+                                  cn_config_homes(c));
     if (status == CN_OK) return CN_OK;
     (*out)->close(*out);
     *out = NULL;

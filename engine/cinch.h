@@ -104,7 +104,8 @@ typedef enum cn_select_weights {
 typedef enum cn_kv_home {
     CN_HOME_DEVICE, /* in the KV cache of the device that runs the model */
     CN_HOME_PEER,   /* in the memory of the cache device (--cache-device) */
-    CN_HOME_HOST    /* in host memory */
+    CN_HOME_HOST,   /* in host memory */
+    CN_HOME_AUTO    /* one of these, chosen at each admission; usage tells which */
 } cn_kv_home;
 const char *cn_kv_home_name(cn_kv_home h); /* "peer" */
 
@@ -401,7 +402,10 @@ typedef struct cn_stats {
     uint64_t exchanges, fetched_entries, missed_entries;        /* sums of cn_kv_usage */
     uint64_t fetched_bytes, put_bytes; /* K and V from homes, and to homes */
     double stall_s; /* time that the host waited for exchanges. A GPU waits by itself: 0 */
-    uint32_t home_blocks_total, home_blocks_used; /* blocks of kv home peer or host */
+    uint32_t home_blocks_total, home_blocks_used; /* blocks of kv homes peer and host */
+    /* Samples with kv home auto: admissions by the home that was chosen, indexed by cn_kv_home, and
+     * moves of a running sample from the device to another home. */
+    uint64_t auto_admissions[3], auto_moves;
     double compression_s; /* from enqueueing an event to its end, summed over events */
     uint32_t slots_total, slots_used; /* query slots */
     uint32_t compressing;             /* samples with an event in flight */

@@ -276,8 +276,13 @@ static cn_status launch(cn_engine *e, const cn_plan *plan)
 static void count_selected(cn_engine *e, cn_seq *seq)
 {
     const uint32_t position = seq->n_tokens - 2; /* the step's; it sampled the newest token */
+    cn_kv_params kv = seq->kv;
+    if (position < seq->moved_at) { /* the request has moved to another home since */
+        kv.home = CN_HOME_AUTO;
+        kv = cn_away_form(&kv, CN_HOME_DEVICE);
+    }
     const cn_select_span s =
-        cn_select_span_at(&seq->kv, seq->n_prompt, position, e->plan.kv.block_tokens);
+        cn_select_span_at(&kv, seq->n_prompt, position, e->plan.kv.block_tokens);
     if (!s.listed) return;
     const uint64_t resident = position + 1, read = s.list_len + resident - s.tail;
     seq->usage_kv.selected_steps++;

@@ -149,6 +149,7 @@ static cn_status make_scheduler(cn_engine *e, const cn_memory_plan *plan)
         o.n_home_blocks[h] = plan->homes[h].n_blocks;
         o.n_home_slots[h] = plan->homes[h].n_slots;
     }
+    o.auto_homes = cn_config_homes(c);
     CN_TRY(cn_scheduler_create(&e->scheduler, &o));
     e->stats = cn_scheduler_counters(e->scheduler);
     return CN_OK;

@@ -237,8 +237,27 @@ void cn_home_close(cn_homes *hs, const cn_backend *model_be)
 
 /* ---- requests ---- */
 
+/* Every declared home may be chosen, so each form must be possible. */
+static cn_status check_auto(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens)
+{
+    const uint32_t away = cn_away_selectors();
+    if ((unsigned)kv->select < CN_N_SELECTORS && !(away >> kv->select & 1))
+        return cn_fail(CN_ERR_ARG,
+                       "kv home auto with kv select %s: expected spade, last or tls, which can "
+                       "bring tokens back from another home; change one of the two",
+                       cn_kv_select_name(kv->select));
+    const cn_kv_params given = *kv;
+    for (int h = CN_N_HOMES; h-- > 0;) {
+        if (!(cn_config_homes(c) >> h & 1)) continue;
+        *kv = cn_away_form(&given, (cn_kv_home)h);
+        CN_TRY(cn_home_check(c, kv, block_tokens));
+    }
+    return CN_OK;
+}
+
 cn_status cn_home_check(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens)
 {
+    if (kv->home == CN_HOME_AUTO) return check_auto(c, kv, block_tokens);
     if ((unsigned)kv->home < CN_N_HOMES && (kv->home != CN_HOME_DEVICE || kv->select) &&
         !(cn_config_homes(c) >> kv->home & 1))
         return cn_fail(CN_ERR_ARG, "kv.home %s is not enabled: add it to --kv-homes at start",

@@ -118,7 +118,7 @@ static bool try_admit(cn_scheduler *s, cn_seq *q, uint32_t budget_tokens)
 {
     cn_seq_sched *st = q->sched;
     /* The host has not read a pending token yet, so it cannot recompute its KV. */
-    if (q->n_pending > 0) return false;
+    if (q->n_pending > 0 || !cn_sched_choose_home(s, q)) return false;
     bool constrained = cn_seq_needs_hold(q) && !s->o.hybrid;
     if (constrained && !cn_sched_try_grant(s, q)) return false;
     prefix_hit hit;
@@ -133,6 +133,7 @@ static bool try_admit(cn_scheduler *s, cn_seq *q, uint32_t budget_tokens)
     st->chain = hit.key;
     count_hit(s, q, q->n_computed);
     if (cn_seq_is_lacking(q)) cn_sched_try_grant(s, q);
+    cn_sched_count_choice(s, q);
     return true;
 }
 
@@ -195,7 +196,8 @@ static void count_passing(cn_scheduler *s, cn_class admitted)
 cn_seq *cn_sched_admit_next(cn_scheduler *s, uint32_t budget_tokens)
 {
     if (budget_tokens == 0 || s->running.n >= s->o.max_seqs) return NULL;
-    const cn_seq *first = choose(s, &s->waiting[CN_CLASS_INTERACTIVE]);
+    cn_seq *first = choose(s, &s->waiting[CN_CLASS_INTERACTIVE]);
+    if (first) cn_sched_choose_home(s, first);
     cn_class klass = next_class(s);
     /* Swapped sequences keep their home blocks. The one that lacks them waits until these sequences
      * have returned and ended. */
@@ -237,7 +239,9 @@ static bool try_fork(cn_scheduler *s, const cn_seq *leader, cn_seq *q)
     uint32_t n_partial = q->n_prompt % b != 0;
     if (s->running.n >= s->o.max_seqs || must_yield(s, q)) return false;
     if (cn_pool_available(s->device.blocks) < n_partial + cn_sched_margin(s)) return false;
-    if (!cn_sched_try_buffers(s, q) || !cn_sched_try_home(s, q)) return false;
+    if (!cn_sched_try_buffers(s, q) || !cn_sched_follow_home(s, q, leader) ||
+        !cn_sched_try_home(s, q))
+        return false;
     /* A window that reaches into the prompt must be copied, so q needs its slot at once. */
     bool in_window = q->n_prompt > cn_seq_window_start(q);
     bool waits = cn_seq_needs_hold(q) && !cn_sched_try_grant(s, q);
@@ -264,6 +268,7 @@ static bool try_fork(cn_scheduler *s, const cn_seq *leader, cn_seq *q)
     q->n_cached_tokens = leader->n_cached_tokens;
     st->n_registered = leader->sched->n_registered;
     st->chain = leader->sched->chain;
+    cn_sched_count_choice(s, q);
     return true;
 }
 

@@ -22,7 +22,7 @@ static bool is_shared(const cn_scheduler *s, uint32_t block)
     return cn_pool_refs(s->device.blocks, block) > 1;
 }
 
-static uint32_t count_shared(const cn_scheduler *s, const cn_seq *q, uint32_t n)
+uint32_t cn_seq_count_shared(const cn_scheduler *s, const cn_seq *q, uint32_t n)
 {
     uint32_t n_shared = 0;
     for (uint32_t i = 0; i < n; i++) n_shared += is_shared(s, q->table[i]);
@@ -95,7 +95,7 @@ bool cn_sched_try_event(cn_scheduler *s, cn_seq *q)
     CN_ASSERT(q->sched->hold != CN_HOLD_NONE && cn_seq_is_due(q, s->o.block_tokens));
     cn_seq_sched *st = q->sched;
     const uint32_t n_target = count_kept(q);
-    if (count_shared(s, q, n_target) > cn_pool_available(s->device.blocks)) return false;
+    if (cn_seq_count_shared(s, q, n_target) > cn_pool_available(s->device.blocks)) return false;
     choose_targets(s, q, n_target);
     bool first = q->usage_kv.compressions == 0;
     if (first) {
@@ -205,6 +205,8 @@ static void commit(cn_scheduler *s, cn_seq *q)
     q->home_len = e->home_len;
     q->state = CN_SEQ_RUNNING;
     s->n_compressing--;
+    s->n_moving -= st->moving;
+    st->moving = false;
     if (st->ending) {
         st->ending = false;
         cn_sched_leave(s, q);

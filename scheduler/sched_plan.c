@@ -5,6 +5,28 @@
  * back. Rows need no search: they follow the running order, which is first come, first served. */
 #include "scheduler/sched_state.h"
 
+/* Returns true when a missing block is all that keeps q from computing its next token. */
+static bool wants_block(const cn_scheduler *s, const cn_seq *q)
+{
+    return q->state == CN_SEQ_RUNNING && q->n_computed < cn_seq_limit(s, q) &&
+           q->n_resident == q->n_blocks * s->o.block_tokens;
+}
+
+/* Moves sequences with home `auto` from the device to another home while the free blocks, and those
+ * that the moves will free, are too few for the next tokens of all sequences (DESIGN.md §7). */
+static void move_for_blocks(cn_scheduler *s)
+{
+    uint32_t n_wanted = 0;
+    for (const cn_seq *q = s->running.head; q; q = cn_seq_list_next(&s->running, q))
+        n_wanted += wants_block(s, q);
+    while (n_wanted > cn_pool_available(s->device.blocks) + cn_sched_count_moving(s)) {
+        cn_seq *q = cn_sched_try_move(s);
+        if (!q) return;
+        s->begun[s->n_begun++] = &q->sched->event;
+        n_wanted--; /* its own: the event leaves it a block for the next token */
+    }
+}
+
 void cn_scheduler_begin(cn_scheduler *s, cn_begin_plan *out)
 {
     cn_sched_commit_done(s);
@@ -26,14 +48,8 @@ void cn_scheduler_begin(cn_scheduler *s, cn_begin_plan *out)
         } while (!begun && cn_sched_try_preempt(s, q));
         if (begun) s->begun[s->n_begun++] = &q->sched->event;
     }
+    move_for_blocks(s);
     *out = (cn_begin_plan){s->begun, s->n_begun};
-}
-
-/* Returns true when a missing block is all that keeps q from computing its next token. */
-static bool wants_block(const cn_scheduler *s, const cn_seq *q)
-{
-    return q->state == CN_SEQ_RUNNING && q->n_computed < cn_seq_limit(s, q) &&
-           q->n_resident == q->n_blocks * s->o.block_tokens;
 }
 
 /* Takes a block for each running sequence that needs one for its next token, foremost first. */
@@ -45,9 +61,12 @@ static void secure_blocks(cn_scheduler *s)
             bool taken;
             do {
                 taken = cn_pool_try_take(s->device.blocks, 1, &q->table[q->n_blocks]);
+                /* A move will free blocks: nothing is preempted before. */
+                if (!taken && s->n_moving > 0) break;
             } while (!taken && cn_sched_try_preempt_or_swap(s, q) && q->state == CN_SEQ_RUNNING);
             q->n_blocks += taken;
-            if (!taken && q->state == CN_SEQ_RUNNING) cn_sched_yield_slot(s, q);
+            if (!taken && q->state == CN_SEQ_RUNNING && s->n_moving == 0)
+                cn_sched_yield_slot(s, q);
         }
         /* If q itself was swapped out or preempted, it is no longer in the list. The loop restarts
          * at the head; the sequences ahead of q have their blocks already. */

@@ -9,6 +9,7 @@
  *   sched_way.c     preempts or swaps out batch sequences for interactive ones
  *   sched_swap.c    moves compressed batch sequences to host memory and back
  *   sched_home.c    home blocks of away requests
+ *   sched_auto.c    chooses the home of requests with home `auto`; moves one to another home
  *   sched_check.c   checks the invariants
  *
  * The lists that a sequence is in, by cn_seq.state:
@@ -46,6 +47,20 @@ typedef struct cn_group_prompt {
     uint32_t tokens[];
 } cn_group_prompt;
 
+/* What a sequence needs with one home. */
+typedef struct cn_seq_form {
+    cn_kv_params kv;
+    uint32_t n_max;
+    uint32_t trigger, max_blocks, n_home; /* as in cn_seq_sched */
+} cn_seq_form;
+
+/* Entries of the arrays of a sequence, enough for each of its forms. */
+typedef struct cn_seq_room {
+    uint32_t table;  /* more than max_blocks if its cap may grow */
+    uint32_t target; /* n_max */
+    uint32_t home;   /* n_home */
+} cn_seq_room;
+
 typedef struct cn_seq_sched {
     cn_seq_link links[CN_N_LINKS];
     uint32_t heap_at; /* index in its queue while waiting or swapped */
@@ -54,8 +69,14 @@ typedef struct cn_seq_sched {
     uint32_t trigger;    /* resident slots at the first event; CN_NEVER: it ends before an event */
     uint32_t max_blocks; /* most entries its table can have under its own cap */
     uint32_t n_home;     /* home blocks that it takes at admission; 0: it needs no home */
-    uint32_t table_blocks; /* entries of its table: more than max_blocks if its cap may grow */
     cn_group_prompt *prompt; /* NULL once it has buffers of its own */
+    cn_seq_room room;
+    /* The homes that the sequence may have (bit i is cn_kv_home i), and what it needs with each.
+     * The fields above, and kv and n_max of cn_seq, are those of one of them. */
+    uint32_t homes;
+    cn_seq_form forms[CN_N_HOMES];
+    bool chooses;        /* home `auto` */
+    bool moving;         /* COMPRESSING, in the event that moves it to another home */
     uint32_t n_relaxed;  /* blocks by which its cap, reservation and trigger have grown */
     cn_hold hold;
 
@@ -116,6 +137,7 @@ struct cn_scheduler {
     uint32_t n_lacking; /* running sequences that need a slot or reservation and lack it */
     uint32_t n_forking[2]; /* by class: samples that wait for their leader */
     uint32_t n_compressing, n_blocked;
+    uint32_t n_moving; /* sequences whose event moves them to another home */
     cn_owner *owners; /* [n_owner_slots]; those without sequences are used again */
     uint32_t n_owner_slots, n_owners; /* n_owners: with unfinished sequences */
     uint32_t n_in_group; /* unfinished sequences of groups of several samples */
@@ -263,6 +285,9 @@ void cn_sched_enter(cn_scheduler *s, cn_seq *q);
 
 /* ---- sched_event.c ---- */
 
+/* Shared blocks among the first n of the table of q. An event replaces those of its targets. */
+uint32_t cn_seq_count_shared(const cn_scheduler *s, const cn_seq *q, uint32_t n);
+
 /* Starts the due event of q. Returns false and changes nothing when too few blocks are free. */
 bool cn_sched_try_event(cn_scheduler *s, cn_seq *q);
 
@@ -317,6 +342,33 @@ bool cn_sched_lacks_home(const cn_scheduler *s, const cn_seq *q);
  * needs none. Returns false and changes nothing when there are too few. */
 bool cn_sched_try_home(cn_scheduler *s, cn_seq *q);
 void cn_sched_release_home(cn_scheduler *s, cn_seq *q);
+
+/* ---- sched_auto.c ---- */
+
+/* Gives q, which does not run, the parameters of one of its homes. */
+void cn_seq_set_home(cn_seq *q, cn_kv_home home);
+
+/* Blocks of the device that running sequences can come to hold, all at once. */
+uint64_t cn_sched_count_committed(const cn_scheduler *s);
+uint64_t cn_seq_committed(const cn_seq *q);
+
+/* Gives q, which is about to be admitted, the first of its homes where it fits now. Returns true
+ * also when q does not choose. Returns false when it fits nowhere; q then has the first home that
+ * it may have. */
+bool cn_sched_choose_home(cn_scheduler *s, cn_seq *q);
+
+/* Gives a sample the home of its leader. Returns false when it does not fit there. */
+bool cn_sched_follow_home(cn_scheduler *s, cn_seq *q, const cn_seq *leader);
+
+/* Counts the admission of q by its home if it has chosen one. */
+void cn_sched_count_choice(cn_scheduler *s, cn_seq *q);
+
+/* Starts the event that moves the last sequence that can be moved from the device to another home.
+ * Returns NULL when there is none. */
+cn_seq *cn_sched_try_move(cn_scheduler *s);
+
+/* Blocks that the moves in flight will free. */
+uint32_t cn_sched_count_moving(const cn_scheduler *s);
 
 /* ---- sched_way.c: call only before any row of the plan is written ---- */
 

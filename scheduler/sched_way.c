@@ -11,14 +11,16 @@
 
 /* Amounts of each resource, free or needed. */
 typedef struct room {
-    uint64_t blocks;
+    uint64_t blocks, to_end; /* to_end: blocks that no running sequence can come to hold */
     uint32_t seats, slots, reservable;
     cn_home_room home; /* of the home of the interactive sequence */
 } room;
 
 static room free_room(const cn_scheduler *s, cn_kv_home home)
 {
+    const uint64_t committed = cn_sched_count_committed(s), n_total = s->o.n_blocks;
     return (room){.blocks = cn_pool_available(s->device.blocks),
+                  .to_end = n_total > committed ? n_total - committed : 0,
                   .seats = s->o.max_seqs - s->running.n,
                   .slots = cn_space_free_slots(&s->device),
                   .reservable = cn_space_reservable_blocks(&s->device),
@@ -27,7 +29,8 @@ static room free_room(const cn_scheduler *s, cn_kv_home home)
 
 static bool suffices(const room *have, const room *want)
 {
-    return have->blocks >= want->blocks && have->seats >= want->seats &&
+    return have->blocks >= want->blocks && have->to_end >= want->to_end &&
+           have->seats >= want->seats &&
            have->slots >= want->slots && have->reservable >= want->reservable &&
            have->home.blocks >= want->home.blocks && have->home.slots >= want->home.slots;
 }
@@ -47,6 +50,7 @@ static room held_room(const cn_scheduler *s, const cn_seq *v, cn_kv_home home)
     const bool reserves = v->sched->hold != CN_HOLD_NONE;
     const bool leaves_home = v->kv.home == home && v->usage_kv.compressions == 0;
     return (room){.blocks = count_own(s, v),
+                  .to_end = cn_seq_committed(v),
                   .seats = 1,
                   .slots = v->query_slot >= 0,
                   .reservable = reserves ? v->n_max + v->sched->n_relaxed : 0,
@@ -57,6 +61,7 @@ static room held_room(const cn_scheduler *s, const cn_seq *v, cn_kv_home home)
 static bool helps(const room *held, const room *have, const room *want)
 {
     return (held->blocks > 0 && have->blocks < want->blocks) ||
+           (held->to_end > 0 && have->to_end < want->to_end) ||
            (held->seats > 0 && have->seats < want->seats) ||
            (held->slots > 0 && have->slots < want->slots) ||
            (held->reservable > 0 && have->reservable < want->reservable) ||
@@ -67,6 +72,7 @@ static bool helps(const room *held, const room *have, const room *want)
 static void add_room(room *have, const room *held)
 {
     have->blocks += held->blocks;
+    have->to_end += held->to_end;
     have->seats += held->seats;
     have->slots += held->slots;
     have->reservable += held->reservable;
@@ -144,12 +150,14 @@ void cn_sched_make_way(cn_scheduler *s)
 {
     cn_seq *q = cn_sched_next_interactive(s);
     if (!q) return;
+    const bool fits = cn_sched_choose_home(s, q);
     const bool ring = cn_seq_is_ring_user(q);
     if (ring && cn_sched_lacks_slot(s, q->klass)) return; /* a free slot would not go to q */
     room want = {.blocks = cn_sched_count_wanted(s, q),
                  .seats = 1,
                  .slots = ring,
                  .home = cn_seq_home_wanted(q)};
+    if (!fits && q->kv.home == CN_HOME_DEVICE) want.to_end = q->sched->max_blocks;
     if (cn_seq_needs_hold(q) && !s->o.hybrid) {
         want.slots = cn_kv_needs_slot(&q->kv);
         want.reservable = q->n_max;

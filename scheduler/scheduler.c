@@ -106,11 +106,13 @@ void cn_scheduler_free(cn_scheduler *s)
     cn_free(s);
 }
 
-/* The most that a request can hold, from its lengths and its policy. */
+/* The most that a request can hold, from its lengths and its policy, with each home that it may
+ * have; and the sizes of its arrays, the largest of any home. */
 typedef struct seq_shape {
-    cn_kv_params kv;
-    uint32_t max_tokens, n_max, trigger, max_blocks, n_home;
-    uint32_t table_blocks;
+    cn_seq_form forms[CN_N_HOMES];
+    uint32_t homes; /* bit i is cn_kv_home i */
+    uint32_t max_tokens;
+    cn_seq_room room;
 } seq_shape;
 
 /* Checks the policy and the selector against the engine's limits and rounds their sizes up. */
@@ -134,24 +136,81 @@ static cn_status check_kv(const cn_sched_opts *o, cn_kv_params *kv)
 
 /* Sets the home blocks of a request with KV elsewhere. One that ends before its first event needs
  * none. */
-static cn_status check_home(const cn_scheduler *s, const cn_group_params *p, seq_shape *shape)
+static cn_status check_home(const cn_scheduler *s, const cn_group_params *p, cn_seq_form *form)
 {
-    const cn_kv_home home = shape->kv.home;
-    shape->n_home = 0;
+    const cn_kv_home home = form->kv.home;
+    form->n_home = 0;
     if (home == CN_HOME_DEVICE) return CN_OK;
     const uint32_t n_blocks = cn_space_total_blocks(&s->home[home]);
     if (n_blocks == 0)
         return cn_fail(CN_ERR_ARG,
                        "kv home %s, but the engine has no such home; declare it with --kv-homes",
                        cn_kv_home_name(home));
-    if (shape->trigger == CN_NEVER) return CN_OK;
-    shape->n_home = (uint32_t)cn_ceil_div(shape->max_tokens, s->o.block_tokens);
-    if (shape->n_home <= n_blocks) return CN_OK;
+    if (form->trigger == CN_NEVER) return CN_OK;
+    const uint32_t max_tokens = p->n_prompt + p->max_output;
+    form->n_home = (uint32_t)cn_ceil_div(max_tokens, s->o.block_tokens);
+    if (form->n_home <= n_blocks) return CN_OK;
     return cn_fail(CN_ERR_ARG,
                    "prompt of %u tokens and output of %u need %u blocks of %u tokens in kv home "
                    "%s, which has %u; shorten one of them or raise --home-space",
-                   p->n_prompt, p->max_output, shape->n_home, s->o.block_tokens,
+                   p->n_prompt, p->max_output, form->n_home, s->o.block_tokens,
                    cn_kv_home_name(home), n_blocks);
+}
+
+/* Checks form->kv and derives the other fields. */
+static cn_status check_form(const cn_scheduler *s, const cn_group_params *p, cn_seq_form *form)
+{
+    const cn_sched_opts *o = &s->o;
+    CN_TRY(check_kv(o, &form->kv));
+    const uint32_t max_tokens = p->n_prompt + p->max_output;
+    /* A request never reaches a cap above the context length, so n_max stops at that length. */
+    const uint32_t longest_blocks = (uint32_t)cn_ceil_div(o->max_model_len, o->block_tokens);
+    form->n_max = cn_min_u32(cn_away_n_max(&form->kv, o->block_tokens), longest_blocks);
+    if (form->n_max > o->n_blocks)
+        return cn_fail(CN_ERR_ARG,
+                       "kv budget of %u tokens: its block cap of %u exceeds the pool of %u blocks "
+                       "of %u tokens; lower the budget or raise --kv-cache-memory-bytes",
+                       form->kv.budget_tokens, form->n_max, o->n_blocks, o->block_tokens);
+    form->trigger = cn_policy_first_trigger(form->n_max, p->n_prompt, o->block_tokens);
+    if (form->trigger >= max_tokens - 1) form->trigger = CN_NEVER;
+    uint32_t n_slots = form->trigger == CN_NEVER ? max_tokens - 1 : form->trigger;
+    form->max_blocks = (uint32_t)cn_ceil_div(n_slots, o->block_tokens);
+    if (form->max_blocks > o->n_blocks)
+        return cn_fail(CN_ERR_ARG,
+                       "prompt of %u tokens and output of %u under policy %s may need %u KV blocks "
+                       "of %u tokens, but the pool has %u; shorten one of them or raise "
+                       "--kv-cache-memory-bytes",
+                       p->n_prompt, p->max_output, cn_kv_policy_name(form->kv.policy),
+                       form->max_blocks, o->block_tokens, o->n_blocks);
+    return check_home(s, p, form);
+}
+
+/* Checks the request with each home that it may have. With home `auto` one of them must be
+ * possible; the error is that of the first. */
+static cn_status check_forms(const cn_scheduler *s, const cn_group_params *p, seq_shape *shape)
+{
+    const bool chooses = p->kv.home == CN_HOME_AUTO;
+    cn_status status = CN_ERR_ARG;
+    shape->homes = 0;
+    if (chooses && s->o.auto_homes == 0)
+        return cn_fail(CN_ERR_ARG, "kv home auto, but the engine has no home to choose");
+    for (int h = CN_N_HOMES; h-- > 0;) {
+        if (chooses && !(s->o.auto_homes >> h & 1)) continue;
+        cn_seq_form form = {.kv = cn_away_form(&p->kv, (cn_kv_home)h)};
+        status = check_form(s, p, &form);
+        if (!chooses && status != CN_OK) return status;
+        if (status != CN_OK) continue;
+        shape->forms[form.kv.home] = form;
+        shape->homes |= 1U << form.kv.home;
+        if (!chooses) return CN_OK;
+    }
+    if (shape->homes == 0) return status;
+    /* A request that ends before its first event would gain nothing elsewhere. */
+    for (int h = 0; h < CN_N_HOMES; h++)
+        if (shape->homes & 1U << CN_HOME_DEVICE && h != CN_HOME_DEVICE &&
+            shape->forms[h].n_home == 0)
+            shape->homes &= ~(1U << h);
+    return CN_OK;
 }
 
 static cn_status check_group(const cn_scheduler *s, const cn_group_params *p, seq_shape *shape)
@@ -167,31 +226,19 @@ static cn_status check_group(const cn_scheduler *s, const cn_group_params *p, se
                        "prompt of %u tokens and output of %u exceed the context length of %u: "
                        "shorten one of them or raise --max-model-len",
                        p->n_prompt, p->max_output, o->max_model_len);
-    shape->kv = p->kv;
-    CN_TRY(check_kv(o, &shape->kv));
-    shape->max_tokens = p->n_prompt + p->max_output;
-    /* A request never reaches a cap above the context length, so n_max stops at that length. */
-    const uint32_t longest_blocks = (uint32_t)cn_ceil_div(o->max_model_len, o->block_tokens);
-    shape->n_max = cn_min_u32(cn_away_n_max(&shape->kv, o->block_tokens), longest_blocks);
-    if (shape->n_max > o->n_blocks)
-        return cn_fail(CN_ERR_ARG,
-                       "kv budget of %u tokens: its block cap of %u exceeds the pool of %u blocks "
-                       "of %u tokens; lower the budget or raise --kv-cache-memory-bytes",
-                       shape->kv.budget_tokens, shape->n_max, o->n_blocks, o->block_tokens);
-    shape->trigger = cn_policy_first_trigger(shape->n_max, p->n_prompt, o->block_tokens);
-    if (shape->trigger >= shape->max_tokens - 1) shape->trigger = CN_NEVER;
-    uint32_t n_slots = shape->trigger == CN_NEVER ? shape->max_tokens - 1 : shape->trigger;
-    shape->max_blocks = (uint32_t)cn_ceil_div(n_slots, o->block_tokens);
-    uint32_t n_all = (uint32_t)cn_ceil_div(shape->max_tokens - 1, o->block_tokens);
-    shape->table_blocks = o->tail_relaxation ? n_all : shape->max_blocks;
-    if (shape->max_blocks > o->n_blocks)
-        return cn_fail(CN_ERR_ARG,
-                       "prompt of %u tokens and output of %u under policy %s may need %u KV blocks "
-                       "of %u tokens, but the pool has %u; shorten one of them or raise "
-                       "--kv-cache-memory-bytes",
-                       p->n_prompt, p->max_output, cn_kv_policy_name(shape->kv.policy),
-                       shape->max_blocks, o->block_tokens, o->n_blocks);
-    return check_home(s, p, shape);
+    *shape = (seq_shape){.max_tokens = p->n_prompt + p->max_output};
+    CN_TRY(check_forms(s, p, shape));
+    if (o->tail_relaxation)
+        shape->room.table = (uint32_t)cn_ceil_div(shape->max_tokens - 1, o->block_tokens);
+    for (int h = 0; h < CN_N_HOMES; h++) {
+        const cn_seq_form *form = &shape->forms[h];
+        if (!(shape->homes >> h & 1)) continue;
+        cn_seq_room *room = &shape->room;
+        room->table = cn_max_u32(room->table, form->max_blocks);
+        room->target = cn_max_u32(room->target, form->n_max);
+        room->home = cn_max_u32(room->home, form->n_home);
+    }
+    return CN_OK;
 }
 
 static cn_group_prompt *create_prompt(const cn_group_params *p)
@@ -212,8 +259,8 @@ bool cn_sched_try_buffers(cn_scheduler *s, cn_seq *q)
 {
     cn_seq_sched *st = q->sched;
     if (!st->prompt) return true;
-    const size_t n_puts = st->n_home > 0 ? st->max_blocks : 0;
-    const size_t n = (size_t)q->max_tokens + st->table_blocks + q->n_max + st->n_home +
+    const size_t n_puts = st->room.home > 0 ? st->room.table : 0;
+    const size_t n = (size_t)q->max_tokens + st->room.table + st->room.target + st->room.home +
                      n_puts * (sizeof(cn_block_copy) / sizeof(uint32_t));
     uint32_t *arrays = cn_calloc(n, sizeof *arrays);
     if (!arrays) return false;
@@ -222,15 +269,16 @@ bool cn_sched_try_buffers(cn_scheduler *s, cn_seq *q)
     drop_prompt(q);
     q->tokens = arrays;
     q->table = q->tokens + q->max_tokens;
-    st->target = q->table + st->table_blocks;
-    q->home_table = st->target + q->n_max;
-    st->puts = (cn_block_copy *)(void *)(q->home_table + st->n_home);
+    st->target = q->table + st->room.table;
+    q->home_table = st->target + st->room.target;
+    st->puts = (cn_block_copy *)(void *)(q->home_table + st->room.home);
     return true;
 }
 
 static cn_seq *create_seq(const cn_sched_opts *o, const cn_group_params *p, const seq_shape *shape,
                           cn_group_prompt *prompt)
 {
+    const bool chooses = p->kv.home == CN_HOME_AUTO;
     seq_mem *m = cn_calloc(1, sizeof *m);
     if (!m) return NULL;
     cn_seq *q = &m->seq;
@@ -244,13 +292,16 @@ static cn_seq *create_seq(const cn_sched_opts *o, const cn_group_params *p, cons
     q->priority = p->priority;
     q->owner = p->owner;
     q->skips_prefix = p->skips_prefix;
-    q->kv = q->usage_kv.params = shape->kv;
-    q->n_max = shape->n_max;
     q->query_slot = -1;
-    q->sched->trigger = shape->trigger;
-    q->sched->max_blocks = shape->max_blocks;
-    q->sched->table_blocks = shape->table_blocks;
-    q->sched->n_home = shape->n_home;
+    q->sched->room = shape->room;
+    q->sched->chooses = chooses;
+    q->sched->homes = shape->homes;
+    memcpy(q->sched->forms, shape->forms, sizeof shape->forms);
+    cn_kv_home first = CN_HOME_DEVICE;
+    while (!(shape->homes >> first & 1)) first++;
+    cn_seq_set_home(q, first);
+    q->usage_kv.params = q->kv;
+    if (chooses) q->usage_kv.params.home = CN_HOME_AUTO; /* until it is admitted */
     q->sched->in_group = p->n > 1;
     q->sched->chain = cn_sched_root(o, q->owner);
     return q;

@@ -49,6 +49,7 @@ typedef struct cn_sched_opts {
     /* By cn_kv_home, `device` unused: blocks of the home space and rows of `chosen`. 0: the home is
      * not declared, and a request for it is refused. */
     uint32_t n_home_blocks[CN_N_HOMES], n_home_slots[CN_N_HOMES];
+    uint32_t auto_homes; /* homes that `auto` may choose: bit i is cn_kv_home i */
 } cn_sched_opts;
 
 cn_status cn_scheduler_create(cn_scheduler **out, const cn_sched_opts *o);

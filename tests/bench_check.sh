@@ -228,6 +228,9 @@ grep -q '"select_cap": 8' "$dir/out" || fail "no cap of home host"
     >"$dir/out"
 grep -q "^home  *peer, 0.50 GiB, N_home = 1339 blocks" "$dir/out" || fail "no home peer beside host"
 grep -q "^home  *host, 0.25 GiB, N_home = 682 blocks" "$dir/out" || fail "no home host beside peer"
+# The thresholds of home auto: blocks over requests. With 1,339 and 682 blocks, 64 have 20 and 10.
+grep -q "^home auto  *longest requests that fit to their ends" "$dir/out" || fail "no thresholds"
+grep -qE "^ +64 +[1-9][0-9]* +1280 +640$" "$dir/out" || fail "no thresholds of 64 requests"
 # shellcheck disable=SC2086
 refused "--cache-device is missing" plan --model $model $home --kv-homes peer
 refused "select_tiles to 5" plan --model $model --kv-select tls --select-tokens 256 --select-tiles 2

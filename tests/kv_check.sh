@@ -229,6 +229,20 @@ for pair in device:peer peer:cap tiles:query; do
     choices "$dir/fields" "${pair#*:}" | cmp -s - "$dir/want" && fail "$pair: no difference"
 done
 
+# Home auto: the usage and the totals name the home that was chosen. The device has no room for both.
+{ ask one 300 '{"select": "spade", "home": "auto"}' && ask two 300 '{"select": "spade", "home": "auto"}'; } >"$dir/in"
+# shellcheck disable=SC2086
+run $small --kv-homes device,peer,host --num-gpu-blocks-override 12 --max-model-len 448 \
+    --summary-json "$dir/summary"
+cat "$dir/out" >"$dir/both"
+answer "$dir/both" one | grep -q '"home":"device"' || fail "auto: one is not on the device"
+answer "$dir/both" two | grep -q '"home":"peer"' || fail "auto: two is not at peer"
+grep -q '^kv: home auto chose device 1 times, peer 1 and host 0; 0 moves' "$dir/log" ||
+    fail "auto: no choices in the last lines"
+tr -d ' \n' <"$dir/summary" |
+    grep -q '"auto_admissions":{"device":1,"peer":1,"host":0},"auto_moves":0' ||
+    fail "summary: no choices of auto"
+
 # The device changes nothing that a file of answers keeps; home and cap do.
 { ask one 8 && ask two 8; } >"$dir/in"
 # shellcheck disable=SC2086
@@ -369,7 +383,10 @@ flag 'select-window 65' --select-window 65
 flag 'select-weights soft: expected one of softmax|raw|harmonic' --select-weights soft
 flag 'select-rotate' --select-rotate=maybe
 flag 'recent-tokens -1' --recent-tokens -1
-flag 'kv-home disk: expected one of device|peer|host' --kv-home disk
+flag 'kv-home disk: expected one of device|peer|host|auto' --kv-home disk
+flag 'kv-homes device,auto' --kv-homes device,auto
+flag 'kv home auto with kv select ds' --kv-home auto --kv-select ds --device cpu --block-size 64
+flag 'host-space 1: kv home host is not declared' --host-space 1
 flag 'kv-homes peer,disk' --kv-homes peer,disk
 flag 'select-cap -1' --select-cap -1
 flag 'select-query all: expected one of last|predicted|union' --select-query all

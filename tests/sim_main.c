@@ -58,6 +58,9 @@ int main(int argc, char **argv)
            (unsigned long long)r.away, (unsigned long long)r.puts, (unsigned long long)r.fills,
            (unsigned long long)r.exchanges, (unsigned long long)r.moves,
            (unsigned long long)r.home_returns);
+    printf("home auto: %llu admissions to the device, %llu to peer, %llu to host; %llu moves\n",
+           (unsigned long long)r.auto_admissions[0], (unsigned long long)r.auto_admissions[1],
+           (unsigned long long)r.auto_admissions[2], (unsigned long long)r.auto_moves);
     printf("%llu admissions past a sequence of another owner\n",
            (unsigned long long)r.shares_checked);
     printf("longest wait as the foremost waiting: %llu steps; longest life as the foremost: "

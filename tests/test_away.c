@@ -256,8 +256,31 @@ static void homes_have_names(void **state)
     assert_string_equal(cn_kv_home_name(CN_HOME_DEVICE), "device");
     assert_string_equal(cn_kv_home_name(CN_HOME_PEER), "peer");
     assert_string_equal(cn_kv_home_name(CN_HOME_HOST), "host");
-    assert_string_equal(cn_kv_home_name((cn_kv_home)3), "?");
+    assert_string_equal(cn_kv_home_name(CN_HOME_AUTO), "auto");
+    assert_string_equal(cn_kv_home_name((cn_kv_home)4), "?");
     assert_string_equal(CN_HOME_NAMES, "device|peer|host");
+    assert_string_equal(CN_HOME_CHOICES, "device|peer|host|auto");
+}
+
+/* On the device a request with home `auto` keeps all KV; elsewhere its policy stays. */
+static void auto_has_a_form_for_each_home(void **state)
+{
+    (void)state;
+    cn_kv_params kv = {.policy = CN_KV_ZIP, .budget_tokens = 128, .select = CN_SELECT_SPADE,
+                       .home = CN_HOME_AUTO};
+    for (cn_kv_home h = CN_HOME_DEVICE; h <= CN_HOME_HOST; h++) {
+        const cn_kv_params form = cn_away_form(&kv, h);
+        assert_int_equal(form.home, h);
+        assert_int_equal(form.policy, h == CN_HOME_DEVICE ? CN_KV_FULL : CN_KV_ZIP);
+        assert_int_equal(form.budget_tokens, 128);
+    }
+    kv.home = CN_HOME_HOST;
+    assert_int_equal(cn_away_form(&kv, CN_HOME_DEVICE).home, CN_HOME_HOST);
+    assert_int_equal(cn_home_longest(10, 1, 64), 640);
+    assert_int_equal(cn_home_longest(10, 3, 64), 192); /* 3 blocks each */
+    assert_int_equal(cn_home_longest(10, 11, 64), 0);
+    assert_int_equal(cn_home_longest(UINT64_C(1) << 40, 1, 64), UINT32_MAX);
+    assert_int_equal(cn_home_longest(10, 0, 64), 0);
 }
 
 int main(void)
@@ -272,6 +295,7 @@ int main(void)
         cmocka_unit_test(zip_leaves_out_what_it_holds),
         cmocka_unit_test(candidates_are_those_of_the_same_request_at_home),
         cmocka_unit_test(homes_have_names),
+        cmocka_unit_test(auto_has_a_form_for_each_home),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

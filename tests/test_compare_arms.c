@@ -133,6 +133,15 @@ static void arms_may_have_a_home(void **state)
     assert_int_equal(c->kv.select_cap, 512 / 8);
     cn_compare_arms_free(&a);
     cn_config_free(c);
+    /* `auto` chooses among the device and the homes of --kv-homes. */
+    c = make_config("full,spade:512:home=auto");
+    c->kv_homes = 1u << CN_HOME_HOST;
+    assert_int_equal(cn_compare_arms_parse(&a, c->arms, c), CN_OK);
+    assert_int_equal(a.arms[1].kv.home, CN_HOME_AUTO);
+    cn_compare_arms_declare(&a, c);
+    assert_int_equal(c->kv_homes, 1u << CN_HOME_DEVICE | 1u << CN_HOME_HOST);
+    cn_compare_arms_free(&a);
+    cn_config_free(c);
 }
 
 static void mistakes_are_named_with_the_valid_choices(void **state)

@@ -149,7 +149,7 @@ static void enum_names_match_their_enums(void **state)
         {"select-group", "mean", CN_SELECT_MEAN},
         {"select-weights", "harmonic", CN_WEIGHTS_HARMONIC},
         {"select-query", "union", CN_QUERY_UNION},
-        {"kv-home", "host", CN_HOME_HOST},
+        {"kv-home", "auto", CN_HOME_AUTO},
         {"kv-homes", "host", CN_HOME_HOST},
         {"grade", "last-number", CN_OPT_GRADE_LAST_NUMBER},
         {"unknown-fields", "refuse", CN_OPT_UNKNOWN_REFUSE},

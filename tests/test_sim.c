@@ -26,7 +26,8 @@ static void short_runs_hold_every_invariant(void **state)
     uint64_t events = 0, preemptions = 0, forks = 0, hits = 0, cancels = 0, relaxed = 0, turns = 0;
     uint64_t shares = 0;
     uint64_t outs = 0, ins = 0, ring_reads = 0, ring_forks = 0, ring_readmissions = 0;
-    uint64_t away = 0, puts = 0, fills = 0, exchanges = 0, moves = 0;
+    uint64_t away = 0, puts = 0, fills = 0, exchanges = 0, moves = 0, chosen[3] = {0, 0, 0};
+    uint64_t auto_moves = 0;
     for (uint64_t seed = 1; seed <= 12; seed++) {
         run_well((sim_opts){.seed = seed, .steps = 10000, .epoch_steps = 500}, &r);
         events += r.events;
@@ -47,6 +48,8 @@ static void short_runs_hold_every_invariant(void **state)
         fills += r.fills;
         exchanges += r.exchanges;
         moves += r.moves;
+        for (int h = 0; h < 3; h++) chosen[h] += r.auto_admissions[h];
+        auto_moves += r.auto_moves;
     }
     /* A run without any of these would have tested nothing. */
     assert_true(events > 1000 && preemptions > 100 && forks > 100);
@@ -55,6 +58,7 @@ static void short_runs_hold_every_invariant(void **state)
     assert_true(shares > 500);
     assert_true(ins > 30 && outs > ins); /* the others ended in the swap space */
     assert_true(away > 500 && puts > 5000 && fills > 300 && exchanges > 20000 && moves > 20000);
+    assert_true(chosen[0] > 100 && chosen[1] > 100 && chosen[2] > 5 && auto_moves > 0);
 }
 
 static void full_kv_never_compresses(void **state)

@@ -203,6 +203,12 @@ static void print_summary(FILE *f, const summary *s)
         fprintf(f, "kv: %llu exchanges with the home, %llu tokens fetched and %llu missed\n",
                 (unsigned long long)e->exchanges, (unsigned long long)e->fetched_entries,
                 (unsigned long long)e->missed_entries);
+    const uint64_t *chosen = e->auto_admissions;
+    if (chosen[CN_HOME_DEVICE] + chosen[CN_HOME_PEER] + chosen[CN_HOME_HOST] > 0)
+        fprintf(f, "kv: home auto chose device %llu times, peer %llu and host %llu; %llu moves\n",
+                (unsigned long long)chosen[CN_HOME_DEVICE],
+                (unsigned long long)chosen[CN_HOME_PEER],
+                (unsigned long long)chosen[CN_HOME_HOST], (unsigned long long)e->auto_moves);
     if (r->n_warned)
         fprintf(f, "warnings: %llu answers to requests with unknown fields, which were ignored\n",
                 (unsigned long long)r->n_warned);
@@ -240,7 +246,8 @@ static json_t *summary_json(const summary *s)
                              (json_int_t)r->totals.prompt_tokens, "completion_tokens",
                              (json_int_t)r->totals.completion_tokens);
     json_t *kv = json_pack(
-        "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "preemptions",
+        "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:I}",
+        "preemptions",
         (json_int_t)e->preemptions,
         "recomputed_tokens", (json_int_t)e->recomputed_tokens, "compressions",
         (json_int_t)e->compressions, "evicted_tokens", (json_int_t)e->evicted_tokens, "freed_bytes",
@@ -249,7 +256,11 @@ static json_t *summary_json(const summary *s)
         (json_int_t)e->candidate_tokens, "exchanges", (json_int_t)e->exchanges, "fetched",
         (json_int_t)e->fetched_entries, "missed", (json_int_t)e->missed_entries, "fetched_bytes",
         (json_int_t)e->fetched_bytes, "put_bytes", (json_int_t)e->put_bytes, "stall_us",
-        (json_int_t)(e->stall_s * 1e6));
+        (json_int_t)(e->stall_s * 1e6), "auto_admissions",
+        json_pack("{s:I, s:I, s:I}", "device", (json_int_t)e->auto_admissions[CN_HOME_DEVICE],
+                  "peer", (json_int_t)e->auto_admissions[CN_HOME_PEER], "host",
+                  (json_int_t)e->auto_admissions[CN_HOME_HOST]),
+        "auto_moves", (json_int_t)e->auto_moves);
     return json_pack(
         "{s:s, s:i, s:s?, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:o, s:o, s:o, s:I, "
         "s:I, s:o}",

@@ -93,3 +93,49 @@ json_t *cn_plan_home_json(const cn_plan_home *p)
                      (json_int_t)p->step_bytes, "link_bytes_per_s", p->link_bytes_per_s,
                      "hidden_batch", batch);
 }
+
+/* ---- home `auto` ---- */
+
+static bool is_away_declared(const cn_memory_plan *m)
+{
+    return m->homes[CN_HOME_PEER].n_blocks + m->homes[CN_HOME_HOST].n_blocks > 0;
+}
+
+/* Tokens of each of n requests with this home; 0: they do not fit at once. */
+static uint32_t longest(const cn_memory_plan *m, cn_kv_home home, uint32_t n, uint32_t most)
+{
+    const bool here = home == CN_HOME_DEVICE;
+    if (!here && n > m->concurrency_capped) return 0;
+    const uint64_t n_blocks = here ? m->n_blocks : m->homes[home].n_blocks;
+    return cn_min_u32(most, cn_home_longest(n_blocks, n, m->block_tokens));
+}
+
+void cn_plan_auto_print(const cn_memory_plan *m, uint32_t max_model_len, uint32_t max_seqs)
+{
+    if (!is_away_declared(m)) return;
+    printf("%-12s longest requests that fit to their ends, by how many run at once:\n",
+           "home auto");
+    printf("%-12s %10s", "", "requests");
+    for (int h = 0; h < CN_N_HOMES; h++) printf("%10s", cn_kv_home_name((cn_kv_home)h));
+    for (uint64_t n = 1; n <= max_seqs; n *= 2) {
+        printf("\n%-12s %10u", "", (uint32_t)n);
+        for (int h = 0; h < CN_N_HOMES; h++)
+            printf("%10u", longest(m, (cn_kv_home)h, (uint32_t)n, max_model_len));
+    }
+    printf("\n");
+}
+
+json_t *cn_plan_auto_json(const cn_memory_plan *m, uint32_t max_model_len, uint32_t max_seqs)
+{
+    if (!is_away_declared(m)) return json_null();
+    json_t *list = json_array();
+    for (uint64_t n = 1; n <= max_seqs; n *= 2) {
+        json_t *o = json_pack("{s:i}", "requests", (int)n);
+        for (int h = 0; h < CN_N_HOMES; h++)
+            json_object_set_new(
+                o, cn_kv_home_name((cn_kv_home)h),
+                json_integer(longest(m, (cn_kv_home)h, (uint32_t)n, max_model_len)));
+        json_array_append_new(list, o);
+    }
+    return list;
+}

@@ -31,4 +31,10 @@ void cn_plan_home_print(const cn_plan_home *p);
 /* NULL when out of memory. */
 json_t *cn_plan_home_json(const cn_plan_home *p);
 
+/* The thresholds of home `auto`: the longest request that fits to its end with each home, by the
+ * number of equally long requests that run. Printed for 1, 2, 4, ... requests, if a home besides
+ * the device is declared. The JSON is null without one. */
+void cn_plan_auto_print(const cn_memory_plan *m, uint32_t max_model_len, uint32_t max_seqs);
+json_t *cn_plan_auto_json(const cn_memory_plan *m, uint32_t max_model_len, uint32_t max_seqs);
+
 #endif

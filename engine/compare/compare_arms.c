@@ -178,18 +178,20 @@ static void declare_sizes(const cn_kv_params *kv, cn_kv_params *most)
 /* The largest blocks give the largest default of select_cap. */
 static uint32_t most_cap(const cn_kv_params *kv)
 {
-    return cn_away_of(kv, MAX_BLOCK_TOKENS).cap;
+    const cn_kv_params form = cn_away_form(kv, CN_HOME_PEER); /* peer has the larger default */
+    return cn_away_of(&form, MAX_BLOCK_TOKENS).cap;
 }
 
 void cn_compare_arms_declare(const cn_compare_arms *a, cn_config *c)
 {
     uint32_t window = 0, budget = 0, cap = 0;
+    const uint32_t homes = c->kv_homes | 1U << CN_HOME_DEVICE; /* those that `auto` may choose */
     c->kv_policies = c->kv_selectors = c->kv_homes = 0;
     for (uint32_t i = 0; i < a->n; i++) {
         const cn_kv_params *kv = &a->arms[i].kv;
         c->kv_policies |= 1U << kv->policy;
         c->kv_selectors |= 1U << kv->select;
-        c->kv_homes |= 1U << kv->home;
+        c->kv_homes |= kv->home == CN_HOME_AUTO ? homes : 1U << kv->home;
         cap = cn_max_u32(cap, most_cap(kv));
         declare_sizes(kv, &c->kv);
         const cn_policy *policy = cn_policy_of(kv->policy);

@@ -227,7 +227,9 @@ struct cn_config {
 /* Homes that requests may have: bit i is cn_kv_home i. */
 static inline uint32_t cn_config_homes(const cn_config *c)
 {
-    return c->kv_homes | 1U << c->kv.home;
+    /* With `auto` a request is at home on the device where it fits. */
+    const cn_kv_home home = c->kv.home == CN_HOME_AUTO ? CN_HOME_DEVICE : c->kv.home;
+    return c->kv_homes | 1U << home;
 }
 
 /* The declared homes besides the device. */

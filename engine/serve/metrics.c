@@ -107,6 +107,9 @@ static void write_engine_counters(writer *w, const cn_stats *s)
         {"cinch_fetched_bytes_total", "Bytes of KV brought back from a kv home.",
          (double)s->fetched_bytes},
         {"cinch_put_bytes_total", "Bytes of KV copied to a kv home.", (double)s->put_bytes},
+        {"cinch_auto_moves_total",
+         "Running samples with kv home auto that moved from the device to another home.",
+         (double)s->auto_moves},
         {"cinch_exchange_stall_seconds_total",
          "Seconds that the host waited for exchanges; 0 where the device waits.", s->stall_s},
         {"cinch_recomputed_tokens_total", "Tokens recomputed after a preemption.",
@@ -162,6 +165,14 @@ static void write_labelled(writer *w, const char *name, const char *label, const
                            uint64_t n)
 {
     WRITE(w, "%s{%s,%s=\"%s\"} %llu\n", name, w->labels.data, label, value, (unsigned long long)n);
+}
+
+static void write_homes(writer *w, const cn_stats *s)
+{
+    const char *name = "cinch_auto_admissions_total";
+    write_head(w, name, "counter", "Admissions of samples with kv home auto, by chosen home.");
+    for (int h = CN_HOME_DEVICE; h <= CN_HOME_HOST; h++)
+        write_labelled(w, name, "home", cn_kv_home_name((cn_kv_home)h), s->auto_admissions[h]);
 }
 
 static void write_ends(writer *w, const cn_serve_figures *f)
@@ -305,6 +316,7 @@ cn_status cn_metrics_text(const cn_metrics *m, cn_buf *out)
     if (w.status == CN_OK) {
         write_engine_gauges(&w, &m->engine);
         write_engine_counters(&w, &m->engine);
+        write_homes(&w, &m->engine);
         write_ends(&w, &m->serve);
         for (int i = 0; i < CN_N_HISTOGRAMS; i++)
             write_histogram(&w, (cn_histogram_id)i, &m->serve.histograms[i]);

@@ -64,6 +64,7 @@ typedef struct sim_result {
     uint64_t selecting; /* sequences with a selector */
     uint64_t ring_reads, ring_forks, ring_readmissions; /* of sequences with a ring */
     uint64_t away; /* sequences with a home elsewhere */
+    uint64_t auto_admissions[3], auto_moves; /* of sequences with home `auto`, as in cn_stats */
     uint64_t puts, fills, exchanges, moves; /* blocks, first events, rows and packs, entries */
     uint64_t home_returns; /* returns from the swap space past an interactive one without a home */
     uint64_t relaxed_blocks; /* blocks by which caps grew */

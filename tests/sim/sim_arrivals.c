@@ -97,6 +97,7 @@ void sim_draw_engine(sim_world *w)
     }
     draw_selection(w);
     draw_homes(w);
+    sim_declare_auto(w);
     if (w->o.full_only) memcpy(w->policy_percent, (uint32_t[]){100, 0, 0}, 3 * sizeof(uint32_t));
 }
 
@@ -209,6 +210,7 @@ void sim_arrive(sim_world *w)
                          .owner = (uint32_t)sim_mix(w->engine.model_hash, w->r->requests) %
                                   w->n_owners,
                          .kv = draw_kv(w)};
+    sim_draw_auto(w, &p.kv);
     p.max_output = sim_between(w, 1, w->engine.max_model_len - p.n_prompt);
     cn_seq *seqs[SIM_MAX_SAMPLES];
     uint32_t n_unused = 0;

@@ -139,6 +139,7 @@ static bool check_empty(sim_world *w)
     w->r->relaxed_blocks += st.relaxed_blocks;
     w->r->swap_outs += st.swap_outs;
     w->r->swap_ins += st.swap_ins;
+    sim_count_auto(w);
     return true;
 }
 

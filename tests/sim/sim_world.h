@@ -5,6 +5,7 @@
  *   sim_exec.c      runs plans on the fake device, reads tokens, ends sequences
  *   sim_event.c     runs events
  *   sim_exchange.c  exchanges of away sequences with their homes
+ *   sim_auto.c      requests with home `auto`
  *   sim_waits.c     progress and the bounds on waiting
  *   sim_fault.c     planted bugs */
 #ifndef CN_SIM_WORLD_H
@@ -154,6 +155,9 @@ uint64_t sim_mix(uint64_t a, uint64_t b);
 bool sim_fail(sim_world *w, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 void sim_draw_engine(sim_world *w);
+void sim_declare_auto(sim_world *w);
+void sim_draw_auto(sim_world *w, cn_kv_params *kv);
+void sim_count_auto(sim_world *w);
 void sim_arrive(sim_world *w); /* adds a request with the probability arrival_percent */
 
 uint32_t sim_token(const sim_seq *q, uint32_t position);

@@ -1,0 +1,353 @@
+/* test_engine_auto.c - requests with home `auto` get the tokens of the home that was chosen.
+ *     test_engine_auto [SEEDS [FIRST]]
+ *
+ * A seed draws requests, most of them with home `auto`, that arrive over time; some are cancelled.
+ * They run together in an engine with homes on a second CPU backend and in host memory, with
+ * shortage, chunks, swap and prefix hits, on devices that run all ops late in half of the seeds.
+ * Then each runs alone with the home that its usage names. A request that moved while it ran is
+ * counted for the right home in each step. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "compress/away.h"
+#include "compress/selector.h"
+#include "engine/engine_state.h"
+#include "tests/lib/commit_time.h"
+#include "tests/lib/away_scenario.h"
+#include "tests/lib/late_device.h"
+
+#if defined(__SANITIZE_THREAD__)
+enum { DEFAULT_SEEDS = 2 };
+#else
+enum { DEFAULT_SEEDS = 8 };
+#endif
+static uint32_t n_seeds = DEFAULT_SEEDS, first_seed = 1;
+
+/* Totals, so that the test fails when nothing was tested. */
+static struct {
+    uint64_t compared[CN_N_HOMES], moved, cancelled;
+} seen;
+
+static void draw_kv(away_scenario *x, away_ask *a)
+{
+    const uint32_t kind = away_below(x, 10);
+    away_draw_select(x, &a->kv);
+    a->kv.select_keys = CN_SELECT_LABELS; /* home `host` expects them */
+    a->kv.window_tokens = away_between(x, 2, 8);
+    a->kv.alpha = 0.8f;
+    a->kv.lambda = 0.2f;
+    a->kv.redundancy = CN_REDUNDANCY_NONE;
+    a->kv.redundancy_tau = 0.4f;
+    if (kind < 3) { /* full KV without a selector: admitted where it does not fit to its end */
+        a->kv.select = CN_SELECT_NONE;
+        return;
+    }
+    a->kv.home = CN_HOME_AUTO;
+    if (kind == 8) a->kv.policy = CN_KV_ZIP;
+    if (kind == 7) a->kv.policy = CN_KV_WINDOW;
+    if (kind != 9) return;
+    a->kv.select = CN_SELECT_TLS;
+    a->kv.select_tiles = 3;
+    a->kv.select_tokens = away_between(x, 1, 100);
+    a->kv.select_query = (cn_select_query)away_below(x, 2);
+}
+
+static away_scenario *draw(uint64_t seed)
+{
+    away_scenario *x = calloc(1, sizeof *x);
+    assert_non_null(x);
+    x->rng.state = seed;
+    away_draw_model(x, 3);
+    static const char *const homes[] = {"peer", "host", "peer,host", "peer,host"};
+    away_set_home(x, homes[away_below(x, 4)]);
+    away_set_text(x, "kv-policies", "full,window,zip");
+    away_set(x, "kv-budget", 128);
+    away_set(x, "kv-window", 8);
+    away_set_text(x, "kv-selectors", "spade,last,tls");
+    away_set(x, "select-tiles", 3);
+    away_set(x, "select-dense-layers", away_below(x, x->n_layers));
+    x->n_asks = away_between(x, 5, 8);
+    for (uint32_t r = 0; r < x->n_asks; r++) {
+        away_ask *a = &x->asks[r];
+        a->n = 1;
+        a->n_prompt = away_between(x, 1, 150);
+        for (uint32_t i = 0; i < a->n_prompt; i++) a->prompt[i] = away_below(x, x->vocab);
+        a->max_tokens = away_between(x, 280, 400);
+        a->greedy = away_chance(x, 60);
+        a->klass = away_chance(x, 70) ? CN_CLASS_BATCH : CN_CLASS_INTERACTIVE;
+        a->at_step = r < 2 ? 0 : away_below(x, 100);
+        a->cancel_at = away_chance(x, 10) ? a->at_step + away_between(x, 1, 400) : 0;
+        draw_kv(x, a);
+    }
+    return x;
+}
+
+/* The device's memory and how steps are composed. */
+static void draw_shortage(away_scenario *x)
+{
+    const uint32_t most = (uint32_t)cn_ceil_div(AWAY_CONTEXT, x->block);
+    away_set(x, "num-gpu-blocks-override", most + 4 + away_below(x, most));
+    away_set(x, "max-num-seqs", away_between(x, 4, 8));
+    away_set(x, "max-num-batched-tokens", away_between(x, 64, 300));
+    away_set_text(x, "async-scheduling", away_chance(x, 60) ? "on" : "off");
+    away_set_text(x, "swap-space", away_chance(x, 30) ? "0.05" : "0");
+}
+
+/* A request with home `auto`, then one with full KV. Both fill their blocks together, and the pool
+ * lacks the last block of each, so the first one moves. */
+static void draw_move(away_scenario *x)
+{
+    const uint32_t need = (uint32_t)cn_ceil_div(459, x->block);
+    x->n_asks = 2;
+    for (uint32_t r = 0; r < 2; r++) {
+        away_ask *a = &x->asks[r];
+        a->n_prompt = 60;
+        a->max_tokens = 400;
+        a->klass = CN_CLASS_BATCH;
+        a->at_step = r;
+        a->cancel_at = 0;
+        away_draw_select(x, &a->kv);
+        a->kv.select_keys = CN_SELECT_LABELS;
+        if (r == 0) a->kv.home = CN_HOME_AUTO;
+        else a->kv.select = CN_SELECT_NONE;
+    }
+    away_set(x, "num-gpu-blocks-override", 2 * need - 2);
+    away_set(x, "max-num-seqs", 4);
+    away_set_text(x, "async-scheduling", away_chance(x, 60) ? "on" : "off");
+}
+
+/* Notes where running requests have moved to another home. */
+static void note_moves(const run *r, uint32_t *moved_at)
+{
+    for (cn_list_node *at = r->engine->requests.head; at; at = at->next) {
+        const cn_engine_request *q = CN_CONTAINER_OF(at, cn_engine_request, node);
+        for (uint32_t i = 0; i < r->n_requests; i++)
+            if (r->ids[i] == q->id) moved_at[i] = q->samples[0].seq->moved_at;
+    }
+}
+
+static run *run_asks(away_scenario *x, commit_time chosen, uint32_t *moved_at)
+{
+    run *r = away_open_run(x);
+    commit_time_choose(r->engine, chosen);
+    for (uint32_t n = 0, next = 0; next < x->n_asks || n < 900; n++) {
+        for (; next < x->n_asks && (!moved_at || x->asks[next].at_step <= n); next++)
+            away_submit(r, &x->asks[next]);
+        for (uint32_t i = 0; moved_at && i < next; i++)
+            if (x->asks[i].cancel_at == n && n > 0) cn_engine_cancel(r->engine, r->ids[i]);
+        away_step(r);
+        if (moved_at) note_moves(r, moved_at);
+    }
+    run_finish(r);
+    assert_int_equal(r->stats.home_blocks_used, 0);
+    assert_int_equal(r->stats.blocks_used, 0);
+    assert_int_equal(r->stats.slots_used, 0);
+    return r;
+}
+
+static void compare(const run_sample *a, const run_sample *b, uint64_t seed, uint32_t i)
+{
+    const bool cut = a->finish == CN_FINISH_CANCELLED;
+    assert_true(a->n_tokens <= b->n_tokens);
+    for (uint32_t t = 0; t < a->n_tokens; t++)
+        if (a->tokens[t] != b->tokens[t])
+            fail_msg("seed %llu, request %u: token %u is %u, alone at home %s %u",
+                     (unsigned long long)seed, i, t, a->tokens[t],
+                     cn_kv_home_name(a->usage.kv.params.home), b->tokens[t]);
+    seen.cancelled += cut;
+    if (cut) return;
+    assert_int_equal(a->n_tokens, b->n_tokens);
+    assert_int_equal(a->logprob_hash, b->logprob_hash);
+    const cn_kv_usage *u = &a->usage.kv, *v = &b->usage.kv;
+    assert_int_equal(u->params.home, v->params.home);
+    assert_int_equal(u->exchanges, v->exchanges);
+    assert_int_equal(u->fetched_entries, v->fetched_entries);
+    assert_int_equal(u->selected_steps, v->selected_steps);
+    assert_int_equal(u->selected_tokens, v->selected_tokens);
+}
+
+/* Before the move the steps are those of home `device`, behind it each has an exchange. */
+static void check_moved(const away_scenario *x, const away_ask *a, const run_sample *s,
+                        uint32_t moved_at)
+{
+    const cn_kv_usage *u = &s->usage.kv;
+    cn_kv_params kv = u->params;
+    const uint32_t end = a->n_prompt + s->n_tokens - 1;
+    assert_int_equal(moved_at % x->block, 0);
+    assert_true(kv.home == CN_HOME_PEER || kv.home == CN_HOME_HOST);
+    kv.home = CN_HOME_AUTO;
+    kv = cn_away_form(&kv, CN_HOME_DEVICE);
+    uint32_t n_before = 0;
+    for (uint32_t p = a->n_prompt; p < cn_min_u32(end, moved_at); p++)
+        n_before += cn_select_span_at(&kv, a->n_prompt, p, x->block).listed;
+    const uint32_t n_after = end > moved_at ? end - moved_at : 0;
+    assert_int_equal(u->exchanges, n_after);
+    assert_int_equal(u->selected_steps, n_before + n_after);
+    seen.moved++;
+}
+
+/* Where a preempted request ran first is unknown. */
+static void run_both(uint64_t seed, bool moves)
+{
+    away_scenario *x = draw(seed);
+    uint32_t moved_at[AWAY_MAX_REQUESTS] = {0};
+    const uint32_t n_options = x->n_options;
+    if (moves) draw_move(x);
+    else draw_shortage(x);
+    late_device_choose(seed % 2 == 0 ? seed : 0);
+    run *beside = run_asks(x, (commit_time)(seed % N_COMMIT_TIMES), moved_at);
+    uint64_t n_chosen = 0, n_auto = 0, n_moved = 0;
+    for (int h = 0; h < CN_N_HOMES; h++) n_chosen += beside->stats.auto_admissions[h];
+    for (uint32_t i = 0; i < x->n_asks; i++) {
+        const run_sample *s = &beside->samples[i][0];
+        const cn_kv_home home = s->usage.kv.params.home;
+        cn_kv_params *kv = &x->asks[i].kv;
+        n_auto += kv->home == CN_HOME_AUTO && home != CN_HOME_AUTO;
+        n_moved += moved_at[i] > 0;
+        *kv = cn_away_form(kv, home == CN_HOME_AUTO ? CN_HOME_DEVICE : home);
+    }
+    assert_true(n_chosen >= n_auto); /* a preempted request is admitted again */
+    assert_int_equal(n_moved, beside->stats.auto_moves);
+    if (moves) assert_int_equal(beside->stats.preemptions, 0);
+    x->n_options = n_options;
+    away_set_text(x, "sync-compression", "true");
+    away_set(x, "max-num-seqs", 1);
+    late_device_choose(0);
+    run *alone = run_asks(x, BY_LUCK, NULL);
+    for (uint32_t i = 0; i < x->n_asks; i++) {
+        const run_sample *s = &beside->samples[i][0];
+        if (moved_at[i] > 0) {
+            check_moved(x, &x->asks[i], s, moved_at[i]);
+        } else if (s->usage.preemptions == 0) {
+            compare(s, &alone->samples[i][0], seed, i);
+            seen.compared[x->asks[i].kv.home]++;
+        }
+    }
+    away_close_run(alone);
+    away_close_run(beside);
+    late_device_choose(0);
+    away_free_scenario(x);
+}
+
+static void tokens_are_those_of_the_chosen_home(void **state)
+{
+    (void)state;
+    for (uint64_t seed = first_seed; seed < first_seed + n_seeds; seed++) run_both(seed, false);
+    print_message("%u seeds: %llu requests at device, %llu at peer, %llu at host, %llu moved, "
+                  "%llu cancelled\n",
+                  n_seeds, (unsigned long long)seen.compared[0],
+                  (unsigned long long)seen.compared[1], (unsigned long long)seen.compared[2],
+                  (unsigned long long)seen.moved, (unsigned long long)seen.cancelled);
+    if (n_seeds < 8) return;
+    assert_true(seen.compared[CN_HOME_DEVICE] > 5 && seen.cancelled > 2);
+    assert_true(seen.compared[CN_HOME_PEER] > 2 && seen.compared[CN_HOME_HOST] > 0);
+}
+
+/* The request moves instead of a preemption, and the other one has the tokens that it has alone. */
+static void a_request_moves_while_it_runs(void **state)
+{
+    (void)state;
+    seen.moved = seen.compared[CN_HOME_DEVICE] = 0;
+    for (uint64_t seed = first_seed; seed < first_seed + n_seeds; seed++) run_both(seed, true);
+    assert_true(seen.moved > n_seeds / 2 && seen.compared[CN_HOME_DEVICE] >= n_seeds);
+}
+
+/* All requests are cancelled in one step, whatever they do: they wait, run, or move. */
+static void cancelled_requests_return_all_they_hold(void **state)
+{
+    (void)state;
+    uint64_t n_moves = 0;
+    for (uint64_t seed = first_seed; seed < first_seed + n_seeds; seed++) {
+        away_scenario *x = draw(seed);
+        draw_shortage(x);
+        late_device_choose(seed % 2 == 0 ? seed : 0);
+        run *r = away_open_run(x);
+        for (uint32_t i = 0; i < x->n_asks; i++) away_submit(r, &x->asks[i]);
+        const uint32_t n_steps = 150 + away_below(x, 300);
+        /* Half of the seeds stop in the step that starts a move. */
+        for (uint32_t n = 0; n < 600; n++) {
+            const uint64_t before = r->stats.auto_moves;
+            away_step(r);
+            if (seed % 2 == 0 && r->stats.auto_moves > before) break;
+            if (seed % 2 == 1 && n == n_steps) break;
+        }
+        n_moves += r->stats.auto_moves;
+        for (uint32_t i = 0; i < x->n_asks; i++) cn_engine_cancel(r->engine, r->ids[i]);
+        run_finish(r);
+        cn_engine_stats(r->engine, &r->stats);
+        assert_int_equal(r->stats.home_blocks_used, 0);
+        assert_int_equal(r->stats.blocks_used, 0);
+        assert_int_equal(r->stats.slots_used, 0);
+        assert_int_equal(r->n_done, x->n_asks);
+        away_close_run(r);
+        late_device_choose(0);
+        away_free_scenario(x);
+    }
+    assert_true(n_seeds < 8 || n_moves > 0);
+}
+
+/* ---- starts and refusals ---- */
+
+static void expect_refused(const run *r, const cn_kv_params *kv, const char *text)
+{
+    static const uint32_t prompt[] = {65, 66};
+    cn_request_params p = {.tokens = prompt, .n_tokens = 2, .kv = *kv};
+    cn_engine_default_sampling(r->engine, &p.sampling);
+    p.sampling.max_tokens = 300;
+    assert_int_equal(cn_engine_submit(r->engine, &p, NULL, NULL, NULL), CN_ERR_ARG);
+    if (!strstr(cn_last_error(), text)) fail_msg("'%s' lacks '%s'", cn_last_error(), text);
+}
+
+/* Without another home, `auto` is the device; a wrong form of any declared home is refused. */
+static void wrong_requests_are_refused(void **state)
+{
+    (void)state;
+    run *r = malloc(sizeof *r);
+    assert_non_null(r);
+    run_open(r, (const char *[]){"device", "cpu", "kv-home", "auto", "kv-select", "spade",
+                                 "kv-selectors", "spade,ds", "select-tokens", "256", NULL});
+    cn_kv_params good, kv;
+    cn_engine_default_kv(r->engine, &good);
+    assert_int_equal(good.home, CN_HOME_AUTO);
+    const uint32_t prompt[] = {65, 66, 67};
+    cn_request_params p = {.tokens = prompt, .n_tokens = 3, .kv = good};
+    cn_engine_default_sampling(r->engine, &p.sampling);
+    p.sampling.max_tokens = 4;
+    run_submit(r, &p);
+    run_finish(r);
+    assert_int_equal(r->samples[0][0].usage.kv.params.home, CN_HOME_DEVICE);
+    assert_int_equal(r->stats.auto_admissions[CN_HOME_DEVICE], 1);
+    kv = good, kv.select = CN_SELECT_DS;
+    expect_refused(r, &kv, "kv home auto with kv select ds: expected spade, last or tls");
+    kv = good, kv.select = CN_SELECT_NONE;
+    expect_refused(r, &kv, "kv home auto with kv select none");
+    run_close(r);
+    run_open(r, (const char *[]){"device", "cpu", "kv-home", "auto", "kv-homes", "host",
+                                 "home-space", "0.1", "kv-select", "spade", "select-tokens", "256",
+                                 NULL});
+    cn_engine_default_kv(r->engine, &good);
+    kv = good, kv.select_keys = CN_SELECT_ROWS;
+    expect_refused(r, &kv, "kv select_keys rows with kv home host");
+    kv = good, kv.select_cap = 200;
+    expect_refused(r, &kv, "kv select_cap 200: expected at most 8");
+    run_close(r);
+    free(r);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1) n_seeds = (uint32_t)strtoul(argv[1], NULL, 10);
+    if (argc > 2) first_seed = (uint32_t)strtoul(argv[2], NULL, 10);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tokens_are_those_of_the_chosen_home),
+        cmocka_unit_test(a_request_moves_while_it_runs),
+        cmocka_unit_test(cancelled_requests_return_all_they_hold),
+        cmocka_unit_test(wrong_requests_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
