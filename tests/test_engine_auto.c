@@ -98,6 +98,13 @@ static void draw_shortage(away_scenario *x)
     away_set_text(x, "swap-space", away_chance(x, 30) ? "0.05" : "0");
 }
 
+static uint32_t find_option(const away_scenario *x, const char *name)
+{
+    uint32_t i = 0;
+    while (strcmp(x->options[2 * i], name) != 0) i++;
+    return i;
+}
+
 /* A request with home `auto`, then one with full KV. Both fill their blocks together, and the pool
  * lacks the last block of each, so the first one moves. */
 static void draw_move(away_scenario *x)
@@ -118,6 +125,33 @@ static void draw_move(away_scenario *x)
     }
     away_set(x, "num-gpu-blocks-override", 2 * need - 2);
     away_set(x, "max-num-seqs", 4);
+    away_set_text(x, "async-scheduling", away_chance(x, 60) ? "on" : "off");
+}
+
+/* A request that was given the device is preempted for an interactive one with a long prompt, and
+ * comes back with another home. While it computes its tokens again, past its first event, a third
+ * request exchanges in the same steps. Blocks have 64 tokens. */
+static void draw_return(away_scenario *x)
+{
+    const bool peer = strstr(x->options[1 + 2 * find_option(x, "kv-homes")], "peer") != NULL;
+    x->n_asks = 3;
+    for (uint32_t r = 0; r < 3; r++) {
+        away_ask *a = &x->asks[r];
+        a->n_prompt = r == 1 ? 560 : 60;
+        a->max_tokens = r == 1 ? 60 : 420;
+        for (uint32_t i = 0; i < a->n_prompt; i++) a->prompt[i] = away_below(x, x->vocab);
+        a->klass = r == 1 ? CN_CLASS_INTERACTIVE : CN_CLASS_BATCH;
+        a->at_step = r == 0 ? 0 : r == 1 ? 330 : 340;
+        a->cancel_at = 0;
+        away_draw_select(x, &a->kv);
+        a->kv.select_keys = CN_SELECT_LABELS;
+        a->kv.home = r == 0 ? CN_HOME_AUTO : peer ? CN_HOME_PEER : CN_HOME_HOST;
+    }
+    x->asks[1].kv.select = CN_SELECT_NONE;
+    x->asks[1].kv.home = CN_HOME_DEVICE;
+    away_set(x, "num-gpu-blocks-override", 16);
+    away_set(x, "max-num-seqs", 4);
+    away_set(x, "max-num-batched-tokens", 600);
     away_set_text(x, "async-scheduling", away_chance(x, 60) ? "on" : "off");
 }
 
@@ -191,13 +225,16 @@ static void check_moved(const away_scenario *x, const away_ask *a, const run_sam
     seen.moved++;
 }
 
+typedef enum kind { ANY, MOVES, RETURNS } kind;
+
 /* Where a preempted request ran first is unknown. */
-static void run_both(uint64_t seed, bool moves)
+static void run_both(uint64_t seed, kind k)
 {
     away_scenario *x = draw(seed);
     uint32_t moved_at[AWAY_MAX_REQUESTS] = {0};
     const uint32_t n_options = x->n_options;
-    if (moves) draw_move(x);
+    if (k == MOVES) draw_move(x);
+    else if (k == RETURNS) draw_return(x);
     else draw_shortage(x);
     late_device_choose(seed % 2 == 0 ? seed : 0);
     run *beside = run_asks(x, (commit_time)(seed % N_COMMIT_TIMES), moved_at);
@@ -213,7 +250,12 @@ static void run_both(uint64_t seed, bool moves)
     }
     assert_true(n_chosen >= n_auto); /* a preempted request is admitted again */
     assert_int_equal(n_moved, beside->stats.auto_moves);
-    if (moves) assert_int_equal(beside->stats.preemptions, 0);
+    if (k == MOVES) assert_int_equal(beside->stats.preemptions, 0);
+    const cn_usage *first = &beside->samples[0][0].usage;
+    if (k == RETURNS) {
+        assert_int_equal(first->preemptions, 1);
+        assert_true(first->kv.params.home != CN_HOME_DEVICE && first->kv.exchanges > 0);
+    }
     x->n_options = n_options;
     away_set_text(x, "sync-compression", "true");
     away_set(x, "max-num-seqs", 1);
@@ -237,7 +279,7 @@ static void run_both(uint64_t seed, bool moves)
 static void tokens_are_those_of_the_chosen_home(void **state)
 {
     (void)state;
-    for (uint64_t seed = first_seed; seed < first_seed + n_seeds; seed++) run_both(seed, false);
+    for (uint64_t seed = first_seed; seed < first_seed + n_seeds; seed++) run_both(seed, ANY);
     print_message("%u seeds: %llu requests at device, %llu at peer, %llu at host, %llu moved, "
                   "%llu cancelled\n",
                   n_seeds, (unsigned long long)seen.compared[0],
@@ -253,8 +295,22 @@ static void a_request_moves_while_it_runs(void **state)
 {
     (void)state;
     seen.moved = seen.compared[CN_HOME_DEVICE] = 0;
-    for (uint64_t seed = first_seed; seed < first_seed + n_seeds; seed++) run_both(seed, true);
+    for (uint64_t seed = first_seed; seed < first_seed + n_seeds; seed++) run_both(seed, MOVES);
     assert_true(seen.moved > n_seeds / 2 && seen.compared[CN_HOME_DEVICE] >= n_seeds);
+}
+
+static void a_request_returns_with_another_home(void **state)
+{
+    (void)state;
+    uint32_t n = 0;
+    for (uint64_t seed = first_seed; n < cn_min_u32(n_seeds, 2); seed++) {
+        away_scenario *x = draw(seed);
+        const bool small = x->block == 64;
+        away_free_scenario(x);
+        if (!small) continue;
+        run_both(seed, RETURNS);
+        n++;
+    }
 }
 
 /* All requests are cancelled in one step, whatever they do: they wait, run, or move. */
@@ -346,6 +402,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tokens_are_those_of_the_chosen_home),
         cmocka_unit_test(a_request_moves_while_it_runs),
+        cmocka_unit_test(a_request_returns_with_another_home),
         cmocka_unit_test(cancelled_requests_return_all_they_hold),
         cmocka_unit_test(wrong_requests_are_refused),
     };
