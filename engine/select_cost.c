@@ -1,6 +1,8 @@
 /* select_cost.c - see select_cost.h. */
 #include "engine/select_cost.h"
 
+#include "compress/away.h"
+
 /* A score is written once and read twice: once for the threshold, once for the list. */
 enum { SCORE_BYTES = 3 * sizeof(uint16_t) };
 
@@ -36,10 +38,27 @@ static uint64_t candidate_bytes(const cn_select_shape *z, const cn_sel_stage *st
     }
 }
 
+/* Bytes that the layers that select read for a request whose KV lies elsewhere: what is resident.
+ * The exchange with the home is not part of the step. */
+static uint64_t away_head_bytes(const cn_select_shape *z, const cn_kv_params *kv, uint32_t position)
+{
+    const uint32_t b = z->block_tokens, n_max = cn_away_n_max(kv, b);
+    const bool capped = position >= n_max * b;
+    const uint64_t resident = (capped ? (n_max - 1) * b + position % b : position) + UINT64_C(1);
+    const cn_select_span s = cn_select_span_away(kv, b);
+    if (!capped || !s.listed) return 2 * row_bytes(z) * resident;
+    return 2 * row_bytes(z) * (s.list_len + resident - s.tail) +
+           s.n[1] * candidate_bytes(z, &s.stage[1]);
+}
+
 /* Bytes of the step at one position. */
 static uint64_t position_bytes(const cn_select_shape *z, const cn_kv_params *kv, uint32_t position)
 {
     const uint64_t all = (position + UINT64_C(1)) * cn_select_kv_bytes(z);
+    const uint32_t n_selecting = z->n_layers - z->dense_layers;
+    if (kv->home != CN_HOME_DEVICE)
+        return all / z->n_layers * z->dense_layers +
+               n_selecting * z->n_kv_heads * away_head_bytes(z, kv, position);
     const cn_select_span s = cn_select_span_at(kv, 1, position, z->block_tokens);
     if (!s.listed) return all;
     uint64_t head = 2 * row_bytes(z) * (s.list_len + position + 1 - s.tail);
@@ -48,7 +67,7 @@ static uint64_t position_bytes(const cn_select_shape *z, const cn_kv_params *kv,
     const uint64_t ring = (uint64_t)cn_selector_ring_rows(kv) * z->n_heads * z->head_dim *
                           cn_dtype_bytes(z->act_dtype);
     return all / z->n_layers * z->dense_layers +
-           (z->n_layers - z->dense_layers) * (z->n_kv_heads * head + ring);
+           n_selecting * (z->n_kv_heads * head + ring);
 }
 
 double cn_select_row_bytes(const cn_select_shape *z, const cn_kv_params *kv, uint32_t n_tokens)

@@ -129,6 +129,58 @@ for dense in 0 2; do
     [ "$(wc -l <"$dir/out")" = 4 ] || fail "lines of a batch"
 done
 
+# The bars of bench/gpu_pair.sh: S0 4 ms, 3 GB attended, 242 MB moved, keys of 19 GB.
+away() {
+    printf '  {\n   "batch": 8,\n   "resident": %s,\n   "ms_per_step": %s,\n   "bytes_per_step": %s,\n' \
+        "$1" "$2" "$3"
+    printf '   "arm": "%s",\n   "attended": 2000.0,\n   "moved_share": 0.1,\n' "$4"
+    printf '   "missed_share": 0.2,\n   "moved_bytes": 242000000.0,\n   "exchange_ms": %s,\n' "$5"
+    printf '   "stall_ms": %s\n  },\n' "$6"
+}
+ends() { printf ' "weight_bytes": 15000000000,\n "read_bytes_per_second": 1e12\n'; }
+labels=spade:2048:home=peer
+mkdir "$dir/pair"
+{
+    row 32768.0 36.0 53000000000.0 full
+    away 32768.0 7.0 18000000000.0 $labels 2.0 0.1
+    away 32768.0 22.0 18000000000.0 $labels:select_keys=rows 21.0 14.0
+    away 32768.0 8.0 18000000000.0 tls:1024:home=peer 2.0 0.11
+    row 96.0 4.0 15000000000.0 full
+    ends
+} >"$dir/pair/pair.json"
+{ away 32768.0 9.0 18000000000.0 $labels 1.5 1.4 && ends; } >"$dir/pair/serial.json"
+{
+    row 8192.0 5.0 16000000000.0 zip:2560
+    away 8192.0 5.5 16000000000.0 zip:2048:select=spade:home=peer 1.0 0.0
+    ends
+} >"$dir/pair/zip.json"
+{ row 32768.0 35.9 53000000000.0 full && ends; } >"$dir/pair/plain.json"
+for one in 0 1; do
+    awk -v base=96 -v layers=36 -v dense_layers=0 -v one=$one -f bench/pair_bars.awk \
+        "$dir/pair/pair.json" "$dir/pair/serial.json" "$dir/pair/zip.json" "$dir/pair/plain.json" \
+        >"$dir/out"
+    case $one in # two: 4 + 3 / 0.85 + 0.24; 19 / 0.88 + 0.12. One: 1.1 (4 + 32 * 1904 / 32672 + 1.5)
+    0) set -- "$labels * 7.000 ms  bar  7.769  of it 0.901  met" "keys=rows .* bar 21.711 .* MISSED" \
+        "tls:1024:home=peer .* bar  8.019 .* met" "stall 0.100 ms, hidden 95.0 % (95 %: met)" \
+        "hidden 94.5 % (95 %: MISSED)" "= 1.100 (1.06: MISSED)" "36.000 / 35.900 ms = 1.0028 (1.01: met)" ;;
+    1) set -- "$labels * 7.000 ms  bar  8.101 .* met" "keys=rows .* no bar" \
+        "9.000 ms one after the other, exchange 1.500 ms" "= 1.100 (on two GPUs 1.06: -)" ;;
+    esac
+    for want in "$@"; do grep -q -e "$want" "$dir/out" || fail "one=$one: no '$want'"; done
+done
+
+# The script itself, with the CPU instead of GPUs.
+CINCH=$cinch DEVICE=cpu CACHE=auto SHAPE=../../$model BATCH=2x700 FEW=2 RESIDENT=60 TOKENS=128 \
+    TILES=2 TILE_CHURN=1 CHURN=13 GIB=0.1 ZIP_GIB=0.1 ZIP_BATCH=2x700 STEPS=2 CONTEXT=1024 \
+    CHUNK=512 OPTIONS="--kv-cache-memory-bytes 64M --block-size 64" \
+    bench/gpu_pair.sh "$dir/both" pair serial zip plain dense >"$dir/out" || fail "gpu_pair.sh"
+for want in "replaced [0-9.]* %, missed [0-9.]* %; exchange [0-9.]* ms, stall [0-9.]* ms" \
+    "^2 x [0-9]*  spade:128:home=peer:select_cap=13 * [0-9.]* ms one after the other" \
+    "^zip:128:select=spade.* / zip:160, 2 x" "^full, with a home declared / without, 2 x" \
+    "^with two dense layers:"; do
+    grep -q -e "$want" "$dir/out" || fail "gpu_pair.sh: no '$want'"
+done
+
 # The script itself, with the CPU instead of a GPU.
 BASELINE=$cinch CINCH=$cinch DEVICE=cpu SHAPE=../../$model DENSE=0 TOKENS=64 LESS=32 RESIDENT=60 \
     BATCHES=2x400,2 STEPS=2 SEQS=2 CONTEXT=1024 OUTPUT=150 STEADY=4 ZIP_SEQS=2 SAME=2 HELD=200 \

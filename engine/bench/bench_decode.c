@@ -73,6 +73,11 @@ typedef struct batch_time {
     const char *arm; /* NULL: without --arms */
     double resident; /* tokens that a request held, mean over the timed steps */
     double step_s, replay_s;
+    /* Of the timed exchanges with a home. */
+    bool is_away;
+    double attended;  /* tokens of a row and layer */
+    double moved, missed; /* shares of the exchange area */
+    double moved_bytes, exchange_s, stall_s; /* of a step */
 } batch_time;
 
 /* Runs one step; *n_tokens is the number of tokens it generated. */
@@ -113,20 +118,63 @@ static uint32_t prefill_steps(const decode *d, uint32_t batch, uint32_t prompt_l
     return (uint32_t)cn_ceil_div((uint64_t)batch * prompt_len, most > batch ? most - batch : 1);
 }
 
+/* Whether requests with this prompt are compressed before the timed steps. */
+static bool is_capped(const decode *d, uint32_t prompt_len)
+{
+    const uint32_t cap = cn_engine_cap_blocks(d->b->engine, &d->b->kv);
+    return cap > 0 && prompt_len / cn_engine_block_tokens(d->b->engine) >= cap;
+}
+
 /* Submits the batch and steps until every request decodes. Request i has the same prompt in every
  * batch, so that most of it is in the prefix cache. The output length covers only the timed steps,
- * because the scheduler keeps a block free for a request that can grow further. */
+ * because the scheduler keeps a block free for a request that can grow further. Capped requests are
+ * compressed first: their prompt ends with a full block. */
 static cn_status start_batch(decode *d, uint32_t batch, uint32_t prompt_len)
 {
     const cn_config *c = d->b->config;
+    const bool capped = is_capped(d, prompt_len);
+    const uint32_t timed = (d->b->kv.home != CN_HOME_DEVICE ? 2 : 1) * c->decode_steps;
     const uint32_t output_len =
-        prefill_steps(d, batch, prompt_len) + LEAD_STEPS + REFILL_STEPS + c->decode_steps + 4;
+        prefill_steps(d, batch, prompt_len) + LEAD_STEPS + REFILL_STEPS + timed + 4;
+    cn_stats before, now;
+    cn_engine_stats(d->b->engine, &before);
     for (uint32_t i = 0; i < batch; i++) {
         CN_TRY(cn_bench_random_tokens(d->b, i, prompt_len, &d->tokens));
         CN_TRY(cn_bench_submit(d->b, &d->tokens, output_len, &d->requests[i]));
     }
-    for (uint64_t n = 0; n < batch;) CN_TRY(count_step(d, &n));
+    for (uint64_t n = 0; n < batch;) {
+        CN_TRY(count_step(d, &n));
+        cn_engine_stats(d->b->engine, &now);
+        if (capped && now.compressions - before.compressions < batch) n = 0;
+    }
     return run_batch(d, batch, LEAD_STEPS);
+}
+
+/* Runs the timed steps again, with a clock on their exchanges. */
+static cn_status time_exchanges(decode *d, uint32_t batch, batch_time *t)
+{
+    const uint32_t steps = d->b->config->decode_steps;
+    cn_engine *e = d->b->engine;
+    cn_stats before, after;
+    cn_engine_stats(e, &before);
+    const cn_exchange_times began = cn_engine_exchange_times(e);
+    CN_TRY(cn_engine_time_exchanges(e, true));
+    CN_TRY(run_batch(d, batch, steps));
+    CN_TRY(cn_engine_time_exchanges(e, false));
+    cn_engine_stats(e, &after);
+    const cn_exchange_times ended = cn_engine_exchange_times(e);
+    const double n = (double)(after.exchanges - before.exchanges);
+    const double n_steps = (double)(ended.n_steps - began.n_steps);
+    t->is_away = n > 0 && n_steps > 0;
+    if (!t->is_away) return CN_OK;
+    const double entries = n * cn_engine_exchange_entries(e, &d->b->kv);
+    t->attended = (double)(after.selected_tokens - before.selected_tokens) / n;
+    t->moved = (double)(after.fetched_entries - before.fetched_entries) / entries;
+    t->missed = (double)(after.missed_entries - before.missed_entries) / entries;
+    t->moved_bytes = (double)(after.fetched_bytes - before.fetched_bytes) / n * batch;
+    t->exchange_s = (ended.exchange_s - began.exchange_s) / n_steps;
+    t->stall_s = (ended.stall_s - began.stall_s) / n_steps;
+    return CN_OK;
 }
 
 static cn_status cancel_batch(decode *d, uint32_t batch)
@@ -134,6 +182,19 @@ static cn_status cancel_batch(decode *d, uint32_t batch)
     for (uint32_t i = 0; i < batch; i++) cn_engine_cancel(d->b->engine, d->requests[i]);
     for (bool idle = false; !idle;) CN_TRY(cn_bench_step(d->b, &idle));
     return CN_OK;
+}
+
+static void add_exchange(const batch_time *t, json_t *row)
+{
+    printf("  exchange: %.0f tokens attended, %.1f %% of the area replaced, %.1f %% missed, "
+           "%.3f ms per step, stall %.3f ms\n",
+           t->attended, 100 * t->moved, 100 * t->missed, t->exchange_s * 1e3, t->stall_s * 1e3);
+    json_object_set_new(row, "attended", json_real(t->attended));
+    json_object_set_new(row, "moved_share", json_real(t->moved));
+    json_object_set_new(row, "missed_share", json_real(t->missed));
+    json_object_set_new(row, "moved_bytes", json_real(t->moved_bytes));
+    json_object_set_new(row, "exchange_ms", json_real(t->exchange_s * 1e3));
+    json_object_set_new(row, "stall_ms", json_real(t->stall_s * 1e3));
 }
 
 static cn_status report_batch(const decode *d, const batch_time *t, json_t *rows)
@@ -159,6 +220,7 @@ static cn_status report_batch(const decode *d, const batch_time *t, json_t *rows
     if (floor_s > 0) json_object_set_new(row, "floor_share", json_real(floor_s / step_s));
     if (replay_s > 0) json_object_set_new(row, "replay_ms", json_real(replay_s * 1e3));
     if (replay_s > 0) json_object_set_new(row, "idle_share", json_real(1 - replay_s / step_s));
+    if (t->is_away) add_exchange(t, row);
     return json_array_append_new(rows, row) ? cn_fail(CN_ERR_MEMORY, "out of memory for figures")
                                             : CN_OK;
 }
@@ -175,7 +237,9 @@ static cn_status time_batch(decode *d, uint32_t batch, const char *arm, json_t *
                        resident, lead);
     cn_stats before, after;
     cn_engine_stats(d->b->engine, &before);
-    CN_TRY(start_batch(d, batch, resident - lead));
+    const uint32_t b = cn_engine_block_tokens(d->b->engine), whole = (resident - lead) / b * b;
+    const uint32_t prompt_len = is_capped(d, whole) ? whole : resident - lead;
+    CN_TRY(start_batch(d, batch, prompt_len));
     cn_engine_stats(d->b->engine, &after);
     double first_s, last_s; /* replay times before and after the timed steps */
     CN_TRY(cn_engine_replay_time(d->b->engine, steps, &first_s));
@@ -188,7 +252,8 @@ static cn_status time_batch(decode *d, uint32_t batch, const char *arm, json_t *
     t.replay_s = first_s + middle * (last_s - first_s);
     /* Requests that decoded while others' prompts were computed hold more tokens. */
     const double said = (double)(after.generation_tokens - before.generation_tokens) / batch;
-    t.resident = resident - lead + said + REFILL_STEPS + steps / 2.0;
+    t.resident = prompt_len + said + REFILL_STEPS + steps / 2.0;
+    if (d->b->kv.home != CN_HOME_DEVICE) CN_TRY(time_exchanges(d, batch, &t));
     CN_TRY(cancel_batch(d, batch));
     return report_batch(d, &t, rows);
 }

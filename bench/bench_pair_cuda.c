@@ -1,0 +1,192 @@
+/* bench_pair_cuda.c - times what goes between a GPU and its cache GPU beside what the copy engine
+ * moves in the same run, in the shape of Qwen3-8B: 36 layers, 8 kv heads, head_dim 128, blocks of
+ * 256, bf16.
+ *
+ *   bench_pair_cuda [CACHE [MODEL]]   (GPUs; 1 and 0)
+ *
+ * link  One copy of 537 MB in each direction.
+ * push  The op `fetch` of the cache GPU: for 8 requests, 36 layers and 8 heads, random tokens of
+ *       32,768 to random slots of 2,048; 56, 205 and 410 of each unit.
+ * put   The op `copy_blocks` of the model's GPU: whole blocks of all layers.
+ * On one GPU there is no link, and shares mean nothing. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "bench/bench_util.h"
+
+enum {
+    LAYERS = 36,
+    KV_HEADS = 8,
+    DIM = 128,
+    BLOCK = 256,
+    SEQS = 8,
+    AREA = 8,          /* blocks of an exchange area */
+    HOME_BLOCKS = 128, /* of a request: 32,768 tokens */
+    HOME = 512,        /* blocks of the home space; requests share them */
+    UNITS = SEQS * LAYERS * KV_HEADS,
+    MOST_MOVES = 410,
+    PUTS = 16,
+    ROUNDS = 9,
+    LINK_BYTES = 512 << 20
+};
+
+typedef struct side {
+    cn_backend *be;
+    cn_stream *stream;
+    cn_fence *from, *to;
+    cn_pools pools;
+} side;
+
+static side open_side(uint32_t device, uint32_t n_blocks)
+{
+    const cn_kv_layout l =
+        cn_kv_layout_make(LAYERS, n_blocks, KV_HEADS, BLOCK, DIM, CN_BF16);
+    const cn_cuda_backend_opts o = {.device = device,
+                                    .memory_bytes = cn_kv_pool_bytes(&l) + (UINT64_C(2) << 30),
+                                    .n_heads = 32,
+                                    .n_kv_heads = KV_HEADS,
+                                    .head_dim = DIM,
+                                    .max_seqs = SEQS,
+                                    .max_tokens = SEQS,
+                                    .gemm = CN_CUDA_GEMM_LIBRARY};
+    side s = {.pools = {.layout = l, .n_heads = 32, .act_dtype = CN_BF16}};
+    bench_must(cn_backend_cuda_load(&s.be, o));
+    bench_must(s.be->stream_create(s.be, CN_PRIORITY_LOW, &s.stream));
+    bench_must(s.be->timed_fence_create(s.be, &s.from));
+    bench_must(s.be->timed_fence_create(s.be, &s.to));
+    s.pools.kv = bench_alloc(s.be, cn_kv_pool_bytes(&l));
+    return s;
+}
+
+static void close_side(side *s)
+{
+    s->be->fence_free(s->from);
+    s->be->fence_free(s->to);
+    s->be->stream_free(s->stream);
+    s->be->close(s->be);
+}
+
+/* Median time of an op on a side's stream. */
+typedef cn_status (*run_fn)(side *s, const void *args);
+static double time_of(side *s, run_fn run, const void *args)
+{
+    double seconds[ROUNDS];
+    for (int i = -2; i < ROUNDS; i++) { /* two rounds warm up */
+        double took_s;
+        bench_must(s->be->fence_record(s->from, s->stream));
+        bench_must(run(s, args));
+        bench_must(s->be->fence_record(s->to, s->stream));
+        bench_must(s->be->fence_sync(s->to));
+        bench_must(s->be->fence_seconds(s->from, s->to, &took_s));
+        if (i >= 0) seconds[i] = took_s;
+    }
+    return bench_median(seconds, ROUNDS);
+}
+
+static cn_status run_fetch(side *s, const void *args) { return s->be->fetch(s->stream, args); }
+static cn_status run_copy(side *s, const void *args)
+{
+    return s->be->copy_blocks(s->stream, args);
+}
+
+/* The rate of one long copy. Planes in "host" memory make `copy_blocks` use the copy engine. */
+static double link_rate(side *by, const side *from, const side *to)
+{
+    const cn_block_copy pair = {0, 0};
+    cn_copy_args a = {.list = {.blocks = &pair, .n_blocks = 1}};
+    a.from = (cn_planes){.n_layers = 1, .where = CN_ON_HOST};
+    a.to = a.from;
+    a.from.block[CN_PLANE_KV] = cn_plane_by_layer(from->pools.kv, LINK_BYTES, 1);
+    a.to.block[CN_PLANE_KV] = cn_plane_by_layer(to->pools.kv, LINK_BYTES, 1);
+    return LINK_BYTES / time_of(by, run_copy, &a);
+}
+
+static void report(const char *name, double bytes, double s, double link)
+{
+    printf("%-28s %8.3f ms  %6.1f GB/s  %5.1f %% of the link (85 %%: %s)\n", name, s * 1e3,
+           bytes / s / 1e9, 100 * bytes / s / link, bytes / s >= 0.85 * link ? "met" : "MISSED");
+}
+
+/* The arrays of `fetch`, on the cache GPU. */
+typedef struct arrays {
+    uint32_t local_tables[SEQS * AREA], home_tables[SEQS * HOME_BLOCKS];
+    uint8_t entry_log2[SEQS];
+    uint32_t n_moves[UNITS];
+    cn_move moves[UNITS * MOST_MOVES];
+} arrays;
+
+static void fill_arrays(arrays *a, uint32_t n)
+{
+    uint64_t random = 1;
+    for (uint32_t i = 0; i < SEQS * AREA; i++) a->local_tables[i] = i;
+    for (uint32_t i = 0; i < SEQS * HOME_BLOCKS; i++)
+        a->home_tables[i] = (uint32_t)(bench_random(&random) % HOME);
+    for (uint32_t u = 0; u < UNITS; u++) {
+        a->n_moves[u] = n;
+        for (uint32_t i = 0; i < n; i++)
+            a->moves[u * MOST_MOVES + i] = (cn_move){
+                (i * 5 + u) % (AREA * BLOCK),
+                (uint32_t)(bench_random(&random) % (HOME_BLOCKS * BLOCK))};
+    }
+}
+
+static void time_push(side *cache, const side *model, double link)
+{
+    static const uint32_t counts[] = {56, 205, MOST_MOVES};
+    arrays *host = cn_calloc(1, sizeof *host);
+    if (!host) bench_must(cn_fail(CN_ERR_MEMORY, "no memory for the moves"));
+    arrays *a = bench_alloc(cache->be, sizeof *a);
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        char name[64];
+        fill_arrays(host, counts[i]);
+        bench_must(cache->be->mem_write(cache->stream, a, host, sizeof *host));
+        bench_must(cache->be->stream_sync(cache->stream));
+        const cn_fetch_args f = {.local = model->pools,
+                                 .home = cache->pools,
+                                 .local_tables = a->local_tables,
+                                 .home_tables = a->home_tables,
+                                 .local_stride = AREA,
+                                 .home_stride = HOME_BLOCKS,
+                                 .entry_log2 = a->entry_log2,
+                                 .moves = a->moves,
+                                 .n_moves = a->n_moves,
+                                 .move_stride = MOST_MOVES,
+                                 .n_seqs = SEQS,
+                                 .n_layers = LAYERS};
+        const double bytes = (double)UNITS * counts[i] * 2 * DIM * 2;
+        snprintf(name, sizeof name, "push, %u tokens of a unit", counts[i]);
+        report(name, bytes, time_of(cache, run_fetch, &f), link);
+    }
+    cn_free(host);
+}
+
+static void time_put(side *model, const side *cache, double link)
+{
+    static const uint32_t counts[] = {1, PUTS};
+    cn_block_copy pairs[PUTS];
+    for (uint32_t i = 0; i < PUTS; i++) pairs[i] = (cn_block_copy){i * 3, i * 7 + 2};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        char name[64];
+        const cn_copy_args a = {cn_pools_planes(&model->pools), cn_pools_planes(&cache->pools),
+                                {.blocks = pairs, .n_blocks = counts[i]}};
+        const double bytes = (double)counts[i] * LAYERS * (double)model->pools.layout.block_bytes;
+        snprintf(name, sizeof name, "put, %u block%s", counts[i], counts[i] > 1 ? "s" : "");
+        report(name, bytes, time_of(model, run_copy, &a), link);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const uint32_t cache_gpu = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 1;
+    const uint32_t model_gpu = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 0;
+    side cache = open_side(cache_gpu, HOME), model = open_side(model_gpu, SEQS * AREA);
+    if (cache_gpu == model_gpu) printf("one GPU: the link is its own memory\n");
+    const double push = link_rate(&cache, &cache, &model), put = link_rate(&model, &model, &cache);
+    printf("link: to GPU %u %.1f GB/s, to GPU %u %.1f GB/s\n", model_gpu, push / 1e9, cache_gpu,
+           put / 1e9);
+    time_push(&cache, &model, push);
+    time_put(&model, &cache, put);
+    close_side(&model);
+    close_side(&cache);
+    return 0;
+}
