@@ -462,12 +462,20 @@ static cn_home *home_of(cn_homes *hs, const cn_sched_event *ev)
     return &hs->at[ev->seq->kv.home];
 }
 
+/* The copy engine copies to host memory. A kernel would take multiprocessors from the model. */
+static cn_planes home_planes(const cn_homes *hs, const cn_home *h)
+{
+    cn_planes p = cn_pools_planes(&h->env.home);
+    if (kind_of(hs, h) == CN_HOME_HOST) p.where = CN_ON_HOST;
+    return p;
+}
+
 /* Copies blocks of the device to the home space. */
 static cn_status put(cn_homes *hs, const cn_sched_event *ev)
 {
     cn_home *h = home_of(hs, ev);
     const cn_planes local = cn_pools_planes(&hs->o.local);
-    const cn_copy_args a = {cn_planes_kv(&local, local.n_layers), cn_pools_planes(&h->env.home),
+    const cn_copy_args a = {cn_planes_kv(&local, local.n_layers), home_planes(hs, h),
                             {.blocks = ev->puts, .n_blocks = ev->n_puts}};
     h->put_blocks += ev->n_puts;
     return hs->o.model_be->copy_blocks(hs->o.event_stream, &a);
