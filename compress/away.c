@@ -30,7 +30,12 @@ uint32_t cn_away_selectors(void)
 const char *cn_away_params(const cn_kv_params *kv)
 {
     if (!is_away(kv)) return "";
-    return has_tiles(kv) ? "home select_cap select_query" : "home select_cap";
+    if (!has_tiles(kv)) return "home select_cap";
+    switch (kv->select_query) {
+    case CN_QUERY_PREDICTED: return "home select_cap select_query select_window select_weights";
+    case CN_QUERY_UNION: return "home select_cap select_query select_window";
+    default: return "home select_cap select_query";
+    }
 }
 
 cn_kv_params cn_away_form(const cn_kv_params *kv, cn_kv_home home)

@@ -363,6 +363,16 @@ static void conflicting_options_are_refused(void **state)
     expect_invalid(engine, "--kv-sinks 2 --kv-select last", NULL);
     expect_invalid(engine, "--select-tiles 9 --kv-select ds", "needs --kv-select tls");
     expect_invalid(engine, "--select-tiles 9 --kv-selectors ds,tls", NULL);
+    expect_invalid(engine, "--select-query union --kv-select tls",
+                   "--select-query needs --kv-home peer or host, with --kv-select tls");
+    expect_invalid(engine, "--select-query union --kv-select last --kv-home host",
+                   "--select-query needs --kv-home peer or host, with --kv-select tls");
+    expect_invalid(engine, "--select-query union --kv-select tls --kv-homes host", NULL);
+    expect_invalid(engine, "--select-cap 9 --kv-select last",
+                   "--select-cap needs --kv-home peer or host, with --kv-select tls, spade");
+    expect_invalid(engine, "--select-cap 9 --kv-select last --kv-home host", NULL);
+    expect_invalid(engine, "--select-window 9 --kv-select tls", "needs --kv-select spade");
+    expect_invalid(engine, "--select-window 9 --kv-select tls --kv-home host", NULL);
     expect_invalid(engine, "--tail-relaxation --kv-select ds", "needs --kv-policy window or zip");
     const uint32_t answers = CN_SECTION_PROMPTS | CN_SECTION_RUN_BATCH | CN_SECTION_SAMPLING;
     expect_invalid(answers, "-i a -o b --loop-rescue full", "--repetition-max-pattern-size");

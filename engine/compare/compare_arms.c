@@ -93,6 +93,11 @@ static cn_status set_part(cn_config *c, char *part, uint32_t place)
         value = "false";
     }
     if (!o) return refuse_key(part, len);
+    cn_kv_params away = c->kv;
+    away.home = CN_HOME_PEER;
+    if (!is_read(o, &c->kv) && is_read(o, &away) && cn_selector_of(c->kv.select)->away)
+        return cn_fail(CN_ERR_ARG, "%s reads %s only with home=peer or home=host before it",
+                       reader_name(&c->kv), o->json + sizeof json_prefix - 1);
     if (!is_read(o, &c->kv))
         return cn_fail(CN_ERR_ARG, "%s does not read %s: it reads %s", reader_name(&c->kv),
                        o->json + sizeof json_prefix - 1,

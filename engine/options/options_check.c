@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "compress/away.h"
 #include "compress/policy.h"
 #include "compress/selector.h"
 #include "engine/options/option_value.h"
@@ -127,10 +128,24 @@ static void list_readers(char *text, uint32_t set, const char *(*name)(uint32_t)
 static const char *policy_name(uint32_t i) { return cn_kv_policy_name((cn_kv_policy)i); }
 static const char *selector_name(uint32_t i) { return cn_kv_select_name((cn_kv_select)i); }
 
-/* Bits of the policies and of the selectors that read the option. */
+/* Bits of the policies and of the selectors that read the option; away: of the selectors that read
+ * it for requests whose home is not the device. */
 typedef struct readers {
-    uint32_t policies, selectors;
+    uint32_t policies, selectors, away;
 } readers;
+
+/* Returns whether the option is read for requests with this selector and a home that is not the
+ * device. */
+static bool is_read_away(const cn_option *o, cn_kv_select select)
+{
+    cn_kv_params kv = {.home = CN_HOME_PEER, .select = select};
+    bool reads = false;
+    for (uint32_t i = 0; i <= CN_QUERY_UNION; i++) {
+        kv.select_query = (cn_select_query)i;
+        reads |= cn_option_is_read(o, cn_away_params(&kv));
+    }
+    return reads;
+}
 
 static readers readers_of(const cn_config *c, const cn_option *o)
 {
@@ -148,8 +163,29 @@ static readers readers_of(const cn_config *c, const cn_option *o)
         const bool reads =
             field == &c->select_dense_layers || cn_option_is_read(o, s->params);
         r.selectors |= (uint32_t)reads << i;
+        const bool away = s->away && field != &c->kv.home && is_read_away(o, (cn_kv_select)i);
+        r.away |= (uint32_t)away << i;
     }
     return r;
+}
+
+/* Whether requests may have a policy, or a selector and home, that reads the option. */
+static bool has_reader(const cn_config *c, const readers *r)
+{
+    const uint32_t selectors = cn_config_selectors(c);
+    return r->policies & cn_config_policies(c) || r->selectors & selectors ||
+           (cn_config_away(c) && r->away & selectors);
+}
+
+static cn_status refuse_away_option(const cn_config *c, const cn_option *o, const readers *r)
+{
+    char selectors[READERS_BYTES];
+    list_readers(selectors, r->away, selector_name);
+    if (c->arms || c->decode_arms)
+        return cn_fail(CN_ERR_ARG, "--%s needs an arm of --arms that reads it: %s, with home=peer "
+                                   "or home=host", o->name, selectors);
+    return cn_fail(CN_ERR_ARG, "--%s needs --kv-home peer or host, with --kv-select %s", o->name,
+                   selectors);
 }
 
 cn_status cn_config_check_kv_readers(const cn_config *c)
@@ -159,9 +195,9 @@ cn_status cn_config_check_kv_readers(const cn_config *c)
     for (size_t i = 0; i < n; i++) {
         if (o[i].section != CN_SECTION_KV || !c->given[i]) continue;
         const readers r = readers_of(c, &o[i]);
-        const bool chooses = !r.policies && !r.selectors;
-        if (chooses || r.policies & cn_config_policies(c) || r.selectors & cn_config_selectors(c))
-            continue;
+        const bool chooses = !r.policies && !r.selectors && !r.away;
+        if (chooses || has_reader(c, &r)) continue;
+        if (!r.policies && !r.selectors) return refuse_away_option(c, &o[i], &r);
         char policies[READERS_BYTES], selectors[READERS_BYTES];
         list_readers(policies, r.policies, policy_name);
         list_readers(selectors, r.selectors, selector_name);
