@@ -470,7 +470,8 @@ static void record_predict(bench *b, const void *ctx)
                                    .eps = 0.01f,
                                    .cos = (const void *)(b->memory + COS_AT),
                                    .sin = (const void *)(b->memory + SIN_AT),
-                                   .out = at + ring_bytes};
+                                   .out = at + ring_bytes,
+                                   .out_stride = LAYERS * HEADS * HEAD_DIM};
         bench_must(b->be->predict(b->s, &a));
     }
 }

@@ -113,7 +113,7 @@ const char *cn_kv_home_name(cn_kv_home h); /* "peer" */
 typedef enum cn_select_query {
     CN_QUERY_LAST,      /* the newest, rotated to the step */
     CN_QUERY_PREDICTED, /* as `spade` predicts it */
-    CN_QUERY_UNION      /* the largest score of any of the newest select_window queries */
+    CN_QUERY_UNION      /* each tile by the best of the newest select_window queries */
 } cn_select_query;
 
 typedef struct cn_kv_params {
@@ -137,14 +137,15 @@ typedef struct cn_kv_params {
     uint32_t select_tiles;  /* `tls`: tiles of 64 tokens whose labels are ranked */
     cn_select_keys select_keys;
     cn_select_group select_group;
-    uint32_t select_window; /* `spade`: recent queries that predict the next one, W */
+    uint32_t select_window; /* `spade`: recent queries that predict the next one, W; `tls` away:
+                             * those of select_query predicted and union */
     cn_select_weights select_weights;
     bool select_rotate;     /* `spade`, `last`: rotate past queries to the position of the step */
     uint32_t recent_tokens; /* newest tokens always attended to; rounded up to a tile of 64 */
     cn_kv_home home;        /* not `device` requires a selector that ranks ahead */
     uint32_t select_cap;    /* most entries that an exchange replaces in a unit; 0: a share of the
                              * exchange area that depends on the home (cn_away_of) */
-    cn_select_query select_query; /* `tls` away */
+    cn_select_query select_query; /* `tls` away; others do not read it */
 } cn_kv_params;
 
 /* ---- sampling, per request: vLLM's names, defaults and meanings ----

@@ -198,17 +198,17 @@ static void fill_exchange(const cn_engine *e, cn_home_step *st, cn_kv_home kind,
                           const cn_plan *plan)
 {
     const uint32_t b = e->plan.kv.block_tokens;
-    uint32_t n = 0, local = 0, home = 0;
+    uint32_t n = 0;
+    cn_exchange_strides strides = {0};
     for (uint32_t r = 0; r < plan->n_decode; r++) {
         const cn_plan_row *row = &plan->rows[r];
         if (row->seq->home_len == 0 || row->seq->kv.home != kind) continue;
         st->seqs[n] = row->seq;
         const cn_select_span s = cn_select_span_away(&row->seq->kv, b);
         st->attended[n++] = row->first_slot + 1 - (s.listed ? s.tail - s.list_len : 0);
-        local = cn_max_u32(local, cn_exchange_local_blocks(&row->seq->kv, b));
-        home = cn_max_u32(home, row->seq->home_len / b);
+        cn_exchange_strides_add(&strides, &row->seq->kv, row->seq->home_len, b);
     }
-    cn_exchange_rows_begin(&st->rows, n, local, home);
+    cn_exchange_rows_begin(&st->rows, n, strides);
     for (uint32_t i = 0; i < n; i++) {
         const cn_seq *q = st->seqs[i];
         const cn_exchange_row row = {

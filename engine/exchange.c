@@ -11,7 +11,9 @@ enum {
     ALIGN_BYTES = 64,
     /* Candidates times layers of one launch of `score`. An exchange with more is split, so this
      * bounds memory, not what can run. */
-    MOST_SCORES = 1 << 20
+    MOST_SCORES = 1 << 20,
+    /* Queries times layers of one launch, likewise. */
+    MOST_QUERIES = 1 << 12
 };
 
 /* ---- packs and sizes ---- */
@@ -49,6 +51,12 @@ static cn_away most_of(const cn_config *c, cn_kv_home home, uint32_t block_token
     return most;
 }
 
+/* The most queries that a request may rank with. */
+static uint32_t most_queries(const cn_config *c)
+{
+    return cn_config_selectors(c) >> CN_SELECT_TLS & 1 ? c->kv.select_window : 1;
+}
+
 cn_exchange_sizes cn_exchange_sizes_of(const cn_config *c, const cn_model_config *m,
                                        cn_kv_home home, uint32_t block_tokens, bool fill)
 {
@@ -59,6 +67,8 @@ cn_exchange_sizes cn_exchange_sizes_of(const cn_config *c, const cn_model_config
     const uint32_t rows = fill ? 1 : c->max_num_seqs;
     const uint32_t longest_blocks = (uint32_t)cn_ceil_div(longest, block_tokens);
     const uint64_t all = (uint64_t)rows * longest;
+    const uint32_t queries = most_queries(c);
+    const uint32_t many = cn_min_u32(rows * queries, MOST_QUERIES / layers);
     const cn_away most = most_of(c, home, block_tokens);
     return (cn_exchange_sizes){
         .max_rows = rows,
@@ -68,6 +78,7 @@ cn_exchange_sizes cn_exchange_sizes_of(const cn_config *c, const cn_model_config
         .max_home = longest_blocks,
         .room = cn_max_u32(longest, all < MOST_SCORES / layers ? (uint32_t)all
                                                                : MOST_SCORES / layers),
+        .query_room = cn_max_u32(many, cn_max_u32(rows, queries)),
         .move_stride = fill ? most.n_entries : most.cap,
         .pack_layers = layers,
         .n_layers = packs.n_layers,
@@ -96,7 +107,7 @@ typedef enum row_array {
     N_HELD,
     N_ROW_ARRAYS
 } row_array;
-typedef enum byte_array { WEIGHTS, ROTATE, ENTRY_LOG2, N_BYTE_ARRAYS } byte_array;
+typedef enum byte_array { WEIGHTS, ROTATE, N_EACH, ENTRY_LOG2, N_BYTE_ARRAYS } byte_array;
 
 static size_t u32_at(const cn_exchange_sizes *z, uint32_t i)
 {
@@ -121,7 +132,7 @@ size_t cn_exchange_bytes(const cn_exchange_sizes *z)
 
 static size_t home_tables_at(const cn_exchange_rows *r)
 {
-    return tables_at(&r->sizes) + sizeof(uint32_t) * r->n_rows * r->local_stride;
+    return tables_at(&r->sizes) + sizeof(uint32_t) * r->n_rows * r->strides.local;
 }
 
 static uint32_t *u32_of(const cn_exchange_rows *r, char *base, row_array a)
@@ -146,15 +157,13 @@ void cn_exchange_rows_free(cn_exchange_rows *r)
     *r = (cn_exchange_rows){0};
 }
 
-void cn_exchange_rows_begin(cn_exchange_rows *r, uint32_t n_rows, uint32_t local_stride,
-                            uint32_t home_stride)
+void cn_exchange_rows_begin(cn_exchange_rows *r, uint32_t n_rows, cn_exchange_strides strides)
 {
-    CN_ASSERT(n_rows <= r->sizes.max_rows && local_stride <= r->sizes.max_local &&
-              home_stride <= r->sizes.max_home);
+    CN_ASSERT(n_rows <= r->sizes.max_rows && strides.local <= r->sizes.max_local &&
+              strides.home <= r->sizes.max_home && strides.queries <= r->sizes.query_room);
     r->n_rows = n_rows;
     r->n_added = r->n_ranges = 0;
-    r->local_stride = local_stride;
-    r->home_stride = home_stride;
+    r->strides = strides;
     r->holds = false;
 }
 
@@ -162,9 +171,13 @@ void cn_exchange_rows_begin(cn_exchange_rows *r, uint32_t n_rows, uint32_t local
 static uint32_t place(cn_exchange_rows *r, uint32_t i, uint32_t n)
 {
     cn_row_range *range = r->n_ranges > 0 ? &r->ranges[r->n_ranges - 1] : NULL;
-    uint32_t first = 0;
-    if (range) first = u32_of(r, r->host, FIRST)[i - 1] + u32_of(r, r->host, N)[i - 1];
-    if (!range || (uint64_t)first + n > r->sizes.room) {
+    uint32_t first = 0, queries = 0;
+    if (range) {
+        first = u32_of(r, r->host, FIRST)[i - 1] + u32_of(r, r->host, N)[i - 1];
+        queries = (i - range->start) * r->strides.queries;
+    }
+    if (!range || (uint64_t)first + n > r->sizes.room ||
+        queries + r->strides.queries > r->sizes.query_room) {
         CN_ASSERT(n <= r->sizes.room);
         range = &r->ranges[r->n_ranges++];
         range->start = i;
@@ -174,23 +187,39 @@ static uint32_t place(cn_exchange_rows *r, uint32_t i, uint32_t n)
     return first;
 }
 
-uint32_t cn_exchange_local_blocks(const cn_kv_params *kv, uint32_t block_tokens)
+static uint32_t local_blocks(const cn_kv_params *kv, uint32_t block_tokens)
 {
     const uint32_t held = kv->policy == CN_KV_ZIP ? kv->budget_tokens / block_tokens : 0;
     return cn_away_of(kv, block_tokens).n_exchange + held;
+}
+
+/* Queries by which a request ranks beside each other; 0: it ranks by one prediction. */
+static uint32_t n_each(const cn_kv_params *kv)
+{
+    const bool is_union =
+        cn_selector_of(kv->select)->has_tiles && kv->select_query == CN_QUERY_UNION;
+    return is_union ? kv->select_window : 0;
+}
+
+void cn_exchange_strides_add(cn_exchange_strides *most, const cn_kv_params *kv, uint32_t home_len,
+                             uint32_t block_tokens)
+{
+    most->local = cn_max_u32(most->local, local_blocks(kv, block_tokens));
+    most->home = cn_max_u32(most->home, home_len / block_tokens);
+    most->queries = cn_max_u32(most->queries, cn_max_u32(n_each(kv), 1));
 }
 
 static void copy_tables(cn_exchange_rows *r, uint32_t i, const cn_exchange_row *row)
 {
     uint32_t *local = (uint32_t *)(void *)(r->host + tables_at(&r->sizes));
     uint32_t *home = (uint32_t *)(void *)(r->host + home_tables_at(r));
-    const uint32_t n = cn_exchange_local_blocks(row->kv, r->block_tokens);
+    const uint32_t n = local_blocks(row->kv, r->block_tokens);
     const uint32_t head = cn_min_u32(n, row->n_local[0]);
-    CN_ASSERT(n <= r->local_stride && n <= row->n_local[0] + row->n_local[1]);
-    local += (size_t)i * r->local_stride;
+    CN_ASSERT(n <= r->strides.local && n <= row->n_local[0] + row->n_local[1]);
+    local += (size_t)i * r->strides.local;
     memcpy(local, row->local[0], head * sizeof *local);
     if (n > head) memcpy(local + head, row->local[1], (n - head) * sizeof *local);
-    memcpy(home + (size_t)i * r->home_stride, row->home,
+    memcpy(home + (size_t)i * r->strides.home, row->home,
            row->home_len / r->block_tokens * sizeof *home);
 }
 
@@ -202,7 +231,8 @@ static cn_sel_stage stage_of(const cn_kv_params *kv)
                               .key = CN_KEY_BOUNDS,
                               .group = CN_GROUP_SUM,
                               .query = CN_SEL_PREDICTED,
-                              .entry_log2 = CN_DIGEST_TILE_LOG2};
+                              .entry_log2 = CN_DIGEST_TILE_LOG2,
+                              .n_queries = (uint8_t)n_each(kv)};
     return cn_selector_token_stage(kv);
 }
 
@@ -214,6 +244,7 @@ void cn_exchange_rows_add(cn_exchange_rows *r, const cn_exchange_row *row)
     const uint32_t i = r->n_added++, ring = cn_ring_rows(kv);
     const cn_sel_stage stage = stage_of(kv);
     CN_ASSERT(i < r->n_rows && away.cap <= r->sizes.move_stride && ring >= 2);
+    CN_ASSERT(stage.n_queries <= cn_min_u32(ring - 1, row->newest + 1));
     const uint32_t values[N_ROW_ARRAYS] = {
         [RING_SLOT] = row->query_slot,
         [NEWEST] = row->newest,
@@ -232,6 +263,7 @@ void cn_exchange_rows_add(cn_exchange_rows *r, const cn_exchange_row *row)
     ((cn_sel_stage *)(void *)(r->host + stages_at(&r->sizes)))[i] = stage;
     r->host[byte_at(&r->sizes, WEIGHTS) + i] = (char)kv->select_weights;
     r->host[byte_at(&r->sizes, ROTATE) + i] = (char)(kv->select_rotate || stage.entry_log2 > 0);
+    r->host[byte_at(&r->sizes, N_EACH) + i] = (char)stage.n_queries;
     r->host[byte_at(&r->sizes, ENTRY_LOG2) + i] = (char)stage.entry_log2;
     r->holds |= span.excludes_held;
     copy_tables(r, i, row);
@@ -271,48 +303,56 @@ static const cn_sel_stage *device_stages(const job *j)
                                                 stages_at(&j->r->sizes));
 }
 
-static cn_status predict(const job *j)
+/* Elements of the queries of a row. */
+static size_t query_stride(const job *j)
 {
     const cn_pools *p = &j->x->local;
+    return (size_t)j->r->strides.queries * j->n_layers * p->n_heads * p->layout.head_dim;
+}
+
+static cn_status predict(const job *j, cn_row_range range)
+{
+    const cn_pools *p = &j->x->local;
+    const uint32_t r = range.start;
     const cn_predict_args a = {
         .ring = p->q_window,
         .n_query_slots = p->n_query_slots,
         .rows = p->window,
         .n_heads = p->n_heads,
         .head_dim = p->layout.head_dim,
-        .slots = device_u32(j, RING_SLOT),
-        .newest = device_u32(j, NEWEST),
-        .modulus = device_u32(j, MODULUS),
-        .n_window = device_u32(j, N_WINDOW),
-        .weights = device_bytes(j, WEIGHTS),
-        .rotate = device_bytes(j, ROTATE),
-        .n_seqs = j->r->n_rows,
+        .slots = device_u32(j, RING_SLOT) + r,
+        .newest = device_u32(j, NEWEST) + r,
+        .modulus = device_u32(j, MODULUS) + r,
+        .n_window = device_u32(j, N_WINDOW) + r,
+        .weights = device_bytes(j, WEIGHTS) + r,
+        .rotate = device_bytes(j, ROTATE) + r,
+        .n_each = device_bytes(j, N_EACH) + r,
+        .n_seqs = range.end - r,
         .first_layer = j->first_layer,
         .n_layers = j->n_layers,
         .eps = CN_SELECT_RIDGE,
         .cos = j->x->cos,
         .sin = j->x->sin,
         .out = j->m->predicted,
+        .out_stride = query_stride(j),
     };
     return j->x->be->predict(j->s, &a);
 }
 
 static cn_status score(const job *j, cn_row_range range)
 {
-    const cn_pools *p = &j->x->local;
     const uint32_t r = range.start;
-    const size_t q_row = (size_t)j->n_layers * p->n_heads * p->layout.head_dim;
     const cn_score_args a = {
-        .q = {[CN_SEL_PREDICTED] =
-                  (const char *)j->m->predicted + r * q_row * cn_dtype_bytes(p->act_dtype)},
-        .q_stride = {[CN_SEL_PREDICTED] = q_row},
+        .q = {[CN_SEL_PREDICTED] = j->m->predicted},
+        .q_stride = {[CN_SEL_PREDICTED] = query_stride(j)},
         .stage = device_stages(j) + r,
         .pools = j->x->home,
-        .tables = device_table(j, home_tables_at(j->r)) + (size_t)r * j->r->home_stride,
-        .table_stride = j->r->home_stride,
+        .tables = device_table(j, home_tables_at(j->r)) + (size_t)r * j->r->strides.home,
+        .table_stride = j->r->strides.home,
         .first = device_u32(j, FIRST) + r,
         .n = device_u32(j, N) + r,
         .base = device_u32(j, BASE) + r,
+        .max_queries = j->r->strides.queries,
         .n_seqs = range.end - r,
         .first_layer = j->first_layer,
         .n_layers = j->n_layers,
@@ -343,10 +383,10 @@ static cn_status replace(const job *j, cn_row_range range)
         .cap = device_u32(j, CAP) + r,
         .slots = device_u32(j, HOME_SLOT) + r,
         .local = j->x->local,
-        .local_tables = j->r->holds ? tables + (size_t)r * j->r->local_stride : NULL,
+        .local_tables = j->r->holds ? tables + (size_t)r * j->r->strides.local : NULL,
         .held_from = device_u32(j, HELD_FROM) + r,
         .n_held = device_u32(j, N_HELD) + r,
-        .local_stride = j->r->local_stride,
+        .local_stride = j->r->strides.local,
         .n_seqs = range.end - r,
         .first_layer = j->first_layer,
         .n_layers = j->n_layers,
@@ -371,8 +411,8 @@ static cn_status fetch(const job *j)
         .home = j->x->home,
         .local_tables = device_table(j, tables_at(&j->r->sizes)),
         .home_tables = device_table(j, home_tables_at(j->r)),
-        .local_stride = j->r->local_stride,
-        .home_stride = j->r->home_stride,
+        .local_stride = j->r->strides.local,
+        .home_stride = j->r->strides.home,
         .entry_log2 = device_bytes(j, ENTRY_LOG2),
         .moves = j->m->moves,
         .n_moves = j->moved,
@@ -388,7 +428,8 @@ cn_status cn_exchange_upload(const cn_exchange_env *x, cn_stream *s, const cn_ex
                              const cn_exchange_scratch *m)
 {
     CN_ASSERT(r->n_added == r->n_rows);
-    const size_t tables = sizeof(uint32_t) * r->n_rows * ((size_t)r->local_stride + r->home_stride);
+    const size_t tables =
+        sizeof(uint32_t) * r->n_rows * ((size_t)r->strides.local + r->strides.home);
     return x->be->mem_write(s, m->arrays, r->host, tables_at(&r->sizes) + tables);
 }
 
@@ -410,8 +451,8 @@ cn_status cn_exchange_run(const cn_exchange_env *x, cn_stream *s, const cn_excha
         .moved = counts + before,
         .missed = counts + cn_exchange_counts(&r->sizes, hk) + before,
     };
-    CN_TRY(predict(&j));
     for (uint32_t g = 0; g < r->n_ranges; g++) {
+        CN_TRY(predict(&j, r->ranges[g]));
         CN_TRY(score(&j, r->ranges[g]));
         CN_TRY(replace(&j, r->ranges[g]));
     }

@@ -1,6 +1,7 @@
-/* exchange.h - an exchange: predicts the next query of each away sequence, ranks the tokens of its
- * home, and brings those that entered the set of the best into the exchange area of its table. The
- * arrays of the sequences, the sizes of the scratch, and the ops of some layers. DESIGN.md §7.
+/* exchange.h - an exchange: predicts the next query of each away sequence, or takes its newest
+ * ones, ranks the tokens of its home, and brings those that entered the set of the best into the
+ * exchange area of its table. The arrays of the sequences, the sizes of the scratch, and the ops of
+ * some layers. DESIGN.md §7.
  *
  * Owner: cn_home. Thread: engine. Stage: 6 of a request's way. */
 #ifndef CN_EXCHANGE_H
@@ -26,6 +27,7 @@ typedef struct cn_exchange_sizes {
     uint32_t max_rows;  /* sequences of one exchange */
     uint32_t max_local, max_home; /* blocks of their tables */
     uint32_t room;      /* candidates of one launch of `score`, all its sequences */
+    uint32_t query_room; /* queries of that launch */
     uint32_t move_stride; /* moves of a unit */
     uint32_t pack_layers, n_layers;
 } cn_exchange_sizes;
@@ -37,7 +39,7 @@ cn_exchange_sizes cn_exchange_sizes_of(const cn_config *c, const cn_model_config
 /* Device memory, one item of the start list each. */
 typedef struct cn_exchange_scratch {
     void *arrays;    /* cn_exchange_bytes */
-    void *predicted; /* act [rows, pack layers, hq, d] */
+    void *predicted; /* act [query_room, pack layers, hq, d] */
     void *score;     /* u16 [room, pack layers, hk] */
     void *logits;    /* f32 [room, pack layers, hq] */
     void *moves;     /* cn_move [rows, pack layers, hk, move_stride] */
@@ -57,14 +59,25 @@ typedef struct cn_exchange_row {
     const uint32_t *home;
 } cn_exchange_row;
 
+/* What each sequence of an exchange has room for: the most that any of them needs. */
+typedef struct cn_exchange_strides {
+    uint32_t local;   /* blocks of its table: the exchange area and what the policy holds */
+    uint32_t home;    /* blocks of its home */
+    uint32_t queries; /* by which it ranks: select_window under select_query union, else one */
+} cn_exchange_strides;
+/* Raises `most` to what a sequence needs. */
+void cn_exchange_strides_add(cn_exchange_strides *most, const cn_kv_params *kv, uint32_t home_len,
+                             uint32_t block_tokens);
+
 /* The arrays of an exchange, on the host. They must not change before the stream has run the
  * upload. */
 typedef struct cn_exchange_rows {
     cn_exchange_sizes sizes;
     uint32_t block_tokens;
     char *host;           /* cn_exchange_bytes */
-    cn_row_range *ranges; /* [max_rows] rows whose candidates fit the room */
-    uint32_t n_rows, n_added, n_ranges, local_stride, home_stride;
+    cn_row_range *ranges; /* [max_rows] rows whose candidates and queries fit their rooms */
+    cn_exchange_strides strides;
+    uint32_t n_rows, n_added, n_ranges;
     bool holds; /* some policy's area holds tokens that are no candidates */
 } cn_exchange_rows;
 /* CN_ERR_MEMORY. Free also after an error. */
@@ -72,12 +85,8 @@ cn_status cn_exchange_rows_init(cn_exchange_rows *r, const cn_exchange_sizes *z,
                                 uint32_t block_tokens);
 void cn_exchange_rows_free(cn_exchange_rows *r);
 /* Starts an exchange of n_rows rows, which the caller then adds. */
-void cn_exchange_rows_begin(cn_exchange_rows *r, uint32_t n_rows, uint32_t local_stride,
-                            uint32_t home_stride);
+void cn_exchange_rows_begin(cn_exchange_rows *r, uint32_t n_rows, cn_exchange_strides strides);
 void cn_exchange_rows_add(cn_exchange_rows *r, const cn_exchange_row *row);
-
-/* Blocks of its table that an exchange reads: the exchange area and what the policy holds. */
-uint32_t cn_exchange_local_blocks(const cn_kv_params *kv, uint32_t block_tokens);
 
 /* What all exchanges with a home share. */
 typedef struct cn_exchange_env {

@@ -262,9 +262,6 @@ cn_status cn_home_check(const cn_config *c, cn_kv_params *kv, uint32_t block_tok
         !(cn_config_homes(c) >> kv->home & 1))
         return cn_fail(CN_ERR_ARG, "kv.home %s is not enabled: add it to --kv-homes at start",
                        cn_kv_home_name(kv->home));
-    if (kv->home != CN_HOME_DEVICE && kv->select == CN_SELECT_TLS &&
-        kv->select_query == CN_QUERY_UNION)
-        return cn_fail(CN_ERR_ARG, "kv select_query union: not supported; use last or predicted");
     CN_TRY(cn_away_check(kv, block_tokens));
     if (kv->home == CN_HOME_DEVICE) return CN_OK;
     cn_kv_params most = c->kv;
@@ -556,8 +553,9 @@ static cn_status fill(cn_homes *hs, const cn_sched_event *ev)
         .n_local = {ev->n_exchange, ev->req.n_target},
         .home = q->home_table,
     };
-    cn_exchange_rows_begin(r, 1, cn_exchange_local_blocks(&q->kv, r->block_tokens),
-                           ev->home_len / r->block_tokens);
+    cn_exchange_strides strides = {0};
+    cn_exchange_strides_add(&strides, &q->kv, ev->home_len, r->block_tokens);
+    cn_exchange_rows_begin(r, 1, strides);
     cn_exchange_rows_add(r, &row);
     cn_status status = cn_exchange_upload(&h->env, h->fills, r, &h->fill);
     for (uint32_t p = 0; status == CN_OK && p < hs->packs.n; p++)

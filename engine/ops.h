@@ -324,7 +324,8 @@ typedef struct cn_digest_args {
 /* Predicts the next query of each sequence from its ring (AsyncSpade §3 and §4.2, DESIGN.md §6.4).
  * The rows used are those of positions newest, newest - 1, ..., newest - n_window, as far as they
  * exist. With n_window 1, or with one row, the result is the newest query. With `rotate` all rows
- * are rotated to position newest + 1 before they are used. */
+ * are rotated to position newest + 1 before they are used.
+ * Where n_each is not 0 the result is not a prediction, but the n_each newest queries. */
 typedef struct cn_predict_args {
     const void *ring;          /* [L, n_query_slots, rows, hq, d] act, after RoPE */
     uint32_t n_query_slots, rows, n_heads, head_dim;
@@ -334,12 +335,16 @@ typedef struct cn_predict_args {
     const uint32_t *n_window;  /* [S] W, at most modulus - 1 and CN_MAX_SELECT_WINDOW */
     const uint8_t *weights;    /* [S] cn_select_weights */
     const uint8_t *rotate;     /* [S] */
+    const uint8_t *n_each;     /* [S] at most n_window and newest + 1; NULL: 0 for all */
     uint32_t n_seqs, first_layer, n_layers;
     /* Ridge, times the mean diagonal of the Gram matrix of the largest window; all windows have the
      * same ridge. */
     float eps;
     const float *cos, *sin;    /* [max_position, d/2] as in rope_store */
-    void *out;                 /* [S, n_layers, hq, d] act */
+    /* [S, max(n_each, 1), n_layers, hq, d] act, newest query first; out_stride elements from a
+     * sequence to the next */
+    void *out;
+    size_t out_stride;
 } cn_predict_args;
 
 typedef enum cn_sel_key {
@@ -363,7 +368,10 @@ typedef struct cn_sel_stage {
     uint8_t query;      /* CN_SEL_TRUE or CN_SEL_PREDICTED */
     uint8_t entry_log2; /* tokens of a candidate: 0, 4 or 6 */
     uint8_t in_tiles;   /* candidate c is token c % 64 of tile tiles[c / 64] */
-    uint8_t reserved[2];
+    /* The score is the largest under any of this many queries (0 and 1: one query). More than one
+     * for bounds with group rule sum only. */
+    uint8_t n_queries;
+    uint8_t reserved;
 } cn_sel_stage;
 
 /* Scores candidates. Candidate c of unit (s, l, h) has its score at
@@ -372,8 +380,9 @@ typedef struct cn_sel_stage {
  * 1/sqrt(d). Candidates in tiles that lie below position `base` get 0, the lowest value, and count
  * in no softmax. Labels are ranked alike, bit by bit, on every backend. */
 typedef struct cn_score_args {
-    const void *q[CN_N_SEL_QUERIES]; /* by query: [S, n_layers, hq, d] act; q_stride elements from
-                                      * a sequence to the next */
+    /* By query: [S, n_layers, hq, d] act, with several queries [S, n_queries, n_layers, hq, d];
+     * q_stride elements from a sequence to the next. */
+    const void *q[CN_N_SEL_QUERIES];
     size_t q_stride[CN_N_SEL_QUERIES];
     const cn_sel_stage *stage;       /* [S] */
     cn_pools pools;
@@ -385,6 +394,7 @@ typedef struct cn_score_args {
     const uint32_t *seed;            /* [S] of CN_KEY_HASH */
     const uint32_t *tiles; /* [S, n_layers, hk, tile_stride] of the stage before; or NULL */
     uint32_t tile_stride;
+    uint32_t max_queries; /* the largest n_queries of the stages; 0 and 1: one query */
     uint32_t n_seqs, first_layer, n_layers;
     /* f32 scratch of group max, ragged alike, by query head; NULL: no stage has group rule max */
     float *logits;

@@ -4,13 +4,15 @@
 cn_status cn_select_predict(const cn_select_step *p)
 {
     const cn_select_view *v = p->view;
+    const cn_kv_layout *l = &p->pools->layout;
+    const uint32_t n_layers = l->n_layers - p->first_layer;
     if (!v->runs_predict) return CN_OK;
     const cn_predict_args a = {
         .ring = p->pools->q_window,
         .n_query_slots = p->pools->n_query_slots,
         .rows = p->pools->window,
         .n_heads = p->pools->n_heads,
-        .head_dim = p->pools->layout.head_dim,
+        .head_dim = l->head_dim,
         .slots = v->ring_slots,
         .newest = v->newest,
         .modulus = v->modulus,
@@ -19,11 +21,12 @@ cn_status cn_select_predict(const cn_select_step *p)
         .rotate = v->rotate,
         .n_seqs = p->batch->n_decode,
         .first_layer = p->first_layer,
-        .n_layers = p->pools->layout.n_layers - p->first_layer,
+        .n_layers = n_layers,
         .eps = CN_SELECT_RIDGE,
         .cos = p->cos,
         .sin = p->sin,
         .out = p->scratch->predicted,
+        .out_stride = (size_t)n_layers * p->pools->n_heads * l->head_dim,
     };
     return p->be->predict(p->stream, &a);
 }

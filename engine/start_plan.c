@@ -222,7 +222,7 @@ static void add_exchange(cn_start_plan *p, const sizes *z, cn_kv_home home, bool
     add(p, z->be, fill ? "fill arrays" : "exchange arrays", part, cn_exchange_bytes(&s),
         at + offsetof(cn_exchange_scratch, arrays));
     add(p, z->be, fill ? "fill queries" : "exchange queries", part,
-        (uint64_t)s.max_rows * s.pack_layers * q_bytes,
+        (uint64_t)s.query_room * s.pack_layers * q_bytes,
         at + offsetof(cn_exchange_scratch, predicted));
     add(p, z->be, fill ? "fill scores" : "exchange scores", part,
         scores * m->n_kv_heads * sizeof(uint16_t), at + offsetof(cn_exchange_scratch, score));

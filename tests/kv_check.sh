@@ -206,6 +206,8 @@ tokens=300
     ask cap $tokens '{"select": "spade", "home": "peer", "select_cap": 1}'
     ask tiles $tokens '{"select": "tls", "home": "peer"}'
     ask query $tokens '{"select": "tls", "home": "peer", "select_query": "predicted"}'
+    ask union $tokens '{"select": "tls", "home": "peer", "select_query": "union"}'
+    ask few $tokens '{"select": "tls", "home": "peer", "select_query": "union", "select_window": 3}'
 } >"$dir/in"
 # shellcheck disable=SC2086
 run $small --kv-homes peer --summary-json "$dir/summary"
@@ -224,7 +226,9 @@ same peer --kv-select spade --kv-home peer
 same cap --kv-select spade --kv-home peer --select-cap 1
 same tiles --kv-select tls --kv-home peer
 same query --kv-select tls --kv-home peer --select-query predicted
-for pair in device:peer peer:cap tiles:query; do
+same union --kv-select tls --kv-home peer --select-query union
+same few --kv-select tls --kv-home peer --select-query union --select-window 3
+for pair in device:peer peer:cap tiles:query tiles:union query:union union:few; do
     choices "$dir/fields" "${pair%:*}" >"$dir/want"
     choices "$dir/fields" "${pair#*:}" | cmp -s - "$dir/want" && fail "$pair: no difference"
 done

@@ -217,7 +217,8 @@ static cn_predict_args predict_args(const world *w, const float *ring, const exc
                              .first_layer = FIRST,
                              .n_layers = CALL_LAYERS,
                              .eps = 0.01f,
-                             .out = w->predicted};
+                             .out = w->predicted,
+                             .out_stride = (size_t)CALL_LAYERS * HQ * DIM};
 }
 
 static cn_score_args score_args(const world *w)

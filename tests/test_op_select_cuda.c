@@ -25,6 +25,7 @@ enum {
     POISON = 0xa5,
     STAGES = 2,
     FIRST_STRIDE = 64, /* list_stride of stage one */
+    MAX_QUERIES = 40,  /* of bounds: more than two passes */
     MAX_TILES = 4096
 };
 
@@ -168,6 +169,8 @@ static const cn_sel_stage STAGE_KINDS[] = {
     {.active = 1, .key = CN_KEY_LABELS, .group = CN_GROUP_MEAN, .query = CN_SEL_PREDICTED},
     {.active = 1, .key = CN_KEY_BOUNDS, .group = CN_GROUP_SUM, .entry_log2 = 4},
     {.active = 1, .key = CN_KEY_BOUNDS, .group = CN_GROUP_MAX, .entry_log2 = 4},
+    {.active = 1, .key = CN_KEY_BOUNDS, .group = CN_GROUP_SUM, .query = CN_SEL_PREDICTED,
+     .entry_log2 = 4, .n_queries = 17},
     {.active = 1, .key = CN_KEY_HASH, .group = CN_GROUP_MAX},
     {.key = CN_KEY_LABELS, .group = CN_GROUP_MAX},
     {.active = 1, .key = CN_KEY_LABELS, .group = CN_GROUP_MEAN, .in_tiles = 1},
@@ -194,6 +197,8 @@ static void draw_row(world *w, uint32_t s, uint32_t kind)
                                         .key = CN_KEY_BOUNDS,
                                         .group = test_rng_below(r, 2) ? CN_GROUP_SUM : CN_GROUP_MAX,
                                         .entry_log2 = 6};
+        if (w->stage[0][s].group == CN_GROUP_SUM)
+            w->stage[0][s].n_queries = (uint8_t)test_rng_below(r, MAX_QUERIES + 1);
         w->n[0][s] = complete / 64;
         w->k[0][s] = 1 + test_rng_below(r, cn_min_u32(w->n[0][s], FIRST_STRIDE));
         w->n[1][s] = w->k[0][s] * 64;
@@ -220,7 +225,7 @@ static void bind_queries(world *w, float largest)
     test_rng *r = &w->env->rng;
     const cn_kv_layout *l = &w->b->layout;
     const size_t row = (size_t)w->n_layers * l->n_kv_heads * w->group * l->head_dim;
-    const size_t stride = row + 16, n = w->n_seqs * stride;
+    const size_t stride = MAX_QUERIES * row + 16, n = w->n_seqs * stride;
     float *values = cn_calloc(n, sizeof *values);
     for (int i = 0; i < CN_N_SEL_QUERIES; i++) {
         for (size_t j = 0; j < n; j++)
@@ -251,6 +256,8 @@ static void bind_side(world *w, uint32_t i, int side, const cn_pools *pools, con
     a->seed = words[6].at[side];
     a->tiles = i == 0 ? NULL : side == ON_CPU ? w->lists[0].cpu : w->lists[0].cuda;
     a->tile_stride = w->stride[0];
+    for (uint32_t s = 0; s < w->n_seqs; s++)
+        a->max_queries = cn_max_u32(a->max_queries, w->stage[i][s].n_queries);
     a->n_seqs = w->n_seqs;
     a->first_layer = FIRST_LAYER;
     a->n_layers = w->n_layers;

@@ -1,5 +1,6 @@
 /* test_predict_cpu.c - predict on the CPU compared with one regression per window, solved by
- * Gaussian elimination in double, with queries rotated in double. */
+ * Gaussian elimination in double, with queries rotated in double; and the newest queries, where
+ * these are the result. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,7 +21,8 @@ static const double EPS = 0.01, ATTENTION_FACTOR = 1.25;
 typedef struct ring_case {
     uint32_t d, n_heads, n_seqs, n_slots, rows;
     uint32_t slots[MAX_SEQS], newest[MAX_SEQS], modulus[MAX_SEQS], n_window[MAX_SEQS];
-    uint8_t weights[MAX_SEQS], rotate[MAX_SEQS];
+    uint8_t weights[MAX_SEQS], rotate[MAX_SEQS], n_each[MAX_SEQS];
+    size_t out_stride;
     double *bare; /* [LAYERS, n_slots, N_POSITIONS, n_heads, d] queries before RoPE */
     float *ring, *cos, *sin, *out;
 } ring_case;
@@ -92,8 +94,6 @@ static ring_case draw_case(uint64_t seed)
             c.cos[p * c.d / 2 + i] = (float)(ATTENTION_FACTOR * cos(angle(&c, p, i)));
             c.sin[p * c.d / 2 + i] = (float)(ATTENTION_FACTOR * sin(angle(&c, p, i)));
         }
-    c.out = cn_calloc((size_t)c.n_seqs * N_LAYERS * row, sizeof *c.out);
-    for (size_t i = 0; i < c.n_seqs * N_LAYERS * row; i++) c.out[i] = -7;
     draw_queries(&c, &r);
     for (uint32_t s = 0; s < c.n_seqs; s++) {
         c.slots[s] = test_rng_below(&r, 8) ? MAX_SEQS - 1 - s : CN_NO_SLOT;
@@ -103,7 +103,13 @@ static ring_case draw_case(uint64_t seed)
         c.weights[s] = (uint8_t)test_rng_below(&r, 3);
         c.rotate[s] = (uint8_t)test_rng_below(&r, 2);
         if (c.slots[s] != CN_NO_SLOT) fill_ring(&c, s);
+        const uint32_t most = cn_min_u32(c.n_window[s], c.newest[s] + 1);
+        if (seed % 2) c.n_each[s] = (uint8_t)test_rng_below(&r, most + 1);
+        c.out_stride = cn_max_u32((uint32_t)c.out_stride, c.n_each[s]);
     }
+    c.out_stride = (c.out_stride + 1) * N_LAYERS * row + 3;
+    c.out = cn_calloc(c.n_seqs * c.out_stride, sizeof *c.out);
+    for (size_t i = 0; i < c.n_seqs * c.out_stride; i++) c.out[i] = -7;
     return c;
 }
 
@@ -114,6 +120,13 @@ static void free_case(ring_case *c)
     cn_free(c->cos);
     cn_free(c->sin);
     cn_free(c->out);
+}
+
+static bool has_each(const ring_case *c)
+{
+    bool any = false;
+    for (uint32_t s = 0; s < c->n_seqs; s++) any |= c->n_each[s] > 0;
+    return any;
 }
 
 static void run(cn_backend *be, const ring_case *c)
@@ -129,13 +142,15 @@ static void run(cn_backend *be, const ring_case *c)
                                .n_window = c->n_window,
                                .weights = c->weights,
                                .rotate = c->rotate,
+                               .n_each = has_each(c) ? c->n_each : NULL,
                                .n_seqs = c->n_seqs,
                                .first_layer = FIRST_LAYER,
                                .n_layers = N_LAYERS,
                                .eps = (float)EPS,
                                .cos = c->cos,
                                .sin = c->sin,
-                               .out = c->out};
+                               .out = c->out,
+                               .out_stride = c->out_stride};
     assert_int_equal(be->predict(backend_rig_stream(be), &a), CN_OK);
 }
 
@@ -194,16 +209,21 @@ static void window_weights(double (*q)[MAX_D], uint32_t d, uint32_t n, uint32_t 
     for (uint32_t i = 0; i < k; i++) w[i] = exp(w[i]) / sum;
 }
 
+/* out = the query of `age` positions before the newest, as the op uses it. */
+static void newest_query(const ring_case *c, uint32_t s, uint32_t layer, uint32_t head,
+                         uint32_t age, double *out)
+{
+    const uint32_t p = c->newest[s] - age;
+    rotate_to(c, bare_row(c, layer, c->slots[s], p, head), c->rotate[s] ? c->newest[s] + 1 : p,
+              out);
+}
+
 static void predict_head(const ring_case *c, uint32_t s, uint32_t layer, uint32_t head, double *out)
 {
     static double q[CN_MAX_SELECT_WINDOW + 1][MAX_D];
     double w[CN_MAX_SELECT_WINDOW];
     const uint32_t n = cn_min_u32(c->n_window[s], c->newest[s]);
-    for (uint32_t i = 0; i <= n; i++) {
-        const uint32_t p = c->newest[s] - i;
-        rotate_to(c, bare_row(c, layer, c->slots[s], p, head), c->rotate[s] ? c->newest[s] + 1 : p,
-                  q[i]);
-    }
+    for (uint32_t i = 0; i <= n; i++) newest_query(c, s, layer, head, i, q[i]);
     memcpy(out, q[0], sizeof q[0]);
     if (n == 0 || c->n_window[s] == 1) return;
     memset(out, 0, sizeof q[0]);
@@ -214,23 +234,34 @@ static void predict_head(const ring_case *c, uint32_t s, uint32_t layer, uint32_
     }
 }
 
+static void check_head(const ring_case *c, const float *got, const double *want)
+{
+    double wrong = 0, size = 0;
+    for (uint32_t j = 0; j < c->d; j++) {
+        wrong = fmax(wrong, fabs((double)got[j] - want[j]));
+        size = fmax(size, fabs(want[j]));
+    }
+    assert_true(wrong <= 2e-5 * size + 1e-6);
+}
+
 static void check(const ring_case *c)
 {
-    const float *got = c->out;
-    for (uint32_t s = 0; s < c->n_seqs; s++)
-        for (uint32_t i = 0; i < N_LAYERS * c->n_heads; i++, got += c->d) {
-            double want[MAX_D], wrong = 0, size = 0;
-            if (c->slots[s] == CN_NO_SLOT) {
-                for (uint32_t j = 0; j < c->d; j++) assert_true(got[j] == -7);
-                continue;
-            }
-            predict_head(c, s, FIRST_LAYER + i / c->n_heads, i % c->n_heads, want);
-            for (uint32_t j = 0; j < c->d; j++) {
-                wrong = fmax(wrong, fabs((double)got[j] - want[j]));
-                size = fmax(size, fabs(want[j]));
-            }
-            assert_true(wrong <= 2e-5 * size + 1e-6);
+    const size_t row = (size_t)c->n_heads * c->d;
+    for (uint32_t s = 0; s < c->n_seqs; s++) {
+        const float *got = c->out + s * c->out_stride;
+        const uint32_t n_out = c->slots[s] == CN_NO_SLOT ? 0 : cn_max_u32(c->n_each[s], 1);
+        for (uint32_t i = 0; i < n_out * N_LAYERS * c->n_heads; i++, got += c->d) {
+            const uint32_t layer = FIRST_LAYER + i / c->n_heads % N_LAYERS, head = i % c->n_heads;
+            double want[MAX_D];
+            if (c->n_each[s] > 0)
+                newest_query(c, s, layer, head, i / c->n_heads / N_LAYERS, want);
+            else
+                predict_head(c, s, layer, head, want);
+            check_head(c, got, want);
         }
+        for (size_t j = n_out * N_LAYERS * row; j < c->out_stride; j++)
+            assert_true(c->out[s * c->out_stride + j] == -7);
+    }
 }
 
 static void predictions_agree_with_a_regression_per_window(void **state)
@@ -252,7 +283,7 @@ static void the_number_of_threads_does_not_change_a_bit(void **state)
     cn_backend *one = backend_rig_open(1), *three = backend_rig_open(3);
     for (uint64_t seed = 0; seed < 12; seed++) {
         ring_case c = draw_case(seed);
-        const size_t n = (size_t)c.n_seqs * N_LAYERS * c.n_heads * c.d;
+        const size_t n = c.n_seqs * c.out_stride;
         run(one, &c);
         float *first = cn_calloc(n, sizeof *first);
         memcpy(first, c.out, n * sizeof *first);
@@ -275,7 +306,7 @@ static void zero_queries_predict_zero(void **state)
     run(be, &c);
     for (uint32_t s = 0; s < c.n_seqs; s++)
         for (uint32_t i = 0; i < N_LAYERS * c.n_heads * c.d; i++) {
-            const float x = c.out[s * N_LAYERS * c.n_heads * c.d + i];
+            const float x = c.out[s * c.out_stride + i];
             assert_true(x == (c.slots[s] == CN_NO_SLOT ? -7.0f : 0.0f));
         }
     free_case(&c);
@@ -286,8 +317,10 @@ static void windows_beyond_the_ring_are_refused(void **state)
 {
     (void)state;
     cn_backend *be = backend_rig_open(1);
-    const uint32_t slot = 0, newest = 5, modulus = 4, window = 4;
-    const cn_predict_args a = {.rows = 4,
+    const uint32_t slot = 0, newest = 5, modulus = 4;
+    uint32_t window = 4;
+    const uint8_t n_each = 4;
+    cn_predict_args a = {.rows = 4,
                                .n_heads = 1,
                                .head_dim = 16,
                                .slots = &slot,
@@ -298,6 +331,10 @@ static void windows_beyond_the_ring_are_refused(void **state)
                                .n_layers = 1};
     assert_int_equal(be->predict(backend_rig_stream(be), &a), CN_ERR_SHAPE);
     assert_non_null(strstr(cn_last_error(), "window 4 of sequence 0: expected 1 to 3"));
+    window = 3;
+    a.n_each = &n_each;
+    assert_int_equal(be->predict(backend_rig_stream(be), &a), CN_ERR_SHAPE);
+    assert_non_null(strstr(cn_last_error(), "4 queries of sequence 0: expected at most 3"));
     backend_rig_close(be);
 }
 

@@ -22,7 +22,7 @@ enum { N_DRAWN = 4 };
 enum { N_DRAWN = 80 };
 #endif
 
-enum { MAX_GROUP = 11, MAX_D = 256, LAYERS = 3, FIRST_LAYER = 1, POISON = 0xa5 };
+enum { MAX_GROUP = 11, MAX_QUERIES = 20, MAX_D = 256, LAYERS = 3, FIRST_LAYER = 1, POISON = 0xa5 };
 
 /* ---- arithmetic ---- */
 
@@ -149,7 +149,7 @@ typedef struct world {
     uint32_t first[2][PAGED_MAX_SEQS + 1];
     uint32_t n_forced[PAGED_MAX_SEQS], seed[PAGED_MAX_SEQS];
     float *q[CN_N_SEL_QUERIES];
-    size_t q_stride;
+    size_t q_row, q_stride; /* q_row: elements of a query, all layers */
 } world;
 
 /* The results of the ops for a world. */
@@ -229,6 +229,7 @@ static void draw_row(world *w, uint32_t s, test_rng *r)
     cn_sel_stage *st = &w->stage[1][s];
     *st = stages[tiles || test_rng_below(r, 6) ? test_rng_below(r, tiles ? N : N_WITHOUT_TILES)
                                                : N - 1];
+    if (st->group == CN_GROUP_SUM) st->n_queries = (uint8_t)(w->b->kv_len[s] % (MAX_QUERIES + 1));
     uint32_t base = cn_min_u32(test_rng_below(r, 40), complete);
     if (st->entry_log2) base = (uint32_t)cn_round_up(base, 16);
     base = cn_min_u32(base, complete);
@@ -237,7 +238,8 @@ static void draw_row(world *w, uint32_t s, test_rng *r)
     if (test_rng_below(r, 3) == 0) w->n[1][s] -= w->n[1][s] / 3;
     if (st->in_tiles) {
         w->stage[0][s] = (cn_sel_stage){
-            .active = 1, .key = CN_KEY_BOUNDS, .group = CN_GROUP_SUM, .entry_log2 = 6};
+            .active = 1, .key = CN_KEY_BOUNDS, .group = CN_GROUP_SUM, .entry_log2 = 6,
+            .n_queries = (uint8_t)(complete / 64 % (MAX_QUERIES + 1))};
         w->n[0][s] = complete / 64;
         w->k[0][s] = 1 + test_rng_below(r, w->n[0][s]);
         w->n[1][s] = w->k[0][s] * 64;
@@ -250,11 +252,13 @@ static void draw_row(world *w, uint32_t s, test_rng *r)
 
 static void draw_queries(world *w, test_rng *r)
 {
-    const size_t row = (size_t)w->n_layers * w->pools.n_heads * w->pools.layout.head_dim;
-    w->q_stride = row + 16;
+    w->q_row = (size_t)w->n_layers * w->pools.n_heads * w->pools.layout.head_dim;
+    w->q_stride = MAX_QUERIES * w->q_row + 16;
+    test_rng others = *r; /* of the queries beside the first */
     for (int i = 0; i < CN_N_SEL_QUERIES; i++) {
         w->q[i] = cn_calloc(w->n_seqs * w->q_stride, sizeof **w->q);
-        for (size_t j = 0; j < w->n_seqs * w->q_stride; j++) w->q[i][j] = 4 * test_rng_uniform(r);
+        for (size_t j = 0; j < w->n_seqs * w->q_stride; j++)
+            w->q[i][j] = 4 * test_rng_uniform(j % w->q_stride < w->q_row + 16 ? r : &others);
     }
 }
 
@@ -325,6 +329,7 @@ static cn_score_args score_args(const world *w, uint32_t i, const results *x, fl
                            .seed = w->seed,
                            .tiles = i ? x->list[0] : NULL,
                            .tile_stride = x->stride[0],
+                           .max_queries = MAX_QUERIES,
                            .n_seqs = w->n_seqs,
                            .first_layer = FIRST_LAYER,
                            .n_layers = w->n_layers,
@@ -504,12 +509,12 @@ static uint32_t position_of(const world *w, const results *x, const unit *u, uin
     return w->base[u->stage][u->seq] + (c << st->entry_log2);
 }
 
-/* The query of head h of the group; or the group's mean. */
-static void query_of(const world *w, const unit *u, uint32_t h, double *q)
+/* Query `number` of head h of the group; or the group's mean. */
+static void query_of(const world *w, const unit *u, uint32_t number, uint32_t h, double *q)
 {
     const cn_sel_stage *st = &w->stage[u->stage][u->seq];
     const uint32_t d = w->pools.layout.head_dim;
-    const float *from = w->q[st->query] + u->seq * w->q_stride +
+    const float *from = w->q[st->query] + u->seq * w->q_stride + number * w->q_row +
                         ((size_t)u->layer * w->pools.n_heads + u->head * w->group) * d;
     for (uint32_t c = 0; c < d; c++) {
         q[c] = (double)from[h * d + c];
@@ -548,8 +553,9 @@ static double logit_of(const world *w, const unit *u, uint32_t p, const double *
     return sum / sqrt(d);
 }
 
-/* want[n] = the scores of a unit; NaN below the base. */
-static void reference_scores(const world *w, const results *x, const unit *u, double *want)
+/* want[n] = the scores of a unit under one query; NaN below the base. */
+static void reference_query(const world *w, const results *x, const unit *u, uint32_t number,
+                            double *want)
 {
     const cn_sel_stage *st = &w->stage[u->stage][u->seq];
     const uint32_t n = w->n[u->stage][u->seq], base = w->base[u->stage][u->seq];
@@ -558,7 +564,7 @@ static void reference_scores(const world *w, const results *x, const unit *u, do
     for (uint32_t c = 0; c < n; c++) want[c] = st->group == CN_GROUP_SUM ? 0 : -INFINITY;
     for (uint32_t h = 0; h < n_queries; h++) {
         double sum = 0;
-        query_of(w, u, h, q);
+        query_of(w, u, number, h, q);
         for (uint32_t c = 0; c < n; c++) {
             const uint32_t p = position_of(w, x, u, c);
             logits[c] = p < base ? NAN : logit_of(w, u, p, q);
@@ -572,6 +578,19 @@ static void reference_scores(const world *w, const results *x, const unit *u, do
         }
     }
     cn_free(logits);
+}
+
+/* want[n] = the largest scores of a unit under any of its queries. */
+static void reference_scores(const world *w, const results *x, const unit *u, double *want)
+{
+    const uint32_t n = w->n[u->stage][u->seq], n_queries = w->stage[u->stage][u->seq].n_queries;
+    double *other = cn_calloc(n + 1, sizeof *other);
+    reference_query(w, x, u, 0, want);
+    for (uint32_t i = 1; i < n_queries; i++) {
+        reference_query(w, x, u, i, other);
+        for (uint32_t c = 0; c < n; c++) want[c] = other[c] > want[c] ? other[c] : want[c];
+    }
+    cn_free(other);
 }
 
 static void check_scores(const world *w, const results *x, const unit *u)

@@ -1,8 +1,8 @@
 /* predict.cu - the next query of each sequence from its ring of recent queries.
  *
- * ring [L, n_query_slots, rows, hq, d], out [S, n_layers, hq, d], both bf16. Grid (query heads,
- * layers, sequences). A thread block has the queries q_1 .. q_(n+1) of its head in shared memory as
- * f32, and one matrix for all windows. cpu_predict.c states the regression. The block
+ * ring [L, n_query_slots, rows, hq, d], out [S, queries, n_layers, hq, d], both bf16. Grid (query
+ * heads, layers, sequences). A thread block has the queries q_1 .. q_(n+1) of its head in shared
+ * memory as f32, and one matrix for all windows. cpu_predict.c states the regression. The block
  *
  *   1. computes the products of q_(i+2) and q_(j+2), and b as one more row below them,
  *   2. factors that matrix column by column: a thread has a row, and the row of b becomes y,
@@ -11,6 +11,8 @@
  *
  * All arithmetic is f32; the CPU factors and solves in double. The ridge bounds the condition of
  * the matrix by W / eps, which costs about three digits of seven.
+ *
+ * Where n_each is not 0, a block writes its n_each newest queries instead.
  * Bytes moved: 2 * (n + 2) * hq * d * layers for each sequence. CPU version: cpu_predict.c. */
 #include "cuda/launch.cuh"
 #include "cuda/select/digest.h"
@@ -202,16 +204,24 @@ __global__ static void __launch_bounds__(BLOCK)
     regression g;
     g.d = d;
     g.stride = d + ROW_PAD;
+    const uint32_t n_each = a.n_each ? a.n_each[seq] : 0;
     g.n = a.n_window[seq] == 1 ? 0 : min(a.n_window[seq], a.newest[seq]);
+    if (n_each > 0) g.n = n_each - 1;
     g.rows = (float *)shared;
     g.matrix = g.rows + most_rows * g.stride;
     g.inverse = g.matrix + most_rows * COLUMNS;
     g.c = g.inverse + MAX;
     load_rows(g, a, seq, a.first_layer + layer, head);
     __syncthreads();
+    cn_bf16 *out = (cn_bf16 *)a.out + seq * a.out_stride + ((size_t)layer * a.n_heads + head) * d;
+    if (n_each > 0) {
+        const size_t query = (size_t)a.n_layers * a.n_heads * d;
+        for (uint32_t i = threadIdx.x; i < n_each * d; i += BLOCK)
+            out[i / d * query + i % d] = __float2bfloat16(g.rows[i / d * g.stride + i % d]);
+        return;
+    }
     if (g.n > 0) coefficients(g, (cn_select_weights)a.weights[seq], a.eps);
     __syncthreads();
-    cn_bf16 *out = (cn_bf16 *)a.out + (((size_t)seq * a.n_layers + layer) * a.n_heads + head) * d;
     for (uint32_t j = threadIdx.x; j < d; j += BLOCK) {
         float x = g.n == 0 ? g.rows[j] : 0.0f;
         for (uint32_t i = 0; i < g.n; i++) x = fmaf(g.c[i], g.rows[i * g.stride + j], x);

@@ -8,6 +8,7 @@
  *   rows    q . k, products of bf16, sums in f32. A mean query is split into two bf16 values.
  *   bounds  sum over channels of max(q_c min_c, q_c max_c), which is one product of width 2 d:
  *           [min(q, 0) | max(q, 0)] . [min | max]. A group's sum is the product with the sum.
+ *           With several queries the score is the largest of their sums.
  *   labels  integer products. Nibbles become bytes of 16 times their value.
  *   hash    no query; the score is the hash.
  *
@@ -17,7 +18,8 @@
  *
  * Bytes read per candidate and kv head: rows 2 d, bounds 4 d, labels n_channels / 2 + 2; written:
  * 2. Rule max also writes and reads, from the L2 cache if it fits: labels 2 bytes a head and 2,
- * other keys 4 a head. More than 8 heads of a group read rows and bounds again, more than 4 labels.
+ * other keys 4 a head. More than 8 heads of a group, or 4 queries, read rows and bounds again,
+ * more than 4 heads labels.
  * Block: 384 threads, 80 registers; with rule max 256, 128. CPU version: cpu_sel_score.c. */
 #include "cuda/attn/attn_common.cuh"
 #include "cuda/select/score.cuh"
@@ -32,6 +34,7 @@ enum {
     WORDS = MAX_HEAD_DIM / 4 / 8, /* of eight channels of a label */
     QUAD = 4,                     /* heads of a pass over labels */
     HEADS = 8,                    /* heads of a pass over rows and bounds */
+    QUERIES = 16,                 /* several queries: in the table at once */
     /* Added to products of labels, which are below 2^16. Then the low 16 bits of one that is below
      * 2^15 are it plus 2^15. */
     BIAS = 3 << 15,
@@ -46,7 +49,7 @@ typedef struct score_shared {
 } score_shared;
 
 /* The memory of a block: the queries [group, d], and a table of what is compared with keys, [heads
- * or 2, width] each row padded. */
+ * or 2 for each query, width] each row padded. */
 typedef struct score_memory {
     score_shared *fixed;
     cn_bf16 *raw, *table;
@@ -65,57 +68,6 @@ typedef struct score_out {
 __device__ static inline uint32_t lot_start(const cn_score_part &x, uint32_t i)
 {
     return (x.lot + i) << x.lot_log2;
-}
-
-/* ---- where keys lie ---- */
-
-/* A candidate's first token. */
-typedef struct score_token {
-    uint32_t position, block, slot;
-    bool valid; /* it is a candidate of the unit; else the token is another one of the unit */
-} score_token;
-
-/* Returns the token with number `at` on the line of candidates. */
-__device__ static inline score_token token_of(const cn_score_params &p, const cn_score_part &x,
-                                              uint32_t at)
-{
-    score_token t;
-    t.valid = at >= x.from && at < x.to;
-    t.position = min(max(at, x.from), x.to - 1);
-    if (x.stage.in_tiles) {
-        const uint32_t *tiles = p.args.tiles + (size_t)x.at.index * p.args.tile_stride;
-        t.position = tiles[t.position / CN_DIGEST_TILE] * CN_DIGEST_TILE +
-                     t.position % CN_DIGEST_TILE;
-    }
-    t.block = __ldg(p.args.tables + (size_t)x.at.seq * p.args.table_stride +
-                    (t.position >> p.block_log2));
-    t.slot = t.position & ((1u << p.block_log2) - 1);
-    return t;
-}
-
-/* Returns the index of a token in the planes with an entry for each slot. */
-__device__ static inline size_t side_of(const cn_score_params &p, const cn_score_part &x,
-                                        const score_token &t)
-{
-    const cn_kv_layout &l = p.args.pools.layout;
-    const size_t blocks = (size_t)x.layer * l.n_blocks + t.block;
-    return ((blocks * l.n_kv_heads + x.at.head) << p.block_log2) + t.slot;
-}
-
-/* Returns the key of a candidate that is not a label. */
-__device__ static inline const uint4 *key_of(const cn_score_params &p, const cn_score_part &x,
-                                             const score_token &t)
-{
-    const cn_pools &pools = p.args.pools;
-    const uint32_t d = pools.layout.head_dim, entry = x.stage.entry_log2;
-    if (x.stage.key == CN_KEY_BOUNDS) {
-        const void *bounds = entry == 4 ? pools.digest.bounds_16 : pools.digest.bounds_64;
-        return (const uint4 *)((const cn_bf16 *)bounds + (side_of(p, x, t) >> entry) * 2 * d);
-    }
-    const size_t row = (size_t)x.layer * p.rows.layer + (size_t)t.block * p.rows.block +
-                       x.at.head * p.rows.head + (t.slot >> p.tile_log2) * p.rows.tile +
-                       (t.slot & ((1u << p.tile_log2) - 1));
-    return (const uint4 *)((const cn_bf16 *)pools.kv + row * d);
 }
 
 /* ---- queries ---- */
@@ -162,24 +114,43 @@ __device__ static inline void quantise_row(const cn_score_params &p, const cn_sc
     if (lane == 0) m.fixed->factor[r] = cn_score_scale(pools.layout.head_dim) * scale;
 }
 
-/* Fills the table: the heads of the group, or the group's query as the sum of two bf16 values. */
+/* Elements of one query, all layers. */
+__device__ static inline size_t query_elems(const cn_score_params &p)
+{
+    return (size_t)p.seq_units * p.group * p.args.pools.layout.head_dim;
+}
+
+/* Fills the table: the heads of the group; or the group's n queries, each as the sum of two bf16
+ * values in rows of their own. raw: the first query. */
 __device__ static inline void fill_table(const cn_score_params &p, const cn_score_part &x,
-                                         score_memory m)
+                                         score_memory m, const cn_bf16 *raw, uint32_t n)
 {
     const uint32_t d = p.args.pools.layout.head_dim;
     const uint32_t width = x.stage.key == CN_KEY_BOUNDS ? 2 * d : d;
     const bool is_max = x.stage.group == CN_GROUP_MAX;
-    for (uint32_t at = threadIdx.x; at < (is_max ? p.group : 1) * width; at += blockDim.x) {
+    for (uint32_t at = threadIdx.x; at < (is_max ? p.group : n) * width; at += blockDim.x) {
         const uint32_t row = at / width, i = at % width;
-        const float value = query_value(p, x, m.raw, row, i);
+        const float value = query_value(p, x, is_max ? raw : raw + row * query_elems(p), row, i);
         const cn_bf16 high = __float2bfloat16_rn(value);
-        m.table[row * (width + TABLE_PAD) + i] = high;
+        cn_bf16 *to = m.table + (is_max ? row : 2 * row) * (width + TABLE_PAD) + i;
+        *to = high;
         if (!is_max)
-            m.table[width + TABLE_PAD + i] =
-                __float2bfloat16_rn(value - __bfloat162float(high));
+            to[width + TABLE_PAD] = __float2bfloat16_rn(value - __bfloat162float(high));
     }
     for (uint32_t h = threadIdx.x; h < p.group; h += blockDim.x)
         m.fixed->factor[h] = cn_score_scale(d);
+}
+
+/* Returns the first query of a part. */
+__device__ static inline const cn_bf16 *query_of(const cn_score_params &p, const cn_score_part &x)
+{
+    const cn_score_args &a = p.args;
+    const uint32_t d = a.pools.layout.head_dim;
+    const bool predicted = x.stage.query == CN_SEL_PREDICTED;
+    const size_t stride = predicted ? a.q_stride[CN_SEL_PREDICTED] : a.q_stride[CN_SEL_TRUE];
+    const void *q = predicted ? a.q[CN_SEL_PREDICTED] : a.q[CN_SEL_TRUE];
+    const size_t row = ((size_t)x.at.row * a.pools.layout.n_kv_heads + x.at.head) * p.group * d;
+    return (const cn_bf16 *)q + x.at.seq * stride + row;
 }
 
 /* Prepares the queries of a part. */
@@ -189,11 +160,7 @@ __device__ static inline void load_query(const cn_score_params &p, const cn_scor
 {
     const cn_score_args &a = p.args;
     const uint32_t d = a.pools.layout.head_dim, warp = threadIdx.x / CN_WARP;
-    const bool predicted = x.stage.query == CN_SEL_PREDICTED;
-    const size_t stride = predicted ? a.q_stride[CN_SEL_PREDICTED] : a.q_stride[CN_SEL_TRUE];
-    const void *q = predicted ? a.q[CN_SEL_PREDICTED] : a.q[CN_SEL_TRUE];
-    const size_t row = ((size_t)x.at.row * a.pools.layout.n_kv_heads + x.at.head) * p.group * d;
-    const uint4 *from = (const uint4 *)((const cn_bf16 *)q + x.at.seq * stride + row);
+    const uint4 *from = (const uint4 *)query_of(p, x);
     const size_t unit = (size_t)x.layer * a.pools.layout.n_kv_heads + x.at.head;
     const uint32_t n = a.pools.digest.n_channels;
     if (x.stage.key == CN_KEY_LABELS && threadIdx.x < n)
@@ -208,7 +175,7 @@ __device__ static inline void load_query(const cn_score_params &p, const cn_scor
              r += blockDim.x / CN_WARP)
             quantise_row(p, x, r, m);
     } else {
-        fill_table(p, x, m);
+        fill_table(p, x, m, m.raw, 1);
     }
     __syncthreads();
 }
@@ -323,9 +290,9 @@ __device__ static inline label_lot_at lot_at(const cn_score_params &p, const cn_
 {
     label_lot_at lot = {start, 0};
     if constexpr (WHOLE) {
-        score_token t = token_of(p, x, start);
+        cn_score_token t = cn_score_token_of(p, x, start);
         t.slot = start & ((1u << p.block_log2) - 1);
-        lot.side = side_of(p, x, t);
+        lot.side = cn_score_side_of(p, x, t);
     }
     return lot;
 }
@@ -344,8 +311,8 @@ __device__ static inline label_two<N_WORDS> load_two(const cn_score_params &p,
         size_t side = lot.side + in_lot;
         l.below[k] = false;
         if constexpr (!WHOLE) {
-            const score_token t = token_of(p, x, at);
-            side = side_of(p, x, t);
+            const cn_score_token t = cn_score_token_of(p, x, at);
+            side = cn_score_side_of(p, x, t);
             l.below[k] = t.position < x.base;
         }
         load_label<N_WORDS>(l.words[k], g.labels + side * p.label_bytes, p.label_bytes);
@@ -562,9 +529,11 @@ __device__ static inline void key_lot(const cn_score_params &p, const cn_score_p
     const bool is_max = MAX && cn_score_is_max(x.stage);
     const uint32_t width = is_bounds ? 2 * d : d, n_rows = is_max ? p.group : 2;
     const uint32_t lane = threadIdx.x % CN_WARP, g = lane / 4, t = lane % 4;
-    const score_token token[2] = {token_of(p, x, start + (g << entry)),
-                                  token_of(p, x, start + ((is_bounds ? g : g + 8) << entry))};
-    const uint4 *low = key_of(p, x, token[0]), *high = is_bounds ? NULL : key_of(p, x, token[1]);
+    const uint32_t next = is_bounds ? g : g + 8;
+    const cn_score_token token[2] = {cn_score_token_of(p, x, start + (g << entry)),
+                                     cn_score_token_of(p, x, start + (next << entry))};
+    const uint4 *low = cn_score_key_of(p, x, token[0]);
+    const uint4 *high = is_bounds ? NULL : cn_score_key_of(p, x, token[1]);
     for (uint32_t first = 0; first < n_rows; first += HEADS) {
         float sums[4], place[2][2] = {{CN_NO_WEIGHT, CN_NO_WEIGHT}, {CN_NO_WEIGHT, CN_NO_WEIGHT}};
         const uint32_t row = min(first + g, n_rows - 1);
@@ -591,11 +560,51 @@ __device__ static inline void key_lot(const cn_score_params &p, const cn_score_p
     }
 }
 
+/* Computes a lot of bounds: the largest score under n queries of the table, and under those before
+ * them if there are any. */
+__device__ static inline void queries_lot(const cn_score_params &p, const cn_score_part &x,
+                                          score_memory m, uint32_t start, uint32_t n, bool raises,
+                                          const score_out &out)
+{
+    const uint32_t width = 2 * p.args.pools.layout.head_dim, entry = x.stage.entry_log2;
+    const uint32_t lane = threadIdx.x % CN_WARP, g = lane / 4, t = lane % 4;
+    const cn_score_token token = cn_score_token_of(p, x, start + (g << entry));
+    const uint4 *key = cn_score_key_of(p, x, token);
+    const uint32_t c = (start + (g << entry) - x.from) >> entry;
+    uint32_t best = 0;
+    for (uint32_t first = 0; first < 2 * n; first += HEADS) {
+        float sums[4];
+        const uint32_t row = min(first + g, 2 * n - 1);
+        dot_keys(sums, key, NULL, m.table + row * (width + TABLE_PAD), width);
+        const float sum = (sums[0] + sums[1]) * m.fixed->factor[0];
+        if (first + 2 * t < 2 * n) best = max(best, (uint32_t)cn_score_bits(sum));
+    }
+    for (int lanes = 1; lanes < 4; lanes *= 2)
+        best = max(best, __shfl_xor_sync(0xffffffffu, best, lanes));
+    if (t > 0 || !token.valid) return;
+    if (token.position < x.base) best = 0;
+    out.score[c] = (uint16_t)(raises ? max(best, (uint32_t)out.score[c]) : best);
+}
+
+/* Computes the lots of a part with several queries. */
+__device__ static inline void queries_part(const cn_score_params &p, const cn_score_part &x,
+                                           score_memory m, const score_out &out)
+{
+    for (uint32_t first = 0, n; first < x.stage.n_queries; first += n) {
+        n = min((uint32_t)QUERIES, x.stage.n_queries - first);
+        __syncthreads(); /* all warps have read the table */
+        fill_table(p, x, m, query_of(p, x) + first * query_elems(p), n);
+        __syncthreads();
+        for (uint32_t i = threadIdx.x / CN_WARP; i < x.n_lots; i += blockDim.x / CN_WARP)
+            queries_lot(p, x, m, lot_start(x, i), n, first > 0, out);
+    }
+}
+
 __device__ static inline void hash_lot(const cn_score_params &p, const cn_score_part &x,
                                        uint32_t start, const score_out &out)
 {
     for (uint32_t i = threadIdx.x % CN_WARP; i < 256; i += CN_WARP) {
-        const score_token t = token_of(p, x, start + i);
+        const cn_score_token t = cn_score_token_of(p, x, start + i);
         if (!t.valid) continue;
         out.score[start + i - x.from] =
             t.position < x.base
@@ -631,6 +640,10 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_sc
         out.logits = cn_score_logits(p, x.first);
         out.pairs = cn_score_pairs(p, x.first);
         out.scales = cn_score_scales(p, x.first, x.n);
+    }
+    if (x.stage.n_queries > 1) {
+        queries_part(p, x, m, out);
+        return;
     }
     if (x.stage.key != CN_KEY_HASH) load_query<MAX>(p, x, m);
     for (uint32_t i = threadIdx.x / CN_WARP; i < x.n_lots; i += blockDim.x / CN_WARP) {
@@ -737,7 +750,8 @@ extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
     p.early = a->n_layers == 1 && a->first_layer > 0;
     p.slots = (cn_score_slot *)s->select_scratch;
     p.units = (cn_score_unit *)(p.slots + slots * p.group);
-    const uint32_t d = l->head_dim, rows = cn_max_u32(p.group, 2);
+    const uint32_t d = l->head_dim, queries = cn_min_u32(a->max_queries, QUERIES);
+    const uint32_t rows = cn_max_u32(p.group, 2 * cn_max_u32(queries, 1));
     p.table_bytes = rows * (2 * d + TABLE_PAD) * (uint32_t)sizeof(cn_bf16);
     cn_launch how = {dim3(n_blocks), THREADS};
     how.shared_bytes = p.group * d * sizeof(cn_bf16) + p.table_bytes +

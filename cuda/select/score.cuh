@@ -1,5 +1,5 @@
 /* score.cuh - what the kernels of `score` share: the division of a step's candidates among thread
- * blocks, and where scores and partial results are stored.
+ * blocks, where their keys lie, and where scores and partial results are stored.
  *
  * The numbers of candidates are in device memory and a grid is fixed. So every block divides the
  * step itself. A lot is the work of a warp: at most 32 d bytes of keys. The lots of
@@ -187,6 +187,59 @@ __device__ static inline void cn_score_find(cn_score_plan &plan, const cn_score_
 __device__ static inline bool cn_score_is_max(const cn_sel_stage &stage)
 {
     return stage.active && stage.group == CN_GROUP_MAX && stage.key != CN_KEY_HASH;
+}
+
+/* ---- where keys lie ---- */
+
+/* A candidate's first token. */
+typedef struct cn_score_token {
+    uint32_t position, block, slot;
+    bool valid; /* it is a candidate of the unit; else the token is another one of the unit */
+} cn_score_token;
+
+/* Returns the token with number `at` on the line of candidates. */
+__device__ static inline cn_score_token cn_score_token_of(const cn_score_params &p,
+                                                         const cn_score_part &x, uint32_t at)
+{
+    cn_score_token t;
+    t.valid = at >= x.from && at < x.to;
+    t.position = min(max(at, x.from), x.to - 1);
+    if (x.stage.in_tiles) {
+        const uint32_t *tiles = p.args.tiles + (size_t)x.at.index * p.args.tile_stride;
+        t.position = tiles[t.position / CN_DIGEST_TILE] * CN_DIGEST_TILE +
+                     t.position % CN_DIGEST_TILE;
+    }
+    t.block = __ldg(p.args.tables + (size_t)x.at.seq * p.args.table_stride +
+                    (t.position >> p.block_log2));
+    t.slot = t.position & ((1u << p.block_log2) - 1);
+    return t;
+}
+
+/* Returns the index of a token in the planes with an entry for each slot. */
+__device__ static inline size_t cn_score_side_of(const cn_score_params &p, const cn_score_part &x,
+                                                 const cn_score_token &t)
+{
+    const cn_kv_layout &l = p.args.pools.layout;
+    const size_t blocks = (size_t)x.layer * l.n_blocks + t.block;
+    return ((blocks * l.n_kv_heads + x.at.head) << p.block_log2) + t.slot;
+}
+
+/* Returns the key of a candidate that is not a label. */
+__device__ static inline const uint4 *cn_score_key_of(const cn_score_params &p,
+                                                       const cn_score_part &x,
+                                                       const cn_score_token &t)
+{
+    const cn_pools &pools = p.args.pools;
+    const uint32_t d = pools.layout.head_dim, entry = x.stage.entry_log2;
+    if (x.stage.key == CN_KEY_BOUNDS) {
+        const void *bounds = entry == 4 ? pools.digest.bounds_16 : pools.digest.bounds_64;
+        const size_t entry_at = cn_score_side_of(p, x, t) >> entry;
+        return (const uint4 *)((const cn_bf16 *)bounds + entry_at * 2 * d);
+    }
+    const size_t row = (size_t)x.layer * p.rows.layer + (size_t)t.block * p.rows.block +
+                       x.at.head * p.rows.head + (t.slot >> p.tile_log2) * p.rows.tile +
+                       (t.slot & ((1u << p.tile_log2) - 1));
+    return (const uint4 *)((const cn_bf16 *)pools.kv + row * d);
 }
 
 /* ---- what rule max stores for each candidate ----

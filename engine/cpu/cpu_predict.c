@@ -7,7 +7,9 @@
  * query, averages over the windows 1 .. W and is sum_i c_i q_i with c_i = 1/W sum_(k>=i) w(k)_i.
  *
  * G_k is the leading part of G. So one Cholesky factor G = L L^T, and y = L^-1 b, serve all
- * windows: window k solves L_k^T w = y_k. */
+ * windows: window k solves L_k^T w = y_k.
+ *
+ * Where n_each is not 0, the n_each newest queries are copied instead. */
 #include <math.h>
 #include <string.h>
 
@@ -152,7 +154,15 @@ static void predict_task(void *ctx, uint32_t task, uint32_t worker)
     if (a->slots[seq] == CN_NO_SLOT) return;
     cn_cpu_select_scratch *w = &job->cpu->select[worker];
     const uint32_t n = cn_min_u32(a->n_window[seq], a->newest[seq]);
-    float *out = (float *)a->out + (size_t)task * d;
+    const uint32_t n_each = a->n_each ? a->n_each[seq] : 0;
+    float *out = (float *)a->out + seq * a->out_stride + ((size_t)layer * a->n_heads + head) * d;
+    if (n_each > 0) {
+        load_rows(a, seq, a->first_layer + layer, head, n_each, w->rows);
+        for (uint32_t i = 0; i < n_each; i++)
+            memcpy(out + (size_t)i * a->n_layers * a->n_heads * d, w->rows + (size_t)i * d,
+                   d * sizeof *out);
+        return;
+    }
     if (a->n_window[seq] == 1 || n == 0) {
         load_rows(a, seq, a->first_layer + layer, head, 1, out);
         return;
@@ -182,6 +192,10 @@ static cn_status check_predict(const cn_predict_args *a)
         if (a->n_window[s] == 0 || a->n_window[s] > most)
             return cn_fail(CN_ERR_SHAPE, "predict: window %u of sequence %u: expected 1 to %u",
                            a->n_window[s], s, most);
+        const uint32_t exist = cn_min_u32(a->n_window[s] - 1, a->newest[s]) + 1;
+        if (a->n_each && a->n_each[s] > exist)
+            return cn_fail(CN_ERR_SHAPE, "predict: %u queries of sequence %u: expected at most %u",
+                           a->n_each[s], s, exist);
     }
     return CN_OK;
 }

@@ -185,7 +185,8 @@ static const cn_option options[] = {
                 "of any head, or the mean logit"),
     ROW(KV, "select-window", U32, kv.select_window, "16", .min = 1, .max = CN_MAX_SELECT_WINDOW,
         .flags = RESULT, .json = "kv.select_window",
-        .help = "past queries from which spade predicts the next; a request may set fewer"),
+        .help = "past queries from which spade predicts the next, or by which --select-query "
+                "predicted or union ranks; a request may set fewer"),
     ROW(KV, "select-weights", ENUM, kv.select_weights, "softmax",
         .values = "softmax|raw|harmonic", .flags = RESULT, .json = "kv.select_weights",
         .help = "weights of past queries in spade's prediction; raw and harmonic are for "
@@ -216,8 +217,8 @@ static const cn_option options[] = {
                 "fewer"),
     ROW(KV, "select-query", ENUM, kv.select_query, "last", .values = "last|predicted|union",
         .flags = RESULT, .json = "kv.select_query",
-        .help = "query by which tls ranks tiles away from the device: the last, the predicted, or "
-                "each of the newest"),
+        .help = "queries by which tls ranks tiles away from the device: the last, the predicted, "
+                "or for each tile the best of the newest --select-window (union)"),
     ROW(KV, "home-space", F32, home_space_gib, "0", .min = 0, .max = 65536,
         .help = "GiB for the KV of requests with kv home peer, on the cache device, and as many "
                 "for those with kv home host, in host memory"),

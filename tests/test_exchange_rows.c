@@ -1,0 +1,95 @@
+/* test_exchange_rows.c - the rows of an exchange are divided so that the candidates and the queries
+ * of a launch fit their rooms. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "engine/exchange.h"
+
+enum { B = 64, ROWS = 5, TILES = 4, WINDOW = 4 };
+
+static const uint32_t blocks[64] = {0};
+
+static cn_kv_params params(cn_select_query query)
+{
+    return (cn_kv_params){.policy = CN_KV_WINDOW, .budget_tokens = 2 * B, .select = CN_SELECT_TLS,
+                          .select_tokens = B, .select_tiles = TILES, .select_window = WINDOW,
+                          .home = CN_HOME_HOST, .select_query = query};
+}
+
+/* Rooms for n candidates and n queries of a launch. */
+static cn_exchange_rows open_rows(uint32_t candidates, uint32_t queries)
+{
+    const cn_exchange_sizes z = {.max_rows = ROWS, .max_local = TILES, .max_home = 64,
+                                 .room = candidates, .query_room = queries, .move_stride = 2,
+                                 .pack_layers = 1, .n_layers = 1};
+    cn_exchange_rows r;
+    assert_int_equal(cn_exchange_rows_init(&r, &z, B), CN_OK);
+    return r;
+}
+
+/* Adds ROWS rows of home_len tokens; row i ranks by queries[i]. */
+static void add_rows(cn_exchange_rows *r, uint32_t home_len, const cn_select_query *queries)
+{
+    cn_exchange_strides strides = {0};
+    for (uint32_t i = 0; i < ROWS; i++) {
+        const cn_kv_params kv = params(queries[i]);
+        cn_exchange_strides_add(&strides, &kv, home_len, B);
+    }
+    cn_exchange_rows_begin(r, ROWS, strides);
+    for (uint32_t i = 0; i < ROWS; i++) {
+        const cn_kv_params kv = params(queries[i]);
+        const cn_exchange_row row = {.kv = &kv, .home_slot = i, .home_len = home_len,
+                                     .newest = home_len, .local = {blocks}, .n_local = {TILES},
+                                     .home = blocks};
+        cn_exchange_rows_add(r, &row);
+    }
+}
+
+static void expect_ranges(const cn_exchange_rows *r, uint32_t n, const uint32_t *ends)
+{
+    assert_int_equal(r->n_ranges, n);
+    for (uint32_t i = 0; i < n; i++) {
+        assert_int_equal(r->ranges[i].start, i ? ends[i - 1] : 0);
+        assert_int_equal(r->ranges[i].end, ends[i]);
+    }
+}
+
+static const cn_select_query last[ROWS] = {0};
+static const cn_select_query mixed[ROWS] = {CN_QUERY_LAST, CN_QUERY_UNION, CN_QUERY_PREDICTED,
+                                            CN_QUERY_UNION, CN_QUERY_UNION};
+
+static void queries_divide_the_rows(void **state)
+{
+    (void)state;
+    cn_exchange_rows r = open_rows(1000, 2 * WINDOW + 1);
+    add_rows(&r, 10 * B, mixed);
+    assert_int_equal(r.strides.queries, WINDOW);
+    expect_ranges(&r, 3, (const uint32_t[]){2, 4, 5});
+    add_rows(&r, 10 * B, last);
+    assert_int_equal(r.strides.queries, 1);
+    expect_ranges(&r, 1, (const uint32_t[]){5});
+    cn_exchange_rows_free(&r);
+}
+
+/* 10 blocks at home are 8 candidates: the policy keeps two. */
+static void candidates_divide_the_rows(void **state)
+{
+    (void)state;
+    cn_exchange_rows r = open_rows(31, 1000);
+    add_rows(&r, 10 * B, mixed);
+    expect_ranges(&r, 2, (const uint32_t[]){3, 5});
+    cn_exchange_rows_free(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(queries_divide_the_rows),
+        cmocka_unit_test(candidates_divide_the_rows),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
