@@ -32,7 +32,7 @@ static uint32_t n_seeds = DEFAULT_SEEDS, first_seed = 1;
 
 /* Totals, so that the test fails when nothing was tested. */
 static struct {
-    uint64_t exchanges, compressions, preemptions, cached, cancelled, moved, beside, graphs;
+    uint64_t exchanges, compressions, preemptions, cached, cancelled, moved, beside, graphs, copies;
 } seen;
 
 /* ---- timing ---- */
@@ -129,56 +129,86 @@ static void draw_shortage(away_scenario *x)
     away_set_text(x, "hybrid-scheduling", away_chance(x, 80) ? "true" : "false");
 }
 
-/* A graph has no rows with a home, so it may take the blocks of a sequence that ended. It must wait
- * for the last exchange of each pack, which may still write them. */
-static const cn_home *watched;
-static bool waited[CN_MAX_PACKS];
-static cn_status (*real_record)(cn_fence *f, cn_stream *s);
-static cn_status (*real_wait)(cn_stream *s, cn_fence *f);
-static cn_status (*real_launch)(cn_stream *s, cn_graph *g);
+/* A graph or a copy may use blocks that the last exchanges still read or write. So each of them
+ * must follow, in its stream, a wait for the last exchange of each pack. */
+enum { MAX_STREAMS = 4 };
+static struct {
+    const cn_homes *homes;
+    uint32_t launched[CN_N_HOMES][CN_MAX_PACKS]; /* exchanges */
+    const cn_stream *streams[MAX_STREAMS];
+    uint32_t waited[MAX_STREAMS][CN_N_HOMES][CN_MAX_PACKS]; /* `launched` at the last wait */
+    cn_status (*record)(cn_fence *f, cn_stream *s);
+    cn_status (*wait)(cn_stream *s, cn_fence *f);
+    cn_status (*launch)(cn_stream *s, cn_graph *g);
+    cn_status (*copy)(cn_stream *s, const cn_copy_args *a);
+} watched;
 
-static void note_fence(const cn_fence *f, bool is_waited)
+static uint32_t index_of(const cn_stream *s)
 {
-    for (uint32_t p = 0; p < watched->packs.n; p++)
-        if (watched->done[p] == f) waited[p] = is_waited;
+    uint32_t i = 0;
+    while (i < MAX_STREAMS && watched.streams[i] && watched.streams[i] != s) i++;
+    assert_true(i < MAX_STREAMS);
+    watched.streams[i] = s;
+    return i;
 }
 
 static cn_status note_record(cn_fence *f, cn_stream *s)
 {
-    note_fence(f, false);
-    return real_record(f, s);
+    for (int h = 0; h < CN_N_HOMES; h++)
+        for (uint32_t p = 0; p < CN_MAX_PACKS; p++)
+            watched.launched[h][p] += watched.homes->at[h].done[p] == f;
+    return watched.record(f, s);
 }
 
 static cn_status note_wait(cn_stream *s, cn_fence *f)
 {
-    if (s == watched->o.model_stream) note_fence(f, true);
-    return real_wait(s, f);
+    for (int h = 0; h < CN_N_HOMES; h++)
+        for (uint32_t p = 0; p < CN_MAX_PACKS; p++)
+            if (watched.homes->at[h].done[p] == f)
+                watched.waited[index_of(s)][h][p] = watched.launched[h][p];
+    return watched.wait(s, f);
+}
+
+static void expect_waited(const cn_stream *s)
+{
+    const uint32_t i = index_of(s);
+    assert_memory_equal(watched.waited[i], watched.launched, sizeof watched.launched);
 }
 
 static cn_status note_launch(cn_stream *s, cn_graph *g)
 {
-    for (uint32_t p = 0; p < watched->packs.n; p++) assert_true(waited[p]);
+    expect_waited(s);
     seen.graphs++;
-    return real_launch(s, g);
+    return watched.launch(s, g);
 }
 
-static void watch_graphs(cn_engine *e)
+static cn_status note_copy(cn_stream *s, const cn_copy_args *a)
+{
+    expect_waited(s);
+    seen.copies++;
+    return watched.copy(s, a);
+}
+
+static void watch_waits(cn_engine *e)
 {
     cn_backend *be = e->backend;
-    watched = &e->home;
-    for (uint32_t p = 0; p < CN_MAX_PACKS; p++) waited[p] = true;
-    real_record = e->home.be->fence_record;
-    real_wait = be->fence_wait;
-    real_launch = be->graph_launch;
-    e->home.be->fence_record = note_record;
+    memset(&watched, 0, sizeof watched);
+    watched.homes = &e->homes;
+    watched.record = be->fence_record;
+    watched.wait = be->fence_wait;
+    watched.launch = be->graph_launch;
+    watched.copy = be->copy_blocks;
+    for (int h = 0; h < CN_N_HOMES; h++)
+        if (e->homes.at[h].be) e->homes.at[h].be->fence_record = note_record;
     be->fence_wait = note_wait;
     be->graph_launch = note_launch;
+    be->copy_blocks = note_copy;
 }
 
 static run *run_asks(away_scenario *x, commit_time chosen, bool cancels)
 {
     run *r = away_open_run(x);
-    if (r->engine->backend->graph_launch) watch_graphs(r->engine);
+    if (r->engine->backend->graph_launch) watch_waits(r->engine);
     commit_time_choose(r->engine, chosen);
     for (uint32_t n = 0, next = 0; next < x->n_asks || n < 700; n++) {
         while (next < x->n_asks && x->asks[next].at_step <= n) away_submit(r, &x->asks[next++]);
@@ -282,8 +312,10 @@ static void late_devices_change_nothing(void **state)
     (void)state;
     for (uint64_t seed = first_seed; RUNS_LATE && seed < first_seed + n_seeds; seed++)
         run_both(seed, true);
-    print_message("%llu graphs\n", (unsigned long long)seen.graphs);
-    assert_true(!RUNS_LATE || n_seeds < DEFAULT_SEEDS || seen.graphs > 100);
+    print_message("%llu graphs, %llu copies of blocks\n", (unsigned long long)seen.graphs,
+                  (unsigned long long)seen.copies);
+    if (!RUNS_LATE || n_seeds < DEFAULT_SEEDS) return;
+    assert_true(seen.graphs > 100 && seen.copies > 100);
 }
 
 /* ---- ends ---- */
