@@ -68,6 +68,10 @@ static const struct {
     {CN_OPT_TOOLS_HERMES, "I look.\n\n" CALL("f", "{}") "\n" CALL("g", "{\"x\": \"é\"}") "\n",
      "I look.", "f {};g {\"x\": \"é\"};"},
     {CN_OPT_TOOLS_HERMES, "<tool_call>{\"name\": \"f\"}</tool_call>", "", "f {};"},
+    {CN_OPT_TOOLS_HERMES, CALL("f", "{\"a\": 0.30000000000000004}"), "",
+     "f {\"a\": 0.30000000000000004};"},
+    {CN_OPT_TOOLS_HERMES, CALL("f", "{\"a\": [0.1, 2.0, -1e-7]}"), "",
+     "f {\"a\": [0.1, 2.0, -1e-7]};"},
     {CN_OPT_TOOLS_HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {}}", "", "f {};"},
     {CN_OPT_TOOLS_HERMES, "a <tool_call>{\"name\": \"f\"", "a <tool_call>{\"name\": \"f\"", ""},
     {CN_OPT_TOOLS_HERMES, "<tool_call>no</tool_call> x " CALL("f", "{}"),
@@ -216,16 +220,19 @@ static void the_finish_depends_on_the_tool_choice(void **state)
 static void forced_calls_have_arguments_of_any_type(void **state)
 {
     (void)state;
-    cn_tool_finder f = {.form = CN_OPT_TOOLS_LLAMA3_JSON, .is_forced = true};
-    cn_buf content = {0};
-    found out;
-    static const char text[] = "{\"name\": \"f\", \"parameters\": 7}";
-    assert_int_equal(cn_tool_finder_add(&f, text, sizeof text - 1, true, &content), CN_OK);
-    describe(&f, &content, &out);
-    assert_string_equal(out.calls, "f 7;");
-    assert_string_equal(out.content, "");
-    cn_tool_finder_free(&f);
-    cn_buf_free(&content);
+    const char *const pieces[] = {CALL("f", "7"), NULL};
+    for (int choice = CN_API_TOOL_AUTO; choice <= CN_API_TOOL_NAMED; choice++) {
+        cn_api_result *r = result_of(pieces, (cn_api_tool_choice)choice);
+        json_t *body = body_of(r);
+        const json_t *c = json_array_get(json_object_get(body, "choices"), 0);
+        const json_t *message = json_object_get(c, "message");
+        const json_t *call = json_array_get(json_object_get(message, "tool_calls"), 0);
+        const char *arguments =
+            json_string_value(json_object_get(json_object_get(call, "function"), "arguments"));
+        assert_true(choice == CN_API_TOOL_AUTO ? !call : arguments && !strcmp(arguments, "7"));
+        json_decref(body);
+        cn_api_result_free(r);
+    }
 }
 
 static void a_stream_has_a_chunk_for_each_call(void **state)

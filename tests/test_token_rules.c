@@ -210,7 +210,14 @@ static void a_request_without_tokens_left_fails(void **state)
         p.sampling.bad_words = words;
         p.sampling.n_bad_words = 1;
         const uint32_t stuck = run_submit(&r, &p);
+        const uint32_t ids[] = {r.engine->eos[0], token};
+        p.sampling.allowed_token_ids = ids;
+        p.sampling.n_allowed_token_ids = 2;
+        p.sampling.min_tokens = 3; /* EOS is left, and banned until then */
+        const uint32_t early = run_submit(&r, &p);
         run_finish(&r);
+        assert_int_equal(r.samples[early][0].finish, CN_FINISH_ERROR);
+        assert_int_equal(r.samples[early][0].tokens[0], token);
         assert_int_equal(r.samples[whole][0].n_tokens, 10);
         assert_int_equal(r.samples[whole][0].finish, CN_FINISH_LENGTH);
         assert_int_equal(r.samples[stuck][0].finish, CN_FINISH_ERROR);

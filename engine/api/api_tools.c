@@ -29,6 +29,18 @@ static cn_status make_id(char id[5 + 2 * ID_BYTES + 1])
     return CN_OK;
 }
 
+/* The arguments as text, with the fewest digits that keep every number. NULL: out of memory. */
+static char *arguments_text(const json_t *arguments)
+{
+    char *text = json_dumps(arguments, JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
+    json_t *again = text ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;
+    const bool same = json_equal(arguments, again);
+    json_decref(again);
+    if (same) return text;
+    free(text);
+    return json_dumps(arguments, JSON_ENCODE_ANY | JSON_REAL_PRECISION(17));
+}
+
 /* Adds a call from its JSON object. *is_call is false if the object is none. */
 static cn_status add_call(cn_tool_finder *f, const json_t *object, bool *is_call)
 {
@@ -39,7 +51,7 @@ static cn_status add_call(cn_tool_finder *f, const json_t *object, bool *is_call
     if (!*is_call || (f->only_one && f->calls)) return CN_OK;
     char id[5 + 2 * ID_BYTES + 1];
     CN_TRY(make_id(id));
-    char *text = arguments ? json_dumps(arguments, JSON_ENCODE_ANY) : NULL;
+    char *text = arguments ? arguments_text(arguments) : NULL;
     if (!f->calls) f->calls = json_array();
     json_t *call = json_pack("{s:i, s:s, s:s, s:{s:O, s:s}}", "index",
                              (int)json_array_size(f->calls), "id", id, "type", "function",
