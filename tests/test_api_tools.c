@@ -216,6 +216,27 @@ static void the_finish_depends_on_the_tool_choice(void **state)
     }
 }
 
+/* --max-reply-bytes bounds text that may become a call, and calls. */
+static void calls_count_as_bytes_of_the_result(void **state)
+{
+    (void)state;
+    static const char head[] = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"";
+    static char text[sizeof head + 1000];
+    memcpy(text, head, sizeof head - 1);
+    memset(text + sizeof head - 1, 'x', 1000);
+    cn_event ev = {.text = text, .text_len = sizeof head + 999, .n_tokens = 1, .stop_token = -1};
+    cn_api_result *r = result_of((const char *const[]){NULL}, CN_API_TOOL_AUTO);
+    cn_api_result_add(r, &ev);
+    assert_in_range(cn_api_result_bytes(r), 1000, 1200);
+    ev.text = "\"}}</tool_call>";
+    ev.text_len = strlen(ev.text);
+    cn_api_result_add(r, &ev);
+    assert_in_range(cn_api_result_bytes(r), 1000, 1300);
+    json_decref(cn_api_result_take_chunk(r, "x", "m", 1, false));
+    assert_in_range(cn_api_result_bytes(r), 1000, 1300);
+    cn_api_result_free(r);
+}
+
 /* A schema may allow arguments that are no object. */
 static void forced_calls_have_arguments_of_any_type(void **state)
 {
@@ -262,6 +283,7 @@ int main(void)
         cmocka_unit_test(content_is_not_held_back),
         cmocka_unit_test(a_body_has_the_calls),
         cmocka_unit_test(the_finish_depends_on_the_tool_choice),
+        cmocka_unit_test(calls_count_as_bytes_of_the_result),
         cmocka_unit_test(forced_calls_have_arguments_of_any_type),
         cmocka_unit_test(a_stream_has_a_chunk_for_each_call),
     };

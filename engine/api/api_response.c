@@ -226,6 +226,7 @@ uint64_t cn_api_result_bytes(const cn_api_result *r)
     for (uint32_t i = 0; i < r->n_choices; i++) {
         const choice *c = &r->choices[i];
         bytes += c->text.len + c->reasoning.len + 2 * c->token_ids.len;
+        bytes += c->tools.held.len + c->tools.call_bytes; /* a stream keeps the calls it has sent */
         bytes += cn_api_logprobs_json_bytes(&r->form, c->logprobs.n_tokens);
         const prompt *p = prompt_of(r, i);
         bytes += 2 * p->token_ids.len;

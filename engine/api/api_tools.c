@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ID_BYTES = 12 };
+enum { ID_BYTES = 12, CALL_BYTES = 80 /* of a call in a body, without its values */ };
 
 static const char call_open[] = "<tool_call>", call_close[] = "</tool_call>";
 static const char python_tag[] = "<|python_tag|>";
@@ -56,6 +56,7 @@ static cn_status add_call(cn_tool_finder *f, const json_t *object, bool *is_call
     json_t *call = json_pack("{s:i, s:s, s:s, s:{s:O, s:s}}", "index",
                              (int)json_array_size(f->calls), "id", id, "type", "function",
                              "function", "name", name, "arguments", text ? text : "{}");
+    f->call_bytes += sizeof id + CALL_BYTES + json_string_length(name) + (text ? strlen(text) : 0);
     free(text);
     if (!call || json_array_append_new(f->calls, call) != 0)
         return cn_fail(CN_ERR_MEMORY, "out of memory for a tool call");

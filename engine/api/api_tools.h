@@ -26,6 +26,7 @@ typedef struct cn_tool_finder {
     size_t call_at;  /* hermes: byte of `held` after <tool_call>; 0: outside of a call */
     cn_buf held;
     json_t *calls; /* those found so far, as members of message.tool_calls; NULL: none */
+    size_t call_bytes; /* about those of calls */
 } cn_tool_finder;
 
 /* Takes text[n] of an answer and appends what is content. `end`: nothing follows. */
