@@ -338,7 +338,7 @@ static void set_zip(away_scenario *x, away_ask *a)
     away_set(x, "kv-budget", 128);
     away_set(x, "kv-window", 9);
     a->kv.policy = CN_KV_ZIP;
-    a->kv.budget_tokens = 128 * away_between(x, 1, 2); /* also more than the default */
+    a->kv.budget_tokens = 128 * away_between(x, 1, 3); /* also more than the default */
     a->kv.window_tokens = away_between(x, 2, 9);
     a->kv.alpha = 0.8f;
     a->kv.lambda = 0.5f;
