@@ -12,10 +12,10 @@
  * with --wrap=cn_home_create. */
 #include "engine/home.h"
 
-cn_status __real_cn_home_create(cn_home *h, const cn_home_opts *o);
-cn_status __wrap_cn_home_create(cn_home *h, const cn_home_opts *o);
+cn_status __real_cn_home_create(cn_homes *h, const cn_home_opts *o);
+cn_status __wrap_cn_home_create(cn_homes *h, const cn_home_opts *o);
 
-static cn_home *home;
+static cn_homes *home;
 static cn_status (*real_rope_store)(cn_stream *s, const cn_rope_store_args *a);
 
 static cn_status store_and_exchange(cn_stream *s, const cn_rope_store_args *a)
@@ -26,10 +26,10 @@ static cn_status store_and_exchange(cn_stream *s, const cn_rope_store_args *a)
     return cn_home_enter_layer(home, a->layer);
 }
 
-cn_status __wrap_cn_home_create(cn_home *h, const cn_home_opts *o)
+cn_status __wrap_cn_home_create(cn_homes *h, const cn_home_opts *o)
 {
     CN_TRY(__real_cn_home_create(h, o));
-    if (!h->be) return CN_OK;
+    if (!cn_homes_any(h)) return CN_OK;
     const uint32_t n_layers = o->model->n_layers - h->packs.first_layer;
     if (h->packs.n != n_layers)
         return cn_fail(CN_ERR_ARG, "--packs %u: expected %u, one for each layer that selects",
