@@ -166,19 +166,22 @@ static void all_prompts_are_queued_or_none(void **state)
     }
     uint64_t first;
     scores s = {0};
-    assert_int_equal(cn_engine_submit_all(r.engine, p, 4, on_forced, &s, &first), CN_ERR_BUSY);
-    assert_non_null(strstr(cn_last_error(), "prompt 4 of 4"));
+    assert_int_equal(cn_engine_submit_all(r.engine, p, 4, on_forced, &s, &first), CN_ERR_ARG);
     p[2].n_tokens = 0;
     assert_int_equal(cn_engine_submit_all(r.engine, p, 3, on_forced, &s, &first), CN_ERR_ARG);
+    p[2].n_tokens = N_PROMPT;
+    assert_int_equal(cn_engine_submit(r.engine, &p[3], noop, &s, &first), CN_OK);
+    assert_int_equal(cn_engine_submit_all(r.engine, p, 3, on_forced, &s, &first), CN_ERR_BUSY);
+    assert_non_null(strstr(cn_last_error(), "prompt 3 of 3"));
     cn_stats stats;
     cn_engine_stats(r.engine, &stats);
-    assert_int_equal(stats.waiting, 0);
-    assert_int_equal(stats.prompt_tokens, 0);
-    p[2].n_tokens = N_PROMPT;
+    assert_int_equal(stats.waiting, 1);
+    assert_int_equal(stats.prompt_tokens, N_PROMPT);
+    drain(&r);
     assert_int_equal(cn_engine_submit_all(r.engine, p, 3, noop, &s, &first), CN_OK);
     drain(&r);
     cn_engine_stats(r.engine, &stats);
-    assert_int_equal(stats.requests_done, 3);
+    assert_int_equal(stats.requests_done, 4);
     run_close(&r);
 }
 
