@@ -56,19 +56,21 @@ static const char *name_of(cn_structure_kind kind)
 }
 
 /* Refuses rules that leave no first token. */
-static cn_status check_rules(const cn_engine *e, const cn_engine_request *r)
+static cn_status check_rules(cn_engine *e, cn_engine_request *r)
 {
-    const uint32_t vocab = e->model_config.vocab;
+    const uint32_t vocab = e->model_config.vocab, *form;
     uint32_t *mask = cn_calloc(cn_mask_words(vocab), sizeof *mask);
     if (!mask) return cn_fail(CN_ERR_MEMORY, "out of memory for a token mask");
     cn_mask_fill(mask, vocab);
+    if (r->grammar && cn_grammars_mask(e->grammars, &r->samples[0].matcher, &form) == CN_OK)
+        memcpy(mask, form, cn_mask_words(vocab) * sizeof *mask);
     cn_token_rules_apply(&r->rules, NULL, 0, vocab, mask);
     for (uint32_t i = 0; i < r->n_bans; i++) cn_mask_ban(mask, r->bans[i]);
     const bool empty = cn_mask_is_empty(mask, vocab);
     cn_free(mask);
     if (!empty) return CN_OK;
-    return cn_fail(CN_ERR_ARG, "allowed_token_ids: expected a token that bad_words and min_tokens "
-                               "do not exclude");
+    return cn_fail(CN_ERR_ARG, "allowed_token_ids: expected a token that structured output, "
+                               "bad_words and min_tokens do not exclude");
 }
 
 static cn_status open_grammar(cn_engine *e, const cn_request_params *p, cn_engine_request *r)

@@ -2,7 +2,7 @@
 # Runs lm-eval, guidellm and schemathesis from PyPI and Debian's promtool against a running server.
 # lm-eval's loglikelihoods must equal those of transformers, with the checkpoint, tokenizer and task
 # of this tree: nothing is downloaded but the packages. BUILD is the build directory. EXAMPLES is how
-# many bodies schemathesis draws for each route; 300 make more than 5,000 cases.
+# many bodies schemathesis draws for each route; 500 make more than 5,000 cases.
 set -eu
 root=$PWD
 dir=$(mktemp -d)

@@ -119,6 +119,7 @@ static void figures_count_the_requests(void **state)
                                                         "step_s")), 300);
     json_decref(stats);
     json_decref(http_ask_json(rig.port, "GET", "/stats?span=year", NULL, 400));
+    json_decref(http_ask_json(rig.port, "GET", "/stats?span=day%00", NULL, 400));
     http_reply r;
     http_ask(rig.port, "GET", "/metrics", NULL, NULL, &r);
     assert_int_equal(r.status, 200);

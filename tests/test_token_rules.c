@@ -248,7 +248,11 @@ static void rules_and_min_tokens_hold_together(void **state)
     assert_int_equal(r.samples[i][0].n_tokens, 5);
     p.sampling.n_allowed_token_ids = 1;
     assert_int_equal(cn_engine_submit(r.engine, &p, NULL, NULL, NULL), CN_ERR_ARG);
-    assert_non_null(strstr(cn_last_error(), "expected a token that bad_words and min_tokens"));
+    assert_non_null(strstr(cn_last_error(), "allowed_token_ids: expected a token that"));
+    p.sampling.min_tokens = 0;
+    p.structure = (cn_structure){CN_STRUCTURE_CHOICE, "[\"yes\",\"no\"]"};
+    assert_int_equal(cn_engine_submit(r.engine, &p, NULL, NULL, NULL), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "expected a token that structured output"));
     run_close(&r);
 }
 

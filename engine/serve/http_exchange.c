@@ -78,7 +78,7 @@ const char *cn_exchange_query(cn_exchange *x, const char *name)
             /* Decoded text is never longer, so the encoded copy is large enough. */
             if (cn_buf_add(&x->query_text, value + 1, n_value) != CN_OK) return NULL;
             bool ok = cn_http_decode(value + 1, n_value, true, x->query_text.data);
-            return ok ? x->query_text.data : NULL;
+            return ok ? x->query_text.data : "";
         }
         p += n + (p[n] == '&');
     }

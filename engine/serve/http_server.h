@@ -107,8 +107,8 @@ uint32_t cn_http_server_n_exchanges(const cn_http_server *s);
 
 /* The text that the i-th {segment} matched. */
 const char *cn_exchange_param(const cn_exchange *x, uint32_t i);
-/* A decoded value of the query string; NULL when it is absent or cannot be decoded. Valid until the
- * next call. */
+/* A decoded value of the query string; NULL when it is absent, "" when it cannot be decoded. Valid
+ * until the next call. */
 const char *cn_exchange_query(cn_exchange *x, const char *name);
 /* A header field; NULL when it is absent. The case of name does not matter. */
 const char *cn_exchange_header(const cn_exchange *x, const char *name);
