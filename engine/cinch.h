@@ -314,6 +314,7 @@ typedef struct cn_event {
      * never ended. */
     size_t answer_at;
     const char *error;       /* with CN_FINISH_ERROR, else NULL */
+    bool invalid; /* with CN_FINISH_ERROR: parameters of the request exclude every next token */
     const cn_usage *usage;   /* of this sample, at its end, else NULL */
     bool last;               /* the last event of this request */
 } cn_event;

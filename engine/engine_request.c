@@ -352,7 +352,8 @@ void cn_engine_deliver(cn_engine *e, cn_sample *sample, cn_finish finish, const 
                    .sample = sample->seq->sample,
                    .prompt = sample->seq->tokens,
                    .n_prompt = sample->seq->n_prompt,
-                   .error = error};
+                   .error = error,
+                   .invalid = error && sample->mask_error};
     if (r->scores && r->scores->n == r->scores->n_prompt) ev.prompt_logprobs = r->scores->tokens;
     if (finish != CN_FINISH_NONE) {
         cn_scheduler_finish(e->scheduler, sample->seq); /* before usage_of: completes the usage */

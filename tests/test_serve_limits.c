@@ -541,6 +541,22 @@ static void full_connections_answer_503(void **state)
     serve_rig_close(&rig);
 }
 
+/* The form allows no token that the request allows behind "x" (token 87): its own fault. */
+static void a_request_without_a_next_token_is_invalid(void **state)
+{
+    (void)state;
+    serve_rig rig;
+    serve_rig_open(&rig, (const char *[]){NULL});
+    static const char *const body = "{\"prompt\": \"a\", \"allowed_token_ids\": [87], "
+                                    "\"structured_outputs\": {\"regex\": \"x{2}y\"}}";
+    json_t *error = http_ask_json(rig.port, "POST", "/v1/completions", body, 400);
+    const json_t *told = json_object_get(error, "error");
+    const char *text = json_string_value(json_object_get(told, "message"));
+    assert_non_null(strstr(text, "no token of the vocabulary"));
+    json_decref(error);
+    serve_rig_close(&rig);
+}
+
 static void a_full_queue_answers_429(void **state)
 {
     (void)state;
@@ -772,6 +788,7 @@ int main(void)
         cmocka_unit_test(a_flood_does_not_close_active_connections),
         cmocka_unit_test(an_idle_connection_is_closed_before_a_fast_upload),
         cmocka_unit_test(full_connections_answer_503),
+        cmocka_unit_test(a_request_without_a_next_token_is_invalid),
         cmocka_unit_test(a_full_queue_answers_429),
         cmocka_unit_test(an_interactive_request_comes_before_batch),
         cmocka_unit_test(buffered_bodies_have_a_limit),

@@ -48,7 +48,7 @@ struct cn_api_result {
     uint32_t n_samples; /* of each prompt */
     prompt *prompts;
     uint64_t n_tokens;
-    bool done, cancelled;
+    bool done, cancelled, invalid;
     json_t *warnings; /* NULL: none, or the stream has sent them */
     char *error;
     uint32_t n_choices;
@@ -217,6 +217,7 @@ void cn_api_result_add(cn_api_result *r, const cn_event *ev)
     if (ev->usage) c->usage = *ev->usage;
     if (ev->stop_reason) c->stop_reason = cn_strdup(ev->stop_reason);
     if (ev->finish == CN_FINISH_ERROR) keep_error(r, ev->error);
+    r->invalid |= ev->invalid;
     if (ev->finish == CN_FINISH_CANCELLED) r->cancelled = true;
 }
 
@@ -238,6 +239,7 @@ uint64_t cn_api_result_bytes(const cn_api_result *r)
 uint64_t cn_api_result_n_tokens(const cn_api_result *r) { return r->n_tokens; }
 bool cn_api_result_was_cancelled(const cn_api_result *r) { return r->cancelled; }
 const char *cn_api_result_error(const cn_api_result *r) { return r->error; }
+bool cn_api_result_is_invalid(const cn_api_result *r) { return r->invalid; }
 bool cn_api_result_has_warnings(const cn_api_result *r) { return r->warnings != NULL; }
 uint32_t cn_api_result_n_choices(const cn_api_result *r) { return r->n_choices; }
 

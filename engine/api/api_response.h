@@ -42,6 +42,8 @@ uint64_t cn_api_result_n_tokens(const cn_api_result *r);
 bool cn_api_result_was_cancelled(const cn_api_result *r);
 /* Why a sample failed, or NULL. */
 const char *cn_api_result_error(const cn_api_result *r);
+/* A sample failed because the request's own parameters exclude every next token. */
+bool cn_api_result_is_invalid(const cn_api_result *r);
 
 /* The request had fields that were ignored, and no chunk has said so. */
 bool cn_api_result_has_warnings(const cn_api_result *r);

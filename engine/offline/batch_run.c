@@ -405,8 +405,9 @@ static bool settle(cn_batch_run *run, cn_batch_job *job)
     } else if (lost) {
         run->n_put_back++;
     } else if (cn_api_result_error(job->result)) {
-        if (!reject(run, &job->item, CN_HTTP_INTERNAL_ERROR, cn_api_result_error(job->result),
-                    NULL))
+        const bool invalid = cn_api_result_is_invalid(job->result);
+        if (!reject(run, &job->item, invalid ? CN_HTTP_BAD_REQUEST : CN_HTTP_INTERNAL_ERROR,
+                    cn_api_result_error(job->result), NULL))
             return false;
     } else if (to_rescue && !running) {
         run->n_put_back++;

@@ -90,7 +90,8 @@ static cn_status end_status(const cn_call *call)
                        "fewer tokens, samples or logprobs, or read a stream faster",
                        (unsigned long long)call->service->config->max_reply_bytes);
     const char *error = cn_api_result_error(r);
-    if (error) return cn_fail(CN_ERR_DEVICE, "%s", error);
+    if (error)
+        return cn_fail(cn_api_result_is_invalid(r) ? CN_ERR_ARG : CN_ERR_DEVICE, "%s", error);
     return cn_api_result_was_cancelled(r) ? cn_fail(CN_ERR_CANCELLED, "cancelled") : CN_OK;
 }
 
