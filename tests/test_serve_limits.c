@@ -550,9 +550,8 @@ static void a_request_without_a_next_token_is_invalid(void **state)
     static const char *const body = "{\"prompt\": \"a\", \"allowed_token_ids\": [87], "
                                     "\"structured_outputs\": {\"regex\": \"x{2}y\"}}";
     json_t *error = http_ask_json(rig.port, "POST", "/v1/completions", body, 400);
-    const json_t *told = json_object_get(error, "error");
-    const char *text = json_string_value(json_object_get(told, "message"));
-    assert_non_null(strstr(text, "no token of the vocabulary"));
+    const json_t *text = json_object_get(json_object_get(error, "error"), "message");
+    assert_non_null(strstr(json_string_value(text), "no token of the vocabulary"));
     json_decref(error);
     serve_rig_close(&rig);
 }

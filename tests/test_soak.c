@@ -8,8 +8,8 @@
  *   build/tests/test_soak 60 cpu 1 model tests/golden/models/qwen3-bf16 load-format dummy
  *   build/tests/test_soak 60 cuda 1 kv-homes device,peer home-space 0.02 cache-device auto
  *
- * Without arguments the second run has homes, on a pair of CPU backends. Where homes are declared,
- * half of the requests with a selector has one.
+ * Without arguments the second run has both homes, on a pair of CPU backends. Where homes are
+ * declared, half of the requests with a selector has one.
  *
  * Repeated requests are compared where results do not depend on batch composition: on a CPU, and on
  * a GPU with "batch-invariant true". */
@@ -48,7 +48,7 @@ typedef struct soak {
     test_rng rng;
     uint32_t vocab;
     bool compresses, selects, repeats;
-    cn_kv_home home; /* that requests may have besides the device; CN_HOME_DEVICE: none */
+    uint32_t homes; /* bit 1 << cn_kv_home: that requests may have besides the device */
     guest guests[MAX_LIVE];
     uint32_t n_live;
     uint64_t submitted, ended, cancelled, canaries;
@@ -211,13 +211,15 @@ static guest *free_guest(soak *s)
 static void random_home(soak *s, cn_kv_params *kv)
 {
     const cn_kv_select selectors[] = {CN_SELECT_SPADE, CN_SELECT_LAST, CN_SELECT_TLS};
-    kv->home = s->home;
+    const bool both = s->homes == (1U << CN_HOME_PEER | 1U << CN_HOME_HOST);
+    const bool peer = both ? one_in(s, 2) : s->homes >> CN_HOME_PEER & 1;
+    kv->home = peer ? CN_HOME_PEER : CN_HOME_HOST;
     kv->select = selectors[below(s, 3)];
     if (kv->select == CN_SELECT_TLS) kv->policy = CN_KV_FULL; /* it keeps a tile of sinks */
     kv->select_tokens = 1 + below(s, SELECT_TOKENS / 2);
     kv->select_tiles = 1 + below(s, 2);
-    kv->select_query = (cn_select_query)below(s, 2);
-    kv->select_keys = s->home == CN_HOME_PEER ? (cn_select_keys)below(s, 2) : CN_SELECT_LABELS;
+    kv->select_query = (cn_select_query)below(s, 3);
+    kv->select_keys = kv->home == CN_HOME_PEER ? (cn_select_keys)below(s, 2) : CN_SELECT_LABELS;
     kv->select_cap = one_in(s, 2) ? 0 : 1;
     kv->select_group = (cn_select_group)below(s, 2);
     kv->select_window = 1 + below(s, SELECT_WINDOW);
@@ -229,7 +231,7 @@ static void random_kv(soak *s, cn_kv_params *kv)
 {
     const cn_kv_policy policies[] = {CN_KV_FULL, CN_KV_WINDOW, CN_KV_ZIP};
     if (s->compresses) kv->policy = policies[below(s, 3)];
-    if (s->selects && s->home != CN_HOME_DEVICE && one_in(s, 2)) {
+    if (s->selects && s->homes && one_in(s, 2)) {
         random_home(s, kv);
         return;
     }
@@ -330,7 +332,7 @@ static void after_the_traffic_nothing_is_in_use(void **state)
     s->rng = (test_rng){seed};
     open_engine(s);
     s->vocab = cn_engine_model_config(s->engine)->vocab;
-    s->home = cn_config_away(cn_engine_config(s->engine));
+    s->homes = cn_config_away(cn_engine_config(s->engine));
     run_traffic(s);
     for (bool idle = false; !idle;) step(s, &idle);
     cn_stats stats;
@@ -352,7 +354,7 @@ static void after_the_traffic_nothing_is_in_use(void **state)
     assert_true(s->canaries > 0 && s->cancelled > 0);
     assert_true(!s->compresses || stats.compressions > 0);
     assert_true(!s->selects || stats.selected_steps > 0);
-    assert_true(!s->selects || s->home == CN_HOME_DEVICE || stats.exchanges > 0);
+    assert_true(!s->selects || !s->homes || stats.exchanges > 0);
     assert_int_equal(stats.home_blocks_used, 0);
     cn_engine_free(s->engine);
     free(s);
@@ -360,8 +362,8 @@ static void after_the_traffic_nothing_is_in_use(void **state)
 
 static int declare_homes(void **state)
 {
-    static char *pair[] = {"kv-homes", "device,peer", "home-space", "0.02", "cache-device", "cpu",
-                           NULL};
+    static char *pair[] = {"kv-homes",   "device,peer,host", "home-space", "0.02",
+                           "cache-device", "cpu",              NULL};
     (void)state;
     options = pair;
     return 0;
