@@ -88,6 +88,6 @@ export FAKE_GPUS=2
     FAKE_PEERS=0 refused "none of 2 GPUs is a peer of GPU 0" $peer --cache-device auto
     FAKE_GPUS=1 refused "none of 1 GPUs is a peer of GPU 0" $peer --cache-device auto
     FAKE_GPUS=1 works "cache device: GPU 0" $peer --cache-device cuda:0
-    FAKE_LOST=1:60 refused "GPU 1: " $peer --cache-device cuda:1
-    FAKE_LOST=0:3000 refused "GPU 0: " $peer --cache-device cuda:1
+    FAKE_LOST=1:60 refused "of GPU 1 in " $peer --cache-device cuda:1
+    FAKE_LOST=0:3000 refused "of GPU 0 in " $peer --cache-device cuda:1
 }
