@@ -243,8 +243,8 @@ static size_t heap_bytes(void)
     return m.uordblks + m.hblkhd;
 }
 
-/* Both measures must cover what the tree takes, and not exceed it much. A sanitizer's allocator does
- * not count. */
+/* Both measures must cover what the tree takes, and not exceed it much. The allocator of a
+ * sanitizer does not count. */
 static void test_measures_cover_the_heap(void **state)
 {
     (void)state;
