@@ -404,10 +404,8 @@ static cn_status replace(const job *j, cn_row_range range)
 
 static cn_status fetch(const job *j)
 {
-    cn_pools local = j->x->local;
-    if (!j->x->copies_labels) local.digest = (cn_digest){0};
     const cn_fetch_args a = {
-        .local = local,
+        .local = j->x->local,
         .home = j->x->home,
         .local_tables = device_table(j, tables_at(&j->r->sizes)),
         .home_tables = device_table(j, home_tables_at(j->r)),

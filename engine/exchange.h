@@ -94,7 +94,6 @@ typedef struct cn_exchange_env {
     cn_pools local, home;
     uint32_t *chosen; /* [L, n_slots, hk, chosen_stride] */
     uint32_t n_slots, chosen_stride;
-    bool copies_labels; /* with K and V, for `tls` */
     const float *cos, *sin; /* rope tables */
 } cn_exchange_env;
 

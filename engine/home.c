@@ -110,7 +110,6 @@ static void describe(const cn_homes *hs, cn_home *h)
     h->env.be = h->be;
     h->env.local = hs->o.local;
     h->env.n_slots = plan->n_slots;
-    h->env.copies_labels = cn_config_selectors(hs->o.config) >> CN_SELECT_TLS & 1;
     h->env.chosen_stride = h->fill_rows.sizes.move_stride;
     h->env.cos = hs->o.cos;
     h->env.sin = hs->o.sin;

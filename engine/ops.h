@@ -457,13 +457,15 @@ typedef struct cn_exchange_args {
     uint32_t move_stride;
 } cn_exchange_args;
 
-/* Copies K and V of the moved entries from the home space to the exchange areas, and their labels
- * and scales where both memories have them; and writes P of their slots where `local` has it. */
+/* Copies K and V of the moved entries from the home space to the exchange areas, and writes P of
+ * their slots where `local` has it. Labels and scales are copied for tile entries only (entry_log2
+ * 6), where both memories have them: a step ranks tokens of the area by labels only if its entries
+ * are tiles (`tls`). Those of other slots keep their content. */
 typedef struct cn_fetch_args {
     cn_pools local, home; /* two memories; both can be addressed by the backend */
     const uint32_t *local_tables, *home_tables; /* [S, local_stride], [S, home_stride] */
     uint32_t local_stride, home_stride;
-    const uint8_t *entry_log2;  /* [S] */
+    const uint8_t *entry_log2;  /* [S] 0 or 6 */
     const cn_move *moves;       /* as in cn_exchange_args */
     const uint32_t *n_moves;
     uint32_t move_stride;

@@ -29,6 +29,8 @@ typedef struct world {
     uint32_t *n_moves, *n_missed;
     uint32_t *chosen, *origin; /* expected */
     float *kv;                 /* expected */
+    uint8_t *labels;           /* expected */
+    uint16_t *scales;          /* expected */
 } world;
 
 static void *copy_of(const void *p, size_t bytes)
@@ -48,12 +50,38 @@ static size_t side_bytes(const world *w)
     return cn_kv_side_elems(&w->c->local) * sizeof(uint32_t);
 }
 
+static size_t label_bytes(const cn_pools *p)
+{
+    return cn_kv_side_elems(&p->layout) * p->digest.n_channels / 2;
+}
+
+static size_t scale_bytes(const cn_pools *p)
+{
+    return cn_kv_side_elems(&p->layout) * sizeof *p->digest.scales;
+}
+
+static void *random_bytes(test_rng *r, size_t n)
+{
+    uint8_t *p = cn_calloc(n + 1, 1);
+    for (size_t i = 0; i < n; i++) p[i] = (uint8_t)test_rng_below(r, 256);
+    return p;
+}
+
 static cn_pools random_pools(test_rng *r, const cn_kv_layout *l)
 {
-    cn_pools p = {.layout = *l};
+    cn_pools p = {.layout = *l, .digest = {.n_channels = cn_label_channels(l->head_dim)}};
     p.kv = cn_calloc(cn_kv_pool_elems(l), sizeof(float));
     test_rng_fill(r, p.kv, cn_kv_pool_elems(l));
+    p.digest.labels = random_bytes(r, label_bytes(&p));
+    p.digest.scales = random_bytes(r, scale_bytes(&p));
     return p;
+}
+
+static void free_pools(cn_pools *p)
+{
+    cn_free(p->kv);
+    cn_free(p->digest.labels);
+    cn_free(p->digest.scales);
 }
 
 static world open_world(exchange_case *c, test_rng *r)
@@ -67,18 +95,22 @@ static world open_world(exchange_case *c, test_rng *r)
     w.chosen = copy_of(c->chosen, chosen_bytes(&w));
     w.origin = copy_of(c->origin, side_bytes(&w));
     w.kv = copy_of(w.local.kv, cn_kv_pool_bytes(&c->local));
+    w.labels = copy_of(w.local.digest.labels, label_bytes(&w.local));
+    w.scales = copy_of(w.local.digest.scales, scale_bytes(&w.local));
     return w;
 }
 
 static void close_world(world *w)
 {
-    cn_free(w->local.kv);
-    cn_free(w->home.kv);
+    free_pools(&w->local);
+    free_pools(&w->home);
     cn_free(w->moves);
     cn_free(w->n_moves);
     cn_free(w->chosen);
     cn_free(w->origin);
     cn_free(w->kv);
+    cn_free(w->labels);
+    cn_free(w->scales);
     exchange_case_free(w->c);
 }
 
@@ -226,7 +258,8 @@ static void check_area(const exchange_case *c, const exchange_case_unit *u, cons
     cn_free(in);
 }
 
-/* Copies a token from the home space to the expected local pool. */
+/* Copies a token from the home space to the expected local pool, with the label of a tile's
+ * token. */
 static void expect_token(const world *w, const exchange_case_unit *u, uint32_t slot,
                          uint32_t position)
 {
@@ -239,7 +272,13 @@ static void expect_token(const world *w, const exchange_case_unit *u, uint32_t s
                (float *)w->home.kv +
                    cn_kv_row(&c->home, u->layer, from, u->head, position % b, (cn_kv_part)part),
                c->local.head_dim * sizeof(float));
-    w->origin[exchange_case_side(c, u, slot)] = position;
+    const size_t y = exchange_case_side(c, u, slot);
+    const size_t x = cn_kv_side(&c->home, u->layer, from, u->head, position % b);
+    const size_t n = w->home.digest.n_channels / 2;
+    w->origin[y] = position;
+    if (c->entry_log2[u->seq] == 0) return;
+    memcpy(w->labels + y * n, w->home.digest.labels + x * n, n);
+    w->scales[y] = w->home.digest.scales[x];
 }
 
 static void check_unit(const world *w, size_t unit, bool fill)
@@ -271,6 +310,8 @@ static void check_round(const world *w, bool fill)
     assert_memory_equal(w->c->chosen, w->chosen, chosen_bytes(w));
     assert_memory_equal(w->c->origin, w->origin, side_bytes(w));
     assert_memory_equal(w->local.kv, w->kv, cn_kv_pool_bytes(&w->c->local));
+    assert_memory_equal(w->local.digest.labels, w->labels, label_bytes(&w->local));
+    assert_memory_equal(w->local.digest.scales, w->scales, scale_bytes(&w->local));
 }
 
 static void run_rounds(cn_backend *be, test_rng *r, uint32_t longest, uint32_t n_rounds)

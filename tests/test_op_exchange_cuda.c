@@ -36,7 +36,12 @@ typedef enum word_array {
     MOVES,
     N_MOVES,
     N_MISSED,
-    N_ARRAYS
+    LABELS,
+    SCALES,
+    HOME_LABELS,
+    HOME_SCALES,
+    N_ARRAYS,
+    FIRST_RANDOM = LABELS
 } word_array;
 
 typedef struct world {
@@ -46,14 +51,19 @@ typedef struct world {
     void *host_home;  /* of the GPU's backend, with the content of `home`; or NULL */
 } world;
 
-/* The memory of an array in the case; NULL: it starts poisoned. */
+static size_t label_bytes(const cn_kv_layout *l)
+{
+    return cn_kv_side_elems(l) * cn_label_channels(l->head_dim) / 2;
+}
+
+/* The memory of an array in the case; NULL: it starts poisoned, or random. */
 static void *case_array(exchange_case *c, word_array array, size_t *bytes)
 {
     const size_t row = c->n_seqs * sizeof(uint32_t), units = exchange_case_units(c);
     void *const memory[N_ARRAYS] = {
         c->score, c->first, c->n,         c->origin, c->chosen,       c->base,        c->entry_log2,
         c->k,     c->cap,   c->slots,     c->held_from, c->n_held,    c->local_tables,
-        c->home_tables, NULL, NULL, NULL};
+        c->home_tables};
     const size_t sizes[N_ARRAYS] = {
         exchange_case_scores(c) * sizeof(uint16_t),
         row,
@@ -71,7 +81,11 @@ static void *case_array(exchange_case *c, word_array array, size_t *bytes)
         row * c->home_stride,
         units * c->move_stride * sizeof(cn_move),
         units * sizeof(uint32_t),
-        units * sizeof(uint32_t)};
+        units * sizeof(uint32_t),
+        label_bytes(&c->local),
+        cn_kv_side_elems(&c->local) * sizeof(uint16_t),
+        label_bytes(&c->home),
+        cn_kv_side_elems(&c->home) * sizeof(uint16_t)};
     *bytes = sizes[array];
     return memory[array];
 }
@@ -86,6 +100,8 @@ static world open_world(op_env *env, uint32_t longest, bool on_host)
         const size_t n = bytes / sizeof(uint32_t) + 1;
         uint32_t *words = cn_calloc(n, sizeof *words);
         memset(words, POISON, n * sizeof *words);
+        for (size_t k = 0; i >= FIRST_RANDOM && k < n; k++)
+            words[k] = test_rng_below(&env->rng, UINT32_MAX);
         if (from) memcpy(words, from, bytes);
         w.words[i] = op_words(env, words, n);
         cn_free(words);
@@ -99,8 +115,9 @@ static world open_world(op_env *env, uint32_t longest, bool on_host)
         memcpy(w.host_home, content, cn_kv_pool_bytes(&l));
         cn_free(content);
     }
-    snprintf(env->shape, sizeof env->shape, "%u seqs, %u layers, %u heads, block=%u, k=%u, n=%u%s",
-             c->n_seqs, c->n_layers, c->local.n_kv_heads, c->local.block_tokens, c->k[0], c->n[0],
+    snprintf(env->shape, sizeof env->shape,
+             "%u seqs, %u layers, %u heads of %u, block=%u, k=%u, n=%u%s", c->n_seqs, c->n_layers,
+             c->local.n_kv_heads, c->local.head_dim, c->local.block_tokens, c->k[0], c->n[0],
              c->holds ? ", held" : "");
     return w;
 }
@@ -119,17 +136,21 @@ static void *at(const world *w, word_array array, int side)
     return side == ON_CPU ? w->words[array].cpu : w->words[array].cuda;
 }
 
-static cn_pools pools_of(const cn_kv_layout *l, const op_tensor *kv, int side)
+static cn_pools pools_of(const world *w, bool is_home, int side)
 {
+    const cn_kv_layout *l = is_home ? &w->c->home : &w->c->local;
+    const op_tensor *kv = is_home ? &w->home : &w->local;
     return (cn_pools){.layout = side == ON_CPU ? *l : cn_kv_layout_as(l, CN_BF16),
-                      .kv = side == ON_CPU ? kv->cpu : kv->cuda};
+                      .kv = side == ON_CPU ? kv->cpu : kv->cuda,
+                      .digest = {.n_channels = cn_label_channels(l->head_dim),
+                                 .labels = at(w, is_home ? HOME_LABELS : LABELS, side),
+                                 .scales = at(w, is_home ? HOME_SCALES : SCALES, side)}};
 }
 
 static void run_side(const world *w, int side, bool fill, const cn_backend *be, cn_stream *s)
 {
     const exchange_case *c = w->c;
-    cn_pools local = pools_of(&c->local, &w->local, side);
-    cn_pools home = pools_of(&c->home, &w->home, side);
+    cn_pools local = pools_of(w, false, side), home = pools_of(w, true, side);
     local.origin = at(w, ORIGIN, side);
     if (side == ON_CUDA && w->host_home) home.kv = w->host_home;
     const cn_exchange_args x = {.score = at(w, SCORE, side),
@@ -179,7 +200,8 @@ static double compare(const world *w)
         word_array array;
         const char *name;
     } checked[] = {{N_MOVES, "n_moves"}, {N_MISSED, "n_missed"}, {MOVES, "moves"},
-                   {CHOSEN, "chosen"},   {ORIGIN, "positions"}};
+                   {CHOSEN, "chosen"},   {ORIGIN, "positions"}, {LABELS, "labels"},
+                   {SCALES, "scales"}};
     for (size_t i = 0; i < sizeof checked / sizeof *checked; i++)
         if (op_words_error(w->env, &w->words[checked[i].array]) > 0) {
             print_error("%s differ\n", checked[i].name);

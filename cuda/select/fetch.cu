@@ -85,7 +85,8 @@ __device__ static inline fetch_piece piece_of(const fetch_params &p, const fetch
     if (vec == 0) {
         const size_t at = cn_kv_side(&to, u.layer, to_block, u.head, slot % b);
         if (p.args.local.origin) p.args.local.origin[at] = position;
-        if (p.args.local.digest.labels && p.args.home.digest.labels)
+        if (u.log2 == CN_DIGEST_TILE_LOG2 && p.args.local.digest.labels &&
+            p.args.home.digest.labels)
             copy_label(p.args, at,
                        cn_kv_side(&from, u.layer, from_block, u.head, position % b));
     }

@@ -1,5 +1,6 @@
 /* cpu_fetch.c - fetch: copies the moved entries of the home space into the exchange areas. Tasks
- * are units. Bytes moved: those of K and V for each token of a move, read and written. */
+ * are units. Bytes moved: those of K and V for each token of a move, read and written; for tiles
+ * labels and scales too. */
 #include <string.h>
 
 #include "engine/cpu/cpu_ops.h"
@@ -17,7 +18,7 @@ static void copy_rows(const cn_fetch_args *a, uint32_t layer, uint32_t head, uin
     }
 }
 
-/* The same for labels and scales. */
+/* The same for labels and scales, where both memories have them. */
 static void copy_labels(const cn_fetch_args *a, uint32_t layer, uint32_t head, uint32_t dst_block,
                         uint32_t dst_slot, uint32_t src_block, uint32_t src_slot, uint32_t n)
 {
@@ -47,8 +48,9 @@ static void fetch_task(void *ctx, uint32_t task, uint32_t worker)
             const uint32_t position = moves[i].source * entry + t;
             copy_rows(a, layer, head, local[slot / b], slot % b, home[position / b], position % b,
                       n);
-            copy_labels(a, layer, head, local[slot / b], slot % b, home[position / b],
-                        position % b, n);
+            if (a->entry_log2[seq] == CN_DIGEST_TILE_LOG2)
+                copy_labels(a, layer, head, local[slot / b], slot % b, home[position / b],
+                            position % b, n);
             if (!a->local.origin) continue;
             uint32_t *p = a->local.origin + cn_kv_side(l, layer, local[slot / b], head, slot % b);
             for (uint32_t j = 0; j < n; j++) p[j] = position + j;

@@ -5,7 +5,7 @@
 
 enum {
     POISON = 0xa5,
-    DIM = 16,
+    DIM = 16,               /* of long cases */
     LONG = 10000,           /* candidates; then there is one sequence */
     NO_CANDIDATE = 1 << 28, /* positions from here on, which are held */
 };
@@ -100,9 +100,12 @@ static uint32_t *words(size_t n)
 exchange_case *exchange_case_draw(test_rng *r, uint32_t longest)
 {
     static const uint32_t blocks[] = {16, 64, 256}, heads[] = {1, 2, 4};
+    static const uint32_t dims[] = {DIM, 24, 80, 128, 256};
     exchange_case *c = cn_calloc(1, sizeof *c);
     const bool is_long = longest > LONG;
-    const uint32_t b = blocks[test_rng_below(r, 3)], hk = is_long ? 1 : heads[test_rng_below(r, 3)];
+    const uint32_t dim = is_long ? DIM : dims[test_rng_below(r, 5)];
+    const uint32_t b = blocks[test_rng_below(r, 3)];
+    const uint32_t hk = is_long ? 1 : heads[test_rng_below(r, dim < 128 ? 3 : 2)];
     const uint32_t n_layers = 1 + test_rng_below(r, is_long ? 2 : 3);
     c->n_seqs = is_long ? 1 : 1 + test_rng_below(r, EXCHANGE_MAX_SEQS);
     c->first_layer = test_rng_below(r, n_layers);
@@ -118,8 +121,8 @@ exchange_case *exchange_case_draw(test_rng *r, uint32_t longest)
     shuffle(r, order, c->n_slots);
     memcpy(c->slots, order, sizeof c->slots);
     const uint32_t n_local = c->n_seqs * c->local_stride, n_home = c->n_seqs * c->home_stride;
-    c->local = cn_kv_layout_make(n_layers, n_local + 1, hk, b, DIM, CN_F32);
-    c->home = cn_kv_layout_make(n_layers, n_home + 2, hk, b, DIM, CN_F32);
+    c->local = cn_kv_layout_make(n_layers, n_local + 1, hk, b, dim, CN_F32);
+    c->home = cn_kv_layout_make(n_layers, n_home + 2, hk, b, dim, CN_F32);
     c->local_tables = words(n_local);
     c->home_tables = words(n_home);
     shuffle(r, c->local_tables, n_local);
