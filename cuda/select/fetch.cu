@@ -1,35 +1,47 @@
 /* fetch.cu - fetch: copies K and V of the moved entries from the home space into the exchange
- * areas, and writes P.
+ * areas, and writes P; for tiles copies labels and scales too.
  *
- * Rows are copied in pieces of 16 bytes. A warp takes parts of units in turn, and the groups of a
- * part in turn: IN_FLIGHT pieces a lane, which are 8 pairs of K and V at head_dim 128, loaded
- * before the first is stored. The number of moves is in device memory, so the grid depends on where
- * the home space lies alone. Stores to a peer do not wait for it, so a push takes many blocks.
- * Loads from host memory take few: more blocks make scattered rows slower, because missed
- * translations of addresses limit them, not the link.
- * Bytes moved: 4 d for each token and kv head, read and written, and 4 of P. CPU version:
- * cpu_fetch.c. */
+ * A run is up to 32 consecutive tokens of a unit's moves. A warp copies a run. First lane i reads
+ * the move and the tables for token i, computes where its rows are, and writes its P. Then the
+ * lanes copy the rows of K and V in pieces of 16 bytes, token by token, and take the addresses from
+ * the lane of the token. Each lane loads IN_FLIGHT pieces before it stores the first; at head_dim
+ * 128 these are 8 tokens of the warp. Labels and scales of the run follow, also in pieces of 16
+ * bytes.
+ *
+ * An item is every n_parts-th run of a unit. Item i is part i / n_units of unit i % n_units, so the
+ * parts of a unit go to different warps. The number of moves is in device memory. Therefore the
+ * number of items follows from the most moves, and a warp looks at 32 of its items at once to skip
+ * those without a run. The grid depends only on where the home space lies. Stores to a peer do not
+ * wait, so a push takes all multiprocessors. Loads from host memory take few blocks: more blocks
+ * make scattered rows slower, because missed translations of addresses limit them, not the link.
+ *
+ * Bytes of each token and kv head: 4 d of K and V, read and written, and 4 of P, written; in a tile
+ * d / 8 of a label and 2 of a scale, read and written. The rows, and labels and scales of a run in
+ * one tile of the layout, are multiples of 16 bytes; so are the addresses of all planes. CPU
+ * version: cpu_fetch.c. */
 #include "cuda/select/select.cuh"
 
 enum {
     THREADS = 256,
+    WARPS = THREADS / CN_WARP,
     IN_FLIGHT = 8,
-    BLOCKS = 64,      /* of a launch that stores to a peer or inside the device */
-    HOST_BLOCKS = 16, /* of one that loads from host memory */
-    ITEMS_EACH = 4    /* parts for each warp, so that units of different lengths even out */
+    HOST_BLOCKS = 16, /* of a launch that loads from host memory */
+    ITEMS_EACH = 4    /* items for each warp, so that units of different lengths even out */
 };
 
 typedef struct fetch_params {
     cn_fetch_args args;
-    uint32_t n_units, n_parts; /* parts of each unit */
-    uint32_t vecs;             /* pieces of a row */
+    uint32_t n_units, n_parts;         /* parts of each unit */
+    uint32_t vecs;                     /* pieces of a row */
+    uint32_t step_tokens, step_pieces; /* 32 pieces in tokens of 2 * vecs pieces, and the rest */
+    uint32_t value_at;                 /* bytes from a row of K to the row of V */
 } fetch_params;
 
 /* A unit's tables, moves and heads. */
 typedef struct fetch_unit {
     const uint32_t *local, *home;
     const cn_move *moves;
-    uint32_t n_pieces;
+    uint32_t n_tokens;
     uint32_t log2, layer, head;
 } fetch_unit;
 
@@ -44,79 +56,127 @@ __device__ static inline fetch_unit unit_of(const fetch_params &p, uint32_t inde
     u.log2 = a.entry_log2[at.seq];
     u.layer = a.first_layer + at.row;
     u.head = at.head;
-    u.n_pieces = (min(a.n_moves[index], a.move_stride) << u.log2) * 2 * p.vecs;
+    u.n_tokens = min(a.n_moves[index], a.move_stride) << u.log2;
     return u;
 }
 
-/* Where a piece goes and comes from. */
-typedef struct fetch_piece {
-    const uint4 *from;
-    uint4 *to;
-} fetch_piece;
+/* Where a token goes and comes from. */
+typedef struct fetch_token {
+    const char *from; /* row of K */
+    char *to;
+    size_t from_side, to_side; /* elements of side arrays */
+} fetch_token;
 
-/* Copies the label and the scale of a token. */
-__device__ static inline void copy_label(const cn_fetch_args &a, size_t to, size_t from)
+/* Finds a token of a unit, and writes its P. */
+__device__ static inline fetch_token token_of(const fetch_params &p, const fetch_unit &u,
+                                              uint32_t token)
 {
-    const uint32_t n = a.local.digest.n_channels / 4; /* a label in units of two bytes */
-    const uint16_t *x = (const uint16_t *)a.home.digest.labels + from * n;
-    uint16_t *y = (uint16_t *)a.local.digest.labels + to * n;
-    for (uint32_t i = 0; i < n; i++) y[i] = x[i];
-    a.local.digest.scales[to] = a.home.digest.scales[from];
-}
-
-/* Returns piece e of a unit, and writes P and the label of a token with its first piece. */
-__device__ static inline fetch_piece piece_of(const fetch_params &p, const fetch_unit &u,
-                                              uint32_t e)
-{
-    const cn_kv_layout &to = p.args.local.layout, &from = p.args.home.layout;
-    const uint32_t b = to.block_tokens, token = e / (2 * p.vecs), vec = e % (2 * p.vecs);
+    const cn_fetch_args &a = p.args;
+    const cn_kv_layout &to = a.local.layout, &from = a.home.layout;
+    const uint32_t b = to.block_tokens, t = token & ((1u << u.log2) - 1);
     const cn_move m = u.moves[token >> u.log2];
-    const uint32_t t = token & ((1u << u.log2) - 1);
     const uint32_t slot = (m.entry << u.log2) + t, position = (m.source << u.log2) + t;
     const uint32_t to_block = u.local[slot / b], from_block = u.home[position / b];
-    const cn_kv_part part = vec < p.vecs ? CN_KV_K : CN_KV_V;
-    fetch_piece piece;
-    piece.from = (const uint4 *)((const char *)p.args.home.kv +
-                                 cn_kv_at(&from, u.layer, from_block, u.head, position % b, part)) +
-                 vec % p.vecs;
-    piece.to = (uint4 *)((char *)p.args.local.kv +
-                         cn_kv_at(&to, u.layer, to_block, u.head, slot % b, part)) +
-               vec % p.vecs;
-    if (vec == 0) {
-        const size_t at = cn_kv_side(&to, u.layer, to_block, u.head, slot % b);
-        if (p.args.local.origin) p.args.local.origin[at] = position;
-        if (u.log2 == CN_DIGEST_TILE_LOG2 && p.args.local.digest.labels &&
-            p.args.home.digest.labels)
-            copy_label(p.args, at,
-                       cn_kv_side(&from, u.layer, from_block, u.head, position % b));
+    const uint32_t to_slot = slot % b, from_slot = position % b;
+    fetch_token x;
+    x.from = (const char *)a.home.kv +
+             cn_kv_at(&from, u.layer, from_block, u.head, from_slot, CN_KV_K);
+    x.to = (char *)a.local.kv + cn_kv_at(&to, u.layer, to_block, u.head, to_slot, CN_KV_K);
+    x.from_side = cn_kv_side(&from, u.layer, from_block, u.head, from_slot);
+    x.to_side = cn_kv_side(&to, u.layer, to_block, u.head, to_slot);
+    if (a.local.origin) a.local.origin[x.to_side] = position;
+    return x;
+}
+
+__device__ static inline size_t from_lane(size_t value, uint32_t lane)
+{
+    return __shfl_sync(0xffffffffu, (unsigned long long)value, (int)lane);
+}
+
+/* Copies K and V of a run of n tokens. x: the token of this lane. */
+__device__ static inline void copy_rows(const fetch_params &p, const fetch_token &x, uint32_t n,
+                                        uint32_t lane)
+{
+    const uint32_t pieces = 2 * p.vecs, second = p.value_at - p.vecs * (uint32_t)sizeof(uint4);
+    uint32_t token = lane / pieces, piece = lane % pieces; /* of this lane's next copy */
+    for (uint32_t done = 0; done < n * pieces; done += IN_FLIGHT * CN_WARP) {
+        char *to[IN_FLIGHT];
+        uint4 value[IN_FLIGHT];
+#pragma unroll
+        for (uint32_t i = 0; i < IN_FLIGHT; i++) {
+            const uint32_t at = piece * (uint32_t)sizeof(uint4) + (piece < p.vecs ? 0 : second);
+            const char *from = (const char *)from_lane((size_t)x.from, token) + at;
+            to[i] = (char *)from_lane((size_t)x.to, token) + at;
+            if (token < n)
+                value[i] = __ldcs((const uint4 *)from);
+            else
+                to[i] = NULL;
+            token += p.step_tokens;
+            piece += p.step_pieces;
+            if (piece >= pieces) {
+                piece -= pieces;
+                token++;
+            }
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < IN_FLIGHT; i++)
+            if (to[i]) *(uint4 *)to[i] = value[i];
     }
-    return piece;
+}
+
+/* Copies the labels and the scales of a run of n tokens of a tile. Those of tokens that are in one
+ * tile of the layout lie side by side. */
+__device__ static inline void copy_labels(const cn_fetch_args &a, const fetch_token &x, uint32_t n,
+                                          uint32_t lane)
+{
+    const cn_digest &to = a.local.digest, &from = a.home.digest;
+    const uint32_t beside = min(a.local.layout.tile_tokens, (uint32_t)CN_WARP);
+    const uint32_t label = to.n_channels / 2, n_labels = beside * label / sizeof(uint4);
+    const uint32_t n_pieces = n_labels + beside * sizeof *to.scales / sizeof(uint4);
+    for (uint32_t token = 0; token < n; token += beside) {
+        const size_t src = from_lane(x.from_side, token), dst = from_lane(x.to_side, token);
+        for (uint32_t i = lane; i < n_pieces; i += CN_WARP)
+            if (i < n_labels)
+                ((uint4 *)(to.labels + dst * label))[i] =
+                    ((const uint4 *)(from.labels + src * label))[i];
+            else
+                ((uint4 *)(to.scales + dst))[i - n_labels] =
+                    ((const uint4 *)(from.scales + src))[i - n_labels];
+    }
+}
+
+/* Copies the runs of a part of a unit. */
+__device__ static inline void copy_part(const fetch_params &p, uint32_t unit, uint32_t part,
+                                        uint32_t lane)
+{
+    const cn_fetch_args &a = p.args;
+    const fetch_unit u = unit_of(p, unit);
+    const bool labels =
+        u.log2 == CN_DIGEST_TILE_LOG2 && a.local.digest.labels && a.home.digest.labels;
+    for (uint32_t first = part * CN_WARP; first < u.n_tokens; first += p.n_parts * CN_WARP) {
+        const uint32_t n = min(u.n_tokens - first, (uint32_t)CN_WARP);
+        fetch_token x = {};
+        if (lane < n) x = token_of(p, u, first + lane);
+        copy_rows(p, x, n, lane);
+        if (labels) copy_labels(a, x, n, lane);
+    }
 }
 
 __global__ static void __launch_bounds__(THREADS)
     fetch_kernel(const __grid_constant__ fetch_params p)
 {
-    const uint32_t lane = threadIdx.x % CN_WARP, n_warps = gridDim.x * (THREADS / CN_WARP);
-    const uint32_t warp = blockIdx.x * (THREADS / CN_WARP) + threadIdx.x / CN_WARP;
+    const uint32_t lane = threadIdx.x % CN_WARP, n_warps = gridDim.x * WARPS;
+    const uint32_t warp = blockIdx.x * WARPS + threadIdx.x / CN_WARP;
+    const uint32_t n_items = p.n_units * p.n_parts;
     cn_overlap_next();
     cn_wait_previous();
-    for (uint32_t item = warp; item < p.n_units * p.n_parts; item += n_warps) {
-        const fetch_unit u = unit_of(p, item % p.n_units);
-        const uint32_t step = p.n_parts * IN_FLIGHT * CN_WARP;
-        for (uint32_t first = item / p.n_units * IN_FLIGHT * CN_WARP + lane; first < u.n_pieces;
-             first += step) {
-            fetch_piece piece[IN_FLIGHT];
-            uint4 value[IN_FLIGHT];
-#pragma unroll
-            for (uint32_t i = 0; i < IN_FLIGHT; i++)
-                if (first + i * CN_WARP < u.n_pieces)
-                    piece[i] = piece_of(p, u, first + i * CN_WARP);
-#pragma unroll
-            for (uint32_t i = 0; i < IN_FLIGHT; i++)
-                if (first + i * CN_WARP < u.n_pieces) value[i] = *piece[i].from;
-#pragma unroll
-            for (uint32_t i = 0; i < IN_FLIGHT; i++)
-                if (first + i * CN_WARP < u.n_pieces) *piece[i].to = value[i];
+    for (uint32_t first = warp; first < n_items; first += CN_WARP * n_warps) {
+        const uint32_t mine = first + lane * n_warps;
+        const bool has_run =
+            mine < n_items && unit_of(p, mine % p.n_units).n_tokens > mine / p.n_units * CN_WARP;
+        for (uint32_t left = __ballot_sync(0xffffffffu, has_run); left; left &= left - 1) {
+            const uint32_t item = first + (uint32_t)(__ffs((int)left) - 1) * n_warps;
+            copy_part(p, item % p.n_units, item / p.n_units, lane);
         }
     }
 }
@@ -143,15 +203,20 @@ static cn_status check(const cn_fetch_args *a)
 extern "C" cn_status cn_cuda_fetch(cn_stream *s, const cn_fetch_args *a)
 {
     CN_TRY(check(a));
+    const cn_kv_layout *l = &a->local.layout;
     fetch_params p = {};
     p.args = *a;
-    p.n_units = a->n_seqs * a->n_layers * a->local.layout.n_kv_heads;
-    p.vecs = a->local.layout.head_dim / CN_VEC8;
+    p.n_units = a->n_seqs * a->n_layers * l->n_kv_heads;
     if (p.n_units == 0) return CN_OK;
+    p.vecs = l->head_dim / CN_VEC8;
+    p.step_tokens = CN_WARP / (2 * p.vecs);
+    p.step_pieces = CN_WARP % (2 * p.vecs);
+    p.value_at = l->part[CN_KV_V].tile_at - l->part[CN_KV_K].tile_at;
     cudaPointerAttributes home;
     CN_CUDA(cudaPointerGetAttributes(&home, a->home.kv));
-    const uint32_t blocks = home.type == cudaMemoryTypeHost ? HOST_BLOCKS : BLOCKS;
-    const uint32_t items = blocks * (THREADS / CN_WARP) * ITEMS_EACH;
-    p.n_parts = (uint32_t)cn_ceil_div(items, p.n_units);
+    uint32_t blocks = s->cuda->device.n_sms;
+    if (home.type == cudaMemoryTypeHost) blocks = HOST_BLOCKS;
+    p.n_parts = cn_max_u32((uint32_t)cn_ceil_div(blocks * WARPS * ITEMS_EACH, p.n_units),
+                           (uint32_t)cn_ceil_div(a->move_stride, CN_WARP));
     return cn_cuda_launch(s, "fetch", fetch_kernel, {dim3(blocks), THREADS}, p);
 }
