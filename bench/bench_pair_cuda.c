@@ -6,11 +6,14 @@
  *
  * link  One copy of 537 MB in each direction.
  * push  The op `fetch` of the cache GPU: for 8 requests, 36 layers and 8 heads, random tokens of
- *       32,768 to random slots of 2,048; 56, 205 and 410 of each unit.
+ *       32,768 to random slots of 2,048; 56, 205 and 410 of each unit. Then 13 random tiles of 64
+ *       tokens of each unit. The pools have labels, scales and P, as in an engine with `tls` and
+ *       `zip`. The rate counts K and V, and for tiles labels and scales; not P.
  * put   The op `copy_blocks` of the model's GPU: whole blocks of all layers.
  * On one GPU there is no link, and shares mean nothing. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "bench/bench_util.h"
 
@@ -25,6 +28,7 @@ enum {
     HOME = 512,        /* blocks of the home space; requests share them */
     UNITS = SEQS * LAYERS * KV_HEADS,
     MOST_MOVES = 410,
+    CHANNELS = DIM / 4, /* of a label: 4 bits each */
     PUTS = 16,
     ROUNDS = 9,
     LINK_BYTES = 512 << 20
@@ -115,34 +119,53 @@ typedef struct arrays {
     cn_move moves[UNITS * MOST_MOVES];
 } arrays;
 
-static void fill_arrays(arrays *a, uint32_t n)
+/* Draws n moves of each unit, of tokens or of tiles. */
+static void fill_arrays(arrays *a, uint32_t n, uint32_t log2)
 {
     uint64_t random = 1;
     for (uint32_t i = 0; i < SEQS * AREA; i++) a->local_tables[i] = i;
     for (uint32_t i = 0; i < SEQS * HOME_BLOCKS; i++)
         a->home_tables[i] = (uint32_t)(bench_random(&random) % HOME);
+    memset(a->entry_log2, (int)log2, sizeof a->entry_log2);
     for (uint32_t u = 0; u < UNITS; u++) {
         a->n_moves[u] = n;
         for (uint32_t i = 0; i < n; i++)
             a->moves[u * MOST_MOVES + i] = (cn_move){
-                (i * 5 + u) % (AREA * BLOCK),
-                (uint32_t)(bench_random(&random) % (HOME_BLOCKS * BLOCK))};
+                (i * 5 + u) % (AREA * BLOCK >> log2),
+                (uint32_t)(bench_random(&random) % (HOME_BLOCKS * BLOCK >> log2))};
     }
+}
+
+/* The pools of a side with labels, scales and P. */
+static cn_pools push_pools(const side *s)
+{
+    const size_t n = cn_kv_side_elems(&s->pools.layout);
+    cn_pools p = s->pools;
+    p.origin = bench_alloc(s->be, n * sizeof *p.origin);
+    p.digest.n_channels = CHANNELS;
+    p.digest.labels = bench_alloc(s->be, n * CHANNELS / 2);
+    p.digest.scales = bench_alloc(s->be, n * sizeof *p.digest.scales);
+    return p;
 }
 
 static void time_push(side *cache, const side *model, double link)
 {
-    static const uint32_t counts[] = {56, 205, MOST_MOVES};
+    static const struct {
+        uint32_t n, log2;
+    } cases[] = {{56, 0}, {205, 0}, {MOST_MOVES, 0}, {13, 6}};
+    enum { ROW_BYTES = 2 * DIM * 2, LABEL_BYTES = CHANNELS / 2 + 2 };
+    const cn_pools home = push_pools(cache), local = push_pools(model);
     arrays *host = cn_calloc(1, sizeof *host);
     if (!host) bench_must(cn_fail(CN_ERR_MEMORY, "no memory for the moves"));
     arrays *a = bench_alloc(cache->be, sizeof *a);
-    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const uint32_t n = cases[i].n, log2 = cases[i].log2;
         char name[64];
-        fill_arrays(host, counts[i]);
+        fill_arrays(host, n, log2);
         bench_must(cache->be->mem_write(cache->stream, a, host, sizeof *host));
         bench_must(cache->be->stream_sync(cache->stream));
-        const cn_fetch_args f = {.local = model->pools,
-                                 .home = cache->pools,
+        const cn_fetch_args f = {.local = local,
+                                 .home = home,
                                  .local_tables = a->local_tables,
                                  .home_tables = a->home_tables,
                                  .local_stride = AREA,
@@ -153,8 +176,8 @@ static void time_push(side *cache, const side *model, double link)
                                  .move_stride = MOST_MOVES,
                                  .n_seqs = SEQS,
                                  .n_layers = LAYERS};
-        const double bytes = (double)UNITS * counts[i] * 2 * DIM * 2;
-        snprintf(name, sizeof name, "push, %u tokens of a unit", counts[i]);
+        const double bytes = (double)UNITS * (n << log2) * (ROW_BYTES + (log2 ? LABEL_BYTES : 0));
+        snprintf(name, sizeof name, "push, %u %s of a unit", n, log2 ? "tiles" : "tokens");
         report(name, bytes, time_of(cache, run_fetch, &f), link);
     }
     cn_free(host);
