@@ -7,6 +7,8 @@ enum {
     POISON = 0xa5,
     DIM = 16,               /* of long cases */
     LONG = 10000,           /* candidates; then there is one sequence */
+    CHUNK = 16384,          /* candidates that the GPU takes at once; it marks a multiple of this */
+    EDGE = 16,              /* candidates around a multiple of CHUNK */
     NO_CANDIDATE = 1 << 28, /* positions from here on, which are held */
 };
 
@@ -17,7 +19,7 @@ size_t exchange_case_units(const exchange_case *c)
 
 size_t exchange_case_scores(const exchange_case *c)
 {
-    size_t n = 0;
+    size_t n = c->first[0];
     for (uint32_t s = 0; s < c->n_seqs; s++) n += c->most_n[s];
     return n * c->n_layers * c->local.n_kv_heads;
 }
@@ -70,7 +72,8 @@ static void draw_seq(exchange_case *c, test_rng *r, uint32_t s, uint32_t longest
     const uint32_t b = c->local.block_tokens;
     const bool tiles = !c->holds && b <= 64 && test_rng_below(r, 4) == 0;
     c->entry_log2[s] = tiles ? 6 : 0;
-    uint32_t k = tiles ? 1 + test_rng_below(r, 5) : (1 + test_rng_below(r, 3)) * b;
+    const uint32_t blocks = longest > LONG ? 8 : 3;
+    uint32_t k = tiles ? 1 + test_rng_below(r, 5) : (1 + test_rng_below(r, blocks)) * b;
     if (test_rng_below(r, 4) == 0) k = 1;
     if (test_rng_below(r, 8) == 0) k = 0;
     const uint32_t area = (uint32_t)cn_ceil_div((uint64_t)k << c->entry_log2[s], b) * b;
@@ -82,6 +85,8 @@ static void draw_seq(exchange_case *c, test_rng *r, uint32_t s, uint32_t longest
     const uint32_t extra = tiles ? longest / 64 : longest;
     const uint32_t drawn[] = {0, extra, test_rng_below(r, extra + 1), test_rng_below(r, extra + 1)};
     c->n[s] = k + c->n_held[s] + drawn[test_rng_below(r, 4)];
+    if (!tiles && longest > LONG && test_rng_below(r, 3) == 0)
+        c->n[s] = (c->n[s] / CHUNK + 1) * CHUNK - EDGE / 2 + test_rng_below(r, EDGE + 1);
     if (k == 0 && test_rng_below(r, 2)) c->n[s] = 0;
     c->most_n[s] = c->n[s] + 2 * b;
     c->chosen_stride = cn_max_u32(c->chosen_stride, k);
@@ -113,6 +118,7 @@ exchange_case *exchange_case_draw(test_rng *r, uint32_t longest)
     c->holds = test_rng_below(r, 2);
     c->local.block_tokens = b;
     c->chosen_stride = 1;
+    c->first[0] = test_rng_below(r, 9);
     for (uint32_t s = 0; s < c->n_seqs; s++) draw_seq(c, r, s, longest);
     c->chosen_stride += test_rng_below(r, 3);
     c->move_stride = c->chosen_stride + test_rng_below(r, 3);
