@@ -1,6 +1,6 @@
 /* bench_pair_cuda.c - times what goes between a GPU and its cache GPU beside what the copy engine
- * moves in the same run, in the shape of Qwen3-8B: 36 layers, 8 kv heads, head_dim 128, blocks of
- * 256, bf16.
+ * moves in the same run, and the op that decides what goes, in the shape of Qwen3-8B: 36 layers, 8
+ * kv heads, head_dim 128, blocks of 256, bf16.
  *
  *   bench_pair_cuda [CACHE [MODEL]]   (GPUs; 1 and 0)
  *
@@ -10,6 +10,8 @@
  *       tokens of each unit. The pools have labels, scales and P, as in an engine with `tls` and
  *       `zip`. The rate counts K and V, and for tiles labels and scales; not P.
  * put   The op `copy_blocks` of the model's GPU: whole blocks of all layers.
+ * exchange  The op `exchange` of the cache GPU: 32,704 candidates and 2,048 entries of a unit, at
+ *       most 205 moves; 216 and 2,304 units. The floor is one read of the scores.
  * On one GPU there is no link, and shares mean nothing. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +33,10 @@ enum {
     CHANNELS = DIM / 4, /* of a label: 4 bits each */
     PUTS = 16,
     ROUNDS = 9,
-    LINK_BYTES = 512 << 20
+    LINK_BYTES = 512 << 20,
+    CANDIDATES = 32704, /* of a unit */
+    ENTRIES = AREA * BLOCK,
+    CAP = 205
 };
 
 typedef struct side {
@@ -198,6 +203,103 @@ static void time_put(side *model, const side *cache, double link)
     }
 }
 
+/* The arrays of `exchange`, on the cache GPU. */
+typedef struct exchange_arrays {
+    uint16_t score[(size_t)UNITS * CANDIDATES];
+    uint32_t chosen[UNITS * ENTRIES];
+    uint32_t first[SEQS], n[SEQS], base[SEQS], k[SEQS], cap[SEQS], slots[SEQS];
+    uint8_t entry_log2[SEQS];
+    uint32_t n_moves[UNITS], n_missed[UNITS];
+    cn_move moves[UNITS * CAP];
+} exchange_arrays;
+
+/* Random scores. With `settled`, nine of ten chosen candidates have better scores than all that are
+ * not chosen. */
+static void fill_exchange(exchange_arrays *a, bool settled)
+{
+    uint64_t random = 1;
+    for (uint32_t s = 0; s < SEQS; s++) {
+        a->first[s] = s * CANDIDATES;
+        a->n[s] = CANDIDATES;
+        a->k[s] = ENTRIES;
+        a->cap[s] = CAP;
+        a->slots[s] = s;
+    }
+    for (size_t i = 0; i < (size_t)UNITS * CANDIDATES; i++) {
+        const uint16_t drawn = (uint16_t)bench_random(&random);
+        a->score[i] = settled ? drawn / 2 : drawn;
+    }
+    for (uint32_t i = 0; i < UNITS * ENTRIES; i++) {
+        const uint32_t step = CANDIDATES / ENTRIES, entry = i % ENTRIES;
+        a->chosen[i] = entry * step;
+        if (settled && entry % 10 > 0)
+            a->score[(size_t)(i / ENTRIES) * CANDIDATES + entry * step] |= 0x8000;
+    }
+}
+
+/* Median time of the op, each time with the same areas. Leaves the counts of unit 0 in `host`. */
+static double exchange_time(side *s, const cn_exchange_args *x, exchange_arrays *host,
+                            exchange_arrays *a)
+{
+    double seconds[ROUNDS];
+    for (int i = -2; i < ROUNDS; i++) {
+        double took_s;
+        bench_must(s->be->mem_write(s->stream, a->chosen, host->chosen, sizeof host->chosen));
+        bench_must(s->be->stream_sync(s->stream));
+        bench_must(s->be->fence_record(s->from, s->stream));
+        bench_must(s->be->exchange(s->stream, x));
+        bench_must(s->be->fence_record(s->to, s->stream));
+        bench_must(s->be->fence_sync(s->to));
+        bench_must(s->be->fence_seconds(s->from, s->to, &took_s));
+        if (i >= 0) seconds[i] = took_s;
+    }
+    bench_must(s->be->mem_read(s->stream, host->n_moves, a->n_moves, sizeof host->n_moves));
+    bench_must(s->be->mem_read(s->stream, host->n_missed, a->n_missed, sizeof host->n_missed));
+    bench_must(s->be->stream_sync(s->stream));
+    return bench_median(seconds, ROUNDS);
+}
+
+static void time_exchange(side *cache)
+{
+    static const struct {
+        uint32_t n_seqs, n_layers;
+    } shapes[] = {{3, 9}, {SEQS, LAYERS}};
+    exchange_arrays *host = cn_calloc(1, sizeof *host);
+    if (!host) bench_must(cn_fail(CN_ERR_MEMORY, "no memory for the scores"));
+    exchange_arrays *a = bench_alloc(cache->be, sizeof *a);
+    for (uint32_t i = 0; i < 4; i++) {
+        const bool settled = i % 2;
+        const uint32_t n_seqs = shapes[i / 2].n_seqs, n_layers = shapes[i / 2].n_layers;
+        fill_exchange(host, settled);
+        bench_must(cache->be->mem_write(cache->stream, a, host, sizeof *host));
+        bench_must(cache->be->stream_sync(cache->stream));
+        const cn_exchange_args x = {.score = a->score,
+                                    .first = a->first,
+                                    .n = a->n,
+                                    .base = a->base,
+                                    .entry_log2 = a->entry_log2,
+                                    .k = a->k,
+                                    .cap = a->cap,
+                                    .slots = a->slots,
+                                    .local = cache->pools,
+                                    .n_seqs = n_seqs,
+                                    .n_layers = n_layers,
+                                    .chosen = a->chosen,
+                                    .n_slots = SEQS,
+                                    .chosen_stride = ENTRIES,
+                                    .moves = a->moves,
+                                    .n_moves = a->n_moves,
+                                    .n_missed = a->n_missed,
+                                    .move_stride = CAP};
+        const double s = exchange_time(cache, &x, host, a), n_units = n_seqs * n_layers * KV_HEADS;
+        const double read = bench_read_bandwidth(cache->be, cache->stream, a, sizeof a->score);
+        printf("exchange, %4.0f units, %4u newcomers %7.1f us, floor %5.1f us\n", n_units,
+               host->n_moves[0] + host->n_missed[0], s * 1e6,
+               n_units * CANDIDATES * sizeof *a->score / read * 1e6);
+    }
+    cn_free(host);
+}
+
 int main(int argc, char **argv)
 {
     const uint32_t cache_gpu = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 1;
@@ -209,6 +311,7 @@ int main(int argc, char **argv)
            put / 1e9);
     time_push(&cache, &model, push);
     time_put(&model, &cache, put);
+    time_exchange(&cache);
     close_side(&model);
     close_side(&cache);
     return 0;

@@ -7,7 +7,7 @@
 #   zip      recoverable zip against zip with the sum of both budgets
 #   plain    full KV without a home declared
 #   dense    labels with two dense layers
-#   links    push and put beside the link (bench_pair_cuda)
+#   links    push, put and exchange beside the link and the memory (bench_pair_cuda)
 #   most     the largest batch of the pair
 #   singles  one GPU: ds at its largest batch, and zip
 #   CACHE (cuda:1)  cuda:0: one GPU in both roles; then cinch runs on cuda:0 too
