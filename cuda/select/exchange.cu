@@ -57,7 +57,7 @@ typedef struct exchange_digit {
 } exchange_digit;
 
 typedef struct exchange_shared {
-    alignas(16) uint32_t bins[BINS * COPIES];
+    alignas(16) uint32_t bins[(BINS + 1) * COPIES]; /* the last bin: not counted */
     uint32_t held[WINDOW]; /* take_wanted replaces them by: not held and above the lowest */
     uint32_t chosen[WINDOW];
     uint32_t equal[THREADS]; /* of a chunk: not held and equal to the lowest */
@@ -96,7 +96,6 @@ __device__ static inline exchange_unit unit_of(const cn_exchange_args &a, const 
     u.n_words = (u.n_vecs + WORD_VECS - 1) / WORD_VECS;
     u.moves = a.moves + (size_t)at.index * a.move_stride;
     u.room = a.move_stride;
-    if (u.k == 0) return u;
     u.chosen = a.chosen + (((size_t)layer * a.n_slots + a.slots[at.seq]) * l.n_kv_heads + at.head) *
                               a.chosen_stride;
     if (!a.local_tables) return u;
@@ -136,9 +135,12 @@ __device__ static inline uint32_t scan(uint32_t v, uint32_t *total, exchange_sha
     return before;
 }
 
-__device__ static inline void count_digit(uint32_t digit, exchange_shared *shared)
+/* Counts the digit if `counted`, else counts in a bin that is not read: a branch around the
+ * atomicAdd() would take longer. */
+__device__ static inline void count_digit(bool counted, uint32_t digit, exchange_shared *shared)
 {
-    atomicAdd(&shared->bins[digit * COPIES + threadIdx.x % COPIES], 1u);
+    const uint32_t bin = counted ? digit : BINS;
+    atomicAdd(&shared->bins[bin * COPIES + threadIdx.x % COPIES], 1u);
 }
 
 /* Finds the digit of the wanted-th largest of the counted numbers, and clears the counts. Thread t
@@ -239,8 +241,8 @@ __device__ static inline exchange_digit score_digit(const exchange_unit &u, uint
 #pragma unroll
             for (uint32_t i = 0; i < SCORES; i++) {
                 const uint32_t score = score_at(scores, i);
-                if (!(skipped >> i & 1) && score >> (shift + 8) == prefix)
-                    count_digit(score >> shift & (BINS - 1), shared);
+                if (score >> (shift + 8) == prefix)
+                    count_digit(!(skipped >> i & 1), score >> shift & (BINS - 1), shared);
             }
         });
     });
@@ -330,7 +332,7 @@ __device__ static inline void keep_best(uint64_t *keys, uint32_t n, uint32_t n_b
         shift -= 8;
         for (uint32_t i = threadIdx.x; i < n; i += THREADS)
             if (keys[i] >> (shift + 8) == least)
-                count_digit((uint32_t)(keys[i] >> shift) & (BINS - 1), shared);
+                count_digit(true, (uint32_t)(keys[i] >> shift) & (BINS - 1), shared);
         d = find_digit(d.wanted, shared);
         least = least << 8 | d.digit;
     }

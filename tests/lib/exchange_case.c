@@ -72,7 +72,7 @@ static void draw_seq(exchange_case *c, test_rng *r, uint32_t s, uint32_t longest
     const uint32_t b = c->local.block_tokens;
     const bool tiles = !c->holds && b <= 64 && test_rng_below(r, 4) == 0;
     c->entry_log2[s] = tiles ? 6 : 0;
-    const uint32_t blocks = longest > LONG ? 8 : 3;
+    const uint32_t blocks = longest > LONG ? 10 : 3;
     uint32_t k = tiles ? 1 + test_rng_below(r, 5) : (1 + test_rng_below(r, blocks)) * b;
     if (test_rng_below(r, 4) == 0) k = 1;
     if (test_rng_below(r, 8) == 0) k = 0;
