@@ -2,7 +2,7 @@
  * In: score u16, ragged as in cn_score_args; chosen [L, n_slots, hk, chosen_stride]. Out: chosen in
  * place, moves [units, move_stride], n_moves and n_missed [units]. Grid units, 512 threads.
  *
- * Marks are bits in shared memory, for a window of 65,536 candidates: held, chosen. They are set
+ * Marks are bits in shared memory, for a window of 65,536 candidates: held and chosen. They are set
  * once if all candidates fit in a window, else again in each pass. Two histograms of 8 bits count
  * the candidates that are not held and find the lowest wanted score. A third pass compares each
  * score with it and writes two bits per candidate, above and equal. A scan numbers the equal ones
@@ -11,8 +11,9 @@
  * than moves, histograms over (score, candidate) find the last one that moves. Only those that move
  * are sorted. Entries of the area that are not wanted receive them.
  * Bytes read per unit: 2 n of scores from memory and 4 n from the L2 cache; 2 for each newcomer;
- * 8 k of `chosen` and 2 k of scores; 8 for each held slot, three times if there are several
- * windows. Bytes written: 12 for each move. CPU version: cpu_exchange.c. */
+ * 8 k of `chosen` and 2 k of scores; 8 for each held slot. With several windows, each of them reads
+ * the held slots three times and `chosen` once. Bytes written: 12 for each move. CPU version:
+ * cpu_exchange.c. */
 #include <cub/block/block_scan.cuh>
 
 #include "cuda/select/select.cuh"
