@@ -90,6 +90,11 @@ size_t cn_exchange_counts(const cn_exchange_sizes *z, uint32_t n_kv_heads)
     return (size_t)z->max_rows * z->n_layers * n_kv_heads;
 }
 
+size_t cn_exchange_moves(const cn_exchange_sizes *z, uint32_t n_kv_heads)
+{
+    return (size_t)z->max_rows * z->pack_layers * n_kv_heads * z->move_stride;
+}
+
 /* ---- the arrays ---- */
 
 typedef enum row_array {
@@ -279,6 +284,7 @@ typedef struct job {
     const cn_exchange_scratch *m;
     uint32_t first_layer, n_layers;
     bool fill;
+    cn_move *moves; /* of the pack */
     uint32_t *moved, *missed; /* of this pack, [rows, n_layers, hk] */
 } job;
 
@@ -394,7 +400,7 @@ static cn_status replace(const job *j, cn_row_range range)
         .chosen = j->x->chosen,
         .n_slots = j->x->n_slots,
         .chosen_stride = j->x->chosen_stride,
-        .moves = (cn_move *)j->m->moves + unit * j->r->sizes.move_stride,
+        .moves = j->moves + unit * j->r->sizes.move_stride,
         .n_moves = j->moved + unit,
         .n_missed = j->missed + unit,
         .move_stride = j->r->sizes.move_stride,
@@ -412,7 +418,7 @@ static cn_status fetch(const job *j)
         .local_stride = j->r->strides.local,
         .home_stride = j->r->strides.home,
         .entry_log2 = device_bytes(j, ENTRY_LOG2),
-        .moves = j->m->moves,
+        .moves = j->moves,
         .n_moves = j->moved,
         .move_stride = j->r->sizes.move_stride,
         .n_seqs = j->r->n_rows,
@@ -431,28 +437,43 @@ cn_status cn_exchange_upload(const cn_exchange_env *x, cn_stream *s, const cn_ex
     return x->be->mem_write(s, m->arrays, r->host, tables_at(&r->sizes) + tables);
 }
 
-cn_status cn_exchange_run(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows *r,
-                          const cn_exchange_scratch *m, const cn_packs *packs, uint32_t pack,
-                          bool fill)
+/* The exchange of one pack. */
+static job job_of(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows *r,
+                  const cn_exchange_scratch *m, const cn_packs *packs, uint32_t pack)
 {
     const uint32_t hk = x->home.layout.n_kv_heads, start = cn_pack_start(packs, pack);
     const size_t before = (size_t)r->n_rows * (start - packs->first_layer) * hk;
     uint32_t *counts = m->counts;
-    const job j = {
+    return (job){
         .x = x,
         .s = s,
         .r = r,
         .m = m,
         .first_layer = start,
         .n_layers = cn_pack_start(packs, pack + 1) - start,
-        .fill = fill,
+        .moves = (cn_move *)m->moves + pack % 2 * cn_exchange_moves(&r->sizes, hk),
         .moved = counts + before,
         .missed = counts + cn_exchange_counts(&r->sizes, hk) + before,
     };
+}
+
+cn_status cn_exchange_rank(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows *r,
+                           const cn_exchange_scratch *m, const cn_packs *packs, uint32_t pack,
+                           bool fill)
+{
+    job j = job_of(x, s, r, m, packs, pack);
+    j.fill = fill;
     for (uint32_t g = 0; g < r->n_ranges; g++) {
         CN_TRY(predict(&j, r->ranges[g]));
         CN_TRY(score(&j, r->ranges[g]));
         CN_TRY(replace(&j, r->ranges[g]));
     }
+    return CN_OK;
+}
+
+cn_status cn_exchange_push(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows *r,
+                           const cn_exchange_scratch *m, const cn_packs *packs, uint32_t pack)
+{
+    const job j = job_of(x, s, r, m, packs, pack);
     return fetch(&j);
 }

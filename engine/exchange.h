@@ -42,12 +42,14 @@ typedef struct cn_exchange_scratch {
     void *predicted; /* act [query_room, pack layers, hq, d] */
     void *score;     /* u16 [room, pack layers, hk] */
     void *logits;    /* f32 [room, pack layers, hq] */
-    void *moves;     /* cn_move [rows, pack layers, hk, move_stride] */
+    void *moves;     /* cn_move [2, rows, pack layers, hk, move_stride]; pack p has half p % 2 */
     void *counts;    /* u32 [2, rows, layers, hk]: moved, then missed; ordered by pack */
 } cn_exchange_scratch;
 size_t cn_exchange_bytes(const cn_exchange_sizes *z);
 /* Elements of each half of `counts`. */
 size_t cn_exchange_counts(const cn_exchange_sizes *z, uint32_t n_kv_heads);
+/* Elements of each half of `moves`. */
+size_t cn_exchange_moves(const cn_exchange_sizes *z, uint32_t n_kv_heads);
 
 /* One sequence of an exchange. */
 typedef struct cn_exchange_row {
@@ -97,11 +99,16 @@ typedef struct cn_exchange_env {
     const float *cos, *sin; /* rope tables */
 } cn_exchange_env;
 
-/* Enqueues the upload of the rows, and the exchange of the layers of one pack. */
+/* Enqueues the upload of the rows. No rank or push of an exchange before it may be running. */
 cn_status cn_exchange_upload(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows *r,
                              const cn_exchange_scratch *m);
-cn_status cn_exchange_run(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows *r,
-                          const cn_exchange_scratch *m, const cn_packs *packs, uint32_t pack,
-                          bool fill);
+/* Enqueues the exchange of the layers of one pack, in two halves: rank decides which entries move,
+ * and push moves them. A push reads what the rank of its pack has written. The rank of a pack must
+ * not run before the push of the second pack before it has ended. */
+cn_status cn_exchange_rank(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows *r,
+                           const cn_exchange_scratch *m, const cn_packs *packs, uint32_t pack,
+                           bool fill);
+cn_status cn_exchange_push(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows *r,
+                           const cn_exchange_scratch *m, const cn_packs *packs, uint32_t pack);
 
 #endif

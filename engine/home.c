@@ -63,6 +63,13 @@ static cn_home *next_home(cn_homes *hs, cn_home *h)
     return NULL;
 }
 
+/* Creates the streams of steps. */
+static cn_status create_streams(cn_home *h, cn_priority priority)
+{
+    CN_TRY(h->be->stream_create(h->be, priority, &h->stream));
+    return h->be->stream_create(h->be, priority, &h->pushes);
+}
+
 cn_status cn_home_open_beside(cn_homes *hs, const cn_config *c, cn_backend *model_be)
 {
     const uint32_t away = cn_config_away(c);
@@ -74,7 +81,7 @@ cn_status cn_home_open_beside(cn_homes *hs, const cn_config *c, cn_backend *mode
     if (!(away >> CN_HOME_HOST & 1)) return CN_OK;
     hs->at[CN_HOME_HOST].be = model_be;
     /* Beside a model on the same device the exchange must not delay it. */
-    return model_be->stream_create(model_be, CN_PRIORITY_LOW, &hs->at[CN_HOME_HOST].stream);
+    return create_streams(&hs->at[CN_HOME_HOST], CN_PRIORITY_LOW);
 }
 
 cn_status cn_home_open(cn_homes *hs, const cn_config *c, const cn_model_config *m)
@@ -83,7 +90,7 @@ cn_status cn_home_open(cn_homes *hs, const cn_config *c, const cn_model_config *
     if (!(cn_config_away(c) >> CN_HOME_PEER & 1)) return CN_OK;
     CN_TRY(cn_backend_open_cache(&h->be, c, m));
     CN_TRY(cn_backend_check_ops(h->be, 0, cn_config_selectors(c), cn_config_homes(c)));
-    CN_TRY(h->be->stream_create(h->be, CN_PRIORITY_HIGH, &h->stream));
+    CN_TRY(create_streams(h, CN_PRIORITY_HIGH));
     return h->be->stream_create(h->be, CN_PRIORITY_LOW, &h->fills);
 }
 
@@ -91,6 +98,7 @@ static cn_status create_fences(const cn_homes *hs, cn_home *h)
 {
     if (h->be == hs->o.model_be) h->fills = hs->o.event_stream;
     for (uint32_t p = 0; p < hs->packs.n; p++) CN_TRY(h->be->fence_create(h->be, &h->done[p]));
+    CN_TRY(h->be->fence_create(h->be, &h->ranked));
     return h->be->fence_create(h->be, &h->filled);
 }
 
@@ -200,6 +208,7 @@ void cn_home_sync(cn_homes *hs)
 {
     for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
         if (h->stream) h->be->stream_sync(h->stream);
+        if (h->pushes) h->be->stream_sync(h->pushes);
         if (h->fills && h->fills != hs->o.event_stream) h->be->stream_sync(h->fills);
     }
 }
@@ -208,8 +217,10 @@ static void free_home(const cn_homes *hs, cn_home *h)
 {
     for (uint32_t p = 0; p < CN_MAX_PACKS; p++)
         if (h->done[p]) h->be->fence_free(h->done[p]);
+    if (h->ranked) h->be->fence_free(h->ranked);
     if (h->filled) h->be->fence_free(h->filled);
     if (h->stream) h->be->stream_free(h->stream);
+    if (h->pushes) h->be->stream_free(h->pushes);
     if (h->fills && h->fills != hs->o.event_stream) h->be->stream_free(h->fills);
     cn_exchange_rows_free(&h->fill_rows);
     cn_free(h->fill_arrays);
@@ -292,7 +303,9 @@ cn_status cn_home_begin_step(cn_homes *hs, cn_home_step *steps, const cn_plane_v
     hs->steps = any ? steps : NULL;
     for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
         const cn_home_step *st = step_of(hs, h);
-        if (st) CN_TRY(cn_exchange_upload(&h->env, h->stream, &st->rows, &h->step));
+        if (!st) continue;
+        CN_TRY(h->be->fence_wait(h->stream, h->done[hs->packs.n - 1])); /* pushes read the rows */
+        CN_TRY(cn_exchange_upload(&h->env, h->stream, &st->rows, &h->step));
     }
     return CN_OK;
 }
@@ -345,17 +358,30 @@ cn_status cn_home_enter_layer(cn_homes *hs, uint32_t layer)
     return be->fence_record(clock->goes[p], hs->o.model_stream);
 }
 
+/* Records a timed fence, if the step is timed. */
+static cn_status mark(const cn_home *h, cn_stream *s, cn_fence *f)
+{
+    return f ? h->be->fence_record(f, s) : CN_OK;
+}
+
 /* The exchange of pack p with one home. */
 static cn_status exchange(const cn_homes *hs, cn_home *h, const cn_home_step *st, uint32_t p)
 {
-    cn_home_span *span = hs->clock ? &hs->clock->spans[kind_of(hs, h)] : NULL;
+    static const cn_home_span untimed;
+    cn_home_span *timed = hs->clock ? &hs->clock->spans[kind_of(hs, h)] : NULL;
+    const cn_home_span *span = timed ? timed : &untimed;
     CN_TRY(h->be->fence_wait(h->stream, hs->stepped[p]));
-    if (span) CN_TRY(h->be->fence_record(span->begins[p], h->stream));
-    CN_TRY(cn_exchange_run(&h->env, h->stream, &st->rows, &h->step, &hs->packs, p, false));
-    CN_TRY(h->be->fence_record(h->done[p], h->stream));
-    if (!span) return CN_OK;
-    span->recorded = true;
-    return h->be->fence_record(span->ends[p], h->stream);
+    if (p >= 2) CN_TRY(h->be->fence_wait(h->stream, h->done[p - 2])); /* it reads the moves */
+    CN_TRY(mark(h, h->stream, span->begins[CN_HOME_RANKS][p]));
+    CN_TRY(cn_exchange_rank(&h->env, h->stream, &st->rows, &h->step, &hs->packs, p, false));
+    CN_TRY(mark(h, h->stream, span->ends[CN_HOME_RANKS][p]));
+    CN_TRY(h->be->fence_record(h->ranked, h->stream));
+    CN_TRY(h->be->fence_wait(h->pushes, h->ranked));
+    CN_TRY(mark(h, h->pushes, span->begins[CN_HOME_PUSHES][p]));
+    CN_TRY(cn_exchange_push(&h->env, h->pushes, &st->rows, &h->step, &hs->packs, p));
+    CN_TRY(mark(h, h->pushes, span->ends[CN_HOME_PUSHES][p]));
+    if (timed) timed->recorded = true;
+    return h->be->fence_record(h->done[p], h->pushes);
 }
 
 cn_status cn_home_leave_layer(cn_homes *hs, uint32_t layer)
@@ -395,8 +421,10 @@ cn_status cn_home_clock_create(cn_homes *hs, cn_home_clock **out)
         CN_TRY(model_be->timed_fence_create(model_be, &c->goes[p]));
         for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
             cn_home_span *span = &c->spans[kind_of(hs, h)];
-            CN_TRY(h->be->timed_fence_create(h->be, &span->begins[p]));
-            CN_TRY(h->be->timed_fence_create(h->be, &span->ends[p]));
+            for (int i = 0; i < CN_HOME_WORKS; i++) {
+                CN_TRY(h->be->timed_fence_create(h->be, &span->begins[i][p]));
+                CN_TRY(h->be->timed_fence_create(h->be, &span->ends[i][p]));
+            }
         }
     }
     return CN_OK;
@@ -414,8 +442,11 @@ void cn_home_clock_free(cn_homes *hs, cn_home_clock *c)
         free_fence(hs->o.model_be, c->waits[p]);
         free_fence(hs->o.model_be, c->goes[p]);
         for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
-            free_fence(h->be, c->spans[kind_of(hs, h)].begins[p]);
-            free_fence(h->be, c->spans[kind_of(hs, h)].ends[p]);
+            const cn_home_span *span = &c->spans[kind_of(hs, h)];
+            for (int i = 0; i < CN_HOME_WORKS; i++) {
+                free_fence(h->be, span->begins[i][p]);
+                free_fence(h->be, span->ends[i][p]);
+            }
         }
     }
     cn_free(c);
@@ -424,11 +455,12 @@ void cn_home_clock_free(cn_homes *hs, cn_home_clock *c)
 /* Adds the time of the exchanges of one home. */
 static cn_status read_span(cn_homes *hs, const cn_home *h, cn_home_span *span)
 {
-    for (uint32_t p = 0; span->recorded && p < hs->packs.n; p++) {
-        double ran_s;
-        CN_TRY(h->be->fence_seconds(span->begins[p], span->ends[p], &ran_s));
-        hs->times.exchange_s += ran_s;
-    }
+    for (uint32_t p = 0; span->recorded && p < hs->packs.n; p++)
+        for (int i = 0; i < CN_HOME_WORKS; i++) {
+            double ran_s;
+            CN_TRY(h->be->fence_seconds(span->begins[i][p], span->ends[i][p], &ran_s));
+            hs->times.exchange_s += ran_s;
+        }
     return CN_OK;
 }
 
@@ -557,8 +589,11 @@ static cn_status fill(cn_homes *hs, const cn_sched_event *ev)
     cn_exchange_rows_begin(r, 1, strides);
     cn_exchange_rows_add(r, &row);
     cn_status status = cn_exchange_upload(&h->env, h->fills, r, &h->fill);
-    for (uint32_t p = 0; status == CN_OK && p < hs->packs.n; p++)
-        status = cn_exchange_run(&h->env, h->fills, r, &h->fill, &hs->packs, p, true);
+    for (uint32_t p = 0; status == CN_OK && p < hs->packs.n; p++) {
+        status = cn_exchange_rank(&h->env, h->fills, r, &h->fill, &hs->packs, p, true);
+        if (status == CN_OK)
+            status = cn_exchange_push(&h->env, h->fills, r, &h->fill, &hs->packs, p);
+    }
     r->host = own;
     return status;
 }

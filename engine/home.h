@@ -5,9 +5,10 @@
  *
  * Owner: cn_engine. Thread: the engine's. Stage: 6 of a request's way.
  *
- * Streams. The exchange of pack p of a step runs on `stream` behind the pack's last layer. Pack p
- * of the next step waits for it, and for nothing else of the exchange. Every event and every copy
- * of device blocks waits for the exchanges of all packs. */
+ * Streams. The exchange of pack p of a step ranks on `stream` behind the pack's last layer, and
+ * pushes on `pushes`, beside the ranks of the packs after it. Pack p of the next step waits for the
+ * push, and for nothing else of the exchange. Every event and every copy of device blocks waits for
+ * the pushes of all packs. */
 #ifndef CN_HOME_H
 #define CN_HOME_H
 
@@ -19,7 +20,7 @@
 typedef struct cn_exchange_times {
     uint64_t n_steps;
     double stall_s;    /* the model's stream waited for exchanges of the step before */
-    double exchange_s; /* exchanges ran */
+    double exchange_s; /* ranks ran, plus pushes ran */
 } cn_exchange_times;
 
 /* What is fixed at start; borrowed. */
@@ -53,9 +54,10 @@ typedef struct cn_home_step {
     uint32_t *counts;   /* host, [2, max_num_seqs, layers, hk], as cn_exchange_scratch.counts */
 } cn_home_step;
 
-/* Timed fences of the exchanges of one step with one home, by pack. */
+/* Timed fences of the exchanges of one step with one home: of ranks and pushes, by pack. */
+enum { CN_HOME_RANKS, CN_HOME_PUSHES, CN_HOME_WORKS };
 typedef struct cn_home_span {
-    cn_fence *begins[CN_MAX_PACKS], *ends[CN_MAX_PACKS];
+    cn_fence *begins[CN_HOME_WORKS][CN_MAX_PACKS], *ends[CN_HOME_WORKS][CN_MAX_PACKS];
     bool recorded;
 } cn_home_span;
 
@@ -70,9 +72,11 @@ typedef struct cn_home_clock {
 typedef struct cn_home {
     cn_backend *be; /* runs exchanges: the cache device, or model_be; NULL: it is not declared */
     cn_exchange_env env; /* env.home: the home space */
-    cn_stream *stream; /* exchanges of steps */
+    cn_stream *stream; /* uploads and ranks of steps */
+    cn_stream *pushes; /* of steps */
     cn_stream *fills;  /* digests and exchanges of events; the event stream with home `host` */
-    cn_fence *done[CN_MAX_PACKS]; /* the exchange of pack p */
+    cn_fence *ranked;             /* the newest rank */
+    cn_fence *done[CN_MAX_PACKS]; /* the push of pack p */
     cn_fence *filled;             /* the fills of events */
     cn_exchange_scratch step, fill;
     cn_exchange_rows fill_rows;

@@ -215,7 +215,6 @@ static void add_exchange(cn_start_plan *p, const sizes *z, cn_kv_home home, bool
     const cn_memory_part part = home == CN_HOME_PEER ? CN_PART_CACHE : CN_PART_STEPS;
     const cn_exchange_sizes s =
         cn_exchange_sizes_of(z->c, m, home, cn_planner_block_tokens(z->c, z->be), fill);
-    const uint64_t units = (uint64_t)s.max_rows * s.pack_layers * m->n_kv_heads;
     const uint64_t scores = (uint64_t)s.room * s.pack_layers;
     const uint64_t q_bytes =
         (uint64_t)m->n_heads * m->head_dim * cn_dtype_bytes(z->be->act_dtype);
@@ -229,7 +228,8 @@ static void add_exchange(cn_start_plan *p, const sizes *z, cn_kv_home home, bool
     add(p, z->be, fill ? "fill logits" : "exchange logits", part,
         scores * m->n_heads * sizeof(float), at + offsetof(cn_exchange_scratch, logits));
     add(p, z->be, fill ? "fill moves" : "exchange moves", part,
-        units * s.move_stride * sizeof(cn_move), at + offsetof(cn_exchange_scratch, moves));
+        2 * cn_exchange_moves(&s, m->n_kv_heads) * sizeof(cn_move),
+        at + offsetof(cn_exchange_scratch, moves));
     add(p, z->be, fill ? "fill counts" : "exchange counts", part,
         2 * cn_exchange_counts(&s, m->n_kv_heads) * sizeof(uint32_t),
         at + offsetof(cn_exchange_scratch, counts));
