@@ -8,6 +8,11 @@
  *     lots      | unit 0          | unit 1    | unit 3 (2 is not active) | ...
  *     blocks    | 0        | 1       | 2        | 3        | ...
  *
+ * A block prepares the query of each unit that it has lots of. So where the grid suffices, the lots
+ * of each unit are divided among blocks of its own, and every block has lots of one unit:
+ *
+ *     blocks    | 0      | 1      | 2   | 3     | 4   | 5   | 6   | ...
+ *
  * The lots that a block has of one unit are a part of that unit. Unit u and block b have at most
  * one part, and its partial results are in slot u + b: units and blocks both ascend along the lots,
  * so no two parts share a slot, and the parts of a unit are in successive slots. */
@@ -49,6 +54,7 @@ typedef struct cn_score_params {
  * token, or the index of the candidate if they are in tiles. */
 typedef struct cn_score_seq {
     uint32_t place; /* lots of the sequences before */
+    uint32_t block; /* if units have blocks of their own: blocks of the sequences before */
     uint32_t lots;  /* of a unit */
     uint32_t n, base, first;
     alignas(8) cn_sel_stage stage;
@@ -58,6 +64,7 @@ typedef struct cn_score_seq {
 typedef struct cn_score_plan {
     const cn_score_seq *seqs; /* [n_seqs + 1] in shared memory */
     uint32_t n_seqs, seq_units;
+    uint32_t most;            /* lots of a block, if units have blocks of their own; else 0 */
     uint32_t share, n_larger; /* lots of a block; the first n_larger blocks have one more */
     uint32_t next, end;       /* lots of this block that are left */
 } cn_score_plan;
@@ -88,14 +95,90 @@ __device__ static inline uint32_t cn_score_lots(const cn_score_seq &s)
     return ((from + (s.n << s.stage.entry_log2) - 1) >> log2) - (from >> log2) + 1;
 }
 
+/* Sums over the sequences before each one, and over all. */
+typedef struct cn_score_sums {
+    uint32_t before, all;
+} cn_score_sums;
+
+template <int THREADS>
+__device__ static inline cn_score_sums cn_score_scan(uint32_t value)
+{
+    typedef cub::BlockScan<uint32_t, THREADS, cub::BLOCK_SCAN_WARP_SCANS> scan;
+    __shared__ typename scan::TempStorage temp;
+    cn_score_sums sums;
+    scan(temp).ExclusiveSum(value, sums.before, sums.all);
+    __syncthreads();
+    return sums;
+}
+
+/* Gives the units blocks of their own if the grid suffices. Returns the most lots of a block, else
+ * 0. total: lots of the step, longest: lots of the largest unit. */
+template <int THREADS>
+__device__ static inline uint32_t cn_score_separate(const cn_score_params &p, cn_score_seq *seqs,
+                                                    uint32_t total, uint32_t longest)
+{
+    const uint32_t share = (total + gridDim.x - 1) / gridDim.x, n_parts = longest / max(share, 1u);
+    if (n_parts == 0) return 0;
+    const uint32_t most = (longest + n_parts - 1) / n_parts;
+    uint32_t blocks = 0;
+    for (uint32_t from = 0; from < p.args.n_seqs; from += THREADS) {
+        const uint32_t i = from + threadIdx.x, lots = i < p.args.n_seqs ? seqs[i].lots : 0;
+        const cn_score_sums sums =
+            cn_score_scan<THREADS>((lots + most - 1) / most * p.seq_units);
+        if (i < p.args.n_seqs) seqs[i].block = blocks + sums.before;
+        blocks += sums.all;
+    }
+    if (threadIdx.x == 0) seqs[p.args.n_seqs].block = blocks;
+    __syncthreads();
+    return blocks <= gridDim.x ? most : 0;
+}
+
+/* Returns the last sequence that begins at or before `at`, in lots or in blocks. */
+template <typename Start>
+__device__ static inline uint32_t cn_score_seq_at(uint32_t n_seqs, uint32_t at, Start start)
+{
+    uint32_t low = 0, high = n_seqs; /* start(low) <= at < start(high) */
+    while (high - low > 1) {
+        const uint32_t middle = (low + high) / 2;
+        if (start(middle) <= at) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+/* First lot of part i of n_parts of a unit. */
+__device__ static inline uint32_t cn_score_part_start(uint32_t lots, uint32_t i, uint32_t n_parts)
+{
+    return lots / n_parts * i + min(i, lots % n_parts);
+}
+
+/* Sets the lots of this block. */
+__device__ static inline void cn_score_own(cn_score_plan &plan, uint32_t total)
+{
+    const uint32_t b = blockIdx.x;
+    if (plan.most == 0) {
+        plan.next = b * plan.share + min(b, plan.n_larger);
+        plan.end = plan.next + plan.share + (b < plan.n_larger ? 1 : 0);
+        return;
+    }
+    plan.next = plan.end = total;
+    if (b >= plan.seqs[plan.n_seqs].block) return;
+    const cn_score_seq &s = plan.seqs[cn_score_seq_at(
+        plan.n_seqs, b, [&](uint32_t i) { return plan.seqs[i].block; })];
+    const uint32_t n_parts = (s.lots + plan.most - 1) / plan.most, at = b - s.block;
+    const uint32_t unit = s.place + at / n_parts * s.lots;
+    plan.next = unit + cn_score_part_start(s.lots, at % n_parts, n_parts);
+    plan.end = unit + cn_score_part_start(s.lots, at % n_parts + 1, n_parts);
+}
+
 /* Fills seqs[n_seqs + 1] and finds the share of this block. Called by all THREADS of the block. */
 template <int THREADS>
 __device__ static inline cn_score_plan cn_score_divide(const cn_score_params &p, cn_score_seq *seqs)
 {
-    typedef cub::BlockScan<uint32_t, THREADS, cub::BLOCK_SCAN_WARP_SCANS> scan;
-    __shared__ typename scan::TempStorage temp;
+    __shared__ uint32_t longest;
     const cn_score_args &a = p.args;
     uint32_t total = 0;
+    if (threadIdx.x == 0) longest = 0;
     for (uint32_t from = 0; from < a.n_seqs; from += THREADS) {
         const uint32_t i = from + threadIdx.x;
         cn_score_seq s = {};
@@ -105,13 +188,12 @@ __device__ static inline cn_score_plan cn_score_divide(const cn_score_params &p,
             s.base = a.base[i];
             s.first = a.first[i];
         }
-        uint32_t before, sum;
         s.lots = cn_score_lots(s);
-        scan(temp).ExclusiveSum(s.lots * p.seq_units, before, sum);
-        s.place = total + before;
+        const cn_score_sums sums = cn_score_scan<THREADS>(s.lots * p.seq_units);
+        s.place = total + sums.before;
         if (i < a.n_seqs) seqs[i] = s;
-        total += sum;
-        __syncthreads();
+        if (s.lots > 0) atomicMax(&longest, s.lots);
+        total += sums.all;
     }
     if (threadIdx.x == 0) seqs[a.n_seqs].place = total;
     __syncthreads();
@@ -121,14 +203,21 @@ __device__ static inline cn_score_plan cn_score_divide(const cn_score_params &p,
     plan.seq_units = p.seq_units;
     plan.share = total / gridDim.x;
     plan.n_larger = total % gridDim.x;
-    plan.next = blockIdx.x * plan.share + min(blockIdx.x, plan.n_larger);
-    plan.end = plan.next + plan.share + (blockIdx.x < plan.n_larger ? 1 : 0);
+    plan.most = cn_score_separate<THREADS>(p, seqs, total, longest);
+    cn_score_own(plan, total);
     return plan;
 }
 
-/* Returns the block that has a lot. */
-__device__ static inline uint32_t cn_score_owner(const cn_score_plan &plan, uint32_t place)
+/* Returns the block that has lot i of a unit, which begins at unit_place. */
+__device__ static inline uint32_t cn_score_owner(const cn_score_plan &plan, const cn_score_seq &s,
+                                                 uint32_t unit_place, uint32_t i)
 {
+    if (plan.most > 0) {
+        const uint32_t n_parts = (s.lots + plan.most - 1) / plan.most;
+        const uint32_t before = (unit_place - s.place) / s.lots * n_parts;
+        return s.block + before + (i == 0 ? 0 : n_parts - 1); /* the first or the last lot */
+    }
+    const uint32_t place = unit_place + i;
     const uint32_t larger = plan.n_larger * (plan.share + 1); /* lots of the larger shares */
     if (place < larger) return place / (plan.share + 1);
     return plan.n_larger + (place - larger) / plan.share;
@@ -140,12 +229,8 @@ __device__ static inline bool cn_score_next(cn_score_plan &plan, const cn_score_
                                             cn_score_part &x)
 {
     if (plan.next >= plan.end) return false;
-    uint32_t low = 0, high = plan.n_seqs; /* seqs[low].place <= next < seqs[high].place */
-    while (high - low > 1) {
-        const uint32_t middle = (low + high) / 2;
-        if (plan.seqs[middle].place <= plan.next) low = middle;
-        else high = middle;
-    }
+    const uint32_t low = cn_score_seq_at(plan.n_seqs, plan.next,
+                                         [&](uint32_t i) { return plan.seqs[i].place; });
     const cn_score_seq s = plan.seqs[low];
     const cn_score_args &a = p.args;
     const uint32_t unit_lots = s.lots, unit = (plan.next - s.place) / unit_lots;
@@ -160,9 +245,9 @@ __device__ static inline bool cn_score_next(cn_score_plan &plan, const cn_score_
     x.lot_log2 = cn_score_lot_log2(s.stage);
     x.lot = (x.from >> x.lot_log2) + done;
     x.n_lots = min(unit_lots - done, plan.end - plan.next);
-    const uint32_t owner = cn_score_owner(plan, unit_place);
+    const uint32_t owner = cn_score_owner(plan, s, unit_place, 0);
     x.first_slot = x.at.index + owner;
-    x.n_slots = cn_score_owner(plan, unit_place + unit_lots - 1) - owner + 1;
+    x.n_slots = cn_score_owner(plan, s, unit_place, unit_lots - 1) - owner + 1;
     x.slot = x.at.index + blockIdx.x;
     x.first = cn_sel_first(x.at, s.first, s.n, a.n_layers, a.pools.layout.n_kv_heads);
     plan.next += x.n_lots;
