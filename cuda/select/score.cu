@@ -32,6 +32,7 @@ enum {
     MAX_HEAD_DIM = 256,
     MAX_GROUP = 64, /* query heads of a kv head */
     WORDS = MAX_HEAD_DIM / 4 / 8, /* of eight channels of a label */
+    TILE_LOG2 = 6,                /* of CN_DIGEST_TILE */
     QUAD = 4,                     /* heads of a pass over labels */
     HEADS = 8,                    /* heads of a pass over rows and bounds */
     QUERIES = 16,                 /* several queries: in the table at once */
@@ -40,6 +41,8 @@ enum {
     BIAS = 3 << 15,
     TABLE_PAD = 32                /* elements between rows of the table, to use other banks */
 };
+
+static_assert(CN_DIGEST_TILE == 1 << TILE_LOG2, "a tile has 64 tokens");
 
 typedef struct score_shared {
     cn_score_parts parts;
@@ -278,27 +281,38 @@ template <int N_WORDS> struct label_two {
     bool below[2];
 };
 
+/* How the labels of a lot lie: anywhere, in one run, or in one run a tile of 64 candidates. */
+typedef enum label_order { ANYWHERE, ONE_RUN, BY_TILE } label_order;
+
 /* A lot of labels. */
 typedef struct label_lot_at {
-    uint32_t start; /* number of its first token */
-    size_t side;    /* of its first label, if its labels are contiguous */
+    uint32_t start;    /* number of its first token */
+    size_t side;       /* of the first label of the run; by tile: lane i has that of tile i % 4 */
+    uint32_t position; /* by tile: of its first token */
 } label_lot_at;
 
-template <bool WHOLE>
+template <label_order ORDER>
 __device__ static inline label_lot_at lot_at(const cn_score_params &p, const cn_score_part &x,
                                              uint32_t start)
 {
-    label_lot_at lot = {start, 0};
-    if constexpr (WHOLE) {
+    label_lot_at lot = {start, 0, 0};
+    if constexpr (ORDER == ONE_RUN) {
         cn_score_token t = cn_score_token_of(p, x, start);
         t.slot = start & ((1u << p.block_log2) - 1);
         lot.side = cn_score_side_of(p, x, t);
     }
+    if constexpr (ORDER == BY_TILE) {
+        const cn_score_token t =
+            cn_score_token_of(p, x, start + threadIdx.x % 4 * CN_DIGEST_TILE);
+        const uint32_t in_tile = t.position % CN_DIGEST_TILE; /* not 0 behind the last candidate */
+        lot.side = cn_score_side_of(p, x, t) - in_tile;
+        lot.position = t.position - in_tile;
+    }
     return lot;
 }
 
-/* Loads the labels from token i of a lot on. WHOLE: the labels of the lot are contiguous. */
-template <int N_WORDS, bool WHOLE>
+/* Loads the labels from token i of a lot on, a multiple of 64. */
+template <int N_WORDS, label_order ORDER>
 __device__ static inline label_two<N_WORDS> load_two(const cn_score_params &p,
                                                      const cn_score_part &x,
                                                      const label_lot_at &lot, uint32_t i)
@@ -310,7 +324,13 @@ __device__ static inline label_two<N_WORDS> load_two(const cn_score_params &p,
         const uint32_t in_lot = i + k * CN_WARP + threadIdx.x % CN_WARP, at = lot.start + in_lot;
         size_t side = lot.side + in_lot;
         l.below[k] = false;
-        if constexpr (!WHOLE) {
+        if constexpr (ORDER == BY_TILE) {
+            const int tile = (int)(i / CN_DIGEST_TILE);
+            const uint32_t in_tile = in_lot % CN_DIGEST_TILE;
+            side = __shfl_sync(0xffffffffu, lot.side, tile) + in_tile;
+            l.below[k] = __shfl_sync(0xffffffffu, lot.position, tile) + in_tile < x.base;
+        }
+        if constexpr (ORDER == ANYWHERE) {
             const cn_score_token t = cn_score_token_of(p, x, at);
             side = cn_score_side_of(p, x, t);
             l.below[k] = t.position < x.base;
@@ -375,15 +395,16 @@ __device__ static inline void add_quad(const cn_score_params &p, score_memory m,
 }
 
 /* Computes a lot of labels under rule max, for the heads [first, first + QUAD) of the group. */
-template <int N_WORDS, bool WHOLE>
+template <int N_WORDS, label_order ORDER>
 __device__ static inline void label_quad(const cn_score_params &p, const cn_score_part &x,
                                          score_memory m, uint32_t start, uint32_t first,
                                          const score_out &out)
 {
     const label_query<N_WORDS> q = load_quad<N_WORDS>(p, m, first, false);
-    const label_lot_at lot = lot_at<WHOLE>(p, x, start);
+    const label_lot_at lot = lot_at<ORDER>(p, x, start);
     const bool four = first + 2 < p.group;
-    constexpr uint32_t EACH = N_WORDS > 4 ? 1 : WHOLE ? 4 : 2; /* loaded before the first is used */
+    /* Loaded before the first is used. */
+    constexpr uint32_t EACH = N_WORDS > 4 ? 1 : ORDER == ANYWHERE ? 2 : 4;
     label_two<N_WORDS> all[EACH];
     float place[QUAD][8];
 #pragma unroll
@@ -391,7 +412,7 @@ __device__ static inline void label_quad(const cn_score_params &p, const cn_scor
         if (i % EACH == 0) {
 #pragma unroll
             for (uint32_t j = 0; j < EACH; j++)
-                all[j] = load_two<N_WORDS, WHOLE>(p, x, lot, (i + j) * 64);
+                all[j] = load_two<N_WORDS, ORDER>(p, x, lot, (i + j) * 64);
         }
         uint32_t product[QUAD / 2][4];
         const label_two<N_WORDS> &l = all[i % EACH];
@@ -420,20 +441,21 @@ __device__ static inline void label_quad(const cn_score_params &p, const cn_scor
 }
 
 /* Computes a lot of labels with one query for the group. */
-template <int N_WORDS, bool WHOLE>
+template <int N_WORDS, label_order ORDER>
 __device__ static inline void label_mean(const cn_score_params &p, const cn_score_part &x,
                                          score_memory m, uint32_t start, const score_out &out)
 {
     const label_query<N_WORDS> q = load_quad<N_WORDS>(p, m, 0, true);
-    const label_lot_at lot = lot_at<WHOLE>(p, x, start);
-    constexpr uint32_t EACH = N_WORDS > 4 ? 1 : WHOLE ? 4 : 2; /* loaded before the first is used */
+    const label_lot_at lot = lot_at<ORDER>(p, x, start);
+    /* Loaded before the first is used. */
+    constexpr uint32_t EACH = N_WORDS > 4 ? 1 : ORDER == ANYWHERE ? 2 : 4;
     label_two<N_WORDS> all[EACH];
 #pragma unroll(N_WORDS > 4 ? 1 : 4)
     for (uint32_t i = 0; i < 4; i++) {
         if (i % EACH == 0) {
 #pragma unroll
             for (uint32_t j = 0; j < EACH; j++)
-                all[j] = load_two<N_WORDS, WHOLE>(p, x, lot, (i + j) * 64);
+                all[j] = load_two<N_WORDS, ORDER>(p, x, lot, (i + j) * 64);
         }
         uint32_t product[QUAD / 2][4];
         float logit[2];
@@ -450,17 +472,17 @@ __device__ static inline void label_mean(const cn_score_params &p, const cn_scor
     }
 }
 
-template <int N_WORDS, bool WHOLE, bool MAX>
+template <int N_WORDS, label_order ORDER, bool MAX>
 __device__ static inline void label_lot(const cn_score_params &p, const cn_score_part &x,
                                         score_memory m, uint32_t start, const score_out &out)
 {
     if constexpr (MAX)
         if (cn_score_is_max(x.stage)) {
             for (uint32_t first = 0; first < p.group; first += QUAD)
-                label_quad<N_WORDS, WHOLE>(p, x, m, start, first, out);
+                label_quad<N_WORDS, ORDER>(p, x, m, start, first, out);
             return;
         }
-    label_mean<N_WORDS, WHOLE>(p, x, m, start, out);
+    label_mean<N_WORDS, ORDER>(p, x, m, start, out);
 }
 
 /* ---- rows and bounds ---- */
@@ -650,10 +672,12 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_sc
         const uint32_t start = lot_start(x, i);
         switch (x.stage.key) {
         case CN_KEY_LABELS:
-            if (p.label_bytes != 16) label_lot<WORDS, false, MAX>(p, x, m, start, out);
+            if (p.label_bytes != 16) label_lot<WORDS, ANYWHERE, MAX>(p, x, m, start, out);
+            else if (x.stage.in_tiles && p.block_log2 >= TILE_LOG2)
+                label_lot<4, BY_TILE, MAX>(p, x, m, start, out);
             else if (x.stage.in_tiles || p.block_log2 < x.lot_log2)
-                label_lot<4, false, MAX>(p, x, m, start, out);
-            else label_lot<4, true, MAX>(p, x, m, start, out);
+                label_lot<4, ANYWHERE, MAX>(p, x, m, start, out);
+            else label_lot<4, ONE_RUN, MAX>(p, x, m, start, out);
             break;
         case CN_KEY_HASH: hash_lot(p, x, start, out); break;
         default: key_lot<MAX>(p, x, m, start, out);
