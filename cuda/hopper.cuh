@@ -210,4 +210,19 @@ CN_HOPPER float4 cn_cluster_read(const float4 *p, uint32_t rank)
     return v;
 }
 
+/* Stores 16 bytes into another block's shared memory, at the offset that p has here. The barrier
+ * at the same offset there counts them: its cn_barrier_wait implies that they can be read. */
+CN_HOPPER void cn_cluster_store(uint4 *p, const uint4 &v, uint64_t *barrier, uint32_t rank)
+{
+    asm volatile("{\n"
+                 ".reg .u32 there, counter;\n"
+                 "mapa.shared::cluster.u32 there, %0, %2;\n"
+                 "mapa.shared::cluster.u32 counter, %1, %2;\n"
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 "
+                 "[there], {%3, %4, %5, %6}, [counter];\n"
+                 "}\n" ::"r"(cn_shared_address(p)),
+                 "r"(cn_shared_address(barrier)), "r"(rank), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
 #endif

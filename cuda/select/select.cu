@@ -6,31 +6,36 @@
  * and the list on neither. Block 256. Small blocks leave room for those of the next kernel, so that
  * its launch is hidden.
  *
- * Two histograms of 8 bits find the lowest selected score. Blocks read each other's histograms, so
- * each finds the same score, and how many selected candidates the parts before its own have. Then
- * it lists its own: each thread has some candidates in a row, and a scan of their numbers says
- * where they go. Bytes read: 2 n per unit, three times from the L2 cache where they exceed the
- * registers. Bytes written: 4 per list entry. CPU version: cpu_sel_list.c. */
+ * Two histograms of 8 bits find the lowest selected score. Each block stores its histogram into the
+ * shared memory of all blocks of the unit. An mbarrier there counts the bytes that arrive. The
+ * barrier of the cluster takes longer, because it orders all memory accesses with a fence of the
+ * whole device. Each block then finds the same score, and how many selected candidates the parts
+ * before its own have. Then it lists its own: each thread has some candidates in a row, and a scan
+ * of their numbers says where they go. Few candidates are spread over all threads, so that each
+ * thread has few steps.
+ *
+ * Bytes read: 2 n per unit, three times from the L2 cache where they exceed the registers. Bytes
+ * written: 4 per list entry. CPU version: cpu_sel_list.c. */
 #include <cub/block/block_scan.cuh>
 #include <cub/warp/warp_scan.cuh>
 
-#include "cuda/group.cuh"
+#include "cuda/hopper.cuh"
 #include "cuda/select/select.cuh"
 
 enum {
     CLUSTER = 4,
     THREADS = 256,
     SCORES = 8, /* of a vector of 16 bytes */
-    VECS = 4,   /* of a thread in a chunk */
-    CHUNK = THREADS * VECS,
+    VECS = 4,   /* most vectors of a thread in a chunk */
     BINS = 256,
-    LANE_BINS = BINS / CN_WARP
+    LANE_BINS = BINS / CN_WARP,
+    BIN_VECS = BINS / 4 /* vectors of a histogram */
 };
 static_assert(VECS * SCORES <= 32, "a thread's candidates of a chunk are bits of a word");
 static_assert(BINS == THREADS, "a thread clears its bin");
 
-typedef cub::WarpScan<uint32_t> warp_scan;
-typedef cub::BlockScan<uint32_t, THREADS> block_scan;
+typedef cub::WarpScan<uint64_t> warp_scan;
+typedef cub::BlockScan<uint32_t, THREADS, cub::BLOCK_SCAN_WARP_SCANS> block_scan;
 
 /* A digit of the lowest selected score. */
 typedef struct select_digit {
@@ -40,24 +45,30 @@ typedef struct select_digit {
     uint32_t above, equal;  /* counted scores of the parts before: with a larger digit, with this */
 } select_digit;
 
-typedef struct select_shared {
-    alignas(16) uint32_t bins[2][BINS]; /* histograms of both digits; read by other blocks */
+template <uint32_t PARTS> struct select_shared {
+    /* By digit: the block's histogram, and with clusters those of all parts. `arrived` counts the
+     * bytes of the latter. */
+    alignas(16) uint32_t bins[2][BINS + 4]; /* bin BINS: not counted */
+    alignas(16) uint32_t parts[2][PARTS][BINS];
+    uint64_t arrived[2];
     select_digit digits[2];
-    warp_scan::TempStorage scan[2];
+    warp_scan::TempStorage scan;
     block_scan::TempStorage block;
-} select_shared;
+};
 
 /* A unit's candidates, and how the selected ones are written. */
 typedef struct select_list {
-    const uint16_t *score;
-    uint32_t n, base, entry_log2;
+    const uint4 *vecs; /* from the 16-byte boundary before the first score on */
+    uint32_t n;
+    /* Candidate c is number (c << log2) + offset, or number c % tile of tile tiles[c / tile]. The
+     * list gets 1 << log2 numbers from there on. */
     const uint32_t *tiles;
-    bool tokens;
+    uint32_t offset, log2;
     uint32_t *out; /* behind the forced positions */
-    uint32_t room; /* entries of out */
-    /* Vectors start at 16-byte boundaries. Candidate c is score (c + skew) % 8 of vector
-     * (c + skew) / 8. This block has the vectors [first, end). */
-    uint32_t skew, first, end, part;
+    uint32_t room; /* numbers of out */
+    /* Candidate c is score (c + skew) % 8 of vector (c + skew) / 8. This block has the vectors
+     * [first, end), and a thread has `per` of each chunk. */
+    uint32_t skew, first, end, per, part;
 } select_list;
 
 /* A thread's scores of a chunk, one after the other. Bit i of `valid`: score i is of a candidate of
@@ -66,6 +77,8 @@ typedef struct select_scores {
     uint4 v[VECS];
     uint32_t valid;
     uint32_t first; /* candidate of score 0; wraps around before the unit's first one */
+    /* Candidates below `split` are number (c << log2) + offset, the others + offset_behind. */
+    uint32_t split, offset, offset_behind;
 } select_scores;
 
 /* ---- candidates ---- */
@@ -77,30 +90,38 @@ __device__ static inline uint32_t score_at(const select_scores &s, uint32_t i)
     return words[i % SCORES / 2] >> (16 * (i % 2)) & 0xffffu;
 }
 
-/* chunk: its first vector. */
+/* Returns a word with the lowest n bits set, n <= 32. */
+__device__ static inline uint32_t low_bits(uint32_t n)
+{
+    return n < 32 ? (1u << n) - 1 : 0xffffffffu;
+}
+
+/* Sets how the thread's candidates are numbered. They lie in at most two tiles. */
+__device__ static inline void number(const select_list &l, select_scores *s)
+{
+    static_assert(VECS * SCORES <= CN_DIGEST_TILE, "a thread's candidates lie in two tiles");
+    s->offset = s->offset_behind = l.offset;
+    if (!l.tiles || s->valid == 0) return;
+    const uint32_t from = (s->first + (uint32_t)__ffs((int)s->valid) - 1) / CN_DIGEST_TILE;
+    const uint32_t last = (s->first + 31 - (uint32_t)__clz((int)s->valid)) / CN_DIGEST_TILE;
+    s->split = (from + 1) * CN_DIGEST_TILE;
+    s->offset = (l.tiles[from] - from) * CN_DIGEST_TILE;
+    s->offset_behind = (l.tiles[last] - last) * CN_DIGEST_TILE;
+}
+
+/* chunk: its first vector. Scores around the unit's own are read too, up to 16-byte boundaries. */
 __device__ static inline select_scores load_chunk(const select_list &l, uint32_t chunk)
 {
-    const uint32_t first = chunk + threadIdx.x * VECS;
+    const uint32_t first = min(chunk + threadIdx.x * l.per, l.end), n = min(l.per, l.end - first);
     select_scores s = {};
     s.first = first * SCORES - l.skew;
 #pragma unroll
-    for (uint32_t k = 0; k < VECS; k++) {
-        const uint32_t c = s.first + k * SCORES;
-        if (first + k >= l.end) continue;
-        if (c < l.n && l.n - c >= SCORES) {
-            s.v[k] = *(const uint4 *)(l.score + c);
-            s.valid |= 0xffu << (k * SCORES);
-            continue;
-        }
-        uint32_t words[4] = {};
-#pragma unroll
-        for (uint32_t i = 0; i < SCORES; i++) {
-            if (c + i >= l.n) continue;
-            words[i / 2] |= (uint32_t)l.score[c + i] << (16 * (i % 2));
-            s.valid |= 1u << (k * SCORES + i);
-        }
-        s.v[k] = make_uint4(words[0], words[1], words[2], words[3]);
-    }
+    for (uint32_t k = 0; k < VECS; k++)
+        if (k < n) s.v[k] = l.vecs[first + k];
+    const uint32_t begin = max(first * SCORES, l.skew) - first * SCORES;
+    const uint32_t end = min((first + n) * SCORES, l.skew + l.n) - first * SCORES;
+    s.valid = n > 0 ? low_bits(end) & ~low_bits(begin) : 0;
+    number(l, &s);
     return s;
 }
 
@@ -108,10 +129,11 @@ __device__ static inline select_scores load_chunk(const select_list &l, uint32_t
 template <typename F>
 __device__ static inline void each_chunk(const select_list &l, const select_scores &held, F f)
 {
+    const uint32_t step = THREADS * l.per;
     select_scores s = held;
-    for (uint32_t chunk = l.first; chunk < l.end; chunk += CHUNK) {
+    for (uint32_t chunk = l.first; chunk < l.end; chunk += step) {
         select_scores next = {};
-        if (chunk + CHUNK < l.end) next = load_chunk(l, chunk + CHUNK);
+        if (chunk + step < l.end) next = load_chunk(l, chunk + step);
         f(s);
         s = next;
     }
@@ -119,41 +141,55 @@ __device__ static inline void each_chunk(const select_list &l, const select_scor
 
 /* ---- the lowest selected score ---- */
 
-/* All threads of the unit wait for each other. */
-template <uint32_t PARTS> __device__ static inline void unit_barrier(void)
-{
-    if (PARTS > 1) cn_group_cluster_barrier();
-    else __syncthreads();
-}
-
 /* Counts the high bytes of the block's scores (which 0), or the low bytes of those with the high
  * byte `high` (which 1). cub::BlockHistogram counts by the same atomics, but all candidates. */
+template <uint32_t PARTS>
 __device__ static inline void count(const select_list &l, const select_scores &held, uint32_t which,
-                                    uint32_t high, select_shared *shared)
+                                    uint32_t high, select_shared<PARTS> *shared)
 {
     uint32_t *bins = shared->bins[which];
     each_chunk(l, held, [=](const select_scores &s) {
 #pragma unroll
-        for (uint32_t i = 0; i < VECS * SCORES; i++) {
-            const uint32_t score = score_at(s, i), digit = which == 0 ? score >> 8 : score & 0xff;
-            if ((s.valid >> i & 1) && (which == 0 || score >> 8 == high))
-                atomicAdd(&bins[digit], 1u);
+        for (uint32_t k = 0; k < VECS; k++) {
+            if (k >= l.per) break;
+#pragma unroll
+            for (uint32_t i = k * SCORES; i < (k + 1) * SCORES; i++) {
+                const uint32_t score = score_at(s, i);
+                const bool counts = (s.valid >> i & 1) && (which == 0 || score >> 8 == high);
+                const uint32_t digit = which == 0 ? score >> 8 : score & 0xff;
+                atomicAdd(&bins[counts ? digit : BINS], 1u); /* no branch */
+            }
         }
     });
+}
+
+/* Stores the block's histogram into the shared memory of all blocks of the unit, and waits for
+ * those of the others. Only the first warp waits. */
+template <uint32_t PARTS>
+__device__ static inline void share_bins(uint32_t which, uint32_t part,
+                                         select_shared<PARTS> *shared)
+{
+    __syncthreads(); /* the block's scores are counted */
+    if (PARTS == 1) return;
+#if __CUDA_ARCH__ >= 900
+    const uint32_t i = threadIdx.x % BIN_VECS;
+    const uint4 bins = ((const uint4 *)shared->bins[which])[i];
+    for (uint32_t p = threadIdx.x / BIN_VECS; p < PARTS; p += THREADS / BIN_VECS)
+        cn_cluster_store((uint4 *)shared->parts[which][part] + i, bins, &shared->arrived[which], p);
+    if (threadIdx.x < CN_WARP) cn_barrier_wait(&shared->arrived[which], 0);
+#endif
 }
 
 /* Adds up the histograms of the unit's blocks. all, earlier: this lane's bins from the largest
  * digit down, of all parts and of those before `part`. */
 template <uint32_t PARTS>
-__device__ static inline void add_parts(const uint32_t *bins, uint32_t part,
+__device__ static inline void add_parts(const uint32_t *parts, uint32_t part,
                                         uint32_t all[LANE_BINS], uint32_t earlier[LANE_BINS])
 {
-    const uint32_t first = BINS - (threadIdx.x + 1) * LANE_BINS;
 #pragma unroll
     for (uint32_t p = 0; p < PARTS; p++) {
-        const void *from = bins + first;
-        if (PARTS > 1) from = cn_group_peer_address(from, p);
-        const uint4 a = ((const uint4 *)from)[0], b = ((const uint4 *)from)[1];
+        const uint4 *from = (const uint4 *)(parts + (p + 1) * BINS - (threadIdx.x + 1) * LANE_BINS);
+        const uint4 a = from[0], b = from[1];
         const uint32_t n[LANE_BINS] = {b.w, b.z, b.y, b.x, a.w, a.z, a.y, a.x};
 #pragma unroll
         for (uint32_t i = 0; i < LANE_BINS; i++) {
@@ -165,73 +201,89 @@ __device__ static inline void add_parts(const uint32_t *bins, uint32_t part,
 
 /* Finds the digit of the wanted-th largest of the counted scores. which: of the two digits. */
 template <uint32_t PARTS>
-__device__ static inline void find_digit(const select_list &l, uint32_t which, uint32_t wanted,
-                                         select_shared *shared)
+__device__ static inline select_digit find_digit(const select_list &l, uint32_t which,
+                                                 uint32_t wanted, select_shared<PARTS> *shared)
 {
-    unit_barrier<PARTS>();
+    share_bins(which, l.part, shared);
     if (threadIdx.x < CN_WARP) {
         uint32_t all[LANE_BINS] = {}, earlier[LANE_BINS] = {}, own = 0, own_earlier = 0;
-        uint32_t above, above_earlier;
-        add_parts<PARTS>(shared->bins[which], l.part, all, earlier);
+        add_parts<PARTS>(PARTS > 1 ? shared->parts[which][0] : shared->bins[which], l.part, all,
+                         earlier);
 #pragma unroll
         for (uint32_t i = 0; i < LANE_BINS; i++) {
             own += all[i];
             own_earlier += earlier[i];
         }
-        warp_scan(shared->scan[0]).ExclusiveSum(own, above);
-        warp_scan(shared->scan[1]).ExclusiveSum(own_earlier, above_earlier);
+        uint64_t before;
+        warp_scan(shared->scan).ExclusiveSum((uint64_t)own_earlier << 32 | own, before);
+        uint32_t above = (uint32_t)before, above_earlier = (uint32_t)(before >> 32);
+        if (above < wanted && wanted - above <= own) {
+            select_digit d = {};
 #pragma unroll
-        for (uint32_t i = 0; i < LANE_BINS; i++) {
-            if (above < wanted && above + all[i] >= wanted)
-                shared->digits[which] = {BINS - 1 - threadIdx.x * LANE_BINS - i, wanted - above,
-                                         all[i], above_earlier, earlier[i]};
-            above += all[i];
-            above_earlier += earlier[i];
+            for (uint32_t i = 0; i < LANE_BINS; i++) {
+                if (above < wanted)
+                    d = {BINS - 1 - threadIdx.x * LANE_BINS - i, wanted - above, all[i],
+                         above_earlier, earlier[i]};
+                above += all[i];
+                above_earlier += earlier[i];
+            }
+            shared->digits[which] = d;
         }
     }
     __syncthreads();
+    return shared->digits[which];
 }
 
 /* ---- the list ---- */
 
-/* Writes the i-th selected candidate. */
-__device__ static inline void write_entry(const select_list &l, uint32_t i, uint32_t c)
+/* Returns bits, as `valid`: which scores are larger than `bound`. */
+__device__ static inline uint32_t larger(const select_list &l, const select_scores &s,
+                                         uint32_t bound)
 {
-    if (!l.tokens) {
-        if (i < l.room) l.out[i] = c + (l.base >> l.entry_log2);
-        return;
+    uint32_t bits = 0;
+#pragma unroll
+    for (uint32_t k = VECS; k-- > 0;) {
+        if (k >= l.per) continue;
+#pragma unroll
+        for (uint32_t i = (k + 1) * SCORES; i-- > k * SCORES;)
+            bits = bits << 1 | (bound - score_at(s, i)) >> 31;
     }
-    const uint32_t position = cn_sel_position(l.tiles, l.base, l.entry_log2, c);
-    const uint32_t end = min((i + 1) << l.entry_log2, l.room), at = i << l.entry_log2;
-    for (uint32_t j = at; j < end; j++) l.out[j] = position + (j - at);
+    return bits & s.valid;
+}
+
+/* Writes the selected candidates `taken`, bits as `valid`. i: how many are before them. */
+__device__ static inline void write_taken(const select_list &l, const select_scores &s,
+                                          uint32_t taken, uint32_t i)
+{
+    for (; taken > 0; taken &= taken - 1, i++) {
+        const uint32_t c = s.first + (uint32_t)__ffs((int)taken) - 1;
+        const uint32_t number = (c << l.log2) + (c < s.split ? s.offset : s.offset_behind);
+        if (l.log2 == 0) {
+            if (i < l.room) l.out[i] = number;
+            continue;
+        }
+        const uint32_t at = i << l.log2, end = min((i + 1) << l.log2, l.room);
+        for (uint32_t j = at; j < end; j++) l.out[j] = number + (j - at);
+    }
 }
 
 /* Lists the block's candidates above `lowest`, and those equal to it except the unit's n_skip
  * oldest. above, equal: of the parts before. */
+template <uint32_t PARTS>
 __device__ static inline void list_selected(const select_list &l, const select_scores &held,
                                             uint32_t lowest, uint32_t n_skip, uint32_t above,
-                                            uint32_t equal, select_shared *shared)
+                                            uint32_t equal, select_shared<PARTS> *shared)
 {
     each_chunk(l, held, [&](const select_scores &s) {
-        uint32_t is_above = 0, is_equal = 0; /* by bits, as `valid` */
-#pragma unroll
-        for (uint32_t i = 0; i < VECS * SCORES; i++) {
-            is_above |= (uint32_t)(score_at(s, i) > lowest) << i;
-            is_equal |= (uint32_t)(score_at(s, i) == lowest) << i;
-        }
-        is_above &= s.valid;
-        is_equal &= s.valid;
+        const uint32_t is_above = larger(l, s, lowest);
+        uint32_t is_equal = larger(l, s, lowest - 1) & ~is_above;
         uint32_t before, all; /* numbers of both kinds: above | equal << 16 */
         block_scan(shared->block)
             .ExclusiveSum((uint32_t)(__popc(is_above) | __popc(is_equal) << 16), before, all);
-        uint32_t n_above = above + (before & 0xffff), n_equal = equal + (before >> 16);
-        for (uint32_t left = is_above | is_equal; left > 0; left &= left - 1) {
-            const uint32_t i = (uint32_t)__ffs((int)left) - 1, one = is_above >> i & 1;
-            if (one || n_equal >= n_skip)
-                write_entry(l, n_above + max(n_equal, n_skip) - n_skip, s.first + i);
-            n_above += one;
-            n_equal += 1 - one;
-        }
+        const uint32_t n_above = above + (before & 0xffff);
+        uint32_t n_equal = equal + (before >> 16);
+        for (; n_equal < n_skip && is_equal > 0; n_equal++) is_equal &= is_equal - 1;
+        write_taken(l, s, is_above | is_equal, n_above + max(n_equal, n_skip) - n_skip);
         above += all & 0xffff;
         equal += all >> 16;
         __syncthreads(); /* the next scan uses the same memory */
@@ -261,32 +313,53 @@ template <uint32_t PARTS>
 __device__ static inline select_list open_list(const cn_select_args &a, const cn_sel_unit &u,
                                                const select_row &r, uint32_t n_forced)
 {
+    const uint16_t *score = a.score + cn_sel_first(u, r.first, r.n, a.n_layers, a.n_kv_heads);
     select_list l = {};
     l.n = r.n;
-    l.score = a.score + cn_sel_first(u, r.first, r.n, a.n_layers, a.n_kv_heads);
-    l.base = r.base;
-    l.entry_log2 = r.stage.entry_log2;
-    if (r.stage.in_tiles) l.tiles = a.tiles + (size_t)u.index * a.tile_stride;
-    l.tokens = a.tokens;
+    if (a.tokens && r.stage.in_tiles) l.tiles = a.tiles + (size_t)u.index * a.tile_stride;
+    l.offset = a.tokens ? r.base : r.base >> r.stage.entry_log2;
+    l.log2 = a.tokens ? r.stage.entry_log2 : 0;
     l.out = a.list + (size_t)u.index * a.list_stride + n_forced;
     l.room = a.list_stride - n_forced;
     l.part = blockIdx.x % PARTS;
-    l.skew = (uint32_t)((uintptr_t)l.score / sizeof *l.score % SCORES);
+    l.skew = (uint32_t)((uintptr_t)score / sizeof *score % SCORES);
+    l.vecs = (const uint4 *)(score - l.skew);
     const uint32_t n_vecs = (l.n + l.skew + SCORES - 1) / SCORES;
     const uint32_t each = (n_vecs + PARTS - 1) / PARTS;
     l.first = min(l.part * each, n_vecs);
     l.end = min(l.first + each, n_vecs);
+    l.per = min((l.end - l.first + THREADS - 1) / THREADS, (uint32_t)VECS);
     return l;
 }
 
+/* Clears the histograms. With clusters, waits until all blocks of the unit are ready for those of
+ * the others. */
+template <uint32_t PARTS> __device__ static inline void open_shared(select_shared<PARTS> *shared)
+{
+    shared->bins[0][threadIdx.x] = shared->bins[1][threadIdx.x] = 0;
+#if __CUDA_ARCH__ >= 900
+    if (PARTS > 1 && threadIdx.x == 0) {
+        for (uint32_t i = 0; i < 2; i++) cn_barrier_init(&shared->arrived[i], 1);
+        cn_barrier_init_done();
+        for (uint32_t i = 0; i < 2; i++)
+            cn_barrier_expect(&shared->arrived[i], sizeof shared->parts[i]);
+    }
+#endif
+    __syncthreads();
+#if __CUDA_ARCH__ >= 900
+    if (PARTS > 1) cn_cluster_meet();
+#endif
+}
+
+/* A block with candidates gets the histograms of all others, so it ends after their stores. */
 template <uint32_t PARTS>
 __global__ static void __launch_bounds__(THREADS, 4)
     select_kernel(const __grid_constant__ cn_select_args a)
 {
-    __shared__ select_shared shared;
-    shared.bins[0][threadIdx.x] = shared.bins[1][threadIdx.x] = 0;
-    const cn_sel_unit u = cn_sel_unit_of(blockIdx.x / PARTS, a.n_layers, a.n_kv_heads);
+    __shared__ select_shared<PARTS> shared;
     cn_overlap_next();
+    open_shared(&shared);
+    const cn_sel_unit u = cn_sel_unit_of(blockIdx.x / PARTS, a.n_layers, a.n_kv_heads);
     cn_wait_previous();
     const select_row r = load_row(a, u.seq);
     if (!r.stage.active) return;
@@ -296,17 +369,12 @@ __global__ static void __launch_bounds__(THREADS, 4)
     for (uint32_t i = threadIdx.x; l.part == 0 && i < n_forced; i += THREADS)
         a.list[(size_t)u.index * a.list_stride + i] = i;
     if (k == 0) return;
-    __syncthreads(); /* the histograms are cleared */
     count(l, held, 0, 0, &shared);
-    find_digit<PARTS>(l, 0, k, &shared);
-    const select_digit high = shared.digits[0];
+    const select_digit high = find_digit(l, 0, k, &shared);
     count(l, held, 1, high.digit, &shared);
-    find_digit<PARTS>(l, 1, high.wanted, &shared);
-    const select_digit low = shared.digits[1];
-    if (PARTS > 1) cn_group_cluster_arrive(); /* this block has read the others' histograms */
+    const select_digit low = find_digit(l, 1, high.wanted, &shared);
     list_selected(l, held, high.digit << 8 | low.digit, low.n - low.wanted, high.above + low.above,
                   low.equal, &shared);
-    if (PARTS > 1) cn_group_cluster_wait(); /* the others may still read this block's */
 }
 
 extern "C" cn_status cn_cuda_select(cn_stream *s, const cn_select_args *a)
