@@ -81,6 +81,9 @@ static const bench_case cases[] = {
     {"line tls tokens max", SCORE, 8, 32768, 1, TLS_MAX},
     {"line labels mean+select", SCORE_SELECT, 8, 32768, 1, MEAN},
     {"line labels max+select", SCORE_SELECT, 8, 32768, 1, MAX},
+    {"line quest+select", SCORE_SELECT, 8, 32768, 1, QUEST},
+    {"line tls mean+select", SCORE_SELECT, 8, 32768, 1, TLS_MEAN},
+    {"line tls max+select", SCORE_SELECT, 8, 32768, 1, TLS_MAX},
     {"large attn_sparse", ATTEND, 64, 2144, 1, MEAN},
     {"line attn_sparse", ATTEND, 8, 2144, 1, MEAN},
     {"line attn_sparse", ATTEND, 16, 2144, 1, MEAN},
@@ -151,7 +154,7 @@ static void write_arrays(bench *b, const bench_case *c, arrays *on_device)
         a.n[s] = c->stage.in_tiles ? TILES * 64 : context >> log2;
         a.first[s] = first;
         first += a.n[s];
-        a.k[s] = cn_min_u32(a.n[s], 2048);
+        a.k[s] = cn_min_u32(a.n[s], 2048 >> log2);
         a.list_len[s] = 2048;
         a.tail[s] = context - 96;
         a.lengths[s] = 2144;
