@@ -17,7 +17,6 @@
  * Bytes read: 2 n per unit, three times from the L2 cache where they exceed the registers. Bytes
  * written: 4 per list entry. CPU version: cpu_sel_list.c. */
 #include <cub/block/block_scan.cuh>
-#include <cub/warp/warp_scan.cuh>
 
 #include "cuda/hopper.cuh"
 #include "cuda/select/select.cuh"
@@ -28,14 +27,13 @@ enum {
     SCORES = 8, /* of a vector of 16 bytes */
     VECS = 4,   /* most vectors of a thread in a chunk */
     BINS = 256,
-    LANE_BINS = BINS / CN_WARP,
     BIN_VECS = BINS / 4 /* vectors of a histogram */
 };
 static_assert(VECS * SCORES <= 32, "a thread's candidates of a chunk are bits of a word");
-static_assert(BINS == THREADS, "a thread clears its bin");
+static_assert(BINS == THREADS, "a thread has a bin");
 
-typedef cub::WarpScan<uint64_t> warp_scan;
 typedef cub::BlockScan<uint32_t, THREADS, cub::BLOCK_SCAN_WARP_SCANS> block_scan;
+typedef cub::BlockScan<unsigned long long, THREADS, cub::BLOCK_SCAN_WARP_SCANS> bin_scan;
 
 /* A digit of the lowest selected score. */
 typedef struct select_digit {
@@ -52,7 +50,7 @@ template <uint32_t PARTS> struct select_shared {
     alignas(16) uint32_t parts[2][PARTS][BINS];
     uint64_t arrived[2];
     select_digit digits[2];
-    warp_scan::TempStorage scan;
+    bin_scan::TempStorage scan;
     block_scan::TempStorage block;
 };
 
@@ -142,7 +140,8 @@ __device__ static inline void each_chunk(const select_list &l, const select_scor
 /* ---- the lowest selected score ---- */
 
 /* Counts the high bytes of the block's scores (which 0), or the low bytes of those with the high
- * byte `high` (which 1). cub::BlockHistogram counts by the same atomics, but all candidates. */
+ * byte `high` (which 1). Other scores count in the last bin, because a branch takes longer.
+ * cub::BlockHistogram counts by the same atomics, but all candidates. */
 template <uint32_t PARTS>
 __device__ static inline void count(const select_list &l, const select_scores &held, uint32_t which,
                                     uint32_t high, select_shared<PARTS> *shared)
@@ -155,48 +154,29 @@ __device__ static inline void count(const select_list &l, const select_scores &h
 #pragma unroll
             for (uint32_t i = k * SCORES; i < (k + 1) * SCORES; i++) {
                 const uint32_t score = score_at(s, i);
-                const bool counts = (s.valid >> i & 1) && (which == 0 || score >> 8 == high);
-                const uint32_t digit = which == 0 ? score >> 8 : score & 0xff;
-                atomicAdd(&bins[counts ? digit : BINS], 1u); /* no branch */
+                uint32_t bin = which == 0 ? score >> 8 : min(score ^ high << 8, (uint32_t)BINS);
+                if (!(s.valid >> i & 1)) bin = BINS;
+                atomicAdd(&bins[bin], 1u);
             }
         }
     });
 }
 
 /* Stores the block's histogram into the shared memory of all blocks of the unit, and waits for
- * those of the others. Only the first warp waits. */
+ * those of the others. */
 template <uint32_t PARTS>
 __device__ static inline void share_bins(uint32_t which, uint32_t part,
                                          select_shared<PARTS> *shared)
 {
     __syncthreads(); /* the block's scores are counted */
-    if (PARTS == 1) return;
 #if __CUDA_ARCH__ >= 900
+    if (PARTS == 1) return;
     const uint32_t i = threadIdx.x % BIN_VECS;
     const uint4 bins = ((const uint4 *)shared->bins[which])[i];
     for (uint32_t p = threadIdx.x / BIN_VECS; p < PARTS; p += THREADS / BIN_VECS)
         cn_cluster_store((uint4 *)shared->parts[which][part] + i, bins, &shared->arrived[which], p);
-    if (threadIdx.x < CN_WARP) cn_barrier_wait(&shared->arrived[which], 0);
+    cn_barrier_wait(&shared->arrived[which], 0);
 #endif
-}
-
-/* Adds up the histograms of the unit's blocks. all, earlier: this lane's bins from the largest
- * digit down, of all parts and of those before `part`. */
-template <uint32_t PARTS>
-__device__ static inline void add_parts(const uint32_t *parts, uint32_t part,
-                                        uint32_t all[LANE_BINS], uint32_t earlier[LANE_BINS])
-{
-#pragma unroll
-    for (uint32_t p = 0; p < PARTS; p++) {
-        const uint4 *from = (const uint4 *)(parts + (p + 1) * BINS - (threadIdx.x + 1) * LANE_BINS);
-        const uint4 a = from[0], b = from[1];
-        const uint32_t n[LANE_BINS] = {b.w, b.z, b.y, b.x, a.w, a.z, a.y, a.x};
-#pragma unroll
-        for (uint32_t i = 0; i < LANE_BINS; i++) {
-            all[i] += n[i];
-            earlier[i] += p < part ? n[i] : 0;
-        }
-    }
 }
 
 /* Finds the digit of the wanted-th largest of the counted scores. which: of the two digits. */
@@ -205,31 +185,19 @@ __device__ static inline select_digit find_digit(const select_list &l, uint32_t 
                                                  uint32_t wanted, select_shared<PARTS> *shared)
 {
     share_bins(which, l.part, shared);
-    if (threadIdx.x < CN_WARP) {
-        uint32_t all[LANE_BINS] = {}, earlier[LANE_BINS] = {}, own = 0, own_earlier = 0;
-        add_parts<PARTS>(PARTS > 1 ? shared->parts[which][0] : shared->bins[which], l.part, all,
-                         earlier);
+    const uint32_t bin = BINS - 1 - threadIdx.x; /* the largest digit first */
+    uint32_t n = 0, earlier = 0;                 /* of all parts, and of those before this one */
 #pragma unroll
-        for (uint32_t i = 0; i < LANE_BINS; i++) {
-            own += all[i];
-            own_earlier += earlier[i];
-        }
-        uint64_t before;
-        warp_scan(shared->scan).ExclusiveSum((uint64_t)own_earlier << 32 | own, before);
-        uint32_t above = (uint32_t)before, above_earlier = (uint32_t)(before >> 32);
-        if (above < wanted && wanted - above <= own) {
-            select_digit d = {};
-#pragma unroll
-            for (uint32_t i = 0; i < LANE_BINS; i++) {
-                if (above < wanted)
-                    d = {BINS - 1 - threadIdx.x * LANE_BINS - i, wanted - above, all[i],
-                         above_earlier, earlier[i]};
-                above += all[i];
-                above_earlier += earlier[i];
-            }
-            shared->digits[which] = d;
-        }
+    for (uint32_t p = 0; p < PARTS; p++) {
+        const uint32_t more = PARTS > 1 ? shared->parts[which][p][bin] : shared->bins[which][bin];
+        n += more;
+        earlier += p < l.part ? more : 0;
     }
+    unsigned long long before; /* sums of both, n in the low half */
+    bin_scan(shared->scan).ExclusiveSum((unsigned long long)earlier << 32 | n, before);
+    const uint32_t above = (uint32_t)before;
+    if (above < wanted && wanted - above <= n)
+        shared->digits[which] = {bin, wanted - above, n, (uint32_t)(before >> 32), earlier};
     __syncthreads();
     return shared->digits[which];
 }
@@ -290,7 +258,8 @@ __device__ static inline void list_selected(const select_list &l, const select_s
     });
 }
 
-/* The numbers of a sequence, loaded together. */
+/* The numbers of a sequence. They are loaded together, so a sequence without the stage has n = k =
+ * n_forced = 0 instead of a branch. */
 typedef struct select_row {
     cn_sel_stage stage;
     uint32_t first, n, base, k, n_forced;
@@ -301,10 +270,11 @@ __device__ static inline select_row load_row(const cn_select_args &a, uint32_t s
     select_row r;
     r.stage = a.stage[seq];
     r.first = a.first[seq];
-    r.n = a.n[seq];
     r.base = a.base[seq];
-    r.k = a.k[seq];
-    r.n_forced = a.tokens ? a.n_forced[seq] : 0;
+    const uint32_t n = a.n[seq], k = a.k[seq], n_forced = a.tokens ? a.n_forced[seq] : 0;
+    r.n = r.stage.active ? n : 0;
+    r.k = r.stage.active ? k : 0;
+    r.n_forced = r.stage.active ? n_forced : 0;
     return r;
 }
 
@@ -324,7 +294,7 @@ __device__ static inline select_list open_list(const cn_select_args &a, const cn
     l.part = blockIdx.x % PARTS;
     l.skew = (uint32_t)((uintptr_t)score / sizeof *score % SCORES);
     l.vecs = (const uint4 *)(score - l.skew);
-    const uint32_t n_vecs = (l.n + l.skew + SCORES - 1) / SCORES;
+    const uint32_t n_vecs = l.n > 0 ? (l.n + l.skew + SCORES - 1) / SCORES : 0;
     const uint32_t each = (n_vecs + PARTS - 1) / PARTS;
     l.first = min(l.part * each, n_vecs);
     l.end = min(l.first + each, n_vecs);
@@ -362,10 +332,10 @@ __global__ static void __launch_bounds__(THREADS, 4)
     const cn_sel_unit u = cn_sel_unit_of(blockIdx.x / PARTS, a.n_layers, a.n_kv_heads);
     cn_wait_previous();
     const select_row r = load_row(a, u.seq);
-    if (!r.stage.active) return;
     const uint32_t n_forced = min(r.n_forced, a.list_stride), k = min(r.k, r.n);
     const select_list l = open_list<PARTS>(a, u, r, n_forced);
     const select_scores held = load_chunk(l, l.first);
+#pragma unroll 1
     for (uint32_t i = threadIdx.x; l.part == 0 && i < n_forced; i += THREADS)
         a.list[(size_t)u.index * a.list_stride + i] = i;
     if (k == 0) return;
