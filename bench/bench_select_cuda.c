@@ -227,6 +227,7 @@ static void record_score(bench *b, const bench_run *r, uint32_t i)
                                  .seed = a->seed,
                                  .tiles = a->tiles,
                                  .tile_stride = TILES,
+                                 .keys = 1U << c->stage.key,
                                  .n_seqs = c->n_seqs,
                                  .first_layer = i * c->n_layers,
                                  .n_layers = c->n_layers,

@@ -216,8 +216,8 @@ cn_selector_rules cn_selector_rules_of(cn_kv_select select)
                                  .select_group = i % 2 ? CN_SELECT_MEAN : CN_SELECT_MAX,
                                  .select_keys = i / 2 ? CN_SELECT_ROWS : CN_SELECT_LABELS};
         const cn_sel_stage stage = cn_selector_token_stage(&kv);
-        if (cn_sel_stage_is_max(&stage)) rules.max = true;
-        else rules.other = true;
+        if (cn_sel_stage_is_max(&stage)) rules.max |= 1U << stage.key;
+        else rules.other |= 1U << stage.key;
     }
     return rules;
 }

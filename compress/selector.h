@@ -38,9 +38,10 @@ typedef struct cn_selector_needs {
 } cn_selector_needs;
 cn_selector_needs cn_selectors_need(uint32_t selectors);
 
-/* The group rules by which requests of a selector can rank tokens. */
+/* The keys by which requests of a selector can rank tokens, by group rule. Bit i is cn_sel_key
+ * i. */
 typedef struct cn_selector_rules {
-    bool max, other; /* other: mean, sum or none */
+    uint32_t max, other; /* other: mean, sum or none */
 } cn_selector_rules;
 cn_selector_rules cn_selector_rules_of(cn_kv_select select);
 

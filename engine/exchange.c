@@ -170,6 +170,7 @@ void cn_exchange_rows_begin(cn_exchange_rows *r, uint32_t n_rows, cn_exchange_st
     r->n_added = r->n_ranges = 0;
     r->strides = strides;
     r->holds = false;
+    r->keys = 0;
 }
 
 /* Returns where the candidates of row i begin in the scores of its range. */
@@ -271,6 +272,7 @@ void cn_exchange_rows_add(cn_exchange_rows *r, const cn_exchange_row *row)
     r->host[byte_at(&r->sizes, N_EACH) + i] = (char)stage.n_queries;
     r->host[byte_at(&r->sizes, ENTRY_LOG2) + i] = (char)stage.entry_log2;
     r->holds |= span.excludes_held;
+    r->keys |= 1U << stage.key;
     copy_tables(r, i, row);
 }
 
@@ -359,6 +361,7 @@ static cn_status score(const job *j, cn_row_range range)
         .n = device_u32(j, N) + r,
         .base = device_u32(j, BASE) + r,
         .max_queries = j->r->strides.queries,
+        .keys = j->r->keys,
         .n_seqs = range.end - r,
         .first_layer = j->first_layer,
         .n_layers = j->n_layers,

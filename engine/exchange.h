@@ -81,6 +81,7 @@ typedef struct cn_exchange_rows {
     cn_exchange_strides strides;
     uint32_t n_rows, n_added, n_ranges;
     bool holds; /* some policy's area holds tokens that are no candidates */
+    uint32_t keys; /* of the rows, as in cn_score_args */
 } cn_exchange_rows;
 /* CN_ERR_MEMORY. Free also after an error. */
 cn_status cn_exchange_rows_init(cn_exchange_rows *r, const cn_exchange_sizes *z,

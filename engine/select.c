@@ -181,6 +181,7 @@ static void build_row(cn_select_builder *b, char *host, uint32_t row, const cn_p
         of_stage(b, host, i, K)[row] = s.k[i];
         b->view.stage[i].runs |= s.stage[i].active;
         b->view.stage[i].runs_max |= cn_sel_stage_is_max(&s.stage[i]);
+        if (s.stage[i].active) b->view.stage[i].keys |= 1U << s.stage[i].key;
     }
     b->view.runs_dense |= !s.listed;
 }
@@ -212,7 +213,7 @@ uint32_t cn_select_flavours(uint32_t selectors)
         if (rules.max) flavours |= 1U << flavour_with(tiles, true);
         if (rules.other) flavours |= 1U << flavour_with(tiles, false);
         any_tiles |= tiles;
-        any_max |= rules.max;
+        any_max |= rules.max != 0;
     }
     if (any_tiles && any_max) flavours |= 1U << CN_SELECT_TWO_STAGES_MAX;
     return flavours;
@@ -234,6 +235,24 @@ cn_select_flavour cn_select_flavour_of(const cn_plan *plan, uint32_t block_token
     return listed ? flavour_with(tiles, max) : CN_SELECT_PLAIN;
 }
 
+/* The keys by which the rows of a step of this flavour can rank tokens; 0, any keys, if K rows may
+ * be among them but need not be. Then a step without K rows does not launch their kernel. */
+static uint32_t keys_of(uint32_t selectors, cn_select_flavour flavour)
+{
+    const uint32_t rows = 1U << CN_KEY_ROWS;
+    uint32_t max = 0, other = 0;
+    for (uint32_t i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
+        if (!(selectors >> i & 1)) continue;
+        const cn_selector_rules rules = cn_selector_rules_of((cn_kv_select)i);
+        max |= rules.max;
+        other |= rules.other;
+    }
+    /* Some row of a step with rule max has it. */
+    const uint32_t keys = cn_select_has_max(flavour) ? max | other : other;
+    const bool sure = cn_select_has_max(flavour) && max == rows;
+    return keys & rows && !sure ? 0 : keys;
+}
+
 /* Sets what a step of this shape launches. */
 static void fix_shape(cn_select_builder *b, cn_step_shape shape)
 {
@@ -245,8 +264,10 @@ static void fix_shape(cn_select_builder *b, cn_step_shape shape)
     v->runs_predict = cn_selectors_need(b->opts.selectors).slots;
     v->stage[0].runs = cn_select_has_tiles(shape.flavour);
     v->stage[0].runs_max = false;
+    v->stage[0].keys = 1U << CN_KEY_BOUNDS;
     v->stage[1].runs = true;
     v->stage[1].runs_max = cn_select_has_max(shape.flavour);
+    v->stage[1].keys = keys_of(b->opts.selectors, shape.flavour);
 }
 
 bool cn_select_build(cn_select_builder *b, const cn_plan *plan, cn_step_shape shape, char *host)
@@ -257,8 +278,10 @@ bool cn_select_build(cn_select_builder *b, const cn_plan *plan, cn_step_shape sh
         cn_select_flavour_of(plan, b->opts.block_tokens, b->opts.room, &fits);
     v->runs_dense = v->runs_predict = false;
     v->n_ranges = 0;
-    for (uint32_t i = 0; i < CN_SELECT_STAGES; i++)
+    for (uint32_t i = 0; i < CN_SELECT_STAGES; i++) {
         v->stage[i].runs = v->stage[i].runs_max = false;
+        v->stage[i].keys = 0;
+    }
     if (shape.rows == 0) shape.flavour = need;
     CN_ASSERT(need <= shape.flavour && (fits || shape.rows == 0));
     CN_ASSERT(cn_select_has_max(shape.flavour) || !cn_select_has_max(need));

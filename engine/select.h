@@ -26,6 +26,7 @@ typedef struct cn_select_stage_view {
     const uint32_t *first, *n, *base, *k;
     bool runs;     /* known to the host */
     bool runs_max; /* some row has group rule max */
+    uint32_t keys; /* that rows may have, as in cn_score_args */
 } cn_select_stage_view;
 
 /* Decode rows [start, end) whose candidates fit the scratch together. */

@@ -69,6 +69,7 @@ static cn_status run_stage(const cn_select_step *p, uint32_t layer, const void *
         .seed = v->seed + r,
         .tiles = last ? tiles : NULL,
         .tile_stride = m->tile_stride,
+        .keys = st->keys,
         .n_seqs = range.end - r,
         .first_layer = layer,
         .n_layers = 1,

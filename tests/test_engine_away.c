@@ -48,6 +48,8 @@ static uint32_t recorded_position, scored_layer;
 static cn_status note_score(cn_stream *s, const cn_score_args *a)
 {
     scored_layer = a->first_layer;
+    for (uint32_t i = 0; i < a->n_seqs; i++)
+        if (a->stage[i].active) assert_true(a->keys >> a->stage[i].key & 1);
     return real_score(s, a);
 }
 

@@ -1,5 +1,8 @@
 /* test_op_select_cuda.c - score and select on the GPU compared with the CPU, on random shapes.
  *
+ * The keys of the stages are declared (cn_score_args.keys) in two worlds of three. So both the
+ * kernel for K rows and the one for all keys score K rows.
+ *
  * Scores of labels and hashes, and lists of the same scores, must be equal bit by bit. Scores of
  * rows and bounds are sums of floats, so lists of the GPU's own scores may differ from the CPU's
  * where scores are nearly equal. A decision is a selected entry of a unit that leaves some out. A
@@ -34,6 +37,7 @@ typedef struct world {
     op_env *env;
     paged_batch *b;
     uint32_t n_seqs, group, n_layers;
+    bool keys_known;
     cn_sel_stage stage[STAGES][PAGED_MAX_SEQS];
     uint32_t first[STAGES][PAGED_MAX_SEQS], n[STAGES][PAGED_MAX_SEQS], base[STAGES][PAGED_MAX_SEQS];
     uint32_t k[STAGES][PAGED_MAX_SEQS], n_forced[PAGED_MAX_SEQS], seed[PAGED_MAX_SEQS];
@@ -173,10 +177,12 @@ static const cn_sel_stage STAGE_KINDS[] = {
      .entry_log2 = 4, .n_queries = 17},
     {.active = 1, .key = CN_KEY_HASH, .group = CN_GROUP_MAX},
     {.key = CN_KEY_LABELS, .group = CN_GROUP_MAX},
+    {.active = 1, .key = CN_KEY_ROWS, .group = CN_GROUP_MEAN, .in_tiles = 1},
+    {.active = 1, .key = CN_KEY_ROWS, .group = CN_GROUP_MAX, .in_tiles = 1},
     {.active = 1, .key = CN_KEY_LABELS, .group = CN_GROUP_MEAN, .in_tiles = 1},
     {.active = 1, .key = CN_KEY_LABELS, .group = CN_GROUP_MAX, .in_tiles = 1},
 };
-enum { N_KINDS = sizeof STAGE_KINDS / sizeof *STAGE_KINDS, N_WITHOUT_TILES = N_KINDS - 2 };
+enum { N_KINDS = sizeof STAGE_KINDS / sizeof *STAGE_KINDS, N_WITHOUT_TILES = N_KINDS - 4 };
 
 /* Sets the token stage of a sequence, and the stage before it if it is in tiles. All candidates are
  * complete. */
@@ -258,6 +264,8 @@ static void bind_side(world *w, uint32_t i, int side, const cn_pools *pools, con
     a->tile_stride = w->stride[0];
     for (uint32_t s = 0; s < w->n_seqs; s++)
         a->max_queries = cn_max_u32(a->max_queries, w->stage[i][s].n_queries);
+    for (uint32_t s = 0; w->keys_known && s < w->n_seqs; s++)
+        if (w->stage[i][s].active) a->keys |= 1U << w->stage[i][s].key;
     a->n_seqs = w->n_seqs;
     a->first_layer = FIRST_LAYER;
     a->n_layers = w->n_layers;
@@ -316,6 +324,7 @@ static world *world_create(op_env *env, const paged_shape *s, uint32_t n_layers)
                  .n_seqs = s->n_seqs,
                  .group = s->n_heads / s->n_kv_heads,
                  .n_layers = n_layers,
+                 .keys_known = test_rng_below(&env->rng, 3) > 0,
                  .stride = {FIRST_STRIDE}};
     for (uint32_t i = 0; i < s->n_seqs; i++)
         w->stride[1] = cn_max_u32(w->stride[1], s->kv_len[i] + 100);
@@ -492,6 +501,36 @@ static double run_drawn(op_env *env, uint32_t seed)
     return 0;
 }
 
+/* A long sequence of K rows beside others of any keys. Groups of more than 8 heads take several
+ * passes. */
+static double run_rows(op_env *env, uint32_t seed)
+{
+    static const uint32_t dims[] = {128, 256, 80, 64}, groups[] = {4, 20, 9, 16, 64, 3};
+    static const uint32_t blocks[] = {16, 64, 128, 256};
+    test_rng *r = &env->rng;
+    paged_shape s = {.n_layers = FIRST_LAYER + 1,
+                     .n_kv_heads = 1 + test_rng_below(r, 2),
+                     .head_dim = dims[seed % 4],
+                     .block_tokens = blocks[seed / 4 % 4],
+                     .n_seqs = 1 + test_rng_below(r, 4)};
+    s.n_heads = s.n_kv_heads * groups[seed % 6];
+    s.n_decode = s.n_seqs;
+    for (uint32_t i = 0; i < s.n_seqs; i++) {
+        s.n_q[i] = 1;
+        s.kv_len[i] = 64 + test_rng_below(r, i == 0 ? 20000 : 600);
+    }
+    world *w = world_create(env, &s, 1);
+    const uint32_t rule = test_rng_below(r, 2);
+    draw_rows(w);
+    draw_row(w, 0, rule); /* the first two kinds */
+    w->n[1][0] = s.kv_len[0] / w->b->layout.tile_tokens * w->b->layout.tile_tokens - w->base[1][0];
+    w->keys_known = seed % 8 != 7;
+    world_bind(w, 4);
+    for (uint32_t i = 0; i < STAGES; i++) check_stage(w, i);
+    world_free(w);
+    return 0;
+}
+
 /* Candidates beyond 16 bits, in more chunks than parts. The last seeds have equal keys and queries,
  * so the newest candidates are selected, in whatever part they are. */
 static double run_long(op_env *env, uint32_t seed)
@@ -540,6 +579,7 @@ int main(int argc, char **argv)
     static const op_case cases[] = {
         {"select", 60, 0, run_drawn, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, long", N_WITHOUT_TILES + 4, 0, run_long, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"select, rows", 24, 0, run_rows, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, refused", 1, 0, run_refusals, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, portable", 20, 0, run_drawn, .portable = true},
         {"select, portable, long", 4, 0, run_long, .portable = true},

@@ -128,12 +128,14 @@ static void check_launches(const rig *r)
     const cn_select_view *v = &r->b.view;
     bool dense = false, predicts = false, active[CN_SELECT_STAGES] = {0};
     bool max[CN_SELECT_STAGES] = {0};
+    uint32_t keys[CN_SELECT_STAGES] = {0};
     for (uint32_t i = 0; i < r->plan.n_decode; i++) {
         dense |= v->dense_len[i] > 0;
         predicts |= v->ring_slots[i] != CN_NO_SLOT;
         for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) {
             const cn_sel_stage *st = &v->stage[k].stage[i];
             active[k] |= st->active;
+            if (st->active) keys[k] |= 1U << st->key;
             max[k] |= st->active && st->group == CN_GROUP_MAX && st->key != CN_KEY_HASH;
         }
     }
@@ -142,6 +144,7 @@ static void check_launches(const rig *r)
     for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) {
         assert_int_equal(v->stage[k].runs, active[k]);
         assert_int_equal(v->stage[k].runs_max, max[k]);
+        assert_int_equal(v->stage[k].keys, keys[k]);
     }
 }
 
@@ -265,6 +268,57 @@ static void check_padding(const rig *r, uint32_t row)
     }
 }
 
+/* The keys of the rows are among those of the view, which depend on the shape alone. */
+static void check_fixed_keys(const rig *r, const cn_step_shape *shape)
+{
+    rig *plain = calloc(1, sizeof *plain);
+    assert_non_null(plain);
+    plain->selectors = r->selectors;
+    open_builder(plain, MAX_ROWS * CONTEXT);
+    cn_select_build(&plain->b, &plain->plan, *shape, plain->memory);
+    for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) {
+        const cn_select_stage_view *st = &r->b.view.stage[k];
+        assert_int_equal(st->keys, plain->b.view.stage[k].keys);
+        for (uint32_t i = 0; i < r->plan.n_decode; i++)
+            if (st->stage[i].active && st->keys) assert_true(st->keys >> st->stage[i].key & 1);
+    }
+    close_builder(plain);
+    free(plain);
+}
+
+/* A recorded step declares K rows if its rule implies them. Keys are not known if some selector has
+ * K rows under the rule and another one has not. */
+static void a_shape_declares_rows_if_its_rule_implies_them(void **state)
+{
+    enum { LABELS = 1 << CN_KEY_LABELS, ROWS = 1 << CN_KEY_ROWS, BOUNDS = 1 << CN_KEY_BOUNDS };
+    static const struct {
+        uint32_t selectors;
+        cn_select_flavour flavour;
+        uint32_t keys;
+    } cases[] = {
+        {1U << CN_SELECT_ORACLE, CN_SELECT_ONE_STAGE_MAX, ROWS},
+        {1U << CN_SELECT_ORACLE | 1U << CN_SELECT_QUEST, CN_SELECT_ONE_STAGE_MAX, ROWS | BOUNDS},
+        {1U << CN_SELECT_ORACLE | 1U << CN_SELECT_QUEST, CN_SELECT_ONE_STAGE, BOUNDS},
+        {1U << CN_SELECT_ORACLE | 1U << CN_SELECT_DS, CN_SELECT_ONE_STAGE_MAX, 0},
+        {1U << CN_SELECT_ORACLE | 1U << CN_SELECT_DS, CN_SELECT_ONE_STAGE, LABELS},
+        {1U << CN_SELECT_SPADE, CN_SELECT_ONE_STAGE_MAX, ROWS | LABELS},
+        {1U << CN_SELECT_SPADE, CN_SELECT_ONE_STAGE, LABELS},
+        {1U << CN_SELECT_DS, CN_SELECT_ONE_STAGE_MAX, LABELS},
+    };
+    (void)state;
+    rig *r = calloc(1, sizeof *r);
+    assert_non_null(r);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const cn_step_shape shape = {1, cases[i].flavour};
+        r->selectors = cases[i].selectors;
+        open_builder(r, MAX_ROWS * CONTEXT);
+        assert_true(cn_select_build(&r->b, &r->plan, shape, r->memory));
+        assert_int_equal(r->b.view.stage[1].keys, cases[i].keys);
+        close_builder(r);
+    }
+    free(r);
+}
+
 /* A step of a shape launches the same ops whatever its rows are, also with none. */
 static void a_shape_fixes_what_is_launched(void **state)
 {
@@ -301,6 +355,7 @@ static void a_shape_fixes_what_is_launched(void **state)
             assert_int_equal(v->runs_predict, predicts);
             assert_int_equal(v->stage[0].runs, shape.flavour == CN_SELECT_TWO_STAGES ||
                                                    shape.flavour == CN_SELECT_TWO_STAGES_MAX);
+            check_fixed_keys(r, &shape);
             assert_false(v->stage[0].runs_max);
             assert_int_equal(v->stage[1].runs_max, shape.flavour == CN_SELECT_ONE_STAGE_MAX ||
                                                        shape.flavour == CN_SELECT_TWO_STAGES_MAX);
@@ -413,6 +468,7 @@ int main(void)
         cmocka_unit_test(rows_and_ranges_are_right_for_drawn_plans),
         cmocka_unit_test(a_shape_fixes_what_is_launched),
         cmocka_unit_test(flavours_are_those_of_the_declared_selectors),
+        cmocka_unit_test(a_shape_declares_rows_if_its_rule_implies_them),
         cmocka_unit_test(a_step_without_lists_writes_nothing),
         cmocka_unit_test(the_room_is_bounded_and_holds_a_row),
         cmocka_unit_test(tiles_are_those_that_the_rows_complete),

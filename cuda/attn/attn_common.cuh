@@ -136,6 +136,18 @@ __device__ static inline void cn_bulk_copy(uint32_t to, const void *from, uint32
 #endif
 }
 
+/* The same copy under a policy of the L2 cache (CN_CACHE_EVICT_FIRST, hopper.cuh). */
+__device__ static inline void cn_bulk_copy_hint(uint32_t to, const void *from, uint32_t bytes,
+                                                uint64_t *barrier, uint64_t cache)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(cn_shared_address(barrier)), "l"(cache)
+                 : "memory");
+#endif
+}
+
 /* Copies the box of a tensor map at (column, row). */
 __device__ static inline void cn_box_copy(uint32_t to, const CUtensorMap *map, uint32_t column,
                                           uint32_t row, uint64_t *barrier)

@@ -12,6 +12,9 @@
  *   labels  integer products. Nibbles become bytes of 16 times their value.
  *   hash    no query; the score is the hash.
  *
+ * score_rows_sm90.cu computes K rows on compute capability 9.0 if the caller says that some stage
+ * may have them (cn_score_args.keys). The sequences are divided between the two kernels.
+ *
  * Group rule max takes one more kernel (score_share.cu). This one stores what it needs for each
  * head, and the sum of the weights of each part, lot by lot (engine/select_math.h). Steps with a
  * stage of rule max have a kernel of their own, whose threads have more registers.
@@ -144,18 +147,6 @@ __device__ static inline void fill_table(const cn_score_params &p, const cn_scor
         m.fixed->factor[h] = cn_score_scale(d);
 }
 
-/* Returns the first query of a part. */
-__device__ static inline const cn_bf16 *query_of(const cn_score_params &p, const cn_score_part &x)
-{
-    const cn_score_args &a = p.args;
-    const uint32_t d = a.pools.layout.head_dim;
-    const bool predicted = x.stage.query == CN_SEL_PREDICTED;
-    const size_t stride = predicted ? a.q_stride[CN_SEL_PREDICTED] : a.q_stride[CN_SEL_TRUE];
-    const void *q = predicted ? a.q[CN_SEL_PREDICTED] : a.q[CN_SEL_TRUE];
-    const size_t row = ((size_t)x.at.row * a.pools.layout.n_kv_heads + x.at.head) * p.group * d;
-    return (const cn_bf16 *)q + x.at.seq * stride + row;
-}
-
 /* Prepares the queries of a part. */
 template <bool MAX>
 __device__ static inline void load_query(const cn_score_params &p, const cn_score_part &x,
@@ -163,7 +154,7 @@ __device__ static inline void load_query(const cn_score_params &p, const cn_scor
 {
     const cn_score_args &a = p.args;
     const uint32_t d = a.pools.layout.head_dim, warp = threadIdx.x / CN_WARP;
-    const uint4 *from = (const uint4 *)query_of(p, x);
+    const uint4 *from = (const uint4 *)cn_score_query_of(p, x);
     const size_t unit = (size_t)x.layer * a.pools.layout.n_kv_heads + x.at.head;
     const uint32_t n = a.pools.digest.n_channels;
     if (x.stage.key == CN_KEY_LABELS && threadIdx.x < n)
@@ -515,15 +506,6 @@ __device__ static inline void dot_keys(float sums[4], const uint4 *low, const ui
     for (uint32_t i = 0; i < 4; i++) sums[i] = even[i] + odd[i];
 }
 
-/* Sums over the lanes with the same lane % 4. */
-__device__ static inline uint32_t column_add(uint32_t v)
-{
-#pragma unroll
-    for (int offset = 4; offset < CN_WARP; offset *= 2)
-        v += __shfl_xor_sync(0xffffffffu, v, offset);
-    return v;
-}
-
 /* Adds the weights of a lane's candidates, of the heads first + 2 t and the next (t = lane % 4), to
  * the warp's sums. */
 __device__ static inline void add_heads(const cn_score_params &p, score_memory m, uint32_t first,
@@ -535,8 +517,8 @@ __device__ static inline void add_heads(const cn_score_params &p, score_memory m
         const uint32_t head = first + 2 * (lane % 4) + i;
         const float best = cn_column_max(fmaxf(place[i][0], place[i][1]));
         const uint32_t top = cn_weight_exponent(best);
-        const uint32_t sum = column_add(cn_weight_in_lot(place[i][0], top) +
-                                        cn_weight_in_lot(place[i][1], top));
+        const uint32_t sum = cn_score_column_add(cn_weight_in_lot(place[i][0], top) +
+                                                 cn_weight_in_lot(place[i][1], top));
         if (lane < 4 && head < p.group) add_lot(m, head, top, sum);
     }
 }
@@ -615,7 +597,7 @@ __device__ static inline void queries_part(const cn_score_params &p, const cn_sc
     for (uint32_t first = 0, n; first < x.stage.n_queries; first += n) {
         n = min((uint32_t)QUERIES, x.stage.n_queries - first);
         __syncthreads(); /* all warps have read the table */
-        fill_table(p, x, m, query_of(p, x) + first * query_elems(p), n);
+        fill_table(p, x, m, cn_score_query_of(p, x) + first * query_elems(p), n);
         __syncthreads();
         for (uint32_t i = threadIdx.x / CN_WARP; i < x.n_lots; i += blockDim.x / CN_WARP)
             queries_lot(p, x, m, lot_start(x, i), n, first > 0, out);
@@ -701,7 +683,10 @@ __global__ static void __launch_bounds__(MAX ? MAX_THREADS : THREADS, CN_SCORE_B
     cn_score_seq *seqs = (cn_score_seq *)((unsigned char *)m.table + p.table_bytes);
     cn_overlap_next();
     if (!p.early) cn_wait_previous();
-    cn_score_plan plan = cn_score_divide<MAX ? MAX_THREADS : THREADS>(p, seqs);
+    const auto takes = [&](const cn_sel_stage &stage) {
+        return !(p.skips_rows && cn_score_is_rows(stage));
+    };
+    cn_score_plan plan = cn_score_divide<MAX ? MAX_THREADS : THREADS>(p, seqs, takes);
     cn_score_find(plan, p, 0, &fixed.parts);
     cn_wait_previous();
     __syncthreads();
@@ -745,6 +730,22 @@ static cn_status check(const cn_score_args *a)
     return CN_OK;
 }
 
+/* Launches the kernels for all keys; with skips_rows for all but K rows. */
+static cn_status launch(cn_stream *s, cn_score_params p)
+{
+    const cn_score_args *a = &p.args;
+    const uint32_t d = a->pools.layout.head_dim, queries = cn_min_u32(a->max_queries, QUERIES);
+    const uint32_t rows = cn_max_u32(p.group, 2 * cn_max_u32(queries, 1));
+    p.table_bytes = rows * (2 * d + TABLE_PAD) * (uint32_t)sizeof(cn_bf16);
+    cn_launch how = {dim3(CN_SCORE_BLOCKS * s->cuda->device.n_sms), THREADS};
+    how.shared_bytes =
+        p.group * d * sizeof(cn_bf16) + p.table_bytes + cn_score_seqs_bytes(a);
+    if (!a->logits) return cn_cuda_launch(s, "score", score_kernel<false>, how, p);
+    how.block = MAX_THREADS;
+    CN_TRY(cn_cuda_launch(s, "score", score_kernel<true>, how, p));
+    return cn_score_share(s, p);
+}
+
 extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
 {
     CN_TRY(check(a));
@@ -774,14 +775,8 @@ extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
     p.early = a->n_layers == 1 && a->first_layer > 0;
     p.slots = (cn_score_slot *)s->select_scratch;
     p.units = (cn_score_unit *)(p.slots + slots * p.group);
-    const uint32_t d = l->head_dim, queries = cn_min_u32(a->max_queries, QUERIES);
-    const uint32_t rows = cn_max_u32(p.group, 2 * cn_max_u32(queries, 1));
-    p.table_bytes = rows * (2 * d + TABLE_PAD) * (uint32_t)sizeof(cn_bf16);
-    cn_launch how = {dim3(n_blocks), THREADS};
-    how.shared_bytes = p.group * d * sizeof(cn_bf16) + p.table_bytes +
-                       (a->n_seqs + (size_t)1) * sizeof(cn_score_seq);
-    if (!a->logits) return cn_cuda_launch(s, "score", score_kernel<false>, how, p);
-    how.block = MAX_THREADS;
-    CN_TRY(cn_cuda_launch(s, "score", score_kernel<true>, how, p));
-    return cn_score_share(s, p);
+    p.skips_rows = (a->keys & 1u << CN_KEY_ROWS) && cn_score_rows_fits(s, p);
+    /* Each launch has finished with the slots before the next one writes them. */
+    if (!p.skips_rows || a->keys != 1u << CN_KEY_ROWS) CN_TRY(launch(s, p));
+    return p.skips_rows ? cn_score_rows(s, p) : CN_OK;
 }

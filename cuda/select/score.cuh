@@ -46,6 +46,7 @@ typedef struct cn_score_params {
     uint32_t label_bytes, table_bytes;
     bool products; /* labels under rule max: integer products are stored, not logits */
     bool early;    /* digests, tables and the arrays of a step are final before the wait */
+    bool skips_rows; /* another kernel has the sequences whose keys are K rows */
     cn_score_slot *slots; /* [n_units + n_blocks, group] */
     cn_score_unit *units; /* [n_units] */
 } cn_score_params;
@@ -171,9 +172,17 @@ __device__ static inline void cn_score_own(cn_score_plan &plan, uint32_t total)
     plan.end = unit + cn_score_part_start(s.lots, at % n_parts + 1, n_parts);
 }
 
-/* Fills seqs[n_seqs + 1] and finds the share of this block. Called by all THREADS of the block. */
-template <int THREADS>
-__device__ static inline cn_score_plan cn_score_divide(const cn_score_params &p, cn_score_seq *seqs)
+/* Bytes of the sequences of a plan. */
+static inline size_t cn_score_seqs_bytes(const cn_score_args *a)
+{
+    return (a->n_seqs + (size_t)1) * sizeof(cn_score_seq);
+}
+
+/* Fills seqs[n_seqs + 1] and finds the share of this block in the sequences for whose stage `takes`
+ * returns true. Called by all THREADS of the block. */
+template <int THREADS, typename Takes>
+__device__ static inline cn_score_plan cn_score_divide(const cn_score_params &p, cn_score_seq *seqs,
+                                                       Takes takes)
 {
     __shared__ uint32_t longest;
     const cn_score_args &a = p.args;
@@ -188,7 +197,7 @@ __device__ static inline cn_score_plan cn_score_divide(const cn_score_params &p,
             s.base = a.base[i];
             s.first = a.first[i];
         }
-        s.lots = cn_score_lots(s);
+        s.lots = takes(s.stage) ? cn_score_lots(s) : 0;
         const cn_score_sums sums = cn_score_scan<THREADS>(s.lots * p.seq_units);
         s.place = total + sums.before;
         if (i < a.n_seqs) seqs[i] = s;
@@ -274,7 +283,12 @@ __device__ static inline bool cn_score_is_max(const cn_sel_stage &stage)
     return stage.active && stage.group == CN_GROUP_MAX && stage.key != CN_KEY_HASH;
 }
 
-/* ---- where keys lie ---- */
+__device__ static inline bool cn_score_is_rows(const cn_sel_stage &stage)
+{
+    return stage.active && stage.key == CN_KEY_ROWS;
+}
+
+/* ---- where keys and queries lie ---- */
 
 /* A candidate's first token. */
 typedef struct cn_score_token {
@@ -327,9 +341,23 @@ __device__ static inline const uint4 *cn_score_key_of(const cn_score_params &p,
     return (const uint4 *)((const cn_bf16 *)pools.kv + row * d);
 }
 
+/* Returns the first query of a part. */
+__device__ static inline const cn_bf16 *cn_score_query_of(const cn_score_params &p,
+                                                          const cn_score_part &x)
+{
+    const cn_score_args &a = p.args;
+    const uint32_t d = a.pools.layout.head_dim;
+    const bool predicted = x.stage.query == CN_SEL_PREDICTED;
+    const size_t stride = predicted ? a.q_stride[CN_SEL_PREDICTED] : a.q_stride[CN_SEL_TRUE];
+    const void *q = predicted ? a.q[CN_SEL_PREDICTED] : a.q[CN_SEL_TRUE];
+    const size_t row = ((size_t)x.at.row * a.pools.layout.n_kv_heads + x.at.head) * p.group * d;
+    return (const cn_bf16 *)q + x.at.seq * stride + row;
+}
+
 /* ---- what rule max stores for each candidate ----
- * Logits: f32 [group, n]. Products: pairs of 16-bit products plus 32768, u32 [pairs of heads, n],
- * then the scales of the labels, f16 [n]: of four heads 10 bytes a candidate, not 16. */
+ * Logits: f32 [group, n], of score_rows_sm90.cu [n, group]. Products: pairs of 16-bit products plus
+ * 32768, u32 [pairs of heads, n], then the scales of the labels, f16 [n]: of four heads 10 bytes a
+ * candidate, not 16. */
 
 /* first: index of the unit's first score; n: its candidates. */
 __device__ static inline float *cn_score_logits(const cn_score_params &p, size_t first)
@@ -346,6 +374,15 @@ __device__ static inline uint16_t *cn_score_scales(const cn_score_params &p, siz
                                                    uint32_t n)
 {
     return (uint16_t *)(cn_score_pairs(p, first) + (size_t)((p.group + 1) / 2) * n);
+}
+
+/* Sums over the lanes with the same lane % 4. */
+__device__ static inline uint32_t cn_score_column_add(uint32_t v)
+{
+#pragma unroll
+    for (int offset = 4; offset < CN_WARP; offset *= 2)
+        v += __shfl_xor_sync(0xffffffffu, v, offset);
+    return v;
 }
 
 /* ---- logits ---- */

@@ -5,6 +5,11 @@
  * A unit has as many blocks as fill the GPU, each with an equal part of its candidates. A block
  * first adds up the sums of the unit's parts, while its first loads are on their way.
  *
+ * K rows that score_rows_sm90.cu has computed have a kernel of their own. Their logits can exceed
+ * the L2 cache, so the time to read them counts. Each block has an equal run of the step's lots, as
+ * in score.cuh. The kernel before it has waited for all kernels that write the arrays of the step
+ * when it lets this one start, so these are read before the wait.
+ *
  * Block 256. Bytes per candidate and kv head, from the L2 cache if they fit: read 2 bytes a head
  * and 2 (labels), or 4 a head; written: 2. */
 #include <math_constants.h>
@@ -169,13 +174,107 @@ __global__ static void __launch_bounds__(THREADS, BLOCKS)
     const size_t first = cn_sel_first(u, a.first[u.seq], n, a.n_layers, hk);
     const share_part s = part_of(p, stage, first, n, blockIdx.x % n_parts, n_parts);
     cn_wait_previous();
-    if (!cn_score_is_max(stage) || s.start == s.end) return;
+    if (!cn_score_is_max(stage) || (p.skips_rows && cn_score_is_rows(stage)) || s.start == s.end)
+        return;
     score_part(p, s, u.index, heads);
 }
+
+/* ---- K rows: logits are [n, group] ---- */
+
+/* Logits of AT_ONCE candidates, as share_raw. */
+typedef struct row_logits {
+    float4 quad[AT_ONCE];
+} row_logits;
+
+__device__ static inline row_logits load_logits(const share_part &s, uint32_t first, uint32_t c,
+                                                uint32_t group)
+{
+    row_logits raw;
+#pragma unroll
+    for (uint32_t i = 0; i < AT_ONCE; i++) {
+        const float *from = s.logits + (size_t)min(c + i * THREADS, s.end - 1) * group;
+        if (group % QUAD == 0)
+            raw.quad[i] = __ldcs((const float4 *)(from + first));
+        else
+            raw.quad[i] = make_float4(from[first], from[min(first + 1, group - 1)],
+                                      from[min(first + 2, group - 1)],
+                                      from[min(first + 3, group - 1)]);
+    }
+    return raw;
+}
+
+/* Computes the scores of candidates [start, end). */
+__device__ static inline void share_rows(const cn_score_params &p, const share_part &s,
+                                         uint32_t unit, share_head *heads)
+{
+    row_logits next = load_logits(s, 0, s.start + threadIdx.x, p.group);
+    load_heads(p, unit, heads);
+    for (uint32_t c = s.start + threadIdx.x; c < s.end; c += AT_ONCE * THREADS) {
+        float best[AT_ONCE];
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; i++) best[i] = CUDART_NAN_F;
+        for (uint32_t quad = 0; quad < p.group; quad += QUAD) {
+            const row_logits raw = next;
+            const bool last = quad + QUAD >= p.group;
+            float log_sum[QUAD];
+            next = load_logits(s, last ? 0 : quad + QUAD, last ? c + AT_ONCE * THREADS : c,
+                               p.group);
+#pragma unroll
+            for (uint32_t h = 0; h < QUAD; h++)
+                log_sum[h] = heads[min(quad + h, p.group - 1)].log_sum;
+#pragma unroll
+            for (uint32_t i = 0; i < AT_ONCE; i++) { /* fmaxf ignores NaN */
+                best[i] = fmaxf(best[i], fmaxf(raw.quad[i].x - log_sum[0],
+                                               raw.quad[i].y - log_sum[1]));
+                best[i] = fmaxf(best[i], fmaxf(raw.quad[i].z - log_sum[2],
+                                               raw.quad[i].w - log_sum[3]));
+            }
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; i++)
+            if (c + i * THREADS < s.end) s.out[c + i * THREADS] = cn_score_bits(best[i]);
+    }
+}
+
+__global__ static void __launch_bounds__(THREADS, BLOCKS)
+    share_rows_kernel(const __grid_constant__ cn_score_params p)
+{
+    extern __shared__ uint4 dynamic[];
+    __shared__ cn_score_parts parts;
+    __shared__ share_head heads[MAX_GROUP];
+    cn_overlap_next();
+    const auto takes = [](const cn_sel_stage &stage) {
+        return cn_score_is_rows(stage) && stage.group == CN_GROUP_MAX;
+    };
+    cn_score_plan plan = cn_score_divide<THREADS>(p, (cn_score_seq *)dynamic, takes);
+    cn_score_find(plan, p, 0, &parts);
+    cn_wait_previous();
+    __syncthreads();
+    for (uint32_t i = 0; parts.part[i % 2].n_lots > 0; i++) {
+        const cn_score_part &x = parts.part[i % 2];
+        share_part s = {};
+        s.logits = cn_score_logits(p, x.first);
+        s.out = p.args.out + x.first;
+        s.start = max(x.lot << x.lot_log2, x.from) - x.from;
+        s.end = min((x.lot + x.n_lots) << x.lot_log2, x.to) - x.from;
+        cn_score_find(plan, p, i + 1, &parts);
+        share_rows(p, s, x.at.index, heads);
+        __syncthreads();
+    }
+}
+
+/* ---- on the host ---- */
 
 cn_status cn_score_share(cn_stream *s, const cn_score_params &p)
 {
     const uint32_t n_parts = (uint32_t)cn_ceil_div(BLOCKS * s->cuda->device.n_sms, p.n_units);
     return cn_cuda_launch(s, "score: shares", share_kernel, {dim3(p.n_units * n_parts), THREADS}, p,
                           n_parts);
+}
+
+cn_status cn_score_share_rows(cn_stream *s, const cn_score_params &p)
+{
+    const uint32_t n_blocks = BLOCKS * s->cuda->device.n_sms;
+    return cn_cuda_launch(s, "score: shares of rows", share_rows_kernel,
+                          {dim3(n_blocks), THREADS, cn_score_seqs_bytes(&p.args)}, p);
 }

@@ -1,4 +1,4 @@
-/* score_share.h - the second half of `score` under group rule max. */
+/* score_share.h - the kernels of `score` besides that of score.cu. */
 #ifndef CN_CUDA_SCORE_SHARE_H
 #define CN_CUDA_SCORE_SHARE_H
 
@@ -6,5 +6,13 @@
 
 /* Turns what the first kernel stored into scores: the largest log-softmax of any head. */
 cn_status cn_score_share(cn_stream *s, const cn_score_params &p);
+
+/* The same after the kernel of score_rows_sm90.cu, for the sequences whose keys are K rows. */
+cn_status cn_score_share_rows(cn_stream *s, const cn_score_params &p);
+
+/* score_rows_sm90.cu: returns true when its kernel supports this device and shape; and computes the
+ * sequences whose keys are K rows. */
+bool cn_score_rows_fits(const cn_stream *s, const cn_score_params &p);
+cn_status cn_score_rows(cn_stream *s, const cn_score_params &p);
 
 #endif
