@@ -385,8 +385,9 @@ __device__ static inline void add_quad(const cn_score_params &p, score_memory m,
     if (lane < QUAD && first + lane < p.group) add_lot(m, first + lane, own_top, own_sum);
 }
 
-/* Computes a lot of labels under rule max, for the heads [first, first + QUAD) of the group. */
-template <int N_WORDS, label_order ORDER>
+/* Computes a lot of labels under rule max, for the heads [first, first + QUAD) of the group. ALL:
+ * all its tokens are candidates. */
+template <int N_WORDS, label_order ORDER, bool ALL>
 __device__ static inline void label_quad(const cn_score_params &p, const cn_score_part &x,
                                          score_memory m, uint32_t start, uint32_t first,
                                          const score_out &out)
@@ -405,13 +406,20 @@ __device__ static inline void label_quad(const cn_score_params &p, const cn_scor
             for (uint32_t j = 0; j < EACH; j++)
                 all[j] = load_two<N_WORDS, ORDER>(p, x, lot, (i + j) * 64);
         }
+        if (!ALL && (start + (i + 1) * 64 <= x.from || start + i * 64 >= x.to)) {
+#pragma unroll
+            for (uint32_t h = 0; h < QUAD; h++)
+                place[h][2 * i] = place[h][2 * i + 1] = CN_NO_WEIGHT;
+            continue;
+        }
         uint32_t product[QUAD / 2][4];
         const label_two<N_WORDS> &l = all[i % EACH];
         label_products<N_WORDS>(product, l.words[0], l.words[1], q.words, four);
 #pragma unroll
         for (uint32_t k = 0; k < 2; k++) {
             const float scale = scale_of(l, k);
-            if (first == 0 && p.products && l.valid[k])
+            const bool valid = ALL || l.valid[k];
+            if (first == 0 && p.products && valid)
                 out.scales[l.c[k]] = __half_as_ushort(__float2half_rn(scale));
 #pragma unroll
             for (uint32_t pair = 0; pair < QUAD / 2; pair++) {
@@ -421,9 +429,9 @@ __device__ static inline void label_quad(const cn_score_params &p, const cn_scor
                     logit[h] = label_logit(product[pair][2 * k + h], scale,
                                            q.factor[2 * pair + h]);
                     place[2 * pair + h][2 * i + k] =
-                        l.valid[k] ? cn_weight_place(logit[h]) : CN_NO_WEIGHT;
+                        valid ? cn_weight_place(logit[h]) : CN_NO_WEIGHT;
                 }
-                if (l.valid[k])
+                if (valid)
                     store_pair(p, x, out, l.c[k], first / 2 + pair, product[pair] + 2 * k, logit);
             }
         }
@@ -469,8 +477,11 @@ __device__ static inline void label_lot(const cn_score_params &p, const cn_score
 {
     if constexpr (MAX)
         if (cn_score_is_max(x.stage)) {
-            for (uint32_t first = 0; first < p.group; first += QUAD)
-                label_quad<N_WORDS, ORDER>(p, x, m, start, first, out);
+            const bool all = start >= x.from && x.to - start >= 1u << CN_LOT_MAX_LOG2;
+            for (uint32_t first = 0; first < p.group; first += QUAD) {
+                if (all) label_quad<N_WORDS, ORDER, true>(p, x, m, start, first, out);
+                else label_quad<N_WORDS, ORDER, false>(p, x, m, start, first, out);
+            }
             return;
         }
     label_mean<N_WORDS, ORDER>(p, x, m, start, out);

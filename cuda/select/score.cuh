@@ -392,11 +392,11 @@ __device__ static inline uint32_t cn_score_column_add(uint32_t v)
 
 /* cn_label_logit of a product plus a number u: (product * scale) * factor. bias is
  * -CN_SCORE_BIAS(u) * scale, which is exact, so that the sum in the fmaf is exact before it is
- * rounded. */
+ * rounded. The product is one of its own: the compiler must not join it with a sum. */
 __device__ static inline float cn_score_logit(uint32_t biased, float scale, float bias,
                                               float factor)
 {
-    return fmaf(__uint_as_float(0x4b000000u | biased), scale, bias) * factor;
+    return __fmul_rn(fmaf(__uint_as_float(0x4b000000u | biased), scale, bias), factor);
 }
 
 /* cn_score_bits of two numbers: of x in the low half. */
