@@ -85,11 +85,39 @@ static void candidates_divide_the_rows(void **state)
     cn_exchange_rows_free(&r);
 }
 
+/* The keys of an exchange are those of its rows, and none of the exchange before. */
+static void keys_are_those_of_the_rows(void **state)
+{
+    (void)state;
+    const cn_exchange_sizes z = {.max_rows = ROWS, .max_local = TILES, .max_home = 64,
+                                 .room = 1000, .query_room = 1000, .move_stride = 8 * B,
+                                 .pack_layers = 1, .n_layers = 1};
+    cn_exchange_rows r;
+    assert_int_equal(cn_exchange_rows_init(&r, &z, B), CN_OK);
+    for (uint32_t i = 0; i < 2; i++) {
+        cn_kv_params kv = params(CN_QUERY_LAST);
+        kv.select = CN_SELECT_SPADE;
+        kv.select_keys = i ? CN_SELECT_LABELS : CN_SELECT_ROWS;
+        cn_exchange_strides strides = {0};
+        cn_exchange_strides_add(&strides, &kv, 10 * B, B);
+        cn_exchange_rows_begin(&r, 1, strides);
+        assert_int_equal(r.keys, 0);
+        const cn_exchange_row row = {.kv = &kv, .home_len = 10 * B, .newest = 10 * B,
+                                     .local = {blocks}, .n_local = {TILES}, .home = blocks};
+        cn_exchange_rows_add(&r, &row);
+        assert_int_equal(r.keys, 1U << (i ? CN_KEY_LABELS : CN_KEY_ROWS));
+    }
+    add_rows(&r, 10 * B, last);
+    assert_int_equal(r.keys, 1U << CN_KEY_BOUNDS);
+    cn_exchange_rows_free(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(queries_divide_the_rows),
         cmocka_unit_test(candidates_divide_the_rows),
+        cmocka_unit_test(keys_are_those_of_the_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,7 +6,7 @@
  * of a lot are contiguous in the pool. A warp has a ring of stages in shared memory, one lot each,
  * and fills it with bulk copies; lane 0 starts them. So all stages but one are in flight while the
  * warp computes, also from one part to the next: at d 128 three stages of 4 KiB, 192 KiB per
- * multiprocessor. The address of the next lot is loaded before a stage is free.
+ * multiprocessor. The block of the next lot is loaded before a stage is free.
  *
  * A stage has one barrier. Lane 0 arrives and expects the bytes of a lot, so phase i of a barrier
  * ends when lot i of the stage is in shared memory. All lanes wait for phase i, of parity i % 2.
@@ -55,13 +55,14 @@ typedef struct rows_memory {
     uint32_t n_workers;
 } rows_memory;
 
-/* The ring of a warp. Lots `from` and later ones are not copied yet. */
+/* The ring of a warp. */
 typedef struct rows_feed {
     unsigned char *stages;
     uint64_t *full; /* [n_stages] */
     uint32_t n_stages, stage_bytes;
-    const void *from;    /* the next lot to copy; NULL: not known */
-    uint32_t part, next; /* number of the part, and of the lot in it, behind this lot */
+    bool found;          /* the next lot to copy is in part `part` and begins with `first` */
+    cn_score_token first;
+    uint32_t part, next; /* next: the number in the part of the first lot that is not found */
     uint32_t put;        /* the stage that is filled next */
     uint32_t get, parity; /* the stage that is read next, and the parity of its phase */
     uint32_t in_flight;  /* stages that are filled or being filled */
@@ -85,38 +86,39 @@ __device__ static inline rows_feed feed_of(const cn_score_params &p, const rows_
     return f;
 }
 
-/* Finds the next lot of the warp in the block's parts, of which the numbers up to `known` are
- * found. */
-__device__ static inline void feed_find(rows_feed &f, const cn_score_params &p,
+/* Finds the next lot of the warp in the block's parts up to number `known`. Returns false when
+ * there is none. The block of the lot is loaded but not used yet, so nothing waits for it. */
+__device__ static inline bool feed_find(rows_feed &f, const cn_score_params &p,
                                         const rows_memory &m, uint32_t known)
 {
-    while (!f.from && f.part <= known) {
+    while (!f.found && f.part <= known) {
         const cn_score_part &x = m.fixed->parts.part[f.part % 2];
-        if (x.n_lots == 0) return; /* there are no more parts */
+        if (x.n_lots == 0) break; /* there are no more parts */
         if (f.next < x.n_lots) {
-            cn_score_token t = cn_score_token_of(p, x, (x.lot + f.next) * LOT);
-            t.slot &= ~(LOT - 1u); /* the first candidate may be within the lot */
-            f.from = cn_score_key_of(p, x, t);
+            f.first = cn_score_token_of(p, x, (x.lot + f.next) * LOT);
+            f.first.slot &= ~(LOT - 1u); /* the first candidate may be within the lot */
+            f.found = true;
             f.next += m.n_workers;
         } else {
             f.part++;
             f.next = threadIdx.x / CN_WARP;
         }
     }
+    return f.found;
 }
 
 /* Starts copies into all free stages, as long as lots are known. */
 __device__ static inline void feed_fill(rows_feed &f, const cn_score_params &p,
                                         const rows_memory &m, uint32_t known)
 {
-    for (feed_find(f, p, m, known); f.from && f.in_flight < f.n_stages;
-         feed_find(f, p, m, known)) {
+    while (feed_find(f, p, m, known) && f.in_flight < f.n_stages) {
+        const void *from = cn_score_key_of(p, m.fixed->parts.part[f.part % 2], f.first);
         if (threadIdx.x % CN_WARP == 0) {
             cn_barrier_expect(&f.full[f.put], f.stage_bytes);
-            cn_bulk_copy_hint(cn_shared_address(f.stages + f.put * f.stage_bytes), f.from,
+            cn_bulk_copy_hint(cn_shared_address(f.stages + f.put * f.stage_bytes), from,
                               f.stage_bytes, &f.full[f.put], CN_CACHE_EVICT_FIRST);
         }
-        f.from = NULL;
+        f.found = false;
         f.in_flight++;
         f.put = f.put + 1 < f.n_stages ? f.put + 1 : 0;
     }
