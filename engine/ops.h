@@ -395,8 +395,8 @@ typedef struct cn_score_args {
     const uint32_t *tiles; /* [S, n_layers, hk, tile_stride] of the stage before; or NULL */
     uint32_t tile_stride;
     uint32_t max_queries; /* the largest n_queries of the stages; 0 and 1: one query */
-    /* Bit i: an active stage may have cn_sel_key i. No active stage has a key whose bit is 0. But if
-     * all bits are 0, stages may have any keys. A backend can have a kernel for one key. */
+    /* Bit i: an active stage may have cn_sel_key i. No active stage has a key whose bit is 0. But
+     * if all bits are 0, stages may have any keys. A backend can have a kernel for one key. */
     uint32_t keys;
     uint32_t n_seqs, first_layer, n_layers;
     /* f32 scratch of group max, ragged alike, by query head; NULL: no stage has group rule max */
