@@ -62,7 +62,7 @@ step soak-peer $((soak + 20)) 'exchanges|FAILED' "$build/tests/test_soak" "$soak
 # shellcheck disable=SC2086
 step soak-host $((soak / 2 + 20)) 'exchanges|FAILED' "$build/tests/test_soak" $((soak / 2)) cuda 3 \
     kv-homes device,host home-space 0.02
-step async 45 'OK \]|FAILED' "$build/tests/test_engine_async" 4 1 cuda
+step async 45 'seeds|OK \]|FAILED' "$build/tests/test_engine_async" 4 24 cuda "$cache"
 step prose 60 '^\|' "$build/cinch" compare --model examples/prose-base \
     -i examples/prose-base/documents.jsonl --limit 4 --prompt-field prompt \
     --continue-field continuation --id-field id --device cuda:0 --cache-device "$cache" \

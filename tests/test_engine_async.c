@@ -2,17 +2,26 @@
  * their log-probabilities, as compression inside the step. A device that runs all ops late
  * (tests/lib/late_device.h) and runs steps from recorded graphs gives the same too. An engine may
  * be freed while events are in flight.
- *     test_engine_async [SEEDS [FIRST [cuda]]]
+ *     test_engine_async [SEEDS [FIRST [DEVICE [CACHE]]]]
+ * DEVICE runs the model: cpu (the default), cuda or cuda:N. CACHE holds the KV of requests with
+ * home `peer`; by default it is DEVICE, which then has both roles.
+ *     test_engine_async 12 1 cuda cuda:1
  *
  * A seed draws a model with random weights, an engine, and requests that arrive over time. They
- * have different policies, selectors, budgets, scores and classes, shared prefixes and samples;
- * some are greedy, some are cancelled. The scenario runs twice, the second time synchronously and
- * without swap space. The seed also chooses when an event commits: whenever the worker thread is
- * done, as late as possible, as early as possible, or together with all others. In the first case
- * the timing varies between runs of a seed. The thread sanitizer checks all cases (TSAN_TESTS).
+ * have different policies, selectors, homes, budgets, scores and classes, shared prefixes and
+ * samples; some are greedy, some are cancelled. The scenario runs twice, the second time
+ * synchronously and without swap space. The seed also chooses when an event commits: whenever the
+ * worker thread is done, as late as possible, as early as possible, or together with all others. In
+ * the first case the timing varies between runs of a seed. The thread sanitizer checks all cases
+ * (TSAN_TESTS).
  *
- * On a GPU with --batch-invariant, a token's bits depend on whether a prefill or a decode step made
- * its keys. There memory is ample, prompts are computed at once, and only tokens are compared. */
+ * No request has home `auto`, because its home depends on batch composition. Group rule `max` needs
+ * no exception: its sums of weights are sums of integers (engine/select_math.h), so a list has the
+ * same entries in every batch and every pack, on a GPU too.
+ *
+ * A GPU runs with --batch-invariant, and only tokens are compared there. Engines without homes have
+ * ample memory there and compute prompts at once, so that no request is preempted. Engines with
+ * homes are short of memory on every device, so that requests are preempted or swapped. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -29,23 +38,28 @@
 #include "tests/lib/run_engine.h"
 #include "tests/lib/scratch_dir.h"
 
-enum { MAX_REQUESTS = 16, MAX_PROMPT = 120, MAX_OUTPUT = 120, MAX_OPTIONS = 52, CONTEXT = 256 };
+enum { MAX_REQUESTS = 16, MAX_PROMPT = 120, MAX_OUTPUT = 120, MAX_OPTIONS = 80, CONTEXT = 256 };
 /* Of engines with selectors. spade and last select from position 256 on. */
 enum { SELECT_CONTEXT = 400, SELECT_TOKENS = 64, SELECT_TILES = 3, SELECT_WINDOW = 8 };
-/* One in LATE_SHARE seeds also runs on the late device. Fewer do under the thread sanitizer,
- * because that device has no threads. */
+/* Of engines with homes. The first event of most requests comes at 192 to 384 tokens, so these
+ * engines run longer. HOME_BLOCKS: device blocks beyond those of the longest request. */
+enum { HOME_CONTEXT = 448, HOME_STEPS = 1000, HOME_BLOCKS = 11, HOME_CAP = 16 };
+/* One in LATE_SHARE seeds also runs on the late device, and every seed with homes. Fewer do under
+ * the thread sanitizer, because that device has no threads. */
 #if defined(__SANITIZE_THREAD__)
-enum { LATE_SHARE = 10 };
+enum { LATE_SHARE = 10, LATE_HOMES = false };
 #else
-enum { LATE_SHARE = 2 };
+enum { LATE_SHARE = 2, LATE_HOMES = true };
 #endif
 static uint32_t n_seeds = 20, first_seed = 1;
+static const char *device = "cpu", *cache = "cpu";
 static bool on_gpu;
 
 typedef struct ask {
     uint32_t prompt[MAX_PROMPT], n_prompt;
     uint32_t at_step;    /* the step at which it arrives */
     uint32_t cancel_at;  /* the step at which it is cancelled; 0: never */
+    uint32_t cancel_tokens; /* it is cancelled when its first sample has so many; 0: never */
     cn_kv_params kv;
     uint32_t n, max_tokens;
     uint32_t min_tokens;
@@ -59,9 +73,11 @@ typedef struct scenario {
     char values[MAX_OPTIONS][32];
     const char *options[MAX_OPTIONS + 1]; /* name, value, ..., NULL */
     uint32_t n_options, block, window, vocab, n_layers, context;
+    uint32_t token_floats; /* of K and V, all layers */
+    uint32_t homes; /* bit 1 << cn_kv_home: those that requests may have besides the device */
     ask asks[MAX_REQUESTS];
     uint32_t n_asks;
-    bool swaps, selects;
+    bool swaps, selects, is_ample;
 } scenario;
 
 /* Totals over all seeds, so that the test fails when nothing was tested. */
@@ -69,6 +85,10 @@ static struct {
     uint64_t compressions, preemptions, cancelled, cached, beside, moved;
     uint64_t selected[CN_N_SELECTORS]; /* steps, by selector */
     uint64_t recorded[CN_SELECT_FLAVOURS]; /* steps that ran from a graph */
+    /* Of seeds with homes. cancelled: requests that were cancelled after an exchange. */
+    struct {
+        uint64_t seeds, exchanges[CN_N_HOMES], compressions, cancelled, moved, preemptions, beside;
+    } homes;
 } seen;
 
 /* ---- drawing ---- */
@@ -77,19 +97,24 @@ static uint32_t below(scenario *x, uint32_t n) { return test_rng_below(&x->rng, 
 static uint32_t between(scenario *x, uint32_t a, uint32_t b) { return a + below(x, b - a + 1); }
 static bool chance(scenario *x, uint32_t percent) { return below(x, 100) < percent; }
 
+static void set_text(scenario *x, const char *name, const char *text)
+{
+    assert_true(x->n_options + 2 <= MAX_OPTIONS);
+    x->options[x->n_options++] = name;
+    x->options[x->n_options++] = text;
+}
+
 static void set(scenario *x, const char *name, uint32_t value)
 {
     assert_true(x->n_options + 2 <= MAX_OPTIONS);
     char *text = x->values[x->n_options];
     snprintf(text, sizeof x->values[0], "%u", value);
-    x->options[x->n_options++] = name;
-    x->options[x->n_options++] = text;
+    set_text(x, name, text);
 }
 
 static void set_switch(scenario *x, const char *name, bool on)
 {
-    x->options[x->n_options++] = name;
-    x->options[x->n_options++] = on ? "true" : "false";
+    set_text(x, name, on ? "true" : "false");
 }
 
 static void draw_model(scenario *x)
@@ -98,6 +123,8 @@ static void draw_model(scenario *x)
     const uint32_t *h = heads[below(x, sizeof heads / sizeof *heads)];
     x->vocab = between(x, 60, 200);
     x->n_layers = between(x, 1, 3);
+    const uint32_t head_dim = 16 * between(x, 1, 4);
+    x->token_floats = 2 * x->n_layers * h[1] * head_dim;
     char text[1024];
     int n = snprintf(text, sizeof text,
                      "{\"architectures\": [\"Qwen3ForCausalLM\"], \"model_type\": \"qwen3\","
@@ -108,55 +135,77 @@ static void draw_model(scenario *x)
                      "\"tie_word_embeddings\": true, \"hidden_act\": \"silu\","
                      "\"attention_bias\": false, \"initializer_range\": 0.4}",
                      16 * between(x, 1, 4), 16 * between(x, 1, 4), x->n_layers, h[0], h[1],
-                     16 * between(x, 1, 4), x->vocab, SELECT_CONTEXT);
+                     head_dim, x->vocab, HOME_CONTEXT);
     scratch_dir_open(&x->dir);
     scratch_dir_put(&x->dir, "config.json", text, (size_t)n);
-    x->options[x->n_options++] = "model";
-    x->options[x->n_options++] = x->dir.path;
-    x->options[x->n_options++] = "load-format";
-    x->options[x->n_options++] = "dummy";
+    set_text(x, "model", x->dir.path);
+    set_text(x, "load-format", "dummy");
     set(x, "seed", below(x, 1000));
 }
 
 static void draw_selection(scenario *x)
 {
     if (!x->selects) return;
-    x->options[x->n_options++] = "kv-selectors";
-    x->options[x->n_options++] = "oracle,quest,ds,tls,spade,last,random";
+    set_text(x, "kv-selectors", "oracle,quest,ds,tls,spade,last,random");
     set(x, "select-tokens", SELECT_TOKENS);
     set(x, "select-tiles", SELECT_TILES);
     set(x, "select-window", SELECT_WINDOW);
     set(x, "select-dense-layers", below(x, x->n_layers));
 }
 
+/* Room for two to six requests in GiB, with a quarter more for digests. */
+static void set_space(scenario *x, const char *name)
+{
+    const uint32_t most = (uint32_t)cn_ceil_div(HOME_CONTEXT, x->block) * x->block;
+    const double bytes = 1.25 * between(x, 2, 6) * most * x->token_floats * sizeof(float);
+    char *text = x->values[x->n_options];
+    snprintf(text, sizeof x->values[0], "%.8f", bytes / (1 << 30));
+    set_text(x, name, text);
+}
+
+static void draw_homes(scenario *x)
+{
+    if (!x->homes) return;
+    const uint32_t kind = below(x, 4);
+    const bool peer = kind > 0, host = kind < 2;
+    x->homes = (uint32_t)peer << CN_HOME_PEER | (uint32_t)host << CN_HOME_HOST;
+    set_text(x, "kv-homes", !host ? "device,peer" : peer ? "device,peer,host" : "device,host");
+    set_space(x, "home-space");
+    if (peer && host && chance(x, 50)) set_space(x, "host-space");
+    if (peer) set_text(x, "cache-device", cache);
+    set(x, "select-cap", HOME_CAP);
+    set(x, "packs", cn_min_u32(between(x, 1, 4), x->n_layers));
+}
+
 static void draw_engine(scenario *x)
 {
     x->block = 16u << below(x, 4);
     x->selects = x->block >= CN_DIGEST_TILE;
-    x->context = x->selects ? SELECT_CONTEXT : CONTEXT;
+    x->homes = x->selects && chance(x, x->block == CN_DIGEST_TILE ? 80 : 20);
+    x->is_ample = on_gpu && !x->homes;
+    x->context = x->homes ? HOME_CONTEXT : x->selects ? SELECT_CONTEXT : CONTEXT;
     set(x, "max-model-len", x->context);
     x->window = between(x, 1, 32);
-    x->options[x->n_options++] = "kv-policies";
-    x->options[x->n_options++] = "full,window,zip";
+    set_text(x, "kv-policies", "full,window,zip");
     set(x, "block-size", x->block);
     set(x, "kv-window", x->window);
     set(x, "kv-budget", 32);
     set(x, "threads", between(x, 1, 2));
-    set(x, "max-num-seqs", between(x, 1, 12));
+    set(x, "max-num-seqs", cn_max_u32(between(x, 1, 12), x->homes ? 4 : 1));
     const uint32_t batched = between(x, 16, 200);
-    set(x, "max-num-batched-tokens", on_gpu ? MAX_REQUESTS * MAX_PROMPT : batched);
+    set(x, "max-num-batched-tokens", x->is_ample ? MAX_REQUESTS * MAX_PROMPT : batched);
     /* From a pool that just holds the longest request to a pool that holds all requests. */
     const uint32_t most = (uint32_t)cn_ceil_div(x->context, x->block);
-    const uint32_t n_blocks = most + below(x, chance(x, 50) ? 4 : 30);
-    set(x, "num-gpu-blocks-override", on_gpu ? 3 * MAX_REQUESTS * most : n_blocks);
+    const uint32_t least = x->homes ? most + HOME_BLOCKS : most;
+    const uint32_t n_blocks = least + below(x, chance(x, x->homes ? 80 : 50) ? 4 : 30);
+    set(x, "num-gpu-blocks-override", x->is_ample ? 3 * MAX_REQUESTS * most : n_blocks);
     set_switch(x, "hybrid-scheduling", chance(x, 80));
-    set_switch(x, "enable-prefix-caching", chance(x, 70) && !on_gpu);
-    x->options[x->n_options++] = "device";
-    x->options[x->n_options++] = on_gpu ? "cuda" : "cpu";
+    set_switch(x, "enable-prefix-caching", chance(x, 70) && !x->is_ample);
+    set_text(x, "device", device);
     if (on_gpu) set_switch(x, "batch-invariant", true);
-    x->options[x->n_options++] = "async-scheduling";
-    x->options[x->n_options++] = chance(x, 50) ? "on" : "off";
+    set_text(x, "async-scheduling", chance(x, 50) ? "on" : "off");
     draw_selection(x);
+    draw_homes(x);
 }
 
 static void draw_select(scenario *x, cn_kv_params *kv)
@@ -172,6 +221,30 @@ static void draw_select(scenario *x, cn_kv_params *kv)
     kv->select_weights = (cn_select_weights)below(x, 3);
     kv->select_rotate = chance(x, 70);
     kv->recent_tokens = chance(x, 50) ? below(x, 65) : 0;
+}
+
+/* A home, with a selector and a policy that it accepts. */
+static bool draw_home(scenario *x, cn_kv_params *kv)
+{
+    const cn_kv_select selectors[] = {CN_SELECT_SPADE, CN_SELECT_LAST, CN_SELECT_TLS};
+    if (!x->homes || chance(x, 25)) return false;
+    const bool has_peer = x->homes >> CN_HOME_PEER & 1, has_host = x->homes >> CN_HOME_HOST & 1;
+    kv->home = has_peer && (!has_host || chance(x, 50)) ? CN_HOME_PEER : CN_HOME_HOST;
+    kv->select = selectors[below(x, 3)];
+    const bool has_tiles = kv->select == CN_SELECT_TLS;
+    /* tls keeps a tile of sinks, more than these budgets. zip has the ring in its window. */
+    if (has_tiles) kv->policy = CN_KV_FULL;
+    else if (kv->policy == CN_KV_ZIP && kv->window_tokens < 2) kv->policy = CN_KV_WINDOW;
+    kv->select_tokens = between(x, 1, SELECT_TOKENS);
+    kv->select_tiles = chance(x, 70) ? 2 : SELECT_TILES;
+    kv->select_query = (cn_select_query)below(x, 3);
+    kv->select_cap = chance(x, 50) ? 0 : has_tiles ? 1 : between(x, 1, HOME_CAP);
+    kv->select_keys = kv->home == CN_HOME_PEER ? (cn_select_keys)below(x, 2) : CN_SELECT_LABELS;
+    kv->select_group = (cn_select_group)below(x, 2);
+    kv->select_window = between(x, 1, SELECT_WINDOW);
+    kv->select_weights = (cn_select_weights)below(x, 3);
+    kv->select_rotate = chance(x, 70);
+    return true;
 }
 
 static cn_kv_params draw_kv(scenario *x)
@@ -194,7 +267,7 @@ static cn_kv_params draw_kv(scenario *x)
         .combine = (cn_kv_combine)below(x, 2),
         .move = move,
     };
-    draw_select(x, &kv);
+    if (!draw_home(x, &kv)) draw_select(x, &kv);
     return kv;
 }
 
@@ -213,19 +286,22 @@ static void draw_asks(scenario *x)
         a->kv = draw_kv(x);
         a->n = chance(x, 80) ? 1 : between(x, 2, 3);
         a->max_tokens = between(x, chance(x, 10) ? 1 : 40, MAX_OUTPUT);
-        if (cn_selector_of(a->kv.select)->predicts && chance(x, 90))
-            a->max_tokens = SELECT_CONTEXT - a->n_prompt - below(x, 60);
+        if ((cn_selector_of(a->kv.select)->predicts || a->kv.home) && chance(x, 90))
+            a->max_tokens = x->context - a->n_prompt - below(x, 60);
         a->greedy = chance(x, 75);
         a->ignore_eos = chance(x, 80);
         a->at_step = chance(x, 50) ? 0 : below(x, 100);
         a->cancel_at = chance(x, 20) ? a->at_step + between(x, 1, 120) : 0;
+        if (a->kv.home && chance(x, 30))
+            a->cancel_tokens = between(x, a->max_tokens / 2, a->max_tokens);
     }
     /* The last requests arrive when others have filled the pool. */
-    x->swaps = chance(x, 70);
+    x->swaps = chance(x, x->homes ? 90 : 70);
     for (uint32_t r = 0; r < x->n_asks; r++) {
         ask *a = &x->asks[r];
         a->klass = r < x->n_asks * 2 / 3 ? CN_CLASS_BATCH : CN_CLASS_INTERACTIVE;
-        const uint32_t later = a->klass == CN_CLASS_INTERACTIVE ? between(x, 30, 120) : 0;
+        const bool is_late = a->klass == CN_CLASS_INTERACTIVE;
+        const uint32_t later = !is_late ? 0 : x->homes ? between(x, 150, 400) : between(x, 30, 120);
         a->at_step += later;
         if (a->cancel_at > 0) a->cancel_at += later;
         a->penalised = chance(x, 25);
@@ -248,6 +324,13 @@ static void submit(run *r, const ask *a)
     run_submit(r, &p);
 }
 
+/* Cancels that come late are repeated and have no effect. */
+static bool is_cancelled(const run *r, const ask *a, uint32_t i, uint32_t step)
+{
+    const bool has_tokens = a->cancel_tokens > 0 && r->samples[i][0].n_tokens >= a->cancel_tokens;
+    return (step > 0 && a->cancel_at == step) || has_tokens;
+}
+
 /* late_seed: the seed of a late device, or 0 for the CPU backend. */
 static run *run_scenario(scenario *x, bool synchronous, commit_time chosen, uint64_t late_seed)
 {
@@ -255,11 +338,9 @@ static run *run_scenario(scenario *x, bool synchronous, commit_time chosen, uint
     assert_non_null(r);
     const uint32_t n_options = x->n_options;
     set_switch(x, "sync-compression", synchronous);
-    x->options[x->n_options++] = "swap-space";
-    x->options[x->n_options++] = x->swaps && !synchronous ? "0.02" : "0";
+    set_text(x, "swap-space", x->swaps && !synchronous ? "0.02" : "0");
     if (on_gpu) { /* memory of the first engine counts as in use */
-        x->options[x->n_options++] = "gpu-memory-utilization";
-        x->options[x->n_options++] = synchronous ? "0.2" : "0.1";
+        set_text(x, "gpu-memory-utilization", synchronous ? "0.2" : "0.1");
     }
     x->options[x->n_options] = NULL;
     late_device_choose(late_seed);
@@ -267,15 +348,17 @@ static run *run_scenario(scenario *x, bool synchronous, commit_time chosen, uint
     assert_true(r->engine->backend->async == (on_gpu || late_seed > 0));
     x->n_options = n_options;
     commit_time_choose(r->engine, chosen);
-    for (uint32_t step = 0, next = 0; next < x->n_asks || step < 250; step++) {
+    const uint32_t n_steps = x->homes ? HOME_STEPS : 250;
+    for (uint32_t step = 0, next = 0; next < x->n_asks || step < n_steps; step++) {
         /* Submitted in order, so that a request has the same number and seed in both runs. */
         while (next < x->n_asks && x->asks[next].at_step <= step) submit(r, &x->asks[next++]);
         for (uint32_t i = 0; i < next; i++)
-            if (x->asks[i].cancel_at == step && step > 0) cn_engine_cancel(r->engine, r->ids[i]);
+            if (is_cancelled(r, &x->asks[i], i, step)) cn_engine_cancel(r->engine, r->ids[i]);
         bool idle;
         if (cn_engine_step(r->engine, &idle) != CN_OK) fail_msg("%s", cn_last_error());
         cn_engine_stats(r->engine, &r->stats);
         seen.beside += !synchronous && r->stats.compressing > 0;
+        seen.homes.beside += x->homes && !synchronous && r->stats.compressing > 0;
         seen.recorded[r->engine->last_shape.flavour] += r->engine->last_shape.rows > 0;
     }
     run_finish(r);
@@ -312,6 +395,12 @@ static uint32_t compare_sample(const run_sample *a, const run_sample *b, uint64_
                  (unsigned long long)seed, i, a->n_tokens, cn_finish_name(a->finish),
                  (unsigned long long)a->logprob_hash, b->n_tokens, cn_finish_name(b->finish),
                  (unsigned long long)b->logprob_hash);
+    const cn_kv_usage *u = &a->usage.kv, *v = &b->usage.kv;
+    if (!cut && !on_gpu) {
+        assert_int_equal(u->exchanges, v->exchanges);
+        assert_int_equal(u->fetched_entries, v->fetched_entries);
+        assert_int_equal(u->missed_entries, v->missed_entries);
+    }
     return cut;
 }
 
@@ -331,6 +420,9 @@ static void check_accounts(const scenario *x, const run *r)
             sum.selected_steps += u->kv.selected_steps;
             sum.selected_tokens += u->kv.selected_tokens;
             sum.candidate_tokens += u->kv.candidate_tokens;
+            sum.exchanges += u->kv.exchanges;
+            sum.fetched_entries += u->kv.fetched_entries;
+            sum.missed_entries += u->kv.missed_entries;
             seen.selected[x->asks[i].kv.select] += u->kv.selected_steps;
         }
     assert_int_equal(sum.compressions, r->stats.compressions);
@@ -342,6 +434,10 @@ static void check_accounts(const scenario *x, const run *r)
     assert_int_equal(sum.selected_steps, r->stats.selected_steps);
     assert_int_equal(sum.selected_tokens, r->stats.selected_tokens);
     assert_int_equal(sum.candidate_tokens, r->stats.candidate_tokens);
+    assert_int_equal(sum.exchanges, r->stats.exchanges);
+    assert_int_equal(sum.fetched_entries, r->stats.fetched_entries);
+    assert_int_equal(sum.missed_entries, r->stats.missed_entries);
+    assert_int_equal(r->stats.home_blocks_used, 0);
 }
 
 static scenario *draw_scenario(uint64_t seed)
@@ -353,6 +449,28 @@ static scenario *draw_scenario(uint64_t seed)
     draw_engine(x);
     draw_asks(x);
     return x;
+}
+
+static void free_scenario(scenario *x)
+{
+    scratch_dir_close(&x->dir);
+    free(x);
+}
+
+static void count_homes(const scenario *x, const run *r)
+{
+    if (!x->homes) return;
+    seen.homes.seeds++;
+    seen.homes.compressions += r->stats.compressions;
+    seen.homes.preemptions += r->stats.preemptions;
+    seen.homes.moved += r->stats.swap_outs;
+    for (uint32_t i = 0; i < x->n_asks; i++)
+        for (uint32_t s = 0; s < x->asks[i].n; s++) {
+            const run_sample *sample = &r->samples[i][s];
+            const uint64_t exchanges = sample->usage.kv.exchanges;
+            seen.homes.exchanges[x->asks[i].kv.home] += exchanges;
+            seen.homes.cancelled += sample->finish == CN_FINISH_CANCELLED && exchanges > 0;
+        }
 }
 
 /* Runs a scenario both ways, compares the runs and frees the scenario. */
@@ -370,12 +488,32 @@ static void run_twice(scenario *x, uint64_t seed, bool late)
     seen.preemptions += beside->stats.preemptions;
     seen.cached += beside->stats.cached_tokens;
     seen.moved += beside->stats.swap_outs;
+    count_homes(x, beside);
     run_close(beside);
     run_close(in_line);
     free(beside);
     free(in_line);
-    scratch_dir_close(&x->dir);
-    free(x);
+    free_scenario(x);
+}
+
+/* Prints what the seeds with homes did in a test, and fails if several of them did too little. */
+static void check_homes(void)
+{
+    const uint64_t peer = seen.homes.exchanges[CN_HOME_PEER];
+    const uint64_t host = seen.homes.exchanges[CN_HOME_HOST], n = seen.homes.seeds;
+    const uint64_t cancelled = seen.homes.cancelled, moved = seen.homes.moved;
+    print_message("%llu seeds with homes: %llu exchanges with peer, %llu with host, %llu "
+                  "compressions, %llu steps beside them, %llu preemptions, %llu cancelled after an "
+                  "exchange, %llu moves to swap space\n",
+                  (unsigned long long)n, (unsigned long long)peer, (unsigned long long)host,
+                  (unsigned long long)seen.homes.compressions,
+                  (unsigned long long)seen.homes.beside,
+                  (unsigned long long)seen.homes.preemptions, (unsigned long long)cancelled,
+                  (unsigned long long)moved);
+    assert_true(n < 2 || (peer + host > 100 * n && seen.homes.compressions > 2 * n));
+    assert_true(n < 2 || cancelled + moved + seen.homes.preemptions > 0);
+    assert_true(n < 5 || (peer > 0 && host > 0 && seen.homes.beside > n));
+    assert_true(n < 10 || (cancelled > 0 && moved > 0 && seen.homes.preemptions > 0));
 }
 
 static void asynchronous_and_synchronous_events_give_the_same_bits(void **state)
@@ -388,7 +526,9 @@ static void asynchronous_and_synchronous_events_give_the_same_bits(void **state)
                   n_seeds, (unsigned long long)seen.compressions, (unsigned long long)seen.beside,
                   (unsigned long long)seen.preemptions, (unsigned long long)seen.cached,
                   (unsigned long long)seen.cancelled, (unsigned long long)seen.moved);
+    check_homes();
     if (n_seeds < 20) return;
+    assert_true(seen.homes.seeds > 0);
     uint64_t n_selected = 0;
     for (uint32_t i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
         n_selected += seen.selected[i];
@@ -406,8 +546,13 @@ static void a_device_that_runs_late_gives_the_same_bits(void **state)
     if (on_gpu) skip();
     const uint32_t n_late = n_seeds / LATE_SHARE;
     memset(seen.recorded, 0, sizeof seen.recorded);
-    for (uint64_t seed = first_seed; seed < first_seed + n_late; seed++)
-        run_twice(draw_scenario(seed), seed, true);
+    memset(&seen.homes, 0, sizeof seen.homes);
+    for (uint64_t seed = first_seed; seed < first_seed + n_seeds; seed++) {
+        scenario *x = draw_scenario(seed);
+        if (seed < first_seed + n_late || (LATE_HOMES && x->homes)) run_twice(x, seed, true);
+        else free_scenario(x);
+    }
+    check_homes();
     uint64_t selected = 0;
     for (uint32_t i = CN_SELECT_PLAIN + 1; i < CN_SELECT_FLAVOURS; i++) {
         selected += seen.recorded[i];
@@ -443,8 +588,7 @@ static void an_engine_can_be_freed_while_events_are_in_flight(void **state)
         n_compressing += r->stats.compressing;
         run_close(r);
         free(r);
-        scratch_dir_close(&x->dir);
-        free(x);
+        free_scenario(x);
     }
     assert_true(n_compressing > 0);
 }
@@ -453,7 +597,9 @@ int main(int argc, char **argv)
 {
     if (argc > 1) n_seeds = (uint32_t)strtoul(argv[1], NULL, 10);
     if (argc > 2) first_seed = (uint32_t)strtoul(argv[2], NULL, 10);
-    on_gpu = argc > 3 && strcmp(argv[3], "cuda") == 0;
+    if (argc > 3) device = cache = argv[3];
+    if (argc > 4) cache = argv[4];
+    on_gpu = strncmp(device, "cuda", 4) == 0;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(asynchronous_and_synchronous_events_give_the_same_bits),
         cmocka_unit_test(a_device_that_runs_late_gives_the_same_bits),
