@@ -334,6 +334,28 @@ static void tool_calls_and_results_are_read(void **state)
     cn_api_request_free(&r);
 }
 
+/* A client sends back what a model wrote, also if it was cut off or has another type. */
+static void arguments_that_are_no_object_are_passed_on(void **state)
+{
+    (void)state;
+    static const char *const sent[] = {"{\\\"a\\\": \\\"x", "[1, 2]", "{}"};
+    json_t *const values[] = {json_string("{\"a\": \"x"), json_pack("[i, i]", 1, 2), json_object()};
+    for (size_t i = 0; i < 3; i++) {
+        char text[512];
+        cn_api_request r;
+        snprintf(text, sizeof text,
+                 "{\"messages\": [{\"role\": \"assistant\", \"tool_calls\": [{\"function\": "
+                 "{\"name\": \"f\", \"arguments\": \"%s\"}}]}]}",
+                 sent[i]);
+        assert_int_equal(parse(&r, CN_API_CHAT, text, NULL), CN_OK);
+        const json_t *call = json_array_get(chat_member(&r.params, 0, "tool_calls"), 0);
+        const json_t *function = json_object_get(call, "function");
+        assert_true(json_equal(json_object_get(function, "arguments"), values[i]));
+        json_decref(values[i]);
+        cn_api_request_free(&r);
+    }
+}
+
 static void variables_of_the_template_are_passed_on(void **state)
 {
     (void)state;
@@ -583,9 +605,9 @@ static void bad_messages_are_refused(void **state)
         "[{\"role\": \"user\", \"content\": [{\"type\": \"text\"}]}]",
         "[{\"role\": \"assistant\", \"content\": \"x\", \"tool_calls\": [{}]}]",
         "[{\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"name\": \"f\","
-        " \"arguments\": \"[1]\"}}]}]",
+        " \"arguments\": [1]}}]}]",
         "[{\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"name\": \"f\","
-        " \"arguments\": \"{\"}}]}]",
+        " \"arguments\": 1}}]}]",
         "[{\"role\": \"user\", \"content\": \"x\", \"tool_calls\": [{}]}]",
         "[{\"role\": \"user\", \"content\": \"x\", \"tool_call_id\": \"c\"}]",
         "[{\"role\": \"assistant\", \"content\": \"x\", \"reasoning_content\": [\"y\"]}]",
@@ -654,6 +676,7 @@ int main(void)
         cmocka_unit_test(message_text_may_come_in_parts),
         cmocka_unit_test(reasoning_of_answers_is_read),
         cmocka_unit_test(tool_calls_and_results_are_read),
+        cmocka_unit_test(arguments_that_are_no_object_are_passed_on),
         cmocka_unit_test(variables_of_the_template_are_passed_on),
         cmocka_unit_test(the_developer_role_becomes_system),
         cmocka_unit_test(completion_prompt_is_text_or_tokens),

@@ -111,20 +111,20 @@ static cn_status read_content(const char *where, json_t *content, bool optional,
     return put(out, "content", content ? json_incref(content) : json_null());
 }
 
-/* Arguments are sent as JSON text. Templates expect the object. */
+/* Arguments are sent as JSON text. Templates expect the object. A model may have written text that
+ * is not JSON, which stays text. */
 static cn_status read_arguments(const char *where, json_t *arguments, json_t *function)
 {
-    json_t *parsed = NULL;
+    json_t *value = NULL;
     if (is_nothing(arguments) || (json_is_string(arguments) && !json_string_length(arguments)))
-        parsed = json_object();
-    else if (json_is_object(arguments))
-        parsed = json_incref(arguments);
-    else if (json_is_string(arguments))
-        CN_TRY(cn_json_parse(&parsed, json_string_value(arguments), json_string_length(arguments),
-                             where, SIZE_MAX, MAX_ARGUMENT_DEPTH, CN_ERR_ARG));
-    if (json_is_object(parsed)) return put(function, "arguments", parsed);
-    json_decref(parsed);
-    return cn_api_refuse(where, "arguments as the text of a JSON object", arguments);
+        value = json_object();
+    else if (!json_is_object(arguments) && !json_is_string(arguments))
+        return cn_api_refuse(where, "arguments as the text of a JSON object", arguments);
+    else if (json_is_object(arguments) ||
+             cn_json_parse(&value, json_string_value(arguments), json_string_length(arguments),
+                           where, SIZE_MAX, MAX_ARGUMENT_DEPTH, CN_ERR_ARG) != CN_OK)
+        value = json_incref(arguments);
+    return put(function, "arguments", value);
 }
 
 static cn_status read_tool_call(const char *where, json_t *call, json_t *out)
