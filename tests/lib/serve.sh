@@ -35,15 +35,15 @@ clean_up() {
 }
 
 # need_python NAME PACKAGE...: sets $python to a Python with these packages, which come from PyPI on
-# the first run and stay in BUILD/reference/NAME. Prints SKIPPED and exits without them; with
-# REQUIRE_REFERENCES=1 that is a failure.
+# the first run, and when the list changes, and stay in BUILD/reference/NAME. Prints SKIPPED and
+# exits without them; with REQUIRE_REFERENCES=1 that is a failure.
 need_python() {
     venv=${BUILD:-build}/reference/$1
     shift
     python=$venv/bin/python
-    if [ ! -e "$venv/complete" ]; then
+    if [ "$(cat "$venv/complete" 2>/dev/null)" != "$*" ]; then
         "${PYTHON:-python3}" -m venv "$venv" && "$python" -m pip install -q "$@" &&
-            touch "$venv/complete" || skip "pip cannot install: $*"
+            echo "$*" >"$venv/complete" || skip "pip cannot install: $*"
     fi
 }
 
