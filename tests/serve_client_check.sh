@@ -13,8 +13,10 @@ test:$key" >"$dir/keys")
 serve --kv-policies full,zip --kv-selectors ds --select-tokens 64 \
     --kv-cache-memory-bytes 128M --tool-call-parser hermes --api-key-file "$dir/keys" --spool "$dir/spool"
 "$python" tests/clients/openai_requests.py "$url" $key
+"$python" tests/clients/openai_tools.py "$url" $key
 "$python" tests/clients/openai_batches.py "$url" $key
-need_python frameworks litellm==1.106.2 langchain-openai==1.7.3
+clients=$python
+need_python frameworks litellm==1.106.2 mcp==2.3.0 langchain-openai==1.7.3
 "$python" tests/clients/frameworks.py "$url" $key 2>"$dir/frameworks.log" ||
     { cat "$dir/frameworks.log"; exit 1; }
 stop
@@ -28,7 +30,9 @@ assert any("test" in line.values() for line in lines), lines[0]
 P
 rm "$dir/access.log"
 serve --served-model-name tiny,alias --api-key-file "$dir/keys" --root-path /llm \
-    --allowed-origins https://a.example,https://b.example --kv-cache-memory-bytes 32M
+    --allowed-origins https://a.example,https://b.example --kv-cache-memory-bytes 32M \
+    --tool-call-parser llama3_json
+"$clients" tests/clients/openai_tools.py "$url/llm" $key
 "$python" tests/clients/http_surface.py "$url" $key "$dir/access.log"
 stop
 echo "serve clients: ok"

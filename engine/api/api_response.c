@@ -17,7 +17,6 @@ enum {
 typedef struct choice {
     cn_buf text, reasoning; /* when streamed: since the last chunk */
     cn_tool_finder tools;
-    size_t n_told_calls;        /* when streamed: calls in chunks */
     bool told;              /* an event of it has come */
     bool began, told_end;   /* when streamed: the first, the last chunk was taken */
     size_t answer_at; /* byte of text */
@@ -227,7 +226,7 @@ uint64_t cn_api_result_bytes(const cn_api_result *r)
     for (uint32_t i = 0; i < r->n_choices; i++) {
         const choice *c = &r->choices[i];
         bytes += c->text.len + c->reasoning.len + 2 * c->token_ids.len;
-        bytes += c->tools.held.len + c->tools.call_bytes; /* a stream keeps the calls it has sent */
+        bytes += cn_tool_finder_bytes(&c->tools);
         bytes += cn_api_logprobs_json_bytes(&r->form, c->logprobs.n_tokens);
         const prompt *p = prompt_of(r, i);
         bytes += 2 * p->token_ids.len;
@@ -292,33 +291,26 @@ static json_t *any_text(const char *s)
 
 static json_t *text_or_null(const char *s) { return s && *s ? any_text(s) : json_null(); }
 
-/* The calls of a whole message, which have no index. */
-static json_t *message_calls(const json_t *calls)
-{
-    json_t *out = json_deep_copy(calls);
-    for (size_t i = 0; i < json_array_size(out); i++)
-        json_object_del(json_array_get(out, i), "index");
-    return out;
-}
-
 /* As in OpenAI: "stop" after the call of a function that tool_choice names. */
 static const char *finish_name(const cn_api_result *r, const choice *c)
 {
-    const bool calls = c->tools.calls && c->finish == CN_FINISH_STOP && !r->names_call;
+    const bool calls = c->tools.n_calls > 0 && c->finish == CN_FINISH_STOP && !r->names_call;
     return calls ? "tool_calls" : cn_finish_name(c->finish);
 }
 
 /* Content is null when the output is only reasoning or tool calls, as in vLLM. */
 static json_t *message_json(const choice *c)
 {
-    const bool none = c->reasoning.len || c->tools.calls;
+    json_t *calls = cn_tool_finder_calls(&c->tools);
+    const bool none = c->reasoning.len || calls;
     const char *text = c->text.len ? c->text.data : none ? NULL : "";
     json_t *m = json_pack("{s:s, s:o}", "role", "assistant", "content",
                           text ? json_stringn(text, c->text.len) : json_null());
     if (m && c->reasoning.len)
         json_object_set_new(m, "reasoning_content",
                             json_stringn(c->reasoning.data, c->reasoning.len));
-    if (m && c->tools.calls) json_object_set_new(m, "tool_calls", message_calls(c->tools.calls));
+    if (m && calls) json_object_set(m, "tool_calls", calls);
+    json_decref(calls);
     return m;
 }
 
@@ -536,17 +528,6 @@ cn_status cn_api_result_write(const cn_api_result *r, cn_api_writer *w, cn_buf *
 
 /* ---- chunks ---- */
 
-/* The calls since the last chunk; NULL: none. */
-static json_t *take_calls(choice *c)
-{
-    const size_t n = json_array_size(c->tools.calls);
-    if (c->n_told_calls == n) return NULL;
-    json_t *out = json_array();
-    while (c->n_told_calls < n)
-        json_array_append(out, json_array_get(c->tools.calls, c->n_told_calls++));
-    return out;
-}
-
 static json_t *delta_json(choice *c)
 {
     json_t *delta = json_object();
@@ -557,7 +538,7 @@ static json_t *delta_json(choice *c)
     if (c->text.len || !c->began)
         json_object_set_new(delta, "content", json_stringn(c->text.data ? c->text.data : "",
                                                            c->text.len));
-    json_t *calls = take_calls(c);
+    json_t *calls = cn_tool_finder_take(&c->tools);
     if (calls) json_object_set_new(delta, "tool_calls", calls);
     return delta;
 }
@@ -579,11 +560,13 @@ static json_t *take_logprobs(const cn_api_result *r, choice *c)
 
 static json_t *chunk_choice(const cn_api_result *r, uint32_t i, choice *c)
 {
-    /* Logprobs beyond CHUNK_TOKENS come in further chunks, and the end in the last one. */
-    const bool end = c->finish != CN_FINISH_NONE && c->logprobs.n_tokens <= CHUNK_TOKENS;
+    /* Logprobs beyond CHUNK_TOKENS, and of tool calls all but one piece, come in further chunks,
+     * and the end in the last one. */
+    bool end = c->finish != CN_FINISH_NONE && c->logprobs.n_tokens <= CHUNK_TOKENS;
     json_t *o = json_pack("{s:i}", "index", (int)i);
     if (r->endpoint == CN_API_CHAT) {
         json_object_set_new(o, "delta", delta_json(c));
+        end = end && !cn_tool_finder_has_news(&c->tools);
     } else {
         cn_buf *whole = &c->reasoning; /* a completion has one text */
         if (cn_buf_add(whole, c->text.data ? c->text.data : "", c->text.len) == CN_OK)
@@ -628,7 +611,7 @@ json_t *cn_api_result_take_chunk(cn_api_result *r, const char *id, const char *m
         choice *c = &r->choices[i];
         const bool ends = c->finish != CN_FINISH_NONE && !c->told_end;
         const bool said = c->text.len || c->reasoning.len || c->logprobs.n_tokens ||
-                          c->token_ids.len || c->n_told_calls < json_array_size(c->tools.calls);
+                          c->token_ids.len || cn_tool_finder_has_news(&c->tools);
         const bool first = !c->began && i == 0;
         if (!ends && !said) continue;
         json_t *choices = json_array();

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ID_BYTES = 12, CALL_BYTES = 80 /* of a call in a body, without its values */ };
+enum { ID_BYTES = 12, CALL_BYTES = 110 /* of a call in a body, without its values */ };
 
 static const char call_open[] = "<tool_call>", call_close[] = "</tool_call>";
 static const char python_tag[] = "<|python_tag|>";
@@ -18,9 +18,9 @@ static size_t count_space(const char *text, size_t n)
     return i;
 }
 
-/* ---- calls ---- */
+/* ---- the object of a call ---- */
 
-static cn_status make_id(char id[5 + 2 * ID_BYTES + 1])
+static cn_status make_id(char *id)
 {
     unsigned char bytes[ID_BYTES];
     CN_TRY(cn_random_bytes(bytes, sizeof bytes));
@@ -29,75 +29,127 @@ static cn_status make_id(char id[5 + 2 * ID_BYTES + 1])
     return CN_OK;
 }
 
-/* The arguments as text, with the fewest digits that keep every number. NULL: out of memory. */
-static char *arguments_text(const json_t *arguments)
+static void free_call(cn_tool_call *call)
 {
-    char *text = json_dumps(arguments, JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
-    json_t *again = text ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;
-    const bool same = json_equal(arguments, again);
-    json_decref(again);
-    if (same) return text;
-    free(text);
-    return json_dumps(arguments, JSON_ENCODE_ANY | JSON_REAL_PRECISION(17));
+    json_decref(call->name);
+    cn_buf_free(&call->arguments);
+    *call = (cn_tool_call){0};
 }
 
-/* Adds a call from its JSON object. *is_call is false if the object is none. */
-static cn_status add_call(cn_tool_finder *f, const json_t *object, bool *is_call)
+static void begin_object(cn_tool_finder *f, size_t begin)
 {
-    const json_t *name = json_object_get(object, "name");
-    const json_t *arguments = json_object_get(object, "arguments");
-    if (!arguments) arguments = json_object_get(object, "parameters");
-    *is_call = json_is_string(name) && (!arguments || json_is_object(arguments) || f->is_forced);
-    if (!*is_call || (f->only_one && f->calls)) return CN_OK;
-    char id[5 + 2 * ID_BYTES + 1];
-    CN_TRY(make_id(id));
-    char *text = arguments ? arguments_text(arguments) : NULL;
-    if (!f->calls) f->calls = json_array();
-    json_t *call = json_pack("{s:i, s:s, s:s, s:{s:O, s:s}}", "index",
-                             (int)json_array_size(f->calls), "id", id, "type", "function",
-                             "function", "name", name, "arguments", text ? text : "{}");
-    f->call_bytes += sizeof id + CALL_BYTES + json_string_length(name) + (text ? strlen(text) : 0);
-    free(text);
-    if (!call || json_array_append_new(f->calls, call) != 0)
-        return cn_fail(CN_ERR_MEMORY, "out of memory for a tool call");
+    f->place = CN_BEFORE_OBJECT;
+    f->begin = f->at = begin;
+    f->is_call = f->is_kept = f->has_arguments = false;
+    free_call(&f->open);
+}
+
+/* The object is a call: moves it to `calls`, or drops it after the first. */
+static cn_status find_call(cn_tool_finder *f)
+{
+    f->is_call = true;
+    if (!f->has_arguments) CN_TRY(cn_buf_add(&f->open.arguments, "{}", 2));
+    if (f->only_one && f->n_calls > 0) return CN_OK;
+    if (f->n_calls == f->max_calls) {
+        const uint32_t most = f->max_calls ? 2 * f->max_calls : 4;
+        cn_tool_call *more = cn_realloc(f->calls, most, sizeof *more);
+        if (!more) return cn_fail(CN_ERR_MEMORY, "out of memory for %u tool calls", most);
+        f->calls = more;
+        f->max_calls = most;
+    }
+    CN_TRY(make_id(f->open.id));
+    f->calls[f->n_calls++] = f->open;
+    f->open = (cn_tool_call){0};
+    f->is_kept = true;
     return CN_OK;
 }
 
-/* Reads one JSON value from the start of text[n]. *used is 0 if there is none. */
-static json_t *read_value(const char *text, size_t n, size_t *used)
+/* The functions below set *ok, or return, false if the text cannot be that of a call. */
+
+static bool end_item(cn_tool_finder *f)
 {
-    json_error_t error;
-    json_t *value = json_loadb(text, n, JSON_DISABLE_EOF_CHECK, &error);
-    *used = value ? (size_t)error.position : 0;
-    return value;
+    const char *word = f->word.data;
+    f->place = f->item == CN_ITEM_KEY ? CN_BEFORE_COLON : CN_BEHIND_VALUE;
+    if (f->item == CN_ITEM_NAME) {
+        f->open.name = json_loadb(word, f->word.len, JSON_DECODE_ANY, NULL);
+        return f->open.name != NULL;
+    }
+    if (f->item != CN_ITEM_KEY) return true;
+    /* Of a key that is there twice, the first counts. */
+    const bool arguments = !strcmp(word, "\"arguments\"") || !strcmp(word, "\"parameters\"");
+    if (!strcmp(word, "\"name\"") && !f->is_call && !f->open.name)
+        f->value = CN_ITEM_NAME;
+    else
+        f->value = arguments && !f->has_arguments ? CN_ITEM_ARGUMENTS : CN_ITEM_OTHER;
+    return true;
 }
 
-/* Adds text[n], which is JSON objects with `;` between them, as calls. False: it is something
- * else, and nothing was added. */
-static cn_status add_calls(cn_tool_finder *f, const char *text, size_t n, bool *all)
+/* Reads a byte of a key or value, up to the quote or bracket that closes it. */
+static cn_status add_to_item(cn_tool_finder *f, char c, bool *ok)
 {
-    const size_t before = json_array_size(f->calls);
-    *all = false;
-    for (;;) {
-        size_t used, space = count_space(text, n);
-        text += space, n -= space;
-        json_t *value = read_value(text, n, &used);
-        cn_status status = value ? add_call(f, value, all) : CN_OK;
-        if (!value) *all = false;
-        json_decref(value);
-        CN_TRY(status);
-        if (!*all) break;
-        text += used, n -= used;
-        space = count_space(text, n);
-        text += space, n -= space;
-        if (n == 0) return CN_OK;
-        *all = *text == ';';
-        if (!*all) break;
-        text++, n--;
-        if (count_space(text, n) == n) return CN_OK;
+    if (f->escaped) {
+        f->escaped = false;
+    } else if (f->quoted) {
+        f->escaped = c == '\\';
+        f->quoted = c != '"';
+    } else {
+        *ok = c != '<'; /* a closing tag ends an object that lacks its brackets */
+        f->quoted = c == '"';
+        if (c == '{' || c == '[') f->depth++;
+        if (c == '}' || c == ']') f->depth--;
     }
-    while (json_array_size(f->calls) > before)
-        json_array_remove(f->calls, json_array_size(f->calls) - 1);
+    if (!*ok) return CN_OK;
+    cn_buf *to = &f->word;
+    if (f->item == CN_ITEM_ARGUMENTS)
+        to = f->is_kept ? &f->calls[f->n_calls - 1].arguments : &f->open.arguments;
+    if (f->item != CN_ITEM_OTHER) CN_TRY(cn_buf_add(to, &c, 1));
+    const bool closes = c == '"' || c == '}' || c == ']';
+    if (closes && !f->quoted && f->depth == 0) *ok = end_item(f);
+    return CN_OK;
+}
+
+static cn_status begin_item(cn_tool_finder *f, int item, char c, bool *ok)
+{
+    const bool arguments = item == CN_ITEM_ARGUMENTS;
+    if (item == CN_ITEM_KEY || item == CN_ITEM_NAME)
+        *ok = c == '"';
+    else
+        *ok = arguments && !f->is_forced ? c == '{' : !strchr(",:}]", c);
+    if (!*ok) return CN_OK;
+    f->item = item;
+    f->place = CN_IN_ITEM;
+    f->depth = 0;
+    f->quoted = f->escaped = false;
+    f->has_arguments |= arguments;
+    cn_buf_clear(&f->word);
+    return add_to_item(f, c, ok);
+}
+
+static cn_status read_byte(cn_tool_finder *f, char c, bool *ok)
+{
+    /* A number or literal ends before this byte. */
+    if (f->place == CN_IN_ITEM && !f->quoted && f->depth == 0 && (is_space(c) || strchr(",}]", c)))
+        *ok = end_item(f);
+    if (f->place != CN_IN_ITEM && is_space(c)) return CN_OK;
+    switch (f->place) {
+    case CN_BEFORE_OBJECT:
+        *ok = c == '{';
+        f->place = CN_BEFORE_KEY;
+        break;
+    case CN_BEFORE_KEY:
+        if (c != '}') return begin_item(f, CN_ITEM_KEY, c, ok);
+        f->place = CN_BEHIND_OBJECT;
+        break;
+    case CN_BEFORE_COLON:
+        *ok = c == ':';
+        f->place = CN_BEFORE_VALUE;
+        break;
+    case CN_BEFORE_VALUE: return begin_item(f, f->value, c, ok);
+    case CN_IN_ITEM: return add_to_item(f, c, ok);
+    default: /* CN_BEHIND_VALUE */
+        *ok = c == ',' || c == '}';
+        f->place = c == ',' ? CN_BEFORE_KEY : CN_BEHIND_OBJECT;
+    }
     return CN_OK;
 }
 
@@ -128,100 +180,160 @@ static size_t partial_tag(const char *text, size_t n, const char *tag)
 
 /* Outside of a call: text up to the next tag is content, but white space that may stand before a
  * tag is kept back. *more: the tag was found. */
-static cn_status leave_content(cn_tool_finder *f, bool end, bool *more, cn_buf *content)
+static cn_status read_content(cn_tool_finder *f, bool end, bool *more, cn_buf *content)
 {
     const char *text = f->held.data;
     const char *tag = f->held.len ? memmem(text, f->held.len, call_open, strlen(call_open)) : NULL;
     size_t n = tag ? (size_t)(tag - text) : f->held.len, kept = n;
     if (!tag && !end) kept -= partial_tag(text, n, call_open);
-    if (tag || !end || f->calls)
+    if (tag || !end || f->n_calls > 0)
         while (kept > 0 && is_space(text[kept - 1])) kept--;
     *more = tag != NULL;
     CN_TRY(release(f, kept, content));
     if (!tag && end) drop(&f->held, f->held.len);
-    f->call_at = tag ? n - kept + strlen(call_open) : 0;
+    if (tag) begin_object(f, n - kept + strlen(call_open));
     return CN_OK;
 }
 
-/* The first closing tag in text[n] that is not inside of a JSON string, or NULL. */
-static const char *find_close(const char *text, size_t n)
-{
-    const char *end = text + n, *at = text;
-    bool quoted = false;
-    for (;;) {
-        const char *tag = memmem(at, (size_t)(end - at), call_close, strlen(call_close));
-        for (; tag && at < tag; at++) {
-            if (*at == '"') quoted = !quoted;
-            if (*at == '\\' && quoted) at++;
-        }
-        if (!tag || !quoted) return tag;
-        at = tag + 1;
-    }
-}
-
-/* Inside of a call, up to its closing tag; a complete object at the end of the answer needs no tag.
- * What is no call is content, with its tags. *more: the call has ended. */
-static cn_status leave_call(cn_tool_finder *f, bool end, bool *more, cn_buf *content)
-{
-    const char *text = f->held.data + f->call_at;
-    size_t n = f->held.len - f->call_at, close = strlen(call_close);
-    const char *tag = find_close(text, n);
-    *more = tag || end;
-    if (!*more) return CN_OK;
-    bool is_call = false;
-    CN_TRY(add_calls(f, text, tag ? (size_t)(tag - text) : n, &is_call));
-    /* In text that is no JSON, quotes say nothing. */
-    if (!is_call) tag = memmem(text, n, call_close, close);
-    const size_t all = f->call_at + (tag ? (size_t)(tag - text) + close : n);
-    f->call_at = 0;
-    if (!is_call) return release(f, all, content);
-    drop(&f->held, all);
-    return CN_OK;
-}
-
-static cn_status add_hermes(cn_tool_finder *f, bool end, cn_buf *content)
-{
-    for (bool more = true; more;) {
-        CN_TRY(f->call_at ? leave_call(f, end, &more, content)
-                          : leave_content(f, end, &more, content));
-        if (end && !f->call_at && f->held.len == 0) break;
-    }
-    return CN_OK;
-}
-
-/* The answer is held as long as it begins like a call. */
-static cn_status add_llama3(cn_tool_finder *f, bool end, cn_buf *content)
+/* Finds out whether an answer begins like a call. *more: it does. */
+static cn_status read_llama3(cn_tool_finder *f, bool end, bool *more, cn_buf *content)
 {
     const char *text = f->held.data;
     size_t n = f->held.len, at = count_space(text, n), tag = strlen(python_tag);
-    if (f->is_content) return release(f, n, content);
     bool tagged = n - at >= tag && memcmp(text + at, python_tag, tag) == 0;
     bool may_be_tagged = partial_tag(text + at, n - at, python_tag) == n - at;
     if (tagged) at += tag + count_space(text + at + tag, n - at - tag);
-    f->is_content = n > at && text[at] != '{' && !may_be_tagged;
-    if (f->is_content) return release(f, n, content);
-    if (!end) return CN_OK;
-    bool is_call = false;
-    CN_TRY(add_calls(f, text + at, n - at, &is_call));
-    if (!is_call) return release(f, n, content);
-    f->held.len = 0;
-    return CN_OK;
+    *more = !f->is_content && n > at && text[at] == '{';
+    if (*more) begin_object(f, at);
+    f->is_content |= !*more && (end || (n > at && !may_be_tagged));
+    return f->is_content ? release(f, n, content) : CN_OK;
+}
+
+/* Reads an object up to its end. What is no call is content, with the tag before it. *more: the
+ * object has ended. */
+static cn_status read_object(cn_tool_finder *f, bool end, bool *more, cn_buf *content)
+{
+    bool ok = true;
+    while (f->at < f->held.len && f->place != CN_BEHIND_OBJECT) {
+        CN_TRY(read_byte(f, f->held.data[f->at], &ok));
+        if (!ok) break;
+        f->at++;
+        if (!f->is_call && f->open.name && (f->has_arguments || f->place == CN_BEHIND_OBJECT))
+            CN_TRY(find_call(f));
+    }
+    if (f->is_call) {
+        drop(&f->held, f->at);
+        f->at = 0;
+    }
+    *more = !ok || end || f->place == CN_BEHIND_OBJECT;
+    if (!*more) return CN_OK;
+    f->place = f->is_call ? CN_BEHIND_OBJECT : CN_OUTSIDE;
+    if (f->is_call) return CN_OK;
+    f->is_content = f->form == CN_OPT_TOOLS_LLAMA3_JSON;
+    return release(f, f->begin, content);
+}
+
+/* Drops what must follow a call, if it is there: its closing tag, or the ; before the next. *more:
+ * that is known. */
+static void leave_call(cn_tool_finder *f, bool end, bool *more)
+{
+    const bool hermes = f->form == CN_OPT_TOOLS_HERMES;
+    const char *mark = hermes ? call_close : ";", *text = f->held.data;
+    const size_t len = strlen(mark), space = count_space(text, f->held.len);
+    const size_t left = f->held.len - space, n = left < len ? left : len;
+    const bool fits = memcmp(text + space, mark, n) == 0;
+    *more = !fits || n == len || end;
+    if (!*more) return;
+    if (fits) drop(&f->held, space + n);
+    if (fits && n == len && !hermes) {
+        begin_object(f, 0);
+    } else {
+        f->place = CN_OUTSIDE;
+        f->is_content = !hermes;
+    }
 }
 
 cn_status cn_tool_finder_add(cn_tool_finder *f, const char *text, size_t n, bool end,
                              cn_buf *content)
 {
+    const bool hermes = f->form == CN_OPT_TOOLS_HERMES;
     if (f->form == CN_OPT_TOOLS_NONE) return cn_buf_add(content, text, n);
     CN_TRY(cn_buf_add(&f->held, text ? text : "", n));
-    return f->form == CN_OPT_TOOLS_HERMES ? add_hermes(f, end, content)
-                                          : add_llama3(f, end, content);
+    for (bool more = true; more;) {
+        if (f->place == CN_BEHIND_OBJECT)
+            leave_call(f, end, &more);
+        else if (f->place != CN_OUTSIDE)
+            CN_TRY(read_object(f, end, &more, content));
+        else
+            CN_TRY(hermes ? read_content(f, end, &more, content)
+                          : read_llama3(f, end, &more, content));
+    }
+    return CN_OK;
 }
 
 void cn_tool_finder_free(cn_tool_finder *f)
 {
+    for (uint32_t i = 0; i < f->n_calls; i++) free_call(&f->calls[i]);
+    free_call(&f->open);
+    cn_free(f->calls);
     cn_buf_free(&f->held);
-    json_decref(f->calls);
+    cn_buf_free(&f->word);
     *f = (cn_tool_finder){0};
+}
+
+/* ---- in bodies and chunks ---- */
+
+uint64_t cn_tool_finder_bytes(const cn_tool_finder *f)
+{
+    uint64_t bytes = f->held.len + f->open.arguments.len;
+    for (uint32_t i = 0; i < f->n_calls; i++) {
+        const cn_tool_call *call = &f->calls[i];
+        bytes += CALL_BYTES + json_string_length(call->name) + call->arguments.len;
+    }
+    return bytes;
+}
+
+json_t *cn_tool_finder_calls(const cn_tool_finder *f)
+{
+    json_t *calls = f->n_calls > 0 ? json_array() : NULL;
+    for (uint32_t i = 0; i < f->n_calls; i++) {
+        const cn_tool_call *call = &f->calls[i];
+        json_array_append_new(
+            calls, json_pack("{s:s, s:s, s:{s:O, s:s%}}", "id", call->id, "type", "function",
+                             "function", "name", call->name, "arguments", call->arguments.data,
+                             call->arguments.len));
+    }
+    return calls;
+}
+
+/* The arguments that were not taken of the last call whose name was. */
+static cn_buf *news(const cn_tool_finder *f)
+{
+    cn_buf *arguments = f->n_taken > 0 ? &f->calls[f->n_taken - 1].arguments : NULL;
+    return arguments && arguments->len > 0 ? arguments : NULL;
+}
+
+bool cn_tool_finder_has_news(const cn_tool_finder *f) { return news(f) || f->n_taken < f->n_calls; }
+
+json_t *cn_tool_finder_take(cn_tool_finder *f)
+{
+    cn_buf *arguments = news(f);
+    if (arguments) {
+        json_t *piece = json_pack("[{s:i, s:{s:s%}}]", "index", (int)f->n_taken - 1, "function",
+                                  "arguments", arguments->data, arguments->len);
+        /* Nothing more comes of a call before the last. */
+        if (f->n_taken < f->n_calls)
+            cn_buf_free(arguments);
+        else
+            cn_buf_clear(arguments);
+        return piece;
+    }
+    if (f->n_taken == f->n_calls) return NULL;
+    cn_tool_call *call = &f->calls[f->n_taken];
+    json_t *name = call->name;
+    call->name = NULL;
+    return json_pack("[{s:i, s:s, s:s, s:{s:o, s:s}}]", "index", (int)f->n_taken++, "id", call->id,
+                     "type", "function", "function", "name", name, "arguments", "");
 }
 
 json_t *cn_tool_calls_form(cn_opt_tool_parser form, const json_t *tools, const char *name,

@@ -138,60 +138,6 @@ def tools_are_accepted(client):
            param="tool_choice")
 
 
-def tool(name, **properties):
-    schema = {"type": "object", "properties": properties, "required": list(properties),
-              "additionalProperties": False}
-    return {"type": "function", "function": {"name": name, "parameters": schema}}
-
-
-TOOLS = [tool("multiply", a={"type": "integer", "minimum": 0, "maximum": 999},
-              b={"type": "integer", "minimum": 0, "maximum": 999}),
-         tool("look_up", word={"type": "string", "maxLength": 8}, unit={"enum": ["c", "f"]})]
-
-
-def check_call(call):
-    arguments = json.loads(call.function.arguments)
-    assert call.type == "function" and call.id.startswith("call_"), call
-    if call.function.name == "multiply":
-        assert set(arguments) == {"a", "b"}, arguments
-        assert all(type(x) is int and 0 <= x <= 999 for x in arguments.values()), arguments
-    else:
-        assert call.function.name == "look_up" and set(arguments) == {"word", "unit"}, call
-        assert len(arguments["word"]) <= 8 and arguments["unit"] in ("c", "f"), arguments
-
-
-def tools_can_be_required(client):
-    """The checkpoint knows no tools, so every call is the work of the token masks."""
-    named = {"type": "function", "function": {"name": "look_up"}}
-    for seed in range(6):
-        more = dict(messages=QUESTION, model="tiny", tools=TOOLS, temperature=1.5, seed=seed,
-                    max_tokens=300)
-        for choice, one in (("required", False), ("required", True), (named, True)):
-            asked = dict(more, tool_choice=choice)
-            if choice == "required":
-                asked["parallel_tool_calls"] = not one
-            whole = client.chat.completions.create(**asked).choices[0]
-            if whole.finish_reason == "length":  # calls may follow each other up to the limit
-                assert not one, whole
-                continue
-            assert whole.finish_reason == ("stop" if choice is named else "tool_calls"), whole
-            calls = whole.message.tool_calls
-            assert not whole.message.content and calls and (len(calls) == 1 or not one), whole
-            for call in calls:
-                check_call(call)
-            assert choice is not named or calls[0].function.name == "look_up", calls
-            with client.chat.completions.stream(**asked) as stream:
-                for _ in stream:
-                    pass
-                streamed = stream.get_final_completion().choices[0]
-            assert streamed.finish_reason == whole.finish_reason, streamed
-            assert [(c.function.name, c.function.arguments) for c in streamed.message.tool_calls] \
-                == [(c.function.name, c.function.arguments) for c in calls], (streamed, whole)
-    other = tool("f", x={"oneOf": []})
-    e = expect(openai.BadRequestError, lambda: chat(client, tools=[other], tool_choice="required"))
-    assert "parameters of function f: schema at #/properties/x: keyword 'oneOf'" in str(e), e
-
-
 def completions(client):
     whole = client.completions.create(model="tiny", prompt="Sort: 3 1 2", max_tokens=12,
                                       temperature=0, logprobs=2)
@@ -386,7 +332,7 @@ def main():
     for use in (a_chat_answers, a_stream_gives_the_text_of_the_whole_answer,
                 samples_differ_and_seeds_repeat, logprobs_are_typed,
                 stop_strings_and_limits_end_an_answer, a_request_can_set_its_compression,
-                a_request_can_select_its_tokens, tools_are_accepted, tools_can_be_required, completions,
+                a_request_can_select_its_tokens, tools_are_accepted, completions,
                 whole_completions, tokens_can_be_excluded, chats_continue_and_show_tokens,
                 fields_without_effect_and_unknown_ones_are_accepted, models,
                 errors_have_the_classes_of_the_package,
