@@ -13,7 +13,6 @@ test:$key" >"$dir/keys")
 serve --kv-policies full,zip --kv-selectors ds --select-tokens 64 \
     --kv-cache-memory-bytes 128M --tool-call-parser hermes --api-key-file "$dir/keys" --spool "$dir/spool"
 "$python" tests/clients/openai_requests.py "$url" $key
-"$python" tests/clients/openai_tools.py "$url" $key
 "$python" tests/clients/openai_batches.py "$url" $key
 clients=$python
 need_python frameworks litellm==1.106.2 mcp==2.3.0 langchain-openai==1.7.3
@@ -29,10 +28,18 @@ assert len(lines) > 25 and sys.argv[2] not in text, len(lines)
 assert any("test" in line.values() for line in lines), lines[0]
 P
 rm "$dir/access.log"
+for parser in hermes llama3_json; do
+    serve --tool-call-parser $parser --chat-template qwen3 --api-key-file "$dir/keys" \
+        --kv-cache-memory-bytes 32M
+    "$clients" tests/clients/openai_tools.py "$url" $key
+    "$python" tests/clients/framework_tools.py "$url" $key >"$dir/frameworks.log" 2>&1 ||
+        { cat "$dir/frameworks.log"; exit 1; }
+    grep "^l.*_.*call" "$dir/frameworks.log"
+    stop
+done
+rm "$dir/access.log"
 serve --served-model-name tiny,alias --api-key-file "$dir/keys" --root-path /llm \
-    --allowed-origins https://a.example,https://b.example --kv-cache-memory-bytes 32M \
-    --tool-call-parser llama3_json
-"$clients" tests/clients/openai_tools.py "$url/llm" $key
+    --allowed-origins https://a.example,https://b.example --kv-cache-memory-bytes 32M
 "$python" tests/clients/http_surface.py "$url" $key "$dir/access.log"
 stop
 echo "serve clients: ok"

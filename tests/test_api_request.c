@@ -196,6 +196,42 @@ static void completions_have_many_prompts_and_scores(void **state)
     cn_api_request_free(&r);
 }
 
+/* Clients send back messages with members of their own. One warning is enough for all of them. */
+static void unknown_members_of_messages_bring_a_warning(void **state)
+{
+    (void)state;
+    static const char *const messages[] = {
+        "{\"role\": \"user\", \"content\": \"x\", \"extra\": {}, \"refusal\": null},"
+        "{\"role\": \"assistant\", \"content\": \"y\", \"extra\": {\"a\": 1}}",
+        "{\"role\": \"user\", \"content\": \"x\", \"tool_call_id\": \"c\"}",
+        "{\"role\": \"assistant\", \"content\": \"x\", \"function_call\": {\"name\": \"f\"}}",
+        "{\"role\": \"assistant\", \"content\": \"x\", \"audio\": {\"id\": \"a\"}}",
+    };
+    for (int refuse = 0; refuse < 2; refuse++)
+        for (size_t i = 0; i < sizeof messages / sizeof *messages; i++) {
+            cn_api_unknown unknown;
+            cn_api_unknown_init(&unknown, refuse);
+            cn_api_defaults accepting = defaults;
+            accepting.unknown = &unknown;
+            cn_api_request r;
+            char text[512];
+            snprintf(text, sizeof text, "{\"messages\": [%s]}", messages[i]);
+            json_t *body = json_loads(text, 0, NULL);
+            const bool ok = i == 0 && !refuse;
+            assert_int_equal(cn_api_request_parse(&r, CN_API_CHAT, body, &accepting, NULL),
+                             ok ? CN_OK : CN_ERR_ARG);
+            if (ok) {
+                assert_int_equal(json_array_size(r.warnings), 1);
+                assert_string_equal(json_string_value(json_array_get(r.warnings, 0)),
+                                    "messages[].extra: unknown field, ignored");
+                assert_null(chat_member(&r.params, 1, "extra"));
+                cn_api_request_free(&r);
+            }
+            json_decref(body);
+            cn_api_unknown_destroy(&unknown);
+        }
+}
+
 static void members_of_kv_are_never_ignored(void **state)
 {
     (void)state;
@@ -669,6 +705,7 @@ int main(void)
         cmocka_unit_test(max_completion_tokens_comes_before_max_tokens),
         cmocka_unit_test(harmless_and_neutral_fields_pass),
         cmocka_unit_test(unknown_fields_bring_warnings),
+        cmocka_unit_test(unknown_members_of_messages_bring_a_warning),
         cmocka_unit_test(completions_have_many_prompts_and_scores),
         cmocka_unit_test(members_of_kv_are_never_ignored),
         cmocka_unit_test(reasoning_effort_is_the_templates_switch),

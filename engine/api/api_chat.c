@@ -45,7 +45,8 @@ static const struct role {
              {"assistant", "assistant", ASSISTANT},
              {"tool", "tool", TOOL}};
 
-/* The members of a message, and the roles that may have them. */
+/* The members of a message, and the roles that may have them. Some change the meaning of a message
+ * and are not supported. */
 static const struct {
     const char *name;
     unsigned roles;
@@ -57,18 +58,25 @@ static const struct {
     {"reasoning", ASSISTANT},
     {"tool_calls", ASSISTANT},
     {"tool_call_id", TOOL},
+    {"function_call", 0},
+    {"audio", 0},
 };
 
-static cn_status check_members(const char *where, json_t *message, unsigned role)
+/* Unknown members are those of clients, such as litellm's provider_specific_fields. */
+static cn_status check_members(const char *where, json_t *message, unsigned role,
+                               cn_api_unknown *unknown, json_t **warnings)
 {
     const char *key;
     json_t *v;
     json_object_foreach(message, key, v)
     {
-        bool known = is_nothing(v);
-        for (size_t i = 0; i < sizeof members / sizeof *members; i++)
-            known = known || (strcmp(key, members[i].name) == 0 && members[i].roles & role);
-        if (!known) return unsupported(where, key);
+        char name[SHOWN_BYTES];
+        size_t i = 0, n = sizeof members / sizeof *members;
+        while (i < n && strcmp(key, members[i].name) != 0) i++;
+        if (is_nothing(v) || (i < n && members[i].roles & role)) continue;
+        if (i < n) return unsupported(where, key);
+        snprintf(name, sizeof name, "messages[].%.64s", key);
+        CN_TRY(cn_api_unknown_take(unknown, name, v, warnings));
     }
     return CN_OK;
 }
@@ -164,7 +172,8 @@ static cn_status read_tool_calls(const char *message, json_t *calls, json_t *out
     return CN_OK;
 }
 
-static cn_status read_message(json_t *list, size_t i, json_t *message)
+static cn_status read_message(json_t *list, size_t i, json_t *message, cn_api_unknown *unknown,
+                              json_t **warnings)
 {
     const struct role *role = NULL;
     char where[WHERE_BYTES / 2];
@@ -179,7 +188,7 @@ static cn_status read_message(json_t *list, size_t i, json_t *message)
     if (!role)
         return cn_api_refuse(
             where, "role \"system\", \"developer\", \"user\", \"assistant\" or \"tool\"", sent);
-    CN_TRY(check_members(where, message, role->bit));
+    CN_TRY(check_members(where, message, role->bit, unknown, warnings));
     CN_TRY(put(out, "role", json_string(role->is)));
     json_t *calls = json_object_get(message, "tool_calls");
     CN_TRY(read_content(where, json_object_get(message, "content"), !is_nothing(calls), out));
@@ -193,13 +202,14 @@ static cn_status read_message(json_t *list, size_t i, json_t *message)
     return read_tool_calls(where, calls, out);
 }
 
-cn_status cn_api_chat_messages(json_t *variables, const char *key, json_t *v)
+cn_status cn_api_chat_messages(json_t *variables, const char *key, json_t *v,
+                               cn_api_unknown *unknown, json_t **warnings)
 {
     json_t *list = json_array();
     CN_TRY(put(variables, "messages", list));
     if (json_array_size(v) == 0) return cn_api_refuse(key, "an array of messages, at least one", v);
     for (size_t i = 0; i < json_array_size(v); i++)
-        CN_TRY(read_message(list, i, json_array_get(v, i)));
+        CN_TRY(read_message(list, i, json_array_get(v, i), unknown, warnings));
     return CN_OK;
 }
 

@@ -2,18 +2,20 @@
  * Private to engine/api/. Owner: cn_api_request, which owns the variables. Stage: 1.
  *
  * Messages are copied in the form that templates expect: "developer" becomes "system", reasoning is
- * in reasoning_content and reasoning, the arguments of tool calls are objects, and an absent
- * content is null. */
+ * in reasoning_content and reasoning, the arguments of tool calls are objects where they are JSON,
+ * and an absent content is null. */
 #ifndef CN_API_CHAT_H
 #define CN_API_CHAT_H
 
 #include <jansson.h>
 
+#include "engine/api/api_unknown.h"
 #include "engine/base.h"
 
 /* Each reads the field `key` with the value v and sets members of `variables`. CN_ERR_ARG names the
  * field, the value and what was expected. */
-cn_status cn_api_chat_messages(json_t *variables, const char *key, json_t *v);
+cn_status cn_api_chat_messages(json_t *variables, const char *key, json_t *v,
+                               cn_api_unknown *unknown, json_t **warnings);
 cn_status cn_api_chat_documents(json_t *variables, const char *key, json_t *v);
 cn_status cn_api_chat_switch(json_t *variables, const char *key, json_t *v);
 cn_status cn_api_chat_kwargs(json_t *variables, const char *key, json_t *v);

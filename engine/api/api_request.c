@@ -36,7 +36,7 @@ static cn_status as_bool(const char *key, const json_t *v, bool *out)
 
 static cn_status set_messages(cn_api_request *r, const char *key, json_t *v)
 {
-    return cn_api_chat_messages(r->chat, key, v);
+    return cn_api_chat_messages(r->chat, key, v, r->unknown, &r->warnings);
 }
 
 static cn_status set_documents(cn_api_request *r, const char *key, json_t *v)

@@ -39,10 +39,12 @@ cn_status cn_api_unknown_take(cn_api_unknown *u, const char *key, const json_t *
     if (is_new(u, key))
         cn_log(CN_LOG_WARN, "a request has the unknown field %s, which is ignored "
                "(--unknown-fields refuse makes this an error)", name);
+    size_t i;
+    json_t *other, *warning = json_sprintf("%s: unknown field, ignored", name);
     if (!*warnings) *warnings = json_array();
-    if (*warnings && json_array_size(*warnings) >= CN_API_MAX_WARNINGS) return CN_OK;
-    if (!*warnings ||
-        json_array_append_new(*warnings, json_sprintf("%s: unknown field, ignored", name)) != 0)
-        return cn_fail(CN_ERR_MEMORY, "out of memory for a warning");
-    return CN_OK;
+    bool listed = json_array_size(*warnings) >= CN_API_MAX_WARNINGS;
+    json_array_foreach(*warnings, i, other) listed = listed || json_equal(other, warning);
+    const bool ok = warning && *warnings && (listed || json_array_append(*warnings, warning) == 0);
+    json_decref(warning);
+    return ok ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a warning");
 }

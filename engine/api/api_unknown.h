@@ -24,8 +24,9 @@ typedef struct cn_api_unknown {
 void cn_api_unknown_init(cn_api_unknown *u, bool refuse);
 void cn_api_unknown_destroy(cn_api_unknown *u);
 
-/* Takes note of a member that cinch does not know: logs its name once, and appends a text to
- * *warnings, which it creates. CN_ERR_ARG: unknown members are refused, or u is NULL. */
+/* Takes note of a member that cinch does not know: logs its name once, and adds a text to
+ * *warnings, which it creates, unless the text is there. CN_ERR_ARG: unknown members are refused,
+ * or u is NULL. */
 cn_status cn_api_unknown_take(cn_api_unknown *u, const char *key, const json_t *value,
                               json_t **warnings);
 

@@ -2,8 +2,9 @@
 
     openai_tools.py URL KEY
 
-The server must serve the bundled checkpoint under the name "tiny", with --tool-call-parser and the
-API key KEY. The checkpoint knows no tools, so every call is the work of the token masks.
+The server must serve the bundled checkpoint under the name "tiny", with --tool-call-parser,
+--chat-template qwen3, which renders tools, and the API key KEY. The checkpoint knows no tools, so
+every call is the work of the token masks.
 """
 import json
 import sys
@@ -131,7 +132,7 @@ def a_call_can_be_cut_off(client):
             continue
         n_cut += 1
         call = whole.message.tool_calls[0]
-        history = QUESTION + [{"role": "assistant", "content": "", "tool_calls": [call.model_dump()]},
+        history = QUESTION + [whole.message,
                               {"role": "tool", "tool_call_id": call.id, "content": "bad arguments"}]
         assert ask(client, 3, messages=history, max_tokens=1).usage.prompt_tokens > 10
     assert n_cut >= 3 and n_content >= 1, (n_cut, n_content)
