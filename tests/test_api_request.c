@@ -353,8 +353,10 @@ static void tool_calls_and_results_are_read(void **state)
               "{\"messages\": [{\"role\": \"user\", \"content\": \"u\"},"
               "{\"role\": \"assistant\", \"content\": null, \"tool_calls\": [{\"id\": \"c1\","
               " \"type\": \"function\", \"function\": {\"name\": \"f\", \"arguments\":"
-              " \"{\\\"a\\\": [1]}\"}}, {\"function\": {\"name\": \"g\"}}]},"
-              "{\"role\": \"tool\", \"content\": \"42\", \"tool_call_id\": \"c1\"}]}",
+              " \"{\\\"a\\\": [1]}\"}}, {\"id\": null, "
+              "\"function\": {\"name\": \"g\"}}]},"
+              "{\"role\": \"tool\", \"name\": null, \"content\": \"42\","
+              " \"tool_call_id\": \"c1\"}]}",
               NULL),
         CN_OK);
     const cn_request_params *p = &r.params;
@@ -644,6 +646,11 @@ static void bad_messages_are_refused(void **state)
         " \"arguments\": [1]}}]}]",
         "[{\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"name\": \"f\","
         " \"arguments\": 1}}]}]",
+        "[{\"role\": \"assistant\", \"tool_calls\": [{\"id\": 1, \"function\": {\"name\": "
+        "\"f\"}}]}]",
+        "[{\"role\": \"tool\", \"content\": \"x\", \"tool_call_id\": {\"a\": 1}}]",
+        "[{\"role\": \"tool\", \"content\": \"x\", \"tool_call_id\": {}}]",
+        "[{\"role\": \"user\", \"content\": \"x\", \"name\": 1}]",
         "[{\"role\": \"user\", \"content\": \"x\", \"tool_calls\": [{}]}]",
         "[{\"role\": \"user\", \"content\": \"x\", \"tool_call_id\": \"c\"}]",
         "[{\"role\": \"assistant\", \"content\": \"x\", \"reasoning_content\": [\"y\"]}]",

@@ -119,6 +119,15 @@ static cn_status read_content(const char *where, json_t *content, bool optional,
     return put(out, "content", content ? json_incref(content) : json_null());
 }
 
+static cn_status read_string(const char *where, json_t *object, const char *key, json_t *out)
+{
+    char place[WHERE_BYTES + 16];
+    json_t *v = json_object_get(object, key);
+    if (!v || json_is_null(v)) return CN_OK;
+    snprintf(place, sizeof place, "%s.%s", where, key);
+    return json_is_string(v) ? put(out, key, json_incref(v)) : cn_api_refuse(place, "a string", v);
+}
+
 /* Arguments are sent as JSON text. Templates expect the object. A model may have written text that
  * is not JSON, which stays text. */
 static cn_status read_arguments(const char *where, json_t *arguments, json_t *function)
@@ -138,14 +147,14 @@ static cn_status read_arguments(const char *where, json_t *arguments, json_t *fu
 static cn_status read_tool_call(const char *where, json_t *call, json_t *out)
 {
     json_t *function = json_object_get(call, "function"), *copy = json_object();
-    json_t *name = json_object_get(function, "name"), *id = json_object_get(call, "id");
+    json_t *name = json_object_get(function, "name");
     const char *type = json_string_value(json_object_get(call, "type"));
     CN_TRY(put(out, "type", json_string("function")));
     CN_TRY(put(out, "function", copy));
     if (type && strcmp(type, "function") != 0)
         return cn_api_refuse(where, "type \"function\"", json_object_get(call, "type"));
     if (!json_is_string(name)) return cn_api_refuse(where, "a function with a name", call);
-    if (json_is_string(id)) CN_TRY(put(out, "id", json_incref(id)));
+    CN_TRY(read_string(where, call, "id", out));
     CN_TRY(put(copy, "name", json_incref(name)));
     return read_arguments(where, json_object_get(function, "arguments"), copy);
 }
@@ -192,11 +201,8 @@ static cn_status read_message(json_t *list, size_t i, json_t *message, cn_api_un
     CN_TRY(put(out, "role", json_string(role->is)));
     json_t *calls = json_object_get(message, "tool_calls");
     CN_TRY(read_content(where, json_object_get(message, "content"), !is_nothing(calls), out));
-    static const char *const names[] = {"name", "tool_call_id"};
-    for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
-        json_t *v = json_object_get(message, names[k]);
-        if (json_is_string(v)) CN_TRY(put(out, names[k], json_incref(v)));
-    }
+    CN_TRY(read_string(where, message, "name", out));
+    CN_TRY(read_string(where, message, "tool_call_id", out));
     if (role->bit != ASSISTANT) return CN_OK;
     CN_TRY(read_reasoning(where, message, out));
     return read_tool_calls(where, calls, out);
