@@ -320,7 +320,7 @@ nightly-chaos: programs
 nightly-structured: programs
 	@STRUCTURED_N=10000 SEED=$(SEED) $(RUN) tests/serve_structured_check.sh
 nightly-clients: programs
-	@$(RUN) tests/nightly_clients.sh
+	@SEED=$(SEED) $(RUN) tests/nightly_clients.sh
 
 ASAN := SANITIZER=address,undefined OPT=-O1
 UBSAN := SANITIZER=undefined OPT=-O1

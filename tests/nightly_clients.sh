@@ -2,7 +2,7 @@
 # Runs lm-eval, guidellm and schemathesis from PyPI and Debian's promtool against a running server.
 # lm-eval's loglikelihoods must equal those of transformers, with the checkpoint, tokenizer and task
 # of this tree: nothing is downloaded but the packages. BUILD is the build directory. EXAMPLES is how
-# many bodies schemathesis draws for each route; 500 make more than 5,000 cases.
+# many bodies schemathesis draws for each route, from SEED; 500 make more than 5,000 cases.
 set -eu
 root=$PWD
 dir=$(mktemp -d)
@@ -41,13 +41,13 @@ echo "guidellm: ok"
 
 # A short context keeps the answers to random bodies short.
 stop
-serve --kv-cache-memory-bytes 64M --spool "$dir/spool" --max-model-len 64
+serve --kv-cache-memory-bytes 64M --spool "$dir/spool" --max-model-len 64 --tool-call-parser hermes
 # Valid bodies may still be refused for what a schema cannot say: ids of files that do not exist,
 # policies that are not enabled, tokens above the vocabulary.
 cd "$dir" # where schemathesis leaves files
 "$bin/schemathesis" run "$url/openapi.json" --url "$url" --checks all --phases fuzzing,coverage \
     --exclude-checks ignored_auth,positive_data_acceptance --max-examples "${EXAMPLES:-120}" \
-    --request-timeout 60 --seed 7 >"$dir/schema.log" 2>&1 || { cat "$dir/schema.log"; exit 1; }
+    --request-timeout 60 --seed "${SEED:-7}" >"$dir/schema.log" 2>&1 || { cat "$dir/schema.log"; exit 1; }
 grep generated "$dir/schema.log"
 stop
 
