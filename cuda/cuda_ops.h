@@ -132,7 +132,7 @@ void cn_cuda_mem_usage(cn_backend *be, uint64_t *planned, uint64_t *used);
 
 cn_status cn_cuda_stream_create(cn_backend *be, cn_priority priority, cn_stream **out);
 void cn_cuda_stream_free(cn_stream *s);
-/* Bytes that a HIGH stream and CN_CUDA_SIDE_STREAMS LOW streams take from the arena. */
+/* Bytes that the HIGH streams and CN_CUDA_SIDE_STREAMS LOW streams take from the arena. */
 size_t cn_cuda_stream_bytes(const cn_cuda *c);
 cn_status cn_cuda_stream_sync(cn_stream *s);
 cn_status cn_cuda_fence_create(cn_backend *be, cn_fence **out);

@@ -31,9 +31,11 @@ static void staging_close(cn_cuda_staging *st)
 
 size_t cn_cuda_stream_bytes(const cn_cuda *c)
 {
-    return cn_round_up(CN_CUDA_GEMM_SCRATCH_BYTES, CN_CUDA_ALIGN_BYTES) +
-           cn_round_up(c->attn_scratch_bytes, CN_CUDA_ALIGN_BYTES) +
-           (1 + CN_CUDA_SIDE_STREAMS) * cn_round_up(c->select_scratch_bytes, CN_CUDA_ALIGN_BYTES);
+    const size_t n_high = c->opts.high_streams > 0 ? c->opts.high_streams : 1;
+    return n_high * (cn_round_up(CN_CUDA_GEMM_SCRATCH_BYTES, CN_CUDA_ALIGN_BYTES) +
+                     cn_round_up(c->attn_scratch_bytes, CN_CUDA_ALIGN_BYTES)) +
+           (n_high + CN_CUDA_SIDE_STREAMS) *
+               cn_round_up(c->select_scratch_bytes, CN_CUDA_ALIGN_BYTES);
 }
 
 static cn_status open_parts(cn_stream *s, cn_priority priority)

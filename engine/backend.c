@@ -350,6 +350,7 @@ cn_status cn_backend_open_cache(cn_backend **out, const cn_config *c, const cn_m
         .max_seqs = cn_start_max_rows(c),
         .max_tokens = cn_start_max_rows(c),
         .score_layers = cn_pack_most_layers(c, m),
+        .high_streams = 2, /* ranks and pushes */
         .batch_invariant = c->batch_invariant,
     };
     const cn_status status = cn_backend_cuda_load(out, o);
