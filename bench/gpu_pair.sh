@@ -15,6 +15,7 @@
 #   BATCH (8x32768) requests and their tokens; FEW (8) the same number with RESIDENT tokens (96)
 #   TOKENS (2048)   of a list, CHURN (205) of them replaced by a step at most; TILES (128), 13
 #   GIB (40)        --home-space;  ZIP_GIB (80), ZIP_BATCH (64x8192; 24x8192 on one GPU)
+#   ARMS    of the parts pair and serial, instead of their own
 #   STEPS (24) timed in a batch;  OPTIONS  more options of every run
 . "$(dirname "$0")/gpu_lib.sh"
 shift
@@ -61,8 +62,9 @@ links() {
 for part in "$@"; do
     case $part in
     pair) steps pair "${GIB:-40}" "$batch,$few" $papers \
-        --arms "$labels,$rows,$tls,$tls:select_group=mean" ;;
-    serial) steps serial "${GIB:-40}" "$batch" $papers --packs 1 --arms "$labels,$rows" ;;
+        --arms "${ARMS:-$labels,$rows,$tls,$tls:select_group=mean}" ;;
+    serial) steps serial "${GIB:-40}" "$batch" $papers --packs 1 \
+        --arms "${ARMS:-$labels,$rows}" ;;
     zip) steps zip "$zip_gib" "$zip_batch" $papers --kv-window 16 \
         --arms "zip:$((tokens + some)),$zip" ;;
     plain) steps plain 0 "$batch,$few" ;;
