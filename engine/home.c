@@ -458,6 +458,7 @@ static cn_status read_span(cn_homes *hs, const cn_home *h, cn_home_span *span)
     for (uint32_t p = 0; span->recorded && p < hs->packs.n; p++)
         for (int i = 0; i < CN_HOME_WORKS; i++) {
             double ran_s;
+            CN_TRY(h->be->fence_sync(span->ends[i][p])); /* a push may outlast the step */
             CN_TRY(h->be->fence_seconds(span->begins[i][p], span->ends[i][p], &ran_s));
             hs->times.exchange_s += ran_s;
         }
