@@ -1,7 +1,7 @@
 /* scratch_dir.c - see scratch_dir.h. */
 #include "tests/lib/scratch_dir.h"
 
-#include <dirent.h>
+#include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -24,15 +24,13 @@ void scratch_dir_put(const scratch_dir *d, const char *name, const char *data, s
     CN_ASSERT(f && fwrite(data, 1, n, f) == n && fclose(f) == 0);
 }
 
+static int remove_entry(const char *path, const struct stat *st, int type, struct FTW *at)
+{
+    (void)st, (void)type, (void)at;
+    return remove(path);
+}
+
 void scratch_dir_close(scratch_dir *d)
 {
-    DIR *dir = opendir(d->path);
-    CN_ASSERT(dir);
-    for (struct dirent *e; (e = readdir(dir));) {
-        char path[512];
-        snprintf(path, sizeof path, "%s/%s", d->path, e->d_name);
-        unlink(path);
-    }
-    closedir(dir);
-    rmdir(d->path);
+    CN_ASSERT(nftw(d->path, remove_entry, 8, FTW_DEPTH | FTW_PHYS) == 0);
 }

@@ -12,7 +12,7 @@ typedef struct scratch_dir {
 void scratch_dir_open(scratch_dir *d);
 /* Writes a file of n bytes; n = 0 removes it. */
 void scratch_dir_put(const scratch_dir *d, const char *name, const char *data, size_t n);
-/* Removes the directory and the files put into it. */
+/* Removes the directory and all that is in it. Aborts on failure. */
 void scratch_dir_close(scratch_dir *d);
 
 #endif
