@@ -29,9 +29,7 @@ static void load_prompts(void **state)
 /* Runs all prompts at once with `options`, greedy unless `seed` is given. */
 static run *run_all(const char *const *options, const uint64_t *seed)
 {
-    run *r = malloc(sizeof *r);
-    assert_non_null(r);
-    run_open(r, options);
+    run *r = run_new(options, NULL);
     for (uint32_t i = 0; i < N_PROMPTS; i++) {
         cn_message m;
         cn_request_params p = run_params(r, prompts[i], &m, MAX_TOKENS);
@@ -44,12 +42,6 @@ static run *run_all(const char *const *options, const uint64_t *seed)
     }
     run_finish(r);
     return r;
-}
-
-static void close_run(run *r)
-{
-    run_close(r);
-    free(r);
 }
 
 /* The greedy run with default options. Other runs are compared with it. */
@@ -65,7 +57,7 @@ static int run_reference(void **state)
 static int close_reference(void **state)
 {
     (void)state;
-    close_run(reference);
+    run_free(reference);
     return 0;
 }
 
@@ -73,7 +65,7 @@ static void assert_same_as_default(const char *const *options)
 {
     run *got = run_all(options, NULL);
     for (uint32_t i = 0; i < N_PROMPTS; i++) run_assert_same(reference, i, got, i, 0);
-    close_run(got);
+    run_free(got);
 }
 
 static void an_output_ends_with_the_right_answer(void **state)
@@ -171,7 +163,7 @@ static void preemption_changes_nothing(void **state)
     for (uint32_t i = 0; i < N_PROMPTS; i++) run_assert_same(reference, i, got, i, 0);
     assert_true(got->stats.preemptions > 0);
     assert_true(got->stats.recomputed_tokens > 0);
-    close_run(got);
+    run_free(got);
 }
 
 /* A device on which prefill gives other bits than decoding, like a GPU. */
@@ -196,15 +188,13 @@ static void use_other_prefill(run *r)
 
 static run *run_on_other_device(bool batch_invariant, bool small)
 {
-    run *r = malloc(sizeof *r);
-    assert_non_null(r);
     const char *options[] = {"batch-invariant",         batch_invariant ? "true" : "false",
                              "block-size",              "16",
                              "max-model-len",           "640",
                              "num-gpu-blocks-override", small ? "40" : "400",
                              "enable-prefix-caching",   "false",
                              NULL};
-    run_open(r, options);
+    run *r = run_new(options, NULL);
     use_other_prefill(r);
     for (uint32_t i = 0; i < N_PROMPTS; i++) {
         cn_message m;
@@ -231,9 +221,9 @@ static void batch_invariance_holds_after_a_preemption(void **state)
         n_other += hash != in_chunks->samples[i][0].logprob_hash;
     }
     assert_true(n_other > 0); /* prefill does give other bits */
-    close_run(undisturbed);
-    close_run(preempted);
-    close_run(in_chunks);
+    run_free(undisturbed);
+    run_free(preempted);
+    run_free(in_chunks);
 }
 
 /* Returns the sample of a second turn: a prompt of 40 tokens, its answer, and five more tokens. */
@@ -295,7 +285,7 @@ static void prefix_cache_changes_nothing_and_hits(void **state)
         assert_true(warm.samples[N_PROMPTS + i][0].usage.cached_tokens >= 16);
     }
     run_close(&warm);
-    close_run(cold);
+    run_free(cold);
 }
 
 static uint32_t cached_tokens_of(run *r, uint32_t owner)
@@ -330,8 +320,8 @@ static void a_seed_gives_the_same_tokens_in_any_batch(void **state)
     const uint64_t seed = 11;
     run *a = run_all(NULL, &seed), *b = run_all((const char *[]){"max-num-seqs", "3", NULL}, &seed);
     for (uint32_t i = 0; i < N_PROMPTS; i++) run_assert_same(a, i, b, i, 0);
-    close_run(a);
-    close_run(b);
+    run_free(a);
+    run_free(b);
 }
 
 /* n samples of one prompt: the first equals the request with one sample, the others differ, and the

@@ -32,19 +32,6 @@ static void set_kv(cn_kv_params *kv, uint32_t i)
     kv->select_tiles = 3;
 }
 
-static run *open_run(const char *const *extra)
-{
-    const char *all[48];
-    uint32_t k = 0;
-    for (const char *const *o = options; *o; o++) all[k++] = *o;
-    for (const char *const *o = extra; o && *o; o++) all[k++] = *o;
-    all[k] = NULL;
-    run *r = malloc(sizeof *r);
-    assert_non_null(r);
-    run_open(r, all);
-    return r;
-}
-
 static uint32_t submit(run *r, uint32_t i, uint32_t n)
 {
     cn_message m;
@@ -63,16 +50,10 @@ static uint32_t submit(run *r, uint32_t i, uint32_t n)
 
 static run *run_all(const char *const *extra)
 {
-    run *r = open_run(extra);
+    run *r = run_new(options, extra);
     for (uint32_t i = 0; i < N_PROMPTS; i++) submit(r, i, 1);
     run_finish(r);
     return r;
-}
-
-static void close_run(run *r)
-{
-    run_close(r);
-    free(r);
 }
 
 static run *reference;
@@ -88,25 +69,26 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     (void)state;
-    close_run(reference);
+    run_free(reference);
     return 0;
 }
 
-/* The same tokens, and log-probabilities to the bit: the lists were the same. */
+/* Equal bits of the log-probabilities show that the lists were the same. */
 static void assert_same(const run *got)
 {
-    for (uint32_t i = 0; i < N_PROMPTS; i++) {
-        run_assert_same(reference, i, got, i, 0);
-        if (reference->samples[i][0].logprob_hash != got->samples[i][0].logprob_hash)
-            fail_msg("request %u (%s): other log-probabilities", i,
-                     i < CN_N_SELECTORS ? cn_kv_select_name((cn_kv_select)i) : "zip");
-    }
+    for (uint32_t i = 0; i < N_PROMPTS; i++) run_assert_same_bits(reference, i, got, i, 0);
+}
+
+static void assert_same_with(const char *const *extra)
+{
+    run *got = run_all(extra);
+    assert_same(got);
+    run_free(got);
 }
 
 static void usage_counts_what_steps_attended_to(void **state)
 {
     (void)state;
-    uint64_t steps = 0, tokens = 0, candidates = 0;
     for (uint32_t i = 0; i < N_PROMPTS; i++) {
         const cn_usage *u = &reference->samples[i][0].usage;
         const bool selects = i != CN_SELECT_NONE && i < CN_N_SELECTORS;
@@ -117,20 +99,15 @@ static void usage_counts_what_steps_attended_to(void **state)
         assert_true(u->kv.selected_tokens < u->kv.candidate_tokens);
         /* The list and the sinks, and a tail of at least one token. */
         assert_true(u->kv.selected_tokens > u->kv.selected_steps * (LIST + 4));
-        steps += u->kv.selected_steps;
-        tokens += u->kv.selected_tokens;
-        candidates += u->kv.candidate_tokens;
     }
-    assert_int_equal(steps, reference->stats.selected_steps);
-    assert_int_equal(tokens, reference->stats.selected_tokens);
-    assert_int_equal(candidates, reference->stats.candidate_tokens);
+    run_assert_accounts(reference);
 }
 
 /* Selectors read other tokens, so each gives other log-probabilities than full attention. */
 static void every_selector_changes_the_result(void **state)
 {
     (void)state;
-    run *full = open_run(NULL);
+    run *full = run_new(options, NULL);
     for (uint32_t i = 0; i < N_PROMPTS; i++) {
         cn_message m;
         cn_request_params p = run_params(full, prompts[i], &m, MAX_TOKENS);
@@ -143,14 +120,15 @@ static void every_selector_changes_the_result(void **state)
         const bool same = full->samples[i][0].logprob_hash == reference->samples[i][0].logprob_hash;
         assert_true(same == (i == CN_SELECT_NONE));
     }
-    close_run(full);
+    run_free(full);
 }
 
 /* A list longer than the context selects nothing. */
 static void a_short_sequence_is_dense(void **state)
 {
     (void)state;
-    run *r = open_run((const char *[]){"select-tokens", "4096", "select-tiles", "128", NULL});
+    run *r =
+        run_new(options, (const char *[]){"select-tokens", "4096", "select-tiles", "128", NULL});
     for (uint32_t i = 0; i < CN_N_SELECTORS; i++) {
         cn_message m;
         cn_request_params p = run_params(r, prompts[0], &m, 80);
@@ -159,29 +137,21 @@ static void a_short_sequence_is_dense(void **state)
         run_submit(r, &p);
     }
     run_finish(r);
-    for (uint32_t i = 1; i < CN_N_SELECTORS; i++) {
-        run_assert_same(r, 0, r, i, 0);
-        assert_true(r->samples[0][0].logprob_hash == r->samples[i][0].logprob_hash);
-    }
+    for (uint32_t i = 1; i < CN_N_SELECTORS; i++) run_assert_same_bits(r, 0, r, i, 0);
     assert_int_equal(r->stats.selected_steps, 0);
-    close_run(r);
+    run_free(r);
 }
 
 static void a_request_alone_gives_the_same_tokens(void **state)
 {
     (void)state;
-    run *r = run_all((const char *[]){"max-num-seqs", "1", NULL});
-    assert_same(r);
-    close_run(r);
+    assert_same_with((const char *[]){"max-num-seqs", "1", NULL});
 }
 
 static void chunks_of_a_prompt_give_the_same_tokens(void **state)
 {
     (void)state;
-    run *r = run_all(
-        (const char *[]){"max-num-batched-tokens", "48", "max-num-seqs", "16", NULL});
-    assert_same(r);
-    close_run(r);
+    assert_same_with((const char *[]){"max-num-batched-tokens", "48", "max-num-seqs", "16", NULL});
 }
 
 static void asynchronous_scheduling_gives_the_same_tokens(void **state)
@@ -190,7 +160,7 @@ static void asynchronous_scheduling_gives_the_same_tokens(void **state)
     run *r = run_all((const char *[]){"async-scheduling", "on", NULL});
     assert_same(r);
     assert_int_equal(r->stats.selected_tokens, reference->stats.selected_tokens);
-    close_run(r);
+    run_free(r);
 }
 
 /* Decoded tokens come back by decoding, so that their KV is that of the lists. */
@@ -200,28 +170,26 @@ static void preemption_changes_nothing(void **state)
     run *r = run_all((const char *[]){"num-gpu-blocks-override", "20", NULL});
     assert_true(r->stats.preemptions > 0 && r->stats.recomputed_tokens > 0);
     assert_same(r);
-    close_run(r);
+    run_free(r);
 }
 
 /* The second turn finds the prompt in the prefix cache, with its digests; never decoded tokens. */
 static void a_prefix_hit_changes_nothing(void **state)
 {
     (void)state;
-    run *r = open_run((const char *[]){"enable-prefix-caching", "true", NULL});
+    run *r = run_new(options, (const char *[]){"enable-prefix-caching", "true", NULL});
     for (uint32_t i = 0; i < N_PROMPTS; i++) submit(r, i, 1);
     run_finish(r);
     for (uint32_t i = 0; i < N_PROMPTS; i++) submit(r, i, 1);
     run_finish(r);
     uint32_t n_hits = 0;
     for (uint32_t i = 0; i < N_PROMPTS; i++) {
-        run_assert_same(reference, i, r, i, 0);
-        run_assert_same(reference, i, r, N_PROMPTS + i, 0);
-        assert_true(reference->samples[i][0].logprob_hash ==
-                    r->samples[N_PROMPTS + i][0].logprob_hash);
+        run_assert_same_bits(reference, i, r, i, 0);
+        run_assert_same_bits(reference, i, r, N_PROMPTS + i, 0);
         n_hits += r->samples[N_PROMPTS + i][0].usage.cached_tokens > 0;
     }
     assert_true(n_hits >= N_PROMPTS - 2); /* a ring leaves short prompts without a hit */
-    close_run(r);
+    run_free(r);
 }
 
 /* Samples share the prompt's blocks and copy the ring of the first one. Alone, without a free
@@ -231,8 +199,8 @@ static void forks_give_the_same_tokens(void **state)
     (void)state;
     static const uint32_t forked[] = {CN_SELECT_TLS, CN_SELECT_SPADE};
     enum { N_FORKED = sizeof forked / sizeof *forked };
-    run *together = open_run(NULL);
-    run *apart = open_run((const char *[]){"max-num-seqs", "1", NULL});
+    run *together = run_new(options, NULL);
+    run *apart = run_new(options, (const char *[]){"max-num-seqs", "1", NULL});
     for (uint32_t i = 0; i < N_FORKED; i++)
         submit(together, forked[i], 2), submit(apart, forked[i], 2);
     run_finish(together);
@@ -240,20 +208,18 @@ static void forks_give_the_same_tokens(void **state)
     for (uint32_t i = 0; i < N_FORKED; i++)
         for (uint32_t s = 0; s < 2; s++) {
             assert_true(together->samples[i][s].usage.kv.selected_steps > 0);
-            run_assert_same(together, i, apart, i, s);
+            run_assert_same_bits(together, i, apart, i, s);
         }
-    close_run(together);
-    close_run(apart);
+    run_free(together);
+    run_free(apart);
 }
 
 static void other_options_change_nothing(void **state)
 {
     (void)state;
-    run *r = run_all((const char *[]){"swap-space", "0.05", "hybrid-scheduling", "false",
+    assert_same_with((const char *[]){"swap-space", "0.05", "hybrid-scheduling", "false",
                                       "enforce-eager", "true", "batch-invariant", "true",
                                       "enable-prefix-caching", "true", NULL});
-    assert_same(r);
-    close_run(r);
 }
 
 /* ---- unusual requests ---- */
@@ -266,7 +232,7 @@ static run *run_edges(const char *const *extra)
 {
     static const uint32_t prompt[] = {65};
     static const char *const stops[] = {"Answer", "so"};
-    run *r = open_run(extra);
+    run *r = run_new(options, extra);
     for (uint32_t i = 0; i < N_EDGE; i++) {
         cn_message m;
         cn_request_params p = run_params(r, prompts[0], &m, EDGE_TOKENS);
@@ -310,66 +276,42 @@ static void unusual_requests_give_the_same_tokens(void **state)
     assert_true(tight->stats.preemptions > 0);
     for (uint32_t i = 0; i < N_EDGE; i++) {
         const run_sample *s = &r->samples[i][0];
-        run_assert_same(r, i, tight, i, 0);
-        assert_true(s->logprob_hash == tight->samples[i][0].logprob_hash);
+        run_assert_same_bits(r, i, tight, i, 0);
         const bool selects = i < CN_N_SELECTORS ? i != CN_SELECT_NONE : i == CN_N_SELECTORS + 1;
         assert_true((s->usage.kv.selected_steps > 0) == selects);
     }
     assert_int_equal(r->samples[CN_N_SELECTORS][0].n_tokens, 1);
     assert_int_equal(r->samples[CN_N_SELECTORS + 1][0].usage.kv.params.select, CN_SELECT_DS);
-    close_run(r);
-    close_run(tight);
+    run_free(r);
+    run_free(tight);
 }
 
 /* ---- refusals ---- */
 
-static void expect_refused_start(const char *const *extra, const char *text)
-{
-    cn_config *c = cn_config_create();
-    assert_non_null(c);
-    assert_int_equal(cn_config_set(c, "model", "examples/tiny-reasoner"), CN_OK);
-    for (const char *const *o = extra; *o; o += 2)
-        assert_int_equal(cn_config_set(c, o[0], o[1]), CN_OK);
-    cn_engine *e = NULL;
-    assert_int_equal(cn_engine_create(&e, c), CN_ERR_ARG);
-    if (!strstr(cn_last_error(), text)) fail_msg("'%s' lacks '%s'", cn_last_error(), text);
-    assert_null(e);
-    cn_config_free(c);
-}
-
 static void wrong_starts_are_refused(void **state)
 {
     (void)state;
-    expect_refused_start((const char *[]){"kv-selectors", "ds", "block-size", "32", NULL},
-                         "--block-size 32");
-    expect_refused_start((const char *[]){"kv-select", "tls", "kv-policy", "zip", NULL},
-                         "kv select tls with kv policy zip");
-    expect_refused_start((const char *[]){"kv-select", "ds", "select-dense-layers", "64", NULL},
-                         "--select-dense-layers 64");
-    expect_refused_start((const char *[]){"kv-select", "tls", "select-tiles", "2", NULL},
-                         "select_tiles of 2");
-}
-
-static void expect_refused(run *r, const cn_kv_params *kv, const char *text)
-{
-    cn_message m;
-    cn_request_params p = run_params(r, prompts[0], &m, 8);
-    p.kv = *kv;
-    assert_int_equal(cn_engine_submit(r->engine, &p, NULL, NULL, NULL), CN_ERR_ARG);
-    if (!strstr(cn_last_error(), text)) fail_msg("'%s' lacks '%s'", cn_last_error(), text);
+    run_assert_start_refused((const char *[]){"kv-selectors", "ds", "block-size", "32", NULL},
+                             "--block-size 32");
+    run_assert_start_refused((const char *[]){"kv-select", "tls", "kv-policy", "zip", NULL},
+                             "kv select tls with kv policy zip");
+    run_assert_start_refused((const char *[]){"kv-select", "ds", "select-dense-layers", "64", NULL},
+                             "--select-dense-layers 64");
+    run_assert_start_refused((const char *[]){"kv-select", "tls", "select-tiles", "2", NULL},
+                             "select_tiles of 2");
 }
 
 static void wrong_requests_are_refused(void **state)
 {
     (void)state;
-    run *r = open_run((const char *[]){"kv-selectors", "ds,tls,spade", NULL});
+    run *r = run_new(options, (const char *[]){"kv-selectors", "ds,tls,spade", NULL});
     cn_kv_params good, kv;
     cn_engine_default_kv(r->engine, &good);
     good.select = CN_SELECT_TLS;
     kv = good, kv.select = CN_SELECT_QUEST;
-    expect_refused(r, &kv, "kv.select quest is not enabled: add it to --kv-selectors");
+    run_assert_kv_refused(r, &kv, "kv.select quest is not enabled: add it to --kv-selectors");
     kv = good, kv.policy = CN_KV_ZIP;
-    expect_refused(r, &kv, "kv select tls with kv policy zip");
+    run_assert_kv_refused(r, &kv, "kv select tls with kv policy zip");
     kv.select = CN_SELECT_NONE; /* needs no entry in --kv-selectors */
     cn_message m;
     cn_request_params p = run_params(r, prompts[0], &m, 1);
@@ -377,14 +319,14 @@ static void wrong_requests_are_refused(void **state)
     run_submit(r, &p);
     run_finish(r);
     kv = good, kv.select_tokens = 129;
-    expect_refused(r, &kv, "kv select_tokens 129: expected 1 to 128; raise --select-tokens");
+    run_assert_kv_refused(r, &kv, "kv select_tokens 129: expected 1 to 128; raise --select-tokens");
     kv = good, kv.select_tiles = 5;
-    expect_refused(r, &kv, "kv select_tiles 5: expected 1 to 4; raise --select-tiles");
+    run_assert_kv_refused(r, &kv, "kv select_tiles 5: expected 1 to 4; raise --select-tiles");
     kv = good, kv.sink_tokens = 5;
-    expect_refused(r, &kv, "kv sinks of 5 tokens with selector tls: expected at most 4");
+    run_assert_kv_refused(r, &kv, "kv sinks of 5 tokens with selector tls: expected at most 4");
     kv = good, kv.select = CN_SELECT_SPADE, kv.select_window = 17;
-    expect_refused(r, &kv, "kv select_window 17: expected 1 to 16; raise --select-window");
-    close_run(r);
+    run_assert_kv_refused(r, &kv, "kv select_window 17: expected 1 to 16; raise --select-window");
+    run_free(r);
 }
 
 int main(void)

@@ -22,20 +22,6 @@ static const char *prompts[N_BATCH + N_CHATS], *const *const chats = prompts + N
     "num-gpu-blocks-override", "17", "max-model-len", "272", "max-num-seqs", "3", "swap-space", \
         "0.1", "enable-prefix-caching", "false"
 
-static run *open_run(const char *const *options)
-{
-    run *r = malloc(sizeof *r);
-    assert_non_null(r);
-    run_open(r, options);
-    return r;
-}
-
-static void close_run(run *r)
-{
-    run_close(r);
-    free(r);
-}
-
 /* One request is greedy, one samples, one has penalties. */
 static uint32_t add_batch(run *r, uint32_t i, cn_kv_policy policy)
 {
@@ -64,28 +50,22 @@ static uint32_t add_chat(run *r, uint32_t i, cn_kv_policy policy, uint32_t max_t
     return run_submit(r, &p);
 }
 
-static void step(run *r, uint32_t n)
-{
-    bool idle;
-    for (uint32_t i = 0; i < n; i++)
-        if (cn_engine_step(r->engine, &idle) != CN_OK) fail_msg("%s", cn_last_error());
-    cn_engine_stats(r->engine, &r->stats);
-}
-
-static void assert_same_bits(const run *want, uint32_t a, const run *got, uint32_t b)
-{
-    run_assert_same(want, a, got, b, 0);
-    assert_true(want->samples[a][0].logprob_hash != 0);
-    assert_true(want->samples[a][0].logprob_hash == got->samples[b][0].logprob_hash);
-}
-
 /* Runs everything at once, with memory for all requests. */
 static run *run_undisturbed(cn_kv_policy policy, cn_kv_policy chat)
 {
-    run *r = open_run((const char *[]){ZIP, NULL});
+    run *r = run_new((const char *[]){ZIP, NULL}, NULL);
     for (uint32_t i = 0; i < N_BATCH; i++) add_batch(r, i, policy);
     for (uint32_t i = 0; i < N_CHATS; i++) add_chat(r, i, chat, CHAT_TOKENS);
     run_finish(r);
+    return r;
+}
+
+/* Starts the batch requests in little memory, and runs until they are compressed. */
+static run *run_until_compressed(const char *const *more, cn_kv_policy policy)
+{
+    run *r = run_new((const char *[]){ZIP, SMALL, NULL}, more);
+    for (uint32_t i = 0; i < N_BATCH; i++) add_batch(r, i, policy);
+    for (int i = 0; i < 200 && r->stats.compressions < 5; i++) run_steps(r, 1);
     return r;
 }
 
@@ -104,18 +84,16 @@ static void assert_moved_and_back(const run *r)
 static void check_disturbed(const run *want, cn_kv_policy policy, cn_kv_policy chat,
                             const char *name, const char *value)
 {
-    run *r = open_run((const char *[]){ZIP, SMALL, name, value, NULL});
-    for (uint32_t i = 0; i < N_BATCH; i++) add_batch(r, i, policy);
-    for (int i = 0; i < 200 && r->stats.compressions < 5; i++) step(r, 1);
+    run *r = run_until_compressed((const char *[]){name, value, NULL}, policy);
     for (uint32_t i = 0; i < N_CHATS; i++) {
         add_chat(r, i, chat, CHAT_TOKENS);
-        step(r, STEPS_BETWEEN);
+        run_steps(r, STEPS_BETWEEN);
     }
     run_finish(r);
     assert_moved_and_back(r);
     assert_int_equal(r->stats.preemptions, 0);
-    for (uint32_t i = 0; i < N_BATCH + N_CHATS; i++) assert_same_bits(want, i, r, i);
-    close_run(r);
+    for (uint32_t i = 0; i < N_BATCH + N_CHATS; i++) run_assert_same_bits(want, i, r, i, 0);
+    run_free(r);
 }
 
 static void a_swapped_request_continues_unchanged(void **state)
@@ -127,7 +105,7 @@ static void a_swapped_request_continues_unchanged(void **state)
         check_disturbed(want, policies[i], CN_KV_FULL, "async-scheduling", "off");
         check_disturbed(want, policies[i], CN_KV_FULL, "async-scheduling", "on");
         check_disturbed(want, policies[i], CN_KV_FULL, "sync-compression", "true");
-        close_run(want);
+        run_free(want);
     }
 }
 
@@ -137,82 +115,65 @@ static void a_chat_does_not_wait(void **state)
     (void)state;
     static const char *const swap[] = {"0.1", "0"};
     for (int without = 0; without < 2; without++) {
-        run *r = open_run((const char *[]){ZIP, SMALL, "swap-space", swap[without], NULL});
-        for (uint32_t i = 0; i < N_BATCH; i++) add_batch(r, i, CN_KV_ZIP);
-        for (int i = 0; i < 200 && r->stats.compressions < 5; i++) step(r, 1);
+        run *r = run_until_compressed((const char *[]){"swap-space", swap[without], NULL},
+                                      CN_KV_ZIP);
         const uint32_t chat = add_chat(r, 0, CN_KV_ZIP, 2 * CHAT_TOKENS);
         /* Time for the steps of its prompt, its tokens and its compressions. */
-        for (uint32_t i = 0; i < 3 * CHAT_TOKENS && r->n_done == 0; i++) step(r, 1);
+        for (uint32_t i = 0; i < 3 * CHAT_TOKENS && r->n_done == 0; i++) run_steps(r, 1);
         assert_int_equal(r->samples[chat][0].finish == CN_FINISH_NONE, without);
         assert_int_equal(r->stats.swap_outs > 0, !without);
         run_finish(r);
-        close_run(r);
+        run_free(r);
     }
 }
 
 static void a_step_that_swaps_allocates_nothing(void **state)
 {
     (void)state;
-    run *r = open_run((const char *[]){ZIP, SMALL, NULL});
-    for (uint32_t i = 0; i < N_BATCH; i++) add_batch(r, i, CN_KV_ZIP);
-    for (int i = 0; i < 200 && r->stats.compressions < 5; i++) step(r, 1);
+    run *r = run_until_compressed(NULL, CN_KV_ZIP);
     add_chat(r, 0, CN_KV_FULL, CHAT_TOKENS);
     run_finish(r);
     assert_moved_and_back(r);
     assert_int_equal(r->step_allocs, 0);
-    close_run(r);
+    run_free(r);
 }
 
 static void a_cancel_ends_a_swapped_request(void **state)
 {
     (void)state;
-    run *r = open_run((const char *[]){ZIP, SMALL, NULL});
-    for (uint32_t i = 0; i < N_BATCH; i++) add_batch(r, i, CN_KV_ZIP);
-    for (int i = 0; i < 200 && r->stats.compressions < 5; i++) step(r, 1);
+    run *r = run_until_compressed(NULL, CN_KV_ZIP);
     add_chat(r, 0, CN_KV_FULL, 2 * CHAT_TOKENS);
-    step(r, 2);
+    run_steps(r, 2);
     assert_true(r->stats.swapped > 0);
     for (uint32_t i = 0; i < N_BATCH; i++) cn_engine_cancel(r->engine, r->ids[i]);
-    step(r, 2);
+    run_steps(r, 2);
     assert_int_equal(r->stats.swapped + r->stats.swap_blocks_used, 0);
     for (uint32_t i = 0; i < N_BATCH; i++)
         assert_int_equal(r->samples[i][0].finish, CN_FINISH_CANCELLED);
     run_finish(r);
     assert_int_equal(r->samples[N_BATCH][0].finish, CN_FINISH_LENGTH);
-    close_run(r);
+    run_free(r);
 }
 
 /* An engine can be freed while a request is in its swap space. */
 static void an_engine_can_be_freed_with_swapped_requests(void **state)
 {
     (void)state;
-    run *r = open_run((const char *[]){ZIP, SMALL, NULL});
-    for (uint32_t i = 0; i < N_BATCH; i++) add_batch(r, i, CN_KV_ZIP);
-    for (int i = 0; i < 200 && r->stats.compressions < 5; i++) step(r, 1);
+    run *r = run_until_compressed(NULL, CN_KV_ZIP);
     add_chat(r, 0, CN_KV_FULL, CHAT_TOKENS);
-    step(r, 2);
+    run_steps(r, 2);
     assert_true(r->stats.swapped > 0);
-    close_run(r);
-}
-
-static void assert_refused(const char *const *options, const char *says)
-{
-    cn_config *c = cn_config_create();
-    cn_engine *e;
-    assert_int_equal(cn_config_set(c, "model", "examples/tiny-reasoner"), CN_OK);
-    for (; options[0]; options += 2) assert_int_equal(cn_config_set(c, options[0], options[1]), 0);
-    assert_int_equal(cn_engine_create(&e, c), CN_ERR_ARG);
-    if (!strstr(cn_last_error(), says)) fail_msg("%s", cn_last_error());
-    cn_config_free(c);
+    run_free(r);
 }
 
 static void unusable_swap_space_is_refused(void **state)
 {
     (void)state;
-    assert_refused((const char *[]){"swap-space", "1", NULL}, "--kv-policies");
-    assert_refused((const char *[]){ZIP, "swap-space", "0.0001", NULL},
-                   "too few for one compressed request");
-    assert_refused((const char *[]){ZIP, "swap-space", "60000", NULL}, "of the machine's");
+    run_assert_start_refused((const char *[]){"swap-space", "1", NULL}, "--kv-policies");
+    run_assert_start_refused((const char *[]){ZIP, "swap-space", "0.0001", NULL},
+                             "too few for one compressed request");
+    run_assert_start_refused((const char *[]){ZIP, "swap-space", "60000", NULL},
+                             "of the machine's");
 }
 
 static int setup(void **state)

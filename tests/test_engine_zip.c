@@ -19,14 +19,7 @@ static const char *const zip_options[] = {"block-size", "16", "kv-policies", "fu
 /* Runs the prompts with alternating policies. `extra` follows zip_options. */
 static run *run_policies(const char *const *extra, const cn_kv_policy *policies, uint32_t n)
 {
-    const char *options[32];
-    uint32_t k = 0;
-    for (const char *const *o = zip_options; *o; o++) options[k++] = *o;
-    for (const char *const *o = extra; o && *o; o++) options[k++] = *o;
-    options[k] = NULL;
-    run *r = malloc(sizeof *r);
-    assert_non_null(r);
-    run_open(r, options);
+    run *r = run_new(zip_options, extra);
     for (uint32_t i = 0; i < N_PROMPTS; i++) {
         cn_message m;
         cn_request_params p = run_params(r, prompts[i], &m, MAX_TOKENS);
@@ -36,12 +29,6 @@ static run *run_policies(const char *const *extra, const cn_kv_policy *policies,
     }
     run_finish(r);
     return r;
-}
-
-static void close_run(run *r)
-{
-    run_close(r);
-    free(r);
 }
 
 static const cn_kv_policy zip_only[] = {CN_KV_ZIP};
@@ -59,19 +46,20 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     (void)state;
-    close_run(reference);
+    run_free(reference);
     return 0;
 }
 
-static void assert_same(const run *got)
+static void assert_same_with(const char *const *extra)
 {
+    run *got = run_policies(extra, zip_only, 1);
     for (uint32_t i = 0; i < N_PROMPTS; i++) run_assert_same(reference, i, got, i, 0);
+    run_free(got);
 }
 
 static void the_cap_holds_and_usage_reports_it(void **state)
 {
     (void)state;
-    uint64_t compressions = 0, evicted = 0, freed = 0;
     for (uint32_t i = 0; i < N_PROMPTS; i++) {
         const cn_usage *u = &reference->samples[i][0].usage;
         assert_int_equal(u->kv.params.policy, CN_KV_ZIP);
@@ -80,55 +68,39 @@ static void the_cap_holds_and_usage_reports_it(void **state)
         assert_true(u->kv.peak_tokens <= BUDGET + BLOCK || u->prompt_tokens > BUDGET);
         /* An event keeps at most the budget. Tokens that were not evicted are still resident. */
         assert_true(u->kv.evicted + BUDGET + BLOCK >= u->prompt_tokens + u->completion_tokens);
-        compressions += u->kv.compressions;
-        evicted += u->kv.evicted;
-        freed += u->kv.freed_bytes;
     }
-    assert_int_equal(compressions, reference->stats.compressions);
-    assert_int_equal(evicted, reference->stats.evicted_tokens);
-    assert_int_equal(freed, reference->stats.freed_bytes);
+    run_assert_accounts(reference);
 }
 
 static void synchronous_gives_the_same_tokens(void **state)
 {
     (void)state;
-    run *r = run_policies((const char *[]){"sync-compression", "true", NULL}, zip_only, 1);
-    assert_same(r);
-    close_run(r);
+    assert_same_with((const char *[]){"sync-compression", "true", NULL});
 }
 
 static void asynchronous_scheduling_gives_the_same_tokens(void **state)
 {
     (void)state;
-    run *r = run_policies((const char *[]){"async-scheduling", "on", NULL}, zip_only, 1);
-    assert_same(r);
-    close_run(r);
+    assert_same_with((const char *[]){"async-scheduling", "on", NULL});
 }
 
 static void a_request_alone_gives_the_same_tokens(void **state)
 {
     (void)state;
-    run *r = run_policies((const char *[]){"max-num-seqs", "1", NULL}, zip_only, 1);
-    assert_same(r);
-    close_run(r);
+    assert_same_with((const char *[]){"max-num-seqs", "1", NULL});
 }
 
 static void constrained_scheduling_gives_the_same_tokens(void **state)
 {
     (void)state;
-    run *r = run_policies((const char *[]){"hybrid-scheduling", "false", NULL}, zip_only, 1);
-    assert_same(r);
-    close_run(r);
+    assert_same_with((const char *[]){"hybrid-scheduling", "false", NULL});
 }
 
 static void little_memory_gives_the_same_tokens(void **state)
 {
     (void)state;
-    run *r = run_policies((const char *[]){"num-gpu-blocks-override", "17", "max-model-len", "272",
-                                           "enable-prefix-caching", "false", NULL},
-                          zip_only, 1);
-    assert_same(r);
-    close_run(r);
+    assert_same_with((const char *[]){"num-gpu-blocks-override", "17", "max-model-len", "272",
+                                      "enable-prefix-caching", "false", NULL});
 }
 
 static void policies_mix_in_one_batch(void **state)
@@ -144,8 +116,8 @@ static void policies_mix_in_one_batch(void **state)
         assert_int_equal(u->kv.compressions > 0, mixed[i % 3] != CN_KV_FULL);
     }
     assert_int_equal(full->stats.compressions, 0);
-    close_run(full);
-    close_run(mix);
+    run_free(full);
+    run_free(mix);
 }
 
 static void samples_and_shared_prefixes_give_the_same_tokens(void **state)
@@ -214,9 +186,7 @@ static void a_cancel_at_any_step_frees_everything(void **state)
         p.kv.policy = CN_KV_ZIP;
         p.sampling.ignore_eos = true;
         uint32_t i = run_submit(&r, &p);
-        bool idle;
-        for (uint32_t step = 0; step < 20 + round * 7; step++)
-            assert_int_equal(cn_engine_step(r.engine, &idle), CN_OK);
+        run_steps(&r, 20 + round * 7);
         cn_engine_cancel(r.engine, r.ids[i]);
     }
     run_finish(&r);
@@ -233,17 +203,13 @@ static void impossible_kv_is_refused_with_its_numbers(void **state)
     cn_message m;
     cn_request_params p = run_params(&r, prompts[0], &m, 64);
     p.kv.policy = CN_KV_WINDOW;
-    uint64_t id;
-    assert_int_equal(cn_engine_submit(r.engine, &p, NULL, NULL, &id), CN_ERR_ARG);
-    assert_non_null(strstr(cn_last_error(), "--kv-policies"));
+    run_assert_refused(&r, &p, "--kv-policies");
     p.kv.policy = CN_KV_ZIP;
     p.kv.window_tokens = 200;
-    assert_int_equal(cn_engine_submit(r.engine, &p, NULL, NULL, &id), CN_ERR_ARG);
-    assert_non_null(strstr(cn_last_error(), "200"));
+    run_assert_refused(&r, &p, "200");
     p.kv.window_tokens = 16;
     p.kv.budget_tokens = 100000;
-    assert_int_equal(cn_engine_submit(r.engine, &p, NULL, NULL, &id), CN_ERR_ARG);
-    assert_non_null(strstr(cn_last_error(), "exceeds the pool of 20 blocks"));
+    run_assert_refused(&r, &p, "exceeds the pool of 20 blocks");
     run_finish(&r);
     run_close(&r);
 }

@@ -108,14 +108,14 @@ enum { N_PROMPTS = 4 };
 static const char *const options[] = {"block-size", "16", "kv-policies", "full,zip", "kv-budget",
                                       "64", "kv-window", "16", "tail-relaxation", "true", NULL};
 
-static run *run_policy(cn_kv_policy policy, const char *const *with)
+/* The options of `more` follow `options`. */
+static run *run_policy(cn_kv_policy policy, const char *const *more)
 {
     static const char *prompts[N_PROMPTS];
     static bool loaded;
     if (!loaded) run_load_prompts("notes", prompts, NULL, N_PROMPTS);
     loaded = true;
-    run *r = test_calloc(1, sizeof *r);
-    run_open(r, with);
+    run *r = run_new(options, more);
     for (uint32_t i = 0; i < N_PROMPTS; i++) {
         cn_message m;
         cn_request_params p = run_params(r, prompts[i], &m, 120);
@@ -126,36 +126,24 @@ static run *run_policy(cn_kv_policy policy, const char *const *with)
     return r;
 }
 
-static void close_run(run *r)
-{
-    run_close(r);
-    test_free(r);
-}
-
 static void with_memory_for_all_the_text_equals_full_kv(void **state)
 {
     (void)state;
-    run *full = run_policy(CN_KV_FULL, options), *zip = run_policy(CN_KV_ZIP, options);
+    run *full = run_policy(CN_KV_FULL, NULL), *zip = run_policy(CN_KV_ZIP, NULL);
     for (uint32_t i = 0; i < N_PROMPTS; i++) {
         run_assert_same(full, i, zip, i, 0);
         const cn_usage *u = &zip->samples[i][0].usage;
         assert_int_equal(u->kv.compressions, 0);
         assert_int_equal(u->kv.peak_tokens, u->prompt_tokens + u->completion_tokens - 1);
     }
-    close_run(zip);
-    const char *small[16];
-    uint32_t n = 0;
-    for (; options[n]; n++) small[n] = options[n];
-    small[n++] = "num-gpu-blocks-override";
-    small[n++] = "24"; /* four caps of 5 blocks, and 4 blocks to lend */
-    small[n++] = "max-model-len";
-    small[n++] = "384";
-    small[n] = NULL;
-    zip = run_policy(CN_KV_ZIP, small);
+    run_free(zip);
+    /* Four caps of 5 blocks, and 4 blocks to lend. */
+    zip = run_policy(CN_KV_ZIP, (const char *[]){"num-gpu-blocks-override", "24", "max-model-len",
+                                                 "384", NULL});
     assert_true(zip->stats.compressions > 0);
     assert_int_equal(zip->stats.preemptions, 0);
-    close_run(zip);
-    close_run(full);
+    run_free(zip);
+    run_free(full);
 }
 
 int main(void)

@@ -143,17 +143,9 @@ static uint32_t prompt_of(cn_kv_select select)
 
 static run *open_run(uint32_t every)
 {
-    run *r = malloc(sizeof *r);
-    assert_non_null(r);
-    run_open(r, options);
+    run *r = run_new(options, NULL);
     if (every) assert_int_equal(cn_engine_probe_selection(r->engine, every), CN_OK);
     return r;
-}
-
-static void close_run(run *r)
-{
-    run_close(r);
-    free(r);
 }
 
 /* Requests are forced to the tokens of full attention. */
@@ -198,14 +190,14 @@ static int setup(void **state)
     naive.attn_sparse = r->engine->backend->attn_sparse;
     r->engine->backend->attn_sparse = observe;
     for (uint32_t i = 1; i < CN_N_SELECTORS; i++) probe_alone(r, (cn_kv_select)i);
-    close_run(r);
+    run_free(r);
     return 0;
 }
 
 static int teardown(void **state)
 {
     (void)state;
-    close_run(dense);
+    run_free(dense);
     return 0;
 }
 
@@ -285,7 +277,7 @@ static void figures_do_not_depend_on_the_batch(void **state)
     assert_true(fabs(f.overlap - want.overlap) < 1e-9 * n);
     assert_true(fabs(f.churn - want.churn) < 1e-9 * n);
     assert_int_equal(cn_engine_take_selection(r->engine).steps, 0);
-    close_run(r);
+    run_free(r);
 }
 
 /* run_together compares the log-probabilities with those of probed requests. */
@@ -294,7 +286,7 @@ static void probing_changes_no_result(void **state)
     (void)state;
     run *r = run_together(0);
     assert_int_equal(cn_engine_take_selection(r->engine).steps, 0);
-    close_run(r);
+    run_free(r);
 }
 
 int main(void)

@@ -25,6 +25,20 @@ void run_open(run *r, const char *const *options)
     cn_config_free(c);
 }
 
+run *run_new(const char *const *options, const char *const *more)
+{
+    const char *all[128];
+    size_t n = 0;
+    for (const char *const *o = options; o && *o; o++) all[n++] = *o;
+    for (const char *const *o = more; o && *o; o++) all[n++] = *o;
+    assert_true(n < sizeof all / sizeof *all);
+    all[n] = NULL;
+    run *r = malloc(sizeof *r);
+    assert_non_null(r);
+    run_open(r, all);
+    return r;
+}
+
 cn_request_params run_params(const run *r, const char *chat_user_text, cn_message *message,
                              uint32_t max_tokens)
 {
@@ -79,6 +93,13 @@ uint32_t run_submit(run *r, const cn_request_params *p)
     return i;
 }
 
+void run_steps(run *r, uint32_t n)
+{
+    bool idle;
+    for (uint32_t i = 0; i < n; i++) check(cn_engine_step(r->engine, &idle));
+    cn_engine_stats(r->engine, &r->stats);
+}
+
 void run_finish(run *r)
 {
     for (bool idle = false; !idle;) {
@@ -105,6 +126,12 @@ void run_close(run *r)
         }
 }
 
+void run_free(run *r)
+{
+    run_close(r);
+    free(r);
+}
+
 void run_assert_same(const run *x, uint32_t a, const run *y, uint32_t b, uint32_t s)
 {
     const run_sample *p = &x->samples[a][s], *q = &y->samples[b][s];
@@ -115,6 +142,82 @@ void run_assert_same(const run *x, uint32_t a, const run *y, uint32_t b, uint32_
                      p->tokens[i], q->tokens[i]);
     assert_int_equal(p->n_tokens, q->n_tokens);
     assert_int_equal(p->finish, q->finish);
+}
+
+void run_assert_same_bits(const run *x, uint32_t a, const run *y, uint32_t b, uint32_t s)
+{
+    run_assert_same(x, a, y, b, s);
+    const uint64_t hash = x->samples[a][s].logprob_hash;
+    assert_true(hash != 0);
+    if (hash != y->samples[b][s].logprob_hash)
+        fail_msg("requests %u and %u, sample %u: other log-probabilities", a, b, s);
+}
+
+void run_assert_accounts(const run *r)
+{
+    cn_stats sum = {0};
+    const cn_stats *told = &r->stats;
+    for (uint32_t i = 0; i < r->n_requests; i++)
+        for (uint32_t s = 0; s < RUN_MAX_SAMPLES; s++) {
+            const cn_usage *u = &r->samples[i][s].usage;
+            sum.compressions += u->kv.compressions;
+            sum.evicted_tokens += u->kv.evicted;
+            sum.freed_bytes += u->kv.freed_bytes;
+            sum.preemptions += u->preemptions;
+            sum.recomputed_tokens += u->recomputed_tokens;
+            sum.generation_tokens += u->completion_tokens;
+            sum.selected_steps += u->kv.selected_steps;
+            sum.selected_tokens += u->kv.selected_tokens;
+            sum.candidate_tokens += u->kv.candidate_tokens;
+            sum.exchanges += u->kv.exchanges;
+            sum.fetched_entries += u->kv.fetched_entries;
+            sum.missed_entries += u->kv.missed_entries;
+        }
+    assert_int_equal(sum.compressions, told->compressions);
+    assert_int_equal(sum.evicted_tokens, told->evicted_tokens);
+    assert_int_equal(sum.freed_bytes, told->freed_bytes);
+    assert_int_equal(sum.preemptions, told->preemptions);
+    assert_int_equal(sum.recomputed_tokens, told->recomputed_tokens);
+    assert_int_equal(sum.generation_tokens, told->generation_tokens);
+    assert_int_equal(sum.selected_steps, told->selected_steps);
+    assert_int_equal(sum.selected_tokens, told->selected_tokens);
+    assert_int_equal(sum.candidate_tokens, told->candidate_tokens);
+    assert_int_equal(sum.exchanges, told->exchanges);
+    assert_int_equal(sum.fetched_entries, told->fetched_entries);
+    assert_int_equal(sum.missed_entries, told->missed_entries);
+}
+
+static void assert_error_has(const char *text)
+{
+    if (!strstr(cn_last_error(), text)) fail_msg("'%s' lacks '%s'", cn_last_error(), text);
+}
+
+void run_assert_refused(const run *r, const cn_request_params *p, const char *text)
+{
+    assert_int_equal(cn_engine_submit(r->engine, p, NULL, NULL, NULL), CN_ERR_ARG);
+    assert_error_has(text);
+}
+
+void run_assert_kv_refused(const run *r, const cn_kv_params *kv, const char *text)
+{
+    static const uint32_t prompt[] = {65, 66};
+    cn_request_params p = {.tokens = prompt, .n_tokens = 2, .kv = *kv};
+    cn_engine_default_sampling(r->engine, &p.sampling);
+    p.sampling.max_tokens = 300;
+    run_assert_refused(r, &p, text);
+}
+
+void run_assert_start_refused(const char *const *options, const char *text)
+{
+    cn_config *c = cn_config_create();
+    assert_non_null(c);
+    check(cn_config_set(c, "model", "examples/tiny-reasoner"));
+    for (const char *const *o = options; *o; o += 2) check(cn_config_set(c, o[0], o[1]));
+    cn_engine *e = NULL;
+    assert_int_equal(cn_engine_create(&e, c), CN_ERR_ARG);
+    assert_error_has(text);
+    assert_null(e);
+    cn_config_free(c);
 }
 
 uint32_t run_load_prompts(const char *task, const char **prompts, const char **answers, uint32_t n)
