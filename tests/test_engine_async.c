@@ -334,8 +334,6 @@ static bool is_cancelled(const run *r, const ask *a, uint32_t i, uint32_t step)
 /* late_seed: the seed of a late device, or 0 for the CPU backend. */
 static run *run_scenario(scenario *x, bool synchronous, commit_time chosen, uint64_t late_seed)
 {
-    run *r = malloc(sizeof *r);
-    assert_non_null(r);
     const uint32_t n_options = x->n_options;
     set_switch(x, "sync-compression", synchronous);
     set_text(x, "swap-space", x->swaps && !synchronous ? "0.02" : "0");
@@ -344,7 +342,7 @@ static run *run_scenario(scenario *x, bool synchronous, commit_time chosen, uint
     }
     x->options[x->n_options] = NULL;
     late_device_choose(late_seed);
-    run_open(r, x->options);
+    run *r = run_new(x->options, NULL);
     assert_true(r->engine->backend->async == (on_gpu || late_seed > 0));
     x->n_options = n_options;
     commit_time_choose(r->engine, chosen);
@@ -354,9 +352,7 @@ static run *run_scenario(scenario *x, bool synchronous, commit_time chosen, uint
         while (next < x->n_asks && x->asks[next].at_step <= step) submit(r, &x->asks[next++]);
         for (uint32_t i = 0; i < next; i++)
             if (is_cancelled(r, &x->asks[i], i, step)) cn_engine_cancel(r->engine, r->ids[i]);
-        bool idle;
-        if (cn_engine_step(r->engine, &idle) != CN_OK) fail_msg("%s", cn_last_error());
-        cn_engine_stats(r->engine, &r->stats);
+        run_steps(r, 1);
         seen.beside += !synchronous && r->stats.compressing > 0;
         seen.homes.beside += x->homes && !synchronous && r->stats.compressing > 0;
         seen.recorded[r->engine->last_shape.flavour] += r->engine->last_shape.rows > 0;
@@ -368,10 +364,8 @@ static run *run_scenario(scenario *x, bool synchronous, commit_time chosen, uint
 /* Runs steps until events are in flight, and leaves them in flight. */
 static run *run_until_compressing(scenario *x)
 {
-    run *r = malloc(sizeof *r);
-    assert_non_null(r);
     x->options[x->n_options] = NULL;
-    run_open(r, x->options);
+    run *r = run_new(x->options, NULL);
     commit_time_choose(r->engine, AT_ONCE);
     for (uint32_t i = 0; i < x->n_asks; i++) submit(r, &x->asks[i]);
     for (bool idle = false; !idle && r->stats.compressing == 0;) {
@@ -407,36 +401,10 @@ static uint32_t compare_sample(const run_sample *a, const run_sample *b, uint64_
 /* The sums of the requests' usage must equal what the engine counted. */
 static void check_accounts(const scenario *x, const run *r)
 {
-    cn_stats sum = {0};
     for (uint32_t i = 0; i < x->n_asks; i++)
-        for (uint32_t s = 0; s < x->asks[i].n; s++) {
-            const cn_usage *u = &r->samples[i][s].usage;
-            sum.compressions += u->kv.compressions;
-            sum.evicted_tokens += u->kv.evicted;
-            sum.freed_bytes += u->kv.freed_bytes;
-            sum.preemptions += u->preemptions;
-            sum.recomputed_tokens += u->recomputed_tokens;
-            sum.generation_tokens += u->completion_tokens;
-            sum.selected_steps += u->kv.selected_steps;
-            sum.selected_tokens += u->kv.selected_tokens;
-            sum.candidate_tokens += u->kv.candidate_tokens;
-            sum.exchanges += u->kv.exchanges;
-            sum.fetched_entries += u->kv.fetched_entries;
-            sum.missed_entries += u->kv.missed_entries;
-            seen.selected[x->asks[i].kv.select] += u->kv.selected_steps;
-        }
-    assert_int_equal(sum.compressions, r->stats.compressions);
-    assert_int_equal(sum.evicted_tokens, r->stats.evicted_tokens);
-    assert_int_equal(sum.freed_bytes, r->stats.freed_bytes);
-    assert_int_equal(sum.preemptions, r->stats.preemptions);
-    assert_int_equal(sum.recomputed_tokens, r->stats.recomputed_tokens);
-    assert_int_equal(sum.generation_tokens, r->stats.generation_tokens);
-    assert_int_equal(sum.selected_steps, r->stats.selected_steps);
-    assert_int_equal(sum.selected_tokens, r->stats.selected_tokens);
-    assert_int_equal(sum.candidate_tokens, r->stats.candidate_tokens);
-    assert_int_equal(sum.exchanges, r->stats.exchanges);
-    assert_int_equal(sum.fetched_entries, r->stats.fetched_entries);
-    assert_int_equal(sum.missed_entries, r->stats.missed_entries);
+        for (uint32_t s = 0; s < x->asks[i].n; s++)
+            seen.selected[x->asks[i].kv.select] += r->samples[i][s].usage.kv.selected_steps;
+    run_assert_accounts(r);
     assert_int_equal(r->stats.home_blocks_used, 0);
 }
 
@@ -489,10 +457,8 @@ static void run_twice(scenario *x, uint64_t seed, bool late)
     seen.cached += beside->stats.cached_tokens;
     seen.moved += beside->stats.swap_outs;
     count_homes(x, beside);
-    run_close(beside);
-    run_close(in_line);
-    free(beside);
-    free(in_line);
+    run_free(beside);
+    run_free(in_line);
     free_scenario(x);
 }
 
@@ -586,8 +552,7 @@ static void an_engine_can_be_freed_while_events_are_in_flight(void **state)
         late_device_choose(on_gpu || i % 2 == 0 ? 0 : first_seed + i);
         run *r = run_until_compressing(x);
         n_compressing += r->stats.compressing;
-        run_close(r);
-        free(r);
+        run_free(r);
         free_scenario(x);
     }
     assert_true(n_compressing > 0);

@@ -17,7 +17,6 @@
 #include "compress/away.h"
 #include "compress/selector.h"
 #include "engine/engine_state.h"
-#include "tests/lib/commit_time.h"
 #include "tests/lib/away_scenario.h"
 #include "tests/lib/late_device.h"
 
@@ -26,6 +25,7 @@ enum { DEFAULT_SEEDS = 2 };
 #else
 enum { DEFAULT_SEEDS = 8 };
 #endif
+enum { N_STEPS = 900 };
 static uint32_t n_seeds = DEFAULT_SEEDS, first_seed = 1;
 
 /* Totals, so that the test fails when nothing was tested. */
@@ -38,11 +38,7 @@ static void draw_kv(away_scenario *x, away_ask *a)
     const uint32_t kind = away_below(x, 10);
     away_draw_select(x, &a->kv);
     a->kv.select_keys = CN_SELECT_LABELS; /* home `host` expects them */
-    a->kv.window_tokens = away_between(x, 2, 8);
-    a->kv.alpha = 0.8f;
-    a->kv.lambda = 0.2f;
-    a->kv.redundancy = CN_REDUNDANCY_NONE;
-    a->kv.redundancy_tau = 0.4f;
+    away_draw_zip(x, &a->kv);
     if (kind < 3) { /* full KV without a selector: admitted where it does not fit to its end */
         a->kv.select = CN_SELECT_NONE;
         return;
@@ -59,18 +55,8 @@ static void draw_kv(away_scenario *x, away_ask *a)
 
 static away_scenario *draw(uint64_t seed)
 {
-    away_scenario *x = calloc(1, sizeof *x);
-    assert_non_null(x);
-    x->rng.state = seed;
-    away_draw_model(x, 3);
-    static const char *const homes[] = {"peer", "host", "peer,host", "peer,host"};
-    away_set_home(x, homes[away_below(x, 4)]);
-    away_set_text(x, "kv-policies", "full,window,zip");
-    away_set(x, "kv-budget", 128);
-    away_set(x, "kv-window", 8);
-    away_set_text(x, "kv-selectors", "spade,last,tls");
-    away_set(x, "select-tiles", 3);
-    away_set(x, "select-dense-layers", away_below(x, x->n_layers));
+    away_scenario *x = away_draw_scenario(seed, 3);
+    away_draw_homes(x);
     x->n_asks = away_between(x, 5, 8);
     for (uint32_t r = 0; r < x->n_asks; r++) {
         away_ask *a = &x->asks[r];
@@ -156,53 +142,14 @@ static void draw_return(away_scenario *x)
 }
 
 /* Notes where running requests have moved to another home. */
-static void note_moves(const run *r, uint32_t *moved_at)
+static void note_moves(const run *r, void *user)
 {
+    uint32_t *moved_at = user;
     for (cn_list_node *at = r->engine->requests.head; at; at = at->next) {
         const cn_engine_request *q = CN_CONTAINER_OF(at, cn_engine_request, node);
         for (uint32_t i = 0; i < r->n_requests; i++)
             if (r->ids[i] == q->id) moved_at[i] = q->samples[0].seq->moved_at;
     }
-}
-
-static run *run_asks(away_scenario *x, commit_time chosen, uint32_t *moved_at)
-{
-    run *r = away_open_run(x);
-    commit_time_choose(r->engine, chosen);
-    for (uint32_t n = 0, next = 0; next < x->n_asks || n < 900; n++) {
-        for (; next < x->n_asks && (!moved_at || x->asks[next].at_step <= n); next++)
-            away_submit(r, &x->asks[next]);
-        for (uint32_t i = 0; moved_at && i < next; i++)
-            if (x->asks[i].cancel_at == n && n > 0) cn_engine_cancel(r->engine, r->ids[i]);
-        away_step(r);
-        if (moved_at) note_moves(r, moved_at);
-    }
-    run_finish(r);
-    assert_int_equal(r->stats.home_blocks_used, 0);
-    assert_int_equal(r->stats.blocks_used, 0);
-    assert_int_equal(r->stats.slots_used, 0);
-    return r;
-}
-
-static void compare(const run_sample *a, const run_sample *b, uint64_t seed, uint32_t i)
-{
-    const bool cut = a->finish == CN_FINISH_CANCELLED;
-    assert_true(a->n_tokens <= b->n_tokens);
-    for (uint32_t t = 0; t < a->n_tokens; t++)
-        if (a->tokens[t] != b->tokens[t])
-            fail_msg("seed %llu, request %u: token %u is %u, alone at home %s %u",
-                     (unsigned long long)seed, i, t, a->tokens[t],
-                     cn_kv_home_name(a->usage.kv.params.home), b->tokens[t]);
-    seen.cancelled += cut;
-    if (cut) return;
-    assert_int_equal(a->n_tokens, b->n_tokens);
-    assert_int_equal(a->logprob_hash, b->logprob_hash);
-    const cn_kv_usage *u = &a->usage.kv, *v = &b->usage.kv;
-    assert_int_equal(u->params.home, v->params.home);
-    assert_int_equal(u->exchanges, v->exchanges);
-    assert_int_equal(u->fetched_entries, v->fetched_entries);
-    assert_int_equal(u->selected_steps, v->selected_steps);
-    assert_int_equal(u->selected_tokens, v->selected_tokens);
 }
 
 /* Before the move the steps are those of home `device`, behind it each has an exchange. */
@@ -237,7 +184,9 @@ static void run_both(uint64_t seed, kind k)
     else if (k == RETURNS) draw_return(x);
     else draw_shortage(x);
     late_device_choose(seed % 2 == 0 ? seed : 0);
-    run *beside = run_asks(x, (commit_time)(seed % N_COMMIT_TIMES), moved_at);
+    run *beside = away_run_asks(x, &(away_plan){.commits = (commit_time)(seed % N_COMMIT_TIMES),
+                                                .n_steps = N_STEPS, .cancels = true,
+                                                .after = note_moves, .user = moved_at});
     uint64_t n_chosen = 0, n_auto = 0, n_moved = 0;
     for (int h = 0; h < CN_N_HOMES; h++) n_chosen += beside->stats.auto_admissions[h];
     for (uint32_t i = 0; i < x->n_asks; i++) {
@@ -260,18 +209,18 @@ static void run_both(uint64_t seed, kind k)
     away_set_text(x, "sync-compression", "true");
     away_set(x, "max-num-seqs", 1);
     late_device_choose(0);
-    run *alone = run_asks(x, BY_LUCK, NULL);
+    run *alone = away_run_asks(x, &(away_plan){.commits = BY_LUCK, .n_steps = N_STEPS});
     for (uint32_t i = 0; i < x->n_asks; i++) {
         const run_sample *s = &beside->samples[i][0];
         if (moved_at[i] > 0) {
             check_moved(x, &x->asks[i], s, moved_at[i]);
         } else if (s->usage.preemptions == 0) {
-            compare(s, &alone->samples[i][0], seed, i);
+            seen.cancelled += !away_assert_alone(s, &alone->samples[i][0], seed, i);
             seen.compared[x->asks[i].kv.home]++;
         }
     }
-    away_close_run(alone);
-    away_close_run(beside);
+    run_free(alone);
+    run_free(beside);
     late_device_choose(0);
     away_free_scenario(x);
 }
@@ -328,19 +277,16 @@ static void cancelled_requests_return_all_they_hold(void **state)
         /* Half of the seeds stop in the step that starts a move. */
         for (uint32_t n = 0; n < 600; n++) {
             const uint64_t before = r->stats.auto_moves;
-            away_step(r);
+            run_steps(r, 1);
             if (seed % 2 == 0 && r->stats.auto_moves > before) break;
             if (seed % 2 == 1 && n == n_steps) break;
         }
         n_moves += r->stats.auto_moves;
         for (uint32_t i = 0; i < x->n_asks; i++) cn_engine_cancel(r->engine, r->ids[i]);
         run_finish(r);
-        cn_engine_stats(r->engine, &r->stats);
-        assert_int_equal(r->stats.home_blocks_used, 0);
-        assert_int_equal(r->stats.blocks_used, 0);
-        assert_int_equal(r->stats.slots_used, 0);
+        away_assert_empty(r);
         assert_int_equal(r->n_done, x->n_asks);
-        away_close_run(r);
+        run_free(r);
         late_device_choose(0);
         away_free_scenario(x);
     }
@@ -349,24 +295,13 @@ static void cancelled_requests_return_all_they_hold(void **state)
 
 /* ---- starts and refusals ---- */
 
-static void expect_refused(const run *r, const cn_kv_params *kv, const char *text)
-{
-    static const uint32_t prompt[] = {65, 66};
-    cn_request_params p = {.tokens = prompt, .n_tokens = 2, .kv = *kv};
-    cn_engine_default_sampling(r->engine, &p.sampling);
-    p.sampling.max_tokens = 300;
-    assert_int_equal(cn_engine_submit(r->engine, &p, NULL, NULL, NULL), CN_ERR_ARG);
-    if (!strstr(cn_last_error(), text)) fail_msg("'%s' lacks '%s'", cn_last_error(), text);
-}
-
 /* Without another home, `auto` is the device; a wrong form of any declared home is refused. */
 static void wrong_requests_are_refused(void **state)
 {
     (void)state;
-    run *r = malloc(sizeof *r);
-    assert_non_null(r);
-    run_open(r, (const char *[]){"device", "cpu", "kv-home", "auto", "kv-select", "spade",
-                                 "kv-selectors", "spade,ds", "select-tokens", "256", NULL});
+    static const char *const common[] = {"device", "cpu", "kv-home", "auto", "kv-select", "spade",
+                                         "select-tokens", "256", NULL};
+    run *r = run_new(common, (const char *[]){"kv-selectors", "spade,ds", NULL});
     cn_kv_params good, kv;
     cn_engine_default_kv(r->engine, &good);
     assert_int_equal(good.home, CN_HOME_AUTO);
@@ -379,20 +314,17 @@ static void wrong_requests_are_refused(void **state)
     assert_int_equal(r->samples[0][0].usage.kv.params.home, CN_HOME_DEVICE);
     assert_int_equal(r->stats.auto_admissions[CN_HOME_DEVICE], 1);
     kv = good, kv.select = CN_SELECT_DS;
-    expect_refused(r, &kv, "kv home auto with kv select ds: expected spade, last or tls");
+    run_assert_kv_refused(r, &kv, "kv home auto with kv select ds: expected spade, last or tls");
     kv = good, kv.select = CN_SELECT_NONE;
-    expect_refused(r, &kv, "kv home auto with kv select none");
-    run_close(r);
-    run_open(r, (const char *[]){"device", "cpu", "kv-home", "auto", "kv-homes", "host",
-                                 "home-space", "0.1", "kv-select", "spade", "select-tokens", "256",
-                                 NULL});
+    run_assert_kv_refused(r, &kv, "kv home auto with kv select none");
+    run_free(r);
+    r = run_new(common, (const char *[]){"kv-homes", "host", "home-space", "0.1", NULL});
     cn_engine_default_kv(r->engine, &good);
     kv = good, kv.select_keys = CN_SELECT_ROWS;
-    expect_refused(r, &kv, "kv select_keys rows with kv home host");
+    run_assert_kv_refused(r, &kv, "kv select_keys rows with kv home host");
     kv = good, kv.select_cap = 200;
-    expect_refused(r, &kv, "kv select_cap 200: expected at most 8");
-    run_close(r);
-    free(r);
+    run_assert_kv_refused(r, &kv, "kv select_cap 200: expected at most 8");
+    run_free(r);
 }
 
 int main(int argc, char **argv)

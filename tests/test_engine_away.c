@@ -92,9 +92,9 @@ static void run_at_home(away_scenario *x, lists *out)
     while (r->n_done < 1) {
         const cn_seq *q = seq_of(r);
         recorded_position = q->n_computed;
-        away_step(r);
+        run_steps(r, 1);
     }
-    away_close_run(r);
+    run_free(r);
 }
 
 /* The candidates of a sequence, as home `device` would rank them for `position` under policy
@@ -318,10 +318,7 @@ static void sync_all(cn_engine *e)
 
 static away_scenario *draw_equality(uint64_t seed)
 {
-    away_scenario *x = calloc(1, sizeof *x);
-    assert_non_null(x);
-    x->rng.state = seed;
-    away_draw_model(x, 4);
+    away_scenario *x = away_draw_scenario(seed, 4);
     away_ask *a = &x->asks[0];
     a->n_prompt = away_between(x, 1, 300);
     a->max_tokens = AWAY_CONTEXT - a->n_prompt - away_below(x, 40);
@@ -389,7 +386,7 @@ static void compare_with_home(uint64_t seed, const char *home, bool capped, form
     uint32_t kept_len = 0; /* home_len of the last commit that was checked */
     away_submit(r, a);
     while (r->n_done < 1) {
-        away_step(r);
+        run_steps(r, 1);
         const cn_seq *q = seq_of(r);
         if (!q || q->home_len == 0 || q->state != CN_SEQ_RUNNING) continue;
         sync_all(r->engine);
@@ -405,7 +402,7 @@ static void compare_with_home(uint64_t seed, const char *home, bool capped, form
     if (!capped) assert_int_equal(u->missed_entries, 0);
     seen.exchanges += u->exchanges;
     seen.missed += u->missed_entries;
-    away_close_run(r);
+    run_free(r);
     late_device_choose(0);
     free(at_home);
     away_free_scenario(x);
@@ -471,21 +468,6 @@ static void a_cap_leaves_tokens_out_and_copies_the_others(void **state)
 
 /* ---- refusals ---- */
 
-static void expect_refused_start(cn_status status, const char *const *extra, const char *text)
-{
-    cn_config *c = cn_config_create();
-    assert_non_null(c);
-    assert_int_equal(cn_config_set(c, "model", "examples/tiny-reasoner"), CN_OK);
-    assert_int_equal(cn_config_set(c, "device", "cpu"), CN_OK);
-    for (const char *const *o = extra; *o; o += 2)
-        if (cn_config_set(c, o[0], o[1]) != CN_OK) fail_msg("%s", cn_last_error());
-    cn_engine *e = NULL;
-    assert_int_equal(cn_engine_create(&e, c), status);
-    if (!strstr(cn_last_error(), text)) fail_msg("'%s' lacks '%s'", cn_last_error(), text);
-    assert_null(e);
-    cn_config_free(c);
-}
-
 #define PEER "kv-homes", "peer", "cache-device", "cpu", "home-space", "0.1"
 
 static void wrong_starts_are_refused(void **state)
@@ -528,43 +510,32 @@ static void wrong_starts_are_refused(void **state)
          "--home-space 6e+04 exceeds 70 %"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        expect_refused_start(CN_ERR_ARG, cases[i].options, cases[i].text);
-}
-
-static void expect_refused(run *r, const cn_kv_params *kv, const char *text)
-{
-    static const uint32_t prompt[] = {65, 66};
-    cn_request_params p = {.tokens = prompt, .n_tokens = 2, .kv = *kv};
-    cn_engine_default_sampling(r->engine, &p.sampling);
-    p.sampling.max_tokens = 300;
-    assert_int_equal(cn_engine_submit(r->engine, &p, NULL, NULL, NULL), CN_ERR_ARG);
-    if (!strstr(cn_last_error(), text)) fail_msg("'%s' lacks '%s'", cn_last_error(), text);
+        run_assert_start_refused(cases[i].options, cases[i].text);
 }
 
 static void wrong_requests_are_refused(void **state)
 {
     (void)state;
-    run *r = malloc(sizeof *r);
-    assert_non_null(r);
-    run_open(r, (const char *[]){PEER, "kv-home", "peer", "kv-select", "spade", "kv-selectors",
-                                 "spade,last,tls", "device", "cpu", "select-cap", "32",
-                                 "select-tokens", "256", NULL});
+    run *r = run_new((const char *[]){PEER, "kv-home", "peer", "kv-select", "spade", "kv-selectors",
+                                      "spade,last,tls", "device", "cpu", "select-cap", "32",
+                                      "select-tokens", "256", NULL},
+                     NULL);
     cn_kv_params good, kv;
     cn_engine_default_kv(r->engine, &good);
     kv = good, kv.home = CN_HOME_DEVICE;
-    expect_refused(r, &kv, "kv.home device is not enabled: add it to --kv-homes");
+    run_assert_kv_refused(r, &kv, "kv.home device is not enabled: add it to --kv-homes");
     kv = good, kv.home = CN_HOME_HOST;
-    expect_refused(r, &kv, "kv.home host is not enabled: add it to --kv-homes");
+    run_assert_kv_refused(r, &kv, "kv.home host is not enabled: add it to --kv-homes");
     kv = good, kv.select = CN_SELECT_NONE;
-    expect_refused(r, &kv, "kv home peer without a selector");
+    run_assert_kv_refused(r, &kv, "kv home peer without a selector");
     kv = good, kv.select = CN_SELECT_TLS, kv.select_query = CN_QUERY_UNION;
     kv.select_window = 17;
-    expect_refused(r, &kv, "kv select_window 17: expected 1 to 16; raise --select-window");
+    run_assert_kv_refused(r, &kv, "kv select_window 17: expected 1 to 16; raise --select-window");
     kv = good, kv.select_cap = 33;
-    expect_refused(r, &kv, "kv select_cap 33: expected at most 32; raise --select-cap");
+    run_assert_kv_refused(r, &kv, "kv select_cap 33: expected at most 32; raise --select-cap");
     kv = good, kv.policy = CN_KV_ZIP;
-    expect_refused(r, &kv, "kv.policy zip is not enabled");
-    away_close_run(r);
+    run_assert_kv_refused(r, &kv, "kv.policy zip is not enabled");
+    run_free(r);
 }
 
 /* A backend without the op has no homes. */

@@ -18,7 +18,6 @@
 #include "compress/away.h"
 #include "compress/selector.h"
 #include "engine/engine_state.h"
-#include "tests/lib/commit_time.h"
 #include "tests/lib/away_scenario.h"
 #include "tests/lib/late_device.h"
 
@@ -45,11 +44,7 @@ static void draw_timed_kv(away_scenario *x, away_ask *a, const char *homes)
     const bool peer = any ? away_chance(x, 50) : strcmp(homes, "peer") == 0;
     const cn_kv_home home = peer ? CN_HOME_PEER : CN_HOME_HOST;
     away_draw_select(x, &a->kv);
-    a->kv.window_tokens = away_between(x, 2, 8);
-    a->kv.alpha = 0.8f;
-    a->kv.lambda = 0.2f;
-    a->kv.redundancy = CN_REDUNDANCY_NONE;
-    a->kv.redundancy_tau = 0.4f;
+    away_draw_zip(x, &a->kv);
     a->kv.global_score = true;
     if (kind < 2) { /* no home, and no selector or no policy */
         a->kv.policy = kind == 0 ? CN_KV_ZIP : CN_KV_FULL;
@@ -98,21 +93,10 @@ static void draw_asks(away_scenario *x, const char *homes)
 
 static away_scenario *draw_timing(uint64_t seed)
 {
-    away_scenario *x = calloc(1, sizeof *x);
-    assert_non_null(x);
-    x->rng.state = seed;
-    away_draw_model(x, 3);
-    static const char *const homes[] = {"peer", "host", "peer,host", "peer,host"};
-    const char *home = homes[away_below(x, 4)];
-    away_set_home(x, home);
-    away_set_text(x, "kv-policies", "full,window,zip");
-    away_set(x, "kv-budget", 128);
-    away_set(x, "kv-window", 8);
+    away_scenario *x = away_draw_scenario(seed, 3);
+    const char *homes = away_draw_homes(x);
     away_set(x, "select-cap", 16);
-    away_set_text(x, "kv-selectors", "spade,last,tls");
-    away_set(x, "select-tiles", 3);
-    away_set(x, "select-dense-layers", away_below(x, x->n_layers));
-    draw_asks(x, home);
+    draw_asks(x, homes);
     return x;
 }
 
@@ -189,9 +173,11 @@ static cn_status note_copy(cn_stream *s, const cn_copy_args *a)
     return watched.copy(s, a);
 }
 
-static void watch_waits(cn_engine *e)
+static void watch_waits(run *r)
 {
+    cn_engine *e = r->engine;
     cn_backend *be = e->backend;
+    if (!be->graph_launch) return;
     memset(&watched, 0, sizeof watched);
     watched.homes = &e->homes;
     watched.record = be->fence_record;
@@ -205,62 +191,10 @@ static void watch_waits(cn_engine *e)
     be->copy_blocks = note_copy;
 }
 
-static run *run_asks(away_scenario *x, commit_time chosen, bool cancels)
+static void count_beside(const run *r, void *user)
 {
-    run *r = away_open_run(x);
-    if (r->engine->backend->graph_launch) watch_waits(r->engine);
-    commit_time_choose(r->engine, chosen);
-    for (uint32_t n = 0, next = 0; next < x->n_asks || n < 700; n++) {
-        while (next < x->n_asks && x->asks[next].at_step <= n) away_submit(r, &x->asks[next++]);
-        for (uint32_t i = 0; cancels && i < next; i++)
-            if (x->asks[i].cancel_at == n && n > 0) cn_engine_cancel(r->engine, r->ids[i]);
-        away_step(r);
-        seen.beside += r->stats.compressing > 0;
-    }
-    run_finish(r);
-    assert_int_equal(r->stats.home_blocks_used, 0);
-    return r;
-}
-
-static void compare_sample(const run_sample *a, const run_sample *b, uint64_t seed, uint32_t i)
-{
-    const bool cut = a->finish == CN_FINISH_CANCELLED;
-    assert_true(a->n_tokens <= b->n_tokens);
-    for (uint32_t t = 0; t < a->n_tokens; t++)
-        if (a->tokens[t] != b->tokens[t])
-            fail_msg("seed %llu, request %u: token %u is %u, alone %u", (unsigned long long)seed, i,
-                     t, a->tokens[t], b->tokens[t]);
-    seen.cancelled += cut;
-    if (cut) return;
-    assert_int_equal(a->n_tokens, b->n_tokens);
-    if (a->logprob_hash != b->logprob_hash)
-        fail_msg("seed %llu, request %u: other log-probabilities", (unsigned long long)seed, i);
-    const cn_kv_usage *u = &a->usage.kv, *v = &b->usage.kv;
-    assert_int_equal(u->exchanges, v->exchanges);
-    assert_int_equal(u->fetched_entries, v->fetched_entries);
-    assert_int_equal(u->missed_entries, v->missed_entries);
-    assert_int_equal(u->selected_tokens, v->selected_tokens);
-}
-
-/* Sums over requests equal what the engine counted. */
-static void check_accounts(const away_scenario *x, const run *r)
-{
-    cn_kv_usage sum = {0};
-    for (uint32_t i = 0; i < x->n_asks; i++)
-        for (uint32_t s = 0; s < x->asks[i].n; s++) {
-            const cn_kv_usage *u = &r->samples[i][s].usage.kv;
-            sum.exchanges += u->exchanges;
-            sum.fetched_entries += u->fetched_entries;
-            sum.missed_entries += u->missed_entries;
-            sum.selected_steps += u->selected_steps;
-            sum.selected_tokens += u->selected_tokens;
-        }
-    assert_int_equal(sum.exchanges, r->stats.exchanges);
-    assert_int_equal(sum.fetched_entries, r->stats.fetched_entries);
-    assert_int_equal(sum.missed_entries, r->stats.missed_entries);
-    assert_int_equal(sum.selected_steps, r->stats.selected_steps);
-    assert_int_equal(sum.selected_tokens, r->stats.selected_tokens);
-    assert_int_equal(r->stats.home_blocks_used, 0);
+    (void)user;
+    seen.beside += r->stats.compressing > 0;
 }
 
 static void run_both(uint64_t seed, bool late)
@@ -271,23 +205,28 @@ static void run_both(uint64_t seed, bool late)
     away_set_text(x, "enable-prefix-caching", "false");
     late_device_choose(0);
     away_set(x, "max-num-seqs", 1);
-    run *alone = run_asks(x, BY_LUCK, false);
+    away_plan plan = {.commits = BY_LUCK, .n_steps = 700, .before = watch_waits,
+                      .after = count_beside};
+    run *alone = away_run_asks(x, &plan);
     x->n_options = n_options;
     draw_shortage(x);
     late_device_choose(late ? seed : 0);
-    run *beside = run_asks(x, (commit_time)(seed % N_COMMIT_TIMES), true);
+    plan.commits = (commit_time)(seed % N_COMMIT_TIMES);
+    plan.cancels = true;
+    run *beside = away_run_asks(x, &plan);
     for (uint32_t i = 0; i < x->n_asks; i++)
         for (uint32_t s = 0; s < x->asks[i].n; s++)
-            compare_sample(&beside->samples[i][s], &alone->samples[i][s], seed, i);
-    check_accounts(x, alone);
-    check_accounts(x, beside);
+            seen.cancelled +=
+                !away_assert_alone(&beside->samples[i][s], &alone->samples[i][s], seed, i);
+    run_assert_accounts(alone);
+    run_assert_accounts(beside);
     seen.exchanges += beside->stats.exchanges;
     seen.compressions += beside->stats.compressions;
     seen.preemptions += beside->stats.preemptions;
     seen.cached += beside->stats.cached_tokens;
     seen.moved += beside->stats.swap_outs;
-    away_close_run(alone);
-    away_close_run(beside);
+    run_free(alone);
+    run_free(beside);
     late_device_choose(0);
     away_free_scenario(x);
 }
@@ -325,7 +264,7 @@ static run *run_until(away_scenario *x, uint32_t n_steps)
 {
     run *r = away_open_run(x);
     for (uint32_t i = 0; i < x->n_asks; i++) away_submit(r, &x->asks[i]);
-    for (uint32_t i = 0; i < n_steps; i++) away_step(r);
+    run_steps(r, n_steps);
     return r;
 }
 
@@ -349,7 +288,7 @@ static void an_engine_can_be_freed_at_any_step(void **state)
         run *r = run_until(x, 120 + away_below(x, 260));
         exchanges += r->stats.exchanges;
         compressing += r->stats.compressing > 0;
-        away_close_run(r);
+        run_free(r);
         late_device_choose(0);
         away_free_scenario(x);
     }
@@ -368,14 +307,11 @@ static void cancelled_requests_return_their_homes(void **state)
         run *r = run_until(x, 120 + away_below(x, 260));
         compressing += r->stats.compressing > 0;
         for (uint32_t i = 0; i < x->n_asks; i++) cn_engine_cancel(r->engine, r->ids[i]);
-        away_step(r);
+        run_steps(r, 1);
         for (uint32_t i = 0; i < x->n_asks; i++) away_submit(r, &x->asks[i]);
         run_finish(r);
-        cn_engine_stats(r->engine, &r->stats);
-        assert_int_equal(r->stats.home_blocks_used, 0);
-        assert_int_equal(r->stats.blocks_used, 0);
-        assert_int_equal(r->stats.slots_used, 0);
-        away_close_run(r);
+        away_assert_empty(r);
+        run_free(r);
         late_device_choose(0);
         away_free_scenario(x);
     }

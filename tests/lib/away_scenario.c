@@ -32,7 +32,7 @@ void away_set(away_scenario *x, const char *name, uint32_t value)
     away_set_text(x, name, text);
 }
 
-void away_draw_model(away_scenario *x, uint32_t most_layers)
+static void draw_model(away_scenario *x, uint32_t most_layers)
 {
     static const uint32_t heads[][2] = {{1, 1}, {2, 1}, {4, 2}, {4, 1}, {3, 3}};
     const uint32_t *h = heads[away_below(x, sizeof heads / sizeof *heads)];
@@ -67,6 +67,29 @@ void away_draw_model(away_scenario *x, uint32_t most_layers)
     away_set(x, "packs", away_between(x, 1, 3));
 }
 
+away_scenario *away_draw_scenario(uint64_t seed, uint32_t most_layers)
+{
+    away_scenario *x = calloc(1, sizeof *x);
+    assert_non_null(x);
+    x->rng.state = seed;
+    draw_model(x, most_layers);
+    return x;
+}
+
+const char *away_draw_homes(away_scenario *x)
+{
+    static const char *const homes[] = {"peer", "host", "peer,host", "peer,host"};
+    const char *home = homes[away_below(x, 4)];
+    away_set_home(x, home);
+    away_set_text(x, "kv-policies", "full,window,zip");
+    away_set(x, "kv-budget", 128);
+    away_set(x, "kv-window", 8);
+    away_set_text(x, "kv-selectors", "spade,last,tls");
+    away_set(x, "select-tiles", 3);
+    away_set(x, "select-dense-layers", away_below(x, x->n_layers));
+    return home;
+}
+
 void away_set_home(away_scenario *x, const char *home)
 {
     const bool host = strstr(home, "host") != NULL, peer = strstr(home, "peer") != NULL;
@@ -91,19 +114,19 @@ void away_draw_select(away_scenario *x, cn_kv_params *kv)
     };
 }
 
-run *away_open_run(away_scenario *x)
+void away_draw_zip(away_scenario *x, cn_kv_params *kv)
 {
-    run *r = malloc(sizeof *r);
-    assert_non_null(r);
-    x->options[x->n_options] = NULL;
-    run_open(r, x->options);
-    return r;
+    kv->window_tokens = away_between(x, 2, 8);
+    kv->alpha = 0.8f;
+    kv->lambda = 0.2f;
+    kv->redundancy = CN_REDUNDANCY_NONE;
+    kv->redundancy_tau = 0.4f;
 }
 
-void away_close_run(run *r)
+run *away_open_run(away_scenario *x)
 {
-    run_close(r);
-    free(r);
+    x->options[x->n_options] = NULL;
+    return run_new(x->options, NULL);
 }
 
 void away_submit(run *r, const away_ask *a)
@@ -123,11 +146,51 @@ void away_submit(run *r, const away_ask *a)
     run_submit(r, &p);
 }
 
-void away_step(run *r)
+run *away_run_asks(away_scenario *x, const away_plan *plan)
 {
-    bool idle;
-    if (cn_engine_step(r->engine, &idle) != CN_OK) fail_msg("%s", cn_last_error());
+    run *r = away_open_run(x);
+    if (plan->before) plan->before(r);
+    commit_time_choose(r->engine, plan->commits);
+    for (uint32_t n = 0, next = 0; next < x->n_asks || n < plan->n_steps; n++) {
+        while (next < x->n_asks && x->asks[next].at_step <= n) away_submit(r, &x->asks[next++]);
+        for (uint32_t i = 0; plan->cancels && i < next; i++)
+            if (x->asks[i].cancel_at == n && n > 0) cn_engine_cancel(r->engine, r->ids[i]);
+        run_steps(r, 1);
+        if (plan->after) plan->after(r, plan->user);
+    }
+    run_finish(r);
+    away_assert_empty(r);
+    return r;
+}
+
+void away_assert_empty(run *r)
+{
     cn_engine_stats(r->engine, &r->stats);
+    assert_int_equal(r->stats.home_blocks_used, 0);
+    assert_int_equal(r->stats.blocks_used, 0);
+    assert_int_equal(r->stats.slots_used, 0);
+}
+
+bool away_assert_alone(const run_sample *a, const run_sample *b, uint64_t seed, uint32_t request)
+{
+    const unsigned long long of = seed;
+    assert_true(a->n_tokens <= b->n_tokens);
+    for (uint32_t t = 0; t < a->n_tokens; t++)
+        if (a->tokens[t] != b->tokens[t])
+            fail_msg("seed %llu, request %u: token %u is %u, alone at home %s %u", of, request, t,
+                     a->tokens[t], cn_kv_home_name(b->usage.kv.params.home), b->tokens[t]);
+    if (a->finish == CN_FINISH_CANCELLED) return false;
+    assert_int_equal(a->n_tokens, b->n_tokens);
+    if (a->logprob_hash != b->logprob_hash)
+        fail_msg("seed %llu, request %u: other log-probabilities", of, request);
+    const cn_kv_usage *u = &a->usage.kv, *v = &b->usage.kv;
+    assert_int_equal(u->params.home, v->params.home);
+    assert_int_equal(u->exchanges, v->exchanges);
+    assert_int_equal(u->fetched_entries, v->fetched_entries);
+    assert_int_equal(u->missed_entries, v->missed_entries);
+    assert_int_equal(u->selected_steps, v->selected_steps);
+    assert_int_equal(u->selected_tokens, v->selected_tokens);
+    return true;
 }
 
 void away_free_scenario(away_scenario *x)

@@ -212,6 +212,7 @@ void run_assert_start_refused(const char *const *options, const char *text)
     cn_config *c = cn_config_create();
     assert_non_null(c);
     check(cn_config_set(c, "model", "examples/tiny-reasoner"));
+    check(cn_config_set(c, "device", "cpu"));
     for (const char *const *o = options; *o; o += 2) check(cn_config_set(c, o[0], o[1]));
     cn_engine *e = NULL;
     assert_int_equal(cn_engine_create(&e, c), CN_ERR_ARG);

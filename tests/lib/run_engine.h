@@ -64,8 +64,8 @@ void run_assert_accounts(const run *r);
  * The first form takes a request, the second one `kv` of a request with two prompt tokens. */
 void run_assert_refused(const run *r, const cn_request_params *p, const char *text);
 void run_assert_kv_refused(const run *r, const cn_kv_params *kv, const char *text);
-/* Fails the test unless an engine on the bundled checkpoint with these options is refused at start
- * with CN_ERR_ARG and an error that has `text`. */
+/* Fails the test unless an engine on a CPU with these options is refused at start with CN_ERR_ARG
+ * and an error that has `text`. */
 void run_assert_start_refused(const char *const *options, const char *text);
 
 /* Loads the first `n` prompts of a task of the bundled checkpoint. The strings live until exit. */
