@@ -36,11 +36,6 @@ uint32_t cn_space_reservable_blocks(const cn_space *s)
     return cn_space_total_blocks(s) - s->reserved_blocks;
 }
 
-bool cn_space_try_take(cn_space *s, uint32_t *block)
-{
-    return s->blocks && cn_pool_try_take(s->blocks, 1, block);
-}
-
 bool cn_space_try_take_slot(cn_space *s, uint32_t *slot)
 {
     return s->slots && cn_pool_try_take(s->slots, 1, slot);

@@ -32,8 +32,7 @@ uint32_t cn_space_free_slots(const cn_space *s);
 uint32_t cn_space_free_blocks(const cn_space *s);      /* free or cached-only */
 uint32_t cn_space_reservable_blocks(const cn_space *s); /* not reserved by a holder */
 
-/* Takes one block, or one query slot. Returns false and changes nothing when none is free. */
-bool cn_space_try_take(cn_space *s, uint32_t *block);
+/* Takes one query slot. Returns false and changes nothing when none is free. */
 bool cn_space_try_take_slot(cn_space *s, uint32_t *slot);
 
 /* Reserves n_blocks and, if needs_slot, takes a slot; otherwise *slot is -1. Returns false and

@@ -34,8 +34,9 @@ static bool leak_slot(sim_world *w)
 
 static bool leak_swap(sim_world *w)
 {
+    cn_pool *blocks = w->s->swap.space.blocks;
     uint32_t block;
-    return cn_space_try_take(&w->s->swap.space, &block);
+    return blocks && cn_pool_try_take(blocks, 1, &block);
 }
 
 static bool drop_swap(sim_world *w, const cn_seq *seq)
@@ -85,7 +86,7 @@ static bool mistake_home(sim_world *w, const sim_seq *q)
     if (!goes_on(w, q) || seq->home_len <= seq->n_prompt) return false;
     cn_space *home = &w->s->home[seq->kv.home];
     uint32_t *block = &seq->home_table[seq->home_len / w->engine.block_tokens - 1];
-    if (!cn_space_try_take(home, &other)) return false;
+    if (!cn_pool_try_take(home->blocks, 1, &other)) return false;
     cn_pool_drop(home->blocks, *block);
     *block = other;
     return true;
