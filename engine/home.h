@@ -140,7 +140,11 @@ cn_status cn_home_begin_step(cn_homes *hs, cn_home_step *steps, const cn_plane_v
                              cn_home_clock *clock);
 /* Ends it: enqueues the copy of the counts of the rows to the host. */
 cn_status cn_home_end_step(cn_homes *hs);
+/* Call before the ops of a layer of a step are enqueued. At the first layer of a pack, lets the
+ * model's stream wait for the pack's exchange of the step before. */
 cn_status cn_home_enter_layer(cn_homes *hs, uint32_t layer);
+/* Call when the ops of a layer are enqueued. Behind the last layer of a pack, starts the pack's
+ * exchange with each home that the step has rows of. Errors of both are those of the backends. */
 cn_status cn_home_leave_layer(cn_homes *hs, uint32_t layer);
 /* CN_ERR_DEVICE when the backend has no timed fences. Free also after an error. */
 cn_status cn_home_clock_create(cn_homes *hs, cn_home_clock **out);

@@ -24,6 +24,7 @@ enum { CN_NO_BLOCK = UINT32_MAX };
 
 typedef struct cn_pool cn_pool;
 
+/* Creates n_blocks free blocks. CN_ERR_ARG for 0 or CN_NO_BLOCK, CN_ERR_MEMORY. */
 cn_status cn_pool_create(cn_pool **out, uint32_t n_blocks);
 void cn_pool_free(cn_pool *p); /* NULL is fine */
 

@@ -17,6 +17,7 @@ typedef struct cn_queue {
     bool by_priority;
 } cn_queue;
 
+/* Makes room for at least cap sequences. CN_ERR_MEMORY. */
 cn_status cn_queue_reserve(cn_queue *q, uint32_t cap);
 void cn_queue_free(cn_queue *q);
 void cn_queue_push(cn_queue *q, cn_seq *seq); /* O(log n); room must be reserved */
@@ -42,6 +43,7 @@ typedef struct cn_seq_list {
     cn_link link;
 } cn_seq_list;
 
+/* Each takes constant time. `next` returns the sequence behind seq; NULL behind the last. */
 void cn_seq_list_append(cn_seq_list *l, cn_seq *seq);
 void cn_seq_list_remove(cn_seq_list *l, cn_seq *seq);
 cn_seq *cn_seq_list_next(const cn_seq_list *l, const cn_seq *seq);

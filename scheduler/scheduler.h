@@ -52,6 +52,7 @@ typedef struct cn_sched_opts {
     uint32_t auto_homes; /* homes that `auto` may choose: bit i is cn_kv_home i */
 } cn_sched_opts;
 
+/* Copies *o. CN_ERR_ARG names the values that are not possible. CN_ERR_MEMORY. */
 cn_status cn_scheduler_create(cn_scheduler **out, const cn_sched_opts *o);
 void cn_scheduler_free(cn_scheduler *s);
 

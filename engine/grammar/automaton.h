@@ -43,6 +43,7 @@ typedef struct cn_matcher {
     uint32_t state;
 } cn_matcher;
 
+/* Starts with the empty text. The automaton keeps a link to the matcher until cn_matcher_end. */
 void cn_matcher_start(cn_matcher *m, cn_automaton *a);
 void cn_matcher_end(cn_matcher *m); /* a matcher that was not started is fine */
 
@@ -57,6 +58,7 @@ bool cn_matcher_is_complete(const cn_matcher *m);
  * shrunk or freed. CN_ERR_MEMORY when a bound is exceeded. */
 cn_status cn_matcher_mask(cn_matcher *m, const uint32_t **mask);
 
+/* Bytes of host memory: states, masks and the network. */
 uint64_t cn_automaton_bytes(const cn_automaton *a);
 /* Forgets all states but those of its matchers. On failure nothing changes. */
 cn_status cn_automaton_shrink(cn_automaton *a);

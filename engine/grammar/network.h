@@ -47,8 +47,11 @@ typedef struct cn_net {
 void cn_net_free(cn_net *n); /* leaves *n empty */
 size_t cn_net_bytes(const cn_net *n);
 
+/* Return the number of a new rule with its start and end, or of a new node; 0 after a failure. */
 uint32_t cn_net_rule_new(cn_net *n);
 uint32_t cn_net_node_new(cn_net *n);
+/* Add an edge between two nodes of a rule: it reads one byte from lo to hi, reads nothing, or calls
+ * a rule. */
 void cn_net_byte(cn_net *n, uint32_t from, uint32_t to, uint8_t lo, uint8_t hi);
 void cn_net_empty(cn_net *n, uint32_t from, uint32_t to);
 void cn_net_call(cn_net *n, uint32_t from, uint32_t to, uint32_t rule);
