@@ -148,6 +148,38 @@ static void leave_room_for_prompt(cn_memory_plan *p, const cn_planner_input *in)
     p->n_blocks = clamp_u32((in->avail_bytes - most * p->query_slot_bytes) / p->block_bytes);
 }
 
+/* One request needs a full block and the next one, or its cap; and a query slot. */
+static cn_status check_one_request(const cn_memory_plan *p, const cn_planner_input *in)
+{
+    const uint32_t least = cn_max_u32(2, in->n_max_blocks);
+    const bool lacks_slot = in->window_tokens > 0 && p->n_query_slots == 0;
+    const char *or_budget = in->n_max_blocks ? " or lower --kv-budget" : "";
+    if (p->n_blocks >= least && !lacks_slot) return CN_OK;
+    if (in->n_blocks_override)
+        return cn_fail(CN_ERR_MEMORY,
+                       "%u KV blocks are too few for one request, which needs %u blocks of %u "
+                       "tokens: raise --num-gpu-blocks-override%s",
+                       p->n_blocks, least, in->block_tokens, or_budget);
+    return cn_fail(CN_ERR_MEMORY,
+                   "%llu bytes of KV cache are too few for one request, which needs %u blocks "
+                   "of %u tokens, %llu bytes: raise --kv-cache-memory-bytes%s",
+                   (unsigned long long)in->avail_bytes, least, in->block_tokens,
+                   (unsigned long long)(least * p->block_bytes + p->query_slot_bytes), or_budget);
+}
+
+/* How long a request can be, and how many run at once. */
+static void count_requests(cn_memory_plan *p, const cn_planner_input *in)
+{
+    const uint64_t pool_tokens = (uint64_t)p->n_blocks * in->block_tokens;
+    const uint64_t longest_blocks = cn_ceil_div(in->max_model_len, in->block_tokens);
+    p->max_request_tokens = cn_min_u32(in->max_model_len, clamp_u32(pool_tokens));
+    p->concurrency_full = cn_min_u32(in->max_seqs, (uint32_t)(p->n_blocks / longest_blocks));
+    if (in->n_max_blocks == 0) return;
+    p->concurrency_capped = cn_min_u32(in->max_seqs, p->n_blocks / in->n_max_blocks);
+    if (in->window_tokens)
+        p->concurrency_capped = cn_min_u32(p->concurrency_capped, p->n_query_slots);
+}
+
 cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *given)
 {
     CN_ASSERT(given->block_tokens > 0 && given->n_layers > 0 && given->max_seqs > 0);
@@ -164,36 +196,10 @@ cn_status cn_memory_plan_divide(cn_memory_plan *out, const cn_planner_input *giv
     CN_TRY(divide_home(&p, in, CN_HOME_HOST));
     divide(&p, in);
     leave_room_for_prompt(&p, in);
-
-    /* One full block and the next one, or one capped request. */
-    const uint32_t least = cn_max_u32(2, in->n_max_blocks);
-    const bool short_of_slots = in->window_tokens > 0 && p.n_query_slots == 0;
-    if (p.n_blocks < least || short_of_slots) {
-        const uint64_t need = least * p.block_bytes + p.query_slot_bytes;
-        if (in->n_blocks_override)
-            return cn_fail(CN_ERR_MEMORY,
-                           "%u KV blocks are too few for one request, which needs %u blocks of %u "
-                           "tokens: raise --num-gpu-blocks-override%s",
-                           p.n_blocks, least, in->block_tokens,
-                           in->n_max_blocks ? " or lower --kv-budget" : "");
-        return cn_fail(CN_ERR_MEMORY,
-                       "%llu bytes of KV cache are too few for one request, which needs %u blocks "
-                       "of %u tokens, %llu bytes: raise --kv-cache-memory-bytes%s",
-                       (unsigned long long)in->avail_bytes, least, in->block_tokens,
-                       (unsigned long long)need,
-                       in->n_max_blocks ? " or lower --kv-budget" : "");
-    }
-
+    CN_TRY(check_one_request(&p, in));
     p.kv_bytes = p.n_blocks * p.block_bytes + p.n_query_slots * p.query_slot_bytes +
                  p.home_device_bytes;
-    const uint64_t pool_tokens = (uint64_t)p.n_blocks * in->block_tokens;
-    p.max_request_tokens = cn_min_u32(in->max_model_len, clamp_u32(pool_tokens));
-    const uint64_t longest_blocks = cn_ceil_div(in->max_model_len, in->block_tokens);
-    p.concurrency_full = cn_min_u32(in->max_seqs, (uint32_t)(p.n_blocks / longest_blocks));
-    if (in->n_max_blocks)
-        p.concurrency_capped = cn_min_u32(in->max_seqs, p.n_blocks / in->n_max_blocks);
-    if (in->window_tokens && in->n_max_blocks)
-        p.concurrency_capped = cn_min_u32(p.concurrency_capped, p.n_query_slots);
+    count_requests(&p, in);
     CN_TRY(divide_swap(&p, in));
     *out = p;
     return CN_OK;

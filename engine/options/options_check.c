@@ -71,7 +71,7 @@ static bool is_on(const cn_config *c, const cn_option *o)
 }
 
 /* Checks options that only have an effect together with another option. */
-static cn_status check_company(const cn_config *c, uint32_t sections)
+static cn_status check_needed_options(const cn_config *c, uint32_t sections)
 {
     static const struct {
         const char *name, *needs;
@@ -457,7 +457,7 @@ cn_status cn_config_validate(const cn_config *c, uint32_t sections)
 {
     CN_TRY(check_required(c, sections));
     CN_TRY(check_forms(c));
-    CN_TRY(check_company(c, sections));
+    CN_TRY(check_needed_options(c, sections));
     CN_TRY(check_written(c, sections));
     if (sections & CN_SECTION_ENGINE) CN_TRY(check_engine(c));
     if (sections & CN_SECTION_SAMPLING) {
