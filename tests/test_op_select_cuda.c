@@ -488,7 +488,7 @@ static void check_stage(world *w, uint32_t i)
 
 static double run_drawn(op_env *env, uint32_t seed)
 {
-    static const uint32_t dims[] = {64, 80, 96, 128, 256, 16}, groups[] = {1, 4, 3, 11, 8};
+    static const uint32_t dims[] = {64, 80, 96, 128, 256, 16}, groups[] = {1, 4, 3, 11, 8, 2, 6};
     static const uint32_t blocks[] = {64, 16, 256, 128};
     test_rng *r = &env->rng;
     paged_shape s = {.n_layers = LAYERS,
@@ -496,7 +496,7 @@ static double run_drawn(op_env *env, uint32_t seed)
                      .head_dim = dims[seed % 6],
                      .block_tokens = blocks[test_rng_below(r, 4)],
                      .n_seqs = 1 + test_rng_below(r, 6)};
-    s.n_heads = s.n_kv_heads * groups[seed % 5];
+    s.n_heads = s.n_kv_heads * groups[seed % 7];
     s.n_decode = s.n_seqs;
     for (uint32_t i = 0; i < s.n_seqs; i++) {
         s.n_q[i] = 1;

@@ -39,7 +39,8 @@ typedef struct share_part {
 } share_part;
 
 /* What is stored of AT_ONCE candidates from c on, THREADS apart, for the heads [first, first +
- * QUAD). Candidates from `end` on repeat the last one, and heads from the group's end on others. */
+ * QUAD). Candidates from `end` on repeat the last one, and heads from the group's end on others,
+ * which add_quad leaves out. */
 typedef struct share_raw {
     uint32_t words[AT_ONCE][QUAD]; /* logits; or QUAD / 2 pairs and a scale */
 } share_raw;
@@ -71,9 +72,12 @@ __device__ static inline void add_quad(float best[AT_ONCE], const share_raw &raw
                                        const share_part &s, const share_head *heads, uint32_t first,
                                        uint32_t group)
 {
-    share_head quad[QUAD]; /* from the group's end on the last one */
+    share_head quad[QUAD];
 #pragma unroll
-    for (uint32_t h = 0; h < QUAD; h++) quad[h] = heads[min(first + h, group - 1)];
+    for (uint32_t h = 0; h < QUAD; h++) {
+        quad[h] = heads[min(first + h, group - 1)];
+        if (first + h >= group) quad[h].log_sum = CUDART_INF_F; /* a share of 0 */
+    }
 #pragma unroll
     for (uint32_t i = 0; i < AT_ONCE; i++) {
         /* The scale of a candidate below the base is NaN. */
