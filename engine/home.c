@@ -1,6 +1,8 @@
 /* home.c - see home.h. */
 #include "engine/home.h"
 
+#include <math.h>
+
 #include "engine/backend.h"
 
 /* ---- checks and start ---- */
@@ -452,16 +454,39 @@ void cn_home_clock_free(cn_homes *hs, cn_home_clock *c)
     cn_free(c);
 }
 
+double cn_home_busy_s(const cn_home_times *t, uint32_t n_packs)
+{
+    uint32_t next[CN_HOME_WORKS] = {0};
+    double busy_s = 0, until = -INFINITY; /* all work that begins before `until` is counted to it */
+    for (uint32_t i = 0; i < CN_HOME_WORKS * n_packs; i++) {
+        int first = -1;
+        for (int w = 0; w < CN_HOME_WORKS; w++)
+            if (next[w] < n_packs &&
+                (first < 0 || t->begins[w][next[w]] < t->begins[first][next[first]]))
+                first = w;
+        const double begin = t->begins[first][next[first]], end = t->ends[first][next[first]];
+        if (end > until) {
+            busy_s += end - (begin > until ? begin : until);
+            until = end;
+        }
+        next[first]++;
+    }
+    return busy_s;
+}
+
 /* Adds the time of the exchanges of one home. */
 static cn_status read_span(cn_homes *hs, const cn_home *h, cn_home_span *span)
 {
-    for (uint32_t p = 0; span->recorded && p < hs->packs.n; p++)
+    cn_home_times t;
+    if (!span->recorded) return CN_OK;
+    for (uint32_t p = 0; p < hs->packs.n; p++)
         for (int i = 0; i < CN_HOME_WORKS; i++) {
-            double ran_s;
+            cn_fence *start = span->begins[CN_HOME_RANKS][0];
             CN_TRY(h->be->fence_sync(span->ends[i][p])); /* a push may outlast the step */
-            CN_TRY(h->be->fence_seconds(span->begins[i][p], span->ends[i][p], &ran_s));
-            hs->times.exchange_s += ran_s;
+            CN_TRY(h->be->fence_seconds(start, span->begins[i][p], &t.begins[i][p]));
+            CN_TRY(h->be->fence_seconds(start, span->ends[i][p], &t.ends[i][p]));
         }
+    hs->times.exchange_s += cn_home_busy_s(&t, hs->packs.n);
     return CN_OK;
 }
 

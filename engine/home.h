@@ -20,7 +20,7 @@
 typedef struct cn_exchange_times {
     uint64_t n_steps;
     double stall_s;    /* the model's stream waited for exchanges of the step before */
-    double exchange_s; /* ranks ran, plus pushes ran */
+    double exchange_s; /* ranks or pushes of a home ran; homes are added up */
 } cn_exchange_times;
 
 /* What is fixed at start; borrowed. */
@@ -60,6 +60,15 @@ typedef struct cn_home_span {
     cn_fence *begins[CN_HOME_WORKS][CN_MAX_PACKS], *ends[CN_HOME_WORKS][CN_MAX_PACKS];
     bool recorded;
 } cn_home_span;
+
+/* When the ranks and the pushes of one step with one home ran, in seconds from one instant on. The
+ * packs of each follow one another. */
+typedef struct cn_home_times {
+    double begins[CN_HOME_WORKS][CN_MAX_PACKS], ends[CN_HOME_WORKS][CN_MAX_PACKS];
+} cn_home_times;
+
+/* Returns for how many seconds ranks, pushes or both ran. */
+double cn_home_busy_s(const cn_home_times *t, uint32_t n_packs);
 
 /* Timed fences of one step, for benchmarks. */
 typedef struct cn_home_clock {
@@ -113,8 +122,8 @@ cn_status cn_home_check_start(const cn_config *c);
  * before the backend of the model is opened. The options have been checked. CN_ERR_DEVICE names an
  * op that the backend lacks. */
 cn_status cn_home_open(cn_homes *hs, const cn_config *c, const cn_model_config *m);
-/* Checks the ops of the model's backend, and creates the stream of home `host` there. Call before
- * the memory plan, because a stream takes device memory. CN_ERR_DEVICE names a missing op. */
+/* Checks the ops of the model's backend, and creates the streams of home `host` there. Call before
+ * the memory plan, because streams take device memory. CN_ERR_DEVICE names a missing op. */
 cn_status cn_home_open_beside(cn_homes *hs, const cn_config *c, cn_backend *model_be);
 /* Call when the memory of the start plan is allocated. */
 cn_status cn_home_create(cn_homes *hs, const cn_home_opts *o);
