@@ -174,6 +174,8 @@ size_t cn_cuda_select_scratch_bytes(const cn_cuda_backend_opts *o);
 cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a);
 cn_status cn_cuda_select(cn_stream *s, const cn_select_args *a);
 cn_status cn_cuda_exchange(cn_stream *s, const cn_exchange_args *a);
+/* Sets the largest chosen_stride for which a thread block has enough shared memory. */
+cn_status cn_cuda_exchange_limit(const cn_cuda_device *d, uint32_t *most);
 cn_status cn_cuda_fetch(cn_stream *s, const cn_fetch_args *a);
 cn_status cn_cuda_silu_mul(cn_stream *s, const cn_silu_mul_args *a);
 cn_status cn_cuda_gather(cn_stream *s, const cn_gather_args *a);

@@ -211,7 +211,8 @@ CN_HOPPER float4 cn_cluster_read(const float4 *p, uint32_t rank)
 }
 
 /* Stores 16 bytes into another block's shared memory, at the offset that p has here. The barrier
- * at the same offset there counts them: its cn_barrier_wait implies that they can be read. */
+ * at the same offset there counts them: its cn_barrier_wait implies that they can be read. That
+ * wait acquires for the thread block alone, which suffices because no cache is between. */
 CN_HOPPER void cn_cluster_store(uint4 *p, const uint4 &v, uint64_t *barrier, uint32_t rank)
 {
     asm volatile("{\n"

@@ -48,12 +48,15 @@ template <typename... Params>
 static cn_status cn_launch_set_shared(const cn_cuda *c, const char *op, void (*kernel)(Params...),
                                       size_t bytes)
 {
-    if (bytes > c->device.shared_bytes)
-        return cn_fail(CN_ERR_SHAPE,
-                       "%s: a block needs %zu bytes of shared memory, but the GPU has %zu", op,
-                       bytes, c->device.shared_bytes);
-    CN_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    return CN_OK;
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (error == cudaSuccess) return CN_OK;
+    if (error != cudaErrorInvalidValue) return cn_cuda_failed(error, op);
+    cudaGetLastError(); /* the GPU can be used further */
+    return cn_fail(CN_ERR_SHAPE,
+                   "%s: %zu bytes of shared memory and the arrays of fixed size of a block exceed "
+                   "the %zu bytes of the GPU",
+                   op, bytes, c->device.shared_bytes);
 }
 
 /* A launch as the CUDA runtime takes it; `config` points to `attributes`. */

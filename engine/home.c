@@ -151,11 +151,23 @@ static cn_status make_tiles(cn_home *h)
     return CN_OK;
 }
 
+/* The first exchange of a request brings in all that it selects. */
+static cn_status check_chosen(const cn_homes *hs, const cn_home *h, uint32_t chosen)
+{
+    if (h->be->most_chosen == 0 || chosen <= h->be->most_chosen) return CN_OK;
+    return cn_fail(CN_ERR_ARG,
+                   "--select-tokens %u: kv home %s supports at most %u selected entries on this "
+                   "device, and this makes %u: lower --select-tokens",
+                   hs->o.config->kv.select_tokens, cn_kv_home_name(kind_of(hs, h)),
+                   h->be->most_chosen, chosen);
+}
+
 static cn_status create_home(cn_homes *hs, cn_home *h)
 {
     const uint32_t b = hs->o.plan->block_tokens;
     const cn_exchange_sizes z =
         cn_exchange_sizes_of(hs->o.config, hs->o.model, kind_of(hs, h), b, true);
+    CN_TRY(check_chosen(hs, h, z.move_stride));
     CN_TRY(cn_exchange_rows_init(&h->fill_rows, &z, b));
     describe(hs, h);
     h->fill_arrays = cn_calloc_aligned((size_t)h->env.n_slots * cn_exchange_bytes(&z), 1);

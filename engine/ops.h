@@ -517,6 +517,7 @@ struct cn_backend {
     bool async; /* ops return before they have run */
     size_t mem_align; /* sizes of the start plan are multiples of this many bytes */
     uint32_t keeps;   /* values of cn_keep that `compress` supports: bit i is cn_keep i */
+    uint32_t most_chosen; /* the largest chosen_stride of `exchange`; 0: it has no limit */
     void *ctx;  /* private to the backend */
 
     void (*close)(cn_backend *be);

@@ -81,6 +81,8 @@ export FAKE_GPUS=2
     works "kv home host" --kv-home host --device cuda --kv-cache-memory-bytes 256M
     refused "--cache-device cuda:5: expected cuda:0 to cuda:1" $peer --cache-device cuda:5
     refused "lower --home-space" $peer --cache-device cuda:1 --home-space 16
+    refused "--select-tokens 40000: kv home peer supports at most 29" $peer --cache-device cuda:1 \
+        --select-tokens 40000
     refused "expected cpu beside a model on cpu" --kv-home peer --device cpu --cache-device cuda:1
     refused "expected cuda:N beside a model on cuda" $peer --cache-device cpu
     FAKE_PEERS=0 refused "GPU 0 and GPU 1 cannot address each other's memory" $peer \

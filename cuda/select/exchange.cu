@@ -450,6 +450,14 @@ __global__ static void __launch_bounds__(THREADS, 3)
     a.n_missed[at.index] = n_missed;
 }
 
+extern "C" cn_status cn_cuda_exchange_limit(const cn_cuda_device *d, uint32_t *most)
+{
+    cudaFuncAttributes kernel;
+    CN_CUDA(cudaFuncGetAttributes(&kernel, exchange_kernel));
+    *most = (uint32_t)((d->shared_bytes - kernel.sharedSizeBytes) / sizeof(uint64_t));
+    return CN_OK;
+}
+
 extern "C" cn_status cn_cuda_exchange(cn_stream *s, const cn_exchange_args *a)
 {
     const dim3 grid(a->n_seqs * a->n_layers * a->local.layout.n_kv_heads);

@@ -1,7 +1,7 @@
 /* score.cu - score: candidates of a selection compared with the query.
  * In: q bf16, keys or digests by block. Out: u16 [units, n], ragged as in cn_score_args.
  *
- * Two blocks per multiprocessor, each with an equal run of the step's lots (score.cuh). A warp
+ * Two blocks per multiprocessor, which divide the step's lots (score.cuh). A warp
  * loads a lot of keys into the registers of the matrix instructions, at d 128 up to 4.5 KiB, so 24
  * warps have up to 108 KiB in flight. Keys and heads are compared by the tensor cores, all heads of
  * the group at once, so keys are read once. The kinds of keys:

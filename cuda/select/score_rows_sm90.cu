@@ -2,7 +2,7 @@
  * the work of score.cu for the sequences with such keys, with the same divisions and products.
  * In: q bf16, K rows by block. Out: u16 [units, n], ragged as in cn_score_args.
  *
- * Two blocks per multiprocessor, each with an equal run of the step's lots (score.cuh). The 16 rows
+ * Two blocks per multiprocessor, which divide the step's lots (score.cuh). The 16 rows
  * of a lot are contiguous in the pool. A warp has a ring of stages in shared memory, one lot each,
  * and fills it with bulk copies; lane 0 starts them. So all stages but one are in flight while the
  * warp computes, also from one part to the next: at d 128 three stages of 4 KiB, 192 KiB per

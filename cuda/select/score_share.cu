@@ -6,8 +6,8 @@
  * first adds up the sums of the unit's parts, while its first loads are on their way.
  *
  * K rows that score_rows_sm90.cu has computed have a kernel of their own. Their logits can exceed
- * the L2 cache, so the time to read them counts. Each block has an equal run of the step's lots, as
- * in score.cuh. The kernel before it has waited for all kernels that write the arrays of the step
+ * the L2 cache, so the time to read them counts. The blocks divide the step's lots as in
+ * score.cuh. The kernel before it has waited for all kernels that write the arrays of the step
  * when it lets this one start, so these are read before the wait.
  *
  * Block 256. Bytes per candidate and kv head, from the L2 cache if they fit: read 2 bytes a head

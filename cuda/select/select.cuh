@@ -29,13 +29,4 @@ __device__ static inline size_t cn_sel_first(const cn_sel_unit &u, uint32_t firs
     return ((size_t)first * n_layers + (size_t)u.row * n) * n_kv_heads + (size_t)u.head * n;
 }
 
-/* Returns the position of the first token of candidate c. tiles: the unit's; NULL unless the stage
- * is in tiles. */
-__device__ static inline uint32_t cn_sel_position(const uint32_t *tiles, uint32_t base,
-                                                  uint32_t entry_log2, uint32_t c)
-{
-    if (tiles) return tiles[c / CN_DIGEST_TILE] * CN_DIGEST_TILE + c % CN_DIGEST_TILE;
-    return base + (c << entry_log2);
-}
-
 #endif

@@ -367,6 +367,14 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
 
 /* ---- kernels and graphs ---- */
 
+/* Kernels of the fake runtime have no static shared memory. */
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function)
+{
+    (void)function;
+    memset(attributes, 0, sizeof *attributes);
+    return cudaSuccess;
+}
+
 cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute attribute, int value)
 {
     (void)attribute;
