@@ -16,6 +16,7 @@
 ##         plot-env (the Python of bench/plot.py)  plots (docs/plots/*.svg)
 ##
 ## V=1 prints whole commands.
+## JOBS=4 runs four test programs at a time; the default is 2.
 ## ARCH=x86-64-v3 builds for other machines; the default, native, builds for this machine.
 ## SANITIZER=address,undefined or SANITIZER=thread builds into a separate directory.
 ## docs/HACKING.md describes every target.
@@ -38,6 +39,7 @@ ARCH ?= native
 OPT ?= -O3
 PREFIX ?= /usr/local
 PYTHON ?= python3
+JOBS ?= 2
 FUZZ_RUNS ?= 20000
 STEPS ?= 100000
 SEED ?= 1
@@ -259,8 +261,8 @@ deps:
 # make uses all cores unless -j was given.
 REST = +@$(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell nproc))
 
-# Runs targets one after another, because parallel tests disturb each other. Runs all of them even
-# when one fails.
+# Runs targets one after another: tests/run.sh decides which programs run at a time. Runs all of them
+# even when one fails.
 define in-turn
 +@bad=0; for t in $(1); do $(MAKE) --no-print-directory $(2) $$t || bad=1; done; exit $$bad
 endef
@@ -281,7 +283,7 @@ check: deps
 # ---- tests ----
 
 # Runs each program, prints the log of each that fails, and prints the counts.
-RUN = BUILD=$(BUILD) MAKE="$(MAKE)" CC="$(CC)" tests/run.sh
+RUN = BUILD=$(BUILD) JOBS=$(JOBS) MAKE="$(MAKE)" CC="$(CC)" tests/run.sh
 
 TESTS := $(if $(T),$(T:%=$(BUILD)/tests/test_%),$(TEST_BIN))
 test-programs: all $(EXAMPLE_BIN) $(TESTS)
