@@ -208,7 +208,8 @@ cuda: $(BUILD)/cinch-cuda.so $(FAKE_CUDA)/cinch-cuda.so
 else
 cuda:
 	@.ci/cuda get $(CUDA_ENV)
-	+@$(MAKE) --no-print-directory cuda
+	+@home=$$(.ci/cuda find $(CUDA_ENV)); [ -n "$$home" ] || { echo 'make cuda: no nvcc'; exit 1; }; \
+	  $(MAKE) --no-print-directory cuda CUDA_HOME="$$home"
 endif
 
 # nvcc needs g++.
