@@ -126,7 +126,8 @@ NIGHTLY := nightly-sim nightly-fuzz nightly-async nightly-soak nightly-chaos \
   nightly-structured nightly-clients
 
 .PHONY: all cpu cuda help deps demo check test sim fuzz scripts asan ubsan tsan golden tidy docs \
-  docs-check cuda-deps install deb wheel package-check examples programs test-programs bench plot-env plots clean nightly \
+  docs-check cuda-deps install deb wheel package-check examples programs test-programs sanitized \
+  bench plot-env plots clean nightly \
   $(NIGHTLY)
 all: $(BUILD)/cinch $(LIB)
 cpu: all
@@ -329,12 +330,15 @@ ASAN := SANITIZER=address,undefined OPT=-O1
 UBSAN := SANITIZER=undefined OPT=-O1
 TSAN := SANITIZER=thread OPT=-O1
 
+# What asan and ubsan run.
+sanitized: test-programs $(SIM_BIN) $(FUZZ_BIN)
+
 asan:
-	$(REST) $(ASAN) programs
+	$(REST) $(ASAN) sanitized
 	$(call in-turn,test sim fuzz,$(ASAN))
 
 ubsan:
-	$(REST) $(UBSAN) programs
+	$(REST) $(UBSAN) sanitized
 	$(call in-turn,test sim fuzz,$(UBSAN))
 
 tsan:
