@@ -388,7 +388,7 @@ install: all
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' -e 's|@REQUIRES@|$(PKGS)|' \
 	  engine/cinch.pc.in >$(DESTDIR)$(PREFIX)/lib/pkgconfig/cinch.pc
 
-# Packages are built in directories of their own, for any processor with x86-64-v3. A wheel cannot
+# Packages are built in a directory of their own, for any processor with x86-64-v3. A wheel cannot
 # declare libraries of the system, so its program is linked with the static ones.
 PACKAGE_ARCH := x86-64-v3
 PACKAGES := build
@@ -396,7 +396,8 @@ STATIC_LIBS := -Wl,-Bstatic $(patsubst %,-l%,jansson pcre2-8 utf8proc event_core
   -Wl,-Bdynamic -lm -ldl -pthread
 
 # Installs the packages into a fresh chroot and a fresh virtual environment. Needs root and debootstrap.
-package-check: deb wheel
+package-check:
+	$(call in-turn,deb wheel)
 	@$(RUN) tests/package_try.sh
 
 deb: deps
@@ -405,8 +406,12 @@ deb: deps
 	  sh examples/deploy/make_deb.sh
 
 wheel: deps
-	$(REST) BUILD=build-wheel ARCH=$(PACKAGE_ARCH) LIBS='$(STATIC_LIBS)' all
-	@$(PYTHON) examples/deploy/make_wheel.py build-wheel/cinch $(VERSION) $(PACKAGES)
+	$(REST) BUILD=build-deb ARCH=$(PACKAGE_ARCH) build-deb/cinch-static
+	@$(PYTHON) examples/deploy/make_wheel.py build-deb/cinch-static $(VERSION) $(PACKAGES)
+
+$(BUILD)/cinch-static: $(BUILD)/engine/main.o $(LIB)
+	$(call say,LD,$@)
+	$(Q)$(CC) -pie $(LDFLAGS) -o $@ $^ $(STATIC_LIBS)
 
 # ---- speed ----
 
@@ -443,7 +448,7 @@ plots: plot-env
 	  --xlabel 'budget of the paper, tokens' -o $(PLOTS)/budgets.svg
 
 clean:
-	rm -rf $(BUILD) build-address build-undefined build-thread build-deb build-wheel
+	rm -rf $(BUILD) build-address build-undefined build-thread build-deb
 
 -include $(CUDA_OBJ:.o=.d)
 -include $(LIB_OBJ:.o=.d) $(TEST_LIB_OBJ:.o=.d) $(PROGRAM_OBJ:.o=.d)
