@@ -28,13 +28,15 @@ static void run(const uint8_t *data, size_t size)
     }
     cn_jinja_loops_over(t, "content");
     cn_buf one = {0}, two = {0};
+    bool exceeded[2];
     FUZZ_CHECK(cn_buf_add(&one, "before", 6) == CN_OK);
-    status = cn_jinja_render(t, variables, &one);
+    status = cn_jinja_render(t, variables, &one, &exceeded[0]);
     FUZZ_CHECK(status == CN_OK || status == CN_ERR_ARG);
     FUZZ_CHECK(status == CN_OK || one.len == 6);
     if (status != CN_OK) check_error();
     FUZZ_CHECK(memcmp(one.data, "before", 6) == 0);
-    FUZZ_CHECK(cn_jinja_render(t, variables, &two) == status);
+    FUZZ_CHECK(cn_jinja_render(t, variables, &two, &exceeded[1]) == status);
+    FUZZ_CHECK(exceeded[0] == exceeded[1] && !(exceeded[0] && status == CN_OK));
     FUZZ_CHECK(status != CN_OK || one.len == two.len + 6);
     /* strftime_now may give another second, but no other length. */
     bool clock = memmem(source, size, "strftime", 8) != NULL;

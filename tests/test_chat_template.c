@@ -262,6 +262,50 @@ static void a_final_message_can_be_continued(void **state)
     cn_chat_template_free(t);
 }
 
+/* Some templates test for None and others expect text. A further rendering must not hide the error
+ * of the first, nor repeat one that takes long. */
+static void calls_are_rendered_in_the_form_that_the_template_takes(void **state)
+{
+    (void)state;
+    static const char chat[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, "
+                               "{\"role\": \"assistant\", \"content\": null, \"tool_calls\": ["
+                               "{\"function\": {\"arguments\": {\"x\": [0.1, \"é\"]}}}, "
+                               "{\"function\": {\"arguments\": \"{cut\"}}, {}]}]}";
+#define LOOP(body) "{% for m in messages %}" body "{% endfor %}"
+    static const struct {
+        const char *source, *want, *error;
+    } cases[] = {
+        {LOOP("{{ '[' + m.content + ']' }}"), "[a][]", NULL},
+        {LOOP("{{ 'none' if m['content'] is none else m.content }}"), "anone", NULL},
+        {LOOP("{% if m.content is not string %}{{ raise_exception('no text') }}{% endif %}|"), "||",
+         NULL},
+        /* As DeepSeek-R1-Distill's: without its calls the chat would render too. */
+        {LOOP("{% if m.content is none %}{% for c in m.tool_calls[:2] %}"
+              "{{ '<' + c.function.arguments + '>' }}{% endfor %}{% else %}"
+              "{{ m.content + ';' }}{% endif %}"), "a;<{\"x\": [0.1, \"é\"]}><{cut>", NULL},
+        {LOOP("{{ m.content + ';' }}") "{{ '<' + messages[1].tool_calls[0].function.arguments }}",
+         "a;;<{\"x\": [0.1, \"é\"]}", NULL},
+        {LOOP("{{ m.content + ';' }}") "{{ messages[1].tool_calls[0].function.arguments.x[0] }}",
+         "a;;0.1", NULL},
+        {LOOP("{{ m.content + raise_exception(m.role) }}"), NULL, "line 1: user"},
+        {LOOP("{{ m.content + 'x' }}") "\n{{ raise_exception('later') }}", NULL,
+         "line 1: operator + does not take a NoneType"},
+        {"{% if messages[1].content is none %}" LOOP("{% for i in range(99999) %}"
+         "{% for j in range(99999) %}{% endfor %}{% endfor %}") "{% endif %}", NULL, "exceed"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        put_config(json_string(cases[i].source));
+        cn_chat_template *t = load("auto");
+        if (cases[i].want)
+            expect(t, chat, cases[i].want);
+        else
+            assert_null(render(t, chat));
+        if (cases[i].error && !strstr(cn_last_error(), cases[i].error))
+            fail_msg("expected '%s', got '%s'", cases[i].error, cn_last_error());
+        cn_chat_template_free(t);
+    }
+}
+
 static void an_exception_of_the_template_is_the_error(void **state)
 {
     (void)state;
@@ -365,6 +409,7 @@ int main(void)
         cmocka_unit_test(a_template_gets_the_variables_of_transformers),
         cmocka_unit_test(text_parts_are_joined_unless_the_template_reads_them),
         cmocka_unit_test(a_final_message_can_be_continued),
+        cmocka_unit_test(calls_are_rendered_in_the_form_that_the_template_takes),
         cmocka_unit_test(an_exception_of_the_template_is_the_error),
         cmocka_unit_test(families_render_as_the_public_templates),
         cmocka_unit_test(the_family_none_writes_contents),

@@ -11,13 +11,16 @@
 #include "engine/text/jinja/jinja.h"
 #include "tests/lib/chat_golden.h"
 
+static bool exceeded; /* the last rendering exceeded a limit */
+
 /* Renders source with the variables. NULL: it failed, with cn_last_error. */
 static char *render(const char *source, size_t n, const json_t *variables)
 {
     cn_jinja *t;
     cn_buf out = {0};
+    exceeded = false;
     cn_status status = cn_jinja_parse(&t, source, n);
-    if (status == CN_OK) status = cn_jinja_render(t, variables, &out);
+    if (status == CN_OK) status = cn_jinja_render(t, variables, &out, &exceeded);
     cn_jinja_free(t);
     if (status != CN_OK) cn_buf_free(&out);
     return out.data;
@@ -100,8 +103,12 @@ static void hostile_templates_end_in_an_error(void **state)
         {"{{ 2 ** 9223372036854775807 }}", "64 bits"},
         {"{{ 99999999999999999999 }}", "too large"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        expect_error(cases[i].source, cases[i].error);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *error = cases[i].error;
+        expect_error(cases[i].source, error);
+        assert_int_equal(exceeded, !strcmp(error, "nested") || !strcmp(error, "steps") ||
+                                       strstr(error, "exceed"));
+    }
 }
 
 /* n times `open`, then n times `close`. */
@@ -169,7 +176,8 @@ static void a_failed_rendering_leaves_the_output(void **state)
     static const char source[] = "text {% set x %}more{{ 1 / 0 }}{% endset %}";
     assert_int_equal(cn_jinja_parse(&t, source, strlen(source)), CN_OK);
     cn_buf_add(&out, "before", 6);
-    assert_int_equal(cn_jinja_render(t, none, &out), CN_ERR_ARG);
+    assert_int_equal(cn_jinja_render(t, none, &out, &exceeded), CN_ERR_ARG);
+    assert_false(exceeded);
     assert_string_equal(out.data, "before");
     assert_string_equal(cn_last_error(), "chat template, line 1: division by zero");
     cn_jinja_free(t);

@@ -133,6 +133,82 @@ static void cut(cn_buf *out, size_t len)
     if (out->data) out->data[len] = '\0';
 }
 
+/* Templates expect one form of what clients send, and other forms are errors in them: None where
+ * contents are added to text, objects where arguments are. */
+enum { TEXT_ARGUMENTS = 1, TEXT_CONTENTS = 2, ALL_CHANGES = 3 };
+
+static cn_status change_arguments(json_t *function)
+{
+    static const char source[] = "{{ arguments | tojson }}";
+    cn_jinja *program;
+    cn_buf text = {0};
+    bool exceeded;
+    CN_TRY(cn_jinja_parse(&program, source, strlen(source)));
+    cn_status status = cn_jinja_render(program, function, &text, &exceeded);
+    cn_jinja_free(program);
+    if (status == CN_OK && json_object_set_new(function, "arguments",
+                                               json_stringn_nocheck(text.data, text.len)) != 0)
+        status = out_of_memory();
+    cn_buf_free(&text);
+    return status;
+}
+
+/* Changes messages in place; *done: the changes that had an effect. */
+static cn_status change(json_t *messages, unsigned changes, unsigned *done)
+{
+    json_t *message, *call;
+    size_t i, k;
+    *done = 0;
+    json_array_foreach(messages, i, message)
+    {
+        if (changes & TEXT_CONTENTS && json_is_null(json_object_get(message, "content"))) {
+            *done |= TEXT_CONTENTS;
+            if (json_object_set_new(message, "content", json_string("")) != 0)
+                return out_of_memory();
+        }
+        json_array_foreach(json_object_get(message, "tool_calls"), k, call)
+        {
+            json_t *function = json_object_get(call, "function");
+            const json_t *arguments = json_object_get(function, "arguments");
+            if (!(changes & TEXT_ARGUMENTS) || !arguments || json_is_string(arguments)) continue;
+            *done |= TEXT_ARGUMENTS;
+            CN_TRY(change_arguments(function));
+        }
+    }
+    return CN_OK;
+}
+
+/* Renders again with these changes. *same: there is nothing to change. */
+static cn_status run_changed(const cn_jinja *program, const json_t *all, unsigned changes,
+                             cn_buf *out, bool *exceeded, bool *same)
+{
+    unsigned done = 0;
+    json_t *changed = json_copy((json_t *)(uintptr_t)all);
+    json_t *messages = json_deep_copy(json_object_get(all, "messages"));
+    const bool ok = json_object_set_new(changed, "messages", messages) == 0;
+    cn_status status = ok ? change(messages, changes, &done) : out_of_memory();
+    *same = status == CN_OK && done != changes;
+    if (status == CN_OK && !*same) status = cn_jinja_render(program, changed, out, exceeded);
+    json_decref(changed);
+    return status;
+}
+
+/* The error is that of the first rendering. */
+static cn_status run(const cn_jinja *program, const json_t *all, cn_buf *out)
+{
+    char why[512];
+    bool exceeded = false;
+    cn_status status = cn_jinja_render(program, all, out, &exceeded);
+    if (status != CN_ERR_ARG) return status;
+    snprintf(why, sizeof why, "%s", cn_last_error());
+    for (unsigned changes = 1; changes <= ALL_CHANGES && !exceeded; changes++) {
+        bool same;
+        status = run_changed(program, all, changes, out, &exceeded, &same);
+        if (!same && status != CN_ERR_ARG) return status;
+    }
+    return cn_fail(CN_ERR_ARG, "%s", why);
+}
+
 cn_status cn_chat_template_render(const cn_chat_template *t, const json_t *variables, cn_buf *out)
 {
     CN_TRY(cn_chat_template_check(t));
@@ -144,7 +220,7 @@ cn_status cn_chat_template_render(const cn_chat_template *t, const json_t *varia
     const bool continues = json_is_true(json_object_get(all, "continue_final_message"));
     json_object_del(all, "continue_final_message");
     cn_status status = add_variables(t, program, all);
-    if (status == CN_OK) status = cn_jinja_render(program, all, out);
+    if (status == CN_OK) status = run(program, all, out);
     if (status == CN_OK && continues)
         status = cut_after_final(json_object_get(all, "messages"), out, start);
     if (status != CN_OK) cut(out, start);

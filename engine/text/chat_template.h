@@ -29,7 +29,9 @@ cn_status cn_chat_template_check(const cn_chat_template *t);
 
 /* Appends the prompt. `variables` is an object with the variables of the template:
  *   messages                 required, at least one object. Text parts of a content are joined by
- *                            newlines if the template does not loop over contents
+ *                            newlines if the template does not loop over contents. A rendering
+ *                            that fails, other than by a limit, is repeated with the arguments of
+ *                            tool calls as text, then with "" for null contents, then with both
  *   tools, documents         default null
  *   add_generation_prompt    default true
  *   continue_final_message   true: the prompt ends where the content of the last message ends

@@ -75,14 +75,40 @@ def prepared(env, source, variables):
     return {**variables, "messages": messages}
 
 
+def text_arguments(call):
+    function = call["function"]
+    if isinstance(function["arguments"], str):
+        return call
+    text = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}
+
+
+def variants(variables):
+    """As they are; with the arguments of tool calls as text; with "" for null contents; with both."""
+    for contents in (False, True):
+        for arguments in (False, True):
+            messages = []
+            for m in variables["messages"]:
+                if contents and m.get("content", "") is None:
+                    m = {**m, "content": ""}
+                if arguments and "tool_calls" in m:
+                    m = {**m, "tool_calls": [text_arguments(call) for call in m["tool_calls"]]}
+                messages.append(m)
+            yield {**variables, "messages": messages}
+
+
 def render(env, source, variables):
-    """(text, None) or (None, error). The variables are those that cinch passes."""
-    given = {"tools": None, "documents": None, "add_generation_prompt": True, **TOKENS,
-             **prepared(env, source, variables)}
-    try:
-        return compiled(env, source).render(**given), None
-    except Exception as e:  # jinja2 passes on any exception of Python
-        return None, f"{type(e).__name__}: {e}"
+    """(text, None) or (None, error). The variables are those that cinch passes, and where they fail
+    their other variants."""
+    errors = []
+    for chat in variants(variables):
+        given = {"tools": None, "documents": None, "add_generation_prompt": True, **TOKENS,
+                 **prepared(env, source, chat)}
+        try:
+            return compiled(env, source).render(**given), None
+        except Exception as e:  # jinja2 passes on any exception of Python
+            errors.append(f"{type(e).__name__}: {e}")
+    return None, errors[0]
 
 
 def templates():

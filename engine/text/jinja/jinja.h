@@ -40,9 +40,9 @@ cn_status cn_jinja_parse(cn_jinja **out, const char *source, size_t n);
 void cn_jinja_free(cn_jinja *t); /* NULL is fine */
 
 /* Appends the text. The members of the object `variables` are the template's variables. CN_ERR_ARG:
- * the template raised an exception, used a value in a way Python refuses, or exceeded a limit. On
- * failure `out` is unchanged. */
-cn_status cn_jinja_render(const cn_jinja *t, const json_t *variables, cn_buf *out);
+ * the template raised an exception, used a value in a way Python refuses, or exceeded a limit, for
+ * which *exceeded is true. On failure `out` is unchanged. */
+cn_status cn_jinja_render(const cn_jinja *t, const json_t *variables, cn_buf *out, bool *exceeded);
 
 /* True if the template has a loop over the member `name` of a value, as in
  * {% for part in message['content'] %}, or over a variable of this name. */

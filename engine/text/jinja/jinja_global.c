@@ -92,12 +92,14 @@ cn_status cn_jwork(cn_jrun *run, size_t n)
 {
     run->steps += n;
     if (run->steps <= CN_JINJA_MAX_STEPS && n <= CN_JINJA_MAX_STEPS) return CN_OK;
+    run->arena.exceeded = true;
     return cn_fail(CN_ERR_ARG, "the template takes more than %d steps", CN_JINJA_MAX_STEPS);
 }
 
 cn_status cn_jdeeper(cn_jrun *run)
 {
     if (++run->depth <= CN_JINJA_MAX_DEPTH) return CN_OK;
+    run->arena.exceeded = true;
     return cn_fail(CN_ERR_ARG, "more than %d nested expressions, macros and loops",
                    CN_JINJA_MAX_DEPTH);
 }
@@ -152,7 +154,7 @@ static cn_status start(cn_jrun *run, const json_t *variables)
     return cn_jscope_new(run, run->scope, &run->scope);
 }
 
-cn_status cn_jinja_render(const cn_jinja *t, const json_t *variables, cn_buf *out)
+cn_status cn_jinja_render(const cn_jinja *t, const json_t *variables, cn_buf *out, bool *exceeded)
 {
     CN_ASSERT(json_is_object(variables));
     cn_jrun run = {.arena = {.limit = CN_JINJA_MAX_MEMORY, .error = CN_ERR_ARG},
@@ -160,6 +162,7 @@ cn_status cn_jinja_render(const cn_jinja *t, const json_t *variables, cn_buf *ou
                    .start = out->len};
     cn_status status = start(&run, variables);
     if (status == CN_OK) status = cn_jexec(&run, t->body);
+    *exceeded = run.arena.exceeded;
     cn_jarena_free(&run.arena);
     if (status == CN_OK) return cn_buf_add(out, "", 0);
     if (out->data) {

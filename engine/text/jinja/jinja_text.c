@@ -13,8 +13,10 @@
 cn_status cn_jput(cn_jrun *run, const void *text, size_t n)
 {
     if (n == 0) return CN_OK;
-    if (n > CN_JINJA_MAX_OUTPUT || run->out->len - run->start > CN_JINJA_MAX_OUTPUT - n)
+    if (n > CN_JINJA_MAX_OUTPUT || run->out->len - run->start > CN_JINJA_MAX_OUTPUT - n) {
+        run->arena.exceeded = true;
         return cn_fail(CN_ERR_ARG, "the text exceeds %d bytes", CN_JINJA_MAX_OUTPUT);
+    }
     return cn_buf_add(run->out, text, n);
 }
 

@@ -17,8 +17,10 @@ struct cn_jchunk {
 static cn_status add_chunk(cn_jarena *a, size_t bytes)
 {
     size_t cap = bytes > CHUNK_BYTES / 4 ? bytes : CHUNK_BYTES;
-    if (a->used > a->limit || cap > a->limit - a->used)
+    if (a->used > a->limit || cap > a->limit - a->used) {
+        a->exceeded = true;
         return cn_fail(a->error, "the values of the template exceed %zu bytes", a->limit);
+    }
     cn_jchunk *c = cn_calloc(1, sizeof *c + cap);
     if (!c) return cn_fail(CN_ERR_MEMORY, "out of memory for a template");
     c->cap = cap;

@@ -14,6 +14,7 @@ typedef struct cn_jarena {
     cn_jchunk *chunks;
     size_t used, limit;
     cn_status error; /* the status when the limit is reached */
+    bool exceeded;   /* this limit or another of a rendering */
 } cn_jarena;
 
 /* Stores zeroed memory for n objects of `size` bytes in *(void **)out. */
