@@ -329,7 +329,7 @@ static void reasoning_of_answers_is_read(void **state)
         parse(&r, CN_API_CHAT,
               "{\"messages\": [{\"role\": \"user\", \"content\": \"u\", \"reasoning\": null},"
               "{\"role\": \"assistant\", \"content\": \"a\", \"reasoning_content\": \"why\"},"
-              "{\"role\": \"assistant\", \"content\": \"b\", \"reasoning\": \"how\"},"
+              "{\"role\": \"assistant\", \"content\": null, \"reasoning\": \"how\"},"
               "{\"role\": \"assistant\", \"content\": \"c\", \"reasoning_content\": null}]}",
               NULL),
         CN_OK);
@@ -340,6 +340,7 @@ static void reasoning_of_answers_is_read(void **state)
         assert_string_equal(chat_text(&r.params, 1, names[i]), "why");
         assert_string_equal(chat_text(&r.params, 2, names[i]), "how");
     }
+    assert_true(json_is_null(chat_member(&r.params, 2, "content")));
     assert_null(chat_member(&r.params, 3, "reasoning_content"));
     cn_api_request_free(&r);
 }

@@ -200,7 +200,10 @@ static cn_status read_message(json_t *list, size_t i, json_t *message, cn_api_un
     CN_TRY(check_members(where, message, role->bit, unknown, warnings));
     CN_TRY(put(out, "role", json_string(role->is)));
     json_t *calls = json_object_get(message, "tool_calls");
-    CN_TRY(read_content(where, json_object_get(message, "content"), !is_nothing(calls), out));
+    const bool reasons = !is_nothing(json_object_get(message, "reasoning")) ||
+                         !is_nothing(json_object_get(message, "reasoning_content"));
+    CN_TRY(read_content(where, json_object_get(message, "content"), !is_nothing(calls) || reasons,
+                        out));
     CN_TRY(read_string(where, message, "name", out));
     CN_TRY(read_string(where, message, "tool_call_id", out));
     if (role->bit != ASSISTANT) return CN_OK;
