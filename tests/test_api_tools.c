@@ -276,6 +276,31 @@ static void content_is_not_held_back(void **state)
     cn_buf_free(&content);
 }
 
+/* Each unit begins like a call and reads the next ones as its text: all of them would be read again
+ * and again. Then no more calls are sought. */
+static void text_that_begins_like_many_calls_is_content(void **state)
+{
+    (void)state;
+    static const char unit[] = "<tool_call>{\"a\": [\\\"", call[] = CALL("f", "{}");
+    for (int n_units = 10; n_units <= 5000; n_units += 4990) {
+        cn_tool_finder f = {.form = CN_OPT_TOOLS_HERMES};
+        cn_buf content = {0}, text = {0};
+        for (int i = 0; i < n_units; i++) cn_buf_addf(&text, "%s", unit);
+        cn_buf_addf(&text, "\"< %s", call);
+        for (size_t at = 0; at < text.len; at += 1000)
+            assert_int_equal(cn_tool_finder_add(&f, text.data + at,
+                                                text.len - at < 1000 ? text.len - at : 1000, false,
+                                                &content), CN_OK);
+        assert_int_equal(cn_tool_finder_add(&f, NULL, 0, true, &content), CN_OK);
+        assert_int_equal(f.n_calls, n_units == 10);
+        assert_int_equal(content.len, text.len - (f.n_calls ? strlen(call) + 1 : 0));
+        assert_memory_equal(content.data, text.data, content.len);
+        cn_tool_finder_free(&f);
+        cn_buf_free(&content);
+        cn_buf_free(&text);
+    }
+}
+
 /* ---- responses ---- */
 
 static cn_api_result *result_with(const char *const *pieces, cn_api_tool_choice choice,
@@ -478,6 +503,7 @@ int main(void)
         cmocka_unit_test(arguments_are_not_held_back),
         cmocka_unit_test(one_call_is_kept_if_they_may_not_be_parallel),
         cmocka_unit_test(content_is_not_held_back),
+        cmocka_unit_test(text_that_begins_like_many_calls_is_content),
         cmocka_unit_test(a_body_has_the_calls),
         cmocka_unit_test(the_finish_depends_on_the_tool_choice),
         cmocka_unit_test(calls_count_as_bytes_of_the_result),

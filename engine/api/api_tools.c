@@ -4,7 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ID_BYTES = 12, CALL_BYTES = 110 /* of a call in a body, without its values */ };
+enum {
+    ID_BYTES = 12,
+    CALL_BYTES = 110,           /* of a call in a body, without its values */
+    MAX_FAILED_BYTES = 64 << 10 /* read as calls that were none, and then again as content */
+};
 
 static const char call_open[] = "<tool_call>", call_close[] = "</tool_call>";
 static const char python_tag[] = "<|python_tag|>";
@@ -183,7 +187,8 @@ static size_t partial_tag(const char *text, size_t n, const char *tag)
 static cn_status read_content(cn_tool_finder *f, bool end, bool *more, cn_buf *content)
 {
     const char *text = f->held.data;
-    const char *tag = f->held.len ? memmem(text, f->held.len, call_open, strlen(call_open)) : NULL;
+    const bool seeks = f->held.len && !f->is_content;
+    const char *tag = seeks ? memmem(text, f->held.len, call_open, strlen(call_open)) : NULL;
     size_t n = tag ? (size_t)(tag - text) : f->held.len, kept = n;
     if (!tag && !end) kept -= partial_tag(text, n, call_open);
     if (tag || !end || f->n_calls > 0)
@@ -229,7 +234,8 @@ static cn_status read_object(cn_tool_finder *f, bool end, bool *more, cn_buf *co
     if (!*more) return CN_OK;
     f->place = f->is_call ? CN_BEHIND_OBJECT : CN_OUTSIDE;
     if (f->is_call) return CN_OK;
-    f->is_content = f->form == CN_OPT_TOOLS_LLAMA3_JSON;
+    f->n_failed += f->at;
+    f->is_content = f->form == CN_OPT_TOOLS_LLAMA3_JSON || f->n_failed > MAX_FAILED_BYTES;
     return release(f, f->begin, content);
 }
 

@@ -10,7 +10,8 @@
  * ends without arguments, which are then {}. Before that, text that may become a call is held back,
  * and text that turns out to be no call is content. After that, the arguments are passed on as they
  * arrive, unchanged. So a whole and a streamed answer have the same calls, also if the text of a
- * call is cut off or is not JSON. White space around calls is dropped.
+ * call is cut off or is not JSON. White space around calls is dropped. An answer with much text that
+ * begins like calls and is none is content from there on, which bounds the work.
  *
  * With tool_choice "required" or a named function, structured output makes the answer calls. */
 #ifndef CN_API_TOOLS_H
@@ -31,7 +32,8 @@ typedef struct cn_tool_finder {
     cn_opt_tool_parser form;
     bool only_one;   /* calls after the first are dropped */
     bool is_forced;  /* structured output makes the answer calls: arguments may be of any type */
-    bool is_content; /* llama3_json: no further call can begin */
+    bool is_content; /* no further call can begin */
+    size_t n_failed; /* bytes read as calls that were none */
     cn_buf held;     /* text that may become content or a call */
     size_t begin;    /* bytes of `held` before the object of the call */
     size_t at;       /* bytes of `held` that were read */
