@@ -168,7 +168,7 @@ static void completions_have_many_prompts_and_scores(void **state)
     (void)state;
     cn_api_request r;
     assert_int_equal(parse(&r, CN_API_COMPLETION,
-                           "{\"prompt\": [\"a\", [7, 8], \"b\"], \"max_tokens\": 0, "
+                           "{\"prompt\": [\"a\", [7, 8], \"b\"], \"max_tokens\": 0.0, "
                            "\"echo\": true, \"logprobs\": 3, "
                            "\"truncate_prompt_tokens\": 5}", NULL), CN_OK);
     assert_int_equal(r.n_prompts, 3);
@@ -645,6 +645,8 @@ static void bad_messages_are_refused(void **state)
         "[{\"role\": \"assistant\", \"content\": \"x\", \"tool_calls\": [{}]}]",
         "[{\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"name\": \"f\","
         " \"arguments\": [1]}}]}]",
+        "[{\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"name\": \"f\","
+        " \"arguments\": []}}]}]",
         "[{\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"name\": \"f\","
         " \"arguments\": 1}}]}]",
         "[{\"role\": \"assistant\", \"tool_calls\": [{\"id\": 1, \"function\": {\"name\": "

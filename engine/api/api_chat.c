@@ -133,7 +133,8 @@ static cn_status read_string(const char *where, json_t *object, const char *key,
 static cn_status read_arguments(const char *where, json_t *arguments, json_t *function)
 {
     json_t *value = NULL;
-    if (is_nothing(arguments) || (json_is_string(arguments) && !json_string_length(arguments)))
+    if (!arguments || json_is_null(arguments) ||
+        (json_is_string(arguments) && !json_string_length(arguments)))
         value = json_object();
     else if (!json_is_object(arguments) && !json_is_string(arguments))
         return cn_api_refuse(where, "arguments as the text of a JSON object", arguments);

@@ -287,7 +287,8 @@ static cn_status set_truncate(cn_api_request *r, const char *key, json_t *v)
 static cn_status set_completion_tokens(cn_api_request *r, const char *key, json_t *v)
 {
     bool known;
-    r->params.no_output = json_is_integer(v) && json_integer_value(v) == 0;
+    int64_t zero;
+    r->params.no_output = cn_json_as_i64(v, 0, 0, &zero);
     if (r->params.no_output) return CN_OK;
     return cn_request_set_json(&r->params.sampling, &r->params.kv, CN_SECTION_SAMPLING, key, v,
                                &known);
