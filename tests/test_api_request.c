@@ -643,6 +643,8 @@ static void bad_messages_are_refused(void **state)
         "[{\"role\": \"user\", \"content\": [\"x\"]}]",
         "[{\"role\": \"user\", \"content\": [{\"type\": \"text\"}]}]",
         "[{\"role\": \"assistant\", \"content\": \"x\", \"tool_calls\": [{}]}]",
+        "[{\"role\": \"assistant\", \"tool_calls\": [{\"type\": 1, \"function\": {\"name\":"
+        " \"f\"}}]}]",
         "[{\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"name\": \"f\","
         " \"arguments\": [1]}}]}]",
         "[{\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"name\": \"f\","

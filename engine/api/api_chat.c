@@ -149,11 +149,12 @@ static cn_status read_tool_call(const char *where, json_t *call, json_t *out)
 {
     json_t *function = json_object_get(call, "function"), *copy = json_object();
     json_t *name = json_object_get(function, "name");
-    const char *type = json_string_value(json_object_get(call, "type"));
+    const json_t *type = json_object_get(call, "type");
+    const char *type_name = json_string_value(type);
     CN_TRY(put(out, "type", json_string("function")));
     CN_TRY(put(out, "function", copy));
-    if (type && strcmp(type, "function") != 0)
-        return cn_api_refuse(where, "type \"function\"", json_object_get(call, "type"));
+    if (type && !json_is_null(type) && (!type_name || strcmp(type_name, "function") != 0))
+        return cn_api_refuse(where, "type \"function\"", type);
     if (!json_is_string(name)) return cn_api_refuse(where, "a function with a name", call);
     CN_TRY(read_string(where, call, "id", out));
     CN_TRY(put(copy, "name", json_incref(name)));
