@@ -10,8 +10,8 @@
  * ends without arguments, which are then {}. Before that, text that may become a call is held back,
  * and text that turns out to be no call is content. After that, the arguments are passed on as they
  * arrive, unchanged. So a whole and a streamed answer have the same calls, also if the text of a
- * call is cut off or is not JSON. White space around calls is dropped. An answer with much text that
- * begins like calls and is none is content from there on, which bounds the work.
+ * call is cut off or is not JSON. White space around calls is dropped. After much text that begins
+ * like calls and is none, the rest of an answer is content, which bounds the work.
  *
  * With tool_choice "required" or a named function, structured output makes the answer calls. */
 #ifndef CN_API_TOOLS_H
