@@ -243,6 +243,8 @@ static void detokenize_inverts_tokenize(void **state)
                            json_object_get(json_object_get(answer, "usage"), "prompt_tokens")));
     json_decref(http_ask_json(rig.port, "POST", "/detokenize", "{\"tokens\": [99999999]}", 400));
     json_decref(http_ask_json(rig.port, "POST", "/detokenize", "{\"tokens\": [-1]}", 400));
+    json_decref(http_ask_json(rig.port, "POST", "/tokenize",
+                              "{\"prompt\": \"a\", \"messages\": null}", 200));
     json_decref(http_ask_json(rig.port, "POST", "/tokenize", "{\"prompt\": 3}", 400));
     json_decref(http_ask_json(rig.port, "POST", "/tokenize", "[]", 400));
     json_decref(http_ask_json(rig.port, "POST", "/tokenize", "{}", 400));

@@ -72,7 +72,8 @@ static cn_status encode(cn_token_job *job, json_t *body)
     CN_TRY(take_switch(body, "add_special_tokens", &add_special));
     CN_TRY(take_switch(body, "return_token_strs", &strings));
     CN_TRY(cn_json_str(&at, "prompt", CN_JSON_OPTIONAL, &text));
-    if (text && json_object_get(body, "messages"))
+    const json_t *messages = json_object_get(body, "messages");
+    if (text && messages && !json_is_null(messages))
         return cn_fail(CN_ERR_ARG, "body: expected prompt or messages, got both");
     cn_tokens tokens = {0};
     cn_status status = text ? text_tokens(s, text, add_special, &tokens)
