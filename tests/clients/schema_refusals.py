@@ -16,7 +16,7 @@ REASONS = re.compile("|".join((
     "tool_choice: expected (the name of one of the tools|tools beside it)",
     "the request asks for another structure too",
     "structured output, bad_words and min_tokens do not exclude",
-    "min_tokens (is|0, got)",
+    "min_(tokens|pattern_size) (is|0, got)",
     "(stream_options|top_logprobs|continue_final_message): needs ",
     "prompt_logprobs: not available with ",
     "logit_bias names token .* twice",
