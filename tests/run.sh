@@ -9,18 +9,11 @@ set -u
 
 # Programs that run alone, after the others, and why.
 alone="
-chaos_check.sh           kills a server at times measured from its start
-deploy_check.sh          compares the arrival times of the pieces of a stream, and limits a rate
-progress_check.sh        interrupts runs a fixed number of seconds after their start
-serve_bench_check.sh     compares the duration of a benchmark with the arrival rate
-serve_load_check.sh      measures the growth of memory, and has short timeouts
-serve_page_check.sh      compares the time left that the page shows with the clock
 test_serve_attacks       limits the time of an answer during attacks
 test_serve_limits        compares timeouts with the clock
 "
 # Programs that start first, because they take longest.
 long="
-serve_client_check.sh
 test_engine_away_timing
 "
 

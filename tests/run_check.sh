@@ -68,7 +68,7 @@ n=3
 run 2 1 a b c
 
 # Programs that run alone, and those named *_cuda, overlap with no other one.
-for name in progress_check.sh test_serve_limits x_cuda y_cuda z; do
+for name in test_serve_attacks test_serve_limits x_cuda y_cuda z; do
     program $name <<'P'
 [ ! -e alone ] || exit 1
 case $0 in */z) sleep 0.3; exit ;; esac
@@ -82,7 +82,7 @@ esac
 P
 done
 export CUDA_VISIBLE_DEVICES=3
-run 4 0 x_cuda z progress_check.sh y_cuda test_serve_limits
+run 4 0 x_cuda z test_serve_attacks y_cuda test_serve_limits
 sed 1q "$dir/out" | grep -q '/z ' || fail "a program that runs alone did not wait for another"
 
 # A cmocka program counts its tests. The log of a program that fails is printed whole.
