@@ -24,7 +24,8 @@ REASONS = re.compile("|".join((
     r"structured output \(",  # a JSON Schema or an expression
     "NUL",
     "is 0: expected (a finite number )?above 0",  # too small for a float
-    r"expected a whole number .*, got -?[0-9]{16,}\.0",  # not exact in a double
+    # Not exact in a double.
+    r"expected a whole number .*, got -?([0-9]{16,}\.0|[0-9.]+e1[5-9])",
     "the prompt is empty",  # texts without tokens
     # The form of an upload.
     "unknown form field|Content-Disposition of a part",
