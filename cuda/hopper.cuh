@@ -11,16 +11,13 @@
 
 #include "cuda/barrier.cuh"
 #include "cuda/tensor_map.h"
+#include "cuda/util.cuh"
 
 #define CN_HOPPER __device__ __forceinline__ static
 
 enum { CN_WARPGROUP = 128 };
 
 /* ---- TMA ---- */
-
-/* Policies of the L2 cache: for data that is read once, and for data that every block reads. */
-#define CN_CACHE_EVICT_FIRST UINT64_C(0x12f0000000000000)
-#define CN_CACHE_EVICT_LAST UINT64_C(0x14f0000000000000)
 
 /* Copies the map's box that begins at a row and a tile of 64 columns into shared memory. The
  * barrier counts its bytes. Maps have four dimensions: 64 columns, rows, halves of the rows,

@@ -31,6 +31,21 @@ __device__ static inline void cn_wait_previous(void)
 #endif
 }
 
+/* Reads all parameters of the kernel once, each warp other ones. They are in constant memory, and
+ * each launch has its own, so the first access to each line takes about 0.7 us. With this the warps
+ * wait for all lines at the same time, not one after another. */
+template <typename T> __device__ static inline void cn_touch_params(const T &params)
+{
+    enum { LINE_WORDS = 16, WARP = 32, WARPS = 8, N = sizeof(T) / sizeof(uint32_t) };
+    __shared__ volatile uint32_t touched[WARPS];
+    const uint32_t *words = reinterpret_cast<const uint32_t *>(&params);
+    const uint32_t warp = threadIdx.x / WARP % WARPS;
+    if (threadIdx.x % WARP > 0) return;
+#pragma unroll 1
+    for (uint32_t at = warp * LINE_WORDS; at < N; at += WARPS * LINE_WORDS)
+        touched[warp] = words[at];
+}
+
 /* ---- on the host ---- */
 
 /* The parameters of a launch: {grid, block} or {grid, block, shared_bytes}, the rest by name. */

@@ -1,5 +1,5 @@
-/* util.cuh - device functions that kernels share: 16-byte accesses to bf16, and reductions over a
- * warp and over a block. */
+/* util.cuh - what kernels share: 16-byte accesses to bf16, policies of the L2 cache, and reductions
+ * over a warp and over a block. */
 #ifndef CN_CUDA_UTIL_CUH
 #define CN_CUDA_UTIL_CUH
 
@@ -19,6 +19,10 @@ typedef __nv_bfloat16 cn_bf16;
 #else
 #define CN_SM_THREADS 2048
 #endif
+
+/* Policies of the L2 cache: for data that is read once, and for data that every block reads. */
+#define CN_CACHE_EVICT_FIRST UINT64_C(0x12f0000000000000)
+#define CN_CACHE_EVICT_LAST UINT64_C(0x14f0000000000000)
 
 /* ---- bf16, eight at a time ---- */
 

@@ -104,6 +104,14 @@ __device__ static inline void cn_copy16(uint32_t to, const void *from, bool vali
                  : "memory");
 }
 
+/* The same copy of data that is read once. It leaves the L2 cache first. */
+__device__ static inline void cn_copy16_once(uint32_t to, const void *from, bool valid)
+{
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to),
+                 "l"(from), "r"(valid ? 16 : 0), "l"(CN_CACHE_EVICT_FIRST)
+                 : "memory");
+}
+
 __device__ static inline void cn_copy_commit(void)
 {
     asm volatile("cp.async.commit_group;" ::: "memory");

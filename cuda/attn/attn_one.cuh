@@ -229,8 +229,8 @@ __device__ static inline void cn_one_copy_tile(const cn_one_params &p, const cn_
             const uint32_t chunk = box * 8 + column, to = cn_chunk_at(CN_WALK_TILE, i, chunk);
             const bool valid = i < slots.last && chunk * 8 < d;
             const uint32_t from = valid ? chunk * 8 : 0;
-            cn_copy16(shared.keys(stage) + to, key + from, valid);
-            cn_copy16(shared.values(stage) + to, value + from, valid);
+            cn_copy16_once(shared.keys(stage) + to, key + from, valid);
+            cn_copy16_once(shared.values(stage) + to, value + from, valid);
         }
     }
 }
@@ -641,6 +641,7 @@ __global__ static void __launch_bounds__(cn_one_threads<LIST>(), 1)
         cn_map_prefetch(&whole);
         cn_map_prefetch(&few);
     }
+    cn_touch_params(p);
     if (!p.early) cn_wait_previous();
     if (fetches) {
         const bool busy = cn_walk_begin(w, p.walk, blockIdx.x, gridDim.x);
