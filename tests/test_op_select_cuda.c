@@ -568,6 +568,58 @@ static double run_long(op_env *env, uint32_t seed)
     return 0;
 }
 
+static void run_stage(world *w, uint32_t i)
+{
+    OP_OK(w->env->cuda->score(w->env->cuda_stream, &w->score[ON_CUDA][i]));
+    OP_OK(w->env->cuda->select(w->env->cuda_stream, &w->select[ON_CUDA][i]));
+}
+
+static void fill_list(world *w, uint32_t i, int byte)
+{
+    op_tensor list = w->lists[i];
+    list.cpu = cn_calloc(list.n, sizeof(uint32_t));
+    memset(list.cpu, byte, list.n * sizeof(uint32_t));
+    op_send(w->env, &list);
+    cn_free(list.cpu);
+}
+
+/* Two stages follow each other without a wait of the host, so the kernels of the second start while
+ * the first still selects the tiles. The lists are those of stages with a wait between them. */
+static double run_in_order(op_env *env, uint32_t seed)
+{
+    enum { AHEAD = 12 /* kernels that keep the stream busy while the others are launched */ };
+    test_rng *r = &env->rng;
+    paged_shape s = {.n_layers = FIRST_LAYER + 1,
+                     .n_heads = 8,
+                     .n_kv_heads = 2,
+                     .head_dim = seed % 2 ? 64 : 128,
+                     .block_tokens = 256,
+                     .n_seqs = 4,
+                     .n_decode = 4,
+                     .n_q = {1, 1, 1, 1}};
+    for (uint32_t i = 0; i < s.n_seqs; i++) s.kv_len[i] = 1500 + test_rng_below(r, 3000);
+    world *w = world_create(env, &s, 1);
+    for (uint32_t i = 0; i < s.n_seqs; i++)
+        draw_row(w, i, N_WITHOUT_TILES + (seed + i) % (N_KINDS - N_WITHOUT_TILES));
+    world_bind(w, 4);
+    run_stage(w, 0);
+    cn_free(op_take(env, &w->lists[0])); /* waits */
+    run_stage(w, 1);
+    uint32_t *want = op_take(env, &w->lists[1]);
+    fill_list(w, 0, 0);
+    fill_list(w, 1, POISON);
+    for (uint32_t i = 0; i < AHEAD; i++)
+        OP_OK(env->cuda->score(env->cuda_stream, &w->score[ON_CUDA][0]));
+    for (uint32_t i = 0; i < STAGES; i++) run_stage(w, i);
+    uint32_t *got = op_take(env, &w->lists[1]);
+    if (memcmp(want, got, w->lists[1].n * sizeof *got) != 0)
+        fail_msg("lists differ when no wait is between the stages");
+    cn_free(want);
+    cn_free(got);
+    world_free(w);
+    return 0;
+}
+
 static double run_refusals(op_env *env, uint32_t seed)
 {
     (void)seed;
@@ -591,6 +643,7 @@ int main(int argc, char **argv)
         {"select", 60, 0, run_drawn, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, long", N_WITHOUT_TILES + 4, 0, run_long, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, rows", 16, 0, run_rows, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"select, in order", 16, 0, run_in_order, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, refused", 1, 0, run_refusals, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, portable", 20, 0, run_drawn, .portable = true},
         {"select, portable, long", 4, 0, run_long, .portable = true},

@@ -1,9 +1,12 @@
 /* score.cu - score: candidates of a selection compared with the query.
  * In: q bf16, keys or digests by block. Out: u16 [units, n], ragged as in cn_score_args.
  *
- * Two blocks per multiprocessor, which divide the step's lots (score.cuh). A warp
- * loads a lot of keys into the registers of the matrix instructions, at d 128 up to 4.5 KiB, so 24
- * warps have up to 108 KiB in flight. Keys and heads are compared by the tensor cores, all heads of
+ * This is the portable form. On compute capability 9.0 score_ring_sm90.cu computes stages with one
+ * query and labels of 16 or 32 channels.
+ *
+ * Two blocks per multiprocessor, which divide the step's lots (score.cuh). A warp loads a lot of
+ * keys into the registers of the matrix instructions, at d 128 up to 4.5 KiB, so 24 warps have up
+ * to 108 KiB in flight. Keys and heads are compared by the tensor cores, all heads of
  * the group at once, so keys are read once. The kinds of keys:
  *   rows    q . k, products of bf16, sums in f32. A mean query is split into two bf16 values.
  *   bounds  sum over channels of max(q_c min_c, q_c max_c), which is one product of width 2 d:
@@ -11,9 +14,6 @@
  *           With several queries the score is the largest of their sums.
  *   labels  integer products. Nibbles become bytes of 16 times their value.
  *   hash    no query; the score is the hash.
- *
- * score_rows_sm90.cu computes K rows on compute capability 9.0 if the caller says that some stage
- * may have them (cn_score_args.keys). The sequences are divided between the two kernels.
  *
  * Group rule max takes one more kernel (score_share.cu). This one stores what it needs for each
  * head, and the sum of the weights of each part, lot by lot (engine/select_math.h). Steps with a
@@ -25,7 +25,7 @@
  * more than 4 heads labels.
  * Block: 384 threads, 80 registers; with rule max 256, 128. CPU version: cpu_sel_score.c. */
 #include "cuda/attn/attn_common.cuh"
-#include "cuda/select/score.cuh"
+#include "cuda/select/score_labels.cuh"
 #include "cuda/select/score_share.h"
 
 enum {
@@ -35,17 +35,11 @@ enum {
     MAX_HEAD_DIM = 256,
     MAX_GROUP = 64, /* query heads of a kv head */
     WORDS = MAX_HEAD_DIM / 4 / 8, /* of eight channels of a label */
-    TILE_LOG2 = 6,                /* of CN_DIGEST_TILE */
-    QUAD = 4,                     /* heads of a pass over labels */
+    N_PAIRS = 2,                  /* pairs of heads of a pass over labels */
     HEADS = 8,                    /* heads of a pass over rows and bounds */
     QUERIES = 16,                 /* several queries: in the table at once */
-    /* Added to products of labels, which are below 2^16. Then the low 16 bits of one that is below
-     * 2^15 are it plus 2^15. */
-    BIAS = 3 << 15,
     TABLE_PAD = 32                /* elements between rows of the table, to use other banks */
 };
-
-static_assert(CN_DIGEST_TILE == 1 << TILE_LOG2, "a tile has 64 tokens");
 
 typedef struct score_shared {
     cn_score_parts parts;
@@ -99,24 +93,13 @@ __device__ static inline void quantise_row(const cn_score_params &p, const cn_sc
 {
     const cn_pools &pools = p.args.pools;
     const uint32_t n = pools.digest.n_channels, lane = threadIdx.x % CN_WARP;
-    int8_t *bytes = reinterpret_cast<int8_t *>(m.fixed->labels[r]);
-    float value[2], largest = 0;
+    float value[2];
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
         const uint32_t c = i * CN_WARP + lane;
         value[i] = c < n ? query_value(p, x, m.raw, r, m.fixed->channels[c]) : 0;
-        largest = fmaxf(largest, fabsf(value[i]));
     }
-#pragma unroll
-    for (int offset = CN_WARP / 2; offset > 0; offset /= 2)
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
-    const float scale = cn_query_scale(largest);
-#pragma unroll
-    for (uint32_t i = 0; i < 2; i++) {
-        const uint32_t c = i * CN_WARP + lane;
-        bytes[c / 8 * 8 + c % 2 * 4 + c % 8 / 2] =
-            (int8_t)(c < n ? cn_query_of(value[i], scale) : 0);
-    }
+    const float scale = cn_label_quantise<2>((int8_t *)m.fixed->labels[r], value, 2 * CN_WARP);
     if (lane == 0) m.fixed->factor[r] = cn_score_scale(pools.layout.head_dim) * scale;
 }
 
@@ -176,15 +159,6 @@ __device__ static inline void load_query(const cn_score_params &p, const cn_scor
 
 /* ---- labels ---- */
 
-/* c[16, 8] += a[16, 32] * b[32, 8], bytes. */
-__device__ static inline void mma_bytes(uint32_t c[4], const uint32_t a[4], uint2 b)
-{
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
-}
-
 template <int N_WORDS>
 __device__ static inline void load_label(uint32_t words[N_WORDS], const uint8_t *label,
                                          uint32_t n_bytes)
@@ -205,64 +179,6 @@ __device__ static inline void load_label(uint32_t words[N_WORDS], const uint8_t 
     }
 }
 
-/* out = products of two labels with four heads, plus BIAS, all times 16, plus 2^23, as floats.
- *
- * A lane has two whole labels, of the rows g and g + 8 (g = lane / 4) in the mma's terms. Product j
- * takes word j of all labels. Its 32 channels are those of four different labels, of the lanes
- * 4 g to 4 g + 3. So column n has query n % 2 in the channels of lane n / 2 of the four, and zeros
- * in the others. The result of a lane is then that of its own labels, for two heads. */
-template <int N_WORDS>
-__device__ static inline void label_products(uint32_t out[QUAD / 2][4], const uint32_t a[N_WORDS],
-                                             const uint32_t b[N_WORDS],
-                                             const uint2 query[QUAD / 2][N_WORDS], bool four)
-{
-    const uint32_t upper = 0xf0f0f0f0u;
-#pragma unroll
-    for (uint32_t pair = 0; pair < QUAD / 2; pair++)
-#pragma unroll
-        for (uint32_t i = 0; i < 4; i++) out[pair][i] = 0x4b000000u + BIAS * 16;
-#pragma unroll
-    for (uint32_t j = 0; j < N_WORDS; j++) {
-        const uint32_t rows[4] = {a[j] << 4 & upper, b[j] << 4 & upper, a[j] & upper,
-                                  b[j] & upper};
-        mma_bytes(out[0], rows, query[0][j]);
-        if (four) mma_bytes(out[1], rows, query[1][j]);
-    }
-}
-
-/* cn_label_logit of such a product. */
-__device__ static inline float label_logit(uint32_t product, float scale, float factor)
-{
-    const float sixteenth = scale * 0.0625f, bias = -CN_SCORE_BIAS(BIAS * 16) * sixteenth;
-    return cn_score_logit(product, sixteenth, bias, factor);
-}
-
-/* Queries of a quad of heads as a lane needs them. */
-template <int N_WORDS> struct label_query {
-    uint2 words[QUAD / 2][N_WORDS];
-    float factor[QUAD];
-};
-
-/* Loads the heads [first, first + QUAD); with `one` the query of the group. */
-template <int N_WORDS>
-__device__ static inline label_query<N_WORDS> load_quad(const cn_score_params &p, score_memory m,
-                                                        uint32_t first, bool one)
-{
-    const uint32_t lane = threadIdx.x % CN_WARP, last = one ? 0 : p.group - 1;
-    const bool own = lane / 8 == lane % 4;
-    label_query<N_WORDS> q;
-#pragma unroll
-    for (uint32_t h = 0; h < QUAD; h++) q.factor[h] = m.fixed->factor[min(first + h, last)];
-#pragma unroll
-    for (uint32_t pair = 0; pair < QUAD / 2; pair++)
-#pragma unroll
-        for (uint32_t j = 0; j < N_WORDS; j++) {
-            const uint32_t head = min(first + 2 * pair + lane / 4 % 2, last);
-            q.words[pair][j] = own ? m.fixed->labels[head][j] : make_uint2(0, 0);
-        }
-    return q;
-}
-
 /* Labels of a lane: two, 32 tokens apart. */
 template <int N_WORDS> struct label_two {
     uint32_t words[2][N_WORDS];
@@ -272,64 +188,24 @@ template <int N_WORDS> struct label_two {
     bool below[2];
 };
 
-/* How the labels of a lot lie: anywhere, in one run, or in one run a tile of 64 candidates. */
-typedef enum label_order { ANYWHERE, ONE_RUN, BY_TILE } label_order;
-
-/* A lot of labels. */
-typedef struct label_lot_at {
-    uint32_t start;    /* number of its first token */
-    size_t side;       /* of the first label of the run; by tile: lane i has that of tile i % 4 */
-    uint32_t position; /* by tile: of its first token */
-} label_lot_at;
-
-template <label_order ORDER>
-__device__ static inline label_lot_at lot_at(const cn_score_params &p, const cn_score_part &x,
-                                             uint32_t start)
-{
-    label_lot_at lot = {start, 0, 0};
-    if constexpr (ORDER == ONE_RUN) {
-        cn_score_token t = cn_score_token_of(p, x, start);
-        t.slot = start & ((1u << p.block_log2) - 1);
-        lot.side = cn_score_side_of(p, x, t);
-    }
-    if constexpr (ORDER == BY_TILE) {
-        const cn_score_token t =
-            cn_score_token_of(p, x, start + threadIdx.x % 4 * CN_DIGEST_TILE);
-        const uint32_t in_tile = t.position % CN_DIGEST_TILE; /* not 0 behind the last candidate */
-        lot.side = cn_score_side_of(p, x, t) - in_tile;
-        lot.position = t.position - in_tile;
-    }
-    return lot;
-}
-
-/* Loads the labels from token i of a lot on, a multiple of 64. */
-template <int N_WORDS, label_order ORDER>
+/* Loads the labels with the numbers start + i and the 63 behind it. */
+template <int N_WORDS>
 __device__ static inline label_two<N_WORDS> load_two(const cn_score_params &p,
-                                                     const cn_score_part &x,
-                                                     const label_lot_at &lot, uint32_t i)
+                                                     const cn_score_part &x, uint32_t start,
+                                                     uint32_t i)
 {
     const cn_digest &g = p.args.pools.digest;
     label_two<N_WORDS> l;
 #pragma unroll
     for (uint32_t k = 0; k < 2; k++) {
-        const uint32_t in_lot = i + k * CN_WARP + threadIdx.x % CN_WARP, at = lot.start + in_lot;
-        size_t side = lot.side + in_lot;
-        l.below[k] = false;
-        if constexpr (ORDER == BY_TILE) {
-            const int tile = (int)(i / CN_DIGEST_TILE);
-            const uint32_t in_tile = in_lot % CN_DIGEST_TILE;
-            side = __shfl_sync(0xffffffffu, lot.side, tile) + in_tile;
-            l.below[k] = __shfl_sync(0xffffffffu, lot.position, tile) + in_tile < x.base;
-        }
-        if constexpr (ORDER == ANYWHERE) {
-            const cn_score_token t = cn_score_token_of(p, x, at);
-            side = cn_score_side_of(p, x, t);
-            l.below[k] = t.position < x.base;
-        }
+        const uint32_t at = start + i + k * CN_WARP + threadIdx.x % CN_WARP;
+        const cn_score_token t = cn_score_token_of(p, x, at);
+        const size_t side = cn_score_side_of(p, x, t);
+        l.below[k] = t.position < x.base;
         load_label<N_WORDS>(l.words[k], g.labels + side * p.label_bytes, p.label_bytes);
         l.scale_bits[k] = __ldcs(g.scales + side);
         l.c[k] = at - x.from;
-        l.valid[k] = at >= x.from && at < x.to;
+        l.valid[k] = t.valid;
     }
     return l;
 }
@@ -355,136 +231,86 @@ __device__ static inline void store_pair(const cn_score_params &p, const cn_scor
 {
     if (2 * pair >= p.group) return;
     if (p.products) {
-        out.pairs[(size_t)pair * x.n + c] =
-            (product[0] >> 4 & 0xffffu) | (product[1] << 12 & 0xffff0000u);
+        out.pairs[(size_t)pair * x.n + c] = cn_label_pair(product[0], product[1]);
         return;
     }
     out.logits[(size_t)2 * pair * x.n + c] = logit[0];
     if (2 * pair + 1 < p.group) out.logits[(size_t)(2 * pair + 1) * x.n + c] = logit[1];
 }
 
-/* Adds the weights of a lane's candidates, [head][candidate], to the warp's sums. */
-__device__ static inline void add_quad(const cn_score_params &p, score_memory m, uint32_t first,
-                                       const float place[QUAD][8])
-{
-    const uint32_t lane = threadIdx.x % CN_WARP;
-    uint32_t own_top = 0, own_sum = 0; /* of head first + lane */
-#pragma unroll
-    for (uint32_t h = 0; h < QUAD; h++) {
-        float best = place[h][0];
-        uint32_t sum = 0;
-#pragma unroll
-        for (uint32_t k = 1; k < 8; k++) best = fmaxf(best, place[h][k]);
-        const uint32_t top = __reduce_max_sync(0xffffffffu, cn_weight_exponent(best));
-#pragma unroll
-        for (uint32_t k = 0; k < 8; k++) sum += cn_weight_in_lot(place[h][k], top);
-        sum = __reduce_add_sync(0xffffffffu, sum);
-        own_top = lane == h ? top : own_top;
-        own_sum = lane == h ? sum : own_sum;
-    }
-    if (lane < QUAD && first + lane < p.group) add_lot(m, first + lane, own_top, own_sum);
-}
-
-/* Computes a lot of labels under rule max, for the heads [first, first + QUAD) of the group. ALL:
- * all its tokens are candidates. */
-template <int N_WORDS, label_order ORDER, bool ALL>
-__device__ static inline void label_quad(const cn_score_params &p, const cn_score_part &x,
+/* Computes a lot of labels under rule max, for the heads of a pass from `first` on. */
+template <int N_WORDS>
+__device__ static inline void label_heads(const cn_score_params &p, const cn_score_part &x,
                                          score_memory m, uint32_t start, uint32_t first,
                                          const score_out &out)
 {
-    const label_query<N_WORDS> q = load_quad<N_WORDS>(p, m, first, false);
-    const label_lot_at lot = lot_at<ORDER>(p, x, start);
-    const bool four = first + 2 < p.group;
-    /* Loaded before the first is used. */
-    constexpr uint32_t EACH = N_WORDS > 4 ? 1 : ORDER == ANYWHERE ? 2 : 4;
-    label_two<N_WORDS> all[EACH];
-    float place[QUAD][8];
+    const cn_label_query<N_WORDS, N_PAIRS> q = cn_label_load<N_WORDS, N_PAIRS>(
+        m.fixed->labels[0], WORDS, m.fixed->factor, first, p.group);
+    const uint32_t lane = threadIdx.x % CN_WARP;
+    float place[2 * N_PAIRS][8];
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) {
-        if (i % EACH == 0) {
-#pragma unroll
-            for (uint32_t j = 0; j < EACH; j++)
-                all[j] = load_two<N_WORDS, ORDER>(p, x, lot, (i + j) * 64);
-        }
-        if (!ALL && (start + (i + 1) * 64 <= x.from || start + i * 64 >= x.to)) {
-#pragma unroll
-            for (uint32_t h = 0; h < QUAD; h++)
-                place[h][2 * i] = place[h][2 * i + 1] = CN_NO_WEIGHT;
-            continue;
-        }
-        uint32_t product[QUAD / 2][4];
-        const label_two<N_WORDS> &l = all[i % EACH];
-        label_products<N_WORDS>(product, l.words[0], l.words[1], q.words, four);
+        uint32_t product[N_PAIRS][4];
+        const label_two<N_WORDS> l = load_two<N_WORDS>(p, x, start, i * 64);
+        cn_label_products<N_WORDS, N_PAIRS>(product, l.words[0], l.words[1], q.words);
 #pragma unroll
         for (uint32_t k = 0; k < 2; k++) {
             const float scale = scale_of(l, k);
-            const bool valid = ALL || l.valid[k];
-            if (first == 0 && p.products && valid)
+            if (first == 0 && p.products && l.valid[k])
                 out.scales[l.c[k]] = __half_as_ushort(__float2half_rn(scale));
 #pragma unroll
-            for (uint32_t pair = 0; pair < QUAD / 2; pair++) {
+            for (uint32_t pair = 0; pair < N_PAIRS; pair++) {
                 float logit[2];
 #pragma unroll
                 for (uint32_t h = 0; h < 2; h++) {
-                    logit[h] = label_logit(product[pair][2 * k + h], scale,
-                                           q.factor[2 * pair + h]);
+                    logit[h] = cn_label_logit_of(product[pair][2 * k + h], scale,
+                                                 q.factor[2 * pair + h]);
                     place[2 * pair + h][2 * i + k] =
-                        valid ? cn_weight_place(logit[h]) : CN_NO_WEIGHT;
+                        l.valid[k] ? cn_weight_place(logit[h]) : CN_NO_WEIGHT;
                 }
-                if (valid)
+                if (l.valid[k])
                     store_pair(p, x, out, l.c[k], first / 2 + pair, product[pair] + 2 * k, logit);
             }
         }
     }
-    add_quad(p, m, first, place);
+    cn_lot_weights own = {};
+    cn_label_weights<2 * N_PAIRS>(own, place, 0);
+    if (lane < 2 * N_PAIRS && first + lane < p.group) add_lot(m, first + lane, own.top, own.sum);
 }
 
 /* Computes a lot of labels with one query for the group. */
-template <int N_WORDS, label_order ORDER>
+template <int N_WORDS>
 __device__ static inline void label_mean(const cn_score_params &p, const cn_score_part &x,
                                          score_memory m, uint32_t start, const score_out &out)
 {
-    const label_query<N_WORDS> q = load_quad<N_WORDS>(p, m, 0, true);
-    const label_lot_at lot = lot_at<ORDER>(p, x, start);
-    /* Loaded before the first is used. */
-    constexpr uint32_t EACH = N_WORDS > 4 ? 1 : ORDER == ANYWHERE ? 2 : 4;
-    label_two<N_WORDS> all[EACH];
+    const cn_label_query<N_WORDS, 1> q =
+        cn_label_load<N_WORDS, 1>(m.fixed->labels[0], WORDS, m.fixed->factor, 0, 1);
 #pragma unroll(N_WORDS > 4 ? 1 : 4)
     for (uint32_t i = 0; i < 4; i++) {
-        if (i % EACH == 0) {
-#pragma unroll
-            for (uint32_t j = 0; j < EACH; j++)
-                all[j] = load_two<N_WORDS, ORDER>(p, x, lot, (i + j) * 64);
-        }
-        uint32_t product[QUAD / 2][4];
+        uint32_t product[1][4];
         float logit[2];
-        const label_two<N_WORDS> &l = all[i % EACH];
-        label_products<N_WORDS>(product, l.words[0], l.words[1], q.words, false);
+        const label_two<N_WORDS> l = load_two<N_WORDS>(p, x, start, i * 64);
+        cn_label_products<N_WORDS, 1>(product, l.words[0], l.words[1], q.words);
 #pragma unroll
-        for (uint32_t k = 0; k < 2; k++) {
-            const float scale = scale_of(l, k);
-            logit[k] = label_logit(product[0][2 * k], scale, q.factor[0]);
-        }
+        for (uint32_t k = 0; k < 2; k++)
+            logit[k] = cn_label_logit_of(product[0][2 * k], scale_of(l, k), q.factor[0]);
         const uint32_t bits = cn_score_bits2(logit[0], logit[1]);
         if (l.valid[0]) out.score[l.c[0]] = (uint16_t)bits;
         if (l.valid[1]) out.score[l.c[1]] = (uint16_t)(bits >> 16);
     }
 }
 
-template <int N_WORDS, label_order ORDER, bool MAX>
+template <int N_WORDS, bool MAX>
 __device__ static inline void label_lot(const cn_score_params &p, const cn_score_part &x,
                                         score_memory m, uint32_t start, const score_out &out)
 {
     if constexpr (MAX)
         if (cn_score_is_max(x.stage)) {
-            const bool all = start >= x.from && x.to - start >= 1u << CN_LOT_MAX_LOG2;
-            for (uint32_t first = 0; first < p.group; first += QUAD) {
-                if (all) label_quad<N_WORDS, ORDER, true>(p, x, m, start, first, out);
-                else label_quad<N_WORDS, ORDER, false>(p, x, m, start, first, out);
-            }
+            for (uint32_t first = 0; first < p.group; first += 2 * N_PAIRS)
+                label_heads<N_WORDS>(p, x, m, start, first, out);
             return;
         }
-    label_mean<N_WORDS, ORDER>(p, x, m, start, out);
+    label_mean<N_WORDS>(p, x, m, start, out);
 }
 
 /* ---- rows and bounds ---- */
@@ -621,10 +447,7 @@ __device__ static inline void hash_lot(const cn_score_params &p, const cn_score_
     for (uint32_t i = threadIdx.x % CN_WARP; i < 256; i += CN_WARP) {
         const cn_score_token t = cn_score_token_of(p, x, start + i);
         if (!t.valid) continue;
-        out.score[start + i - x.from] =
-            t.position < x.base
-                ? 0
-                : cn_hash_score(p.args.seed[x.at.seq], x.layer, x.at.head, t.position);
+        out.score[start + i - x.from] = cn_score_hash(p, x, t);
     }
 }
 
@@ -665,12 +488,8 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_sc
         const uint32_t start = lot_start(x, i);
         switch (x.stage.key) {
         case CN_KEY_LABELS:
-            if (p.label_bytes != 16) label_lot<WORDS, ANYWHERE, MAX>(p, x, m, start, out);
-            else if (x.stage.in_tiles && p.block_log2 >= TILE_LOG2)
-                label_lot<4, BY_TILE, MAX>(p, x, m, start, out);
-            else if (x.stage.in_tiles || p.block_log2 < x.lot_log2)
-                label_lot<4, ANYWHERE, MAX>(p, x, m, start, out);
-            else label_lot<4, ONE_RUN, MAX>(p, x, m, start, out);
+            if (p.label_bytes == 16) label_lot<4, MAX>(p, x, m, start, out);
+            else label_lot<WORDS, MAX>(p, x, m, start, out);
             break;
         case CN_KEY_HASH: hash_lot(p, x, start, out); break;
         default: key_lot<MAX>(p, x, m, start, out);
@@ -692,14 +511,12 @@ __global__ static void __launch_bounds__(MAX ? MAX_THREADS : THREADS, CN_SCORE_B
     m.raw = (cn_bf16 *)dynamic;
     m.table = m.raw + p.group * p.args.pools.layout.head_dim;
     cn_score_seq *seqs = (cn_score_seq *)((unsigned char *)m.table + p.table_bytes);
-    cn_overlap_next();
     if (!p.early) cn_wait_previous();
-    const auto takes = [&](const cn_sel_stage &stage) {
-        return !(p.skips_rows && cn_score_is_rows(stage));
-    };
-    cn_score_plan plan = cn_score_divide<MAX ? MAX_THREADS : THREADS>(p, seqs, takes);
+    const auto any = [](const cn_sel_stage &) { return true; };
+    cn_score_plan plan = cn_score_divide<MAX ? MAX_THREADS : THREADS>(p, seqs, any);
     cn_score_find(plan, p, 0, &fixed.parts);
     cn_wait_previous();
+    cn_overlap_next(); /* after the wait: see select.cu */
     __syncthreads();
     for (uint32_t i = 0; fixed.parts.part[i % 2].n_lots > 0; i++) {
         const cn_score_part &x = fixed.parts.part[i % 2];
@@ -741,7 +558,6 @@ static cn_status check(const cn_score_args *a)
     return CN_OK;
 }
 
-/* Launches the kernels for all keys; with skips_rows for all but K rows. */
 static cn_status launch(cn_stream *s, cn_score_params p)
 {
     const cn_score_args *a = &p.args;
@@ -753,8 +569,7 @@ static cn_status launch(cn_stream *s, cn_score_params p)
         p.group * d * sizeof(cn_bf16) + p.table_bytes + cn_score_seqs_bytes(a);
     if (!a->logits) return cn_cuda_launch(s, "score", score_kernel<false>, how, p);
     how.block = MAX_THREADS;
-    CN_TRY(cn_cuda_launch(s, "score", score_kernel<true>, how, p));
-    return cn_score_share(s, p);
+    return cn_cuda_launch(s, "score", score_kernel<true>, how, p);
 }
 
 extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
@@ -786,8 +601,7 @@ extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
     p.early = a->n_layers == 1 && a->first_layer > 0;
     p.slots = (cn_score_slot *)s->select_scratch;
     p.units = (cn_score_unit *)(p.slots + slots * p.group);
-    p.skips_rows = (a->keys & 1u << CN_KEY_ROWS) && cn_score_rows_fits(s, p);
-    /* Each launch has finished with the slots before the next one writes them. */
-    if (!p.skips_rows || a->keys != 1u << CN_KEY_ROWS) CN_TRY(launch(s, p));
-    return p.skips_rows ? cn_score_rows(s, p) : CN_OK;
+    p.ring = cn_score_ring_fits(s, p);
+    CN_TRY(p.ring ? cn_score_ring(s, p) : launch(s, p));
+    return a->logits ? cn_score_share(s, p) : CN_OK;
 }

@@ -45,8 +45,8 @@ typedef struct cn_score_params {
     uint32_t block_log2, tile_log2;     /* tokens of a block, and of a tile of the layout */
     uint32_t label_bytes, table_bytes;
     bool products; /* labels under rule max: integer products are stored, not logits */
+    bool ring;     /* score_ring_sm90.cu computes */
     bool early;    /* digests, tables and the arrays of a step are final before the wait */
-    bool skips_rows; /* another kernel has the sequences whose keys are K rows */
     cn_score_slot *slots; /* [n_units + n_blocks, group] */
     cn_score_unit *units; /* [n_units] */
 } cn_score_params;
@@ -68,6 +68,9 @@ typedef struct cn_score_plan {
     uint32_t most;            /* lots of a block, if units have blocks of their own; else 0 */
     uint32_t share, n_larger; /* lots of a block; the first n_larger blocks have one more */
     uint32_t next, end;       /* lots of this block that are left */
+    /* If units have blocks of their own: the sequence and the unit of this block, and the parts of
+     * the unit. */
+    uint32_t seq, unit, n_parts;
 } cn_score_plan;
 
 /* A part of a unit. */
@@ -112,15 +115,22 @@ __device__ static inline cn_score_sums cn_score_scan(uint32_t value)
     return sums;
 }
 
+/* The most lots of a block if units have blocks of their own; 0 if the units are too small. total:
+ * lots of the step, longest: lots of the largest unit. */
+__device__ static inline uint32_t cn_score_most(uint32_t total, uint32_t longest)
+{
+    const uint32_t share = (total + gridDim.x - 1) / gridDim.x, n_parts = longest / max(share, 1u);
+    return n_parts > 0 ? (longest + n_parts - 1) / n_parts : 0;
+}
+
 /* Gives the units blocks of their own if the grid suffices. Returns the most lots of a block, else
- * 0. total: lots of the step, longest: lots of the largest unit. */
+ * 0. */
 template <int THREADS>
 __device__ static inline uint32_t cn_score_separate(const cn_score_params &p, cn_score_seq *seqs,
                                                     uint32_t total, uint32_t longest)
 {
-    const uint32_t share = (total + gridDim.x - 1) / gridDim.x, n_parts = longest / max(share, 1u);
-    if (n_parts == 0) return 0;
-    const uint32_t most = (longest + n_parts - 1) / n_parts;
+    const uint32_t most = cn_score_most(total, longest);
+    if (most == 0) return 0;
     uint32_t blocks = 0;
     for (uint32_t from = 0; from < p.args.n_seqs; from += THREADS) {
         const uint32_t i = from + threadIdx.x, lots = i < p.args.n_seqs ? seqs[i].lots : 0;
@@ -153,8 +163,9 @@ __device__ static inline uint32_t cn_score_part_start(uint32_t lots, uint32_t i,
     return lots / n_parts * i + min(i, lots % n_parts);
 }
 
-/* Sets the lots of this block. */
-__device__ static inline void cn_score_own(cn_score_plan &plan, uint32_t total)
+/* Sets the lots of this block. If units have blocks of their own, it has one part or none, and the
+ * lots count from the unit's first. */
+__device__ static inline void cn_score_own(cn_score_plan &plan)
 {
     const uint32_t b = blockIdx.x;
     if (plan.most == 0) {
@@ -162,14 +173,16 @@ __device__ static inline void cn_score_own(cn_score_plan &plan, uint32_t total)
         plan.end = plan.next + plan.share + (b < plan.n_larger ? 1 : 0);
         return;
     }
-    plan.next = plan.end = total;
+    plan.next = plan.end = 0;
     if (b >= plan.seqs[plan.n_seqs].block) return;
-    const cn_score_seq &s = plan.seqs[cn_score_seq_at(
-        plan.n_seqs, b, [&](uint32_t i) { return plan.seqs[i].block; })];
-    const uint32_t n_parts = (s.lots + plan.most - 1) / plan.most, at = b - s.block;
-    const uint32_t unit = s.place + at / n_parts * s.lots;
-    plan.next = unit + cn_score_part_start(s.lots, at % n_parts, n_parts);
-    plan.end = unit + cn_score_part_start(s.lots, at % n_parts + 1, n_parts);
+    plan.seq = cn_score_seq_at(plan.n_seqs, b, [&](uint32_t i) { return plan.seqs[i].block; });
+    const cn_score_seq &s = plan.seqs[plan.seq];
+    const uint32_t at = b - s.block;
+    plan.n_parts = (s.lots + plan.most - 1) / plan.most;
+    plan.unit = at / plan.n_parts;
+    const uint32_t part = at - plan.unit * plan.n_parts;
+    plan.next = cn_score_part_start(s.lots, part, plan.n_parts);
+    plan.end = cn_score_part_start(s.lots, part + 1, plan.n_parts);
 }
 
 /* Bytes of the sequences of a plan. */
@@ -178,11 +191,62 @@ static inline size_t cn_score_seqs_bytes(const cn_score_args *a)
     return (a->n_seqs + (size_t)1) * sizeof(cn_score_seq);
 }
 
-/* Fills seqs[n_seqs + 1] and finds the share of this block in the sequences for whose stage `takes`
- * returns true. Called by all THREADS of the block. */
+/* Loads sequence i; without lots from n_seqs on. */
+template <typename Takes>
+__device__ static inline cn_score_seq cn_score_load_seq(const cn_score_args &a, uint32_t i,
+                                                        Takes takes)
+{
+    cn_score_seq s = {};
+    if (i < a.n_seqs) {
+        *reinterpret_cast<uint2 *>(&s.stage) = __ldg((const uint2 *)a.stage + i);
+        s.n = a.n[i];
+        s.base = a.base[i];
+        s.first = a.first[i];
+    }
+    s.lots = takes(s.stage) ? cn_score_lots(s) : 0;
+    return s;
+}
+
+/* The sum over the lanes up to this one. */
+__device__ static inline uint32_t cn_score_warp_scan(uint32_t value)
+{
+#pragma unroll
+    for (uint32_t step = 1; step < CN_WARP; step *= 2) {
+        const uint32_t before = __shfl_up_sync(0xffffffffu, value, step);
+        if (threadIdx.x >= step) value += before;
+    }
+    return value;
+}
+
+/* Fills seqs[n_seqs + 1], n_seqs < 32, as the general division does, but in one warp: a barrier of
+ * the block for each sum takes longer. Returns {lots of the step, cn_score_plan.most}. */
+template <typename Takes>
+__device__ static inline uint2 cn_score_divide_few(const cn_score_params &p, cn_score_seq *seqs,
+                                                   Takes takes)
+{
+    __shared__ uint2 result;
+    if (threadIdx.x < CN_WARP) {
+        cn_score_seq s = cn_score_load_seq(p.args, threadIdx.x, takes);
+        const uint32_t places = cn_score_warp_scan(s.lots * p.seq_units);
+        const uint32_t longest = __reduce_max_sync(0xffffffffu, s.lots);
+        const uint32_t total = __shfl_sync(0xffffffffu, places, CN_WARP - 1);
+        uint32_t most = cn_score_most(total, longest);
+        const uint32_t own = most > 0 ? (s.lots + most - 1) / most * p.seq_units : 0;
+        const uint32_t blocks = cn_score_warp_scan(own);
+        if (__shfl_sync(0xffffffffu, blocks, CN_WARP - 1) > gridDim.x) most = 0;
+        s.place = places - s.lots * p.seq_units;
+        s.block = blocks - own;
+        if (threadIdx.x <= p.args.n_seqs) seqs[threadIdx.x] = s;
+        if (threadIdx.x == 0) result = make_uint2(total, most);
+    }
+    __syncthreads();
+    return result;
+}
+
+/* As cn_score_divide_few, for any number of sequences. */
 template <int THREADS, typename Takes>
-__device__ static inline cn_score_plan cn_score_divide(const cn_score_params &p, cn_score_seq *seqs,
-                                                       Takes takes)
+__device__ static inline uint2 cn_score_divide_many(const cn_score_params &p, cn_score_seq *seqs,
+                                                    Takes takes)
 {
     __shared__ uint32_t longest;
     const cn_score_args &a = p.args;
@@ -190,14 +254,7 @@ __device__ static inline cn_score_plan cn_score_divide(const cn_score_params &p,
     if (threadIdx.x == 0) longest = 0;
     for (uint32_t from = 0; from < a.n_seqs; from += THREADS) {
         const uint32_t i = from + threadIdx.x;
-        cn_score_seq s = {};
-        if (i < a.n_seqs) {
-            *reinterpret_cast<uint2 *>(&s.stage) = __ldg((const uint2 *)a.stage + i);
-            s.n = a.n[i];
-            s.base = a.base[i];
-            s.first = a.first[i];
-        }
-        s.lots = takes(s.stage) ? cn_score_lots(s) : 0;
+        cn_score_seq s = cn_score_load_seq(a, i, takes);
         const cn_score_sums sums = cn_score_scan<THREADS>(s.lots * p.seq_units);
         s.place = total + sums.before;
         if (i < a.n_seqs) seqs[i] = s;
@@ -206,27 +263,33 @@ __device__ static inline cn_score_plan cn_score_divide(const cn_score_params &p,
     }
     if (threadIdx.x == 0) seqs[a.n_seqs].place = total;
     __syncthreads();
-    cn_score_plan plan;
+    return make_uint2(total, cn_score_separate<THREADS>(p, seqs, total, longest));
+}
+
+/* Fills seqs[n_seqs + 1] and finds the share of this block in the sequences for whose stage `takes`
+ * returns true. Called by all THREADS of the block. */
+template <int THREADS, typename Takes>
+__device__ static inline cn_score_plan cn_score_divide(const cn_score_params &p, cn_score_seq *seqs,
+                                                       Takes takes)
+{
+    const uint2 result = p.args.n_seqs < CN_WARP ? cn_score_divide_few(p, seqs, takes)
+                                                 : cn_score_divide_many<THREADS>(p, seqs, takes);
+    cn_score_plan plan = {};
     plan.seqs = seqs;
-    plan.n_seqs = a.n_seqs;
+    plan.n_seqs = p.args.n_seqs;
     plan.seq_units = p.seq_units;
-    plan.share = total / gridDim.x;
-    plan.n_larger = total % gridDim.x;
-    plan.most = cn_score_separate<THREADS>(p, seqs, total, longest);
-    cn_score_own(plan, total);
+    plan.most = result.y;
+    if (plan.most == 0) {
+        plan.share = result.x / gridDim.x;
+        plan.n_larger = result.x % gridDim.x;
+    }
+    cn_score_own(plan);
     return plan;
 }
 
-/* Returns the block that has lot i of a unit, which begins at unit_place. */
-__device__ static inline uint32_t cn_score_owner(const cn_score_plan &plan, const cn_score_seq &s,
-                                                 uint32_t unit_place, uint32_t i)
+/* Returns the block that has the lot at `place`. */
+__device__ static inline uint32_t cn_score_owner(const cn_score_plan &plan, uint32_t place)
 {
-    if (plan.most > 0) {
-        const uint32_t n_parts = (s.lots + plan.most - 1) / plan.most;
-        const uint32_t before = (unit_place - s.place) / s.lots * n_parts;
-        return s.block + before + (i == 0 ? 0 : n_parts - 1); /* the first or the last lot */
-    }
-    const uint32_t place = unit_place + i;
     const uint32_t larger = plan.n_larger * (plan.share + 1); /* lots of the larger shares */
     if (place < larger) return place / (plan.share + 1);
     return plan.n_larger + (place - larger) / plan.share;
@@ -238,13 +301,21 @@ __device__ static inline bool cn_score_next(cn_score_plan &plan, const cn_score_
                                             cn_score_part &x)
 {
     if (plan.next >= plan.end) return false;
-    const uint32_t low = cn_score_seq_at(plan.n_seqs, plan.next,
-                                         [&](uint32_t i) { return plan.seqs[i].place; });
-    const cn_score_seq s = plan.seqs[low];
+    const bool own = plan.most > 0;
     const cn_score_args &a = p.args;
-    const uint32_t unit_lots = s.lots, unit = (plan.next - s.place) / unit_lots;
-    const uint32_t unit_place = s.place + unit * unit_lots, done = plan.next - unit_place;
-    x.at = cn_sel_unit_of(low * plan.seq_units + unit, a.n_layers, a.pools.layout.n_kv_heads);
+    uint32_t low = plan.seq, unit = plan.unit, unit_place = 0;
+    if (!own) {
+        low = cn_score_seq_at(plan.n_seqs, plan.next,
+                              [&](uint32_t i) { return plan.seqs[i].place; });
+        unit = (plan.next - plan.seqs[low].place) / plan.seqs[low].lots;
+        unit_place = plan.seqs[low].place + unit * plan.seqs[low].lots;
+    }
+    const cn_score_seq s = plan.seqs[low];
+    const uint32_t done = plan.next - unit_place;
+    x.at.index = low * plan.seq_units + unit;
+    x.at.seq = low;
+    x.at.row = unit / a.pools.layout.n_kv_heads;
+    x.at.head = unit - x.at.row * a.pools.layout.n_kv_heads;
     x.stage = s.stage;
     x.layer = a.first_layer + x.at.row;
     x.n = s.n;
@@ -253,10 +324,10 @@ __device__ static inline bool cn_score_next(cn_score_plan &plan, const cn_score_
     x.to = x.from + (s.n << s.stage.entry_log2);
     x.lot_log2 = cn_score_lot_log2(s.stage);
     x.lot = (x.from >> x.lot_log2) + done;
-    x.n_lots = min(unit_lots - done, plan.end - plan.next);
-    const uint32_t owner = cn_score_owner(plan, s, unit_place, 0);
+    x.n_lots = min(s.lots - done, plan.end - plan.next);
+    const uint32_t owner = own ? s.block + unit * plan.n_parts : cn_score_owner(plan, unit_place);
     x.first_slot = x.at.index + owner;
-    x.n_slots = cn_score_owner(plan, s, unit_place, unit_lots - 1) - owner + 1;
+    x.n_slots = own ? plan.n_parts : cn_score_owner(plan, unit_place + s.lots - 1) - owner + 1;
     x.slot = x.at.index + blockIdx.x;
     x.first = cn_sel_first(x.at, s.first, s.n, a.n_layers, a.pools.layout.n_kv_heads);
     plan.next += x.n_lots;
@@ -286,6 +357,19 @@ __device__ static inline bool cn_score_is_max(const cn_sel_stage &stage)
 __device__ static inline bool cn_score_is_rows(const cn_sel_stage &stage)
 {
     return stage.active && stage.key == CN_KEY_ROWS;
+}
+
+/* Returns whether a stage may have these keys (cn_score_args.keys). */
+static inline bool cn_score_may_have(const cn_score_params &p, cn_sel_key key)
+{
+    return p.args.keys == 0 || (p.args.keys >> key & 1) != 0;
+}
+
+/* Returns log2 of the tokens of a run: tokens of a lot whose keys are contiguous in the pool. */
+__device__ static inline uint32_t cn_score_run_log2(const cn_score_params &p,
+                                                    const cn_score_part &x)
+{
+    return min(x.lot_log2, x.stage.in_tiles ? (uint32_t)CN_DIGEST_TILE_LOG2 : p.block_log2);
 }
 
 /* ---- where keys and queries lie ---- */
@@ -341,6 +425,14 @@ __device__ static inline const uint4 *cn_score_key_of(const cn_score_params &p,
     return (const uint4 *)((const cn_bf16 *)pools.kv + row * d);
 }
 
+/* Returns the score of a candidate that is ranked by its hash. */
+__device__ static inline uint16_t cn_score_hash(const cn_score_params &p, const cn_score_part &x,
+                                                const cn_score_token &t)
+{
+    if (t.position < x.base) return 0;
+    return cn_hash_score(p.args.seed[x.at.seq], x.layer, x.at.head, t.position);
+}
+
 /* Returns the first query of a part. */
 __device__ static inline const cn_bf16 *cn_score_query_of(const cn_score_params &p,
                                                           const cn_score_part &x)
@@ -355,7 +447,7 @@ __device__ static inline const cn_bf16 *cn_score_query_of(const cn_score_params 
 }
 
 /* ---- what rule max stores for each candidate ----
- * Logits: f32 [group, n], of score_rows_sm90.cu [n, group]. Products: pairs of 16-bit products plus
+ * Logits: f32 [group, n], of K rows in the ring [n, group]. Products: pairs of 16-bit products plus
  * 32768, u32 [pairs of heads, n], then the scales of the labels, f16 [n]: of four heads 10 bytes a
  * candidate, not 16. */
 
@@ -390,13 +482,12 @@ __device__ static inline uint32_t cn_score_column_add(uint32_t v)
 /* The float with the bits of 2^23, or'ed with u < 2^23, is 2^23 + u. */
 #define CN_SCORE_BIAS(u) (8388608.0f + (float)(u))
 
-/* cn_label_logit of a product plus a number u: (product * scale) * factor. bias is
+/* cn_label_logit of a product. biased: 2^23 plus a number u plus the product. bias is
  * -CN_SCORE_BIAS(u) * scale, which is exact, so that the sum in the fmaf is exact before it is
- * rounded. The product is one of its own: the compiler must not join it with a sum. */
-__device__ static inline float cn_score_logit(uint32_t biased, float scale, float bias,
-                                              float factor)
+ * rounded. The multiplication is one of its own: the compiler must not join it with a sum. */
+__device__ static inline float cn_score_logit(float biased, float scale, float bias, float factor)
 {
-    return __fmul_rn(fmaf(__uint_as_float(0x4b000000u | biased), scale, bias), factor);
+    return __fmul_rn(fmaf(biased, scale, bias), factor);
 }
 
 /* cn_score_bits of two numbers: of x in the low half. */

@@ -5,7 +5,7 @@
  * A unit has as many blocks as fill the GPU, each with an equal part of its candidates. A block
  * first adds up the sums of the unit's parts, while its first loads are on their way.
  *
- * K rows that score_rows_sm90.cu has computed have a kernel of their own. Their logits can exceed
+ * K rows that score_ring_sm90.cu has computed have a kernel of their own. Their logits can exceed
  * the L2 cache, so the time to read them counts. The blocks divide the step's lots as in
  * score.cuh. The kernel before it has waited for all kernels that write the arrays of the step
  * when it lets this one start, so these are read before the wait.
@@ -41,54 +41,67 @@ typedef struct share_part {
 /* What is stored of AT_ONCE candidates from c on, THREADS apart, for the heads [first, first +
  * QUAD). Candidates from `end` on repeat the last one, and heads from the group's end on others,
  * which add_quad leaves out. */
-typedef struct share_raw {
-    uint32_t words[AT_ONCE][QUAD]; /* logits; or QUAD / 2 pairs and a scale */
-} share_raw;
+template <bool PRODUCTS> struct share_raw {
+    uint32_t words[PRODUCTS ? QUAD / 2 : QUAD][AT_ONCE]; /* pairs of products, or logits */
+    uint16_t scale[AT_ONCE];                             /* products only */
+};
 
-__device__ static inline share_raw load_raw(const share_part &s, uint32_t first, uint32_t c,
-                                            uint32_t group)
+template <bool PRODUCTS>
+__device__ static inline share_raw<PRODUCTS> load_raw(const share_part &s, uint32_t first,
+                                                      uint32_t c, uint32_t group)
 {
-    share_raw raw;
+    constexpr uint32_t HEADS = PRODUCTS ? 2 : 1, ROWS = QUAD / HEADS; /* heads of a word */
+    const uint32_t *rows = PRODUCTS ? s.pairs : (const uint32_t *)s.logits;
+    share_raw<PRODUCTS> raw;
+    uint32_t at[AT_ONCE];
 #pragma unroll
-    for (uint32_t i = 0; i < AT_ONCE; i++) {
-        const uint32_t at = min(c + i * THREADS, s.end - 1);
-        if (s.pairs) {
+    for (uint32_t i = 0; i < AT_ONCE; i++) at[i] = min(c + i * THREADS, s.end - 1);
 #pragma unroll
-            for (uint32_t k = 0; k < QUAD / 2; k++)
-                raw.words[i][k] = s.pairs[(size_t)min(first / 2 + k, (group - 1) / 2) * s.n + at];
-            raw.words[i][QUAD / 2] = s.scales[at];
-            continue;
-        }
+    for (uint32_t k = 0; k < ROWS; k++) {
+        const uint32_t *row = rows + (size_t)min(first / HEADS + k, (group - 1) / HEADS) * s.n;
 #pragma unroll
-        for (uint32_t h = 0; h < QUAD; h++)
-            raw.words[i][h] =
-                __float_as_uint(s.logits[(size_t)min(first + h, group - 1) * s.n + at]);
+        for (uint32_t i = 0; i < AT_ONCE; i++) raw.words[k][i] = row[at[i]];
     }
+    if constexpr (PRODUCTS)
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; i++) raw.scale[i] = s.scales[at[i]];
     return raw;
 }
 
-/* Raises best[] to the shares of the heads [first, first + QUAD). */
-__device__ static inline void add_quad(float best[AT_ONCE], const share_raw &raw,
-                                       const share_part &s, const share_head *heads, uint32_t first,
-                                       uint32_t group)
+/* Loads the heads [first, first + QUAD). Those from the group's end on have a share of 0. */
+__device__ static inline void quad_of(share_head quad[QUAD], const share_head *heads,
+                                      uint32_t first, uint32_t group)
 {
-    share_head quad[QUAD];
 #pragma unroll
     for (uint32_t h = 0; h < QUAD; h++) {
         quad[h] = heads[min(first + h, group - 1)];
-        if (first + h >= group) quad[h].log_sum = CUDART_INF_F; /* a share of 0 */
+        if (first + h >= group) quad[h].log_sum = CUDART_INF_F;
     }
+}
+
+/* Raises best[] to the shares of a quad of heads. */
+template <bool PRODUCTS>
+__device__ static inline void add_quad(float best[AT_ONCE], const share_raw<PRODUCTS> &raw,
+                                       const share_head quad[QUAD])
+{
 #pragma unroll
     for (uint32_t i = 0; i < AT_ONCE; i++) {
-        /* The scale of a candidate below the base is NaN. */
-        const float x = __half2float(__ushort_as_half((unsigned short)raw.words[i][QUAD / 2]));
-        const float bias = -CN_SCORE_BIAS(1 << 15) * x;
+        float scale = 0, bias = 0;
+        if constexpr (PRODUCTS) { /* the scale of a candidate below the base is NaN */
+            scale = __half2float(__ushort_as_half(raw.scale[i]));
+            bias = -CN_SCORE_BIAS(1 << 15) * scale;
+        }
 #pragma unroll
         for (uint32_t h = 0; h < QUAD; h++) {
-            const uint32_t both = raw.words[i][h / 2];
-            const float logit = s.pairs ? cn_score_logit(h % 2 ? both >> 16 : both & 0xffffu, x,
-                                                         bias, quad[h].factor)
-                                        : __uint_as_float(raw.words[i][h]);
+            float logit;
+            if constexpr (PRODUCTS) {
+                const uint32_t half = h % 2 ? 0x7432 : 0x7410; /* 0x4b00 above half h % 2 */
+                logit = cn_score_logit(
+                    __uint_as_float(__byte_perm(raw.words[h / 2][i], 0x4b000000u, half)), scale,
+                    bias, quad[h].factor);
+            } else {
+                logit = __uint_as_float(raw.words[h][i]);
+            }
             best[i] = fmaxf(best[i], logit - quad[h].log_sum); /* ignores NaN */
         }
     }
@@ -136,30 +149,88 @@ __device__ static inline share_part part_of(const cn_score_params &p, const cn_s
     return s;
 }
 
+/* Stores the scores of candidates c, c + THREADS, ... */
+__device__ static inline void store_scores(const share_part &s, uint32_t c,
+                                           const float best[AT_ONCE])
+{
+    uint16_t *out = s.out + c;
+#pragma unroll
+    for (uint32_t i = 0; i < AT_ONCE; i += 2) {
+        const uint32_t bits = cn_score_bits2(best[i], best[i + 1]);
+        if (c + i * THREADS < s.end) out[i * THREADS] = (uint16_t)bits;
+        if (c + (i + 1) * THREADS < s.end) out[(i + 1) * THREADS] = (uint16_t)(bits >> 16);
+    }
+}
+
+/* As load_raw, of a group of one quad. row: of the candidates from c on. Candidates from `end` on
+ * are not loaded. What is loaded leaves the L2 cache first: it is not read again. */
+template <bool PRODUCTS, uint32_t ROWS>
+__device__ static inline void load_one_quad(share_raw<PRODUCTS> &raw,
+                                            const uint32_t *const row[ROWS],
+                                            const uint16_t *scales, uint32_t c, uint32_t end)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < AT_ONCE; i++) {
+        if (c + i * THREADS >= end) continue;
+#pragma unroll
+        for (uint32_t k = 0; k < ROWS; k++) raw.words[k][i] = __ldcs(row[k] + i * THREADS);
+        if constexpr (PRODUCTS) raw.scale[i] = __ldcs(scales + i * THREADS);
+    }
+}
+
+/* Computes the scores of a block's part, in a group of one quad: addresses and heads stay in
+ * registers. */
+template <bool PRODUCTS>
+__device__ static inline void score_one_quad(const cn_score_params &p, const share_part &s,
+                                             uint32_t unit, share_head *heads)
+{
+    constexpr uint32_t HEADS = PRODUCTS ? 2 : 1, ROWS = QUAD / HEADS; /* heads of a word */
+    uint32_t c = s.start + threadIdx.x;
+    const uint32_t *row[ROWS];
+    const uint16_t *scales = s.scales + c;
+#pragma unroll
+    for (uint32_t k = 0; k < ROWS; k++)
+        row[k] = (PRODUCTS ? s.pairs : (const uint32_t *)s.logits) +
+                 (size_t)min(k, (p.group - 1) / HEADS) * s.n + c;
+    share_raw<PRODUCTS> raw = {};
+    load_one_quad<PRODUCTS, ROWS>(raw, row, scales, c, s.end);
+    load_heads(p, unit, heads);
+    share_head quad[QUAD];
+    quad_of(quad, heads, 0, p.group);
+    for (; c < s.end; c += AT_ONCE * THREADS) {
+        float best[AT_ONCE];
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; i++) best[i] = CUDART_NAN_F;
+        add_quad<PRODUCTS>(best, raw, quad);
+#pragma unroll
+        for (uint32_t k = 0; k < ROWS; k++) row[k] += AT_ONCE * THREADS;
+        scales += AT_ONCE * THREADS;
+        load_one_quad<PRODUCTS, ROWS>(raw, row, scales, c + AT_ONCE * THREADS, s.end);
+        store_scores(s, c, best);
+    }
+}
+
 /* Computes the scores of a block's part. */
+template <bool PRODUCTS>
 __device__ static inline void score_part(const cn_score_params &p, const share_part &s,
                                          uint32_t unit, share_head *heads)
 {
-    share_raw next = load_raw(s, 0, s.start + threadIdx.x, p.group);
+    share_raw<PRODUCTS> next = load_raw<PRODUCTS>(s, 0, s.start + threadIdx.x, p.group);
     load_heads(p, unit, heads);
     for (uint32_t c = s.start + threadIdx.x; c < s.end; c += AT_ONCE * THREADS) {
         float best[AT_ONCE];
 #pragma unroll
         for (uint32_t i = 0; i < AT_ONCE; i++) best[i] = CUDART_NAN_F;
         for (uint32_t quad = 0; quad < p.group; quad += QUAD) {
-            const share_raw raw = next;
+            const share_raw<PRODUCTS> raw = next;
             const bool last = quad + QUAD >= p.group;
-            next = load_raw(s, last ? 0 : quad + QUAD, last ? c + AT_ONCE * THREADS : c,
-                                   p.group);
-            add_quad(best, raw, s, heads, quad, p.group);
+            next = load_raw<PRODUCTS>(s, last ? 0 : quad + QUAD,
+                                      last ? c + AT_ONCE * THREADS : c, p.group);
+            share_head of_quad[QUAD];
+            quad_of(of_quad, heads, quad, p.group);
+            add_quad<PRODUCTS>(best, raw, of_quad);
         }
-#pragma unroll
-        for (uint32_t i = 0; i < AT_ONCE; i += 2) {
-            const uint32_t bits = cn_score_bits2(best[i], best[i + 1]);
-            if (c + i * THREADS < s.end) s.out[c + i * THREADS] = (uint16_t)bits;
-            if (c + (i + 1) * THREADS < s.end)
-                s.out[c + (i + 1) * THREADS] = (uint16_t)(bits >> 16);
-        }
+        store_scores(s, c, best);
     }
 }
 
@@ -170,6 +241,7 @@ __global__ static void __launch_bounds__(THREADS, BLOCKS)
     const cn_score_args &a = p.args;
     const uint32_t hk = a.pools.layout.n_kv_heads;
     cn_overlap_next();
+    cn_touch_params(p);
     if (!p.early) cn_wait_previous();
     const cn_sel_unit u = cn_sel_unit_of(blockIdx.x / n_parts, a.n_layers, hk);
     cn_sel_stage stage;
@@ -178,9 +250,12 @@ __global__ static void __launch_bounds__(THREADS, BLOCKS)
     const size_t first = cn_sel_first(u, a.first[u.seq], n, a.n_layers, hk);
     const share_part s = part_of(p, stage, first, n, blockIdx.x % n_parts, n_parts);
     cn_wait_previous();
-    if (!cn_score_is_max(stage) || (p.skips_rows && cn_score_is_rows(stage)) || s.start == s.end)
+    if (!cn_score_is_max(stage) || (p.ring && cn_score_is_rows(stage)) || s.start == s.end)
         return;
-    score_part(p, s, u.index, heads);
+    if (s.pairs && p.group <= QUAD) score_one_quad<true>(p, s, u.index, heads);
+    else if (s.pairs) score_part<true>(p, s, u.index, heads);
+    else if (p.group <= QUAD) score_one_quad<false>(p, s, u.index, heads);
+    else score_part<false>(p, s, u.index, heads);
 }
 
 /* ---- K rows: logits are [n, group] ---- */
@@ -271,14 +346,14 @@ __global__ static void __launch_bounds__(THREADS, BLOCKS)
 
 cn_status cn_score_share(cn_stream *s, const cn_score_params &p)
 {
-    const uint32_t n_parts = (uint32_t)cn_ceil_div(BLOCKS * s->cuda->device.n_sms, p.n_units);
-    return cn_cuda_launch(s, "score: shares", share_kernel, {dim3(p.n_units * n_parts), THREADS}, p,
-                          n_parts);
-}
-
-cn_status cn_score_share_rows(cn_stream *s, const cn_score_params &p)
-{
-    const uint32_t n_blocks = BLOCKS * s->cuda->device.n_sms;
+    const uint32_t n_sms = s->cuda->device.n_sms;
+    const bool by_row = p.ring && cn_score_may_have(p, CN_KEY_ROWS);
+    if (!by_row || p.args.keys != 1u << CN_KEY_ROWS) {
+        const uint32_t n_parts = (uint32_t)cn_ceil_div(BLOCKS * n_sms, p.n_units);
+        CN_TRY(cn_cuda_launch(s, "score: shares", share_kernel,
+                              {dim3(p.n_units * n_parts), THREADS}, p, n_parts));
+    }
+    if (!by_row) return CN_OK;
     return cn_cuda_launch(s, "score: shares of rows", share_rows_kernel,
-                          {dim3(n_blocks), THREADS, cn_score_seqs_bytes(&p.args)}, p);
+                          {dim3(BLOCKS * n_sms), THREADS, cn_score_seqs_bytes(&p.args)}, p);
 }

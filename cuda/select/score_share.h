@@ -7,12 +7,8 @@
 /* Turns what the first kernel stored into scores: the largest log-softmax of any head. */
 cn_status cn_score_share(cn_stream *s, const cn_score_params &p);
 
-/* The same after the kernel of score_rows_sm90.cu, for the sequences whose keys are K rows. */
-cn_status cn_score_share_rows(cn_stream *s, const cn_score_params &p);
-
-/* score_rows_sm90.cu: returns true when its kernel supports this device and shape; and computes the
- * sequences whose keys are K rows. */
-bool cn_score_rows_fits(const cn_stream *s, const cn_score_params &p);
-cn_status cn_score_rows(cn_stream *s, const cn_score_params &p);
+/* score_ring_sm90.cu: returns true when its kernel supports this device and shape; and computes. */
+bool cn_score_ring_fits(const cn_stream *s, const cn_score_params &p);
+cn_status cn_score_ring(cn_stream *s, const cn_score_params &p);
 
 #endif

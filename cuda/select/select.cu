@@ -139,6 +139,24 @@ __device__ static inline void each_chunk(const select_list &l, const select_scor
 
 /* ---- the lowest selected score ---- */
 
+/* Counts a thread's scores. WHOLE: all of them are candidates. */
+template <bool WHOLE>
+__device__ static inline void count_chunk(const select_list &l, const select_scores &s,
+                                          uint32_t which, uint32_t high, uint32_t *bins)
+{
+#pragma unroll
+    for (uint32_t k = 0; k < VECS; k++) {
+        if (k >= l.per) break;
+#pragma unroll
+        for (uint32_t i = k * SCORES; i < (k + 1) * SCORES; i++) {
+            const uint32_t score = score_at(s, i);
+            uint32_t bin = which == 0 ? score >> 8 : min(score ^ high << 8, (uint32_t)BINS);
+            if (!WHOLE && !(s.valid >> i & 1)) bin = BINS;
+            atomicAdd(&bins[bin], 1u);
+        }
+    }
+}
+
 /* Counts the high bytes of the block's scores (which 0), or the low bytes of those with the high
  * byte `high` (which 1). Other scores count in the last bin, because a branch takes longer.
  * cub::BlockHistogram counts by the same atomics, but all candidates. */
@@ -148,17 +166,10 @@ __device__ static inline void count(const select_list &l, const select_scores &h
 {
     uint32_t *bins = shared->bins[which];
     each_chunk(l, held, [=](const select_scores &s) {
-#pragma unroll
-        for (uint32_t k = 0; k < VECS; k++) {
-            if (k >= l.per) break;
-#pragma unroll
-            for (uint32_t i = k * SCORES; i < (k + 1) * SCORES; i++) {
-                const uint32_t score = score_at(s, i);
-                uint32_t bin = which == 0 ? score >> 8 : min(score ^ high << 8, (uint32_t)BINS);
-                if (!(s.valid >> i & 1)) bin = BINS;
-                atomicAdd(&bins[bin], 1u);
-            }
-        }
+        if (__all_sync(0xffffffffu, s.valid == low_bits(l.per * SCORES)))
+            count_chunk<true>(l, s, which, high, bins);
+        else
+            count_chunk<false>(l, s, which, high, bins);
     });
 }
 
@@ -204,19 +215,24 @@ __device__ static inline select_digit find_digit(const select_list &l, uint32_t 
 
 /* ---- the list ---- */
 
-/* Returns bits, as `valid`: which scores are larger than `bound`. */
-__device__ static inline uint32_t larger(const select_list &l, const select_scores &s,
-                                         uint32_t bound)
+/* Sets bits, as `valid`: which scores are above `bound`, and which are equal to it. */
+__device__ static inline void compare(const select_list &l, const select_scores &s, uint32_t bound,
+                                      uint32_t &above, uint32_t &equal)
 {
-    uint32_t bits = 0;
+    uint32_t least = 0; /* above or equal */
+    above = 0;
 #pragma unroll
     for (uint32_t k = VECS; k-- > 0;) {
         if (k >= l.per) continue;
 #pragma unroll
-        for (uint32_t i = (k + 1) * SCORES; i-- > k * SCORES;)
-            bits = bits << 1 | (bound - score_at(s, i)) >> 31;
+        for (uint32_t i = (k + 1) * SCORES; i-- > k * SCORES;) {
+            const uint32_t score = score_at(s, i);
+            above = above << 1 | (bound - score) >> 31;
+            least = least << 1 | (bound - 1 - score) >> 31;
+        }
     }
-    return bits & s.valid;
+    above &= s.valid;
+    equal = least & s.valid & ~above;
 }
 
 /* Writes the selected candidates `taken`, bits as `valid`. i: how many are before them. */
@@ -243,9 +259,8 @@ __device__ static inline void list_selected(const select_list &l, const select_s
                                             uint32_t equal, select_shared<PARTS> *shared)
 {
     each_chunk(l, held, [&](const select_scores &s) {
-        const uint32_t is_above = larger(l, s, lowest);
-        uint32_t is_equal = larger(l, s, lowest - 1) & ~is_above;
-        uint32_t before, all; /* numbers of both kinds: above | equal << 16 */
+        uint32_t is_above, is_equal, before, all; /* numbers of both kinds: above | equal << 16 */
+        compare(l, s, lowest, is_above, is_equal);
         block_scan(shared->block)
             .ExclusiveSum((uint32_t)(__popc(is_above) | __popc(is_equal) << 16), before, all);
         const uint32_t n_above = above + (before & 0xffff);
@@ -321,19 +336,23 @@ template <uint32_t PARTS> __device__ static inline void open_shared(select_share
 #endif
 }
 
-/* A block with candidates gets the histograms of all others, so it ends after their stores. */
+/* The arrays of the step are read before the wait. `score` lets this kernel start only after it has
+ * waited for all kernels that write them.
+ *
+ * A block with candidates gets the histograms of all others, so it ends after their stores. */
 template <uint32_t PARTS>
 __global__ static void __launch_bounds__(THREADS, 4)
     select_kernel(const __grid_constant__ cn_select_args a)
 {
     __shared__ select_shared<PARTS> shared;
     cn_overlap_next();
+    cn_touch_params(a);
     open_shared(&shared);
     const cn_sel_unit u = cn_sel_unit_of(blockIdx.x / PARTS, a.n_layers, a.n_kv_heads);
-    cn_wait_previous();
     const select_row r = load_row(a, u.seq);
     const uint32_t n_forced = min(r.n_forced, a.list_stride), k = min(r.k, r.n);
     const select_list l = open_list<PARTS>(a, u, r, n_forced);
+    cn_wait_previous();
     const select_scores held = load_chunk(l, l.first);
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; l.part == 0 && i < n_forced; i += THREADS)

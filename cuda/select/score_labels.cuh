@@ -1,0 +1,145 @@
+/* score_labels.cuh - the arithmetic of labels that the kernels of `score` share: quantised queries,
+ * products of labels with four heads by the tensor cores, and the weights of a lot. */
+#ifndef CN_CUDA_SCORE_LABELS_CUH
+#define CN_CUDA_SCORE_LABELS_CUH
+
+#include <math_constants.h>
+
+#include "cuda/select/score.cuh"
+
+enum {
+    /* Added to products of labels, which are below 2^16. Then the low 16 bits of one that is below
+     * 2^15 are it plus 2^15. */
+    CN_LABEL_BIAS = 3 << 15
+};
+
+/* Quantises the label channels of a query. value: of this lane's channels lane and lane + 32, 0 for
+ * those that do not exist. Returns the scale, and stores n bytes as the products need them: of
+ * eight channels the even ones, then the odd ones. A warp calls it. */
+template <int N>
+__device__ static inline float cn_label_quantise(int8_t *bytes, const float value[N], uint32_t n)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP;
+    float largest = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < N; i++) largest = fmaxf(largest, fabsf(value[i]));
+#pragma unroll
+    for (int offset = CN_WARP / 2; offset > 0; offset /= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+    const float scale = cn_query_scale(largest);
+#pragma unroll
+    for (uint32_t i = 0; i < N; i++) {
+        const uint32_t c = i * CN_WARP + lane;
+        if (c < n) bytes[c / 8 * 8 + c % 2 * 4 + c % 8 / 2] = (int8_t)cn_query_of(value[i], scale);
+    }
+    return scale;
+}
+
+/* c[16, 8] += a[16, 32] * b[32, 8], bytes. */
+__device__ static inline void cn_mma_bytes(uint32_t c[4], const uint32_t a[4], uint2 b)
+{
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
+}
+
+/* A pass over labels computes N_PAIRS pairs of heads.
+ *
+ * out = products of two labels with these heads, plus CN_LABEL_BIAS, all times 16, plus 2^23, as
+ * floats.
+ *
+ * A lane has two whole labels, of the rows g and g + 8 (g = lane / 4) in the mma's terms. Product j
+ * takes word j of all labels. Its 32 channels are those of four different labels, of the lanes
+ * 4 g to 4 g + 3. So column n has query n % 2 in the channels of lane n / 2 of the four, and zeros
+ * in the others. The result of a lane is then that of its own labels, for two heads. */
+template <int N_WORDS, int N_PAIRS>
+__device__ static inline void cn_label_products(uint32_t out[N_PAIRS][4],
+                                                const uint32_t a[N_WORDS],
+                                                const uint32_t b[N_WORDS],
+                                                const uint2 query[N_PAIRS][N_WORDS])
+{
+    const uint32_t upper = 0xf0f0f0f0u;
+#pragma unroll
+    for (uint32_t pair = 0; pair < N_PAIRS; pair++)
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) out[pair][i] = 0x4b000000u + CN_LABEL_BIAS * 16;
+#pragma unroll
+    for (uint32_t j = 0; j < N_WORDS; j++) {
+        const uint32_t rows[4] = {a[j] << 4 & upper, b[j] << 4 & upper, a[j] & upper,
+                                  b[j] & upper};
+#pragma unroll
+        for (uint32_t pair = 0; pair < N_PAIRS; pair++)
+            cn_mma_bytes(out[pair], rows, query[pair][j]);
+    }
+}
+
+/* cn_label_logit of such a product. */
+__device__ static inline float cn_label_logit_of(uint32_t product, float scale, float factor)
+{
+    const float sixteenth = scale * 0.0625f, bias = -CN_SCORE_BIAS(CN_LABEL_BIAS * 16) * sixteenth;
+    return cn_score_logit(__uint_as_float(product), sixteenth, bias, factor);
+}
+
+/* The pair of such products that rule max stores. */
+__device__ static inline uint32_t cn_label_pair(uint32_t even, uint32_t odd)
+{
+    return (even >> 4 & 0xffffu) | (odd << 12 & 0xffff0000u);
+}
+
+/* Queries of the heads of a pass as a lane needs them. */
+template <int N_WORDS, int N_PAIRS> struct cn_label_query {
+    uint2 words[N_PAIRS][N_WORDS];
+    float factor[2 * N_PAIRS];
+};
+
+/* Loads the heads from `first` on of n; from the end on the last one. labels: [n, stride]
+ * quantised. */
+template <int N_WORDS, int N_PAIRS>
+__device__ static inline cn_label_query<N_WORDS, N_PAIRS>
+cn_label_load(const uint2 *labels, uint32_t stride, const float *factor, uint32_t first, uint32_t n)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP, last = n - 1;
+    const bool own = lane / 8 == lane % 4;
+    cn_label_query<N_WORDS, N_PAIRS> q;
+#pragma unroll
+    for (uint32_t h = 0; h < 2 * N_PAIRS; h++) q.factor[h] = factor[min(first + h, last)];
+#pragma unroll
+    for (uint32_t pair = 0; pair < N_PAIRS; pair++)
+#pragma unroll
+        for (uint32_t j = 0; j < N_WORDS; j++) {
+            const uint32_t head = min(first + 2 * pair + lane / 4 % 2, last);
+            q.words[pair][j] = own ? labels[head * stride + j] : make_uint2(0, 0);
+        }
+    return q;
+}
+
+/* The exponent and the sum of the weights of a lot, for head `lane`. */
+typedef struct cn_lot_weights {
+    uint32_t top, sum;
+} cn_lot_weights;
+
+/* Sets those of the heads [first, first + N_HEADS), modulo 32. place: of the lane's eight
+ * candidates, for each head. */
+template <int N_HEADS>
+__device__ static inline void cn_label_weights(cn_lot_weights &own, const float place[N_HEADS][8],
+                                               uint32_t first)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP;
+#pragma unroll
+    for (uint32_t h = 0; h < N_HEADS; h++) {
+        float best = place[h][0];
+        uint32_t sum = 0;
+#pragma unroll
+        for (uint32_t k = 1; k < 8; k++) best = fmaxf(best, place[h][k]);
+        const uint32_t top = __reduce_max_sync(0xffffffffu, cn_weight_exponent(best));
+#pragma unroll
+        for (uint32_t k = 0; k < 8; k++) sum += cn_weight_in_lot(place[h][k], top);
+        sum = __reduce_add_sync(0xffffffffu, sum);
+        const bool is_own = lane == (first + h) % CN_WARP;
+        own.top = is_own ? top : own.top;
+        own.sum = is_own ? sum : own.sum;
+    }
+}
+
+#endif

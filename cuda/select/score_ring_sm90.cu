@@ -1,0 +1,676 @@
+/* score_ring_sm90.cu - the op `score` on compute capability 9.0, for stages with one query and, if
+ * they rank labels, labels of 16 or 32 channels. It does the work of score.cu, with the same
+ * divisions and products.
+ *
+ * Two blocks per multiprocessor, each with an equal run of the step's lots, or with lots of one
+ * unit (score.cuh). Each warp has a ring of stages in shared memory, one lot each, and fills it
+ * with bulk copies (score_feed.cuh): at d 128 three stages of 4.5 KiB, 216 KiB per multiprocessor.
+ * Keys, tables and the arrays of a step are final before the kernel waits for the query, except in
+ * the first layer. So the rings are filled before that wait. Tiles are not: the kernel before this
+ * one selects them, so the rings of a stage in tiles are filled after the wait.
+ *
+ * Keys are read once, for any number of heads: more than 8 (labels: 2) read shared memory again.
+ * Keys are marked to leave the L2 cache first, so that what rule max stores stays in it. K rows
+ * store f32 logits [n, group], other keys as in score.cu. score_share.cu reads them.
+ *
+ * Bytes per candidate and kv head: as in score.cu.
+ * Block: 256 threads, 128 registers. CPU version: cpu_sel_score.c. */
+#include "cuda/select/score_feed.cuh"
+#include "cuda/select/score_labels.cuh"
+#include "cuda/select/score_share.h"
+
+enum {
+    THREADS = CN_FEED_THREADS,
+    LEAST_STAGES = 2, /* as long as a block has more than one warp with a ring */
+    PAIRS = 1,        /* of heads, of a pass over labels; two need too many registers */
+    HEADS = 8,        /* of a pass over rows and bounds */
+    TABLE_PAD = 32,   /* elements between rows of the table, to use other banks */
+    ALIGN = 128,      /* bytes, of the rings */
+    STATIC_BYTES = 1024,  /* no less than the static shared memory of a block */
+    RESERVED_BYTES = 1024 /* shared memory that the GPU takes for each block */
+};
+
+/* The dynamic shared memory of a block: rings, queries, sums, then what cn_score_divide needs. */
+typedef struct ring_shape {
+    cn_feed_shape feed;
+    uint32_t query_at, sums_at, seqs_at; /* in bytes */
+} ring_shape;
+
+typedef struct ring_fixed {
+    cn_feed_shared feed;
+    uint8_t channels[CN_WARP]; /* of labels */
+} ring_fixed;
+
+typedef struct ring_memory {
+    ring_fixed *fixed;
+    /* What is compared with keys. Rows and bounds: [heads, or 2 for the mean query, width], each
+     * row padded. Labels: [heads, or 1] quantised, and the factors of the heads behind them. */
+    union {
+        cn_bf16 *table;
+        uint2 *labels;
+    };
+    cn_exp_sum *sums; /* [heads, n_workers] of the lots of each warp; rule max only */
+    uint32_t n_workers;
+} ring_memory;
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* ---- queries ---- */
+
+__device__ static inline float *label_factors(const cn_score_params &p, const ring_memory &m)
+{
+    return (float *)(m.labels + p.group * (p.label_bytes / 4));
+}
+
+/* The value that is compared with channel i of keys: of head `head`, or of the group's mean. */
+__device__ static inline float query_value(const cn_score_params &p, const cn_score_part &x,
+                                           const cn_bf16 *q, uint32_t head, uint32_t i)
+{
+    const uint32_t d = p.args.pools.layout.head_dim;
+    const bool is_max = x.stage.group == CN_GROUP_MAX;
+    float sum = 0;
+    for (uint32_t h = is_max ? head : 0; h < (is_max ? head + 1 : p.group); h++) {
+        const float value = __bfloat162float(q[h * d + i % d]);
+        if (x.stage.key != CN_KEY_BOUNDS) sum += value;
+        else sum += i < d ? fminf(value, 0.0f) : fmaxf(value, 0.0f);
+    }
+    return x.stage.group == CN_GROUP_MEAN ? sum / (float)p.group : sum;
+}
+
+/* Fills the table. */
+__device__ static inline void fill_table(const cn_score_params &p, const cn_score_part &x,
+                                         const ring_memory &m, uint32_t width)
+{
+    const cn_bf16 *q = cn_score_query_of(p, x);
+    const bool is_max = x.stage.group == CN_GROUP_MAX;
+    for (uint32_t at = threadIdx.x; at < (is_max ? p.group : 1) * width; at += THREADS) {
+        const uint32_t row = at / width, i = at % width;
+        const float value = query_value(p, x, q, row, i);
+        const cn_bf16 high = __float2bfloat16_rn(value);
+        cn_bf16 *to = m.table + row * (width + TABLE_PAD) + i;
+        *to = high;
+        if (!is_max) to[width + TABLE_PAD] = __float2bfloat16_rn(value - __bfloat162float(high));
+    }
+}
+
+/* Quantises the label channels of the queries, one a warp. */
+__device__ static inline void fill_labels(const cn_score_params &p, const cn_score_part &x,
+                                          const ring_memory &m)
+{
+    const cn_bf16 *q = cn_score_query_of(p, x);
+    const uint32_t n = p.args.pools.digest.n_channels, lane = threadIdx.x % CN_WARP;
+    const uint32_t channel = lane < n ? m.fixed->channels[lane] : 0;
+    const uint32_t n_rows = x.stage.group == CN_GROUP_MAX ? p.group : 1;
+    for (uint32_t r = threadIdx.x / CN_WARP; r < n_rows; r += THREADS / CN_WARP) {
+        const float value[1] = {lane < n ? query_value(p, x, q, r, channel) : 0};
+        int8_t *bytes = (int8_t *)(m.labels + r * (p.label_bytes / 4));
+        const float scale = cn_label_quantise<1>(bytes, value, n);
+        if (lane == 0)
+            label_factors(p, m)[r] = cn_score_scale(p.args.pools.layout.head_dim) * scale;
+    }
+}
+
+/* Loads the label channels of the part's layer and kv head. They are weights. */
+__device__ static inline void load_channels(const cn_score_params &p, const cn_score_part &x,
+                                            const ring_memory &m)
+{
+    const cn_pools &pools = p.args.pools;
+    const size_t unit = (size_t)x.layer * pools.layout.n_kv_heads + x.at.head;
+    const uint32_t n = pools.digest.n_channels;
+    if (x.stage.key == CN_KEY_LABELS && threadIdx.x < n)
+        m.fixed->channels[threadIdx.x] = __ldg(pools.digest.channels + unit * n + threadIdx.x);
+}
+
+/* Prepares the queries of a part, whose channels have been loaded. Clears the sums of rule max. */
+__device__ static inline void load_query(const cn_score_params &p, const cn_score_part &x,
+                                         const ring_memory &m)
+{
+    const uint32_t d = p.args.pools.layout.head_dim;
+    switch (x.stage.key) {
+    case CN_KEY_LABELS: fill_labels(p, x, m); break;
+    case CN_KEY_BOUNDS: fill_table(p, x, m, 2 * d); break;
+    case CN_KEY_ROWS: fill_table(p, x, m, d); break;
+    default: break;
+    }
+    if (cn_score_is_max(x.stage))
+        for (uint32_t i = threadIdx.x; i < p.group * m.n_workers; i += THREADS) m.sums[i] = {};
+}
+
+/* Adds a lot to the warp's sum of a head. Called by one lane. */
+__device__ static inline void add_lot(const ring_memory &m, uint32_t head, uint32_t top,
+                                      uint32_t weights)
+{
+    cn_exp_sum &sum = m.sums[head * m.n_workers + threadIdx.x / CN_WARP];
+    sum = cn_exp_sum_add(sum, cn_exp_sum_of(top, weights));
+}
+
+/* ---- labels ---- */
+
+/* A lot of labels in shared memory, and where the results of this lane's first candidate go, lane
+ * `lane` of the lot. The others are 32, 64, ... behind it. */
+typedef struct label_lot {
+    const unsigned char *labels; /* N_WORDS each */
+    const uint16_t *scales;
+    uint32_t at;     /* number of the lane's first candidate */
+    uint32_t tile;   /* in tiles: position of tile lane % 4 of the lot */
+    uint16_t *score;
+    uint32_t *pairs;
+    uint16_t *kept_scales;
+    float *logits;
+} label_lot;
+
+template <int N_WORDS>
+__device__ static inline void load_label(uint32_t words[N_WORDS], const label_lot &lot, uint32_t i)
+{
+    static_assert(N_WORDS == 2 || N_WORDS == 4, "the size of a load");
+    const unsigned char *label = lot.labels + i * CN_WARP * N_WORDS * sizeof(uint32_t);
+    if constexpr (N_WORDS == 4) {
+        const uint4 four = *(const uint4 *)label;
+        words[0] = four.x;
+        words[1] = four.y;
+        words[2] = four.z;
+        words[3] = four.w;
+    } else {
+        const uint2 two = *(const uint2 *)label;
+        words[0] = two.x;
+        words[1] = two.y;
+    }
+}
+
+/* Returns a lot. whole: set to whether all its tokens are candidates and none is below the base. */
+__device__ static inline label_lot label_lot_of(const cn_score_params &p, const cn_score_part &x,
+                                                uint32_t start, bool &whole)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP;
+    label_lot lot = {};
+    lot.at = start + lane;
+    const ptrdiff_t c = (ptrdiff_t)(int32_t)(lot.at - x.from); /* may be below 0 */
+    lot.score = p.args.out + x.first + c;
+    if (cn_score_is_max(x.stage)) {
+        lot.pairs = cn_score_pairs(p, x.first) + c;
+        lot.kept_scales = cn_score_scales(p, x.first, x.n) + c;
+        lot.logits = cn_score_logits(p, x.first) + c;
+    }
+    whole = start >= x.from && x.to - start >= CN_FEED_LABELS;
+    if (x.stage.in_tiles && x.base > 0) {
+        const cn_score_token t =
+            cn_score_token_of(p, x, start + lane % 4 * CN_DIGEST_TILE);
+        lot.tile = t.position & ~(CN_DIGEST_TILE - 1u);
+        whole = whole && !__any_sync(0xffffffffu, lot.tile < x.base);
+    }
+    return lot;
+}
+
+/* Returns whether candidate i of this lane exists. below: set to whether it lies below the base. */
+__device__ static inline bool label_is_valid(const cn_score_part &x, const label_lot &lot,
+                                             uint32_t i, bool &below)
+{
+    const uint32_t at = lot.at + i * CN_WARP;
+    below = false;
+    if (x.stage.in_tiles && x.base > 0) {
+        const uint32_t tile = __shfl_sync(0xffffffffu, lot.tile, (int)(i / 2));
+        below = tile + at % CN_DIGEST_TILE < x.base;
+    }
+    return at >= x.from && at < x.to;
+}
+
+/* Computes a lot under rule max, for the heads of a pass from `first` on. WHOLE: as in
+ * label_lot_of, and products are stored. Sets `own` of these heads. */
+template <int N_WORDS, bool WHOLE>
+__device__ static inline void label_heads(const cn_score_params &p, const cn_score_part &x,
+                                          const label_lot &lot,
+                                          const cn_label_query<N_WORDS, PAIRS> &q, uint32_t first,
+                                          cn_lot_weights &own)
+{
+    uint32_t *pairs = lot.pairs + (size_t)(first / 2) * x.n;
+    float place[2 * PAIRS][8];
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i += 2) {
+        uint32_t words[2][N_WORDS];
+        load_label<N_WORDS>(words[0], lot, i);
+        load_label<N_WORDS>(words[1], lot, i + 1);
+        uint32_t product[PAIRS][4];
+        cn_label_products<N_WORDS, PAIRS>(product, words[0], words[1], q.words);
+#pragma unroll
+        for (uint32_t k = 0; k < 2; k++) {
+            bool below = false;
+            const bool valid = WHOLE || label_is_valid(x, lot, i + k, below);
+            const uint16_t bits = lot.scales[(i + k) * CN_WARP];
+            const float scale = below ? CUDART_NAN_F : __half2float(__ushort_as_half(bits));
+            float logit[2 * PAIRS];
+#pragma unroll
+            for (uint32_t h = 0; h < 2 * PAIRS; h++) {
+                logit[h] = cn_label_logit_of(product[h / 2][2 * k + h % 2], scale, q.factor[h]);
+                place[h][i + k] = valid ? cn_weight_place(logit[h]) : CN_NO_WEIGHT;
+            }
+            if (!valid) continue;
+            const uint32_t to = (i + k) * CN_WARP;
+            if (!WHOLE && !p.products) { /* one head */
+                lot.logits[to] = logit[0];
+                continue;
+            }
+            if (first == 0) lot.kept_scales[to] = below ? 0x7fff : bits;
+#pragma unroll
+            for (uint32_t pair = 0; pair < PAIRS; pair++)
+                if (first + 2 * pair < p.group)
+                    pairs[pair * (size_t)x.n + to] =
+                        cn_label_pair(product[pair][2 * k], product[pair][2 * k + 1]);
+        }
+    }
+    cn_label_weights<2 * PAIRS>(own, place, first);
+}
+
+/* Computes a lot under rule max. */
+template <int N_WORDS>
+__device__ static inline void label_max(const cn_score_params &p, const cn_score_part &x,
+                                        const ring_memory &m, const label_lot &lot, bool whole,
+                                        cn_label_query<N_WORDS, PAIRS> &q, cn_exp_sum &sum)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP;
+    cn_lot_weights own = {CN_EXPONENT_BASE, 0};
+#pragma unroll 1
+    for (uint32_t first = 0; first < p.group; first += 2 * PAIRS) {
+        if (p.group > 2 * PAIRS)
+            q = cn_label_load<N_WORDS, PAIRS>(m.labels, N_WORDS, label_factors(p, m), first,
+                                              p.group);
+        if (whole && p.products) label_heads<N_WORDS, true>(p, x, lot, q, first, own);
+        else label_heads<N_WORDS, false>(p, x, lot, q, first, own);
+        const uint32_t next = first + 2 * PAIRS, head = first / CN_WARP * CN_WARP + lane;
+        if (p.group > CN_WARP && (next % CN_WARP == 0 || next >= p.group) && head < p.group)
+            add_lot(m, head, own.top, own.sum);
+    }
+    if (p.group <= CN_WARP) sum = cn_exp_sum_add(sum, cn_exp_sum_of(own.top, own.sum));
+}
+
+/* Computes a lot with one query for the group. */
+template <int N_WORDS, bool WHOLE>
+__device__ static inline void label_mean(const cn_score_part &x, const label_lot &lot,
+                                         const cn_label_query<N_WORDS, 1> &q)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i += 2) {
+        uint32_t words[2][N_WORDS];
+        load_label<N_WORDS>(words[0], lot, i);
+        load_label<N_WORDS>(words[1], lot, i + 1);
+        uint32_t product[1][4];
+        bool valid[2];
+        float logit[2];
+        cn_label_products<N_WORDS, 1>(product, words[0], words[1], q.words);
+#pragma unroll
+        for (uint32_t k = 0; k < 2; k++) {
+            bool below = false;
+            valid[k] = WHOLE || label_is_valid(x, lot, i + k, below);
+            const uint16_t bits = lot.scales[(i + k) * CN_WARP];
+            const float scale = below ? CUDART_NAN_F : __half2float(__ushort_as_half(bits));
+            logit[k] = cn_label_logit_of(product[0][2 * k], scale, q.factor[0]);
+        }
+        const uint32_t both = cn_score_bits2(logit[0], logit[1]);
+        if (valid[0]) lot.score[i * CN_WARP] = (uint16_t)both;
+        if (valid[1]) lot.score[(i + 1) * CN_WARP] = (uint16_t)(both >> 16);
+    }
+}
+
+/* Waits for a lot of labels. */
+template <int N_WORDS>
+__device__ static inline void label_wait(const cn_feed &f, label_lot &lot)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP;
+    const unsigned char *keys = cn_feed_wait(f);
+    lot.labels = keys + lane * N_WORDS * sizeof(uint32_t);
+    lot.scales = (const uint16_t *)(keys + CN_FEED_LABELS * N_WORDS * sizeof(uint32_t)) + lane;
+}
+
+/* Computes the warp's lots of a part under rule max. A lane keeps the sum of head `lane` until the
+ * end, if the group has no more heads. known: as in cn_feed_find. */
+template <int N_WORDS>
+__device__ static inline void compute_max(const cn_score_params &p, const cn_score_part &x,
+                                          const ring_memory &m, cn_feed &f, uint32_t known)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP, warp = threadIdx.x / CN_WARP;
+    cn_label_query<N_WORDS, PAIRS> q =
+        cn_label_load<N_WORDS, PAIRS>(m.labels, N_WORDS, label_factors(p, m), 0, p.group);
+    cn_exp_sum sum = {};
+    for (uint32_t i = warp; i < x.n_lots; i += m.n_workers) {
+        bool whole;
+        label_lot lot = label_lot_of(p, x, (x.lot + i) << CN_LOT_MAX_LOG2, whole);
+        label_wait<N_WORDS>(f, lot);
+        label_max<N_WORDS>(p, x, m, lot, whole, q, sum);
+        cn_feed_release(f, p, known);
+    }
+    if (p.group <= CN_WARP && lane < p.group) m.sums[lane * m.n_workers + warp] = sum;
+}
+
+/* Computes the warp's lots of a part with one query for the group. */
+template <int N_WORDS>
+__device__ static inline void compute_mean(const cn_score_params &p, const cn_score_part &x,
+                                           const ring_memory &m, cn_feed &f, uint32_t known)
+{
+    const cn_label_query<N_WORDS, 1> q =
+        cn_label_load<N_WORDS, 1>(m.labels, N_WORDS, label_factors(p, m), 0, 1);
+    for (uint32_t i = threadIdx.x / CN_WARP; i < x.n_lots; i += m.n_workers) {
+        bool whole;
+        label_lot lot = label_lot_of(p, x, (x.lot + i) << CN_LOT_MAX_LOG2, whole);
+        label_wait<N_WORDS>(f, lot);
+        if (whole) label_mean<N_WORDS, true>(x, lot, q);
+        else label_mean<N_WORDS, false>(x, lot, q);
+        cn_feed_release(f, p, known);
+    }
+}
+
+template <int N_WORDS>
+__device__ static inline void compute_labels(const cn_score_params &p, const cn_score_part &x,
+                                             const ring_memory &m, cn_feed &f, uint32_t known)
+{
+    if (x.stage.group == CN_GROUP_MAX) compute_max<N_WORDS>(p, x, m, f, known);
+    else compute_mean<N_WORDS>(p, x, m, f, known);
+}
+
+/* ---- rows and bounds ---- */
+
+__device__ static inline void swap_if(bool swaps, uint4 &a, uint4 &b)
+{
+    const uint4 x = a, y = b;
+    a.x = swaps ? y.x : x.x;
+    a.y = swaps ? y.y : x.y;
+    a.z = swaps ? y.z : x.z;
+    a.w = swaps ? y.w : x.w;
+    b.x = swaps ? x.x : y.x;
+    b.y = swaps ? x.y : y.y;
+    b.z = swaps ? x.z : y.z;
+    b.w = swaps ? x.w : y.w;
+}
+
+/* sums[16, 8] = keys[16, width] * table[8, width]^T. q: the row lane / 4 of the table. Without
+ * `sixteen` there are 8 keys.
+ *
+ * Eight lanes load 64 bytes of each of two rows at once. If the distance of rows is a multiple of
+ * 128 bytes, these are the same banks. Then odd rows are loaded in another order. */
+__device__ static inline void dot_rows(float sums[4], const uint4 *keys, const uint4 *q,
+                                       uint32_t width, bool sixteen)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP, g = lane / 4, t = lane % 4;
+    const uint32_t vecs = width / CN_VEC8, swaps = width % 64 == 0 ? g % 2 : 0;
+    const uint4 *low = keys + g * vecs, *high = low + 8 * vecs, none = make_uint4(0, 0, 0, 0);
+    float even[4] = {}, odd[4] = {};
+    for (uint32_t from = t; from < vecs + t; from += 16) {
+        uint4 a[4], c[4];
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint32_t at = from + 4 * (i ^ swaps);
+            a[i] = at < vecs ? low[at] : none;
+            c[i] = sixteen && at < vecs ? high[at] : none;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i += 2) {
+            swap_if(swaps, a[i], a[i + 1]);
+            swap_if(swaps, c[i], c[i + 1]);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint4 b = from + 4 * i < vecs ? q[from + 4 * i] : none;
+            const uint32_t first[4] = {a[i].x, c[i].x, a[i].y, c[i].y};
+            const uint32_t second[4] = {a[i].z, c[i].z, a[i].w, c[i].w};
+            cn_mma(even, first, b.x, b.y);
+            cn_mma(odd, second, b.z, b.w);
+        }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) sums[i] = even[i] + odd[i];
+}
+
+/* Adds the weights of a lane's candidates, of the heads first + 2 t and the next (t = lane % 4), to
+ * the warp's sums. */
+__device__ static inline void add_weights(const cn_score_params &p, const ring_memory &m,
+                                          uint32_t first, const float place[2][2])
+{
+    const uint32_t lane = threadIdx.x % CN_WARP, g = lane / 4, head = first + 2 * (lane % 4) + g;
+    uint32_t own_top = 0, own_sum = 0; /* of `head` */
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        const float best = cn_column_max(fmaxf(place[i][0], place[i][1]));
+        const uint32_t top = cn_weight_exponent(best);
+        const uint32_t sum = cn_score_column_add(cn_weight_in_lot(place[i][0], top) +
+                                                 cn_weight_in_lot(place[i][1], top));
+        own_top = g == i ? top : own_top;
+        own_sum = g == i ? sum : own_sum;
+    }
+    if (g < 2 && head < p.group) add_lot(m, head, own_top, own_sum);
+}
+
+/* The two candidates of a lane; one for bounds. */
+typedef struct key_two {
+    uint32_t c[2];
+    bool valid[2], below[2]; /* below: the base */
+} key_two;
+
+__device__ static inline key_two two_of(const cn_score_params &p, const cn_score_part &x,
+                                        uint32_t start)
+{
+    const uint32_t entry = x.stage.entry_log2;
+    key_two two;
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++) {
+        const uint32_t at = start + ((threadIdx.x % CN_WARP / 4 + 8 * k) << entry);
+        two.c[k] = (at - x.from) >> entry;
+        two.valid[k] = at >= x.from && at < x.to && (k == 0 || x.stage.key == CN_KEY_ROWS);
+        two.below[k] = x.stage.in_tiles && cn_score_token_of(p, x, at).position < x.base;
+    }
+    return two;
+}
+
+/* Stores the logits of a lane, of the heads first + 2 t and the next, and adds their weights. */
+__device__ static inline void store_heads(const cn_score_params &p, const cn_score_part &x,
+                                          const ring_memory &m, const key_two &two, uint32_t first,
+                                          const float sums[4])
+{
+    const bool by_row = x.stage.key == CN_KEY_ROWS; /* [n, group] */
+    const float factor = cn_score_scale(p.args.pools.layout.head_dim);
+    const uint32_t head = first + 2 * (threadIdx.x % 4);
+    float place[2][2];
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++) {
+        float *to = cn_score_logits(p, x.first) +
+                    (by_row ? (size_t)two.c[k] * p.group + head : (size_t)head * x.n + two.c[k]);
+        float logit[2];
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) {
+            logit[i] = two.below[k] ? CUDART_NAN_F : sums[2 * k + i] * factor;
+            place[i][k] = two.valid[k] ? cn_weight_place(logit[i]) : CN_NO_WEIGHT;
+        }
+        if (!two.valid[k] || head >= p.group) continue;
+        if (by_row && p.group % 2 == 0) {
+            *(float2 *)to = make_float2(logit[0], logit[1]);
+            continue;
+        }
+        to[0] = logit[0];
+        if (head + 1 < p.group) to[by_row ? 1 : x.n] = logit[1];
+    }
+    add_weights(p, m, first, place);
+}
+
+/* Stores the scores under the mean query, the sums of columns 0 and 1. */
+__device__ static inline void store_mean(const cn_score_params &p, const cn_score_part &x,
+                                         const key_two &two, const float sums[4])
+{
+    const float factor = cn_score_scale(p.args.pools.layout.head_dim);
+    float score[2];
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++)
+        score[k] = two.below[k] ? CUDART_NAN_F : (sums[2 * k] + sums[2 * k + 1]) * factor;
+    const uint32_t bits = cn_score_bits2(score[0], score[1]);
+    if (threadIdx.x % 4 > 0) return;
+    uint16_t *out = p.args.out + x.first;
+    if (two.valid[0]) out[two.c[0]] = (uint16_t)bits;
+    if (two.valid[1]) out[two.c[1]] = (uint16_t)(bits >> 16);
+}
+
+/* Computes the warp's lots of a part of rows or bounds. known: as in cn_feed_find. */
+__device__ static inline void compute_keys(const cn_score_params &p, const cn_score_part &x,
+                                           const ring_memory &m, cn_feed &f, uint32_t known)
+{
+    const uint32_t d = p.args.pools.layout.head_dim, g = threadIdx.x % CN_WARP / 4;
+    const bool is_max = x.stage.group == CN_GROUP_MAX, is_rows = x.stage.key == CN_KEY_ROWS;
+    const uint32_t width = is_rows ? d : 2 * d, n_rows = is_max ? p.group : 2;
+    for (uint32_t i = threadIdx.x / CN_WARP; i < x.n_lots; i += m.n_workers) {
+        const key_two two = two_of(p, x, (x.lot + i) << x.lot_log2);
+        const uint4 *keys = (const uint4 *)cn_feed_wait(f);
+        for (uint32_t first = 0; first < n_rows; first += HEADS) {
+            float sums[4];
+            const uint32_t row = min(first + g, n_rows - 1);
+            dot_rows(sums, keys, (const uint4 *)(m.table + row * (width + TABLE_PAD)), width,
+                     is_rows);
+            if (first + HEADS >= n_rows) cn_feed_release(f, p, known);
+            if (is_max) store_heads(p, x, m, two, first, sums);
+            else store_mean(p, x, two, sums);
+        }
+    }
+}
+
+/* ---- hashes ---- */
+
+__device__ static inline void compute_hashes(const cn_score_params &p, const cn_score_part &x)
+{
+    const uint32_t start = x.lot << x.lot_log2, end = (x.lot + x.n_lots) << x.lot_log2;
+    for (uint32_t at = start + threadIdx.x; at < end; at += THREADS) {
+        const cn_score_token t = cn_score_token_of(p, x, at);
+        if (t.valid) p.args.out[x.first + at - x.from] = cn_score_hash(p, x, t);
+    }
+}
+
+/* ---- the kernel ---- */
+
+/* Writes the sums of the part and the factors of its queries, and where they are. */
+__device__ static inline void store_sums(const cn_score_params &p, const cn_score_part &x,
+                                         const ring_memory &m)
+{
+    const float *factor = x.stage.key == CN_KEY_LABELS ? label_factors(p, m) : NULL;
+    for (uint32_t h = threadIdx.x; h < p.group; h += THREADS) {
+        const cn_exp_sum *of_warps = m.sums + h * m.n_workers;
+        cn_exp_sum sum = of_warps[0];
+        for (uint32_t w = 1; w < m.n_workers; w++) sum = cn_exp_sum_add(sum, of_warps[w]);
+        p.slots[(size_t)x.slot * p.group + h] = {sum, factor ? factor[h] : 0};
+    }
+    if (threadIdx.x == 0) p.units[x.at.index] = {x.first_slot, x.n_slots};
+}
+
+/* Computes part `number`. The one behind it is being found. */
+__device__ static inline void compute_part(const cn_score_params &p, const ring_memory &m,
+                                           cn_feed &f, uint32_t number)
+{
+    const cn_score_part &x = m.fixed->feed.parts.part[number % 2];
+    const uint32_t warp = threadIdx.x / CN_WARP;
+    load_query(p, x, m);
+    __syncthreads(); /* the next part is found */
+    cn_feed_fill(f, p, number + 1);
+    if (x.stage.key == CN_KEY_HASH) {
+        compute_hashes(p, x);
+    } else if (warp < m.n_workers) {
+        if (x.stage.key != CN_KEY_LABELS) compute_keys(p, x, m, f, number + 1);
+        else if (p.label_bytes == 16) compute_labels<4>(p, x, m, f, number + 1);
+        else compute_labels<2>(p, x, m, f, number + 1);
+    }
+    if (!cn_score_is_max(x.stage)) return;
+    __syncthreads();
+    store_sums(p, x, m);
+}
+
+#endif
+
+__global__ static void __launch_bounds__(THREADS, CN_SCORE_BLOCKS)
+    ring_kernel(const __grid_constant__ cn_score_params p,
+                const __grid_constant__ ring_shape shape)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(ALIGN) unsigned char dynamic[];
+    __shared__ ring_fixed fixed;
+    const auto any = [](const cn_sel_stage &) { return true; };
+    ring_memory m;
+    m.fixed = &fixed;
+    m.table = (cn_bf16 *)(dynamic + shape.query_at);
+    m.sums = (cn_exp_sum *)(dynamic + shape.sums_at);
+    m.n_workers = shape.feed.n_workers;
+    cn_touch_params(p);
+    cn_feed_init(&fixed.feed, shape.feed.n_stages);
+    if (!p.early) cn_wait_previous();
+    cn_score_plan plan =
+        cn_score_divide<THREADS>(p, (cn_score_seq *)(dynamic + shape.seqs_at), any);
+#pragma unroll 1
+    for (uint32_t i = 0; i < 2; i++) cn_score_find(plan, p, i, &fixed.feed.parts);
+    __syncthreads();
+    cn_feed f = cn_feed_of(shape.feed, dynamic, &fixed.feed);
+    const bool in_tiles = fixed.feed.parts.part[0].stage.in_tiles;
+    if (!in_tiles) cn_feed_fill(f, p, 0);
+    load_channels(p, fixed.feed.parts.part[0], m);
+    cn_wait_previous();
+    cn_overlap_next(); /* after the wait: see score_share.cu */
+    __syncthreads();
+    if (in_tiles) cn_feed_fill(f, p, 0);
+    for (uint32_t i = 0; fixed.feed.parts.part[i % 2].n_lots > 0; i++) {
+        if (i > 0) {
+            load_channels(p, fixed.feed.parts.part[i % 2], m);
+            cn_score_find(plan, p, i + 1, &fixed.feed.parts);
+            __syncthreads();
+        }
+        compute_part(p, m, f, i);
+        __syncthreads();
+    }
+#endif
+}
+
+/* ---- on the host ---- */
+
+/* Divides half of a multiprocessor's shared memory. Returns false if it is too small for a ring. */
+static bool shape_of(const cn_stream *s, const cn_score_params &p, ring_shape *shape)
+{
+    const cn_score_args *a = &p.args;
+    const uint32_t d = a->pools.layout.head_dim, heads = a->logits ? p.group : 1;
+    const bool has_labels = cn_score_may_have(p, CN_KEY_LABELS);
+    const bool has_keys = cn_score_may_have(p, CN_KEY_ROWS) || cn_score_may_have(p, CN_KEY_BOUNDS);
+    const uint32_t width = cn_score_may_have(p, CN_KEY_BOUNDS) ? 2 * d : d;
+    const size_t half = (s->cuda->device.shared_bytes + RESERVED_BYTES) / CN_SCORE_BLOCKS -
+                        RESERVED_BYTES - STATIC_BYTES;
+    const size_t labels = has_labels ? p.group * (2 * p.label_bytes + sizeof(float)) : 0;
+    const uint32_t rows = has_keys ? cn_max_u32(heads, 2) : 0;
+    const size_t table = rows * (width + TABLE_PAD) * sizeof(cn_bf16);
+    const size_t query = labels > table ? (labels + 15) / 16 * 16 : table;
+    const size_t sums = a->logits ? p.group * CN_FEED_WARPS * sizeof(cn_exp_sum) : 0;
+    const size_t rest = query + sums + cn_score_seqs_bytes(a);
+    shape->feed.stage_bytes = cn_max_u32(has_labels ? cn_feed_lot_bytes(p, true) : 0,
+                                         has_keys ? cn_feed_lot_bytes(p, false) : 0);
+    if (shape->feed.stage_bytes == 0) shape->feed.stage_bytes = ALIGN; /* hashes have no keys */
+    const uint32_t stage_bytes = shape->feed.stage_bytes;
+    const size_t stages = rest < half ? (half - rest) / stage_bytes : 0;
+    uint32_t n_workers = CN_FEED_WARPS;
+    while (n_workers > 1 && stages / n_workers < LEAST_STAGES) n_workers /= 2;
+    shape->feed.n_workers = n_workers;
+    shape->feed.n_stages = cn_min_u32((uint32_t)(stages / n_workers), CN_FEED_STAGES);
+    shape->query_at = n_workers * shape->feed.n_stages * stage_bytes;
+    shape->sums_at = shape->query_at + (uint32_t)query;
+    shape->seqs_at = shape->sums_at + (uint32_t)sums;
+    return shape->feed.n_stages > 0;
+}
+
+bool cn_score_ring_fits(const cn_stream *s, const cn_score_params &p)
+{
+    const cn_score_args *a = &p.args;
+    const bool labels = cn_score_may_have(p, CN_KEY_LABELS) && a->pools.digest.labels;
+    ring_shape shape;
+    return cn_attn_has_bulk(s) && a->max_queries <= 1 &&
+           (!labels || p.label_bytes == 8 || p.label_bytes == 16) &&
+           a->pools.layout.tile_tokens >= 16 && (uintptr_t)a->logits % sizeof(float4) == 0 &&
+           shape_of(s, p, &shape);
+}
+
+cn_status cn_score_ring(cn_stream *s, const cn_score_params &p)
+{
+    ring_shape shape;
+    const bool fits = shape_of(s, p, &shape);
+    CN_ASSERT(fits);
+    /* Without this the driver may leave room for one block only. */
+    CN_CUDA(cudaFuncSetAttribute(ring_kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared));
+    const uint32_t n_blocks = CN_SCORE_BLOCKS * s->cuda->device.n_sms;
+    const size_t bytes = shape.seqs_at + cn_score_seqs_bytes(&p.args);
+    return cn_cuda_launch(s, "score: ring", ring_kernel, {dim3(n_blocks), THREADS, bytes}, p,
+                          shape);
+}
