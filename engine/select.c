@@ -13,7 +13,6 @@ enum {
 
 /* Arrays of u32 by row; those of the stages follow, stage by stage. */
 typedef enum row_array {
-    DENSE_LEN,
     LIST_LEN,
     TAIL,
     LENGTHS,
@@ -90,7 +89,6 @@ cn_status cn_select_builder_init(cn_select_builder *b, const cn_select_builder_o
     if (!b->ranges)
         return cn_fail(CN_ERR_MEMORY, "selection: out of host memory for %u rows", max_rows);
     cn_select_view *v = &b->view;
-    v->dense_len = u32_array(b, device, DENSE_LEN);
     v->list_len = u32_array(b, device, LIST_LEN);
     v->tail = u32_array(b, device, TAIL);
     v->lengths = u32_array(b, device, LENGTHS);
@@ -167,10 +165,9 @@ static void build_row(cn_select_builder *b, char *host, uint32_t row, const cn_p
     const cn_select_span s = span_of(r, b->opts.block_tokens);
     const uint32_t kv_len = r->first_slot + 1;
     CN_ASSERT(!s.listed || r->first_slot == r->first_pos || q->home_len > 0);
-    u32_array(b, host, DENSE_LEN)[row] = s.listed ? 0 : kv_len;
     u32_array(b, host, LIST_LEN)[row] = s.list_len;
     u32_array(b, host, TAIL)[row] = s.tail;
-    u32_array(b, host, LENGTHS)[row] = s.listed ? s.list_len + kv_len - s.tail : 0;
+    u32_array(b, host, LENGTHS)[row] = s.list_len + kv_len - s.tail;
     u32_array(b, host, N_FORCED)[row] = s.n_forced;
     u32_array(b, host, SEED)[row] = b->opts.seed ^ r->first_pos * UINT32_C(0x9e3779b1);
     build_ring(b, host, row, q, r->first_pos, s.listed);
@@ -183,10 +180,9 @@ static void build_row(cn_select_builder *b, char *host, uint32_t row, const cn_p
         b->view.stage[i].runs_max |= cn_sel_stage_is_max(&s.stage[i]);
         if (s.stage[i].active) b->view.stage[i].keys |= 1U << s.stage[i].key;
     }
-    b->view.runs_dense |= !s.listed;
 }
 
-/* A row that attends to nothing, in either attention op. */
+/* A row that attends to nothing. */
 static void build_padding(cn_select_builder *b, char *host, uint32_t row)
 {
     for (uint32_t i = 0; i < N_U32_ARRAYS; i++) u32_array(b, host, i)[row] = 0;
@@ -260,7 +256,6 @@ static void fix_shape(cn_select_builder *b, cn_step_shape shape)
     CN_ASSERT(v->n_ranges <= 1);
     v->n_ranges = 1;
     b->ranges[0] = (cn_row_range){0, shape.rows};
-    v->runs_dense = true;
     v->runs_predict = cn_selectors_need(b->opts.selectors).slots;
     v->stage[0].runs = cn_select_has_tiles(shape.flavour);
     v->stage[0].runs_max = false;
@@ -276,7 +271,7 @@ bool cn_select_build(cn_select_builder *b, const cn_plan *plan, cn_step_shape sh
     bool fits;
     const cn_select_flavour need =
         cn_select_flavour_of(plan, b->opts.block_tokens, b->opts.room, &fits);
-    v->runs_dense = v->runs_predict = false;
+    v->runs_predict = false;
     v->n_ranges = 0;
     for (uint32_t i = 0; i < CN_SELECT_STAGES; i++) {
         v->stage[i].runs = v->stage[i].runs_max = false;

@@ -63,9 +63,9 @@ typedef struct cn_step_shape {
  * A step of a given shape launches what its flavour can need, whatever its rows need: what a row
  * does is a number on the device. */
 typedef struct cn_select_view {
-    bool runs_dense;   /* some row attends to all tokens */
     bool runs_predict; /* some row predicts its query */
-    const uint32_t *dense_len, *list_len, *tail, *lengths; /* as the attention ops take them */
+    /* As attn_sparse takes them. A row that attends to all tokens has no list, and tail 0. */
+    const uint32_t *list_len, *tail, *lengths;
     const uint32_t *n_forced, *seed;
     const uint32_t *ring_slots, *newest, *modulus, *n_window; /* as in cn_predict_args */
     const uint8_t *weights, *rotate;

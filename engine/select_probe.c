@@ -62,7 +62,7 @@ static void begin_step(cn_select_probe *p, const cn_attn_sparse_args *a,
     for (uint32_t r = 0; r < b->n_decode; r++) {
         p->previous[r] = CN_NO_SLOT;
         s->n[r] = 0;
-        if (a->lengths[r] == 0) continue;
+        if (a->list_len[r] == 0) continue;
         const uint32_t position = b->kv_len[r] - 1;
         s->position[r] = position;
         s->slot[r] = slot_of(b, block_tokens, r, position);

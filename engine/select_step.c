@@ -103,11 +103,6 @@ cn_status cn_select_attend(const cn_select_step *p, const cn_attn_args *attn)
     for (uint32_t g = 0; g < v->n_ranges; g++)
         for (uint32_t i = 0; i < CN_SELECT_STAGES; i++)
             CN_TRY(run_stage(p, attn->layer, attn->q, i, v->ranges[g]));
-    if (v->runs_dense) {
-        cn_attn_args dense = *attn;
-        dense.lengths = v->dense_len;
-        CN_TRY(p->be->attn_decode(p->stream, &dense));
-    }
     const cn_attn_sparse_args sparse = {
         .attn = *attn,
         .index = p->scratch->list,

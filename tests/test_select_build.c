@@ -91,10 +91,10 @@ static bool check_row(const rig *r, uint32_t i)
     const cn_select_span s =
         cn_select_span_at(&q->kv, q->n_prompt, row->first_pos, r->block);
     const uint32_t resident = row->first_slot + 1;
-    assert_int_equal(v->dense_len[i], s.listed ? 0 : resident);
-    assert_int_equal(v->lengths[i], s.listed ? s.list_len + resident - s.tail : 0);
+    assert_int_equal(v->lengths[i], s.listed ? s.list_len + resident - s.tail : resident);
     assert_int_equal(v->list_len[i], s.list_len);
-    assert_int_equal(v->tail[i], s.tail);
+    assert_int_equal(v->tail[i], s.listed ? s.tail : 0);
+    assert_true(s.listed == (s.list_len > 0));
     assert_int_equal(v->n_forced[i], s.n_forced);
     for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) {
         const cn_select_stage_view *st = &v->stage[k];
@@ -126,11 +126,10 @@ static bool check_rows(const rig *r)
 static void check_launches(const rig *r)
 {
     const cn_select_view *v = &r->b.view;
-    bool dense = false, predicts = false, active[CN_SELECT_STAGES] = {0};
+    bool predicts = false, active[CN_SELECT_STAGES] = {0};
     bool max[CN_SELECT_STAGES] = {0};
     uint32_t keys[CN_SELECT_STAGES] = {0};
     for (uint32_t i = 0; i < r->plan.n_decode; i++) {
-        dense |= v->dense_len[i] > 0;
         predicts |= v->ring_slots[i] != CN_NO_SLOT;
         for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) {
             const cn_sel_stage *st = &v->stage[k].stage[i];
@@ -139,7 +138,6 @@ static void check_launches(const rig *r)
             max[k] |= st->active && st->group == CN_GROUP_MAX && st->key != CN_KEY_HASH;
         }
     }
-    assert_int_equal(v->runs_dense, dense);
     assert_int_equal(v->runs_predict, predicts);
     for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) {
         assert_int_equal(v->stage[k].runs, active[k]);
@@ -247,8 +245,8 @@ static void rows_and_ranges_are_right_for_drawn_plans(void **state)
             n_built++;
             n_split += v->n_ranges > 1;
             for (uint32_t i = 1; i + 1 < r->plan.n_decode; i++)
-                n_dense_between += v->dense_len[i] > 0 && v->lengths[i - 1] > 0 &&
-                                   v->lengths[i + 1] > 0;
+                n_dense_between += v->list_len[i] == 0 && v->list_len[i - 1] > 0 &&
+                                   v->list_len[i + 1] > 0;
         }
         close_builder(r);
     }
@@ -260,7 +258,7 @@ static void rows_and_ranges_are_right_for_drawn_plans(void **state)
 static void check_padding(const rig *r, uint32_t row)
 {
     const cn_select_view *v = &r->b.view;
-    assert_int_equal(v->dense_len[row] | v->lengths[row] | v->list_len[row], 0);
+    assert_int_equal(v->lengths[row] | v->list_len[row] | v->tail[row], 0);
     assert_int_equal(v->ring_slots[row], CN_NO_SLOT);
     for (uint32_t k = 0; k < CN_SELECT_STAGES; k++) {
         assert_int_equal(v->stage[k].stage[row].active, 0);
@@ -351,7 +349,7 @@ static void a_shape_fixes_what_is_launched(void **state)
             assert_int_equal(v->n_ranges, 1);
             assert_int_equal(v->ranges[0].start, 0);
             assert_int_equal(v->ranges[0].end, shape.rows);
-            assert_true(v->runs_dense && v->stage[1].runs);
+            assert_true(v->stage[1].runs);
             assert_int_equal(v->runs_predict, predicts);
             assert_int_equal(v->stage[0].runs, shape.flavour == CN_SELECT_TWO_STAGES ||
                                                    shape.flavour == CN_SELECT_TWO_STAGES_MAX);
@@ -405,7 +403,7 @@ static void a_step_without_lists_writes_nothing(void **state)
     assert_true(cn_select_build(&r->b, &r->plan, op_by_op, r->memory));
     assert_true(check_rows(r));
     check_launches(r);
-    assert_true(r->b.view.runs_dense);
+    assert_int_equal(r->b.view.list_len[0], 0);
     close_builder(r);
     free(r);
 }
