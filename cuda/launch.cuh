@@ -5,9 +5,10 @@
  * that blocks of the next kernel start on multiprocessors that become free. It calls
  * cn_wait_previous() before it accesses memory that another kernel writes. Every kernel must call
  * it, even one that reads nothing of the kernel before. Then the end of a kernel implies the end of
- * all kernels before it. Attention waits first and only then lets the next kernel start, so kernels
- * after attention may rely on everything before it (attn_decode.cu). Weights are never written and
- * may be read before the wait. */
+ * all kernels before it. Attention and `score` wait first and only then let the next kernel start.
+ * So kernels after attention may rely on everything before it (attn_decode.cu). The kernels of
+ * `select` and of shares follow `score`, and read the arrays of the step before they wait. Weights
+ * are never written and may be read before the wait. */
 #ifndef CN_CUDA_LAUNCH_CUH
 #define CN_CUDA_LAUNCH_CUH
 
@@ -31,16 +32,16 @@ __device__ static inline void cn_wait_previous(void)
 #endif
 }
 
-/* Reads all parameters of the kernel once, each warp other ones. They are in constant memory, and
- * each launch has its own, so the first access to each line takes about 0.7 us. With this the warps
- * wait for all lines at the same time, not one after another. */
+/* Reads all parameters of the kernel once. Each warp reads other lines of the parameters. They are
+ * in constant memory, and each launch has its own, so the first access to each line takes long.
+ * With this the warps wait for all lines at the same time, not one after another. */
 template <typename T> __device__ static inline void cn_touch_params(const T &params)
 {
     enum { LINE_WORDS = 16, WARP = 32, WARPS = 8, N = sizeof(T) / sizeof(uint32_t) };
     __shared__ volatile uint32_t touched[WARPS];
     const uint32_t *words = reinterpret_cast<const uint32_t *>(&params);
-    const uint32_t warp = threadIdx.x / WARP % WARPS;
-    if (threadIdx.x % WARP > 0) return;
+    const uint32_t warp = threadIdx.x / WARP;
+    if (threadIdx.x % WARP > 0 || warp >= WARPS) return;
 #pragma unroll 1
     for (uint32_t at = warp * LINE_WORDS; at < N; at += WARPS * LINE_WORDS)
         touched[warp] = words[at];

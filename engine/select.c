@@ -231,11 +231,9 @@ cn_select_flavour cn_select_flavour_of(const cn_plan *plan, uint32_t block_token
     return listed ? flavour_with(tiles, max) : CN_SELECT_PLAIN;
 }
 
-/* The keys by which the rows of a step of this flavour can rank tokens; 0, any keys, if K rows may
- * be among them but need not be. Then a step without K rows does not launch their kernel. */
+/* The keys by which the rows of a step of this flavour can rank tokens. */
 static uint32_t keys_of(uint32_t selectors, cn_select_flavour flavour)
 {
-    const uint32_t rows = 1U << CN_KEY_ROWS;
     uint32_t max = 0, other = 0;
     for (uint32_t i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
         if (!(selectors >> i & 1)) continue;
@@ -243,10 +241,7 @@ static uint32_t keys_of(uint32_t selectors, cn_select_flavour flavour)
         max |= rules.max;
         other |= rules.other;
     }
-    /* Some row of a step with rule max has it. */
-    const uint32_t keys = cn_select_has_max(flavour) ? max | other : other;
-    const bool sure = cn_select_has_max(flavour) && max == rows;
-    return keys & rows && !sure ? 0 : keys;
+    return cn_select_has_max(flavour) ? max | other : other;
 }
 
 /* Sets what a step of this shape launches. */

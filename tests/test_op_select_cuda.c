@@ -1,7 +1,7 @@
 /* test_op_select_cuda.c - score and select on the GPU compared with the CPU, on random shapes.
  *
- * The keys of the stages are declared (cn_score_args.keys) in two worlds of three. So both the
- * kernel for K rows and the one for all keys score K rows.
+ * The keys of the stages are declared (cn_score_args.keys) in two worlds of three. So logits of K
+ * rows are stored in both ways.
  *
  * Scores of labels and hashes, and lists of the same scores, must be equal bit by bit. Scores of
  * rows and bounds are sums of floats, so lists of the GPU's own scores may differ from the CPU's
@@ -512,6 +512,29 @@ static double run_drawn(op_env *env, uint32_t seed)
     return 0;
 }
 
+/* So many sequences that a warp cannot divide them. */
+static double run_many(op_env *env, uint32_t seed)
+{
+    test_rng *r = &env->rng;
+    paged_shape s = {.n_layers = FIRST_LAYER + 1,
+                     .n_heads = 8,
+                     .n_kv_heads = 2,
+                     .head_dim = seed % 2 ? 64 : 128,
+                     .block_tokens = 64,
+                     .n_seqs = 30 + seed};
+    s.n_decode = s.n_seqs;
+    for (uint32_t i = 0; i < s.n_seqs; i++) {
+        s.n_q[i] = 1;
+        s.kv_len[i] = 1 + test_rng_below(r, 500);
+    }
+    world *w = world_create(env, &s, 1);
+    draw_rows(w);
+    world_bind(w, 4);
+    for (uint32_t i = 0; i < STAGES; i++) check_stage(w, i);
+    world_free(w);
+    return 0;
+}
+
 /* A long sequence of K rows beside others of any keys. Groups of more than 8 heads take several
  * passes. */
 static double run_rows(op_env *env, uint32_t seed)
@@ -643,6 +666,7 @@ int main(int argc, char **argv)
         {"select", 60, 0, run_drawn, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, long", N_WITHOUT_TILES + 4, 0, run_long, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, rows", 16, 0, run_rows, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"select, many", PAGED_MAX_SEQS - 30 + 1, 0, run_many, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, in order", 16, 0, run_in_order, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, refused", 1, 0, run_refusals, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, portable", 20, 0, run_drawn, .portable = true},

@@ -284,9 +284,8 @@ static void check_fixed_keys(const rig *r, const cn_step_shape *shape)
     free(plain);
 }
 
-/* A recorded step declares K rows if its rule implies them. Keys are not known if some selector has
- * K rows under the rule and another one has not. */
-static void a_shape_declares_rows_if_its_rule_implies_them(void **state)
+/* A recorded step declares the keys that its selectors can have under its rules. */
+static void a_shape_declares_the_keys_of_its_selectors(void **state)
 {
     enum { LABELS = 1 << CN_KEY_LABELS, ROWS = 1 << CN_KEY_ROWS, BOUNDS = 1 << CN_KEY_BOUNDS };
     static const struct {
@@ -297,7 +296,7 @@ static void a_shape_declares_rows_if_its_rule_implies_them(void **state)
         {1U << CN_SELECT_ORACLE, CN_SELECT_ONE_STAGE_MAX, ROWS},
         {1U << CN_SELECT_ORACLE | 1U << CN_SELECT_QUEST, CN_SELECT_ONE_STAGE_MAX, ROWS | BOUNDS},
         {1U << CN_SELECT_ORACLE | 1U << CN_SELECT_QUEST, CN_SELECT_ONE_STAGE, BOUNDS},
-        {1U << CN_SELECT_ORACLE | 1U << CN_SELECT_DS, CN_SELECT_ONE_STAGE_MAX, 0},
+        {1U << CN_SELECT_ORACLE | 1U << CN_SELECT_DS, CN_SELECT_ONE_STAGE_MAX, ROWS | LABELS},
         {1U << CN_SELECT_ORACLE | 1U << CN_SELECT_DS, CN_SELECT_ONE_STAGE, LABELS},
         {1U << CN_SELECT_SPADE, CN_SELECT_ONE_STAGE_MAX, ROWS | LABELS},
         {1U << CN_SELECT_SPADE, CN_SELECT_ONE_STAGE, LABELS},
@@ -466,7 +465,7 @@ int main(void)
         cmocka_unit_test(rows_and_ranges_are_right_for_drawn_plans),
         cmocka_unit_test(a_shape_fixes_what_is_launched),
         cmocka_unit_test(flavours_are_those_of_the_declared_selectors),
-        cmocka_unit_test(a_shape_declares_rows_if_its_rule_implies_them),
+        cmocka_unit_test(a_shape_declares_the_keys_of_its_selectors),
         cmocka_unit_test(a_step_without_lists_writes_nothing),
         cmocka_unit_test(the_room_is_bounded_and_holds_a_row),
         cmocka_unit_test(tiles_are_those_that_the_rows_complete),

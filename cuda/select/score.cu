@@ -597,11 +597,12 @@ extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
     p.label_bytes = a->pools.digest.n_channels / 2;
     p.products = p.group > 1 && a->pools.digest.n_channels <= 32;
     /* No kernel starts before the attention of the previous layer has waited for all kernels before
-     * it (attn_decode.cu). */
+     * it (attn_decode.cu). On a cache device, events order them before `predict`. */
     p.early = a->n_layers == 1 && a->first_layer > 0;
     p.slots = (cn_score_slot *)s->select_scratch;
     p.units = (cn_score_unit *)(p.slots + slots * p.group);
-    p.ring = cn_score_ring_fits(s, p);
-    CN_TRY(p.ring ? cn_score_ring(s, p) : launch(s, p));
+    const bool has_ring = cn_score_ring_fits(s, p);
+    p.by_row = has_ring && a->keys == 1u << CN_KEY_ROWS;
+    CN_TRY(has_ring ? cn_score_ring(s, p) : launch(s, p));
     return a->logits ? cn_score_share(s, p) : CN_OK;
 }

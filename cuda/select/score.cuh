@@ -45,7 +45,7 @@ typedef struct cn_score_params {
     uint32_t block_log2, tile_log2;     /* tokens of a block, and of a tile of the layout */
     uint32_t label_bytes, table_bytes;
     bool products; /* labels under rule max: integer products are stored, not logits */
-    bool ring;     /* score_ring_sm90.cu computes */
+    bool by_row;   /* all keys are K rows, and their logits are stored [n, group] */
     bool early;    /* digests, tables and the arrays of a step are final before the wait */
     cn_score_slot *slots; /* [n_units + n_blocks, group] */
     cn_score_unit *units; /* [n_units] */
@@ -191,7 +191,7 @@ static inline size_t cn_score_seqs_bytes(const cn_score_args *a)
     return (a->n_seqs + (size_t)1) * sizeof(cn_score_seq);
 }
 
-/* Loads sequence i; without lots from n_seqs on. */
+/* Loads sequence i. Sequences from n_seqs on have no lots. */
 template <typename Takes>
 __device__ static inline cn_score_seq cn_score_load_seq(const cn_score_args &a, uint32_t i,
                                                         Takes takes)
@@ -447,7 +447,7 @@ __device__ static inline const cn_bf16 *cn_score_query_of(const cn_score_params 
 }
 
 /* ---- what rule max stores for each candidate ----
- * Logits: f32 [group, n], of K rows in the ring [n, group]. Products: pairs of 16-bit products plus
+ * Logits: f32 [group, n], or by_row [n, group]. Products: pairs of 16-bit products plus
  * 32768, u32 [pairs of heads, n], then the scales of the labels, f16 [n]: of four heads 10 bytes a
  * candidate, not 16. */
 

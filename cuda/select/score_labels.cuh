@@ -93,7 +93,7 @@ template <int N_WORDS, int N_PAIRS> struct cn_label_query {
     float factor[2 * N_PAIRS];
 };
 
-/* Loads the heads from `first` on of n; from the end on the last one. labels: [n, stride]
+/* Loads the heads from `first` on of n. Heads from n on repeat the last one. labels: [n, stride]
  * quantised. */
 template <int N_WORDS, int N_PAIRS>
 __device__ static inline cn_label_query<N_WORDS, N_PAIRS>

@@ -6,12 +6,13 @@
  * unit (score.cuh). Each warp has a ring of stages in shared memory, one lot each, and fills it
  * with bulk copies (score_feed.cuh): at d 128 three stages of 4.5 KiB, 216 KiB per multiprocessor.
  * Keys, tables and the arrays of a step are final before the kernel waits for the query, except in
- * the first layer. So the rings are filled before that wait. Tiles are not: the kernel before this
- * one selects them, so the rings of a stage in tiles are filled after the wait.
+ * the first layer and in launches of several layers. So the rings are filled before that wait. The
+ * list of tiles is not final, because `select` of stage one writes it. So the rings of a stage in
+ * tiles are filled after the wait.
  *
- * Keys are read once, for any number of heads: more than 8 (labels: 2) read shared memory again.
- * Keys are marked to leave the L2 cache first, so that what rule max stores stays in it. K rows
- * store f32 logits [n, group], other keys as in score.cu. score_share.cu reads them.
+ * Keys are read once. Groups of more than 8 heads (labels: 2) read shared memory again. Keys are
+ * marked to leave the L2 cache first, so that what rule max stores stays in it. If all keys are K
+ * rows, f32 logits are stored [n, group], else as in score.cu. score_share.cu reads them.
  *
  * Bytes per candidate and kv head: as in score.cu.
  * Block: 256 threads, 128 registers. CPU version: cpu_sel_score.c. */
@@ -463,14 +464,13 @@ __device__ static inline void store_heads(const cn_score_params &p, const cn_sco
                                           const ring_memory &m, const key_two &two, uint32_t first,
                                           const float sums[4])
 {
-    const bool by_row = x.stage.key == CN_KEY_ROWS; /* [n, group] */
     const float factor = cn_score_scale(p.args.pools.layout.head_dim);
     const uint32_t head = first + 2 * (threadIdx.x % 4);
     float place[2][2];
 #pragma unroll
     for (uint32_t k = 0; k < 2; k++) {
         float *to = cn_score_logits(p, x.first) +
-                    (by_row ? (size_t)two.c[k] * p.group + head : (size_t)head * x.n + two.c[k]);
+                    (p.by_row ? (size_t)two.c[k] * p.group + head : (size_t)head * x.n + two.c[k]);
         float logit[2];
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++) {
@@ -478,12 +478,12 @@ __device__ static inline void store_heads(const cn_score_params &p, const cn_sco
             place[i][k] = two.valid[k] ? cn_weight_place(logit[i]) : CN_NO_WEIGHT;
         }
         if (!two.valid[k] || head >= p.group) continue;
-        if (by_row && p.group % 2 == 0) {
+        if (p.by_row && p.group % 2 == 0) {
             *(float2 *)to = make_float2(logit[0], logit[1]);
             continue;
         }
         to[0] = logit[0];
-        if (head + 1 < p.group) to[by_row ? 1 : x.n] = logit[1];
+        if (head + 1 < p.group) to[p.by_row ? 1 : x.n] = logit[1];
     }
     add_weights(p, m, first, place);
 }

@@ -5,10 +5,12 @@
  * A unit has as many blocks as fill the GPU, each with an equal part of its candidates. A block
  * first adds up the sums of the unit's parts, while its first loads are on their way.
  *
- * K rows that score_ring_sm90.cu has computed have a kernel of their own. Their logits can exceed
- * the L2 cache, so the time to read them counts. The blocks divide the step's lots as in
- * score.cuh. The kernel before it has waited for all kernels that write the arrays of the step
- * when it lets this one start, so these are read before the wait.
+ * If all keys are K rows and score_ring_sm90.cu has computed them, another kernel runs. Their
+ * logits can exceed the L2 cache, so the time to read them counts. Its blocks divide the step's
+ * lots as in score.cuh.
+ *
+ * `score` waits for all kernels that write the arrays of the step before it lets the next kernel
+ * start. So these kernels read the arrays before they wait.
  *
  * Block 256. Bytes per candidate and kv head, from the L2 cache if they fit: read 2 bytes a head
  * and 2 (labels), or 4 a head; written: 2. */
@@ -242,7 +244,6 @@ __global__ static void __launch_bounds__(THREADS, BLOCKS)
     const uint32_t hk = a.pools.layout.n_kv_heads;
     cn_overlap_next();
     cn_touch_params(p);
-    if (!p.early) cn_wait_previous();
     const cn_sel_unit u = cn_sel_unit_of(blockIdx.x / n_parts, a.n_layers, hk);
     cn_sel_stage stage;
     *reinterpret_cast<uint2 *>(&stage) = __ldg((const uint2 *)a.stage + u.seq);
@@ -250,8 +251,7 @@ __global__ static void __launch_bounds__(THREADS, BLOCKS)
     const size_t first = cn_sel_first(u, a.first[u.seq], n, a.n_layers, hk);
     const share_part s = part_of(p, stage, first, n, blockIdx.x % n_parts, n_parts);
     cn_wait_previous();
-    if (!cn_score_is_max(stage) || (p.ring && cn_score_is_rows(stage)) || s.start == s.end)
-        return;
+    if (!cn_score_is_max(stage) || s.start == s.end) return;
     if (s.pairs && p.group <= QUAD) score_one_quad<true>(p, s, u.index, heads);
     else if (s.pairs) score_part<true>(p, s, u.index, heads);
     else if (p.group <= QUAD) score_one_quad<false>(p, s, u.index, heads);
@@ -347,13 +347,10 @@ __global__ static void __launch_bounds__(THREADS, BLOCKS)
 cn_status cn_score_share(cn_stream *s, const cn_score_params &p)
 {
     const uint32_t n_sms = s->cuda->device.n_sms;
-    const bool by_row = p.ring && cn_score_may_have(p, CN_KEY_ROWS);
-    if (!by_row || p.args.keys != 1u << CN_KEY_ROWS) {
-        const uint32_t n_parts = (uint32_t)cn_ceil_div(BLOCKS * n_sms, p.n_units);
-        CN_TRY(cn_cuda_launch(s, "score: shares", share_kernel,
-                              {dim3(p.n_units * n_parts), THREADS}, p, n_parts));
-    }
-    if (!by_row) return CN_OK;
-    return cn_cuda_launch(s, "score: shares of rows", share_rows_kernel,
-                          {dim3(BLOCKS * n_sms), THREADS, cn_score_seqs_bytes(&p.args)}, p);
+    if (p.by_row)
+        return cn_cuda_launch(s, "score: shares of rows", share_rows_kernel,
+                              {dim3(BLOCKS * n_sms), THREADS, cn_score_seqs_bytes(&p.args)}, p);
+    const uint32_t n_parts = (uint32_t)cn_ceil_div(BLOCKS * n_sms, p.n_units);
+    return cn_cuda_launch(s, "score: shares", share_kernel, {dim3(p.n_units * n_parts), THREADS}, p,
+                          n_parts);
 }

@@ -515,6 +515,10 @@ static void sparse_task(void *ctx, uint32_t task, uint32_t worker)
     query_block b = make_decode_block(&job->attn, task);
     b.limit = job->args->lengths[b.seq];
     if (b.limit == 0) return;
+    if (job->args->list_len[b.seq] == 0 && job->args->tail[b.seq] == 0) {
+        run_block(a, &b, w); /* nothing to gather */
+        return;
+    }
     attn_pass p = load_queries(a, &b, w);
     start_rows(w->out, w->max, w->sum, p.heads, p.d);
     for (uint32_t start = 0; start < p.limit; start += SPLIT) {
