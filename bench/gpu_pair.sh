@@ -2,8 +2,8 @@
 # gpu_pair.sh OUTDIR [PART]... - times decode steps of requests whose KV lies on a cache GPU, and
 # prints them beside their bars (pair_bars.awk). See gpu_lib.sh. Parts, each one start of cinch
 # (all but `singles` in under 10 minutes on two H200):
-#   pair     the papers' setting without dense layers: labels; K rows, and tls with the predicted
-#            query, both under both group rules
+#   pair     the papers' setting without dense layers: labels, K rows, and tls with the predicted
+#            query under both group rules
 #   serial   the same with one pack: step and exchange one after the other
 #   zip      recoverable zip against zip with the sum of both budgets
 #   plain    full KV without a home declared
@@ -62,7 +62,7 @@ links() {
 for part in "$@"; do
     case $part in
     pair) steps pair "${GIB:-40}" "$batch,$few" $papers \
-        --arms "${ARMS:-$labels,$rows,$rows:select_group=mean,$tls,$tls:select_group=mean}" ;;
+        --arms "${ARMS:-$labels,$rows,$tls,$tls:select_group=mean}" ;;
     serial) steps serial "${GIB:-40}" "$batch" $papers --packs 1 \
         --arms "${ARMS:-$labels,$rows}" ;;
     zip) steps zip "$zip_gib" "$zip_batch" $papers --kv-window 16 \
