@@ -453,6 +453,16 @@ static void check_own_list(const world *w, const unit *u, const uint32_t *list)
     cn_free(wanted);
 }
 
+/* Fills a list of the GPU with a byte. */
+static void fill_list(world *w, uint32_t i, int byte)
+{
+    op_tensor list = w->lists[i];
+    list.cpu = cn_calloc(list.n, sizeof(uint32_t));
+    memset(list.cpu, byte, list.n * sizeof(uint32_t));
+    op_send(w->env, &list);
+    cn_free(list.cpu);
+}
+
 /* Runs one stage on both sides. First the GPU ranks its own scores; then it ranks the CPU's scores,
  * and its lists must be the CPU's. */
 static void check_stage(world *w, uint32_t i)
@@ -461,9 +471,6 @@ static void check_stage(world *w, uint32_t i)
     OP_OK(env->cpu->score(env->cpu_stream, &w->score[ON_CPU][i]));
     OP_OK(env->cuda->score(env->cuda_stream, &w->score[ON_CUDA][i]));
     uint16_t *scores = op_take(env, &w->scores[i]);
-    op_tensor poison = w->lists[i];
-    poison.cpu = cn_calloc(poison.n, sizeof(uint32_t));
-    memset(poison.cpu, POISON, poison.n * sizeof(uint32_t));
     OP_OK(env->cpu->select(env->cpu_stream, &w->select[ON_CPU][i]));
     OP_OK(env->cuda->select(env->cuda_stream, &w->select[ON_CUDA][i]));
     uint32_t *own = op_take(env, &w->lists[i]);
@@ -475,13 +482,21 @@ static void check_stage(world *w, uint32_t i)
         check_own_list(w, &u, own);
     }
     op_send(env, &w->scores[i]);
-    op_send(env, &poison);
+    fill_list(w, i, POISON);
     OP_OK(env->cuda->select(env->cuda_stream, &w->select[ON_CUDA][i]));
     if (op_words_error(env, &w->lists[i]) > 0)
         fail_msg("stage %u: lists of equal scores differ", i);
-    cn_free(poison.cpu);
     cn_free(scores);
     cn_free(own);
+}
+
+/* Completes a world, checks its stages and frees it. largest: as in world_bind. */
+static double check_world(world *w, float largest)
+{
+    world_bind(w, largest);
+    for (uint32_t i = 0; i < STAGES; i++) check_stage(w, i);
+    world_free(w);
+    return 0;
 }
 
 /* ---- cases ---- */
@@ -506,10 +521,7 @@ static double run_drawn(op_env *env, uint32_t seed)
     const bool equal = seed % 12 == 4; /* all keys and queries equal: products are the largest */
     for (size_t i = 0; equal && i < cn_kv_pool_elems(&w->b->layout); i++) w->b->kv[i] = 1;
     draw_rows(w);
-    world_bind(w, equal ? 0 : 4);
-    for (uint32_t i = 0; i < STAGES; i++) check_stage(w, i);
-    world_free(w);
-    return 0;
+    return check_world(w, equal ? 0 : 4);
 }
 
 /* So many sequences that a warp cannot divide them. */
@@ -529,10 +541,7 @@ static double run_many(op_env *env, uint32_t seed)
     }
     world *w = world_create(env, &s, 1);
     draw_rows(w);
-    world_bind(w, 4);
-    for (uint32_t i = 0; i < STAGES; i++) check_stage(w, i);
-    world_free(w);
-    return 0;
+    return check_world(w, 4);
 }
 
 /* A long sequence of K rows beside others of any keys. Groups of more than 8 heads take several
@@ -559,10 +568,7 @@ static double run_rows(op_env *env, uint32_t seed)
     draw_row(w, 0, rule); /* the first two kinds */
     w->n[1][0] = s.kv_len[0] / w->b->layout.tile_tokens * w->b->layout.tile_tokens - w->base[1][0];
     w->keys_known = seed % 8 != 7;
-    world_bind(w, 4);
-    for (uint32_t i = 0; i < STAGES; i++) check_stage(w, i);
-    world_free(w);
-    return 0;
+    return check_world(w, 4);
 }
 
 /* Candidates beyond 16 bits, in more chunks than parts. The last seeds have equal keys and queries,
@@ -585,25 +591,13 @@ static double run_long(op_env *env, uint32_t seed)
     draw_row(w, 1, N_KINDS - 1);
     w->n[1][0] = (s.kv_len[0] / 64 * 64 - w->base[1][0]) >> w->stage[1][0].entry_log2;
     w->k[1][0] = (equal ? 30000U : 2048U) >> w->stage[1][0].entry_log2;
-    world_bind(w, equal ? 0 : 4);
-    for (uint32_t i = 0; i < STAGES; i++) check_stage(w, i);
-    world_free(w);
-    return 0;
+    return check_world(w, equal ? 0 : 4);
 }
 
 static void run_stage(world *w, uint32_t i)
 {
     OP_OK(w->env->cuda->score(w->env->cuda_stream, &w->score[ON_CUDA][i]));
     OP_OK(w->env->cuda->select(w->env->cuda_stream, &w->select[ON_CUDA][i]));
-}
-
-static void fill_list(world *w, uint32_t i, int byte)
-{
-    op_tensor list = w->lists[i];
-    list.cpu = cn_calloc(list.n, sizeof(uint32_t));
-    memset(list.cpu, byte, list.n * sizeof(uint32_t));
-    op_send(w->env, &list);
-    cn_free(list.cpu);
 }
 
 /* Two stages follow each other without a wait of the host, so the kernels of the second start while

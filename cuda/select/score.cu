@@ -72,21 +72,6 @@ __device__ static inline uint32_t lot_start(const cn_score_part &x, uint32_t i)
 
 /* ---- queries ---- */
 
-/* The value that is compared with channel i of keys: of a head, or of the group. */
-__device__ static inline float query_value(const cn_score_params &p, const cn_score_part &x,
-                                           const cn_bf16 *raw, uint32_t row, uint32_t i)
-{
-    const uint32_t d = p.args.pools.layout.head_dim;
-    const bool is_max = x.stage.group == CN_GROUP_MAX;
-    float sum = 0;
-    for (uint32_t h = is_max ? row : 0; h < (is_max ? row + 1 : p.group); h++) {
-        const float q = __bfloat162float(raw[h * d + i % d]);
-        if (x.stage.key != CN_KEY_BOUNDS) sum += q;
-        else sum += i < d ? fminf(q, 0.0f) : fmaxf(q, 0.0f);
-    }
-    return x.stage.group == CN_GROUP_MEAN ? sum / (float)p.group : sum;
-}
-
 /* Quantises the label channels of row r. A warp calls it. */
 __device__ static inline void quantise_row(const cn_score_params &p, const cn_score_part &x,
                                            uint32_t r, score_memory m)
@@ -97,7 +82,7 @@ __device__ static inline void quantise_row(const cn_score_params &p, const cn_sc
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
         const uint32_t c = i * CN_WARP + lane;
-        value[i] = c < n ? query_value(p, x, m.raw, r, m.fixed->channels[c]) : 0;
+        value[i] = c < n ? cn_score_query_value(p, x, m.raw, r, m.fixed->channels[c]) : 0;
     }
     const float scale = cn_label_quantise<2>((int8_t *)m.fixed->labels[r], value, 2 * CN_WARP);
     if (lane == 0) m.fixed->factor[r] = cn_score_scale(pools.layout.head_dim) * scale;
@@ -119,7 +104,8 @@ __device__ static inline void fill_table(const cn_score_params &p, const cn_scor
     const bool is_max = x.stage.group == CN_GROUP_MAX;
     for (uint32_t at = threadIdx.x; at < (is_max ? p.group : n) * width; at += blockDim.x) {
         const uint32_t row = at / width, i = at % width;
-        const float value = query_value(p, x, is_max ? raw : raw + row * query_elems(p), row, i);
+        const cn_bf16 *q = is_max ? raw : raw + row * query_elems(p);
+        const float value = cn_score_query_value(p, x, q, row, i);
         const cn_bf16 high = __float2bfloat16_rn(value);
         cn_bf16 *to = m.table + (is_max ? row : 2 * row) * (width + TABLE_PAD) + i;
         *to = high;

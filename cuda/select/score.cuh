@@ -446,6 +446,23 @@ __device__ static inline const cn_bf16 *cn_score_query_of(const cn_score_params 
     return (const cn_bf16 *)q + x.at.seq * stride + row;
 }
 
+/* The value that is compared with channel i of keys: of head `head` under rule max, else of the
+ * group. q: [group, d]. */
+__device__ static inline float cn_score_query_value(const cn_score_params &p,
+                                                    const cn_score_part &x, const cn_bf16 *q,
+                                                    uint32_t head, uint32_t i)
+{
+    const uint32_t d = p.args.pools.layout.head_dim;
+    const bool is_max = x.stage.group == CN_GROUP_MAX;
+    float sum = 0;
+    for (uint32_t h = is_max ? head : 0; h < (is_max ? head + 1 : p.group); h++) {
+        const float value = __bfloat162float(q[h * d + i % d]);
+        if (x.stage.key != CN_KEY_BOUNDS) sum += value;
+        else sum += i < d ? fminf(value, 0.0f) : fmaxf(value, 0.0f);
+    }
+    return x.stage.group == CN_GROUP_MEAN ? sum / (float)p.group : sum;
+}
+
 /* ---- what rule max stores for each candidate ----
  * Logits: f32 [group, n], or by_row [n, group]. Products: pairs of 16-bit products plus
  * 32768, u32 [pairs of heads, n], then the scales of the labels, f16 [n]: of four heads 10 bytes a

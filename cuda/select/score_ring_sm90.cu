@@ -63,21 +63,6 @@ __device__ static inline float *label_factors(const cn_score_params &p, const ri
     return (float *)(m.labels + p.group * (p.label_bytes / 4));
 }
 
-/* The value that is compared with channel i of keys: of head `head`, or of the group's mean. */
-__device__ static inline float query_value(const cn_score_params &p, const cn_score_part &x,
-                                           const cn_bf16 *q, uint32_t head, uint32_t i)
-{
-    const uint32_t d = p.args.pools.layout.head_dim;
-    const bool is_max = x.stage.group == CN_GROUP_MAX;
-    float sum = 0;
-    for (uint32_t h = is_max ? head : 0; h < (is_max ? head + 1 : p.group); h++) {
-        const float value = __bfloat162float(q[h * d + i % d]);
-        if (x.stage.key != CN_KEY_BOUNDS) sum += value;
-        else sum += i < d ? fminf(value, 0.0f) : fmaxf(value, 0.0f);
-    }
-    return x.stage.group == CN_GROUP_MEAN ? sum / (float)p.group : sum;
-}
-
 /* Fills the table. */
 __device__ static inline void fill_table(const cn_score_params &p, const cn_score_part &x,
                                          const ring_memory &m, uint32_t width)
@@ -86,7 +71,7 @@ __device__ static inline void fill_table(const cn_score_params &p, const cn_scor
     const bool is_max = x.stage.group == CN_GROUP_MAX;
     for (uint32_t at = threadIdx.x; at < (is_max ? p.group : 1) * width; at += THREADS) {
         const uint32_t row = at / width, i = at % width;
-        const float value = query_value(p, x, q, row, i);
+        const float value = cn_score_query_value(p, x, q, row, i);
         const cn_bf16 high = __float2bfloat16_rn(value);
         cn_bf16 *to = m.table + row * (width + TABLE_PAD) + i;
         *to = high;
@@ -103,7 +88,7 @@ __device__ static inline void fill_labels(const cn_score_params &p, const cn_sco
     const uint32_t channel = lane < n ? m.fixed->channels[lane] : 0;
     const uint32_t n_rows = x.stage.group == CN_GROUP_MAX ? p.group : 1;
     for (uint32_t r = threadIdx.x / CN_WARP; r < n_rows; r += THREADS / CN_WARP) {
-        const float value[1] = {lane < n ? query_value(p, x, q, r, channel) : 0};
+        const float value[1] = {lane < n ? cn_score_query_value(p, x, q, r, channel) : 0};
         int8_t *bytes = (int8_t *)(m.labels + r * (p.label_bytes / 4));
         const float scale = cn_label_quantise<1>(bytes, value, n);
         if (lane == 0)
