@@ -9,9 +9,10 @@
 
 enum {
     ALIGN_BYTES = 64,
-    /* Candidates times layers of one launch of `score`. An exchange with more is split, so this
-     * bounds memory, not what can run. */
-    MOST_SCORES = 1 << 20,
+    /* Candidates times layers of one call of `score`: eight sequences of 32k tokens in a pack of 16
+     * layers. An exchange with more is split, which takes longer, so this bounds memory, not what
+     * can run. */
+    MOST_SCORES = 1 << 22,
     /* Queries times layers of one launch, likewise. */
     MOST_QUERIES = 1 << 12
 };

@@ -14,6 +14,7 @@
 enum {
     LEAD_STEPS = 8,   /* steps until the batch is in its steady state */
     REFILL_STEPS = 2, /* until steps are again launched before the last one's tokens are read */
+    FILL_STEPS = 64,  /* room for steps until a busy home has filled the area of the last request */
     PREFILL_ROUNDS = 3,
     MAX_LIST = 64,
     PREFILL_STREAM = 1 << 16
@@ -133,7 +134,8 @@ static cn_status start_batch(decode *d, uint32_t batch, uint32_t prompt_len)
 {
     const cn_config *c = d->b->config;
     const bool capped = is_capped(d, prompt_len);
-    const uint32_t timed = (d->b->kv.home != CN_HOME_DEVICE ? 2 : 1) * c->decode_steps;
+    const bool is_away = d->b->kv.home != CN_HOME_DEVICE;
+    const uint32_t timed = is_away ? 2 * c->decode_steps + FILL_STEPS : c->decode_steps;
     const uint32_t output_len =
         prefill_steps(d, batch, prompt_len) + LEAD_STEPS + REFILL_STEPS + timed + 4;
     cn_stats before, now;
