@@ -1,6 +1,6 @@
 /* select.cu - select: the best candidates of each unit, in ascending order.
  * In: score u16, ragged as in cn_score_args. Out: list [units, list_stride]. A unit is a cluster of
- * CLUSTER blocks, each with a part of the candidates. It is one block without clusters, for tiles,
+ * 8, 4 or 2 blocks, each with a part of the candidates, or one block: without clusters, for tiles,
  * which are few, and in a launch of so many units that one block each fills the GPU. A graph does
  * not know the number of candidates, so the number of blocks depends on the number of units alone,
  * and the list on neither. Block 256. Small blocks leave room for those of the next kernel, so that
@@ -22,7 +22,6 @@
 #include "cuda/select/select.cuh"
 
 enum {
-    CLUSTER = 4,
     THREADS = 256,
     SCORES = 8, /* of a vector of 16 bytes */
     VECS = 4,   /* most vectors of a thread in a chunk */
@@ -366,15 +365,23 @@ __global__ static void __launch_bounds__(THREADS, 4)
                   low.equal, &shared);
 }
 
+template <uint32_t PARTS>
+static cn_status launch(cn_stream *s, const cn_select_args *a, uint32_t n_units)
+{
+    cn_launch how = {dim3(n_units * PARTS), THREADS};
+    if (PARTS > 1) how.cluster = PARTS;
+    return cn_cuda_launch(s, "select", select_kernel<PARTS>, how, *a);
+}
+
 extern "C" cn_status cn_cuda_select(cn_stream *s, const cn_select_args *a)
 {
     const uint32_t n_units = a->n_seqs * a->n_layers * a->n_kv_heads;
     if (n_units == 0) return CN_OK;
-    /* With more units than multiprocessors, launching clusters takes longer than their work. */
+    /* More blocks than these would take longer to launch than they save. */
     const cn_cuda_device *dev = &s->cuda->device;
-    if (!dev->hopper || !a->tokens || n_units > dev->n_sms)
-        return cn_cuda_launch(s, "select", select_kernel<1>, {dim3(n_units), THREADS}, *a);
-    cn_launch how = {dim3(n_units * CLUSTER), THREADS};
-    how.cluster = CLUSTER;
-    return cn_cuda_launch(s, "select", select_kernel<CLUSTER>, how, *a);
+    const bool clusters = dev->hopper && a->tokens;
+    if (clusters && 8 * n_units <= 3 * dev->n_sms) return launch<8>(s, a, n_units);
+    if (clusters && n_units <= dev->n_sms) return launch<4>(s, a, n_units);
+    if (clusters && n_units <= 2 * dev->n_sms) return launch<2>(s, a, n_units);
+    return launch<1>(s, a, n_units);
 }
