@@ -149,6 +149,7 @@ static const cn_backend CUDA_TABLE = {
     .default_block_tokens = 256,
     .async = true,
     .mem_align = CN_CUDA_ALIGN_BYTES,
+    .logit_bytes = sizeof(uint16_t),
     .keeps = 1U << CN_KEEP_RECENT | 1U << CN_KEEP_BEST,
     .close = close_backend,
     .enter = enter,

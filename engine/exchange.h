@@ -41,7 +41,7 @@ typedef struct cn_exchange_scratch {
     void *arrays;    /* cn_exchange_bytes */
     void *predicted; /* act [query_room, pack layers, hq, d] */
     void *score;     /* u16 [room, pack layers, hk] */
-    void *logits;    /* f32 [room, pack layers, hq] */
+    void *logits;    /* [room, pack layers, hk, cn_logit_row] of backend->logit_bytes */
     void *moves;     /* cn_move [2, rows, pack layers, hk, move_stride]; pack p has half p % 2 */
     void *counts;    /* u32 [2, rows, layers, hk]: moved, then missed; ordered by pack */
 } cn_exchange_scratch;

@@ -377,8 +377,9 @@ typedef struct cn_sel_stage {
 /* Scores candidates. Candidate c of unit (s, l, h) has its score at
  *   out[(first[s] * n_layers + (l - first_layer) * n[s]) * hk + h * n[s] + c]:
  * f16 bits as a u16 that sorts in the same order (cn_score_bits, engine/select_math.h), scaled by
- * 1/sqrt(d). Candidates in tiles that lie below position `base` get 0, the lowest value, and count
- * in no softmax. Labels are ranked alike, bit by bit, on every backend. */
+ * 1/sqrt(d); under group rule max log2 of the largest share (cn_share_score). Candidates in tiles
+ * that lie below position `base` get 0, the lowest value, and count in no softmax. Labels are
+ * ranked alike, bit by bit, on every backend. */
 typedef struct cn_score_args {
     /* By query: [S, n_layers, hq, d] act, with several queries [S, n_queries, n_layers, hq, d];
      * q_stride elements from a sequence to the next. */
@@ -399,10 +400,19 @@ typedef struct cn_score_args {
      * if all bits are 0, stages may have any keys. A backend can have a kernel for one key. */
     uint32_t keys;
     uint32_t n_seqs, first_layer, n_layers;
-    /* f32 scratch of group max, ragged alike, by query head; NULL: no stage has group rule max */
-    float *logits;
+    /* Scratch of group rule max, ragged alike: cn_logit_row elements of backend->logit_bytes for
+     * each candidate; aligned to 8 bytes. NULL: no stage has group rule max. */
+    void *logits;
     uint16_t *out;
 } cn_score_args;
+
+/* Returns how many logits a candidate has under rule max: the query heads of its kv head, rounded
+ * up to a multiple of 2, or of 4 if there are more than two. So rows of 2-byte elements can be
+ * loaded in words of 4 or 8 bytes. */
+static inline uint32_t cn_logit_row(uint32_t group)
+{
+    return group <= 2 ? 2 : (group + 3) / 4 * 4;
+}
 
 /* Selects the best min(k, n) candidates of each unit; ties go to the newer one. The result is in
  * ascending order. With `tokens` it is slots: first positions [0, n_forced), then the tokens of the
@@ -516,6 +526,7 @@ struct cn_backend {
     uint32_t default_block_tokens; /* tokens of a KV block when --block-size is 0 */
     bool async; /* ops return before they have run */
     size_t mem_align; /* sizes of the start plan are multiples of this many bytes */
+    size_t logit_bytes; /* of an element of cn_score_args.logits */
     uint32_t keeps;   /* values of cn_keep that `compress` supports: bit i is cn_keep i */
     uint32_t most_chosen; /* the largest chosen_stride of `exchange`; 0: it has no limit */
     void *ctx;  /* private to the backend */

@@ -12,7 +12,7 @@
 /* Device memory, one item of the start list each. Rows: of the largest step. */
 typedef struct cn_select_scratch {
     void *score;     /* u16 [room, hk] */
-    void *logits;    /* f32 [room, hq] */
+    void *logits;    /* [room, hk, cn_logit_row] of backend->logit_bytes */
     void *list;      /* u32 [rows, hk, list_stride] */
     void *tiles;     /* u32 [rows, hk, tile_stride]; NULL without `tls` */
     void *predicted; /* act [rows, layers that select, hq, d]; NULL if no selector predicts */

@@ -1,7 +1,7 @@
 /* select_math.h - the arithmetic of selection, defined bit by bit. A leaf shared by C and CUDA C++.
  *
- * Scores of labels are products of integers, and sums of weights are sums of integers, so they do
- * not depend on the order of a sum: every backend ranks labels alike and selects the same tokens.
+ * Scores of labels are products of integers, and weights are added up in a fixed order: every
+ * backend ranks labels alike and selects the same tokens.
  * Float operations are single ones or explicit fmaf, so compilers have nothing to contract. */
 #ifndef CN_SELECT_MATH_H
 #define CN_SELECT_MATH_H
@@ -54,14 +54,23 @@ CN_HOST_DEVICE static inline float cn_f16_value(uint16_t h)
     return h & 0x8000u ? -scaled : scaled;
 }
 
+/* f16 bits of x; those of a NaN if x is NaN. */
+CN_HOST_DEVICE static inline uint16_t cn_f16_or_nan(float x)
+{
+    return x == x ? cn_f16_bits(x) : 0x7fff;
+}
+
 /* A score as an integer that sorts in the order of its f16. NaN is 0, and every other score is
  * above 0. Both zeros are equal. */
+CN_HOST_DEVICE static inline uint16_t cn_score_of_f16(uint32_t h)
+{
+    const uint32_t key = h & 0x8000u ? ~h & 0xffffu : h | 0x8000u, zero = 0x8000u;
+    return (uint16_t)((h & 0x7fffu) > 0x7c00u ? 0 : h == zero ? zero : key);
+}
+
 CN_HOST_DEVICE static inline uint16_t cn_score_bits(float x)
 {
-    uint32_t h = cn_f16_bits(x);
-    h = h == 0x8000u ? 0 : h;
-    const uint32_t key = h & 0x8000u ? ~h & 0xffffu : h | 0x8000u;
-    return (uint16_t)(x == x ? key : 0);
+    return cn_score_of_f16(cn_f16_or_nan(x));
 }
 
 /* ---- labels ---- */
@@ -119,24 +128,31 @@ CN_HOST_DEVICE static inline float cn_label_logit(int32_t dot, float scale, floa
     return (float)dot * scale * query_factor;
 }
 
-/* 1 / sqrt(head_dim), by which all scores are scaled. */
-CN_HOST_DEVICE static inline float cn_score_scale(uint32_t head_dim)
+/* By which products are scaled: 1 / sqrt(head_dim), under group rule max times log2(e). */
+#define CN_LOG2_E 1.44269504f
+CN_HOST_DEVICE static inline float cn_score_scale(uint32_t head_dim, bool is_max)
 {
-    return 1.0f / sqrtf((float)head_dim);
+    return 1.0f / sqrtf((float)head_dim) * (is_max ? CN_LOG2_E : 1.0f);
 }
 
-/* ---- group rule max: the logarithm of a share ----
- * log(share) = logit - log(sum of exp(logit) over all candidates of the head).
+/* ---- group rule max: log2 of a share ----
+ * score = the largest over the heads of x - log2(sum of 2^x over all candidates of the head), where
+ * x is a logit times log2(e). Both terms and the score are f16. So tokens whose x is above 256 in
+ * size are ranked in steps of a quarter or more; labels are less exact than that.
  *
  * Candidates are summed lot by lot; a lot (cn_lot_log2) depends on the stage and the positions
- * alone. A weight is exp(logit) in units of 2^-22 of the lot's largest power of two, truncated to
- * an integer, so the sum of a lot fits in 32 bits and does not depend on the order. The sums of
- * lots are added up in cn_exp_sum, which does not depend on the order either. */
+ * alone. Its weights are floats relative to a power of two. Those of labels are added up in this
+ * order: a lot has lanes; lane i of n adds up the lot's tokens i, i + n, ...; then lane i adds the
+ * sum of lane i + n / 2, and so on with half as many lanes. The sums of lots are added up in
+ * cn_exp_sum, as integers, so their order does not matter. */
 
 enum {
-    CN_WEIGHT_FRACTION = 22, /* the weight of 2^e in a lot with largest exponent e is 2^22 */
-    CN_LOT_MAX_LOG2 = 8,     /* the most candidates of a lot are 2^8 */
-    CN_EXPONENT_BIAS = 8192  /* exponents of two are stored plus this, from 0 to 16384 */
+    CN_LOT_MAX_LOG2 = 8,       /* the most candidates of a lot are 2^8 */
+    CN_LOT_LANES = 32,         /* of a lot of 2^8 candidates */
+    CN_LOT_FEW_LANES = 8,      /* of smaller lots */
+    CN_EXPONENT_BIAS = 8192,   /* exponents of two are stored plus this, from 0 to 16384 */
+    CN_FLOAT_BIAS = 127 + 23,  /* of a float's exponent, if its mantissa is an integer */
+    CN_WEIGHT_BIAS = 1         /* a weight is twice the power of two */
 };
 
 /* Tokens of a lot, as a power of two. Lots start at its multiples. */
@@ -146,62 +162,53 @@ CN_HOST_DEVICE static inline uint32_t cn_lot_log2(uint32_t is_rows, uint32_t ent
     return is_rows ? 4 : CN_LOT_MAX_LOG2;
 }
 
-/* x log2(e), plus the bias, in units of 2^14: 0 to 1. Logits beyond +-5,678 count as these, NaN as
- * the lowest. A weight is 0 at CN_NO_WEIGHT. */
-#define CN_NO_WEIGHT (-768.0f)
-CN_HOST_DEVICE static inline float cn_weight_place(float x)
+CN_HOST_DEVICE static inline float cn_saturate(float x)
 {
-    const float place = fmaf(x, 1.44269504f / 16384.0f, 0.5f);
 #ifdef __CUDA_ARCH__
-    return __saturatef(place);
+    return __saturatef(x);
 #else
-    const float positive = place > 0.0f ? place : 0.0f;
+    const float positive = x > 0.0f ? x : 0.0f; /* NaN becomes 0 */
     return positive < 1.0f ? positive : 1.0f;
 #endif
 }
 
-/* The exponent of two that is nearest to a place, plus CN_EXPONENT_BASE. */
+/* The power of two nearest to 2^x: the bits of its exponent plus CN_EXPONENT_BASE. It ascends with
+ * x. x beyond +-8,192 counts as these, NaN as the lowest. */
 #define CN_EXPONENT_BASE 0x44400000u /* the bits of 768 */
-CN_HOST_DEVICE static inline uint32_t cn_weight_exponent(float place)
+CN_HOST_DEVICE static inline uint32_t cn_weight_exponent(float x)
 {
-    return cn_float_bits(place + 768.0f); /* the unit in the last place of the sum is 2^-14 */
+    /* The unit in the last place of the sum is 2^-14. */
+    return cn_float_bits(cn_saturate(fmaf(x, 1.0f / 16384.0f, 0.5f)) + 768.0f);
 }
 
-/* The weight of a place in a lot with the largest exponent `top`. The relative error is below
- * 2^-11. */
-CN_HOST_DEVICE static inline uint32_t cn_weight_in_lot(float place, uint32_t top)
+/* What cn_weight needs of a lot whose weights are relative to `top`, an exponent as above. `top` is
+ * that of the largest x of some candidates of the lot. Of labels these are the candidates among the
+ * first CN_LOT_LANES tokens, aligned to their number, that include one. A weight is too small if
+ * its x exceeds all of these by more than 96, which is 66 nats. */
+CN_HOST_DEVICE static inline float cn_weight_offset(uint32_t top)
 {
-    const float sum = place + 768.0f;
-    const float f = place - (sum - 768.0f); /* in units of 2^14, |f| <= 2^-15 */
-    /* 2^22 2^(2^14 f) + 2^23, whose unit in the last place is 1. */
-    float v = 0.0558382829f * 4194304.0f * 16384.0f * 16384.0f * 16384.0f;
-    v = fmaf(v, f, 0.242639479f * 4194304.0f * 16384.0f * 16384.0f);
-    v = fmaf(v, f, 0.693136734f * 4194304.0f * 16384.0f);
-    v = fmaf(v, f, 0.999924557f * 4194304.0f + 8388608.0f);
-    const uint32_t weight = cn_float_bits(v) & 0x7fffffu, shift = top - cn_float_bits(sum);
-#ifdef __CUDA_ARCH__
-    return __funnelshift_rc(weight, 0, shift); /* 0 from 32 on */
-#else
-    const uint32_t shifted = weight >> (shift & 31);
-    return shift < 32 ? shifted : 0;
-#endif
+    const float place = cn_float_of_bits(top) - 768.0f; /* exact */
+    return fmaf(place, -128.0f, 64.25f);
+}
+
+/* - 2^(x + 1) relative to the power of two of the offset, interpolated between powers of two: it
+ * exceeds this by up to 6.2 %, which cn_exp_sum_log2 takes into account. From -2^-31 to -2^97; NaN
+ * counts as the lowest x. */
+CN_HOST_DEVICE static inline float cn_weight(float x, float offset)
+{
+    const float place = cn_saturate(fmaf(x, 1.0f / 128.0f, offset));
+    /* The upper 8 bits of the mantissa become the exponent. The lowest bit of 1's exponent becomes
+     * the sign. */
+    return cn_float_of_bits(cn_float_bits(fmaf(place, 0.5f, 1.375f)) << 8);
 }
 
 /* A sum of lots. Exponents are divided into bins of 16. sum[i] is that of the lots of bin top - i,
- * in units of 2^(16 (top - i) - CN_EXPONENT_BIAS - CN_WEIGHT_FRACTION). Lots of lower bins do not
- * count: they are below 2^-32 of the largest. */
+ * in units of 2^(16 (top - i) - CN_EXPONENT_BIAS - CN_FLOAT_BIAS - CN_WEIGHT_BIAS). Lots of lower
+ * bins do not count: they are below 2^-32 of the largest. */
 typedef struct cn_exp_sum {
     uint64_t sum[3];
     uint32_t top;
 } cn_exp_sum;
-
-/* The sum of one lot: its largest exponent, with CN_EXPONENT_BASE, and its weights. */
-CN_HOST_DEVICE static inline cn_exp_sum cn_exp_sum_of(uint32_t top, uint32_t weights)
-{
-    const uint32_t exponent = top - CN_EXPONENT_BASE;
-    cn_exp_sum s = {{(uint64_t)weights << (exponent & 15), 0, 0}, exponent >> 4};
-    return s;
-}
 
 /* s, relative to the bin `top`, which is not below its own. */
 CN_HOST_DEVICE static inline cn_exp_sum cn_exp_sum_at(cn_exp_sum s, uint32_t top)
@@ -223,8 +230,21 @@ CN_HOST_DEVICE static inline cn_exp_sum cn_exp_sum_add(cn_exp_sum a, cn_exp_sum 
     return a;
 }
 
-/* log(sum * 2^exponent); 0 for the sum 0. Relative error below 1e-6. */
-CN_HOST_DEVICE static inline float cn_log_scaled(uint64_t sum, int32_t exponent)
+/* s plus a lot: the sum of its weights, and the exponent to which these are relative. */
+CN_HOST_DEVICE static inline cn_exp_sum cn_exp_sum_add_lot(cn_exp_sum s, float weights,
+                                                           uint32_t top)
+{
+    const uint32_t bits = cn_float_bits(weights) & 0x7fffffffu;
+    const uint32_t mantissa = bits ? (bits & 0x7fffffu) | 0x800000u : 0;
+    const uint32_t exponent = (bits >> 23) + (top - CN_EXPONENT_BASE), bin = exponent >> 4;
+    const uint64_t sum = (uint64_t)mantissa << (exponent & 15);
+    if (bin > s.top) s = cn_exp_sum_at(s, bin); /* seldom */
+    for (uint32_t i = 0; i < 3; i++) s.sum[i] += s.top - bin == i ? sum : 0;
+    return s;
+}
+
+/* log2(sum * 2^exponent); 0 for the sum 0. Relative error below 1e-6. */
+CN_HOST_DEVICE static inline float cn_log2_scaled(uint64_t sum, int32_t exponent)
 {
     if (sum == 0) return 0.0f;
 #ifdef __CUDA_ARCH__
@@ -249,14 +269,25 @@ CN_HOST_DEVICE static inline float cn_log_scaled(uint64_t sum, int32_t exponent)
     p = fmaf(p, x, 3.3333331174e-1f);
     const float square = x * x;
     const float tail = fmaf(p, square * x, -0.5f * square);
-    return fmaf(e, 0.693147182f, tail + x);
+    return fmaf(tail + x, CN_LOG2_E, e);
 }
 
-/* log of a sum of exp(logit). */
-CN_HOST_DEVICE static inline float cn_exp_sum_log(cn_exp_sum s)
+/* log2 of a sum of 2^x, within 0.044: the interpolated weights exceed it by a factor from 1 to
+ * 1.0615, and the factor in the middle is taken out. */
+CN_HOST_DEVICE static inline float cn_exp_sum_log2(cn_exp_sum s)
 {
     const uint64_t sum = s.sum[0] + (s.sum[1] >> 16) + (s.sum[2] >> 32);
-    return cn_log_scaled(sum, (int32_t)(16 * s.top) - CN_EXPONENT_BIAS - CN_WEIGHT_FRACTION);
+    const int32_t bias = CN_EXPONENT_BIAS + CN_FLOAT_BIAS + CN_WEIGHT_BIAS;
+    return cn_log2_scaled(sum, (int32_t)(16 * s.top) - bias) - 0.0430356f;
+}
+
+/* The score of a share: the float difference of x and the logarithm of the sum, both f16. It is
+ * rounded as a subtraction of two f16 is: too large a difference is infinite. */
+CN_HOST_DEVICE static inline uint16_t cn_share_score(float share)
+{
+    const uint32_t infinity = share > 0.0f ? 0x7c00u : 0xfc00u;
+    const bool is_finite = share != share || fabsf(share) < 65520.0f;
+    return cn_score_of_f16(is_finite ? cn_f16_or_nan(share) : infinity);
 }
 
 /* ---- random ---- */

@@ -174,6 +174,13 @@ static void add_prompt_piece(cn_start_plan *p, const sizes *z)
     }
 }
 
+/* Bytes of the logits of a candidate, all kv heads. */
+static uint64_t logit_bytes(const sizes *z)
+{
+    const cn_model_config *m = z->m;
+    return (uint64_t)m->n_kv_heads * cn_logit_row(m->n_heads / m->n_kv_heads) * z->be->logit_bytes;
+}
+
 static void add_selection(cn_start_plan *p, const sizes *z)
 {
     const cn_model_config *m = z->m;
@@ -186,7 +193,7 @@ static void add_selection(cn_start_plan *p, const sizes *z)
     add(p, z->be, "selection scores", CN_PART_STEPS,
         (uint64_t)s.room * m->n_kv_heads * sizeof(uint16_t),
         at + offsetof(cn_select_scratch, score));
-    add(p, z->be, "selection logits", CN_PART_STEPS, (uint64_t)s.room * m->n_heads * sizeof(float),
+    add(p, z->be, "selection logits", CN_PART_STEPS, s.room * logit_bytes(z),
         at + offsetof(cn_select_scratch, logits));
     add(p, z->be, "selected tokens", CN_PART_STEPS,
         rows * m->n_kv_heads * s.list_stride * sizeof(uint32_t),
@@ -226,7 +233,7 @@ static void add_exchange(cn_start_plan *p, const sizes *z, cn_kv_home home, bool
     add(p, z->be, fill ? "fill scores" : "exchange scores", part,
         scores * m->n_kv_heads * sizeof(uint16_t), at + offsetof(cn_exchange_scratch, score));
     add(p, z->be, fill ? "fill logits" : "exchange logits", part,
-        scores * m->n_heads * sizeof(float), at + offsetof(cn_exchange_scratch, logits));
+        scores * logit_bytes(z), at + offsetof(cn_exchange_scratch, logits));
     add(p, z->be, fill ? "fill moves" : "exchange moves", part,
         2 * cn_exchange_moves(&s, m->n_kv_heads) * sizeof(cn_move),
         at + offsetof(cn_exchange_scratch, moves));

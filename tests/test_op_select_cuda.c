@@ -1,7 +1,6 @@
 /* test_op_select_cuda.c - score and select on the GPU compared with the CPU, on random shapes.
  *
- * The keys of the stages are declared (cn_score_args.keys) in two worlds of three. So logits of K
- * rows are stored in both ways.
+ * The keys of the stages are declared (cn_score_args.keys) in two worlds of three.
  *
  * Scores of labels and hashes, and lists of the same scores, must be equal bit by bit. Scores of
  * rows and bounds are sums of floats, so lists of the GPU's own scores may differ from the CPU's
@@ -20,16 +19,18 @@
 
 #include "engine/select_math.h"
 #include "tests/lib/op_cases.h"
+#include "tests/lib/score_value.h"
 
 enum {
-    LAYERS = 3,
+    LAYERS = 4,
     FIRST_LAYER = 1,
-    MAX_TENSORS = 32,
+    MAX_TENSORS = 36,
     POISON = 0xa5,
     STAGES = 2,
     FIRST_STRIDE = 64, /* list_stride of stage one */
     MAX_QUERIES = 40,  /* of bounds: more than two passes */
-    MAX_TILES = 4096
+    MAX_TILES = 4096,
+    GUARD = 256 /* poisoned bytes behind the logits */
 };
 
 /* A step of random sequences. Sequence s has n[i][s] candidates in stage i. */
@@ -45,6 +46,8 @@ typedef struct world {
     cn_score_args score[2][STAGES];         /* by side: CPU, GPU */
     cn_select_args select[2][STAGES];
     op_tensor scores[STAGES], lists[STAGES];
+    op_tensor logits[2][STAGES]; /* by side; the other half is unused */
+    size_t logit_bytes[2][STAGES];
     op_tensor all[MAX_TENSORS]; /* to be freed */
     uint32_t n_all;
 } world;
@@ -249,7 +252,7 @@ static void bind_queries(world *w, float largest)
 /* Sets the arguments of one stage on one side, other than the queries. words: stage, first, n,
  * base, k, n_forced, seed and tables. */
 static void bind_side(world *w, uint32_t i, int side, const cn_pools *pools, const both words[8],
-                      float *logits)
+                      void *logits)
 {
     cn_score_args *a = &w->score[side][i];
     a->stage = words[0].at[side];
@@ -292,7 +295,7 @@ static void bind_side(world *w, uint32_t i, int side, const cn_pools *pools, con
 
 static void bind_stage(world *w, uint32_t i, const cn_pools pools[2])
 {
-    const size_t n = w->n_seqs * sizeof(uint32_t), tables = n * w->b->view.table_stride;
+    const size_t n = w->n_seqs * sizeof(uint32_t);
     for (uint32_t s = 0; s < w->n_seqs; s++) {
         w->first[i][s] = w->total[i];
         w->total[i] += w->n[i][s];
@@ -300,7 +303,11 @@ static void bind_stage(world *w, uint32_t i, const cn_pools pools[2])
     const size_t all = (size_t)w->total[i] * w->n_layers * pools->layout.n_kv_heads;
     w->scores[i] = poisoned_words(w, all * sizeof(uint16_t));
     w->lists[i] = poisoned_words(w, n_units(w) * w->stride[i] * sizeof(uint32_t));
-    const both logits = keep(w, op_poison(w->env, all * w->group + 1, CN_F32));
+    for (int side = 0; side < 2; side++) {
+        const cn_backend *be = side == ON_CPU ? w->env->cpu : w->env->cuda;
+        w->logit_bytes[side][i] = all * cn_logit_row(w->group) * be->logit_bytes;
+        w->logits[side][i] = poisoned_words(w, w->logit_bytes[side][i] + GUARD);
+    }
     const both words[8] = {
         keep_bytes(w, w->stage[i], w->n_seqs * sizeof **w->stage),
         keep_bytes(w, w->first[i], n),
@@ -309,10 +316,11 @@ static void bind_stage(world *w, uint32_t i, const cn_pools pools[2])
         keep_bytes(w, w->k[i], n),
         keep_bytes(w, w->n_forced, n),
         keep_bytes(w, w->seed, n),
-        keep_bytes(w, w->b->tables, tables),
+        keep_bytes(w, w->b->tables, n * w->b->view.table_stride),
     };
     for (int side = 0; side < 2; side++)
-        bind_side(w, i, side, &pools[side], words, logits.at[side]);
+        bind_side(w, i, side, &pools[side], words,
+                  side == ON_CPU ? w->logits[side][i].cpu : w->logits[side][i].cuda);
 }
 
 /* ---- worlds ---- */
@@ -377,14 +385,12 @@ static unit unit_at(const world *w, uint32_t stage, size_t index)
         fail_msg(__VA_ARGS__);                                                                     \
     } while (0)
 
-static double value_of_score(uint16_t score)
+/* A unit in the last place of an f16, and the error of the sum before rounding. A share is the
+ * difference of two f16, which are not far from the score. */
+static double tolerance_of(const cn_sel_stage *st, double score)
 {
-    return (double)cn_f16_value(
-        (uint16_t)(score & 0x8000u ? score & 0x7fffu : ~(uint32_t)score & 0xffffu));
+    return st->group == CN_GROUP_MAX ? 1e-3 * (fabs(score) + 16) : 1e-3 * fabs(score) + 1e-4;
 }
-
-/* A unit in the last place of an f16, and the error of the sum before rounding. */
-static double tolerance_of(double score) { return 1e-3 * fabs(score) + 1e-4; }
 
 static bool is_exact(const cn_sel_stage *st)
 {
@@ -396,8 +402,8 @@ static void check_scores(const world *w, const unit *u)
     const cn_sel_stage *st = &w->stage[u->stage][u->seq];
     for (uint32_t c = 0; c < w->n[u->stage][u->seq]; c++) {
         const uint16_t got = u->got[u->first + c], want = u->want[u->first + c];
-        const double a = value_of_score(got), b = value_of_score(want);
-        const bool close = (got > 0) == (want > 0) && (!want || fabs(a - b) <= tolerance_of(b));
+        const double a = (double)test_score_value(got), b = (double)test_score_value(want);
+        const bool close = (got > 0) == (want > 0) && (!want || fabs(a - b) <= tolerance_of(st, b));
         if (is_exact(st) ? got != want : !close)
             FAIL(u, "key %u, group rule %u: score of candidate %u: expected %04x (%g), got "
                     "%04x (%g)",
@@ -445,8 +451,9 @@ static void check_own_list(const world *w, const unit *u, const uint32_t *list)
         const uint32_t c = candidate_of(w, u, got[start + (i << log2)]);
         if (c >= n) FAIL(u, "entry %u of the list: candidate %u of %u", i, c, n);
         if (wanted[c]) continue;
-        const double a = value_of_score(u->want[u->first + c]), b = value_of_score(lowest);
-        if (!(fabs(a - b) <= 2 * tolerance_of(b)))
+        const double a = (double)test_score_value(u->want[u->first + c]);
+        const double b = (double)test_score_value(lowest);
+        if (!(fabs(a - b) <= 2 * tolerance_of(st, b)))
             FAIL(u, "candidate %u is selected: its score is %g, the lowest selected %g", c, a, b);
         w->env->n_near_ties++;
     }
@@ -463,6 +470,18 @@ static void fill_list(world *w, uint32_t i, int byte)
     cn_free(list.cpu);
 }
 
+static void check_guard(const world *w, uint32_t i, int side)
+{
+    const op_tensor *t = &w->logits[side][i];
+    uint8_t want[GUARD], *taken = side == ON_CPU ? NULL : op_take(w->env, t);
+    const uint8_t *got = taken ? taken : t->cpu;
+    memset(want, POISON, GUARD);
+    if (memcmp(got + w->logit_bytes[side][i], want, GUARD) != 0)
+        fail_msg("stage %u: bytes behind the logits of the %s are written", i,
+                 side == ON_CPU ? "CPU" : "GPU");
+    cn_free(taken);
+}
+
 /* Runs one stage on both sides. First the GPU ranks its own scores; then it ranks the CPU's scores,
  * and its lists must be the CPU's. */
 static void check_stage(world *w, uint32_t i)
@@ -471,6 +490,7 @@ static void check_stage(world *w, uint32_t i)
     OP_OK(env->cpu->score(env->cpu_stream, &w->score[ON_CPU][i]));
     OP_OK(env->cuda->score(env->cuda_stream, &w->score[ON_CUDA][i]));
     uint16_t *scores = op_take(env, &w->scores[i]);
+    for (int side = 0; side < 2; side++) check_guard(w, i, side);
     OP_OK(env->cpu->select(env->cpu_stream, &w->select[ON_CPU][i]));
     OP_OK(env->cuda->select(env->cuda_stream, &w->select[ON_CUDA][i]));
     uint32_t *own = op_take(env, &w->lists[i]);
@@ -544,14 +564,16 @@ static double run_many(op_env *env, uint32_t seed)
     return check_world(w, 4);
 }
 
-/* A long sequence of K rows beside others of any keys. Groups of more than 8 heads take several
- * passes. */
+/* A long sequence of K rows beside others of any keys; in half of the seeds all rank K rows under
+ * rule max, in several layers. Groups of more than 8 heads take several passes. */
 static double run_rows(op_env *env, uint32_t seed)
 {
     static const uint32_t dims[] = {128, 256, 80, 64}, groups[] = {4, 20, 9, 16, 64, 3};
     static const uint32_t blocks[] = {16, 64, 128, 256};
     test_rng *r = &env->rng;
-    paged_shape s = {.n_layers = FIRST_LAYER + 1,
+    const bool all_rows = (seed + seed / 4) % 2;
+    const uint32_t n_layers = all_rows ? 2 + test_rng_below(r, LAYERS - FIRST_LAYER - 1) : 1;
+    paged_shape s = {.n_layers = FIRST_LAYER + n_layers,
                      .n_kv_heads = 1 + test_rng_below(r, 2),
                      .head_dim = dims[seed % 4],
                      .block_tokens = blocks[seed / 4 % 4],
@@ -562,10 +584,11 @@ static double run_rows(op_env *env, uint32_t seed)
         s.n_q[i] = 1;
         s.kv_len[i] = 64 + test_rng_below(r, i == 0 ? 8000 : 600);
     }
-    world *w = world_create(env, &s, 1);
+    world *w = world_create(env, &s, n_layers);
     const uint32_t rule = test_rng_below(r, 2);
-    draw_rows(w);
-    draw_row(w, 0, rule); /* the first two kinds */
+    if (!all_rows) draw_rows(w);
+    for (uint32_t i = 0; all_rows && i < s.n_seqs; i++) draw_row(w, i, 0);
+    if (!all_rows) draw_row(w, 0, rule); /* the first two kinds */
     w->n[1][0] = s.kv_len[0] / w->b->layout.tile_tokens * w->b->layout.tile_tokens - w->base[1][0];
     w->keys_known = seed % 8 != 7;
     return check_world(w, 4);

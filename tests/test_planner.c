@@ -194,8 +194,11 @@ static void impossible_plans_name_numbers_and_options(void **state)
 }
 
 /* A backend and a model whose blocks of 64 tokens have block_bytes bytes of K and V. */
-static const cn_backend cpu = {
-    .name = "any", .kv_dtype = CN_F32, .act_dtype = CN_F32, .default_block_tokens = 64};
+static const cn_backend cpu = {.name = "any",
+                               .kv_dtype = CN_F32,
+                               .act_dtype = CN_F32,
+                               .logit_bytes = sizeof(float),
+                               .default_block_tokens = 64};
 static const cn_model_config m = {
     .n_layers = 6, .n_heads = 8, .n_kv_heads = 2, .head_dim = 64, .max_position = 8192};
 static const uint64_t block_bytes = 6 * 2 * 64 * 2 * 64 * 4;

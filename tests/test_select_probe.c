@@ -66,18 +66,31 @@ static double plain_mass(const cn_attn_args *a, uint32_t head, uint32_t group, c
     return mass / group;
 }
 
+/* Raises score[i] to the share of a query head, for the slots [from, to). */
+static void raise_to_shares(const cn_attn_args *a, uint32_t head, uint32_t from, uint32_t to,
+                            uint16_t *score)
+{
+    float x[MAX_LEN];
+    double sum = 0; /* of weights, linear between powers of two */
+    for (uint32_t i = from; i < to; i++) {
+        x[i] = (float)logit(a, head, i) * CN_LOG2_E;
+        const double power = floor((double)x[i]);
+        sum += ldexp(1 + (double)x[i] - power, (int)power);
+    }
+    const float log2_sum = cn_f16_value(cn_f16_bits((float)log2(sum) - 0.0430356f));
+    for (uint32_t i = from; i < to; i++) {
+        const uint16_t share = cn_share_score(cn_f16_value(cn_f16_bits(x[i])) - log2_sum);
+        score[i] = share > score[i] ? share : score[i];
+    }
+}
+
 /* Tokens of a list that are among the k candidates of [from, to) with the largest share of any
  * head. */
 static uint32_t plain_overlap(const cn_attn_args *a, uint32_t head, uint32_t group,
                               const bool *in_list, uint32_t from, uint32_t to, uint32_t k)
 {
-    double share[MAX_LEN], best[MAX_LEN] = {0};
-    for (uint32_t g = 0; g < group; g++) {
-        softmax(a, head * group + g, from, to, share);
-        for (uint32_t i = from; i < to; i++) best[i] = fmax(best[i], share[i]);
-    }
-    uint16_t score[MAX_LEN];
-    for (uint32_t i = from; i < to; i++) score[i] = cn_score_bits((float)log(best[i]));
+    uint16_t score[MAX_LEN] = {0};
+    for (uint32_t g = 0; g < group; g++) raise_to_shares(a, head * group + g, from, to, score);
     uint32_t common = 0;
     for (uint32_t i = from; i < to; i++) {
         uint32_t rank = 0;

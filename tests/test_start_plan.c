@@ -252,6 +252,34 @@ static void selectors_add_their_items(void **state)
     set(r, "select-tiles", "128");
 }
 
+/* Logits have rows of 2, or of a multiple of 4, by kv head. A step has room for 16 * 8,192
+ * candidates. */
+static void logits_have_the_rows_of_their_group(void **state)
+{
+    rig *r = *state;
+    static const struct {
+        uint32_t group, row;
+    } cases[] = {{1, 2}, {2, 2}, {3, 4}, {4, 4}, {5, 8}, {8, 8}};
+    const uint64_t scores = 16 * 8192;
+    const cn_model_config model = r->model;
+    cn_backend be = *r->cpu;
+    set(r, "max-num-seqs", "16");
+    set(r, "kv-cache-memory-bytes", "64M");
+    set(r, "kv-select", "random");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (be.logit_bytes = 2; be.logit_bytes <= 4; be.logit_bytes += 2) {
+            r->model.n_kv_heads = 2;
+            r->model.n_heads = 2 * cases[i].group;
+            const cn_start_plan p = plan_of(r, &be);
+            has_item(r, &p, "selection scores", scores * 2 * 2);
+            has_item(r, &p, "selection logits", scores * 2 * cases[i].row * be.logit_bytes);
+        }
+    r->model = model;
+    set(r, "max-num-seqs", "256");
+    set(r, "kv-cache-memory-bytes", "0");
+    set(r, "kv-select", "none");
+}
+
 static void sizes_that_exclude_selectors_are_refused(void **state)
 {
     rig *r = *state;
@@ -369,6 +397,11 @@ static void a_home_has_its_own_memory(void **state)
         const cn_home_plan *h = &p.kv.homes[cases[i].home];
         const uint64_t given = UINT64_C(1) << 27;
         assert_in_range(h->n_blocks * h->block_bytes, given - h->block_bytes, given);
+        const cn_exchange_sizes sizes =
+            cn_exchange_sizes_of(r->config, &r->model, cases[i].home, 64, false);
+        const uint64_t scores = (uint64_t)sizes.room * sizes.pack_layers * 2; /* kv heads */
+        has_item(r, &p, "exchange scores", scores * 2);
+        has_item(r, &p, "exchange logits", scores * 4 * 4);
         cn_engine *e = cn_calloc(1, sizeof *e);
         cn_home *home = &e->homes.at[cases[i].home];
         const size_t at = offsetof(cn_engine, homes.at) + cases[i].home * sizeof *home;
@@ -409,6 +442,7 @@ int main(void)
         cmocka_unit_test(a_given_kv_size_decides_the_device_memory),
         cmocka_unit_test(weights_that_do_not_fit_are_refused),
         cmocka_unit_test(selectors_add_their_items),
+        cmocka_unit_test(logits_have_the_rows_of_their_group),
         cmocka_unit_test(sizes_that_exclude_selectors_are_refused),
         cmocka_unit_test(the_plan_is_what_is_allocated),
         cmocka_unit_test(a_home_has_its_own_memory),

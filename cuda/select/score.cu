@@ -15,14 +15,13 @@
  *   labels  integer products. Nibbles become bytes of 16 times their value.
  *   hash    no query; the score is the hash.
  *
- * Group rule max takes one more kernel (score_share.cu). This one stores what it needs for each
- * head, and the sum of the weights of each part, lot by lot (engine/select_math.h). Steps with a
- * stage of rule max have a kernel of their own, whose threads have more registers.
+ * Group rule max takes one more kernel (score_share.cu). This one stores the logits of all heads,
+ * and the sum of the weights of each part, lot by lot (engine/select_math.h). Steps with a stage of
+ * rule max have a kernel of their own, whose threads have more registers.
  *
  * Bytes read per candidate and kv head: rows 2 d, bounds 4 d, labels n_channels / 2 + 2; written:
- * 2. Rule max also writes and reads, from the L2 cache if it fits: labels 2 bytes a head and 2,
- * other keys 4 a head. More than 8 heads of a group, or 4 queries, read rows and bounds again,
- * more than 4 heads labels.
+ * 2. Rule max also writes 2 a head, and reads them from the L2 cache if they fit. More than 8 heads
+ * of a group, or 4 queries, read rows and bounds again, more than 4 heads labels.
  * Block: 384 threads, 80 registers; with rule max 256, 128. CPU version: cpu_sel_score.c. */
 #include "cuda/attn/attn_common.cuh"
 #include "cuda/select/score_labels.cuh"
@@ -35,7 +34,7 @@ enum {
     MAX_HEAD_DIM = 256,
     MAX_GROUP = 64, /* query heads of a kv head */
     WORDS = MAX_HEAD_DIM / 4 / 8, /* of eight channels of a label */
-    N_PAIRS = 2,                  /* pairs of heads of a pass over labels */
+    N_PAIRS = CN_LABEL_HEADS / 2, /* pairs of heads of a pass over labels */
     HEADS = 8,                    /* heads of a pass over rows and bounds */
     QUERIES = 16,                 /* several queries: in the table at once */
     TABLE_PAD = 32                /* elements between rows of the table, to use other banks */
@@ -59,9 +58,7 @@ typedef struct score_memory {
 /* Where the results of a part go. */
 typedef struct score_out {
     uint16_t *score;
-    float *logits;
-    uint32_t *pairs;
-    uint16_t *scales;
+    uint16_t *rows; /* of logits, rule max only */
 } score_out;
 
 /* Returns the number of the first token of lot i. */
@@ -85,13 +82,13 @@ __device__ static inline void quantise_row(const cn_score_params &p, const cn_sc
         value[i] = c < n ? cn_score_query_value(p, x, m.raw, r, m.fixed->channels[c]) : 0;
     }
     const float scale = cn_label_quantise<2>((int8_t *)m.fixed->labels[r], value, 2 * CN_WARP);
-    if (lane == 0) m.fixed->factor[r] = cn_score_scale(pools.layout.head_dim) * scale;
+    if (lane == 0) m.fixed->factor[r] = cn_score_scale_of(p, x) * scale;
 }
 
 /* Elements of one query, all layers. */
 __device__ static inline size_t query_elems(const cn_score_params &p)
 {
-    return (size_t)p.seq_units * p.group * p.args.pools.layout.head_dim;
+    return (size_t)p.args.n_layers * p.args.pools.n_heads * p.args.pools.layout.head_dim;
 }
 
 /* Fills the table: the heads of the group; or the group's n queries, each as the sum of two bf16
@@ -113,7 +110,7 @@ __device__ static inline void fill_table(const cn_score_params &p, const cn_scor
             to[width + TABLE_PAD] = __float2bfloat16_rn(value - __bfloat162float(high));
     }
     for (uint32_t h = threadIdx.x; h < p.group; h += blockDim.x)
-        m.fixed->factor[h] = cn_score_scale(d);
+        m.fixed->factor[h] = cn_score_scale_of(p, x);
 }
 
 /* Prepares the queries of a part. */
@@ -204,24 +201,10 @@ __device__ static inline float scale_of(const label_two<N_WORDS> &l, uint32_t k)
 }
 
 /* Adds a lot to the warp's sum of a head. Called by one lane. */
-__device__ static inline void add_lot(score_memory m, uint32_t head, uint32_t top, uint32_t weights)
+__device__ static inline void add_lot(score_memory m, uint32_t head, cn_lot_weights lot)
 {
     cn_exp_sum &sum = m.sums[head][threadIdx.x / CN_WARP];
-    sum = cn_exp_sum_add(sum, cn_exp_sum_of(top, weights));
-}
-
-/* Stores the products of a label with two heads under rule max, or their logits. */
-__device__ static inline void store_pair(const cn_score_params &p, const cn_score_part &x,
-                                         const score_out &out, uint32_t c, uint32_t pair,
-                                         const uint32_t product[2], const float logit[2])
-{
-    if (2 * pair >= p.group) return;
-    if (p.products) {
-        out.pairs[(size_t)pair * x.n + c] = cn_label_pair(product[0], product[1]);
-        return;
-    }
-    out.logits[(size_t)2 * pair * x.n + c] = logit[0];
-    if (2 * pair + 1 < p.group) out.logits[(size_t)(2 * pair + 1) * x.n + c] = logit[1];
+    sum = cn_exp_sum_add_lot(sum, lot.sum, lot.top);
 }
 
 /* Computes a lot of labels under rule max, for the heads of a pass from `first` on. */
@@ -232,8 +215,7 @@ __device__ static inline void label_heads(const cn_score_params &p, const cn_sco
 {
     const cn_label_query<N_WORDS, N_PAIRS> q = cn_label_load<N_WORDS, N_PAIRS>(
         m.fixed->labels[0], WORDS, m.fixed->factor, first, p.group);
-    const uint32_t lane = threadIdx.x % CN_WARP;
-    float place[2 * N_PAIRS][8];
+    cn_label_pass pass = cn_label_pass_of();
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) {
         uint32_t product[N_PAIRS][4];
@@ -242,26 +224,19 @@ __device__ static inline void label_heads(const cn_score_params &p, const cn_sco
 #pragma unroll
         for (uint32_t k = 0; k < 2; k++) {
             const float scale = scale_of(l, k);
-            if (first == 0 && p.products && l.valid[k])
-                out.scales[l.c[k]] = __half_as_ushort(__float2half_rn(scale));
+            float logit[CN_LABEL_HEADS];
 #pragma unroll
-            for (uint32_t pair = 0; pair < N_PAIRS; pair++) {
-                float logit[2];
-#pragma unroll
-                for (uint32_t h = 0; h < 2; h++) {
-                    logit[h] = cn_label_logit_of(product[pair][2 * k + h], scale,
-                                                 q.factor[2 * pair + h]);
-                    place[2 * pair + h][2 * i + k] =
-                        l.valid[k] ? cn_weight_place(logit[h]) : CN_NO_WEIGHT;
-                }
-                if (l.valid[k])
-                    store_pair(p, x, out, l.c[k], first / 2 + pair, product[pair] + 2 * k, logit);
-            }
+            for (uint32_t h = 0; h < CN_LABEL_HEADS; h++)
+                logit[h] = cn_label_logit_of(product[h / 2][2 * k + h % 2], scale, q.factor[h]);
+            cn_label_add<false>(pass, logit, l.valid[k] && !l.below[k]);
+            if (l.valid[k]) cn_label_store(p, out.rows + (size_t)l.c[k] * p.row, first, logit);
         }
     }
-    cn_lot_weights own = {};
-    cn_label_weights<2 * N_PAIRS>(own, place, 0);
-    if (lane < 2 * N_PAIRS && first + lane < p.group) add_lot(m, first + lane, own.top, own.sum);
+    cn_lot_weights own = {0, CN_EXPONENT_BASE};
+    cn_label_weights(own, pass, first);
+    const uint32_t head = first / CN_WARP * CN_WARP + cn_label_head();
+    if (head >= first && head < min(first + CN_LABEL_HEADS, p.group))
+        add_lot(m, head, own);
 }
 
 /* Computes a lot of labels with one query for the group. */
@@ -280,7 +255,7 @@ __device__ static inline void label_mean(const cn_score_params &p, const cn_scor
 #pragma unroll
         for (uint32_t k = 0; k < 2; k++)
             logit[k] = cn_label_logit_of(product[0][2 * k], scale_of(l, k), q.factor[0]);
-        const uint32_t bits = cn_score_bits2(logit[0], logit[1]);
+        const uint32_t bits = cn_score_of_f16x2(cn_f16x2(logit[0], logit[1]));
         if (l.valid[0]) out.score[l.c[0]] = (uint16_t)bits;
         if (l.valid[1]) out.score[l.c[1]] = (uint16_t)(bits >> 16);
     }
@@ -329,23 +304,6 @@ __device__ static inline void dot_keys(float sums[4], const uint4 *low, const ui
     for (uint32_t i = 0; i < 4; i++) sums[i] = even[i] + odd[i];
 }
 
-/* Adds the weights of a lane's candidates, of the heads first + 2 t and the next (t = lane % 4), to
- * the warp's sums. */
-__device__ static inline void add_heads(const cn_score_params &p, score_memory m, uint32_t first,
-                                        const float place[2][2])
-{
-    const uint32_t lane = threadIdx.x % CN_WARP;
-#pragma unroll
-    for (uint32_t i = 0; i < 2; i++) {
-        const uint32_t head = first + 2 * (lane % 4) + i;
-        const float best = cn_column_max(fmaxf(place[i][0], place[i][1]));
-        const uint32_t top = cn_weight_exponent(best);
-        const uint32_t sum = cn_score_column_add(cn_weight_in_lot(place[i][0], top) +
-                                                 cn_weight_in_lot(place[i][1], top));
-        if (lane < 4 && head < p.group) add_lot(m, head, top, sum);
-    }
-}
-
 /* Computes a lot of rows or bounds. */
 template <bool MAX>
 __device__ static inline void key_lot(const cn_score_params &p, const cn_score_part &x,
@@ -361,29 +319,29 @@ __device__ static inline void key_lot(const cn_score_params &p, const cn_score_p
                                      cn_score_token_of(p, x, start + (next << entry))};
     const uint4 *low = cn_score_key_of(p, x, token[0]);
     const uint4 *high = is_bounds ? NULL : cn_score_key_of(p, x, token[1]);
+    const bool below[2] = {token[0].position < x.base, token[1].position < x.base};
+    const bool valid[2] = {token[0].valid, token[1].valid && !is_bounds};
     for (uint32_t first = 0; first < n_rows; first += HEADS) {
-        float sums[4], place[2][2] = {{CN_NO_WEIGHT, CN_NO_WEIGHT}, {CN_NO_WEIGHT, CN_NO_WEIGHT}};
-        const uint32_t row = min(first + g, n_rows - 1);
+        float sums[4], logit[2][2];
+        const uint32_t row = min(first + g, n_rows - 1), head = first + 2 * t;
         dot_keys(sums, low, high, m.table + row * (width + TABLE_PAD), width);
 #pragma unroll
         for (uint32_t k = 0; k < 2; k++) {
             const uint32_t c = (start + ((g + 8 * k) << entry) - x.from) >> entry;
-            const bool below = token[k].position < x.base;
-            if (!token[k].valid || (k == 1 && is_bounds)) continue;
-            if (!is_max) {
-                const float sum = (sums[2 * k] + sums[2 * k + 1]) * m.fixed->factor[0];
-                if (t == 0) out.score[c] = cn_score_bits(below ? CUDART_NAN_F : sum);
-            }
-#pragma unroll
-            for (uint32_t i = 0; is_max && i < 2; i++) {
-                const uint32_t head = first + 2 * t + i;
-                if (head >= p.group) continue;
-                const float logit = below ? CUDART_NAN_F : sums[2 * k + i] * m.fixed->factor[head];
-                place[i][k] = cn_weight_place(logit);
-                out.logits[(size_t)head * x.n + c] = logit;
-            }
+            const float factor = below[k] ? CUDART_NAN_F : m.fixed->factor[0];
+            for (uint32_t i = 0; i < 2; i++) logit[i][k] = sums[2 * k + i] * factor;
+            if (!valid[k]) continue;
+            if (!is_max && t == 0)
+                out.score[c] = cn_score_bits((sums[2 * k] + sums[2 * k + 1]) * factor);
+            if (is_max && head < p.row)
+                *(uint32_t *)(out.rows + (size_t)c * p.row + head) =
+                    cn_f16x2(logit[0][k], logit[1][k]);
         }
-        if (is_max) add_heads(p, m, first, place);
+        if (!is_max) continue;
+        const cn_lot_weights lot =
+            cn_key_weights(logit, valid[0] && !below[0], valid[1] && !below[1]);
+        const uint32_t own = first + cn_key_head();
+        if (own < min(first + HEADS, p.group)) add_lot(m, own, lot);
     }
 }
 
@@ -439,7 +397,7 @@ __device__ static inline void hash_lot(const cn_score_params &p, const cn_score_
 
 /* ---- the kernel ---- */
 
-/* Writes the sums of the part and the factors of its queries, and where they are. */
+/* Writes the sums of the part, and where they are. */
 __device__ static inline void store_sums(const cn_score_params &p, const cn_score_part &x,
                                          score_memory m)
 {
@@ -447,7 +405,7 @@ __device__ static inline void store_sums(const cn_score_params &p, const cn_scor
     for (uint32_t h = threadIdx.x; h < p.group; h += MAX_THREADS) {
         cn_exp_sum sum = m.sums[h][0];
         for (uint32_t w = 1; w < MAX_WARPS; w++) sum = cn_exp_sum_add(sum, m.sums[h][w]);
-        p.slots[(size_t)x.slot * p.group + h] = {sum, m.fixed->factor[h]};
+        p.slots[(size_t)x.slot * p.group + h] = sum;
     }
     if (threadIdx.x == 0) p.units[x.at.index] = {x.first_slot, x.n_slots};
 }
@@ -460,11 +418,7 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_sc
     score_out out = {};
     out.score = p.args.out + x.first;
     const bool is_max = MAX && cn_score_is_max(x.stage);
-    if (is_max) {
-        out.logits = cn_score_logits(p, x.first);
-        out.pairs = cn_score_pairs(p, x.first);
-        out.scales = cn_score_scales(p, x.first, x.n);
-    }
+    if (is_max) out.rows = cn_score_rows(p, x.stored);
     if (x.stage.n_queries > 1) {
         queries_part(p, x, m, out);
         return;
@@ -520,7 +474,7 @@ extern "C" size_t cn_cuda_select_scratch_bytes(const cn_cuda_backend_opts *o)
     enum { LEAST_LAYERS = 4, BLOCKS = 512 };
     const size_t layers = cn_max_u32(o->score_layers, LEAST_LAYERS);
     return (size_t)o->n_heads * (layers * o->max_seqs + BLOCKS) *
-           (sizeof(cn_score_slot) + sizeof(cn_score_unit));
+           (sizeof(cn_exp_sum) + sizeof(cn_score_unit));
 }
 
 static cn_status check(const cn_score_args *a)
@@ -558,37 +512,50 @@ static cn_status launch(cn_stream *s, cn_score_params p)
     return cn_cuda_launch(s, "score", score_kernel<true>, how, p);
 }
 
+/* Ranks the layers [first_row, first_row + n_rows) of the call. */
+static cn_status rank_rows(cn_stream *s, cn_score_params p, uint32_t first_row, uint32_t n_rows)
+{
+    const cn_score_args *a = &p.args;
+    p.first_row = first_row;
+    p.n_rows = n_rows;
+    p.seq_units = n_rows * a->pools.layout.n_kv_heads;
+    p.n_units = a->n_seqs * p.seq_units;
+    /* In a step, no kernel starts before the attention of the previous layer has waited for all
+     * kernels before it (attn_decode.cu). On a cache device, events order them before `predict`.
+     * The second launch of a call starts when the first has waited. */
+    p.early = first_row > 0 || (a->n_layers == 1 && a->first_layer > 0);
+    CN_TRY(cn_score_ring_fits(s, p) ? cn_score_ring(s, p) : launch(s, p));
+    return a->logits ? cn_score_share(s, p) : CN_OK;
+}
+
 extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
 {
     CN_TRY(check(a));
-    const cn_cuda_device *dev = &s->cuda->device;
     const cn_kv_layout *l = &a->pools.layout;
     cn_score_params p = {};
     p.args = *a;
     p.rows = cn_kv_rows_of(l);
     p.group = a->pools.n_heads / l->n_kv_heads;
-    p.seq_units = a->n_layers * l->n_kv_heads;
-    p.n_units = a->n_seqs * p.seq_units;
-    if (p.n_units == 0) return CN_OK;
-    CN_ASSERT(s->select_scratch);
+    const uint32_t n_units = a->n_seqs * a->n_layers * l->n_kv_heads;
+    if (n_units == 0) return CN_OK;
+    CN_ASSERT(s->select_scratch && (uintptr_t)a->logits % sizeof(uint2) == 0);
     const size_t slots = s->cuda->select_scratch_bytes /
-                         (p.group * sizeof(cn_score_slot) + sizeof(cn_score_unit));
-    const uint32_t n_blocks = CN_SCORE_BLOCKS * dev->n_sms;
-    if (p.n_units + (size_t)n_blocks > slots)
+                         (p.group * sizeof(cn_exp_sum) + sizeof(cn_score_unit));
+    const uint32_t n_blocks = CN_SCORE_BLOCKS * s->cuda->device.n_sms;
+    if (n_units + (size_t)n_blocks > slots)
         return cn_fail(CN_ERR_SHAPE,
-                       "score: %u units of %u query heads: expected at most %zu units", p.n_units,
+                       "score: %u units of %u query heads: expected at most %zu units", n_units,
                        p.group, slots > n_blocks ? slots - n_blocks : 0);
     p.block_log2 = cn_log2_u32(l->block_tokens);
     p.tile_log2 = cn_log2_u32(l->tile_tokens);
     p.label_bytes = a->pools.digest.n_channels / 2;
-    p.products = p.group > 1 && a->pools.digest.n_channels <= 32;
-    /* No kernel starts before the attention of the previous layer has waited for all kernels before
-     * it (attn_decode.cu). On a cache device, events order them before `predict`. */
-    p.early = a->n_layers == 1 && a->first_layer > 0;
-    p.slots = (cn_score_slot *)s->select_scratch;
+    p.row = cn_logit_row(p.group);
+    p.slots = (cn_exp_sum *)s->select_scratch;
     p.units = (cn_score_unit *)(p.slots + slots * p.group);
-    const bool has_ring = cn_score_ring_fits(s, p);
-    p.by_row = has_ring && a->keys == 1u << CN_KEY_ROWS;
-    CN_TRY(has_ring ? cn_score_ring(s, p) : launch(s, p));
-    return a->logits ? cn_score_share(s, p) : CN_OK;
+    /* K rows take long enough for a launch of each layer. Its logits then stay in the L2 cache. */
+    const bool one_by_one = a->logits && a->keys == 1u << CN_KEY_ROWS;
+    const uint32_t at_once = one_by_one ? 1 : a->n_layers;
+    for (uint32_t i = 0; i < a->n_layers; i += at_once)
+        CN_TRY(rank_rows(s, p, i, at_once));
+    return CN_OK;
 }

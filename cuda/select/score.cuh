@@ -21,17 +21,12 @@
 
 #include <cub/block/block_scan.cuh>
 #include <cuda_fp16.h>
+#include <math_constants.h>
 
 #include "cuda/select/select.cuh"
 #include "engine/select_math.h"
 
 enum { CN_SCORE_BLOCKS = 2 /* thread blocks of a multiprocessor */ };
-
-/* The results of a part, for one query head: rule max only. */
-typedef struct cn_score_slot {
-    cn_exp_sum sum;
-    float factor; /* of the query: labels only */
-} cn_score_slot;
 
 /* Where the results of a unit's parts are: rule max only. */
 typedef struct cn_score_unit {
@@ -41,14 +36,14 @@ typedef struct cn_score_unit {
 typedef struct cn_score_params {
     cn_score_args args;
     cn_kv_rows rows;
-    uint32_t group, seq_units, n_units; /* seq_units: units of a sequence */
+    uint32_t first_row, n_rows; /* the layers of the call that this launch ranks */
+    uint32_t group, seq_units, n_units; /* seq_units: units of a sequence in this launch */
     uint32_t block_log2, tile_log2;     /* tokens of a block, and of a tile of the layout */
     uint32_t label_bytes, table_bytes;
-    bool products; /* labels under rule max: integer products are stored, not logits */
-    bool by_row;   /* all keys are K rows, and their logits are stored [n, group] */
-    bool early;    /* digests, tables and the arrays of a step are final before the wait */
-    cn_score_slot *slots; /* [n_units + n_blocks, group] */
-    cn_score_unit *units; /* [n_units] */
+    uint32_t row; /* logits of a candidate that rule max stores: cn_logit_row */
+    bool early;   /* digests, tables and the arrays of a step are final before the wait */
+    cn_exp_sum *slots;    /* [units of the call + n_blocks, group] of parts; rule max only */
+    cn_score_unit *units; /* [units of the call] */
 } cn_score_params;
 
 /* A sequence, as its blocks divide it. Candidates have numbers on a line: the position of the first
@@ -84,6 +79,7 @@ typedef struct cn_score_part {
     uint32_t lot, n_lots;
     uint32_t slot, first_slot, n_slots; /* of this part, and of the unit's parts */
     size_t first;                       /* index of the unit's first score */
+    size_t stored;                      /* rule max: number of its first row of logits */
 } cn_score_part;
 
 __device__ static inline uint32_t cn_score_lot_log2(const cn_sel_stage &stage)
@@ -295,6 +291,24 @@ __device__ static inline uint32_t cn_score_owner(const cn_score_plan &plan, uint
     return plan.n_larger + (place - larger) / plan.share;
 }
 
+/* Returns unit `number` of the launch. Its index counts the units of the call. */
+__device__ static inline cn_sel_unit cn_score_unit_of(const cn_score_params &p, uint32_t number)
+{
+    const uint32_t hk = p.args.pools.layout.n_kv_heads;
+    cn_sel_unit u = cn_sel_unit_of(number, p.n_rows, hk);
+    u.row += p.first_row;
+    u.index = (u.seq * p.args.n_layers + u.row) * hk + u.head;
+    return u;
+}
+
+/* Returns the number of a unit's first row of logits. A launch has only its own units there. */
+__device__ static inline size_t cn_score_stored(const cn_score_params &p, cn_sel_unit u,
+                                                uint32_t first, uint32_t n)
+{
+    u.row -= p.first_row;
+    return cn_sel_first(u, first, n, p.n_rows, p.args.pools.layout.n_kv_heads);
+}
+
 /* Takes the next part of the share. Returns false when nothing is left. Its divisions take half a
  * microsecond, so one thread calls it. */
 __device__ static inline bool cn_score_next(cn_score_plan &plan, const cn_score_params &p,
@@ -312,10 +326,7 @@ __device__ static inline bool cn_score_next(cn_score_plan &plan, const cn_score_
     }
     const cn_score_seq s = plan.seqs[low];
     const uint32_t done = plan.next - unit_place;
-    x.at.index = low * plan.seq_units + unit;
-    x.at.seq = low;
-    x.at.row = unit / a.pools.layout.n_kv_heads;
-    x.at.head = unit - x.at.row * a.pools.layout.n_kv_heads;
+    x.at = cn_score_unit_of(p, low * plan.seq_units + unit);
     x.stage = s.stage;
     x.layer = a.first_layer + x.at.row;
     x.n = s.n;
@@ -330,6 +341,7 @@ __device__ static inline bool cn_score_next(cn_score_plan &plan, const cn_score_
     x.n_slots = own ? plan.n_parts : cn_score_owner(plan, unit_place + s.lots - 1) - owner + 1;
     x.slot = x.at.index + blockIdx.x;
     x.first = cn_sel_first(x.at, s.first, s.n, a.n_layers, a.pools.layout.n_kv_heads);
+    x.stored = cn_score_stored(p, x.at, s.first, s.n);
     plan.next += x.n_lots;
     return true;
 }
@@ -433,6 +445,12 @@ __device__ static inline uint16_t cn_score_hash(const cn_score_params &p, const 
     return cn_hash_score(p.args.seed[x.at.seq], x.layer, x.at.head, t.position);
 }
 
+/* cn_score_scale of a part. */
+__device__ static inline float cn_score_scale_of(const cn_score_params &p, const cn_score_part &x)
+{
+    return cn_score_scale(p.args.pools.layout.head_dim, x.stage.group == CN_GROUP_MAX);
+}
+
 /* Returns the first query of a part. */
 __device__ static inline const cn_bf16 *cn_score_query_of(const cn_score_params &p,
                                                           const cn_score_part &x)
@@ -463,35 +481,111 @@ __device__ static inline float cn_score_query_value(const cn_score_params &p,
     return x.stage.group == CN_GROUP_MEAN ? sum / (float)p.group : sum;
 }
 
-/* ---- what rule max stores for each candidate ----
- * Logits: f32 [group, n], or by_row [n, group]. Products: pairs of 16-bit products plus
- * 32768, u32 [pairs of heads, n], then the scales of the labels, f16 [n]: of four heads 10 bytes a
- * candidate, not 16. */
+/* ---- what rule max stores ----
+ * f16 logits times log2(e), [n, row]: those of a candidate side by side. They are NaN below the
+ * base. Those behind the heads of the group are undefined. */
 
-/* first: index of the unit's first score; n: its candidates. */
-__device__ static inline float *cn_score_logits(const cn_score_params &p, size_t first)
+/* stored: cn_score_stored. */
+__device__ static inline uint16_t *cn_score_rows(const cn_score_params &p, size_t stored)
 {
-    return p.args.logits + first * p.group;
+    return (uint16_t *)p.args.logits + stored * p.row;
 }
 
-__device__ static inline uint32_t *cn_score_pairs(const cn_score_params &p, size_t first)
+/* Stores logits, which leave the L2 cache last. */
+__device__ static inline void cn_store_kept(uint16_t *to, uint32_t word)
 {
-    return (uint32_t *)cn_score_logits(p, first);
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.global.L2::cache_hint.b32 [%0], %1, %2;" ::"l"(to), "r"(word),
+                 "l"(CN_CACHE_EVICT_LAST)
+                 : "memory");
+#else
+    *(uint32_t *)to = word;
+#endif
 }
 
-__device__ static inline uint16_t *cn_score_scales(const cn_score_params &p, size_t first,
-                                                   uint32_t n)
+__device__ static inline void cn_store_kept(uint16_t *to, uint2 words)
 {
-    return (uint16_t *)(cn_score_pairs(p, first) + (size_t)((p.group + 1) / 2) * n);
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.global.L2::cache_hint.v2.b32 [%0], {%1, %2}, %3;" ::"l"(to), "r"(words.x),
+                 "r"(words.y), "l"(CN_CACHE_EVICT_LAST)
+                 : "memory");
+#else
+    *(uint2 *)to = words;
+#endif
 }
 
-/* Sums over the lanes with the same lane % 4. */
-__device__ static inline uint32_t cn_score_column_add(uint32_t v)
+/* ---- two f16 in a word, the first in the low half ---- */
+
+/* cn_f16_or_nan of two numbers. */
+__device__ static inline uint32_t cn_f16x2(float x, float y)
 {
+    uint32_t h;
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(h) : "f"(y), "f"(x));
+    return h;
+}
+
+__device__ static inline uint32_t cn_f16x2_add(uint32_t a, uint32_t b)
+{
+    uint32_t sum;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
+    return sum;
+}
+
+/* The larger ones. NaN is ignored. */
+__device__ static inline uint32_t cn_f16x2_max(uint32_t a, uint32_t b)
+{
+    uint32_t most;
+    asm("max.f16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
+    return most;
+}
+
+/* cn_score_of_f16 of both. */
+__device__ static inline uint32_t cn_score_of_f16x2(uint32_t h)
+{
+    h = cn_f16x2_add(h, 0); /* -0 becomes 0 */
+    const __half2 pair = *reinterpret_cast<__half2 *>(&h);
+    const uint32_t key = h ^ ((h >> 15 & 0x00010001u) * 0xffffu | 0x80008000u);
+    return key & __heq2_mask(pair, pair); /* NaN is 0 */
+}
+
+/* The sum of the weights of a lot for one head, and the exponent to which they are relative. */
+typedef struct cn_lot_weights {
+    float sum;
+    uint32_t top;
+} cn_lot_weights;
+
+/* ---- logits of rows and bounds under rule max: a lot is 16 or 8 candidates ---- */
+
+/* The head of which a lane gets the weights, of the 8 of a pass. 8 or more: none. */
+__device__ static inline uint32_t cn_key_head()
+{
+    const uint32_t lane = threadIdx.x % CN_WARP, g = lane / 4;
+    return g < 2 ? 2 * (lane % 4) + g : 8;
+}
+
+/* Returns the weights of a lot. logit: of the heads 2 t and 2 t + 1 (t = lane % 4), of two
+ * candidates. has_share: whether these have weights; equal for equal lane / 4. */
+__device__ static inline cn_lot_weights cn_key_weights(const float logit[2][2], bool has_share,
+                                                   bool next_has_share)
+{
+    const bool first = __any_sync(0xffffffffu, has_share);
+    cn_lot_weights own = {0, CN_EXPONENT_BASE};
 #pragma unroll
-    for (int offset = 4; offset < CN_WARP; offset *= 2)
-        v += __shfl_xor_sync(0xffffffffu, v, offset);
-    return v;
+    for (uint32_t i = 0; i < 2; i++) {
+        const float low = has_share ? logit[i][0] : CUDART_NAN_F;
+        const float high = next_has_share ? logit[i][1] : CUDART_NAN_F;
+        const uint32_t top = cn_weight_exponent(cn_column_max(first ? low : high));
+        const float offset = cn_weight_offset(top);
+        float sum = has_share ? cn_weight(low, offset) : 0.0f;
+        sum += next_has_share ? cn_weight(high, offset) : 0.0f;
+#pragma unroll
+        for (int step = CN_WARP / 2; step >= 4; step /= 2)
+            sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        const bool is_own = threadIdx.x % CN_WARP / 4 == i;
+        own.sum = is_own ? sum : own.sum;
+        own.top = is_own ? top : own.top;
+    }
+    return own;
 }
 
 /* ---- logits ---- */
@@ -505,17 +599,6 @@ __device__ static inline uint32_t cn_score_column_add(uint32_t v)
 __device__ static inline float cn_score_logit(float biased, float scale, float bias, float factor)
 {
     return __fmul_rn(fmaf(biased, scale, bias), factor);
-}
-
-/* cn_score_bits of two numbers: of x in the low half. */
-__device__ static inline uint32_t cn_score_bits2(float x, float y)
-{
-    uint32_t h;
-    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(h) : "f"(y), "f"(x));
-    asm("add.rn.f16x2 %0, %0, %1;" : "+r"(h) : "r"(0)); /* -0 becomes 0 */
-    const __half2 pair = *reinterpret_cast<__half2 *>(&h);
-    const uint32_t key = h ^ ((h >> 15 & 0x00010001u) * 0xffffu | 0x80008000u);
-    return key & __heq2_mask(pair, pair); /* NaN is 0 */
 }
 
 #endif

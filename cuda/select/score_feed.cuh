@@ -10,6 +10,11 @@
  * blocks are loaded before a stage is free. The ring is filled from one part of the block to the
  * next, so all stages but one are in flight while the warp computes.
  *
+ * Eight lanes load 64 bytes of each of two bounds at once. Bounds are often a multiple of 128
+ * bytes, so all of them begin at the same bank. So the second half of a lot is shifted by 64 bytes,
+ * and such lanes have one of each half. K rows are not shifted, because one copy of a lot takes
+ * less time than two.
+ *
  * All lanes of a warp call each function. */
 #ifndef CN_CUDA_SCORE_FEED_CUH
 #define CN_CUDA_SCORE_FEED_CUH
@@ -22,7 +27,8 @@ enum {
     CN_FEED_THREADS = 256,
     CN_FEED_WARPS = CN_FEED_THREADS / CN_WARP,
     CN_FEED_STAGES = 8, /* most stages of a ring */
-    CN_FEED_LABELS = 1 << CN_LOT_MAX_LOG2 /* of a lot */
+    CN_FEED_LABELS = 1 << CN_LOT_MAX_LOG2, /* of a lot */
+    CN_FEED_SHIFT = 64 /* bytes between the halves of a lot of bounds */
 };
 
 /* The rings of a block. */
@@ -116,6 +122,12 @@ __device__ static inline bool cn_feed_find(cn_feed &f, const cn_score_params &p,
     return f.n_found > 0;
 }
 
+/* Returns the bytes between the halves of a lot of rows or bounds. */
+__device__ static inline uint32_t cn_feed_shift(const cn_score_part &x)
+{
+    return x.stage.key == CN_KEY_BOUNDS ? CN_FEED_SHIFT : 0;
+}
+
 /* Starts the copies of the first lot that is found into a stage. */
 __device__ static inline void cn_feed_copy(const cn_feed &f, const cn_score_params &p,
                                            const cn_score_part &x)
@@ -139,10 +151,23 @@ __device__ static inline void cn_feed_copy(const cn_feed &f, const cn_score_para
         cn_bulk_copy_hint(to + scales_at + (run * 2 << run_log2), g.scales + side, 2u << run_log2,
                           full, CN_CACHE_EVICT_FIRST);
     } else {
-        const uint32_t run_bytes = bytes >> runs_log2;
-        cn_bulk_copy_hint(to + run * run_bytes, cn_score_key_of(p, x, f.first), run_bytes, full,
+        const unsigned char *keys = (const unsigned char *)cn_score_key_of(p, x, f.first);
+        const uint32_t half = bytes / 2, shift = cn_feed_shift(x), run_bytes = bytes >> runs_log2;
+        const uint32_t at = run * run_bytes, first = shift > 0 ? min(run_bytes, half) : run_bytes;
+        cn_bulk_copy_hint(to + at + (at < half ? 0 : shift), keys, first, full,
                           CN_CACHE_EVICT_FIRST);
+        if (first < run_bytes)
+            cn_bulk_copy_hint(to + half + shift, keys + half, half, full, CN_CACHE_EVICT_FIRST);
     }
+}
+
+/* Returns where key i of a lot of rows or bounds begins, in vectors of 16 bytes. vecs: of a key. */
+__device__ static inline uint32_t cn_feed_key_vec(const cn_score_params &p,
+                                                  const cn_score_part &x, uint32_t i,
+                                                  uint32_t vecs)
+{
+    const uint32_t half = cn_feed_lot_bytes(p, false) / 2 / 16;
+    return i * vecs + (i * vecs < half ? 0 : cn_feed_shift(x) / 16);
 }
 
 /* Starts copies into all free stages, as long as lots are known. */

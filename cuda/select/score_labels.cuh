@@ -1,5 +1,5 @@
 /* score_labels.cuh - the arithmetic of labels that the kernels of `score` share: quantised queries,
- * products of labels with four heads by the tensor cores, and the weights of a lot. */
+ * products of labels with heads by the tensor cores, and the weights of a lot. */
 #ifndef CN_CUDA_SCORE_LABELS_CUH
 #define CN_CUDA_SCORE_LABELS_CUH
 
@@ -8,9 +8,8 @@
 #include "cuda/select/score.cuh"
 
 enum {
-    /* Added to products of labels, which are below 2^16. Then the low 16 bits of one that is below
-     * 2^15 are it plus 2^15. */
-    CN_LABEL_BIAS = 3 << 15
+    CN_LABEL_BIAS = 1 << 22, /* added to products times 16, so that no sum is negative */
+    CN_LABEL_HEADS = 4 /* of a pass under rule max */
 };
 
 /* Quantises the label channels of a query. value: of this lane's channels lane and lane + 32, 0 for
@@ -46,8 +45,7 @@ __device__ static inline void cn_mma_bytes(uint32_t c[4], const uint32_t a[4], u
 
 /* A pass over labels computes N_PAIRS pairs of heads.
  *
- * out = products of two labels with these heads, plus CN_LABEL_BIAS, all times 16, plus 2^23, as
- * floats.
+ * out = products of two labels with these heads, times 16, plus CN_LABEL_BIAS and 2^23, as floats.
  *
  * A lane has two whole labels, of the rows g and g + 8 (g = lane / 4) in the mma's terms. Product j
  * takes word j of all labels. Its 32 channels are those of four different labels, of the lanes
@@ -63,7 +61,7 @@ __device__ static inline void cn_label_products(uint32_t out[N_PAIRS][4],
 #pragma unroll
     for (uint32_t pair = 0; pair < N_PAIRS; pair++)
 #pragma unroll
-        for (uint32_t i = 0; i < 4; i++) out[pair][i] = 0x4b000000u + CN_LABEL_BIAS * 16;
+        for (uint32_t i = 0; i < 4; i++) out[pair][i] = 0x4b000000u + CN_LABEL_BIAS;
 #pragma unroll
     for (uint32_t j = 0; j < N_WORDS; j++) {
         const uint32_t rows[4] = {a[j] << 4 & upper, b[j] << 4 & upper, a[j] & upper,
@@ -77,14 +75,8 @@ __device__ static inline void cn_label_products(uint32_t out[N_PAIRS][4],
 /* cn_label_logit of such a product. */
 __device__ static inline float cn_label_logit_of(uint32_t product, float scale, float factor)
 {
-    const float sixteenth = scale * 0.0625f, bias = -CN_SCORE_BIAS(CN_LABEL_BIAS * 16) * sixteenth;
+    const float sixteenth = scale * 0.0625f, bias = -CN_SCORE_BIAS(CN_LABEL_BIAS) * sixteenth;
     return cn_score_logit(__uint_as_float(product), sixteenth, bias, factor);
-}
-
-/* The pair of such products that rule max stores. */
-__device__ static inline uint32_t cn_label_pair(uint32_t even, uint32_t odd)
-{
-    return (even >> 4 & 0xffffu) | (odd << 12 & 0xffff0000u);
 }
 
 /* Queries of the heads of a pass as a lane needs them. */
@@ -114,32 +106,80 @@ cn_label_load(const uint2 *labels, uint32_t stride, const float *factor, uint32_
     return q;
 }
 
-/* The exponent and the sum of the weights of a lot, for head `lane`. */
-typedef struct cn_lot_weights {
-    uint32_t top, sum;
-} cn_lot_weights;
+/* ---- rule max: a pass computes CN_LABEL_HEADS heads ---- */
 
-/* Sets those of the heads [first, first + N_HEADS), modulo 32. place: of the lane's eight
- * candidates, for each head. */
-template <int N_HEADS>
-__device__ static inline void cn_label_weights(cn_lot_weights &own, const float place[N_HEADS][8],
+/* What a lane has of a lot: its sums of weights, and to what they are relative. */
+typedef struct cn_label_pass {
+    float sum[CN_LABEL_HEADS], offset[CN_LABEL_HEADS];
+    uint32_t top[CN_LABEL_HEADS];
+    bool is_open; /* offset and top are known */
+} cn_label_pass;
+
+__device__ static inline cn_label_pass cn_label_pass_of()
+{
+    cn_label_pass pass = {};
+#pragma unroll
+    for (uint32_t h = 0; h < CN_LABEL_HEADS; h++) pass.top[h] = CN_EXPONENT_BASE;
+    return pass;
+}
+
+/* Adds the weights of a candidate of each lane. The warp calls it for the candidates 0 to 31 of
+ * the lot, then for 32 to 63, and so on. WHOLE: all candidates of the lot have a share. */
+template <bool WHOLE>
+__device__ static inline void cn_label_add(cn_label_pass &pass, const float logit[CN_LABEL_HEADS],
+                                           bool has_share)
+{
+    if (!pass.is_open && (WHOLE || __any_sync(0xffffffffu, has_share))) {
+#pragma unroll
+        for (uint32_t h = 0; h < CN_LABEL_HEADS; h++) {
+            const uint32_t own =
+                WHOLE || has_share ? cn_weight_exponent(logit[h]) : CN_EXPONENT_BASE;
+            pass.top[h] = __reduce_max_sync(0xffffffffu, own);
+            pass.offset[h] = cn_weight_offset(pass.top[h]);
+        }
+        pass.is_open = true;
+    }
+#pragma unroll
+    for (uint32_t h = 0; h < CN_LABEL_HEADS; h++)
+        pass.sum[h] += WHOLE || has_share ? cn_weight(logit[h], pass.offset[h]) : 0.0f;
+}
+
+/* Stores the logits of a candidate from head `first` on. row: of the candidate. */
+__device__ static inline void cn_label_store(const cn_score_params &p, uint16_t *row,
+                                             uint32_t first, const float logit[CN_LABEL_HEADS])
+{
+    static_assert(CN_LABEL_HEADS == 4, "two words");
+    const uint2 words = make_uint2(cn_f16x2(logit[0], logit[1]), cn_f16x2(logit[2], logit[3]));
+    if (p.row > 2) cn_store_kept(row + first, words);
+    else cn_store_kept(row, words.x);
+}
+
+/* The head of 32 of which a lane gets the weights. */
+__device__ static inline uint32_t cn_label_head()
+{
+    const uint32_t lane = threadIdx.x % CN_WARP;
+    return CN_LABEL_HEADS * (lane % 8) + lane / 8;
+}
+
+/* Sets `own` of the lanes whose head is one of [first, first + CN_LABEL_HEADS), modulo 32. Each
+ * addition halves the heads of a lane, then the lanes of a head. */
+__device__ static inline void cn_label_weights(cn_lot_weights &own, const cn_label_pass &pass,
                                                uint32_t first)
 {
     const uint32_t lane = threadIdx.x % CN_WARP;
+    const bool upper = lane & 16, odd = lane & 8;
+    const float *s = pass.sum;
+    float a = upper ? s[2] : s[0], b = upper ? s[3] : s[1];
+    a += __shfl_xor_sync(0xffffffffu, upper ? s[0] : s[2], 16);
+    b += __shfl_xor_sync(0xffffffffu, upper ? s[1] : s[3], 16);
+    float sum = odd ? b : a;
+    sum += __shfl_xor_sync(0xffffffffu, odd ? a : b, 8);
 #pragma unroll
-    for (uint32_t h = 0; h < N_HEADS; h++) {
-        float best = place[h][0];
-        uint32_t sum = 0;
-#pragma unroll
-        for (uint32_t k = 1; k < 8; k++) best = fmaxf(best, place[h][k]);
-        const uint32_t top = __reduce_max_sync(0xffffffffu, cn_weight_exponent(best));
-#pragma unroll
-        for (uint32_t k = 0; k < 8; k++) sum += cn_weight_in_lot(place[h][k], top);
-        sum = __reduce_add_sync(0xffffffffu, sum);
-        const bool is_own = lane == (first + h) % CN_WARP;
-        own.top = is_own ? top : own.top;
-        own.sum = is_own ? sum : own.sum;
-    }
+    for (int offset = 4; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    const uint32_t low = odd ? pass.top[1] : pass.top[0], high = odd ? pass.top[3] : pass.top[2];
+    const bool is_own = lane % 8 == first / CN_LABEL_HEADS % 8;
+    own.sum = is_own ? sum : own.sum;
+    own.top = is_own ? (upper ? high : low) : own.top;
 }
 
 #endif

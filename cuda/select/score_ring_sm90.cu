@@ -10,9 +10,9 @@
  * list of tiles is not final, because `select` of stage one writes it. So the rings of a stage in
  * tiles are filled after the wait.
  *
- * Keys are read once. Groups of more than 8 heads (labels: 2) read shared memory again. Keys are
- * marked to leave the L2 cache first, so that what rule max stores stays in it. If all keys are K
- * rows, f32 logits are stored [n, group], else as in score.cu. score_share.cu reads them.
+ * Keys are read once. Groups of more than 8 heads (labels: 4) read shared memory again. Keys leave
+ * the L2 cache first, and the logits of rule max last: score_share.cu reads them, and those of the
+ * next layer take their place.
  *
  * Bytes per candidate and kv head: as in score.cu.
  * Block: 256 threads, 128 registers. CPU version: cpu_sel_score.c. */
@@ -23,7 +23,7 @@
 enum {
     THREADS = CN_FEED_THREADS,
     LEAST_STAGES = 2, /* as long as a block has more than one warp with a ring */
-    PAIRS = 1,        /* of heads, of a pass over labels; two need too many registers */
+    PAIRS = CN_LABEL_HEADS / 2, /* of heads, of a pass over labels */
     HEADS = 8,        /* of a pass over rows and bounds */
     TABLE_PAD = 32,   /* elements between rows of the table, to use other banks */
     ALIGN = 128,      /* bytes, of the rings */
@@ -92,7 +92,7 @@ __device__ static inline void fill_labels(const cn_score_params &p, const cn_sco
         int8_t *bytes = (int8_t *)(m.labels + r * (p.label_bytes / 4));
         const float scale = cn_label_quantise<1>(bytes, value, n);
         if (lane == 0)
-            label_factors(p, m)[r] = cn_score_scale(p.args.pools.layout.head_dim) * scale;
+            label_factors(p, m)[r] = cn_score_scale_of(p, x) * scale;
     }
 }
 
@@ -123,11 +123,10 @@ __device__ static inline void load_query(const cn_score_params &p, const cn_scor
 }
 
 /* Adds a lot to the warp's sum of a head. Called by one lane. */
-__device__ static inline void add_lot(const ring_memory &m, uint32_t head, uint32_t top,
-                                      uint32_t weights)
+__device__ static inline void add_lot(const ring_memory &m, uint32_t head, cn_lot_weights lot)
 {
     cn_exp_sum &sum = m.sums[head * m.n_workers + threadIdx.x / CN_WARP];
-    sum = cn_exp_sum_add(sum, cn_exp_sum_of(top, weights));
+    sum = cn_exp_sum_add_lot(sum, lot.sum, lot.top);
 }
 
 /* ---- labels ---- */
@@ -140,9 +139,7 @@ typedef struct label_lot {
     uint32_t at;     /* number of the lane's first candidate */
     uint32_t tile;   /* in tiles: position of tile lane % 4 of the lot */
     uint16_t *score;
-    uint32_t *pairs;
-    uint16_t *kept_scales;
-    float *logits;
+    uint16_t *row; /* rule max: of logits */
 } label_lot;
 
 template <int N_WORDS>
@@ -172,11 +169,7 @@ __device__ static inline label_lot label_lot_of(const cn_score_params &p, const 
     lot.at = start + lane;
     const ptrdiff_t c = (ptrdiff_t)(int32_t)(lot.at - x.from); /* may be below 0 */
     lot.score = p.args.out + x.first + c;
-    if (cn_score_is_max(x.stage)) {
-        lot.pairs = cn_score_pairs(p, x.first) + c;
-        lot.kept_scales = cn_score_scales(p, x.first, x.n) + c;
-        lot.logits = cn_score_logits(p, x.first) + c;
-    }
+    lot.row = cn_score_rows(p, x.stored) + c * (ptrdiff_t)p.row;
     whole = start >= x.from && x.to - start >= CN_FEED_LABELS;
     if (x.stage.in_tiles && x.base > 0) {
         const cn_score_token t =
@@ -201,15 +194,14 @@ __device__ static inline bool label_is_valid(const cn_score_part &x, const label
 }
 
 /* Computes a lot under rule max, for the heads of a pass from `first` on. WHOLE: as in
- * label_lot_of, and products are stored. Sets `own` of these heads. */
+ * label_lot_of. Sets `own` of these heads. */
 template <int N_WORDS, bool WHOLE>
 __device__ static inline void label_heads(const cn_score_params &p, const cn_score_part &x,
                                           const label_lot &lot,
                                           const cn_label_query<N_WORDS, PAIRS> &q, uint32_t first,
                                           cn_lot_weights &own)
 {
-    uint32_t *pairs = lot.pairs + (size_t)(first / 2) * x.n;
-    float place[2 * PAIRS][8];
+    cn_label_pass pass = cn_label_pass_of();
 #pragma unroll
     for (uint32_t i = 0; i < 8; i += 2) {
         uint32_t words[2][N_WORDS];
@@ -225,47 +217,35 @@ __device__ static inline void label_heads(const cn_score_params &p, const cn_sco
             const float scale = below ? CUDART_NAN_F : __half2float(__ushort_as_half(bits));
             float logit[2 * PAIRS];
 #pragma unroll
-            for (uint32_t h = 0; h < 2 * PAIRS; h++) {
+            for (uint32_t h = 0; h < 2 * PAIRS; h++)
                 logit[h] = cn_label_logit_of(product[h / 2][2 * k + h % 2], scale, q.factor[h]);
-                place[h][i + k] = valid ? cn_weight_place(logit[h]) : CN_NO_WEIGHT;
-            }
-            if (!valid) continue;
-            const uint32_t to = (i + k) * CN_WARP;
-            if (!WHOLE && !p.products) { /* one head */
-                lot.logits[to] = logit[0];
-                continue;
-            }
-            if (first == 0) lot.kept_scales[to] = below ? 0x7fff : bits;
-#pragma unroll
-            for (uint32_t pair = 0; pair < PAIRS; pair++)
-                if (first + 2 * pair < p.group)
-                    pairs[pair * (size_t)x.n + to] =
-                        cn_label_pair(product[pair][2 * k], product[pair][2 * k + 1]);
+            cn_label_add<WHOLE>(pass, logit, valid && !below);
+            if (valid) cn_label_store(p, lot.row + (i + k) * CN_WARP * p.row, first, logit);
         }
     }
-    cn_label_weights<2 * PAIRS>(own, place, first);
+    cn_label_weights(own, pass, first);
 }
 
-/* Computes a lot under rule max. */
+/* Computes a lot under rule max. sum: of head cn_label_head(), if the group has no more than 32. */
 template <int N_WORDS>
 __device__ static inline void label_max(const cn_score_params &p, const cn_score_part &x,
                                         const ring_memory &m, const label_lot &lot, bool whole,
                                         cn_label_query<N_WORDS, PAIRS> &q, cn_exp_sum &sum)
 {
-    const uint32_t lane = threadIdx.x % CN_WARP;
-    cn_lot_weights own = {CN_EXPONENT_BASE, 0};
+    cn_lot_weights own = {0, CN_EXPONENT_BASE};
 #pragma unroll 1
-    for (uint32_t first = 0; first < p.group; first += 2 * PAIRS) {
-        if (p.group > 2 * PAIRS)
+    for (uint32_t first = 0; first < p.group; first += CN_LABEL_HEADS) {
+        if (p.group > CN_LABEL_HEADS)
             q = cn_label_load<N_WORDS, PAIRS>(m.labels, N_WORDS, label_factors(p, m), first,
                                               p.group);
-        if (whole && p.products) label_heads<N_WORDS, true>(p, x, lot, q, first, own);
+        if (whole) label_heads<N_WORDS, true>(p, x, lot, q, first, own);
         else label_heads<N_WORDS, false>(p, x, lot, q, first, own);
-        const uint32_t next = first + 2 * PAIRS, head = first / CN_WARP * CN_WARP + lane;
+        const uint32_t next = first + CN_LABEL_HEADS;
+        const uint32_t head = first / CN_WARP * CN_WARP + cn_label_head();
         if (p.group > CN_WARP && (next % CN_WARP == 0 || next >= p.group) && head < p.group)
-            add_lot(m, head, own.top, own.sum);
+            add_lot(m, head, own);
     }
-    if (p.group <= CN_WARP) sum = cn_exp_sum_add(sum, cn_exp_sum_of(own.top, own.sum));
+    if (p.group <= CN_WARP) sum = cn_exp_sum_add_lot(sum, own.sum, own.top);
 }
 
 /* Computes a lot with one query for the group. */
@@ -290,7 +270,7 @@ __device__ static inline void label_mean(const cn_score_part &x, const label_lot
             const float scale = below ? CUDART_NAN_F : __half2float(__ushort_as_half(bits));
             logit[k] = cn_label_logit_of(product[0][2 * k], scale, q.factor[0]);
         }
-        const uint32_t both = cn_score_bits2(logit[0], logit[1]);
+        const uint32_t both = cn_score_of_f16x2(cn_f16x2(logit[0], logit[1]));
         if (valid[0]) lot.score[i * CN_WARP] = (uint16_t)both;
         if (valid[1]) lot.score[(i + 1) * CN_WARP] = (uint16_t)(both >> 16);
     }
@@ -306,13 +286,13 @@ __device__ static inline void label_wait(const cn_feed &f, label_lot &lot)
     lot.scales = (const uint16_t *)(keys + CN_FEED_LABELS * N_WORDS * sizeof(uint32_t)) + lane;
 }
 
-/* Computes the warp's lots of a part under rule max. A lane keeps the sum of head `lane` until the
- * end, if the group has no more heads. known: as in cn_feed_find. */
+/* Computes the warp's lots of a part under rule max. A lane keeps the sum of its head until the
+ * end, if the group has no more than 32 heads. known: as in cn_feed_find. */
 template <int N_WORDS>
 __device__ static inline void compute_max(const cn_score_params &p, const cn_score_part &x,
                                           const ring_memory &m, cn_feed &f, uint32_t known)
 {
-    const uint32_t lane = threadIdx.x % CN_WARP, warp = threadIdx.x / CN_WARP;
+    const uint32_t warp = threadIdx.x / CN_WARP, head = cn_label_head();
     cn_label_query<N_WORDS, PAIRS> q =
         cn_label_load<N_WORDS, PAIRS>(m.labels, N_WORDS, label_factors(p, m), 0, p.group);
     cn_exp_sum sum = {};
@@ -323,7 +303,7 @@ __device__ static inline void compute_max(const cn_score_params &p, const cn_sco
         label_max<N_WORDS>(p, x, m, lot, whole, q, sum);
         cn_feed_release(f, p, known);
     }
-    if (p.group <= CN_WARP && lane < p.group) m.sums[lane * m.n_workers + warp] = sum;
+    if (p.group <= CN_WARP && head < p.group) m.sums[head * m.n_workers + warp] = sum;
 }
 
 /* Computes the warp's lots of a part with one query for the group. */
@@ -366,17 +346,18 @@ __device__ static inline void swap_if(bool swaps, uint4 &a, uint4 &b)
     b.w = swaps ? x.w : y.w;
 }
 
-/* sums[16, 8] = keys[16, width] * table[8, width]^T. q: the row lane / 4 of the table. Without
- * `sixteen` there are 8 keys.
+/* sums[16, 8] = keys[16, width] * table[8, width]^T. keys: row g (g = lane / 4), and with IS_ROWS
+ * row g + 8; without it there are 8 keys. q: row g of the table.
  *
- * Eight lanes load 64 bytes of each of two rows at once. If the distance of rows is a multiple of
- * 128 bytes, these are the same banks. Then odd rows are loaded in another order. */
+ * Eight lanes load 64 bytes of each of two rows at once. If rows are a multiple of 128 bytes, these
+ * are the same banks. Then odd K rows are loaded in another order. (Bounds: score_feed.cuh.) */
+template <bool IS_ROWS>
 __device__ static inline void dot_rows(float sums[4], const uint4 *keys, const uint4 *q,
-                                       uint32_t width, bool sixteen)
+                                       uint32_t width)
 {
-    const uint32_t lane = threadIdx.x % CN_WARP, g = lane / 4, t = lane % 4;
-    const uint32_t vecs = width / CN_VEC8, swaps = width % 64 == 0 ? g % 2 : 0;
-    const uint4 *low = keys + g * vecs, *high = low + 8 * vecs, none = make_uint4(0, 0, 0, 0);
+    const uint32_t lane = threadIdx.x % CN_WARP, t = lane % 4, vecs = width / CN_VEC8;
+    const uint32_t swaps = IS_ROWS && width % 64 == 0 ? lane / 4 % 2 : 0;
+    const uint4 *low = keys, *high = keys + 8 * vecs, none = make_uint4(0, 0, 0, 0);
     float even[4] = {}, odd[4] = {};
     for (uint32_t from = t; from < vecs + t; from += 16) {
         uint4 a[4], c[4];
@@ -384,10 +365,10 @@ __device__ static inline void dot_rows(float sums[4], const uint4 *keys, const u
         for (uint32_t i = 0; i < 4; i++) {
             const uint32_t at = from + 4 * (i ^ swaps);
             a[i] = at < vecs ? low[at] : none;
-            c[i] = sixteen && at < vecs ? high[at] : none;
+            c[i] = IS_ROWS && at < vecs ? high[at] : none;
         }
 #pragma unroll
-        for (uint32_t i = 0; i < 4; i += 2) {
+        for (uint32_t i = 0; IS_ROWS && i < 4; i += 2) {
             swap_if(swaps, a[i], a[i + 1]);
             swap_if(swaps, c[i], c[i + 1]);
         }
@@ -404,111 +385,112 @@ __device__ static inline void dot_rows(float sums[4], const uint4 *keys, const u
     for (uint32_t i = 0; i < 4; i++) sums[i] = even[i] + odd[i];
 }
 
-/* Adds the weights of a lane's candidates, of the heads first + 2 t and the next (t = lane % 4), to
- * the warp's sums. */
-__device__ static inline void add_weights(const cn_score_params &p, const ring_memory &m,
-                                          uint32_t first, const float place[2][2])
-{
-    const uint32_t lane = threadIdx.x % CN_WARP, g = lane / 4, head = first + 2 * (lane % 4) + g;
-    uint32_t own_top = 0, own_sum = 0; /* of `head` */
-#pragma unroll
-    for (uint32_t i = 0; i < 2; i++) {
-        const float best = cn_column_max(fmaxf(place[i][0], place[i][1]));
-        const uint32_t top = cn_weight_exponent(best);
-        const uint32_t sum = cn_score_column_add(cn_weight_in_lot(place[i][0], top) +
-                                                 cn_weight_in_lot(place[i][1], top));
-        own_top = g == i ? top : own_top;
-        own_sum = g == i ? sum : own_sum;
-    }
-    if (g < 2 && head < p.group) add_lot(m, head, own_top, own_sum);
-}
-
-/* The two candidates of a lane; one for bounds. */
+/* The candidates of a lane: those of the product's rows g and g + 8 (g = lane / 4); of bounds only
+ * the first. */
 typedef struct key_two {
     uint32_t c[2];
     bool valid[2], below[2]; /* below: the base */
 } key_two;
 
+/* Returns the number in the lot of the key of row g. Odd rows are bounds of the lot's second half,
+ * which is shifted. */
+template <bool IS_ROWS> __device__ static inline uint32_t key_of_lane()
+{
+    const uint32_t g = threadIdx.x % CN_WARP / 4;
+    return IS_ROWS ? g : g % 2 * 4 + g / 2;
+}
+
+/* whole: set to whether all candidates of the warp are valid and none is below. */
+template <bool IS_ROWS>
 __device__ static inline key_two two_of(const cn_score_params &p, const cn_score_part &x,
-                                        uint32_t start)
+                                        uint32_t start, bool &whole)
 {
     const uint32_t entry = x.stage.entry_log2;
-    key_two two;
+    const bool may_be_below = x.stage.in_tiles && x.base > 0;
+    key_two two = {};
+    whole = start >= x.from && start + (1u << x.lot_log2) <= x.to && !may_be_below;
 #pragma unroll
-    for (uint32_t k = 0; k < 2; k++) {
-        const uint32_t at = start + ((threadIdx.x % CN_WARP / 4 + 8 * k) << entry);
+    for (uint32_t k = 0; k < (IS_ROWS ? 2 : 1); k++) {
+        const uint32_t at = start + ((key_of_lane<IS_ROWS>() + 8 * k) << entry);
         two.c[k] = (at - x.from) >> entry;
-        two.valid[k] = at >= x.from && at < x.to && (k == 0 || x.stage.key == CN_KEY_ROWS);
-        two.below[k] = x.stage.in_tiles && cn_score_token_of(p, x, at).position < x.base;
+        two.valid[k] = at >= x.from && at < x.to;
+        two.below[k] = may_be_below && cn_score_token_of(p, x, at).position < x.base;
     }
     return two;
 }
 
-/* Stores the logits of a lane, of the heads first + 2 t and the next, and adds their weights. */
-__device__ static inline void store_heads(const cn_score_params &p, const cn_score_part &x,
-                                          const ring_memory &m, const key_two &two, uint32_t first,
-                                          const float sums[4])
+/* Stores the logits of a lane, of the heads first + 2 t and the next (t = lane % 4). Returns the
+ * weights of the lot for head first + cn_key_head(). */
+template <bool WHOLE>
+__device__ static inline cn_lot_weights store_heads(const cn_score_params &p, uint16_t *rows,
+                                                    const key_two &two, uint32_t first,
+                                                    const float sums[4], float factor)
 {
-    const float factor = cn_score_scale(p.args.pools.layout.head_dim);
     const uint32_t head = first + 2 * (threadIdx.x % 4);
-    float place[2][2];
+    float logit[2][2];
 #pragma unroll
     for (uint32_t k = 0; k < 2; k++) {
-        float *to = cn_score_logits(p, x.first) +
-                    (p.by_row ? (size_t)two.c[k] * p.group + head : (size_t)head * x.n + two.c[k]);
-        float logit[2];
 #pragma unroll
-        for (uint32_t i = 0; i < 2; i++) {
-            logit[i] = two.below[k] ? CUDART_NAN_F : sums[2 * k + i] * factor;
-            place[i][k] = two.valid[k] ? cn_weight_place(logit[i]) : CN_NO_WEIGHT;
-        }
-        if (!two.valid[k] || head >= p.group) continue;
-        if (p.by_row && p.group % 2 == 0) {
-            *(float2 *)to = make_float2(logit[0], logit[1]);
-            continue;
-        }
-        to[0] = logit[0];
-        if (head + 1 < p.group) to[p.by_row ? 1 : x.n] = logit[1];
+        for (uint32_t i = 0; i < 2; i++)
+            logit[i][k] = !WHOLE && two.below[k] ? CUDART_NAN_F : sums[2 * k + i] * factor;
+        if ((WHOLE || two.valid[k]) && head < p.row)
+            cn_store_kept(rows + (size_t)two.c[k] * p.row + head,
+                          cn_f16x2(logit[0][k], logit[1][k]));
     }
-    add_weights(p, m, first, place);
+    return cn_key_weights(logit, WHOLE || (two.valid[0] && !two.below[0]),
+                          WHOLE || (two.valid[1] && !two.below[1]));
 }
 
 /* Stores the scores under the mean query, the sums of columns 0 and 1. */
-__device__ static inline void store_mean(const cn_score_params &p, const cn_score_part &x,
-                                         const key_two &two, const float sums[4])
+__device__ static inline void store_mean(uint16_t *out, const key_two &two, const float sums[4],
+                                         float factor)
 {
-    const float factor = cn_score_scale(p.args.pools.layout.head_dim);
     float score[2];
 #pragma unroll
     for (uint32_t k = 0; k < 2; k++)
         score[k] = two.below[k] ? CUDART_NAN_F : (sums[2 * k] + sums[2 * k + 1]) * factor;
-    const uint32_t bits = cn_score_bits2(score[0], score[1]);
+    const uint32_t bits = cn_score_of_f16x2(cn_f16x2(score[0], score[1]));
     if (threadIdx.x % 4 > 0) return;
-    uint16_t *out = p.args.out + x.first;
     if (two.valid[0]) out[two.c[0]] = (uint16_t)bits;
     if (two.valid[1]) out[two.c[1]] = (uint16_t)(bits >> 16);
 }
 
-/* Computes the warp's lots of a part of rows or bounds. known: as in cn_feed_find. */
+/* Computes the warp's lots of a part of rows, or else of bounds. A lane keeps the sum of its head
+ * until the end, if all heads are computed at once. known: as in cn_feed_find. */
+template <bool IS_ROWS>
 __device__ static inline void compute_keys(const cn_score_params &p, const cn_score_part &x,
                                            const ring_memory &m, cn_feed &f, uint32_t known)
 {
     const uint32_t d = p.args.pools.layout.head_dim, g = threadIdx.x % CN_WARP / 4;
-    const bool is_max = x.stage.group == CN_GROUP_MAX, is_rows = x.stage.key == CN_KEY_ROWS;
-    const uint32_t width = is_rows ? d : 2 * d, n_rows = is_max ? p.group : 2;
+    const bool is_max = x.stage.group == CN_GROUP_MAX;
+    const uint32_t width = IS_ROWS ? d : 2 * d, n_rows = is_max ? p.group : 2;
+    const uint32_t vecs = width / CN_VEC8, at = cn_feed_key_vec(p, x, key_of_lane<IS_ROWS>(), vecs);
+    const float factor = cn_score_scale_of(p, x);
+    uint16_t *const rows = cn_score_rows(p, x.stored), *const out = p.args.out + x.first;
+    cn_exp_sum sum = {};
     for (uint32_t i = threadIdx.x / CN_WARP; i < x.n_lots; i += m.n_workers) {
-        const key_two two = two_of(p, x, (x.lot + i) << x.lot_log2);
-        const uint4 *keys = (const uint4 *)cn_feed_wait(f);
+        bool whole;
+        const key_two two = two_of<IS_ROWS>(p, x, (x.lot + i) << x.lot_log2, whole);
+        const uint4 *keys = (const uint4 *)cn_feed_wait(f) + at;
         for (uint32_t first = 0; first < n_rows; first += HEADS) {
             float sums[4];
-            const uint32_t row = min(first + g, n_rows - 1);
-            dot_rows(sums, keys, (const uint4 *)(m.table + row * (width + TABLE_PAD)), width,
-                     is_rows);
+            const uint32_t row = min(first + g, n_rows - 1), head = first + cn_key_head();
+            dot_rows<IS_ROWS>(sums, keys, (const uint4 *)(m.table + row * (width + TABLE_PAD)),
+                              width);
             if (first + HEADS >= n_rows) cn_feed_release(f, p, known);
-            if (is_max) store_heads(p, x, m, two, first, sums);
-            else store_mean(p, x, two, sums);
+            if (!is_max) {
+                store_mean(out, two, sums, factor);
+                continue;
+            }
+            const cn_lot_weights lot =
+                IS_ROWS && whole ? store_heads<true>(p, rows, two, first, sums, factor)
+                                 : store_heads<false>(p, rows, two, first, sums, factor);
+            if (p.group <= HEADS) sum = cn_exp_sum_add_lot(sum, lot.sum, lot.top);
+            else if (head < min(first + HEADS, p.group)) add_lot(m, head, lot);
         }
     }
+    if (is_max && p.group <= HEADS && cn_key_head() < p.group)
+        m.sums[cn_key_head() * m.n_workers + threadIdx.x / CN_WARP] = sum;
 }
 
 /* ---- hashes ---- */
@@ -524,16 +506,15 @@ __device__ static inline void compute_hashes(const cn_score_params &p, const cn_
 
 /* ---- the kernel ---- */
 
-/* Writes the sums of the part and the factors of its queries, and where they are. */
+/* Writes the sums of the part, and where they are. */
 __device__ static inline void store_sums(const cn_score_params &p, const cn_score_part &x,
                                          const ring_memory &m)
 {
-    const float *factor = x.stage.key == CN_KEY_LABELS ? label_factors(p, m) : NULL;
     for (uint32_t h = threadIdx.x; h < p.group; h += THREADS) {
         const cn_exp_sum *of_warps = m.sums + h * m.n_workers;
         cn_exp_sum sum = of_warps[0];
         for (uint32_t w = 1; w < m.n_workers; w++) sum = cn_exp_sum_add(sum, of_warps[w]);
-        p.slots[(size_t)x.slot * p.group + h] = {sum, factor ? factor[h] : 0};
+        p.slots[(size_t)x.slot * p.group + h] = sum;
     }
     if (threadIdx.x == 0) p.units[x.at.index] = {x.first_slot, x.n_slots};
 }
@@ -550,7 +531,8 @@ __device__ static inline void compute_part(const cn_score_params &p, const ring_
     if (x.stage.key == CN_KEY_HASH) {
         compute_hashes(p, x);
     } else if (warp < m.n_workers) {
-        if (x.stage.key != CN_KEY_LABELS) compute_keys(p, x, m, f, number + 1);
+        if (x.stage.key == CN_KEY_ROWS) compute_keys<true>(p, x, m, f, number + 1);
+        else if (x.stage.key == CN_KEY_BOUNDS) compute_keys<false>(p, x, m, f, number + 1);
         else if (p.label_bytes == 16) compute_labels<4>(p, x, m, f, number + 1);
         else compute_labels<2>(p, x, m, f, number + 1);
     }
@@ -610,8 +592,9 @@ static bool shape_of(const cn_stream *s, const cn_score_params &p, ring_shape *s
     const cn_score_args *a = &p.args;
     const uint32_t d = a->pools.layout.head_dim, heads = a->logits ? p.group : 1;
     const bool has_labels = cn_score_may_have(p, CN_KEY_LABELS);
-    const bool has_keys = cn_score_may_have(p, CN_KEY_ROWS) || cn_score_may_have(p, CN_KEY_BOUNDS);
-    const uint32_t width = cn_score_may_have(p, CN_KEY_BOUNDS) ? 2 * d : d;
+    const bool has_bounds = cn_score_may_have(p, CN_KEY_BOUNDS);
+    const bool has_keys = has_bounds || cn_score_may_have(p, CN_KEY_ROWS);
+    const uint32_t width = has_bounds ? 2 * d : d;
     const size_t half = (s->cuda->device.shared_bytes + RESERVED_BYTES) / CN_SCORE_BLOCKS -
                         RESERVED_BYTES - STATIC_BYTES;
     const size_t labels = has_labels ? p.group * (2 * p.label_bytes + sizeof(float)) : 0;
@@ -620,8 +603,10 @@ static bool shape_of(const cn_stream *s, const cn_score_params &p, ring_shape *s
     const size_t query = labels > table ? (labels + 15) / 16 * 16 : table;
     const size_t sums = a->logits ? p.group * CN_FEED_WARPS * sizeof(cn_exp_sum) : 0;
     const size_t rest = query + sums + cn_score_seqs_bytes(a);
+    const uint32_t shift = has_bounds ? CN_FEED_SHIFT : 0;
     shape->feed.stage_bytes = cn_max_u32(has_labels ? cn_feed_lot_bytes(p, true) : 0,
-                                         has_keys ? cn_feed_lot_bytes(p, false) : 0);
+                                         has_keys ? cn_feed_lot_bytes(p, false) + shift : 0);
+    shape->feed.stage_bytes = (shape->feed.stage_bytes + ALIGN - 1) / ALIGN * ALIGN;
     if (shape->feed.stage_bytes == 0) shape->feed.stage_bytes = ALIGN; /* hashes have no keys */
     const uint32_t stage_bytes = shape->feed.stage_bytes;
     const size_t stages = rest < half ? (half - rest) / stage_bytes : 0;
@@ -642,8 +627,7 @@ bool cn_score_ring_fits(const cn_stream *s, const cn_score_params &p)
     ring_shape shape;
     return cn_attn_has_bulk(s) && a->max_queries <= 1 &&
            (!labels || p.label_bytes == 8 || p.label_bytes == 16) &&
-           a->pools.layout.tile_tokens >= 16 && (uintptr_t)a->logits % sizeof(float4) == 0 &&
-           shape_of(s, p, &shape);
+           a->pools.layout.tile_tokens >= 16 && shape_of(s, p, &shape);
 }
 
 cn_status cn_score_ring(cn_stream *s, const cn_score_params &p)

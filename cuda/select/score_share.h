@@ -4,7 +4,7 @@
 
 #include "cuda/select/score.cuh"
 
-/* Turns what the first kernel stored into scores: the largest log-softmax of any head. */
+/* Turns the logits that the first kernel stored into scores: the largest share of any head. */
 cn_status cn_score_share(cn_stream *s, const cn_score_params &p);
 
 /* score_ring_sm90.cu: returns true when its kernel supports this device and shape; and computes. */

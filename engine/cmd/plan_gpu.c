@@ -45,6 +45,7 @@ void cn_plan_gpu_init(cn_plan_gpu *g, const cn_config *c)
                     .kv_dtype = CN_BF16,
                     .default_block_tokens = BLOCK_TOKENS,
                     .mem_align = ALIGN_BYTES,
+                    .logit_bytes = sizeof(uint16_t),
                     .mem_avail = mem_avail,
                     .sample_scratch_bytes = sample_scratch_bytes,
                     .compress_scratch_bytes = compress_scratch_bytes},

@@ -188,6 +188,7 @@ static const cn_backend CPU_TABLE = {
     .kv_dtype = CN_F32,
     .default_block_tokens = 64,
     .mem_align = 64,
+    .logit_bytes = sizeof(float),
     .keeps = 1U << CN_KEEP_RECENT | 1U << CN_KEEP_BEST,
     .close = close_backend,
     .mem_alloc = mem_alloc,

@@ -59,7 +59,7 @@ typedef struct score_unit {
     const uint32_t *tiles, *table;
     const float *q; /* [group, d] of the first query */
     uint32_t n_queries;
-    float *logits;  /* [group, n] */
+    float *logits;  /* [group, n] times log2(e); rule max only */
     uint16_t *out;  /* [n] */
 } score_unit;
 
@@ -87,7 +87,7 @@ static score_unit unit_of(const score_job *job, uint32_t index)
     if (stage.key != CN_KEY_HASH)
         u.q = (const float *)a->q[stage.query] + seq * a->q_stride[stage.query] + q_row;
     if (stage.key != CN_KEY_HASH && stage.group == CN_GROUP_MAX)
-        u.logits = a->logits + (first * hk + head * n) * job->group;
+        u.logits = (float *)a->logits + (first * hk + head * n) * job->group;
     return u;
 }
 
@@ -169,7 +169,7 @@ static void load_query(const score_job *job, const score_unit *u, uint32_t first
     }
     if (u->stage.group == CN_GROUP_MEAN)
         for (uint32_t i = 0; i < query->width; i++) query->values[i] /= (float)job->group;
-    for (uint32_t r = 0; r < query->rows; r++) query->factor[r] = cn_score_scale(d);
+    for (uint32_t r = 0; r < query->rows; r++) query->factor[r] = cn_score_scale(d, is_max);
     if (u->stage.key != CN_KEY_LABELS) return;
     const cn_digest *g = &p->digest;
     const size_t unit = (size_t)u->layer * p->layout.n_kv_heads + u->head;
@@ -349,23 +349,30 @@ static void score_task(void *ctx, uint32_t task, uint32_t worker)
     }
 }
 
-/* The sum of the weights of a lot. */
-static cn_exp_sum sum_lot(const float *logits, uint32_t n)
+/* Adds a lot, whose candidates [start, start + n) have logits x[n]. NaN: the candidate has no
+ * weight. */
+static cn_exp_sum add_lot(cn_exp_sum sum, const float *x, uint32_t start, uint32_t n,
+                          uint32_t n_lanes)
 {
-    float place[1 << CN_LOT_MAX_LOG2];
-    uint32_t top = 0, sum = 0;
-#pragma omp simd reduction(max : top)
-    for (uint32_t c = 0; c < n; c++) {
-        place[c] = cn_weight_place(logits[c]);
-        const uint32_t exponent = cn_weight_exponent(place[c]);
-        top = exponent > top ? exponent : top;
+    float lanes[CN_LOT_LANES] = {0};
+    uint32_t first = 0, top = CN_EXPONENT_BASE;
+    while (first < n && isnan(x[first])) first++;
+    for (uint32_t c = first; c < n && (start + c) / n_lanes == (start + first) / n_lanes; c++)
+        top = cn_max_u32(top, cn_weight_exponent(x[c]));
+    const float offset = cn_weight_offset(top);
+    for (uint32_t c = first, end; c < n; c = end) {
+        const uint32_t lane = (start + c) % n_lanes;
+        end = cn_min_u32(n, c + n_lanes - lane);
+#pragma omp simd
+        for (uint32_t i = c; i < end; i++)
+            lanes[lane + i - c] += isnan(x[i]) ? 0 : cn_weight(x[i], offset);
     }
-#pragma omp simd reduction(+ : sum)
-    for (uint32_t c = 0; c < n; c++) sum += cn_weight_in_lot(place[c], top);
-    return cn_exp_sum_of(top, sum);
+    for (uint32_t step = n_lanes / 2; step > 0; step /= 2)
+        for (uint32_t i = 0; i < step; i++) lanes[i] += lanes[i + step];
+    return cn_exp_sum_add_lot(sum, lanes[0], top);
 }
 
-/* The logarithms of the shares of all candidates, for one query head, in place of its logits. */
+/* The shares of all candidates, for one query head, in place of its logits. */
 static void share_task(void *ctx, uint32_t task, uint32_t worker)
 {
     (void)worker;
@@ -375,14 +382,17 @@ static void share_task(void *ctx, uint32_t task, uint32_t worker)
     float *row = u.logits + (size_t)(task % job->group) * u.n;
     const uint32_t entry = u.stage.entry_log2, from = u.tiles ? 0 : u.base >> entry;
     const uint32_t lot = 1U << (cn_lot_log2(u.stage.key == CN_KEY_ROWS, entry) - entry);
+    const uint32_t n_lanes = lot < CN_LOT_LANES ? CN_LOT_FEW_LANES : CN_LOT_LANES;
     cn_exp_sum sum = {0};
     for (uint32_t c = 0, n; c < u.n; c += n) {
-        n = cn_min_u32(lot - (from + c) % lot, u.n - c);
-        sum = cn_exp_sum_add(sum, sum_lot(row + c, n));
+        const uint32_t start = (from + c) % lot;
+        n = cn_min_u32(lot - start, u.n - c);
+        sum = add_lot(sum, row + c, start, n, n_lanes);
     }
-    const float log_sum = cn_exp_sum_log(sum);
+    const float log2_sum = cn_f16_value(cn_f16_bits(cn_exp_sum_log2(sum)));
 #pragma omp simd
-    for (uint32_t c = 0; c < u.n; c++) row[c] -= log_sum;
+    for (uint32_t c = 0; c < u.n; c++)
+        row[c] = isnan(row[c]) ? NAN : cn_f16_value(cn_f16_bits(row[c])) - log2_sum;
 }
 
 /* The largest share of the group. */
@@ -401,7 +411,8 @@ static void best_task(void *ctx, uint32_t task, uint32_t worker)
 #pragma omp simd
         for (uint32_t c = 0; c < n; c++) best[c] = row[c] > best[c] ? row[c] : best[c];
     }
-    store_scores(u.out + start, best, n);
+#pragma omp simd
+    for (uint32_t c = 0; c < n; c++) u.out[start + c] = cn_share_score(best[c]);
 }
 
 cn_status cn_cpu_score(cn_stream *s, const cn_score_args *a)
