@@ -566,7 +566,7 @@ __device__ static inline uint32_t cn_key_head()
 /* Returns the weights of a lot. logit: of the heads 2 t and 2 t + 1 (t = lane % 4), of two
  * candidates. has_share: whether these have weights; equal for equal lane / 4. */
 __device__ static inline cn_lot_weights cn_key_weights(const float logit[2][2], bool has_share,
-                                                   bool next_has_share)
+                                                       bool next_has_share)
 {
     const bool first = __any_sync(0xffffffffu, has_share);
     cn_lot_weights own = {0, CN_EXPONENT_BASE};
