@@ -334,8 +334,8 @@ __device__ static inline void key_lot(const cn_score_params &p, const cn_score_p
             if (!is_max && t == 0)
                 out.score[c] = cn_score_bits((sums[2 * k] + sums[2 * k + 1]) * factor);
             if (is_max && head < p.row)
-                *(uint32_t *)(out.rows + (size_t)c * p.row + head) =
-                    cn_f16x2(logit[0][k], logit[1][k]);
+                cn_store_kept(out.rows + (size_t)c * p.row + head,
+                              cn_f16x2(logit[0][k], logit[1][k]));
         }
         if (!is_max) continue;
         const cn_lot_weights lot =
@@ -452,8 +452,7 @@ __global__ static void __launch_bounds__(MAX ? MAX_THREADS : THREADS, CN_SCORE_B
     m.table = m.raw + p.group * p.args.pools.layout.head_dim;
     cn_score_seq *seqs = (cn_score_seq *)((unsigned char *)m.table + p.table_bytes);
     if (!p.early) cn_wait_previous();
-    const auto any = [](const cn_sel_stage &) { return true; };
-    cn_score_plan plan = cn_score_divide<MAX ? MAX_THREADS : THREADS>(p, seqs, any);
+    cn_score_plan plan = cn_score_divide<MAX ? MAX_THREADS : THREADS>(p, seqs);
     cn_score_find(plan, p, 0, &fixed.parts);
     cn_wait_previous();
     cn_overlap_next(); /* after the wait: see select.cu */

@@ -188,9 +188,7 @@ static inline size_t cn_score_seqs_bytes(const cn_score_args *a)
 }
 
 /* Loads sequence i. Sequences from n_seqs on have no lots. */
-template <typename Takes>
-__device__ static inline cn_score_seq cn_score_load_seq(const cn_score_args &a, uint32_t i,
-                                                        Takes takes)
+__device__ static inline cn_score_seq cn_score_load_seq(const cn_score_args &a, uint32_t i)
 {
     cn_score_seq s = {};
     if (i < a.n_seqs) {
@@ -199,7 +197,7 @@ __device__ static inline cn_score_seq cn_score_load_seq(const cn_score_args &a, 
         s.base = a.base[i];
         s.first = a.first[i];
     }
-    s.lots = takes(s.stage) ? cn_score_lots(s) : 0;
+    s.lots = cn_score_lots(s);
     return s;
 }
 
@@ -216,13 +214,11 @@ __device__ static inline uint32_t cn_score_warp_scan(uint32_t value)
 
 /* Fills seqs[n_seqs + 1], n_seqs < 32, as the general division does, but in one warp: a barrier of
  * the block for each sum takes longer. Returns {lots of the step, cn_score_plan.most}. */
-template <typename Takes>
-__device__ static inline uint2 cn_score_divide_few(const cn_score_params &p, cn_score_seq *seqs,
-                                                   Takes takes)
+__device__ static inline uint2 cn_score_divide_few(const cn_score_params &p, cn_score_seq *seqs)
 {
     __shared__ uint2 result;
     if (threadIdx.x < CN_WARP) {
-        cn_score_seq s = cn_score_load_seq(p.args, threadIdx.x, takes);
+        cn_score_seq s = cn_score_load_seq(p.args, threadIdx.x);
         const uint32_t places = cn_score_warp_scan(s.lots * p.seq_units);
         const uint32_t longest = __reduce_max_sync(0xffffffffu, s.lots);
         const uint32_t total = __shfl_sync(0xffffffffu, places, CN_WARP - 1);
@@ -240,9 +236,8 @@ __device__ static inline uint2 cn_score_divide_few(const cn_score_params &p, cn_
 }
 
 /* As cn_score_divide_few, for any number of sequences. */
-template <int THREADS, typename Takes>
-__device__ static inline uint2 cn_score_divide_many(const cn_score_params &p, cn_score_seq *seqs,
-                                                    Takes takes)
+template <int THREADS>
+__device__ static inline uint2 cn_score_divide_many(const cn_score_params &p, cn_score_seq *seqs)
 {
     __shared__ uint32_t longest;
     const cn_score_args &a = p.args;
@@ -250,7 +245,7 @@ __device__ static inline uint2 cn_score_divide_many(const cn_score_params &p, cn
     if (threadIdx.x == 0) longest = 0;
     for (uint32_t from = 0; from < a.n_seqs; from += THREADS) {
         const uint32_t i = from + threadIdx.x;
-        cn_score_seq s = cn_score_load_seq(a, i, takes);
+        cn_score_seq s = cn_score_load_seq(a, i);
         const cn_score_sums sums = cn_score_scan<THREADS>(s.lots * p.seq_units);
         s.place = total + sums.before;
         if (i < a.n_seqs) seqs[i] = s;
@@ -262,14 +257,12 @@ __device__ static inline uint2 cn_score_divide_many(const cn_score_params &p, cn
     return make_uint2(total, cn_score_separate<THREADS>(p, seqs, total, longest));
 }
 
-/* Fills seqs[n_seqs + 1] and finds the share of this block in the sequences for whose stage `takes`
- * returns true. Called by all THREADS of the block. */
-template <int THREADS, typename Takes>
-__device__ static inline cn_score_plan cn_score_divide(const cn_score_params &p, cn_score_seq *seqs,
-                                                       Takes takes)
+/* Fills seqs[n_seqs + 1] and finds the share of this block. Called by all THREADS of the block. */
+template <int THREADS>
+__device__ static inline cn_score_plan cn_score_divide(const cn_score_params &p, cn_score_seq *seqs)
 {
-    const uint2 result = p.args.n_seqs < CN_WARP ? cn_score_divide_few(p, seqs, takes)
-                                                 : cn_score_divide_many<THREADS>(p, seqs, takes);
+    const uint2 result = p.args.n_seqs < CN_WARP ? cn_score_divide_few(p, seqs)
+                                                 : cn_score_divide_many<THREADS>(p, seqs);
     cn_score_plan plan = {};
     plan.seqs = seqs;
     plan.n_seqs = p.args.n_seqs;
@@ -364,11 +357,6 @@ __device__ static inline void cn_score_find(cn_score_plan &plan, const cn_score_
 __device__ static inline bool cn_score_is_max(const cn_sel_stage &stage)
 {
     return stage.active && stage.group == CN_GROUP_MAX && stage.key != CN_KEY_HASH;
-}
-
-__device__ static inline bool cn_score_is_rows(const cn_sel_stage &stage)
-{
-    return stage.active && stage.key == CN_KEY_ROWS;
 }
 
 /* Returns whether a stage may have these keys (cn_score_args.keys). */

@@ -550,7 +550,6 @@ __global__ static void __launch_bounds__(THREADS, CN_SCORE_BLOCKS)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(ALIGN) unsigned char dynamic[];
     __shared__ ring_fixed fixed;
-    const auto any = [](const cn_sel_stage &) { return true; };
     ring_memory m;
     m.fixed = &fixed;
     m.table = (cn_bf16 *)(dynamic + shape.query_at);
@@ -560,7 +559,7 @@ __global__ static void __launch_bounds__(THREADS, CN_SCORE_BLOCKS)
     cn_feed_init(&fixed.feed, shape.feed.n_stages);
     if (!p.early) cn_wait_previous();
     cn_score_plan plan =
-        cn_score_divide<THREADS>(p, (cn_score_seq *)(dynamic + shape.seqs_at), any);
+        cn_score_divide<THREADS>(p, (cn_score_seq *)(dynamic + shape.seqs_at));
 #pragma unroll 1
     for (uint32_t i = 0; i < 2; i++) cn_score_find(plan, p, i, &fixed.feed.parts);
     __syncthreads();
