@@ -56,6 +56,10 @@ typedef struct cn_launch {
     size_t shared_bytes = 0;     /* dynamic shared memory of a block */
     bool shared_is_set = false;  /* cn_launch_set_shared was called at start with the most bytes */
     unsigned cluster = 0;        /* blocks of a cluster, along x; 0: no clusters. 9.0 only */
+    /* Takes the largest L1 cache. Other kernels take the most shared memory: a multiprocessor must
+     * be idle before this division changes, so blocks of kernels with different divisions do not
+     * run beside each other. */
+    bool large_l1 = false;
     bool model_priority = false; /* run at the priority of the model's stream, on any stream */
 } cn_launch;
 
@@ -78,7 +82,7 @@ static cn_status cn_launch_set_shared(const cn_cuda *c, const char *op, void (*k
 /* A launch as the CUDA runtime takes it; `config` points to `attributes`. */
 typedef struct cn_launch_terms {
     cudaLaunchConfig_t config;
-    cudaLaunchAttribute attributes[3];
+    cudaLaunchAttribute attributes[4];
 } cn_launch_terms;
 
 static inline cudaLaunchAttribute *cn_launch_add(cn_launch_terms *t, cudaLaunchAttributeID id)
@@ -101,6 +105,8 @@ static inline cn_status cn_launch_describe(cn_launch_terms *t, const cn_stream *
     if (s->cuda->device.hopper)
         cn_launch_add(t, cudaLaunchAttributeProgrammaticStreamSerialization)
             ->val.programmaticStreamSerializationAllowed = 1;
+    cn_launch_add(t, cudaLaunchAttributePreferredSharedMemoryCarveout)->val.sharedMemCarveout =
+        how.large_l1 ? cudaSharedmemCarveoutMaxL1 : cudaSharedmemCarveoutMaxShared;
     if (how.cluster > 0) {
         cudaLaunchAttribute *a = cn_launch_add(t, cudaLaunchAttributeClusterDimension);
         a->val.clusterDim.x = how.cluster;

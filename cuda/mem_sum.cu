@@ -52,7 +52,9 @@ extern "C" cn_status cn_cuda_mem_sum(cn_stream *s, const void *src, size_t bytes
     const uint32_t n_rest = (uint32_t)(bytes % sizeof(uint4) / sizeof(uint32_t));
     const dim3 grid(s->cuda->device.n_sms * BLOCKS_PER_SM);
     CN_TRY(cn_cuda_launch(s, "mem_sum", clear_kernel, {dim3(1), 1}, out));
-    return cn_cuda_launch(s, "mem_sum", mem_sum_kernel, {grid, BLOCK}, (const uint4 *)src, n_vecs,
+    cn_launch how = {grid, BLOCK};
+    how.large_l1 = true; /* loads in flight take room there */
+    return cn_cuda_launch(s, "mem_sum", mem_sum_kernel, how, (const uint4 *)src, n_vecs,
                           (const uint32_t *)((const uint4 *)src + n_vecs), n_rest,
                           (unsigned long long *)out);
 }

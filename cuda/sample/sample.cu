@@ -433,7 +433,5 @@ extern "C" cn_status cn_cuda_sample(cn_stream *s, const cn_sample_args *a)
         p.boards = (char *)a->scratch + bytes;
         CN_CUDA(cudaMemsetAsync(p.arrivals, 0, bytes, s->handle));
     }
-    CN_CUDA(cudaFuncSetAttribute(sample_kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                 cudaSharedmemCarveoutMaxShared));
     return cn_cuda_launch(s, "sample", sample_kernel, how, p);
 }
