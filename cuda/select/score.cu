@@ -229,7 +229,7 @@ __device__ static inline void label_heads(const cn_score_params &p, const cn_sco
             for (uint32_t h = 0; h < CN_LABEL_HEADS; h++)
                 logit[h] = cn_label_logit_of(product[h / 2][2 * k + h % 2], scale, q.factor[h]);
             cn_label_add<false>(pass, logit, l.valid[k] && !l.below[k]);
-            if (l.valid[k]) cn_label_store(p, out.rows + (size_t)l.c[k] * p.row, first, logit);
+            if (l.valid[k]) cn_label_store(p, out.rows + (size_t)l.c[k] * p.row + first, logit);
         }
     }
     cn_lot_weights own = {0, CN_EXPONENT_BASE};
@@ -338,9 +338,10 @@ __device__ static inline void key_lot(const cn_score_params &p, const cn_score_p
                               cn_f16x2(logit[0][k], logit[1][k]));
         }
         if (!is_max) continue;
-        const cn_lot_weights lot =
-            cn_key_weights(logit, valid[0] && !below[0], valid[1] && !below[1]);
+        cn_key_sums weights = {};
+        cn_key_add(weights, logit, valid[0] && !below[0], valid[1] && !below[1]);
         const uint32_t own = first + cn_key_head();
+        const cn_lot_weights lot = cn_key_close(weights);
         if (own < min(first + HEADS, p.group)) add_lot(m, own, lot);
     }
 }
@@ -467,12 +468,13 @@ __global__ static void __launch_bounds__(MAX ? MAX_THREADS : THREADS, CN_SCORE_B
 
 /* ---- on the host ---- */
 
-/* Room for the units of the largest step of one layer, and for the blocks of a launch. */
+/* Room for the units of the largest call, and for the blocks of a launch; twice, for
+ * rank_one_by_one. */
 extern "C" size_t cn_cuda_select_scratch_bytes(const cn_cuda_backend_opts *o)
 {
     enum { LEAST_LAYERS = 4, BLOCKS = 512 };
     const size_t layers = cn_max_u32(o->score_layers, LEAST_LAYERS);
-    return (size_t)o->n_heads * (layers * o->max_seqs + BLOCKS) *
+    return 2 * (size_t)o->n_heads * (layers * o->max_seqs + BLOCKS) *
            (sizeof(cn_exp_sum) + sizeof(cn_score_unit));
 }
 
@@ -511,20 +513,39 @@ static cn_status launch(cn_stream *s, cn_score_params p)
     return cn_cuda_launch(s, "score", score_kernel<true>, how, p);
 }
 
-/* Ranks the layers [first_row, first_row + n_rows) of the call. */
-static cn_status rank_rows(cn_stream *s, cn_score_params p, uint32_t first_row, uint32_t n_rows)
+/* Launches the kernel of n_rows layers of the call. stored_row: where their logits are stored, in
+ * layers. */
+static cn_status rank(cn_stream *s, cn_score_params *p, uint32_t first_row, uint32_t n_rows,
+                      uint32_t stored_row)
 {
-    const cn_score_args *a = &p.args;
-    p.first_row = first_row;
-    p.n_rows = n_rows;
-    p.seq_units = n_rows * a->pools.layout.n_kv_heads;
-    p.n_units = a->n_seqs * p.seq_units;
+    const cn_score_args *a = &p->args;
+    p->first_row = first_row;
+    p->n_rows = n_rows;
+    p->stored_row = stored_row;
+    p->seq_units = n_rows * a->pools.layout.n_kv_heads;
+    p->n_units = a->n_seqs * p->seq_units;
     /* In a step, no kernel starts before the attention of the previous layer has waited for all
      * kernels before it (attn_decode.cu). On a cache device, events order them before `predict`.
      * The second launch of a call starts when the first has waited. */
-    p.early = first_row > 0 || (a->n_layers == 1 && a->first_layer > 0);
-    CN_TRY(cn_score_ring_fits(s, p) ? cn_score_ring(s, p) : launch(s, p));
-    return a->logits ? cn_score_share(s, p) : CN_OK;
+    p->early = first_row > 0 || (a->n_layers == 1 && a->first_layer > 0);
+    return cn_score_ring_fits(s, *p) ? cn_score_ring(s, *p) : launch(s, *p);
+}
+
+/* Ranks the layers of the call by a launch each, under rule max. The logits of a layer then stay in
+ * the L2 cache. Its shares are launched behind the kernel of the next layer, and computed beside
+ * it. So layers store logits and sums by turns in two places. n_slots: of one place. */
+static cn_status rank_one_by_one(cn_stream *s, const cn_score_params &all, size_t n_slots)
+{
+    cn_score_params last = all, next = all;
+    last.stored_rows = next.stored_rows = cn_min_u32(all.args.n_layers, 2);
+    CN_TRY(rank(s, &last, 0, 1, 0));
+    for (uint32_t i = 1; i < all.args.n_layers; i++) {
+        next.slots = all.slots + i % 2 * n_slots * all.group;
+        CN_TRY(rank(s, &next, i, 1, i % 2));
+        CN_TRY(cn_score_share_behind(s, last));
+        last = next;
+    }
+    return cn_score_share(s, last);
 }
 
 extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
@@ -541,20 +562,19 @@ extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
     const size_t slots = s->cuda->select_scratch_bytes /
                          (p.group * sizeof(cn_exp_sum) + sizeof(cn_score_unit));
     const uint32_t n_blocks = CN_SCORE_BLOCKS * s->cuda->device.n_sms;
-    if (n_units + (size_t)n_blocks > slots)
+    if (2 * (n_units + (size_t)n_blocks) > slots)
         return cn_fail(CN_ERR_SHAPE,
                        "score: %u units of %u query heads: expected at most %zu units", n_units,
-                       p.group, slots > n_blocks ? slots - n_blocks : 0);
+                       p.group, slots / 2 > n_blocks ? slots / 2 - n_blocks : 0);
     p.block_log2 = cn_log2_u32(l->block_tokens);
     p.tile_log2 = cn_log2_u32(l->tile_tokens);
     p.label_bytes = a->pools.digest.n_channels / 2;
     p.row = cn_logit_row(p.group);
     p.slots = (cn_exp_sum *)s->select_scratch;
     p.units = (cn_score_unit *)(p.slots + slots * p.group);
-    /* K rows take long enough for a launch of each layer. Its logits then stay in the L2 cache. */
-    const bool one_by_one = a->logits && a->keys == 1u << CN_KEY_ROWS;
-    const uint32_t at_once = one_by_one ? 1 : a->n_layers;
-    for (uint32_t i = 0; i < a->n_layers; i += at_once)
-        CN_TRY(rank_rows(s, p, i, at_once));
-    return CN_OK;
+    p.stored_rows = a->n_layers;
+    /* K rows take long enough for a launch of each layer. */
+    if (a->logits && a->keys == 1u << CN_KEY_ROWS) return rank_one_by_one(s, p, slots / 2);
+    CN_TRY(rank(s, &p, 0, a->n_layers, 0));
+    return a->logits ? cn_score_share(s, p) : CN_OK;
 }

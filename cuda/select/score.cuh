@@ -8,8 +8,9 @@
  *     lots      | unit 0          | unit 1    | unit 3 (2 is not active) | ...
  *     blocks    | 0        | 1       | 2        | 3        | ...
  *
- * A block prepares the query of each unit that it has lots of. So where the grid suffices, the lots
- * of each unit are divided among blocks of its own, and every block has lots of one unit:
+ * A block prepares the query of each unit that it has lots of. So where the grid suffices, and the
+ * shares are about equal then, the lots of each unit are divided among blocks of its own, and every
+ * block has lots of one unit:
  *
  *     blocks    | 0      | 1      | 2   | 3     | 4   | 5   | 6   | ...
  *
@@ -26,7 +27,10 @@
 #include "cuda/select/select.cuh"
 #include "engine/select_math.h"
 
-enum { CN_SCORE_BLOCKS = 2 /* thread blocks of a multiprocessor */ };
+enum {
+    CN_SCORE_BLOCKS = 2, /* thread blocks of a multiprocessor */
+    CN_SCORE_SLACK = 8   /* lots: preparing the query of one more unit takes as long */
+};
 
 /* Where the results of a unit's parts are: rule max only. */
 typedef struct cn_score_unit {
@@ -37,6 +41,7 @@ typedef struct cn_score_params {
     cn_score_args args;
     cn_kv_rows rows;
     uint32_t first_row, n_rows; /* the layers of the call that this launch ranks */
+    uint32_t stored_row, stored_rows; /* where their logits are, in layers; layers with room */
     uint32_t group, seq_units, n_units; /* seq_units: units of a sequence in this launch */
     uint32_t block_log2, tile_log2;     /* tokens of a block, and of a tile of the layout */
     uint32_t label_bytes, table_bytes;
@@ -111,12 +116,13 @@ __device__ static inline cn_score_sums cn_score_scan(uint32_t value)
     return sums;
 }
 
-/* The most lots of a block if units have blocks of their own; 0 if the units are too small. total:
- * lots of the step, longest: lots of the largest unit. */
+/* The most lots of a block if units have blocks of their own; 0 if the units are too small, or if
+ * equal shares take less time. total: lots of the step, longest: lots of the largest unit. */
 __device__ static inline uint32_t cn_score_most(uint32_t total, uint32_t longest)
 {
     const uint32_t share = (total + gridDim.x - 1) / gridDim.x, n_parts = longest / max(share, 1u);
-    return n_parts > 0 ? (longest + n_parts - 1) / n_parts : 0;
+    const uint32_t most = n_parts > 0 ? (longest + n_parts - 1) / n_parts : 0;
+    return most <= share + CN_SCORE_SLACK ? most : 0;
 }
 
 /* Gives the units blocks of their own if the grid suffices. Returns the most lots of a block, else
@@ -294,12 +300,12 @@ __device__ static inline cn_sel_unit cn_score_unit_of(const cn_score_params &p, 
     return u;
 }
 
-/* Returns the number of a unit's first row of logits. A launch has only its own units there. */
+/* Returns the number of a unit's first row of logits. */
 __device__ static inline size_t cn_score_stored(const cn_score_params &p, cn_sel_unit u,
                                                 uint32_t first, uint32_t n)
 {
-    u.row -= p.first_row;
-    return cn_sel_first(u, first, n, p.n_rows, p.args.pools.layout.n_kv_heads);
+    u.row += p.stored_row - p.first_row;
+    return cn_sel_first(u, first, n, p.stored_rows, p.args.pools.layout.n_kv_heads);
 }
 
 /* Takes the next part of the share. Returns false when nothing is left. Its divisions take half a
@@ -407,6 +413,15 @@ __device__ static inline size_t cn_score_side_of(const cn_score_params &p, const
     return ((blocks * l.n_kv_heads + x.at.head) << p.block_log2) + t.slot;
 }
 
+/* Returns the pool's row that is a candidate's key. */
+__device__ static inline size_t cn_score_row_of(const cn_score_params &p, const cn_score_part &x,
+                                                const cn_score_token &t)
+{
+    return (size_t)x.layer * p.rows.layer + (size_t)t.block * p.rows.block +
+           x.at.head * p.rows.head + (t.slot >> p.tile_log2) * p.rows.tile +
+           (t.slot & ((1u << p.tile_log2) - 1));
+}
+
 /* Returns the key of a candidate that is not a label. */
 __device__ static inline const uint4 *cn_score_key_of(const cn_score_params &p,
                                                        const cn_score_part &x,
@@ -419,10 +434,7 @@ __device__ static inline const uint4 *cn_score_key_of(const cn_score_params &p,
         const size_t entry_at = cn_score_side_of(p, x, t) >> entry;
         return (const uint4 *)((const cn_bf16 *)bounds + entry_at * 2 * d);
     }
-    const size_t row = (size_t)x.layer * p.rows.layer + (size_t)t.block * p.rows.block +
-                       x.at.head * p.rows.head + (t.slot >> p.tile_log2) * p.rows.tile +
-                       (t.slot & ((1u << p.tile_log2) - 1));
-    return (const uint4 *)((const cn_bf16 *)pools.kv + row * d);
+    return (const uint4 *)((const cn_bf16 *)pools.kv + cn_score_row_of(p, x, t) * d);
 }
 
 /* Returns the score of a candidate that is ranked by its hash. */
@@ -551,29 +563,68 @@ __device__ static inline uint32_t cn_key_head()
     return g < 2 ? 2 * (lane % 4) + g : 8;
 }
 
-/* Returns the weights of a lot. logit: of the heads 2 t and 2 t + 1 (t = lane % 4), of two
- * candidates. has_share: whether these have weights; equal for equal lane / 4. */
-__device__ static inline cn_lot_weights cn_key_weights(const float logit[2][2], bool has_share,
-                                                       bool next_has_share)
+/* The weights of a lane's candidates, of the heads 2 t and 2 t + 1 (t = lane % 4), and to what they
+ * are relative. They may be those of several lots. */
+typedef struct cn_key_sums {
+    float sum[2], offset[2];
+    uint32_t top[2];
+    bool is_open; /* offset and top are known */
+} cn_key_sums;
+
+/* Returns the sums, over the lanes, of head cn_key_head(), and begins new ones. */
+__device__ static inline cn_lot_weights cn_key_close(cn_key_sums &s)
 {
-    const bool first = __any_sync(0xffffffffu, has_share);
     cn_lot_weights own = {0, CN_EXPONENT_BASE};
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        float sum = s.sum[i];
+#pragma unroll
+        for (int step = CN_WARP / 2; step >= 4; step /= 2)
+            sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        const bool is_own = s.is_open && threadIdx.x % CN_WARP / 4 == i;
+        own.sum = is_own ? sum : own.sum;
+        own.top = is_own ? s.top[i] : own.top;
+    }
+    s = {};
+    return own;
+}
+
+/* Makes the weights relative to the largest logits of two candidates a lane. */
+__device__ static inline void cn_key_open(cn_key_sums &s, const float logit[2][2], bool has_share,
+                                          bool next_has_share)
+{
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
         const float low = has_share ? logit[i][0] : CUDART_NAN_F;
         const float high = next_has_share ? logit[i][1] : CUDART_NAN_F;
-        const uint32_t top = cn_weight_exponent(cn_column_max(first ? low : high));
-        const float offset = cn_weight_offset(top);
-        float sum = has_share ? cn_weight(low, offset) : 0.0f;
-        sum += next_has_share ? cn_weight(high, offset) : 0.0f;
-#pragma unroll
-        for (int step = CN_WARP / 2; step >= 4; step /= 2)
-            sum += __shfl_xor_sync(0xffffffffu, sum, step);
-        const bool is_own = threadIdx.x % CN_WARP / 4 == i;
-        own.sum = is_own ? sum : own.sum;
-        own.top = is_own ? top : own.top;
+        s.top[i] = cn_weight_exponent(cn_column_max(fmaxf(low, high)));
+        s.offset[i] = cn_weight_offset(s.top[i]);
     }
-    return own;
+    s.is_open = true;
+}
+
+/* Adds the weights of two candidates a lane. has_share: whether these have weights; equal for equal
+ * lane / 4. Returns true if the sums are of weights so large that later ones may not fit: then the
+ * candidates are not added, and the caller closes the sums and calls this again. */
+__device__ static inline bool cn_key_add(cn_key_sums &s, const float logit[2][2], bool has_share,
+                                         bool next_has_share)
+{
+    const float most = -1.0995116e12f; /* -2^40; new sums have weights up to -2^2 */
+    const bool opens = !s.is_open;
+    float more[2];
+    if (opens) {
+        if (!__any_sync(0xffffffffu, has_share || next_has_share)) return false;
+        cn_key_open(s, logit, has_share, next_has_share);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        more[i] = has_share ? cn_weight(logit[i][0], s.offset[i]) : 0.0f;
+        more[i] += next_has_share ? cn_weight(logit[i][1], s.offset[i]) : 0.0f;
+    }
+    if (!opens && __any_sync(0xffffffffu, more[0] + more[1] < most)) return true;
+    s.sum[0] += more[0];
+    s.sum[1] += more[1];
+    return false;
 }
 
 /* ---- logits ---- */

@@ -6,14 +6,14 @@
  * every lot that it has copied, because it copies its lots in the order in which it computes them.
  *
  * The keys of a lot are contiguous, or are in equal runs (cn_score_run_log2). A lane finds and
- * copies one run of a lot, and the warp finds as many lots at once as it has lanes for. Their
- * blocks are loaded before a stage is free. The ring is filled from one part of the block to the
- * next, so all stages but one are in flight while the warp computes.
+ * copies one run of a lot, and the warp finds as many lots at once as it has lanes for. The ring is
+ * filled from one part of the block to the next, so all stages but one are in flight while the warp
+ * computes.
  *
  * Eight lanes load 64 bytes of each of two bounds at once. Bounds are often a multiple of 128
  * bytes, so all of them begin at the same bank. So the second half of a lot is shifted by 64 bytes,
- * and such lanes have one of each half. K rows are not shifted, because one copy of a lot takes
- * less time than two.
+ * and such lanes have one of each half. K rows are copied by a tensor map, whose swizzle puts eight
+ * rows in different banks.
  *
  * All lanes of a warp call each function. */
 #ifndef CN_CUDA_SCORE_FEED_CUH
@@ -42,14 +42,26 @@ typedef struct cn_feed_shared {
     uint64_t full[CN_FEED_WARPS][CN_FEED_STAGES]; /* barriers */
 } cn_feed_shared;
 
+/* A run of keys of a lot. */
+typedef struct cn_feed_run {
+    const unsigned char *from;
+    const uint16_t *scales;        /* labels only */
+    uint32_t row;                  /* K rows instead of `from`: the first of the pool's */
+    uint32_t bytes, scales_bytes;  /* of the run */
+    uint32_t lot_bytes, runs_log2; /* of a lot: bytes, and log2 of the runs */
+    uint32_t to, scales_to;        /* in bytes: where the run begins in a stage */
+    uint32_t split; /* bounds: the bytes before the shift, if it lies in the run; else 0 */
+} cn_feed_run;
+
 typedef struct cn_feed {
     unsigned char *stages;
     cn_feed_shared *shared;
+    const CUtensorMap *rows; /* of K rows; a box is a lot */
     uint64_t *full; /* [n_stages] */
     uint32_t n_workers, n_stages, stage_bytes;
     uint32_t n_found, at; /* lots that are found but not copied; the number of the first of them */
-    cn_score_token first; /* the run of this lane begins with this token */
     uint32_t part, next;  /* of the lots found; the first lot of the part that is not found */
+    cn_feed_run run;      /* of this lane, of the lots found */
     uint32_t put;         /* the stage that is filled next */
     uint32_t get, parity; /* the stage that is read next, and the parity of its phase */
     uint32_t in_flight;   /* stages that are filled or being filled */
@@ -75,11 +87,12 @@ __device__ static inline void cn_feed_init(cn_feed_shared *shared, uint32_t n_st
 }
 
 __device__ static inline cn_feed cn_feed_of(const cn_feed_shape &shape, unsigned char *rings,
-                                            cn_feed_shared *shared)
+                                            cn_feed_shared *shared, const CUtensorMap *rows)
 {
     const uint32_t warp = threadIdx.x / CN_WARP;
     cn_feed f = {};
     f.shared = shared;
+    f.rows = rows;
     f.n_workers = shape.n_workers;
     f.n_stages = shape.n_stages;
     f.stage_bytes = shape.stage_bytes;
@@ -90,6 +103,38 @@ __device__ static inline cn_feed cn_feed_of(const cn_feed_shape &shape, unsigned
     return f;
 }
 
+/* Returns run number `run` of a lot. first: the token with which it begins. */
+__device__ static inline cn_feed_run cn_feed_run_of(const cn_score_params &p,
+                                                    const cn_score_part &x, uint32_t run,
+                                                    const cn_score_token &first)
+{
+    const uint32_t run_log2 = cn_score_run_log2(p, x);
+    const bool labels = x.stage.key == CN_KEY_LABELS;
+    cn_feed_run r = {};
+    r.lot_bytes = cn_feed_lot_bytes(p, labels);
+    r.runs_log2 = x.lot_log2 - run_log2;
+    if (labels) {
+        const cn_digest &g = p.args.pools.digest;
+        const size_t side = cn_score_side_of(p, x, first);
+        r.from = g.labels + side * p.label_bytes;
+        r.scales = g.scales + side;
+        r.bytes = p.label_bytes << run_log2;
+        r.to = run * r.bytes;
+        r.scales_bytes = 2u << run_log2;
+        r.scales_to = CN_FEED_LABELS * p.label_bytes + run * r.scales_bytes;
+    } else if (x.stage.key == CN_KEY_ROWS) {
+        r.row = (uint32_t)cn_score_row_of(p, x, first);
+    } else {
+        r.from = (const unsigned char *)cn_score_key_of(p, x, first);
+        r.bytes = r.lot_bytes >> r.runs_log2;
+        r.to = run * r.bytes;
+        const uint32_t half = r.lot_bytes / 2;
+        if (r.to >= half) r.to += CN_FEED_SHIFT;
+        else if (r.to + r.bytes > half) r.split = half - r.to;
+    }
+    return r;
+}
+
 /* Finds the next lots of the warp in a part; f.next is one of the part's. */
 __device__ static inline void cn_feed_find_in(cn_feed &f, const cn_score_params &p,
                                               const cn_score_part &x)
@@ -98,15 +143,18 @@ __device__ static inline void cn_feed_find_in(cn_feed &f, const cn_score_params 
     const uint32_t runs_log2 = x.lot_log2 - run_log2;
     const uint32_t number = min(f.next + (lane >> runs_log2) * f.n_workers, x.n_lots - 1);
     const uint32_t run = lane & ((1u << runs_log2) - 1);
-    f.first = cn_score_token_of(p, x, ((x.lot + number) << x.lot_log2) + (run << run_log2));
-    f.first.slot &= ~((1u << run_log2) - 1); /* the first candidate may be within the run */
+    cn_score_token first =
+        cn_score_token_of(p, x, ((x.lot + number) << x.lot_log2) + (run << run_log2));
+    first.slot &= ~((1u << run_log2) - 1); /* the first candidate may be within the run */
+    f.run = cn_feed_run_of(p, x, run, first);
     f.at = 0;
-    for (; f.n_found < CN_WARP >> runs_log2 && f.next < x.n_lots; f.next += f.n_workers)
-        f.n_found++;
+    const uint32_t left = (x.n_lots - f.next + f.n_workers - 1) / f.n_workers;
+    f.n_found = min(left, CN_WARP >> runs_log2);
+    f.next += f.n_found * f.n_workers;
 }
 
 /* Finds the next lots of the warp in the block's parts up to number `known`. Returns false when
- * there is none. The blocks of the lots are loaded but not used yet, so nothing waits for them. */
+ * there is none. */
 __device__ static inline bool cn_feed_find(cn_feed &f, const cn_score_params &p, uint32_t known)
 {
     while (f.n_found == 0 && f.part <= known) {
@@ -122,64 +170,49 @@ __device__ static inline bool cn_feed_find(cn_feed &f, const cn_score_params &p,
     return f.n_found > 0;
 }
 
-/* Returns the bytes between the halves of a lot of rows or bounds. */
-__device__ static inline uint32_t cn_feed_shift(const cn_score_part &x)
-{
-    return x.stage.key == CN_KEY_BOUNDS ? CN_FEED_SHIFT : 0;
-}
-
 /* Starts the copies of the first lot that is found into a stage. */
-__device__ static inline void cn_feed_copy(const cn_feed &f, const cn_score_params &p,
-                                           const cn_score_part &x)
+__device__ static inline void cn_feed_copy(const cn_feed &f)
 {
-    const uint32_t lane = threadIdx.x % CN_WARP, run_log2 = cn_score_run_log2(p, x);
-    const uint32_t runs_log2 = x.lot_log2 - run_log2, run = lane & ((1u << runs_log2) - 1);
+    const uint32_t lane = threadIdx.x % CN_WARP;
     const uint32_t to = cn_shared_address(f.stages + f.put * f.stage_bytes);
-    const bool labels = x.stage.key == CN_KEY_LABELS;
-    const uint32_t bytes = cn_feed_lot_bytes(p, labels);
+    const cn_feed_run &r = f.run;
     uint64_t *full = &f.full[f.put];
-    if (lane == 0) cn_barrier_expect(full, bytes);
+    if (lane == 0) cn_barrier_expect(full, r.lot_bytes);
     __syncwarp();
-    if (lane >> runs_log2 != f.at) return;
-    if (labels) {
-        const cn_digest &g = p.args.pools.digest;
-        const size_t side = cn_score_side_of(p, x, f.first);
-        const uint32_t run_bytes = p.label_bytes << run_log2;
-        const uint32_t scales_at = CN_FEED_LABELS * p.label_bytes;
-        cn_bulk_copy_hint(to + run * run_bytes, g.labels + side * p.label_bytes, run_bytes, full,
-                          CN_CACHE_EVICT_FIRST);
-        cn_bulk_copy_hint(to + scales_at + (run * 2 << run_log2), g.scales + side, 2u << run_log2,
-                          full, CN_CACHE_EVICT_FIRST);
-    } else {
-        const unsigned char *keys = (const unsigned char *)cn_score_key_of(p, x, f.first);
-        const uint32_t half = bytes / 2, shift = cn_feed_shift(x), run_bytes = bytes >> runs_log2;
-        const uint32_t at = run * run_bytes, first = shift > 0 ? min(run_bytes, half) : run_bytes;
-        cn_bulk_copy_hint(to + at + (at < half ? 0 : shift), keys, first, full,
-                          CN_CACHE_EVICT_FIRST);
-        if (first < run_bytes)
-            cn_bulk_copy_hint(to + half + shift, keys + half, half, full, CN_CACHE_EVICT_FIRST);
+    if (lane >> r.runs_log2 != f.at) return;
+    if (!r.from) {
+        cn_tma_load(f.stages + f.put * f.stage_bytes, f.rows, full, 0, r.row, CN_CACHE_EVICT_FIRST);
+        return;
     }
+    if (r.scales) {
+        cn_bulk_copy_hint(to + r.to, r.from, r.bytes, full, CN_CACHE_EVICT_FIRST);
+        cn_bulk_copy_hint(to + r.scales_to, r.scales, r.scales_bytes, full, CN_CACHE_EVICT_FIRST);
+        return;
+    }
+    const uint32_t first = r.split > 0 ? r.split : r.bytes;
+    cn_bulk_copy_hint(to + r.to, r.from, first, full, CN_CACHE_EVICT_FIRST);
+    if (first < r.bytes)
+        cn_bulk_copy_hint(to + r.to + first + CN_FEED_SHIFT, r.from + first, r.bytes - first, full,
+                          CN_CACHE_EVICT_FIRST);
 }
 
-/* Returns where key i of a lot of rows or bounds begins, in vectors of 16 bytes. vecs: of a key. */
-__device__ static inline uint32_t cn_feed_key_vec(const cn_score_params &p,
-                                                  const cn_score_part &x, uint32_t i,
-                                                  uint32_t vecs)
+/* Starts copies until `most` stages are in flight, as long as lots are known. */
+__device__ static inline void cn_feed_fill_upto(cn_feed &f, const cn_score_params &p,
+                                                uint32_t known, uint32_t most)
 {
-    const uint32_t half = cn_feed_lot_bytes(p, false) / 2 / 16;
-    return i * vecs + (i * vecs < half ? 0 : cn_feed_shift(x) / 16);
-}
-
-/* Starts copies into all free stages, as long as lots are known. */
-__device__ static inline void cn_feed_fill(cn_feed &f, const cn_score_params &p, uint32_t known)
-{
-    while (cn_feed_find(f, p, known) && f.in_flight < f.n_stages) {
-        cn_feed_copy(f, p, f.shared->parts.part[f.part % 2]);
+    while (cn_feed_find(f, p, known) && f.in_flight < most) {
+        cn_feed_copy(f);
         f.n_found--;
         f.at++;
         f.in_flight++;
         f.put = f.put + 1 < f.n_stages ? f.put + 1 : 0;
     }
+}
+
+/* Starts copies into all free stages. known: as in cn_feed_find. */
+__device__ static inline void cn_feed_fill(cn_feed &f, const cn_score_params &p, uint32_t known)
+{
+    cn_feed_fill_upto(f, p, known, f.n_stages);
 }
 
 /* Waits for the next lot and returns it. */

@@ -144,13 +144,13 @@ __device__ static inline void cn_label_add(cn_label_pass &pass, const float logi
         pass.sum[h] += WHOLE || has_share ? cn_weight(logit[h], pass.offset[h]) : 0.0f;
 }
 
-/* Stores the logits of a candidate from head `first` on. row: of the candidate. */
+/* Stores the logits of a candidate. row: its row from the first head of the pass on. */
 __device__ static inline void cn_label_store(const cn_score_params &p, uint16_t *row,
-                                             uint32_t first, const float logit[CN_LABEL_HEADS])
+                                             const float logit[CN_LABEL_HEADS])
 {
     static_assert(CN_LABEL_HEADS == 4, "two words");
     const uint2 words = make_uint2(cn_f16x2(logit[0], logit[1]), cn_f16x2(logit[2], logit[3]));
-    if (p.row > 2) cn_store_kept(row + first, words);
+    if (p.row > 2) cn_store_kept(row, words);
     else cn_store_kept(row, words.x);
 }
 

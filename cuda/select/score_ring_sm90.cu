@@ -6,16 +6,20 @@
  * unit (score.cuh). Each warp has a ring of stages in shared memory, one lot each, and fills it
  * with bulk copies (score_feed.cuh): at d 128 three stages of 4.5 KiB, 216 KiB per multiprocessor.
  * Keys, tables and the arrays of a step are final before the kernel waits for the query, except in
- * the first layer and in launches of several layers. So the rings are filled before that wait. The
+ * the first layer and in launches of several layers. So some stages are filled before that wait,
+ * the others when the query is being loaded: its loads would wait behind all these copies. The
  * list of tiles is not final, because `select` of stage one writes it. So the rings of a stage in
  * tiles are filled after the wait.
+ *
+ * Kernels of a step evict each other's instructions from the caches, and a miss takes long beside
+ * these copies. So a loop that runs few times, such as that over a lot of labels, is not unrolled.
  *
  * Keys are read once. Groups of more than 8 heads (labels: 4) read shared memory again. Keys leave
  * the L2 cache first, and the logits of rule max last: score_share.cu reads them, and those of the
  * next layer take their place.
  *
  * Bytes per candidate and kv head: as in score.cu.
- * Block: 256 threads, 128 registers. CPU version: cpu_sel_score.c. */
+ * Block: 256 threads, 128 registers; K rows alone 96. CPU version: cpu_sel_score.c. */
 #include "cuda/select/score_feed.cuh"
 #include "cuda/select/score_labels.cuh"
 #include "cuda/select/score_share.h"
@@ -25,8 +29,11 @@ enum {
     LEAST_STAGES = 2, /* as long as a block has more than one warp with a ring */
     PAIRS = CN_LABEL_HEADS / 2, /* of heads, of a pass over labels */
     HEADS = 8,        /* of a pass over rows and bounds */
+    ROWS = 16,        /* K rows of a lot */
+    EARLY_STAGES = 2, /* of a ring: filled before the wait for the query */
     TABLE_PAD = 32,   /* elements between rows of the table, to use other banks */
-    ALIGN = 128,      /* bytes, of the rings */
+    ALIGN = 128,      /* bytes, of a stage */
+    ROW_ALIGN = 1024, /* of a stage with K rows, which a tensor map copies */
     STATIC_BYTES = 1024,  /* no less than the static shared memory of a block */
     RESERVED_BYTES = 1024 /* shared memory that the GPU takes for each block */
 };
@@ -63,17 +70,82 @@ __device__ static inline float *label_factors(const cn_score_params &p, const ri
     return (float *)(m.labels + p.group * (p.label_bytes / 4));
 }
 
-/* Fills the table. */
-__device__ static inline void fill_table(const cn_score_params &p, const cn_score_part &x,
-                                         const ring_memory &m, uint32_t width)
+/* Returns where value i of a query is in its row of the table, for K rows: a lane of the matrix
+ * instructions has the values that it needs of 64 side by side. */
+__device__ static inline uint32_t row_value_at(uint32_t i)
 {
-    const cn_bf16 *q = cn_score_query_of(p, x);
+    const uint32_t step = i / 16 % 4, half = i / 8 % 2, t = i / 2 % 4;
+    return i / 64 * 64 + t * 16 + step * 4 + half * 2 + i % 2;
+}
+
+/* Returns how many rows a part's table has: the heads of the group, or the mean query. */
+__device__ static inline uint32_t query_rows(const cn_score_params &p, const cn_score_part &x)
+{
+    return x.stage.group == CN_GROUP_MAX ? p.group : 1;
+}
+
+/* Values of the table that a thread loads before most keys are copied: later loads wait behind the
+ * keys. */
+typedef struct query_ahead {
+    float first, second;
+} query_ahead;
+
+/* Returns value `at` of a part's table of rows or bounds. */
+__device__ static inline float table_value(const cn_score_params &p, const cn_score_part &x,
+                                           uint32_t width, uint32_t at)
+{
+    if (at >= query_rows(p, x) * width) return 0;
+    return cn_score_query_value(p, x, cn_score_query_of(p, x), at / width, at % width);
+}
+
+/* Returns this lane's label channel of row r. */
+__device__ static inline float label_value(const cn_score_params &p, const cn_score_part &x,
+                                           const ring_memory &m, uint32_t r)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP;
+    if (r >= query_rows(p, x) || lane >= p.args.pools.digest.n_channels) return 0;
+    return cn_score_query_value(p, x, cn_score_query_of(p, x), r, m.fixed->channels[lane]);
+}
+
+/* Channels of a query in the table of rows or bounds. */
+__device__ static inline uint32_t query_width(const cn_score_params &p, const cn_score_part &x)
+{
+    const uint32_t d = p.args.pools.layout.head_dim;
+    return x.stage.key == CN_KEY_BOUNDS ? 2 * d : d;
+}
+
+__device__ static inline query_ahead load_ahead(const cn_score_params &p, const cn_score_part &x,
+                                                const ring_memory &m, uint32_t key)
+{
+    query_ahead ahead = {};
+    if (key == CN_KEY_HASH) return ahead;
+    if (key == CN_KEY_LABELS) {
+        const uint32_t warp = threadIdx.x / CN_WARP;
+        ahead.first = label_value(p, x, m, warp);
+        ahead.second = label_value(p, x, m, warp + CN_FEED_WARPS);
+    } else {
+        const uint32_t width = query_width(p, x);
+        ahead.first = table_value(p, x, width, threadIdx.x);
+        ahead.second = table_value(p, x, width, threadIdx.x + THREADS);
+    }
+    return ahead;
+}
+
+/* Fills the table of rows or bounds. */
+__device__ static inline void fill_table(const cn_score_params &p, const cn_score_part &x,
+                                         const ring_memory &m, const query_ahead &ahead)
+{
     const bool is_max = x.stage.group == CN_GROUP_MAX;
-    for (uint32_t at = threadIdx.x; at < (is_max ? p.group : 1) * width; at += THREADS) {
+    const uint32_t width = query_width(p, x), n = query_rows(p, x) * width;
+#pragma unroll 1
+    for (uint32_t k = 0, at = threadIdx.x; at < n; k++, at += THREADS) {
         const uint32_t row = at / width, i = at % width;
-        const float value = cn_score_query_value(p, x, q, row, i);
+        const float value = k == 0   ? ahead.first
+                            : k == 1 ? ahead.second
+                                     : table_value(p, x, width, at);
         const cn_bf16 high = __float2bfloat16_rn(value);
-        cn_bf16 *to = m.table + row * (width + TABLE_PAD) + i;
+        const uint32_t place = x.stage.key == CN_KEY_ROWS ? row_value_at(i) : i;
+        cn_bf16 *to = m.table + row * (width + TABLE_PAD) + place;
         *to = high;
         if (!is_max) to[width + TABLE_PAD] = __float2bfloat16_rn(value - __bfloat162float(high));
     }
@@ -81,43 +153,38 @@ __device__ static inline void fill_table(const cn_score_params &p, const cn_scor
 
 /* Quantises the label channels of the queries, one a warp. */
 __device__ static inline void fill_labels(const cn_score_params &p, const cn_score_part &x,
-                                          const ring_memory &m)
+                                          const ring_memory &m, const query_ahead &ahead)
 {
-    const cn_bf16 *q = cn_score_query_of(p, x);
-    const uint32_t n = p.args.pools.digest.n_channels, lane = threadIdx.x % CN_WARP;
-    const uint32_t channel = lane < n ? m.fixed->channels[lane] : 0;
-    const uint32_t n_rows = x.stage.group == CN_GROUP_MAX ? p.group : 1;
-    for (uint32_t r = threadIdx.x / CN_WARP; r < n_rows; r += THREADS / CN_WARP) {
-        const float value[1] = {lane < n ? cn_score_query_value(p, x, q, r, channel) : 0};
+    const uint32_t n_rows = query_rows(p, x), lane = threadIdx.x % CN_WARP;
+#pragma unroll 1
+    for (uint32_t k = 0, r = threadIdx.x / CN_WARP; r < n_rows; k++, r += CN_FEED_WARPS) {
+        const float value[1] = {k == 0   ? ahead.first
+                                : k == 1 ? ahead.second
+                                         : label_value(p, x, m, r)};
         int8_t *bytes = (int8_t *)(m.labels + r * (p.label_bytes / 4));
-        const float scale = cn_label_quantise<1>(bytes, value, n);
-        if (lane == 0)
-            label_factors(p, m)[r] = cn_score_scale_of(p, x) * scale;
+        const float scale =
+            cn_label_quantise<1>(bytes, value, p.args.pools.digest.n_channels);
+        if (lane == 0) label_factors(p, m)[r] = cn_score_scale_of(p, x) * scale;
     }
 }
 
-/* Loads the label channels of the part's layer and kv head. They are weights. */
-__device__ static inline void load_channels(const cn_score_params &p, const cn_score_part &x,
-                                            const ring_memory &m)
+/* Returns this thread's label channel of the part's layer and kv head. Channels are weights. */
+__device__ static inline uint8_t load_channel(const cn_score_params &p, const cn_score_part &x)
 {
     const cn_pools &pools = p.args.pools;
     const size_t unit = (size_t)x.layer * pools.layout.n_kv_heads + x.at.head;
     const uint32_t n = pools.digest.n_channels;
-    if (x.stage.key == CN_KEY_LABELS && threadIdx.x < n)
-        m.fixed->channels[threadIdx.x] = __ldg(pools.digest.channels + unit * n + threadIdx.x);
+    if (x.stage.key != CN_KEY_LABELS || threadIdx.x >= n) return 0;
+    return __ldg(pools.digest.channels + unit * n + threadIdx.x);
 }
 
 /* Prepares the queries of a part, whose channels have been loaded. Clears the sums of rule max. */
 __device__ static inline void load_query(const cn_score_params &p, const cn_score_part &x,
-                                         const ring_memory &m)
+                                         const ring_memory &m, uint32_t key,
+                                         const query_ahead &ahead)
 {
-    const uint32_t d = p.args.pools.layout.head_dim;
-    switch (x.stage.key) {
-    case CN_KEY_LABELS: fill_labels(p, x, m); break;
-    case CN_KEY_BOUNDS: fill_table(p, x, m, 2 * d); break;
-    case CN_KEY_ROWS: fill_table(p, x, m, d); break;
-    default: break;
-    }
+    if (key == CN_KEY_LABELS) fill_labels(p, x, m, ahead);
+    else if (key != CN_KEY_HASH) fill_table(p, x, m, ahead);
     if (cn_score_is_max(x.stage))
         for (uint32_t i = threadIdx.x; i < p.group * m.n_workers; i += THREADS) m.sums[i] = {};
 }
@@ -202,7 +269,9 @@ __device__ static inline void label_heads(const cn_score_params &p, const cn_sco
                                           cn_lot_weights &own)
 {
     cn_label_pass pass = cn_label_pass_of();
-#pragma unroll
+    const uint32_t stride = CN_WARP * p.row;
+    uint16_t *row = lot.row + first;
+#pragma unroll 1
     for (uint32_t i = 0; i < 8; i += 2) {
         uint32_t words[2][N_WORDS];
         load_label<N_WORDS>(words[0], lot, i);
@@ -220,7 +289,8 @@ __device__ static inline void label_heads(const cn_score_params &p, const cn_sco
             for (uint32_t h = 0; h < 2 * PAIRS; h++)
                 logit[h] = cn_label_logit_of(product[h / 2][2 * k + h % 2], scale, q.factor[h]);
             cn_label_add<WHOLE>(pass, logit, valid && !below);
-            if (valid) cn_label_store(p, lot.row + (i + k) * CN_WARP * p.row, first, logit);
+            if (valid) cn_label_store(p, row, logit);
+            row += stride;
         }
     }
     cn_label_weights(own, pass, first);
@@ -333,62 +403,66 @@ __device__ static inline void compute_labels(const cn_score_params &p, const cn_
 
 /* ---- rows and bounds ---- */
 
-__device__ static inline void swap_if(bool swaps, uint4 &a, uint4 &b)
+/* sums[16, 8] = keys[16, d] * table[8, d]^T. keys: a lot of K rows as a tensor map copies them.
+ * q: row g of the table (g = lane / 4). */
+__device__ static inline void dot_rows(float sums[4], const unsigned char *keys, const cn_bf16 *q,
+                                       uint32_t d)
 {
-    const uint4 x = a, y = b;
-    a.x = swaps ? y.x : x.x;
-    a.y = swaps ? y.y : x.y;
-    a.z = swaps ? y.z : x.z;
-    a.w = swaps ? y.w : x.w;
-    b.x = swaps ? x.x : y.x;
-    b.y = swaps ? x.y : y.y;
-    b.z = swaps ? x.z : y.z;
-    b.w = swaps ? x.w : y.w;
-}
-
-/* sums[16, 8] = keys[16, width] * table[8, width]^T. keys: row g (g = lane / 4), and with IS_ROWS
- * row g + 8; without it there are 8 keys. q: row g of the table.
- *
- * Eight lanes load 64 bytes of each of two rows at once. If rows are a multiple of 128 bytes, these
- * are the same banks. Then odd K rows are loaded in another order. (Bounds: score_feed.cuh.) */
-template <bool IS_ROWS>
-__device__ static inline void dot_rows(float sums[4], const uint4 *keys, const uint4 *q,
-                                       uint32_t width)
-{
-    const uint32_t lane = threadIdx.x % CN_WARP, t = lane % 4, vecs = width / CN_VEC8;
-    const uint32_t swaps = IS_ROWS && width % 64 == 0 ? lane / 4 % 2 : 0;
-    const uint4 *low = keys, *high = keys + 8 * vecs, none = make_uint4(0, 0, 0, 0);
-    float even[4] = {}, odd[4] = {};
-    for (uint32_t from = t; from < vecs + t; from += 16) {
-        uint4 a[4], c[4];
+    const uint32_t lane = threadIdx.x % CN_WARP, t = lane % 4;
+    const uint4 *values = (const uint4 *)q + 2 * t;
+    uint32_t at = cn_shared_address(keys) + cn_chunk_at(ROWS, lane % ROWS, lane / ROWS);
+    float even[4] = {}, odd[4] = {}; /* two chains of sums hide latency */
+#pragma unroll 1
+    for (uint32_t box = 0; box < d; box += CN_BOX_COLS, at += ROWS * CN_ROW_BYTES, values += 8) {
+        const uint4 b[2] = {values[0], values[1]};
+        uint32_t a[4][4];
 #pragma unroll
-        for (uint32_t i = 0; i < 4; i++) {
-            const uint32_t at = from + 4 * (i ^ swaps);
-            a[i] = at < vecs ? low[at] : none;
-            c[i] = IS_ROWS && at < vecs ? high[at] : none;
-        }
-#pragma unroll
-        for (uint32_t i = 0; IS_ROWS && i < 4; i += 2) {
-            swap_if(swaps, a[i], a[i + 1]);
-            swap_if(swaps, c[i], c[i + 1]);
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < 4; i++) {
-            const uint4 b = from + 4 * i < vecs ? q[from + 4 * i] : none;
-            const uint32_t first[4] = {a[i].x, c[i].x, a[i].y, c[i].y};
-            const uint32_t second[4] = {a[i].z, c[i].z, a[i].w, c[i].w};
-            cn_mma(even, first, b.x, b.y);
-            cn_mma(odd, second, b.z, b.w);
-        }
+        for (uint32_t k = 0; k < 4; k++) cn_ldmatrix(a[k], at ^ k * 2 * CN_CHUNK_BYTES);
+        cn_mma(even, a[0], b[0].x, b[0].y);
+        cn_mma(odd, a[1], b[0].z, b[0].w);
+        cn_mma(even, a[2], b[1].x, b[1].y);
+        cn_mma(odd, a[3], b[1].z, b[1].w);
     }
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) sums[i] = even[i] + odd[i];
 }
 
+/* sums[0], sums[1]: of key g with the columns 2 t and 2 t + 1 (g = lane / 4, t = lane % 4) of
+ * keys[8, width] * table[8, width]^T. keys: key g; q: row g of the table.
+ *
+ * The product takes the four words of a lane as those of two rows: the first and third are of row
+ * g, the others of row g + 8. It is multiplied by the values for the former, and then by those for
+ * the latter; of each product only these rows are used. */
+__device__ static inline void dot_bounds(float sums[4], const uint4 *keys, const uint4 *q,
+                                         uint32_t width)
+{
+    const uint32_t t = threadIdx.x % 4, vecs = width / CN_VEC8;
+    const uint4 none = make_uint4(0, 0, 0, 0);
+    float low[4] = {}, high[4] = {};
+#pragma unroll 1
+    for (uint32_t from = t; from < vecs + t; from += 16) {
+        uint4 a[4], b[4];
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            a[i] = from + 4 * i < vecs ? keys[from + 4 * i] : none;
+            b[i] = from + 4 * i < vecs ? q[from + 4 * i] : none;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint32_t words[4] = {a[i].x, a[i].y, a[i].z, a[i].w};
+            cn_mma(low, words, b[i].x, b[i].z);
+            cn_mma(high, words, b[i].y, b[i].w);
+        }
+    }
+    sums[0] = low[0] + high[2];
+    sums[1] = low[1] + high[3];
+    sums[2] = sums[3] = 0;
+}
+
 /* The candidates of a lane: those of the product's rows g and g + 8 (g = lane / 4); of bounds only
  * the first. */
 typedef struct key_two {
-    uint32_t c[2];
+    int32_t c;               /* the first; may be below 0 if it is not valid */
     bool valid[2], below[2]; /* below: the base */
 } key_two;
 
@@ -400,45 +474,52 @@ template <bool IS_ROWS> __device__ static inline uint32_t key_of_lane()
     return IS_ROWS ? g : g % 2 * 4 + g / 2;
 }
 
-/* whole: set to whether all candidates of the warp are valid and none is below. */
+/* Returns where the lane's bound begins. */
+__device__ static inline const uint4 *bounds_of_lane(const cn_score_params &p,
+                                                     const unsigned char *lot)
+{
+    const uint32_t half = cn_feed_lot_bytes(p, false) / 2;
+    const uint32_t at = key_of_lane<false>() * (half / 4);
+    return (const uint4 *)(lot + at + (at < half ? 0 : CN_FEED_SHIFT));
+}
+
 template <bool IS_ROWS>
 __device__ static inline key_two two_of(const cn_score_params &p, const cn_score_part &x,
-                                        uint32_t start, bool &whole)
+                                        uint32_t start)
 {
     const uint32_t entry = x.stage.entry_log2;
     const bool may_be_below = x.stage.in_tiles && x.base > 0;
     key_two two = {};
-    whole = start >= x.from && start + (1u << x.lot_log2) <= x.to && !may_be_below;
+    two.c = ((int32_t)(start - x.from) >> entry) + (int32_t)key_of_lane<IS_ROWS>();
+    two.valid[0] = true;
+    two.valid[1] = IS_ROWS;
+    const bool whole = start >= x.from && start + (1u << x.lot_log2) <= x.to;
+    if (whole && !may_be_below) return two;
 #pragma unroll
     for (uint32_t k = 0; k < (IS_ROWS ? 2 : 1); k++) {
         const uint32_t at = start + ((key_of_lane<IS_ROWS>() + 8 * k) << entry);
-        two.c[k] = (at - x.from) >> entry;
         two.valid[k] = at >= x.from && at < x.to;
         two.below[k] = may_be_below && cn_score_token_of(p, x, at).position < x.base;
     }
     return two;
 }
 
-/* Stores the logits of a lane, of the heads first + 2 t and the next (t = lane % 4). Returns the
- * weights of the lot for head first + cn_key_head(). */
-template <bool WHOLE>
-__device__ static inline cn_lot_weights store_heads(const cn_score_params &p, uint16_t *rows,
-                                                    const key_two &two, uint32_t first,
-                                                    const float sums[4], float factor)
+/* Sets the logits of a lane, of the heads first + 2 t and the next (t = lane % 4), and stores
+ * them. */
+__device__ static inline void store_heads(const cn_score_params &p, uint16_t *rows,
+                                          const key_two &two, uint32_t first, const float sums[4],
+                                          float factor, float logit[2][2])
 {
     const uint32_t head = first + 2 * (threadIdx.x % 4);
-    float logit[2][2];
+    uint16_t *row = rows + two.c * (int32_t)p.row + (int32_t)head;
 #pragma unroll
     for (uint32_t k = 0; k < 2; k++) {
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++)
-            logit[i][k] = !WHOLE && two.below[k] ? CUDART_NAN_F : sums[2 * k + i] * factor;
-        if ((WHOLE || two.valid[k]) && head < p.row)
-            cn_store_kept(rows + (size_t)two.c[k] * p.row + head,
-                          cn_f16x2(logit[0][k], logit[1][k]));
+            logit[i][k] = two.below[k] ? CUDART_NAN_F : sums[2 * k + i] * factor;
+        if (two.valid[k] && head < p.row)
+            cn_store_kept(row + k * 8 * p.row, cn_f16x2(logit[0][k], logit[1][k]));
     }
-    return cn_key_weights(logit, WHOLE || (two.valid[0] && !two.below[0]),
-                          WHOLE || (two.valid[1] && !two.below[1]));
 }
 
 /* Stores the scores under the mean query, the sums of columns 0 and 1. */
@@ -451,12 +532,12 @@ __device__ static inline void store_mean(uint16_t *out, const key_two &two, cons
         score[k] = two.below[k] ? CUDART_NAN_F : (sums[2 * k] + sums[2 * k + 1]) * factor;
     const uint32_t bits = cn_score_of_f16x2(cn_f16x2(score[0], score[1]));
     if (threadIdx.x % 4 > 0) return;
-    if (two.valid[0]) out[two.c[0]] = (uint16_t)bits;
-    if (two.valid[1]) out[two.c[1]] = (uint16_t)(bits >> 16);
+    if (two.valid[0]) out[two.c] = (uint16_t)bits;
+    if (two.valid[1]) out[two.c + 8] = (uint16_t)(bits >> 16);
 }
 
-/* Computes the warp's lots of a part of rows, or else of bounds. A lane keeps the sum of its head
- * until the end, if all heads are computed at once. known: as in cn_feed_find. */
+/* Computes the warp's lots of a part of rows, or else of bounds. Lanes keep the weights until the
+ * end, if all heads are computed at once. known: as in cn_feed_find. */
 template <bool IS_ROWS>
 __device__ static inline void compute_keys(const cn_score_params &p, const cn_score_part &x,
                                            const ring_memory &m, cn_feed &f, uint32_t known)
@@ -464,33 +545,35 @@ __device__ static inline void compute_keys(const cn_score_params &p, const cn_sc
     const uint32_t d = p.args.pools.layout.head_dim, g = threadIdx.x % CN_WARP / 4;
     const bool is_max = x.stage.group == CN_GROUP_MAX;
     const uint32_t width = IS_ROWS ? d : 2 * d, n_rows = is_max ? p.group : 2;
-    const uint32_t vecs = width / CN_VEC8, at = cn_feed_key_vec(p, x, key_of_lane<IS_ROWS>(), vecs);
     const float factor = cn_score_scale_of(p, x);
     uint16_t *const rows = cn_score_rows(p, x.stored), *const out = p.args.out + x.first;
-    cn_exp_sum sum = {};
+    cn_key_sums weights = {};
     for (uint32_t i = threadIdx.x / CN_WARP; i < x.n_lots; i += m.n_workers) {
-        bool whole;
-        const key_two two = two_of<IS_ROWS>(p, x, (x.lot + i) << x.lot_log2, whole);
-        const uint4 *keys = (const uint4 *)cn_feed_wait(f) + at;
+        const key_two two = two_of<IS_ROWS>(p, x, (x.lot + i) << x.lot_log2);
+        const unsigned char *keys = cn_feed_wait(f);
+#pragma unroll 1
         for (uint32_t first = 0; first < n_rows; first += HEADS) {
-            float sums[4];
-            const uint32_t row = min(first + g, n_rows - 1), head = first + cn_key_head();
-            dot_rows<IS_ROWS>(sums, keys, (const uint4 *)(m.table + row * (width + TABLE_PAD)),
-                              width);
+            float sums[4], logit[2][2];
+            const uint32_t head = first + cn_key_head();
+            const cn_bf16 *q = m.table + min(first + g, n_rows - 1) * (width + TABLE_PAD);
+            if (IS_ROWS) dot_rows(sums, keys, q, d);
+            else dot_bounds(sums, bounds_of_lane(p, keys), (const uint4 *)q, width);
             if (first + HEADS >= n_rows) cn_feed_release(f, p, known);
             if (!is_max) {
                 store_mean(out, two, sums, factor);
                 continue;
             }
-            const cn_lot_weights lot =
-                IS_ROWS && whole ? store_heads<true>(p, rows, two, first, sums, factor)
-                                 : store_heads<false>(p, rows, two, first, sums, factor);
-            if (p.group <= HEADS) sum = cn_exp_sum_add_lot(sum, lot.sum, lot.top);
-            else if (head < min(first + HEADS, p.group)) add_lot(m, head, lot);
+            store_heads(p, rows, two, first, sums, factor, logit);
+            const bool has[2] = {two.valid[0] && !two.below[0], two.valid[1] && !two.below[1]};
+            const bool full = cn_key_add(weights, logit, has[0], has[1]);
+            if (!full && p.group <= HEADS) continue;
+            const cn_lot_weights lot = cn_key_close(weights);
+            if (head < min(first + HEADS, p.group)) add_lot(m, head, lot);
+            if (full) cn_key_add(weights, logit, has[0], has[1]);
         }
     }
-    if (is_max && p.group <= HEADS && cn_key_head() < p.group)
-        m.sums[cn_key_head() * m.n_workers + threadIdx.x / CN_WARP] = sum;
+    const cn_lot_weights lot = cn_key_close(weights);
+    if (is_max && cn_key_head() < p.group) add_lot(m, cn_key_head(), lot);
 }
 
 /* ---- hashes ---- */
@@ -520,19 +603,23 @@ __device__ static inline void store_sums(const cn_score_params &p, const cn_scor
 }
 
 /* Computes part `number`. The one behind it is being found. */
+template <bool ROWS_ONLY>
 __device__ static inline void compute_part(const cn_score_params &p, const ring_memory &m,
                                            cn_feed &f, uint32_t number)
 {
     const cn_score_part &x = m.fixed->feed.parts.part[number % 2];
     const uint32_t warp = threadIdx.x / CN_WARP;
-    load_query(p, x, m);
+    const uint32_t key = ROWS_ONLY ? CN_KEY_ROWS : x.stage.key;
+    const query_ahead ahead = load_ahead(p, x, m, key);
+    cn_feed_fill(f, p, number);
+    load_query(p, x, m, key, ahead);
     __syncthreads(); /* the next part is found */
     cn_feed_fill(f, p, number + 1);
-    if (x.stage.key == CN_KEY_HASH) {
+    if (key == CN_KEY_HASH) {
         compute_hashes(p, x);
     } else if (warp < m.n_workers) {
-        if (x.stage.key == CN_KEY_ROWS) compute_keys<true>(p, x, m, f, number + 1);
-        else if (x.stage.key == CN_KEY_BOUNDS) compute_keys<false>(p, x, m, f, number + 1);
+        if (key == CN_KEY_ROWS) compute_keys<true>(p, x, m, f, number + 1);
+        else if (key == CN_KEY_BOUNDS) compute_keys<false>(p, x, m, f, number + 1);
         else if (p.label_bytes == 16) compute_labels<4>(p, x, m, f, number + 1);
         else compute_labels<2>(p, x, m, f, number + 1);
     }
@@ -541,14 +628,12 @@ __device__ static inline void compute_part(const cn_score_params &p, const ring_
     store_sums(p, x, m);
 }
 
-#endif
-
-__global__ static void __launch_bounds__(THREADS, CN_SCORE_BLOCKS)
-    ring_kernel(const __grid_constant__ cn_score_params p,
-                const __grid_constant__ ring_shape shape)
+/* ROWS_ONLY: all stages rank K rows. */
+template <bool ROWS_ONLY>
+__device__ static inline void run(const cn_score_params &p, const ring_shape &shape,
+                                  const CUtensorMap *rows)
 {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    extern __shared__ __align__(ALIGN) unsigned char dynamic[];
+    extern __shared__ __align__(ROW_ALIGN) unsigned char dynamic[];
     __shared__ ring_fixed fixed;
     ring_memory m;
     m.fixed = &fixed;
@@ -563,23 +648,48 @@ __global__ static void __launch_bounds__(THREADS, CN_SCORE_BLOCKS)
 #pragma unroll 1
     for (uint32_t i = 0; i < 2; i++) cn_score_find(plan, p, i, &fixed.feed.parts);
     __syncthreads();
-    cn_feed f = cn_feed_of(shape.feed, dynamic, &fixed.feed);
+    cn_feed f = cn_feed_of(shape.feed, dynamic, &fixed.feed, rows);
     const bool in_tiles = fixed.feed.parts.part[0].stage.in_tiles;
-    if (!in_tiles) cn_feed_fill(f, p, 0);
-    load_channels(p, fixed.feed.parts.part[0], m);
+    const uint8_t channel = load_channel(p, fixed.feed.parts.part[0]); /* before the keys */
+    if (!in_tiles)
+        cn_feed_fill_upto(f, p, 0, p.first_row > 0 ? shape.feed.n_stages : EARLY_STAGES);
+    if (threadIdx.x < CN_WARP) fixed.channels[threadIdx.x] = channel;
     cn_wait_previous();
     cn_overlap_next(); /* after the wait: see score_share.cu */
     __syncthreads();
-    if (in_tiles) cn_feed_fill(f, p, 0);
     for (uint32_t i = 0; fixed.feed.parts.part[i % 2].n_lots > 0; i++) {
         if (i > 0) {
-            load_channels(p, fixed.feed.parts.part[i % 2], m);
+            const uint8_t next = load_channel(p, fixed.feed.parts.part[i % 2]);
+            if (threadIdx.x < CN_WARP) fixed.channels[threadIdx.x] = next;
             cn_score_find(plan, p, i + 1, &fixed.feed.parts);
             __syncthreads();
         }
-        compute_part(p, m, f, i);
+        compute_part<ROWS_ONLY>(p, m, f, i);
         __syncthreads();
     }
+}
+
+#endif
+
+__global__ static void __launch_bounds__(THREADS, CN_SCORE_BLOCKS)
+    ring_kernel(const __grid_constant__ cn_score_params p,
+                const __grid_constant__ ring_shape shape,
+                const __grid_constant__ CUtensorMap rows)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    run<false>(p, shape, &rows);
+#endif
+}
+
+/* The same for launches that rank K rows only. Besides its blocks a multiprocessor has room for
+ * small blocks of other kernels: the shares of the layer before, and pushes or `predict`. */
+__global__ static void __maxnreg__(96)
+    row_kernel(const __grid_constant__ cn_score_params p,
+               const __grid_constant__ ring_shape shape,
+               const __grid_constant__ CUtensorMap rows)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    run<true>(p, shape, &rows);
 #endif
 }
 
@@ -592,7 +702,8 @@ static bool shape_of(const cn_stream *s, const cn_score_params &p, ring_shape *s
     const uint32_t d = a->pools.layout.head_dim, heads = a->logits ? p.group : 1;
     const bool has_labels = cn_score_may_have(p, CN_KEY_LABELS);
     const bool has_bounds = cn_score_may_have(p, CN_KEY_BOUNDS);
-    const bool has_keys = has_bounds || cn_score_may_have(p, CN_KEY_ROWS);
+    const bool has_rows = cn_score_may_have(p, CN_KEY_ROWS), has_keys = has_bounds || has_rows;
+    const uint32_t align = has_rows ? ROW_ALIGN : ALIGN;
     const uint32_t width = has_bounds ? 2 * d : d;
     const size_t half = (s->cuda->device.shared_bytes + RESERVED_BYTES) / CN_SCORE_BLOCKS -
                         RESERVED_BYTES - STATIC_BYTES;
@@ -605,8 +716,8 @@ static bool shape_of(const cn_stream *s, const cn_score_params &p, ring_shape *s
     const uint32_t shift = has_bounds ? CN_FEED_SHIFT : 0;
     shape->feed.stage_bytes = cn_max_u32(has_labels ? cn_feed_lot_bytes(p, true) : 0,
                                          has_keys ? cn_feed_lot_bytes(p, false) + shift : 0);
-    shape->feed.stage_bytes = (shape->feed.stage_bytes + ALIGN - 1) / ALIGN * ALIGN;
-    if (shape->feed.stage_bytes == 0) shape->feed.stage_bytes = ALIGN; /* hashes have no keys */
+    shape->feed.stage_bytes = (shape->feed.stage_bytes + align - 1) / align * align;
+    if (shape->feed.stage_bytes == 0) shape->feed.stage_bytes = align; /* hashes have no keys */
     const uint32_t stage_bytes = shape->feed.stage_bytes;
     const size_t stages = rest < half ? (half - rest) / stage_bytes : 0;
     uint32_t n_workers = CN_FEED_WARPS;
@@ -623,22 +734,40 @@ bool cn_score_ring_fits(const cn_stream *s, const cn_score_params &p)
 {
     const cn_score_args *a = &p.args;
     const bool labels = cn_score_may_have(p, CN_KEY_LABELS) && a->pools.digest.labels;
+    const bool rows = cn_score_may_have(p, CN_KEY_ROWS) && a->pools.kv;
+    const cn_kv_layout *l = &a->pools.layout;
     ring_shape shape;
     return cn_attn_has_bulk(s) && a->max_queries <= 1 &&
            (!labels || p.label_bytes == 8 || p.label_bytes == 16) &&
-           a->pools.layout.tile_tokens >= 16 && shape_of(s, p, &shape);
+           (!rows || (l->head_dim % CN_BOX_COLS == 0 && l->tile_tokens >= ROWS &&
+                      cn_kv_rows_of(l).total <= INT32_MAX)) &&
+           shape_of(s, p, &shape);
+}
+
+/* Encodes a map of the pool whose box is a lot of K rows: 64 columns, rows, the other columns of
+ * the rows. The last dimension is that of cn_tma_load. */
+static cn_status map_rows(CUtensorMap *map, const cn_pools &pools)
+{
+    const uint32_t d = pools.layout.head_dim;
+    const uint64_t n_rows = cn_kv_rows_of(&pools.layout).total;
+    const cn_map_shape shape = {CN_MAP_DIMS,
+                                {CN_BOX_COLS, n_rows, d / CN_BOX_COLS, 1},
+                                {1, d, CN_BOX_COLS, n_rows * d},
+                                {CN_BOX_COLS, ROWS, d / CN_BOX_COLS, 1}};
+    return cn_map_encode(map, pools.kv, &shape);
 }
 
 cn_status cn_score_ring(cn_stream *s, const cn_score_params &p)
 {
     ring_shape shape;
+    CUtensorMap rows = {};
     const bool fits = shape_of(s, p, &shape);
     CN_ASSERT(fits);
-    /* Without this the driver may leave room for one block only. */
-    CN_CUDA(cudaFuncSetAttribute(ring_kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                 cudaSharedmemCarveoutMaxShared));
+    if (cn_score_may_have(p, CN_KEY_ROWS) && p.args.pools.kv) CN_TRY(map_rows(&rows, p.args.pools));
+    const bool rows_only = p.args.keys == 1u << CN_KEY_ROWS;
+    const auto kernel = rows_only ? row_kernel : ring_kernel;
     const uint32_t n_blocks = CN_SCORE_BLOCKS * s->cuda->device.n_sms;
     const size_t bytes = shape.seqs_at + cn_score_seqs_bytes(&p.args);
-    return cn_cuda_launch(s, "score: ring", ring_kernel, {dim3(n_blocks), THREADS, bytes}, p,
-                          shape);
+    return cn_cuda_launch(s, "score: ring", kernel, {dim3(n_blocks), THREADS, bytes}, p, shape,
+                          rows);
 }

@@ -5,17 +5,20 @@
  * first adds up the sums of the unit's parts, while its first loads are on their way.
  *
  * `score` waits for all kernels that write the arrays of the step before it lets the next kernel
- * start. So this kernel reads the arrays before it waits.
+ * start. So this kernel reads the arrays before it waits. Behind the kernel of the next layer
+ * (cn_score_share_behind), which has waited for the logits, it waits at its end only. Then it has
+ * one small block per multiprocessor, beside those of that kernel.
  *
  * Bytes per candidate and kv head, from the L2 cache if they fit: read 2 a head, written 2.
- * Block 256, 64 registers. */
+ * Block 256, 64 registers; behind the next layer 128, 48. */
 #include "cuda/select/score_share.h"
 
 enum {
     THREADS = 256,
-    WARPS = THREADS / CN_WARP,
     BLOCKS = 4, /* of a multiprocessor */
-    MANY = 4,   /* rounds of blocks, if there are many units */
+    BEHIND_THREADS = 128, /* beside the kernel of the next layer: one block of 48 registers */
+    BEHIND_BLOCKS = 10,
+    MANY = 4, /* rounds of blocks, if there are many units */
     MAX_ROW = 64,
     AT_ONCE = 8, /* candidates that a thread loads before it uses the first */
     NAN_X2 = 0x7fff7fff
@@ -33,16 +36,16 @@ template <uint32_t WORDS> struct share_raw {
     uint32_t words[AT_ONCE][WORDS];
 };
 
-/* Loads those of candidates c, c + THREADS, ... from word `first` of their rows on. Candidates from
- * `end` on are not loaded. */
-template <uint32_t WORDS>
+/* Loads those of candidates c, c + N, ... from word `first` of their rows on. Candidates from `end`
+ * on are not loaded. */
+template <uint32_t N, uint32_t WORDS>
 __device__ static inline void load_raw(share_raw<WORDS> &raw, const cn_score_params &p,
                                        const share_part &s, uint32_t c, uint32_t first)
 {
     const uint32_t *from = (const uint32_t *)(s.rows + (size_t)c * p.row) + first;
 #pragma unroll
-    for (uint32_t i = 0; i < AT_ONCE; i++, from += THREADS * (p.row / 2)) {
-        if (c + i * THREADS >= s.end) continue;
+    for (uint32_t i = 0; i < AT_ONCE; i++, from += N * (p.row / 2)) {
+        if (c + i * N >= s.end) continue;
         if constexpr (WORDS == 1) {
             raw.words[i][0] = *from;
         } else {
@@ -59,7 +62,7 @@ __device__ static inline void load_heads(const cn_score_params &p, uint32_t unit
 {
     const uint32_t warp = threadIdx.x / CN_WARP, lane = threadIdx.x % CN_WARP;
     const cn_score_unit at = p.units[unit];
-    for (uint32_t h = warp; h < p.row; h += WARPS) {
+    for (uint32_t h = warp; h < p.row; h += blockDim.x / CN_WARP) {
         const cn_exp_sum *slots = p.slots + (size_t)at.first_slot * p.group + h;
         cn_exp_sum sum = {};
         for (uint32_t i = lane; h < p.group && i < at.n_slots; i += CN_WARP)
@@ -78,7 +81,8 @@ __device__ static inline void load_heads(const cn_score_params &p, uint32_t unit
     __syncthreads();
 }
 
-/* Stores the scores of candidates c, c + THREADS, ... best: of the even and of the odd heads. */
+/* Stores the scores of candidates c, c + N, ... best: of the even and of the odd heads. */
+template <uint32_t N>
 __device__ static inline void store_scores(const share_part &s, uint32_t c,
                                            const uint32_t best[AT_ONCE])
 {
@@ -88,28 +92,29 @@ __device__ static inline void store_scores(const share_part &s, uint32_t c,
         const uint32_t even = __byte_perm(best[i], best[i + 1], 0x5410);
         const uint32_t odd = __byte_perm(best[i], best[i + 1], 0x7632);
         const uint32_t bits = cn_score_of_f16x2(cn_f16x2_max(even, odd));
-        if (c + i * THREADS < s.end) out[i * THREADS] = (uint16_t)bits;
-        if (c + (i + 1) * THREADS < s.end) out[(i + 1) * THREADS] = (uint16_t)(bits >> 16);
+        if (c + i * N < s.end) out[i * N] = (uint16_t)bits;
+        if (c + (i + 1) * N < s.end) out[(i + 1) * N] = (uint16_t)(bits >> 16);
     }
 }
 
-/* Computes the scores of a block's part. The words of a row are a multiple of WORDS. */
-template <uint32_t WORDS>
+/* Computes the scores of a block's part. N: its threads. The words of a row are a multiple of
+ * WORDS. */
+template <uint32_t N, uint32_t WORDS>
 __device__ static inline void score_part(const cn_score_params &p, const share_part &s,
                                          uint32_t unit, uint32_t *heads)
 {
     uint32_t c = s.start + threadIdx.x;
     share_raw<WORDS> next = {};
-    load_raw(next, p, s, c, 0);
+    load_raw<N>(next, p, s, c, 0);
     load_heads(p, unit, heads);
-    for (; c < s.end; c += AT_ONCE * THREADS) {
+    for (; c < s.end; c += AT_ONCE * N) {
         uint32_t best[AT_ONCE];
 #pragma unroll
         for (uint32_t i = 0; i < AT_ONCE; i++) best[i] = NAN_X2;
         for (uint32_t at = 0; at < p.row / 2; at += WORDS) {
             const share_raw<WORDS> raw = next;
             const bool last = at + WORDS >= p.row / 2;
-            load_raw(next, p, s, last ? c + AT_ONCE * THREADS : c, last ? 0 : at + WORDS);
+            load_raw<N>(next, p, s, last ? c + AT_ONCE * N : c, last ? 0 : at + WORDS);
 #pragma unroll
             for (uint32_t k = 0; k < WORDS; k++)
 #pragma unroll
@@ -117,7 +122,7 @@ __device__ static inline void score_part(const cn_score_params &p, const share_p
                     best[i] = cn_f16x2_max(best[i],
                                            cn_f16x2_add(raw.words[i][k], heads[at + k]));
         }
-        store_scores(s, c, best);
+        store_scores<N>(s, c, best);
     }
 }
 
@@ -136,9 +141,13 @@ __device__ static inline share_part part_of(const cn_score_params &p, const cn_s
     return s;
 }
 
-__global__ static void __launch_bounds__(THREADS, BLOCKS)
+/* BEHIND: the launch is behind the kernel of the next layer. */
+template <bool BEHIND>
+__global__ static void __launch_bounds__(BEHIND ? BEHIND_THREADS : THREADS,
+                                         BEHIND ? BEHIND_BLOCKS : BLOCKS)
     share_kernel(const __grid_constant__ cn_score_params p, uint32_t n_parts)
 {
+    constexpr uint32_t N = BEHIND ? BEHIND_THREADS : THREADS;
     __shared__ uint32_t heads[MAX_ROW / 2];
     const cn_score_args &a = p.args;
     cn_overlap_next();
@@ -148,10 +157,12 @@ __global__ static void __launch_bounds__(THREADS, BLOCKS)
     *reinterpret_cast<uint2 *>(&stage) = __ldg((const uint2 *)a.stage + u.seq);
     const share_part s =
         part_of(p, u, a.first[u.seq], a.n[u.seq], blockIdx.x % n_parts, n_parts);
-    cn_wait_previous();
-    if (!cn_score_is_max(stage) || s.start == s.end) return;
-    if (p.row == 2) score_part<1>(p, s, u.index, heads);
-    else score_part<2>(p, s, u.index, heads);
+    if (!BEHIND) cn_wait_previous();
+    if (cn_score_is_max(stage) && s.start < s.end) {
+        if (p.row == 2) score_part<N, 1>(p, s, u.index, heads);
+        else score_part<N, 2>(p, s, u.index, heads);
+    }
+    if (BEHIND) cn_wait_previous(); /* every kernel must: see launch.cuh */
 }
 
 /* ---- on the host ---- */
@@ -163,6 +174,13 @@ cn_status cn_score_share(cn_stream *s, const cn_score_params &p)
     const uint32_t rounds = MANY * p.n_units <= most ? 1 : MANY;
     const uint32_t n_parts = rounds == 1 ? most / p.n_units
                                          : (uint32_t)cn_ceil_div(rounds * most, p.n_units);
-    return cn_cuda_launch(s, "score: shares", share_kernel, {dim3(p.n_units * n_parts), THREADS}, p,
-                          n_parts);
+    return cn_cuda_launch(s, "score: shares", share_kernel<false>,
+                          {dim3(p.n_units * n_parts), THREADS}, p, n_parts);
+}
+
+cn_status cn_score_share_behind(cn_stream *s, const cn_score_params &p)
+{
+    const uint32_t n_parts = cn_max_u32(s->cuda->device.n_sms / p.n_units, 1);
+    return cn_cuda_launch(s, "score: shares", share_kernel<true>,
+                          {dim3(p.n_units * n_parts), BEHIND_THREADS}, p, n_parts);
 }

@@ -6,6 +6,8 @@
 
 /* Turns the logits that the first kernel stored into scores: the largest share of any head. */
 cn_status cn_score_share(cn_stream *s, const cn_score_params &p);
+/* The same, launched behind the first kernel of the next layer, which has waited for that of p. */
+cn_status cn_score_share_behind(cn_stream *s, const cn_score_params &p);
 
 /* score_ring_sm90.cu: returns true when its kernel supports this device and shape; and computes. */
 bool cn_score_ring_fits(const cn_stream *s, const cn_score_params &p);
