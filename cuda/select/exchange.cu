@@ -19,15 +19,16 @@
 #include "cuda/select/select.cuh"
 
 enum {
-    THREADS = 512,
+    THREADS = 256,
     SCORES = 8, /* of a vector of 16 bytes */
     WORD_VECS = 32 / SCORES,
     AT_ONCE = 4,   /* loads that a thread starts before it uses the first */
     WINDOW = 2048, /* words of marks */
     BINS = 256,
-    COPIES = 8 /* of a histogram: lanes that meet in a bin wait for each other */
+    COPIES = 4, /* of a histogram: lanes that meet in a bin wait for each other */
+    BIN_THREADS = COPIES / 4 /* that add up a bin */
 };
-static_assert(BINS * COPIES == 4 * THREADS, "two threads add up the four copies each of a bin");
+static_assert(BINS * BIN_THREADS == THREADS, "a thread adds up four copies");
 static_assert(WINDOW % THREADS == 0, "a window is whole chunks");
 
 typedef cub::BlockScan<uint32_t, THREADS, cub::BLOCK_SCAN_WARP_SCANS> block_scan;
@@ -145,7 +146,7 @@ __device__ static inline void count_digit(bool counted, uint32_t digit, exchange
 }
 
 /* Finds the digit of the wanted-th largest of the counted numbers, and clears the counts. Thread t
- * adds up half of the copies of bin BINS - 1 - t / 2. */
+ * adds up four copies of bin BINS - 1 - t / BIN_THREADS. */
 __device__ static inline exchange_digit find_digit(uint32_t wanted, exchange_shared *shared)
 {
     uint32_t all;
@@ -154,10 +155,11 @@ __device__ static inline exchange_digit find_digit(uint32_t wanted, exchange_sha
     const uint4 c = *copies;
     *copies = make_uint4(0, 0, 0, 0);
     const uint32_t own = c.x + c.y + c.z + c.w;
-    const uint32_t n = own + __shfl_xor_sync(0xffffffffu, own, 1);
+    const uint32_t n =
+        BIN_THREADS == 1 ? own : own + __shfl_xor_sync(0xffffffffu, own, 1);
     const uint32_t above = scan(own, &all, shared);
-    if (threadIdx.x % 2 == 0 && above < wanted && above + n >= wanted)
-        shared->digit = {BINS - 1 - threadIdx.x / 2, wanted - above, n};
+    if (threadIdx.x % BIN_THREADS == 0 && above < wanted && above + n >= wanted)
+        shared->digit = {BINS - 1 - threadIdx.x / BIN_THREADS, wanted - above, n};
     __syncthreads();
     return shared->digit;
 }
@@ -419,7 +421,7 @@ __device__ static inline uint32_t replace(const exchange_unit &u, const wanted_s
     return n_moves;
 }
 
-__global__ static void __launch_bounds__(THREADS, 3)
+__global__ static void __launch_bounds__(THREADS, 5)
     exchange_kernel(const __grid_constant__ cn_exchange_args a)
 {
     __shared__ exchange_shared shared;
