@@ -91,6 +91,11 @@ size_t cn_exchange_counts(const cn_exchange_sizes *z, uint32_t n_kv_heads)
     return (size_t)z->max_rows * z->n_layers * n_kv_heads;
 }
 
+size_t cn_exchange_queries(const cn_exchange_sizes *z)
+{
+    return (size_t)z->query_room * z->pack_layers;
+}
+
 size_t cn_exchange_moves(const cn_exchange_sizes *z, uint32_t n_kv_heads)
 {
     return (size_t)z->max_rows * z->pack_layers * n_kv_heads * z->move_stride;
@@ -287,29 +292,35 @@ typedef struct job {
     const cn_exchange_scratch *m;
     uint32_t first_layer, n_layers;
     bool fill;
-    cn_move *moves; /* of the pack */
+    void *predicted; /* of the pack */
+    cn_move *moves;  /* of the pack */
     uint32_t *moved, *missed; /* of this pack, [rows, n_layers, hk] */
 } job;
 
+/* The half of the arrays of an exchange. */
+static char *arrays_of(const cn_exchange_rows *r, const cn_exchange_scratch *m)
+{
+    return (char *)m->arrays + r->turn % 2 * cn_exchange_bytes(&r->sizes);
+}
+
 static const uint32_t *device_u32(const job *j, row_array a)
 {
-    return u32_of(j->r, j->m->arrays, a);
+    return u32_of(j->r, arrays_of(j->r, j->m), a);
 }
 
 static const uint8_t *device_bytes(const job *j, byte_array a)
 {
-    return (const uint8_t *)j->m->arrays + byte_at(&j->r->sizes, a);
+    return (const uint8_t *)arrays_of(j->r, j->m) + byte_at(&j->r->sizes, a);
 }
 
 static const uint32_t *device_table(const job *j, size_t at)
 {
-    return (const uint32_t *)(const void *)((const char *)j->m->arrays + at);
+    return (const uint32_t *)(const void *)(arrays_of(j->r, j->m) + at);
 }
 
 static const cn_sel_stage *device_stages(const job *j)
 {
-    return (const cn_sel_stage *)(const void *)((const char *)j->m->arrays +
-                                                stages_at(&j->r->sizes));
+    return (const cn_sel_stage *)(const void *)(arrays_of(j->r, j->m) + stages_at(&j->r->sizes));
 }
 
 /* Elements of the queries of a row. */
@@ -342,7 +353,7 @@ static cn_status predict(const job *j, cn_row_range range)
         .eps = CN_SELECT_RIDGE,
         .cos = j->x->cos,
         .sin = j->x->sin,
-        .out = j->m->predicted,
+        .out = j->predicted,
         .out_stride = query_stride(j),
     };
     return j->x->be->predict(j->s, &a);
@@ -352,7 +363,7 @@ static cn_status score(const job *j, cn_row_range range)
 {
     const uint32_t r = range.start;
     const cn_score_args a = {
-        .q = {[CN_SEL_PREDICTED] = j->m->predicted},
+        .q = {[CN_SEL_PREDICTED] = j->predicted},
         .q_stride = {[CN_SEL_PREDICTED] = query_stride(j)},
         .stage = device_stages(j) + r,
         .pools = j->x->home,
@@ -438,7 +449,13 @@ cn_status cn_exchange_upload(const cn_exchange_env *x, cn_stream *s, const cn_ex
     CN_ASSERT(r->n_added == r->n_rows);
     const size_t tables =
         sizeof(uint32_t) * r->n_rows * ((size_t)r->strides.local + r->strides.home);
-    return x->be->mem_write(s, m->arrays, r->host, tables_at(&r->sizes) + tables);
+    return x->be->mem_write(s, arrays_of(r, m), r->host, tables_at(&r->sizes) + tables);
+}
+
+/* The half of the counts of an exchange. */
+static uint32_t *counts_of(const cn_exchange_rows *r, const cn_exchange_scratch *m, uint32_t hk)
+{
+    return (uint32_t *)m->counts + r->turn % 2 * 2 * cn_exchange_counts(&r->sizes, hk);
 }
 
 /* The exchange of one pack. */
@@ -447,7 +464,10 @@ static job job_of(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows
 {
     const uint32_t hk = x->home.layout.n_kv_heads, start = cn_pack_start(packs, pack);
     const size_t before = (size_t)r->n_rows * (start - packs->first_layer) * hk;
-    uint32_t *counts = m->counts;
+    const size_t query = (size_t)x->local.n_heads * x->local.layout.head_dim;
+    const size_t half = cn_exchange_queries(&r->sizes) * query * cn_dtype_bytes(x->local.act_dtype);
+    const uint32_t turn = r->turn * packs->n + pack; /* of the pack */
+    uint32_t *const counts = counts_of(r, m, hk);
     return (job){
         .x = x,
         .s = s,
@@ -455,10 +475,18 @@ static job job_of(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows
         .m = m,
         .first_layer = start,
         .n_layers = cn_pack_start(packs, pack + 1) - start,
-        .moves = (cn_move *)m->moves + pack % 2 * cn_exchange_moves(&r->sizes, hk),
+        .predicted = (char *)m->predicted + turn % 2 * half,
+        .moves = (cn_move *)m->moves + turn % 2 * cn_exchange_moves(&r->sizes, hk),
         .moved = counts + before,
         .missed = counts + cn_exchange_counts(&r->sizes, hk) + before,
     };
+}
+
+cn_status cn_exchange_predict(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows *r,
+                              const cn_exchange_scratch *m, const cn_packs *packs, uint32_t pack)
+{
+    const job j = job_of(x, s, r, m, packs, pack);
+    return r->n_ranges > 0 ? predict(&j, r->ranges[0]) : CN_OK;
 }
 
 cn_status cn_exchange_rank(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows *r,
@@ -468,7 +496,7 @@ cn_status cn_exchange_rank(const cn_exchange_env *x, cn_stream *s, const cn_exch
     job j = job_of(x, s, r, m, packs, pack);
     j.fill = fill;
     for (uint32_t g = 0; g < r->n_ranges; g++) {
-        CN_TRY(predict(&j, r->ranges[g]));
+        if (g > 0) CN_TRY(predict(&j, r->ranges[g])); /* in the place of the range before */
         CN_TRY(score(&j, r->ranges[g]));
         CN_TRY(replace(&j, r->ranges[g]));
     }
@@ -480,4 +508,16 @@ cn_status cn_exchange_push(const cn_exchange_env *x, cn_stream *s, const cn_exch
 {
     const job j = job_of(x, s, r, m, packs, pack);
     return fetch(&j);
+}
+
+cn_status cn_exchange_read_counts(const cn_exchange_env *x, cn_stream *s,
+                                  const cn_exchange_rows *r, const cn_exchange_scratch *m,
+                                  uint32_t *to)
+{
+    const uint32_t hk = x->home.layout.n_kv_heads;
+    const uint32_t *from = counts_of(r, m, hk);
+    const size_t missed = cn_exchange_counts(&r->sizes, hk);
+    const size_t bytes = sizeof *to * r->n_rows * r->sizes.n_layers * hk;
+    CN_TRY(x->be->mem_read(s, to, from, bytes));
+    return x->be->mem_read(s, to + missed, from + missed, bytes);
 }

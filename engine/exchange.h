@@ -36,18 +36,21 @@ typedef struct cn_exchange_sizes {
 cn_exchange_sizes cn_exchange_sizes_of(const cn_config *c, const cn_model_config *m,
                                        cn_kv_home home, uint32_t block_tokens, bool fill);
 
-/* Device memory, one item of the start list each. */
+/* Device memory, one item of the start list each. Arrays and counts have a half for each of two
+ * successive exchanges, predicted queries and moves for each of two successive packs. */
 typedef struct cn_exchange_scratch {
-    void *arrays;    /* cn_exchange_bytes */
-    void *predicted; /* act [query_room, pack layers, hq, d] */
+    void *arrays;    /* [2] cn_exchange_bytes */
+    void *predicted; /* act [2, query_room, pack layers, hq, d] */
     void *score;     /* u16 [room, pack layers, hk] */
     void *logits;    /* [room, pack layers, hk, cn_logit_row] of backend->logit_bytes */
-    void *moves;     /* cn_move [2, rows, pack layers, hk, move_stride]; pack p has half p % 2 */
-    void *counts;    /* u32 [2, rows, layers, hk]: moved, then missed; ordered by pack */
+    void *moves;     /* cn_move [2, rows, pack layers, hk, move_stride] */
+    void *counts;    /* u32 [2, 2, rows, layers, hk]: moved, then missed; ordered by pack */
 } cn_exchange_scratch;
 size_t cn_exchange_bytes(const cn_exchange_sizes *z);
-/* Elements of each half of `counts`. */
+/* The numbers moved of an exchange, as many as those missed. */
 size_t cn_exchange_counts(const cn_exchange_sizes *z, uint32_t n_kv_heads);
+/* Queries of each half of `predicted`, of one layer each. */
+size_t cn_exchange_queries(const cn_exchange_sizes *z);
 /* Elements of each half of `moves`. */
 size_t cn_exchange_moves(const cn_exchange_sizes *z, uint32_t n_kv_heads);
 
@@ -80,6 +83,7 @@ typedef struct cn_exchange_rows {
     cn_row_range *ranges; /* [max_rows] rows whose candidates and queries fit their rooms */
     cn_exchange_strides strides;
     uint32_t n_rows, n_added, n_ranges;
+    uint32_t turn; /* number of the exchange, among those with the same scratch */
     bool holds; /* some policy's area holds tokens that are no candidates */
     uint32_t keys; /* of the rows, as in cn_score_args */
 } cn_exchange_rows;
@@ -100,16 +104,24 @@ typedef struct cn_exchange_env {
     const float *cos, *sin; /* rope tables */
 } cn_exchange_env;
 
-/* Enqueues the upload of the rows. No rank or push of an exchange before it may be running. */
+/* Enqueues the upload of the rows. The second exchange before it must have ended. */
 cn_status cn_exchange_upload(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows *r,
                              const cn_exchange_scratch *m);
-/* Enqueues the exchange of the layers of one pack, in two halves: rank decides which entries move,
- * and push moves them. A push reads what the rank of its pack has written. The rank of a pack must
- * not run before the push of the second pack before it has ended. */
+/* Enqueues the exchange of the layers of one pack, in three parts: predict computes the queries,
+ * rank decides which entries move, and push moves them. Each reads what the part before it has
+ * written. The prediction of a pack must not run before the rank of the second pack before it has
+ * ended, nor its rank before the push of that pack has ended. */
+cn_status cn_exchange_predict(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows *r,
+                              const cn_exchange_scratch *m, const cn_packs *packs, uint32_t pack);
 cn_status cn_exchange_rank(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows *r,
                            const cn_exchange_scratch *m, const cn_packs *packs, uint32_t pack,
                            bool fill);
 cn_status cn_exchange_push(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows *r,
                            const cn_exchange_scratch *m, const cn_packs *packs, uint32_t pack);
+/* Enqueues the copies of the numbers moved, and of those missed, to `to`, in halves of
+ * cn_exchange_counts. */
+cn_status cn_exchange_read_counts(const cn_exchange_env *x, cn_stream *s,
+                                  const cn_exchange_rows *r, const cn_exchange_scratch *m,
+                                  uint32_t *to);
 
 #endif

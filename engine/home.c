@@ -83,7 +83,9 @@ cn_status cn_home_open_beside(cn_homes *hs, const cn_config *c, cn_backend *mode
     if (!(away >> CN_HOME_HOST & 1)) return CN_OK;
     hs->at[CN_HOME_HOST].be = model_be;
     /* Beside a model on the same device the exchange must not delay it. */
-    return create_streams(&hs->at[CN_HOME_HOST], CN_PRIORITY_LOW);
+    CN_TRY(create_streams(&hs->at[CN_HOME_HOST], CN_PRIORITY_LOW));
+    hs->at[CN_HOME_HOST].predicts = hs->at[CN_HOME_HOST].stream;
+    return CN_OK;
 }
 
 cn_status cn_home_open(cn_homes *hs, const cn_config *c, const cn_model_config *m)
@@ -93,14 +95,19 @@ cn_status cn_home_open(cn_homes *hs, const cn_config *c, const cn_model_config *
     CN_TRY(cn_backend_open_cache(&h->be, c, m));
     CN_TRY(cn_backend_check_ops(h->be, 0, cn_config_selectors(c), cn_config_homes(c)));
     CN_TRY(create_streams(h, CN_PRIORITY_HIGH));
+    /* Predictions may wait: a rank that waits for room would delay its pack. */
+    CN_TRY(h->be->stream_create(h->be, CN_PRIORITY_LOW, &h->predicts));
     return h->be->stream_create(h->be, CN_PRIORITY_LOW, &h->fills);
 }
 
 static cn_status create_fences(const cn_homes *hs, cn_home *h)
 {
     if (h->be == hs->o.model_be) h->fills = hs->o.event_stream;
-    for (uint32_t p = 0; p < hs->packs.n; p++) CN_TRY(h->be->fence_create(h->be, &h->done[p]));
-    CN_TRY(h->be->fence_create(h->be, &h->ranked));
+    for (uint32_t p = 0; p < hs->packs.n; p++) {
+        CN_TRY(h->be->fence_create(h->be, &h->ranked[p]));
+        CN_TRY(h->be->fence_create(h->be, &h->done[p]));
+    }
+    CN_TRY(h->be->fence_create(h->be, &h->predicted));
     return h->be->fence_create(h->be, &h->filled);
 }
 
@@ -221,18 +228,27 @@ void cn_home_step_free(cn_home_step *st, const cn_homes *hs, cn_kv_home home)
 void cn_home_sync(cn_homes *hs)
 {
     for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
+        if (h->predicts) h->be->stream_sync(h->predicts);
         if (h->stream) h->be->stream_sync(h->stream);
         if (h->pushes) h->be->stream_sync(h->pushes);
         if (h->fills && h->fills != hs->o.event_stream) h->be->stream_sync(h->fills);
     }
 }
 
+static void free_fence(cn_backend *be, cn_fence *f)
+{
+    if (f) be->fence_free(f);
+}
+
 static void free_home(const cn_homes *hs, cn_home *h)
 {
-    for (uint32_t p = 0; p < CN_MAX_PACKS; p++)
-        if (h->done[p]) h->be->fence_free(h->done[p]);
-    if (h->ranked) h->be->fence_free(h->ranked);
-    if (h->filled) h->be->fence_free(h->filled);
+    for (uint32_t p = 0; p < CN_MAX_PACKS; p++) {
+        free_fence(h->be, h->ranked[p]);
+        free_fence(h->be, h->done[p]);
+    }
+    free_fence(h->be, h->predicted);
+    free_fence(h->be, h->filled);
+    if (h->predicts && h->predicts != h->stream) h->be->stream_free(h->predicts);
     if (h->stream) h->be->stream_free(h->stream);
     if (h->pushes) h->be->stream_free(h->pushes);
     if (h->fills && h->fills != hs->o.event_stream) h->be->stream_free(h->fills);
@@ -316,35 +332,22 @@ cn_status cn_home_begin_step(cn_homes *hs, cn_home_step *steps, const cn_plane_v
     const bool any = steps[CN_HOME_PEER].rows.n_rows + steps[CN_HOME_HOST].rows.n_rows > 0;
     hs->steps = any ? steps : NULL;
     for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
-        const cn_home_step *st = step_of(hs, h);
+        cn_home_step *st = step_of(hs, h);
         if (!st) continue;
-        CN_TRY(h->be->fence_wait(h->stream, h->done[hs->packs.n - 1])); /* pushes read the rows */
-        CN_TRY(cn_exchange_upload(&h->env, h->stream, &st->rows, &h->step));
+        st->rows.turn = h->n_turns++;
+        /* The last prediction on this stream waits for the last pack of the step before, and that
+         * pack for the pushes of the step before that one. */
+        CN_TRY(cn_exchange_upload(&h->env, h->predicts, &st->rows, &h->step));
     }
     return CN_OK;
 }
 
-static cn_status read_counts(const cn_homes *hs, const cn_home *h)
+void cn_home_end_step(cn_homes *hs)
 {
-    const cn_home_step *st = step_of(hs, h);
-    if (!st) return CN_OK;
-    const uint32_t hk = h->env.home.layout.n_kv_heads;
-    const size_t half = cn_exchange_counts(&st->rows.sizes, hk);
-    const size_t bytes = sizeof(uint32_t) * st->rows.n_rows * st->rows.sizes.n_layers * hk;
-    const uint32_t *from = h->step.counts;
-    CN_TRY(h->be->mem_read(h->stream, st->counts, from, bytes));
-    CN_TRY(h->be->mem_read(h->stream, st->counts + half, from + half, bytes));
-    return h->be->fence_record(st->read, h->stream);
-}
-
-cn_status cn_home_end_step(cn_homes *hs)
-{
-    for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) CN_TRY(read_counts(hs, h));
     hs->in_pass = false;
     hs->clock = NULL;
     hs->steps = NULL;
     hs->plane_view = (cn_plane_view){0};
-    return CN_OK;
 }
 
 /* The pack that begins, or ends, with a layer; packs.n: none. */
@@ -378,19 +381,41 @@ static cn_status mark(const cn_home *h, cn_stream *s, cn_fence *f)
     return f ? h->be->fence_record(f, s) : CN_OK;
 }
 
-/* The exchange of pack p with one home. */
+/* Returns the pack whose exchange is the second before that of pack p: both use the same half of
+ * the scratch. With one pack it is the newest. */
+static uint32_t second_before(const cn_homes *hs, uint32_t p)
+{
+    const uint32_t n = hs->packs.n;
+    return p >= 2 ? p - 2 : n >= 2 ? n - 2 + p : 0;
+}
+
+/* Enqueues the prediction of pack p with one home. */
+static cn_status predict(const cn_homes *hs, cn_home *h, const cn_home_step *st, uint32_t p)
+{
+    CN_TRY(h->be->fence_wait(h->predicts, hs->stepped[p]));
+    CN_TRY(h->be->fence_wait(h->predicts, h->ranked[second_before(hs, p)])); /* it reads queries */
+    CN_TRY(cn_exchange_predict(&h->env, h->predicts, &st->rows, &h->step, &hs->packs, p));
+    return h->be->fence_record(h->predicted, h->predicts);
+}
+
+/* Enqueues the exchange of pack p with one home. */
 static cn_status exchange(const cn_homes *hs, cn_home *h, const cn_home_step *st, uint32_t p)
 {
     static const cn_home_span untimed;
     cn_home_span *timed = hs->clock ? &hs->clock->spans[kind_of(hs, h)] : NULL;
     const cn_home_span *span = timed ? timed : &untimed;
-    CN_TRY(h->be->fence_wait(h->stream, hs->stepped[p]));
-    if (p >= 2) CN_TRY(h->be->fence_wait(h->stream, h->done[p - 2])); /* it reads the moves */
+    CN_TRY(predict(hs, h, st, p));
+    CN_TRY(h->be->fence_wait(h->stream, h->predicted));
+    CN_TRY(h->be->fence_wait(h->stream, h->done[second_before(hs, p)])); /* it reads the moves */
     CN_TRY(mark(h, h->stream, span->begins[CN_HOME_RANKS][p]));
     CN_TRY(cn_exchange_rank(&h->env, h->stream, &st->rows, &h->step, &hs->packs, p, false));
     CN_TRY(mark(h, h->stream, span->ends[CN_HOME_RANKS][p]));
-    CN_TRY(h->be->fence_record(h->ranked, h->stream));
-    CN_TRY(h->be->fence_wait(h->pushes, h->ranked));
+    CN_TRY(h->be->fence_record(h->ranked[p], h->stream));
+    CN_TRY(h->be->fence_wait(h->pushes, h->ranked[p]));
+    if (p + 1 == hs->packs.n) {
+        CN_TRY(cn_exchange_read_counts(&h->env, h->pushes, &st->rows, &h->step, st->counts));
+        CN_TRY(h->be->fence_record(st->read, h->pushes));
+    }
     CN_TRY(mark(h, h->pushes, span->begins[CN_HOME_PUSHES][p]));
     CN_TRY(cn_exchange_push(&h->env, h->pushes, &st->rows, &h->step, &hs->packs, p));
     CN_TRY(mark(h, h->pushes, span->ends[CN_HOME_PUSHES][p]));
@@ -442,11 +467,6 @@ cn_status cn_home_clock_create(cn_homes *hs, cn_home_clock **out)
         }
     }
     return CN_OK;
-}
-
-static void free_fence(cn_backend *be, cn_fence *f)
-{
-    if (f) be->fence_free(f);
 }
 
 void cn_home_clock_free(cn_homes *hs, cn_home_clock *c)
@@ -628,7 +648,9 @@ static cn_status fill(cn_homes *hs, const cn_sched_event *ev)
     cn_exchange_rows_add(r, &row);
     cn_status status = cn_exchange_upload(&h->env, h->fills, r, &h->fill);
     for (uint32_t p = 0; status == CN_OK && p < hs->packs.n; p++) {
-        status = cn_exchange_rank(&h->env, h->fills, r, &h->fill, &hs->packs, p, true);
+        status = cn_exchange_predict(&h->env, h->fills, r, &h->fill, &hs->packs, p);
+        if (status == CN_OK)
+            status = cn_exchange_rank(&h->env, h->fills, r, &h->fill, &hs->packs, p, true);
         if (status == CN_OK)
             status = cn_exchange_push(&h->env, h->fills, r, &h->fill, &hs->packs, p);
     }

@@ -5,10 +5,11 @@
  *
  * Owner: cn_engine. Thread: the engine's. Stage: 6 of a request's way.
  *
- * Streams. The exchange of pack p of a step ranks on `stream` behind the pack's last layer, and
- * pushes on `pushes`, beside the ranks of the packs after it. Pack p of the next step waits for the
- * push, and for nothing else of the exchange. Every event and every copy of device blocks waits for
- * the pushes of all packs. */
+ * Streams. Behind the last layer of pack p of a step its exchange predicts on `predicts`, beside
+ * the rank of the pack before it. Then it ranks on `stream`, and pushes on `pushes`, beside the
+ * ranks of the packs after it, and of the next step. Pack p of the next step waits for the push,
+ * and for nothing else of the exchange. Every event and every copy of device blocks waits for the
+ * pushes of all packs. */
 #ifndef CN_HOME_H
 #define CN_HOME_H
 
@@ -51,10 +52,11 @@ typedef struct cn_home_step {
     uint32_t *attended; /* [max_num_seqs] tokens that each row attended to */
     uint32_t n_counted; /* leading rows that have been counted, or have no token */
     cn_fence *read;     /* of the home's backend: `counts` has been written */
-    uint32_t *counts;   /* host, [2, max_num_seqs, layers, hk], as cn_exchange_scratch.counts */
+    uint32_t *counts;   /* host, [2, max_num_seqs, layers, hk] moved, then missed */
 } cn_home_step;
 
-/* Timed fences of the exchanges of one step with one home: of ranks and pushes, by pack. */
+/* Timed fences of the exchanges of one step with one home: of ranks and pushes, by pack. Other work
+ * is not timed: predictions run beside ranks, as far as these leave room. */
 enum { CN_HOME_RANKS, CN_HOME_PUSHES, CN_HOME_WORKS };
 typedef struct cn_home_span {
     cn_fence *begins[CN_HOME_WORKS][CN_MAX_PACKS], *ends[CN_HOME_WORKS][CN_MAX_PACKS];
@@ -81,11 +83,14 @@ typedef struct cn_home_clock {
 typedef struct cn_home {
     cn_backend *be; /* runs exchanges: the cache device, or model_be; NULL: it is not declared */
     cn_exchange_env env; /* env.home: the home space */
-    cn_stream *stream; /* uploads and ranks of steps */
-    cn_stream *pushes; /* of steps */
+    cn_stream *predicts; /* uploads and predictions of steps; `stream` with home `host` */
+    cn_stream *stream;   /* ranks of steps */
+    cn_stream *pushes;   /* of steps */
     cn_stream *fills;  /* digests and exchanges of events; the event stream with home `host` */
-    cn_fence *ranked;             /* the newest rank */
-    cn_fence *done[CN_MAX_PACKS]; /* the push of pack p */
+    uint32_t n_turns;               /* steps with exchanges */
+    cn_fence *predicted;            /* the newest prediction */
+    cn_fence *ranked[CN_MAX_PACKS]; /* the rank of pack p */
+    cn_fence *done[CN_MAX_PACKS];   /* the push of pack p */
     cn_fence *filled;             /* the fills of events */
     cn_exchange_scratch step, fill;
     cn_exchange_rows fill_rows;
@@ -147,8 +152,8 @@ cn_status cn_home_check(const cn_config *c, cn_kv_params *kv, uint32_t block_tok
  * steps[CN_N_HOMES], which may be none. clock may be NULL. */
 cn_status cn_home_begin_step(cn_homes *hs, cn_home_step *steps, const cn_plane_view *plane,
                              cn_home_clock *clock);
-/* Ends it: enqueues the copy of the counts of the rows to the host. */
-cn_status cn_home_end_step(cn_homes *hs);
+/* Ends it. */
+void cn_home_end_step(cn_homes *hs);
 /* Call before the ops of a layer of a step are enqueued. At the first layer of a pack, lets the
  * model's stream wait for the pack's exchange of the step before. */
 cn_status cn_home_enter_layer(cn_homes *hs, uint32_t layer);

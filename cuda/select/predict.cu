@@ -23,7 +23,7 @@ enum {
     BLOCK = 128,
     MAX_HEAD_DIM = 256,
     MAX = CN_MAX_SELECT_WINDOW,
-    COLUMNS = MAX + 1, /* of the matrix; odd, so that a column has different banks */
+    BLOCKS = 12, /* of a multiprocessor: 40 registers, so two have room beside `score` for K rows */
     ROW_PAD = 4        /* floats between rows of queries, for the same reason */
 };
 static_assert(BLOCK > MAX, "a thread has a row of the matrix, one of them is b");
@@ -31,11 +31,15 @@ static_assert(BLOCK > MAX, "a thread has a row of the matrix, one of them is b")
 /* Shared memory of a head. */
 typedef struct regression {
     float *rows;      /* [n + 1, d + ROW_PAD] queries, newest first */
-    float *matrix;    /* [n + 1, COLUMNS] */
+    float *matrix;    /* [n + 1, columns] */
     float *inverse;   /* [MAX] 1 / diagonal of the factor */
     float *c;         /* [MAX] coefficients */
     uint32_t n, d, stride;
+    uint32_t columns; /* odd, so that a column has different banks */
 } regression;
+
+/* Columns of the matrix, for at most n_rows queries. */
+__host__ __device__ static inline uint32_t columns_of(uint32_t n_rows) { return n_rows | 1; }
 
 /* ---- queries ---- */
 
@@ -102,7 +106,7 @@ __device__ static void fill(const regression &g)
         const uint32_t i = p / g.n, j = p % g.n;
         if (j > i) continue;
         const float *other = g.rows + (i == g.n ? 0 : i + 1) * g.stride;
-        g.matrix[i * COLUMNS + j] = dot(other, g.rows + (j + 1) * g.stride, g.d);
+        g.matrix[i * g.columns + j] = dot(other, g.rows + (j + 1) * g.stride, g.d);
     }
 }
 
@@ -111,7 +115,7 @@ __device__ static float ridge_of(const regression &g, float eps)
 {
     const uint32_t lane = threadIdx.x % CN_WARP;
     float trace = 0;
-    for (uint32_t i = lane; i < g.n; i += CN_WARP) trace += g.matrix[i * COLUMNS + i];
+    for (uint32_t i = lane; i < g.n; i += CN_WARP) trace += g.matrix[i * g.columns + i];
     return eps * cn_warp_sum(trace) / (float)g.n;
 }
 
@@ -120,9 +124,9 @@ __device__ static float ridge_of(const regression &g, float eps)
 __device__ static bool factor(const regression &g, float ridge)
 {
     const uint32_t row = threadIdx.x;
-    float *own = g.matrix + row * COLUMNS;
+    float *own = g.matrix + row * g.columns;
     for (uint32_t j = 0; j < g.n; j++) {
-        const float *pivot_row = g.matrix + j * COLUMNS;
+        const float *pivot_row = g.matrix + j * g.columns;
         float x = 0;
         if (row >= j && row <= g.n) {
             x = own[j] + (row == j ? ridge : 0.0f);
@@ -139,32 +143,32 @@ __device__ static bool factor(const regression &g, float ridge)
     return true;
 }
 
-/* column[0], column[COLUMNS], ... are the n values. */
-__device__ static void softmax(float *column, uint32_t n)
+/* column[0], column[columns], ... are the n values. */
+__device__ static void softmax(float *column, uint32_t columns, uint32_t n)
 {
     float top = column[0], sum = 0;
-    for (uint32_t i = 1; i < n; i++) top = fmaxf(top, column[i * COLUMNS]);
+    for (uint32_t i = 1; i < n; i++) top = fmaxf(top, column[i * columns]);
     for (uint32_t i = 0; i < n; i++) {
-        const float e = expf(column[i * COLUMNS] - top);
-        column[i * COLUMNS] = e;
+        const float e = expf(column[i * columns] - top);
+        column[i * columns] = e;
         sum += e;
     }
-    for (uint32_t i = 0; i < n; i++) column[i * COLUMNS] /= sum;
+    for (uint32_t i = 0; i < n; i++) column[i * columns] /= sum;
 }
 
 /* Writes the weights of the window of k queries to column k - 1. */
 __device__ static void solve_window(const regression &g, uint32_t k, bool is_softmax)
 {
     float *w = g.matrix + k - 1;
-    const float *y = g.matrix + g.n * COLUMNS;
+    const float *y = g.matrix + g.n * g.columns;
     for (uint32_t i = k; i-- > 0;) {
         float x = y[i];
 #pragma unroll 4
         for (uint32_t c = i + 1; c < k; c++)
-            x = fmaf(-g.matrix[c * COLUMNS + i], w[c * COLUMNS], x);
-        w[i * COLUMNS] = x * g.inverse[i];
+            x = fmaf(-g.matrix[c * g.columns + i], w[c * g.columns], x);
+        w[i * g.columns] = x * g.inverse[i];
     }
-    if (is_softmax) softmax(w, k);
+    if (is_softmax) softmax(w, g.columns, k);
 }
 
 /* Writes c_1 .. c_n. The rows are loaded. */
@@ -186,14 +190,14 @@ __device__ static void coefficients(const regression &g, cn_select_weights weigh
         if (i < g.n) solve_window(g, i + 1, weights == CN_WEIGHTS_SOFTMAX);
         __syncthreads();
         if (i < g.n)
-            for (uint32_t k = i; k < g.n; k++) sum += g.matrix[i * COLUMNS + k];
+            for (uint32_t k = i; k < g.n; k++) sum += g.matrix[i * g.columns + k];
     }
     if (i < g.n) g.c[i] = sum / (float)g.n;
 }
 
 /* ---- the kernel ---- */
 
-__global__ static void __launch_bounds__(BLOCK)
+__global__ static void __launch_bounds__(BLOCK, BLOCKS)
     predict_kernel(const __grid_constant__ cn_predict_args a, uint32_t most_rows)
 {
     extern __shared__ float4 shared[];
@@ -207,9 +211,10 @@ __global__ static void __launch_bounds__(BLOCK)
     const uint32_t n_each = a.n_each ? a.n_each[seq] : 0;
     g.n = a.n_window[seq] == 1 ? 0 : min(a.n_window[seq], a.newest[seq]);
     if (n_each > 0) g.n = n_each - 1;
+    g.columns = columns_of(most_rows);
     g.rows = (float *)shared;
     g.matrix = g.rows + most_rows * g.stride;
-    g.inverse = g.matrix + most_rows * COLUMNS;
+    g.inverse = g.matrix + most_rows * g.columns;
     g.c = g.inverse + MAX;
     load_rows(g, a, seq, a.first_layer + layer, head);
     __syncthreads();
@@ -242,7 +247,8 @@ extern "C" cn_status cn_cuda_predict(cn_stream *s, const cn_predict_args *a)
     CN_TRY(check_shape(a));
     if (a->n_seqs == 0 || a->n_layers == 0) return CN_OK;
     const uint32_t most_rows = cn_min_u32(a->rows, MAX + 1);
-    const size_t floats = (size_t)most_rows * (a->head_dim + ROW_PAD + COLUMNS) + 2 * MAX;
+    const size_t row_floats = a->head_dim + ROW_PAD + columns_of(most_rows);
+    const size_t floats = most_rows * row_floats + 2 * MAX;
     const dim3 grid(a->n_heads, a->n_layers, a->n_seqs);
     return cn_cuda_launch(s, "predict", predict_kernel, {grid, BLOCK, floats * sizeof(float)}, *a,
                           most_rows);
