@@ -7,8 +7,9 @@
  * it, even one that reads nothing of the kernel before. Then the end of a kernel implies the end of
  * all kernels before it. Attention and `score` wait first and only then let the next kernel start.
  * So kernels after attention may rely on everything before it (attn_decode.cu). The kernels of
- * `select` and of shares follow `score`, and read the arrays of the step before they wait. Weights
- * are never written and may be read before the wait. */
+ * `select` and of shares follow `score`, and read the arrays of the step before they wait. Shares
+ * that are launched behind the `score` of the next layer read the logits before they wait, too:
+ * that kernel has waited for them. Weights are never written and may be read before the wait. */
 #ifndef CN_CUDA_LAUNCH_CUH
 #define CN_CUDA_LAUNCH_CUH
 

@@ -138,7 +138,8 @@ static size_t tables_at(const cn_exchange_sizes *z) { return byte_at(z, N_BYTE_A
 size_t cn_exchange_bytes(const cn_exchange_sizes *z)
 {
     if (z->max_rows == 0) return 0;
-    return tables_at(z) + sizeof(uint32_t) * z->max_rows * ((size_t)z->max_local + z->max_home);
+    const size_t tables = (size_t)z->max_local + z->max_home;
+    return cn_round_up(tables_at(z) + sizeof(uint32_t) * z->max_rows * tables, ALIGN_BYTES);
 }
 
 static size_t home_tables_at(const cn_exchange_rows *r)

@@ -37,7 +37,8 @@ cn_exchange_sizes cn_exchange_sizes_of(const cn_config *c, const cn_model_config
                                        cn_kv_home home, uint32_t block_tokens, bool fill);
 
 /* Device memory, one item of the start list each. Arrays and counts have a half for each of two
- * successive exchanges, predicted queries and moves for each of two successive packs. */
+ * successive exchanges, predicted queries and moves for each of two successive packs. Fills, whose
+ * turn is 0, have the first half of arrays and counts only. */
 typedef struct cn_exchange_scratch {
     void *arrays;    /* [2] cn_exchange_bytes */
     void *predicted; /* act [2, query_room, pack layers, hq, d] */
@@ -47,7 +48,7 @@ typedef struct cn_exchange_scratch {
     void *counts;    /* u32 [2, 2, rows, layers, hk]: moved, then missed; ordered by pack */
 } cn_exchange_scratch;
 size_t cn_exchange_bytes(const cn_exchange_sizes *z);
-/* The numbers moved of an exchange, as many as those missed. */
+/* How many units an exchange counts: that is the length of `moved`, and of `missed`. */
 size_t cn_exchange_counts(const cn_exchange_sizes *z, uint32_t n_kv_heads);
 /* Queries of each half of `predicted`, of one layer each. */
 size_t cn_exchange_queries(const cn_exchange_sizes *z);
@@ -109,8 +110,8 @@ cn_status cn_exchange_upload(const cn_exchange_env *x, cn_stream *s, const cn_ex
                              const cn_exchange_scratch *m);
 /* Enqueues the exchange of the layers of one pack, in three parts: predict computes the queries,
  * rank decides which entries move, and push moves them. Each reads what the part before it has
- * written. The prediction of a pack must not run before the rank of the second pack before it has
- * ended, nor its rank before the push of that pack has ended. */
+ * written. A pack and the second one before it, also of the exchange before, share memory. So the
+ * rank of that one must have ended before the prediction begins, and its push before the rank. */
 cn_status cn_exchange_predict(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows *r,
                               const cn_exchange_scratch *m, const cn_packs *packs, uint32_t pack);
 cn_status cn_exchange_rank(const cn_exchange_env *x, cn_stream *s, const cn_exchange_rows *r,

@@ -55,8 +55,8 @@ typedef struct cn_home_step {
     uint32_t *counts;   /* host, [2, max_num_seqs, layers, hk] moved, then missed */
 } cn_home_step;
 
-/* Timed fences of the exchanges of one step with one home: of ranks and pushes, by pack. Other work
- * is not timed: predictions run beside ranks, as far as these leave room. */
+/* Timed fences of the exchanges of one step with one home: of ranks and pushes, by pack.
+ * Predictions are not timed. */
 enum { CN_HOME_RANKS, CN_HOME_PUSHES, CN_HOME_WORKS };
 typedef struct cn_home_span {
     cn_fence *begins[CN_HOME_WORKS][CN_MAX_PACKS], *ends[CN_HOME_WORKS][CN_MAX_PACKS];

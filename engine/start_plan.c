@@ -222,11 +222,11 @@ static void add_exchange(cn_start_plan *p, const sizes *z, cn_kv_home home, bool
     const cn_memory_part part = home == CN_HOME_PEER ? CN_PART_CACHE : CN_PART_STEPS;
     const cn_exchange_sizes s =
         cn_exchange_sizes_of(z->c, m, home, cn_planner_block_tokens(z->c, z->be), fill);
-    const uint64_t scores = (uint64_t)s.room * s.pack_layers;
+    const uint64_t scores = (uint64_t)s.room * s.pack_layers, halves = fill ? 1 : 2;
     const uint64_t q_bytes =
         (uint64_t)m->n_heads * m->head_dim * cn_dtype_bytes(z->be->act_dtype);
     add(p, z->be, fill ? "fill arrays" : "exchange arrays", part,
-        2 * cn_exchange_bytes(&s), at + offsetof(cn_exchange_scratch, arrays));
+        halves * cn_exchange_bytes(&s), at + offsetof(cn_exchange_scratch, arrays));
     add(p, z->be, fill ? "fill queries" : "exchange queries", part,
         2 * cn_exchange_queries(&s) * q_bytes,
         at + offsetof(cn_exchange_scratch, predicted));
@@ -238,7 +238,7 @@ static void add_exchange(cn_start_plan *p, const sizes *z, cn_kv_home home, bool
         2 * cn_exchange_moves(&s, m->n_kv_heads) * sizeof(cn_move),
         at + offsetof(cn_exchange_scratch, moves));
     add(p, z->be, fill ? "fill counts" : "exchange counts", part,
-        4 * cn_exchange_counts(&s, m->n_kv_heads) * sizeof(uint32_t),
+        halves * 2 * cn_exchange_counts(&s, m->n_kv_heads) * sizeof(uint32_t),
         at + offsetof(cn_exchange_scratch, counts));
 }
 

@@ -1,6 +1,6 @@
 /* exchange.cu - exchange: replaces entries of the exchange areas by better candidates.
  * In: score u16, ragged as in cn_score_args; chosen [L, n_slots, hk, chosen_stride]. Out: chosen in
- * place, moves [units, move_stride], n_moves and n_missed [units]. Grid units, 512 threads.
+ * place, moves [units, move_stride], n_moves and n_missed [units]. Grid units, 256 threads.
  *
  * Marks are bits in shared memory, for a window of 65,536 candidates: held and chosen. They are set
  * once if all candidates fit in a window, else again in each pass. Two histograms of 8 bits count
@@ -25,10 +25,9 @@ enum {
     AT_ONCE = 4,   /* loads that a thread starts before it uses the first */
     WINDOW = 2048, /* words of marks */
     BINS = 256,
-    COPIES = 4, /* of a histogram: lanes that meet in a bin wait for each other */
-    BIN_THREADS = COPIES / 4 /* that add up a bin */
+    COPIES = 4 /* of a histogram: lanes that meet in a bin wait for each other */
 };
-static_assert(BINS * BIN_THREADS == THREADS, "a thread adds up four copies");
+static_assert(BINS == THREADS && COPIES == 4, "a thread adds up the copies of a bin");
 static_assert(WINDOW % THREADS == 0, "a window is whole chunks");
 
 typedef cub::BlockScan<uint32_t, THREADS, cub::BLOCK_SCAN_WARP_SCANS> block_scan;
@@ -146,7 +145,7 @@ __device__ static inline void count_digit(bool counted, uint32_t digit, exchange
 }
 
 /* Finds the digit of the wanted-th largest of the counted numbers, and clears the counts. Thread t
- * adds up four copies of bin BINS - 1 - t / BIN_THREADS. */
+ * adds up the copies of bin BINS - 1 - t. */
 __device__ static inline exchange_digit find_digit(uint32_t wanted, exchange_shared *shared)
 {
     uint32_t all;
@@ -154,12 +153,9 @@ __device__ static inline exchange_digit find_digit(uint32_t wanted, exchange_sha
     uint4 *copies = (uint4 *)shared->bins + (THREADS - 1 - threadIdx.x);
     const uint4 c = *copies;
     *copies = make_uint4(0, 0, 0, 0);
-    const uint32_t own = c.x + c.y + c.z + c.w;
-    const uint32_t n =
-        BIN_THREADS == 1 ? own : own + __shfl_xor_sync(0xffffffffu, own, 1);
-    const uint32_t above = scan(own, &all, shared);
-    if (threadIdx.x % BIN_THREADS == 0 && above < wanted && above + n >= wanted)
-        shared->digit = {BINS - 1 - threadIdx.x / BIN_THREADS, wanted - above, n};
+    const uint32_t n = c.x + c.y + c.z + c.w, above = scan(n, &all, shared);
+    if (above < wanted && above + n >= wanted)
+        shared->digit = {BINS - 1 - threadIdx.x, wanted - above, n};
     __syncthreads();
     return shared->digit;
 }

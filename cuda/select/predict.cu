@@ -24,7 +24,7 @@ enum {
     MAX_HEAD_DIM = 256,
     MAX = CN_MAX_SELECT_WINDOW,
     BLOCKS = 12, /* of a multiprocessor: 40 registers, so two have room beside `score` for K rows */
-    ROW_PAD = 4        /* floats between rows of queries, for the same reason */
+    ROW_PAD = 4 /* floats between rows of queries, which so begin at different banks */
 };
 static_assert(BLOCK > MAX, "a thread has a row of the matrix, one of them is b");
 

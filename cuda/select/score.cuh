@@ -8,9 +8,9 @@
  *     lots      | unit 0          | unit 1    | unit 3 (2 is not active) | ...
  *     blocks    | 0        | 1       | 2        | 3        | ...
  *
- * A block prepares the query of each unit that it has lots of. So where the grid suffices, and the
- * shares are about equal then, the lots of each unit are divided among blocks of its own, and every
- * block has lots of one unit:
+ * A block prepares the query of each unit that it has lots of. So where the grid suffices, and no
+ * block gets many more lots than an equal share, the lots of each unit are divided among blocks of
+ * its own, and every block has lots of one unit:
  *
  *     blocks    | 0      | 1      | 2   | 3     | 4   | 5   | 6   | ...
  *
@@ -41,7 +41,7 @@ typedef struct cn_score_params {
     cn_score_args args;
     cn_kv_rows rows;
     uint32_t first_row, n_rows; /* the layers of the call that this launch ranks */
-    uint32_t stored_row, stored_rows; /* where their logits are, in layers; layers with room */
+    uint32_t stored_row, stored_rows; /* the place of their logits, in layers; layers with room */
     uint32_t group, seq_units, n_units; /* seq_units: units of a sequence in this launch */
     uint32_t block_log2, tile_log2;     /* tokens of a block, and of a tile of the layout */
     uint32_t label_bytes, table_bytes;

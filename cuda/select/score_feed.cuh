@@ -46,7 +46,7 @@ typedef struct cn_feed_shared {
 typedef struct cn_feed_run {
     const unsigned char *from;
     const uint16_t *scales;        /* labels only */
-    uint32_t row;                  /* K rows instead of `from`: the first of the pool's */
+    uint32_t row; /* K rows: the row of the pool where the run begins; `from` is NULL */
     uint32_t bytes, scales_bytes;  /* of the run */
     uint32_t lot_bytes, runs_log2; /* of a lot: bytes, and log2 of the runs */
     uint32_t to, scales_to;        /* in bytes: where the run begins in a stage */
@@ -196,11 +196,11 @@ __device__ static inline void cn_feed_copy(const cn_feed &f)
                           CN_CACHE_EVICT_FIRST);
 }
 
-/* Starts copies until `most` stages are in flight, as long as lots are known. */
+/* Starts copies until `most` stages, or all, are in flight, as long as lots are known. */
 __device__ static inline void cn_feed_fill_upto(cn_feed &f, const cn_score_params &p,
                                                 uint32_t known, uint32_t most)
 {
-    while (cn_feed_find(f, p, known) && f.in_flight < most) {
+    while (cn_feed_find(f, p, known) && f.in_flight < min(most, f.n_stages)) {
         cn_feed_copy(f);
         f.n_found--;
         f.at++;

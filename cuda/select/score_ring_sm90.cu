@@ -1,6 +1,8 @@
 /* score_ring_sm90.cu - the op `score` on compute capability 9.0, for stages with one query and, if
  * they rank labels, labels of 16 or 32 channels. It does the work of score.cu, with the same
- * divisions and products.
+ * divisions. Labels are ranked alike, bit by bit. Products of rows and bounds are added up in
+ * another order, and under rule max the weights of a warp's lots together. So with
+ * --batch-invariant launches that may rank rows or bounds are left to score.cu.
  *
  * Two blocks per multiprocessor, each with an equal run of the step's lots, or with lots of one
  * unit (score.cuh). Each warp has a ring of stages in shared memory, one lot each, and fills it
@@ -8,8 +10,9 @@
  * Keys, tables and the arrays of a step are final before the kernel waits for the query, except in
  * the first layer and in launches of several layers. So some stages are filled before that wait,
  * the others when the query is being loaded: its loads would wait behind all these copies. The
- * list of tiles is not final, because `select` of stage one writes it. So the rings of a stage in
- * tiles are filled after the wait.
+ * launches of further layers of a call, which are long, fill all stages before. The list of tiles
+ * is not final, because `select` of stage one writes it. So the rings of a stage in tiles are
+ * filled after the wait.
  *
  * Kernels of a step evict each other's instructions from the caches, and a miss takes long beside
  * these copies. So a loop that runs few times, such as that over a lot of labels, is not unrolled.
@@ -602,7 +605,7 @@ __device__ static inline void store_sums(const cn_score_params &p, const cn_scor
     if (threadIdx.x == 0) p.units[x.at.index] = {x.first_slot, x.n_slots};
 }
 
-/* Computes part `number`. The one behind it is being found. */
+/* Computes part `number`. The one behind it is known. */
 template <bool ROWS_ONLY>
 __device__ static inline void compute_part(const cn_score_params &p, const ring_memory &m,
                                            cn_feed &f, uint32_t number)
@@ -613,7 +616,7 @@ __device__ static inline void compute_part(const cn_score_params &p, const ring_
     const query_ahead ahead = load_ahead(p, x, m, key);
     cn_feed_fill(f, p, number);
     load_query(p, x, m, key, ahead);
-    __syncthreads(); /* the next part is found */
+    __syncthreads(); /* the query is ready */
     cn_feed_fill(f, p, number + 1);
     if (key == CN_KEY_HASH) {
         compute_hashes(p, x);
@@ -734,10 +737,12 @@ bool cn_score_ring_fits(const cn_stream *s, const cn_score_params &p)
 {
     const cn_score_args *a = &p.args;
     const bool labels = cn_score_may_have(p, CN_KEY_LABELS) && a->pools.digest.labels;
-    const bool rows = cn_score_may_have(p, CN_KEY_ROWS) && a->pools.kv;
+    const bool has_rows = cn_score_may_have(p, CN_KEY_ROWS), rows = has_rows && a->pools.kv;
     const cn_kv_layout *l = &a->pools.layout;
     ring_shape shape;
+    const bool depends = has_rows || cn_score_may_have(p, CN_KEY_BOUNDS); /* on other requests */
     return cn_attn_has_bulk(s) && a->max_queries <= 1 &&
+           (!s->cuda->opts.batch_invariant || !depends) &&
            (!labels || p.label_bytes == 8 || p.label_bytes == 16) &&
            (!rows || (l->head_dim % CN_BOX_COLS == 0 && l->tile_tokens >= ROWS &&
                       cn_kv_rows_of(l).total <= INT32_MAX)) &&

@@ -5,8 +5,8 @@ enum {
     ALIGN_BYTES = 256,
     BLOCK_TOKENS = 256,
     /* Scratch of the streams (cn_cuda_stream_bytes): 32 MiB for products, 17 for attention, and for
-     * selection 5 with 32 heads and 256 requests. */
-    STREAMS_MIB = 54,
+     * selection 15 with 32 heads and 256 requests. */
+    STREAMS_MIB = 64,
     SAMPLE_BYTES = 64,       /* clusters sample without scratch */
     SCORE_MIB = 88,          /* of compression, at least */
     SCORE_WORDS_OF_TOKEN = 4 /* of compression, per token and kv head */
