@@ -1,0 +1,179 @@
+/* score_ring.cuh - what the parts of score_ring_sm90.cu share: the shared memory of a block, and
+ * the queries of the part that it computes. */
+#ifndef CN_CUDA_SCORE_RING_CUH
+#define CN_CUDA_SCORE_RING_CUH
+
+#include "cuda/select/score_feed.cuh"
+#include "cuda/select/score_labels.cuh"
+
+enum {
+    CN_RING_ROWS = 16,     /* K rows of a lot */
+    CN_RING_TABLE_PAD = 32 /* elements between rows of the table, to use other banks */
+};
+
+typedef struct cn_ring_fixed {
+    cn_feed_shared feed;
+    uint8_t channels[CN_WARP]; /* of labels */
+} cn_ring_fixed;
+
+typedef struct cn_ring_memory {
+    cn_ring_fixed *fixed;
+    /* What is compared with keys. Rows and bounds: [heads, or 2 for the mean query, width], each
+     * row padded. Labels: [heads, or 1] quantised, and the factors of the heads behind them. */
+    union {
+        cn_bf16 *table;
+        uint2 *labels;
+    };
+    cn_exp_sum *sums; /* [heads, n_workers] of the lots of each warp; rule max only */
+    uint32_t n_workers;
+} cn_ring_memory;
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* ---- queries ---- */
+
+__device__ static inline float *cn_ring_label_factors(const cn_score_params &p,
+                                                      const cn_ring_memory &m)
+{
+    return (float *)(m.labels + p.group * (p.label_bytes / 4));
+}
+
+/* Returns where value i of a query is in its row of the table, for K rows: a lane of the matrix
+ * instructions has the values that it needs of 64 side by side. */
+__device__ static inline uint32_t cn_ring_value_at(uint32_t i)
+{
+    const uint32_t step = i / 16 % 4, half = i / 8 % 2, t = i / 2 % 4;
+    return i / 64 * 64 + t * 16 + step * 4 + half * 2 + i % 2;
+}
+
+/* Returns how many rows a part's table has: the heads of the group, or the mean query. */
+__device__ static inline uint32_t cn_ring_query_rows(const cn_score_params &p,
+                                                     const cn_score_part &x)
+{
+    return x.stage.group == CN_GROUP_MAX ? p.group : 1;
+}
+
+/* Values of the table that a thread loads before most keys are copied: later loads wait behind the
+ * keys. */
+typedef struct cn_ring_ahead {
+    float first, second;
+} cn_ring_ahead;
+
+/* Returns value `at` of a part's table of rows or bounds. */
+__device__ static inline float cn_ring_table_value(const cn_score_params &p, const cn_score_part &x,
+                                                   uint32_t width, uint32_t at)
+{
+    if (at >= cn_ring_query_rows(p, x) * width) return 0;
+    return cn_score_query_value(p, x, cn_score_query_of(p, x), at / width, at % width);
+}
+
+/* Returns this lane's label channel of row r. */
+__device__ static inline float cn_ring_label_value(const cn_score_params &p, const cn_score_part &x,
+                                                   const cn_ring_memory &m, uint32_t r)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP;
+    if (r >= cn_ring_query_rows(p, x) || lane >= p.args.pools.digest.n_channels) return 0;
+    return cn_score_query_value(p, x, cn_score_query_of(p, x), r, m.fixed->channels[lane]);
+}
+
+/* Channels of a query in the table of rows or bounds. */
+__device__ static inline uint32_t cn_ring_query_width(const cn_score_params &p,
+                                                      const cn_score_part &x)
+{
+    const uint32_t d = p.args.pools.layout.head_dim;
+    return x.stage.key == CN_KEY_BOUNDS ? 2 * d : d;
+}
+
+__device__ static inline cn_ring_ahead cn_ring_load_ahead(const cn_score_params &p,
+                                                          const cn_score_part &x,
+                                                          const cn_ring_memory &m, uint32_t key)
+{
+    cn_ring_ahead ahead = {};
+    if (key == CN_KEY_HASH) return ahead;
+    if (key == CN_KEY_LABELS) {
+        const uint32_t warp = threadIdx.x / CN_WARP;
+        ahead.first = cn_ring_label_value(p, x, m, warp);
+        ahead.second = cn_ring_label_value(p, x, m, warp + CN_FEED_WARPS);
+    } else {
+        const uint32_t width = cn_ring_query_width(p, x);
+        ahead.first = cn_ring_table_value(p, x, width, threadIdx.x);
+        ahead.second = cn_ring_table_value(p, x, width, threadIdx.x + CN_FEED_THREADS);
+    }
+    return ahead;
+}
+
+/* Fills the table of rows or bounds. */
+__device__ static inline void cn_ring_fill_table(const cn_score_params &p, const cn_score_part &x,
+                                                 const cn_ring_memory &m,
+                                                 const cn_ring_ahead &ahead)
+{
+    const bool is_max = x.stage.group == CN_GROUP_MAX;
+    const uint32_t width = cn_ring_query_width(p, x), n = cn_ring_query_rows(p, x) * width;
+#pragma unroll 1
+    for (uint32_t k = 0, at = threadIdx.x; at < n; k++, at += CN_FEED_THREADS) {
+        const uint32_t row = at / width, i = at % width;
+        const float value = k == 0   ? ahead.first
+                            : k == 1 ? ahead.second
+                                     : cn_ring_table_value(p, x, width, at);
+        const cn_bf16 high = __float2bfloat16_rn(value);
+        const uint32_t place = x.stage.key == CN_KEY_ROWS ? cn_ring_value_at(i) : i;
+        cn_bf16 *to = m.table + row * (width + CN_RING_TABLE_PAD) + place;
+        *to = high;
+        if (!is_max)
+            to[width + CN_RING_TABLE_PAD] = __float2bfloat16_rn(value - __bfloat162float(high));
+    }
+}
+
+/* Quantises the label channels of the queries, one a warp. */
+__device__ static inline void cn_ring_fill_labels(const cn_score_params &p, const cn_score_part &x,
+                                                  const cn_ring_memory &m,
+                                                  const cn_ring_ahead &ahead)
+{
+    const uint32_t n_rows = cn_ring_query_rows(p, x), lane = threadIdx.x % CN_WARP;
+#pragma unroll 1
+    for (uint32_t k = 0, r = threadIdx.x / CN_WARP; r < n_rows; k++, r += CN_FEED_WARPS) {
+        const float value[1] = {k == 0   ? ahead.first
+                                : k == 1 ? ahead.second
+                                         : cn_ring_label_value(p, x, m, r)};
+        int8_t *bytes = (int8_t *)(m.labels + r * (p.label_bytes / 4));
+        const float scale = cn_label_quantise<1>(bytes, value, p.args.pools.digest.n_channels);
+        if (lane == 0) cn_ring_label_factors(p, m)[r] = cn_score_scale_of(p, x) * scale;
+    }
+}
+
+/* Returns this thread's label channel of the part's layer and kv head. Channels are weights. */
+__device__ static inline uint8_t cn_ring_load_channel(const cn_score_params &p,
+                                                      const cn_score_part &x)
+{
+    const cn_pools &pools = p.args.pools;
+    const size_t unit = (size_t)x.layer * pools.layout.n_kv_heads + x.at.head;
+    const uint32_t n = pools.digest.n_channels;
+    if (x.stage.key != CN_KEY_LABELS || threadIdx.x >= n) return 0;
+    return __ldg(pools.digest.channels + unit * n + threadIdx.x);
+}
+
+/* Prepares the queries of a part, whose channels have been loaded. Clears the sums of rule max. */
+__device__ static inline void cn_ring_load_query(const cn_score_params &p, const cn_score_part &x,
+                                                 const cn_ring_memory &m, uint32_t key,
+                                                 const cn_ring_ahead &ahead)
+{
+    if (key == CN_KEY_LABELS)
+        cn_ring_fill_labels(p, x, m, ahead);
+    else if (key != CN_KEY_HASH)
+        cn_ring_fill_table(p, x, m, ahead);
+    if (cn_score_is_max(x.stage))
+        for (uint32_t i = threadIdx.x; i < p.group * m.n_workers; i += CN_FEED_THREADS)
+            m.sums[i] = {};
+}
+
+/* Adds a lot to the warp's sum of a head. Called by one lane. */
+__device__ static inline void cn_ring_add_lot(const cn_ring_memory &m, uint32_t head,
+                                              cn_lot_weights lot)
+{
+    cn_exp_sum &sum = m.sums[head * m.n_workers + threadIdx.x / CN_WARP];
+    sum = cn_exp_sum_add_lot(sum, lot.sum, lot.top);
+}
+
+#endif
+
+#endif

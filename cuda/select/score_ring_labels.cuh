@@ -1,0 +1,226 @@
+/* score_ring_labels.cuh - how a warp of score_ring_sm90.cu ranks its lots of labels. */
+#ifndef CN_CUDA_SCORE_RING_LABELS_CUH
+#define CN_CUDA_SCORE_RING_LABELS_CUH
+
+#include "cuda/select/score_ring.cuh"
+
+enum { CN_RING_PAIRS = CN_LABEL_HEADS / 2 }; /* of heads, of a pass */
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* A lot of labels in shared memory, and where the results of this lane's first candidate go, lane
+ * `lane` of the lot. The others are 32, 64, ... behind it. */
+typedef struct cn_ring_labels {
+    const unsigned char *labels; /* N_WORDS each */
+    const uint16_t *scales;
+    uint32_t at;   /* number of the lane's first candidate */
+    uint32_t tile; /* in tiles: position of tile lane % 4 of the lot */
+    uint16_t *score;
+    uint16_t *row; /* rule max: of logits */
+} cn_ring_labels;
+
+template <int N_WORDS>
+__device__ static inline void cn_ring_load_label(uint32_t words[N_WORDS], const cn_ring_labels &lot,
+                                                 uint32_t i)
+{
+    static_assert(N_WORDS == 2 || N_WORDS == 4, "the size of a load");
+    const unsigned char *label = lot.labels + i * CN_WARP * N_WORDS * sizeof(uint32_t);
+    if constexpr (N_WORDS == 4) {
+        const uint4 four = *(const uint4 *)label;
+        words[0] = four.x;
+        words[1] = four.y;
+        words[2] = four.z;
+        words[3] = four.w;
+    } else {
+        const uint2 two = *(const uint2 *)label;
+        words[0] = two.x;
+        words[1] = two.y;
+    }
+}
+
+/* Returns a lot. whole: set to whether all its tokens are candidates and none is below the base. */
+__device__ static inline cn_ring_labels
+cn_ring_labels_of(const cn_score_params &p, const cn_score_part &x, uint32_t start, bool &whole)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP;
+    cn_ring_labels lot = {};
+    lot.at = start + lane;
+    const ptrdiff_t c = (ptrdiff_t)(int32_t)(lot.at - x.from); /* may be below 0 */
+    lot.score = p.args.out + x.first + c;
+    lot.row = cn_score_rows(p, x.stored) + c * (ptrdiff_t)p.row;
+    whole = start >= x.from && x.to - start >= CN_FEED_LABELS;
+    if (x.stage.in_tiles && x.base > 0) {
+        const cn_score_token t = cn_score_token_of(p, x, start + lane % 4 * CN_DIGEST_TILE);
+        lot.tile = t.position & ~(CN_DIGEST_TILE - 1u);
+        whole = whole && !__any_sync(0xffffffffu, lot.tile < x.base);
+    }
+    return lot;
+}
+
+/* Returns whether candidate i of this lane exists. below: set to whether it lies below the base. */
+__device__ static inline bool
+cn_ring_label_is_valid(const cn_score_part &x, const cn_ring_labels &lot, uint32_t i, bool &below)
+{
+    const uint32_t at = lot.at + i * CN_WARP;
+    below = false;
+    if (x.stage.in_tiles && x.base > 0) {
+        const uint32_t tile = __shfl_sync(0xffffffffu, lot.tile, (int)(i / 2));
+        below = tile + at % CN_DIGEST_TILE < x.base;
+    }
+    return at >= x.from && at < x.to;
+}
+
+/* Computes a lot under rule max, for the heads of a pass from `first` on. WHOLE: as in
+ * cn_ring_labels_of. Sets `own` of these heads. */
+template <int N_WORDS, bool WHOLE>
+__device__ static inline void cn_ring_label_heads(const cn_score_params &p, const cn_score_part &x,
+                                                  const cn_ring_labels &lot,
+                                                  const cn_label_query<N_WORDS, CN_RING_PAIRS> &q,
+                                                  uint32_t first, cn_lot_weights &own)
+{
+    cn_label_pass pass = cn_label_pass_of();
+    const uint32_t stride = CN_WARP * p.row;
+    uint16_t *row = lot.row + first;
+#pragma unroll 1
+    for (uint32_t i = 0; i < 8; i += 2) {
+        uint32_t words[2][N_WORDS];
+        cn_ring_load_label<N_WORDS>(words[0], lot, i);
+        cn_ring_load_label<N_WORDS>(words[1], lot, i + 1);
+        uint32_t product[CN_RING_PAIRS][4];
+        cn_label_products<N_WORDS, CN_RING_PAIRS>(product, words[0], words[1], q.words);
+#pragma unroll
+        for (uint32_t k = 0; k < 2; k++) {
+            bool below = false;
+            const bool valid = WHOLE || cn_ring_label_is_valid(x, lot, i + k, below);
+            const uint16_t bits = lot.scales[(i + k) * CN_WARP];
+            const float scale = below ? CUDART_NAN_F : __half2float(__ushort_as_half(bits));
+            float logit[2 * CN_RING_PAIRS];
+#pragma unroll
+            for (uint32_t h = 0; h < 2 * CN_RING_PAIRS; h++)
+                logit[h] = cn_label_logit_of(product[h / 2][2 * k + h % 2], scale, q.factor[h]);
+            cn_label_add<WHOLE>(pass, logit, valid && !below);
+            if (valid) cn_label_store(p, row, logit);
+            row += stride;
+        }
+    }
+    cn_label_weights(own, pass, first);
+}
+
+/* Computes a lot under rule max. sum: of head cn_label_head(), if the group has no more than 32. */
+template <int N_WORDS>
+__device__ static inline void
+cn_ring_label_max(const cn_score_params &p, const cn_score_part &x, const cn_ring_memory &m,
+                  const cn_ring_labels &lot, bool whole, cn_label_query<N_WORDS, CN_RING_PAIRS> &q,
+                  cn_exp_sum &sum)
+{
+    cn_lot_weights own = {0, CN_EXPONENT_BASE};
+#pragma unroll 1
+    for (uint32_t first = 0; first < p.group; first += CN_LABEL_HEADS) {
+        if (p.group > CN_LABEL_HEADS)
+            q = cn_label_load<N_WORDS, CN_RING_PAIRS>(m.labels, N_WORDS,
+                                                      cn_ring_label_factors(p, m), first, p.group);
+        if (whole)
+            cn_ring_label_heads<N_WORDS, true>(p, x, lot, q, first, own);
+        else
+            cn_ring_label_heads<N_WORDS, false>(p, x, lot, q, first, own);
+        const uint32_t next = first + CN_LABEL_HEADS;
+        const uint32_t head = first / CN_WARP * CN_WARP + cn_label_head();
+        if (p.group > CN_WARP && (next % CN_WARP == 0 || next >= p.group) && head < p.group)
+            cn_ring_add_lot(m, head, own);
+    }
+    if (p.group <= CN_WARP) sum = cn_exp_sum_add_lot(sum, own.sum, own.top);
+}
+
+/* Computes a lot with one query for the group. */
+template <int N_WORDS, bool WHOLE>
+__device__ static inline void cn_ring_label_mean(const cn_score_part &x, const cn_ring_labels &lot,
+                                                 const cn_label_query<N_WORDS, 1> &q)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i += 2) {
+        uint32_t words[2][N_WORDS];
+        cn_ring_load_label<N_WORDS>(words[0], lot, i);
+        cn_ring_load_label<N_WORDS>(words[1], lot, i + 1);
+        uint32_t product[1][4];
+        bool valid[2];
+        float logit[2];
+        cn_label_products<N_WORDS, 1>(product, words[0], words[1], q.words);
+#pragma unroll
+        for (uint32_t k = 0; k < 2; k++) {
+            bool below = false;
+            valid[k] = WHOLE || cn_ring_label_is_valid(x, lot, i + k, below);
+            const uint16_t bits = lot.scales[(i + k) * CN_WARP];
+            const float scale = below ? CUDART_NAN_F : __half2float(__ushort_as_half(bits));
+            logit[k] = cn_label_logit_of(product[0][2 * k], scale, q.factor[0]);
+        }
+        const uint32_t both = cn_score_of_f16x2(cn_f16x2(logit[0], logit[1]));
+        if (valid[0]) lot.score[i * CN_WARP] = (uint16_t)both;
+        if (valid[1]) lot.score[(i + 1) * CN_WARP] = (uint16_t)(both >> 16);
+    }
+}
+
+/* Waits for a lot of labels. */
+template <int N_WORDS>
+__device__ static inline void cn_ring_wait_labels(const cn_feed &f, cn_ring_labels &lot)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP;
+    const unsigned char *keys = cn_feed_wait(f);
+    lot.labels = keys + lane * N_WORDS * sizeof(uint32_t);
+    lot.scales = (const uint16_t *)(keys + CN_FEED_LABELS * N_WORDS * sizeof(uint32_t)) + lane;
+}
+
+/* Computes the warp's lots of a part under rule max. A lane keeps the sum of its head until the
+ * end, if the group has no more than 32 heads. known: as in cn_feed_find. */
+template <int N_WORDS>
+__device__ static inline void cn_ring_compute_max(const cn_score_params &p, const cn_score_part &x,
+                                                  const cn_ring_memory &m, cn_feed &f,
+                                                  uint32_t known)
+{
+    const uint32_t warp = threadIdx.x / CN_WARP, head = cn_label_head();
+    cn_label_query<N_WORDS, CN_RING_PAIRS> q = cn_label_load<N_WORDS, CN_RING_PAIRS>(
+        m.labels, N_WORDS, cn_ring_label_factors(p, m), 0, p.group);
+    cn_exp_sum sum = {};
+    for (uint32_t i = warp; i < x.n_lots; i += m.n_workers) {
+        bool whole;
+        cn_ring_labels lot = cn_ring_labels_of(p, x, (x.lot + i) << CN_LOT_MAX_LOG2, whole);
+        cn_ring_wait_labels<N_WORDS>(f, lot);
+        cn_ring_label_max<N_WORDS>(p, x, m, lot, whole, q, sum);
+        cn_feed_release(f, p, known);
+    }
+    if (p.group <= CN_WARP && head < p.group) m.sums[head * m.n_workers + warp] = sum;
+}
+
+/* Computes the warp's lots of a part with one query for the group. */
+template <int N_WORDS>
+__device__ static inline void cn_ring_compute_mean(const cn_score_params &p, const cn_score_part &x,
+                                                   const cn_ring_memory &m, cn_feed &f,
+                                                   uint32_t known)
+{
+    const cn_label_query<N_WORDS, 1> q =
+        cn_label_load<N_WORDS, 1>(m.labels, N_WORDS, cn_ring_label_factors(p, m), 0, 1);
+    for (uint32_t i = threadIdx.x / CN_WARP; i < x.n_lots; i += m.n_workers) {
+        bool whole;
+        cn_ring_labels lot = cn_ring_labels_of(p, x, (x.lot + i) << CN_LOT_MAX_LOG2, whole);
+        cn_ring_wait_labels<N_WORDS>(f, lot);
+        if (whole)
+            cn_ring_label_mean<N_WORDS, true>(x, lot, q);
+        else
+            cn_ring_label_mean<N_WORDS, false>(x, lot, q);
+        cn_feed_release(f, p, known);
+    }
+}
+
+template <int N_WORDS>
+__device__ static inline void
+cn_ring_compute_labels(const cn_score_params &p, const cn_score_part &x, const cn_ring_memory &m,
+                       cn_feed &f, uint32_t known)
+{
+    if (x.stage.group == CN_GROUP_MAX)
+        cn_ring_compute_max<N_WORDS>(p, x, m, f, known);
+    else
+        cn_ring_compute_mean<N_WORDS>(p, x, m, f, known);
+}
+
+#endif
+
+#endif
