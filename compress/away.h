@@ -3,7 +3,7 @@
  *
  * The block table of an away request is [X exchange blocks | policy blocks | spare]. Before its
  * first event the request is dense and has no exchange area. From the first event on the area is
- * always full, so attention reads all resident slots. */
+ * always full, so all its slots are resident. `spade` and `last` attend to all of them. */
 #ifndef CN_AWAY_H
 #define CN_AWAY_H
 

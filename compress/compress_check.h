@@ -1,6 +1,6 @@
 /* compress_check.h - the checks of a compression event that every backend makes before it runs one.
- * The backends share these checks, so that all give the same errors. Stage 3 of a request's way;
- * thread: the engine's. */
+ * The backends share these checks, so that all give the same errors. Stage 3 of the path of a
+ * request; thread: the engine's. */
 #ifndef CN_COMPRESS_CHECK_H
 #define CN_COMPRESS_CHECK_H
 

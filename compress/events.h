@@ -1,6 +1,6 @@
 /* events.h - enqueues compression events on the event stream and reports finished ones.
  *
- * Owner: cn_engine. Thread: the engine's. Stage 3 of a request's way.
+ * Owner: cn_engine. Thread: the engine's. Stage 3 of the path of a request.
  *
  * An event is one request of the op `compress` and a pointer of the caller. `done` receives the
  * pointer when the event is done. Events that are started together form a batch. A batch runs

@@ -1,6 +1,6 @@
 /* batch.h - a step's plan as the flat arrays that kernels read.
  *
- * Owner: cn_engine. Thread: engine only. Stage 5 of a request's way (docs/ARCHITECTURE.md).
+ * Owner: cn_engine. Thread: engine only. Stage 5 of the path of a request (docs/ARCHITECTURE.md).
  *
  * The arrays are packed in one buffer, so that a step needs one host-to-device copy. All memory is
  * allocated at creation. */

@@ -132,7 +132,7 @@ typedef struct cn_kv_params {
     float lambda;         /* weight between attention score and redundancy, 0 to 1 */
     cn_kv_combine combine;
     cn_kv_move move;
-    cn_kv_select select;    /* not `none` requires policy `full` */
+    cn_kv_select select;    /* with home `device`, not `none` requires policy `full` */
     uint32_t select_tokens; /* k, tokens of a list; rounded up to 16, or to the block size */
     uint32_t select_tiles;  /* `tls`: tiles of 64 tokens whose labels are ranked */
     cn_select_keys select_keys;

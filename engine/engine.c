@@ -1,6 +1,6 @@
 /* engine.c - one step: commit and start compressions, schedule, run the model, sample, deliver.
  *
- * Stage 3 of a request's way. launch() enqueues a step, collect() reads its tokens. With
+ * Stage 3 of the path of a request. launch() enqueues a step, collect() reads its tokens. With
  * asynchronous scheduling, collect() runs one step later, so that the device never waits for the
  * host (DESIGN.md §4.5). A step with token masks is collected one step later too, but between the
  * model and the sample op of the next step: the masks depend on the tokens, and the model runs

@@ -38,8 +38,9 @@ cn_status cn_engine_read_bandwidth(cn_engine *e, double *bytes_per_s);
  * runs. Waits for all work. */
 cn_status cn_engine_products_time(cn_engine *e, uint32_t n_tokens, double *seconds);
 
-/* From now on times the exchanges of steps with a home, or no longer. Costs four fences for each
- * pack of a step. CN_ERR_DEVICE when the engine has no home, or a backend no timed fences. */
+/* From now on times the exchanges of steps with a home, or no longer. Costs two timed fences for
+ * each pack of a step, and four more for each home. CN_ERR_DEVICE when the engine has no home, or a
+ * backend no timed fences. */
 cn_status cn_engine_time_exchanges(cn_engine *e, bool on);
 /* Sums over the timed steps whose tokens have been read. */
 cn_exchange_times cn_engine_exchange_times(const cn_engine *e);

@@ -1,6 +1,6 @@
 /* engine_state.h - the engine's structs. Internal to the files of the engine: engine.c (the step),
  * engine_load.c (start and end), engine_request.c (submit, deliver, cancel), engine_probe.c,
- * structure.c, start_plan.c and step_graph.c. */
+ * prompt_scores.c, structure.c, start_plan.c and step_graph.c. */
 #ifndef CN_ENGINE_STATE_H
 #define CN_ENGINE_STATE_H
 

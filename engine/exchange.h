@@ -3,7 +3,7 @@
  * exchange area of its table. The arrays of the sequences, the sizes of the scratch, and the ops of
  * some layers. DESIGN.md §7.
  *
- * Owner: cn_home. Thread: engine. Stage: 6 of a request's way. */
+ * Owner: cn_home. Thread: engine. Stage: 6 of the path of a request. */
 #ifndef CN_EXCHANGE_H
 #define CN_EXCHANGE_H
 

@@ -3,7 +3,7 @@
  * what compression events do beside the compression: puts, digests, and the first exchange of a
  * request. DESIGN.md §7.
  *
- * Owner: cn_engine. Thread: the engine's. Stage: 6 of a request's way.
+ * Owner: cn_engine. Thread: the engine's. Stage: 6 of the path of a request.
  *
  * Streams. Behind the last layer of pack p of a step its exchange predicts on `predicts`, beside
  * the rank of the pack before it. Then it ranks on `stream`, and pushes on `pushes`, beside the

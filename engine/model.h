@@ -1,6 +1,6 @@
 /* model.h - the forward pass, written once over a backend's op table.
  *
- * Owner: engine. Thread: engine. Stage: 6 of a request's way: a batch in, logits out.
+ * Owner: engine. Thread: engine. Stage: 6 of the path of a request: a batch in, logits out.
  *
  * cn_model_config and cn_weights describe what differs between architectures (q/k norms, biases,
  * tied embeddings, rope scaling). An op gets NULL for a norm or bias that the model does not have.

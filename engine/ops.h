@@ -1,5 +1,5 @@
 /* ops.h - the ops of the forward pass, of sampling and of compression: one plain argument struct
- * for each, and the table of functions (the backend). A leaf: kernels include nothing else.
+ * for each, and the table of functions (the backend). A leaf.
  *
  * The model (engine/model.c) is written once over this table. The CPU backend is the readable
  * specification of every op. Tests compare other backends with it on awkward shapes.
@@ -13,8 +13,9 @@
  *   Pointers are device pointers unless a comment says host. Index arrays must stay valid until the
  *            stream has run the op.
  *   Calls    enqueue on `stream` and return. They neither allocate nor synchronise.
- *   NULL     in the table means that the backend lacks the op. The engine refuses such a backend at
- *            start and names the op.
+ *   NULL     in the table means that the backend lacks the op. The engine refuses at start a
+ *            backend without an op that its options need, and names the op. Comments in the table
+ *            say what happens without an optional one.
  *
  * Padding. A graph (cn_graph) replays a batch of fixed size. Padding rows are not stored
  * (kv_slots = CN_NO_SLOT, q_rows = -1), and padding sequences have kv_len 0. What an op writes to

@@ -1,6 +1,6 @@
 /* output.h - one sample's output: takes tokens, gives text, reasoning, logprobs and the finish.
  *
- * Owner: cn_engine, one per sample. Thread: engine only. Stage 7 of a request's way, after
+ * Owner: cn_engine, one per sample. Thread: engine only. Stage 7 of the path of a request, after
  * sampling. The engine creates it when the sample first samples a token. Buffers are allocated at
  * creation and grow only when output that was not taken exceeds them.
  *

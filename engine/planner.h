@@ -4,10 +4,12 @@
  * Owner: the caller; plain values. Thread: any. Stage: start, before any allocation.
  * Paper: Zipage, eq. 1 and 2 (DESIGN.md §1.5). All sizes in bytes:
  *
- *   m_kv' = L * h_kv * b * (2 * d * sizeof(kv) + sizeof(F) + sizeof(P))   one block, all layers
+ *   m_kv' = L * h_kv * b * (2 * d * sizeof(kv) + sizeof(F) + sizeof(P) + D)   one block, all layers
  *   m_q   = L * W * h_q * d * sizeof(act)                                 one query slot
  *   M       = floor(avail / (m_kv' * N_max + m_q))
  *   N_total = floor(avail / (m_kv' + m_q / N_max))
+ *
+ * D: the digests of a token in a layer and kv head (DESIGN.md §6.3).
  *
  * M is at most the number of requests that may run at once; memory that those slots do not need
  * goes to blocks. Without a capped policy (N_max = 0) query slots, if a selector needs them, take

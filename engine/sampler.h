@@ -1,7 +1,7 @@
 /* sampler.h - a request's sampling parameters on the host: checks, the seed, and the row that the
  * sample op reads. The backend draws the token.
  *
- * Thread: any; no state. Stage 7 of a request's way. */
+ * Thread: any; no state. Stage 7 of the path of a request. */
 #ifndef CN_SAMPLER_H
 #define CN_SAMPLER_H
 

@@ -2,7 +2,7 @@
  * the ops. The numbers come from cn_select_span_at (compress/selector.h). DESIGN.md §6.
  *
  * Owner: cn_batch for the arrays, cn_engine for the scratch. Thread: engine only. Stage: 5 and 6 of
- * a request's way. */
+ * the path of a request. */
 #ifndef CN_SELECT_H
 #define CN_SELECT_H
 

@@ -2,8 +2,8 @@
  * that a step reads, the agreement of its lists with those of `oracle`, and how lists change from
  * step to step. For experiments: it reads the KV of all tokens, on one thread.
  *
- * Owner: cn_engine. Thread: engine. Stage: 6 of a request's way. CPU backend only: ops have run
- * when they return, and device memory is host memory. */
+ * Owner: cn_engine. Thread: engine. Stage: 6 of the path of a request. CPU backend only: ops have
+ * run when they return, and device memory is host memory. */
 #ifndef CN_SELECT_PROBE_H
 #define CN_SELECT_PROBE_H
 

@@ -1,7 +1,8 @@
 /* select_step.h - the selection ops of a forward pass: predicts queries at the step's start, ranks
  * and selects in each layer, then attends. DESIGN.md §6.2.
  *
- * Owner: none; plain functions over a backend. Thread: engine. Stage: 6 of a request's way. */
+ * Owner: none; plain functions over a backend. Thread: engine. Stage: 6 of the path of a
+ * request. */
 #ifndef CN_SELECT_STEP_H
 #define CN_SELECT_STEP_H
 

@@ -1,5 +1,5 @@
-/* step_graph.h - decode steps that are recorded once and replayed, so that one host call runs a
- * whole step (forward pass and sampling).
+/* step_graph.h - decode steps that are recorded once and replayed, so that one host call runs the
+ * forward pass of a step. The sample op runs behind it.
  *
  * Owner: cn_engine. Thread: engine only.
  *

@@ -1,7 +1,7 @@
 /* token_rules.h - which tokens a request may sample: allowed_token_ids and bad_words, with vLLM's
  * meaning.
  *
- * Owner: cn_engine_request. Thread: engine only. Stage 7 of a request's way.
+ * Owner: cn_engine_request. Thread: engine only. Stage 7 of the path of a request.
  *
  * A bad word is the tokens of its text, and those of the text behind a space if they are as many
  * and begin with another token. The last token of a bad word is banned when the output ends with

@@ -1,9 +1,9 @@
-/* planes.h - the arrays that hold blocks and query slots, and their addresses in one memory. Forks
- * and swap copy blocks and query slots through them. A leaf.
+/* planes.h - the arrays that hold blocks and query slots, and their addresses in one memory. Forks,
+ * swap and copies to a home copy blocks and query slots through them. A leaf.
  *
  * A plane has one item for each block (or query slot) in each layer. All items of a plane have the
- * same size. K and V are one plane; F and P are two more. A memory has its own strides, and may
- * lack a plane:
+ * same size. K and V are one plane; F, P and each digest are planes of their own. A memory has
+ * its own strides, and may lack a plane:
  *
  *   A device stores each plane as [layer][item], so that kernels see one array for each layer.
  *   Host memory stores each block as [plane][layer], so that a block is contiguous.

@@ -88,7 +88,7 @@ json_t *cn_api_result_take_chunk(cn_api_result *r, const char *id, const char *m
 json_t *cn_api_result_usage_chunk(const cn_api_result *r, const char *id, const char *model,
                                   int64_t created);
 
-/* usage.kv of a body: {policy, budget, compressions, evicted, peak_tokens, freed_bytes}. */
+/* usage.kv of a body; docs/API.md lists its members. */
 json_t *cn_api_kv_json(const cn_kv_usage *u);
 
 /* {"error": {message, type, param, code, line}}. type is "rate_limit_error" for 429,

@@ -88,8 +88,9 @@ static void print_config(void)
         "value for one request, in its body, within the same bounds (`kv.budget` is `budget` "
         "in the object `kv`).\n");
     config_commands();
+    const uint32_t sections = offered_sections() | CN_SECTIONS_LIBRARY;
     for (uint32_t bit = 0; bit < CN_N_SECTIONS; bit++)
-        if (offered_sections() >> bit & 1) config_section((cn_option_section)(1U << bit));
+        if (sections >> bit & 1) config_section((cn_option_section)(1U << bit));
 }
 
 /* ---- docs/cinch.1 ---- */

@@ -1,7 +1,7 @@
 /* grammars.h - the grammars of an engine's requests: compiles them, shares equal ones, and bounds
  * their memory.
  *
- * Owner: cn_engine. Thread: engine only. Stage 7 of a request's way.
+ * Owner: cn_engine. Thread: engine only. Stage 7 of the path of a request.
  *
  * A grammar stays while a request uses it, and after that until the memory is needed. When all
  * automata together exceed CN_GRAMMARS_BYTES, unused ones are freed and the largest one forgets its

@@ -212,9 +212,9 @@ static const cn_option options[] = {
         .help = "homes that requests may use besides --kv-home"),
     ROW(KV, "select-cap", U32, kv.select_cap, "0", .min = 0, .max = TOKENS_MAX,
         .flags = RESULT, .json = "kv.select_cap",
-        .help = "tokens per layer and kv head that one step brings back from the home at most; 0 "
-                "is an eighth of the selected tokens for peer, a 32nd for host; a request may set "
-                "fewer"),
+        .help = "entries per layer and kv head that one step brings back from the home at most: "
+                "tokens for spade and last, tiles for tls; 0 is an eighth of the selected tokens "
+                "for peer, a 32nd for host, and 2 tiles for tls; a request may set fewer"),
     ROW(KV, "select-query", ENUM, kv.select_query, "last", .values = "last|predicted|union",
         .flags = RESULT, .json = "kv.select_query",
         .help = "queries by which tls ranks tiles away from the device: the last, the predicted, "
@@ -297,7 +297,8 @@ static const cn_option options[] = {
     ROW(PROMPTS, "id-field", STRING, id_field, NULL, .flags = RESULT | USUAL,
         .help = "with --prompt-field: the field with the id; the line number when unset"),
     ROW(PROMPTS, "answer-field", STRING, answer_field, NULL, .flags = RESULT | USUAL,
-        .help = "field with the reference answer for --grade"),
+        .help = "field with the reference answer; run-batch needs --grade beside it, compare "
+                "grades exact unless --grade says otherwise"),
     ROW(PROMPTS, "grade", ENUM, grade, "none", .values = "none|exact|boxed|last-number",
         .flags = RESULT | USUAL,
         .help = "compare answers with the reference: the whole text, the last \\boxed{}, or the "
@@ -562,7 +563,8 @@ static const struct {
      "Only for `cinch bench serve`: the server, and how requests arrive."},
     {CN_SECTION_TOKENIZE, "tokenize", "What to convert to tokens, or back."},
     {CN_SECTION_PLAN, "plan", "How the plan is printed."},
-    {CN_SECTION_DEBUG, "debug", "For finding where two runs differ."},
+    {CN_SECTION_DEBUG, "debug", "For finding where two runs differ. Only programs that use the "
+                              "library have it."},
     {CN_SECTION_SERVE, "serve", "The HTTP endpoint: its address, API keys and limits."},
     {CN_SECTION_SHARING, "sharing", "How interactive and batch requests share an engine."},
     {CN_SECTION_CALIBRATE, "calibrate", "Which text measures the channels, and how."},

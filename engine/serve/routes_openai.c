@@ -1,5 +1,5 @@
 /* routes_openai.c - /v1/chat/completions and /v1/completions, whole or as server-sent events, and
- * /v1/models. Stages 1 and 8 of a request's way. Thread: HTTP.
+ * /v1/models. Stages 1 and 8 of the path of a request. Thread: HTTP.
  *
  * A streamed reply begins with the first output. Until then a failure can still set the HTTP
  * status. */
