@@ -30,7 +30,9 @@ const char *cn_json_printable(const char *text, char *buf, size_t size)
 
 const char *cn_json_describe(const json_t *value, char *buf, size_t size)
 {
-    if (json_is_object(value)) {
+    if (!value) {
+        snprintf(buf, size, "nothing");
+    } else if (json_is_object(value)) {
         snprintf(buf, size, "an object of %zu keys", json_object_size(value));
     } else if (json_is_array(value)) {
         snprintf(buf, size, "an array of %zu", json_array_size(value));
@@ -96,6 +98,50 @@ static cn_status fail_syntax(cn_status error, const char *what, const char *text
                    cn_json_printable(near, shown, sizeof shown), *near ? "'" : "");
 }
 
+static bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+/* True if digits[n], perhaps with a sign, are an integer that does not fit in 64 bits. */
+static bool is_large_integer(const char *digits, size_t n)
+{
+    char text[32]; /* more digits are too many, whatever they are */
+    if (n >= sizeof text) return true;
+    memcpy(text, digits, n);
+    text[n] = '\0';
+    errno = 0;
+    (void)strtoll(text, NULL, 10);
+    return errno == ERANGE;
+}
+
+/* Writes the text with ".0" behind each integer that does not fit in 64 bits, so that it is read as
+ * a real number. All other integers stay exact. */
+static cn_status mark_large_integers(cn_buf *out, const char *text, size_t n)
+{
+    bool inside = false; /* a string */
+    size_t done = 0;
+    for (size_t i = 0; i < n; i++) {
+        const char c = text[i];
+        if (inside) {
+            i += c == '\\';
+            inside = c != '"';
+            continue;
+        }
+        inside = c == '"';
+        if (!is_digit(c) && c != '-') continue;
+        const size_t start = i;
+        while (i + 1 < n && is_digit(text[i + 1])) i++;
+        const char next = i + 1 < n ? text[i + 1] : '\0';
+        if (next == '.' || next == 'e' || next == 'E') {
+            while (i + 1 < n && text[i + 1] && strchr("+-.0123456789eE", text[i + 1])) i++;
+            continue;
+        }
+        if (!is_large_integer(text + start, i + 1 - start)) continue;
+        CN_TRY(cn_buf_add(out, text + done, i + 1 - done));
+        CN_TRY(cn_buf_add(out, ".0", 2));
+        done = i + 1;
+    }
+    return cn_buf_add(out, text + done, n - done);
+}
+
 static cn_status parse(json_t **out, const char *text, size_t n, const char *what,
                        size_t max_bytes, uint32_t max_depth, cn_status error, size_t flags)
 {
@@ -105,9 +151,17 @@ static cn_status parse(json_t **out, const char *text, size_t n, const char *wha
     flags |= JSON_REJECT_DUPLICATES | JSON_DECODE_ANY;
     json_error_t e;
     json_t *tree = json_loadb(text, n, flags, &e);
-    if (!tree && json_error_code(&e) == json_error_numeric_overflow)
-        tree = json_loadb(text, n, flags | JSON_DECODE_INT_AS_REAL, &e);
-    if (!tree) return fail_syntax(error, what, text, n, &e);
+    cn_buf marked = {0};
+    cn_status status = CN_OK;
+    if (!tree && json_error_code(&e) == json_error_numeric_overflow) {
+        status = mark_large_integers(&marked, text, n);
+        text = marked.data;
+        n = marked.len;
+        if (!status) tree = json_loadb(text, n, flags, &e);
+    }
+    if (!status && !tree) status = fail_syntax(error, what, text, n, &e);
+    cn_buf_free(&marked);
+    if (status) return status;
     uint32_t depth = depth_of(tree);
     if (depth > max_depth) {
         json_decref(tree);

@@ -90,6 +90,31 @@ static void test_nul_is_refused_by_name(void **state)
     assert_int_equal(cn_json_parse_request(&tree, key, strlen(key), "t", &limits), CN_ERR_ARG);
 }
 
+/* An integer beyond 64 bits is read as a real number. Those beside it stay integers. */
+static void test_large_integers(void **state)
+{
+    (void)state;
+    json_t *a = parse("[18446744073709551615, 7,"
+                      " \"99999999999999999999\\\"99999999999999999999\","
+                      " -9223372036854775809, 9223372036854775807, -9223372036854775808, 1.5e3,"
+                      " 99999999999999999999e0,"
+                      " {\"9999999999999999999\": 1234567890123456789012345678901234567890}]");
+    static const json_type types[] = {JSON_REAL,    JSON_INTEGER, JSON_STRING,
+                                      JSON_REAL,    JSON_INTEGER, JSON_INTEGER,
+                                      JSON_REAL,    JSON_REAL,    JSON_OBJECT};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        assert_int_equal(json_typeof(json_array_get(a, i)), types[i]);
+    assert_true(json_real_value(json_array_get(a, 0)) == 18446744073709551615.0);
+    assert_string_equal(json_string_value(json_array_get(a, 2)),
+                        "99999999999999999999\"99999999999999999999");
+    assert_true(json_integer_value(json_array_get(a, 4)) == INT64_MAX);
+    assert_true(json_integer_value(json_array_get(a, 5)) == INT64_MIN);
+    assert_true(json_is_real(json_object_get(json_array_get(a, 8), "9999999999999999999")));
+    json_decref(a);
+    expect_refusal("[99999999999999999999, 1e999]", 29, "a number is too large");
+    expect_refusal("[99999999999999999999, ]", 24, "unexpected text");
+}
+
 /* The text of an error must not contain bytes that control a terminal. */
 static void test_error_text_is_printable(void **state)
 {
@@ -278,6 +303,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_refusals),  cmocka_unit_test(test_error_text_is_printable),
         cmocka_unit_test(test_nul_is_refused_by_name),
+        cmocka_unit_test(test_large_integers),
         cmocka_unit_test(test_getters),   cmocka_unit_test(test_huge_integer_is_read),
         cmocka_unit_test(test_token_ids), cmocka_unit_test(test_files),
         cmocka_unit_test(test_values_are_counted_before_parsing),
