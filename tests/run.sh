@@ -11,6 +11,7 @@ set -u
 alone="
 test_serve_attacks       limits the time of an answer during attacks
 test_serve_limits        compares timeouts with the clock
+test_serve_stop          compares timeouts with the clock
 "
 # Programs that start first, because they take longest.
 long="

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Checks what a command prints when it loads a model: one line that says what it runs on. BUILD is
-# the build directory.
+# Checks what a command prints when it loads a model: one line that says what it runs on; and that
+# SIGHUP makes a server open its access log again. BUILD is the build directory.
 set -eu
 cinch=$(realpath "${BUILD:-build}/cinch")
 model=examples/tiny-reasoner
@@ -35,5 +35,14 @@ says "cpu: calibration runs on the CPU; float32$" calibrate --text "$dir/text" -
 trap clean_up EXIT
 serve --device cpu
 grep -q "^info: .* on $cpu; KV" "$dir/serve.log" || { cat "$dir/serve.log"; exit 1; }
+
+mv "$dir/access.log" "$dir/access.log.1"
+kill -HUP "$served"
+tries=0
+until [ -e "$dir/access.log" ]; do
+    tries=$((tries + 1))
+    [ $tries -lt 100 ] || { echo "SIGHUP: no new access log"; exit 1; }
+    sleep 0.1
+done
 stop
 echo "start: ok"

@@ -1,5 +1,5 @@
-/* test_serve_limits.c - clients that are slow, misbehave, are many or have no key; a full queue; a
- * full disk for the log; and the end of the server. */
+/* test_serve_limits.c - clients that are slow, misbehave, are many or have no key; and a full
+ * queue. */
 #include <fcntl.h>
 #include <poll.h>
 #include <setjmp.h>
@@ -669,109 +669,6 @@ static void buffered_bodies_have_a_limit(void **state)
     serve_rig_close(&rig);
 }
 
-/* ---- the log ---- */
-
-static void a_full_disk_of_the_log_does_not_stop_requests(void **state)
-{
-    (void)state;
-    static const char *const options[] = {"--access-log", "/dev/full", NULL};
-    serve_rig rig;
-    cn_serve_figures f;
-    serve_rig_open(&rig, options);
-    for (int i = 0; i < 3; i++) assert_int_equal(get_status(rig.port, "/health", NULL), 200);
-    serve_rig_stop(&rig);
-    serve_rig_figures(&rig, &f);
-    assert_int_equal(f.log_lines_lost, 3);
-    serve_rig_close(&rig);
-}
-
-static void the_log_has_a_line_per_request(void **state)
-{
-    (void)state;
-    serve_rig rig;
-    scratch_dir dir;
-    char path[128], line[1024];
-    scratch_dir_open(&dir);
-    snprintf(path, sizeof path, "%s/log", dir.path);
-    const char *const options[] = {"--access-log", path, "--api-key", "ann:ann-secret-1", NULL};
-    serve_rig_open(&rig, options);
-    http_reply r;
-    http_ask(rig.port, "POST", "/v1/completions", "ann-secret-1", long_body(7, false), &r);
-    http_reply_free(&r);
-    get_status(rig.port, "/%22%0a%ff", "ann-secret-1");
-    serve_rig_close(&rig);
-    FILE *f = fopen(path, "r");
-    assert_non_null(f);
-    assert_non_null(fgets(line, sizeof line, f));
-    json_t *entry = json_loads(line, 0, NULL);
-    assert_string_equal(json_string_value(json_object_get(entry, "key")), "ann");
-    assert_string_equal(json_string_value(json_object_get(entry, "path")), "/v1/completions");
-    assert_int_equal(json_integer_value(json_object_get(entry, "status")), 200);
-    assert_int_equal(json_integer_value(json_object_get(entry, "output_tokens")), 7);
-    assert_null(strstr(line, "ann-secret"));
-    json_decref(entry);
-    assert_non_null(fgets(line, sizeof line, f));
-    entry = json_loads(line, 0, NULL);
-    assert_string_equal(json_string_value(json_object_get(entry, "path")), "/\"\n\xef\xbf\xbd");
-    json_decref(entry);
-    assert_null(fgets(line, sizeof line, f));
-    fclose(f);
-    scratch_dir_put(&dir, "log", NULL, 0);
-    scratch_dir_close(&dir);
-}
-
-/* ---- the end ---- */
-
-static void a_stop_lets_requests_finish(void **state)
-{
-    (void)state;
-    static const char *const options[] = {"--shutdown-timeout", "120", NULL};
-    serve_rig rig;
-    http_reply r;
-    serve_rig_open(&rig, options);
-    int idle = http_connect(rig.port);
-    int fd = begin_completion(rig.port, NULL, 200, true);
-    assert_true(serve_rig_wait_running(&rig, 1));
-    cn_server_stop(rig.server);
-    http_read(fd, false, &r);
-    http_stream s;
-    http_stream_read(r.body.data, 0, &s);
-    assert_true(s.done && !r.truncated);
-    assert_string_equal(s.finish, "length");
-    pthread_join(rig.thread, NULL);
-    rig.running = false;
-    assert_int_equal(rig.end, CN_OK);
-    http_stream_free(&s);
-    http_reply_free(&r);
-    serve_rig_close(&rig);
-    close(fd);
-    close(idle);
-}
-
-static void a_stop_has_a_deadline(void **state)
-{
-    (void)state;
-    static const char *const options[] = {"--shutdown-timeout", "1", NULL};
-    for (int twice = 0; twice < 2; twice++) {
-        serve_rig rig;
-        http_reply r;
-        serve_rig_open(&rig, options);
-        int fd = begin_completion(rig.port, NULL, 7900, false);
-        assert_true(serve_rig_wait_running(&rig, 1));
-        const double began = cn_now_s();
-        cn_server_stop(rig.server);
-        if (twice) cn_server_stop(rig.server);
-        pthread_join(rig.thread, NULL);
-        rig.running = false;
-        assert_true(cn_now_s() - began < (twice ? 0.9 : 3));
-        serve_rig_close(&rig);
-        http_read(fd, false, &r);
-        assert_int_equal(r.status, 0);
-        http_reply_free(&r);
-        close(fd);
-    }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -791,10 +688,6 @@ int main(void)
         cmocka_unit_test(a_full_queue_answers_429),
         cmocka_unit_test(an_interactive_request_comes_before_batch),
         cmocka_unit_test(buffered_bodies_have_a_limit),
-        cmocka_unit_test(a_full_disk_of_the_log_does_not_stop_requests),
-        cmocka_unit_test(the_log_has_a_line_per_request),
-        cmocka_unit_test(a_stop_lets_requests_finish),
-        cmocka_unit_test(a_stop_has_a_deadline),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* cmd_serve.c - `cinch serve`: runs the HTTP server until a signal stops it. The first SIGTERM or
- * SIGINT drains within --shutdown-timeout, the second one stops immediately. */
+ * SIGINT drains within --shutdown-timeout, the second one stops immediately. SIGHUP opens the
+ * access log again. */
 #include <signal.h>
 #include <sys/resource.h>
 
@@ -10,16 +11,19 @@ static cn_server *server; /* only for the handler; set before the handler is ins
 
 static void on_signal(int number)
 {
-    (void)number;
-    cn_server_stop(server);
+    if (number == SIGHUP)
+        cn_server_reopen_log(server);
+    else
+        cn_server_stop(server);
 }
 
 static void heed_signals(void)
 {
-    struct sigaction stop = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-    sigemptyset(&stop.sa_mask);
-    sigaction(SIGINT, &stop, NULL);
-    sigaction(SIGTERM, &stop, NULL);
+    struct sigaction heed = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigemptyset(&heed.sa_mask);
+    sigaction(SIGINT, &heed, NULL);
+    sigaction(SIGTERM, &heed, NULL);
+    sigaction(SIGHUP, &heed, NULL);
 }
 
 /* A disconnected client or a log at its size limit then makes a write fail. */
@@ -47,6 +51,7 @@ int cn_cmd_serve(int argc, char **argv)
     cn_config *c = cn_command_begin(argc, argv, NULL, &exit_code);
     if (!c) return exit_code;
     ignore_write_signals();
+    signal(SIGHUP, SIG_IGN); /* while the model loads there is no log to open again */
     raise_file_limit(c);
     cn_status status = cn_server_create(&server, c);
     if (status == CN_OK) {
@@ -56,6 +61,7 @@ int cn_cmd_serve(int argc, char **argv)
     if (status != CN_OK) cn_log(CN_LOG_ERROR, "cinch serve: %s", cn_last_error());
     signal(SIGINT, SIG_DFL);
     signal(SIGTERM, SIG_DFL);
+    signal(SIGHUP, SIG_IGN);
     cn_server_free(server);
     cn_config_free(c);
     return status == CN_OK ? CN_EXIT_OK : CN_EXIT_FAILED;

@@ -52,7 +52,7 @@ static void pause_listeners(cn_http_server *s)
 void http_accept_resume(cn_http_server *s)
 {
     s->out_of_files = false;
-    if (!s->accepting || s->door.fd >= 0) return;
+    if (s->door.fd >= 0) return;
     for (uint32_t i = 0; i < s->n_listeners; i++) evconnlistener_enable(s->listeners[i]);
 }
 
@@ -252,7 +252,6 @@ static cn_status add_listener(cn_http_server *s, int fd, const char *what)
     }
     evconnlistener_set_error_cb(l, on_accept_error);
     s->listeners[s->n_listeners++] = l;
-    s->accepting = true;
     return CN_OK;
 }
 
@@ -326,20 +325,12 @@ cn_status cn_http_server_listen_unix(cn_http_server *s, const char *path)
     return add_listener(s, fd, path);
 }
 
-/* ---- open, stop, close ---- */
+/* ---- open, close ---- */
 
 cn_status http_accept_open(cn_http_server *s)
 {
     s->door.event = event_new(s->o.base, -1, 0, on_door, s);
     return s->door.event ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for the HTTP server");
-}
-
-void cn_http_server_stop_accepting(cn_http_server *s)
-{
-    s->accepting = false;
-    pause_listeners(s);
-    if (s->door.fd >= 0) turn_away(s, s->door.fd);
-    s->door.fd = -1;
 }
 
 void http_accept_close(cn_http_server *s)

@@ -50,7 +50,7 @@ static bool has_body(const cn_exchange *x)
 static void handle_request(connection *c)
 {
     cn_exchange *x = c->exchange;
-    x->close_after = !x->head.keep_alive || !c->server->accepting;
+    x->close_after = !x->head.keep_alive || c->server->draining;
     http_connection_set_state(c, CONN_BUSY);
     if (http_accept_long(x)) x->route->handle(x->route_user, x);
 }
@@ -111,7 +111,7 @@ static reading begin_exchange(connection *c, size_t n)
     http_note_client_id(x);
     /* After a reply before the end of the body, the rest of the body must not be read as a request:
      * close. */
-    x->close_after = !x->head.keep_alive || !c->server->accepting || has_body(x);
+    x->close_after = !x->head.keep_alive || c->server->draining || has_body(x);
     if (http_route(x) && x->route->flags & CN_ROUTE_UPLOAD) x->route->head(x->route_user, x);
     begin_body(c);
     return READ_WENT_ON;

@@ -19,7 +19,8 @@ cn_exchange *http_exchange_open(connection *c)
     const uint64_t words[2] = {s->id_seed, s->last_id};
     snprintf(x->id, sizeof x->id, "req-%016llx%04x",
              (unsigned long long)cn_hash64(0, words, sizeof words), (unsigned)s->last_id & 0xffff);
-    s->n_exchanges++;
+    x->late = s->draining;
+    s->n_exchanges += !x->late;
     return x;
 }
 
@@ -37,7 +38,7 @@ void http_exchange_close(cn_exchange *x, const char *why)
     http_log(x, why);
     if (closed) closed(x->user, x);
     cn_budget_give(s->o.memory, x->charged);
-    s->n_exchanges--;
+    s->n_exchanges -= !x->late;
     s->n_long -= x->counted_long;
     if (x->counted) cn_budget_give(&s->o.samples_of_key[x->key], 1);
     for (uint32_t i = 0; i < CN_HTTP_MAX_PARAMS; i++) cn_buf_free(&x->params[i]);

@@ -163,6 +163,11 @@ static bool within_key_limit(cn_exchange *x)
     return x->counted = true;
 }
 
+static void refuse_drain(cn_exchange *x)
+{
+    cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "the server is stopping", NULL, "draining");
+}
+
 static bool has_type(const cn_exchange *x, const char *want)
 {
     const char *type = cn_http_header(&x->head, "Content-Type");
@@ -195,6 +200,10 @@ bool http_route(cn_exchange *x)
     }
     const bool found = find_route(x, &methods);
     const bool open = found && x->route->flags & CN_ROUTE_OPEN;
+    if (x->late && !(found && x->route->flags & CN_ROUTE_WATCH)) {
+        refuse_drain(x);
+        return false;
+    }
     if (!open && !has_key(x)) return refuse_key(x);
     if (!open && !http_origin_is_allowed(x)) return false;
     if (!found && methods) {
@@ -255,7 +264,7 @@ static void on_sweep(evutil_socket_t fd, short what, void *arg)
     for (cn_list_node *at = s->unasked.head, *next; at; at = next) {
         connection *c = CN_CONTAINER_OF(at, connection, node);
         next = at->next;
-        if (is_late(c, now) || (c->state == CONN_IDLE && c->reused && !s->accepting)) time_out(c);
+        if (is_late(c, now) || (c->state == CONN_IDLE && c->reused && s->draining)) time_out(c);
     }
     for (cn_list_node *at = s->asked.head, *next; at; at = next) {
         connection *c = CN_CONTAINER_OF(at, connection, node);
@@ -265,7 +274,34 @@ static void on_sweep(evutil_socket_t fd, short what, void *arg)
     if (s->out_of_files) http_accept_resume(s);
 }
 
+/* ---- loading, draining ---- */
+
 void cn_http_server_begin(cn_http_server *s) { s->begun = true; }
+
+void cn_http_server_drain(cn_http_server *s) { s->draining = true; }
+
+static void cut(connection *c)
+{
+    cn_exchange *x = c->exchange;
+    if (!x || x->status || c->paused) return;
+    void (*closed)(void *, cn_exchange *) = x->closed;
+    x->closed = NULL;
+    if (closed) closed(x->user, x);
+    x->close_after = true;
+    http_connection_set_state(c, CONN_BUSY);
+    refuse_drain(x);
+}
+
+void cn_http_server_cut(cn_http_server *s)
+{
+    cn_list *const lists[] = {&s->unasked, &s->asked};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        for (cn_list_node *at = lists[i]->head, *next; at; at = next) {
+            next = at->next; /* a connection that is cut moves to the end of `asked` */
+            cut(CN_CONTAINER_OF(at, connection, node));
+        }
+    }
+}
 
 uint32_t cn_http_server_n_exchanges(const cn_http_server *s) { return s->n_exchanges; }
 

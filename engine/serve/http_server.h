@@ -42,8 +42,9 @@ typedef enum cn_route_flags {
     CN_ROUTE_UPLOAD = 1 << 2,  /* body() gets the body piece by piece */
     CN_ROUTE_JSON = 1 << 3,    /* a body must be application/json */
     CN_ROUTE_FORM = 1 << 4,    /* a body must be multipart/form-data */
-    CN_ROUTE_LONG = 1 << 5     /* its reply may take long: such requests may hold seven eighths of
+    CN_ROUTE_LONG = 1 << 5,    /* its reply may take long: such requests may hold seven eighths of
                                 * the connections; not with CN_ROUTE_UPLOAD */
+    CN_ROUTE_WATCH = 1 << 6    /* is answered while the server drains; others get 503 then */
 } cn_route_flags;
 
 typedef struct cn_route {
@@ -99,9 +100,15 @@ void cn_http_server_begin(cn_http_server *s);
  * owner and the group can use the new one. */
 cn_status cn_http_server_listen(cn_http_server *s, const char *host, uint16_t *port);
 cn_status cn_http_server_listen_unix(cn_http_server *s, const char *path);
-/* Accepts no more connections, and closes each connection when it becomes idle. */
-void cn_http_server_stop_accepting(cn_http_server *s);
+/* Drains: a request that arrives from now on is answered 503, unless its route has CN_ROUTE_WATCH.
+ * Connections are still accepted, so that new clients and health checks learn that the server is
+ * stopping. Each connection is closed when it becomes idle. */
+void cn_http_server_drain(cn_http_server *s);
+/* Requests that are not answered in full, without those that arrived during a drain. */
 uint32_t cn_http_server_n_exchanges(const cn_http_server *s);
+/* Ends a drain: answers 503 to each request without a reply, after its closed(). Replies that have
+ * begun and paused uploads stay as they are. */
+void cn_http_server_cut(cn_http_server *s);
 
 /* ---- the request ---- */
 

@@ -66,6 +66,7 @@ struct cn_exchange {
     uint32_t key;        /* or CN_API_KEY_NONE */
     bool counted;        /* has taken one of its key's samples */
     bool counted_long;   /* is one of n_long */
+    bool late;           /* began while the server drained, which does not wait for it */
     char id[HTTP_ID_BYTES];
     const char *client_id; /* the client's X-Request-Id, if it can be echoed; else NULL */
     double began_s;
@@ -94,7 +95,7 @@ struct cn_http_server {
     struct evconnlistener *listeners[HTTP_MAX_LISTENERS];
     uint32_t n_listeners;
     bool begun; /* routes requests; before that every request is answered 503 */
-    bool accepting, out_of_files;
+    bool draining, out_of_files;
     char *unix_path;
     struct { /* the pending connection: accepted, waiting for room */
         int fd; /* -1: none */
@@ -103,7 +104,8 @@ struct cn_http_server {
     } door;
     struct event *sweep;
     cn_list unasked, asked; /* of connections */
-    uint32_t n_connections, n_exchanges;
+    uint32_t n_connections;
+    uint32_t n_exchanges; /* without late ones */
     uint32_t n_kept;  /* connections that are kept open between requests */
     uint32_t n_long;  /* complete requests of CN_ROUTE_LONG that are not answered in full */
     uint64_t last_id;
@@ -131,8 +133,8 @@ void http_note_client_id(cn_exchange *x);
 /* ---- http_accept.c ---- */
 cn_status http_accept_open(cn_http_server *s);
 void http_accept_close(cn_http_server *s);
-/* Accepts again after file descriptors ran out or the pending connection was decided, unless the
- * server is stopping or a connection is pending. */
+/* Accepts again after file descriptors ran out or the pending connection was decided, unless a
+ * connection is pending. */
 void http_accept_resume(cn_http_server *s);
 /* A connection has closed or is kept: schedules the decision on the pending connection. */
 void http_accept_note_place(cn_http_server *s);

@@ -141,7 +141,7 @@ static void write_serve(writer *w, const cn_serve_figures *f)
         {"cinch_connections_accepted_total", "Connections accepted.",
          (double)f->connections_accepted},
         {"cinch_connections_refused_total",
-         "Connections refused because all were in use or the server was stopping.",
+         "Connections refused because all were in use.",
          (double)f->connections_refused},
         {"cinch_request_timeouts_total", "Requests that timed out before they had arrived whole.",
          (double)f->requests_timed_out},

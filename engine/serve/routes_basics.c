@@ -116,7 +116,7 @@ static cn_status open_part(cn_server *server, void **out)
         .routes = {
             {CN_HTTP_POST, "/tokenize", limited, handle_tokenize, most, NULL, NULL},
             {CN_HTTP_POST, "/detokenize", limited, handle_detokenize, most, NULL, NULL},
-            {CN_HTTP_GET, "/health", CN_ROUTE_OPEN, handle_health, 0, NULL, NULL},
+            {CN_HTTP_GET, "/health", CN_ROUTE_OPEN | CN_ROUTE_WATCH, handle_health, 0, NULL, NULL},
             {CN_HTTP_GET, "/version", 0, handle_version, 0, NULL, NULL},
         },
     };

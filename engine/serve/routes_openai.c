@@ -13,9 +13,12 @@
 typedef struct openai_part {
     cn_server *server;
     cn_route routes[4];
+    cn_list replies; /* that have not been closed */
 } openai_part;
 
 typedef struct reply {
+    cn_list_node node; /* of part->replies */
+    openai_part *part; /* NULL: it has been closed */
     cn_server *server;
     cn_exchange *x;
     cn_call *call;
@@ -112,18 +115,27 @@ static void note_usage(reply *r)
     cn_exchange_note_tokens(r->x, u.prompt_tokens, u.completion_tokens);
 }
 
-static void end_stream(reply *r)
+/* last: an event before the end, whose reference it takes over, or NULL. */
+static void end_stream(reply *r, json_t *last)
 {
     static const char done[] = "data: [DONE]\n\n";
-    if (cn_call_status(r->call) != CN_OK)
-        send_event(r, cn_api_error_body(http_status_of(r->call), cn_call_error(r->call), NULL,
-                                        code_of(r->call), 0));
-    else if (cn_call_request(r->call)->stream_usage)
-        send_event(r, usage_chunk(r));
+    if (last) send_event(r, last);
     note_usage(r);
     cn_exchange_send(r->x, done, sizeof done - 1);
     cn_exchange_end(r->x);
     r->ended = true;
+}
+
+/* The call is over and its output sent. */
+static void conclude_stream(reply *r)
+{
+    json_t *last = NULL;
+    if (cn_call_status(r->call) != CN_OK)
+        last = cn_api_error_body(http_status_of(r->call), cn_call_error(r->call), NULL,
+                                 code_of(r->call), 0);
+    else if (cn_call_request(r->call)->stream_usage)
+        last = usage_chunk(r);
+    end_stream(r, last);
 }
 
 static void on_ready(void *user, cn_exchange *x);
@@ -135,7 +147,7 @@ static void pump(reply *r)
     const bool over = cn_call_is_over(r->call); /* read before the output, or its end may be lost */
     for (json_t *chunk; cn_exchange_may_send(r->x); send_event(r, chunk)) {
         chunk = take_chunk(r);
-        if (!chunk && over) end_stream(r);
+        if (!chunk && over) conclude_stream(r);
         if (!chunk) return;
         if (!r->begun) {
             cn_exchange_set_header(r->x, "Cache-Control", "no-cache");
@@ -149,6 +161,18 @@ static void on_ready(void *user, cn_exchange *x)
 {
     (void)x;
     pump(user);
+}
+
+/* Sends the output that is there, and an error unless the call is over. */
+static void cut_stream(reply *r)
+{
+    const bool over = cn_call_is_over(r->call);
+    for (json_t *chunk; (chunk = take_chunk(r));) send_event(r, chunk);
+    if (over)
+        conclude_stream(r);
+    else
+        end_stream(r, cn_api_error_body(CN_HTTP_UNAVAILABLE, "the server is stopping", NULL,
+                                        "draining", 0));
 }
 
 /* ---- generation ---- */
@@ -231,12 +255,14 @@ static void on_closed(void *user, cn_exchange *x)
 {
     reply *r = user;
     (void)x;
+    if (r->part) cn_list_remove(&r->part->replies, &r->node);
     cn_call_release(r->call);
     cn_free(r);
 }
 
-static void generate(cn_server *server, cn_exchange *x, cn_api_endpoint endpoint)
+static void generate(openai_part *part, cn_exchange *x, cn_api_endpoint endpoint)
 {
+    cn_server *server = part->server;
     reply *r = cn_calloc(1, sizeof *r);
     cn_call_opts o = {
         .body = cn_exchange_take_body(x),
@@ -259,32 +285,34 @@ static void generate(cn_server *server, cn_exchange *x, cn_api_endpoint endpoint
         fail_busy(server, x, status);
         return;
     }
+    r->part = part;
     r->server = server;
     r->x = x;
     r->created = (int64_t)time(NULL);
+    cn_list_append(&part->replies, &r->node);
     cn_exchange_set_user(x, r, on_closed);
 }
 
-static void handle(cn_server *server, cn_exchange *x, cn_api_endpoint endpoint)
+static void handle(openai_part *part, cn_exchange *x, cn_api_endpoint endpoint)
 {
     size_t n;
     cn_exchange_body(x, &n);
-    if (cn_server_is_draining(server))
-        cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "the server is stopping", NULL, NULL);
+    if (cn_server_is_draining(part->server))
+        cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "the server is stopping", NULL, "draining");
     else if (n == 0)
         cn_exchange_error(x, CN_HTTP_BAD_REQUEST, "the request body is empty", NULL, NULL);
     else
-        generate(server, x, endpoint);
+        generate(part, x, endpoint);
 }
 
 static void handle_chat(void *user, cn_exchange *x)
 {
-    handle(((openai_part *)user)->server, x, CN_API_CHAT);
+    handle(user, x, CN_API_CHAT);
 }
 
 static void handle_completion(void *user, cn_exchange *x)
 {
-    handle(((openai_part *)user)->server, x, CN_API_COMPLETION);
+    handle(user, x, CN_API_COMPLETION);
 }
 
 /* ---- models ---- */
@@ -342,6 +370,20 @@ static cn_status open_part(cn_server *server, void **out)
                                      sizeof p->routes / sizeof *p->routes, p);
 }
 
-static void close_part(void *part) { cn_free(part); }
+/* The HTTP server answers the requests whose replies have not begun. */
+static void cut_part(void *part)
+{
+    for (cn_list_node *at = ((openai_part *)part)->replies.head; at; at = at->next) {
+        reply *r = CN_CONTAINER_OF(at, reply, node);
+        if (r->begun && !r->ended && cn_call_request(r->call)->stream) cut_stream(r);
+    }
+}
 
-const cn_server_part cn_openai_part = {.open = open_part, .close = close_part};
+static void close_part(void *part)
+{
+    for (cn_list_node *at = ((openai_part *)part)->replies.head; at; at = at->next)
+        CN_CONTAINER_OF(at, reply, node)->part = NULL;
+    cn_free(part);
+}
+
+const cn_server_part cn_openai_part = {.open = open_part, .cut = cut_part, .close = close_part};

@@ -154,9 +154,9 @@ static void get_openapi(void *part, cn_exchange *x)
 /* ---- the part ---- */
 
 static const cn_route routes[] = {
-    {.method = CN_HTTP_GET, .path = "/", .handle = get_page},
-    {.method = CN_HTTP_GET, .path = "/stats", .handle = get_stats},
-    {.method = CN_HTTP_GET, .path = "/metrics", .handle = get_metrics},
+    {.method = CN_HTTP_GET, .path = "/", .flags = CN_ROUTE_WATCH, .handle = get_page},
+    {.method = CN_HTTP_GET, .path = "/stats", .flags = CN_ROUTE_WATCH, .handle = get_stats},
+    {.method = CN_HTTP_GET, .path = "/metrics", .flags = CN_ROUTE_WATCH, .handle = get_metrics},
     {.method = CN_HTTP_GET, .path = "/openapi.json", .handle = get_openapi},
 };
 

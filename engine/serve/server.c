@@ -13,6 +13,7 @@
 #include "engine/event_log.h"
 
 enum { TICK_MS = 100 };
+static const double FLUSH_S = 1; /* for the errors that end unfinished requests */
 
 /* The parts in opening order. They are closed in reverse order. */
 static const cn_server_part *const parts[] = {&cn_openai_part, &cn_basics_part,
@@ -23,8 +24,10 @@ struct cn_server {
     const cn_config *config;
     struct event_base *base;
     cn_mailbox *mailbox;
-    struct event *mail_event, *stop_event, *tick;
-    int stop_fd; /* eventfd that counts cn_server_stop calls; safe in a signal handler */
+    struct event *mail_event, *stop_event, *reopen_event, *tick;
+    /* eventfds that count the calls of cn_server_stop and cn_server_reopen_log: safe in a signal
+     * handler */
+    int stop_fd, reopen_fd;
     int log_fd;
     cn_api_keys *keys;
     cn_budget *samples_of_key; /* [keys] */
@@ -34,8 +37,8 @@ struct cn_server {
     uint32_t n_open_parts;
     uint16_t port;
     double started_s; /* since the epoch */
-    bool draining, engine_failed;
-    double deadline_s; /* end of the drain, cn_now_s */
+    bool draining, is_cut, engine_failed;
+    double deadline_s; /* end of the drain; after the cut, of the flush; cn_now_s */
 };
 
 /* ---- the loop's events ---- */
@@ -59,11 +62,29 @@ static void begin_drain(cn_server *s)
 {
     s->draining = true;
     s->deadline_s = cn_now_s() + s->config->shutdown_timeout_s;
-    cn_http_server_stop_accepting(s->http);
+    cn_http_server_drain(s->http);
     for (uint32_t i = 0; i < s->n_open_parts; i++)
         if (parts[i]->drain) parts[i]->drain(s->part_states[i]);
     cn_log(CN_LOG_INFO, "stopping: %u requests in flight have %u s to finish (--shutdown-timeout)",
            cn_http_server_n_exchanges(s->http), s->config->shutdown_timeout_s);
+}
+
+/* Ends the unfinished requests with an error. */
+static void cut(cn_server *s)
+{
+    s->is_cut = true;
+    s->deadline_s = cn_now_s() + FLUSH_S;
+    cn_log(CN_LOG_INFO, "stopping: %u requests did not finish in time",
+           cn_http_server_n_exchanges(s->http));
+    for (uint32_t i = 0; i < s->n_open_parts; i++)
+        if (parts[i]->cut) parts[i]->cut(s->part_states[i]);
+    cn_http_server_cut(s->http);
+}
+
+static bool is_drained(const cn_server *s)
+{
+    if (!s->is_cut) return is_idle(s);
+    return cn_http_server_n_exchanges(s->http) == 0 || cn_now_s() > s->deadline_s;
 }
 
 static void on_stop(evutil_socket_t fd, short what, void *arg)
@@ -78,8 +99,8 @@ static void on_stop(evutil_socket_t fd, short what, void *arg)
         begin_drain(s);
 }
 
-/* Ends the drain when all work is done or its deadline has passed. Starts a drain when the engine
- * has failed, so that a supervisor can restart the server. */
+/* Ends the drain when all work is done or has been cut at the deadline. Starts a drain when the
+ * engine has failed, so that a supervisor can restart the server. */
 static void on_tick(evutil_socket_t fd, short what, void *arg)
 {
     cn_server *s = arg;
@@ -88,7 +109,34 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
         s->engine_failed = true;
         if (!s->draining) begin_drain(s);
     }
-    if (s->draining && (is_idle(s) || cn_now_s() > s->deadline_s)) event_base_loopbreak(s->base);
+    if (!s->draining) return;
+    if (!s->is_cut && !is_idle(s) && cn_now_s() > s->deadline_s) cut(s);
+    if (is_drained(s)) event_base_loopbreak(s->base);
+}
+
+static int open_log_file(const char *path)
+{
+    return open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640);
+}
+
+static void on_reopen(evutil_socket_t fd, short what, void *arg)
+{
+    const cn_server *s = arg;
+    const char *path = s->config->access_log;
+    uint64_t times;
+    (void)what;
+    if (read(fd, &times, sizeof times) != sizeof times) return;
+    if (strcmp(path, "off") == 0 || strcmp(path, "-") == 0) return;
+    const int file = open_log_file(path);
+    if (file < 0 || dup3(file, s->log_fd, O_CLOEXEC) < 0)
+        cn_log(CN_LOG_WARN, "%s: cannot open the access log again: %s", path, strerror(errno));
+    if (file >= 0) close(file);
+}
+
+static cn_status open_counter(int *fd)
+{
+    *fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    return *fd >= 0 ? CN_OK : cn_fail(CN_ERR_IO, "eventfd: %s", strerror(errno));
 }
 
 static cn_status add_event(cn_server *s, struct event **event, int fd, short what,
@@ -105,11 +153,12 @@ static cn_status open_loop(cn_server *s)
     cn_event_log_begin();
     s->base = event_base_new();
     if (!s->base) return cn_fail(CN_ERR_MEMORY, "out of memory for the event loop");
-    s->stop_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (s->stop_fd < 0) return cn_fail(CN_ERR_IO, "eventfd: %s", strerror(errno));
+    CN_TRY(open_counter(&s->stop_fd));
+    CN_TRY(open_counter(&s->reopen_fd));
     CN_TRY(cn_mailbox_create(&s->mailbox, UINT32_MAX));
     CN_TRY(add_event(s, &s->mail_event, cn_mailbox_fd(s->mailbox), EV_READ, on_mail, NULL));
     CN_TRY(add_event(s, &s->stop_event, s->stop_fd, EV_READ, on_stop, NULL));
+    CN_TRY(add_event(s, &s->reopen_event, s->reopen_fd, EV_READ, on_reopen, NULL));
     return add_event(s, &s->tick, -1, 0, on_tick, &tick);
 }
 
@@ -121,7 +170,7 @@ static cn_status open_log(cn_server *s)
     if (strcmp(path, "off") == 0) return CN_OK;
     s->log_fd = strcmp(path, "-") == 0
                     ? fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 0)
-                    : open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640);
+                    : open_log_file(path);
     return s->log_fd >= 0 ? CN_OK : cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
 }
 
@@ -258,7 +307,7 @@ cn_status cn_server_create(cn_server **out, const cn_config *config)
     cn_server *s = cn_calloc(1, sizeof *s);
     if (!s) return cn_fail(CN_ERR_MEMORY, "out of memory for the server");
     s->config = config;
-    s->stop_fd = s->log_fd = -1;
+    s->stop_fd = s->reopen_fd = s->log_fd = -1;
     s->started_s = (double)time(NULL);
     cn_status status = open_server(s);
     if (status == CN_OK)
@@ -282,10 +331,12 @@ void cn_server_free(cn_server *s)
     cn_service_free(s->service);
     if (s->mail_event) event_free(s->mail_event);
     if (s->stop_event) event_free(s->stop_event);
+    if (s->reopen_event) event_free(s->reopen_event);
     if (s->tick) event_free(s->tick);
     cn_mailbox_free(s->mailbox);
     if (s->base) event_base_free(s->base);
     if (s->stop_fd >= 0) close(s->stop_fd);
+    if (s->reopen_fd >= 0) close(s->reopen_fd);
     if (s->log_fd >= 0) close(s->log_fd);
     cn_free(s->samples_of_key);
     cn_api_keys_free(s->keys);
@@ -306,11 +357,14 @@ cn_status cn_server_run(cn_server *s)
     return status;
 }
 
-void cn_server_stop(cn_server *s)
+static void count(int fd)
 {
     const uint64_t one = 1;
-    (void)!write(s->stop_fd, &one, sizeof one);
+    (void)!write(fd, &one, sizeof one);
 }
+
+void cn_server_stop(cn_server *s) { count(s->stop_fd); }
+void cn_server_reopen_log(cn_server *s) { count(s->reopen_fd); }
 
 uint16_t cn_server_port(const cn_server *s) { return s->port; }
 bool cn_server_is_draining(const cn_server *s) { return s->draining; }

@@ -6,8 +6,11 @@
  *
  *   LOADING: listens; every request is answered 503
  *      |  the model is loaded, the parts are open
- *   RUNNING --stop--> DRAINING: no new connections or work; running requests may finish
- *                        |  all done, or --shutdown-timeout, or a second stop
+ *   RUNNING --stop--> DRAINING: new requests are answered 503; running ones may finish
+ *                        |  |  --shutdown-timeout
+ *                        |  `--> CUT: unfinished requests get an error; a second to send it
+ *                        |        |
+ *                        |  all done, all sent, or a second stop
  *                        `--> run() returns; freeing the server closes the parts, which persist
  *
  * A part (for example files and batches, or metrics and the page) adds routes and has hooks. */
@@ -26,6 +29,7 @@ typedef struct cn_server_part {
     cn_status (*open)(cn_server *server, void **part);
     void (*drain)(void *part);    /* starts no more work */
     bool (*is_idle)(void *part);  /* after drain: true when no work is left */
+    void (*cut)(void *part);      /* the time to drain is over: ends its streams with an error */
     void (*close)(void *part);    /* persists, stops the thread, frees; ends all its calls */
 } cn_server_part;
 
@@ -39,6 +43,10 @@ cn_status cn_server_run(cn_server *s);
 /* May be called from any thread or a signal handler. The first call drains, the second ends at
  * once. */
 void cn_server_stop(cn_server *s);
+
+/* May be called from any thread or a signal handler. Opens the file of --access-log again, because
+ * the old one was renamed. If that fails, the log continues in the old file. */
+void cn_server_reopen_log(cn_server *s);
 
 /* The port; 0: only a unix socket. For tests, which let the system choose the port. */
 uint16_t cn_server_port(const cn_server *s);

@@ -341,4 +341,5 @@ static bool is_idle(void *part)
     return !p->started || atomic_load(&p->idle);
 }
 
-const cn_server_part cn_spool_server_part = {open_part, drain_part, is_idle, close_part};
+const cn_server_part cn_spool_server_part = {
+    .open = open_part, .drain = drain_part, .is_idle = is_idle, .close = close_part};
