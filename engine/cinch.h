@@ -316,6 +316,9 @@ typedef struct cn_event {
     const char *error;       /* with CN_FINISH_ERROR, else NULL */
     bool invalid; /* with CN_FINISH_ERROR: parameters of the request exclude every next token */
     const cn_usage *usage;   /* of this sample, at its end, else NULL */
+    /* Seconds that the request waited: from its submission to the first admission of a sample, or
+     * until now if none has been admitted. */
+    double waited_s;
     bool last;               /* the last event of this request */
 } cn_event;
 /* The callback may call cn_engine_submit() and cn_engine_cancel(). It must not call

@@ -400,6 +400,18 @@ static cn_status collect(cn_engine *e)
 
 /* ---- step ---- */
 
+/* A request has its first row in the plan that admits it. */
+static void note_admissions(const cn_plan *plan)
+{
+    double now = 0;
+    for (uint32_t i = 0; i < plan->n_rows; i++) {
+        cn_engine_request *r = ((cn_sample *)plan->rows[i].seq->user)->request;
+        if (r->admitted_s > 0) continue;
+        if (now == 0) now = cn_now_s();
+        r->admitted_s = now;
+    }
+}
+
 cn_status cn_engine_step(cn_engine *e, bool *idle)
 {
     *idle = false;
@@ -411,6 +423,7 @@ cn_status cn_engine_step(cn_engine *e, bool *idle)
     CN_TRY(start_events(e, &begin));
     cn_plan plan;
     cn_scheduler_schedule(e->scheduler, &plan);
+    note_admissions(&plan);
     if (e->config->check_invariants) {
         const char *broken = cn_scheduler_check(e->scheduler);
         if (broken) return cn_fail(CN_ERR_DEVICE, "scheduler invariant broken: %s", broken);

@@ -110,6 +110,7 @@ static cn_status make_request(cn_engine *e, const cn_request_params *p, uint32_t
         return status;
     }
     r->id = e->next_id;
+    r->submitted_s = cn_now_s();
     r->needs_counts = cn_sampling_needs_counts(&r->sampling);
     r->max_output = max_output;
     r->n_samples = r->n_live = n;
@@ -353,7 +354,8 @@ void cn_engine_deliver(cn_engine *e, cn_sample *sample, cn_finish finish, const 
                    .prompt = sample->seq->tokens,
                    .n_prompt = sample->seq->n_prompt,
                    .error = error,
-                   .invalid = error && sample->mask_error};
+                   .invalid = error && sample->mask_error,
+                   .waited_s = (r->admitted_s > 0 ? r->admitted_s : cn_now_s()) - r->submitted_s};
     if (r->scores && r->scores->n == r->scores->n_prompt) ev.prompt_logprobs = r->scores->tokens;
     if (finish != CN_FINISH_NONE) {
         cn_scheduler_finish(e->scheduler, sample->seq); /* before usage_of: completes the usage */

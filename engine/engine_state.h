@@ -56,6 +56,7 @@ struct cn_engine_request {
     bool no_output;
     bool needs_counts;
     bool cancelled;
+    double submitted_s, admitted_s; /* cn_now_s; admitted_s of the first sample, 0: not yet */
     uint32_t n_samples, n_live;
     cn_sample samples[];
 };

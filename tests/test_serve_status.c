@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 #include "engine/serve/metrics.h"
@@ -164,6 +165,49 @@ static void figures_count_selected_tokens(void **state)
     json_decref(reply);
 }
 
+static int begin_completion(uint16_t port, const char *body)
+{
+    char request[1024];
+    const int fd = http_connect(port);
+    snprintf(request, sizeof request,
+             "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+             "application/json\r\nContent-Length: %zu\r\n\r\n%s", strlen(body), body);
+    assert_true(fd >= 0 && http_send_text(fd, request));
+    return fd;
+}
+
+/* One request runs at a time: the others wait, and that is no time of prefill. */
+static void waiting_counts_as_queue_time(void **state)
+{
+    (void)state;
+    enum { N = 4 };
+    static const char *const options[] = {"--max-num-seqs", "1", NULL};
+    serve_rig one;
+    http_reply r;
+    int fds[N];
+    cn_serve_figures f;
+    serve_rig_open(&one, options);
+    for (int i = 0; i < N; i++)
+        fds[i] = begin_completion(one.port, "{\"prompt\": \"Sort: 3 1 2\", \"max_tokens\": 200, "
+                                            "\"ignore_eos\": true}");
+    for (int i = 0; i < N; i++) {
+        http_read(fds[i], false, &r);
+        assert_int_equal(r.status, 200);
+        http_reply_free(&r);
+        close(fds[i]);
+    }
+    serve_rig_figures(&one, &f);
+    const cn_histogram *h = f.histograms;
+    const double whole_s = h[CN_HIST_E2E_S].sum, queue_s = h[CN_HIST_QUEUE_S].sum;
+    const double prefill_s = h[CN_HIST_PREFILL_S].sum, decode_s = h[CN_HIST_DECODE_S].sum;
+    assert_int_equal(h[CN_HIST_QUEUE_S].n, N);
+    assert_true(queue_s > whole_s / 4); /* 6 of 10 times that of a request alone */
+    assert_true(prefill_s > 0 && prefill_s < whole_s / 8);
+    assert_true(queue_s + prefill_s + decode_s > 0.99 * whole_s);
+    assert_true(queue_s + prefill_s + decode_s < 1.01 * whole_s);
+    serve_rig_close(&one);
+}
+
 static void page_and_figures_need_a_key(void **state)
 {
     (void)state;
@@ -286,6 +330,7 @@ int main(void)
         cmocka_unit_test(the_page_can_run_only_its_own_script),
         cmocka_unit_test(figures_count_the_requests),
         cmocka_unit_test(figures_count_selected_tokens),
+        cmocka_unit_test(waiting_counts_as_queue_time),
         cmocka_unit_test(page_and_figures_need_a_key),
         cmocka_unit_test(openapi_describes_exactly_the_served_routes),
         cmocka_unit_test(openapi_has_every_body_option_with_its_bounds),

@@ -71,8 +71,8 @@ static void observe_end(cn_call *call, const cn_event *ev)
     cn_serve_stats_observe_class(stats, call->klass, CN_HIST_E2E_S,
                                  t->last_token_s - t->started_s, 1);
     cn_serve_stats_observe_class(stats, call->klass, CN_HIST_QUEUE_S,
-                                 t->submitted_s - t->started_s, 1);
-    cn_serve_stats_observe(stats, CN_HIST_PREFILL_S, t->first_token_s - t->submitted_s, 1);
+                                 t->admitted_s - t->started_s, 1);
+    cn_serve_stats_observe(stats, CN_HIST_PREFILL_S, t->first_token_s - t->admitted_s, 1);
     cn_serve_stats_observe(stats, CN_HIST_DECODE_S, decode_s, 1);
     cn_serve_stats_observe(stats, CN_HIST_PROMPT_TOKENS, u.prompt_tokens, 1);
     cn_serve_stats_observe(stats, CN_HIST_OUTPUT_TOKENS, u.completion_tokens, 1);
@@ -101,6 +101,16 @@ static void cancel_all(cn_call *call)
         cn_engine_cancel(call->service->engine, call->engine_request + i);
 }
 
+/* The first of several prompts to have a token may not be the first that was admitted. */
+static void note_times(call_times *t, const cn_event *ev, double now)
+{
+    const double admitted_s = t->submitted_s + ev->waited_s;
+    if (ev->n_tokens > 0 && (t->admitted_s == 0 || admitted_s < t->admitted_s))
+        t->admitted_s = admitted_s;
+    if (ev->n_tokens > 0 && t->first_token_s == 0) t->first_token_s = now;
+    t->last_token_s = now;
+}
+
 static void on_event(void *user, const cn_event *event)
 {
     cn_call *call = user;
@@ -109,8 +119,7 @@ static void on_event(void *user, const cn_event *event)
         cn_api_event_of(call->request, call->engine_request, &call->n_left, event), *ev = &e;
     observe_tokens(call, ev, now);
     pthread_mutex_lock(&call->lock);
-    if (call->times.first_token_s == 0 && ev->n_tokens > 0) call->times.first_token_s = now;
-    call->times.last_token_s = now;
+    note_times(&call->times, ev, now);
     cn_api_result_add(call->result, ev);
     const bool too_long =
         cn_api_result_bytes(call->result) > call->service->config->max_reply_bytes;

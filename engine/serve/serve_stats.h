@@ -12,8 +12,8 @@ typedef enum cn_histogram_id {
     CN_HIST_ITL_S,           /* time between two deliveries of one sample, per token */
     CN_HIST_TPOT_S,          /* mean time per output token after the first, per request */
     CN_HIST_E2E_S,           /* arrival to end */
-    CN_HIST_QUEUE_S,         /* arrival to acceptance by the engine */
-    CN_HIST_PREFILL_S,       /* acceptance to first token: waiting and prefill */
+    CN_HIST_QUEUE_S,         /* arrival to first admission */
+    CN_HIST_PREFILL_S,       /* first admission to first token */
     CN_HIST_DECODE_S,        /* first token to end */
     CN_HIST_PROMPT_TOKENS,   /* per request */
     CN_HIST_OUTPUT_TOKENS,   /* per request */

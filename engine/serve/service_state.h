@@ -17,10 +17,10 @@
 /* A larger body is read after the smaller ones that wait. */
 enum { CN_LARGE_BODY_BYTES = 64 << 10 };
 
-/* Times (cn_now_s) of the start, of the acceptance by the engine, and of the first and the latest
- * token; 0: not yet. */
+/* Times (cn_now_s) of the start, of the acceptance by the engine, of the first admission by its
+ * scheduler, and of the first and the latest token; 0: not yet. */
 typedef struct call_times {
-    double started_s, submitted_s, first_token_s, last_token_s;
+    double started_s, submitted_s, admitted_s, first_token_s, last_token_s;
 } call_times;
 
 struct cn_call {
