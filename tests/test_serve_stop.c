@@ -110,6 +110,55 @@ static void the_log_has_a_line_per_request(void **state)
     scratch_dir_close(&dir);
 }
 
+/* Returns the first line of the log, parsed. */
+static json_t *first_entry(const char *path)
+{
+    char line[1024];
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    assert_non_null(fgets(line, sizeof line, f));
+    fclose(f);
+    json_t *entry = json_loads(line, 0, NULL);
+    assert_non_null(entry);
+    return entry;
+}
+
+static json_int_t count_of(const json_t *entry, const char *key)
+{
+    return json_integer_value(json_object_get(entry, key));
+}
+
+/* Requests that do not end have generated tokens too: of a client that disconnects (0, 1), or cut
+ * at the end of the server (2, 3); whole (0, 2) or streamed. */
+static void the_log_has_the_tokens_of_unfinished_requests(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        serve_rig rig;
+        scratch_dir dir;
+        char path[128];
+        scratch_dir_open(&dir);
+        snprintf(path, sizeof path, "%s/log", dir.path);
+        const char *const options[] = {"--access-log", path, "--shutdown-timeout", "0", NULL};
+        serve_rig_open(&rig, options);
+        const int fd = begin_completion(rig.port, 7900, i % 2);
+        cn_stats s = {0};
+        while (s.generation_tokens < 5) cn_service_engine_stats(cn_server_service(rig.server), &s);
+        if (i < 2) close(fd);
+        if (i < 2) assert_true(serve_rig_wait_running(&rig, 0));
+        serve_rig_close(&rig);
+        if (i >= 2) close(fd);
+        json_t *entry = first_entry(path);
+        assert_string_equal(json_string_value(json_object_get(entry, "end")),
+                            i < 2 ? "client disconnected" : "sent");
+        assert_true(count_of(entry, "prompt_tokens") > 0);
+        assert_in_range(count_of(entry, "output_tokens"), 4, 7899);
+        json_decref(entry);
+        scratch_dir_put(&dir, "log", NULL, 0);
+        scratch_dir_close(&dir);
+    }
+}
+
 /* Counts the lines of a file. */
 static int n_lines(const char *dir, const char *name)
 {
@@ -288,6 +337,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_full_disk_of_the_log_does_not_stop_requests),
         cmocka_unit_test(the_log_has_a_line_per_request),
+        cmocka_unit_test(the_log_has_the_tokens_of_unfinished_requests),
         cmocka_unit_test(the_log_is_opened_again),
         cmocka_unit_test(a_stop_lets_requests_finish),
         cmocka_unit_test(a_stopping_server_answers_503),

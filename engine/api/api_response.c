@@ -250,6 +250,16 @@ const char *cn_api_result_answer(const cn_api_result *r, uint32_t i, size_t *n)
     return c->text.data ? c->text.data + c->answer_at : "";
 }
 
+void cn_api_result_count(const cn_api_result *r, uint64_t *n_prompt, uint64_t *n_output)
+{
+    *n_prompt = *n_output = 0;
+    for (uint32_t i = 0; i < r->n_choices; i++) {
+        const choice *c = &r->choices[i];
+        if (i % r->n_samples == 0) *n_prompt += prompt_of(r, i)->n_tokens;
+        *n_output += c->finish == CN_FINISH_NONE ? c->n_tokens : c->usage.completion_tokens;
+    }
+}
+
 void cn_api_result_usage(const cn_api_result *r, cn_usage *out)
 {
     *out = r->choices[0].usage;

@@ -52,6 +52,9 @@ uint32_t cn_api_result_n_choices(const cn_api_result *r);
  * is the text that is graded. */
 const char *cn_api_result_answer(const cn_api_result *r, uint32_t choice, size_t *n);
 void cn_api_result_usage(const cn_api_result *r, cn_usage *out);         /* over all samples */
+/* Prompt and output tokens so far, over all samples, also of those that have not ended. A prompt
+ * counts from its first output on. */
+void cn_api_result_count(const cn_api_result *r, uint64_t *n_prompt, uint64_t *n_output);
 
 /* Writes a body piece by piece, so that the text of a long one need not be in memory, and no thread
  * is busy with it for long. Set id (without its prefix "chatcmpl-" or "cmpl-"), model, created (in

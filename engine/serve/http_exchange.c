@@ -35,8 +35,8 @@ void http_exchange_close(cn_exchange *x, const char *why)
     f->streams_open -= x->is_stream;
     if (x->status >= 100 && x->status < 600) f->http_replies[x->status / 100]++;
     cn_serve_stats_unlock(s->o.stats);
-    http_log(x, why);
     if (closed) closed(x->user, x);
+    http_log(x, why);
     cn_budget_give(s->o.memory, x->charged);
     s->n_exchanges -= !x->late;
     s->n_long -= x->counted_long;

@@ -176,7 +176,7 @@ void cn_exchange_end(cn_exchange *x);
 /* Ends a stream that cannot be completed: the client sees the connection close. */
 void cn_exchange_abort(cn_exchange *x);
 
-/* Token counts for the access log. */
+/* Token counts for the access log. closed() may still set them. */
 void cn_exchange_note_tokens(cn_exchange *x, uint64_t prompt, uint64_t output);
 
 #endif

@@ -105,22 +105,11 @@ static json_t *usage_chunk(reply *r)
     return chunk;
 }
 
-static void note_usage(reply *r)
-{
-    cn_usage u;
-    cn_api_result *result = cn_call_lock(r->call);
-    if (!result) return;
-    cn_api_result_usage(result, &u);
-    cn_call_unlock(r->call);
-    cn_exchange_note_tokens(r->x, u.prompt_tokens, u.completion_tokens);
-}
-
 /* last: an event before the end, whose reference it takes over, or NULL. */
 static void end_stream(reply *r, json_t *last)
 {
     static const char done[] = "data: [DONE]\n\n";
     if (last) send_event(r, last);
-    note_usage(r);
     cn_exchange_send(r->x, done, sizeof done - 1);
     cn_exchange_end(r->x);
     r->ended = true;
@@ -216,7 +205,6 @@ static void reply_whole(reply *r)
 {
     cn_buf part = {0};
     bool done = false;
-    note_usage(r);
     r->writer = (cn_api_writer){.id = reply_id(r),
                                 .model = cn_service_model_name(cn_server_service(r->server)),
                                 .created = r->created,
@@ -250,11 +238,22 @@ static void on_news(void *user, cn_call *call)
     }
 }
 
+static void note_tokens(reply *r)
+{
+    uint64_t prompt, output;
+    const cn_api_result *result = cn_call_lock(r->call);
+    if (!result) return;
+    cn_api_result_count(result, &prompt, &output);
+    cn_call_unlock(r->call);
+    cn_exchange_note_tokens(r->x, prompt, output);
+}
+
 /* The exchange has ended or the client has disconnected: cancels the call if it still runs. */
 static void on_closed(void *user, cn_exchange *x)
 {
     reply *r = user;
     (void)x;
+    note_tokens(r);
     if (r->part) cn_list_remove(&r->part->replies, &r->node);
     cn_call_release(r->call);
     cn_free(r);
