@@ -49,6 +49,15 @@ static int begin_completion(uint16_t port, const char *key, int n, bool stream)
     return fd;
 }
 
+static void expect_refused(serve_rig *rig, uint64_t busy, uint64_t invalid)
+{
+    cn_serve_figures f;
+    serve_rig_figures(rig, &f);
+    assert_int_equal(f.rejected_busy, busy);
+    assert_int_equal(f.rejected_invalid, invalid);
+    assert_int_equal(f.finished[CN_FINISH_ERROR], 0);
+}
+
 static int get_status(uint16_t port, const char *path, const char *key)
 {
     http_reply r;
@@ -189,6 +198,7 @@ static void a_key_has_a_limit_of_requests(void **state)
     http_ask(rig.port, "POST", "/v1/completions", "ann-secret-1", long_body(1, false), &r);
     assert_int_equal(r.status, 200);
     http_reply_free(&r);
+    expect_refused(&rig, 1, 0);
     serve_rig_close(&rig);
 }
 
@@ -553,6 +563,7 @@ static void a_request_without_a_next_token_is_invalid(void **state)
     const json_t *text = json_object_get(json_object_get(error, "error"), "message");
     assert_non_null(strstr(json_string_value(text), "no token of the vocabulary"));
     json_decref(error);
+    expect_refused(&rig, 0, 1);
     serve_rig_close(&rig);
 }
 
@@ -589,6 +600,7 @@ static void a_full_queue_answers_429(void **state)
         http_reply_free(&r);
         close(waiting[i]);
     }
+    expect_refused(&rig, 1, 1);
     assert_true(serve_rig_wait_running(&rig, 0));
     serve_rig_figures(&rig, &f);
     assert_int_equal(f.active_class[CN_CLASS_INTERACTIVE], 0);
@@ -666,6 +678,40 @@ static void buffered_bodies_have_a_limit(void **state)
     assert_int_equal(r.status, 400); /* complete, but not JSON */
     http_reply_free(&r);
     close(first);
+    expect_refused(&rig, 1, 0);
+    serve_rig_close(&rig);
+}
+
+/* The batch thread submits a refused line again. No client was refused. */
+static void a_refused_line_is_no_refused_client(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--max-num-seqs", "1", "--max-queue", "1", NULL};
+    serve_rig rig;
+    cn_mailbox *box;
+    cn_call *calls[3];
+    serve_rig_open(&rig, options);
+    cn_service *s = cn_server_service(rig.server);
+    step_count counts[3] = {0};
+    assert_int_equal(cn_mailbox_create(&box, 16), CN_OK);
+    for (int i = 0; i < 3; i++) {
+        cn_call_opts o = {.klass = CN_CLASS_BATCH, .reply_to = box, .news = on_news,
+                          .user = &counts[i], .endpoint = CN_API_COMPLETION};
+        assert_int_equal(cn_buf_addf(&o.body, "%s", long_body(7000, false)), CN_OK);
+        assert_int_equal(cn_call_start(&calls[i], s, &o), CN_OK);
+        if (i == 0) assert_true(serve_rig_wait_running(&rig, 1));
+    }
+    while (!counts[2].over) {
+        cn_mailbox_wait(box, 10000);
+        cn_mailbox_open_all(box);
+    }
+    assert_int_equal(cn_call_status(calls[2]), CN_ERR_BUSY);
+    expect_refused(&rig, 0, 0);
+    for (int i = 0; i < 3; i++) cn_call_release(calls[i]);
+    assert_true(serve_rig_wait_running(&rig, 0));
+    while (cn_mailbox_open_all(box) > 0) continue;
+    serve_rig_stop(&rig);
+    cn_mailbox_free(box);
     serve_rig_close(&rig);
 }
 
@@ -686,6 +732,7 @@ int main(void)
         cmocka_unit_test(full_connections_answer_503),
         cmocka_unit_test(a_request_without_a_next_token_is_invalid),
         cmocka_unit_test(a_full_queue_answers_429),
+        cmocka_unit_test(a_refused_line_is_no_refused_client),
         cmocka_unit_test(an_interactive_request_comes_before_batch),
         cmocka_unit_test(buffered_bodies_have_a_limit),
     };

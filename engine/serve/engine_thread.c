@@ -54,13 +54,21 @@ static void observe_tokens(cn_call *call, const cn_event *ev, double now)
     *last = now;
 }
 
+/* An invalid request is one that was refused: none of its samples has failed. */
+static void count_end(cn_call *call, const cn_event *ev)
+{
+    const bool refused = cn_api_result_is_invalid(call->result);
+    cn_serve_figures *f = cn_serve_stats_lock(call->service->serve_stats);
+    f->finished[ev->finish] += !ev->invalid;
+    f->finished_class[call->klass] += ev->last && !refused;
+    f->rejected_invalid += ev->last && refused;
+    cn_serve_stats_unlock(call->service->serve_stats);
+}
+
 static void observe_end(cn_call *call, const cn_event *ev)
 {
     cn_serve_stats *stats = call->service->serve_stats;
-    cn_serve_figures *f = cn_serve_stats_lock(stats);
-    f->finished[ev->finish]++;
-    f->finished_class[call->klass] += ev->last;
-    cn_serve_stats_unlock(stats);
+    count_end(call, ev);
     const call_times *t = &call->times;
     if (ev->last)
         cn_serve_stats_observe_end(stats, call->klass, t->last_token_s - t->submitted_s);
@@ -184,9 +192,7 @@ void cn_engine_thread_take(cn_mail *mail)
     cn_status status = submit(s, call);
     cn_call_free_tokens(call);
     if (status != CN_OK) {
-        cn_serve_figures *f = cn_serve_stats_lock(s->serve_stats);
-        f->rejected_invalid += status == CN_ERR_ARG;
-        f->rejected_busy += status == CN_ERR_BUSY;
+        cn_serve_stats_lock(s->serve_stats)->rejected_invalid += status == CN_ERR_ARG;
         cn_serve_stats_unlock(s->serve_stats);
         cn_call_finish(call, status);
         return;

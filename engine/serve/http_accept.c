@@ -152,8 +152,6 @@ bool http_accept_long(cn_exchange *x)
     snprintf(message, sizeof message,
              "%u requests are in flight, the most that %u connections allow (--max-connections): "
              "try again later", s->n_long, s->o.max_connections);
-    cn_serve_stats_lock(s->o.stats)->rejected_busy++;
-    cn_serve_stats_unlock(s->o.stats);
     cn_exchange_set_retry(x, cn_serve_stats_retry_s(s->o.stats, CN_CLASS_INTERACTIVE, s->n_long));
     cn_exchange_error(x, CN_HTTP_TOO_MANY_REQUESTS, message, NULL, "queue_full");
     return false;

@@ -154,6 +154,7 @@ static bool take_body(cn_exchange *x, const char *data, size_t n)
         return x->status == 0;
     }
     if (!cn_budget_try_take(s->o.memory, n)) {
+        cn_exchange_count_busy(x);
         cn_exchange_error(x, CN_HTTP_UNAVAILABLE,
                           "the memory for requests is full (--max-buffered-bytes): try again later",
                           NULL, NULL);

@@ -233,6 +233,12 @@ void cn_exchange_reply_json(cn_exchange *x, int status, json_t *body)
 
 void cn_exchange_set_retry(cn_exchange *x, uint32_t seconds) { x->retry_s = seconds; }
 
+void cn_exchange_count_busy(cn_exchange *x)
+{
+    cn_serve_stats_lock(x->conn->server->o.stats)->rejected_busy++;
+    cn_serve_stats_unlock(x->conn->server->o.stats);
+}
+
 void cn_exchange_error(cn_exchange *x, int status, const char *message, const char *param,
                        const char *code)
 {
@@ -240,6 +246,7 @@ void cn_exchange_error(cn_exchange *x, int status, const char *message, const ch
     snprintf(seconds, sizeof seconds, "%u", cn_max_u32(x->retry_s, 1));
     if (status == CN_HTTP_TOO_MANY_REQUESTS || status == CN_HTTP_UNAVAILABLE)
         cn_exchange_set_header(x, "Retry-After", seconds);
+    if (status == CN_HTTP_TOO_MANY_REQUESTS) cn_exchange_count_busy(x);
     cn_buf_clear(&x->refusal);
     if (cn_buf_addf(&x->refusal, "%s", message) != CN_OK) cn_buf_clear(&x->refusal);
     cn_exchange_reply_json(x, status, cn_api_error_body(status, message, param, code, 0));

@@ -158,6 +158,9 @@ void cn_exchange_reply_json(cn_exchange *x, int status, json_t *body);
 /* Sets the Retry-After, in seconds, of an error with status 429 or 503; the default is 1. */
 void cn_exchange_set_retry(cn_exchange *x, uint32_t seconds);
 
+/* Counts a refusal because the server is busy. cn_exchange_error does it for 429; call it before a
+ * 503 with this cause. */
+void cn_exchange_count_busy(cn_exchange *x);
 /* Replies {"error": {...}}, see cn_api_error_body. 429 and 503 carry Retry-After. */
 void cn_exchange_error(cn_exchange *x, int status, const char *message, const char *param,
                        const char *code);

@@ -223,9 +223,7 @@ void cn_intake_take(cn_mail *mail)
     if (status == CN_OK) status = make_tokens(s, call);
     if (status == CN_OK) status = take_memory(call);
     if (status != CN_OK) {
-        cn_serve_figures *f = cn_serve_stats_lock(s->serve_stats);
-        f->rejected_invalid += status == CN_ERR_ARG;
-        f->rejected_busy += status == CN_ERR_BUSY;
+        cn_serve_stats_lock(s->serve_stats)->rejected_invalid += status == CN_ERR_ARG;
         cn_serve_stats_unlock(s->serve_stats);
         cn_call_finish(call, status);
         return;

@@ -188,7 +188,7 @@ static void write_ends(writer *w, const cn_serve_figures *f)
     write_head(w, name, "counter", "Finished requests, by class.");
     for (int i = 0; i < 2; i++) write_labelled(w, name, "class", classes[i], f->finished_class[i]);
     name = "cinch_requests_rejected_total";
-    write_head(w, name, "counter", "Requests refused before they ran: queue full, or invalid.");
+    write_head(w, name, "counter", "Requests refused: server busy, or invalid.");
     write_labelled(w, name, "reason", "busy", f->rejected_busy);
     write_labelled(w, name, "reason", "invalid", f->rejected_invalid);
     name = "cinch_http_replies_total";

@@ -35,6 +35,7 @@ static void on_tokens(cn_token_job *job)
         cn_exchange_reply_json(r->x, CN_HTTP_OK, json_incref(job->reply));
     } else if (r->x) {
         const int status = job->status == CN_ERR_ARG ? CN_HTTP_BAD_REQUEST : CN_HTTP_UNAVAILABLE;
+        if (job->status == CN_ERR_BUSY) cn_exchange_count_busy(r->x);
         cn_exchange_error(r->x, status, job->error.len ? job->error.data : "", NULL, NULL);
     }
     free_if_over(r);

@@ -42,7 +42,9 @@ typedef struct cn_serve_figures {
     uint64_t finished_class[2];              /* requests by cn_class */
     uint32_t active_class[2]; /* requests in the engine: waiting or running */
     double mean_s_class[2];   /* mean seconds from acceptance to end; the latest weighs 1/8 */
-    uint64_t rejected_busy, rejected_invalid; /* requests refused before the engine ran them */
+    /* Refused requests. busy: clients that were told to try again; lines of batches, which the
+     * server itself tries again, do not count. invalid: also lines of batches. */
+    uint64_t rejected_busy, rejected_invalid;
     uint64_t http_replies[CN_N_HTTP_CLASSES]; /* [2] = 2xx */
     uint64_t disconnects; /* clients that disconnected before the end of their reply */
     uint64_t connections_accepted, connections_refused, requests_timed_out;
