@@ -18,13 +18,16 @@
 
 static serve_rig rig;
 static char dir[32];
+static const char *key_list;  /* --api-key; NULL: a server without keys */
+static const char *upload_key; /* of the client that uploads; NULL: none */
 
 static void open_rig(void)
 {
     static char spool[64];
     const char *const options[] = {"--spool", spool, "--max-file-bytes", "100000",
                                    "--max-files", "6", "--max-batches", "2",
-                                   "--max-batch-inflight", "4", NULL};
+                                   "--max-batch-inflight", "4",
+                                   key_list ? "--api-key" : NULL, key_list, NULL};
     snprintf(spool, sizeof spool, "%s/spool", dir);
     serve_rig_open(&rig, options);
 }
@@ -43,6 +46,7 @@ static int tear_down(void **state)
     char command[64];
     (void)state;
     serve_rig_close(&rig);
+    key_list = upload_key = NULL;
     snprintf(command, sizeof command, "rm -rf %s", dir);
     return system(command);
 }
@@ -79,6 +83,8 @@ static void send_form(const cn_buf *form, bool chunked, http_reply *r)
                                  "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
                                  "multipart/form-data; boundary=edge\r\n"),
                      CN_OK);
+    if (upload_key)
+        assert_int_equal(cn_buf_addf(&head, "Authorization: Bearer %s\r\n", upload_key), CN_OK);
     if (chunked)
         assert_int_equal(cn_buf_addf(&head, "Transfer-Encoding: chunked\r\n\r\n%zx\r\n%s\r\n"
                                             "0\r\n\r\n",
@@ -366,6 +372,61 @@ static void a_client_that_disconnects_leaves_nothing(void **state)
     assert_int_equal(count_names("files"), 12);
 }
 
+#define ANN "ann-secret-1"
+#define BOB "bob-secret-2"
+
+static void restart_with_keys(const char *list)
+{
+    serve_rig_close(&rig);
+    key_list = list;
+    open_rig();
+}
+
+static void upload_with_key(const char *key, char id[64])
+{
+    upload_key = key;
+    upload("x\n", id);
+}
+
+static void expect_seen(const char *key, const char *id, bool seen)
+{
+    char path[128];
+    http_reply r;
+    snprintf(path, sizeof path, "/v1/files/%s", id);
+    http_ask(rig.port, "GET", path, key, NULL, &r);
+    assert_int_equal(r.status, seen ? 200 : 404);
+    http_reply_free(&r);
+}
+
+static void files_stay_with_their_key_when_lines_move(void **state)
+{
+    (void)state;
+    char of_ann[64], of_bob[64], old[64];
+    restart_with_keys(ANN "," BOB);
+    upload_with_key(ANN, of_ann);
+    upload_with_key(BOB, of_bob);
+    static const char *const lists[] = {ANN "," BOB, BOB "," ANN, "eve-secret-3," ANN "," BOB};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        restart_with_keys(lists[i]);
+        expect_seen(ANN, of_ann, true);
+        expect_seen(ANN, of_bob, false);
+        expect_seen(BOB, of_ann, false);
+        expect_seen(BOB, of_bob, true);
+    }
+    restart_with_keys(BOB);
+    expect_seen(BOB, of_ann, false);
+    expect_seen(BOB, of_bob, true);
+
+    /* A place in the list, as in spools of older servers, is the name of no key. */
+    restart_with_keys("key-1:" ANN);
+    upload_with_key(ANN, old);
+    restart_with_keys(ANN "," BOB);
+    expect_seen(ANN, old, false);
+    expect_seen(BOB, old, false);
+    restart_with_keys("key-1:" ANN "," BOB);
+    expect_seen(ANN, old, true);
+}
+
 #define IN_DIR(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
 
 int main(void)
@@ -377,6 +438,7 @@ int main(void)
         IN_DIR(a_cancel_frees_the_engine),
         IN_DIR(wrong_requests_are_refused),
         IN_DIR(a_client_that_disconnects_leaves_nothing),
+        IN_DIR(files_stay_with_their_key_when_lines_move),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -160,7 +160,6 @@ static void bad_keys_are_refused_at_start(void **state)
     cn_api_keys_free(k);
     assert_int_equal(cn_api_keys_load(&k, "first-key-0,b:second-key", NULL), CN_OK);
     assert_int_equal(cn_api_keys_find(k, "bearer second-key", false), 1);
-    assert_string_equal(cn_api_keys_name(k, 0), "key-1");
     assert_int_equal(cn_api_keys_find(k, "Basic !!!", true), CN_API_KEY_NONE);
     assert_int_equal(cn_api_keys_find(k, NULL, true), CN_API_KEY_NONE);
     cn_api_keys_free(k);

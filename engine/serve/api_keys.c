@@ -8,8 +8,13 @@
 #include <sys/stat.h>
 
 #include "engine/offline/line_reader.h"
+#include "engine/serve/sha256.h"
 
-enum { MAX_KEY_BYTES = 256, MAX_LINE_BYTES = 1024 };
+enum {
+    MAX_KEY_BYTES = 256,
+    MAX_LINE_BYTES = 1024,
+    NAME_DIGEST_BYTES = 6 /* of the digest in the name of an unnamed key */
+};
 
 typedef struct api_key {
     char *name;
@@ -47,6 +52,20 @@ static cn_status read_rights(api_key *key, const char *text, size_t n, const cha
     return CN_OK;
 }
 
+/* Makes the name of an unnamed key from the key. The spool stores names as owners, so a name must
+ * not depend on the other lines of the key file. */
+static char *name_of(const char *secret, size_t n)
+{
+    static const char prefix[] = "key-";
+    char name[sizeof prefix + 2 * NAME_DIGEST_BYTES];
+    uint8_t digest[CN_SHA256_BYTES];
+    cn_sha256(secret, n, digest);
+    memcpy(name, prefix, sizeof prefix);
+    for (size_t i = 0; i < NAME_DIGEST_BYTES; i++)
+        snprintf(name + sizeof prefix - 1 + 2 * i, 3, "%02x", digest[i]);
+    return cn_strdup(name);
+}
+
 /* `line`: [NAME:]KEY [admin] [priority=N]. */
 static cn_status add_key(cn_api_keys *k, const char *text, size_t n_line, const char *where)
 {
@@ -66,9 +85,7 @@ static cn_status add_key(cn_api_keys *k, const char *text, size_t n_line, const 
         if (text[i] <= ' ' || text[i] > '~')
             return cn_fail(CN_ERR_ARG, "%s: key %u: expected printable ASCII without spaces, got "
                            "byte 0x%02x", where, k->n + 1, (unsigned char)text[i]);
-    char numbered[32];
-    snprintf(numbered, sizeof numbered, "key-%u", k->n + 1);
-    char *name = colon ? cn_strndup(text, n_name) : cn_strdup(numbered);
+    char *name = colon ? cn_strndup(text, n_name) : name_of(secret, n_secret);
     api_key *keys = cn_realloc(k->keys, k->n + 1, sizeof *keys);
     if (keys) k->keys = keys;
     if (!keys || !name) {
@@ -77,8 +94,11 @@ static cn_status add_key(cn_api_keys *k, const char *text, size_t n_line, const 
     }
     for (uint32_t i = 0; i < k->n; i++)
         if (strcmp(keys[i].name, name) == 0) {
-            cn_status status = cn_fail(CN_ERR_ARG, "%s: duplicate key name \"%s\": give each key "
-                                       "its own name", where, name);
+            cn_status status =
+                colon ? cn_fail(CN_ERR_ARG, "%s: duplicate key name \"%s\": give each key its own "
+                                "name", where, name)
+                      : cn_fail(CN_ERR_ARG, "%s: key %u: a key without a name is listed twice",
+                                where, k->n + 1);
             cn_free(name);
             return status;
         }

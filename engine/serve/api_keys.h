@@ -1,10 +1,11 @@
 /* api_keys.h - named API keys from --api-key and --api-key-file.
  *
  * Owner: cn_server. Thread: HTTP; getters on any. A key file has one key per line: "name:key" or
- * only the key. The i-th key gets the name key-i when it has no name. Blank lines and lines that
- * begin with # are skipped. Behind the key and a space may stand its rights: "admin" (it sees the
- * files and batches of all keys) and "priority=N" (the lowest priority that its requests may set;
- * default 0). */
+ * only the key. A key without a name is called key- and 12 hexadecimal digits of its SHA-256. Such
+ * a name stays the same when other lines change. It does not lead back to a random key, but who
+ * reads it can test guesses of a short one. Blank lines and lines that begin with # are skipped.
+ * Behind the key and a space may stand its rights: "admin" (it sees the files and batches of all
+ * keys) and "priority=N" (the lowest priority that its requests may set; default 0). */
 #ifndef CN_API_KEYS_H
 #define CN_API_KEYS_H
 
