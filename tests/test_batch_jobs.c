@@ -472,6 +472,80 @@ static void a_request_for_a_batch_is_checked(void **state)
                  cn_batch_window_read("1hh", &s));
 }
 
+/* Creates a batch of this owner that fails at once. */
+static cn_spool_id create_failing(const char *owner, const cn_spool_id *file)
+{
+    const cn_viewer v = {.name = owner, .sees_all = true};
+    cn_spool_id id;
+    const char *param;
+    json_t *batch, *body = json_pack("{s:s, s:s}", "input_file_id", file->text, "endpoint",
+                                     "/v1/chat/completions");
+    assert_int_equal(cn_batches_create(jobs.batches, &v, body, &param, &batch), CN_OK);
+    assert_true(cn_spool_id_read(&id, cn_batch_prefix, jobs_text_of(batch, "id")));
+    json_decref(batch);
+    json_decref(body);
+    jobs_run_all();
+    return id;
+}
+
+static void expect_kept(const cn_spool_id *id, bool kept)
+{
+    json_t *batch = cn_batches_get(jobs.batches, &jobs_viewer, id);
+    assert_int_equal(batch != NULL, kept);
+    json_decref(batch);
+}
+
+static void many_batches_replace_those_of_their_owner(void **state)
+{
+    (void)state;
+    const cn_spool_id file = jobs_upload(&(cn_buf){.data = "\n", .len = 1});
+    cn_spool_id ann[4], bob[8];
+    jobs_close();
+    jobs.opts.max_kept = 4;
+    jobs_open();
+    ann[0] = create_failing("ann", &file);
+    for (int i = 0; i < 8; i++) {
+        bob[i] = create_failing("bob", &file);
+        expect_kept(&ann[0], true);
+        if (i >= 3) expect_kept(&bob[i - 3], false);
+    }
+    for (int i = 5; i < 8; i++) expect_kept(&bob[i], true);
+    ann[1] = create_failing("ann", &file); /* bob has more */
+    for (int i = 0; i < 2; i++) expect_kept(&ann[i], true);
+    expect_kept(&bob[5], false);
+    ann[2] = create_failing("ann", &file); /* both have two */
+    expect_kept(&ann[0], false);
+    for (int i = 6; i < 8; i++) expect_kept(&bob[i], true);
+    jobs_close();
+    jobs_open();
+    ann[3] = create_failing("ann", &file);
+    expect_kept(&ann[1], false);
+    for (int i = 2; i < 4; i++) expect_kept(&ann[i], true);
+    for (int i = 6; i < 8; i++) expect_kept(&bob[i], true);
+}
+
+static void unfinished_batches_are_not_replaced(void **state)
+{
+    (void)state;
+    const cn_spool_id bad = jobs_upload(&(cn_buf){.data = "\n", .len = 1});
+    const cn_spool_id file = jobs_upload_lines(3);
+    cn_spool_id running[3];
+    jobs_close();
+    jobs.opts.max_kept = 2;
+    jobs_open();
+    const cn_spool_id old = create_failing("ann", &bad);
+    for (int i = 0; i < 3; i++) running[i] = jobs_create(&file);
+    expect_kept(&old, true); /* the creator has more, but none that is finished */
+    for (int i = 0; i < 3; i++) expect_kept(&running[i], true);
+    jobs_run_all();
+    for (int i = 0; i < 3; i++) jobs_expect_files(&running[i], 3, 0);
+    const cn_spool_id next = jobs_create(&file);
+    for (int i = 0; i < 3; i++) expect_kept(&running[i], false);
+    expect_kept(&old, true);
+    expect_kept(&next, true);
+    jobs_run_all();
+}
+
 #define IN_DIR(test) cmocka_unit_test_setup_teardown(test, jobs_set_up, jobs_tear_down)
 
 int main(void)
@@ -493,6 +567,8 @@ int main(void)
         IN_DIR(a_batch_does_not_write_through_a_link),
         IN_DIR(a_full_quota_pauses_a_batch_until_space_is_free),
         IN_DIR(a_request_for_a_batch_is_checked),
+        IN_DIR(many_batches_replace_those_of_their_owner),
+        IN_DIR(unfinished_batches_are_not_replaced),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

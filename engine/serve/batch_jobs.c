@@ -10,7 +10,6 @@
 
 enum {
     MEASURE_MS = 1000,
-    MAX_KEPT = 10000, /* records; a new one replaces the oldest finished one */
     MAX_FAULTS_LOGGED = 10,
     MAX_METADATA = 16,
     MAX_METADATA_KEY = 64,
@@ -373,16 +372,57 @@ static cn_status read_request(const cn_batches *b, const cn_viewer *v, const jso
     return cn_spool_id_make(&r->errors, cn_file_prefix);
 }
 
-/* When MAX_KEPT records are kept, removes the oldest finished one. */
-static void forget_old(cn_batches *b)
+static int by_owner(const void *a, const void *b)
 {
-    if (b->n < MAX_KEPT) return;
-    for (size_t i = 0; i < b->n; i++) {
-        if (!is_over(b->all[i])) continue;
-        if (cn_spool_remove_record(b->spool, CN_SPOOL_BATCHES, &b->all[i]->record.id) == CN_OK)
-            drop(b, i);
-        return;
+    const cn_batch *const *x = a, *const *y = b;
+    const int order = strcmp((*x)->record.owner, (*y)->record.owner);
+    return order ? order : by_order(a, b);
+}
+
+/* The oldest finished record of the owner that has the most, or of the creator if nobody has more
+ * than the creator. sorted[b->n]: by_owner. NULL: all records of that owner are unfinished. */
+static const cn_batch *pick_old(const cn_batches *b, cn_batch *const *sorted, const char *creator)
+{
+    const cn_batch *oldest = NULL;
+    size_t most = 0;
+    for (size_t i = 0, n; i < b->n; i += n) {
+        const char *owner = sorted[i]->record.owner;
+        const cn_batch *finished = NULL;
+        for (n = 0; i + n < b->n && strcmp(sorted[i + n]->record.owner, owner) == 0; n++)
+            if (!finished && is_over(sorted[i + n])) finished = sorted[i + n];
+        if (n < most || (n == most && strcmp(owner, creator) != 0)) continue;
+        most = n;
+        oldest = finished;
     }
+    return oldest;
+}
+
+/* Removes one record for a new one of the creator. False: none may be removed, or that failed. */
+static bool forget_one(cn_batches *b, const char *creator)
+{
+    cn_batch **sorted = cn_calloc(b->n, sizeof *sorted);
+    if (!sorted) return false;
+    memcpy(sorted, b->all, b->n * sizeof *sorted);
+    qsort(sorted, b->n, sizeof *sorted, by_owner);
+    const cn_batch *old = pick_old(b, sorted, creator);
+    cn_free(sorted);
+    if (!old) return false;
+    const cn_spool_id id = old->record.id;
+    if (cn_spool_remove_record(b->spool, CN_SPOOL_BATCHES, &id) != CN_OK) {
+        cn_log(CN_LOG_WARN, "spool: kept old batch %s: %s", id.text, cn_last_error());
+        return false;
+    }
+    cn_log(CN_LOG_INFO, "spool: removed the record of %s, the oldest finished batch of \"%s\": %u "
+           "are kept", id.text, old->record.owner, b->opts.max_kept);
+    drop(b, index_of(b, &id));
+    return true;
+}
+
+/* Makes room for a new record of the creator. Unfinished ones stay, so there may be up to
+ * max_batches more than max_kept. */
+static void forget_old(cn_batches *b, const char *creator)
+{
+    while (b->n >= b->opts.max_kept && forget_one(b, creator)) continue;
 }
 
 static json_t *public(const cn_batch *b)
@@ -420,7 +460,7 @@ cn_status cn_batches_create(cn_batches *b, const cn_viewer *v, const json_t *bod
         cn_batch_record_free(&r);
         return status;
     }
-    forget_old(b);
+    forget_old(b, r.owner);
     CN_TRY(add(b, &r));
     cn_batch *made = b->all[b->n - 1];
     if (cn_batch_enter(made, CN_BATCH_STATUS_VALIDATING)) return show(made, batch);

@@ -26,6 +26,8 @@
 
 typedef struct cn_batches cn_batches;
 
+enum { CN_BATCHES_KEPT = 10000 };
+
 typedef struct cn_batches_opts {
     const char *dir;
     const cn_config *config; /* borrowed: the engine's */
@@ -33,6 +35,7 @@ typedef struct cn_batches_opts {
     cn_file_limits files;
     uint64_t max_lines;    /* of one batch */
     uint32_t max_batches;  /* unfinished batches */
+    uint32_t max_kept;     /* records; a new one replaces an old one of who has most */
     uint32_t max_inflight; /* lines in flight, all batches */
     uint32_t max_model_len; /* most tokens of a request */
     cn_step_cost cost;      /* for the time left */
@@ -69,9 +72,11 @@ cn_files *cn_batches_files(cn_batches *b);
 
 /* A batch that the viewer does not see does not exist for it, nor does a file. */
 
-/* Creates a batch of the viewer from the body of POST /v1/batches. CN_ERR_ARG: the body is invalid
- * and *param is the field at fault, or NULL. CN_ERR_BUSY: max_batches are unfinished. CN_ERR_IO:
- * the record could not be written. */
+/* Creates a batch of the viewer from the body of POST /v1/batches. When max_kept records are kept,
+ * removes the oldest finished one of the owner that has the most records, of the viewer if nobody
+ * has more; the files of that batch stay. CN_ERR_ARG: the body is invalid and *param is the field
+ * at fault, or NULL. CN_ERR_BUSY: max_batches are unfinished. CN_ERR_IO: the record could not be
+ * written. */
 cn_status cn_batches_create(cn_batches *b, const cn_viewer *v, const json_t *body,
                             const char **param, json_t **batch);
 /* CN_ERR_ARG: no such batch, or its status does not allow a cancel. CN_ERR_IO: the record could not

@@ -244,6 +244,7 @@ static cn_status open_batches(cn_spool_part *p)
         .files = {c->max_files, c->max_file_bytes, c->max_spool_bytes, UPLOAD_EXPIRES_S},
         .max_lines = c->max_batch_lines,
         .max_batches = c->max_batches,
+        .max_kept = CN_BATCHES_KEPT,
         .max_inflight = c->max_batch_inflight,
         .max_model_len = cn_service_max_model_len(p->service),
         .cost = cn_service_step_cost(p->service),

@@ -141,6 +141,7 @@ int jobs_set_up(void **state)
                              .files = {100, 1 << 20, 4 << 20},
                              .max_lines = 1000,
                              .max_batches = 4,
+                             .max_kept = 100,
                              .max_inflight = 16,
                              .now = now,
                              .defaults = {.sampling = {.n = 1, .top_p = 1, .logprobs = -1}},
