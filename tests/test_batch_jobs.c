@@ -67,6 +67,35 @@ static void a_faulty_request_gets_a_line_in_the_error_file(void **state)
     jobs_expect_files(&id, 1, 2);
 }
 
+static void a_line_for_another_model_gets_an_error_line(void **state)
+{
+    (void)state;
+    cn_buf text = {0};
+    static const char *const models[] = {"tiny", "small", "other"};
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++)
+        assert_int_equal(cn_buf_addf(&text, "{\"custom_id\": \"r%zu\", \"url\": "
+                                            "\"/v1/chat/completions\", \"body\": {\"model\": "
+                                            "\"%s\", \"messages\": [{\"role\": \"user\", "
+                                            "\"content\": \"hi\"}]}}\n", i, models[i]),
+                         CN_OK);
+    cn_spool_id file = jobs_upload(&text), id = jobs_create(&file);
+    cn_buf_free(&text);
+    jobs_run_all();
+    jobs_expect_status(&id, "completed");
+    jobs_expect_files(&id, 2, 1);
+    json_t *batch = cn_batches_get(jobs.batches, &jobs_viewer, &id);
+    json_t *errors = jobs_read_lines(batch, "error_file_id");
+    const json_t *line = json_array_get(errors, 0), *response = json_object_get(line, "response");
+    const json_t *error = json_object_get(json_object_get(response, "body"), "error");
+    assert_string_equal(jobs_text_of(line, "custom_id"), "r2");
+    assert_int_equal(json_integer_value(json_object_get(response, "status_code")), 404);
+    assert_string_equal(jobs_text_of(error, "code"), "model_not_found");
+    assert_string_equal(jobs_text_of(error, "param"), "model");
+    assert_non_null(strstr(jobs_text_of(error, "message"), "\"other\""));
+    json_decref(errors);
+    json_decref(batch);
+}
+
 static void expect_fault(const json_t *faults, size_t i, int line, const char *code)
 {
     const json_t *fault_i = json_array_get(json_object_get(faults, "data"), i);
@@ -553,6 +582,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         IN_DIR(a_batch_runs_to_its_end),
         IN_DIR(a_faulty_request_gets_a_line_in_the_error_file),
+        IN_DIR(a_line_for_another_model_gets_an_error_line),
         IN_DIR(an_invalid_input_fails_with_its_line_numbers),
         IN_DIR(an_expired_batch_keeps_its_answers),
         IN_DIR(a_batch_expires_while_no_server_runs),

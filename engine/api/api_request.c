@@ -530,6 +530,18 @@ static void drop_read(const cn_api_request *r, json_t *body)
     }
 }
 
+cn_status cn_api_model_check(const cn_served_names *names, const char *model, cn_buf *at_fault)
+{
+    char shown[96];
+    if (!model || cn_served_names_have(names, model)) return CN_OK;
+    if (at_fault) {
+        cn_buf_clear(at_fault);
+        if (cn_buf_add(at_fault, "model", 5) != CN_OK) return CN_ERR_MEMORY;
+    }
+    return cn_fail(CN_ERR_ARG, "the model \"%s\" does not exist: expected \"%s\"",
+                   cn_json_printable(model, shown, sizeof shown), names->names[0]);
+}
+
 cn_status cn_api_request_parse(cn_api_request *out, cn_api_endpoint endpoint, json_t *body,
                                const cn_api_defaults *defaults, cn_buf *at_fault)
 {

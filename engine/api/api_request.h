@@ -30,6 +30,11 @@ const char *cn_api_endpoint_path(cn_api_endpoint e);
 /* False if no endpoint has this path. */
 bool cn_api_endpoint_find(const char *path, cn_api_endpoint *out);
 
+/* CN_ERR_ARG: a client wants a model by a name that is none of names. at_fault (unless NULL) is
+ * then "model", and the answer 404 with the code below. model: NULL is fine. */
+#define CN_API_MODEL_NOT_FOUND "model_not_found"
+cn_status cn_api_model_check(const cn_served_names *names, const char *model, cn_buf *at_fault);
+
 /* The values of fields that the body does not set; from cn_engine_default_sampling and
  * cn_engine_default_kv. */
 typedef struct cn_api_defaults {

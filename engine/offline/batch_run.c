@@ -365,6 +365,13 @@ static void give_up_rescue(cn_batch_job *job)
     job->status = CN_OK;
 }
 
+/* The HTTP status of a job whose line is invalid. */
+static int refusal_of(const cn_batch_job *job)
+{
+    const bool no_model = job->code && strcmp(job->code, CN_API_MODEL_NOT_FOUND) == 0;
+    return no_model ? CN_HTTP_NOT_FOUND : CN_HTTP_BAD_REQUEST;
+}
+
 static bool settle(cn_batch_run *run, cn_batch_job *job);
 
 /* Settles a job without a result. */
@@ -380,7 +387,7 @@ static bool settle_failure(cn_batch_run *run, cn_batch_job *job)
         return settle(run, job);
     }
     if (job->status == CN_ERR_ARG && !job->replays) {
-        if (!reject(run, &job->item, CN_HTTP_BAD_REQUEST, error_of(job), job->code)) return false;
+        if (!reject(run, &job->item, refusal_of(job), error_of(job), job->code)) return false;
     } else {
         run->n_put_back += !job->replays;
         if (job->status != CN_ERR_CANCELLED && job->status != CN_ERR_BUSY)
@@ -510,9 +517,21 @@ static cn_status identify(cn_batch_run *run, cn_batch_item *item, const cn_line 
     return status;
 }
 
-/* Parses the item's request and decides whether it is audited. */
-static cn_status prepare(cn_batch_run *run, cn_batch_job *job, const cn_batch_format *format)
+static cn_status check_model(const cn_batch_run *run, cn_batch_item *item, const char **code)
 {
+    if (!run->port->names) return CN_OK;
+    const json_t *body = json_object_get(item->object, "body");
+    const char *model = json_string_value(json_object_get(body, "model"));
+    cn_status status = cn_api_model_check(run->port->names, model, &item->at_fault);
+    if (status == CN_ERR_ARG) *code = CN_API_MODEL_NOT_FOUND;
+    return status;
+}
+
+/* Parses the item's request and decides whether it is audited. CN_ERR_ARG as in identify(). */
+static cn_status prepare(cn_batch_run *run, cn_batch_job *job, const cn_batch_format *format,
+                         const char **code)
+{
+    CN_TRY(check_model(run, &job->item, code));
     CN_TRY(cn_batch_item_read(&job->item, format, &run->port->defaults));
     job->audited = job->item.request.n_prompts == 1 && !job->item.request.params.no_output &&
                    cn_audit_picks(run->config->audit_percent, run->config->seed, &job->item.id,
@@ -546,7 +565,7 @@ static void take_line(cn_batch_run *run, const cn_line *line)
         free_job(job);
         return;
     }
-    if (status == CN_OK) status = prepare(run, job, &format);
+    if (status == CN_OK) status = prepare(run, job, &format, &code);
     if (status == CN_OK) {
         submit(run, job);
         return;

@@ -63,6 +63,9 @@ typedef struct cn_batch_port {
     void *user;
     cn_api_defaults defaults;
     const char *model; /* in responses */
+    /* The names of the model that a line may ask for; a line with another one gets an error line
+     * with status 404. NULL: the name in a line does not matter. */
+    const cn_served_names *names;
     /* Other clients use the same engine. So a BUSY engine can get room even if this run has nothing
      * in flight. */
     bool shared;

@@ -176,7 +176,8 @@ cn_status cn_batches_open(cn_batches **out, const cn_batches_opts *o)
     b->opts = *o;
     b->port = (cn_batch_port){.user = b,
                               .defaults = o->defaults,
-                              .model = o->model,
+                              .model = o->names->names[0],
+                              .names = o->names,
                               .shared = true,
                               .borrows = true,
                               .submit = port_submit,
@@ -428,7 +429,7 @@ static void forget_old(cn_batches *b, const char *creator)
 static json_t *public(const cn_batch *b)
 {
     const cn_batch_counts counts = cn_batch_counts_now(b);
-    json_t *o = cn_batch_record_public(&b->record, &counts, b->all->opts.model,
+    json_t *o = cn_batch_record_public(&b->record, &counts, b->all->opts.names->names[0],
                                        *b->paused ? b->paused : NULL);
     const cn_file *input = cn_files_find(b->all->files, &b->record.input);
     bool ok = o && json_object_set_new(o, "progress", cn_batch_progress_json(b)) == 0;

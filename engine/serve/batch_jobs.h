@@ -31,7 +31,7 @@ enum { CN_BATCHES_KEPT = 10000 };
 typedef struct cn_batches_opts {
     const char *dir;
     const cn_config *config; /* borrowed: the engine's */
-    const char *model;       /* the name that clients use; borrowed */
+    const cn_served_names *names; /* that lines may ask for; responses have the first; borrowed */
     cn_file_limits files;
     uint64_t max_lines;    /* of one batch */
     uint32_t max_batches;  /* unfinished batches */

@@ -73,12 +73,7 @@ cn_status cn_intake_tokens(cn_service *s, const cn_request_params *p, cn_tokens 
 static cn_status check_model(cn_call *call, const json_t *body)
 {
     const char *model = json_string_value(json_object_get(body, "model"));
-    const char *served = cn_service_model_name(call->service);
-    char shown[96];
-    if (!model || cn_served_names_have(cn_service_names(call->service), model)) return CN_OK;
-    if (cn_buf_add(&call->at_fault, "model", 5) != CN_OK) cn_buf_clear(&call->at_fault);
-    return cn_fail(CN_ERR_ARG, "the model \"%s\" does not exist: expected \"%s\"",
-                   cn_json_printable(model, shown, sizeof shown), served);
+    return cn_api_model_check(cn_service_names(call->service), model, &call->at_fault);
 }
 
 cn_status cn_intake_parse(cn_service *s, const cn_buf *text, json_t **body, uint64_t *bytes)

@@ -47,7 +47,7 @@ static int http_status_of(const cn_call *call)
 static const char *code_of(const cn_call *call)
 {
     const int status = http_status_of(call);
-    return status == CN_HTTP_NOT_FOUND           ? "model_not_found"
+    return status == CN_HTTP_NOT_FOUND           ? CN_API_MODEL_NOT_FOUND
            : status == CN_HTTP_TOO_MANY_REQUESTS ? "queue_full"
                                                  : NULL;
 }

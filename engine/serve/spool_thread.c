@@ -240,7 +240,7 @@ static cn_status open_batches(cn_spool_part *p)
     const cn_batches_opts o = {
         .dir = c->spool,
         .config = c,
-        .model = cn_service_model_name(p->service),
+        .names = cn_service_names(p->service),
         .files = {c->max_files, c->max_file_bytes, c->max_spool_bytes, UPLOAD_EXPIRES_S},
         .max_lines = c->max_batch_lines,
         .max_batches = c->max_batches,

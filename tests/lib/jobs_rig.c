@@ -136,8 +136,9 @@ int jobs_set_up(void **state)
     jobs.config = cn_config_create();
     cn_free(jobs.config->model);
     jobs.config->model = cn_strdup("examples/tiny-reasoner");
+    static const cn_served_names names = {.names = {"tiny", "small"}, .n = 2};
     jobs.opts = (cn_batches_opts){.config = jobs.config,
-                             .model = "tiny",
+                             .names = &names,
                              .files = {100, 1 << 20, 4 << 20},
                              .max_lines = 1000,
                              .max_batches = 4,
