@@ -10,7 +10,7 @@ need_python clients openai==3.52.0 prometheus_client==0.26.0
 key=a-key-for-the-test
 (umask 077 && echo "# API keys
 test:$key" >"$dir/keys")
-serve --kv-policies full,zip --kv-selectors ds --select-tokens 64 \
+serve --served-model-name tiny,org/tiny --kv-policies full,zip --kv-selectors ds --select-tokens 64 \
     --kv-cache-memory-bytes 128M --tool-call-parser hermes --api-key-file "$dir/keys" --spool "$dir/spool"
 "$python" tests/clients/openai_requests.py "$url" $key
 "$python" tests/clients/openai_batches.py "$url" $key
@@ -38,7 +38,7 @@ for parser in hermes llama3_json; do
     stop
 done
 rm "$dir/access.log"
-serve --served-model-name tiny,alias --api-key-file "$dir/keys" --root-path /llm \
+serve --served-model-name tiny,alias,org/name:1 --api-key-file "$dir/keys" --root-path /llm \
     --allowed-origins https://a.example,https://b.example --kv-cache-memory-bytes 32M
 "$python" tests/clients/http_surface.py "$url" $key "$dir/access.log"
 stop

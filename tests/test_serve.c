@@ -257,6 +257,40 @@ static void detokenize_inverts_tokenize(void **state)
     json_decref(answer);
 }
 
+static void a_model_name_may_have_slashes(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--served-model-name", "org/tiny:1,b", NULL};
+    static const struct {
+        const char *path, *name;
+        int status;
+    } cases[] = {
+        {"/v1/models/org/tiny:1", "org/tiny:1", 200},
+        {"/v1/models/org%2Ftiny%3A1", "org/tiny:1", 200},
+        {"/v1/models/b", "b", 200},
+        {"/v1/models/org", "org", 404},
+        {"/v1/models/org/tiny:1/", "org/tiny:1/", 404},
+        {"/v1/models/tiny:1", "tiny:1", 404},
+    };
+    serve_rig own;
+    serve_rig_open(&own, options);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        json_t *r = http_ask_json(own.port, "GET", cases[i].path, NULL, cases[i].status);
+        const json_t *error = json_object_get(r, "error");
+        char wanted[64];
+        snprintf(wanted, sizeof wanted, "\"%s\"", cases[i].name);
+        if (error) {
+            assert_string_equal(json_string_value(json_object_get(error, "code")),
+                                "model_not_found");
+            assert_non_null(strstr(json_string_value(json_object_get(error, "message")), wanted));
+        } else {
+            assert_string_equal(json_string_value(json_object_get(r, "id")), cases[i].name);
+        }
+        json_decref(r);
+    }
+    serve_rig_close(&own);
+}
+
 static void small_routes_answer(void **state)
 {
     (void)state;
@@ -318,7 +352,9 @@ static void bad_requests_are_refused_by_name(void **state)
     assert_error("POST", chat, "{\"model\": \"gpt\", \"messages\": []}", 404, "model");
     assert_error("POST", "/v1/nothing", "{}", 404, NULL);
     assert_error("GET", "/../etc/passwd", NULL, 404, NULL);
-    assert_error("GET", "/v1/models/..", NULL, 404, NULL);
+    assert_error("GET", "/v1/models/..", NULL, 404, "model");
+    assert_error("GET", "/v1/models/", NULL, 404, NULL);
+    assert_error("POST", "/v1/models/a/b", "{}", 405, NULL);
     assert_error("GET", chat, NULL, 405, NULL);
     assert_error("DELETE", "/health", NULL, 405, NULL);
     char deep[256] = "{\"messages\": ";
@@ -631,6 +667,7 @@ int main(void)
         cmocka_unit_test(stop_strings_and_kv_options_work),
         cmocka_unit_test(detokenize_inverts_tokenize),
         cmocka_unit_test(small_routes_answer),
+        cmocka_unit_test(a_model_name_may_have_slashes),
         cmocka_unit_test(bad_requests_are_refused_by_name),
         cmocka_unit_test(routes_that_need_a_spool_name_the_option),
         cmocka_unit_test(malformed_http_is_refused_in_json),

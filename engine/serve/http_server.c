@@ -39,8 +39,9 @@ static bool is_param_text(const char *text, size_t n)
 }
 
 /* Compares segment by segment and collects the texts that match {segments}. */
-static bool match_path(const char *pattern, const char *path, cn_buf *params)
+static bool match_path(const cn_route *r, const char *path, cn_buf *params)
 {
+    const char *pattern = r->path;
     uint32_t n_params = 0;
     for (uint32_t i = 0; i < CN_HTTP_MAX_PARAMS; i++) cn_buf_clear(&params[i]);
     while (*pattern && *path) {
@@ -48,11 +49,12 @@ static bool match_path(const char *pattern, const char *path, cn_buf *params)
             if (*pattern++ != *path++) return false;
             continue;
         }
-        size_t n = strcspn(path, "/");
-        if (!is_param_text(path, n) || n_params == CN_HTTP_MAX_PARAMS ||
+        pattern += strcspn(pattern, "}") + 1;
+        const bool rest = r->flags & CN_ROUTE_REST && !*pattern;
+        const size_t n = rest ? strlen(path) : strcspn(path, "/");
+        if (!(rest || is_param_text(path, n)) || n_params == CN_HTTP_MAX_PARAMS ||
             cn_buf_add(&params[n_params++], path, n) != CN_OK)
             return false;
-        pattern += strcspn(pattern, "}") + 1;
         path += n;
     }
     return !*pattern && !*path;
@@ -78,7 +80,7 @@ static bool find_route(cn_exchange *x, uint32_t *methods)
     for (uint32_t t = 0; t < s->n_tables; t++) {
         for (size_t i = 0; i < s->tables[t].n; i++) {
             const cn_route *r = &s->tables[t].rows[i];
-            if (!match_path(r->path, path, x->params)) continue;
+            if (!match_path(r, path, x->params)) continue;
             *methods |= 1U << r->method;
             if (r->method != wanted) continue;
             x->route = r;

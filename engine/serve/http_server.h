@@ -44,7 +44,9 @@ typedef enum cn_route_flags {
     CN_ROUTE_FORM = 1 << 4,    /* a body must be multipart/form-data */
     CN_ROUTE_LONG = 1 << 5,    /* its reply may take long: such requests may hold seven eighths of
                                 * the connections; not with CN_ROUTE_UPLOAD */
-    CN_ROUTE_WATCH = 1 << 6    /* is answered while the server drains; others get 503 then */
+    CN_ROUTE_WATCH = 1 << 6,   /* is answered while the server drains; others get 503 then */
+    CN_ROUTE_REST = 1 << 7     /* its path ends with a {segment}, which matches the rest of a path:
+                                * any text, with slashes */
 } cn_route_flags;
 
 typedef struct cn_route {

@@ -340,11 +340,10 @@ static void handle_model(void *user, cn_exchange *x)
 {
     cn_server *server = ((openai_part *)user)->server;
     const char *name = cn_exchange_param(x, 0);
-    if (cn_served_names_have(cn_service_names(cn_server_service(server)), name))
+    if (cn_api_model_check(cn_service_names(cn_server_service(server)), name, NULL) == CN_OK)
         cn_exchange_reply_json(x, CN_HTTP_OK, model_json(server, name));
     else
-        cn_exchange_error(x, CN_HTTP_NOT_FOUND, "the model does not exist", "model",
-                          "model_not_found");
+        cn_exchange_error(x, CN_HTTP_NOT_FOUND, cn_last_error(), "model", CN_API_MODEL_NOT_FOUND);
 }
 
 /* ---- the part ---- */
@@ -361,7 +360,7 @@ static cn_status open_part(cn_server *server, void **out)
             {CN_HTTP_POST, "/v1/chat/completions", limited, handle_chat, most, NULL, NULL},
             {CN_HTTP_POST, "/v1/completions", limited, handle_completion, most, NULL, NULL},
             {CN_HTTP_GET, "/v1/models", 0, handle_models, 0, NULL, NULL},
-            {CN_HTTP_GET, "/v1/models/{id}", 0, handle_model, 0, NULL, NULL},
+            {CN_HTTP_GET, "/v1/models/{id}", CN_ROUTE_REST, handle_model, 0, NULL, NULL},
         },
     };
     *out = p;

@@ -2,7 +2,7 @@
 
     http_surface.py URL KEY ACCESS_LOG
 
-The server must have --served-model-name tiny,alias, --allowed-origins
+The server must have --served-model-name tiny,alias,org/name:1, --allowed-origins
 https://a.example,https://b.example, --root-path /llm and the API key KEY.
 """
 import http.client
@@ -92,8 +92,15 @@ def paths_may_begin_with_the_root_path():
 
 def the_model_has_several_names():
     models = json.loads(ask("GET", "/v1/models")[2])["data"]
-    assert [m["id"] for m in models] == ["tiny", "alias"], models
-    assert ask("GET", "/v1/models/alias")[0] == 200 and ask("GET", "/v1/models/b")[0] == 404
+    assert [m["id"] for m in models] == ["tiny", "alias", "org/name:1"], models
+    for path in ("alias", "org/name:1", "org%2Fname%3A1"):
+        status, _, text = ask("GET", "/v1/models/" + path)
+        assert status == 200 and json.loads(text)["id"] == urllib.parse.unquote(path), text
+    for path in ("b", "org", "org/", "org/name", "org%2Fb", "tiny/", "org/name:1/x"):
+        status, _, text = ask("GET", "/v1/models/" + path)
+        error = json.loads(text)["error"]
+        assert status == 404 and error["code"] == "model_not_found", text
+        assert f'"{urllib.parse.unquote(path)}"' in error["message"], text
     for name, wanted in (("tiny", 200), ("alias", 200), ("tiny,alias", 404), ("other", 404)):
         status, _, text = ask("POST", "/v1/completions",
                               {"model": name, "prompt": "1 + 1", "max_tokens": 1})

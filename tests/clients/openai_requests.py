@@ -2,9 +2,9 @@
 
     openai_requests.py URL KEY
 
-The server must serve the bundled checkpoint under the name "tiny", with --kv-policies full,zip,
---kv-selectors ds, --select-tokens 64, --tool-call-parser hermes and the API key KEY. Each function
-below is one use case; its name is printed after it has run.
+The server must serve the bundled checkpoint under the names "tiny" and "org/tiny", with
+--kv-policies full,zip, --kv-selectors ds, --select-tokens 64, --tool-call-parser hermes and the API
+key KEY. Each function below is one use case; its name is printed after it has run.
 """
 import json
 import sys
@@ -253,8 +253,9 @@ def fields_without_effect_and_unknown_ones_are_accepted(client):
 
 def models(client):
     listed = client.models.list().data
-    assert [m.id for m in listed] == ["tiny"], listed
-    assert client.models.retrieve("tiny").id == "tiny"
+    assert [m.id for m in listed] == ["tiny", "org/tiny"], listed
+    for name in ("tiny", "org/tiny"):
+        assert client.models.retrieve(name).id == name
     expect(openai.NotFoundError, lambda: client.models.retrieve("other"))
 
 
