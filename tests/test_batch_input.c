@@ -325,6 +325,10 @@ static const struct fault {
               "\"stream\": true}}", "stream", "batch"},
     {&openai, "{\"custom_id\": \"a\", \"url\": \"/v1/completions\", \"body\": {\"prompt\": \"x\", "
               "\"tempreature\": 1}}", "tempreature", "unknown"},
+    {&openai, "{\"custom_id\": \"a\", \"url\": \"/v1/completions\", \"body\": {\"prompt\": \"x\"}, "
+              "\"answer\": null, \"priority\": 3}", "priority", "unknown field, got 3"},
+    {&openai, "{\"custom_id\": \"a\", \"url\": \"/v1/completions\", \"body\": {\"prompt\": \"x\"}, "
+              "\"answer\": 4}", "answer", "unknown"},
     {&graded, "{\"custom_id\": \"a\", \"answer\": [1]}", "answer", "array"},
     {&openai, "{\"custom_id\": \"a\\u0000b\"}", "custom_id", "custom_id: a text with a NUL"},
     {&openai, "{\"custom_id\": \"a\", \"method\": \"POST\\u0000\"}", "method", "NUL"},
@@ -358,6 +362,30 @@ static void faults_are_named(void **state)
         assert_int_equal(item.line, 7);
         cn_batch_item_free(&item);
     }
+}
+
+static void unknown_members_of_a_line_are_warnings(void **state)
+{
+    (void)state;
+    cn_api_unknown unknown;
+    cn_batch_item item = {0};
+    cn_api_defaults d = defaults;
+    cn_api_unknown_init(&unknown, false);
+    d.unknown = &unknown;
+    cn_log_set_level(CN_LOG_ERROR);
+    const char text[] = "{\"custom_id\": \"a\", \"url\": \"/v1/completions\", \"answer\": 1, "
+                        "\"id\": 2, \"body\": {\"prompt\": \"x\", \"tempreature\": 1}}";
+    const cn_line line = {.text = text, .n = strlen(text), .number = 1};
+    assert_int_equal(cn_batch_item_identify(&item, &line, &graded), CN_OK);
+    assert_int_equal(cn_batch_item_read(&item, &graded, &d), CN_OK);
+    const json_t *warnings = item.request.warnings;
+    assert_int_equal(json_array_size(warnings), 2);
+    assert_string_equal(json_string_value(json_array_get(warnings, 0)),
+                        "tempreature: unknown field, ignored");
+    assert_string_equal(json_string_value(json_array_get(warnings, 1)),
+                        "id: unknown field, ignored");
+    cn_batch_item_free(&item);
+    cn_api_unknown_destroy(&unknown);
 }
 
 /* A NUL in another field does not hide the custom_id: the error line has it. */
@@ -404,6 +432,7 @@ int main(void)
         cmocka_unit_test(tables_are_read_by_field_name),
         cmocka_unit_test(a_request_hash_covers_endpoint_and_body),
         cmocka_unit_test(faults_are_named),
+        cmocka_unit_test(unknown_members_of_a_line_are_warnings),
         cmocka_unit_test(a_nul_in_another_field_keeps_the_custom_id),
         cmocka_unit_test(a_line_without_an_id_is_identified_by_number_and_text),
     };

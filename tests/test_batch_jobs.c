@@ -477,6 +477,7 @@ static void a_request_for_a_batch_is_checked(void **state)
         {"{\"input_file_id\": \"%s\", \"endpoint\": \"/v1/completions\", \"metadata\": "
          "{\"a\": 1}}",
          "metadata"},
+        {"{\"input_file_id\": \"%s\", \"endpoint\": \"/v1/completions\", \"colour\": 1}", "colour"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         char text[256];

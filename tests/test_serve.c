@@ -329,6 +329,52 @@ static void assert_error(const char *method, const char *path, const char *body,
     json_decref(r);
 }
 
+static void tokens_name_unknown_members_and_models(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *path, *body, *warning; /* NULL: none */
+    } cases[] = {
+        {"/tokenize", "{\"prompt\": \"a\", \"tempo\": 1}", "tempo: unknown field, ignored"},
+        {"/tokenize", "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"tempo\": 1}",
+         "tempo: unknown field, ignored"},
+        {"/detokenize", "{\"tokens\": [1], \"tempo\": 1}", "tempo: unknown field, ignored"},
+        {"/tokenize", "{\"model\": \"tiny\", \"prompt\": \"a\", \"tempo\": null}", NULL},
+        {"/detokenize", "{\"model\": \"tiny\", \"tokens\": [1]}", NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        json_t *r = http_ask_json(rig.port, "POST", cases[i].path, cases[i].body, 200);
+        const json_t *warnings = json_object_get(r, "warnings");
+        assert_int_equal(json_array_size(warnings), cases[i].warning != NULL);
+        if (cases[i].warning)
+            assert_string_equal(json_string_value(json_array_get(warnings, 0)), cases[i].warning);
+        json_decref(r);
+    }
+    assert_error("POST", "/tokenize", "{\"model\": \"b\", \"prompt\": \"a\"}", 404, "model");
+    assert_error("POST", "/tokenize", "{\"model\": \"b\", \"messages\": []}", 404, "model");
+    assert_error("POST", "/detokenize", "{\"model\": \"b\", \"tokens\": [1]}", 404, "model");
+}
+
+static void tokens_refuse_unknown_members(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--unknown-fields", "refuse", NULL};
+    static const char *const asks[][2] = {
+        {"/tokenize", "{\"prompt\": \"a\", \"tempo\": 1}"},
+        {"/tokenize", "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"tempo\": 1}"},
+        {"/detokenize", "{\"tokens\": [1], \"tempo\": 1}"},
+    };
+    serve_rig own;
+    serve_rig_open(&own, options);
+    for (size_t i = 0; i < sizeof asks / sizeof *asks; i++) {
+        json_t *r = http_ask_json(own.port, "POST", asks[i][0], asks[i][1], 400);
+        const json_t *error = json_object_get(r, "error");
+        assert_string_equal(json_string_value(json_object_get(error, "param")), "tempo");
+        json_decref(r);
+    }
+    serve_rig_close(&own);
+}
+
 static void bad_requests_are_refused_by_name(void **state)
 {
     (void)state;
@@ -667,6 +713,8 @@ int main(void)
         cmocka_unit_test(stop_strings_and_kv_options_work),
         cmocka_unit_test(detokenize_inverts_tokenize),
         cmocka_unit_test(small_routes_answer),
+        cmocka_unit_test(tokens_name_unknown_members_and_models),
+        cmocka_unit_test(tokens_refuse_unknown_members),
         cmocka_unit_test(a_model_name_may_have_slashes),
         cmocka_unit_test(bad_requests_are_refused_by_name),
         cmocka_unit_test(routes_that_need_a_spool_name_the_option),

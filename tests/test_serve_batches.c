@@ -19,6 +19,7 @@
 static serve_rig rig;
 static char dir[32];
 static const char *key_list;  /* --api-key; NULL: a server without keys */
+static bool refuses_unknown;  /* --unknown-fields refuse */
 static const char *upload_key; /* of the client that uploads; NULL: none */
 
 static void open_rig(void)
@@ -27,6 +28,7 @@ static void open_rig(void)
     const char *const options[] = {"--spool", spool, "--max-file-bytes", "100000",
                                    "--max-files", "6", "--max-batches", "2",
                                    "--max-batch-inflight", "4",
+                                   "--unknown-fields", refuses_unknown ? "refuse" : "warn",
                                    key_list ? "--api-key" : NULL, key_list, NULL};
     snprintf(spool, sizeof spool, "%s/spool", dir);
     serve_rig_open(&rig, options);
@@ -47,6 +49,7 @@ static int tear_down(void **state)
     (void)state;
     serve_rig_close(&rig);
     key_list = upload_key = NULL;
+    refuses_unknown = false;
     snprintf(command, sizeof command, "rm -rf %s", dir);
     return system(command);
 }
@@ -151,6 +154,23 @@ static void create(const char *file, char id[64])
 {
     json_t *batch = create_as(file, "", 200);
     snprintf(id, 64, "%s", text_of(batch, "id"));
+    json_decref(batch);
+}
+
+/* Creates a batch with further members, and cancels it. `warns`: about an unknown one. */
+static void create_with(const char *file, const char *more, bool warns)
+{
+    char path[128];
+    json_t *batch = create_as(file, more, 200);
+    json_t *warnings = json_object_get(batch, "warnings");
+    assert_int_equal(json_array_size(warnings), warns);
+    if (warns)
+        assert_string_equal(json_string_value(json_array_get(warnings, 0)),
+                            "colour: unknown field, ignored");
+    snprintf(path, sizeof path, "/v1/batches/%s/cancel", text_of(batch, "id"));
+    http_reply r;
+    http_ask(rig.port, "POST", path, NULL, NULL, &r);
+    http_reply_free(&r);
     json_decref(batch);
 }
 
@@ -372,6 +392,22 @@ static void a_client_that_disconnects_leaves_nothing(void **state)
     assert_int_equal(count_names("files"), 12);
 }
 
+static void unknown_members_are_named(void **state)
+{
+    (void)state;
+    char file[64];
+    upload_lines(1, 2, file);
+    create_with(file, ", \"colour\": 1", true);
+    create_with(file, ", \"colour\": null", false);
+    create_with(file, ", \"output_expires_after\": {\"seconds\": 3600}", false);
+    serve_rig_close(&rig);
+    refuses_unknown = true;
+    open_rig();
+    json_t *reply = create_as(file, ", \"colour\": 1", 400);
+    assert_string_equal(text_of(json_object_get(reply, "error"), "param"), "colour");
+    json_decref(reply);
+}
+
 #define ANN "ann-secret-1"
 #define BOB "bob-secret-2"
 
@@ -438,6 +474,7 @@ int main(void)
         IN_DIR(a_cancel_frees_the_engine),
         IN_DIR(wrong_requests_are_refused),
         IN_DIR(a_client_that_disconnects_leaves_nothing),
+        IN_DIR(unknown_members_are_named),
         IN_DIR(files_stay_with_their_key_when_lines_move),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

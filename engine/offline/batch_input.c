@@ -191,6 +191,20 @@ cn_status cn_batch_item_check(cn_batch_item *item, cn_api_endpoint endpoint)
     return CN_OK;
 }
 
+/* Members of an OpenAI line besides those that cinch reads. A line with a prompt field is a row of
+ * a table, and may have any. */
+static cn_status check_members(cn_batch_item *item, const cn_batch_format *format,
+                               cn_api_unknown *unknown)
+{
+    const char *const known[] = {"custom_id", "method", "url", "body", format->answer_field};
+    const size_t n = sizeof known / sizeof *known - (format->answer_field == NULL);
+    const char *key = NULL;
+    if (format->prompt_field) return CN_OK;
+    cn_status status = cn_api_unknown_members(unknown, item->object, known, n,
+                                              &item->request.warnings, &key);
+    return status == CN_ERR_ARG ? fail_field(item, key) : status;
+}
+
 cn_status cn_batch_item_read(cn_batch_item *item, const cn_batch_format *format,
                              const cn_api_defaults *defaults)
 {
@@ -206,6 +220,7 @@ cn_status cn_batch_item_read(cn_batch_item *item, const cn_batch_format *format,
         cn_api_request_parse(&item->request, endpoint, body, defaults, &item->at_fault);
     json_decref(body);
     CN_TRY(status);
+    CN_TRY(check_members(item, format, defaults->unknown));
     if (item->request.stream) {
         cn_fail(CN_ERR_ARG, "stream: not supported in a batch");
         return fail_field(item, "stream");

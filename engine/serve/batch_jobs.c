@@ -446,8 +446,8 @@ static cn_status show(const cn_batch *b, json_t **batch)
     return *batch ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a batch");
 }
 
-cn_status cn_batches_create(cn_batches *b, const cn_viewer *v, const json_t *body,
-                            const char **param, json_t **batch)
+static cn_status create(cn_batches *b, const cn_viewer *v, const json_t *body, const char **param,
+                        json_t **batch)
 {
     *param = NULL;
     if (count_unfinished(b) >= b->opts.max_batches)
@@ -471,6 +471,24 @@ cn_status cn_batches_create(cn_batches *b, const cn_viewer *v, const json_t *bod
     drop(b, b->n - 1);
     cn_fail(status, "%s", why.data ? why.data : "out of memory for a batch");
     cn_buf_free(&why);
+    return status;
+}
+
+cn_status cn_batches_create(cn_batches *b, const cn_viewer *v, const json_t *body,
+                            const char **param, json_t **batch)
+{
+    /* The last has no effect: output files stay until they are deleted. */
+    static const char *const known[] = {"input_file_id", "endpoint", "completion_window",
+                                        "metadata", "output_expires_after"};
+    json_t *warnings = NULL;
+    cn_status status = cn_api_unknown_members(b->opts.defaults.unknown, body, known,
+                                              sizeof known / sizeof *known, &warnings, param);
+    if (status == CN_OK) status = create(b, v, body, param, batch);
+    if (status == CN_OK && warnings && json_object_set(*batch, "warnings", warnings) != 0) {
+        json_decref(*batch);
+        status = cn_fail(CN_ERR_MEMORY, "out of memory for a batch");
+    }
+    json_decref(warnings);
     return status;
 }
 

@@ -7,6 +7,16 @@
 
 enum { MAX_BODY_BYTES = 64 << 10, MAX_BODY_DEPTH = 8, LIST_DEFAULT = 20, LIST_MOST = 100 };
 
+static void free_body(void *body) { json_decref(body); }
+
+/* Keeps the body, because param may point into it. */
+static void refuse_body(cn_spool_ask *a, json_t *body, const char *param)
+{
+    a->form = json_incref(body);
+    a->free_form = free_body;
+    cn_spool_refuse(a, CN_HTTP_BAD_REQUEST, param, NULL);
+}
+
 static void work_create(cn_spool_ask *a, cn_batches *b)
 {
     json_t *body = NULL;
@@ -16,15 +26,15 @@ static void work_create(cn_spool_ask *a, cn_batches *b)
     if (status == CN_OK && !json_is_object(body))
         status = cn_fail(CN_ERR_ARG, "body: expected an object");
     if (status == CN_OK) status = cn_batches_create(b, &a->viewer, body, &param, &a->reply);
-    json_decref(body);
     if (status == CN_ERR_ARG)
-        cn_spool_refuse(a, CN_HTTP_BAD_REQUEST, param, NULL);
+        refuse_body(a, body, param);
     else if (status == CN_ERR_BUSY)
         cn_spool_refuse(a, CN_HTTP_TOO_MANY_REQUESTS, NULL, "too_many_batches");
     else if (status == CN_ERR_IO)
         cn_spool_refuse(a, CN_HTTP_NO_STORAGE, NULL, "spool_error");
     else if (status != CN_OK)
         cn_spool_refuse(a, CN_HTTP_INTERNAL_ERROR, NULL, NULL);
+    json_decref(body);
 }
 
 static bool is_there(cn_spool_ask *a, cn_batches *b)

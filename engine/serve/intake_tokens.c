@@ -2,6 +2,7 @@
  *   {"prompt": "text", "add_special_tokens": true} or {"messages": [...]}, "return_token_strs"
  *     -> {"count", "max_model_len", "tokens", "token_strs"}
  *   {"tokens": [1, 2]} -> {"prompt": "text"}
+ * with "model" in all, and "warnings" in the reply about unknown fields.
  * Thread: intake. Stage: 1 and 2. */
 #include <string.h>
 
@@ -9,6 +10,31 @@
 #include "engine/serve/service_state.h"
 #include "engine/text/detok.h"
 #include "engine/utf8.h"
+
+/* ---- fields ---- */
+
+/* Takes note of the members of a body that are not in known[n]. */
+static cn_status check_members(cn_token_job *job, const json_t *body, const char *const *known,
+                               size_t n, json_t **warnings)
+{
+    const char *key = NULL;
+    cn_status status =
+        cn_api_unknown_members(job->service->defaults.unknown, body, known, n, warnings, &key);
+    if (status == CN_ERR_ARG && cn_buf_add(&job->at_fault, key, strlen(key)) != CN_OK)
+        cn_buf_clear(&job->at_fault);
+    return status;
+}
+
+/* Adds the warnings to the reply, and releases both if that fails. */
+static cn_status finish_reply(cn_token_job *job, json_t *reply, json_t *warnings)
+{
+    if (reply && (!warnings || json_object_set(reply, "warnings", warnings) == 0)) {
+        job->reply = reply;
+        return CN_OK;
+    }
+    json_decref(reply);
+    return cn_fail(CN_ERR_MEMORY, "out of memory for a reply");
+}
 
 /* ---- tokenize ---- */
 
@@ -21,19 +47,26 @@ static cn_status take_switch(json_t *body, const char *key, bool *out)
     return CN_OK;
 }
 
-static cn_status text_tokens(cn_service *s, const char *text, bool add_special, cn_tokens *out)
+static cn_status text_tokens(cn_token_job *job, const json_t *body, bool add_special,
+                             cn_tokens *out, json_t **warnings)
 {
+    static const char *const known[] = {"prompt", "model"};
+    cn_service *s = job->service;
+    CN_TRY(check_members(job, body, known, sizeof known / sizeof *known, warnings));
+    const char *text = json_string_value(json_object_get(body, "prompt"));
     const cn_request_params p = {.text = text};
     if (add_special) return cn_intake_tokens(s, &p, out);
     if (strlen(text) > s->max_prompt_bytes) return cn_intake_tokens(s, &p, out); /* refuses */
     return cn_tokenizer_encode(s->tokenizer, text, strlen(text), false, out);
 }
 
-static cn_status chat_tokens(cn_service *s, json_t *body, cn_tokens *out)
+static cn_status chat_tokens(cn_token_job *job, json_t *body, cn_tokens *out, json_t **warnings)
 {
+    cn_service *s = job->service;
     cn_api_request request;
-    CN_TRY(cn_api_request_parse(&request, CN_API_CHAT, body, &s->defaults, NULL));
+    CN_TRY(cn_api_request_parse(&request, CN_API_CHAT, body, &s->defaults, &job->at_fault));
     cn_status status = cn_intake_tokens(s, &request.params, out);
+    *warnings = json_incref(request.warnings);
     cn_api_request_free(&request);
     return status;
 }
@@ -76,12 +109,11 @@ static cn_status encode(cn_token_job *job, json_t *body)
     if (text && messages && !json_is_null(messages))
         return cn_fail(CN_ERR_ARG, "body: expected prompt or messages, got both");
     cn_tokens tokens = {0};
-    cn_status status = text ? text_tokens(s, text, add_special, &tokens)
-                            : chat_tokens(s, body, &tokens);
-    if (status == CN_OK) {
-        job->reply = tokens_reply(s, &tokens, strings);
-        if (!job->reply) status = cn_fail(CN_ERR_MEMORY, "out of memory for the tokens");
-    }
+    json_t *warnings = NULL;
+    cn_status status = text ? text_tokens(job, body, add_special, &tokens, &warnings)
+                            : chat_tokens(job, body, &tokens, &warnings);
+    if (status == CN_OK) status = finish_reply(job, tokens_reply(s, &tokens, strings), warnings);
+    json_decref(warnings);
     cn_tokens_free(&tokens);
     return status;
 }
@@ -108,16 +140,27 @@ static cn_status decode_ids(cn_service *s, const json_t *ids, cn_buf *text)
 static cn_status decode(cn_token_job *job, json_t *body)
 {
     const cn_json_at at = {body, "body", CN_ERR_ARG};
-    json_t *ids;
+    static const char *const known[] = {"tokens", "model"};
+    json_t *ids, *warnings = NULL;
     CN_TRY(cn_json_arr(&at, "tokens", CN_JSON_REQUIRED, &ids));
     cn_buf text = {0};
-    cn_status status = decode_ids(job->service, ids, &text);
-    if (status == CN_OK) {
-        job->reply = json_pack("{s:s%}", "prompt", text.data, text.len);
-        if (!job->reply) status = cn_fail(CN_ERR_MEMORY, "out of memory for the text");
-    }
+    cn_status status = check_members(job, body, known, sizeof known / sizeof *known, &warnings);
+    if (status == CN_OK) status = decode_ids(job->service, ids, &text);
+    if (status == CN_OK)
+        status = finish_reply(job, json_pack("{s:s%}", "prompt", text.data, text.len), warnings);
+    json_decref(warnings);
     cn_buf_free(&text);
     return status;
+}
+
+static cn_status take_body(cn_token_job *job, json_t *body)
+{
+    const cn_service *s = job->service;
+    if (!json_is_object(body)) return cn_fail(CN_ERR_ARG, "body: expected an object");
+    const char *model = json_string_value(json_object_get(body, "model"));
+    CN_TRY(cn_api_model_check(&s->names, model, &job->at_fault));
+    if (!s->tokenizer) return cn_fail(CN_ERR_ARG, "the server has no tokenizer for this model");
+    return job->decode ? decode(job, body) : encode(job, body);
 }
 
 cn_status cn_intake_token_job(cn_token_job *job)
@@ -125,12 +168,7 @@ cn_status cn_intake_token_job(cn_token_job *job)
     json_t *body;
     uint64_t bytes;
     CN_TRY(cn_intake_parse(job->service, &job->body, &body, &bytes));
-    cn_status status = !json_is_object(body)
-                           ? cn_fail(CN_ERR_ARG, "body: expected an object")
-                       : !job->service->tokenizer
-                           ? cn_fail(CN_ERR_ARG, "the server has no tokenizer for this model")
-                       : job->decode ? decode(job, body)
-                                     : encode(job, body);
+    cn_status status = take_body(job, body);
     json_decref(body);
     cn_budget_give(&job->service->memory, bytes);
     return status;

@@ -24,6 +24,7 @@ static void free_if_over(token_reply *r)
     json_decref(r->job.reply);
     cn_buf_free(&r->job.body);
     cn_buf_free(&r->job.error);
+    cn_buf_free(&r->job.at_fault);
     cn_free(r);
 }
 
@@ -34,9 +35,14 @@ static void on_tokens(cn_token_job *job)
     if (r->x && job->status == CN_OK) {
         cn_exchange_reply_json(r->x, CN_HTTP_OK, json_incref(job->reply));
     } else if (r->x) {
-        const int status = job->status == CN_ERR_ARG ? CN_HTTP_BAD_REQUEST : CN_HTTP_UNAVAILABLE;
+        const char *field = job->at_fault.len ? job->at_fault.data : NULL;
+        const bool no_model = job->status == CN_ERR_ARG && field && strcmp(field, "model") == 0;
+        const int status = no_model                    ? CN_HTTP_NOT_FOUND
+                           : job->status == CN_ERR_ARG ? CN_HTTP_BAD_REQUEST
+                                                       : CN_HTTP_UNAVAILABLE;
         if (job->status == CN_ERR_BUSY) cn_exchange_count_busy(r->x);
-        cn_exchange_error(r->x, status, job->error.len ? job->error.data : "", NULL, NULL);
+        cn_exchange_error(r->x, status, job->error.len ? job->error.data : "", field,
+                          no_model ? CN_API_MODEL_NOT_FOUND : NULL);
     }
     free_if_over(r);
 }

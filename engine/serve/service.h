@@ -56,7 +56,7 @@ struct cn_token_job {
     cn_buf body;   /* JSON text; the caller frees it, after done() */
     json_t *reply; /* out, with CN_OK; the caller drops the reference */
     cn_status status;
-    cn_buf error;
+    cn_buf error, at_fault; /* the text; the invalid field, or empty */
     cn_mailbox *reply_to;
     void (*done)(cn_token_job *job); /* runs on the thread of reply_to */
 };
