@@ -1,6 +1,5 @@
 /* test_serve_bounds.c - what a client may cost at most: memory and time of a request, of a key and
  * of a batch, and who waits for whom. */
-#include <malloc.h>
 #include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,26 +12,9 @@
 #include <cmocka.h>
 
 #include "tests/lib/http_client.h"
+#include "tests/lib/process_memory.h"
 #include "tests/lib/scratch_dir.h"
 #include "tests/lib/serve_rig.h"
-
-/* ---- memory of this process ---- */
-
-static uint64_t status_kib(const char *field)
-{
-    char line[256];
-    unsigned long long kib = 0;
-    FILE *f = fopen("/proc/self/status", "r");
-    assert_non_null(f);
-    while (fgets(line, sizeof line, f))
-        if (strncmp(line, field, strlen(field)) == 0) sscanf(line + strlen(field), ": %llu", &kib);
-    fclose(f);
-    return kib;
-}
-
-/* The most memory since the last call of reset_peak. */
-static uint64_t peak_kib(void) { return status_kib("VmHWM"); }
-static uint64_t rss_kib(void) { return status_kib("VmRSS"); }
 
 /* Ends a test that measures memory: a sanitizer's own would be counted. */
 static void skip_under_sanitizer(void)
@@ -40,14 +22,6 @@ static void skip_under_sanitizer(void)
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     skip();
 #endif
-}
-
-static void reset_peak(void)
-{
-    FILE *f = fopen("/proc/self/clear_refs", "w");
-    assert_non_null(f);
-    fputs("5", f);
-    fclose(f);
 }
 
 static int ask(uint16_t port, const char *path, const char *key, const char *body, cn_buf *text)
@@ -168,16 +142,16 @@ static void a_cancel_returns_the_memory(void **state)
     for (int i = 0; i < 3; i++)
         assert_int_equal(
             ask(rig.port, "/v1/completions", NULL, "{\"prompt\": \"a\", \"n\": 64}", NULL), 200);
-    const uint64_t before = rss_kib();
-    reset_peak();
+    const uint64_t before = process_rss_kib();
+    process_reset_peak();
     int fd = begin(rig.port, NULL, worst_body(1024, false));
     wait_running(&rig, 16);
-    assert_true(peak_kib() - before < 64 << 10); /* 335 MB when each sample had its own automata */
+    assert_true(process_peak_kib() - before < 64 << 10); /* 335 MB when each sample had its own automata */
     close(fd);
     assert_true(serve_rig_wait_running(&rig, 0));
     wait_free_memory(&rig);
-    for (int i = 0; i < 100 && rss_kib() > before + before / 10; i++) pause_ms(50);
-    assert_true(rss_kib() <= before + before / 10);
+    for (int i = 0; i < 100 && process_rss_kib() > before + before / 10; i++) pause_ms(50);
+    assert_true(process_rss_kib() <= before + before / 10);
     serve_rig_close(&rig);
 }
 
@@ -679,13 +653,14 @@ static void a_body_of_many_objects_is_refused_unparsed(void **state)
     cn_buf text = {0}, body = body_of_objects(10 << 20);
     serve_rig_open(&rig, NULL);
     assert_int_equal(ask(rig.port, "/v1/completions", NULL, "{\"prompt\": \"a\"}", NULL), 200);
-    const uint64_t before = rss_kib();
-    reset_peak();
+    const uint64_t before = process_rss_kib();
+    process_reset_peak();
     assert_int_equal(ask(rig.port, "/v1/completions", NULL, body.data, &text), 400);
     assert_non_null(strstr(text.data, "JSON values exceed the limit"));
-    assert_true(peak_kib() - before < 200 << 10);
+    assert_true(process_peak_kib() - before < 200 << 10);
     assert_int_equal(ask(rig.port, "/tokenize", NULL, body.data, &text), 413);
-    assert_true(peak_kib() - before < 200 << 10);
+    assert_non_null(strstr(text.data, "too large: /tokenize takes at most "));
+    assert_true(process_peak_kib() - before < 200 << 10);
     cn_buf_free(&body);
     cn_buf_free(&text);
     serve_rig_close(&rig);
@@ -758,15 +733,13 @@ static void the_worst_request_stays_within_the_formula(void **state)
             ask(rig.port, "/v1/completions", NULL,
                 "{\"prompt\": \"a\", \"n\": 128, \"max_tokens\": 20, \"ignore_eos\": true}", NULL),
             200);
-    /* Memory that is still in use, or free but resident, would not count when it is used again. */
     assert_true(serve_rig_wait_running(&rig, 0));
     wait_free_memory(&rig);
-    malloc_trim(0);
-    const uint64_t before = rss_kib();
-    reset_peak();
+    const uint64_t before = process_idle_rss_kib();
+    process_reset_peak();
     assert_int_equal(ask(rig.port, "/v1/completions", NULL, body.data, &text), 400);
     if (!strstr(text.data, "--max-reply-bytes")) fail_msg("%s", text.data);
-    const uint64_t took = (peak_kib() - before) * 1024;
+    const uint64_t took = (process_peak_kib() - before) * 1024;
     const uint64_t most = most_bytes(body.len, VALUES + 200, 128, 8192, REPLY);
     if (took > most || took < most / 20)
         fail_msg("took %llu bytes, the formula says at most %llu", (unsigned long long)took,

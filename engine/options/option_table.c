@@ -297,8 +297,8 @@ static const cn_option options[] = {
     ROW(PROMPTS, "id-field", STRING, id_field, NULL, .flags = RESULT | USUAL,
         .help = "with --prompt-field: the field with the id; the line number when unset"),
     ROW(PROMPTS, "answer-field", STRING, answer_field, NULL, .flags = RESULT | USUAL,
-        .help = "field with the reference answer for grading; run-batch then needs a grade, compare "
-                "grades exact by default"),
+        .help = "field with the reference answer for grading; run-batch then needs a grade, "
+                "compare grades exact by default"),
     ROW(PROMPTS, "grade", ENUM, grade, "none", .values = "none|exact|boxed|last-number",
         .flags = RESULT | USUAL,
         .help = "compare answers with the reference: the whole text, the last \\boxed{}, or the "

@@ -145,8 +145,7 @@ static bool take_body(cn_exchange *x, const char *data, size_t n)
     cn_http_server *s = x->conn->server;
     x->body_bytes += n;
     if (x->body_bytes > x->route->max_body_bytes) {
-        cn_exchange_error(x, CN_HTTP_CONTENT_TOO_LARGE, "the request body is too large", NULL,
-                          NULL);
+        http_refuse_large_body(x);
         return false;
     }
     if (x->route->flags & CN_ROUTE_UPLOAD) {

@@ -61,6 +61,20 @@ void http_note_client_id(cn_exchange *x)
     if (id && !id[n] && n > 0 && n <= MAX_CLIENT_ID) x->client_id = id;
 }
 
+void http_refuse_large_body(cn_exchange *x)
+{
+    char message[256];
+    const cn_route *r = x->route;
+    if (r->max_body_bytes == 0)
+        snprintf(message, sizeof message, "%s takes no request body", r->path);
+    else
+        snprintf(message, sizeof message,
+                 "the request body is too large: %s takes at most %zu bytes (--max-body-bytes, "
+                 "--max-tokenize-bytes and --max-file-bytes of the server)",
+                 r->path, r->max_body_bytes);
+    cn_exchange_error(x, CN_HTTP_CONTENT_TOO_LARGE, message, NULL, NULL);
+}
+
 const char *cn_exchange_param(const cn_exchange *x, uint32_t i)
 {
     CN_ASSERT(i < CN_HTTP_MAX_PARAMS && x->params[i].data);

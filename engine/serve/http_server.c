@@ -213,8 +213,7 @@ bool http_route(cn_exchange *x)
     } else if (!found) {
         refuse_path(x);
     } else if (x->head.content_length > x->route->max_body_bytes) {
-        cn_exchange_error(x, CN_HTTP_CONTENT_TOO_LARGE, "the request body is too large", NULL,
-                          NULL);
+        http_refuse_large_body(x);
     } else if (!within_key_limit(x)) {
         cn_exchange_error(x, CN_HTTP_TOO_MANY_REQUESTS,
                           "this API key has too many samples in flight (--max-requests-per-key): "

@@ -129,6 +129,8 @@ cn_exchange *http_exchange_open(connection *c);
 void http_exchange_close(cn_exchange *x, const char *why);
 /* Sets client_id if the request has an X-Request-Id that can be echoed. */
 void http_note_client_id(cn_exchange *x);
+/* Answers 413, with the limit of the route. */
+void http_refuse_large_body(cn_exchange *x);
 
 /* ---- http_accept.c ---- */
 cn_status http_accept_open(cn_http_server *s);

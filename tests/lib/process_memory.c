@@ -1,0 +1,51 @@
+/* process_memory.c - see process_memory.h. */
+#include "tests/lib/process_memory.h"
+
+#include <malloc.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static FILE *must_open(const char *path, const char *mode)
+{
+    FILE *f = fopen(path, mode);
+    if (f) return f;
+    perror(path);
+    abort();
+}
+
+static uint64_t status_kib(const char *field)
+{
+    char line[256];
+    unsigned long long kib = 0;
+    FILE *f = must_open("/proc/self/status", "r");
+    while (fgets(line, sizeof line, f))
+        if (strncmp(line, field, strlen(field)) == 0) sscanf(line + strlen(field), ": %llu", &kib);
+    fclose(f);
+    return kib;
+}
+
+uint64_t process_peak_kib(void) { return status_kib("VmHWM"); }
+uint64_t process_rss_kib(void) { return status_kib("VmRSS"); }
+
+void process_reset_peak(void)
+{
+    FILE *f = must_open("/proc/self/clear_refs", "w");
+    fputs("5", f);
+    fclose(f);
+}
+
+uint64_t process_idle_rss_kib(void)
+{
+    enum { LOOKS = 40 };
+    const struct timespec look = {.tv_nsec = 50000000};
+    uint64_t last = 0, now = UINT64_MAX;
+    for (int i = 0; i < LOOKS && now != last; i++) {
+        last = now;
+        nanosleep(&look, NULL);
+        malloc_trim(0);
+        now = process_rss_kib();
+    }
+    return now;
+}

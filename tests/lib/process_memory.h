@@ -1,0 +1,16 @@
+/* process_memory.h - how much memory this process takes. Thread: the test's. */
+#ifndef CN_TEST_PROCESS_MEMORY_H
+#define CN_TEST_PROCESS_MEMORY_H
+
+#include <stdint.h>
+
+uint64_t process_rss_kib(void);
+/* The most since the last call of process_reset_peak. */
+uint64_t process_peak_kib(void);
+void process_reset_peak(void);
+/* Waits until the other threads have freed what they no longer need, returns free memory to the
+ * system, and returns what is resident then. Memory that is still in use, or free but resident,
+ * would not count when it is used again. */
+uint64_t process_idle_rss_kib(void);
+
+#endif
