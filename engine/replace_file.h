@@ -1,4 +1,4 @@
-/* replace_file.h - writes a whole file.
+/* replace_file.h - writes a whole file, and says which file a path names.
  *
  * Owner: the caller. Thread: any. Stage: reports and results. */
 #ifndef CN_REPLACE_FILE_H
@@ -10,5 +10,13 @@
  * directly to a pipe or a device (/dev/stdout), because a rename would put a file in its place.
  * CN_ERR_IO names the path. */
 cn_status cn_replace_file(const char *path, const char *text, size_t n);
+
+/* Whether the path names a device, a pipe, a terminal, or an open descriptor such as /dev/stdout:
+ * what is written there is added to what others write. */
+bool cn_is_stream(const char *path);
+
+/* Returns the absolute path of the file, without symbolic links. The file need not exist, but its
+ * folder must. NULL with errno on failure. The caller frees the text with cn_free. */
+char *cn_resolve_path(const char *path);
 
 #endif

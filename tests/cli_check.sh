@@ -137,6 +137,55 @@ the input: column 4: not JSON: unexpected text near '[nix'|tokenize $model --cha
 T
 [ ! -e "$dir/o" ]
 
+# A file that is written must be no other file of the command, whatever the two paths look like.
+mkdir "$dir/files"
+cp examples/prompts.jsonl "$dir/files/in"
+ln -s in "$dir/files/link"
+ln "$dir/files/in" "$dir/files/hard"
+ln -s new "$dir/files/dangling"
+in=$dir/files/in
+new=$dir/files/new
+batch="run-batch $model --prompt-field prompt --max-tokens 1 -i $in"
+while IFS='|' read text arguments; do
+    # shellcheck disable=SC2086
+    expect 1 "$text" $arguments
+    cmp examples/prompts.jsonl "$in"
+    [ ! -e "$new" ]
+done <<T
+--output-file $new is the same file as --summary-json|$batch -o $new --summary-json $new
+--output-file $new is the same file as --summary-json|$batch -o $new --summary-json $dir/files/../files/new
+--output-file $dir/files/dangling is the same file as --summary-json|$batch -o $dir/files/dangling --summary-json $new
+--summary-json $new.cinch-run is the same file as the record beside --output-file|$batch -o $new --summary-json $new.cinch-run
+--input-file $new.cinch-run is the same file as the record beside|run-batch $model -i $new.cinch-run -o $new
+--summary-json $in is the same file as --input-file|$batch -o $new --summary-json $in
+--summary-json $dir/files/link is the same file as --input-file|$batch -o $new --summary-json $dir/files/link
+--summary-json $dir/files/hard is the same file as --input-file|$batch -o $new --summary-json $dir/files/hard
+--summary-json $in is the same file as --chat-template|run-batch $model -i x -o $new --chat-template $in --summary-json $in
+--output-file $dir/files/link is the same file as --input-file|$batch -o $dir/files/link
+--json $in is the same file as --input-file|compare $model -i $in --arms zip --json $in
+--plot $in is the same file as an input file|compare $model -i x $in --arms zip --plot $in
+--json $new is the same file as --plot|compare $model -i $in --arms zip --json $new --plot $new
+--output-file $in is the same file as --text|calibrate $model --text $in -o $in
+--output-file $in is the same file as an input file|calibrate $model --text x $in -o $in
+--output-json $in is the same file as --workload|bench throughput $model --workload $in --output-json $in
+--output-json $in is the same file as --dataset-path|bench serve $model --dataset-name custom --dataset-path $in --output-json $in
+--timeline $new is the same file as --output-json|bench throughput $model --timeline $new --output-json $new
+T
+# shellcheck disable=SC2086
+"$cinch" $batch -o - --summary-json "$new" >"$new" 2>"$dir/out" && exit 1
+grep -qF -e "--output-file - is the same file as --summary-json" "$dir/out"
+# shellcheck disable=SC2086
+"$cinch" $batch -i - -o "$dir/o" --summary-json "$in" <"$in" 2>"$dir/out" && exit 1
+grep -qF "is the same file as --input-file" "$dir/out"
+cmp examples/prompts.jsonl "$in"
+[ ! -e "$dir/o" ]
+# Standard streams and devices may be given twice.
+head -2 "$in" >"$dir/two"
+# shellcheck disable=SC2086
+expect 0 "2 answered" $batch -i "$dir/two" -o /dev/null --summary-json /dev/null
+# shellcheck disable=SC2086
+expect 0 '"answered": 2' $batch -i "$dir/two" -o - --summary-json /dev/stderr
+
 # A checkpoint that was cloned without git-lfs, file by file.
 for file in config.json tokenizer.json model-00001-of-00002.safetensors; do
     rm -rf "$dir/model"
@@ -170,7 +219,7 @@ expect 0 "87" tokenize --model examples/tiny-reasoner --text x --no-render
 "$cinch" docs config >"$dir/config.md"
 # flags FILE: the options that a help text names, sorted.
 flags() {
-    sed -n 's/^ .*--\(\[no-\]\)\{0,1\}\([a-z0-9-]*\) .*/\2/p' "$1" | sort
+    sed -n 's/^  \(-., \)\{0,1\}--\(\[no-\]\)\{0,1\}\([a-z0-9-]*\) .*/\3/p' "$1" | sort
 }
 commands=$("$cinch" help | sed -n 's/^  \([a-z-]*\)  .*/\1/p' | grep -vx -e help -e version)
 [ -n "$commands" ]

@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "engine/cmd/command_files.h"
+
 /* The options of an engine. */
 enum {
     ENGINE_SECTIONS = CN_SECTION_GENERAL | CN_SECTION_CHECKPOINT | CN_SECTION_MODEL |
@@ -96,7 +98,10 @@ cn_config *cn_command_begin(int argc, char **argv, int *first_positional, int *e
         print_help(cmd, c->help_all);
         *exit_code = CN_EXIT_OK;
     } else if (status == CN_OK) {
+        const int first = first_positional ? *first_positional : argc;
         status = cn_config_validate(c, cmd->sections);
+        if (status == CN_OK)
+            status = cn_command_check_files(c, cmd->sections, argv + first, argc - first);
         if (status == CN_OK) status = cn_config_find_models(c);
     }
     if (status == CN_OK && !c->help) {

@@ -86,6 +86,11 @@ cn_status cn_run_record_make(cn_buf *out, const cn_config *c)
     return status;
 }
 
+cn_status cn_run_record_path(cn_buf *out, const char *output_path)
+{
+    return cn_buf_addf(out, "%s%s", output_path, record_suffix);
+}
+
 static cn_status write_whole(const char *path, const cn_buf *text)
 {
     int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
@@ -101,14 +106,14 @@ static cn_status write_whole(const char *path, const cn_buf *text)
 void cn_run_record_remove(const char *output_path)
 {
     cn_buf path = {0};
-    if (cn_buf_addf(&path, "%s%s", output_path, record_suffix) == CN_OK) unlink(path.data);
+    if (cn_run_record_path(&path, output_path) == CN_OK) unlink(path.data);
     cn_buf_free(&path);
 }
 
 cn_status cn_run_record_write(const char *output_path, const cn_buf *record)
 {
     cn_buf path = {0}, beside = {0};
-    cn_status status = cn_buf_addf(&path, "%s%s", output_path, record_suffix);
+    cn_status status = cn_run_record_path(&path, output_path);
     if (status == CN_OK) status = cn_buf_addf(&beside, "%s.tmp", path.data);
     if (status == CN_OK) status = write_whole(beside.data, record);
     if (status == CN_OK && rename(beside.data, path.data) != 0)
@@ -219,7 +224,7 @@ cn_status cn_run_record_compare(const char *then, const char *now)
 cn_status cn_run_record_check(const char *output_path, const cn_buf *record)
 {
     cn_buf path = {0};
-    CN_TRY(cn_buf_addf(&path, "%s%s", output_path, record_suffix));
+    CN_TRY(cn_run_record_path(&path, output_path));
     json_t *then = NULL, *now = NULL;
     cn_status status = CN_OK;
     if (access(path.data, F_OK) != 0)

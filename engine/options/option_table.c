@@ -21,6 +21,7 @@
 #define PERCENT CN_OPTION_PERCENT
 #define WRITTEN CN_OPTION_WRITTEN
 #define USUAL CN_OPTION_USUAL
+#define READ CN_OPTION_READ
 
 #define U64_MAX_AS_DOUBLE 18446744073709551615.0
 #define TOKENS_MAX 1073741824.0 /* 2^30, so that lengths and budgets cannot overflow */
@@ -39,7 +40,7 @@ static const cn_option options[] = {
                 "the Hugging Face cache"),
     ROW(CHECKPOINT, "tokenizer", STRING, tokenizer, NULL,
         .help = "directory of tokenizer.json, if it is not that of --model"),
-    ROW(CHECKPOINT, "chat-template", STRING, chat_template, "auto", .flags = RESULT,
+    ROW(CHECKPOINT, "chat-template", STRING, chat_template, "auto", .flags = RESULT | READ,
         .help = "chat template: auto for that of the checkpoint, a Jinja file, or one that comes "
                 "with cinch: chatml, qwen2, qwen3, llama3, deepseek-r1, none"),
 
@@ -290,7 +291,7 @@ static const cn_option options[] = {
         .help = "repeats of the pattern that end a request"),
 
     ROW(PROMPTS, "input-file", STRING, input_file, NULL, .short_name = 'i',
-        .flags = REQUIRED | USUAL,
+        .flags = REQUIRED | READ | USUAL,
         .help = "requests, one JSON object per line; - is standard input"),
     ROW(PROMPTS, "prompt-field", STRING, prompt_field, NULL, .flags = RESULT | USUAL,
         .help = "read any JSONL: the field with the prompt, sent as a user message"),
@@ -311,7 +312,7 @@ static const cn_option options[] = {
         .help = "auto is a bar on a terminal and plain lines otherwise"),
 
     ROW(RUN_BATCH, "output-file", STRING, output_file, NULL, .short_name = 'o',
-        .flags = REQUIRED | USUAL,
+        .flags = REQUIRED | WRITTEN | USUAL,
         .help = "answers, appended as they finish; - is standard output; FILE.cinch-run stores "
                 "the options that a resumed run must share"),
     ROW(RUN_BATCH, "resume", BOOL, resume, "false",
@@ -436,7 +437,8 @@ static const cn_option options[] = {
 
     ROW(BENCH, "dataset-name", ENUM, dataset_name, "random", .values = "random|sharegpt|custom",
         .help = "random token ids, ShareGPT JSON, or JSONL with prompt and optional output_tokens"),
-    ROW(BENCH, "dataset-path", STRING, dataset_path, NULL, .help = "file of the dataset"),
+    ROW(BENCH, "dataset-path", STRING, dataset_path, NULL, .flags = READ,
+        .help = "file of the dataset"),
     ROW(BENCH, "input-len", U32, input_len, "1024", .min = 1, .max = TOKENS_MAX,
         .flags = USUAL,
         .help = "prompt tokens of a random request"),
@@ -449,7 +451,7 @@ static const cn_option options[] = {
     ROW(BENCH, "random-range-ratio", F32, random_range_ratio, "0", .min = 0, .max = 0.99,
         .help = "random lengths are uniform from length * (1 - ratio) to length * (1 + ratio)"),
     ROW(BENCH, "workload", STRING, workload, NULL,
-        .flags = USUAL,
+        .flags = READ | USUAL,
         .help = "JSONL of lengths: prompt_tokens, output_tokens and, for a shared prefix, "
                 "prefix and prefix_tokens; the tokens are random"),
     ROW(BENCH_THROUGHPUT, "steady-steps", U32, steady_steps, "0", .min = 1, .max = TOKENS_MAX,
@@ -517,7 +519,7 @@ static const cn_option options[] = {
     ROW(TOKENIZE, "pieces", BOOL, pieces, "false",
         .help = "one token per line: id, tab, text as a JSON string"),
 
-    ROW(CALIBRATE, "text", STRING, calibrate_text, NULL, .flags = REQUIRED,
+    ROW(CALIBRATE, "text", STRING, calibrate_text, NULL, .flags = REQUIRED | READ,
         .help = "text file to run the model over"),
     ROW(CALIBRATE, "output-file", STRING, calibrate_output, NULL, .short_name = 'o',
         .flags = WRITTEN | USUAL,

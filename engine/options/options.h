@@ -326,8 +326,9 @@ enum {
     CN_OPTION_FROM_MODEL = 1 << 4, /* generation_config.json overrides the default */
     CN_OPTION_REQUIRED = 1 << 5,
     CN_OPTION_PERCENT = 1 << 6,    /* F32: a % may follow the number */
-    CN_OPTION_WRITTEN = 1 << 7,    /* STRING: a file that is written at the end of the run */
-    CN_OPTION_USUAL = 1 << 8       /* --help prints it; --help-all prints all options */
+    CN_OPTION_WRITTEN = 1 << 7,    /* STRING: a file that the command writes */
+    CN_OPTION_USUAL = 1 << 8,      /* --help prints it; --help-all prints all options */
+    CN_OPTION_READ = 1 << 9        /* STRING: a file that the command reads */
 };
 
 typedef struct cn_option {

@@ -1,9 +1,6 @@
 /* options_check.c - the checks that involve several options: options that need another one, options
  * that exclude each other, and values that must fit together. See options.h. */
-#include <errno.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "compress/away.h"
 #include "compress/policy.h"
@@ -225,43 +222,6 @@ static cn_status check_arms_choose(const cn_config *c)
     return CN_OK;
 }
 
-/* ---- files ---- */
-
-/* Whether a file can be written at `path`, which need not exist. Sets errno if not. */
-static bool can_write(const char *path)
-{
-    struct stat s;
-    if (stat(path, &s) == 0) {
-        if (!S_ISDIR(s.st_mode)) return access(path, W_OK) == 0;
-        errno = EISDIR;
-        return false;
-    }
-    if (errno != ENOENT) return false;
-    const char *slash = strrchr(path, '/');
-    if (!slash) return access(".", W_OK | X_OK) == 0;
-    char *folder = cn_strdup(path);
-    if (!folder) return false;
-    folder[slash == path ? 1 : slash - path] = '\0';
-    const bool ok = access(folder, W_OK | X_OK) == 0;
-    cn_free(folder);
-    return ok;
-}
-
-/* Checks the paths of files that are written at the end, so that an invalid path is reported before
- * hours of work. */
-static cn_status check_written(const cn_config *c, uint32_t sections)
-{
-    size_t n;
-    const cn_option *o = cn_options(&n);
-    for (size_t i = 0; i < n; i++) {
-        if (!(o[i].section & sections) || !(o[i].flags & CN_OPTION_WRITTEN)) continue;
-        const char *path = *(char *const *)cn_option_field(&o[i], c);
-        if (path && !can_write(path))
-            return cn_fail(CN_ERR_ARG, "--%s %s: %s", o[i].name, path, strerror(errno));
-    }
-    return CN_OK;
-}
-
 /* ---- values that must fit together ---- */
 
 static cn_status check_engine(const cn_config *c)
@@ -458,7 +418,6 @@ cn_status cn_config_validate(const cn_config *c, uint32_t sections)
     CN_TRY(check_required(c, sections));
     CN_TRY(check_forms(c));
     CN_TRY(check_needed_options(c, sections));
-    CN_TRY(check_written(c, sections));
     if (sections & CN_SECTION_ENGINE) CN_TRY(check_engine(c));
     if (sections & CN_SECTION_SAMPLING) {
         if (!has_bodies(c, sections)) CN_TRY(check_detection(c));

@@ -1,0 +1,155 @@
+/* command_files.c - see command_files.h. */
+#include "engine/cmd/command_files.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "engine/offline/resume.h"
+#include "engine/options/option_value.h"
+#include "engine/replace_file.h"
+#include "engine/text/chat_template.h"
+
+static bool is_standard(const char *path) { return strcmp(path, "-") == 0; }
+
+/* ---- files that can be written ---- */
+
+/* Whether a file can be written at `path`, which need not exist. Sets errno if not. */
+static bool can_write(const char *path)
+{
+    struct stat s;
+    if (stat(path, &s) == 0) {
+        if (!S_ISDIR(s.st_mode)) return access(path, W_OK) == 0;
+        errno = EISDIR;
+        return false;
+    }
+    if (errno != ENOENT) return false;
+    const char *slash = strrchr(path, '/');
+    if (!slash) return access(".", W_OK | X_OK) == 0;
+    char *folder = cn_strdup(path);
+    if (!folder) return false;
+    folder[slash == path ? 1 : slash - path] = '\0';
+    const bool ok = access(folder, W_OK | X_OK) == 0;
+    cn_free(folder);
+    return ok;
+}
+
+/* The file of an option, or NULL. */
+static const char *file_of(const cn_option *o, const cn_config *c, uint32_t flags)
+{
+    if (!(o->flags & flags)) return NULL;
+    const char *path = *(char *const *)cn_option_field(o, c);
+    const bool no_file =
+        path && (const void *)path == c->chat_template && cn_chat_template_is_known(path);
+    return no_file ? NULL : path;
+}
+
+/* Reports an invalid path before hours of work. */
+static cn_status check_written(const cn_config *c, uint32_t sections)
+{
+    size_t n;
+    const cn_option *o = cn_options(&n);
+    for (size_t i = 0; i < n; i++) {
+        if (!(o[i].section & sections)) continue;
+        const char *path = file_of(&o[i], c, CN_OPTION_WRITTEN);
+        if (path && !is_standard(path) && !can_write(path))
+            return cn_fail(CN_ERR_ARG, "--%s %s: %s", o[i].name, path, strerror(errno));
+    }
+    return CN_OK;
+}
+
+/* ---- files that are given twice ---- */
+
+/* A file of the command and what it is, for messages. */
+typedef struct named_file {
+    const char *path;
+    const char *option; /* its name, or NULL */
+    const char *what;   /* without an option */
+    bool written;
+} named_file;
+
+typedef struct named_files {
+    named_file *at;
+    size_t n;
+    cn_buf record; /* the path of the record of --output-file */
+} named_files;
+
+/* Input and output "-" are what the shell redirected. */
+static bool stat_file(const named_file *f, struct stat *s)
+{
+    if (!is_standard(f->path)) return stat(f->path, s) == 0;
+    return fstat(f->written ? STDOUT_FILENO : STDIN_FILENO, s) == 0;
+}
+
+static bool is_same_file(const named_file *a, const named_file *b)
+{
+    struct stat sa, sb;
+    if (cn_is_stream(a->path) || cn_is_stream(b->path)) return false;
+    if (is_standard(a->path) && is_standard(b->path)) return false;
+    const bool a_exists = stat_file(a, &sa), b_exists = stat_file(b, &sb);
+    if (a_exists && b_exists)
+        return S_ISREG(sa.st_mode) && sa.st_dev == sb.st_dev && sa.st_ino == sb.st_ino;
+    if (a_exists || b_exists) return false;
+    char *real_a = cn_resolve_path(a->path), *real_b = cn_resolve_path(b->path);
+    const bool same = real_a && real_b && strcmp(real_a, real_b) == 0;
+    cn_free(real_a);
+    cn_free(real_b);
+    return same;
+}
+
+/* `a` comes before `b` in the list and is an option. */
+static cn_status refuse_same(const named_file *a, const named_file *b)
+{
+    const named_file *first = b->written && b->option && !a->written ? b : a;
+    const named_file *other = first == a ? b : a;
+    return cn_fail(CN_ERR_ARG, "--%s %s is the same file as %s%s: use two files", first->option,
+                   first->path, other->option ? "--" : "",
+                   other->option ? other->option : other->what);
+}
+
+static cn_status compare_files(const named_files *files)
+{
+    for (size_t i = 0; i < files->n; i++)
+        for (size_t k = 0; k < i; k++) {
+            const named_file *a = &files->at[k], *b = &files->at[i];
+            if ((a->written || b->written) && is_same_file(a, b)) return refuse_same(a, b);
+        }
+    return CN_OK;
+}
+
+static cn_status collect(named_files *files, const cn_config *c, uint32_t sections,
+                         char *const *more, int n_more)
+{
+    size_t n;
+    const cn_option *o = cn_options(&n);
+    for (size_t i = 0; i < n; i++) {
+        if (!(o[i].section & sections)) continue;
+        const char *path = file_of(&o[i], c, CN_OPTION_WRITTEN | CN_OPTION_READ);
+        const bool written = o[i].flags & CN_OPTION_WRITTEN;
+        if (path) files->at[files->n++] = (named_file){path, o[i].name, NULL, written};
+    }
+    const bool has_input = sections & (CN_SECTION_COMPARE | CN_SECTION_CALIBRATE);
+    for (int i = 0; has_input && i < n_more; i++)
+        files->at[files->n++] = (named_file){.path = more[i], .what = "an input file"};
+    if (!(sections & CN_SECTION_RUN_BATCH) || is_standard(c->output_file)) return CN_OK;
+    CN_TRY(cn_run_record_path(&files->record, c->output_file));
+    files->at[files->n++] = (named_file){.path = files->record.data,
+                                         .what = "the record beside --output-file",
+                                         .written = true};
+    return CN_OK;
+}
+
+cn_status cn_command_check_files(const cn_config *c, uint32_t sections, char *const *more,
+                                 int n_more)
+{
+    CN_TRY(check_written(c, sections));
+    named_files files = {0};
+    files.at = cn_calloc((size_t)n_more + CN_OPTION_MAX + 1, sizeof *files.at);
+    if (!files.at) return cn_fail(CN_ERR_MEMORY, "out of memory for %d files", n_more);
+    cn_status status = collect(&files, c, sections, more, n_more);
+    if (status == CN_OK) status = compare_files(&files);
+    cn_buf_free(&files.record);
+    cn_free(files.at);
+    return status;
+}
