@@ -1,6 +1,8 @@
 /* main.c - the cinch program: finds the subcommand and runs it. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "engine/cmd/command.h"
 #include "engine/cpu_check.h"
@@ -10,8 +12,18 @@ static bool any_of(const char *word, const char *a, const char *b, const char *c
     return strcmp(word, a) == 0 || strcmp(word, b) == 0 || strcmp(word, c) == 0;
 }
 
+/* Opens /dev/null in place of closed standard streams. Otherwise the first file that a command
+ * opens would get such a descriptor, and log lines would be written into it. */
+static bool open_standard_streams(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) == -1 && open("/dev/null", O_RDWR) != fd) return false;
+    return true;
+}
+
 int main(int argc, char **argv)
 {
+    if (!open_standard_streams()) return CN_EXIT_FAILED;
     if (!cn_cpu_check(stderr, cn_cpu_needs)) return CN_EXIT_FAILED;
     if (argc < 2) {
         cn_commands_help(stderr);

@@ -186,6 +186,14 @@ expect 0 "2 answered" $batch -i "$dir/two" -o /dev/null --summary-json /dev/null
 # shellcheck disable=SC2086
 expect 0 '"answered": 2' $batch -i "$dir/two" -o - --summary-json /dev/stderr
 
+# With closed standard streams nothing but answers gets into the output, which can be resumed.
+for resume in --no-resume --resume; do
+    # shellcheck disable=SC2086
+    "$cinch" $batch -i "$dir/two" -o "$dir/closed" $resume <&- >&- 2>&-
+    [ "$(grep -c '^{"id"' "$dir/closed")" = 2 ]
+    [ "$(wc -l <"$dir/closed")" = 2 ]
+done
+
 # A checkpoint that was cloned without git-lfs, file by file.
 for file in config.json tokenizer.json model-00001-of-00002.safetensors; do
     rm -rf "$dir/model"
