@@ -276,6 +276,27 @@ static void retried_errors_are_removed_from_the_file(void **state)
     cn_batch_output_close(o);
 }
 
+static void a_symbolic_link_keeps_pointing_at_the_file(void **state)
+{
+    (void)state;
+    char real[64];
+    struct stat st;
+    snprintf(real, sizeof real, "%s/real.jsonl", dir);
+    assert_int_equal(symlink("real.jsonl", path), 0);
+    cn_batch_output *o = open_output();
+    for (int i = 0; i < 20; i++) assert_int_equal(append(o, i, i % 3 ? 200 : 500), CN_OK);
+    cn_id_set ids = {0};
+    cn_batch_totals t = {0};
+    assert_int_equal(cn_resume_scan(o, true, &ids, &t), CN_OK);
+    assert_int_equal(append(o, 99, 200), CN_OK);
+    cn_id_set_free(&ids);
+    cn_batch_output_close(o);
+    assert_int_equal(lstat(path, &st), 0);
+    assert_true(S_ISLNK(st.st_mode));
+    assert_null(strstr(get(real), "\"status_code\":500"));
+    assert_non_null(strstr(get(real), "\"r99\""));
+}
+
 static void an_unknown_line_is_refused_with_its_number(void **state)
 {
     (void)state;
@@ -435,6 +456,7 @@ int main(void)
         IN_DIR(an_open_output_is_busy_for_another_run),
         IN_DIR(reading_back_finds_ids_and_figures),
         IN_DIR(retried_errors_are_removed_from_the_file),
+        IN_DIR(a_symbolic_link_keeps_pointing_at_the_file),
         IN_DIR(an_unknown_line_is_refused_with_its_number),
         IN_DIR(fingerprints_depend_on_content_not_names),
         IN_DIR(a_run_resumes_only_with_its_first_configuration),

@@ -9,11 +9,13 @@
 #include <unistd.h>
 
 #include "engine/offline/line_reader.h"
+#include "engine/replace_file.h"
 
 enum { TAIL_BYTES = 64 << 10 };
 
 struct cn_batch_output {
-    char *path;
+    char *path; /* as given, for messages */
+    char *real; /* without symbolic links; NULL for a stream */
     int fd;
     bool is_new;    /* this process created the file */
     bool is_file;   /* false: a stream, such as standard output, a pipe or /dev/null */
@@ -25,17 +27,31 @@ static cn_status fail_io(const cn_batch_output *o, const char *what)
     return cn_fail(CN_ERR_IO, "%s: %s: %s", o->path, what, strerror(errno));
 }
 
+/* Finds the file that later calls open and replace by name. Between open and lock another run may
+ * have replaced it (cn_batch_output_filter): this run then has locked a file without a name. */
+static cn_status find_real_path(cn_batch_output *o, const struct stat *opened)
+{
+    struct stat named;
+    o->real = cn_resolve_path(o->path);
+    if (!o->real || stat(o->real, &named) != 0) return fail_io(o, "find the file");
+    if (named.st_dev == opened->st_dev && named.st_ino == opened->st_ino) return CN_OK;
+    return cn_fail(CN_ERR_BUSY, "%s: another run is writing this file", o->path);
+}
+
+/* Measures after locking, because until then another run may append. */
 static cn_status lock_and_measure(cn_batch_output *o)
 {
     struct stat st;
     if (fstat(o->fd, &st) != 0) return fail_io(o, "stat");
     o->is_file = S_ISREG(st.st_mode);
     if (!o->is_file) return CN_OK;
-    o->bytes = (uint64_t)st.st_size;
-    if (flock(o->fd, LOCK_EX | LOCK_NB) == 0) return CN_OK;
-    if (errno == EWOULDBLOCK)
+    if (flock(o->fd, LOCK_EX | LOCK_NB) != 0) {
+        if (errno != EWOULDBLOCK) return fail_io(o, "lock");
         return cn_fail(CN_ERR_BUSY, "%s: another run is writing this file", o->path);
-    return fail_io(o, "lock");
+    }
+    if (fstat(o->fd, &st) != 0) return fail_io(o, "stat");
+    o->bytes = (uint64_t)st.st_size;
+    return find_real_path(o, &st);
 }
 
 cn_status cn_batch_output_open(cn_batch_output **out, const char *path)
@@ -69,6 +85,7 @@ void cn_batch_output_close(cn_batch_output *o)
     if (!o) return;
     if (o->fd > STDOUT_FILENO) close(o->fd);
     cn_free(o->path);
+    cn_free(o->real);
     cn_free(o);
 }
 
@@ -87,7 +104,7 @@ cn_status cn_batch_output_empty(cn_batch_output *o) { return truncate_to(o, 0); 
 
 void cn_batch_output_discard(cn_batch_output *o)
 {
-    if (o->is_new && o->is_file && o->bytes == 0) unlink(o->path);
+    if (o->is_new && o->is_file && o->bytes == 0) unlink(o->real);
 }
 
 cn_status cn_batch_output_repair(cn_batch_output *o, uint64_t *removed_bytes)
@@ -136,7 +153,7 @@ cn_status cn_batch_output_each(cn_batch_output *o, cn_output_line_fn fn, void *u
 {
     CN_ASSERT(o->is_file);
     cn_line_reader *reader;
-    CN_TRY(cn_line_reader_open(&reader, o->path, SIZE_MAX / 4));
+    CN_TRY(cn_line_reader_open(&reader, o->real, SIZE_MAX / 4));
     cn_status status = CN_OK;
     for (;;) {
         cn_line line;
@@ -168,7 +185,7 @@ static cn_status copy_line(void *user, const char *text, size_t n, uint64_t numb
     return cn_batch_output_append(f->to, f->line.data, f->line.len);
 }
 
-/* Writes the kept lines to the file `to` and renames it to o's path. */
+/* Writes the kept lines to the file `to` and renames it to that of o. */
 static cn_status replace_by(cn_batch_output *o, cn_batch_output *to, filter *f)
 {
     struct stat st;
@@ -177,7 +194,7 @@ static cn_status replace_by(cn_batch_output *o, cn_batch_output *to, filter *f)
     if (fstat(o->fd, &st) != 0 || fchmod(to->fd, st.st_mode & 07777) != 0)
         return fail_io(o, "copy the file mode");
     CN_TRY(cn_batch_output_sync(to));
-    if (rename(to->path, o->path) != 0) return fail_io(o, "rename");
+    if (rename(to->real, o->real) != 0) return fail_io(o, "rename");
     const int old = o->fd;
     o->fd = to->fd;
     to->fd = old;
@@ -189,7 +206,7 @@ cn_status cn_batch_output_filter(cn_batch_output *o, cn_output_keep_fn keep, voi
 {
     CN_ASSERT(o->is_file);
     cn_buf beside = {0};
-    CN_TRY(cn_buf_addf(&beside, "%s.cinch-tmp", o->path));
+    CN_TRY(cn_buf_addf(&beside, "%s.cinch-tmp", o->real));
     filter f = {.keep = keep, .user = user};
     cn_status status = cn_batch_output_open(&f.to, beside.data);
     if (status == CN_OK) {
