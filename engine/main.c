@@ -33,12 +33,12 @@ int main(int argc, char **argv)
     const bool help = any_of(word, "help", "--help", "-h");
     if (help && argc == 2) {
         cn_commands_help(stdout);
-        return CN_EXIT_OK;
+        return cn_command_end("help", CN_OK);
     }
     if (help) word = argv[2];
     if (any_of(word, "version", "--version", "-V")) {
         printf("cinch %s\n", CINCH_VERSION);
-        return CN_EXIT_OK;
+        return cn_command_end("version", CN_OK);
     }
     const cn_command *cmd = cn_command_find(word);
     if (!cmd) {

@@ -2,6 +2,7 @@
 #include "engine/replace_file.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,16 +62,73 @@ char *cn_resolve_path(const char *path)
     return NULL;
 }
 
+/* Closes fd, also after a failure, whose errno it keeps. */
+static bool write_and_close(int fd, const char *text, size_t n)
+{
+    const bool ok = cn_write_all(fd, text, n) == n;
+    const int cause = errno;
+    if (close(fd) != 0 && ok) return false;
+    errno = cause;
+    return ok;
+}
+
+/* Opens a file that exists. One that is standard output or error shares the descriptor's position,
+ * so that a log or a table in the same file is kept. */
+static int open_in_place(const char *path)
+{
+    struct stat s, open_file;
+    if (stat(path, &s) != 0) return -1;
+    fflush(stdout);
+    for (int fd = STDOUT_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fstat(fd, &open_file) == 0 && s.st_dev == open_file.st_dev &&
+            s.st_ino == open_file.st_ino)
+            return dup(fd);
+    return open(path, O_WRONLY | O_TRUNC | O_CLOEXEC);
+}
+
+static bool write_in_place(const char *path, const char *text, size_t n)
+{
+    const int fd = open_in_place(path);
+    return fd >= 0 && write_and_close(fd, text, n);
+}
+
+/* Writes a file beside `path` and renames it. The new file has the mode of the old one. */
+static bool write_and_rename(const char *path, const char *text, size_t n)
+{
+    struct stat old;
+    cn_buf tmp = {0};
+    errno = ENOMEM;
+    if (cn_buf_addf(&tmp, "%s.cinch-tmp", path) != CN_OK) return false;
+    const int fd = open(tmp.data, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd >= 0 && stat(path, &old) == 0) (void)fchmod(fd, old.st_mode & 07777);
+    const bool ok =
+        fd >= 0 && write_and_close(fd, text, n) && rename(tmp.data, path) == 0;
+    const int cause = errno;
+    if (fd >= 0 && !ok) unlink(tmp.data);
+    cn_buf_free(&tmp);
+    errno = cause;
+    return ok;
+}
+
+/* Whether only the folder prevents writing: it is read-only, or the file is a mount of its own. */
+static bool is_fixed(const char *path, int cause)
+{
+    const bool folder = cause == EACCES || cause == EPERM || cause == EROFS || cause == EBUSY;
+    const bool fixed = folder && access(path, W_OK) == 0;
+    errno = cause;
+    return fixed;
+}
+
 cn_status cn_replace_file(const char *path, const char *text, size_t n)
 {
-    struct stat s;
-    const bool is_file = stat(path, &s) != 0 || S_ISREG(s.st_mode);
-    cn_buf tmp = {0};
-    CN_TRY(cn_buf_addf(&tmp, "%s%s", path, is_file ? ".tmp" : ""));
-    FILE *f = fopen(tmp.data, "w");
-    bool ok = f && fwrite(text, 1, n, f) == n;
-    if (f && fclose(f) != 0) ok = false;
-    if (ok && is_file) ok = rename(tmp.data, path) == 0;
-    cn_buf_free(&tmp);
+    bool ok;
+    if (cn_is_stream(path)) {
+        ok = write_in_place(path, text, n);
+    } else {
+        char *real = cn_resolve_path(path);
+        ok = real && write_and_rename(real, text, n);
+        if (real && !ok && is_fixed(real, errno)) ok = write_in_place(real, text, n);
+        cn_free(real);
+    }
     return ok ? CN_OK : cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
 }

@@ -6,9 +6,10 @@
 
 #include "engine/base.h"
 
-/* Replaces the file when the new text is complete, so that there is never a partial file. Writes
- * directly to a pipe or a device (/dev/stdout), because a rename would put a file in its place.
- * CN_ERR_IO names the path. */
+/* Replaces the file when the new text is complete, so that there is never a partial file. Follows a
+ * symbolic link. Writes directly to a pipe or a device (/dev/stdout), because a rename would put a
+ * file in its place, and to a file whose folder allows no new file. After a failure the old file is
+ * unchanged. CN_ERR_IO names the path and the cause. */
 cn_status cn_replace_file(const char *path, const char *text, size_t n);
 
 /* Whether the path names a device, a pipe, a terminal, or an open descriptor such as /dev/stdout:

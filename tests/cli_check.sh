@@ -185,6 +185,7 @@ head -2 "$in" >"$dir/two"
 expect 0 "2 answered" $batch -i "$dir/two" -o /dev/null --summary-json /dev/null
 # shellcheck disable=SC2086
 expect 0 '"answered": 2' $batch -i "$dir/two" -o - --summary-json /dev/stderr
+grep -q "^2 answered, 0 errors" "$dir/out"
 
 # With closed standard streams nothing but answers gets into the output, which can be resumed.
 for resume in --no-resume --resume; do
@@ -193,6 +194,36 @@ for resume in --no-resume --resume; do
     [ "$(grep -c '^{"id"' "$dir/closed")" = 2 ]
     [ "$(wc -l <"$dir/closed")" = 2 ]
 done
+
+# full TEXT ARGUMENTS...: with a full disk as standard output, cinch must fail and print TEXT.
+full() {
+    text=$1
+    shift
+    got=0
+    "$cinch" "$@" >/dev/full 2>"$dir/out" || got=$?
+    [ "$got" = 1 ] && grep -qF -e "$text" "$dir/out" && return
+    echo "cinch $* on a full disk: expected exit code 1 and '$text', got exit code $got:"
+    cat "$dir/out"
+    exit 1
+}
+reason="standard output: No space left on device"
+full "cinch help: $reason" help
+full "cinch version: $reason" --version
+full "cinch plan: $reason" plan --help
+full "cinch plan: $reason" plan --model examples/tiny-reasoner
+full "cinch docs: $reason" docs config
+full "cinch tokenize: $reason" tokenize --model examples/tiny-reasoner --text x
+full "cinch bench: $reason" bench throughput --model examples/tiny-reasoner --num-prompts 1 \
+    --input-len 4 --output-len 2
+full "cinch compare: $reason" compare --model examples/tiny-reasoner --arms zip:64 --limit 1 \
+    --prompt-field prompt -i "$in" --max-tokens 2
+# shellcheck disable=SC2086
+full "the summary: $reason" $batch -i "$dir/two" -o "$dir/full"
+# shellcheck disable=SC2086
+expect 1 "the summary: /dev/full: No space left on device" $batch -i "$dir/two" -o "$dir/full2" \
+    --summary-json /dev/full
+[ "$(grep -c '^{"id"' "$dir/full2")" = 2 ]
+expect 1 "$dir: Is a directory" tokenize --model examples/tiny-reasoner --jsonl --file "$dir"
 
 # A checkpoint that was cloned without git-lfs, file by file.
 for file in config.json tokenizer.json model-00001-of-00002.safetensors; do

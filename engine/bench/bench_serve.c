@@ -342,12 +342,10 @@ static cn_status report(run *r, double duration_s)
     json_t *figures = cn_served_figures(r->served, r->dataset.n, c, r->model, duration_s);
     if (!figures) return cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
     cn_served_print(figures);
-    int failed = 0;
-    if (c->output_json)
-        failed = json_dump_file(figures, c->output_json, JSON_INDENT(1) | JSON_REAL_PRECISION(9));
+    cn_status status = CN_OK;
+    if (c->output_json) status = cn_json_write_file(json_incref(figures), c->output_json);
     json_decref(figures);
-    if (failed)
-        return cn_fail(CN_ERR_IO, "%s: cannot write the figures", c->output_json);
+    CN_TRY(status);
     for (uint32_t i = 0; i < r->dataset.n; i++)
         if (!r->served[i].completed)
             return cn_fail(CN_ERR_IO, "request %u failed: %s", i + 1, r->served[i].error);

@@ -8,6 +8,7 @@
 #include "engine/bench/bench.h"
 #include "engine/bench/bench_dataset.h"
 #include "engine/cmd/command.h"
+#include "engine/json.h"
 
 /* ---- signals ---- */
 
@@ -182,10 +183,7 @@ static cn_status write_json(json_t *figures, const cn_config *c)
     if (!figures || json_object_set_new(figures, "model_id", json_string(c->model)) ||
         json_object_set_new(figures, "backend", json_string("cinch " CINCH_VERSION)))
         return cn_fail(CN_ERR_MEMORY, "out of memory for the figures");
-    if (!c->output_json) return CN_OK;
-    if (json_dump_file(figures, c->output_json, JSON_INDENT(1) | JSON_REAL_PRECISION(9)))
-        return cn_fail(CN_ERR_IO, "%s: cannot write the figures", c->output_json);
-    return CN_OK;
+    return c->output_json ? cn_json_write_file(json_incref(figures), c->output_json) : CN_OK;
 }
 
 static cn_status run_mode(cn_bench *b)
@@ -270,7 +268,5 @@ int cn_cmd_bench(int argc, char **argv)
     if (!c) return exit_code;
     const cn_status status = run_word(c, argc - first == 1 ? argv[first] : "");
     cn_config_free(c);
-    if (status == CN_OK && fflush(stdout) == 0) return CN_EXIT_OK;
-    cn_log(CN_LOG_ERROR, "cinch bench: %s", cn_last_error());
-    return CN_EXIT_FAILED;
+    return cn_command_end("bench", status);
 }

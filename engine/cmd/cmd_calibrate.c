@@ -87,9 +87,9 @@ int cn_cmd_calibrate(int argc, char **argv)
     if (!c) return exit_code;
     job j = {.c = c};
     cn_status status = run(&j, argv + first, argc - first);
-    if (status != CN_OK) cn_log(CN_LOG_ERROR, "cinch calibrate: %s", cn_last_error());
+    exit_code = cn_command_end("calibrate", status);
     cn_calibrator_free(j.calibrator);
     cn_tokenizer_free(j.tokenizer);
     cn_config_free(c);
-    return status == CN_OK ? CN_EXIT_OK : CN_EXIT_FAILED;
+    return exit_code;
 }

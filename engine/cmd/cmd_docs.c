@@ -175,7 +175,7 @@ static void print_man(void)
     }
     printf(".SH EXIT STATUS\n"
            ".TP\n0\nEverything was answered.\n"
-           ".TP\n1\nNothing was done.\n"
+           ".TP\n1\nNothing was done, or the results could not be written.\n"
            ".TP\n2\n\\fBrun\\-batch\\fR: some lines ended in an error.\n"
            ".TP\n3\n\\fBrun\\-batch\\fR: stopped; \\fB\\-\\-resume\\fR continues.\n");
 }
@@ -245,5 +245,5 @@ int cn_cmd_docs(int argc, char **argv)
         cn_log(CN_LOG_ERROR, "cinch docs: expected one page: config, man or bash");
         return CN_EXIT_FAILED;
     }
-    return fflush(stdout) ? CN_EXIT_FAILED : CN_EXIT_OK;
+    return cn_command_end("docs", CN_OK);
 }

@@ -2,7 +2,7 @@
  * and prints a summary.
  *
  * Exit codes: 0 every line is answered, 2 some lines ended in an error, 3 stopped and --resume
- * continues, 1 nothing was done. */
+ * continues, 1 nothing was done or the summary could not be written. */
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
@@ -12,6 +12,7 @@
 
 #include "engine/checkpoint/model_config.h"
 #include "engine/cmd/command.h"
+#include "engine/json.h"
 #include "engine/offline/batch_drive.h"
 
 /* ---- signals ---- */
@@ -221,7 +222,6 @@ static void print_summary(FILE *f, const summary *s)
     if (r->config->grade != CN_OPT_GRADE_NONE)
         fprintf(f, "exact match %llu/%llu\n", (unsigned long long)r->totals.matched,
                 (unsigned long long)r->totals.graded);
-    fflush(f);
 }
 
 static json_t *audit_json(const cn_batch_run *r)
@@ -276,14 +276,18 @@ static json_t *summary_json(const summary *s)
         "loop_rescues", (json_int_t)r->n_rescued, "audit", audit_json(r));
 }
 
-static void write_summary(const summary *s)
+/* Writes the summary. Returns the exit code, which is a failure if it cannot be written. */
+static int write_summary(const summary *s)
 {
-    const char *path = s->run->config->summary_json;
-    if (!path) return;
-    json_t *json = summary_json(s);
-    if (!json || json_dump_file(json, path, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) != 0)
-        cn_log(CN_LOG_ERROR, "%s: cannot write the summary", path);
-    json_decref(json);
+    const cn_config *c = s->run->config;
+    const bool to_stdout = strcmp(c->output_file, "-") != 0;
+    const cn_status text = to_stdout ? cn_flush_standard_output() : CN_OK;
+    if (text != CN_OK) cn_log(CN_LOG_ERROR, "the summary: %s", cn_last_error());
+    const cn_status json = c->summary_json ? cn_json_write_file(summary_json(s), c->summary_json)
+                                           : CN_OK;
+    if (json != CN_OK) cn_log(CN_LOG_ERROR, "the summary: %s", cn_last_error());
+    const bool failed = json != CN_OK || text != CN_OK;
+    return failed && s->exit_code == CN_EXIT_OK ? CN_EXIT_FAILED : s->exit_code;
 }
 
 static int exit_code_of(const cn_batch_run *r)
@@ -337,8 +341,7 @@ static int run_batch(cn_batch_run *run, cn_batch_drive *drive)
     if (run->failed) cn_log(CN_LOG_ERROR, "%s", run->why);
     if (s.exit_code == CN_EXIT_FAILED) return s.exit_code;
     print_summary(strcmp(c->output_file, "-") == 0 ? stderr : stdout, &s);
-    write_summary(&s);
-    return s.exit_code;
+    return write_summary(&s);
 }
 
 int cn_cmd_run_batch(int argc, char **argv)

@@ -178,10 +178,9 @@ static cn_status run_plain_ids(job *j, const char *text, size_t n)
 
 static cn_status flush(job *j)
 {
-    size_t wrote = j->out.len ? fwrite(j->out.data, 1, j->out.len, stdout) : 0;
-    bool ok = wrote == j->out.len && fflush(stdout) == 0;
+    if (j->out.len) fwrite(j->out.data, 1, j->out.len, stdout);
     cn_buf_clear(&j->out);
-    return ok ? CN_OK : cn_fail(CN_ERR_IO, "cannot write standard output: %s", strerror(errno));
+    return cn_flush_standard_output();
 }
 
 static cn_status run_lines(job *j, FILE *in)
@@ -196,6 +195,8 @@ static cn_status run_lines(job *j, FILE *in)
         if (status == CN_OK) status = flush(j);
         if (status != CN_OK) status = cn_fail_within(status, "line %zu", number);
     }
+    if (status == CN_OK && ferror(in))
+        status = cn_fail(CN_ERR_IO, "%s: %s", j->c->file, strerror(errno));
     free(line);
     return status;
 }
@@ -249,12 +250,12 @@ int cn_cmd_tokenize(int argc, char **argv)
     if (!c) return exit_code;
     job j = {.c = c};
     cn_status status = run(&j);
-    if (status != CN_OK) cn_log(CN_LOG_ERROR, "cinch tokenize: %s", cn_last_error());
+    exit_code = cn_command_end("tokenize", status);
     cn_chat_template_free(j.chat);
     cn_tokenizer_free(j.tokenizer);
     cn_tokens_free(&j.ids);
     cn_buf_free(&j.out);
     cn_buf_free(&j.rendered);
     cn_config_free(c);
-    return status == CN_OK ? CN_EXIT_OK : CN_EXIT_FAILED;
+    return exit_code;
 }

@@ -2,6 +2,7 @@
  * file of its own, declare it in command.h, add a row here, and run `make docs`. */
 #include "engine/cmd/command.h"
 
+#include <errno.h>
 #include <string.h>
 
 #include "engine/cmd/command_files.h"
@@ -96,7 +97,7 @@ cn_config *cn_command_begin(int argc, char **argv, int *first_positional, int *e
     cn_status status = cn_config_parse_args(c, cmd->sections, argc, argv, first_positional);
     if (status == CN_OK && c->help) {
         print_help(cmd, c->help_all);
-        *exit_code = CN_EXIT_OK;
+        *exit_code = cn_command_end(cmd->name, CN_OK);
     } else if (status == CN_OK) {
         const int first = first_positional ? *first_positional : argc;
         status = cn_config_validate(c, cmd->sections);
@@ -111,6 +112,21 @@ cn_config *cn_command_begin(int argc, char **argv, int *first_positional, int *e
     if (status != CN_OK) cn_log(CN_LOG_ERROR, "cinch %s: %s", cmd->name, cn_last_error());
     cn_config_free(c);
     return NULL;
+}
+
+cn_status cn_flush_standard_output(void)
+{
+    errno = EIO; /* the cause of an earlier failure is not known */
+    if (fflush(stdout) == 0 && !ferror(stdout)) return CN_OK;
+    return cn_fail(CN_ERR_IO, "standard output: %s", strerror(errno));
+}
+
+int cn_command_end(const char *name, cn_status status)
+{
+    if (status == CN_OK) status = cn_flush_standard_output();
+    if (status == CN_OK) return CN_EXIT_OK;
+    cn_log(CN_LOG_ERROR, "cinch %s: %s", name, cn_last_error());
+    return CN_EXIT_FAILED;
 }
 
 void cn_commands_help(FILE *f)

@@ -10,7 +10,7 @@
 /* Exit codes of every subcommand; only run-batch uses the last two. */
 enum {
     CN_EXIT_OK = 0,
-    CN_EXIT_FAILED = 1,      /* nothing done: bad options, no model */
+    CN_EXIT_FAILED = 1,      /* bad options, no model, or results that could not be written */
     CN_EXIT_SOME_ERRORS = 2, /* everything answered or recorded, some lines with an error */
     CN_EXIT_RESUMABLE = 3    /* stopped; --resume continues */
 };
@@ -32,6 +32,13 @@ void cn_command_refuse(const char *word); /* logs that no command has this name,
  * caller frees, or NULL with *exit_code if the command is already finished. first_positional as in
  * cn_config_parse_args. argv[0] must be the command's name. */
 cn_config *cn_command_begin(int argc, char **argv, int *first_positional, int *exit_code);
+
+/* Flushes standard output. CN_ERR_IO if it has not taken all that was printed: a full disk. */
+cn_status cn_flush_standard_output(void);
+
+/* The last call of a subcommand: flushes standard output, logs the last error if `status` or the
+ * flush is a failure, and returns the exit code. */
+int cn_command_end(const char *name, cn_status status);
 
 /* The subcommands, each in its own file. */
 int cn_cmd_docs(int argc, char **argv);

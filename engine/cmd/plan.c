@@ -317,7 +317,5 @@ int cn_cmd_plan(int argc, char **argv)
     if (!c) return exit_code;
     cn_status status = plan(c);
     cn_config_free(c);
-    if (status == CN_OK && fflush(stdout) == 0) return CN_EXIT_OK;
-    cn_log(CN_LOG_ERROR, "cinch plan: %s", cn_last_error());
-    return CN_EXIT_FAILED;
+    return cn_command_end("plan", status);
 }

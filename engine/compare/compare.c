@@ -125,12 +125,12 @@ int cn_cmd_compare(int argc, char **argv)
     comparison c = {.config = cn_command_begin(argc, argv, &first, &exit_code)};
     if (!c.config) return exit_code;
     cn_status status = compare(&c, argv + first, (uint32_t)(argc - first));
-    if (status != CN_OK) cn_log(CN_LOG_ERROR, "cinch compare: %s", cn_last_error());
+    exit_code = cn_command_end("compare", status);
     cn_engine_free(c.engine);
     for (uint32_t i = 0; i < c.n_tasks; i++) cn_compare_task_free(&c.tasks[i]);
     cn_free(c.tasks);
     cn_free(c.report.figures);
     cn_compare_arms_free(&c.arms);
     cn_config_free(c.config);
-    return status == CN_OK && fflush(stdout) == 0 ? CN_EXIT_OK : CN_EXIT_FAILED;
+    return exit_code;
 }
