@@ -10,6 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "engine/utf8.h"
+
 enum { ERROR_TEXT_BYTES = 2048 };
 static _Thread_local char error_text[ERROR_TEXT_BYTES] = "no error";
 static _Atomic int log_level = CN_LOG_INFO;
@@ -75,7 +77,9 @@ void cn_log(cn_log_lvl lvl, const char *fmt, ...)
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
     const char *clear = atomic_exchange(&bar_drawn, false) ? "\r\033[K" : "";
-    fprintf(stderr, "%s%s: %s\n", clear, names[lvl], text);
+    char shown[CN_UTF8_ESCAPED * ERROR_TEXT_BYTES];
+    fprintf(stderr, "%s%s: %s\n", clear, names[lvl],
+            cn_utf8_escape_controls(text, shown, sizeof shown));
 }
 
 void cn_log_forward(cn_status status, const char *file, int line)

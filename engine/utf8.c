@@ -89,3 +89,23 @@ size_t cn_utf8_write(char *dst, uint32_t cp)
     dst[0] = (char)((0xF00u >> len & 0xF0) | cp);
     return len;
 }
+
+/* C1 controls are U+0080..U+009F, of which every character begins with the byte C2. */
+static bool is_control(const unsigned char *p)
+{
+    return *p < 0x20 || *p == 0x7f || (p[0] == 0xc2 && p[1] >= 0x80 && p[1] < 0xa0);
+}
+
+const char *cn_utf8_escape_controls(const char *text, char *buf, size_t size)
+{
+    size_t n = 0;
+    bool second = false; /* byte of a C1 control */
+    for (const unsigned char *p = (const unsigned char *)text; *p; p++) {
+        const bool escape = second || is_control(p);
+        second = !second && escape && *p == 0xc2;
+        if (n + (escape ? 4 : 1) >= size) break;
+        n += (size_t)snprintf(buf + n, size - n, escape ? "\\x%02x" : "%c", *p);
+    }
+    buf[n] = '\0';
+    return buf;
+}

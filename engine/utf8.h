@@ -29,6 +29,12 @@ size_t cn_utf8_ascii_prefix(const char *s, size_t n);
 /* Appends s[0 .. n) with every error replaced by U+FFFD. */
 cn_status cn_utf8_add_lossy(cn_buf *out, const char *s, size_t n);
 
+/* Copies text with control characters (C0, DEL, C1) as \xNN, truncated to fit: untrusted text that
+ * is printed may have escape sequences of a terminal. CN_UTF8_ESCAPED times the length always fits.
+ * Returns buf. */
+enum { CN_UTF8_ESCAPED = 4 };
+const char *cn_utf8_escape_controls(const char *text, char *buf, size_t size);
+
 /* Writes cp (a Unicode scalar value) to dst[0 .. 4) and returns its length. */
 size_t cn_utf8_write(char *dst, uint32_t cp);
 

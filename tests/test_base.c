@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "engine/base.h"
+#include "engine/utf8.h"
 
 static void fail_keeps_text_and_adds_context(void **state)
 {
@@ -57,6 +58,25 @@ static void a_forwarded_failure_is_traced_for_debugging(void **state)
     assert_string_equal(text, "");
 }
 
+static void log_lines_have_no_control_characters(void **state)
+{
+    (void)state;
+    char text[256], small[9];
+    FILE *log = tmpfile();
+    const int saved = dup(STDERR_FILENO);
+    assert_true(log && saved >= 0 && dup2(fileno(log), STDERR_FILENO) >= 0);
+    cn_log(CN_LOG_ERROR, "%s", "a\033[2Jb\a\nerror: c\x7f \u00e9\u65e5 \xc2\x9b" "1m\u00a0");
+    dup2(saved, STDERR_FILENO);
+    close(saved);
+    rewind(log);
+    text[fread(text, 1, sizeof text - 1, log)] = '\0';
+    fclose(log);
+    assert_string_equal(text, "error: a\\x1b[2Jb\\x07\\x0aerror: c\\x7f \u00e9\u65e5 "
+                              "\\xc2\\x9b1m\u00a0\n");
+    assert_string_equal(cn_utf8_escape_controls("abc\n\n", small, sizeof small), "abc\\x0a");
+    assert_string_equal(cn_utf8_escape_controls("", small, sizeof small), "");
+}
+
 static void buf_grows_and_stays_terminated(void **state)
 {
     (void)state;
@@ -92,6 +112,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fail_keeps_text_and_adds_context),
         cmocka_unit_test(a_forwarded_failure_is_traced_for_debugging),
+        cmocka_unit_test(log_lines_have_no_control_characters),
         cmocka_unit_test(buf_grows_and_stays_terminated),
         cmocka_unit_test(allocation_refuses_overflow),
         cmocka_unit_test(two_calls_give_different_random_bytes),

@@ -478,6 +478,18 @@ static void json_objects_set_their_members(void **state)
     assert_false(c->kv.global_score);
     assert_int_equal(set_json(c, "kv", "{\"budgets\":512}", &known), CN_ERR_ARG);
     assert_non_null(strstr(cn_last_error(), "budgets"));
+    /* Long text is not cut inside a character. */
+    for (size_t pad = 0; pad < 4; pad++) {
+        char object[128], name[101];
+        for (size_t i = 0; i < 100; i += 2) memcpy(name + i, "\xc3\xa9", 2);
+        name[100] = '\0';
+        snprintf(object, sizeof object, "{\"%.*s%s\":1}", (int)pad, "xxxx", name);
+        assert_int_equal(set_json(c, "kv", object, &known), CN_ERR_ARG);
+        for (const char *p = cn_last_error(); *p; p++) assert_true(*p >= 0x20 && *p < 0x7f);
+        snprintf(object, sizeof object, "{\"policy\":\"%.*s%s\"}", (int)pad, "xxxx", name);
+        assert_int_equal(set_json(c, "kv", object, &known), CN_ERR_ARG);
+        for (const char *p = cn_last_error(); *p; p++) assert_true(*p >= 0x20 && *p < 0x7f);
+    }
     assert_int_equal(set_json(c, "kv", "{\"policy\":\"zap\"}", &known), CN_ERR_ARG);
     assert_non_null(strstr(cn_last_error(), "full|window|zip"));
     assert_int_equal(set_json(c, "kv", "3", &known), CN_ERR_ARG);

@@ -14,6 +14,7 @@
 #include "engine/cmd/command.h"
 #include "engine/json.h"
 #include "engine/offline/batch_drive.h"
+#include "engine/utf8.h"
 
 /* ---- signals ---- */
 
@@ -165,15 +166,18 @@ static void print_end(FILE *f, const summary *s)
     const cn_batch_run *r = s->run;
     const bool resumable =
         s->exit_code == CN_EXIT_RESUMABLE && cn_batch_output_is_file(r->output);
-    if (*r->why && cn_batch_run_is_complete(r))
-        fprintf(f, "%s, but nothing is left to do: every line has its answer\n", r->why);
-    else if (*r->why)
-        fprintf(f, "stopped: %s%s\n", r->why, resumable ? "; --resume continues" : "");
+    char why[CN_UTF8_ESCAPED * sizeof r->why], cause[CN_UTF8_ESCAPED * sizeof r->first.cause];
+    cn_utf8_escape_controls(r->why, why, sizeof why);
+    if (*why && cn_batch_run_is_complete(r))
+        fprintf(f, "%s, but nothing is left to do: every line has its answer\n", why);
+    else if (*why)
+        fprintf(f, "stopped: %s%s\n", why, resumable ? "; --resume continues" : "");
     else if (r->n_skipped && r->n_answered + r->n_errors == 0)
         fprintf(f, "nothing was left to do: all %llu lines were done before\n",
                 (unsigned long long)r->n_skipped);
     if (r->first.watching && r->first.n_failed > 0)
-        fprintf(f, "every line fails for one reason: %s\n", r->first.cause);
+        fprintf(f, "every line fails for one reason: %s\n",
+                cn_utf8_escape_controls(r->first.cause, cause, sizeof cause));
 }
 
 static void print_summary(FILE *f, const summary *s)

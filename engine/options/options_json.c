@@ -6,6 +6,7 @@
 #include "compress/away.h"
 #include "compress/policy.h"
 #include "compress/selector.h"
+#include "engine/json.h"
 #include "engine/options/option_value.h"
 
 enum { KEY_MAX_BYTES = 64 };
@@ -57,7 +58,7 @@ static cn_status set_value(const cn_option *o, void *field, const json_t *value)
     if (ok) return CN_OK;
     char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
     char shown[KEY_MAX_BYTES];
-    snprintf(shown, sizeof shown, "%s", text ? text : "value");
+    cn_json_printable(text ? text : "value", shown, sizeof shown);
     cn_status status = cn_option_refuse(o, o->json, shown);
     free(text);
     return status;
@@ -71,10 +72,12 @@ static cn_status set_members(cn_sampling *s, cn_kv_params *kv, uint32_t sections
     json_t *value;
     json_object_foreach(object, member, value)
     {
-        char path[2 * KEY_MAX_BYTES];
+        char path[2 * KEY_MAX_BYTES], shown[KEY_MAX_BYTES];
         int n = snprintf(path, sizeof path, "%s.%s", key, member);
         const cn_option *o = n < (int)sizeof path ? find_key(path, sections) : NULL;
-        if (!o) return cn_fail(CN_ERR_ARG, "%s: unknown member '%.64s'", key, member);
+        if (!o)
+            return cn_fail(CN_ERR_ARG, "%s: unknown member '%s'", key,
+                           cn_json_printable(member, shown, sizeof shown));
         if (!json_is_null(value)) CN_TRY(set_value(o, request_field(o, s, kv), value));
     }
     return CN_OK;
