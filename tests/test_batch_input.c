@@ -272,6 +272,39 @@ static void tables_are_read_by_field_name(void **state)
     cn_batch_item_free(&item);
 }
 
+static void numbers_are_ids_while_they_are_exact(void **state)
+{
+    (void)state;
+    static const char *const exact[][2] = {
+        {"9223372036854775807", "9223372036854775807"},
+        {"-9223372036854775808", "-9223372036854775808"},
+        {"0.1", "0.1"},
+        {"2.50", "2.5"},
+        {"0.12345678901234566", "0.12345678901234566"},
+        {"0.12345678901234568", "0.12345678901234568"},
+        {"\"12345678901234567890\"", "12345678901234567890"},
+    };
+    static const char *const inexact[] = {"12345678901234567890", "9223372036854775808",
+                                          "-12345678901234567890", "1e19"};
+    char line[96];
+    cn_batch_item item;
+    for (size_t i = 0; i < sizeof exact / sizeof *exact; i++) {
+        snprintf(line, sizeof line, "{\"idx\": %s, \"question\": \"q\"}", exact[i][0]);
+        assert_int_equal(read_item(&item, line, &table), CN_OK);
+        assert_string_equal(item.custom_id, exact[i][1]);
+        cn_batch_item_free(&item);
+    }
+    for (size_t i = 0; i < sizeof inexact / sizeof *inexact; i++) {
+        snprintf(line, sizeof line, "{\"idx\": %s, \"question\": \"q\"}", inexact[i]);
+        assert_int_equal(read_item(&item, line, &table), CN_ERR_ARG);
+        assert_non_null(strstr(cn_last_error(), "too large to be kept exactly: write it as "));
+        assert_string_equal(item.at_fault.data, "idx");
+        assert_null(item.custom_id);
+        cn_batch_item_free(&item);
+    }
+    assert_non_null(strstr(cn_last_error(), "idx: the number 1e19 is"));
+}
+
 static uint64_t asks(const char *text, const cn_batch_format *format)
 {
     const cn_line line = {.text = text, .n = strlen(text), .number = 7};
@@ -430,6 +463,7 @@ int main(void)
         cmocka_unit_test(ids_read_back_from_text),
         cmocka_unit_test(openai_lines_are_read),
         cmocka_unit_test(tables_are_read_by_field_name),
+        cmocka_unit_test(numbers_are_ids_while_they_are_exact),
         cmocka_unit_test(a_request_hash_covers_endpoint_and_body),
         cmocka_unit_test(faults_are_named),
         cmocka_unit_test(unknown_members_of_a_line_are_warnings),

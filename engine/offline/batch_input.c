@@ -1,6 +1,7 @@
 /* batch_input.c - see batch_input.h. */
 #include "engine/offline/batch_input.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,6 +21,21 @@ static cn_status keep_text(char **out, const char *text)
     return *out ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a line's text");
 }
 
+/* A real number has as many digits as tell it from all others: 0.1 stays 0.1. */
+static char *number_text(const json_t *v)
+{
+    enum { MIN_DIGITS = 15, MAX_DIGITS = 17 };
+    const double value = json_real_value(v);
+    if (json_is_integer(v)) return json_dumps(v, JSON_ENCODE_ANY);
+    for (size_t digits = MIN_DIGITS; digits < MAX_DIGITS; digits++) {
+        char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(digits));
+        const double back = text ? strtod(text, NULL) : 0;
+        if (!text || memcmp(&back, &value, sizeof back) == 0) return text;
+        free(text);
+    }
+    return json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(MAX_DIGITS));
+}
+
 /* Reads a string, or a number as text: id and answer columns have both. */
 static cn_status text_of(char **out, const char *field, json_t *v)
 {
@@ -27,7 +43,7 @@ static cn_status text_of(char **out, const char *field, json_t *v)
     CN_TRY(cn_json_refuse_nul(v, field, CN_ERR_ARG));
     if (json_is_string(v)) return keep_text(out, json_string_value(v));
     if (json_is_number(v)) {
-        char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
+        char *text = number_text(v);
         cn_status status = keep_text(out, text ? text : "");
         free(text);
         return status;
@@ -55,6 +71,16 @@ static cn_status read_reference(cn_batch_item *item, const char *field)
     return status == CN_ERR_ARG ? fail_field(item, field) : status;
 }
 
+/* An integer beyond 64 bits is read as a real number, which is the same for many of them. */
+static cn_status check_id_is_exact(const char *field, const json_t *v)
+{
+    static const double first_inexact = 9223372036854775808.0; /* 2^63 */
+    char shown[SHOWN_BYTES];
+    if (!json_is_real(v) || fabs(json_real_value(v)) < first_inexact) return CN_OK;
+    return cn_fail(CN_ERR_ARG, "%s: the number %s is too large to be kept exactly: write it as a "
+                               "string", field, cn_json_describe(v, shown, sizeof shown));
+}
+
 static cn_status read_custom_id(cn_batch_item *item, const cn_batch_format *format)
 {
     char number[24];
@@ -68,7 +94,8 @@ static cn_status read_custom_id(cn_batch_item *item, const cn_batch_format *form
         status = cn_fail(CN_ERR_ARG, "%s: expected a string, got %s", field,
                          v ? cn_json_describe(v, shown, sizeof shown) : "nothing");
     } else {
-        status = text_of(&item->custom_id, field, v);
+        status = check_id_is_exact(field, v);
+        if (status == CN_OK) status = text_of(&item->custom_id, field, v);
     }
     if (status == CN_OK && (!*item->custom_id || strlen(item->custom_id) > MAX_ID_BYTES)) {
         status = cn_fail(CN_ERR_ARG, "%s: expected 1 to %d bytes, got %zu", field,
