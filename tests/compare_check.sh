@@ -43,6 +43,19 @@ reader=$!
 wait $reader || true
 [ -p "$dir/pipe" ] && [ "$(cat "$dir/seen")" = 1 ]
 
+# A line that full KV cannot hold, and a JSON file that cannot be written, do not lose the table.
+head -n 1 $model/prompts/sums.jsonl >"$dir/mixed.jsonl"
+echo '{"prompt": "Solve mod 100: 54+31", "answer": "85"}' >>"$dir/mixed.jsonl"
+mixed="--model $model -i $dir/mixed.jsonl --prompt-field prompt --block-size 64 --max-tokens 60"
+mixed="$mixed --num-gpu-blocks-override 6 --ignore-eos --progress none"
+got=0
+# shellcheck disable=SC2086
+"$cinch" compare $mixed --arms zip:64 --json /dev/full >"$dir/table" 2>"$dir/log" || got=$?
+[ "$got" = 1 ]
+[ "$(grep -c '^| ' "$dir/table")" = 3 ]
+grep -q 'mixed.jsonl: line 1: .* under policy full may need 7 KV blocks' "$dir/log"
+grep -q 'json /dev/full: not written' "$dir/log"
+
 # Forced continuations: a table per file, a value per document, and no compressed arm that equals
 # full KV.
 "$cinch" compare --model $model -i $model/prompts/sums.jsonl $model/prompts/hops.jsonl --prompt-field prompt \

@@ -23,6 +23,7 @@ typedef struct fixture {
     cn_compare_arms arms;
     cn_compare_task task;
     cn_compare_figures figures[N_ARMS];
+    uint32_t n_blocks; /* of the KV cache; 0: the default */
 } fixture;
 
 static void set(cn_config *c, uint32_t section, const char *name, const char *value)
@@ -46,6 +47,7 @@ static void open_fixture(fixture *x, const char *audit)
     set(c, section, "block-size", "32");
     set(c, section, "enable-prefix-caching", "false");
     set(c, section, "progress", "none");
+    c->n_blocks_override = x->n_blocks;
     set(c, section, "arms", "zip:128:window=16,window:96,zip:1024:no-global");
     assert_int_equal(cn_compare_arms_parse(&x->arms, c->arms, c), CN_OK);
     assert_int_equal(x->arms.n, N_ARMS);
@@ -184,6 +186,38 @@ static void a_refused_request_counts_as_wrong(void **state)
     cn_compare_run_free(run);
 }
 
+/* A line that full KV cannot hold is refused in the first pass and not replayed. One that only its
+ * replay makes too long keeps its output. Neither ends the comparison. */
+static void a_line_too_long_for_full_kv_ends_nothing(void **state)
+{
+    (void)state;
+    enum { N_BLOCKS = 20, SHORT_TOKENS = 8, LONG_TOKENS = 2000 };
+    fixture x = {.n_blocks = N_BLOCKS};
+    open_fixture(&x, "100%");
+    cn_compare_run *run;
+    cn_compare_figures full, zip;
+    cn_log_set_level(CN_LOG_ERROR);
+    for (uint32_t i = 0; i < LIMIT; i++) {
+        cn_sampling *s = &x.task.items[i].request.params.sampling;
+        s->max_tokens = i == 0 ? LONG_TOKENS : SHORT_TOKENS;
+        s->ignore_eos = true;
+    }
+    assert_int_equal(cn_compare_run_create(&run, x.engine, &x.task), CN_OK);
+    assert_int_equal(cn_compare_run_arm(run, &x.arms.arms[0], &full), CN_OK);
+    assert_int_equal(full.refused, 1);
+    assert_int_equal(full.compared, LIMIT - 1);
+    x.task.items[1].request.params.sampling.max_tokens = LONG_TOKENS;
+    assert_int_equal(cn_compare_run_arm(run, &x.arms.arms[1], &zip), CN_OK);
+    cn_log_set_level(CN_LOG_INFO);
+    assert_int_equal(zip.refused, 0);
+    assert_int_equal(zip.compared, LIMIT - 1);
+    assert_int_equal(zip.refused_replays, 1);
+    assert_int_equal(zip.agreement.outputs, LIMIT - 2);
+    assert_int_equal(zip.output_tokens, 2 * LONG_TOKENS + (LIMIT - 2) * SHORT_TOKENS);
+    cn_compare_run_free(run);
+    close_fixture(&x);
+}
+
 /* ---- reports ---- */
 
 static cn_compare_report report_of(fixture *x, uint32_t n_done)
@@ -320,6 +354,7 @@ int main(void)
         cmocka_unit_test(compression_shows_in_every_figure),
         cmocka_unit_test(an_audit_of_a_share_replays_whole_lines),
         cmocka_unit_test(a_refused_request_counts_as_wrong),
+        cmocka_unit_test(a_line_too_long_for_full_kv_ends_nothing),
         cmocka_unit_test(json_holds_the_figures),
         cmocka_unit_test(the_table_has_a_row_per_arm_in_columns),
         cmocka_unit_test(the_table_fits_100_columns_unless_wide),

@@ -2,8 +2,8 @@
  *
  * With --continue-field, compare_forced.h does the work. Otherwise the prefix cache is off by
  * default, because later arms would find the prompts of earlier ones. A task's figures are printed
- * when the task is done. The JSON file is rewritten after every arm, so that a comparison that is
- * stopped keeps what it has measured. */
+ * when the task is done or fails. The JSON file is rewritten after every arm, so that a comparison
+ * that is stopped keeps what it has measured. A file that cannot be written stops no arm. */
 #include <string.h>
 
 #include "compress/selector.h"
@@ -19,6 +19,7 @@ typedef struct comparison {
     uint32_t n_tasks;
     cn_engine *engine;
     cn_compare_report report;
+    cn_status written; /* of the last JSON file */
 } comparison;
 
 static cn_status load_tasks(comparison *c, char **more, uint32_t n_more)
@@ -90,22 +91,29 @@ static cn_status begin(comparison *c, char **more, uint32_t n_more)
     return CN_OK;
 }
 
+static void write_json(comparison *c)
+{
+    if (!c->config->compare_json) return;
+    c->written = cn_compare_write_json(&c->report, c->config->compare_json);
+    if (c->written != CN_OK) cn_log(CN_LOG_WARN, "%s", cn_last_error());
+}
+
 static cn_status run_task(comparison *c, uint32_t task)
 {
     cn_compare_report *report = &c->report;
+    const uint32_t n_before = report->n_done;
     cn_compare_run *run;
     CN_TRY(cn_compare_run_create(&run, c->engine, &c->tasks[task]));
     cn_status status = CN_OK;
-    for (uint32_t a = 0; status == CN_OK && a < c->arms.n; a++) {
+    for (uint32_t a = 0; a < c->arms.n; a++) {
         cn_log(CN_LOG_INFO, "%s: %s", c->tasks[task].name, c->arms.arms[a].label);
         status = cn_compare_run_arm(run, &c->arms.arms[a], &report->figures[report->n_done]);
         if (status != CN_OK) break;
         report->n_done++;
-        if (c->config->compare_json)
-            status = cn_compare_write_json(report, c->config->compare_json);
+        write_json(c);
     }
     cn_compare_run_free(run);
-    if (status == CN_OK) cn_compare_print(stdout, report, task);
+    if (report->n_done > n_before) cn_compare_print(stdout, report, task);
     return status;
 }
 
@@ -116,7 +124,8 @@ static cn_status compare(comparison *c, char **more, uint32_t n_more)
     CN_TRY(begin(c, more, n_more));
     for (uint32_t i = 0; i < c->n_tasks; i++) CN_TRY(run_task(c, i));
     if (c->config->plot) CN_TRY(cn_compare_write_plot(&c->report, c->config->plot));
-    return CN_OK;
+    if (c->written == CN_OK) return CN_OK;
+    return cn_fail(c->written, "--json %s: not written", c->config->compare_json);
 }
 
 int cn_cmd_compare(int argc, char **argv)

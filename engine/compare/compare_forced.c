@@ -3,14 +3,23 @@
 
 #include "engine/compare/forced_report.h"
 
-static cn_status run_task(cn_forced_report *r, cn_engine *e, uint32_t t)
+/* A file that cannot be written ends no run: the table follows. */
+static void write_json(const cn_forced_report *r, cn_status *written)
+{
+    if (!r->config->compare_json) return;
+    *written = cn_forced_write_json(r, r->config->compare_json);
+    if (*written != CN_OK) cn_log(CN_LOG_WARN, "%s", cn_last_error());
+}
+
+/* *written: whether the last JSON file was written. */
+static cn_status run_task(cn_forced_report *r, cn_engine *e, uint32_t t, cn_status *written)
 {
     CN_TRY(cn_forced_run_create(&r->runs[t], e, r->arms, &r->tasks[t]));
     while (cn_forced_run_done(r->runs[t]) < r->tasks[t].n) {
         CN_TRY(cn_forced_run_group(r->runs[t]));
         cn_log(CN_LOG_INFO, "%s: %u of %u documents", r->tasks[t].name,
                cn_forced_run_done(r->runs[t]), r->tasks[t].n);
-        if (r->config->compare_json) CN_TRY(cn_forced_write_json(r, r->config->compare_json));
+        write_json(r, written);
     }
     cn_forced_print(stdout, r, t);
     return CN_OK;
@@ -21,8 +30,10 @@ static cn_status run_tasks(cn_forced_report *r, cn_forced_task *tasks, cn_engine
 {
     for (uint32_t t = 0; t < r->n_tasks; t++)
         CN_TRY(cn_forced_task_load(&tasks[t], e, paths[t]));
-    for (uint32_t t = 0; t < r->n_tasks; t++) CN_TRY(run_task(r, e, t));
-    return CN_OK;
+    cn_status written = CN_OK;
+    for (uint32_t t = 0; t < r->n_tasks; t++) CN_TRY(run_task(r, e, t, &written));
+    if (written == CN_OK) return CN_OK;
+    return cn_fail(written, "--json %s: not written", r->config->compare_json);
 }
 
 cn_status cn_compare_forced(cn_engine *e, const cn_compare_arms *arms, const char *const *paths,

@@ -41,11 +41,14 @@ static void text_interval(const cn_compare_figures *f, char *s)
 }
 static void text_identical(const cn_compare_figures *f, char *s)
 {
-    snprintf(s, CELL_BYTES, "%u", f->identical);
+    if (f->compared)
+        snprintf(s, CELL_BYTES, "%u", f->identical);
+    else
+        snprintf(s, CELL_BYTES, "-");
 }
 static void text_divergence(const cn_compare_figures *f, char *s)
 {
-    if (f->identical + f->refused < f->prompts)
+    if (f->identical < f->compared)
         snprintf(s, CELL_BYTES, "%u", f->median_divergence);
     else
         snprintf(s, CELL_BYTES, "-");
@@ -164,10 +167,12 @@ static json_t *match_json(const cn_compare_figures *f)
 static json_t *agreement_json(const cn_compare_figures *f)
 {
     const cn_agreement *a = &f->agreement;
-    return json_pack("{s:I, s:I, s:I, s:I, s:f, s:f}", "identical_outputs",
-                     (json_int_t)f->identical, "median_first_divergence",
-                     (json_int_t)f->median_divergence, "audited_outputs", (json_int_t)a->outputs,
-                     "audited_tokens", (json_int_t)a->tokens, "same_best_share",
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f}", "compared_outputs",
+                     (json_int_t)f->compared, "identical_outputs", (json_int_t)f->identical,
+                     "median_first_divergence", (json_int_t)f->median_divergence,
+                     "audited_outputs", (json_int_t)a->outputs, "refused_replays",
+                     (json_int_t)f->refused_replays, "audited_tokens", (json_int_t)a->tokens,
+                     "same_best_share",
                      cn_agreement_share(a), "logprob_gap_per_token", cn_agreement_gap(a));
 }
 

@@ -28,7 +28,7 @@ struct cn_compare_run {
     output *outputs;
     bool replays;
     cn_agreement agreement;
-    uint32_t n_done;
+    uint32_t n_done, n_replays_refused;
     cn_status status; /* the last error of a callback */
     uint64_t n_steps, running_sum, held_blocks_sum; /* over steps that had a running request */
     cn_stats before;
@@ -67,16 +67,22 @@ static bool is_audited(const cn_compare_run *r, uint32_t i)
     return cn_audit_picks(c->compare_audit_percent, c->seed, id, sizeof *id);
 }
 
+/* True if both full KV and the current arm have generated an output of line i. */
+static bool has_outputs(const cn_compare_run *r, uint32_t i)
+{
+    return !r->outputs[i].refused && !r->full[i].refused;
+}
+
 /* True if line i takes part in the pass. */
 static bool has_work(const cn_compare_run *r, uint32_t i)
 {
     if (!r->replays) return true;
-    const output *o = &r->outputs[i];
-    return !o->refused && is_audited(r, i) && !same_tokens(&o->said, &r->full[i].said);
+    return has_outputs(r, i) && is_audited(r, i) &&
+           !same_tokens(&r->outputs[i].said, &r->full[i].said);
 }
 
-/* Submits line i. CN_ERR_BUSY: it has to wait. In the first pass, a line that the engine rejects
- * counts as refused. */
+/* Submits line i. CN_ERR_BUSY: it has to wait. A line that the engine rejects counts as refused; in
+ * the second pass it keeps its output and lacks only the replay. */
 static cn_status submit(cn_compare_run *r, const cn_kv_params *kv, uint32_t i)
 {
     output *o = &r->outputs[i];
@@ -85,10 +91,14 @@ static cn_status submit(cn_compare_run *r, const cn_kv_params *kv, uint32_t i)
     p.sampling.logprobs = CN_AUDIT_LOGPROBS;
     if (r->replays) cn_audit_params(&p, &o->said);
     cn_status status = cn_engine_submit(r->engine, &p, on_event, o, NULL);
-    if (status != CN_ERR_ARG || r->replays) return status;
-    cn_log(CN_LOG_WARN, "%s: line %llu: %s", r->task->path,
-           (unsigned long long)r->task->items[i].line, cn_last_error());
-    o->refused = true;
+    if (status != CN_ERR_ARG) return status;
+    cn_log(CN_LOG_WARN, "%s: line %llu: %s%s", r->task->path,
+           (unsigned long long)r->task->items[i].line,
+           r->replays ? "not replayed with full KV: " : "", cn_last_error());
+    if (r->replays)
+        r->n_replays_refused++;
+    else
+        o->refused = true;
     r->n_done++;
     return CN_OK;
 }
@@ -114,7 +124,7 @@ static cn_status run_pass(cn_compare_run *r, output *outputs, const cn_kv_params
     const uint32_t n = r->task->n;
     r->outputs = outputs;
     r->replays = replays;
-    r->n_done = 0;
+    r->n_done = r->n_replays_refused = 0;
     r->n_steps = r->running_sum = r->held_blocks_sum = 0;
     cn_engine_stats(r->engine, &r->before);
     cn_progress progress;
@@ -163,7 +173,8 @@ static cn_status compare_tokens(cn_compare_run *r, cn_compare_figures *f)
     if (!at) return cn_fail(CN_ERR_MEMORY, "out of memory for %u lines", n);
     for (uint32_t i = 0; i < n; i++) {
         const cn_transcript *own = &r->outputs[i].said, *full = &r->full[i].said;
-        if (r->outputs[i].refused || r->full[i].refused) continue;
+        if (!has_outputs(r, i)) continue;
+        f->compared++;
         if (!same_tokens(own, full)) {
             at[n_parted++] = first_difference(own, full);
             continue;
@@ -267,6 +278,7 @@ cn_status cn_compare_run_arm(cn_compare_run *r, const cn_compare_arm *arm, cn_co
     CN_TRY(compare_tokens(r, &f));
     if (!is_first) CN_TRY(run_pass(r, outputs, &arm->kv, true));
     f.agreement = r->agreement;
+    f.refused_replays = r->n_replays_refused;
     r->has_full = true;
     *out = f;
     return CN_OK;

@@ -5,7 +5,8 @@
  *
  * An arm has two passes. The first generates and is timed. The second replays the outputs under
  * full KV, teacher-forced (engine/offline/audit.h), and is not timed. An output equal to full KV's
- * own needs no replay: the full arm has its figures. */
+ * own needs no replay: the full arm has its figures. A line that full KV cannot hold is not
+ * compared. */
 #ifndef CN_COMPARE_RUN_H
 #define CN_COMPARE_RUN_H
 
@@ -19,9 +20,11 @@ typedef struct cn_compare_figures {
     uint32_t graded, matched;
     double low, high; /* 95 % interval of matched / graded */
 
-    uint32_t identical;           /* outputs equal to full KV's */
-    uint32_t median_divergence;   /* first differing token of the others; 0: none differ */
-    cn_agreement agreement;       /* teacher-forced, of the lines in --audit */
+    uint32_t compared;          /* lines with an output of this arm and of full KV */
+    uint32_t identical;         /* outputs equal to full KV's */
+    uint32_t median_divergence; /* first differing token of the others; 0: none differ */
+    cn_agreement agreement;     /* teacher-forced, of the lines in --audit */
+    uint32_t refused_replays;   /* outputs that the engine cannot replay with full KV */
 
     uint64_t prompt_tokens, output_tokens;
     double elapsed_s;
@@ -41,7 +44,8 @@ typedef struct cn_compare_run cn_compare_run;
 cn_status cn_compare_run_create(cn_compare_run **out, cn_engine *e, const cn_compare_task *task);
 void cn_compare_run_free(cn_compare_run *r);
 
-/* Runs one arm. The first one must be full KV. Errors are those of the engine. */
+/* Runs one arm. The first one must be full KV. Errors are those of the engine, except that a line
+ * which the engine refuses is logged and counted. */
 cn_status cn_compare_run_arm(cn_compare_run *r, const cn_compare_arm *arm,
                              cn_compare_figures *out);
 
