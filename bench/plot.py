@@ -170,9 +170,12 @@ POLICIES = {"full": ("full KV", "o"), "zip": ("zip", "s"), "window": ("window", 
 
 
 def compare_point(arm, graded, path):
-    """Returns share, interval and KV tokens of an arm, or None when nothing was graded."""
+    """Returns share, interval and KV tokens of an arm, or None when nothing was graded or
+    compared."""
     kept = need(arm, float, path, "kv_memory", "peak_tokens_mean")
     if not graded:
+        if need(arm, dict, path, "agreement").get("same_best_share") is None:
+            return None
         share = need(arm, float, path, "agreement", "same_best_share")
         return share, share, share, kept
     if arm.get("exact_match") is None:

@@ -55,6 +55,29 @@ got=0
 [ "$(grep -c '^| ' "$dir/table")" = 3 ]
 grep -q 'mixed.jsonl: line 1: .* under policy full may need 7 KV blocks' "$dir/log"
 grep -q 'json /dev/full: not written' "$dir/log"
+grep -q '^| arm .*| refused |$' "$dir/table"
+grep -q '^| full .*| *1 |$' "$dir/table"
+
+# An arm that refused all its lines agrees with nothing, and the command fails.
+sed -i 1q "$dir/mixed.jsonl"
+got=0
+# shellcheck disable=SC2086
+"$cinch" compare $mixed --arms zip:64 --json "$dir/none.json" >"$dir/table" 2>"$dir/log" || got=$?
+[ "$got" = 1 ]
+grep -q 'mixed.jsonl: arm full: the engine refused all 1 lines' "$dir/log"
+[ "$(grep -c '"same_best_share": null' "$dir/none.json")" = 2 ]
+[ "$(grep -c '"logprob_gap_per_token": null' "$dir/none.json")" = 2 ]
+[ "$(grep -c '100.00 %' "$dir/table")" = 0 ]
+
+# Without an audit nothing is compared either.
+"$cinch" compare --model $model -i $model/prompts/sums.jsonl --prompt-field prompt --limit 1 \
+    --max-tokens 2 --arms full --audit 0 --progress none --json "$dir/none.json" >"$dir/table" 2>&1
+grep -q '"same_best_share": null' "$dir/none.json"
+[ "$(grep -c '100.00 %\|same best\|refused' "$dir/table")" = 0 ]
+"$cinch" run-batch --model $model -i "$dir/mixed.jsonl" -o "$dir/answers" --prompt-field prompt \
+    --max-tokens 2 --audit 0.0001% --summary-json "$dir/none.json" --progress none >"$dir/log" 2>&1
+grep -q 'audit: no answer was replayed' "$dir/log"
+grep -q '"same_best_share": null' "$dir/none.json"
 
 # Forced continuations: a table per file, a value per document, and no compressed arm that equals
 # full KV.

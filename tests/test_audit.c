@@ -1,5 +1,6 @@
 /* test_audit.c - arithmetic of transcripts and agreement over scripted events, and which lines an
  * audit picks. test_forced.c and test_compare.c test the replay itself on an engine. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -76,8 +77,8 @@ static void an_empty_agreement_is_full(void **state)
 {
     (void)state;
     const cn_agreement none = {0};
-    assert_true(cn_agreement_share(&none) == 1);
-    assert_true(cn_agreement_gap(&none) == 0);
+    assert_true(isnan(cn_agreement_share(&none)));
+    assert_true(isnan(cn_agreement_gap(&none)));
 }
 
 static uint32_t picked(float percent, uint64_t seed)

@@ -167,6 +167,23 @@ static void an_audit_of_a_share_replays_whole_lines(void **state)
     close_fixture(&x);
 }
 
+/* The wide table's row of an arm with these figures. */
+static const char *table_row(const fixture *x, cn_compare_figures *f)
+{
+    static char text[4096];
+    memset(text, 0, sizeof text);
+    cn_config wide = *x->config; /* borrows the strings */
+    wide.wide = true;
+    const cn_compare_report r = {.config = &wide, .arms = &x->arms, .tasks = &x->task,
+                                 .n_tasks = 1, .figures = f, .n_done = 1};
+    FILE *out = fmemopen(text, sizeof text, "w");
+    cn_compare_print(out, &r, 0);
+    fclose(out);
+    const char *row = strstr(text, "\n| full");
+    assert_non_null(row);
+    return row;
+}
+
 static void a_refused_request_counts_as_wrong(void **state)
 {
     const fixture *x = *state;
@@ -184,6 +201,10 @@ static void a_refused_request_counts_as_wrong(void **state)
     assert_int_equal(f.matched + f.identical, 0);
     assert_int_equal(f.agreement.outputs, 0);
     cn_compare_run_free(run);
+    const char *const row = table_row(x, &f);
+    /* No output: nothing is the same or diverges, and the most likely tokens were not compared. */
+    assert_non_null(strstr(row, "|           - |           - |         - |         - |"));
+    assert_non_null(strstr(row, "|       4 |"));
 }
 
 /* A line that full KV cannot hold is refused in the first pass and not replayed. One that only its

@@ -293,6 +293,8 @@ static void bad_values_are_named_with_bounds(void **state)
     expect_refused(ALL_SECTIONS, "--block-size 48", "power of two from 16 to 256, or 0");
     expect_refused(ALL_SECTIONS, "--block-size 8", "power of two");
     expect_refused(ALL_SECTIONS, "--top-p 0", "above 0 up to 1");
+    expect_refused(ALL_SECTIONS, "--top-p 1e-60", "above 0 up to 1"); /* 0 as a float */
+    expect_refused(ALL_SECTIONS, "--kv-tau 1e-60", "above 0 up to 100");
     expect_refused(ALL_SECTIONS, "--temperature nan", "a number");
     expect_refused(ALL_SECTIONS, "--temperature inf", "a number");
     expect_refused(ALL_SECTIONS, "--temperature=-0.1", "a number");
@@ -448,6 +450,7 @@ static void json_fields_have_the_bounds_of_their_rows(void **state)
     bool known;
     assert_int_equal(set_json(c, "top_p", "0.5", &known), CN_OK);
     assert_true(known && c->sampling.top_p == 0.5f);
+    assert_int_equal(set_json(c, "repetition_penalty", "1e-60", &known), CN_ERR_ARG);
     assert_int_equal(set_json(c, "top_p", "null", &known), CN_OK);
     assert_true(known && c->sampling.top_p == 0.5f);
     assert_int_equal(set_json(c, "max_tokens", "64.0", &known), CN_OK);

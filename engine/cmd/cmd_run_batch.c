@@ -142,7 +142,9 @@ static void print_second_runs(FILE *f, const cn_batch_run *r)
     const cn_agreement *a = &r->agreement;
     if (r->config->loop_rescue != CN_OPT_RESCUE_OFF)
         fprintf(f, "loops: %llu requests submitted again\n", (unsigned long long)r->n_rescued);
-    if (r->config->audit_percent > 0)
+    if (r->config->audit_percent > 0 && a->tokens == 0)
+        fprintf(f, "audit: no answer was replayed under full KV\n");
+    else if (r->config->audit_percent > 0)
         fprintf(f,
                 "audit: %llu answers replayed under full KV: of %llu tokens, the most likely is "
                 "the same for %.2f %%; log-probability gap %.4f per token\n",
@@ -228,13 +230,14 @@ static void print_summary(FILE *f, const summary *s)
                 (unsigned long long)r->totals.graded);
 }
 
+/* Without tokens, share and gap are null. */
 static json_t *audit_json(const cn_batch_run *r)
 {
     const cn_agreement *a = &r->agreement;
     if (r->config->audit_percent <= 0) return json_null();
-    return json_pack("{s:I, s:I, s:f, s:f}", "outputs", (json_int_t)a->outputs, "tokens",
-                     (json_int_t)a->tokens, "same_best_share", cn_agreement_share(a),
-                     "logprob_gap_per_token", cn_agreement_gap(a));
+    return json_pack("{s:I, s:I, s:o?, s:o?}", "outputs", (json_int_t)a->outputs, "tokens",
+                     (json_int_t)a->tokens, "same_best_share", json_real(cn_agreement_share(a)),
+                     "logprob_gap_per_token", json_real(cn_agreement_gap(a)));
 }
 
 static json_t *summary_json(const summary *s)

@@ -1,6 +1,7 @@
 /* compare_report.c - see compare_report.h. */
 #include "engine/compare/compare_report.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,11 +56,13 @@ static void text_divergence(const cn_compare_figures *f, char *s)
 }
 static void text_same_best(const cn_compare_figures *f, char *s)
 {
-    snprintf(s, CELL_BYTES, "%.2f %%", 100 * cn_agreement_share(&f->agreement));
+    const double share = cn_agreement_share(&f->agreement);
+    snprintf(s, CELL_BYTES, isnan(share) ? "-" : "%.2f %%", 100 * share);
 }
 static void text_gap(const cn_compare_figures *f, char *s)
 {
-    snprintf(s, CELL_BYTES, "%.4f", cn_agreement_gap(&f->agreement));
+    const double gap = cn_agreement_gap(&f->agreement);
+    snprintf(s, CELL_BYTES, isnan(gap) ? "-" : "%.4f", gap);
 }
 static void text_speed(const cn_compare_figures *f, char *s)
 {
@@ -97,6 +100,10 @@ static void text_preemptions(const cn_compare_figures *f, char *s)
 {
     snprintf(s, CELL_BYTES, "%llu", (unsigned long long)f->preemptions);
 }
+static void text_refused(const cn_compare_figures *f, char *s)
+{
+    snprintf(s, CELL_BYTES, "%u", f->refused);
+}
 
 static const struct {
     const char *title;
@@ -117,10 +124,12 @@ static const struct {
     {"MiB freed", text_freed},
     {"running", text_running},
     {"preempted", text_preemptions},
+    {"refused", text_refused}, /* the last one: only printed when lines were refused */
 };
 enum { N_COLUMNS = sizeof columns / sizeof *columns };
-/* Columns of `columns`: quality, speed, memory, and then the rest. */
-static const uint32_t by_importance[N_COLUMNS] = {0, 1, 4, 6, 7, 8, 11, 2, 10, 3, 5, 9, 13, 14, 12};
+/* Columns of `columns`: what was refused, quality, speed, memory, and then the rest. */
+static const uint32_t by_importance[N_COLUMNS] = {15, 0, 1, 4,  6, 7, 8,  11,
+                                                  2,  10, 3, 5, 9, 13, 14, 12};
 
 typedef struct task_table {
     const cn_compare_report *r;
@@ -142,15 +151,19 @@ void cn_compare_print(FILE *f, const cn_compare_report *r, uint32_t task)
 {
     const char *titles[N_COLUMNS];
     for (uint32_t c = 0; c < N_COLUMNS; c++) titles[c] = columns[c].title;
-    uint32_t n_rows = 0;
-    while (n_rows < r->arms->n && figures_of(r, task, n_rows)) n_rows++;
+    const cn_compare_figures *arm;
+    uint32_t n_rows = 0, n_refused = 0;
+    for (; n_rows < r->arms->n && (arm = figures_of(r, task, n_rows)); n_rows++)
+        n_refused += arm->refused;
+    const uint32_t n_hidden = n_refused == 0; /* the last column, which is the most important */
     fprintf(f, "\n%s, %u prompts\n\n", r->tasks[task].name, r->tasks[task].n);
     const task_table t = {r, task};
-    const bool wide = r->config->wide;
+    const uint32_t *importance = r->config->wide ? NULL : by_importance + n_hidden;
     const uint32_t n_left_out = cn_text_table_print(
-        f, &(cn_text_table){.corner = "arm", .titles = titles, .n_columns = N_COLUMNS,
-                            .n_rows = n_rows, .by_importance = wide ? NULL : by_importance,
-                            .data = &t, .label = table_label, .cell = table_cell});
+        f, &(cn_text_table){.corner = "arm", .titles = titles,
+                            .n_columns = N_COLUMNS - n_hidden, .n_rows = n_rows,
+                            .by_importance = importance, .data = &t, .label = table_label,
+                            .cell = table_cell});
     if (n_left_out) fprintf(f, "\n%u more columns: --wide\n", n_left_out);
 }
 
@@ -164,16 +177,18 @@ static json_t *match_json(const cn_compare_figures *f)
                      f->low, "high_95", f->high);
 }
 
+/* Without tokens, share and gap are null. */
 static json_t *agreement_json(const cn_compare_figures *f)
 {
     const cn_agreement *a = &f->agreement;
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f}", "compared_outputs",
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:o?, s:o?}", "compared_outputs",
                      (json_int_t)f->compared, "identical_outputs", (json_int_t)f->identical,
                      "median_first_divergence", (json_int_t)f->median_divergence,
                      "audited_outputs", (json_int_t)a->outputs, "refused_replays",
                      (json_int_t)f->refused_replays, "audited_tokens", (json_int_t)a->tokens,
                      "same_best_share",
-                     cn_agreement_share(a), "logprob_gap_per_token", cn_agreement_gap(a));
+                     json_real(cn_agreement_share(a)), "logprob_gap_per_token",
+                     json_real(cn_agreement_gap(a)));
 }
 
 static json_t *memory_json(const cn_compare_figures *f)
@@ -230,6 +245,7 @@ static cn_status draw(const cn_compare_report *r, cn_svg_panel *panels, cn_svg_p
             const cn_compare_figures *f = figures_of(r, t, a);
             const double y = graded ? (double)f->matched / f->graded
                                     : cn_agreement_share(&f->agreement);
+            if (isnan(y)) continue; /* nothing was compared */
             *points++ = (cn_svg_point){
                 .label = r->arms->arms[a].label,
                 .x = f->peak_tokens,

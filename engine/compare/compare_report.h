@@ -15,14 +15,15 @@ typedef struct cn_compare_report {
     uint32_t n_done;             /* figures that are set, from the first on */
 } cn_compare_report;
 
-/* Prints one task's arms as a Markdown table with aligned columns. */
+/* Prints one task's arms as a Markdown table with aligned columns. An arm of which nothing was
+ * compared has "-" for the agreement; in JSON null. */
 void cn_compare_print(FILE *f, const cn_compare_report *r, uint32_t task);
 
 /* Writes all figures so far, replacing the file's contents. CN_ERR_IO names the path. */
 cn_status cn_compare_write_json(const cn_compare_report *r, const char *path);
 
 /* Writes an SVG file with a panel per task: exact match (without grading, agreement with full KV)
- * over the peak KV tokens of a request. */
+ * over the peak KV tokens of a request. Arms without either have no point. */
 cn_status cn_compare_write_plot(const cn_compare_report *r, const char *path);
 
 #endif

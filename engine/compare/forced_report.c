@@ -8,9 +8,10 @@
 #include "engine/compare/text_table.h"
 #include "engine/json.h"
 
+/* NAN without tokens. */
 static double share(const cn_forced_figures *f)
 {
-    return f->tokens ? (double)f->same_best / (double)f->tokens : 1;
+    return f->tokens ? (double)f->same_best / (double)f->tokens : (double)NAN;
 }
 
 static double per_second(const cn_forced_figures *f)
@@ -61,6 +62,11 @@ static const char *label(const void *table, uint32_t row)
     return ((const task_table *)table)->r->arms->arms[row].label;
 }
 
+static void put_share(char *s, double value)
+{
+    snprintf(s, CN_TEXT_CELL_BYTES, isnan(value) ? "-" : "%.2f %%", 100 * value);
+}
+
 static void put_mean(char *s, double value)
 {
     snprintf(s, CN_TEXT_CELL_BYTES, isnan(value) ? "-" : "%.3f", value);
@@ -76,7 +82,7 @@ static void cell(const void *table, uint32_t row, uint32_t column, char *s)
     case NLL: snprintf(s, n, "%.4f", m.nll); break;
     case DELTA: snprintf(s, n, row ? "%+.4f" : "-", m.delta); break;
     case ERROR: snprintf(s, n, row ? "%.4f" : "-", m.delta_error); break;
-    case SAME_BEST: snprintf(s, n, "%.2f %%", 100 * share(f)); break;
+    case SAME_BEST: put_share(s, share(f)); break;
     case TOKENS: snprintf(s, n, "%llu", (unsigned long long)f->tokens); break;
     case SPEED: snprintf(s, n, "%.0f", per_second(f)); break;
     case PEAK: snprintf(s, n, "%.0f", peak(t->run, f)); break;
@@ -142,13 +148,13 @@ static json_t *arm_json(const cn_forced_report *r, const cn_forced_run *run, uin
         json_array_append_new(same_best, json_real((double)s->same_best / s->tokens));
     }
     json_t *json = json_pack(
-        "{s:s, s:o, s:f, s:f, s:f, s:f, s:I, s:I, s:f, s:f, s:I, s:I, s:{s:o, s:o}}", "arm",
+        "{s:s, s:o, s:f, s:f, s:f, s:o, s:I, s:I, s:f, s:f, s:I, s:I, s:{s:o, s:o}}", "arm",
         r->arms->arms[arm].label, "kv", cn_kv_params_json(&f->kv), "nll", m.nll,
-        "nll_minus_full", m.delta, "standard_error", m.delta_error, "same_best_share", share(f),
-        "tokens", (json_int_t)f->tokens, "cached_prompt_tokens", (json_int_t)f->cached_tokens,
-        "tokens_per_s", per_second(f), "peak_tokens_mean", peak(run, f), "compressions",
-        (json_int_t)f->compressions, "evicted", (json_int_t)f->evicted_tokens, "by_document",
-        "nll", nll, "same_best_share", same_best);
+        "nll_minus_full", m.delta, "standard_error", m.delta_error, "same_best_share",
+        mean_json(share(f)), "tokens", (json_int_t)f->tokens, "cached_prompt_tokens",
+        (json_int_t)f->cached_tokens, "tokens_per_s", per_second(f), "peak_tokens_mean",
+        peak(run, f), "compressions", (json_int_t)f->compressions, "evicted",
+        (json_int_t)f->evicted_tokens, "by_document", "nll", nll, "same_best_share", same_best);
     if (r->config->select_probe) add_selection_json(json, &f->selection);
     return json;
 }

@@ -1,6 +1,7 @@
 /* audit.c - see audit.h. */
 #include "engine/offline/audit.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { TRANSCRIPT_RESERVE = 256 };
@@ -92,10 +93,10 @@ bool cn_audit_picks(float percent, uint64_t seed, const void *key, size_t n)
 
 double cn_agreement_share(const cn_agreement *a)
 {
-    return a->tokens ? (double)a->same_best / (double)a->tokens : 1;
+    return a->tokens ? (double)a->same_best / (double)a->tokens : (double)NAN;
 }
 
 double cn_agreement_gap(const cn_agreement *a)
 {
-    return a->tokens ? a->gap_nats / (double)a->tokens : 0;
+    return a->tokens ? a->gap_nats / (double)a->tokens : (double)NAN;
 }

@@ -51,7 +51,7 @@ void cn_agreement_between(cn_agreement *a, const cn_transcript *own, const cn_tr
 bool cn_audit_picks(float percent, uint64_t seed, const void *key, size_t n);
 
 /* The share of positions with the same most likely token, and the mean gap per token in nats.
- * Without tokens: 1 and 0. */
+ * NAN without tokens: nothing was compared. */
 double cn_agreement_share(const cn_agreement *a);
 double cn_agreement_gap(const cn_agreement *a);
 

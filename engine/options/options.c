@@ -92,7 +92,9 @@ static bool within_bounds(const cn_option *o, double v)
 {
     if (v == 0 && o->flags & CN_OPTION_ZERO_OK) return true;
     if (!(v >= o->min && v <= o->max)) return false;
-    if (v == o->min && o->flags & CN_OPTION_ABOVE_MIN) return false;
+    /* 1e-60 is above 0, but is stored as the float 0. */
+    const double stored = o->type == CN_OPTION_F32 ? (double)(float)v : v;
+    if (stored <= o->min && o->flags & CN_OPTION_ABOVE_MIN) return false;
     return !(o->flags & CN_OPTION_POW2) || is_power_of_two(v);
 }
 
