@@ -17,9 +17,10 @@ static cn_status check_spaces(const cn_config *c)
                                    "--kv-homes, or leave it out",
                        (double)c->host_space_gib);
     if (!away && c->home_space_gib > 0)
-        return cn_fail(CN_ERR_ARG, "--home-space %.4g: no home is declared; add peer or host to "
-                                   "--kv-homes, or leave it out",
-                       (double)c->home_space_gib);
+        return cn_fail(CN_ERR_ARG, "--home-space %.4g: no home is declared; %s, or leave it out",
+                       (double)c->home_space_gib,
+                       c->arms || c->decode_arms ? "add home=peer or home=host to an arm"
+                                                 : "add peer or host to --kv-homes");
     if (!peer && c->host_space_gib > 0 && c->home_space_gib > 0)
         return cn_fail(CN_ERR_ARG,
                        "--home-space %.4g and --host-space %.4g: kv home host is the only home; "

@@ -110,6 +110,29 @@ spade does not read select_query|compare $model -i x --arms spade:64:home=host:s
 --kv-alpha needs an arm of --arms that reads it: zip|compare $model -i x --arms window:64 --kv-alpha 0.5
 --arms window:64:alpha=1: window does not read alpha: it reads budget sinks|compare $model -i x --arms window:64:alpha=1
 --arms ds:64:budget=64: ds does not read budget|compare $model -i x --arms ds:64:budget=64
+--kv-home has no effect on cinch compare: --arms names|compare $model -i x --arms spade:64 --kv-home host
+--kv-select has no effect on bench throughput --arms|bench throughput $model --resident 64 --arms ds:64 --kv-select ds
+--home-space 0.1: no home is declared; add home=peer or home=host to an arm|compare $model -i x --arms spade:64 --home-space 0.1
+--unknown-fields has no effect on a forced continuation|compare $model -i x --arms zip --prompt-field p --continue-field q --unknown-fields refuse
+--chat-template has no effect on a forced continuation|compare $model -i x --arms zip --prompt-field p --continue-field q --chat-template qwen3
+--reasoning-parser has no effect on a forced continuation|compare $model -i x --arms zip --prompt-field p --continue-field q --reasoning-parser auto
+--max-tokens has no effect on bench throughput: |bench throughput $model --output-len 8 --max-tokens 2
+--ignore-eos has no effect on bench throughput: |bench throughput $model --no-ignore-eos
+--served-model-name has no effect on bench throughput: |bench throughput $model --served-model-name a
+--tool-call-parser has no effect on bench throughput: |bench throughput $model --tool-call-parser hermes
+--max-tokens has no effect on bench serve: |bench serve $model --output-len 5 --max-tokens 2
+--kv-policies has no effect on bench serve: |bench serve $model --kv-policies zip
+--kv-selectors has no effect on bench serve: |bench serve $model --kv-selectors ds
+--home-space has no effect on bench serve: |bench serve $model --home-space 1
+--packs has no effect on bench serve: |bench serve $model --packs 2
+--dtype has no effect on bench serve: |bench serve $model --dtype float32
+--max-model-len has no effect on bench serve: |bench serve $model --max-model-len 64
+--generation-config has no effect on bench serve: |bench serve $model --generation-config vllm
+--reasoning-parser has no effect on bench serve: |bench serve $model --reasoning-parser auto
+--chat-template has no effect on cinch tokenize: it needs --chat|tokenize $model --chat-template nonsense --text hi
+--tokenizer has no effect on cinch plan: |plan $model --tokenizer /nonexist
+--chat-template has no effect on cinch plan: |plan $model --chat-template /nonexist
+--share-prefix-cache is an option of the sharing section|run-batch $model -i x -o $dir/o --share-prefix-cache
 --loop-rescue needs --repetition-max-pattern-size|run-batch $model -i x -o $dir/o --loop-rescue full --kv-policy zip
 --loop-rescue needs --kv-policy window or zip|run-batch $model -i x -o $dir/o --loop-rescue full --repetition-max-pattern-size 8 --repetition-min-count 2
 --repetition-min-count needs --repetition-max-pattern-size|run-batch $model -i x -o $dir/o --prompt-field q --repetition-min-count 3
@@ -258,7 +281,7 @@ expect 0 "87" tokenize --model examples/tiny-reasoner --text x --no-render
 "$cinch" docs config >"$dir/config.md"
 # flags FILE: the options that a help text names, sorted.
 flags() {
-    sed -n 's/^  \(-., \)\{0,1\}--\(\[no-\]\)\{0,1\}\([a-z0-9-]*\) .*/\3/p' "$1" | sort
+    sed -n 's/^  \(-[a-z], \)\{0,1\}--\(\[no-\]\)\{0,1\}\([a-z0-9-]*\) .*/\3/p' "$1" | sort
 }
 commands=$("$cinch" help | sed -n 's/^  \([a-z-]*\)  .*/\1/p' | grep -vx -e help -e version)
 [ -n "$commands" ]

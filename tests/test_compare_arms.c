@@ -165,6 +165,12 @@ static void mistakes_are_named_with_the_valid_choices(void **state)
         {"full,,zip", "'': expected a policy", "full|window|zip"},
         {"zip:16:window=48", "kv-window 48", "kv-budget 16"},
         {"zip:384,window:64,zip:384", "zip:384", "given twice"},
+        {"zip:64,zip:064", "--arms zip:064", "given twice: zip:64 is the same"},
+        {"zip:64,zip:64:window=16", "zip:64:window=16", "given twice: zip:64 is the same"},
+        {"zip:64:budget=128", "--arms zip:64:budget=128", "budget is given twice"},
+        {"ds:64:sinks=1:sinks=2", "sinks=2", "sinks is given twice"},
+        {"zip:64:global:no-global", "no-global", "global is given twice"},
+        {"full:64", "--arms full:64", "full does not read budget: it reads nothing"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         cn_config *c = make_config(cases[i].arms);

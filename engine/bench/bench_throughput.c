@@ -236,7 +236,7 @@ static cn_status bench(cn_config *c)
 }
 
 /* `bench throughput` and `bench serve` take different options. Rejects the options of the other
- * one. */
+ * one, and those that neither the measured engine nor the client reads. */
 static cn_status check_word(const cn_config *c, bool server)
 {
     const uint32_t refused = server ? CN_SECTION_ENGINE | CN_SECTION_BENCH_THROUGHPUT |
@@ -249,7 +249,7 @@ static cn_status check_word(const cn_config *c, bool server)
             return cn_fail(CN_ERR_ARG, "--%s: bench %s takes this option, bench %s does not",
                            o[i].name, server ? "throughput" : "serve",
                            server ? "serve" : "throughput");
-    return CN_OK;
+    return cn_config_check_mode(c, server ? CN_MODE_BENCH_SERVE : CN_MODE_BENCH_THROUGHPUT);
 }
 
 static cn_status run_word(cn_config *c, const char *word)

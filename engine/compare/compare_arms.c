@@ -76,14 +76,39 @@ static bool is_read(const cn_option *o, const cn_kv_params *kv)
            (kv->select != CN_SELECT_NONE && cn_option_is_read(o, reader_params(kv)));
 }
 
+static cn_status check_read(const cn_config *c, const cn_option *o)
+{
+    cn_kv_params away = c->kv;
+    away.home = CN_HOME_PEER;
+    if (is_read(o, &c->kv)) return CN_OK;
+    if (is_read(o, &away) && cn_selector_of(c->kv.select)->away)
+        return cn_fail(CN_ERR_ARG, "%s reads %s only with home=peer or home=host before it",
+                       reader_name(&c->kv), o->json + sizeof json_prefix - 1);
+    return cn_fail(CN_ERR_ARG, "%s does not read %s: it reads %s", reader_name(&c->kv),
+                   o->json + sizeof json_prefix - 1,
+                   *reader_params(&c->kv) ? reader_params(&c->kv) : "nothing");
+}
+
+/* Sets a key, once per arm. */
+static cn_status set_key(cn_config *c, const cn_option *o, const char *value)
+{
+    const char *key = o->json + sizeof json_prefix - 1;
+    if (cn_config_is_given(c, cn_option_field(o, c)))
+        return cn_fail(CN_ERR_ARG, "%s is given twice", key);
+    return cn_option_set_text(c, o, value);
+}
+
 /* Applies one part of an arm to c. Parts are separated by colons; `place` is the part's index. A
  * number in place 1 is the budget of a policy or the select_tokens of a selector. */
 static cn_status set_part(cn_config *c, char *part, uint32_t place)
 {
     if (place == 0) return set_name(c, part);
-    if (place == 1 && part[0] && part[strspn(part, "0123456789")] == '\0')
-        return cn_config_set(c, c->kv.select == CN_SELECT_NONE ? "kv-budget" : "select-tokens",
-                             part);
+    if (place == 1 && part[0] && part[strspn(part, "0123456789")] == '\0') {
+        const cn_option *size =
+            cn_option_find(c->kv.select == CN_SELECT_NONE ? "kv-budget" : "select-tokens");
+        CN_TRY(check_read(c, size));
+        return set_key(c, size, part);
+    }
     size_t len = strcspn(part, "=");
     const char *value = part[len] ? part + len + 1 : "true";
     const cn_option *o = find_key(part, len);
@@ -93,19 +118,11 @@ static cn_status set_part(cn_config *c, char *part, uint32_t place)
         value = "false";
     }
     if (!o) return refuse_key(part, len);
-    cn_kv_params away = c->kv;
-    away.home = CN_HOME_PEER;
-    if (!is_read(o, &c->kv) && is_read(o, &away) && cn_selector_of(c->kv.select)->away)
-        return cn_fail(CN_ERR_ARG, "%s reads %s only with home=peer or home=host before it",
-                       reader_name(&c->kv), o->json + sizeof json_prefix - 1);
-    if (!is_read(o, &c->kv))
-        return cn_fail(CN_ERR_ARG, "%s does not read %s: it reads %s", reader_name(&c->kv),
-                       o->json + sizeof json_prefix - 1,
-                       *reader_params(&c->kv) ? reader_params(&c->kv) : "nothing");
+    CN_TRY(check_read(c, o));
     if (!part[len] && o->type != CN_OPTION_BOOL)
         return cn_fail(CN_ERR_ARG, "'%s' is not a switch: write %s=value", part,
                        o->json + sizeof json_prefix - 1);
-    return cn_option_set_text(c, o, value);
+    return set_key(c, o, value);
 }
 
 static cn_status parse_arm(cn_compare_arm *arm, const cn_config *c, const char *text, size_t len)
@@ -121,6 +138,7 @@ static cn_status parse_arm(cn_compare_arm *arm, const cn_config *c, const char *
     for (uint32_t place = 0; status == CN_OK && rest; place++) {
         char *part = strsep(&rest, ":");
         status = set_part(scratch, part, place);
+        if (place == 0) memset(scratch->given, 0, sizeof scratch->given); /* now: keys of the arm */
     }
     if (status == CN_OK) {
         arm->kv = scratch->kv;
@@ -132,12 +150,32 @@ static cn_status parse_arm(cn_compare_arm *arm, const cn_config *c, const char *
     return status;
 }
 
+/* Whether requests of two arms have the same parameters, of those that the arms read. */
+static bool same_requests(const cn_kv_params *a, const cn_kv_params *b)
+{
+    size_t n;
+    const cn_option *o = cn_options(&n);
+    if (a->policy != b->policy || a->select != b->select || a->home != b->home) return false;
+    for (size_t i = 0; i < n; i++) {
+        if (o[i].section != CN_SECTION_KV || !o[i].json || !is_read(&o[i], a)) continue;
+        const size_t at = o[i].offset - offsetof(struct cn_config, kv);
+        const size_t bytes = o[i].type == CN_OPTION_BOOL ? sizeof(bool) : sizeof(uint32_t);
+        if (memcmp((const char *)a + at, (const char *)b + at, bytes) != 0) return false;
+    }
+    return true;
+}
+
 static cn_status check_twice(const cn_compare_arms *a)
 {
-    const char *label = a->arms[a->n - 1].label;
-    for (uint32_t i = 0; i + 1 < a->n; i++)
-        if (strcmp(a->arms[i].label, label) == 0)
-            return cn_fail(CN_ERR_ARG, "--arms %s: the arm is given twice", label);
+    const cn_compare_arm *last = &a->arms[a->n - 1];
+    for (uint32_t i = 0; i + 1 < a->n; i++) {
+        const cn_compare_arm *arm = &a->arms[i];
+        if (strcmp(arm->label, last->label) == 0)
+            return cn_fail(CN_ERR_ARG, "--arms %s: the arm is given twice", last->label);
+        if (same_requests(&arm->kv, &last->kv))
+            return cn_fail(CN_ERR_ARG, "--arms %s: the arm is given twice: %s is the same",
+                           last->label, arm->label);
+    }
     return CN_OK;
 }
 

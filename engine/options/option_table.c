@@ -97,9 +97,6 @@ static const cn_option options[] = {
         .max = 1048576, .help = "maximum tokens of one step, prompts and outputs together"),
     ROW(ENGINE, "enable-prefix-caching", BOOL, enable_prefix_caching, "true",
         .help = "share the KV blocks of equal prompt prefixes"),
-    ROW(ENGINE, "share-prefix-cache", BOOL, share_prefix_cache, "false",
-        .help = "share these blocks between API keys too; the latency and cached_tokens of a "
-                "request then tell whether another key has sent the same prompt"),
     ROW(ENGINE, "enable-chunked-prefill", BOOL, enable_chunked_prefill, "true",
         .help = "split long prompts over several steps, so that other requests keep decoding"),
     ROW(ENGINE, "scheduling-policy", ENUM, scheduling_policy, "fcfs", .values = "fcfs|priority",
@@ -118,6 +115,10 @@ static const cn_option options[] = {
     ROW(SHARING, "batch-floor", U32, batch_floor, "8", .min = 1, .max = 65536, .flags = ZERO_OK,
         .help = "interactive requests that may be admitted past a waiting batch request; 0 is "
                 "no limit"),
+    ROW(SHARING, "share-prefix-cache", BOOL, share_prefix_cache, "false",
+        .help = "share the KV blocks of equal prompt prefixes between API keys too; the latency "
+                "and cached_tokens of a request then tell whether another key has sent the same "
+                "prompt"),
     ROW(SHARING, "swap-space", F32, swap_space_gib, "0", .min = 0, .max = 65536,
         .help = "GiB of host memory to which compressed batch requests are moved when "
                 "interactive requests need their KV memory; with 0 interactive requests wait"),
@@ -568,7 +569,8 @@ static const struct {
     {CN_SECTION_DEBUG, "debug", "For finding where two runs differ. Only programs that use the "
                               "library have it."},
     {CN_SECTION_SERVE, "serve", "The HTTP endpoint: its address, API keys and limits."},
-    {CN_SECTION_SHARING, "sharing", "How interactive and batch requests share an engine."},
+    {CN_SECTION_SHARING, "sharing",
+     "How API keys, and interactive and batch requests, share an engine."},
     {CN_SECTION_CALIBRATE, "calibrate", "Which text measures the channels, and how."},
     {CN_SECTION_PROGRESS, "progress", "How progress is shown on standard error."},
     {CN_SECTION_BODIES, "bodies", "How the JSON bodies of requests are read."},

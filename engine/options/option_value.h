@@ -20,6 +20,9 @@ bool cn_option_store_number(const cn_option *o, void *field, double v);
 /* Index of the name text[0 .. len) in the row's `values`, or -1. */
 int cn_option_name_index(const cn_option *o, const char *text, size_t len);
 
+/* Whether `word` is one of `words`, which are separated by blanks. */
+bool cn_option_is_word(const char *words, const char *word);
+
 /* Whether the row's key of a kv object is among `params`, the list of a policy or selector. */
 bool cn_option_is_read(const cn_option *o, const char *params);
 

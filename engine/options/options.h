@@ -376,6 +376,23 @@ uint32_t cn_edit_distance(const char *a, const char *b);
  * CN_ERR_ARG has the numbers and the option to change. */
 cn_status cn_config_validate(const cn_config *c, uint32_t sections);
 
+/* Commands and modes that do not read all options of the sections that they take. */
+typedef enum cn_config_mode {
+    CN_MODE_COMPARE,
+    CN_MODE_BENCH_ARMS, /* bench throughput with --arms */
+    CN_MODE_FORCED,     /* compare with --continue-field */
+    CN_MODE_BENCH_THROUGHPUT,
+    CN_MODE_BENCH_SERVE,
+    CN_MODE_PLAN,
+    CN_MODE_TOKENIZE_TEXT, /* tokenize without --chat */
+    CN_N_MODES
+} cn_config_mode;
+
+/* Checks that no given option is without effect in the mode. CN_ERR_ARG names the first one and the
+ * reason. cn_config_validate does this, except for the two words of `cinch bench`, which are
+ * positional arguments. */
+cn_status cn_config_check_mode(const cn_config *c, cn_config_mode mode);
+
 /* Checks that each given option of the kv section is read by a policy or selector that requests may
  * use. cn_config_validate does this, except for `cinch compare`, whose arms are read later.
  * CN_ERR_ARG names the option that is missing. */

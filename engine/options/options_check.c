@@ -100,14 +100,7 @@ enum { READERS_BYTES = 128 };
 bool cn_option_is_read(const cn_option *o, const char *params)
 {
     if (!o->json || strncmp(o->json, json_prefix, sizeof json_prefix - 1) != 0) return false;
-    const char *key = o->json + sizeof json_prefix - 1;
-    const size_t n = strlen(key);
-    for (const char *p = params; *p; p += strspn(p, " ")) {
-        const size_t len = strcspn(p, " ");
-        if (len == n && memcmp(p, key, n) == 0) return true;
-        p += len;
-    }
-    return false;
+    return cn_option_is_word(params, o->json + sizeof json_prefix - 1);
 }
 
 /* The policies or selectors that read an option: "window or zip". */
@@ -209,19 +202,6 @@ cn_status cn_config_check_kv_readers(const cn_config *c)
     return CN_OK;
 }
 
-/* Refuses options that choose policies or selectors, because the arms choose them. */
-static cn_status check_arms_choose(const cn_config *c)
-{
-    const void *const choosers[] = {&c->kv.policy, &c->kv_policies, &c->kv.select,
-                                    &c->kv_selectors};
-    static const char *const names[] = {"kv-policy", "kv-policies", "kv-select", "kv-selectors"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (cn_config_is_given(c, choosers[i]))
-            return cn_fail(CN_ERR_ARG, "--%s has no effect on cinch compare: --arms names the "
-                           "policies and selectors", names[i]);
-    return CN_OK;
-}
-
 /* ---- values that must fit together ---- */
 
 static cn_status check_engine(const cn_config *c)
@@ -290,26 +270,6 @@ static cn_status check_prompts(const cn_config *c)
     return CN_OK;
 }
 
-/* Refuses options that have no effect on a forced continuation. */
-static cn_status check_compare(const cn_config *c)
-{
-    size_t n;
-    const cn_option *o = cn_options(&n);
-    if (!c->continue_field) return CN_OK;
-    for (size_t i = 0; i < n; i++) {
-        const void *field = cn_option_field(&o[i], c);
-        const bool unused = o[i].section == CN_SECTION_SAMPLING || field == &c->answer_field ||
-                            field == &c->grade || field == &c->plot ||
-                            field == &c->compare_audit_percent;
-        if (unused && c->given[i])
-            return cn_fail(CN_ERR_ARG,
-                           "--%s has no effect on a forced continuation: leave out --%s or "
-                           "--continue-field",
-                           o[i].name, o[i].name);
-    }
-    return CN_OK;
-}
-
 static cn_status check_rescue(const cn_config *c)
 {
     if (c->loop_rescue == CN_OPT_RESCUE_OFF || cn_policies_need(cn_config_policies(c)).capped)
@@ -359,6 +319,7 @@ static cn_status check_bench_mode(const cn_config *c)
 
 static cn_status check_bench(const cn_config *c)
 {
+    if (c->decode_arms) CN_TRY(cn_config_check_mode(c, CN_MODE_BENCH_ARMS));
     CN_TRY(check_bench_mode(c));
     bool random = c->dataset_name == CN_OPT_DATASET_RANDOM;
     bool input_len = cn_config_is_given(c, &c->input_len);
@@ -384,6 +345,7 @@ static cn_status check_bench(const cn_config *c)
 
 static cn_status check_plan(const cn_config *c)
 {
+    CN_TRY(cn_config_check_mode(c, CN_MODE_PLAN));
     if (c->gpu_memory == 0) return CN_OK;
     if (cn_config_is_given(c, &c->device))
         return cn_fail(CN_ERR_ARG, "--gpu-memory plans for a GPU, wherever it is: leave out "
@@ -396,6 +358,7 @@ static cn_status check_plan(const cn_config *c)
 
 static cn_status check_tokenize(const cn_config *c)
 {
+    if (!c->chat) CN_TRY(cn_config_check_mode(c, CN_MODE_TOKENIZE_TEXT));
     if (c->text && cn_config_is_given(c, &c->file))
         return cn_fail(CN_ERR_ARG, "--text and --file %s both set the input: choose one", c->file);
     if (c->decode && (c->chat || c->pieces))
@@ -423,12 +386,13 @@ cn_status cn_config_validate(const cn_config *c, uint32_t sections)
         if (!has_bodies(c, sections)) CN_TRY(check_detection(c));
         CN_TRY(check_sampling(&c->sampling));
     }
-    if (sections & CN_SECTION_COMPARE) CN_TRY(check_arms_choose(c));
+    if (sections & CN_SECTION_COMPARE) CN_TRY(cn_config_check_mode(c, CN_MODE_COMPARE));
     else if (sections & CN_SECTION_ENGINE && sections & CN_SECTION_KV && !c->decode_arms)
         CN_TRY(cn_config_check_kv_readers(c)); /* with arms, when they are known */
     if (sections & CN_SECTION_KV) CN_TRY(check_kv(&c->kv));
     if (sections & CN_SECTION_PROMPTS) CN_TRY(check_prompts(c));
-    if (sections & CN_SECTION_COMPARE) CN_TRY(check_compare(c));
+    if (sections & CN_SECTION_COMPARE && c->continue_field)
+        CN_TRY(cn_config_check_mode(c, CN_MODE_FORCED));
     if (sections & CN_SECTION_RUN_BATCH) CN_TRY(check_run_batch(c));
     if (sections & CN_SECTION_SERVE) CN_TRY(check_serve(c));
     if (sections & CN_SECTION_BENCH) CN_TRY(check_bench(c));

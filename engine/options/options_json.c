@@ -94,7 +94,7 @@ cn_status cn_request_set_json(cn_sampling *s, cn_kv_params *kv, uint32_t section
     return set_value(o, request_field(o, s, kv), value);
 }
 
-/* Returns true when `word` is one of `words`, which are separated by blanks. */
+/* The value of a kv parameter; a new reference. */
 static json_t *value_json(const cn_option *o, const void *field)
 {
     switch (o->type) {
