@@ -144,12 +144,20 @@ spade does not read select_query|compare $model -i x --arms spade:64:home=host:s
 --random-range-ratio has no effect with --steady-steps|bench throughput $model --steady-steps 6 --random-range-ratio 0.5
 unexpected argument 'DIR': the checkpoint is given as --model DIR|serve DIR --port 0
 unexpected argument 'b': --input-file takes one file; to join several, pipe them|run-batch $model -i a b -o $dir/o
-kv-policy full,zip: expected one value, not a list: one of full\|window\|zip; --kv-policies takes a list|plan $model --kv-policy full,zip
-kv-select ds,tls: expected one value, not a list: one of|plan $model --kv-select ds,tls
+--kv-policy full,zip: expected one value, not a list: one of full\|window\|zip; --kv-policies takes a list|plan $model --kv-policy full,zip
+--kv-select ds,tls: expected one value, not a list: one of|plan $model --kv-select ds,tls
 --gpu-memory plans for a GPU, wherever it is: leave out --device cpu|plan $model --device cpu --gpu-memory 80G
 --dtype float32 does not run on a GPU|plan $model --dtype float32 --gpu-memory 80G
-gpu-memory 80: expected bytes|plan $model --gpu-memory 80
-kv-budget 256,512: expected one value, not a list: a whole number|plan $model --kv-budget 256,512
+--gpu-memory 512M: expected bytes, with K, M, G, T for powers of 1024, k, m, g, t for powers of 1000, from 1G to|plan $model --gpu-memory 512M
+--max-file-bytes 2T: expected bytes, with K, M, G, T for powers of 1024, k, m, g, t for powers of 1000, from 1 to 1T|serve $model --max-file-bytes 2T
+--seed 99999999999999999999: expected a whole number from 0 to 18446744073709551615|run-batch $model -i x -o $dir/o --seed 99999999999999999999
+--max-tokens 0: expected a whole number from 1|run-batch $model -i x -o $dir/o --max-tokens 0
+--chat-template chatlm: expected a file, auto, or one of chatml, qwen2, qwen3, llama3, deepseek-r1, none; did you mean chatml?|run-batch $model -i examples/prompts.jsonl -o $dir/u --prompt-field prompt --chat-template chatlm
+--chat-template x/y: expected a file, auto, or one of|tokenize $model --chat --text [] --chat-template x/y
+--tokenizer nope: no such directory: expected one with tokenizer.json|run-batch $model -i x -o $dir/o --tokenizer nope
+--tokenizer README.md: no such directory|tokenize $model --text x --tokenizer README.md
+--gpu-memory 80: expected bytes|plan $model --gpu-memory 80
+--kv-budget 256,512: expected one value, not a list: a whole number|plan $model --kv-budget 256,512
 --max-model-len 9000: config.json allows at most 8192 tokens|plan $model --max-model-len 9000
 --max-tokens 8192: config.json allows 8192 tokens of prompt and output|run-batch $model -i examples/prompts.jsonl -o $dir/o --prompt-field prompt --max-tokens 8192
 --max-tokens 64: --max-model-len allows 64 tokens|serve $model --max-model-len 64 --max-tokens 64

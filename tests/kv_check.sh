@@ -359,7 +359,7 @@ flag() {
 }
 flag 'kv-policy quest: expected one of full|window|zip' --kv-policy quest
 flag 'kv-budget 0' --kv-budget 0
-flag 'kv-window 128 exceeds kv-budget 64' --kv-policy zip --kv-budget 64 --kv-window 128
+flag '--kv-window 128 exceeds --kv-budget 64' --kv-policy zip --kv-budget 64 --kv-window 128
 flag 'kv sinks of 65 tokens leave no room for the newest in a budget of 64' --kv-policies window \
     --kv-budget 64 --kv-sinks 65
 flag 'kv sinks of 64 tokens leave no room for the newest in a budget of 64' --kv-policy window \

@@ -127,6 +127,7 @@ cn_status cn_fingerprint_template(uint64_t *out, const char *chat_template)
     cn_buf text = {0};
     *out = 0;
     if (cn_chat_template_is_known(chat_template)) return CN_OK;
+    CN_TRY(cn_chat_template_check_choice(chat_template));
     cn_status status = cn_json_read_file(&text, chat_template, CN_CHAT_TEMPLATE_MAX_BYTES);
     if (status == CN_OK) *out = cn_hash64(0, text.data ? text.data : "", text.len);
     cn_buf_free(&text);

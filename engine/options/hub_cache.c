@@ -81,7 +81,8 @@ static cn_status find_model(char **field, const char *option)
 {
     const char *name = *field;
     cn_buf cache = {0}, path = {0};
-    if (!name || is_directory(name) || !is_repository(name)) return CN_OK;
+    if (!name || is_directory(name)) return CN_OK;
+    if (!is_repository(name)) return CN_OK; /* whoever opens it says what is missing */
     cn_status status = cn_hub_cache_dir(&cache);
     if (status == CN_OK && cache.len) status = find_snapshot(&path, cache.data, name);
     if (status == CN_OK && path.len == 0)
@@ -105,6 +106,10 @@ cn_status cn_config_find_models(cn_config *c)
     if (c->model && !name) return cn_fail(CN_ERR_MEMORY, "out of memory for the name of a model");
     cn_status status = find_model(&c->model, "model");
     if (status == CN_OK) status = find_model(&c->tokenizer, "tokenizer");
+    if (status == CN_OK && c->tokenizer && !is_directory(c->tokenizer))
+        status = cn_fail(CN_ERR_IO,
+                         "--tokenizer %s: no such directory: expected one with tokenizer.json",
+                         c->tokenizer);
     /* Responses have the name that the user gave, not the path of the cache. */
     if (status == CN_OK && name && strcmp(name, c->model) != 0 && !c->served_model_name) {
         c->served_model_name = name;

@@ -44,15 +44,36 @@ const void *cn_option_field(const cn_option *o, const cn_config *c)
 
 /* ---- bounds ---- */
 
+#define U64_MAX_ROUNDED 18446744073709551616.0
+enum { BOUND_BYTES = 32 };
+
 static bool is_power_of_two(double v)
 {
     uint64_t u = (uint64_t)v;
     return u && (u & (u - 1)) == 0;
 }
 
+/* Writes a number in full, and bytes with the largest unit that divides them. 2^64 - 1 is the
+ * largest value of a field; a double rounds it. */
+static void put_bound(const cn_option *o, double v, char *text, size_t size)
+{
+    static const char units[] = "\0KMGT";
+    size_t unit = 0;
+    if (v >= U64_MAX_ROUNDED) {
+        snprintf(text, size, "%llu", (unsigned long long)UINT64_MAX);
+        return;
+    }
+    for (; o->type == CN_OPTION_BYTES && unit < 4 && v >= 1024 && fmod(v, 1024) == 0; unit++)
+        v /= 1024;
+    snprintf(text, size, "%.15g%.*s", v, unit > 0, &units[unit]);
+}
+
 void cn_option_bounds(const cn_option *o, char *text, size_t size)
 {
     const char *zero = o->flags & CN_OPTION_ZERO_OK ? ", or 0" : "";
+    char min[BOUND_BYTES], max[BOUND_BYTES];
+    put_bound(o, o->min, min, sizeof min);
+    put_bound(o, o->max, max, sizeof max);
     if (o->type == CN_OPTION_BOOL) {
         snprintf(text, size, "true or false");
     } else if (o->type == CN_OPTION_TIME) {
@@ -65,8 +86,9 @@ void cn_option_bounds(const cn_option *o, char *text, size_t size)
         snprintf(text, size, "a comma-separated list of %s", o->values);
     } else if (o->type == CN_OPTION_BYTES) {
         snprintf(text, size,
-                 "bytes, with K, M, G, T for powers of 1024, k, m, g, t for powers of 1000%s",
-                 zero);
+                 "bytes, with K, M, G, T for powers of 1024, k, m, g, t for powers of 1000, from "
+                 "%s to %s%s",
+                 min, max, zero);
     } else {
         const char *kind = o->flags & CN_OPTION_PERCENT ? "a percentage"
                            : o->type == CN_OPTION_F32   ? "a number"
@@ -74,10 +96,7 @@ void cn_option_bounds(const cn_option *o, char *text, size_t size)
                                                        : "a whole number";
         const char *from = o->flags & CN_OPTION_ABOVE_MIN ? "above" : "from";
         const char *to = o->flags & CN_OPTION_ABOVE_MIN ? "up to" : "to";
-        if (o->max >= 1e18)
-            snprintf(text, size, "%s %s %.0f%s", kind, from, o->min, zero);
-        else
-            snprintf(text, size, "%s %s %.15g %s %.15g%s", kind, from, o->min, to, o->max, zero);
+        snprintf(text, size, "%s %s %s %s %s%s", kind, from, min, to, max, zero);
     }
 }
 
@@ -195,7 +214,7 @@ static cn_status set_string(char **field, const char *text)
     return CN_OK;
 }
 
-enum { NUMBER_MAX_BYTES = 64 };
+enum { NUMBER_MAX_BYTES = 64, LABEL_BYTES = 64 };
 
 static bool set_number(const cn_option *o, void *field, const char *text)
 {
@@ -230,12 +249,13 @@ static const cn_option *list_of(const cn_option *single)
 /* CN_ERR_ARG: the value is out of bounds, or a list where one value is expected. */
 static cn_status refuse_text(const cn_option *o, const char *text)
 {
-    char bounds[256];
+    char bounds[256], label[LABEL_BYTES];
+    snprintf(label, sizeof label, "--%s", o->name);
     if (o->type == CN_OPTION_SET || !strchr(text, ','))
-        return cn_option_refuse(o, o->name, *text ? text : "''");
+        return cn_option_refuse(o, label, *text ? text : "''");
     cn_option_bounds(o, bounds, sizeof bounds);
     const cn_option *list = list_of(o);
-    return cn_fail(CN_ERR_ARG, "%s %s: expected one value, not a list: %s%s%s%s", o->name, text,
+    return cn_fail(CN_ERR_ARG, "--%s %s: expected one value, not a list: %s%s%s%s", o->name, text,
                    bounds, list ? "; --" : "", list ? list->name : "",
                    list ? " takes a list" : "");
 }

@@ -399,8 +399,8 @@ cn_status cn_config_check_mode(const cn_config *c, cn_config_mode mode);
 cn_status cn_config_check_kv_readers(const cn_config *c);
 
 /* Replaces --model and --tokenizer of the form org/name, if no directory has that name, by the
- * snapshot in the Hugging Face cache. CN_ERR_IO: the cache has none; the text has the command that
- * downloads it. */
+ * snapshot in the Hugging Face cache. CN_ERR_IO: the cache has none, and the text has the command
+ * that downloads it; or --tokenizer is no directory. */
 cn_status cn_config_find_models(cn_config *c);
 
 /* The model's names in requests and responses, the first of which responses have: those of

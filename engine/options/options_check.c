@@ -257,7 +257,7 @@ static cn_status check_sampling(const cn_sampling *s)
 static cn_status check_kv(const cn_kv_params *kv)
 {
     if (kv->window_tokens > kv->budget_tokens)
-        return cn_fail(CN_ERR_ARG, "kv-window %u exceeds kv-budget %u", kv->window_tokens,
+        return cn_fail(CN_ERR_ARG, "--kv-window %u exceeds --kv-budget %u", kv->window_tokens,
                        kv->budget_tokens);
     return cn_policy_check_sinks(kv);
 }

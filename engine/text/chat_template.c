@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "engine/json.h"
+#include "engine/options/options.h"
 #include "engine/text/chat_family.h"
 #include "engine/text/jinja/jinja.h"
 #include "engine/text/jinja/jinja_pystring.h"
@@ -339,13 +340,39 @@ static cn_status read_checkpoint(cn_chat_template *t, const char *model_dir, boo
     return status;
 }
 
+/* Copies the most similar name of a family to out[size]; "" if none is similar. */
+static void find_nearest(const char *choice, char *out, size_t size)
+{
+    char name[64];
+    uint32_t best = (uint32_t)strlen(choice) / 2 + 1;
+    out[0] = '\0';
+    for (const char *p = CN_CHAT_FAMILY_NAMES; *p; p += strspn(p, ", ")) {
+        const size_t n = strcspn(p, ",");
+        snprintf(name, sizeof name, "%.*s", (int)n, p);
+        const uint32_t distance = cn_edit_distance(choice, name);
+        if (distance < best) {
+            best = distance;
+            snprintf(out, size, "%s", name);
+        }
+        p += n;
+    }
+}
+
+cn_status cn_chat_template_check_choice(const char *choice)
+{
+    char nearest[64];
+    if (cn_chat_template_is_known(choice) || access(choice, F_OK) == 0) return CN_OK;
+    find_nearest(choice, nearest, sizeof nearest);
+    return cn_fail(CN_ERR_ARG,
+                   "--chat-template %s: expected a file, auto, or one of " CN_CHAT_FAMILY_NAMES
+                   "%s%s%s",
+                   choice, *nearest ? "; did you mean " : "", nearest, *nearest ? "?" : "");
+}
+
 /* The file of --chat-template must be usable. */
 static cn_status read_chosen_file(cn_chat_template *t, const char *path)
 {
-    if (access(path, F_OK) != 0)
-        return cn_fail(CN_ERR_ARG,
-                       "--chat-template %s: expected a file, auto, or one of " CN_CHAT_FAMILY_NAMES,
-                       path);
+    CN_TRY(cn_chat_template_check_choice(path));
     CN_TRY(read_file(t, path));
     if (t->program) return CN_OK;
     return cn_fail(CN_ERR_ARG, "--chat-template %s: %s", path, t->why.data);

@@ -18,6 +18,10 @@ typedef struct cn_chat_template cn_chat_template;
 /* True if this value of --chat-template is "auto" or the name of a family: not a file. */
 bool cn_chat_template_is_known(const char *choice);
 
+/* CN_ERR_ARG: the value of --chat-template is no such name and no file; lists the names and the
+ * most similar one. */
+cn_status cn_chat_template_check_choice(const char *choice);
+
 /* `choice` is the value of --chat-template: "auto" for the checkpoint's, the name of a family, or a
  * path. A checkpoint without a template, or with one that has a syntax error, loads; use
  * cn_chat_template_check to find out. CN_ERR_ARG: the file of --chat-template cannot be used. */
