@@ -31,7 +31,7 @@ int main(int argc, char **argv)
     }
     const char *word = argv[1];
     const bool help = any_of(word, "help", "--help", "-h");
-    if (help && argc == 2) {
+    if (help && (argc == 2 || any_of(argv[2], "help", "--help", "-h"))) {
         cn_commands_help(stdout);
         return cn_command_end("help", CN_OK);
     }

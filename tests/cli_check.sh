@@ -148,6 +148,10 @@ unexpected argument 'b': --input-file takes one file; to join several, pipe them
 --kv-select ds,tls: expected one value, not a list: one of|plan $model --kv-select ds,tls
 --gpu-memory plans for a GPU, wherever it is: leave out --device cpu|plan $model --device cpu --gpu-memory 80G
 --dtype float32 does not run on a GPU|plan $model --dtype float32 --gpu-memory 80G
+--n 200 exceeds --max-n 128|run-batch $model -i x -o $dir/o --n 200
+--n 9 exceeds --max-n 8|serve $model --n 9 --max-n 8
+-o needs a value|run-batch $model -o -i x
+--output-file needs a value|run-batch $model --output-file -i x
 --gpu-memory 512M: expected bytes, with K, M, G, T for powers of 1024, k, m, g, t for powers of 1000, from 1G to|plan $model --gpu-memory 512M
 --max-file-bytes 2T: expected bytes, with K, M, G, T for powers of 1024, k, m, g, t for powers of 1000, from 1 to 1T|serve $model --max-file-bytes 2T
 --seed 99999999999999999999: expected a whole number from 0 to 18446744073709551615|run-batch $model -i x -o $dir/o --seed 99999999999999999999
@@ -291,6 +295,10 @@ expect 0 "87" tokenize --model examples/tiny-reasoner --text x --no-render
 flags() {
     sed -n 's/^  \(-[a-z], \)\{0,1\}--\(\[no-\]\)\{0,1\}\([a-z0-9-]*\) .*/\3/p' "$1" | sort
 }
+for words in "help help" "--help --help" "help -h"; do
+    # shellcheck disable=SC2086
+    expect 0 "usage: cinch COMMAND" $words
+done
 commands=$("$cinch" help | sed -n 's/^  \([a-z-]*\)  .*/\1/p' | grep -vx -e help -e version)
 [ -n "$commands" ]
 for command in $commands; do

@@ -271,6 +271,8 @@ static void bad_flags_are_named(void **state)
     expect_refused(ALL_SECTIONS, "--no-strict=true", "only a switch");
     expect_refused(ALL_SECTIONS, "--model", "needs a value");
     expect_refused(ALL_SECTIONS, "--model --seed", "needs a value");
+    expect_refused(CN_SECTION_PROMPTS, "--prompt-field -i", "--prompt-field needs a value");
+    expect_refused(CN_SECTION_RUN_BATCH, "-o -h", "-o needs a value");
     expect_refused(ALL_SECTIONS, "--model=", "non-empty");
     expect_refused(ALL_SECTIONS, "-x 1", "unknown option -x");
     expect_refused(ALL_SECTIONS, "-input 1", "unknown option -input");

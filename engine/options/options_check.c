@@ -238,6 +238,15 @@ static cn_status check_detection(const cn_config *c)
                    count ? "repetition-min-count" : "repetition-min-pattern-size");
 }
 
+/* Requests without n of their own would all be refused. Another engine answers `bench serve`. */
+static cn_status check_samples(const cn_config *c, uint32_t sections)
+{
+    const bool answers = sections & (CN_SECTION_RUN_BATCH | CN_SECTION_SERVE);
+    if (!answers || c->sampling.n <= c->max_n) return CN_OK;
+    return cn_fail(CN_ERR_ARG, "--n %u exceeds --max-n %u: raise the second or lower the first",
+                   c->sampling.n, c->max_n);
+}
+
 static cn_status check_sampling(const cn_sampling *s)
 {
     if (s->max_tokens && s->min_tokens > s->max_tokens)
@@ -384,6 +393,7 @@ cn_status cn_config_validate(const cn_config *c, uint32_t sections)
     if (sections & CN_SECTION_ENGINE) CN_TRY(check_engine(c));
     if (sections & CN_SECTION_SAMPLING) {
         if (!has_bodies(c, sections)) CN_TRY(check_detection(c));
+        CN_TRY(check_samples(c, sections));
         CN_TRY(check_sampling(&c->sampling));
     }
     if (sections & CN_SECTION_COMPARE) CN_TRY(cn_config_check_mode(c, CN_MODE_COMPARE));

@@ -97,6 +97,15 @@ static cn_status read_flag(const char *arg, uint32_t sections, flag *out)
     return CN_OK;
 }
 
+/* Returns true for what cannot be a value: --anything, -h, and a short option of this command. */
+static bool is_flag(const char *word, uint32_t sections)
+{
+    if (strncmp(word, "--", 2) == 0 || strcmp(word, "-h") == 0) return true;
+    const cn_option *o = word[0] == '-' && word[1] && !word[2] ? find_short(word[1], sections)
+                                                               : NULL;
+    return o && o->section & sections;
+}
+
 /* Applies argv[*at], with argv[*at + 1] if that is its value, and advances *at past them. */
 static cn_status apply_flag(cn_config *c, uint32_t sections, int argc, char **argv, int *at)
 {
@@ -108,7 +117,7 @@ static cn_status apply_flag(cn_config *c, uint32_t sections, int argc, char **ar
     if (!value && f.option->type == CN_OPTION_BOOL) {
         value = f.negated ? "false" : "true";
     } else if (!value) {
-        if (*at >= argc || strncmp(argv[*at], "--", 2) == 0)
+        if (*at >= argc || is_flag(argv[*at], sections))
             return cn_fail(CN_ERR_ARG, "%s needs a value", arg);
         value = argv[*at];
         *at += 1;
