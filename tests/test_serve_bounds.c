@@ -146,7 +146,8 @@ static void a_cancel_returns_the_memory(void **state)
     process_reset_peak();
     int fd = begin(rig.port, NULL, worst_body(1024, false));
     wait_running(&rig, 16);
-    assert_true(process_peak_kib() - before < 64 << 10); /* 335 MB when each sample had its own automata */
+    /* 335 MB when each sample had its own automata */
+    assert_true(process_peak_kib() - before < 64 << 10);
     close(fd);
     assert_true(serve_rig_wait_running(&rig, 0));
     wait_free_memory(&rig);
