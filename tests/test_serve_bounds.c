@@ -769,5 +769,6 @@ int main(void)
         cmocka_unit_test(values_count_as_memory),
         cmocka_unit_test(the_worst_request_stays_within_the_formula),
     };
+    process_use_one_arena();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,6 +7,11 @@
 #include <string.h>
 #include <time.h>
 
+void process_use_one_arena(void)
+{
+    if (mallopt(M_ARENA_MAX, 1) == 0) abort();
+}
+
 static FILE *must_open(const char *path, const char *mode)
 {
     FILE *f = fopen(path, mode);

@@ -4,6 +4,9 @@
 
 #include <stdint.h>
 
+/* Lets all threads share one heap. Call it first. The free end of another heap stays resident, also
+ * in process_idle_rss_kib, and its next use would not count. */
+void process_use_one_arena(void);
 uint64_t process_rss_kib(void);
 /* The most since the last call of process_reset_peak. */
 uint64_t process_peak_kib(void);
