@@ -98,6 +98,20 @@ static cn_status fail_syntax(cn_status error, const char *what, const char *text
                    cn_json_printable(near, shown, sizeof shown), *near ? "'" : "");
 }
 
+/* Whether text[*i] belongs to a string. *inside: whether the string goes on behind it. Moves *i
+ * over the backslash of an escaped character. */
+static bool skip_string(const char *text, size_t *i, bool *inside)
+{
+    const char c = text[*i];
+    if (!*inside) {
+        *inside = c == '"';
+        return *inside;
+    }
+    *i += c == '\\';
+    *inside = c != '"';
+    return true;
+}
+
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 /* True if digits[n], perhaps with a sign, are an integer that does not fit in 64 bits. */
@@ -119,14 +133,8 @@ static cn_status mark_large_integers(cn_buf *out, const char *text, size_t n)
     bool inside = false; /* a string */
     size_t done = 0;
     for (size_t i = 0; i < n; i++) {
-        const char c = text[i];
-        if (inside) {
-            i += c == '\\';
-            inside = c != '"';
-            continue;
-        }
-        inside = c == '"';
-        if (!is_digit(c) && c != '-') continue;
+        if (skip_string(text, &i, &inside)) continue;
+        if (!is_digit(text[i]) && text[i] != '-') continue;
         const size_t start = i;
         while (i + 1 < n && is_digit(text[i + 1])) i++;
         const char next = i + 1 < n ? text[i + 1] : '\0';
@@ -241,12 +249,7 @@ cn_json_size cn_json_measure(const char *text, size_t n)
     bool inside = false;
     for (size_t i = 0; i < n; i++) {
         const char c = text[i];
-        if (inside) {
-            i += c == '\\';
-            inside = c != '"';
-            continue;
-        }
-        inside = c == '"';
+        if (skip_string(text, &i, &inside)) continue;
         /* A value follows each comma and each bracket that is not closed at once. */
         const bool follows = c == ',' || ((c == '[' || c == '{') && !closes_at(text, i + 1, n));
         size.values += follows;

@@ -61,6 +61,11 @@ void http_note_client_id(cn_exchange *x)
     if (id && !id[n] && n > 0 && n <= MAX_CLIENT_ID) x->client_id = id;
 }
 
+void cn_exchange_refuse_draining(cn_exchange *x)
+{
+    cn_exchange_error(x, CN_HTTP_UNAVAILABLE, CN_DRAINING_TEXT, NULL, CN_DRAINING_CODE);
+}
+
 void http_refuse_large_body(cn_exchange *x)
 {
     char message[256];

@@ -165,11 +165,6 @@ static bool within_key_limit(cn_exchange *x)
     return x->counted = true;
 }
 
-static void refuse_drain(cn_exchange *x)
-{
-    cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "the server is stopping", NULL, "draining");
-}
-
 static bool has_type(const cn_exchange *x, const char *want)
 {
     const char *type = cn_http_header(&x->head, "Content-Type");
@@ -203,7 +198,7 @@ bool http_route(cn_exchange *x)
     const bool found = find_route(x, &methods);
     const bool open = found && x->route->flags & CN_ROUTE_OPEN;
     if (x->late && !(found && x->route->flags & CN_ROUTE_WATCH)) {
-        refuse_drain(x);
+        cn_exchange_refuse_draining(x);
         return false;
     }
     if (!open && !has_key(x)) return refuse_key(x);
@@ -290,7 +285,7 @@ static void cut(connection *c)
     if (closed) closed(x->user, x);
     x->close_after = true;
     http_connection_set_state(c, CONN_BUSY);
-    refuse_drain(x);
+    cn_exchange_refuse_draining(x);
 }
 
 void cn_http_server_cut(cn_http_server *s)

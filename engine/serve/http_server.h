@@ -166,6 +166,10 @@ void cn_exchange_count_busy(cn_exchange *x);
 /* Replies {"error": {...}}, see cn_api_error_body. 429 and 503 carry Retry-After. */
 void cn_exchange_error(cn_exchange *x, int status, const char *message, const char *param,
                        const char *code);
+/* Replies 503: the server drains. The text and the code, also for the error that ends a stream. */
+#define CN_DRAINING_TEXT "the server is stopping"
+#define CN_DRAINING_CODE "draining"
+void cn_exchange_refuse_draining(cn_exchange *x);
 /* Replies bytes [offset, offset + n) of a file. Takes over fd. */
 void cn_exchange_reply_file(cn_exchange *x, int status, const char *content_type, int fd,
                             off_t offset, off_t n);

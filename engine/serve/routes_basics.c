@@ -97,7 +97,7 @@ static void handle_health(void *user, cn_exchange *x)
     if (!cn_service_is_healthy(cn_server_service(server)))
         cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "the engine has failed", NULL, "engine_failed");
     else if (cn_server_is_draining(server))
-        cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "the server is stopping", NULL, "draining");
+        cn_exchange_refuse_draining(x);
     else
         cn_exchange_reply_json(x, CN_HTTP_OK, json_pack("{s:s}", "status", "ok"));
 }

@@ -160,8 +160,8 @@ static void cut_stream(reply *r)
     if (over)
         conclude_stream(r);
     else
-        end_stream(r, cn_api_error_body(CN_HTTP_UNAVAILABLE, "the server is stopping", NULL,
-                                        "draining", 0));
+        end_stream(r, cn_api_error_body(CN_HTTP_UNAVAILABLE, CN_DRAINING_TEXT, NULL,
+                                        CN_DRAINING_CODE, 0));
 }
 
 /* ---- generation ---- */
@@ -297,7 +297,7 @@ static void handle(openai_part *part, cn_exchange *x, cn_api_endpoint endpoint)
     size_t n;
     cn_exchange_body(x, &n);
     if (cn_server_is_draining(part->server))
-        cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "the server is stopping", NULL, "draining");
+        cn_exchange_refuse_draining(x);
     else if (n == 0)
         cn_exchange_error(x, CN_HTTP_BAD_REQUEST, "the request body is empty", NULL, NULL);
     else
