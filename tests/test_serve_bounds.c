@@ -14,6 +14,7 @@
 #include "tests/lib/http_client.h"
 #include "tests/lib/process_memory.h"
 #include "tests/lib/scratch_dir.h"
+#include "tests/lib/serve_ask.h"
 #include "tests/lib/serve_rig.h"
 
 /* Ends a test that measures memory: a sanitizer's own would be counted. */
@@ -46,19 +47,13 @@ static void wait_free_memory(serve_rig *rig)
     assert_int_equal(atomic_load(&memory->used), 0);
 }
 
-static void pause_ms(long ms)
-{
-    const struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-    nanosleep(&t, NULL);
-}
-
 /* Waits until the engine runs at least n samples. */
 static void wait_running(serve_rig *rig, uint32_t n)
 {
     cn_stats s = {0};
     for (int i = 0; i < 6000 && s.running < n; i++) {
         cn_service_engine_stats(cn_server_service(rig->server), &s);
-        pause_ms(5);
+        serve_pause_ms(5);
     }
     assert_true(s.running >= n);
 }
@@ -151,7 +146,7 @@ static void a_cancel_returns_the_memory(void **state)
     close(fd);
     assert_true(serve_rig_wait_running(&rig, 0));
     wait_free_memory(&rig);
-    for (int i = 0; i < 100 && process_rss_kib() > before + before / 10; i++) pause_ms(50);
+    for (int i = 0; i < 100 && process_rss_kib() > before + before / 10; i++) serve_pause_ms(50);
     assert_true(process_rss_kib() <= before + before / 10);
     serve_rig_close(&rig);
 }
@@ -213,7 +208,7 @@ static json_t *await_batch(uint16_t port, const char *id, const char *status, co
         if (status && strcmp(text_of(batch, "status"), status) == 0) return batch;
         if (paused && strstr(text_of(batch, "paused"), paused)) return batch;
         json_decref(batch);
-        pause_ms(50);
+        serve_pause_ms(50);
     }
     fail_msg("%s is not %s", id, status ? status : paused);
     return NULL;
@@ -334,7 +329,7 @@ static void files_and_batches_belong_to_their_key(void **state)
             assert_int_equal(ask_path(rig.port, "GET", "ann-secret-1", "/v1/batches/%s", id, &text),
                              200);
             if (strstr(text.data, "\"completed\",")) break;
-            pause_ms(50);
+            serve_pause_ms(50);
         }
         json_t *batch = json_loads(text.data, 0, NULL);
         expect_access(rig.port, "ann-secret-1", text_of(batch, "output_file_id"), id, true);
@@ -547,7 +542,7 @@ static void long_texts_do_not_delay_short_ones(void **state)
     assert_int_equal(cn_buf_addf(&body, "\"}"), CN_OK);
     int fds[N_LONG];
     for (int i = 0; i < N_LONG; i++) fds[i] = begin_tokenize(rig.port, &body);
-    pause_ms(100);
+    serve_pause_ms(100);
     assert_int_equal(ask(rig.port, "/tokenize", NULL, "{\"prompt\": \"short\"}", NULL), 200);
     assert_int_equal(
         ask(rig.port, "/v1/completions", NULL, "{\"prompt\": \"a\", \"max_tokens\": 1}", NULL),

@@ -18,36 +18,8 @@
 #include "tests/lib/http_client.h"
 #include "tests/lib/result_body.h"
 #include "tests/lib/scratch_dir.h"
+#include "tests/lib/serve_ask.h"
 #include "tests/lib/serve_rig.h"
-
-/* Returns the body of a completion of exactly n tokens. */
-static char *long_body(int n, bool stream)
-{
-    static char body[512];
-    snprintf(body, sizeof body,
-             "{\"prompt\": \"Compute 12 * 34\", \"max_tokens\": %d, \"ignore_eos\": true, "
-             "\"temperature\": 0, \"stream\": %s}", n, stream ? "true" : "false");
-    return body;
-}
-
-static void send_request(int fd, const char *key, const char *body)
-{
-    char request[1024];
-    assert_true(fd >= 0);
-    snprintf(
-        request, sizeof request,
-        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        "%s%s%sContent-Length: %zu\r\n\r\n%s",
-        key ? "Authorization: Bearer " : "", key ? key : "", key ? "\r\n" : "", strlen(body), body);
-    assert_true(http_send_text(fd, request));
-}
-
-static int begin_completion(uint16_t port, const char *key, int n, bool stream)
-{
-    int fd = http_connect(port);
-    send_request(fd, key, long_body(n, stream));
-    return fd;
-}
 
 static void expect_refused(serve_rig *rig, uint64_t busy, uint64_t invalid)
 {
@@ -56,15 +28,6 @@ static void expect_refused(serve_rig *rig, uint64_t busy, uint64_t invalid)
     assert_int_equal(f.rejected_busy, busy);
     assert_int_equal(f.rejected_invalid, invalid);
     assert_int_equal(f.finished[CN_FINISH_ERROR], 0);
-}
-
-static int get_status(uint16_t port, const char *path, const char *key)
-{
-    http_reply r;
-    http_ask(port, "GET", path, key, NULL, &r);
-    int status = r.status;
-    http_reply_free(&r);
-    return status;
 }
 
 /* Reads until the peer closes. Returns the seconds that took. */
@@ -101,10 +64,10 @@ static void keys_give_access_to_their_routes(void **state)
         {"ann:ann-secret-1", 401},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        assert_int_equal(get_status(rig.port, "/v1/models", cases[i].key), cases[i].status);
-    assert_int_equal(get_status(rig.port, "/health", NULL), 200);
-    assert_int_equal(get_status(rig.port, "/no/such/path", NULL), 401);
-    assert_int_equal(get_status(rig.port, "/no/such/path", "ann-secret-1"), 404);
+        assert_int_equal(serve_get_status(rig.port, "/v1/models", cases[i].key), cases[i].status);
+    assert_int_equal(serve_get_status(rig.port, "/health", NULL), 200);
+    assert_int_equal(serve_get_status(rig.port, "/no/such/path", NULL), 401);
+    assert_int_equal(serve_get_status(rig.port, "/no/such/path", "ann-secret-1"), 404);
     /* Browsers send the user's key as a password. It is accepted only for reading. */
     http_reply r;
     int fd = http_connect(rig.port);
@@ -181,20 +144,20 @@ static void a_key_has_a_limit_of_requests(void **state)
     serve_rig rig;
     http_reply r;
     serve_rig_open(&rig, options);
-    int first = begin_completion(rig.port, "ann-secret-1", 4000, true);
-    int second = begin_completion(rig.port, "ann-secret-1", 4000, true);
+    int first = serve_begin(rig.port, "ann-secret-1", 4000, true);
+    int second = serve_begin(rig.port, "ann-secret-1", 4000, true);
     assert_true(serve_rig_wait_running(&rig, 2));
-    http_ask(rig.port, "POST", "/v1/completions", "ann-secret-1", long_body(1, false), &r);
+    http_ask(rig.port, "POST", "/v1/completions", "ann-secret-1", serve_long_body(1, false), &r);
     assert_int_equal(r.status, 429);
     assert_non_null(http_field(&r, "Retry-After"));
     http_reply_free(&r);
-    http_ask(rig.port, "POST", "/v1/completions", "bob-secret-2", long_body(1, false), &r);
+    http_ask(rig.port, "POST", "/v1/completions", "bob-secret-2", serve_long_body(1, false), &r);
     assert_int_equal(r.status, 200);
     http_reply_free(&r);
     close(first);
     close(second);
     assert_true(serve_rig_wait_running(&rig, 0));
-    http_ask(rig.port, "POST", "/v1/completions", "ann-secret-1", long_body(1, false), &r);
+    http_ask(rig.port, "POST", "/v1/completions", "ann-secret-1", serve_long_body(1, false), &r);
     assert_int_equal(r.status, 200);
     http_reply_free(&r);
     expect_refused(&rig, 1, 0);
@@ -211,7 +174,7 @@ static void a_disconnect_frees_the_memory(void **state)
     serve_rig_open(&rig, NULL);
     cn_service *s = cn_server_service(rig.server);
     for (int stream = 0; stream < 2; stream++) {
-        int fd = begin_completion(rig.port, NULL, 7000, stream);
+        int fd = serve_begin(rig.port, NULL, 7000, stream);
         assert_true(serve_rig_wait_running(&rig, 1));
         cn_service_engine_stats(s, &before);
         assert_true(before.blocks_used > 0);
@@ -251,7 +214,7 @@ static void a_cancel_frees_within_two_steps(void **state)
         step_count count = {.service = s};
         cn_call_opts o = {.klass = CN_CLASS_BATCH, .reply_to = box, .news = on_news,
                           .user = &count, .endpoint = CN_API_COMPLETION};
-        assert_int_equal(cn_buf_addf(&o.body, "%s", long_body(7000, false)), CN_OK);
+        assert_int_equal(cn_buf_addf(&o.body, "%s", serve_long_body(7000, false)), CN_OK);
         cn_call *call;
         assert_int_equal(cn_call_start(&call, s, &o), CN_OK);
         assert_true(serve_rig_wait_running(&rig, 1));
@@ -341,9 +304,9 @@ static void a_slow_reader_does_not_delay_others(void **state)
     http_reply whole, late, r;
     serve_rig_open(&rig, NULL);
     int fd = http_connect_narrow(rig.port);
-    send_request(fd, NULL, wordy_body(true));
+    serve_send(fd, NULL, wordy_body(true));
     for (int i = 0; i < 5; i++) {
-        http_ask(rig.port, "POST", "/v1/completions", NULL, long_body(20, false), &r);
+        http_ask(rig.port, "POST", "/v1/completions", NULL, serve_long_body(20, false), &r);
         assert_int_equal(r.status, 200);
         http_reply_free(&r);
     }
@@ -379,13 +342,13 @@ static void silent_connections_are_closed_for_new_clients(void **state)
     serve_rig rig;
     int crowd[40];
     serve_rig_open(&rig, options);
-    int busy = begin_completion(rig.port, NULL, 400, true);
+    int busy = serve_begin(rig.port, NULL, 400, true);
     assert_true(serve_rig_wait_running(&rig, 1));
     for (int i = 0; i < 40; i++) {
         crowd[i] = http_connect(rig.port);
         http_send_text(crowd[i], i % 2 ? "GET /" : "");
     }
-    for (int i = 0; i < 10; i++) assert_int_equal(get_status(rig.port, "/health", NULL), 200);
+    for (int i = 0; i < 10; i++) assert_int_equal(serve_get_status(rig.port, "/health", NULL), 200);
     http_reply r;
     http_read(busy, false, &r); /* its request is running: it was not closed */
     assert_false(r.truncated);
@@ -426,12 +389,6 @@ static void *flood_main(void *arg)
     return NULL;
 }
 
-static void pause_ms(int ms)
-{
-    const struct timespec pause = {.tv_nsec = ms * 1000000L};
-    nanosleep(&pause, NULL);
-}
-
 static void expect_status(int fd, int status)
 {
     http_reply r;
@@ -460,16 +417,16 @@ static void a_flood_does_not_close_active_connections(void **state)
     serve_rig rig;
     serve_rig_open(&rig, options);
     flood f = {.port = rig.port};
-    int busy = begin_completion(rig.port, NULL, FLOOD_TOKENS, true);
+    int busy = serve_begin(rig.port, NULL, FLOOD_TOKENS, true);
     int kept = http_connect(rig.port);
     assert_true(http_send_text(kept, health));
     expect_status(kept, 200);
     assert_int_equal(pthread_create(&f.thread, NULL, flood_main, &f), 0);
     for (int round = 0; round < 3; round++) {
         int fd = http_connect(rig.port);
-        pause_ms(200);
+        serve_pause_ms(200);
         assert_true(http_send(fd, health, 10));
-        pause_ms(100);
+        serve_pause_ms(100);
         assert_true(http_send_text(fd, health + 10));
         expect_status(fd, 200);
         close(fd);
@@ -484,7 +441,7 @@ static void a_flood_does_not_close_active_connections(void **state)
                 "Content-Length: 300000\r\n\r\n"));
     for (int i = 0; i < 15; i++) {
         assert_true(http_send(upload, piece, sizeof piece));
-        pause_ms(100);
+        serve_pause_ms(100);
     }
     expect_status(upload, 400); /* complete, but not JSON */
     atomic_store(&f.over, true);
@@ -516,15 +473,15 @@ static void an_idle_connection_is_closed_before_a_fast_upload(void **state)
     int idle = http_connect(rig.port);
     assert_true(http_send_text(idle, health));
     expect_status(idle, 200);
-    pause_ms(700);
+    serve_pause_ms(700);
     int upload = http_connect(rig.port);
     memset(body, 'x', sizeof body);
     assert_true(http_send_text(
         upload, "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                 "Content-Length: 300001\r\n\r\n"));
     assert_true(http_send(upload, body, sizeof body));
-    pause_ms(200);
-    assert_int_equal(get_status(rig.port, "/health", NULL), 200);
+    serve_pause_ms(200);
+    assert_int_equal(serve_get_status(rig.port, "/health", NULL), 200);
     assert_true(drain_socket(idle, &rest) < 1 && rest.len == 0);
     assert_true(http_send(upload, "x", 1));
     expect_status(upload, 400); /* complete, but not JSON */
@@ -541,12 +498,12 @@ static void full_connections_answer_503(void **state)
     serve_rig rig;
     serve_rig_open(&rig, options);
     int busy[2];
-    for (int i = 0; i < 2; i++) busy[i] = begin_completion(rig.port, NULL, 7000, false);
+    for (int i = 0; i < 2; i++) busy[i] = serve_begin(rig.port, NULL, 7000, false);
     assert_true(serve_rig_wait_running(&rig, 2));
-    assert_int_equal(get_status(rig.port, "/health", NULL), 503);
+    assert_int_equal(serve_get_status(rig.port, "/health", NULL), 503);
     for (int i = 0; i < 2; i++) close(busy[i]);
     assert_true(serve_rig_wait_running(&rig, 0));
-    assert_int_equal(get_status(rig.port, "/health", NULL), 200);
+    assert_int_equal(serve_get_status(rig.port, "/health", NULL), 200);
     serve_rig_close(&rig);
 }
 
@@ -577,9 +534,9 @@ static void a_full_queue_answers_429(void **state)
     static const char *const too_many = "{\"prompt\": [\"a\", \"b\", \"c\"], \"max_tokens\": 1}";
     json_t *error = http_ask_json(rig.port, "POST", "/v1/completions", too_many, 400);
     json_decref(error); /* it would never find room: 429 would make clients try for ever */
-    waiting[0] = begin_completion(rig.port, NULL, 6000, true);
+    waiting[0] = serve_begin(rig.port, NULL, 6000, true);
     assert_true(serve_rig_wait_running(&rig, 1));
-    for (int i = 1; i < 3; i++) waiting[i] = begin_completion(rig.port, NULL, 10, false);
+    for (int i = 1; i < 3; i++) waiting[i] = serve_begin(rig.port, NULL, 10, false);
     cn_stats s = {0};
     const double began = cn_now_s();
     while (s.waiting < 2 && cn_now_s() - began < 10)
@@ -587,7 +544,7 @@ static void a_full_queue_answers_429(void **state)
     cn_serve_figures f;
     serve_rig_figures(&rig, &f);
     assert_int_equal(f.active_class[CN_CLASS_INTERACTIVE], 3);
-    http_ask(rig.port, "POST", "/v1/completions", NULL, long_body(10, false), &r);
+    http_ask(rig.port, "POST", "/v1/completions", NULL, serve_long_body(10, false), &r);
     assert_int_equal(r.status, 429);
     assert_in_range(strtoul(http_field(&r, "Retry-After"), NULL, 10), 1, 60);
     assert_non_null(strstr(r.body.data, "queue_full"));
@@ -629,10 +586,10 @@ static void an_interactive_request_comes_before_batch(void **state)
     assert_int_equal(cn_mailbox_create(&box, 16), CN_OK);
     cn_call_opts o = {.klass = CN_CLASS_BATCH, .reply_to = box, .news = on_news, .user = &count,
                       .endpoint = CN_API_COMPLETION};
-    assert_int_equal(cn_buf_addf(&o.body, "%s", long_body(300, false)), CN_OK);
+    assert_int_equal(cn_buf_addf(&o.body, "%s", serve_long_body(300, false)), CN_OK);
     assert_int_equal(cn_call_start(&call, s, &o), CN_OK);
     assert_true(serve_rig_wait_running(&rig, 1));
-    http_ask(rig.port, "POST", "/v1/completions", NULL, long_body(5, false), &r);
+    http_ask(rig.port, "POST", "/v1/completions", NULL, serve_long_body(5, false), &r);
     assert_int_equal(r.status, 200);
     assert_int_equal(cn_mailbox_length(box), 0); /* the batch request has not ended */
     http_reply_free(&r);
@@ -641,7 +598,8 @@ static void an_interactive_request_comes_before_batch(void **state)
         cn_mailbox_open_all(box);
     }
     assert_int_equal(cn_call_status(call), CN_OK);
-    json_t *alone = http_ask_json(rig.port, "POST", "/v1/completions", long_body(300, false), 200);
+    json_t *alone =
+        http_ask_json(rig.port, "POST", "/v1/completions", serve_long_body(300, false), 200);
     json_t *beside = result_body(cn_call_lock(call), "1", "m", 0);
     cn_call_unlock(call);
     assert_string_equal(first_text(beside), first_text(alone));
@@ -696,7 +654,7 @@ static void a_refused_line_is_no_refused_client(void **state)
     for (int i = 0; i < 3; i++) {
         cn_call_opts o = {.klass = CN_CLASS_BATCH, .reply_to = box, .news = on_news,
                           .user = &counts[i], .endpoint = CN_API_COMPLETION};
-        assert_int_equal(cn_buf_addf(&o.body, "%s", long_body(7000, false)), CN_OK);
+        assert_int_equal(cn_buf_addf(&o.body, "%s", serve_long_body(7000, false)), CN_OK);
         assert_int_equal(cn_call_start(&calls[i], s, &o), CN_OK);
         if (i == 0) assert_true(serve_rig_wait_running(&rig, 1));
     }

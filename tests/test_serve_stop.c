@@ -12,45 +12,8 @@
 
 #include "tests/lib/http_client.h"
 #include "tests/lib/scratch_dir.h"
+#include "tests/lib/serve_ask.h"
 #include "tests/lib/serve_rig.h"
-
-/* Returns the body of a completion of exactly n tokens. */
-static char *long_body(int n, bool stream)
-{
-    static char body[512];
-    snprintf(body, sizeof body,
-             "{\"prompt\": \"Compute 12 * 34\", \"max_tokens\": %d, \"ignore_eos\": true, "
-             "\"temperature\": 0, \"stream\": %s}", n, stream ? "true" : "false");
-    return body;
-}
-
-static int begin_completion(uint16_t port, int n, bool stream)
-{
-    char request[1024];
-    const char *body = long_body(n, stream);
-    const int fd = http_connect(port);
-    assert_true(fd >= 0);
-    snprintf(request, sizeof request,
-             "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
-             "application/json\r\nContent-Length: %zu\r\n\r\n%s", strlen(body), body);
-    assert_true(http_send_text(fd, request));
-    return fd;
-}
-
-static int get_status(uint16_t port, const char *path, const char *key)
-{
-    http_reply r;
-    http_ask(port, "GET", path, key, NULL, &r);
-    int status = r.status;
-    http_reply_free(&r);
-    return status;
-}
-
-static void pause_ms(long ms)
-{
-    const struct timespec pause = {.tv_nsec = ms * 1000000};
-    nanosleep(&pause, NULL);
-}
 
 static void wait_stopped(serve_rig *rig)
 {
@@ -68,7 +31,7 @@ static void a_full_disk_of_the_log_does_not_stop_requests(void **state)
     serve_rig rig;
     cn_serve_figures f;
     serve_rig_open(&rig, options);
-    for (int i = 0; i < 3; i++) assert_int_equal(get_status(rig.port, "/health", NULL), 200);
+    for (int i = 0; i < 3; i++) assert_int_equal(serve_get_status(rig.port, "/health", NULL), 200);
     serve_rig_stop(&rig);
     serve_rig_figures(&rig, &f);
     assert_int_equal(f.log_lines_lost, 3);
@@ -86,9 +49,9 @@ static void the_log_has_a_line_per_request(void **state)
     const char *const options[] = {"--access-log", path, "--api-key", "ann:ann-secret-1", NULL};
     serve_rig_open(&rig, options);
     http_reply r;
-    http_ask(rig.port, "POST", "/v1/completions", "ann-secret-1", long_body(7, false), &r);
+    http_ask(rig.port, "POST", "/v1/completions", "ann-secret-1", serve_long_body(7, false), &r);
     http_reply_free(&r);
-    get_status(rig.port, "/%22%0a%ff", "ann-secret-1");
+    serve_get_status(rig.port, "/%22%0a%ff", "ann-secret-1");
     serve_rig_close(&rig);
     FILE *f = fopen(path, "r");
     assert_non_null(f);
@@ -141,7 +104,7 @@ static void the_log_has_the_tokens_of_unfinished_requests(void **state)
         snprintf(path, sizeof path, "%s/log", dir.path);
         const char *const options[] = {"--access-log", path, "--shutdown-timeout", "0", NULL};
         serve_rig_open(&rig, options);
-        const int fd = begin_completion(rig.port, 7900, i % 2);
+        const int fd = serve_begin(rig.port, NULL, 7900, i % 2);
         cn_stats s = {0};
         while (s.generation_tokens < 5) cn_service_engine_stats(cn_server_service(rig.server), &s);
         if (i < 2) close(fd);
@@ -184,13 +147,13 @@ static void the_log_is_opened_again(void **state)
     snprintf(old, sizeof old, "%s/log.1", dir.path);
     const char *const options[] = {"--access-log", path, NULL};
     serve_rig_open(&rig, options);
-    assert_int_equal(get_status(rig.port, "/health", NULL), 200);
-    assert_int_equal(get_status(rig.port, "/health", NULL), 200);
+    assert_int_equal(serve_get_status(rig.port, "/health", NULL), 200);
+    assert_int_equal(serve_get_status(rig.port, "/health", NULL), 200);
     assert_int_equal(rename(path, old), 0);
     cn_server_reopen_log(rig.server);
     const double began = cn_now_s();
-    while (access(path, F_OK) != 0 && cn_now_s() - began < 10) pause_ms(5);
-    assert_int_equal(get_status(rig.port, "/health", NULL), 200);
+    while (access(path, F_OK) != 0 && cn_now_s() - began < 10) serve_pause_ms(5);
+    assert_int_equal(serve_get_status(rig.port, "/health", NULL), 200);
     serve_rig_stop(&rig);
     assert_int_equal(n_lines(dir.path, "log.1"), 2);
     assert_int_equal(n_lines(dir.path, "log"), 1);
@@ -210,7 +173,7 @@ static void a_stop_lets_requests_finish(void **state)
     http_reply r;
     serve_rig_open(&rig, options);
     int idle = http_connect(rig.port);
-    int fd = begin_completion(rig.port, 200, true);
+    int fd = serve_begin(rig.port, NULL, 200, true);
     assert_true(serve_rig_wait_running(&rig, 1));
     cn_server_stop(rig.server);
     http_read(fd, false, &r);
@@ -246,18 +209,18 @@ static void a_stopping_server_answers_503(void **state)
     serve_rig rig;
     http_reply r;
     serve_rig_open(&rig, options);
-    const int fd = begin_completion(rig.port, 3000, true);
+    const int fd = serve_begin(rig.port, NULL, 3000, true);
     assert_true(serve_rig_wait_running(&rig, 1));
     cn_server_stop(rig.server);
-    while (get_status(rig.port, "/health", NULL) == 200) pause_ms(5);
+    while (serve_get_status(rig.port, "/health", NULL) == 200) serve_pause_ms(5);
     expect_draining(rig.port, "GET", "/health", NULL);
     expect_draining(rig.port, "GET", "/v1/models", NULL);
     expect_draining(rig.port, "GET", "/no/such/path", NULL);
-    expect_draining(rig.port, "POST", "/v1/completions", long_body(1, false));
+    expect_draining(rig.port, "POST", "/v1/completions", serve_long_body(1, false));
     json_t *stats = http_ask_json(rig.port, "GET", "/stats", NULL, 200);
     assert_true(json_is_true(json_object_get(stats, "draining")));
     json_decref(stats);
-    assert_int_equal(get_status(rig.port, "/metrics", NULL), 200);
+    assert_int_equal(serve_get_status(rig.port, "/metrics", NULL), 200);
     const int silent = http_connect(rig.port), partial = http_connect(rig.port);
     assert_true(http_send_text(partial, "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
                                         "Content-Type: application/json\r\n"
@@ -283,7 +246,7 @@ static void a_second_stop_ends_at_once(void **state)
     serve_rig rig;
     http_reply r;
     serve_rig_open(&rig, options);
-    const int fd = begin_completion(rig.port, 7900, false);
+    const int fd = serve_begin(rig.port, NULL, 7900, false);
     assert_true(serve_rig_wait_running(&rig, 1));
     const double began = cn_now_s();
     cn_server_stop(rig.server);
@@ -309,7 +272,7 @@ static void requests_get_an_error_at_the_deadline(void **state)
     int fds[4];
     for (int i = 0; i < 4; i++) {
         if (i == 3) assert_true(serve_rig_wait_running(&rig, 3));
-        fds[i] = begin_completion(rig.port, 7900, i == 1);
+        fds[i] = serve_begin(rig.port, NULL, 7900, i == 1);
     }
     cn_stats s = {0};
     while (s.waiting < 1) cn_service_engine_stats(cn_server_service(rig.server), &s);
