@@ -3,9 +3,11 @@
 # with dense layers, and prints them beside their bars (select_bars.awk). Then the tokens/s of a
 # steady state at 32k of context: for full KV and the selectors the largest batch of the first part,
 # which nearly fills the memory, and for zip requests of all ages. See gpu_lib.sh.
+# Each selector has a run of its own: where several are declared, steps of all of them launch
+# kernels that rank any keys, and these take longer (docs/BENCH.md).
 #   BASELINE  an older cinch, with its cinch-cuda.so: compares the steps of full KV and zip with it
 #   DENSE     values of --select-dense-layers (0 2)
-#   TOKENS    of a list (2048); LESS those of the second tls (1024)
+#   TOKENS    of a list (2048); LESS those of the second tls (1024); ARMS instead, one word a run
 #   BATCHES   batches of the first part; RESIDENT the tokens of those without their own (96)
 #   SEQS (18)  CONTEXT (135168)  STEPS (24) timed in a batch
 #   OUTPUT    output tokens of the steady state (32768), STEADY its steps (400), ZIP_SEQS (256)
@@ -17,14 +19,18 @@ tokens=${TOKENS:-2048}
 base=${RESIDENT:-96}
 layers=$(sed -n 's/.*"num_hidden_layers": *\([0-9]*\).*/\1/p' "bench/shapes/$shape/config.json")
 default=4x131072,6x98304,18x32768,16x32768,8x32768,18,16,8,6,4
-arms=quest:$tokens,ds:$tokens:select_group=mean,ds:$tokens,tls:$tokens,tls:${LESS:-1024}
+of_ds=ds:$tokens:select_group=mean,ds:$tokens
+of_tls=tls:$tokens,tls:${LESS:-1024}
 for dense in ${DENSE:-0 2}; do
-    bench "select-$dense" --select-dense-layers "$dense" --arms "$arms" --resident "$base" \
-        --batches "${BATCHES:-$default}" --decode-steps "${STEPS:-24}" \
-        --max-num-seqs "${SEQS:-18}" --max-model-len "${CONTEXT:-135168}" ${OPTIONS-} |
-        grep -v '^decode'
-    awk -v base="$base" -v layers="$layers" -v dense_layers="$dense" -f bench/select_bars.awk \
-        "$out/select-$dense.json"
+    for arms in ${ARMS:-$of_ds $of_tls quest:$tokens}; do
+        name=select-$dense-${arms%%:*}
+        bench "$name" --select-dense-layers "$dense" --arms "$arms" --resident "$base" \
+            --batches "${BATCHES:-$default}" --decode-steps "${STEPS:-24}" \
+            --max-num-seqs "${SEQS:-18}" --max-model-len "${CONTEXT:-135168}" ${OPTIONS-} |
+            grep -v '^decode'
+        awk -v base="$base" -v layers="$layers" -v dense_layers="$dense" \
+            -f bench/select_bars.awk "$out/$name.json"
+    done
 done
 bench steady-zip --kv-policy zip --kv-budget "$tokens" --max-model-len "${CONTEXT:-135168}" \
     --max-num-seqs "${ZIP_SEQS:-256}" --input-len 128 --output-len "${OUTPUT:-32768}" \

@@ -548,6 +548,20 @@ __device__ static inline uint32_t cn_score_of_f16x2(uint32_t h)
     return key & __heq2_mask(pair, pair); /* NaN is 0 */
 }
 
+/* Returns, to lane 0, the sum over the lanes of the warp. Lanes from n on have none. */
+__device__ static inline cn_exp_sum cn_score_sum_lanes(cn_exp_sum sum, uint32_t n)
+{
+    sum = cn_exp_sum_at(sum, __reduce_max_sync(0xffffffffu, sum.top));
+    for (uint32_t offset = CN_WARP / 2; offset > 0; offset /= 2) {
+        if (offset >= n) continue; /* all of them are 0 */
+#pragma unroll
+        for (uint32_t i = 0; i < 3; i++)
+            sum.sum[i] +=
+                __shfl_xor_sync(0xffffffffu, (unsigned long long)sum.sum[i], (int)offset);
+    }
+    return sum;
+}
+
 /* The sum of the weights of a lot for one head, and the exponent to which they are relative. */
 typedef struct cn_lot_weights {
     float sum;

@@ -1,6 +1,6 @@
 /* score_feed.cuh - a ring of bulk copies for each warp of score_ring_sm90.cu.
  *
- * A stage of a ring has the keys of one lot, and one barrier. Lane 0 arrives and expects the bytes
+ * A stage of a ring has the keys of one lot, and one barrier. A lane arrives and expects the bytes
  * of the lot, so phase i of the barrier ends when lot i of the stage is in shared memory. All lanes
  * wait for phase i, of parity i % 2. Only then the copies of phase i + 1 start. A warp waits for
  * every lot that it has copied, because it copies its lots in the order in which it computes them.
@@ -28,12 +28,13 @@ enum {
     CN_FEED_WARPS = CN_FEED_THREADS / CN_WARP,
     CN_FEED_STAGES = 8, /* most stages of a ring */
     CN_FEED_LABELS = 1 << CN_LOT_MAX_LOG2, /* of a lot */
+    CN_FEED_ANY = 4,       /* as a cn_sel_key: stages may have different ones */
     CN_FEED_SHIFT = 64 /* bytes between the halves of a lot of bounds */
 };
 
 /* The rings of a block. */
 typedef struct cn_feed_shape {
-    uint32_t n_workers, n_stages; /* warps that have a ring; stages of a ring */
+    uint32_t n_workers, n_stages; /* warps that have a ring; stages of all rings */
     uint32_t stage_bytes;
 } cn_feed_shape;
 
@@ -44,16 +45,13 @@ typedef struct cn_feed_shared {
 
 /* A run of keys of a lot. */
 typedef struct cn_feed_run {
-    const unsigned char *from;
-    const uint16_t *scales;        /* labels only */
-    uint32_t row; /* K rows: the row of the pool where the run begins; `from` is NULL */
-    uint32_t bytes, scales_bytes;  /* of the run */
-    uint32_t lot_bytes, runs_log2; /* of a lot: bytes, and log2 of the runs */
-    uint32_t to, scales_to;        /* in bytes: where the run begins in a stage */
-    uint32_t split; /* bounds: the bytes before the shift, if it lies in the run; else 0 */
+    uint32_t key, runs_log2; /* of the stage; log2 of the runs of a lot */
+    uint64_t at; /* K rows: the pool's row; labels: the number of the first; bounds: address */
 } cn_feed_run;
 
-typedef struct cn_feed {
+/* KEY: what all stages of the launch rank, or CN_FEED_ANY. K rows: a lot is one run. */
+template <uint32_t KEY> struct cn_feed {
+    static constexpr uint32_t key = KEY;
     unsigned char *stages;
     cn_feed_shared *shared;
     const CUtensorMap *rows; /* of K rows; a box is a lot */
@@ -65,7 +63,7 @@ typedef struct cn_feed {
     uint32_t put;         /* the stage that is filled next */
     uint32_t get, parity; /* the stage that is read next, and the parity of its phase */
     uint32_t in_flight;   /* stages that are filled or being filled */
-} cn_feed;
+};
 
 /* Bytes of the keys of a lot. */
 __host__ __device__ static inline uint32_t cn_feed_lot_bytes(const cn_score_params &p, bool labels)
@@ -77,76 +75,58 @@ __host__ __device__ static inline uint32_t cn_feed_lot_bytes(const cn_score_para
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 /* Each warp initialises its own barriers. Called before the block's first barrier. */
-__device__ static inline void cn_feed_init(cn_feed_shared *shared, uint32_t n_stages)
+__device__ static inline void cn_feed_init(cn_feed_shared *shared)
 {
     if (threadIdx.x % CN_WARP > 0) return;
 #pragma unroll 1
-    for (uint32_t i = 0; i < n_stages; i++)
+    for (uint32_t i = 0; i < CN_FEED_STAGES; i++)
         cn_barrier_init(&shared->full[threadIdx.x / CN_WARP][i], 1);
     cn_barrier_init_done();
 }
 
-__device__ static inline cn_feed cn_feed_of(const cn_feed_shape &shape, unsigned char *rings,
-                                            cn_feed_shared *shared, const CUtensorMap *rows)
+template <uint32_t KEY>
+__device__ static inline cn_feed<KEY> cn_feed_of(const cn_feed_shape &shape,
+                                                       unsigned char *rings, cn_feed_shared *shared,
+                                                       const CUtensorMap *rows)
 {
     const uint32_t warp = threadIdx.x / CN_WARP;
-    cn_feed f = {};
+    cn_feed<KEY> f = {};
     f.shared = shared;
     f.rows = rows;
     f.n_workers = shape.n_workers;
-    f.n_stages = shape.n_stages;
+    const uint32_t each = shape.n_stages / shape.n_workers, more = shape.n_stages % shape.n_workers;
+    f.n_stages = each + (warp < more ? 1 : 0);
     f.stage_bytes = shape.stage_bytes;
-    f.stages = rings + warp * shape.n_stages * shape.stage_bytes;
+    f.stages = rings + (warp * each + min(warp, more)) * shape.stage_bytes;
     f.full = shared->full[warp];
     f.next = warp;
     if (warp >= shape.n_workers) f.part = UINT32_MAX; /* it has no lots */
     return f;
 }
 
-/* Returns run number `run` of a lot. first: the token with which it begins. */
-__device__ static inline cn_feed_run cn_feed_run_of(const cn_score_params &p,
-                                                    const cn_score_part &x, uint32_t run,
-                                                    const cn_score_token &first)
+/* Returns cn_feed_run.at of a run. first: the token with which it begins. */
+__device__ static inline uint64_t cn_feed_run_at(const cn_score_params &p, const cn_score_part &x,
+                                                 uint32_t key, const cn_score_token &first)
 {
-    const uint32_t run_log2 = cn_score_run_log2(p, x);
-    const bool labels = x.stage.key == CN_KEY_LABELS;
-    cn_feed_run r = {};
-    r.lot_bytes = cn_feed_lot_bytes(p, labels);
-    r.runs_log2 = x.lot_log2 - run_log2;
-    if (labels) {
-        const cn_digest &g = p.args.pools.digest;
-        const size_t side = cn_score_side_of(p, x, first);
-        r.from = g.labels + side * p.label_bytes;
-        r.scales = g.scales + side;
-        r.bytes = p.label_bytes << run_log2;
-        r.to = run * r.bytes;
-        r.scales_bytes = 2u << run_log2;
-        r.scales_to = CN_FEED_LABELS * p.label_bytes + run * r.scales_bytes;
-    } else if (x.stage.key == CN_KEY_ROWS) {
-        r.row = (uint32_t)cn_score_row_of(p, x, first);
-    } else {
-        r.from = (const unsigned char *)cn_score_key_of(p, x, first);
-        r.bytes = r.lot_bytes >> r.runs_log2;
-        r.to = run * r.bytes;
-        const uint32_t half = r.lot_bytes / 2;
-        if (r.to >= half) r.to += CN_FEED_SHIFT;
-        else if (r.to + r.bytes > half) r.split = half - r.to;
-    }
-    return r;
+    if (key == CN_KEY_LABELS) return cn_score_side_of(p, x, first);
+    if (key == CN_KEY_ROWS) return cn_score_row_of(p, x, first);
+    return (uint64_t)cn_score_key_of(p, x, first);
 }
 
 /* Finds the next lots of the warp in a part; f.next is one of the part's. */
-__device__ static inline void cn_feed_find_in(cn_feed &f, const cn_score_params &p,
+template <typename Feed>
+__device__ static inline void cn_feed_find_in(Feed &f, const cn_score_params &p,
                                               const cn_score_part &x)
 {
     const uint32_t lane = threadIdx.x % CN_WARP, run_log2 = cn_score_run_log2(p, x);
-    const uint32_t runs_log2 = x.lot_log2 - run_log2;
+    const uint32_t key = Feed::key != CN_FEED_ANY ? Feed::key : x.stage.key;
+    const uint32_t runs_log2 = key == CN_KEY_ROWS ? 0 : x.lot_log2 - run_log2; /* a box is a lot */
     const uint32_t number = min(f.next + (lane >> runs_log2) * f.n_workers, x.n_lots - 1);
     const uint32_t run = lane & ((1u << runs_log2) - 1);
     cn_score_token first =
         cn_score_token_of(p, x, ((x.lot + number) << x.lot_log2) + (run << run_log2));
     first.slot &= ~((1u << run_log2) - 1); /* the first candidate may be within the run */
-    f.run = cn_feed_run_of(p, x, run, first);
+    f.run = {key, runs_log2, cn_feed_run_at(p, x, key, first)};
     f.at = 0;
     const uint32_t left = (x.n_lots - f.next + f.n_workers - 1) / f.n_workers;
     f.n_found = min(left, CN_WARP >> runs_log2);
@@ -155,7 +135,8 @@ __device__ static inline void cn_feed_find_in(cn_feed &f, const cn_score_params 
 
 /* Finds the next lots of the warp in the block's parts up to number `known`. Returns false when
  * there is none. */
-__device__ static inline bool cn_feed_find(cn_feed &f, const cn_score_params &p, uint32_t known)
+template <typename Feed>
+__device__ static inline bool cn_feed_find(Feed &f, const cn_score_params &p, uint32_t known)
 {
     while (f.n_found == 0 && f.part <= known) {
         const cn_score_part &x = f.shared->parts.part[f.part % 2];
@@ -170,67 +151,101 @@ __device__ static inline bool cn_feed_find(cn_feed &f, const cn_score_params &p,
     return f.n_found > 0;
 }
 
-/* Starts the copies of the first lot that is found into a stage. */
-__device__ static inline void cn_feed_copy(const cn_feed &f)
+/* Starts the copies of a run of labels, and of their scales, into a stage. */
+__device__ static inline void cn_feed_copy_labels(const cn_score_params &p, const cn_feed_run &r,
+                                                  uint32_t stage, uint64_t *full)
 {
-    const uint32_t lane = threadIdx.x % CN_WARP;
-    const uint32_t to = cn_shared_address(f.stages + f.put * f.stage_bytes);
-    const cn_feed_run &r = f.run;
-    uint64_t *full = &f.full[f.put];
-    if (lane == 0) cn_barrier_expect(full, r.lot_bytes);
-    __syncwarp();
-    if (lane >> r.runs_log2 != f.at) return;
-    if (!r.from) {
-        cn_tma_load(f.stages + f.put * f.stage_bytes, f.rows, full, 0, r.row, CN_CACHE_EVICT_FIRST);
-        return;
-    }
-    if (r.scales) {
-        cn_bulk_copy_hint(to + r.to, r.from, r.bytes, full, CN_CACHE_EVICT_FIRST);
-        cn_bulk_copy_hint(to + r.scales_to, r.scales, r.scales_bytes, full, CN_CACHE_EVICT_FIRST);
-        return;
-    }
-    const uint32_t first = r.split > 0 ? r.split : r.bytes;
-    cn_bulk_copy_hint(to + r.to, r.from, first, full, CN_CACHE_EVICT_FIRST);
-    if (first < r.bytes)
-        cn_bulk_copy_hint(to + r.to + first + CN_FEED_SHIFT, r.from + first, r.bytes - first, full,
+    const cn_digest &g = p.args.pools.digest;
+    const uint32_t n = CN_FEED_LABELS >> r.runs_log2, lane = threadIdx.x % CN_WARP;
+    const uint32_t first = (lane & ((1u << r.runs_log2) - 1)) * n; /* of the lot */
+    const uint32_t scales = stage + CN_FEED_LABELS * p.label_bytes;
+    cn_bulk_copy_hint(stage + first * p.label_bytes, g.labels + r.at * p.label_bytes,
+                      n * p.label_bytes, full, CN_CACHE_EVICT_FIRST);
+    cn_bulk_copy_hint(scales + first * (uint32_t)sizeof(uint16_t), g.scales + r.at,
+                      n * (uint32_t)sizeof(uint16_t), full, CN_CACHE_EVICT_FIRST);
+}
+
+/* Starts the copies of a run of bounds into a stage, whose second half is shifted. */
+__device__ static inline void cn_feed_copy_bounds(const cn_score_params &p, const cn_feed_run &r,
+                                                  uint32_t stage, uint64_t *full)
+{
+    const uint32_t half = cn_feed_lot_bytes(p, false) / 2, bytes = 2 * half >> r.runs_log2;
+    const uint32_t at = (threadIdx.x % CN_WARP & ((1u << r.runs_log2) - 1)) * bytes;
+    const unsigned char *from = (const unsigned char *)r.at;
+    const uint32_t first = at < half ? min(bytes, half - at) : 0; /* of the first half */
+    if (first > 0) cn_bulk_copy_hint(stage + at, from, first, full, CN_CACHE_EVICT_FIRST);
+    if (first < bytes)
+        cn_bulk_copy_hint(stage + at + first + CN_FEED_SHIFT, from + first, bytes - first, full,
                           CN_CACHE_EVICT_FIRST);
 }
 
+/* Starts the copies of the first lot that is found into the stage that is filled next. */
+template <typename Feed>
+__device__ static inline void cn_feed_copy(const Feed &f, const cn_score_params &p)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP;
+    const uint32_t key = Feed::key != CN_FEED_ANY ? Feed::key : f.run.key;
+    unsigned char *stage = f.stages + f.put * f.stage_bytes;
+    uint64_t *full = &f.full[f.put];
+    if (key == CN_KEY_ROWS) { /* one lane copies the lot */
+        if (lane != f.at) return;
+        cn_barrier_expect(full, cn_feed_lot_bytes(p, false));
+        cn_tma_load(stage, f.rows, full, 0, (uint32_t)f.run.at, CN_CACHE_EVICT_FIRST);
+        return;
+    }
+    const uint32_t to = cn_shared_address(stage);
+    if (lane == 0) cn_barrier_expect(full, cn_feed_lot_bytes(p, key == CN_KEY_LABELS));
+    __syncwarp();
+    if (lane >> f.run.runs_log2 != f.at) return;
+    if (key == CN_KEY_LABELS) cn_feed_copy_labels(p, f.run, to, full);
+    else cn_feed_copy_bounds(p, f.run, to, full);
+}
+
+/* Copies the first lot that is found into the stage that is filled next. */
+template <typename Feed>
+__device__ static inline void cn_feed_push(Feed &f, const cn_score_params &p)
+{
+    cn_feed_copy(f, p);
+    f.n_found--;
+    f.at++;
+    f.in_flight++;
+    f.put = f.put + 1 < f.n_stages ? f.put + 1 : 0;
+}
+
 /* Starts copies until `most` stages, or all, are in flight, as long as lots are known. */
-__device__ static inline void cn_feed_fill_upto(cn_feed &f, const cn_score_params &p,
+template <typename Feed>
+__device__ static inline void cn_feed_fill_upto(Feed &f, const cn_score_params &p,
                                                 uint32_t known, uint32_t most)
 {
-    while (cn_feed_find(f, p, known) && f.in_flight < min(most, f.n_stages)) {
-        cn_feed_copy(f);
-        f.n_found--;
-        f.at++;
-        f.in_flight++;
-        f.put = f.put + 1 < f.n_stages ? f.put + 1 : 0;
-    }
+    while (cn_feed_find(f, p, known) && f.in_flight < min(most, f.n_stages)) cn_feed_push(f, p);
 }
 
 /* Starts copies into all free stages. known: as in cn_feed_find. */
-__device__ static inline void cn_feed_fill(cn_feed &f, const cn_score_params &p, uint32_t known)
+template <typename Feed>
+__device__ static inline void cn_feed_fill(Feed &f, const cn_score_params &p, uint32_t known)
 {
     cn_feed_fill_upto(f, p, known, f.n_stages);
 }
 
 /* Waits for the next lot and returns it. */
-__device__ static inline const unsigned char *cn_feed_wait(const cn_feed &f)
+template <typename Feed>
+__device__ static inline const unsigned char *cn_feed_wait(const Feed &f)
 {
     cn_barrier_wait(&f.full[f.get], f.parity);
     return f.stages + f.get * f.stage_bytes;
 }
 
-/* The warp has read the lot: its stage is filled again. known: as in cn_feed_find. */
-__device__ static inline void cn_feed_release(cn_feed &f, const cn_score_params &p, uint32_t known)
+/* The warp has read the lot: its stage is filled again. The others are in flight, unless no lot was
+ * known for them. known: as in cn_feed_find. */
+template <typename Feed>
+__device__ static inline void cn_feed_release(Feed &f, const cn_score_params &p, uint32_t known)
 {
     cn_async_fence();
     __syncwarp();
     f.in_flight--;
     f.parity ^= f.get + 1 == f.n_stages;
     f.get = f.get + 1 < f.n_stages ? f.get + 1 : 0;
-    cn_feed_fill(f, p, known);
+    if (f.n_found > 0 || cn_feed_find(f, p, known)) cn_feed_push(f, p);
 }
 
 #endif

@@ -9,17 +9,18 @@ enum { CN_RING_HEADS = 8 }; /* of a pass */
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 /* sums[16, 8] = keys[16, d] * table[8, d]^T. keys: a lot of K rows as a tensor map copies them.
- * q: row g of the table (g = lane / 4). */
+ * q: row g of the table (g = lane / 4). D: d, or 0 for any. */
+template <uint32_t D>
 __device__ static inline void cn_ring_dot_rows(float sums[4], const unsigned char *keys,
                                                const cn_bf16 *q, uint32_t d)
 {
-    const uint32_t lane = threadIdx.x % CN_WARP, t = lane % 4;
+    const uint32_t lane = threadIdx.x % CN_WARP, t = lane % 4, end = D > 0 ? D : d;
     const uint4 *values = (const uint4 *)q + 2 * t;
     uint32_t at = cn_shared_address(keys) +
                   cn_chunk_at(CN_RING_ROWS, lane % CN_RING_ROWS, lane / CN_RING_ROWS);
     float even[4] = {}, odd[4] = {}; /* two chains of sums hide latency */
-#pragma unroll 1
-    for (uint32_t box = 0; box < d;
+#pragma unroll(D > 0 ? D / CN_BOX_COLS : 1)
+    for (uint32_t box = 0; box < end;
          box += CN_BOX_COLS, at += CN_RING_ROWS * CN_ROW_BYTES, values += 8) {
         const uint4 b[2] = {values[0], values[1]};
         uint32_t a[4][4];
@@ -66,12 +67,14 @@ __device__ static inline void cn_ring_dot_bounds(float sums[4], const uint4 *key
     sums[2] = sums[3] = 0;
 }
 
-/* The candidates of a lane: those of the product's rows g and g + 8 (g = lane / 4); of bounds only
- * the first. */
-typedef struct cn_ring_two {
-    int32_t c;               /* the first; may be below 0 if it is not valid */
-    bool valid[2], below[2]; /* below: the base */
-} cn_ring_two;
+/* ---- the candidates of a lane: those of the product's rows g and g + 8 (g = lane / 4); of bounds
+ * only the first ---- */
+
+/* Which of them exist, and which of these have a score: those not below the base. */
+enum {
+    CN_LANE_EXISTS = 1, /* of the first; the second has the next bit */
+    CN_LANE_SCORED = 4
+};
 
 /* Returns the number in the lot of the key of row g. Odd rows are bounds of the lot's second half,
  * which is shifted. */
@@ -90,101 +93,178 @@ __device__ static inline const uint4 *cn_ring_bounds_of_lane(const cn_score_para
     return (const uint4 *)(lot + at + (at < half ? 0 : CN_FEED_SHIFT));
 }
 
-template <bool IS_ROWS>
-__device__ static inline cn_ring_two cn_ring_two_of(const cn_score_params &p,
-                                                    const cn_score_part &x, uint32_t start)
+template <bool IS_ROWS> __device__ static inline uint32_t cn_ring_all_bits()
 {
-    const uint32_t entry = x.stage.entry_log2;
-    const bool may_be_below = x.stage.in_tiles && x.base > 0;
-    cn_ring_two two = {};
-    two.c = ((int32_t)(start - x.from) >> entry) + (int32_t)cn_ring_key_of_lane<IS_ROWS>();
-    two.valid[0] = true;
-    two.valid[1] = IS_ROWS;
-    const bool whole = start >= x.from && start + (1u << x.lot_log2) <= x.to;
-    if (whole && !may_be_below) return two;
-#pragma unroll
-    for (uint32_t k = 0; k < (IS_ROWS ? 2 : 1); k++) {
-        const uint32_t at = start + ((cn_ring_key_of_lane<IS_ROWS>() + 8 * k) << entry);
-        two.valid[k] = at >= x.from && at < x.to;
-        two.below[k] = may_be_below && cn_score_token_of(p, x, at).position < x.base;
-    }
-    return two;
+    return (CN_LANE_EXISTS | CN_LANE_SCORED) * (IS_ROWS ? 3 : 1);
 }
 
-/* Sets the logits of a lane, of the heads first + 2 t and the next (t = lane % 4), and stores
- * them. */
-__device__ static inline void cn_ring_store_heads(const cn_score_params &p, uint16_t *rows,
-                                                  const cn_ring_two &two, uint32_t first,
-                                                  const float sums[4], float factor,
+/* Returns the bits of the lane in the lot that begins at token `start`. */
+template <bool IS_ROWS>
+__device__ static inline uint32_t cn_ring_lane_bits(const cn_score_params &p,
+                                                    const cn_score_part &x, uint32_t start)
+{
+    uint32_t bits = 0;
+#pragma unroll
+    for (uint32_t k = 0; k < (IS_ROWS ? 2 : 1); k++) {
+        const uint32_t row = cn_ring_key_of_lane<IS_ROWS>() + 8 * k;
+        const uint32_t at = start + (row << x.stage.entry_log2);
+        if (at < x.from || at >= x.to) continue;
+        const bool below = x.stage.in_tiles && cn_score_token_of(p, x, at).position < x.base;
+        bits |= (below ? CN_LANE_EXISTS : CN_LANE_EXISTS | CN_LANE_SCORED) << k;
+    }
+    return bits;
+}
+
+/* The lots of a warp in a part, one after the other. */
+typedef struct cn_key_lots {
+    uint32_t start, end;  /* the token where the lot begins; that behind the part's last lot */
+    uint32_t whole, span; /* if start - whole < span, all bits of all lanes are set */
+    uint16_t *out;        /* of the lane's first candidate */
+    uint32_t tokens, outs; /* from one of the warp's lots to the next */
+} cn_key_lots;
+
+/* out: of the unit's first candidate. width: numbers of a candidate. */
+template <bool IS_ROWS>
+__device__ static inline cn_key_lots cn_ring_first_lot(const cn_score_part &x, uint32_t n_workers,
+                                                       uint16_t *out, uint32_t width)
+{
+    const uint32_t tokens = 1u << x.lot_log2, keys = tokens >> x.stage.entry_log2;
+    const uint32_t to = x.to & ~(tokens - 1);
+    const bool may_be_below = x.stage.in_tiles && x.base > 0;
+    cn_key_lots l;
+    l.start = (x.lot + threadIdx.x / CN_WARP) << x.lot_log2;
+    l.end = (x.lot + x.n_lots) << x.lot_log2;
+    l.whole = (x.from + tokens - 1) & ~(tokens - 1);
+    l.span = may_be_below || to < l.whole ? 0 : to - l.whole;
+    const int32_t first = ((int32_t)(l.start - x.from) >> x.stage.entry_log2) +
+                          (int32_t)cn_ring_key_of_lane<IS_ROWS>(); /* may be below 0 */
+    l.out = out + (ptrdiff_t)first * (ptrdiff_t)width;
+    l.tokens = n_workers * tokens;
+    l.outs = n_workers * keys * width;
+    return l;
+}
+
+/* Sets the logits of a lane, of two heads, and stores them at `out` if `exists`: bits. */
+__device__ static inline void cn_ring_store_heads(uint16_t *out, uint32_t row, uint32_t exists,
+                                                  uint32_t bits, const float sums[4], float factor,
                                                   float logit[2][2])
 {
-    const uint32_t head = first + 2 * (threadIdx.x % 4);
-    uint16_t *row = rows + two.c * (int32_t)p.row + (int32_t)head;
 #pragma unroll
     for (uint32_t k = 0; k < 2; k++) {
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++)
-            logit[i][k] = two.below[k] ? CUDART_NAN_F : sums[2 * k + i] * factor;
-        if (two.valid[k] && head < p.row)
-            cn_store_kept(row + k * 8 * p.row, cn_f16x2(logit[0][k], logit[1][k]));
+            logit[i][k] = bits & CN_LANE_SCORED << k ? sums[2 * k + i] * factor : CUDART_NAN_F;
+        if (exists & CN_LANE_EXISTS << k)
+            cn_store_kept(out + k * 8 * row, cn_f16x2(logit[0][k], logit[1][k]));
     }
 }
 
 /* Stores the scores under the mean query, the sums of columns 0 and 1. */
-__device__ static inline void cn_ring_store_mean(uint16_t *out, const cn_ring_two &two,
+__device__ static inline void cn_ring_store_mean(uint16_t *out, uint32_t bits,
                                                  const float sums[4], float factor)
 {
     float score[2];
 #pragma unroll
     for (uint32_t k = 0; k < 2; k++)
-        score[k] = two.below[k] ? CUDART_NAN_F : (sums[2 * k] + sums[2 * k + 1]) * factor;
-    const uint32_t bits = cn_score_of_f16x2(cn_f16x2(score[0], score[1]));
+        score[k] = bits & CN_LANE_SCORED << k ? (sums[2 * k] + sums[2 * k + 1]) * factor
+                                              : CUDART_NAN_F;
+    const uint32_t words = cn_score_of_f16x2(cn_f16x2(score[0], score[1]));
     if (threadIdx.x % 4 > 0) return;
-    if (two.valid[0]) out[two.c] = (uint16_t)bits;
-    if (two.valid[1]) out[two.c + 8] = (uint16_t)(bits >> 16);
+    if (bits & CN_LANE_EXISTS) out[0] = (uint16_t)words;
+    if (bits & CN_LANE_EXISTS << 1) out[8] = (uint16_t)(words >> 16);
 }
 
-/* Computes the warp's lots of a part of rows, or else of bounds. Lanes keep the weights until the
- * end, if all heads are computed at once. known: as in cn_feed_find. */
-template <bool IS_ROWS>
-__device__ static inline void cn_ring_compute_keys(const cn_score_params &p, const cn_score_part &x,
-                                                   const cn_ring_memory &m, cn_feed &f,
-                                                   uint32_t known)
+/* ---- a part ---- */
+
+/* sums: of a lot with row g of a table, at q. */
+template <bool IS_ROWS, uint32_t D>
+__device__ static inline void cn_ring_dot(float sums[4], const cn_score_params &p,
+                                          const unsigned char *lot, const cn_bf16 *q)
 {
-    const uint32_t d = p.args.pools.layout.head_dim, g = threadIdx.x % CN_WARP / 4;
-    const bool is_max = x.stage.group == CN_GROUP_MAX;
-    const uint32_t width = IS_ROWS ? d : 2 * d, n_rows = is_max ? p.group : 2;
+    const uint32_t d = p.args.pools.layout.head_dim;
+    if constexpr (IS_ROWS)
+        cn_ring_dot_rows<D>(sums, lot, q, d);
+    else
+        cn_ring_dot_bounds(sums, cn_ring_bounds_of_lane(p, lot), (const uint4 *)q, 2 * d);
+}
+
+/* Returns row first + g of the table, or its last one. */
+__device__ static inline const cn_bf16 *cn_ring_query_row(const cn_ring_memory &m, uint32_t first,
+                                                          uint32_t n_rows, uint32_t width)
+{
+    const uint32_t row = min(first + threadIdx.x % CN_WARP / 4, n_rows - 1);
+    return m.table + row * (width + CN_RING_TABLE_PAD);
+}
+
+/* Computes the warp's lots of a part of rows, or else of bounds, under the mean query. D: head_dim,
+ * or 0 for any. known: as in cn_feed_find. */
+template <bool IS_ROWS, uint32_t D, typename Feed>
+__device__ static inline void cn_ring_keys_mean(const cn_score_params &p, const cn_score_part &x,
+                                                const cn_ring_memory &m, Feed &f,
+                                                uint32_t known)
+{
     const float factor = cn_score_scale_of(p, x);
-    uint16_t *const rows = cn_score_rows(p, x.stored), *const out = p.args.out + x.first;
+    const cn_bf16 *q = cn_ring_query_row(m, 0, 2, cn_ring_query_width(p, x));
+    cn_key_lots l = cn_ring_first_lot<IS_ROWS>(x, m.n_workers, p.args.out + x.first, 1);
+    for (; l.start < l.end; l.start += l.tokens, l.out += l.outs) {
+        const bool whole = l.start - l.whole < l.span;
+        const uint32_t bits =
+            whole ? cn_ring_all_bits<IS_ROWS>() : cn_ring_lane_bits<IS_ROWS>(p, x, l.start);
+        float sums[4];
+        cn_ring_dot<IS_ROWS, D>(sums, p, cn_feed_wait(f), q);
+        cn_feed_release(f, p, known);
+        cn_ring_store_mean(l.out, bits, sums, factor);
+    }
+}
+
+/* The same under rule max. Lanes keep the weights until the end, if all heads are computed at
+ * once. */
+template <bool IS_ROWS, uint32_t D, typename Feed>
+__device__ static inline void cn_ring_keys_max(const cn_score_params &p, const cn_score_part &x,
+                                               const cn_ring_memory &m, Feed &f, uint32_t known)
+{
+    const float factor = cn_score_scale_of(p, x);
+    const uint32_t group = p.group, row = p.row, own = 2 * (threadIdx.x % 4); /* own: the head */
+    const uint32_t width = cn_ring_query_width(p, x);
+    const cn_bf16 *q = cn_ring_query_row(m, 0, group, width);
+    uint16_t *const rows = cn_score_rows(p, x.stored) + own;
+    cn_key_lots l = cn_ring_first_lot<IS_ROWS>(x, m.n_workers, rows, row);
     cn_key_sums weights = {};
-    for (uint32_t i = threadIdx.x / CN_WARP; i < x.n_lots; i += m.n_workers) {
-        const cn_ring_two two = cn_ring_two_of<IS_ROWS>(p, x, (x.lot + i) << x.lot_log2);
+    for (; l.start < l.end; l.start += l.tokens, l.out += l.outs) {
+        const bool whole = l.start - l.whole < l.span;
+        const uint32_t bits =
+            whole ? cn_ring_all_bits<IS_ROWS>() : cn_ring_lane_bits<IS_ROWS>(p, x, l.start);
+        const bool has[2] = {(bits & CN_LANE_SCORED) != 0, (bits & CN_LANE_SCORED << 1) != 0};
         const unsigned char *keys = cn_feed_wait(f);
 #pragma unroll 1
-        for (uint32_t first = 0; first < n_rows; first += CN_RING_HEADS) {
+        for (uint32_t first = 0; first < group; first += CN_RING_HEADS) {
             float sums[4], logit[2][2];
-            const uint32_t head = first + cn_key_head();
-            const cn_bf16 *q = m.table + min(first + g, n_rows - 1) * (width + CN_RING_TABLE_PAD);
-            if (IS_ROWS)
-                cn_ring_dot_rows(sums, keys, q, d);
-            else
-                cn_ring_dot_bounds(sums, cn_ring_bounds_of_lane(p, keys), (const uint4 *)q, width);
-            if (first + CN_RING_HEADS >= n_rows) cn_feed_release(f, p, known);
-            if (!is_max) {
-                cn_ring_store_mean(out, two, sums, factor);
-                continue;
-            }
-            cn_ring_store_heads(p, rows, two, first, sums, factor, logit);
-            const bool has[2] = {two.valid[0] && !two.below[0], two.valid[1] && !two.below[1]};
+            if (group > CN_RING_HEADS) q = cn_ring_query_row(m, first, group, width);
+            cn_ring_dot<IS_ROWS, D>(sums, p, keys, q);
+            if (first + CN_RING_HEADS >= group) cn_feed_release(f, p, known);
+            const uint32_t exists = first + own < row ? bits : 0;
+            cn_ring_store_heads(l.out + first, row, exists, bits, sums, factor, logit);
             const bool full = cn_key_add(weights, logit, has[0], has[1]);
-            if (!full && p.group <= CN_RING_HEADS) continue;
+            if (!full && group <= CN_RING_HEADS) continue;
             const cn_lot_weights lot = cn_key_close(weights);
-            if (head < min(first + CN_RING_HEADS, p.group)) cn_ring_add_lot(m, head, lot);
+            const uint32_t head = first + cn_key_head();
+            if (head < min(first + CN_RING_HEADS, group)) cn_ring_add_lot(m, head, lot);
             if (full) cn_key_add(weights, logit, has[0], has[1]);
         }
     }
     const cn_lot_weights lot = cn_key_close(weights);
-    if (is_max && cn_key_head() < p.group) cn_ring_add_lot(m, cn_key_head(), lot);
+    if (cn_key_head() < group) cn_ring_add_lot(m, cn_key_head(), lot);
+}
+
+template <bool IS_ROWS, uint32_t D, typename Feed>
+__device__ static inline void cn_ring_compute_keys(const cn_score_params &p, const cn_score_part &x,
+                                                   const cn_ring_memory &m, Feed &f,
+                                                   uint32_t known)
+{
+    if (x.stage.group == CN_GROUP_MAX)
+        cn_ring_keys_max<IS_ROWS, D>(p, x, m, f, known);
+    else
+        cn_ring_keys_mean<IS_ROWS, D>(p, x, m, f, known);
 }
 
 #endif

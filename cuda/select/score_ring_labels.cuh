@@ -136,7 +136,7 @@ template <int N_WORDS, bool WHOLE>
 __device__ static inline void cn_ring_label_mean(const cn_score_part &x, const cn_ring_labels &lot,
                                                  const cn_label_query<N_WORDS, 1> &q)
 {
-#pragma unroll
+#pragma unroll(WHOLE ? 4 : 1)
     for (uint32_t i = 0; i < 8; i += 2) {
         uint32_t words[2][N_WORDS];
         cn_ring_load_label<N_WORDS>(words[0], lot, i);
@@ -160,8 +160,8 @@ __device__ static inline void cn_ring_label_mean(const cn_score_part &x, const c
 }
 
 /* Waits for a lot of labels. */
-template <int N_WORDS>
-__device__ static inline void cn_ring_wait_labels(const cn_feed &f, cn_ring_labels &lot)
+template <int N_WORDS, typename Feed>
+__device__ static inline void cn_ring_wait_labels(const Feed &f, cn_ring_labels &lot)
 {
     const uint32_t lane = threadIdx.x % CN_WARP;
     const unsigned char *keys = cn_feed_wait(f);
@@ -171,9 +171,9 @@ __device__ static inline void cn_ring_wait_labels(const cn_feed &f, cn_ring_labe
 
 /* Computes the warp's lots of a part under rule max. A lane keeps the sum of its head until the
  * end, if the group has no more than 32 heads. known: as in cn_feed_find. */
-template <int N_WORDS>
+template <int N_WORDS, typename Feed>
 __device__ static inline void cn_ring_compute_max(const cn_score_params &p, const cn_score_part &x,
-                                                  const cn_ring_memory &m, cn_feed &f,
+                                                  const cn_ring_memory &m, Feed &f,
                                                   uint32_t known)
 {
     const uint32_t warp = threadIdx.x / CN_WARP, head = cn_label_head();
@@ -191,9 +191,9 @@ __device__ static inline void cn_ring_compute_max(const cn_score_params &p, cons
 }
 
 /* Computes the warp's lots of a part with one query for the group. */
-template <int N_WORDS>
+template <int N_WORDS, typename Feed>
 __device__ static inline void cn_ring_compute_mean(const cn_score_params &p, const cn_score_part &x,
-                                                   const cn_ring_memory &m, cn_feed &f,
+                                                   const cn_ring_memory &m, Feed &f,
                                                    uint32_t known)
 {
     const cn_label_query<N_WORDS, 1> q =
@@ -210,12 +210,12 @@ __device__ static inline void cn_ring_compute_mean(const cn_score_params &p, con
     }
 }
 
-template <int N_WORDS>
+template <int N_WORDS, bool MAX, typename Feed>
 __device__ static inline void
 cn_ring_compute_labels(const cn_score_params &p, const cn_score_part &x, const cn_ring_memory &m,
-                       cn_feed &f, uint32_t known)
+                       Feed &f, uint32_t known)
 {
-    if (x.stage.group == CN_GROUP_MAX)
+    if (MAX && x.stage.group == CN_GROUP_MAX)
         cn_ring_compute_max<N_WORDS>(p, x, m, f, known);
     else
         cn_ring_compute_mean<N_WORDS>(p, x, m, f, known);

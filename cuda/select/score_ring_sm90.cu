@@ -6,7 +6,8 @@
  *
  * Two blocks per multiprocessor, each with an equal run of the step's lots, or with lots of one
  * unit (score.cuh). Each warp has a ring of stages in shared memory, one lot each, and fills it
- * with bulk copies (score_feed.cuh): at d 128 three stages of 4.5 KiB, 216 KiB per multiprocessor.
+ * with bulk copies (score_feed.cuh): at d 128 two or three stages of 4 to 4.5 KiB, so about 200 KiB
+ * per multiprocessor.
  * Keys, tables and the arrays of a step are final before the kernel waits for the query, except in
  * the first layer and in launches of several layers. So some stages are filled before that wait,
  * the others when the query is being loaded: its loads would wait behind all these copies. The
@@ -17,12 +18,16 @@
  * Kernels of a step evict each other's instructions from the caches, and a miss takes long beside
  * these copies. So a loop that runs few times, such as that over a lot of labels, is not unrolled.
  *
+ * Where all stages of a launch rank the same keys, the host knows it, and a kernel for these needs
+ * fewer registers. The selectors that a server declares decide it.
+ *
  * Keys are read once. Groups of more than 8 heads (labels: 4) read shared memory again. Keys leave
  * the L2 cache first, and the logits of rule max last: score_share.cu reads them, and those of the
  * next layer take their place.
  *
  * Bytes per candidate and kv head: as in score.cu.
- * Block: 256 threads, 128 registers; K rows alone 96. CPU version: cpu_sel_score.c. */
+ * Block: 256 threads, 128 registers; K rows alone and labels under rule max alone 96, labels or
+ * bounds alone 64. CPU version: cpu_sel_score.c. */
 #include "cuda/select/score_ring_keys.cuh"
 #include "cuda/select/score_ring_labels.cuh"
 #include "cuda/select/score_share.h"
@@ -33,8 +38,11 @@ enum {
     EARLY_STAGES = 2, /* of a ring: filled before the wait for the query */
     ALIGN = 128,      /* bytes, of a stage */
     ROW_ALIGN = 1024, /* of a stage with K rows, which a tensor map copies */
-    STATIC_BYTES = 1024,  /* no less than the static shared memory of a block */
-    RESERVED_BYTES = 1024 /* shared memory that the GPU takes for each block */
+    ROW_STAGES = 3,   /* most of a ring of K rows: other loads wait behind the copies */
+    STATIC_BYTES = 1024,     /* no less than the static shared memory of a block */
+    RESERVED_BYTES = 1024,   /* shared memory that the GPU takes for each block */
+    SELECT_BYTES = 12 * 1024, /* no less than a block of `select` takes; two fit */
+    SHARE_BYTES = 1024       /* half of what a block of score_share.cu takes */
 };
 
 /* The dynamic shared memory of a block: rings, queries, sums, then what cn_score_divide needs. */
@@ -62,23 +70,24 @@ __device__ static inline void compute_hashes(const cn_score_params &p, const cn_
 __device__ static inline void store_sums(const cn_score_params &p, const cn_score_part &x,
                                          const cn_ring_memory &m)
 {
-    for (uint32_t h = threadIdx.x; h < p.group; h += THREADS) {
-        const cn_exp_sum *of_warps = m.sums + h * m.n_workers;
-        cn_exp_sum sum = of_warps[0];
-        for (uint32_t w = 1; w < m.n_workers; w++) sum = cn_exp_sum_add(sum, of_warps[w]);
-        p.slots[(size_t)x.slot * p.group + h] = sum;
+    const uint32_t lane = threadIdx.x % CN_WARP;
+    for (uint32_t h = threadIdx.x / CN_WARP; h < p.group; h += CN_FEED_WARPS) {
+        cn_exp_sum sum = {};
+        if (lane < m.n_workers) sum = m.sums[h * m.n_workers + lane];
+        sum = cn_score_sum_lanes(sum, m.n_workers);
+        if (lane == 0) p.slots[(size_t)x.slot * p.group + h] = sum;
     }
     if (threadIdx.x == 0) p.units[x.at.index] = {x.first_slot, x.n_slots};
 }
 
-/* Computes part `number`. The one behind it is known. */
-template <bool ROWS_ONLY>
+/* Computes part `number`. The one behind it is known. D: head_dim, or 0 for any. */
+template <bool MAX, uint32_t D, typename Feed>
 __device__ static inline void compute_part(const cn_score_params &p, const cn_ring_memory &m,
-                                           cn_feed &f, uint32_t number)
+                                           Feed &f, uint32_t number)
 {
     const cn_score_part &x = m.fixed->feed.parts.part[number % 2];
     const uint32_t warp = threadIdx.x / CN_WARP;
-    const uint32_t key = ROWS_ONLY ? CN_KEY_ROWS : x.stage.key;
+    const uint32_t key = Feed::key != CN_FEED_ANY ? Feed::key : x.stage.key;
     const cn_ring_ahead ahead = cn_ring_load_ahead(p, x, m, key);
     cn_feed_fill(f, p, number);
     cn_ring_load_query(p, x, m, key, ahead);
@@ -87,18 +96,19 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_ri
     if (key == CN_KEY_HASH) {
         compute_hashes(p, x);
     } else if (warp < m.n_workers) {
-        if (key == CN_KEY_ROWS) cn_ring_compute_keys<true>(p, x, m, f, number + 1);
-        else if (key == CN_KEY_BOUNDS) cn_ring_compute_keys<false>(p, x, m, f, number + 1);
-        else if (p.label_bytes == 16) cn_ring_compute_labels<4>(p, x, m, f, number + 1);
-        else cn_ring_compute_labels<2>(p, x, m, f, number + 1);
+        if (key == CN_KEY_ROWS) cn_ring_compute_keys<true, D>(p, x, m, f, number + 1);
+        else if (key == CN_KEY_BOUNDS) cn_ring_compute_keys<false, 0>(p, x, m, f, number + 1);
+        else if (p.label_bytes == 16) cn_ring_compute_labels<4, MAX>(p, x, m, f, number + 1);
+        else cn_ring_compute_labels<2, MAX>(p, x, m, f, number + 1);
     }
-    if (!cn_score_is_max(x.stage)) return;
+    if (!MAX || !cn_score_is_max(x.stage)) return;
     __syncthreads();
     store_sums(p, x, m);
 }
 
-/* ROWS_ONLY: all stages rank K rows. */
-template <bool ROWS_ONLY>
+/* KEY: what all stages rank, or CN_FEED_ANY. MAX: some may be under rule max. D: head_dim, or 0 for
+ * any. */
+template <uint32_t KEY, bool MAX, uint32_t D>
 __device__ static inline void run(const cn_score_params &p, const ring_shape &shape,
                                   const CUtensorMap *rows)
 {
@@ -110,18 +120,18 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
     m.sums = (cn_exp_sum *)(dynamic + shape.sums_at);
     m.n_workers = shape.feed.n_workers;
     cn_touch_params(p);
-    cn_feed_init(&fixed.feed, shape.feed.n_stages);
+    cn_feed_init(&fixed.feed);
     if (!p.early) cn_wait_previous();
     cn_score_plan plan =
         cn_score_divide<THREADS>(p, (cn_score_seq *)(dynamic + shape.seqs_at));
 #pragma unroll 1
     for (uint32_t i = 0; i < 2; i++) cn_score_find(plan, p, i, &fixed.feed.parts);
     __syncthreads();
-    cn_feed f = cn_feed_of(shape.feed, dynamic, &fixed.feed, rows);
+    cn_feed<KEY> f = cn_feed_of<KEY>(shape.feed, dynamic, &fixed.feed, rows);
     const bool in_tiles = fixed.feed.parts.part[0].stage.in_tiles;
     const uint8_t channel = cn_ring_load_channel(p, fixed.feed.parts.part[0]); /* before the keys */
     if (!in_tiles)
-        cn_feed_fill_upto(f, p, 0, p.first_row > 0 ? shape.feed.n_stages : EARLY_STAGES);
+        cn_feed_fill_upto(f, p, 0, p.first_row > 0 ? f.n_stages : EARLY_STAGES);
     if (threadIdx.x < CN_WARP) fixed.channels[threadIdx.x] = channel;
     cn_wait_previous();
     cn_overlap_next(); /* after the wait: see score_share.cu */
@@ -133,7 +143,7 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
             cn_score_find(plan, p, i + 1, &fixed.feed.parts);
             __syncthreads();
         }
-        compute_part<ROWS_ONLY>(p, m, f, i);
+        compute_part<MAX, D>(p, m, f, i);
         __syncthreads();
     }
 }
@@ -146,23 +156,53 @@ __global__ static void __launch_bounds__(THREADS, CN_SCORE_BLOCKS)
                 const __grid_constant__ CUtensorMap rows)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    run<false>(p, shape, &rows);
+    run<CN_FEED_ANY, true, 0>(p, shape, &rows);
+#endif
+}
+
+/* The same for launches that rank labels only, or bounds only and none under rule max. Besides its
+ * blocks a multiprocessor has room for blocks of the next kernel, two of `select` or one of
+ * score_share.cu. So these start, and load what they need of the step, before this kernel ends. */
+template <uint32_t KEY, bool MAX>
+__global__ static void __maxnreg__(MAX ? 96 : 64)
+    one_key_kernel(const __grid_constant__ cn_score_params p,
+                   const __grid_constant__ ring_shape shape)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    run<KEY, MAX, 0>(p, shape, NULL);
 #endif
 }
 
 /* The same for launches that rank K rows only. Besides its blocks a multiprocessor has room for
  * small blocks of other kernels: the shares of the layer before, and pushes or `predict`. */
+template <uint32_t D>
 __global__ static void __maxnreg__(96)
     row_kernel(const __grid_constant__ cn_score_params p,
                const __grid_constant__ ring_shape shape,
                const __grid_constant__ CUtensorMap rows)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    run<true>(p, shape, &rows);
+    run<CN_KEY_ROWS, true, D>(p, shape, &rows);
 #endif
 }
 
 /* ---- on the host ---- */
+
+/* Returns whether all stages rank such keys. */
+static bool has_only(const cn_score_params &p, cn_sel_key key) { return p.args.keys == 1u << key; }
+
+/* Returns whether one_key_kernel does the work of a launch. */
+static bool has_one_key(const cn_score_params &p)
+{
+    return has_only(p, CN_KEY_LABELS) || (has_only(p, CN_KEY_BOUNDS) && !p.args.logits);
+}
+
+/* Returns the shared memory that each block leaves to blocks of the next kernel. */
+static size_t room_of(const cn_score_params &p)
+{
+    if (!has_one_key(p)) return 0;
+    return p.args.logits ? SHARE_BYTES : SELECT_BYTES;
+}
 
 /* Divides half of a multiprocessor's shared memory. Returns false if it is too small for a ring. */
 static bool shape_of(const cn_stream *s, const cn_score_params &p, ring_shape *shape)
@@ -175,7 +215,7 @@ static bool shape_of(const cn_stream *s, const cn_score_params &p, ring_shape *s
     const uint32_t align = has_rows ? ROW_ALIGN : ALIGN;
     const uint32_t width = has_bounds ? 2 * d : d;
     const size_t half = (s->cuda->device.shared_bytes + RESERVED_BYTES) / CN_SCORE_BLOCKS -
-                        RESERVED_BYTES - STATIC_BYTES;
+                        RESERVED_BYTES - STATIC_BYTES - room_of(p);
     const size_t labels = has_labels ? p.group * (2 * p.label_bytes + sizeof(float)) : 0;
     const uint32_t rows = has_keys ? cn_max_u32(heads, 2) : 0;
     const size_t table = rows * (width + CN_RING_TABLE_PAD) * sizeof(cn_bf16);
@@ -192,8 +232,10 @@ static bool shape_of(const cn_stream *s, const cn_score_params &p, ring_shape *s
     uint32_t n_workers = CN_FEED_WARPS;
     while (n_workers > 1 && stages / n_workers < LEAST_STAGES) n_workers /= 2;
     shape->feed.n_workers = n_workers;
-    shape->feed.n_stages = cn_min_u32((uint32_t)(stages / n_workers), CN_FEED_STAGES);
-    shape->query_at = n_workers * shape->feed.n_stages * stage_bytes;
+    const uint32_t each = has_only(p, CN_KEY_ROWS) ? (uint32_t)ROW_STAGES
+                                                   : (uint32_t)CN_FEED_STAGES;
+    shape->feed.n_stages = cn_min_u32((uint32_t)stages, n_workers * each);
+    shape->query_at = shape->feed.n_stages * stage_bytes;
     shape->sums_at = shape->query_at + (uint32_t)query;
     shape->seqs_at = shape->sums_at + (uint32_t)sums;
     return shape->feed.n_stages > 0;
@@ -234,11 +276,17 @@ cn_status cn_score_ring(cn_stream *s, const cn_score_params &p)
     CUtensorMap rows = {};
     const bool fits = shape_of(s, p, &shape);
     CN_ASSERT(fits);
-    if (cn_score_may_have(p, CN_KEY_ROWS) && p.args.pools.kv) CN_TRY(map_rows(&rows, p.args.pools));
-    const bool rows_only = p.args.keys == 1u << CN_KEY_ROWS;
-    const auto kernel = rows_only ? row_kernel : ring_kernel;
-    const uint32_t n_blocks = CN_SCORE_BLOCKS * s->cuda->device.n_sms;
     const size_t bytes = shape.seqs_at + cn_score_seqs_bytes(&p.args);
-    return cn_cuda_launch(s, "score: ring", kernel, {dim3(n_blocks), THREADS, bytes}, p, shape,
-                          rows);
+    const cn_launch how = {dim3(CN_SCORE_BLOCKS * s->cuda->device.n_sms), THREADS, bytes};
+    if (has_one_key(p)) {
+        const auto of_max = one_key_kernel<CN_KEY_LABELS, true>;
+        const auto of_labels = p.args.logits ? of_max : one_key_kernel<CN_KEY_LABELS, false>;
+        const auto of_bounds = one_key_kernel<CN_KEY_BOUNDS, false>;
+        return cn_cuda_launch(s, "score: ring", has_only(p, CN_KEY_LABELS) ? of_labels : of_bounds,
+                              how, p, shape);
+    }
+    if (cn_score_may_have(p, CN_KEY_ROWS) && p.args.pools.kv) CN_TRY(map_rows(&rows, p.args.pools));
+    const auto of_rows = p.args.pools.layout.head_dim == 128 ? row_kernel<128> : row_kernel<0>;
+    const auto kernel = has_only(p, CN_KEY_ROWS) ? of_rows : ring_kernel;
+    return cn_cuda_launch(s, "score: ring", kernel, how, p, shape, rows);
 }

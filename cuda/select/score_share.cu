@@ -67,14 +67,7 @@ __device__ static inline void load_heads(const cn_score_params &p, uint32_t unit
         cn_exp_sum sum = {};
         for (uint32_t i = lane; h < p.group && i < at.n_slots; i += CN_WARP)
             sum = cn_exp_sum_add(sum, slots[(size_t)i * p.group]);
-        sum = cn_exp_sum_at(sum, __reduce_max_sync(0xffffffffu, sum.top));
-        for (uint32_t offset = CN_WARP / 2; offset > 0; offset /= 2) {
-            if (offset >= at.n_slots) continue; /* all of them are 0 */
-#pragma unroll
-            for (uint32_t i = 0; i < 3; i++)
-                sum.sum[i] +=
-                    __shfl_xor_sync(0xffffffffu, (unsigned long long)sum.sum[i], (int)offset);
-        }
+        sum = cn_score_sum_lanes(sum, at.n_slots);
         const float log2_sum = h < p.group ? cn_exp_sum_log2(sum) : CUDART_NAN_F;
         if (lane == 0) ((uint16_t *)heads)[h] = cn_f16_or_nan(-log2_sum);
     }
