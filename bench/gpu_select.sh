@@ -7,7 +7,8 @@
 # kernels that rank any keys, and these take longer (docs/BENCH.md).
 #   BASELINE  an older cinch, with its cinch-cuda.so: compares the steps of full KV and zip with it
 #   DENSE     values of --select-dense-layers (0 2)
-#   TOKENS    of a list (2048); LESS those of the second tls (1024); ARMS instead, one word a run
+#   TOKENS    of a list (2048); LESS those of the second tls (1024)
+#   ARMS      the runs, instead of these: words, each the arms of one run, separated by commas
 #   BATCHES   batches of the first part; RESIDENT the tokens of those without their own (96)
 #   SEQS (18)  CONTEXT (135168)  STEPS (24) timed in a batch
 #   OUTPUT    output tokens of the steady state (32768), STEADY its steps (400), ZIP_SEQS (256)
@@ -23,7 +24,7 @@ of_ds=ds:$tokens:select_group=mean,ds:$tokens
 of_tls=tls:$tokens,tls:${LESS:-1024}
 for dense in ${DENSE:-0 2}; do
     for arms in ${ARMS:-$of_ds $of_tls quest:$tokens}; do
-        name=select-$dense-${arms%%:*}
+        name=select-$dense-$(printf %s "$arms" | tr :,= ---)
         bench "$name" --select-dense-layers "$dense" --arms "$arms" --resident "$base" \
             --batches "${BATCHES:-$default}" --decode-steps "${STEPS:-24}" \
             --max-num-seqs "${SEQS:-18}" --max-model-len "${CONTEXT:-135168}" ${OPTIONS-} |

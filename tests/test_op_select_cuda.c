@@ -1,6 +1,7 @@
 /* test_op_select_cuda.c - score and select on the GPU compared with the CPU, on random shapes.
  *
- * The keys of the stages are declared (cn_score_args.keys) in two worlds of three.
+ * The keys of the stages are declared (cn_score_args.keys) in two worlds of three. Stages without
+ * group rule max have no logits.
  *
  * Scores of labels and hashes, and lists of the same scores, must be equal bit by bit. Scores of
  * rows and bounds are sums of floats, so lists of the GPU's own scores may differ from the CPU's
@@ -17,6 +18,7 @@
 
 #include <cmocka.h>
 
+#include "compress/selector.h"
 #include "engine/select_math.h"
 #include "tests/lib/op_cases.h"
 #include "tests/lib/score_value.h"
@@ -272,7 +274,8 @@ static void bind_side(world *w, uint32_t i, int side, const cn_pools *pools, con
     a->n_seqs = w->n_seqs;
     a->first_layer = FIRST_LAYER;
     a->n_layers = w->n_layers;
-    a->logits = logits;
+    for (uint32_t s = 0; s < w->n_seqs; s++)
+        if (cn_sel_stage_is_max(&w->stage[i][s])) a->logits = logits;
     a->out = side == ON_CPU ? w->scores[i].cpu : w->scores[i].cuda;
     w->select[side][i] = (cn_select_args){
         .score = a->out,
@@ -617,6 +620,28 @@ static double run_long(op_env *env, uint32_t seed)
     return check_world(w, equal ? 0 : 4);
 }
 
+/* All sequences rank the same keys by the same rule, so kernels for these run. K rows are so many
+ * that each ring is filled more than once. */
+static double run_alike(op_env *env, uint32_t seed)
+{
+    static const uint32_t kinds[] = {0, 1, 2, 3, 5}; /* of STAGE_KINDS: rows, labels, bounds */
+    const uint32_t kind = kinds[seed % 5];
+    const bool rows = STAGE_KINDS[kind].key == CN_KEY_ROWS;
+    paged_shape s = {.n_layers = FIRST_LAYER + 1,
+                     .n_heads = 16,
+                     .n_kv_heads = 4,
+                     .head_dim = seed % 2 ? 64 : 128,
+                     .block_tokens = 64,
+                     .n_seqs = 2,
+                     .n_decode = 2,
+                     .n_q = {1, 1},
+                     .kv_len = {rows ? 30000 : 9000, 700}};
+    world *w = world_create(env, &s, 1);
+    for (uint32_t i = 0; i < s.n_seqs; i++) draw_row(w, i, kind);
+    w->keys_known = true;
+    return check_world(w, 4);
+}
+
 static void run_stage(world *w, uint32_t i)
 {
     OP_OK(w->env->cuda->score(w->env->cuda_stream, &w->score[ON_CUDA][i]));
@@ -683,6 +708,7 @@ int main(int argc, char **argv)
         {"select", 60, 0, run_drawn, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, long", N_WITHOUT_TILES + 4, 0, run_long, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, rows", 16, 0, run_rows, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"select, alike", 10, 0, run_alike, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, many", PAGED_MAX_SEQS - 30 + 1, 0, run_many, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, in order", 16, 0, run_in_order, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, refused", 1, 0, run_refusals, .gemm = CN_CUDA_GEMM_LIBRARY},

@@ -28,7 +28,7 @@ enum {
     CN_FEED_WARPS = CN_FEED_THREADS / CN_WARP,
     CN_FEED_STAGES = 8, /* most stages of a ring */
     CN_FEED_LABELS = 1 << CN_LOT_MAX_LOG2, /* of a lot */
-    CN_FEED_ANY = 4,       /* as a cn_sel_key: stages may have different ones */
+    CN_FEED_ANY = CN_KEY_HASH + 1, /* as a cn_sel_key: stages may have different ones */
     CN_FEED_SHIFT = 64 /* bytes between the halves of a lot of bounds */
 };
 
@@ -46,7 +46,7 @@ typedef struct cn_feed_shared {
 /* A run of keys of a lot. */
 typedef struct cn_feed_run {
     uint32_t key, runs_log2; /* of the stage; log2 of the runs of a lot */
-    uint64_t at; /* K rows: the pool's row; labels: the number of the first; bounds: address */
+    uint64_t place; /* K rows: the pool's row; labels: the number of the first; bounds: address */
 } cn_feed_run;
 
 /* KEY: what all stages of the launch rank, or CN_FEED_ANY. K rows: a lot is one run. */
@@ -104,8 +104,8 @@ __device__ static inline cn_feed<KEY> cn_feed_of(const cn_feed_shape &shape,
     return f;
 }
 
-/* Returns cn_feed_run.at of a run. first: the token with which it begins. */
-__device__ static inline uint64_t cn_feed_run_at(const cn_score_params &p, const cn_score_part &x,
+/* Returns cn_feed_run.place of a run. first: the token with which it begins. */
+__device__ static inline uint64_t cn_feed_place(const cn_score_params &p, const cn_score_part &x,
                                                  uint32_t key, const cn_score_token &first)
 {
     if (key == CN_KEY_LABELS) return cn_score_side_of(p, x, first);
@@ -126,7 +126,7 @@ __device__ static inline void cn_feed_find_in(Feed &f, const cn_score_params &p,
     cn_score_token first =
         cn_score_token_of(p, x, ((x.lot + number) << x.lot_log2) + (run << run_log2));
     first.slot &= ~((1u << run_log2) - 1); /* the first candidate may be within the run */
-    f.run = {key, runs_log2, cn_feed_run_at(p, x, key, first)};
+    f.run = {key, runs_log2, cn_feed_place(p, x, key, first)};
     f.at = 0;
     const uint32_t left = (x.n_lots - f.next + f.n_workers - 1) / f.n_workers;
     f.n_found = min(left, CN_WARP >> runs_log2);
@@ -159,9 +159,9 @@ __device__ static inline void cn_feed_copy_labels(const cn_score_params &p, cons
     const uint32_t n = CN_FEED_LABELS >> r.runs_log2, lane = threadIdx.x % CN_WARP;
     const uint32_t first = (lane & ((1u << r.runs_log2) - 1)) * n; /* of the lot */
     const uint32_t scales = stage + CN_FEED_LABELS * p.label_bytes;
-    cn_bulk_copy_hint(stage + first * p.label_bytes, g.labels + r.at * p.label_bytes,
+    cn_bulk_copy_hint(stage + first * p.label_bytes, g.labels + r.place * p.label_bytes,
                       n * p.label_bytes, full, CN_CACHE_EVICT_FIRST);
-    cn_bulk_copy_hint(scales + first * (uint32_t)sizeof(uint16_t), g.scales + r.at,
+    cn_bulk_copy_hint(scales + first * (uint32_t)sizeof(uint16_t), g.scales + r.place,
                       n * (uint32_t)sizeof(uint16_t), full, CN_CACHE_EVICT_FIRST);
 }
 
@@ -171,7 +171,7 @@ __device__ static inline void cn_feed_copy_bounds(const cn_score_params &p, cons
 {
     const uint32_t half = cn_feed_lot_bytes(p, false) / 2, bytes = 2 * half >> r.runs_log2;
     const uint32_t at = (threadIdx.x % CN_WARP & ((1u << r.runs_log2) - 1)) * bytes;
-    const unsigned char *from = (const unsigned char *)r.at;
+    const unsigned char *from = (const unsigned char *)r.place;
     const uint32_t first = at < half ? min(bytes, half - at) : 0; /* of the first half */
     if (first > 0) cn_bulk_copy_hint(stage + at, from, first, full, CN_CACHE_EVICT_FIRST);
     if (first < bytes)
@@ -190,7 +190,7 @@ __device__ static inline void cn_feed_copy(const Feed &f, const cn_score_params 
     if (key == CN_KEY_ROWS) { /* one lane copies the lot */
         if (lane != f.at) return;
         cn_barrier_expect(full, cn_feed_lot_bytes(p, false));
-        cn_tma_load(stage, f.rows, full, 0, (uint32_t)f.run.at, CN_CACHE_EVICT_FIRST);
+        cn_tma_load(stage, f.rows, full, 0, (uint32_t)f.run.place, CN_CACHE_EVICT_FIRST);
         return;
     }
     const uint32_t to = cn_shared_address(stage);
@@ -201,7 +201,7 @@ __device__ static inline void cn_feed_copy(const Feed &f, const cn_score_params 
     else cn_feed_copy_bounds(p, f.run, to, full);
 }
 
-/* Copies the first lot that is found into the stage that is filled next. */
+/* The same, and counts the lot as in flight. */
 template <typename Feed>
 __device__ static inline void cn_feed_push(Feed &f, const cn_score_params &p)
 {

@@ -118,12 +118,12 @@ __device__ static inline uint32_t cn_ring_lane_bits(const cn_score_params &p,
 /* The lots of a warp in a part, one after the other. */
 typedef struct cn_key_lots {
     uint32_t start, end;  /* the token where the lot begins; that behind the part's last lot */
-    uint32_t whole, span; /* if start - whole < span, all bits of all lanes are set */
+    uint32_t inner, span; /* if start - inner < span, all bits of all lanes are set */
     uint16_t *out;        /* of the lane's first candidate */
-    uint32_t tokens, outs; /* from one of the warp's lots to the next */
+    uint32_t token_step, out_step; /* from one of the warp's lots to the next */
 } cn_key_lots;
 
-/* out: of the unit's first candidate. width: numbers of a candidate. */
+/* out: of the unit's first candidate. width: u16 values that are stored for a candidate. */
 template <bool IS_ROWS>
 __device__ static inline cn_key_lots cn_ring_first_lot(const cn_score_part &x, uint32_t n_workers,
                                                        uint16_t *out, uint32_t width)
@@ -134,17 +134,27 @@ __device__ static inline cn_key_lots cn_ring_first_lot(const cn_score_part &x, u
     cn_key_lots l;
     l.start = (x.lot + threadIdx.x / CN_WARP) << x.lot_log2;
     l.end = (x.lot + x.n_lots) << x.lot_log2;
-    l.whole = (x.from + tokens - 1) & ~(tokens - 1);
-    l.span = may_be_below || to < l.whole ? 0 : to - l.whole;
+    l.inner = (x.from + tokens - 1) & ~(tokens - 1);
+    l.span = may_be_below || to < l.inner ? 0 : to - l.inner;
     const int32_t first = ((int32_t)(l.start - x.from) >> x.stage.entry_log2) +
                           (int32_t)cn_ring_key_of_lane<IS_ROWS>(); /* may be below 0 */
     l.out = out + (ptrdiff_t)first * (ptrdiff_t)width;
-    l.tokens = n_workers * tokens;
-    l.outs = n_workers * keys * width;
+    l.token_step = n_workers * tokens;
+    l.out_step = n_workers * keys * width;
     return l;
 }
 
-/* Sets the logits of a lane, of two heads, and stores them at `out` if `exists`: bits. */
+/* Returns the bits of the lane in a lot. */
+template <bool IS_ROWS>
+__device__ static inline uint32_t cn_ring_lot_bits(const cn_score_params &p,
+                                                   const cn_score_part &x, const cn_key_lots &l)
+{
+    if (l.start - l.inner < l.span) return cn_ring_all_bits<IS_ROWS>();
+    return cn_ring_lane_bits<IS_ROWS>(p, x, l.start);
+}
+
+/* Sets the logits of a lane, of two heads. Stores at `out` those of a candidate whose bit
+ * CN_LANE_EXISTS is set in `exists`. */
 __device__ static inline void cn_ring_store_heads(uint16_t *out, uint32_t row, uint32_t exists,
                                                   uint32_t bits, const float sums[4], float factor,
                                                   float logit[2][2])
@@ -206,10 +216,8 @@ __device__ static inline void cn_ring_keys_mean(const cn_score_params &p, const 
     const float factor = cn_score_scale_of(p, x);
     const cn_bf16 *q = cn_ring_query_row(m, 0, 2, cn_ring_query_width(p, x));
     cn_key_lots l = cn_ring_first_lot<IS_ROWS>(x, m.n_workers, p.args.out + x.first, 1);
-    for (; l.start < l.end; l.start += l.tokens, l.out += l.outs) {
-        const bool whole = l.start - l.whole < l.span;
-        const uint32_t bits =
-            whole ? cn_ring_all_bits<IS_ROWS>() : cn_ring_lane_bits<IS_ROWS>(p, x, l.start);
+    for (; l.start < l.end; l.start += l.token_step, l.out += l.out_step) {
+        const uint32_t bits = cn_ring_lot_bits<IS_ROWS>(p, x, l);
         float sums[4];
         cn_ring_dot<IS_ROWS, D>(sums, p, cn_feed_wait(f), q);
         cn_feed_release(f, p, known);
@@ -230,10 +238,8 @@ __device__ static inline void cn_ring_keys_max(const cn_score_params &p, const c
     uint16_t *const rows = cn_score_rows(p, x.stored) + own;
     cn_key_lots l = cn_ring_first_lot<IS_ROWS>(x, m.n_workers, rows, row);
     cn_key_sums weights = {};
-    for (; l.start < l.end; l.start += l.tokens, l.out += l.outs) {
-        const bool whole = l.start - l.whole < l.span;
-        const uint32_t bits =
-            whole ? cn_ring_all_bits<IS_ROWS>() : cn_ring_lane_bits<IS_ROWS>(p, x, l.start);
+    for (; l.start < l.end; l.start += l.token_step, l.out += l.out_step) {
+        const uint32_t bits = cn_ring_lot_bits<IS_ROWS>(p, x, l);
         const bool has[2] = {(bits & CN_LANE_SCORED) != 0, (bits & CN_LANE_SCORED << 1) != 0};
         const unsigned char *keys = cn_feed_wait(f);
 #pragma unroll 1

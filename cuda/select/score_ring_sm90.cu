@@ -6,7 +6,7 @@
  *
  * Two blocks per multiprocessor, each with an equal run of the step's lots, or with lots of one
  * unit (score.cuh). Each warp has a ring of stages in shared memory, one lot each, and fills it
- * with bulk copies (score_feed.cuh): at d 128 two or three stages of 4 to 4.5 KiB, so about 200 KiB
+ * with bulk copies (score_feed.cuh): at d 128 two or three stages of 4 to 5 KiB, so about 200 KiB
  * per multiprocessor.
  * Keys, tables and the arrays of a step are final before the kernel waits for the query, except in
  * the first layer and in launches of several layers. So some stages are filled before that wait,
@@ -16,18 +16,20 @@
  * filled after the wait.
  *
  * Kernels of a step evict each other's instructions from the caches, and a miss takes long beside
- * these copies. So a loop that runs few times, such as that over a lot of labels, is not unrolled.
+ * these copies. So a loop that runs few times, such as that over a lot of labels under rule max, is
+ * not unrolled.
  *
- * Where all stages of a launch rank the same keys, the host knows it, and a kernel for these needs
- * fewer registers. The selectors that a server declares decide it.
+ * Where all stages of a launch rank labels, or bounds without rule max, or K rows, the host knows
+ * it and launches a kernel for these keys, which needs fewer registers. The selectors that a server
+ * declares decide it.
  *
  * Keys are read once. Groups of more than 8 heads (labels: 4) read shared memory again. Keys leave
  * the L2 cache first, and the logits of rule max last: score_share.cu reads them, and those of the
  * next layer take their place.
  *
  * Bytes per candidate and kv head: as in score.cu.
- * Block: 256 threads, 128 registers; K rows alone and labels under rule max alone 96, labels or
- * bounds alone 64. CPU version: cpu_sel_score.c. */
+ * Block: 256 threads, 128 registers; 96 for K rows alone and for labels alone under rule max; 64
+ * for labels or bounds alone without rule max. CPU version: cpu_sel_score.c. */
 #include "cuda/select/score_ring_keys.cuh"
 #include "cuda/select/score_ring_labels.cuh"
 #include "cuda/select/score_share.h"
@@ -38,11 +40,10 @@ enum {
     EARLY_STAGES = 2, /* of a ring: filled before the wait for the query */
     ALIGN = 128,      /* bytes, of a stage */
     ROW_ALIGN = 1024, /* of a stage with K rows, which a tensor map copies */
-    ROW_STAGES = 3,   /* most of a ring of K rows: other loads wait behind the copies */
-    STATIC_BYTES = 1024,     /* no less than the static shared memory of a block */
-    RESERVED_BYTES = 1024,   /* shared memory that the GPU takes for each block */
-    SELECT_BYTES = 12 * 1024, /* no less than a block of `select` takes; two fit */
-    SHARE_BYTES = 1024       /* half of what a block of score_share.cu takes */
+    ROW_STAGES = 3,   /* most of a ring of K rows: other loads wait behind the copies (d 128) */
+    STATIC_BYTES = 1024,      /* no less than the static shared memory of a block */
+    RESERVED_BYTES = 1024,    /* shared memory that the GPU takes for each block */
+    SHARE_BYTES = 1024        /* no less than half of what a block of score_share.cu takes */
 };
 
 /* The dynamic shared memory of a block: rings, queries, sums, then what cn_score_divide needs. */
@@ -161,8 +162,9 @@ __global__ static void __launch_bounds__(THREADS, CN_SCORE_BLOCKS)
 }
 
 /* The same for launches that rank labels only, or bounds only and none under rule max. Besides its
- * blocks a multiprocessor has room for blocks of the next kernel, two of `select` or one of
- * score_share.cu. So these start, and load what they need of the step, before this kernel ends. */
+ * blocks a multiprocessor has room for blocks of the next kernel: two of `select`, one if it has
+ * clusters of eight, or one of score_share.cu. So these start, and load what they need of the step,
+ * before this kernel ends. */
 template <uint32_t KEY, bool MAX>
 __global__ static void __maxnreg__(MAX ? 96 : 64)
     one_key_kernel(const __grid_constant__ cn_score_params p,
@@ -201,7 +203,7 @@ static bool has_one_key(const cn_score_params &p)
 static size_t room_of(const cn_score_params &p)
 {
     if (!has_one_key(p)) return 0;
-    return p.args.logits ? SHARE_BYTES : SELECT_BYTES;
+    return p.args.logits ? (size_t)SHARE_BYTES : (size_t)CN_SELECT_BLOCK_BYTES;
 }
 
 /* Divides half of a multiprocessor's shared memory. Returns false if it is too small for a ring. */
@@ -232,9 +234,9 @@ static bool shape_of(const cn_stream *s, const cn_score_params &p, ring_shape *s
     uint32_t n_workers = CN_FEED_WARPS;
     while (n_workers > 1 && stages / n_workers < LEAST_STAGES) n_workers /= 2;
     shape->feed.n_workers = n_workers;
-    const uint32_t each = has_only(p, CN_KEY_ROWS) ? (uint32_t)ROW_STAGES
+    const uint32_t most = has_only(p, CN_KEY_ROWS) ? (uint32_t)ROW_STAGES
                                                    : (uint32_t)CN_FEED_STAGES;
-    shape->feed.n_stages = cn_min_u32((uint32_t)stages, n_workers * each);
+    shape->feed.n_stages = cn_min_u32((uint32_t)stages, n_workers * most);
     shape->query_at = shape->feed.n_stages * stage_bytes;
     shape->sums_at = shape->query_at + (uint32_t)query;
     shape->seqs_at = shape->sums_at + (uint32_t)sums;

@@ -53,6 +53,9 @@ template <uint32_t PARTS> struct select_shared {
     block_scan::TempStorage block;
 };
 
+static_assert(sizeof(select_shared<4>) + 1024 <= CN_SELECT_BLOCK_BYTES,
+              "the GPU takes 1 KiB for itself");
+
 /* A unit's candidates, and how the selected ones are written. */
 typedef struct select_list {
     const uint4 *vecs; /* from the 16-byte boundary before the first score on */

@@ -6,6 +6,9 @@
 #include "cuda/launch.cuh"
 #include "cuda/util.cuh"
 
+/* Shared memory that the GPU takes for a block of `select` in clusters of up to four, at most. */
+enum { CN_SELECT_BLOCK_BYTES = 12 * 1024 };
+
 /* A unit is (sequence, layer of the call, kv head). */
 typedef struct cn_sel_unit {
     uint32_t index, seq, row, head;
