@@ -86,36 +86,38 @@ done <<T
 --summary-json $dir: Is a directory|run-batch $model -i examples/prompts.jsonl -o $dir/o --summary-json $dir
 --json $dir/no/x: No such file|compare $model -i examples/prompts.jsonl --arms zip --json $dir/no/x
 --plot /proc/version/x: Not a directory|compare $model -i examples/prompts.jsonl --arms zip --plot /proc/version/x
+--input-file $dir/no/x: No such file|run-batch $model -i $dir/no/x -o $dir/o
+--input-file $dir: Is a directory|compare $model -i $dir --arms zip
 --retry-errors needs --resume|run-batch $model -i examples/prompts.jsonl -o $dir/o --retry-errors
 --id-field needs --prompt-field|run-batch $model -i examples/prompts.jsonl -o $dir/o --id-field id
 --kv-budget needs --kv-policy window or zip|plan $model --kv-budget 2048
---kv-budget needs --kv-policy window or zip|run-batch $model -i x -o $dir/o --kv-budget 384 --kv-select ds
+--kv-budget needs --kv-policy window or zip|run-batch $model -i examples/prompts.jsonl -o $dir/o --kv-budget 384 --kv-select ds
 --kv-window needs --kv-policy zip|serve $model --kv-window 32 --kv-policies full,window
 --kv-sinks needs --kv-policy window, or --kv-select oracle|bench throughput $model --kv-sinks 8
---kv-global needs --kv-policy zip|run-batch $model -i x -o $dir/o --no-kv-global
+--kv-global needs --kv-policy zip|run-batch $model -i examples/prompts.jsonl -o $dir/o --no-kv-global
 --sync-compression needs --kv-policy window or zip|bench throughput $model --sync-compression
 --tail-relaxation needs --kv-policy window or zip|serve $model --tail-relaxation
 --hybrid-scheduling needs --kv-policy window or zip|serve $model --no-hybrid-scheduling
---select-tokens needs --kv-select oracle|run-batch $model -i x -o $dir/o --select-tokens 64 --kv-policy zip
+--select-tokens needs --kv-select oracle|run-batch $model -i examples/prompts.jsonl -o $dir/o --select-tokens 64 --kv-policy zip
 --select-tiles needs --kv-select tls|plan $model --select-tiles 8 --kv-selectors ds
 --select-group needs --kv-select ds or tls|plan $model --select-group mean --kv-select quest
 --select-dense-layers needs --kv-select oracle|plan $model --select-dense-layers 1
 --select-query needs --kv-home peer or host, with --kv-select tls|plan $model --select-query union --kv-select tls
---select-cap needs an arm of --arms that reads it: tls, spade or last, with home=peer|compare $model -i x --arms spade:64 --select-cap 4
-tls reads select_query only with home=peer or home=host before it|compare $model -i x --arms tls:64:select_query=union:home=host
-spade does not read select_query|compare $model -i x --arms spade:64:home=host:select_query=union
+--select-cap needs an arm of --arms that reads it: tls, spade or last, with home=peer|compare $model -i examples/prompts.jsonl --arms spade:64 --select-cap 4
+tls reads select_query only with home=peer or home=host before it|compare $model -i examples/prompts.jsonl --arms tls:64:select_query=union:home=host
+spade does not read select_query|compare $model -i examples/prompts.jsonl --arms spade:64:home=host:select_query=union
 --recent-tokens needs --kv-select oracle|plan $model --recent-tokens 1
---kv-policy has no effect on cinch compare|compare $model -i x --arms zip --kv-policy zip
---kv-selectors has no effect on cinch compare|compare $model -i x --arms zip --kv-selectors ds
---kv-alpha needs an arm of --arms that reads it: zip|compare $model -i x --arms window:64 --kv-alpha 0.5
---arms window:64:alpha=1: window does not read alpha: it reads budget sinks|compare $model -i x --arms window:64:alpha=1
---arms ds:64:budget=64: ds does not read budget|compare $model -i x --arms ds:64:budget=64
---kv-home has no effect on cinch compare: --arms names|compare $model -i x --arms spade:64 --kv-home host
+--kv-policy has no effect on cinch compare|compare $model -i examples/prompts.jsonl --arms zip --kv-policy zip
+--kv-selectors has no effect on cinch compare|compare $model -i examples/prompts.jsonl --arms zip --kv-selectors ds
+--kv-alpha needs an arm of --arms that reads it: zip|compare $model -i examples/prompts.jsonl --arms window:64 --kv-alpha 0.5
+--arms window:64:alpha=1: window does not read alpha: it reads budget sinks|compare $model -i examples/prompts.jsonl --arms window:64:alpha=1
+--arms ds:64:budget=64: ds does not read budget|compare $model -i examples/prompts.jsonl --arms ds:64:budget=64
+--kv-home has no effect on cinch compare: --arms names|compare $model -i examples/prompts.jsonl --arms spade:64 --kv-home host
 --kv-select has no effect on bench throughput --arms|bench throughput $model --resident 64 --arms ds:64 --kv-select ds
---home-space 0.1: no home is declared; add home=peer or home=host to an arm|compare $model -i x --arms spade:64 --home-space 0.1
---unknown-fields has no effect on a forced continuation|compare $model -i x --arms zip --prompt-field p --continue-field q --unknown-fields refuse
---chat-template has no effect on a forced continuation|compare $model -i x --arms zip --prompt-field p --continue-field q --chat-template qwen3
---reasoning-parser has no effect on a forced continuation|compare $model -i x --arms zip --prompt-field p --continue-field q --reasoning-parser auto
+--home-space 0.1: no home is declared; add home=peer or home=host to an arm|compare $model -i examples/prompts.jsonl --arms spade:64 --home-space 0.1
+--unknown-fields has no effect on a forced continuation|compare $model -i examples/prompts.jsonl --arms zip --prompt-field p --continue-field q --unknown-fields refuse
+--chat-template has no effect on a forced continuation|compare $model -i examples/prompts.jsonl --arms zip --prompt-field p --continue-field q --chat-template qwen3
+--reasoning-parser has no effect on a forced continuation|compare $model -i examples/prompts.jsonl --arms zip --prompt-field p --continue-field q --reasoning-parser auto
 --max-tokens has no effect on bench throughput: |bench throughput $model --output-len 8 --max-tokens 2
 --ignore-eos has no effect on bench throughput: |bench throughput $model --no-ignore-eos
 --served-model-name has no effect on bench throughput: |bench throughput $model --served-model-name a
@@ -132,10 +134,10 @@ spade does not read select_query|compare $model -i x --arms spade:64:home=host:s
 --chat-template has no effect on cinch tokenize: it needs --chat|tokenize $model --chat-template nonsense --text hi
 --tokenizer has no effect on cinch plan: |plan $model --tokenizer /nonexist
 --chat-template has no effect on cinch plan: |plan $model --chat-template /nonexist
---share-prefix-cache is an option of the sharing section|run-batch $model -i x -o $dir/o --share-prefix-cache
---loop-rescue needs --repetition-max-pattern-size|run-batch $model -i x -o $dir/o --loop-rescue full --kv-policy zip
---loop-rescue needs --kv-policy window or zip|run-batch $model -i x -o $dir/o --loop-rescue full --repetition-max-pattern-size 8 --repetition-min-count 2
---repetition-min-count needs --repetition-max-pattern-size|run-batch $model -i x -o $dir/o --prompt-field q --repetition-min-count 3
+--share-prefix-cache is an option of the sharing section|run-batch $model -i examples/prompts.jsonl -o $dir/o --share-prefix-cache
+--loop-rescue needs --repetition-max-pattern-size|run-batch $model -i examples/prompts.jsonl -o $dir/o --loop-rescue full --kv-policy zip
+--loop-rescue needs --kv-policy window or zip|run-batch $model -i examples/prompts.jsonl -o $dir/o --loop-rescue full --repetition-max-pattern-size 8 --repetition-min-count 2
+--repetition-min-count needs --repetition-max-pattern-size|run-batch $model -i examples/prompts.jsonl -o $dir/o --prompt-field q --repetition-min-count 3
 --gpu-memory-utilization has no effect with --device cpu|plan $model --device cpu --gpu-memory-utilization 0.5
 --max-batches needs --spool|serve $model --max-batches 5
 --max-file-bytes needs --spool|serve $model --max-file-bytes 5M
@@ -148,17 +150,17 @@ unexpected argument 'b': --input-file takes one file; to join several, pipe them
 --kv-select ds,tls: expected one value, not a list: one of|plan $model --kv-select ds,tls
 --gpu-memory plans for a GPU, wherever it is: leave out --device cpu|plan $model --device cpu --gpu-memory 80G
 --dtype float32 does not run on a GPU|plan $model --dtype float32 --gpu-memory 80G
---n 200 exceeds --max-n 128|run-batch $model -i x -o $dir/o --n 200
+--n 200 exceeds --max-n 128|run-batch $model -i examples/prompts.jsonl -o $dir/o --n 200
 --n 9 exceeds --max-n 8|serve $model --n 9 --max-n 8
 -o needs a value|run-batch $model -o -i x
 --output-file needs a value|run-batch $model --output-file -i x
 --gpu-memory 512M: expected bytes, with K, M, G, T for powers of 1024, k, m, g, t for powers of 1000, from 1G to|plan $model --gpu-memory 512M
 --max-file-bytes 2T: expected bytes, with K, M, G, T for powers of 1024, k, m, g, t for powers of 1000, from 1 to 1T|serve $model --max-file-bytes 2T
---seed 99999999999999999999: expected a whole number from 0 to 18446744073709551615|run-batch $model -i x -o $dir/o --seed 99999999999999999999
---max-tokens 0: expected a whole number from 1|run-batch $model -i x -o $dir/o --max-tokens 0
+--seed 99999999999999999999: expected a whole number from 0 to 18446744073709551615|run-batch $model -i examples/prompts.jsonl -o $dir/o --seed 99999999999999999999
+--max-tokens 0: expected a whole number from 1|run-batch $model -i examples/prompts.jsonl -o $dir/o --max-tokens 0
 --chat-template chatlm: expected a file, auto, or one of chatml, qwen2, qwen3, llama3, deepseek-r1, none; did you mean chatml?|run-batch $model -i examples/prompts.jsonl -o $dir/u --prompt-field prompt --chat-template chatlm
 --chat-template x/y: expected a file, auto, or one of|tokenize $model --chat --text [] --chat-template x/y
---tokenizer nope: no such directory: expected one with tokenizer.json|run-batch $model -i x -o $dir/o --tokenizer nope
+--tokenizer nope: no such directory: expected one with tokenizer.json|run-batch $model -i examples/prompts.jsonl -o $dir/o --tokenizer nope
 --tokenizer README.md: no such directory|tokenize $model --text x --tokenizer README.md
 --gpu-memory 80: expected bytes|plan $model --gpu-memory 80
 --kv-budget 256,512: expected one value, not a list: a whole number|plan $model --kv-budget 256,512
@@ -195,10 +197,10 @@ done <<T
 --summary-json $in is the same file as --input-file|$batch -o $new --summary-json $in
 --summary-json $dir/files/link is the same file as --input-file|$batch -o $new --summary-json $dir/files/link
 --summary-json $dir/files/hard is the same file as --input-file|$batch -o $new --summary-json $dir/files/hard
---summary-json $in is the same file as --chat-template|run-batch $model -i x -o $new --chat-template $in --summary-json $in
+--summary-json $in is the same file as --chat-template|run-batch $model -i examples/prompts.jsonl -o $new --chat-template $in --summary-json $in
 --output-file $dir/files/link is the same file as --input-file|$batch -o $dir/files/link
 --json $in is the same file as --input-file|compare $model -i $in --arms zip --json $in
---plot $in is the same file as an input file|compare $model -i x $in --arms zip --plot $in
+--plot $in is the same file as an input file|compare $model -i examples/prompts.jsonl $in --arms zip --plot $in
 --json $new is the same file as --plot|compare $model -i $in --arms zip --json $new --plot $new
 --output-file $in is the same file as --text|calibrate $model --text $in -o $in
 --output-file $in is the same file as an input file|calibrate $model --text x $in -o $in

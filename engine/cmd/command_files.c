@@ -45,17 +45,43 @@ static const char *file_of(const cn_option *o, const cn_config *c, uint32_t flag
     return no_file ? NULL : path;
 }
 
-/* Reports an invalid path before hours of work. */
-static cn_status check_written(const cn_config *c, uint32_t sections)
+/* ---- files that can be read or written ---- */
+
+static bool can_read(const char *path)
+{
+    struct stat s;
+    if (stat(path, &s) != 0) return false;
+    if (!S_ISDIR(s.st_mode)) return access(path, R_OK) == 0;
+    errno = EISDIR;
+    return false;
+}
+
+/* Checks the files of the options with a flag, before a model is loaded and before hours of work.
+ * A chat template that cannot be read may be a misspelled name, which its loader reports. */
+static cn_status check_options(const cn_config *c, uint32_t sections, uint32_t flag,
+                               bool (*can)(const char *path))
 {
     size_t n;
     const cn_option *o = cn_options(&n);
     for (size_t i = 0; i < n; i++) {
-        if (!(o[i].section & sections)) continue;
-        const char *path = file_of(&o[i], c, CN_OPTION_WRITTEN);
-        if (path && !is_standard(path) && !can_write(path))
+        const char *path = o[i].section & sections ? file_of(&o[i], c, flag) : NULL;
+        if (path && path != c->chat_template && !is_standard(path) && !can(path))
             return cn_fail(CN_ERR_ARG, "--%s %s: %s", o[i].name, path, strerror(errno));
     }
+    return CN_OK;
+}
+
+/* The positional arguments of a command that has an input are files of it. */
+static bool has_input(uint32_t sections)
+{
+    return sections & (CN_SECTION_COMPARE | CN_SECTION_CALIBRATE);
+}
+
+static cn_status check_more(uint32_t sections, char *const *more, int n_more)
+{
+    for (int i = 0; has_input(sections) && i < n_more; i++)
+        if (!is_standard(more[i]) && !can_read(more[i]))
+            return cn_fail(CN_ERR_ARG, "%s: %s", more[i], strerror(errno));
     return CN_OK;
 }
 
@@ -129,8 +155,7 @@ static cn_status collect(named_files *files, const cn_config *c, uint32_t sectio
         const bool written = o[i].flags & CN_OPTION_WRITTEN;
         if (path) files->at[files->n++] = (named_file){path, o[i].name, NULL, written};
     }
-    const bool has_input = sections & (CN_SECTION_COMPARE | CN_SECTION_CALIBRATE);
-    for (int i = 0; has_input && i < n_more; i++)
+    for (int i = 0; has_input(sections) && i < n_more; i++)
         files->at[files->n++] = (named_file){.path = more[i], .what = "an input file"};
     if (!(sections & CN_SECTION_RUN_BATCH) || is_standard(c->output_file)) return CN_OK;
     CN_TRY(cn_run_record_path(&files->record, c->output_file));
@@ -143,7 +168,7 @@ static cn_status collect(named_files *files, const cn_config *c, uint32_t sectio
 cn_status cn_command_check_files(const cn_config *c, uint32_t sections, char *const *more,
                                  int n_more)
 {
-    CN_TRY(check_written(c, sections));
+    CN_TRY(check_options(c, sections, CN_OPTION_WRITTEN, can_write));
     named_files files = {0};
     files.at = cn_calloc((size_t)n_more + CN_OPTION_MAX + 1, sizeof *files.at);
     if (!files.at) return cn_fail(CN_ERR_MEMORY, "out of memory for %d files", n_more);
@@ -151,5 +176,7 @@ cn_status cn_command_check_files(const cn_config *c, uint32_t sections, char *co
     if (status == CN_OK) status = compare_files(&files);
     cn_buf_free(&files.record);
     cn_free(files.at);
-    return status;
+    CN_TRY(status);
+    CN_TRY(check_options(c, sections, CN_OPTION_READ, can_read));
+    return check_more(sections, more, n_more);
 }
