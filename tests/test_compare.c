@@ -51,7 +51,7 @@ static void open_fixture(fixture *x, const char *audit)
     set(c, section, "arms", "zip:128:window=16,window:96,zip:1024:no-global");
     assert_int_equal(cn_compare_arms_parse(&x->arms, c->arms, c), CN_OK);
     assert_int_equal(x->arms.n, N_ARMS);
-    cn_compare_arms_declare(&x->arms, c);
+    assert_int_equal(cn_compare_arms_declare(&x->arms, c), CN_OK);
     if (cn_engine_create(&x->engine, c) != CN_OK) fail_msg("%s", cn_last_error());
     assert_int_equal(
         cn_compare_task_load(&x->task, x->engine, "examples/tiny-reasoner/prompts/ledger.jsonl"),

@@ -78,7 +78,7 @@ static void one_engine_holds_all_arms(void **state)
     c->kv.window_tokens = 99; /* of the arm that has no observation window */
     cn_compare_arms a;
     assert_int_equal(cn_compare_arms_parse(&a, c->arms, c), CN_OK);
-    cn_compare_arms_declare(&a, c);
+    assert_int_equal(cn_compare_arms_declare(&a, c), CN_OK);
     assert_int_equal(c->kv_policies, 1u << CN_KV_FULL | 1u << CN_KV_ZIP | 1u << CN_KV_WINDOW);
     assert_int_equal(c->kv.window_tokens, 48);
     assert_int_equal(c->kv.budget_tokens, 128);
@@ -101,7 +101,7 @@ static void selectors_are_arms_with_full_kv(void **state)
     assert_int_equal(a.arms[3].kv.select, CN_SELECT_NONE);
     assert_int_equal(a.arms[3].kv.budget_tokens, 384);
     assert_false(a.arms[4].kv.select_rotate);
-    cn_compare_arms_declare(&a, c);
+    assert_int_equal(cn_compare_arms_declare(&a, c), CN_OK);
     assert_int_equal(c->kv.select, CN_SELECT_NONE);
     assert_int_equal(c->kv_selectors, 1u << CN_SELECT_NONE | 1u << CN_SELECT_DS |
                                           1u << CN_SELECT_TLS | 1u << CN_SELECT_SPADE);
@@ -127,7 +127,7 @@ static void arms_may_have_a_home(void **state)
     assert_int_equal(a.arms[3].kv.select, CN_SELECT_SPADE);
     assert_int_equal(a.arms[3].kv.budget_tokens, 256);
     assert_int_equal(a.arms[3].kv.home, CN_HOME_PEER);
-    cn_compare_arms_declare(&a, c);
+    assert_int_equal(cn_compare_arms_declare(&a, c), CN_OK);
     assert_int_equal(c->kv.home, CN_HOME_DEVICE);
     assert_int_equal(c->kv_homes, 1u << CN_HOME_DEVICE | 1u << CN_HOME_PEER);
     assert_int_equal(c->kv.select_cap, 512 / 8);
@@ -138,8 +138,16 @@ static void arms_may_have_a_home(void **state)
     c->kv_homes = 1u << CN_HOME_HOST;
     assert_int_equal(cn_compare_arms_parse(&a, c->arms, c), CN_OK);
     assert_int_equal(a.arms[1].kv.home, CN_HOME_AUTO);
-    cn_compare_arms_declare(&a, c);
+    assert_int_equal(cn_compare_arms_declare(&a, c), CN_OK);
     assert_int_equal(c->kv_homes, 1u << CN_HOME_DEVICE | 1u << CN_HOME_HOST);
+    cn_compare_arms_free(&a);
+    cn_config_free(c);
+    /* Without `auto` they have no effect. */
+    c = make_config("full,spade:512:home=host");
+    assert_int_equal(cn_config_set(c, "kv-homes", "host"), CN_OK);
+    assert_int_equal(cn_compare_arms_parse(&a, c->arms, c), CN_OK);
+    assert_int_equal(cn_compare_arms_declare(&a, c), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "--kv-homes has no effect: no arm of --arms"));
     cn_compare_arms_free(&a);
     cn_config_free(c);
 }

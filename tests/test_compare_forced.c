@@ -81,7 +81,7 @@ static void open_fixture(fixture *x, const char *option, const char *value)
     set(c, option, value);
     assert_int_equal(cn_compare_arms_parse(&x->arms, c->arms, c), CN_OK);
     assert_int_equal(x->arms.n, N_ARMS);
-    cn_compare_arms_declare(&x->arms, c);
+    assert_int_equal(cn_compare_arms_declare(&x->arms, c), CN_OK);
     if (cn_engine_create(&x->engine, c) != CN_OK) fail_msg("%s", cn_last_error());
     if (cn_forced_task_load(&x->task, x->engine, x->path) != CN_OK) fail_msg("%s", cn_last_error());
     assert_int_equal(x->task.n, N_DOCUMENTS);

@@ -219,18 +219,19 @@ static cn_status run_engine(cn_bench *b)
     return status != CN_OK ? status : closed;
 }
 
+static cn_status open_arms(cn_bench *b)
+{
+    CN_TRY(cn_compare_arms_parse(&b->arms, b->config->decode_arms, b->config));
+    CN_TRY(cn_compare_arms_declare(&b->arms, b->config));
+    return cn_config_check_kv_readers(b->config);
+}
+
 static cn_status bench(cn_config *c)
 {
     cn_bench b = {.config = c, .n_signals = &n_signals};
     if (c->decode_arms && c->resident == 0) return cn_fail(CN_ERR_ARG, "--arms needs --resident");
-    cn_status status = c->decode_arms ? cn_compare_arms_parse(&b.arms, c->decode_arms, c) : CN_OK;
-    if (status == CN_OK) {
-        if (c->decode_arms) {
-            cn_compare_arms_declare(&b.arms, c);
-            status = cn_config_check_kv_readers(c);
-        }
-        if (status == CN_OK) status = run_engine(&b);
-    }
+    cn_status status = c->decode_arms ? open_arms(&b) : CN_OK;
+    if (status == CN_OK) status = run_engine(&b);
     cn_compare_arms_free(&b.arms);
     return status;
 }

@@ -225,8 +225,19 @@ static uint32_t most_cap(const cn_kv_params *kv)
     return cn_away_of(&form, MAX_BLOCK_TOKENS).cap;
 }
 
-void cn_compare_arms_declare(const cn_compare_arms *a, cn_config *c)
+/* --kv-homes names the homes that `auto` may choose. */
+static cn_status check_homes(const cn_compare_arms *a, const cn_config *c)
 {
+    if (!cn_config_is_given(c, &c->kv_homes)) return CN_OK;
+    for (uint32_t i = 0; i < a->n; i++)
+        if (a->arms[i].kv.home == CN_HOME_AUTO) return CN_OK;
+    return cn_fail(CN_ERR_ARG, "--kv-homes has no effect: no arm of --arms has home=auto; leave it "
+                               "out, or add home=auto to an arm");
+}
+
+cn_status cn_compare_arms_declare(const cn_compare_arms *a, cn_config *c)
+{
+    CN_TRY(check_homes(a, c));
     uint32_t window = 0, budget = 0, cap = 0;
     const uint32_t homes = c->kv_homes | 1U << CN_HOME_DEVICE; /* those that `auto` may choose */
     c->kv_policies = c->kv_selectors = c->kv_homes = 0;
@@ -248,4 +259,5 @@ void cn_compare_arms_declare(const cn_compare_arms *a, cn_config *c)
     c->kv.select_cap = cap;
     if (window) c->kv.window_tokens = window;
     if (budget) c->kv.budget_tokens = budget;
+    return CN_OK;
 }

@@ -28,7 +28,8 @@ cn_status cn_compare_arms_parse(cn_compare_arms *out, const char *list, const cn
 void cn_compare_arms_free(cn_compare_arms *a);
 
 /* Sets in c what one engine needs for all arms: their policies, the largest window, and the
- * smallest budget, which gives the most query slots. */
-void cn_compare_arms_declare(const cn_compare_arms *a, cn_config *c);
+ * smallest budget, which gives the most query slots. CN_ERR_ARG if --kv-homes, the homes that
+ * `auto` may choose, is given and no arm has home=auto. */
+cn_status cn_compare_arms_declare(const cn_compare_arms *a, cn_config *c);
 
 #endif

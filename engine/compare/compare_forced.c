@@ -11,18 +11,21 @@ static void write_json(const cn_forced_report *r, cn_status *written)
     if (*written != CN_OK) cn_log(CN_LOG_WARN, "%s", cn_last_error());
 }
 
-/* *written: whether the last JSON file was written. */
+/* Prints the table of the documents that are done, also if one fails. *written: whether the last
+ * JSON file was written. */
 static cn_status run_task(cn_forced_report *r, cn_engine *e, uint32_t t, cn_status *written)
 {
     CN_TRY(cn_forced_run_create(&r->runs[t], e, r->arms, &r->tasks[t]));
+    cn_status status = CN_OK;
     while (cn_forced_run_done(r->runs[t]) < r->tasks[t].n) {
-        CN_TRY(cn_forced_run_group(r->runs[t]));
+        status = cn_forced_run_group(r->runs[t]);
+        if (status != CN_OK) break;
         cn_log(CN_LOG_INFO, "%s: %u of %u documents", r->tasks[t].name,
                cn_forced_run_done(r->runs[t]), r->tasks[t].n);
         write_json(r, written);
     }
-    cn_forced_print(stdout, r, t);
-    return CN_OK;
+    if (cn_forced_run_done(r->runs[t]) > 0) cn_forced_print(stdout, r, t);
+    return status;
 }
 
 static cn_status run_tasks(cn_forced_report *r, cn_forced_task *tasks, cn_engine *e,

@@ -19,6 +19,7 @@ struct cn_forced_run {
     const cn_compare_arms *arms;
     const cn_forced_task *task;
     cn_forced_figures *figures; /* [arms->n] */
+    cn_forced_figures *before;  /* [arms->n] the figures before the current group */
     uint32_t n_done;
 
     /* The current group, documents n_done to n_done + n_group. */
@@ -189,12 +190,16 @@ cn_status cn_forced_run_group(cn_forced_run *r)
 {
     cn_progress progress;
     r->n_group = group_size(r);
+    memcpy(r->before, r->figures, r->arms->n * sizeof *r->figures);
     cn_progress_begin(&progress, cn_engine_config(r->engine)->progress, stderr);
     /* A compression takes the blocks of the prompt out of the prefix cache. */
     cn_status status = run_arms(r, true, &progress);
     if (status == CN_OK) status = run_arms(r, false, &progress);
     cn_progress_end(&progress);
-    if (status == CN_OK) r->n_done += r->n_group;
+    if (status == CN_OK)
+        r->n_done += r->n_group;
+    else /* some arms have figures of this group */
+        memcpy(r->figures, r->before, r->arms->n * sizeof *r->figures);
     return status;
 }
 
@@ -235,7 +240,8 @@ cn_status cn_forced_run_create(cn_forced_run **out, cn_engine *e, const cn_compa
     r->full = cn_calloc(task->n, sizeof *r->full);
     r->other = cn_calloc(task->n, sizeof *r->other);
     r->figures = cn_calloc(arms->n, sizeof *r->figures);
-    bool ok = r->full && r->other && r->figures;
+    r->before = cn_calloc(arms->n, sizeof *r->before);
+    bool ok = r->full && r->other && r->figures && r->before;
     for (uint32_t a = 0; ok && a < arms->n; a++) {
         r->figures[a].kv = arms->arms[a].kv;
         r->figures[a].scores = cn_calloc(task->n, sizeof *r->figures[a].scores);
@@ -256,5 +262,6 @@ void cn_forced_run_free(cn_forced_run *r)
     cn_free(r->full);
     cn_free(r->other);
     cn_free(r->figures);
+    cn_free(r->before);
     cn_free(r);
 }

@@ -44,7 +44,7 @@ cn_status cn_forced_run_create(cn_forced_run **out, cn_engine *e, const cn_compa
 void cn_forced_run_free(cn_forced_run *r);
 
 /* Runs the next group under every arm. Errors are those of the engine; a request that the engine
- * refuses is CN_ERR_ARG with its arm and line. */
+ * refuses is CN_ERR_ARG with its arm and line. The figures then are those of the groups before. */
 cn_status cn_forced_run_group(cn_forced_run *r);
 
 uint32_t cn_forced_run_done(const cn_forced_run *r); /* documents */
