@@ -363,7 +363,7 @@ typedef struct cn_request_params {
     cn_structure structure; /* requires min_tokens 0 and no forced tokens */
     cn_kv_params kv;
     cn_class klass;
-    int32_t priority; /* lower first inside a class, with --scheduling-policy priority */
+    int32_t priority; /* lower first inside a class; 0 without --scheduling-policy priority */
     /* Inside a class, the owner whose running requests have the fewest tokens comes first. Owners
      * do not share the prefix cache, unless --share-prefix-cache is set. */
     uint32_t owner;

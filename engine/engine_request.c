@@ -152,6 +152,16 @@ static cn_status check_samples(const cn_engine *e, const cn_request_params *p)
     return CN_OK;
 }
 
+static cn_status check_priority(const cn_engine *e, const cn_request_params *p)
+{
+    if (p->priority == 0 || e->config->scheduling_policy == CN_OPT_SCHEDULING_PRIORITY)
+        return CN_OK;
+    return cn_fail(CN_ERR_ARG,
+                   "priority: expected 0 with --scheduling-policy fcfs, got %d: leave it out, or "
+                   "start with --scheduling-policy priority",
+                   p->priority);
+}
+
 static cn_status check_lengths(const cn_engine *e, const cn_request_params *p,
                                uint32_t *max_output)
 {
@@ -230,6 +240,7 @@ cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn
     CN_ASSERT(p->klass == CN_CLASS_INTERACTIVE || p->klass == CN_CLASS_BATCH);
     CN_TRY(cn_sampling_check(&p->sampling, e->model_config.vocab, e->max_model_len));
     CN_TRY(check_samples(e, p));
+    CN_TRY(check_priority(e, p));
     CN_TRY(check_kv(e, &p->kv));
     if (p->n_prompt_top > CN_MAX_LOGPROBS)
         return cn_fail(CN_ERR_ARG, "prompt_logprobs: expected at most %d alternatives, got %u",

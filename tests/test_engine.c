@@ -595,6 +595,11 @@ static void faulty_requests_are_refused_with_numbers(void **state)
     p = (cn_request_params){.tokens = &bad_token, .n_tokens = 1, .sampling = p.sampling};
     assert_int_equal(cn_engine_submit(r.engine, &p, NULL, NULL, &id), CN_ERR_ARG);
     assert_non_null(strstr(cn_last_error(), "2048"));
+    p = run_params(&r, prompts[0], &m, 8);
+    p.priority = 5;
+    assert_int_equal(cn_engine_submit(r.engine, &p, NULL, NULL, &id), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "priority: expected 0"));
+    assert_non_null(strstr(cn_last_error(), "got 5"));
     run_finish(&r);
     run_close(&r);
 }
