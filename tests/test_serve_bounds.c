@@ -547,9 +547,8 @@ static void long_texts_do_not_delay_short_ones(void **state)
     assert_int_equal(
         ask(rig.port, "/v1/completions", NULL, "{\"prompt\": \"a\", \"max_tokens\": 1}", NULL),
         200);
-    struct pollfd longs[N_LONG];
-    for (int i = 0; i < N_LONG; i++) longs[i] = (struct pollfd){.fd = fds[i], .events = POLLIN};
-    assert_in_range(poll(longs, N_LONG, 0), 0, N_LONG - 1); /* some long ones still wait */
+    struct pollfd last = {.fd = fds[N_LONG - 1], .events = POLLIN};
+    assert_int_equal(poll(&last, 1, 0), 0); /* the last long one still waits */
     for (int i = 0; i < N_LONG; i++) {
         http_read(fds[i], false, &r);
         assert_int_equal(r.status, 200);

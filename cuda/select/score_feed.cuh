@@ -86,8 +86,8 @@ __device__ static inline void cn_feed_init(cn_feed_shared *shared)
 
 template <uint32_t KEY>
 __device__ static inline cn_feed<KEY> cn_feed_of(const cn_feed_shape &shape,
-                                                       unsigned char *rings, cn_feed_shared *shared,
-                                                       const CUtensorMap *rows)
+                                                 unsigned char *rings, cn_feed_shared *shared,
+                                                 const CUtensorMap *rows)
 {
     const uint32_t warp = threadIdx.x / CN_WARP;
     cn_feed<KEY> f = {};
