@@ -258,6 +258,7 @@ __device__ static inline void cn_ring_keys_max(const cn_score_params &p, const c
             if (full) cn_key_add(weights, logit, has[0], has[1]);
         }
     }
+    if (group > CN_RING_HEADS) return; /* nothing is kept */
     const cn_lot_weights lot = cn_key_close(weights);
     if (cn_key_head() < group) cn_ring_add_lot(m, cn_key_head(), lot);
 }
