@@ -32,6 +32,7 @@ enum {
     CN_ONE_ARRIVALS = 1 << 16, /* most partial results */
     CN_ONE_LEAST_SLOTS = 2048, /* least results in scratch: 2 per multiprocessor, and for tests */
     CN_ONE_PIECES = 256,       /* most pieces of an item; no GPU has so many multiprocessors */
+    CN_ONE_FEW = 4,            /* pieces whose results are loaded at once */
     CN_ONE_PAD = 4             /* floats between heads in the exchange, to use other banks */
 };
 
@@ -136,8 +137,8 @@ __device__ static inline void cn_one_write_note(cn_one_note *note, const cn_one_
     note->n_heads = (uint16_t)item.n_heads;
     note->first = cn_walk_is_first(w);
     note->last = cn_walk_is_last(w);
-    note->end = cn_walk_is_end(w, p.walk);
-    if (note->last) note->piece = cn_walk_piece_of(w, p.walk, blockIdx.x);
+    note->end = cn_walk_is_end(w);
+    if (note->last) note->piece = cn_walk_piece_of(w, blockIdx.x);
 }
 
 /* Copies the boxes of a tile: whole tiles of the pool by `whole`, the rest by `few`, 16 rows per
@@ -294,7 +295,7 @@ __device__ static inline void cn_one_fetch_bulk(const cn_one_params &p, const cn
     bool more = true;
     while (p.early && more && n < p.n_stages && !cn_walk_is_newest(w)) {
         cn_one_start<D>(p, f, w, n++);
-        more = !cn_walk_is_end(w, p.walk);
+        more = !cn_walk_is_end(w);
         if (more) cn_walk_next(w, p.walk);
     }
     cn_wait_previous();
@@ -306,7 +307,7 @@ __device__ static inline void cn_one_fetch_bulk(const cn_one_params &p, const cn
     for (; more; n++) {
         cn_one_start<D>(p, f, w, n);
         cn_one_start_query<D>(p, f, w, n);
-        more = !cn_walk_is_end(w, p.walk);
+        more = !cn_walk_is_end(w);
         if (more) cn_walk_next(w, p.walk);
     }
 }
@@ -315,7 +316,7 @@ __device__ static inline void cn_one_fetch_bulk(const cn_one_params &p, const cn
 __device__ static inline bool cn_one_skip(cn_walk &w, const cn_walk_shape &s, uint32_t n)
 {
     for (; n > 0; n--) {
-        if (cn_walk_is_end(w, s)) return false;
+        if (cn_walk_is_end(w)) return false;
         cn_walk_next(w, s);
     }
     return true;
@@ -497,6 +498,32 @@ __device__ static inline void cn_one_store(cn_bf16 *out, float4 x, float sum)
         make_uint2(cn_pack2(x.x * scale, x.y * scale), cn_pack2(x.z * scale, x.w * scale));
 }
 
+/* Merges the few pieces of an item, in order. All their loads are issued together. */
+template <int D>
+__device__ static inline void cn_one_merge_few(const cn_one_params &p, const cn_one_note &note)
+{
+    const uint32_t d = p.pool.head_dim, n = note.piece.n_pieces;
+    for (uint32_t i = threadIdx.x * 4; i < note.n_heads * D; i += CN_ONE_COMPUTE * 4) {
+        const uint32_t head = i / D, column = i % D;
+        float2 sums[CN_ONE_FEW];
+        float4 parts[CN_ONE_FEW];
+#pragma unroll
+        for (uint32_t j = 0; j < CN_ONE_FEW; j++) {
+            sums[j] = make_float2(-CUDART_INF_F, 0);
+            if (j >= n) continue;
+            const uint32_t row = cn_walk_slot(note.piece, j) * p.slot_heads + head;
+            sums[j] = __ldcg(&p.partial_sums[row]);
+            parts[j] = __ldcg((const float4 *)(p.partial_out + (size_t)row * D + column));
+        }
+        const float2 total = cn_one_total(sums, CN_ONE_FEW, 1);
+        float4 out = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (uint32_t j = 0; j < CN_ONE_FEW; j++)
+            if (j < n) cn_one_add(out, parts[j], cn_exp2(sums[j].x - total.x));
+        if (column < d) cn_one_store(p.out + note.query + head * d + column, out, total.y);
+    }
+}
+
 /* Merges all pieces of an item, in order. Their maxima and sums are first copied to the exchange,
  * so that the loads of their results do not wait for one another. */
 template <int D>
@@ -505,8 +532,12 @@ __device__ static inline void cn_one_merge(const cn_one_params &p, const cn_one_
 {
     const uint32_t d = p.pool.head_dim, n = note.piece.n_pieces, heads = note.n_heads;
     float2 *sums = (float2 *)exchange; /* [n, heads] */
+    if (n <= CN_ONE_FEW) {
+        cn_one_merge_few<D>(p, note);
+        return;
+    }
     for (uint32_t i = threadIdx.x; i < n * heads; i += CN_ONE_COMPUTE) {
-        const uint32_t slot = cn_walk_slot(p.walk, note.piece.first_slot, i / heads);
+        const uint32_t slot = cn_walk_slot(note.piece, i / heads);
         sums[i] = __ldcg(&p.partial_sums[slot * p.slot_heads + i % heads]);
     }
     cn_sync_some(1, CN_ONE_COMPUTE);
@@ -517,7 +548,7 @@ __device__ static inline void cn_one_merge(const cn_one_params &p, const cn_one_
         float4 out = make_float4(0, 0, 0, 0);
 #pragma unroll 8
         for (uint32_t j = 0; j < n; j++) {
-            const uint32_t slot = cn_walk_slot(p.walk, note.piece.first_slot, j);
+            const uint32_t slot = cn_walk_slot(note.piece, j);
             const size_t at = (size_t)(slot * p.slot_heads + head) * D + column;
             cn_one_add(out, __ldcg((const float4 *)(p.partial_out + at)),
                        cn_exp2(sums[j * heads + head].x - total.x));

@@ -7,9 +7,8 @@
  * of 16. Items of one unit have the same length; a unit is a sequence. Items are ordered by
  * (sequence, kv head, part), the part fastest.
  *
- * Even split (the default): an item has one place for each step on a line, and before them
- * CN_WALK_COST places, the cost of starting an item. The T places are divided among G blocks in
- * equal runs:
+ * Even split: an item has one place for each step on a line, and before them CN_WALK_COST places,
+ * the cost of starting an item. The T places are divided among G blocks in equal runs:
  *
  *     items     |  0            |  1            |  2   |  3   |  4 ...
  *     places    | $ $ . . . . . | $ $ . . . . . | $ $ .| $ $ .| $ $ ...
@@ -19,8 +18,12 @@
  * The steps that a block has of one item are a piece. At most one piece of a block begins in the
  * middle of its item, and at most one ends there. So there are at most 2 G partial results.
  *
- * Fixed split (--batch-invariant): an item is split by its length alone. Each part is one place and
- * one piece, and a block takes whole pieces.
+ * Split into pieces: an item is cut into pieces of the same number of steps, the last of which may
+ * be shorter. Each piece is one place, and a block takes whole pieces. This split is taken if each
+ * block then gets at most one piece, and no piece is longer than a share of the even split. There,
+ * blocks with two pieces end last, because they store or merge a result in the middle of their
+ * share. With --batch-invariant this split is always taken, and the length of an item alone says
+ * how it is cut.
  *
  * The block that finishes last merges the pieces of an item, in their order. */
 #ifndef CN_CUDA_ATTN_WALK_CUH
@@ -33,19 +36,23 @@ enum {
     CN_WALK_TILE = 64, /* slots fetched together, at a multiple of 64 */
     CN_WALK_TILE_STEPS = CN_WALK_TILE / CN_WALK_STEP,
     CN_WALK_COST = 4,
-    CN_WALK_FIXED_PIECES = 8, /* fixed split: most pieces of an item */
-    CN_WALK_FIXED_STEPS = 128 /* fixed split: least steps of a piece that is not the last */
+    CN_WALK_LONG_PIECE = 16,  /* steps; pieces that are as long begin at a tile */
+    CN_WALK_FIXED_PIECES = 8, /* --batch-invariant: most pieces of an item */
+    CN_WALK_FIXED_STEPS = 128 /* --batch-invariant: least steps of a piece that is not the last */
 };
 
 typedef struct cn_walk_shape {
     const uint32_t *lengths; /* [n_units] slots; 0: nothing to do for the unit */
     uint32_t n_units, items_per_unit;
-    bool fixed;
+    bool fixed; /* --batch-invariant */
 } cn_walk_shape;
+
+enum { CN_WALK_EVEN = 0, CN_WALK_BY_LENGTH = 1 << 30 }; /* instead of most steps of a piece */
 
 /* The position of a block on the line, and its current tile. */
 typedef struct cn_walk {
     uint32_t n_places, n_blocks; /* T, and G: the blocks that have a share */
+    uint32_t most;               /* steps of a piece; CN_WALK_EVEN: the even split */
     uint32_t share, n_larger;    /* places of a share; the first n_larger shares have one more */
     uint32_t next, end;          /* first place of the current piece; end of the share */
     uint32_t unit, item, at;     /* of the place `next`; `at` is its index in the item */
@@ -59,6 +66,7 @@ typedef struct cn_walk_piece {
     uint32_t n_pieces;
     uint32_t slot;       /* of this piece's partial result */
     uint32_t first_slot; /* of the item's first piece; also indexes the item's arrival counter */
+    bool even;           /* the even split */
 } cn_walk_piece;
 
 __device__ static inline uint32_t cn_walk_steps(uint32_t length)
@@ -66,30 +74,34 @@ __device__ static inline uint32_t cn_walk_steps(uint32_t length)
     return (length + CN_WALK_STEP - 1) / CN_WALK_STEP;
 }
 
-__device__ static inline uint32_t cn_walk_cost(const cn_walk_shape &s)
+__device__ static inline uint32_t cn_walk_cost(const cn_walk &w)
 {
-    return s.fixed ? 0 : CN_WALK_COST;
+    return w.most == CN_WALK_EVEN ? CN_WALK_COST : 0;
 }
 
-/* Returns the steps of a piece in the fixed split. */
-__device__ static inline uint32_t cn_walk_fixed_steps(uint32_t n_steps)
+/* Returns the steps of a piece of an item. most: in a piece, or CN_WALK_BY_LENGTH. */
+__device__ static inline uint32_t cn_walk_piece_steps(uint32_t most, uint32_t n_steps)
 {
-    const uint32_t share = (n_steps + CN_WALK_FIXED_PIECES - 1) / CN_WALK_FIXED_PIECES;
+    const bool by_length = most == CN_WALK_BY_LENGTH;
+    const uint32_t n_pieces = by_length ? CN_WALK_FIXED_PIECES : (n_steps + most - 1) / most;
+    const uint32_t share = (n_steps + n_pieces - 1) / n_pieces;
+    if (!by_length && share < CN_WALK_LONG_PIECE) return share;
     const uint32_t whole_tiles = (share + CN_WALK_TILE_STEPS - 1) & ~(CN_WALK_TILE_STEPS - 1u);
-    return max(whole_tiles, (uint32_t)CN_WALK_FIXED_STEPS);
+    return by_length ? max(whole_tiles, (uint32_t)CN_WALK_FIXED_STEPS) : whole_tiles;
 }
 
-__device__ static inline uint32_t cn_walk_item_places(const cn_walk_shape &s, uint32_t length)
+/* most: as cn_walk.most. */
+__device__ static inline uint32_t cn_walk_item_places(uint32_t most, uint32_t length)
 {
     const uint32_t n_steps = cn_walk_steps(length);
-    if (n_steps == 0 || !s.fixed) return n_steps ? n_steps + CN_WALK_COST : 0;
-    const uint32_t piece = cn_walk_fixed_steps(n_steps);
+    if (n_steps == 0 || most == CN_WALK_EVEN) return n_steps ? n_steps + CN_WALK_COST : 0;
+    const uint32_t piece = cn_walk_piece_steps(most, n_steps);
     return (n_steps + piece - 1) / piece;
 }
 
 /* Returns the places of units [from, to). Eight loads are issued before their values are added. */
-__device__ static inline uint32_t cn_walk_run_places(const cn_walk_shape &s, uint32_t from,
-                                                     uint32_t to)
+__device__ static inline uint32_t cn_walk_run_places(const cn_walk_shape &s, uint32_t most,
+                                                     uint32_t from, uint32_t to)
 {
     uint32_t sum = 0;
     for (uint32_t u = from; u < to; u += 8) {
@@ -97,7 +109,7 @@ __device__ static inline uint32_t cn_walk_run_places(const cn_walk_shape &s, uin
 #pragma unroll
         for (uint32_t i = 0; i < 8; i++) lengths[i] = u + i < to ? __ldg(s.lengths + u + i) : 0;
 #pragma unroll
-        for (uint32_t i = 0; i < 8; i++) sum += cn_walk_item_places(s, lengths[i]);
+        for (uint32_t i = 0; i < 8; i++) sum += cn_walk_item_places(most, lengths[i]);
     }
     return sum * s.items_per_unit;
 }
@@ -107,15 +119,15 @@ __device__ static inline void cn_walk_enter(cn_walk &w, const cn_walk_shape &s, 
     w.unit = unit;
     w.length = __ldg(s.lengths + unit);
     w.n_steps = cn_walk_steps(w.length);
-    w.item_places = cn_walk_item_places(s, w.length);
+    w.item_places = cn_walk_item_places(w.most, w.length);
 }
 
 /* Starts the piece at the walk's place. Returns false when the share ends before its first step. */
-__device__ static inline bool cn_walk_take(cn_walk &w, const cn_walk_shape &s)
+__device__ static inline bool cn_walk_take(cn_walk &w)
 {
-    const uint32_t cost = cn_walk_cost(s), left = min(w.item_places - w.at, w.end - w.next);
-    if (s.fixed) {
-        const uint32_t piece = cn_walk_fixed_steps(w.n_steps);
+    const uint32_t cost = cn_walk_cost(w), left = min(w.item_places - w.at, w.end - w.next);
+    if (w.most != CN_WALK_EVEN) {
+        const uint32_t piece = cn_walk_piece_steps(w.most, w.n_steps);
         w.taken = 1;
         w.piece_step = w.at * piece;
         w.step_end = min(w.n_steps, w.piece_step + piece);
@@ -128,31 +140,59 @@ __device__ static inline bool cn_walk_take(cn_walk &w, const cn_walk_shape &s)
     return w.step < w.step_end;
 }
 
+/* The places of a lane's run of units, those up to its end, and all. */
+typedef struct cn_walk_run {
+    uint32_t begin; /* first unit */
+    uint32_t own, upto, all;
+} cn_walk_run;
+
+/* Counts the places. Called by a whole warp. most: as cn_walk.most. */
+__device__ static inline cn_walk_run cn_walk_count(const cn_walk_shape &s, uint32_t most)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP, units = (s.n_units + CN_WARP - 1) / CN_WARP;
+    cn_walk_run r;
+    r.begin = min(lane * units, s.n_units);
+    r.own = r.upto = cn_walk_run_places(s, most, r.begin, min(r.begin + units, s.n_units));
+#pragma unroll
+    for (uint32_t step = 1; step < CN_WARP; step *= 2) {
+        const uint32_t before = __shfl_up_sync(0xffffffffu, r.upto, step);
+        if (lane >= step) r.upto += before;
+    }
+    r.all = __shfl_sync(0xffffffffu, r.upto, CN_WARP - 1);
+    return r;
+}
+
+/* Chooses the split, sets w.most, and counts the places. Called by a whole warp. */
+__device__ static inline cn_walk_run cn_walk_choose(cn_walk &w, const cn_walk_shape &s,
+                                                    uint32_t n_blocks)
+{
+    w.most = s.fixed ? CN_WALK_BY_LENGTH : CN_WALK_EVEN;
+    const cn_walk_run even = cn_walk_count(s, w.most);
+    if (s.fixed || even.all == 0 || s.n_units * s.items_per_unit > n_blocks) return even;
+    const uint32_t most = (even.all + n_blocks - 1) / n_blocks;
+    const cn_walk_run pieces = cn_walk_count(s, most);
+    if (pieces.all > n_blocks) return even;
+    w.most = most;
+    return pieces;
+}
+
 /* Finds the beginning of share `block` of n_blocks. Returns false when the block has nothing to do.
  * Called by a whole warp: each lane sums the places of a run of units, and the lane whose run
  * contains the beginning gives the unit. */
 __device__ static inline bool cn_walk_begin(cn_walk &w, const cn_walk_shape &s, uint32_t block,
                                             uint32_t n_blocks)
 {
-    const uint32_t lane = threadIdx.x % CN_WARP, run = (s.n_units + CN_WARP - 1) / CN_WARP;
-    const uint32_t begin = min(lane * run, s.n_units);
-    const uint32_t own = cn_walk_run_places(s, begin, min(begin + run, s.n_units));
-    uint32_t upto = own;
-#pragma unroll
-    for (uint32_t step = 1; step < CN_WARP; step *= 2) {
-        const uint32_t before = __shfl_up_sync(0xffffffffu, upto, step);
-        if (lane >= step) upto += before;
-    }
-    w.n_places = __shfl_sync(0xffffffffu, upto, CN_WARP - 1);
+    const cn_walk_run r = cn_walk_choose(w, s, n_blocks);
+    w.n_places = r.all;
     w.n_blocks = min(n_blocks, w.n_places);
     if (block >= w.n_blocks) return false;
     w.share = w.n_places / w.n_blocks;
     w.n_larger = w.n_places % w.n_blocks;
     w.next = block * w.share + min(block, w.n_larger);
     w.end = w.next + w.share + (block < w.n_larger ? 1 : 0);
-    const uint32_t holder = __popc(__ballot_sync(0xffffffffu, upto <= w.next));
-    uint32_t left = w.next - __shfl_sync(0xffffffffu, upto - own, holder);
-    uint32_t unit = __shfl_sync(0xffffffffu, begin, holder);
+    const uint32_t holder = __popc(__ballot_sync(0xffffffffu, r.upto <= w.next));
+    uint32_t left = w.next - __shfl_sync(0xffffffffu, r.upto - r.own, holder);
+    uint32_t unit = __shfl_sync(0xffffffffu, r.begin, holder);
     cn_walk_enter(w, s, unit);
     while (left >= w.item_places * s.items_per_unit) {
         left -= w.item_places * s.items_per_unit;
@@ -160,7 +200,7 @@ __device__ static inline bool cn_walk_begin(cn_walk &w, const cn_walk_shape &s, 
     }
     w.item = left / w.item_places;
     w.at = left % w.item_places;
-    return cn_walk_take(w, s);
+    return cn_walk_take(w);
 }
 
 /* Returns the step after the tile's last step. */
@@ -197,9 +237,9 @@ __device__ static inline bool cn_walk_is_newest(const cn_walk &w)
 
 /* Returns true when the tile is the last of the share. An item of which the share has only cost
  * places has no tile. */
-__device__ static inline bool cn_walk_is_end(const cn_walk &w, const cn_walk_shape &s)
+__device__ static inline bool cn_walk_is_end(const cn_walk &w)
 {
-    return cn_walk_is_last(w) && w.end - w.next - w.taken <= cn_walk_cost(s);
+    return cn_walk_is_last(w) && w.end - w.next - w.taken <= cn_walk_cost(w);
 }
 
 /* Moves to the next tile of the share. The current tile must not be the last. */
@@ -218,7 +258,7 @@ __device__ static inline void cn_walk_next(cn_walk &w, const cn_walk_shape &s)
             } while (w.n_steps == 0);
         }
     }
-    cn_walk_take(w, s);
+    cn_walk_take(w);
 }
 
 /* Returns the block whose share contains place x. */
@@ -228,12 +268,12 @@ __device__ static inline uint32_t cn_walk_owner(const cn_walk &w, uint32_t x)
     return x < larger ? x / (w.share + 1) : w.n_larger + (x - larger) / w.share;
 }
 
-__device__ static inline cn_walk_piece cn_walk_piece_of(const cn_walk &w, const cn_walk_shape &s,
-                                                        uint32_t block)
+__device__ static inline cn_walk_piece cn_walk_piece_of(const cn_walk &w, uint32_t block)
 {
     const uint32_t item_first = w.next - w.at;
     cn_walk_piece p;
-    if (s.fixed) {
+    p.even = w.most == CN_WALK_EVEN;
+    if (!p.even) {
         p.n_pieces = w.item_places;
         p.first_slot = item_first;
         p.slot = w.next;
@@ -251,11 +291,10 @@ __device__ static inline cn_walk_piece cn_walk_piece_of(const cn_walk &w, const 
 }
 
 /* Returns the slot of the item's i-th piece. */
-__device__ static inline uint32_t cn_walk_slot(const cn_walk_shape &s, uint32_t first_slot,
-                                               uint32_t i)
+__device__ static inline uint32_t cn_walk_slot(const cn_walk_piece &p, uint32_t i)
 {
-    if (s.fixed) return first_slot + i;
-    return i == 0 ? first_slot : first_slot - 1 + 2 * i;
+    if (!p.even) return p.first_slot + i;
+    return i == 0 ? p.first_slot : p.first_slot - 1 + 2 * i;
 }
 
 #endif
