@@ -168,7 +168,8 @@ static void run_step(bench *b, const cn_select_span *span, double *t)
         b->tail[s] = span->tail;
         b->lengths[s] = span->list_len + b->context - span->tail;
     }
-    const cn_attn_sparse_args sparse = {a, b->list, b->context, b->list_len, b->tail, b->lengths};
+    const cn_attn_sparse_args sparse = {
+        a, b->list, b->context, b->list_len, b->tail, b->lengths, NULL};
     const double start = cn_now_s();
     bench_must(b->be->attn_sparse(b->stream, &sparse));
     t[SPARSE] = cn_now_s() - start;

@@ -151,6 +151,11 @@ typedef struct cn_attn_sparse_args {
     const uint32_t *index; /* [n_decode, hk, index_stride] slot numbers in the sequence */
     uint32_t index_stride;
     const uint32_t *list_len, *tail, *lengths; /* [n_decode] */
+    /* NULL, or [n_decode, hk]: `done` of the calls of `select` that make all lists, the last of
+     * which is the op before this one. A device counts the finished parts of each list there, so
+     * that this op can read a list before the others are finished. A list that no such call makes
+     * is waited for in vain. */
+    const uint32_t *done;
 } cn_attn_sparse_args;
 
 /* out[T,I] = silu(gate_up[T, 0:I]) * gate_up[T, I:2I] */
@@ -430,6 +435,7 @@ typedef struct cn_select_args {
     bool tokens;
     uint32_t *list;                   /* [S, n_layers, hk, list_stride] */
     uint32_t list_stride;
+    uint32_t *done; /* [S, n_layers, hk] or NULL: as in cn_attn_sparse_args */
 } cn_select_args;
 
 enum { CN_MAX_SELECT_WINDOW = 64 };

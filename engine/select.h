@@ -15,6 +15,7 @@ typedef struct cn_select_scratch {
     void *logits;    /* [room, hk, cn_logit_row] of backend->logit_bytes */
     void *list;      /* u32 [rows, hk, list_stride] */
     void *tiles;     /* u32 [rows, hk, tile_stride]; NULL without `tls` */
+    void *done;      /* u32 [rows, hk]: as in cn_select_args, of `list` */
     void *predicted; /* act [rows, layers that select, hq, d]; NULL if no selector predicts */
     uint32_t room;   /* candidates of one launch of `score`, all its sequences */
     uint32_t list_stride, tile_stride;

@@ -93,8 +93,17 @@ static cn_status run_stage(const cn_select_step *p, uint32_t layer, const void *
         .tokens = last,
         .list = last ? list : tiles,
         .list_stride = last ? m->list_stride : m->tile_stride,
+        .done = last ? at_row(m->done, r, l->n_kv_heads, sizeof(uint32_t)) : NULL,
     };
     return p->be->select(p->stream, &select);
+}
+
+/* Returns whether `select` makes the lists of all rows in this pass. */
+static bool makes_all_lists(const cn_select_step *p)
+{
+    const cn_select_view *v = p->view;
+    return v->stage[CN_SELECT_STAGES - 1].runs && v->n_ranges > 0 && v->ranges[0].start == 0 &&
+           v->ranges[v->n_ranges - 1].end >= p->batch->n_decode;
 }
 
 cn_status cn_select_attend(const cn_select_step *p, const cn_attn_args *attn)
@@ -110,6 +119,7 @@ cn_status cn_select_attend(const cn_select_step *p, const cn_attn_args *attn)
         .list_len = v->list_len,
         .tail = v->tail,
         .lengths = v->lengths,
+        .done = makes_all_lists(p) ? p->scratch->done : NULL,
     };
     CN_TRY(p->be->attn_sparse(p->stream, &sparse));
     return p->probe ? cn_select_probe_observe(p->probe, p, &sparse) : CN_OK;

@@ -272,10 +272,10 @@ static double run_lists(op_env *e, uint32_t seed)
     open_case(e, &c, &s);
     fill_results(e, &c, 3); /* both sides leave rows of length 0 alone */
     slot_lists l = draw_lists(e, c.b);
-    const cn_attn_sparse_args cpu = {c.cpu,          l.index.cpu, l.stride,
-                                     l.list_len.cpu, l.tail.cpu,  l.lengths.cpu};
-    const cn_attn_sparse_args cuda = {c.cuda,          l.index.cuda, l.stride,
-                                      l.list_len.cuda, l.tail.cuda,  l.lengths.cuda};
+    const cn_attn_sparse_args cpu = {
+        c.cpu, l.index.cpu, l.stride, l.list_len.cpu, l.tail.cpu, l.lengths.cpu, NULL};
+    const cn_attn_sparse_args cuda = {
+        c.cuda, l.index.cuda, l.stride, l.list_len.cuda, l.tail.cuda, l.lengths.cuda, NULL};
     OP_OK(e->cpu->attn_sparse(e->cpu_stream, &cpu));
     OP_OK(e->cuda->attn_sparse(e->cuda_stream, &cuda));
     const double error = op_rows_error(e, &c.out, s.head_dim);

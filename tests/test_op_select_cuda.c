@@ -26,7 +26,7 @@
 enum {
     LAYERS = 4,
     FIRST_LAYER = 1,
-    MAX_TENSORS = 36,
+    MAX_TENSORS = 44,
     POISON = 0xa5,
     STAGES = 2,
     FIRST_STRIDE = 64, /* list_stride of stage one */
@@ -648,8 +648,49 @@ static void run_stage(world *w, uint32_t i)
     OP_OK(w->env->cuda->select(w->env->cuda_stream, &w->select[ON_CUDA][i]));
 }
 
-/* Two stages follow each other without a wait of the host, so the kernels of the second start while
- * the first still selects the tiles. The lists are those of stages with a wait between them. */
+/* Attention on the GPU to the lists of stage two and to the newest TAIL tokens. */
+typedef struct attention {
+    cn_batch_view batch;
+    cn_attn_sparse_args args;
+    op_tensor out;
+} attention;
+
+static void attention_bind(world *w, attention *t)
+{
+    enum { TAIL = 16 };
+    uint32_t words[3][PAGED_MAX_SEQS]; /* list_len, tail, lengths */
+    both at[3];
+    const cn_score_args *score = &w->score[ON_CUDA][1];
+    for (uint32_t s = 0; s < w->n_seqs; s++) {
+        const uint32_t k = cn_min_u32(w->k[1][s], w->n[1][s]);
+        words[0][s] = w->n_forced[s] + (k << w->stage[1][s].entry_log2);
+        words[1][s] = w->b->kv_len[s] - TAIL;
+        words[2][s] = words[0][s] + TAIL;
+    }
+    for (uint32_t i = 0; i < 3; i++) at[i] = keep_bytes(w, words[i], w->n_seqs * sizeof **words);
+    const uint32_t n_heads = w->b->layout.n_kv_heads * w->group;
+    t->out = poisoned_words(
+        w, (size_t)w->n_seqs * n_heads * w->b->layout.head_dim * sizeof(uint16_t));
+    t->batch = (cn_batch_view){
+        .tables = score->tables, .table_stride = score->table_stride, .n_decode = w->n_seqs};
+    t->args = (cn_attn_sparse_args){.attn = {.out = t->out.cuda,
+                                             .q = score->q[CN_SEL_TRUE],
+                                             .kv = score->pools.kv,
+                                             .batch = &t->batch,
+                                             .layout = score->pools.layout,
+                                             .n_heads = n_heads,
+                                             .layer = FIRST_LAYER,
+                                             .scale = 0.1f},
+                                    .index = w->lists[1].cuda,
+                                    .index_stride = w->stride[1],
+                                    .list_len = at[0].at[ON_CUDA],
+                                    .tail = at[1].at[ON_CUDA],
+                                    .lengths = at[2].at[ON_CUDA]};
+}
+
+/* Two stages and attention follow each other without a wait of the host, so the kernels of the
+ * second start while the first still selects the tiles, and attention begins with finished lists.
+ * The results are those of kernels with a wait between them. */
 static double run_in_order(op_env *env, uint32_t seed)
 {
     enum { AHEAD = 12 /* kernels that keep the stream busy while the others are launched */ };
@@ -667,20 +708,34 @@ static double run_in_order(op_env *env, uint32_t seed)
     for (uint32_t i = 0; i < s.n_seqs; i++)
         draw_row(w, i, N_WITHOUT_TILES + (seed + i) % (N_KINDS - N_WITHOUT_TILES));
     world_bind(w, 4);
+    attention t;
+    attention_bind(w, &t);
     run_stage(w, 0);
     cn_free(op_take(env, &w->lists[0])); /* waits */
+    fill_list(w, 1, 0);
     run_stage(w, 1);
     uint32_t *want = op_take(env, &w->lists[1]);
+    OP_OK(env->cuda->attn_sparse(env->cuda_stream, &t.args));
+    uint32_t *want_out = op_take(env, &t.out);
     fill_list(w, 0, 0);
-    fill_list(w, 1, POISON);
+    fill_list(w, 1, 0);
+    op_send(env, &t.out);
+    t.args.done = w->select[ON_CUDA][1].done =
+        poisoned_words(w, n_units(w) * sizeof(uint32_t)).cuda;
     for (uint32_t i = 0; i < AHEAD; i++)
         OP_OK(env->cuda->score(env->cuda_stream, &w->score[ON_CUDA][0]));
     for (uint32_t i = 0; i < STAGES; i++) run_stage(w, i);
+    OP_OK(env->cuda->attn_sparse(env->cuda_stream, &t.args));
+    uint32_t *got_out = op_take(env, &t.out);
+    if (memcmp(want_out, got_out, t.out.n * sizeof *got_out) != 0)
+        fail_msg("attention differs when no wait is before it");
     uint32_t *got = op_take(env, &w->lists[1]);
     if (memcmp(want, got, w->lists[1].n * sizeof *got) != 0)
         fail_msg("lists differ when no wait is between the stages");
     cn_free(want);
     cn_free(got);
+    cn_free(want_out);
+    cn_free(got_out);
     world_free(w);
     return 0;
 }

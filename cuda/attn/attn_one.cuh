@@ -42,7 +42,7 @@ typedef struct cn_one_params {
     cn_attn_pool pool;
     cn_walk_shape walk;
     /* Lists only, as in cn_attn_sparse_args. */
-    const uint32_t *index, *list_len, *tail;
+    const uint32_t *index, *list_len, *tail, *done;
     uint32_t index_stride;
     uint32_t n_heads, group, n_parts; /* parts of a group: ceil(group / 8) */
     uint32_t n_stages;
@@ -204,7 +204,7 @@ __device__ static inline cn_one_rows cn_one_rows_of(const cn_one_params &p, cons
         const uint32_t at = slots.tile * CN_WALK_TILE + i;
         const bool used = i >= slots.first && i < slots.last;
         uint32_t slot = at;
-        if (LIST && used) slot = at < list_len ? __ldg(list + at) : tail + at - list_len;
+        if (LIST && used) slot = at < list_len ? __ldcg(list + at) : tail + at - list_len;
         rows.row[half] = used ? cn_key_row(p.pool, item.seq, item.kv_head, slot) : 0;
     }
     return rows;
@@ -312,6 +312,12 @@ __device__ static inline void cn_one_fetch_bulk(const cn_one_params &p, const cn
     }
 }
 
+__device__ static inline void cn_one_wait_and_overlap(void)
+{
+    cn_wait_previous();
+    cn_overlap_next();
+}
+
 /* Moves n tiles on. Returns false when the share has fewer. */
 __device__ static inline bool cn_one_skip(cn_walk &w, const cn_walk_shape &s, uint32_t n)
 {
@@ -322,8 +328,20 @@ __device__ static inline bool cn_one_skip(cn_walk &w, const cn_walk_shape &s, ui
     return true;
 }
 
+/* Waits until `select` has finished the item's list. Called by a warp. */
+__device__ static inline void cn_one_wait_list(const cn_one_params &p, const cn_one_item &item)
+{
+    const uint32_t *done = p.done + item.seq * p.pool.n_kv_heads + item.kv_head;
+    uint32_t parts = threadIdx.x % CN_WARP > 0 ? (uint32_t)CN_CUDA_LIST_DONE : 0;
+    while (parts < CN_CUDA_LIST_DONE)
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(parts) : "l"(done) : "memory");
+    __syncwarp();
+}
+
 /* Fetches this block's share by cp.async. The fetching warps take tiles by turns: while one waits
- * for the entries of a list and of a table, the others copy. */
+ * for the entries of a list and of a table, the others copy. With `done` each copies its first tile
+ * as soon as the list of this tile is finished, before the wait for the previous kernel. All blocks
+ * of `select` have started then, and `score` before it has waited for what else is read. */
 template <int D, bool LIST>
 __device__ static inline void cn_one_fetch_rows(const cn_one_params &p,
                                                 const cn_one_shared<D> &shared, cn_one_fixed *fixed,
@@ -331,11 +349,14 @@ __device__ static inline void cn_one_fetch_rows(const cn_one_params &p,
 {
     constexpr uint32_t N_WARPS = cn_one_fetch_warps<LIST>();
     const uint32_t warp = (threadIdx.x - CN_ONE_COMPUTE) / CN_WARP;
+    const bool early = LIST && p.early && p.done;
     bool more = cn_one_skip(w, p.walk, warp);
+    if (!early || !more) cn_one_wait_and_overlap();
     for (uint32_t n = warp; more; n += N_WARPS) {
         const uint32_t stage = n % p.n_stages, round = n / p.n_stages;
         uint64_t *barrier = &fixed->full[stage];
         const cn_one_item item = cn_one_item_of(p, w);
+        if (early && n == warp) cn_one_wait_list(p, item);
         const cn_one_rows rows = cn_one_rows_of<LIST>(p, w, item);
         cn_barrier_wait(&fixed->empty[stage], (round & 1) ^ 1);
         cn_one_copy_tile<D>(p, w, rows, shared, stage);
@@ -345,6 +366,7 @@ __device__ static inline void cn_one_fetch_rows(const cn_one_params &p,
             cn_one_write_note(&fixed->notes[stage], p, w, item);
             cn_barrier_arrive(barrier);
         }
+        if (early && n == warp) cn_one_wait_and_overlap();
         more = cn_one_skip(w, p.walk, N_WARPS);
     }
 }
@@ -693,8 +715,6 @@ __global__ static void __launch_bounds__(cn_one_threads<LIST>(), 1)
     if (!fetches) {
         cn_one_compute<D>(p, shared, &fixed);
     } else if (!BULK) {
-        cn_wait_previous();
-        cn_overlap_next();
         cn_one_fetch_rows<D, LIST>(p, shared, &fixed, w);
     } else if (threadIdx.x == CN_ONE_COMPUTE) {
         const cn_one_fetch<D> f = {shared, &fixed, &whole, &few};

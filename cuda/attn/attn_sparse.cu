@@ -24,6 +24,7 @@ extern "C" cn_status cn_cuda_attn_sparse(cn_stream *s, const cn_attn_sparse_args
     p.index = a->index;
     p.list_len = a->list_len;
     p.tail = a->tail;
+    p.done = a->done;
     p.index_stride = a->index_stride;
     p.early = a->attn.layer > 0; /* as in attn_decode; lists come from the kernel before */
     const uint32_t d = a->attn.layout.head_dim;

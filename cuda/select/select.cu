@@ -14,6 +14,12 @@
  * of their numbers says where they go. Few candidates are spread over all threads, so that each
  * thread has few steps.
  *
+ * The last blocks end some microseconds after the others, because clusters that find no room beside
+ * `score` share the multiprocessors that become free first. With cn_select_args.done attn_sparse
+ * does not wait for them: it reads a list as soon as all parts of the list are finished. The first
+ * block of a unit clears its count before it lets attn_sparse start. Each block adds its part when
+ * it has stored its entries.
+ *
  * Bytes read: 2 n per unit, three times from the L2 cache where they exceed the registers. Bytes
  * written: 4 per list entry. CPU version: cpu_sel_list.c. */
 #include <cub/block/block_scan.cuh>
@@ -338,6 +344,31 @@ template <uint32_t PARTS> __device__ static inline void open_shared(select_share
 #endif
 }
 
+/* Starts the next kernel, after the unit's list is marked as unfinished. Called first. */
+__device__ static inline void begin_list(const cn_select_args &a, const cn_sel_unit &u,
+                                         uint32_t part)
+{
+    if (threadIdx.x > 0) return;
+    if (a.done && part == 0) {
+        a.done[u.index] = 0;
+        __threadfence();
+    }
+    cn_overlap_next();
+}
+
+/* Marks the block's part of the list as finished. Called last. */
+template <uint32_t PARTS>
+__device__ static inline void end_list(const cn_select_args &a, const cn_sel_unit &u)
+{
+    static_assert(CN_CUDA_LIST_DONE % PARTS == 0, "the parts count alike");
+    if (!a.done) return;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(a.done + u.index),
+                 "r"(CN_CUDA_LIST_DONE / PARTS)
+                 : "memory");
+}
+
 /* The arrays of the step are read before the wait. `score` lets this kernel start only after it has
  * waited for all kernels that write them.
  *
@@ -347,10 +378,10 @@ __global__ static void __launch_bounds__(THREADS, 4)
     select_kernel(const __grid_constant__ cn_select_args a)
 {
     __shared__ select_shared<PARTS> shared;
-    cn_overlap_next();
+    const cn_sel_unit u = cn_sel_unit_of(blockIdx.x / PARTS, a.n_layers, a.n_kv_heads);
+    begin_list(a, u, blockIdx.x % PARTS);
     cn_touch_params(a);
     open_shared(&shared);
-    const cn_sel_unit u = cn_sel_unit_of(blockIdx.x / PARTS, a.n_layers, a.n_kv_heads);
     const select_row r = load_row(a, u.seq);
     const uint32_t n_forced = min(r.n_forced, a.list_stride), k = min(r.k, r.n);
     const select_list l = open_list<PARTS>(a, u, r, n_forced);
@@ -359,13 +390,17 @@ __global__ static void __launch_bounds__(THREADS, 4)
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; l.part == 0 && i < n_forced; i += THREADS)
         a.list[(size_t)u.index * a.list_stride + i] = i;
-    if (k == 0) return;
+    if (k == 0) {
+        end_list<PARTS>(a, u);
+        return;
+    }
     count(l, held, 0, 0, &shared);
     const select_digit high = find_digit(l, 0, k, &shared);
     count(l, held, 1, high.digit, &shared);
     const select_digit low = find_digit(l, 1, high.wanted, &shared);
     list_selected(l, held, high.digit << 8 | low.digit, low.n - low.wanted, high.above + low.above,
                   low.equal, &shared);
+    end_list<PARTS>(a, u);
 }
 
 template <uint32_t PARTS>
