@@ -25,7 +25,7 @@ enum {
     CN_CUDA_GEMM_SCRATCH_BYTES = 32 << 20 /* of a HIGH stream */
 };
 
-enum { CN_CUDA_LIST_DONE = 8 }; /* in cn_select_args.done: all parts of the list are finished */
+enum { CN_CUDA_LIST_DONE = 8 }; /* in cn_select_args.done, in eighths: the list is finished */
 
 typedef struct cn_cuda cn_cuda;
 typedef struct cn_cuda_gemm_state cn_cuda_gemm_state;

@@ -9,9 +9,9 @@
  * So kernels after attention may rely on everything before it (attn_decode.cu). The kernels of
  * `select` and of shares follow `score`, and read the arrays of the step before they wait. Shares
  * that are launched behind the `score` of the next layer read the logits before they wait, too:
- * that kernel has waited for them. For the same reason attn_sparse, behind `select`, reads queries,
- * K, V and finished lists before it waits (select.cu). Weights are never written and may be read
- * before the wait. */
+ * that kernel has waited for them. attn_sparse, behind `select`, reads queries, K and V before it
+ * waits for the same reason, and lists before it waits because `select` counts their finished parts
+ * (select.cu). Weights are never written and may be read before the wait. */
 #ifndef CN_CUDA_LAUNCH_CUH
 #define CN_CUDA_LAUNCH_CUH
 

@@ -151,10 +151,11 @@ typedef struct cn_attn_sparse_args {
     const uint32_t *index; /* [n_decode, hk, index_stride] slot numbers in the sequence */
     uint32_t index_stride;
     const uint32_t *list_len, *tail, *lengths; /* [n_decode] */
-    /* NULL, or [n_decode, hk]: `done` of the calls of `select` that make all lists, the last of
-     * which is the op before this one. A device counts the finished parts of each list there, so
-     * that this op can read a list before the others are finished. A list that no such call makes
-     * is waited for in vain. */
+    /* NULL, or [n_decode, hk]: `done` of the calls of `select`, of one layer, that make all lists.
+     * The last call must be directly before this op, behind its `score`, and what else this op
+     * reads must be written before that `score`. A device counts the finished parts of each list
+     * there, and this op may read a list before the others are finished. If no such call makes one
+     * of the lists, this op never ends. */
     const uint32_t *done;
 } cn_attn_sparse_args;
 

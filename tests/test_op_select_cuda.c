@@ -720,8 +720,8 @@ static double run_in_order(op_env *env, uint32_t seed)
     fill_list(w, 0, 0);
     fill_list(w, 1, 0);
     op_send(env, &t.out);
-    t.args.done = w->select[ON_CUDA][1].done =
-        poisoned_words(w, n_units(w) * sizeof(uint32_t)).cuda;
+    const op_tensor done = poisoned_words(w, n_units(w) * sizeof(uint32_t));
+    t.args.done = w->select[ON_CUDA][1].done = done.cuda;
     for (uint32_t i = 0; i < AHEAD; i++)
         OP_OK(env->cuda->score(env->cuda_stream, &w->score[ON_CUDA][0]));
     for (uint32_t i = 0; i < STAGES; i++) run_stage(w, i);
@@ -729,6 +729,10 @@ static double run_in_order(op_env *env, uint32_t seed)
     uint32_t *got_out = op_take(env, &t.out);
     if (memcmp(want_out, got_out, t.out.n * sizeof *got_out) != 0)
         fail_msg("attention differs when no wait is before it");
+    uint32_t *counts = op_take(env, &done);
+    for (size_t i = 0; i < n_units(w); i++)
+        if (counts[i] != counts[0] || counts[i] > 64) fail_msg("unit %zu: count %u", i, counts[i]);
+    cn_free(counts);
     uint32_t *got = op_take(env, &w->lists[1]);
     if (memcmp(want, got, w->lists[1].n * sizeof *got) != 0)
         fail_msg("lists differ when no wait is between the stages");

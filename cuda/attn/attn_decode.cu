@@ -24,7 +24,7 @@ extern "C" size_t cn_cuda_attn_scratch_bytes(const cn_cuda_backend_opts *o)
     const size_t head_bytes = sizeof(float2) + CN_ATTN_MAX_HEAD_DIM * sizeof(float);
     const size_t slots = CN_ONE_HEADS * (size_t)CN_ONE_LEAST_SLOTS;
     const size_t fixed =
-        o->batch_invariant ? (size_t)o->max_seqs * o->n_heads * CN_WALK_FIXED_PIECES : 0;
+        o->batch_invariant ? (size_t)o->max_seqs * o->n_heads * CN_WALK_LENGTH_PIECES : 0;
     return CN_ONE_ARRIVALS * sizeof(uint32_t) + (fixed > slots ? fixed : slots) * head_bytes;
 }
 

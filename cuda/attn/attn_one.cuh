@@ -1,11 +1,11 @@
 /* attn_one.cuh - attention of one query per sequence over paged K and V: the kernel of attn_decode
  * (every resident slot) and of attn_sparse (a list of slots).
  *
- * One block per multiprocessor, each with an equal share of the slots (attn_walk.cuh). One warp
- * fetches. It keeps a ring of stages in shared memory full. A stage has a tile of 64 keys and 64
- * values (32 KiB at head_dim 128, up to 192 KiB in flight) and a note that describes it. Four warps
- * compute, each 16 slots of every tile. They compute the query heads of the group together, so K
- * and V are read once for all of them:
+ * One block per multiprocessor, each with a share of the slots (attn_walk.cuh). One warp fetches,
+ * or six if the slots are a list. They keep a ring of stages in shared memory full. A stage has a
+ * tile of 64 keys and 64 values (32 KiB at head_dim 128, up to 192 KiB in flight) and a note that
+ * describes it. Four warps compute, each 16 slots of every tile. They compute the query heads of
+ * the group together, so K and V are read once for all of them:
  *
  *     scores^T[16 slots, 8 heads] = keys[16, d] * q^T[d, 8]       mma m16n8k16, f32 sums
  *     out^T[d, 8 heads] += values^T[d, 16 slots] * weights^T[16, 8]
@@ -47,7 +47,8 @@ typedef struct cn_one_params {
     uint32_t n_heads, group, n_parts; /* parts of a group: ceil(group / 8) */
     uint32_t n_stages;
     float scale;          /* factor of the scores, including log2(e) */
-    bool early;           /* lengths, tables, K and V of older steps are final before the wait */
+    bool early;           /* lengths, tables, K and V of older steps are final before the wait; with
+                           * `done` also queries and all K and V */
     uint32_t slot_heads;  /* of a partial result */
     uint32_t *arrivals;   /* [slot], zero between launches */
     float2 *partial_sums; /* [slot, slot_heads] maximum (log2), sum */
@@ -332,9 +333,9 @@ __device__ static inline bool cn_one_skip(cn_walk &w, const cn_walk_shape &s, ui
 __device__ static inline void cn_one_wait_list(const cn_one_params &p, const cn_one_item &item)
 {
     const uint32_t *done = p.done + item.seq * p.pool.n_kv_heads + item.kv_head;
-    uint32_t parts = threadIdx.x % CN_WARP > 0 ? (uint32_t)CN_CUDA_LIST_DONE : 0;
-    while (parts < CN_CUDA_LIST_DONE)
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(parts) : "l"(done) : "memory");
+    uint32_t count = threadIdx.x % CN_WARP > 0 ? (uint32_t)CN_CUDA_LIST_DONE : 0;
+    while (count < CN_CUDA_LIST_DONE)
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(done) : "memory");
     __syncwarp();
 }
 
@@ -546,8 +547,8 @@ __device__ static inline void cn_one_merge_few(const cn_one_params &p, const cn_
     }
 }
 
-/* Merges all pieces of an item, in order. Their maxima and sums are first copied to the exchange,
- * so that the loads of their results do not wait for one another. */
+/* Merges all pieces of an item, in order. The maxima and sums of many are first copied to the
+ * exchange, so that the loads of their results do not wait for one another. */
 template <int D>
 __device__ static inline void cn_one_merge(const cn_one_params &p, const cn_one_note &note,
                                            float *exchange)
@@ -752,7 +753,7 @@ static cn_status cn_one_launch_as(cn_stream *s, const char *op, cn_one_params p,
     if (n_slots > CN_ONE_ARRIVALS) n_slots = CN_ONE_ARRIVALS;
     const uint64_t n_items = (uint64_t)p.walk.n_units * p.walk.items_per_unit;
     const uint64_t needed =
-        p.walk.fixed ? n_items * CN_WALK_FIXED_PIECES : 2 * (uint64_t)dev->n_sms;
+        p.walk.by_length ? n_items * CN_WALK_LENGTH_PIECES : 2 * (uint64_t)dev->n_sms;
     if (needed > n_slots)
         return cn_fail(CN_ERR_SHAPE,
                        "%s: %llu partial results exceed the room for %zu: lower --max-num-seqs, or "
@@ -782,7 +783,7 @@ static inline cn_one_params cn_one_params_of(cn_stream *s, const cn_attn_args *a
     p.walk.n_units = a->batch->n_decode;
     p.walk.items_per_unit = a->layout.n_kv_heads * p.n_parts;
     p.scale = a->scale * CN_LOG2E;
-    p.walk.fixed = s->cuda->opts.batch_invariant;
+    p.walk.by_length = s->cuda->opts.batch_invariant;
     return p;
 }
 

@@ -26,7 +26,7 @@ extern "C" cn_status cn_cuda_attn_sparse(cn_stream *s, const cn_attn_sparse_args
     p.tail = a->tail;
     p.done = a->done;
     p.index_stride = a->index_stride;
-    p.early = a->attn.layer > 0; /* as in attn_decode; lists come from the kernel before */
+    p.early = a->attn.layer > 0; /* as in attn_decode */
     const uint32_t d = a->attn.layout.head_dim;
     if (d <= 64) return launch<64>(s, p);
     if (d <= 128) return launch<128>(s, p);

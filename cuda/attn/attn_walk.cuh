@@ -1,5 +1,5 @@
-/* attn_walk.cuh - splits decode attention into equal shares of the batch's slots, one share for
- * each thread block. The lengths are known only on the device. The host provides just the number of
+/* attn_walk.cuh - splits the slots that a batch's decode attention reads, one share for each thread
+ * block. The lengths are known only on the device. The host provides just the number of
  * sequences, so a recorded graph works for any lengths. Each block computes its share in every
  * launch, in about a microsecond, while the kernel before it still runs.
  *
@@ -20,10 +20,10 @@
  *
  * Split into pieces: an item is cut into pieces of the same number of steps, the last of which may
  * be shorter. Each piece is one place, and a block takes whole pieces. This split is taken if each
- * block then gets at most one piece, and no piece is longer than a share of the even split. There,
- * blocks with two pieces end last, because they store or merge a result in the middle of their
- * share. With --batch-invariant this split is always taken, and the length of an item alone says
- * how it is cut.
+ * block then gets at most one piece, and no piece exceeds a share of the even split by more than
+ * the three steps that complete a tile. In the even split blocks with two pieces end last, because
+ * they store or merge a result in the middle of their share. With --batch-invariant the split into
+ * pieces is always taken, and the length of an item alone says how it is cut.
  *
  * The block that finishes last merges the pieces of an item, in their order. */
 #ifndef CN_CUDA_ATTN_WALK_CUH
@@ -36,23 +36,23 @@ enum {
     CN_WALK_TILE = 64, /* slots fetched together, at a multiple of 64 */
     CN_WALK_TILE_STEPS = CN_WALK_TILE / CN_WALK_STEP,
     CN_WALK_COST = 4,
-    CN_WALK_LONG_PIECE = 16,  /* steps; pieces that are as long begin at a tile */
-    CN_WALK_FIXED_PIECES = 8, /* --batch-invariant: most pieces of an item */
-    CN_WALK_FIXED_STEPS = 128 /* --batch-invariant: least steps of a piece that is not the last */
+    CN_WALK_LONG_PIECE = 16,   /* pieces of at least so many steps end with a tile */
+    CN_WALK_LENGTH_PIECES = 8, /* --batch-invariant: most pieces of an item */
+    CN_WALK_LENGTH_STEPS = 128 /* --batch-invariant: least steps of a piece that is not the last */
 };
 
 typedef struct cn_walk_shape {
     const uint32_t *lengths; /* [n_units] slots; 0: nothing to do for the unit */
     uint32_t n_units, items_per_unit;
-    bool fixed; /* --batch-invariant */
+    bool by_length; /* --batch-invariant */
 } cn_walk_shape;
 
-enum { CN_WALK_EVEN = 0, CN_WALK_BY_LENGTH = 1 << 30 }; /* instead of most steps of a piece */
+enum { CN_WALK_EVEN = 0, CN_WALK_BY_LENGTH = 1 << 30 }; /* values of cn_walk.limit */
 
 /* The position of a block on the line, and its current tile. */
 typedef struct cn_walk {
     uint32_t n_places, n_blocks; /* T, and G: the blocks that have a share */
-    uint32_t most;               /* steps of a piece; CN_WALK_EVEN: the even split */
+    uint32_t limit;              /* most steps of a piece, or the split: CN_WALK_EVEN, _BY_LENGTH */
     uint32_t share, n_larger;    /* places of a share; the first n_larger shares have one more */
     uint32_t next, end;          /* first place of the current piece; end of the share */
     uint32_t unit, item, at;     /* of the place `next`; `at` is its index in the item */
@@ -76,31 +76,31 @@ __device__ static inline uint32_t cn_walk_steps(uint32_t length)
 
 __device__ static inline uint32_t cn_walk_cost(const cn_walk &w)
 {
-    return w.most == CN_WALK_EVEN ? CN_WALK_COST : 0;
+    return w.limit == CN_WALK_EVEN ? CN_WALK_COST : 0;
 }
 
-/* Returns the steps of a piece of an item. most: in a piece, or CN_WALK_BY_LENGTH. */
-__device__ static inline uint32_t cn_walk_piece_steps(uint32_t most, uint32_t n_steps)
+/* Returns the steps of the pieces of an item. limit: as in cn_walk, but not CN_WALK_EVEN. */
+__device__ static inline uint32_t cn_walk_piece_steps(uint32_t limit, uint32_t n_steps)
 {
-    const bool by_length = most == CN_WALK_BY_LENGTH;
-    const uint32_t n_pieces = by_length ? CN_WALK_FIXED_PIECES : (n_steps + most - 1) / most;
+    const bool by_length = limit == CN_WALK_BY_LENGTH;
+    const uint32_t n_pieces = by_length ? CN_WALK_LENGTH_PIECES : (n_steps + limit - 1) / limit;
     const uint32_t share = (n_steps + n_pieces - 1) / n_pieces;
     if (!by_length && share < CN_WALK_LONG_PIECE) return share;
     const uint32_t whole_tiles = (share + CN_WALK_TILE_STEPS - 1) & ~(CN_WALK_TILE_STEPS - 1u);
-    return by_length ? max(whole_tiles, (uint32_t)CN_WALK_FIXED_STEPS) : whole_tiles;
+    return by_length ? max(whole_tiles, (uint32_t)CN_WALK_LENGTH_STEPS) : whole_tiles;
 }
 
-/* most: as cn_walk.most. */
-__device__ static inline uint32_t cn_walk_item_places(uint32_t most, uint32_t length)
+/* Returns the places of an item. limit: as in cn_walk. */
+__device__ static inline uint32_t cn_walk_item_places(uint32_t limit, uint32_t length)
 {
     const uint32_t n_steps = cn_walk_steps(length);
-    if (n_steps == 0 || most == CN_WALK_EVEN) return n_steps ? n_steps + CN_WALK_COST : 0;
-    const uint32_t piece = cn_walk_piece_steps(most, n_steps);
+    if (n_steps == 0 || limit == CN_WALK_EVEN) return n_steps ? n_steps + CN_WALK_COST : 0;
+    const uint32_t piece = cn_walk_piece_steps(limit, n_steps);
     return (n_steps + piece - 1) / piece;
 }
 
 /* Returns the places of units [from, to). Eight loads are issued before their values are added. */
-__device__ static inline uint32_t cn_walk_run_places(const cn_walk_shape &s, uint32_t most,
+__device__ static inline uint32_t cn_walk_run_places(const cn_walk_shape &s, uint32_t limit,
                                                      uint32_t from, uint32_t to)
 {
     uint32_t sum = 0;
@@ -109,7 +109,7 @@ __device__ static inline uint32_t cn_walk_run_places(const cn_walk_shape &s, uin
 #pragma unroll
         for (uint32_t i = 0; i < 8; i++) lengths[i] = u + i < to ? __ldg(s.lengths + u + i) : 0;
 #pragma unroll
-        for (uint32_t i = 0; i < 8; i++) sum += cn_walk_item_places(most, lengths[i]);
+        for (uint32_t i = 0; i < 8; i++) sum += cn_walk_item_places(limit, lengths[i]);
     }
     return sum * s.items_per_unit;
 }
@@ -119,15 +119,15 @@ __device__ static inline void cn_walk_enter(cn_walk &w, const cn_walk_shape &s, 
     w.unit = unit;
     w.length = __ldg(s.lengths + unit);
     w.n_steps = cn_walk_steps(w.length);
-    w.item_places = cn_walk_item_places(w.most, w.length);
+    w.item_places = cn_walk_item_places(w.limit, w.length);
 }
 
 /* Starts the piece at the walk's place. Returns false when the share ends before its first step. */
 __device__ static inline bool cn_walk_take(cn_walk &w)
 {
     const uint32_t cost = cn_walk_cost(w), left = min(w.item_places - w.at, w.end - w.next);
-    if (w.most != CN_WALK_EVEN) {
-        const uint32_t piece = cn_walk_piece_steps(w.most, w.n_steps);
+    if (w.limit != CN_WALK_EVEN) {
+        const uint32_t piece = cn_walk_piece_steps(w.limit, w.n_steps);
         w.taken = 1;
         w.piece_step = w.at * piece;
         w.step_end = min(w.n_steps, w.piece_step + piece);
@@ -146,13 +146,13 @@ typedef struct cn_walk_run {
     uint32_t own, upto, all;
 } cn_walk_run;
 
-/* Counts the places. Called by a whole warp. most: as cn_walk.most. */
-__device__ static inline cn_walk_run cn_walk_count(const cn_walk_shape &s, uint32_t most)
+/* Counts the places. Called by a whole warp. limit: as in cn_walk. */
+__device__ static inline cn_walk_run cn_walk_count(const cn_walk_shape &s, uint32_t limit)
 {
     const uint32_t lane = threadIdx.x % CN_WARP, units = (s.n_units + CN_WARP - 1) / CN_WARP;
     cn_walk_run r;
     r.begin = min(lane * units, s.n_units);
-    r.own = r.upto = cn_walk_run_places(s, most, r.begin, min(r.begin + units, s.n_units));
+    r.own = r.upto = cn_walk_run_places(s, limit, r.begin, min(r.begin + units, s.n_units));
 #pragma unroll
     for (uint32_t step = 1; step < CN_WARP; step *= 2) {
         const uint32_t before = __shfl_up_sync(0xffffffffu, r.upto, step);
@@ -162,17 +162,18 @@ __device__ static inline cn_walk_run cn_walk_count(const cn_walk_shape &s, uint3
     return r;
 }
 
-/* Chooses the split, sets w.most, and counts the places. Called by a whole warp. */
+/* Chooses the split, sets w.limit, and counts the places. Called by a whole warp. More items than
+ * blocks need not be counted twice: their pieces are more than the blocks, too. */
 __device__ static inline cn_walk_run cn_walk_choose(cn_walk &w, const cn_walk_shape &s,
                                                     uint32_t n_blocks)
 {
-    w.most = s.fixed ? CN_WALK_BY_LENGTH : CN_WALK_EVEN;
-    const cn_walk_run even = cn_walk_count(s, w.most);
-    if (s.fixed || even.all == 0 || s.n_units * s.items_per_unit > n_blocks) return even;
-    const uint32_t most = (even.all + n_blocks - 1) / n_blocks;
-    const cn_walk_run pieces = cn_walk_count(s, most);
-    if (pieces.all > n_blocks) return even;
-    w.most = most;
+    w.limit = s.by_length ? CN_WALK_BY_LENGTH : CN_WALK_EVEN;
+    const cn_walk_run first = cn_walk_count(s, w.limit);
+    if (s.by_length || first.all == 0 || s.n_units * s.items_per_unit > n_blocks) return first;
+    const uint32_t limit = (first.all + n_blocks - 1) / n_blocks;
+    const cn_walk_run pieces = cn_walk_count(s, limit);
+    if (pieces.all > n_blocks) return first;
+    w.limit = limit;
     return pieces;
 }
 
@@ -272,7 +273,7 @@ __device__ static inline cn_walk_piece cn_walk_piece_of(const cn_walk &w, uint32
 {
     const uint32_t item_first = w.next - w.at;
     cn_walk_piece p;
-    p.even = w.most == CN_WALK_EVEN;
+    p.even = w.limit == CN_WALK_EVEN;
     if (!p.even) {
         p.n_pieces = w.item_places;
         p.first_slot = item_first;

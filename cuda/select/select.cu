@@ -15,10 +15,11 @@
  * thread has few steps.
  *
  * The last blocks end some microseconds after the others, because clusters that find no room beside
- * `score` share the multiprocessors that become free first. With cn_select_args.done attn_sparse
- * does not wait for them: it reads a list as soon as all parts of the list are finished. The first
- * block of a unit clears its count before it lets attn_sparse start. Each block adds its part when
- * it has stored its entries.
+ * `score` share the multiprocessors that become free first. With cn_select_args.done the blocks of
+ * attn_sparse fetch their first tiles as soon as the lists of these tiles are finished. The first
+ * block of a unit clears its count before it lets attn_sparse start. It need not wait for the
+ * kernels before: `score` has waited for the attention that read the count last. Each block adds
+ * its part when it has stored its entries.
  *
  * Bytes read: 2 n per unit, three times from the L2 cache where they exceed the registers. Bytes
  * written: 4 per list entry. CPU version: cpu_sel_list.c. */
@@ -360,7 +361,7 @@ __device__ static inline void begin_list(const cn_select_args &a, const cn_sel_u
 template <uint32_t PARTS>
 __device__ static inline void end_list(const cn_select_args &a, const cn_sel_unit &u)
 {
-    static_assert(CN_CUDA_LIST_DONE % PARTS == 0, "the parts count alike");
+    static_assert(CN_CUDA_LIST_DONE % PARTS == 0, "each part adds the same number");
     if (!a.done) return;
     __syncthreads();
     if (threadIdx.x > 0) return;
