@@ -55,7 +55,7 @@ ifeq ($(SANITIZER)$(filter -O0,$(OPT)),)
 HARDEN += -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3
 endif
 HARDEN_LINK := -Wl,-z,relro -Wl,-z,now -Wl,-z,noexecstack
-PKGS := jansson libpcre2-8 libutf8proc libevent_core
+PKGS := jansson libpcre2-8 libutf8proc libevent_core libmd
 # Errors are hidden here when a library is missing: `make deps` installs it or says how.
 PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 PKG_LIBS := $(shell pkg-config --libs $(PKGS) 2>/dev/null)
@@ -394,7 +394,7 @@ install: all
 # declare libraries of the system, so its program is linked with the static ones.
 PACKAGE_ARCH := x86-64-v3
 PACKAGES := build
-STATIC_LIBS := -Wl,-Bstatic $(patsubst %,-l%,jansson pcre2-8 utf8proc event_core openblas) \
+STATIC_LIBS := -Wl,-Bstatic $(patsubst %,-l%,jansson pcre2-8 utf8proc event_core md openblas) \
   -Wl,-Bdynamic -lm -ldl -pthread
 
 # Installs the packages into a fresh chroot and a fresh virtual environment. Needs root and debootstrap.

@@ -97,7 +97,7 @@ head -n 1 $model/prompts/sums.jsonl >>"$dir/late.jsonl"
 refuse "late.jsonl: line 2: arm full" --model $model -i "$dir/late.jsonl" --prompt-field prompt \
     --continue-field prompt --arms zip:64 --block-size 64 --num-gpu-blocks-override 6
 [ "$(grep -c '^| ' "$dir/out")" = 3 ]
-grep -q "^late, 1 documents\$" "$dir/out"
+grep -q "^late, 1 document\$" "$dir/out"
 
 # Arms with a home are compared like others, and are not probed.
 homes="--arms spade:64,spade:64:home=peer,zip:128:select=spade:select_tokens=64:home=peer"

@@ -66,7 +66,7 @@ if [ -e "$build/cinch-cuda.so" ] && [ ! -e /dev/nvidia0 ]; then
     # shellcheck disable=SC2046
     "${CC:-cc}" -I. -D_GNU_SOURCE -DCN_HEADER_SUM=1 -o "$dir/bin/cinch" engine/backend.c \
         "$build/engine/main.o" "$build/libcinch.a" \
-        $(pkg-config --cflags --libs jansson libpcre2-8 libutf8proc libevent_core) \
+        $(pkg-config --cflags --libs jansson libpcre2-8 libutf8proc libevent_core libmd) \
         -lopenblas -lm -ldl -pthread
     refused "built from different headers"
 fi

@@ -276,7 +276,7 @@ static void structured_output_is_read(void **state)
         cn_structure_kind kind;
     } cases[] = {
         {"\"response_format\": {\"type\": \"text\"}", NULL, CN_STRUCTURE_NONE},
-        {"\"response_format\": null, \"structured_outputs\": {}", NULL, CN_STRUCTURE_NONE},
+        {"\"response_format\": null, \"structured_outputs\": null", NULL, CN_STRUCTURE_NONE},
         {"\"response_format\": {\"type\": \"json_object\"}", NULL, CN_STRUCTURE_JSON},
         {"\"response_format\": {\"type\": \"json_schema\", \"json_schema\": {\"name\": \"n\","
          "\"strict\": true, \"schema\": {\"type\": \"object\", \"a\": 1}}}",
@@ -587,6 +587,8 @@ static const struct refusal {
      "response_format", "'a'"},
     {CN_API_CHAT, "\"response_format\": {\"type\": \"json_schema\", \"json_schema\": {}}",
      "response_format", "schema: expected an object"},
+    {CN_API_CHAT, "\"structured_outputs\": {}", "structured_outputs", "got none"},
+    {CN_API_CHAT, "\"structured_outputs\": {\"json\": null}", "structured_outputs", "got none"},
     {CN_API_CHAT, "\"structured_outputs\": {\"lark\": \"x\"}", "structured_outputs", "'lark'"},
     {CN_API_CHAT, "\"structured_outputs\": {\"regex\": 1}", "structured_outputs", "a string"},
     {CN_API_CHAT, "\"structured_outputs\": {\"choice\": \"a\"}", "structured_outputs", "an array"},

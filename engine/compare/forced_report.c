@@ -98,7 +98,9 @@ void cn_forced_print(FILE *f, const cn_forced_report *r, uint32_t task)
 {
     const task_table t = {r, r->runs[task]};
     const uint32_t n_columns = r->config->select_probe ? N_COLUMNS : MASS;
-    fprintf(f, "\n%s, %u documents\n\n", r->tasks[task].name, cn_forced_run_done(t.run));
+    const uint32_t n_done = cn_forced_run_done(t.run);
+    fprintf(f, "\n%s, %u %s\n\n", r->tasks[task].name, n_done,
+            n_done == 1 ? "document" : "documents");
     const uint32_t *importance = r->config->select_probe ? by_importance : without_probe;
     const uint32_t n_left_out = cn_text_table_print(
         f, &(cn_text_table){.corner = "arm", .titles = titles, .n_columns = n_columns,

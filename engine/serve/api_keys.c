@@ -2,13 +2,13 @@
 #include "engine/serve/api_keys.h"
 
 #include <errno.h>
+#include <sha2.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
 
 #include "engine/offline/line_reader.h"
-#include "engine/serve/sha256.h"
 
 enum {
     MAX_KEY_BYTES = 256,
@@ -58,8 +58,11 @@ static char *name_of(const char *secret, size_t n)
 {
     static const char prefix[] = "key-";
     char name[sizeof prefix + 2 * NAME_DIGEST_BYTES];
-    uint8_t digest[CN_SHA256_BYTES];
-    cn_sha256(secret, n, digest);
+    uint8_t digest[SHA256_DIGEST_LENGTH];
+    SHA2_CTX sha256;
+    SHA256Init(&sha256);
+    SHA256Update(&sha256, (const uint8_t *)secret, n);
+    SHA256Final(digest, &sha256);
     memcpy(name, prefix, sizeof prefix);
     for (size_t i = 0; i < NAME_DIGEST_BYTES; i++)
         snprintf(name + sizeof prefix - 1 + 2 * i, 3, "%02x", digest[i]);
