@@ -299,8 +299,6 @@ fuzz: $(if $(T),$(T:%=$(BUILD)/tests/fuzz_%),$(FUZZ_BIN))
 	@$(RUN) --args "$(FUZZ_RUNS) $(SEED)" $^
 
 # The test scripts. They test the program, the installed files and the style check.
-# They run one after another, because many compare times or the load of a server.
-scripts: override JOBS := 1
 scripts: programs $(BUILD)/tests/tidy
 	@$(RUN) $(wildcard tests/*_check.sh)
 

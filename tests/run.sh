@@ -12,10 +12,20 @@ alone="
 test_serve_attacks       limits the time of an answer during attacks
 test_serve_limits        compares timeouts with the clock
 test_serve_stop          compares timeouts with the clock
+bench_check.sh           times steps and requests
+chaos_check.sh           waits for moments of a run
+deploy_check.sh          measures when the parts of a stream arrive
+progress_check.sh        interrupts runs after some seconds
+run_check.sh             checks the order of short programs
+serve_bench_check.sh     compares a rate of requests with the clock
+serve_load_check.sh      measures latencies under load
+serve_page_check.sh      measures the processor time of a page
+serve_swap_check.sh      measures latencies
 "
 # Programs that start first, because they take longest.
 long="
 test_engine_away_timing
+serve_client_check.sh
 "
 
 # find_turn PROGRAM: sets $turn to long, other or alone. GPU tests run alone because they share the
