@@ -1,0 +1,311 @@
+/* attn_one_compute.cuh - the computing warps of attn_one.cuh: scores, online softmax and weighted
+ * values of each tile; at the end of a piece its result, and at the last piece that of the item. */
+#ifndef CN_CUDA_ATTN_ONE_COMPUTE_CUH
+#define CN_CUDA_ATTN_ONE_COMPUTE_CUH
+
+#include "cuda/attn/attn_one_shared.cuh"
+
+/* ---- a tile ---- */
+
+/* The running result of a warp. A lane holds heads 2t and 2t+1 (t = lane % 4) of rows g and g + 8
+ * (g = lane / 4) of each 16 dimensions, and the maximum and sum of these heads. The sum is over the
+ * slots of this lane only. */
+template <int D> struct cn_one_state {
+    uint32_t query[D / 16][2];
+    float out[D / 16][4];
+    float max[2], sum[2];
+};
+
+template <int D>
+__device__ static inline void cn_one_begin(cn_one_state<D> &x, const cn_bf16 *queries,
+                                           uint32_t n_heads, uint32_t d)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP, head = lane / 4, t = lane % 4;
+#pragma unroll
+    for (uint32_t k = 0; k < D / 16; k++) {
+        const bool valid = head < n_heads && k * 16 < d;
+        const uint32_t *row = (const uint32_t *)(queries + head * d + k * 16);
+        x.query[k][0] = valid ? row[t] : 0;
+        x.query[k][1] = valid ? row[t + 4] : 0;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) x.out[k][i] = 0;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        x.max[i] = -CUDART_INF_F;
+        x.sum[i] = 0;
+    }
+}
+
+/* scores[0], [1]: slot g, heads 2t and 2t+1; [2], [3]: slot g + 8. */
+template <int D>
+__device__ static inline void cn_one_scores(float scores[4], const cn_one_state<D> &x,
+                                            uint32_t keys, uint32_t slice)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP, row = slice + lane % 16;
+    float even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0}; /* two chains of sums hide latency */
+#pragma unroll
+    for (uint32_t k = 0; k < D / 16; k++) {
+        uint32_t a[4];
+        cn_ldmatrix(a, keys + cn_chunk_at(CN_WALK_TILE, row, 2 * k + lane / 16));
+        cn_mma(k % 2 ? odd : even, a, x.query[k][0], x.query[k][1]);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) scores[i] = even[i] + odd[i];
+}
+
+/* Turns scores into weights, and scales the sums so far to the new maximum. */
+template <int D>
+__device__ static inline void cn_one_softmax(float scores[4], cn_one_state<D> &x, float scale,
+                                             uint32_t n)
+{
+    const uint32_t g = threadIdx.x % CN_WARP / 4;
+    float keep[2];
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++)
+        scores[i] = g + i / 2 * 8 < n ? scores[i] * scale : -CUDART_INF_F;
+#pragma unroll
+    for (uint32_t h = 0; h < 2; h++) {
+        const float top = fmaxf(x.max[h], cn_column_max(fmaxf(scores[h], scores[h + 2])));
+        keep[h] = cn_exp2(x.max[h] - top);
+        x.max[h] = top;
+        scores[h] = cn_exp2(scores[h] - top);
+        scores[h + 2] = cn_exp2(scores[h + 2] - top);
+        x.sum[h] = x.sum[h] * keep[h] + scores[h] + scores[h + 2];
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < D / 16; k++)
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) x.out[k][i] *= keep[i % 2];
+}
+
+/* Mask that clears the values of slots past n: 0 times the content of an unused slot may not be
+ * 0. */
+__device__ static inline uint32_t cn_one_mask(uint32_t slot, uint32_t n)
+{
+    return (slot < n ? 0xffffu : 0) | (slot + 1 < n ? 0xffff0000u : 0);
+}
+
+template <int D>
+__device__ static inline void cn_one_values(cn_one_state<D> &x, const float weights[4],
+                                            uint32_t values, uint32_t slice, uint32_t n)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP, t = lane % 4;
+    const uint32_t row = slice + lane % 8 + lane / 16 * 8;
+    const uint32_t low = cn_one_mask(2 * t, n), high = cn_one_mask(2 * t + 8, n);
+    const uint32_t b0 = cn_movmatrix(cn_pack2(weights[0], weights[1]));
+    const uint32_t b1 = cn_movmatrix(cn_pack2(weights[2], weights[3]));
+#pragma unroll
+    for (uint32_t k = 0; k < D / 16; k++) {
+        uint32_t a[4];
+        cn_ldmatrix_transposed(a, values + cn_chunk_at(CN_WALK_TILE, row, 2 * k + lane / 8 % 2));
+        a[0] &= low;
+        a[1] &= low;
+        a[2] &= high;
+        a[3] &= high;
+        cn_mma(x.out[k], a, b0, b1);
+    }
+}
+
+/* ---- ending a piece ---- */
+
+/* Each warp writes its result to the exchange. */
+template <int D>
+__device__ static inline void cn_one_lay_down(const cn_one_state<D> &x, float *exchange,
+                                              cn_one_fixed *fixed)
+{
+    const uint32_t warp = threadIdx.x / CN_WARP, lane = threadIdx.x % CN_WARP;
+    const uint32_t g = lane / 4, t = lane % 4;
+    float *own = exchange + (warp * CN_ONE_HEADS + 2 * t) * cn_one_shared<D>::HEAD_FLOATS + g;
+#pragma unroll
+    for (uint32_t k = 0; k < D / 16; k++)
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            own[i % 2 * cn_one_shared<D>::HEAD_FLOATS + k * 16 + i / 2 * 8] = x.out[k][i];
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        const float sum = cn_column_sum(x.sum[i]);
+        if (g == 0) fixed->sums[warp][2 * t + i] = make_float2(x.max[i], sum);
+    }
+}
+
+/* Returns the largest of n maxima, and the sum of the n sums scaled to it. */
+__device__ static inline float2 cn_one_total(const float2 *sums, uint32_t n, uint32_t stride)
+{
+    float2 total = make_float2(-CUDART_INF_F, 0);
+    for (uint32_t i = 0; i < n; i++) total.x = fmaxf(total.x, sums[i * stride].x);
+    for (uint32_t i = 0; i < n; i++)
+        total.y += sums[i * stride].y * cn_exp2(sums[i * stride].x - total.x);
+    return total;
+}
+
+__device__ static inline void cn_one_add(float4 &to, float4 x, float weight)
+{
+    to.x += x.x * weight;
+    to.y += x.y * weight;
+    to.z += x.z * weight;
+    to.w += x.w * weight;
+}
+
+__device__ static inline void cn_one_store(cn_bf16 *out, float4 x, float sum)
+{
+    const float scale = 1.0f / sum;
+    *(uint2 *)out =
+        make_uint2(cn_pack2(x.x * scale, x.y * scale), cn_pack2(x.z * scale, x.w * scale));
+}
+
+/* Merges the few pieces of an item, in order. All their loads are issued together. */
+template <int D>
+__device__ static inline void cn_one_merge_few(const cn_one_params &p, const cn_one_note &note)
+{
+    const uint32_t d = p.pool.head_dim, n = note.piece.n_pieces;
+    for (uint32_t i = threadIdx.x * 4; i < note.n_heads * D; i += CN_ONE_COMPUTE * 4) {
+        const uint32_t head = i / D, column = i % D;
+        float2 sums[CN_ONE_FEW];
+        float4 parts[CN_ONE_FEW];
+#pragma unroll
+        for (uint32_t j = 0; j < CN_ONE_FEW; j++) {
+            sums[j] = make_float2(-CUDART_INF_F, 0);
+            if (j >= n) continue;
+            const uint32_t row = cn_walk_slot(note.piece, j) * p.slot_heads + head;
+            sums[j] = __ldcg(&p.partial_sums[row]);
+            parts[j] = __ldcg((const float4 *)(p.partial_out + (size_t)row * D + column));
+        }
+        const float2 total = cn_one_total(sums, CN_ONE_FEW, 1);
+        float4 out = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (uint32_t j = 0; j < CN_ONE_FEW; j++)
+            if (j < n) cn_one_add(out, parts[j], cn_exp2(sums[j].x - total.x));
+        if (column < d) cn_one_store(p.out + note.query + head * d + column, out, total.y);
+    }
+}
+
+/* Merges all pieces of an item, in order. The maxima and sums of many are first copied to the
+ * exchange, so that the loads of their results do not wait for one another. */
+template <int D>
+__device__ static inline void cn_one_merge(const cn_one_params &p, const cn_one_note &note,
+                                           float *exchange)
+{
+    const uint32_t d = p.pool.head_dim, n = note.piece.n_pieces, heads = note.n_heads;
+    float2 *sums = (float2 *)exchange; /* [n, heads] */
+    if (n <= CN_ONE_FEW) {
+        cn_one_merge_few<D>(p, note);
+        return;
+    }
+    for (uint32_t i = threadIdx.x; i < n * heads; i += CN_ONE_COMPUTE) {
+        const uint32_t slot = cn_walk_slot(note.piece, i / heads);
+        sums[i] = __ldcg(&p.partial_sums[slot * p.slot_heads + i % heads]);
+    }
+    cn_sync_some(1, CN_ONE_COMPUTE);
+    for (uint32_t i = threadIdx.x * 4; i < heads * D; i += CN_ONE_COMPUTE * 4) {
+        const uint32_t head = i / D, column = i % D;
+        if (column >= d) continue;
+        const float2 total = cn_one_total(sums + head, n, heads);
+        float4 out = make_float4(0, 0, 0, 0);
+#pragma unroll 8
+        for (uint32_t j = 0; j < n; j++) {
+            const uint32_t slot = cn_walk_slot(note.piece, j);
+            const size_t at = (size_t)(slot * p.slot_heads + head) * D + column;
+            cn_one_add(out, __ldcg((const float4 *)(p.partial_out + at)),
+                       cn_exp2(sums[j * heads + head].x - total.x));
+        }
+        cn_one_store(p.out + note.query + head * d + column, out, total.y);
+    }
+}
+
+/* Counts the piece as done. Returns true, to all threads of the block, if it was the last piece of
+ * its item. */
+__device__ static inline bool cn_one_arrive(const cn_one_params &p, const cn_one_note &note,
+                                            cn_one_fixed *fixed)
+{
+    cn_sync_some(1, CN_ONE_COMPUTE);
+    if (threadIdx.x == 0) {
+        uint32_t *count = p.arrivals + note.piece.first_slot, before;
+        /* Releases the stores of this block before the barrier, and acquires those of others. */
+        asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+                     : "=r"(before)
+                     : "l"(count)
+                     : "memory");
+        fixed->is_last = before == note.piece.n_pieces - 1;
+        if (fixed->is_last) *count = 0;
+    }
+    cn_sync_some(1, CN_ONE_COMPUTE);
+    return fixed->is_last;
+}
+
+/* Merges the results of the warps. If the piece is the whole item, stores the item's result.
+ * Otherwise stores the piece's partial result; if this was the last piece, merges the item. */
+template <int D>
+__device__ static inline void cn_one_end(const cn_one_params &p, const cn_one_state<D> &x,
+                                         const cn_one_note &note, float *exchange,
+                                         cn_one_fixed *fixed)
+{
+    const uint32_t d = p.pool.head_dim;
+    const bool whole = note.piece.n_pieces == 1;
+    cn_one_lay_down<D>(x, exchange, fixed);
+    cn_sync_some(1, CN_ONE_COMPUTE);
+    for (uint32_t i = threadIdx.x * 4; i < note.n_heads * D; i += CN_ONE_COMPUTE * 4) {
+        const uint32_t head = i / D, column = i % D;
+        const float2 total = cn_one_total(&fixed->sums[0][head], CN_ONE_WARPS, CN_ONE_HEADS);
+        float4 out = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (uint32_t w = 0; w < CN_ONE_WARPS; w++) {
+            const uint32_t at = (w * CN_ONE_HEADS + head) * cn_one_shared<D>::HEAD_FLOATS + column;
+            cn_one_add(out, *(const float4 *)(exchange + at),
+                       cn_exp2(fixed->sums[w][head].x - total.x));
+        }
+        if (whole && column < d) cn_one_store(p.out + note.query + head * d + column, out, total.y);
+        if (whole) continue;
+        const uint32_t at = note.piece.slot * p.slot_heads + head;
+        *(float4 *)(p.partial_out + (size_t)at * D + column) = out;
+        if (column == 0) p.partial_sums[at] = total;
+    }
+    if (!whole && cn_one_arrive(p, note, fixed)) cn_one_merge<D>(p, note, exchange);
+    cn_sync_some(1, CN_ONE_COMPUTE); /* the exchange may be written again */
+}
+
+/* Returns the note of a stage to all lanes of a warp. Only the lane that later arrives at the
+ * stage's `empty` barrier reads it. Its own arrival then orders the read before the next note,
+ * which race checkers can verify. */
+__device__ static inline cn_one_note cn_one_read_note(const cn_one_note *from)
+{
+    enum { WORDS = sizeof(cn_one_note) / sizeof(uint32_t) };
+    static_assert(sizeof(cn_one_note) % sizeof(uint32_t) == 0, "a note is whole words");
+    union {
+        cn_one_note note;
+        uint32_t words[WORDS];
+    } x;
+    const uint32_t *words = (const uint32_t *)from;
+    const bool reads = threadIdx.x % CN_WARP == 0;
+#pragma unroll
+    for (int i = 0; i < WORDS; i++) x.words[i] = __shfl_sync(0xffffffffu, reads ? words[i] : 0, 0);
+    return x.note;
+}
+
+template <int D>
+__device__ static inline void cn_one_compute(const cn_one_params &p, const cn_one_shared<D> &shared,
+                                             cn_one_fixed *fixed)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP, slice = threadIdx.x / CN_WARP * CN_ONE_SLICE;
+    cn_one_state<D> x;
+    bool end = false;
+    for (uint32_t i = 0; !end; i++) {
+        const uint32_t stage = i % p.n_stages, round = i / p.n_stages;
+        cn_barrier_wait(&fixed->full[stage], round & 1);
+        const cn_one_note note = cn_one_read_note(&fixed->notes[stage]);
+        if (note.first) cn_one_begin<D>(x, shared.queries(stage), note.n_heads, p.pool.head_dim);
+        if (slice >= note.first_slot && slice < note.last_slot) {
+            const uint32_t n = note.last_slot - slice;
+            float scores[4];
+            cn_one_scores<D>(scores, x, shared.keys(stage), slice);
+            cn_one_softmax<D>(scores, x, p.scale, n);
+            cn_one_values<D>(x, scores, shared.values(stage), slice, n);
+        }
+        __syncwarp();
+        if (lane == 0) cn_barrier_arrive(&fixed->empty[stage]);
+        if (note.last) cn_one_end<D>(p, x, note, shared.exchange(), fixed);
+        end = note.end;
+    }
+}
+
+#endif
