@@ -688,9 +688,9 @@ static void attention_bind(world *w, attention *t)
                                     .lengths = at[2].at[ON_CUDA]};
 }
 
-/* Two stages and attention follow each other without a wait of the host, so the kernels of the
- * second start while the first still selects the tiles, and attention begins with finished lists.
- * The results are those of kernels with a wait between them. */
+/* Two stages and attention follow each other without a wait of the host. So the kernels of the
+ * second stage start while the first still selects the tiles. Attention begins while the second
+ * still makes lists. The results are those of kernels with a wait between them. */
 static double run_in_order(op_env *env, uint32_t seed)
 {
     enum { AHEAD = 12 /* kernels that keep the stream busy while the others are launched */ };

@@ -20,10 +20,10 @@
  *
  * Split into pieces: an item is cut into pieces of the same number of steps, the last of which may
  * be shorter. Each piece is one place, and a block takes whole pieces. This split is taken if each
- * block then gets at most one piece, and no piece exceeds a share of the even split by more than
- * the three steps that complete a tile. In the even split blocks with two pieces end last, because
- * they store or merge a result in the middle of their share. With --batch-invariant the split into
- * pieces is always taken, and the length of an item alone says how it is cut.
+ * block then gets at most one piece that is no longer than a share of the even split. (A piece may
+ * have up to three steps more, which complete a tile.) In the even split blocks with two pieces end
+ * last, because they store or merge a result in the middle of their share. With --batch-invariant
+ * the split into pieces is always taken, and the length of an item alone says how it is cut.
  *
  * The block that finishes last merges the pieces of an item, in their order. */
 #ifndef CN_CUDA_ATTN_WALK_CUH
