@@ -98,20 +98,14 @@ static cn_status run_stage(const cn_select_step *p, uint32_t layer, const void *
     return p->be->select(p->stream, &select);
 }
 
-/* Returns whether `select` makes the lists of all rows in this pass. */
-static bool makes_all_lists(const cn_select_step *p)
-{
-    const cn_select_view *v = p->view;
-    return v->stage[CN_SELECT_STAGES - 1].runs && v->n_ranges > 0 && v->ranges[0].start == 0 &&
-           v->ranges[v->n_ranges - 1].end >= p->batch->n_decode;
-}
-
 cn_status cn_select_attend(const cn_select_step *p, const cn_attn_args *attn)
 {
     const cn_select_view *v = p->view;
     for (uint32_t g = 0; g < v->n_ranges; g++)
         for (uint32_t i = 0; i < CN_SELECT_STAGES; i++)
             CN_TRY(run_stage(p, attn->layer, attn->q, i, v->ranges[g]));
+    /* The ranges hold all rows, so if the last stage runs, it makes all lists. */
+    const bool makes_lists = v->stage[CN_SELECT_STAGES - 1].runs;
     const cn_attn_sparse_args sparse = {
         .attn = *attn,
         .index = p->scratch->list,
@@ -119,7 +113,7 @@ cn_status cn_select_attend(const cn_select_step *p, const cn_attn_args *attn)
         .list_len = v->list_len,
         .tail = v->tail,
         .lengths = v->lengths,
-        .done = makes_all_lists(p) ? p->scratch->done : NULL,
+        .done = makes_lists ? p->scratch->done : NULL,
     };
     CN_TRY(p->be->attn_sparse(p->stream, &sparse));
     return p->probe ? cn_select_probe_observe(p->probe, p, &sparse) : CN_OK;

@@ -184,6 +184,12 @@ __device__ static inline void cn_one_start_query(const cn_one_params &p, const c
                  item.n_heads * p.pool.head_dim * (uint32_t)sizeof(cn_bf16), &f.fixed->full[stage]);
 }
 
+__device__ static inline void cn_one_wait_and_overlap(void)
+{
+    cn_wait_previous();
+    cn_overlap_next();
+}
+
 /* Fetches this block's share by bulk copies. Called by one thread. If K and V of other steps are
  * final, the ring is filled before the wait for the previous kernel. Only the newest tile of a
  * sequence, which holds this step's token, and the queries are fetched after the wait. */
@@ -199,8 +205,7 @@ __device__ static inline void cn_one_fetch_bulk(const cn_one_params &p, const cn
         more = !cn_walk_is_end(w);
         if (more) cn_walk_next(w, p.walk);
     }
-    cn_wait_previous();
-    cn_overlap_next();
+    cn_one_wait_and_overlap();
     for (uint32_t i = 0; i < n; i++) {
         cn_one_start_query<D>(p, f, late, i);
         if (i + 1 < n) cn_walk_next(late, p.walk);
@@ -211,12 +216,6 @@ __device__ static inline void cn_one_fetch_bulk(const cn_one_params &p, const cn
         more = !cn_walk_is_end(w);
         if (more) cn_walk_next(w, p.walk);
     }
-}
-
-__device__ static inline void cn_one_wait_and_overlap(void)
-{
-    cn_wait_previous();
-    cn_overlap_next();
 }
 
 /* Moves n tiles on. Returns false when the share has fewer. */

@@ -90,7 +90,7 @@ cn_status cn_api_set_structured_outputs(cn_api_request *r, const char *key, json
 {
     const char *member;
     json_t *value;
-    uint32_t n_structures = 0;
+    bool has_structure = false;
     if (!json_is_object(v)) return cn_api_refuse(key, "an object", v);
     json_object_foreach(v, member, value)
     {
@@ -113,9 +113,9 @@ cn_status cn_api_set_structured_outputs(cn_api_request *r, const char *key, json
         if (kind == CN_STRUCTURE_SCHEMA && !json_is_object(value) && !json_is_string(value))
             return cn_api_refuse("structured_outputs.json", "a schema, or its text", value);
         CN_TRY(set(r, key, kind, value));
-        n_structures++;
+        has_structure = true;
     }
-    if (n_structures > 0) return CN_OK;
+    if (has_structure) return CN_OK;
     return cn_fail(CN_ERR_ARG, "%s: expected json, regex, choice or json_object, got none", key);
 }
 
