@@ -29,16 +29,6 @@ static uint64_t status_kib(const char *field)
     return kib;
 }
 
-uint64_t process_peak_kib(void) { return status_kib("VmHWM"); }
-uint64_t process_rss_kib(void) { return status_kib("VmRSS"); }
-
-void process_reset_peak(void)
-{
-    FILE *f = must_open("/proc/self/clear_refs", "w");
-    fputs("5", f);
-    fclose(f);
-}
-
 uint64_t process_idle_rss_kib(void)
 {
     enum { LOOKS = 40 };
@@ -48,7 +38,22 @@ uint64_t process_idle_rss_kib(void)
         last = now;
         nanosleep(&look, NULL);
         malloc_trim(0);
-        now = process_rss_kib();
+        now = status_kib("VmRSS");
     }
     return now;
+}
+
+uint64_t process_reset_peak_kib(void)
+{
+    const uint64_t before = process_idle_rss_kib();
+    FILE *f = must_open("/proc/self/clear_refs", "w");
+    fputs("5", f);
+    fclose(f);
+    return before;
+}
+
+uint64_t process_growth_kib(uint64_t before)
+{
+    const uint64_t peak = status_kib("VmHWM");
+    return peak > before ? peak - before : 0;
 }
