@@ -14,13 +14,10 @@
 #include "engine/cpu/cpu_ops.h"
 #include "tests/lib/backend_rig.h"
 #include "tests/lib/paged_batch.h"
+#include "tests/lib/sanitizer.h"
 
 /* The reference is slow under the thread sanitizer and has no threads to check. */
-#if defined(__SANITIZE_THREAD__)
-enum { N_DRAWN = 4 };
-#else
-enum { N_DRAWN = 40 };
-#endif
+enum { N_DRAWN = BY_SANITIZER(40, 40, 4) };
 
 static const double TOLERANCE = 2e-6; /* values are averages of numbers in [-1, 1] */
 

@@ -37,6 +37,7 @@
 #include "tests/lib/late_device.h"
 #include "tests/lib/paged_batch.h"
 #include "tests/lib/run_engine.h"
+#include "tests/lib/sanitizer.h"
 #include "tests/lib/scratch_dir.h"
 
 enum { MAX_REQUESTS = 16, MAX_PROMPT = 120, MAX_OUTPUT = 120, MAX_OPTIONS = 80, CONTEXT = 256 };
@@ -47,11 +48,7 @@ enum { SELECT_CONTEXT = 400, SELECT_TOKENS = 64, SELECT_TILES = 3, SELECT_WINDOW
 enum { HOME_CONTEXT = 448, HOME_STEPS = 1000, HOME_BLOCKS = 11, HOME_CAP = 16 };
 /* One in LATE_SHARE seeds also runs on the late device, and every seed with homes. Fewer do under
  * the thread sanitizer, because that device has no threads. */
-#if defined(__SANITIZE_THREAD__)
-enum { LATE_SHARE = 10, LATE_HOMES = false };
-#else
-enum { LATE_SHARE = 2, LATE_HOMES = true };
-#endif
+enum { LATE_SHARE = BY_SANITIZER(2, 2, 10), LATE_HOMES = BY_SANITIZER(true, true, false) };
 static uint32_t n_seeds = 20, first_seed = 1;
 static const char *device = "cpu", *cache = "cpu";
 static bool on_gpu;

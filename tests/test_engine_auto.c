@@ -19,12 +19,9 @@
 #include "engine/engine_state.h"
 #include "tests/lib/away_scenario.h"
 #include "tests/lib/late_device.h"
+#include "tests/lib/sanitizer.h"
 
-#if defined(__SANITIZE_THREAD__)
-enum { DEFAULT_SEEDS = 2 };
-#else
-enum { DEFAULT_SEEDS = 8 };
-#endif
+enum { DEFAULT_SEEDS = BY_SANITIZER(8, 8, 2) };
 enum { N_STEPS = 900 };
 static uint32_t n_seeds = DEFAULT_SEEDS, first_seed = 1;
 

@@ -20,15 +20,10 @@
 #include "engine/engine_state.h"
 #include "tests/lib/away_scenario.h"
 #include "tests/lib/late_device.h"
+#include "tests/lib/sanitizer.h"
 
 /* The late device has no threads, so the thread sanitizer skips it. Both sanitizers are slow. */
-#if defined(__SANITIZE_THREAD__)
-enum { DEFAULT_SEEDS = 4, RUNS_LATE = 0 };
-#elif defined(__SANITIZE_ADDRESS__)
-enum { DEFAULT_SEEDS = 8, RUNS_LATE = 1 };
-#else
-enum { DEFAULT_SEEDS = 32, RUNS_LATE = 1 };
-#endif
+enum { DEFAULT_SEEDS = BY_SANITIZER(32, 8, 4), RUNS_LATE = BY_SANITIZER(true, true, false) };
 static uint32_t n_seeds = DEFAULT_SEEDS, first_seed = 1;
 
 /* Totals, so that the test fails when nothing was tested. */

@@ -11,13 +11,11 @@
 
 #include "tests/lib/backend_rig.h"
 #include "tests/lib/exchange_case.h"
+#include "tests/lib/sanitizer.h"
 
 /* The reference is slow under the thread sanitizer. */
-#if defined(__SANITIZE_THREAD__)
-enum { N_DRAWN = 6, N_LONG = 2 };
-#else
-enum { N_DRAWN = 60, N_LONG = 6 };
-#endif
+enum { N_DRAWN = BY_SANITIZER(60, 60, 6), N_LONG = BY_SANITIZER(6, 6, 2) };
+enum { N_SMALL_CAPS = BY_SANITIZER(10, 5, 1) };
 
 enum { POISON = 0xa5 };
 
@@ -358,7 +356,7 @@ static void small_caps_reach_the_wanted_set_step_by_step(void **state)
     (void)state;
     cn_backend *be = backend_rig_open(1);
     test_rng r = {13};
-    for (int i = 0; i < 10; i++) {
+    for (int i = 0; i < N_SMALL_CAPS; i++) {
         world w = open_world(exchange_case_draw(&r, 300), &r);
         run(be, &w, true);
         check_round(&w, true);

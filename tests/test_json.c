@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "engine/json.h"
+#include "tests/lib/sanitizer.h"
 
 static const cn_json_limits limits = {1 << 20, 1 << 20, 8};
 
@@ -273,9 +274,7 @@ static size_t heap_bytes(void)
 static void test_measures_cover_the_heap(void **state)
 {
     (void)state;
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    skip();
-#endif
+    if (BY_SANITIZER(false, true, true)) skip();
     enum { N = 20000 };
     static const char *const items[] = {"{}", "[]", "12", "\"a\"", "[[[[1]]]]",
                                         "{\"a\":1,\"b\":{\"c\":[]}}", "null", "{\"k\":\"v\"}"};

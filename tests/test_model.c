@@ -14,6 +14,7 @@
 #include "tests/lib/golden.h"
 #include "tests/lib/model_rig.h"
 #include "tests/lib/paged_batch.h"
+#include "tests/lib/sanitizer.h"
 
 static const double LOGITS_TOLERANCE = 1e-4;
 static const char REASONER[] = "examples/tiny-reasoner";
@@ -77,11 +78,7 @@ static void every_architecture_equals_transformers(void **state)
 enum { N_PROMPTS = 4 };
 
 /* The number of tokens per text that are decoded one by one. One pass checks each whole text. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { N_DECODED = 20 }; /* a step is tens of times slower */
-#else
-enum { N_DECODED = 210 };
-#endif
+enum { N_DECODED = BY_SANITIZER(210, 20, 20) };
 
 typedef struct trace {
     const uint32_t *prompt, *greedy, *positions;

@@ -14,15 +14,12 @@
 #include "engine/select_math.h"
 #include "tests/lib/backend_rig.h"
 #include "tests/lib/paged_batch.h"
+#include "tests/lib/sanitizer.h"
 #include "tests/lib/score_value.h"
 #include "tests/lib/select_world.h"
 
 /* The reference is slow under the thread sanitizer. */
-#if defined(__SANITIZE_THREAD__)
-enum { N_DRAWN = 4 };
-#else
-enum { N_DRAWN = 80 };
-#endif
+enum { N_DRAWN = BY_SANITIZER(80, 80, 4) };
 
 /* ---- digest against plain loops ---- */
 

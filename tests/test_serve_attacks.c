@@ -15,10 +15,12 @@
 
 #include "engine/api/http_status.h"
 #include "tests/lib/http_client.h"
+#include "tests/lib/sanitizer.h"
 #include "tests/lib/scratch_dir.h"
 #include "tests/lib/serve_rig.h"
 
-enum { N_CONNECTIONS = 200, N_ATTACKERS = 260, N_ASKED = 8, PIECE_BYTES = 64 << 10 };
+enum { N_CONNECTIONS = 200, N_ATTACKERS = 260, PIECE_BYTES = 64 << 10 };
+enum { N_ASKED = BY_SANITIZER(8, 4, 4) };
 static const double MOST_S = 2;
 
 typedef struct attack {
@@ -122,8 +124,8 @@ static void a_normal_client_is_answered_beside_each_attack(void **state)
         serve_rig_open(&rig, options);
         begin(&a, &attacks[k], rig.port);
         cn_serve_figures f = {0};
-        const struct timespec pause = {.tv_nsec = 300000000};
-        for (int i = 0; i < 20 && f.connections_open < N_CONNECTIONS; i++) {
+        const struct timespec pause = {.tv_nsec = 100000000};
+        for (int i = 0; i < 60 && f.connections_open < N_CONNECTIONS; i++) {
             nanosleep(&pause, NULL);
             serve_rig_figures(&rig, &f);
         }

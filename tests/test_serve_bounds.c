@@ -13,6 +13,7 @@
 
 #include "tests/lib/http_client.h"
 #include "tests/lib/process_memory.h"
+#include "tests/lib/sanitizer.h"
 #include "tests/lib/scratch_dir.h"
 #include "tests/lib/serve_ask.h"
 #include "tests/lib/serve_rig.h"
@@ -20,9 +21,7 @@
 /* Ends a test that measures memory: a sanitizer's own would be counted. */
 static void skip_under_sanitizer(void)
 {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    skip();
-#endif
+    if (BY_SANITIZER(false, true, true)) skip();
 }
 
 static int ask(uint16_t port, const char *path, const char *key, const char *body, cn_buf *text)
@@ -526,7 +525,7 @@ static int begin_tokenize(uint16_t port, const cn_buf *body)
 static void long_texts_do_not_delay_short_ones(void **state)
 {
     (void)state;
-    enum { N_LONG = 144 };
+    enum { N_LONG = BY_SANITIZER(144, 72, 36) };
     serve_rig rig;
     http_reply r;
     cn_buf body = {0};

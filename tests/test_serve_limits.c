@@ -17,6 +17,7 @@
 
 #include "tests/lib/http_client.h"
 #include "tests/lib/result_body.h"
+#include "tests/lib/sanitizer.h"
 #include "tests/lib/scratch_dir.h"
 #include "tests/lib/serve_ask.h"
 #include "tests/lib/serve_rig.h"
@@ -400,13 +401,7 @@ static void expect_status(int fd, int status)
 static const char health[] = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
 /* The tokens of an answer that takes as long as the flood, some seconds. */
-#if defined(__SANITIZE_THREAD__)
-enum { FLOOD_TOKENS = 300 };
-#elif defined(__SANITIZE_ADDRESS__)
-enum { FLOOD_TOKENS = 800 };
-#else
-enum { FLOOD_TOKENS = 4000 };
-#endif
+enum { FLOOD_TOKENS = BY_SANITIZER(4000, 800, 300) };
 
 /* One client pauses before and inside a request. One keeps its connection between two requests. One
  * sends a long body at 200 KB/s. None of them is closed or refused. */

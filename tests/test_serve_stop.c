@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "tests/lib/http_client.h"
+#include "tests/lib/sanitizer.h"
 #include "tests/lib/scratch_dir.h"
 #include "tests/lib/serve_ask.h"
 #include "tests/lib/serve_rig.h"
@@ -209,7 +210,8 @@ static void a_stopping_server_answers_503(void **state)
     serve_rig rig;
     http_reply r;
     serve_rig_open(&rig, options);
-    const int fd = serve_begin(rig.port, NULL, 3000, true);
+    /* The request runs for some seconds, and the checks take place beside it. */
+    const int fd = serve_begin(rig.port, NULL, BY_SANITIZER(1500, 700, 300), true);
     assert_true(serve_rig_wait_running(&rig, 1));
     cn_server_stop(rig.server);
     while (serve_get_status(rig.port, "/health", NULL) == 200) serve_pause_ms(5);
