@@ -268,12 +268,23 @@ grep -q "^home  *peer, 0.50 GiB, N_home = 1339 blocks of 64 tokens, 400896 bytes
     fail "no home"
 grep -q "^  *room for 10 requests of 8192 tokens" "$dir/out" || fail "no room"
 # 4 layers, 2 kv heads, 32 tokens of 2 * 64 f32
-grep -q "^exchange  *at most 32 tokens .* 131072 bytes of a request" "$dir/out" || fail "no exchange"
-grep -q "^  *hidden behind the step .* with 4 packs" "$dir/out" || fail "no hidden batch"
+grep -q "^exchange  *spade: at most 32 tokens .* 131072 bytes of a request" "$dir/out" ||
+    fail "no exchange"
+grep -q "^  *over a link .* hidden behind the step .* with 4 packs" "$dir/out" ||
+    fail "no hidden batch"
+# shellcheck disable=SC2086
+"$cinch" plan --model $model $home --kv-homes host --kv-selectors spade,tls --select-tiles 5 >"$dir/out"
+grep -q "^exchange  *tls: at most 2 tiles of 64 tokens .* 524288 bytes of a request" "$dir/out" ||
+    fail "no exchange of tiles"
+grep -q "^  *over a link of 51 GB/s" "$dir/out" || fail "not the rate of tiles"
+grep -q "^  *spade: at most 8 tokens .* 32768 bytes of a request" "$dir/out" ||
+    fail "no second exchange"
 # shellcheck disable=SC2086
 "$cinch" plan --model $model $home --kv-homes host --json >"$dir/out"
 grep -q '"home": "host"' "$dir/out" || fail "no home in JSON"
-grep -q '"select_cap": 8' "$dir/out" || fail "no cap of home host"
+tr -d '\n' <"$dir/out" | tr -s ' ' >"$dir/line"
+grep -q '"select": "spade", "select_cap": 8, "entry_tokens": 1, .*"link_bytes_per_s": 1.8e10' "$dir/line" ||
+    fail "no cap of home host"
 # Both homes in one engine, each with its own size.
 # shellcheck disable=SC2086
 "$cinch" plan --model $model $home --kv-homes peer,host --cache-device cpu --host-space 0.25 \

@@ -5,26 +5,49 @@
  * take at most (n - 1) / n of the step. */
 #include "engine/cmd/plan_home.h"
 
-#include "engine/exchange.h"
 
-/* Measured rates of rows of single tokens: over NVLink, and from host memory over PCIe 5. */
-static const double NVLINK_BYTES_PER_S = 380e9, PCIE_BYTES_PER_S = 18e9;
+/* Measured rates: over NVLink, and from host memory over PCIe 5, where rows of single tokens take
+ * longer than tiles. */
+static const double NVLINK_BYTES_PER_S = 380e9, PCIE_BYTES_PER_S = 51e9, PCIE_ROWS_PER_S = 18e9;
 
-static double link_rate(const cn_config *c, cn_kv_home home, double read_bytes_per_s)
+static double link_rate(const cn_config *c, cn_kv_home home, uint32_t entry_tokens,
+                        double read_bytes_per_s)
 {
-    if (home == CN_HOME_HOST) return PCIE_BYTES_PER_S;
+    if (home == CN_HOME_HOST) return entry_tokens > 1 ? PCIE_BYTES_PER_S : PCIE_ROWS_PER_S;
     return cn_config_cache_is_cpu(c) ? read_bytes_per_s : NVLINK_BYTES_PER_S;
 }
 
-/* The largest n with n * step_bytes / link <= share * (weights + n * resident) / read. */
-static uint32_t hidden_batch(const cn_plan_home *p, double weight_bytes, double resident_bytes,
-                             double read_bytes_per_s)
+/* What a step of n requests reads, in seconds: weights_s + n * resident_s. */
+typedef struct step_time {
+    double weights_s, resident_s;
+} step_time;
+
+/* The largest n with n * step_bytes / link <= share * (weights_s + n * resident_s). */
+static uint32_t hidden_batch(const cn_plan_exchange *x, uint32_t n_packs, step_time t)
 {
-    const double share = (double)(p->n_packs - 1) / p->n_packs;
-    const double fixed_s = share * weight_bytes / read_bytes_per_s;
-    const double each_s = (double)p->step_bytes / p->link_bytes_per_s -
-                          share * resident_bytes / read_bytes_per_s;
+    const double share = (double)(n_packs - 1) / n_packs;
+    const double each_s = (double)x->step_bytes / x->link_bytes_per_s - share * t.resident_s;
+    const double fixed_s = share * t.weights_s;
     return each_s * UINT32_MAX <= fixed_s ? UINT32_MAX : (uint32_t)(fixed_s / each_s);
+}
+
+/* The exchanges of the declared selectors, of `units` layers times kv heads. */
+static void make_exchanges(cn_plan_home *p, const cn_config *c, uint64_t units, uint64_t row_bytes,
+                           step_time t, double read_bytes_per_s)
+{
+    for (unsigned i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
+        if (!(cn_config_selectors(c) & cn_away_selectors() & 1U << i)) continue;
+        cn_kv_params kv = c->kv;
+        kv.home = p->home;
+        kv.select = (cn_kv_select)i;
+        cn_plan_exchange x = {.select = kv.select, .away = cn_away_of(&kv, p->block_tokens)};
+        x.step_bytes = units * x.away.cap * x.away.entry_tokens * row_bytes;
+        if (read_bytes_per_s > 0) {
+            x.link_bytes_per_s = link_rate(c, p->home, x.away.entry_tokens, read_bytes_per_s);
+            x.hidden_batch = hidden_batch(&x, p->n_packs, t);
+        }
+        p->exchanges[p->n_exchanges++] = x;
+    }
 }
 
 void cn_plan_home_make(cn_plan_home *out, const cn_config *c, const cn_model_config *m,
@@ -35,7 +58,6 @@ void cn_plan_home_make(cn_plan_home *out, const cn_config *c, const cn_model_con
     cn_plan_home p = {.home = home, .plan = start->kv.homes[home], .block_tokens = b};
     *out = p;
     if (p.plan.n_blocks == 0) return;
-    const cn_exchange_sizes z = cn_exchange_sizes_of(c, m, home, b, false);
     const cn_packs packs = cn_packs_make(c->select_dense_layers, m->n_layers, c->n_packs);
     const cn_kv_layout l = cn_kv_layout_make(1, 1, m->n_kv_heads, b, m->head_dim, kv_dtype);
     const uint64_t row_bytes = l.tile_bytes / l.tile_tokens; /* K and V of a token and kv head */
@@ -45,15 +67,32 @@ void cn_plan_home_make(cn_plan_home *out, const cn_config *c, const cn_model_con
     p.max_model_len = cn_start_max_model_len(c, m);
     p.n_longest = p.plan.n_blocks / (uint32_t)cn_ceil_div(p.max_model_len, b);
     p.n_packs = packs.n;
-    p.cap = z.move_stride;
-    p.step_bytes = units * p.cap * row_bytes;
     if (home == CN_HOME_PEER) p.cache_bytes = cn_start_part_bytes(start, CN_PART_CACHE);
-    p.link_bytes_per_s = link_rate(c, home, read_bytes_per_s);
-    p.measured = read_bytes_per_s > 0;
-    if (p.measured)
-        p.hidden_batch = hidden_batch(&p, (double)cn_start_part_bytes(start, CN_PART_WEIGHTS),
-                                      resident, read_bytes_per_s);
+    step_time t = {0};
+    if (read_bytes_per_s > 0) {
+        t.weights_s = (double)cn_start_part_bytes(start, CN_PART_WEIGHTS) / read_bytes_per_s;
+        t.resident_s = resident / read_bytes_per_s;
+    }
+    make_exchanges(&p, c, units, row_bytes, t, read_bytes_per_s);
     *out = p;
+}
+
+static void print_exchange(const cn_plan_home *p, const cn_plan_exchange *x)
+{
+    char entries[32] = "tokens";
+    if (x->away.entry_tokens > 1)
+        snprintf(entries, sizeof entries, "tiles of %u tokens", x->away.entry_tokens);
+    printf("%-12s %s: at most %u %s per layer and kv head and step, %llu bytes of a request\n",
+           x == p->exchanges ? "exchange" : "", cn_kv_select_name(x->select), x->away.cap, entries,
+           (unsigned long long)x->step_bytes);
+    if (x->link_bytes_per_s <= 0) return;
+    printf("%-12s over a link of %.0f GB/s, hidden behind the step ", "",
+           x->link_bytes_per_s / 1e9);
+    if (x->hidden_batch == UINT32_MAX)
+        printf("at any batch");
+    else
+        printf("up to a batch of %u", x->hidden_batch);
+    printf(", with %u packs\n", p->n_packs);
 }
 
 void cn_plan_home_print(const cn_plan_home *p)
@@ -68,30 +107,32 @@ void cn_plan_home_print(const cn_plan_home *p)
            cn_gib(h->device_bytes));
     if (p->cache_bytes)
         printf("; %.2f GiB in all on the cache device", cn_gib(p->cache_bytes));
-    printf("\n%-12s at most %u tokens per layer and kv head and step, %llu bytes of a request\n",
-           "exchange", p->cap, (unsigned long long)p->step_bytes);
-    if (!p->measured) return;
-    printf("%-12s over a link of %.0f GB/s\n", "", p->link_bytes_per_s / 1e9);
-    if (p->hidden_batch == UINT32_MAX)
-        printf("%-12s hidden behind the step at any batch, with %u packs\n", "", p->n_packs);
-    else
-        printf("%-12s hidden behind the step up to a batch of %u, with %u packs\n", "",
-               p->hidden_batch, p->n_packs);
+    printf("\n");
+    for (uint32_t i = 0; i < p->n_exchanges; i++) print_exchange(p, &p->exchanges[i]);
+}
+
+static json_t *exchange_json(const cn_plan_exchange *x)
+{
+    const bool measured = x->link_bytes_per_s > 0;
+    const bool limited = measured && x->hidden_batch != UINT32_MAX;
+    return json_pack("{s:s, s:i, s:i, s:I, s:o, s:o}", "select", cn_kv_select_name(x->select),
+                     "select_cap", (int)x->away.cap, "entry_tokens", (int)x->away.entry_tokens,
+                     "step_bytes", (json_int_t)x->step_bytes, "link_bytes_per_s",
+                     measured ? json_real(x->link_bytes_per_s) : json_null(), "hidden_batch",
+                     limited ? json_integer(x->hidden_batch) : json_null());
 }
 
 json_t *cn_plan_home_json(const cn_plan_home *p)
 {
     const cn_home_plan *h = &p->plan;
-    const bool known = p->measured && p->hidden_batch != UINT32_MAX;
-    json_t *batch = known ? json_integer(p->hidden_batch) : json_null();
-    return json_pack("{s:s, s:I, s:I, s:I, s:i, s:I, s:I, s:I, s:I, s:f, s:o}", "home",
-                     cn_kv_home_name(p->home), "bytes", (json_int_t)h->bytes, "blocks",
-                     (json_int_t)h->n_blocks, "block_bytes", (json_int_t)h->block_bytes,
-                     "longest_requests", (int)p->n_longest, "device_bytes",
-                     (json_int_t)h->device_bytes, "cache_device_bytes",
-                     (json_int_t)p->cache_bytes, "select_cap", (json_int_t)p->cap, "step_bytes",
-                     (json_int_t)p->step_bytes, "link_bytes_per_s", p->link_bytes_per_s,
-                     "hidden_batch", batch);
+    json_t *exchanges = json_array();
+    for (uint32_t i = 0; i < p->n_exchanges; i++)
+        json_array_append_new(exchanges, exchange_json(&p->exchanges[i]));
+    return json_pack("{s:s, s:I, s:I, s:I, s:i, s:I, s:I, s:o}", "home", cn_kv_home_name(p->home),
+                     "bytes", (json_int_t)h->bytes, "blocks", (json_int_t)h->n_blocks,
+                     "block_bytes", (json_int_t)h->block_bytes, "longest_requests",
+                     (int)p->n_longest, "device_bytes", (json_int_t)h->device_bytes,
+                     "cache_device_bytes", (json_int_t)p->cache_bytes, "exchanges", exchanges);
 }
 
 /* ---- home `auto` ---- */

@@ -1,6 +1,6 @@
-/* plan_home.h - what a home besides the device adds to a plan: its blocks, the bytes that a step of
- * a request moves at most, and the batch up to which these transfers hide behind the step. Only
- * `cinch plan` uses it.
+/* plan_home.h - what a home besides the device adds to a plan: its blocks, and for each selector
+ * the bytes that a step of a request moves at most, and the batch up to which these transfers hide
+ * behind the step. Only `cinch plan` uses it.
  *
  * Owner: the caller; plain values. Thread: main. Stage: none. */
 #ifndef CN_PLAN_HOME_H
@@ -8,19 +8,26 @@
 
 #include <jansson.h>
 
+#include "engine/exchange.h"
 #include "engine/start_plan.h"
+
+/* The exchange of a request with the default parameters of a selector. */
+typedef struct cn_plan_exchange {
+    cn_kv_select select;
+    cn_away away;
+    uint64_t step_bytes;     /* K and V of `away.cap` entries in all units */
+    double link_bytes_per_s; /* for entries of this size; 0: not measured */
+    uint32_t hidden_batch;   /* requests up to which it hides; UINT32_MAX: any number */
+} cn_plan_exchange;
 
 typedef struct cn_plan_home {
     cn_kv_home home;
     cn_home_plan plan; /* no blocks: the home is not declared, and nothing is printed */
     uint32_t block_tokens, n_packs;
     uint32_t max_model_len, n_longest; /* requests of this length that fit the home space */
-    uint32_t cap;         /* tokens of a unit that a step brings back, by default */
-    uint64_t step_bytes;  /* of a request: K and V of `cap` tokens in all units */
     uint64_t cache_bytes; /* memory of the cache device */
-    bool measured; /* the read bandwidth is known, and with it the next two */
-    double link_bytes_per_s;
-    uint32_t hidden_batch; /* requests up to which the transfers hide; UINT32_MAX: any number */
+    cn_plan_exchange exchanges[CN_N_SELECTORS];
+    uint32_t n_exchanges;
 } cn_plan_home;
 
 /* read_bytes_per_s: of the device that runs the model; 0: not measured. */
