@@ -165,7 +165,7 @@ typedef struct cn_sampling {
     float repetition_penalty;                  /* above 0; 1 = off */
     bool has_seed;
     uint64_t seed; /* with has_seed; else derived, see cn_request_params.custom_id */
-    uint32_t max_tokens; /* 0 = up to the context length */
+    uint32_t max_tokens; /* 0 = max_new_tokens of the checkpoint, up to the context length */
     uint32_t min_tokens; /* EOS and stop tokens are banned before it; at most max_tokens */
     bool ignore_eos;
     bool include_stop_str_in_output;
@@ -231,7 +231,7 @@ void cn_engine_free(cn_engine *e);
 
 /* The sampling parameters for a request that sets none. In order of precedence: options set with
  * cn_config_set(), the checkpoint's generation_config.json (unless --generation-config vllm), the
- * defaults of the option table. */
+ * defaults of the option table. max_tokens stays 0 if only the checkpoint sets it. */
 void cn_engine_default_sampling(const cn_engine *e, cn_sampling *out);
 /* The KV parameters for a request that sets none: the kv options of the configuration. */
 void cn_engine_default_kv(const cn_engine *e, cn_kv_params *out);

@@ -50,8 +50,10 @@ static cn_status load_checkpoint_texts(cn_engine *e)
     CN_TRY(cn_chat_template_load(&e->chat, tokenizer_dir, e->config->chat_template));
 
     e->default_sampling = c->sampling;
-    if (c->generation_config == CN_OPT_GENERATION_AUTO)
+    if (c->generation_config == CN_OPT_GENERATION_AUTO) {
         cn_generation_config_apply(&e->generation, &e->default_sampling);
+        e->default_max_tokens = e->generation.max_new_tokens;
+    }
     cn_config_overlay_sampling(c, &e->default_sampling);
     return cn_output_reasoning_choose(e->tokenizer, c->reasoning_parser, &e->reasoning);
 }

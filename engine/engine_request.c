@@ -178,7 +178,11 @@ static cn_status check_lengths(const cn_engine *e, const cn_request_params *p,
                        "prompt of %zu tokens and max_tokens %u exceed the context length of %u: "
                        "lower max_tokens to %u",
                        n_prompt, s->max_tokens, e->max_model_len, room);
-    *max_output = p->no_output ? 1 : s->max_tokens ? s->max_tokens : room;
+    *max_output = s->max_tokens ? s->max_tokens : room;
+    if (p->no_output)
+        *max_output = 1;
+    else if (s->max_tokens == 0 && e->default_max_tokens > 0)
+        *max_output = cn_min_u32(room, cn_max_u32(e->default_max_tokens, s->min_tokens));
     return CN_OK;
 }
 

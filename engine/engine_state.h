@@ -102,6 +102,7 @@ struct cn_engine {
     uint32_t max_model_len;
     uint32_t max_rows; /* of a step: max_num_seqs plus padding */
     cn_sampling default_sampling;
+    uint32_t default_max_tokens; /* of a request that sets none; 0: up to the context length */
     cn_output_reasoning reasoning;
 
     cn_tokenizer *tokenizer; /* may be NULL with dummy weights: prompt and output are ids */

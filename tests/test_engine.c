@@ -548,18 +548,58 @@ static void steps_do_not_allocate(void **state)
     assert_int_equal(reference->step_allocs, 0);
 }
 
+/* Opens a directory with the bundled config.json, but this context. */
+static void open_config_dir(scratch_dir *dir, uint32_t max_position)
+{
+    json_t *config = NULL;
+    scratch_dir_open(dir);
+    assert_int_equal(cn_json_load_file(&config, "examples/tiny-reasoner/config.json", 1 << 16, 8),
+                     CN_OK);
+    json_object_set_new(config, "max_position_embeddings", json_integer(max_position));
+    char *dumped = json_dumps(config, 0);
+    scratch_dir_put(dir, "config.json", dumped, strlen(dumped));
+    free(dumped);
+    json_decref(config);
+}
+
+/* The max_new_tokens of a checkpoint limits requests that set no max_tokens. It refuses none. */
+static void the_checkpoint_limits_the_output(void **state)
+{
+    (void)state;
+    enum { MOST = 20, CONTEXT = 32 };
+    static const char generation[] = "{\"do_sample\": false, \"max_new_tokens\": 20}";
+    static const struct {
+        uint32_t n_prompt, max_tokens, min_tokens, expected;
+    } cases[] = {{4, 0, 0, MOST}, {24, 0, 0, CONTEXT - 24}, {4, 25, 0, 25}, {4, 0, 22, 22}};
+    static const uint32_t prompt[CONTEXT] = {0};
+    scratch_dir dir;
+    run r;
+    open_config_dir(&dir, CONTEXT);
+    scratch_dir_put(&dir, "generation_config.json", generation, strlen(generation));
+    run_open(&r, (const char *[]){"model", dir.path, "load-format", "dummy",
+                                  "kv-cache-memory-bytes", "16M", NULL});
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cn_request_params p = {.tokens = prompt, .n_tokens = cases[i].n_prompt};
+        cn_engine_default_sampling(r.engine, &p.sampling);
+        cn_engine_default_kv(r.engine, &p.kv);
+        p.sampling.ignore_eos = true;
+        p.sampling.max_tokens = cases[i].max_tokens;
+        p.sampling.min_tokens = cases[i].min_tokens;
+        run_submit(&r, &p);
+    }
+    run_finish(&r);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_int_equal(r.samples[i][0].n_tokens, cases[i].expected);
+    run_close(&r);
+    scratch_dir_close(&dir);
+}
+
 /* A checkpoint that announces an absurd context loads as fast as another. */
 static void a_long_context_loads_fast(void **state)
 {
     (void)state;
     scratch_dir dir;
-    json_t *config = NULL;
-    scratch_dir_open(&dir);
-    assert_int_equal(cn_json_load_file(&config, "examples/tiny-reasoner/config.json", 1 << 16, 8),
-                     CN_OK);
-    json_object_set_new(config, "max_position_embeddings", json_integer(16777216));
-    char *dumped = json_dumps(config, 0);
-    scratch_dir_put(&dir, "config.json", dumped, strlen(dumped));
+    open_config_dir(&dir, 16777216);
     cn_config *c = cn_config_create();
     assert_int_equal(cn_config_set(c, "model", dir.path), CN_OK);
     assert_int_equal(cn_config_set(c, "load-format", "dummy"), CN_OK);
@@ -572,8 +612,6 @@ static void a_long_context_loads_fast(void **state)
     assert_int_equal(cn_engine_max_model_len(e), 16777216);
     cn_engine_free(e);
     cn_config_free(c);
-    free(dumped);
-    json_decref(config);
     scratch_dir_close(&dir);
 }
 
@@ -629,6 +667,7 @@ int main(void)
         cmocka_unit_test(a_waiting_request_takes_little_memory),
         cmocka_unit_test(waiting_samples_share_the_prompt),
         cmocka_unit_test(steps_do_not_allocate),
+        cmocka_unit_test(the_checkpoint_limits_the_output),
         cmocka_unit_test(a_long_context_loads_fast),
         cmocka_unit_test(faulty_requests_are_refused_with_numbers),
     };

@@ -245,7 +245,8 @@ static void test_generation_config(void **state)
                          "\"repetition_penalty\": 1.05, \"max_new_tokens\": 2048}");
     cn_generation_config_apply(&g, &s);
     assert_true(s.temperature == 0.6f && s.top_p == 0.95f && s.min_p == 0.1f);
-    assert_true(s.repetition_penalty == 1.05f && s.top_k == 20 && s.max_tokens == 2048);
+    assert_true(s.repetition_penalty == 1.05f && s.top_k == 20);
+    assert_true(g.max_new_tokens == 2048 && s.max_tokens == 16);
 
     g = parse_generation("{\"do_sample\": false, \"temperature\": 0.6}");
     cn_generation_config_apply(&g, &s);

@@ -31,7 +31,6 @@ static cn_status read_config(const cn_json_at *a, cn_generation_config *g)
     g->has_top_k = cn_json_find(a, "top_k") != NULL;
     CN_TRY(cn_json_i64(a, "top_k", CN_JSON_OPTIONAL, -1, INT32_MAX, &top_k));
     g->top_k = (int32_t)top_k;
-    g->has_max_new_tokens = cn_json_find(a, "max_new_tokens") != NULL;
     CN_TRY(
         cn_json_u32(a, "max_new_tokens", CN_JSON_OPTIONAL, 1, MAX_NEW_TOKENS, &g->max_new_tokens));
     CN_TRY(cn_json_bool(a, "do_sample", CN_JSON_OPTIONAL, &sample));
@@ -75,7 +74,6 @@ void cn_generation_config_apply(const cn_generation_config *g, cn_sampling *s)
     if (g->has_top_k) s->top_k = g->top_k;
     if (g->has_min_p) s->min_p = g->min_p;
     if (g->has_repetition_penalty) s->repetition_penalty = g->repetition_penalty;
-    if (g->has_max_new_tokens) s->max_tokens = g->max_new_tokens;
     if (g->greedy) s->temperature = 0;
 }
 

@@ -10,11 +10,10 @@
 /* generation_config.json. A field is valid only if its has_ flag is set. */
 typedef struct cn_generation_config {
     bool has_temperature, has_top_p, has_top_k, has_min_p, has_repetition_penalty;
-    bool has_max_new_tokens;
     bool greedy; /* do_sample is given and false */
     float temperature, top_p, min_p, repetition_penalty;
     int32_t top_k;
-    uint32_t max_new_tokens;
+    uint32_t max_new_tokens; /* 0: not set */
     uint32_t eos[CN_MAX_EOS];
     uint32_t n_eos;
 } cn_generation_config;
@@ -27,7 +26,8 @@ cn_status cn_generation_config_load(cn_generation_config *out, const char *model
 cn_status cn_generation_config_parse(cn_generation_config *out, const char *text, size_t n,
                                      const char *what);
 
-/* Overwrites the fields of *s that the checkpoint sets; do_sample false sets temperature 0. */
+/* Overwrites the fields of *s that the checkpoint sets, but max_tokens: max_new_tokens is a limit
+ * that a prompt may leave no room for. do_sample false sets temperature 0. */
 void cn_generation_config_apply(const cn_generation_config *g, cn_sampling *s);
 
 /* Writes all EOS tokens to out[2 * CN_MAX_EOS]: those of config.json, then those of

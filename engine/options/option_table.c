@@ -266,7 +266,8 @@ static const cn_option options[] = {
         .help = "divides the logits of tokens in prompt or output; 1 is off"),
     ROW(SAMPLING, "max-tokens", U32, sampling.max_tokens, NULL, .min = 1, .max = TOKENS_MAX,
         .flags = RESULT | FROM_MODEL | USUAL, .json = "max_tokens",
-        .help = "maximum tokens to generate; up to the context length when unset"),
+        .help = "maximum tokens to generate; up to the context length, or the checkpoint's "
+                "max_new_tokens, when unset"),
     ROW(SAMPLING, "min-tokens", U32, sampling.min_tokens, "0", .min = 0, .max = TOKENS_MAX,
         .flags = RESULT, .json = "min_tokens",
         .help = "minimum tokens to generate before a stop is allowed"),
