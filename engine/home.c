@@ -7,7 +7,15 @@
 
 /* ---- checks and start ---- */
 
-/* --home-space and --host-space: each declared home has a size, and no size lacks its home. */
+/* How a home is declared, for errors. */
+static const char *declare_home(const cn_config *c)
+{
+    return c->arms || c->decode_arms ? "add home=peer or home=host to an arm"
+                                     : "add peer or host to --kv-homes";
+}
+
+/* --home-space and --host-space: each declared home has a size, and every size given belongs to a
+ * declared home. */
 static cn_status check_spaces(const cn_config *c)
 {
     const uint32_t away = cn_config_away(c);
@@ -18,9 +26,7 @@ static cn_status check_spaces(const cn_config *c)
                        (double)c->host_space_gib);
     if (!away && c->home_space_gib > 0)
         return cn_fail(CN_ERR_ARG, "--home-space %.4g: no home is declared; %s, or leave it out",
-                       (double)c->home_space_gib,
-                       c->arms || c->decode_arms ? "add home=peer or home=host to an arm"
-                                                 : "add peer or host to --kv-homes");
+                       (double)c->home_space_gib, declare_home(c));
     if (!peer && c->host_space_gib > 0 && c->home_space_gib > 0)
         return cn_fail(CN_ERR_ARG,
                        "--home-space %.4g and --host-space %.4g: kv home host is the only home; "
@@ -43,6 +49,9 @@ cn_status cn_home_check_start(const cn_config *c)
                                    "--kv-homes, or leave it out",
                        c->cache_device);
     CN_TRY(check_spaces(c));
+    if (!away && cn_config_is_given(c, &c->n_packs))
+        return cn_fail(CN_ERR_ARG, "--packs %u: no home is declared; %s, or leave it out",
+                       c->n_packs, declare_home(c));
     if (!away) return CN_OK;
     if (peer && !c->cache_device)
         return cn_fail(CN_ERR_ARG, "kv home peer: --cache-device is missing");

@@ -143,6 +143,11 @@ spade does not read select_query|compare $model -i examples/prompts.jsonl --arms
 --max-file-bytes needs --spool|serve $model --max-file-bytes 5M
 --num-prompts has no effect with --resident|bench throughput $model --resident 64 --num-prompts 5
 --input-len has no effect with --prefill|bench throughput $model --prefill 64 --input-len 5
+--steady-steps with --kv-home host: |bench throughput $model --steady-steps 6 --kv-select spade --kv-home host --home-space 1
+--workload lengths has its own lengths|bench throughput $model --workload lengths --random-range-ratio 0.5
+--packs 2: no home is declared|plan $model --packs 2
+--scheduling-policy has no effect on cinch plan: |plan $model --scheduling-policy priority
+--reasoning-parser has no effect on cinch plan: |plan $model --reasoning-parser auto
 --random-range-ratio has no effect with --steady-steps|bench throughput $model --steady-steps 6 --random-range-ratio 0.5
 unexpected argument 'DIR': the checkpoint is given as --model DIR|serve DIR --port 0
 unexpected argument 'b': --input-file takes one file; to join several, pipe them|run-batch $model -i a b -o $dir/o
@@ -333,4 +338,27 @@ for command in $commands; do
     sed -n 's/^| `--\([a-z0-9-]*\)`.*/\1/p' "$dir/config.md" | sort -u | comm -13 "$dir/taken" - |
         while read -r option; do expect 1 "--$option" "$command" "--$option" 1; done
 done
+
+# Answers that a disk did not take are a failure, also when each line has one. The first fsync is
+# that of the run's record.
+cat >"$dir/fsync.c" <<'C'
+#include <errno.h>
+int fsync(int fd);
+int fsync(int fd)
+{
+    static int calls;
+    (void)fd;
+    if (calls++ == 0) return 0;
+    errno = EIO;
+    return -1;
+}
+C
+"${CC:-cc}" -shared -fPIC -o "$dir/fsync.so" "$dir/fsync.c"
+head -n 2 examples/prompts.jsonl >"$dir/two"
+got=0
+LD_PRELOAD=$dir/fsync.so "$cinch" run-batch --model "${model#--model }" -i "$dir/two" -o "$dir/synced" \
+    --max-tokens 4 >"$dir/out" 2>"$dir/err" || got=$?
+[ $got = 1 ] && grep -q 'synced: fsync: Input/output error: .*--resume' "$dir/err" ||
+    { echo "a failed fsync: exit code $got"; cat "$dir/err"; exit 1; }
+[ "$(wc -l <"$dir/synced")" = 2 ]
 echo "cli: ok"

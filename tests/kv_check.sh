@@ -212,7 +212,7 @@ tokens=300
 # shellcheck disable=SC2086
 run $small --kv-homes peer --summary-json "$dir/summary"
 cp "$dir/out" "$dir/fields"
-grep -q '^kv: [1-9][0-9]* exchanges with the home, [1-9][0-9]* tokens fetched and' "$dir/log" ||
+grep -q '^kv: [1-9][0-9]* exchanges with the home, [1-9][0-9]* entries fetched and' "$dir/log" ||
     fail "no exchanges in the last lines"
 for key in exchanges fetched missed fetched_bytes put_bytes; do
     grep -q "\"$key\": [1-9]" "$dir/summary" || fail "summary: no $key"

@@ -8,7 +8,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 #include <cmocka.h>
@@ -603,6 +605,26 @@ static void a_unix_socket_serves(void **state)
 
 /* ---- the start ---- */
 
+/* Only a socket on which nothing listens is removed. This one refuses streams for another reason,
+ * as the socket of another user's server does. */
+static void a_socket_in_use_is_not_removed(void **state)
+{
+    (void)state;
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    snprintf(at.sun_path, sizeof at.sun_path, "/tmp/cinch-test-%d.sock", (int)getpid());
+    const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0 && bind(fd, (const struct sockaddr *)&at, sizeof at) == 0);
+    const char *const options[] = {"--uds", at.sun_path, NULL};
+    cn_config *config = serve_rig_config(options);
+    cn_server *s = NULL;
+    assert_int_equal(cn_server_create(&s, config), CN_ERR_IO);
+    assert_non_null(strstr(cn_last_error(), "choose another path"));
+    assert_int_equal(access(at.sun_path, F_OK), 0);
+    cn_config_free(config);
+    close(fd);
+    unlink(at.sun_path);
+}
+
 /* A port in use is reported before anything is loaded: the model of this test does not exist. */
 static void a_taken_port_is_refused_at_once(void **state)
 {
@@ -724,6 +746,7 @@ int main(void)
         cmocka_unit_test(a_chunked_request_is_read_in_pieces),
         cmocka_unit_test(continue_is_sent_when_expected),
         cmocka_unit_test(a_unix_socket_serves),
+        cmocka_unit_test(a_socket_in_use_is_not_removed),
         cmocka_unit_test(a_taken_port_is_refused_at_once),
         cmocka_unit_test(a_failed_load_reports_the_cause),
         cmocka_unit_test(loading_is_answered_503),

@@ -2,7 +2,7 @@
  * and prints a summary.
  *
  * Exit codes: 0 every line is answered, 2 some lines ended in an error, 3 stopped and --resume
- * continues, 1 nothing was done or the summary could not be written. */
+ * continues, 1 nothing was done, or the answers or the summary could not be written. */
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
@@ -207,7 +207,9 @@ static void print_summary(FILE *f, const summary *s)
                 (double)e->selected_tokens / (double)e->selected_steps,
                 (double)e->candidate_tokens / (double)e->selected_steps);
     if (e->exchanges)
-        fprintf(f, "kv: %llu exchanges with the home, %llu tokens fetched and %llu missed\n",
+        fprintf(f,
+                "kv: %llu exchanges with the home, %llu entries fetched and %llu missed, summed "
+                "over layers and kv heads\n",
                 (unsigned long long)e->exchanges, (unsigned long long)e->fetched_entries,
                 (unsigned long long)e->missed_entries);
     const uint64_t *chosen = e->auto_admissions;
@@ -283,8 +285,7 @@ static json_t *summary_json(const summary *s)
         "loop_rescues", (json_int_t)r->n_rescued, "audit", audit_json(r));
 }
 
-/* Writes the summary. Returns the exit code, which is a failure if it cannot be written. */
-static int write_summary(const summary *s)
+static cn_status write_summary(const summary *s)
 {
     const cn_config *c = s->run->config;
     const bool to_stdout = strcmp(c->output_file, "-") != 0;
@@ -293,8 +294,7 @@ static int write_summary(const summary *s)
     const cn_status json = c->summary_json ? cn_json_write_file(summary_json(s), c->summary_json)
                                            : CN_OK;
     if (json != CN_OK) cn_log(CN_LOG_ERROR, "the summary: %s", cn_last_error());
-    const bool failed = json != CN_OK || text != CN_OK;
-    return failed && s->exit_code == CN_EXIT_OK ? CN_EXIT_FAILED : s->exit_code;
+    return json != CN_OK ? json : text;
 }
 
 static int exit_code_of(const cn_batch_run *r)
@@ -336,8 +336,9 @@ static int run_batch(cn_batch_run *run, cn_batch_drive *drive)
     cn_progress_begin(&drive->progress, progress_mode(c), stderr);
     const double started_s = cn_now_s();
     cn_batch_drive_all(drive, run);
-    if (cn_batch_output_sync(run->output) != CN_OK)
-        cn_log(CN_LOG_WARN, "%s", cn_last_error());
+    const bool synced = cn_batch_output_sync(run->output) == CN_OK;
+    if (!synced) cn_log(CN_LOG_ERROR, "%s: answers may be missing from the file: check the disk, "
+                        "then run again with --resume", cn_last_error());
     summary s = {.run = run,
                  .elapsed_s = cn_now_s() - started_s,
                  .exit_code = exit_code_of(run)};
@@ -348,7 +349,8 @@ static int run_batch(cn_batch_run *run, cn_batch_drive *drive)
     if (run->failed) cn_log(CN_LOG_ERROR, "%s", run->why);
     if (s.exit_code == CN_EXIT_FAILED) return s.exit_code;
     print_summary(strcmp(c->output_file, "-") == 0 ? stderr : stdout, &s);
-    return write_summary(&s);
+    const bool written = write_summary(&s) == CN_OK && synced;
+    return written || s.exit_code == CN_EXIT_RESUMABLE ? s.exit_code : CN_EXIT_FAILED;
 }
 
 int cn_cmd_run_batch(int argc, char **argv)

@@ -21,6 +21,8 @@ struct cn_forced_run {
     cn_forced_figures *figures; /* [arms->n] */
     cn_forced_figures *before;  /* [arms->n] the figures before the current group */
     uint32_t n_done;
+    cn_progress progress;
+    uint64_t tokens_before; /* that the engine had generated before the first group */
 
     /* The current group, documents n_done to n_done + n_group. */
     output *full, *other; /* [task->n] arm 0; the current arm */
@@ -79,16 +81,17 @@ static void clear(cn_forced_run *r, output *outputs)
     }
 }
 
-static void show(cn_forced_run *r, cn_progress *progress)
+static void show(cn_forced_run *r)
 {
-    if (!cn_progress_is_due(progress)) return;
+    if (!cn_progress_is_due(&r->progress)) return;
     cn_progress_figures g = {.read = r->task->n, .done = r->n_done, .answered_now = r->n_done,
                              .input_ended = true};
     cn_engine_stats(r->engine, &g.stats);
-    cn_progress_show(progress, &g);
+    g.stats.generation_tokens -= r->tokens_before;
+    cn_progress_show(&r->progress, &g);
 }
 
-static cn_status run_requests(cn_forced_run *r, const cn_compare_arm *arm, cn_progress *progress)
+static cn_status run_requests(cn_forced_run *r, const cn_compare_arm *arm)
 {
     r->n_begun = r->n_ended = 0;
     r->n_tokens = r->n_tokens_begun = 0;
@@ -99,7 +102,7 @@ static cn_status run_requests(cn_forced_run *r, const cn_compare_arm *arm, cn_pr
         bool idle;
         CN_TRY(cn_engine_step(r->engine, &idle));
         CN_TRY(r->status);
-        show(r, progress);
+        show(r);
     }
     return CN_OK;
 }
@@ -172,13 +175,13 @@ static uint32_t group_size(const cn_forced_run *r)
 }
 
 /* Runs the arms that keep all tokens, or the others. */
-static cn_status run_arms(cn_forced_run *r, bool keeping, cn_progress *progress)
+static cn_status run_arms(cn_forced_run *r, bool keeping)
 {
     for (uint32_t a = 0; a < r->arms->n; a++) {
         if (keeps_all(&r->arms->arms[a]) != keeping) continue;
         r->outputs = a == 0 ? r->full : r->other;
         clear(r, r->outputs);
-        CN_TRY(run_requests(r, &r->arms->arms[a], progress));
+        CN_TRY(run_requests(r, &r->arms->arms[a]));
         add_figures(r, &r->figures[a]);
         const cn_select_figures selection = cn_engine_take_selection(r->engine);
         add_selection(&r->figures[a].selection, &selection);
@@ -188,14 +191,12 @@ static cn_status run_arms(cn_forced_run *r, bool keeping, cn_progress *progress)
 
 cn_status cn_forced_run_group(cn_forced_run *r)
 {
-    cn_progress progress;
     r->n_group = group_size(r);
     memcpy(r->before, r->figures, r->arms->n * sizeof *r->figures);
-    cn_progress_begin(&progress, cn_engine_config(r->engine)->progress, stderr);
     /* A compression takes the blocks of the prompt out of the prefix cache. */
-    cn_status status = run_arms(r, true, &progress);
-    if (status == CN_OK) status = run_arms(r, false, &progress);
-    cn_progress_end(&progress);
+    cn_status status = run_arms(r, true);
+    if (status == CN_OK) status = run_arms(r, false);
+    cn_progress_end(&r->progress);
     if (status == CN_OK)
         r->n_done += r->n_group;
     else /* some arms have figures of this group */
@@ -247,10 +248,16 @@ cn_status cn_forced_run_create(cn_forced_run **out, cn_engine *e, const cn_compa
         r->figures[a].scores = cn_calloc(task->n, sizeof *r->figures[a].scores);
         ok = r->figures[a].scores != NULL;
     }
+    if (!ok) {
+        cn_forced_run_free(r);
+        return cn_fail(CN_ERR_MEMORY, "out of memory for %u documents", task->n);
+    }
+    cn_stats s;
+    cn_engine_stats(e, &s);
+    r->tokens_before = s.generation_tokens;
+    cn_progress_begin(&r->progress, cn_engine_config(e)->progress, stderr);
     *out = r;
-    if (ok) return CN_OK;
-    cn_forced_run_free(r);
-    return cn_fail(CN_ERR_MEMORY, "out of memory for %u documents", task->n);
+    return CN_OK;
 }
 
 void cn_forced_run_free(cn_forced_run *r)

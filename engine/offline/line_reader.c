@@ -29,8 +29,11 @@ cn_status cn_line_reader_open(cn_line_reader **out, const char *path, size_t max
     const bool standard = strcmp(path, "-") == 0;
     int fd = standard ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
     struct stat st;
-    if (fd < 0 || fstat(fd, &st) != 0)
-        return cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
+    if (fd < 0 || fstat(fd, &st) != 0) {
+        const int failed = errno;
+        if (fd >= 0 && !standard) close(fd);
+        return cn_fail(CN_ERR_IO, "%s: %s", path, strerror(failed));
+    }
     if (S_ISDIR(st.st_mode)) {
         if (!standard) close(fd);
         return cn_fail(CN_ERR_IO, "%s: expected a file of JSON lines, got a directory", path);

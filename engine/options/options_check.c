@@ -322,8 +322,14 @@ static cn_status check_bench_mode(const cn_config *c)
     if (cn_config_is_given(c, &c->random_range_ratio)) unused = "random-range-ratio";
     if (steps && cn_config_is_given(c, &c->input_len)) unused = "input-len";
     if (steps && cn_config_is_given(c, &c->output_len)) unused = "output-len";
-    if (!unused) return CN_OK;
-    return cn_fail(CN_ERR_ARG, "--%s has no effect with --%s: leave it out", unused, mode);
+    if (unused)
+        return cn_fail(CN_ERR_ARG, "--%s has no effect with --%s: leave it out", unused, mode);
+    if (!steps && c->kv.home != CN_HOME_DEVICE)
+        return cn_fail(CN_ERR_ARG,
+                       "--steady-steps with --kv-home %s: its requests of every age have all their "
+                       "KV on the device; use --kv-home device, or measure with --resident",
+                       cn_kv_home_name(c->kv.home));
+    return CN_OK;
 }
 
 static cn_status check_bench(const cn_config *c)
@@ -336,9 +342,11 @@ static cn_status check_bench(const cn_config *c)
     if ((c->workload != NULL) + (c->steady_steps > 0) + steps + !random > 1)
         return cn_fail(CN_ERR_ARG, "--workload, --steady-steps, --resident or --prefill, and "
                                    "--dataset-name are different measurements: choose one");
-    if (c->workload && (input_len || cn_config_is_given(c, &c->output_len)))
+    if (c->workload && (input_len || cn_config_is_given(c, &c->output_len) ||
+                        cn_config_is_given(c, &c->random_range_ratio)))
         return cn_fail(CN_ERR_ARG,
-                       "--workload %s has its own lengths: leave out --input-len and --output-len",
+                       "--workload %s has its own lengths: leave out --input-len, --output-len and "
+                       "--random-range-ratio",
                        c->workload);
     if (!random && !c->dataset_path)
         return cn_fail(CN_ERR_ARG, "--dataset-name needs --dataset-path, unless it is random");

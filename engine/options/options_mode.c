@@ -33,8 +33,10 @@ static const struct {
                              "hybrid-scheduling tail-relaxation sync-compression " CHAT_OPTIONS,
                              "the server has the model and its options, and --output-len sets the "
                              "output"},
-    [CN_MODE_PLAN] = {"cinch plan", 0, "tokenizer chat-template",
-                      "only the sizes of the model count"},
+    [CN_MODE_PLAN] = {"cinch plan", 0,
+                      "tokenizer served-model-name generation-config scheduling-policy max-queue "
+                      "max-n batch-floor share-prefix-cache " CHAT_OPTIONS,
+                      "only what changes memory or the time of a step counts"},
     [CN_MODE_TOKENIZE_TEXT] = {"cinch tokenize", 0, "chat-template", "it needs --chat"},
 };
 

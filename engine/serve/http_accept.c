@@ -295,10 +295,14 @@ static cn_status remove_stale(const char *path, const struct sockaddr_un *at)
         return cn_fail(CN_ERR_ARG, "--uds %s: the file exists and is not a socket: choose another "
                        "path", path);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bool answers = fd >= 0 && connect(fd, (const struct sockaddr *)at, sizeof *at) == 0;
+    const int failed =
+        fd >= 0 && connect(fd, (const struct sockaddr *)at, sizeof *at) == 0 ? 0 : errno;
     if (fd >= 0) close(fd);
-    if (answers)
+    if (failed == 0)
         return cn_fail(CN_ERR_BUSY, "--uds %s: another server listens on this socket", path);
+    if (failed != ECONNREFUSED)
+        return cn_fail(CN_ERR_IO, "--uds %s: the socket exists, and connecting to it fails: %s: "
+                       "choose another path, or remove it", path, strerror(failed));
     return unlink(path) == 0 ? CN_OK : cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
 }
 

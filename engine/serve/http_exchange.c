@@ -276,10 +276,14 @@ void cn_exchange_reply_file(cn_exchange *x, int status, const char *content_type
 {
     CN_ASSERT(x->status == 0);
     send_head(x, status, content_type, n);
-    if (!wants_body(x) || n == 0)
-        close(fd);
-    else if (evbuffer_add_file(bufferevent_get_output(x->conn->bev), fd, offset, n) != 0)
-        x->close_after = true; /* the client sees a short body */
+    const bool empty = !wants_body(x) || n == 0;
+    struct evbuffer_file_segment *body =
+        empty ? NULL : evbuffer_file_segment_new(fd, offset, n, EVBUF_FS_CLOSE_ON_FREE);
+    if (!body) close(fd);
+    const bool added =
+        body && evbuffer_add_file_segment(bufferevent_get_output(x->conn->bev), body, 0, n) == 0;
+    if (body) evbuffer_file_segment_free(body); /* the buffer keeps a reference */
+    if (!empty && !added) x->close_after = true; /* the client sees a short body */
     x->sent_bytes = (uint64_t)n;
     x->ended = true;
 }
