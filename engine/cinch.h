@@ -358,6 +358,7 @@ typedef struct cn_request_params {
     bool score_prompt;     /* deliver cn_event.prompt_logprobs */
     uint32_t n_prompt_top; /* with alternatives, at most 20 */
     bool no_output;        /* end when the prompt is computed, with CN_FINISH_LENGTH */
+    bool whole_text; /* reasoning and its tags stay in the text, whatever the reasoning parser */
     uint32_t truncate_prompt; /* keep only the last tokens of the prompt; 0 = all */
     cn_sampling sampling;
     cn_structure structure; /* requires min_tokens 0 and no forced tokens */

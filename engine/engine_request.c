@@ -87,11 +87,13 @@ cn_status cn_engine_open_output(const cn_engine *e, cn_sample *sample)
     cn_engine_request *r = sample->request;
     const cn_stop_opts stop = {&r->sampling, e->eos, e->n_eos, r->max_output};
     if (!r->stop) CN_TRY(cn_stop_rules_create(&r->stop, &stop));
+    cn_output_reasoning reasoning = e->reasoning;
+    if (r->whole_text) reasoning.split = false;
     const cn_output_opts o = {
         .tokenizer = e->tokenizer,
         .sampling = &r->sampling,
         .stop = r->stop,
-        .reasoning = e->reasoning,
+        .reasoning = reasoning,
         .prompt = sample->seq->tokens,
         .n_prompt = sample->seq->n_prompt,
     };
@@ -121,6 +123,7 @@ static cn_status make_request(cn_engine *e, const cn_request_params *p, uint32_t
             .count_slot = -1,
         };
     r->no_output = p->no_output;
+    r->whole_text = p->whole_text;
     status = make_bans(e, r);
     if (status == CN_OK) status = copy_forced(r, p);
     if (status == CN_OK) status = cn_structure_open(e, p, r);

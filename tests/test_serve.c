@@ -206,6 +206,48 @@ static void a_nul_is_kept_in_whole_and_streamed_replies(void **state)
     json_decref(whole);
 }
 
+/* Asks for a completion. Returns the reply, and its text in *text. */
+static json_t *ask_completion(const char *body, const char **text)
+{
+    json_t *reply = http_ask_json(rig.port, "POST", "/v1/completions", body, 200);
+    json_t *choice = json_array_get(json_object_get(reply, "choices"), 0);
+    *text = json_string_value(json_object_get(choice, "text"));
+    return reply;
+}
+
+/* Here the model may only write digits and the tags of reasoning, in any order. */
+static void a_completion_has_all_its_text(void **state)
+{
+    (void)state;
+    const char *text;
+    char body[512];
+    json_t *reply = ask_completion(
+        "{\"prompt\": \"a\", \"max_tokens\": 24, \"seed\": 1, \"temperature\": 100, "
+        "\"ignore_eos\": true, \"skip_special_tokens\": false, \"return_token_ids\": true, "
+        "\"allowed_token_ids\": [2046, 2047, 15, 16, 17, 18]}", &text);
+    assert_true(strstr(text, "<think>") > text && strstr(text, "</think>"));
+    json_t *choice = json_array_get(json_object_get(reply, "choices"), 0);
+    char *ids = json_dumps(json_object_get(choice, "token_ids"), 0);
+    snprintf(body, sizeof body, "{\"tokens\": %s}", ids);
+    json_t *back = http_ask_json(rig.port, "POST", "/detokenize", body, 200);
+    assert_string_equal(json_string_value(json_object_get(back, "prompt")), text);
+    free(ids);
+    json_decref(back);
+    json_decref(reply);
+
+    /* Without a form the model begins this answer with <think>. */
+    reply = ask_completion("{\"prompt\": \"Solve mod 100: 83-89 54+75 60-88 75+62 81+60\", "
+                           "\"max_tokens\": 4, \"temperature\": 0, "
+                           "\"response_format\": {\"type\": \"json_object\"}}", &text);
+    assert_int_equal(text[0], '{');
+    json_decref(reply);
+
+    reply = ask_completion("{\"prompt\": \"The grey cat sat.\", \"max_tokens\": 2, \"echo\": true, "
+                           "\"truncate_prompt_tokens\": 1}", &text);
+    assert_int_equal(text[0], '.');
+    json_decref(reply);
+}
+
 static void stop_strings_and_kv_options_work(void **state)
 {
     (void)state;
@@ -732,6 +774,7 @@ int main(void)
         cmocka_unit_test(a_stream_equals_a_whole_reply),
         cmocka_unit_test(streamed_logprobs_are_complete),
         cmocka_unit_test(a_nul_is_kept_in_whole_and_streamed_replies),
+        cmocka_unit_test(a_completion_has_all_its_text),
         cmocka_unit_test(stop_strings_and_kv_options_work),
         cmocka_unit_test(detokenize_inverts_tokenize),
         cmocka_unit_test(small_routes_answer),

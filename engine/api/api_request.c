@@ -484,6 +484,7 @@ static cn_status finish_chat(cn_api_request *r, json_t *body, cn_opt_tool_parser
 static cn_status finish_completion(cn_api_request *r, const char **key)
 {
     cn_sampling *s = &r->params.sampling;
+    r->params.whole_text = true;
     if (s->max_tokens == 0)
         s->max_tokens = cn_max_u32(CN_API_DEFAULT_COMPLETION_TOKENS, s->min_tokens);
     *key = "prompt";

@@ -19,6 +19,7 @@ typedef struct choice {
     cn_tool_finder tools;
     bool told;              /* an event of it has come */
     bool began, told_end;   /* when streamed: the first, the last chunk was taken */
+    size_t n_echo;    /* bytes of the prompt that begin the text */
     size_t answer_at; /* byte of text */
     cn_api_logprobs logprobs; /* when streamed: since the last chunk */
     size_t offset_chars;      /* when streamed: of the text of the logprobs taken */
@@ -32,7 +33,7 @@ typedef struct choice {
 
 /* One of the prompts, and what the first event about it has told. */
 typedef struct prompt {
-    char *echo; /* the text to repeat; NULL: none, or that of the tokens */
+    char *echo; /* the text to repeat as it was sent; NULL: none, or that of the tokens */
     bool known;
     uint32_t n_tokens;
     cn_buf token_ids;         /* with return_token_ids */
@@ -58,7 +59,8 @@ static cn_status make_prompts(cn_api_result *r, const cn_api_request *request, u
 {
     r->prompts = cn_calloc(n, sizeof *r->prompts);
     bool ok = r->prompts != NULL;
-    for (uint32_t i = 0; ok && request->echo && i < n; i++) {
+    const bool whole = request->params.truncate_prompt == 0;
+    for (uint32_t i = 0; ok && request->echo && whole && i < n; i++) {
         const char *text = request->prompts[i].text;
         ok = !text || (r->prompts[i].echo = cn_strdup(text));
     }
@@ -165,7 +167,7 @@ static cn_status add_prompt(cn_api_result *r, prompt *p, const cn_event *ev)
     return CN_OK;
 }
 
-/* The text of a completion is its reasoning, then its content: the prompt goes before both. */
+/* With echo, the prompt begins the text. */
 static cn_status begin_choice(cn_api_result *r, choice *c, const cn_event *ev)
 {
     prompt *p = prompt_of(r, ev->sample);
@@ -174,7 +176,9 @@ static cn_status begin_choice(cn_api_result *r, choice *c, const cn_event *ev)
     if (!r->echoes) return CN_OK;
     for (uint32_t i = 0; r->wants_logprobs && ev->prompt_logprobs && i < ev->n_prompt; i++)
         CN_TRY(cn_api_logprobs_add(&c->logprobs, &r->form, &ev->prompt_logprobs[i]));
-    return add_echo(r, p, ev, &c->reasoning);
+    CN_TRY(add_echo(r, p, ev, &c->text));
+    c->n_echo = c->text.len;
+    return CN_OK;
 }
 
 static bool add_output(cn_api_result *r, choice *c, const cn_event *ev)
@@ -212,7 +216,8 @@ void cn_api_result_add(cn_api_result *r, const cn_event *ev)
     if (ev->finish == CN_FINISH_NONE) return;
     c->finish = ev->finish;
     c->stop_token = ev->stop_token;
-    c->answer_at = ev->answer_at < c->text.len ? ev->answer_at : c->text.len;
+    const size_t answer_at = c->n_echo + ev->answer_at;
+    c->answer_at = answer_at < c->text.len ? answer_at : c->text.len;
     if (ev->usage) c->usage = *ev->usage;
     if (ev->stop_reason) c->stop_reason = cn_strdup(ev->stop_reason);
     if (ev->finish == CN_FINISH_ERROR) keep_error(r, ev->error);
@@ -354,6 +359,11 @@ static void set_ids(const cn_api_result *r, json_t *o, uint32_t i, bool with_pro
         json_object_set_new(o, "prompt_token_ids", ids_json(&prompt_of(r, i)->token_ids));
 }
 
+static json_t *text_json(const choice *c)
+{
+    return json_stringn(c->text.data ? c->text.data : "", c->text.len);
+}
+
 /* A choice without its logprobs. */
 static json_t *choice_json(const cn_api_result *r, uint32_t i)
 {
@@ -363,12 +373,7 @@ static json_t *choice_json(const cn_api_result *r, uint32_t i)
     if (r->endpoint == CN_API_CHAT) {
         json_object_set_new(o, "message", message_json(c));
     } else {
-        /* A completion has one text: the reasoning, then the content. */
-        cn_buf whole = {0};
-        if (cn_buf_add(&whole, c->reasoning.data, c->reasoning.len) == CN_OK &&
-            cn_buf_add(&whole, c->text.data, c->text.len) == CN_OK)
-            json_object_set_new(o, "text", json_stringn(whole.data, whole.len));
-        cn_buf_free(&whole);
+        json_object_set_new(o, "text", text_json(c));
     }
     json_object_set_new(o, "finish_reason", json_string(finish_name(r, c)));
     json_object_set_new(o, "stop_reason", stop_reason_json(c));
@@ -546,8 +551,7 @@ static json_t *delta_json(choice *c)
         json_object_set_new(delta, "reasoning_content",
                             json_stringn(c->reasoning.data, c->reasoning.len));
     if (c->text.len || !c->began)
-        json_object_set_new(delta, "content", json_stringn(c->text.data ? c->text.data : "",
-                                                           c->text.len));
+        json_object_set_new(delta, "content", text_json(c));
     json_t *calls = cn_tool_finder_take(&c->tools);
     if (calls) json_object_set_new(delta, "tool_calls", calls);
     return delta;
@@ -578,9 +582,7 @@ static json_t *chunk_choice(const cn_api_result *r, uint32_t i, choice *c)
         json_object_set_new(o, "delta", delta_json(c));
         end = end && !cn_tool_finder_has_news(&c->tools);
     } else {
-        cn_buf *whole = &c->reasoning; /* a completion has one text */
-        if (cn_buf_add(whole, c->text.data ? c->text.data : "", c->text.len) == CN_OK)
-            json_object_set_new(o, "text", json_stringn(whole->data, whole->len));
+        json_object_set_new(o, "text", text_json(c));
     }
     json_object_set_new(o, "logprobs", take_logprobs(r, c));
     json_object_set_new(o, "finish_reason",
