@@ -148,9 +148,10 @@ cn_status cn_selector_check(cn_kv_params *kv, uint32_t block_tokens, const cn_kv
     if (kv->policy != CN_KV_FULL && !away)
         return cn_fail(CN_ERR_ARG,
                        "kv select %s with kv policy %s: expected policy full, because an evicted "
-                       "token cannot be selected; change one of the two, or set kv home to peer "
-                       "or host, where all tokens are kept",
-                       row->name, cn_kv_policy_name(kv->policy));
+                       "token cannot be selected; change one of the two%s",
+                       row->name, cn_kv_policy_name(kv->policy),
+                       row->away ? ", or set kv home to peer or host, where all tokens are kept"
+                                 : "");
     CN_TRY(check_enums(kv));
     CN_TRY(check_most("select_tokens", "select-tokens", kv->select_tokens, most->select_tokens));
     if (kv->sink_tokens > most->sink_tokens)

@@ -10,16 +10,26 @@
 
 enum { ROUNDS = 3 };
 
+static cn_status check(const cn_engine *e, cn_kv_params *kv)
+{
+    const uint32_t b = e->pools.layout.block_tokens;
+    CN_TRY(cn_home_check(e->config, kv, b));
+    CN_TRY(cn_selector_check(kv, b, &e->config->kv));
+    return cn_policy_check(kv, b, e->pools.window);
+}
+
+cn_status cn_engine_check_kv(const cn_engine *e, const cn_kv_params *kv)
+{
+    cn_kv_params k = *kv;
+    return check(e, &k);
+}
+
 /* The parameters of a request, as the engine completes them. A request that it would refuse keeps
  * them as they are. */
 static cn_kv_params complete(const cn_engine *e, const cn_kv_params *kv)
 {
-    const uint32_t b = e->pools.layout.block_tokens;
     cn_kv_params k = *kv;
-    const bool taken = cn_home_check(e->config, &k, b) == CN_OK &&
-                       cn_selector_check(&k, b, &e->config->kv) == CN_OK &&
-                       cn_policy_check(&k, b, e->pools.window) == CN_OK;
-    return taken ? k : *kv;
+    return check(e, &k) == CN_OK ? k : *kv;
 }
 
 uint64_t cn_engine_step_weight_bytes(const cn_engine *e)

@@ -11,6 +11,9 @@
 #include "engine/home.h"
 #include "engine/select_probe.h"
 
+/* CN_ERR_ARG when the engine would refuse every request with these parameters. */
+cn_status cn_engine_check_kv(const cn_engine *e, const cn_kv_params *kv);
+
 /* Bytes of weights that every decode step reads: all, except the embedding table (a step reads one
  * row of it per request) when that table is not also the output matrix. */
 uint64_t cn_engine_step_weight_bytes(const cn_engine *e);

@@ -21,15 +21,15 @@ static cn_status check_spaces(const cn_config *c)
     const uint32_t away = cn_config_away(c);
     const bool peer = away >> CN_HOME_PEER & 1, host = away >> CN_HOME_HOST & 1;
     if (!host && c->host_space_gib > 0)
-        return cn_fail(CN_ERR_ARG, "--host-space %.4g: kv home host is not declared; add host to "
+        return cn_fail(CN_ERR_ARG, "--host-space %.5g: kv home host is not declared; add host to "
                                    "--kv-homes, or leave it out",
                        (double)c->host_space_gib);
     if (!away && c->home_space_gib > 0)
-        return cn_fail(CN_ERR_ARG, "--home-space %.4g: no home is declared; %s, or leave it out",
+        return cn_fail(CN_ERR_ARG, "--home-space %.5g: no home is declared; %s, or leave it out",
                        (double)c->home_space_gib, declare_home(c));
     if (!peer && c->host_space_gib > 0 && c->home_space_gib > 0)
         return cn_fail(CN_ERR_ARG,
-                       "--home-space %.4g and --host-space %.4g: kv home host is the only home; "
+                       "--home-space %.5g and --host-space %.5g: kv home host is the only home; "
                        "leave one of the two out",
                        (double)c->home_space_gib, (double)c->host_space_gib);
     for (int h = 0; h < CN_N_HOMES; h++)

@@ -13,11 +13,14 @@ static bool any_of(const char *word, const char *a, const char *b, const char *c
 }
 
 /* Opens /dev/null in place of closed standard streams. Otherwise the first file that a command
- * opens would get such a descriptor, and log lines would be written into it. */
+ * opens would get such a descriptor, and log lines would be written into it. Reading the input and
+ * writing the output fail, as with a closed descriptor. */
 static bool open_standard_streams(void)
 {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
-        if (fcntl(fd, F_GETFD) == -1 && open("/dev/null", O_RDWR) != fd) return false;
+        if (fcntl(fd, F_GETFD) == -1 &&
+            open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
+            return false;
     return true;
 }
 

@@ -66,14 +66,14 @@ static cn_status divide_swap(cn_memory_plan *p, const cn_planner_input *in)
     if (in->swap_bytes == 0) return CN_OK;
     if (in->n_max_blocks == 0)
         return cn_fail(CN_ERR_ARG,
-                       "--swap-space %.4g: only compressed requests use it, and no declared policy "
+                       "--swap-space %.5g: only compressed requests use it, and no declared policy "
                        "compresses: add one to --kv-policies, or set --swap-space 0",
                        cn_gib(in->swap_bytes));
     const uint64_t request_bytes = p->block_bytes * in->n_max_blocks + p->query_slot_bytes;
     p->n_swap_requests = clamp_u32(in->swap_bytes / request_bytes);
     if (p->n_swap_requests == 0)
         return cn_fail(CN_ERR_ARG,
-                       "--swap-space %.4g: %llu bytes are too few for one compressed request, "
+                       "--swap-space %.5g: %llu bytes are too few for one compressed request, "
                        "which needs %llu (%u blocks of %u tokens): raise it to %.4g, lower "
                        "--kv-budget, or set it to 0",
                        cn_gib(in->swap_bytes), (unsigned long long)in->swap_bytes,
@@ -103,7 +103,7 @@ static cn_status plan_home(cn_home_plan *h, const cn_planner_input *in, cn_kv_ho
     const uint64_t need = in->n_max_blocks * h->block_bytes;
     if (h->bytes < need)
         return cn_fail(CN_ERR_ARG,
-                       "--home-space %.4g: kv home %s expects at least %.4g, %llu bytes, for one "
+                       "--home-space %.5g: kv home %s expects at least %.4g, %llu bytes, for one "
                        "request of %u blocks; raise it or lower --select-tokens",
                        cn_gib(home_bytes), cn_kv_home_name(home), cn_gib(need) * 1.0001,
                        (unsigned long long)need, in->n_max_blocks);
@@ -224,7 +224,7 @@ static cn_status check_host_space(const char *option, uint64_t bytes)
     const uint64_t all = cn_host_bytes(), most = all / 10 * 7;
     if (all == 0 || bytes <= most) return CN_OK;
     return cn_fail(CN_ERR_ARG,
-                   "--%s %.4g exceeds 70 %% of the machine's %.4g GiB of memory: lower it "
+                   "--%s %.5g exceeds 70 %% of the machine's %.4g GiB of memory: lower it "
                    "to %.4g",
                    option, cn_gib(bytes), cn_gib(all), cn_gib(most));
 }

@@ -418,15 +418,18 @@ static void **pointer_of(struct cn_engine *e, const cn_memory_item *item)
     return (void **)(void *)((char *)e + item->engine_at);
 }
 
-/* How to make an item smaller, by part. */
-static const char *const remedies[CN_N_PARTS] = {
-    [CN_PART_WEIGHTS] = "use a smaller model",
-    [CN_PART_WORKSPACE] = "lower --max-num-batched-tokens or --max-num-seqs",
-    [CN_PART_STEPS] = "lower --max-num-batched-tokens or --max-num-seqs",
-    [CN_PART_KV] = "lower --kv-cache-memory-bytes",
-    [CN_PART_HOST] = "lower --swap-space, --home-space or --max-num-seqs",
-    [CN_PART_CACHE] = "lower --home-space or --max-num-seqs",
-};
+/* What to lower for a smaller item of this part. */
+static const char *smaller_by(const cn_start_plan *p, cn_memory_part part)
+{
+    static const char *const options[CN_N_PARTS] = {
+        [CN_PART_WEIGHTS] = "the size of the model",
+        [CN_PART_WORKSPACE] = "--max-num-batched-tokens or --max-num-seqs",
+        [CN_PART_STEPS] = "--max-num-batched-tokens or --max-num-seqs",
+        [CN_PART_HOST] = "--swap-space, --home-space or --max-num-seqs",
+        [CN_PART_CACHE] = "--home-space or --max-num-seqs",
+    };
+    return part == CN_PART_KV ? p->kv_option : options[part];
+}
 
 cn_status cn_start_plan_allocate(const cn_start_plan *p, cn_backend *be, struct cn_engine *e)
 {
@@ -438,8 +441,8 @@ cn_status cn_start_plan_allocate(const cn_start_plan *p, cn_backend *be, struct 
                                      ? of->host_alloc(of, item->bytes, &memory)
                                      : of->mem_alloc(of, item->bytes, &memory);
         if (status != CN_OK)
-            return cn_fail_within(status, "%.2f GiB for %s (%s)", cn_gib(item->bytes), item->name,
-                                  remedies[item->part]);
+            return cn_fail_within(status, "%.2f GiB for %s (lower %s)", cn_gib(item->bytes),
+                                  item->name, smaller_by(p, item->part));
         *pointer_of(e, item) = memory;
     }
     return CN_OK;
@@ -488,14 +491,15 @@ static void warn_of_host(const cn_start_plan *p, const cn_backend *be)
     if (!be->mem_avail && all && wanted > all)
         cn_log(CN_LOG_WARN,
                "planned memory of %.1f GiB (%.1f for KV) exceeds the machine's %.1f GiB: lower "
-               "--kv-cache-memory-bytes or use a smaller model",
-               cn_gib(wanted), cn_gib(p->kv.kv_bytes), cn_gib(all));
+               "%s or use a smaller model",
+               cn_gib(wanted), cn_gib(p->kv.kv_bytes), cn_gib(all), p->kv_option);
 }
 
 cn_status cn_start_plan_make(cn_start_plan *out, const cn_config *c, const cn_model_config *m,
                              cn_backend *be)
 {
-    cn_start_plan p = {0};
+    cn_start_plan p = {.kv_option = c->n_blocks_override ? "--num-gpu-blocks-override"
+                                                         : "--kv-cache-memory-bytes"};
     sizes z = {c, m, be, NULL};
     uint64_t kv_bytes = c->kv_cache_memory_bytes;
     list_items(&p, &z);

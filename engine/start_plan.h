@@ -41,6 +41,7 @@ typedef struct cn_start_plan {
     cn_memory_item items[CN_MAX_MEMORY_ITEMS];
     uint32_t n_items;
     uint64_t select_bytes; /* of the items of selection, a share of CN_PART_STEPS */
+    const char *kv_option; /* the option that sets the size of the KV cache */
 } cn_start_plan;
 
 /* Rows and tokens of the largest step including padding, the length of the longest request, and

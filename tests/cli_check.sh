@@ -143,6 +143,10 @@ spade does not read select_query|compare $model -i examples/prompts.jsonl --arms
 --max-file-bytes needs --spool|serve $model --max-file-bytes 5M
 --num-prompts has no effect with --resident|bench throughput $model --resident 64 --num-prompts 5
 --input-len has no effect with --prefill|bench throughput $model --prefill 64 --input-len 5
+--summary-json -: expected a file; standard output is /dev/stdout|run-batch $model -i examples/prompts.jsonl -o $dir/o --summary-json -
+--text -: expected a file|calibrate $model --text - -o $dir/o
+arm zip:64:select=ds: kv select ds with kv policy zip|compare $model -i examples/prompts.jsonl --arms zip:64:select=ds
+byte 2: expected token ids, got '-2'|tokenize $model --decode --text 1,-2
 --steady-steps with --kv-home host: |bench throughput $model --steady-steps 6 --kv-select spade --kv-home host --home-space 1
 --workload lengths has its own lengths|bench throughput $model --workload lengths --random-range-ratio 0.5
 --packs 2: no home is declared|plan $model --packs 2
@@ -229,10 +233,13 @@ expect 0 "2 answered" $batch -i "$dir/two" -o /dev/null --summary-json /dev/null
 expect 0 '"answered": 2' $batch -i "$dir/two" -o - --summary-json /dev/stderr
 grep -q "^2 answered, 0 errors" "$dir/out"
 
-# With closed standard streams nothing but answers gets into the output, which can be resumed.
+# With closed standard streams nothing but answers gets into the output, which can be resumed. The
+# exit code says that the summary could not be written.
 for resume in --no-resume --resume; do
+    got=0
     # shellcheck disable=SC2086
-    "$cinch" $batch -i "$dir/two" -o "$dir/closed" $resume <&- >&- 2>&-
+    "$cinch" $batch -i "$dir/two" -o "$dir/closed" $resume <&- >&- 2>&- || got=$?
+    [ $got = 1 ]
     [ "$(grep -c '^{"id"' "$dir/closed")" = 2 ]
     [ "$(wc -l <"$dir/closed")" = 2 ]
 done
@@ -265,7 +272,7 @@ full "the summary: $reason" $batch -i "$dir/two" -o "$dir/full"
 expect 1 "the summary: /dev/full: No space left on device" $batch -i "$dir/two" -o "$dir/full2" \
     --summary-json /dev/full
 [ "$(grep -c '^{"id"' "$dir/full2")" = 2 ]
-expect 1 "$dir: Is a directory" tokenize --model examples/tiny-reasoner --jsonl --file "$dir"
+expect 1 "$dir: expected a file of JSON lines, got a directory" tokenize --model examples/tiny-reasoner --jsonl --file "$dir"
 
 # A checkpoint that was cloned without git-lfs, file by file.
 for file in config.json tokenizer.json model-00001-of-00002.safetensors; do
@@ -337,6 +344,14 @@ for command in $commands; do
     # An option of a section that the command does not take is refused, not ignored.
     sed -n 's/^| `--\([a-z0-9-]*\)`.*/\1/p' "$dir/config.md" | sort -u | comm -13 "$dir/taken" - |
         while read -r option; do expect 1 "--$option" "$command" "--$option" 1; done
+done
+
+# A closed standard stream cannot be read or written.
+for closed in '-i examples/prompts.jsonl -o - >&-' "-i - --prompt-field p -o $dir/unread <&-"; do
+    got=0
+    eval "$cinch run-batch $model --max-tokens 2 $closed" 2>"$dir/err" || got=$?
+    [ $got = 1 ] && grep -q 'Bad file descriptor' "$dir/err" ||
+        { echo "$closed: exit code $got"; cat "$dir/err"; exit 1; }
 done
 
 # Answers that a disk did not take are a failure, also when each line has one. The first fsync is

@@ -50,7 +50,9 @@ static void an_unnamed_key_is_named_after_itself(void **state)
     assert_int_equal(cn_api_keys_find_name(k, "key-1"), CN_API_KEY_NONE);
     cn_api_keys_free(k);
     assert_int_equal(cn_api_keys_load(&k, "just-a-key-2,just-a-key-2", NULL), CN_ERR_ARG);
-    assert_non_null(strstr(cn_last_error(), "listed twice"));
+    assert_non_null(strstr(cn_last_error(), "key 2 is the same as key 1"));
+    assert_int_equal(cn_api_keys_load(&k, "a:just-a-key-2,b:just-a-key-2", NULL), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "key 2 is the same as key 1"));
     assert_null(strstr(cn_last_error(), "just-a-key"));
 }
 

@@ -504,7 +504,7 @@ static void wrong_starts_are_refused(void **state)
           "spade"},
          "--home-space 0.0001: kv home peer expects at least"},
         {{"kv-homes", "host", "home-space", "60000", "kv-selectors", "spade"},
-         "--home-space 6e+04 exceeds 70 %"},
+         "--home-space 60000 exceeds 70 %"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         run_assert_start_refused(cases[i].options, cases[i].text);

@@ -346,7 +346,6 @@ static void conflicting_options_are_refused(void **state)
     expect_invalid(CN_SECTION_ENGINE, "--max-num-batched-tokens 256", NULL);
     expect_invalid(CN_SECTION_MODEL, "--served-model-name a,,b", "separated by commas");
     expect_invalid(CN_SECTION_MODEL, "--served-model-name a,b", NULL);
-    expect_invalid(CN_SECTION_SERVE, "--allowed-origins ,x", "separated by commas");
     expect_invalid(CN_SECTION_SERVE, "--root-path llm", "without a slash at its end");
     expect_invalid(CN_SECTION_SERVE, "--root-path /llm/", "without a slash at its end");
     expect_invalid(CN_SECTION_SERVE, "--root-path /llm", NULL);
@@ -356,7 +355,10 @@ static void conflicting_options_are_refused(void **state)
     expect_invalid(CN_SECTION_SAMPLING, "--min-tokens 5", NULL);
     expect_invalid(CN_SECTION_SAMPLING, "--repetition-max-pattern-size 5",
                    "repetition-min-count 0");
-    expect_invalid(CN_SECTION_KV, "--kv-budget 64 --kv-window 128", "kv-window 128");
+    expect_invalid(CN_SECTION_KV, "--kv-policy zip --kv-budget 64 --kv-window 128",
+                   "kv-window 128");
+    expect_invalid(CN_SECTION_KV, "--kv-policy window --kv-budget 8", NULL);
+    expect_invalid(CN_SECTION_KV, "--kv-select ds --kv-sinks 2048", NULL);
     expect_invalid(CN_SECTION_KV, "--kv-policy window --kv-budget 64 --kv-sinks 64",
                    "kv sinks of 64 tokens leave no room for the newest in a budget of 64");
     expect_invalid(CN_SECTION_KV, "--kv-policy window --kv-budget 64 --kv-sinks 63", NULL);
@@ -384,11 +386,6 @@ static void conflicting_options_are_refused(void **state)
     expect_invalid(answers, "-i a -o b --prompt-field q --repetition-min-count 2",
                    "--repetition-max-pattern-size");
     expect_invalid(answers, "-i a -o b --repetition-min-count 2", NULL); /* bodies may set it */
-    expect_invalid(CN_SECTION_SERVE, "--max-batches 9", "--max-batches needs --spool");
-    expect_invalid(CN_SECTION_SERVE, "--max-batches 9 --spool d", NULL);
-    expect_invalid(CN_SECTION_SERVE, "--uds /tmp/s --port 80", "leave out --port");
-    expect_invalid(CN_SECTION_SERVE, "--uds /tmp/s --host ::", "leave out --host");
-    expect_invalid(CN_SECTION_SERVE, "--uds /tmp/s", NULL);
     expect_invalid(batch, "-i a -o a", "both a");
     expect_invalid(batch, "-i - -o -", NULL);
     expect_invalid(batch, "-i a", "--output-file is missing");
@@ -401,6 +398,24 @@ static void conflicting_options_are_refused(void **state)
     expect_invalid(CN_SECTION_BENCH, "--dataset-path x", "--dataset-name");
     expect_invalid(CN_SECTION_BENCH, "--dataset-path x --dataset-name custom --input-len 5",
                    "--input-len");
+}
+
+static void conflicting_options_of_serve_are_refused(void **state)
+{
+    (void)state;
+    expect_invalid(CN_SECTION_SERVE, "--allowed-origins ,x", "separated by commas");
+    expect_invalid(CN_SECTION_SERVE, "--allowed-origins *,app.example",
+                   "--allowed-origins app.example: expected an origin such as");
+    expect_invalid(CN_SECTION_SERVE, "--allowed-origins https://a.example/", "an origin such as");
+    expect_invalid(CN_SECTION_SERVE, "--allowed-origins https://a.example:8,null", NULL);
+    const uint32_t serve = CN_SECTION_SERVE | CN_SECTION_ENGINE | CN_SECTION_SAMPLING;
+    expect_invalid(serve, "--n 2 --max-queue 1", "--n 2 exceeds --max-queue 1");
+    expect_invalid(serve, "--n 2 --max-requests-per-key 1", "exceeds --max-requests-per-key 1");
+    expect_invalid(CN_SECTION_SERVE, "--max-batches 9", "--max-batches needs --spool");
+    expect_invalid(CN_SECTION_SERVE, "--max-batches 9 --spool d", NULL);
+    expect_invalid(CN_SECTION_SERVE, "--uds /tmp/s --port 80", "leave out --port");
+    expect_invalid(CN_SECTION_SERVE, "--uds /tmp/s --host ::", "leave out --host");
+    expect_invalid(CN_SECTION_SERVE, "--uds /tmp/s", NULL);
 }
 
 static void sampling_overlay_writes_only_given_options(void **state)
@@ -523,6 +538,7 @@ int main(void)
         cmocka_unit_test(bad_values_are_named_with_bounds),
         WITH_CONFIG(library_sets_engine_options_only),
         cmocka_unit_test(conflicting_options_are_refused),
+        cmocka_unit_test(conflicting_options_of_serve_are_refused),
         WITH_CONFIG(sampling_overlay_writes_only_given_options),
         WITH_CONFIG(result_text_has_only_options_that_change_results),
         WITH_CONFIG(json_fields_have_the_bounds_of_their_rows),

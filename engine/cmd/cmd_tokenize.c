@@ -7,6 +7,7 @@
 
 #include "engine/cmd/command.h"
 #include "engine/json.h"
+#include "engine/offline/line_reader.h"
 #include "engine/text/chat_template.h"
 #include "engine/text/detok.h"
 #include "engine/text/tokenizer.h"
@@ -159,19 +160,20 @@ static cn_status run_json(job *j, const char *text, size_t n)
     return status;
 }
 
-/* Decodes plain ids: numbers with anything but digits between them. */
+/* Decodes plain ids: numbers with blanks, commas or brackets between them. */
 static cn_status run_plain_ids(job *j, const char *text, size_t n)
 {
     json_t *list = json_array();
-    for (size_t i = 0; i < n;) {
-        char *end;
-        bool digit = text[i] >= '0' && text[i] <= '9';
-        long long id = digit ? strtoll(text + i, &end, 10) : 0;
-        if (digit) json_array_append_new(list, json_integer(id));
-        i = digit ? (size_t)(end - text) : i + 1;
+    cn_status status = list ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for the ids");
+    for (size_t i = 0; status == CN_OK && i < n;) {
+        const size_t n_digits = strspn(text + i, "0123456789");
+        if (n_digits > 0)
+            json_array_append_new(list, json_integer(strtoll(text + i, NULL, 10)));
+        else if (!text[i] || !strchr(" \t\r\n,[]", text[i]))
+            status = cn_fail(CN_ERR_ARG, "byte %zu: expected token ids, got '%.8s'", i, text + i);
+        i += n_digits ? n_digits : 1;
     }
-    cn_status status =
-        list ? run_one(j, list, NULL, 0) : cn_fail(CN_ERR_MEMORY, "out of memory for the ids");
+    if (status == CN_OK) status = run_one(j, list, NULL, 0);
     json_decref(list);
     return status;
 }
@@ -183,21 +185,22 @@ static cn_status flush(job *j)
     return cn_flush_standard_output();
 }
 
-static cn_status run_lines(job *j, FILE *in)
+static cn_status run_lines(job *j)
 {
-    char *line = NULL;
-    size_t cap = 0;
+    cn_line_reader *reader;
+    cn_line line;
+    cn_line_state state = CN_LINE_READY;
+    CN_TRY(cn_line_reader_open(&reader, j->c->file, SIZE_MAX / 4));
     cn_status status = CN_OK;
-    for (size_t number = 1; status == CN_OK; number++) {
-        ssize_t n = getline(&line, &cap, in);
-        if (n < 0) break;
-        status = run_json(j, line, (size_t)n);
+    while (status == CN_OK && state != CN_LINE_END) {
+        status = cn_line_reader_next(reader, -1, &line, &state);
+        if (status != CN_OK || state != CN_LINE_READY) continue;
+        status = run_json(j, line.text, line.n);
         if (status == CN_OK) status = flush(j);
-        if (status != CN_OK) status = cn_fail_within(status, "line %zu", number);
+        if (status != CN_OK)
+            status = cn_fail_within(status, "line %llu", (unsigned long long)line.number);
     }
-    if (status == CN_OK && ferror(in))
-        status = cn_fail(CN_ERR_IO, "%s: %s", j->c->file, strerror(errno));
-    free(line);
+    cn_line_reader_close(reader);
     return status;
 }
 
@@ -209,7 +212,6 @@ static cn_status run_whole(job *j, const char *text, size_t n)
 
 static cn_status run_file(job *j, FILE *in)
 {
-    if (j->c->jsonl) return run_lines(j, in);
     cn_buf text = {0};
     cn_status status = cn_buf_add(&text, "", 0);
     char chunk[1 << 14];
@@ -226,6 +228,7 @@ static cn_status run_input(job *j)
 {
     if (j->c->text && !j->c->jsonl) return run_whole(j, j->c->text, strlen(j->c->text));
     if (j->c->text) return run_json(j, j->c->text, strlen(j->c->text));
+    if (j->c->jsonl) return run_lines(j);
     bool standard = strcmp(j->c->file, "-") == 0;
     FILE *in = standard ? stdin : fopen(j->c->file, "rb");
     if (!in) return cn_fail(CN_ERR_IO, "%s: %s", j->c->file, strerror(errno));

@@ -56,6 +56,15 @@ static bool can_read(const char *path)
     return false;
 }
 
+/* "-" is a standard stream for the input and the output of requests, and for nothing else. */
+static cn_status check_standard(const cn_config *c, const cn_option *o, const char *path)
+{
+    if (path == c->input_file || path == c->output_file) return CN_OK;
+    if (o->flags & CN_OPTION_READ)
+        return cn_fail(CN_ERR_ARG, "--%s -: expected a file, not standard input", o->name);
+    return cn_fail(CN_ERR_ARG, "--%s -: expected a file; standard output is /dev/stdout", o->name);
+}
+
 /* Checks the files of the options with a flag, before a model is loaded and before hours of work.
  * A chat template that cannot be read may be a misspelled name, which its loader reports. */
 static cn_status check_options(const cn_config *c, uint32_t sections, uint32_t flag,
@@ -65,6 +74,7 @@ static cn_status check_options(const cn_config *c, uint32_t sections, uint32_t f
     const cn_option *o = cn_options(&n);
     for (size_t i = 0; i < n; i++) {
         const char *path = o[i].section & sections ? file_of(&o[i], c, flag) : NULL;
+        if (path && is_standard(path)) CN_TRY(check_standard(c, &o[i], path));
         if (path && path != c->chat_template && !is_standard(path) && !can(path))
             return cn_fail(CN_ERR_ARG, "--%s %s: %s", o[i].name, path, strerror(errno));
     }
@@ -79,9 +89,12 @@ static bool has_input(uint32_t sections)
 
 static cn_status check_more(uint32_t sections, char *const *more, int n_more)
 {
-    for (int i = 0; has_input(sections) && i < n_more; i++)
+    for (int i = 0; has_input(sections) && i < n_more; i++) {
+        if (is_standard(more[i]) && sections & CN_SECTION_CALIBRATE)
+            return cn_fail(CN_ERR_ARG, "-: expected a file of text, not standard input");
         if (!is_standard(more[i]) && !can_read(more[i]))
             return cn_fail(CN_ERR_ARG, "%s: %s", more[i], strerror(errno));
+    }
     return CN_OK;
 }
 

@@ -65,6 +65,11 @@ static cn_status open_engine(comparison *c)
     CN_TRY(cn_config_check_kv_readers(config));
     CN_TRY(check_probe(config));
     CN_TRY(cn_engine_create(&c->engine, config));
+    for (uint32_t i = 0; i < c->arms.n; i++) {
+        const cn_compare_arm *arm = &c->arms.arms[i];
+        const cn_status status = cn_engine_check_kv(c->engine, &arm->kv);
+        if (status != CN_OK) return cn_fail_within(status, "arm %s", arm->label);
+    }
     if (config->select_probe == 0) return CN_OK;
     return cn_engine_probe_selection(c->engine, config->select_probe);
 }

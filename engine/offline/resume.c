@@ -125,7 +125,12 @@ cn_status cn_run_record_write(const char *output_path, const cn_buf *record)
 
 /* ---- comparing ---- */
 
-static const char *shown(const json_t *v) { return v ? json_string_value(v) : "unset"; }
+/* An option that is not set is recorded as an empty text. */
+static const char *shown(const json_t *v)
+{
+    const char *text = json_string_value(v);
+    return text && *text ? text : "unset";
+}
 
 static bool same_option(const json_t *a, const json_t *b)
 {

@@ -241,10 +241,20 @@ static cn_status check_detection(const cn_config *c)
 /* Requests without n of their own would all be refused. Another engine answers `bench serve`. */
 static cn_status check_samples(const cn_config *c, uint32_t sections)
 {
-    const bool answers = sections & (CN_SECTION_RUN_BATCH | CN_SECTION_SERVE);
-    if (!answers || c->sampling.n <= c->max_n) return CN_OK;
-    return cn_fail(CN_ERR_ARG, "--n %u exceeds --max-n %u: raise the second or lower the first",
-                   c->sampling.n, c->max_n);
+    const bool serves = sections & CN_SECTION_SERVE;
+    const struct {
+        const char *name;
+        uint32_t most; /* 0: no limit */
+    } limits[] = {{"max-n", c->max_n},
+                  {"max-queue", c->max_queue},
+                  {"max-requests-per-key", serves ? c->max_requests_per_key : 0}};
+    if (!serves && !(sections & CN_SECTION_RUN_BATCH)) return CN_OK;
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
+        if (limits[i].most > 0 && c->sampling.n > limits[i].most)
+            return cn_fail(CN_ERR_ARG,
+                           "--n %u exceeds --%s %u: raise the second or lower the first",
+                           c->sampling.n, limits[i].name, limits[i].most);
+    return CN_OK;
 }
 
 static cn_status check_sampling(const cn_sampling *s)
@@ -263,12 +273,15 @@ static cn_status check_sampling(const cn_sampling *s)
     return CN_OK;
 }
 
-static cn_status check_kv(const cn_kv_params *kv)
+/* Limits between options that a declared policy reads together. */
+static cn_status check_kv(const cn_config *c)
 {
-    if (kv->window_tokens > kv->budget_tokens)
+    const cn_kv_params *kv = &c->kv;
+    const uint32_t policies = cn_config_policies(c);
+    if (cn_policies_need(policies).slots && kv->window_tokens > kv->budget_tokens)
         return cn_fail(CN_ERR_ARG, "--kv-window %u exceeds --kv-budget %u", kv->window_tokens,
                        kv->budget_tokens);
-    return cn_policy_check_sinks(kv);
+    return policies >> CN_KV_WINDOW & 1 ? cn_policy_check_sinks(kv) : CN_OK;
 }
 
 static cn_status check_prompts(const cn_config *c)
@@ -302,8 +315,32 @@ static cn_status check_run_batch(const cn_config *c)
     return CN_OK;
 }
 
+/* "*", "null", which is that of local files, or SCHEME://HOST[:PORT], as browsers send it. */
+static bool is_origin(const char *text, size_t n)
+{
+    const size_t n_scheme = strcspn(text, ":/ \t,");
+    if ((n == 1 && *text == '*') || (n == 4 && strncmp(text, "null", n) == 0)) return true;
+    if (n_scheme == 0 || n_scheme + 3 >= n || strncmp(text + n_scheme, "://", 3) != 0) return false;
+    return strcspn(text + n_scheme + 3, "/ \t,") == n - n_scheme - 3;
+}
+
+static cn_status check_origins(const char *list)
+{
+    for (const char *p = list; p && *p;) {
+        const size_t n = strcspn(p, ",");
+        if (!is_origin(p, n))
+            return cn_fail(CN_ERR_ARG,
+                           "--allowed-origins %.*s: expected an origin such as "
+                           "https://app.example or http://localhost:3000, or *",
+                           (int)n, p);
+        p += n + (p[n] == ',');
+    }
+    return CN_OK;
+}
+
 static cn_status check_serve(const cn_config *c)
 {
+    CN_TRY(check_origins(c->allowed_origins));
     const bool port = cn_config_is_given(c, &c->port);
     if (c->uds && (port || cn_config_is_given(c, &c->host)))
         return cn_fail(CN_ERR_ARG, "--uds %s replaces --host and --port: leave out --%s", c->uds,
@@ -407,7 +444,7 @@ cn_status cn_config_validate(const cn_config *c, uint32_t sections)
     if (sections & CN_SECTION_COMPARE) CN_TRY(cn_config_check_mode(c, CN_MODE_COMPARE));
     else if (sections & CN_SECTION_ENGINE && sections & CN_SECTION_KV && !c->decode_arms)
         CN_TRY(cn_config_check_kv_readers(c)); /* with arms, when they are known */
-    if (sections & CN_SECTION_KV) CN_TRY(check_kv(&c->kv));
+    if (sections & CN_SECTION_KV) CN_TRY(check_kv(c));
     if (sections & CN_SECTION_PROMPTS) CN_TRY(check_prompts(c));
     if (sections & CN_SECTION_COMPARE && c->continue_field)
         CN_TRY(cn_config_check_mode(c, CN_MODE_FORCED));

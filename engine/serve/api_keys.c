@@ -69,6 +69,22 @@ static char *name_of(const char *secret, size_t n)
     return cn_strdup(name);
 }
 
+/* The last key must have a name and a text of its own. */
+static cn_status check_duplicate(const cn_api_keys *k, const char *where)
+{
+    const api_key *key = &k->keys[k->n - 1];
+    for (uint32_t i = 0; i + 1 < k->n; i++) {
+        const bool named = strcmp(k->keys[i].name, key->name) == 0;
+        if (strcmp(k->keys[i].secret, key->secret) == 0)
+            return cn_fail(CN_ERR_ARG, "%s: key %u is the same as key %u: use another one", where,
+                           k->n, i + 1);
+        if (named)
+            return cn_fail(CN_ERR_ARG, "%s: duplicate key name \"%s\": give each key its own name",
+                           where, key->name);
+    }
+    return CN_OK;
+}
+
 /* `line`: [NAME:]KEY [admin] [priority=N]. */
 static cn_status add_key(cn_api_keys *k, const char *text, size_t n_line, const char *where)
 {
@@ -95,20 +111,12 @@ static cn_status add_key(cn_api_keys *k, const char *text, size_t n_line, const 
         cn_free(name);
         return cn_fail(CN_ERR_MEMORY, "out of memory for the API keys");
     }
-    for (uint32_t i = 0; i < k->n; i++)
-        if (strcmp(keys[i].name, name) == 0) {
-            cn_status status =
-                colon ? cn_fail(CN_ERR_ARG, "%s: duplicate key name \"%s\": give each key its own "
-                                "name", where, name)
-                      : cn_fail(CN_ERR_ARG, "%s: key %u: a key without a name is listed twice",
-                                where, k->n + 1);
-            cn_free(name);
-            return status;
-        }
-    api_key *key = &keys[k->n++];
+    api_key *key = &keys[k->n];
     memset(key, 0, sizeof *key);
     key->name = name;
     memcpy(key->secret, secret, n_secret);
+    k->n++;
+    CN_TRY(check_duplicate(k, where));
     return read_rights(key, text + n, n_line - n, where);
 }
 
