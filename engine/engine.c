@@ -76,6 +76,7 @@ static cn_status fill_sample_row(cn_engine *e, uint32_t i)
     if (at < s->request->n_forced) {
         row->force_token = (int32_t)s->request->forced[at];
         row->prev_row = -1; /* also behind the same token */
+        row->force_after = 0;
     }
     uint32_t index = 0;
     for (uint32_t b = 0; bans_apply && b < s->request->n_bans; b++) {

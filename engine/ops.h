@@ -195,10 +195,10 @@ typedef struct cn_sample_row {
     int32_t top_k; /* <= 0: off */
     float presence_penalty, frequency_penalty, repetition_penalty;
     int32_t count_slot; /* row of counts, or -1: no penalties */
-    /* force_token >= 0: take this token whatever the logits, unless it was already the sequence's
-     * previous token. The previous token is prev_tokens[prev_row]; prev_row -1: the host knows that
-     * it was a different one. */
+    /* force_token >= 0: take this token whatever the logits, as cn_sample_is_forced says from the
+     * sequence's previous token, prev_tokens[prev_row]. prev_row -1: the host knows that token. */
     int32_t force_token, prev_row;
+    uint32_t force_after; /* 1 + token: force only behind this one; 0: behind any but force_token */
     int32_t n_logprobs; /* -1: none; 0: the chosen token's; else also the min(n_logprobs, V) best */
     uint32_t ban_start, n_ban;   /* into bans[] */
     uint32_t bias_start, n_bias; /* into biases[] */

@@ -266,7 +266,9 @@ cn_status cn_output_push(cn_output *o, uint32_t token, const cn_token_logprobs *
 
 void cn_output_row(const cn_output *o, uint32_t n_pending, cn_sample_row *row, bool *bans_apply)
 {
-    row->force_token = cn_reasoning_force(&o->reasoning, n_pending);
+    int64_t after;
+    row->force_token = cn_reasoning_force(&o->reasoning, n_pending, &after);
+    row->force_after = (uint32_t)(after + 1);
     *bans_apply = cn_stop_bans_apply(o->stop, n_pending);
 }
 

@@ -9,6 +9,7 @@
 #define CN_SAMPLE_MATH_H
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -72,6 +73,16 @@ CN_HOST_DEVICE static inline float cn_sample_penalise(float x, uint16_t count, f
     if (in_output == 0) return x;
     x = fmaf(-frequency, (float)in_output, x);
     return x - presence;
+}
+
+/* Whether a row takes its force_token (cn_sample_row). prev: the sequence's previous token; NULL:
+ * the host knew it when it set the row. */
+CN_HOST_DEVICE static inline bool cn_sample_is_forced(int32_t force_token, uint32_t force_after,
+                                                      const uint32_t *prev)
+{
+    if (force_token < 0) return false;
+    if (force_after > 0) return prev && *prev + 1 == force_after;
+    return !prev || *prev != (uint32_t)force_token;
 }
 
 /* The smallest weight that min_p keeps. */

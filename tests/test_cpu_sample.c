@@ -408,6 +408,31 @@ static void forced_token_overrides_bans_and_is_counted(void **state)
     bench_free(b);
 }
 
+/* The previous token decides: not behind the token itself, or only behind another one. */
+static void a_token_is_forced_by_the_one_before_it(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t prev, force_after;
+        bool forced;
+    } cases[] = {{3, 0, false}, {2, 0, true}, {2, 1 + 2, true}, {1, 1 + 2, false}};
+    bench *b = bench_create(1, 5);
+    b->rows[0].temperature = 0;
+    b->rows[0].force_token = 3;
+    b->logits[4] = 9;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        uint32_t prev[] = {0, cases[i].prev};
+        b->args.prev_tokens = prev;
+        b->rows[0].prev_row = 1;
+        b->rows[0].force_after = cases[i].force_after;
+        assert_int_equal(sample_one(b), cases[i].forced ? 3 : 4);
+    }
+    b->rows[0].prev_row = -1;
+    b->rows[0].force_after = 0;
+    assert_int_equal(sample_one(b), 3);
+    bench_free(b);
+}
+
 static void mask_bans_the_tokens_without_a_bit(void **state)
 {
     (void)state;
@@ -498,6 +523,7 @@ int main(void)
         cmocka_unit_test(ties_at_a_threshold_are_all_kept),
         cmocka_unit_test(hostile_logits_give_a_token),
         cmocka_unit_test(forced_token_overrides_bans_and_is_counted),
+        cmocka_unit_test(a_token_is_forced_by_the_one_before_it),
         cmocka_unit_test(mask_bans_the_tokens_without_a_bit),
         cmocka_unit_test(counts_saturate_and_keep_the_prompt_mark),
         cmocka_unit_test(top_k_of_a_large_vocabulary_equals_a_sort),

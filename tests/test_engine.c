@@ -154,6 +154,27 @@ static void asynchronous_sampling_rules_are_the_same(void **state)
     run_close(&r[1]);
 }
 
+/* A step ahead, the <think> that a budget of 0 must close is not known yet. */
+static void no_thinking_budget_is_the_same_asynchronously(void **state)
+{
+    (void)state;
+    enum { OPEN = 2046, CLOSE = 2047 };
+    run r[2];
+    for (uint32_t async = 0; async < 2; async++) {
+        cn_message m;
+        run_open(&r[async], (const char *[]){"async-scheduling", async ? "on" : "off", NULL});
+        cn_request_params p = run_params(&r[async], prompts[0], &m, 12);
+        p.sampling.thinking_token_budget = 0;
+        run_submit(&r[async], &p);
+        run_finish(&r[async]);
+    }
+    run_assert_same(&r[0], 0, &r[1], 0, 0);
+    assert_int_equal(r[1].samples[0][0].tokens[0], OPEN);
+    assert_int_equal(r[1].samples[0][0].tokens[1], CLOSE);
+    run_close(&r[0]);
+    run_close(&r[1]);
+}
+
 static void preemption_changes_nothing(void **state)
 {
     (void)state;
@@ -652,6 +673,7 @@ int main(void)
         cmocka_unit_test(threads_change_nothing),
         cmocka_unit_test(asynchronous_scheduling_changes_nothing),
         cmocka_unit_test(asynchronous_sampling_rules_are_the_same),
+        cmocka_unit_test(no_thinking_budget_is_the_same_asynchronously),
         cmocka_unit_test(preemption_changes_nothing),
         cmocka_unit_test(batch_invariance_holds_after_a_preemption),
         cmocka_unit_test(batch_invariance_holds_for_a_second_turn),

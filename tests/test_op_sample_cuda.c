@@ -16,7 +16,7 @@ enum { MAX_BANS = 600, MAX_BIASES = 80 };
 /* All arrays that the op reads and writes, on both sides. */
 typedef struct sampling_case {
     uint32_t n_rows, vocab;
-    op_tensor logits, counts, bans, biases, masks, rows, tokens, logprobs, top;
+    op_tensor logits, counts, bans, biases, masks, rows, prev, tokens, logprobs, top;
     void *cpu_scratch, *cuda_scratch;
     cn_sample_args cpu, cuda;
 } sampling_case;
@@ -71,7 +71,8 @@ static cn_sample_row draw_row(op_env *e, uint32_t row, uint32_t vocab)
                        .frequency_penalty = coin(e) ? 0.0f : 0.7f,
                        .presence_penalty = coin(e) ? 0.0f : -0.4f,
                        .count_slot = coin(e) ? (int32_t)row : -1,
-                       .force_token = below(e, 15) == 0 ? (int32_t)below(e, vocab) : -1,
+                       .force_token = below(e, 8) == 0 ? (int32_t)below(e, vocab) : -1,
+                       .prev_row = coin(e) ? -1 : (int32_t)row,
                        .n_logprobs = coin(e) ? -1 : (int32_t)below(e, CN_MAX_LOGPROBS + 1)};
     if (coin(e)) r.top_p = PICK(e, 0.9f, 0.5f, 0.99f, 1e-6f, 0.95f);
     if (coin(e)) r.top_k = (int32_t)PICK(e, -1, 1, 20, 50, 300, 1000, 5000);
@@ -148,7 +149,7 @@ static void connect(op_env *e, sampling_case *c)
         *a[gpu] = (cn_sample_args){.logits = SIDE(c->logits), .n_rows = c->n_rows,
                                    .vocab = c->vocab, .rows = SIDE(c->rows),
                                    .bans = SIDE(c->bans), .biases = SIDE(c->biases),
-                                   .masks = SIDE(c->masks),
+                                   .masks = SIDE(c->masks), .prev_tokens = SIDE(c->prev),
                                    .counts = SIDE(c->counts), .tokens = SIDE(c->tokens),
                                    .token_logprobs = SIDE(c->logprobs), .top = SIDE(c->top)};
 #undef SIDE
@@ -166,12 +167,18 @@ static sampling_case draw_case(op_env *e, uint32_t n_rows, uint32_t vocab)
     const size_t n = (size_t)n_rows * vocab;
     float *logits = cn_calloc(n, sizeof *logits);
     cn_sample_row *rows = cn_calloc(n_rows, sizeof *rows);
+    uint32_t *prev = cn_calloc(n_rows, sizeof *prev);
     for (uint32_t r = 0; r < n_rows; r++) {
         draw_logits(e, logits + (size_t)r * vocab, vocab);
         rows[r] = draw_row(e, r, vocab);
+        prev[r] = coin(e) && rows[r].force_token >= 0 ? (uint32_t)rows[r].force_token
+                                                      : below(e, vocab);
+        rows[r].force_after = coin(e) ? 0 : 1 + (coin(e) ? prev[r] : below(e, vocab));
     }
     c.logits = op_floats(e, logits, n, CN_F32);
     c.rows = op_words(e, rows, n_rows * sizeof *rows / sizeof(uint32_t));
+    c.prev = op_words(e, prev, n_rows);
+    cn_free(prev);
     cn_free(rows);
     cn_free(logits);
     c.counts = draw_counts(e, n);
@@ -189,7 +196,7 @@ static sampling_case draw_case(op_env *e, uint32_t n_rows, uint32_t vocab)
 static void free_case(op_env *e, sampling_case *c)
 {
     op_tensor *all[] = {&c->logits, &c->counts, &c->bans,     &c->biases, &c->masks,
-                        &c->rows,   &c->tokens, &c->logprobs, &c->top};
+                        &c->rows,   &c->prev,   &c->tokens,   &c->logprobs, &c->top};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) op_tensor_free(e, all[i]);
     cn_free(c->cpu_scratch);
     e->cuda->mem_free(e->cuda, c->cuda_scratch);

@@ -98,30 +98,57 @@ static void each_tag_changes_the_phase_once(void **state)
     r = start(CN_OPT_REASONING_DEEPSEEK_R1, -1, NULL, 0);
     assert_int_equal(cn_reasoning_push(&r, OPEN), CN_REASONING_OPEN); /* not needed, but a tag */
     assert_int_equal(r.phase, CN_REASONING_INSIDE);
-    assert_int_equal(r.n_tokens, 0);
+    assert_int_equal(r.n_tokens, 1);
+}
+
+/* The forced token, which must not depend on the token before it. */
+static int32_t force(const cn_reasoning *r, uint32_t n_pending)
+{
+    int64_t after;
+    const int32_t token = cn_reasoning_force(r, n_pending, &after);
+    assert_int_equal(after, -1);
+    return token;
 }
 
 static void a_spent_budget_forces_the_closing_tag(void **state)
 {
     (void)state;
     cn_reasoning r = start(CN_OPT_REASONING_NONE, 2, NULL, 0); /* also without a parser */
-    assert_int_equal(cn_reasoning_force(&r, 0), -1);
+    assert_int_equal(force(&r, 0), -1);
     cn_reasoning_push(&r, OPEN);
     cn_reasoning_push(&r, WORD);
-    assert_int_equal(cn_reasoning_force(&r, 0), -1);
+    assert_int_equal(force(&r, 0), -1);
     cn_reasoning_push(&r, WORD);
-    assert_int_equal(cn_reasoning_force(&r, 0), CLOSE);
+    assert_int_equal(force(&r, 0), CLOSE);
     assert_false(cn_reasoning_exhausted(&r));
     assert_int_equal(cn_reasoning_push(&r, CLOSE), CN_REASONING_CLOSE);
     assert_true(r.truncated);
-    assert_int_equal(cn_reasoning_force(&r, 0), -1); /* the answer follows */
+    assert_int_equal(force(&r, 0), -1); /* the answer follows */
 
     r = start(CN_OPT_REASONING_DEEPSEEK_R1, 0, NULL, 0);
-    assert_int_equal(cn_reasoning_force(&r, 0), CLOSE); /* no reasoning at all */
+    assert_int_equal(force(&r, 0), CLOSE); /* no reasoning at all */
     r = start(CN_OPT_REASONING_QWEN3, 5, NULL, 0);
     cn_reasoning_push(&r, OPEN);
     cn_reasoning_push(&r, CLOSE); /* closed by the model in time */
     assert_false(r.truncated);
+}
+
+/* Without a budget the tag that begins the reasoning is closed at once, also a pending one. */
+static void no_budget_closes_a_pending_tag(void **state)
+{
+    (void)state;
+    int64_t after;
+    cn_reasoning r = start(CN_OPT_REASONING_QWEN3, 0, NULL, 0);
+    assert_int_equal(force(&r, 0), -1);
+    assert_int_equal(cn_reasoning_force(&r, 1, &after), CLOSE);
+    assert_int_equal(after, OPEN);
+    cn_reasoning_push(&r, WORD);
+    cn_reasoning_push(&r, OPEN);
+    assert_int_equal(force(&r, 0), CLOSE);
+    cn_reasoning_push(&r, CLOSE);
+    assert_int_equal(force(&r, 1), -1);
+    r = start(CN_OPT_REASONING_QWEN3, 1, NULL, 0);
+    assert_int_equal(force(&r, 1), -1);
 }
 
 static void a_budget_without_a_closing_tag_is_exhausted(void **state)
@@ -134,7 +161,7 @@ static void a_budget_without_a_closing_tag_is_exhausted(void **state)
     assert_false(cn_reasoning_exhausted(&r));
     cn_reasoning_push(&r, WORD);
     assert_true(cn_reasoning_exhausted(&r));
-    assert_int_equal(cn_reasoning_force(&r, 0), -1);
+    assert_int_equal(force(&r, 0), -1);
     cn_reasoning_init(&r, &rules, -1, NULL, 0);
     cn_reasoning_push(&r, WORD);
     assert_int_equal(r.n_tokens, 0);
@@ -148,6 +175,7 @@ int main(void)
         cmocka_unit_test(the_prompts_end_sets_the_phase),
         cmocka_unit_test(each_tag_changes_the_phase_once),
         cmocka_unit_test(a_spent_budget_forces_the_closing_tag),
+        cmocka_unit_test(no_budget_closes_a_pending_tag),
         cmocka_unit_test(a_budget_without_a_closing_tag_is_exhausted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -360,6 +360,13 @@ __device__ static part open_part(const sample_params *p)
     return t;
 }
 
+__device__ static bool is_forced(const cn_sample_args *a, const cn_sample_row *r)
+{
+    const bool has_prev = a->prev_tokens && r->prev_row >= 0;
+    return cn_sample_is_forced(r->force_token, r->force_after,
+                               has_prev ? &a->prev_tokens[r->prev_row] : nullptr);
+}
+
 __global__ static void __launch_bounds__(THREADS, 2)
     sample_kernel(const __grid_constant__ sample_params p)
 {
@@ -370,7 +377,7 @@ __global__ static void __launch_bounds__(THREADS, 2)
     raw_logits raw = {};
     const cn_sample_row *r = &shared()->row;
     if (r->n_logprobs >= 0) raw = write_logprobs(&t, own_best);
-    if (r->force_token >= 0) {
+    if (is_forced(&p.args, r)) {
         if (t.group.part == 0 && threadIdx.x == 0) write_token(&t, (uint32_t)r->force_token, raw);
     } else {
         own_best = edit_values(&t, own_best);

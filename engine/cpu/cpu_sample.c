@@ -167,9 +167,9 @@ static cn_cpu_distribution only(candidates *c, uint32_t id)
 
 static bool is_forced(const cn_sample_args *a, const cn_sample_row *r)
 {
-    if (r->force_token < 0) return false;
-    bool has_prev = a->prev_tokens && r->prev_row >= 0;
-    return !has_prev || a->prev_tokens[r->prev_row] != (uint32_t)r->force_token;
+    const bool has_prev = a->prev_tokens && r->prev_row >= 0;
+    return cn_sample_is_forced(r->force_token, r->force_after,
+                               has_prev ? &a->prev_tokens[r->prev_row] : NULL);
 }
 
 cn_cpu_distribution cn_cpu_sample_distribution(const cn_sample_args *a, uint32_t row,

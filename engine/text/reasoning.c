@@ -70,15 +70,17 @@ cn_reasoning_part cn_reasoning_push(cn_reasoning *r, uint32_t token)
         r->phase = CN_REASONING_AFTER;
         return CN_REASONING_CLOSE;
     }
-    /* The model repeats the opening tag that the prompt or the parser already counted. */
-    if (open && r->n_tokens == 0) return CN_REASONING_OPEN;
-    r->n_tokens++;
-    return CN_REASONING_TEXT;
+    /* A first <think> repeats the tag with which the prompt ended. It counts like any token, so
+     * that the budget is known before the token is. */
+    const bool first = r->n_tokens++ == 0;
+    return open && first ? CN_REASONING_OPEN : CN_REASONING_TEXT;
 }
 
-int32_t cn_reasoning_force(const cn_reasoning *r, uint32_t n_pending)
+int32_t cn_reasoning_force(const cn_reasoning *r, uint32_t n_pending, int64_t *after)
 {
-    return spent_after(r, n_pending) ? (int32_t)r->rules.close_id : -1;
+    const bool may_open = r->phase == CN_REASONING_BEFORE && r->budget == 0 && n_pending > 0;
+    *after = may_open ? r->rules.open_id : -1;
+    return spent_after(r, n_pending) || *after >= 0 ? (int32_t)r->rules.close_id : -1;
 }
 
 bool cn_reasoning_exhausted(const cn_reasoning *r) { return spent(r) && r->rules.close_id < 0; }

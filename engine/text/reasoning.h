@@ -41,7 +41,7 @@ typedef struct cn_reasoning {
     cn_output_reasoning rules;
     cn_reasoning_phase phase;
     int32_t budget; /* tokens, or -1 */
-    uint32_t n_tokens;
+    uint32_t n_tokens; /* between the tags */
     bool truncated; /* the budget ended the reasoning */
 } cn_reasoning;
 
@@ -58,9 +58,10 @@ typedef enum cn_reasoning_part {
 /* Adds one output token and returns its kind. */
 cn_reasoning_part cn_reasoning_push(cn_reasoning *r, uint32_t token);
 
-/* The token that must follow after n_pending more tokens, all of them reasoning; -1 if any token
- * may follow. */
-int32_t cn_reasoning_force(const cn_reasoning *r, uint32_t n_pending);
+/* The token that must follow after n_pending more tokens, which are reasoning once the phase is
+ * INSIDE; -1 if any token may follow. *after is the token behind which alone it must follow, or
+ * -1: with a budget of 0, the pending token may be the <think> that begins the reasoning. */
+int32_t cn_reasoning_force(const cn_reasoning *r, uint32_t n_pending, int64_t *after);
 
 /* True if the budget is used up and the vocabulary has no tag that ends the reasoning. */
 bool cn_reasoning_exhausted(const cn_reasoning *r);
