@@ -1,9 +1,9 @@
 /* space.c - see space.h. */
 #include "paged/space.h"
 
-cn_status cn_space_init(cn_space *s, cn_where where, uint32_t n_blocks, uint32_t n_slots)
+cn_status cn_space_init(cn_space *s, uint32_t n_blocks, uint32_t n_slots)
 {
-    *s = (cn_space){.where = where};
+    *s = (cn_space){0};
     CN_TRY(cn_pool_create(&s->blocks, n_blocks));
     return n_slots > 0 ? cn_pool_create(&s->slots, n_slots) : CN_OK;
 }

@@ -11,11 +11,9 @@
 #ifndef CN_SPACE_H
 #define CN_SPACE_H
 
-#include "paged/planes.h"
 #include "paged/pool.h"
 
 typedef struct cn_space {
-    cn_where where;
     cn_pool *blocks;          /* NULL in a zeroed struct: the space does not exist */
     cn_pool *slots;           /* query slots, each with one owner; NULL: no query slots */
     uint32_t n_holders;       /* with a slot, or with only a reservation */
@@ -23,7 +21,7 @@ typedef struct cn_space {
 } cn_space;
 
 /* Creates n_blocks blocks, at least one, and n_slots query slots. CN_ERR_ARG, CN_ERR_MEMORY. */
-cn_status cn_space_init(cn_space *s, cn_where where, uint32_t n_blocks, uint32_t n_slots);
+cn_status cn_space_init(cn_space *s, uint32_t n_blocks, uint32_t n_slots);
 void cn_space_free(cn_space *s);
 
 uint32_t cn_space_total_blocks(const cn_space *s);

@@ -14,8 +14,7 @@ cn_status cn_sched_home_init(cn_scheduler *s)
     for (int h = 0; h < CN_N_HOMES; h++) {
         const uint32_t n_blocks = s->o.n_home_blocks[h], n_slots = s->o.n_home_slots[h];
         if (h == CN_HOME_DEVICE || n_blocks == 0 || n_slots == 0) continue;
-        const cn_where where = h == CN_HOME_HOST ? CN_ON_HOST : CN_ON_DEVICE;
-        CN_TRY(cn_space_init(&s->home[h], where, n_blocks, n_slots));
+        CN_TRY(cn_space_init(&s->home[h], n_blocks, n_slots));
     }
     return CN_OK;
 }

@@ -16,7 +16,7 @@
 cn_status cn_sched_swap_init(cn_swap *w, uint32_t n_blocks, uint32_t n_windows)
 {
     if (n_blocks == 0) return CN_OK;
-    CN_TRY(cn_space_init(&w->space, CN_ON_HOST, n_blocks, n_windows));
+    CN_TRY(cn_space_init(&w->space, n_blocks, n_windows));
     CN_TRY(cn_queue_reserve(&w->queue, n_blocks));
     w->out_blocks = cn_calloc(n_blocks, sizeof *w->out_blocks);
     w->in_blocks = cn_calloc(n_blocks, sizeof *w->in_blocks);

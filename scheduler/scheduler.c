@@ -30,7 +30,7 @@ static cn_status check_opts(const cn_sched_opts *o)
 static cn_status create_parts(cn_scheduler *s)
 {
     const cn_sched_opts *o = &s->o;
-    CN_TRY(cn_space_init(&s->device, CN_ON_DEVICE, o->n_blocks, o->n_query_slots));
+    CN_TRY(cn_space_init(&s->device, o->n_blocks, o->n_query_slots));
     if (o->prefix_caching)
         CN_TRY(
             cn_prefix_cache_create(&s->prefix, s->device.blocks, o->block_tokens, o->model_hash));

@@ -12,7 +12,7 @@ static void a_hold_is_all_or_nothing(void **state)
     (void)state;
     cn_space s;
     int32_t a = -2, b = -2, c = -2;
-    assert_int_equal(cn_space_init(&s, CN_ON_DEVICE, 10, 2), CN_OK);
+    assert_int_equal(cn_space_init(&s, 10, 2), CN_OK);
     assert_true(cn_space_try_hold(&s, 4, true, &a));
     assert_true(cn_space_try_hold(&s, 4, false, &b));
     assert_true(a >= 0);
@@ -36,7 +36,7 @@ static void a_cap_grows_only_into_what_is_left(void **state)
     (void)state;
     cn_space s;
     int32_t slot;
-    assert_int_equal(cn_space_init(&s, CN_ON_DEVICE, 10, 0), CN_OK);
+    assert_int_equal(cn_space_init(&s, 10, 0), CN_OK);
     assert_true(cn_space_try_hold(&s, 4, false, &slot));
     assert_false(cn_space_try_hold(&s, 1, true, &slot)); /* the space has no slots */
     assert_true(cn_space_try_grow(&s, 5));
@@ -55,7 +55,7 @@ static void a_space_that_does_not_exist_has_nothing(void **state)
     assert_false(cn_space_try_take_slot(&s, &slot));
     assert_int_equal(cn_space_total_blocks(&s) + cn_space_free_blocks(&s), 0);
     assert_null(cn_space_check(&s));
-    assert_int_equal(cn_space_init(&s, CN_ON_HOST, 0, 3), CN_ERR_ARG);
+    assert_int_equal(cn_space_init(&s, 0, 3), CN_ERR_ARG);
     cn_space_free(&s);
 }
 
