@@ -16,9 +16,7 @@ enum { CN_N_SELECTORS = 8, CN_SELECT_STAGES = 2 };
 
 typedef struct cn_selector {
     const char *name;
-    const char *summary; /* for reports */
-    const char *params;  /* the other members of a kv object that it reads: "select_tokens sinks" */
-    const char *source;  /* paper, or "baseline" */
+    const char *params;    /* other members of a kv object that it reads: "select_tokens sinks" */
     uint32_t entry_tokens; /* of a list: 1 or 16 */
     bool has_tiles;        /* a stage over tiles comes first */
     bool predicts;         /* ranks by a query of the past: needs a ring, and candidates lag */
