@@ -370,7 +370,6 @@ static const struct neutral {
     {"include_reasoning", "true"},
     {"length_penalty", "1"},
     {"modalities", "[\"text\"]"},
-    {"return_token_ids", "false"},
     {"return_tokens_as_token_ids", "false"},
     {"spaces_between_special_tokens", "true"},
     {"use_beam_search", "false"},
