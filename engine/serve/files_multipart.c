@@ -171,9 +171,7 @@ static cn_status take_data(cn_multipart *m, bool *more)
     const char *found = memmem(m->window, m->len, m->delimiter, m->delimiter_len);
     const size_t keep = m->delimiter_len - 1; /* the last bytes may begin a delimiter */
     const size_t n = found ? (size_t)(found - m->window) : m->len > keep ? m->len - keep : 0;
-    const bool in_part = m->state == IN_DATA;
-    if (in_part && n > 0) CN_TRY(m->sink.data(m->sink.user, m->window, n));
-    if (found && in_part) CN_TRY(m->sink.end(m->sink.user));
+    if (m->state == IN_DATA && n > 0) CN_TRY(m->sink.data(m->sink.user, m->window, n));
     consume(m, found ? n + m->delimiter_len : n);
     if (found) m->state = AFTER_BOUNDARY;
     *more = found != NULL;

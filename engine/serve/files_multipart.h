@@ -17,13 +17,13 @@ enum {
     CN_MULTIPART_MAX_NAME = 255 /* bytes of a field name or a file name */
 };
 
-/* A failure of any function ends the parsing with its status. name and filename are UTF-8 without
- * control characters. filename is NULL when the part is not a file. */
+/* A part is one call of begin and any number of calls of data. A failure of either function ends
+ * the parsing with its status. name and filename are UTF-8 without control characters. filename is
+ * NULL when the part is not a file. */
 typedef struct cn_multipart_sink {
     void *user;
     cn_status (*begin)(void *user, const char *name, const char *filename);
     cn_status (*data)(void *user, const char *data, size_t n);
-    cn_status (*end)(void *user);
 } cn_multipart_sink;
 
 /* content_type: the request's Content-Type, or NULL. CN_ERR_ARG: it is not multipart/form-data with

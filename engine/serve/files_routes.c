@@ -266,12 +266,6 @@ static cn_status add_to_field(void *form, const char *data, size_t n)
     return CN_OK;
 }
 
-static cn_status end_field(void *form)
-{
-    (void)form;
-    return CN_OK;
-}
-
 static cn_status check_form(const upload_form *f)
 {
     CN_TRY(cn_multipart_finish(f->parser));
@@ -363,7 +357,7 @@ static void head_upload(void *part, cn_exchange *x)
     }
     f->upload.fd = -1;
     f->announced_bytes = cn_exchange_announced_bytes(x);
-    const cn_multipart_sink sink = {f, begin_field, add_to_field, end_field};
+    const cn_multipart_sink sink = {f, begin_field, add_to_field};
     cn_spool_ask *a = NULL;
     if (cn_multipart_create(&f->parser, cn_exchange_header(x, "content-type"), &sink) != CN_OK)
         cn_exchange_error(x, CN_HTTP_BAD_REQUEST, cn_last_error(), NULL, NULL);
