@@ -417,7 +417,7 @@ typedef struct cn_stats {
     uint32_t compressing;             /* samples with an event in flight */
     uint32_t swapped; /* samples whose KV is in the swap space; neither running nor waiting */
     uint32_t swap_blocks_total, swap_blocks_used;
-    uint32_t swap_windows_used; /* query windows in the swap space */
+    uint32_t swap_windows_total, swap_windows_used; /* query windows in the swap space */
     uint64_t swap_outs, swap_ins; /* samples moved to the swap space and back */
     uint64_t swapped_out_blocks, swapped_in_blocks, swapped_out_bytes, swapped_in_bytes;
 } cn_stats;

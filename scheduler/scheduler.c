@@ -69,7 +69,8 @@ cn_status cn_scheduler_create(cn_scheduler **out, const cn_sched_opts *o)
                           .block_bytes = o->block_bytes,
                           .blocks_total = o->n_blocks,
                           .slots_total = o->n_query_slots,
-                          .swap_blocks_total = o->n_swap_blocks};
+                          .swap_blocks_total = s->o.n_swap_blocks,
+                          .swap_windows_total = s->o.n_swap_windows};
     s->all.link = CN_LINK_ALL;
     s->running.link = CN_LINK_RUNNING;
     s->aged.link = CN_LINK_AGED;
@@ -503,5 +504,5 @@ void cn_scheduler_stats(const cn_scheduler *s, cn_stats *out)
     }
     out->swapped = s->swap.queue.n;
     out->swap_blocks_used = out->swap_blocks_total - left.blocks;
-    out->swap_windows_used = s->o.n_swap_windows - left.windows;
+    out->swap_windows_used = out->swap_windows_total - left.windows;
 }

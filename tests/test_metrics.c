@@ -29,7 +29,8 @@ static cn_metrics some_metrics(const cn_config *c)
                           .blocks_used = 2, .blocks_spared = 40, .block_tokens = 64,
                           .generation_tokens = 12345678901, .compressions = 5,
                           .freed_bytes = 1 << 20, .compression_s = 0.5, .swapped = 2,
-                          .swap_blocks_used = 9, .swap_outs = 5, .swap_ins = 3,
+                          .swap_blocks_used = 9, .swap_windows_total = 4,
+                          .swap_windows_used = 1, .swap_outs = 5, .swap_ins = 3,
                           .swapped_out_blocks = 45, .swapped_out_bytes = 4500};
     m.serve.finished[CN_FINISH_STOP] = 11;
     m.serve.finished[CN_FINISH_CANCELLED] = 4;
@@ -62,6 +63,8 @@ static void the_text_has_every_series_with_its_labels(void **state)
     expect_line(&text, "cinch_requests_rejected_total{" LABELS ",reason=\"busy\"} 6");
     expect_line(&text, "vllm:num_requests_swapped{" LABELS "} 2");
     expect_line(&text, "cinch_swap_blocks_used{" LABELS "} 9");
+    expect_line(&text, "cinch_swap_windows{" LABELS "} 4");
+    expect_line(&text, "cinch_swap_windows_used{" LABELS "} 1");
     expect_line(&text, "cinch_swapped_out_requests_total{" LABELS "} 5");
     expect_line(&text, "cinch_swapped_in_requests_total{" LABELS "} 3");
     expect_line(&text, "cinch_swapped_out_blocks_total{" LABELS "} 45");

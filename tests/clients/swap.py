@@ -112,7 +112,8 @@ def talk(url, path, output):
     for name in want:
         if want[name] != got.get(name):
             fail("%s differs from the offline run:\n%s\n%s" % (name, want[name], got.get(name)))
-    for name in ("vllm:num_requests_swapped", "cinch_swap_blocks_used"):
+    for name in ("vllm:num_requests_swapped", "cinch_swap_blocks_used",
+                 "cinch_swap_windows_used"):
         if metric(url, name) != 0:
             fail("expected %s to be 0 at the end, got %g" % (name, metric(url, name)))
     if metric(url, "cinch_swapped_in_requests_total") != n_out:
