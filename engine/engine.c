@@ -352,7 +352,7 @@ static void take_token(cn_engine *e, cn_flight *f, uint32_t i)
     const uint32_t row = exchange_row(st, seq);
     cn_sample *s = seq->user;
     uint32_t token = f->host_tokens[i];
-    cn_scheduler_append(e->scheduler, seq, token);
+    cn_seq_append(seq, token);
     if (s->done) return; /* the sample ended while the step was in flight */
     if (s->request->no_output) {
         cn_engine_deliver(e, s, CN_FINISH_LENGTH, NULL);

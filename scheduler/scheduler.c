@@ -397,9 +397,8 @@ cn_status cn_scheduler_add(cn_scheduler *s, const cn_group_params *p, void *cons
     return CN_OK;
 }
 
-void cn_scheduler_append(cn_scheduler *s, cn_seq *q, uint32_t token)
+void cn_seq_append(cn_seq *q, uint32_t token)
 {
-    (void)s;
     if (q->state == CN_SEQ_FINISHED || q->sched->ending) return;
     CN_ASSERT(q->n_pending > 0 && q->n_tokens < q->max_tokens);
     q->tokens[q->n_tokens++] = token;

@@ -9,7 +9,7 @@
  *                                   schedule; in synchronous mode, here
  *   cn_scheduler_schedule(s, &plan) commits, admits, grows tables, builds the plan
  *   run the plan
- *   cn_scheduler_append(s, seq, t)  for each row with wants_sample, when the token is known (with a
+ *   cn_seq_append(seq, t)           for each row with wants_sample, when the token is known (with a
  *                                   token lag: after the next schedule)
  *   cn_scheduler_finish(s, seq)     on a stop, at the maximum length, or on a cancellation
  * Pointers in a plan are valid until the next begin. */
@@ -127,7 +127,7 @@ void cn_scheduler_schedule(cn_scheduler *s, cn_plan *out);
 
 /* Appends the sampled token of a row or fork of an earlier plan. Call in order of position. Ignores
  * a token of a finished sequence. */
-void cn_scheduler_append(cn_scheduler *s, cn_seq *seq, uint32_t token);
+void cn_seq_append(cn_seq *seq, uint32_t token);
 
 /* Ends a sequence and releases its blocks, slot and reservation, or its swap space; if it is
  * COMPRESSING, at the commit. seq stays readable until cn_scheduler_release frees it. */

@@ -36,7 +36,7 @@ static void a_request_runs_to_its_end_and_returns_its_blocks(void **state)
     assert_int_equal(rig_stats(&r).blocks_used, 0);
     rig_step(&r);
     assert_int_equal(r.plan.n_rows, 0);
-    cn_scheduler_append(r.s, q, 5); /* late: ignored */
+    cn_seq_append(q, 5); /* late: ignored */
     assert_int_equal(q->n_tokens, 10);
     cn_scheduler_release(r.s, q);
     rig_done(&r);
@@ -306,12 +306,12 @@ static void a_step_can_be_launched_before_its_tokens_are_read(void **state)
         rig_step(&r);
         assert_int_equal(rig_row(&r, q)->first_pos, 3 + i);
         assert_int_equal(q->n_pending, 2);
-        cn_scheduler_append(r.s, q, 100 + i);
+        cn_seq_append(q, 100 + i);
     }
     /* It stopped at token 104. The step in flight wrote one more slot, which no cache entry
      * covers. */
     cn_scheduler_finish(r.s, q);
-    cn_scheduler_append(r.s, q, 105);
+    cn_seq_append(q, 105);
     assert_int_equal(q->n_tokens, 8);
     assert_int_equal(q->usage_kv.peak_tokens, 7);
     uint32_t same[9] = {1, 2, 3, 100, 101, 102, 103, 104, 105};

@@ -112,11 +112,11 @@ void rig_step(rig *r)
     for (uint32_t i = 0; i < r->plan.n_rows && !r->lag; i++) {
         cn_seq *q = r->plan.rows[i].seq;
         if (!r->plan.rows[i].wants_sample) continue;
-        cn_scheduler_append(r->s, q, 1000 + q->n_tokens);
+        cn_seq_append(q, 1000 + q->n_tokens);
         if (q->n_tokens == q->max_tokens) cn_scheduler_finish(r->s, q);
     }
     for (uint32_t i = 0; i < r->plan.n_forks && !r->lag; i++)
-        cn_scheduler_append(r->s, r->plan.forks[i].seq, 2000 + i);
+        cn_seq_append(r->plan.forks[i].seq, 2000 + i);
     rig_check(r);
 }
 

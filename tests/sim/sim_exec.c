@@ -248,7 +248,7 @@ bool sim_read_tokens(sim_world *w)
         sim_seq *q = &w->seqs[w->unread[i].who];
         if (!q->live || q->id != w->unread[i].id) continue; /* has ended: the token is discarded */
         uint32_t position = q->seq->n_tokens;
-        cn_scheduler_append(w->s, q->seq, sim_token(q, position));
+        cn_seq_append(q->seq, sim_token(q, position));
         if (q->seq->n_tokens != position + 1) return sim_fail(w, "a token was not appended");
         if (position + 1 == q->n_stop) sim_end(w, q);
         w->moved = true;
