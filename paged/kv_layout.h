@@ -87,13 +87,6 @@ CN_KV_FN cn_kv_layout cn_kv_layout_make(uint32_t n_layers, uint32_t n_blocks, ui
     return l;
 }
 
-/* Returns the same shape with another dtype. */
-CN_KV_FN cn_kv_layout cn_kv_layout_as(const cn_kv_layout *l, cn_dtype dtype)
-{
-    return cn_kv_layout_make(l->n_layers, l->n_blocks, l->n_kv_heads, l->block_tokens, l->head_dim,
-                             dtype);
-}
-
 /* Bytes of the whole pool. */
 CN_KV_FN size_t cn_kv_pool_bytes(const cn_kv_layout *l) { return l->n_layers * l->layer_stride; }
 

@@ -55,7 +55,7 @@ static void open_case(op_env *e, attn_case *c, const paged_shape *s)
     c->cuda.out = c->out.cuda;
     c->cuda.q = c->q.cuda;
     c->cuda.kv = c->kv.cuda;
-    c->cuda.layout = cn_kv_layout_as(&b->layout, CN_BF16);
+    c->cuda.layout = op_layout_as(&b->layout, CN_BF16);
     c->cuda.batch = &c->batch.view;
     snprintf(e->shape, sizeof e->shape, "d=%u block=%u heads=%u/%u %u seqs, %u decode, up to %u",
              s->head_dim, s->block_tokens, s->n_heads, s->n_kv_heads, s->n_seqs, s->n_decode,

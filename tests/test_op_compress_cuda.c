@@ -192,7 +192,7 @@ static cn_pools gpu_pools(const event *e)
     p.q_window = e->q_window.cuda;
     p.score = e->score.cuda;
     p.origin = e->origin.cuda;
-    p.layout = cn_kv_layout_as(&e->pools.layout, CN_BF16);
+    p.layout = op_layout_as(&e->pools.layout, CN_BF16);
     p.act_dtype = CN_BF16;
     return p;
 }

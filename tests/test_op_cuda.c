@@ -366,7 +366,7 @@ static double rope_error(op_env *e, const paged_shape *s, bool norms)
     op_batch batch = op_batch_upload(e, &padded);
     cn_rope_store_args cuda = {q.cuda, qkv.cuda, norms ? q_norm.cuda : NULL,
                                norms ? k_norm.cuda : NULL, 1e-6f, cosine.cuda, sine.cuda,
-                               &batch.view, hq, 1, cn_kv_layout_as(&b->layout, CN_BF16), kv.cuda,
+                               &batch.view, hq, 1, op_layout_as(&b->layout, CN_BF16), kv.cuda,
                                window.cuda, ROPE_SLOTS, ROPE_WINDOW};
     OP_OK(e->cuda->rope_store(e->cuda_stream, &cuda));
     const double error =
@@ -410,7 +410,7 @@ static twin_pools twin_pools_create(op_env *e, const cn_kv_layout *l, uint32_t n
         .window = op_random(e, (size_t)l->n_layers * n_slots * w * n_heads * l->head_dim)};
     p.cpu = (cn_pools){*l, p.kv.cpu, p.score.cpu, p.origin.cpu, p.window.cpu, n_slots, w, n_heads,
                        CN_F32, {0}};
-    p.cuda = (cn_pools){cn_kv_layout_as(l, CN_BF16), p.kv.cuda, p.score.cuda, p.origin.cuda,
+    p.cuda = (cn_pools){op_layout_as(l, CN_BF16), p.kv.cuda, p.score.cuda, p.origin.cuda,
                         p.window.cuda, n_slots, w, n_heads, CN_BF16, {0}};
     return p;
 }

@@ -128,7 +128,7 @@ static cn_digest_args digest_args(const digest_case *c, bool cuda)
 {
     cn_digest_args a = {.pools = c->pools, .tiles = c->tiles, .n = c->n_tiles};
     if (cuda) {
-        a.pools.layout = cn_kv_layout_as(&c->pools.layout, CN_BF16);
+        a.pools.layout = op_layout_as(&c->pools.layout, CN_BF16);
         a.pools.act_dtype = CN_BF16;
     }
     a.pools.kv = side_of(&c->kv, true, cuda);

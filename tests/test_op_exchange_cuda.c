@@ -109,7 +109,7 @@ static world open_world(op_env *env, uint32_t longest, bool on_host)
     w.local = op_random(env, cn_kv_pool_elems(&c->local));
     w.home = op_random(env, cn_kv_pool_elems(&c->home));
     if (on_host) {
-        const cn_kv_layout l = cn_kv_layout_as(&c->home, CN_BF16);
+        const cn_kv_layout l = op_layout_as(&c->home, CN_BF16);
         void *content = op_take(env, &w.home);
         OP_OK(env->cuda->host_alloc(env->cuda, cn_kv_pool_bytes(&l), &w.host_home));
         memcpy(w.host_home, content, cn_kv_pool_bytes(&l));
@@ -140,7 +140,7 @@ static cn_pools pools_of(const world *w, bool is_home, int side)
 {
     const cn_kv_layout *l = is_home ? &w->c->home : &w->c->local;
     const op_tensor *kv = is_home ? &w->home : &w->local;
-    return (cn_pools){.layout = side == ON_CPU ? *l : cn_kv_layout_as(l, CN_BF16),
+    return (cn_pools){.layout = side == ON_CPU ? *l : op_layout_as(l, CN_BF16),
                       .kv = side == ON_CPU ? kv->cpu : kv->cuda,
                       .digest = {.n_channels = cn_label_channels(l->head_dim),
                                  .labels = at(w, is_home ? HOME_LABELS : LABELS, side),
@@ -305,7 +305,7 @@ static double run_refusals(op_env *e, uint32_t seed)
     cn_fetch_args f = {.local = {.layout = local}, .home = {.layout = home}};
     assert_int_equal(e->cuda->fetch(e->cuda_stream, &f), CN_ERR_SHAPE);
     assert_non_null(strstr(cn_last_error(), "home blocks of 2 heads"));
-    f.local.layout = cn_kv_layout_as(&local, CN_F32);
+    f.local.layout = op_layout_as(&local, CN_F32);
     assert_int_equal(e->cuda->fetch(e->cuda_stream, &f), CN_ERR_SHAPE);
     assert_non_null(strstr(cn_last_error(), "bf16"));
     const cn_exchange_args x = {.local = {.layout = local}, .n_seqs = 1, .n_layers = 1,

@@ -161,7 +161,7 @@ static void open_pools(world *w, cn_pools pools[2])
     const cn_kv_layout *l = &w->b->layout;
     const both kv = keep(w, op_floats(w->env, w->b->kv, cn_kv_pool_elems(l), CN_BF16));
     for (int i = 0; i < 2; i++)
-        pools[i] = (cn_pools){.layout = i == ON_CPU ? *l : cn_kv_layout_as(l, CN_BF16),
+        pools[i] = (cn_pools){.layout = i == ON_CPU ? *l : op_layout_as(l, CN_BF16),
                               .kv = kv.at[i],
                               .n_heads = l->n_kv_heads * w->group,
                               .act_dtype = i == ON_CPU ? CN_F32 : CN_BF16};
@@ -753,7 +753,7 @@ static double run_refusals(op_env *env, uint32_t seed)
     a.pools.n_heads = 0;
     assert_int_equal(env->cuda->score(env->cuda_stream, &a), CN_ERR_SHAPE);
     a.pools.n_heads = 1;
-    a.pools.layout = cn_kv_layout_as(&l, CN_F32);
+    a.pools.layout = op_layout_as(&l, CN_F32);
     assert_int_equal(env->cuda->score(env->cuda_stream, &a), CN_ERR_SHAPE);
     a.pools.layout = l;
     a.n_seqs = 1 << 24;

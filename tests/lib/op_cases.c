@@ -27,6 +27,12 @@ void op_ok(cn_status status, const char *call)
 
 /* ---- tensors ---- */
 
+cn_kv_layout op_layout_as(const cn_kv_layout *l, cn_dtype dtype)
+{
+    return cn_kv_layout_make(l->n_layers, l->n_blocks, l->n_kv_heads, l->block_tokens, l->head_dim,
+                             dtype);
+}
+
 static void *device_copy(op_env *e, const void *host, size_t bytes)
 {
     void *p = NULL;

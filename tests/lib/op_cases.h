@@ -37,6 +37,9 @@ typedef struct op_case {
 
 int op_cases_main(const op_case *cases, size_t n, int argc, char **argv);
 
+/* Returns the layout of a pool of the same shape with another dtype, for the other side. */
+cn_kv_layout op_layout_as(const cn_kv_layout *l, cn_dtype dtype);
+
 /* An array on both sides. floats: f32 on the CPU, `dtype` on the GPU. words: the same on both. */
 typedef struct op_tensor {
     size_t n;
