@@ -7,19 +7,12 @@ enum { IDLE_WAIT_MS = 200, MAX_ERRORS_SHOWN = 10 /* the output has all of them *
 
 /* ---- the port to the engine ---- */
 
-static const char *token_bytes(void *user, uint32_t token, size_t *n_bytes)
-{
-    const char *bytes;
-    bool special;
-    const cn_tokenizer *t = cn_engine_tokenizer(user);
-    return cn_tokenizer_token(t, token, &bytes, n_bytes, &special) ? bytes : NULL;
-}
-
 static cn_status submit(void *drive, cn_batch_job *job)
 {
     cn_batch_drive *d = drive;
     if (!job->result)
-        CN_TRY(cn_api_result_create(&job->result, &job->item.request, token_bytes, d->engine));
+        CN_TRY(cn_api_result_create(&job->result, &job->item.request,
+                                    cn_engine_token_bytes, d->engine));
     job->n_left = job->asked.n_prompts;
     return cn_api_request_submit(&job->asked, d->engine, cn_batch_job_event, job, &job->request);
 }

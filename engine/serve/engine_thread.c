@@ -30,14 +30,6 @@ static void unlink_call(cn_service *s, cn_call *call)
     cn_list_remove(&s->active, &call->node);
 }
 
-static const char *token_bytes(void *user, uint32_t token, size_t *n_bytes)
-{
-    const char *bytes;
-    bool special;
-    const cn_tokenizer *t = cn_engine_tokenizer(user);
-    return cn_tokenizer_token(t, token, &bytes, n_bytes, &special) ? bytes : NULL;
-}
-
 /* ---- delivery ---- */
 
 static void observe_tokens(cn_call *call, const cn_event *ev, double now)
@@ -176,7 +168,7 @@ static cn_status submit(cn_service *s, cn_call *call)
     if (s->failed) return cn_fail(CN_ERR_DEVICE, "the engine has failed: %s", s->failure.data);
     call->last_s = cn_calloc(n, sizeof *call->last_s);
     if (!call->last_s) return cn_fail(CN_ERR_MEMORY, "out of memory for a request");
-    CN_TRY(cn_api_result_create(&result, call->request, token_bytes, s->engine));
+    CN_TRY(cn_api_result_create(&result, call->request, cn_engine_token_bytes, s->engine));
     pthread_mutex_lock(&call->lock);
     call->result = result;
     call->times.submitted_s = cn_now_s();
