@@ -10,8 +10,21 @@
 #include <unistd.h>
 
 #include "engine/replace_file.h"
+#include "engine/utf8.h"
 
 enum { DESCRIBE_BYTES = 96 };
+
+json_t *cn_json_textn(const char *text, size_t n)
+{
+    cn_buf valid = {0};
+    json_t *string = NULL;
+    if (cn_buf_add(&valid, "", 0) == CN_OK && cn_utf8_add_lossy(&valid, text, n) == CN_OK)
+        string = json_stringn(valid.data, valid.len);
+    cn_buf_free(&valid);
+    return string;
+}
+
+json_t *cn_json_text(const char *text) { return cn_json_textn(text, strlen(text)); }
 
 const char *cn_json_printable(const char *text, char *buf, size_t size)
 {

@@ -77,6 +77,12 @@ cn_status cn_json_refuse_nul(json_t *value, const char *where, cn_status error);
 /* Short text of a value for messages: compact JSON, ASCII only, truncated to fit. Returns buf. */
 const char *cn_json_describe(const json_t *value, char *buf, size_t size);
 
+/* Returns a new JSON string of an external text (a path, a message), which may be invalid UTF-8:
+ * every error becomes U+FFFD. NULL: out of memory. */
+json_t *cn_json_text(const char *text);
+/* The same for text[n]. */
+json_t *cn_json_textn(const char *text, size_t n);
+
 /* Copies text with bytes outside printable ASCII as \xNN, truncated to fit. Makes an untrusted name
  * safe to print in a message. Returns buf. */
 const char *cn_json_printable(const char *text, char *buf, size_t size);

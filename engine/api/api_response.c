@@ -7,6 +7,7 @@
 #include "compress/policy.h"
 #include "engine/api/api_tools.h"
 #include "engine/api/http_status.h"
+#include "engine/json.h"
 #include "engine/utf8.h"
 
 enum {
@@ -293,18 +294,7 @@ void cn_api_result_usage(const cn_api_result *r, cn_usage *out)
 
 /* ---- the body ---- */
 
-/* External text (paths, messages) may be invalid UTF-8, which JSON cannot represent. */
-static json_t *any_text(const char *s)
-{
-    cn_buf text = {0};
-    json_t *v = NULL;
-    if (cn_buf_add(&text, "", 0) == CN_OK && cn_utf8_add_lossy(&text, s, strlen(s)) == CN_OK)
-        v = json_stringn(text.data, text.len);
-    cn_buf_free(&text);
-    return v;
-}
-
-static json_t *text_or_null(const char *s) { return s && *s ? any_text(s) : json_null(); }
+static json_t *text_or_null(const char *s) { return s && *s ? cn_json_text(s) : json_null(); }
 
 /* As in OpenAI: "stop" after the call of a function that tool_choice names. */
 static const char *finish_name(const cn_api_result *r, const choice *c)
@@ -332,7 +322,7 @@ static json_t *message_json(const choice *c)
 /* The stop string or the stop token's id; null for an EOS and any other finish, as in vLLM. */
 static json_t *stop_reason_json(const choice *c)
 {
-    if (c->stop_reason) return any_text(c->stop_reason);
+    if (c->stop_reason) return cn_json_text(c->stop_reason);
     return c->finish == CN_FINISH_STOP && c->stop_token >= 0 ? json_integer(c->stop_token)
                                                              : json_null();
 }
@@ -432,7 +422,7 @@ static cn_status write_head(const cn_api_result *r, cn_api_writer *w, cn_buf *ou
     const bool chat = r->endpoint == CN_API_CHAT;
     json_t *head = json_pack("{s:s+, s:s, s:I, s:o}", "id", chat ? "chatcmpl-" : "cmpl-", w->id,
                              "object", chat ? "chat.completion" : "text_completion", "created",
-                             (json_int_t)w->created, "model", any_text(w->model));
+                             (json_int_t)w->created, "model", cn_json_text(w->model));
     CN_TRY(add_json(out, w, head, 0, 1));
     w->state = CN_WRITE_CHOICE;
     return cn_buf_addf(out, ",\"choices\":[");
@@ -605,7 +595,7 @@ static json_t *chunk_json(const cn_api_result *r, const char *id, const char *mo
     const bool chat = r->endpoint == CN_API_CHAT;
     return json_pack("{s:s+, s:s, s:I, s:o, s:o}", "id", chat ? "chatcmpl-" : "cmpl-", id,
                      "object", chat ? "chat.completion.chunk" : "text_completion", "created",
-                     (json_int_t)created, "model", any_text(model), "choices", choices);
+                     (json_int_t)created, "model", cn_json_text(model), "choices", choices);
 }
 
 /* The usage of one choice so far. */
@@ -656,7 +646,7 @@ json_t *cn_api_error_body(int http_status, const char *message, const char *para
     const char *type = http_status == CN_HTTP_TOO_MANY_REQUESTS ? "rate_limit_error"
                        : http_status < CN_HTTP_INTERNAL_ERROR   ? "invalid_request_error"
                                                                 : "internal_error";
-    json_t *error = json_pack("{s:o, s:s, s:o, s:o}", "message", any_text(message),
+    json_t *error = json_pack("{s:o, s:s, s:o, s:o}", "message", cn_json_text(message),
                               "type", type, "param", text_or_null(param), "code",
                               text_or_null(code));
     if (error && line) json_object_set_new(error, "line", json_integer((json_int_t)line));

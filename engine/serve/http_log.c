@@ -3,22 +3,11 @@
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "engine/json.h"
 #include "engine/serve/http_state.h"
-#include "engine/utf8.h"
-
-static json_t *lossy_text(const char *s)
-{
-    cn_buf text = {0};
-    json_t *v = NULL;
-    if (cn_buf_add(&text, "", 0) == CN_OK && cn_utf8_add_lossy(&text, s, strlen(s)) == CN_OK)
-        v = json_stringn(text.data, text.len);
-    cn_buf_free(&text);
-    return v;
-}
 
 static json_t *line_of(const cn_exchange *x, const char *why)
 {
@@ -32,13 +21,13 @@ static json_t *line_of(const cn_exchange *x, const char *why)
     json_t *line = json_pack(
         "{s:s, s:s, s:s, s:s, s:s, s:o, s:i, s:I, s:I, s:f, s:I, s:I, s:s}", "time",
                      stamp, "id", x->id, "remote", x->conn->remote, "key", cn_exchange_key_name(x),
-                     "method", method, "path", lossy_text(x->head.path ? x->head.path : ""),
+                     "method", method, "path", cn_json_text(x->head.path ? x->head.path : ""),
                      "status", x->status, "bytes_in", (json_int_t)x->body_bytes, "bytes_out",
                      (json_int_t)x->sent_bytes, "seconds", cn_now_s() - x->began_s,
                      "prompt_tokens", (json_int_t)x->prompt_tokens, "output_tokens",
                      (json_int_t)x->output_tokens, "end", why);
-    if (line && x->client_id) json_object_set_new(line, "client_id", lossy_text(x->client_id));
-    if (line && x->refusal.len) json_object_set_new(line, "error", lossy_text(x->refusal.data));
+    if (line && x->client_id) json_object_set_new(line, "client_id", cn_json_text(x->client_id));
+    if (line && x->refusal.len) json_object_set_new(line, "error", cn_json_text(x->refusal.data));
     return line;
 }
 

@@ -9,7 +9,6 @@
 #include "engine/json.h"
 #include "engine/serve/service_state.h"
 #include "engine/text/detok.h"
-#include "engine/utf8.h"
 
 /* ---- fields ---- */
 
@@ -73,16 +72,11 @@ static cn_status chat_tokens(cn_token_job *job, json_t *body, cn_tokens *out, js
 
 static json_t *token_string(const cn_service *s, uint32_t id)
 {
-    cn_buf text = {0};
     const char *bytes;
     size_t n;
     bool special;
-    json_t *string = NULL;
-    if (cn_tokenizer_token(s->tokenizer, id, &bytes, &n, &special) &&
-        cn_buf_add(&text, "", 0) == CN_OK && cn_utf8_add_lossy(&text, bytes, n) == CN_OK)
-        string = json_stringn(text.data, text.len);
-    cn_buf_free(&text);
-    return string;
+    const bool known = cn_tokenizer_token(s->tokenizer, id, &bytes, &n, &special);
+    return known ? cn_json_textn(bytes, n) : NULL;
 }
 
 static json_t *tokens_reply(const cn_service *s, const cn_tokens *tokens, bool strings)
