@@ -199,19 +199,17 @@ cn_status cn_json_parse(json_t **out, const char *text, size_t n, const char *wh
     return parse(out, text, n, what, max_bytes, max_depth, error, 0);
 }
 
-cn_status cn_json_parse_object(json_t **out, const char *text, size_t n, const char *what,
-                               size_t max_bytes, uint32_t max_depth, cn_status error)
+cn_status cn_json_read_object(const char *text, size_t n, const char *what, size_t max_bytes,
+                              uint32_t max_depth, cn_status error, cn_json_read_fn read, void *out)
 {
-    char shown[96];
+    char shown[DESCRIBE_BYTES];
     json_t *tree;
-    *out = NULL;
     CN_TRY(cn_json_parse(&tree, text, n, what, max_bytes, max_depth, error));
-    if (json_is_object(tree)) {
-        *out = tree;
-        return CN_OK;
-    }
-    cn_status status = cn_fail(error, "%s: expected an object, got %s", what,
-                               cn_json_describe(tree, shown, sizeof shown));
+    const cn_json_at at = {tree, what, error};
+    cn_status status = json_is_object(tree)
+                           ? read(&at, out)
+                           : cn_fail(error, "%s: expected an object, got %s", what,
+                                     cn_json_describe(tree, shown, sizeof shown));
     json_decref(tree);
     return status;
 }

@@ -24,10 +24,6 @@
 cn_status cn_json_parse(json_t **out, const char *text, size_t n, const char *what,
                         size_t max_bytes, uint32_t max_depth, cn_status error);
 
-/* cn_json_parse for a text that must be an object. */
-cn_status cn_json_parse_object(json_t **out, const char *text, size_t n, const char *what,
-                               size_t max_bytes, uint32_t max_depth, cn_status error);
-
 /* Replaces the file `path` (cn_replace_file) by the indented text of a tree, which it frees. `tree`
  * may be NULL, the result of a json_pack without memory: CN_ERR_MEMORY. */
 cn_status cn_json_write_file(json_t *tree, const char *path);
@@ -96,6 +92,12 @@ typedef struct cn_json_at {
 } cn_json_at;
 
 typedef enum cn_json_presence { CN_JSON_OPTIONAL, CN_JSON_REQUIRED } cn_json_presence;
+
+/* Parses a text that must be an object (cn_json_parse), calls read(at, out) with it and frees the
+ * tree. Returns the status of read; at->where is `what`. */
+typedef cn_status (*cn_json_read_fn)(const cn_json_at *at, void *out);
+cn_status cn_json_read_object(const char *text, size_t n, const char *what, size_t max_bytes,
+                              uint32_t max_depth, cn_status error, cn_json_read_fn read, void *out);
 
 /* Getters. An absent optional key leaves *out unchanged and returns CN_OK. A missing required key,
  * another type, a value outside [min, max] or a string with a NUL returns a->error; the text has

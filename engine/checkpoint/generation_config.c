@@ -19,8 +19,9 @@ static cn_status read_f32(const cn_json_at *a, const char *key, double min, doub
     return CN_OK;
 }
 
-static cn_status read_config(const cn_json_at *a, cn_generation_config *g)
+static cn_status read_config(const cn_json_at *a, void *out)
 {
+    cn_generation_config *g = out;
     bool sample = true;
     int64_t top_k = 0;
     CN_TRY(read_f32(a, "temperature", 0, 100, &g->has_temperature, &g->temperature));
@@ -41,14 +42,9 @@ static cn_status read_config(const cn_json_at *a, cn_generation_config *g)
 cn_status cn_generation_config_parse(cn_generation_config *out, const char *text, size_t n,
                                      const char *what)
 {
-    json_t *tree;
     memset(out, 0, sizeof *out);
-    CN_TRY(cn_json_parse_object(&tree, text, n, what, CONFIG_MAX_BYTES, CONFIG_MAX_DEPTH,
-                                CN_ERR_MODEL));
-    cn_json_at a = {tree, what, CN_ERR_MODEL};
-    cn_status status = read_config(&a, out);
-    json_decref(tree);
-    return status;
+    return cn_json_read_object(text, n, what, CONFIG_MAX_BYTES, CONFIG_MAX_DEPTH, CN_ERR_MODEL,
+                               read_config, out);
 }
 
 cn_status cn_generation_config_load(cn_generation_config *out, const char *model_dir)

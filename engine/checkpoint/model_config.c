@@ -302,8 +302,9 @@ static cn_status read_dtype(const cn_json_at *a, cn_model_config *c)
     return CN_OK;
 }
 
-static cn_status read_config(const cn_json_at *a, cn_model_config *c)
+static cn_status read_config(const cn_json_at *a, void *out)
 {
+    cn_model_config *c = out;
     const architecture *arch = NULL;
     double eps = 1e-6, range = 0.02;
     CN_TRY(find_architecture(a, &arch));
@@ -329,14 +330,9 @@ static cn_status read_config(const cn_json_at *a, cn_model_config *c)
 
 cn_status cn_model_config_parse(cn_model_config *out, const char *text, size_t n, const char *what)
 {
-    json_t *tree;
     memset(out, 0, sizeof *out);
-    CN_TRY(cn_json_parse_object(&tree, text, n, what, CONFIG_MAX_BYTES, CONFIG_MAX_DEPTH,
-                                CN_ERR_MODEL));
-    cn_json_at a = {tree, what, CN_ERR_MODEL};
-    cn_status status = read_config(&a, out);
-    json_decref(tree);
-    return status;
+    return cn_json_read_object(text, n, what, CONFIG_MAX_BYTES, CONFIG_MAX_DEPTH, CN_ERR_MODEL,
+                               read_config, out);
 }
 
 cn_status cn_model_config_load(cn_model_config *out, const char *model_dir)
