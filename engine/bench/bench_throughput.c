@@ -22,12 +22,10 @@ static void count_signal(int number)
 }
 
 /* The first signal ends the measurement, the second one the process. */
-static void heed_signals(void)
+static void install_signal_handlers(void)
 {
-    struct sigaction count = {.sa_handler = count_signal, .sa_flags = (int)SA_RESETHAND};
-    sigemptyset(&count.sa_mask);
-    sigaction(SIGINT, &count, NULL);
-    sigaction(SIGTERM, &count, NULL);
+    cn_handle_signal(SIGINT, count_signal, (int)SA_RESETHAND);
+    cn_handle_signal(SIGTERM, count_signal, (int)SA_RESETHAND);
 }
 
 /* ---- what the modes share ---- */
@@ -207,7 +205,7 @@ static cn_status run_engine(cn_bench *b)
     const cn_config *c = b->config;
     CN_TRY(cn_engine_create(&b->engine, c));
     cn_engine_default_kv(b->engine, &b->kv);
-    heed_signals();
+    install_signal_handlers();
     cn_progress_begin(&b->progress, c->progress, stderr);
     cn_status status = CN_OK;
     if (c->timeline) status = cn_timeline_open(&b->timeline, c->timeline, c->timeline_interval);

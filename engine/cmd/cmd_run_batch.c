@@ -28,20 +28,10 @@ static void count_signal(int number)
 }
 
 /* Without SA_RESTART, so that a signal interrupts a read from an idle pipe. */
-static void heed_signals(void)
+static void install_signal_handlers(void)
 {
-    struct sigaction count = {.sa_handler = count_signal};
-    sigemptyset(&count.sa_mask);
-    sigaction(SIGINT, &count, NULL);
-    sigaction(SIGTERM, &count, NULL);
-}
-
-/* A closed pipe or a file at its size limit then makes write(2) fail, which is reported like a full
- * disk. */
-static void ignore_write_signals(void)
-{
-    signal(SIGPIPE, SIG_IGN);
-    signal(SIGXFSZ, SIG_IGN);
+    cn_handle_signal(SIGINT, count_signal, 0);
+    cn_handle_signal(SIGTERM, count_signal, 0);
 }
 
 /* ---- opening ---- */
@@ -331,7 +321,7 @@ static int run_batch(cn_batch_run *run, cn_batch_drive *drive)
         cn_log(CN_LOG_INFO,
                "--output-file %s is not a regular file: a stopped run cannot be resumed",
                c->output_file);
-    heed_signals();
+    install_signal_handlers();
     drive->n_signals = &n_signals;
     cn_progress_begin(&drive->progress, progress_mode(c), stderr);
     const double started_s = cn_now_s();
@@ -358,7 +348,7 @@ int cn_cmd_run_batch(int argc, char **argv)
     int exit_code;
     cn_config *c = cn_command_begin(argc, argv, NULL, &exit_code);
     if (!c) return exit_code;
-    ignore_write_signals();
+    cn_ignore_write_signals();
     /* Replays and rescues use full KV, which needs no extra memory. */
     if (c->audit_percent > 0 || c->loop_rescue == CN_OPT_RESCUE_FULL)
         c->kv_policies |= 1U << CN_KV_FULL;

@@ -17,20 +17,11 @@ static void on_signal(int number)
         cn_server_stop(server);
 }
 
-static void heed_signals(void)
+static void install_signal_handlers(void)
 {
-    struct sigaction heed = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-    sigemptyset(&heed.sa_mask);
-    sigaction(SIGINT, &heed, NULL);
-    sigaction(SIGTERM, &heed, NULL);
-    sigaction(SIGHUP, &heed, NULL);
-}
-
-/* A disconnected client or a log at its size limit then makes a write fail. */
-static void ignore_write_signals(void)
-{
-    signal(SIGPIPE, SIG_IGN);
-    signal(SIGXFSZ, SIG_IGN);
+    cn_handle_signal(SIGINT, on_signal, SA_RESTART);
+    cn_handle_signal(SIGTERM, on_signal, SA_RESTART);
+    cn_handle_signal(SIGHUP, on_signal, SA_RESTART);
 }
 
 /* Each connection needs a file descriptor. Raises the limit as far as the system allows. */
@@ -50,12 +41,12 @@ int cn_cmd_serve(int argc, char **argv)
     int exit_code;
     cn_config *c = cn_command_begin(argc, argv, NULL, &exit_code);
     if (!c) return exit_code;
-    ignore_write_signals();
+    cn_ignore_write_signals();
     signal(SIGHUP, SIG_IGN); /* while the model loads there is no log to open again */
     raise_file_limit(c);
     cn_status status = cn_server_create(&server, c);
     if (status == CN_OK) {
-        heed_signals();
+        install_signal_handlers();
         status = cn_server_run(server);
     }
     if (status != CN_OK) cn_log(CN_LOG_ERROR, "cinch serve: %s", cn_last_error());

@@ -3,6 +3,7 @@
 #include "engine/cmd/command.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <string.h>
 
 #include "engine/cmd/command_files.h"
@@ -127,6 +128,19 @@ int cn_command_end(const char *name, cn_status status)
     if (status == CN_OK) return CN_EXIT_OK;
     cn_log(CN_LOG_ERROR, "cinch %s: %s", name, cn_last_error());
     return CN_EXIT_FAILED;
+}
+
+void cn_handle_signal(int number, void (*handler)(int number), int flags)
+{
+    struct sigaction action = {.sa_handler = handler, .sa_flags = flags};
+    sigemptyset(&action.sa_mask);
+    sigaction(number, &action, NULL);
+}
+
+void cn_ignore_write_signals(void)
+{
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
 }
 
 void cn_commands_help(FILE *f)

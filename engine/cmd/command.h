@@ -40,6 +40,13 @@ cn_status cn_flush_standard_output(void);
  * flush is a failure, and returns the exit code. */
 int cn_command_end(const char *name, cn_status status);
 
+/* Installs a handler of one signal. flags: SA_ flags of sigaction(2). */
+void cn_handle_signal(int number, void (*handler)(int number), int flags);
+
+/* Ignores SIGPIPE and SIGXFSZ: a write to a closed connection or pipe, or to a file at its size
+ * limit, then fails like one to a full disk. */
+void cn_ignore_write_signals(void);
+
 /* The subcommands, each in its own file. */
 int cn_cmd_docs(int argc, char **argv);
 int cn_cmd_tokenize(int argc, char **argv);
