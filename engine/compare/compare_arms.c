@@ -9,7 +9,6 @@
 #include "engine/options/option_value.h"
 
 enum { NAME_MAX_BYTES = 64, MAX_BLOCK_TOKENS = 256 };
-static const char json_prefix[] = "kv.";
 
 /* The option row of a key of a `kv` object, or NULL. */
 static const cn_option *find_key(const char *key, size_t len)
@@ -17,9 +16,8 @@ static const cn_option *find_key(const char *key, size_t len)
     size_t n;
     const cn_option *o = cn_options(&n);
     for (size_t i = 0; i < n; i++) {
-        if (!o[i].json || strncmp(o[i].json, json_prefix, sizeof json_prefix - 1) != 0) continue;
-        const char *name = o[i].json + sizeof json_prefix - 1;
-        if (strlen(name) == len && memcmp(name, key, len) == 0) return &o[i];
+        const char *name = cn_option_kv_key(&o[i]);
+        if (name && strlen(name) == len && memcmp(name, key, len) == 0) return &o[i];
     }
     return NULL;
 }
@@ -30,9 +28,9 @@ static cn_status refuse_key(const char *key, size_t len)
     size_t n, used = 0;
     const cn_option *o = cn_options(&n);
     for (size_t i = 0; i < n && used < sizeof known; i++)
-        if (o[i].json && strncmp(o[i].json, json_prefix, sizeof json_prefix - 1) == 0)
+        if (cn_option_kv_key(&o[i]))
             used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "",
-                                     o[i].json + sizeof json_prefix - 1);
+                                     cn_option_kv_key(&o[i]));
     return cn_fail(CN_ERR_ARG, "unknown key '%.*s': expected one of %s", (int)len, key, known);
 }
 
@@ -83,16 +81,15 @@ static cn_status check_read(const cn_config *c, const cn_option *o)
     if (is_read(o, &c->kv)) return CN_OK;
     if (is_read(o, &away) && cn_selector_of(c->kv.select)->away)
         return cn_fail(CN_ERR_ARG, "%s reads %s only with home=peer or home=host before it",
-                       reader_name(&c->kv), o->json + sizeof json_prefix - 1);
+                       reader_name(&c->kv), cn_option_kv_key(o));
     return cn_fail(CN_ERR_ARG, "%s does not read %s: it reads %s", reader_name(&c->kv),
-                   o->json + sizeof json_prefix - 1,
-                   *reader_params(&c->kv) ? reader_params(&c->kv) : "nothing");
+                   cn_option_kv_key(o), *reader_params(&c->kv) ? reader_params(&c->kv) : "nothing");
 }
 
 /* Sets a key, once per arm. */
 static cn_status set_key(cn_config *c, const cn_option *o, const char *value)
 {
-    const char *key = o->json + sizeof json_prefix - 1;
+    const char *key = cn_option_kv_key(o);
     if (cn_config_is_given(c, cn_option_field(o, c)))
         return cn_fail(CN_ERR_ARG, "%s is given twice", key);
     return cn_option_set_text(c, o, value);
@@ -121,7 +118,7 @@ static cn_status set_part(cn_config *c, char *part, uint32_t place)
     CN_TRY(check_read(c, o));
     if (!part[len] && o->type != CN_OPTION_BOOL)
         return cn_fail(CN_ERR_ARG, "'%s' is not a switch: write %s=value", part,
-                       o->json + sizeof json_prefix - 1);
+                       cn_option_kv_key(o));
     return set_key(c, o, value);
 }
 

@@ -1,5 +1,5 @@
-/* option_value.h - operations on one option's value, shared by the parsers of the command line and
- * of JSON and by the generators of help. Private to the options*.c files.
+/* option_value.h - operations on one option's value, shared by the parsers of the command line, of
+ * JSON and of the arms of a comparison, and by the generators of help.
  *
  * Thread: any. Stage: before a request exists. */
 #ifndef CN_OPTION_VALUE_H
@@ -22,6 +22,9 @@ int cn_option_name_index(const cn_option *o, const char *text, size_t len);
 
 /* Whether `word` is one of `words`, which are separated by blanks. */
 bool cn_option_is_word(const char *words, const char *word);
+
+/* The row's key in a request's kv object: "budget" for "kv.budget". NULL if it has none. */
+const char *cn_option_kv_key(const cn_option *o);
 
 /* Whether the row's key of a kv object is among `params`, the list of a policy or selector. */
 bool cn_option_is_read(const cn_option *o, const char *params);

@@ -94,13 +94,19 @@ static cn_status check_needed_options(const cn_config *c, uint32_t sections)
 
 /* ---- options that a policy or a selector reads ---- */
 
-static const char json_prefix[] = "kv.";
 enum { READERS_BYTES = 128 };
+
+const char *cn_option_kv_key(const cn_option *o)
+{
+    static const char prefix[] = "kv.";
+    const bool has = o->json && strncmp(o->json, prefix, sizeof prefix - 1) == 0;
+    return has ? o->json + sizeof prefix - 1 : NULL;
+}
 
 bool cn_option_is_read(const cn_option *o, const char *params)
 {
-    if (!o->json || strncmp(o->json, json_prefix, sizeof json_prefix - 1) != 0) return false;
-    return cn_option_is_word(params, o->json + sizeof json_prefix - 1);
+    const char *key = cn_option_kv_key(o);
+    return key && cn_option_is_word(params, key);
 }
 
 /* The policies or selectors that read an option: "window or zip". */

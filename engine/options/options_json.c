@@ -112,7 +112,6 @@ static json_t *value_json(const cn_option *o, const void *field)
 
 json_t *cn_kv_params_json(const cn_kv_params *kv)
 {
-    static const char prefix[] = "kv.";
     const cn_policy *policy = cn_policy_of(kv->policy);
     const cn_selector *selector = cn_selector_of(kv->select);
     json_t *object = json_object();
@@ -122,8 +121,8 @@ json_t *cn_kv_params_json(const cn_kv_params *kv)
     if (kv->select != CN_SELECT_NONE)
         json_object_set_new(object, "select", json_string(selector->name));
     for (size_t i = 0; i < n; i++) {
-        if (o[i].section != CN_SECTION_KV || !o[i].json) continue;
-        const char *key = o[i].json + strlen(prefix);
+        const char *key = cn_option_kv_key(&o[i]);
+        if (!key) continue;
         const size_t at = o[i].offset - offsetof(struct cn_config, kv);
         if (cn_option_is_read(&o[i], policy->params) ||
             cn_option_is_read(&o[i], selector->params) ||
