@@ -20,7 +20,8 @@ static const char *const members[CN_API_N_ENDPOINTS][4] = {
     [CN_API_CHAT] = {"content"},
     [CN_API_COMPLETION] = {"text_offset", "token_logprobs", "tokens", "top_logprobs"},
 };
-enum { TEXT_OFFSET, TOKEN_LOGPROBS, TOKENS, TOP_LOGPROBS };
+/* The members of completions in this order, and the log-probabilities of a prompt. */
+enum { TEXT_OFFSET, TOKEN_LOGPROBS, TOKENS, TOP_LOGPROBS, PROMPT_TOKENS };
 
 uint32_t cn_api_logprobs_n_members(cn_api_endpoint e) { return e == CN_API_CHAT ? 1 : 4; }
 
@@ -198,23 +199,14 @@ static json_t *prompt_token(const cn_api_logprobs_form *f, const cn_logprob *ent
     return NULL;
 }
 
-json_t *cn_api_prompt_logprobs_json(const cn_api_logprobs *l, const cn_api_logprobs_form *f,
-                                    size_t first, size_t end)
+/* An element of a member; `text` is scratch. */
+static json_t *token_json(const cn_api_logprobs_form *f, uint32_t member,
+                          const cn_logprob *entries, cn_buf *text, size_t *offset)
 {
-    CN_ASSERT(first <= end && end <= l->n_tokens);
-    cn_buf text = {0};
-    json_t *array = json_array();
-    bool ok = array != NULL;
-    for (size_t i = first; ok && i < end; i++) {
-        const cn_logprob *entries = l->entries + i * stride(f);
-        ok = json_array_append_new(array, isnan(entries[0].logprob)
-                                              ? json_null()
-                                              : prompt_token(f, entries, &text)) == 0;
-    }
-    cn_buf_free(&text);
-    if (ok) return array;
-    json_decref(array);
-    return NULL;
+    if (member == PROMPT_TOKENS)
+        return isnan(entries[0].logprob) ? json_null() : prompt_token(f, entries, text);
+    return f->endpoint == CN_API_CHAT ? chat_token(f, entries)
+                                      : completion_token(f, member, entries, text, offset);
 }
 
 json_t *cn_api_logprobs_json(const cn_api_logprobs *l, const cn_api_logprobs_form *f,
@@ -224,15 +216,17 @@ json_t *cn_api_logprobs_json(const cn_api_logprobs *l, const cn_api_logprobs_for
     cn_buf text = {0};
     json_t *array = json_array();
     bool ok = array != NULL;
-    for (size_t i = first; ok && i < end; i++) {
-        const cn_logprob *entries = l->entries + i * stride(f);
-        json_t *value = f->endpoint == CN_API_CHAT
-                            ? chat_token(f, entries)
-                            : completion_token(f, member, entries, &text, offset);
-        ok = json_array_append_new(array, value) == 0;
-    }
+    for (size_t i = first; ok && i < end; i++)
+        ok = json_array_append_new(
+                 array, token_json(f, member, l->entries + i * stride(f), &text, offset)) == 0;
     cn_buf_free(&text);
     if (ok) return array;
     json_decref(array);
     return NULL;
+}
+
+json_t *cn_api_prompt_logprobs_json(const cn_api_logprobs *l, const cn_api_logprobs_form *f,
+                                    size_t first, size_t end)
+{
+    return cn_api_logprobs_json(l, f, PROMPT_TOKENS, first, end, NULL);
 }
