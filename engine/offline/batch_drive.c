@@ -32,7 +32,7 @@ static uint64_t n_tokens(void *drive, cn_batch_job *job)
 static bool interrupted(void *drive)
 {
     const cn_batch_drive *d = drive;
-    return *d->n_signals != d->n_heeded;
+    return *d->n_signals != d->n_signals_handled;
 }
 
 static void show_fault(void *drive, const cn_batch_run *run, uint64_t line, const char *message)
@@ -77,14 +77,16 @@ int64_t cn_next_time_of_day(int32_t minutes, int64_t now)
     return (int64_t)mktime(&local);
 }
 
-static void heed_wishes(cn_batch_drive *d, cn_batch_run *run)
+/* Drains the run after the first signal and from the time of --until on; stops it after the second
+ * signal. */
+static void check_stop_requests(cn_batch_drive *d, cn_batch_run *run)
 {
-    d->n_heeded = *d->n_signals;
-    if (d->n_heeded > 0 && run->state == CN_BATCH_RUNNING) {
+    d->n_signals_handled = *d->n_signals;
+    if (d->n_signals_handled > 0 && run->state == CN_BATCH_RUNNING) {
         cn_batch_run_drain(run, false, "interrupted");
         cn_log(CN_LOG_INFO, "finishing the running requests; interrupt again to stop immediately");
     }
-    if (d->n_heeded > 1) cn_batch_run_stop(run, false, "interrupted twice");
+    if (d->n_signals_handled > 1) cn_batch_run_stop(run, false, "interrupted twice");
     if (d->until && (int64_t)time(NULL) >= d->until)
         cn_batch_run_drain(run, false, "the time of --until is reached");
 }
@@ -116,7 +118,7 @@ void cn_batch_drive_all(cn_batch_drive *d, cn_batch_run *run)
     run->max_inflight = run->config->max_inflight;
     d->tokens_earlier = run->totals.completion_tokens;
     for (;;) {
-        heed_wishes(d, run);
+        check_stop_requests(d, run);
         cn_batch_run_admit(run, IDLE_WAIT_MS);
         if (run->state == CN_BATCH_STOPPED || cn_batch_run_is_over(run)) break;
         if (run->inflight.n > 0) {

@@ -21,7 +21,7 @@ typedef struct cn_batch_drive {
     cn_batch_port port;
     cn_api_unknown unknown;
     cn_served_names names;
-    int n_heeded; /* signals acted on so far */
+    int n_signals_handled;
     uint64_t tokens_earlier; /* output tokens of earlier runs */
 } cn_batch_drive;
 

@@ -101,7 +101,7 @@ void cn_batch_run_stop(cn_batch_run *run, bool failed, const char *why)
 enum { MAX_KEPT_LINE_BYTES = 1 << 20 }; /* capacity of the scratch line between two lines */
 
 /* Stops the run, or pauses it if `pauses` is set, because a line could not be written. */
-static void bear_write_failure(cn_batch_run *run)
+static void handle_write_failure(cn_batch_run *run)
 {
     if (!run->pauses) {
         cn_batch_run_stop(run, true, cn_last_error());
@@ -111,14 +111,14 @@ static void bear_write_failure(cn_batch_run *run)
     snprintf(run->why, sizeof run->why, "%s", cn_last_error());
 }
 
-/* Writes the line in run->line, or bears that `status` is a failure to make it. False: failed. */
+/* Writes run->line if status is OK. On a failure, stops or pauses the run and returns false. */
 static bool put_line(cn_batch_run *run, cn_batch_output *to, cn_status status,
                      const cn_batch_notes *notes)
 {
     if (status == CN_OK) status = cn_batch_output_append(to, run->line.data, run->line.len);
     if (run->line.cap > MAX_KEPT_LINE_BYTES) cn_buf_free(&run->line);
     if (status != CN_OK) {
-        bear_write_failure(run);
+        handle_write_failure(run);
         return false;
     }
     if (!notes->reference) return true;
@@ -140,7 +140,7 @@ static void give_up(cn_batch_run *run)
     cn_batch_run_drain(run, true, "the first %d lines all fail for one reason: %s",
                        (int)CN_FIRST_LINES, run->first.cause);
     if (cn_batch_output_is_file(run->output) && cn_batch_output_empty(run->output) != CN_OK) {
-        bear_write_failure(run);
+        handle_write_failure(run);
         return;
     }
     run->n_errors = run->totals.errors = 0;

@@ -82,7 +82,7 @@ static cn_status find_model(char **field, const char *option)
     const char *name = *field;
     cn_buf cache = {0}, path = {0};
     if (!name || is_directory(name)) return CN_OK;
-    if (!is_repository(name)) return CN_OK; /* whoever opens it says what is missing */
+    if (!is_repository(name)) return CN_OK; /* the loader reports the missing directory */
     cn_status status = cn_hub_cache_dir(&cache);
     if (status == CN_OK && cache.len) status = find_snapshot(&path, cache.data, name);
     if (status == CN_OK && path.len == 0)
