@@ -10,8 +10,8 @@
  * without a whole request are kept from an earlier one, the one that has been idle the longest is
  * closed at once. Clients that send a short request now and then could otherwise hold every
  * connection. While none can be closed yet, the new connection waits unread: it is the pending
- * connection (`door`). Later ones wait in the kernel's queue. When every connection waits for its
- * reply, reads it or sends a fast upload, none can be closed and the new one gets a 503.
+ * connection. Later ones wait in the kernel's queue. When every connection waits for its reply,
+ * reads it or sends a fast upload, none can be closed and the new one gets a 503.
  *
  * Requests whose replies take long hold at most seven eighths of the connections. A further one
  * replaces one whose client does not read, or is answered 429. Short requests are therefore
@@ -52,7 +52,7 @@ static void pause_listeners(cn_http_server *s)
 void http_accept_resume(cn_http_server *s)
 {
     s->out_of_files = false;
-    if (s->door.fd >= 0) return;
+    if (s->pending.fd >= 0) return;
     for (uint32_t i = 0; i < s->n_listeners; i++) evconnlistener_enable(s->listeners[i]);
 }
 
@@ -157,7 +157,7 @@ bool http_accept_long(cn_exchange *x)
     return false;
 }
 
-static void let_in(cn_http_server *s, int fd, const char *remote)
+static void open_connection(cn_http_server *s, int fd, const char *remote)
 {
     const int on = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -165,7 +165,7 @@ static void let_in(cn_http_server *s, int fd, const char *remote)
     http_connection_open(s, fd, remote);
 }
 
-static void turn_away(cn_http_server *s, int fd)
+static void refuse_connection(cn_http_server *s, int fd)
 {
     static const char busy[] = "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n"
                                "Content-Length: 0\r\nConnection: close\r\n\r\n";
@@ -178,36 +178,36 @@ static void turn_away(cn_http_server *s, int fd)
 /* ---- the pending connection ---- */
 
 /* Opens the pending connection, refuses it, or lets it wait. */
-static void answer_door(cn_http_server *s)
+static void decide_pending(cn_http_server *s)
 {
-    const int fd = s->door.fd;
+    const int fd = s->pending.fd;
     const double wait_s = make_room(s);
     if (wait_s > 0 && wait_s < INFINITY) {
         const struct timeval wait = {.tv_sec = (time_t)wait_s,
                                      .tv_usec = (suseconds_t)(fmod(wait_s, 1) * 1e6) + 1};
         pause_listeners(s);
-        event_add(s->door.event, &wait);
+        event_add(s->pending.event, &wait);
         return;
     }
-    s->door.fd = -1;
+    s->pending.fd = -1;
     if (wait_s > 0)
-        turn_away(s, fd);
+        refuse_connection(s, fd);
     else
-        let_in(s, fd, s->door.remote);
+        open_connection(s, fd, s->pending.remote);
 }
 
-static void on_door(evutil_socket_t fd, short what, void *arg)
+static void on_pending(evutil_socket_t fd, short what, void *arg)
 {
     (void)fd, (void)what;
     cn_http_server *s = arg;
-    if (s->door.fd < 0) return;
-    answer_door(s);
+    if (s->pending.fd < 0) return;
+    decide_pending(s);
     http_accept_resume(s);
 }
 
-void http_accept_note_place(cn_http_server *s)
+void http_accept_schedule_pending(cn_http_server *s)
 {
-    if (s->door.fd >= 0) event_active(s->door.event, EV_TIMEOUT, 0);
+    if (s->pending.fd >= 0) event_active(s->pending.event, EV_TIMEOUT, 0);
 }
 
 static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct sockaddr *sa, int len,
@@ -215,13 +215,13 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
 {
     cn_http_server *s = arg;
     (void)l, (void)len;
-    if (s->door.fd >= 0) { /* accepted in the same callback round as the pending one */
-        turn_away(s, fd);
+    if (s->pending.fd >= 0) { /* accepted in the same callback round as the pending one */
+        refuse_connection(s, fd);
         return;
     }
-    s->door.fd = fd;
-    name_remote(sa, s->door.remote, sizeof s->door.remote);
-    answer_door(s);
+    s->pending.fd = fd;
+    name_remote(sa, s->pending.remote, sizeof s->pending.remote);
+    decide_pending(s);
 }
 
 /* ---- listening ---- */
@@ -331,15 +331,15 @@ cn_status cn_http_server_listen_unix(cn_http_server *s, const char *path)
 
 cn_status http_accept_open(cn_http_server *s)
 {
-    s->door.event = event_new(s->o.base, -1, 0, on_door, s);
-    return s->door.event ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for the HTTP server");
+    s->pending.event = event_new(s->o.base, -1, 0, on_pending, s);
+    return s->pending.event ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for the HTTP server");
 }
 
 void http_accept_close(cn_http_server *s)
 {
     for (uint32_t i = 0; i < s->n_listeners; i++) evconnlistener_free(s->listeners[i]);
-    if (s->door.fd >= 0) evutil_closesocket(s->door.fd);
-    if (s->door.event) event_free(s->door.event);
+    if (s->pending.fd >= 0) evutil_closesocket(s->pending.fd);
+    if (s->pending.event) event_free(s->pending.event);
     if (s->unix_path) unlink(s->unix_path);
     cn_free(s->unix_path);
 }

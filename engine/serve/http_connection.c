@@ -17,7 +17,7 @@ void http_connection_set_state(connection *c, conn_state state)
     s->n_kept -= c->kept;
     c->kept = c->reused && (state == CONN_IDLE || state == CONN_HEAD);
     s->n_kept += c->kept;
-    if (c->kept) http_accept_note_place(s);
+    if (c->kept) http_accept_schedule_pending(s);
 }
 
 double http_connection_slow_s(const connection *c, double now)
@@ -340,5 +340,5 @@ void http_connection_close(connection *c, const char *why)
     cn_serve_figures *f = cn_serve_stats_lock(s->o.stats);
     f->connections_open = s->n_connections;
     cn_serve_stats_unlock(s->o.stats);
-    http_accept_note_place(s);
+    http_accept_schedule_pending(s);
 }

@@ -318,7 +318,7 @@ cn_status cn_http_server_create(cn_http_server **out, const cn_http_opts *o)
     cn_http_server *s = cn_calloc(1, sizeof *s);
     if (!s) return cn_fail(CN_ERR_MEMORY, "out of memory for the HTTP server");
     s->o = *o;
-    s->door.fd = -1;
+    s->pending.fd = -1;
     cn_status status = open_server(s);
     if (status == CN_OK)
         *out = s;

@@ -101,7 +101,7 @@ struct cn_http_server {
         int fd; /* -1: none */
         char remote[HTTP_REMOTE_BYTES];
         struct event *event;
-    } door;
+    } pending;
     struct event *sweep;
     cn_list unasked, asked; /* of connections */
     uint32_t n_connections;
@@ -139,7 +139,7 @@ void http_accept_close(cn_http_server *s);
  * connection is pending. */
 void http_accept_resume(cn_http_server *s);
 /* A connection has closed or is kept: schedules the decision on the pending connection. */
-void http_accept_note_place(cn_http_server *s);
+void http_accept_schedule_pending(cn_http_server *s);
 /* Counts a complete request of CN_ROUTE_LONG. False: there are too many, and the reply has been
  * made. */
 bool http_accept_long(cn_exchange *x);
