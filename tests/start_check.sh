@@ -1,6 +1,7 @@
 #!/bin/sh
-# Checks what a command prints when it loads a model: one line that says what it runs on; and that
-# SIGHUP makes a server open its access log again. BUILD is the build directory.
+# Checks what a command prints when it loads a model: one line that says what it runs on; that
+# SIGHUP makes a server open its access log again; and how a server prints an IPv6 address. BUILD is
+# the build directory.
 set -eu
 cinch=$(realpath "${BUILD:-build}/cinch")
 model=examples/tiny-reasoner
@@ -45,4 +46,14 @@ until [ -e "$dir/access.log" ]; do
     sleep 0.1
 done
 stop
+
+# An IPv6 address is in brackets in the URL that the server prints, and in the access log.
+if grep -q '^0*1 .* lo$' /proc/net/if_inet6 2>/dev/null; then
+    serve --device cpu --host ::1
+    case $url in "http://[::1]:"[1-9]*) ;; *) echo "--host ::1: prints $url"; exit 1 ;; esac
+    "${PYTHON:-python3}" -c "import urllib.request; urllib.request.urlopen('$url/health')"
+    stop
+    grep -q '"remote": *"\[::1\]:[1-9][0-9]*"' "$dir/access.log" ||
+        { echo "--host ::1: no address in brackets in:"; cat "$dir/access.log"; exit 1; }
+fi
 echo "start: ok"

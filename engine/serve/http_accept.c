@@ -41,7 +41,7 @@ static void name_remote(const struct sockaddr *sa, char *out, size_t size)
     snprintf(out, size, "unix");
     if ((sa->sa_family == AF_INET || sa->sa_family == AF_INET6) &&
         getnameinfo(sa, len, host, sizeof host, port, sizeof port, numeric) == 0)
-        snprintf(out, size, "%s:%s", host, port);
+        snprintf(out, size, sa->sa_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
 }
 
 static void pause_listeners(cn_http_server *s)

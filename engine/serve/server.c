@@ -234,10 +234,12 @@ static void log_address(const cn_server *s, const char *doing)
 {
     const cn_config *c = s->config;
     const char *model = cn_service_model_name(s->service);
+    const bool ipv6 = strchr(c->host, ':') != NULL; /* a URL has such an address in brackets */
     if (c->uds)
         cn_log(CN_LOG_INFO, "%s %s on the unix socket %s", doing, model, c->uds);
     else
-        cn_log(CN_LOG_INFO, "%s %s on http://%s:%u", doing, model, c->host, s->port);
+        cn_log(CN_LOG_INFO, ipv6 ? "%s %s on http://[%s]:%u" : "%s %s on http://%s:%u", doing,
+               model, c->host, s->port);
 }
 
 /* ---- loading ---- */
