@@ -73,6 +73,13 @@ refused "/v1/models: status 401" --base-url "$url"
 bench --api-key a-key-for-the-test --num-prompts 2 --input-len 8 --output-len 2
 stop
 
+if grep -q '^0*1 .* lo$' /proc/net/if_inet6 2>/dev/null; then
+    serve --host ::1
+    bench --num-prompts 2 --input-len 8 --output-len 2
+    expect completed=2
+    stop
+fi
+
 # A checkpoint without a tokenizer: prompts are token ids, and the figures count tokens.
 model=tests/golden/models/qwen3-bf16
 serve --model $model --load-format dummy

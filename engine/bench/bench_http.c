@@ -26,15 +26,19 @@ typedef struct call {
 
 cn_status cn_bench_target_parse(cn_bench_target *out, const char *url)
 {
-    char port[8];
+    char host[201], port[8];
     int n = 0;
     *out = (cn_bench_target){0};
-    if (sscanf(url, "http://%200[^:/]:%5[0-9]%n", out->host, port, &n) != 2 ||
-        (url[n] && strcmp(url + n, "/") != 0))
+    const bool ipv6 = strncmp(url, "http://[", 8) == 0;
+    const int n_read =
+        ipv6 ? sscanf(url, "http://[%200[^]/]]:%5[0-9]%n", host, port, &n)
+             : sscanf(url, "http://%200[^:/]:%5[0-9]%n", host, port, &n);
+    if (n_read != 2 || (url[n] && strcmp(url + n, "/") != 0))
         return cn_fail(CN_ERR_ARG, "%s: expected http://host:port", url);
+    snprintf(out->host, sizeof out->host, ipv6 ? "[%s]" : "%s", host);
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
     struct addrinfo *found;
-    const int bad = getaddrinfo(out->host, port, &hints, &found);
+    const int bad = getaddrinfo(host, port, &hints, &found);
     if (bad) return cn_fail(CN_ERR_ARG, "%s: %s", url, gai_strerror(bad));
     memcpy(&out->address, found->ai_addr, found->ai_addrlen);
     out->n_address = found->ai_addrlen;

@@ -13,12 +13,12 @@
 typedef struct cn_bench_target {
     struct sockaddr_storage address;
     socklen_t n_address;
-    char host[256];  /* for the Host header */
+    char host[256];  /* for the Host header: an IPv6 address is in brackets */
     const char *key; /* NULL: none; borrowed */
 } cn_bench_target;
 
-/* Parses "http://host:port" and resolves the host. CN_ERR_ARG if the URL has another form or the
- * host is unknown. */
+/* Parses "http://host:port" and resolves the host; an IPv6 address is in brackets. CN_ERR_ARG if
+ * the URL has another form or the host is unknown. */
 cn_status cn_bench_target_parse(cn_bench_target *out, const char *url);
 
 typedef struct cn_bench_reply {
