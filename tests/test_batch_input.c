@@ -164,7 +164,7 @@ static void ids_keep_their_marks(void **state)
         assert_int_equal(cn_id_set_marks(&set, id), 0);
         assert_int_equal(cn_id_set_add(&set, id, i % 2 ? CN_ID_DONE : CN_ID_SEEN), CN_OK);
         if (i % 3 == 0) assert_int_equal(cn_id_set_add(&set, id, CN_ID_SEEN), CN_OK);
-        if (i % 5 == 0) cn_id_set_put_asked(&set, id, i + 1);
+        if (i % 5 == 0) cn_id_set_put_hash(&set, id, i + 1);
     }
     assert_int_equal(set.len, N);
     for (uint32_t i = 0; i < N; i++) {
@@ -172,9 +172,9 @@ static void ids_keep_their_marks(void **state)
         if (i % 3 == 0) want |= CN_ID_SEEN;
         assert_int_equal(cn_id_set_marks(&set, cn_id_of("custom_id", &i, sizeof i)), want);
         assert_int_equal(cn_id_set_marks(&set, cn_id_of("line", &i, sizeof i)), 0);
-        assert_int_equal(cn_id_set_asked(&set, cn_id_of("custom_id", &i, sizeof i)),
+        assert_int_equal(cn_id_set_hash(&set, cn_id_of("custom_id", &i, sizeof i)),
                          i % 5 ? 0 : i + 1);
-        assert_int_equal(cn_id_set_asked(&set, cn_id_of("line", &i, sizeof i)), 0);
+        assert_int_equal(cn_id_set_hash(&set, cn_id_of("line", &i, sizeof i)), 0);
     }
     assert_true(set.cap * sizeof *set.slots <= (size_t)N * 43 + 64);
     cn_id_set_free(&set);
@@ -310,7 +310,7 @@ static uint64_t asks(const char *text, const cn_batch_format *format)
     const cn_line line = {.text = text, .n = strlen(text), .number = 7};
     cn_batch_item item = {0};
     (void)cn_batch_item_identify(&item, &line, format);
-    const uint64_t hash = item.asked;
+    const uint64_t hash = item.request_hash;
     cn_batch_item_free(&item);
     return hash;
 }

@@ -227,10 +227,10 @@ static void lists_start_at_the_newest_and_have_pages(void **state)
 
 /* ---- tests: sharing, quotas ---- */
 
-static uint32_t count_asked(char first)
+static uint32_t count_submitted(char first)
 {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < jobs.n; i++) n += jobs.asked[i]->item.custom_id[0] == first;
+    for (uint32_t i = 0; i < jobs.n; i++) n += jobs.submitted[i]->item.custom_id[0] == first;
     return n;
 }
 
@@ -241,7 +241,7 @@ static void batches_share_the_engine(void **state)
     char name[16];
     cn_spool_id file = jobs_upload_lines(200), id = jobs_create(&file);
     jobs_pump(4);
-    assert_int_equal(count_asked('r'), 16);
+    assert_int_equal(count_submitted('r'), 16);
     for (int i = 0; i < 30; i++) {
         snprintf(name, sizeof name, "s%d", i);
         jobs_add_line(&text, name, "hi");
@@ -253,8 +253,8 @@ static void batches_share_the_engine(void **state)
         jobs_work(4);
     }
     jobs_pump(1);
-    assert_int_equal(count_asked('r'), 8);
-    assert_int_equal(count_asked('s'), 8);
+    assert_int_equal(count_submitted('r'), 8);
+    assert_int_equal(count_submitted('s'), 8);
     jobs_run_all();
     jobs_expect_files(&id, 200, 0);
     jobs_expect_files(&other, 30, 0);

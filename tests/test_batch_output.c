@@ -87,7 +87,7 @@ static cn_status append(cn_batch_output *o, int i, int status_code)
                                    "completion_tokens", 100 + i)
                        : error_body();
     cn_buf line = {0};
-    const cn_batch_notes grade = {.asked = i % 2 ? UINT64_MAX - (uint64_t)i : 0,
+    const cn_batch_notes grade = {.request_hash = i % 2 ? UINT64_MAX - (uint64_t)i : 0,
                                   .reference = "7",
                                   .matched = status_code == 200,
                                   .of = 1};
@@ -110,9 +110,9 @@ static void a_line_has_openais_format(void **state)
         "{\"id\":\"cinch-00000000000000010000000000000004\",\"custom_id\":null,\"response\":"
         "{\"status_code\":400,\"request_id\":\"cinch-batch-00000000000000010000000000000004\","
         "\"body\":{\"error\":{\"message\":\"bad\",\"line\":3}}},\"error\":null}\n");
-    const cn_batch_notes asked = {.asked = 0xbeef};
+    const cn_batch_notes notes = {.request_hash = 0xbeef};
     cn_buf_clear(&line);
-    assert_int_equal(cn_batch_line_format(&line, (cn_id){1, 4}, NULL, 400, error_body(), &asked),
+    assert_int_equal(cn_batch_line_format(&line, (cn_id){1, 4}, NULL, 400, error_body(), &notes),
                      CN_OK);
     assert_non_null(strstr(line.data, "\"request_id\":\"cinch-batch-0000000000000001000000000000"
                                       "0004-000000000000beef\""));
@@ -241,7 +241,7 @@ static void reading_back_finds_ids_and_figures(void **state)
     assert_int_equal(t.prompt_tokens, 900);
     for (int i = 0; i < 100; i++) {
         assert_int_equal(cn_id_set_marks(&ids, id_of(i)), CN_ID_DONE);
-        assert_true(cn_id_set_asked(&ids, id_of(i)) == (i % 2 ? UINT64_MAX - (uint64_t)i : 0));
+        assert_true(cn_id_set_hash(&ids, id_of(i)) == (i % 2 ? UINT64_MAX - (uint64_t)i : 0));
     }
     assert_int_equal(cn_id_set_marks(&ids, id_of(100)), 0);
     cn_id_set_free(&ids);

@@ -13,13 +13,13 @@ static cn_status submit(void *drive, cn_batch_job *job)
     if (!job->result)
         CN_TRY(cn_api_result_create(&job->result, &job->item.request,
                                     cn_engine_token_bytes, d->engine));
-    job->n_left = job->asked.n_prompts;
-    return cn_api_request_submit(&job->asked, d->engine, cn_batch_job_event, job, &job->request);
+    job->n_left = job->attempt.n_prompts;
+    return cn_api_request_submit(&job->attempt, d->engine, cn_batch_job_event, job, &job->request);
 }
 
 static void cancel(void *drive, cn_batch_job *job)
 {
-    for (uint32_t i = 0; i < job->asked.n_prompts; i++)
+    for (uint32_t i = 0; i < job->attempt.n_prompts; i++)
         cn_engine_cancel(((cn_batch_drive *)drive)->engine, job->request + i);
 }
 

@@ -144,7 +144,7 @@ cn_status cn_batch_item_identify(cn_batch_item *item, const cn_line *line,
         return cn_fail(CN_ERR_ARG, "the line: expected an object, got %s",
                        cn_json_describe(item->object, shown, sizeof shown));
     }
-    item->asked = hash_request(item, format);
+    item->request_hash = hash_request(item, format);
     CN_TRY(read_custom_id(item, format));
     item->id = cn_id_of("custom_id", item->custom_id, strlen(item->custom_id));
     return format->answer_field ? read_reference(item, format->answer_field) : CN_OK;

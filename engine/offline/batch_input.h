@@ -33,15 +33,15 @@ typedef struct cn_batch_item {
     char *custom_id; /* NULL: the line has none */
     /* Hash of the request, independent of the JSON's formatting: endpoint and body, or the prompt.
      * 0: unknown, because the line is not an object, or out of memory. */
-    uint64_t asked;
+    uint64_t request_hash;
     char *reference; /* the reference answer, or NULL */
     json_t *object;  /* the line */
     cn_api_request request;
     cn_buf at_fault; /* after a failure: the invalid field, or empty */
 } cn_batch_item;     /* zero-initialise */
 
-/* Step 1: sets object, asked, custom_id, reference and id. CN_ERR_ARG: the line is invalid. `line`
- * and `id` are always set, the other fields as far as they could be read. */
+/* Step 1: sets object, request_hash, custom_id, reference and id. CN_ERR_ARG: the line is invalid.
+ * `line` and `id` are always set, the other fields as far as they could be read. */
 cn_status cn_batch_item_identify(cn_batch_item *item, const cn_line *line,
                                  const cn_batch_format *format);
 

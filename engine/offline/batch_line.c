@@ -9,7 +9,7 @@
 #include "engine/json.h"
 
 static const char id_prefix[] = "cinch-", request_prefix[] = "cinch-batch-";
-enum { MAX_DEPTH = 16, ASKED_DIGITS = 16 };
+enum { MAX_DEPTH = 16, HASH_DIGITS = 16 };
 
 /* Appends an object without its first n_first and last n_cut characters, and releases it. */
 static cn_status append_part(cn_buf *out, json_t *part, size_t n_first, size_t n_cut)
@@ -25,13 +25,13 @@ static cn_status append_part(cn_buf *out, json_t *part, size_t n_first, size_t n
 cn_status cn_batch_line_begin(cn_buf *out, cn_id id, const char *custom_id, int status_code,
                               const cn_batch_notes *notes)
 {
-    char id_text[CN_ID_TEXT_BYTES], asked[1 + ASKED_DIGITS + 1] = "";
+    char id_text[CN_ID_TEXT_BYTES], hash[1 + HASH_DIGITS + 1] = "";
     cn_id_format(id, id_text);
-    if (notes->asked)
-        snprintf(asked, sizeof asked, "-%016llx", (unsigned long long)notes->asked);
+    if (notes->request_hash)
+        snprintf(hash, sizeof hash, "-%016llx", (unsigned long long)notes->request_hash);
     CN_TRY(append_part(out, json_pack("{s:s+, s:s?, s:{s:i, s:s++}}", "id", id_prefix, id_text,
                                       "custom_id", custom_id, "response", "status_code",
-                                      status_code, "request_id", request_prefix, id_text, asked),
+                                      status_code, "request_id", request_prefix, id_text, hash),
                        0, 2));
     return cn_buf_addf(out, ",\"body\":");
 }
@@ -66,8 +66,8 @@ cn_status cn_batch_line_format(cn_buf *out, cn_id id, const char *custom_id, int
     return cn_batch_line_end(out, notes);
 }
 
-cn_status cn_batch_line_format_unasked(cn_buf *out, cn_id id, const char *custom_id,
-                                       const char *code, const char *message)
+cn_status cn_batch_line_format_unsubmitted(cn_buf *out, cn_id id, const char *custom_id,
+                                           const char *code, const char *message)
 {
     char id_text[CN_ID_TEXT_BYTES];
     cn_id_format(id, id_text);
@@ -91,13 +91,13 @@ static uint64_t count_of(const json_t *v)
 }
 
 /* The hash at the end of a request_id; 0 if it has none. */
-static uint64_t asked_of(const char *request_id)
+static uint64_t hash_of(const char *request_id)
 {
     const size_t before = sizeof request_prefix - 1 + CN_ID_TEXT_BYTES - 1;
-    if (!request_id || strlen(request_id) != before + 1 + ASKED_DIGITS) return 0;
+    if (!request_id || strlen(request_id) != before + 1 + HASH_DIGITS) return 0;
     char *end;
-    const uint64_t asked = strtoull(request_id + before + 1, &end, 16);
-    return request_id[before] == '-' && !*end ? asked : 0;
+    const uint64_t hash = strtoull(request_id + before + 1, &end, 16);
+    return request_id[before] == '-' && !*end ? hash : 0;
 }
 
 static cn_status read_figures(cn_batch_line_figures *out, const json_t *line)
@@ -108,12 +108,12 @@ static cn_status read_figures(cn_batch_line_figures *out, const json_t *line)
     if (!id || strncmp(id, id_prefix, sizeof id_prefix - 1) != 0 ||
         !cn_id_parse(id + sizeof id_prefix - 1, &out->id))
         return cn_fail(CN_ERR_ARG, "its id was not made by cinch");
-    const bool unasked = json_is_null(json_object_get(line, "response")) &&
-                         json_is_object(json_object_get(line, "error"));
-    if (!unasked && !json_is_integer(status_code))
+    const bool unsubmitted = json_is_null(json_object_get(line, "response")) &&
+                             json_is_object(json_object_get(line, "error"));
+    if (!unsubmitted && !json_is_integer(status_code))
         return cn_fail(CN_ERR_ARG, "it has no status_code");
-    out->is_error = unasked || json_integer_value(status_code) != CN_HTTP_OK;
-    out->asked = asked_of(json_string_value(member(line, "response", "request_id", NULL)));
+    out->is_error = unsubmitted || json_integer_value(status_code) != CN_HTTP_OK;
+    out->request_hash = hash_of(json_string_value(member(line, "response", "request_id", NULL)));
     out->prompt_tokens = count_of(json_object_get(usage, "prompt_tokens"));
     out->cached_tokens = count_of(member(usage, "prompt_tokens_details", "cached_tokens", NULL));
     out->completion_tokens = count_of(json_object_get(usage, "completion_tokens"));

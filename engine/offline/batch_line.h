@@ -1,7 +1,7 @@
 /* batch_line.h - one line of a batch's output, written and read back:
  *   {"id": "cinch-<id>", "custom_id": "a", "response": {"status_code": 200, "request_id":
- *    "cinch-batch-<id>-<asked>", "body": {...}}, "error": null}
- * <id> is the hash of the custom_id. <asked> is the hash of the request, 16 hex digits; a line
+ *    "cinch-batch-<id>-<hash>", "body": {...}}, "error": null}
+ * <id> is the hash of the custom_id. <hash> is the hash of the request, 16 hex digits; a line
  * without a request leaves it out. For a rejected request, `response` has its status and OpenAI's
  * error object, as OpenAI writes it; error.line is the line of the input. For a request that was
  * never submitted, `response` is null and `error` is {"code", "message"}. Grading adds "grade":
@@ -19,7 +19,7 @@
 
 /* The parts of the line other than the response. */
 typedef struct cn_batch_notes {
-    uint64_t asked;        /* hash of the request; 0: none */
+    uint64_t request_hash; /* 0: none */
     const char *reference; /* NULL: not graded */
     uint32_t matched, of;
     const char *rescued_by; /* "budget" or "full": how a loop was rescued; else NULL */
@@ -40,13 +40,13 @@ cn_status cn_batch_line_format(cn_buf *out, cn_id id, const char *custom_id, int
 
 /* Appends the line of a request that was never submitted: response null, and an error in OpenAI's
  * format ("batch_expired"). */
-cn_status cn_batch_line_format_unasked(cn_buf *out, cn_id id, const char *custom_id,
-                                       const char *code, const char *message);
+cn_status cn_batch_line_format_unsubmitted(cn_buf *out, cn_id id, const char *custom_id,
+                                           const char *code, const char *message);
 
 typedef struct cn_batch_line_figures {
     cn_id id;
     bool is_error;
-    uint64_t asked; /* 0: not in the line */
+    uint64_t request_hash; /* 0: not in the line */
     uint64_t prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens;
     uint32_t graded, matched;
 } cn_batch_line_figures;

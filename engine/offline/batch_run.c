@@ -134,7 +134,7 @@ static cn_batch_format format_of(const cn_batch_run *run)
 }
 
 /* Fails the run because its first lines all failed for one reason. Removes their lines. */
-static void give_up(cn_batch_run *run)
+static void fail_for_one_reason(cn_batch_run *run)
 {
     run->first.watching = false;
     cn_batch_run_drain(run, true, "the first %d lines all fail for one reason: %s",
@@ -159,7 +159,8 @@ static bool reject(cn_batch_run *run, const cn_batch_item *item, int http_status
         return true;
     }
     json_t *body = cn_api_error_body(http_status, message, item->at_fault.data, code, line);
-    const cn_batch_notes notes = {.asked = item->asked, .reference = item->reference, .of = 1};
+    const cn_batch_notes notes = {
+        .request_hash = item->request_hash, .reference = item->reference, .of = 1};
     run->port->fault(run->port->user, run, line, message);
     cn_batch_output *to = run->errors ? run->errors : run->output;
     cn_buf_clear(&run->line);
@@ -169,7 +170,7 @@ static bool reject(cn_batch_run *run, const cn_batch_item *item, int http_status
     run->n_errors++;
     run->totals.errors++;
     const cn_batch_format format = format_of(run);
-    if (cn_first_lines_failed(&run->first, item, &format, message)) give_up(run);
+    if (cn_first_lines_failed(&run->first, item, &format, message)) fail_for_one_reason(run);
     return true;
 }
 
@@ -207,7 +208,7 @@ static bool answer(cn_batch_run *run, const cn_batch_job *job)
     cn_usage u, first = {0};
     cn_api_result_usage(job->result, &u);
     if (job->unrescued) cn_api_result_usage(job->unrescued, &first);
-    const cn_batch_notes notes = {.asked = job->item.asked,
+    const cn_batch_notes notes = {.request_hash = job->item.request_hash,
                                   .reference = job->item.reference,
                                   .matched = count_matches(run, job),
                                   .of = cn_api_result_n_choices(job->result),
@@ -248,7 +249,7 @@ static void take_output(cn_batch_job *job, const cn_event *ev)
 void cn_batch_job_event(void *user, const cn_event *ev)
 {
     cn_batch_job *job = user;
-    const cn_event e = cn_api_event_of(&job->asked, job->request, &job->n_left, ev);
+    const cn_event e = cn_api_event_of(&job->attempt, job->request, &job->n_left, ev);
     if (job->replays)
         take_replay(job->run, job, &e);
     else
@@ -293,11 +294,11 @@ static bool may_be_rescued(const cn_batch_run *run, const cn_batch_job *job)
 }
 
 /* Submits the job's next request to the engine. */
-static cn_status hand_over(cn_batch_run *run, cn_batch_job *job)
+static cn_status submit_request(cn_batch_run *run, cn_batch_job *job)
 {
-    job->asked = job->item.request;
+    job->attempt = job->item.request;
     job->status = CN_OK;
-    cn_request_params *p = &job->asked.params;
+    cn_request_params *p = &job->attempt.params;
     if (job->replays) {
         cn_audit_params(p, &job->said);
     } else {
@@ -325,7 +326,7 @@ static void conclude(cn_batch_run *run, cn_batch_job *job);
 /* Submits the job, keeps it as waiting, or ends it: with an error line, or by draining the run. */
 static void submit(cn_batch_run *run, cn_batch_job *job)
 {
-    cn_status status = hand_over(run, job);
+    cn_status status = submit_request(run, job);
     if (status == CN_OK) return;
     if (status == CN_ERR_BUSY && is_worth_waiting(run)) {
         run->waiting = job;
@@ -356,7 +357,7 @@ static void begin_rescue(cn_batch_run *run, cn_batch_job *job)
 }
 
 /* The engine cannot run the rescue, so the answer is the output that looped. */
-static void give_up_rescue(cn_batch_job *job)
+static void keep_unrescued(cn_batch_job *job)
 {
     cn_api_result_free(job->result);
     job->result = job->unrescued;
@@ -383,7 +384,7 @@ static bool settle_failure(cn_batch_run *run, cn_batch_job *job)
         return true;
     }
     if (job->status == CN_ERR_ARG && job->unrescued) {
-        give_up_rescue(job);
+        keep_unrescued(job);
         return settle(run, job);
     }
     if (job->status == CN_ERR_ARG && !job->replays) {
@@ -459,7 +460,7 @@ void cn_batch_run_retry(cn_batch_run *run)
 static bool submit_again(cn_batch_run *run)
 {
     cn_batch_job *job = pop(&run->again);
-    cn_status status = hand_over(run, job);
+    cn_status status = submit_request(run, job);
     if (status == CN_ERR_BUSY && is_worth_waiting(run)) {
         cn_list_prepend(&run->again, &job->node);
         note_refusal(run, cn_last_error());
@@ -467,7 +468,7 @@ static bool submit_again(cn_batch_run *run)
     }
     if (status == CN_OK) return true;
     if (job->unrescued && (status == CN_ERR_ARG || status == CN_ERR_MEMORY)) {
-        give_up_rescue(job);
+        keep_unrescued(job);
         conclude(run, job);
     } else if (status == CN_ERR_ARG && !job->replays) {
         fail_job(job, status, NULL);
@@ -488,8 +489,9 @@ static cn_status count_change(cn_batch_run *run, const cn_batch_item *item)
 {
     enum { CHANGED_SHOWN = 3, ID_SHOWN_BYTES = 80 };
     char shown[ID_SHOWN_BYTES];
-    const uint64_t then = cn_id_set_asked(&run->ids, item->id);
-    if (then == 0 || item->asked == 0 || item->asked == then || !item->custom_id) return CN_OK;
+    const uint64_t then = cn_id_set_hash(&run->ids, item->id);
+    const uint64_t now = item->request_hash;
+    if (then == 0 || now == 0 || now == then || !item->custom_id) return CN_OK;
     run->n_changed++;
     if (run->n_changed > CHANGED_SHOWN + 1) return CN_OK;
     if (run->n_changed > CHANGED_SHOWN) return cn_buf_addf(&run->changed, ", ...");
@@ -619,7 +621,7 @@ void cn_batch_run_admit(cn_batch_run *run, int wait_ms)
 /* Most output tokens of a job: max_tokens of each sample, or else the context. */
 static uint64_t most_tokens(const cn_batch_job *job, uint32_t context)
 {
-    const cn_sampling *s = &job->asked.params.sampling;
+    const cn_sampling *s = &job->attempt.params.sampling;
     const uint64_t each = s->max_tokens ? cn_min_u32(s->max_tokens, context) : context;
     return each * (s->n ? s->n : 1);
 }

@@ -72,7 +72,7 @@ typedef struct cn_batch_port {
     /* true: the engine reads the job's request until the job is returned; false: only during
      * submit. */
     bool borrows;
-    /* Submits job->asked to the engine. CN_ERR_ARG: the line is invalid. CN_ERR_BUSY: try again
+    /* Submits job->attempt to the engine. CN_ERR_ARG: the line is invalid. CN_ERR_BUSY: try again
      * later. If results come as events, submit also makes job->result. */
     cn_status (*submit)(void *user, cn_batch_job *job);
     void (*cancel)(void *user, cn_batch_job *job);
@@ -90,7 +90,7 @@ struct cn_batch_job {
     cn_batch_run *run;
     cn_list_node node; /* in inflight, finished or again */
     cn_batch_item item;
-    cn_api_request asked;  /* the item's request, as changed for this attempt; owns nothing */
+    cn_api_request attempt; /* the item's request, as changed for this attempt; owns nothing */
     cn_api_result *result; /* of this attempt */
     uint64_t held_bytes;   /* its part of the run's held_bytes */
     cn_status status;      /* how it ended; not CN_OK: no result, and `error` has the text */

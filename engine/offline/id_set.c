@@ -90,15 +90,15 @@ cn_status cn_id_set_add(cn_id_set *s, cn_id id, cn_id_mark mark)
     return CN_OK;
 }
 
-void cn_id_set_put_asked(cn_id_set *s, cn_id id, uint64_t asked)
+void cn_id_set_put_hash(cn_id_set *s, cn_id id, uint64_t request_hash)
 {
     CN_ASSERT(cn_id_set_marks(s, id));
-    s->slots[find(s, id)].asked = asked;
+    s->slots[find(s, id)].request_hash = request_hash;
 }
 
-uint64_t cn_id_set_asked(const cn_id_set *s, cn_id id)
+uint64_t cn_id_set_hash(const cn_id_set *s, cn_id id)
 {
-    return cn_id_set_marks(s, id) ? s->slots[find(s, id)].asked : 0;
+    return cn_id_set_marks(s, id) ? s->slots[find(s, id)].request_hash : 0;
 }
 
 void cn_id_set_free(cn_id_set *s)

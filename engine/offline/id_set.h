@@ -27,7 +27,7 @@ typedef enum cn_id_mark {
 
 typedef struct cn_id_slot {
     cn_id id;
-    uint64_t asked;
+    uint64_t request_hash;
 } cn_id_slot;
 
 typedef struct cn_id_set {
@@ -39,9 +39,9 @@ typedef struct cn_id_set {
 unsigned cn_id_set_marks(const cn_id_set *s, cn_id id);
 cn_status cn_id_set_add(cn_id_set *s, cn_id id, cn_id_mark mark);
 /* Sets and returns the hash of the request that the output line of an id answers
- * (cn_batch_item.asked); 0 if unknown. An id must be in the set before its hash is set. */
-void cn_id_set_put_asked(cn_id_set *s, cn_id id, uint64_t asked);
-uint64_t cn_id_set_asked(const cn_id_set *s, cn_id id);
+ * (cn_batch_item.request_hash); 0 if unknown. An id must be in the set before its hash is set. */
+void cn_id_set_put_hash(cn_id_set *s, cn_id id, uint64_t request_hash);
+uint64_t cn_id_set_hash(const cn_id_set *s, cn_id id);
 void cn_id_set_free(cn_id_set *s);
 
 #endif

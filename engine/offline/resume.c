@@ -285,7 +285,7 @@ static cn_status scan_line(void *user, const char *text, size_t n, uint64_t numb
     }
     add_to_totals(s->totals, &f);
     CN_TRY(cn_id_set_add(s->ids, f.id, CN_ID_DONE));
-    cn_id_set_put_asked(s->ids, f.id, f.asked);
+    cn_id_set_put_hash(s->ids, f.id, f.request_hash);
     return CN_OK;
 }
 

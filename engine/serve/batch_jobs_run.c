@@ -311,7 +311,7 @@ static cn_status write_expired(cn_batch *b, const cn_line *line)
     if (status == CN_ERR_ARG) status = CN_OK; /* an invalid line still has the id of its line */
     if (status == CN_OK && !done) {
         cn_buf_clear(&run->line);
-        status = cn_batch_line_format_unasked(
+        status = cn_batch_line_format_unsubmitted(
             &run->line, item.id, item.custom_id, "batch_expired",
             "This request could not be executed before the completion window expired.");
         if (status == CN_OK)

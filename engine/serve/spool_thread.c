@@ -166,7 +166,7 @@ static void on_news(void *user, cn_call *call)
 static cn_status submit(void *part, cn_batch_job *job, const char *owner)
 {
     cn_spool_part *p = part;
-    cn_call_opts o = {.request = &job->asked,
+    cn_call_opts o = {.request = &job->attempt,
                       .klass = CN_CLASS_BATCH,
                       .custom_id = job->item.custom_id,
                       .reply_to = p->box,

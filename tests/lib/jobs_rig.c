@@ -23,7 +23,7 @@ static cn_status submit(void *user, cn_batch_job *job, const char *owner)
     assert_string_equal(owner, "");
     if (jobs.n >= jobs.max) return cn_fail(CN_ERR_BUSY, "the queue is full");
     jobs.cancelled[jobs.n] = false;
-    jobs.asked[jobs.n++] = job;
+    jobs.submitted[jobs.n++] = job;
     if (jobs.n > jobs.most) jobs.most = jobs.n;
     jobs.n_submitted++;
     return CN_OK;
@@ -33,7 +33,7 @@ static void cancel(void *user, cn_batch_job *job)
 {
     (void)user;
     for (uint32_t i = 0; i < jobs.n; i++)
-        if (jobs.asked[i] == job) jobs.cancelled[i] = true;
+        if (jobs.submitted[i] == job) jobs.cancelled[i] = true;
 }
 
 static uint64_t n_tokens(void *user, cn_batch_job *job)
@@ -54,14 +54,14 @@ static void answer(cn_batch_job *job)
     char text[64];
     const uint32_t token = 5;
     const cn_usage usage = {.prompt_tokens = 3, .completion_tokens = 1, .cached_tokens = 2};
-    const char *prompt = chat_text(&job->asked.params, 0, "content");
+    const char *prompt = chat_text(&job->attempt.params, 0, "content");
     if (strcmp(prompt, "long") == 0) {
         cn_fail(CN_ERR_ARG, "the prompt has 9 tokens");
         cn_batch_job_end(job, CN_ERR_ARG, NULL);
         return;
     }
     snprintf(text, sizeof text, "echo %s", job->item.custom_id);
-    assert_int_equal(cn_api_result_create(&result, &job->asked, NULL, NULL), CN_OK);
+    assert_int_equal(cn_api_result_create(&result, &job->attempt, NULL, NULL), CN_OK);
     const cn_event ev = {.text = text, .text_len = strlen(text), .tokens = &token, .n_tokens = 1,
                          .finish = CN_FINISH_STOP, .usage = &usage, .last = true};
     cn_api_result_add(result, &ev);
@@ -70,22 +70,22 @@ static void answer(cn_batch_job *job)
 
 void jobs_work(uint32_t n)
 {
-    cn_batch_job *asked[JOBS_MAX_ASKED];
-    bool cancelled[JOBS_MAX_ASKED];
+    cn_batch_job *submitted[JOBS_MAX_SUBMITTED];
+    bool cancelled[JOBS_MAX_SUBMITTED];
     const uint32_t had = jobs.n;
-    memcpy(asked, jobs.asked, sizeof asked);
+    memcpy(submitted, jobs.submitted, sizeof submitted);
     memcpy(cancelled, jobs.cancelled, sizeof cancelled);
     jobs.n = 0;
     for (uint32_t i = 0; i < had; i++) {
         if (cancelled[i]) {
             cn_fail(CN_ERR_CANCELLED, "cancelled");
-            cn_batch_job_end(asked[i], CN_ERR_CANCELLED, NULL);
+            cn_batch_job_end(submitted[i], CN_ERR_CANCELLED, NULL);
         } else if (n > 0) {
             n--;
-            answer(asked[i]);
+            answer(submitted[i]);
         } else {
             jobs.cancelled[jobs.n] = false;
-            jobs.asked[jobs.n++] = asked[i];
+            jobs.submitted[jobs.n++] = submitted[i];
         }
     }
 }
@@ -93,9 +93,9 @@ void jobs_work(uint32_t n)
 void jobs_refuse_one(void)
 {
     if (jobs.n == 0) return;
-    cn_batch_job *job = jobs.asked[0];
+    cn_batch_job *job = jobs.submitted[0];
     jobs.n--;
-    memmove(jobs.asked, jobs.asked + 1, jobs.n * sizeof *jobs.asked);
+    memmove(jobs.submitted, jobs.submitted + 1, jobs.n * sizeof *jobs.submitted);
     memmove(jobs.cancelled, jobs.cancelled + 1, jobs.n * sizeof *jobs.cancelled);
     cn_fail(CN_ERR_BUSY, "the memory for requests has no room");
     cn_batch_job_end(job, CN_ERR_BUSY, NULL);
@@ -130,7 +130,7 @@ int jobs_set_up(void **state)
     jobs = (jobs_rig){0};
     strcpy(jobs.dir, "/tmp/cinch_jobs_XXXXXX");
     if (!mkdtemp(jobs.dir)) return -1;
-    jobs.max = JOBS_MAX_ASKED;
+    jobs.max = JOBS_MAX_SUBMITTED;
     jobs.now_s = 1800000000;
     cn_log_set_level(CN_LOG_ERROR);
     jobs.config = cn_config_create();

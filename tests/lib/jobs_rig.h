@@ -6,7 +6,7 @@
 
 #include "engine/serve/batch_jobs.h"
 
-enum { JOBS_MAX_ASKED = 1024 };
+enum { JOBS_MAX_SUBMITTED = 1024 };
 
 typedef struct jobs_rig {
     char dir[32];
@@ -16,8 +16,8 @@ typedef struct jobs_rig {
     cn_batches_opts opts;
 
     /* the engine: the requests in flight */
-    cn_batch_job *asked[JOBS_MAX_ASKED];
-    bool cancelled[JOBS_MAX_ASKED];
+    cn_batch_job *submitted[JOBS_MAX_SUBMITTED];
+    bool cancelled[JOBS_MAX_SUBMITTED];
     uint32_t n, most;
     uint32_t max; /* a submit beyond max returns BUSY */
     bool at_intake; /* the requests in flight are not accepted yet */
