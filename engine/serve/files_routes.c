@@ -17,70 +17,70 @@ enum {
 /* ---- get, list, delete ---- */
 
 /* Answers with the failure of a spool operation. */
-static void refuse_status(cn_spool_ask *a, cn_status status)
+static void refuse_status(cn_spool_task *t, cn_status status)
 {
     if (status == CN_ERR_IO)
-        cn_spool_refuse(a, CN_HTTP_NO_STORAGE, NULL, "spool_error");
+        cn_spool_refuse(t, CN_HTTP_NO_STORAGE, NULL, "spool_error");
     else
-        cn_spool_refuse(a, CN_HTTP_INTERNAL_ERROR, NULL, NULL);
+        cn_spool_refuse(t, CN_HTTP_INTERNAL_ERROR, NULL, NULL);
 }
 
-static const cn_file *find_file(cn_spool_ask *a, cn_batches *b)
+static const cn_file *find_file(cn_spool_task *t, cn_batches *b)
 {
-    const cn_file *file = cn_files_find(cn_batches_files(b), &a->id);
-    if (file && cn_viewer_sees(&a->viewer, file->owner)) return file;
-    cn_fail(CN_ERR_ARG, "no such file: \"%s\"", a->id.text);
-    cn_spool_refuse(a, CN_HTTP_NOT_FOUND, "id", NULL);
+    const cn_file *file = cn_files_find(cn_batches_files(b), &t->id);
+    if (file && cn_viewer_sees(&t->viewer, file->owner)) return file;
+    cn_fail(CN_ERR_ARG, "no such file: \"%s\"", t->id.text);
+    cn_spool_refuse(t, CN_HTTP_NOT_FOUND, "id", NULL);
     return NULL;
 }
 
-static void work_get(cn_spool_ask *a, cn_batches *b)
+static void work_get(cn_spool_task *t, cn_batches *b)
 {
-    const cn_file *file = find_file(a, b);
-    if (file) a->reply = cn_file_json(file);
+    const cn_file *file = find_file(t, b);
+    if (file) t->reply = cn_file_json(file);
 }
 
-static void work_delete(cn_spool_ask *a, cn_batches *b)
+static void work_delete(cn_spool_task *t, cn_batches *b)
 {
-    if (!find_file(a, b)) return;
-    const cn_batch_record *reader = cn_batches_reader_of(b, &a->id);
+    if (!find_file(t, b)) return;
+    const cn_batch_record *reader = cn_batches_reader_of(b, &t->id);
     if (reader) {
         cn_fail(CN_ERR_ARG, "%s is the input of the unfinished batch %s: cancel that batch first",
-                a->id.text, reader->id.text);
-        cn_spool_refuse(a, CN_HTTP_CONFLICT, "id", "file_in_use");
+                t->id.text, reader->id.text);
+        cn_spool_refuse(t, CN_HTTP_CONFLICT, "id", "file_in_use");
         return;
     }
-    cn_status status = cn_files_remove(cn_batches_files(b), &a->id);
+    cn_status status = cn_files_remove(cn_batches_files(b), &t->id);
     if (status != CN_OK)
-        refuse_status(a, status);
+        refuse_status(t, status);
     else
-        a->reply = json_pack("{s:s, s:s, s:b}", "id", a->id.text, "object", "file", "deleted", 1);
+        t->reply = json_pack("{s:s, s:s, s:b}", "id", t->id.text, "object", "file", "deleted", 1);
 }
 
-/* Begins a question about the file in the path. A malformed id is answered 404. */
-static cn_spool_ask *begin_with_id(void *part, cn_exchange *x,
-                                   void (*work)(cn_spool_ask *a, cn_batches *b))
+/* Begins a task about the file in the path. A malformed id is answered 404. */
+static cn_spool_task *begin_with_id(void *part, cn_exchange *x,
+                                    void (*work)(cn_spool_task *t, cn_batches *b))
 {
     cn_spool_id id;
     if (!cn_spool_id_read(&id, cn_file_prefix, cn_exchange_param(x, 0))) {
         cn_exchange_error(x, CN_HTTP_NOT_FOUND, "no such file", "id", NULL);
         return NULL;
     }
-    cn_spool_ask *a = cn_spool_ask_begin(part, x, work);
-    if (a) a->id = id;
-    return a;
+    cn_spool_task *t = cn_spool_task_begin(part, x, work);
+    if (t) t->id = id;
+    return t;
 }
 
 static void handle_get(void *part, cn_exchange *x)
 {
-    cn_spool_ask *a = begin_with_id(part, x, work_get);
-    if (a) cn_spool_ask_post(a);
+    cn_spool_task *t = begin_with_id(part, x, work_get);
+    if (t) cn_spool_task_post(t);
 }
 
 static void handle_delete(void *part, cn_exchange *x)
 {
-    cn_spool_ask *a = begin_with_id(part, x, work_delete);
-    if (a) cn_spool_ask_post(a);
+    cn_spool_task *t = begin_with_id(part, x, work_delete);
+    if (t) cn_spool_task_post(t);
 }
 
 typedef struct list_form {
@@ -89,28 +89,28 @@ typedef struct list_form {
     char purpose[32]; /* "": any */
 } list_form;
 
-static void work_list(cn_spool_ask *a, cn_batches *b)
+static void work_list(cn_spool_task *t, cn_batches *b)
 {
-    const list_form *form = a->form;
+    const list_form *form = t->form;
     const cn_files *files = cn_batches_files(b);
     const size_t n = cn_files_count(files);
-    bool begun = !*a->id.text, ok = true, more = false;
+    bool begun = !*t->id.text, ok = true, more = false;
     json_t *data = json_array();
     for (size_t i = 0; data && i < n && ok && !more; i++) {
         const cn_file *file = cn_files_at(files, form->ascending ? i : n - 1 - i);
-        if (!cn_viewer_sees(&a->viewer, file->owner)) continue;
+        if (!cn_viewer_sees(&t->viewer, file->owner)) continue;
         if (!begun) {
-            begun = strcmp(file->id.text, a->id.text) == 0;
+            begun = strcmp(file->id.text, t->id.text) == 0;
         } else if (!*form->purpose || strcmp(form->purpose, file->purpose) == 0) {
             more = json_array_size(data) == form->limit;
             if (!more) ok = json_array_append_new(data, cn_file_json(file)) == 0;
         }
     }
     if (!begun) {
-        cn_fail(CN_ERR_ARG, "after: no such file: \"%s\"", a->id.text);
-        cn_spool_refuse(a, CN_HTTP_BAD_REQUEST, "after", NULL);
+        cn_fail(CN_ERR_ARG, "after: no such file: \"%s\"", t->id.text);
+        cn_spool_refuse(t, CN_HTTP_BAD_REQUEST, "after", NULL);
     } else {
-        a->reply = data && ok ? cn_spool_list_json(data, more) : NULL;
+        t->reply = data && ok ? cn_spool_list_json(data, more) : NULL;
     }
     json_decref(data);
 }
@@ -139,16 +139,16 @@ static void handle_list(void *part, cn_exchange *x)
     cn_spool_id after = {""};
     list_form *form = cn_calloc(1, sizeof *form);
     if (!form) cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "out of memory", NULL, NULL);
-    cn_spool_ask *a =
-        form && read_list_form(x, form, &after) ? cn_spool_ask_begin(part, x, work_list) : NULL;
-    if (!a) {
+    cn_spool_task *t =
+        form && read_list_form(x, form, &after) ? cn_spool_task_begin(part, x, work_list) : NULL;
+    if (!t) {
         cn_free(form);
         return;
     }
-    a->form = form;
-    a->free_form = cn_free;
-    a->id = after;
-    cn_spool_ask_post(a);
+    t->form = form;
+    t->free_form = cn_free;
+    t->id = after;
+    cn_spool_task_post(t);
 }
 
 /* ---- content ---- */
@@ -165,24 +165,24 @@ static void free_content(void *form)
     cn_free(f);
 }
 
-static void work_content(cn_spool_ask *a, cn_batches *b)
+static void work_content(cn_spool_task *t, cn_batches *b)
 {
-    content_form *form = a->form;
-    if (!find_file(a, b)) return;
-    cn_status status = cn_files_open_content(cn_batches_files(b), &a->id, &form->fd, &form->bytes);
-    if (status != CN_OK) refuse_status(a, status);
+    content_form *form = t->form;
+    if (!find_file(t, b)) return;
+    cn_status status = cn_files_open_content(cn_batches_files(b), &t->id, &form->fd, &form->bytes);
+    if (status != CN_OK) refuse_status(t, status);
 }
 
-static void then_content(cn_spool_ask *a)
+static void then_content(cn_spool_task *t)
 {
-    content_form *form = a->form;
-    if (a->http_status != CN_HTTP_OK) {
-        cn_spool_ask_reply(a);
+    content_form *form = t->form;
+    if (t->http_status != CN_HTTP_OK) {
+        cn_spool_task_reply(t);
         return;
     }
     const int fd = form->fd;
     form->fd = -1;
-    cn_exchange_reply_file(a->x, CN_HTTP_OK, "application/octet-stream", fd, 0, (off_t)form->bytes);
+    cn_exchange_reply_file(t->x, CN_HTTP_OK, "application/octet-stream", fd, 0, (off_t)form->bytes);
 }
 
 static void handle_content(void *part, cn_exchange *x)
@@ -193,15 +193,15 @@ static void handle_content(void *part, cn_exchange *x)
         return;
     }
     form->fd = -1;
-    cn_spool_ask *a = begin_with_id(part, x, work_content);
-    if (!a) {
+    cn_spool_task *t = begin_with_id(part, x, work_content);
+    if (!t) {
         free_content(form);
         return;
     }
-    a->form = form;
-    a->free_form = free_content;
-    a->then = then_content;
-    cn_spool_ask_post(a);
+    t->form = form;
+    t->free_form = free_content;
+    t->then = then_content;
+    cn_spool_task_post(t);
 }
 
 /* ---- upload: the form ---- */
@@ -277,72 +277,72 @@ static cn_status check_form(const upload_form *f)
 
 /* ---- upload: the stages ---- */
 
-static void work_begin(cn_spool_ask *a, cn_batches *b)
+static void work_begin(cn_spool_task *t, cn_batches *b)
 {
-    upload_form *f = a->form;
+    upload_form *f = t->form;
     cn_status status = cn_upload_begin(cn_batches_files(b), f->announced_bytes, &f->upload);
     if (status == CN_ERR_BUSY)
-        cn_spool_refuse(a, CN_HTTP_FORBIDDEN, "file", "quota_exceeded");
+        cn_spool_refuse(t, CN_HTTP_FORBIDDEN, "file", "quota_exceeded");
     else if (status != CN_OK)
-        refuse_status(a, status);
+        refuse_status(t, status);
 }
 
-static void work_keep(cn_spool_ask *a, cn_batches *b)
+static void work_keep(cn_spool_task *t, cn_batches *b)
 {
-    upload_form *f = a->form;
+    upload_form *f = t->form;
     const cn_file *file;
-    cn_status status = cn_upload_keep(cn_batches_files(b), &f->upload, a->viewer.name,
+    cn_status status = cn_upload_keep(cn_batches_files(b), &f->upload, t->viewer.name,
                                       f->filename, f->purpose, &file);
     if (status == CN_OK)
-        a->reply = cn_file_json(file);
+        t->reply = cn_file_json(file);
     else
-        refuse_status(a, status);
+        refuse_status(t, status);
 }
 
-static void work_drop(cn_spool_ask *a, cn_batches *b)
+static void work_drop(cn_spool_task *t, cn_batches *b)
 {
-    upload_form *f = a->form;
+    upload_form *f = t->form;
     cn_upload_drop(cn_batches_files(b), &f->upload);
 }
 
 /* Removes the partial file of an upload that was refused, or whose client has disconnected. */
-static bool give_up(cn_spool_ask *a)
+static bool drop_upload(cn_spool_task *t)
 {
-    const upload_form *f = a->form;
+    const upload_form *f = t->form;
     if (f->upload.fd < 0) return false;
-    a->work = work_drop;
-    cn_spool_ask_post(a);
+    t->work = work_drop;
+    cn_spool_task_post(t);
     return true;
 }
 
-static void fail_upload(cn_spool_ask *a, int http_status)
+static void fail_upload(cn_spool_task *t, int http_status)
 {
     const bool too_large = http_status == CN_HTTP_CONTENT_TOO_LARGE;
-    cn_exchange_error(a->x, http_status, cn_last_error(), too_large ? "file" : NULL,
+    cn_exchange_error(t->x, http_status, cn_last_error(), too_large ? "file" : NULL,
                       too_large ? "file_too_large" : NULL);
 }
 
-static void end_upload(cn_spool_ask *a)
+static void end_upload(cn_spool_task *t)
 {
-    if (check_form(a->form) != CN_OK) {
-        fail_upload(a, CN_HTTP_BAD_REQUEST);
+    if (check_form(t->form) != CN_OK) {
+        fail_upload(t, CN_HTTP_BAD_REQUEST);
         return;
     }
-    a->work = work_keep;
-    a->then = NULL;
-    cn_spool_ask_post(a);
+    t->work = work_keep;
+    t->then = NULL;
+    cn_spool_task_post(t);
 }
 
-static void then_begun(cn_spool_ask *a)
+static void then_begun(cn_spool_task *t)
 {
-    upload_form *f = a->form;
-    cn_exchange *x = a->x;
-    f->begun = a->http_status == CN_HTTP_OK;
+    upload_form *f = t->form;
+    cn_exchange *x = t->x;
+    f->begun = t->http_status == CN_HTTP_OK;
     if (!f->begun) {
-        cn_spool_ask_reply(a);
+        cn_spool_task_reply(t);
         cn_exchange_resume(x);
     } else if (f->whole) {
-        end_upload(a);
+        end_upload(t);
     } else {
         cn_exchange_resume(x);
     }
@@ -358,39 +358,39 @@ static void head_upload(void *part, cn_exchange *x)
     f->upload.fd = -1;
     f->announced_bytes = cn_exchange_announced_bytes(x);
     const cn_multipart_sink sink = {f, begin_field, add_to_field};
-    cn_spool_ask *a = NULL;
+    cn_spool_task *t = NULL;
     if (cn_multipart_create(&f->parser, cn_exchange_header(x, "content-type"), &sink) != CN_OK)
         cn_exchange_error(x, CN_HTTP_BAD_REQUEST, cn_last_error(), NULL, NULL);
     else
-        a = cn_spool_ask_begin(part, x, work_begin);
-    if (!a) {
+        t = cn_spool_task_begin(part, x, work_begin);
+    if (!t) {
         free_upload(f);
         return;
     }
-    a->form = f;
-    a->free_form = free_upload;
-    a->then = then_begun;
-    a->give_up = give_up;
+    t->form = f;
+    t->free_form = free_upload;
+    t->then = then_begun;
+    t->on_closed = drop_upload;
     cn_exchange_pause(x);
-    cn_spool_ask_post(a);
+    cn_spool_task_post(t);
 }
 
 static void body_upload(void *part, cn_exchange *x, const void *data, size_t n)
 {
     (void)part;
-    cn_spool_ask *a = cn_exchange_user(x);
-    upload_form *f = a->form;
+    cn_spool_task *t = cn_exchange_user(x);
+    upload_form *f = t->form;
     f->http_status = CN_HTTP_BAD_REQUEST;
-    if (cn_multipart_feed(f->parser, data, n) != CN_OK) fail_upload(a, f->http_status);
+    if (cn_multipart_feed(f->parser, data, n) != CN_OK) fail_upload(t, f->http_status);
 }
 
 static void handle_upload(void *part, cn_exchange *x)
 {
     (void)part;
-    cn_spool_ask *a = cn_exchange_user(x);
-    upload_form *f = a->form;
+    cn_spool_task *t = cn_exchange_user(x);
+    upload_form *f = t->form;
     if (f->begun)
-        end_upload(a);
+        end_upload(t);
     else
         f->whole = true; /* an empty body */
 }

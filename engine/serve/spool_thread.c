@@ -16,7 +16,7 @@ struct cn_spool_part {
     cn_server *server;
     cn_service *service;
     cn_route routes[CN_FILE_ROUTES + CN_BATCH_ROUTES];
-    cn_list asks; /* all questions; the HTTP thread's */
+    cn_list tasks; /* all; the HTTP thread's */
 
     pthread_t thread;
     bool started;
@@ -28,64 +28,64 @@ struct cn_spool_part {
     bool draining, stopping;
 };
 
-/* ---- questions ---- */
+/* ---- tasks ---- */
 
-static void free_ask(cn_spool_ask *a)
+static void free_task(cn_spool_task *t)
 {
-    cn_list_remove(&a->part->asks, &a->node);
-    if (a->free_form) a->free_form(a->form);
-    json_decref(a->reply);
-    cn_buf_free(&a->body);
-    cn_buf_free(&a->error);
-    cn_free(a);
+    cn_list_remove(&t->part->tasks, &t->node);
+    if (t->free_form) t->free_form(t->form);
+    json_decref(t->reply);
+    cn_buf_free(&t->body);
+    cn_buf_free(&t->error);
+    cn_free(t);
 }
 
-static void free_if_over(cn_spool_ask *a)
+static void free_if_over(cn_spool_task *t)
 {
-    if (a->x || a->under_way) return;
-    if (a->give_up && a->give_up(a)) return;
-    free_ask(a);
+    if (t->x || t->posted) return;
+    if (t->on_closed && t->on_closed(t)) return;
+    free_task(t);
 }
 
 static void on_closed(void *user, cn_exchange *x)
 {
-    cn_spool_ask *a = user;
+    cn_spool_task *t = user;
     (void)x;
-    a->x = NULL;
-    free_if_over(a);
+    t->x = NULL;
+    free_if_over(t);
 }
 
-static void open_answer(cn_mail *mail)
+static void open_result(cn_mail *mail)
 {
-    cn_spool_ask *a = CN_CONTAINER_OF(mail, cn_spool_ask, mail);
-    a->under_way = false;
-    if (!a->x)
-        free_if_over(a);
-    else if (a->then)
-        a->then(a); /* may end the exchange and free the question */
+    cn_spool_task *t = CN_CONTAINER_OF(mail, cn_spool_task, mail);
+    t->posted = false;
+    if (!t->x)
+        free_if_over(t);
+    else if (t->then)
+        t->then(t); /* may end the exchange and free the task */
     else
-        cn_spool_ask_reply(a);
+        cn_spool_task_reply(t);
 }
 
-static void open_question(cn_mail *mail)
+static void open_task(cn_mail *mail)
 {
-    cn_spool_ask *a = CN_CONTAINER_OF(mail, cn_spool_ask, mail);
-    a->work(a, a->part->batches);
-    a->mail.open = open_answer;
-    cn_mailbox_post(cn_server_mailbox(a->part->server), CN_LANE_NORMAL, &a->mail);
+    cn_spool_task *t = CN_CONTAINER_OF(mail, cn_spool_task, mail);
+    t->work(t, t->part->batches);
+    t->mail.open = open_result;
+    cn_mailbox_post(cn_server_mailbox(t->part->server), CN_LANE_NORMAL, &t->mail);
 }
 
-cn_spool_ask *cn_spool_ask_begin(cn_spool_part *p, cn_exchange *x,
-                                 void (*work)(cn_spool_ask *a, cn_batches *b))
+cn_spool_task *cn_spool_task_begin(cn_spool_part *p, cn_exchange *x,
+                                   void (*work)(cn_spool_task *t, cn_batches *b))
 {
-    cn_spool_ask *a = cn_calloc(1, sizeof *a);
-    if (!a) {
+    cn_spool_task *t = cn_calloc(1, sizeof *t);
+    if (!t) {
         cn_exchange_error(x, CN_HTTP_UNAVAILABLE, "out of memory", NULL, NULL);
         return NULL;
     }
     const cn_api_keys *keys = cn_server_keys(p->server);
     const uint32_t key = cn_exchange_key(x);
-    *a = (cn_spool_ask){
+    *t = (cn_spool_task){
         .part = p,
         .x = x,
         .work = work,
@@ -93,36 +93,36 @@ cn_spool_ask *cn_spool_ask_begin(cn_spool_part *p, cn_exchange *x,
                    key == CN_API_KEY_NONE || cn_api_keys_is_admin(keys, key)},
         .http_status = 200,
     };
-    cn_list_append(&p->asks, &a->node);
-    cn_exchange_set_user(x, a, on_closed);
-    return a;
+    cn_list_append(&p->tasks, &t->node);
+    cn_exchange_set_user(x, t, on_closed);
+    return t;
 }
 
-void cn_spool_ask_post(cn_spool_ask *a)
+void cn_spool_task_post(cn_spool_task *t)
 {
-    a->under_way = true;
-    a->mail.open = open_question;
-    cn_mailbox_post(a->part->box, CN_LANE_EXPRESS, &a->mail);
+    t->posted = true;
+    t->mail.open = open_task;
+    cn_mailbox_post(t->part->box, CN_LANE_EXPRESS, &t->mail);
 }
 
-void cn_spool_ask_reply(cn_spool_ask *a)
+void cn_spool_task_reply(cn_spool_task *t)
 {
-    if (a->http_status == CN_HTTP_OK) {
-        cn_exchange_reply_json(a->x, CN_HTTP_OK, json_incref(a->reply));
+    if (t->http_status == CN_HTTP_OK) {
+        cn_exchange_reply_json(t->x, CN_HTTP_OK, json_incref(t->reply));
         return;
     }
-    const char *message = a->error.len ? a->error.data : "out of memory";
-    cn_exchange_set_retry(a->x, BATCH_RETRY_S);
-    cn_exchange_error(a->x, a->http_status, message, a->param, a->code);
+    const char *message = t->error.len ? t->error.data : "out of memory";
+    cn_exchange_set_retry(t->x, BATCH_RETRY_S);
+    cn_exchange_error(t->x, t->http_status, message, t->param, t->code);
 }
 
-void cn_spool_refuse(cn_spool_ask *a, int http_status, const char *param, const char *code)
+void cn_spool_refuse(cn_spool_task *t, int http_status, const char *param, const char *code)
 {
-    a->http_status = http_status;
-    a->param = param;
-    a->code = code;
-    cn_buf_clear(&a->error);
-    if (cn_buf_addf(&a->error, "%s", cn_last_error()) != CN_OK) cn_buf_clear(&a->error);
+    t->http_status = http_status;
+    t->param = param;
+    t->code = code;
+    cn_buf_clear(&t->error);
+    if (cn_buf_addf(&t->error, "%s", cn_last_error()) != CN_OK) cn_buf_clear(&t->error);
 }
 
 bool cn_spool_read_limit(cn_exchange *x, uint32_t fallback, uint32_t most, uint32_t *limit)
@@ -266,12 +266,12 @@ static void close_part(void *part)
         p->stop_mail.open = open_stop;
         cn_mailbox_post(p->box, CN_LANE_NORMAL, &p->stop_mail);
         pthread_join(p->thread, NULL);
-        /* Open its answers before the questions are freed. */
+        /* Open its results before the tasks are freed. */
         while (cn_mailbox_open_all(cn_server_mailbox(p->server)) > 0) continue;
     }
-    for (cn_spool_ask *a; (a = CN_CONTAINER_OF(p->asks.head, cn_spool_ask, node));) {
-        if (a->x) cn_exchange_set_user(a->x, NULL, NULL);
-        free_ask(a);
+    for (cn_spool_task *t; (t = CN_CONTAINER_OF(p->tasks.head, cn_spool_task, node));) {
+        if (t->x) cn_exchange_set_user(t->x, NULL, NULL);
+        free_task(t);
     }
     cn_batches_close(p->batches);
     cn_mailbox_free(p->box);

@@ -1,5 +1,5 @@
 /* spool_thread.h - the part of a server that stores files and runs batches: a thread that owns
- * cn_batches, and the questions that routes send to it.
+ * cn_batches, and the tasks that routes post to it.
  *
  *     HTTP thread                batch thread               HTTP thread
  *   begin, post  --mail-->  work(): reads, writes  --mail-->  then(): replies
@@ -15,30 +15,32 @@
 #include "engine/serve/server.h"
 
 typedef struct cn_spool_part cn_spool_part;
-typedef struct cn_spool_ask cn_spool_ask;
+typedef struct cn_spool_task cn_spool_task;
 
-/* A question of a route to the batch thread, with its answer. */
-struct cn_spool_ask {
+/* A task of a route for the batch thread, with its result. */
+struct cn_spool_task {
     cn_mail mail;
     cn_spool_part *part;
-    cn_list_node node; /* of the part's asks */
+    cn_list_node node; /* of the part's tasks */
 
     /* HTTP thread */
     cn_exchange *x; /* NULL: the exchange has ended */
-    bool under_way; /* posted, and not answered yet */
-    void (*then)(cn_spool_ask *a);    /* handles the answer; NULL: cn_spool_ask_reply */
-    bool (*give_up)(cn_spool_ask *a); /* the exchange has ended; true: posted again to clean up */
+    bool posted;    /* and has no result yet */
+    void (*then)(cn_spool_task *t); /* handles the result; NULL: cn_spool_task_reply */
+    /* Called when the exchange has ended. Returns true if it has posted the task again to clean
+     * up. */
+    bool (*on_closed)(cn_spool_task *t);
     void (*free_form)(void *form);
     void *form; /* the route's own data */
 
-    /* the question: set by the HTTP thread, read by the batch thread */
-    void (*work)(cn_spool_ask *a, cn_batches *b);
+    /* the input: set by the HTTP thread, read by the batch thread */
+    void (*work)(cn_spool_task *t, cn_batches *b);
     cn_viewer viewer;
     cn_spool_id id;
     uint32_t limit;
     cn_buf body;
 
-    /* the answer: set by the batch thread */
+    /* the result: set by the batch thread */
     int http_status;
     json_t *reply;
     cn_buf error;
@@ -47,20 +49,20 @@ struct cn_spool_ask {
 
 /* ---- HTTP thread ---- */
 
-/* Creates a question for this exchange; post it next. NULL: out of memory, and an error reply has
- * been made. */
-cn_spool_ask *cn_spool_ask_begin(cn_spool_part *p, cn_exchange *x,
-                                 void (*work)(cn_spool_ask *a, cn_batches *b));
-void cn_spool_ask_post(cn_spool_ask *a);
-/* Sends the answer, or the error. */
-void cn_spool_ask_reply(cn_spool_ask *a);
+/* Creates a task for this exchange; post it next. NULL: out of memory, and an error reply has been
+ * made. */
+cn_spool_task *cn_spool_task_begin(cn_spool_part *p, cn_exchange *x,
+                                   void (*work)(cn_spool_task *t, cn_batches *b));
+void cn_spool_task_post(cn_spool_task *t);
+/* Sends the result, or the error. */
+void cn_spool_task_reply(cn_spool_task *t);
 /* Reads "limit" (1 to most, default fallback) from the query. False after an error reply. */
 bool cn_spool_read_limit(cn_exchange *x, uint32_t fallback, uint32_t most, uint32_t *limit);
 
 /* ---- batch thread ---- */
 
-/* Answers with the thread's last error. */
-void cn_spool_refuse(cn_spool_ask *a, int http_status, const char *param, const char *code);
+/* Sets the thread's last error as the result. */
+void cn_spool_refuse(cn_spool_task *t, int http_status, const char *param, const char *code);
 
 /* ---- the routes ---- */
 
