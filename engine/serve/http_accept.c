@@ -64,7 +64,7 @@ static connection *find_slowest(const cn_http_server *s, double now)
 {
     connection *slowest = NULL;
     double most_s = 0;
-    for (const cn_list_node *at = s->unasked.head; at; at = at->next) {
+    for (const cn_list_node *at = s->receiving.head; at; at = at->next) {
         connection *c = CN_CONTAINER_OF(at, connection, node);
         /* The list is in the order of since_s: later ones cannot be slower. */
         if (slowest && !slowest->reused && most_s >= now - c->since_s) break;
@@ -94,7 +94,7 @@ static double stalled_s(const connection *c, double now)
 static connection *find_stalled(const cn_http_server *s, bool long_only, double now)
 {
     connection *stalled = NULL;
-    for (const cn_list_node *at = s->asked.head; at; at = at->next) {
+    for (const cn_list_node *at = s->replying.head; at; at = at->next) {
         connection *c = CN_CONTAINER_OF(at, connection, node);
         const double this_s = stalled_s(c, now);
         if (long_only && !(c->exchange && c->exchange->counted_long)) continue;
@@ -107,8 +107,8 @@ static connection *find_stalled(const cn_http_server *s, bool long_only, double 
  * request are kept; else NULL. */
 static connection *find_surplus(const cn_http_server *s)
 {
-    if (s->n_kept <= s->unasked.n / 2) return NULL;
-    for (const cn_list_node *at = s->unasked.head; at; at = at->next) {
+    if (s->n_kept <= s->receiving.n / 2) return NULL;
+    for (const cn_list_node *at = s->receiving.head; at; at = at->next) {
         connection *c = CN_CONTAINER_OF(at, connection, node);
         if (c->kept) return c;
     }

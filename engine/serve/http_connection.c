@@ -12,7 +12,7 @@ void http_connection_set_state(connection *c, conn_state state)
     c->state = state;
     c->since_s = cn_now_s();
     if (c->list) cn_list_remove(c->list, &c->node);
-    c->list = state == CONN_BUSY || state == CONN_LINGER ? &s->asked : &s->unasked;
+    c->list = state == CONN_BUSY || state == CONN_LINGER ? &s->replying : &s->receiving;
     cn_list_append(c->list, &c->node);
     s->n_kept -= c->kept;
     c->kept = c->reused && (state == CONN_IDLE || state == CONN_HEAD);
@@ -80,7 +80,7 @@ typedef enum reading {
     READ_CLOSED   /* the connection has been freed */
 } reading;
 
-static reading give_up(connection *c)
+static reading close_out_of_memory(connection *c)
 {
     http_connection_close(c, "out of memory");
     return READ_CLOSED;
@@ -91,7 +91,7 @@ static reading give_up(connection *c)
 static reading refuse_head(connection *c, int status, const char *why)
 {
     if (!c->exchange) c->exchange = http_exchange_open(c);
-    if (!c->exchange) return give_up(c);
+    if (!c->exchange) return close_out_of_memory(c);
     http_connection_set_state(c, CONN_BUSY);
     c->exchange->close_after = true;
     cn_exchange_error(c->exchange, status, why, NULL, NULL);
@@ -103,7 +103,7 @@ static reading begin_exchange(connection *c, size_t n)
 {
     cn_exchange *x = c->exchange = http_exchange_open(c);
     if (x) x->head_text = cn_calloc(n + 1, 1);
-    if (!x || !x->head_text) return give_up(c);
+    if (!x || !x->head_text) return close_out_of_memory(c);
     evbuffer_remove(bufferevent_get_input(c->bev), x->head_text, n);
     const char *why = NULL;
     int status = cn_http_parse_head(&x->head, x->head_text, n, &why);
@@ -129,7 +129,7 @@ static reading read_head(connection *c)
     if (c->state == CONN_IDLE) http_connection_set_state(c, CONN_HEAD);
     if (n > most) n = most;
     const char *text = (const char *)evbuffer_pullup(in, (ev_ssize_t)n);
-    if (!text) return give_up(c);
+    if (!text) return close_out_of_memory(c);
     size_t length = cn_http_head_length(text, n, &c->head_seen);
     if (length > 0) return begin_exchange(c, length);
     if (n < most) return READ_WAITS;

@@ -257,12 +257,12 @@ static void on_sweep(evutil_socket_t fd, short what, void *arg)
     (void)fd, (void)what;
     cn_http_server *s = arg;
     const double now = cn_now_s();
-    for (cn_list_node *at = s->unasked.head, *next; at; at = next) {
+    for (cn_list_node *at = s->receiving.head, *next; at; at = next) {
         connection *c = CN_CONTAINER_OF(at, connection, node);
         next = at->next;
         if (is_late(c, now) || (c->state == CONN_IDLE && c->reused && s->draining)) time_out(c);
     }
-    for (cn_list_node *at = s->asked.head, *next; at; at = next) {
+    for (cn_list_node *at = s->replying.head, *next; at; at = next) {
         connection *c = CN_CONTAINER_OF(at, connection, node);
         next = at->next;
         if (is_stuck(c, now)) http_connection_close(c, "client does not read");
@@ -290,10 +290,10 @@ static void cut(connection *c)
 
 void cn_http_server_cut(cn_http_server *s)
 {
-    cn_list *const lists[] = {&s->unasked, &s->asked};
+    cn_list *const lists[] = {&s->receiving, &s->replying};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         for (cn_list_node *at = lists[i]->head, *next; at; at = next) {
-            next = at->next; /* a connection that is cut moves to the end of `asked` */
+            next = at->next; /* a connection that is cut moves to the end of `replying` */
             cut(CN_CONTAINER_OF(at, connection, node));
         }
     }
@@ -330,9 +330,9 @@ cn_status cn_http_server_create(cn_http_server **out, const cn_http_opts *o)
 void cn_http_server_free(cn_http_server *s)
 {
     if (!s) return;
-    for (connection *c; (c = CN_CONTAINER_OF(s->unasked.head, connection, node));)
+    for (connection *c; (c = CN_CONTAINER_OF(s->receiving.head, connection, node));)
         http_connection_close(c, "server stopped");
-    for (connection *c; (c = CN_CONTAINER_OF(s->asked.head, connection, node));)
+    for (connection *c; (c = CN_CONTAINER_OF(s->replying.head, connection, node));)
         http_connection_close(c, "server stopped");
     http_accept_close(s);
     if (s->sweep) event_free(s->sweep);

@@ -9,10 +9,10 @@
  *   BUSY     the request is complete or refused; the reply is awaited or being sent
  *   LINGER   closing: discards input, so that a connection reset does not destroy the reply;
  *            closed at the end of the input or after LINGER_S
- * The list `unasked` has the connections that have not sent a whole request (IDLE, HEAD, BODY), in
- * the order of since_s. Only these have request deadlines. They can be closed to make room, and so
- * can those that linger or whose client does not read its reply. IDLE and HEAD connections of which
- * a request was answered are `kept`. */
+ * The list `receiving` has the connections that have not sent a whole request (IDLE, HEAD, BODY),
+ * in the order of since_s. Only these have request deadlines. They can be closed to make room, and
+ * so can those that linger or whose client does not read its reply. IDLE and HEAD connections of
+ * which a request was answered are `kept`. */
 #ifndef CN_HTTP_STATE_H
 #define CN_HTTP_STATE_H
 
@@ -34,7 +34,7 @@ typedef enum conn_state { CONN_IDLE, CONN_HEAD, CONN_BODY, CONN_BUSY, CONN_LINGE
 
 typedef struct connection {
     cn_list_node node;
-    cn_list *list; /* unasked, or asked: BUSY and LINGER */
+    cn_list *list; /* receiving, or replying: BUSY and LINGER */
     cn_http_server *server;
     struct bufferevent *bev;
     conn_state state;
@@ -103,7 +103,7 @@ struct cn_http_server {
         struct event *event;
     } pending;
     struct event *sweep;
-    cn_list unasked, asked; /* of connections */
+    cn_list receiving, replying; /* of connections */
     uint32_t n_connections;
     uint32_t n_exchanges; /* without late ones */
     uint32_t n_kept;  /* connections that are kept open between requests */
