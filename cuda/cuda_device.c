@@ -78,7 +78,7 @@ static cn_status are_peers(int a, int b, bool *can)
     return CN_OK;
 }
 
-static cn_status refuse_strangers(int a, int b)
+static cn_status refuse_non_peers(int a, int b)
 {
     return cn_fail(CN_ERR_DEVICE,
                    "GPU %d and GPU %d cannot address each other's memory: use two GPUs with NVLink "
@@ -108,7 +108,7 @@ static cn_status choose_device(const cn_cuda_backend_opts *o, uint32_t n, uint32
                        o->beside ? "cache-device" : "device", *ordinal, n - 1);
     if (!o->beside || (int)*ordinal == model || model >= (int)n) return CN_OK;
     CN_TRY(are_peers(model, (int)*ordinal, &peers));
-    return peers ? CN_OK : refuse_strangers(model, (int)*ordinal);
+    return peers ? CN_OK : refuse_non_peers(model, (int)*ordinal);
 }
 
 cn_status cn_cuda_device_open(cn_cuda_device *out, const cn_cuda_backend_opts *o)
@@ -158,7 +158,7 @@ cn_status cn_cuda_join(const cn_cuda *a, const cn_cuda *b)
     bool peers = false;
     if (a->device.ordinal == b->device.ordinal) return CN_OK;
     CN_TRY(are_peers(a->device.ordinal, b->device.ordinal, &peers));
-    if (!peers) return refuse_strangers(a->device.ordinal, b->device.ordinal);
+    if (!peers) return refuse_non_peers(a->device.ordinal, b->device.ordinal);
     CN_TRY(enable_peer(a, b));
     return enable_peer(b, a);
 }

@@ -1,7 +1,6 @@
 /* fuzz_batch.c - feeds hostile lines of a batch file and of its output. Must hold: no crash and no
- * leak; a refusal has a status that blames the line, and its error line is valid JSON; accepted
- * values are inside the bounds of the option table; the figures of an output line that is read back
- * are consistent. */
+ * leak; a refusal has CN_ERR_ARG, and its error line is valid JSON; accepted values are inside the
+ * bounds of the option table; the figures of an output line that is read back are consistent. */
 #include <string.h>
 
 #include "engine/api/api_response.h"

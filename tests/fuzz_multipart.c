@@ -1,6 +1,6 @@
-/* fuzz_multipart.c - feeds hostile multipart bodies. Must hold: no crash; a refusal has a status
- * that blames the body; begin comes before data, with valid texts; cutting the body into other
- * pieces does not change the result. */
+/* fuzz_multipart.c - feeds hostile multipart bodies. Must hold: no crash; a refusal has
+ * CN_ERR_ARG; begin comes before data, with valid texts; cutting the body into other pieces does
+ * not change the result. */
 #include <string.h>
 
 #include "engine/base.h"

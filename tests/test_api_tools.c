@@ -41,7 +41,7 @@ static void describe_whole(const cn_tool_finder *f, const cn_buf *content, found
 static void take_deltas(cn_tool_finder *f, found *out)
 {
     json_t *delta;
-    while (cn_tool_finder_has_news(f)) {
+    while (cn_tool_finder_has_more(f)) {
         assert_non_null(delta = cn_tool_finder_take(f));
         assert_int_equal(json_array_size(delta), 1);
         const json_t *call = json_array_get(delta, 0);

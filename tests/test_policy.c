@@ -26,9 +26,9 @@ static cn_kv_params zip(uint32_t budget)
 static void budget_is_rounded_up(void **state)
 {
     (void)state;
-    const uint32_t wishes[] = {1, 63, 64, 65, 2048}, rounded[] = {64, 64, 64, 128, 2048};
+    const uint32_t budgets[] = {1, 63, 64, 65, 2048}, rounded[] = {64, 64, 64, 128, 2048};
     for (int i = 0; i < 5; i++) {
-        cn_kv_params kv = zip(wishes[i]);
+        cn_kv_params kv = zip(budgets[i]);
         assert_int_equal(cn_policy_check(&kv, 64, 16), CN_OK);
         assert_int_equal(kv.budget_tokens, rounded[i]);
         assert_int_equal(cn_policy_n_max(&kv, 64), rounded[i] / 64 + 1);

@@ -197,7 +197,7 @@ typedef struct step_count {
     bool over;
 } step_count;
 
-static void on_news(void *user, cn_call *call)
+static void on_update(void *user, cn_call *call)
 {
     ((step_count *)user)->over = cn_call_is_over(call);
 }
@@ -213,7 +213,7 @@ static void a_cancel_frees_within_two_steps(void **state)
     assert_int_equal(cn_mailbox_create(&box, 16), CN_OK);
     for (int round = 0; round < 5; round++) {
         step_count count = {.service = s};
-        cn_call_opts o = {.klass = CN_CLASS_BATCH, .reply_to = box, .news = on_news,
+        cn_call_opts o = {.klass = CN_CLASS_BATCH, .reply_to = box, .update = on_update,
                           .user = &count, .endpoint = CN_API_COMPLETION};
         assert_int_equal(cn_buf_addf(&o.body, "%s", serve_long_body(7000, false)), CN_OK);
         cn_call *call;
@@ -579,7 +579,7 @@ static void an_interactive_request_comes_before_batch(void **state)
     cn_service *s = cn_server_service(rig.server);
     step_count count = {.service = s};
     assert_int_equal(cn_mailbox_create(&box, 16), CN_OK);
-    cn_call_opts o = {.klass = CN_CLASS_BATCH, .reply_to = box, .news = on_news, .user = &count,
+    cn_call_opts o = {.klass = CN_CLASS_BATCH, .reply_to = box, .update = on_update, .user = &count,
                       .endpoint = CN_API_COMPLETION};
     assert_int_equal(cn_buf_addf(&o.body, "%s", serve_long_body(300, false)), CN_OK);
     assert_int_equal(cn_call_start(&call, s, &o), CN_OK);
@@ -647,7 +647,7 @@ static void a_refused_line_is_no_refused_client(void **state)
     step_count counts[3] = {0};
     assert_int_equal(cn_mailbox_create(&box, 16), CN_OK);
     for (int i = 0; i < 3; i++) {
-        cn_call_opts o = {.klass = CN_CLASS_BATCH, .reply_to = box, .news = on_news,
+        cn_call_opts o = {.klass = CN_CLASS_BATCH, .reply_to = box, .update = on_update,
                           .user = &counts[i], .endpoint = CN_API_COMPLETION};
         assert_int_equal(cn_buf_addf(&o.body, "%s", serve_long_body(7000, false)), CN_OK);
         assert_int_equal(cn_call_start(&calls[i], s, &o), CN_OK);

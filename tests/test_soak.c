@@ -33,7 +33,7 @@ enum { N_PLAIN_CANARIES = 2, N_CANARIES = N_PLAIN_CANARIES + CN_N_SELECTORS - 1 
 enum { SELECT_TOKENS = 128, SELECT_TILES = 4, SELECT_WINDOW = 12 };
 
 /* A request in flight. */
-typedef struct guest {
+typedef struct soak_request {
     struct soak *soak;
     uint64_t id;
     bool live;
@@ -41,7 +41,7 @@ typedef struct guest {
     uint32_t n_samples, n_ended, n_tokens, max_tokens;
     uint32_t tokens[CANARY_TOKENS]; /* of a canary, with their logprobs */
     float logprobs[CANARY_TOKENS];
-} guest;
+} soak_request;
 
 typedef struct soak {
     cn_engine *engine;
@@ -49,7 +49,7 @@ typedef struct soak {
     uint32_t vocab;
     bool compresses, selects, repeats;
     uint32_t homes; /* bit 1 << cn_kv_home: that requests may have besides the device */
-    guest guests[MAX_LIVE];
+    soak_request requests[MAX_LIVE];
     uint32_t n_live;
     uint64_t submitted, ended, cancelled, canaries;
     uint32_t canary_tokens[N_CANARIES][CANARY_TOKENS];
@@ -124,7 +124,7 @@ static void open_engine(soak *s)
 
 /* ---- requests ---- */
 
-static void check_canary(guest *g, const cn_usage *u)
+static void check_canary(soak_request *g, const cn_usage *u)
 {
     soak *s = g->soak;
     uint32_t *known = s->canary_tokens[g->canary];
@@ -152,7 +152,7 @@ static void check_canary(guest *g, const cn_usage *u)
 
 static void on_event(void *user, const cn_event *ev)
 {
-    guest *g = user;
+    soak_request *g = user;
     assert_true(g->live);
     assert_true(ev->request == g->id || g->id == 0);
     assert_true(ev->sample < g->n_samples);
@@ -200,10 +200,10 @@ static uint32_t random_prompt(soak *s, uint32_t *tokens)
     return n;
 }
 
-static guest *free_guest(soak *s)
+static soak_request *find_free_request(soak *s)
 {
     for (uint32_t i = 0; i < MAX_LIVE; i++)
-        if (!s->guests[i].live) return &s->guests[i];
+        if (!s->requests[i].live) return &s->requests[i];
     return NULL;
 }
 
@@ -269,7 +269,7 @@ static void make_canary(const soak *s, int32_t canary, uint32_t *tokens, cn_requ
 static void submit(soak *s, int32_t canary)
 {
     uint32_t tokens[MAX_PROMPT];
-    guest *g = free_guest(s);
+    soak_request *g = find_free_request(s);
     if (!g) return;
     cn_request_params p = {.tokens = tokens, .enable_thinking = -1};
     cn_engine_default_sampling(s->engine, &p.sampling);
@@ -282,11 +282,11 @@ static void submit(soak *s, int32_t canary)
         random_kv(s, &p.kv);
         p.klass = one_in(s, 3) ? CN_CLASS_INTERACTIVE : CN_CLASS_BATCH;
     }
-    *g = (guest){.soak = s,
-                 .live = true,
-                 .canary = canary,
-                 .n_samples = p.sampling.n,
-                 .max_tokens = p.sampling.max_tokens};
+    *g = (soak_request){.soak = s,
+                        .live = true,
+                        .canary = canary,
+                        .n_samples = p.sampling.n,
+                        .max_tokens = p.sampling.max_tokens};
     const cn_status status = cn_engine_submit(s->engine, &p, on_event, g, &g->id);
     if (status != CN_OK) fail_msg("%s", cn_last_error());
     s->submitted++;
@@ -296,7 +296,7 @@ static void submit(soak *s, int32_t canary)
 
 static void cancel_one(soak *s)
 {
-    guest *g = &s->guests[below(s, MAX_LIVE)];
+    soak_request *g = &s->requests[below(s, MAX_LIVE)];
     if (g->canary >= 0) return;
     cn_engine_cancel(s->engine, g->id); /* ignored when it has ended */
     s->cancelled += g->live;

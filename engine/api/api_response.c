@@ -18,8 +18,8 @@ enum {
 typedef struct choice {
     cn_buf text, reasoning; /* when streamed: since the last chunk */
     cn_tool_finder tools;
-    bool told;              /* an event of it has come */
-    bool began, told_end;   /* when streamed: the first, the last chunk was taken */
+    bool has_event;         /* an event of it has arrived */
+    bool began, ended;      /* when streamed: the first, the last chunk was taken */
     size_t n_echo;    /* bytes of the prompt that begin the text */
     size_t answer_at; /* byte of text */
     cn_api_logprobs logprobs; /* when streamed: since the last chunk */
@@ -32,7 +32,7 @@ typedef struct choice {
     cn_usage usage;
 } choice;
 
-/* One of the prompts, and what the first event about it has told. */
+/* One of the prompts, and the data of the first event about it. */
 typedef struct prompt {
     char *echo; /* the text to repeat as it was sent; NULL: none, or that of the tokens */
     bool known;
@@ -155,7 +155,7 @@ static cn_status add_echo(const cn_api_result *r, const prompt *p, const cn_even
     return status;
 }
 
-/* Takes what the first event of a prompt tells. */
+/* Stores the data of the first event of a prompt. */
 static cn_status add_prompt(cn_api_result *r, prompt *p, const cn_event *ev)
 {
     p->known = true;
@@ -172,7 +172,7 @@ static cn_status add_prompt(cn_api_result *r, prompt *p, const cn_event *ev)
 static cn_status begin_choice(cn_api_result *r, choice *c, const cn_event *ev)
 {
     prompt *p = prompt_of(r, ev->sample);
-    c->told = true;
+    c->has_event = true;
     if (!p->known) CN_TRY(add_prompt(r, p, ev));
     if (!r->echoes) return CN_OK;
     for (uint32_t i = 0; r->wants_logprobs && ev->prompt_logprobs && i < ev->n_prompt; i++)
@@ -185,7 +185,7 @@ static cn_status begin_choice(cn_api_result *r, choice *c, const cn_event *ev)
 static bool add_output(cn_api_result *r, choice *c, const cn_event *ev)
 {
     const bool end = ev->finish != CN_FINISH_NONE;
-    if (!c->told && begin_choice(r, c, ev) != CN_OK) return false;
+    if (!c->has_event && begin_choice(r, c, ev) != CN_OK) return false;
     if (cn_tool_finder_add(&c->tools, ev->text, ev->text_len, end, &c->text) != CN_OK) return false;
     if (cn_buf_add(&c->reasoning, ev->reasoning, ev->reasoning_len) != CN_OK) return false;
     c->n_tokens += ev->n_tokens;
@@ -570,7 +570,7 @@ static json_t *chunk_choice(const cn_api_result *r, uint32_t i, choice *c)
     json_t *o = json_pack("{s:i}", "index", (int)i);
     if (r->endpoint == CN_API_CHAT) {
         json_object_set_new(o, "delta", delta_json(c));
-        end = end && !cn_tool_finder_has_news(&c->tools);
+        end = end && !cn_tool_finder_has_more(&c->tools);
     } else {
         json_object_set_new(o, "text", text_json(c));
     }
@@ -585,7 +585,7 @@ static json_t *chunk_choice(const cn_api_result *r, uint32_t i, choice *c)
     cn_buf_clear(&c->reasoning);
     cn_buf_clear(&c->token_ids);
     c->began = true;
-    c->told_end = end;
+    c->ended = end;
     return o;
 }
 
@@ -611,9 +611,9 @@ json_t *cn_api_result_take_chunk(cn_api_result *r, const char *id, const char *m
 {
     for (uint32_t i = 0; i < r->n_choices; i++) {
         choice *c = &r->choices[i];
-        const bool ends = c->finish != CN_FINISH_NONE && !c->told_end;
+        const bool ends = c->finish != CN_FINISH_NONE && !c->ended;
         const bool said = c->text.len || c->reasoning.len || c->logprobs.n_tokens ||
-                          c->token_ids.len || cn_tool_finder_has_news(&c->tools);
+                          c->token_ids.len || cn_tool_finder_has_more(&c->tools);
         const bool first = !c->began && i == 0;
         if (!ends && !said) continue;
         json_t *choices = json_array();

@@ -313,17 +313,20 @@ json_t *cn_tool_finder_calls(const cn_tool_finder *f)
 }
 
 /* The arguments that were not taken of the last call whose name was. */
-static cn_buf *news(const cn_tool_finder *f)
+static cn_buf *untaken_arguments(const cn_tool_finder *f)
 {
     cn_buf *arguments = f->n_taken > 0 ? &f->calls[f->n_taken - 1].arguments : NULL;
     return arguments && arguments->len > 0 ? arguments : NULL;
 }
 
-bool cn_tool_finder_has_news(const cn_tool_finder *f) { return news(f) || f->n_taken < f->n_calls; }
+bool cn_tool_finder_has_more(const cn_tool_finder *f)
+{
+    return untaken_arguments(f) || f->n_taken < f->n_calls;
+}
 
 json_t *cn_tool_finder_take(cn_tool_finder *f)
 {
-    cn_buf *arguments = news(f);
+    cn_buf *arguments = untaken_arguments(f);
     if (arguments) {
         json_t *piece = json_pack("[{s:i, s:{s:s%}}]", "index", (int)f->n_taken - 1, "function",
                                   "arguments", arguments->data, arguments->len);

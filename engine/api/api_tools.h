@@ -74,7 +74,7 @@ json_t *cn_tool_finder_calls(const cn_tool_finder *f);
 /* The next delta.tool_calls of a stream, with one entry: the id and name of a call, with arguments
  * "", or a piece of its arguments. NULL when there is nothing new, or when out of memory. */
 json_t *cn_tool_finder_take(cn_tool_finder *f);
-bool cn_tool_finder_has_news(const cn_tool_finder *f);
+bool cn_tool_finder_has_more(const cn_tool_finder *f);
 
 /* The text of cn_structure for calls of `tools`, which are members of a body: of the one with this
  * name, or of any if it is NULL. `one`: exactly one call. NULL when out of memory. */

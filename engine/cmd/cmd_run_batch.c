@@ -48,7 +48,7 @@ static cn_status check_two_files(const cn_batch_run *run)
 }
 
 /* Resumes an output that has lines: checks the record, repairs the end and reads the lines. */
-static cn_status take_up(cn_batch_run *run, const cn_buf *record)
+static cn_status resume_output(cn_batch_run *run, const cn_buf *record)
 {
     const cn_config *c = run->config;
     uint64_t removed = 0;
@@ -76,7 +76,8 @@ static cn_status prepare_output(cn_batch_run *run)
     cn_buf record = {0};
     cn_status status = cn_run_record_make(&record, c);
     if (status == CN_OK)
-        status = has_lines ? take_up(run, &record) : cn_run_record_write(c->output_file, &record);
+        status = has_lines ? resume_output(run, &record)
+                           : cn_run_record_write(c->output_file, &record);
     cn_buf_free(&record);
     return status;
 }

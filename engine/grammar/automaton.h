@@ -1,4 +1,4 @@
-/* automaton.h - runs a network on bytes and tells which tokens may follow.
+/* automaton.h - runs a network on bytes and finds the tokens that may follow.
  *
  * A state is the set of the places in the network where a walk may be that has read the text so
  * far. A place is a node and the calls it is inside of. States are numbered as they are met, with

@@ -21,7 +21,7 @@ static cn_status keep_text(char **out, const char *text)
     return *out ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a line's text");
 }
 
-/* A real number has as many digits as tell it from all others: 0.1 stays 0.1. */
+/* Writes a real number with the fewest digits that read back as the same value: 0.1 stays 0.1. */
 static char *number_text(const json_t *v)
 {
     enum { MIN_DIGITS = 15, MAX_DIGITS = 17 };

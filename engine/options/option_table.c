@@ -117,7 +117,7 @@ static const cn_option options[] = {
                 "no limit"),
     ROW(SHARING, "share-prefix-cache", BOOL, share_prefix_cache, "false",
         .help = "share the KV blocks of equal prompt prefixes between API keys too; the latency "
-                "and cached_tokens of a request then tell whether another key has sent the same "
+                "and cached_tokens of a request then show whether another key has sent the same "
                 "prompt"),
     ROW(SHARING, "swap-space", F32, swap_space_gib, "0", .min = 0, .max = 65536,
         .help = "GiB of host memory to which compressed batch requests are moved when "

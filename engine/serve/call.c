@@ -30,27 +30,27 @@ void cn_call_unref(cn_call *call)
     cn_free(call);
 }
 
-static void open_news(cn_mail *mail)
+static void open_update(cn_mail *mail)
 {
-    cn_call *call = CN_CONTAINER_OF(mail, cn_call, news_mail);
+    cn_call *call = CN_CONTAINER_OF(mail, cn_call, update_mail);
     pthread_mutex_lock(&call->lock);
-    call->news_under_way = false;
+    call->update_in_flight = false;
     pthread_mutex_unlock(&call->lock);
-    if (!call->released) call->news(call->user, call);
+    if (!call->released) call->update(call->user, call);
     cn_call_unref(call);
 }
 
-void cn_call_tell(cn_call *call)
+void cn_call_post_update(cn_call *call)
 {
     pthread_mutex_lock(&call->lock);
-    const bool known = call->news_under_way;
-    call->news_under_way = true;
+    const bool known = call->update_in_flight;
+    call->update_in_flight = true;
     pthread_mutex_unlock(&call->lock);
     if (known) return;
     call_ref(call);
     cn_mailbox_post(call->reply_to,
                     call->klass == CN_CLASS_BATCH ? CN_LANE_NORMAL : CN_LANE_EXPRESS,
-                    &call->news_mail);
+                    &call->update_mail);
 }
 
 void cn_call_finish(cn_call *call, cn_status status)
@@ -63,13 +63,13 @@ void cn_call_finish(cn_call *call, cn_status status)
         if (cn_buf_add(&call->error, text, strlen(text)) != CN_OK) cn_buf_clear(&call->error);
     }
     pthread_mutex_unlock(&call->lock);
-    cn_call_tell(call);
+    cn_call_post_update(call);
     cn_call_unref(call);
 }
 
 cn_status cn_call_start(cn_call **out, cn_service *s, cn_call_opts *o)
 {
-    CN_ASSERT((o->request != NULL) + (o->body.data != NULL) == 1 && o->reply_to && o->news);
+    CN_ASSERT((o->request != NULL) + (o->body.data != NULL) == 1 && o->reply_to && o->update);
     cn_call *call = cn_calloc(1, sizeof *call);
     char *custom_id = o->custom_id ? cn_strdup(o->custom_id) : NULL;
     if (!call || (o->custom_id && !custom_id)) {
@@ -81,12 +81,12 @@ cn_status cn_call_start(cn_call **out, cn_service *s, cn_call_opts *o)
     *call = (cn_call){
         .mail.open = cn_intake_take,
         .cancel_mail.open = cn_engine_thread_cancel,
-        .news_mail.open = open_news,
+        .update_mail.open = open_update,
         .refs = 2, /* the owner's, and that of its way through the threads */
         .service = s,
         .klass = o->klass,
         .reply_to = o->reply_to,
-        .news = o->news,
+        .update = o->update,
         .user = o->user,
         .owner = o->owner,
         .min_priority = o->min_priority,

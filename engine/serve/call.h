@@ -1,15 +1,15 @@
 /* call.h - one request to the engine from any part of the server, and its answer.
  *
  *     owner's thread          intake thread             engine thread           owner's thread
- *   cn_call_start --mail--> parse, check, tokenise --mail--> submit, step ... --mail--> news()
+ *   cn_call_start --mail--> parse, check, tokenise --mail--> submit, step ... --mail--> update()
  *   cn_call_cancel ---------------------------------mail--> cancel
  *
  * Owner: the caller of cn_call_start(), until cn_call_release(). Thread: the owner's thread, which
- * is the one that empties the mailbox `reply_to`; news() runs on it too.
+ * is the one that empties the mailbox `reply_to`; update() runs on it too.
  *
  * Each call collects its output in one cn_api_result. A slow reader gets one large piece instead of
  * many small ones, so its unread output is bounded by what the request may generate. At most one
- * news message of a call is in flight. */
+ * update message of a call is in flight. */
 #ifndef CN_CALL_H
 #define CN_CALL_H
 
@@ -22,7 +22,7 @@ typedef struct cn_service cn_service; /* service.h: the intake and engine thread
 typedef struct cn_call cn_call;
 
 /* Called when there is something new: output of a streamed call, or the end. */
-typedef void (*cn_call_news_fn)(void *user, cn_call *call);
+typedef void (*cn_call_update_fn)(void *user, cn_call *call);
 
 typedef struct cn_call_opts {
     /* Exactly one of the two. request: already parsed (batch lines), borrowed until the call is
@@ -36,7 +36,7 @@ typedef struct cn_call_opts {
     cn_budget *samples; /* of the key; the caller has taken one. NULL: no limit */
     const char *custom_id; /* enters the seed when the request has none; copied; may be NULL */
     cn_mailbox *reply_to;
-    cn_call_news_fn news;
+    cn_call_update_fn update;
     void *user;
 } cn_call_opts;
 
@@ -47,11 +47,11 @@ cn_status cn_call_start(cn_call **out, cn_service *s, cn_call_opts *o);
 /* Requests an early end. The call ends with CN_ERR_CANCELLED, or normally if it finished first. The
  * engine frees the request's KV at its next step. */
 void cn_call_cancel(cn_call *call);
-/* Drops the owner's reference: cancels the call if it runs, and calls news() no more. NULL is fine.
- * A borrowed request must stay valid until the call is over: release such a call only then. */
+/* Drops the owner's reference: cancels the call if it runs, and calls update() no more. A borrowed
+ * request must stay valid until the call is over: release such a call only then. NULL is fine. */
 void cn_call_release(cn_call *call);
 
-/* ---- after news() ---- */
+/* ---- after update() ---- */
 
 bool cn_call_is_over(const cn_call *call);
 /* The status of a call that is over. CN_ERR_ARG: the request is invalid. CN_ERR_BUSY: the engine's

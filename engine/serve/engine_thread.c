@@ -131,7 +131,7 @@ static void on_event(void *user, const cn_event *event)
         unlink_call(call->service, call);
         cn_call_finish(call, end_status(call));
     } else if (call->request->stream) {
-        cn_call_tell(call);
+        cn_call_post_update(call);
     }
 }
 

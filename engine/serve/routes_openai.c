@@ -221,7 +221,7 @@ static void reply_whole(reply *r)
     cn_buf_free(&part);
 }
 
-static void on_news(void *user, cn_call *call)
+static void on_update(void *user, cn_call *call)
 {
     reply *r = user;
     const bool over = cn_call_is_over(call);
@@ -269,7 +269,7 @@ static void generate(openai_part *part, cn_exchange *x, cn_api_endpoint endpoint
         .klass = CN_CLASS_INTERACTIVE,
         .samples = cn_exchange_samples(x),
         .reply_to = cn_server_mailbox(server),
-        .news = on_news,
+        .update = on_update,
         .user = r,
     };
     cn_status status = CN_OK;

@@ -21,8 +21,8 @@ cn_status cn_service_create(cn_service **out, const cn_config *config);
 cn_status cn_service_load(cn_service *s);
 /* Cancels running requests and joins both threads. */
 void cn_service_stop(cn_service *s);
-/* Stops the service and frees the engine. All calls must have been released, and their news
- * opened. NULL is fine. */
+/* Stops the service and frees the engine. All calls must have been released, and their update
+ * messages opened. NULL is fine. */
 void cn_service_free(cn_service *s);
 
 const cn_config *cn_service_config(const cn_service *s);

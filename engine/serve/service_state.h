@@ -1,9 +1,9 @@
 /* service_state.h - the internals of a call and of the service, shared by call.c, intake.c,
  * intake_tokens.c, engine_thread.c and service.c. Internal to these.
  *
- * A call has a reference count. Its owner, its way through the threads, and each cancel or news
+ * A call has a reference count. Its owner, its way through the threads, and each cancel or update
  * message in flight hold one reference. `lock` protects the fields that threads share. Every other
- * field belongs to one thread at a time and is handed over with the message. */
+ * field belongs to one thread at a time and passes to the receiver with the message. */
 #ifndef CN_SERVICE_STATE_H
 #define CN_SERVICE_STATE_H
 
@@ -26,7 +26,7 @@ typedef struct call_times {
 struct cn_call {
     cn_mail mail;        /* to the intake, then to the engine */
     cn_mail cancel_mail; /* to the engine; posted at most once */
-    cn_mail news_mail;   /* to the owner */
+    cn_mail update_mail; /* to the owner */
     atomic_uint refs;
     atomic_bool cancelled;
     cn_service *service;
@@ -34,7 +34,7 @@ struct cn_call {
 
     /* the owner's */
     cn_mailbox *reply_to;
-    cn_call_news_fn news;
+    cn_call_update_fn update;
     void *user;
     bool released;
 
@@ -63,7 +63,7 @@ struct cn_call {
 
     pthread_mutex_t lock;  /* protects the fields below */
     cn_api_result *result; /* NULL before the engine has the request */
-    bool over, news_under_way;
+    bool over, update_in_flight;
     cn_status status;
     cn_buf error, at_fault;
     call_times times;
@@ -113,8 +113,8 @@ void cn_call_free_tokens(cn_call *call);
 /* Ends the call with this status and, unless it is CN_OK, the thread's last error as its text.
  * Tells the owner and drops the reference of the call's way through the threads. */
 void cn_call_finish(cn_call *call, cn_status status);
-/* Posts a news message to the owner, unless one is in flight. */
-void cn_call_tell(cn_call *call);
+/* Posts an update message to the owner, unless one is in flight. */
+void cn_call_post_update(cn_call *call);
 
 /* intake.c */
 cn_status cn_intake_open(cn_service *s);

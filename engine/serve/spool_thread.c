@@ -142,7 +142,7 @@ bool cn_spool_read_limit(cn_exchange *x, uint32_t fallback, uint32_t most, uint3
 
 /* ---- access to the engine ---- */
 
-static void on_news(void *user, cn_call *call)
+static void on_update(void *user, cn_call *call)
 {
     cn_batch_job *job = user;
     if (!cn_call_is_over(call)) return;
@@ -170,7 +170,7 @@ static cn_status submit(void *part, cn_batch_job *job, const char *owner)
                       .klass = CN_CLASS_BATCH,
                       .custom_id = job->item.custom_id,
                       .reply_to = p->box,
-                      .news = on_news,
+                      .update = on_update,
                       .user = job};
     cn_call *call;
     cn_server_set_owner(p->server, owner, &o);

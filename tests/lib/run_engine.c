@@ -156,7 +156,7 @@ void run_assert_same_bits(const run *x, uint32_t a, const run *y, uint32_t b, ui
 void run_assert_accounts(const run *r)
 {
     cn_stats sum = {0};
-    const cn_stats *told = &r->stats;
+    const cn_stats *reported = &r->stats;
     for (uint32_t i = 0; i < r->n_requests; i++)
         for (uint32_t s = 0; s < RUN_MAX_SAMPLES; s++) {
             const cn_usage *u = &r->samples[i][s].usage;
@@ -173,18 +173,18 @@ void run_assert_accounts(const run *r)
             sum.fetched_entries += u->kv.fetched_entries;
             sum.missed_entries += u->kv.missed_entries;
         }
-    assert_int_equal(sum.compressions, told->compressions);
-    assert_int_equal(sum.evicted_tokens, told->evicted_tokens);
-    assert_int_equal(sum.freed_bytes, told->freed_bytes);
-    assert_int_equal(sum.preemptions, told->preemptions);
-    assert_int_equal(sum.recomputed_tokens, told->recomputed_tokens);
-    assert_int_equal(sum.generation_tokens, told->generation_tokens);
-    assert_int_equal(sum.selected_steps, told->selected_steps);
-    assert_int_equal(sum.selected_tokens, told->selected_tokens);
-    assert_int_equal(sum.candidate_tokens, told->candidate_tokens);
-    assert_int_equal(sum.exchanges, told->exchanges);
-    assert_int_equal(sum.fetched_entries, told->fetched_entries);
-    assert_int_equal(sum.missed_entries, told->missed_entries);
+    assert_int_equal(sum.compressions, reported->compressions);
+    assert_int_equal(sum.evicted_tokens, reported->evicted_tokens);
+    assert_int_equal(sum.freed_bytes, reported->freed_bytes);
+    assert_int_equal(sum.preemptions, reported->preemptions);
+    assert_int_equal(sum.recomputed_tokens, reported->recomputed_tokens);
+    assert_int_equal(sum.generation_tokens, reported->generation_tokens);
+    assert_int_equal(sum.selected_steps, reported->selected_steps);
+    assert_int_equal(sum.selected_tokens, reported->selected_tokens);
+    assert_int_equal(sum.candidate_tokens, reported->candidate_tokens);
+    assert_int_equal(sum.exchanges, reported->exchanges);
+    assert_int_equal(sum.fetched_entries, reported->fetched_entries);
+    assert_int_equal(sum.missed_entries, reported->missed_entries);
 }
 
 static void assert_error_has(const char *text)

@@ -89,7 +89,7 @@ static size_t last_char(cn_jtext t, uint32_t *cp)
     while (back < t.n && back < 4 && ((unsigned char)t.at[t.n - back] & 0xC0) == 0x80) back++;
     size_t len = cn_pychar((cn_jtext){t.at + t.n - back, back}, cp);
     if (len == back) return back;
-    *cp = CN_UTF8_CUT; /* an invalid byte is no character that anybody strips */
+    *cp = CN_UTF8_CUT; /* strip() removes no invalid byte */
     return 1;
 }
 
