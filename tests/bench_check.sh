@@ -218,6 +218,9 @@ refused "--arms needs --resident" bench throughput --model $model --arms ds:64
 refused "--arms nothing" bench throughput --model $model --resident 100 --arms nothing
 refused "--prefill 0" bench throughput --model $model --prefill 0
 refused "choose one" bench throughput --model $model --prefill 8 --steady-steps 4
+refused "beyond the context of 8192: lower --resident" bench throughput --model $model \
+    --resident 100 --batches 1,1x8190 --decode-steps 4
+grep -q "ms per step" "$dir/out" && fail "a batch was timed before the last was checked"
 echo '{"prompt_tokens": 5}' >"$dir/bad.jsonl"
 refused "line 1: output_tokens" bench throughput --model $model --workload "$dir/bad.jsonl"
 refused "/no/such" bench throughput --model $model --timeline /no/such/file

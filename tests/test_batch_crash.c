@@ -135,6 +135,8 @@ static void a_batch_of_another_configuration_is_paused(void **state)
     batch = cn_batches_get(jobs.batches, &jobs_viewer, &id);
     assert_string_equal(jobs_text_of(batch, "status"), "in_progress");
     assert_non_null(strstr(jobs_text_of(batch, "paused"), "kv-budget"));
+    const json_t *counts = json_object_get(batch, "request_counts");
+    assert_int_equal(json_integer_value(json_object_get(counts, "completed")), 5);
     json_decref(batch);
     jobs_close();
     jobs.config->kv.budget_tokens -= 64;

@@ -235,7 +235,8 @@ cn_status cn_bench_dataset_load(cn_bench_dataset *out, const cn_config *c, const
                                "no request fits: prompt and output of each exceed the context of "
                                "%u tokens; lower --input-len or --output-len",
                                m->max_model_len)
-                     : cn_fail(CN_ERR_ARG, "the dataset has no prompts");
+                     : cn_fail(CN_ERR_ARG, "%s: the dataset has no prompts",
+                               c->workload ? c->workload : c->dataset_path);
     if (status != CN_OK) cn_bench_dataset_free(out);
     return status;
 }

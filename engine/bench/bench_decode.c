@@ -126,18 +126,53 @@ static bool is_capped(const decode *d, uint32_t prompt_len)
     return cap > 0 && prompt_len / cn_engine_block_tokens(d->b->engine) >= cap;
 }
 
+/* Chooses the tokens of each prompt, so that the requests hold `resident` tokens in the middle of
+ * the timed steps. */
+static cn_status choose_prompt(const decode *d, uint32_t batch, uint32_t *prompt_len)
+{
+    const uint32_t steps = d->b->config->decode_steps, resident = d->resident;
+    const uint32_t lead = LEAD_STEPS + REFILL_STEPS + 1 + steps / 2 +
+                          prefill_steps(d, batch, resident) / 2;
+    if (resident <= lead)
+        return cn_fail(CN_ERR_ARG,
+                       "--resident %u is too small for --batches and --decode-steps: expected "
+                       "over %u",
+                       resident, lead);
+    const uint32_t b = cn_engine_block_tokens(d->b->engine), whole = (resident - lead) / b * b;
+    *prompt_len = is_capped(d, whole) ? whole : resident - lead;
+    return CN_OK;
+}
+
+/* Tokens of output until the timed steps have ended. */
+static uint32_t output_len_of(const decode *d, uint32_t batch, uint32_t prompt_len)
+{
+    const uint32_t steps = d->b->config->decode_steps;
+    const uint32_t timed = d->b->kv.home != CN_HOME_DEVICE ? 2 * steps + FILL_STEPS : steps;
+    return prefill_steps(d, batch, prompt_len) + LEAD_STEPS + REFILL_STEPS + timed + 4;
+}
+
+static cn_status check_batch(const decode *d, uint32_t batch)
+{
+    uint32_t prompt_len;
+    CN_TRY(choose_prompt(d, batch, &prompt_len));
+    const uint32_t all = prompt_len + output_len_of(d, batch, prompt_len);
+    const uint32_t most = cn_engine_max_model_len(d->b->engine);
+    if (all <= most) return CN_OK;
+    return cn_fail(CN_ERR_ARG,
+                   "--batches %s: %u requests that hold %u tokens end at %u tokens, beyond the "
+                   "context of %u: lower --resident, --batches or --decode-steps, or raise "
+                   "--max-model-len",
+                   d->b->config->batches, batch, d->resident, all, most);
+}
+
 /* Submits the batch and steps until every request decodes. Request i has the same prompt in every
  * batch, so that most of it is in the prefix cache. The output length covers only the timed steps,
  * because the scheduler keeps a block free for a request that can grow further. Capped requests are
  * compressed first: their prompt ends with a full block. */
 static cn_status start_batch(decode *d, uint32_t batch, uint32_t prompt_len)
 {
-    const cn_config *c = d->b->config;
     const bool capped = is_capped(d, prompt_len);
-    const bool is_away = d->b->kv.home != CN_HOME_DEVICE;
-    const uint32_t timed = is_away ? 2 * c->decode_steps + FILL_STEPS : c->decode_steps;
-    const uint32_t output_len =
-        prefill_steps(d, batch, prompt_len) + LEAD_STEPS + REFILL_STEPS + timed + 4;
+    const uint32_t output_len = output_len_of(d, batch, prompt_len);
     cn_stats before, now;
     cn_engine_stats(d->b->engine, &before);
     for (uint32_t i = 0; i < batch; i++) {
@@ -229,18 +264,11 @@ static cn_status report_batch(const decode *d, const batch_time *t, json_t *rows
 
 static cn_status time_batch(decode *d, uint32_t batch, const char *arm, json_t *rows)
 {
-    const uint32_t steps = d->b->config->decode_steps, resident = d->resident;
-    const uint32_t lead = LEAD_STEPS + REFILL_STEPS + 1 + steps / 2 +
-                          prefill_steps(d, batch, resident) / 2;
-    if (resident <= lead)
-        return cn_fail(CN_ERR_ARG,
-                       "--resident %u is too small for --batches and --decode-steps: expected "
-                       "over %u",
-                       resident, lead);
+    const uint32_t steps = d->b->config->decode_steps;
+    uint32_t prompt_len;
+    CN_TRY(choose_prompt(d, batch, &prompt_len));
     cn_stats before, after;
     cn_engine_stats(d->b->engine, &before);
-    const uint32_t b = cn_engine_block_tokens(d->b->engine), whole = (resident - lead) / b * b;
-    const uint32_t prompt_len = is_capped(d, whole) ? whole : resident - lead;
     CN_TRY(start_batch(d, batch, prompt_len));
     cn_engine_stats(d->b->engine, &after);
     double first_s, last_s; /* replay times before and after the timed steps */
@@ -260,16 +288,28 @@ static cn_status time_batch(decode *d, uint32_t batch, const char *arm, json_t *
     return report_batch(d, &t, rows);
 }
 
-/* Times a batch with the configured `kv`, or with each arm. The first one computes the prompts, the
- * others find them in the prefix cache. */
-static cn_status time_arms(decode *d, uint32_t batch, json_t *rows)
+/* Checks or times a batch with the configured `kv`, or with each arm. The first one computes the
+ * prompts, the others find them in the prefix cache. rows: NULL checks. */
+static cn_status run_arms(decode *d, uint32_t batch, json_t *rows)
 {
     const cn_compare_arms *arms = &d->b->arms;
-    if (arms->n == 0) return time_batch(d, batch, NULL, rows);
-    for (uint32_t i = 0; i < arms->n; i++) {
-        d->b->kv = arms->arms[i].kv;
-        CN_TRY(time_batch(d, batch, arms->arms[i].label, rows));
+    for (uint32_t i = 0; i < cn_max_u32(arms->n, 1); i++) {
+        const cn_compare_arm *arm = arms->n > 0 ? &arms->arms[i] : NULL;
+        if (arm) d->b->kv = arm->kv;
+        CN_TRY(rows ? time_batch(d, batch, arm ? arm->label : NULL, rows) : check_batch(d, batch));
     }
+    return CN_OK;
+}
+
+/* Checks all batches before the first is timed. */
+static cn_status run_batches(decode *d, const number_list *batches, json_t *rows)
+{
+    json_t *const passes[] = {NULL, rows};
+    for (int pass = 0; pass < 2; pass++)
+        for (uint32_t i = 0; i < batches->n; i++) {
+            d->resident = batches->resident[i];
+            CN_TRY(run_arms(d, batches->at[i], passes[pass]));
+        }
     return CN_OK;
 }
 
@@ -283,12 +323,9 @@ static cn_status time_decode(cn_bench *b, json_t *json)
     if (d.read_bytes_s > 0) printf("read bandwidth: %.1f GB/s\n", d.read_bytes_s / 1e9);
     d.requests = cn_calloc(b->config->max_num_seqs, sizeof *d.requests);
     json_t *rows = json_array();
-    cn_status status =
-        d.requests && rows ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for the requests");
-    for (uint32_t i = 0; status == CN_OK && i < batches.n; i++) {
-        d.resident = batches.resident[i];
-        status = time_arms(&d, batches.at[i], rows);
-    }
+    const cn_status status = d.requests && rows
+                                 ? run_batches(&d, &batches, rows)
+                                 : cn_fail(CN_ERR_MEMORY, "out of memory for the requests");
     cn_tokens_free(&d.tokens);
     cn_free(d.requests);
     json_object_set_new(json, "decode", rows);

@@ -181,7 +181,6 @@ static bool may_go_on(cn_batch *b)
 static bool open_run(cn_batch *b)
 {
     if (b->running) return true;
-    if (!may_go_on(b)) return false;
     b->run = (cn_batch_run){.config = b->all->opts.config, .port = &b->all->port, .pauses = true};
     cn_status status = open_files(b);
     if (status != CN_OK) {
@@ -190,6 +189,11 @@ static bool open_run(cn_batch *b)
         return false;
     }
     b->running = true;
+    if (!may_go_on(b)) {
+        b->record.counts = cn_batch_counts_now(b); /* the record may have older ones */
+        close_run(b);
+        return false;
+    }
     b->synced_bytes = cn_batch_bytes(b);
     return true;
 }
