@@ -210,8 +210,9 @@ typedef struct slot_lists {
 } slot_lists;
 
 /* Draws for each decode sequence and kv head some of its slots in random order, and for each
- * sequence a tail; sometimes all slots, one or none. */
-static slot_lists draw_lists(op_env *e, const paged_batch *b)
+ * sequence a tail; sometimes all slots, one or none. The first n_alike sequences get half of their
+ * slots and a short tail. */
+static slot_lists draw_lists(op_env *e, const paged_batch *b, uint32_t n_alike)
 {
     const uint32_t n_kv_heads = b->layout.n_kv_heads, n = b->view.n_decode;
     slot_lists l = {.stride = b->view.max_kv};
@@ -229,7 +230,11 @@ static slot_lists draw_lists(op_env *e, const paged_batch *b)
         const uint32_t len = b->kv_len[i], kind = test_rng_below(&e->rng, 6);
         list_len[i] = kind == 0 ? len : kind == 1 ? 1 : test_rng_below(&e->rng, len + 1);
         tail[i] = kind < 2 ? len : test_rng_below(&e->rng, len);
-        lengths[i] = kind == 2 ? 0 : list_len[i] + len - tail[i];
+        if (i < n_alike) {
+            list_len[i] = len / 2;
+            tail[i] = len - 17;
+        }
+        lengths[i] = kind == 2 && i >= n_alike ? 0 : list_len[i] + len - tail[i];
     }
     l.index = op_words(e, index, (size_t)n * n_kv_heads * l.stride);
     l.list_len = op_words(e, list_len, n);
@@ -260,28 +265,52 @@ static void fill_results(op_env *e, attn_case *c, float value)
     cn_free(values);
 }
 
-static double run_lists(op_env *e, uint32_t seed)
+static double compare_lists(op_env *e, const paged_shape *s, uint32_t n_alike)
 {
     attn_case c;
-    paged_shape s = draw_shape(e);
-    s.n_decode = s.n_seqs;
-    for (uint32_t i = 0; i < s.n_seqs; i++) {
-        s.n_q[i] = 1;
-        if (seed % 4 == 0) s.kv_len[i] += test_rng_below(&e->rng, 2000);
-    }
-    open_case(e, &c, &s);
+    open_case(e, &c, s);
     fill_results(e, &c, 3); /* both sides leave rows of length 0 alone */
-    slot_lists l = draw_lists(e, c.b);
+    slot_lists l = draw_lists(e, c.b, n_alike);
     const cn_attn_sparse_args cpu = {
         c.cpu, l.index.cpu, l.stride, l.list_len.cpu, l.tail.cpu, l.lengths.cpu, NULL};
     const cn_attn_sparse_args cuda = {
         c.cuda, l.index.cuda, l.stride, l.list_len.cuda, l.tail.cuda, l.lengths.cuda, NULL};
     OP_OK(e->cpu->attn_sparse(e->cpu_stream, &cpu));
     OP_OK(e->cuda->attn_sparse(e->cuda_stream, &cuda));
-    const double error = op_rows_error(e, &c.out, s.head_dim);
+    const double error = op_rows_error(e, &c.out, s->head_dim);
     free_lists(e, &l);
     close_case(e, &c);
     return error;
+}
+
+static double run_lists(op_env *e, uint32_t seed)
+{
+    paged_shape s = draw_shape(e);
+    s.n_decode = s.n_seqs;
+    for (uint32_t i = 0; i < s.n_seqs; i++) {
+        s.n_q[i] = 1;
+        if (seed % 4 == 0) s.kv_len[i] += test_rng_below(&e->rng, 2000);
+    }
+    return compare_lists(e, &s, 0);
+}
+
+/* Many long lists of the same length, so that each block uses each stage of its ring several times.
+ * A block has few stages if head_dim is large. In each third case the last list differs. */
+static double run_long_lists(op_env *e, uint32_t seed)
+{
+    paged_shape s = {.n_layers = 2,
+                     .n_kv_heads = 8,
+                     .n_heads = 8 * (1 + seed % MOST_GROUP),
+                     .head_dim = DIMS[seed % 2 ? N_DIMS - 1 - seed / 2 % 2 : seed / 2 % N_DIMS],
+                     .block_tokens = 64,
+                     .n_seqs = 8,
+                     .n_decode = 8};
+    const uint32_t len = 1500 + test_rng_below(&e->rng, 1500);
+    for (uint32_t i = 0; i < s.n_seqs; i++) {
+        s.n_q[i] = 1;
+        s.kv_len[i] = len;
+    }
+    return compare_lists(e, &s, s.n_seqs - (seed % 3 == 2));
 }
 
 /* ---- graphs and padding ---- */
@@ -454,6 +483,7 @@ int main(int argc, char **argv)
         {"attn, dims", DIMS_CASES, TOLERANCE, run_dims, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"attn, long", N_LONG_SHAPES, TOLERANCE, run_long, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"attn, sparse", 60, TOLERANCE, run_lists, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"attn, long lists", 24, TOLERANCE, run_long_lists, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"attn, graph", 2, TOLERANCE, run_graph, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"attn, chunks", 1, 0, run_chunks, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"attn, refused", 1, 0, run_refusals, .gemm = CN_CUDA_GEMM_LIBRARY},
@@ -462,6 +492,7 @@ int main(int argc, char **argv)
         {"attn, portable, dims", DIMS_CASES, TOLERANCE, run_dims, .portable = true},
         {"attn, portable, long", N_LONG_SHAPES, TOLERANCE, run_long, .portable = true},
         {"attn, portable, sparse", 60, TOLERANCE, run_lists, .portable = true},
+        {"attn, portable, long lists", 6, TOLERANCE, run_long_lists, .portable = true},
         {"attn, portable, chunks", 1, 0, run_chunks, .portable = true},
     };
     return op_cases_main(cases, sizeof cases / sizeof *cases, argc, argv);

@@ -239,20 +239,24 @@ __device__ static inline void cn_one_wait_list(const cn_one_params &p, const cn_
 }
 
 /* Fetches this block's share by cp.async. The fetching warps take tiles by turns: while one waits
- * for the entries of a list and of a table, the others copy. With `done` each copies its first tile
- * as soon as the list of this tile is finished, before the wait for the previous kernel. All blocks
- * of `select` have started then, and `score` before it has waited for what else is read. */
+ * for the entries of a list and of a table, the others copy. At most as many warps fetch as there
+ * are stages. With more, a warp could be two rounds ahead of a stage. The parity of the stage's
+ * barrier would then let it pass, and it would overwrite keys that are still needed.
+ *
+ * With `done` each warp copies its first tile as soon as the list of this tile is finished, before
+ * the wait for the previous kernel. All blocks of `select` have started then, and `score` before it
+ * has waited for what else is read. */
 template <int D, bool LIST>
 __device__ static inline void cn_one_fetch_rows(const cn_one_params &p,
                                                 const cn_one_shared<D> &shared, cn_one_fixed *fixed,
                                                 cn_walk w)
 {
-    constexpr uint32_t N_WARPS = cn_one_fetch_warps<LIST>();
+    const uint32_t n_warps = min(cn_one_fetch_warps<LIST>(), p.n_stages);
     const uint32_t warp = (threadIdx.x - CN_ONE_COMPUTE) / CN_WARP;
     const bool early = LIST && p.early && p.done;
-    bool more = cn_one_skip(w, p.walk, warp);
+    bool more = warp < n_warps && cn_one_skip(w, p.walk, warp);
     if (!early || !more) cn_one_wait_and_overlap();
-    for (uint32_t n = warp; more; n += N_WARPS) {
+    for (uint32_t n = warp; more; n += n_warps) {
         const uint32_t stage = n % p.n_stages, round = n / p.n_stages;
         uint64_t *barrier = &fixed->full[stage];
         const cn_one_item item = cn_one_item_of(p, w);
@@ -267,7 +271,7 @@ __device__ static inline void cn_one_fetch_rows(const cn_one_params &p,
             cn_barrier_arrive(barrier);
         }
         if (early && n == warp) cn_one_wait_and_overlap();
-        more = cn_one_skip(w, p.walk, N_WARPS);
+        more = cn_one_skip(w, p.walk, n_warps);
     }
 }
 
