@@ -149,9 +149,8 @@ static cn_status compare_options(json_t *then, json_t *now)
             const json_t *a = json_object_get(then, name), *b = json_object_get(now, name);
             if (!same_option(a, b))
                 return cn_fail(CN_ERR_ARG,
-                               "--%s was %s and is now %s, which changes results: use the old "
-                               "value, or write another output file",
-                               name, shown(a), shown(b));
+                               "--%s was %s and is now %s, which changes results", name, shown(a),
+                               shown(b));
         }
     return CN_OK;
 }
@@ -167,9 +166,7 @@ static cn_status compare_inputs(const json_t *then, const json_t *now)
         json_equal(first, json_object_get(now, "first_line")))
         return CN_OK;
     return cn_fail(CN_ERR_ARG,
-                   "the run reads %s, and %s is another input: its first line differs; give the "
-                   "old input, or write another output file",
-                   old, path);
+                   "the run reads %s, and %s is another input: its first line differs", old, path);
 }
 
 static cn_status compare(json_t *then, json_t *now)
@@ -187,22 +184,16 @@ static cn_status compare(json_t *then, json_t *now)
         return cn_fail(CN_ERR_ARG, "is not the record of a run: option %s: expected a string",
                        name);
     if (!json_equal(model, json_object_get(now, "model")))
-        return cn_fail(CN_ERR_ARG,
-                       "the checkpoint differs from that of the run: use the old one, or write "
-                       "another output file");
+        return cn_fail(CN_ERR_ARG, "the checkpoint differs from that of the run");
     CN_TRY(compare_inputs(json_object_get(then, "input"), json_object_get(now, "input")));
     const json_t *channels = json_object_get(then, "channels");
     const json_t *channels_now = json_object_get(now, "channels");
     if (channels && channels_now && !json_equal(channels, channels_now))
-        return cn_fail(CN_ERR_ARG,
-                       "select.safetensors differs from that of the run: use the old one, or write "
-                       "another output file");
+        return cn_fail(CN_ERR_ARG, "select.safetensors differs from that of the run");
     const json_t *chat = json_object_get(then, "chat_template");
     const json_t *chat_now = json_object_get(now, "chat_template");
     if (chat && chat_now && !json_equal(chat, chat_now))
-        return cn_fail(CN_ERR_ARG,
-                       "the file of --chat-template differs from that of the run: use the old one, "
-                       "or write another output file");
+        return cn_fail(CN_ERR_ARG, "the file of --chat-template differs from that of the run");
     if (!json_equal(version, json_object_get(now, "version")))
         cn_log(CN_LOG_WARN, "the run began with cinch %s, this is cinch %s",
                json_string_value(version), CINCH_VERSION);
@@ -242,7 +233,11 @@ cn_status cn_run_record_check(const char *output_path, const cn_buf *record)
     if (status == CN_OK) status = parse_record(&now, record->data, record->len);
     if (status == CN_OK) {
         status = compare(then, now);
-        if (status != CN_OK) cn_fail_within(status, "%s", path.data);
+        if (status != CN_OK)
+            cn_fail_within(status,
+                           "%s: cannot resume (use what the run began with, or write another "
+                           "output file)",
+                           path.data);
     }
     json_decref(then);
     json_decref(now);
