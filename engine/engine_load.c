@@ -95,9 +95,7 @@ static cn_status load_model(cn_engine *e)
 static cn_status check_default_kv(const cn_config *c, const cn_memory_plan *plan)
 {
     cn_kv_params kv = c->kv;
-    CN_TRY(cn_home_check(c, &kv, plan->block_tokens));
-    CN_TRY(cn_selector_check(&kv, plan->block_tokens, &c->kv));
-    return cn_policy_check(&kv, plan->block_tokens, plan->window_tokens);
+    return cn_home_check_kv(c, &kv, plan->block_tokens, plan->window_tokens);
 }
 
 static void describe_pools(cn_engine *e, const cn_memory_plan *plan)

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "compress/policy.h"
-#include "compress/selector.h"
 #include "engine/select_cost.h"
 #include "engine/step_graph.h"
 
@@ -12,10 +11,7 @@ enum { ROUNDS = 3 };
 
 static cn_status check(const cn_engine *e, cn_kv_params *kv)
 {
-    const uint32_t b = e->pools.layout.block_tokens;
-    CN_TRY(cn_home_check(e->config, kv, b));
-    CN_TRY(cn_selector_check(kv, b, &e->config->kv));
-    return cn_policy_check(kv, b, e->pools.window);
+    return cn_home_check_kv(e->config, kv, e->pools.layout.block_tokens, e->pools.window);
 }
 
 cn_status cn_engine_check_kv(const cn_engine *e, const cn_kv_params *kv)

@@ -39,13 +39,9 @@ uint32_t cn_pack_most_layers(const cn_config *c, const cn_model_config *m)
 /* The largest exchange area and cap of any selector. */
 static cn_away most_of(const cn_config *c, cn_kv_home home, uint32_t block_tokens)
 {
-    cn_away most = {0};
+    cn_away most = {0}, a;
     for (unsigned i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
-        if (!(cn_config_selectors(c) & cn_away_selectors() & 1U << i)) continue;
-        cn_kv_params kv = c->kv;
-        kv.home = home;
-        kv.select = (cn_kv_select)i;
-        const cn_away a = cn_away_of(&kv, block_tokens);
+        if (!cn_planner_away(c, home, i, block_tokens, &a)) continue;
         most.n_entries = cn_max_u32(most.n_entries, a.n_entries);
         most.cap = cn_max_u32(most.cap, a.cap);
     }

@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#include "compress/policy.h"
+#include "compress/selector.h"
 #include "engine/backend.h"
 
 /* ---- checks and start ---- */
@@ -322,6 +324,14 @@ cn_status cn_home_check(const cn_config *c, cn_kv_params *kv, uint32_t block_tok
     if (cap <= most_cap) return CN_OK;
     return cn_fail(CN_ERR_ARG, "kv select_cap %u: expected at most %u; raise --select-cap for more",
                    cap, most_cap);
+}
+
+cn_status cn_home_check_kv(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens,
+                           uint32_t window_tokens)
+{
+    CN_TRY(cn_home_check(c, kv, block_tokens));
+    CN_TRY(cn_selector_check(kv, block_tokens, &c->kv));
+    return cn_policy_check(kv, block_tokens, window_tokens);
 }
 
 /* ---- steps ---- */

@@ -231,6 +231,17 @@ static cn_status check_host_space(const char *option, uint64_t bytes)
 
 static uint64_t bytes_of_gib(float gib) { return (uint64_t)((double)gib * (double)CN_GIB); }
 
+bool cn_planner_away(const cn_config *c, cn_kv_home home, unsigned select, uint32_t block_tokens,
+                     cn_away *out)
+{
+    if (!(cn_config_selectors(c) & cn_away_selectors() & 1U << select)) return false;
+    cn_kv_params kv = c->kv;
+    kv.home = home;
+    kv.select = (cn_kv_select)select;
+    *out = cn_away_of(&kv, block_tokens);
+    return true;
+}
+
 uint32_t cn_planner_away_n_max(const cn_config *c, uint32_t block_tokens)
 {
     const uint32_t zip = cn_config_policies(c) >> CN_KV_ZIP & 1 ? c->kv.budget_tokens : 0;
@@ -238,13 +249,10 @@ uint32_t cn_planner_away_n_max(const cn_config *c, uint32_t block_tokens)
         cn_config_policies(c) >> CN_KV_WINDOW & 1 ? c->kv.budget_tokens : 0;
     const uint32_t budget = cn_max_u32(cn_away_budget(block_tokens), cn_max_u32(zip, window));
     uint32_t n_exchange = 0;
-    for (unsigned i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
-        if (!(cn_config_selectors(c) & cn_away_selectors() & 1U << i)) continue;
-        cn_kv_params kv = c->kv;
-        kv.home = CN_HOME_PEER; /* the area is equally large for every home */
-        kv.select = (cn_kv_select)i;
-        n_exchange = cn_max_u32(n_exchange, cn_away_of(&kv, block_tokens).n_exchange);
-    }
+    cn_away a; /* its exchange area is equally large for every home */
+    for (unsigned i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++)
+        if (cn_planner_away(c, CN_HOME_PEER, i, block_tokens, &a))
+            n_exchange = cn_max_u32(n_exchange, a.n_exchange);
     return n_exchange + cn_policy_cap(budget, block_tokens);
 }
 

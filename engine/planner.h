@@ -97,6 +97,11 @@ cn_status cn_home_plan_make(cn_home_plan *out, const cn_config *c, const cn_mode
 /* Tokens of a block: --block-size, or the backend's default. */
 uint32_t cn_planner_block_tokens(const cn_config *c, const cn_backend *be);
 
+/* *out: what a request with this home and selector exchanges. Returns false if no request can have
+ * the selector: it is not declared, or its lists stay at home. */
+bool cn_planner_away(const cn_config *c, cn_kv_home home, unsigned select, uint32_t block_tokens,
+                     cn_away *out);
+
 /* Block cap of the largest request whose KV lies elsewhere. */
 uint32_t cn_planner_away_n_max(const cn_config *c, uint32_t block_tokens);
 

@@ -36,11 +36,8 @@ static void make_exchanges(cn_plan_home *p, const cn_config *c, uint64_t units, 
                            step_time t, double read_bytes_per_s)
 {
     for (unsigned i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
-        if (!(cn_config_selectors(c) & cn_away_selectors() & 1U << i)) continue;
-        cn_kv_params kv = c->kv;
-        kv.home = p->home;
-        kv.select = (cn_kv_select)i;
-        cn_plan_exchange x = {.select = kv.select, .away = cn_away_of(&kv, p->block_tokens)};
+        cn_plan_exchange x = {.select = (cn_kv_select)i};
+        if (!cn_planner_away(c, p->home, i, p->block_tokens, &x.away)) continue;
         x.step_bytes = units * x.away.cap * x.away.entry_tokens * row_bytes;
         if (read_bytes_per_s > 0) {
             x.link_bytes_per_s = link_rate(c, p->home, x.away.entry_tokens, read_bytes_per_s);
