@@ -132,9 +132,8 @@ static cn_status check_start(const plan_report *r)
     CN_TRY(cn_config_validate(&known, CN_SECTION_ENGINE));
     CN_TRY(cn_start_check_selectors(&known, &r->model, r->memory.block_tokens));
     CN_TRY(cn_home_check_start(&known));
-    CN_TRY(cn_home_check(&known, &known.kv, r->memory.block_tokens));
-    CN_TRY(cn_selector_check(&known.kv, r->memory.block_tokens, &r->config->kv));
-    return cn_policy_check(&known.kv, r->memory.block_tokens, known.kv.window_tokens);
+    cn_kv_params kv = known.kv;
+    return cn_home_check_kv(&known, &kv, r->memory.block_tokens, kv.window_tokens);
 }
 
 /* s NULL: nothing is measured. */
