@@ -2,8 +2,9 @@
  *
  * A stage of a ring has the keys of one lot, and one barrier. A lane arrives and expects the bytes
  * of the lot, so phase i of the barrier ends when lot i of the stage is in shared memory. All lanes
- * wait for phase i, of parity i % 2. Only then the copies of phase i + 1 start. A warp waits for
- * every lot that it has copied, because it copies its lots in the order in which it computes them.
+ * wait for phase i, of parity i % 2, and use what they have read. Only then the copies of phase
+ * i + 1 start, so no fence is needed. A warp waits for every lot that it has copied, because it
+ * copies its lots in the order in which it computes them.
  *
  * The keys of a lot are contiguous, or are in equal runs (cn_score_run_log2). A lane finds and
  * copies one run of a lot, and the warp finds as many lots at once as it has lanes for. The ring is
@@ -240,7 +241,6 @@ __device__ static inline const unsigned char *cn_feed_wait(const Feed &f)
 template <typename Feed>
 __device__ static inline void cn_feed_release(Feed &f, const cn_score_params &p, uint32_t known)
 {
-    cn_async_fence();
     __syncwarp();
     f.in_flight--;
     f.parity ^= f.get + 1 == f.n_stages;
