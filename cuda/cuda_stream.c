@@ -46,6 +46,7 @@ static cn_status open_parts(cn_stream *s, cn_priority priority)
                                          c->priority[priority]));
     CN_TRY(staging_open(&s->staging, high ? CN_CUDA_STAGE_BYTES : CN_CUDA_SIDE_STAGE_BYTES));
     CN_TRY(cn_cuda_arena_take(&c->arena, c->select_scratch_bytes, &s->select_scratch));
+    CN_CUDA(cudaMemsetAsync(s->select_scratch, 0, c->select_scratch_bytes, s->handle));
     if (!high) return CN_OK;
     CN_TRY(cn_cuda_arena_take(&c->arena, CN_CUDA_GEMM_SCRATCH_BYTES, &s->gemm_scratch));
     CN_TRY(cn_cuda_arena_take(&c->arena, c->attn_scratch_bytes, &s->attn_scratch));

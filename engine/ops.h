@@ -381,6 +381,14 @@ typedef struct cn_sel_stage {
     uint8_t reserved;
 } cn_sel_stage;
 
+/* What `score` counts for the `select` of its output, on the device, so that a unit's candidates
+ * can be selected before all of `score` has ended. A backend that counts nothing leaves both
+ * false. */
+typedef struct cn_score_progress {
+    bool stored; /* the scores that are stored, of each unit */
+    bool digits; /* and how many of them have each high byte */
+} cn_score_progress;
+
 /* Scores candidates. Candidate c of unit (s, l, h) has its score at
  *   out[(first[s] * n_layers + (l - first_layer) * n[s]) * hk + h * n[s] + c]:
  * f16 bits as a u16 that sorts in the same order (cn_score_bits, engine/select_math.h), scaled by
@@ -411,6 +419,8 @@ typedef struct cn_score_args {
      * each candidate; aligned to 8 bytes. NULL: no stage has group rule max. */
     void *logits;
     uint16_t *out;
+    /* NULL, or what the next op of the stream gets, which is the `select` of this output. */
+    cn_score_progress *progress;
 } cn_score_args;
 
 /* Returns how many logits a candidate has under rule max: the query heads of its kv head, rounded
@@ -437,6 +447,7 @@ typedef struct cn_select_args {
     uint32_t *list;                   /* [S, n_layers, hk, list_stride] */
     uint32_t list_stride;
     uint32_t *done; /* [S, n_layers, hk] or NULL: as in cn_attn_sparse_args */
+    const cn_score_progress *progress; /* of the op before, which has computed `score`; or NULL */
 } cn_select_args;
 
 enum { CN_MAX_SELECT_WINDOW = 64 };

@@ -53,6 +53,7 @@ static cn_status run_stage(const cn_select_step *p, uint32_t layer, const void *
     if (!st->runs) return CN_OK;
     uint32_t *tiles = at_row(m->tiles, r, (size_t)l->n_kv_heads * m->tile_stride, sizeof *tiles);
     uint32_t *list = at_row(m->list, r, (size_t)l->n_kv_heads * m->list_stride, sizeof *list);
+    cn_score_progress progress = {0};
     char *predicted = at_row(m->predicted, r, predicted_row, e);
     const cn_score_args score = {
         .q = {[CN_SEL_TRUE] = (const char *)q + r * q_row * e,
@@ -75,6 +76,7 @@ static cn_status run_stage(const cn_select_step *p, uint32_t layer, const void *
         .n_layers = 1,
         .logits = st->runs_max ? m->logits : NULL,
         .out = m->score,
+        .progress = &progress,
     };
     CN_TRY(p->be->score(p->stream, &score));
     const cn_select_args select = {
@@ -94,6 +96,7 @@ static cn_status run_stage(const cn_select_step *p, uint32_t layer, const void *
         .list = last ? list : tiles,
         .list_stride = last ? m->list_stride : m->tile_stride,
         .done = last ? at_row(m->done, r, l->n_kv_heads, sizeof(uint32_t)) : NULL,
+        .progress = &progress,
     };
     return p->be->select(p->stream, &select);
 }

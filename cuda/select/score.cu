@@ -468,13 +468,20 @@ __global__ static void __launch_bounds__(MAX ? MAX_THREADS : THREADS, CN_SCORE_B
 
 /* ---- on the host ---- */
 
-/* Room for the units of the largest call, and for the blocks of a launch; twice, for
- * rank_one_by_one. */
+/* Bytes of the counts of units, which begin the scratch: those of a call of one layer. */
+static size_t counts_bytes(const cn_cuda_backend_opts *o)
+{
+    return (size_t)o->max_seqs * o->n_kv_heads * CN_COUNTS * sizeof(uint32_t);
+}
+
+/* Behind the counts, room for the units of the largest call, and for the blocks of a launch; twice,
+ * for rank_one_by_one. */
 extern "C" size_t cn_cuda_select_scratch_bytes(const cn_cuda_backend_opts *o)
 {
     enum { LEAST_LAYERS = 4, BLOCKS = 512 };
     const size_t layers = cn_max_u32(o->score_layers, LEAST_LAYERS);
-    return 2 * (size_t)o->n_heads * (layers * o->max_seqs + BLOCKS) *
+    return counts_bytes(o) +
+           2 * (size_t)o->n_heads * (layers * o->max_seqs + BLOCKS) *
            (sizeof(cn_exp_sum) + sizeof(cn_score_unit));
 }
 
@@ -548,6 +555,18 @@ static cn_status rank_one_by_one(cn_stream *s, const cn_score_params &all, size_
     return cn_score_share(s, last);
 }
 
+/* Sets what the call counts, and says so. */
+static void set_counts(const cn_stream *s, cn_score_params *p)
+{
+    const cn_score_args *a = &p->args;
+    if (!a->progress) return;
+    const size_t n_units = (size_t)a->n_seqs * a->n_layers * a->pools.layout.n_kv_heads;
+    const bool fits = n_units * CN_COUNTS * sizeof(uint32_t) <= counts_bytes(&s->cuda->opts);
+    a->progress->stored = fits && cn_score_ring_counts(s, *p);
+    a->progress->digits = a->progress->stored && a->keys == 1u << CN_KEY_LABELS;
+    if (a->progress->stored) p->counts = (uint32_t *)s->select_scratch;
+}
+
 extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
 {
     CN_TRY(check(a));
@@ -559,7 +578,8 @@ extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
     const uint32_t n_units = a->n_seqs * a->n_layers * l->n_kv_heads;
     if (n_units == 0) return CN_OK;
     CN_ASSERT(s->select_scratch && (uintptr_t)a->logits % sizeof(uint2) == 0);
-    const size_t slots = s->cuda->select_scratch_bytes /
+    const size_t counts = counts_bytes(&s->cuda->opts);
+    const size_t slots = (s->cuda->select_scratch_bytes - counts) /
                          (p.group * sizeof(cn_exp_sum) + sizeof(cn_score_unit));
     const uint32_t n_blocks = CN_SCORE_BLOCKS * s->cuda->device.n_sms;
     if (2 * (n_units + (size_t)n_blocks) > slots)
@@ -570,9 +590,10 @@ extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
     p.tile_log2 = cn_log2_u32(l->tile_tokens);
     p.label_bytes = a->pools.digest.n_channels / 2;
     p.row = cn_logit_row(p.group);
-    p.slots = (cn_exp_sum *)s->select_scratch;
+    p.slots = (cn_exp_sum *)((char *)s->select_scratch + counts);
     p.units = (cn_score_unit *)(p.slots + slots * p.group);
     p.stored_rows = a->n_layers;
+    set_counts(s, &p);
     /* K rows take long enough for a launch of each layer. */
     if (a->logits && a->keys == 1u << CN_KEY_ROWS) return rank_one_by_one(s, p, slots / 2);
     CN_TRY(rank(s, &p, 0, a->n_layers, 0));

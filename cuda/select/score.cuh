@@ -49,6 +49,7 @@ typedef struct cn_score_params {
     bool early;   /* digests, tables and the arrays of a step are final before the wait */
     cn_exp_sum *slots;    /* [units of the call + n_blocks, group] of parts; rule max only */
     cn_score_unit *units; /* [units of the call] */
+    uint32_t *counts;     /* [units of the call, CN_COUNTS], or NULL: nothing is counted */
 } cn_score_params;
 
 /* A sequence, as its blocks divide it. Candidates have numbers on a line: the position of the first

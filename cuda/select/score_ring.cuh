@@ -14,6 +14,7 @@ enum {
 typedef struct cn_ring_fixed {
     cn_feed_shared feed;
     uint8_t channels[CN_WARP]; /* of labels */
+    uint32_t digits[CN_COUNT_DIGITS]; /* how many scores of the part have each high byte */
 } cn_ring_fixed;
 
 typedef struct cn_ring_memory {

@@ -106,12 +106,11 @@ __device__ static inline void cn_ring_label_heads(const cn_score_params &p, cons
     cn_label_weights(own, pass, first);
 }
 
-/* Computes a lot under rule max. sum: of head cn_label_head(), if the group has no more than 32. */
+/* Computes a lot under rule max, and adds it to the warp's sums. */
 template <int N_WORDS>
 __device__ static inline void
 cn_ring_label_max(const cn_score_params &p, const cn_score_part &x, const cn_ring_memory &m,
-                  const cn_ring_labels &lot, bool whole, cn_label_query<N_WORDS, CN_RING_PAIRS> &q,
-                  cn_exp_sum &sum)
+                  const cn_ring_labels &lot, bool whole, cn_label_query<N_WORDS, CN_RING_PAIRS> &q)
 {
     cn_lot_weights own = {0, CN_EXPONENT_BASE};
 #pragma unroll 1
@@ -125,16 +124,16 @@ cn_ring_label_max(const cn_score_params &p, const cn_score_part &x, const cn_rin
             cn_ring_label_heads<N_WORDS, false>(p, x, lot, q, first, own);
         const uint32_t next = first + CN_LABEL_HEADS;
         const uint32_t head = first / CN_WARP * CN_WARP + cn_label_head();
-        if (p.group > CN_WARP && (next % CN_WARP == 0 || next >= p.group) && head < p.group)
+        if ((next % CN_WARP == 0 || next >= p.group) && head < p.group)
             cn_ring_add_lot(m, head, own);
     }
-    if (p.group <= CN_WARP) sum = cn_exp_sum_add_lot(sum, own.sum, own.top);
 }
 
-/* Computes a lot with one query for the group. */
-template <int N_WORDS, bool WHOLE>
+/* Computes a lot with one query for the group. DIGITS: counts the high bytes of the scores. */
+template <int N_WORDS, bool WHOLE, bool DIGITS>
 __device__ static inline void cn_ring_label_mean(const cn_score_part &x, const cn_ring_labels &lot,
-                                                 const cn_label_query<N_WORDS, 1> &q)
+                                                 const cn_label_query<N_WORDS, 1> &q,
+                                                 uint32_t *digits)
 {
 #pragma unroll(WHOLE ? 4 : 1)
     for (uint32_t i = 0; i < 8; i += 2) {
@@ -156,6 +155,8 @@ __device__ static inline void cn_ring_label_mean(const cn_score_part &x, const c
         const uint32_t both = cn_score_of_f16x2(cn_f16x2(logit[0], logit[1]));
         if (valid[0]) lot.score[i * CN_WARP] = (uint16_t)both;
         if (valid[1]) lot.score[(i + 1) * CN_WARP] = (uint16_t)(both >> 16);
+        if (DIGITS && valid[0]) atomicAdd(&digits[both >> 8 & 0xff], 1u);
+        if (DIGITS && valid[1]) atomicAdd(&digits[both >> 24], 1u);
     }
 }
 
@@ -169,29 +170,28 @@ __device__ static inline void cn_ring_wait_labels(const Feed &f, cn_ring_labels 
     lot.scales = (const uint16_t *)(keys + CN_FEED_LABELS * N_WORDS * sizeof(uint32_t)) + lane;
 }
 
-/* Computes the warp's lots of a part under rule max. A lane keeps the sum of its head until the
- * end, if the group has no more than 32 heads. known: as in cn_feed_find. */
+/* Computes the warp's lots of a part under rule max. known: as in cn_feed_find. The sums are in
+ * shared memory, because they would make the compiler spill other registers in this loop. A spill
+ * there takes long, since the L1 cache is small beside so much shared memory. */
 template <int N_WORDS, typename Feed>
 __device__ static inline void cn_ring_compute_max(const cn_score_params &p, const cn_score_part &x,
                                                   const cn_ring_memory &m, Feed &f,
                                                   uint32_t known)
 {
-    const uint32_t warp = threadIdx.x / CN_WARP, head = cn_label_head();
+    const uint32_t warp = threadIdx.x / CN_WARP;
     cn_label_query<N_WORDS, CN_RING_PAIRS> q = cn_label_load<N_WORDS, CN_RING_PAIRS>(
         m.labels, N_WORDS, cn_ring_label_factors(p, m), 0, p.group);
-    cn_exp_sum sum = {};
     for (uint32_t i = warp; i < x.n_lots; i += m.n_workers) {
         bool whole;
         cn_ring_labels lot = cn_ring_labels_of(p, x, (x.lot + i) << CN_LOT_MAX_LOG2, whole);
         cn_ring_wait_labels<N_WORDS>(f, lot);
-        cn_ring_label_max<N_WORDS>(p, x, m, lot, whole, q, sum);
+        cn_ring_label_max<N_WORDS>(p, x, m, lot, whole, q);
         cn_feed_release(f, p, known);
     }
-    if (p.group <= CN_WARP && head < p.group) m.sums[head * m.n_workers + warp] = sum;
 }
 
-/* Computes the warp's lots of a part with one query for the group. */
-template <int N_WORDS, typename Feed>
+/* Computes the warp's lots of a part with one query for the group. DIGITS: as above. */
+template <int N_WORDS, bool DIGITS, typename Feed>
 __device__ static inline void cn_ring_compute_mean(const cn_score_params &p, const cn_score_part &x,
                                                    const cn_ring_memory &m, Feed &f,
                                                    uint32_t known)
@@ -203,9 +203,9 @@ __device__ static inline void cn_ring_compute_mean(const cn_score_params &p, con
         cn_ring_labels lot = cn_ring_labels_of(p, x, (x.lot + i) << CN_LOT_MAX_LOG2, whole);
         cn_ring_wait_labels<N_WORDS>(f, lot);
         if (whole)
-            cn_ring_label_mean<N_WORDS, true>(x, lot, q);
+            cn_ring_label_mean<N_WORDS, true, DIGITS>(x, lot, q, m.fixed->digits);
         else
-            cn_ring_label_mean<N_WORDS, false>(x, lot, q);
+            cn_ring_label_mean<N_WORDS, false, DIGITS>(x, lot, q, m.fixed->digits);
         cn_feed_release(f, p, known);
     }
 }
@@ -218,7 +218,7 @@ cn_ring_compute_labels(const cn_score_params &p, const cn_score_part &x, const c
     if (MAX && x.stage.group == CN_GROUP_MAX)
         cn_ring_compute_max<N_WORDS>(p, x, m, f, known);
     else
-        cn_ring_compute_mean<N_WORDS>(p, x, m, f, known);
+        cn_ring_compute_mean<N_WORDS, Feed::key == CN_KEY_LABELS>(p, x, m, f, known);
 }
 
 #endif

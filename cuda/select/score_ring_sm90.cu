@@ -27,6 +27,10 @@
  * the L2 cache first, and the logits of rule max last: score_share.cu reads them, and those of the
  * next layer take their place.
  *
+ * With cn_score_params.counts a block counts what it has stored of a unit, so that the next kernel
+ * can begin with this unit: scores and their high bytes, or under rule max the candidates whose
+ * weights are in the sums. Counting high bytes in shared memory is hidden by the copies.
+ *
  * Bytes per candidate and kv head: as in score.cu.
  * Block: 256 threads, 128 registers; 96 for K rows alone and for labels alone under rule max; 64
  * for labels or bounds alone without rule max. CPU version: cpu_sel_score.c. */
@@ -41,9 +45,9 @@ enum {
     ALIGN = 128,      /* bytes, of a stage */
     ROW_ALIGN = 1024, /* of a stage with K rows, which a tensor map copies */
     ROW_STAGES = 3,   /* most of a ring of K rows: other loads wait behind the copies (d 128) */
-    STATIC_BYTES = 1024,      /* no less than the static shared memory of a block */
+    STATIC_BYTES = 2048,      /* no less than the static shared memory of a block */
     RESERVED_BYTES = 1024,    /* shared memory that the GPU takes for each block */
-    SHARE_BYTES = 1024        /* no less than half of what a block of score_share.cu takes */
+    SHARE_BYTES = 1280        /* no less than half of what a block of score_share.cu takes */
 };
 
 /* The dynamic shared memory of a block: rings, queries, sums, then what cn_score_divide needs. */
@@ -67,6 +71,14 @@ __device__ static inline void compute_hashes(const cn_score_params &p, const cn_
 
 /* ---- the kernel ---- */
 
+/* Returns how many candidates a part has. */
+__device__ static inline uint32_t candidates_of(const cn_score_part &x)
+{
+    const uint32_t from = max(x.lot << x.lot_log2, x.from);
+    const uint32_t to = min((x.lot + x.n_lots) << x.lot_log2, x.to);
+    return (to - from) >> x.stage.entry_log2;
+}
+
 /* Writes the sums of the part, and where they are. */
 __device__ static inline void store_sums(const cn_score_params &p, const cn_score_part &x,
                                          const cn_ring_memory &m)
@@ -79,6 +91,27 @@ __device__ static inline void store_sums(const cn_score_params &p, const cn_scor
         if (lane == 0) p.slots[(size_t)x.slot * p.group + h] = sum;
     }
     if (threadIdx.x == 0) p.units[x.at.index] = {x.first_slot, x.n_slots};
+    if (!p.counts) return;
+    __syncthreads();
+    uint32_t *counts = p.counts + (size_t)x.at.index * CN_COUNTS;
+    if (threadIdx.x == 0) cn_count_add(counts + CN_COUNT_SUMMED, candidates_of(x));
+}
+
+/* Counts the scores of the part. KEY: what the launch ranks. Of labels the high bytes are counted,
+ * too: they have been in shared memory. */
+template <uint32_t KEY>
+__device__ static inline void count_scores(const cn_score_params &p, const cn_score_part &x,
+                                           const cn_ring_memory &m)
+{
+    uint32_t *counts = p.counts + (size_t)x.at.index * CN_COUNTS;
+    if (KEY == CN_KEY_LABELS) {
+        __syncthreads();
+        const uint32_t n = m.fixed->digits[threadIdx.x];
+        m.fixed->digits[threadIdx.x] = 0; /* for the next part */
+        if (n > 0) atomicAdd(counts + threadIdx.x, n);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) cn_count_add(counts + CN_COUNT_STORED, candidates_of(x));
 }
 
 /* Computes part `number`. The one behind it is known. D: head_dim, or 0 for any. */
@@ -102,9 +135,12 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_ri
         else if (p.label_bytes == 16) cn_ring_compute_labels<4, MAX>(p, x, m, f, number + 1);
         else cn_ring_compute_labels<2, MAX>(p, x, m, f, number + 1);
     }
-    if (!MAX || !cn_score_is_max(x.stage)) return;
-    __syncthreads();
-    store_sums(p, x, m);
+    if (MAX && cn_score_is_max(x.stage)) {
+        __syncthreads();
+        store_sums(p, x, m);
+    } else if ((Feed::key == CN_KEY_LABELS || Feed::key == CN_KEY_BOUNDS) && p.counts) {
+        count_scores<Feed::key>(p, x, m);
+    }
 }
 
 /* KEY: what all stages rank, or CN_FEED_ANY. MAX: some may be under rule max. D: head_dim, or 0 for
@@ -122,6 +158,7 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
     m.n_workers = shape.feed.n_workers;
     cn_touch_params(p);
     cn_feed_init(&fixed.feed);
+    if (KEY == CN_KEY_LABELS) fixed.digits[threadIdx.x] = 0;
     if (!p.early) cn_wait_previous();
     cn_score_plan plan =
         cn_score_divide<THREADS>(p, (cn_score_seq *)(dynamic + shape.seqs_at));
@@ -257,6 +294,11 @@ bool cn_score_ring_fits(const cn_stream *s, const cn_score_params &p)
            (!rows || (l->head_dim % CN_BOX_COLS == 0 && l->tile_tokens >= CN_RING_ROWS &&
                       cn_kv_rows_of(l).total <= INT32_MAX)) &&
            shape_of(s, p, &shape);
+}
+
+bool cn_score_ring_counts(const cn_stream *s, const cn_score_params &p)
+{
+    return has_one_key(p) && cn_score_ring_fits(s, p);
 }
 
 /* Encodes a map of the pool whose box is a lot of K rows: 64 columns, rows, the other columns of

@@ -5,9 +5,10 @@
  * first adds up the sums of the unit's parts, while its first loads are on their way.
  *
  * `score` waits for all kernels that write the arrays of the step before it lets the next kernel
- * start. So this kernel reads the arrays before it waits. Behind the kernel of the next layer
- * (cn_score_share_behind), which has waited for the logits, it waits at its end only. Then it has
- * one small block per multiprocessor, beside those of that kernel.
+ * start. So this kernel reads the arrays before it waits. With counts a block waits for the sums of
+ * its unit only, and not for the end of `score`. It counts its scores, and waits at its end. Behind
+ * the kernel of the next layer (cn_score_share_behind), which has waited for the logits, it waits
+ * at its end only. Then it has one small block per multiprocessor, beside those of that kernel.
  *
  * Bytes per candidate and kv head, from the L2 cache if they fit: read 2 a head, written 2.
  * Block 256, 64 registers; behind the next layer 128, 48. */
@@ -74,10 +75,11 @@ __device__ static inline void load_heads(const cn_score_params &p, uint32_t unit
     __syncthreads();
 }
 
-/* Stores the scores of candidates c, c + N, ... best: of the even and of the odd heads. */
+/* Stores the scores of candidates c, c + N, ... best: of the even and of the odd heads. digits:
+ * counts the high bytes; NULL: they are not counted. */
 template <uint32_t N>
 __device__ static inline void store_scores(const share_part &s, uint32_t c,
-                                           const uint32_t best[AT_ONCE])
+                                           const uint32_t best[AT_ONCE], uint32_t *digits)
 {
     uint16_t *out = s.out + c;
 #pragma unroll
@@ -85,8 +87,11 @@ __device__ static inline void store_scores(const share_part &s, uint32_t c,
         const uint32_t even = __byte_perm(best[i], best[i + 1], 0x5410);
         const uint32_t odd = __byte_perm(best[i], best[i + 1], 0x7632);
         const uint32_t bits = cn_score_of_f16x2(cn_f16x2_max(even, odd));
-        if (c + i * N < s.end) out[i * N] = (uint16_t)bits;
-        if (c + (i + 1) * N < s.end) out[(i + 1) * N] = (uint16_t)(bits >> 16);
+        const bool first = c + i * N < s.end, second = c + (i + 1) * N < s.end;
+        if (first) out[i * N] = (uint16_t)bits;
+        if (second) out[(i + 1) * N] = (uint16_t)(bits >> 16);
+        if (digits && first) atomicAdd(&digits[bits >> 8 & 0xff], 1u);
+        if (digits && second) atomicAdd(&digits[bits >> 24], 1u);
     }
 }
 
@@ -94,7 +99,7 @@ __device__ static inline void store_scores(const share_part &s, uint32_t c,
  * WORDS. */
 template <uint32_t N, uint32_t WORDS>
 __device__ static inline void score_part(const cn_score_params &p, const share_part &s,
-                                         uint32_t unit, uint32_t *heads)
+                                         uint32_t unit, uint32_t *heads, uint32_t *digits)
 {
     uint32_t c = s.start + threadIdx.x;
     share_raw<WORDS> next = {};
@@ -115,7 +120,7 @@ __device__ static inline void score_part(const cn_score_params &p, const share_p
                     best[i] = cn_f16x2_max(best[i],
                                            cn_f16x2_add(raw.words[i][k], heads[at + k]));
         }
-        store_scores<N>(s, c, best);
+        store_scores<N>(s, c, best, digits);
     }
 }
 
@@ -134,14 +139,25 @@ __device__ static inline share_part part_of(const cn_score_params &p, const cn_s
     return s;
 }
 
-/* BEHIND: the launch is behind the kernel of the next layer. */
+/* Adds to the counts of the unit. */
+__device__ static inline void count_scores(uint32_t *counts, const share_part &s,
+                                           const uint32_t *digits)
+{
+    static_assert(THREADS == CN_COUNT_DIGITS, "a thread has a digit");
+    __syncthreads();
+    if (digits[threadIdx.x] > 0) atomicAdd(counts + threadIdx.x, digits[threadIdx.x]);
+    __syncthreads();
+    if (threadIdx.x == 0) cn_count_add(counts + CN_COUNT_STORED, s.end - s.start);
+}
+
+/* BEHIND: the launch is behind the kernel of the next layer. It has no counts. */
 template <bool BEHIND>
 __global__ static void __launch_bounds__(BEHIND ? BEHIND_THREADS : THREADS,
                                          BEHIND ? BEHIND_BLOCKS : BLOCKS)
     share_kernel(const __grid_constant__ cn_score_params p, uint32_t n_parts)
 {
     constexpr uint32_t N = BEHIND ? BEHIND_THREADS : THREADS;
-    __shared__ uint32_t heads[MAX_ROW / 2];
+    __shared__ uint32_t heads[MAX_ROW / 2], digits[BEHIND ? 1 : CN_COUNT_DIGITS];
     const cn_score_args &a = p.args;
     cn_overlap_next();
     cn_touch_params(p);
@@ -150,12 +166,18 @@ __global__ static void __launch_bounds__(BEHIND ? BEHIND_THREADS : THREADS,
     *reinterpret_cast<uint2 *>(&stage) = __ldg((const uint2 *)a.stage + u.seq);
     const share_part s =
         part_of(p, u, a.first[u.seq], a.n[u.seq], blockIdx.x % n_parts, n_parts);
-    if (!BEHIND) cn_wait_previous();
-    if (cn_score_is_max(stage) && s.start < s.end) {
-        if (p.row == 2) score_part<N, 1>(p, s, u.index, heads);
-        else score_part<N, 2>(p, s, u.index, heads);
+    const bool ranks = cn_score_is_max(stage) && s.start < s.end;
+    uint32_t *counts = NULL;
+    if (!BEHIND && p.counts) counts = p.counts + (size_t)u.index * CN_COUNTS;
+    if (counts) digits[threadIdx.x] = 0; /* load_heads has a barrier */
+    if (counts && ranks) cn_count_wait(counts + CN_COUNT_SUMMED, a.n[u.seq]);
+    if (!BEHIND && !counts) cn_wait_previous();
+    if (ranks) {
+        if (p.row == 2) score_part<N, 1>(p, s, u.index, heads, counts ? digits : NULL);
+        else score_part<N, 2>(p, s, u.index, heads, counts ? digits : NULL);
+        if (counts) count_scores(counts, s, digits);
     }
-    if (BEHIND) cn_wait_previous(); /* every kernel must: see launch.cuh */
+    if (BEHIND || counts) cn_wait_previous(); /* every kernel must: see launch.cuh */
 }
 
 /* ---- on the host ---- */

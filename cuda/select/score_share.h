@@ -11,6 +11,8 @@ cn_status cn_score_share_behind(cn_stream *s, const cn_score_params &p);
 
 /* score_ring_sm90.cu: returns true when its kernel supports this device and shape; and computes. */
 bool cn_score_ring_fits(const cn_stream *s, const cn_score_params &p);
+/* Returns whether that kernel counts for cn_score_params.counts. */
+bool cn_score_ring_counts(const cn_stream *s, const cn_score_params &p);
 cn_status cn_score_ring(cn_stream *s, const cn_score_params &p);
 
 #endif

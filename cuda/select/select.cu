@@ -14,6 +14,10 @@
  * of their numbers says where they go. Few candidates are spread over all threads, so that each
  * thread has few steps.
  *
+ * Where `score` counts the scores that it has stored (cn_score_progress), a block waits for those
+ * of its unit only, and not for the end of `score`. Where `score` counts high bytes too, these
+ * counts are the first histogram.
+ *
  * The last blocks end some microseconds after the others, because clusters that find no room beside
  * `score` share the multiprocessors that become free first. With cn_select_args.done the blocks of
  * attn_sparse fetch their first tiles as soon as the lists of these tiles are finished. The first
@@ -33,7 +37,8 @@ enum {
     SCORES = 8, /* of a vector of 16 bytes */
     VECS = 4,   /* most vectors of a thread in a chunk */
     BINS = 256,
-    BIN_VECS = BINS / 4 /* vectors of a histogram */
+    BIN_VECS = BINS / 4, /* vectors of a histogram */
+    FRONT = 4            /* bins in front of a histogram, and behind it: a vector */
 };
 static_assert(VECS * SCORES <= 32, "a thread's candidates of a chunk are bits of a word");
 static_assert(BINS == THREADS, "a thread has a bin");
@@ -44,16 +49,19 @@ typedef cub::BlockScan<unsigned long long, THREADS, cub::BLOCK_SCAN_WARP_SCANS> 
 /* A digit of the lowest selected score. */
 typedef struct select_digit {
     uint32_t digit;
-    uint32_t wanted;        /* how many of the counted scores with this digit are selected */
-    uint32_t n;             /* the number of counted scores with this digit */
-    uint32_t above, equal;  /* counted scores of the parts before: with a larger digit, with this */
+    uint32_t wanted; /* how many of the counted scores with this digit are selected */
+    uint32_t n;      /* the number of counted scores with this digit */
+    /* Scores of the parts before that are above the lowest selected one, or equal to it. Set with
+     * the low digit. */
+    uint32_t above, equal;
 } select_digit;
 
 template <uint32_t PARTS> struct select_shared {
     /* By digit: the block's histogram, and with clusters those of all parts. `arrived` counts the
-     * bytes of the latter. */
-    alignas(16) uint32_t bins[2][BINS + 4]; /* bin BINS: not counted */
-    alignas(16) uint32_t parts[2][PARTS][BINS];
+     * bytes of the latter. Bin -1, in front: scores that are not counted. Bin BINS: those whose
+     * high byte is larger than that of the low bytes. */
+    alignas(16) uint32_t bins[2][FRONT + BINS + FRONT];
+    alignas(16) uint32_t parts[2][PARTS][BINS + FRONT];
     uint64_t arrived[2];
     select_digit digits[2];
     bin_scan::TempStorage scan;
@@ -159,21 +167,22 @@ __device__ static inline void count_chunk(const select_list &l, const select_sco
 #pragma unroll
         for (uint32_t i = k * SCORES; i < (k + 1) * SCORES; i++) {
             const uint32_t score = score_at(s, i);
-            uint32_t bin = which == 0 ? score >> 8 : min(score ^ high << 8, (uint32_t)BINS);
-            if (!WHOLE && !(s.valid >> i & 1)) bin = BINS;
+            const int low = (int)score - (int)(high << 8);
+            int bin = which == 0 ? (int)(score >> 8) : max(min(low, (int)BINS), -1);
+            if (!WHOLE && !(s.valid >> i & 1)) bin = -1;
             atomicAdd(&bins[bin], 1u);
         }
     }
 }
 
 /* Counts the high bytes of the block's scores (which 0), or the low bytes of those with the high
- * byte `high` (which 1). Other scores count in the last bin, because a branch takes longer.
+ * byte `high` (which 1). Other scores have a bin, too, because a branch takes longer.
  * cub::BlockHistogram counts by the same atomics, but all candidates. */
 template <uint32_t PARTS>
 __device__ static inline void count(const select_list &l, const select_scores &held, uint32_t which,
                                     uint32_t high, select_shared<PARTS> *shared)
 {
-    uint32_t *bins = shared->bins[which];
+    uint32_t *bins = shared->bins[which] + FRONT;
     each_chunk(l, held, [=](const select_scores &s) {
         if (__all_sync(0xffffffffu, s.valid == low_bits(l.per * SCORES)))
             count_chunk<true>(l, s, which, high, bins);
@@ -192,34 +201,78 @@ __device__ static inline void share_bins(uint32_t which, uint32_t part,
 #if __CUDA_ARCH__ >= 900
     if (PARTS == 1) return;
     const uint32_t i = threadIdx.x % BIN_VECS;
-    const uint4 bins = ((const uint4 *)shared->bins[which])[i];
+    const uint4 *bins = (const uint4 *)(shared->bins[which] + FRONT);
+    uint4 *to = (uint4 *)shared->parts[which][part];
+    const uint4 own = bins[i];
     for (uint32_t p = threadIdx.x / BIN_VECS; p < PARTS; p += THREADS / BIN_VECS)
-        cn_cluster_store((uint4 *)shared->parts[which][part] + i, bins, &shared->arrived[which], p);
+        cn_cluster_store(to + i, own, &shared->arrived[which], p);
+    if (threadIdx.x < PARTS) /* the vector behind */
+        cn_cluster_store(to + BIN_VECS, bins[BIN_VECS], &shared->arrived[which], threadIdx.x);
     cn_barrier_wait(&shared->arrived[which], 0);
 #endif
 }
 
-/* Finds the digit of the wanted-th largest of the counted scores. which: of the two digits. */
+/* Returns how many scores of part p have a digit. */
 template <uint32_t PARTS>
-__device__ static inline select_digit find_digit(const select_list &l, uint32_t which,
-                                                 uint32_t wanted, select_shared<PARTS> *shared)
+__device__ static inline uint32_t number_of(uint32_t which, uint32_t p, uint32_t digit,
+                                            const select_shared<PARTS> *shared)
 {
-    share_bins(which, l.part, shared);
-    const uint32_t bin = BINS - 1 - threadIdx.x; /* the largest digit first */
-    uint32_t n = 0, earlier = 0;                 /* of all parts, and of those before this one */
+    return PARTS > 1 ? shared->parts[which][p][digit] : shared->bins[which][FRONT + digit];
+}
+
+/* A thread's digit: the first thread has the largest one. */
+__device__ static inline uint32_t own_digit(void) { return BINS - 1 - threadIdx.x; }
+
+/* Counts the high bytes. Returns how many scores of the unit have the thread's digit. */
+template <uint32_t PARTS>
+__device__ static inline uint32_t count_high(const select_list &l, const select_scores &held,
+                                             select_shared<PARTS> *shared)
+{
+    uint32_t n = 0;
+    count(l, held, 0, 0, shared);
+    share_bins(0, l.part, shared);
+#pragma unroll
+    for (uint32_t p = 0; p < PARTS; p++) n += number_of(0, p, own_digit(), shared);
+    return n;
+}
+
+/* Finds the high byte of the wanted-th largest score. n: the scores with the thread's digit. */
+template <uint32_t PARTS>
+__device__ static inline select_digit find_high(uint32_t n, uint32_t wanted,
+                                                select_shared<PARTS> *shared)
+{
+    uint32_t above;
+    block_scan(shared->block).ExclusiveSum(n, above);
+    if (above < wanted && wanted - above <= n)
+        shared->digits[0] = {own_digit(), wanted - above, n, 0, 0};
+    __syncthreads();
+    return shared->digits[0];
+}
+
+/* Counts the low bytes of the scores with the high byte `high`, and finds the digit. */
+template <uint32_t PARTS>
+__device__ static inline select_digit find_low(const select_list &l, const select_scores &held,
+                                               const select_digit &high,
+                                               select_shared<PARTS> *shared)
+{
+    count(l, held, 1, high.digit, shared);
+    share_bins(1, l.part, shared);
+    uint32_t n = 0, earlier = 0, larger = 0; /* of all parts; of those before this one */
 #pragma unroll
     for (uint32_t p = 0; p < PARTS; p++) {
-        const uint32_t more = PARTS > 1 ? shared->parts[which][p][bin] : shared->bins[which][bin];
+        const uint32_t more = number_of(1, p, own_digit(), shared);
         n += more;
         earlier += p < l.part ? more : 0;
+        larger += p < l.part ? number_of(1, p, BINS, shared) : 0;
     }
     unsigned long long before; /* sums of both, n in the low half */
     bin_scan(shared->scan).ExclusiveSum((unsigned long long)earlier << 32 | n, before);
     const uint32_t above = (uint32_t)before;
-    if (above < wanted && wanted - above <= n)
-        shared->digits[which] = {bin, wanted - above, n, (uint32_t)(before >> 32), earlier};
+    if (above < high.wanted && high.wanted - above <= n)
+        shared->digits[1] = {own_digit(), high.wanted - above, n, (uint32_t)(before >> 32) + larger,
+                             earlier};
     __syncthreads();
-    return shared->digits[which];
+    return shared->digits[1];
 }
 
 /* ---- the list ---- */
@@ -330,7 +383,8 @@ __device__ static inline select_list open_list(const cn_select_args &a, const cn
  * the others. */
 template <uint32_t PARTS> __device__ static inline void open_shared(select_shared<PARTS> *shared)
 {
-    shared->bins[0][threadIdx.x] = shared->bins[1][threadIdx.x] = 0;
+    shared->bins[0][FRONT + threadIdx.x] = shared->bins[1][FRONT + threadIdx.x] = 0;
+    if (threadIdx.x < FRONT) shared->bins[1][FRONT + BINS + threadIdx.x] = 0;
 #if __CUDA_ARCH__ >= 900
     if (PARTS > 1 && threadIdx.x == 0) {
         for (uint32_t i = 0; i < 2; i++) cn_barrier_init(&shared->arrived[i], 1);
@@ -365,18 +419,40 @@ __device__ static inline void end_list(const cn_select_args &a, const cn_sel_uni
     if (!a.done) return;
     __syncthreads();
     if (threadIdx.x > 0) return;
-    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(a.done + u.index),
-                 "r"(CN_CUDA_LIST_DONE / PARTS)
-                 : "memory");
+    cn_count_add(a.done + u.index, CN_CUDA_LIST_DONE / PARTS);
+}
+
+/* Clears the counts of a unit for the next `score`. No block of the unit reads them any more. */
+__device__ static inline void clear_counts(uint32_t *counts)
+{
+    static_assert(CN_COUNTS <= 2 * THREADS, "a thread has at most two");
+    counts[threadIdx.x] = 0;
+    if (THREADS + threadIdx.x < CN_COUNTS) counts[THREADS + threadIdx.x] = 0;
+}
+
+/* Finds the lowest selected score, whose high byte is known, and lists the block's candidates.
+ * counts: of the unit, or NULL. */
+template <uint32_t PARTS>
+__device__ static inline void select_unit(const select_list &l, const select_scores &held,
+                                          const select_digit &high, uint32_t *counts,
+                                          select_shared<PARTS> *shared)
+{
+    const select_digit low = find_low(l, held, high, shared);
+    if (counts && l.part == 0) clear_counts(counts);
+    list_selected(l, held, high.digit << 8 | low.digit, low.n - low.wanted, low.above, low.equal,
+                  shared);
 }
 
 /* The arrays of the step are read before the wait. `score` lets this kernel start only after it has
  * waited for all kernels that write them.
  *
- * A block with candidates gets the histograms of all others, so it ends after their stores. */
+ * A block with candidates gets the histograms of all others, so it ends after their stores.
+ *
+ * unit_counts: those of all units, if `score` counts what it stores, else NULL. With them a block
+ * waits for the end of `score` when its work is done. digits: high bytes are counted, too. */
 template <uint32_t PARTS>
 __global__ static void __launch_bounds__(THREADS, 4)
-    select_kernel(const __grid_constant__ cn_select_args a)
+    select_kernel(const __grid_constant__ cn_select_args a, uint32_t *unit_counts, bool digits)
 {
     __shared__ select_shared<PARTS> shared;
     const cn_sel_unit u = cn_sel_unit_of(blockIdx.x / PARTS, a.n_layers, a.n_kv_heads);
@@ -386,22 +462,22 @@ __global__ static void __launch_bounds__(THREADS, 4)
     const select_row r = load_row(a, u.seq);
     const uint32_t n_forced = min(r.n_forced, a.list_stride), k = min(r.k, r.n);
     const select_list l = open_list<PARTS>(a, u, r, n_forced);
-    cn_wait_previous();
+    uint32_t *counts = unit_counts ? unit_counts + (size_t)u.index * CN_COUNTS : NULL;
+    if (!counts) cn_wait_previous();
+    else if (k > 0 || l.part == 0) cn_count_wait(counts + CN_COUNT_STORED, r.n);
     const select_scores held = load_chunk(l, l.first);
+    uint32_t n_high = digits ? counts[own_digit()] : 0;
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; l.part == 0 && i < n_forced; i += THREADS)
         a.list[(size_t)u.index * a.list_stride + i] = i;
-    if (k == 0) {
-        end_list<PARTS>(a, u);
-        return;
+    if (k > 0) {
+        if (!digits) n_high = count_high(l, held, &shared);
+        select_unit(l, held, find_high(n_high, k, &shared), counts, &shared);
+    } else if (counts && l.part == 0) {
+        clear_counts(counts); /* no other block waits for them */
     }
-    count(l, held, 0, 0, &shared);
-    const select_digit high = find_digit(l, 0, k, &shared);
-    count(l, held, 1, high.digit, &shared);
-    const select_digit low = find_digit(l, 1, high.wanted, &shared);
-    list_selected(l, held, high.digit << 8 | low.digit, low.n - low.wanted, high.above + low.above,
-                  low.equal, &shared);
     end_list<PARTS>(a, u);
+    if (counts) cn_wait_previous(); /* every kernel must: see launch.cuh */
 }
 
 template <uint32_t PARTS>
@@ -409,7 +485,10 @@ static cn_status launch(cn_stream *s, const cn_select_args *a, uint32_t n_units)
 {
     cn_launch how = {dim3(n_units * PARTS), THREADS};
     if (PARTS > 1) how.cluster = PARTS;
-    return cn_cuda_launch(s, "select", select_kernel<PARTS>, how, *a);
+    const cn_score_progress *done = a->progress;
+    uint32_t *counts = done && done->stored ? (uint32_t *)s->select_scratch : NULL;
+    return cn_cuda_launch(s, "select", select_kernel<PARTS>, how, *a, counts,
+                          counts && done->digits);
 }
 
 extern "C" cn_status cn_cuda_select(cn_stream *s, const cn_select_args *a)

@@ -9,6 +9,15 @@
 /* Shared memory that the GPU takes for a block of `select` in clusters of up to four, at most. */
 enum { CN_SELECT_BLOCK_BYTES = 12 * 1024 };
 
+/* What is counted of each unit (cn_score_progress): numbers of its candidates. Zero before `score`;
+ * `select` leaves zeros. */
+enum {
+    CN_COUNT_DIGITS = 256, /* the first ones: how many scores have each high byte */
+    CN_COUNT_STORED = CN_COUNT_DIGITS, /* whose score is stored, and counted above */
+    CN_COUNT_SUMMED, /* rule max: whose weights are in the sums of the unit's parts */
+    CN_COUNTS = CN_COUNT_DIGITS + 4
+};
+
 /* A unit is (sequence, layer of the call, kv head). */
 typedef struct cn_sel_unit {
     uint32_t index, seq, row, head;
@@ -30,6 +39,20 @@ __device__ static inline size_t cn_sel_first(const cn_sel_unit &u, uint32_t firs
                                              uint32_t n_layers, uint32_t n_kv_heads)
 {
     return ((size_t)first * n_layers + (size_t)u.row * n) * n_kv_heads + (size_t)u.head * n;
+}
+
+/* Adds n to a count. Releases what the block has stored before its last barrier. */
+__device__ static inline void cn_count_add(uint32_t *count, uint32_t n)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(count), "r"(n) : "memory");
+}
+
+/* The block waits until a count is n. Acquires what was stored before it was added to. */
+__device__ static inline void cn_count_wait(const uint32_t *count, uint32_t n)
+{
+    for (uint32_t seen = ~n; threadIdx.x == 0 && seen != n;)
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(count) : "memory");
+    __syncthreads();
 }
 
 #endif
