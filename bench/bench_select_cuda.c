@@ -220,6 +220,7 @@ static void record_score(bench *b, const bench_run *r, uint32_t i)
     const bench_case *c = r->c;
     const arrays *a = r->on_device;
     const size_t q_row = (size_t)HEADS * DIM;
+    cn_score_progress progress = {0};
     const cn_score_args score = {.q = {r->q, r->q},
                                  .q_stride = {q_row * c->n_layers, q_row * c->n_layers},
                                  .stage = a->stage,
@@ -239,7 +240,8 @@ static void record_score(bench *b, const bench_run *r, uint32_t i)
                                  .logits = c->stage.group == CN_GROUP_MAX
                                                ? (float *)(void *)r->logits
                                                : NULL,
-                                 .out = (uint16_t *)(void *)r->score};
+                                 .out = (uint16_t *)(void *)r->score,
+                                 .progress = c->what == SCORE_SELECT ? &progress : NULL};
     bench_must(b->be->score(b->stream, &score));
     if (c->what == SCORE) return;
     const cn_select_args select = {.score = score.out,
@@ -256,7 +258,8 @@ static void record_score(bench *b, const bench_run *r, uint32_t i)
                                    .n_kv_heads = KV_HEADS,
                                    .tokens = true,
                                    .list = (uint32_t *)(void *)r->list,
-                                   .list_stride = MAX_LIST};
+                                   .list_stride = MAX_LIST,
+                                   .progress = &progress};
     bench_must(b->be->select(b->stream, &select));
 }
 

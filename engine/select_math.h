@@ -231,17 +231,15 @@ CN_HOST_DEVICE static inline cn_exp_sum cn_exp_sum_add(cn_exp_sum a, cn_exp_sum 
     return a;
 }
 
-/* s plus a lot: the sum of its weights, and the exponent to which these are relative. */
-CN_HOST_DEVICE static inline cn_exp_sum cn_exp_sum_add_lot(cn_exp_sum s, float weights,
-                                                           uint32_t top)
+/* Adds a lot: the sum of its weights, and the exponent to which these are relative. */
+CN_HOST_DEVICE static inline void cn_exp_sum_add_lot(cn_exp_sum *s, float weights, uint32_t top)
 {
     const uint32_t bits = cn_float_bits(weights) & 0x7fffffffu;
     const uint32_t mantissa = bits ? (bits & 0x7fffffu) | 0x800000u : 0;
     const uint32_t exponent = (bits >> 23) + (top - CN_EXPONENT_BASE), bin = exponent >> 4;
-    const uint64_t sum = (uint64_t)mantissa << (exponent & 15);
-    if (bin > s.top) s = cn_exp_sum_at(s, bin); /* seldom */
-    for (uint32_t i = 0; i < 3; i++) s.sum[i] += s.top - bin == i ? sum : 0;
-    return s;
+    if (bin > s->top) *s = cn_exp_sum_at(*s, bin); /* seldom */
+    const uint32_t i = s->top - bin;
+    if (i < 3) s->sum[i] += (uint64_t)mantissa << (exponent & 15);
 }
 
 /* log2(sum * 2^exponent); 0 for the sum 0. Relative error below 1e-6. */

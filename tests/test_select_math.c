@@ -56,8 +56,9 @@ static cn_exp_sum sum_of_lot(const float *x, uint32_t n)
     for (uint32_t i = 0; i < n && i < CN_LOT_FEW_LANES; i++)
         top = cn_max_u32(top, cn_weight_exponent(x[i]));
     for (uint32_t i = 0; i < n; i++) sum += cn_weight(x[i], cn_weight_offset(top));
-    const cn_exp_sum none = {{0}, 0};
-    return cn_exp_sum_add_lot(none, sum, top);
+    cn_exp_sum all = {{0}, 0};
+    cn_exp_sum_add_lot(&all, sum, top);
+    return all;
 }
 
 /* Adds up 2^x[i] by lots of `lot`, in an order that `r` draws. */

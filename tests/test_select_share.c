@@ -60,7 +60,8 @@ static cn_exp_sum add_lot(cn_exp_sum sum, float *x)
     for (uint32_t n = LANES / 2; n > 0; n /= 2)
         for (uint32_t i = 0; i < n; i++) lanes[i] += lanes[i + n];
     for (uint32_t i = 0; i < LOT; i++) x[i] = NAN;
-    return cn_exp_sum_add_lot(sum, lanes[0], top);
+    cn_exp_sum_add_lot(&sum, lanes[0], top);
+    return sum;
 }
 
 /* log2 of the sum over the candidates of a head. Tiles lie side by side in lots. */

@@ -203,8 +203,7 @@ __device__ static inline float scale_of(const label_two<N_WORDS> &l, uint32_t k)
 /* Adds a lot to the warp's sum of a head. Called by one lane. */
 __device__ static inline void add_lot(score_memory m, uint32_t head, cn_lot_weights lot)
 {
-    cn_exp_sum &sum = m.sums[head][threadIdx.x / CN_WARP];
-    sum = cn_exp_sum_add_lot(sum, lot.sum, lot.top);
+    cn_exp_sum_add_lot(&m.sums[head][threadIdx.x / CN_WARP], lot.sum, lot.top);
 }
 
 /* Computes a lot of labels under rule max, for the heads of a pass from `first` on. */
@@ -228,7 +227,7 @@ __device__ static inline void label_heads(const cn_score_params &p, const cn_sco
 #pragma unroll
             for (uint32_t h = 0; h < CN_LABEL_HEADS; h++)
                 logit[h] = cn_label_logit_of(product[h / 2][2 * k + h % 2], scale, q.factor[h]);
-            cn_label_add<false>(pass, logit, l.valid[k] && !l.below[k]);
+            cn_label_add<false>(pass, logit, l.valid[k] && !l.below[k], i + k == 0);
             if (l.valid[k]) cn_label_store(p, out.rows + (size_t)l.c[k] * p.row + first, logit);
         }
     }

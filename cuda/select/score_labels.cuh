@@ -72,17 +72,17 @@ __device__ static inline void cn_label_products(uint32_t out[N_PAIRS][4],
     }
 }
 
-/* cn_label_logit of such a product. */
+/* cn_label_logit of such a product. factor: a sixteenth of the query's. */
 __device__ static inline float cn_label_logit_of(uint32_t product, float scale, float factor)
 {
-    const float sixteenth = scale * 0.0625f, bias = -CN_SCORE_BIAS(CN_LABEL_BIAS) * sixteenth;
-    return cn_score_logit(__uint_as_float(product), sixteenth, bias, factor);
+    const float bias = -CN_SCORE_BIAS(CN_LABEL_BIAS) * scale;
+    return cn_score_logit(__uint_as_float(product), scale, bias, factor);
 }
 
 /* Queries of the heads of a pass as a lane needs them. */
 template <int N_WORDS, int N_PAIRS> struct cn_label_query {
     uint2 words[N_PAIRS][N_WORDS];
-    float factor[2 * N_PAIRS];
+    float factor[2 * N_PAIRS]; /* divided by 16 */
 };
 
 /* Loads the heads from `first` on of n. Heads from n on repeat the last one. labels: [n, stride]
@@ -95,7 +95,8 @@ cn_label_load(const uint2 *labels, uint32_t stride, const float *factor, uint32_
     const bool own = lane / 8 == lane % 4;
     cn_label_query<N_WORDS, N_PAIRS> q;
 #pragma unroll
-    for (uint32_t h = 0; h < 2 * N_PAIRS; h++) q.factor[h] = factor[min(first + h, last)];
+    for (uint32_t h = 0; h < 2 * N_PAIRS; h++)
+        q.factor[h] = factor[min(first + h, last)] * 0.0625f;
 #pragma unroll
     for (uint32_t pair = 0; pair < N_PAIRS; pair++)
 #pragma unroll
@@ -123,34 +124,45 @@ __device__ static inline cn_label_pass cn_label_pass_of()
     return pass;
 }
 
+/* Sets to what the sums are relative: weights of the first candidates of the lot, one a lane.
+ * WHOLE: as below. */
+template <bool WHOLE>
+__device__ static inline void cn_label_open(cn_label_pass &pass, const float logit[CN_LABEL_HEADS],
+                                            bool has_share)
+{
+#pragma unroll
+    for (uint32_t h = 0; h < CN_LABEL_HEADS; h++) {
+        const uint32_t own =
+            WHOLE || has_share ? cn_weight_exponent(logit[h]) : CN_EXPONENT_BASE;
+        pass.top[h] = __reduce_max_sync(0xffffffffu, own);
+        pass.offset[h] = cn_weight_offset(pass.top[h]);
+    }
+    pass.is_open = true;
+}
+
 /* Adds the weights of a candidate of each lane. The warp calls it for the candidates 0 to 31 of
- * the lot, then for 32 to 63, and so on. WHOLE: all candidates of the lot have a share. */
+ * the lot, then for 32 to 63, and so on. WHOLE: all candidates of the lot have a share. is_first:
+ * these are candidates 0 to 31; used if WHOLE. */
 template <bool WHOLE>
 __device__ static inline void cn_label_add(cn_label_pass &pass, const float logit[CN_LABEL_HEADS],
-                                           bool has_share)
+                                           bool has_share, bool is_first)
 {
-    if (!pass.is_open && (WHOLE || __any_sync(0xffffffffu, has_share))) {
-#pragma unroll
-        for (uint32_t h = 0; h < CN_LABEL_HEADS; h++) {
-            const uint32_t own =
-                WHOLE || has_share ? cn_weight_exponent(logit[h]) : CN_EXPONENT_BASE;
-            pass.top[h] = __reduce_max_sync(0xffffffffu, own);
-            pass.offset[h] = cn_weight_offset(pass.top[h]);
-        }
-        pass.is_open = true;
-    }
+    if (WHOLE ? is_first : !pass.is_open && __any_sync(0xffffffffu, has_share))
+        cn_label_open<WHOLE>(pass, logit, has_share);
 #pragma unroll
     for (uint32_t h = 0; h < CN_LABEL_HEADS; h++)
         pass.sum[h] += WHOLE || has_share ? cn_weight(logit[h], pass.offset[h]) : 0.0f;
 }
 
-/* Stores the logits of a candidate. row: its row from the first head of the pass on. */
+/* Stores the logits of a candidate. row: its row from the first head of the pass on. ROW: how many
+ * logits it has, or 0 for any. */
+template <uint32_t ROW = 0>
 __device__ static inline void cn_label_store(const cn_score_params &p, uint16_t *row,
                                              const float logit[CN_LABEL_HEADS])
 {
     static_assert(CN_LABEL_HEADS == 4, "two words");
     const uint2 words = make_uint2(cn_f16x2(logit[0], logit[1]), cn_f16x2(logit[2], logit[3]));
-    if (p.row > 2) cn_store_kept(row, words);
+    if (ROW > 2 || p.row > 2) cn_store_kept(row, words);
     else cn_store_kept(row, words.x);
 }
 

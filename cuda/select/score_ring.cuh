@@ -171,8 +171,7 @@ __device__ static inline void cn_ring_load_query(const cn_score_params &p, const
 __device__ static inline void cn_ring_add_lot(const cn_ring_memory &m, uint32_t head,
                                               cn_lot_weights lot)
 {
-    cn_exp_sum &sum = m.sums[head * m.n_workers + threadIdx.x / CN_WARP];
-    sum = cn_exp_sum_add_lot(sum, lot.sum, lot.top);
+    cn_exp_sum_add_lot(&m.sums[head * m.n_workers + threadIdx.x / CN_WARP], lot.sum, lot.top);
 }
 
 #endif

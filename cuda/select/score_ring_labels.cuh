@@ -19,6 +19,7 @@ typedef struct cn_ring_labels {
     uint16_t *row; /* rule max: of logits */
 } cn_ring_labels;
 
+/* Loads the label of candidate i of this lane. */
 template <int N_WORDS>
 __device__ static inline void cn_ring_load_label(uint32_t words[N_WORDS], const cn_ring_labels &lot,
                                                  uint32_t i)
@@ -38,23 +39,38 @@ __device__ static inline void cn_ring_load_label(uint32_t words[N_WORDS], const 
     }
 }
 
-/* Returns a lot. whole: set to whether all its tokens are candidates and none is below the base. */
-__device__ static inline cn_ring_labels
-cn_ring_labels_of(const cn_score_params &p, const cn_score_part &x, uint32_t start, bool &whole)
+/* Returns lot `number` of a part. */
+__device__ static inline cn_ring_labels cn_ring_labels_of(const cn_score_params &p,
+                                                          const cn_score_part &x, uint32_t number)
 {
-    const uint32_t lane = threadIdx.x % CN_WARP;
     cn_ring_labels lot = {};
-    lot.at = start + lane;
+    lot.at = ((x.lot + number) << CN_LOT_MAX_LOG2) + threadIdx.x % CN_WARP;
     const ptrdiff_t c = (ptrdiff_t)(int32_t)(lot.at - x.from); /* may be below 0 */
     lot.score = p.args.out + x.first + c;
     lot.row = cn_score_rows(p, x.stored) + c * (ptrdiff_t)p.row;
-    whole = start >= x.from && x.to - start >= CN_FEED_LABELS;
-    if (x.stage.in_tiles && x.base > 0) {
-        const cn_score_token t = cn_score_token_of(p, x, start + lane % 4 * CN_DIGEST_TILE);
-        lot.tile = t.position & ~(CN_DIGEST_TILE - 1u);
-        whole = whole && !__any_sync(0xffffffffu, lot.tile < x.base);
-    }
     return lot;
+}
+
+/* Goes on to the lot that is n behind. */
+__device__ static inline void cn_ring_labels_skip(const cn_score_params &p, cn_ring_labels &lot,
+                                                  uint32_t n)
+{
+    const uint32_t labels = n << CN_LOT_MAX_LOG2;
+    lot.at += labels;
+    lot.score += labels;
+    lot.row += labels * p.row;
+}
+
+/* Returns whether all tokens of a lot are candidates and none is below the base. */
+__device__ static inline bool cn_ring_is_whole(const cn_score_params &p, const cn_score_part &x,
+                                               cn_ring_labels &lot)
+{
+    const uint32_t lane = threadIdx.x % CN_WARP, start = lot.at - lane;
+    const bool whole = start >= x.from && x.to - start >= CN_FEED_LABELS;
+    if (!x.stage.in_tiles || x.base == 0) return whole;
+    const cn_score_token t = cn_score_token_of(p, x, start + lane % 4 * CN_DIGEST_TILE);
+    lot.tile = t.position & ~(CN_DIGEST_TILE - 1u);
+    return whole && !__any_sync(0xffffffffu, lot.tile < x.base);
 }
 
 /* Returns whether candidate i of this lane exists. below: set to whether it lies below the base. */
@@ -70,61 +86,64 @@ cn_ring_label_is_valid(const cn_score_part &x, const cn_ring_labels &lot, uint32
     return at >= x.from && at < x.to;
 }
 
-/* Computes a lot under rule max, for the heads of a pass from `first` on. WHOLE: as in
- * cn_ring_labels_of. Sets `own` of these heads. */
-template <int N_WORDS, bool WHOLE>
+/* Computes a lot under rule max, for the heads of a pass from `first` on. ROW: logits of a
+ * candidate, or 0 for any. WHOLE: cn_ring_is_whole. Sets `own` of these heads. */
+template <int N_WORDS, uint32_t ROW, bool WHOLE>
 __device__ static inline void cn_ring_label_heads(const cn_score_params &p, const cn_score_part &x,
                                                   const cn_ring_labels &lot,
                                                   const cn_label_query<N_WORDS, CN_RING_PAIRS> &q,
                                                   uint32_t first, cn_lot_weights &own)
 {
     cn_label_pass pass = cn_label_pass_of();
-    const uint32_t stride = CN_WARP * p.row;
+    const uint32_t stride = CN_WARP * (ROW ? ROW : p.row);
+    const uint16_t *scales = lot.scales;
     uint16_t *row = lot.row + first;
 #pragma unroll 1
     for (uint32_t i = 0; i < 8; i += 2) {
         uint32_t words[2][N_WORDS];
         cn_ring_load_label<N_WORDS>(words[0], lot, i);
         cn_ring_load_label<N_WORDS>(words[1], lot, i + 1);
+        const uint16_t bits[2] = {scales[0], scales[CN_WARP]};
         uint32_t product[CN_RING_PAIRS][4];
         cn_label_products<N_WORDS, CN_RING_PAIRS>(product, words[0], words[1], q.words);
 #pragma unroll
         for (uint32_t k = 0; k < 2; k++) {
             bool below = false;
             const bool valid = WHOLE || cn_ring_label_is_valid(x, lot, i + k, below);
-            const uint16_t bits = lot.scales[(i + k) * CN_WARP];
-            const float scale = below ? CUDART_NAN_F : __half2float(__ushort_as_half(bits));
+            const float scale = below ? CUDART_NAN_F : __half2float(__ushort_as_half(bits[k]));
             float logit[2 * CN_RING_PAIRS];
 #pragma unroll
             for (uint32_t h = 0; h < 2 * CN_RING_PAIRS; h++)
                 logit[h] = cn_label_logit_of(product[h / 2][2 * k + h % 2], scale, q.factor[h]);
-            cn_label_add<WHOLE>(pass, logit, valid && !below);
-            if (valid) cn_label_store(p, row, logit);
-            row += stride;
+            cn_label_add<WHOLE>(pass, logit, valid && !below, i + k == 0);
+            if (valid) cn_label_store<ROW>(p, row + k * stride, logit);
         }
+        scales += 2 * CN_WARP;
+        row += 2 * stride;
     }
     cn_label_weights(own, pass, first);
 }
 
-/* Computes a lot under rule max, and adds it to the warp's sums. */
-template <int N_WORDS>
+/* Computes a lot under rule max, and adds it to the warp's sums. ROW: as above. */
+template <int N_WORDS, uint32_t ROW>
 __device__ static inline void
 cn_ring_label_max(const cn_score_params &p, const cn_score_part &x, const cn_ring_memory &m,
                   const cn_ring_labels &lot, bool whole, cn_label_query<N_WORDS, CN_RING_PAIRS> &q)
 {
+    static_assert(ROW == 0 || ROW == CN_LABEL_HEADS, "one pass");
     cn_lot_weights own = {0, CN_EXPONENT_BASE};
 #pragma unroll 1
-    for (uint32_t first = 0; first < p.group; first += CN_LABEL_HEADS) {
-        if (p.group > CN_LABEL_HEADS)
+    for (uint32_t first = 0; first < (ROW ? ROW : p.group); first += CN_LABEL_HEADS) {
+        if (ROW == 0 && p.group > CN_LABEL_HEADS)
             q = cn_label_load<N_WORDS, CN_RING_PAIRS>(m.labels, N_WORDS,
                                                       cn_ring_label_factors(p, m), first, p.group);
         if (whole)
-            cn_ring_label_heads<N_WORDS, true>(p, x, lot, q, first, own);
+            cn_ring_label_heads<N_WORDS, ROW, true>(p, x, lot, q, first, own);
         else
-            cn_ring_label_heads<N_WORDS, false>(p, x, lot, q, first, own);
+            cn_ring_label_heads<N_WORDS, ROW, false>(p, x, lot, q, first, own);
         const uint32_t next = first + CN_LABEL_HEADS;
         const uint32_t head = first / CN_WARP * CN_WARP + cn_label_head();
-        if ((next % CN_WARP == 0 || next >= p.group) && head < p.group)
+        if ((ROW || next % CN_WARP == 0 || next >= p.group) && head < p.group)
             cn_ring_add_lot(m, head, own);
     }
 }
@@ -173,7 +192,7 @@ __device__ static inline void cn_ring_wait_labels(const Feed &f, cn_ring_labels 
 /* Computes the warp's lots of a part under rule max. known: as in cn_feed_find. The sums are in
  * shared memory, because they would make the compiler spill other registers in this loop. A spill
  * there takes long, since the L1 cache is small beside so much shared memory. */
-template <int N_WORDS, typename Feed>
+template <int N_WORDS, uint32_t ROW, typename Feed>
 __device__ static inline void cn_ring_compute_max(const cn_score_params &p, const cn_score_part &x,
                                                   const cn_ring_memory &m, Feed &f,
                                                   uint32_t known)
@@ -181,12 +200,13 @@ __device__ static inline void cn_ring_compute_max(const cn_score_params &p, cons
     const uint32_t warp = threadIdx.x / CN_WARP;
     cn_label_query<N_WORDS, CN_RING_PAIRS> q = cn_label_load<N_WORDS, CN_RING_PAIRS>(
         m.labels, N_WORDS, cn_ring_label_factors(p, m), 0, p.group);
+    cn_ring_labels lot = cn_ring_labels_of(p, x, warp);
     for (uint32_t i = warp; i < x.n_lots; i += m.n_workers) {
-        bool whole;
-        cn_ring_labels lot = cn_ring_labels_of(p, x, (x.lot + i) << CN_LOT_MAX_LOG2, whole);
+        const bool whole = cn_ring_is_whole(p, x, lot);
         cn_ring_wait_labels<N_WORDS>(f, lot);
-        cn_ring_label_max<N_WORDS>(p, x, m, lot, whole, q);
+        cn_ring_label_max<N_WORDS, ROW>(p, x, m, lot, whole, q);
         cn_feed_release(f, p, known);
+        cn_ring_labels_skip(p, lot, m.n_workers);
     }
 }
 
@@ -198,15 +218,17 @@ __device__ static inline void cn_ring_compute_mean(const cn_score_params &p, con
 {
     const cn_label_query<N_WORDS, 1> q =
         cn_label_load<N_WORDS, 1>(m.labels, N_WORDS, cn_ring_label_factors(p, m), 0, 1);
-    for (uint32_t i = threadIdx.x / CN_WARP; i < x.n_lots; i += m.n_workers) {
-        bool whole;
-        cn_ring_labels lot = cn_ring_labels_of(p, x, (x.lot + i) << CN_LOT_MAX_LOG2, whole);
+    const uint32_t warp = threadIdx.x / CN_WARP;
+    cn_ring_labels lot = cn_ring_labels_of(p, x, warp);
+    for (uint32_t i = warp; i < x.n_lots; i += m.n_workers) {
+        const bool whole = cn_ring_is_whole(p, x, lot);
         cn_ring_wait_labels<N_WORDS>(f, lot);
         if (whole)
             cn_ring_label_mean<N_WORDS, true, DIGITS>(x, lot, q, m.fixed->digits);
         else
             cn_ring_label_mean<N_WORDS, false, DIGITS>(x, lot, q, m.fixed->digits);
         cn_feed_release(f, p, known);
+        cn_ring_labels_skip(p, lot, m.n_workers);
     }
 }
 
@@ -215,8 +237,11 @@ __device__ static inline void
 cn_ring_compute_labels(const cn_score_params &p, const cn_score_part &x, const cn_ring_memory &m,
                        Feed &f, uint32_t known)
 {
-    if (MAX && x.stage.group == CN_GROUP_MAX)
-        cn_ring_compute_max<N_WORDS>(p, x, m, f, known);
+    constexpr uint32_t ROW = CN_LABEL_HEADS; /* the most frequent one */
+    if (MAX && x.stage.group == CN_GROUP_MAX && p.row == ROW)
+        cn_ring_compute_max<N_WORDS, ROW>(p, x, m, f, known);
+    else if (MAX && x.stage.group == CN_GROUP_MAX)
+        cn_ring_compute_max<N_WORDS, 0>(p, x, m, f, known);
     else
         cn_ring_compute_mean<N_WORDS, Feed::key == CN_KEY_LABELS>(p, x, m, f, known);
 }

@@ -369,7 +369,8 @@ static cn_exp_sum add_lot(cn_exp_sum sum, const float *x, uint32_t start, uint32
     }
     for (uint32_t step = n_lanes / 2; step > 0; step /= 2)
         for (uint32_t i = 0; i < step; i++) lanes[i] += lanes[i + step];
-    return cn_exp_sum_add_lot(sum, lanes[0], top);
+    cn_exp_sum_add_lot(&sum, lanes[0], top);
+    return sum;
 }
 
 /* The shares of all candidates, for one query head, in place of its logits. */
