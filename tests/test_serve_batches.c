@@ -157,23 +157,6 @@ static void create(const char *file, char id[64])
     json_decref(batch);
 }
 
-/* Creates a batch with further members, and cancels it. `warns`: about an unknown one. */
-static void create_with(const char *file, const char *more, bool warns)
-{
-    char path[128];
-    json_t *batch = create_as(file, more, 200);
-    json_t *warnings = json_object_get(batch, "warnings");
-    assert_int_equal(json_array_size(warnings), warns);
-    if (warns)
-        assert_string_equal(json_string_value(json_array_get(warnings, 0)),
-                            "colour: unknown field, ignored");
-    snprintf(path, sizeof path, "/v1/batches/%s/cancel", text_of(batch, "id"));
-    http_reply r;
-    http_ask(rig.port, "POST", path, NULL, NULL, &r);
-    http_reply_free(&r);
-    json_decref(batch);
-}
-
 static json_t *get(const char *what, const char *id, int want)
 {
     char path[128];
@@ -193,6 +176,26 @@ static json_t *wait_for(const char *id, const char *status)
     }
     fail_msg("%s did not reach the status %s", id, status);
     return NULL;
+}
+
+/* Creates a batch with further members, cancels it, and waits for its end: batches that are being
+ * cancelled count towards --max-batches. `warns`: about an unknown member. */
+static void create_with(const char *file, const char *more, bool warns)
+{
+    char id[64], path[128];
+    json_t *batch = create_as(file, more, 200);
+    json_t *warnings = json_object_get(batch, "warnings");
+    assert_int_equal(json_array_size(warnings), warns);
+    if (warns)
+        assert_string_equal(json_string_value(json_array_get(warnings, 0)),
+                            "colour: unknown field, ignored");
+    snprintf(id, sizeof id, "%s", text_of(batch, "id"));
+    json_decref(batch);
+    snprintf(path, sizeof path, "/v1/batches/%s/cancel", id);
+    http_reply r;
+    http_ask(rig.port, "POST", path, NULL, NULL, &r);
+    json_decref(wait_for(id, r.status == 200 ? "cancelled" : "completed"));
+    http_reply_free(&r);
 }
 
 static void expect_error(const char *method, const char *path, const char *body, int status,
