@@ -219,6 +219,7 @@ static cn_status open_parts(cn_cuda *c)
     CN_TRY(cn_cuda_device_open(&c->device, &c->opts));
     CN_TRY(join_others(c));
     if (c->opts.portable) c->device.hopper = false;
+    c->table.counts_scores = c->device.hopper;
     if (c->device.hopper) CN_TRY(cn_map_open());
     CN_TRY(cn_cuda_exchange_limit(&c->device, &c->table.most_chosen));
     CN_CUDA(cudaDeviceGetStreamPriorityRange(&c->priority[CN_PRIORITY_LOW],

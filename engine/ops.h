@@ -419,7 +419,9 @@ typedef struct cn_score_args {
      * each candidate; aligned to 8 bytes. NULL: no stage has group rule max. */
     void *logits;
     uint16_t *out;
-    /* NULL, or what the next op of the stream gets, which is the `select` of this output. */
+    /* NULL, or set for the `select` of this output, with the same arrays. It must be the next op of
+     * the stream and get *progress: it waits for the counts and clears them. Another order of ops
+     * is an error of the caller, after which a later `select` may never end. */
     cn_score_progress *progress;
 } cn_score_args;
 
@@ -548,6 +550,7 @@ struct cn_backend {
     size_t logit_bytes; /* of an element of cn_score_args.logits */
     uint32_t keeps;   /* values of cn_keep that `compress` supports: bit i is cn_keep i */
     uint32_t most_chosen; /* the largest chosen_stride of `exchange`; 0: it has no limit */
+    bool counts_scores; /* `score` counts for `select` where it can (cn_score_progress) */
     void *ctx;  /* private to the backend */
 
     void (*close)(cn_backend *be);

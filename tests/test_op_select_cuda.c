@@ -122,14 +122,14 @@ static void check_own_list(const world *w, const unit *u, const uint32_t *list)
     cn_free(wanted);
 }
 
-/* Fills a list of the GPU with a byte. */
-static void fill_list(world *w, uint32_t i, int byte)
+/* Poisons the GPU's side of words. */
+static void poison(op_env *env, const op_tensor *words)
 {
-    op_tensor list = w->lists[i];
-    list.cpu = cn_calloc(list.n, sizeof(uint32_t));
-    memset(list.cpu, byte, list.n * sizeof(uint32_t));
-    op_send(w->env, &list);
-    cn_free(list.cpu);
+    op_tensor t = *words;
+    t.cpu = cn_calloc(t.n, sizeof(uint32_t));
+    memset(t.cpu, WORLD_POISON, t.n * sizeof(uint32_t));
+    op_send(env, &t);
+    cn_free(t.cpu);
 }
 
 static void check_guard(const world *w, uint32_t i, int side)
@@ -152,6 +152,11 @@ static void run_score(world *w, uint32_t i)
     if (w->counts) a.progress = &w->progress[i];
     OP_OK(w->env->cuda->score(w->env->cuda_stream, &a));
     assert_true(w->progress[i].stored || !w->progress[i].digits);
+    const bool labels = a.keys == 1U << CN_KEY_LABELS, runs = i == 1 || a.keys != 0;
+    const bool counts = w->counts && w->env->cuda->counts_scores;
+    if (w->must_count && counts && runs) assert_true(w->progress[i].stored);
+    if (w->must_not_count) assert_false(w->progress[i].stored);
+    if (w->progress[i].stored) assert_int_equal(w->progress[i].digits, labels);
 }
 
 /* Runs `select` of the GPU behind run_score. */
@@ -182,7 +187,7 @@ static void check_stage(world *w, uint32_t i)
         check_own_list(w, &u, own);
     }
     op_send(env, &w->scores[i]);
-    fill_list(w, i, WORLD_POISON);
+    poison(env, &w->lists[i]);
     OP_OK(env->cuda->select(env->cuda_stream, &w->select[ON_CUDA][i]));
     if (op_words_error(env, &w->lists[i]) > 0)
         fail_msg("stage %u: lists of equal scores differ", i);
@@ -320,18 +325,30 @@ static double run_alike(op_env *env, uint32_t seed)
     return check_world(w, 4);
 }
 
-/* Sequences that share their blocks rank labels. A thread block has more lots than the stages of
- * its rings, and in some seeds several parts, or parts of units that others have the rest of. Among
- * the sequences are one that is not active and one that selects nothing. */
+/* Limits the queries of a sequence's stage of tiles. queries 0: `score` counts in this stage. */
+static void limit_tiles(world *w, uint32_t s, uint32_t queries)
+{
+    cn_sel_stage *tiles = &w->stage[0][s];
+    tiles->n_queries = (uint8_t)cn_min_u32(tiles->n_queries, queries);
+    if (tiles->active && queries == 0) tiles->group = CN_GROUP_SUM;
+}
+
+/* Sequences that share their blocks rank labels, of all tokens or of tiles. Without tiles a thread
+ * block has more lots than the stages of its rings, and in some seeds several parts, or parts of
+ * units that others have the rest of. If there are more than two sequences, one selects nothing,
+ * and one is not active in even seeds. From MANY on, there are more units than can be counted. */
 static double run_shared(op_env *env, uint32_t seed)
 {
+    enum { MANY = 20 };
     static const struct {
         uint32_t n_seqs, tokens;
     } sizes[] = {{30, 9000}, {40, 9000}, {11, 26000}, {2, 30000}};
-    static const uint32_t kinds[][2] = {{2, 2}, {3, 3}, {2, 3}}; /* labels: max, mean, both */
+    /* Of WORLD_KINDS: labels under rule max, mean, and both; the last two in tiles. */
+    static const uint32_t kinds[][2] = {{2, 2}, {3, 3}, {2, 3}, {13, 13}, {12, 12}};
     static const uint32_t groups[] = {4, 3, 8, 1, 2};
     const uint32_t n_seqs = sizes[seed % 4].n_seqs, tokens = sizes[seed % 4].tokens;
-    paged_shape s = {.n_layers = WORLD_FIRST_LAYER + 1,
+    const uint32_t n_layers = seed < MANY ? 1 : WORLD_LAYERS - WORLD_FIRST_LAYER;
+    paged_shape s = {.n_layers = WORLD_FIRST_LAYER + n_layers,
                      .n_heads = 8 * groups[seed % 5],
                      .n_kv_heads = 8,
                      .head_dim = seed % 2 ? 64 : 128,
@@ -342,23 +359,22 @@ static double run_shared(op_env *env, uint32_t seed)
         s.n_q[i] = 1;
         s.kv_len[i] = i == 0 ? tokens : 64;
     }
-    world *w = world_create(env, &s, 1);
+    world *w = world_create(env, &s, n_layers);
     const uint32_t stride = w->b->view.table_stride;
     for (uint32_t i = 1; i < n_seqs; i++) {
         memcpy(w->b->tables + (size_t)i * stride, w->b->tables, stride * sizeof *w->b->tables);
         w->b->kv_len[i] = tokens - i * 64;
     }
-    for (uint32_t i = 0; i < n_seqs; i++) world_draw_row(w, i, kinds[seed / 4 % 3][i % 2]);
-    w->stage[1][1].active = seed % 2 == 0;
+    for (uint32_t i = 0; i < n_seqs; i++) {
+        world_draw_row(w, i, kinds[seed / 4 % 5][i % 2]);
+        limit_tiles(w, i, 0);
+    }
+    w->stage[1][1].active = seed % 2 == 0 || n_seqs == 2;
     if (n_seqs > 2) w->k[1][2] = 0;
     w->keys_known = w->counts = true;
+    w->must_count = seed < MANY;
+    w->must_not_count = !w->must_count;
     return check_world(w, 4);
-}
-
-static void run_stage(world *w, uint32_t i)
-{
-    run_score(w, i);
-    run_select(w, i);
 }
 
 /* Attention on the GPU to the lists of stage two and to the newest TAIL tokens. */
@@ -402,60 +418,121 @@ static void attention_bind(world *w, attention *t)
                                     .lengths = at[2].at[ON_CUDA]};
 }
 
-/* Two stages and attention follow each other without a wait of the host. So the kernels of the
- * second stage start while the first still selects the tiles. Attention begins while the second
- * still makes lists. The results are those of kernels with a wait between them. */
-static double run_in_order(op_env *env, uint32_t seed)
+/* A step: both stages of selection, and attention. Each one of several steps has its own queries,
+ * so that its results are not those of the step before. */
+typedef struct step {
+    size_t q_offset; /* bytes */
+    op_tensor lists, out;
+} step;
+
+/* Queues a step. waits: the host waits for each op. */
+static void run_step(world *w, attention *t, const step *p, bool waits)
 {
-    enum { AHEAD = 12 /* kernels that keep the stream busy while the others are launched */ };
+    op_env *env = w->env;
+    for (uint32_t i = 0; i < WORLD_STAGES; i++) {
+        const cn_score_args all = w->score[ON_CUDA][i];
+        for (int query = 0; query < CN_N_SEL_QUERIES; query++)
+            w->score[ON_CUDA][i].q[query] = (const char *)all.q[query] + p->q_offset;
+        if (i == 1) w->select[ON_CUDA][i].list = p->lists.cuda;
+        run_score(w, i);
+        if (waits) OP_OK(env->cuda->stream_sync(env->cuda_stream));
+        run_select(w, i);
+        if (waits) OP_OK(env->cuda->stream_sync(env->cuda_stream));
+        w->score[ON_CUDA][i] = all;
+    }
+    t->args.index = p->lists.cuda;
+    t->args.attn.out = p->out.cuda;
+    OP_OK(env->cuda->attn_sparse(env->cuda_stream, &t->args));
+}
+
+/* Sets the CPU's side of the results to those of the GPU, and poisons the GPU's side. */
+static void keep_results(op_env *env, step *p)
+{
+    op_tensor *both[] = {&p->lists, &p->out};
+    for (int i = 0; i < 2; i++) {
+        void *got = op_take(env, both[i]);
+        memcpy(both[i]->cpu, got, both[i]->n * sizeof(uint32_t));
+        cn_free(got);
+        poison(env, both[i]);
+    }
+}
+
+/* Compares the results of the GPU with those kept, and poisons them. */
+static void check_results(world *w, const step *steps, uint32_t n, const op_tensor *done)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (op_words_error(w->env, &steps[i].lists) > 0) fail_msg("step %u: lists differ", i);
+        if (op_words_error(w->env, &steps[i].out) > 0) fail_msg("step %u: attention differs", i);
+        poison(w->env, &steps[i].lists);
+        poison(w->env, &steps[i].out);
+    }
+    uint32_t *counts = op_take(w->env, done);
+    for (size_t i = 0; i < world_units(w); i++)
+        if (counts[i] != counts[0] || counts[i] > 64) fail_msg("unit %zu: count %u", i, counts[i]);
+    cn_free(counts);
+}
+
+/* Draws a world for steps. In even seeds all sequences rank labels, and `score` counts in both
+ * stages. */
+static world *draw_steps(op_env *env, uint32_t seed)
+{
+    enum { MOST_QUERIES = 20, N_TILE_KINDS = WORLD_N_KINDS - WORLD_WITHOUT_TILES };
+    static const uint32_t labels[] = {12, 13}; /* of WORLD_KINDS */
     test_rng *r = &env->rng;
     paged_shape s = {.n_layers = WORLD_FIRST_LAYER + 1,
                      .n_heads = 8,
                      .n_kv_heads = 2,
-                     .head_dim = seed % 2 ? 64 : 128,
+                     .head_dim = seed / 2 % 2 ? 64 : 128,
                      .block_tokens = 256,
                      .n_seqs = 4,
                      .n_decode = 4,
                      .n_q = {1, 1, 1, 1}};
     for (uint32_t i = 0; i < s.n_seqs; i++) s.kv_len[i] = 1500 + test_rng_below(r, 3000);
     world *w = world_create(env, &s, 1);
-    for (uint32_t i = 0; i < s.n_seqs; i++)
-        world_draw_row(w, i,
-                       WORLD_WITHOUT_TILES + (seed + i) % (WORLD_N_KINDS - WORLD_WITHOUT_TILES));
+    for (uint32_t i = 0; i < s.n_seqs; i++) {
+        const uint32_t any = WORLD_WITHOUT_TILES + (seed / 2 + i) % N_TILE_KINDS;
+        world_draw_row(w, i, seed % 2 ? any : labels[(seed / 2 + i * (seed / 4)) % 2]);
+        limit_tiles(w, i, seed % 2 ? MOST_QUERIES : 0);
+    }
+    w->must_count = seed % 2 == 0;
+    w->keys_known |= w->must_count;
     world_bind(w, 4);
+    return w;
+}
+
+/* Steps follow each other without a wait of the host, then as a graph that is launched twice. So
+ * kernels of a stage start while the stage before still runs: the second stage while the first
+ * selects the tiles, attention while the second makes lists. The results are those of ops with a
+ * wait between them. */
+static double run_in_order(op_env *env, uint32_t seed)
+{
+    enum { STEPS = 3, AHEAD = 12 /* kernels that keep the stream busy at first */ };
+    world *w = draw_steps(env, seed);
     attention t;
     attention_bind(w, &t);
-    run_stage(w, 0);
-    cn_free(op_take(env, &w->lists[0])); /* waits */
-    fill_list(w, 1, 0);
-    run_stage(w, 1);
-    uint32_t *want = op_take(env, &w->lists[1]);
-    OP_OK(env->cuda->attn_sparse(env->cuda_stream, &t.args));
-    uint32_t *want_out = op_take(env, &t.out);
-    fill_list(w, 0, 0);
-    fill_list(w, 1, 0);
-    op_send(env, &t.out);
+    step steps[STEPS];
+    const size_t q_row = (size_t)w->b->layout.n_kv_heads * w->group * w->b->layout.head_dim;
+    for (uint32_t i = 0; i < STEPS; i++)
+        steps[i] = (step){(i + 1) * q_row * sizeof(uint16_t),
+                          world_poisoned_words(w, w->lists[1].n * sizeof(uint32_t)),
+                          world_poisoned_words(w, t.out.n * sizeof(uint32_t))};
+    w->counts = false;
+    for (uint32_t i = 0; i < STEPS; i++) run_step(w, &t, &steps[i], true);
+    for (uint32_t i = 0; i < STEPS; i++) keep_results(env, &steps[i]);
     const op_tensor done = world_poisoned_words(w, world_units(w) * sizeof(uint32_t));
     t.args.done = w->select[ON_CUDA][1].done = done.cuda;
-    const cn_score_args ahead = w->score[ON_CUDA][0];
     w->counts = true;
+    const cn_score_args ahead = w->score[ON_CUDA][0];
     for (uint32_t i = 0; i < AHEAD; i++) OP_OK(env->cuda->score(env->cuda_stream, &ahead));
-    for (uint32_t i = 0; i < WORLD_STAGES; i++) run_stage(w, i);
-    OP_OK(env->cuda->attn_sparse(env->cuda_stream, &t.args));
-    uint32_t *got_out = op_take(env, &t.out);
-    if (memcmp(want_out, got_out, t.out.n * sizeof *got_out) != 0)
-        fail_msg("attention differs when no wait is before it");
-    uint32_t *counts = op_take(env, &done);
-    for (size_t i = 0; i < world_units(w); i++)
-        if (counts[i] != counts[0] || counts[i] > 64) fail_msg("unit %zu: count %u", i, counts[i]);
-    cn_free(counts);
-    uint32_t *got = op_take(env, &w->lists[1]);
-    if (memcmp(want, got, w->lists[1].n * sizeof *got) != 0)
-        fail_msg("lists differ when no wait is between the stages");
-    cn_free(want);
-    cn_free(got);
-    cn_free(want_out);
-    cn_free(got_out);
+    for (uint32_t i = 0; i < STEPS; i++) run_step(w, &t, &steps[i], false);
+    check_results(w, steps, STEPS, &done);
+    cn_graph *graph;
+    OP_OK(env->cuda->graph_begin(env->cuda_stream));
+    for (uint32_t i = 0; i < STEPS; i++) run_step(w, &t, &steps[i], false);
+    OP_OK(env->cuda->graph_end(env->cuda_stream, &graph));
+    for (uint32_t i = 0; i < 2; i++) OP_OK(env->cuda->graph_launch(env->cuda_stream, graph));
+    check_results(w, steps, STEPS, &done);
+    env->cuda->graph_free(graph);
     world_free(w);
     return 0;
 }
@@ -484,7 +561,7 @@ int main(int argc, char **argv)
         {"select, long", WORLD_WITHOUT_TILES + 4, 0, run_long, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, rows", 16, 0, run_rows, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, alike", 10, 0, run_alike, .gemm = CN_CUDA_GEMM_LIBRARY},
-        {"select, shared", 12, 0, run_shared, .gemm = CN_CUDA_GEMM_LIBRARY},
+        {"select, shared", 22, 0, run_shared, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, many", PAGED_MAX_SEQS - 30 + 1, 0, run_many, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, in order", 16, 0, run_in_order, .gemm = CN_CUDA_GEMM_LIBRARY},
         {"select, refused", 1, 0, run_refusals, .gemm = CN_CUDA_GEMM_LIBRARY},

@@ -124,8 +124,8 @@ __device__ static inline cn_label_pass cn_label_pass_of()
     return pass;
 }
 
-/* Sets to what the sums are relative: weights of the first candidates of the lot, one a lane.
- * WHOLE: as below. */
+/* Sets the exponent to which the sums are relative, from the first candidates of the lot, one per
+ * lane. WHOLE: as below. */
 template <bool WHOLE>
 __device__ static inline void cn_label_open(cn_label_pass &pass, const float logit[CN_LABEL_HEADS],
                                             bool has_share)

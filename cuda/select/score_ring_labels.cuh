@@ -51,7 +51,7 @@ __device__ static inline cn_ring_labels cn_ring_labels_of(const cn_score_params 
     return lot;
 }
 
-/* Goes on to the lot that is n behind. */
+/* Moves on by n lots. */
 __device__ static inline void cn_ring_labels_skip(const cn_score_params &p, cn_ring_labels &lot,
                                                   uint32_t n)
 {

@@ -9,13 +9,13 @@
 /* Shared memory that the GPU takes for a block of `select` in clusters of up to four, at most. */
 enum { CN_SELECT_BLOCK_BYTES = 12 * 1024 };
 
-/* What is counted of each unit (cn_score_progress): numbers of its candidates. Zero before `score`;
- * `select` leaves zeros. */
+/* What is counted of each unit (cn_score_progress): how many of its candidates there are of each
+ * kind. All counts are zero before `score`, and `select` leaves zeros. */
 enum {
-    CN_COUNT_DIGITS = 256, /* the first ones: how many scores have each high byte */
-    CN_COUNT_STORED = CN_COUNT_DIGITS, /* whose score is stored, and counted above */
+    CN_COUNT_DIGITS = 256, /* the first counts: of each high byte of a score, with .digits */
+    CN_COUNT_STORED = CN_COUNT_DIGITS, /* whose score, and the count of its high byte, is stored */
     CN_COUNT_SUMMED, /* rule max: whose weights are in the sums of the unit's parts */
-    CN_COUNTS = CN_COUNT_DIGITS + 4
+    CN_COUNTS = CN_COUNT_DIGITS + 4 /* a multiple of 16 bytes */
 };
 
 /* A unit is (sequence, layer of the call, kv head). */
@@ -47,10 +47,14 @@ __device__ static inline void cn_count_add(uint32_t *count, uint32_t n)
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(count), "r"(n) : "memory");
 }
 
-/* The block waits until a count is n. Acquires what was stored before it was added to. */
+/* The block waits until a count is n. Acquires what was stored before it was added to. Each load
+ * that acquires empties the L1 cache, so only the last one does. */
 __device__ static inline void cn_count_wait(const uint32_t *count, uint32_t n)
 {
-    for (uint32_t seen = ~n; threadIdx.x == 0 && seen != n;)
+    uint32_t seen = ~n;
+    while (threadIdx.x == 0 && seen != n)
+        asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(count) : "memory");
+    if (threadIdx.x == 0)
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(count) : "memory");
     __syncthreads();
 }

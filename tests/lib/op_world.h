@@ -10,7 +10,7 @@
 enum {
     WORLD_LAYERS = 4,
     WORLD_FIRST_LAYER = 1,
-    WORLD_TENSORS = 44,
+    WORLD_TENSORS = 60,
     WORLD_POISON = 0xa5,
     WORLD_STAGES = 2,
     WORLD_GUARD = 256, /* poisoned bytes behind the logits */
@@ -24,6 +24,8 @@ typedef struct world {
     paged_batch *b;
     uint32_t n_seqs, group, n_layers;
     bool keys_known, counts; /* counts: `select` gets the progress of `score` */
+    /* `score` must count in the stages; or must not, because there are too many units */
+    bool must_count, must_not_count;
     cn_score_progress progress[WORLD_STAGES];
     cn_sel_stage stage[WORLD_STAGES][PAGED_MAX_SEQS];
     uint32_t first[WORLD_STAGES][PAGED_MAX_SEQS], n[WORLD_STAGES][PAGED_MAX_SEQS],
