@@ -75,13 +75,12 @@ __host__ __device__ static inline uint32_t cn_feed_lot_bytes(const cn_score_para
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* Each warp initialises its own barriers. Called before the block's first barrier. */
+/* Each warp initialises its own barriers, one per lane. Called before the block's first barrier. */
 __device__ static inline void cn_feed_init(cn_feed_shared *shared)
 {
-    if (threadIdx.x % CN_WARP > 0) return;
-#pragma unroll 1
-    for (uint32_t i = 0; i < CN_FEED_STAGES; i++)
-        cn_barrier_init(&shared->full[threadIdx.x / CN_WARP][i], 1);
+    const uint32_t lane = threadIdx.x % CN_WARP;
+    if (lane >= CN_FEED_STAGES) return;
+    cn_barrier_init(&shared->full[threadIdx.x / CN_WARP][lane], 1);
     cn_barrier_init_done();
 }
 

@@ -9,11 +9,12 @@
  * with bulk copies (score_feed.cuh): at d 128 two or three stages of 4 to 5 KiB, so about 200 KiB
  * per multiprocessor.
  * Keys, tables and the arrays of a step are final before the kernel waits for the query, except in
- * the first layer and in launches of several layers. So some stages are filled before that wait,
- * the others when the query is being loaded: its loads would wait behind all these copies. The
- * launches of further layers of a call, which are long, fill all stages before. The list of tiles
- * is not final, because `select` of stage one writes it. So the rings of a stage in tiles are
- * filled after the wait.
+ * the first layer and in launches of several layers. So some stages are filled before that wait. A
+ * load of the query would wait behind the copies into the others. So these are filled when it is
+ * being loaded, or, where no stage is under rule max and the first lot takes little time, when it
+ * is ready. The launches of further layers of a call, which are long, fill all stages before. The
+ * list of tiles is not final, because `select` of stage one writes it. So the rings of a stage in
+ * tiles are filled after the wait.
  *
  * Kernels of a step evict each other's instructions from the caches, and a miss takes long beside
  * these copies. So a loop that runs few times, such as that over a lot of labels under rule max, is
@@ -55,6 +56,9 @@ typedef struct ring_shape {
     cn_feed_shape feed;
     uint32_t query_at, sums_at, seqs_at; /* in bytes */
 } ring_shape;
+
+static_assert((int)THREADS == (int)CN_COUNT_DIGITS, "a thread has a digit");
+static_assert(sizeof(cn_ring_fixed) + 256 <= STATIC_BYTES, "256 bytes for scans and the like");
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -123,7 +127,7 @@ __device__ static inline void compute_part(const cn_score_params &p, const cn_ri
     const uint32_t warp = threadIdx.x / CN_WARP;
     const uint32_t key = Feed::key != CN_FEED_ANY ? Feed::key : x.stage.key;
     const cn_ring_ahead ahead = cn_ring_load_ahead(p, x, m, key);
-    cn_feed_fill(f, p, number);
+    if (MAX) cn_feed_fill(f, p, number);
     cn_ring_load_query(p, x, m, key, ahead);
     __syncthreads(); /* the query is ready */
     cn_feed_fill(f, p, number + 1);
@@ -171,9 +175,9 @@ __device__ static inline void run(const cn_score_params &p, const ring_shape &sh
     if (!in_tiles)
         cn_feed_fill_upto(f, p, 0, p.first_row > 0 ? f.n_stages : EARLY_STAGES);
     if (threadIdx.x < CN_WARP) fixed.channels[threadIdx.x] = channel;
+    __syncthreads();
     cn_wait_previous();
     cn_overlap_next(); /* after the wait: see score_share.cu */
-    __syncthreads();
     for (uint32_t i = 0; fixed.feed.parts.part[i % 2].n_lots > 0; i++) {
         if (i > 0) {
             const uint8_t next = cn_ring_load_channel(p, fixed.feed.parts.part[i % 2]);
