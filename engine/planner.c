@@ -218,10 +218,11 @@ static uint64_t host_kv_bytes(void)
     return quarter > 0 && quarter < default_bytes ? quarter : default_bytes;
 }
 
-/* Leaves the machine enough memory for everything else. */
-static cn_status check_host_space(const char *option, uint64_t bytes)
+/* Leaves the machine enough memory for everything else. A plan with --gpu-memory is for a machine
+ * whose memory is unknown. */
+static cn_status check_host_space(const cn_config *c, const char *option, uint64_t bytes)
 {
-    const uint64_t all = cn_host_bytes(), most = all / 10 * 7;
+    const uint64_t all = c->gpu_memory ? 0 : cn_host_bytes(), most = all / 10 * 7;
     if (all == 0 || bytes <= most) return CN_OK;
     return cn_fail(CN_ERR_ARG,
                    "--%s %.5g exceeds 70 %% of the machine's %.4g GiB of memory: lower it "
@@ -278,8 +279,9 @@ static cn_status describe_home(cn_planner_input *in, const cn_config *c, const c
     /* Exchanges with `zip` read which tokens the policy holds. */
     if (cn_config_policies(c) >> CN_KV_ZIP & 1) in->planes |= 1U << CN_PLANE_ORIGIN;
     const bool peer_on_host = cn_config_cache_is_cpu(c);
-    return check_host_space("home-space", in->home_bytes[CN_HOME_HOST] +
-                                              (peer_on_host ? in->home_bytes[CN_HOME_PEER] : 0));
+    return check_host_space(c, "home-space",
+                            in->home_bytes[CN_HOME_HOST] +
+                                (peer_on_host ? in->home_bytes[CN_HOME_PEER] : 0));
 }
 
 uint32_t cn_planner_block_tokens(const cn_config *c, const cn_backend *be)
@@ -308,7 +310,7 @@ static cn_status make_input(cn_planner_input *out, const cn_config *c, const cn_
     uint64_t avail_bytes = c->kv_cache_memory_bytes;
     if (avail_bytes == 0) avail_bytes = host_kv_bytes();
     const uint64_t swap_bytes = bytes_of_gib(c->swap_space_gib);
-    CN_TRY(check_host_space("swap-space", swap_bytes));
+    CN_TRY(check_host_space(c, "swap-space", swap_bytes));
     const uint32_t longest_blocks = (uint32_t)cn_ceil_div(max_model_len, block_tokens);
     *out = (cn_planner_input){
         .avail_bytes = avail_bytes,

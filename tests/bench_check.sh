@@ -248,6 +248,11 @@ grep -qE 'expected|measured now' "$dir/out" && fail "speeds of a GPU that is not
 "$cinch" plan --model bench/shapes/qwen3-8b --gpu-memory 80G --json >"$dir/out"
 grep -q '"expected_tokens_per_s": null' "$dir/out" || fail "no null"
 refused "GiB available on the device" plan --model bench/shapes/qwen3-32b --gpu-memory 40G
+# Its machine may have more memory than this one.
+"$cinch" plan --model bench/shapes/qwen3-8b --gpu-memory 80G --kv-home host --kv-select spade \
+    --home-space 400 --swap-space 9000 --kv-policy zip >"$dir/out"
+grep -q '^home  *host, 399.97 GiB' "$dir/out" || fail "no home"
+refused "70 % of the machine's" plan --model $model --kv-home host --kv-select tls --home-space 9000
 # Selection: per token 6 layers x 2 heads of 16 / 2 + 2 bytes of labels and 2 x 64 x 4 / 64 of bounds.
 "$cinch" plan --model $model --kv-cache-memory-bytes 600M --kv-selectors ds,spade,tls \
     --select-tokens 256 --select-tiles 2 >"$dir/out"

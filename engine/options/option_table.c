@@ -500,8 +500,8 @@ static const cn_option options[] = {
     ROW(PLAN, "json", BOOL, json, "false", .flags = USUAL, .help = "print the plan as JSON"),
     ROW(PLAN, "gpu-memory", BYTES, gpu_memory, "0", .min = 1073741824, .max = U64_MAX_AS_DOUBLE,
         .flags = ZERO_OK | USUAL,
-        .help = "plan for a GPU with this much memory, such as 80G, which need not be here; 0 "
-                "plans for the device of --device"),
+        .help = "plan for a GPU with this much memory, such as 80G, which need not be here; the "
+                "memory of its host is not checked; 0 plans for the device of --device"),
 
     ROW(TOKENIZE, "text", STRING, text, NULL, .help = "the input itself, instead of a file"),
     ROW(TOKENIZE, "file", STRING, file, "-", .help = "input file; - is standard input"),
