@@ -12,13 +12,14 @@
 
 #include "engine/utf8.h"
 
-enum { ERROR_TEXT_BYTES = 2048 };
-static _Thread_local char error_text[ERROR_TEXT_BYTES] = "no error";
+enum { ERROR_TEXT_BYTES = 2048, PARAM_BYTES = 128 };
+static _Thread_local char error_text[ERROR_TEXT_BYTES] = "no error", error_param[PARAM_BYTES];
 static _Atomic int log_level = CN_LOG_INFO;
 static _Atomic bool bar_drawn;
 static _Atomic uint64_t alloc_count;
 
 const char *cn_last_error(void) { return error_text; }
+const char *cn_last_param(void) { return error_param; }
 
 const char *cn_status_name(cn_status s)
 {
@@ -36,15 +37,43 @@ const char *cn_status_name(cn_status s)
     return (size_t)s < sizeof names / sizeof *names ? names[s] : "CN_ERR_?";
 }
 
+static void set_param(const char *param)
+{
+    char name[PARAM_BYTES]; /* because param may be the old one */
+    snprintf(name, sizeof name, "%s", param);
+    name[cn_utf8_valid_prefix(name, strlen(name))] = '\0';
+    memcpy(error_param, name, sizeof name);
+}
+
+static void set_error(const char *param, const char *fmt, va_list ap)
+{
+    char text[ERROR_TEXT_BYTES]; /* because an argument may be the old text */
+    vsnprintf(text, sizeof text, fmt, ap);
+    memcpy(error_text, text, sizeof text);
+    set_param(param);
+}
+
 cn_status cn_fail(cn_status status, const char *fmt, ...)
 {
-    /* Formatted into a local buffer first, because an argument may be the old error text. */
-    char text[ERROR_TEXT_BYTES];
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
+    set_error("", fmt, ap);
     va_end(ap);
-    memcpy(error_text, text, sizeof text);
+    return status;
+}
+
+cn_status cn_fail_param(const char *param, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    set_error(param, fmt, ap);
+    va_end(ap);
+    return CN_ERR_ARG;
+}
+
+cn_status cn_for_param(cn_status status, const char *param)
+{
+    if (status == CN_ERR_ARG && !*error_param) set_param(param);
     return status;
 }
 
@@ -55,7 +84,8 @@ cn_status cn_fail_within(cn_status status, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(context, sizeof context, fmt, ap);
     va_end(ap);
-    return cn_fail(status, "%s: %s", context, error_text);
+    cn_fail_param(error_param, "%s: %s", context, error_text);
+    return status;
 }
 
 void cn_assert_failed(const char *file, int line, const char *cond)

@@ -33,6 +33,15 @@ extern "C" {
  * `return cn_fail(CN_ERR_MODEL, "%s: expected 2 dimensions, got %d", name, n);`. */
 cn_status cn_fail(cn_status status, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
+/* The same, with CN_ERR_ARG, for an invalid member of a request. Error objects name the member
+ * beside the text (OpenAI's `param`). */
+cn_status cn_fail_param(const char *param, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+/* Returns status. After CN_ERR_ARG sets the member that the last error is about, if it has none. */
+cn_status cn_for_param(cn_status status, const char *param);
+/* The member that this thread's last error is about; "": none. Long names are cut. */
+const char *cn_last_param(void);
+
 /* Prepends "<fmt>: " to the last error: context that only the caller knows (a path, a line). */
 cn_status cn_fail_within(cn_status status, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));

@@ -144,10 +144,10 @@ static cn_status check_samples(const cn_engine *e, const cn_request_params *p)
 {
     const uint32_t n = p->sampling.n, n_most = e->config->max_n, n_queue = e->config->max_queue;
     if (n > n_most)
-        return cn_fail(CN_ERR_ARG, "n: expected at most %u samples (--max-n), got %u", n_most, n);
+        return cn_fail_param("n", "n: expected at most %u samples (--max-n), got %u", n_most, n);
     if (n > n_queue)
-        return cn_fail(CN_ERR_ARG, "n: %u samples exceed the queue of %u (--max-queue)", n,
-                       n_queue);
+        return cn_fail_param("n", "n: %u samples exceed the queue of %u (--max-queue)", n,
+                             n_queue);
     if (cn_scheduler_waiting_of(e->scheduler, p->klass) > n_queue - n)
         return cn_fail(CN_ERR_BUSY,
                        "the queue has no room for %u samples (--max-queue %u): try again later", n,
@@ -159,10 +159,10 @@ static cn_status check_priority(const cn_engine *e, const cn_request_params *p)
 {
     if (p->priority == 0 || e->config->scheduling_policy == CN_OPT_SCHEDULING_PRIORITY)
         return CN_OK;
-    return cn_fail(CN_ERR_ARG,
-                   "priority: expected 0 with --scheduling-policy fcfs, got %d: leave it out, or "
-                   "start with --scheduling-policy priority",
-                   p->priority);
+    return cn_fail_param("priority",
+                         "priority: expected 0 with --scheduling-policy fcfs, got %d: leave it "
+                         "out, or start with --scheduling-policy priority",
+                         p->priority);
 }
 
 static cn_status check_lengths(const cn_engine *e, const cn_request_params *p,
@@ -171,16 +171,16 @@ static cn_status check_lengths(const cn_engine *e, const cn_request_params *p,
     const cn_sampling *s = &p->sampling;
     size_t n_prompt = e->prompt.len;
     if (n_prompt >= e->max_model_len)
-        return cn_fail(CN_ERR_ARG,
-                       "prompt of %zu tokens leaves no room for output in the context length of "
-                       "%u: shorten it or raise --max-model-len",
-                       n_prompt, e->max_model_len);
+        return cn_fail_param(cn_prompt_param(p),
+                             "prompt of %zu tokens leaves no room for output in the context "
+                             "length of %u: shorten it or raise --max-model-len",
+                             n_prompt, e->max_model_len);
     uint32_t room = e->max_model_len - (uint32_t)n_prompt;
     if (s->max_tokens > room)
-        return cn_fail(CN_ERR_ARG,
-                       "prompt of %zu tokens and max_tokens %u exceed the context length of %u: "
-                       "lower max_tokens to %u",
-                       n_prompt, s->max_tokens, e->max_model_len, room);
+        return cn_fail_param("max_tokens",
+                             "prompt of %zu tokens and max_tokens %u exceed the context length "
+                             "of %u: lower max_tokens to %u",
+                             n_prompt, s->max_tokens, e->max_model_len, room);
     *max_output = s->max_tokens ? s->max_tokens : room;
     if (p->no_output)
         *max_output = 1;
@@ -236,7 +236,7 @@ static cn_status schedule_request(cn_engine *e, const cn_request_params *p, cn_e
     void *users[CN_MAX_SAMPLES];
     cn_seq *seqs[CN_MAX_SAMPLES];
     for (uint32_t i = 0; i < r->n_samples; i++) users[i] = &r->samples[i];
-    CN_TRY(cn_scheduler_add(e->scheduler, &group, users, seqs));
+    CN_TRY(cn_for_param(cn_scheduler_add(e->scheduler, &group, users, seqs), "kv"));
     for (uint32_t i = 0; i < r->n_samples; i++) r->samples[i].seq = seqs[i];
     return CN_OK;
 }
@@ -248,10 +248,11 @@ cn_status cn_engine_submit(cn_engine *e, const cn_request_params *p, cn_event_fn
     CN_TRY(cn_sampling_check(&p->sampling, e->model_config.vocab, e->max_model_len));
     CN_TRY(check_samples(e, p));
     CN_TRY(check_priority(e, p));
-    CN_TRY(check_kv(e, &p->kv));
+    CN_TRY(cn_for_param(check_kv(e, &p->kv), "kv"));
     if (p->n_prompt_top > CN_MAX_LOGPROBS)
-        return cn_fail(CN_ERR_ARG, "prompt_logprobs: expected at most %d alternatives, got %u",
-                       CN_MAX_LOGPROBS, p->n_prompt_top);
+        return cn_fail_param("prompt_logprobs",
+                             "prompt_logprobs: expected at most %d alternatives, got %u",
+                             CN_MAX_LOGPROBS, p->n_prompt_top);
     e->prompt.len = 0;
     CN_TRY(cn_prompt_tokens(e->tokenizer, e->chat, e->model_config.vocab, &e->prompt_text, p,
                             &e->prompt));
@@ -282,10 +283,10 @@ static cn_status check_fit(const cn_engine *e, const cn_request_params *p, size_
     uint64_t samples = 0;
     for (size_t i = 0; i < n; i++) samples += p[i].sampling.n;
     if (n == 1 || samples <= n_queue) return CN_OK;
-    return cn_fail(CN_ERR_ARG,
-                   "prompt: %zu prompts with %llu samples exceed the queue of %u: send fewer at "
-                   "once or raise --max-queue",
-                   n, (unsigned long long)samples, n_queue);
+    return cn_fail_param("prompt",
+                         "prompt: %zu prompts with %llu samples exceed the queue of %u: send fewer "
+                         "at once or raise --max-queue",
+                         n, (unsigned long long)samples, n_queue);
 }
 
 cn_status cn_engine_submit_all(cn_engine *e, const cn_request_params *p, size_t n, cn_event_fn fn,

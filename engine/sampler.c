@@ -14,36 +14,36 @@ static cn_status check_float(const char *name, float value, float least, float m
 {
     if (isfinite(value) && value >= least && value <= most) return CN_OK;
     if (most == INFINITY)
-        return cn_fail(CN_ERR_ARG, "%s is %g: expected a finite number, at least %g", name,
-                       (double)value, (double)least);
-    return cn_fail(CN_ERR_ARG, "%s is %g: expected %g to %g", name, (double)value, (double)least,
-                   (double)most);
+        return cn_fail_param(name, "%s is %g: expected a finite number, at least %g", name,
+                             (double)value, (double)least);
+    return cn_fail_param(name, "%s is %g: expected %g to %g", name, (double)value, (double)least,
+                         (double)most);
 }
 
 static cn_status check_int(const char *name, int64_t value, int64_t least, int64_t most)
 {
     if (value >= least && value <= most) return CN_OK;
-    return cn_fail(CN_ERR_ARG, "%s is %lld: expected %lld to %lld", name, (long long)value,
-                   (long long)least, (long long)most);
+    return cn_fail_param(name, "%s is %lld: expected %lld to %lld", name, (long long)value,
+                         (long long)least, (long long)most);
 }
 
 static cn_status check_count(const char *name, size_t n, size_t most)
 {
     if (n <= most) return CN_OK;
-    return cn_fail(CN_ERR_ARG, "%s has %zu entries: expected at most %zu", name, n, most);
+    return cn_fail_param(name, "%s has %zu entries: expected at most %zu", name, n, most);
 }
 
 static cn_status check_above_zero(const char *name, float value)
 {
     if (isfinite(value) && value > 0.0f) return CN_OK;
-    return cn_fail(CN_ERR_ARG, "%s is %g: expected a finite number above 0", name, (double)value);
+    return cn_fail_param(name, "%s is %g: expected a finite number above 0", name, (double)value);
 }
 
 static cn_status check_distribution(const cn_sampling *p, uint32_t vocab)
 {
     CN_TRY(check_float("temperature", p->temperature, 0.0f, INFINITY));
     if (!(p->top_p > 0.0f && p->top_p <= 1.0f))
-        return cn_fail(CN_ERR_ARG, "top_p is %g: expected above 0, at most 1", (double)p->top_p);
+        return cn_fail_param("top_p", "top_p is %g: expected above 0, at most 1", (double)p->top_p);
     CN_TRY(check_int("top_k", p->top_k, -1, INT32_MAX));
     CN_TRY(check_float("min_p", p->min_p, 0.0f, 1.0f));
     CN_TRY(check_float("presence_penalty", p->presence_penalty, -2.0f, 2.0f));
@@ -56,8 +56,9 @@ static cn_status check_lengths(const cn_sampling *p, uint32_t max_model_len)
 {
     CN_TRY(check_int("n", p->n, 1, CN_MAX_SAMPLES));
     if (p->max_tokens > max_model_len)
-        return cn_fail(CN_ERR_ARG, "max_tokens is %u: expected at most the context length of %u",
-                       p->max_tokens, max_model_len);
+        return cn_fail_param("max_tokens",
+                             "max_tokens is %u: expected at most the context length of %u",
+                             p->max_tokens, max_model_len);
     uint32_t most = p->max_tokens ? p->max_tokens : max_model_len;
     CN_TRY(check_int("min_tokens", p->min_tokens, 0, most));
     return check_int("thinking_token_budget", p->thinking_token_budget, -1, INT32_MAX);
@@ -90,13 +91,13 @@ static cn_status check_strings(const char *name, const char *const *list, size_t
 {
     CN_TRY(check_count(name, n, most));
     for (size_t i = 0; i < n; i++) {
-        if (!list[i]) return cn_fail(CN_ERR_ARG, "%s[%zu] is NULL: expected a string", name, i);
+        if (!list[i]) return cn_fail_param(name, "%s[%zu] is NULL: expected a string", name, i);
         const size_t len = strlen(list[i]);
         if (len == 0 || len > most_bytes)
-            return cn_fail(CN_ERR_ARG, "%s[%zu] has %zu bytes: expected 1 to %zu", name, i, len,
-                           most_bytes);
+            return cn_fail_param(name, "%s[%zu] has %zu bytes: expected 1 to %zu", name, i, len,
+                                 most_bytes);
         if (!is_utf8(list[i], len))
-            return cn_fail(CN_ERR_ARG, "%s[%zu] is not valid UTF-8", name, i);
+            return cn_fail_param(name, "%s[%zu] is not valid UTF-8", name, i);
     }
     return CN_OK;
 }
@@ -107,8 +108,8 @@ static cn_status check_ids(const char *name, const uint32_t *ids, size_t n, size
     CN_TRY(check_count(name, n, most));
     for (size_t i = 0; i < n; i++) {
         if (ids[i] < vocab) continue;
-        return cn_fail(CN_ERR_ARG, "%s[%zu] is %u: expected an id below the vocabulary size %u",
-                       name, i, ids[i], vocab);
+        return cn_fail_param(name, "%s[%zu] is %u: expected an id below the vocabulary size %u",
+                             name, i, ids[i], vocab);
     }
     return CN_OK;
 }
@@ -124,8 +125,8 @@ static cn_status check_token_lists(const cn_sampling *p, uint32_t vocab)
                          CN_MAX_BAD_WORD_BYTES));
     for (size_t i = 0; i < p->n_bad_words; i++)
         if (p->bad_words[i][strspn(p->bad_words[i], CN_WHITE_SPACE)] == '\0')
-            return cn_fail(CN_ERR_ARG,
-                           "bad_words[%zu] is white space: expected other characters too", i);
+            return cn_fail_param("bad_words",
+                                 "bad_words[%zu] is white space: expected other characters too", i);
     return CN_OK;
 }
 
@@ -135,15 +136,16 @@ static cn_status check_biases(const cn_sampling *p, uint32_t vocab)
     for (size_t i = 0; i < p->n_logit_bias; i++) {
         const cn_logit_bias *b = &p->logit_bias[i];
         if (b->token >= vocab)
-            return cn_fail(CN_ERR_ARG,
-                           "logit_bias names token %u: expected an id below the vocabulary size %u",
-                           b->token, vocab);
+            return cn_fail_param("logit_bias",
+                                 "logit_bias names token %u: expected an id below the vocabulary "
+                                 "size %u",
+                                 b->token, vocab);
         if (!(b->bias >= -100.0f && b->bias <= 100.0f))
-            return cn_fail(CN_ERR_ARG, "logit_bias of token %u is %g: expected -100 to 100",
-                           b->token, (double)b->bias);
+            return cn_fail_param("logit_bias", "logit_bias of token %u is %g: expected -100 to 100",
+                                 b->token, (double)b->bias);
         for (size_t j = 0; j < i; j++) {
             if (p->logit_bias[j].token == b->token)
-                return cn_fail(CN_ERR_ARG, "logit_bias names token %u twice", b->token);
+                return cn_fail_param("logit_bias", "logit_bias names token %u twice", b->token);
         }
     }
     return CN_OK;

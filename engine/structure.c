@@ -69,8 +69,9 @@ static cn_status check_rules(cn_engine *e, cn_engine_request *r)
     const bool empty = cn_mask_is_empty(mask, vocab);
     cn_free(mask);
     if (!empty) return CN_OK;
-    return cn_fail(CN_ERR_ARG, "allowed_token_ids: expected a token that structured output, "
-                               "bad_words and min_tokens do not exclude");
+    return cn_fail_param("allowed_token_ids",
+                         "allowed_token_ids: expected a token that structured output, bad_words "
+                         "and min_tokens do not exclude");
 }
 
 static cn_status open_grammar(cn_engine *e, const cn_request_params *p, cn_engine_request *r)
@@ -79,10 +80,10 @@ static cn_status open_grammar(cn_engine *e, const cn_request_params *p, cn_engin
     if (s->kind == CN_STRUCTURE_NONE) return CN_OK;
     if (!e->tokenizer) return cn_fail(CN_ERR_ARG, "structured output: the model has no tokenizer");
     if (p->sampling.min_tokens > 0)
-        return cn_fail(CN_ERR_ARG,
-                       "structured output: expected min_tokens 0, got %u: the text ends where its "
-                       "form does",
-                       p->sampling.min_tokens);
+        return cn_fail_param("min_tokens",
+                             "structured output: expected min_tokens 0, got %u: the text ends "
+                             "where its form does",
+                             p->sampling.min_tokens);
     if (p->n_forced > 0)
         return cn_fail(CN_ERR_ARG, "structured output: expected no forced tokens, got %zu",
                        p->n_forced);
@@ -96,8 +97,10 @@ static cn_status open_grammar(cn_engine *e, const cn_request_params *p, cn_engin
 
 cn_status cn_structure_open(cn_engine *e, const cn_request_params *p, cn_engine_request *r)
 {
-    CN_TRY(open_grammar(e, p, r));
-    CN_TRY(cn_token_rules_make(&r->rules, &p->sampling, e->tokenizer, e->model_config.vocab));
+    CN_TRY(cn_for_param(open_grammar(e, p, r), "structured_outputs"));
+    CN_TRY(cn_for_param(
+        cn_token_rules_make(&r->rules, &p->sampling, e->tokenizer, e->model_config.vocab),
+        "bad_words"));
     const bool has_rules = cn_token_rules_apply_ever(&r->rules);
     r->has_mask = r->grammar || has_rules;
     return has_rules ? check_rules(e, r) : CN_OK;

@@ -151,11 +151,11 @@ static cn_status check_home(const cn_scheduler *s, const cn_group_params *p, cn_
     const uint32_t max_tokens = p->n_prompt + p->max_output;
     form->n_home = (uint32_t)cn_ceil_div(max_tokens, s->o.block_tokens);
     if (form->n_home <= n_blocks) return CN_OK;
-    return cn_fail(CN_ERR_ARG,
-                   "prompt of %u tokens and output of %u need %u blocks of %u tokens in kv home "
-                   "%s, which has %u; shorten one of them or raise --home-space",
-                   p->n_prompt, p->max_output, form->n_home, s->o.block_tokens,
-                   cn_kv_home_name(home), n_blocks);
+    return cn_fail_param("max_tokens",
+                         "prompt of %u tokens and output of %u need %u blocks of %u tokens in kv "
+                         "home %s, which has %u; shorten one of them or raise --home-space",
+                         p->n_prompt, p->max_output, form->n_home, s->o.block_tokens,
+                         cn_kv_home_name(home), n_blocks);
 }
 
 /* Checks form->kv and derives the other fields. */
@@ -177,12 +177,12 @@ static cn_status check_form(const cn_scheduler *s, const cn_group_params *p, cn_
     uint32_t n_slots = form->trigger == CN_NEVER ? max_tokens - 1 : form->trigger;
     form->max_blocks = (uint32_t)cn_ceil_div(n_slots, o->block_tokens);
     if (form->max_blocks > o->n_blocks)
-        return cn_fail(CN_ERR_ARG,
-                       "prompt of %u tokens and output of %u under policy %s may need %u KV blocks "
-                       "of %u tokens, but the pool has %u; shorten one of them or raise "
-                       "--kv-cache-memory-bytes",
-                       p->n_prompt, p->max_output, cn_kv_policy_name(form->kv.policy),
-                       form->max_blocks, o->block_tokens, o->n_blocks);
+        return cn_fail_param("max_tokens",
+                             "prompt of %u tokens and output of %u under policy %s may need %u KV "
+                             "blocks of %u tokens, but the pool has %u; shorten one of them or "
+                             "raise --kv-cache-memory-bytes",
+                             p->n_prompt, p->max_output, cn_kv_policy_name(form->kv.policy),
+                             form->max_blocks, o->block_tokens, o->n_blocks);
     return check_home(s, p, form);
 }
 
@@ -371,7 +371,7 @@ cn_status cn_scheduler_add(cn_scheduler *s, const cn_group_params *p, void *cons
     CN_TRY(check_group(s, p, &shape));
     CN_ASSERT(p->klass == CN_CLASS_INTERACTIVE || p->klass == CN_CLASS_BATCH);
     if (p->n > UINT32_MAX - s->all.n)
-        return cn_fail(CN_ERR_ARG, "%u samples exceed the limit of the scheduler", p->n);
+        return cn_fail_param("n", "%u samples exceed the limit of the scheduler", p->n);
     uint32_t owner_slot;
     CN_TRY(cn_queue_reserve(&s->waiting[p->klass], s->all.n + p->n));
     CN_TRY(find_owner(s, p->owner, &owner_slot));

@@ -32,7 +32,7 @@ static void check_error_line(const cn_batch_item *item)
 {
     const cn_batch_notes notes = {.reference = item->reference, .of = 1};
     cn_buf line = {0};
-    json_t *body = cn_api_error_body(400, cn_last_error(), item->at_fault.data, NULL, item->line);
+    json_t *body = cn_api_error_body(400, cn_last_error(), cn_last_param(), NULL, item->line);
     FUZZ_CHECK(cn_batch_line_format(&line, item->id, item->custom_id, 400, body, &notes) == CN_OK);
     FUZZ_CHECK(strchr(line.data, '\n') == line.data + line.len - 1);
     cn_batch_line_figures f;

@@ -19,13 +19,13 @@ static const cn_api_defaults defaults = {
     .tool_parser = CN_OPT_TOOLS_HERMES,
 };
 
-static cn_status parse(cn_api_request *r, cn_api_endpoint endpoint, const char *text, cn_buf *fault)
+static cn_status parse(cn_api_request *r, cn_api_endpoint endpoint, const char *text)
 {
     json_t *body;
     assert_int_equal(cn_json_parse(&body, text, strlen(text), "body", 1 << 20, CN_API_MAX_DEPTH,
                                    CN_ERR_ARG),
                      CN_OK);
-    cn_status status = cn_api_request_parse(r, endpoint, body, &defaults, fault);
+    cn_status status = cn_api_request_parse(r, endpoint, body, &defaults);
     json_decref(body); /* the request must hold its own reference */
     return status;
 }
@@ -36,7 +36,7 @@ static void accept_chat(cn_api_request *r, const char *rest)
 {
     char text[2048];
     snprintf(text, sizeof text, CHAT_START "%s}", rest);
-    if (parse(r, CN_API_CHAT, text, NULL) != CN_OK) fail_msg("%s: %s", rest, cn_last_error());
+    if (parse(r, CN_API_CHAT, text) != CN_OK) fail_msg("%s: %s", rest, cn_last_error());
 }
 
 static void chat_fields_are_read(void **state)
@@ -141,7 +141,7 @@ static void unknown_fields_bring_warnings(void **state)
                                  "\"mystery\": {\"a\": [1]}}";
     cn_api_request r;
     json_t *body = json_loads(text, 0, NULL);
-    assert_int_equal(cn_api_request_parse(&r, CN_API_CHAT, body, &accepting, NULL), CN_OK);
+    assert_int_equal(cn_api_request_parse(&r, CN_API_CHAT, body, &accepting), CN_OK);
     assert_int_equal(json_array_size(r.warnings), 2);
     assert_string_equal(json_string_value(json_array_get(r.warnings, 0)),
                         "tempreature: unknown field, ignored");
@@ -155,7 +155,7 @@ static void unknown_fields_bring_warnings(void **state)
         snprintf(text + strlen(text), 32, ", \"unknown%d\": 1", i);
     strcat(text, "}");
     body = json_loads(text, 0, NULL);
-    assert_int_equal(cn_api_request_parse(&r, CN_API_CHAT, body, &accepting, NULL), CN_OK);
+    assert_int_equal(cn_api_request_parse(&r, CN_API_CHAT, body, &accepting), CN_OK);
     assert_int_equal(json_array_size(r.warnings), CN_API_MAX_WARNINGS);
     assert_int_equal(unknown.n_logged, CN_API_LOGGED_NAMES);
     cn_api_request_free(&r);
@@ -170,7 +170,7 @@ static void completions_have_many_prompts_and_scores(void **state)
     assert_int_equal(parse(&r, CN_API_COMPLETION,
                            "{\"prompt\": [\"a\", [7, 8], \"b\"], \"max_tokens\": 0.0, "
                            "\"echo\": true, \"logprobs\": 3, "
-                           "\"truncate_prompt_tokens\": 5}", NULL), CN_OK);
+                           "\"truncate_prompt_tokens\": 5}"), CN_OK);
     assert_int_equal(r.n_prompts, 3);
     assert_string_equal(r.params.text, "a");
     assert_true(r.params.no_output && r.echo && r.params.score_prompt);
@@ -185,12 +185,12 @@ static void completions_have_many_prompts_and_scores(void **state)
     assert_string_equal(p.text, "b");
     assert_null(p.tokens);
     cn_api_request_free(&r);
-    assert_int_equal(parse(&r, CN_API_COMPLETION, "{\"prompt\": [[7], \"b\"]}", NULL), CN_OK);
+    assert_int_equal(parse(&r, CN_API_COMPLETION, "{\"prompt\": [[7], \"b\"]}"), CN_OK);
     cn_api_request_set_prompt(&r, 1, &p);
     assert_string_equal(p.text, "b");
     cn_api_request_free(&r);
     /* Without logprobs an echo needs no scores. */
-    assert_int_equal(parse(&r, CN_API_COMPLETION, "{\"prompt\": \"a\", \"echo\": true}", NULL),
+    assert_int_equal(parse(&r, CN_API_COMPLETION, "{\"prompt\": \"a\", \"echo\": true}"),
                      CN_OK);
     assert_false(r.params.score_prompt);
     cn_api_request_free(&r);
@@ -218,7 +218,7 @@ static void unknown_members_of_messages_bring_a_warning(void **state)
             snprintf(text, sizeof text, "{\"messages\": [%s]}", messages[i]);
             json_t *body = json_loads(text, 0, NULL);
             const bool ok = i == 0 && !refuse;
-            assert_int_equal(cn_api_request_parse(&r, CN_API_CHAT, body, &accepting, NULL),
+            assert_int_equal(cn_api_request_parse(&r, CN_API_CHAT, body, &accepting),
                              ok ? CN_OK : CN_ERR_ARG);
             if (ok) {
                 assert_int_equal(json_array_size(r.warnings), 1);
@@ -241,7 +241,7 @@ static void members_of_kv_are_never_ignored(void **state)
     accepting.unknown = &unknown;
     json_t *body = json_loads(CHAT_START "\"kv\": {\"budgit\": 1}}", 0, NULL);
     cn_api_request r;
-    assert_int_equal(cn_api_request_parse(&r, CN_API_CHAT, body, &accepting, NULL), CN_ERR_ARG);
+    assert_int_equal(cn_api_request_parse(&r, CN_API_CHAT, body, &accepting), CN_ERR_ARG);
     json_decref(body);
     cn_api_unknown_destroy(&unknown);
 }
@@ -309,8 +309,7 @@ static void message_text_may_come_in_parts(void **state)
               "{\"role\": \"assistant\", \"content\": \"a\", \"reasoning_content\": \"why\","
               " \"tool_calls\": null},"
               "{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": \"one\"},"
-              "{\"type\": \"text\", \"text\": \"tw\\u00f6\"}]}]}",
-              NULL),
+              "{\"type\": \"text\", \"text\": \"tw\\u00f6\"}]}]}"),
         CN_OK);
     assert_int_equal(chat_size(&r.params), 3);
     assert_string_equal(chat_text(&r.params, 0, "name"), "x");
@@ -330,8 +329,7 @@ static void reasoning_of_answers_is_read(void **state)
               "{\"messages\": [{\"role\": \"user\", \"content\": \"u\", \"reasoning\": null},"
               "{\"role\": \"assistant\", \"content\": \"a\", \"reasoning_content\": \"why\"},"
               "{\"role\": \"assistant\", \"content\": null, \"reasoning\": \"how\"},"
-              "{\"role\": \"assistant\", \"content\": \"c\", \"reasoning_content\": null}]}",
-              NULL),
+              "{\"role\": \"assistant\", \"content\": \"c\", \"reasoning_content\": null}]}"),
         CN_OK);
     assert_int_equal(chat_size(&r.params), 4);
     assert_null(chat_member(&r.params, 0, "reasoning_content"));
@@ -357,8 +355,7 @@ static void tool_calls_and_results_are_read(void **state)
               " \"{\\\"a\\\": [1]}\"}}, {\"id\": null, "
               "\"function\": {\"name\": \"g\"}}]},"
               "{\"role\": \"tool\", \"name\": null, \"content\": \"42\","
-              " \"tool_call_id\": \"c1\"}]}",
-              NULL),
+              " \"tool_call_id\": \"c1\"}]}"),
         CN_OK);
     const cn_request_params *p = &r.params;
     assert_true(json_is_null(chat_member(p, 1, "content")));
@@ -386,7 +383,7 @@ static void arguments_that_are_no_object_are_passed_on(void **state)
                  "{\"messages\": [{\"role\": \"assistant\", \"tool_calls\": [{\"function\": "
                  "{\"name\": \"f\", \"arguments\": \"%s\"}}]}]}",
                  sent[i]);
-        assert_int_equal(parse(&r, CN_API_CHAT, text, NULL), CN_OK);
+        assert_int_equal(parse(&r, CN_API_CHAT, text), CN_OK);
         const json_t *call = json_array_get(chat_member(&r.params, 0, "tool_calls"), 0);
         const json_t *function = json_object_get(call, "function");
         assert_true(json_equal(json_object_get(function, "arguments"), values[i]));
@@ -417,8 +414,7 @@ static void the_developer_role_becomes_system(void **state)
     cn_api_request r;
     assert_int_equal(parse(&r, CN_API_CHAT,
                            "{\"messages\": [{\"role\": \"developer\", \"content\": \"s\"},"
-                           "{\"role\": \"user\", \"content\": \"u\"}]}",
-                           NULL),
+                           "{\"role\": \"user\", \"content\": \"u\"}]}"),
                      CN_OK);
     assert_string_equal(chat_text(&r.params, 0, "role"), "system");
     assert_string_equal(chat_text(&r.params, 1, "role"), "user");
@@ -429,7 +425,7 @@ static void completion_prompt_is_text_or_tokens(void **state)
 {
     (void)state;
     cn_api_request r;
-    assert_int_equal(parse(&r, CN_API_COMPLETION, "{\"prompt\": \"once\", \"logprobs\": 2}", NULL),
+    assert_int_equal(parse(&r, CN_API_COMPLETION, "{\"prompt\": \"once\", \"logprobs\": 2}"),
                      CN_OK);
     assert_string_equal(r.params.text, "once");
     assert_int_equal(r.params.sampling.logprobs, 2);
@@ -438,7 +434,7 @@ static void completion_prompt_is_text_or_tokens(void **state)
 
     static const char *const tokens[] = {"{\"prompt\": [3, 4, 5]}", "{\"prompt\": [[3, 4, 5]]}"};
     for (size_t i = 0; i < 2; i++) {
-        assert_int_equal(parse(&r, CN_API_COMPLETION, tokens[i], NULL), CN_OK);
+        assert_int_equal(parse(&r, CN_API_COMPLETION, tokens[i]), CN_OK);
         assert_null(r.params.text);
         assert_int_equal(r.params.n_tokens, 3);
         assert_int_equal(r.params.tokens[2], 5);
@@ -516,10 +512,10 @@ static void tools_need_a_parser(void **state)
     without.tool_parser = CN_OPT_TOOLS_NONE;
     cn_api_request r;
     json_t *body = json_loads(CHAT_START "\"tools\": [" TOOL "]}", 0, NULL);
-    assert_int_equal(cn_api_request_parse(&r, CN_API_CHAT, body, &without, NULL), CN_ERR_ARG);
+    assert_int_equal(cn_api_request_parse(&r, CN_API_CHAT, body, &without), CN_ERR_ARG);
     assert_non_null(strstr(cn_last_error(), "tools: needs --tool-call-parser"));
     json_object_set_new(body, "tool_choice", json_string("none"));
-    assert_int_equal(cn_api_request_parse(&r, CN_API_CHAT, body, &without, NULL), CN_OK);
+    assert_int_equal(cn_api_request_parse(&r, CN_API_CHAT, body, &without), CN_OK);
     cn_api_request_free(&r);
     json_decref(body);
 }
@@ -618,20 +614,18 @@ static const struct refusal {
 static void every_refusal_names_field_and_value(void **state)
 {
     (void)state;
-    cn_buf fault = {0};
     for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
         const struct refusal *f = &refusals[i];
         char text[512];
         const bool chat = f->endpoint == CN_API_CHAT;
         snprintf(text, sizeof text, chat ? CHAT_START "%s}" : "%s", f->text);
         cn_api_request r;
-        if (parse(&r, f->endpoint, text, &fault) != CN_ERR_ARG) fail_msg("accepted: %s", f->text);
-        assert_string_equal(fault.data, f->field);
+        if (parse(&r, f->endpoint, text) != CN_ERR_ARG) fail_msg("accepted: %s", f->text);
+        assert_string_equal(cn_last_param(), f->field);
         if (!strstr(cn_last_error(), f->says) || !strstr(cn_last_error(), f->field))
             fail_msg("%s: '%s' lacks '%s'", f->text, cn_last_error(), f->says);
         assert_null(r.keep);
     }
-    cn_buf_free(&fault);
 }
 
 static void bad_messages_are_refused(void **state)
@@ -667,16 +661,14 @@ static void bad_messages_are_refused(void **state)
         "[{\"role\": \"user\", \"content\": \"x\", \"reasoning_content\": \"y\"},"
         " {\"role\": \"user\", \"content\": \"x\"}]",
     };
-    cn_buf fault = {0};
     for (size_t i = 0; i < sizeof messages / sizeof *messages; i++) {
         char text[512];
         snprintf(text, sizeof text, "{\"messages\": %s}", messages[i]);
         cn_api_request r;
-        if (parse(&r, CN_API_CHAT, text, &fault) != CN_ERR_ARG) fail_msg("took %s", messages[i]);
-        assert_string_equal(fault.data, "messages");
+        if (parse(&r, CN_API_CHAT, text) != CN_ERR_ARG) fail_msg("took %s", messages[i]);
+        assert_string_equal(cn_last_param(), "messages");
         assert_non_null(strstr(cn_last_error(), "messages"));
     }
-    cn_buf_free(&fault);
 }
 
 /* The request keeps only the text that its parameters point into. */
@@ -693,7 +685,7 @@ static void members_that_are_read_or_ignored_are_dropped(void **state)
     assert_string_equal(r.params.sampling.stop[1], "STOP");
     assert_int_equal(r.params.sampling.n, 2);
     cn_api_request_free(&r);
-    assert_int_equal(parse(&r, CN_API_COMPLETION, "{\"prompt\": [1, 2, 3], \"user\": \"u\"}", NULL),
+    assert_int_equal(parse(&r, CN_API_COMPLETION, "{\"prompt\": [1, 2, 3], \"user\": \"u\"}"),
                      CN_OK);
     assert_int_equal(json_object_size(json_array_get(r.keep, 0)), 0);
     assert_int_equal(r.params.n_tokens, 3);

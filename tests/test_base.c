@@ -18,6 +18,26 @@ static void fail_keeps_text_and_adds_context(void **state)
     assert_string_equal(cn_last_error(), "line 3: value 7");
 }
 
+static void an_error_may_name_a_member(void **state)
+{
+    (void)state;
+    assert_int_equal(cn_fail_param("n", "n is %d", 0), CN_ERR_ARG);
+    assert_string_equal(cn_last_error(), "n is 0");
+    assert_int_equal(cn_for_param(CN_ERR_ARG, "kv"), CN_ERR_ARG);
+    cn_fail_within(CN_ERR_ARG, "prompt %d", 1);
+    assert_string_equal(cn_last_param(), "n"); /* the first name stays */
+    assert_int_equal(cn_for_param(cn_fail(CN_ERR_IO, "no disk"), "kv"), CN_ERR_IO);
+    assert_string_equal(cn_last_param(), "");
+    assert_int_equal(cn_for_param(cn_fail(CN_ERR_ARG, "too large"), "kv"), CN_ERR_ARG);
+    assert_string_equal(cn_last_param(), "kv");
+    char name[301] = "";
+    for (int i = 0; i < 100; i++) memcpy(name + 3 * i, "\xE2\x82\xAC", 4);
+    cn_fail_param(name, "unknown");
+    const size_t n = strlen(cn_last_param());
+    assert_true(n > 100 && n < sizeof name && n % 3 == 0); /* cut between two characters */
+    assert_memory_equal(cn_last_param(), name, n);
+}
+
 static cn_status fails(void) { return cn_fail(CN_ERR_IO, "no such file"); }
 
 static cn_status forwards(int *line)
@@ -111,6 +131,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fail_keeps_text_and_adds_context),
+        cmocka_unit_test(an_error_may_name_a_member),
         cmocka_unit_test(a_forwarded_failure_is_traced_for_debugging),
         cmocka_unit_test(log_lines_have_no_control_characters),
         cmocka_unit_test(buf_grows_and_stays_terminated),

@@ -298,7 +298,7 @@ static void numbers_are_ids_while_they_are_exact(void **state)
         snprintf(line, sizeof line, "{\"idx\": %s, \"question\": \"q\"}", inexact[i]);
         assert_int_equal(read_item(&item, line, &table), CN_ERR_ARG);
         assert_non_null(strstr(cn_last_error(), "too large to be kept exactly: write it as "));
-        assert_string_equal(item.at_fault.data, "idx");
+        assert_string_equal(cn_last_param(), "idx");
         assert_null(item.custom_id);
         cn_batch_item_free(&item);
     }
@@ -391,7 +391,7 @@ static void faults_are_named(void **state)
         if (read_item(&item, f->text, f->format) != CN_ERR_ARG) fail_msg("accepted: %s", f->text);
         if (!strstr(cn_last_error(), f->says))
             fail_msg("%s: '%s' lacks '%s'", f->text, cn_last_error(), f->says);
-        assert_string_equal(item.at_fault.data ? item.at_fault.data : "", f->field);
+        assert_string_equal(cn_last_param(), f->field);
         assert_int_equal(item.line, 7);
         cn_batch_item_free(&item);
     }

@@ -481,7 +481,6 @@ static void a_request_for_a_batch_is_checked(void **state)
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         char text[256];
-        const char *param;
         json_t *batch;
         const char *hole = strstr(bad[i].text, "%s");
         if (hole)
@@ -490,9 +489,9 @@ static void a_request_for_a_batch_is_checked(void **state)
         else
             snprintf(text, sizeof text, "%s", bad[i].text);
         json_t *body = json_loads(text, 0, NULL);
-        assert_int_equal(cn_batches_create(jobs.batches, &jobs_viewer, body, &param, &batch),
+        assert_int_equal(cn_batches_create(jobs.batches, &jobs_viewer, body, &batch),
                          CN_ERR_ARG);
-        assert_string_equal(param, bad[i].param);
+        assert_string_equal(cn_last_param(), bad[i].param);
         json_decref(body);
     }
     int64_t s;
@@ -507,10 +506,9 @@ static cn_spool_id create_failing(const char *owner, const cn_spool_id *file)
 {
     const cn_viewer v = {.name = owner, .sees_all = true};
     cn_spool_id id;
-    const char *param;
     json_t *batch, *body = json_pack("{s:s, s:s}", "input_file_id", file->text, "endpoint",
                                      "/v1/chat/completions");
-    assert_int_equal(cn_batches_create(jobs.batches, &v, body, &param, &batch), CN_OK);
+    assert_int_equal(cn_batches_create(jobs.batches, &v, body, &batch), CN_OK);
     assert_true(cn_spool_id_read(&id, cn_batch_prefix, jobs_text_of(batch, "id")));
     json_decref(batch);
     json_decref(body);

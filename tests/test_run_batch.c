@@ -397,8 +397,9 @@ static void faults_become_error_lines_and_strict_stops(void **state)
     const char *text = get_text(out_path);
     assert_int_equal(count_lines(out_path), 6);
     static const char *const wanted[] = {"\"line\":2",  "\"line\":3", "\"line\":4", "\"line\":5",
-                                         "\"param\":\"kv\"", "duplicate_custom_id",
-                                         "\"top_logprobs\"", "\"index\":1"};
+                                         "\"param\":\"kv\"", "\"param\":\"max_tokens\"",
+                                         "duplicate_custom_id", "\"top_logprobs\"",
+                                         "\"index\":1"};
     text = get_text(out_path);
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
         if (!strstr(text, wanted[i])) fail_msg("no %s in %s", wanted[i], text);

@@ -410,7 +410,7 @@ static cn_status read_field(cn_api_request *r, const char *key, json_t *v)
     if (json_is_null(v) || is_harmless(key)) return CN_OK;
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].endpoints >> r->endpoint & 1 && strcmp(key, fields[i].key) == 0)
-            return fields[i].set(r, key, v);
+            return fields[i].set(r, fields[i].key, v);
     bool known;
     CN_TRY(cn_request_set_json(&r->params.sampling, &r->params.kv,
                                CN_SECTION_SAMPLING | CN_SECTION_KV, key, v, &known));
@@ -458,9 +458,11 @@ static cn_status finish_chat(cn_api_request *r, json_t *body, cn_opt_tool_parser
     cn_sampling *s = &r->params.sampling;
     json_t *v = json_object_get(body, *key = "max_completion_tokens");
     bool known;
-    if (v && !json_is_null(v) &&
-        cn_request_set_json(s, &r->params.kv, CN_SECTION_SAMPLING, "max_tokens", v, &known))
-        return cn_fail_within(CN_ERR_ARG, "%s", *key);
+    if (v && !json_is_null(v)) {
+        if (cn_request_set_json(s, &r->params.kv, CN_SECTION_SAMPLING, "max_tokens", v, &known))
+            return cn_fail_within(CN_ERR_ARG, "%s", *key);
+        r->length_key = "max_completion_tokens";
+    }
     v = json_object_get(body, *key = "top_logprobs");
     if (v && !json_is_null(v)) {
         int64_t n;
@@ -530,20 +532,16 @@ static void drop_read(const cn_api_request *r, json_t *body)
     }
 }
 
-cn_status cn_api_model_check(const cn_served_names *names, const char *model, cn_buf *at_fault)
+cn_status cn_api_model_check(const cn_served_names *names, const char *model)
 {
     char shown[96];
     if (!model || cn_served_names_have(names, model)) return CN_OK;
-    if (at_fault) {
-        cn_buf_clear(at_fault);
-        if (cn_buf_add(at_fault, "model", 5) != CN_OK) return CN_ERR_MEMORY;
-    }
-    return cn_fail(CN_ERR_ARG, "the model \"%s\" does not exist: expected \"%s\"",
-                   cn_json_printable(model, shown, sizeof shown), names->names[0]);
+    return cn_fail_param("model", "the model \"%s\" does not exist: expected \"%s\"",
+                         cn_json_printable(model, shown, sizeof shown), names->names[0]);
 }
 
 cn_status cn_api_request_parse(cn_api_request *out, cn_api_endpoint endpoint, json_t *body,
-                               const cn_api_defaults *defaults, cn_buf *at_fault)
+                               const cn_api_defaults *defaults)
 {
     *out = (cn_api_request){
         .endpoint = endpoint,
@@ -564,11 +562,7 @@ cn_status cn_api_request_parse(cn_api_request *out, cn_api_endpoint endpoint, js
         drop_read(out, body);
         return CN_OK;
     }
-    if (at_fault) {
-        cn_buf_clear(at_fault);
-        if (cn_buf_add(at_fault, key ? key : "", key ? strlen(key) : 0) != CN_OK)
-            status = CN_ERR_MEMORY;
-    }
+    cn_for_param(status, key ? key : "");
     cn_api_request_free(out);
     return status;
 }
@@ -594,6 +588,23 @@ cn_status cn_api_request_submit(const cn_api_request *r, cn_engine *e, cn_event_
     const cn_status status = cn_engine_submit_all(e, all, r->n_prompts, fn, user, first);
     cn_free(all);
     return status;
+}
+
+void cn_api_note_param(const cn_api_request *r, cn_buf *at_fault)
+{
+    const struct {
+        const char *of_engine, *of_body; /* of_body NULL: the same */
+    } names[] = {{"prompt", r->params.chat ? "messages" : NULL},
+                 {"max_tokens", r->length_key},
+                 {"structured_outputs", r->structure_key}};
+    const char *param = cn_last_param();
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (!names[i].of_body || strcmp(param, names[i].of_engine) != 0) continue;
+        param = names[i].of_body;
+        break;
+    }
+    cn_buf_clear(at_fault);
+    if (cn_buf_add(at_fault, param, strlen(param)) != CN_OK) cn_buf_clear(at_fault);
 }
 
 void cn_api_request_free(cn_api_request *r)

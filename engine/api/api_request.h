@@ -30,10 +30,10 @@ const char *cn_api_endpoint_path(cn_api_endpoint e);
 /* False if no endpoint has this path. */
 bool cn_api_endpoint_find(const char *path, cn_api_endpoint *out);
 
-/* CN_ERR_ARG: a client wants a model by a name that is none of names. at_fault (unless NULL) is
- * then "model", and the answer 404 with the code below. model: NULL is fine. */
+/* CN_ERR_ARG about "model": a client wants a model by a name that is none of names. The answer is
+ * then 404 with the code below. model: NULL is fine. */
 #define CN_API_MODEL_NOT_FOUND "model_not_found"
-cn_status cn_api_model_check(const cn_served_names *names, const char *model, cn_buf *at_fault);
+cn_status cn_api_model_check(const cn_served_names *names, const char *model);
 
 /* The values of fields that the body does not set; from cn_engine_default_sampling and
  * cn_engine_default_kv. */
@@ -68,6 +68,8 @@ typedef struct cn_api_request {
     bool chunk_usage;  /* stream_options.continuous_usage_stats */
     bool echo;         /* the text begins with the prompt, and so do the logprobs */
     bool return_token_ids;
+    /* The members that set the maximum length and params.structure. NULL: max_tokens; none. */
+    const char *length_key, *structure_key;
     int32_t prompt_logprobs; /* alternatives of each prompt token; -1: off */
     /* The prompts of a completion; params has the first. Each becomes an engine request of its own
      * and params.sampling.n choices. */
@@ -91,10 +93,12 @@ typedef struct cn_api_request {
 
 /* Reads a body from cn_json_parse_request and keeps a reference to it. Removes the members of body
  * that the request does not point into. CN_ERR_ARG names the field, its value and what was
- * expected. *out is then empty, and at_fault (unless NULL) has the name of the invalid field, or ""
- * if no single field is invalid. */
+ * expected; *out is then empty. */
 cn_status cn_api_request_parse(cn_api_request *out, cn_api_endpoint endpoint, json_t *body,
-                               const cn_api_defaults *defaults, cn_buf *at_fault);
+                               const cn_api_defaults *defaults);
+/* Sets at_fault to the member that this thread's last error is about (cn_last_param), by its name
+ * in the body of the request. r: empty if the body could not be parsed. Out of memory: sets "". */
+void cn_api_note_param(const cn_api_request *r, cn_buf *at_fault);
 /* Sets the prompt of *io to the i-th of r; leaves that of a chat. */
 void cn_api_request_set_prompt(const cn_api_request *r, uint32_t i, cn_request_params *io);
 /* Submits all prompts or none; see cn_engine_submit_all. */

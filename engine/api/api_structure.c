@@ -16,6 +16,7 @@ static cn_status set_text(cn_api_request *r, const char *key, cn_structure_kind 
     if (!text || json_array_append_new(r->keep, text) != 0)
         return cn_fail(CN_ERR_MEMORY, "out of memory for %s", key);
     r->params.structure = (cn_structure){kind, json_string_value(text)};
+    r->structure_key = key;
     return CN_OK;
 }
 

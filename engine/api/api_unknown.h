@@ -30,9 +30,9 @@ void cn_api_unknown_destroy(cn_api_unknown *u);
 cn_status cn_api_unknown_take(cn_api_unknown *u, const char *key, const json_t *value,
                               json_t **warnings);
 
-/* The same for each member of an object that is not in known[n] and not null. After CN_ERR_ARG *key
- * is the member, valid while o is. */
+/* The same for each member of an object that is not in known[n] and not null. CN_ERR_ARG is about
+ * that member (cn_last_param). */
 cn_status cn_api_unknown_members(cn_api_unknown *u, const json_t *o, const char *const *known,
-                                 size_t n, json_t **warnings, const char **key);
+                                 size_t n, json_t **warnings);
 
 #endif

@@ -9,12 +9,6 @@
 
 enum { SHOWN_BYTES = 96, MAX_ID_BYTES = 512 };
 
-static cn_status fail_field(cn_batch_item *item, const char *field)
-{
-    cn_buf_clear(&item->at_fault);
-    return cn_buf_add(&item->at_fault, field, strlen(field)) == CN_OK ? CN_ERR_ARG : CN_ERR_MEMORY;
-}
-
 static cn_status keep_text(char **out, const char *text)
 {
     *out = cn_strdup(text);
@@ -68,7 +62,7 @@ static cn_status read_reference(cn_batch_item *item, const char *field)
     json_t *v = json_object_get(item->object, field);
     if (!v || json_is_null(v)) return CN_OK;
     cn_status status = text_of(&item->reference, field, v);
-    return status == CN_ERR_ARG ? fail_field(item, field) : status;
+    return cn_for_param(status, field);
 }
 
 /* An integer beyond 64 bits is read as a real number, which is the same for many of them. */
@@ -103,7 +97,7 @@ static cn_status read_custom_id(cn_batch_item *item, const cn_batch_format *form
         cn_free(item->custom_id);
         item->custom_id = NULL;
     }
-    return status == CN_ERR_ARG ? fail_field(item, field) : status;
+    return cn_for_param(status, field);
 }
 
 /* Adds a value to the hash *h. False if out of memory. */
@@ -156,16 +150,15 @@ cn_status cn_batch_item_identify(cn_batch_item *item, const cn_line *line,
 static cn_status make_body(cn_batch_item *item, const char *field, json_t **out)
 {
     json_t *v = json_object_get(item->object, field);
-    if (cn_json_refuse_nul(v, field, CN_ERR_ARG) != CN_OK) return fail_field(item, field);
+    CN_TRY(cn_for_param(cn_json_refuse_nul(v, field, CN_ERR_ARG), field));
     if (json_is_array(v)) {
         *out = json_pack("{s:O}", "messages", v);
     } else if (json_is_string(v)) {
         *out = json_pack("{s:[{s:s, s:O}]}", "messages", "role", "user", "content", v);
     } else {
         char shown[SHOWN_BYTES];
-        cn_fail(CN_ERR_ARG, "%s: expected the prompt as a string or as messages, got %s", field,
-                v ? cn_json_describe(v, shown, sizeof shown) : "nothing");
-        return fail_field(item, field);
+        return cn_fail_param(field, "%s: expected the prompt as a string or as messages, got %s",
+                             field, v ? cn_json_describe(v, shown, sizeof shown) : "nothing");
     }
     return *out ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a request");
 }
@@ -174,20 +167,16 @@ static cn_status find_endpoint(cn_batch_item *item, cn_api_endpoint *out)
 {
     char shown[SHOWN_BYTES];
     json_t *method = json_object_get(item->object, "method");
-    if (cn_json_refuse_nul(method, "method", CN_ERR_ARG) != CN_OK)
-        return fail_field(item, "method");
-    if (method && (!json_is_string(method) || strcmp(json_string_value(method), "POST") != 0)) {
-        cn_fail(CN_ERR_ARG, "method: expected \"POST\", got %s",
-                cn_json_describe(method, shown, sizeof shown));
-        return fail_field(item, "method");
-    }
+    CN_TRY(cn_for_param(cn_json_refuse_nul(method, "method", CN_ERR_ARG), "method"));
+    if (method && (!json_is_string(method) || strcmp(json_string_value(method), "POST") != 0))
+        return cn_fail_param("method", "method: expected \"POST\", got %s",
+                             cn_json_describe(method, shown, sizeof shown));
     json_t *url = json_object_get(item->object, "url");
-    if (cn_json_refuse_nul(url, "url", CN_ERR_ARG) != CN_OK) return fail_field(item, "url");
+    CN_TRY(cn_for_param(cn_json_refuse_nul(url, "url", CN_ERR_ARG), "url"));
     if (json_is_string(url) && cn_api_endpoint_find(json_string_value(url), out)) return CN_OK;
-    cn_fail(CN_ERR_ARG, "url: expected %s or %s, got %s", cn_api_endpoint_path(CN_API_CHAT),
-            cn_api_endpoint_path(CN_API_COMPLETION),
-            url ? cn_json_describe(url, shown, sizeof shown) : "nothing");
-    return fail_field(item, "url");
+    return cn_fail_param("url", "url: expected %s or %s, got %s", cn_api_endpoint_path(CN_API_CHAT),
+                         cn_api_endpoint_path(CN_API_COMPLETION),
+                         url ? cn_json_describe(url, shown, sizeof shown) : "nothing");
 }
 
 static cn_status find_body(cn_batch_item *item, json_t **out)
@@ -198,9 +187,8 @@ static cn_status find_body(cn_batch_item *item, json_t **out)
         return CN_OK;
     }
     char shown[SHOWN_BYTES];
-    cn_fail(CN_ERR_ARG, "body: expected an object, got %s",
-            *out ? cn_json_describe(*out, shown, sizeof shown) : "nothing");
-    return fail_field(item, "body");
+    return cn_fail_param("body", "body: expected an object, got %s",
+                         *out ? cn_json_describe(*out, shown, sizeof shown) : "nothing");
 }
 
 cn_status cn_batch_item_check(cn_batch_item *item, cn_api_endpoint endpoint)
@@ -208,11 +196,9 @@ cn_status cn_batch_item_check(cn_batch_item *item, cn_api_endpoint endpoint)
     cn_api_endpoint own;
     json_t *body;
     CN_TRY(find_endpoint(item, &own));
-    if (own != endpoint) {
-        cn_fail(CN_ERR_ARG, "url: expected %s, the batch's endpoint, got %s",
-                cn_api_endpoint_path(endpoint), cn_api_endpoint_path(own));
-        return fail_field(item, "url");
-    }
+    if (own != endpoint)
+        return cn_fail_param("url", "url: expected %s, the batch's endpoint, got %s",
+                             cn_api_endpoint_path(endpoint), cn_api_endpoint_path(own));
     CN_TRY(find_body(item, &body));
     json_decref(body);
     return CN_OK;
@@ -225,11 +211,8 @@ static cn_status check_members(cn_batch_item *item, const cn_batch_format *forma
 {
     const char *const known[] = {"custom_id", "method", "url", "body", format->answer_field};
     const size_t n = sizeof known / sizeof *known - (format->answer_field == NULL);
-    const char *key = NULL;
     if (format->prompt_field) return CN_OK;
-    cn_status status = cn_api_unknown_members(unknown, item->object, known, n,
-                                              &item->request.warnings, &key);
-    return status == CN_ERR_ARG ? fail_field(item, key) : status;
+    return cn_api_unknown_members(unknown, item->object, known, n, &item->request.warnings);
 }
 
 cn_status cn_batch_item_read(cn_batch_item *item, const cn_batch_format *format,
@@ -243,15 +226,12 @@ cn_status cn_batch_item_read(cn_batch_item *item, const cn_batch_format *format,
         CN_TRY(find_endpoint(item, &endpoint));
         CN_TRY(find_body(item, &body));
     }
-    cn_status status =
-        cn_api_request_parse(&item->request, endpoint, body, defaults, &item->at_fault);
+    cn_status status = cn_api_request_parse(&item->request, endpoint, body, defaults);
     json_decref(body);
     CN_TRY(status);
     CN_TRY(check_members(item, format, defaults->unknown));
-    if (item->request.stream) {
-        cn_fail(CN_ERR_ARG, "stream: not supported in a batch");
-        return fail_field(item, "stream");
-    }
+    if (item->request.stream)
+        return cn_fail_param("stream", "stream: not supported in a batch");
     item->request.params.custom_id = item->custom_id;
     item->request.params.klass = CN_CLASS_BATCH;
     return CN_OK;
@@ -269,6 +249,5 @@ void cn_batch_item_free(cn_batch_item *item)
     cn_batch_item_drop_request(item);
     cn_free(item->custom_id);
     cn_free(item->reference);
-    cn_buf_free(&item->at_fault);
     *item = (cn_batch_item){0};
 }

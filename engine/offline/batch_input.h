@@ -37,7 +37,6 @@ typedef struct cn_batch_item {
     char *reference; /* the reference answer, or NULL */
     json_t *object;  /* the line */
     cn_api_request request;
-    cn_buf at_fault; /* after a failure: the invalid field, or empty */
 } cn_batch_item;     /* zero-initialise */
 
 /* Step 1: sets object, request_hash, custom_id, reference and id. CN_ERR_ARG: the line is invalid.

@@ -20,6 +20,7 @@ static void free_job(cn_batch_job *job)
     cn_api_result_free(job->unrescued);
     cn_transcript_free(&job->said);
     cn_buf_free(&job->error);
+    cn_buf_free(&job->at_fault);
     cn_free(job);
 }
 
@@ -36,6 +37,7 @@ static void fail_job(cn_batch_job *job, cn_status status, const char *code)
     job->status = status;
     job->code = code;
     cn_buf_clear(&job->error);
+    cn_api_note_param(&job->item.request, &job->at_fault);
     if (cn_buf_add(&job->error, text, strlen(text)) != CN_OK) cn_buf_clear(&job->error);
 }
 
@@ -149,16 +151,17 @@ static void fail_for_one_reason(cn_batch_run *run)
 
 /* Writes an error line; under --strict drains the run instead. False: the run is paused, try again
  * later. */
-static bool reject(cn_batch_run *run, const cn_batch_item *item, int http_status,
-                   const char *message, const char *code)
+static bool reject(cn_batch_run *run, const cn_batch_job *job, int http_status,
+                   const char *message)
 {
+    const cn_batch_item *item = &job->item;
     const unsigned long long line = item->line;
     if (run->state == CN_BATCH_STOPPED) return true;
     if (run->config->strict) {
         cn_batch_run_drain(run, true, "line %llu: %s", line, message);
         return true;
     }
-    json_t *body = cn_api_error_body(http_status, message, item->at_fault.data, code, line);
+    json_t *body = cn_api_error_body(http_status, message, job->at_fault.data, job->code, line);
     const cn_batch_notes notes = {
         .request_hash = item->request_hash, .reference = item->reference, .of = 1};
     run->port->fault(run->port->user, run, line, message);
@@ -170,7 +173,8 @@ static bool reject(cn_batch_run *run, const cn_batch_item *item, int http_status
     run->n_errors++;
     run->totals.errors++;
     const cn_batch_format format = format_of(run);
-    if (cn_first_lines_failed(&run->first, item, &format, message)) fail_for_one_reason(run);
+    if (cn_first_lines_failed(&run->first, item, &format, job->at_fault.data, message))
+        fail_for_one_reason(run);
     return true;
 }
 
@@ -388,7 +392,7 @@ static bool settle_failure(cn_batch_run *run, cn_batch_job *job)
         return settle(run, job);
     }
     if (job->status == CN_ERR_ARG && !job->replays) {
-        if (!reject(run, &job->item, refusal_of(job), error_of(job), job->code)) return false;
+        if (!reject(run, job, refusal_of(job), error_of(job))) return false;
     } else {
         run->n_put_back += !job->replays;
         if (job->status != CN_ERR_CANCELLED && job->status != CN_ERR_BUSY)
@@ -414,8 +418,8 @@ static bool settle(cn_batch_run *run, cn_batch_job *job)
         run->n_put_back++;
     } else if (cn_api_result_error(job->result)) {
         const bool invalid = cn_api_result_is_invalid(job->result);
-        if (!reject(run, &job->item, invalid ? CN_HTTP_BAD_REQUEST : CN_HTTP_INTERNAL_ERROR,
-                    cn_api_result_error(job->result), NULL))
+        if (!reject(run, job, invalid ? CN_HTTP_BAD_REQUEST : CN_HTTP_INTERNAL_ERROR,
+                    cn_api_result_error(job->result)))
             return false;
     } else if (to_rescue && !running) {
         run->n_put_back++;
@@ -519,12 +523,12 @@ static cn_status identify(cn_batch_run *run, cn_batch_item *item, const cn_line 
     return status;
 }
 
-static cn_status check_model(const cn_batch_run *run, cn_batch_item *item, const char **code)
+static cn_status check_model(const cn_batch_run *run, const cn_batch_item *item, const char **code)
 {
     if (!run->port->names) return CN_OK;
     const json_t *body = json_object_get(item->object, "body");
     const char *model = json_string_value(json_object_get(body, "model"));
-    cn_status status = cn_api_model_check(run->port->names, model, &item->at_fault);
+    cn_status status = cn_api_model_check(run->port->names, model);
     if (status == CN_ERR_ARG) *code = CN_API_MODEL_NOT_FOUND;
     return status;
 }

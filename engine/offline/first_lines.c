@@ -100,11 +100,11 @@ cn_status cn_first_line_hash(const char *path, uint64_t *hash)
 
 /* ---- one reason ---- */
 
-/* The field at fault, or the message up to its first colon or digit: what follows is a value. */
-static void put_reason(char *reason, size_t size, const cn_batch_item *item, const char *message)
+/* The invalid field, or the message up to its first colon or digit: what follows is a value. */
+static void put_reason(char *reason, size_t size, const char *param, const char *message)
 {
-    if (item->at_fault.len)
-        snprintf(reason, size, "%s", item->at_fault.data);
+    if (param && *param)
+        snprintf(reason, size, "%s", param);
     else
         snprintf(reason, size, "%.*s", (int)strcspn(message, ":0123456789"), message);
 }
@@ -132,11 +132,11 @@ static void put_cause(cn_first_lines *f, const cn_batch_item *item, const cn_bat
 }
 
 bool cn_first_lines_failed(cn_first_lines *f, const cn_batch_item *item,
-                           const cn_batch_format *format, const char *message)
+                           const cn_batch_format *format, const char *param, const char *message)
 {
     char reason[sizeof f->reason];
     if (!f->watching) return false;
-    put_reason(reason, sizeof reason, item, message);
+    put_reason(reason, sizeof reason, param, message);
     if (f->n_failed == 0) {
         snprintf(f->reason, sizeof f->reason, "%s", reason);
         put_cause(f, item, format, message);

@@ -285,10 +285,11 @@ bool cn_batches_is_idle(const cn_batches *b)
 
 /* ---- create ---- */
 
-static cn_status check_metadata(json_t *metadata)
+static cn_status read_metadata(const cn_json_at *at, cn_batch_record *r)
 {
     const char *key;
-    json_t *v;
+    json_t *v, *metadata = NULL;
+    CN_TRY(cn_json_obj(at, "metadata", CN_JSON_OPTIONAL, &metadata));
     if (json_object_size(metadata) > MAX_METADATA)
         return cn_fail(CN_ERR_ARG, "metadata: expected at most %d pairs, got %zu",
                        (int)MAX_METADATA, json_object_size(metadata));
@@ -302,6 +303,7 @@ static cn_status check_metadata(json_t *metadata)
             return cn_fail(CN_ERR_ARG, "metadata: expected a string of at most %d bytes, got %s",
                            (int)MAX_METADATA_VALUE, cn_json_describe(v, shown, sizeof shown));
     }
+    r->metadata = json_incref(metadata);
     return CN_OK;
 }
 
@@ -351,21 +353,13 @@ static cn_status read_window(const cn_json_at *at, cn_batch_record *r)
 }
 
 static cn_status read_request(const cn_batches *b, const cn_viewer *v, const json_t *body,
-                              cn_batch_record *r, const char **param)
+                              cn_batch_record *r)
 {
     const cn_json_at at = {body, "batch", CN_ERR_ARG};
-    json_t *metadata = NULL;
-    *param = "input_file_id";
-    CN_TRY(read_input(b, v, &at, r));
-    *param = "endpoint";
-    CN_TRY(read_endpoint(&at, r));
-    *param = "completion_window";
-    CN_TRY(read_window(&at, r));
-    *param = "metadata";
-    CN_TRY(cn_json_obj(&at, "metadata", CN_JSON_OPTIONAL, &metadata));
-    if (metadata) CN_TRY(check_metadata(metadata));
-    r->metadata = json_incref(metadata);
-    *param = NULL;
+    CN_TRY(cn_for_param(read_input(b, v, &at, r), "input_file_id"));
+    CN_TRY(cn_for_param(read_endpoint(&at, r), "endpoint"));
+    CN_TRY(cn_for_param(read_window(&at, r), "completion_window"));
+    CN_TRY(cn_for_param(read_metadata(&at, r), "metadata"));
     r->owner = cn_strdup(v->name);
     if (!r->owner) return cn_fail(CN_ERR_MEMORY, "out of memory for a batch");
     CN_TRY(cn_spool_id_make(&r->id, cn_batch_prefix));
@@ -446,17 +440,15 @@ static cn_status show(const cn_batch *b, json_t **batch)
     return *batch ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a batch");
 }
 
-static cn_status create(cn_batches *b, const cn_viewer *v, const json_t *body, const char **param,
-                        json_t **batch)
+static cn_status create(cn_batches *b, const cn_viewer *v, const json_t *body, json_t **batch)
 {
-    *param = NULL;
     if (count_unfinished(b) >= b->opts.max_batches)
         return cn_fail(CN_ERR_BUSY,
                        "there are already %u unfinished batches (--max-batches): wait until one "
                        "finishes, or cancel one",
                        b->opts.max_batches);
     cn_batch_record r = {.created_at = cn_batches_now(b), .order = b->next_order};
-    cn_status status = read_request(b, v, body, &r, param);
+    cn_status status = read_request(b, v, body, &r);
     if (status != CN_OK) {
         cn_batch_record_free(&r);
         return status;
@@ -474,16 +466,15 @@ static cn_status create(cn_batches *b, const cn_viewer *v, const json_t *body, c
     return status;
 }
 
-cn_status cn_batches_create(cn_batches *b, const cn_viewer *v, const json_t *body,
-                            const char **param, json_t **batch)
+cn_status cn_batches_create(cn_batches *b, const cn_viewer *v, const json_t *body, json_t **batch)
 {
     /* The last has no effect: output files stay until they are deleted. */
     static const char *const known[] = {"input_file_id", "endpoint", "completion_window",
                                         "metadata", "output_expires_after"};
     json_t *warnings = NULL;
     cn_status status = cn_api_unknown_members(b->opts.defaults.unknown, body, known,
-                                              sizeof known / sizeof *known, &warnings, param);
-    if (status == CN_OK) status = create(b, v, body, param, batch);
+                                              sizeof known / sizeof *known, &warnings);
+    if (status == CN_OK) status = create(b, v, body, batch);
     if (status == CN_OK && warnings && json_object_set(*batch, "warnings", warnings) != 0) {
         json_decref(*batch);
         status = cn_fail(CN_ERR_MEMORY, "out of memory for a batch");

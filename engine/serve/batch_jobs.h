@@ -75,10 +75,9 @@ cn_files *cn_batches_files(cn_batches *b);
 /* Creates a batch of the viewer from the body of POST /v1/batches. When max_kept records are kept,
  * removes the oldest finished one of the owner that has the most records, of the viewer if nobody
  * has more; the files of that batch stay. *batch has "warnings" if the body has unknown fields.
- * CN_ERR_ARG: the body is invalid and *param is the field at fault, valid while body is, or NULL.
+ * CN_ERR_ARG: the body is invalid; cn_last_param() is the invalid field.
  * CN_ERR_BUSY: max_batches are unfinished. CN_ERR_IO: the record could not be written. */
-cn_status cn_batches_create(cn_batches *b, const cn_viewer *v, const json_t *body,
-                            const char **param, json_t **batch);
+cn_status cn_batches_create(cn_batches *b, const cn_viewer *v, const json_t *body, json_t **batch);
 /* CN_ERR_ARG: no such batch, or its status does not allow a cancel. CN_ERR_IO: the record could not
  * be written. */
 cn_status cn_batches_cancel(cn_batches *b, const cn_viewer *v, const cn_spool_id *id,

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "engine/json.h"
+
 cn_status cn_batch_check_open(cn_batch_check *c, const char *path, cn_api_endpoint endpoint,
                               uint64_t max_lines)
 {
@@ -23,8 +25,8 @@ static cn_status add_fault(cn_batch_check *c, const char *code, const char *mess
                            const char *param, uint64_t line)
 {
     if (c->n_faults++ >= CN_BATCH_FAULTS_SHOWN) return CN_OK;
-    json_t *fault = json_pack("{s:s, s:s, s:s?, s:o}", "code", code, "message", message, "param",
-                              param && *param ? param : NULL, "line",
+    json_t *fault = json_pack("{s:s, s:s, s:o, s:o}", "code", code, "message", message, "param",
+                              *param ? cn_json_text(param) : json_null(), "line",
                               line ? json_integer((json_int_t)line) : json_null());
     if (fault && json_array_append_new(c->faults, fault) == 0) return CN_OK;
     return cn_fail(CN_ERR_MEMORY, "out of memory for a batch's errors");
@@ -54,7 +56,7 @@ static cn_status take_line(cn_batch_check *c, const cn_line *line)
     const char *code;
     cn_status status = check_line(c, &item, line, &code);
     if (status == CN_ERR_ARG)
-        status = add_fault(c, code, cn_last_error(), item.at_fault.data, line->number);
+        status = add_fault(c, code, cn_last_error(), cn_last_param(), line->number);
     cn_batch_item_free(&item);
     return status;
 }
@@ -71,13 +73,13 @@ cn_status cn_batch_check_some(cn_batch_check *c, uint32_t n, bool *done)
         if (state == CN_LINE_END) {
             *done = true;
             return c->n_lines ? CN_OK
-                              : add_fault(c, "empty_file", "the input file has no lines", NULL, 0);
+                              : add_fault(c, "empty_file", "the input file has no lines", "", 0);
         }
         if (++c->n_lines > c->max_lines) {
             *done = true;
             snprintf(text, sizeof text, "the input file exceeds %llu lines (--max-batch-lines): "
                      "split it", (unsigned long long)c->max_lines);
-            return add_fault(c, "too_many_lines", text, NULL, line.number);
+            return add_fault(c, "too_many_lines", text, "", line.number);
         }
         CN_TRY(take_line(c, &line));
     }

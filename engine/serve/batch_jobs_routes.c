@@ -7,27 +7,16 @@
 
 enum { MAX_BODY_BYTES = 64 << 10, MAX_BODY_DEPTH = 8, LIST_DEFAULT = 20, LIST_MOST = 100 };
 
-static void free_body(void *body) { json_decref(body); }
-
-/* Keeps the body, because param may point into it. */
-static void refuse_body(cn_spool_task *t, json_t *body, const char *param)
-{
-    t->form = json_incref(body);
-    t->free_form = free_body;
-    cn_spool_refuse(t, CN_HTTP_BAD_REQUEST, param, NULL);
-}
-
 static void work_create(cn_spool_task *t, cn_batches *b)
 {
     json_t *body = NULL;
-    const char *param = NULL;
     cn_status status = cn_json_parse(&body, t->body.data ? t->body.data : "", t->body.len, "body",
                                      MAX_BODY_BYTES, MAX_BODY_DEPTH, CN_ERR_ARG);
     if (status == CN_OK && !json_is_object(body))
         status = cn_fail(CN_ERR_ARG, "body: expected an object");
-    if (status == CN_OK) status = cn_batches_create(b, &t->viewer, body, &param, &t->reply);
+    if (status == CN_OK) status = cn_batches_create(b, &t->viewer, body, &t->reply);
     if (status == CN_ERR_ARG)
-        refuse_body(t, body, param);
+        cn_spool_refuse(t, CN_HTTP_BAD_REQUEST, NULL, NULL);
     else if (status == CN_ERR_BUSY)
         cn_spool_refuse(t, CN_HTTP_TOO_MANY_REQUESTS, NULL, "too_many_batches");
     else if (status == CN_ERR_IO)

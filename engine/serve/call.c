@@ -53,15 +53,20 @@ void cn_call_post_update(cn_call *call)
                     &call->update_mail);
 }
 
+static void note_error(cn_call *call)
+{
+    static const cn_api_request none;
+    const char *text = cn_last_error();
+    cn_api_note_param(call->request ? call->request : &none, &call->at_fault);
+    if (cn_buf_add(&call->error, text, strlen(text)) != CN_OK) cn_buf_clear(&call->error);
+}
+
 void cn_call_finish(cn_call *call, cn_status status)
 {
     pthread_mutex_lock(&call->lock);
     call->over = true;
     call->status = status;
-    if (status != CN_OK) {
-        const char *text = cn_last_error();
-        if (cn_buf_add(&call->error, text, strlen(text)) != CN_OK) cn_buf_clear(&call->error);
-    }
+    if (status != CN_OK) note_error(call);
     pthread_mutex_unlock(&call->lock);
     cn_call_post_update(call);
     cn_call_unref(call);

@@ -62,18 +62,18 @@ static size_t prompt_bytes(const cn_request_params *p)
 cn_status cn_intake_tokens(cn_service *s, const cn_request_params *p, cn_tokens *out)
 {
     if (prompt_bytes(p) > s->max_prompt_bytes)
-        return cn_fail(CN_ERR_ARG,
-                       "prompt of %zu bytes cannot fit the context length of %u tokens: shorten it "
-                       "or raise --max-model-len",
-                       prompt_bytes(p), s->max_model_len);
+        return cn_fail_param(cn_prompt_param(p),
+                             "prompt of %zu bytes cannot fit the context length of %u tokens: "
+                             "shorten it or raise --max-model-len",
+                             prompt_bytes(p), s->max_model_len);
     return cn_prompt_tokens(s->tokenizer, s->chat, s->vocab, &s->prompt_text, p, out);
 }
 
 /* Refuses a request for another model: its client has reached the wrong server. */
-static cn_status check_model(cn_call *call, const json_t *body)
+static cn_status check_model(const cn_call *call, const json_t *body)
 {
     const char *model = json_string_value(json_object_get(body, "model"));
-    return cn_api_model_check(cn_service_names(call->service), model, &call->at_fault);
+    return cn_api_model_check(cn_service_names(call->service), model);
 }
 
 cn_status cn_intake_parse(cn_service *s, const cn_buf *text, json_t **body, uint64_t *bytes)
@@ -107,7 +107,7 @@ static cn_status parse_body(cn_call *call)
     cn_status status = check_model(call, body);
     if (status == CN_OK)
         status = cn_api_request_parse(&call->parsed, call->endpoint, body,
-                                      &call->service->defaults, &call->at_fault);
+                                      &call->service->defaults);
     const uint64_t kept = cn_json_measure_tree(body).bytes;
     if (kept < call->held_bytes) {
         cn_budget_give(memory, call->held_bytes - kept);
@@ -128,17 +128,18 @@ static cn_status check_priority(cn_call *call)
     if (call->service->config->scheduling_policy != CN_OPT_SCHEDULING_PRIORITY ||
         priority >= call->min_priority)
         return CN_OK;
-    if (cn_buf_add(&call->at_fault, "priority", 8) != CN_OK) cn_buf_clear(&call->at_fault);
-    return cn_fail(CN_ERR_ARG, "priority: this API key may set %d or more, got %d: the line of the "
-                   "key in the key file sets its limit (priority=N)", call->min_priority, priority);
+    return cn_fail_param("priority",
+                         "priority: this API key may set %d or more, got %d: the line of the key "
+                         "in the key file sets its limit (priority=N)",
+                         call->min_priority, priority);
 }
 
 static cn_status take_samples(cn_call *call, uint32_t n)
 {
     if (!call->samples || n <= 1) return CN_OK;
     if (n > call->samples->most)
-        return cn_fail(CN_ERR_ARG, "n: expected at most %llu samples (--max-requests-per-key), got "
-                       "%u", (unsigned long long)call->samples->most, n);
+        return cn_fail_param("n", "n: expected at most %llu samples (--max-requests-per-key), got "
+                             "%u", (unsigned long long)call->samples->most, n);
     if (!cn_budget_try_take(call->samples, n - 1))
         return cn_fail(CN_ERR_BUSY, "this API key has no room for %u samples "
                        "(--max-requests-per-key %llu): try again later", n,
@@ -175,12 +176,13 @@ static cn_status take_memory(cn_call *call)
         bytes += samples_bytes(&p->sampling, call->service->vocab, call->tokens[i].len) +
                  call->tokens[i].len * score_bytes;
     if (bytes + call->held_bytes > memory->most)
-        return cn_fail(CN_ERR_ARG, "n: %u samples of each of %u prompts take %llu bytes of host "
-                       "memory with their body, but --max-buffered-bytes is %llu: lower n or send "
-                       "fewer prompts",
-                       p->sampling.n, call->request->n_prompts,
-                       (unsigned long long)(bytes + call->held_bytes),
-                       (unsigned long long)memory->most);
+        return cn_fail_param("n",
+                             "n: %u samples of each of %u prompts take %llu bytes of host memory "
+                             "with their body, but --max-buffered-bytes is %llu: lower n or send "
+                             "fewer prompts",
+                             p->sampling.n, call->request->n_prompts,
+                             (unsigned long long)(bytes + call->held_bytes),
+                             (unsigned long long)memory->most);
     if (!cn_budget_try_take(memory, bytes))
         return cn_fail(CN_ERR_BUSY, "the memory for requests has no room for %llu bytes "
                        "(--max-buffered-bytes): try again later", (unsigned long long)bytes);
@@ -243,8 +245,9 @@ static void take_token_job(cn_mail *mail)
     job->status = s->intake_stop ? cn_fail(CN_ERR_CANCELLED, "the server is stopping")
                                  : cn_intake_token_job(job);
     if (job->status != CN_OK) {
-        const char *text = cn_last_error();
+        const char *text = cn_last_error(), *param = cn_last_param();
         if (cn_buf_add(&job->error, text, strlen(text)) != CN_OK) cn_buf_clear(&job->error);
+        if (cn_buf_add(&job->at_fault, param, strlen(param)) != CN_OK) cn_buf_clear(&job->at_fault);
     }
     job->mail.open = open_done;
     cn_mailbox_post(job->reply_to, CN_LANE_EXPRESS, &job->mail);

@@ -12,18 +12,6 @@
 
 /* ---- fields ---- */
 
-/* Takes note of the members of a body that are not in known[n]. */
-static cn_status check_members(cn_token_job *job, const json_t *body, const char *const *known,
-                               size_t n, json_t **warnings)
-{
-    const char *key = NULL;
-    cn_status status =
-        cn_api_unknown_members(job->service->defaults.unknown, body, known, n, warnings, &key);
-    if (status == CN_ERR_ARG && cn_buf_add(&job->at_fault, key, strlen(key)) != CN_OK)
-        cn_buf_clear(&job->at_fault);
-    return status;
-}
-
 /* Adds the warnings to the reply, and releases both if that fails. */
 static cn_status finish_reply(cn_token_job *job, json_t *reply, json_t *warnings)
 {
@@ -41,17 +29,17 @@ static cn_status finish_reply(cn_token_job *job, json_t *reply, json_t *warnings
 static cn_status take_switch(json_t *body, const char *key, bool *out)
 {
     const cn_json_at at = {body, "body", CN_ERR_ARG};
-    CN_TRY(cn_json_bool(&at, key, CN_JSON_OPTIONAL, out));
+    CN_TRY(cn_for_param(cn_json_bool(&at, key, CN_JSON_OPTIONAL, out), key));
     json_object_del(body, key);
     return CN_OK;
 }
 
-static cn_status text_tokens(cn_token_job *job, const json_t *body, bool add_special,
-                             cn_tokens *out, json_t **warnings)
+static cn_status text_tokens(cn_service *s, const json_t *body, bool add_special, cn_tokens *out,
+                             json_t **warnings)
 {
     static const char *const known[] = {"prompt", "model"};
-    cn_service *s = job->service;
-    CN_TRY(check_members(job, body, known, sizeof known / sizeof *known, warnings));
+    CN_TRY(cn_api_unknown_members(s->defaults.unknown, body, known, sizeof known / sizeof *known,
+                                  warnings));
     const char *text = json_string_value(json_object_get(body, "prompt"));
     const cn_request_params p = {.text = text};
     if (add_special) return cn_intake_tokens(s, &p, out);
@@ -59,11 +47,10 @@ static cn_status text_tokens(cn_token_job *job, const json_t *body, bool add_spe
     return cn_tokenizer_encode(s->tokenizer, text, strlen(text), false, out);
 }
 
-static cn_status chat_tokens(cn_token_job *job, json_t *body, cn_tokens *out, json_t **warnings)
+static cn_status chat_tokens(cn_service *s, json_t *body, cn_tokens *out, json_t **warnings)
 {
-    cn_service *s = job->service;
     cn_api_request request;
-    CN_TRY(cn_api_request_parse(&request, CN_API_CHAT, body, &s->defaults, &job->at_fault));
+    CN_TRY(cn_api_request_parse(&request, CN_API_CHAT, body, &s->defaults));
     cn_status status = cn_intake_tokens(s, &request.params, out);
     *warnings = json_incref(request.warnings);
     cn_api_request_free(&request);
@@ -98,14 +85,14 @@ static cn_status encode(cn_token_job *job, json_t *body)
     const char *text = NULL;
     CN_TRY(take_switch(body, "add_special_tokens", &add_special));
     CN_TRY(take_switch(body, "return_token_strs", &strings));
-    CN_TRY(cn_json_str(&at, "prompt", CN_JSON_OPTIONAL, &text));
+    CN_TRY(cn_for_param(cn_json_str(&at, "prompt", CN_JSON_OPTIONAL, &text), "prompt"));
     const json_t *messages = json_object_get(body, "messages");
     if (text && messages && !json_is_null(messages))
         return cn_fail(CN_ERR_ARG, "body: expected prompt or messages, got both");
     cn_tokens tokens = {0};
     json_t *warnings = NULL;
-    cn_status status = text ? text_tokens(job, body, add_special, &tokens, &warnings)
-                            : chat_tokens(job, body, &tokens, &warnings);
+    cn_status status = text ? text_tokens(s, body, add_special, &tokens, &warnings)
+                            : chat_tokens(s, body, &tokens, &warnings);
     if (status == CN_OK) status = finish_reply(job, tokens_reply(s, &tokens, strings), warnings);
     json_decref(warnings);
     cn_tokens_free(&tokens);
@@ -136,10 +123,11 @@ static cn_status decode(cn_token_job *job, json_t *body)
     const cn_json_at at = {body, "body", CN_ERR_ARG};
     static const char *const known[] = {"tokens", "model"};
     json_t *ids, *warnings = NULL;
-    CN_TRY(cn_json_arr(&at, "tokens", CN_JSON_REQUIRED, &ids));
+    CN_TRY(cn_for_param(cn_json_arr(&at, "tokens", CN_JSON_REQUIRED, &ids), "tokens"));
     cn_buf text = {0};
-    cn_status status = check_members(job, body, known, sizeof known / sizeof *known, &warnings);
-    if (status == CN_OK) status = decode_ids(job->service, ids, &text);
+    cn_status status = cn_api_unknown_members(job->service->defaults.unknown, body, known,
+                                              sizeof known / sizeof *known, &warnings);
+    if (status == CN_OK) status = cn_for_param(decode_ids(job->service, ids, &text), "tokens");
     if (status == CN_OK)
         status = finish_reply(job, json_pack("{s:s%}", "prompt", text.data, text.len), warnings);
     json_decref(warnings);
@@ -152,7 +140,7 @@ static cn_status take_body(cn_token_job *job, json_t *body)
     const cn_service *s = job->service;
     if (!json_is_object(body)) return cn_fail(CN_ERR_ARG, "body: expected an object");
     const char *model = json_string_value(json_object_get(body, "model"));
-    CN_TRY(cn_api_model_check(&s->names, model, &job->at_fault));
+    CN_TRY(cn_api_model_check(&s->names, model));
     if (!s->tokenizer) return cn_fail(CN_ERR_ARG, "the server has no tokenizer for this model");
     return job->decode ? decode(job, body) : encode(job, body);
 }

@@ -37,6 +37,7 @@ static void free_task(cn_spool_task *t)
     json_decref(t->reply);
     cn_buf_free(&t->body);
     cn_buf_free(&t->error);
+    cn_buf_free(&t->param);
     cn_free(t);
 }
 
@@ -113,16 +114,21 @@ void cn_spool_task_reply(cn_spool_task *t)
     }
     const char *message = t->error.len ? t->error.data : "out of memory";
     cn_exchange_set_retry(t->x, BATCH_RETRY_S);
-    cn_exchange_error(t->x, t->http_status, message, t->param, t->code);
+    cn_exchange_error(t->x, t->http_status, message, t->param.data, t->code);
+}
+
+static void keep_text(cn_buf *out, const char *text)
+{
+    cn_buf_clear(out);
+    if (cn_buf_add(out, text, strlen(text)) != CN_OK) cn_buf_clear(out);
 }
 
 void cn_spool_refuse(cn_spool_task *t, int http_status, const char *param, const char *code)
 {
     t->http_status = http_status;
-    t->param = param;
     t->code = code;
-    cn_buf_clear(&t->error);
-    if (cn_buf_addf(&t->error, "%s", cn_last_error()) != CN_OK) cn_buf_clear(&t->error);
+    keep_text(&t->error, cn_last_error());
+    keep_text(&t->param, param ? param : cn_last_param());
 }
 
 bool cn_spool_read_limit(cn_exchange *x, uint32_t fallback, uint32_t most, uint32_t *limit)
@@ -151,12 +157,10 @@ static void on_update(void *user, cn_call *call)
     /* An engine failure of this request has a result, which becomes an error line. */
     if (result && cn_api_result_error(result)) status = CN_OK;
     if (status != CN_OK) {
-        const char *field = cn_call_at_fault(call);
         cn_api_result_free(result);
         result = NULL;
-        cn_buf_clear(&job->item.at_fault);
-        if (cn_buf_add(&job->item.at_fault, field, strlen(field)) != CN_OK) status = CN_ERR_MEMORY;
         cn_fail(status, "%s", cn_call_error(call));
+        cn_for_param(status, cn_call_at_fault(call));
     }
     job->call = NULL;
     cn_batch_job_end(job, status, result);

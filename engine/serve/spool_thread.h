@@ -43,8 +43,8 @@ struct cn_spool_task {
     /* the result: set by the batch thread */
     int http_status;
     json_t *reply;
-    cn_buf error;
-    const char *param, *code;
+    cn_buf error, param;
+    const char *code;
 };
 
 /* ---- HTTP thread ---- */
@@ -61,7 +61,7 @@ bool cn_spool_read_limit(cn_exchange *x, uint32_t fallback, uint32_t most, uint3
 
 /* ---- batch thread ---- */
 
-/* Sets the thread's last error as the result. */
+/* Sets the thread's last error as the result. param NULL: the member that the error is about. */
 void cn_spool_refuse(cn_spool_task *t, int http_status, const char *param, const char *code);
 
 /* ---- the routes ---- */

@@ -113,15 +113,17 @@ static cn_status cut_after_final(const json_t *messages, cn_buf *out, size_t sta
 {
     const json_t *final = final_text(messages);
     if (!json_is_string(final))
-        return cn_fail(CN_ERR_ARG, "continue_final_message: the last message has no text");
+        return cn_fail_param("continue_final_message",
+                             "continue_final_message: the last message has no text");
     cn_jtext text = {json_string_value(final), json_string_length(final)};
     cn_jtext whole = {out->data + start, out->len - start};
     cn_jtext left = cn_pystrip(text, (cn_jtext){0}, CN_PY_LEFT);
     cn_jtext core = cn_pystrip(left, (cn_jtext){0}, CN_PY_RIGHT);
     size_t at = cn_pyrfind(whole, core);
     if (at == SIZE_MAX)
-        return cn_fail(CN_ERR_ARG, "continue_final_message: the chat template does not write the "
-                                   "last message as it is");
+        return cn_fail_param("continue_final_message",
+                             "continue_final_message: the chat template does not write the last "
+                             "message as it is");
     bool spaced = cn_pystarts((cn_jtext){whole.at + at, whole.n - at}, left);
     out->len = start + at + (spaced ? left.n : core.n);
     out->data[out->len] = '\0';

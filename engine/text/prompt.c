@@ -3,6 +3,11 @@
 
 #include <string.h>
 
+const char *cn_prompt_param(const cn_request_params *p)
+{
+    return p->chat || p->messages ? "messages" : "prompt";
+}
+
 static cn_status copy_tokens(uint32_t vocab, const cn_request_params *p, cn_tokens *out)
 {
     for (size_t i = 0; i < p->n_tokens; i++)
@@ -47,23 +52,26 @@ static cn_status encode_chat(cn_tokenizer *tokenizer, const cn_chat_template *ch
                                cn_chat_template_add_special(chat), out);
 }
 
-cn_status cn_prompt_tokens(cn_tokenizer *tokenizer, const cn_chat_template *chat, uint32_t vocab,
-                           cn_buf *scratch, const cn_request_params *p, cn_tokens *out)
+static cn_status encode(cn_tokenizer *tokenizer, const cn_chat_template *chat, uint32_t vocab,
+                        cn_buf *scratch, const cn_request_params *p, cn_tokens *out)
 {
     if ((p->messages || p->chat) + (p->text != NULL) + (p->tokens != NULL) != 1)
         return cn_fail(CN_ERR_ARG, "a request needs exactly one of messages, text and tokens");
-    if (p->tokens)
-        CN_TRY(copy_tokens(vocab, p, out));
-    else if (!p->text)
-        CN_TRY(encode_chat(tokenizer, chat, scratch, p, out));
-    else
-        CN_TRY(cn_tokenizer_encode(tokenizer, p->text, strlen(p->text), true, out));
+    if (p->tokens) return copy_tokens(vocab, p, out);
+    if (p->text) return cn_tokenizer_encode(tokenizer, p->text, strlen(p->text), true, out);
+    return encode_chat(tokenizer, chat, scratch, p, out);
+}
+
+cn_status cn_prompt_tokens(cn_tokenizer *tokenizer, const cn_chat_template *chat, uint32_t vocab,
+                           cn_buf *scratch, const cn_request_params *p, cn_tokens *out)
+{
+    CN_TRY(cn_for_param(encode(tokenizer, chat, vocab, scratch, p, out), cn_prompt_param(p)));
     if (p->truncate_prompt > 0 && out->len > p->truncate_prompt) {
         memmove(out->ids, out->ids + out->len - p->truncate_prompt,
                 p->truncate_prompt * sizeof *out->ids);
         out->len = p->truncate_prompt;
     }
-    if (out->len == 0) return cn_fail(CN_ERR_ARG, "the prompt is empty");
+    if (out->len == 0) return cn_fail_param(cn_prompt_param(p), "the prompt is empty");
     for (size_t i = 0; i < out->len; i++)
         if (out->ids[i] >= vocab)
             return cn_fail(CN_ERR_ARG,

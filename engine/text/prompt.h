@@ -12,4 +12,7 @@
 cn_status cn_prompt_tokens(cn_tokenizer *tokenizer, const cn_chat_template *chat, uint32_t vocab,
                            cn_buf *scratch, const cn_request_params *p, cn_tokens *out);
 
+/* The member of a body that has the prompt: "messages" or "prompt". */
+const char *cn_prompt_param(const cn_request_params *p);
+
 #endif

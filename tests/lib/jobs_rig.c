@@ -213,11 +213,10 @@ cn_spool_id jobs_upload_lines(int n)
 
 cn_status jobs_try_create(const cn_spool_id *input, const char *window, cn_spool_id *id)
 {
-    const char *param;
     json_t *batch;
     json_t *body = json_pack("{s:s, s:s, s:s}", "input_file_id", input->text, "endpoint",
                              "/v1/chat/completions", "completion_window", window);
-    cn_status status = cn_batches_create(jobs.batches, &jobs_viewer, body, &param, &batch);
+    cn_status status = cn_batches_create(jobs.batches, &jobs_viewer, body, &batch);
     json_decref(body);
     if (status != CN_OK) return status;
     assert_true(cn_spool_id_read(id, cn_batch_prefix,
