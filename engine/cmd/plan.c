@@ -6,7 +6,7 @@
  * fast the backend's GEMM reads a weight matrix for one row. The other is how fast it multiplies
  * the matrix for as many rows as requests run at once. The model of a step is the GEMMs of all
  * parameters, plus one read at the first speed of all resident K and V, or of what the default
- * selector reads instead (engine/select_cost.h). */
+ * selector reads instead (engine/select_cost.h). Copies from a home are not counted. */
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,8 +27,10 @@ typedef struct plan_report {
     cn_memory_plan memory; /* of start */
     cn_dtype matrix_dtype;
     uint32_t max_model_len;
-    uint32_t running;         /* requests at once, with the default policy */
-    uint32_t resident_tokens; /* mean of a request */
+    cn_kv_params kv;          /* of a request by default, as the engine completes it */
+    uint32_t running;         /* such requests at once */
+    uint32_t mean_tokens;     /* of such a request that has run half of its way */
+    uint32_t resident_tokens; /* of these, on the device */
     cn_plan_selection selection;
     cn_device_choice device;
     cn_plan_home homes[CN_N_HOMES];
@@ -97,9 +99,8 @@ static cn_status measure(cn_backend *be, cn_stream *s, plan_report *r)
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
         if (memory[i]) be->mem_free(be, memory[i]);
     CN_TRY(status);
-    const cn_plan_selection *sel = &r->selection;
-    const double kv_bytes =
-        cn_select_row_bytes(&sel->shape, &sel->kv, r->resident_tokens) * r->running;
+    const double kv_bytes = cn_select_row_bytes(&r->selection.shape, &r->kv, r->mean_tokens) *
+                            r->running;
     const double params = (double)cn_model_config_n_params(&r->model);
     const double step_s =
         2 * params * r->running / r->flops_per_s + kv_bytes / r->read_bytes_per_s;
@@ -124,16 +125,36 @@ static cn_status load_config(plan_report *r)
     return CN_OK;
 }
 
-/* Rejects what an engine would reject although its memory can be planned. */
-static cn_status check_start(const plan_report *r)
+/* Rejects what an engine would reject although its memory can be planned. Completes r->kv. */
+static cn_status check_start(plan_report *r)
 {
     cn_config known = *r->config; /* borrows the strings */
     known.max_model_len = r->max_model_len;
     CN_TRY(cn_config_validate(&known, CN_SECTION_ENGINE));
     CN_TRY(cn_start_check_selectors(&known, &r->model, r->memory.block_tokens));
     CN_TRY(cn_home_check_start(&known));
-    cn_kv_params kv = known.kv;
-    return cn_home_check_kv(&known, &kv, r->memory.block_tokens, kv.window_tokens);
+    r->kv = known.kv;
+    return cn_home_check_kv(&known, &r->kv, r->memory.block_tokens, r->kv.window_tokens);
+}
+
+/* How many requests run at once by default, and how much of each is resident. */
+static void count_requests(plan_report *r)
+{
+    const cn_memory_plan *m = &r->memory;
+    const bool away = r->kv.home != CN_HOME_DEVICE;
+    const bool capped = cn_policy_of(r->kv.policy)->keep != CN_KEEP_ALL;
+    const uint32_t n_max = cn_away_n_max(&r->kv, m->block_tokens);
+    /* A request whose KV is all kept holds half its final length on average. */
+    const uint32_t half_tokens = cn_max_u32(m->max_request_tokens / 2, 1);
+    r->running = capped ? m->concurrency_capped : m->concurrency_full;
+    if (away)
+        r->running =
+            cn_min_u32(r->running, cn_plan_home_longest(m, r->kv.home, r->max_model_len));
+    r->running = cn_max_u32(r->running, 1);
+    r->resident_tokens = half_tokens;
+    if (capped) r->resident_tokens = cn_min_u32((n_max - 1) * m->block_tokens, r->max_model_len);
+    if (away) r->resident_tokens = cn_min_u32(r->resident_tokens, half_tokens);
+    r->mean_tokens = away ? half_tokens : r->resident_tokens;
 }
 
 /* s NULL: nothing is measured. */
@@ -143,17 +164,12 @@ static cn_status fill(plan_report *r, cn_backend *be, cn_stream *s)
     CN_TRY(cn_start_plan_make(&r->start, c, &r->model, be));
     r->memory = r->start.kv;
     CN_TRY(check_start(r));
+    count_requests(r);
     r->matrix_dtype = be->matrix_dtype;
-    const bool capped = cn_policy_of(c->kv.policy)->keep != CN_KEEP_ALL;
-    r->running = capped ? r->memory.concurrency_capped : r->memory.concurrency_full;
-    /* A request with full KV holds half its final length on average. */
-    const uint32_t half_tokens = cn_max_u32(r->memory.max_request_tokens / 2, 1);
-    r->resident_tokens = capped ? cn_min_u32(budget_tokens(r), r->max_model_len) : half_tokens;
-    r->running = cn_max_u32(r->running, 1);
-    CN_TRY(cn_plan_selection_make(&r->selection, c, &r->model, &r->start, be));
+    cn_plan_selection_make(&r->selection, c, &r->model, &r->start, be);
     if (s) CN_TRY(measure(be, s, r));
     for (int h = 0; h < CN_N_HOMES; h++)
-        cn_plan_home_make(&r->homes[h], c, &r->model, &r->start, (cn_kv_home)h, be->kv_dtype,
+        cn_plan_home_make(&r->homes[h], c, &r->model, &r->start, (cn_kv_home)h, be,
                           r->read_bytes_per_s);
     return CN_OK;
 }

@@ -5,16 +5,17 @@
  * take at most (n - 1) / n of the step. */
 #include "engine/cmd/plan_home.h"
 
-
-/* Measured rates: over NVLink, and from host memory over PCIe 5, where rows of single tokens take
- * longer than tiles. */
+/* Rates of the links of an H200: NVLink, and host memory over PCIe 5, where rows of single tokens
+ * take longer than tiles. The memory of a CPU is read at the measured rate. */
 static const double NVLINK_BYTES_PER_S = 380e9, PCIE_BYTES_PER_S = 51e9, PCIE_ROWS_PER_S = 18e9;
 
-static double link_rate(const cn_config *c, cn_kv_home home, uint32_t entry_tokens,
-                        double read_bytes_per_s)
+static double link_rate(const cn_config *c, const cn_backend *be, cn_kv_home home,
+                        uint32_t entry_tokens, double read_bytes_per_s)
 {
-    if (home == CN_HOME_HOST) return entry_tokens > 1 ? PCIE_BYTES_PER_S : PCIE_ROWS_PER_S;
-    return cn_config_cache_is_cpu(c) ? read_bytes_per_s : NVLINK_BYTES_PER_S;
+    const bool on_cpu = !be->mem_avail;
+    if (on_cpu || (home == CN_HOME_PEER && cn_config_cache_is_cpu(c))) return read_bytes_per_s;
+    if (home == CN_HOME_PEER) return NVLINK_BYTES_PER_S;
+    return entry_tokens > 1 ? PCIE_BYTES_PER_S : PCIE_ROWS_PER_S;
 }
 
 /* What a step of n requests reads, in seconds: weights_s + n * resident_s. */
@@ -32,23 +33,29 @@ static uint32_t hidden_batch(const cn_plan_exchange *x, uint32_t n_packs, step_t
 }
 
 /* The exchanges of the declared selectors, of `units` layers times kv heads. */
-static void make_exchanges(cn_plan_home *p, const cn_config *c, uint64_t units, uint64_t row_bytes,
-                           step_time t, double read_bytes_per_s)
+static void make_exchanges(cn_plan_home *p, const cn_config *c, const cn_backend *be,
+                           uint64_t units, uint64_t row_bytes, step_time t,
+                           double read_bytes_per_s)
 {
     for (unsigned i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
         cn_plan_exchange x = {.select = (cn_kv_select)i};
         if (!cn_planner_away(c, p->home, i, p->block_tokens, &x.away)) continue;
         x.step_bytes = units * x.away.cap * x.away.entry_tokens * row_bytes;
         if (read_bytes_per_s > 0) {
-            x.link_bytes_per_s = link_rate(c, p->home, x.away.entry_tokens, read_bytes_per_s);
+            x.link_bytes_per_s = link_rate(c, be, p->home, x.away.entry_tokens, read_bytes_per_s);
             x.hidden_batch = hidden_batch(&x, p->n_packs, t);
         }
         p->exchanges[p->n_exchanges++] = x;
     }
 }
 
+uint32_t cn_plan_home_longest(const cn_memory_plan *m, cn_kv_home home, uint32_t n_tokens)
+{
+    return m->homes[home].n_blocks / (uint32_t)cn_ceil_div(n_tokens, m->block_tokens);
+}
+
 void cn_plan_home_make(cn_plan_home *out, const cn_config *c, const cn_model_config *m,
-                       const cn_start_plan *start, cn_kv_home home, cn_dtype kv_dtype,
+                       const cn_start_plan *start, cn_kv_home home, const cn_backend *be,
                        double read_bytes_per_s)
 {
     const uint32_t b = start->kv.block_tokens;
@@ -56,13 +63,14 @@ void cn_plan_home_make(cn_plan_home *out, const cn_config *c, const cn_model_con
     *out = p;
     if (p.plan.n_blocks == 0) return;
     const cn_packs packs = cn_packs_make(c->select_dense_layers, m->n_layers, c->n_packs);
-    const cn_kv_layout l = cn_kv_layout_make(1, 1, m->n_kv_heads, b, m->head_dim, kv_dtype);
+    const cn_kv_layout l = cn_kv_layout_make(1, 1, m->n_kv_heads, b, m->head_dim,
+                                             be->kv_dtype);
     const uint64_t row_bytes = l.tile_bytes / l.tile_tokens; /* K and V of a token and kv head */
     const uint64_t units = (uint64_t)packs.n_layers * m->n_kv_heads;
     const double resident = (double)(cn_planner_away_n_max(c, b) - 1) * (double)l.block_bytes *
                             m->n_layers;
     p.max_model_len = cn_start_max_model_len(c, m);
-    p.n_longest = p.plan.n_blocks / (uint32_t)cn_ceil_div(p.max_model_len, b);
+    p.n_longest = cn_plan_home_longest(&start->kv, home, p.max_model_len);
     p.n_packs = packs.n;
     if (home == CN_HOME_PEER) p.cache_bytes = cn_start_part_bytes(start, CN_PART_CACHE);
     step_time t = {0};
@@ -70,7 +78,7 @@ void cn_plan_home_make(cn_plan_home *out, const cn_config *c, const cn_model_con
         t.weights_s = (double)cn_start_part_bytes(start, CN_PART_WEIGHTS) / read_bytes_per_s;
         t.resident_s = resident / read_bytes_per_s;
     }
-    make_exchanges(&p, c, units, row_bytes, t, read_bytes_per_s);
+    make_exchanges(&p, c, be, units, row_bytes, t, read_bytes_per_s);
     *out = p;
 }
 

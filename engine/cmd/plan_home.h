@@ -30,9 +30,11 @@ typedef struct cn_plan_home {
     uint32_t n_exchanges;
 } cn_plan_home;
 
-/* read_bytes_per_s: of the device that runs the model; 0: not measured. */
+/* Requests of n_tokens that fit the space of a home besides the device. */
+uint32_t cn_plan_home_longest(const cn_memory_plan *m, cn_kv_home home, uint32_t n_tokens);
+/* be: of the device that runs the model. read_bytes_per_s: its rate; 0: not measured. */
 void cn_plan_home_make(cn_plan_home *out, const cn_config *c, const cn_model_config *m,
-                       const cn_start_plan *start, cn_kv_home home, cn_dtype kv_dtype,
+                       const cn_start_plan *start, cn_kv_home home, const cn_backend *be,
                        double read_bytes_per_s);
 void cn_plan_home_print(const cn_plan_home *p);
 /* NULL when out of memory. */

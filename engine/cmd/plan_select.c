@@ -17,6 +17,7 @@ static void add_selector(cn_plan_selection *p, const cn_config *c, cn_kv_select 
     cn_plan_selector *s = &p->selectors[p->n++];
     cn_kv_params kv = c->kv;
     kv.policy = CN_KV_FULL;
+    kv.home = CN_HOME_DEVICE;
     kv.select = s->select = select;
     if (cn_selector_check(&kv, p->shape.block_tokens, &c->kv) != CN_OK) {
         snprintf(s->refused, sizeof s->refused, "%s", cn_last_error());
@@ -28,9 +29,8 @@ static void add_selector(cn_plan_selection *p, const cn_config *c, cn_kv_select 
     s->speed_up = cn_select_speed_up(&p->shape, &kv, p->n_rows, p->mean_tokens);
 }
 
-cn_status cn_plan_selection_make(cn_plan_selection *out, const cn_config *c,
-                                 const cn_model_config *m, const cn_start_plan *start,
-                                 const cn_backend *be)
+void cn_plan_selection_make(cn_plan_selection *out, const cn_config *c, const cn_model_config *m,
+                            const cn_start_plan *start, const cn_backend *be)
 {
     const cn_memory_plan *memory = &start->kv;
     const uint32_t selectors = cn_config_selectors(c);
@@ -44,18 +44,15 @@ cn_status cn_plan_selection_make(cn_plan_selection *out, const cn_config *c,
                   .block_tokens = memory->block_tokens,
                   .kv_dtype = be->kv_dtype,
                   .act_dtype = be->act_dtype},
-        .kv = c->kv,
         .n_rows = cn_max_u32(memory->concurrency_full, 1),
         .mean_tokens = cn_max_u32(memory->max_request_tokens / 2, 1),
         .scratch_bytes = start->select_bytes,
     };
-    CN_TRY(cn_selector_check(&p.kv, memory->block_tokens, &c->kv));
     p.digest_bytes = cn_select_digest_bytes(&p.shape, memory->planes);
     for (unsigned i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++)
         if (selectors >> i & 1)
             add_selector(&p, c, (cn_kv_select)i, memory->max_request_tokens);
     *out = p;
-    return CN_OK;
 }
 
 static void print_selector(const cn_plan_selector *s)

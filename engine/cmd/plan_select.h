@@ -1,5 +1,6 @@
 /* plan_select.h - what selection adds to a plan: digests, scratch, and from how many tokens in the
- * batch each declared selector makes a decode step shorter. Only `cinch plan` uses it.
+ * batch each declared selector makes a decode step shorter with KV home device. Only `cinch plan`
+ * uses it.
  *
  * Owner: the caller; plain values. Thread: main. Stage: none. */
 #ifndef CN_PLAN_SELECT_H
@@ -23,7 +24,6 @@ typedef struct cn_plan_selector {
 
 typedef struct cn_plan_selection {
     cn_select_shape shape;
-    cn_kv_params kv;       /* of a request by default, rounded */
     uint32_t n_rows;       /* requests with full KV that run at once, each as long as possible */
     uint32_t mean_tokens;  /* of such a request, half of its final length */
     uint64_t digest_bytes; /* of a token */
@@ -32,10 +32,8 @@ typedef struct cn_plan_selection {
     uint32_t n; /* 0: no selector is declared, and nothing is printed */
 } cn_plan_selection;
 
-/* CN_ERR_ARG when the sizes of the default selector are refused. */
-cn_status cn_plan_selection_make(cn_plan_selection *out, const cn_config *c,
-                                 const cn_model_config *m, const cn_start_plan *start,
-                                 const cn_backend *be);
+void cn_plan_selection_make(cn_plan_selection *out, const cn_config *c, const cn_model_config *m,
+                            const cn_start_plan *start, const cn_backend *be);
 
 void cn_plan_selection_print(const cn_plan_selection *p);
 
