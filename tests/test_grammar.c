@@ -115,6 +115,46 @@ static void numbers_keep_their_bounds(void **state)
            LIST("-2", "-1.5", "-0.5", "-1.0"), LIST("0", "-0.0", "0.5", "-2.5", "1"));
     SCHEMA("{\"type\":\"integer\",\"exclusiveMinimum\":3,\"exclusiveMaximum\":5.5}", LIST("4", "5"),
            LIST("3", "6", "4.0"));
+    SCHEMA("{\"type\":\"integer\",\"minimum\":95,\"maximum\":1234567}",
+           LIST("95", "99", "100", "999", "1000", "999999", "1000000", "1234567"),
+           LIST("0", "9", "94", "-100", "0100", "1234568", "2000000", "10000000"));
+    SCHEMA("{\"type\":\"integer\"}", LIST("0", "-1", "10", "999999999999999", "-999999999999999"),
+           LIST("-0", "00", "01", "1.0", "1000000000000000", "-", ""));
+}
+
+/* Appends an object schema with n required members p0, p1, ... of a type, or a text with their
+ * values. */
+static void put_object(char *out, size_t size, uint32_t n, const char *type, const char *value)
+{
+    size_t at = 0;
+    if (type) at += (size_t)snprintf(out, size, "{\"type\":\"object\",\"properties\":");
+    for (uint32_t i = 0; i < n; i++)
+        at += (size_t)snprintf(out + at, size - at, type ? "%c\"p%u\":{\"type\":\"%s\"}"
+                                                         : "%c\"p%u\":%s",
+                               i ? ',' : '{', i, type ? type : value);
+    at += (size_t)snprintf(out + at, size - at, "}");
+    for (uint32_t i = 0; type && i < n; i++)
+        at += (size_t)snprintf(out + at, size - at, "%s\"p%u\"", i ? "," : ",\"required\":[", i);
+    if (type) at += (size_t)snprintf(out + at, size - at, "]}");
+    assert_true(at < size);
+}
+
+static void many_required_members(void **state)
+{
+    (void)state;
+    enum { SIZE = 1 << 17 };
+    static const uint32_t sizes[] = {49, 50, 200, 1000};
+    static char object[SIZE], schema[2 * SIZE], text[SIZE], array[2 * SIZE];
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        put_object(object, SIZE, sizes[i], "integer", NULL);
+        put_object(text, SIZE, sizes[i], NULL, "-12");
+        SCHEMA(object, LIST(text), LIST("{}", "{\"p0\":1}"));
+        snprintf(schema, sizeof schema, "{\"anyOf\":[%s,{\"const\":\"z\"}]}", object);
+        SCHEMA(schema, LIST(text, "\"z\""), LIST("{}"));
+        snprintf(schema, sizeof schema, "{\"type\":\"array\",\"items\":%s}", object);
+        snprintf(array, sizeof array, "[%s]", text);
+        SCHEMA(schema, LIST("[]", array), LIST("[{}]"));
+    }
 }
 
 static void objects(void **state)
@@ -423,6 +463,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(scalars),
         cmocka_unit_test(numbers_keep_their_bounds),
+        cmocka_unit_test(many_required_members),
         cmocka_unit_test(objects),
         cmocka_unit_test(arrays),
         cmocka_unit_test(references),

@@ -111,28 +111,58 @@ static void same_digits(cn_net *n, uint32_t from, uint32_t to, const char *lo, c
     }
 }
 
-/* 0 <= lo <= hi <= LARGEST. */
+/* Reads all numbers of at least `least` and at most `most` digits, 0 among those of one digit. */
+static void all_digits(cn_net *n, uint32_t from, uint32_t to, int least, int most)
+{
+    if (least == 1 && most > 0) cn_net_byte(n, from, to, '0', '0');
+    for (int len = 1; len <= most; len++) {
+        const uint32_t next = cn_net_node_new(n);
+        cn_net_byte(n, from, next, len == 1 ? '1' : '0', '9');
+        if (len >= least) cn_net_empty(n, next, to);
+        from = next;
+    }
+}
+
+/* 0 <= lo <= hi <= LARGEST. Lengths of which only some numbers are in the range have nodes of their
+ * own; there are at most two. */
 static void digits(cn_net *n, uint32_t from, uint32_t to, int64_t lo, int64_t hi)
 {
     int64_t least = 0, most = 9;
+    int shortest = CN_JSON_DIGITS + 1, longest = 0; /* lengths whose numbers are all in the range */
     for (int len = 1; len <= CN_JSON_DIGITS; len++) {
         const int64_t a = lo > least ? lo : least, b = hi < most ? hi : most;
         char first[24], last[24];
         snprintf(first, sizeof first, "%lld", (long long)a);
         snprintf(last, sizeof last, "%lld", (long long)b);
-        if (a <= b) same_digits(n, from, to, first, last);
+        if (a == least && b == most) {
+            if (longest == 0) shortest = len;
+            longest = len;
+        } else if (a <= b) {
+            same_digits(n, from, to, first, last);
+        }
         least = most + 1;
         most = most * 10 + 9;
     }
+    all_digits(n, from, to, shortest, longest);
 }
 
-void cn_json_integer_range(cn_net *n, uint32_t from, uint32_t to, int64_t lo, int64_t hi)
+/* The whole numbers from lo to hi. */
+static void add_integers(cn_net *n, uint32_t from, uint32_t to, int64_t lo, int64_t hi)
 {
     if (lo < -LARGEST) lo = -LARGEST;
     if (hi > LARGEST) hi = LARGEST;
     if (lo > hi) return;
     if (hi >= 0) digits(n, from, to, lo > 0 ? lo : 0, hi);
     if (lo < 0) digits(n, cn_net_text(n, from, "-", 1), to, hi < 0 ? -hi : 1, -lo);
+}
+
+void cn_json_integer_range(cn_net *n, const cn_json_rules *r, uint32_t from, uint32_t to,
+                           int64_t lo, int64_t hi)
+{
+    if (lo == INT64_MIN && hi == INT64_MAX)
+        cn_net_call(n, from, to, r->integer);
+    else
+        add_integers(n, from, to, lo, hi);
 }
 
 /* The whole numbers from lo to hi with a fraction, behind a sign. The first of them, if it is open,
@@ -157,7 +187,7 @@ void cn_json_number_range(cn_net *n, const cn_json_rules *r, uint32_t from, uint
     }
     if (b.lo < -LARGEST) b.lo = -LARGEST;
     if (b.hi > LARGEST) b.hi = LARGEST;
-    cn_json_integer_range(n, from, to, b.lo + b.lo_open, b.hi - b.hi_open);
+    add_integers(n, from, to, b.lo + b.lo_open, b.hi - b.hi_open);
     /* k.f lies from k to below k + 1, -k.f from above -k - 1 to -k. */
     fractions(n, r, from, to, b.lo > 0 ? b.lo : 0, b.hi - 1, b.lo_open && b.lo >= 0);
     if (b.lo < 0)
@@ -265,6 +295,7 @@ void cn_json_rules_add(cn_net *n, cn_json_rules *out)
         .character = cn_net_rule_new(n),
         .any_string = cn_net_rule_new(n),
         .number = cn_net_rule_new(n),
+        .integer = cn_net_rule_new(n),
         .fraction = cn_net_rule_new(n),
         .nonzero = cn_net_rule_new(n),
         .any_value = cn_net_rule_new(n),
@@ -277,6 +308,7 @@ void cn_json_rules_add(cn_net *n, cn_json_rules *out)
     add_string(n, n->rules[out->any_string], out->character);
     add_fraction(n, n->rules[out->fraction]);
     add_number(n, n->rules[out->number], out->fraction);
+    add_integers(n, n->rules[out->integer].start, n->rules[out->integer].end, -LARGEST, LARGEST);
     add_nonzero(n, n->rules[out->nonzero]);
     add_value(n, n->rules[out->any_value], out);
     add_object(n, n->rules[out->any_object], out);

@@ -14,7 +14,7 @@
 enum { CN_JSON_DIGITS = 15 };
 
 typedef struct cn_json_rules {
-    uint32_t space, character, any_string, number, any_value, any_object, any_array;
+    uint32_t space, character, any_string, number, integer, any_value, any_object, any_array;
     uint32_t fraction, nonzero; /* a point and digits; not all of them 0 */
 } cn_json_rules;
 
@@ -26,7 +26,8 @@ uint32_t cn_json_mark(cn_net *n, const cn_json_rules *r, uint32_t from, char mar
 
 /* A whole number from lo to hi, both included; INT64_MIN and INT64_MAX: no bound. Numbers have at
  * most CN_JSON_DIGITS digits. */
-void cn_json_integer_range(cn_net *n, uint32_t from, uint32_t to, int64_t lo, int64_t hi);
+void cn_json_integer_range(cn_net *n, const cn_json_rules *r, uint32_t from, uint32_t to,
+                           int64_t lo, int64_t hi);
 /* Bounds of a number; INT64_MIN and INT64_MAX: none. `open`: the bound itself is excluded. */
 typedef struct cn_json_bounds {
     int64_t lo, hi;

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-enum { FIRST_CAPACITY = 64, EDGES_PER_NODE = 4, MAX_SWEEPS = 200 };
+enum { FIRST_CAPACITY = 64, EDGES_PER_NODE = 4 };
 
 void cn_net_free(cn_net *n)
 {
@@ -113,34 +113,83 @@ static uint32_t edge_height(const cn_net *n, const cn_net_edge *e)
     return cn_max_u32(inside, after);
 }
 
-static bool lower_node(cn_net *n, uint32_t i)
+/* The edges whose height depends on a node: those that lead to it, and the calls of the rule that
+ * starts at it. */
+typedef struct dependents {
+    uint32_t *from;  /* [n_edges] the node that an edge begins at */
+    uint32_t *first; /* [n_nodes + 1] where the edges of a node begin in `edges` */
+    uint32_t *edges;
+    uint32_t *stack; /* [n_nodes] */
+} dependents;
+
+static void free_dependents(dependents *d)
 {
-    cn_net_node *node = &n->nodes[i];
-    uint32_t least = node->end ? 0 : node->height;
-    for (uint32_t e = node->edges; e; e = n->edges[e].next)
-        least = cn_min_u32(least, edge_height(n, &n->edges[e]));
-    if (least > CN_NET_MAX_DEPTH) least = CN_NET_NO_END;
-    const bool lower = least < node->height;
-    node->height = (uint8_t)least;
-    return lower;
+    cn_free(d->from);
+    cn_free(d->first);
+    cn_free(d->edges);
+    cn_free(d->stack);
 }
 
-/* Sweeps until nothing changes. Heights only fall, so stopping early gives heights that are too
- * large: fewer walks are allowed, and every allowed one still reaches the end. */
-static void compute_heights(cn_net *n)
+static bool try_make_dependents(const cn_net *n, dependents *d)
 {
-    bool changed = true;
-    for (uint32_t sweep = 0; changed && sweep < MAX_SWEEPS; sweep++) {
-        changed = false;
-        for (uint32_t i = 0; i < n->n_nodes; i++)
-            changed |= lower_node(n, sweep % 2 ? i : n->n_nodes - 1 - i);
+    d->from = cn_calloc(n->n_edges + 1, sizeof *d->from);
+    d->first = cn_calloc(n->n_nodes + 1, sizeof *d->first);
+    d->edges = cn_calloc(2 * n->n_edges + 1, sizeof *d->edges);
+    d->stack = cn_calloc(n->n_nodes, sizeof *d->stack);
+    if (!d->from || !d->first || !d->edges || !d->stack) return false;
+    for (uint32_t i = 0; i < n->n_nodes; i++)
+        for (uint32_t e = n->nodes[i].edges; e; e = n->edges[e].next) d->from[e] = i;
+    for (uint32_t e = 1; e < n->n_edges; e++) {
+        const cn_net_edge *edge = &n->edges[e];
+        d->first[edge->to]++;
+        if (edge->kind == CN_EDGE_CALL) d->first[n->rules[edge->rule].start]++;
     }
+    for (uint32_t i = 1; i <= n->n_nodes; i++) d->first[i] += d->first[i - 1];
+    for (uint32_t e = 1; e < n->n_edges; e++) { /* now first[i] is where those of i end */
+        const cn_net_edge *edge = &n->edges[e];
+        d->edges[--d->first[edge->to]] = e;
+        if (edge->kind == CN_EDGE_CALL) d->edges[--d->first[n->rules[edge->rule].start]] = e;
+    }
+    return true;
+}
+
+/* Finds all nodes of this height, when those of smaller ones are known. */
+static void find_height(cn_net *n, const dependents *d, uint32_t height)
+{
+    uint32_t n_stack = 0;
+    for (uint32_t i = 0; i < n->n_nodes; i++)
+        if (n->nodes[i].height == height) d->stack[n_stack++] = i;
+    while (n_stack > 0) {
+        const uint32_t i = d->stack[--n_stack];
+        for (uint32_t k = d->first[i]; k < d->first[i + 1]; k++) {
+            const uint32_t e = d->edges[k];
+            const uint32_t found = edge_height(n, &n->edges[e]);
+            cn_net_node *node = &n->nodes[d->from[e]];
+            if (found >= node->height || found > CN_NET_MAX_DEPTH) continue;
+            node->height = (uint8_t)found;
+            if (found == height) d->stack[n_stack++] = d->from[e];
+        }
+    }
+}
+
+/* An edge is never lower than what it depends on, so heights are found from the lowest on, each
+ * node once (Knuth, A generalization of Dijkstra's algorithm, 1977). */
+static cn_status compute_heights(cn_net *n)
+{
+    dependents d = {0};
+    const bool made = try_make_dependents(n, &d);
+    for (uint32_t i = 0; i < n->n_nodes; i++)
+        if (n->nodes[i].end) n->nodes[i].height = 0;
+    for (uint32_t height = 0; made && height <= CN_NET_MAX_DEPTH; height++)
+        find_height(n, &d, height);
+    free_dependents(&d);
+    return made ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a grammar");
 }
 
 cn_status cn_net_finish(cn_net *n)
 {
     CN_TRY(n->status);
-    compute_heights(n);
+    CN_TRY(compute_heights(n));
     if (n->nodes[n->rules[0].start].height != CN_NET_NO_END) return CN_OK;
     return cn_fail(CN_ERR_ARG,
                    "no text matches the grammar with at most %d values inside one "

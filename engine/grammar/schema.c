@@ -293,7 +293,8 @@ static cn_status emit_number(cn_schema_job *job, uint32_t part, cn_net_rule rule
     if (empty)
         return cn_schema_wrong(job, part, "expected bounds with a whole number between them");
     if (whole)
-        cn_json_integer_range(job->net, rule.start, rule.end, b.lo + b.lo_open, b.hi - b.hi_open);
+        cn_json_integer_range(job->net, &job->rules, rule.start, rule.end, b.lo + b.lo_open,
+                              b.hi - b.hi_open);
     else
         cn_json_number_range(job->net, &job->rules, rule.start, rule.end, b);
     return CN_OK;
