@@ -40,6 +40,9 @@ typedef enum cn_status {
 
 /* Text of this thread's last failure. Never NULL; valid until the thread's next failure. */
 const char *cn_last_error(void);
+/* In the text of an error about a request that exceeds the context length. OpenAI and vLLM use the
+ * same words, and clients search for them. */
+#define CN_CONTEXT_ERROR "This model's maximum context length is"
 const char *cn_status_name(cn_status s); /* "CN_ERR_ARG" */
 
 /* ---- key/value cache policy, per request (docs/DESIGN.md §2) ----

@@ -172,15 +172,15 @@ static cn_status check_lengths(const cn_engine *e, const cn_request_params *p,
     size_t n_prompt = e->prompt.len;
     if (n_prompt >= e->max_model_len)
         return cn_fail_param(cn_prompt_param(p),
-                             "prompt of %zu tokens leaves no room for output in the context "
-                             "length of %u: shorten it or raise --max-model-len",
-                             n_prompt, e->max_model_len);
+                             CN_CONTEXT_ERROR " %u tokens, but the prompt has %zu, which leaves no "
+                             "room for output: shorten it or raise --max-model-len",
+                             e->max_model_len, n_prompt);
     uint32_t room = e->max_model_len - (uint32_t)n_prompt;
     if (s->max_tokens > room)
         return cn_fail_param("max_tokens",
-                             "prompt of %zu tokens and max_tokens %u exceed the context length "
-                             "of %u: lower max_tokens to %u",
-                             n_prompt, s->max_tokens, e->max_model_len, room);
+                             CN_CONTEXT_ERROR " %u tokens, but the prompt has %zu and max_tokens "
+                             "is %u: lower max_tokens to %u",
+                             e->max_model_len, n_prompt, s->max_tokens, room);
     *max_output = s->max_tokens ? s->max_tokens : room;
     if (p->no_output)
         *max_output = 1;

@@ -67,6 +67,16 @@ static void a_faulty_request_gets_a_line_in_the_error_file(void **state)
     jobs_expect_files(&id, 1, 2);
 }
 
+/* Only the user of the server may read a file of the spool. */
+static void expect_private(const char *id)
+{
+    char path[128];
+    struct stat st;
+    snprintf(path, sizeof path, "%s/spool/files/%s", jobs.dir, id);
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+}
+
 static void a_line_for_another_model_gets_an_error_line(void **state)
 {
     (void)state;
@@ -90,6 +100,8 @@ static void a_line_for_another_model_gets_an_error_line(void **state)
     assert_string_equal(jobs_text_of(line, "custom_id"), "r2");
     assert_int_equal(json_integer_value(json_object_get(response, "status_code")), 404);
     assert_string_equal(jobs_text_of(error, "code"), "model_not_found");
+    expect_private(jobs_text_of(batch, "output_file_id"));
+    expect_private(jobs_text_of(batch, "error_file_id"));
     assert_string_equal(jobs_text_of(error, "param"), "model");
     assert_non_null(strstr(jobs_text_of(error, "message"), "\"other\""));
     json_decref(errors);
@@ -327,11 +339,11 @@ static void quotas_are_enforced(void **state)
     assert_non_null(strstr(cn_last_error(), "--max-file-bytes"));
     for (int i = 0; i < 4; i++)
         assert_int_equal(jobs_try_upload(big, sizeof big - 1, &file), CN_OK);
-    assert_int_equal(jobs_try_upload(big, 1, &id), CN_ERR_BUSY);
+    assert_int_equal(jobs_try_upload(big, 1, &id), CN_ERR_ARG);
     assert_non_null(strstr(cn_last_error(), "--max-spool-bytes"));
     assert_int_equal(cn_files_remove(cn_batches_files(jobs.batches), &file), CN_OK);
     for (int i = 0; i < 97; i++) assert_int_equal(jobs_try_upload(big, 1, &id), CN_OK);
-    assert_int_equal(jobs_try_upload(big, 1, &id), CN_ERR_BUSY);
+    assert_int_equal(jobs_try_upload(big, 1, &id), CN_ERR_ARG);
     assert_non_null(strstr(cn_last_error(), "--max-files"));
 
     assert_int_equal(cn_files_remove(cn_batches_files(jobs.batches), &id), CN_OK);
@@ -360,7 +372,8 @@ static void reservations_of_unfinished_uploads_expire(void **state)
     cn_files *files = cn_batches_files(jobs.batches);
     for (int i = 0; i < N; i++) assert_int_equal(cn_upload_begin(files, 0, &uploads[i]), CN_OK);
     assert_int_equal(cn_upload_write(&uploads[0], data, 1000), CN_OK);
-    assert_int_equal(cn_upload_begin(files, 0, &other), CN_ERR_BUSY);
+    assert_int_equal(cn_upload_begin(files, 0, &other), CN_ERR_BUSY); /* nothing to delete */
+    assert_non_null(strstr(cn_last_error(), "try again later"));
     const struct timespec pause = {.tv_nsec = 60000000};
     nanosleep(&pause, NULL);
     assert_int_equal(cn_upload_write(&uploads[0], data, 1000), CN_OK); /* nobody needs the space */
@@ -452,7 +465,7 @@ static void a_full_quota_pauses_a_batch_until_space_is_free(void **state)
     assert_string_equal(jobs_text_of(batch, "status"), "in_progress");
     assert_non_null(strstr(jobs_text_of(batch, "paused"), "--max-spool-bytes"));
     json_decref(batch);
-    assert_int_equal(jobs_try_upload(big, 1, &file), CN_ERR_BUSY);
+    assert_int_equal(jobs_try_upload(big, 1, &file), CN_ERR_ARG);
     assert_int_equal(cn_files_remove(cn_batches_files(jobs.batches), &ballast), CN_OK);
     jobs.now_s += 10;
     jobs_run_all();

@@ -61,7 +61,7 @@ static char *get(const char *file)
 static cn_batch_output *open_output(void)
 {
     cn_batch_output *o;
-    assert_int_equal(cn_batch_output_open(&o, path), CN_OK);
+    assert_int_equal(cn_batch_output_open(&o, path, 0666), CN_OK);
     return o;
 }
 
@@ -220,7 +220,7 @@ static void an_open_output_is_busy_for_another_run(void **state)
 {
     (void)state;
     cn_batch_output *a = open_output(), *b;
-    assert_int_equal(cn_batch_output_open(&b, path), CN_ERR_BUSY);
+    assert_int_equal(cn_batch_output_open(&b, path, 0666), CN_ERR_BUSY);
     cn_batch_output_close(a);
     b = open_output();
     cn_batch_output_close(b);
@@ -265,7 +265,7 @@ static void retried_errors_are_removed_from_the_file(void **state)
 
     /* The new file must be the one that is locked, measured and appended to. */
     cn_batch_output *second;
-    assert_int_equal(cn_batch_output_open(&second, path), CN_ERR_BUSY);
+    assert_int_equal(cn_batch_output_open(&second, path, 0666), CN_ERR_BUSY);
     assert_int_equal(append(o, 99, 200), CN_OK);
     assert_int_equal(cn_batch_output_bytes(o), strlen(get(path)));
     assert_null(strstr(get(path), "\"status_code\":500"));

@@ -233,7 +233,7 @@ static outcome run_with(const cn_config *c)
     cn_batch_run run = {.config = c};
     cn_batch_drive drive = {.engine = &fake, .n_signals = &signals};
     assert_int_equal(cn_line_reader_open(&run.input, in_path, CN_BATCH_MAX_LINE_BYTES), CN_OK);
-    assert_int_equal(cn_batch_output_open(&run.output, out_path), CN_OK);
+    assert_int_equal(cn_batch_output_open(&run.output, out_path, 0666), CN_OK);
     assert_int_equal(cn_resume_scan(run.output, c->retry_errors, &run.ids, &run.totals), CN_OK);
     cn_progress_begin(&drive.progress, c->progress, stderr);
     cn_batch_drive_all(&drive, &run);
@@ -461,7 +461,7 @@ static void until_stops_reading_lines(void **state)
     cn_batch_drive drive = {.engine = &fake, .n_signals = &signals,
                             .until = (int64_t)time(NULL) - 1};
     assert_int_equal(cn_line_reader_open(&run.input, in_path, CN_BATCH_MAX_LINE_BYTES), CN_OK);
-    assert_int_equal(cn_batch_output_open(&run.output, out_path), CN_OK);
+    assert_int_equal(cn_batch_output_open(&run.output, out_path, 0666), CN_OK);
     cn_batch_drive_all(&drive, &run);
     assert_int_equal(run.n_read, 0);
     assert_non_null(strstr(run.why, "--until"));

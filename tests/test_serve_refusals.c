@@ -16,7 +16,8 @@ static serve_rig rig;
 static int open_rig(void **state)
 {
     static const char *const options[] = {"--kv-policies", "full,zip", "--max-body-bytes", "65536",
-                                          "--max-header-bytes", "4096", NULL};
+                                          "--max-header-bytes", "4096", "--max-model-len", "1024",
+                                          NULL};
     (void)state;
     serve_rig_open(&rig, options);
     return 0;
@@ -128,6 +129,7 @@ static void bad_requests_are_refused_by_name(void **state)
     assert_error("POST", "/detokenize", "{\"tokens\": [1, -1]}", 400, "tokens");
     assert_error("POST", "/detokenize", "{}", 400, "tokens");
     assert_error("POST", chat, "{\"model\": \"gpt\", \"messages\": []}", 404, "model");
+    assert_error("POST", chat, "{\"model\": 5, \"messages\": []}", 404, "model");
     assert_error("POST", "/v1/nothing", "{}", 404, NULL);
     assert_error("GET", "/../etc/passwd", NULL, 404, NULL);
     assert_error("GET", "/v1/models/..", NULL, 404, "model");
@@ -146,7 +148,7 @@ static void what_the_engine_refuses_is_named_too(void **state)
 {
     (void)state;
     static const char *const cases[][2] = {
-        {"\"max_tokens\": 8192", "max_tokens"},
+        {"\"max_tokens\": 1024", "max_tokens"},
         {"\"max_tokens\": 1000000", "max_tokens"},
         {"\"min_tokens\": 5, \"max_tokens\": 4", "min_tokens"},
         {"\"n\": 1024", "n"},
@@ -171,14 +173,24 @@ static void what_the_engine_refuses_is_named_too(void **state)
         snprintf(body, sizeof body, "{\"prompt\": [1], %s}", cases[i][0]);
         assert_error("POST", "/v1/completions", body, 400, cases[i][1]);
     }
-    assert_error("POST", "/v1/chat/completions", chat_body("\"max_completion_tokens\": 8192"), 400,
+    assert_error("POST", "/v1/chat/completions", chat_body("\"max_completion_tokens\": 1024"), 400,
                  "max_completion_tokens");
     assert_error("POST", "/v1/completions", "{\"prompt\": [100000]}", 400, "prompt");
     assert_error("POST", "/v1/completions", "{\"prompt\": [[1], [100000]]}", 400, "prompt");
     assert_error("POST", "/v1/completions", "{\"prompt\": \"\"}", 400, "prompt");
 }
 
-static void a_prompt_beyond_the_context_is_named(void **state)
+/* Sets body to start, a prompt of two bytes a token, and end. */
+static void put_prompt(cn_buf *body, const char *start, size_t n_bytes, const char *end)
+{
+    cn_buf_clear(body);
+    assert_int_equal(cn_buf_addf(body, "%s", start), CN_OK);
+    while (body->len < n_bytes) assert_int_equal(cn_buf_add(body, "1 ", 2), CN_OK);
+    assert_int_equal(cn_buf_addf(body, "%s", end), CN_OK);
+}
+
+/* Clients look for the code, or for the beginning of the message. */
+static void a_request_beyond_the_context_is_named(void **state)
 {
     (void)state;
     static const struct {
@@ -192,13 +204,56 @@ static void a_prompt_beyond_the_context_is_named(void **state)
     cn_buf body = {0};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         for (size_t k = 0; k < sizeof lengths / sizeof *lengths; k++) {
-            cn_buf_clear(&body);
-            assert_int_equal(cn_buf_addf(&body, "%s", cases[i].start), CN_OK);
-            while (body.len < lengths[k]) assert_int_equal(cn_buf_add(&body, "1 ", 2), CN_OK);
-            assert_int_equal(cn_buf_addf(&body, "%s", cases[i].end), CN_OK);
+            put_prompt(&body, cases[i].start, lengths[k], cases[i].end);
             assert_error("POST", cases[i].path, body.data, 400, cases[i].param);
+            json_t *r = http_ask_json(rig.port, "POST", cases[i].path, body.data, 400);
+            json_t *error = json_object_get(r, "error");
+            const char *message = json_string_value(json_object_get(error, "message"));
+            assert_string_equal(json_string_value(json_object_get(error, "code")),
+                                "context_length_exceeded");
+            static const char start[] = "This model's maximum context length is 1024 tokens, but ";
+            assert_memory_equal(message, start, sizeof start - 1);
+            json_decref(r);
         }
     }
+    json_t *r = http_ask_json(rig.port, "POST", "/v1/chat/completions",
+                              chat_body("\"max_tokens\": 2000"), 400);
+    assert_string_equal(
+        json_string_value(json_object_get(json_object_get(r, "error"), "code")),
+        "context_length_exceeded");
+    json_decref(r);
+    cn_buf_free(&body);
+}
+
+/* A body that never fits is refused for good: a client repeats a 503. */
+static void a_body_beyond_the_memory_for_bodies_is_too_large(void **state)
+{
+    (void)state;
+    static const char *const options[] = {"--max-buffered-bytes", "65536", NULL};
+    cn_buf body = {0};
+    serve_rig own;
+    serve_rig_open(&own, options);
+    put_prompt(&body, "{\"prompt\": \"", 70000, "\"}");
+    json_t *r = http_ask_json(own.port, "POST", "/v1/completions", body.data, 413);
+    const char *message =
+        json_string_value(json_object_get(json_object_get(r, "error"), "message"));
+    assert_non_null(strstr(message, "at most 65536 bytes"));
+    assert_non_null(strstr(message, "--max-buffered-bytes"));
+    json_decref(r);
+    cn_buf_free(&body);
+    serve_rig_close(&own);
+}
+
+static void a_truncated_prompt_may_have_any_length(void **state)
+{
+    (void)state;
+    cn_buf body = {0};
+    put_prompt(&body, "{\"prompt\": \"", 60000,
+               "\", \"truncate_prompt_tokens\": 100, \"max_tokens\": 1}");
+    json_t *r = http_ask_json(rig.port, "POST", "/v1/completions", body.data, 200);
+    const json_t *usage = json_object_get(r, "usage");
+    assert_int_equal(json_integer_value(json_object_get(usage, "prompt_tokens")), 100);
+    json_decref(r);
     cn_buf_free(&body);
 }
 
@@ -290,7 +345,9 @@ int main(void)
         cmocka_unit_test(tokens_refuse_unknown_members),
         cmocka_unit_test(bad_requests_are_refused_by_name),
         cmocka_unit_test(what_the_engine_refuses_is_named_too),
-        cmocka_unit_test(a_prompt_beyond_the_context_is_named),
+        cmocka_unit_test(a_request_beyond_the_context_is_named),
+        cmocka_unit_test(a_truncated_prompt_may_have_any_length),
+        cmocka_unit_test(a_body_beyond_the_memory_for_bodies_is_too_large),
         cmocka_unit_test(routes_that_need_a_spool_name_the_option),
         cmocka_unit_test(malformed_http_is_refused_in_json),
     };

@@ -532,12 +532,13 @@ static void drop_read(const cn_api_request *r, json_t *body)
     }
 }
 
-cn_status cn_api_model_check(const cn_served_names *names, const char *model)
+cn_status cn_api_model_check(const cn_served_names *names, const json_t *model)
 {
-    char shown[96];
-    if (!model || cn_served_names_have(names, model)) return CN_OK;
-    return cn_fail_param("model", "the model \"%s\" does not exist: expected \"%s\"",
-                         cn_json_printable(model, shown, sizeof shown), names->names[0]);
+    char shown[SHOWN_BYTES];
+    const char *name = json_string_value(model);
+    if (!model || json_is_null(model) || (name && cn_served_names_have(names, name))) return CN_OK;
+    return cn_fail_param("model", "the model %s does not exist: expected \"%s\"",
+                         cn_json_describe(model, shown, sizeof shown), names->names[0]);
 }
 
 cn_status cn_api_request_parse(cn_api_request *out, cn_api_endpoint endpoint, json_t *body,

@@ -31,9 +31,9 @@ const char *cn_api_endpoint_path(cn_api_endpoint e);
 bool cn_api_endpoint_find(const char *path, cn_api_endpoint *out);
 
 /* CN_ERR_ARG about "model": a client wants a model by a name that is none of names. The answer is
- * then 404 with the code below. model: NULL is fine. */
+ * then 404 with the code below. model: NULL and null are fine. */
 #define CN_API_MODEL_NOT_FOUND "model_not_found"
-cn_status cn_api_model_check(const cn_served_names *names, const char *model);
+cn_status cn_api_model_check(const cn_served_names *names, const json_t *model);
 
 /* The values of fields that the body does not set; from cn_engine_default_sampling and
  * cn_engine_default_kv. */

@@ -646,6 +646,7 @@ json_t *cn_api_error_body(int http_status, const char *message, const char *para
     const char *type = http_status == CN_HTTP_TOO_MANY_REQUESTS ? "rate_limit_error"
                        : http_status < CN_HTTP_INTERNAL_ERROR   ? "invalid_request_error"
                                                                 : "internal_error";
+    if (!code && strstr(message, CN_CONTEXT_ERROR)) code = "context_length_exceeded";
     json_t *error = json_pack("{s:o, s:s, s:o, s:o}", "message", cn_json_text(message),
                               "type", type, "param", text_or_null(param), "code",
                               text_or_null(code));

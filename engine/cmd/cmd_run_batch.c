@@ -107,7 +107,7 @@ static cn_status open_run(cn_batch_run *run, cn_batch_drive *drive)
     CN_TRY(cn_model_config_load(&model, c->model));
     CN_TRY(cn_line_reader_open(&run->input, c->input_file, CN_BATCH_MAX_LINE_BYTES));
     CN_TRY(cn_first_line_check_file(c->input_file, &format));
-    CN_TRY(cn_batch_output_open(&run->output, c->output_file));
+    CN_TRY(cn_batch_output_open(&run->output, c->output_file, 0666));
     CN_TRY(check_two_files(run));
     CN_TRY(prepare_output(run));
     if (c->until_minutes >= 0) set_until(drive, c->until_minutes);

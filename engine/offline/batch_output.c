@@ -54,7 +54,7 @@ static cn_status lock_and_measure(cn_batch_output *o)
     return find_real_path(o, &st);
 }
 
-cn_status cn_batch_output_open(cn_batch_output **out, const char *path)
+cn_status cn_batch_output_open(cn_batch_output **out, const char *path, mode_t mode)
 {
     cn_batch_output *o = cn_calloc(1, sizeof *o);
     if (o) o->path = cn_strdup(path);
@@ -67,9 +67,9 @@ cn_status cn_batch_output_open(cn_batch_output **out, const char *path)
         o->fd = STDOUT_FILENO;
     } else {
         const int flags = O_RDWR | O_APPEND | O_CLOEXEC;
-        o->fd = open(path, flags | O_CREAT | O_EXCL, 0666);
+        o->fd = open(path, flags | O_CREAT | O_EXCL, mode);
         o->is_new = o->fd >= 0;
-        if (o->fd < 0 && errno == EEXIST) o->fd = open(path, flags | O_CREAT, 0666);
+        if (o->fd < 0 && errno == EEXIST) o->fd = open(path, flags | O_CREAT, mode);
         status = o->fd < 0 ? fail_io(o, "open") : lock_and_measure(o);
     }
     if (status != CN_OK) {
@@ -208,7 +208,7 @@ cn_status cn_batch_output_filter(cn_batch_output *o, cn_output_keep_fn keep, voi
     cn_buf beside = {0};
     CN_TRY(cn_buf_addf(&beside, "%s.cinch-tmp", o->real));
     filter f = {.keep = keep, .user = user};
-    cn_status status = cn_batch_output_open(&f.to, beside.data);
+    cn_status status = cn_batch_output_open(&f.to, beside.data, 0600);
     if (status == CN_OK) {
         status = replace_by(o, f.to, &f);
         if (status != CN_OK) unlink(beside.data);

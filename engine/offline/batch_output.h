@@ -7,13 +7,16 @@
 #ifndef CN_BATCH_OUTPUT_H
 #define CN_BATCH_OUTPUT_H
 
+#include <sys/types.h>
+
 #include "engine/base.h"
 
 typedef struct cn_batch_output cn_batch_output;
 
-/* Opens or creates path. "-" is standard output, which only supports appending. CN_ERR_IO if it
- * cannot be opened, CN_ERR_BUSY if another run has locked it. */
-cn_status cn_batch_output_open(cn_batch_output **out, const char *path);
+/* Opens path, or creates it with this mode less the umask. "-" is standard output, which only
+ * supports appending. CN_ERR_IO if it cannot be opened, CN_ERR_BUSY if another run has locked
+ * it. */
+cn_status cn_batch_output_open(cn_batch_output **out, const char *path, mode_t mode);
 void cn_batch_output_close(cn_batch_output *o); /* NULL is fine */
 
 bool cn_batch_output_is_file(const cn_batch_output *o);

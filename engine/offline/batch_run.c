@@ -527,8 +527,7 @@ static cn_status check_model(const cn_batch_run *run, const cn_batch_item *item,
 {
     if (!run->port->names) return CN_OK;
     const json_t *body = json_object_get(item->object, "body");
-    const char *model = json_string_value(json_object_get(body, "model"));
-    cn_status status = cn_api_model_check(run->port->names, model);
+    cn_status status = cn_api_model_check(run->port->names, json_object_get(body, "model"));
     if (status == CN_ERR_ARG) *code = CN_API_MODEL_NOT_FOUND;
     return status;
 }

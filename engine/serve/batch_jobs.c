@@ -265,9 +265,16 @@ void cn_batches_pump(cn_batches *b, int *wait_ms)
 
 void cn_batches_drain(cn_batches *b)
 {
+    uint32_t n_lines = 0;
     b->draining = true;
-    for (size_t i = 0; i < b->n; i++)
-        if (b->all[i]->running) cn_batch_run_drain(&b->all[i]->run, false, "server stopping");
+    for (size_t i = 0; i < b->n; i++) {
+        if (!b->all[i]->running) continue;
+        cn_batch_run_drain(&b->all[i]->run, false, "server stopping");
+        n_lines += b->all[i]->run.inflight.n;
+    }
+    if (n_lines > 0)
+        cn_log(CN_LOG_INFO, "stopping: %u lines of batches are in flight, too; those that do not "
+               "finish are answered after the next start", n_lines);
 }
 
 void cn_batches_abandon(cn_batches *b)

@@ -128,7 +128,7 @@ static cn_status open_output(cn_batch *b, const cn_spool_id *id, cn_batch_output
     cn_buf path = {0};
     uint64_t removed = 0;
     CN_TRY(cn_spool_path(b->all->spool, CN_SPOOL_FILES, id->text, &path));
-    cn_status status = cn_batch_output_open(out, path.data);
+    cn_status status = cn_batch_output_open(out, path.data, 0600);
     cn_buf_free(&path);
     CN_TRY(status);
     CN_TRY(cn_batch_output_repair(*out, &removed));

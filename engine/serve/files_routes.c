@@ -281,8 +281,10 @@ static void work_begin(cn_spool_task *t, cn_batches *b)
 {
     upload_form *f = t->form;
     cn_status status = cn_upload_begin(cn_batches_files(b), f->announced_bytes, &f->upload);
-    if (status == CN_ERR_BUSY)
-        cn_spool_refuse(t, CN_HTTP_FORBIDDEN, "file", "quota_exceeded");
+    if (status == CN_ERR_ARG)
+        cn_spool_refuse(t, CN_HTTP_FORBIDDEN, NULL, "quota_exceeded");
+    else if (status == CN_ERR_BUSY)
+        cn_spool_refuse(t, CN_HTTP_UNAVAILABLE, NULL, "spool_busy");
     else if (status != CN_OK)
         refuse_status(t, status);
 }

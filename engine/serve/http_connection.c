@@ -144,7 +144,7 @@ static bool take_body(cn_exchange *x, const char *data, size_t n)
 {
     cn_http_server *s = x->conn->server;
     x->body_bytes += n;
-    if (x->body_bytes > x->route->max_body_bytes) {
+    if (x->body_bytes > http_body_limit(x)) {
         http_refuse_large_body(x);
         return false;
     }

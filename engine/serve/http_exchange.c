@@ -66,6 +66,12 @@ void cn_exchange_refuse_draining(cn_exchange *x)
     cn_exchange_error(x, CN_HTTP_UNAVAILABLE, CN_DRAINING_TEXT, NULL, CN_DRAINING_CODE);
 }
 
+uint64_t http_body_limit(const cn_exchange *x)
+{
+    const uint64_t most = x->route->max_body_bytes, memory = x->conn->server->o.memory->most;
+    return x->route->flags & CN_ROUTE_UPLOAD || most < memory ? most : memory;
+}
+
 void http_refuse_large_body(cn_exchange *x)
 {
     char message[256];
@@ -74,9 +80,9 @@ void http_refuse_large_body(cn_exchange *x)
         snprintf(message, sizeof message, "%s takes no request body", r->path);
     else
         snprintf(message, sizeof message,
-                 "the request body is too large: %s takes at most %zu bytes (--max-body-bytes, "
-                 "--max-tokenize-bytes and --max-file-bytes of the server)",
-                 r->path, r->max_body_bytes);
+                 "the request body is too large: %s takes at most %llu bytes (--max-body-bytes, "
+                 "--max-tokenize-bytes, --max-file-bytes and --max-buffered-bytes of the server)",
+                 r->path, (unsigned long long)http_body_limit(x));
     cn_exchange_error(x, CN_HTTP_CONTENT_TOO_LARGE, message, NULL, NULL);
 }
 

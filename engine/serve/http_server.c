@@ -207,7 +207,7 @@ bool http_route(cn_exchange *x)
         refuse_method(x, methods);
     } else if (!found) {
         refuse_path(x);
-    } else if (x->head.content_length > x->route->max_body_bytes) {
+    } else if (x->head.content_length > http_body_limit(x)) {
         http_refuse_large_body(x);
     } else if (!within_key_limit(x)) {
         cn_exchange_error(x, CN_HTTP_TOO_MANY_REQUESTS,

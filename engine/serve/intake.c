@@ -61,19 +61,18 @@ static size_t prompt_bytes(const cn_request_params *p)
 
 cn_status cn_intake_tokens(cn_service *s, const cn_request_params *p, cn_tokens *out)
 {
-    if (prompt_bytes(p) > s->max_prompt_bytes)
+    if (prompt_bytes(p) > s->max_prompt_bytes && p->truncate_prompt == 0)
         return cn_fail_param(cn_prompt_param(p),
-                             "prompt of %zu bytes cannot fit the context length of %u tokens: "
-                             "shorten it or raise --max-model-len",
-                             prompt_bytes(p), s->max_model_len);
+                             CN_CONTEXT_ERROR " %u tokens, but the prompt has %zu bytes: shorten "
+                             "it or raise --max-model-len",
+                             s->max_model_len, prompt_bytes(p));
     return cn_prompt_tokens(s->tokenizer, s->chat, s->vocab, &s->prompt_text, p, out);
 }
 
 /* Refuses a request for another model: its client has reached the wrong server. */
 static cn_status check_model(const cn_call *call, const json_t *body)
 {
-    const char *model = json_string_value(json_object_get(body, "model"));
-    return cn_api_model_check(cn_service_names(call->service), model);
+    return cn_api_model_check(cn_service_names(call->service), json_object_get(body, "model"));
 }
 
 cn_status cn_intake_parse(cn_service *s, const cn_buf *text, json_t **body, uint64_t *bytes)

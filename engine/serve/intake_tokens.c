@@ -139,8 +139,7 @@ static cn_status take_body(cn_token_job *job, json_t *body)
 {
     const cn_service *s = job->service;
     if (!json_is_object(body)) return cn_fail(CN_ERR_ARG, "body: expected an object");
-    const char *model = json_string_value(json_object_get(body, "model"));
-    CN_TRY(cn_api_model_check(&s->names, model));
+    CN_TRY(cn_api_model_check(&s->names, json_object_get(body, "model")));
     if (!s->tokenizer) return cn_fail(CN_ERR_ARG, "the server has no tokenizer for this model");
     return job->decode ? decode(job, body) : encode(job, body);
 }

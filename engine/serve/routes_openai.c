@@ -340,10 +340,12 @@ static void handle_model(void *user, cn_exchange *x)
 {
     cn_server *server = ((openai_part *)user)->server;
     const char *name = cn_exchange_param(x, 0);
-    if (cn_api_model_check(cn_service_names(cn_server_service(server)), name) == CN_OK)
+    json_t *asked = cn_json_text(name);
+    if (cn_api_model_check(cn_service_names(cn_server_service(server)), asked) == CN_OK)
         cn_exchange_reply_json(x, CN_HTTP_OK, model_json(server, name));
     else
         cn_exchange_error(x, CN_HTTP_NOT_FOUND, cn_last_error(), "model", CN_API_MODEL_NOT_FOUND);
+    json_decref(asked);
 }
 
 /* ---- the part ---- */

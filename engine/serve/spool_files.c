@@ -229,6 +229,22 @@ static void expire_reservations(cn_files *f)
     }
 }
 
+static cn_status check_room(const cn_files *f, uint64_t bytes)
+{
+    if (cn_files_have_room(f, bytes)) return CN_OK;
+    const unsigned long long most = f->limits.max_bytes, needed = bytes,
+                             stored = taken_bytes(f) - f->reserved_bytes;
+    if (needed > most || stored > most - needed)
+        return cn_fail_param("file",
+                             "the spool uses %llu of %llu bytes (--max-spool-bytes), and this "
+                             "upload may need %llu: delete files first",
+                             stored, most, needed);
+    return cn_fail(CN_ERR_BUSY,
+                   "the spool uses %llu of %llu bytes (--max-spool-bytes), this upload may need "
+                   "%llu, and other uploads have reserved the rest: try again later",
+                   stored, most, needed);
+}
+
 cn_status cn_upload_begin(cn_files *f, uint64_t announced, cn_upload *u)
 {
     const cn_file_limits *l = &f->limits;
@@ -236,16 +252,11 @@ cn_status cn_upload_begin(cn_files *f, uint64_t announced, cn_upload *u)
     u->reserved_bytes = announced && announced < l->max_file_bytes ? announced : l->max_file_bytes;
     atomic_store(&u->limit_bytes, u->reserved_bytes);
     if (f->n + f->uploads.n >= l->max_files)
-        return cn_fail(CN_ERR_BUSY,
-                       "the spool already has %u files (--max-files): delete files first",
-                       l->max_files);
+        return cn_fail_param("file",
+                             "the spool already has %u files (--max-files): delete files first",
+                             l->max_files);
     if (!cn_files_have_room(f, u->reserved_bytes)) expire_reservations(f);
-    if (!cn_files_have_room(f, u->reserved_bytes))
-        return cn_fail(CN_ERR_BUSY,
-                       "the spool uses %llu of %llu bytes (--max-spool-bytes), and this upload may "
-                       "need %llu: delete files first",
-                       (unsigned long long)taken_bytes(f),
-                       (unsigned long long)l->max_bytes, (unsigned long long)u->reserved_bytes);
+    CN_TRY(check_room(f, u->reserved_bytes));
     CN_TRY(cn_spool_temp_open(f->spool, &u->temp, &u->fd));
     f->reserved_bytes += u->reserved_bytes;
     cn_list_append(&f->uploads, &u->node);

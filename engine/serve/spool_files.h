@@ -76,7 +76,8 @@ typedef struct cn_upload {
 } cn_upload;
 
 /* Begins an upload and reserves its bytes. announced_bytes: the size of the request body; 0 when
- * unknown. CN_ERR_BUSY: a quota is full, and the text names it. */
+ * unknown. CN_ERR_ARG: a quota is full, and the text names it. CN_ERR_BUSY: unfinished uploads have
+ * reserved the space. */
 cn_status cn_upload_begin(cn_files *f, uint64_t announced_bytes, cn_upload *u);
 /* CN_ERR_ARG: the file exceeds its limit. CN_ERR_BUSY: its reservation has expired. CN_ERR_IO: the
  * write failed, for example because the disk is full. */
