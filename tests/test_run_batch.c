@@ -353,6 +353,47 @@ static void one_signal_drains_and_a_second_stops(void **state)
     expect_as_reference();
 }
 
+/* Opens out_path, a pipe, for reading while pid writes to it, and reads its first n bytes. */
+static int read_pipe(size_t n)
+{
+    char byte;
+    const int fd = open(out_path, O_RDONLY);
+    assert_true(fd >= 0);
+    for (size_t i = 0; i < n; i++) assert_int_equal(read(fd, &byte, 1), 1);
+    return fd;
+}
+
+static void a_pipe_whose_reader_leaves_ends_the_run(void **state)
+{
+    (void)state;
+    assert_int_equal(mkfifo(out_path, 0600), 0);
+    pid_t pid = start(&plain);
+    close(read_pipe(100)); /* the run waits for a reader before it computes anything */
+    assert_int_equal(wait_exit(pid), 1);
+    expect_log("write: Broken pipe");
+    assert_int_equal(unlink(out_path), 0);
+}
+
+/* The pipe is full, so that the run waits in a write: the third signal ends it. */
+static void a_reader_that_reads_nothing_cannot_keep_the_run(void **state)
+{
+    (void)state;
+    enum { SIGNALS = 3, LEAST_PIPE_BYTES = 4096 };
+    assert_int_equal(mkfifo(out_path, 0600), 0);
+    pid_t pid = start(&plain);
+    const int fd = read_pipe(1);
+    assert_true(fcntl(fd, F_SETPIPE_SZ, LEAST_PIPE_BYTES) > 0);
+    sleep_ms(300);
+    for (int i = 0; i < SIGNALS; i++) {
+        kill(pid, SIGTERM);
+        sleep_ms(50);
+    }
+    const int ended = wait_exit(pid);
+    assert_true(ended == -SIGTERM || ended == 1 || ended == 3); /* 1, 3: it did not wait */
+    close(fd);
+    assert_int_equal(unlink(out_path), 0);
+}
+
 /* Uses a time zone in which it is 11:59:58 now, so that 12:00 is two seconds away. */
 static void until_leaves_the_rest_to_the_next_run(void **state)
 {
@@ -702,6 +743,8 @@ int main(void)
         TEST(an_incomplete_last_line_is_answered_again),
         TEST(a_full_disk_stops_with_a_file_to_resume),
         TEST(one_signal_drains_and_a_second_stops),
+        TEST(a_pipe_whose_reader_leaves_ends_the_run),
+        TEST(a_reader_that_reads_nothing_cannot_keep_the_run),
         TEST(until_leaves_the_rest_to_the_next_run),
         TEST(faults_become_error_lines_and_strict_stops),
         TEST(lines_may_exclude_tokens),

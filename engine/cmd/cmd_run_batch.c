@@ -2,7 +2,8 @@
  * and prints a summary.
  *
  * Exit codes: 0 every line is answered, 2 some lines ended in an error, 3 stopped and --resume
- * continues, 1 nothing was done, or the answers or the summary could not be written. */
+ * continues, also after a full disk, 1 nothing was done, a pipe for the answers was closed, or the
+ * summary could not be written. */
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
@@ -21,10 +22,15 @@
 static volatile int n_signals; /* only the handler writes it; int is sig_atomic_t here */
 _Static_assert(sizeof(int) == sizeof(sig_atomic_t), "the counter must be written atomically");
 
+/* After the second one, signals end the process at once: a write to a pipe that nobody reads would
+ * keep the run from stopping. */
 static void count_signal(int number)
 {
     (void)number;
     if (n_signals < 2) n_signals = n_signals + 1;
+    if (n_signals < 2) return;
+    cn_handle_signal(SIGINT, SIG_DFL, 0);
+    cn_handle_signal(SIGTERM, SIG_DFL, 0);
 }
 
 /* Without SA_RESTART, so that a signal interrupts a read from an idle pipe. */
@@ -292,7 +298,8 @@ static int exit_code_of(const cn_batch_run *r)
 {
     const bool empty = r->totals.answered + r->totals.errors == 0;
     const bool stopped = *r->why && !cn_batch_run_is_complete(r);
-    if (stopped) return r->failed && empty ? CN_EXIT_FAILED : CN_EXIT_RESUMABLE;
+    const bool resumable = !r->failed || (!empty && cn_batch_output_is_file(r->output));
+    if (stopped) return resumable ? CN_EXIT_RESUMABLE : CN_EXIT_FAILED;
     return r->totals.errors ? CN_EXIT_SOME_ERRORS : CN_EXIT_OK;
 }
 

@@ -54,6 +54,19 @@ static cn_status lock_and_measure(cn_batch_output *o)
     return find_real_path(o, &st);
 }
 
+/* Opens a pipe only for writing: a process that could also read from it would never learn that its
+ * reader has gone. This waits for a reader. */
+static int open_path(cn_batch_output *o, mode_t mode)
+{
+    const int flags = O_RDWR | O_APPEND | O_CLOEXEC;
+    struct stat st;
+    if (stat(o->path, &st) == 0 && !S_ISREG(st.st_mode))
+        return open(o->path, O_WRONLY | O_APPEND | O_CLOEXEC);
+    const int fd = open(o->path, flags | O_CREAT | O_EXCL, mode);
+    o->is_new = fd >= 0;
+    return fd < 0 && errno == EEXIST ? open(o->path, flags | O_CREAT, mode) : fd;
+}
+
 cn_status cn_batch_output_open(cn_batch_output **out, const char *path, mode_t mode)
 {
     cn_batch_output *o = cn_calloc(1, sizeof *o);
@@ -66,10 +79,7 @@ cn_status cn_batch_output_open(cn_batch_output **out, const char *path, mode_t m
     if (strcmp(path, "-") == 0) {
         o->fd = STDOUT_FILENO;
     } else {
-        const int flags = O_RDWR | O_APPEND | O_CLOEXEC;
-        o->fd = open(path, flags | O_CREAT | O_EXCL, mode);
-        o->is_new = o->fd >= 0;
-        if (o->fd < 0 && errno == EEXIST) o->fd = open(path, flags | O_CREAT, mode);
+        o->fd = open_path(o, mode);
         status = o->fd < 0 ? fail_io(o, "open") : lock_and_measure(o);
     }
     if (status != CN_OK) {
