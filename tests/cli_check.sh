@@ -189,6 +189,8 @@ cp examples/prompts.jsonl "$dir/files/in"
 ln -s in "$dir/files/link"
 ln "$dir/files/in" "$dir/files/hard"
 ln -s new "$dir/files/dangling"
+cp -r examples/tiny-reasoner "$dir/model"
+ln -s "$dir/model/config.json" "$dir/files/config"
 in=$dir/files/in
 new=$dir/files/new
 batch="run-batch $model --prompt-field prompt --max-tokens 1 -i $in"
@@ -212,6 +214,11 @@ done <<T
 --plot $in is the same file as an input file|compare $model -i examples/prompts.jsonl $in --arms zip --plot $in
 --json $new is the same file as --plot|compare $model -i $in --arms zip --json $new --plot $new
 --output-file $in is the same file as --text|calibrate $model --text $in -o $in
+--output-file $dir/model/model-00001-of-00002.safetensors is a file of the checkpoint|calibrate --model $dir/model --text $in -o $dir/model/model-00001-of-00002.safetensors
+--output-file $dir/model/tokenizer.json is a file of the checkpoint|calibrate --model $dir/model --text $in -o $dir/model/tokenizer.json
+--summary-json $dir/files/config is a file of the checkpoint|run-batch --model $dir/model -i $in -o $new --summary-json $dir/files/config
+--json $dir/model/model.safetensors.index.json is a file of the checkpoint|compare --model $dir/model -i $in --arms zip --json $dir/model/model.safetensors.index.json
+--output-json $dir/model/config.json is a file of the checkpoint|bench throughput --model $dir/model --output-json $dir/model/config.json
 --output-file $in is the same file as an input file|calibrate $model --text x $in -o $in
 --output-json $in is the same file as --workload|bench throughput $model --workload $in --output-json $in
 --output-json $in is the same file as --dataset-path|bench serve $model --dataset-name custom --dataset-path $in --output-json $in

@@ -1,11 +1,14 @@
 /* command_files.c - see command_files.h. */
 #include "engine/cmd/command_files.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "engine/checkpoint/select_file.h"
+#include "engine/offline/fingerprint.h"
 #include "engine/offline/resume.h"
 #include "engine/options/option_value.h"
 #include "engine/replace_file.h"
@@ -157,6 +160,40 @@ static cn_status compare_files(const named_files *files)
     return CN_OK;
 }
 
+/* ---- files of the checkpoint ---- */
+
+/* Refuses to write the file `name` of the directory `dir`. `cinch calibrate` writes the channels. */
+static cn_status check_checkpoint_file(const named_files *files, const cn_config *c,
+                                       const char *dir, const char *name)
+{
+    cn_buf path = {0};
+    CN_TRY(cn_buf_addf(&path, "%s/%s", dir, name));
+    const named_file own = {.path = path.data};
+    const bool is_channels = strcmp(name, CN_SELECT_FILE) == 0;
+    cn_status status = CN_OK;
+    for (size_t i = 0; i < files->n && status == CN_OK; i++) {
+        const named_file *f = &files->at[i];
+        const bool may_write = is_channels && f->path == c->calibrate_output;
+        if (!f->written || !f->option || may_write || !is_same_file(f, &own)) continue;
+        status = cn_fail(CN_ERR_ARG, "--%s %s is a file of the checkpoint %s: use another file",
+                         f->option, f->path, dir);
+    }
+    cn_buf_free(&path);
+    return status;
+}
+
+/* dir may be missing: what loads it reports that. */
+static cn_status check_checkpoint(const named_files *files, const cn_config *c, const char *dir)
+{
+    DIR *d = dir ? opendir(dir) : NULL;
+    cn_status status = CN_OK;
+    for (struct dirent *e; d && status == CN_OK && (e = readdir(d));)
+        if (cn_fingerprint_covers(e->d_name))
+            status = check_checkpoint_file(files, c, dir, e->d_name);
+    if (d) closedir(d);
+    return status;
+}
+
 static cn_status collect(named_files *files, const cn_config *c, uint32_t sections,
                          char *const *more, int n_more)
 {
@@ -187,6 +224,8 @@ cn_status cn_command_check_files(const cn_config *c, uint32_t sections, char *co
     if (!files.at) return cn_fail(CN_ERR_MEMORY, "out of memory for %d files", n_more);
     cn_status status = collect(&files, c, sections, more, n_more);
     if (status == CN_OK) status = compare_files(&files);
+    if (status == CN_OK) status = check_checkpoint(&files, c, c->model);
+    if (status == CN_OK) status = check_checkpoint(&files, c, c->tokenizer);
     cn_buf_free(&files.record);
     cn_free(files.at);
     CN_TRY(status);

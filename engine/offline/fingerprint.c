@@ -87,6 +87,11 @@ static bool is_read_whole(const char *name)
     return false;
 }
 
+bool cn_fingerprint_covers(const char *name)
+{
+    return is_weights(name) || is_channels(name) || is_read_whole(name);
+}
+
 static int keep_entry(const struct dirent *e)
 {
     return is_weights(e->d_name) || is_read_whole(e->d_name);

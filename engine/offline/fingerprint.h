@@ -15,6 +15,9 @@
 
 #include "engine/base.h"
 
+/* Whether the engine reads a file of this name in a checkpoint directory. */
+bool cn_fingerprint_covers(const char *name);
+
 /* tokenizer_dir NULL: the tokenizer is in model_dir. CN_ERR_IO if a directory cannot be read. */
 cn_status cn_fingerprint(uint64_t *out, const char *model_dir, const char *tokenizer_dir);
 
