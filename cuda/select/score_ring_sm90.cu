@@ -8,13 +8,14 @@
  * unit (score.cuh). Each warp has a ring of stages in shared memory, one lot each, and fills it
  * with bulk copies (score_feed.cuh): at d 128 two or three stages of 4 to 5 KiB, so about 200 KiB
  * per multiprocessor.
- * Keys, tables and the arrays of a step are final before the kernel waits for the query, except in
- * the first layer and in launches of several layers. So some stages are filled before that wait. A
- * load of the query would wait behind the copies into the others. So these are filled when it is
- * being loaded, or, where no stage is under rule max and the first lot takes little time, when it
- * is ready. The launches of further layers of a call, which are long, fill all stages before. The
- * list of tiles is not final, because `select` of stage one writes it. So the rings of a stage in
- * tiles are filled after the wait.
+ * When the stages of a ring are filled: keys, tables and the arrays of a step are final before the
+ * kernel waits for the query, except in the first layer and in launches of several layers. Some
+ * stages are therefore filled before that wait. Not all are, because the load of the query would
+ * wait behind their copies. The others are filled after this load has been issued. Without rule
+ * max, where the first lot takes little time, they are filled when the query is ready. In a call of
+ * several layers, the launches after the first are long and fill all stages before the wait. For a
+ * stage in tiles the rings are filled after the wait, because `select` of stage one writes the list
+ * of tiles.
  *
  * Kernels of a step evict each other's instructions from the caches, and a miss takes long beside
  * these copies. So a loop that runs few times, such as that over a lot of labels under rule max, is

@@ -5,10 +5,11 @@
  * first adds up the sums of the unit's parts, while its first loads are on their way.
  *
  * `score` waits for all kernels that write the arrays of the step before it lets the next kernel
- * start. So this kernel reads the arrays before it waits. With counts a block waits for the sums of
- * its unit only, and not for the end of `score`. It counts its scores, and waits at its end. Behind
- * the kernel of the next layer (cn_score_share_behind), which has waited for the logits, it waits
- * at its end only. Then it has one small block per multiprocessor, beside those of that kernel.
+ * start. So this kernel reads the arrays before it waits. With counts a block waits only for the
+ * sums of its unit. It counts its scores, and waits for the end of `score` when it has finished. If
+ * the kernel is launched after `score` of the next layer (cn_score_share_behind), that kernel has
+ * already waited for the logits, and this one waits only when it has finished. It then has one
+ * small block per multiprocessor, which runs beside the blocks of that kernel.
  *
  * Bytes per candidate and kv head, from the L2 cache if they fit: read 2 a head, written 2.
  * Block 256, 64 registers; behind the next layer 128, 48. */

@@ -162,7 +162,8 @@ static cn_status compare_files(const named_files *files)
 
 /* ---- files of the checkpoint ---- */
 
-/* Refuses to write the file `name` of the directory `dir`. `cinch calibrate` writes the channels. */
+/* Refuses to write the file `name` of the directory `dir`, but `cinch calibrate` may write the
+ * channels. */
 static cn_status check_checkpoint_file(const named_files *files, const cn_config *c,
                                        const char *dir, const char *name)
 {

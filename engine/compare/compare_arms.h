@@ -1,7 +1,8 @@
 /* compare_arms.h - the arms of a comparison: parses `--arms full,zip:384,zip:512:window=48`.
  *
  *   list  arm{,arm}
- *   arm   policy[:budget]{:key=value | :switch | :no-switch}
+ *   arm   policy[:budget]{:key=value | :switch | :no-switch}, or the same with
+ *         selector[:select_tokens]
  *
  * The keys are those of a request's `kv` object, with the bounds of the option table. A key that an
  * arm does not set has the value of the --kv-* option.

@@ -1,10 +1,10 @@
 /* automaton.h - runs a network on bytes and finds the tokens that may follow.
  *
- * A state is the set of the places in the network where a walk may be that has read the text so
- * far. A place is a node and the calls it is inside of. States are numbered as they are met, with
- * their transitions and their token masks, so that equal texts of all requests share the work. A
- * place from which the end cannot be reached within CN_NET_MAX_DEPTH calls is left out, so that
- * every state can be completed.
+ * A place is a node of the network and the calls that contain it. A state is the set of all places
+ * that can be reached by reading the text so far. A state is created when it is first reached; its
+ * transitions and its token mask are kept with it, so that requests with equal texts share the
+ * work. A place from which the end cannot be reached within CN_NET_MAX_DEPTH calls is left out.
+ * Every state can therefore be completed.
  *
  * Owner: cn_grammars. Thread: engine only. Memory is bounded by cn_automaton_shrink, which keeps
  * the states of live matchers only, and by CN_AUTOMATON_MAX_*. */

@@ -1,9 +1,9 @@
 /* json_rules.h - the rules that all JSON grammars share: white space, strings, numbers, any value.
  *
- * Every rule reads a part of the language only, which is enough to say anything: numbers have at
- * most 15 digits on each side of the point, so that every reader of JSON keeps them; white space is
- * a space, or a line break and at most 20 spaces or tabs, so that a model cannot fill its answer
- * with it.
+ * The rules accept a part of JSON in which every value can still be written, within the limits of
+ * numbers. Numbers have at most 15 digits on each side of the point, so that every reader of JSON
+ * keeps them. White space is a space, or a line break and at most 20 spaces or tabs, so that a
+ * model cannot fill its answer with it.
  *
  * Thread: any; no state. */
 #ifndef CN_JSON_RULES_H

@@ -2,10 +2,10 @@
  *
  * Owner: cn_server. Thread: HTTP; getters on any. A key file has one key per line: "name:key" or
  * only the key. A key without a name is called key- and 12 hexadecimal digits of its SHA-256. Such
- * a name stays the same when other lines change. It does not lead back to a random key, but who
- * reads it can test guesses of a short one. Blank lines and lines that begin with # are skipped.
- * Behind the key and a space may stand its rights: "admin" (it sees the files and batches of all
- * keys) and "priority=N" (the lowest priority that its requests may set; default 0). */
+ * a name stays the same when other lines change. A random key cannot be computed from it, but a
+ * reader of the name can test guesses of a short key. Blank lines and lines that begin with # are
+ * skipped. The rights of a key follow it after a space: "admin" (it sees the files and batches of
+ * all keys) and "priority=N" (the lowest number that its requests may set; default 0). */
 #ifndef CN_API_KEYS_H
 #define CN_API_KEYS_H
 

@@ -15,8 +15,8 @@
  *   jinja_pystring.c    Python's string functions over UTF-8
  *
  * Not supported: inheritance, includes, imports, `block`, `autoescape`, and the filters that make
- * HTML. Integers have 64 bits; a larger result is an error. upper() and lower() make one character
- * of one. */
+ * HTML. Integers have 64 bits; a larger result is an error. upper() and lower() map each character
+ * to one character. */
 #ifndef CN_JINJA_H
 #define CN_JINJA_H
 
