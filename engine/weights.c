@@ -119,6 +119,7 @@ static cn_status load_part(cn_weights *w, const cn_checkpoint *ck, const cn_weig
     cn_dummy_fill_args fill = {.out = to, .dtype = dtype, .n = n};
     if (w->backend->dummy_fill && cn_checkpoint_is_random(ck, p, &fill.key, &fill.scale))
         return w->backend->dummy_fill(stream, &fill);
+    CN_TRY(cn_checkpoint_check_finite(p));
     if (p->tensor.data && p->tensor.dtype == dtype) {
         CN_TRY(w->backend->mem_write(stream, to, p->tensor.data, (size_t)n * elem));
         return w->backend->stream_sync(stream);

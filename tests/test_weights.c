@@ -418,6 +418,14 @@ static void test_every_half(void **state)
             else
                 assert_memory_equal(&got[v % 64], &want, 4);
         }
+        cn_backend be = backend_of(CN_F32);
+        cn_weights *w;
+        void *memory;
+        assert_int_equal(be.mem_alloc(&be, cn_weights_bytes(&c, &be), &memory), CN_OK);
+        /* NaN and infinity are among them. */
+        assert_int_equal(cn_weights_load(&w, &be, NULL, ck, memory), CN_ERR_MODEL);
+        assert_non_null(strstr(cn_last_error(), "embed_tokens.weight: the tensor has an infinite"));
+        be.mem_free(&be, memory);
         cn_checkpoint_close(ck);
     }
 }

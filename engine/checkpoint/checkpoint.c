@@ -196,17 +196,22 @@ static bool starts_with(const char *s, const char *prefix)
     return strncmp(s, prefix, strlen(prefix)) == 0;
 }
 
+static bool is_layer_beyond(const cn_model_config *c, const char *name)
+{
+    const char *layers = "model.layers.";
+    char *end;
+    if (!starts_with(name, layers)) return false;
+    const unsigned long layer = strtoul(name + strlen(layers), &end, 10);
+    return *end == '.' && layer >= c->n_layers;
+}
+
 /* Whether a tensor belongs to a part of the model that is computed here. */
 static bool within_model(const cn_model_config *c, const char *name)
 {
-    const char *layers = "model.layers.", *inv_freq = ".rotary_emb.inv_freq";
+    const char *inv_freq = ".rotary_emb.inv_freq";
     size_t n = strlen(name);
     if (n > strlen(inv_freq) && strcmp(name + n - strlen(inv_freq), inv_freq) == 0) return false;
-    if (starts_with(name, layers)) {
-        char *end;
-        unsigned long layer = strtoul(name + strlen(layers), &end, 10);
-        return *end != '.' || layer < c->n_layers;
-    }
+    if (starts_with(name, "model.layers.")) return !is_layer_beyond(c, name);
     return starts_with(name, "model.embed_tokens.") || starts_with(name, "model.norm.") ||
            starts_with(name, "lm_head.");
 }
@@ -224,7 +229,7 @@ static cn_status check_extras(const cn_checkpoint *ck)
     for (size_t i = 0; i < ck->n_parts; i++) names[i] = ck->parts[i].name;
     qsort(names, ck->n_parts, sizeof *names, by_name);
     cn_status status = CN_OK;
-    size_t ignored = 0;
+    size_t ignored = 0, beyond = 0;
     for (size_t i = 0; i < cn_safetensors_count(ck->tensors) && status == CN_OK; i++) {
         const cn_st_tensor *t = cn_safetensors_at(ck->tensors, i);
         if (bsearch(&t->name, names, ck->n_parts, sizeof *names, by_name)) continue;
@@ -235,10 +240,15 @@ static cn_status check_extras(const cn_checkpoint *ck)
                              "%s: tensor %s is not supported: %s with this config.json has no such "
                              "tensor",
                              t->file, t->name, ck->config.architecture);
+        else if (is_layer_beyond(&ck->config, t->name))
+            beyond++;
         else
             ignored++;
     }
     cn_free(names);
+    if (status == CN_OK && beyond)
+        cn_log(CN_LOG_WARN, "ignored %zu tensors of layers beyond the %u of config.json", beyond,
+               ck->config.n_layers);
     if (status == CN_OK && ignored) cn_log(CN_LOG_DEBUG, "ignored %zu tensors", ignored);
     return status;
 }
@@ -355,6 +365,43 @@ static void read_f32(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t 
             out[k] = is_bf16 ? from_bits((uint32_t)half << 16) : f32_of_f16(half);
         }
     }
+}
+
+/* Whether any of n halves has all bits of the exponent. memcpy, because data may have any
+ * alignment. */
+static bool has_exponent16(const unsigned char *data, uint64_t n, uint16_t exponent)
+{
+    bool found = false;
+    for (uint64_t i = 0; i < n; i++) {
+        uint16_t half;
+        memcpy(&half, data + 2 * i, sizeof half);
+        found |= (half & exponent) == exponent;
+    }
+    return found;
+}
+
+static bool has_exponent32(const unsigned char *data, uint64_t n, uint32_t exponent)
+{
+    bool found = false;
+    for (uint64_t i = 0; i < n; i++) {
+        uint32_t word;
+        memcpy(&word, data + 4 * i, sizeof word);
+        found |= (word & exponent) == exponent;
+    }
+    return found;
+}
+
+cn_status cn_checkpoint_check_finite(const cn_weight_part *p)
+{
+    const cn_host_tensor *t = &p->tensor;
+    const uint64_t n = t->rows * t->cols;
+    if (!t->data) return CN_OK;
+    const bool found = t->dtype == CN_F32    ? has_exponent32(t->data, n, 0x7f800000)
+                       : t->dtype == CN_BF16 ? has_exponent16(t->data, n, 0x7f80)
+                                             : has_exponent16(t->data, n, 0x7c00);
+    if (!found) return CN_OK;
+    return cn_fail(CN_ERR_MODEL, "the tensor has an infinite value or a NaN: the file is damaged; "
+                                 "copy or download it again");
 }
 
 void cn_checkpoint_read(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t first,

@@ -71,6 +71,10 @@ const cn_model_config *cn_checkpoint_config(const cn_checkpoint *ck);
 void cn_checkpoint_read(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t first,
                         uint64_t n, cn_dtype dtype, void *out);
 
+/* CN_ERR_MODEL if the tensor of a file has an infinite element or a NaN, which a damaged file often
+ * has. Every answer of such a model would be wrong without any other error. */
+cn_status cn_checkpoint_check_finite(const cn_weight_part *p);
+
 /* Whether the elements of a part are those of dummy_weight.h, and with which key and scale, so that
  * a device can compute them itself. False for tensors of a file and for norms, which are 1. */
 bool cn_checkpoint_is_random(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t *key,
