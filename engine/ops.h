@@ -385,8 +385,8 @@ typedef struct cn_sel_stage {
  * can be selected before all of `score` has ended. A backend that counts nothing leaves both
  * false. */
 typedef struct cn_score_progress {
-    bool stored; /* the scores that are stored, of each unit */
-    bool digits; /* and how many of them have each high byte */
+    bool stored; /* for each unit, how many scores it has stored */
+    bool digits; /* and how many of these have each high byte */
 } cn_score_progress;
 
 /* Scores candidates. Candidate c of unit (s, l, h) has its score at
@@ -419,9 +419,9 @@ typedef struct cn_score_args {
      * each candidate; aligned to 8 bytes. NULL: no stage has group rule max. */
     void *logits;
     uint16_t *out;
-    /* NULL, or set for the `select` of this output, with the same arrays. It must be the next op of
-     * the stream and get *progress: it waits for the counts and clears them. Another order of ops
-     * is an error of the caller, after which a later `select` may never end. */
+    /* NULL, or where `score` says what it counts. The next op of the stream must then be the
+     * `select` of this output, with the same arrays and *progress: it waits for the counts and
+     * clears them. Otherwise a later `select` may never end. */
     cn_score_progress *progress;
 } cn_score_args;
 

@@ -52,7 +52,8 @@ __device__ static void write_labels(const digest_keys &t, const cn_digest &g,
     /* n is a multiple of 16, so all lanes of a warp make the same iterations. */
     for (uint32_t i = threadIdx.x / lanes; i < t.n; i += BLOCK / lanes) {
         const float x = key_of(t, i, even), y = key_of(t, i, odd);
-        float largest = has_channels ? fmaxf(fabsf(x), fabsf(y)) : 0.0f;
+        /* NaN counts as 0, as on the CPU. */
+        float largest = has_channels ? fmaxf(fmaxf(fabsf(x), fabsf(y)), 0.0f) : 0.0f;
         for (uint32_t offset = lanes / 2; offset > 0; offset /= 2)
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
         const uint16_t scale = cn_label_scale(largest);

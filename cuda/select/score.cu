@@ -568,6 +568,7 @@ static void set_counts(const cn_stream *s, cn_score_params *p)
 
 extern "C" cn_status cn_cuda_score(cn_stream *s, const cn_score_args *a)
 {
+    if (a->progress) *a->progress = (cn_score_progress){};
     CN_TRY(check(a));
     const cn_kv_layout *l = &a->pools.layout;
     cn_score_params p = {};

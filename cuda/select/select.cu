@@ -443,10 +443,12 @@ __device__ static inline void select_unit(const select_list &l, const select_sco
                   shared);
 }
 
-/* The arrays of the step are read before the wait. `score` lets this kernel start only after it has
- * waited for all kernels that write them.
+/* The arrays of the step are read before the wait. `score`, and the kernel of shares behind it, let
+ * this kernel start only after they have waited for all kernels that write them.
  *
- * A block with candidates gets the histograms of all others, so it ends after their stores.
+ * A block must not end while others of its cluster may still store into its shared memory. It waits
+ * for the last histograms of all of them, and nothing is stored there afterwards. The blocks of a
+ * unit that selects nothing exchange nothing.
  *
  * unit_counts: those of all units, if `score` counts what it stores, else NULL. With them a block
  * waits for the end of `score` when its work is done. digits: high bytes are counted, too. */

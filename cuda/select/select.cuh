@@ -9,12 +9,12 @@
 /* Shared memory that the GPU takes for a block of `select` in clusters of up to four, at most. */
 enum { CN_SELECT_BLOCK_BYTES = 12 * 1024 };
 
-/* What is counted of each unit (cn_score_progress): how many of its candidates there are of each
- * kind. All counts are zero before `score`, and `select` leaves zeros. */
+/* The counts of a unit (cn_score_progress). All are zero before `score`; `select` clears them. */
 enum {
-    CN_COUNT_DIGITS = 256, /* the first counts: of each high byte of a score, with .digits */
-    CN_COUNT_STORED = CN_COUNT_DIGITS, /* whose score, and the count of its high byte, is stored */
-    CN_COUNT_SUMMED, /* rule max: whose weights are in the sums of the unit's parts */
+    /* Counts 0 to 255: how many scores have this high byte. Only with cn_score_progress.digits. */
+    CN_COUNT_DIGITS = 256,
+    CN_COUNT_STORED = CN_COUNT_DIGITS, /* how many candidates have a stored score (and digit) */
+    CN_COUNT_SUMMED, /* rule max: how many candidates have their weights in the stored sums */
     CN_COUNTS = CN_COUNT_DIGITS + 4 /* a multiple of 16 bytes */
 };
 
@@ -47,8 +47,9 @@ __device__ static inline void cn_count_add(uint32_t *count, uint32_t n)
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(count), "r"(n) : "memory");
 }
 
-/* The block waits until a count is n. Acquires what was stored before it was added to. Each load
- * that acquires empties the L1 cache, so only the last one does. */
+/* The block waits until a count is n, and acquires what was stored before the count was raised. The
+ * count stays n until `select` clears it, when all readers of the unit have passed. A load that
+ * acquires empties the L1 cache, so only the last one does. */
 __device__ static inline void cn_count_wait(const uint32_t *count, uint32_t n)
 {
     uint32_t seen = ~n;
