@@ -91,8 +91,12 @@ static const char *fault_text(const json_error_t *e)
     case json_error_null_byte_in_key: return "a NUL character (\\u0000)";
     case json_error_stack_overflow: return "nested too deep";
     case json_error_out_of_memory: return "out of memory";
-    default: return "unexpected text";
+    default: break;
     }
+    if (strstr(e->text, "invalid Unicode")) return "half of a surrogate pair (\\uD800 to \\uDFFF)";
+    if (strstr(e->text, "near 'NaN'") || strstr(e->text, "near 'Infinity'"))
+        return "NaN and Infinity are not JSON";
+    return "unexpected text";
 }
 
 /* Fails with the fault and the text before it. */

@@ -68,6 +68,7 @@ refused "request 1 failed: status 400" --base-url "$url" --kv-policy window
 stop
 refused "Connection refused" --base-url "$url"
 refused "expected http://host:port" --base-url localhost
+refused "a port from 1 to 65535" --base-url http://127.0.0.1:99999
 serve --api-key a-key-for-the-test
 refused "/v1/models: status 401" --base-url "$url"
 bench --api-key a-key-for-the-test --num-prompts 2 --input-len 8 --output-len 2

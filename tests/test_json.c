@@ -44,7 +44,9 @@ static void test_refusals(void **state)
         {"[\"\\u0000\"]", "not JSON"},
         {"[[[[1]]]]", "nested 4 deep"},
         {"[1e999]", "a number is too large"},
-        {"[NaN]", "not JSON"},
+        {"[NaN]", "NaN and Infinity are not JSON"},
+        {"[Infinity]", "NaN and Infinity are not JSON"},
+        {"[\"\\ud83d\"]", "half of a surrogate pair (\\uD800 to \\uDFFF)"},
         {"[01]", "not JSON"},
         {"['a']", "not JSON"},
     };

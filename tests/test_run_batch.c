@@ -587,6 +587,27 @@ static void resume_refuses_another_model_or_other_options(void **state)
     expect_exit(1, &(launch){.out = in_path, .extra = {"--resume"}});
 }
 
+static void damaged_files_of_a_run_are_named(void **state)
+{
+    (void)state;
+    char record[80], linked[96];
+    snprintf(record, sizeof record, "%s.cinch-run", out_path);
+    snprintf(linked, sizeof linked, "%s.tmp", record);
+    put_text(reference_path, "a", "");
+    assert_int_equal(symlink(reference_path, linked), 0);
+    expect_exit(0, &plain); /* replaces the link, and not the file that it names */
+    assert_int_equal(count_lines(reference_path), N_REQUESTS);
+    const int fd = open(out_path, O_WRONLY);
+    assert_int_equal(pwrite(fd, "\0\0\0\0", 4, 10), 4);
+    close(fd);
+    expect_exit(1, &resume);
+    expect_log("output line 1 is damaged");
+    expect_log("remove the line");
+    put_text(record, "w", "");
+    expect_exit(1, &resume);
+    expect_log("the record of the run is damaged (write another output file)");
+}
+
 static void pipes_are_answered_line_by_line(void **state)
 {
     (void)state;
@@ -753,6 +774,7 @@ int main(void)
         TEST(a_file_with_nuls_is_resumed),
         TEST(changed_requests_are_counted),
         TEST(resume_refuses_another_model_or_other_options),
+        TEST(damaged_files_of_a_run_are_named),
         TEST(pipes_are_answered_line_by_line),
         TEST(answers_are_graded_over_all_runs),
         TEST(a_wrong_model_makes_no_file),

@@ -164,9 +164,11 @@ static json_t *completion_token(const cn_api_logprobs_form *f, uint32_t member,
     }
     if (isnan(entries[0].logprob)) return json_null();
     bool ok = (top = json_object()) != NULL;
-    for (uint32_t i = 1; ok && i <= f->n_top && entries[i].token != NO_TOKEN; i++) {
-        ok = token_text(f, entries[i].token, text, &raw, &n_raw) == CN_OK;
-        if (ok) ok = add_new_key(top, text, logprob_value(entries[i].logprob));
+    for (uint32_t i = 1; ok && i <= f->n_top + 1; i++) { /* the token itself is the last */
+        const cn_logprob *p = &entries[i % (f->n_top + 1)];
+        if (p->token == NO_TOKEN) continue;
+        ok = token_text(f, p->token, text, &raw, &n_raw) == CN_OK;
+        if (ok) ok = add_new_key(top, text, logprob_value(p->logprob));
     }
     if (ok) return top;
     json_decref(top);

@@ -33,8 +33,10 @@ cn_status cn_bench_target_parse(cn_bench_target *out, const char *url)
     const int n_read =
         ipv6 ? sscanf(url, "http://[%200[^]/]]:%5[0-9]%n", host, port, &n)
              : sscanf(url, "http://%200[^:/]:%5[0-9]%n", host, port, &n);
-    if (n_read != 2 || (url[n] && strcmp(url + n, "/") != 0))
-        return cn_fail(CN_ERR_ARG, "%s: expected http://host:port", url);
+    const unsigned long number = n_read == 2 ? strtoul(port, NULL, 10) : 0;
+    if (number < 1 || number > UINT16_MAX || (url[n] && strcmp(url + n, "/") != 0))
+        return cn_fail(CN_ERR_ARG, "%s: expected http://host:port, with a port from 1 to 65535",
+                       url);
     snprintf(out->host, sizeof out->host, ipv6 ? "[%s]" : "%s", host);
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
     struct addrinfo *found;

@@ -91,9 +91,12 @@ cn_status cn_run_record_path(cn_buf *out, const char *output_path)
     return cn_buf_addf(out, "%s%s", output_path, record_suffix);
 }
 
+/* Replaces what has this name instead of writing through it: it may be a link. */
 static cn_status write_whole(const char *path, const cn_buf *text)
 {
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (unlink(path) != 0 && errno != ENOENT)
+        return cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) return cn_fail(CN_ERR_IO, "%s: %s", path, strerror(errno));
     cn_status status = CN_OK;
     if (cn_write_all(fd, text->data, text->len) != text->len || fsync(fd) != 0)
@@ -228,8 +231,11 @@ cn_status cn_run_record_check(const char *output_path, const cn_buf *record)
                          "%s does not exist: --resume only continues an output that run-batch "
                          "began",
                          path.data);
-    if (status == CN_OK)
+    if (status == CN_OK) {
         status = cn_json_load_file(&then, path.data, MAX_RECORD_BYTES, MAX_RECORD_DEPTH);
+        if (status != CN_OK)
+            cn_fail_within(status, "the record of the run is damaged (write another output file)");
+    }
     if (status == CN_OK) status = parse_record(&now, record->data, record->len);
     if (status == CN_OK) {
         status = compare(then, now);
@@ -272,7 +278,9 @@ static cn_status scan_line(void *user, const char *text, size_t n, uint64_t numb
     cn_batch_line_figures f;
     cn_status status = cn_batch_line_parse(&f, text, n);
     if (status != CN_OK)
-        return cn_fail_within(status, "output line %llu was not written by run-batch",
+        return cn_fail_within(status,
+                              "output line %llu is damaged, or run-batch did not write it (remove "
+                              "the line, and its request is answered again)",
                               (unsigned long long)number);
     if (f.is_error && s->retry_errors) {
         s->n_retried++;
