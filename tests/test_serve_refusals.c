@@ -267,7 +267,10 @@ static int raw_status(const char *bytes)
     int status = r.status;
     if (status) {
         json_t *body = json_loadb(r.body.data, r.body.len, 0, NULL);
-        assert_true(status < 300 || json_is_object(json_object_get(body, "error")));
+        const json_t *error = json_object_get(body, "error");
+        if (status >= 300)
+            assert_string_equal(json_string_value(json_object_get(error, "type")),
+                                "invalid_request_error");
         json_decref(body);
     }
     http_reply_free(&r);
@@ -314,6 +317,10 @@ static void malformed_http_is_refused_in_json(void **state)
     assert_int_equal(
         raw_status("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n"
                    "Content-Type: text/plain\r\n\r\n{}"),
+        415);
+    assert_int_equal(
+        raw_status("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n"
+                   "Content-Type: application/json\r\nContent-Encoding: gzip\r\n\r\n{}"),
         415);
     assert_int_equal(raw_status("\r\n\r\nGET /health HTTP/1.0\r\n\r\n"), 200);
     char large[8192] = "GET /health HTTP/1.1\r\nHost: ";

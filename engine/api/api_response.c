@@ -643,8 +643,11 @@ json_t *cn_api_result_usage_chunk(const cn_api_result *r, const char *id, const 
 json_t *cn_api_error_body(int http_status, const char *message, const char *param,
                           const char *code, uint64_t line)
 {
+    const bool invalid = http_status < CN_HTTP_INTERNAL_ERROR ||
+                         http_status == CN_HTTP_NOT_IMPLEMENTED ||
+                         http_status == CN_HTTP_VERSION_NOT_SUPPORTED;
     const char *type = http_status == CN_HTTP_TOO_MANY_REQUESTS ? "rate_limit_error"
-                       : http_status < CN_HTTP_INTERNAL_ERROR   ? "invalid_request_error"
+                       : invalid                                ? "invalid_request_error"
                                                                 : "internal_error";
     if (!code && strstr(message, CN_CONTEXT_ERROR)) code = "context_length_exceeded";
     json_t *error = json_pack("{s:o, s:s, s:o, s:o}", "message", cn_json_text(message),

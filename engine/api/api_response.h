@@ -95,9 +95,9 @@ json_t *cn_api_result_usage_chunk(const cn_api_result *r, const char *id, const 
 json_t *cn_api_kv_json(const cn_kv_usage *u);
 
 /* {"error": {message, type, param, code, line}}. type is "rate_limit_error" for 429,
- * "invalid_request_error" for other 4xx, else "internal_error". A param or code of NULL or "" is
- * written as null, but an error about the context length always has its code. With line 0 the
- * member is omitted. */
+ * "invalid_request_error" for other 4xx, 501 and 505, else "internal_error". A param or code of
+ * NULL or "" is written as null, but an error about the context length always has its code. With
+ * line 0 the member is omitted. */
 json_t *cn_api_error_body(int http_status, const char *message, const char *param,
                           const char *code, uint64_t line);
 

@@ -24,16 +24,22 @@ static void install_signal_handlers(void)
     cn_handle_signal(SIGHUP, on_signal, SA_RESTART);
 }
 
-/* Each connection needs a file descriptor. Raises the limit as far as the system allows. */
-static void raise_file_limit(const cn_config *c)
+/* Each connection needs a file descriptor. Raises the limit as far as the system allows, or accepts
+ * fewer connections: without a descriptor for a new one, no old one could be closed for it. */
+static void raise_file_limit(cn_config *c)
 {
+    enum { OTHER_FILES = 64 };
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
     limit.rlim_cur = limit.rlim_max;
-    if (setrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < c->max_connections + 64)
-        cn_log(CN_LOG_WARN,
-               "the limit of open files, %llu, is too low for --max-connections %u: raise it",
-               (unsigned long long)limit.rlim_cur, c->max_connections);
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+    if (limit.rlim_cur >= (rlim_t)c->max_connections + OTHER_FILES) return;
+    const uint32_t most = limit.rlim_cur > OTHER_FILES ? (uint32_t)limit.rlim_cur - OTHER_FILES : 1;
+    cn_log(CN_LOG_WARN,
+           "the limit of open files, %llu, is too low for --max-connections %u: at most %u are "
+           "accepted; raise the limit",
+           (unsigned long long)limit.rlim_cur, c->max_connections, most);
+    c->max_connections = most;
 }
 
 int cn_cmd_serve(int argc, char **argv)

@@ -178,6 +178,13 @@ static bool accepts_type(cn_exchange *x)
     const uint32_t kinds = x->route->flags & (CN_ROUTE_JSON | CN_ROUTE_FORM);
     if (kinds == 0 || !(x->head.chunked || x->head.content_length > 0)) return true;
     const bool json = kinds & CN_ROUTE_JSON;
+    const char *encoding = cn_http_header(&x->head, "Content-Encoding");
+    if (encoding && strcasecmp(encoding, "identity") != 0) {
+        cn_exchange_error(x, CN_HTTP_UNSUPPORTED_MEDIA_TYPE,
+                          "Content-Encoding: expected identity, because compressed bodies are not "
+                          "supported", NULL, NULL);
+        return false;
+    }
     if (has_type(x, json ? "application/json" : "multipart/form-data")) return true;
     cn_exchange_error(x, CN_HTTP_UNSUPPORTED_MEDIA_TYPE,
                       json ? "Content-Type: expected application/json"
