@@ -232,6 +232,45 @@ static void unknown_members_of_messages_bring_a_warning(void **state)
         }
 }
 
+/* A policy, a selector and a home each read some members. */
+static void members_of_kv_without_effect_bring_warnings(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *kv, *warning; /* NULL: none */
+    } cases[] = {
+        {"{\"budget\": 512}", "kv.budget: no effect with policy full, select none and home device, "
+                              "ignored"},
+        {"{\"policy\": \"full\", \"select\": \"none\", \"budget\": null}", NULL},
+        {"{\"policy\": \"zip\", \"budget\": 512, \"lambda\": 0.5}", NULL},
+        {"{\"policy\": \"window\", \"lambda\": 0.5}",
+         "kv.lambda: no effect with policy window, select none and home device, ignored"},
+        {"{\"select\": \"ds\", \"select_tokens\": 256}", NULL},
+        {"{\"select\": \"tls\", \"home\": \"host\", \"select_cap\": 1}", NULL},
+        {"{\"select\": \"tls\", \"select_cap\": 1}",
+         "kv.select_cap: no effect with policy full, select tls and home device, ignored"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cn_api_unknown unknown;
+        cn_api_unknown_init(&unknown, false);
+        cn_api_defaults accepting = defaults;
+        accepting.unknown = &unknown;
+        char text[512];
+        cn_api_request r;
+        snprintf(text, sizeof text, CHAT_START "\"kv\": %s}", cases[i].kv);
+        json_t *body = json_loads(text, 0, NULL);
+        if (cn_api_request_parse(&r, CN_API_CHAT, body, &accepting) != CN_OK)
+            fail_msg("%s: %s", cases[i].kv, cn_last_error());
+        assert_int_equal(json_array_size(r.warnings), cases[i].warning != NULL);
+        if (cases[i].warning)
+            assert_string_equal(json_string_value(json_array_get(r.warnings, 0)),
+                                cases[i].warning);
+        cn_api_request_free(&r);
+        json_decref(body);
+        cn_api_unknown_destroy(&unknown);
+    }
+}
+
 static void members_of_kv_are_never_ignored(void **state)
 {
     (void)state;
@@ -678,7 +717,7 @@ static void members_that_are_read_or_ignored_are_dropped(void **state)
     cn_api_request r;
     accept_chat(&r, "\"metadata\": {\"a\": [{}, {}, {}]}, \"user\": \"u\", \"n\": 2, "
                     "\"stop\": [\"END\", \"STOP\"], \"logit_bias\": {\"17\": 1}, "
-                    "\"stop_token_ids\": [5, 6], \"kv\": {\"budget\": 512}");
+                    "\"stop_token_ids\": [5, 6], \"kv\": {\"policy\": \"zip\", \"budget\": 512}");
     json_t *body = json_array_get(r.keep, 0);
     assert_int_equal(json_object_size(body), 2);
     assert_non_null(json_object_get(body, "messages"));
@@ -713,6 +752,7 @@ int main(void)
         cmocka_unit_test(unknown_fields_bring_warnings),
         cmocka_unit_test(unknown_members_of_messages_bring_a_warning),
         cmocka_unit_test(completions_have_many_prompts_and_scores),
+        cmocka_unit_test(members_of_kv_without_effect_bring_warnings),
         cmocka_unit_test(members_of_kv_are_never_ignored),
         cmocka_unit_test(reasoning_effort_is_the_templates_switch),
         cmocka_unit_test(structured_output_is_read),

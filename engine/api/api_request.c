@@ -492,12 +492,32 @@ static cn_status finish_completion(cn_api_request *r, const char **key)
     return r->prompts ? CN_OK : cn_fail(CN_ERR_ARG, "%s: missing", *key);
 }
 
+/* Takes note of the members of the kv object that the request does not read. */
+static cn_status check_kv_is_read(cn_api_request *r, const json_t *object)
+{
+    const cn_kv_params *kv = &r->params.kv;
+    char name[SHOWN_BYTES], why[SHOWN_BYTES];
+    const char *key;
+    json_t *v;
+    snprintf(why, sizeof why, "no effect with policy %s, select %s and home %s",
+             cn_kv_policy_name(kv->policy), cn_kv_select_name(kv->select),
+             cn_kv_home_name(kv->home));
+    json_object_foreach((json_t *)object, key, v)
+    {
+        if (json_is_null(v) || cn_kv_reads(kv, key)) continue;
+        snprintf(name, sizeof name, "kv.%s", key);
+        CN_TRY(cn_api_ignore(r->unknown, name, why, v, &r->warnings));
+    }
+    return CN_OK;
+}
+
 static cn_status read_body(cn_api_request *r, json_t *body, cn_opt_tool_parser parser,
                            const char **key)
 {
     json_t *v;
     if (!json_is_object(body)) return cn_api_refuse("body", "an object", body);
     json_object_foreach(body, *key, v) CN_TRY(read_field(r, *key, v));
+    CN_TRY(check_kv_is_read(r, json_object_get(body, *key = "kv")));
     cn_status status = r->endpoint == CN_API_CHAT ? finish_chat(r, body, parser, key)
                                                   : finish_completion(r, key);
     CN_TRY(status);

@@ -28,25 +28,31 @@ static bool is_new(cn_api_unknown *u, const char *key)
     return fresh;
 }
 
-cn_status cn_api_unknown_take(cn_api_unknown *u, const char *key, const json_t *value,
-                              json_t **warnings)
+cn_status cn_api_ignore(cn_api_unknown *u, const char *key, const char *why, const json_t *value,
+                        json_t **warnings)
 {
     char name[SHOWN_BYTES], shown[SHOWN_BYTES];
     cn_json_printable(key, name, sizeof name);
     if (!u || u->refuse)
-        return cn_fail(CN_ERR_ARG, "%s: unknown field, got %s", name,
+        return cn_fail(CN_ERR_ARG, "%s: %s, got %s", name, why,
                        cn_json_describe(value, shown, sizeof shown));
     if (is_new(u, key))
-        cn_log(CN_LOG_WARN, "a request has the unknown field %s, which is ignored "
-               "(--unknown-fields refuse makes this an error)", name);
+        cn_log(CN_LOG_WARN, "a request has the field %s, which is ignored: %s (--unknown-fields "
+               "refuse makes this an error)", name, why);
     size_t i;
-    json_t *other, *warning = json_sprintf("%s: unknown field, ignored", name);
+    json_t *other, *warning = json_sprintf("%s: %s, ignored", name, why);
     if (!*warnings) *warnings = json_array();
     bool listed = json_array_size(*warnings) >= CN_API_MAX_WARNINGS;
     json_array_foreach(*warnings, i, other) listed = listed || json_equal(other, warning);
     const bool ok = warning && *warnings && (listed || json_array_append(*warnings, warning) == 0);
     json_decref(warning);
     return ok ? CN_OK : cn_fail(CN_ERR_MEMORY, "out of memory for a warning");
+}
+
+cn_status cn_api_unknown_take(cn_api_unknown *u, const char *key, const json_t *value,
+                              json_t **warnings)
+{
+    return cn_api_ignore(u, key, "unknown field", value, warnings);
 }
 
 cn_status cn_api_unknown_members(cn_api_unknown *u, const json_t *o, const char *const *known,

@@ -24,9 +24,12 @@ typedef struct cn_api_unknown {
 void cn_api_unknown_init(cn_api_unknown *u, bool refuse);
 void cn_api_unknown_destroy(cn_api_unknown *u);
 
-/* Takes note of a member that cinch does not know: logs its name once, and adds a text to
- * *warnings, which it creates, unless the text is there. CN_ERR_ARG: unknown members are refused,
- * or u is NULL. */
+/* Takes note of a member that has no effect, and why: logs its name once, and adds a text to
+ * *warnings, which it creates, unless the text is there. CN_ERR_ARG: such members are refused, or u
+ * is NULL. */
+cn_status cn_api_ignore(cn_api_unknown *u, const char *key, const char *why, const json_t *value,
+                        json_t **warnings);
+/* The same for a member that cinch does not know. */
 cn_status cn_api_unknown_take(cn_api_unknown *u, const char *key, const json_t *value,
                               json_t **warnings);
 

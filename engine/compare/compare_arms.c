@@ -63,23 +63,12 @@ static const char *reader_params(const cn_kv_params *kv)
     return selects ? cn_selector_of(kv->select)->params : cn_policy_of(kv->policy)->params;
 }
 
-/* Returns true when the arm reads the key, or the key chooses what the arm is. */
-static bool is_read(const cn_option *o, const cn_kv_params *kv)
-{
-    const cn_kv_policy stays = /* what an away arm keeps on the device by default */
-        kv->home != CN_HOME_DEVICE && kv->policy == CN_KV_FULL ? CN_KV_WINDOW : kv->policy;
-    return cn_option_is_read(o, "select home") ||
-           cn_option_is_read(o, cn_policy_of(stays)->params) ||
-           cn_option_is_read(o, cn_away_params(kv)) ||
-           (kv->select != CN_SELECT_NONE && cn_option_is_read(o, reader_params(kv)));
-}
-
 static cn_status check_read(const cn_config *c, const cn_option *o)
 {
     cn_kv_params away = c->kv;
     away.home = CN_HOME_PEER;
-    if (is_read(o, &c->kv)) return CN_OK;
-    if (is_read(o, &away) && cn_selector_of(c->kv.select)->away)
+    if (cn_kv_reads(&c->kv, cn_option_kv_key(o))) return CN_OK;
+    if (cn_kv_reads(&away, cn_option_kv_key(o)) && cn_selector_of(c->kv.select)->away)
         return cn_fail(CN_ERR_ARG, "%s reads %s only with home=peer or home=host before it",
                        reader_name(&c->kv), cn_option_kv_key(o));
     return cn_fail(CN_ERR_ARG, "%s does not read %s: it reads %s", reader_name(&c->kv),
@@ -154,7 +143,8 @@ static bool same_requests(const cn_kv_params *a, const cn_kv_params *b)
     const cn_option *o = cn_options(&n);
     if (a->policy != b->policy || a->select != b->select || a->home != b->home) return false;
     for (size_t i = 0; i < n; i++) {
-        if (o[i].section != CN_SECTION_KV || !o[i].json || !is_read(&o[i], a)) continue;
+        const char *key = cn_option_kv_key(&o[i]);
+        if (!key || !cn_kv_reads(a, key)) continue;
         const size_t at = o[i].offset - offsetof(struct cn_config, kv);
         const size_t bytes = o[i].type == CN_OPTION_BOOL ? sizeof(bool) : sizeof(uint32_t);
         if (memcmp((const char *)a + at, (const char *)b + at, bytes) != 0) return false;

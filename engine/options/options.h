@@ -427,6 +427,10 @@ void cn_config_overlay_sampling(const cn_config *c, cn_sampling *io);
  * adds the checkpoint's fingerprint. */
 cn_status cn_config_result_text(const cn_config *c, cn_buf *out);
 
+/* Whether a request with these parameters reads the member `key` of its kv object: its policy, its
+ * selector or its home does, or the member chooses one of them. */
+bool cn_kv_reads(const cn_kv_params *kv, const char *key);
+
 /* ---- a request's JSON ----
  * Sets the field of *s or *kv that `key` of a body names, if its row is in `sections` (sampling,
  * kv). The row's bounds apply. null leaves the field unchanged. An object sets its members

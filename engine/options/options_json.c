@@ -94,6 +94,16 @@ cn_status cn_request_set_json(cn_sampling *s, cn_kv_params *kv, uint32_t section
     return set_value(o, request_field(o, s, kv), value);
 }
 
+bool cn_kv_reads(const cn_kv_params *kv, const char *key)
+{
+    const cn_kv_policy stays = /* what is kept on the device with a home elsewhere, by default */
+        kv->home != CN_HOME_DEVICE && kv->policy == CN_KV_FULL ? CN_KV_WINDOW : kv->policy;
+    return cn_option_is_word("policy select home", key) ||
+           cn_option_is_word(cn_policy_of(stays)->params, key) ||
+           cn_option_is_word(cn_selector_of(kv->select)->params, key) ||
+           cn_option_is_word(cn_away_params(kv), key);
+}
+
 /* The value of a kv parameter; a new reference. */
 static json_t *value_json(const cn_option *o, const void *field)
 {
