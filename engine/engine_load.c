@@ -388,7 +388,7 @@ void cn_engine_free(cn_engine *e)
     if (!e) return;
     if (e->backend && e->backend->enter) e->backend->enter(e->backend);
     if (e->stream) e->backend->stream_sync(e->stream);
-    cn_home_sync(&e->homes);
+    (void)cn_home_sync(&e->homes);
     if (e->event_stream) e->backend->stream_sync(e->event_stream);
     for (cn_engine_request *r; (r = CN_CONTAINER_OF(e->requests.head, cn_engine_request, node));)
         cn_engine_drop_request(e, r);

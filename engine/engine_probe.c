@@ -75,7 +75,7 @@ double cn_engine_rows_of_weights(const cn_engine *e)
 static cn_status wait_all(cn_engine *e)
 {
     CN_TRY(e->backend->stream_sync(e->stream));
-    cn_home_sync(&e->homes);
+    CN_TRY(cn_home_sync(&e->homes));
     return e->backend->stream_sync(e->event_stream);
 }
 

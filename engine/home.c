@@ -237,14 +237,18 @@ void cn_home_step_free(cn_home_step *st, const cn_homes *hs, cn_kv_home home)
     *st = (cn_home_step){.counts = st->counts};
 }
 
-void cn_home_sync(cn_homes *hs)
+cn_status cn_home_sync(cn_homes *hs)
 {
+    cn_status first = CN_OK;
     for (cn_home *h = next_home(hs, NULL); h; h = next_home(hs, h)) {
-        if (h->predicts) h->be->stream_sync(h->predicts);
-        if (h->stream) h->be->stream_sync(h->stream);
-        if (h->pushes) h->be->stream_sync(h->pushes);
-        if (h->fills && h->fills != hs->o.event_stream) h->be->stream_sync(h->fills);
+        cn_stream *const fills = h->fills != hs->o.event_stream ? h->fills : NULL;
+        cn_stream *const streams[] = {h->predicts, h->stream, h->pushes, fills};
+        for (size_t i = 0; i < sizeof streams / sizeof *streams; i++) {
+            const cn_status status = streams[i] ? h->be->stream_sync(streams[i]) : CN_OK;
+            if (first == CN_OK) first = status;
+        }
     }
+    return first;
 }
 
 static void free_fence(cn_backend *be, cn_fence *f)

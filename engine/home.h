@@ -135,8 +135,8 @@ cn_status cn_home_create(cn_homes *hs, const cn_home_opts *o);
 /* Allocates the host arrays of a step with one home; the start plan allocates `counts`. */
 cn_status cn_home_step_init(cn_home_step *st, const cn_homes *hs, cn_kv_home home);
 void cn_home_step_free(cn_home_step *st, const cn_homes *hs, cn_kv_home home);
-/* Waits for all work of the homes. */
-void cn_home_sync(cn_homes *hs);
+/* Waits for all work of the homes. Returns the first error of their streams. */
+cn_status cn_home_sync(cn_homes *hs);
 /* Frees streams, fences and host memory. hs may be zeroed. */
 void cn_home_free(cn_homes *hs);
 /* Closes the cache device, whose memory the caller has freed. */

@@ -593,6 +593,40 @@ static void an_error_on_the_second_stream_is_reported_at_its_fence(void **state)
     backend_rig_close(be);
 }
 
+/* A chain of streams as an exchange has: only the last one is asked. */
+static void fences_carry_an_error_to_the_streams_that_wait(void **state)
+{
+    (void)state;
+    enum { STREAMS = 3 };
+    const cn_cpu_backend_opts o = {.n_threads = 2, .threaded = true};
+    cn_backend *be;
+    cn_stream *s[STREAMS];
+    cn_fence *fence[STREAMS];
+    assert_int_equal(cn_backend_cpu_open(&be, &o), CN_OK);
+    for (int i = 0; i < STREAMS; i++) {
+        assert_int_equal(be->stream_create(be, CN_PRIORITY_LOW, &s[i]), CN_OK);
+        assert_int_equal(be->fence_create(be, &fence[i]), CN_OK);
+    }
+    _Atomic uint32_t value = 0;
+    probe_args bad = {&value, 0, 7, CN_ERR_DEVICE}, after = {&value, 0, 8, CN_OK};
+    assert_int_equal(cn_cpu_stream_submit(s[0], probe_op, &bad, sizeof bad), CN_OK);
+    for (int i = 0; i < STREAMS; i++) {
+        if (i > 0) {
+            assert_int_equal(be->fence_wait(s[i], fence[i - 1]), CN_OK);
+            assert_int_equal(cn_cpu_stream_submit(s[i], probe_op, &after, sizeof after), CN_OK);
+        }
+        assert_int_equal(be->fence_record(fence[i], s[i]), CN_OK);
+    }
+    assert_int_equal(be->fence_sync(fence[STREAMS - 1]), CN_ERR_DEVICE);
+    assert_string_equal(cn_last_error(), "probe 7 failed");
+    assert_int_equal(atomic_load(&value), 0);
+    for (int i = 0; i < STREAMS; i++) {
+        be->stream_free(s[i]);
+        be->fence_free(fence[i]);
+    }
+    be->close(be);
+}
+
 static void ops_on_the_second_stream_equal_those_of_the_first(void **state)
 {
     (void)state;
@@ -665,6 +699,7 @@ int main(void)
         cmocka_unit_test(streams_run_in_order_and_copy_arguments),
         cmocka_unit_test(fences_order_work_across_streams),
         cmocka_unit_test(an_error_on_the_second_stream_is_reported_at_its_fence),
+        cmocka_unit_test(fences_carry_an_error_to_the_streams_that_wait),
         cmocka_unit_test(ops_on_the_second_stream_equal_those_of_the_first),
         cmocka_unit_test(ops_allocate_nothing),
     };

@@ -2,7 +2,10 @@
  *
  * A fence counts. `recorded` is the number of records that were submitted; `completed` is the
  * number of the latest one that a stream has run. A wait takes the number at the time of its
- * submission, so a fence can be recorded again while a stream still waits for an earlier record. */
+ * submission, so a fence can be recorded again while a stream still waits for an earlier record.
+ *
+ * An error of an op stays with its stream, and fences carry it to the streams that wait for them:
+ * the results of the op are missing there. */
 #include "engine/cpu/cpu_stream.h"
 
 #include <pthread.h>
@@ -30,13 +33,15 @@ struct cn_stream {
 };
 
 struct cn_fence {
-    pthread_mutex_t mutex; /* guards completed, reached_s and n_pending */
+    pthread_mutex_t mutex; /* guards completed, reached_s, n_pending and the error */
     pthread_cond_t reached;
     uint64_t recorded; /* used by the submitting thread only */
     uint64_t completed;
     double reached_s;   /* cn_now_s of the latest record that a stream has run */
     uint32_t n_pending; /* records and waits that streams have not run yet */
     cn_stream *stream;  /* of the last record; used by the submitting thread only */
+    cn_status error;    /* of a stream that reached a record; a stream that waits fails with it */
+    char error_text[STREAM_ERROR_BYTES];
 };
 
 typedef struct fence_point {
@@ -44,11 +49,25 @@ typedef struct fence_point {
     uint64_t count;
 } fence_point;
 
+static cn_status stream_error(cn_stream *s)
+{
+    pthread_mutex_lock(&s->mutex);
+    cn_status status = s->error;
+    char text[STREAM_ERROR_BYTES];
+    memcpy(text, s->error_text, sizeof text);
+    pthread_mutex_unlock(&s->mutex);
+    return status == CN_OK ? CN_OK : cn_fail(status, "%s", text);
+}
+
 static cn_status reach_point(cn_stream *s, const void *args)
 {
-    (void)s;
     const fence_point *p = args;
+    const cn_status error = stream_error(s);
     pthread_mutex_lock(&p->fence->mutex);
+    if (error != CN_OK && p->fence->error == CN_OK) {
+        p->fence->error = error;
+        snprintf(p->fence->error_text, STREAM_ERROR_BYTES, "%s", cn_last_error());
+    }
     if (p->fence->completed < p->count) p->fence->completed = p->count;
     p->fence->reached_s = cn_now_s();
     p->fence->n_pending--;
@@ -61,12 +80,15 @@ static cn_status await_point(cn_stream *s, const void *args)
 {
     (void)s;
     const fence_point *p = args;
+    char text[STREAM_ERROR_BYTES];
     pthread_mutex_lock(&p->fence->mutex);
     while (p->fence->completed < p->count) pthread_cond_wait(&p->fence->reached, &p->fence->mutex);
+    const cn_status error = p->fence->error;
+    memcpy(text, p->fence->error_text, sizeof text);
     p->fence->n_pending--;
     pthread_cond_broadcast(&p->fence->reached);
     pthread_mutex_unlock(&p->fence->mutex);
-    return CN_OK;
+    return error == CN_OK ? CN_OK : cn_fail(error, "%s", text);
 }
 
 /* After an error, ops are skipped. Fences are not, because a thread may wait for them. */
@@ -140,16 +162,6 @@ struct cn_cpu *cn_cpu_stream_owner(const cn_stream *s) { return s->cpu; }
 uint32_t cn_cpu_stream_worker(const cn_stream *s) { return s->worker; }
 
 bool cn_cpu_stream_is_threaded(const cn_stream *s) { return s->threaded; }
-
-static cn_status stream_error(cn_stream *s)
-{
-    pthread_mutex_lock(&s->mutex);
-    cn_status status = s->error;
-    char text[STREAM_ERROR_BYTES];
-    memcpy(text, s->error_text, sizeof text);
-    pthread_mutex_unlock(&s->mutex);
-    return status == CN_OK ? CN_OK : cn_fail(status, "%s", text);
-}
 
 cn_status cn_cpu_stream_submit(cn_stream *s, cn_cpu_op_fn fn, const void *args, size_t bytes)
 {
