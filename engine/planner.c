@@ -103,10 +103,10 @@ static cn_status plan_home(cn_home_plan *h, const cn_planner_input *in, cn_kv_ho
     const uint64_t need = in->n_max_blocks * h->block_bytes;
     if (h->bytes < need)
         return cn_fail(CN_ERR_ARG,
-                       "--home-space %.5g: kv home %s expects at least %.4g, %llu bytes, for one "
-                       "request of %u blocks; raise it or lower --select-tokens",
-                       cn_gib(home_bytes), cn_kv_home_name(home), cn_gib(need) * 1.0001,
-                       (unsigned long long)need, in->n_max_blocks);
+                       "--%s %.5g: kv home %s expects at least %.4g, %llu bytes, for one request "
+                       "of %u blocks; raise it or lower --select-tokens",
+                       in->home_option[home], cn_gib(home_bytes), cn_kv_home_name(home),
+                       cn_gib(need) * 1.0001, (unsigned long long)need, in->n_max_blocks);
     if (in->dense_layers > 0) h->plane_bytes = h->n_blocks * block_bytes(in, 0, in->dense_layers);
     h->device_bytes = h->plane_bytes + (home == CN_HOME_HOST ? h->n_blocks * digests : 0);
     return CN_OK;
@@ -218,16 +218,32 @@ static uint64_t host_kv_bytes(void)
     return quarter > 0 && quarter < default_bytes ? quarter : default_bytes;
 }
 
-/* Leaves the machine enough memory for everything else. A plan with --gpu-memory is for a machine
- * whose memory is unknown. */
-static cn_status check_host_space(const cn_config *c, const char *option, uint64_t bytes)
+/* Leaves the machine enough memory for everything else: the swap space and the homes in host memory
+ * take at most 70 % of it. A plan with --gpu-memory is for a machine whose memory is unknown. */
+static cn_status check_host_space(const cn_planner_input *in, const cn_config *c)
 {
     const uint64_t all = c->gpu_memory ? 0 : cn_host_bytes(), most = all / 10 * 7;
-    if (all == 0 || bytes <= most) return CN_OK;
+    const struct {
+        const char *option;
+        uint64_t bytes;
+    } parts[] = {
+        {"swap-space", in->swap_bytes},
+        {cn_config_home_option(c, CN_HOME_HOST), in->home_bytes[CN_HOME_HOST]},
+        {"home-space", cn_config_cache_is_cpu(c) ? in->home_bytes[CN_HOME_PEER] : 0},
+    };
+    char names[128] = "";
+    uint64_t sum = 0;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        if (parts[i].bytes == 0) continue;
+        const size_t n = strlen(names);
+        snprintf(names + n, sizeof names - n, "%s--%s %.5g", n ? " with " : "", parts[i].option,
+                 cn_gib(parts[i].bytes));
+        sum += parts[i].bytes;
+    }
+    if (all == 0 || sum <= most) return CN_OK;
     return cn_fail(CN_ERR_ARG,
-                   "--%s %.5g exceeds 70 %% of the machine's %.4g GiB of memory: lower it "
-                   "to %.4g",
-                   option, cn_gib(bytes), cn_gib(all), cn_gib(most));
+                   "%s exceeds 70 %% of the machine's %.4g GiB of memory: lower the sum to %.4g",
+                   names, cn_gib(all), cn_gib(most));
 }
 
 static uint64_t bytes_of_gib(float gib) { return (uint64_t)((double)gib * (double)CN_GIB); }
@@ -268,20 +284,19 @@ static uint32_t most_blocks(const cn_config *c, uint32_t block_tokens)
 }
 
 /* What the home spaces of these options need. */
-static cn_status describe_home(cn_planner_input *in, const cn_config *c, const cn_model_config *m)
+static void describe_home(cn_planner_input *in, const cn_config *c, const cn_model_config *m)
 {
     const uint32_t away = cn_config_away(c);
-    if (!away) return CN_OK;
+    if (!away) return;
     for (int h = 0; h < CN_N_HOMES; h++)
-        if (away >> h & 1) in->home_bytes[h] = bytes_of_gib(cn_config_home_gib(c, (cn_kv_home)h));
+        if (away >> h & 1) {
+            in->home_bytes[h] = bytes_of_gib(cn_config_home_gib(c, (cn_kv_home)h));
+            in->home_option[h] = cn_config_home_option(c, (cn_kv_home)h);
+        }
     in->home_planes = cn_selectors_need(cn_config_selectors(c) & cn_away_selectors()).planes;
     in->dense_layers = cn_min_u32(c->select_dense_layers, m->n_layers);
     /* Exchanges with `zip` read which tokens the policy holds. */
     if (cn_config_policies(c) >> CN_KV_ZIP & 1) in->planes |= 1U << CN_PLANE_ORIGIN;
-    const bool peer_on_host = cn_config_cache_is_cpu(c);
-    return check_host_space(c, "home-space",
-                            in->home_bytes[CN_HOME_HOST] +
-                                (peer_on_host ? in->home_bytes[CN_HOME_PEER] : 0));
 }
 
 uint32_t cn_planner_block_tokens(const cn_config *c, const cn_backend *be)
@@ -309,8 +324,6 @@ static cn_status make_input(cn_planner_input *out, const cn_config *c, const cn_
     const uint32_t block_tokens = cn_planner_block_tokens(c, be);
     uint64_t avail_bytes = c->kv_cache_memory_bytes;
     if (avail_bytes == 0) avail_bytes = host_kv_bytes();
-    const uint64_t swap_bytes = bytes_of_gib(c->swap_space_gib);
-    CN_TRY(check_host_space(c, "swap-space", swap_bytes));
     const uint32_t longest_blocks = (uint32_t)cn_ceil_div(max_model_len, block_tokens);
     *out = (cn_planner_input){
         .avail_bytes = avail_bytes,
@@ -328,9 +341,10 @@ static cn_status make_input(cn_planner_input *out, const cn_config *c, const cn_
         .max_model_len = max_model_len,
         .max_seqs = c->max_num_seqs,
         .n_blocks_override = c->n_blocks_override,
-        .swap_bytes = swap_bytes,
+        .swap_bytes = bytes_of_gib(c->swap_space_gib),
     };
-    return describe_home(out, c, m);
+    describe_home(out, c, m);
+    return check_host_space(out, c);
 }
 
 cn_status cn_memory_plan_make(cn_memory_plan *out, const cn_config *c, const cn_model_config *m,

@@ -39,6 +39,7 @@ typedef struct cn_planner_input {
     uint64_t swap_bytes;        /* host memory for compressed requests; 0: none */
     /* By cn_kv_home, `device` unused: the space of requests whose KV lies there; 0: none. */
     uint64_t home_bytes[CN_N_HOMES];
+    const char *home_option[CN_N_HOMES]; /* the option that sets them, without dashes */
     uint32_t home_planes;  /* digests by home block, like `planes` */
     uint32_t dense_layers; /* their KV by home block lies in avail_bytes */
 } cn_planner_input;

@@ -153,16 +153,16 @@ static cn_status check_home(const cn_scheduler *s, const cn_group_params *p, cn_
     if (form->n_home <= n_blocks) return CN_OK;
     return cn_fail_param("max_tokens",
                          "prompt of %u tokens and output of %u need %u blocks of %u tokens in kv "
-                         "home %s, which has %u; shorten one of them or raise --home-space",
+                         "home %s, which has %u; shorten one of them or raise --home-space "
+                         "(--host-space)",
                          p->n_prompt, p->max_output, form->n_home, s->o.block_tokens,
                          cn_kv_home_name(home), n_blocks);
 }
 
-/* Checks form->kv and derives the other fields. */
+/* Derives the other fields from form->kv. CN_ERR_ARG: the request is too large. */
 static cn_status check_form(const cn_scheduler *s, const cn_group_params *p, cn_seq_form *form)
 {
     const cn_sched_opts *o = &s->o;
-    CN_TRY(check_kv(o, &form->kv));
     const uint32_t max_tokens = p->n_prompt + p->max_output;
     /* A request never reaches a cap above the context length, so n_max stops at that length. */
     const uint32_t longest_blocks = (uint32_t)cn_ceil_div(o->max_model_len, o->block_tokens);
@@ -186,8 +186,8 @@ static cn_status check_form(const cn_scheduler *s, const cn_group_params *p, cn_
     return check_home(s, p, form);
 }
 
-/* Checks the request with each home that it may have. With home `auto` one of them must be
- * possible; the error is that of the first. */
+/* Checks the request with each home that it may have. With home `auto` the parameters must be valid
+ * for each home, and the request must fit with one of them; the error is that of the first. */
 static cn_status check_forms(const cn_scheduler *s, const cn_group_params *p, seq_shape *shape)
 {
     const bool chooses = p->kv.home == CN_HOME_AUTO;
@@ -198,6 +198,7 @@ static cn_status check_forms(const cn_scheduler *s, const cn_group_params *p, se
     for (int h = CN_N_HOMES; h-- > 0;) {
         if (chooses && !(s->o.auto_homes >> h & 1)) continue;
         cn_seq_form form = {.kv = cn_away_form(&p->kv, (cn_kv_home)h)};
+        CN_TRY(check_kv(&s->o, &form.kv));
         status = check_form(s, p, &form);
         if (!chooses && status != CN_OK) return status;
         if (status != CN_OK) continue;

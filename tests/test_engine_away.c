@@ -505,6 +505,9 @@ static void wrong_starts_are_refused(void **state)
          "--home-space 0.0001: kv home peer expects at least"},
         {{"kv-homes", "host", "home-space", "60000", "kv-selectors", "spade"},
          "--home-space 60000 exceeds 70 %"},
+        {{"kv-homes", "host", "home-space", "1", "kv-selectors", "spade", "kv-policies", "zip",
+          "swap-space", "60000"},
+         "--swap-space 60000 with --home-space 1 exceeds 70 %"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         run_assert_start_refused(cases[i].options, cases[i].text);

@@ -160,6 +160,24 @@ static void without_another_home_the_device_is_chosen(void **state)
 }
 
 /* A home that is too small for the request is none of its homes; one must be large enough. */
+/* Invalid parameters of one home refuse the request, and do not take the home away. */
+static void a_request_that_one_home_cannot_run_is_refused(void **state)
+{
+    (void)state;
+    rig r = rig_make(options());
+    cn_seq *none;
+    cn_kv_params kv = any_home();
+    kv.sink_tokens = 9; /* the window of 8 tokens has no room for them */
+    assert_int_equal(rig_try_add(&r, 1, 10, 31, 1, kv, &none), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "sinks of 9"));
+    kv.home = CN_HOME_DEVICE;
+    kv.policy = CN_KV_FULL;
+    cn_seq *q;
+    assert_int_equal(rig_try_add(&r, 1, 10, 31, 1, kv, &q), CN_OK);
+    step_to_the_end(&r);
+    rig_done(&r);
+}
+
 static void a_request_too_long_for_every_home_is_refused(void **state)
 {
     (void)state;
@@ -447,6 +465,7 @@ int main(void)
         cmocka_unit_test(a_request_that_fits_nowhere_waits),
         cmocka_unit_test(the_rule_is_for_home_auto_alone),
         cmocka_unit_test(without_another_home_the_device_is_chosen),
+        cmocka_unit_test(a_request_that_one_home_cannot_run_is_refused),
         cmocka_unit_test(a_request_too_long_for_every_home_is_refused),
         cmocka_unit_test(a_short_request_waits_for_the_device),
         cmocka_unit_test(a_new_admission_chooses_again),
