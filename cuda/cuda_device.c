@@ -17,10 +17,11 @@ static const char *advice(cudaError_t error)
 {
     switch (error) {
     case cudaErrorMemoryAllocation:
-        return "too little GPU memory is free: lower --gpu-memory-utilization, or stop other "
-               "programs on this GPU";
+        return "too little GPU memory is free: lower --gpu-memory-utilization (--home-space on a "
+               "cache GPU), or stop other programs on this GPU";
     case cudaErrorDevicesUnavailable:
-        return "another program holds the GPU alone: stop it, or choose another GPU with --device";
+        return "another program holds the GPU alone: stop it, or choose another GPU with --device "
+               "or --cache-device";
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorInvalidDeviceFunction:
         return "the backend was not built for this GPU: rebuild it (make cuda), or use --device "
@@ -31,7 +32,7 @@ static const char *advice(cudaError_t error)
         return "parts of the NVIDIA driver have different versions: restart the machine";
     case cudaErrorECCUncorrectable:
         return "the GPU's memory is faulty (nvidia-smi -q -d ECC shows it): choose another GPU "
-               "with --device";
+               "with --device or --cache-device";
     default: return "start cinch again; if it happens again, use --device cpu and report it";
     }
 }

@@ -5,8 +5,8 @@
  * same size. K and V are one plane; F, P and each digest are planes of their own. A memory has
  * its own strides, and may lack a plane:
  *
- *   A device stores each plane as [layer][item], so that kernels see one array for each layer.
- *   Host memory stores each block as [plane][layer], so that a block is contiguous.
+ *   A device and a home store each plane as [layer][item]: kernels see one array for each layer.
+ *   The swap space stores each block as [plane][layer], so that a block is contiguous.
  *
  * Therefore one 2-D copy, n_layers rows of item_bytes, copies an item. */
 #ifndef CN_PLANES_H

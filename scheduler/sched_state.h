@@ -100,7 +100,7 @@ typedef struct cn_seq_sched {
 
     cn_sched_event event; /* at most one at a time */
     uint32_t *target;     /* [n_max] target blocks of the event, then the spare block */
-    cn_block_copy *puts;  /* [max_blocks] of the event; only if n_home > 0 */
+    cn_block_copy *puts;  /* [table of room] of the event; only if a form has a home elsewhere */
     uint32_t spare;       /* table index of the block left for decoding, or CN_NO_BLOCK */
     bool event_done;      /* reported, not yet committed */
     bool ending;          /* finished during its event: freed at the commit */

@@ -54,6 +54,15 @@ refused() {
     grep '^error:' "$dir/err" | grep -qF -e "$want" || fail "'$*': expected '$want'"
 }
 
+# planned OPTIONS...: `cinch plan` prints as many blocks as the engine has.
+planned() {
+    blocks=$("$dir/cinch" plan --model "$model" --load-format dummy --block-size 64 --max-model-len 1408 \
+        --max-num-seqs 4 --max-num-batched-tokens 256 --kv-select spade --select-tokens 128 \
+        --home-space 0.25 "$@" 2>"$dir/err" | sed -n 's/.* N_total = \([0-9]*\) blocks.*/\1/p')
+    [ -n "$blocks" ] || fail "plan '$*' failed"
+    works " $((blocks * 64)) tokens;" "$@"
+}
+
 # Every function of the backend enters its device.
 cp "$build/tests/test_enter_cuda" "$dir"
 got=0
@@ -79,6 +88,9 @@ export FAKE_GPUS=2
     works "cache device: GPU 1" $peer --cache-device auto --kv-cache-memory-bytes 256M
     works "cache device: GPU 0" $peer --cache-device cuda:0 --kv-cache-memory-bytes 256M
     works "kv home host" --kv-home host --device cuda --kv-cache-memory-bytes 256M
+    planned $peer --cache-device cuda:0
+    planned $peer --cache-device cuda:1
+    planned --kv-home host --device cuda
     refused "--cache-device cuda:5: expected cuda:0 to cuda:1" $peer --cache-device cuda:5
     refused "lower --home-space" $peer --cache-device cuda:1 --home-space 16
     refused "--select-tokens 40000: kv home peer supports at most 29" $peer --cache-device cuda:1 \

@@ -302,16 +302,39 @@ static cn_status plan_elsewhere(plan_report *r)
     return fill(r, &gpu.backend, NULL);
 }
 
-static cn_status plan_here(plan_report *r)
+/* What an engine opens before it plans, in the same order: all of it takes device memory. */
+typedef struct devices {
+    cn_homes homes;
+    cn_backend *be;
+    cn_stream *stream, *event_stream;
+} devices;
+
+static cn_status open_devices(devices *d, plan_report *r)
 {
     const cn_config *c = r->config;
-    cn_backend *be = NULL;
-    CN_TRY(cn_backend_open(&be, c, &r->model, probe_bytes(c->max_num_seqs), &r->device));
-    cn_stream *s = NULL; /* created before the plan, because it takes device memory */
-    cn_status status = be->stream_create(be, CN_PRIORITY_HIGH, &s);
-    if (status == CN_OK) status = fill(r, be, s);
-    be->stream_free(s);
-    be->close(be);
+    CN_TRY(cn_home_check_start(c));
+    CN_TRY(cn_home_open(&d->homes, c, &r->model));
+    CN_TRY(cn_backend_open(&d->be, c, &r->model, probe_bytes(c->max_num_seqs), &r->device));
+    CN_TRY(d->be->stream_create(d->be, CN_PRIORITY_HIGH, &d->stream));
+    CN_TRY(d->be->stream_create(d->be, CN_PRIORITY_LOW, &d->event_stream));
+    return cn_home_open_beside(&d->homes, c, d->be);
+}
+
+static void close_devices(devices *d)
+{
+    cn_home_free(&d->homes);
+    if (d->event_stream) d->be->stream_free(d->event_stream);
+    if (d->stream) d->be->stream_free(d->stream);
+    cn_home_close(&d->homes, d->be);
+    if (d->be) d->be->close(d->be);
+}
+
+static cn_status plan_here(plan_report *r)
+{
+    devices d = {0};
+    cn_status status = open_devices(&d, r);
+    if (status == CN_OK) status = fill(r, d.be, d.stream);
+    close_devices(&d);
     return status;
 }
 
