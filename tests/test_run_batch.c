@@ -332,8 +332,8 @@ static void a_full_disk_stops_with_a_file_to_resume(void **state)
 static void one_signal_drains_and_a_second_stops(void **state)
 {
     (void)state;
-    static const int signals[] = {SIGINT, SIGTERM};
-    for (int i = 0; i < 2; i++) {
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    for (int i = 0; i < 3; i++) {
         const size_t written = count_lines(out_path);
         pid_t pid = start(&resume);
         assert_true(wait_lines(pid, written + 1));

@@ -225,6 +225,26 @@ static void a_request_beyond_the_context_is_named(void **state)
     cn_buf_free(&body);
 }
 
+/* A schema as deep as one may be is a member of a body, too. */
+static void a_deep_schema_is_accepted(void **state)
+{
+    (void)state;
+    enum { LEVELS = 30 };
+    cn_buf body = {0};
+    static const char start[] = "{\"prompt\": \"a\", \"max_tokens\": 1, \"response_format\": "
+                                "{\"type\": \"json_schema\", \"json_schema\": {\"name\": \"a\", "
+                                "\"schema\": ";
+    assert_int_equal(cn_buf_addf(&body, "%s", start), CN_OK);
+    for (int i = 0; i < LEVELS; i++)
+        assert_int_equal(
+            cn_buf_addf(&body, "{\"type\": \"object\", \"properties\": {\"a\": "), CN_OK);
+    assert_int_equal(cn_buf_addf(&body, "{\"type\": \"null\"}"), CN_OK);
+    for (int i = 0; i < LEVELS; i++) assert_int_equal(cn_buf_addf(&body, "}}"), CN_OK);
+    assert_int_equal(cn_buf_addf(&body, "}}}"), CN_OK);
+    json_decref(http_ask_json(rig.port, "POST", "/v1/completions", body.data, 200));
+    cn_buf_free(&body);
+}
+
 /* A body that never fits is refused for good: a client repeats a 503. */
 static void a_body_beyond_the_memory_for_bodies_is_too_large(void **state)
 {
@@ -354,6 +374,7 @@ int main(void)
         cmocka_unit_test(what_the_engine_refuses_is_named_too),
         cmocka_unit_test(a_request_beyond_the_context_is_named),
         cmocka_unit_test(a_truncated_prompt_may_have_any_length),
+        cmocka_unit_test(a_deep_schema_is_accepted),
         cmocka_unit_test(a_body_beyond_the_memory_for_bodies_is_too_large),
         cmocka_unit_test(routes_that_need_a_spool_name_the_option),
         cmocka_unit_test(malformed_http_is_refused_in_json),

@@ -52,7 +52,7 @@ typedef enum cn_api_tool_choice {
 } cn_api_tool_choice;
 
 enum {
-    CN_API_MAX_DEPTH = 32,                /* maximum nesting of a body */
+    CN_API_MAX_DEPTH = 72, /* maximum nesting of a body: a schema of 64 in a response_format */
     CN_API_MAX_PROMPTS = 1024,            /* of a completion */
     CN_API_DEFAULT_COMPLETION_TOKENS = 16 /* default max_tokens of /v1/completions, as in OpenAI */
 };

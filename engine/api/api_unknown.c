@@ -52,7 +52,9 @@ cn_status cn_api_ignore(cn_api_unknown *u, const char *key, const char *why, con
 cn_status cn_api_unknown_take(cn_api_unknown *u, const char *key, const json_t *value,
                               json_t **warnings)
 {
-    return cn_api_ignore(u, key, "unknown field", value, warnings);
+    const bool guided = strncmp(key, "guided_", 7) == 0; /* of older vLLM servers */
+    const char *why = guided ? "unknown field (use structured_outputs)" : "unknown field";
+    return cn_api_ignore(u, key, why, value, warnings);
 }
 
 cn_status cn_api_unknown_members(cn_api_unknown *u, const json_t *o, const char *const *known,

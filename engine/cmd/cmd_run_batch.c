@@ -36,8 +36,12 @@ static void count_signal(int number)
 /* Without SA_RESTART, so that a signal interrupts a read from an idle pipe. */
 static void install_signal_handlers(void)
 {
+    struct sigaction hangup;
     cn_handle_signal(SIGINT, count_signal, 0);
     cn_handle_signal(SIGTERM, count_signal, 0);
+    /* A terminal that closes ends the run like SIGTERM, unless nohup has made it ignore that. */
+    if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN)
+        cn_handle_signal(SIGHUP, count_signal, 0);
 }
 
 /* ---- opening ---- */
