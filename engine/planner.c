@@ -153,18 +153,21 @@ static cn_status check_one_request(const cn_memory_plan *p, const cn_planner_inp
 {
     const uint32_t least = cn_max_u32(2, in->n_max_blocks);
     const bool lacks_slot = in->window_tokens > 0 && p->n_query_slots == 0;
-    const char *or_budget = in->n_max_blocks ? " or lower --kv-budget" : "";
+    const bool away = in->home_bytes[CN_HOME_PEER] + in->home_bytes[CN_HOME_HOST] > 0;
+    const char *or_lower = away                ? " or lower --select-tokens or --max-model-len"
+                           : in->n_max_blocks ? " or lower --kv-budget"
+                                              : "";
     if (p->n_blocks >= least && !lacks_slot) return CN_OK;
     if (in->n_blocks_override)
         return cn_fail(CN_ERR_MEMORY,
                        "%u KV blocks are too few for one request, which needs %u blocks of %u "
                        "tokens: raise --num-gpu-blocks-override%s",
-                       p->n_blocks, least, in->block_tokens, or_budget);
+                       p->n_blocks, least, in->block_tokens, or_lower);
     return cn_fail(CN_ERR_MEMORY,
                    "%llu bytes of KV cache are too few for one request, which needs %u blocks "
                    "of %u tokens, %llu bytes: raise --kv-cache-memory-bytes%s",
                    (unsigned long long)in->avail_bytes, least, in->block_tokens,
-                   (unsigned long long)(least * p->block_bytes + p->query_slot_bytes), or_budget);
+                   (unsigned long long)(least * p->block_bytes + p->query_slot_bytes), or_lower);
 }
 
 /* How long a request can be, and how many run at once. */

@@ -170,7 +170,8 @@ static cn_status check_form(const cn_scheduler *s, const cn_group_params *p, cn_
     if (form->n_max > o->n_blocks)
         return cn_fail(CN_ERR_ARG,
                        "kv budget of %u tokens: its block cap of %u exceeds the pool of %u blocks "
-                       "of %u tokens; lower the budget or raise --kv-cache-memory-bytes",
+                       "of %u tokens; lower the budget, or raise --kv-cache-memory-bytes (or "
+                       "--num-gpu-blocks-override)",
                        form->kv.budget_tokens, form->n_max, o->n_blocks, o->block_tokens);
     form->trigger = cn_policy_first_trigger(form->n_max, p->n_prompt, o->block_tokens);
     if (form->trigger >= max_tokens - 1) form->trigger = CN_NEVER;
@@ -179,8 +180,8 @@ static cn_status check_form(const cn_scheduler *s, const cn_group_params *p, cn_
     if (form->max_blocks > o->n_blocks)
         return cn_fail_param("max_tokens",
                              "prompt of %u tokens and output of %u under policy %s may need %u KV "
-                             "blocks of %u tokens, but the pool has %u; shorten one of them or "
-                             "raise --kv-cache-memory-bytes",
+                             "blocks of %u tokens, but the pool has %u; shorten one of them, or "
+                             "raise --kv-cache-memory-bytes (or --num-gpu-blocks-override)",
                              p->n_prompt, p->max_output, cn_kv_policy_name(form->kv.policy),
                              form->max_blocks, o->block_tokens, o->n_blocks);
     return check_home(s, p, form);
