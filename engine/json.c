@@ -79,7 +79,7 @@ static uint32_t depth_of(json_t *value)
 }
 
 /* What is wrong, in words of our own: those of the parser are for its programmers. */
-static const char *fault_text(const json_error_t *e)
+static const char *fault_text(const json_error_t *e, const char *rest, size_t n_rest)
 {
     switch (json_error_code(e)) {
     case json_error_invalid_utf8: return "bytes that are not UTF-8";
@@ -94,8 +94,11 @@ static const char *fault_text(const json_error_t *e)
     default: break;
     }
     if (strstr(e->text, "invalid Unicode")) return "half of a surrogate pair (\\uD800 to \\uDFFF)";
-    if (strstr(e->text, "near 'NaN'") || strstr(e->text, "near 'Infinity'"))
-        return "NaN and Infinity are not JSON";
+    static const char infinity[] = "Infinity"; /* behind a minus, which was read */
+    const bool minus = n_rest >= sizeof infinity - 1 &&
+                       memcmp(rest, infinity, sizeof infinity - 1) == 0;
+    if (minus || strstr(e->text, "near 'NaN'") || strstr(e->text, "near 'Infinity'"))
+        return "NaN or Infinity, which JSON does not have";
     return "unexpected text";
 }
 
@@ -111,7 +114,7 @@ static cn_status fail_syntax(cn_status error, const char *what, const char *text
     /* The line is given only for a text of several lines. */
     if (memchr(text, '\n', n)) snprintf(line, sizeof line, "line %d, ", e->line);
     return cn_fail(error, "%s: %scolumn %d: not JSON: %s%s%s%s", what, line, e->column,
-                   fault_text(e), *near ? " near '" : "",
+                   fault_text(e, text + end, n - end), *near ? " near '" : "",
                    cn_json_printable(near, shown, sizeof shown), *near ? "'" : "");
 }
 

@@ -154,9 +154,11 @@ static cn_status check_one_request(const cn_memory_plan *p, const cn_planner_inp
     const uint32_t least = cn_max_u32(2, in->n_max_blocks);
     const bool lacks_slot = in->window_tokens > 0 && p->n_query_slots == 0;
     const bool away = in->home_bytes[CN_HOME_PEER] + in->home_bytes[CN_HOME_HOST] > 0;
-    const char *or_lower = away                ? " or lower --select-tokens or --max-model-len"
-                           : in->n_max_blocks ? " or lower --kv-budget"
-                                              : "";
+    const char *or_lower = "";
+    if (away)
+        or_lower = " or lower --select-tokens, --kv-budget or --max-model-len";
+    else if (in->n_max_blocks)
+        or_lower = " or lower --kv-budget";
     if (p->n_blocks >= least && !lacks_slot) return CN_OK;
     if (in->n_blocks_override)
         return cn_fail(CN_ERR_MEMORY,

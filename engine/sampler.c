@@ -55,13 +55,15 @@ static cn_status check_distribution(const cn_sampling *p, uint32_t vocab)
 static cn_status check_lengths(const cn_sampling *p, uint32_t max_model_len)
 {
     CN_TRY(check_int("n", p->n, 1, CN_MAX_SAMPLES));
+    if (p->min_tokens > max_model_len)
+        return cn_fail_param("min_tokens", CN_CONTEXT_ERROR " %u tokens, but min_tokens is %u",
+                             max_model_len, p->min_tokens);
     if (p->max_tokens > max_model_len)
         return cn_fail_param("max_tokens", CN_CONTEXT_ERROR " %u tokens, but max_tokens is %u",
                              max_model_len, p->max_tokens);
-    uint32_t most = p->max_tokens ? p->max_tokens : max_model_len;
-    if (p->min_tokens > most)
+    if (p->max_tokens > 0 && p->min_tokens > p->max_tokens)
         return cn_fail_param("min_tokens", "min_tokens is %u: expected at most max_tokens, %u",
-                             p->min_tokens, most);
+                             p->min_tokens, p->max_tokens);
     return check_int("thinking_token_budget", p->thinking_token_budget, -1, INT32_MAX);
 }
 

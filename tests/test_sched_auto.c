@@ -159,7 +159,6 @@ static void without_another_home_the_device_is_chosen(void **state)
     rig_done(&r);
 }
 
-/* A home that is too small for the request is none of its homes; one must be large enough. */
 /* Invalid parameters of one home refuse the request, and do not take the home away. */
 static void a_request_that_one_home_cannot_run_is_refused(void **state)
 {
@@ -178,6 +177,7 @@ static void a_request_that_one_home_cannot_run_is_refused(void **state)
     rig_done(&r);
 }
 
+/* A home that is too small for the request is none of its homes; one must be large enough. */
 static void a_request_too_long_for_every_home_is_refused(void **state)
 {
     (void)state;

@@ -151,6 +151,7 @@ static void what_the_engine_refuses_is_named_too(void **state)
         {"\"max_tokens\": 1024", "max_tokens"},
         {"\"max_tokens\": 1000000", "max_tokens"},
         {"\"min_tokens\": 5, \"max_tokens\": 4", "min_tokens"},
+        {"\"min_tokens\": 2000", "min_tokens"},
         {"\"n\": 1024", "n"},
         {"\"top_p\": 1e-60", "top_p"},
         {"\"priority\": 1", "priority"},

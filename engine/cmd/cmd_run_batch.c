@@ -22,8 +22,15 @@
 static volatile int n_signals; /* only the handler writes it; int is sig_atomic_t here */
 _Static_assert(sizeof(int) == sizeof(sig_atomic_t), "the counter must be written atomically");
 
-/* After the second one, signals end the process at once: a write to a pipe that nobody reads would
- * keep the run from stopping. */
+/* A terminal that closes can send more than one. */
+static void take_hangup(int number)
+{
+    (void)number;
+    if (n_signals < 1) n_signals = 1;
+}
+
+/* After the second one, SIGINT and SIGTERM end the process at once: a write to a pipe that nobody
+ * reads would keep the run from stopping. */
 static void count_signal(int number)
 {
     (void)number;
@@ -39,9 +46,9 @@ static void install_signal_handlers(void)
     struct sigaction hangup;
     cn_handle_signal(SIGINT, count_signal, 0);
     cn_handle_signal(SIGTERM, count_signal, 0);
-    /* A terminal that closes ends the run like SIGTERM, unless nohup has made it ignore that. */
+    /* A terminal that closes drains the run, unless nohup has made the program ignore it. */
     if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN)
-        cn_handle_signal(SIGHUP, count_signal, 0);
+        cn_handle_signal(SIGHUP, take_hangup, 0);
 }
 
 /* ---- opening ---- */

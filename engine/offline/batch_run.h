@@ -94,7 +94,7 @@ struct cn_batch_job {
     cn_api_result *result; /* of this attempt */
     uint64_t held_bytes;   /* its part of the run's held_bytes */
     cn_status status;      /* how it ended; not CN_OK: no result, and `error` has the text */
-    cn_buf error, at_fault; /* the text; the invalid member of the line, or empty */
+    cn_buf error, at_fault; /* the text; the invalid member, or empty */
     const char *code;       /* of the error, or NULL */
 
     /* Used by the port. */

@@ -307,8 +307,9 @@ static const cn_option options[] = {
         .help = "compare answers with the reference: the whole text, the last \\boxed{}, or the "
                 "last number"),
     ROW(BODIES, "unknown-fields", ENUM, unknown_fields, "warn", .values = "warn|refuse",
-        .help = "fields of a request that cinch does not know: warn ignores them and says so in "
-                "the response; refuse makes them an error"),
+        .help = "fields of a request that cinch does not know, and keys of kv that have no effect "
+                "in it: warn ignores them and says so in the response; refuse makes them an "
+                "error"),
 
     ROW(PROGRESS, "progress", ENUM, progress, "auto", .values = "auto|bar|plain|none",
         .help = "auto is a bar on a terminal and plain lines otherwise"),
@@ -360,7 +361,8 @@ static const cn_option options[] = {
     ROW(SERVE, "max-connections", U32, max_connections, "4096", .min = 1, .max = 1048576,
         .help = "maximum open connections; at the limit, a new one replaces the connection that "
                 "has been slowest, for at least half a second, to read its reply or to send a "
-                "whole request; requests in flight hold at most seven eighths"),
+                "whole request; requests in flight hold at most seven eighths; fewer if the "
+                "system allows too few open files"),
     ROW(SERVE, "max-requests-per-key", U32, max_requests_per_key, "4096", .min = 1,
         .max = 1048576, .help = "maximum samples of one API key that run or wait at once"),
     ROW(SERVE, "max-header-bytes", BYTES, max_header_bytes, "16384", .min = 1024, .max = 1048576,

@@ -239,14 +239,15 @@ static inline uint32_t cn_config_away(const cn_config *c)
 }
 
 /* GiB for the KV of requests with this home, peer or host. */
-/* The option that sets it, without dashes. */
-static inline const char *cn_config_home_option(const cn_config *c, cn_kv_home home)
-{
-    return home == CN_HOME_HOST && c->host_space_gib > 0 ? "host-space" : "home-space";
-}
 static inline float cn_config_home_gib(const cn_config *c, cn_kv_home home)
 {
     return home == CN_HOME_HOST && c->host_space_gib > 0 ? c->host_space_gib : c->home_space_gib;
+}
+
+/* The option that sets this size, without dashes. */
+static inline const char *cn_config_home_option(const cn_config *c, cn_kv_home home)
+{
+    return home == CN_HOME_HOST && c->host_space_gib > 0 ? "host-space" : "home-space";
 }
 
 /* Whether the cache device is certainly the CPU, whose memory is that of the host. */

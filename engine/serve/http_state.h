@@ -129,9 +129,9 @@ cn_exchange *http_exchange_open(connection *c);
 void http_exchange_close(cn_exchange *x, const char *why);
 /* Sets client_id if the request has an X-Request-Id that can be echoed. */
 void http_note_client_id(cn_exchange *x);
-/* Answers 413, with the limit of the route. */
 /* Bytes of the largest body that the route of the exchange takes. */
 uint64_t http_body_limit(const cn_exchange *x);
+/* Answers 413, with this limit. */
 void http_refuse_large_body(cn_exchange *x);
 
 /* ---- http_accept.c ---- */
