@@ -114,7 +114,8 @@ length() {
 object() {
     printf '{"select": "%s"' "$1"
     [ "$2" = select_tokens ] || printf ', "select_tokens": 16'
-    [ "$2" = recent_tokens ] || printf ', "recent_tokens": 0'
+    # spade and last attend to all tokens behind their candidates.
+    case $1.$2 in spade.* | last.* | *.recent_tokens) ;; *) printf ', "recent_tokens": 0' ;; esac
     case $3 in
     false | [0-9]*) printf ', "%s": %s}' "$2" "$3" ;;
     *) printf ', "%s": "%s"}' "$2" "$3" ;;
