@@ -9,13 +9,13 @@
  * So kernels after attention may rely on everything before it (attn_decode.cu). The kernels of
  * `select` and of shares follow `score`, and read the arrays of the step before they wait. Where
  * `score` counts what it has stored, they wait for the counts of their unit, and for the end of
- * `score` only at their own end. This cannot deadlock: a kernel starts only when each block of the
- * kernel before it has called cn_overlap_next() or ended, so all blocks that will count have
- * started, and none of them waits for a later kernel. Shares
- * that are launched behind the `score` of the next layer read the logits before they wait, too:
- * that kernel has waited for them. attn_sparse, behind `select`, reads queries, K and V before it
- * waits for the same reason, and lists before it waits because `select` counts their finished parts
- * (select.cu). Weights are never written and may be read before the wait. */
+ * `score` only at their own end. This cannot deadlock. A kernel starts only when each block of the
+ * kernel before it has called cn_overlap_next() or ended. So all blocks that will count have
+ * started, and none of them waits for a later kernel. Shares that are launched behind the `score`
+ * of the next layer read the logits before they wait, too: that kernel has waited for them.
+ * attn_sparse, behind `select`, reads queries, K and V before it waits for the same reason, and
+ * lists before it waits because `select` counts their finished parts (select.cu). Weights are never
+ * written and may be read before the wait. */
 #ifndef CN_CUDA_LAUNCH_CUH
 #define CN_CUDA_LAUNCH_CUH
 
