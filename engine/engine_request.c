@@ -202,7 +202,7 @@ static cn_status check_forced(const cn_engine *e, const cn_request_params *p, ui
     return CN_OK;
 }
 
-/* Checks that policy, selector and home are declared. The scheduler checks their parameters. */
+/* Checks that policy, selector and home are declared, and their parameters against the options. */
 static cn_status check_kv(const cn_engine *e, const cn_kv_params *given)
 {
     cn_kv_params completed = *given, *kv = &completed;
@@ -217,12 +217,7 @@ static cn_status check_kv(const cn_engine *e, const cn_kv_params *given)
                        cn_kv_select_name(kv->select));
     if ((unsigned)kv->policy >= CN_N_POLICIES || (unsigned)kv->select >= CN_N_SELECTORS)
         return CN_OK; /* the scheduler refuses it */
-    /* A query slot may have more rows, for a selector. */
-    if (kv->policy == CN_KV_ZIP && kv->window_tokens > c->kv.window_tokens)
-        return cn_fail(CN_ERR_ARG,
-                       "kv window of %u tokens: expected 1 to %u; raise --kv-window for more",
-                       kv->window_tokens, c->kv.window_tokens);
-    return cn_home_check(c, kv, e->plan.kv.block_tokens);
+    return cn_home_check_kv(c, kv, e->plan.kv.block_tokens, c->kv.window_tokens);
 }
 
 static cn_status schedule_request(cn_engine *e, const cn_request_params *p, cn_engine_request *r)

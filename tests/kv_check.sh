@@ -346,6 +346,8 @@ field '{"select_weights": "soft"}' \
     'kv.select_weights "soft": expected one of softmax|raw|harmonic'
 field '{"select_rotate": "yes"}' 'kv.select_rotate "yes"'
 field '{"recent_tokens": -1}' 'kv.recent_tokens -1'
+field '{"select": "none", "policy": "zip", "window": 17}' \
+    'kv window of 17 tokens: expected 1 to 16; raise --kv-window'
 field '{"sinks": 5}' 'kv sinks of 5 tokens with selector ds: expected at most 4'
 field '{"select_layers": 1}' "unknown member 'select_layers'"
 # shellcheck disable=SC2086

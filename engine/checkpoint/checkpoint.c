@@ -367,26 +367,18 @@ static void read_f32(const cn_checkpoint *ck, const cn_weight_part *p, uint64_t 
     }
 }
 
-/* Whether any of n halves has all bits of the exponent. memcpy, because data may have any
- * alignment. */
-static bool has_exponent16(const unsigned char *data, uint64_t n, uint16_t exponent)
+/* Whether one of n elements has all bits of the exponent, which are in the two bytes at `data` and
+ * every `stride` behind. memcpy, because data may have any alignment. Inline, so that the stride is
+ * a constant and the loop is vectorised. */
+static inline __attribute__((always_inline)) bool has_exponent(const unsigned char *data,
+                                                               uint64_t n, size_t stride,
+                                                               uint16_t exponent)
 {
     bool found = false;
     for (uint64_t i = 0; i < n; i++) {
         uint16_t half;
-        memcpy(&half, data + 2 * i, sizeof half);
+        memcpy(&half, data + i * stride, sizeof half);
         found |= (half & exponent) == exponent;
-    }
-    return found;
-}
-
-static bool has_exponent32(const unsigned char *data, uint64_t n, uint32_t exponent)
-{
-    bool found = false;
-    for (uint64_t i = 0; i < n; i++) {
-        uint32_t word;
-        memcpy(&word, data + 4 * i, sizeof word);
-        found |= (word & exponent) == exponent;
     }
     return found;
 }
@@ -396,9 +388,10 @@ cn_status cn_checkpoint_check_finite(const cn_weight_part *p)
     const cn_host_tensor *t = &p->tensor;
     const uint64_t n = t->rows * t->cols;
     if (!t->data) return CN_OK;
-    const bool found = t->dtype == CN_F32    ? has_exponent32(t->data, n, 0x7f800000)
-                       : t->dtype == CN_BF16 ? has_exponent16(t->data, n, 0x7f80)
-                                             : has_exponent16(t->data, n, 0x7c00);
+    const unsigned char *data = t->data;
+    const bool found = t->dtype == CN_F32    ? has_exponent(data + 2, n, 4, 0x7f80)
+                       : t->dtype == CN_BF16 ? has_exponent(data, n, 2, 0x7f80)
+                                             : has_exponent(data, n, 2, 0x7c00);
     if (!found) return CN_OK;
     return cn_fail(CN_ERR_MODEL, "the tensor has an infinite value or a NaN: the file is damaged; "
                                  "copy or download it again");

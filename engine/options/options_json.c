@@ -94,14 +94,19 @@ cn_status cn_request_set_json(cn_sampling *s, cn_kv_params *kv, uint32_t section
     return set_value(o, request_field(o, s, kv), value);
 }
 
+/* Whether this policy, or the selector or the home of kv, reads the member `key`. */
+static bool is_param(const cn_kv_params *kv, cn_kv_policy policy, const char *key)
+{
+    return cn_option_is_word(cn_policy_of(policy)->params, key) ||
+           cn_option_is_word(cn_selector_of(kv->select)->params, key) ||
+           cn_option_is_word(cn_away_params(kv), key);
+}
+
 bool cn_kv_reads(const cn_kv_params *kv, const char *key)
 {
     const cn_kv_policy stays = /* what is kept on the device with a home elsewhere, by default */
         kv->home != CN_HOME_DEVICE && kv->policy == CN_KV_FULL ? CN_KV_WINDOW : kv->policy;
-    return cn_option_is_word("policy select home", key) ||
-           cn_option_is_word(cn_policy_of(stays)->params, key) ||
-           cn_option_is_word(cn_selector_of(kv->select)->params, key) ||
-           cn_option_is_word(cn_away_params(kv), key);
+    return cn_option_is_word("policy select home", key) || is_param(kv, stays, key);
 }
 
 /* The value of a kv parameter; a new reference. */
@@ -134,9 +139,7 @@ json_t *cn_kv_params_json(const cn_kv_params *kv)
         const char *key = cn_option_kv_key(&o[i]);
         if (!key) continue;
         const size_t at = o[i].offset - offsetof(struct cn_config, kv);
-        if (cn_option_is_read(&o[i], policy->params) ||
-            cn_option_is_read(&o[i], selector->params) ||
-            cn_option_is_read(&o[i], cn_away_params(kv)))
+        if (is_param(kv, kv->policy, key))
             json_object_set_new(object, key, value_json(&o[i], (const char *)kv + at));
     }
     return object;
