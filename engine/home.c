@@ -293,6 +293,8 @@ void cn_home_close(cn_homes *hs, const cn_backend *model_be)
 
 /* ---- requests ---- */
 
+static cn_status check_home(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens);
+
 /* Every declared home may be chosen, so each form must be possible. */
 static cn_status check_auto(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens)
 {
@@ -306,12 +308,13 @@ static cn_status check_auto(const cn_config *c, cn_kv_params *kv, uint32_t block
     for (int h = CN_N_HOMES; h-- > 0;) {
         if (!(cn_config_homes(c) >> h & 1)) continue;
         *kv = cn_away_form(&given, (cn_kv_home)h);
-        CN_TRY(cn_home_check(c, kv, block_tokens));
+        CN_TRY(check_home(c, kv, block_tokens));
     }
     return CN_OK;
 }
 
-cn_status cn_home_check(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens)
+/* Checks that the home is declared and that its cap fits, and completes kv. */
+static cn_status check_home(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens)
 {
     if (kv->home == CN_HOME_AUTO) return check_auto(c, kv, block_tokens);
     if ((unsigned)kv->home < CN_N_HOMES && (kv->home != CN_HOME_DEVICE || kv->select) &&
@@ -333,7 +336,7 @@ cn_status cn_home_check(const cn_config *c, cn_kv_params *kv, uint32_t block_tok
 cn_status cn_home_check_kv(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens,
                            uint32_t window_tokens)
 {
-    CN_TRY(cn_home_check(c, kv, block_tokens));
+    CN_TRY(check_home(c, kv, block_tokens));
     CN_TRY(cn_selector_check(kv, block_tokens, &c->kv));
     return cn_policy_check(kv, block_tokens, window_tokens);
 }

@@ -142,10 +142,9 @@ void cn_home_free(cn_homes *hs);
 /* Closes the cache device, whose memory the caller has freed. */
 void cn_home_close(cn_homes *hs, const cn_backend *model_be);
 
-/* Checks a request against the options: its home is declared, its cap fits. Completes kv. With home
- * `auto` each declared home is checked, and kv gets the form of the first. */
-cn_status cn_home_check(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens);
-/* The same with the request's selector and policy. window_tokens: as in cn_policy_check. */
+/* Checks a request against the options: its home is declared, its cap fits, and its selector and
+ * policy are valid. Completes kv. With home `auto` each declared home is checked, and kv gets the
+ * form of the first. window_tokens: as in cn_policy_check. */
 cn_status cn_home_check_kv(const cn_config *c, cn_kv_params *kv, uint32_t block_tokens,
                            uint32_t window_tokens);
 

@@ -26,9 +26,6 @@ bool cn_option_is_word(const char *words, const char *word);
 /* The row's key in a request's kv object: "budget" for "kv.budget". NULL if it has none. */
 const char *cn_option_kv_key(const cn_option *o);
 
-/* Whether the row's key of a kv object is among `params`, the list of a policy or selector. */
-bool cn_option_is_read(const cn_option *o, const char *params);
-
 /* Writes what the row accepts, in words: "a whole number from 1 to 65536". */
 void cn_option_bounds(const cn_option *o, char *text, size_t size);
 

@@ -103,7 +103,8 @@ const char *cn_option_kv_key(const cn_option *o)
     return has ? o->json + sizeof prefix - 1 : NULL;
 }
 
-bool cn_option_is_read(const cn_option *o, const char *params)
+/* Whether the row's key of a kv object is among `params`, the list of a policy or selector. */
+static bool is_read(const cn_option *o, const char *params)
 {
     const char *key = cn_option_kv_key(o);
     return key && cn_option_is_word(params, key);
@@ -138,7 +139,7 @@ static bool is_read_away(const cn_option *o, cn_kv_select select)
     bool reads = false;
     for (uint32_t i = 0; i <= CN_QUERY_UNION; i++) {
         kv.select_query = (cn_select_query)i;
-        reads |= cn_option_is_read(o, cn_away_params(&kv));
+        reads |= is_read(o, cn_away_params(&kv));
     }
     return reads;
 }
@@ -151,13 +152,13 @@ static readers readers_of(const cn_config *c, const cn_option *o)
                         field == &c->hybrid_scheduling;
     for (uint32_t i = 0; i < CN_N_POLICIES; i++) {
         const cn_policy *p = cn_policy_of((cn_kv_policy)i);
-        const bool reads = events ? p->keep != CN_KEEP_ALL : cn_option_is_read(o, p->params);
+        const bool reads = events ? p->keep != CN_KEEP_ALL : is_read(o, p->params);
         r.policies |= (uint32_t)reads << i;
     }
     for (uint32_t i = CN_SELECT_NONE + 1; i < CN_N_SELECTORS; i++) {
         const cn_selector *s = cn_selector_of((cn_kv_select)i);
         const bool reads =
-            field == &c->select_dense_layers || cn_option_is_read(o, s->params);
+            field == &c->select_dense_layers || is_read(o, s->params);
         r.selectors |= (uint32_t)reads << i;
         const bool away = s->away && field != &c->kv.home && is_read_away(o, (cn_kv_select)i);
         r.away |= (uint32_t)away << i;
