@@ -54,6 +54,14 @@ template <typename T> __device__ static inline void cn_touch_params(const T &par
         touched[warp] = words[at];
 }
 
+/* Reads a tensor map ahead of the first copy that uses it. */
+__device__ static inline void cn_map_prefetch(const void *map)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+#endif
+}
+
 /* ---- on the host ---- */
 
 /* The parameters of a launch: {grid, block} or {grid, block, shared_bytes}, the rest by name. */

@@ -40,7 +40,13 @@ __global__ static void __launch_bounds__(MAX_BLOCK) rmsnorm_kernel(const rmsnorm
     __shared__ float shared[CN_WARP];
     const size_t row = (size_t)blockIdx.x * p.row_vecs;
     float v[VECS][CN_VEC8], sum = 0.0f;
+    uint4 weight[VECS];
     cn_overlap_next();
+#pragma unroll
+    for (int j = 0; j < VECS; j++) { /* before the wait: weights are never written */
+        const uint32_t at = threadIdx.x + j * blockDim.x;
+        if (at < p.row_vecs) weight[j] = p.weight[at];
+    }
     cn_wait_previous();
 #pragma unroll
     for (int j = 0; j < VECS; j++) {
@@ -52,10 +58,10 @@ __global__ static void __launch_bounds__(MAX_BLOCK) rmsnorm_kernel(const rmsnorm
     for (int j = 0; j < VECS; j++) {
         const uint32_t at = threadIdx.x + j * blockDim.x;
         if (at >= p.row_vecs) continue;
-        float weight[CN_VEC8];
-        cn_unpack8(weight, p.weight[at]);
+        float w[CN_VEC8];
+        cn_unpack8(w, weight[j]);
 #pragma unroll
-        for (int i = 0; i < CN_VEC8; i++) v[j][i] *= scale * weight[i];
+        for (int i = 0; i < CN_VEC8; i++) v[j][i] *= scale * w[i];
         p.out[row + at] = cn_pack8(v[j]);
     }
 }

@@ -55,11 +55,50 @@ __device__ static inline head_rows rows_of(const rope_params &p, uint32_t t, uin
     return out;
 }
 
+/* A lane's pairs of a row: word i of `low` is the pair lane + i * CN_WARP of the first half, and of
+ * `high` the same of the second half. */
+template <int PAIRS> struct row_words {
+    uint32_t low[PAIRS], high[PAIRS];
+};
+
+template <int PAIRS>
+__device__ static inline row_words<PAIRS> load_row(const uint32_t *row, uint32_t n_pairs)
+{
+    row_words<PAIRS> w;
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) {
+        const uint32_t i = threadIdx.x % CN_WARP + j * CN_WARP;
+        w.low[j] = i < n_pairs ? row[i] : 0;
+        w.high[j] = i < n_pairs ? row[n_pairs + i] : 0;
+    }
+    return w;
+}
+
+/* What a lane needs beside x: the weights of the norm and the angles of its pairs. */
+template <int PAIRS> struct head_terms {
+    row_words<PAIRS> norm;
+    float2 cos[PAIRS], sin[PAIRS];
+};
+
+template <int PAIRS>
+__device__ static inline void load_terms(head_terms<PAIRS> *terms, const rope_params &p, uint32_t t,
+                                         const uint32_t *norm, uint32_t n_pairs)
+{
+    const size_t angles = (size_t)p.positions[t] * n_pairs;
+    if (norm) terms->norm = load_row<PAIRS>(norm, n_pairs);
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) {
+        const uint32_t i = threadIdx.x % CN_WARP + j * CN_WARP;
+        if (i >= n_pairs) continue;
+        terms->cos[j] = p.cos[angles + i];
+        terms->sin[j] = p.sin[angles + i];
+    }
+}
+
 template <int PAIRS>
 __device__ static inline void norm_head(float2 low[PAIRS], float2 high[PAIRS],
-                                        const uint32_t *weight, uint32_t n_pairs, float eps)
+                                        const row_words<PAIRS> &weight, uint32_t n_pairs, float eps)
 {
-    const uint32_t lane = threadIdx.x % CN_WARP;
     float sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < PAIRS; j++)
@@ -68,24 +107,19 @@ __device__ static inline void norm_head(float2 low[PAIRS], float2 high[PAIRS],
     const float scale = rsqrtf(cn_warp_sum(sum) / (float)(4 * n_pairs) + eps);
 #pragma unroll
     for (int j = 0; j < PAIRS; j++) {
-        const uint32_t i = lane + j * CN_WARP;
-        if (i >= n_pairs) continue;
-        const float2 a = unpack2(weight[i]), b = unpack2(weight[n_pairs + i]);
+        const float2 a = unpack2(weight.low[j]), b = unpack2(weight.high[j]);
         low[j] = make_float2(low[j].x * scale * a.x, low[j].y * scale * a.y);
         high[j] = make_float2(high[j].x * scale * b.x, high[j].y * scale * b.y);
     }
 }
 
 template <int PAIRS>
-__device__ static inline void rotate_head(float2 low[PAIRS], float2 high[PAIRS], const float2 *cos,
-                                          const float2 *sin, uint32_t n_pairs)
+__device__ static inline void rotate_head(float2 low[PAIRS], float2 high[PAIRS],
+                                          const head_terms<PAIRS> &terms)
 {
-    const uint32_t lane = threadIdx.x % CN_WARP;
 #pragma unroll
     for (int j = 0; j < PAIRS; j++) {
-        const uint32_t i = lane + j * CN_WARP;
-        if (i >= n_pairs) continue;
-        const float2 c = cos[i], s = sin[i], a = low[j], b = high[j];
+        const float2 c = terms.cos[j], s = terms.sin[j], a = low[j], b = high[j];
         low[j] = make_float2(a.x * c.x - b.x * s.x, a.y * c.y - b.y * s.y);
         high[j] = make_float2(b.x * c.x + a.x * s.x, b.y * c.y + a.y * s.y);
     }
@@ -98,24 +132,28 @@ __global__ static void __launch_bounds__(WARPS * CN_WARP) rope_store_kernel(cons
     const uint32_t lane = threadIdx.x % CN_WARP, d = p.layout.head_dim, n_pairs = d / 4;
     const uint32_t n_rotated = p.n_heads + p.layout.n_kv_heads;
     const uint32_t n_all = n_rotated + p.layout.n_kv_heads;
+    const uint32_t *norm = head < p.n_heads ? p.q_norm : p.k_norm;
+    head_terms<PAIRS> terms;
+    head_rows out;
     cn_overlap_next();
+    /* In later layers an attention has waited for the arrays of the step. */
+    if (p.layer == 0) cn_wait_previous();
+    if (head < n_rotated) load_terms(&terms, p, t, norm, n_pairs);
+    if (head < n_all) out = rows_of(p, t, head);
     cn_wait_previous();
     if (head >= n_all) return;
-    const uint32_t *x = p.qkv + ((size_t)t * n_all + head) * (d / 2);
+    const uint32_t *row = p.qkv + ((size_t)t * n_all + head) * (d / 2);
+    const row_words<PAIRS> x = load_row<PAIRS>(row, n_pairs);
     float2 low[PAIRS], high[PAIRS];
 #pragma unroll
     for (int j = 0; j < PAIRS; j++) {
-        const uint32_t i = lane + j * CN_WARP;
-        low[j] = i < n_pairs ? unpack2(x[i]) : make_float2(0, 0);
-        high[j] = i < n_pairs ? unpack2(x[n_pairs + i]) : make_float2(0, 0);
+        low[j] = unpack2(x.low[j]);
+        high[j] = unpack2(x.high[j]);
     }
     if (head < n_rotated) {
-        const uint32_t *norm = head < p.n_heads ? p.q_norm : p.k_norm;
-        const size_t angles = (size_t)p.positions[t] * n_pairs;
-        if (norm) norm_head<PAIRS>(low, high, norm, n_pairs, p.eps);
-        rotate_head<PAIRS>(low, high, p.cos + angles, p.sin + angles, n_pairs);
+        if (norm) norm_head<PAIRS>(low, high, terms.norm, n_pairs, p.eps);
+        rotate_head<PAIRS>(low, high, terms);
     }
-    const head_rows out = rows_of(p, t, head);
 #pragma unroll
     for (int j = 0; j < PAIRS; j++) {
         const uint32_t i = lane + j * CN_WARP;

@@ -179,13 +179,6 @@ __device__ static inline void cn_box_copy3(uint32_t to, const CUtensorMap *map, 
 #endif
 }
 
-__device__ static inline void cn_map_prefetch(const CUtensorMap *map)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-#endif
-}
-
 /* ---- host ---- */
 
 static inline uint32_t cn_log2_u32(uint32_t power_of_two)

@@ -149,6 +149,7 @@ __device__ static inline void copy_tiles(char *base, skinny_barriers *b, const C
 {
     using st = stage<TOKENS, GROUPS>;
     uint32_t tile = part.first_tile;
+    cn_map_prefetch(x);
     cn_wait_previous();
 #pragma unroll 1
     for (uint32_t i = 0; i < p.stages && i < part.n_stages; i++, tile += st::TILES)

@@ -2,60 +2,55 @@
  * It uses memory of the backend's one allocation, which is free at start. If that is too small, it
  * allocates and frees its own.
  *
- * Each run reads another copy of the weights, so they come from memory and not from the cache. This
- * is so in a step too, where other layers are read in between. Runs follow each other without a
- * gap, like the ops of a step. A candidate is timed twice and its better time counts. A candidate
- * that is far slower than the best after the first time is not timed again. */
-#include "cuda/gemm/gemm.h"
+ * Each run reads other weights, so they come from memory and not from the cache. This is so in a
+ * step too, where other layers are read in between. Runs follow each other without a gap, like the
+ * ops of a step. A candidate is timed twice and its better time counts. A candidate that is far
+ * slower than the best after the first time is not timed again. The fastest candidates of the
+ * products of a layer are then timed in a layer (gemm_tune_layer.c). */
+#include "cuda/gemm/gemm_tune.h"
 
-enum { LIBRARY_CANDIDATES = 8, MAX_CANDIDATES = 96, MAX_MODEL_SHAPES = 5 };
+enum { LIBRARY_CANDIDATES = 8, MAX_CANDIDATES = 96 };
 
-typedef struct tuner {
-    cn_cuda *c;
-    cn_stream *s;
-    cudaEvent_t start, end;
-    char *memory; /* weights, x and out, one after the other */
-    bool apart;   /* memory is not part of the backend's one allocation */
-    size_t weight_bytes, x_bytes, out_bytes;
-    uint32_t turn; /* number of the next run; selects the copy of the weights */
-} tuner;
-
-/* A product of the model, and the most rows that it can have. */
-typedef struct model_shape {
-    cn_gemm_shape shape;
-    uint32_t most_tokens;
-} model_shape;
-
-static uint32_t model_shapes(const cn_cuda_backend_opts *o, model_shape out[MAX_MODEL_SHAPES])
+static void set_shapes(cn_gemm_tuner *t)
 {
+    const cn_cuda_backend_opts *o = &t->c->opts;
     const uint32_t q = o->n_heads * o->head_dim, kv = o->n_kv_heads * o->head_dim;
     const uint32_t h = o->hidden, i = o->intermediate;
-    uint32_t n = 0;
-    const cn_gemm_shape shapes[] = {
-        {.n = q + 2 * kv, .k = h},          {.n = h, .k = q}, {.n = 2 * i, .k = h, .gated = true},
-        {.n = h, .k = i},
+    const cn_gemm_shape shapes[CN_GEMM_LAYER_SHAPES] = {
+        [CN_GEMM_QKV] = {.n = q + 2 * kv, .k = h},
+        [CN_GEMM_O] = {.n = h, .k = q},
+        [CN_GEMM_GATE_UP] = {.n = 2 * i, .k = h, .gated = true},
+        [CN_GEMM_DOWN] = {.n = h, .k = i},
     };
-    for (; n < sizeof shapes / sizeof *shapes; n++)
-        out[n] = (model_shape){shapes[n], o->max_tokens};
-    out[n++] = (model_shape){{.n = o->vocab, .k = h, .out_f32 = true}, o->max_seqs};
-    return n;
+    for (uint32_t j = 0; j < CN_GEMM_LAYER_SHAPES; j++)
+        t->shapes[j] = (cn_gemm_model_shape){shapes[j], o->max_tokens};
+    t->shapes[CN_GEMM_LAYER_SHAPES] =
+        (cn_gemm_model_shape){{.n = o->vocab, .k = h, .out_f32 = true}, o->max_seqs};
 }
 
 /* ---- one candidate ---- */
 
 static size_t weight_bytes(cn_gemm_shape shape) { return (size_t)shape.n * shape.k * 2; }
 
-static cn_status run_once(tuner *t, cn_gemm_shape shape, uint32_t n_tokens,
-                          const cn_gemm_plan *plan)
+/* Returns the weights of the next run. They come from memory and not from the cache, because many
+ * others have been read since their last use. */
+static const char *next_weight(cn_gemm_tuner *t, size_t bytes)
 {
-    const size_t bytes = cn_round_up(weight_bytes(shape), 256);
-    const size_t copies = t->weight_bytes / bytes;
+    if (t->next_weight + bytes > t->weight_bytes) t->next_weight = 0;
+    const char *weight = t->memory + t->next_weight;
+    t->next_weight += cn_round_up(bytes, 256);
+    return weight;
+}
+
+cn_status cn_gemm_tune_run(cn_gemm_tuner *t, cn_gemm_shape shape, uint32_t n_tokens,
+                           const cn_gemm_plan *plan)
+{
     char *out = t->memory + t->weight_bytes + t->x_bytes;
     const cn_gemm_call call = {
         .shape = shape,
         .out = out,
         .x = t->memory + t->weight_bytes,
-        .weight = t->memory + t->turn++ % copies * bytes,
+        .weight = next_weight(t, weight_bytes(shape)),
         .gate_up = out + (shape.gated ? (size_t)n_tokens * shape.n : 0), /* behind n / 2 columns */
         .n_tokens = n_tokens,
     };
@@ -72,13 +67,13 @@ static uint32_t repeats(cn_gemm_shape shape, uint32_t n_tokens)
 
 /* Lowers *us to the microseconds of one run, if these are fewer. Leaves *us unchanged when the
  * candidate cannot run. */
-static cn_status time_plan(tuner *t, cn_gemm_shape shape, uint32_t n_tokens,
+static cn_status time_plan(cn_gemm_tuner *t, cn_gemm_shape shape, uint32_t n_tokens,
                            const cn_gemm_plan *plan, float *us)
 {
     const uint32_t n = repeats(shape, n_tokens);
-    if (run_once(t, shape, n_tokens, plan) != CN_OK) return CN_OK;
+    if (cn_gemm_tune_run(t, shape, n_tokens, plan) != CN_OK) return CN_OK;
     CN_CUDA(cudaEventRecord(t->start, t->s->handle));
-    for (uint32_t i = 0; i < n; i++) CN_TRY(run_once(t, shape, n_tokens, plan));
+    for (uint32_t i = 0; i < n; i++) CN_TRY(cn_gemm_tune_run(t, shape, n_tokens, plan));
     CN_CUDA(cudaEventRecord(t->end, t->s->handle));
     CN_CUDA(cudaEventSynchronize(t->end));
     float ms = 0;
@@ -125,7 +120,7 @@ static uint32_t own_candidates(const cn_cuda *c, cn_gemm_shape shape, uint32_t n
     return n;
 }
 
-static cn_status candidates(const tuner *t, cn_gemm_shape shape, uint32_t n_tokens,
+static cn_status candidates(const cn_gemm_tuner *t, cn_gemm_shape shape, uint32_t n_tokens,
                             cn_gemm_plan plans[MAX_CANDIDATES], uint32_t *n)
 {
     *n = 0;
@@ -138,24 +133,49 @@ static cn_status candidates(const tuner *t, cn_gemm_shape shape, uint32_t n_toke
     return CN_OK;
 }
 
+void cn_gemm_plan_text(const cn_gemm_plan *plan, char text[CN_GEMM_PLAN_TEXT])
+{
+    snprintf(text, CN_GEMM_PLAN_TEXT, "library");
+    if (plan->kind == CN_GEMM_SKINNY)
+        snprintf(text, CN_GEMM_PLAN_TEXT, "own %u/%u/%u/%u", plan->skinny.rows, plan->skinny.splits,
+                 plan->skinny.sharers, plan->skinny.stages);
+}
+
 static void log_plan(cn_gemm_shape shape, uint32_t n_tokens, const cn_gemm_plan *plan, float us,
                      bool best)
 {
-    char what[48] = "library";
-    if (plan->kind == CN_GEMM_SKINNY)
-        snprintf(what, sizeof what, "own %u/%u/%u/%u", plan->skinny.rows, plan->skinny.splits,
-                 plan->skinny.sharers, plan->skinny.stages);
+    char text[CN_GEMM_PLAN_TEXT];
+    cn_gemm_plan_text(plan, text);
     cn_log(CN_LOG_DEBUG, "gemm %u x %u%s, %u rows: %s %.1f us, %.0f GB/s%s", shape.n, shape.k,
-           shape.gated ? " gated" : "", n_tokens, what, (double)us,
+           shape.gated ? " gated" : "", n_tokens, text, (double)us,
            (double)weight_bytes(shape) / us / 1e3, best ? " <- taken" : "");
 }
 
-static cn_status plan_bucket(tuner *t, cn_gemm_shape shape, uint32_t n_tokens, cn_gemm_plan *out)
+/* Lists the fastest of n plans, none far slower than the best. */
+static void make_list(cn_gemm_short_list *list, const cn_gemm_plan *plans, float *us, uint32_t n)
+{
+    const float near = 1.12f, never = 1e9f;
+    float most_us = never;
+    for (list->n = 0; list->n < cn_min_u32(n, CN_GEMM_SHORT_LIST); list->n++) {
+        uint32_t best = 0;
+        for (uint32_t i = 0; i < n; i++)
+            if (us[i] < us[best]) best = i;
+        if (us[best] >= most_us) return;
+        if (list->n == 0) most_us = us[best] * near;
+        list->plans[list->n] = plans[best];
+        us[best] = never; /* listed */
+    }
+}
+
+/* Times the candidates of a bucket and lists the fastest. The list stays empty if none can run;
+ * then the product is planned, or refused, at its first use. */
+static cn_status list_plans(cn_gemm_tuner *t, cn_gemm_shape shape, uint32_t n_tokens,
+                            cn_gemm_short_list *list)
 {
     const float never = 1e9f, hopeless = 1.3f;
     cn_gemm_plan plans[MAX_CANDIDATES];
     float us[MAX_CANDIDATES], best_us = never;
-    uint32_t n = 0, best = 0;
+    uint32_t n = 0;
     CN_TRY(candidates(t, shape, n_tokens, plans, &n));
     for (uint32_t i = 0; i < n; i++) {
         us[i] = never;
@@ -165,11 +185,12 @@ static cn_status plan_bucket(tuner *t, cn_gemm_shape shape, uint32_t n_tokens, c
     for (uint32_t i = 0; i < n; i++)
         if (us[i] < best_us * hopeless)
             CN_TRY(time_plan(t, shape, n_tokens, &plans[i], &us[i]));
+    best_us = never;
     for (uint32_t i = 0; i < n; i++)
-        if (us[i] < us[best]) best = i;
-    if (n == 0 || us[best] == never) return CN_OK; /* planned, or refused, at its first use */
-    for (uint32_t i = 0; i < n; i++) log_plan(shape, n_tokens, &plans[i], us[i], i == best);
-    *out = plans[best];
+        if (us[i] < best_us) best_us = us[i];
+    for (uint32_t i = 0; i < n && best_us < never; i++)
+        log_plan(shape, n_tokens, &plans[i], us[i], us[i] == best_us);
+    make_list(list, plans, us, n);
     return CN_OK;
 }
 
@@ -177,15 +198,16 @@ static cn_status plan_bucket(tuner *t, cn_gemm_shape shape, uint32_t n_tokens, c
 
 /* Takes memory for at least 1 GiB of weights and at least one copy of the largest weight. Leaves
  * t->memory NULL when the GPU has too little memory. */
-static cn_status take_memory(tuner *t, const model_shape *shapes, uint32_t n)
+static cn_status take_memory(cn_gemm_tuner *t)
 {
     const size_t want_weights = (size_t)1 << 30;
     size_t largest = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        const size_t rows = shapes[i].most_tokens, out_size = shapes[i].shape.out_f32 ? 4 : 2;
-        const size_t bytes = cn_round_up(weight_bytes(shapes[i].shape), 256);
-        const size_t x = rows * shapes[i].shape.k * 2;
-        const size_t out = rows * shapes[i].shape.n * (out_size + shapes[i].shape.gated);
+    for (uint32_t i = 0; i < CN_GEMM_MODEL_SHAPES; i++) {
+        const cn_gemm_shape shape = t->shapes[i].shape;
+        const size_t rows = t->shapes[i].most_tokens, out_size = shape.out_f32 ? 4 : 2;
+        const size_t bytes = cn_round_up(weight_bytes(shape), 256);
+        const size_t x = rows * shape.k * 2;
+        const size_t out = rows * shape.n * (out_size + shape.gated);
         if (bytes > largest) largest = bytes;
         if (x > t->x_bytes) t->x_bytes = cn_round_up(x, 256);
         if (out > t->out_bytes) t->out_bytes = cn_round_up(out, 256);
@@ -207,42 +229,52 @@ static cn_status take_memory(tuner *t, const model_shape *shapes, uint32_t n)
     return cn_gemm_fill_random(t->s, memory, (t->weight_bytes + t->x_bytes) / 2, 1);
 }
 
-static cn_status plan_shapes(tuner *t, const model_shape *shapes, uint32_t n)
+static cn_status plan_shapes(cn_gemm_tuner *t)
 {
-    CN_TRY(take_memory(t, shapes, n));
+    CN_TRY(take_memory(t));
     if (!t->memory) return CN_OK;
     CN_CUDA(cudaEventCreate(&t->start));
     CN_CUDA(cudaEventCreate(&t->end));
-    for (uint32_t i = 0; i < n; i++) {
-        cn_gemm_entry *e = cn_gemm_find(t->c->gemm, shapes[i].shape);
-        const uint32_t last = cn_gemm_bucket(shapes[i].most_tokens);
-        cn_log(CN_LOG_INFO, "timing matrix products for this GPU, once: %u of %u", i + 1, n);
-        for (uint32_t b = 0; e && b <= last; b++) {
-            const uint32_t rows = cn_min_u32(cn_gemm_buckets[b], shapes[i].most_tokens);
-            CN_TRY(plan_bucket(t, shapes[i].shape, rows, &e->plans[b]));
+    for (uint32_t i = 0; i < CN_GEMM_MODEL_SHAPES; i++) {
+        const cn_gemm_model_shape *m = &t->shapes[i];
+        cn_gemm_entry *e = cn_gemm_find(t->c->gemm, m->shape);
+        const uint32_t last = cn_gemm_bucket(m->most_tokens);
+        cn_log(CN_LOG_INFO, "timing matrix products for this GPU, once: %u of %u", i + 1,
+               CN_GEMM_MODEL_SHAPES);
+        for (uint32_t b = 0; b <= last; b++) {
+            const uint32_t rows = cn_min_u32(cn_gemm_buckets[b], m->most_tokens);
+            cn_gemm_short_list *list = &t->lists[i][b];
+            CN_TRY(list_plans(t, m->shape, rows, list));
+            if (list->n > 0) e->plans[b] = list->plans[0];
         }
     }
-    return CN_OK;
+    return cn_gemm_tune_layers(t);
+}
+
+static void close_tuner(cn_gemm_tuner *t)
+{
+    if (t->start) cudaEventDestroy(t->start);
+    if (t->end) cudaEventDestroy(t->end);
+    if (t->memory) {
+        cudaStreamSynchronize(t->s->handle);
+        if (t->apart) cudaFree(t->memory);
+        else cn_cuda_arena_give(&t->c->arena, t->memory);
+    }
+    cn_cuda_stream_free(t->s);
+    cn_free(t);
 }
 
 cn_status cn_gemm_tune(cn_cuda *c)
 {
     if (c->opts.hidden == 0 || c->opts.batch_invariant) return CN_OK;
     if (cn_gemm_cache_load(c)) return CN_OK;
-    model_shape shapes[MAX_MODEL_SHAPES];
-    const uint32_t n = model_shapes(&c->opts, shapes);
-    tuner t = {.c = c};
-    CN_TRY(cn_cuda_stream_create(&c->table, CN_PRIORITY_HIGH, &t.s));
-    cn_status status = plan_shapes(&t, shapes, n);
-    const bool timed = t.memory != NULL;
-    if (t.start) cudaEventDestroy(t.start);
-    if (t.end) cudaEventDestroy(t.end);
-    if (t.memory) {
-        cudaStreamSynchronize(t.s->handle);
-        if (t.apart) cudaFree(t.memory);
-        else cn_cuda_arena_give(&c->arena, t.memory);
-    }
-    cn_cuda_stream_free(t.s);
-    if (status == CN_OK && timed) cn_gemm_cache_save(c);
+    cn_gemm_tuner *t = cn_calloc(1, sizeof *t);
+    if (!t) return cn_fail(CN_ERR_MEMORY, "out of memory for the timing of matrix products");
+    t->c = c;
+    set_shapes(t);
+    cn_status status = cn_cuda_stream_create(&c->table, CN_PRIORITY_HIGH, &t->s);
+    if (status == CN_OK) status = plan_shapes(t);
+    if (status == CN_OK && t->memory) cn_gemm_cache_save(c);
+    close_tuner(t);
     return status;
 }

@@ -1,0 +1,131 @@
+/* gemm_tune_layer.c - chooses plans by the time of a whole layer.
+ *
+ * A product that runs after itself takes other time than one in a step. Its shared memory and its
+ * blocks decide how early the next product can start to read weights. Plans that are equally fast
+ * alone make steps of small batches up to 8 % longer (docs/KERNELS.md). So the fastest plans of
+ * each product are timed in the ops of a layer: norm, qkv, a norm in place of rope, a stand-in for
+ * attention, o, norm, gate_up and down. The plans of the other products stay as they are meanwhile.
+ *
+ * Only buckets that have own kernels are timed. For more rows the products take far longer than
+ * what is between them. */
+#include "cuda/gemm/gemm_tune.h"
+
+enum { LAYERS = 6, LAUNCHES = 3, ROUNDS = 2 };
+
+/* The plans of a layer's products. */
+typedef struct layer_plans {
+    const cn_gemm_plan *of[CN_GEMM_LAYER_SHAPES];
+} layer_plans;
+
+static cn_status run_norm(cn_gemm_tuner *t, uint32_t n_tokens)
+{
+    char *x = t->memory + t->weight_bytes;
+    const cn_rmsnorm_args a = {.out = x + t->x_bytes,
+                               .residual = x,
+                               .weight = t->memory,
+                               .n_tokens = n_tokens,
+                               .hidden = t->c->opts.hidden,
+                               .eps = 1e-6f};
+    return cn_cuda_rmsnorm(t->s, &a);
+}
+
+static cn_status run_layer(cn_gemm_tuner *t, uint32_t n_tokens, const layer_plans *plans)
+{
+    for (int i = 0; i < CN_GEMM_LAYER_SHAPES; i++) {
+        if (i != CN_GEMM_DOWN) CN_TRY(run_norm(t, n_tokens));
+        if (i == CN_GEMM_O) CN_TRY(cn_gemm_pause(t->s));
+        CN_TRY(cn_gemm_tune_run(t, t->shapes[i].shape, n_tokens, plans->of[i]));
+    }
+    return CN_OK;
+}
+
+static cn_status record_layers(cn_gemm_tuner *t, uint32_t n_tokens, const layer_plans *plans,
+                               cn_graph **out)
+{
+    cn_status status = CN_OK;
+    CN_TRY(cn_cuda_graph_begin(t->s));
+    for (int i = 0; i < LAYERS && status == CN_OK; i++) status = run_layer(t, n_tokens, plans);
+    const cn_status ended = cn_cuda_graph_end(t->s, out);
+    return status == CN_OK ? ended : status;
+}
+
+static cn_status time_launches(cn_gemm_tuner *t, cn_graph *g, float *us)
+{
+    float ms = 0;
+    CN_CUDA(cudaEventRecord(t->start, t->s->handle));
+    for (int i = 0; i < LAUNCHES; i++) CN_TRY(cn_cuda_graph_launch(t->s, g));
+    CN_CUDA(cudaEventRecord(t->end, t->s->handle));
+    CN_CUDA(cudaEventSynchronize(t->end));
+    CN_CUDA(cudaEventElapsedTime(&ms, t->start, t->end));
+    const float layer_us = ms * 1000 / (LAUNCHES * LAYERS);
+    if (layer_us < *us) *us = layer_us;
+    return CN_OK;
+}
+
+/* *us = microseconds of a layer, the best of some rounds. */
+static cn_status time_layer(cn_gemm_tuner *t, uint32_t n_tokens, const layer_plans *plans,
+                            float *us)
+{
+    cn_graph *g = NULL;
+    *us = 1e9f;
+    cn_status status = record_layers(t, n_tokens, plans, &g);
+    if (status == CN_OK) status = cn_cuda_graph_launch(t->s, g);
+    for (int i = 0; i < ROUNDS && status == CN_OK; i++) status = time_launches(t, g, us);
+    cn_cuda_graph_free(g);
+    return status;
+}
+
+/* Replaces a product's plan by each of its list, and keeps the best. */
+static cn_status choose(cn_gemm_tuner *t, cn_gemm_layer which, uint32_t bucket, uint32_t n_tokens,
+                        layer_plans *plans, float *best_us)
+{
+    const float noise = 0.997f;
+    const cn_gemm_short_list *list = &t->lists[which][bucket];
+    const cn_gemm_shape shape = t->shapes[which].shape;
+    for (uint32_t i = 1; i < list->n; i++) { /* the first is in use */
+        layer_plans other = *plans;
+        float us;
+        char text[CN_GEMM_PLAN_TEXT];
+        other.of[which] = &list->plans[i];
+        CN_TRY(time_layer(t, n_tokens, &other, &us));
+        const bool better = us < *best_us * noise;
+        cn_gemm_plan_text(&list->plans[i], text);
+        cn_log(CN_LOG_DEBUG, "gemm %u x %u, %u rows: %s: a layer takes %.1f us%s", shape.n, shape.k,
+               n_tokens, text, (double)us, better ? " <- taken" : "");
+        if (!better) continue;
+        *plans = other;
+        *best_us = us;
+    }
+    return CN_OK;
+}
+
+static cn_status tune_bucket(cn_gemm_tuner *t, uint32_t bucket, uint32_t n_tokens)
+{
+    /* Those with the most weights first. */
+    static const cn_gemm_layer order[] = {CN_GEMM_GATE_UP, CN_GEMM_DOWN, CN_GEMM_QKV, CN_GEMM_O};
+    layer_plans plans;
+    float us;
+    for (int i = 0; i < CN_GEMM_LAYER_SHAPES; i++) {
+        if (t->lists[i][bucket].n == 0) return CN_OK;
+        plans.of[i] = &t->lists[i][bucket].plans[0];
+    }
+    CN_TRY(time_layer(t, n_tokens, &plans, &us));
+    cn_log(CN_LOG_DEBUG, "gemm, %u rows: a layer of the fastest products takes %.1f us", n_tokens,
+           (double)us);
+    for (int i = 0; i < CN_GEMM_LAYER_SHAPES; i++)
+        CN_TRY(choose(t, order[i], bucket, n_tokens, &plans, &us));
+    for (int i = 0; i < CN_GEMM_LAYER_SHAPES; i++)
+        cn_gemm_find(t->c->gemm, t->shapes[i].shape)->plans[bucket] = *plans.of[i];
+    return CN_OK;
+}
+
+cn_status cn_gemm_tune_layers(cn_gemm_tuner *t)
+{
+    if (!t->c->device.hopper || t->c->opts.gemm == CN_CUDA_GEMM_LIBRARY) return CN_OK;
+    const uint32_t most = cn_min_u32(t->shapes[CN_GEMM_QKV].most_tokens, CN_GEMM_MAX_SKINNY);
+    const uint32_t last = cn_gemm_bucket(most);
+    cn_log(CN_LOG_INFO, "timing the matrix products of a layer together");
+    for (uint32_t b = 0; b <= last; b++)
+        CN_TRY(tune_bucket(t, b, cn_min_u32(cn_gemm_buckets[b], most)));
+    return CN_OK;
+}
