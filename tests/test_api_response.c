@@ -16,8 +16,8 @@
 static const char *token_bytes(void *user, uint32_t token, size_t *n)
 {
     (void)user;
-    static const char *const bytes[] = {"a", " b", "\xc3", "\xc3\xb6", "c", "", "a\0b"};
-    static const size_t lengths[] = {1, 2, 1, 2, 1, 1, 3}; /* token 5 is a byte 0 */
+    static const char *const bytes[] = {"a", " b", "\xc3", "\xc3\xb6", "c", "", "a\0b", "\xb6"};
+    static const size_t lengths[] = {1, 2, 1, 2, 1, 1, 3, 1}; /* token 5 is a byte 0 */
     if (token >= sizeof bytes / sizeof *bytes) return NULL;
     *n = lengths[token];
     return bytes[token];
@@ -164,6 +164,46 @@ static void completion_logprobs_are_parallel_arrays(void **state)
     assert_true(json_real_value(json_object_get(first, " b")) == -0.5);
     json_decref(b);
     cn_api_result_free(r);
+}
+
+/* Tokens: both bytes of a character, a, the first byte without the second, a, and the first byte at
+ * the end. */
+static const cn_token_logprobs parts[] = {{{2, -1}, NULL, 0}, {{7, -1}, NULL, 0},
+                                          {{0, -1}, NULL, 0}, {{2, -1}, NULL, 0},
+                                          {{0, -1}, NULL, 0}, {{2, -1}, NULL, 0}};
+
+static void parts_of_a_character_have_its_offset(void **state)
+{
+    (void)state;
+    enum { N = sizeof parts / sizeof *parts };
+    static const int want[N] = {0, 0, 1, 2, 3, 4};
+    cn_api_result *whole = result(CN_API_COMPLETION, 1, 0);
+    cn_api_result *streamed = result(CN_API_COMPLETION, 1, 0);
+    json_t *chunk;
+    size_t n = 0;
+    for (int i = 0; i < N; i++) {
+        const bool last = i == N - 1;
+        const cn_event ev = {SAYS(text, "x"), .logprobs = parts + i, .n_tokens = 1, .last = last,
+                             .finish = last ? CN_FINISH_STOP : CN_FINISH_NONE,
+                             .usage = last ? &usage : NULL};
+        cn_api_result_add(whole, &ev);
+        cn_api_result_add(streamed, &ev);
+        while ((chunk = cn_api_result_take_chunk(streamed, "1", "m", 0, false))) {
+            const json_t *offsets = at(chunk, "choices.0.logprobs.text_offset");
+            for (size_t j = 0; j < json_array_size(offsets); j++)
+                assert_int_equal(json_integer_value(json_array_get(offsets, j)), want[n++]);
+            json_decref(chunk);
+        }
+    }
+    assert_int_equal(n, N);
+    json_t *b = result_body(whole, "1", "m", 0);
+    for (size_t i = 0; i < N; i++)
+        assert_int_equal(json_integer_value(json_array_get(
+                             at(b, "choices.0.logprobs.text_offset"), i)),
+                         want[i]);
+    json_decref(b);
+    cn_api_result_free(whole);
+    cn_api_result_free(streamed);
 }
 
 /* Writes the lines of a request whose text has NULs and reads its body back. */
@@ -385,6 +425,7 @@ int main(void)
         cmocka_unit_test(samples_become_choices_and_usage_adds_up),
         cmocka_unit_test(chat_logprobs_have_tokens_and_bytes),
         cmocka_unit_test(completion_logprobs_are_parallel_arrays),
+        cmocka_unit_test(parts_of_a_character_have_its_offset),
         cmocka_unit_test(a_nul_is_written_the_same_everywhere),
         cmocka_unit_test(content_is_null_when_all_text_is_reasoning),
         cmocka_unit_test(failures_are_kept),

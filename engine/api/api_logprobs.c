@@ -141,26 +141,56 @@ static bool add_new_key(json_t *object, const cn_buf *key, json_t *value)
     return true;
 }
 
-static size_t count_chars(const char *utf8, size_t n)
+/* Moves the place behind n bytes. *offset: that of the first of them. `text` is scratch. */
+static cn_status advance(cn_api_text_place *place, const char *bytes, size_t n, cn_buf *text,
+                         size_t *offset)
 {
-    size_t chars = 0;
-    for (size_t i = 0; i < n; i++) chars += ((unsigned char)utf8[i] & 0xC0) != 0x80;
-    return chars;
+    const size_t n_cut = place->n_cut;
+    cn_buf_clear(text);
+    CN_TRY(cn_buf_add(text, place->cut, n_cut));
+    CN_TRY(cn_buf_add(text, bytes, n));
+    *offset = place->chars;
+    place->n_cut = 0;
+    for (size_t at = 0, len; at < text->len; at += len) {
+        uint32_t cp;
+        const cn_utf8_kind kind = cn_utf8_read(text->data + at, text->len - at, &cp, &len);
+        if (kind == CN_UTF8_CUT) {
+            place->n_cut = (uint32_t)(text->len - at);
+            memcpy(place->cut, text->data + at, place->n_cut);
+            break;
+        }
+        place->chars++;
+        if (at + len <= n_cut) ++*offset; /* the cut was an error */
+    }
+    return CN_OK;
+}
+
+/* The offset of a token in the text. `text` is scratch. NULL: out of memory. */
+static json_t *text_offset(const cn_api_logprobs_form *f, uint32_t token, cn_buf *text,
+                           cn_api_text_place *place)
+{
+    const char *raw;
+    size_t n_raw, offset;
+    cn_buf bytes = {0};
+    cn_status status = token_text(f, token, text, &raw, &n_raw);
+    if (status == CN_OK && raw) status = advance(place, raw, n_raw, text, &offset);
+    else if (status == CN_OK) status = advance(place, text->data, text->len, &bytes, &offset);
+    cn_buf_free(&bytes);
+    return status == CN_OK ? json_integer((json_int_t)offset) : NULL;
 }
 
 /* An element of a member of the completions endpoint. `text` is scratch. */
 static json_t *completion_token(const cn_api_logprobs_form *f, uint32_t member,
-                                const cn_logprob *entries, cn_buf *text, size_t *offset)
+                                const cn_logprob *entries, cn_buf *text, cn_api_text_place *at)
 {
     const char *raw;
     size_t n_raw;
     json_t *top;
     if (member == TOKEN_LOGPROBS) return logprob_value(entries[0].logprob);
-    if (member != TOP_LOGPROBS) {
+    if (member == TEXT_OFFSET) return text_offset(f, entries[0].token, text, at);
+    if (member == TOKENS) {
         if (token_text(f, entries[0].token, text, &raw, &n_raw) != CN_OK) return NULL;
-        if (member == TOKENS) return json_stringn(text->data, text->len);
-        *offset += count_chars(text->data, text->len);
-        return json_integer((json_int_t)(*offset - count_chars(text->data, text->len)));
+        return json_stringn(text->data, text->len);
     }
     if (isnan(entries[0].logprob)) return json_null();
     bool ok = (top = json_object()) != NULL;
@@ -203,16 +233,16 @@ static json_t *prompt_token(const cn_api_logprobs_form *f, const cn_logprob *ent
 
 /* An element of a member; `text` is scratch. */
 static json_t *token_json(const cn_api_logprobs_form *f, uint32_t member,
-                          const cn_logprob *entries, cn_buf *text, size_t *offset)
+                          const cn_logprob *entries, cn_buf *text, cn_api_text_place *at)
 {
     if (member == PROMPT_TOKENS)
         return isnan(entries[0].logprob) ? json_null() : prompt_token(f, entries, text);
     return f->endpoint == CN_API_CHAT ? chat_token(f, entries)
-                                      : completion_token(f, member, entries, text, offset);
+                                      : completion_token(f, member, entries, text, at);
 }
 
 json_t *cn_api_logprobs_json(const cn_api_logprobs *l, const cn_api_logprobs_form *f,
-                             uint32_t member, size_t first, size_t end, size_t *offset)
+                             uint32_t member, size_t first, size_t end, cn_api_text_place *at)
 {
     CN_ASSERT(first <= end && end <= l->n_tokens);
     cn_buf text = {0};
@@ -220,7 +250,7 @@ json_t *cn_api_logprobs_json(const cn_api_logprobs *l, const cn_api_logprobs_for
     bool ok = array != NULL;
     for (size_t i = first; ok && i < end; i++)
         ok = json_array_append_new(
-                 array, token_json(f, member, l->entries + i * stride(f), &text, offset)) == 0;
+                 array, token_json(f, member, l->entries + i * stride(f), &text, at)) == 0;
     cn_buf_free(&text);
     if (ok) return array;
     json_decref(array);

@@ -38,10 +38,19 @@ size_t cn_api_logprobs_json_bytes(const cn_api_logprobs_form *f, size_t n);
 uint32_t cn_api_logprobs_n_members(cn_api_endpoint e);
 const char *cn_api_logprobs_member(cn_api_endpoint e, uint32_t member);
 
-/* The array of one member, of tokens [first, end). *offset: the characters of text before `first`;
- * the member text_offset advances it. NULL: out of memory. */
+/* A place in the text of tokens. Zeroed: its beginning. */
+typedef struct cn_api_text_place {
+    size_t chars; /* whole characters before it */
+    char cut[4];  /* the bytes before it that are not yet a whole character */
+    uint32_t n_cut;
+} cn_api_text_place;
+
+/* The array of one member, of tokens [first, end). *at: the place of `first`; the member
+ * text_offset advances it. NULL: out of memory. The offset of a token is the number of characters
+ * before the one to which its first byte belongs, so tokens with parts of a character have the same
+ * offset. */
 json_t *cn_api_logprobs_json(const cn_api_logprobs *l, const cn_api_logprobs_form *f,
-                             uint32_t member, size_t first, size_t end, size_t *offset);
+                             uint32_t member, size_t first, size_t end, cn_api_text_place *at);
 
 /* Tokens [first, end) of a prompt in vLLM's form: null for the first, then objects of ids. NULL:
  * out of memory. */

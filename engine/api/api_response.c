@@ -23,7 +23,7 @@ typedef struct choice {
     size_t n_echo;    /* bytes of the prompt that begin the text */
     size_t answer_at; /* byte of text */
     cn_api_logprobs logprobs; /* when streamed: since the last chunk */
-    size_t offset_chars;      /* when streamed: of the text of the logprobs taken */
+    cn_api_text_place text_place; /* when streamed: behind the text of the logprobs taken */
     cn_buf token_ids;         /* with return_token_ids; when streamed: since the last chunk */
     uint32_t n_tokens;
     cn_finish finish;
@@ -434,7 +434,8 @@ static cn_status write_choice(const cn_api_result *r, cn_api_writer *w, cn_buf *
     CN_TRY(add_json(out, w, choice_json(r, w->choice), 0, 1));
     w->state = CN_WRITE_LOGPROBS;
     w->member = 0;
-    w->token = w->offset_chars = 0;
+    w->token = 0;
+    w->text_place = (cn_api_text_place){0};
     return cn_buf_addf(out, ",\"logprobs\":%s", r->wants_logprobs ? "{" : "null");
 }
 
@@ -487,7 +488,7 @@ static cn_status write_logprobs(const cn_api_result *r, cn_api_writer *w, cn_buf
     const size_t end = w->token + (left < SLICE_TOKENS ? left : SLICE_TOKENS);
     if (w->token > 0 && left > 0) CN_TRY(cn_buf_addf(out, ","));
     json_t *slice =
-        cn_api_logprobs_json(l, &r->form, w->member, w->token, end, &w->offset_chars);
+        cn_api_logprobs_json(l, &r->form, w->member, w->token, end, &w->text_place);
     CN_TRY(add_json(out, w, slice, 1, 1));
     w->token = end;
     if (end < l->n_tokens) return CN_OK;
@@ -556,7 +557,7 @@ static json_t *take_logprobs(const cn_api_result *r, choice *c)
     for (uint32_t m = 0; m < cn_api_logprobs_n_members(r->endpoint); m++)
         json_object_set_new(o, cn_api_logprobs_member(r->endpoint, m),
                             cn_api_logprobs_json(&c->logprobs, &r->form, m, 0, n,
-                                                 &c->offset_chars));
+                                                 &c->text_place));
     if (r->endpoint == CN_API_CHAT) json_object_set_new(o, "refusal", json_null());
     cn_api_logprobs_drop(&c->logprobs, &r->form, n);
     return o;

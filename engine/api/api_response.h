@@ -72,7 +72,8 @@ typedef struct cn_api_writer {
         CN_WRITE_DONE
     } state;
     uint32_t choice, member;
-    size_t token, offset_chars;
+    size_t token;
+    cn_api_text_place text_place;
 } cn_api_writer;
 
 /* Appends the next pieces of the body of a result that is complete and has no error, until they
