@@ -73,6 +73,28 @@ static void versions_and_keep_alive(void **state)
     }
 }
 
+/* A target may be a URL of the host that the Host field names. */
+static void targets_in_absolute_form_are_read(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *path, *query;
+    } cases[] = {
+        {"GET http://h/a%20b?x=/1 HTTP/1.1\r\nHost: h\r\n\r\n", "/a b", "x=/1"},
+        {"GET HTTPS://H:8000/v1/models HTTP/1.1\r\nHost: h:8000\r\n\r\n", "/v1/models", ""},
+        {"GET http://h HTTP/1.1\r\nHost: h\r\n\r\n", "/", ""},
+        {"GET http://h?x HTTP/1.0\r\n\r\n", "/", "x"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cn_http_head h;
+        char *keep;
+        assert_int_equal(parse(cases[i].text, &h, &keep), 0);
+        assert_string_equal(h.path, cases[i].path);
+        assert_string_equal(h.query, cases[i].query);
+        free(keep);
+    }
+}
+
 static void ambiguous_heads_are_refused(void **state)
 {
     (void)state;
@@ -104,7 +126,9 @@ static void request_lines_are_strict(void **state)
     (void)state;
     static const char *const lines[] = {
         "GET /",           "GET  / HTTP/1.1",      "GET / HTTP/1.1 ",     " GET / HTTP/1.1",
-        "G(T / HTTP/1.1",  "GET http://h/ HTTP/1.1", "GET * HTTP/1.1",    "GET /a b HTTP/1.1",
+        "G(T / HTTP/1.1",  "GET ftp://h/ HTTP/1.1", "GET * HTTP/1.1",     "GET /a b HTTP/1.1",
+        "GET http:///a HTTP/1.1", "GET http://u@h/ HTTP/1.1", "GET http://other/ HTTP/1.1",
+        "GET http://h:80/ HTTP/1.1", "GET http:/h HTTP/1.1", "GET http://h#a HTTP/1.1",
         "GET /%zz HTTP/1.1", "GET /%00 HTTP/1.1",  "GET /%4 HTTP/1.1",    "GET /# HTTP/1.1",
         "GET /\x80 HTTP/1.1", "GET / http/1.1",
     };
@@ -229,6 +253,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_head_is_read),
         cmocka_unit_test(versions_and_keep_alive),
+        cmocka_unit_test(targets_in_absolute_form_are_read),
         cmocka_unit_test(ambiguous_heads_are_refused),
         cmocka_unit_test(request_lines_are_strict),
         cmocka_unit_test(too_many_fields_are_refused),

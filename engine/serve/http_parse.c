@@ -92,18 +92,34 @@ static cn_http_method find_method(const char *name)
     return CN_HTTP_OTHER;
 }
 
+/* Returns the path and the query of a target, and sets the authority of one in absolute form, as
+ * proxies may send it (RFC 9112, 3.2.2). NULL: the target has another form, or names a user. */
+static char *after_authority(cn_http_head *h, char *target)
+{
+    const size_t scheme = strncasecmp(target, "http://", 7) == 0    ? 7
+                          : strncasecmp(target, "https://", 8) == 0 ? 8
+                                                                    : 0;
+    if (scheme == 0) return *target == '/' ? target : NULL;
+    h->authority = target + scheme;
+    h->n_authority = strcspn(h->authority, "/?");
+    if (h->n_authority == 0 || memchr(h->authority, '@', h->n_authority)) return NULL;
+    return target + scheme + h->n_authority;
+}
+
 static int parse_target(cn_http_head *h, char *target, const char **why)
 {
-    *why = "expected a path as the request target";
-    if (*target != '/') return CN_HTTP_BAD_REQUEST;
+    *why = "expected a path, or an http URL without a user, as the request target";
     for (const char *p = target; *p; p++)
         if (*p <= ' ' || *p > '~' || *p == '#') return CN_HTTP_BAD_REQUEST;
-    char *query = strchr(target, '?');
+    char *path = after_authority(h, target);
+    if (!path) return CN_HTTP_BAD_REQUEST;
+    char *query = strchr(path, '?');
     if (query) *query++ = '\0';
-    h->query = query ? query : target + strlen(target);
-    h->path = target;
+    h->query = query ? query : path + strlen(path);
+    if (!*path) path = strcpy(target, "/"); /* in place of the scheme */
+    h->path = path;
     *why = "invalid percent-encoding in the path";
-    return cn_http_decode(target, strlen(target), false, target) ? 0 : CN_HTTP_BAD_REQUEST;
+    return cn_http_decode(path, strlen(path), false, path) ? 0 : CN_HTTP_BAD_REQUEST;
 }
 
 static int parse_version(cn_http_head *h, const char *version, const char **why)
@@ -216,11 +232,19 @@ static int read_framing(cn_http_head *h, const char **why)
     return 0;
 }
 
+static bool is_authority(const cn_http_head *h, const char *host)
+{
+    return strlen(host) == h->n_authority && strncasecmp(host, h->authority, h->n_authority) == 0;
+}
+
 static int read_meaning(cn_http_head *h, const char **why)
 {
     *why = "expected exactly one Host field in HTTP/1.1, at most one in HTTP/1.0";
     uint32_t hosts = count_fields(h, "Host");
     if (hosts > 1 || (h->minor == 1 && hosts == 0)) return CN_HTTP_BAD_REQUEST;
+    *why = "the Host field differs from the host of the request target";
+    if (h->authority && hosts == 1 && !is_authority(h, cn_http_header(h, "Host")))
+        return CN_HTTP_BAD_REQUEST;
     h->keep_alive = h->minor == 1;
     for (uint32_t i = 0; i < h->n_fields; i++) {
         if (strcasecmp(h->fields[i].name, "Connection") != 0) continue;

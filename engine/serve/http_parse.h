@@ -38,6 +38,8 @@ typedef struct cn_http_head {
     cn_http_method method;
     char *path;  /* decoded; begins with '/', holds no NUL */
     char *query; /* the raw text after '?', or "" */
+    const char *authority; /* of a target in absolute form, not terminated; else NULL */
+    size_t n_authority;
     uint8_t minor; /* of HTTP/1.minor */
     bool keep_alive;
     bool chunked;
