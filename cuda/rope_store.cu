@@ -89,9 +89,8 @@ __device__ static inline void load_terms(head_terms<PAIRS> *terms, const rope_pa
 #pragma unroll
     for (int j = 0; j < PAIRS; j++) {
         const uint32_t i = threadIdx.x % CN_WARP + j * CN_WARP;
-        if (i >= n_pairs) continue;
-        terms->cos[j] = p.cos[angles + i];
-        terms->sin[j] = p.sin[angles + i];
+        terms->cos[j] = i < n_pairs ? p.cos[angles + i] : make_float2(0, 0);
+        terms->sin[j] = i < n_pairs ? p.sin[angles + i] : make_float2(0, 0);
     }
 }
 
@@ -136,7 +135,7 @@ __global__ static void __launch_bounds__(WARPS * CN_WARP) rope_store_kernel(cons
     head_terms<PAIRS> terms;
     head_rows out;
     cn_overlap_next();
-    /* In later layers an attention has waited for the arrays of the step. */
+    /* As for attention: in later layers the arrays of the step are final (launch.cuh). */
     if (p.layer == 0) cn_wait_previous();
     if (head < n_rotated) load_terms(&terms, p, t, norm, n_pairs);
     if (head < n_all) out = rows_of(p, t, head);

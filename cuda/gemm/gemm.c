@@ -195,6 +195,22 @@ static cn_status plan_untimed(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens
     return plan_library(c, shape, n_tokens, plan);
 }
 
+/* Copies the plan of the product without the bias, which was timed at start (gemm_tune.c). Returns
+ * false when there is none, or when the library cannot add a bias with it. */
+static bool plan_as_unbiased(cn_cuda *c, cn_gemm_shape shape, uint32_t n_tokens,
+                             cn_gemm_plan *plan)
+{
+    cn_gemm_shape without = shape;
+    without.has_bias = false;
+    const cn_gemm_entry *e = shape.has_bias ? cn_gemm_find(c->gemm, without) : NULL;
+    const cn_gemm_plan *timed = e ? &e->plans[cn_gemm_bucket(n_tokens)] : NULL;
+    if (!timed || timed->kind == CN_GEMM_UNPLANNED) return false;
+    if (timed->kind == CN_GEMM_LIBRARY && !cn_gemm_library_accepts(c, shape, n_tokens, timed))
+        return false;
+    *plan = *timed;
+    return true;
+}
+
 static cn_status check_call(const cn_gemm_call *c)
 {
     const cn_gemm_shape *s = &c->shape;
@@ -234,7 +250,8 @@ static cn_status run_planned(cn_stream *s, const cn_gemm_call *call)
     cn_gemm_plan once = {.kind = CN_GEMM_UNPLANNED};
     cn_gemm_entry *e = cn_gemm_find(c->gemm, call->shape);
     cn_gemm_plan *plan = e ? &e->plans[bucket] : &once;
-    if (plan->kind == CN_GEMM_UNPLANNED) CN_TRY(plan_untimed(c, call->shape, most, plan));
+    if (plan->kind == CN_GEMM_UNPLANNED && !plan_as_unbiased(c, call->shape, most, plan))
+        CN_TRY(plan_untimed(c, call->shape, most, plan));
     return run_or_replan(s, call, plan);
 }
 

@@ -1,6 +1,6 @@
-/* gemm_pause.cu - stands for decode attention while plans are timed in a layer. Like it, a block on
- * each multiprocessor takes all shared memory, so the next product starts when it ends. It runs for
- * CLOCKS, about 5 us, the time of a short attention. */
+/* gemm_pause.cu - a stand-in for decode attention, for timing the products of a layer. As there, a
+ * block on each multiprocessor takes all shared memory, so the next product starts when it ends. It
+ * runs for CLOCKS, about 5 us, the time of a short attention. */
 #include "cuda/gemm/gemm_tune.h"
 #include "cuda/launch.cuh"
 

@@ -148,7 +148,7 @@ static void log_plan(cn_gemm_shape shape, uint32_t n_tokens, const cn_gemm_plan 
     cn_gemm_plan_text(plan, text);
     cn_log(CN_LOG_DEBUG, "gemm %u x %u%s, %u rows: %s %.1f us, %.0f GB/s%s", shape.n, shape.k,
            shape.gated ? " gated" : "", n_tokens, text, (double)us,
-           (double)weight_bytes(shape) / us / 1e3, best ? " <- taken" : "");
+           (double)weight_bytes(shape) / us / 1e3, best ? " <- fastest" : "");
 }
 
 /* Lists the fastest of n plans, none far slower than the best. */
@@ -238,6 +238,7 @@ static cn_status plan_shapes(cn_gemm_tuner *t)
     for (uint32_t i = 0; i < CN_GEMM_MODEL_SHAPES; i++) {
         const cn_gemm_model_shape *m = &t->shapes[i];
         cn_gemm_entry *e = cn_gemm_find(t->c->gemm, m->shape);
+        CN_ASSERT(e);
         const uint32_t last = cn_gemm_bucket(m->most_tokens);
         cn_log(CN_LOG_INFO, "timing matrix products for this GPU, once: %u of %u", i + 1,
                CN_GEMM_MODEL_SHAPES);
@@ -248,7 +249,8 @@ static cn_status plan_shapes(cn_gemm_tuner *t)
             if (list->n > 0) e->plans[b] = list->plans[0];
         }
     }
-    return cn_gemm_tune_layers(t);
+    cn_gemm_tune_layers(t);
+    return CN_OK;
 }
 
 static void close_tuner(cn_gemm_tuner *t)

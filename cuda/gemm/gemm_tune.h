@@ -15,13 +15,13 @@ enum {
 };
 
 /* The products of a layer, in order. */
-typedef enum cn_gemm_layer {
+typedef enum cn_gemm_product {
     CN_GEMM_QKV,
     CN_GEMM_O,
     CN_GEMM_GATE_UP,
     CN_GEMM_DOWN,
     CN_GEMM_LAYER_SHAPES
-} cn_gemm_layer;
+} cn_gemm_product;
 
 /* A product of the model, and the most rows that it can have. */
 typedef struct cn_gemm_model_shape {
@@ -47,7 +47,7 @@ typedef struct cn_gemm_tuner {
     cn_gemm_short_list lists[CN_GEMM_MODEL_SHAPES][CN_GEMM_BUCKETS];
 } cn_gemm_tuner;
 
-/* Runs a product once, with weights that no recent run has read. */
+/* Runs a product once, with the weights behind those of the last run. */
 cn_status cn_gemm_tune_run(cn_gemm_tuner *t, cn_gemm_shape shape, uint32_t n_tokens,
                            const cn_gemm_plan *plan);
 
@@ -55,10 +55,11 @@ enum { CN_GEMM_PLAN_TEXT = 48 };
 /* Writes a plan for the log. */
 void cn_gemm_plan_text(const cn_gemm_plan *plan, char text[CN_GEMM_PLAN_TEXT]);
 
-/* Chooses among the short lists of all buckets with own kernels. */
-cn_status cn_gemm_tune_layers(cn_gemm_tuner *t);
+/* Chooses among the short lists of all buckets with own kernels. If that fails, the plans stay as
+ * they are, and a warning is logged. */
+void cn_gemm_tune_layers(cn_gemm_tuner *t);
 
-/* Holds all shared memory of the GPU for some microseconds, as decode attention does. */
+/* A stand-in for attention: holds all shared memory of the GPU for some microseconds. */
 cn_status cn_gemm_pause(cn_stream *s);
 
 #ifdef __cplusplus

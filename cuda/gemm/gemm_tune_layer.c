@@ -1,21 +1,36 @@
 /* gemm_tune_layer.c - chooses plans by the time of a whole layer.
  *
- * A product that runs after itself takes other time than one in a step. Its shared memory and its
- * blocks decide how early the next product can start to read weights. Plans that are equally fast
- * alone make steps of small batches up to 8 % longer (docs/KERNELS.md). So the fastest plans of
- * each product are timed in the ops of a layer: norm, qkv, a norm in place of rope, a stand-in for
- * attention, o, norm, gate_up and down. The plans of the other products stay as they are meanwhile.
+ * A product that runs after itself does not take the same time as in a step. Its shared memory and
+ * its blocks decide how early the next product can start to read weights. Plans that are equally
+ * fast alone make steps of small batches up to 8 % longer (docs/KERNELS.md). So the fastest plans
+ * of each product are timed in the ops of a layer: norm, qkv, a norm in place of rope, a stand-in
+ * for attention, o, norm, gate_up and down. The plans of the other products stay as they are
+ * meanwhile.
  *
  * Only buckets that have own kernels are timed. For more rows the products take far longer than
  * what is between them. */
+#include <float.h>
+
 #include "cuda/gemm/gemm_tune.h"
 
-enum { LAYERS = 6, LAUNCHES = 3, ROUNDS = 2 };
+enum { LEAST_LAYERS = 6, MOST_LAYERS = 32, LAUNCHES = 3, ROUNDS = 2 };
 
 /* The plans of a layer's products. */
 typedef struct layer_plans {
     const cn_gemm_plan *of[CN_GEMM_LAYER_SHAPES];
 } layer_plans;
+
+/* Returns how many layers a recorded run has. It reads the same weights each time, so these must
+ * not fit in the cache. */
+static int layers_of_run(const cn_gemm_tuner *t)
+{
+    const size_t want = (size_t)256 << 20;
+    size_t layer = 0;
+    for (int i = 0; i < CN_GEMM_LAYER_SHAPES; i++)
+        layer += (size_t)t->shapes[i].shape.n * t->shapes[i].shape.k * 2;
+    const uint64_t n = cn_ceil_div(want, layer);
+    return n < LEAST_LAYERS ? LEAST_LAYERS : n > MOST_LAYERS ? MOST_LAYERS : (int)n;
+}
 
 static cn_status run_norm(cn_gemm_tuner *t, uint32_t n_tokens)
 {
@@ -40,16 +55,16 @@ static cn_status run_layer(cn_gemm_tuner *t, uint32_t n_tokens, const layer_plan
 }
 
 static cn_status record_layers(cn_gemm_tuner *t, uint32_t n_tokens, const layer_plans *plans,
-                               cn_graph **out)
+                               int n_layers, cn_graph **out)
 {
     cn_status status = CN_OK;
     CN_TRY(cn_cuda_graph_begin(t->s));
-    for (int i = 0; i < LAYERS && status == CN_OK; i++) status = run_layer(t, n_tokens, plans);
+    for (int i = 0; i < n_layers && status == CN_OK; i++) status = run_layer(t, n_tokens, plans);
     const cn_status ended = cn_cuda_graph_end(t->s, out);
     return status == CN_OK ? ended : status;
 }
 
-static cn_status time_launches(cn_gemm_tuner *t, cn_graph *g, float *us)
+static cn_status time_launches(cn_gemm_tuner *t, cn_graph *g, int n_layers, float *us)
 {
     float ms = 0;
     CN_CUDA(cudaEventRecord(t->start, t->s->handle));
@@ -57,7 +72,7 @@ static cn_status time_launches(cn_gemm_tuner *t, cn_graph *g, float *us)
     CN_CUDA(cudaEventRecord(t->end, t->s->handle));
     CN_CUDA(cudaEventSynchronize(t->end));
     CN_CUDA(cudaEventElapsedTime(&ms, t->start, t->end));
-    const float layer_us = ms * 1000 / (LAUNCHES * LAYERS);
+    const float layer_us = ms * 1000 / (float)(LAUNCHES * n_layers);
     if (layer_us < *us) *us = layer_us;
     return CN_OK;
 }
@@ -66,33 +81,52 @@ static cn_status time_launches(cn_gemm_tuner *t, cn_graph *g, float *us)
 static cn_status time_layer(cn_gemm_tuner *t, uint32_t n_tokens, const layer_plans *plans,
                             float *us)
 {
+    const int n_layers = layers_of_run(t);
     cn_graph *g = NULL;
-    *us = 1e9f;
-    cn_status status = record_layers(t, n_tokens, plans, &g);
+    *us = FLT_MAX;
+    cn_status status = record_layers(t, n_tokens, plans, n_layers, &g);
     if (status == CN_OK) status = cn_cuda_graph_launch(t->s, g);
-    for (int i = 0; i < ROUNDS && status == CN_OK; i++) status = time_launches(t, g, us);
+    for (int i = 0; i < ROUNDS && status == CN_OK; i++) status = time_launches(t, g, n_layers, us);
     cn_cuda_graph_free(g);
     return status;
 }
 
+static cn_gemm_entry *entry_of(const cn_gemm_tuner *t, int product)
+{
+    return cn_gemm_find(t->c->gemm, t->shapes[product].shape);
+}
+
+/* Sets the plan of a product, and of those with the same shape. */
+static void set_plan(const cn_gemm_tuner *t, layer_plans *plans, cn_gemm_product which,
+                     const cn_gemm_plan *plan)
+{
+    for (int i = 0; i < CN_GEMM_LAYER_SHAPES; i++)
+        if (entry_of(t, i) == entry_of(t, (int)which)) plans->of[i] = plan;
+}
+
+static void log_layer(cn_gemm_shape shape, uint32_t n_tokens, const cn_gemm_plan *plan, float us,
+                      bool taken)
+{
+    char text[CN_GEMM_PLAN_TEXT];
+    cn_gemm_plan_text(plan, text);
+    cn_log(CN_LOG_DEBUG, "gemm %u x %u%s, %u rows: %s: a layer takes %.1f us%s", shape.n,
+           shape.k, shape.gated ? " gated" : "", n_tokens, text, (double)us,
+           taken ? " <- taken" : "");
+}
+
 /* Replaces a product's plan by each of its list, and keeps the best. */
-static cn_status choose(cn_gemm_tuner *t, cn_gemm_layer which, uint32_t bucket, uint32_t n_tokens,
+static cn_status choose(cn_gemm_tuner *t, cn_gemm_product which, uint32_t bucket, uint32_t n_tokens,
                         layer_plans *plans, float *best_us)
 {
     const float noise = 0.997f;
     const cn_gemm_short_list *list = &t->lists[which][bucket];
-    const cn_gemm_shape shape = t->shapes[which].shape;
     for (uint32_t i = 1; i < list->n; i++) { /* the first is in use */
         layer_plans other = *plans;
         float us;
-        char text[CN_GEMM_PLAN_TEXT];
-        other.of[which] = &list->plans[i];
+        set_plan(t, &other, which, &list->plans[i]);
         CN_TRY(time_layer(t, n_tokens, &other, &us));
-        const bool better = us < *best_us * noise;
-        cn_gemm_plan_text(&list->plans[i], text);
-        cn_log(CN_LOG_DEBUG, "gemm %u x %u, %u rows: %s: a layer takes %.1f us%s", shape.n, shape.k,
-               n_tokens, text, (double)us, better ? " <- taken" : "");
-        if (!better) continue;
+        log_layer(t->shapes[which].shape, n_tokens, &list->plans[i], us, false);
+        if (us >= *best_us * noise) continue;
         *plans = other;
         *best_us = us;
     }
@@ -102,30 +136,36 @@ static cn_status choose(cn_gemm_tuner *t, cn_gemm_layer which, uint32_t bucket, 
 static cn_status tune_bucket(cn_gemm_tuner *t, uint32_t bucket, uint32_t n_tokens)
 {
     /* Those with the most weights first. */
-    static const cn_gemm_layer order[] = {CN_GEMM_GATE_UP, CN_GEMM_DOWN, CN_GEMM_QKV, CN_GEMM_O};
+    static const cn_gemm_product order[] = {CN_GEMM_GATE_UP, CN_GEMM_DOWN, CN_GEMM_QKV, CN_GEMM_O};
     layer_plans plans;
     float us;
     for (int i = 0; i < CN_GEMM_LAYER_SHAPES; i++) {
         if (t->lists[i][bucket].n == 0) return CN_OK;
-        plans.of[i] = &t->lists[i][bucket].plans[0];
+        set_plan(t, &plans, (cn_gemm_product)i, &t->lists[i][bucket].plans[0]);
     }
+    CN_TRY(run_layer(t, n_tokens, &plans)); /* sets up what cannot be set up while recording */
     CN_TRY(time_layer(t, n_tokens, &plans, &us));
     cn_log(CN_LOG_DEBUG, "gemm, %u rows: a layer of the fastest products takes %.1f us", n_tokens,
            (double)us);
     for (int i = 0; i < CN_GEMM_LAYER_SHAPES; i++)
         CN_TRY(choose(t, order[i], bucket, n_tokens, &plans, &us));
-    for (int i = 0; i < CN_GEMM_LAYER_SHAPES; i++)
-        cn_gemm_find(t->c->gemm, t->shapes[i].shape)->plans[bucket] = *plans.of[i];
+    for (int i = 0; i < CN_GEMM_LAYER_SHAPES; i++) {
+        entry_of(t, i)->plans[bucket] = *plans.of[i];
+        log_layer(t->shapes[i].shape, n_tokens, plans.of[i], us, true);
+    }
     return CN_OK;
 }
 
-cn_status cn_gemm_tune_layers(cn_gemm_tuner *t)
+void cn_gemm_tune_layers(cn_gemm_tuner *t)
 {
-    if (!t->c->device.hopper || t->c->opts.gemm == CN_CUDA_GEMM_LIBRARY) return CN_OK;
+    if (!t->c->device.hopper || t->c->opts.gemm == CN_CUDA_GEMM_LIBRARY) return;
     const uint32_t most = cn_min_u32(t->shapes[CN_GEMM_QKV].most_tokens, CN_GEMM_MAX_SKINNY);
     const uint32_t last = cn_gemm_bucket(most);
+    cn_status status = CN_OK;
     cn_log(CN_LOG_INFO, "timing the matrix products of a layer together");
-    for (uint32_t b = 0; b <= last; b++)
-        CN_TRY(tune_bucket(t, b, cn_min_u32(cn_gemm_buckets[b], most)));
-    return CN_OK;
+    for (uint32_t b = 0; b <= last && status == CN_OK; b++)
+        status = tune_bucket(t, b, cn_min_u32(cn_gemm_buckets[b], most));
+    if (status != CN_OK)
+        cn_log(CN_LOG_WARN, "cannot time the matrix products of a layer: using those that are the "
+                            "fastest alone; steps of small batches may take longer");
 }
