@@ -14,7 +14,7 @@ const cn_config *cn_engine_config(const cn_engine *e);
 cn_tokenizer *cn_engine_tokenizer(cn_engine *e);
 /* Returns the bytes of a token, or NULL if the id is unknown. A cn_token_bytes_fn (api_logprobs.h)
  * whose `user` is the engine. */
-const char *cn_engine_token_bytes(void *engine, uint32_t token, size_t *n_bytes);
+const char *cn_engine_token_bytes(void *engine, uint32_t token, size_t *n_bytes, bool *special);
 uint32_t cn_engine_max_model_len(const cn_engine *e);
 uint32_t cn_engine_block_tokens(const cn_engine *e);
 

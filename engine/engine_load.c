@@ -432,10 +432,9 @@ cn_tokenizer *cn_engine_tokenizer(cn_engine *e) { return e->tokenizer; }
 uint32_t cn_engine_max_model_len(const cn_engine *e) { return e->max_model_len; }
 uint32_t cn_engine_block_tokens(const cn_engine *e) { return e->pools.layout.block_tokens; }
 
-const char *cn_engine_token_bytes(void *engine, uint32_t token, size_t *n_bytes)
+const char *cn_engine_token_bytes(void *engine, uint32_t token, size_t *n_bytes, bool *special)
 {
     const char *bytes;
-    bool special;
     const cn_engine *e = engine;
-    return cn_tokenizer_token(e->tokenizer, token, &bytes, n_bytes, &special) ? bytes : NULL;
+    return cn_tokenizer_token(e->tokenizer, token, &bytes, n_bytes, special) ? bytes : NULL;
 }

@@ -13,11 +13,12 @@
 #include "engine/offline/batch_line.h"
 #include "tests/lib/result_body.h"
 
-static const char *token_bytes(void *user, uint32_t token, size_t *n)
+static const char *token_bytes(void *user, uint32_t token, size_t *n, bool *special)
 {
     (void)user;
-    static const char *const bytes[] = {"a", " b", "\xc3", "\xc3\xb6", "c", "", "a\0b", "\xb6"};
-    static const size_t lengths[] = {1, 2, 1, 2, 1, 1, 3, 1}; /* token 5 is a byte 0 */
+    *special = token == 8;
+    static const char *const bytes[] = {"a", " b", "\xc3", "\xc3\xb6", "c", "", "a\0b", "\xb6", "<s>"};
+    static const size_t lengths[] = {1, 2, 1, 2, 1, 1, 3, 1, 3}; /* token 5 is a byte 0 */
     if (token >= sizeof bytes / sizeof *bytes) return NULL;
     *n = lengths[token];
     return bytes[token];
@@ -204,6 +205,50 @@ static void parts_of_a_character_have_its_offset(void **state)
     json_decref(b);
     cn_api_result_free(whole);
     cn_api_result_free(streamed);
+}
+
+/* Checks the offsets of a completion whose first event is `ev`. echo: the prompt as it was sent. */
+static void expect_offsets(const cn_event *ev, const char *echo, bool echoes, const int *want,
+                           size_t n)
+{
+    struct cn_api_prompt prompt = {.text = (char *)(uintptr_t)echo};
+    const cn_api_request request = {.endpoint = CN_API_COMPLETION,
+                                    .echo = echoes,
+                                    .prompts = &prompt,
+                                    .n_prompts = 1,
+                                    .params.sampling = {.n = 1, .skip_special_tokens = true}};
+    for (int stream = 0; stream < 2; stream++) {
+        cn_api_result *r;
+        assert_int_equal(cn_api_result_create(&r, &request, token_bytes, NULL), CN_OK);
+        cn_api_result_add(r, ev);
+        json_t *b = stream ? cn_api_result_take_chunk(r, "1", "m", 0, false)
+                           : result_body(r, "1", "m", 0);
+        const json_t *offsets = at(b, "choices.0.logprobs.text_offset");
+        assert_int_equal(json_array_size(offsets), n);
+        for (size_t i = 0; i < n; i++)
+            assert_int_equal(json_integer_value(json_array_get(offsets, i)), want[i]);
+        json_decref(b);
+        cn_api_result_free(r);
+    }
+}
+
+static void tokens_that_the_text_lacks_have_no_width(void **state)
+{
+    (void)state;
+    /* <s> a, and the first byte of a character; then its second byte, <s> and a. */
+    static const uint32_t ids[] = {8, 0, 2};
+    static const cn_token_logprobs prompt[] = {{{8, NAN}, NULL, 0}, {{0, -1}, NULL, 0},
+                                               {{2, -1}, NULL, 0}};
+    static const cn_token_logprobs output[] = {{{7, -1}, NULL, 0}, {{8, -1}, NULL, 0},
+                                               {{0, -1}, NULL, 0}};
+    const cn_event ev = {SAYS(text, "x"), .logprobs = output, .n_tokens = 3, .prompt = ids,
+                         .prompt_logprobs = prompt, .n_prompt = 3, .finish = CN_FINISH_STOP,
+                         .usage = &usage, .last = true};
+    /* The tokenizer added <s>; the prompt's text ends with one error. */
+    expect_offsets(&ev, "a\xef\xbf\xbd", true, (const int[]){0, 0, 1, 2, 3, 3}, 6);
+    expect_offsets(&ev, "<s>a\xef\xbf\xbd", true, (const int[]){0, 3, 4, 5, 6, 6}, 6);
+    expect_offsets(&ev, NULL, true, (const int[]){0, 3, 4, 5, 6, 6}, 6); /* sent as ids */
+    expect_offsets(&ev, NULL, false, (const int[]){0, 1, 1}, 3);
 }
 
 /* Writes the lines of a request whose text has NULs and reads its body back. */
@@ -426,6 +471,7 @@ int main(void)
         cmocka_unit_test(chat_logprobs_have_tokens_and_bytes),
         cmocka_unit_test(completion_logprobs_are_parallel_arrays),
         cmocka_unit_test(parts_of_a_character_have_its_offset),
+        cmocka_unit_test(tokens_that_the_text_lacks_have_no_width),
         cmocka_unit_test(a_nul_is_written_the_same_everywhere),
         cmocka_unit_test(content_is_null_when_all_text_is_reasoning),
         cmocka_unit_test(failures_are_kept),

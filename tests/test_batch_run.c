@@ -63,9 +63,9 @@ void cn_engine_default_kv(const cn_engine *e, cn_kv_params *out)
     *out = e->kv;
 }
 
-const char *cn_engine_token_bytes(void *engine, uint32_t token, size_t *n_bytes)
+const char *cn_engine_token_bytes(void *engine, uint32_t token, size_t *n_bytes, bool *special)
 {
-    (void)engine, (void)token, (void)n_bytes;
+    (void)engine, (void)token, (void)n_bytes, (void)special;
     return NULL;
 }
 

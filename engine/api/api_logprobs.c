@@ -85,7 +85,8 @@ static cn_status token_text(const cn_api_logprobs_form *f, uint32_t token, cn_bu
                             const char **raw, size_t *n_raw)
 {
     *n_raw = 0;
-    *raw = f->token_bytes(f->user, token, n_raw);
+    bool special;
+    *raw = f->token_bytes(f->user, token, n_raw, &special);
     cn_buf_clear(text);
     CN_TRY(cn_buf_add(text, "", 0));
     return *raw ? cn_utf8_add_lossy(text, *raw, *n_raw) : cn_buf_addf(text, "<%u>", token);
@@ -169,14 +170,20 @@ static cn_status advance(cn_api_text_place *place, const char *bytes, size_t n, 
 static json_t *text_offset(const cn_api_logprobs_form *f, uint32_t token, cn_buf *text,
                            cn_api_text_place *place)
 {
-    const char *raw;
-    size_t n_raw, offset;
-    cn_buf bytes = {0};
-    cn_status status = token_text(f, token, text, &raw, &n_raw);
-    if (status == CN_OK && raw) status = advance(place, raw, n_raw, text, &offset);
-    else if (status == CN_OK) status = advance(place, text->data, text->len, &bytes, &offset);
-    cn_buf_free(&bytes);
-    return status == CN_OK ? json_integer((json_int_t)offset) : NULL;
+    size_t n = 0, offset;
+    bool special = false;
+    const bool in_prompt = place->n_prompt > 0, added = in_prompt && place->n_added > 0;
+    const char *bytes = f->token_bytes(f->user, token, &n, &special);
+    const bool left_out = !bytes || added || (!in_prompt && special && f->skips_special);
+    if (advance(place, left_out ? "" : bytes, left_out ? 0 : n, text, &offset) != CN_OK)
+        return NULL;
+    place->n_added -= added;
+    place->n_prompt -= in_prompt;
+    if (in_prompt && place->n_prompt == 0 && place->n_cut > 0) { /* the prompt ends with an error */
+        place->chars++;
+        place->n_cut = 0;
+    }
+    return json_integer((json_int_t)offset);
 }
 
 /* An element of a member of the completions endpoint. `text` is scratch. */

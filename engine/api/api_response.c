@@ -85,6 +85,7 @@ cn_status cn_api_result_create(cn_api_result **out, const cn_api_request *reques
     r->names_call = request->tool_choice == CN_API_TOOL_NAMED;
     r->form = (cn_api_logprobs_form){.endpoint = request->endpoint,
                                      .n_top = s->logprobs > 0 ? (uint32_t)s->logprobs : 0,
+                                     .skips_special = s->skip_special_tokens,
                                      .token_bytes = token_bytes,
                                      .user = user};
     r->prompt_form = r->form;
@@ -147,7 +148,8 @@ static cn_status add_echo(const cn_api_result *r, const prompt *p, const cn_even
     cn_status status = CN_OK;
     for (uint32_t i = 0; status == CN_OK && i < ev->n_prompt; i++) {
         size_t n = 0;
-        const char *bytes = r->form.token_bytes(r->form.user, ev->prompt[i], &n);
+        bool special;
+        const char *bytes = r->form.token_bytes(r->form.user, ev->prompt[i], &n, &special);
         if (bytes) status = cn_buf_add(&raw, bytes, n);
     }
     if (status == CN_OK && raw.len > 0) status = cn_utf8_add_lossy(out, raw.data, raw.len);
@@ -168,6 +170,19 @@ static cn_status add_prompt(cn_api_result *r, prompt *p, const cn_event *ev)
     return CN_OK;
 }
 
+/* Returns how many special tokens the tokenizer put before the text of the prompt. */
+static uint32_t count_added(const cn_api_result *r, const prompt *p, const cn_event *ev)
+{
+    uint32_t i = 0;
+    for (; p->echo && i < ev->n_prompt; i++) {
+        size_t n = 0;
+        bool special = false;
+        const char *bytes = r->form.token_bytes(r->form.user, ev->prompt[i], &n, &special);
+        if (!bytes || !special || strncmp(p->echo, bytes, n) == 0) break;
+    }
+    return i;
+}
+
 /* With echo, the prompt begins the text. */
 static cn_status begin_choice(cn_api_result *r, choice *c, const cn_event *ev)
 {
@@ -177,6 +192,8 @@ static cn_status begin_choice(cn_api_result *r, choice *c, const cn_event *ev)
     if (!r->echoes) return CN_OK;
     for (uint32_t i = 0; r->wants_logprobs && ev->prompt_logprobs && i < ev->n_prompt; i++)
         CN_TRY(cn_api_logprobs_add(&c->logprobs, &r->form, &ev->prompt_logprobs[i]));
+    c->text_place.n_prompt = (uint32_t)c->logprobs.n_tokens;
+    if (c->logprobs.n_tokens > 0) c->text_place.n_added = count_added(r, p, ev);
     CN_TRY(add_echo(r, p, ev, &c->text));
     c->n_echo = c->text.len;
     return CN_OK;
@@ -435,7 +452,7 @@ static cn_status write_choice(const cn_api_result *r, cn_api_writer *w, cn_buf *
     w->state = CN_WRITE_LOGPROBS;
     w->member = 0;
     w->token = 0;
-    w->text_place = (cn_api_text_place){0};
+    w->text_place = r->choices[w->choice].text_place; /* where the choice begins */
     return cn_buf_addf(out, ",\"logprobs\":%s", r->wants_logprobs ? "{" : "null");
 }
 
