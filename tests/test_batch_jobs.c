@@ -514,6 +514,26 @@ static void a_request_for_a_batch_is_checked(void **state)
                  cn_batch_window_read("1hh", &s));
 }
 
+/* Metadata values have at most 512 characters, whatever their bytes. */
+static void metadata_is_limited_in_characters(void **state)
+{
+    (void)state;
+    const cn_spool_id file = jobs_upload_lines(1);
+    for (int n = 512; n <= 513; n++) {
+        cn_buf value = {0};
+        json_t *batch;
+        for (int i = 0; i < n; i++) assert_int_equal(cn_buf_addf(&value, "\xe6\xbc\xa2"), CN_OK);
+        json_t *body = json_pack("{s:s, s:s, s:{s:s}}", "input_file_id", file.text, "endpoint",
+                                 "/v1/completions", "metadata", "k", value.data);
+        const cn_status status = cn_batches_create(jobs.batches, &jobs_viewer, body, &batch);
+        assert_int_equal(status, n == 512 ? CN_OK : CN_ERR_ARG);
+        if (status == CN_OK) json_decref(batch);
+        json_decref(body);
+        cn_buf_free(&value);
+    }
+    jobs_run_all();
+}
+
 /* Creates a batch of this owner that fails at once. */
 static cn_spool_id create_failing(const char *owner, const cn_spool_id *file)
 {
@@ -609,6 +629,7 @@ int main(void)
         IN_DIR(a_batch_does_not_write_through_a_link),
         IN_DIR(a_full_quota_pauses_a_batch_until_space_is_free),
         IN_DIR(a_request_for_a_batch_is_checked),
+        IN_DIR(metadata_is_limited_in_characters),
         IN_DIR(many_batches_replace_those_of_their_owner),
         IN_DIR(unfinished_batches_are_not_replaced),
     };

@@ -262,9 +262,27 @@ static void empty_lines_have_a_limit(void **state)
     serve_rig_close(&rig);
 }
 
+/* A client that speaks TLS waits for an answer, so it must not wait for the end of a head. */
+static void tls_is_refused_at_once(void **state)
+{
+    (void)state;
+    serve_rig rig;
+    http_reply r;
+    serve_rig_open(&rig, NULL);
+    int fd = http_connect(rig.port);
+    assert_true(http_send(fd, "\x16\x03\x01\x02", 4));
+    http_read(fd, false, &r);
+    assert_int_equal(r.status, 400);
+    assert_non_null(strstr(r.body.data, "http://"));
+    http_reply_free(&r);
+    close(fd);
+    serve_rig_close(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tls_is_refused_at_once),
         cmocka_unit_test(empty_lines_have_a_limit),
         cmocka_unit_test(running_requests_leave_connections_to_others),
         cmocka_unit_test(unread_replies_make_room_for_requests),

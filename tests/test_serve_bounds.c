@@ -455,6 +455,11 @@ static void without_keys_the_host_and_the_origin_count(void **state)
         {GET_MODELS "Host: localhost:8000\r\nOrigin: https://evil.example", 403, 401},
         {GET_MODELS "Host: localhost:8000\r\nOrigin: null", 403, 401},
         {"GET /health HTTP/1.1\r\nHost: evil.example", 200, 200},
+        /* The host of a target in absolute form counts instead of the field. */
+        {"GET http://localhost:8000/v1/models HTTP/1.1\r\nHost: evil.example", 200, 401},
+        {"GET http://evil.example/v1/models HTTP/1.1\r\nHost: localhost", 403, 401},
+        {"GET http://evil.example/v1/models HTTP/1.0", 403, 401},
+        {"GET http://localhost:8000/v1/models HTTP/1.0\r\nOrigin: http://localhost:8000", 200, 401},
         {GET_MODELS "Host: evil.example\r\nOrigin: https://evil.example\r\nAuthorization: Bearer "
                     "ann-secret-1",
          403, 200},

@@ -292,6 +292,15 @@ bool cn_batches_is_idle(const cn_batches *b)
 
 /* ---- create ---- */
 
+/* Characters of valid UTF-8. */
+static size_t count_chars(const char *text, size_t n)
+{
+    size_t chars = 0;
+    for (size_t i = 0; i < n; i++) chars += ((unsigned char)text[i] & 0xC0) != 0x80;
+    return chars;
+}
+
+/* The limits are OpenAI's. */
 static cn_status read_metadata(const cn_json_at *at, cn_batch_record *r)
 {
     const char *key;
@@ -303,11 +312,14 @@ static cn_status read_metadata(const cn_json_at *at, cn_batch_record *r)
     json_object_foreach(metadata, key, v)
     {
         char shown[96];
-        if (strlen(key) > MAX_METADATA_KEY)
-            return cn_fail(CN_ERR_ARG, "metadata: expected keys of at most %d bytes, got %zu bytes",
-                           (int)MAX_METADATA_KEY, strlen(key));
-        if (!json_is_string(v) || json_string_length(v) > MAX_METADATA_VALUE)
-            return cn_fail(CN_ERR_ARG, "metadata: expected a string of at most %d bytes, got %s",
+        const size_t n_key = count_chars(key, strlen(key));
+        if (n_key > MAX_METADATA_KEY)
+            return cn_fail(CN_ERR_ARG, "metadata: expected keys of at most %d characters, got %zu",
+                           (int)MAX_METADATA_KEY, n_key);
+        if (!json_is_string(v) ||
+            count_chars(json_string_value(v), json_string_length(v)) > MAX_METADATA_VALUE)
+            return cn_fail(CN_ERR_ARG,
+                           "metadata: expected a string of at most %d characters, got %s",
                            (int)MAX_METADATA_VALUE, cn_json_describe(v, shown, sizeof shown));
     }
     r->metadata = json_incref(metadata);

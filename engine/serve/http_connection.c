@@ -130,6 +130,10 @@ static reading read_head(connection *c)
     if (n > most) n = most;
     const char *text = (const char *)evbuffer_pullup(in, (ev_ssize_t)n);
     if (!text) return close_out_of_memory(c);
+    if (!cn_http_may_begin(*text))
+        return refuse_head(c, CN_HTTP_BAD_REQUEST,
+                           "expected an HTTP request: the server has no TLS, so its URLs begin "
+                           "with http://");
     size_t length = cn_http_head_length(text, n, &c->head_seen);
     if (length > 0) return begin_exchange(c, length);
     if (n < most) return READ_WAITS;

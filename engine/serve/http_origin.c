@@ -4,13 +4,14 @@
  * reach. The browser names the page in Origin. A page whose own name resolves to the server's
  * address sends that name as Host. With keys neither matters: the page does not know a key. */
 #include <arpa/inet.h>
+#include <stdio.h>
 #include <string.h>
 #include <strings.h>
 #include <unistd.h>
 
 #include "engine/serve/http_state.h"
 
-enum { MAX_NAME = 256 };
+enum { MAX_NAME = 256, MAX_HOST = 2 * MAX_NAME };
 
 /* Copies the name of "name:port" or "[address]:port". False: too long. */
 static bool name_of(const char *host, char name[MAX_NAME])
@@ -45,10 +46,20 @@ static bool is_own_name(const cn_http_opts *o, const char *name)
     return gethostname(machine, sizeof machine - 1) == 0 && strcasecmp(name, machine) == 0;
 }
 
+/* Returns the host of a request, with its port; NULL when it names none. text: room for it. One
+ * that does not fit is no name that is allowed. */
+static const char *host_of(const cn_http_head *h, char text[MAX_HOST])
+{
+    if (!h->authority) return cn_http_header(h, "Host");
+    snprintf(text, MAX_HOST, "%.*s", (int)h->n_authority, h->authority);
+    return h->n_authority < MAX_HOST ? text : "";
+}
+
 bool http_origin_is_allowed(cn_exchange *x)
 {
     const cn_http_opts *o = &x->conn->server->o;
-    const char *host = cn_http_header(&x->head, "Host");
+    char text[MAX_HOST];
+    const char *host = host_of(&x->head, text);
     const char *origin = cn_http_header(&x->head, "Origin");
     char name[MAX_NAME] = "";
     if (o->keys && cn_api_keys_count(o->keys) > 0) return true;

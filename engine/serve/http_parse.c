@@ -63,6 +63,8 @@ static int hex_value(char c)
     return -1;
 }
 
+bool cn_http_may_begin(char c) { return is_token_char(c); }
+
 bool cn_http_decode(const char *text, size_t n, bool plus, char *out)
 {
     for (size_t i = 0; i < n; i++) {
@@ -93,7 +95,7 @@ static cn_http_method find_method(const char *name)
 }
 
 /* Returns the path and the query of a target, and sets the authority of one in absolute form, as
- * proxies may send it (RFC 9112, 3.2.2). NULL: the target has another form, or names a user. */
+ * proxies may send it (RFC 9112, 3.2.2). NULL: the target has another form, no host, or a user. */
 static char *after_authority(cn_http_head *h, char *target)
 {
     const size_t scheme = strncasecmp(target, "http://", 7) == 0    ? 7
@@ -102,7 +104,8 @@ static char *after_authority(cn_http_head *h, char *target)
     if (scheme == 0) return *target == '/' ? target : NULL;
     h->authority = target + scheme;
     h->n_authority = strcspn(h->authority, "/?");
-    if (h->n_authority == 0 || memchr(h->authority, '@', h->n_authority)) return NULL;
+    if (h->n_authority == 0 || *h->authority == ':') return NULL;
+    if (memchr(h->authority, '@', h->n_authority)) return NULL;
     return target + scheme + h->n_authority;
 }
 
@@ -232,19 +235,11 @@ static int read_framing(cn_http_head *h, const char **why)
     return 0;
 }
 
-static bool is_authority(const cn_http_head *h, const char *host)
-{
-    return strlen(host) == h->n_authority && strncasecmp(host, h->authority, h->n_authority) == 0;
-}
-
 static int read_meaning(cn_http_head *h, const char **why)
 {
     *why = "expected exactly one Host field in HTTP/1.1, at most one in HTTP/1.0";
     uint32_t hosts = count_fields(h, "Host");
     if (hosts > 1 || (h->minor == 1 && hosts == 0)) return CN_HTTP_BAD_REQUEST;
-    *why = "the Host field differs from the host of the request target";
-    if (h->authority && hosts == 1 && !is_authority(h, cn_http_header(h, "Host")))
-        return CN_HTTP_BAD_REQUEST;
     h->keep_alive = h->minor == 1;
     for (uint32_t i = 0; i < h->n_fields; i++) {
         if (strcasecmp(h->fields[i].name, "Connection") != 0) continue;

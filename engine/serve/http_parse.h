@@ -38,7 +38,8 @@ typedef struct cn_http_head {
     cn_http_method method;
     char *path;  /* decoded; begins with '/', holds no NUL */
     char *query; /* the raw text after '?', or "" */
-    const char *authority; /* of a target in absolute form, not terminated; else NULL */
+    const char *authority; /* of a target in absolute form, not terminated; else NULL. It counts
+                            * instead of the Host field. */
     size_t n_authority;
     uint8_t minor; /* of HTTP/1.minor */
     bool keep_alive;
@@ -53,6 +54,9 @@ typedef struct cn_http_head {
 /* Returns the length of the head with its empty line; 0 while that has not arrived. Start with
  * *seen = 0 and pass the same variable again when more bytes arrive: no byte is scanned twice. */
 size_t cn_http_head_length(const char *text, size_t n, size_t *seen);
+
+/* Whether a request may begin with this byte. TLS does not. */
+bool cn_http_may_begin(char c);
 
 /* Parses text[n], a whole head. Changes text, and out points into it. Returns 0, or the HTTP status
  * of the refusal (400, 417, 431, 501, 505) with a static text in *why. */
