@@ -69,6 +69,10 @@ static cn_status check_rules(cn_engine *e, cn_engine_request *r)
     const bool empty = cn_mask_is_empty(mask, vocab);
     cn_free(mask);
     if (!empty) return CN_OK;
+    if (!r->rules.allowed)
+        return cn_fail_param("bad_words",
+                             "bad_words: expected words that do not exclude every first token that "
+                             "structured output and min_tokens allow");
     return cn_fail_param("allowed_token_ids",
                          "allowed_token_ids: expected a token that structured output, bad_words "
                          "and min_tokens do not exclude");
