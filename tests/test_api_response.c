@@ -17,7 +17,8 @@ static const char *token_bytes(void *user, uint32_t token, size_t *n, bool *spec
 {
     (void)user;
     *special = token == 8;
-    static const char *const bytes[] = {"a", " b", "\xc3", "\xc3\xb6", "c", "", "a\0b", "\xb6", "<s>"};
+    static const char *const bytes[] = {"a", " b",    "\xc3", "\xc3\xb6", "c",
+                                        "",  "a\0b", "\xb6", "<s>"};
     static const size_t lengths[] = {1, 2, 1, 2, 1, 1, 3, 1, 3}; /* token 5 is a byte 0 */
     if (token >= sizeof bytes / sizeof *bytes) return NULL;
     *n = lengths[token];

@@ -9,7 +9,7 @@
 
 #include "engine/text/reasoning.h"
 
-enum { OPEN = 50, CLOSE = 51, WORD = 1 };
+enum { OPEN = 50, CLOSE = 51, TURN = 60, WORD = 1 }; /* TURN begins or ends a turn */
 
 struct cn_tokenizer {
     bool has_open, has_close;
@@ -20,6 +20,12 @@ bool cn_tokenizer_id(const cn_tokenizer *t, const char *content, uint32_t *id)
     bool open = strcmp(content, "<think>") == 0, close = strcmp(content, "</think>") == 0;
     *id = open ? OPEN : CLOSE;
     return (open && t->has_open) || (close && t->has_close);
+}
+
+bool cn_tokenizer_is_added(const cn_tokenizer *t, uint32_t id)
+{
+    (void)t;
+    return id >= OPEN;
 }
 
 static cn_output_reasoning choose(bool has_open, bool has_close, cn_opt_reasoning_parser parser)
@@ -77,6 +83,23 @@ static void the_prompts_end_sets_the_phase(void **state)
     assert_int_equal(start(qwen, -1, earlier_turn, 11).phase, CN_REASONING_BEFORE);
     assert_int_equal(start(r1, -1, earlier_turn, 11).phase, CN_REASONING_INSIDE);
     assert_int_equal(start(qwen, -1, NULL, 0).phase, CN_REASONING_BEFORE);
+}
+
+/* Tags of the user are text: the prompt does not end inside them. */
+static void tags_in_the_text_of_a_turn_do_not_count(void **state)
+{
+    (void)state;
+    const cn_opt_reasoning_parser qwen = CN_OPT_REASONING_QWEN3;
+    static const uint32_t opens[] = {TURN, 1, 1, OPEN, 1, TURN, 1, TURN, 1, 1};
+    static const uint32_t closes[] = {TURN, 1, 1, CLOSE, TURN, 1, 1};
+    static const uint32_t begun[] = {TURN, 1, TURN, 1, 1, OPEN, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    static const uint32_t shut[] = {TURN, 1, TURN, 1, OPEN, 1, 1, CLOSE, 1, 1};
+    static const uint32_t text[] = {TURN, 1, OPEN, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    assert_int_equal(start(qwen, -1, opens, 10).phase, CN_REASONING_BEFORE);
+    assert_int_equal(start(qwen, -1, closes, 7).phase, CN_REASONING_BEFORE);
+    assert_int_equal(start(qwen, -1, begun, 16).phase, CN_REASONING_INSIDE);
+    assert_int_equal(start(qwen, -1, shut, 10).phase, CN_REASONING_AFTER);
+    assert_int_equal(start(qwen, -1, text, 12).phase, CN_REASONING_BEFORE); /* behind BOS */
 }
 
 static void each_tag_changes_the_phase_once(void **state)
@@ -173,6 +196,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parsers_need_their_tags),
         cmocka_unit_test(the_prompts_end_sets_the_phase),
+        cmocka_unit_test(tags_in_the_text_of_a_turn_do_not_count),
         cmocka_unit_test(each_tag_changes_the_phase_once),
         cmocka_unit_test(a_spent_budget_forces_the_closing_tag),
         cmocka_unit_test(no_budget_closes_a_pending_tag),

@@ -1,9 +1,14 @@
 /* reasoning.c - tracks <think> and </think>. See reasoning.h. */
 #include "engine/text/reasoning.h"
 
-/* A </think> is the template's own only among this many last tokens of the prompt ("</think>\n\n").
- * Before them it belongs to an earlier turn. */
-enum { PROMPT_TAIL_TOKENS = 8 };
+enum {
+    /* A </think> is the template's own only among this many last tokens of the prompt
+     * ("</think>\n\n"). Before them it belongs to an earlier turn. */
+    PROMPT_TAIL_TOKENS = 8,
+    /* A <think> before them begins a turn if at most so many tokens are between it and an added
+     * token ("<|im_start|>assistant\n<think>"). Otherwise the user wrote it. */
+    TURN_HEAD_TOKENS = 3
+};
 
 static int64_t tag_id(const cn_tokenizer *t, const char *tag)
 {
@@ -14,7 +19,8 @@ static int64_t tag_id(const cn_tokenizer *t, const char *tag)
 cn_status cn_output_reasoning_choose(const cn_tokenizer *t, cn_opt_reasoning_parser parser,
                                      cn_output_reasoning *out)
 {
-    cn_output_reasoning r = {.open_id = tag_id(t, "<think>"), .close_id = tag_id(t, "</think>")};
+    cn_output_reasoning r = {.tokenizer = t, .open_id = tag_id(t, "<think>"),
+                             .close_id = tag_id(t, "</think>")};
     bool both = r.open_id >= 0 && r.close_id >= 0;
     bool deepseek = parser == CN_OPT_REASONING_DEEPSEEK_R1;
     bool named = deepseek || parser == CN_OPT_REASONING_QWEN3;
@@ -28,17 +34,30 @@ cn_status cn_output_reasoning_choose(const cn_tokenizer *t, cn_opt_reasoning_par
     return CN_OK;
 }
 
+/* Whether token `at` of the prompt is among the first of a turn. The first token of the prompt may
+ * be added to every text, so it begins no turn. */
+static bool is_in_turn_head(const cn_output_reasoning *rules, const uint32_t *prompt, uint32_t at)
+{
+    for (uint32_t i = at, n = 0; i > 1 && n <= TURN_HEAD_TOKENS; i--, n++)
+        if (cn_tokenizer_is_added(rules->tokenizer, prompt[i - 1])) return true;
+    return false;
+}
+
+/* Only tags behind the last other added token count: that token begins the turn, or ends the one of
+ * a user who wrote a tag. */
 static cn_reasoning_phase first_phase(const cn_output_reasoning *rules, const uint32_t *prompt,
                                       uint32_t n_prompt)
 {
-    for (uint32_t back = 1; back <= n_prompt; back++) {
-        int64_t token = prompt[n_prompt - back];
-        if (token == rules->open_id) return CN_REASONING_INSIDE;
-        if (token != rules->close_id) continue;
-        if (back <= PROMPT_TAIL_TOKENS) return CN_REASONING_AFTER;
-        break;
+    const cn_reasoning_phase other = rules->from_start ? CN_REASONING_INSIDE : CN_REASONING_BEFORE;
+    for (uint32_t at = n_prompt; at-- > 0;) {
+        const int64_t token = prompt[at];
+        const bool in_tail = n_prompt - at <= PROMPT_TAIL_TOKENS;
+        if (token == rules->open_id)
+            return in_tail || is_in_turn_head(rules, prompt, at) ? CN_REASONING_INSIDE : other;
+        if (token == rules->close_id) return in_tail ? CN_REASONING_AFTER : other;
+        if (cn_tokenizer_is_added(rules->tokenizer, prompt[at])) return other;
     }
-    return rules->from_start ? CN_REASONING_INSIDE : CN_REASONING_BEFORE;
+    return other;
 }
 
 void cn_reasoning_init(cn_reasoning *r, const cn_output_reasoning *rules, int32_t budget,

@@ -4,9 +4,10 @@
  *   BEFORE --- <think> ---> INSIDE --- </think> ---> AFTER
  *
  * Both tags are tokens of the vocabulary and are recognised by id. The same letters in other tokens
- * are text. A sample starts INSIDE if the last tag of its prompt is <think>. It starts AFTER if the
- * prompt ends in </think>, which templates write to turn thinking off. Else it starts INSIDE if the
- * parser is deepseek_r1. A tag without an arrow is text: </think> in BEFORE, or a second <think>.
+ * are text. A sample starts INSIDE if its prompt ends inside <think>: behind the added token that
+ * begins its last turn, the last tag is <think>. It starts AFTER if the prompt ends in </think>,
+ * which templates write to turn thinking off. Else it starts INSIDE if the parser is
+ * deepseek_r1. A tag without an arrow is text: </think> in BEFORE, or a second <think>.
  *
  * Budget: after `budget` tokens between the tags, the next token is forced to </think>, and the
  * model continues with its answer. If the vocabulary has no </think>, all output counts as
@@ -20,6 +21,7 @@
 /* How the model marks its reasoning, and whether reasoning is returned separately. One per
  * engine. */
 typedef struct cn_output_reasoning {
+    const cn_tokenizer *tokenizer; /* not owned */
     bool split;       /* true: reasoning is returned as such, without tags; false: as content */
     bool from_start;  /* output begins as reasoning, with or without an opening tag */
     int64_t open_id;  /* <think>, or -1 */

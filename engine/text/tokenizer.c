@@ -104,6 +104,12 @@ bool cn_tokenizer_token(const cn_tokenizer *t, uint32_t id, const char **bytes, 
     return true;
 }
 
+bool cn_tokenizer_is_added(const cn_tokenizer *t, uint32_t id)
+{
+    const cn_vocab_entry *e = t ? cn_vocab_at(&t->vocab, id) : NULL;
+    return e && e->added;
+}
+
 bool cn_tokenizer_id(const cn_tokenizer *t, const char *content, uint32_t *id)
 {
     return t && cn_vocab_find(&t->vocab, content, strlen(content), id);

@@ -46,6 +46,10 @@ cn_status cn_tokenizer_encode(cn_tokenizer *t, const char *text, size_t n_bytes,
 bool cn_tokenizer_token(const cn_tokenizer *t, uint32_t id, const char **bytes, size_t *n_bytes,
                         bool *special);
 
+/* Whether the token is an added one, such as <think> or the begin of a turn, and not part of a
+ * word. */
+bool cn_tokenizer_is_added(const cn_tokenizer *t, uint32_t id);
+
 /* Finds the id of a token by its string in tokenizer.json ("<|im_end|>"); false if there is
  * none. */
 bool cn_tokenizer_id(const cn_tokenizer *t, const char *content, uint32_t *id);

@@ -353,6 +353,7 @@ static cn_status read_added_token(cn_tokenizer *t, const json_t *entry, uint32_t
         CN_TRY(cn_vocab_add(&t->vocab, text, n, expected));
         ++*next_id;
     }
+    t->vocab.entries[expected].added = true;
     t->vocab.entries[expected].special = special;
     return place_added_token(t, entry, expected, end);
 }

@@ -14,7 +14,7 @@ enum { CN_VOCAB_MAX_ID = (1 << 22) - 1 }; /* above any known vocabulary, small e
 typedef struct cn_vocab_entry {
     size_t content, bytes; /* offsets into text */
     uint32_t n_content, n_bytes;
-    bool present, special, byte_level; /* byte_level: content has only byte characters */
+    bool present, added, special, byte_level; /* byte_level: content has only byte characters */
 } cn_vocab_entry;
 
 /* Zero-initialise; free with cn_vocab_free. */
