@@ -297,6 +297,26 @@ static void a_symbolic_link_keeps_pointing_at_the_file(void **state)
     assert_non_null(strstr(get(real), "\"r99\""));
 }
 
+/* A run whose file another process removed, replaced or changed must not end with success. */
+static void a_file_that_others_changed_fails_at_the_end(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {"removed or replaced", "removed or replaced", "bytes"};
+    for (int i = 0; i < 3; i++) {
+        cn_batch_output *o = open_output();
+        assert_int_equal(append(o, 1, 200), CN_OK);
+        assert_int_equal(cn_batch_output_sync(o), CN_OK);
+        if (i < 2) assert_int_equal(unlink(path), 0);
+        if (i == 1) put(path, "other", 5);
+        if (i == 2) assert_int_equal(truncate(path, 3), 0);
+        assert_int_equal(append(o, 2, 200), CN_OK);
+        assert_int_equal(cn_batch_output_sync(o), CN_ERR_IO);
+        assert_non_null(strstr(cn_last_error(), texts[i]));
+        cn_batch_output_close(o);
+        unlink(path);
+    }
+}
+
 static void an_unknown_line_is_refused_with_its_number(void **state)
 {
     (void)state;
@@ -457,6 +477,7 @@ int main(void)
         IN_DIR(reading_back_finds_ids_and_figures),
         IN_DIR(retried_errors_are_removed_from_the_file),
         IN_DIR(a_symbolic_link_keeps_pointing_at_the_file),
+        IN_DIR(a_file_that_others_changed_fails_at_the_end),
         IN_DIR(an_unknown_line_is_refused_with_its_number),
         IN_DIR(fingerprints_depend_on_content_not_names),
         IN_DIR(a_run_resumes_only_with_its_first_configuration),

@@ -151,10 +151,26 @@ cn_status cn_batch_output_append(cn_batch_output *o, const char *text, size_t n)
     return status;
 }
 
+/* Fails when the file of this name is another one than that of o, or has not the lines of o. */
+static cn_status check_unchanged(const cn_batch_output *o)
+{
+    struct stat named, own;
+    if (fstat(o->fd, &own) != 0) return fail_io(o, "stat");
+    if (stat(o->real, &named) != 0 || named.st_dev != own.st_dev || named.st_ino != own.st_ino)
+        return cn_fail(CN_ERR_IO, "%s: removed or replaced while answers were written to it",
+                       o->path);
+    if ((uint64_t)own.st_size != o->bytes)
+        return cn_fail(CN_ERR_IO,
+                       "%s: changed while answers were written to it: %llu bytes instead of %llu",
+                       o->path, (unsigned long long)own.st_size, (unsigned long long)o->bytes);
+    return CN_OK;
+}
+
 cn_status cn_batch_output_sync(cn_batch_output *o)
 {
-    if (o->is_file && fsync(o->fd) != 0) return fail_io(o, "fsync");
-    return CN_OK;
+    if (!o->is_file) return CN_OK;
+    if (fsync(o->fd) != 0) return fail_io(o, "fsync");
+    return check_unchanged(o);
 }
 
 /* ---- reading back ---- */

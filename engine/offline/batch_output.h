@@ -44,7 +44,8 @@ cn_status cn_batch_output_filter(cn_batch_output *o, cn_output_keep_fn keep, voi
  * was written. */
 cn_status cn_batch_output_append(cn_batch_output *o, const char *text, size_t n);
 
-/* Flushes the written lines to the disk (fsync). */
+/* Flushes the written lines to the disk (fsync). CN_ERR_IO also when another process has removed,
+ * replaced or changed the file, so that lines are missing. */
 cn_status cn_batch_output_sync(cn_batch_output *o);
 
 #endif
