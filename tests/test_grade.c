@@ -50,6 +50,8 @@ static const struct grade_case {
     {CN_OPT_GRADE_LAST_NUMBER, true, "it is 3-2", "2"},
     {CN_OPT_GRADE_LAST_NUMBER, true, "it is -2", "-2.00"},
     {CN_OPT_GRADE_LAST_NUMBER, false, "it is -2", "2"},
+    {CN_OPT_GRADE_LAST_NUMBER, true, "it is \xE2\x88\x92" "2", "-2"}, /* U+2212 */
+    {CN_OPT_GRADE_LAST_NUMBER, true, "it is 3\xE2\x88\x92" "2", "2"},
     {CN_OPT_GRADE_LAST_NUMBER, true, "-0", "0"},
     {CN_OPT_GRADE_LAST_NUMBER, true, "between 1,2 and so on", "2"},
     {CN_OPT_GRADE_LAST_NUMBER, true, "007", "7"},

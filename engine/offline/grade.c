@@ -114,12 +114,20 @@ static size_t grouped_digits(const char *s, size_t n)
     return len;
 }
 
+/* Length of a sign, 0 if there is none: "-", "+", or U+2212, the minus sign of typeset text. */
+static size_t sign_at(piece p)
+{
+    static const char minus[] = "\xE2\x88\x92";
+    if (p.n && (p.s[0] == '-' || p.s[0] == '+')) return 1;
+    return p.n >= 3 && memcmp(p.s, minus, 3) == 0 ? 3 : 0;
+}
+
 /* Reads the number that starts at p. Returns its length, 0 if there is none. */
 static size_t read_number(piece p, number *out)
 {
     *out = (number){0};
-    size_t at = 0;
-    if (p.n && (p.s[0] == '-' || p.s[0] == '+')) out->negative = p.s[at++] == '-';
+    size_t at = sign_at(p);
+    out->negative = at > 0 && p.s[0] != '+';
     if (at < p.n && p.s[at] == '$') at++;
     out->whole = (piece){p.s + at, grouped_digits(p.s + at, p.n - at)};
     at += out->whole.n;
@@ -137,7 +145,7 @@ static bool last_number(piece text, number *out)
 {
     bool found = false;
     for (size_t i = 0; i < text.n;) {
-        bool sign = text.s[i] == '-' || text.s[i] == '+';
+        bool sign = sign_at((piece){text.s + i, text.n - i}) > 0;
         bool joined = i > 0 && isalnum((unsigned char)text.s[i - 1]);
         number n;
         size_t len = sign && joined ? 0 : read_number((piece){text.s + i, text.n - i}, &n);
