@@ -10,6 +10,7 @@ enum { MAX_TEXT_BYTES = 64 << 20 };
 
 typedef struct job {
     const cn_config *c;
+    uint32_t len; /* tokens of a window */
     cn_tokenizer *tokenizer;
     cn_calibrator *calibrator;
 } job;
@@ -17,7 +18,7 @@ typedef struct job {
 static cn_status add_tokens(job *j, const char *path, const cn_tokens *ids)
 {
     const uint32_t vocab = cn_calibrator_config(j->calibrator)->vocab;
-    const size_t most = j->c->calibrate_len;
+    const size_t most = j->len;
     for (size_t i = 0; i < ids->len; i++)
         if (ids->ids[i] >= vocab)
             return cn_fail(CN_ERR_MODEL, "%s: token %u: expected ids below vocab_size %u", path,
@@ -67,11 +68,23 @@ static cn_status write_channels(const job *j)
     return status;
 }
 
+/* The default of --calibrate-len is lowered to the context of the model. */
+static cn_status choose_len(job *j)
+{
+    cn_model_config m;
+    CN_TRY(cn_model_config_load(&m, j->c->model));
+    j->len = j->c->calibrate_len;
+    if (!cn_config_is_given(j->c, &j->c->calibrate_len))
+        j->len = cn_min_u32(j->len, m.max_position);
+    return CN_OK;
+}
+
 static cn_status run(job *j, char **more, int n_more)
 {
     const cn_config *c = j->c;
     CN_TRY(cn_tokenizer_load(&j->tokenizer, c->tokenizer ? c->tokenizer : c->model));
-    CN_TRY(cn_calibrator_create(&j->calibrator, c->model, c->importance, c->calibrate_len));
+    CN_TRY(choose_len(j));
+    CN_TRY(cn_calibrator_create(&j->calibrator, c->model, c->importance, j->len));
     CN_TRY(add_file(j, c->calibrate_text));
     for (int i = 0; i < n_more; i++) CN_TRY(add_file(j, more[i]));
     if (cn_calibrator_tokens(j->calibrator) == 0)

@@ -481,7 +481,8 @@ static cn_status apply_flag(cn_tokenizer *t, const json_t *config, const char *f
 /* Warns of added tokens that only the config has: the text would be split into other tokens. */
 static void warn_of_unknown_tokens(const cn_tokenizer *t, const json_t *config)
 {
-    const char *key, *first = NULL;
+    const json_t *first = NULL;
+    const char *key;
     json_t *token;
     size_t n = 0;
     json_object_foreach(json_object_get(config, "added_tokens_decoder"), key, token)
@@ -491,12 +492,13 @@ static void warn_of_unknown_tokens(const cn_tokenizer *t, const json_t *config)
         if (!json_is_string(content) || cn_vocab_find(&t->vocab, json_string_value(content),
                                                       json_string_length(content), &id))
             continue;
-        if (n++ == 0) first = json_string_value(content);
+        if (n++ == 0) first = content;
     }
     if (n > 0)
-        cn_log(CN_LOG_WARN, "tokenizer_config.json has %zu tokens that tokenizer.json lacks, the "
-               "first is %s: they are not recognised; save the tokenizer again with transformers",
-               n, first);
+        cn_log(CN_LOG_WARN,
+               "tokenizer_config.json: added tokens that tokenizer.json lacks: %zu, the first is "
+               "%s: they are not recognised; save the tokenizer again with transformers",
+               n, SHOWN(first));
 }
 
 cn_status cn_tokenizer_apply_config(cn_tokenizer *t, const json_t *config)
