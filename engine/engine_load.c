@@ -432,6 +432,12 @@ cn_tokenizer *cn_engine_tokenizer(cn_engine *e) { return e->tokenizer; }
 uint32_t cn_engine_max_model_len(const cn_engine *e) { return e->max_model_len; }
 uint32_t cn_engine_block_tokens(const cn_engine *e) { return e->pools.layout.block_tokens; }
 
+void cn_engine_backend_text(const cn_engine *e, char *text, size_t size)
+{
+    snprintf(text, size, "%s, %s, blocks of %u tokens", e->backend->name,
+             e->backend->act_dtype == CN_F32 ? "float32" : "bfloat16", cn_engine_block_tokens(e));
+}
+
 const char *cn_engine_token_bytes(void *engine, uint32_t token, size_t *n_bytes, bool *special)
 {
     const char *bytes;

@@ -404,6 +404,11 @@ static void a_run_resumes_only_with_its_first_configuration(void **state)
     assert_non_null(strstr(cn_last_error(), "does not exist"));
     assert_int_equal(cn_run_record_write(path, &record), CN_OK);
     assert_int_equal(cn_run_record_check(path, &record), CN_OK);
+    assert_int_equal(cn_run_record_backend(path, "cuda, bfloat16"), CN_OK);
+    assert_int_equal(cn_run_record_check(path, &record), CN_OK);
+    assert_int_equal(cn_run_record_backend(path, "cuda, bfloat16"), CN_OK);
+    assert_int_equal(cn_run_record_backend(path, "cpu, float32"), CN_ERR_ARG);
+    assert_non_null(strstr(cn_last_error(), "began on cuda, bfloat16, and this is cpu, float32"));
 
     /* These options do not change an answer. */
     c->max_inflight = 3;

@@ -128,7 +128,11 @@ static cn_status open_run(cn_batch_run *run, cn_batch_drive *drive)
     CN_TRY(check_two_files(run));
     CN_TRY(prepare_output(run));
     if (c->until_minutes >= 0) set_until(drive, c->until_minutes);
-    return cn_engine_create(&drive->engine, c);
+    CN_TRY(cn_engine_create(&drive->engine, c));
+    if (!cn_batch_output_is_file(run->output)) return CN_OK;
+    char backend[96];
+    cn_engine_backend_text(drive->engine, backend, sizeof backend);
+    return cn_run_record_backend(c->output_file, backend);
 }
 
 /* ---- the summary ---- */

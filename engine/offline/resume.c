@@ -251,6 +251,39 @@ cn_status cn_run_record_check(const char *output_path, const cn_buf *record)
     return status;
 }
 
+static cn_status compare_backend(const char *path, const json_t *then, const char *backend)
+{
+    if (strcmp(json_string_value(then), backend) == 0) return CN_OK;
+    return cn_fail(CN_ERR_ARG,
+                   "%s: cannot resume: the run began on %s, and this is %s, which changes results "
+                   "(choose the first with --device, or write another output file)",
+                   path, json_string_value(then), backend);
+}
+
+cn_status cn_run_record_backend(const char *output_path, const char *backend)
+{
+    cn_buf path = {0}, text = {0};
+    json_t *record = NULL;
+    CN_TRY(cn_run_record_path(&path, output_path));
+    cn_status status =
+        cn_json_load_file(&record, path.data, MAX_RECORD_BYTES, MAX_RECORD_DEPTH);
+    const json_t *then = json_object_get(record, "backend");
+    if (status == CN_OK && json_is_string(then)) {
+        status = compare_backend(path.data, then, backend);
+    } else if (status == CN_OK) {
+        json_object_set_new(record, "backend", json_string(backend));
+        char *dump = json_dumps(record, JSON_INDENT(1));
+        status = dump ? cn_buf_addf(&text, "%s\n", dump)
+                      : cn_fail(CN_ERR_MEMORY, "%s: out of memory", path.data);
+        free(dump);
+        if (status == CN_OK) status = cn_run_record_write(output_path, &text);
+    }
+    json_decref(record);
+    cn_buf_free(&path);
+    cn_buf_free(&text);
+    return status;
+}
+
 /* ---- the lines ---- */
 
 typedef struct scan {

@@ -28,6 +28,10 @@ void cn_run_record_remove(const char *output_path);
  * differs; the text names the difference with both values. */
 cn_status cn_run_record_check(const char *output_path, const cn_buf *record);
 
+/* Adds the text of the engine (cn_engine_backend_text) to a record that has none, and compares it
+ * with that of others. CN_ERR_ARG: it differs. */
+cn_status cn_run_record_backend(const char *output_path, const char *backend);
+
 /* Compares two records, given as text. */
 cn_status cn_run_record_compare(const char *then, const char *now);
 

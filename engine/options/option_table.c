@@ -317,7 +317,7 @@ static const cn_option options[] = {
     ROW(RUN_BATCH, "output-file", STRING, output_file, NULL, .short_name = 'o',
         .flags = REQUIRED | WRITTEN | USUAL,
         .help = "answers, appended as they finish; - is standard output; FILE.cinch-run stores "
-                "the options that a resumed run must share"),
+                "the options, and the kind of device, that a resumed run must share"),
     ROW(RUN_BATCH, "resume", BOOL, resume, "false",
         .flags = USUAL,
         .help = "continue an output file: repair its last line and skip the requests it "
