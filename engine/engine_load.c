@@ -435,7 +435,7 @@ uint32_t cn_engine_block_tokens(const cn_engine *e) { return e->pools.layout.blo
 void cn_engine_backend_text(const cn_engine *e, char *text, size_t size)
 {
     snprintf(text, size, "%s, %s, blocks of %u tokens", e->backend->name,
-             e->backend->act_dtype == CN_F32 ? "float32" : "bfloat16", cn_engine_block_tokens(e));
+             cn_start_dtype_name(e->backend->act_dtype), cn_engine_block_tokens(e));
 }
 
 const char *cn_engine_token_bytes(void *engine, uint32_t token, size_t *n_bytes, bool *special)

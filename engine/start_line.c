@@ -35,7 +35,7 @@ static void put_params(char *text, size_t size, uint64_t n)
         snprintf(text, size, "%.1fM", (double)n / 1e6);
 }
 
-static const char *dtype_name(cn_dtype t) { return t == CN_F32 ? "float32" : "bfloat16"; }
+const char *cn_start_dtype_name(cn_dtype t) { return t == CN_F32 ? "float32" : "bfloat16"; }
 
 /* Appends the names of a set, other than `except`: ", requests may choose window, zip". */
 static size_t put_choices(char *text, size_t size, uint32_t set, uint32_t except,
@@ -87,7 +87,7 @@ void cn_start_line_format(char *text, size_t size, const cn_start_facts *f)
     put_params(params, sizeof params, cn_model_config_n_params(f->config));
     const int n = snprintf(text, size, "%s (%s, %s parameters) on %s; %s", name,
                            f->config->architecture, params, f->choice->why,
-                           dtype_name(f->backend->act_dtype));
+                           cn_start_dtype_name(f->backend->act_dtype));
     if (!f->plan || n < 0 || (size_t)n >= size) return;
     char bytes[PART_BYTES], policy[2 * PART_BYTES], at_once[PART_BYTES];
     const cn_config *c = f->options;

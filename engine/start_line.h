@@ -17,6 +17,9 @@ typedef struct cn_start_facts {
     const cn_memory_plan *plan; /* with options */
 } cn_start_facts;
 
+/* The name of the type of activations, as --dtype has it. */
+const char *cn_start_dtype_name(cn_dtype t);
+
 /* Writes the line without a newline. */
 void cn_start_line_format(char *text, size_t size, const cn_start_facts *f);
 

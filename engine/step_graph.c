@@ -36,19 +36,15 @@ static cn_status record(cn_engine *e, cn_step_shape shape, cn_flight *f)
     return status != CN_OK ? status : ended;
 }
 
-/* Steps with rows away from the device run op by op (cn_step_graph_shape). So without requests at
- * home on the device no recorded step selects. */
-static uint32_t flavours_of(const cn_config *c)
-{
-    const bool local = cn_config_homes(c) >> CN_HOME_DEVICE & 1;
-    return cn_select_flavours(local ? cn_config_selectors(c) : 1U << CN_SELECT_NONE);
-}
-
 cn_status cn_step_graphs_record(cn_engine *e)
 {
     if (!e->backend->graph_begin || e->config->enforce_eager || e->config->dump) return CN_OK;
     const uint32_t n = bucket_of(e->config->max_num_seqs) + 1;
-    const uint32_t flavours = flavours_of(e->config);
+    /* Steps with rows away from the device run op by op (cn_step_graph_shape). So without requests
+     * at home on the device no recorded step selects. */
+    const bool local = cn_config_homes(e->config) >> CN_HOME_DEVICE & 1;
+    const uint32_t flavours =
+        cn_select_flavours(local ? cn_config_selectors(e->config) : 1U << CN_SELECT_NONE);
     e->graphs = cn_calloc((size_t)n * CN_SELECT_FLAVOURS * CN_FLIGHTS, sizeof(cn_graph *));
     if (!e->graphs) return cn_fail(CN_ERR_MEMORY, "out of host memory for %u graphs", n);
     const double start = cn_now_s();
@@ -83,8 +79,8 @@ cn_step_shape cn_step_graph_shape(const cn_engine *e, const cn_plan *plan)
     bool fits;
     const cn_select_flavour flavour =
         cn_select_flavour_of(plan, e->plan.kv.block_tokens, e->select.room, &fits);
-    if (!fits || !(flavours_of(e->config) >> flavour & 1)) return op_by_op;
-    return (cn_step_shape){bucket_rows(bucket_of(plan->n_rows)), flavour};
+    const cn_step_shape shape = {bucket_rows(bucket_of(plan->n_rows)), flavour};
+    return fits && *graph_at(e, shape, e->flights) ? shape : op_by_op;
 }
 
 cn_status cn_step_graph_launch(cn_engine *e, cn_step_shape shape, const cn_flight *f)

@@ -30,8 +30,6 @@ static void set_shapes(cn_gemm_tuner *t)
 
 /* ---- one candidate ---- */
 
-static size_t weight_bytes(cn_gemm_shape shape) { return (size_t)shape.n * shape.k * 2; }
-
 /* Returns the weights of the next run. They come from memory and not from the cache, because many
  * others have been read since their last use. */
 static const char *next_weight(cn_gemm_tuner *t, size_t bytes)
@@ -50,7 +48,7 @@ cn_status cn_gemm_tune_run(cn_gemm_tuner *t, cn_gemm_shape shape, uint32_t n_tok
         .shape = shape,
         .out = out,
         .x = t->memory + t->weight_bytes,
-        .weight = next_weight(t, weight_bytes(shape)),
+        .weight = next_weight(t, cn_gemm_weight_bytes(shape)),
         .gate_up = out + (shape.gated ? (size_t)n_tokens * shape.n : 0), /* behind n / 2 columns */
         .n_tokens = n_tokens,
     };
@@ -60,7 +58,7 @@ cn_status cn_gemm_tune_run(cn_gemm_tuner *t, cn_gemm_shape shape, uint32_t n_tok
 /* Returns the number of runs for which the resolution of the timer does not matter. */
 static uint32_t repeats(cn_gemm_shape shape, uint32_t n_tokens)
 {
-    const double bytes = (double)weight_bytes(shape), flop = bytes * n_tokens;
+    const double bytes = (double)cn_gemm_weight_bytes(shape), flop = bytes * n_tokens;
     const double us = bytes / 3e6 + flop / 6e8; /* at about 3 TB/s and 600 TFLOP/s */
     return us > 100 ? 3 : us > 15 ? (uint32_t)(300 / us) : 20;
 }
@@ -148,7 +146,7 @@ static void log_plan(cn_gemm_shape shape, uint32_t n_tokens, const cn_gemm_plan 
     cn_gemm_plan_text(plan, text);
     cn_log(CN_LOG_DEBUG, "gemm %u x %u%s, %u rows: %s %.1f us, %.0f GB/s%s", shape.n, shape.k,
            shape.gated ? " gated" : "", n_tokens, text, (double)us,
-           (double)weight_bytes(shape) / us / 1e3, best ? " <- fastest" : "");
+           (double)cn_gemm_weight_bytes(shape) / us / 1e3, best ? " <- fastest" : "");
 }
 
 /* Lists the fastest of n plans, none far slower than the best. */
@@ -205,7 +203,7 @@ static cn_status take_memory(cn_gemm_tuner *t)
     for (uint32_t i = 0; i < CN_GEMM_MODEL_SHAPES; i++) {
         const cn_gemm_shape shape = t->shapes[i].shape;
         const size_t rows = t->shapes[i].most_tokens, out_size = shape.out_f32 ? 4 : 2;
-        const size_t bytes = cn_round_up(weight_bytes(shape), 256);
+        const size_t bytes = cn_round_up(cn_gemm_weight_bytes(shape), 256);
         const size_t x = rows * shape.k * 2;
         const size_t out = rows * shape.n * (out_size + shape.gated);
         if (bytes > largest) largest = bytes;

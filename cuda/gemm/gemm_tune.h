@@ -47,6 +47,11 @@ typedef struct cn_gemm_tuner {
     cn_gemm_short_list lists[CN_GEMM_MODEL_SHAPES][CN_GEMM_BUCKETS];
 } cn_gemm_tuner;
 
+static inline size_t cn_gemm_weight_bytes(cn_gemm_shape shape)
+{
+    return (size_t)shape.n * shape.k * 2;
+}
+
 /* Runs a product once, with the weights behind those of the last run. */
 cn_status cn_gemm_tune_run(cn_gemm_tuner *t, cn_gemm_shape shape, uint32_t n_tokens,
                            const cn_gemm_plan *plan);

@@ -27,7 +27,7 @@ static int layers_of_run(const cn_gemm_tuner *t)
     const size_t want = (size_t)256 << 20;
     size_t layer = 0;
     for (int i = 0; i < CN_GEMM_LAYER_SHAPES; i++)
-        layer += (size_t)t->shapes[i].shape.n * t->shapes[i].shape.k * 2;
+        layer += cn_gemm_weight_bytes(t->shapes[i].shape);
     const uint64_t n = cn_ceil_div(want, layer);
     return n < LEAST_LAYERS ? LEAST_LAYERS : n > MOST_LAYERS ? MOST_LAYERS : (int)n;
 }

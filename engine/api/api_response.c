@@ -23,7 +23,7 @@ typedef struct choice {
     size_t n_echo;    /* bytes of the prompt that begin the text */
     size_t answer_at; /* byte of text */
     cn_api_logprobs logprobs; /* when streamed: since the last chunk */
-    cn_api_text_place text_place; /* when streamed: behind the text of the logprobs taken */
+    cn_api_text_place text_place; /* of the first of `logprobs` */
     cn_buf token_ids;         /* with return_token_ids; when streamed: since the last chunk */
     uint32_t n_tokens;
     cn_finish finish;

@@ -52,6 +52,17 @@ static cn_status describe_input(json_t **out, const cn_config *c)
     return CN_OK;
 }
 
+/* Appends a record as the text of its file. record: NULL if out of memory. */
+static cn_status add_text(cn_buf *out, const json_t *record)
+{
+    char *text = record ? json_dumps(record, JSON_INDENT(1)) : NULL;
+    if (!text)
+        return cn_fail(CN_ERR_MEMORY, "options as JSON: out of memory, or a value is not UTF-8");
+    const cn_status status = cn_buf_addf(out, "%s\n", text);
+    free(text);
+    return status;
+}
+
 cn_status cn_run_record_make(cn_buf *out, const cn_config *c)
 {
     uint64_t model, channels, chat;
@@ -75,12 +86,7 @@ cn_status cn_run_record_make(cn_buf *out, const cn_config *c)
                            chat ? chat_text : NULL, "input", input, "options",
                            options_json(&lines));
     json_decref(input);
-    char *text = record ? json_dumps(record, JSON_INDENT(1)) : NULL;
-    if (text)
-        status = cn_buf_addf(out, "%s\n", text);
-    else if (status == CN_OK)
-        status = cn_fail(CN_ERR_MEMORY, "options as JSON: out of memory, or a value is not UTF-8");
-    free(text);
+    if (status == CN_OK) status = add_text(out, record);
     json_decref(record);
     cn_buf_free(&lines);
     return status;
@@ -272,10 +278,7 @@ cn_status cn_run_record_backend(const char *output_path, const char *backend)
         status = compare_backend(path.data, then, backend);
     } else if (status == CN_OK) {
         json_object_set_new(record, "backend", json_string(backend));
-        char *dump = json_dumps(record, JSON_INDENT(1));
-        status = dump ? cn_buf_addf(&text, "%s\n", dump)
-                      : cn_fail(CN_ERR_MEMORY, "%s: out of memory", path.data);
-        free(dump);
+        status = add_text(&text, record);
         if (status == CN_OK) status = cn_run_record_write(output_path, &text);
     }
     json_decref(record);
